@@ -1,0 +1,32 @@
+# make bench: set up .venv, measure what this machine can run, write the verdict, a record and an HTML report
+# make test:  set up .venv, run the tests that need no GPU (tiers cpu and compile)
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+# Further words for the command, e.g. make bench ARGS="--preset squares --quick"
+ARGS   ?=
+
+.PHONY: bench test test-gpu lint report clean
+
+bench: $(VENV)/.ready
+	$(BIN)/expertile bench $(ARGS)
+
+test: $(VENV)/.ready lint
+	$(BIN)/python -m pytest $(ARGS)
+
+test-gpu: $(VENV)/.ready
+	$(BIN)/python -m pytest -m gpu $(ARGS)
+
+lint: $(VENV)/.ready
+	$(BIN)/ruff check src tests tools
+	$(BIN)/mypy
+
+report: $(VENV)/.ready
+	$(BIN)/expertile report --readme README.md
+
+clean:
+	rm -rf $(VENV) out build *.egg-info src/*.egg-info
+
+$(VENV)/.ready: pyproject.toml constraints.txt tools/setup_venv.sh
+	bash tools/setup_venv.sh "$(PYTHON)" $(VENV)
+	touch $@

@@ -1,0 +1,5 @@
+"""python -m expertile"""
+
+from expertile.cli import main
+
+main()

@@ -1,0 +1,1 @@
+"""Grouped matrix products: many independent products with ragged shapes, in one call."""

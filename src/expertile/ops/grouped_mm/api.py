@@ -1,0 +1,134 @@
+"""grouped_mm: the public call. Tensors -> Problem (checked once) -> choose -> backend.run."""
+
+from __future__ import annotations
+
+from functools import lru_cache, partial
+from typing import Any
+
+import torch
+
+from expertile.device import Device
+from expertile.ops.grouped_mm import op
+from expertile.ops.grouped_mm.autograd import GroupedMM
+from expertile.ops.grouped_mm.backend import Backend, Operands
+from expertile.ops.grouped_mm.backends import by_name
+from expertile.ops.grouped_mm.choose import Choice, choose
+from expertile.ops.grouped_mm.explain import Explanation, explain_problem
+from expertile.ops.grouped_mm.problem import Problem
+
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+
+
+def grouped_mm(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    *,
+    offs: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    backend: str = "auto",
+    config: Any = None,
+    check: bool = False,
+) -> torch.Tensor:
+    """Many matrix products in one call: out[rows of group g] = a[rows of group g] @ b[g].
+
+    The contract is that of `torch.nn.functional.grouped_mm`, and wider: bias, another output dtype, any strides,
+    float16 and float32.
+
+    Args:
+        a: [M, K] with the rows of each group together, or [G, M, K].
+        b: [G, K, N], or [K, N]; weights stored [G, N, K] are passed as `w.transpose(-2, -1)`. Same dtype as `a`:
+            bfloat16, float16 or float32 (TF32 only where `torch.backends.cuda.matmul.allow_tf32` allows it).
+        offs: [G] int32 on a's device: the END of each group along the ragged dimension. That is the rows of `a`
+            (2-D × 3-D), the columns of `b` (3-D × 2-D) or the summed dimension (2-D × 2-D). None for 3-D × 3-D.
+            Empty groups are allowed. Rows past offs[-1] of the result are left as they come: unspecified, and
+            their gradient is zero.
+        bias: [G, N], added to every row of its group; for 2-D × 3-D and 3-D × 3-D.
+        out_dtype: dtype of the result; that of `a` by default. Products accumulate in float32 always.
+        backend: "auto", or a backend's name (`expertile doctor` lists them).
+        config: a config of that backend (one of its `configs`); its default otherwise.
+        check: also check the values of `offs`, which waits for the GPU.
+
+    Returns:
+        [M, N] (2-D × 3-D, 3-D × 2-D) or [G, M, N] (2-D × 2-D with zeros for empty groups, 3-D × 3-D).
+
+    Raises:
+        ValueError: naming the argument, what was expected and what came; or a backend's reason to refuse.
+    """
+    if torch.is_autocast_enabled(a.device.type):
+        a, b, bias = _autocast(a, b, bias)
+    if torch.compiler.is_compiling() or type(a) not in _PLAIN:
+        if config is not None or check:
+            raise ValueError("config, check: expected None and False under torch.compile, got other values")
+        return torch.ops.expertile.grouped_mm(a, b, offs, bias, out_dtype, backend)
+    if check:
+        Problem.from_tensors(a, b, offs, bias, out_dtype, check=True)
+    product = _forward if backend == "auto" and config is None else partial(_forward, backend=backend, config=config)
+    if torch.is_grad_enabled() and (a.requires_grad or b.requires_grad or (bias is not None and bias.requires_grad)):
+        return GroupedMM.apply(product, a, b, offs, bias, out_dtype)
+    return product(a, b, offs=offs, bias=bias, out_dtype=out_dtype)
+
+
+def explain(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    *,
+    offs: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+) -> Explanation:
+    """Which backend `grouped_mm` would use for these operands, why, what bounds it, and what the others would take.
+
+    Reads `offs` on the host (this waits for the GPU) to say how full the tiles are. Same errors as `grouped_mm`.
+    """
+    problem = Problem.from_tensors(a, b, offs, bias, out_dtype, check=True)
+    return explain_problem(problem, _device(a.device.type, a.device.index))
+
+
+def _autocast(
+    a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    """What torch.autocast does to a matrix product: floating operands in the autocast dtype."""
+    dtype = torch.get_autocast_dtype(a.device.type)
+
+    def cast(x: torch.Tensor) -> torch.Tensor:
+        return x.to(dtype) if x.is_floating_point() and x.dtype is not torch.float64 else x
+
+    return cast(a), cast(b), None if bias is None else cast(bias)
+
+
+@lru_cache(maxsize=64)
+def _device(kind: str, index: int | None) -> Device:
+    return Device.current("cpu" if kind != "cuda" else index)
+
+
+def select(problem: Problem, device: Device, backend: str, config: Any) -> tuple[Backend, Any]:
+    """The backend and config for a problem. ValueError when the named backend cannot take it, with its reason."""
+    if backend == "auto":
+        if config is not None:
+            raise ValueError("config: expected None with backend='auto', got " + repr(config))
+        choice: Choice = choose(problem, device)
+        return choice.backend, choice.config
+    chosen = by_name(backend)
+    reason = chosen.supports(problem, device)
+    if reason is not None:
+        raise ValueError(f"backend: {backend} cannot take this problem: {reason}")
+    return chosen, config if config is not None else chosen.configs(problem, device)[0]
+
+
+def _forward(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    *,
+    offs: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    backend: str = "auto",
+    config: Any = None,
+) -> torch.Tensor:
+    problem = Problem.from_tensors(a, b, offs, bias, out_dtype)
+    chosen, config = select(problem, _device(a.device.type, a.device.index), backend, config)
+    return chosen.run(problem, Operands(a, b, offs, bias), config, None)
+
+
+op.install(_forward)

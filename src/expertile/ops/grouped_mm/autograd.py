@@ -1,0 +1,96 @@
+"""Gradients of a grouped product: dgrad and wgrad are grouped products too.
+
+With out = a · b (per group), da = dout · bᵀ and db = aᵀ · dout:
+
+| forward  | da is       | db is       |
+|----------|-------------|-------------|
+| RAGGED_M | RAGGED_M    | RAGGED_K    |
+| RAGGED_K | RAGGED_N    | RAGGED_M    |
+| RAGGED_N | RAGGED_K    | RAGGED_N    |
+| BATCHED  | BATCHED     | BATCHED     |
+
+and dbias is a RAGGED_K (or BATCHED) product of a row of ones with dout.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from expertile.ops.grouped_mm.tail import zero_tail
+
+Product = Callable[..., torch.Tensor]
+
+
+def gradients(
+    product: Product,
+    grad: torch.Tensor,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    offs: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    needs: tuple[bool, bool, bool],
+) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
+    """(da, db, dbias) for `grad` of out's shape; None where `needs` says so.
+
+    `product(a, b, offs=…, out_dtype=…)` computes grouped products. Rows and columns past offs[-1] get zero gradient.
+    """
+    # out.sum().backward() hands over an expanded scalar: strides of 0, which no copy engine takes.
+    grad = grad if 0 not in grad.stride() or grad.numel() == 0 else grad.contiguous()
+    grad = grad.to(a.dtype)
+    da = db = dbias = None
+    if needs[0]:
+        da = product(grad, b.transpose(-2, -1), offs=offs, out_dtype=a.dtype)
+        if offs is not None and a.dim() == 2:
+            # Which dimension of a is ragged: its rows beside 3-D weights, its columns in a 2-D by 2-D product.
+            da = zero_tail(da, offs, dim=0 if b.dim() == 3 else 1)
+    if needs[1]:
+        db = product(a.transpose(-2, -1), grad, offs=offs, out_dtype=b.dtype)
+        if offs is not None and b.dim() == 2:
+            db = zero_tail(db, offs, dim=1 if a.dim() == 3 else 0)
+    if needs[2] and bias is not None:
+        dbias = _bias_gradient(product, grad, offs, bias)
+    return da, db, dbias
+
+
+def _bias_gradient(product: Product, grad: torch.Tensor, offs: torch.Tensor | None, bias: torch.Tensor) -> torch.Tensor:
+    """dbias[g] = sum of grad's rows of group g, accumulated in float32."""
+    if grad.dim() == 3:  # [G, M, N]: every group has M rows
+        return grad.float().sum(1).to(bias.dtype)
+    # 8 equal rows of ones, so that every stride is a multiple of 16 bytes; one row of the result is kept.
+    ones = torch.ones(grad.shape[0], 8, dtype=grad.dtype, device=grad.device)
+    sums = product(ones.t(), grad, offs=offs, out_dtype=torch.float32)
+    return sums[:, 0].to(bias.dtype)
+
+
+class GroupedMM(torch.autograd.Function):
+    """Autograd for eager calls; compiled ones go through the custom operator in `op`, with the same `gradients`."""
+
+    @staticmethod
+    def forward(  # type: ignore[override]
+        ctx: Any,
+        product: Product,
+        a: torch.Tensor,
+        b: torch.Tensor,
+        offs: torch.Tensor | None,
+        bias: torch.Tensor | None,
+        out_dtype: torch.dtype | None,
+    ) -> torch.Tensor:
+        ctx.save_for_backward(a, b, offs, bias)
+        ctx.product = product
+        return product(a, b, offs=offs, bias=bias, out_dtype=out_dtype)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:  # type: ignore[override]
+        a, b, offs, bias = ctx.saved_tensors
+        needs = (ctx.needs_input_grad[1], ctx.needs_input_grad[2], ctx.needs_input_grad[4])
+        product = ctx.product
+        if torch.is_grad_enabled():  # create_graph=True: the gradients are differentiated in turn
+
+            def product(x, y, *, offs=None, out_dtype=None):  # type: ignore[no-untyped-def]
+                return GroupedMM.apply(ctx.product, x, y, offs, None, out_dtype)
+
+        da, db, dbias = gradients(product, grad, a, b, offs, bias, needs)
+        return None, da, db, None, dbias, None

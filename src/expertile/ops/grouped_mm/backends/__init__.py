@@ -1,0 +1,33 @@
+"""The backends of `grouped_mm`, one file each, in the order in which they are shown: peers first, then our kernels.
+
+A new backend is one file that ends in `BACKEND = Backend(...)` and one line here.
+"""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+from expertile.ops.grouped_mm.backend import Backend
+from expertile.ops.grouped_mm.backends import cublas_grouped, loop, padded_bmm, quack, torch_grouped
+
+BACKENDS: tuple[Backend, ...] = (
+    loop.BACKEND,
+    padded_bmm.BACKEND,
+    torch_grouped.BACKEND,
+    cublas_grouped.BACKEND,
+    quack.BACKEND,
+)
+
+# Triton has no wheels outside Linux; the package works without it.
+if find_spec("triton") is not None:
+    from expertile.ops.grouped_mm.backends import gluon_hopper, triton_pointer, triton_tma
+
+    BACKENDS += (triton_pointer.BACKEND, triton_tma.BACKEND, gluon_hopper.BACKEND)
+
+
+def by_name(name: str) -> Backend:
+    """The backend called `name`. ValueError lists those there are."""
+    for backend in BACKENDS:
+        if backend.name == name:
+            return backend
+    raise ValueError(f"backend: expected one of {', '.join(b.name for b in BACKENDS)}, got {name!r}")

@@ -1,0 +1,145 @@
+"""What the persistent Triton kernels share: which tile of which group a program computes, and how many programs run.
+
+The tiles of all groups stand in one line, group after group, and program p of P takes tiles p, p + P, p + 2P, …
+Every program works out the plan for itself from `offs` [G] int32 on the device: group g has ceil(size_g / block) tiles
+in the ragged dimension, prefix-summed in registers. Nothing is read back by the host, so a CUDA graph may be replayed
+with other offs.
+Inside a group, panels of GROUP_M tile rows are walked column by column, so that the programs of one wave read a
+near-square part of a and b and find the rest in L2.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from functools import lru_cache
+
+import torch
+import triton
+import triton.language as tl
+
+# Programs of one launch under the interpreter: more than one, so that the striding over tiles is exercised.
+_INTERPRETER_PROGRAMS = 3
+
+
+@triton.jit
+def tile_ends(offs_ptr, groups, tiles_across, BLOCK: tl.constexpr, GROUPS_P2: tl.constexpr):
+    """For each group the number of tiles up to and including it: int32 [GROUPS_P2], constant behind the last group."""
+    g = tl.arange(0, GROUPS_P2)
+    end = tl.load(offs_ptr + g, mask=g < groups, other=0)
+    start = tl.load(offs_ptr + g - 1, mask=(g > 0) & (g < groups), other=0)
+    return tl.cumsum(tl.cdiv(tl.maximum(end - start, 0), BLOCK), 0) * tiles_across
+
+
+@triton.jit
+def group_of_tile(tile, ends, GROUPS_P2: tl.constexpr):
+    """(group, first tile of that group). One reduction finds both: the largest end <= tile with its place packed in."""
+    place = tl.arange(0, GROUPS_P2) + 1
+    packed = (ends.to(tl.int64) << 32) | place.to(tl.int64)
+    last = tl.max(tl.where(ends <= tile, packed, 0), 0)
+    return (last & 0xFFFFFFFF).to(tl.int32), (last >> 32).to(tl.int32)
+
+
+@triton.jit
+def group_range(offs_ptr, group):
+    """Start and end of a group in the ragged dimension."""
+    start = tl.load(offs_ptr + group - 1, mask=group > 0, other=0)
+    return start, tl.load(offs_ptr + group)
+
+
+@triton.jit
+def raster(tile, tiles_m, tiles_n, GROUP_M: tl.constexpr):
+    """(tile row, tile column) of the tile-th tile of one group, in panels of GROUP_M tile rows."""
+    panel = GROUP_M * tiles_n
+    first = tile // panel * GROUP_M
+    height = tl.minimum(tiles_m - first, GROUP_M)
+    place = tile % panel
+    return first + place % height, place // height
+
+
+@triton.jit
+def count_tiles(
+    offs_ptr, M, N, groups, RAGGED: tl.constexpr, GROUPS_P2: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr
+):
+    """(tiles of all groups, tile_ends or 0 where every group has the same number of tiles)."""
+    if RAGGED == "m":
+        ends = tile_ends(offs_ptr, groups, tl.cdiv(N, BLOCK_N), BLOCK_M, GROUPS_P2)
+        total = tl.max(ends, 0)
+    elif RAGGED == "n":
+        ends = tile_ends(offs_ptr, groups, tl.cdiv(M, BLOCK_M), BLOCK_N, GROUPS_P2)
+        total = tl.max(ends, 0)
+    else:
+        ends = 0
+        total = groups * tl.cdiv(M, BLOCK_M) * tl.cdiv(N, BLOCK_N)
+    return total, ends
+
+
+@triton.jit
+def locate_tile(
+    tile, ends, offs_ptr, M, N, K,
+    RAGGED: tl.constexpr, GROUPS_P2: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GROUP_M: tl.constexpr,
+):  # fmt: skip
+    """(group, first row, end of the group's rows, first column, end of its columns, first summand, number of summands).
+
+    In the ragged dimension the numbers count from the start of the whole tensor, in the others from the group's."""
+    row_start, row_end = 0, M
+    col_start, col_end = 0, N
+    k_start, k_length = 0, K
+    if RAGGED == "m":
+        group, first = group_of_tile(tile, ends, GROUPS_P2)
+        row_start, row_end = group_range(offs_ptr, group)
+    elif RAGGED == "n":
+        group, first = group_of_tile(tile, ends, GROUPS_P2)
+        col_start, col_end = group_range(offs_ptr, group)
+    else:
+        tiles = tl.cdiv(M, BLOCK_M) * tl.cdiv(N, BLOCK_N)
+        group = tile // tiles
+        first = group * tiles
+        if RAGGED == "k":
+            k_start, k_end = group_range(offs_ptr, group)
+            k_length = k_end - k_start
+    tiles_m = tl.cdiv(row_end - row_start, BLOCK_M)
+    tiles_n = tl.cdiv(col_end - col_start, BLOCK_N)
+    tile_m, tile_n = raster(tile - first, tiles_m, tiles_n, GROUP_M)
+    return group, row_start + tile_m * BLOCK_M, row_end, col_start + tile_n * BLOCK_N, col_end, k_start, k_length
+
+
+@lru_cache(maxsize=64)
+def _sm_count(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+def program_count(device: torch.device, tiles_at_most: int, blocks_per_sm: int = 1) -> int:
+    """How many programs to launch: as many as run at once, or one for each tile if those are fewer."""
+    resident = _sm_count(device) * blocks_per_sm if device.type == "cuda" else _INTERPRETER_PROGRAMS
+    return max(1, min(resident, tiles_at_most))
+
+
+@lru_cache(maxsize=4096)
+def tiles_bound(ragged: str, groups: int, m: int, n: int, block_m: int, block_n: int) -> int:
+    """The most tiles a problem can have, whatever its offs: ceil(total / block) + groups in the ragged dimension."""
+    across_m, across_n = triton.cdiv(m, block_m), triton.cdiv(n, block_n)
+    if ragged == "m":
+        return (across_m + groups) * across_n
+    if ragged == "n":
+        return across_m * (across_n + groups)
+    return groups * across_m * across_n
+
+
+def current_device(device: torch.device) -> AbstractContextManager[object]:
+    """Triton launches on the current GPU: make it `device` if it isn't."""
+    if device.type != "cuda" or device.index is None or device.index == torch.cuda.current_device():
+        return nullcontext()
+    return torch.cuda.device(device)
+
+
+def best_group_m(
+    block_m: int, block_n: int, k: int, itemsize: int, tiles_m: float, programs: int, l2_bytes: int
+) -> int:
+    """Tile rows per raster panel for the fewest bytes read by one wave of programs.
+
+    A wave of P tiles in panels of h rows covers h x P/h tiles and reads (h * block_m + P/h * block_n) * k elements.
+    The panel of a (h * block_m rows) is read again for every wave, so it must stay in L2: at most a third of it.
+    """
+    row_bytes = block_m * k * itemsize
+    heights = [h for h in (1, 2, 4, 8, 16, 32) if h == 1 or (h < 2 * tiles_m and h * row_bytes <= l2_bytes / 3)]
+    return min(heights, key=lambda h: (h * block_m + max(1.0, programs / h) * block_n, h))

@@ -1,0 +1,90 @@
+"""One `torch.mm` per group: what a library without a grouped kernel does, done as well as PyTorch can.
+
+    out[rows of g] = a[rows of g] @ b[g] (+ bias[g])          and the same for the other three layouts
+
+The products are written straight into views of `out`: nothing is copied or concatenated, empty groups cost nothing,
+and a bias of the operands' dtype rides in the product (`torch.addmm`). Where PyTorch cannot write the wanted dtype
+itself, a float32 product is rounded once.
+
+Bytes moved: each group reads its rows and its own b[g] and writes its rows, so the total is the algorithmic minimum.
+What limits it: G launches one after another, each far smaller than the chip when groups are small; the host must
+know the group sizes.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from expertile.device import Device
+from expertile.ops.grouped_mm.backend import Backend, NoConfig, Operands, new_out
+from expertile.ops.grouped_mm.problem import Layout, Problem
+from expertile.ragged import sizes_from_offs
+
+# What torch.mm(..., out_dtype=...) rounds to by itself; it exists on CUDA only (torch 2.11).
+_WIDER = {(torch.bfloat16, torch.float32), (torch.float16, torch.float32)}
+
+
+def _supports(problem: Problem, device: Device) -> str | None:
+    """torch.mm takes every dtype, layout and stride that a `Problem` admits."""
+    return None
+
+
+def _multiply(x: torch.Tensor, y: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor) -> None:
+    """out [m, n] = x [m, k] @ y [k, n] + bias [n]."""
+    direct = out.dtype is x.dtype
+    if direct and bias is None:
+        torch.mm(x, y, out=out)
+    elif direct and bias is not None and bias.dtype is x.dtype:
+        torch.addmm(bias, x, y, out=out)
+    elif x.is_cuda and (x.dtype, out.dtype) in _WIDER:
+        torch.mm(x, y, out_dtype=out.dtype, out=out)
+        if bias is not None:
+            out += bias
+    else:
+        product = torch.mm(x.float(), y.float())
+        out.copy_(product if bias is None else product + bias)
+
+
+def _groups(
+    problem: Problem, operands: Operands, out: torch.Tensor
+) -> tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]:
+    """Views (a of g, b of g, out of g) for every group g."""
+    a, b = operands.a, operands.b
+    if problem.layout is Layout.BATCHED:
+        return a.unbind(0), b.unbind(0), out.unbind(0)
+    assert operands.offs is not None
+    sizes = problem.group_sizes if problem.group_sizes is not None else sizes_from_offs(operands.offs)
+    lengths = list(sizes)
+    used = sum(lengths)
+
+    def split(x: torch.Tensor, dim: int) -> tuple[torch.Tensor, ...]:
+        return x.narrow(dim, 0, used).split(lengths, dim)
+
+    if problem.layout is Layout.RAGGED_M:
+        return split(a, 0), b.unbind(0), split(out, 0)
+    if problem.layout is Layout.RAGGED_N:
+        return a.unbind(0), split(b, 1), split(out, 1)
+    return split(a, 1), split(b, 0), out.unbind(0)
+
+
+def _run(problem: Problem, operands: Operands, config: NoConfig, out: torch.Tensor | None) -> torch.Tensor:
+    out = new_out(problem, operands, out)
+    bias = operands.bias
+    for g, (x, y, z) in enumerate(zip(*_groups(problem, operands, out), strict=True)):
+        if z.numel() == 0:
+            continue
+        if x.shape[1] == 0 and bias is None:
+            z.zero_()
+        else:
+            _multiply(x, y, None if bias is None else bias[g], z)
+    return out
+
+
+BACKEND = Backend(
+    name="loop",
+    summary="one torch.mm per group, written in place",
+    supports=_supports,
+    configs=lambda problem, device: (NoConfig(),),
+    run=_run,
+    reads_offs_on_host=True,
+)

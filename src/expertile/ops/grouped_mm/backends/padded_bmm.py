@@ -1,0 +1,142 @@
+"""Every group padded to the longest, then one `torch.bmm`: a[g] [L, K] @ b[g] [K, N] with L = max group size.
+
+When all groups are equally long nothing is padded: a and out are viewed as [G, L, K] and [G, L, N], and this is a
+plain batched product, the strongest rival there is for that shape. Otherwise the rows are scattered into a padded
+buffer and gathered from a padded result, and both copies belong to the time of this backend. Ragged N is ragged M of
+the transposed product; ragged K pads with zeros, since padding is summed there.
+
+Bytes moved, equal groups: the algorithmic minimum. Else, besides: rows x (2K + 2N) for scatter and gather, and
+G x L instead of `rows` in the product, in FLOPs as well. What limits it: the longest group.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch.nn.functional import pad
+
+from expertile.device import Device
+from expertile.ops.grouped_mm.backend import Backend, NoConfig, Operands, new_out
+from expertile.ops.grouped_mm.problem import Layout, Problem
+from expertile.ragged import sizes_from_offs
+
+# What torch.bmm(..., out_dtype=...) rounds to by itself; it exists on CUDA only (torch 2.11).
+_WIDER = {(torch.bfloat16, torch.float32), (torch.float16, torch.float32)}
+
+
+def _padded_bytes(problem: Problem, sizes: tuple[int, ...]) -> int:
+    """Bytes of the buffers that unequal groups of `sizes` need; 0 for equal groups."""
+    if len(set(sizes)) <= 1:
+        return 0
+    rows = len(sizes) * max(sizes)
+    isz, osz = problem.dtype.itemsize, problem.out_dtype.itemsize
+    if problem.layout is Layout.RAGGED_K:
+        return rows * (problem.m + problem.n) * isz
+    inner, outer = problem.k, problem.n if problem.layout is Layout.RAGGED_M else problem.m
+    return rows * (inner * isz + outer * osz)
+
+
+def _supports(problem: Problem, device: Device) -> str | None:
+    if problem.layout is Layout.BATCHED or problem.group_sizes is None:
+        return None
+    needed = _padded_bytes(problem, problem.group_sizes)
+    if needed > device.memory_bytes / 2:
+        return (
+            f"padding every group to {max(problem.group_sizes)} rows takes {needed / 1e9:.0f} GB, more than half of "
+            f"the {device.memory_bytes / 1e9:.0f} GB on {device.name}"
+        )
+    return None
+
+
+def _multiply(x: torch.Tensor, y: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor) -> None:
+    """out [G, m, n] = x [G, m, k] @ y [G, k, n] + bias [G, n]."""
+    direct = out.dtype is x.dtype
+    if out.numel() == 0:
+        return
+    if direct and bias is None:
+        torch.bmm(x, y, out=out)
+    elif direct and bias is not None and bias.dtype is x.dtype:
+        torch.baddbmm(bias[:, None], x, y, out=out)
+    elif x.is_cuda and (x.dtype, out.dtype) in _WIDER:
+        torch.bmm(x, y, out_dtype=out.dtype, out=out)
+        if bias is not None:
+            out += bias[:, None]
+    else:
+        product = torch.bmm(x.float(), y.float())
+        out.copy_(product if bias is None else product + bias[:, None])
+
+
+def _padded_rows(offs: torch.Tensor, used: int, longest: int) -> torch.Tensor:
+    """Index [used] of each row in the padded buffer [G * longest]: row r of group g goes to g * longest + r - start.
+
+    Computed on the device from `offs`, so that it can be captured in a CUDA graph.
+    """
+    row = torch.arange(used, device=offs.device)
+    group = torch.bucketize(row, offs, right=True)
+    return torch.add(row - pad(offs, (1, 0))[group], group, alpha=longest)
+
+
+def _ragged_rows(
+    a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, offs: torch.Tensor, sizes: tuple[int, ...],
+    out: torch.Tensor,
+) -> None:  # fmt: skip
+    """out [rows, N] = a [rows, K] @ b [G, K, N], group by group; rows past the last group are left alone."""
+    used, longest, groups = sum(sizes), max(sizes, default=0), len(sizes)
+    if used == 0:
+        return
+    if used == groups * longest:
+        equal = (groups, longest)
+        _multiply(a[:used].unflatten(0, equal), b, bias, out[:used].unflatten(0, equal))
+        return
+    index = _padded_rows(offs, used, longest)
+    # Rows of padding keep whatever the buffer held: they only make rows of the result that are never read.
+    a_padded = a.new_empty(groups * longest, a.shape[1])
+    a_padded.index_copy_(0, index, a[:used])
+    out_padded = out.new_empty(groups, longest, out.shape[1])
+    _multiply(a_padded.unflatten(0, (groups, longest)), b, bias, out_padded)
+    if out.is_contiguous():
+        torch.index_select(out_padded.flatten(0, 1), 0, index, out=out[:used])
+    else:
+        out[:used] = out_padded.flatten(0, 1)[index]
+
+
+def _ragged_sum(
+    a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor, sizes: tuple[int, ...], out: torch.Tensor
+) -> None:
+    """out [G, M, N] = a [M, rows] @ b [rows, N], summed over the rows of each group."""
+    used, longest, groups = sum(sizes), max(sizes), len(sizes)
+    if used == 0:
+        out.zero_()
+        return
+    at, b, equal = a.T[:used], b[:used], (groups, longest)
+    if used != groups * longest:
+        index = _padded_rows(offs, used, longest)
+        at = a.new_zeros(groups * longest, a.shape[0]).index_copy_(0, index, at)
+        b = b.new_zeros(groups * longest, b.shape[1]).index_copy_(0, index, b)
+    _multiply(at.unflatten(0, equal).transpose(1, 2), b.unflatten(0, equal), None, out)
+
+
+def _run(problem: Problem, operands: Operands, config: NoConfig, out: torch.Tensor | None) -> torch.Tensor:
+    a, b, offs, bias = operands.a, operands.b, operands.offs, operands.bias
+    out = new_out(problem, operands, out)
+    if problem.layout is Layout.BATCHED:
+        _multiply(a, b, bias, out)
+        return out
+    assert offs is not None
+    sizes = problem.group_sizes if problem.group_sizes is not None else sizes_from_offs(offs)
+    if problem.layout is Layout.RAGGED_M:
+        _ragged_rows(a, b, bias, offs, sizes, out)
+    elif problem.layout is Layout.RAGGED_N:
+        _ragged_rows(b.T, a.transpose(1, 2), None, offs, sizes, out.T)
+    else:
+        _ragged_sum(a, b, offs, sizes, out)
+    return out
+
+
+BACKEND = Backend(
+    name="padded_bmm",
+    summary="groups padded to the longest, one torch.bmm (no copy when all are equal)",
+    supports=_supports,
+    configs=lambda problem, device: (NoConfig(),),
+    run=_run,
+    reads_offs_on_host=True,
+)

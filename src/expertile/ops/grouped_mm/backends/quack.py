@@ -1,0 +1,107 @@
+"""Dao-AILab's quack-kernels (CuTe DSL, Hopper and Blackwell): `quack.gemm_interface.gemm` with `cu_seqlens`.
+
+    out[rows of g] = a[rows of g] @ b[g] (+ bias[g])      RAGGED_M, cu_seqlens_m
+    out[g] = a[:, columns of g] @ b[rows of g]            RAGGED_K, cu_seqlens_k
+    out[g] = a[g] @ b[g] (+ bias[g])                      BATCHED
+
+Facts of 0.6.5, from its source: ragged M wants a's and out's rows contiguous; ragged K wants a column-major and b
+row-major; every other stride must be a multiple of 16 bytes (TMA), as must the base addresses. Its result is always
+row-major, so ragged N, the transpose of ragged M, is not offered. An empty group in ragged K gives zeros.
+
+quack wants group boundaries with a leading zero, which our `offs` lack: one `torch.cat` on the device makes them and
+belongs to the measured time (a caller who keeps cu_seqlens would save that launch, about 2 µs).
+
+With `tuned` quack measures about 20 of its own configurations on the first call with a new set of shapes, total rows
+included (each kernel is compiled once, seconds; results are kept in ~/.quack/cache), and then uses the best: that is
+how its authors race it. Without, it takes one fixed configuration (tile 128x192, cluster 2x1, ping-pong on sm_90),
+which suits callers whose row counts change from step to step.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib.util import find_spec
+
+import torch
+
+from expertile.device import Device
+from expertile.ops.grouped_mm.backend import Backend, Operands, new_out
+from expertile.ops.grouped_mm.problem import Layout, Problem
+
+
+@dataclass(frozen=True)
+class Config:
+    """`tuned`: let quack measure its configurations on the first call with these shapes."""
+
+    tuned: bool = True
+
+
+def _tma_reason(name: str, strides: tuple[int, ...], itemsize: int, contiguous: int) -> str | None:
+    """Why TMA cannot read a matrix that must be contiguous in dimension `contiguous` (-1 or -2), or None."""
+    if strides[contiguous] != 1:
+        return f"{name} must be {'row' if contiguous == -1 else 'column'}-major in this layout, got strides {strides}"
+    others = [s for i, s in enumerate(strides) if i != len(strides) + contiguous]
+    if any(s == 0 or s * itemsize % 16 for s in others):
+        return f"{name}: strides must be positive multiples of 16 bytes, got {strides} elements"
+    return None
+
+
+def _supports(problem: Problem, device: Device) -> str | None:
+    if find_spec("quack") is None:
+        return "needs quack-kernels (pip install quack-kernels)"
+    if not device.at_least(9):
+        return f"needs sm_90 or later, got {device.name}"
+    if problem.dtype not in (torch.bfloat16, torch.float16):
+        return f"dtype must be torch.bfloat16 or torch.float16, got {problem.dtype}"
+    if problem.layout is Layout.RAGGED_N:
+        return "writes row-major results only, ragged N would need a column-major one"
+    if 0 in (problem.groups, problem.m, problem.n, problem.k):
+        return "sizes must be at least 1"
+    if not problem.a_aligned or not problem.b_aligned:
+        return f"{'b' if problem.a_aligned else 'a'}: base address must be a multiple of 16 bytes"
+    a_major = {Layout.RAGGED_M: (-1,), Layout.RAGGED_K: (-2,)}.get(problem.layout, (-1, -2))
+    b_major = (-1,) if problem.layout is Layout.RAGGED_K else (-1, -2)
+    for name, strides, majors in (("a", problem.a_strides, a_major), ("b", problem.b_strides, b_major)):
+        reasons = [_tma_reason(name, strides, problem.dtype.itemsize, c) for c in majors]
+        if None not in reasons:
+            return next((r for r in reasons if r and "multiples" in r), reasons[0])
+    if problem.n * problem.out_dtype.itemsize % 16:
+        return f"rows of the result must be multiples of 16 bytes, got {problem.n} columns of {problem.out_dtype}"
+    return None
+
+
+# One int32 zero per device. Not an lru_cache: what is allocated while a CUDA graph is captured belongs to that graph
+# and must not be kept.
+_ZEROS: dict[torch.device, torch.Tensor] = {}
+
+
+def _cu_seqlens(offs: torch.Tensor) -> torch.Tensor:
+    """offs [G] -> [0, *offs], [G + 1] int32, in one launch."""
+    zero = _ZEROS.get(offs.device)
+    if zero is None:
+        zero = torch.zeros(1, dtype=torch.int32, device=offs.device)
+        if not (offs.is_cuda and torch.cuda.is_current_stream_capturing()):
+            _ZEROS[offs.device] = zero
+    return torch.cat((zero, offs))
+
+
+def _run(problem: Problem, operands: Operands, config: Config, out: torch.Tensor | None) -> torch.Tensor:
+    from quack.gemm_interface import gemm
+
+    out = new_out(problem, operands, out)
+    ragged = {}
+    if operands.offs is not None:
+        name = "cu_seqlens_m" if problem.layout is Layout.RAGGED_M else "cu_seqlens_k"
+        ragged[name] = _cu_seqlens(operands.offs)
+    gemm(operands.a, operands.b, out=out, bias=operands.bias, tuned=config.tuned, **ragged)
+    return out
+
+
+BACKEND = Backend(
+    name="quack",
+    summary="quack-kernels' grouped GEMM (CuTe DSL, sm_90 and later)",
+    supports=_supports,
+    configs=lambda problem, device: (Config(tuned=True), Config(tuned=False)),
+    run=_run,
+    peer=True,
+)

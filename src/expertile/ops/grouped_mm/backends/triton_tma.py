@@ -1,0 +1,389 @@
+"""Grouped matrix product in plain Triton with TMA descriptors, for sm_90 and later.
+
+For each group g:  out_g[m, n] = sum_k a_g[m, k] * b_g[k, n] (+ bias[g, n]), accumulated in float32:
+
+    RAGGED_M  a [M_tot, K]  b [G, K, N], stored so or as [G, N, K]   out[rows of g] = a[rows of g] @ b[g]
+    RAGGED_K  a [M, K_tot] stored [K_tot, M]   b [K_tot, N]          out[g] = a[:, columns of g] @ b[rows of g]
+    RAGGED_N  a [G, M, K]   b [K, N_tot]                             out[:, columns of g] = a[g] @ b[:, columns of g]
+    BATCHED   a [G, M, K]   b [G, K, N]                              out[g] = a[g] @ b[g]
+
+Every operand has one descriptor over the whole tensor, made by the host once per call. Where a block must end at the
+group's end it is a ragged descriptor: two more dimensions whose strides cancel modulo 2^64 (the trick of
+triton.tools.ragged_tma), so that the hardware drops stores past the end (out of RAGGED_M) and fills loads with zeros
+(both operands of RAGGED_K). Elsewhere a block that reads into the next group only feeds elements that are not stored.
+
+Bytes: a and b at least once, out once; a tile reads (BLOCK_M + BLOCK_N) * K elements, mostly from L2 by the raster
+order of `_persistent`. Limits: wgmma's rate while K is long; the start and end of a tile, when no products run, while
+it is short (`flatten` lets the next tile's loads start during the epilogue); bytes of b for groups of few rows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from expertile.device import Device
+from expertile.ops.grouped_mm.backend import Backend, Operands, new_out
+from expertile.ops.grouped_mm.backends._persistent import (
+    best_group_m,
+    count_tiles,
+    current_device,
+    locate_tile,
+    program_count,
+    tiles_bound,
+)
+from expertile.ops.grouped_mm.problem import Layout, Problem
+
+RAGGED = {Layout.RAGGED_M: "m", Layout.RAGGED_K: "k", Layout.RAGGED_N: "n", Layout.BATCHED: "none"}
+_RAGGED_ROWS = 2**30  # the extent of a ragged descriptor: the most rows a tensor may have
+
+
+@dataclass(frozen=True)
+class Config:
+    """Tile sizes in elements; `group_m` tile rows per raster panel; `flatten` fuses the loops over tiles and over k;
+    `subtile` (1, 2 or 4) column parts the result is stored in, each through 1/subtile of the staging memory."""
+
+    block_m: int
+    block_n: int
+    block_k: int
+    num_warps: int
+    num_stages: int
+    group_m: int = 8
+    flatten: bool = False
+    subtile: int = 1
+    blocks_per_sm: int = 1
+
+
+@triton.jit
+def _load_a(
+    a_desc, group, row, k, k_start, k_length, RAGGED: tl.constexpr, A_COLUMN: tl.constexpr, BLOCK_M: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    """a's block [BLOCK_M, BLOCK_K]; A_COLUMN: stored with m contiguous."""
+    if RAGGED == "m":
+        if A_COLUMN:
+            a = a_desc.load([k, row]).T
+        else:
+            a = a_desc.load([row, k])
+    elif RAGGED == "k":
+        block = a_desc.load([0x40000000, k_start + k_length, 0x40000000 - k_length + k, row])
+        a = block.reshape(BLOCK_K, BLOCK_M).T
+    elif A_COLUMN:
+        a = a_desc.load([group, k, row]).reshape(BLOCK_K, BLOCK_M).T
+    else:
+        a = a_desc.load([group, row, k]).reshape(BLOCK_M, BLOCK_K)
+    return a
+
+
+@triton.jit
+def _load_b(
+    b_desc, group, col, k, k_start, k_length, RAGGED: tl.constexpr, B_COLUMN: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    """b's block [BLOCK_K, BLOCK_N]; B_COLUMN: stored with k contiguous (weights [G, N, K])."""
+    if RAGGED == "n":
+        if B_COLUMN:
+            b = b_desc.load([col, k]).T
+        else:
+            b = b_desc.load([k, col])
+    elif RAGGED == "k":
+        block = b_desc.load([0x40000000, k_start + k_length, 0x40000000 - k_length + k, col])
+        b = block.reshape(BLOCK_K, BLOCK_N)
+    elif B_COLUMN:
+        b = b_desc.load([group, col, k]).reshape(BLOCK_N, BLOCK_K).T
+    else:
+        b = b_desc.load([group, k, col]).reshape(BLOCK_K, BLOCK_N)
+    return b
+
+
+@triton.jit
+def _store(
+    out_desc, out_ptr, acc, group, row, row_end, col, col_end, out_stride_g, out_stride_m, out_stride_n,
+    RAGGED: tl.constexpr, OUT_BY_TMA: tl.constexpr, OUT_DTYPE: tl.constexpr,
+):  # fmt: skip
+    """Store one block; rows past the group's end and columns past n are dropped, by the hardware if OUT_BY_TMA."""
+    HEIGHT: tl.constexpr = acc.shape[0]
+    WIDTH: tl.constexpr = acc.shape[1]
+    block = acc.to(OUT_DTYPE)
+    if not OUT_BY_TMA:
+        rows = (row + tl.arange(0, HEIGHT)).to(tl.int64)[:, None]
+        cols = (col + tl.arange(0, WIDTH)).to(tl.int64)[None, :]
+        out_ptrs = out_ptr + group.to(tl.int64) * out_stride_g + rows * out_stride_m + cols * out_stride_n
+        tl.store(out_ptrs, block, mask=(rows < row_end) & (cols < col_end))
+    elif RAGGED == "m":
+        out_desc.store([0x40000000, row_end, 0x40000000 - row_end + row, col], block.reshape(1, 1, HEIGHT, WIDTH))
+    else:
+        out_desc.store([group, row, col], block.reshape(1, HEIGHT, WIDTH))
+
+
+@triton.jit
+def _halves(block):
+    """The left and the right half of a block's columns."""
+    return block.reshape(block.shape[0], 2, block.shape[1] // 2).permute(0, 2, 1).split()
+
+
+@triton.jit
+def _tma_kernel(
+    a_desc, b_desc, out_desc, out_ptr, offs_ptr, bias_ptr, M, N, K, groups,
+    out_stride_g, out_stride_m, out_stride_n, bias_stride_g, bias_stride_n,
+    RAGGED: tl.constexpr, A_COLUMN: tl.constexpr, B_COLUMN: tl.constexpr, HAS_BIAS: tl.constexpr,
+    OUT_BY_TMA: tl.constexpr, OUT_DTYPE: tl.constexpr, GROUPS_P2: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
+    FLATTEN: tl.constexpr, SUBTILE: tl.constexpr,
+):  # fmt: skip
+    total, ends = count_tiles(offs_ptr, M, N, groups, RAGGED, GROUPS_P2, BLOCK_M, BLOCK_N)
+    for tile in tl.range(tl.program_id(0), total, tl.num_programs(0), flatten=FLATTEN):
+        group, row, row_end, col, col_end, k_start, k_length = locate_tile(
+            tile, ends, offs_ptr, M, N, K, RAGGED, GROUPS_P2, BLOCK_M, BLOCK_N, GROUP_M
+        )
+        acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+        for k in range(0, k_length, BLOCK_K):
+            a = _load_a(a_desc, group, row, k, k_start, k_length, RAGGED, A_COLUMN, BLOCK_M, BLOCK_K)
+            b = _load_b(b_desc, group, col, k, k_start, k_length, RAGGED, B_COLUMN, BLOCK_N, BLOCK_K)
+            acc = tl.dot(a, b, acc)
+        cols = col + tl.arange(0, BLOCK_N)
+        if HAS_BIAS:
+            bias_ptrs = bias_ptr + group.to(tl.int64) * bias_stride_g + cols * bias_stride_n
+            acc += tl.load(bias_ptrs, mask=cols < col_end, other=0.0).to(tl.float32)[None, :]
+        WIDTH: tl.constexpr = BLOCK_N // SUBTILE
+        if SUBTILE == 1:
+            parts = (acc,)
+        elif SUBTILE == 2:
+            parts = _halves(acc)
+        else:
+            left, right = _halves(acc)
+            parts = _halves(left) + _halves(right)
+        for i in tl.static_range(SUBTILE):
+            _store(
+                out_desc, out_ptr, parts[i], group, row, row_end, col + i * WIDTH, col_end,
+                out_stride_g, out_stride_m, out_stride_n, RAGGED, OUT_BY_TMA, OUT_DTYPE,
+            )  # fmt: skip
+
+
+_TRITON_DTYPE = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: tl.float32}
+
+
+def _stored_order(strides: tuple[int, ...], itemsize: int) -> str | None:
+    """ "row" or "column": the contiguous one of the last two dimensions, if all other strides suit TMA; else None."""
+    *lead, rows, cols = strides
+    for order, contiguous, pitch in (("row", cols, rows), ("column", rows, cols)):
+        if contiguous == 1 and all(s > 0 and s * itemsize % 16 == 0 for s in (*lead, pitch)):
+            return order
+    return None
+
+
+@dataclass(frozen=True)
+class _Blocks:
+    """Shape, strides and block shape of one descriptor."""
+
+    shape: list[int]
+    strides: list[int]
+    block: list[int]
+
+    def of(self, tensor: torch.Tensor) -> TensorDescriptor:
+        """The descriptor of `tensor`. Without TensorDescriptor's own checks, which `supports` has made already and
+        which would take three quarters of its time on the host."""
+        descriptor = object.__new__(TensorDescriptor)
+        descriptor.base, descriptor.padding = tensor, "zero"
+        descriptor.shape, descriptor.strides, descriptor.block_shape = self.shape, self.strides, self.block
+        return descriptor
+
+
+def _blocks(shape: list[int], strides: list[int], block: list[int], column: bool, ragged: bool) -> _Blocks:
+    """Blocks [rows, columns] of a 2-D or 3-D tensor; transposed, block included, if `column`.
+
+    A ragged one counts its rows back from the end of a group, by strides -pitch and pitch (modulo 2^64) in front."""
+    if column:
+        shape, strides, block = ([*x[:-2], x[-1], x[-2]] for x in (shape, strides, block))
+    if ragged:
+        far = 0x7FFF0000
+        return _Blocks(
+            [far, far, _RAGGED_ROWS, shape[1]], [2**34 - strides[0], strides[0], *strides], [1, 1, *block]
+        )
+    return _Blocks(shape, strides, [1] * (len(shape) - 2) + block)
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """All of a launch that follows from problem, config and the output's strides. `out` is None for pointer stores."""
+
+    a: _Blocks
+    b: _Blocks
+    out: _Blocks | None
+    tiles: int
+    sizes: tuple[int, ...]
+    out_strides: tuple[int, ...]
+    options: dict[str, Any]
+
+
+@lru_cache(maxsize=4096)
+def _plan(problem: Problem, config: Config, out_strides: tuple[int, ...], out_aligned: bool) -> _Plan:
+    layout, m, n, k, groups = problem.layout, problem.m, problem.n, problem.k, problem.groups
+    ragged = RAGGED[layout]
+    a_column = _stored_order(problem.a_strides, problem.dtype.itemsize) == "column"
+    b_column = _stored_order(problem.b_strides, problem.dtype.itemsize) == "column"
+    a_shape = [m, k] if len(problem.a_strides) == 2 else [groups, m, k]
+    b_shape = [k, n] if len(problem.b_strides) == 2 else [groups, k, n]
+    out_by_tma = (
+        out_aligned
+        and layout is not Layout.RAGGED_N
+        and out_strides[-1] == 1
+        and _stored_order(out_strides, problem.out_dtype.itemsize) == "row"
+    )
+    out_block = [config.block_m, config.block_n // config.subtile]
+    options = {
+        "RAGGED": ragged,
+        "A_COLUMN": a_column,
+        "B_COLUMN": b_column,
+        "HAS_BIAS": problem.has_bias,
+        "OUT_BY_TMA": out_by_tma,
+        "OUT_DTYPE": _TRITON_DTYPE[problem.out_dtype],
+        "GROUPS_P2": max(32, triton.next_power_of_2(groups)),
+        "BLOCK_M": config.block_m,
+        "BLOCK_N": config.block_n,
+        "BLOCK_K": config.block_k,
+        "GROUP_M": config.group_m,
+        "FLATTEN": config.flatten,
+        "SUBTILE": config.subtile,
+        "num_warps": config.num_warps,
+        "num_stages": config.num_stages,
+    }
+    return _Plan(
+        _blocks(a_shape, list(problem.a_strides), [config.block_m, config.block_k], a_column, ragged == "k"),
+        _blocks(b_shape, list(problem.b_strides), [config.block_k, config.block_n], b_column, ragged == "k"),
+        _blocks(list(problem.out_shape), list(out_strides), out_block, False, ragged == "m") if out_by_tma else None,
+        tiles_bound(ragged, groups, m, n, config.block_m, config.block_n),
+        (m, n, k, groups),
+        out_strides if len(out_strides) == 3 else (0, *out_strides),
+        options,
+    )
+
+
+def run(problem: Problem, operands: Operands, config: Config, out: torch.Tensor | None = None) -> torch.Tensor:
+    """Make the descriptors and launch the kernel on the current stream; `out` is written in place if given."""
+    out = new_out(problem, operands, out)
+    if problem.groups == 0 or problem.m == 0 or problem.n == 0:
+        return out
+    plan = _plan(problem, config, out.stride(), out.data_ptr() % 16 == 0)
+    a, bias = operands.a, operands.bias
+    out_desc, out_ptr = (None, out) if plan.out is None else (plan.out.of(out), None)
+    with current_device(a.device):
+        _tma_kernel[(program_count(a.device, plan.tiles, config.blocks_per_sm),)](
+            plan.a.of(a), plan.b.of(operands.b), out_desc, out_ptr, operands.offs, bias, *plan.sizes, *plan.out_strides,
+            *(bias.stride() if bias is not None else (0, 0)), **plan.options,
+        )  # fmt: skip
+    return out
+
+
+def supports(problem: Problem, device: Device) -> str | None:
+    """16-bit (or TF32) operands whose strides and base TMA can take, on sm_90 or later or under the interpreter."""
+    if not triton.knobs.runtime.interpret and (problem.device_type != "cuda" or not device.at_least(9)):
+        return "needs a CUDA GPU of compute capability 9.0 or later (or TRITON_INTERPRET=1)"
+    if device.kind == "cuda" and device.smem_bytes < 192 * 1024:
+        return f"its tiles need 227 KiB of shared memory per block, this GPU has {device.smem_bytes // 1024} KiB"
+    if problem.groups > 4096:
+        return f"plans at most 4096 groups in registers, got {problem.groups}"
+    if problem.k == 0:
+        return "a descriptor cannot describe k = 0"
+    itemsize = problem.dtype.itemsize
+    orders = {}
+    for name, strides, aligned in (
+        ("a", problem.a_strides, problem.a_aligned),
+        ("b", problem.b_strides, problem.b_aligned),
+    ):
+        if not aligned:
+            return f"TMA needs {name} to start on a multiple of 16 bytes"
+        order = _stored_order(strides, itemsize)
+        if order is None:
+            return f"TMA needs one contiguous dimension, other strides in multiples of 16 bytes; {name} has {strides}"
+        orders[name] = order
+    if problem.layout is Layout.RAGGED_K and (orders["a"], orders["b"]) != ("column", "row"):
+        return "a ragged k must not be the contiguous dimension: TMA cannot stop inside a row where the group ends"
+    if problem.dtype is torch.float32:
+        if not problem.allow_tf32:
+            return "float32 without TF32 has no tensor cores to feed"
+        if (orders["a"], orders["b"]) != ("row", "column"):
+            return "TF32 wgmma needs k contiguous in both operands"
+    if max(problem.m, problem.n, problem.k) > _RAGGED_ROWS:
+        return "a ragged descriptor reaches at most 2^30 rows"
+    return None
+
+
+# (tile, warps, stages) worth trying, for 16-bit operands; BLOCK_K halves for TF32.
+_TILES = (
+    Config(128, 256, 64, 8, 3, flatten=True),
+    Config(128, 256, 64, 8, 4, flatten=True, subtile=2),
+    Config(128, 256, 64, 8, 3),
+    Config(128, 128, 64, 4, 4, flatten=True),
+    Config(128, 128, 64, 8, 4, flatten=True),
+    Config(128, 128, 64, 4, 3, blocks_per_sm=2),
+    Config(64, 256, 64, 4, 4, flatten=True),
+    Config(64, 256, 64, 4, 4),
+    Config(64, 128, 64, 4, 4, blocks_per_sm=2),
+    Config(64, 128, 128, 4, 4, flatten=True),
+    Config(64, 128, 128, 4, 4),
+    Config(64, 64, 128, 4, 3, blocks_per_sm=2),
+)
+
+
+@lru_cache(maxsize=4096)
+def configs(problem: Problem, device: Device) -> tuple[Config, ...]:
+    """The tiles whose stages fit shared memory, the one with the lowest modelled time first."""
+    itemsize = problem.dtype.itemsize
+    found = []
+    for tile in _TILES:
+        config = replace(tile, block_k=tile.block_k * 2 // itemsize)
+        if _smem_bytes(problem, config) > (device.smem_bytes or 232448) // config.blocks_per_sm:
+            continue
+        rows = problem.mean_group if problem.layout is Layout.RAGGED_M else problem.m
+        programs = device.sm_count * config.blocks_per_sm
+        group_m = best_group_m(
+            config.block_m, config.block_n, problem.k, itemsize, rows / config.block_m, programs, device.l2_bytes
+        )
+        config = replace(config, group_m=group_m, flatten=config.flatten and problem.layout is not Layout.RAGGED_K)
+        if problem.layout is Layout.RAGGED_N or problem.n * problem.out_dtype.itemsize % 16 != 0:
+            # stores through pointers: more than 32 addresses per thread at a time spill
+            subtile = config.block_m * config.block_n // (1024 * config.num_warps)
+            config = replace(config, flatten=False, subtile=max(1, min(4, subtile)))
+        found.append(config)
+    return tuple(sorted(dict.fromkeys(found), key=lambda c: _cost(problem, device, c)))
+
+
+def _smem_bytes(problem: Problem, config: Config) -> int:
+    """Shared memory of the stages and the staged result, barriers included."""
+    stage = (config.block_m + config.block_n) * config.block_k * problem.dtype.itemsize
+    staged = config.block_m * config.block_n // config.subtile * problem.out_dtype.itemsize
+    return stage * config.num_stages + staged + 1024
+
+
+def _cost(problem: Problem, device: Device, config: Config) -> float:
+    """Modelled time of one call in units of one 64x8x16 wgmma (4 clocks), the longer of products and bytes.
+
+    Products: waves of tiles, each tile (BLOCK_M / 64) * (BLOCK_N / 8) * (k / 16) plus its start and end; wgmma with n
+    under 256 and warpgroups of 64 rows read shared memory oftener and reach less of the peak.
+    """
+    rows = problem.mean_group if problem.layout is Layout.RAGGED_M else problem.m
+    cols = problem.mean_group if problem.layout is Layout.RAGGED_N else problem.n
+    summands = problem.mean_group if problem.layout is Layout.RAGGED_K else problem.k
+    tiles = problem.groups * -(-max(rows, 1) // config.block_m) * -(-max(cols, 1) // config.block_n)
+    programs = device.sm_count * config.blocks_per_sm
+    waves = -(-tiles // programs) if tiles < 8 * programs else tiles / programs + 0.5
+    rate = {(128, 256): 1.0, (128, 128): 0.93, (64, 256): 0.9, (64, 128): 0.75, (64, 64): 0.5}
+    products = config.block_m / 64 * config.block_n / 8 * summands / 16 / rate[config.block_m, config.block_n]
+    ends = 400 if config.flatten else 600
+    return waves * (products * config.blocks_per_sm + ends)
+
+
+BACKEND = Backend(
+    name="triton_tma",
+    summary="Triton, TMA descriptors, persistent with an L2 raster order (sm_90+)",
+    supports=supports,
+    configs=configs,
+    run=run,
+)

@@ -1,0 +1,78 @@
+"""Explanation: one problem in numbers, and why a backend was chosen for it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from expertile.device import Device
+from expertile.ops.grouped_mm.backend import config_dict
+from expertile.ops.grouped_mm.choose import Choice, choose, group_sizes_or_even
+from expertile.ops.grouped_mm.problem import Layout, Problem
+from expertile.ragged import tile_waste, tiles_per_group
+from expertile.roofline import Bound, Work, bound
+
+# A launch that a CUDA graph does not hide; measured on an H200 by `expertile bench --preset diagnose`.
+EAGER_LAUNCH_S = 5e-6
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What bounds a problem on a device and which backend takes it; `str()` gives the sentences."""
+
+    problem: Problem
+    device: Device
+    work: Work
+    bound: Bound
+    choice: Choice | None  # None when no backend can run here
+    refusal: str
+    block_m: int
+    block_n: int
+    tiles: int
+    waves: float
+    padding: float  # share of tile rows that hold no useful row
+    launch_share: float  # of an eager call that runs at the bound
+
+    def __str__(self) -> str:
+        p, w = self.problem, self.work
+        unit = "FLOP/byte"
+        lines = [
+            f"{p.layout.value}: {p.groups} groups, M={p.m} N={p.n} K={p.k}, {p.dtype_key} on {self.device.name}",
+            f"work: {w.flops / 1e9:.4g} GFLOP, {w.nbytes / 1e6:.4g} MB, {w.intensity:.1f} {unit}",
+            f"bound: {self.bound.seconds * 1e6:.4g} µs ({self.bound.limiter})",
+            f"tiles of {self.block_m}x{self.block_n}: {self.tiles}, {self.waves:.2f} waves over "
+            f"{self.device.sm_count} {'SMs' if self.device.kind == 'cuda' else 'cores'}, {self.padding:.1%} padding",
+            f"launch: {self.launch_share:.1%} of an eager call at the bound",
+        ]
+        if self.choice is None:
+            return "\n".join([*lines, f"backend: none ({self.refusal})"])
+        lines.append(f"backend: {self.choice.why}")
+        for e in self.choice.estimates:
+            time = "cannot" if e.seconds is None else f"{e.seconds * 1e6:.4g} µs"
+            lines.append(f"  {e.backend:<16} {time:>12}  {e.reason}")
+        return "\n".join(lines)
+
+
+def explain_problem(problem: Problem, device: Device) -> Explanation:
+    """Explain `problem` on `device` (which need not be present: then the figures are the model's)."""
+    work = problem.work()
+    limit = bound(work, device, problem.dtype_key)
+    choice, refusal = None, ""
+    try:
+        choice = choose(problem, device)
+    except ValueError as e:
+        refusal = str(e)
+    block_m, block_n = 128, 128
+    if choice is not None:
+        config = config_dict(choice.config)
+        block_m, block_n = config.get("block_m", block_m), config.get("block_n", block_n)
+    sizes = group_sizes_or_even(problem)
+    if problem.layout is Layout.RAGGED_K:
+        sizes = (problem.m,) * problem.groups
+    across = problem.m if problem.layout is Layout.RAGGED_N else problem.n
+    tiles = sum(tiles_per_group(sizes, block_m)) * -(-across // block_n)
+    launch = EAGER_LAUNCH_S if device.kind == "cuda" else 0.0
+    share = launch / (launch + limit.seconds) if launch else 0.0
+    return Explanation(
+        problem, device, work, limit, choice, refusal, block_m, block_n, tiles, tiles / device.sm_count,
+        tile_waste(sizes, block_m), share,
+    )  # fmt: skip

@@ -1,0 +1,68 @@
+"""expertile::grouped_mm as a torch operator: what torch.compile, FakeTensor and opcheck see."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from expertile.ops.grouped_mm.autograd import gradients
+
+_SCHEMA = "(Tensor a, Tensor b, Tensor? offs, Tensor? bias, ScalarType? out_dtype, str backend) -> Tensor"
+
+
+def install(forward: Callable[..., torch.Tensor]) -> None:
+    """Register the operator with `forward(a, b, offs=…, bias=…, out_dtype=…, backend=…)` as its kernel."""
+
+    @torch.library.custom_op("expertile::grouped_mm", mutates_args=(), schema=_SCHEMA)
+    def grouped_mm_op(
+        a: torch.Tensor,
+        b: torch.Tensor,
+        offs: torch.Tensor | None,
+        bias: torch.Tensor | None,
+        out_dtype: torch.dtype | None,
+        backend: str,
+    ) -> torch.Tensor:
+        return forward(a, b, offs=offs, bias=bias, out_dtype=out_dtype, backend=backend)
+
+    grouped_mm_op.register_fake(_fake)
+    grouped_mm_op.register_autograd(_backward, setup_context=_setup)
+
+
+def _fake(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    offs: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    out_dtype: torch.dtype | None,
+    backend: str,
+) -> torch.Tensor:
+    m, n = a.shape[-2], b.shape[-1]
+    if a.dim() == 3 and b.dim() == 3:
+        shape: tuple[Any, ...] = (a.shape[0], m, n)
+    elif a.dim() == 2 and b.dim() == 2:
+        if offs is None:
+            raise ValueError("offs: expected an int32 tensor for a 2-D by 2-D product, got None")
+        shape = (offs.shape[0], m, n)
+    else:
+        shape = (m, n)
+    return a.new_empty(shape, dtype=a.dtype if out_dtype is None else out_dtype)
+
+
+def _setup(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+    a, b, offs, bias, _, ctx.backend = inputs
+    ctx.save_for_backward(a, b, offs, bias)
+
+
+def _backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
+    a, b, offs, bias = ctx.saved_tensors
+
+    def product(
+        x: torch.Tensor, y: torch.Tensor, *, offs: torch.Tensor | None = None, out_dtype: torch.dtype | None = None
+    ) -> torch.Tensor:
+        return torch.ops.expertile.grouped_mm(x, y, offs, None, out_dtype, ctx.backend)
+
+    needs = (ctx.needs_input_grad[0], ctx.needs_input_grad[1], ctx.needs_input_grad[3])
+    da, db, dbias = gradients(product, grad, a, b, offs, bias, needs)
+    return da, db, None, dbias, None, None

@@ -1,0 +1,212 @@
+"""Problem: the shapes, dtypes and strides of one grouped matrix product, validated once, with no tensor inside.
+
+Four layouts, named by the dimension whose length differs from group to group (the contract is that of
+`torch.nn.functional.grouped_mm`):
+
+| layout   | a           | b           | out         | group g computes                                    |
+|----------|-------------|-------------|-------------|-----------------------------------------------------|
+| RAGGED_M | [M_tot, K]  | [G, K, N]   | [M_tot, N]  | out[rows of g] = a[rows of g] @ b[g]                |
+| RAGGED_K | [M, K_tot]  | [K_tot, N]  | [G, M, N]   | out[g] = a[:, columns of g] @ b[rows of g]          |
+| RAGGED_N | [G, M, K]   | [K, N_tot]  | [M, N_tot]  | out[:, columns of g] = a[g] @ b[:, columns of g]    |
+| BATCHED  | [G, M, K]   | [G, K, N]   | [G, M, N]   | out[g] = a[g] @ b[g]                                |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+import torch
+
+from expertile.device import dtype_key
+from expertile.ragged import sizes_from_offs
+from expertile.roofline import Work
+
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+
+
+class Layout(StrEnum):
+    """Which dimension is ragged; see the table above."""
+
+    RAGGED_M = "ragged_m"
+    RAGGED_K = "ragged_k"
+    RAGGED_N = "ragged_n"
+    BATCHED = "batched"
+
+
+_BY_DIMS = {(2, 3): Layout.RAGGED_M, (2, 2): Layout.RAGGED_K, (3, 2): Layout.RAGGED_N, (3, 3): Layout.BATCHED}
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One grouped product. `m`, `n`, `k` are per-group sizes, but the ragged one is the total over all groups
+    (rows past offs[-1] included). Strides are in elements. `group_sizes` is None when only the device knows them."""
+
+    layout: Layout
+    groups: int
+    m: int
+    n: int
+    k: int
+    dtype: torch.dtype
+    out_dtype: torch.dtype
+    a_strides: tuple[int, ...]
+    b_strides: tuple[int, ...]
+    a_aligned: bool = True  # base address a multiple of 16 bytes
+    b_aligned: bool = True
+    has_bias: bool = False
+    device_type: str = "cuda"
+    group_sizes: tuple[int, ...] | None = None
+    allow_tf32: bool = False
+
+    @property
+    def dtype_key(self) -> str:
+        """The key of the matrix unit in `Device.peak_flops`."""
+        return dtype_key(self.dtype, self.allow_tf32)
+
+    @property
+    def out_shape(self) -> tuple[int, ...]:
+        if self.layout in (Layout.RAGGED_M, Layout.RAGGED_N):
+            return (self.m, self.n)
+        return (self.groups, self.m, self.n)
+
+    @property
+    def ragged_total(self) -> int:
+        """Length of the ragged dimension (0 for BATCHED)."""
+        return {Layout.RAGGED_M: self.m, Layout.RAGGED_K: self.k, Layout.RAGGED_N: self.n}.get(self.layout, 0)
+
+    @property
+    def mean_group(self) -> float:
+        """Mean length of a group in the ragged dimension (m for BATCHED)."""
+        return self.m if self.layout is Layout.BATCHED else self.ragged_total / self.groups
+
+    def work(self, group_sizes: Sequence[int] | None = None) -> Work:
+        """Useful FLOPs (2 per multiply-add) and algorithmic bytes (each input once, each output once).
+
+        With `group_sizes` (or the problem's own) only rows inside groups count, and only weights of groups that
+        have rows are read; without them every group is taken to be in use.
+        """
+        sizes = group_sizes if group_sizes is not None else self.group_sizes
+        g, m, n, k = self.groups, self.m, self.n, self.k
+        isz, osz = self.dtype.itemsize, self.out_dtype.itemsize
+        if self.layout is Layout.BATCHED:
+            return Work(2.0 * g * m * n * k, (g * m * k + g * k * n) * isz + g * m * n * osz)
+        total = self.ragged_total if sizes is None else sum(sizes)
+        used = g if sizes is None else sum(s > 0 for s in sizes)
+        if self.layout is Layout.RAGGED_M:
+            return Work(2.0 * total * n * k, (total * k + used * k * n) * isz + total * n * osz)
+        if self.layout is Layout.RAGGED_N:
+            return Work(2.0 * total * m * k, (total * k + used * k * m) * isz + total * m * osz)
+        return Work(2.0 * total * m * n, total * (m + n) * isz + g * m * n * osz)
+
+    def with_sizes(self, group_sizes: Sequence[int] | None) -> Problem:
+        """The same problem with (or without) group sizes known to the host."""
+        return replace(self, group_sizes=None if group_sizes is None else tuple(group_sizes))
+
+    @staticmethod
+    def from_tensors(
+        a: torch.Tensor,
+        b: torch.Tensor,
+        offs: torch.Tensor | None = None,
+        bias: torch.Tensor | None = None,
+        out_dtype: torch.dtype | None = None,
+        check: bool = False,
+    ) -> Problem:
+        """Validate the operands of `grouped_mm` and describe them.
+
+        Raises ValueError naming the argument, what was expected and what came. Values of `offs` are read (which
+        synchronises with a GPU) only with `check=True`, or when `offs` lives on the CPU anyway.
+        """
+        layout = _BY_DIMS.get((a.dim(), b.dim()))
+        if layout is None:
+            raise ValueError(f"a, b: expected 2 or 3 dimensions each, got a {list(a.shape)} and b {list(b.shape)}")
+        if a.dtype not in DTYPES:
+            raise ValueError(f"a: expected dtype {_names(DTYPES)}, got {a.dtype}")
+        if b.dtype != a.dtype:
+            raise ValueError(f"b: expected dtype {a.dtype} as a has, got {b.dtype}")
+        if b.device != a.device:
+            raise ValueError(f"b: expected device {a.device} as a has, got {b.device}")
+        out_dtype = a.dtype if out_dtype is None else out_dtype
+        if out_dtype not in DTYPES:
+            raise ValueError(f"out_dtype: expected {_names(DTYPES)}, got {out_dtype}")
+        a_shape, b_shape = a.shape, b.shape
+        m, k, n = a_shape[-2], a_shape[-1], b_shape[-1]
+        if b_shape[-2] != k:
+            raise ValueError(f"b: expected {k} rows (a's last dimension), got {b_shape[-2]} in shape {list(b_shape)}")
+        if layout is Layout.BATCHED and a_shape[0] != b_shape[0]:
+            raise ValueError(f"b: expected {a_shape[0]} groups as a has, got {b_shape[0]} in shape {list(b_shape)}")
+        groups = _groups(layout, a, b, offs)
+        if bias is not None:
+            _check_bias(layout, bias, groups, n, a)
+        sizes = None
+        if offs is not None and (check or not offs.is_cuda):
+            sizes = sizes_from_offs(offs)
+            if check:
+                _check_offs_values(sizes, {Layout.RAGGED_M: m, Layout.RAGGED_K: k}.get(layout, n))
+        return Problem(
+            layout, groups, m, n, k, a.dtype, out_dtype, a.stride(), b.stride(),
+            a.data_ptr() % 16 == 0, b.data_ptr() % 16 == 0, bias is not None, a.device.type, sizes,
+            a.dtype is torch.float32 and tf32_allowed(),
+        )  # fmt: skip
+
+
+def tf32_allowed() -> bool:
+    """Whether torch lets float32 products on CUDA run in TF32, by either of its two switches."""
+    try:
+        return torch.backends.cuda.matmul.allow_tf32
+    except RuntimeError:  # the newer per-operator switch has been used, and torch refuses to mix them
+        return torch.backends.cuda.matmul.fp32_precision == "tf32"
+
+
+def _names(dtypes: Sequence[torch.dtype]) -> str:
+    return " or ".join(str(d) for d in dtypes)
+
+
+def _groups(layout: Layout, a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor | None) -> int:
+    """The number of groups, after `offs` has been checked against the operands."""
+    if layout is Layout.BATCHED:
+        if offs is not None:
+            raise ValueError("offs: expected None when a and b both have a group dimension, got a tensor")
+        return a.shape[0]
+    if offs is None:
+        raise ValueError(
+            f"offs: expected an int32 tensor with the end of each group ({layout.value}: a {list(a.shape)}, "
+            f"b {list(b.shape)}), got None"
+        )
+    if not isinstance(offs, torch.Tensor):
+        raise ValueError(f"offs: expected an int32 tensor, got {type(offs).__name__}")
+    if offs.dtype is not torch.int32:
+        raise ValueError(f"offs: expected dtype torch.int32, got {offs.dtype}")
+    if offs.dim() != 1:
+        raise ValueError(f"offs: expected 1 dimension, got shape {list(offs.shape)}")
+    if offs.device != a.device:
+        raise ValueError(f"offs: expected device {a.device} as a has, got {offs.device}")
+    if layout is Layout.RAGGED_K:
+        if offs.shape[0] == 0:
+            raise ValueError("offs: expected at least one group, got length 0")
+        return offs.shape[0]
+    groups = b.shape[0] if layout is Layout.RAGGED_M else a.shape[0]
+    if offs.shape[0] != groups:
+        operand = "b" if layout is Layout.RAGGED_M else "a"
+        raise ValueError(f"offs: expected length {groups} (the groups of {operand}), got {offs.shape[0]}")
+    return groups
+
+
+def _check_bias(layout: Layout, bias: torch.Tensor, groups: int, n: int, a: torch.Tensor) -> None:
+    if layout in (Layout.RAGGED_N, Layout.RAGGED_K):
+        raise ValueError("bias: expected None unless a's rows are grouped (2-D x 3-D or 3-D x 3-D), got a tensor")
+    if tuple(bias.shape) != (groups, n):
+        raise ValueError(f"bias: expected shape [{groups}, {n}] (groups, columns of out), got {list(bias.shape)}")
+    if bias.dtype not in DTYPES:
+        raise ValueError(f"bias: expected dtype {_names(DTYPES)}, got {bias.dtype}")
+    if bias.device != a.device:
+        raise ValueError(f"bias: expected device {a.device} as a has, got {bias.device}")
+
+
+def _check_offs_values(sizes: Sequence[int], total: int) -> None:
+    for g, size in enumerate(sizes):
+        if size < 0:
+            what = "a negative end" if g == 0 else f"an end {-size} before the previous one"
+            raise ValueError(f"offs: expected ends that never decrease, starting at 0 or more; got {what} at group {g}")
+    if sum(sizes) > total:
+        raise ValueError(f"offs: expected a last end of at most {total} (the ragged dimension), got {sum(sizes)}")

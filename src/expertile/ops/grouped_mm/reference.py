@@ -1,0 +1,51 @@
+"""The definition of right: one float32 (or float64) product per group, in a loop."""
+
+from __future__ import annotations
+
+import torch
+
+from expertile.ragged import sizes_from_offs
+
+
+def reference(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    offs: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    dtype: torch.dtype = torch.float32,
+) -> torch.Tensor:
+    """The grouped product of `a` and `b` accumulated and returned in `dtype`; shapes as in `Problem`.
+
+    Rows (RAGGED_M) or columns (RAGGED_N) past offs[-1] are NaN, so that nobody compares them by accident.
+    TF32 is off while it runs. Reads `offs` on the host.
+    """
+    allowed = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = False
+    try:
+        return _loop(a, b, offs, bias, dtype)
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = allowed
+
+
+def _loop(
+    a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor | None, bias: torch.Tensor | None, dtype: torch.dtype
+) -> torch.Tensor:
+    def product(x: torch.Tensor, y: torch.Tensor, group: int) -> torch.Tensor:
+        out = x.to(dtype) @ y.to(dtype)
+        return out if bias is None else out + bias[group].to(dtype)
+
+    if offs is None:
+        return torch.stack([product(x, y, g) for g, (x, y) in enumerate(zip(a, b, strict=True))])
+    sizes = sizes_from_offs(offs)
+    ends = offs.tolist()
+    spans = [slice(end - size, end) for end, size in zip(ends, sizes, strict=True)]
+    if a.dim() == 2 and b.dim() == 2:
+        return torch.stack([product(a[:, s], b[s], g) for g, s in enumerate(spans)])
+    shape = (a.shape[-2], b.shape[-1])
+    out = torch.full(shape, float("nan"), dtype=dtype, device=a.device)
+    for g, s in enumerate(spans):
+        if a.dim() == 2:
+            out[s] = product(a[s], b[g], g)
+        else:
+            out[:, s] = product(a[g], b[:, s], g)
+    return out

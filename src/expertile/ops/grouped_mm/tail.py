@@ -1,0 +1,35 @@
+"""Zero the rows or columns past offs[-1], reading offs on the device only."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def _zero_tail_kernel(x_ptr, offs_ptr, last_group, length, width, stride_ragged, stride_other, BLOCK: tl.constexpr):
+    # One program per BLOCK x 64 patch of [ragged, other]; patches inside the groups leave at once.
+    end = tl.load(offs_ptr + last_group)
+    row0 = tl.program_id(0) * BLOCK
+    if row0 + BLOCK > end:
+        rows = row0 + tl.arange(0, BLOCK)
+        cols = tl.program_id(1) * 64 + tl.arange(0, 64)
+        keep = ((rows >= end) & (rows < length))[:, None] & (cols < width)[None, :]
+        at = rows.to(tl.int64)[:, None] * stride_ragged + cols.to(tl.int64)[None, :] * stride_other
+        tl.store(x_ptr + at, tl.zeros((BLOCK, 64), x_ptr.dtype.element_ty), mask=keep)
+
+
+def zero_tail(x: torch.Tensor, offs: torch.Tensor, dim: int) -> torch.Tensor:
+    """x [ragged, other] (dim 0) or [other, ragged] (dim 1) with everything past offs[-1] set to zero.
+
+    A fresh tensor on a GPU is written in place, by one launch that touches the tail only. Where autograd or a
+    compiler looks on, the same is said in differentiable operators. Neither synchronises.
+    """
+    if x.is_cuda and type(x) is torch.Tensor and not torch.is_grad_enabled():
+        length, width = x.shape[dim], x.shape[1 - dim]
+        grid = (triton.cdiv(length, 128), triton.cdiv(width, 64))
+        _zero_tail_kernel[grid](x, offs, offs.shape[0] - 1, length, width, x.stride(dim), x.stride(1 - dim), BLOCK=128)
+        return x
+    inside = torch.arange(x.shape[dim], device=x.device) < offs[-1]
+    return torch.where(inside.unsqueeze(1 - dim), x, 0.0)

@@ -1,0 +1,153 @@
+"""The public call on the CPU: contract, gradients, autocast, compile. The same cases on every backend stand in
+tests/ops/grouped_mm/backends and, on a GPU, in tests/gpu."""
+
+import pytest
+import torch
+
+import expertile as xt
+from expertile.ops.grouped_mm.backends import BACKENDS
+from expertile.ops.grouped_mm.reference import reference
+from expertile.ragged import offs_from_sizes
+
+SIZES = [4, 0, 9, 3]
+OFFS = offs_from_sizes(SIZES)
+G, M, K, N = len(SIZES), sum(SIZES), 16, 24
+
+
+def operands(layout, dtype=torch.float64, past=0, seed=0):
+    gen = torch.Generator().manual_seed(seed)
+
+    def make(*shape):
+        return torch.randn(*shape, generator=gen, dtype=torch.float64).to(dtype).requires_grad_()
+
+    return {
+        "ragged_m": lambda: (make(M + past, K), make(G, K, N), OFFS),
+        "ragged_k": lambda: (make(K, M + past), make(M + past, N), OFFS),
+        "ragged_n": lambda: (make(G, K, N), make(N, M + past), OFFS),
+        "batched": lambda: (make(G, M, K), make(G, K, N), None),
+    }[layout]()
+
+
+LAYOUTS = ("ragged_m", "ragged_k", "ragged_n", "batched")
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_auto_agrees_with_the_reference(layout, dtype):
+    a, b, offs = operands(layout, dtype)
+    out = xt.grouped_mm(a, b, offs=offs)
+    assert out.dtype is dtype
+    expected = reference(a, b, offs)
+    tolerance = 1e-5 if dtype is torch.float32 else 0.02
+    torch.testing.assert_close(out.float(), expected, rtol=tolerance, atol=tolerance * 8)
+
+
+@pytest.mark.parametrize("layout, with_bias", [*((x, False) for x in LAYOUTS), ("ragged_m", True), ("batched", True)])
+def test_gradients_follow_the_reference(layout, with_bias):
+    a, b, offs = operands(layout, torch.float32)
+    bias = torch.randn(G, N, generator=torch.Generator().manual_seed(1)).requires_grad_() if with_bias else None
+    leaves = [t for t in (a, b, bias) if t is not None]
+    weight = torch.randn_like(xt.grouped_mm(a, b, offs=offs, bias=bias))
+    got = torch.autograd.grad((xt.grouped_mm(a, b, offs=offs, bias=bias) * weight).sum(), leaves)
+    want = torch.autograd.grad((reference(a, b, offs, bias, torch.float64) * weight.double()).sum(), leaves)
+    for g, w in zip(got, want, strict=True):
+        torch.testing.assert_close(g, w, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("layout", ["ragged_m", "ragged_k", "ragged_n"])
+def test_rows_past_the_end_get_zero_gradient(layout):
+    a, b, offs = operands(layout, torch.float32, past=3)
+    out = xt.grouped_mm(a, b, offs=offs)
+    inside = {"ragged_m": out[:M], "ragged_n": out[:, :M]}.get(layout, out)
+    inside.sum().backward()
+    for grad in {"ragged_m": [a.grad], "ragged_k": [a.grad.mT, b.grad], "ragged_n": [b.grad.mT]}[layout]:
+        assert grad.shape[0] == M + 3
+        assert (grad[M:] == 0).all() and (grad[:M] != 0).any()
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_expanded_gradient(layout):
+    a, b, offs = operands(layout, torch.float32)
+    xt.grouped_mm(a, b, offs=offs).sum().backward()
+    da, db = torch.autograd.grad(reference(a, b, offs).sum(), (a, b))
+    torch.testing.assert_close(a.grad, da, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(b.grad, db, rtol=1e-4, atol=1e-4)
+
+
+def test_second_order_gradient():
+    a, b, offs = operands("ragged_m", torch.float32)
+    (da,) = torch.autograd.grad(xt.grouped_mm(a, b, offs=offs).pow(2).sum(), a, create_graph=True)
+    (dda,) = torch.autograd.grad(da.pow(2).sum(), a)
+    (ra,) = torch.autograd.grad(reference(a, b, offs).pow(2).sum(), a, create_graph=True)
+    (rra,) = torch.autograd.grad(ra.pow(2).sum(), a)
+    torch.testing.assert_close(dda, rra, rtol=1e-3, atol=1e-2)
+
+
+def test_autocast_casts_like_a_matrix_product():
+    a, b, offs = operands("ragged_m", torch.float32)
+    with torch.autocast("cpu", torch.bfloat16):
+        out = xt.grouped_mm(a, b, offs=offs)
+    assert out.dtype is torch.bfloat16
+    out.float().sum().backward()
+    assert a.grad.dtype is torch.float32 and b.grad.dtype is torch.float32
+
+
+@pytest.mark.parametrize("out_dtype", [torch.float32, torch.float16])
+def test_out_dtype(out_dtype):
+    a, b, offs = operands("ragged_m", torch.bfloat16)
+    out = xt.grouped_mm(a, b, offs=offs, out_dtype=out_dtype)
+    assert out.dtype is out_dtype
+    torch.testing.assert_close(out.float(), reference(a, b, offs), rtol=0.02, atol=0.1)
+
+
+def test_operator_passes_opcheck():
+    for layout in LAYOUTS:
+        a, b, offs = operands(layout, torch.float32)
+        torch.library.opcheck(torch.ops.expertile.grouped_mm, (a, b, offs, None, None, "auto"))
+
+
+def test_compiles_without_a_graph_break_for_any_number_of_rows():
+    compiled = torch.compile(
+        lambda a, b, offs: xt.grouped_mm(a, b, offs=offs) * 2, fullgraph=True, dynamic=True, backend="aot_eager"
+    )
+    for sizes in ([4, 0, 9, 3], [1, 2, 3, 4], [0, 0, 0, 31]):
+        a = torch.randn(sum(sizes), K, requires_grad=True)
+        b = torch.randn(G, K, N, requires_grad=True)
+        offs = offs_from_sizes(sizes)
+        compiled(a, b, offs).sum().backward()
+        torch.testing.assert_close(a.grad, torch.autograd.grad((reference(a, b, offs) * 2).sum(), a)[0])
+
+
+def test_named_backend_that_cannot_gives_its_reason():
+    a, b, offs = operands("ragged_m", torch.bfloat16)
+    with pytest.raises(ValueError, match="backend: cublas_grouped cannot take this problem: "):
+        xt.grouped_mm(a, b, offs=offs, backend="cublas_grouped")
+
+
+def test_unknown_backend_lists_the_known_ones():
+    a, b, offs = operands("ragged_m", torch.bfloat16)
+    with pytest.raises(ValueError, match="backend: expected one of .*loop.*, got 'abacus'"):
+        xt.grouped_mm(a, b, offs=offs, backend="abacus")
+
+
+def test_config_needs_a_named_backend():
+    a, b, offs = operands("ragged_m", torch.bfloat16)
+    with pytest.raises(ValueError, match="config: expected None with backend='auto'"):
+        xt.grouped_mm(a, b, offs=offs, config=object())
+
+
+def test_check_reads_offs():
+    a, b, _ = operands("ragged_m", torch.bfloat16)
+    bad = torch.tensor([4, 3, 5, 6], dtype=torch.int32)
+    with pytest.raises(ValueError, match="offs: expected ends that never decrease"):
+        xt.grouped_mm(a, b, offs=bad, check=True)
+
+
+def test_explanation_names_bound_choice_and_every_backend():
+    a, b, offs = operands("ragged_m", torch.float32)
+    explanation = xt.explain(a, b, offs=offs)
+    text = str(explanation)
+    assert explanation.bound.limiter == "compute" and explanation.choice is not None
+    assert explanation.choice.backend.name == "loop"
+    for backend in BACKENDS:
+        assert backend.name in text

@@ -1,0 +1,88 @@
+"""What a compiled Triton or Gluon kernel needs and does: registers, spills, shared memory, opcodes, ptxas warnings.
+
+Reads the cubin with the cuobjdump and ptxas that ship in the triton package; no GPU and no CUDA toolkit needed.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import tempfile
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from triton import knobs
+
+# Most dynamic shared memory one block may use, bytes (CUDA C++ Programming Guide, table of compute capabilities).
+SMEM_LIMIT = {80: 166912, 86: 101376, 89: 101376, 90: 232448, 100: 232448, 120: 101376}
+
+_OPCODE = re.compile(r"^\s*/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_.]*)", re.M)
+
+
+@dataclass(frozen=True)
+class Resources:
+    """Resources of one compiled kernel. `opcodes` counts SASS instructions by their first name ("HGMMA", "LDGSTS")."""
+
+    name: str
+    arch: int
+    registers: int
+    stack_bytes: int
+    smem_bytes: int
+    num_warps: int
+    opcodes: Counter[str]
+    ptx: str
+
+    @property
+    def fits(self) -> bool:
+        """Whether a block may have that much shared memory."""
+        return self.smem_bytes <= SMEM_LIMIT[self.arch]
+
+    @property
+    def spills(self) -> int:
+        """Loads and stores of registers to local memory."""
+        return self.opcodes["LDL"] + self.opcodes["STL"]
+
+    def __str__(self) -> str:
+        keep = ("HMMA", "HGMMA", "QGMMA", "UTCHMMA", "UTMALDG", "UTMASTG", "LDGSTS", "FFMA")
+        used = {o: self.opcodes[o] for o in keep if self.opcodes[o]}
+        return (
+            f"{self.name} sm_{self.arch}: {self.registers} registers, {self.spills} spills, "
+            f"{self.smem_bytes} of {SMEM_LIMIT[self.arch]} bytes, {self.num_warps} warps, {used}"
+        )
+
+
+def resources(kernel: Any, arch: int) -> Resources:
+    """Read a `triton.compile` result (or what a `warmup` returned)."""
+    tool = knobs.nvidia.cuobjdump.path
+    with tempfile.TemporaryDirectory() as folder:
+        cubin = Path(folder) / "kernel.cubin"
+        cubin.write_bytes(kernel.asm["cubin"])
+        usage = _output(tool, "--dump-resource-usage", str(cubin))
+        sass = _output(tool, "--dump-sass", str(cubin))
+    found = re.search(r"REG:(\d+).*?STACK:(\d+)", usage)
+    if found is None:
+        raise ValueError(f"cuobjdump printed no resource usage: {usage[-500:]}")
+    opcodes = Counter(opcode.split(".")[0] for opcode in _OPCODE.findall(sass))
+    return Resources(
+        kernel.metadata.name, arch, int(found[1]), int(found[2]), kernel.metadata.shared, kernel.metadata.num_warps,
+        opcodes, kernel.asm["ptx"],
+    )  # fmt: skip
+
+
+def ptxas_warnings(compiled: Resources) -> list[str]:
+    """ptxas's performance warnings about a kernel: C7510 (wgmma serialised), C7508 (setmaxnreg ignored) and their like.
+
+    Triton shows them nowhere, so its PTX goes through the bundled ptxas again."""
+    tool = (knobs.nvidia.ptxas_blackwell if compiled.arch >= 100 else knobs.nvidia.ptxas).path
+    feature = "a" if compiled.arch >= 90 else ""
+    with tempfile.TemporaryDirectory() as folder:
+        source = Path(folder) / "kernel.ptx"
+        source.write_text(compiled.ptx)
+        log = _output(tool, "-v", f"--gpu-name=sm_{compiled.arch}{feature}", str(source), "-o", f"{folder}/kernel.o")
+    return [line for line in log.splitlines() if re.search(r"\bC75\d\d\b", line)]
+
+
+def _output(*command: str) -> str:
+    return subprocess.run(command, text=True, check=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT).stdout

@@ -1,0 +1,166 @@
+"""Repairs for Triton's CPU interpreter (TRITON_INTERPRET=1), and a way to run a test file under it.
+
+What is wrong in Triton 3.6.0, each shown by a test in test_interpreter.py:
+
+1. bfloat16 lives in uint16 arrays and float8 in uint8 arrays; `tl.dot` on bfloat16, and arithmetic and comparisons on
+   either, compute with the bit patterns.
+2. float32 -> bfloat16 truncates instead of rounding to nearest even, and where it rounds it loses the carry into the
+   exponent (1.99999 becomes 1.0).
+3. numpy >= 2.4 refuses int() of an array with one element, so a loop with a run-time bound fails.
+4. A descriptor's offset in the last dimension must be a multiple of 16 bytes. TMA's tiled mode has no such rule:
+   only the base and the strides are bound (CUDA driver API, cuTensorMapEncodeTiled).
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import triton.language as tl
+from triton.runtime import interpreter
+
+_TORCH_DTYPE = {
+    tl.bfloat16: torch.bfloat16,
+    tl.float8e4nv: torch.float8_e4m3fn,
+    tl.float8e5: torch.float8_e5m2,
+    tl.float16: torch.float16,
+    tl.float32: torch.float32,
+    tl.float64: torch.float64,
+}
+# The types kept as bit patterns, with the integer that holds them; the finite value at which conversions saturate.
+_BITS = {tl.bfloat16: np.uint16, tl.float8e4nv: np.uint8, tl.float8e5: np.uint8}
+_SATURATES_AT = {tl.float8e4nv: 448.0, tl.float8e5: 57344.0}
+_UNSIGNED = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
+_SIGNED_TORCH = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def active() -> bool:
+    """Whether this process interprets Triton kernels instead of compiling them."""
+    return os.environ.get("TRITON_INTERPRET") == "1"
+
+
+def run_file_interpreted(path: str) -> None:
+    """Run the tests of one file in a fresh process with TRITON_INTERPRET=1 (it must be set before Triton is imported)
+    and fail with that process's output unless all pass."""
+    command = [sys.executable, "-m", "pytest", "-q", "--no-header", "-p", "no:cacheprovider", "--tb=short", path]
+    root = Path(__file__).resolve().parents[2]
+    env = {**os.environ, "TRITON_INTERPRET": "1"}
+    result = subprocess.run(command, env=env, cwd=root, text=True, capture_output=True)
+    assert result.returncode == 0, f"{' '.join(command)}\n{result.stdout[-8000:]}\n{result.stderr[-2000:]}"
+
+
+def _decode(data: np.ndarray, dtype: Any) -> torch.Tensor:
+    """The values of an interpreter array as a torch tensor of the true dtype."""
+    storage = _BITS.get(dtype) or interpreter._get_np_dtype(dtype)
+    return torch.from_numpy(np.ascontiguousarray(data).view(storage).copy()).view(_TORCH_DTYPE[dtype])
+
+
+def _encode(values: torch.Tensor, dtype: Any, shape: tuple[int, ...]) -> np.ndarray:
+    """Bits of `values` in `dtype`, rounded to nearest even and saturated as the GPU's cvt does for float8."""
+    if dtype in _SATURATES_AT:
+        values = values.float().clamp(-_SATURATES_AT[dtype], _SATURATES_AT[dtype])
+    values = values.to(_TORCH_DTYPE[dtype]).contiguous()
+    size = values.element_size()
+    return values.view(_SIGNED_TORCH[size]).numpy().view(_UNSIGNED[size]).reshape(shape)
+
+
+def _float_values(handle: Any) -> np.ndarray:
+    """The handle's array, decoded to float32 if it holds bit patterns."""
+    dtype = handle.dtype.scalar
+    return _decode(handle.data, dtype).float().numpy().reshape(handle.data.shape) if dtype in _BITS else handle.data
+
+
+def _from_float32(values: np.ndarray, dtype: Any) -> Any:
+    return interpreter.TensorHandle(_encode(torch.from_numpy(values.astype(np.float32)), dtype, values.shape), dtype)
+
+
+def _convert_float(original: Callable[..., np.ndarray]) -> Callable[..., np.ndarray]:
+    def convert(data: np.ndarray, source: Any, target: Any, rounding: Any) -> np.ndarray:
+        source, target = source.scalar, target.scalar
+        if source not in _TORCH_DTYPE or target not in _TORCH_DTYPE:
+            return original(data, source, target, rounding)
+        return _encode(_decode(data, source), target, np.shape(data))
+
+    return convert
+
+
+def _binary_op(original: Callable[..., Any]) -> Callable[..., Any]:
+    def binary_op(self: Any, lhs: Any, rhs: Any, op: Callable[..., np.ndarray]) -> Any:
+        dtype = lhs.dtype.scalar
+        if dtype not in _BITS:
+            return original(self, lhs, rhs, op)
+        result = op(_float_values(lhs), _float_values(rhs))
+        if result.dtype == np.bool_:
+            return interpreter.TensorHandle(result, tl.int1)
+        return _from_float32(result, dtype)
+
+    return binary_op
+
+
+def _ternary_op(original: Callable[..., Any]) -> Callable[..., Any]:
+    def ternary_op(self: Any, lhs: Any, rhs: Any, other: Any, op: Callable[..., np.ndarray]) -> Any:
+        dtype = other.dtype.scalar
+        # tl.where selects, which is right on bits; fma and clamp compute
+        if dtype not in _BITS or op is np.where:
+            return original(self, lhs, rhs, other, op)
+        return _from_float32(op(_float_values(lhs), _float_values(rhs), _float_values(other)), dtype)
+
+    return ternary_op
+
+
+def _cast(original: Callable[..., Any]) -> Callable[..., Any]:
+    def cast(self: Any, handle: Any, target: Any) -> Any:
+        source, target = handle.dtype.scalar, target.scalar
+        if source not in _BITS and target not in _BITS:
+            return original(self, handle, target)
+        values = _float_values(handle).astype(np.float32)
+        if target in _BITS:
+            return _from_float32(values, target)
+        return interpreter.TensorHandle(values.astype(interpreter._get_np_dtype(target)), target)
+
+    return cast
+
+
+def _dot(self: Any, a: Any, b: Any, acc: Any, input_precision: Any, max_num_imprecise_acc: Any) -> Any:
+    product = np.matmul(_float_values(a), _float_values(b), dtype=acc.data.dtype)
+    return interpreter.TensorHandle(product + acc.data, acc.dtype.scalar)
+
+
+def _patch_tensor(original: Callable[..., None]) -> Callable[..., None]:
+    def patch(tensor: Any, scope: Any) -> None:
+        original(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: int(np.asarray(self.handle.data).item()))
+
+    return patch
+
+
+def _materialize_pointers(self: Any, offsets: list[Any]) -> tuple[Any, np.ndarray]:
+    """Addresses and in-bounds mask of one block of a descriptor."""
+    itemsize = self.base.dtype.element_ty.primitive_bitwidth // 8
+    pointers = np.broadcast_to(self.base.data, self.block_shape)
+    inside = np.ones(self.block_shape, dtype=bool)
+    for dim, extent in enumerate(self.block_shape):
+        place = np.arange(extent).reshape([-1 if d == dim else 1 for d in range(self.ndim)]) + offsets[dim].data
+        pointers = pointers + (itemsize * place * self.strides[dim].data).astype(np.uint64)
+        inside = inside & (place >= 0) & (place < self.shape[dim].data)
+    return interpreter.TensorHandle(pointers, self.base.dtype.scalar), inside
+
+
+def repair() -> None:
+    """Apply all repairs to this process's Triton; calling it again does nothing. Only for interpreted processes."""
+    builder = interpreter.InterpreterBuilder
+    if builder.create_dot is _dot:
+        return
+    interpreter._convert_float = _convert_float(interpreter._convert_float)
+    interpreter._patch_lang_tensor = _patch_tensor(interpreter._patch_lang_tensor)
+    builder.binary_op = _binary_op(builder.binary_op)
+    builder.ternary_op = _ternary_op(builder.ternary_op)
+    builder.cast_impl = _cast(builder.cast_impl)
+    builder.create_dot = _dot
+    interpreter.TensorDescHandle.materialize_pointers = _materialize_pointers
