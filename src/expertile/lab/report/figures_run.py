@@ -1,0 +1,219 @@
+"""Charts over workloads: roofline, scaling with the number of rows, launch overhead."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from html import escape
+from math import log10
+from statistics import median
+from typing import Any
+
+from expertile.device import Device, find_in_text
+from expertile.lab.report.contest import Contest, Run
+from expertile.lab.report.figures import Figure, base_layout, hover, log_axis, marker_trace, row_label
+from expertile.lab.report.palette import baseline_style, styles
+from expertile.lab.report.rows import fixed_routing
+from expertile.lab.report.units import byte_rate, flop_rate, micros, short
+
+_LEAST_POINTS = 3
+_LEAST_COST_US = 0.5
+
+
+def roofline_figure(run: Run, contests: Sequence[Contest]) -> Figure | None:
+    """TFLOP/s over FLOP per byte, with the roofs the records were judged by. None where nothing was timed.
+
+    Source: Williams, Waterman, Patterson, "Roofline", CACM 52(4), 2009.
+    """
+    points = [
+        (contest, row, row.flops / row.nbytes, row.tflops)
+        for contest in contests
+        for row in contest.rows
+        if row.timed and row.flops and row.nbytes and row.tflops and row.backend != "copy"
+    ]
+    if not points:
+        return None
+    looks = styles(row.backend for _, row, _, _ in points)
+    traces: dict[str, Figure] = {}
+    for contest, row, x, y in points:
+        colour, symbol = looks.get(row.backend, (baseline_style("dense")[0], "line-ew-open"))
+        trace = traces.setdefault(row.backend, marker_trace(row.backend, colour, symbol))
+        trace["x"].append(x)
+        trace["y"].append(y)
+        trace["hovertext"].append(hover(contest, row))
+    compute, memory = roofs(run)
+    xs, ys = [x for _, _, x, _ in points], [y for _, _, _, y in points]
+    left, right = min(xs) / 1.8, max(xs) * 1.8
+    lines, labels = _roof_lines(compute, memory, left, right)
+    layout = base_layout(440)
+    layout["xaxis"] |= {**log_axis([left, right]), "title": {"text": "FLOP per byte (logarithmic)"}}
+    layout["yaxis"] |= {**log_axis([*ys, *compute.values()]), "title": {"text": "TFLOP/s (logarithmic)"}}
+    layout["margin"] |= {"t": 16}
+    layout["annotations"] = labels
+    return {"data": [*lines, *traces.values()], "layout": layout}
+
+
+def roofs(run: Run) -> tuple[dict[str, float], float | None]:
+    """(TFLOP/s peak by dtype, TB/s or None) behind the run's bounds: work ÷ bound of the records each one limits.
+
+    A roof that limited no record is taken from the device's datasheet where the device is known.
+    """
+    compute: dict[str, float] = {}
+    memory: float | None = None
+    for row in run.rows:
+        if row.bound_s and row.limiter == "compute" and row.flops:
+            compute[row.dtype] = row.flops / row.bound_s / 1e12
+        elif row.bound_s and row.limiter == "memory" and row.nbytes:
+            memory = row.nbytes / row.bound_s / 1e12
+    known: list[Device] = find_in_text(run.device)
+    if known:
+        for dtype in {row.dtype for row in run.rows} - set(compute):
+            peak = known[0].peak(dtype)
+            if peak:
+                compute[dtype] = peak / 1e12
+        if memory is None and known[0].memory_bps:
+            memory = known[0].memory_bps / 1e12
+    return compute, memory
+
+
+def scaling_figures(contests: Sequence[Contest]) -> dict[str, Figure]:
+    """Charts by title: families of workloads that differ in their number of rows only, three or more of them."""
+    families: dict[Any, list[tuple[int, Contest]]] = {}
+    for contest in contests:
+        tokens = contest.sample.tokens
+        if contest.ranked and tokens:
+            families.setdefault(contest.sample.family, []).append((tokens, contest))
+    found: dict[str, Figure] = {}
+    for members in families.values():
+        if len({tokens for tokens, _ in members}) < _LEAST_POINTS:
+            continue
+        members.sort(key=lambda member: member[0])
+        sample = members[0][1].sample
+        ragged = str(sample.shape.get("layout", "")).removeprefix("ragged_")
+        sizes = [
+            f"{name} {sample.shape[name]}"
+            for name in ("groups", "m", "n", "k")
+            if name in sample.shape and name != ragged
+        ]
+        routing = [fixed_routing(str(sample.shape["routing"]))] if sample.shape.get("routing") else []
+        title = ", ".join([sample.dtype, *sizes, *routing])
+        found[title if title not in found else f"{title} ({len(found) + 1})"] = _scaling(members)
+    return found
+
+
+def _scaling(members: Sequence[tuple[int, Contest]]) -> Figure:
+    looks = styles(row.backend for _, contest in members for row in contest.rows)
+    traces: dict[str, Figure] = {}
+    bound: list[tuple[int, float]] = []
+    for tokens, contest in members:
+        sample = contest.sample
+        if sample.bound_s and sample.flops:
+            bound.append((tokens, sample.flops / sample.bound_s / 1e12))
+        for row in contest.rows:
+            if not row.timed or not row.tflops or row.backend == "copy":
+                continue
+            colour, symbol = looks.get(row.backend, (baseline_style("dense")[0], "line-ew-open"))
+            trace = traces.setdefault(row.backend, marker_trace(row.backend, colour, symbol))
+            trace |= {"mode": "lines+markers", "line": {"color": colour, "width": 2}}
+            trace["x"].append(tokens)
+            trace["y"].append(row.tflops)
+            trace["hovertext"].append(hover(contest, row))
+    data = list(traces.values())
+    if bound:
+        data.insert(0, _reference("bound", bound))
+    values = [y for trace in traces.values() for y in trace["y"]] + [y for _, y in bound]
+    layout = base_layout(320)
+    layout["margin"] |= {"t": 12}
+    layout["xaxis"] |= {
+        **log_axis([tokens for tokens, _ in members]),
+        "title": {"text": "rows in all (logarithmic)"},
+    }
+    layout["yaxis"] |= {**log_axis(values), "title": {"text": "TFLOP/s (logarithmic)"}}
+    return {"data": data, "layout": layout}
+
+
+def launch_figure(costs: Mapping[str, Sequence[tuple[Contest, float]]]) -> Figure | None:
+    """`costs` (of `verdict.overhead`) in µs: a dot per workload, a stroke at the median. None where there are none.
+
+    The axis is logarithmic, since a loop over groups costs a hundred times a single launch; what is not measurably
+    more than zero stands at its left end.
+    """
+    if not costs:
+        return None
+    names = sorted(costs, key=lambda name: median(cost for _, cost in costs[name]))
+    looks = styles(names)
+    data, labels, values = [], [], []
+    for index, name in enumerate(names):
+        y = 2.2 * index + 0.9
+        trace = marker_trace(name, *looks[name])
+        trace["marker"] |= {"opacity": 0.6}
+        for contest, cost in costs[name]:
+            trace["x"].append(max(cost * 1e6, _LEAST_COST_US))
+            trace["y"].append(y)
+            where = f"{escape(short(name, 40))}<br>{escape(short(contest.label, 60))}"
+            trace["hovertext"].append(f"{where}<br>eager − graph {micros(cost)} µs")
+        middle = median(cost for _, cost in costs[name])
+        at = max(middle * 1e6, _LEAST_COST_US)
+        stroke: Figure = {"x": [at, at], "y": [y - 0.5, y + 0.5], "mode": "lines", "type": "scatter"}
+        stroke |= {"line": {"color": "@fg", "width": 2}, "hoverinfo": "skip", "meta": {"backend": name}}
+        data += [trace, stroke]
+        values += trace["x"]
+        text = f"<b>{escape(short(name, 30))}</b>  median {micros(middle)} µs"
+        labels.append(row_label(2.2 * index, text))
+    layout = base_layout(len(names) * 44 + 64, annotations=labels)
+    layout["xaxis"] |= {**log_axis([_LEAST_COST_US, *values]), "side": "top"}
+    layout["xaxis"]["title"] = {"text": "eager − graph, µs per call (logarithmic)", "standoff": 6}
+    least = f"{_LEAST_COST_US:g}"
+    layout["xaxis"]["ticktext"] = [f"≤{t}" if t == least else t for t in layout["xaxis"]["ticktext"]]
+    layout["yaxis"] |= {"range": [2.2 * len(names) - 0.4, -0.7], "visible": False}
+    return {"data": data, "layout": layout}
+
+
+def _roof_lines(
+    compute: dict[str, float], memory: float | None, left: float, right: float
+) -> tuple[list[Figure], list[Figure]]:
+    lines, labels = [], []
+    for dtype, peak in sorted(compute.items()):
+        start = max(left, peak / memory) if memory else left
+        lines.append(_reference("bound", [(min(start, right), peak), (right, peak)]))
+        labels.append(
+            {
+                "x": log10(right),
+                "y": log10(peak),
+                "xanchor": "right",
+                "yanchor": "bottom",
+                "showarrow": False,
+                "text": escape(f"{dtype} peak {flop_rate(peak)}"),
+                "font": {"color": "@accent", "size": 11},
+            }
+        )
+    if memory:
+        top = max(compute.values(), default=memory * right)
+        end = min(right, top / memory)
+        if end > left:
+            lines.append(_reference("bound", [(left, left * memory), (end, end * memory)]))
+            middle = (left * end) ** 0.5
+            labels.append(
+                {
+                    "x": log10(middle),
+                    "y": log10(middle * memory),
+                    "xanchor": "right",
+                    "yanchor": "bottom",
+                    "showarrow": False,
+                    "text": byte_rate(memory * 1e3),
+                    "font": {"color": "@accent", "size": 11},
+                }
+            )
+    return lines, labels
+
+
+def _reference(name: str, points: Sequence[tuple[float, float]]) -> Figure:
+    return {
+        "type": "scatter",
+        "mode": "lines",
+        "name": name,
+        "meta": {"backend": name},
+        "x": [x for x, _ in points],
+        "y": [y for _, y in points],
+        "line": {"color": "@accent", "width": 1.6},
+        "hoverinfo": "skip",
+    }

@@ -1,0 +1,203 @@
+"""Markdown exports: a summary of all records, and the README's headline table with its markers."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from expertile.lab.report.contest import Contest, Run, relative_speed, runs
+from expertile.lab.report.rows import POLICY_NAMES
+from expertile.lab.report.units import MISSING, micros, percent, plural, rate, spread, times
+from expertile.lab.report.verdict import failures, sentences
+
+HEADLINE_START = "<!-- expertile:headline -->"
+HEADLINE_END = "<!-- /expertile:headline -->"
+
+
+def markdown(records: Iterable[Any]) -> str:
+    """A Markdown summary: per run the verdict, one table per preset and policy, and what has no time and why."""
+    parts = []
+    for run in runs(records):
+        parts.append(f"## {_cell(run.device)}, {_cell(run.day)} (run {_cell(run.name)})")
+        parts.append("\n".join(f"- {_cell(sentence.text)}" for sentence in sentences(run)))
+        for policy in run.policies:
+            for preset in run.presets:
+                contests = run.contests_of(policy, preset)
+                if contests:
+                    parts.append(f"### {_cell(preset)}, {POLICY_NAMES.get(policy, _cell(policy))}")
+                    parts.append(_backend_table(contests))
+        if failures(run):
+            parts.append("### Without a time")
+            parts.append(_failure_table(run))
+    return "\n\n".join(parts or ["No records: nothing was measured."]) + "\n"
+
+
+def headline(records: Iterable[Any]) -> str:
+    """The README's headline: a table of presets × backends, and every workload below it, ready to paste.
+
+    Only ratios within one run are averaged; a figure of several runs stands in rows of its own run.
+    The graph policy where a run has it, eager otherwise.
+    """
+    found = runs(records)
+    if not found:
+        return "No records: nothing was measured."
+    parts = [_headline_table(group) for group in _by_backends(found)]
+    details = []
+    for run in found:
+        policy = run.policies[0]
+        for preset in run.presets:
+            contests = [contest for contest in run.contests_of(policy, preset) if contest.ranked]
+            if contests:
+                details += [
+                    f"**{_cell(preset)}**: {_cell(run.device)}, {_cell(run.day)}, "
+                    f"{POLICY_NAMES.get(policy, _cell(policy))}, run `{_cell(run.name)}`",
+                    _workload_table(contests),
+                ]
+    if details:
+        parts.append("<details><summary>Every workload</summary>")
+        parts += [*details, "</details>"]
+    return "\n\n".join(parts)
+
+
+def update_readme(path: str | Path, records: Iterable[Any], check: bool = False) -> bool:
+    """Puts `headline(records)` between the markers of the README at `path`; all else stays byte for byte.
+
+    Returns whether the README was already up to date. With `check` nothing is written.
+    Raises ValueError unless the file has each marker exactly once, in order.
+    """
+    path = Path(path)
+    text = path.read_bytes().decode("utf-8")
+    if text.count(HEADLINE_START) != 1 or text.count(HEADLINE_END) != 1:
+        raise ValueError(
+            f"{path}: expected the markers {HEADLINE_START} and {HEADLINE_END} exactly once each, "
+            f"got {text.count(HEADLINE_START)} and {text.count(HEADLINE_END)}"
+        )
+    before, rest = text.split(HEADLINE_START)
+    if HEADLINE_END not in rest:
+        raise ValueError(f"{path}: expected {HEADLINE_START} before {HEADLINE_END}, got them in the other order")
+    after = rest.split(HEADLINE_END)[1]
+    newline = "\r\n" if "\r\n" in text else "\n"
+    body = f"\n{headline(records)}\n".replace("\n", newline)
+    updated = f"{before}{HEADLINE_START}{body}{HEADLINE_END}{after}"
+    if updated == text:
+        return True
+    if not check:
+        path.write_bytes(updated.encode("utf-8"))
+    return False
+
+
+def _by_backends(found: Sequence[Run]) -> list[list[Run]]:
+    """Runs of one device and policy share a table; the columns mean the same there."""
+    groups: dict[tuple[str, str], list[Run]] = {}
+    for run in found:
+        groups.setdefault((run.device, run.policies[0]), []).append(run)
+    return list(groups.values())
+
+
+def _headline_table(group: Sequence[Run]) -> str:
+    policy = group[0].policies[0]
+    standings = {
+        (run.name, preset): relative_speed(run.contests_of(policy, preset)) for run in group for preset in run.presets
+    }
+    names = sorted(
+        {name for standing in standings.values() for name in standing},
+        key=lambda name: (-sum(standing.get(name, (0.0, 0))[0] for standing in standings.values()), name),
+    )
+    days = sorted({run.day for run in group})
+    dates = days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"
+    env = group[0].rows[0].env
+    versions = ", ".join(f"{name} {env[name]}" for name in ("torch", "triton", "expertile") if env.get(name))
+    lead = (
+        f"Recorded on {_cell(group[0].device)}, {_cell(dates)}{', ' + _cell(versions) if versions else ''}, "
+        f"{POLICY_NAMES.get(policy, _cell(policy))}. Speed of each backend relative to the fastest one on the same "
+        "workload in the same run, geometric mean; in brackets how many workloads it could run, where not all."
+    )
+    body = []
+    for run in group:
+        for preset in run.presets:
+            contests = [contest for contest in run.contests_of(policy, preset) if contest.ranked]
+            if not contests:
+                continue
+            standing = standings[run.name, preset]
+            full = [speed for speed, count in standing.values() if count == len(contests)]
+            cells = []
+            for name in names:
+                speed, count = standing.get(name, (0.0, 0))
+                text = f"{speed:.2f}" if count else MISSING
+                if count == len(contests) and speed == max(full):
+                    text = f"**{text}**"
+                cells.append(text + (f" ({count})" if 0 < count < len(contests) else ""))
+            cells.append(_share(contests))
+            body.append([_cell(preset), str(len(contests)), *cells])
+    header = ["preset", "workloads", *(f"`{_cell(name)}`" for name in names), "fastest, of bound"]
+    return f"{lead}\n\n{_markdown_table(header, body, left=1)}"
+
+
+def _share(contests: Sequence[Contest]) -> str:
+    shares = [contest.best.share for contest in contests if contest.best and contest.best.share]
+    if not shares:
+        return MISSING
+    return percent(shares[0]) if len(shares) == 1 else f"{percent(min(shares))} to {percent(max(shares))}"
+
+
+def _workload_table(contests: Sequence[Contest]) -> str:
+    body = []
+    for contest in contests:
+        best, second = contest.best, next((row for row in contest.ranked if row not in contest.leaders), None)
+        dense, copy = contest.of("dense"), contest.of("copy")
+        light = (dense if contest.limiter == "compute" else copy) or dense or copy
+        body.append(
+            [
+                _cell(contest.label),
+                " = ".join(f"`{_cell(row.backend)}`" for row in contest.leaders),
+                micros(best.time_s if best else None),
+                rate(best) if best else MISSING,
+                percent(best.share if best else None),
+                contest.limiter if best and best.share else MISSING,
+                f"`{_cell(second.backend)}` {times(contest.times_best(second))}" if second else MISSING,
+                f"{_cell(light.backend)} {times(contest.times_best(light))}" if light and light.timed else MISSING,
+            ]
+        )
+    header = ["workload", "fastest", "µs", "rate", "of bound", "limited by", "next", "speed of light"]
+    return _markdown_table(header, body, left=2)
+
+
+def _backend_table(contests: Sequence[Contest]) -> str:
+    body = []
+    for contest in contests:
+        baselines = [row for row in contest.rows if row.timed and row.is_baseline]
+        for row in (*contest.ranked, *baselines):
+            mark = " (tie)" if row in contest.leaders and len(contest.leaders) > 1 else ""
+            body.append(
+                [
+                    _cell(contest.label),
+                    f"`{_cell(row.backend)}`",
+                    micros(row.time_s),
+                    spread(row),
+                    rate(row),
+                    percent(contest.share(row)),
+                    times(contest.times_best(row)) + mark,
+                ]
+            )
+    return _markdown_table(["workload", "backend", "µs", "95 %", "rate", "of bound", "× best"], body, left=2)
+
+
+def _failure_table(run: Run) -> str:
+    body = [
+        [status, f"`{_cell(backend)}`", plural(len(names), "workload"), _cell(reason)]
+        for status, backend, reason, names in failures(run)
+    ]
+    return _markdown_table(["status", "backend", "on", "reason"], body, left=4)
+
+
+def _markdown_table(header: Sequence[str], body: Sequence[Sequence[str]], left: int) -> str:
+    rule = ["-" if index < left else "-:" for index in range(len(header))]
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in (header, rule, *body))
+
+
+def _cell(text: str) -> str:
+    """Text that stays inside one table cell and brings no HTML, markup or marker of its own."""
+    text = " ".join(text.split()).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    return re.sub(r"([\\|`*\[\]])", r"\\\1", text)

@@ -1,0 +1,300 @@
+"""Sections of one run in the HTML report. All text that comes from records passes through `html.escape`."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from html import escape
+from statistics import geometric_mean, median
+from typing import Any
+
+from expertile.lab.report.contest import Contest, Run
+from expertile.lab.report.figures import Figure, share_figure, time_figure
+from expertile.lab.report.figures_run import launch_figure, roofline_figure, roofs, scaling_figures
+from expertile.lab.report.rows import POLICY_NAMES, Row, shape_text
+from expertile.lab.report.units import (
+    MISSING,
+    error,
+    micros,
+    percent,
+    plural,
+    rate,
+    short,
+    significant,
+    spread,
+    times,
+)
+from expertile.lab.report.verdict import failures, overhead, sentences, standing
+
+
+@dataclass
+class Figures:
+    """The charts of one page, in order; the page's script draws item i into the element with data-figure=i."""
+
+    items: list[Figure] = field(default_factory=list)
+
+    def add(self, figure: Figure | None, title: str, policy: str = "", label: str = "") -> str:
+        """The element that will hold `figure`; empty for None. `label` marks records from elsewhere."""
+        if figure is None:
+            return ""
+        self.items.append(figure)
+        shown = f"{title}, {POLICY_NAMES.get(policy, policy)}" if policy else title
+        marker = f' <span class="foreign-mark">{escape(label)}</span>' if label else ""
+        return (
+            f"<figure{_policy(policy)}><figcaption>{escape(shown)}{marker}</figcaption>"
+            f'<div class="plot" role="img" aria-label="{escape(shown)}. The same figures stand in the tables below." '
+            f'data-figure="{len(self.items) - 1}" style="height:{figure["layout"]["height"]}px"></div></figure>'
+        )
+
+
+def verdict(run: Run, anchor: str) -> str:
+    """Findings first, then what went wrong, with the measured setting underneath."""
+    said = sentences(run)
+    main = "".join(
+        f'<p class="{"lead" if sentence.kind == "lead" else "finding"}"{_policy(sentence.policy)}>'
+        f"{escape(sentence.text)}</p>"
+        for sentence in said
+        if sentence.kind not in ("scope", "trouble", "machine")
+    )
+    bad = [sentence.text for sentence in said if sentence.kind in ("trouble", "machine")]
+    notes = "".join(f"<li>{escape(text)}</li>" for text in bad)
+    trouble = f'<ul class="trouble" aria-label="Problems">{notes}</ul>' if bad else ""
+    scope = next(sentence.text for sentence in said if sentence.kind == "scope")
+    return (
+        f'<div class="verdict"><h2 id="{anchor}-verdict">Verdict</h2>{main}'
+        f'<p class="scope">{escape(scope)}</p>{trouble}</div>'
+    )
+
+
+def environment(run: Run) -> str:
+    """The machine, its software and its clocks while measuring."""
+    rows = run.rows
+    facts: list[tuple[str, str]] = [("Device", _values(rows, "gpu"))]
+    facts += [(name, _values(rows, name.lower())) for name in ("Driver", "torch", "Triton", "expertile")]
+    facts += [
+        ("SM clock", _numbers(rows, "sm_clock_mhz", "MHz")),
+        ("Power", _numbers(rows, "power_w", "W")),
+        ("Throttle reasons", _throttle(rows)),
+        ("Bound from", _limits(run)),
+        ("Date", ", ".join(sorted({row.day for row in rows if row.day}))),
+        ("Run", run.name),
+    ]
+    items = "".join(f"<div><dt>{name}</dt><dd>{escape(value)}</dd></div>" for name, value in facts if value)
+    return f'<dl class="environment" aria-label="Environment">{items}</dl>'
+
+
+def glance(run: Run, label: str) -> str:
+    """Workloads × backends, one table per policy: share of the bound (or relative speed), shaded."""
+    tables = [_glance_table(run, policy, label) for policy in run.policies]
+    return f'<h2>At a glance</h2><div class="panels">{"".join(tables)}</div>'
+
+
+def preset(run: Run, name: str, figures: Figures, label: str) -> str:
+    """Charts of one preset: share of the bound; beside it time, scaling, roofline and launch overhead."""
+    near, rest = [], []
+    for policy in run.policies:
+        contests = run.contests_of(policy, name)
+        near.append(figures.add(share_figure(contests), "How near the limit", policy, label))
+    for policy in run.policies:
+        rest.append(figures.add(time_figure(run.contests_of(policy, name)), "Time", policy, label))
+    scaling = [scaling_figures(run.contests_of(policy, name)) for policy in run.policies]
+    for title in dict.fromkeys(title for found in scaling for title in found):
+        for policy, found in zip(run.policies, scaling, strict=True):
+            rest.append(figures.add(found.get(title), f"Scaling: {title}", policy, label))
+    for policy in run.policies:
+        chart = roofline_figure(run, run.contests_of(policy, name))
+        rest.append(figures.add(chart, f"Roofline{_roof_note(run)}", policy, label))
+    rest.append(figures.add(launch_figure(overhead(run, name)), "Launch overhead: eager minus graph", "", label))
+    if not any(near):
+        return ""
+    return (
+        f'<h2>{escape(name)}</h2><div class="panels charts"><div class="column">{"".join(near)}</div>'
+        f'<div class="column">{"".join(rest)}</div></div>'
+    )
+
+
+def without_time(run: Run) -> str:
+    """What was wrong, refused or unsupported, with the reason."""
+    found = failures(run)
+    if not found:
+        return ""
+    body = "".join(
+        f'<tr><td><span class="status {escape(status)}">{escape(status)}</span></td><td>{escape(backend)}</td>'
+        f"<td>{escape(reason)}</td><td>{_workload_list(names)}</td></tr>"
+        for status, backend, reason, names in found
+    )
+    return (
+        '<h2>Without a time</h2><div class="scroll" tabindex="0" role="region" aria-label="Records without a time">'
+        '<table class="reasons"><thead><tr><th scope="col">Status</th><th scope="col">Backend</th>'
+        f'<th scope="col">Reason</th><th scope="col">Workloads</th></tr></thead><tbody>{body}</tbody></table></div>'
+    )
+
+
+def all_records(run: Run) -> str:
+    """Every record, sortable and searchable."""
+    places = {(contest.sample.key, contest.policy): contest for contest in run.contests}
+    body = "".join(_record(row, places[row.key, row.policy]) for row in run.rows)
+    columns = (
+        ("Workload", ""), ("Backend", ""), ("Policy", ""), ("µs", "num"), ("95 %", "num"), ("Rate", "num"),
+        ("Of bound", "num"), ("Limited by", ""), ("Standing", ""), ("Status", ""), ("Relative error", "num"),
+        ("Largest error", "num"), ("Config", ""), ("Shape", ""), ("Reason", ""),
+    )  # fmt: skip
+    head = "".join(
+        f'<th scope="col" class="{kind}"><button type="button">{name}</button></th>' for name, kind in columns
+    )
+    return (
+        f'<details class="records"><summary>All {plural(len(run.rows), "record")}</summary>'
+        '<label class="search">Filter <input type="search" placeholder="workload, backend, status …"></label>'
+        '<div class="scroll tall" tabindex="0" role="region" aria-label="All records">'
+        f'<table class="sortable"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div></details>'
+    )
+
+
+def _record(row: Row, contest: Contest) -> str:
+    def cell(text: str, sort: float | None = None, kind: str = "") -> str:
+        order = f' data-sort="{sort!r}"' if sort is not None else ""
+        return f"<td{f' class={kind}' if kind else ''}{order}>{escape(text)}</td>"
+
+    return "".join(
+        [
+            f'<tr class="{"baseline" if row.is_baseline else "rival"}"><th scope="row">{escape(contest.label)}</th>',
+            cell(row.backend),
+            cell(row.policy),
+            cell(micros(row.time_s), row.time_s, "num"),
+            cell(spread(row), kind="num"),
+            cell(rate(row), row.tflops, "num"),
+            cell(percent(contest.share(row)), contest.share(row), "num"),
+            cell(row.limiter),
+            cell(standing(contest, row), contest.times_best(row)),
+            f'<td><span class="status {escape(row.status)}">{escape(row.status)}</span></td>',
+            cell(error(row.rel_error), row.rel_error, "num"),
+            cell(error(row.max_error), row.max_error, "num"),
+            cell(row.config or MISSING),
+            cell(shape_text(row.shape)),
+            cell(row.reason),
+            "</tr>",
+        ]
+    )
+
+
+def _glance_table(run: Run, policy: str, label: str) -> str:
+    contests = run.contests_of(policy)
+    bounded = any(row.share for contest in contests for row in contest.rows)
+    names = [name for name in run.backends if any(contest.of(name) for contest in contests)]
+    head = "".join(f'<th scope="col">{_breakable(name)}</th>' for name in names)
+    body = "".join(_glance_row(contest, names, bounded) for contest in contests)
+    what = "share of the bound" if bounded else "speed relative to the fastest backend"
+    mark = f' <span class="foreign-mark">{escape(label)}</span>' if label else ""
+    foot = "".join(f"<td>{_mean(contests, name, bounded)}</td>" for name in names)
+    return (
+        f'<div{_policy(policy)}><p class="caption">{escape(sentence_case(POLICY_NAMES.get(policy, policy)))}: {what}; '
+        f'<b class="win">bold</b> is fastest or tied{mark}</p>'
+        '<div class="scroll" tabindex="0" role="region" aria-label="Workloads by backend">'
+        '<table class="glance"><thead><tr><th scope="col">Workload</th><th scope="col">Bound, µs</th>'
+        f"{head}</tr></thead>"
+        f'<tbody>{body}</tbody><tfoot><tr><th scope="row">Geometric mean</th><td></td>{foot}</tr></tfoot>'
+        "</table></div></div>"
+    )
+
+
+def _glance_row(contest: Contest, names: Sequence[str], bounded: bool) -> str:
+    cells = []
+    for name in names:
+        row = contest.of(name)
+        value = _value(contest, row, bounded) if row else None
+        if row is None:
+            cells.append("<td></td>")
+        elif value is None:
+            text = MISSING if row.timed else standing(contest, row)
+            title = f"{micros(row.time_s)} µs" if row.timed else row.reason
+            cells.append(
+                f'<td class="none"><span class="status {escape(row.status)}" title="{escape(title)}">{escape(text)}'
+                "</span></td>"
+            )
+        else:
+            won = ' class="win"' if row in contest.leaders else ' class="light"' if row.is_baseline else ""
+            title = escape(f"{micros(row.time_s)} µs, {rate(row)}, {times(contest.times_best(row))} the best time")
+            cells.append(f'<td{won} style="--share:{min(value, 1):.3f}" title="{title}">{percent(value)}</td>')
+    bound = micros(contest.sample.bound_s)
+    limit = escape(contest.limiter) if contest.sample.bound_s else "unknown"
+    return (
+        f'<tr><th scope="row">{escape(contest.label)}</th><td class="bound">{bound}<small>{limit}</small></td>'
+        f"{''.join(cells)}</tr>"
+    )
+
+
+def _value(contest: Contest, row: Row, bounded: bool) -> float | None:
+    if bounded:
+        return contest.share(row)
+    ratio = contest.times_best(row)
+    return 1 / ratio if ratio else None
+
+
+def _mean(contests: Sequence[Contest], name: str, bounded: bool) -> str:
+    found = [(contest, contest.of(name)) for contest in contests]
+    values = [value for contest, row in found if row and (value := _value(contest, row, bounded))]
+    if not values:
+        return MISSING
+    note = f"<small>on {len(values)} of {len(contests)}</small>" if len(values) < len(contests) else ""
+    return f"{percent(geometric_mean(values))}{note}"
+
+
+def _breakable(name: str) -> str:
+    return escape(short(name, 28)).replace("_", "_<wbr>")
+
+
+def _workload_list(names: Sequence[str]) -> str:
+    if len(names) <= 3:
+        return escape(", ".join(names))
+    items = "".join(f"<li>{escape(name)}</li>" for name in names)
+    return f"<details><summary>{plural(len(names), 'workload')}</summary><ul>{items}</ul></details>"
+
+
+def sentence_case(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+def _policy(policy: str) -> str:
+    """The attribute by which the page's switch shows and hides an element."""
+    return f' data-policy="{policy}"' if policy in ("graph", "eager") else ""
+
+
+def _values(rows: Sequence[Row], name: str) -> str:
+    return ", ".join(dict.fromkeys(str(row.env[name]) for row in rows if row.env.get(name) not in (None, "")))
+
+
+def _numbers(rows: Sequence[Row], name: str, unit: str) -> str:
+    values: list[float] = [row.env[name] for row in rows if row.timed and _is_number(row.env.get(name))]
+    if not values:
+        return ""
+    if min(values) == max(values):
+        return f"{significant(values[0])} {unit}"
+    return f"{significant(min(values))} to {significant(max(values))} {unit}, median {significant(median(values))}"
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _throttle(rows: Sequence[Row]) -> str:
+    measured = [row for row in rows if row.timed and "throttle" in row.env and row.env["throttle"] is not None]
+    if not measured:
+        return ""
+    reasons = Counter(reason for row in measured for reason in row.throttle)
+    if not reasons:
+        return "none"
+    return ", ".join(f"{reason} in {count} of {len(measured)} measurements" for reason, count in reasons.most_common())
+
+
+def _limits(run: Run) -> str:
+    compute, memory = roofs(run)
+    parts = [f"{dtype} {significant(peak)} TFLOP/s" for dtype, peak in sorted(compute.items())]
+    parts.append(f"memory {significant(memory)} TB/s" if memory else "memory bandwidth unknown")
+    return ", ".join(parts)
+
+
+def _roof_note(run: Run) -> str:
+    compute, memory = roofs(run)
+    missing = [name for name, known in (("compute peak", compute), ("memory bandwidth", memory)) if not known]
+    return f" ({' and '.join(missing)} unknown)" if missing else ""

@@ -1,0 +1,258 @@
+"""What was found, in sentences: the first thing every report shows, computed from the records and nothing else."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from statistics import geometric_mean, median
+from typing import Any
+
+from expertile.lab.report.contest import Contest, Run, relative_speed, runs, tied
+from expertile.lab.report.rows import POLICY_NAMES, Row
+from expertile.lab.report.units import listed, micros, percent, plural, rate, short, times
+
+_NAMED = 3  # workloads or reasons spelled out in one sentence before "and n more"
+
+
+@dataclass(frozen=True)
+class Sentence:
+    """`kind` is "scope", "lead", "choice", "bound", "baseline", "tie", "launch", "trouble" or "machine"."""
+
+    kind: str
+    text: str
+    policy: str = ""
+
+
+def verdict(records: Iterable[Any]) -> list[str]:
+    """Plain-language findings, run by run, most important first.
+
+    `records` are Record objects or mappings with the record's JSON keys. Says per policy which backend is fastest on
+    how many workloads and by what geometric mean, how much of the bound is reached, which workloads are ties, what
+    was wrong, refused or unsupported and why, what a launch costs, and whether the machine was throttled.
+    """
+    found = runs(records)
+    if not found:
+        return ["No records: nothing was measured."]
+    return [sentence.text for run in found for sentence in sentences(run)]
+
+
+def sentences(run: Run) -> tuple[Sentence, ...]:
+    """The findings of one run."""
+    said = [_scope(run)]
+    for policy in run.policies:
+        contests = [contest for contest in run.contests_of(policy) if contest.ranked]
+        if contests:
+            found = [_lead(policy, contests), *_choice(contests), *_bound(contests), *_baseline(contests)]
+            said += [replace(sentence, policy=policy) for sentence in (*found, *_ties(contests))]
+    if len(said) == 1:
+        said.append(Sentence("lead", "No backend has both a right result and a time, so nothing can be compared."))
+    return (*said, *_launch(run), *_trouble(run), *_machine(run))
+
+
+def overhead(run: Run, preset: str | None = None) -> dict[str, list[tuple[Contest, float]]]:
+    """Per rival: eager time minus graph time in seconds on every workload that has both."""
+    graph = {contest.sample.key: contest for contest in run.contests_of("graph", preset)}
+    found: dict[str, list[tuple[Contest, float]]] = {}
+    for contest in run.contests_of("eager", preset):
+        for row in contest.ranked:
+            partner = graph[row.key].of(row.backend) if row.key in graph else None
+            if partner and partner.timed and partner.time_s and row.time_s:
+                found.setdefault(row.backend, []).append((contest, row.time_s - partner.time_s))
+    return found
+
+
+def failures(run: Run) -> list[tuple[str, str, str, tuple[str, ...]]]:
+    """(status, backend, reason, workloads) of all rows without a time; wrong results first."""
+    labels = {row.key: contest.label for contest in run.contests for row in contest.rows}
+    found: dict[tuple[str, str, str], list[str]] = {}
+    for row in run.rows:
+        if not row.timed:
+            status = "refused" if row.status == "ok" else row.status
+            reason = row.reason or ("no time was recorded" if row.status == "ok" else "no reason was recorded")
+            found.setdefault((status, row.backend, reason), []).append(labels[row.key])
+    order = {"wrong": 0, "refused": 1, "unsupported": 2}
+    return sorted(
+        ((*key, tuple(dict.fromkeys(names))) for key, names in found.items()),
+        key=lambda item: (order.get(item[0], 3), item[1], item[2]),
+    )
+
+
+def _scope(run: Run) -> Sentence:
+    measured = sum(row.timed for row in run.rows)
+    policies = listed([POLICY_NAMES.get(policy, policy) for policy in run.policies])
+    return Sentence(
+        "scope",
+        f"{run.device}, {run.day or 'undated'} (run {run.name}): {plural(len(run.workloads), 'workload')}, "
+        f"{plural(len(run.backends), 'backend')}, {policies}; {measured} of {plural(len(run.rows), 'record')} "
+        f"{'has' if measured == 1 else 'have'} a right result and a time.",
+    )
+
+
+def _lead(policy: str, contests: Sequence[Contest]) -> Sentence:
+    total = len(contests)
+    where = f"{POLICY_NAMES.get(policy, policy)}: "
+    where = where[0].upper() + where[1:]
+    alone = [contest for contest in contests if len(contest.ranked) == 1]
+    raced = [contest for contest in contests if len(contest.ranked) > 1]
+    if not raced:
+        names = listed(sorted({contest.ranked[0].backend for contest in alone}))
+        return Sentence("lead", f"{where}only {names} ran, so there is nobody to be faster than.")
+    won: dict[str, list[Contest]] = {}
+    for contest in raced:
+        if contest.winner:
+            won.setdefault(contest.winner.backend, []).append(contest)
+    wins: list[str] = []
+    for name, group in sorted(won.items(), key=lambda item: (-len(item[1]), item[0])):
+        margin = times(geometric_mean([contest.margin or 1 for contest in group]))
+        mean = "a geometric mean of " if len(group) > 1 else ""
+        wins.append(
+            f"{name} on {len(group)} (by {margin})"
+            if wins
+            else f"{name} is fastest on {len(group)} of {plural(total, 'workload')}, by {mean}{margin} over the next"
+        )
+    parts = [where + (", ".join(wins) or "no backend is fastest alone")]
+    ties = sum(contest.winner is None for contest in raced)
+    if ties:
+        first = Counter(row.backend for contest in raced for row in contest.leaders)
+        leader, count = min(first.items(), key=lambda item: (-item[1], item[0]))
+        parts.append(
+            f"{ties} {'is a tie' if ties == 1 else 'are ties'}; counting ties, {leader} is at the front most often, "
+            f"on {count}"
+        )
+    if alone:
+        names = listed(sorted({contest.ranked[0].backend for contest in alone}))
+        parts.append(f"{len(alone)} {'was' if len(alone) == 1 else 'were'} run by {names} only")
+    return Sentence("lead", "; ".join(parts) + ".")
+
+
+def _choice(contests: Sequence[Contest]) -> list[Sentence]:
+    """The backend that loses least when one must serve all workloads."""
+    speeds = relative_speed(contests)
+    whole = {name: speed for name, (speed, count) in speeds.items() if count == len(contests)}
+    if len(contests) < 2 or len(speeds) < 2 or not whole:
+        return []
+    name = max(whole, key=lambda candidate: whole[candidate])
+    worst = max(contests, key=lambda contest: contest.times_best(row) or 1 if (row := contest.of(name)) else 1)
+    row = worst.of(name)
+    slowest = f", at worst {times(worst.times_best(row))} the best time ({worst.label})" if row else ""
+    return [
+        Sentence(
+            "choice",
+            f"If one backend must serve all {len(contests)}, {name} loses least: {percent(whole[name])} of the fastest "
+            f"backend’s speed in geometric mean{slowest}.",
+        )
+    ]
+
+
+def _bound(contests: Sequence[Contest]) -> list[Sentence]:
+    reached = [(contest, contest.best.share) for contest in contests if contest.best and contest.best.share]
+    if not reached:
+        return [Sentence("bound", "No bound is known for this machine, so no share of it can be stated.")]
+    shares = [share for _, share in reached if share]
+    worst, best = (pick(reached, key=lambda pair: pair[1] or 0) for pick in (min, max))
+    if len(reached) == 1:
+        text = f"The fastest backend reaches {percent(shares[0])} of the bound ({_limit(best[0])})."
+    else:
+        text = (
+            f"The fastest backend of each workload reaches {percent(geometric_mean(shares))} of the bound in geometric "
+            f"mean: from {percent(worst[1])} on {worst[0].label} ({_limit(worst[0])}) to {percent(best[1])} on "
+            f"{best[0].label} ({_limit(best[0])})."
+        )
+    return [Sentence("bound", text)]
+
+
+def _limit(contest: Contest) -> str:
+    limiter = {"compute": "limited by compute", "memory": "limited by memory"}.get(contest.limiter, "limit unknown")
+    return f"{limiter}, {rate(contest.sample)}"
+
+
+def _baseline(contests: Sequence[Contest]) -> list[Sentence]:
+    said = []
+    for name, what in (("dense", "one weight for all rows"), ("copy", "only moving the same bytes")):
+        # Where memory limits, dense reads one weight instead of all; where compute limits, copy does no work.
+        limiter = "compute" if name == "dense" else "memory"
+        ratios = [
+            contest.times_best(row) or 1
+            for contest in contests
+            if contest.limiter == limiter
+            for row in contest.rows
+            if row.backend == name and contest.times_best(row)
+        ]
+        if ratios:
+            said.append(
+                f"against {name} ({what}) it runs at {times(geometric_mean(ratios))} the speed over "
+                f"{plural(len(ratios), f'{limiter}-bound workload')}"
+            )
+    return [Sentence("baseline", f"As speed of light, {'; '.join(said)}.")] if said else []
+
+
+def _ties(contests: Sequence[Contest]) -> list[Sentence]:
+    drawn = [contest for contest in contests if len(contest.leaders) > 1]
+    if not drawn:
+        return []
+    shown = [f"{listed([row.backend for row in contest.leaders])} on {contest.label}" for contest in drawn[:_NAMED]]
+    more = f"; and {len(drawn) - _NAMED} more" if len(drawn) > _NAMED else ""
+    return [Sentence("tie", f"Ties (95 % intervals overlap, or less than 1 % apart): {'; '.join(shown)}{more}.")]
+
+
+def _launch(run: Run) -> list[Sentence]:
+    costs = {name: median(cost for _, cost in pairs) for name, pairs in overhead(run).items()}
+    if not costs:
+        return []
+    least, most = min(costs, key=lambda name: costs[name]), max(costs, key=lambda name: costs[name])
+    if costs[most] <= 0:
+        text = "Outside a CUDA graph no backend takes measurably longer per call."
+    elif micros(costs[least]) == micros(costs[most]):
+        who = f"a call of {most}" if least == most else "a call of any backend"
+        text = f"Outside a CUDA graph {who} takes {micros(costs[most])} µs longer (median over the workloads)."
+    else:
+        low = f"{micros(costs[least])} µs" if costs[least] > 0 else "nothing measurable"
+        text = (
+            f"Outside a CUDA graph a call takes longer by {low} ({least}) to {micros(costs[most])} µs ({most}), "
+            "median over the workloads."
+        )
+    return [Sentence("launch", text)]
+
+
+def _trouble(run: Run) -> list[Sentence]:
+    said = []
+    grouped: dict[tuple[str, str], list[tuple[str, tuple[str, ...]]]] = {}
+    for status, backend, reason, names in failures(run):
+        grouped.setdefault((status, backend), []).append((reason, names))
+    verbs = {
+        "wrong": "gave a wrong result on",
+        "refused": "was refused a time on",
+        "unsupported": "does not support",
+    }
+    for (status, backend), reasons in grouped.items():
+        count = len({name for _, names in reasons for name in names})
+        shown = "; ".join(short(reason, 160) for reason, _ in reasons[:_NAMED])
+        more = f"; and {plural(len(reasons) - _NAMED, 'more reason')}" if len(reasons) > _NAMED else ""
+        verb = verbs.get(status, f"is “{status}” on")
+        said.append(Sentence("trouble", f"{backend} {verb} {plural(count, 'workload')}: {shown}{more}."))
+    return said
+
+
+def _machine(run: Run) -> list[Sentence]:
+    measured = [row for row in run.rows if row.timed]
+    reasons = Counter(reason for row in measured for reason in row.throttle)
+    if not reasons:
+        return []
+    held = sum(bool(row.throttle) for row in measured)
+    return [
+        Sentence(
+            "machine",
+            f"The GPU held its clock back ({listed([name for name, _ in reasons.most_common()])}) in {held} of "
+            f"{len(measured)} measurements: trust the ratios of this run before its absolute numbers.",
+        )
+    ]
+
+
+def standing(contest: Contest, row: Row) -> str:
+    """Where a row stands in its contest: "fastest", "tie", a multiple of the best time, or its status."""
+    if not row.timed:
+        return "refused" if row.status == "ok" else row.status
+    if contest.best and not row.is_baseline and tied(contest.best, row):
+        return "fastest" if len(contest.leaders) == 1 else "tie"
+    return times(contest.times_best(row))

@@ -1,0 +1,243 @@
+"""Workload: one grouped product to measure, with exact shapes, dtype and rows per group, and no tensor
+inside.
+
+The dimensions follow `Problem` (ops/grouped_mm/problem.py): `m`, `n`, `k` are per-group sizes, and the ragged
+one is the total over all groups. Presets of workloads are in `presets.py`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from expertile.device import Device
+from expertile.ops.grouped_mm.problem import Layout, Problem
+from expertile.ragged import tiles_per_group
+
+OPS = ("grouped_mm", "scaled_grouped_mm")
+TORCH_DTYPES = {
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+    "fp32": torch.float32,
+    "fp8": torch.float8_e4m3fn,
+}
+# How the last two dimensions lie in memory. "nk": weights stored [G, N, K] (as torch.nn.Linear does) and
+# passed transposed; "km": activations stored [K_tot, M] and passed transposed, as the weight gradient does.
+A_LAYOUTS = ("mk", "km")
+B_LAYOUTS = ("nk", "kn")
+
+
+@dataclass(frozen=True)
+class Workload:
+    """One grouped product.
+
+    | layout   | a           | b           | out        | group_sizes             | total held by |
+    |----------|-------------|-------------|------------|-------------------------|---------------|
+    | RAGGED_M | [m, k]      | [G, k, n]   | [m, n]     | rows of each group      | m             |
+    | RAGGED_K | [m, k]      | [k, n]      | [G, m, n]  | summands of each group  | k             |
+    | RAGGED_N | [G, m, k]   | [k, n]      | [m, n]     | columns of each group   | n             |
+    | BATCHED  | [G, m, k]   | [G, k, n]   | [G, m, n]  | m of each group, equal  | –             |
+
+    `dtype` is "bf16", "fp16", "fp32" or "fp8" (e4m3, bfloat16 out). `routing` says how the rows were
+    distributed, with the seed. A workload with a reason in `unsupported` is listed and never run.
+    Raises ValueError naming the field, what was expected and what came.
+    """
+
+    name: str
+    preset: str
+    layout: Layout
+    group_sizes: tuple[int, ...]
+    m: int
+    n: int
+    k: int
+    dtype: str
+    op: str = "grouped_mm"
+    a_layout: str = "mk"
+    b_layout: str = "nk"
+    routing: str = ""
+    note: str = ""
+    unsupported: str = ""
+
+    def __post_init__(self) -> None:
+        where = f"workload {self.name!r}: "
+        if not self.name:
+            raise ValueError("workload: name: expected a non-empty string, got ''")
+        _one_of(where, "op", self.op, OPS)
+        _one_of(where, "dtype", self.dtype, tuple(TORCH_DTYPES))
+        _one_of(where, "a_layout", self.a_layout, A_LAYOUTS)
+        _one_of(where, "b_layout", self.b_layout, B_LAYOUTS)
+        if not self.group_sizes:
+            raise ValueError(f"{where}group_sizes: expected at least one group, got none")
+        for g, size in enumerate(self.group_sizes):
+            if size < 0:
+                raise ValueError(f"{where}group_sizes[{g}]: expected 0 or more, got {size}")
+        ragged = _RAGGED_FIELD.get(self.layout)
+        for field in ("m", "n", "k"):
+            least = 0 if field == ragged else 1
+            if getattr(self, field) < least:
+                raise ValueError(f"{where}{field}: expected {least} or more, got {getattr(self, field)}")
+        if ragged is None:
+            if set(self.group_sizes) != {self.m}:
+                raise ValueError(
+                    f"{where}group_sizes: expected {self.m} (m) for every group of a batched product, "
+                    f"got {list(self.group_sizes)}"
+                )
+        elif sum(self.group_sizes) != getattr(self, ragged):
+            raise ValueError(
+                f"{where}{ragged}: expected {sum(self.group_sizes)}, the sum of group_sizes, "
+                f"got {getattr(self, ragged)}"
+            )
+
+    @property
+    def groups(self) -> int:
+        return len(self.group_sizes)
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        return TORCH_DTYPES[self.dtype]
+
+    @property
+    def out_torch_dtype(self) -> torch.dtype:
+        """The dtype of the result: bfloat16 for FP8 operands, otherwise that of the operands."""
+        return torch.bfloat16 if self.dtype == "fp8" else self.torch_dtype
+
+    @property
+    def a_shape(self) -> tuple[int, ...]:
+        batched = self.layout in (Layout.RAGGED_N, Layout.BATCHED)
+        return (self.groups, self.m, self.k) if batched else (self.m, self.k)
+
+    @property
+    def b_shape(self) -> tuple[int, ...]:
+        batched = self.layout in (Layout.RAGGED_M, Layout.BATCHED)
+        return (self.groups, self.k, self.n) if batched else (self.k, self.n)
+
+    @property
+    def out_shape(self) -> tuple[int, ...]:
+        batched = self.layout in (Layout.RAGGED_K, Layout.BATCHED)
+        return (self.groups, self.m, self.n) if batched else (self.m, self.n)
+
+    @property
+    def a_strides(self) -> tuple[int, ...]:
+        """In elements."""
+        return _strides(self.a_shape, transposed=self.a_layout == "km")
+
+    @property
+    def b_strides(self) -> tuple[int, ...]:
+        """In elements."""
+        return _strides(self.b_shape, transposed=self.b_layout == "nk")
+
+    @property
+    def a_nbytes(self) -> int:
+        return math.prod(self.a_shape) * self.torch_dtype.itemsize
+
+    @property
+    def b_nbytes(self) -> int:
+        return math.prod(self.b_shape) * self.torch_dtype.itemsize
+
+    @property
+    def out_nbytes(self) -> int:
+        return math.prod(self.out_shape) * self.out_torch_dtype.itemsize
+
+    @property
+    def memory_nbytes(self) -> int:
+        """What one set of operands and one result occupy (all weights, used or not)."""
+        return self.a_nbytes + self.b_nbytes + self.out_nbytes
+
+    @property
+    def needs_offs(self) -> bool:
+        return self.layout is not Layout.BATCHED
+
+    def m_tiles(self, block_m: int = 128) -> tuple[int, ...]:
+        """Row tiles of height `block_m` that each group needs (those of `m` where M is not ragged)."""
+        sizes = self.group_sizes if self.layout is Layout.RAGGED_M else (self.m,) * self.groups
+        return tiles_per_group(sizes, block_m)
+
+    def problem(self, device_type: str, allow_tf32: bool = False) -> Problem:
+        """The `Problem` of this workload, its group sizes known to the host."""
+        return Problem(
+            layout=self.layout,
+            groups=self.groups,
+            m=self.m,
+            n=self.n,
+            k=self.k,
+            dtype=self.torch_dtype,
+            out_dtype=self.out_torch_dtype,
+            a_strides=self.a_strides,
+            b_strides=self.b_strides,
+            device_type=device_type,
+            group_sizes=self.group_sizes,
+            allow_tf32=allow_tf32,
+        )
+
+    def shape(self) -> dict[str, Any]:
+        """The shape as it stands in a record: everything that decides what is computed."""
+        return {
+            "layout": self.layout.value,
+            "groups": self.groups,
+            "m": self.m,
+            "n": self.n,
+            "k": self.k,
+            "group_sizes": list(self.group_sizes),
+            "a_layout": self.a_layout,
+            "b_layout": self.b_layout,
+            "routing": self.routing,
+        }
+
+    def with_sizes(self, group_sizes: Sequence[int], **changes: Any) -> Workload:
+        """The same product over other group sizes, the ragged total following.
+
+        `changes` replace further fields. Raises ValueError for a batched product, whose groups are equal.
+        """
+        field = _RAGGED_FIELD.get(self.layout)
+        if field is None:
+            raise ValueError(f"workload {self.name!r}: expected a ragged layout, got {self.layout.value}")
+        sizes = tuple(group_sizes)
+        fields: dict[str, Any] = {"group_sizes": sizes, field: sum(sizes), **changes}
+        return replace(self, **fields)
+
+
+_RAGGED_FIELD = {Layout.RAGGED_M: "m", Layout.RAGGED_K: "k", Layout.RAGGED_N: "n"}
+
+
+def ragged_m(name: str, preset: str, sizes: Sequence[int], k: int, n: int, dtype: str, **fields: Any) -> Workload:
+    """a [sum(sizes), k] times weights [G, n, k]: the forward product of experts."""
+    return Workload(name, preset, Layout.RAGGED_M, tuple(sizes), sum(sizes), n, k, dtype, **fields)
+
+
+def wgrad(name: str, preset: str, sizes: Sequence[int], m: int, n: int, dtype: str, **fields: Any) -> Workload:
+    """Weight gradients dW[g] = a[rows of g]ᵀ b[rows of g] -> [G, m, n]; a stored [rows, m], b [rows, n]."""
+    total, layout = sum(sizes), Layout.RAGGED_K
+    return Workload(name, preset, layout, tuple(sizes), m, n, total, dtype, a_layout="km", b_layout="kn", **fields)
+
+
+def memory_refusal(workload: Workload, device: Device, sets: int = 1, spare: float = 0.1) -> str | None:
+    """The reason why `workload` does not fit on `device`, or None.
+
+    `sets` operand sets with one result each must fit, leaving the share `spare` of the memory free for what
+    backends allocate (padding, workspaces). A device of unknown size refuses nothing.
+    """
+    if device.memory_bytes <= 0:
+        return None
+    need, have = workload.memory_nbytes * sets, device.memory_bytes * (1.0 - spare)
+    if need <= have:
+        return None
+    return (
+        f"needs {need / 1e9:.1f} GB (a {workload.a_nbytes / 1e9:.1f}, b {workload.b_nbytes / 1e9:.1f}, "
+        f"out {workload.out_nbytes / 1e9:.1f}{f', {sets} sets' if sets > 1 else ''}); "
+        f"{device.name} has {device.memory_bytes / 1e9:.1f} GB"
+    )
+
+
+def _one_of(where: str, field: str, value: str, known: tuple[str, ...]) -> None:
+    if value not in known:
+        raise ValueError(f"{where}{field}: expected one of {', '.join(known)}, got {value!r}")
+
+
+def _strides(shape: tuple[int, ...], transposed: bool) -> tuple[int, ...]:
+    rows, cols = shape[-2:]
+    inner = (1, rows) if transposed else (cols, 1)
+    return inner if len(shape) == 2 else (rows * cols, *inner)

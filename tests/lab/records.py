@@ -1,0 +1,41 @@
+"""Records for tests: valid ones, of which a test changes what it is about."""
+
+from typing import Any
+
+from expertile.lab.record import Env, Record, rates
+
+
+def timed(time_s: float = 1e-3, spread: float = 0.01, **changes: Any) -> Record:
+    """An "ok" record of `time_s` seconds with a 95 % interval of ±`spread`."""
+    values: dict[str, Any] = {
+        "op": "grouped_mm",
+        "workload": "w",
+        "shape": {"groups": 2, "group_sizes": [3, 4]},
+        "dtype": "bf16",
+        "backend": "loop",
+        "config": {},
+        "policy": "graph",
+        "time_s": time_s,
+        "ci95_s": (time_s * (1 - spread), time_s * (1 + spread)),
+        "flops": 1e9,
+        "nbytes": 1e6,
+        "bound_s": 1e-6,
+        "limiter": "compute",
+        "rel_error": 1e-3,
+        "max_error": 1e-2,
+        "status": "ok",
+        "reason": "",
+        "env": Env("NVIDIA H200", "580.1", "2.11", "3.6", "0.1", 1700.0, 690.0, ""),
+        "run": "r1",
+        "date": "2026-11-21",
+    }
+    values |= changes
+    values["tflops"], values["gbps"] = rates(values["flops"], values["nbytes"], time_s)
+    return Record(**values)
+
+
+def untimed(status: str, reason: str = "because", **changes: Any) -> Record:
+    """A record without a time."""
+    base = timed(**changes).__dict__
+    nothing = dict.fromkeys(("time_s", "ci95_s", "tflops", "gbps", "rel_error", "max_error"))
+    return Record(**{**base, **nothing, "status": status, "reason": reason})

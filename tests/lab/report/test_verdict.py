@@ -1,0 +1,141 @@
+from expertile.lab.report import verdict
+from expertile.lab.report.contest import runs
+from expertile.lab.report.verdict import failures, overhead, sentences, standing
+from tests.lab.report import samples
+
+
+def kinds(records, kind):
+    (run,) = runs(records)
+    return [sentence.text for sentence in sentences(run) if sentence.kind == kind]
+
+
+def three(**more):
+    """a wins two workloads (2× and 8×: geometric mean 4×), b one (1.5×)."""
+    times = [("w/1", 100, 200), ("w/2", 100, 800), ("w/3", 300, 200)]
+    return [
+        samples.record(name, backend, time * 1e-6, **more)
+        for name, *pair in times
+        for backend, time in zip(("a", "b"), pair, strict=True)
+    ]
+
+
+def test_nothing_measured():
+    assert verdict([]) == ["No records: nothing was measured."]
+
+
+def test_wins_and_geometric_means():
+    assert kinds(three(), "lead") == [
+        "CUDA-graph replay: a is fastest on 2 of 3 workloads, by a geometric mean of 4.00× over the next, "
+        "b on 1 (by 1.50×)."
+    ]
+
+
+def test_the_first_sentence_is_the_scope_and_then_comes_the_lead():
+    found = verdict(three(policy="eager"))
+    assert found[0] == (
+        "Imaginary GPU, 2026-01-02 (run run-a): 3 workloads, 2 backends, eager calls; "
+        "6 of 6 records have a right result and a time."
+    )
+    assert found[1].startswith("Eager calls: a is fastest")
+
+
+def test_baselines_win_nothing():
+    records = [*three(), samples.record("w/1", "dense", 50e-6), samples.record("w/1", "copy", 50e-6)]
+    (lead,) = kinds(records, "lead")
+    assert "dense" not in lead
+    assert "copy" not in lead
+    assert kinds(records, "baseline") == [
+        "As speed of light, against dense (one weight for all rows) it runs at 0.50× the speed over 1 compute-bound "
+        "workload."
+    ]
+
+
+def test_share_of_the_bound_names_the_best_and_the_worst():
+    bound = samples.record(rows=65536)["bound_s"]
+    records = [samples.record(f"w/{i}", "a", bound / share, rows=65536) for i, share in enumerate((0.9, 0.4))]
+    assert kinds(records, "bound") == [
+        "The fastest backend of each workload reaches 60 % of the bound in geometric mean: from 40 % on 1 "
+        "(limited by compute, 200 TFLOP/s) to 90 % on 0 (limited by compute, 450 TFLOP/s)."
+    ]
+
+
+def test_no_share_without_a_bound():
+    (text,) = kinds([samples.record(bounded=False)], "bound")
+    assert text == "No bound is known for this machine, so no share of it can be stated."
+
+
+def test_ties_are_called_ties():
+    records = [
+        samples.record("w/1", "a", 100e-6), samples.record("w/1", "b", 100.5e-6), samples.record("w/1", "c", 200e-6)
+    ]  # fmt: skip
+    (lead,) = kinds(records, "lead")
+    assert "no backend is fastest alone; 1 is a tie; counting ties, a is at the front most often, on 1" in lead
+    assert kinds(records, "tie") == ["Ties (95 % intervals overlap, or less than 1 % apart): a and b on 1."]
+
+
+def test_a_lone_backend_is_not_called_fastest():
+    assert kinds([samples.record(backend="loop")], "lead") == [
+        "CUDA-graph replay: only loop ran, so there is nobody to be faster than."
+    ]
+
+
+def test_the_best_single_choice_must_run_everything():
+    records = [*three(), samples.record("w/1", "c", 99e-6 / 3)]
+    (choice,) = kinds(records, "choice")
+    assert choice.startswith("If one backend must serve all 3, a loses least")
+    assert "at worst 3.03× the best time (1)" in choice
+
+
+def test_wrong_refused_and_unsupported_with_reasons():
+    records = [
+        *three(),
+        samples.record("w/1", "c", status="unsupported", reason="needs sm_90"),
+        samples.record("w/2", "c", status="unsupported", reason="needs sm_90"),
+        samples.record("w/1", "d", status="wrong", reason="relative error 0.5"),
+        samples.record("w/1", "e", status="refused", reason="faster than the bound"),
+    ]
+    assert kinds(records, "trouble") == [
+        "d gave a wrong result on 1 workload: relative error 0.5.",
+        "e was refused a time on 1 workload: faster than the bound.",
+        "c does not support 2 workloads: needs sm_90.",
+    ]
+    (run,) = runs(records)
+    assert failures(run)[-1] == ("unsupported", "c", "needs sm_90", ("1", "2"))
+
+
+def test_only_failures():
+    records = [samples.record("w/1", "c", status="unsupported", reason="needs sm_90")]
+    assert kinds(records, "lead") == ["No backend has both a right result and a time, so nothing can be compared."]
+
+
+def test_launch_overhead_is_eager_minus_graph():
+    records = [
+        record
+        for policy, extra in (("graph", 0), ("eager", 5e-6))
+        for record in (
+            samples.record("w/1", "a", 100e-6 + extra, policy=policy),
+            samples.record("w/1", "b", 90e-6 + 10 * extra, policy=policy),
+        )
+    ]
+    (run,) = runs(records)
+    assert round(overhead(run)["b"][0][1] * 1e6) == 50
+    assert kinds(records, "launch") == [
+        "Outside a CUDA graph a call takes longer by 5.00 µs (a) to 50.0 µs (b), median over the workloads."
+    ]
+
+
+def test_throttling_is_said():
+    env = samples.record()["env"] | {"throttle": "sw_power_cap"}
+    (text,) = kinds([samples.record(env=env), samples.record(backend="b")], "machine")
+    assert "(sw_power_cap) in 1 of 2 measurements" in text
+
+
+def test_standing():
+    (run,) = runs(
+        [
+            samples.record(backend="a"), samples.record(backend="b", time_s=150e-6),
+            samples.record(backend="c", status="wrong", reason="no"),
+        ]
+    )  # fmt: skip
+    (contest,) = run.contests
+    assert [standing(contest, row) for row in contest.rows] == ["fastest", "1.50×", "wrong"]
