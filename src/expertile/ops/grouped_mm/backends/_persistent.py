@@ -17,6 +17,10 @@ import torch
 import triton
 import triton.language as tl
 
+from expertile.ops.grouped_mm.problem import Layout, Problem
+
+RAGGED = {Layout.RAGGED_M: "m", Layout.RAGGED_K: "k", Layout.RAGGED_N: "n", Layout.BATCHED: "none"}
+
 # Programs of one launch under the interpreter: more than one, so that the striding over tiles is exercised.
 _INTERPRETER_PROGRAMS = 3
 
@@ -132,14 +136,26 @@ def current_device(device: torch.device) -> AbstractContextManager[object]:
     return torch.cuda.device(device)
 
 
-def best_group_m(
-    block_m: int, block_n: int, k: int, itemsize: int, tiles_m: float, programs: int, l2_bytes: int
-) -> int:
-    """Tile rows per raster panel for the fewest bytes read by one wave of programs.
+def best_group_m(problem: Problem, block_m: int, block_n: int, programs: int, l2_bytes: int) -> int:
+    """Tile rows per raster panel for the fewest bytes from memory, by a model of one group of mean size.
 
-    A wave of P tiles in panels of h rows covers h x P/h tiles and reads (h * block_m + P/h * block_n) * k elements.
-    The panel of a (h * block_m rows) is read again for every wave, so it must stay in L2: at most a third of it.
+    A panel of h tile rows crosses all columns: it reads the group's b once, and its own h * block_m rows of a once if
+    they stay in L2 (half of it, to leave room for b and the result), else again for each wave of programs.
     """
-    row_bytes = block_m * k * itemsize
-    heights = [h for h in (1, 2, 4, 8, 16, 32) if h == 1 or (h < 2 * tiles_m and h * row_bytes <= l2_bytes / 3)]
-    return min(heights, key=lambda h: (h * block_m + max(1.0, programs / h) * block_n, h))
+    rows, cols = mean_tile_extents(problem)
+    summands = problem.mean_group if problem.layout is Layout.RAGGED_K else problem.k
+    tiles_m, tiles_n = -(-rows // block_m), -(-cols // block_n)
+
+    def elements(height: int) -> float:
+        resident = height * block_m * summands * problem.dtype.itemsize <= l2_bytes / 2
+        times_read = 1.0 if resident else max(1.0, tiles_n * height / programs)
+        return -(-tiles_m // height) * (height * block_m * times_read + tiles_n * block_n)
+
+    return min((h for h in (1, 2, 4, 8, 16, 32) if h < 2 * tiles_m), key=lambda h: (elements(h), h), default=1)
+
+
+def mean_tile_extents(problem: Problem) -> tuple[float, float]:
+    """(rows, columns) of the result of one group of mean size; at least 1 each."""
+    rows = problem.mean_group if problem.layout is Layout.RAGGED_M else problem.m
+    cols = problem.mean_group if problem.layout is Layout.RAGGED_N else problem.n
+    return max(rows, 1), max(cols, 1)

@@ -20,7 +20,7 @@ float32 without TF32 has no tensor cores and runs on FMA units.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import torch
@@ -30,16 +30,16 @@ import triton.language as tl
 from expertile.device import Device
 from expertile.ops.grouped_mm.backend import Backend, Operands, new_out
 from expertile.ops.grouped_mm.backends._persistent import (
+    RAGGED,
     best_group_m,
     count_tiles,
     current_device,
     locate_tile,
+    mean_tile_extents,
     program_count,
     tiles_bound,
 )
 from expertile.ops.grouped_mm.problem import Layout, Problem
-
-RAGGED = {Layout.RAGGED_M: "m", Layout.RAGGED_K: "k", Layout.RAGGED_N: "n", Layout.BATCHED: "none"}
 
 
 @dataclass(frozen=True)
@@ -213,21 +213,16 @@ def configs(problem: Problem, device: Device) -> tuple[Config, ...]:
         tiles = _TILES_16_BIT + ((_WIDE_TILE_16_BIT,) if device.capability == (9, 0) and wide_stores else ())
     else:
         tiles = _TILES_TF32 if problem.allow_tf32 else _TILES_FP32
-    ragged = RAGGED[problem.layout]
     smem = device.smem_bytes or 101376
     found = []
     for c in tiles:
-        stage = (c.block_m + c.block_n) * c.block_k * problem.dtype.itemsize
-        if stage * c.num_stages > smem:
+        stages = (c.block_m + c.block_n) * c.block_k * problem.dtype.itemsize * c.num_stages
+        if stages > smem:
             continue
-        rows = problem.mean_group if ragged == "m" else problem.m
         registers = c.block_m * c.block_n + 96 * 32 * c.num_warps  # accumulators, and some 96 for everything else
-        blocks = max(1, min(4, smem // (stage * c.num_stages), 65536 // registers))
-        group_m = best_group_m(
-            c.block_m, c.block_n, problem.k, problem.dtype.itemsize, rows / c.block_m, blocks * device.sm_count,
-            device.l2_bytes,
-        )  # fmt: skip
-        found.append(Config(c.block_m, c.block_n, c.block_k, c.num_warps, c.num_stages, group_m, blocks))
+        blocks = max(1, min(4, smem // stages, 65536 // registers))
+        group_m = best_group_m(problem, c.block_m, c.block_n, blocks * device.sm_count, device.l2_bytes)
+        found.append(replace(c, group_m=group_m, blocks_per_sm=blocks))
     return tuple(sorted(found, key=lambda c: _cost(problem, device, c)))
 
 
@@ -237,10 +232,8 @@ def _cost(problem: Problem, device: Device, config: Config) -> float:
     A tile of a x b elements needs a*b products and a+b loads for each summand; a pair of tensor cores does 128 products
     (in units of the 16-bit rate) in the time of about one load from L2.
     """
-    ragged = RAGGED[problem.layout]
-    rows = problem.mean_group if ragged == "m" else problem.m
-    cols = problem.mean_group if ragged == "n" else problem.n
-    tiles = problem.groups * -(-max(rows, 1) // config.block_m) * -(-max(cols, 1) // config.block_n)
+    rows, cols = mean_tile_extents(problem)
+    tiles = problem.groups * -(-rows // config.block_m) * -(-cols // config.block_n)
     programs = device.sm_count * config.blocks_per_sm
     waves = max(1.0, tiles / programs) if tiles < 4 * programs else tiles / programs
     per_tile = max(config.block_m * config.block_n / 128, config.block_m + config.block_n)

@@ -31,16 +31,17 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from expertile.device import Device
 from expertile.ops.grouped_mm.backend import Backend, Operands, new_out
 from expertile.ops.grouped_mm.backends._persistent import (
+    RAGGED,
     best_group_m,
     count_tiles,
     current_device,
     locate_tile,
+    mean_tile_extents,
     program_count,
     tiles_bound,
 )
 from expertile.ops.grouped_mm.problem import Layout, Problem
 
-RAGGED = {Layout.RAGGED_M: "m", Layout.RAGGED_K: "k", Layout.RAGGED_N: "n", Layout.BATCHED: "none"}
 _RAGGED_ROWS = 2**30  # the extent of a ragged descriptor: the most rows a tensor may have
 
 
@@ -203,9 +204,7 @@ def _blocks(shape: list[int], strides: list[int], block: list[int], column: bool
         shape, strides, block = ([*x[:-2], x[-1], x[-2]] for x in (shape, strides, block))
     if ragged:
         far = 0x7FFF0000
-        return _Blocks(
-            [far, far, _RAGGED_ROWS, shape[1]], [2**34 - strides[0], strides[0], *strides], [1, 1, *block]
-        )
+        return _Blocks([far, far, _RAGGED_ROWS, shape[1]], [2**34 - strides[0], strides[0], *strides], [1, 1, *block])
     return _Blocks(shape, strides, [1] * (len(shape) - 2) + block)
 
 
@@ -341,11 +340,8 @@ def configs(problem: Problem, device: Device) -> tuple[Config, ...]:
         config = replace(tile, block_k=tile.block_k * 2 // itemsize)
         if _smem_bytes(problem, config) > (device.smem_bytes or 232448) // config.blocks_per_sm:
             continue
-        rows = problem.mean_group if problem.layout is Layout.RAGGED_M else problem.m
         programs = device.sm_count * config.blocks_per_sm
-        group_m = best_group_m(
-            config.block_m, config.block_n, problem.k, itemsize, rows / config.block_m, programs, device.l2_bytes
-        )
+        group_m = best_group_m(problem, config.block_m, config.block_n, programs, device.l2_bytes)
         config = replace(config, group_m=group_m, flatten=config.flatten and problem.layout is not Layout.RAGGED_K)
         if problem.layout is Layout.RAGGED_N or problem.n * problem.out_dtype.itemsize % 16 != 0:
             # stores through pointers: more than 32 addresses per thread at a time spill
@@ -363,21 +359,27 @@ def _smem_bytes(problem: Problem, config: Config) -> int:
 
 
 def _cost(problem: Problem, device: Device, config: Config) -> float:
-    """Modelled time of one call in units of one 64x8x16 wgmma (4 clocks), the longer of products and bytes.
+    """Modelled clocks of one call: waves of tiles, each the longer of its products and its bytes from memory, and its
+    start and end.
 
-    Products: waves of tiles, each tile (BLOCK_M / 64) * (BLOCK_N / 8) * (k / 16) plus its start and end; wgmma with n
-    under 256 and warpgroups of 64 rows read shared memory oftener and reach less of the peak.
+    Products run at the dense peak (2048 multiply-adds per clock and SM on Hopper) times a share that falls with the
+    tile, as narrower wgmma and more blocks per SM read shared memory oftener. From memory come a and b once per group;
+    what a tile reads through L2 (64 bytes per clock and SM) mostly overlaps, a tenth is counted: it settles ties.
     """
-    rows = problem.mean_group if problem.layout is Layout.RAGGED_M else problem.m
-    cols = problem.mean_group if problem.layout is Layout.RAGGED_N else problem.n
+    rows, cols = mean_tile_extents(problem)
     summands = problem.mean_group if problem.layout is Layout.RAGGED_K else problem.k
-    tiles = problem.groups * -(-max(rows, 1) // config.block_m) * -(-max(cols, 1) // config.block_n)
+    tiles_m, tiles_n = -(-rows // config.block_m), -(-cols // config.block_n)
+    tiles = problem.groups * tiles_m * tiles_n
     programs = device.sm_count * config.blocks_per_sm
     waves = -(-tiles // programs) if tiles < 8 * programs else tiles / programs + 0.5
-    rate = {(128, 256): 1.0, (128, 128): 0.93, (64, 256): 0.9, (64, 128): 0.75, (64, 64): 0.5}
-    products = config.block_m / 64 * config.block_n / 8 * summands / 16 / rate[config.block_m, config.block_n]
-    ends = 400 if config.flatten else 600
-    return waves * (products * config.blocks_per_sm + ends)
+    share = {128 * 256: 1.0, 128 * 128: 0.93, 64 * 256: 0.9, 64 * 128: 0.75}.get(config.block_m * config.block_n, 0.5)
+    products = config.block_m * config.block_n * summands / 2048 / share
+    per_group = (rows + cols) * summands * problem.dtype.itemsize + rows * cols * problem.out_dtype.itemsize
+    bytes_per_clock = (device.memory_bps or 4e12) / device.max_clock_hz / device.sm_count
+    bytes_clocks = per_group / (tiles_m * tiles_n) / bytes_per_clock
+    l2_clocks = (config.block_m + config.block_n) * summands * problem.dtype.itemsize / 64
+    ends = 1600 if config.flatten else 2400
+    return waves * ((max(products, bytes_clocks) + 0.1 * l2_clocks) * config.blocks_per_sm + ends)
 
 
 BACKEND = Backend(

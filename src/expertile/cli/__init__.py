@@ -1,0 +1,32 @@
+"""The command line: each command reads its arguments, calls one function of the lab, and prints the answer."""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+
+from expertile.cli import bench, inspect, records
+
+app = typer.Typer(
+    name="expertile",
+    help="Grouped matrix products of Mixture-of-Experts models: measure them, explain them, check figures.",
+    no_args_is_help=True,
+    pretty_exceptions_show_locals=False,
+    add_completion=False,
+)
+app.command("doctor")(inspect.doctor)
+app.command("bench")(bench.bench)
+app.command("explain")(inspect.explain)
+app.command("audit")(records.audit)
+app.command("compare")(records.compare)
+app.command("report")(records.report)
+
+
+def main() -> None:
+    """Entry point: a user's mistake is one line on stderr and exit code 2, never a traceback."""
+    try:
+        app()
+    except (ValueError, FileNotFoundError, PermissionError, IsADirectoryError) as e:
+        print(f"expertile: {e}", file=sys.stderr)
+        raise SystemExit(2) from None

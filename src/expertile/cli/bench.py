@@ -1,0 +1,137 @@
+"""bench: measure workloads on this machine, with live progress; verdict, table, JSONL record, HTML report."""
+
+from __future__ import annotations
+
+import datetime
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from expertile.cli.progress import Display
+from expertile.device import Device
+from expertile.lab.config import BenchSpec, read_bench_file
+from expertile.lab.diagnose import diagnose
+from expertile.lab.diagnosis import conclude
+from expertile.lab.presets import PRESETS, default_preset
+from expertile.lab.record import Record, read, results_path, shipped_records
+from expertile.lab.report import html, table, verdict
+from expertile.lab.run import run
+from expertile.ops.grouped_mm.backend import Backend
+from expertile.ops.grouped_mm.backends import BACKENDS, by_name
+
+DIAGNOSE = "diagnose"
+PRESET_NAMES = ", ".join([*PRESETS, DIAGNOSE])
+
+
+def bench(
+    preset: Annotated[list[str], typer.Option(help=f"Preset, or several: {PRESET_NAMES}. By default what suits this machine.")] = [],  # noqa: B006, E501
+    config: Annotated[Path | None, typer.Option(help="TOML file with presets, workloads and settings.")] = None,
+    backend: Annotated[list[str], typer.Option(help="Only these backends (again for more).")] = [],  # noqa: B006
+    skip: Annotated[list[str], typer.Option(help="All backends but these.")] = [],  # noqa: B006
+    candidate: Annotated[list[str], typer.Option(help="FILE.py:FUNCTION, gated and raced like any backend.")] = [],  # noqa: B006
+    policy: Annotated[str, typer.Option(help="graph, eager or both.")] = "",
+    routing: Annotated[str, typer.Option(help="balanced, uniform, skewed, zipf(1.2), one-expert, half-empty, or a FILE.json / .npz.")] = "",  # noqa: E501
+    tokens: Annotated[list[int], typer.Option(help="Tokens (preset models; again for more).")] = [],  # noqa: B006
+    batch: Annotated[int | None, typer.Option(help="Sequences (preset models).")] = None,
+    seq: Annotated[int | None, typer.Option(help="Tokens of each sequence (preset models).")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of the routing.")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Fewer rounds, wider intervals.")] = False,
+    tune_configs: Annotated[bool, typer.Option("--tune-configs", help="Also screen every config of each backend.")] = False,  # noqa: E501
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with an interrupted run of today.")] = False,
+    out: Annotated[Path, typer.Option(help="Folder for records and reports.")] = Path("out"),
+    no_html: Annotated[bool, typer.Option("--no-html", help="Write no HTML report.")] = False,
+) -> None:  # fmt: skip
+    """Measure workloads: every backend is checked against a float32 reference, then all are timed in turns."""
+    given = BenchSpec() if config is None else read_bench_file(config)
+    overrides = dict(
+        presets=tuple(preset), include=tuple(backend), skip=tuple(skip), candidates=tuple(candidate), policy=policy,
+        routing=routing or None, tokens=tuple(tokens) or None, batch=batch, seq=seq, seed=seed, quick=quick or None,
+    )  # fmt: skip
+    spec = replace(given, **{k: v for k, v in overrides.items() if v not in (None, (), "")})
+    device = Device.current()
+    if not spec.presets and not spec.inline:
+        spec = replace(spec, presets=default_preset(device))
+    console = Console()
+    folder = out if config is None or spec.out is None or out != Path("out") else Path(spec.out)
+    records: list[Record] = []
+    paths: list[Path] = []
+    interrupted = False
+    try:
+        for name, one in _by_preset(spec):
+            path = results_path(device.slug, name, datetime.date.today().isoformat(), root=folder)
+            paths.append(path)
+            before = len(read(path)) if resume and path.is_file() else 0
+            if not resume:
+                path.unlink(missing_ok=True)
+            _measure(name, one, device, path, resume, tune_configs, console)
+            records += read(path)
+            console.print(f"[dim]{escape(name)}: {len(read(path)) - before} records in {escape(str(path))}[/dim]")
+    except KeyboardInterrupt:
+        interrupted = True
+        records += read(paths[-1]) if paths and paths[-1].is_file() else []
+    _conclude(records, paths, device, console, not no_html)
+    if interrupted:
+        console.print("Interrupted; what was measured is kept. Go on with the same command and --resume.")
+        raise typer.Exit(130)
+
+
+def _by_preset(spec: BenchSpec) -> list[tuple[str, BenchSpec]]:
+    """One bench for each preset, and one for the workloads of the TOML file: each has its own record file."""
+    known = [*PRESETS, DIAGNOSE]
+    for name in spec.presets:
+        if name not in known:
+            raise ValueError(f"preset: expected one of {', '.join(known)}, got {name!r}")
+    parts = [(name, replace(spec, presets=(name,), inline=())) for name in spec.presets]
+    if spec.inline:
+        parts.append(("custom", replace(spec, presets=())))
+    return parts
+
+
+def _measure(
+    name: str, spec: BenchSpec, device: Device, path: Path, resume: bool, tune_configs: bool, console: Console
+) -> None:
+    if name == DIAGNOSE:
+        with console.status("diagnose: launches, tensor cores, one product against many"):
+            measured = diagnose(policies=_policies(spec, device), quick=spec.quick, out_path=path)
+        for sentence in conclude(measured):
+            console.print(f"• {escape(sentence)}", highlight=False)
+        return
+    workloads = spec.workloads()
+    with Display(console, name) as display:
+        for _ in run(
+            workloads, _backends(spec), policies=_policies(spec, device), out_path=path, resume=resume,
+            quick=spec.quick, candidates=spec.candidates, tune_configs=tune_configs, on_event=display.on_event,
+        ):  # fmt: skip
+            pass  # the display shows each record, and the file holds it
+
+
+def _policies(spec: BenchSpec, device: Device) -> tuple[str, ...]:
+    if device.kind != "cuda" and spec.policy == "graph":
+        raise ValueError("policy: expected eager on a CPU (there are no CUDA graphs), got 'graph'")
+    return spec.policies
+
+
+def _backends(spec: BenchSpec) -> tuple[Backend, ...]:
+    """The backends to race, in display order. ValueError for a name that is none."""
+    only, without = [by_name(n) for n in spec.include], [by_name(n) for n in spec.skip]
+    return tuple(b for b in BACKENDS if (not only or b in only) and b not in without)
+
+
+def _conclude(records: list[Record], paths: list[Path], device: Device, console: Console, write_html: bool) -> None:
+    if not records:
+        console.print("Nothing was measured.")
+        return
+    presets = {r.workload.split("/")[0] for r in records}
+    shipped = [r for name in presets for r in shipped_records(name) if r.env.gpu != device.name]
+    for sentence in verdict(records):
+        console.print(f"[bold]•[/bold] {escape(sentence)}", highlight=False)
+    console.print(table(records, shipped))
+    console.print("Records: " + ", ".join(escape(str(p)) for p in paths), highlight=False)
+    if write_html:
+        # One page for everything that this call measured.
+        page = paths[0].with_suffix(".html") if len(paths) == 1 else paths[0].with_name("report.html")
+        console.print(f"Report:  {escape(str(html(records, page, shipped)))}", highlight=False)

@@ -1,0 +1,137 @@
+"""doctor and explain: what this machine can run, and what a workload costs at least."""
+
+from __future__ import annotations
+
+import platform
+from typing import Annotated
+
+import torch
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+import expertile
+from expertile.device import DTYPES, Device
+from expertile.lab.routing import draw
+from expertile.lab.workloads import ragged_m, wgrad
+from expertile.ops.grouped_mm.backends import BACKENDS
+from expertile.ops.grouped_mm.explain import explain_problem
+from expertile.ops.grouped_mm.problem import Problem
+
+
+def doctor() -> None:
+    """What this machine can run: the GPU, its limits, and each backend with ✓ or the reason it can't."""
+    console = Console()
+    device = Device.current()
+    what = f"{device.sm_count} cores"
+    if device.capability:
+        what = f"compute capability {device.capability[0]}.{device.capability[1]}"
+    console.print(f"[bold]{escape(device.name)}[/bold]  ({what})")
+    for line in _limits(device):
+        console.print(f"  {line}")
+    versions = f"torch {torch.__version__}, Triton {_version('triton')}, Python {platform.python_version()}"
+    console.print(f"  expertile {expertile.__version__}, {versions}")
+    table = Table(
+        "backend", "forward", "dgrad", "wgrad", "what it is", title="grouped_mm backends, bfloat16, K = 2048, N = 1536"
+    )
+    probes = _probes(device)
+    reasons: list[str] = []
+    for backend in BACKENDS:
+        cells = []
+        for name, problem in probes.items():
+            reason = backend.supports(problem, device)
+            cells.append("[green]✓[/green]" if reason is None else "[red]✗[/red]")
+            if reason is not None:
+                reasons.append(f"{backend.name} {name}: {reason}")
+        table.add_row(backend.name, *cells, backend.summary + (" (peer)" if backend.peer else ""))
+    console.print(table)
+    for reason in _merged(reasons):
+        console.print(f"  ✗ {escape(reason)}")
+
+
+def _limits(device: Device) -> list[str]:
+    peaks = ", ".join(f"{k} {device.peak_flops[k] / 1e12:.4g}" for k in DTYPES if k in device.peak_flops)
+    memory = f"{device.memory_bps / 1e12:.3g} TB/s" if device.memory_bps else "bandwidth not stated"
+    lines = [f"dense peak at {device.max_clock_hz / 1e9:.3g} GHz, TFLOP/s: {peaks}"]
+    cache = f"last-level cache {device.l2_bytes / 2**20:.0f} MiB"
+    lines.append(f"memory: {device.memory_bytes / 1e9:.0f} GB, {memory}; {cache}")
+    if device.kind == "cuda":
+        lines.append(f"{device.sm_count} SMs, {device.smem_bytes / 1024:.0f} KiB shared memory a block")
+    return lines
+
+
+def _probes(device: Device) -> dict[str, Problem]:
+    """The three products of an expert layer's training step, with Linear-layout weights."""
+    sizes, k, n = (128,) * 8, 2048, 1536
+    workloads = {
+        "forward": ragged_m("forward", "", sizes, k, n, "bf16"),
+        "dgrad": ragged_m("dgrad", "", sizes, n, k, "bf16", b_layout="kn"),
+        "wgrad": wgrad("wgrad", "", sizes, k, n, "bf16"),
+    }
+    # The library sees offs on the device only, so the probe does not know the sizes either.
+    return {name: w.problem(device.kind).with_sizes(None) for name, w in workloads.items()}
+
+
+def _merged(reasons: list[str]) -> list[str]:
+    """One line for each reason, with the products it hits."""
+    by_reason: dict[tuple[str, str], list[str]] = {}
+    for line in reasons:
+        head, reason = line.split(": ", 1)
+        backend, product = head.split(" ")
+        by_reason.setdefault((backend, reason), []).append(product)
+    return [f"{backend} ({', '.join(products)}): {reason}" for (backend, reason), products in by_reason.items()]
+
+
+def _version(module: str) -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version(module)
+    except PackageNotFoundError:
+        return "not installed"
+
+
+def explain(
+    tokens: Annotated[int, typer.Option(help="Tokens; each takes top-k rows.", min=0)] = 16384,
+    top_k: Annotated[int, typer.Option(help="Experts that each token goes to.", min=1)] = 1,
+    groups: Annotated[int, typer.Option(help="Groups (experts).", min=1)] = 8,
+    k: Annotated[int, typer.Option("-k", "--k", help="Summed dimension (rows of dW for wgrad).", min=1)] = 4096,
+    n: Annotated[int, typer.Option("-n", "--n", help="Columns of the result.", min=1)] = 14336,
+    product: Annotated[
+        str,
+        typer.Option(help="forward (a [rows, K] x weights [G, N, K]), dgrad (weights in the other order) or wgrad."),
+    ] = "forward",
+    dtype: Annotated[str, typer.Option(help="bf16, fp16 or fp32.")] = "bf16",
+    routing: Annotated[
+        str,
+        typer.Option(help="balanced, uniform, skewed, zipf(1.2), one-expert, half-empty, or a FILE.json / .npz."),
+    ] = "uniform",
+    seed: Annotated[int, typer.Option(help="Seed of the routing.")] = 0,
+    gpu: Annotated[str, typer.Option(help="A GPU by name (RTX 4090, H200 …); by default this machine's.")] = "",
+) -> None:
+    """One workload in numbers: FLOPs, bytes, bound, waves, padding, launch share; which backend, and why."""
+    if dtype not in ("bf16", "fp16", "fp32"):
+        raise ValueError(f"dtype: expected bf16, fp16 or fp32, got {dtype!r}")
+    if product not in ("forward", "dgrad", "wgrad"):
+        raise ValueError(f"product: expected forward, dgrad or wgrad, got {product!r}")
+    here = Device.current()
+    device = Device.by_name(gpu) if gpu else here
+    console = Console()
+    for drawn in draw(routing, tokens, groups, top_k, seed):
+        if product == "wgrad":
+            workload = wgrad(product, "", drawn.group_sizes, k, n, dtype, routing=drawn.label)
+        else:
+            order = "nk" if product == "forward" else "kn"
+            workload = ragged_m(product, "", drawn.group_sizes, k, n, dtype, b_layout=order, routing=drawn.label)
+        console.print(f"{escape(drawn.label)}: rows per group {_summary(drawn.group_sizes)}", highlight=False)
+        console.print(escape(str(explain_problem(workload.problem(device.kind), device))), highlight=False)
+    if device.name != here.name:
+        console.print(
+            f"[dim]{escape(device.name)} is not this machine's device: the times are a model's, not measured.[/dim]"
+        )
+
+
+def _summary(sizes: tuple[int, ...], most: int = 16) -> str:
+    shown = ", ".join(map(str, sizes[:most])) + (", …" if len(sizes) > most else "")
+    return f"{shown} (smallest {min(sizes)}, largest {max(sizes)}, {sizes.count(0)} empty)"

@@ -1,0 +1,84 @@
+"""audit, compare and report: commands that read figures and measure nothing."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from expertile.lab import compare as comparing
+from expertile.lab.record import Record, read, shipped_root
+from expertile.lab.report import html, markdown, table, update_readme, verdict
+
+
+def audit(
+    file: Annotated[Path, typer.Argument(help="A benchmark report: Markdown or plain text.")],
+    shape: Annotated[list[str], typer.Option(help="A shape that the text leaves out, e.g. 16384x14336x4096 (M x N x K).")] = [],  # noqa: B006, E501
+    dtype: Annotated[str, typer.Option(help="The dtype that the text leaves out: bf16, fp16, fp32, fp8 …")] = "",
+    gpu: Annotated[str, typer.Option(help="The GPU that the text leaves out.")] = "",
+    as_json: Annotated[bool, typer.Option("--json", help="Findings as JSON.")] = False,
+) -> None:  # fmt: skip
+    """Check somebody's benchmark report against arithmetic and hardware limits; exit 1 if a claim fails."""
+    from expertile.lab.audit import audit_file, render, to_json
+
+    result = audit_file(file, shapes=tuple(shape), dtype=dtype or None, gpu=gpu or None)
+    if as_json:
+        print(to_json(result))
+    else:
+        render(result, Console())
+    if any(f.verdict in ("impossible", "inconsistent") for f in result.findings):
+        raise typer.Exit(1)
+
+
+def compare(
+    old: Annotated[Path, typer.Argument(help="Records of the earlier run (JSONL).")],
+    new: Annotated[Path, typer.Argument(help="Records of the later run (JSONL).")],
+    min_effect: Annotated[float, typer.Option(help="Smallest change that counts, as a share.")] = 0.03,
+    ties: Annotated[bool, typer.Option(help="List ties as well.")] = True,
+) -> None:
+    """Faster, slower or tie, with confidence; exit code 1 on a regression."""
+    before, after = read(old), read(new)
+    rows = comparing.compare(before, after, min_effect)
+    console = Console()
+    for change in comparing.environment_changes(before, after):
+        console.print(f"[yellow]{escape(change)}[/yellow]", highlight=False)
+    comparing.render(rows, console, ties)
+    raise typer.Exit(comparing.exit_code(rows))
+
+
+def report(
+    files: Annotated[list[Path] | None, typer.Argument(help="Record files (JSONL); the shipped ones by default.")] = None,  # noqa: E501
+    out: Annotated[Path | None, typer.Option(help="Where to write the HTML report.")] = None,
+    readme: Annotated[Path | None, typer.Option(help="Rewrite the headline table between the markers of this file.")] = None,  # noqa: E501
+    check: Annotated[bool, typer.Option("--check", help="With --readme: write nothing, exit 1 if it is out of date.")] = False,  # noqa: E501
+    as_markdown: Annotated[bool, typer.Option("--markdown", help="Print a Markdown summary.")] = False,
+) -> None:  # fmt: skip
+    """Verdict, table and HTML report from records; or the README's headline table."""
+    records = _records(files)
+    if readme is not None:
+        current = update_readme(readme, records, check=check)
+        if check and not current:
+            print(f"{readme}: the headline table is not what the records say; run expertile report", file=sys.stderr)
+            raise typer.Exit(1)
+        return
+    if as_markdown:
+        print(markdown(records))
+        return
+    console = Console()
+    for sentence in verdict(records):
+        console.print(f"[bold]•[/bold] {escape(sentence)}", highlight=False)
+    console.print(table(records))
+    if out is not None:
+        console.print(f"Report:  {escape(str(html(records, out)))}", highlight=False)
+
+
+def _records(files: list[Path] | None) -> list[Record]:
+    chosen = files or sorted(shipped_root().glob("*/*.jsonl"))
+    records = [record for path in chosen for record in read(path)]
+    if not records:
+        raise ValueError(f"files: expected records, found none in {', '.join(map(str, chosen)) or shipped_root()}")
+    return records

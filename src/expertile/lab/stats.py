@@ -1,0 +1,65 @@
+"""Medians with intervals, ties, and the order in which candidates take turns."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+
+# Two-sided 95 % quantiles of Student's t for 1, 2, 3, 4 degrees of freedom.
+_T95 = (12.706, 4.303, 3.182, 2.776)
+MIN_ORDER_SAMPLES = 6  # the range of n samples holds the median with probability 1 - 2^(1-n); 96.9 % at 6
+
+
+def median_ci95(samples: Sequence[float]) -> tuple[float, tuple[float, float]]:
+    """The median of `samples` and a 95 % interval of the distribution's median.
+
+    From six samples on, the interval is made of two order statistics, the narrowest symmetric pair whose
+    coverage is at least 95 % whatever the distribution: with ranks l and n+1-l the coverage is P(l <=
+    Binomial(n, 1/2) < n+1-l) (Conover, Practical Nonparametric Statistics, 3.2). Two to five samples cannot
+    give that; the interval is then Student's t about the median, clipped at 0, which supposes normal noise.
+    One sample: the sample itself, no width. Raises ValueError for no samples.
+    """
+    n = len(samples)
+    if n == 0:
+        raise ValueError("samples: expected at least one, got none")
+    middle = statistics.median(samples)
+    if n == 1:
+        return middle, (middle, middle)
+    if n < MIN_ORDER_SAMPLES:
+        half = _T95[n - 2] * statistics.stdev(samples) / math.sqrt(n)
+        return middle, (max(middle - half, 0.0), middle + half)
+    ordered = sorted(samples)
+    tail, rank = 0.5**n, 0  # tail = P(Binomial(n, 1/2) <= rank)
+    while tail + math.comb(n, rank + 1) * 0.5**n <= 0.025:
+        rank += 1
+        tail += math.comb(n, rank) * 0.5**n
+    return middle, (ordered[rank], ordered[n - 1 - rank])
+
+
+def overlap(first: tuple[float, float], second: tuple[float, float]) -> bool:
+    """Whether two closed intervals share a point."""
+    return first[0] <= second[1] and second[0] <= first[1]
+
+
+def is_tie(
+    time_1: float, ci_1: tuple[float, float], time_2: float, ci_2: tuple[float, float], within: float = 0.01
+) -> bool:
+    """Whether two medians cannot be told apart: their intervals overlap, or they differ by less than
+    `within`.
+    """
+    return overlap(ci_1, ci_2) or abs(time_1 - time_2) < within * min(time_1, time_2)
+
+
+def turn_order(count: int, round_index: int) -> tuple[int, ...]:
+    """The order of `count` candidates in one round: a row of a Williams design.
+
+    Over `count` rounds (2 * count where it is odd) every candidate stands at every place equally often, and
+    follows every other one equally often, so that the heat and the clocks its predecessor leaves behind
+    favour nobody (Williams, Australian J. Sci. Research A2, 1949).
+    """
+    zigzag = [(i + 1) // 2 if i % 2 else -(i // 2) for i in range(count)]
+    row = [(x + round_index) % count for x in zigzag]
+    if count % 2 and (round_index // count) % 2:
+        row.reverse()
+    return tuple(row)

@@ -1,0 +1,203 @@
+"""gluon_hopper: our warp-specialised Gluon kernel for sm_90a (H100, H200); bf16 and fp16 with float32 accumulation.
+
+    RAGGED_M  out[rows of g] = a[rows of g] @ b[g]          a [M_tot, K], b [G, K, N] in either memory order
+    RAGGED_K  out[g] = a[:, cols of g] @ b[rows of g]       a [M, K_tot] stored [K_tot, M], b [K_tot, N]
+    BATCHED   out[g] = a[g] @ b[g]
+
+Every tile of `a` and `b` arrives by TMA, every tile of `out` leaves by TMA; groups need no padding. `offs` is read on
+the device only, so a call never synchronises and a captured CUDA graph follows new offsets. Limits: tensor cores (and
+the power they draw) for long groups; HBM for short ones, where each group's weights are read once; see `_gluon_kernel`
+for how the work is laid out on the chip.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from expertile.device import Device
+from expertile.ops.grouped_mm.backend import Backend, Operands, new_out
+from expertile.ops.grouped_mm.problem import Layout, Problem
+
+_WRAP = 0x40000000  # as in triton.tools.ragged_tma: a row number no tensor reaches
+_MAX_ROWS = _WRAP
+_DTYPES = (torch.bfloat16, torch.float16)
+
+
+@dataclass(frozen=True)
+class Config:
+    """Tile sizes and schedule.
+
+    mode: "cooperative": one consumer of block_m rows (64 rows for each of its warpgroups).
+          "split": two consumers, one warpgroup each, with half of the tile's rows each, running freely.
+          "pingpong": two consumers of one warpgroup each, taking tiles in turn.
+    group_m: rows of tiles that share one pass over a group's weights.
+    store_parts, store_slots: the output tile leaves in `store_parts` pieces through `store_slots` buffers.
+    """
+
+    block_m: int = 128
+    block_n: int = 256
+    block_k: int = 64
+    num_stages: int = 4
+    mode: str = "split"
+    group_m: int = 16
+    store_parts: int = 4
+    store_slots: int = 2
+
+    @property
+    def consumers(self) -> int:
+        return 1 if self.mode == "cooperative" else 2
+
+    @property
+    def rows(self) -> int:
+        """Rows of the tile that one consumer multiplies."""
+        return self.block_m // 2 if self.mode == "split" else self.block_m
+
+    @property
+    def num_warps(self) -> int:
+        """Warps of one consumer."""
+        return 8 if self.mode == "cooperative" and self.block_m == 128 else 4
+
+    def smem_bytes(self, itemsize: int, out_itemsize: int, groups: int) -> int:
+        """Shared memory of one program, bytes (the barriers and alignment rounded up to 1 KiB)."""
+        ring = self.num_stages * (self.block_m + self.block_n) * self.block_k * itemsize
+        store = self.consumers * self.store_slots * self.rows * (self.block_n // self.store_parts) * out_itemsize
+        return ring + store + 4 * _groups_pow2(groups) + 1024
+
+
+def _groups_pow2(groups: int) -> int:
+    return max(32, 1 << (groups - 1).bit_length())
+
+
+def supports(problem: Problem, device: Device) -> str | None:
+    """The reason this kernel can't compute `problem` on `device`, or None."""
+    p = problem
+    if device.kind != "cuda" or device.capability != (9, 0):
+        return "needs compute capability 9.0 (H100, H200): it is written for that architecture's wgmma instructions"
+    if p.dtype not in _DTYPES:
+        return f"multiplies bfloat16 and float16, not {p.dtype}"
+    if p.out_dtype not in (*_DTYPES, torch.float32):
+        return f"writes bfloat16, float16 and float32, not {p.out_dtype}"
+    if p.layout is Layout.RAGGED_N:
+        return "a ragged last dimension of the output cannot be stored by TMA (its strides must be 16-byte multiples)"
+    if p.has_bias and p.layout is Layout.RAGGED_K:
+        return "no bias when K is ragged"
+    if p.ragged_total > _MAX_ROWS:
+        return f"at most {_MAX_ROWS} rows (the ragged descriptors' limit), not {p.ragged_total}"
+    if p.groups > 2048:
+        return f"at most 2048 groups (their prefix sum is kept in registers), not {p.groups}"
+    if not (p.a_aligned and p.b_aligned):
+        return "TMA needs base addresses that are multiples of 16 bytes"
+    for name, strides, inner in (("a", p.a_strides, _a_inner(p)), ("b", p.b_strides, _b_inner(p))):
+        if inner is None:
+            return f"{name} has no dimension of stride 1 that TMA could read (strides {strides})"
+        outer = [s for i, s in enumerate(strides) if i != inner]
+        if any(s % 8 or s <= 0 for s in outer):
+            return f"TMA needs strides that are positive multiples of 16 bytes; {name} has {strides} elements"
+    if (p.n * p.out_dtype.itemsize) % 16:
+        return f"TMA needs rows of the output that are multiples of 16 bytes, not {p.n} x {p.out_dtype.itemsize}"
+    return None
+
+
+def _a_inner(p: Problem) -> int | None:
+    """Which dimension of `a` is contiguous (None: none that the kernel can use)."""
+    k_dim, m_dim = len(p.a_strides) - 1, len(p.a_strides) - 2
+    if p.layout is Layout.RAGGED_K:
+        return m_dim if p.a_strides[m_dim] == 1 else None
+    return k_dim if p.a_strides[k_dim] == 1 else m_dim if p.a_strides[m_dim] == 1 else None
+
+
+def _b_inner(p: Problem) -> int | None:
+    n_dim, k_dim = len(p.b_strides) - 1, len(p.b_strides) - 2
+    if p.layout is Layout.RAGGED_K:
+        return n_dim if p.b_strides[n_dim] == 1 else None
+    return k_dim if p.b_strides[k_dim] == 1 else n_dim if p.b_strides[n_dim] == 1 else None
+
+
+def _fits(config: Config, problem: Problem, device: Device) -> bool:
+    need = config.smem_bytes(problem.dtype.itemsize, problem.out_dtype.itemsize, problem.groups)
+    return need <= device.smem_bytes
+
+
+# Candidates for tiles of 128 and 256 rows, and for groups too short to fill them.
+_LONG = (
+    Config(),
+    Config(num_stages=3, store_parts=1, store_slots=1),
+    Config(group_m=8),
+    Config(mode="cooperative", num_stages=3, store_parts=1, store_slots=1),
+    Config(mode="cooperative"),
+    Config(mode="pingpong", block_n=128, num_stages=5, store_parts=1, store_slots=1),
+    Config(mode="pingpong", block_n=128, num_stages=6, store_parts=2, store_slots=1),
+    Config(block_m=256, block_n=128, store_parts=2, store_slots=1),
+    Config(block_n=128, num_stages=6, store_parts=1, store_slots=1),
+)
+_SHORT = (
+    Config(mode="cooperative", block_m=64, block_n=128, num_stages=8, store_parts=1, store_slots=1),
+    Config(mode="cooperative", block_m=64, block_n=128, block_k=128, num_stages=4, store_parts=1, store_slots=1),
+    Config(mode="cooperative", block_m=64, block_n=256, num_stages=5, store_parts=2, store_slots=1),
+    Config(mode="pingpong", block_m=64, block_n=256, num_stages=5, store_parts=4, store_slots=1),
+    Config(mode="pingpong", block_m=64, block_n=128, num_stages=8, store_parts=1, store_slots=1),
+)
+
+
+def configs(problem: Problem, device: Device) -> tuple[Config, ...]:
+    """Configs worth timing, the default first."""
+    short = problem.layout is Layout.RAGGED_M and problem.mean_group <= 48
+    ordered = _SHORT + _LONG if short else _LONG + _SHORT
+    return tuple(c for c in ordered if _fits(c, problem, device))
+
+
+def run(problem: Problem, operands: Operands, config: Config, out: torch.Tensor | None) -> torch.Tensor:
+    """Compute into `out` (rows past offs[-1] are left alone) or a new tensor; queues one kernel, waits for nothing."""
+    p = problem
+    out = new_out(p, operands, out)
+    if out.numel() == 0:
+        return out
+    if p.k == 0:
+        return _zero_rows(p, operands, out)
+    # Gluon is imported at the first launch: `import expertile` stays quick and works without Triton.
+    from expertile.ops.grouped_mm.backends._gluon_launch import launch
+
+    if _storable(out):
+        launch(p, operands, config, out)
+        return out
+    # The copy carries the rows that are to be left alone.
+    aligned = out.contiguous() if not out.is_contiguous() else out.clone()
+    launch(p, operands, config, aligned)
+    return out.copy_(aligned)
+
+
+def _storable(out: torch.Tensor) -> bool:
+    """Whether TMA can write `out` in place."""
+    return (
+        out.data_ptr() % 16 == 0
+        and out.stride(-1) == 1
+        and all(s > 0 and s * out.element_size() % 16 == 0 for s in out.stride()[:-1])
+    )
+
+
+def _zero_rows(p: Problem, operands: Operands, out: torch.Tensor) -> torch.Tensor:
+    """An empty K: zeros (or the bias) in every row of a group; on the device, like the kernel."""
+    if p.layout is not Layout.RAGGED_M:
+        out.zero_()
+        if operands.bias is not None:
+            out += operands.bias[:, None, :].to(out.dtype)
+        return out
+    assert operands.offs is not None
+    rows = torch.arange(p.m, device=out.device)
+    group = torch.searchsorted(operands.offs, rows, right=True)
+    inside = (group < p.groups)[:, None]
+    value = torch.zeros((), dtype=out.dtype, device=out.device)
+    if operands.bias is not None:
+        value = operands.bias[group.clamp(max=p.groups - 1)].to(out.dtype)
+    return out.copy_(torch.where(inside, value, out))
+
+
+BACKEND = Backend(
+    name="gluon_hopper",
+    summary="warp-specialised Gluon kernel for Hopper: TMA ring, wgmma, stores overlapped with products",
+    supports=supports,
+    configs=configs,
+    run=run,
+)

@@ -1,0 +1,234 @@
+"""gluon_hopper without a GPU: what it accepts, what it compiles to, its numbers and synchronisation in an emulator."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from expertile.device import Device
+from expertile.ops.grouped_mm.backend import Operands
+from expertile.ops.grouped_mm.backends import _gluon_kernel, _gluon_launch, gluon_hopper
+from expertile.ops.grouped_mm.backends.gluon_hopper import BACKEND, Config
+from expertile.ops.grouped_mm.problem import Layout, Problem
+from tests.ops.grouped_mm import cases
+from tests.ops.grouped_mm.cases import Case
+from tests.support import aot, gluon_emulator
+from tests.support.fake_driver import compile_only
+
+H200 = Device.by_name("h200")
+M, K, B = Layout.RAGGED_M, Layout.RAGGED_K, Layout.BATCHED
+
+# Small tiles, few stages: many trips around the ring for little work.
+SMALL = {
+    "split": Config(128, 64, 64, 3, "split", 2, 1, 1),
+    "split, stored in parts": Config(128, 128, 64, 2, "split", 2, 2, 1),
+    "split, two buffers": Config(256, 128, 64, 2, "split", 2, 2, 2),
+    "cooperative": Config(128, 64, 64, 2, "cooperative", 2, 1, 1),
+    "cooperative, 64 rows": Config(64, 128, 64, 4, "cooperative", 3, 2, 2),
+    "pingpong": Config(128, 64, 64, 3, "pingpong", 2, 1, 1),
+    "pingpong, 64 rows": Config(64, 128, 64, 2, "pingpong", 2, 2, 1),
+}
+
+# Several tiles for each of several programs, and every edge: empty groups, part tiles, rows past the end.
+MANY_TILES = (
+    Case("m-tiles", M, (100, 0, 130, 64, 1, 300), n=200, k=264, past=9),
+    Case("m-tiles-kn-bias", M, (37, 5, 260), n=136, k=128, b_storage="row", bias=True),
+    Case("m-tiles-a-column-fp16", M, (70, 202), n=128, k=72, a_storage="column", dtype=torch.float16),
+    Case("k-tiles", K, (100, 0, 70, 1), m=136, n=200, past=5, a_storage="column", b_storage="row"),
+    Case("b-tiles", B, (0, 0), m=150, n=136, k=136, b_storage="row"),
+)
+
+
+def _problem(case: Case) -> tuple[Problem, Operands]:
+    operands = Operands(*cases.make(case))
+    return Problem.from_tensors(*dataclasses.astuple(operands), out_dtype=case.out_dtype), operands
+
+
+def _emulate(case: Case, config: Config, programs: int, seed: int, kernel=_gluon_kernel.grouped_mm_kernel) -> None:
+    """Run one case in the emulator and check its result."""
+    problem, operands = _problem(case)
+    out = cases.poisoned_out(case)
+    args, options = _gluon_launch.arguments(problem, operands, config, out)
+    gluon_emulator.run(kernel, programs, args, options, seed)
+    a, b, offs, bias = dataclasses.astuple(operands)
+    cases.check(case, out, cases.expected(case, a, b, offs, bias))
+
+
+@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("case", MANY_TILES, ids=str)
+def test_right_in_any_order(case: Case, name: str) -> None:
+    for seed in range(3):
+        _emulate(case, SMALL[name], programs=2 + seed % 2, seed=seed)
+
+
+@pytest.mark.parametrize("case", [c for c in cases.CASES if BACKEND.supports(_problem(c)[0], H200) is None], ids=str)
+def test_shared_cases(case: Case) -> None:
+    problem, operands = _problem(case)
+    out = cases.poisoned_out(case)
+    if out.numel() and problem.k:
+        _emulate(case, BACKEND.configs(problem, H200)[0], programs=2, seed=0)
+    else:
+        BACKEND.run(problem, operands, BACKEND.configs(problem, H200)[0], out)
+        cases.check(case, out, cases.expected(case, *cases.make(case)))
+
+
+MUTANTS = {
+    "a stage is freed before its wgmma is done": (
+        "mbarrier.arrive(p.empty.index(gl.where(i == 0, p.STAGES - 1, i - 1)), count=1, pred=k > 0)",
+        "mbarrier.arrive(p.empty.index(i), count=1, pred=k + p.BLOCK_K < k_len)",
+    ),
+    "no fence before the TMA store": (
+        "        fence_async_shared()\n        if p.LAYOUT",
+        "        if p.LAYOUT",
+    ),
+    "the producer starts on phase 0": (
+        "    i = 0\n    phase = 1\n",
+        "    i = 0\n    phase = 0\n",
+    ),
+    "a consumer mistakes its phase": (
+        "phase = (step // p.STAGES) & 1\n    acc",
+        "phase = 0\n    acc",
+    ),
+    "a skipping consumer keeps the stages": (
+        "        mbarrier.arrive(p.empty.index(i), count=1)\n        i += 1",
+        "        i += 1",
+    ),
+    "the other consumer's steps are not counted": (
+        "        step += (k_len + p.BLOCK_K - 1)",
+        "        step += 0 * (k_len + p.BLOCK_K - 1)",
+    ),
+    "the turn is not handed over": (
+        "            mbarrier.arrive(p.turn.index(1 - WHO), count=1)\n",
+        "",
+    ),
+    "one row too many is stored": (
+        "_WRAP - (row_end - row), col",
+        "_WRAP - (row_end - row) - 1, col",
+    ),
+    "a store's buffer is reused at once": (
+        "tma.store_wait(p.C_SLOTS - 1)",
+        "tma.store_wait(8)",
+    ),
+    "the accumulator is read early": (
+        "    acc = warpgroup_mma_wait(0, (acc,))\n",
+        "",
+    ),
+    "expected bytes leave out b": (
+        "mbarrier.expect(bar, A_BYTES + B_BYTES)",
+        "mbarrier.expect(bar, A_BYTES)",
+    ),
+    "half an a tile is expected and not loaded": (
+        "2 * A_BYTES + B_BYTES, pred=both)",
+        "2 * A_BYTES + B_BYTES, pred=True)",
+    ),
+    "tiles are looked up one too far": (
+        "before = ends <= t",
+        "before = ends < t",
+    ),
+    "a thin band is cut off": (
+        "gl.minimum(height, tiles_m - band * height)",
+        "height",
+    ),
+    "K runs into the next group": (
+        "_WRAP - k_len + k, row]",
+        "_WRAP - k_len - 1 + k, row]",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_planted_faults_are_caught(name: str, tmp_path: Path) -> None:
+    """Each mutant must fail some case, config and seed: the emulator and the cases can see that fault."""
+    source = Path(_gluon_kernel.__file__).read_text()
+    old, new = MUTANTS[name]
+    assert old in source
+    path = tmp_path / "mutant_kernel.py"
+    path.write_text(source.replace(old, new))
+    spec = importlib.util.spec_from_file_location("mutant_kernel", path)
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["mutant_kernel"] = module
+    try:
+        spec.loader.exec_module(module)
+        for seed in range(6):
+            for config in SMALL.values():
+                for case in (MANY_TILES[0], MANY_TILES[3]):
+                    try:
+                        _emulate(case, config, programs=2, seed=seed, kernel=module.grouped_mm_kernel)
+                    except (gluon_emulator.EmulationError, AssertionError, ZeroDivisionError):
+                        return
+    finally:
+        del sys.modules["mutant_kernel"]
+    pytest.fail("no case, config or seed caught it")
+
+
+COMPILED = {
+    "m": Case("m", M, (100, 28), n=512, k=256),
+    "m-kn": Case("m-kn", M, (100, 28), n=512, k=256, b_storage="row"),
+    "m-512-groups-bias": Case("m-512", M, (1,) * 512, n=256, k=64, bias=True),
+    "m-fp32-out": Case("m-fp32", M, (100, 28), n=512, k=256, out_dtype=torch.float32),
+    "k": Case("k", K, (100, 28), m=512, n=512, a_storage="column", b_storage="row"),
+    "b-fp16": Case("b", B, (0, 0), m=256, n=512, k=256, dtype=torch.float16),
+}
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize("name", COMPILED)
+def test_compiles_to_wgmma_and_tma(name: str) -> None:
+    problem, operands = _problem(COMPILED[name])
+    configs = BACKEND.configs(problem, H200)
+    assert configs
+    for config in configs:
+        with compile_only(90) as kernels:
+            _gluon_launch.launch(problem, operands, config, cases.poisoned_out(COMPILED[name]))
+        (kernel,) = kernels
+        used = aot.resources(kernel, 90)
+        estimate = config.smem_bytes(problem.dtype.itemsize, problem.out_dtype.itemsize, problem.groups)
+        assert used.fits and used.smem_bytes <= estimate, (config, used)
+        assert used.spills == 0, (config, used)
+        assert used.opcodes["HGMMA"] and used.opcodes["UTMALDG"] and used.opcodes["UTMASTG"], (config, used)
+        assert aot.ptxas_warnings(used) == [], config
+
+
+@pytest.mark.parametrize(
+    ("case", "words"),
+    [
+        (Case("odd n", M, (8, 8), n=37, k=64), "16 bytes"),
+        (Case("odd k", M, (8, 8), n=64, k=37), "16 bytes"),
+        (Case("shifted", M, (8, 8), n=64, k=64, a_storage="shifted"), "base addresses"),
+        (Case("steps", M, (8, 8), n=64, k=64, b_storage="step"), "no dimension of stride 1"),
+        (Case("expanded", M, (8, 8), n=64, k=64, a_storage="expanded"), "positive"),
+        (Case("fp32", M, (8, 8), n=64, k=64, dtype=torch.float32), "not torch.float32"),
+        (Case("n", Layout.RAGGED_N, (8, 8), m=64, k=64), "ragged last dimension"),
+        (Case("k rows", K, (8, 8), m=64, n=64, a_storage="row", b_storage="row"), "no dimension of stride 1"),
+    ],
+    ids=lambda x: str(x) if isinstance(x, Case) else "",
+)
+def test_refusals_say_why(case: Case, words: str) -> None:
+    reason = BACKEND.supports(_problem(case)[0], H200)
+    assert reason is not None and words in reason
+
+
+def test_only_hopper() -> None:
+    problem = _problem(COMPILED["m"])[0]
+    for name in ("a100", "rtx 4090", "b200"):
+        assert "9.0" in (BACKEND.supports(problem, Device.by_name(name)) or "")
+
+
+def test_short_groups_get_short_tiles() -> None:
+    decode = _problem(Case("decode", M, (1,) * 128, n=512, k=256))[0]
+    prefill = _problem(Case("prefill", M, (512, 512), n=512, k=256))[0]
+    assert BACKEND.configs(decode, H200)[0].block_m == 64
+    assert BACKEND.configs(prefill, H200)[0].block_m == 128
+
+
+def test_output_that_tma_cannot_write() -> None:
+    assert gluon_hopper._storable(torch.empty(4, 64, dtype=torch.bfloat16))
+    assert gluon_hopper._storable(torch.empty(4, 128, dtype=torch.bfloat16)[:, :64])
+    assert not gluon_hopper._storable(torch.empty(4, 67, dtype=torch.bfloat16)[:, :64])
+    assert not gluon_hopper._storable(torch.empty(64, 4, dtype=torch.bfloat16).t())

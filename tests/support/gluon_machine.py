@@ -1,0 +1,230 @@
+"""The machine below `gluon_emulator`: partitions that take turns, shared memory, barriers and TMA descriptors."""
+
+from __future__ import annotations
+
+import random
+import threading
+import types
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from triton.runtime.jit import JITFunction
+
+current = threading.local()  # .partition, .scheduler of the running thread
+
+
+class EmulationError(RuntimeError):
+    """The kernel broke a rule of the hardware, or cannot go on."""
+
+
+def call(f: Any, *args: Any, **kwargs: Any) -> Any:
+    """Call a function, jitted or plain, as Python."""
+    return (f.fn if isinstance(f, JITFunction) else f)(*args, **kwargs)
+
+
+# ---------------------------------------------------------------------------------------------- scheduling
+
+
+class Partition:
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.baton = threading.Semaphore(0)
+        self.blocked_on: Callable[[], bool] | None = None
+        self.done = False
+        self.wgmmas: list[Callable[[], None]] = []
+        self.stores: list[Callable[[], None]] = []
+        self.unfenced: set[Any] = set()  # shared memory written by ordinary stores since the last fence
+
+
+class Scheduler:
+    """One thread for each partition, exactly one of which runs at a time."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self.rng = rng
+        self.partitions: list[Partition] = []
+        self.in_flight: list[Callable[[], None]] = []
+        self.error: BaseException | None = None
+        self.finished = threading.Semaphore(0)
+
+    def run(self, jobs: list[tuple[Any, tuple[Any, ...]]]) -> None:
+        self.partitions = [Partition(f.__name__) for f, _ in jobs]
+        threads = [
+            threading.Thread(target=self._body, args=(part, f, args), daemon=True)
+            for part, (f, args) in zip(self.partitions, jobs, strict=True)
+        ]
+        for thread in threads:
+            thread.start()
+        self.pass_baton(None)
+        self.finished.acquire()
+        for part in self.partitions:
+            part.baton.release()
+        for thread in threads:
+            thread.join()
+        if self.error:
+            raise self.error
+        while self.in_flight:
+            self._land_one()
+
+    def _body(self, part: Partition, f: Any, args: tuple[Any, ...]) -> None:
+        part.baton.acquire()
+        current.scheduler, current.partition = self, part
+        try:
+            if not self.error:
+                call(f, *args)
+                if part.wgmmas:
+                    raise EmulationError(f"{part.name} ends with an unfinished wgmma")
+                for land in part.stores:
+                    land()
+        except BaseException as e:
+            self.error = self.error or e
+        part.done = True
+        self.pass_baton(None)
+
+    def _land_one(self) -> None:
+        self.in_flight.pop(self.rng.randrange(len(self.in_flight)))()
+
+    def pass_baton(self, me: Partition | None) -> None:
+        """Let a random runnable partition go on; when none can, land asynchronous copies until one can."""
+        while True:
+            live = [p for p in self.partitions if not p.done]
+            if not live or self.error:
+                self.finished.release()
+                if me is None:
+                    return
+                raise EmulationError("stopped: another partition failed")
+            if self.in_flight and self.rng.random() < 0.1:
+                self._land_one()
+            ready = [p for p in live if p.blocked_on is None or p.blocked_on()]
+            if ready:
+                break
+            if self.in_flight:
+                self._land_one()
+            else:
+                self.error = EmulationError("deadlock of " + ", ".join(p.name for p in live))
+        chosen = self.rng.choice(ready)
+        chosen.blocked_on = None
+        if chosen is me:
+            return
+        chosen.baton.release()
+        if me is not None:
+            me.baton.acquire()
+            if self.error:
+                raise EmulationError("stopped: another partition failed")
+
+
+def step(condition: Callable[[], bool] | None = None) -> None:
+    """A point where another partition may run; with a condition, where this one must wait for it."""
+    scheduler = getattr(current, "scheduler", None)
+    if scheduler is None:
+        if condition and not condition():
+            raise EmulationError("the kernel's main body waits on a barrier that nobody completes")
+        return
+    current.partition.blocked_on = condition
+    if condition is not None or scheduler.rng.random() < 0.3:
+        scheduler.pass_baton(current.partition)
+
+
+# ---------------------------------------------------------------------------------------------- memory
+
+
+class Shared:
+    """A view of shared memory; `key` names the buffer it lies in, for the fence check."""
+
+    def __init__(self, tensor: torch.Tensor, layout: Any, key: Any = None) -> None:
+        self.tensor, self.layout, self.key = tensor, layout, id(tensor) if key is None else key
+
+    @property
+    def type(self) -> types.SimpleNamespace:
+        return types.SimpleNamespace(shape=list(self.tensor.shape), layout=self.layout)
+
+    def index(self, i: int) -> Shared:
+        if not 0 <= int(i) < self.tensor.shape[0]:
+            raise EmulationError(f"shared memory index {int(i)} of {self.tensor.shape[0]}")
+        return Shared(self.tensor[int(i)], self.layout, (self.key, int(i)))
+
+    def reshape(self, shape: list[int]) -> Shared:
+        return Shared(self.tensor.view(*shape), self.layout, self.key)
+
+    def permute(self, order: tuple[int, ...]) -> Shared:
+        return Shared(self.tensor.permute(*order), self.layout, self.key)
+
+    def load(self, layout: Any = None) -> torch.Tensor:
+        step()
+        return self.tensor.clone()
+
+    def store(self, value: torch.Tensor) -> None:
+        step()
+        if value.dtype != self.tensor.dtype:
+            raise EmulationError(f"{value.dtype} stored into shared memory of {self.tensor.dtype}")
+        self.tensor.copy_(value)
+        current.partition.unfenced.add(self.key)
+
+
+class Mbarrier:
+    """A shared-memory barrier: a phase completes when all arrivals and all expected bytes are in."""
+
+    count = 0
+
+    def init(self, count: int) -> None:
+        self.count = self.missing = count
+        self.tx_bytes = 0
+        self.phases_done = 0
+
+    def settle(self) -> None:
+        if self.missing < 0:
+            raise EmulationError("an mbarrier got more arrivals than its count")
+        if self.missing == 0 and self.tx_bytes == 0:
+            self.phases_done += 1
+            self.missing = self.count
+
+
+class Mbarriers:
+    def __init__(self, n: int) -> None:
+        self.barriers = [Mbarrier() for _ in range(n)]
+
+    def index(self, i: int) -> Mbarrier:
+        return self.barriers[int(i)]
+
+
+class Descriptor:
+    """A TMA descriptor over a tensor's storage, with bounds and 64-bit address wrap-around as in hardware."""
+
+    def __init__(self, d: Any) -> None:
+        self.base, self.shape, self.strides = d.base, list(d.shape), list(d.strides)
+        self.box, self.layout, self.dtype = list(d.block_shape), d.layout, d.base.dtype
+        nbytes = d.base.element_size()
+        for extent in self.box:
+            nbytes *= extent
+        self.block_type = types.SimpleNamespace(shape=self.box, nbytes=nbytes)
+        size = d.base.untyped_storage().nbytes() // d.base.element_size() - d.base.storage_offset()
+        self.flat = d.base.as_strided((size,), (1,))
+
+    def reach(self, coord: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
+        """(element index into `flat`, whether in bounds) for every element of the box at `coord`."""
+        itemsize, rank = self.base.element_size(), len(self.box)
+        if len(coord) != rank:
+            raise EmulationError(f"{len(coord)} coordinates for a TMA box of rank {rank}")
+        start = sum(int(c) * s for c, s in zip(coord, self.strides, strict=True)) * itemsize % 2**64
+        start -= 2**64 if start >= 2**63 else 0
+        index = torch.full([1] * rank, start // itemsize)
+        inside = torch.ones([1] * rank, dtype=torch.bool)
+        for dim, (c, extent, box, stride) in enumerate(zip(coord, self.shape, self.box, self.strides, strict=True)):
+            along = torch.arange(box).view([box if d == dim else 1 for d in range(rank)])
+            index = index + (along * stride if box > 1 else 0)
+            inside = inside & (along + int(c) >= 0) & (along + int(c) < extent)
+        index, inside = index.expand(self.box), inside.expand(self.box)
+        if bool((inside & ((index < 0) | (index >= self.flat.numel()))).any()):
+            raise EmulationError(f"TMA at {[int(c) for c in coord]} touches memory outside the tensor")
+        return index, inside
+
+
+class Pointer:
+    def __init__(self, tensor: torch.Tensor, offset: Any = 0) -> None:
+        self.tensor, self.offset = tensor, offset
+
+    def __add__(self, offset: Any) -> Pointer:
+        return Pointer(self.tensor, self.offset + offset)
+
+    def __sub__(self, offset: Any) -> Pointer:
+        return Pointer(self.tensor, self.offset - offset)
