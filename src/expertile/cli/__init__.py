@@ -6,7 +6,9 @@ import sys
 
 import typer
 
-from expertile.cli import bench, inspect, records
+from expertile.cli.bench import bench
+from expertile.cli.inspect import doctor, explain
+from expertile.cli.records import audit, compare, report
 
 app = typer.Typer(
     name="expertile",
@@ -15,12 +17,8 @@ app = typer.Typer(
     pretty_exceptions_show_locals=False,
     add_completion=False,
 )
-app.command("doctor")(inspect.doctor)
-app.command("bench")(bench.bench)
-app.command("explain")(inspect.explain)
-app.command("audit")(records.audit)
-app.command("compare")(records.compare)
-app.command("report")(records.report)
+for command in (doctor, bench, explain, audit, compare, report):
+    app.command(command.__name__)(command)
 
 
 def main() -> None:

@@ -24,7 +24,7 @@ from expertile.ops.grouped_mm.backend import Backend
 from expertile.ops.grouped_mm.backends import BACKENDS, by_name
 
 DIAGNOSE = "diagnose"
-PRESET_NAMES = ", ".join([*PRESETS, DIAGNOSE])
+PRESET_NAMES = ", ".join(PRESETS)
 
 
 def bench(
@@ -42,21 +42,30 @@ def bench(
     quick: Annotated[bool, typer.Option("--quick", help="Fewer rounds, wider intervals.")] = False,
     tune_configs: Annotated[bool, typer.Option("--tune-configs", help="Also screen every config of each backend.")] = False,  # noqa: E501
     resume: Annotated[bool, typer.Option("--resume", help="Go on with an interrupted run of today.")] = False,
-    out: Annotated[Path, typer.Option(help="Folder for records and reports.")] = Path("out"),
+    out: Annotated[Path | None, typer.Option(help="Folder for records and reports; out/ by default.")] = None,
     no_html: Annotated[bool, typer.Option("--no-html", help="Write no HTML report.")] = False,
 ) -> None:  # fmt: skip
     """Measure workloads: every backend is checked against a float32 reference, then all are timed in turns."""
     given = BenchSpec() if config is None else read_bench_file(config)
-    overrides = dict(
-        presets=tuple(preset), include=tuple(backend), skip=tuple(skip), candidates=tuple(candidate), policy=policy,
-        routing=routing or None, tokens=tuple(tokens) or None, batch=batch, seq=seq, seed=seed, quick=quick or None,
-    )  # fmt: skip
-    spec = replace(given, **{k: v for k, v in overrides.items() if v not in (None, (), "")})
+    spec = replace(
+        given,
+        presets=tuple(preset) or given.presets,
+        include=tuple(backend) or given.include,
+        skip=tuple(skip) or given.skip,
+        candidates=tuple(candidate) or given.candidates,
+        policy=policy or given.policy,
+        routing=routing or given.routing,
+        tokens=tuple(tokens) or given.tokens,
+        batch=given.batch if batch is None else batch,
+        seq=given.seq if seq is None else seq,
+        seed=given.seed if seed is None else seed,
+        quick=quick or given.quick,
+    )
     device = Device.current()
     if not spec.presets and not spec.inline:
         spec = replace(spec, presets=default_preset(device))
     console = Console()
-    folder = out if config is None or spec.out is None or out != Path("out") else Path(spec.out)
+    folder = out or Path(spec.out or "out")
     records: list[Record] = []
     paths: list[Path] = []
     interrupted = False
@@ -81,10 +90,6 @@ def bench(
 
 def _by_preset(spec: BenchSpec) -> list[tuple[str, BenchSpec]]:
     """One bench for each preset, and one for the workloads of the TOML file: each has its own record file."""
-    known = [*PRESETS, DIAGNOSE]
-    for name in spec.presets:
-        if name not in known:
-            raise ValueError(f"preset: expected one of {', '.join(known)}, got {name!r}")
     parts = [(name, replace(spec, presets=(name,), inline=())) for name in spec.presets]
     if spec.inline:
         parts.append(("custom", replace(spec, presets=())))
@@ -104,7 +109,8 @@ def _measure(
     with Display(console, name) as display:
         for _ in run(
             workloads, _backends(spec), policies=_policies(spec, device), out_path=path, resume=resume,
-            quick=spec.quick, candidates=spec.candidates, tune_configs=tune_configs, on_event=display.on_event,
+            quick=spec.quick, candidates=spec.candidates, rounds=spec.rounds, tune_configs=tune_configs,
+            on_event=display.on_event,
         ):  # fmt: skip
             pass  # the display shows each record, and the file holds it
 

@@ -80,7 +80,7 @@ class BenchSpec:
     batch: int | None = None
     seq: int | None = None
     seed: int | None = None
-    out: str = "results"
+    out: str | None = None
 
     def __post_init__(self) -> None:
         for name in self.presets:

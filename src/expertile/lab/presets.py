@@ -174,6 +174,11 @@ def _cpu(seed: int = 0) -> list[Workload]:
     return out + _route(gradient, parse_routing("skewed"), 256, 2, seed)
 
 
+def _diagnose() -> list[Workload]:
+    """No grouped products: its cases are plain ones, measured by `diagnose.diagnose`."""
+    return []
+
+
 def _expert_product(name: str, preset_name: str, experts: int, k: int, n: int, dtype: str) -> Workload:
     """A ragged-M product that has no rows yet."""
     return ragged_m(name, preset_name, (0,) * experts, k, n, dtype)
@@ -203,6 +208,7 @@ _BUILDERS: Mapping[str, Callable[..., list[Workload]]] = MappingProxyType(
         "models": _models,
         "anchors": _anchors,
         "cpu": _cpu,
+        "diagnose": _diagnose,
     }
 )
 
@@ -214,6 +220,7 @@ PRESETS: Mapping[str, str] = MappingProxyType(
         "models": "report 003's four models and four real ones, gate-up and down, prefill and decode, bf16",
         "anchors": "forward and weight-gradient products from decode to training sizes, bf16",
         "cpu": "small products of every kind, for machines without a GPU",
+        "diagnose": "report 000's three diagnostics done right: one product against many, matrix units, launch cost",
     }
 )
 

@@ -10,6 +10,7 @@ the rest.
 from __future__ import annotations
 
 import json
+import math
 import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -78,6 +79,7 @@ class Settings:
     quick: bool
     tune_configs: bool
     seconds: float | None
+    rounds: int | None
     run_id: str
     env: Env
     seed: int
@@ -101,6 +103,7 @@ def run(
     candidate_timeout_s: float = 180.0,
     tune_configs: bool = False,
     seconds: float | None = None,
+    rounds: int | None = None,
     seed: int | None = None,
     on_event: Callable[[Event], None] | None = None,
 ) -> Iterator[Record]:
@@ -108,15 +111,14 @@ def run(
     made.
 
     - `policies`: "graph" and/or "eager". A CPU has eager alone.
-    - `out_path`: JSONL file that every record is appended to. `resume` skips what that file already holds
-    from this
-      machine and software, and carries on under the same run id.
-    - `candidates`: "FILE.py:FUNCTION", gated in a process of their own, `candidate_timeout_s` for each
-    workload. - `tune_configs`: also screen every config of each backend, and measure the best beside the
-    default; its record's
-      config says how many were tried ("tried").
-    - `seconds`: about how long the whole run may take; by default 75 on a CPU (25 if `quick`), no limit on a
-    GPU. - `seed`: of the random operands; fresh ones by default.
+    - `out_path`: JSONL file that every record is appended to. `resume` skips what that file already holds from
+      this machine and software, and carries on under the same run id.
+    - `candidates`: "FILE.py:FUNCTION", gated in a process of their own, `candidate_timeout_s` for each workload.
+    - `tune_configs`: also screen every config of each backend, and measure the best beside the default; its
+      record's config says how many were tried ("tried").
+    - `seconds`: about how long the whole run may take; 75 on a CPU (25 if `quick`) and no limit on a GPU by default.
+    - `rounds`: exactly so many timed rounds of each workload, however long they take.
+    - `seed`: of the random operands; fresh ones by default.
 
     Raises ValueError at once for an unknown policy, the graph policy alone on a CPU, or a candidate that
     names no file.
@@ -140,7 +142,7 @@ def run(
     if seconds is None and torch_device.type != "cuda":
         seconds = _CPU_SECONDS[quick]
     settings = Settings(
-        tuple(policies), facts, torch_device, path, quick, tune_configs, seconds, run_id, env,
+        tuple(policies), facts, torch_device, path, quick, tune_configs, seconds, rounds, run_id, env,
         secrets.randbits(31) if seed is None else seed,
     )  # fmt: skip
     session = _Session(settings, tuple(backends), tuple(candidates), finished, on_event or (lambda event: None))
@@ -317,6 +319,8 @@ class _Session:
     def _budget(self, measurements_left: int) -> Budget:
         s = self.settings
         base = _GPU_BUDGET[s.quick]
+        if s.rounds is not None:
+            return replace(base, seconds=math.inf, min_rounds=s.rounds, max_rounds=s.rounds, rel_ci=0.0)
         if s.seconds is None:
             return base
         left = max(s.seconds - (time.monotonic() - self.started), 0.0)

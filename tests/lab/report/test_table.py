@@ -34,14 +34,20 @@ def test_figures_of_a_row():
     assert line(text, "a ") == "a 200 344 TFLOP/s 69 % 1.00"
     assert line(text, "b ") == "b 500 137 TFLOP/s 27 % 2.50"
     assert line(text, "dense ").endswith("0.90")
-    assert line(text, "c ") == "c – unsupported"
     assert "unsupported: c on 1 workload: needs sm_90" in text
+
+
+def test_a_backend_that_can_nothing_is_named_once_below_the_table():
+    assert not [row for row in printed(table(small()), 100).splitlines() if row.startswith("  c ")]
+    elsewhere = [samples.record("w/2", "c", 300e-6, rows=65536, n=512)]
+    rows = [row.split() for row in printed(table([*small(), *elsewhere]), 100).splitlines() if row.startswith("  c ")]
+    assert [row[2] for row in rows] == ["unsupported", "229"]
 
 
 def test_backends_come_in_order_of_time_with_baselines_last():
     text = printed(table(small()), 100)
     order = [row.split()[0] for row in text.splitlines() if row.startswith("  ") and row.split()[0] in "abc dense"]
-    assert order == ["a", "b", "c", "dense"]
+    assert order == ["a", "b", "dense"]
 
 
 def test_ties_are_marked():

@@ -141,7 +141,14 @@ def _order(run: Run, contests: Sequence[Contest]) -> list[str]:
     names |= dict.fromkeys(row.backend for contest in contests for row in contest.rows if not row.is_baseline)
     names |= dict.fromkeys(name for name in run.backends if any(contest.of(name) for contest in contests))
     names |= dict.fromkeys(row.backend for contest in contests for row in contest.rows)
-    return list(names)
+    absent = _absent(run)
+    return [name for name in names if name not in absent]
+
+
+def _absent(run: Run) -> set[str]:
+    """Backends that no workload of the run could use: the notes below the table say why, once."""
+    rows = [row for contest in run.contests for row in contest.rows]
+    return {row.backend for row in rows} - {row.backend for row in rows if row.status != "unsupported"}
 
 
 def _bound_cells(contest: Contest | None) -> list[Text]:

@@ -1,0 +1,126 @@
+"""Commands as a user types them, each in a process of its own."""
+
+import json
+import re
+import subprocess
+import sys
+
+import pytest
+
+
+def expertile(*args, cwd=None, timeout=200):
+    command = [sys.executable, "-m", "expertile", *map(str, args)]
+    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, timeout=timeout, check=False)
+
+
+@pytest.fixture(scope="module")
+def bench(tmp_path_factory):
+    """One real, tiny bench on this machine's CPU: a TOML file with one workload and a candidate."""
+    folder = tmp_path_factory.mktemp("bench")
+    (folder / "mine.py").write_text(
+        "import torch\n"
+        "def right(a, b, offs):\n"
+        "    out, start = torch.empty(a.shape[0], b.shape[2], dtype=a.dtype), 0\n"
+        "    for g, end in enumerate(offs.tolist()):\n"
+        "        out[start:end] = a[start:end] @ b[g]\n"
+        "        start = end\n"
+        "    return out\n"
+        "def wrong(a, b, offs):\n"
+        "    return a @ b[0]\n"
+    )
+    (folder / "bench.toml").write_text(
+        'quick = true\ncandidates = ["mine.py:right", "mine.py:wrong"]\n'
+        '[[workload]]\nname = "tiny"\ndtype = "fp32"\nn = 32\nk = 64\ngroup_sizes = [5, 0, 27]\n'
+    )
+    done = expertile("bench", "--config", "bench.toml", "--out", "records", cwd=folder)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder, done.stdout
+
+
+def records(folder):
+    (path,) = folder.glob("records/*/*.jsonl")
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_bench_measures_gates_and_records(bench):
+    folder, printed = bench
+    by_backend = {r["backend"]: r for r in records(folder)}
+    assert by_backend["loop"]["status"] == "ok" and by_backend["loop"]["time_s"] > 0
+    assert {"dense", "copy"} <= by_backend.keys()
+    assert by_backend["triton_tma"]["status"] == "unsupported" and "CUDA" in by_backend["triton_tma"]["reason"]
+    statuses = {name: r["status"] for name, r in by_backend.items() if "mine" in name}
+    assert sorted(statuses.values()) == ["ok", "wrong"]
+    assert "tiny" in printed and "Report:" in printed
+
+
+def test_bench_writes_a_report_that_opens_offline(bench):
+    folder, _ = bench
+    (page,) = folder.glob("records/*/*.html")
+    text = page.read_text()
+    assert "<html" in text and "tiny" in text and 'src="http' not in text
+
+
+def test_compare_of_a_run_with_itself_is_all_ties(bench):
+    folder, _ = bench
+    (path,) = folder.glob("records/*/*.jsonl")
+    done = expertile("compare", path, path)
+    assert done.returncode == 0 and "tie" in done.stdout
+
+
+def test_compare_exits_with_1_on_a_regression(bench, tmp_path):
+    def changed(r, run, factor):
+        time = r["time_s"] * factor
+        rates = {"tflops": r["flops"] / time / 1e12, "gbps": r["nbytes"] / time / 1e9}
+        return json.dumps({**r, "run": run, "time_s": time, "ci95_s": [time * 0.999, time * 1.001], **rates})
+
+    timed = [r for r in records(bench[0]) if r["status"] == "ok"]
+    for run, factor in (("earlier", 1), ("later", 5)):
+        lines = [changed(r, run, factor if r["backend"] == "loop" else 1) for r in timed]
+        (tmp_path / f"{run}.jsonl").write_text("\n".join(lines) + "\n")
+    done = expertile("compare", tmp_path / "earlier.jsonl", tmp_path / "later.jsonl")
+    assert done.returncode == 1 and "slower" in done.stdout
+
+
+def test_report_prints_markdown(bench):
+    folder, _ = bench
+    (path,) = folder.glob("records/*/*.jsonl")
+    done = expertile("report", path, "--markdown")
+    assert done.returncode == 0 and "| " in done.stdout and "tiny" in done.stdout
+
+
+def test_doctor_names_every_backend_and_why_not():
+    done = expertile("doctor")
+    assert done.returncode == 0
+    for name in ("loop", "torch_grouped", "triton_tma", "quack"):
+        assert name in done.stdout
+    assert "needs" in done.stdout
+
+
+def test_explain_for_a_gpu_that_is_not_here():
+    done = expertile("explain", "--gpu", "RTX 4090", "--tokens", "2048", "--groups", "8", "-k", "4096", "-n", "14336")
+    assert done.returncode == 0
+    assert "RTX 4090" in done.stdout and "bound" in done.stdout and "model" in done.stdout
+
+
+@pytest.mark.parametrize(
+    "args, message",
+    [
+        (["bench", "--preset", "sqares"], "expected .*squares.*, got 'sqares'"),
+        (["bench", "--backend", "cutlass"], "backend: expected one of .*loop.*, got 'cutlass'"),
+        (["bench", "--policy", "warm"], "policy: expected .*graph.*, got 'warm'"),
+        (["bench", "--candidate", "nowhere.py:fn"], "nowhere.py"),
+        (["bench", "--preset", "models", "--routing", "fair"], "routing: expected .*uniform.*, got 'fair'"),
+        (["bench", "--config", "absent.toml"], "absent.toml"),
+        (["explain", "--gpu", "abacus"], "gpu: no known device in 'abacus'"),
+        (["explain", "--dtype", "int3"], "dtype: expected .*, got 'int3'"),
+        (["explain", "--top-k", "9", "--groups", "8"], "top_k: expected .*, got 9"),
+        (["audit", "absent.md"], "absent.md"),
+        (["compare", "absent.jsonl", "absent.jsonl"], "absent.jsonl"),
+        (["report", "absent.jsonl"], "absent.jsonl"),
+    ],
+)
+def test_a_users_mistake_is_one_line(args, message, tmp_path):
+    done = expertile(*args, cwd=tmp_path)
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert re.search(message, done.stderr, re.S), done.stderr
+    assert "Traceback" not in done.stderr and len(done.stderr.strip().splitlines()) <= 3
