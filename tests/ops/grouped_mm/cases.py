@@ -161,9 +161,15 @@ def expected(
 
 
 def tolerance(case: Case, allow_tf32: bool = False) -> float:
-    """Largest allowed relative Frobenius error: about 2.5 roundings of the output, or of a tf32 product."""
+    """Largest allowed relative Frobenius error: about 2.5 roundings of the output, or of a tf32 product.
+
+    Tensor cores truncate as they accumulate, so a float32 result of 16-bit operands drifts with K: on an H200
+    cuBLAS, quack and our kernels all reach 1.9e-5 at K = 16384.
+    """
     out = {torch.bfloat16: 4e-3, torch.float16: 5e-4, torch.float32: 2e-6}[case.out_torch_dtype]
-    return max(out, 1e-3) if case.dtype is torch.float32 and allow_tf32 else out
+    if case.dtype is not torch.float32:
+        return max(out, 2e-9 * max(case.k, case.total if case.layout is Layout.RAGGED_K else 0))
+    return max(out, 1e-3) if allow_tf32 else out
 
 
 def check(case: Case, out: torch.Tensor, want: torch.Tensor, allow_tf32: bool = False) -> None:
