@@ -16,6 +16,8 @@ from expertile.device import Device
 from expertile.lab.config import BenchSpec, read_bench_file
 from expertile.lab.diagnose import diagnose
 from expertile.lab.diagnosis import conclude
+from expertile.lab.ladder import RUNGS
+from expertile.lab.ladder.workloads import for_device
 from expertile.lab.presets import PRESETS, default_preset
 from expertile.lab.record import Record, read, results_path, shipped_records
 from expertile.lab.report import html, table, verdict
@@ -24,6 +26,7 @@ from expertile.ops.grouped_mm.backend import Backend
 from expertile.ops.grouped_mm.backends import BACKENDS, by_name
 
 DIAGNOSE = "diagnose"
+LADDER = "ladder"
 PRESET_NAMES = ", ".join(PRESETS)
 
 
@@ -106,9 +109,11 @@ def _measure(
             console.print(f"• {escape(sentence)}", highlight=False)
         return
     workloads = spec.workloads()
+    if name == LADDER:
+        workloads = tuple(for_device(workloads, device))
     with Display(console, name) as display:
         for _ in run(
-            workloads, _backends(spec), policies=_policies(spec, device), out_path=path, resume=resume,
+            workloads, _backends(spec, name), policies=_policies(spec, device), out_path=path, resume=resume,
             quick=spec.quick, candidates=spec.candidates, rounds=spec.rounds, tune_configs=tune_configs,
             on_event=display.on_event,
         ):  # fmt: skip
@@ -121,10 +126,14 @@ def _policies(spec: BenchSpec, device: Device) -> tuple[str, ...]:
     return spec.policies
 
 
-def _backends(spec: BenchSpec) -> tuple[Backend, ...]:
-    """The backends to race, in display order. ValueError for a name that is none."""
-    only, without = [by_name(n) for n in spec.include], [by_name(n) for n in spec.skip]
-    return tuple(b for b in BACKENDS if (not only or b in only) and b not in without)
+def _backends(spec: BenchSpec, preset: str) -> tuple[Backend, ...]:
+    """The backends to race on `preset` (the ladder's are its rungs), in display order. ValueError for a name that is
+    none."""
+    racing = RUNGS if preset == LADDER else BACKENDS
+    for name in (*spec.include, *spec.skip):
+        if name not in [b.name for b in RUNGS]:
+            by_name(name)
+    return tuple(b for b in racing if (not spec.include or b.name in spec.include) and b.name not in spec.skip)
 
 
 def _conclude(records: list[Record], paths: list[Path], device: Device, console: Console, write_html: bool) -> None:

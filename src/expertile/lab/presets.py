@@ -13,6 +13,8 @@ from types import MappingProxyType
 from typing import Any
 
 from expertile.device import Device
+from expertile.lab import sweeps
+from expertile.lab.ladder.workloads import ladder_workloads
 from expertile.lab.routing import Draw, Routing, draw, parse_routing
 from expertile.lab.workloads import Workload, ragged_m, wgrad
 
@@ -151,6 +153,11 @@ def _anchors(seed: int = 0) -> list[Workload]:
     return out
 
 
+def _gradients(seed: int = 0) -> list[Workload]:
+    """The weight gradients of `anchors`, and the input gradients of its forward products that compute limits."""
+    return sweeps.gradients(_anchors(seed))
+
+
 def _cpu(seed: int = 0) -> list[Workload]:
     """Small products that a CPU multiplies in milliseconds and a GPU in microseconds: the layouts, row
     distributions and regimes (compute, decode, empty groups) that the large presets have."""
@@ -207,7 +214,11 @@ _BUILDERS: Mapping[str, Callable[..., list[Workload]]] = MappingProxyType(
         "fp8-sweep": _fp8_sweep,
         "models": _models,
         "anchors": _anchors,
+        "gradients": _gradients,
+        "scaling": sweeps.scaling,
+        "skew": sweeps.skew,
         "cpu": _cpu,
+        "ladder": ladder_workloads,
         "diagnose": _diagnose,
     }
 )
@@ -219,7 +230,11 @@ PRESETS: Mapping[str, str] = MappingProxyType(
         "fp8-sweep": "report 002: 81 FP8 shapes of 1, 4 and 8 experts (listed; needs FP8)",
         "models": "report 003's four models and four real ones, gate-up and down, prefill and decode, bf16",
         "anchors": "forward and weight-gradient products from decode to training sizes, bf16",
+        "gradients": "input and weight gradients of the anchors that compute limits, bf16",
+        "scaling": "how cost grows with tokens, groups, K and N, one at a time, bf16",
+        "skew": "uneven groups beside even ones of the same FLOPs and bytes, bf16",
         "cpu": "small products of every kind, for machines without a GPU",
+        "ladder": "docs/ladder.md: its eight rungs instead of the backends, on four products",
         "diagnose": "report 000's three diagnostics done right: one product against many, matrix units, launch cost",
     }
 )

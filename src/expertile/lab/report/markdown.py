@@ -8,12 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from expertile.lab.report.contest import Contest, Run, relative_speed, runs
+from expertile.lab.report.markers import fill_file
 from expertile.lab.report.rows import POLICY_NAMES
 from expertile.lab.report.units import MISSING, micros, percent, plural, rate, spread, times
 from expertile.lab.report.verdict import failures, sentences
-
-HEADLINE_START = "<!-- expertile:headline -->"
-HEADLINE_END = "<!-- /expertile:headline -->"
 
 
 def markdown(records: Iterable[Any]) -> str:
@@ -67,25 +65,7 @@ def update_readme(path: str | Path, records: Iterable[Any], check: bool = False)
     Returns whether the README was already up to date. With `check` nothing is written.
     Raises ValueError unless the file has each marker exactly once, in order.
     """
-    path = Path(path)
-    text = path.read_bytes().decode("utf-8")
-    if text.count(HEADLINE_START) != 1 or text.count(HEADLINE_END) != 1:
-        raise ValueError(
-            f"{path}: expected the markers {HEADLINE_START} and {HEADLINE_END} exactly once each, "
-            f"got {text.count(HEADLINE_START)} and {text.count(HEADLINE_END)}"
-        )
-    before, rest = text.split(HEADLINE_START)
-    if HEADLINE_END not in rest:
-        raise ValueError(f"{path}: expected {HEADLINE_START} before {HEADLINE_END}, got them in the other order")
-    after = rest.split(HEADLINE_END)[1]
-    newline = "\r\n" if "\r\n" in text else "\n"
-    body = f"\n{headline(records)}\n".replace("\n", newline)
-    updated = f"{before}{HEADLINE_START}{body}{HEADLINE_END}{after}"
-    if updated == text:
-        return True
-    if not check:
-        path.write_bytes(updated.encode("utf-8"))
-    return False
+    return fill_file(path, {"headline": headline(records)}, check)
 
 
 def _by_backends(found: Sequence[Run]) -> list[list[Run]]:

@@ -1,0 +1,106 @@
+"""Rung 3, a masked pointer kernel: one launch, no padding, and everything else left to the compiler.
+
+One program per tile of 128 x 128. It walks the groups until it finds its own and masks every load against the ends of
+rows, columns and k, as report 000's generated kernel does. That kernel and its rival read addresses, sizes and strides
+of each product from tables in device memory, so the compiler knows nothing about them; `do_not_specialize` withholds
+the same knowledge here without the tables.
+
+Changed from rung 2: our own kernel. Spends less of: padding, and host knowledge (offs stays on the device).
+Spends more of: load instructions. Nothing tells the compiler that eight neighbours lie in one aligned piece of 16 bytes
+and are masked alike, so each element is loaded by itself: 2 bytes an instruction, through registers, with no cp.async
+and therefore nothing in flight while the tensor cores work.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+from expertile.lab.ladder._common import result_tensor, takes_pointers
+from expertile.ops.grouped_mm.backend import Backend, Operands
+from expertile.ops.grouped_mm.backends._persistent import current_device, tiles_bound
+from expertile.ops.grouped_mm.problem import Problem
+
+
+@dataclass(frozen=True)
+class Config:
+    """Tile sizes in elements."""
+
+    block_m: int = 128
+    block_n: int = 128
+    block_k: int = 32
+    num_warps: int = 8
+    num_stages: int = 4
+
+
+@triton.jit
+def walk_to_group(tile, offs_ptr, groups, tiles_n, BLOCK_M: tl.constexpr):
+    """(group of the tile, its first row, the end of its rows, place of the tile in it, whether there is such a tile)"""
+    group = 0
+    start = 0
+    end = tl.load(offs_ptr)
+    tiles = tl.cdiv(end, BLOCK_M) * tiles_n
+    while (tile >= tiles) & (group < groups - 1):
+        tile -= tiles
+        group += 1
+        start = end
+        end = tl.load(offs_ptr + group)
+        tiles = tl.cdiv(end - start, BLOCK_M) * tiles_n
+    return group, start, end, tile, tile < tiles
+
+
+_UNKNOWN = ("a_ptr", "b_ptr", "out_ptr", "N", "K", "a_stride_m", "b_stride_g", "b_stride_n", "out_stride_m")
+
+
+@triton.jit(do_not_specialize=_UNKNOWN, do_not_specialize_on_alignment=_UNKNOWN)
+def _masked_kernel(
+    a_ptr, b_ptr, out_ptr, offs_ptr, N, K, groups, a_stride_m, b_stride_g, b_stride_n, out_stride_m,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    tiles_n = tl.cdiv(N, BLOCK_N)
+    group, start, end, place, found = walk_to_group(tl.program_id(0), offs_ptr, groups, tiles_n, BLOCK_M)
+    if found:
+        row = start + place // tiles_n * BLOCK_M
+        col = place % tiles_n * BLOCK_N
+        rows = tl.arange(0, BLOCK_M)[:, None]
+        cols = tl.arange(0, BLOCK_N)[None, :]
+        ks = tl.arange(0, BLOCK_K)
+        a_tile = a_ptr + row.to(tl.int64) * a_stride_m
+        b_tile = b_ptr + group.to(tl.int64) * b_stride_g + col.to(tl.int64) * b_stride_n
+        out_tile = out_ptr + row.to(tl.int64) * out_stride_m + col
+        acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+        for k in range(0, K, BLOCK_K):
+            a_mask = (row + rows < end) & (k + ks[None, :] < K)
+            b_mask = (k + ks[:, None] < K) & (col + cols < N)
+            a = tl.load(a_tile + rows * a_stride_m + (k + ks[None, :]), mask=a_mask, other=0.0)
+            b = tl.load(b_tile + cols * b_stride_n + (k + ks[:, None]), mask=b_mask, other=0.0)
+            acc = tl.dot(a, b, acc)
+        out_mask = (row + rows < end) & (col + cols < N)
+        tl.store(out_tile + rows * out_stride_m + cols, acc.to(out_ptr.dtype.element_ty), mask=out_mask)
+
+
+def _run(problem: Problem, operands: Operands, config: Config, out: torch.Tensor | None) -> torch.Tensor:
+    out = result_tensor(problem, operands, out)
+    p = problem
+    programs = tiles_bound("m", p.groups, p.m, p.n, config.block_m, config.block_n)
+    if p.m and p.n:
+        with current_device(operands.a.device):
+            _masked_kernel[(programs,)](
+                operands.a, operands.b, out, operands.offs, p.n, p.k, p.groups,
+                p.a_strides[0], p.b_strides[0], p.b_strides[2], out.stride(0),
+                BLOCK_M=config.block_m, BLOCK_N=config.block_n, BLOCK_K=config.block_k,
+                num_warps=config.num_warps, num_stages=config.num_stages,
+            )  # fmt: skip
+    return out
+
+
+BACKEND = Backend(
+    name="3_masked_pointer",
+    summary="one program per tile, groups walked, every load masked, no hints",
+    supports=takes_pointers,
+    configs=lambda problem, device: (Config(),),
+    run=_run,
+)

@@ -1,0 +1,39 @@
+"""Rung 1, the naive loop: what anybody writes first, and report 000's baseline.
+
+    products = [a[rows of g] @ b[g] for g in groups];  out = torch.cat(products)
+
+There is no rung below. Each product is a good library kernel; what is spent: one launch per group, each filling the
+chip by itself or not at all; the host must know the group sizes; the result is written, read and written again.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from expertile.lab.ladder._common import takes
+from expertile.ops.grouped_mm.backend import Backend, NoConfig, Operands, new_out
+from expertile.ops.grouped_mm.problem import Problem
+from expertile.ragged import sizes_from_offs
+
+
+def _run(problem: Problem, operands: Operands, config: NoConfig, out: torch.Tensor | None) -> torch.Tensor:
+    out = new_out(problem, operands, out)
+    assert operands.offs is not None
+    sizes = problem.group_sizes if problem.group_sizes is not None else sizes_from_offs(operands.offs)
+    products, start = [], 0
+    for g, size in enumerate(sizes):
+        products.append(operands.a[start : start + size] @ operands.b[g])
+        start += size
+    if start:
+        torch.cat(products, out=out[:start])
+    return out
+
+
+BACKEND = Backend(
+    name="1_naive_loop",
+    summary="one torch.matmul per group, results concatenated",
+    supports=lambda problem, device: takes(problem),
+    configs=lambda problem, device: (NoConfig(),),
+    run=_run,
+    reads_offs_on_host=True,
+)

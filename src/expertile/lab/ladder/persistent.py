@@ -1,0 +1,86 @@
+"""Rung 5, persistent: as many programs as the chip runs at once, each taking every P-th tile.
+
+Changed from rung 4: the walk over the groups is gone. Each program turns offs into a prefix sum of tile counts once, in
+registers, and finds the group of each of its tiles by one reduction over them.
+Spends less of: metadata loads (G once per program instead of G / 2 one after another per tile) and program starts.
+Spends more of: registers that outlive a tile, and the hardware no longer hands the next tile to whoever is free.
+The order of the tiles, row by row of each group, is still that of rungs 3 and 4.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+from expertile.device import Device
+from expertile.lab.ladder import masked_pointer
+from expertile.lab.ladder._common import result_tensor, takes_aligned
+from expertile.lab.ladder.unmasked_pointer import multiply_tile
+from expertile.ops.grouped_mm.backend import Backend, Operands
+from expertile.ops.grouped_mm.backends._persistent import (
+    current_device,
+    group_of_tile,
+    group_range,
+    program_count,
+    tile_ends,
+    tiles_bound,
+)
+from expertile.ops.grouped_mm.problem import Problem
+
+
+@dataclass(frozen=True)
+class Config(masked_pointer.Config):
+    """Tile sizes in elements; `blocks_per_sm` programs launched per SM."""
+
+    blocks_per_sm: int = 2
+
+
+@triton.jit
+def _persistent_kernel(
+    a_ptr, b_ptr, out_ptr, offs_ptr, N, K, groups, a_stride_m, b_stride_g, b_stride_n, out_stride_m,
+    EVEN_K: tl.constexpr, GROUPS_P2: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    tiles_n = tl.cdiv(N, BLOCK_N)
+    ends = tile_ends(offs_ptr, groups, tiles_n, BLOCK_M, GROUPS_P2)
+    for tile in range(tl.program_id(0), tl.max(ends, 0), tl.num_programs(0)):
+        group, first = group_of_tile(tile, ends, GROUPS_P2)
+        start, end = group_range(offs_ptr, group)
+        row = start + (tile - first) // tiles_n * BLOCK_M
+        col = (tile - first) % tiles_n * BLOCK_N
+        multiply_tile(
+            a_ptr, b_ptr, out_ptr, group, row, end, col, N, K, a_stride_m, b_stride_g, b_stride_n, out_stride_m,
+            EVEN_K, BLOCK_M, BLOCK_N, BLOCK_K,
+        )  # fmt: skip
+
+
+def _configs(problem: Problem, device: Device) -> tuple[Config, ...]:
+    """Two programs per SM where registers allow: a thread takes 126 with wgmma on sm_90, 162 with mma.sync on sm_80."""
+    return (Config(blocks_per_sm=2 if device.at_least(9) else 1),)
+
+
+def _run(problem: Problem, operands: Operands, config: Config, out: torch.Tensor | None) -> torch.Tensor:
+    out = result_tensor(problem, operands, out)
+    p = problem
+    tiles = tiles_bound("m", p.groups, p.m, p.n, config.block_m, config.block_n)
+    if p.m and p.n:
+        with current_device(operands.a.device):
+            _persistent_kernel[(program_count(operands.a.device, tiles, config.blocks_per_sm),)](
+                operands.a, operands.b, out, operands.offs, p.n, p.k, p.groups,
+                p.a_strides[0], p.b_strides[0], p.b_strides[2], out.stride(0), EVEN_K=p.k % config.block_k == 0,
+                GROUPS_P2=max(32, triton.next_power_of_2(p.groups)),
+                BLOCK_M=config.block_m, BLOCK_N=config.block_n, BLOCK_K=config.block_k,
+                num_warps=config.num_warps, num_stages=config.num_stages,
+            )  # fmt: skip
+    return out
+
+
+BACKEND = Backend(
+    name="5_persistent",
+    summary="as rung 4, with a resident grid and the group found by a prefix sum",
+    supports=takes_aligned,
+    configs=_configs,
+    run=_run,
+)

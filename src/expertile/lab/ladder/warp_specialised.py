@@ -1,0 +1,25 @@
+"""Rung 8, warp-specialised Gluon: one warp loads, two warpgroups multiply, and nobody does both.
+
+Changed from rung 7: roles instead of a software pipeline. A producer warp runs ahead through a ring of shared-memory
+stages, consumers wait on barriers that the data itself completes, a tile is 128 x 256, and its result leaves by TMA in
+pieces while the other consumer multiplies.
+Spends less of: tensor-core time at the ends of tiles (the epilogue of one consumer lies beside the products of the
+other), shared-memory reads per FLOP (a wider tile), and registers of warps that only load (`setmaxnreg`).
+The kernel is the backend `gluon_hopper` as it is, config included.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from expertile.device import Device
+from expertile.lab.ladder._common import takes
+from expertile.ops.grouped_mm.backends import gluon_hopper
+from expertile.ops.grouped_mm.problem import Problem
+
+
+def _supports(problem: Problem, device: Device) -> str | None:
+    return takes(problem) or gluon_hopper.BACKEND.supports(problem, device)
+
+
+BACKEND = replace(gluon_hopper.BACKEND, name="8_warp_specialised", supports=_supports)

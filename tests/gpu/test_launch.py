@@ -1,0 +1,131 @@
+"""What a call costs the host, and that many calls with ever new shapes leave memory as it was."""
+
+import gc
+import statistics
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import expertile as xt
+from expertile.device import Device
+from expertile.ops.grouped_mm.backends import BACKENDS
+from expertile.ops.grouped_mm.choose import choose
+from expertile.ops.grouped_mm.problem import Problem
+from expertile.ragged import offs_from_sizes
+
+OWN = [b.name for b in BACKENDS if not b.reads_offs_on_host and not b.peer]
+_MIB = 2**20
+
+
+def operands(groups=8, rows=64, k=64, n=64):
+    a = torch.randn(rows, k, device="cuda", dtype=torch.bfloat16)
+    b = torch.randn(groups, n, k, device="cuda", dtype=torch.bfloat16).transpose(1, 2)
+    return a, b, offs_from_sizes([rows // groups] * groups, "cuda")
+
+
+def host_seconds(calls, count=2000, block=100):
+    """Median host time of one call of each of `calls`, in blocks taken in turn, no synchronisation inside a block.
+
+    A block's launches fit the GPU's queue, so that nobody waits for the GPU."""
+    times = {name: [] for name in calls}
+    for call in calls.values():
+        for _ in range(50):
+            call()
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(count // block):
+            for name, call in calls.items():
+                torch.cuda.synchronize()
+                start = time.perf_counter()
+                for _ in range(block):
+                    call()
+                times[name].append((time.perf_counter() - start) / block)
+    finally:
+        gc.enable()
+        torch.cuda.synchronize()
+    return {name: statistics.median(each) for name, each in times.items()}
+
+
+def test_eager_overhead_is_near_that_of_torch():
+    a, b, offs = operands()
+    calls = {
+        "F.grouped_mm": lambda: F.grouped_mm(a, b, offs=offs),
+        "auto": lambda: xt.grouped_mm(a, b, offs=offs),
+    }
+    for name in OWN:
+        calls[name] = lambda name=name: xt.grouped_mm(a, b, offs=offs, backend=name)
+    seconds = host_seconds(calls)
+    told = ", ".join(f"{name} {s * 1e6:.1f} µs" for name, s in seconds.items())
+    ratio = seconds["auto"] / seconds["F.grouped_mm"]
+    assert ratio <= 1.5, f"auto costs the host {ratio:.2f} times what F.grouped_mm does ({told})"
+
+
+def test_choosing_again_costs_little():
+    a, b, offs = operands()
+    problem, device = Problem.from_tensors(a, b, offs), Device.current()
+    seconds = host_seconds(
+        {
+            "F.grouped_mm": lambda: F.grouped_mm(a, b, offs=offs),
+            "from_tensors": lambda: Problem.from_tensors(a, b, offs),
+            "choose": lambda: choose(problem, device),
+        }
+    )
+    told = ", ".join(f"{name} {s * 1e6:.2f} µs" for name, s in seconds.items())
+    assert seconds["choose"] <= 0.5 * seconds["F.grouped_mm"], told
+
+
+def resident_bytes():
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * 4096
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(280)
+@pytest.mark.parametrize("backend", ["auto", *OWN])
+def test_memory_stays_flat_over_1e5_calls(backend):
+    """Every call has a shape of its own: caches must be bounded, and no descriptor, plan or output may stay."""
+    most = 65536
+    a = torch.randn(most, 64, device="cuda", dtype=torch.bfloat16)
+    weights = {
+        (g, n): torch.randn(g, n, 64, device="cuda", dtype=torch.bfloat16).transpose(1, 2)
+        for g in (4, 33)
+        for n in (64, 72)
+    }
+    offs = {g: offs_from_sizes([i % 5 for i in range(g)], "cuda") for g in (4, 33)}
+    shapes = list(weights)
+
+    def call(i):
+        rows = 256 + i * 7919 % (most - 256)  # 7919 is prime: 65280 calls before a number of rows comes again
+        g, n = shapes[i % len(shapes)]
+        xt.grouped_mm(a[:rows], weights[g, n], offs=offs[g], backend=backend)
+
+    def memory():
+        gc.collect()
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+        return resident_bytes(), torch.cuda.memory_allocated(), torch.cuda.mem_get_info()[0]
+
+    for i in range(64):
+        call(i)
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    for i in range(64, 164):
+        call(i)
+    torch.cuda.synchronize()
+    each = (time.perf_counter() - start) / 100
+    assert each < 2e-3, f"a call with a new shape takes {each * 1e3:.1f} ms: something compiles or measures every time"
+    first = 20_000  # fills every bounded cache
+    for i in range(164, first):
+        call(i)
+    host, allocated, free = memory()
+    for i in range(first, first + 100_000):
+        call(i)
+    host_after, allocated_after, free_after = memory()
+    grown = host_after - host
+    assert grown <= 16 * _MIB, f"host memory grew by {grown / _MIB:.1f} MiB over 1e5 calls"
+    assert allocated_after == allocated, f"{allocated_after - allocated} bytes of the GPU's memory are still held"
+    assert free - free_after <= 16 * _MIB, f"the driver holds {(free - free_after) / _MIB:.1f} MiB more"
