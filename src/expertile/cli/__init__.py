@@ -9,6 +9,7 @@ import typer
 from expertile.cli.bench import bench
 from expertile.cli.inspect import doctor, explain
 from expertile.cli.records import audit, compare, report
+from expertile.cli.tune import tune
 
 app = typer.Typer(
     name="expertile",
@@ -17,7 +18,7 @@ app = typer.Typer(
     pretty_exceptions_show_locals=False,
     add_completion=False,
 )
-for command in (doctor, bench, explain, audit, compare, report):
+for command in (doctor, bench, explain, audit, compare, tune, report):
     app.command(command.__name__)(command)
 
 

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from expertile.device import Device
 from expertile.ops.grouped_mm.backend import config_dict
-from expertile.ops.grouped_mm.choose import Choice, choose, group_sizes_or_even
+from expertile.ops.grouped_mm.choose import Choice, choose
+from expertile.ops.grouped_mm.model import group_sizes_or_even
 from expertile.ops.grouped_mm.problem import Layout, Problem
 from expertile.ragged import tile_waste, tiles_per_group
 from expertile.roofline import Bound, Work, bound
@@ -53,12 +54,15 @@ class Explanation:
 
 
 def explain_problem(problem: Problem, device: Device) -> Explanation:
-    """Explain `problem` on `device` (which need not be present: then the figures are the model's)."""
+    """Explain `problem` on `device`, which need not be present.
+
+    The choice is the one that `grouped_mm` makes: on a GPU it does not know the group sizes, even where `problem` does.
+    """
     work = problem.work()
     limit = bound(work, device, problem.dtype_key)
     choice, refusal = None, ""
     try:
-        choice = choose(problem, device)
+        choice = choose(problem.with_sizes(None) if device.kind == "cuda" else problem, device, quiet=True)
     except ValueError as e:
         refusal = str(e)
     block_m, block_n = 128, 128

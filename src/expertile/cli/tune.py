@@ -1,0 +1,67 @@
+"""tune: measure this machine, write the table that `backend="auto"` reads; or check what `auto` makes of it."""
+
+from __future__ import annotations
+
+import datetime
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from expertile.device import Device
+from expertile.lab.record import read, results_path
+from expertile.lab.tune import table_of
+from expertile.lab.tune import tune as run_tune
+from expertile.lab.tune_verify import SEED, summary, verdicts, verify
+from expertile.ops.grouped_mm.backends import BACKENDS, by_name
+from expertile.ops.grouped_mm.tuned import save_table, user_folder
+
+
+def tune(
+    minutes: Annotated[float, typer.Option(help="About how long to measure.")] = 8.0,
+    verify_count: Annotated[int, typer.Option("--verify", help="Measure no table: time auto against every rival on so many random problems.")] = 0,  # noqa: E501
+    backend: Annotated[list[str], typer.Option(help="Only these backends (again for more).")] = [],  # noqa: B006
+    problems: Annotated[int, typer.Option(help="At most so many problems; by default as many as the time allows.", min=0)] = 0,  # noqa: E501
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with today's records.")] = False,
+    seed: Annotated[int | None, typer.Option(help="Seed of the problems and operands.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for the records (JSONL); out/ by default.")] = None,
+    tables: Annotated[Path | None, typer.Option(help="Folder for the table; by default this user's, which is read first.")] = None,  # noqa: E501
+    from_records: Annotated[list[Path], typer.Option(help="Measure nothing: make the table from these record files.")] = [],  # noqa: B006, E501
+) -> None:  # fmt: skip
+    """Measure every backend and config on many problems, and write the table that backend="auto" reads."""
+    console = Console()
+    device = Device.current()
+
+    def say(text: str) -> None:
+        console.print(escape(text), highlight=False, soft_wrap=True)
+
+    folder, today = out or Path("out"), datetime.date.today().isoformat()
+    chosen = tuple(by_name(name) for name in backend) or BACKENDS
+    if verify_count:
+        path = results_path(device.slug, "auto", today, root=folder)
+        if not resume:
+            path.unlink(missing_ok=True)
+        found = verify(
+            verify_count, path, minutes, resume=resume, seed=SEED if seed is None else seed, backends=chosen, say=say
+        )
+        for line in summary(verdicts(found)):
+            say(f"• {line}")
+        say(f"Records: {path}")
+        return
+    if from_records:
+        records = [record for path in from_records for record in read(path)]
+    else:
+        path = results_path(device.slug, "tune", today, root=folder)
+        if not resume:
+            path.unlink(missing_ok=True)
+        records = run_tune(
+            minutes, path, resume=resume, seed=seed or 0, backends=chosen, most=problems or None, say=say
+        )  # fmt: skip
+        say(f"Records: {path}")
+    table = table_of(records)
+    slug = device.slug if table.gpu == device.name else Device.by_name(table.gpu).slug
+    target = (tables or user_folder()) / f"{slug}.json"
+    save_table(table, target)
+    say(f"Table:   {target} ({len(table.problems)} problems)")

@@ -1,0 +1,234 @@
+"""Measured times by problem: what `expertile tune` writes, `tuned/<gpu-slug>.json`, and how the nearest are found.
+
+A table holds, for each measured problem, the backends and configs that were timed and passed the gate, fastest first.
+Those that are missing were slower in a first screening. Two problems are compared by `Features`: the distance is
+Euclidean in log2 of rows per group, groups, K and N, plus a step for another memory order or another spread of rows.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache, cached_property
+from pathlib import Path
+from typing import Any
+
+from expertile.ops.grouped_mm.problem import Layout, Problem
+
+VERSION = 1
+POLICIES = ("graph", "eager")
+SKEWS = ("even", "skewed", "one")
+
+# log2 distances are multiplied by these; rows per group decide most (which tile, compute or memory).
+_WEIGHTS = (1.0, 0.5, 0.6, 0.6)  # rows per group, groups, K, N
+_OTHER_ORDER, _OTHER_SKEW = 1.5, 1.0
+# Beyond that nothing measured is like the problem: rows differ 16 times, or K and N 64 times, say.
+FAR = 4.0
+
+CandidateKey = tuple[str, tuple[tuple[str, Any], ...]]  # backend, config fields in order
+
+
+@dataclass(frozen=True)
+class Features:
+    """What decides which measured problem is like another. `rows` is the ragged total (all rows for BATCHED), `k` and
+    `n` the other two dimensions (those of the result for RAGGED_K). `orders` tells how a and b lie in memory."""
+
+    layout: str
+    orders: str  # "mk,nk": see lab/workloads.py
+    dtype: str  # "16-bit", "tf32" or "fp32": bf16 and fp16 are alike to every kernel here
+    skew: str
+    rows: int
+    groups: int
+    k: int
+    n: int
+
+    @cached_property
+    def point(self) -> tuple[float, float, float, float]:
+        """Where it lies: weighted log2 of rows per group, groups, K and N."""
+        values = (self.rows / max(1, self.groups), self.groups, self.k, self.n)
+        w = _WEIGHTS
+        logs = [math.log2(max(v, 2.0**-4)) for v in values]
+        return (logs[0] * w[0], logs[1] * w[1], logs[2] * w[2], logs[3] * w[3])
+
+    def distance(self, other: Features) -> float:
+        """0 for the same; inf where layout or dtype differ."""
+        if self.layout != other.layout or self.dtype != other.dtype:
+            return math.inf
+        step = _OTHER_ORDER * (self.orders != other.orders) + _OTHER_SKEW * (self.skew != other.skew)
+        return math.dist(self.point, other.point) + step
+
+    def __str__(self) -> str:
+        arrow = "x" if self.layout == Layout.RAGGED_K else "->"
+        return f"{self.layout} {self.groups}x{self.rows} {self.k}{arrow}{self.n}"
+
+
+def features_of(problem: Problem) -> Features:
+    """The features of `problem`; rows that only the device knows are taken to be spread evenly."""
+    p = problem
+    rows, k, n = {
+        Layout.RAGGED_M: (p.m, p.k, p.n),
+        Layout.RAGGED_K: (p.k, p.m, p.n),
+        Layout.RAGGED_N: (p.n, p.k, p.m),
+        Layout.BATCHED: (p.groups * p.m, p.k, p.n),
+    }[p.layout]
+    a_order = "mk" if p.a_strides[-1] == 1 else "km"
+    b_order = "nk" if p.b_strides[-2] == 1 and p.b_strides[-1] != 1 else "kn"
+    key = p.dtype_key
+    dtype = "16-bit" if key in ("bf16", "fp16") else key
+    return Features(p.layout.value, f"{a_order},{b_order}", dtype, skew_class(p.group_sizes), rows, p.groups, k, n)
+
+
+def skew_class(sizes: Sequence[int] | None) -> str:
+    """ "even", "skewed", or "one" where one group of several has more than half; None is "even".
+
+    Evenness is the number of groups that matter, (sum s)^2 / sum s^2, over what a uniform random choice of groups
+    gives: with m rows per group on average, m / (m + 1) of them.
+    """
+    if not sizes or len(sizes) < 2 or not sum(sizes):
+        return "even"
+    total, mean = sum(sizes), sum(sizes) / len(sizes)
+    if len(sizes) > 2 and max(sizes) > total / 2:
+        return "one"
+    matter = total * total / sum(s * s for s in sizes) / len(sizes)
+    return "even" if matter > 0.75 * mean / (mean + 1) else "skewed"
+
+
+@dataclass(frozen=True)
+class Timed:
+    """One backend with one config on one problem."""
+
+    backend: str
+    config: Mapping[str, Any]
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One problem under one policy; `times` fastest first, at least one."""
+
+    features: Features
+    policy: str
+    times: tuple[Timed, ...]
+
+    @property
+    def best(self) -> float:
+        return self.times[0].seconds
+
+    @cached_property
+    def exact(self) -> Mapping[CandidateKey, float]:
+        """Seconds by candidate."""
+        return {candidate_key(t.backend, t.config): t.seconds for t in reversed(self.times)}
+
+    @cached_property
+    def similar(self) -> Mapping[CandidateKey, float]:
+        """Seconds by candidate, whatever the raster order, which backends derive from the problem."""
+        return {loose_key(candidate_key(t.backend, t.config)): t.seconds for t in reversed(self.times)}
+
+    @cached_property
+    def backends(self) -> Mapping[str, float]:
+        """Seconds of each backend's best config."""
+        return {t.backend: t.seconds for t in reversed(self.times)}
+
+
+@dataclass(frozen=True)
+class Table:
+    """All measured problems of one GPU, with the versions they were measured with."""
+
+    gpu: str
+    date: str
+    versions: Mapping[str, str | None]
+    problems: tuple[Measured, ...]
+
+    def of(self, policy: str) -> tuple[Measured, ...]:
+        """The problems measured under `policy`; all of them where none was."""
+        return tuple(m for m in self.problems if m.policy == policy) or self.problems
+
+    def to_json(self) -> str:
+        """Compact JSON: candidates are listed once and named by their place; times are in µs."""
+        places: dict[CandidateKey, int] = {}
+        rows = []
+        for m in self.problems:
+            times = [
+                [places.setdefault(candidate_key(t.backend, t.config), len(places)), float(f"{t.seconds * 1e6:.4g}")]
+                for t in m.times
+            ]
+            f = m.features
+            fields = [f.layout, f.orders, f.dtype, f.skew, f.rows, f.groups, f.k, f.n, m.policy]
+            rows.append(json.dumps([*fields, times], separators=(",", ":")))
+        head = {"version": VERSION, "gpu": self.gpu, "date": self.date, "versions": dict(self.versions)}
+        candidates = [json.dumps([name, dict(config)], separators=(",", ":")) for name, config in places]
+        lines = [json.dumps(head)[:-1] + ",", '"candidates": [', ",\n".join(candidates), "],", '"problems": [']
+        return "\n".join([*lines, ",\n".join(rows), "]}"]) + "\n"
+
+    @staticmethod
+    def from_json(text: str) -> Table:
+        """The inverse of `to_json`. Raises ValueError for another version or a damaged table."""
+        try:
+            data = json.loads(text)
+            if data["version"] != VERSION:
+                raise ValueError(f"table: expected version {VERSION}, got {data['version']!r}")
+            candidates = data["candidates"]
+            problems = []
+            for *fields, policy, times in data["problems"]:
+                timed = sorted(
+                    (Timed(candidates[i][0], candidates[i][1], us / 1e6) for i, us in times), key=lambda t: t.seconds
+                )
+                if not timed or policy not in POLICIES:
+                    raise ValueError(f"table: expected times under graph or eager, got {times!r} under {policy!r}")
+                problems.append(Measured(Features(*fields), policy, tuple(timed)))
+            return Table(data["gpu"], data["date"], data["versions"], tuple(problems))
+        except (KeyError, TypeError, IndexError, json.JSONDecodeError) as error:
+            raise ValueError(f"table: expected what `expertile tune` writes, got {error!r}") from None
+
+
+def candidate_key(backend: str, config: Mapping[str, Any]) -> CandidateKey:
+    return backend, tuple(sorted(config.items()))
+
+
+def loose_key(key: CandidateKey) -> CandidateKey:
+    """`key` without the height of the L2 raster panel."""
+    return key[0], tuple(field for field in key[1] if field[0] != "group_m")
+
+
+def nearest(measured: Sequence[Measured], features: Features, most: int) -> list[tuple[float, Measured]]:
+    """Up to `most` problems by distance, none at FAR or beyond."""
+    found = [(d, i) for i, m in enumerate(measured) if (d := m.features.distance(features)) < FAR]
+    return [(d, measured[i]) for d, i in sorted(found)[:most]]
+
+
+def package_folder() -> Path:
+    """The tables that come with the package."""
+    return Path(__file__).with_name("tuned")
+
+
+def user_folder() -> Path:
+    """The tables that this user has measured; they go before those of the package."""
+    return Path.home() / ".cache" / "expertile" / "tuned"
+
+
+@cache
+def load_table(slug: str) -> Table | None:
+    """The table of a GPU by its slug, the user's own or the package's; None if there is none. Read once.
+
+    A table that cannot be read (of another version, say) is passed over with a warning.
+    """
+    for folder in (user_folder(), package_folder()):
+        path = folder / f"{slug}.json"
+        if path.is_file():
+            try:
+                return Table.from_json(path.read_text(encoding="utf-8"))
+            except ValueError as error:
+                warnings.warn(f"{path} is not used: {error}; run expertile tune again, or remove it", stacklevel=2)
+    return None
+
+
+def save_table(table: Table, path: Path) -> None:
+    """Write in one step: an interruption leaves the old table or the new one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_suffix(".part")
+    part.write_text(table.to_json(), encoding="utf-8")
+    os.replace(part, path)

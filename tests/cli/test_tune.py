@@ -1,0 +1,48 @@
+"""expertile tune on this machine's CPU: a table from a short run, from records, and a check of auto."""
+
+import json
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from expertile.cli.tune import tune
+
+app = typer.Typer()
+app.command("tune")(tune)
+
+
+def invoke(*words):
+    return CliRunner().invoke(app, [str(w) for w in words])
+
+
+def test_a_short_run_writes_records_and_a_table(tmp_path):
+    out, tables = tmp_path / "out", tmp_path / "tables"
+    done = invoke("--minutes", 0.2, "--problems", 1, "--backend", "loop", "--out", out, "--tables", tables)
+    assert done.exit_code == 0, done.output
+    (records,) = out.glob("*/*-tune.jsonl")
+    (table,) = tables.glob("*.json")
+    assert json.loads(table.read_text())["candidates"] == [["loop", {}]]
+    assert "1 problems" in done.output.replace("\n", " ")
+    again = invoke("--from-records", records, "--tables", tmp_path / "again")
+    assert again.exit_code == 0, again.output
+    assert (tmp_path / "again" / table.name).read_text() == table.read_text()
+
+
+def test_verify_prints_how_often_auto_keeps_up(tmp_path):
+    done = invoke("--verify", 1, "--minutes", 0.2, "--backend", "loop", "--out", tmp_path)
+    assert done.exit_code == 0, done.output
+    assert "auto is at 0.97 or more of the best on 1 of 1 problems" in done.output
+    assert list(tmp_path.glob("*/*-auto.jsonl"))
+
+
+def test_an_unknown_backend_is_an_error(tmp_path):
+    done = invoke("--backend", "abacus", "--out", tmp_path)
+    assert isinstance(done.exception, ValueError) and "expected one of" in str(done.exception)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("minutes", [0, -2])
+def test_minutes_must_be_positive(minutes, tmp_path):
+    done = invoke("--minutes", minutes, "--out", tmp_path)
+    assert isinstance(done.exception, ValueError) and "minutes: expected more than 0" in str(done.exception)

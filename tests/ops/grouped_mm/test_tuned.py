@@ -1,0 +1,102 @@
+"""The table of measured times: round trip, distance, skew, and tables that cannot be read."""
+
+import json
+import math
+
+import pytest
+
+from expertile.lab.workloads import ragged_m, wgrad
+from expertile.ops.grouped_mm import tuned
+from expertile.ops.grouped_mm.tuned import (
+    Measured,
+    Table,
+    Timed,
+    features_of,
+    load_table,
+    nearest,
+    save_table,
+    skew_class,
+)
+
+
+def features(rows=1024, groups=8, k=512, n=768, dtype="bf16", **more):
+    return features_of(ragged_m("x", "", (rows // groups,) * groups, k, n, dtype, **more).problem("cuda"))
+
+
+def table(*problems):
+    return Table("NVIDIA H200", "2026-11-21", {"torch": "2.11", "triton": None}, problems)
+
+
+TIMES = (Timed("fast", {"block_m": 64, "flatten": True}, 1.25e-5), Timed("slow", {}, 0.5))
+
+
+def test_round_trip(tmp_path):
+    first = table(Measured(features(), "graph", TIMES), Measured(features(rows=64), "eager", TIMES[1:]))
+    save_table(first, tmp_path / "deep" / "gpu.json")
+    text = (tmp_path / "deep" / "gpu.json").read_text()
+    assert Table.from_json(text) == first
+    assert text.count("fast") == 1, "each candidate is written once"
+    assert [p.name for p in (tmp_path / "deep").iterdir()] == ["gpu.json"]
+
+
+@pytest.mark.parametrize(
+    "damage, said",
+    [
+        (lambda d: d.update(version=99), "expected version 1, got 99"),
+        (lambda d: d.pop("gpu"), "gpu"),
+        (lambda d: d["candidates"].clear(), "IndexError"),
+        (lambda d: d["problems"][0].__setitem__(-1, []), "expected times"),
+        (lambda d: d["problems"][0].pop(0), "expected"),
+    ],
+)
+def test_a_damaged_table_is_refused(damage, said):
+    data = json.loads(table(Measured(features(), "graph", TIMES)).to_json())
+    damage(data)
+    with pytest.raises(ValueError, match=said):
+        Table.from_json(json.dumps(data))
+
+
+def test_a_table_of_another_version_is_passed_over_with_a_warning(tmp_path, monkeypatch):
+    monkeypatch.setattr(tuned, "user_folder", lambda: tmp_path / "user")
+    monkeypatch.setattr(tuned, "package_folder", lambda: tmp_path / "package")
+    save_table(table(Measured(features(), "graph", TIMES)), tmp_path / "package" / "made-up.json")
+    (tmp_path / "user").mkdir()
+    (tmp_path / "user" / "made-up.json").write_text('{"version": 0}')
+    load_table.cache_clear()
+    with pytest.warns(UserWarning, match="is not used: table: expected version 1, got 0"):
+        assert load_table("made-up").problems[0].times == TIMES
+    assert load_table("nobody-has-this") is None
+    load_table.cache_clear()
+
+
+def test_distance_grows_with_the_logarithm_and_has_steps():
+    here = features()
+    assert here.distance(here) == 0
+    assert here.distance(features(rows=2048)) == pytest.approx(1.0)
+    assert here.distance(features(rows=4096)) == pytest.approx(2.0)
+    assert here.distance(features(k=1024)) == pytest.approx(here.distance(features(k=256))) == pytest.approx(0.6)
+    assert here.distance(features(b_layout="kn")) > 1
+    assert here.distance(features(dtype="fp16")) == 0, "both are 16 bits wide"
+    assert here.distance(features(dtype="fp32")) == math.inf
+    gradient = features_of(wgrad("x", "", (128,) * 8, 512, 768, "bf16").problem("cuda"))
+    assert here.distance(gradient) == math.inf and gradient.rows == 1024 and gradient.k == 512
+
+
+def test_nearest_are_sorted_and_none_is_far():
+    measured = [Measured(features(rows=8 * r), "graph", TIMES) for r in (16, 128, 512, 8192)]
+    found = nearest(measured, features(rows=1024), 2)
+    assert [m.features.rows for _, m in found] == [1024, 4096]
+    assert nearest(measured, features(rows=8, groups=1, k=64, n=65536), 3) == []
+
+
+def test_skew_classes():
+    assert skew_class(None) == skew_class((5,)) == skew_class((0, 0)) == skew_class((7, 8, 9, 8)) == "even"
+    assert skew_class((90, 4, 3, 3)) == "one"
+    assert skew_class((64, 32, 21, 16, 13, 11, 9, 8, 1, 0, 0, 0)) == "skewed"
+    assert skew_class((1, 0, 2, 0, 1, 0, 0, 3, 1, 1, 0, 1, 0, 2, 1, 1)) == "even", "what chance gives is even"
+
+
+def test_policies():
+    both = table(Measured(features(), "graph", TIMES), Measured(features(), "eager", TIMES))
+    assert [m.policy for m in both.of("eager")] == ["eager"]
+    assert [m.policy for m in table(both.problems[0]).of("eager")] == ["graph"], "better than nothing"
