@@ -194,6 +194,12 @@ class _Language:
     def max(self, x: torch.Tensor, axis: int) -> int:
         return int(x.max())
 
+    def min(self, x: torch.Tensor, axis: int) -> int:
+        return int(x.min())
+
+    def inline_asm_elementwise(self, asm: str, *_: Any, **__: Any) -> None:
+        """Nothing of what kernels say in PTX (prefetches) has an effect here."""
+
     def associative_scan(self, x: torch.Tensor, axis: int, combine: Any) -> torch.Tensor:
         out = x.clone()
         for i in range(1, len(x)):
@@ -238,10 +244,15 @@ class _Language:
         Scheduler(self.rng).run(jobs)
 
 
+def _initializer(cls: Any) -> Any:
+    """The `__init__` that an aggregate was written with."""
+    init = cls.hash_attrs[0]
+    return getattr(init, "fn", init)
+
+
 def _aggregate(cls: Any) -> Callable[..., Any]:
     """A constructor of plain objects with the fields of a Triton aggregate."""
-    init = cls.hash_attrs[0]
-    init = getattr(init, "fn", init)
+    init = _initializer(cls)
 
     def construct(*args: Any, **kwargs: Any) -> Any:
         value = types.SimpleNamespace()
@@ -251,10 +262,28 @@ def _aggregate(cls: Any) -> Callable[..., Any]:
     return construct
 
 
+def _is_aggregate(value: Any) -> bool:
+    return isinstance(value, type) and getattr(value, "__triton_aggregate__", False)
+
+
+def _modules(kernel: JITFunction) -> list[types.ModuleType]:
+    """The kernel's module, and those it imports jitted functions and aggregates from (Triton's own left out)."""
+    module = sys.modules[kernel.fn.__module__]
+    names = {module.__name__}
+    for value in vars(module).values():
+        if isinstance(value, JITFunction):
+            names.add(value.fn.__module__)
+        elif _is_aggregate(value):
+            names.add(_initializer(value).__module__)
+    return [sys.modules[n] for n in sorted(names) if not n.startswith("triton.")]
+
+
 @contextlib.contextmanager
 def _emulated(module: types.ModuleType, language: _Language) -> Iterator[None]:
-    """The kernel's module with the Gluon names it imported replaced by those above."""
+    """A module with the Gluon names it imported replaced by those above."""
     ours = {
+        "gdc_wait": step,
+        "gdc_launch_dependents": step,
         "gl": language,
         "tma": _Tma,
         "mbarrier": _MbarrierOps,
@@ -266,16 +295,13 @@ def _emulated(module: types.ModuleType, language: _Language) -> Iterator[None]:
     for name, value in saved.items():
         if name in ours:
             setattr(module, name, ours[name])
-        elif isinstance(value, type) and getattr(value, "__triton_aggregate__", False):
+        elif _is_aggregate(value):
             setattr(module, name, _aggregate(value))
         elif isinstance(value, constexpr):
             setattr(module, name, value.value)
-    jit_call = JITFunction.__call__
-    JITFunction.__call__ = lambda self, *a, **k: self.fn(*a, **k)  # type: ignore[method-assign]
     try:
         yield
     finally:
-        JITFunction.__call__ = jit_call  # type: ignore[method-assign]
         for name, value in saved.items():
             setattr(module, name, value)
 
@@ -294,7 +320,12 @@ def run(kernel: Any, grid: int, args: tuple[Any, ...], options: dict[str, Any], 
         return Pointer(x) if isinstance(x, torch.Tensor) else x
 
     options = {k: v for k, v in options.items() if k in kernel.arg_names}
-    with _emulated(sys.modules[kernel.fn.__module__], language):
+    with contextlib.ExitStack() as stack:
+        jit_call = JITFunction.__call__
+        stack.callback(setattr, JITFunction, "__call__", jit_call)
+        JITFunction.__call__ = lambda self, *a, **k: self.fn(*a, **k)  # type: ignore[method-assign]
+        for module in _modules(kernel):
+            stack.enter_context(_emulated(module, language))
         for language.program in range(grid):
             current.scheduler, current.partition = None, Partition("main body")
             kernel.fn(*map(convert, args), **options)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
+import importlib
 import sys
 from pathlib import Path
 
@@ -12,7 +12,7 @@ import torch
 
 from expertile.device import Device
 from expertile.ops.grouped_mm.backend import Operands
-from expertile.ops.grouped_mm.backends import _gluon_kernel, _gluon_launch, gluon_hopper
+from expertile.ops.grouped_mm.backends import _gluon_kernel, _gluon_launch, _gluon_tiles, gluon_hopper
 from expertile.ops.grouped_mm.backends.gluon_hopper import BACKEND, Config
 from expertile.ops.grouped_mm.problem import Layout, Problem
 from tests.ops.grouped_mm import cases
@@ -28,6 +28,7 @@ SMALL = {
     "split": Config(128, 64, 64, 3, "split", 2, 1, 1),
     "split, stored in parts": Config(128, 128, 64, 2, "split", 2, 2, 1),
     "split, two buffers": Config(256, 128, 64, 2, "split", 2, 2, 2),
+    "split, short steps": Config(128, 64, 32, 5, "split", 2, 1, 1, lag=2),
     "cooperative": Config(128, 64, 64, 2, "cooperative", 2, 1, 1),
     "cooperative, 64 rows": Config(64, 128, 64, 4, "cooperative", 3, 2, 2),
     "pingpong": Config(128, 64, 64, 3, "pingpong", 2, 1, 1),
@@ -39,6 +40,7 @@ MANY_TILES = (
     Case("m-tiles", M, (100, 0, 130, 64, 1, 300), n=200, k=264, past=9),
     Case("m-tiles-kn-bias", M, (37, 5, 260), n=136, k=128, b_storage="row", bias=True),
     Case("m-tiles-a-column-fp16", M, (70, 202), n=128, k=72, a_storage="column", dtype=torch.float16),
+    Case("m-many-groups", M, tuple(g % 3 for g in range(130)), n=64, k=64),
     Case("k-tiles", K, (100, 0, 70, 1), m=136, n=200, past=5, a_storage="column", b_storage="row"),
     Case("b-tiles", B, (0, 0), m=150, n=136, k=136, b_storage="row"),
 )
@@ -79,8 +81,8 @@ def test_shared_cases(case: Case) -> None:
 
 MUTANTS = {
     "a stage is freed before its wgmma is done": (
-        "mbarrier.arrive(p.empty.index(gl.where(i == 0, p.STAGES - 1, i - 1)), count=1, pred=k > 0)",
-        "mbarrier.arrive(p.empty.index(i), count=1, pred=k + p.BLOCK_K < k_len)",
+        "    acc = warpgroup_mma_wait(0, (acc,))\n    mbarrier.arrive(p.empty.index(i), count=1)\n",
+        "    mbarrier.arrive(p.empty.index(i), count=1)\n    acc = warpgroup_mma_wait(0, (acc,))\n",
     ),
     "no fence before the TMA store": (
         "        fence_async_shared()\n        if p.LAYOUT",
@@ -99,11 +101,19 @@ MUTANTS = {
         "        i += 1",
     ),
     "the other consumer's steps are not counted": (
-        "        step += (k_len + p.BLOCK_K - 1)",
-        "        step += 0 * (k_len + p.BLOCK_K - 1)",
+        " + _steps(p, _k_length(p, plan, t + gl.num_programs(0)))",
+        "",
+    ),
+    "an empty group has no step": (
+        "range(0, gl.maximum(k_len, 1), p.BLOCK_K):\n            mbarrier.wait(p.empty",
+        "range(0, k_len, p.BLOCK_K):\n            mbarrier.wait(p.empty",
+    ),
+    "a tile is stored where the next one belongs": (
+        "_store(p, acc, g, row, row_end, col, 0, mma_layout)",
+        "_store(p, acc, g, next_row, row_end, col, 0, mma_layout)",
     ),
     "the turn is not handed over": (
-        "            mbarrier.arrive(p.turn.index(1 - WHO), count=1)\n",
+        "        mbarrier.arrive(p.turn.index(1 - WHO), count=1)\n",
         "",
     ),
     "one row too many is stored": (
@@ -127,11 +137,11 @@ MUTANTS = {
         "2 * A_BYTES + B_BYTES, pred=True)",
     ),
     "tiles are looked up one too far": (
-        "before = ends <= t",
-        "before = ends < t",
+        "before = plan.tile_ends <= t",
+        "before = plan.tile_ends < t",
     ),
     "a thin band is cut off": (
-        "gl.minimum(height, tiles_m - band * height)",
+        "gl.maximum(gl.minimum(height, tiles_m - band * height), 1)",
         "height",
     ),
     "K runs into the next group": (
@@ -142,28 +152,29 @@ MUTANTS = {
 
 
 @pytest.mark.parametrize("name", MUTANTS)
-def test_planted_faults_are_caught(name: str, tmp_path: Path) -> None:
+def test_planted_faults_are_caught(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each mutant must fail some case, config and seed: the emulator and the cases can see that fault."""
-    source = Path(_gluon_kernel.__file__).read_text()
     old, new = MUTANTS[name]
-    assert old in source
-    path = tmp_path / "mutant_kernel.py"
-    path.write_text(source.replace(old, new))
-    spec = importlib.util.spec_from_file_location("mutant_kernel", path)
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["mutant_kernel"] = module
+    found = False
+    for module in (_gluon_tiles, _gluon_kernel):
+        source = Path(module.__file__).read_text()
+        found |= old in source
+        source = source.replace("expertile.ops.grouped_mm.backends._gluon_tiles", "mutant_tiles")
+        part = module.__name__.rpartition("_")[2]
+        (tmp_path / f"mutant_{part}.py").write_text(source.replace(old, new))
+    assert found
+    monkeypatch.syspath_prepend(tmp_path)
+    module = importlib.import_module("mutant_kernel")
     try:
-        spec.loader.exec_module(module)
         for seed in range(6):
             for config in SMALL.values():
-                for case in (MANY_TILES[0], MANY_TILES[3]):
+                for case in (MANY_TILES[0], MANY_TILES[4]):
                     try:
                         _emulate(case, config, programs=2, seed=seed, kernel=module.grouped_mm_kernel)
                     except (gluon_emulator.EmulationError, AssertionError, ZeroDivisionError):
                         return
     finally:
-        del sys.modules["mutant_kernel"]
+        del sys.modules["mutant_kernel"], sys.modules["mutant_tiles"]
     pytest.fail("no case, config or seed caught it")
 
 
@@ -188,7 +199,7 @@ def test_compiles_to_wgmma_and_tma(name: str) -> None:
             _gluon_launch.launch(problem, operands, config, cases.poisoned_out(COMPILED[name]))
         (kernel,) = kernels
         used = aot.resources(kernel, 90)
-        estimate = config.smem_bytes(problem.dtype.itemsize, problem.out_dtype.itemsize, problem.groups)
+        estimate = config.smem_bytes(problem.dtype.itemsize, problem.out_dtype.itemsize)
         assert used.fits and used.smem_bytes <= estimate, (config, used)
         assert used.spills == 0, (config, used)
         assert used.opcodes["HGMMA"] and used.opcodes["UTMALDG"] and used.opcodes["UTMASTG"], (config, used)
@@ -222,7 +233,7 @@ def test_only_hopper() -> None:
 
 def test_short_groups_get_short_tiles() -> None:
     decode = _problem(Case("decode", M, (1,) * 128, n=512, k=256))[0]
-    prefill = _problem(Case("prefill", M, (512, 512), n=512, k=256))[0]
+    prefill = _problem(Case("prefill", M, (4096, 4096), n=1024, k=256))[0]
     assert BACKEND.configs(decode, H200)[0].block_m == 64
     assert BACKEND.configs(prefill, H200)[0].block_m == 128
 

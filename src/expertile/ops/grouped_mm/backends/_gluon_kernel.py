@@ -4,12 +4,12 @@ One warp loads tiles with TMA into a ring of `STAGES` shared-memory stages; one 
 multiply them with wgmma and store the result with TMA. Consumers share the tile in one of two ways:
 
   split     Both take the same tile, each its own ROWS of it, and run freely: a stage is free again when both have
-            read it. Consumer 1 starts one stage late, so one of them multiplies while the other stores. A consumer
+            read it. Consumer 1 starts LAG stages late, so one of them multiplies while the other stores. A consumer
             whose rows all lie past the end of the group drops out of the tile, and its half of `a` is not loaded.
   pingpong  Each takes every other tile of the program; a pair of barriers keeps their main loops apart.
 
-The tile a program works on follows from `offs` alone, on the device: the main body turns group sizes into a prefix
-sum of tile counts in shared memory, and every partition looks its tiles up in it.
+Which tiles those are, every partition works out for itself (`_gluon_tiles`): nothing of that stands between the start
+of the kernel and its first load but one read of `offs`.
 """
 # ruff: noqa: RUF005, SIM113  (Gluon's front end knows neither `*` in a list nor enumerate)
 
@@ -22,134 +22,13 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma,
     warpgroup_mma_wait,
 )
-from triton.language.core import _aggregate as aggregate
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from expertile.ops.grouped_mm.backends._gluon_context import Context
+from expertile.ops.grouped_mm.backends._gluon_tiles import k_range, locate, make_plan
 
 # Ragged descriptors (triton.tools.ragged_tma) wrap 64-bit addresses around at this coordinate.
 _WRAP: gl.constexpr = gl.constexpr(0x40000000)
-
-
-@aggregate
-class _Context:
-    """What every partition needs: descriptors, shared memory, and the problem."""
-
-    a_desc: tma.tensor_descriptor
-    b_desc: tma.tensor_descriptor
-    c_desc: tma.tensor_descriptor
-    a_smem: gl.shared_memory_descriptor
-    b_smem: gl.shared_memory_descriptor
-    c_smem: gl.shared_memory_descriptor
-    full: gl.shared_memory_descriptor
-    empty: gl.shared_memory_descriptor
-    turn: gl.shared_memory_descriptor
-    tile_ends: gl.shared_memory_descriptor
-    offs: gl.tensor
-    bias: gl.tensor
-    total: gl.tensor
-    M: gl.tensor
-    N: gl.tensor
-    K: gl.tensor
-    LAYOUT: gl.constexpr
-    A_K_MAJOR: gl.constexpr
-    B_K_MAJOR: gl.constexpr
-    HAS_BIAS: gl.constexpr
-    CONSUMERS: gl.constexpr
-    ROWS: gl.constexpr
-    BLOCK_M: gl.constexpr
-    BLOCK_N: gl.constexpr
-    BLOCK_K: gl.constexpr
-    STAGES: gl.constexpr
-    GROUP_M: gl.constexpr
-    C_PARTS: gl.constexpr
-    C_SLOTS: gl.constexpr
-
-    @gluon.constexpr_function
-    def __init__(
-        self, a_desc, b_desc, c_desc, a_smem, b_smem, c_smem, full, empty, turn, tile_ends, offs, bias, total, M, N, K,
-        LAYOUT, A_K_MAJOR, B_K_MAJOR, HAS_BIAS, CONSUMERS, ROWS, BLOCK_M, BLOCK_N, BLOCK_K, STAGES, GROUP_M, C_PARTS,
-        C_SLOTS,
-    ):  # fmt: skip
-        self.a_desc = a_desc
-        self.b_desc = b_desc
-        self.c_desc = c_desc
-        self.a_smem = a_smem
-        self.b_smem = b_smem
-        self.c_smem = c_smem
-        self.full = full
-        self.empty = empty
-        self.turn = turn
-        self.tile_ends = tile_ends
-        self.offs = offs
-        self.bias = bias
-        self.total = total
-        self.M = M
-        self.N = N
-        self.K = K
-        self.LAYOUT = gl.constexpr(LAYOUT)
-        self.A_K_MAJOR = gl.constexpr(A_K_MAJOR)
-        self.B_K_MAJOR = gl.constexpr(B_K_MAJOR)
-        self.HAS_BIAS = gl.constexpr(HAS_BIAS)
-        self.CONSUMERS = gl.constexpr(CONSUMERS)
-        self.ROWS = gl.constexpr(ROWS)
-        self.BLOCK_M = gl.constexpr(BLOCK_M)
-        self.BLOCK_N = gl.constexpr(BLOCK_N)
-        self.BLOCK_K = gl.constexpr(BLOCK_K)
-        self.STAGES = gl.constexpr(STAGES)
-        self.GROUP_M = gl.constexpr(GROUP_M)
-        self.C_PARTS = gl.constexpr(C_PARTS)
-        self.C_SLOTS = gl.constexpr(C_SLOTS)
-
-
-@gluon.jit
-def _add(x, y):
-    return x + y
-
-
-@gluon.jit
-def _raster(tile, tiles_m, tiles_n, GROUP_M: gl.constexpr):
-    """(row tile, column tile) of a group's tile: about GROUP_M rows of tiles at a time, down the rows first.
-
-    The rows are cut evenly (17 rows of tiles are one band, 25 are 13 and 12), because a thin last band would read all
-    of the group's weights once more for little work.
-    """
-    bands = gl.maximum((tiles_m + GROUP_M // 2) // GROUP_M, 1)
-    height = (tiles_m + bands - 1) // bands
-    band = tile // (height * tiles_n)
-    within = tile - band * height * tiles_n
-    height_here = gl.minimum(height, tiles_m - band * height)
-    n = within // height_here
-    return band * height + within - n * height_here, n
-
-
-@gluon.jit
-def _locate(p, ends, t):
-    """Tile number -> (group, first row, row where the group ends, first column, first k, length of k)."""
-    tiles_n = (p.N + p.BLOCK_N - 1) // p.BLOCK_N
-    if p.LAYOUT == "ragged_m":
-        before = ends <= t
-        g = gl.sum(before.to(gl.int32), 0)
-        first = gl.max(gl.where(before, ends, 0), 0)
-        row = gl.load(p.offs + g - 1, mask=g > 0, other=0)
-        row_end = gl.load(p.offs + g)
-        tiles_m = (row_end - row + p.BLOCK_M - 1) // p.BLOCK_M
-        m, n = _raster(t - first, tiles_m, tiles_n, p.GROUP_M)
-        return g, row + m * p.BLOCK_M, row_end, n * p.BLOCK_N, 0, p.K
-    else:
-        tiles_m = (p.M + p.BLOCK_M - 1) // p.BLOCK_M
-        g = t // (tiles_m * tiles_n)
-        m, n = _raster(t - g * tiles_m * tiles_n, tiles_m, tiles_n, p.GROUP_M)
-        k = 0
-        k_len = p.K
-        if p.LAYOUT == "ragged_k":
-            k = gl.load(p.offs + g - 1, mask=g > 0, other=0)
-            k_len = gl.load(p.offs + g) - k
-        return g, m * p.BLOCK_M, p.M, n * p.BLOCK_N, k, k_len
-
-
-@gluon.jit
-def _tile_ends(p):
-    """The prefix sum of tile counts, all of it in every warp so that looking a tile up needs no barrier."""
-    PER_THREAD: gl.constexpr = p.tile_ends.type.shape[0] // 32
-    return p.tile_ends.load(gl.BlockedLayout([PER_THREAD], [32], [gl.num_warps()], [0]))
 
 
 @gluon.jit
@@ -182,13 +61,13 @@ def _producer(p):
     A_PARTS: gl.constexpr = p.BLOCK_M // p.ROWS
     A_BYTES: gl.constexpr = p.a_desc.block_type.nbytes
     B_BYTES: gl.constexpr = p.b_desc.block_type.nbytes
-    ends = _tile_ends(p)
+    plan = make_plan(p)
     i = 0
     phase = 1
-    for t in range(gl.program_id(0), p.total, gl.num_programs(0)):
-        g, row, row_end, col, k0, k_len = _locate(p, ends, t)
+    for t in range(gl.program_id(0), plan.total, gl.num_programs(0)):
+        g, row, row_end, col, k0, k_len = locate(p, plan, t)
         both = row + p.ROWS < row_end
-        for k in range(0, k_len, p.BLOCK_K):
+        for k in range(0, gl.maximum(k_len, 1), p.BLOCK_K):
             mbarrier.wait(p.empty.index(i), phase)
             bar = p.full.index(i)
             if A_PARTS == 2:
@@ -206,35 +85,50 @@ def _producer(p):
 
 
 @gluon.jit
-def _multiply(p, step, k_len, PART: gl.constexpr, mma_layout: gl.constexpr):
-    """One tile's K loop, from the ring's step number `step`, with one wgmma batch in flight."""
+def _batch(p, acc, i, phase, PART: gl.constexpr, FIRST: gl.constexpr):
+    """Queue the wgmmas of one stage."""
     A_PARTS: gl.constexpr = p.BLOCK_M // p.ROWS
+    mbarrier.wait(p.full.index(i), phase)
+    a = p.a_smem.index(i * A_PARTS + PART)
+    b = p.b_smem.index(i)
+    if p.A_K_MAJOR:
+        a = a.reshape([p.ROWS, p.BLOCK_K])
+    else:
+        a = a.reshape([p.BLOCK_K, p.ROWS]).permute((1, 0))
+    if p.B_K_MAJOR:
+        b = b.reshape([p.BLOCK_N, p.BLOCK_K]).permute((1, 0))
+    else:
+        b = b.reshape([p.BLOCK_K, p.BLOCK_N])
+    acc = warpgroup_mma(a, b, acc, use_acc=not FIRST, is_async=True)
+    return warpgroup_mma_wait(1, (acc,))
+
+
+@gluon.jit
+def _steps(p, k_len):
+    """Steps of a K loop. An empty group has one, of zeros from outside its descriptors."""
+    return (gl.maximum(k_len, 1) + p.BLOCK_K - 1) // p.BLOCK_K
+
+
+@gluon.jit
+def _multiply(p, plan, step, k_len, after, PART: gl.constexpr, mma_layout: gl.constexpr):
+    """One tile's K loop, from the ring's step number `step`, and where tile number `after` is."""
     i = step % p.STAGES
     phase = (step // p.STAGES) & 1
     acc = gl.zeros((p.ROWS, p.BLOCK_N), gl.float32, mma_layout)
-    for k in range(0, k_len, p.BLOCK_K):
-        mbarrier.wait(p.full.index(i), phase)
-        a = p.a_smem.index(i * A_PARTS + PART)
-        b = p.b_smem.index(i)
-        if p.A_K_MAJOR:
-            a = a.reshape([p.ROWS, p.BLOCK_K])
-        else:
-            a = a.reshape([p.BLOCK_K, p.ROWS]).permute((1, 0))
-        if p.B_K_MAJOR:
-            b = b.reshape([p.BLOCK_N, p.BLOCK_K]).permute((1, 0))
-        else:
-            b = b.reshape([p.BLOCK_K, p.BLOCK_N])
-        acc = warpgroup_mma(a, b, acc, is_async=True)
-        acc = warpgroup_mma_wait(1, (acc,))
-        # The batch before this one is done, so its stage is free. (Computed, not carried as `previous = i`: Triton 3.6
-        # drops a loop-carried name that starts as an alias of another.)
-        mbarrier.arrive(p.empty.index(gl.where(i == 0, p.STAGES - 1, i - 1)), count=1, pred=k > 0)
+    acc = _batch(p, acc, i, phase, PART, True)
+    # Looked up while the tensor cores are busy.
+    g, row, row_end, col, _k0, next_k_len = locate(p, plan, after)
+    for _k in range(p.BLOCK_K, k_len, p.BLOCK_K):
         i += 1
         phase = gl.where(i == p.STAGES, phase ^ 1, phase)
         i = gl.where(i == p.STAGES, 0, i)
+        acc = _batch(p, acc, i, phase, PART, False)
+        # The batch before this one is done, so its stage is free. (Computed, not carried as `previous = i`: Triton 3.6
+        # drops a loop-carried name that starts as an alias of another.)
+        mbarrier.arrive(p.empty.index(gl.where(i == 0, p.STAGES - 1, i - 1)), count=1)
     acc = warpgroup_mma_wait(0, (acc,))
-    mbarrier.arrive(p.empty.index(gl.where(i == 0, p.STAGES - 1, i - 1)), count=1, pred=k_len > 0)
-    return acc
+    mbarrier.arrive(p.empty.index(i), count=1)
+    return acc, g, row, row_end, col, next_k_len
 
 
 @gluon.jit
@@ -242,7 +136,7 @@ def _skip(p, step, k_len):
     """Give back the stages of a tile that this consumer has no rows in."""
     i = step % p.STAGES
     phase = (step // p.STAGES) & 1
-    for _k in range(0, k_len, p.BLOCK_K):
+    for _k in range(0, gl.maximum(k_len, 1), p.BLOCK_K):
         mbarrier.wait(p.full.index(i), phase)
         mbarrier.arrive(p.empty.index(i), count=1)
         i += 1
@@ -287,43 +181,72 @@ def _store(p, acc, g, row, row_end, col, WHO: gl.constexpr, mma_layout: gl.const
 
 @gluon.jit
 def _consumer_split(p, mma_layout: gl.constexpr, WHO: gl.constexpr):
-    ends = _tile_ends(p)
+    plan = make_plan(p)
     step = 0
-    for t in range(gl.program_id(0), p.total, gl.num_programs(0)):
-        g, row, row_end, col, _k0, k_len = _locate(p, ends, t)
-        steps = (k_len + p.BLOCK_K - 1) // p.BLOCK_K
+    g, row, row_end, col, _k0, k_len = locate(p, plan, gl.program_id(0))
+    for t in range(gl.program_id(0), plan.total, gl.num_programs(0)):
+        after = t + gl.num_programs(0)
+        steps = _steps(p, k_len)
         if WHO == 0:
-            acc = _multiply(p, step, k_len, 0, mma_layout)
+            acc, next_g, next_row, next_row_end, next_col, next_k_len = _multiply(
+                p, plan, step, k_len, after, 0, mma_layout
+            )
             _store(p, acc, g, row, row_end, col, 0, mma_layout)
         else:
             # The late start that puts one consumer's stores beside the other's products. It lasts: whoever stores
             # leaves the tensor cores to the other, and so falls behind again by just that much.
-            mbarrier.wait(p.full.index(1), 0, pred=(step == 0) & (steps > 1))
+            late = (step == 0) & (steps > p.LAG) & (after < plan.total)
+            mbarrier.wait(p.full.index(p.LAG), 0, pred=late)
             if row + p.ROWS < row_end:
-                acc = _multiply(p, step, k_len, 1, mma_layout)
+                acc, next_g, next_row, next_row_end, next_col, next_k_len = _multiply(
+                    p, plan, step, k_len, after, 1, mma_layout
+                )
                 _store(p, acc, g, row + p.ROWS, row_end, col, 1, mma_layout)
             else:
                 _skip(p, step, k_len)
+                next_g, next_row, next_row_end, next_col, _k0, next_k_len = locate(p, plan, after)
         step += steps
+        g = next_g
+        row = next_row
+        row_end = next_row_end
+        col = next_col
+        k_len = next_k_len
     tma.store_wait(0)
 
 
 @gluon.jit
 def _consumer_pingpong(p, mma_layout: gl.constexpr, WHO: gl.constexpr):
-    ends = _tile_ends(p)
-    step = 0
+    plan = make_plan(p)
+    first = gl.program_id(0) + WHO * gl.num_programs(0)
+    g, row, row_end, col, _k0, k_len = locate(p, plan, first)
     tile = 0
-    for t in range(gl.program_id(0), p.total, gl.num_programs(0)):
-        g, row, row_end, col, _k0, k_len = _locate(p, ends, t)
-        if tile % 2 == WHO:
-            mbarrier.wait(p.turn.index(WHO), (tile // 2 & 1) ^ (1 - WHO))
-            acc = _multiply(p, step, k_len, 0, mma_layout)
-            mbarrier.arrive(p.turn.index(1 - WHO), count=1)
-            _store(p, acc, g, row, row_end, col, WHO, mma_layout)
-        # Both consumers count every tile's steps: with a ragged K they differ from tile to tile.
-        step += (k_len + p.BLOCK_K - 1) // p.BLOCK_K
+    # The ring's steps go on through the other consumer's tiles.
+    step = 0
+    if WHO == 1:
+        step += _steps(p, _k_length(p, plan, gl.program_id(0)))
+    for t in range(first, plan.total, 2 * gl.num_programs(0)):
+        mbarrier.wait(p.turn.index(WHO), (tile & 1) ^ (1 - WHO))
+        acc, next_g, next_row, next_row_end, next_col, next_k_len = _multiply(
+            p, plan, step, k_len, t + 2 * gl.num_programs(0), 0, mma_layout
+        )
+        mbarrier.arrive(p.turn.index(1 - WHO), count=1)
+        _store(p, acc, g, row, row_end, col, WHO, mma_layout)
+        step += _steps(p, k_len) + _steps(p, _k_length(p, plan, t + gl.num_programs(0)))
         tile += 1
+        g = next_g
+        row = next_row
+        row_end = next_row_end
+        col = next_col
+        k_len = next_k_len
     tma.store_wait(0)
+
+
+@gluon.jit
+def _k_length(p, plan, t):
+    k_len = p.K
+    if p.LAYOUT == "ragged_k":
+        _k0, k_len = k_range(p, plan, t)
+    return k_len
 
 
 @gluon.jit
@@ -344,6 +267,22 @@ def _consumer_1(p, mma_layout: gl.constexpr):
     _consumer(p, mma_layout, 1)
 
 
+@gluon.constexpr_function
+def _prefetch_descriptors(a_rank, b_rank):
+    """PTX: one thread asks for the three descriptors, which the first load and store would else wait for.
+
+    A descriptor is a parameter of the kernel, and its shape and strides are the next 2 * rank parameters."""
+    b_at = 1 + 2 * a_rank
+    lines = [
+        f"@leader prefetch.param.tensormap [grouped_mm_kernel_param_{at}];" for at in (0, b_at, b_at + 1 + 2 * b_rank)
+    ]
+    return (
+        "{ .reg .pred leader; .reg .b32 thread; mov.u32 thread, %tid.x; setp.eq.u32 leader, thread, 0; "
+        + " ".join(lines)
+        + " mov.b32 $0, 0; }"
+    )
+
+
 @gluon.jit(
     # One compilation serves every token count.
     do_not_specialize=["G", "M", "N", "K"],
@@ -353,14 +292,19 @@ def grouped_mm_kernel(
     a_desc, b_desc, c_desc, offs_ptr, bias_ptr, G, M, N, K,
     LAYOUT: gl.constexpr, A_K_MAJOR: gl.constexpr, B_K_MAJOR: gl.constexpr, HAS_BIAS: gl.constexpr,
     GROUPS_POW2: gl.constexpr, CONSUMERS: gl.constexpr, ROWS: gl.constexpr, BLOCK_M: gl.constexpr,
-    BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr, STAGES: gl.constexpr, GROUP_M: gl.constexpr,
+    BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr, STAGES: gl.constexpr, LAG: gl.constexpr, GROUP_M: gl.constexpr,
     C_PARTS: gl.constexpr, C_SLOTS: gl.constexpr, CONSUMER_REGS: gl.constexpr, PRODUCER_REGS: gl.constexpr,
     num_warps: gl.constexpr,
 ):  # fmt: skip
     """out[g] = a[g] @ b[g] over groups g; see `gluon_hopper` for shapes. Grid: one program per multiprocessor.
 
     GROUPS_POW2: a power of two >= max(G, 32). BLOCK_M = ROWS * CONSUMERS (split) or ROWS (pingpong).
+    Launched as a programmatic dependent, it sets itself up while the kernel before it ends.
     """
+    gl.inline_asm_elementwise(
+        _prefetch_descriptors(len(a_desc.block_type.shape), len(b_desc.block_type.shape)),
+        "=r", [], dtype=gl.int32, is_pure=False, pack=1,
+    )  # fmt: skip
     A_PARTS: gl.constexpr = BLOCK_M // ROWS
     a_smem = gl.allocate_shared_memory(a_desc.dtype, [STAGES * A_PARTS] + a_desc.block_type.shape, a_desc.layout)
     b_smem = gl.allocate_shared_memory(b_desc.dtype, [STAGES] + b_desc.block_type.shape, b_desc.layout)
@@ -368,29 +312,19 @@ def grouped_mm_kernel(
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     turn = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
-    tile_ends = gl.allocate_shared_memory(gl.int32, [GROUPS_POW2], gl.SwizzledSharedLayout(1, 1, 1, [0]))
     for s in gl.static_range(STAGES):
         mbarrier.init(full.index(s), count=1)
         mbarrier.init(empty.index(s), count=A_PARTS)
     for s in gl.static_range(2):
         mbarrier.init(turn.index(s), count=1)
     fence_async_shared()
-
-    tiles_n = (N + BLOCK_N - 1) // BLOCK_N
-    if LAYOUT == "ragged_m":
-        g = gl.arange(0, GROUPS_POW2, layout=gl.BlockedLayout([1], [32], [num_warps], [0]))
-        end = gl.load(offs_ptr + g, mask=g < G, other=0)
-        start = gl.load(offs_ptr + g - 1, mask=(g > 0) & (g < G), other=0)
-        counts = (end - start + BLOCK_M - 1) // BLOCK_M * tiles_n
-        ends = gl.associative_scan(counts, 0, _add)
-        tile_ends.store(ends)
-        total = gl.max(ends, 0)
-    else:
-        total = G * ((M + BLOCK_M - 1) // BLOCK_M) * tiles_n
-    p = _Context(
-        a_desc, b_desc, c_desc, a_smem, b_smem, c_smem, full, empty, turn, tile_ends, offs_ptr, bias_ptr, total, M, N,
-        K, LAYOUT, A_K_MAJOR, B_K_MAJOR, HAS_BIAS, CONSUMERS, ROWS, BLOCK_M, BLOCK_N, BLOCK_K, STAGES, GROUP_M,
-        C_PARTS, C_SLOTS,
+    # Memory of the kernel before is touched only after this; the kernel after may begin to set itself up.
+    gdc_wait()
+    gdc_launch_dependents()
+    p = Context(
+        a_desc, b_desc, c_desc, a_smem, b_smem, c_smem, full, empty, turn, offs_ptr, bias_ptr, G, M, N, K,
+        LAYOUT, A_K_MAJOR, B_K_MAJOR, HAS_BIAS, GROUPS_POW2, CONSUMERS, ROWS, BLOCK_M, BLOCK_N, BLOCK_K, STAGES, LAG,
+        GROUP_M, C_PARTS, C_SLOTS,
     )  # fmt: skip
     mma_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [num_warps, 1], [16, BLOCK_N, 16])
     if CONSUMERS == 2:

@@ -2,63 +2,89 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import torch
 from triton.experimental.gluon.language import NVMMASharedLayout
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+from triton.runtime.jit import MockTensor
 
 from expertile.device import Device
 from expertile.ops.grouped_mm.backend import Operands
+from expertile.ops.grouped_mm.backends import _launch
 from expertile.ops.grouped_mm.backends._gluon_kernel import grouped_mm_kernel
 from expertile.ops.grouped_mm.problem import Layout, Problem
 
 _WRAP = 0x40000000
+_PARAMETERS = 9  # of the kernel that are no compile-time constants
 
 
-def _descriptor(base: torch.Tensor, shape: list[int], strides: list[int], box: list[int]) -> TensorDescriptor:
-    layout = NVMMASharedLayout(128, base.element_size() * 8, len(box))
-    return TensorDescriptor(base, shape, strides, box, layout)
+@dataclass(frozen=True)
+class Blocks:
+    """Shape and strides of a tensor as TMA sees it, and the box that one copy moves; contiguous dimension last."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    box: tuple[int, ...]
+
+    def of(self, base: Any) -> TensorDescriptor:
+        itemsize = base.dtype.itemsize
+        layout = NVMMASharedLayout(min(128, self.box[-1] * itemsize), itemsize * 8, len(self.box))
+        return TensorDescriptor(base, list(self.shape), list(self.strides), list(self.box), layout)
 
 
-def _ragged(base: torch.Tensor, inner: int, stride: int, box: list[int]) -> TensorDescriptor:
+def _ragged(inner: int, stride: int, box: tuple[int, int]) -> Blocks:
     """Rows of `inner` elements, `stride` apart, with a window [first, end) that moves by coordinates alone:
     (_WRAP, end, _WRAP - (end - row), column) reaches row `row`, and what lies past `end` is out of bounds
     (the scheme of triton.tools.ragged_tma: addresses wrap around at 2**64)."""
-    return _descriptor(base, [0x7FFF0000, 0x7FFF0000, _WRAP, inner], [2**34 - stride, stride, stride, 1], [1, 1, *box])
+    return Blocks((0x7FFF0000, 0x7FFF0000, _WRAP, inner), (2**34 - stride, stride, stride, 1), (1, 1, *box))
 
 
-def arguments(p: Problem, operands: Operands, config: Any, out: torch.Tensor) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Positional and keyword arguments of `grouped_mm_kernel`."""
-    a, b = operands.a, operands.b
+def _plain(shape: tuple[int, ...], strides: tuple[int, ...], box: tuple[int, int], swap: bool) -> Blocks:
+    """A matrix, or a stack of them; `swap`: stored the other way round."""
+    if swap:
+        shape, strides, box = ((*x[:-2], x[-1], x[-2]) for x in (shape, strides, box))  # type: ignore[assignment]
+    return Blocks(shape, strides, (1,) * (len(shape) - 2) + box)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All of a launch that follows from the problem, the config and the output's strides."""
+
+    a: Blocks
+    b: Blocks
+    c: Blocks
+    options: dict[str, Any]
+    sizes: tuple[int, int, int, int]
+    programs: int
+
+
+def plan(p: Problem, config: Any, out_strides: tuple[int, ...], programs: int) -> Plan:
+    """Descriptors, compile-time options and sizes of `grouped_mm_kernel`."""
     rows, bn, bk = config.rows, config.block_n, config.block_k
     part_n = bn // config.store_parts
-    a_k_major = p.layout is not Layout.RAGGED_K and a.stride(-1) == 1
-    b_k_major = p.layout is not Layout.RAGGED_K and b.stride(-2) == 1
+    a_k_major = p.layout is not Layout.RAGGED_K and p.a_strides[-1] == 1
+    b_k_major = p.layout is not Layout.RAGGED_K and p.b_strides[-2] == 1
+    lead = (p.groups,)
     if p.layout is Layout.RAGGED_K:
-        a_desc = _ragged(a, p.m, a.stride(1), [bk, rows])
-        b_desc = _ragged(b, p.n, b.stride(0), [bk, bn])
+        a = _ragged(p.m, p.a_strides[1], (bk, rows))
+        b = _ragged(p.n, p.b_strides[0], (bk, bn))
     else:
-        if p.layout is Layout.BATCHED:
-            at = a if a_k_major else a.transpose(1, 2)
-            a_desc = _descriptor(a, list(at.shape), list(at.stride()), [1, rows, bk] if a_k_major else [1, bk, rows])
-        else:
-            at = a if a_k_major else a.t()
-            a_desc = _descriptor(a, list(at.shape), list(at.stride()), [rows, bk] if a_k_major else [bk, rows])
-        bt = b.transpose(1, 2) if b_k_major else b
-        b_desc = _descriptor(b, list(bt.shape), list(bt.stride()), [1, bn, bk] if b_k_major else [1, bk, bn])
+        a_shape = (p.m, p.k) if len(p.a_strides) == 2 else (*lead, p.m, p.k)
+        a = _plain(a_shape, p.a_strides, (rows, bk), not a_k_major)
+        b = _plain((*lead, p.k, p.n), p.b_strides, (bk, bn), b_k_major)
     if p.layout is Layout.RAGGED_M:
-        c_desc = _ragged(out, p.n, out.stride(0), [rows, part_n])
+        c = _ragged(p.n, out_strides[0], (rows, part_n))
     else:
-        c_desc = _descriptor(out, list(out.shape), list(out.stride()), [1, rows, part_n])
-    offs = operands.offs if operands.offs is not None else out
-    bias = operands.bias if operands.bias is not None else out
+        c = Blocks((*lead, p.m, p.n), out_strides, (1, rows, part_n))
     warps = config.num_warps * config.consumers + 1
     options = {
         "LAYOUT": p.layout.value,
         "A_K_MAJOR": a_k_major,
         "B_K_MAJOR": b_k_major,
-        "HAS_BIAS": operands.bias is not None,
+        "HAS_BIAS": p.has_bias,
         "GROUPS_POW2": max(32, 1 << (p.groups - 1).bit_length()),
         "CONSUMERS": config.consumers,
         "ROWS": rows,
@@ -66,18 +92,91 @@ def arguments(p: Problem, operands: Operands, config: Any, out: torch.Tensor) ->
         "BLOCK_N": bn,
         "BLOCK_K": bk,
         "STAGES": config.num_stages,
+        "LAG": config.lag,
         "GROUP_M": config.group_m,
         "C_PARTS": config.store_parts,
         "C_SLOTS": config.store_slots,
-        "CONSUMER_REGS": 240,
+        # The first consumer gets what the second and the producer leave: as many.
+        "CONSUMER_REGS": 232,
         "PRODUCER_REGS": 40,
         "num_warps": config.num_warps,
         # Warps come in fours; the register file holds 65536.
         "maxnreg": min(65536 // (-(-warps // 4) * 4 * 32) // 8 * 8, 248),
+        "launch_pdl": True,
     }
-    return (a_desc, b_desc, c_desc, offs, bias, p.groups, p.m, p.n, p.k), options
+    return Plan(a, b, c, options, (p.groups, p.m, p.n, p.k), programs)
+
+
+def arguments(p: Problem, operands: Operands, config: Any, out: torch.Tensor) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Positional and keyword arguments of `grouped_mm_kernel`, for a launch by Triton."""
+    made = plan(p, config, out.stride(), 0)
+    offs = operands.offs if operands.offs is not None else out
+    bias = operands.bias if operands.bias is not None else out
+    descriptors = (made.a.of(operands.a), made.b.of(operands.b), made.c.of(out))
+    return (*descriptors, offs, bias, *made.sizes), made.options
+
+
+@dataclass(frozen=True, eq=False)
+class _Ready:
+    """A plan with its compiled kernel."""
+
+    kernel: _launch.Compiled
+    a: _launch.Tensor
+    b: _launch.Tensor
+    c: _launch.Tensor
+    rest: tuple[Any, ...]
+    programs: int
+
+
+@lru_cache(maxsize=256)
+def _compile(
+    boxes: tuple[tuple[int, ...], ...],
+    dtypes: tuple[torch.dtype, ...],
+    options: tuple[tuple[str, Any], ...],
+    device: int,
+) -> _launch.Compiled | None:
+    """The kernel for boxes of a, b, out and dtypes of a, b, out, offs, bias; `device` is the current one."""
+    blocks = []
+    for box, dtype in zip(boxes, dtypes, strict=False):
+        pitches = (*(8 * 2 ** (len(box) - 1 - i) for i in range(len(box) - 1)), 1)
+        blocks.append(Blocks(box, pitches, box).of(MockTensor(dtype)))
+    args = (*blocks, *(MockTensor(d) for d in dtypes[3:]), 2, 2, 2, 2)
+    return _launch.prepare(grouped_mm_kernel.run(*args, grid=(1,), warmup=True, **dict(options)))
+
+
+@lru_cache(maxsize=1024)
+def _ready(
+    p: Problem, config: Any, out_strides: tuple[int, ...], bias_dtype: torch.dtype | None, device: int
+) -> _Ready | None:
+    made = plan(p, config, out_strides, Device.current(f"cuda:{device}").sm_count)
+    offs_dtype = p.out_dtype if p.layout is Layout.BATCHED else torch.int32
+    dtypes = (p.dtype, p.dtype, p.out_dtype, offs_dtype, bias_dtype or p.out_dtype)
+    with torch.cuda.device(device):
+        kernel = _compile((made.a.box, made.b.box, made.c.box), dtypes, tuple(made.options.items()), device)
+    if kernel is None:
+        return None
+    a, b, c = (
+        kernel.tensor(i, list(blocks.shape), list(blocks.strides)) for i, blocks in enumerate((made.a, made.b, made.c))
+    )
+    constants = (None,) * (len(grouped_mm_kernel.arg_names) - _PARAMETERS)
+    return _Ready(kernel, a, b, c, (*made.sizes, *constants), made.programs)
 
 
 def launch(p: Problem, operands: Operands, config: Any, out: torch.Tensor) -> None:
-    args, options = arguments(p, operands, config, out)
-    grouped_mm_kernel[(Device.current(out.device).sm_count,)](*args, **options)
+    """Queue the kernel on the current stream of `out`'s device."""
+    offs, bias = operands.offs, operands.bias
+    device = out.get_device()
+    ready = None
+    if device >= 0 and not _launch.hooked():
+        ready = _ready(p, config, out.stride(), None if bias is None else bias.dtype, device)
+    if ready is None:
+        args, options = arguments(p, operands, config, out)
+        grouped_mm_kernel[(Device.current(out.device).sm_count,)](*args, **options)
+        return
+    here = out.data_ptr()
+    ready.kernel(
+        device,
+        ready.programs,
+        ((ready.a, operands.a.data_ptr()), (ready.b, operands.b.data_ptr()), (ready.c, here)),
+        (here if offs is None else offs.data_ptr(), here if bias is None else bias.data_ptr(), *ready.rest),
+    )

@@ -12,12 +12,15 @@ for how the work is laid out on the chip.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import torch
 
 from expertile.device import Device
-from expertile.ops.grouped_mm.backend import Backend, Operands, new_out
+from expertile.ops.grouped_mm.backend import Backend, Operands
 from expertile.ops.grouped_mm.problem import Layout, Problem
 
 _WRAP = 0x40000000  # as in triton.tools.ragged_tma: a row number no tensor reaches
@@ -34,16 +37,18 @@ class Config:
           "pingpong": two consumers of one warpgroup each, taking tiles in turn.
     group_m: rows of tiles that share one pass over a group's weights.
     store_parts, store_slots: the output tile leaves in `store_parts` pieces through `store_slots` buffers.
+    lag: steps by which the second consumer of "split" starts late.
     """
 
     block_m: int = 128
     block_n: int = 256
     block_k: int = 64
-    num_stages: int = 4
+    num_stages: int = 3
     mode: str = "split"
     group_m: int = 16
-    store_parts: int = 4
-    store_slots: int = 2
+    store_parts: int = 1
+    store_slots: int = 1
+    lag: int = 1
 
     @property
     def consumers(self) -> int:
@@ -59,15 +64,11 @@ class Config:
         """Warps of one consumer."""
         return 8 if self.mode == "cooperative" and self.block_m == 128 else 4
 
-    def smem_bytes(self, itemsize: int, out_itemsize: int, groups: int) -> int:
+    def smem_bytes(self, itemsize: int, out_itemsize: int) -> int:
         """Shared memory of one program, bytes (the barriers and alignment rounded up to 1 KiB)."""
         ring = self.num_stages * (self.block_m + self.block_n) * self.block_k * itemsize
         store = self.consumers * self.store_slots * self.rows * (self.block_n // self.store_parts) * out_itemsize
-        return ring + store + 4 * _groups_pow2(groups) + 1024
-
-
-def _groups_pow2(groups: int) -> int:
-    return max(32, 1 << (groups - 1).bit_length())
+        return ring + store + 1024
 
 
 def supports(problem: Problem, device: Device) -> str | None:
@@ -116,65 +117,97 @@ def _b_inner(p: Problem) -> int | None:
 
 
 def _fits(config: Config, problem: Problem, device: Device) -> bool:
-    need = config.smem_bytes(problem.dtype.itemsize, problem.out_dtype.itemsize, problem.groups)
-    return need <= device.smem_bytes
+    return config.smem_bytes(problem.dtype.itemsize, problem.out_dtype.itemsize) <= device.smem_bytes
 
 
-# Candidates for tiles of 128 and 256 rows, and for groups too short to fill them.
-_LONG = (
-    Config(),
-    Config(num_stages=3, store_parts=1, store_slots=1),
-    Config(group_m=8),
-    Config(mode="cooperative", num_stages=3, store_parts=1, store_slots=1),
-    Config(mode="cooperative"),
-    Config(mode="pingpong", block_n=128, num_stages=5, store_parts=1, store_slots=1),
-    Config(mode="pingpong", block_n=128, num_stages=6, store_parts=2, store_slots=1),
-    Config(block_m=256, block_n=128, store_parts=2, store_slots=1),
-    Config(block_n=128, num_stages=6, store_parts=1, store_slots=1),
+def _fitted(config: Config, problem: Problem, device: Device) -> Config:
+    """`config`, its result stored in more and smaller parts where 4-byte elements leave no room for large ones."""
+    while not _fits(config, problem, device):
+        config = replace(config, store_parts=2 * config.store_parts)
+    return config
+
+
+_PINGPONG = Config(mode="pingpong", block_n=128, num_stages=6, store_parts=2)
+_SPLIT = Config()
+_COOPERATIVE = Config(mode="cooperative", num_stages=4, store_parts=2)
+_LOW = Config(mode="pingpong", block_m=64, num_stages=4)
+_DECODE = Config(mode="cooperative", block_m=64, block_n=128, block_k=128, num_stages=4)
+
+# Each wins some problem.
+_BANDED = Config(mode="pingpong", block_n=128, num_stages=5, group_m=8)
+_CANDIDATES = (
+    _PINGPONG,
+    _SPLIT,
+    _COOPERATIVE,
+    _LOW,
+    _DECODE,
+    Config(num_stages=4, store_parts=2, group_m=8),
+    _BANDED,
+    Config(block_n=128, num_stages=6),
 )
-_SHORT = (
-    Config(mode="cooperative", block_m=64, block_n=128, num_stages=8, store_parts=1, store_slots=1),
-    Config(mode="cooperative", block_m=64, block_n=128, block_k=128, num_stages=4, store_parts=1, store_slots=1),
-    Config(mode="cooperative", block_m=64, block_n=256, num_stages=5, store_parts=2, store_slots=1),
-    Config(mode="pingpong", block_m=64, block_n=256, num_stages=5, store_parts=4, store_slots=1),
-    Config(mode="pingpong", block_m=64, block_n=128, num_stages=8, store_parts=1, store_slots=1),
-)
 
 
+def _default(problem: Problem, device: Device) -> Config:
+    """The schedule for a problem, from measurements on an H200."""
+    p = problem
+    rows = p.mean_group if p.layout is Layout.RAGGED_M else p.m
+    tiles_per_group = math.ceil(rows / 128) * math.ceil(p.n / 256)
+    if p.layout is Layout.RAGGED_K:
+        if p.mean_group <= 128:
+            return _LOW  # little but stores: two tiles at a time, neither waiting for the other's
+        # Groups differ in work; only groups of many tiles spread evenly over the processors.
+        return _PINGPONG if tiles_per_group < device.sm_count else _SPLIT
+    if rows <= 48:
+        return _DECODE
+    if rows <= 400:
+        return _LOW
+    if p.groups * tiles_per_group <= device.sm_count:
+        return _COOPERATIVE  # one tile each: nothing to overlap a store with
+    # H200, 2026-11-21, 128 groups of 2048 rows, 4096 -> 2048: 660 TFLOP/s in bands of 8 row tiles, 562 in bands of 16;
+    # with K = 1024 the sixth stage is worth more (631 against 620).
+    return _BANDED if p.k >= 2048 else _PINGPONG
+
+
+@lru_cache(maxsize=1024)
 def configs(problem: Problem, device: Device) -> tuple[Config, ...]:
     """Configs worth timing, the default first."""
-    short = problem.layout is Layout.RAGGED_M and problem.mean_group <= 48
-    ordered = _SHORT + _LONG if short else _LONG + _SHORT
-    return tuple(c for c in ordered if _fits(c, problem, device))
+    ordered = (_default(problem, device), *_CANDIDATES)
+    return tuple(dict.fromkeys(_fitted(c, problem, device) for c in ordered))
 
 
 def run(problem: Problem, operands: Operands, config: Config, out: torch.Tensor | None) -> torch.Tensor:
     """Compute into `out` (rows past offs[-1] are left alone) or a new tensor; queues one kernel, waits for nothing."""
     p = problem
-    out = new_out(p, operands, out)
-    if out.numel() == 0:
+    if out is None:
+        out = operands.a.new_empty(p.out_shape, dtype=p.out_dtype)
+    elif not _storable(out):
+        # The copy carries the rows that are to be left alone.
+        aligned = out.new_empty(out.shape).copy_(out)
+        return out.copy_(run(p, operands, config, aligned))
+    if not (p.groups and p.m and p.n):
         return out
     if p.k == 0:
         return _zero_rows(p, operands, out)
-    # Gluon is imported at the first launch: `import expertile` stays quick and works without Triton.
+    _launch()(p, operands, config, out)
+    return out
+
+
+@lru_cache(maxsize=1)
+def _launch() -> Callable[[Problem, Operands, Config, torch.Tensor], None]:
+    """Gluon is imported at the first launch: `import expertile` stays quick and works without Triton."""
     from expertile.ops.grouped_mm.backends._gluon_launch import launch
 
-    if _storable(out):
-        launch(p, operands, config, out)
-        return out
-    # The copy carries the rows that are to be left alone.
-    aligned = out.contiguous() if not out.is_contiguous() else out.clone()
-    launch(p, operands, config, aligned)
-    return out.copy_(aligned)
+    return launch
 
 
 def _storable(out: torch.Tensor) -> bool:
     """Whether TMA can write `out` in place."""
-    return (
-        out.data_ptr() % 16 == 0
-        and out.stride(-1) == 1
-        and all(s > 0 and s * out.element_size() % 16 == 0 for s in out.stride()[:-1])
-    )
+    *pitches, contiguous = out.stride()
+    itemsize = out.element_size()
+    for pitch in pitches:
+        if pitch <= 0 or pitch * itemsize % 16:
+            return False
+    return contiguous == 1 and out.data_ptr() % 16 == 0
 
 
 def _zero_rows(p: Problem, operands: Operands, out: torch.Tensor) -> torch.Tensor:

@@ -1,0 +1,129 @@
+"""The direct launch hands the driver what Triton's own launch would, and encodes a descriptor once per address."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import triton
+from triton.backends.nvidia.driver import wrap_handle_tensordesc
+from triton.runtime.driver import driver
+
+from expertile.ops.grouped_mm.backend import Operands
+from expertile.ops.grouped_mm.backends import _gluon_launch, _launch, gluon_hopper
+from expertile.ops.grouped_mm.backends._gluon_kernel import grouped_mm_kernel
+from expertile.ops.grouped_mm.problem import Layout, Problem
+from tests.ops.grouped_mm import cases
+from tests.ops.grouped_mm.cases import Case
+from tests.support.fake_driver import FakeDriver, compile_only
+
+CASES = (
+    Case("m", Layout.RAGGED_M, (100, 28), n=512, k=256),
+    Case("m-kn-bias", Layout.RAGGED_M, (100, 28), n=512, k=256, b_storage="row", bias=True),
+    Case("k", Layout.RAGGED_K, (100, 28), m=512, n=512, a_storage="column", b_storage="row"),
+    Case("b-fp32-out", Layout.BATCHED, (0, 0), m=256, n=512, k=256, out_dtype=torch.float32),
+)
+
+
+@pytest.fixture
+def encoded() -> Iterator[list[tuple[Any, ...]]]:
+    """A driver whose descriptors are the arguments they were encoded from; yields those arguments."""
+    seen: list[tuple[Any, ...]] = []
+
+    def fill(*args: Any) -> tuple[Any, ...]:
+        frozen = tuple(tuple(a) if isinstance(a, list | tuple) else a for a in args)
+        seen.append(frozen)
+        return frozen
+
+    before = driver._active
+    fake = FakeDriver(90)
+    fake.utils = types.SimpleNamespace(fill_tma_descriptor=fill)  # type: ignore[attr-defined]
+    _launch._encode.cache_clear()
+    with compile_only(90):
+        driver.set_active(fake)
+        yield seen
+    _launch._encode.cache_clear()
+    driver._active = before
+
+
+def _compiled(problem: Problem, operands: Operands, out: torch.Tensor, calls: list[Any]) -> tuple[Any, tuple[Any, ...]]:
+    """A compiled kernel whose launcher appends its arguments to `calls`, and the kernel's arguments."""
+    config = gluon_hopper.Config()
+    args, options = _gluon_launch.arguments(problem, operands, config, out)
+    kernel = grouped_mm_kernel.run(*args, grid=(1,), warmup=True, **options)
+    launcher = types.SimpleNamespace(
+        launch=wrap_handle_tensordesc(
+            lambda *a: calls.append(a), kernel.src.signature, kernel.metadata.tensordesc_meta
+        ),
+        global_scratch_size=0,
+        profile_scratch_size=0,
+        launch_cooperative_grid=False,
+        launch_pdl=True,
+    )
+    fake = types.SimpleNamespace(
+        run=launcher, function=7, packed_metadata=(12, 1, 1000), metadata=kernel.metadata, src=kernel.src
+    )
+    return fake, args
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_the_same_launch_as_by_triton(case: Case, encoded: list[tuple[Any, ...]]) -> None:
+    a, b, offs, bias = cases.make(case)
+    operands = Operands(a, b, offs, bias)
+    problem = Problem.from_tensors(a, b, offs, bias, case.out_dtype)
+    out = cases.poisoned_out(case)
+    calls: list[Any] = []
+    kernel, args = _compiled(problem, operands, out, calls)
+    constants = (None,) * (len(grouped_mm_kernel.arg_names) - len(args))
+    head = (132, 1, 1, 0, 7, False, True, None, None, (12, 1, 1000), None, None, None)
+    kernel.run.launch(*head, *args, *constants)
+
+    direct = _launch.prepare(kernel)
+    assert direct is not None
+    device = driver.active.get_current_device()
+    made = _gluon_launch.plan(problem, gluon_hopper.Config(), out.stride(), 132)
+    tensors = tuple(
+        (direct.tensor(i, list(blocks.shape), list(blocks.strides)), t.data_ptr())
+        for i, (blocks, t) in enumerate(((made.a, operands.a), (made.b, operands.b), (made.c, out)))
+    )
+    rest = (args[3], args[4], *made.sizes, *constants)
+    direct(device, 132, tensors, rest)
+    assert len(calls) == 2
+    assert len(calls[0]) == len(calls[1])
+    for by_triton, by_us in zip(*calls, strict=True):
+        assert by_triton is by_us or by_triton == by_us
+    assert len(encoded) == 6 and encoded[:3] == encoded[3:]
+
+    direct(device, 132, tensors, rest)
+    assert len(encoded) == 6, "encoded anew for an address that is known"
+    moved = (tensors[0][0], tensors[0][1] + 4096)
+    direct(device, 132, (moved, *tensors[1:]), rest)
+    assert len(encoded) == 7 and encoded[6][0] == moved[1]
+
+
+def test_caches_are_bounded(encoded: list[tuple[Any, ...]]) -> None:
+    tensor = _launch.Tensor([64, 64], [64, 1], 3, 2, 10, [64, 64])
+    limit = _launch._encode.cache_info().maxsize
+    assert limit is not None
+    for address in range(0, 16 * (limit + 100), 16):
+        _launch._encode(tensor, address)
+    assert _launch._encode.cache_info().currsize == limit
+    assert _gluon_launch._ready.cache_info().maxsize is not None
+    assert _gluon_launch._compile.cache_info().maxsize is not None
+
+
+def test_other_versions_and_scratch_memory_are_left_to_triton(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel = types.SimpleNamespace(run=types.SimpleNamespace(global_scratch_size=64, profile_scratch_size=0))
+    assert _launch.prepare(kernel) is None
+    monkeypatch.setattr(triton, "__version__", "3.9.0")
+    assert _launch.prepare(types.SimpleNamespace()) is None
+
+
+def test_profilers_see_launches(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not _launch.hooked()
+    monkeypatch.setattr(triton.knobs.runtime.launch_enter_hook, "calls", [print])
+    assert _launch.hooked()
