@@ -14,6 +14,9 @@ from expertile.lab.report.units import MISSING, micros, percent, plural, rate, s
 from expertile.lab.report.verdict import failures, sentences
 
 
+_OTHER_RACES = {"ladder", "diagnose"}
+
+
 def markdown(records: Iterable[Any]) -> str:
     """A Markdown summary: per run the verdict, one table per preset and policy, and what has no time and why."""
     parts = []
@@ -36,9 +39,10 @@ def headline(records: Iterable[Any]) -> str:
     """The README's headline: a table of presets × backends, and every workload below it, ready to paste.
 
     Only ratios within one run are averaged; a figure of several runs stands in rows of its own run.
-    The graph policy where a run has it, eager otherwise.
+    The graph policy where a run has it, eager otherwise. Presets that race something other than the backends (the
+    rungs of the ladder, plain products of the diagnostics) have pages of their own and are left out.
     """
-    found = runs(records)
+    found = tuple(run for run in runs(records) if not set(run.presets) & _OTHER_RACES)
     if not found:
         return "No records: nothing was measured."
     parts = [_headline_table(group) for group in _by_backends(found)]

@@ -119,7 +119,7 @@ def update_docs(path: str | Path, records: Iterable[Any], check: bool = False) -
     path, records = Path(path), list(records)
     wanted = {path.parent / "figures" / f"{name}.svg": svg for name, svg in scaling_svg(records).items()}
     texts = scaling_text(records)
-    blocks = {f"scaling {section}": texts.get(section, "") for section in SECTIONS}
+    blocks = {f"scaling {section}": texts.get(section, "Not measured yet.") for section in SECTIONS}
     wanted[path] = filled(path.read_text(encoding="utf-8"), blocks, path)
     stale = {
         file: text for file, text in wanted.items() if not file.is_file() or file.read_text(encoding="utf-8") != text
