@@ -15,7 +15,7 @@ test: $(VENV)/.ready lint
 	$(BIN)/python -m pytest $(ARGS)
 
 test-gpu: $(VENV)/.ready
-	$(BIN)/python -m pytest -m gpu $(ARGS)
+	$(BIN)/python -m pytest -m "gpu and not slow" $(ARGS)
 
 lint: $(VENV)/.ready
 	$(BIN)/ruff check src tests tools

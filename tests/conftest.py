@@ -14,7 +14,3 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )  # fmt: skip
     group.addoption("--random-seed", type=int, default=0, metavar="S", help="their seed (default: 0)")
     group.addoption("--random-out", metavar="FILE.json", help="where to write what was checked")
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "slow: takes more than half a minute; leave out with -m 'not slow'")

@@ -12,6 +12,7 @@ from rich.markup import escape
 
 from expertile.lab import compare as comparing
 from expertile.lab.ladder.page import update_page
+from expertile.lab.audit import audit_file, render, to_json
 from expertile.lab.record import Record, read, shipped_root
 from expertile.lab.report import html, markdown, table, update_readme, verdict
 
@@ -24,8 +25,6 @@ def audit(
     as_json: Annotated[bool, typer.Option("--json", help="Findings as JSON.")] = False,
 ) -> None:  # fmt: skip
     """Check somebody's benchmark report against arithmetic and hardware limits; exit 1 if a claim fails."""
-    from expertile.lab.audit import audit_file, render, to_json
-
     result = audit_file(file, shapes=tuple(shape), dtype=dtype or None, gpu=gpu or None)
     if as_json:
         print(to_json(result))

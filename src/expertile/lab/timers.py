@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import statistics
 import time
+import warnings
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -182,7 +183,11 @@ class GraphTimer:
         graph = torch.cuda.CUDAGraph()
         try:
             # "thread_local": another thread that reads clocks or draws progress must not spoil the capture.
-            with torch.cuda.graph(graph, pool=self._pool, stream=stream, capture_error_mode="thread_local"):
+            # A capture that fails also warns that its graph is empty: the exception says all there is to say.
+            with (
+                warnings.catch_warnings(action="ignore", category=UserWarning),
+                torch.cuda.graph(graph, pool=self._pool, stream=stream, capture_error_mode="thread_local"),
+            ):
                 ring = _Ring(call, num_sets)
                 for _ in range(calls):
                     ring.step()
