@@ -11,8 +11,8 @@ from rich.console import Console
 from rich.markup import escape
 
 from expertile.lab import compare as comparing
-from expertile.lab.ladder.page import update_page
 from expertile.lab.audit import audit_file, render, to_json
+from expertile.lab.ladder.page import update_page
 from expertile.lab.record import Record, read, shipped_root
 from expertile.lab.report import html, markdown, table, update_readme, verdict
 

@@ -13,7 +13,6 @@ from expertile.lab.report.rows import POLICY_NAMES
 from expertile.lab.report.units import MISSING, micros, percent, plural, rate, spread, times
 from expertile.lab.report.verdict import failures, sentences
 
-
 _OTHER_RACES = {"ladder", "diagnose"}
 
 
