@@ -90,7 +90,7 @@ def device_key(name: str) -> str:
 def devices(text: str) -> tuple[list[Device], list[str]]:
     """(known GPUs that `text` names, names that look like a GPU but are not known).
 
-    A variant that the table does not hold ("H100 NVL", "RTX 4080 Super") is unknown, never its slower or faster kin.
+    A variant that the table does not hold ("RTX 4080 Super") is unknown, never its slower or faster kin.
     """
     spaced = re.sub(r"\b(RTX|GTX)(?=\d)", r"\1 ", text, flags=re.I)
     spaced = re.sub(r"(?<=\d)(Ti|Super)\b", r" \1", spaced)
