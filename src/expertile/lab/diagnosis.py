@@ -170,4 +170,4 @@ def _peak(record: Record) -> float | None:
 def _rate(record: Record) -> str:
     peak = _peak(record)
     rate = f"{record.tflops or 0.0:.3g} TFLOP/s"
-    return f"{rate} ({(record.tflops or 0.0) / peak:.0%} of {peak:.3g})" if peak else rate
+    return f"{rate} ({(record.tflops or 0.0) / peak:.0%} of {peak:,.4g})" if peak else rate
