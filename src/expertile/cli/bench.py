@@ -22,6 +22,7 @@ from expertile.lab.presets import PRESETS, default_preset
 from expertile.lab.record import Record, read, results_path, shipped_records
 from expertile.lab.report import html, table, verdict
 from expertile.lab.run import run
+from expertile.lab.workloads import Workload
 from expertile.ops.grouped_mm.backend import Backend
 from expertile.ops.grouped_mm.backends import BACKENDS, by_name
 
@@ -118,6 +119,13 @@ def _measure(
             on_event=display.on_event,
         ):  # fmt: skip
             pass  # the display shows each record, and the file holds it
+
+
+def _rows(workload: Workload) -> str:
+    """Rows of each group, with the row tiles that they need."""
+    pairs = zip(workload.group_sizes, workload.m_tiles(128), strict=True)
+    shown = ", ".join(f"{size} ({tiles})" for size, tiles in pairs)
+    return f"{workload.name}: rows per group (tiles of 128 rows): {shown}"
 
 
 def _policies(spec: BenchSpec, device: Device) -> tuple[str, ...]:

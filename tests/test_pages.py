@@ -1,0 +1,40 @@
+"""Figures in the pages are those of the shipped records, and links lead somewhere."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from expertile.lab.ladder.page import update_page
+from expertile.lab.record import read, shipped_root
+from expertile.lab.report import update_readme
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def _shipped(pattern="*"):
+    return [record for path in sorted(shipped_root().glob(f"*/{pattern}.jsonl")) for record in read(path)]
+
+
+def test_readme_shows_the_shipped_records():
+    assert update_readme(ROOT / "README.md", _shipped(), check=True)
+
+
+def test_ladder_shows_the_shipped_records():
+    assert update_page(ROOT / "docs" / "ladder.md", _shipped("*-ladder"), check=True)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_links_between_pages_lead_somewhere(page):
+    for target in re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text()):
+        assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def test_shipped_records_hold_no_time_without_a_right_result():
+    records = _shipped()
+    assert len(records) > 500
+    for record in (r for r in records if r.time_s is not None):
+        # Speed-of-light baselines compute something else, so there is nothing to hold them against.
+        assert record.rel_error is not None or record.backend in ("dense", "copy")
+        assert (record.status, record.time_s >= record.bound_s) in (("ok", True), ("refused", False))
