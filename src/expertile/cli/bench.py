@@ -73,19 +73,21 @@ def bench(
     records: list[Record] = []
     paths: list[Path] = []
     interrupted = False
-    try:
-        for name, one in _by_preset(spec):
-            path = results_path(device.slug, name, datetime.date.today().isoformat(), root=folder)
-            paths.append(path)
-            before = len(read(path)) if resume and path.is_file() else 0
-            if not resume:
-                path.unlink(missing_ok=True)
+    for name, one in _by_preset(spec):
+        path = results_path(device.slug, name, datetime.date.today().isoformat(), root=folder)
+        paths.append(path)
+        before = len(read(path)) if path.is_file() else 0
+        try:
             _measure(name, one, device, path, resume, tune_configs, console)
-            records += read(path)
-            console.print(f"[dim]{escape(name)}: {len(read(path)) - before} records in {escape(str(path))}[/dim]")
-    except KeyboardInterrupt:
-        interrupted = True
-        records += read(paths[-1]) if paths and paths[-1].is_file() else []
+        except KeyboardInterrupt:
+            interrupted = True
+        held = read(path) if path.is_file() else []
+        if resume or len(held) > before:
+            # The file may hold earlier runs as well, and runs are not to be mixed.
+            records += [r for r in held if r.run == held[-1].run]
+        console.print(f"[dim]{escape(name)}: {len(held) - before} new records in {escape(str(path))}[/dim]")
+        if interrupted:
+            break
     _conclude(records, paths, device, console, not no_html)
     if interrupted:
         console.print("Interrupted; what was measured is kept. Go on with the same command and --resume.")
