@@ -22,12 +22,15 @@ class Limit:
 
 
 def compute_limit(
-    devices: Sequence[Device], formats: Sequence[str], gpus: int = 1, sparse: bool = False
+    devices: Sequence[Device], formats: Sequence[str], gpus: int = 1, sparse: bool = False, integers: bool = True
 ) -> Limit | None:
-    """The highest FLOP/s that any of `devices` reaches in any of `formats` (all formats where the text names none)."""
+    """The highest FLOP/s that any of `devices` reaches in any of `formats`.
+
+    Where the text names no format every one counts; those of integers only if `integers` says that it speaks of any.
+    """
     best: Limit | None = None
     for device in devices:
-        for key, name in _keys(device, formats):
+        for key, name in _keys(device, formats, integers):
             peak = generous_peak(device, key)
             if not peak:
                 continue
@@ -40,9 +43,9 @@ def compute_limit(
     return best
 
 
-def _keys(device: Device, formats: Sequence[str]) -> list[tuple[str, str]]:
-    keys = list(device.peak_flops)
+def _keys(device: Device, formats: Sequence[str], integers: bool) -> list[tuple[str, str]]:
     if not formats:
+        keys = [k for k in device.peak_flops if integers or k != "int8"]
         extra = [("fp8", "fp4")] if device.at_least(10) else []
         return [(k, k) for k in keys] + extra
     found: list[tuple[str, str]] = []

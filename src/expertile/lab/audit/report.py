@@ -339,13 +339,19 @@ class Report:
             re.search(r"2:4|structured sparsity|with sparsity|sparse tensor", s.text, re.I) for s in self.doc.statements
         )
 
+    @cached_property
+    def _integers(self) -> bool:
+        """Whether the text speaks of integer arithmetic or of quantised values anywhere."""
+        words = re.compile(r"\bu?int[48]\b|\bi8\b|TOPS?\b|\bOPs?/s|quanti[sz]|\bw\d+a\d+\b|\b[48][- ]?bit", re.I)
+        return any(words.search(line) for line in self.doc.raw)
+
     def compute_limit(self, place: Place) -> tuple[Limit | None, str]:
         """(the most FLOP/s `place` may claim, the reason if unknown)."""
         known, why = self.devices(place)
         if not known:
             return None, why
         formats = self.formats(place)
-        limit = compute_limit(known, formats, self.gpus(place), self._sparse)
+        limit = compute_limit(known, formats, self.gpus(place), self._sparse, self._integers)
         return limit, "" if limit else f"no peak is known for {', '.join(formats)} on {known[0].name}"
 
     def memory_limit(self, place: Place) -> tuple[Limit | None, int, str]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from expertile.device import Device
 from expertile.ops.grouped_mm.backend import config_dict
 from expertile.ops.grouped_mm.choose import Choice, choose
-from expertile.ops.grouped_mm.model import group_sizes_or_even
+from expertile.ops.grouped_mm.model import Estimate, group_sizes_or_even
 from expertile.ops.grouped_mm.problem import Layout, Problem
 from expertile.ragged import tile_waste, tiles_per_group
 from expertile.roofline import Bound, Work, bound
@@ -48,9 +48,14 @@ class Explanation:
             return "\n".join([*lines, f"backend: none ({self.refusal})"])
         lines.append(f"backend: {self.choice.why}")
         for e in self.choice.estimates:
-            time = "cannot" if e.seconds is None else f"{e.seconds * 1e6:.4g} µs"
-            lines.append(f"  {e.backend:<16} {time:>12}  {e.reason}")
+            lines.append(f"  {e.backend:<16} {self._time(e):>12}  {e.reason}")
         return "\n".join(lines)
+
+    def _time(self, estimate: Estimate) -> str:
+        if estimate.seconds is None:
+            return "cannot"
+        # On a CPU the order of preference is fixed and nobody models a time.
+        return f"{estimate.seconds * 1e6:.4g} µs" if self.device.kind == "cuda" else "can"
 
 
 def explain_problem(problem: Problem, device: Device) -> Explanation:

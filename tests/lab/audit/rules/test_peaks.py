@@ -58,3 +58,14 @@ def test_intensity_times_traffic_is_one_number_of_operations():
     )
     assert [f.verdict for f in audit(text.format("0.750")).findings if f.rule == "intensity"] == [POSSIBLE]
     assert [f.verdict for f in audit(text.format("0.625")).findings if f.rule == "intensity"] == [INCONSISTENT]
+
+
+@pytest.mark.parametrize(
+    ("words", "verdict"),
+    [("", IMPOSSIBLE), ("All products run in int8.", POSSIBLE), ("Quantised to W8A8.", POSSIBLE)],
+)
+def test_no_format_means_floating_point_unless_integers_are_spoken_of(words, verdict):
+    # An A100 reaches 312 TFLOP/s in float16 and 624 TOPS in int8.
+    text = f"# A100 results\n\n{words}\n\n| M | N | K | TFLOPS |\n|---|---|---|---|\n| 4096 | 4096 | 4096 | 458 |\n"
+    verdicts = {f.verdict for f in audit(text).findings if "458" in f.quote}
+    assert verdicts == {verdict}
