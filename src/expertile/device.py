@@ -73,7 +73,8 @@ class Device:
     @staticmethod
     def by_name(name: str) -> Device:
         """The known device that `name` means ("rtx 4090", "V100-SXM2-32GB"). ValueError lists those known."""
-        found = find_in_text(name)
+        # "rtx4090" means what "rtx 4090" does.
+        found = find_in_text(name) or find_in_text(re.sub(r"(?i)(rtx|gtx)(?=\d)", r"\1 ", name))
         if not found:
             raise ValueError(f"gpu: no known device in {name!r}; known: {', '.join(d.name for d in known_devices())}")
         return found[0]

@@ -13,6 +13,7 @@ from rich.markup import escape
 
 from expertile.cli.progress import Display
 from expertile.device import Device
+from expertile.lab.candidate import candidate_name
 from expertile.lab.config import BenchSpec, read_bench_file
 from expertile.lab.diagnose import diagnose
 from expertile.lab.diagnosis import conclude
@@ -42,7 +43,7 @@ def bench(
     tokens: Annotated[list[int], typer.Option(help="Tokens (preset models; again for more).")] = [],  # noqa: B006
     batch: Annotated[int | None, typer.Option(help="Sequences (preset models).")] = None,
     seq: Annotated[int | None, typer.Option(help="Tokens of each sequence (preset models).")] = None,
-    seed: Annotated[int | None, typer.Option(help="Seed of the routing.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of the routing.", min=0)] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Fewer rounds, wider intervals.")] = False,
     tune_configs: Annotated[bool, typer.Option("--tune-configs", help="Also screen every config of each backend.")] = False,  # noqa: E501
     resume: Annotated[bool, typer.Option("--resume", help="Go on with an interrupted run of today.")] = False,
@@ -68,7 +69,7 @@ def bench(
     device = Device.current()
     if not spec.presets and not spec.inline:
         spec = replace(spec, presets=default_preset(device))
-    console = Console()
+    console = Console(emoji=False)
     folder = out or Path(spec.out or "out")
     records: list[Record] = []
     paths: list[Path] = []
@@ -92,6 +93,14 @@ def bench(
     if interrupted:
         console.print("Interrupted; what was measured is kept. Go on with the same command and --resume.")
         raise typer.Exit(130)
+    if _useless(spec, records):
+        raise typer.Exit(1)
+
+
+def _useless(spec: BenchSpec, records: list[Record]) -> bool:
+    """Whether some candidate got no right result at all, so that a script can tell."""
+    right = {r.backend for r in records if r.status == "ok"}
+    return any(candidate_name(c) not in right for c in spec.candidates)
 
 
 def _by_preset(spec: BenchSpec) -> list[tuple[str, BenchSpec]]:

@@ -22,7 +22,7 @@ from expertile.ops.grouped_mm.problem import Problem
 
 def doctor() -> None:
     """What this machine can run: the GPU, its limits, and each backend with ✓ or the reason it can't."""
-    console = Console()
+    console = Console(emoji=False)
     device = Device.current()
     what = f"{device.sm_count} cores"
     if device.capability:
@@ -107,7 +107,7 @@ def explain(
         str,
         typer.Option(help="balanced, uniform, skewed, zipf(1.2), one-expert, half-empty, or a FILE.json / .npz."),
     ] = "uniform",
-    seed: Annotated[int, typer.Option(help="Seed of the routing.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the routing.", min=0)] = 0,
     gpu: Annotated[str, typer.Option(help="A GPU by name (RTX 4090, H200 …); by default this machine's.")] = "",
 ) -> None:
     """One workload in numbers: FLOPs, bytes, bound, waves, padding, launch share; which backend, and why."""
@@ -117,7 +117,7 @@ def explain(
         raise ValueError(f"product: expected forward, dgrad or wgrad, got {product!r}")
     here = Device.current()
     device = Device.by_name(gpu) if gpu else here
-    console = Console()
+    console = Console(emoji=False)
     for drawn in draw(routing, tokens, groups, top_k, seed):
         if product == "wgrad":
             workload = wgrad(product, "", drawn.group_sizes, k, n, dtype, routing=drawn.label)
@@ -127,9 +127,8 @@ def explain(
         console.print(f"{escape(drawn.label)}: rows per group {_summary(drawn.group_sizes)}", highlight=False)
         console.print(escape(str(explain_problem(workload.problem(device.kind), device))), highlight=False)
     if device.name != here.name:
-        console.print(
-            f"[dim]{escape(device.name)} is not this machine's device: the times are a model's, not measured.[/dim]"
-        )
+        note = "is not this machine's device: nothing was measured here; each line says where its estimate is from."
+        console.print(f"[dim]{escape(device.name)} {note}[/dim]")
 
 
 def _summary(sizes: tuple[int, ...], most: int = 16) -> str:

@@ -29,7 +29,7 @@ def audit(
     if as_json:
         print(to_json(result))
     else:
-        render(result, Console())
+        render(result, Console(emoji=False))
     if any(f.verdict in ("impossible", "inconsistent") for f in result.findings):
         raise typer.Exit(1)
 
@@ -42,8 +42,11 @@ def compare(
 ) -> None:
     """Faster, slower or tie, with confidence; exit code 1 on a regression."""
     before, after = read(old), read(new)
+    for path, held in ((old, before), (new, after)):
+        if not held:
+            raise ValueError(f"{path}: expected records, found none")
     rows = comparing.compare(before, after, min_effect)
-    console = Console()
+    console = Console(emoji=False)
     for change in comparing.environment_changes(before, after):
         console.print(f"[yellow]{escape(change)}[/yellow]", highlight=False)
     comparing.render(rows, console, ties)
@@ -59,6 +62,8 @@ def report(
     as_markdown: Annotated[bool, typer.Option("--markdown", help="Print a Markdown summary.")] = False,
 ) -> None:  # fmt: skip
     """Verdict, table and HTML report from records; or the README's headline table."""
+    if check and readme is None and ladder is None:
+        raise ValueError("check: expected --readme or --ladder with it, got neither")
     records = _records(files)
     stale = []
     if readme is not None and not update_readme(readme, records, check=check):
@@ -74,7 +79,7 @@ def report(
     if as_markdown:
         print(markdown(records))
         return
-    console = Console()
+    console = Console(emoji=False)
     for sentence in verdict(records):
         console.print(f"[bold]•[/bold] {escape(sentence)}", highlight=False)
     console.print(table(records))

@@ -31,7 +31,7 @@ def tune(
     from_records: Annotated[list[Path], typer.Option(help="Measure nothing: make the table from these record files.")] = [],  # noqa: B006, E501
 ) -> None:  # fmt: skip
     """Measure every backend and config on many problems, and write the table that backend="auto" reads."""
-    console = Console()
+    console = Console(emoji=False)
     device = Device.current()
 
     def say(text: str) -> None:

@@ -197,7 +197,10 @@ def read(path: str | Path) -> list[Record]:
     if not path.is_file():
         raise FileNotFoundError(f"record file {path} does not exist")
     records = []
-    *lines, _cut = path.read_text(encoding="utf-8").split("\n")
+    try:
+        *lines, _cut = path.read_text(encoding="utf-8").split("\n")
+    except UnicodeDecodeError:
+        raise ValueError(f"{path}: expected records, one JSON object to a line; this is no text") from None
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue

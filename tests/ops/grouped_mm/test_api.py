@@ -136,11 +136,25 @@ def test_config_needs_a_named_backend():
         xt.grouped_mm(a, b, offs=offs, config=object())
 
 
-def test_check_reads_offs():
+@pytest.mark.parametrize("check", [False, True])
+def test_values_of_offs_on_the_cpu_are_always_checked(check):
     a, b, _ = operands("ragged_m", torch.bfloat16)
-    bad = torch.tensor([4, 3, 5, 6], dtype=torch.int32)
-    with pytest.raises(ValueError, match="offs: expected ends that never decrease"):
-        xt.grouped_mm(a, b, offs=bad, check=True)
+    for ends, message in (([4, 3, 5, 6], "ends that never decrease"), ([1, 2, 3, 99], "a last end of at most 16")):
+        with pytest.raises(ValueError, match=f"offs: expected {message}"):
+            xt.grouped_mm(a, b, offs=torch.tensor(ends, dtype=torch.int32), check=check)
+
+
+def test_what_is_no_tensor_is_named():
+    a, b, offs = operands("ragged_m", torch.float32)
+    for bad in ({"a": None}, {"b": [1]}, {"bias": [1]}):
+        with pytest.raises(ValueError, match=f"{next(iter(bad))}: expected a torch.Tensor, got "):
+            xt.grouped_mm(**{"a": a, "b": b, "offs": offs, **bad})
+
+
+def test_config_must_be_one_of_the_backend():
+    a, b, offs = operands("ragged_m", torch.float32)
+    with pytest.raises(ValueError, match="config: expected a NoConfig of backend loop, got 3"):
+        xt.grouped_mm(a, b, offs=offs, backend="loop", config=3)
 
 
 def test_explanation_names_bound_choice_and_every_backend():

@@ -18,7 +18,7 @@ def problem(a, b, offs=None, **kwargs):
     [
         (A2, B3, OFFS, Layout.RAGGED_M, (10, 6)),
         (A2, B2, OFFS[:2], Layout.RAGGED_K, (2, 10, 6)),
-        (A3, B2, OFFS, Layout.RAGGED_N, (10, 6)),
+        (A3, torch.zeros(8, 12), OFFS, Layout.RAGGED_N, (10, 12)),
         (A3, B3, None, Layout.BATCHED, (3, 10, 6)),
     ],
 )

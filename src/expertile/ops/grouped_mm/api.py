@@ -55,7 +55,10 @@ def grouped_mm(
     Raises:
         ValueError: naming the argument, what was expected and what came; or a backend's reason to refuse.
     """
-    if torch.is_autocast_enabled(a.device.type):
+    for name, x in (("a", a), ("b", b)) if bias is None else (("a", a), ("b", b), ("bias", bias)):
+        if not isinstance(x, torch.Tensor):
+            raise ValueError(f"{name}: expected a torch.Tensor, got {type(x).__name__}")
+    if a.device.type != "meta" and torch.is_autocast_enabled(a.device.type):
         a, b, bias = _autocast(a, b, bias)
     if torch.compiler.is_compiling() or type(a) not in _PLAIN:
         if config is not None or check:
@@ -113,7 +116,10 @@ def select(problem: Problem, device: Device, backend: str, config: Any) -> tuple
     reason = chosen.supports(problem, device)
     if reason is not None:
         raise ValueError(f"backend: {backend} cannot take this problem: {reason}")
-    return chosen, config if config is not None else chosen.configs(problem, device)[0]
+    default = chosen.configs(problem, device)[0]
+    if config is not None and type(config) is not type(default):
+        raise ValueError(f"config: expected a {type(default).__name__} of backend {backend}, got {config!r}")
+    return chosen, default if config is None else config
 
 
 def _forward(

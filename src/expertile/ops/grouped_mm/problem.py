@@ -141,8 +141,7 @@ class Problem:
         sizes = None
         if offs is not None and (check or not offs.is_cuda):
             sizes = sizes_from_offs(offs)
-            if check:
-                _check_offs_values(sizes, {Layout.RAGGED_M: m, Layout.RAGGED_K: k}.get(layout, n))
+            _check_offs_values(sizes, {Layout.RAGGED_M: m, Layout.RAGGED_K: k}.get(layout, n))
         return Problem(
             layout, groups, m, n, k, a.dtype, out_dtype, a.stride(), b.stride(),
             a.data_ptr() % 16 == 0, b.data_ptr() % 16 == 0, bias is not None, a.device.type, sizes,
