@@ -93,6 +93,15 @@ class Machine:
         return problem.with_sizes(workload.group_sizes if self.torch_device.type == "cpu" else None)
 
 
+def resumed(machine: Machine, path: Path | None) -> tuple[Machine, list[Record]]:
+    """What `path` holds from this machine and software, and the machine under the run id of the last such record.
+
+    Nothing and the machine as it is where there is no path, no file or no such record.
+    """
+    old = [r for r in read(path) if same_machine(r.env, machine.env)] if path is not None and path.is_file() else []
+    return (replace(machine, run_id=old[-1].run) if old else machine), old
+
+
 def entrants(workload: Workload, machine: Machine, backends: Sequence[Backend] = BACKENDS) -> tuple[Entrant, ...]:
     """Everyone whom `auto` may choose for `workload`, in the order in which ties are settled."""
     problem, device = machine.problem(workload), machine.device
@@ -126,10 +135,8 @@ def tune(
     if not minutes > 0:
         raise ValueError(f"minutes: expected more than 0, got {minutes}")
     start = time.monotonic()
-    machine = Machine.current(seed, device=device)
-    old = [r for r in read(path) if same_machine(r.env, machine.env)] if resume and path.is_file() else []
+    machine, old = resumed(Machine.current(seed, device=device), path if resume else None)
     if old:
-        machine = replace(machine, run_id=old[-1].run)
         say(f"resuming run {machine.run_id}: {len({r.workload for r in old})} problems are there")
     finished = {r.workload for r in old}
     source = workloads if workloads is not None else problems(machine.device, seed)

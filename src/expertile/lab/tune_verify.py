@@ -10,10 +10,9 @@ from pathlib import Path
 
 import torch
 
-from expertile.lab.environment import same_machine
-from expertile.lab.record import Record, append, read
+from expertile.lab.record import Record, append
 from expertile.lab.run import record_name
-from expertile.lab.tune import Entrant, Machine, compile_all, entrants, measure, quick_collections, take
+from expertile.lab.tune import Entrant, Machine, compile_all, entrants, measure, quick_collections, resumed, take
 from expertile.lab.tune_problems import design
 from expertile.lab.workloads import Workload
 from expertile.ops.grouped_mm.backend import Backend, config_dict
@@ -62,10 +61,7 @@ def verify(
     if not minutes > 0:
         raise ValueError(f"minutes: expected more than 0, got {minutes}")
     start = time.monotonic()
-    machine = Machine.current(seed, device=device)
-    old = [r for r in read(path) if same_machine(r.env, machine.env)] if resume and path.is_file() else []
-    if old:
-        machine = replace(machine, run_id=old[-1].run)
+    machine, old = resumed(Machine.current(seed, device=device), path if resume else None)
     finished = {r.workload for r in old}
     source = workloads if workloads is not None else _unseen(machine, seed)
     left = count - len(finished)

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from expertile.device import Device
 from expertile.ops.grouped_mm.backend import Backend
+from expertile.ops.grouped_mm.backends.torch_grouped import uses_kernel
 from expertile.ops.grouped_mm.problem import Layout, Problem
 from expertile.ragged import tiles_per_group
 
@@ -91,7 +92,7 @@ def synchronises(backend: Backend, problem: Problem, device: Device) -> bool:
         return False
     if backend.name == "torch_grouped":
         # PyTorch's fallback copies offs to the host even where the caller knows the sizes (ATen GroupedMMUtils.h).
-        return problem.dtype_key != "bf16" or device.capability is None or device.capability[0] not in (9, 10)
+        return not uses_kernel(problem, device)
     return backend.reads_offs_on_host and problem.group_sizes is None
 
 

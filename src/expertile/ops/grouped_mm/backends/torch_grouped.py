@@ -32,7 +32,7 @@ _GROUPED_MM = torch._grouped_mm
 _MAX_KERNEL_GROUPS = 1023  # "Can't process more than 1024 groups", GroupMM.cu: one thread per group in one block
 
 
-def _uses_kernel(problem: Problem, device: Device) -> bool:
+def uses_kernel(problem: Problem, device: Device) -> bool:
     """Whether PyTorch takes its grouped kernel rather than its loop."""
     return problem.dtype is torch.bfloat16 and device.capability is not None and device.capability[0] in (9, 10)
 
@@ -105,7 +105,7 @@ def _supports(problem: Problem, device: Device) -> str | None:
         return f"needs sm_80 or later, got {device.name}"
     if not problem.a_aligned or not problem.b_aligned:
         return f"{'b' if problem.a_aligned else 'a'}: base address must be a multiple of 16 bytes"
-    return _kernel_reason(problem) if _uses_kernel(problem, device) else None
+    return _kernel_reason(problem) if uses_kernel(problem, device) else None
 
 
 def _copy_used(problem: Problem, operands: Operands, result: torch.Tensor, out: torch.Tensor) -> None:
