@@ -1,7 +1,8 @@
 """Presets: named lists of workloads, each a source's exact shapes, dtypes and row distributions.
 
-`preset(name, **options)` builds one; `PRESETS` describes them; `workloads_for` builds several and passes each
-option to those that take it.
+`preset(name, **options)` builds one of grouped products, `PRESETS` describes them. `workloads_for` builds several,
+those of other operators (`lab/operators`) among them, and passes each option to those that take it; `ALL_PRESETS`
+describes them all.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from types import MappingProxyType
 from typing import Any
 
 from expertile.device import Device
-from expertile.lab import sweeps
+from expertile.lab import operators, sweeps
+from expertile.lab.arena import AnyWorkload
 from expertile.lab.ladder.workloads import ladder_workloads
 from expertile.lab.routing import Draw, Routing, draw, parse_routing
 from expertile.lab.workloads import Workload, ragged_m, wgrad
@@ -121,7 +123,7 @@ def _anchors(seed: int = 0) -> list[Workload]:
     forward = (  # name, groups, rows, K, N, routing, top-k
         ("moe-ffn-up", 8, 16384, 4096, 14336, "uneven(0.15)", 1),
         ("mixtral-zipf", 8, 16384, 4096, 14336, "zipf(1)", 1),
-        ("mixtral-small", 8, 2048, 4096, 14336, "balanced", 1),
+        ("mixtral-small", 8, 2048, 4096, 14336, "uniform", 2),
         ("g128-gate-up", 128, 262144, 4096, 2048, "uniform", 8),
         ("g128-down", 128, 262144, 1024, 4096, "uniform", 8),
         ("g64-up", 64, 65536, 4096, 11008, "uniform", 8),
@@ -240,8 +242,13 @@ PRESETS: Mapping[str, str] = MappingProxyType(
 )
 
 
+ALL_PRESETS: Mapping[str, str] = MappingProxyType({**PRESETS, **operators.PRESETS})
+
+
 def preset_options(name: str) -> tuple[str, ...]:
     """The options that preset `name` takes. ValueError for an unknown preset."""
+    if name in operators.PRESETS:
+        return ()
     return tuple(inspect.signature(_builder(name)).parameters)
 
 
@@ -259,8 +266,8 @@ def preset(name: str, **options: Any) -> tuple[Workload, ...]:
     return tuple(builder(**{k: v for k, v in options.items() if v is not None}))
 
 
-def workloads_for(names: Sequence[str], **options: Any) -> tuple[Workload, ...]:
-    """The workloads of several presets; each option goes to the presets that take it.
+def workloads_for(names: Sequence[str], **options: Any) -> tuple[AnyWorkload, ...]:
+    """The workloads of several of `ALL_PRESETS`; each option goes to the presets that take it.
 
     Raises ValueError for an option that none of them takes.
     """
@@ -272,9 +279,13 @@ def workloads_for(names: Sequence[str], **options: Any) -> tuple[Workload, ...]:
                 f"{option}: expected a preset that takes this option ({', '.join(takers) or 'none does'}), "
                 f"got {', '.join(names)}"
             )
-    return tuple(
-        w for name in names for w in preset(name, **{k: v for k, v in given.items() if k in preset_options(name)})
-    )
+    found: list[AnyWorkload] = []
+    for name in names:
+        if name in operators.PRESETS:
+            found += operators.presets()[name]()
+        else:
+            found += preset(name, **{k: v for k, v in given.items() if k in preset_options(name)})
+    return tuple(found)
 
 
 def default_preset(device: Device) -> tuple[str, ...]:
@@ -290,5 +301,5 @@ def default_preset(device: Device) -> tuple[str, ...]:
 
 def _builder(name: str) -> Callable[..., list[Workload]]:
     if name not in _BUILDERS:
-        raise ValueError(f"preset: expected one of {', '.join(_BUILDERS)}, got {name!r}")
+        raise ValueError(f"preset: expected one of {', '.join(ALL_PRESETS)}, got {name!r}")
     return _BUILDERS[name]

@@ -31,7 +31,9 @@ SMALL = {
     "split, short steps": Config(128, 64, 32, 5, "split", 2, 1, 1, lag=2),
     "cooperative": Config(128, 64, 64, 2, "cooperative", 2, 1, 1),
     "cooperative, 64 rows": Config(64, 128, 64, 4, "cooperative", 3, 2, 2),
+    "split, buffers in turn": Config(128, 64, 64, 2, "split", 2, 1, 2),
     "pingpong": Config(128, 64, 64, 3, "pingpong", 2, 1, 1),
+    "pingpong, buffers in turn": Config(128, 64, 64, 2, "pingpong", 2, 1, 2),
     "pingpong, 64 rows": Config(64, 128, 64, 2, "pingpong", 2, 2, 1),
 }
 
@@ -109,8 +111,8 @@ MUTANTS = {
         "range(0, k_len, p.BLOCK_K):\n            mbarrier.wait(p.empty",
     ),
     "a tile is stored where the next one belongs": (
-        "_store(p, acc, g, row, row_end, col, 0, mma_layout)",
-        "_store(p, acc, g, next_row, row_end, col, 0, mma_layout)",
+        "_store(p, acc, g, row, row_end, col, tile, 0, mma_layout)",
+        "_store(p, acc, g, next_row, row_end, col, tile, 0, mma_layout)",
     ),
     "the turn is not handed over": (
         "        mbarrier.arrive(p.turn.index(1 - WHO), count=1)\n",
@@ -123,6 +125,10 @@ MUTANTS = {
     "a store's buffer is reused at once": (
         "tma.store_wait(p.C_SLOTS - 1)",
         "tma.store_wait(8)",
+    ),
+    "the buffers are not used in turn": (
+        "(tile * p.C_PARTS + s) % p.C_SLOTS",
+        "s % p.C_SLOTS",
     ),
     "the accumulator is read early": (
         "    acc = warpgroup_mma_wait(0, (acc,))\n",

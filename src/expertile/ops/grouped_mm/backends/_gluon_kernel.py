@@ -155,8 +155,9 @@ def _halves(x, PARTS: gl.constexpr):
 
 
 @gluon.jit
-def _store(p, acc, g, row, row_end, col, WHO: gl.constexpr, mma_layout: gl.constexpr):
-    """Accumulators -> shared memory -> TMA, in C_PARTS pieces through C_SLOTS buffers.
+def _store(p, acc, g, row, row_end, col, tile, WHO: gl.constexpr, mma_layout: gl.constexpr):
+    """Accumulators -> shared memory -> TMA, in C_PARTS pieces through C_SLOTS buffers, used in turn; `tile` counts this
+    consumer's tiles.
 
     Nothing waits for the last stores here: a buffer is waited for when it is needed again, one tile later.
     """
@@ -167,7 +168,7 @@ def _store(p, acc, g, row, row_end, col, WHO: gl.constexpr, mma_layout: gl.const
     PART_N: gl.constexpr = p.BLOCK_N // p.C_PARTS
     pieces = _halves(acc, p.C_PARTS)
     for s in gl.static_range(p.C_PARTS):
-        buf = p.c_smem.index(WHO * p.C_SLOTS + s % p.C_SLOTS)
+        buf = p.c_smem.index(WHO * p.C_SLOTS + (tile * p.C_PARTS + s) % p.C_SLOTS)
         tma.store_wait(p.C_SLOTS - 1)
         buf.reshape([p.ROWS, PART_N]).store(pieces[s].to(p.c_desc.dtype))
         fence_async_shared()
@@ -183,6 +184,7 @@ def _store(p, acc, g, row, row_end, col, WHO: gl.constexpr, mma_layout: gl.const
 def _consumer_split(p, mma_layout: gl.constexpr, WHO: gl.constexpr):
     plan = make_plan(p)
     step = 0
+    tile = 0
     g, row, row_end, col, _k0, k_len = locate(p, plan, gl.program_id(0))
     for t in range(gl.program_id(0), plan.total, gl.num_programs(0)):
         after = t + gl.num_programs(0)
@@ -191,7 +193,8 @@ def _consumer_split(p, mma_layout: gl.constexpr, WHO: gl.constexpr):
             acc, next_g, next_row, next_row_end, next_col, next_k_len = _multiply(
                 p, plan, step, k_len, after, 0, mma_layout
             )
-            _store(p, acc, g, row, row_end, col, 0, mma_layout)
+            _store(p, acc, g, row, row_end, col, tile, 0, mma_layout)
+            tile += 1
         else:
             # The late start that puts one consumer's stores beside the other's products. It lasts: whoever stores
             # leaves the tensor cores to the other, and so falls behind again by just that much.
@@ -201,7 +204,8 @@ def _consumer_split(p, mma_layout: gl.constexpr, WHO: gl.constexpr):
                 acc, next_g, next_row, next_row_end, next_col, next_k_len = _multiply(
                     p, plan, step, k_len, after, 1, mma_layout
                 )
-                _store(p, acc, g, row + p.ROWS, row_end, col, 1, mma_layout)
+                _store(p, acc, g, row + p.ROWS, row_end, col, tile, 1, mma_layout)
+                tile += 1
             else:
                 _skip(p, step, k_len)
                 next_g, next_row, next_row_end, next_col, _k0, next_k_len = locate(p, plan, after)
@@ -230,7 +234,7 @@ def _consumer_pingpong(p, mma_layout: gl.constexpr, WHO: gl.constexpr):
             p, plan, step, k_len, t + 2 * gl.num_programs(0), 0, mma_layout
         )
         mbarrier.arrive(p.turn.index(1 - WHO), count=1)
-        _store(p, acc, g, row, row_end, col, WHO, mma_layout)
+        _store(p, acc, g, row, row_end, col, tile, WHO, mma_layout)
         step += _steps(p, k_len) + _steps(p, _k_length(p, plan, t + gl.num_programs(0)))
         tile += 1
         g = next_g

@@ -133,6 +133,8 @@ _COOPERATIVE = Config(mode="cooperative", num_stages=4, store_parts=2)
 _LOW = Config(mode="pingpong", block_m=64, num_stages=4)
 _DECODE = Config(mode="cooperative", block_m=64, block_n=128, block_k=128, num_stages=4)
 
+_STORING = Config(mode="pingpong", block_n=128, num_stages=3, store_slots=2, group_m=8)
+
 # Each wins some problem.
 _BANDED = Config(mode="pingpong", block_n=128, num_stages=5, group_m=8)
 _CANDIDATES = (
@@ -141,6 +143,7 @@ _CANDIDATES = (
     _COOPERATIVE,
     _LOW,
     _DECODE,
+    _STORING,
     Config(num_stages=4, store_parts=2, group_m=8),
     _BANDED,
     Config(block_n=128, num_stages=6),
@@ -154,15 +157,18 @@ def _default(problem: Problem, device: Device) -> Config:
     tiles_per_group = math.ceil(rows / 128) * math.ceil(p.n / 256)
     if p.layout is Layout.RAGGED_K:
         if p.mean_group <= 128:
-            return _LOW  # little but stores: two tiles at a time, neither waiting for the other's
+            # Little but stores: two tiles at a time, and two buffers for each of them to leave from.
+            return _STORING
         # Groups differ in work; only groups of many tiles spread evenly over the processors.
         return _PINGPONG if tiles_per_group < device.sm_count else _SPLIT
     if rows <= 48:
         return _DECODE
     if rows <= 400:
         return _LOW
-    if p.groups * tiles_per_group <= device.sm_count:
-        return _COOPERATIVE  # one tile each: nothing to overlap a store with
+    if p.groups * math.ceil(rows / 128) * math.ceil(p.n / 128) <= 2 * device.sm_count:
+        # H200, 2026-11-21: 4 groups of 512³ 109 TFLOP/s against 78 with one 128x256 tile each; 16 x 512 uneven rows 246
+        # against 206, though 264 against 285 when all groups are equal.
+        return _DECODE
     # H200, 2026-11-21, 128 groups of 2048 rows, 4096 -> 2048: 660 TFLOP/s in bands of 8 row tiles, 562 in bands of 16;
     # with K = 1024 the sixth stage is worth more (631 against 620).
     return _BANDED if p.k >= 2048 else _PINGPONG
