@@ -115,8 +115,8 @@ MUTANTS = {
         "_store(p, acc, g, next_row, row_end, col, tile, 0, mma_layout)",
     ),
     "the turn is not handed over": (
-        "        mbarrier.arrive(p.turn.index(1 - WHO), count=1)\n",
-        "",
+        "        mbarrier.arrive(p.turn.index(NEXT), count=1)\n",
+        "        pass\n",
     ),
     "one row too many is stored": (
         "_WRAP - (row_end - row), col",

@@ -110,8 +110,13 @@ def _steps(p, k_len):
 
 
 @gluon.jit
-def _multiply(p, plan, step, k_len, after, PART: gl.constexpr, mma_layout: gl.constexpr):
-    """One tile's K loop, from the ring's step number `step`, and where tile number `after` is."""
+def _multiply(p, plan, step, k_len, after, PART: gl.constexpr, NEXT: gl.constexpr, mma_layout: gl.constexpr):
+    """One tile's K loop, from the ring's step number `step`, and where tile number `after` is.
+
+    NEXT: the consumer whose turn it is afterwards, None if nobody waits for one. It is told when the last products are
+    queued, not when they are done, so that its own are there when the tensor cores come free; no earlier, because the
+    phases of `full` that it waits for are only unambiguous once this tile's have all been seen.
+    """
     i = step % p.STAGES
     phase = (step // p.STAGES) & 1
     acc = gl.zeros((p.ROWS, p.BLOCK_N), gl.float32, mma_layout)
@@ -126,6 +131,8 @@ def _multiply(p, plan, step, k_len, after, PART: gl.constexpr, mma_layout: gl.co
         # The batch before this one is done, so its stage is free. (Computed, not carried as `previous = i`: Triton 3.6
         # drops a loop-carried name that starts as an alias of another.)
         mbarrier.arrive(p.empty.index(gl.where(i == 0, p.STAGES - 1, i - 1)), count=1)
+    if NEXT is not None:
+        mbarrier.arrive(p.turn.index(NEXT), count=1)
     acc = warpgroup_mma_wait(0, (acc,))
     mbarrier.arrive(p.empty.index(i), count=1)
     return acc, g, row, row_end, col, next_k_len
@@ -191,7 +198,7 @@ def _consumer_split(p, mma_layout: gl.constexpr, WHO: gl.constexpr):
         steps = _steps(p, k_len)
         if WHO == 0:
             acc, next_g, next_row, next_row_end, next_col, next_k_len = _multiply(
-                p, plan, step, k_len, after, 0, mma_layout
+                p, plan, step, k_len, after, 0, None, mma_layout
             )
             _store(p, acc, g, row, row_end, col, tile, 0, mma_layout)
             tile += 1
@@ -202,7 +209,7 @@ def _consumer_split(p, mma_layout: gl.constexpr, WHO: gl.constexpr):
             mbarrier.wait(p.full.index(p.LAG), 0, pred=late)
             if row + p.ROWS < row_end:
                 acc, next_g, next_row, next_row_end, next_col, next_k_len = _multiply(
-                    p, plan, step, k_len, after, 1, mma_layout
+                    p, plan, step, k_len, after, 1, None, mma_layout
                 )
                 _store(p, acc, g, row + p.ROWS, row_end, col, tile, 1, mma_layout)
                 tile += 1
@@ -231,9 +238,8 @@ def _consumer_pingpong(p, mma_layout: gl.constexpr, WHO: gl.constexpr):
     for t in range(first, plan.total, 2 * gl.num_programs(0)):
         mbarrier.wait(p.turn.index(WHO), (tile & 1) ^ (1 - WHO))
         acc, next_g, next_row, next_row_end, next_col, next_k_len = _multiply(
-            p, plan, step, k_len, t + 2 * gl.num_programs(0), 0, mma_layout
+            p, plan, step, k_len, t + 2 * gl.num_programs(0), 0, 1 - WHO, mma_layout
         )
-        mbarrier.arrive(p.turn.index(1 - WHO), count=1)
         _store(p, acc, g, row, row_end, col, tile, WHO, mma_layout)
         step += _steps(p, k_len) + _steps(p, _k_length(p, plan, t + gl.num_programs(0)))
         tile += 1

@@ -136,7 +136,7 @@ _DECODE = Config(mode="cooperative", block_m=64, block_n=128, block_k=128, num_s
 _STORING = Config(mode="pingpong", block_n=128, num_stages=3, store_slots=2, group_m=8)
 
 # Each wins some problem.
-_BANDED = Config(mode="pingpong", block_n=128, num_stages=5, group_m=8)
+_BANDED = Config(mode="pingpong", block_n=128, num_stages=6, store_parts=2, group_m=8)
 _CANDIDATES = (
     _PINGPONG,
     _SPLIT,
