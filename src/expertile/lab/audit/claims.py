@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
+from expertile.device import Device
+from expertile.lab.audit import vocabulary
 from expertile.lab.audit.columns import MEASURED, Column, TypedTable
 from expertile.lab.audit.quantities import Quantity, find_quantities
 from expertile.lab.audit.report import GPU_KEY, Place, Report
 
 _BREAK = re.compile(r"[,;|()→]|\s[-–—]\s|\bvs\b|\band\b|\.\s")
 _GPU_NAME = re.compile(r"(?:\b[AHLVBT]\d{2,3}|\bRTX \w+|\bGB\d{3}|\bSXM\d?|\bPCIe|\bNVL)[ -]?\(?$", re.I)
+_SIDE_BREAK = re.compile(r",(?!\d)|[;|→]|\s[-–—]\s|\b(?:vs|and|while|but)\b|\.\s")
+_COMPARED = re.compile(r"\b(?:than|over|against|versus|compared|relative)\b", re.I)
+_PROSE = 160  # characters: a longer line may go on to speak of another GPU in any place
 _SENTENCE_END = re.compile(r"(?<=[.!?;])\s+(?=[\"'(*A-Z])")
 _NOT_A_RUN = re.compile(
     r"overhead|launch|sav(?:ed|es|ing)|\bstd\b|stdev|±|jitter|compil|warm-?\s?up|set-?up|\bload(?:ing)?\b|startup"
@@ -100,7 +106,9 @@ def claims(report: Report) -> list[Claim]:
     for s in report.doc.statements:
         if s.kind in ("code", "shell"):
             continue
-        for quantity in find_quantities(s.text):
+        quantities = find_quantities(s.text)
+        sides = _sides(s.text, quantities)
+        for quantity in quantities:
             if quantity.kind == "bytes" and _GPU_NAME.search(s.text[: quantity.start]):
                 continue  # "A100 40GB" is a name
             words = _clause(s.text, quantity)
@@ -110,10 +118,31 @@ def claims(report: Report) -> list[Claim]:
             limit = limit and quantity.kind in ("flop_rate", "byte_rate")
             anchor = (s.line, quantity.start)
             start, end = _sentence(s.text, quantity)
-            found.append(
-                Claim(report.place(s), quantity, s.text.strip(), words, anchor, None, s.text[start:end], start, limit)
-            )
+            gpu = next((gpu for first, last, gpu in sides if first <= quantity.start < last), None)
+            place = replace(report.place(s), gpu=gpu)
+            found.append(Claim(place, quantity, s.text.strip(), words, anchor, None, s.text[start:end], start, limit))
     return sorted(found, key=lambda c: c.anchor)
+
+
+def _sides(text: str, quantities: Sequence[Quantity]) -> list[tuple[int, int, Device]]:
+    """(start, end, GPU) of the clauses of a line such as "H100: 700 TFLOP/s, A100: 250 TFLOP/s".
+
+    None if the line names fewer than two GPUs, is long, compares them in words, or names one away from any figure:
+    "H100 and A100: 700 TFLOP/s and 250 TFLOP/s" takes a reader to sort out."""
+    known, unknown = vocabulary.devices(text)
+    if len(text) > _PROSE or len(known) + len(unknown) < 2 or _COMPARED.search(text):
+        return []
+    figures = [q.start for q in quantities if q.kind in ("time", "flop_rate", "byte_rate")]
+    ends = [m.end() for m in _SIDE_BREAK.finditer(text)]
+    found = []
+    for start, end in zip([0, *ends], [*ends, len(text)], strict=True):
+        known, unknown = vocabulary.devices(text[start:end])
+        if not known and not unknown:
+            continue
+        if len(known) + len(unknown) > 1 or not any(start <= at < end for at in figures):
+            return []
+        found += [(start, end, gpu) for gpu in known]
+    return found
 
 
 def _sentence(text: str, quantity: Quantity) -> tuple[int, int]:

@@ -55,6 +55,7 @@ class Place:
     table: int | None = None
     row: int | None = None
     column: int | None = None
+    gpu: Device | None = None  # the one that the figure's own clause names, on a line of several
 
 
 @dataclass(frozen=True)
@@ -292,6 +293,8 @@ class Report:
         return self._once("devices", place, self._devices)
 
     def _devices(self, place: Place) -> tuple[list[Device], str]:
+        if place.gpu is not None:
+            return [place.gpu], ""
         texts: list[str] = []
         if place.table is not None and place.row is not None:
             t = self.tables[place.table].table

@@ -1,4 +1,4 @@
-"""grouped_mm: the public call. Tensors -> Problem (checked once) -> choose -> backend.run."""
+"""grouped_mm: the public call. Tensors -> Problem -> choose (both once for shapes seen before) -> backend.run."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from expertile.ops.grouped_mm import op
 from expertile.ops.grouped_mm.autograd import GroupedMM
 from expertile.ops.grouped_mm.backend import Backend, Operands
 from expertile.ops.grouped_mm.backends import by_name
-from expertile.ops.grouped_mm.choose import Choice, choose
+from expertile.ops.grouped_mm.choose import Choice, choose, rounded
 from expertile.ops.grouped_mm.explain import Explanation, explain_problem
-from expertile.ops.grouped_mm.problem import Problem
+from expertile.ops.grouped_mm.problem import Problem, described, tf32_allowed
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
@@ -55,16 +55,16 @@ def grouped_mm(
     Raises:
         ValueError: naming the argument, what was expected and what came; or a backend's reason to refuse.
     """
-    for name, x in (("a", a), ("b", b)) if bias is None else (("a", a), ("b", b), ("bias", bias)):
-        if not isinstance(x, torch.Tensor):
-            raise ValueError(f"{name}: expected a torch.Tensor, got {type(x).__name__}")
-    if a.device.type != "meta" and torch.is_autocast_enabled(a.device.type):
+    if not (isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor)) or bias is not None:
+        _require_tensors(a=a, b=b, bias=bias)
+    kind = "cuda" if a.is_cuda else a.device.type
+    if kind != "meta" and torch.is_autocast_enabled(kind):
         a, b, bias = _autocast(a, b, bias)
     if torch.compiler.is_compiling() or type(a) not in _PLAIN:
         if config is not None or check:
             raise ValueError("config, check: expected None and False under torch.compile, got other values")
         return torch.ops.expertile.grouped_mm(a, b, offs, bias, out_dtype, backend)
-    if check:
+    if check and kind == "cuda":  # on a CPU the values of offs are always checked
         Problem.from_tensors(a, b, offs, bias, out_dtype, check=True)
     product = _forward if backend == "auto" and config is None else partial(_forward, backend=backend, config=config)
     if torch.is_grad_enabled() and (a.requires_grad or b.requires_grad or (bias is not None and bias.requires_grad)):
@@ -86,6 +86,12 @@ def explain(
     """
     problem = Problem.from_tensors(a, b, offs, bias, out_dtype, check=True)
     return explain_problem(problem, _device(a.device.type, a.device.index))
+
+
+def _require_tensors(**arguments: Any) -> None:
+    for name, x in arguments.items():
+        if not isinstance(x, torch.Tensor) and (x is not None or name != "bias"):
+            raise ValueError(f"{name}: expected a torch.Tensor, got {type(x).__name__}")
 
 
 def _autocast(
@@ -116,7 +122,7 @@ def select(problem: Problem, device: Device, backend: str, config: Any) -> tuple
     reason = chosen.supports(problem, device)
     if reason is not None:
         raise ValueError(f"backend: {backend} cannot take this problem: {reason}")
-    default = chosen.configs(problem, device)[0]
+    default = chosen.configs(rounded(problem), device)[0]  # working configs out takes longer than a call
     if config is not None and type(config) is not type(default):
         raise ValueError(f"config: expected a {type(default).__name__} of backend {backend}, got {config!r}")
     return chosen, default if config is None else config
@@ -132,9 +138,27 @@ def _forward(
     backend: str = "auto",
     config: Any = None,
 ) -> torch.Tensor:
-    problem = Problem.from_tensors(a, b, offs, bias, out_dtype)
-    chosen, config = select(problem, _device(a.device.type, a.device.index), backend, config)
+    if config is None and (offs is None or getattr(offs, "is_cuda", False)):
+        problem, chosen, config = _planned(
+            described(a), described(b), described(offs), described(bias), out_dtype,
+            a.dtype is torch.float32 and tf32_allowed(), a.device, backend,
+        )  # fmt: skip
+    else:  # the values of offs are part of the problem, or somebody tries a config
+        problem = Problem.from_tensors(a, b, offs, bias, out_dtype)
+        chosen, config = select(problem, _device(a.device.type, a.device.index), backend, config)
+    if offs is not None and not offs.is_contiguous():
+        offs = offs.contiguous()
     return chosen.run(problem, Operands(a, b, offs, bias), config, None)
+
+
+@lru_cache(maxsize=4096)
+def _planned(
+    a: tuple[Any, ...] | None, b: tuple[Any, ...] | None, offs: tuple[Any, ...] | None, bias: tuple[Any, ...] | None,
+    out_dtype: torch.dtype | None, allow_tf32: bool, device: torch.device, backend: str,
+) -> tuple[Problem, Backend, Any]:  # fmt: skip
+    """Problem, backend and config for tensors that are `described` so, whatever their values."""
+    problem = Problem.from_descriptions(a, b, offs, bias, out_dtype, allow_tf32)
+    return problem, *select(problem, _device(device.type, device.index), backend, None)
 
 
 op.install(_forward)

@@ -51,7 +51,7 @@ def choose(
     time) or "eager" (launch included). A GPU without measurements, or a problem far from all of them, is warned of
     once per process, unless `quiet`. Raises ValueError with every backend's reason when none supports the problem.
     """
-    return _choose(_rounded(problem), device, backends, policy, quiet)
+    return _choose(rounded(problem), device, backends, policy, quiet)
 
 
 @lru_cache(maxsize=4096)
@@ -149,7 +149,7 @@ def _next(estimates: Sequence[Estimate], best: str, seconds: float) -> str:
     return f"; next best {name} at {second / seconds:.2f}×"
 
 
-def _rounded(problem: Problem) -> Problem:
+def rounded(problem: Problem) -> Problem:
     """`problem` with a ragged total that has no known sizes rounded up to one of eight steps per doubling."""
     total = problem.ragged_total
     if problem.group_sizes is not None or total <= 16 or problem.layout is Layout.RAGGED_N:

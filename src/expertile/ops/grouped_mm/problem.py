@@ -16,6 +16,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from functools import cached_property
+from typing import Any, NamedTuple
 
 import torch
 
@@ -36,6 +38,21 @@ class Layout(StrEnum):
 
 
 _BY_DIMS = {(2, 3): Layout.RAGGED_M, (2, 2): Layout.RAGGED_K, (3, 2): Layout.RAGGED_N, (3, 3): Layout.BATCHED}
+
+
+class Description(NamedTuple):
+    """What a `Problem` needs to know of a tensor."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+    aligned: bool  # base address a multiple of 16 bytes
+
+
+def described(x: torch.Tensor | None) -> tuple[Any, ...] | None:
+    """The fields of x's `Description`, as a tuple that is cheap to make at every call."""
+    return None if x is None else (x.shape, x.stride(), x.dtype, x.device, x.data_ptr() % 16 == 0)
 
 
 @dataclass(frozen=True)
@@ -64,7 +81,7 @@ class Problem:
         """The key of the matrix unit in `Device.peak_flops`."""
         return dtype_key(self.dtype, self.allow_tf32)
 
-    @property
+    @cached_property
     def out_shape(self) -> tuple[int, ...]:
         if self.layout in (Layout.RAGGED_M, Layout.RAGGED_N):
             return (self.m, self.n)
@@ -117,7 +134,33 @@ class Problem:
         Raises ValueError naming the argument, what was expected and what came. Values of `offs` are read (which
         synchronises with a GPU) only with `check=True`, or when `offs` lives on the CPU anyway.
         """
-        layout = _BY_DIMS.get((a.dim(), b.dim()))
+        if offs is not None and not isinstance(offs, torch.Tensor):
+            raise ValueError(f"offs: expected an int32 tensor, got {type(offs).__name__}")
+        problem = Problem.from_descriptions(
+            described(a), described(b), described(offs), described(bias), out_dtype,
+            a.dtype is torch.float32 and tf32_allowed(),
+        )  # fmt: skip
+        if offs is None or not (check or not offs.is_cuda):
+            return problem
+        sizes = sizes_from_offs(offs)
+        _check_offs_values(sizes, problem.ragged_total)
+        return problem.with_sizes(sizes)
+
+    @staticmethod
+    def from_descriptions(
+        a_fields: tuple[Any, ...] | None,
+        b_fields: tuple[Any, ...] | None,
+        offs_fields: tuple[Any, ...] | None = None,
+        bias_fields: tuple[Any, ...] | None = None,
+        out_dtype: torch.dtype | None = None,
+        allow_tf32: bool = False,
+    ) -> Problem:
+        """`from_tensors` of what is `described`, and so without the values of `offs`."""
+        assert a_fields is not None and b_fields is not None
+        a, b = Description(*a_fields), Description(*b_fields)
+        offs = None if offs_fields is None else Description(*offs_fields)
+        bias = None if bias_fields is None else Description(*bias_fields)
+        layout = _BY_DIMS.get((len(a.shape), len(b.shape)))
         if layout is None:
             raise ValueError(f"a, b: expected 2 or 3 dimensions each, got a {list(a.shape)} and b {list(b.shape)}")
         if a.dtype not in DTYPES:
@@ -129,23 +172,17 @@ class Problem:
         out_dtype = a.dtype if out_dtype is None else out_dtype
         if out_dtype not in DTYPES:
             raise ValueError(f"out_dtype: expected {_names(DTYPES)}, got {out_dtype}")
-        a_shape, b_shape = a.shape, b.shape
-        m, k, n = a_shape[-2], a_shape[-1], b_shape[-1]
-        if b_shape[-2] != k:
-            raise ValueError(f"b: expected {k} rows (a's last dimension), got {b_shape[-2]} in shape {list(b_shape)}")
-        if layout is Layout.BATCHED and a_shape[0] != b_shape[0]:
-            raise ValueError(f"b: expected {a_shape[0]} groups as a has, got {b_shape[0]} in shape {list(b_shape)}")
+        m, k, n = a.shape[-2], a.shape[-1], b.shape[-1]
+        if b.shape[-2] != k:
+            raise ValueError(f"b: expected {k} rows (a's last dimension), got {b.shape[-2]} in shape {list(b.shape)}")
+        if layout is Layout.BATCHED and a.shape[0] != b.shape[0]:
+            raise ValueError(f"b: expected {a.shape[0]} groups as a has, got {b.shape[0]} in shape {list(b.shape)}")
         groups = _groups(layout, a, b, offs)
         if bias is not None:
             _check_bias(layout, bias, groups, n, a)
-        sizes = None
-        if offs is not None and (check or not offs.is_cuda):
-            sizes = sizes_from_offs(offs)
-            _check_offs_values(sizes, {Layout.RAGGED_M: m, Layout.RAGGED_K: k}.get(layout, n))
         return Problem(
-            layout, groups, m, n, k, a.dtype, out_dtype, a.stride(), b.stride(),
-            a.data_ptr() % 16 == 0, b.data_ptr() % 16 == 0, bias is not None, a.device.type, sizes,
-            a.dtype is torch.float32 and tf32_allowed(),
+            layout, groups, m, n, k, a.dtype, out_dtype, a.strides, b.strides, a.aligned, b.aligned, bias is not None,
+            a.device.type, None, allow_tf32,
         )  # fmt: skip
 
 
@@ -161,7 +198,7 @@ def _names(dtypes: Sequence[torch.dtype]) -> str:
     return " or ".join(str(d) for d in dtypes)
 
 
-def _groups(layout: Layout, a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor | None) -> int:
+def _groups(layout: Layout, a: Description, b: Description, offs: Description | None) -> int:
     """The number of groups, after `offs` has been checked against the operands."""
     if layout is Layout.BATCHED:
         if offs is not None:
@@ -172,11 +209,9 @@ def _groups(layout: Layout, a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor
             f"offs: expected an int32 tensor with the end of each group ({layout.value}: a {list(a.shape)}, "
             f"b {list(b.shape)}), got None"
         )
-    if not isinstance(offs, torch.Tensor):
-        raise ValueError(f"offs: expected an int32 tensor, got {type(offs).__name__}")
     if offs.dtype is not torch.int32:
         raise ValueError(f"offs: expected dtype torch.int32, got {offs.dtype}")
-    if offs.dim() != 1:
+    if len(offs.shape) != 1:
         raise ValueError(f"offs: expected 1 dimension, got shape {list(offs.shape)}")
     if offs.device != a.device:
         raise ValueError(f"offs: expected device {a.device} as a has, got {offs.device}")
@@ -191,7 +226,7 @@ def _groups(layout: Layout, a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor
     return groups
 
 
-def _check_bias(layout: Layout, bias: torch.Tensor, groups: int, n: int, a: torch.Tensor) -> None:
+def _check_bias(layout: Layout, bias: Description, groups: int, n: int, a: Description) -> None:
     if layout in (Layout.RAGGED_N, Layout.RAGGED_K):
         raise ValueError("bias: expected None unless a's rows are grouped (2-D x 3-D or 3-D x 3-D), got a tensor")
     if tuple(bias.shape) != (groups, n):

@@ -2,8 +2,8 @@
 
 import pytest
 
-from expertile.lab.audit import IMPOSSIBLE, NOT_CHECKABLE, POSSIBLE
-from tests.lab.audit.helpers import against, the
+from expertile.lab.audit import IMPOSSIBLE, NOT_CHECKABLE, POSSIBLE, audit
+from tests.lab.audit.helpers import accusations, against, the
 
 BLOCK = (
     "# Grouped GEMM on H100\n\n```\n- Num Experts: 8\n- Hidden Dim: 4096\n- FFN Dim: 14336\n- Total Tokens: 16384\n- "
@@ -88,3 +88,34 @@ def test_prose_may_speak_of_other_hardware():
         "few years from now, "
     )
     assert against(f"# H100\n\n{prose * 2}as rumoured.\n") == []
+
+
+@pytest.mark.parametrize(
+    ("line", "impossible"),
+    [
+        ("H100: 700 TFLOP/s, A100: 500 TFLOP/s", ["500 TFLOP/s"]),
+        ("500 TFLOP/s on an A100 and 700 TFLOP/s on an H100", ["500 TFLOP/s"]),
+        ("A100 (500 TFLOP/s) vs H100 (700 TFLOP/s)", ["500 TFLOP/s"]),
+        ("A100: 250 TFLOP/s; H100: 1,300 TFLOP/s", ["1300 TFLOP/s"]),
+        ("A100: 250 TFLOP/s, H100: 700 TFLOP/s", []),
+        # whose figure is whose takes a reader: the faster GPU's limit holds for all
+        ("A100 and H100: 500 TFLOP/s and 700 TFLOP/s", []),
+        ("H100 80GB and A100 80GB: 700 TFLOP/s and 250 TFLOP/s", []),
+        ("H100 is faster than A100 at 700 TFLOP/s", []),
+        ("H100: 250 TFLOP/s, 1.5x the A100, 700 TFLOP/s when tuned", []),
+        ("H100 and A100: 1400 TFLOP/s and 250 TFLOP/s", ["1400 TFLOP/s"]),
+    ],
+)
+def test_each_gpu_of_a_line_has_its_own_limits(line, impossible):
+    found = [f for f in accusations(audit(f"# bf16 GEMM\n\n- {line}\n")) if f.rule == "peak_compute"]
+    assert [f.explanation.split(" is ")[0] for f in found] == impossible
+
+
+def test_a_possible_time_shows_the_reading_that_makes_it_so():
+    # 4·B·H·S²·D of 4, 32, 4096, 128 in 0.8 ms is 1374 TFLOP/s, above an H100's peak; half of it, if causal, is not.
+    text = "# Attention on H100, bf16\n\nB=4 H=32 S=4096 D=128\n\n- forward {} ms\n"
+    finding = the(text.format("0.80"), "time_against_work")
+    assert finding.verdict == POSSIBLE and finding.value == pytest.approx(687.2, abs=0.1)
+    assert finding.explanation.startswith("4·4·32·4096²·128/2 (causal) = ")
+    assert "but 4·4·32·4096²·128 would be 1374 TFLOP/s, which is impossible" in finding.explanation
+    assert the(text.format("1.80"), "time_against_work").explanation.startswith("4·4·32·4096²·128 = ")

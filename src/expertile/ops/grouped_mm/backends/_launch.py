@@ -1,4 +1,4 @@
-"""Launching a compiled Triton kernel with TMA descriptors, without what Triton does anew for every call.
+"""Launching a compiled Triton kernel, with TMA descriptors or without, sparing what Triton does anew for every call.
 
 `kernel[grid](...)` binds and inspects every argument, makes a key of them, looks the kernel up and encodes every
 descriptor: 30 to 50 µs, of which the driver's launch is 2. Here the caller names the compiled kernel, and descriptors
@@ -11,7 +11,7 @@ driver.py) and private to it: for another version `prepare` returns None and the
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -50,7 +50,7 @@ def _encode(tensor: Tensor, address: int) -> tuple[Any, ...]:
 
 @dataclass(frozen=True, eq=False)
 class Compiled:
-    """A compiled kernel, ready for one device. `constants` fills the slots of the compile-time parameters."""
+    """A compiled kernel, ready for one device."""
 
     launch: Callable[..., None]
     function: int
@@ -68,7 +68,7 @@ class Compiled:
         )  # fmt: skip
 
     def __call__(
-        self, device: int, programs: int, tensors: tuple[tuple[Tensor, int], ...], rest: tuple[Any, ...]
+        self, device: int, programs: int, tensors: Iterable[tuple[Tensor, Any]], rest: tuple[Any, ...]
     ) -> None:
         """Queue the kernel on `device`'s current stream.
 
@@ -92,20 +92,17 @@ def prepare(kernel: Any) -> Compiled | None:
     if launcher.global_scratch_size or launcher.profile_scratch_size:
         return None
     # `launch` is the generated C function; with descriptors, a Python closure around it that encodes them.
-    closure = getattr(launcher.launch, "__closure__", None)
-    if closure is None:
-        raw = launcher.launch
-    else:
-        names = launcher.launch.__code__.co_freevars
-        raw = closure[names.index("launcher")].cell_contents
+    raw, boxes = launcher.launch, tuple(kernel.metadata.tensordesc_meta or ())
+    closure = getattr(raw, "__closure__", None)
+    if (closure is None) == bool(boxes):
+        return None  # descriptors that this GPU is handed in another form
+    if closure is not None:
+        raw = closure[raw.__code__.co_freevars.index("launcher")].cell_contents
     fixed = (
         launcher.launch_cooperative_grid, launcher.launch_pdl, None, None, kernel.packed_metadata, None, None, None,
     )  # fmt: skip
     active = driver.active
-    return Compiled(
-        raw, kernel.function, fixed, tuple(kernel.metadata.tensordesc_meta or ()), active.get_current_stream,
-        active.get_current_device,
-    )  # fmt: skip
+    return Compiled(raw, kernel.function, fixed, boxes, active.get_current_stream, active.get_current_device)
 
 
 def hooked() -> bool:

@@ -5,7 +5,8 @@ Every program works out the plan for itself from `offs` [G] int32 on the device:
 in the ragged dimension, prefix-summed in registers. Nothing is read back by the host, so a CUDA graph may be replayed
 with other offs.
 Inside a group, panels of GROUP_M tile rows are walked column by column, so that the programs of one wave read a
-near-square part of a and b and find the rest in L2.
+near-square part of a and b and find the rest in L2. That height is an argument of the kernels, not a constant: it
+follows from the sizes, and sizes that change from call to call must not compile anything.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ def group_range(offs_ptr, group):
 
 
 @triton.jit
-def raster(tile, tiles_m, tiles_n, GROUP_M: tl.constexpr):
+def raster(tile, tiles_m, tiles_n, GROUP_M):
     """(tile row, tile column) of the tile-th tile of one group, in panels of GROUP_M tile rows."""
     panel = GROUP_M * tiles_n
     first = tile // panel * GROUP_M
@@ -79,8 +80,8 @@ def count_tiles(
 
 @triton.jit
 def locate_tile(
-    tile, ends, offs_ptr, M, N, K,
-    RAGGED: tl.constexpr, GROUPS_P2: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GROUP_M: tl.constexpr,
+    tile, ends, offs_ptr, M, N, K, GROUP_M,
+    RAGGED: tl.constexpr, GROUPS_P2: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """(group, first row, end of the group's rows, first column, end of its columns, first summand, number of summands).
 
@@ -121,12 +122,29 @@ def program_count(device: torch.device, tiles_at_most: int, blocks_per_sm: int =
 @lru_cache(maxsize=4096)
 def tiles_bound(ragged: str, groups: int, m: int, n: int, block_m: int, block_n: int) -> int:
     """The most tiles a problem can have, whatever its offs: ceil(total / block) + groups in the ragged dimension."""
-    across_m, across_n = triton.cdiv(m, block_m), triton.cdiv(n, block_n)
+    across_m, across_n = -(-m // block_m), -(-n // block_n)
     if ragged == "m":
         return (across_m + groups) * across_n
     if ragged == "n":
         return across_m * (across_n + groups)
     return groups * across_m * across_n
+
+
+def sizes_read(problem: Problem) -> tuple[int, int, int]:
+    """The kernels' M, N, K: the ragged one, which they take from `offs`, is 0, lest its alignment chose the code."""
+    ragged = RAGGED[problem.layout]
+    return (
+        0 if ragged == "m" else problem.m,
+        0 if ragged == "n" else problem.n,
+        0 if ragged == "k" else problem.k,
+    )
+
+
+def groups_p2(problem: Problem) -> int:
+    """GROUPS_P2, the power of two that the groups' plan is padded to; 32 where no kernel makes one."""
+    if problem.layout not in (Layout.RAGGED_M, Layout.RAGGED_N):
+        return 32
+    return max(32, 1 << (problem.groups - 1).bit_length())
 
 
 def current_device(device: torch.device) -> AbstractContextManager[object]:

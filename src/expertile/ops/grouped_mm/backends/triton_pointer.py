@@ -28,17 +28,18 @@ import triton
 import triton.language as tl
 
 from expertile.device import Device
-from expertile.ops.grouped_mm.backend import Backend, Operands, new_out
+from expertile.ops.grouped_mm.backend import Backend, Operands
 from expertile.ops.grouped_mm.backends._persistent import (
     RAGGED,
     best_group_m,
     count_tiles,
-    current_device,
+    groups_p2,
     locate_tile,
     mean_tile_extents,
-    program_count,
+    sizes_read,
     tiles_bound,
 )
+from expertile.ops.grouped_mm.backends._triton_launch import Plan, Pointer, make_plan
 from expertile.ops.grouped_mm.problem import Layout, Problem
 
 
@@ -55,19 +56,18 @@ class Config:
     blocks_per_sm: int = 1
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["groups", "GROUP_M"])
 def _pointer_kernel(
     a_ptr, b_ptr, out_ptr, offs_ptr, bias_ptr, M, N, K, groups,
     a_stride_g, a_stride_m, a_stride_k, b_stride_g, b_stride_k, b_stride_n, out_stride_g, out_stride_m, out_stride_n,
-    bias_stride_g, bias_stride_n,
+    bias_stride_g, bias_stride_n, GROUP_M,
     RAGGED: tl.constexpr, HAS_BIAS: tl.constexpr, EVEN_K: tl.constexpr, PRECISION: tl.constexpr,
     OFFSET: tl.constexpr, GROUPS_P2: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-    GROUP_M: tl.constexpr,
 ):  # fmt: skip
     total, ends = count_tiles(offs_ptr, M, N, groups, RAGGED, GROUPS_P2, BLOCK_M, BLOCK_N)
     for tile in range(tl.program_id(0), total, tl.num_programs(0)):
         group, row, row_end, col, col_end, k_start, k_length = locate_tile(
-            tile, ends, offs_ptr, M, N, K, RAGGED, GROUPS_P2, BLOCK_M, BLOCK_N, GROUP_M
+            tile, ends, offs_ptr, M, N, K, GROUP_M, RAGGED, GROUPS_P2, BLOCK_M, BLOCK_N
         )
         # A tile's corner may lie more than 2^31 elements in; inside the tile OFFSET is as wide as it must be.
         group_64, row_64, col_64 = group.to(tl.int64), row.to(tl.int64), col.to(tl.int64)
@@ -107,41 +107,71 @@ def _with_group(strides: tuple[int, ...]) -> tuple[int, ...]:
     return (0, *strides) if len(strides) == 2 else strides
 
 
-def run(problem: Problem, operands: Operands, config: Config, out: torch.Tensor | None = None) -> torch.Tensor:
-    """Launch the kernel on the current stream; `out` (any strides) is written in place if given."""
-    out = new_out(problem, operands, out)
+@lru_cache(maxsize=1024)
+def _plan(
+    problem: Problem, config: Config, out_strides: tuple[int, ...], aligned: tuple[bool, bool, bool, bool],
+    bias: tuple[torch.dtype, bool, tuple[int, ...]] | None, device: int,
+) -> Plan:  # fmt: skip
+    """The launch on GPU `device` for an output of those strides, a, b, out and offs `aligned` or not to 16 bytes, and a
+    bias of (dtype, aligned, strides)."""
     ragged = RAGGED[problem.layout]
-    m, n, k, groups = problem.m, problem.n, problem.k, problem.groups
-    if groups == 0 or m == 0 or n == 0:
-        return out
     block_m, block_n, block_k = config.block_m, config.block_n, config.block_k
-    a_strides, b_strides, out_strides = map(_with_group, (problem.a_strides, problem.b_strides, out.stride()))
+    a_strides, b_strides, out_strides = map(_with_group, (problem.a_strides, problem.b_strides, out_strides))
     reach = max(
         block_m * a_strides[1] + block_k * a_strides[2],
         block_k * b_strides[1] + block_n * b_strides[2],
         block_m * out_strides[1] + block_n * out_strides[2],
     )
-    bias = operands.bias
-    bias_strides = bias.stride() if bias is not None else (0, 0)
-    device = operands.a.device
-    programs = program_count(device, tiles_bound(ragged, groups, m, n, block_m, block_n), config.blocks_per_sm)
-    with current_device(device):
-        _pointer_kernel[(programs,)](
-            operands.a, operands.b, out, operands.offs, bias, m, n, k, groups,
-            *a_strides, *b_strides, *out_strides, *bias_strides,
-            RAGGED=ragged,
-            HAS_BIAS=bias is not None,
-            EVEN_K=ragged != "k" and k % block_k == 0,
-            PRECISION="tf32" if problem.allow_tf32 else "ieee",
-            OFFSET=tl.int32 if reach < 2**31 else tl.int64,
-            GROUPS_P2=max(32, triton.next_power_of_2(groups)),
-            BLOCK_M=block_m,
-            BLOCK_N=block_n,
-            BLOCK_K=block_k,
-            GROUP_M=config.group_m,
-            num_warps=config.num_warps,
-            num_stages=config.num_stages,
-        )  # fmt: skip
+    options = {
+        "RAGGED": ragged,
+        "HAS_BIAS": bias is not None,
+        "EVEN_K": ragged != "k" and problem.k % block_k == 0,
+        "PRECISION": "tf32" if problem.allow_tf32 else "ieee",
+        "OFFSET": tl.int32 if reach < 2**31 else tl.int64,
+        "GROUPS_P2": groups_p2(problem),
+        "BLOCK_M": block_m,
+        "BLOCK_N": block_n,
+        "BLOCK_K": block_k,
+        "num_warps": config.num_warps,
+        "num_stages": config.num_stages,
+    }
+    tiles = tiles_bound(ragged, problem.groups, problem.m, problem.n, block_m, block_n)
+    return make_plan(
+        _pointer_kernel,
+        (),
+        (
+            Pointer(problem.dtype, aligned[0]),
+            Pointer(problem.dtype, aligned[1]),
+            Pointer(problem.out_dtype, aligned[2]),
+            None if problem.layout is Layout.BATCHED else Pointer(torch.int32, aligned[3]),
+            None if bias is None else Pointer(bias[0], bias[1]),
+        ),
+        (
+            *sizes_read(problem), problem.groups, *a_strides, *b_strides, *out_strides,
+            *((0, 0) if bias is None else bias[2]), config.group_m,
+        ),
+        options,
+        tiles,
+        config.blocks_per_sm,
+        device,
+    )  # fmt: skip
+
+
+def run(problem: Problem, operands: Operands, config: Config, out: torch.Tensor | None = None) -> torch.Tensor:
+    """Queue the kernel on the current stream; `out` (any strides) is written in place if given."""
+    a, b, offs, bias = operands.a, operands.b, operands.offs, operands.bias
+    if out is None:
+        out = a.new_empty(problem.out_shape, dtype=problem.out_dtype)
+    if problem.groups == 0 or problem.m == 0 or problem.n == 0:
+        return out
+    at = (
+        a.data_ptr(), b.data_ptr(), out.data_ptr(), 0 if offs is None else offs.data_ptr(),
+        0 if bias is None else bias.data_ptr(),
+    )  # fmt: skip
+    aligned = (at[0] % 16 == 0, at[1] % 16 == 0, at[2] % 16 == 0, at[3] % 16 == 0)
+    described = None if bias is None else (bias.dtype, at[4] % 16 == 0, bias.stride())
+    plan = _plan(problem, config, out.stride(), aligned, described, a.get_device())
+    plan.launch((), (a, b, out, offs, bias), at)
     return out
 
 

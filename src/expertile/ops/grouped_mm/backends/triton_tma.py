@@ -21,25 +21,24 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any
 
 import torch
 import triton
 import triton.language as tl
-from triton.tools.tensor_descriptor import TensorDescriptor
 
 from expertile.device import Device
-from expertile.ops.grouped_mm.backend import Backend, Operands, new_out
+from expertile.ops.grouped_mm.backend import Backend, Operands
 from expertile.ops.grouped_mm.backends._persistent import (
     RAGGED,
     best_group_m,
     count_tiles,
-    current_device,
+    groups_p2,
     locate_tile,
     mean_tile_extents,
-    program_count,
+    sizes_read,
     tiles_bound,
 )
+from expertile.ops.grouped_mm.backends._triton_launch import Blocks, Plan, Pointer, make_plan
 from expertile.ops.grouped_mm.problem import Layout, Problem
 
 _RAGGED_ROWS = 2**30  # the extent of a ragged descriptor: the most rows a tensor may have
@@ -129,19 +128,19 @@ def _halves(block):
     return block.reshape(block.shape[0], 2, block.shape[1] // 2).permute(0, 2, 1).split()
 
 
-@triton.jit
+# Descriptors know their alignment; whether N is a multiple of 16 concerns stores through pointers, and the bias.
+@triton.jit(do_not_specialize=["M", "K", "groups", "GROUP_M"])
 def _tma_kernel(
     a_desc, b_desc, out_desc, out_ptr, offs_ptr, bias_ptr, M, N, K, groups,
-    out_stride_g, out_stride_m, out_stride_n, bias_stride_g, bias_stride_n,
+    out_stride_g, out_stride_m, out_stride_n, bias_stride_g, bias_stride_n, GROUP_M,
     RAGGED: tl.constexpr, A_COLUMN: tl.constexpr, B_COLUMN: tl.constexpr, HAS_BIAS: tl.constexpr,
     OUT_BY_TMA: tl.constexpr, OUT_DTYPE: tl.constexpr, GROUPS_P2: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
-    FLATTEN: tl.constexpr, SUBTILE: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, FLATTEN: tl.constexpr, SUBTILE: tl.constexpr,
 ):  # fmt: skip
     total, ends = count_tiles(offs_ptr, M, N, groups, RAGGED, GROUPS_P2, BLOCK_M, BLOCK_N)
     for tile in tl.range(tl.program_id(0), total, tl.num_programs(0), flatten=FLATTEN):
         group, row, row_end, col, col_end, k_start, k_length = locate_tile(
-            tile, ends, offs_ptr, M, N, K, RAGGED, GROUPS_P2, BLOCK_M, BLOCK_N, GROUP_M
+            tile, ends, offs_ptr, M, N, K, GROUP_M, RAGGED, GROUPS_P2, BLOCK_M, BLOCK_N
         )
         acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
         for k in range(0, k_length, BLOCK_K):
@@ -179,63 +178,41 @@ def _stored_order(strides: tuple[int, ...], itemsize: int) -> str | None:
     return None
 
 
-@dataclass(frozen=True)
-class _Blocks:
-    """Shape, strides and block shape of one descriptor."""
-
-    shape: list[int]
-    strides: list[int]
-    block: list[int]
-
-    def of(self, tensor: torch.Tensor) -> TensorDescriptor:
-        """The descriptor of `tensor`. Without TensorDescriptor's own checks, which `supports` has made already and
-        which would take three quarters of its time on the host."""
-        descriptor = object.__new__(TensorDescriptor)
-        descriptor.base, descriptor.padding = tensor, "zero"
-        descriptor.shape, descriptor.strides, descriptor.block_shape = self.shape, self.strides, self.block
-        return descriptor
-
-
-def _blocks(shape: list[int], strides: list[int], block: list[int], column: bool, ragged: bool) -> _Blocks:
+def _blocks(
+    dtype: torch.dtype, shape: tuple[int, ...], strides: tuple[int, ...], block: tuple[int, int], column: bool = False,
+    ragged: bool = False,
+) -> Blocks:  # fmt: skip
     """Blocks [rows, columns] of a 2-D or 3-D tensor; transposed, block included, if `column`.
 
     A ragged one counts its rows back from the end of a group, by strides -pitch and pitch (modulo 2^64) in front."""
     if column:
-        shape, strides, block = ([*x[:-2], x[-1], x[-2]] for x in (shape, strides, block))
+        shape, strides, block = ((*x[:-2], x[-1], x[-2]) for x in (shape, strides, block))  # type: ignore[assignment]
     if ragged:
-        far = 0x7FFF0000
-        return _Blocks([far, far, _RAGGED_ROWS, shape[1]], [2**34 - strides[0], strides[0], *strides], [1, 1, *block])
-    return _Blocks(shape, strides, [1] * (len(shape) - 2) + block)
+        shape, strides = (2**31 - 2**16,) * 2 + (_RAGGED_ROWS, shape[1]), (2**34 - strides[0], strides[0], *strides)
+    return Blocks(dtype, list(shape), list(strides), [1] * (len(shape) - 2) + list(block))
 
 
-@dataclass(frozen=True)
-class _Plan:
-    """All of a launch that follows from problem, config and the output's strides. `out` is None for pointer stores."""
-
-    a: _Blocks
-    b: _Blocks
-    out: _Blocks | None
-    tiles: int
-    sizes: tuple[int, ...]
-    out_strides: tuple[int, ...]
-    options: dict[str, Any]
-
-
-@lru_cache(maxsize=4096)
-def _plan(problem: Problem, config: Config, out_strides: tuple[int, ...], out_aligned: bool) -> _Plan:
+@lru_cache(maxsize=1024)
+def _plan(
+    problem: Problem, config: Config, out_strides: tuple[int, ...], out_aligned: bool, offs_aligned: bool,
+    bias: tuple[torch.dtype, bool, tuple[int, ...]] | None, device: int,
+) -> Plan:  # fmt: skip
+    """The launch on GPU `device` for an output of those strides, out and offs aligned or not to 16 bytes, and a bias of
+    (dtype, aligned, strides)."""
     layout, m, n, k, groups = problem.layout, problem.m, problem.n, problem.k, problem.groups
-    ragged = RAGGED[layout]
-    a_column = _stored_order(problem.a_strides, problem.dtype.itemsize) == "column"
-    b_column = _stored_order(problem.b_strides, problem.dtype.itemsize) == "column"
-    a_shape = [m, k] if len(problem.a_strides) == 2 else [groups, m, k]
-    b_shape = [k, n] if len(problem.b_strides) == 2 else [groups, k, n]
+    ragged, dtype = RAGGED[layout], problem.dtype
+    a_column = _stored_order(problem.a_strides, dtype.itemsize) == "column"
+    b_column = _stored_order(problem.b_strides, dtype.itemsize) == "column"
+    a_shape = (m, k) if len(problem.a_strides) == 2 else (groups, m, k)
+    b_shape = (k, n) if len(problem.b_strides) == 2 else (groups, k, n)
+    a_block, b_block = (config.block_m, config.block_k), (config.block_k, config.block_n)
+    out_block = (config.block_m, config.block_n // config.subtile)
     out_by_tma = (
         out_aligned
         and layout is not Layout.RAGGED_N
         and out_strides[-1] == 1
         and _stored_order(out_strides, problem.out_dtype.itemsize) == "row"
     )
-    out_block = [config.block_m, config.block_n // config.subtile]
     options = {
         "RAGGED": ragged,
         "A_COLUMN": a_column,
@@ -243,40 +220,56 @@ def _plan(problem: Problem, config: Config, out_strides: tuple[int, ...], out_al
         "HAS_BIAS": problem.has_bias,
         "OUT_BY_TMA": out_by_tma,
         "OUT_DTYPE": _TRITON_DTYPE[problem.out_dtype],
-        "GROUPS_P2": max(32, triton.next_power_of_2(groups)),
+        "GROUPS_P2": groups_p2(problem),
         "BLOCK_M": config.block_m,
         "BLOCK_N": config.block_n,
         "BLOCK_K": config.block_k,
-        "GROUP_M": config.group_m,
         "FLATTEN": config.flatten,
         "SUBTILE": config.subtile,
         "num_warps": config.num_warps,
         "num_stages": config.num_stages,
     }
-    return _Plan(
-        _blocks(a_shape, list(problem.a_strides), [config.block_m, config.block_k], a_column, ragged == "k"),
-        _blocks(b_shape, list(problem.b_strides), [config.block_k, config.block_n], b_column, ragged == "k"),
-        _blocks(list(problem.out_shape), list(out_strides), out_block, False, ragged == "m") if out_by_tma else None,
-        tiles_bound(ragged, groups, m, n, config.block_m, config.block_n),
-        (m, n, k, groups),
-        out_strides if len(out_strides) == 3 else (0, *out_strides),
+    tiles = tiles_bound(ragged, groups, m, n, config.block_m, config.block_n)
+    return make_plan(
+        _tma_kernel,
+        (
+            _blocks(dtype, a_shape, problem.a_strides, a_block, a_column, ragged == "k"),
+            _blocks(dtype, b_shape, problem.b_strides, b_block, b_column, ragged == "k"),
+            _blocks(problem.out_dtype, problem.out_shape, out_strides, out_block, False, ragged == "m")
+            if out_by_tma
+            else None,
+        ),
+        (
+            None if out_by_tma else Pointer(problem.out_dtype, out_aligned),
+            None if layout is Layout.BATCHED else Pointer(torch.int32, offs_aligned),
+            None if bias is None else Pointer(bias[0], bias[1]),
+        ),
+        (
+            *sizes_read(problem), groups, *((0, 0, 0) if out_by_tma else (0, *out_strides)[-3:]),
+            *((0, 0) if bias is None else bias[2]), config.group_m,
+        ),
         options,
-    )
+        tiles,
+        config.blocks_per_sm,
+        device,
+    )  # fmt: skip
 
 
 def run(problem: Problem, operands: Operands, config: Config, out: torch.Tensor | None = None) -> torch.Tensor:
-    """Make the descriptors and launch the kernel on the current stream; `out` is written in place if given."""
-    out = new_out(problem, operands, out)
+    """Queue the kernel on the current stream; `out` is written in place if given."""
+    a, b, offs, bias = operands.a, operands.b, operands.offs, operands.bias
+    if out is None:
+        out = a.new_empty(problem.out_shape, dtype=problem.out_dtype)
     if problem.groups == 0 or problem.m == 0 or problem.n == 0:
         return out
-    plan = _plan(problem, config, out.stride(), out.data_ptr() % 16 == 0)
-    a, bias = operands.a, operands.bias
-    out_desc, out_ptr = (None, out) if plan.out is None else (plan.out.of(out), None)
-    with current_device(a.device):
-        _tma_kernel[(program_count(a.device, plan.tiles, config.blocks_per_sm),)](
-            plan.a.of(a), plan.b.of(operands.b), out_desc, out_ptr, operands.offs, bias, *plan.sizes, *plan.out_strides,
-            *(bias.stride() if bias is not None else (0, 0)), **plan.options,
-        )  # fmt: skip
+    to, offs_at = out.data_ptr(), 0 if offs is None else offs.data_ptr()
+    bias_at = 0 if bias is None else bias.data_ptr()
+    described = None if bias is None else (bias.dtype, bias_at % 16 == 0, bias.stride())
+    plan = _plan(problem, config, out.stride(), to % 16 == 0, offs_at % 16 == 0, described, a.get_device())
+    if plan.unused:
+        plan.launch((a, b), (out, offs, bias), (a.data_ptr(), b.data_ptr(), to, offs_at, bias_at))
+    else:
+        plan.launch((a, b, out), (None, offs, bias), (a.data_ptr(), b.data_ptr(), to, None, offs_at, bias_at))
     return out
 
 

@@ -1,0 +1,203 @@
+"""The plain Triton backends launched past Triton: the kernel that Triton would have compiled, the arguments that it
+would have handed over, and one kernel for all numbers of tokens."""
+
+from __future__ import annotations
+
+import contextlib
+import types
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+import triton
+from triton.backends.nvidia.driver import wrap_handle_tensordesc
+from triton.runtime.driver import driver
+from triton.runtime.jit import JITFunction
+
+from expertile.device import Device
+from expertile.ops.grouped_mm.backend import Backend, Operands
+from expertile.ops.grouped_mm.backends import _launch, _persistent, _triton_launch, triton_pointer, triton_tma
+from expertile.ops.grouped_mm.problem import Layout, Problem
+from tests.ops.grouped_mm import cases
+from tests.ops.grouped_mm.cases import Case
+from tests.support.fake_driver import FakeDriver, compile_only
+
+pytestmark = [
+    pytest.mark.compile,
+    pytest.mark.skipif(triton.knobs.runtime.interpret, reason="the interpreter compiles nothing"),
+]
+
+H200 = Device.by_name("h200")
+_M, _K, _N, _B = Layout.RAGGED_M, Layout.RAGGED_K, Layout.RAGGED_N, Layout.BATCHED
+CASES = (
+    Case("m", _M, (100, 28), n=512, k=256),
+    Case("m-one-row-kn-bias", _M, (1, 0), n=512, k=256, b_storage="row", bias=True),
+    Case("m-odd-n", _M, (100, 28), n=509, k=256),
+    Case("k", _K, (100, 28), m=512, n=512, a_storage="column", b_storage="row"),
+    Case("n", _N, (99, 29), m=256, k=128),
+    Case("b-fp32-out", _B, (0, 0), m=250, n=512, k=256, out_dtype=torch.float32),
+)
+POINTER = triton_pointer.Config(32, 64, 32, 4, 2, group_m=4)
+TMA = triton_tma.Config(64, 64, 32, 4, 2, group_m=4)
+CONFIGS = ((triton_pointer.BACKEND, POINTER), (triton_tma.BACKEND, TMA))
+
+
+@contextlib.contextmanager
+def fake_gpu() -> Iterator[list[tuple[Any, ...]]]:
+    """An H200 as its tensors, driver and Triton's compiler see it; yields what Triton is called with to launch."""
+    calls: list[tuple[Any, ...]] = []
+    fake = FakeDriver(90)
+    fake.get_current_device = lambda: 90  # type: ignore[method-assign]  # torch has no device number 1090
+    fake.utils = types.SimpleNamespace(  # type: ignore[attr-defined]
+        fill_tma_descriptor=lambda *args: tuple(tuple(a) if isinstance(a, list) else a for a in args)
+    )
+    with compile_only(90), contextlib.ExitStack() as stack:
+        driver.set_active(fake)
+        compile_for_launch = JITFunction.run
+
+        def run(self: JITFunction, *args: Any, grid: Any, warmup: bool, **options: Any) -> Any:
+            kernel = compile_for_launch(self, *args, grid=grid, warmup=warmup, **options)
+            calls.append((kernel, grid, args, warmup))
+            return kernel
+
+        stack.enter_context(mock.patch.object(JITFunction, "run", run))
+        stack.enter_context(mock.patch.object(torch.cuda, "device", lambda index: contextlib.nullcontext()))
+        stack.enter_context(mock.patch.object(torch.cuda, "current_device", fake.get_current_device))
+        stack.enter_context(mock.patch.object(_persistent, "_sm_count", lambda device: 132))
+        stack.enter_context(mock.patch.object(torch.Tensor, "get_device", lambda self: fake.get_current_device()))
+        for cache in (_launch._encode, _triton_launch._compile, triton_pointer._plan, triton_tma._plan):
+            cache.cache_clear()
+            stack.callback(cache.cache_clear)
+        yield calls
+
+
+class _Launcher:
+    """Stands for the generated C function: keeps what it is called with."""
+
+    def __init__(self, seen: list[tuple[Any, ...]]) -> None:
+        self.seen = seen
+
+    def __call__(self, *args: Any) -> None:
+        self.seen.append(args)
+
+
+def _loaded(kernel: Any, seen: list[tuple[Any, ...]]) -> Any:
+    """`kernel` as if its binary were loaded."""
+    launcher = types.SimpleNamespace(
+        launch=wrap_handle_tensordesc(_Launcher(seen), kernel.src.signature, kernel.metadata.tensordesc_meta),
+        global_scratch_size=0, profile_scratch_size=0, launch_cooperative_grid=False, launch_pdl=False,
+    )  # fmt: skip
+    return types.SimpleNamespace(
+        run=launcher, function=7, packed_metadata=(4, 1, 1000), metadata=kernel.metadata, src=kernel.src
+    )
+
+
+def _problem(case: Case, operands: Operands) -> Problem:
+    problem = Problem.from_tensors(operands.a, operands.b, operands.offs, operands.bias, case.out_dtype)
+    return replace(problem, device_type="cuda", group_sizes=None)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("backend, config", CONFIGS, ids=["pointer", "tma"])
+def test_the_same_kernel_and_arguments_as_by_triton(backend: Backend, config: Any, case: Case) -> None:
+    operands = Operands(*cases.make(case))
+    problem, out = _problem(case, operands), cases.poisoned_out(case)
+    assert backend.supports(problem, H200) is None
+    seen: list[tuple[Any, ...]] = []
+    prepare = _launch.prepare
+    with fake_gpu() as calls:
+        with mock.patch.object(_launch, "prepare", lambda kernel: None):
+            backend.run(problem, operands, config, out)
+        by_triton, grid, args, warmup = calls[-1]
+        assert not warmup
+        for cache in (_triton_launch._compile, triton_pointer._plan, triton_tma._plan):
+            cache.cache_clear()
+        loaded = _loaded(by_triton, seen)
+        with mock.patch.object(_launch, "prepare", lambda kernel: prepare(loaded)):
+            backend.run(problem, operands, config, out)
+        ours, _, _, warmup = calls[-1]
+        assert warmup, "Triton launched it"
+        assert ours is by_triton, "specialised on something else"
+        constants = (None,) * (len(by_triton.src.fn.arg_names) - len(args))
+        loaded.run.launch(
+            *grid, 1, 1, 0, 7, False, False, None, None, (4, 1, 1000), None, None, None, *args, *constants
+        )
+    (direct, usual), types_ = seen, by_triton.src.signature.values()
+    assert len(direct) == len(usual)
+    assert direct[:13] == usual[:13]
+    flat = [kind for t in types_ for kind in _flat(t)]
+    compared = 0
+    for kind, got, expected in zip(flat, direct[13:], usual[13:], strict=True):
+        if kind == "constexpr":
+            continue  # known to the compiled kernel
+        compared += 1
+        assert got == (expected.data_ptr() if isinstance(expected, torch.Tensor) else expected)
+    assert compared >= 8
+
+
+def _flat(kind: Any) -> list[str]:
+    """The launcher's arguments for one of the kernel's: a descriptor is a map, its shape and its strides."""
+    if not isinstance(kind, str) or not kind.startswith("tensordesc"):
+        return [kind]
+    return ["map"] + ["number"] * 2 * (kind.count(",") - (1 if "swizzle" in kind else 0) + 1)
+
+
+@pytest.mark.parametrize("layout", [_M, _K], ids=str)
+@pytest.mark.parametrize("backend, config", CONFIGS, ids=["pointer", "tma"])
+def test_one_kernel_for_all_numbers_of_tokens_and_groups(backend: Backend, config: Any, layout: Layout) -> None:
+    kernels = set()
+    with compile_only(90) as compiled:
+        for groups, rows, group_m in ((2, 32, 1), (3, 33, 2), (16, 1, 4), (31, 4096, 8)):
+            a = torch.empty(rows, 64, dtype=torch.bfloat16)
+            if layout is _M:
+                b = torch.empty(groups, 64, 64, dtype=torch.bfloat16).transpose(1, 2)
+            else:
+                a, b = a.t(), torch.empty(rows, 64, dtype=torch.bfloat16)
+            operands = Operands(a, b, torch.zeros(groups, dtype=torch.int32))
+            problem = replace(Problem.from_tensors(a, b, operands.offs), device_type="cuda", group_sizes=None)
+            backend.run(problem, operands, replace(config, group_m=group_m), None)
+            kernels.add(id(compiled[-1]))
+    assert len(compiled) == 4 and len(kernels) == 1
+
+
+def test_what_decides_the_code_is_told_apart() -> None:
+    """Addresses that are no multiples of 16 must not meet code that loads 16 bytes at a time."""
+    case = CASES[1]
+    tensors = cases.make(case)
+    kernels = []
+    with fake_gpu() as calls, mock.patch.object(_launch, "prepare", lambda kernel: None):
+        for moved in (None, 0, 1, 2, 3):
+            operands = Operands(*(_moved(t) if i == moved else t for i, t in enumerate(tensors)))
+            triton_pointer.run(_problem(case, operands), operands, POINTER, None)
+            (ours, *_, warmup), (by_triton, *_) = calls[-2:]
+            assert warmup and ours is by_triton
+            kernels.append(ours)
+    assert len(set(map(id, kernels))) == len(kernels)
+
+
+def _moved(t: torch.Tensor) -> torch.Tensor:
+    """A copy of `t` whose address is no multiple of 16."""
+    room = torch.empty(t.numel() + 1, dtype=t.dtype)[1:]
+    return room.as_strided(t.shape, t.stride(), 1).copy_(t)
+
+
+def test_profilers_see_launches(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = CASES[0]
+    operands = Operands(*cases.make(case))
+    seen: list[tuple[Any, ...]] = []
+    with fake_gpu() as calls:
+        compiled = _launch.Compiled(_Launcher(seen), 0, (), ({},) * 3, lambda device: 0, lambda: 90)
+        with mock.patch.object(_launch, "prepare", lambda kernel: compiled):
+            triton_pointer.run(_problem(case, operands), operands, POINTER, None)
+            assert len(seen) == 1 and calls[-1][3]
+            monkeypatch.setattr(triton.knobs.runtime.launch_enter_hook, "calls", [print])
+            triton_pointer.run(_problem(case, operands), operands, POINTER, None)
+            assert len(seen) == 1 and not calls[-1][3]
+
+
+def test_tensors_of_a_cpu_are_left_to_triton() -> None:
+    plan = _triton_launch.make_plan(triton_pointer._pointer_kernel, (), (), (), {}, 10, 1, -1)
+    assert plan.compiled is None and plan.device == torch.device("cpu")

@@ -1,0 +1,83 @@
+"""CPU tensors that say they lie on an H200, and launches that do nothing: the host's side of a call, and only that.
+
+What is faked is what a call asks of its tensors, of the driver and of Triton's compiler; everything between the public
+function and the driver is the real thing. No values come out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import types
+from collections.abc import Iterator
+from unittest import mock
+
+import torch
+from triton.runtime.driver import driver
+from triton.runtime.jit import JITFunction
+
+from expertile.device import Device
+from expertile.ops.grouped_mm import api
+from expertile.ops.grouped_mm.backend import Backend
+from expertile.ops.grouped_mm.backends import (
+    _gluon_launch,
+    _launch,
+    _persistent,
+    _triton_launch,
+    gluon_hopper,
+    torch_grouped,
+    triton_pointer,
+    triton_tma,
+)
+from expertile.ops.grouped_mm.choose import Choice, choose
+from expertile.ops.grouped_mm.problem import Problem
+from tests.support.fake_driver import FakeDriver
+
+_BOX = {"swizzle": 3, "elem_size": 2, "elem_type": 10, "block_size": [64, 64]}
+# The backends whose launch is faked; "auto" chooses among them.
+OWN = (triton_pointer.BACKEND, triton_tma.BACKEND, gluon_hopper.BACKEND)
+FAKED: tuple[Backend, ...] = (torch_grouped.BACKEND, *OWN)
+# The caches that must not remember what was faked.
+CACHES = (
+    api._planned, _launch._encode, _triton_launch._compile, _gluon_launch._compile, _gluon_launch._ready,
+    triton_pointer._plan, triton_tma._plan,
+)  # fmt: skip
+
+
+def _choose(problem: Problem, device: Device) -> Choice:
+    return choose(problem, device, FAKED, quiet=True)
+
+
+@contextlib.contextmanager
+def fake_cuda() -> Iterator[list[int]]:
+    """Within the block every tensor looks like one of cuda:0; yields a list that grows by one for each launch."""
+    h200, cuda0 = Device.by_name("h200"), torch.device("cuda", 0)
+    launches: list[int] = []
+    compiled = _launch.Compiled(
+        lambda programs, *_: launches.append(programs), 0, (False, False) + (None,) * 6, (_BOX,) * 3, lambda device: 0,
+        lambda: 0,
+    )  # fmt: skip
+    fakes = (
+        mock.patch.object(torch.Tensor, "is_cuda", property(lambda self: True)),
+        mock.patch.object(torch.Tensor, "device", property(lambda self: cuda0)),
+        mock.patch.object(torch.Tensor, "get_device", lambda self: 0),
+        mock.patch.object(torch.cuda, "device", lambda index: contextlib.nullcontext()),
+        mock.patch.object(Device, "current", staticmethod(lambda torch_device=None: h200)),
+        mock.patch.object(api, "_device", lambda kind, index: h200),
+        mock.patch.object(api, "choose", _choose),
+        mock.patch.object(_persistent, "_sm_count", lambda device: h200.sm_count),
+        mock.patch.object(torch_grouped, "_GROUPED_MM", lambda a, b, offs: a),
+        mock.patch.object(_launch, "prepare", lambda kernel: compiled),
+        mock.patch.object(JITFunction, "run", lambda self, *args, **kwargs: None),
+    )
+    before = driver._active
+    fake = FakeDriver(90)
+    fake.utils = types.SimpleNamespace(fill_tma_descriptor=lambda *args: None)  # type: ignore[attr-defined]
+    with contextlib.ExitStack() as stack:
+        for cache in CACHES:
+            cache.cache_clear()
+            stack.callback(cache.cache_clear)
+        driver.set_active(fake)
+        stack.callback(lambda: setattr(driver, "_active", before))
+        for each in fakes:
+            stack.enter_context(each)
+        yield launches
