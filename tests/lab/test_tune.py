@@ -1,14 +1,16 @@
 """Tuning for real on the CPU with a tiny budget, and the table that records make."""
 
 import itertools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
 
+from expertile.lab import tune_verify
 from expertile.lab.record import read
-from expertile.lab.tune import Entrant, Machine, entrants, measure, table_of, tune
-from expertile.lab.tune_verify import AUTO, summary, verdicts, verify
+from expertile.lab.tune import Machine, entrants, measure, table_of, tune
+from expertile.lab.tune_field import Entrant
+from expertile.lab.tune_verify import AUTO, FIRST_SEED, summary, verdicts, verify
 from expertile.lab.workloads import ragged_m, wgrad
 from expertile.ops.grouped_mm import choose as choosing
 from expertile.ops.grouped_mm.backend import Backend
@@ -51,7 +53,7 @@ def backend(name, run=correct, configs=(Config(slow=True), Config(), Config(tune
 
 def run_tune(path, *backends, **options):
     options = {"workloads": iter(SMALL), "device": "cpu", "seed": 3, **options}
-    return tune(0.3, path, backends=backends, **options)
+    return tune(1.0, path, backends=backends, **options)
 
 
 def test_tune_gates_screens_and_times(tmp_path):
@@ -89,7 +91,7 @@ def test_a_failing_config_is_a_record_and_a_failing_problem_is_said(tmp_path):
     said = []
     made = run_tune(tmp_path / "t.jsonl", backend("good"), backend("dies", explode), most=1)
     (dead,) = [r for r in made if r.backend == "dies"]
-    assert dead.status == "unsupported" and "no such instruction" in dead.reason
+    assert dead.status == "failed" and "no such instruction" in dead.reason
     machine = Machine.current(device="cpu")
     assert measure(SMALL[0], machine, [Entrant(backend("dies", explode), Config())], say=said.append)[0].time_s is None
     huge = ragged_m("huge", "t", (1 << 30,), 1 << 20, 1 << 20, "fp32")
@@ -167,3 +169,26 @@ def test_verify_by_itself_measures_unseen_problems(tmp_path, no_table):
     found = verify(2, tmp_path / "a.jsonl", 0.3, backends=(by_name("loop"), by_name("torch_grouped")), device="cpu")
     assert {r.workload.split("/")[0] for r in found} == {"auto"}
     assert len(list(itertools.groupby(found, key=lambda r: r.workload))) >= 1
+
+
+def test_problems_of_one_name_but_other_shapes_stay_apart(tmp_path):
+    made = run_tune(tmp_path / "t.jsonl", backend("good"), most=1)
+    shape = {**made[0].shape, "routing": "uniform seed=2001060037", "k": 48}
+    other = [replace(r, shape=shape) for r in made]
+    table = table_of(made + other, (backend("good"),))
+    assert sorted(m.features.k for m in table.problems) == [32, 48]
+    assert table.seeds == (20010,)
+    assert Table.from_json(table.to_json()).seeds == (20010,)
+
+
+def test_verify_draws_by_a_seed_of_its_own(tmp_path, no_table, monkeypatch):
+    table = Table("GPU", "2026-11-21", {}, (), (3, FIRST_SEED))
+    monkeypatch.setattr(tune_verify, "load_table", lambda slug: table)
+    with pytest.raises(ValueError, match="seed: expected one that drew no problem of the table, got 3"):
+        verify(1, tmp_path / "a.jsonl", 0.3, seed=3, device="cpu")
+    said = []
+    rivals = (backend("loop", configs=(Config(),)),)
+    found = verify(
+        1, tmp_path / "a.jsonl", 0.3, workloads=iter(SMALL[:1]), backends=rivals, device="cpu", say=said.append
+    )
+    assert found and f"problems drawn by seed {FIRST_SEED + 1}" in said

@@ -6,7 +6,7 @@ import math
 import pytest
 
 from expertile.device import Device
-from expertile.lab.tune_problems import DIMS, GROUPS, design, fits, group_sizes, known, problems
+from expertile.lab.tune_problems import DIMS, GROUPS, design, fits, group_sizes, known, problems, seed_of
 from expertile.ops.grouped_mm.problem import Layout
 from expertile.ops.grouped_mm.tuned import features_of
 
@@ -41,6 +41,9 @@ def test_seeds():
         return list(itertools.islice(design(H200, seed, **more), 5))
 
     assert first(1) == first(1) != first(2)
+    assert not {w.name for w in first(1)} & {w.name for w in first(2)}, "records of two seeds may share a file"
+    assert {seed_of(w.routing) for w in itertools.islice(design(H200, 20011), 20) if w.routing != "equal"} == {20011}
+    assert seed_of("equal") is None and seed_of("") is None
     assert any(w.groups not in GROUPS for w in itertools.islice(design(H200, 3, any_count=True), 20))
 
 

@@ -46,6 +46,8 @@ class _Accumulator:
     def to(self, *_: Any) -> torch.Tensor:
         raise EmulationError("the accumulator of an unfinished wgmma is read")
 
+    shape = property(to)
+
 
 class _Tma:
     tensor_descriptor = object
@@ -267,15 +269,22 @@ def _is_aggregate(value: Any) -> bool:
 
 
 def _modules(kernel: JITFunction) -> list[types.ModuleType]:
-    """The kernel's module, and those it imports jitted functions and aggregates from (Triton's own left out)."""
-    module = sys.modules[kernel.fn.__module__]
-    names = {module.__name__}
-    for value in vars(module).values():
-        if isinstance(value, JITFunction):
-            names.add(value.fn.__module__)
-        elif _is_aggregate(value):
-            names.add(_initializer(value).__module__)
-    return [sys.modules[n] for n in sorted(names) if not n.startswith("triton.")]
+    """The kernel's module and, in turn, those that jitted functions and aggregates come from; not Triton's own."""
+    found: dict[str, types.ModuleType] = {}
+    waiting = {kernel.fn.__module__}
+    while waiting:
+        name = waiting.pop()
+        found[name] = sys.modules[name]
+        for value in vars(found[name]).values():
+            if isinstance(value, JITFunction):
+                home = value.fn.__module__
+            elif _is_aggregate(value):
+                home = _initializer(value).__module__
+            else:
+                continue
+            if home not in found and not home.startswith("triton."):
+                waiting.add(home)
+    return [found[name] for name in sorted(found)]
 
 
 @contextlib.contextmanager

@@ -143,6 +143,11 @@ class Shared:
             raise EmulationError(f"shared memory index {int(i)} of {self.tensor.shape[0]}")
         return Shared(self.tensor[int(i)], self.layout, (self.key, int(i)))
 
+    def slice(self, start: int, length: int, dim: int = 0) -> Shared:
+        if not 0 <= start <= start + length <= self.tensor.shape[dim]:
+            raise EmulationError(f"shared memory slice {start}:{start + length} of {self.tensor.shape[dim]}")
+        return Shared(self.tensor.narrow(dim, start, length), self.layout, self.key)
+
     def reshape(self, shape: list[int]) -> Shared:
         return Shared(self.tensor.view(*shape), self.layout, self.key)
 

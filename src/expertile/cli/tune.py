@@ -14,7 +14,7 @@ from expertile.device import Device
 from expertile.lab.record import read, results_path
 from expertile.lab.tune import table_of
 from expertile.lab.tune import tune as run_tune
-from expertile.lab.tune_verify import SEED, summary, verdicts, verify
+from expertile.lab.tune_verify import summary, verdicts, verify
 from expertile.ops.grouped_mm.backends import BACKENDS, by_name
 from expertile.ops.grouped_mm.tuned import save_table, user_folder
 
@@ -25,7 +25,7 @@ def tune(
     backend: Annotated[list[str], typer.Option(help="Only these backends (again for more).")] = [],  # noqa: B006
     problems: Annotated[int, typer.Option(help="At most so many problems; by default as many as the time allows.", min=0)] = 0,  # noqa: E501
     resume: Annotated[bool, typer.Option("--resume", help="Go on with today's records.")] = False,
-    seed: Annotated[int | None, typer.Option(help="Seed of the problems and operands.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of the problems and operands; for --verify one that is not in the table.")] = None,  # noqa: E501
     out: Annotated[Path | None, typer.Option(help="Folder for the records (JSONL); out/ by default.")] = None,
     tables: Annotated[Path | None, typer.Option(help="Folder for the table; by default this user's, which is read first.")] = None,  # noqa: E501
     from_records: Annotated[list[Path], typer.Option(help="Measure nothing: make the table from these record files.")] = [],  # noqa: B006, E501
@@ -43,9 +43,7 @@ def tune(
         path = results_path(device.slug, "auto", today, root=folder)
         if not resume:
             path.unlink(missing_ok=True)
-        found = verify(
-            verify_count, path, minutes, resume=resume, seed=SEED if seed is None else seed, backends=chosen, say=say
-        )
+        found = verify(verify_count, path, minutes, resume=resume, seed=seed, backends=chosen, say=say)
         for line in summary(verdicts(found)):
             say(f"• {line}")
         say(f"Records: {path}")

@@ -1,6 +1,7 @@
 """Measure every backend and config on many problems, and turn the records into the table that `auto` reads.
 
-    problem -> screen all configs in a short measurement -> gate the finalists -> time them interleaved -> records
+    problem -> narrow the field by the table so far (`tune_field`) -> screen it in a short measurement
+            -> gate the finalists -> time them interleaved -> records
     records -> table (`ops/grouped_mm/tuned.py`)
 
 The screening's times go nowhere: what stands in a record or in the table has passed the gate and was timed beside its
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import gc
 import time
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -20,16 +22,17 @@ from typing import Any
 import torch
 
 from expertile.device import Device
+from expertile.lab.arena import record_name
 from expertile.lab.contestants import Contestant, backend_contestants, make_bench, memory_needed
 from expertile.lab.environment import capture_env, new_run_id, same_machine, timestamp, with_clocks
 from expertile.lab.measure import Budget, Candidate, Measurement, device_alive, failure_of, release, time_interleaved
 from expertile.lab.operands import free_memory, operand_sets
 from expertile.lab.precompile import Job, precompile
 from expertile.lab.record import Env, Record, append, rates, read
-from expertile.lab.run import record_name
 from expertile.lab.timers import GraphTimer, HostTimer, Timer, sets_for
 from expertile.lab.timing import time_contestants
-from expertile.lab.tune_problems import problems
+from expertile.lab.tune_field import Entrant, narrowed
+from expertile.lab.tune_problems import problems, seed_of
 from expertile.lab.workloads import Workload
 from expertile.ops.grouped_mm.backend import Backend, Operands, config_dict
 from expertile.ops.grouped_mm.backends import BACKENDS
@@ -41,27 +44,15 @@ from expertile.roofline import bound
 
 PRECOMPILE_SHARE = 0.5  # of the time, at most
 _CLOSE = 1.10  # a config within that of the fastest in the screening is a finalist
-_FINALISTS = 8  # besides the best of each backend
+_FINALISTS = 6  # besides the best of each backend
 _EAGER_BELOW_S = 30e-6  # below that bound an eager call is mostly launch, and is measured as well
-_SCREENING = Budget(0.6, min_rounds=3, max_rounds=3, rel_ci=1.0)
-_FINAL = Budget(1.0, min_rounds=9, max_rounds=25, rel_ci=0.004)
+_SCREENING = Budget(0.4, min_rounds=3, max_rounds=3, rel_ci=1.0)
+# Enough for intervals of 1 %: median and 95 % interval of 9 samples or more.
+_FINAL = Budget(0.6, min_rounds=9, max_rounds=15, rel_ci=0.01)
 _MEMORY_SHARE = 0.4
 _SCREENING_SETS = 32
 
 Say = Callable[[str], None]
-
-
-@dataclass(frozen=True)
-class Entrant:
-    """A backend with one config, before anything is known of it."""
-
-    backend: Backend
-    config: Any
-
-    @property
-    def alone(self) -> Backend:
-        """The backend with this config as its only one."""
-        return replace(self.backend, configs=lambda problem, device: (self.config,))
 
 
 @dataclass(frozen=True)
@@ -102,6 +93,13 @@ def resumed(machine: Machine, path: Path | None) -> tuple[Machine, list[Record]]
     return (replace(machine, run_id=old[-1].run) if old else machine), old
 
 
+def field(workload: Workload, machine: Machine, backends: Sequence[Backend] = BACKENDS) -> tuple[Entrant, ...]:
+    """Those of `entrants` who are screened on `workload`; the same at every call."""
+    everyone = entrants(workload, machine, backends)
+    seed = zlib.crc32(f"{machine.seed} {record_name(workload)}".encode())
+    return narrowed(everyone, machine.problem(workload), machine.device, machine.policy, seed)
+
+
 def entrants(workload: Workload, machine: Machine, backends: Sequence[Backend] = BACKENDS) -> tuple[Entrant, ...]:
     """Everyone whom `auto` may choose for `workload`, in the order in which ties are settled."""
     problem, device = machine.problem(workload), machine.device
@@ -140,7 +138,7 @@ def tune(
         say(f"resuming run {machine.run_id}: {len({r.workload for r in old})} problems are there")
     finished = {r.workload for r in old}
     source = workloads if workloads is not None else problems(machine.device, seed)
-    todo = take(source, finished, most if most is not None else max(4, round(45 * minutes)))
+    todo = take(source, finished, most if most is not None else max(4, round(60 * minutes)))
     ready = compile_all(todo, machine, backends, PRECOMPILE_SHARE * minutes * 60, say)
     deadline = start + minutes * 60
     records = list(old)
@@ -149,7 +147,7 @@ def tune(
             if time.monotonic() > deadline:
                 say(f"time is up after {done} of {len(todo)} problems; --resume goes on")
                 break
-            made = measure(workload, machine, entrants(workload, machine, backends), say=say)
+            made = measure(workload, machine, field(workload, machine, backends), say=say)
             append(path, *made)
             records += made
             if not device_alive(machine.torch_device):
@@ -189,7 +187,7 @@ def compile_all(
     jobs = {
         record_name(w): [
             Job(w, e.backend.name, e.config)
-            for e in entrants(w, machine, backends)
+            for e in field(w, machine, backends)
             if not e.backend.peer and config_dict(e.config)
         ]
         for w in todo
@@ -304,7 +302,7 @@ def _record(workload: Workload, machine: Machine, contestant: Contestant, policy
         env = with_clocks(env, outcome.clocks)
         status, reason = ("refused", outcome.refused) if outcome.refused else (status, reason)
     elif outcome is not None:
-        status, reason = "unsupported", outcome.reason
+        status, reason = outcome.status, outcome.reason
     return Record(
         workload.op, record_name(workload), workload.shape(), workload.dtype, contestant.name,
         contestant.shown_config(policy), policy, time_s, ci95_s, work.flops, work.nbytes, tflops, gbps, limit.seconds,
@@ -336,9 +334,11 @@ def table_of(records: Sequence[Record], backends: Sequence[Backend] = BACKENDS) 
     times: dict[tuple[str, str], dict[tuple[str, str], Timed]] = {}
     first: dict[str, Record] = {}
     for r in ok:
-        first.setdefault(r.workload, r)
+        # A name is unique within a run only.
+        name = f"{r.workload} {r.dtype} {sorted(r.shape.items())}"
+        first.setdefault(name, r)
         config: Mapping[str, Any] = {k: v for k, v in r.config.items() if k not in ("tried", "sizes")}
-        found = times.setdefault((r.workload, r.policy), {})
+        found = times.setdefault((name, r.policy), {})
         found[(r.backend, str(sorted(config.items())))] = Timed(r.backend, config, r.time_s or 0.0)
     kind = "cpu" if ok[-1].env.driver is None and not any(r.policy == "graph" for r in ok) else "cuda"
     measured = []
@@ -347,4 +347,5 @@ def table_of(records: Sequence[Record], backends: Sequence[Backend] = BACKENDS) 
         measured.append(Measured(features, policy, tuple(sorted(found.values(), key=lambda t: t.seconds))))
     env = ok[-1].env
     versions = {"torch": env.torch, "triton": env.triton, "expertile": env.expertile, "driver": env.driver}
-    return Table(env.gpu, max(r.date for r in ok)[:10], versions, tuple(measured))
+    seeds = {seed for r in ok if (seed := seed_of(r.shape["routing"])) is not None}
+    return Table(env.gpu, max(r.date for r in ok)[:10], versions, tuple(measured), tuple(sorted(seeds)))

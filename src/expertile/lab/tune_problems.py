@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 from collections.abc import Iterator, Sequence
 
 import torch
@@ -27,8 +28,10 @@ MOST_ROWS, MOST_GROUPS = 262144, 512
 _KIND_SHARES = (("forward", 0.42), ("dgrad", 0.2), ("wgrad", 0.23), ("batched", 0.15))
 _DTYPE_SHARES = (("bf16", 0.8), ("fp16", 0.17), ("fp32", 0.03))
 _ROUTING_SHARES = (("uniform", 0.5), ("balanced", 0.2), ("zipf(1)", 0.2), ("one", 0.1))
-_MOST_FLOPS = 6e12  # some 10 ms on the largest GPU: a few dozen configs of it take a second
-_MEMORY_SHARE = 0.06  # of the device, for one set of operands
+_MOST_FLOPS = 3e12  # some 5 ms on the largest GPU: what is larger costs seconds and tells nothing new
+_MEMORY_SHARE = 0.03  # of the device, for one set of operands
+# The draw of problem i of a design has the seed  seed * _SEED_STEP + i.
+_SEED_STEP = 100003
 
 
 def known(device: Device, seed: int = 0) -> tuple[Workload, ...]:
@@ -49,9 +52,15 @@ def design(device: Device, seed: int = 0, preset_name: str = "tune", any_count: 
     sobol = torch.quasirandom.SobolEngine(dimension=7, scramble=True, seed=seed)
     for index in itertools.count():
         u = [min(x, 1 - 1e-7) for x in sobol.draw(1)[0].tolist()]
-        workload = _workload(u, device, f"{index:04d}", seed * 100003 + index, preset_name, any_count)
+        workload = _workload(u, device, f"{seed}.{index:04d}", seed * _SEED_STEP + index, preset_name, any_count)
         if fits(workload, device):
             yield workload
+
+
+def seed_of(routing: str) -> int | None:
+    """The seed of the `design` that drew group sizes with this label; None where it names none."""
+    found = re.search(r"seed=(\d+)$", routing)
+    return int(found[1]) // _SEED_STEP if found else None
 
 
 def problems(device: Device, seed: int = 0) -> Iterator[Workload]:
@@ -72,7 +81,7 @@ def fits(workload: Workload, device: Device) -> bool:
     known_large = workload.preset == "anchors" and device.kind == "cuda"
     most_flops, most_bytes = _MOST_FLOPS * share, _MEMORY_SHARE * device.memory_bytes
     if known_large:
-        most_flops, most_bytes = 2 * most_flops, 4 * most_bytes
+        most_flops, most_bytes = 4 * most_flops, 8 * most_bytes
     return work.flops <= most_flops and workload.memory_nbytes <= most_bytes
 
 

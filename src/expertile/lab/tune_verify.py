@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -10,9 +11,10 @@ from pathlib import Path
 
 import torch
 
+from expertile.lab.arena import record_name
 from expertile.lab.record import Record, append
-from expertile.lab.run import record_name
-from expertile.lab.tune import Entrant, Machine, compile_all, entrants, measure, quick_collections, resumed, take
+from expertile.lab.tune import Machine, compile_all, field, measure, quick_collections, resumed, take
+from expertile.lab.tune_field import Entrant
 from expertile.lab.tune_problems import design
 from expertile.lab.workloads import Workload
 from expertile.ops.grouped_mm.backend import Backend, config_dict
@@ -22,8 +24,8 @@ from expertile.ops.grouped_mm.tuned import features_of, load_table
 
 AUTO = "auto"
 PROMISE = 0.97
-# Far from the seed of `tune`, whose problems the table holds.
-SEED = 20011
+# Far from the seeds of `tune`; those that are in the table already are passed over.
+FIRST_SEED = 20011
 _PRESET = "auto"
 
 
@@ -44,7 +46,7 @@ def verify(
     minutes: float,
     *,
     resume: bool = False,
-    seed: int = SEED,
+    seed: int | None = None,
     backends: Sequence[Backend] = BACKENDS,
     workloads: Iterator[Workload] | None = None,
     device: torch.device | str | None = None,
@@ -54,14 +56,19 @@ def verify(
 
     The records of each problem are those of the finalists and one more with backend "auto", the same measurement as
     that of the rival it chose; its `reason` says why it was chosen. Appended to `path`; `resume` keeps what is there.
-    Raises ValueError for a count or minutes that are not positive.
+    `seed` draws the problems: by default the first from FIRST_SEED on that drew none in this GPU's table. It stands in
+    the records (`shape.routing`). Raises ValueError for a seed that is in the table, and for a count or minutes that
+    are not positive.
     """
     if count < 1:
         raise ValueError(f"verify: expected 1 problem or more, got {count}")
     if not minutes > 0:
         raise ValueError(f"minutes: expected more than 0, got {minutes}")
     start = time.monotonic()
-    machine, old = resumed(Machine.current(seed, device=device), path if resume else None)
+    machine = Machine.current(device=device)
+    seed = _fresh_seed(machine, seed)
+    machine, old = resumed(replace(machine, seed=seed), path if resume else None)
+    say(f"problems drawn by seed {seed}")
     finished = {r.workload for r in old}
     source = workloads if workloads is not None else _unseen(machine, seed)
     left = count - len(finished)
@@ -73,7 +80,7 @@ def verify(
             if time.monotonic() > start + minutes * 60:
                 say(f"time is up after {done} of {len(todo)} problems; --resume goes on")
                 break
-            rivals = entrants(workload, machine, backends)
+            rivals = field(workload, machine, backends)
             choice = choose(machine.problem(workload), machine.device, tuple(backends), machine.policy, True)
             chosen = Entrant(choice.backend, choice.config)
             made = [
@@ -92,6 +99,17 @@ def verify(
 
 def _same(record: Record, config: dict[str, object]) -> bool:
     return {k: v for k, v in record.config.items() if k != "sizes"} == config
+
+
+def _fresh_seed(machine: Machine, seed: int | None) -> int:
+    """`seed`, or one of our own, that is not among those that drew problems of this GPU's table."""
+    table = load_table(machine.device.slug)
+    seen = table.seeds if table is not None else ()
+    if seed is None:
+        return next(s for s in itertools.count(FIRST_SEED) if s not in seen)
+    if seed in seen:
+        raise ValueError(f"seed: expected one that drew no problem of the table, got {seed} (there are {list(seen)})")
+    return seed
 
 
 def _unseen(machine: Machine, seed: int) -> Iterator[Workload]:

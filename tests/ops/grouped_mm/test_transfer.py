@@ -1,13 +1,14 @@
-"""Expected times follow the neighbours' measurements and the geometry of tiles."""
+"""Expected times follow how the candidates compared on the neighbours, and the bound of the problem."""
 
+import math
 from dataclasses import dataclass
 
 import pytest
 
 from expertile.device import Device
-from expertile.lab.workloads import ragged_m
+from expertile.lab.workloads import ragged_m, wgrad
 from expertile.ops.grouped_mm.backend import Backend
-from expertile.ops.grouped_mm.transfer import Rival, expected_seconds, seconds_at, shape_seconds
+from expertile.ops.grouped_mm.transfer import Rival, bound_seconds, expected_seconds, expected_slowdowns
 from expertile.ops.grouped_mm.tuned import Measured, Timed, features_of
 
 H200 = Device.by_name("h200")
@@ -33,34 +34,58 @@ def timed(seconds, name="ours", **config):
     return Timed(name, {"block_m": 128, "block_n": 128, "group_m": 8, **config}, seconds)
 
 
+def measured(*times, of=None):
+    return Measured(of or features(), "graph", times)
+
+
 def test_a_measured_problem_gives_its_own_times():
-    near = [(0.0, Measured(features(), "graph", (timed(1e-3), timed(2e-3, block_m=64))))]
+    near = [(0.0, measured(timed(1e-3), timed(2e-3, block_m=64)))]
     assert expected_seconds([rival(), rival(block_m=64)], features(), near, H200) == pytest.approx([1e-3, 2e-3])
 
 
 def test_the_nearer_counts_more():
-    near = [(0.5, Measured(features(), "graph", (timed(1e-3),))), (3.0, Measured(features(), "graph", (timed(4e-3),)))]
-    (seconds,) = expected_seconds([rival()], features(), near, H200)
-    assert 1e-3 < seconds < 1.2e-3
+    ours_first = measured(timed(1e-3), timed(2e-3, block_m=64))
+    ours_last = measured(timed(1e-3, block_m=64), timed(2e-3))
+    for near, first in (((0.5, 3.0), 0), ((3.0, 0.5), 1)):
+        found = expected_slowdowns([rival(), rival(block_m=64)], list(zip(near, (ours_first, ours_last), strict=True)))
+        assert found[first] < found[1 - first] and 0 < found[first] < math.log(1.2)
+
+
+def test_ranks_carry_over_whatever_the_times():
+    """A neighbour that takes a hundred times as long says as much as any other at its distance."""
+    long = measured(timed(1e-1), timed(1.2e-1, block_m=64))
+    short = measured(timed(1e-3, block_m=64), timed(1.2e-3))
+    assert expected_slowdowns([rival(), rival(block_m=64)], [(1.0, long), (1.0, short)]) == pytest.approx(
+        [math.log(1.2) / 2] * 2
+    )
 
 
 def test_times_scale_with_the_work():
-    near = [(1.0, Measured(features(), "graph", (timed(1e-3),)))]
+    near = [(1.0, measured(timed(1e-3)))]
     (seconds,) = expected_seconds([rival()], features(rows=16384), near, H200)
     assert seconds == pytest.approx(2e-3, rel=0.1)
 
 
-def test_raster_order_is_matched_loosely_and_missing_ones_were_slower():
-    measured = Measured(features(), "graph", (timed(1e-3), timed(2e-3, "theirs")))
-    assert seconds_at(measured, rival(group_m=2)) == 1e-3
-    assert seconds_at(measured, rival(block_m=64)) > 1.05e-3
-    assert seconds_at(measured, rival("theirs", block_m=64)) > 2e-3
-    assert seconds_at(measured, rival("unknown")) is None
-    near = [(0.0, measured)]
-    assert expected_seconds([rival("unknown")], features(), near, H200) == [None]
+def test_what_screening_took_off_was_slower_than_what_is_listed():
+    near = [(0.0, measured(timed(1e-3), timed(2e-3, "theirs")))]
+    listed, missing, theirs, unknown = expected_slowdowns(
+        [rival(), rival(block_m=64), rival("theirs", block_m=64), rival("unknown")], near
+    )
+    assert listed == 0 and missing > math.log(1.1)
+    assert theirs > math.log(2.0), "slower than the best of its backend"
+    assert unknown is None
+    assert expected_seconds([rival()], features(), [], H200) == [None]
 
 
-@pytest.mark.parametrize("tile", [(128, 256, 1), (64, 128, 2)])
-def test_shape_never_shrinks_with_more_rows(tile):
-    times = [shape_seconds(features(rows=8 * r), tile, H200) for r in (1, 2, 7, 16, 65, 128, 129, 500, 4096)]
-    assert times == sorted(times)
+def test_raster_order_counts_only_where_configs_differ_by_it():
+    near = [(0.0, measured(timed(1e-3), timed(1.5e-3, group_m=2)))]
+    assert expected_slowdowns([rival(group_m=4)], near) == [0.0], "derived from the problem: the tile decides"
+    two = expected_slowdowns([rival(group_m=8), rival(group_m=2)], near)
+    assert two == pytest.approx([0.0, math.log(1.5)])
+
+
+def test_bound_grows_with_rows():
+    of = [bound_seconds(features(rows=8 * r), H200) for r in (1, 2, 7, 16, 65, 128, 129, 500, 4096)]
+    assert of == sorted(of)
+    gradient = features_of(wgrad("x", "", (0, 0), 512, 768, "bf16").problem("cuda"))
+    assert bound_seconds(gradient, H200) > 0

@@ -11,8 +11,10 @@ from expertile.ops.grouped_mm.tuned import (
     Measured,
     Table,
     Timed,
+    candidate_key,
     features_of,
     load_table,
+    loose_key,
     nearest,
     save_table,
     skew_class,
@@ -24,7 +26,7 @@ def features(rows=1024, groups=8, k=512, n=768, dtype="bf16", **more):
 
 
 def table(*problems):
-    return Table("NVIDIA H200", "2026-11-21", {"torch": "2.11", "triton": None}, problems)
+    return Table("NVIDIA H200", "2026-11-21", {"torch": "2.11", "triton": None}, problems, (0, 7))
 
 
 TIMES = (Timed("fast", {"block_m": 64, "flatten": True}, 1.25e-5), Timed("slow", {}, 0.5))
@@ -72,21 +74,52 @@ def test_a_table_of_another_version_is_passed_over_with_a_warning(tmp_path, monk
 def test_distance_grows_with_the_logarithm_and_has_steps():
     here = features()
     assert here.distance(here) == 0
-    assert here.distance(features(rows=2048)) == pytest.approx(1.0)
-    assert here.distance(features(rows=4096)) == pytest.approx(2.0)
-    assert here.distance(features(k=1024)) == pytest.approx(here.distance(features(k=256))) == pytest.approx(0.6)
-    assert here.distance(features(b_layout="kn")) > 1
+    steps = [here.distance(features(rows=rows)) for rows in (1024, 2048, 4096, 8192, 65536)]
+    assert steps == sorted(steps) and steps[1] > 0.5
+    assert 0 < here.distance(features(k=1024)) < here.distance(features(k=4096))
+    assert here.distance(features(k=1024)) == pytest.approx(features(k=1024).distance(here))
+    assert here.distance(features(b_layout="kn")) == pytest.approx(0.3), "other order, same shape"
     assert here.distance(features(dtype="fp16")) == 0, "both are 16 bits wide"
     assert here.distance(features(dtype="fp32")) == math.inf
     gradient = features_of(wgrad("x", "", (128,) * 8, 512, 768, "bf16").problem("cuda"))
     assert here.distance(gradient) == math.inf and gradient.rows == 1024 and gradient.k == 512
 
 
-def test_nearest_are_sorted_and_none_is_far():
+def test_tiles_and_elements_count_what_is_used():
+    assert features(rows=1024, groups=8, n=768).tiles == 8 * 1 * 3
+    assert features(rows=1032, groups=8, n=768).tiles == 8 * 2 * 3
+    assert features(rows=1024, groups=8, k=512, n=768).elements == 1024 * (512 + 768) + 8 * 512 * 768
+    few = features_of(ragged_m("x", "", (1, 0, 1, 0, 0, 0, 0, 0), 512, 768, "bf16").problem("cuda"))
+    assert few.elements == 2 * (512 + 768) + 2 * 512 * 768, "two groups at most have rows"
+    gradient = features_of(wgrad("x", "", (64,) * 8, 512, 768, "bf16").problem("cuda"))
+    assert gradient.tiles == 8 * 4 * 3 and gradient.elements == 512 * (512 + 768) + 8 * 512 * 768
+    empty = features_of(ragged_m("x", "", (0, 0), 512, 768, "bf16").problem("cuda"))
+    assert all(map(math.isfinite, empty.point))
+
+
+def test_nearest_are_sorted_and_none_where_all_are_far():
     measured = [Measured(features(rows=8 * r), "graph", TIMES) for r in (16, 128, 512, 8192)]
     found = nearest(measured, features(rows=1024), 2)
     assert [m.features.rows for _, m in found] == [1024, 4096]
-    assert nearest(measured, features(rows=8, groups=1, k=64, n=65536), 3) == []
+    assert [m.features.rows for _, m in nearest(measured, features(rows=1024), 9)] == [1024, 4096, 128, 65536]
+    assert nearest(measured, features(rows=1, groups=1, k=16, n=131072), 3) == []
+    assert nearest(measured, features(dtype="fp32"), 3) == []
+
+
+def test_slowdowns_are_logarithms_over_the_best():
+    times = (Timed("a", {"x": 1, "group_m": 4}, 1.0), Timed("b", {}, 2.0), Timed("a", {"x": 1, "group_m": 8}, 3.0))
+    m = Measured(features(), "graph", times)
+    assert m.slowdowns[candidate_key("a", {"group_m": 8, "x": 1})] == pytest.approx(math.log(3))
+    assert m.slowdowns[loose_key("a", {"group_m": 8, "x": 1})] == 0.0, "the faster of both"
+    assert dict(m.backends) == pytest.approx({"a": 0.0, "b": math.log(2)})
+
+
+def test_the_h200_table_ships_and_is_small():
+    path = tuned.package_folder() / "nvidia-h200.json"
+    shipped = Table.from_json(path.read_text(encoding="utf-8"))
+    assert path.stat().st_size < 150_000
+    assert shipped.gpu == "NVIDIA H200" and shipped.seeds
+    assert {m.features.layout for m in shipped.of("graph")} == {"ragged_m", "ragged_k", "batched"}
 
 
 def test_skew_classes():

@@ -24,7 +24,7 @@ from expertile.ops.grouped_mm.problem import Layout, Problem
 from expertile.ops.grouped_mm.transfer import Rival, expected_seconds
 from expertile.ops.grouped_mm.tuned import Measured, Table, features_of, load_table, nearest
 
-NEIGHBOURS = 6
+NEIGHBOURS = 12
 # Expected times closer than that are a tie, which the earlier backend or config keeps.
 TIE = 0.005
 

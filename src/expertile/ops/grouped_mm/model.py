@@ -4,8 +4,8 @@
            + max(FLOPs of whole tile waves / reached FLOP/s, bytes / reached bytes/s)
 
 The tile and wave terms are geometry. The reached shares of peak and the fixed costs fit the times of an NVIDIA H200
-under CUDA graphs (results/nvidia-h200, 2026-11-21, presets squares and anchors) to 10-30 % in the median and are taken
-over for other GPUs: there the figures are a model's and nothing else.
+under CUDA graphs (results/nvidia-h200, 2026-11-21, tune and auto, the best config of each backend) to 5-20 % in the
+median and are taken over for other GPUs: there the figures are a model's and nothing else.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ class Speed:
     memory: float
     launch_s: float  # once per call, kernel start and ramp included
     per_group_s: float = 0.0  # for every group (a launch each)
-    tile: tuple[int, int] = (128, 256)
+    tile: tuple[int, int] = (128, 128)
+    stores: float | None = None  # in place of `memory` where K is ragged: most of the traffic is results
 
 
 # Host reads of offs on a GPU wait for everything queued before it.
@@ -36,14 +37,14 @@ HOST_SYNC_S = 25e-6
 
 # NVIDIA H200, 2026-11-21; no backend reaches more of the peak, which is stated at a clock that 700 W do not sustain.
 SPEEDS = {
-    "loop": Speed(0.60, 0.75, 1e-6, per_group_s=3.5e-6),
-    "padded_bmm": Speed(0.62, 0.80, 3e-6),
-    "torch_grouped": Speed(0.575, 0.60, 6e-6),
-    "cublas_grouped": Speed(0.275, 0.70, 6e-6),
-    "quack": Speed(0.65, 0.57, 5e-6),
-    "triton_pointer": Speed(0.575, 0.70, 4e-6, tile=(128, 128)),
-    "triton_tma": Speed(0.625, 0.83, 2.5e-6),
-    "gluon_hopper": Speed(0.645, 0.88, 4e-6),
+    "loop": Speed(0.60, 0.75, 1e-6, per_group_s=3.5e-6, tile=(128, 256)),
+    "padded_bmm": Speed(0.65, 0.9, 3e-6),
+    "torch_grouped": Speed(0.575, 0.6, 10e-6),
+    "cublas_grouped": Speed(0.275, 0.70, 6e-6, tile=(128, 256)),
+    "quack": Speed(0.625, 0.5, 8e-6, stores=0.73),
+    "triton_pointer": Speed(0.55, 0.9, 5e-6, stores=0.53),
+    "triton_tma": Speed(0.6, 0.85, 3e-6, stores=0.51),
+    "gluon_hopper": Speed(0.625, 0.8, 3e-6, stores=0.74),
 }
 # On a CPU only torch's own kernels run in earnest; a loop over its products is what the others become.
 CPU_ORDER = ("loop", "torch_grouped", "padded_bmm")
@@ -74,12 +75,13 @@ def modelled_seconds(backend: Backend, problem: Problem, device: Device, speed: 
     """The estimate for one backend on a GPU; see the module's docstring for the formula."""
     peak = device.peak(problem.dtype_key) or device.peak("fp32") or 1e12
     bandwidth = device.memory_bps or 1e12
-    work = problem.work()
+    work = problem.work(group_sizes_or_even(problem))
+    share = speed.stores if speed.stores and problem.layout is Layout.RAGGED_K else speed.memory
     waves = wave_flops(problem, device, speed.tile, equal=backend.name == "padded_bmm")
     nbytes = work.nbytes
     if backend.name == "padded_bmm" and not _equal(problem):
         nbytes += 2 * (work.nbytes - problem.groups * problem.k * problem.n * problem.dtype.itemsize)
-    seconds = max(waves / (peak * speed.compute), nbytes / (bandwidth * speed.memory))
+    seconds = max(waves / (peak * speed.compute), nbytes / (bandwidth * share))
     seconds += speed.launch_s + speed.per_group_s * problem.groups
     if synchronises(backend, problem, device):
         seconds += HOST_SYNC_S

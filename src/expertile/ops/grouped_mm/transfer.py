@@ -1,34 +1,34 @@
 """From measured problems to an unmeasured one: the time that one backend and config should take there.
 
-Every neighbour q of a problem p says  t(p) = t(q) x shape(p) / shape(q),  where `shape` is the time by geometry alone
-of a kernel with that config's tiles: whole waves of tiles over the machine, or bytes. What the geometry leaves out
-(how well the kernel runs) is thus taken from the measurement. The expected time is the mean over the neighbours, in
-logarithms, the nearer counting more. Between candidates of equal tiles that is the mean of their measured slowdowns.
+Every measured neighbour ranks the candidates by their slowdown, time / best time there. A candidate's expected slowdown
+is the mean of its slowdowns over the neighbours, in logarithms, the nearer counting more: how candidates compare
+carries over from problem to problem far better than how long each takes. What takes a problem as a whole is carried
+over separately, in proportion to its bound by compute and memory.
+
+A candidate that a neighbour does not list was screened out there, so it was slower than those listed; it counts with a
+penalty.
 """
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import lru_cache
 from typing import Any
 
 from expertile.device import Device
 from expertile.ops.grouped_mm.backend import Backend, config_dict
-from expertile.ops.grouped_mm.model import SPEEDS
 from expertile.ops.grouped_mm.problem import Layout
-from expertile.ops.grouped_mm.tuned import CandidateKey, Features, Measured, candidate_key, loose_key
+from expertile.ops.grouped_mm.tuned import Features, Measured, candidate_key, loose_key
 
+# Added to a squared distance: how alike two problems at distance 0 still are.
+_BLUR = 0.5
+# What not being listed costs, in logarithms: _PENALTY more than its backend's best, or than _SCREENED_OUT if more.
+_SCREENED_OUT, _PENALTY = 0.2, 0.1
 # Shares of peak and bandwidth that a good kernel reaches, and what every launch costs in a CUDA graph, seconds.
 _COMPUTE, _MEMORY, _LAUNCH_S = 0.62, 0.85, 3e-6
-# How far a last wave that is not full costs as much as a full one: the processors that remain run at a higher clock.
-_WHOLE_WAVES = 0.25
-# A candidate that a measured problem does not list was screened out there: it took at least so much more.
-_SCREENED_OUT = 1.08
-# Added to a squared distance: how alike two problems at distance 0 still are.
-_BLUR = 0.05
-_SPREAD = (-1.4, -0.5, 0.0, 0.5, 1.4)  # group sizes of a random choice, in standard deviations about their mean
 
 
 @dataclass(frozen=True)
@@ -38,79 +38,68 @@ class Rival:
     backend: Backend
     config: Any
 
-    @cached_property
-    def key(self) -> CandidateKey:
-        return candidate_key(self.backend.name, config_dict(self.config))
+    @property
+    def keys(self) -> tuple[str, str]:
+        """How tables call it: with and without the raster order, which most backends derive from the problem."""
+        return _keys(self.backend.name, self.config)
 
-    @cached_property
-    def loose(self) -> CandidateKey:
-        return loose_key(self.key)
 
-    @cached_property
-    def tile(self) -> tuple[int, int, int]:
-        """Rows and columns of a tile, blocks per processor."""
-        speed = SPEEDS.get(self.backend.name)
-        rows, cols = speed.tile if speed else (128, 256)
-        c = self.config
-        return getattr(c, "block_m", rows), getattr(c, "block_n", cols), getattr(c, "blocks_per_sm", 1)
+@lru_cache(maxsize=4096)
+def _keys(backend: str, config: Any) -> tuple[str, str]:
+    fields = config_dict(config)
+    return candidate_key(backend, fields), loose_key(backend, fields)
 
 
 def expected_seconds(
     rivals: Sequence[Rival], features: Features, near: Sequence[tuple[float, Measured]], device: Device
 ) -> list[float | None]:
     """For each rival the expected seconds on the problem of `features`; None where no neighbour ran its backend."""
-    here = {tile: shape_seconds(features, tile, device) for tile in {r.tile for r in rivals}}
+    slowdowns = expected_slowdowns(rivals, near)
+    level = total = 0.0
+    for distance, measured in near:
+        weight = 1.0 / (_BLUR + distance * distance)
+        level += weight * math.log(measured.best / bound_seconds(measured.features, device))
+        total += weight
+    best = bound_seconds(features, device) * math.exp(level / total) if total else 0.0
+    return [None if s is None else best * math.exp(s) for s in slowdowns]
+
+
+def expected_slowdowns(rivals: Sequence[Rival], near: Sequence[tuple[float, Measured]]) -> list[float | None]:
+    """For each rival the weighted mean of log(time / best time) over the neighbours that ran its backend, or None."""
+    names = [r.backend.name for r in rivals]
+    keys = _comparable(rivals)
     sums = [0.0] * len(rivals)
     weights = [0.0] * len(rivals)
     for distance, measured in near:
         weight = 1.0 / (_BLUR + distance * distance)
-        there = {tile: shape_seconds(measured.features, tile, device) for tile in here}
-        for i, rival in enumerate(rivals):
-            seconds = seconds_at(measured, rival)
-            if seconds is not None:
-                sums[i] += weight * math.log(seconds * here[rival.tile] / there[rival.tile])
-                weights[i] += weight
-    return [math.exp(s / w) if w else None for s, w in zip(sums, weights, strict=True)]
+        slowdowns, backends = measured.slowdowns, measured.backends
+        for i, key in enumerate(keys):
+            log = slowdowns.get(key)
+            if log is None:
+                of_backend = backends.get(names[i])
+                if of_backend is None:
+                    continue
+                log = max(of_backend, _SCREENED_OUT) + _PENALTY
+            sums[i] += weight * log
+            weights[i] += weight
+    return [s / w if w else None for s, w in zip(sums, weights, strict=True)]
 
 
-def seconds_at(measured: Measured, rival: Rival) -> float | None:
-    """What `rival` took there, or at least would have taken; None if its backend was not there."""
-    of_backend = measured.backends.get(rival.backend.name)
-    if of_backend is None:
-        return None
-    found = measured.exact.get(rival.key) or measured.similar.get(rival.loose)
-    return found if found is not None else max(measured.best, of_backend) * _SCREENED_OUT
+def _comparable(rivals: Sequence[Rival]) -> list[str]:
+    """The key of each rival: without the raster order, unless two configs of its backend differ in nothing else."""
+    exact, loose = zip(*(r.keys for r in rivals), strict=True) if rivals else ((), ())
+    counts = Counter(loose)
+    twice = {r.backend.name for r, key in zip(rivals, loose, strict=True) if counts[key] > 1}
+    return [e if r.backend.name in twice else x for r, e, x in zip(rivals, exact, loose, strict=True)]
 
 
-def shape_seconds(f: Features, tile: tuple[int, int, int], device: Device) -> float:
-    """Seconds by geometry for tiles of tile[0] rows and tile[1] columns, tile[2] programs on each processor."""
-    rows, cols, blocks = tile
-    groups, mean = max(1, f.groups), f.rows / max(1, f.groups)
-    tiles: float
-    depth: float
-    itemsize = 2 if f.dtype == "16-bit" else 4
-    if f.layout == Layout.RAGGED_K:
-        tiles = groups * math.ceil(f.k / rows) * math.ceil(f.n / cols)
-        depth = mean
-        nbytes = (f.rows * (f.k + f.n) + groups * f.k * f.n) * itemsize
-    else:
-        along, across = (cols, rows) if f.layout == Layout.RAGGED_N else (rows, cols)
-        tiles = groups * _tiles_along(f, mean, along) * math.ceil(f.n / across)
-        depth = f.k
-        used = min(groups, f.rows)
-        nbytes = (f.rows * (f.k + f.n) + used * f.k * f.n) * itemsize
-    programs = max(1, device.sm_count * blocks)
-    waves = tiles / programs
-    waves = max(1.0, (1 - _WHOLE_WAVES) * waves + _WHOLE_WAVES * math.ceil(waves))
+@lru_cache(maxsize=4096)
+def bound_seconds(f: Features, device: Device) -> float:
+    """About what a good kernel takes: a full machine at least, compute and memory partly overlapped, and a launch."""
+    depth = f.mean if f.layout == Layout.RAGGED_K else f.k
     peak = device.peak("bf16" if f.dtype == "16-bit" else f.dtype) or device.peak("fp32") or 1e12
-    compute = 2.0 * waves * programs * rows * cols * depth / (peak * _COMPUTE)
-    memory = nbytes / ((device.memory_bps or 1e12) * _MEMORY)
-    return math.hypot(compute * compute, memory * memory) ** 0.5 + _LAUNCH_S
-
-
-def _tiles_along(f: Features, mean: float, height: int) -> float:
-    """Mean tiles of a group in the ragged dimension, for groups that a random choice makes uneven."""
-    if f.layout == Layout.BATCHED:
-        return math.ceil(mean / height)
-    spread = math.sqrt(mean)
-    return sum(math.ceil(max(0.0, mean + z * spread) / height) for z in _SPREAD) / len(_SPREAD)
+    compute = 2.0 * max(1, f.rows) * f.k * f.n / (peak * _COMPUTE)
+    # One tile takes as long whether the other processors have one or not.
+    compute = max(compute, 2.0 * 64 * 64 * depth * device.sm_count / (peak * _COMPUTE))
+    memory = f.elements * (2 if f.dtype == "16-bit" else 4) / ((device.memory_bps or 1e12) * _MEMORY)
+    return math.hypot(compute, memory) + _LAUNCH_S

@@ -1,8 +1,9 @@
 """Measured times by problem: what `expertile tune` writes, `tuned/<gpu-slug>.json`, and how the nearest are found.
 
 A table holds, for each measured problem, the backends and configs that were timed and passed the gate, fastest first.
-Those that are missing were slower in a first screening. Two problems are compared by `Features`: the distance is
-Euclidean in log2 of rows per group, groups, K and N, plus a step for another memory order or another spread of rows.
+Those that are missing were slower in a first screening, or were expected to be. Two problems are compared by
+`Features`: Euclidean distance in log2 of what decides which kernel is fast (`Features.point`), plus a step for another
+memory order or another spread of rows.
 """
 
 from __future__ import annotations
@@ -23,13 +24,14 @@ VERSION = 1
 POLICIES = ("graph", "eager")
 SKEWS = ("even", "skewed", "one")
 
-# log2 distances are multiplied by these; rows per group decide most (which tile, compute or memory).
-_WEIGHTS = (1.0, 0.5, 0.6, 0.6)  # rows per group, groups, K, N
-_OTHER_ORDER, _OTHER_SKEW = 1.5, 1.0
-# Beyond that nothing measured is like the problem: rows differ 16 times, or K and N 64 times, say.
-FAR = 4.0
-
-CandidateKey = tuple[str, tuple[tuple[str, Any], ...]]  # backend, config fields in order
+# What the axes of `Features.point` and the steps count: the middle of a flat optimum of choices with one problem left
+# out, over 150 problems on an H200 (2026-11-21).
+_ROWS, _SUMMANDS, _TILES, _INTENSITY, _BYTES = 0.7, 0.5, 0.7, 0.5, 0.4
+_OTHER_ORDER, _OTHER_SKEW = 0.3, 0.5
+# The tile by which problems are compared.
+_TILE = (128, 256)
+# Beyond that nothing measured is like the problem.
+FAR = 5.0
 
 
 @dataclass(frozen=True)
@@ -46,13 +48,37 @@ class Features:
     k: int
     n: int
 
+    @property
+    def mean(self) -> float:
+        """Rows per group."""
+        return self.rows / max(1, self.groups)
+
+    @property
+    def tiles(self) -> int:
+        """Tiles of _TILE in the result, for groups of mean size: how full the machine is."""
+        height, width = _TILE
+        down = self.k if self.layout == Layout.RAGGED_K else self.mean
+        return max(1, self.groups * math.ceil(down / height) * math.ceil(self.n / width))
+
+    @property
+    def elements(self) -> int:
+        """Elements read and written, each once; of weights those of as many groups as there are rows."""
+        used = self.groups if self.layout == Layout.RAGGED_K else min(self.groups, self.rows)
+        return max(1, self.rows * (self.k + self.n) + used * self.k * self.n)
+
     @cached_property
-    def point(self) -> tuple[float, float, float, float]:
-        """Where it lies: weighted log2 of rows per group, groups, K and N."""
-        values = (self.rows / max(1, self.groups), self.groups, self.k, self.n)
-        w = _WEIGHTS
-        logs = [math.log2(max(v, 2.0**-4)) for v in values]
-        return (logs[0] * w[0], logs[1] * w[1], logs[2] * w[2], logs[3] * w[3])
+    def point(self) -> tuple[float, float, float, float, float]:
+        """Where it lies: weighted log2 of rows per group (which tile), K, tiles (how many waves), products per element
+        (compute or memory), and elements."""
+        log2 = math.log2
+        products = max(1, self.rows * self.k * self.n)
+        return (
+            _ROWS * log2(max(self.mean, 2.0**-4)),
+            _SUMMANDS * log2(max(1, self.k)),
+            _TILES * log2(self.tiles),
+            _INTENSITY * log2(products / self.elements),
+            _BYTES * log2(self.elements),
+        )
 
     def distance(self, other: Features) -> float:
         """0 for the same; inf where layout or dtype differ."""
@@ -119,49 +145,54 @@ class Measured:
         return self.times[0].seconds
 
     @cached_property
-    def exact(self) -> Mapping[CandidateKey, float]:
-        """Seconds by candidate."""
-        return {candidate_key(t.backend, t.config): t.seconds for t in reversed(self.times)}
-
-    @cached_property
-    def similar(self) -> Mapping[CandidateKey, float]:
-        """Seconds by candidate, whatever the raster order, which backends derive from the problem."""
-        return {loose_key(candidate_key(t.backend, t.config)): t.seconds for t in reversed(self.times)}
+    def slowdowns(self) -> Mapping[str, float]:
+        """Log of time / best time by `candidate_key`, and by `loose_key`, which backends derive from the problem."""
+        found: dict[str, float] = {}
+        for t in self.times:
+            log = math.log(t.seconds / self.best)
+            found.setdefault(candidate_key(t.backend, t.config), log)
+            found.setdefault(loose_key(t.backend, t.config), log)
+        return found
 
     @cached_property
     def backends(self) -> Mapping[str, float]:
-        """Seconds of each backend's best config."""
-        return {t.backend: t.seconds for t in reversed(self.times)}
+        """Log of time / best time of each backend's best config."""
+        return {t.backend: math.log(t.seconds / self.best) for t in reversed(self.times)}
 
 
 @dataclass(frozen=True)
 class Table:
-    """All measured problems of one GPU, with the versions they were measured with."""
+    """All measured problems of one GPU, with the versions they were measured with and the seeds that drew them."""
 
     gpu: str
     date: str
     versions: Mapping[str, str | None]
     problems: tuple[Measured, ...]
+    seeds: tuple[int, ...] = ()
 
     def of(self, policy: str) -> tuple[Measured, ...]:
         """The problems measured under `policy`; all of them where none was."""
-        return tuple(m for m in self.problems if m.policy == policy) or self.problems
+        return self._of_policy.get(policy) or self.problems
+
+    @cached_property
+    def _of_policy(self) -> Mapping[str, tuple[Measured, ...]]:
+        return {p: tuple(m for m in self.problems if m.policy == p) for p in POLICIES}
 
     def to_json(self) -> str:
         """Compact JSON: candidates are listed once and named by their place; times are in µs."""
-        places: dict[CandidateKey, int] = {}
+        places: dict[str, int] = {}
         rows = []
         for m in self.problems:
             times = [
-                [places.setdefault(candidate_key(t.backend, t.config), len(places)), float(f"{t.seconds * 1e6:.4g}")]
+                [places.setdefault(_compact([t.backend, dict(t.config)]), len(places)), float(f"{t.seconds * 1e6:.4g}")]
                 for t in m.times
             ]
             f = m.features
             fields = [f.layout, f.orders, f.dtype, f.skew, f.rows, f.groups, f.k, f.n, m.policy]
-            rows.append(json.dumps([*fields, times], separators=(",", ":")))
+            rows.append(_compact([*fields, times]))
         head = {"version": VERSION, "gpu": self.gpu, "date": self.date, "versions": dict(self.versions)}
-        candidates = [json.dumps([name, dict(config)], separators=(",", ":")) for name, config in places]
-        lines = [json.dumps(head)[:-1] + ",", '"candidates": [', ",\n".join(candidates), "],", '"problems": [']
+        head["seeds"] = list(self.seeds)
+        lines = [json.dumps(head)[:-1] + ",", '"candidates": [', ",\n".join(places), "],", '"problems": [']
         return "\n".join([*lines, ",\n".join(rows), "]}"]) + "\n"
 
     @staticmethod
@@ -180,24 +211,29 @@ class Table:
                 if not timed or policy not in POLICIES:
                     raise ValueError(f"table: expected times under graph or eager, got {times!r} under {policy!r}")
                 problems.append(Measured(Features(*fields), policy, tuple(timed)))
-            return Table(data["gpu"], data["date"], data["versions"], tuple(problems))
+            return Table(data["gpu"], data["date"], data["versions"], tuple(problems), tuple(data.get("seeds", ())))
         except (KeyError, TypeError, IndexError, json.JSONDecodeError) as error:
             raise ValueError(f"table: expected what `expertile tune` writes, got {error!r}") from None
 
 
-def candidate_key(backend: str, config: Mapping[str, Any]) -> CandidateKey:
-    return backend, tuple(sorted(config.items()))
+def _compact(value: Any) -> str:
+    return json.dumps(value, separators=(",", ":"), sort_keys=True)
 
 
-def loose_key(key: CandidateKey) -> CandidateKey:
-    """`key` without the height of the L2 raster panel."""
-    return key[0], tuple(field for field in key[1] if field[0] != "group_m")
+def candidate_key(backend: str, config: Mapping[str, Any]) -> str:
+    """One string for a backend and a config: strings remember their hash."""
+    return f"{backend} {sorted(config.items())}"
+
+
+def loose_key(backend: str, config: Mapping[str, Any]) -> str:
+    """`candidate_key` without the height of the L2 raster panel."""
+    return candidate_key(backend, {k: v for k, v in config.items() if k != "group_m"})
 
 
 def nearest(measured: Sequence[Measured], features: Features, most: int) -> list[tuple[float, Measured]]:
-    """Up to `most` problems by distance, none at FAR or beyond."""
-    found = [(d, i) for i, m in enumerate(measured) if (d := m.features.distance(features)) < FAR]
-    return [(d, measured[i]) for d, i in sorted(found)[:most]]
+    """Up to `most` problems of the same layout and dtype by distance; none where the nearest is at FAR or beyond."""
+    found = sorted((d, i) for i, m in enumerate(measured) if (d := m.features.distance(features)) < math.inf)
+    return [(d, measured[i]) for d, i in found[:most]] if found and found[0][0] < FAR else []
 
 
 def package_folder() -> Path:

@@ -107,8 +107,8 @@ MUTANTS = {
         "",
     ),
     "an empty group has no step": (
-        "range(0, gl.maximum(k_len, 1), p.BLOCK_K):\n            mbarrier.wait(p.empty",
-        "range(0, k_len, p.BLOCK_K):\n            mbarrier.wait(p.empty",
+        "return (gl.maximum(k_len, 1) + p.BLOCK_K - 1)",
+        "return (k_len + p.BLOCK_K - 1)",
     ),
     "a tile is stored where the next one belongs": (
         "_store(p, acc, g, row, row_end, col, tile, 0, mma_layout)",

@@ -57,31 +57,54 @@ def _load_b(p, g, col, k0, k_len, k, bar, dst):
 
 
 @gluon.jit
-def _producer(p):
+def _fill(p, g, row, row_end, col, k0, k_len, k, i, phase):
+    """Load one stage as soon as it is free."""
     A_PARTS: gl.constexpr = p.BLOCK_M // p.ROWS
     A_BYTES: gl.constexpr = p.a_desc.block_type.nbytes
     B_BYTES: gl.constexpr = p.b_desc.block_type.nbytes
+    mbarrier.wait(p.empty.index(i), phase)
+    bar = p.full.index(i)
+    both = row + p.ROWS < row_end
+    if A_PARTS == 2:
+        mbarrier.expect(bar, 2 * A_BYTES + B_BYTES, pred=both)
+        mbarrier.expect(bar, A_BYTES + B_BYTES, pred=row + p.ROWS >= row_end)
+    else:
+        mbarrier.expect(bar, A_BYTES + B_BYTES)
+    _load_a(p, g, row, k0, k_len, k, bar, p.a_smem.index(i * A_PARTS), True)
+    _load_b(p, g, col, k0, k_len, k, bar, p.b_smem.index(i))
+    if A_PARTS == 2:
+        _load_a(p, g, row + p.ROWS, k0, k_len, k, bar, p.a_smem.index(i * A_PARTS + 1), both)
+
+
+@gluon.jit
+def _producer(p):
     plan = make_plan(p)
     i = 0
     phase = 1
+    g, row, row_end, col, k0, k_len = locate(p, plan, gl.program_id(0))
     for t in range(gl.program_id(0), plan.total, gl.num_programs(0)):
-        g, row, row_end, col, k0, k_len = locate(p, plan, t)
-        both = row + p.ROWS < row_end
-        for k in range(0, gl.maximum(k_len, 1), p.BLOCK_K):
-            mbarrier.wait(p.empty.index(i), phase)
-            bar = p.full.index(i)
-            if A_PARTS == 2:
-                mbarrier.expect(bar, 2 * A_BYTES + B_BYTES, pred=both)
-                mbarrier.expect(bar, A_BYTES + B_BYTES, pred=row + p.ROWS >= row_end)
-            else:
-                mbarrier.expect(bar, A_BYTES + B_BYTES)
-            _load_a(p, g, row, k0, k_len, k, bar, p.a_smem.index(i * A_PARTS), True)
-            _load_b(p, g, col, k0, k_len, k, bar, p.b_smem.index(i))
-            if A_PARTS == 2:
-                _load_a(p, g, row + p.ROWS, k0, k_len, k, bar, p.a_smem.index(i * A_PARTS + 1), both)
+        # An empty group has one step, of zeros from outside its descriptors.
+        _fill(p, g, row, row_end, col, k0, k_len, 0, i, phase)
+        if p.GROUPS_POW2 <= 128:
+            # Looked up while the ring is full, not when the tile after this one is due.
+            next_g, next_row, next_row_end, next_col, next_k0, next_k_len = locate(p, plan, t + gl.num_programs(0))
+        i += 1
+        phase = gl.where(i == p.STAGES, phase ^ 1, phase)
+        i = gl.where(i == p.STAGES, 0, i)
+        for k in range(p.BLOCK_K, k_len, p.BLOCK_K):
+            _fill(p, g, row, row_end, col, k0, k_len, k, i, phase)
             i += 1
             phase = gl.where(i == p.STAGES, phase ^ 1, phase)
             i = gl.where(i == p.STAGES, 0, i)
+        if p.GROUPS_POW2 > 128:
+            # The longer plan and two tiles' places would not fit this warp's registers.
+            next_g, next_row, next_row_end, next_col, next_k0, next_k_len = locate(p, plan, t + gl.num_programs(0))
+        g = next_g
+        row = next_row
+        row_end = next_row_end
+        col = next_col
+        k0 = next_k0
+        k_len = next_k_len
 
 
 @gluon.jit
@@ -121,8 +144,9 @@ def _multiply(p, plan, step, k_len, after, PART: gl.constexpr, NEXT: gl.constexp
     phase = (step // p.STAGES) & 1
     acc = gl.zeros((p.ROWS, p.BLOCK_N), gl.float32, mma_layout)
     acc = _batch(p, acc, i, phase, PART, True)
-    # Looked up while the tensor cores are busy.
-    g, row, row_end, col, _k0, next_k_len = locate(p, plan, after)
+    if NEXT is None:
+        # Looked up while the tensor cores are busy.
+        g, row, row_end, col, _k0, next_k_len = locate(p, plan, after)
     for _k in range(p.BLOCK_K, k_len, p.BLOCK_K):
         i += 1
         phase = gl.where(i == p.STAGES, phase ^ 1, phase)
@@ -135,6 +159,9 @@ def _multiply(p, plan, step, k_len, after, PART: gl.constexpr, NEXT: gl.constexp
         mbarrier.arrive(p.turn.index(NEXT), count=1)
     acc = warpgroup_mma_wait(0, (acc,))
     mbarrier.arrive(p.empty.index(i), count=1)
+    if NEXT is not None:
+        # Looked up while the other consumer keeps them busy.
+        g, row, row_end, col, _k0, next_k_len = locate(p, plan, after)
     return acc, g, row, row_end, col, next_k_len
 
 
