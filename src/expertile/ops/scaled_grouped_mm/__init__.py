@@ -1,0 +1,1 @@
+"""Grouped FP8 products with float32 scales for blocks of 128."""

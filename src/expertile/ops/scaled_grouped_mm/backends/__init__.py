@@ -1,0 +1,28 @@
+"""The backends of `scaled_grouped_mm`, one file each, in the order in which `auto` asks them on a GPU.
+
+A new backend is one file that ends in `BACKEND = Backend(...)` and one line here.
+"""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+from expertile.ops.scaled_grouped_mm.backend import Backend
+from expertile.ops.scaled_grouped_mm.backends import loop, torch_scaled
+
+_OURS: tuple[Backend, ...] = ()
+# Triton has no wheels outside Linux; the package works without it.
+if find_spec("triton") is not None:
+    from expertile.ops.scaled_grouped_mm.backends import gluon_fp8, triton_fp8
+
+    _OURS = (gluon_fp8.BACKEND, triton_fp8.BACKEND)
+
+BACKENDS: tuple[Backend, ...] = (*_OURS, torch_scaled.BACKEND, loop.BACKEND)
+
+
+def by_name(name: str) -> Backend:
+    """The backend called `name`. ValueError lists those there are."""
+    for backend in BACKENDS:
+        if backend.name == name:
+            return backend
+    raise ValueError(f"backend: expected one of {', '.join(b.name for b in BACKENDS)}, got {name!r}")

@@ -1,0 +1,332 @@
+"""Device code of the `gluon_fp8` backend: one persistent, warp-specialised FP8 grouped GEMM for sm_90a.
+
+One warp loads tiles with TMA into a ring of `STAGES` shared-memory stages, each 128 summands deep: one block of
+scales. One or two warpgroups ("consumers") multiply them, each its own ROWS of the tile:
+
+    part = a_stage · b_stageᵀ                 four wgmmas of 32 summands, accumulated by the tensor cores
+    acc += part * (scale_a ⊗ scale_b)         in float32, "promotion"; 128 FMAs a clock and SM
+
+While one consumer promotes, the tensor cores work for the other; both run freely. Scales come by plain loads, one
+step ahead of their use, the next tile's first ones with the last step of this tile, so any strides will do.
+
+With SPLIT_K > 1 the steps of a tile are dealt out to that many programs, neighbours in the grid; each stores its
+float32 sum into a slice of its own, [SPLIT_K, M, N], and `_reduce` adds the slices up in order: same bits every time.
+"""
+# ruff: noqa: RUF005  (Gluon's front end knows no `*` in a list)
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from expertile.ops.grouped_mm.backends._gluon_tiles import locate, make_plan
+from expertile.ops.scaled_grouped_mm.backends._gluon_context import Context
+
+# Ragged descriptors (triton.tools.ragged_tma) wrap 64-bit addresses around at this coordinate.
+_WRAP: gl.constexpr = gl.constexpr(0x40000000)
+
+
+@gluon.jit
+def _span(p, unit, k_len):
+    """(first step, number of steps) of a work unit; an empty group has none."""
+    steps = (k_len + 127) // 128
+    split = unit % p.SPLIT_K
+    first = split * steps // p.SPLIT_K
+    return first, (split + 1) * steps // p.SPLIT_K - first
+
+
+@gluon.jit
+def _producer(p):
+    A_PARTS: gl.constexpr = p.BLOCK_M // p.ROWS
+    A_BYTES: gl.constexpr = p.a_desc.block_type.nbytes
+    B_BYTES: gl.constexpr = p.b_desc.block_type.nbytes
+    plan = make_plan(p)
+    i = 0
+    phase = 1
+    for unit in range(gl.program_id(0), plan.total * p.SPLIT_K, gl.num_programs(0)):
+        g, row, row_end, col, k0, k_len = locate(p, plan, unit // p.SPLIT_K)
+        first, steps = _span(p, unit, k_len)
+        both = row + p.ROWS < row_end
+        if p.LAYOUT == "ragged_k":
+            layer = 0
+        else:
+            layer = g
+        for s in range(first, first + steps):
+            k = k0 + s * 128
+            mbarrier.wait(p.empty.index(i), phase)
+            bar = p.full.index(i)
+            if A_PARTS == 2:
+                mbarrier.expect(bar, 2 * A_BYTES + B_BYTES, pred=both)
+                mbarrier.expect(bar, A_BYTES + B_BYTES, pred=row + p.ROWS >= row_end)
+            else:
+                mbarrier.expect(bar, A_BYTES + B_BYTES)
+            tma.async_copy_global_to_shared(p.a_desc, [row, k], bar, p.a_smem.index(i * A_PARTS))
+            tma.async_copy_global_to_shared(p.b_desc, [layer, col, k], bar, p.b_smem.index(i))
+            if A_PARTS == 2:
+                tma.async_copy_global_to_shared(p.a_desc, [row + p.ROWS, k], bar, p.a_smem.index(i * 2 + 1), both)
+            i += 1
+            phase = gl.where(i == p.STAGES, phase ^ 1, phase)
+            i = gl.where(i == p.STAGES, 0, i)
+
+
+@gluon.jit
+def _places(p, g, row, col, k0, first, mma_layout: gl.constexpr):
+    """Where the scales of a unit's first step stand: ROWS offsets for a; one for b, or one for each column.
+
+    Rows and columns that do not exist borrow the last one's; so does an empty group behind all blocks of k.
+    """
+    block = gl.minimum(k0 // 128 + first, (p.K - 1) // 128)
+    rows = row + gl.arange(0, p.ROWS, layout=gl.SliceLayout(1, mma_layout))
+    at_a = gl.where(rows < p.M, rows, p.M - 1) * p.sa_m + block * p.sa_k
+    at_b = block * p.sb_k
+    if p.LAYOUT == "ragged_m":
+        at_b += g * p.sb_g
+    if p.RECIPE == "block":
+        at_b += col // 128 * p.sb_n
+    else:
+        cols = col + gl.arange(0, p.BLOCK_N, layout=gl.BlockedLayout([1], [32], [gl.num_warps()], [0]))
+        at_b += gl.where(cols < p.N, cols, p.N - 1) * p.sb_n
+    return at_a, at_b
+
+
+@gluon.jit
+def _load_scales(p, at_a, at_b, step):
+    """The scales `step` blocks of k after the places."""
+    return gl.load(p.scale_a + at_a + step * p.sa_k), gl.load(p.scale_b + at_b + step * p.sb_k)
+
+
+@gluon.jit
+def _outer(p, scale_a, scale_b, mma_layout: gl.constexpr):
+    """scale_a ⊗ scale_b; or, with one scale_b for all columns, their product as a column."""
+    if p.RECIPE == "block":
+        return gl.expand_dims(scale_a * scale_b, 1)
+    else:
+        across = gl.convert_layout(scale_b, gl.SliceLayout(0, mma_layout))
+        return gl.expand_dims(scale_a, 1) * gl.expand_dims(across, 0)
+
+
+@gluon.jit
+def _products(p, i, PART: gl.constexpr, mma_layout: gl.constexpr):
+    """Queue the wgmmas of one stage: this consumer's rows of a by all columns of b."""
+    a = p.a_smem.index(i * (p.BLOCK_M // p.ROWS) + PART)
+    b = p.b_smem.index(i).reshape([p.BLOCK_N, 128]).permute((1, 0))
+    zeros = gl.zeros((p.ROWS, p.BLOCK_N), gl.float32, mma_layout)
+    return warpgroup_mma(a, b, zeros, use_acc=False, is_async=True)
+
+
+@gluon.jit
+def _promoted(p, acc, part, scale_a, scale_b, mma_layout: gl.constexpr):
+    if p.RECIPE == "row":
+        return acc + part
+    else:
+        return acc + part * _outer(p, scale_a, scale_b, mma_layout)
+
+
+@gluon.jit
+def _multiply(p, ring, steps, at_a, at_b, PART: gl.constexpr, mma_layout: gl.constexpr):
+    """The sum of one unit, from the ring's step number `ring`."""
+    i = ring % p.STAGES
+    phase = (ring // p.STAGES) & 1
+    scale_a, scale_b = _load_scales(p, at_a, at_b, 0)
+    acc = gl.zeros((p.ROWS, p.BLOCK_N), gl.float32, mma_layout)
+    for s in range(steps):
+        mbarrier.wait(p.full.index(i), phase)
+        part = _products(p, i, PART, mma_layout)
+        if p.RECIPE == "row":
+            part = warpgroup_mma_wait(0, (part,))
+            mbarrier.arrive(p.empty.index(i), count=1)
+            acc += part
+        else:
+            # The next step's, while the tensor cores are busy.
+            soon_a, soon_b = _load_scales(p, at_a, at_b, gl.minimum(s + 1, steps - 1))
+            part = warpgroup_mma_wait(0, (part,))
+            mbarrier.arrive(p.empty.index(i), count=1)
+            acc += part * _outer(p, scale_a, scale_b, mma_layout)
+            scale_a = soon_a
+            scale_b = soon_b
+        i += 1
+        phase = gl.where(i == p.STAGES, phase ^ 1, phase)
+        i = gl.where(i == p.STAGES, 0, i)
+    if p.RECIPE == "row":
+        acc = acc * _outer(p, scale_a, scale_b, mma_layout)
+    return acc
+
+
+@gluon.jit
+def _after(p, i, phase):
+    """The ring's next stage and the phase in which it is full."""
+    wraps = i == p.STAGES - 1
+    return gl.where(wraps, 0, i + 1), gl.where(wraps, phase ^ 1, phase)
+
+
+@gluon.jit
+def _multiply_pairs(p, ring, steps, at_a, at_b, PART: gl.constexpr, mma_layout: gl.constexpr):
+    """`_multiply` two steps at a time: the first one's promotion goes on under the second one's products."""
+    i = ring % p.STAGES
+    phase = (ring // p.STAGES) & 1
+    scale_a, scale_b = _load_scales(p, at_a, at_b, 0)
+    acc = gl.zeros((p.ROWS, p.BLOCK_N), gl.float32, mma_layout)
+    for t in range(steps // 2):
+        j, phase_j = _after(p, i, phase)
+        mbarrier.wait(p.full.index(i), phase)
+        even = _products(p, i, PART, mma_layout)
+        mbarrier.wait(p.full.index(j), phase_j)
+        odd = _products(p, j, PART, mma_layout)
+        odd_a, odd_b = _load_scales(p, at_a, at_b, 2 * t + 1)
+        soon_a, soon_b = _load_scales(p, at_a, at_b, gl.minimum(2 * t + 2, steps - 1))
+        done = warpgroup_mma_wait(1, (even,))
+        mbarrier.arrive(p.empty.index(i), count=1)
+        acc = _promoted(p, acc, done, scale_a, scale_b, mma_layout)
+        done = warpgroup_mma_wait(0, (odd,))
+        mbarrier.arrive(p.empty.index(j), count=1)
+        acc = _promoted(p, acc, done, odd_a, odd_b, mma_layout)
+        scale_a = soon_a
+        scale_b = soon_b
+        i, phase = _after(p, j, phase_j)
+    if steps % 2 == 1:
+        mbarrier.wait(p.full.index(i), phase)
+        even = _products(p, i, PART, mma_layout)
+        done = warpgroup_mma_wait(0, (even,))
+        mbarrier.arrive(p.empty.index(i), count=1)
+        acc = _promoted(p, acc, done, scale_a, scale_b, mma_layout)
+    if p.RECIPE == "row":
+        acc = acc * _outer(p, scale_a, scale_b, mma_layout)
+    return acc
+
+
+@gluon.jit
+def _skip(p, ring, steps):
+    """Give back the stages of a tile that this consumer has no rows in."""
+    i = ring % p.STAGES
+    phase = (ring // p.STAGES) & 1
+    for _s in range(steps):
+        mbarrier.wait(p.full.index(i), phase)
+        mbarrier.arrive(p.empty.index(i), count=1)
+        i += 1
+        phase = gl.where(i == p.STAGES, phase ^ 1, phase)
+        i = gl.where(i == p.STAGES, 0, i)
+
+
+@gluon.jit
+def _store(p, acc, split, g, row, row_end, col, WHO: gl.constexpr, mma_layout: gl.constexpr):
+    """Sums -> shared memory -> TMA. Nothing waits for the store here: its buffer is waited for one tile later."""
+    if p.HAS_BIAS:
+        cols = col + gl.arange(0, p.BLOCK_N, layout=gl.SliceLayout(0, mma_layout))
+        # The slices of a split K are added up: one of them takes the bias along.
+        bias = gl.load(p.bias + g * p.N + cols, mask=cols < gl.where(split == 0, p.N, 0), other=0.0)
+        acc = acc + gl.expand_dims(bias.to(gl.float32), 0)
+    buf = p.c_smem.index(WHO)
+    tma.store_wait(0)
+    buf.reshape([p.ROWS, p.BLOCK_N]).store(acc.to(p.c_desc.dtype))
+    fence_async_shared()
+    if p.LAYOUT == "ragged_m":
+        # Rows past the end of the group fall outside the descriptor's box: the hardware drops them.
+        at = [_WRAP, row_end + split * p.M, _WRAP - (row_end - row), col]
+        tma.async_copy_shared_to_global(p.c_desc, at, buf)
+    else:
+        tma.async_copy_shared_to_global(p.c_desc, [g, row, col], buf)
+
+
+@gluon.jit
+def _consumer(p, mma_layout: gl.constexpr, WHO: gl.constexpr):
+    plan = make_plan(p)
+    ring = 0
+    for unit in range(gl.program_id(0), plan.total * p.SPLIT_K, gl.num_programs(0)):
+        g, row, row_end, col, k0, k_len = locate(p, plan, unit // p.SPLIT_K)
+        first, steps = _span(p, unit, k_len)
+        row += WHO * p.ROWS
+        if WHO == 0 or row < row_end:
+            at_a, at_b = _places(p, g, row, col, k0, first, mma_layout)
+            if p.PAIRS:
+                acc = _multiply_pairs(p, ring, steps, at_a, at_b, WHO, mma_layout)
+            else:
+                acc = _multiply(p, ring, steps, at_a, at_b, WHO, mma_layout)
+            _store(p, acc, unit % p.SPLIT_K, g, row, row_end, col, WHO, mma_layout)
+        else:
+            _skip(p, ring, steps)
+        ring += steps
+    tma.store_wait(0)
+
+
+@gluon.jit
+def _consumer_0(p, mma_layout: gl.constexpr):
+    _consumer(p, mma_layout, 0)
+
+
+@gluon.jit
+def _consumer_1(p, mma_layout: gl.constexpr):
+    _consumer(p, mma_layout, 1)
+
+
+@gluon.constexpr_function
+def _prefetch_descriptors(a_rank, b_rank):
+    """PTX: one thread asks for the three descriptors, which the first load and store would else wait for.
+
+    A descriptor is a parameter of the kernel, and its shape and strides are the next 2 * rank parameters."""
+    b_at = 1 + 2 * a_rank
+    lines = [
+        f"@leader prefetch.param.tensormap [scaled_grouped_mm_kernel_param_{at}];"
+        for at in (0, b_at, b_at + 1 + 2 * b_rank)
+    ]
+    return (
+        "{ .reg .pred leader; .reg .b32 thread; mov.u32 thread, %tid.x; setp.eq.u32 leader, thread, 0; "
+        + " ".join(lines)
+        + " mov.b32 $0, 0; }"
+    )
+
+
+@gluon.jit(
+    # One compilation serves every token count and every stride of the scales.
+    do_not_specialize=["G", "M", "N", "K", "sa_m", "sa_k", "sb_g", "sb_n", "sb_k"],
+    do_not_specialize_on_alignment=["offs_ptr", "bias_ptr", "scale_a_ptr", "scale_b_ptr"],
+)
+def scaled_grouped_mm_kernel(
+    a_desc, b_desc, c_desc, offs_ptr, bias_ptr, scale_a_ptr, scale_b_ptr, G, M, N, K, sa_m, sa_k, sb_g, sb_n, sb_k,
+    LAYOUT: gl.constexpr, RECIPE: gl.constexpr, HAS_BIAS: gl.constexpr, GROUPS_POW2: gl.constexpr,
+    ROWS: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr, GROUP_M: gl.constexpr,
+    SPLIT_K: gl.constexpr, PAIRS: gl.constexpr, CONSUMER_REGS: gl.constexpr, PRODUCER_REGS: gl.constexpr,
+    num_warps: gl.constexpr,
+):  # fmt: skip
+    """out[g] = (a[g] ∘ scale_a[g]) @ (b[g] ∘ scale_b[g]) over groups g; see `gluon_fp8` for shapes.
+
+    GROUPS_POW2: a power of two >= max(G, 32). BLOCK_M = ROWS * consumers; BLOCK_N divides 128. Grid: any number of
+    programs, one per multiprocessor. Launched as a programmatic dependent, it sets itself up while the kernel before
+    it ends.
+    """
+    gl.inline_asm_elementwise(
+        _prefetch_descriptors(len(a_desc.block_type.shape), len(b_desc.block_type.shape)),
+        "=r", [], dtype=gl.int32, is_pure=False, pack=1,
+    )  # fmt: skip
+    CONSUMERS: gl.constexpr = BLOCK_M // ROWS
+    a_smem = gl.allocate_shared_memory(a_desc.dtype, [STAGES * CONSUMERS] + a_desc.block_type.shape, a_desc.layout)
+    b_smem = gl.allocate_shared_memory(b_desc.dtype, [STAGES] + b_desc.block_type.shape, b_desc.layout)
+    c_smem = gl.allocate_shared_memory(c_desc.dtype, [CONSUMERS] + c_desc.block_type.shape, c_desc.layout)
+    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    for s in gl.static_range(STAGES):
+        mbarrier.init(full.index(s), count=1)
+        mbarrier.init(empty.index(s), count=CONSUMERS)
+    fence_async_shared()
+    # Memory of the kernel before is touched only after this; the kernel after may begin to set itself up.
+    gdc_wait()
+    gdc_launch_dependents()
+    p = Context(
+        a_desc, b_desc, c_desc, a_smem, b_smem, c_smem, full, empty, offs_ptr, bias_ptr, scale_a_ptr, scale_b_ptr,
+        G, M, N, K, sa_m, sa_k, sb_g, sb_n, sb_k, LAYOUT, RECIPE, HAS_BIAS, GROUPS_POW2, ROWS, BLOCK_M, BLOCK_N, STAGES,
+        GROUP_M, SPLIT_K, PAIRS,
+    )  # fmt: skip
+    mma_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [num_warps, 1], [16, BLOCK_N, 32])
+    if CONSUMERS == 2:
+        gl.warp_specialize(
+            [(_consumer_0, (p, mma_layout)), (_consumer_1, (p, mma_layout)), (_producer, (p,))],
+            [4, 1],
+            [CONSUMER_REGS, PRODUCER_REGS],
+        )
+    else:
+        gl.warp_specialize([(_consumer_0, (p, mma_layout)), (_producer, (p,))], [1], [PRODUCER_REGS])

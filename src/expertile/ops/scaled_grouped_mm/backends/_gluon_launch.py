@@ -1,0 +1,168 @@
+"""Host side of the `gluon_fp8` backend: TMA descriptors of one problem, the launch, and the sum of a split K."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import torch
+from triton.runtime.jit import MockTensor
+
+from expertile.device import Device
+from expertile.ops.grouped_mm.backends import _launch
+from expertile.ops.grouped_mm.backends._gluon_launch import Blocks
+from expertile.ops.grouped_mm.problem import Layout
+from expertile.ops.scaled_grouped_mm.backend import Operands
+from expertile.ops.scaled_grouped_mm.backends import _reduce
+from expertile.ops.scaled_grouped_mm.backends._gluon_kernel import scaled_grouped_mm_kernel
+from expertile.ops.scaled_grouped_mm.backends.triton_fp8 import scale_strides
+from expertile.ops.scaled_grouped_mm.problem import BLOCK, ScaledProblem
+
+_WRAP = 0x40000000
+_PARAMETERS = 16  # of the kernel that are no compile-time constants
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All of a launch that follows from the problem, the config and the strides of what the kernel writes."""
+
+    a: Blocks
+    b: Blocks
+    c: Blocks
+    options: dict[str, Any]
+    numbers: tuple[int, ...]
+
+
+def plan(p: ScaledProblem, config: Any, out_strides: tuple[int, ...]) -> Plan:
+    """Descriptors, compile-time options, sizes and strides for `scaled_grouped_mm_kernel`."""
+    rows, cols = config.rows, config.block_n
+    a = Blocks((p.m, p.k), p.a_strides, (rows, BLOCK))
+    if p.layout is Layout.RAGGED_M:
+        b = Blocks((p.groups, p.n, p.k), (p.b_strides[0], p.b_strides[2], 1), (1, cols, BLOCK))
+        # Rows `pitch` apart with a window [first, end) that moves by coordinates alone (see grouped_mm's descriptors):
+        # (_WRAP, end, _WRAP - (end - row), column) reaches row `row`, and what lies past `end` is out of bounds.
+        pitch = out_strides[-2]
+        c = Blocks((0x7FFF0000, 0x7FFF0000, _WRAP, p.n), (2**34 - pitch, pitch, pitch, 1), (1, 1, rows, cols))
+    else:
+        b = Blocks((1, p.n, p.k), (p.n * p.b_strides[1], p.b_strides[1], 1), (1, cols, BLOCK))
+        c = Blocks((p.groups, p.m, p.n), out_strides, (1, rows, cols))
+    consumers = config.consumers
+    options = {
+        "LAYOUT": p.layout.value,
+        "RECIPE": p.recipe.value,
+        "HAS_BIAS": p.has_bias,
+        "GROUPS_POW2": max(32, 1 << (p.groups - 1).bit_length()),
+        "ROWS": rows,
+        "BLOCK_M": config.block_m,
+        "BLOCK_N": config.block_n,
+        "STAGES": config.num_stages,
+        "GROUP_M": config.group_m,
+        "SPLIT_K": config.split_k,
+        "PAIRS": config.pairs,
+        # The first consumer gets what the second and the producer leave: as many.
+        "CONSUMER_REGS": 232,
+        "PRODUCER_REGS": 40,
+        "num_warps": 4,
+        # Warps come in fours; the register file holds 65536.
+        "maxnreg": 168 if consumers == 2 else 248,
+        "launch_pdl": True,
+    }
+    (_, sa_m, sa_k), (sb_g, sb_n, sb_k) = scale_strides(p)
+    return Plan(a, b, c, options, (p.groups, p.m, p.n, p.k, sa_m, sa_k, sb_g, sb_n, sb_k))
+
+
+def arguments(
+    p: ScaledProblem, operands: Operands, config: Any, target: torch.Tensor
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Positional and keyword arguments of `scaled_grouped_mm_kernel` that writes `target`: the output, or the partial
+    sums [split_k, M, N] of a split K."""
+    made = plan(p, config, target.stride())
+    bias = operands.bias if operands.bias is not None else target
+    descriptors = (made.a.of(operands.a), made.b.of(operands.b), made.c.of(target))
+    return (*descriptors, operands.offs, bias, operands.scale_a, operands.scale_b, *made.numbers), made.options
+
+
+@dataclass(frozen=True, eq=False)
+class _Ready:
+    """A plan with its compiled kernel."""
+
+    kernel: _launch.Compiled
+    a: _launch.Tensor
+    b: _launch.Tensor
+    c: _launch.Tensor
+    rest: tuple[Any, ...]
+    programs: int
+
+
+@lru_cache(maxsize=256)
+def _compile(
+    boxes: tuple[tuple[int, ...], ...],
+    dtypes: tuple[torch.dtype, ...],
+    options: tuple[tuple[str, Any], ...],
+    device: int,
+) -> _launch.Compiled | None:
+    """The kernel for boxes of a, b, c and dtypes of a, b, c, offs, bias and scales; `device` is the current one."""
+    blocks = []
+    for box, dtype in zip(boxes, dtypes, strict=False):
+        pitches = (*(16 * 2 ** (len(box) - 1 - i) for i in range(len(box) - 1)), 1)
+        blocks.append(Blocks(box, pitches, box).of(MockTensor(dtype)))
+    args = (*blocks, *(MockTensor(d) for d in dtypes[3:]), *(2,) * 9)
+    return _launch.prepare(scaled_grouped_mm_kernel.run(*args, grid=(1,), warmup=True, **dict(options)))
+
+
+@lru_cache(maxsize=1024)
+def _ready(
+    p: ScaledProblem,
+    config: Any,
+    strides: tuple[int, ...],
+    dtype: torch.dtype,
+    bias_dtype: torch.dtype | None,
+    device: int,
+) -> _Ready | None:
+    made = plan(p, config, strides)
+    dtypes = (p.dtype, p.dtype, dtype, torch.int32, bias_dtype or dtype, torch.float32, torch.float32)
+    with torch.cuda.device(device):
+        kernel = _compile((made.a.box, made.b.box, made.c.box), dtypes, tuple(made.options.items()), device)
+    if kernel is None:
+        return None
+    a, b, c = (
+        kernel.tensor(i, list(blocks.shape), list(blocks.strides)) for i, blocks in enumerate((made.a, made.b, made.c))
+    )
+    constants = (None,) * (len(scaled_grouped_mm_kernel.arg_names) - _PARAMETERS)
+    programs = Device.current(f"cuda:{device}").sm_count
+    return _Ready(kernel, a, b, c, (*made.numbers, *constants), programs)
+
+
+def launch(p: ScaledProblem, operands: Operands, config: Any, out: torch.Tensor) -> None:
+    """Queue the kernel, and after a split K the sum of its slices, on the current stream of `out`'s device."""
+    target = out
+    if config.split_k > 1:
+        target = out.new_empty((config.split_k, p.m, p.n), dtype=torch.float32)
+    _multiply(p, operands, config, target)
+    if config.split_k > 1:
+        _reduce.launch(target, operands.offs, out)
+
+
+def _multiply(p: ScaledProblem, operands: Operands, config: Any, target: torch.Tensor) -> None:
+    bias = operands.bias
+    device = target.get_device()
+    ready = None
+    if device >= 0 and not _launch.hooked():
+        bias_dtype = None if bias is None else bias.dtype
+        ready = _ready(p, config, target.stride(), target.dtype, bias_dtype, device)
+    if ready is None:
+        args, options = arguments(p, operands, config, target)
+        scaled_grouped_mm_kernel[(Device.current(target.device).sm_count,)](*args, **options)
+        return
+    here = target.data_ptr()
+    pointers = (
+        operands.offs.data_ptr(), here if bias is None else bias.data_ptr(), operands.scale_a.data_ptr(),
+        operands.scale_b.data_ptr(),
+    )  # fmt: skip
+    ready.kernel(
+        device,
+        ready.programs,
+        ((ready.a, operands.a.data_ptr()), (ready.b, operands.b.data_ptr()), (ready.c, here)),
+        (*pointers, *ready.rest),
+    )

@@ -1,0 +1,207 @@
+"""gluon_fp8: our warp-specialised Gluon kernel for sm_90a (H100, H200); e4m3 with float32 scales, promoted every 128.
+
+    out_g = Σ_blocks (scale_a[:, block] ⊗ scale_b[:, block]) ∘ (a_g[:, block] @ b_g[block, :]) (+ bias[g])
+
+    RAGGED_M  a [M_tot, K]  b [G, K, N] stored [G, N, K]   out[rows of g]; scales BLOCK, VECTOR or ROW
+    RAGGED_K  a [M, K_tot]  b [K_tot, N] stored [N, K_tot]  out[g]; scales VECTOR, groups begin on multiples of 128
+
+(`expertile.ops.scaled_grouped_mm.problem` gives the shapes of the scales.) e4m3 wgmma reads both operands with K
+contiguous. K need be no multiple of 128, only of 16: TMA reads zeros past the end, and the last block of scales serves
+the rest. Groups need no padding in RAGGED_M: TMA drops stores past a group's end. `offs` is read on the device only.
+
+Limits: for long groups the tensor cores and the power they draw, as long as L2 keeps up: a tile reads
+(block_m + block_n) · 128 bytes for block_m · block_n · 256 FLOP. For short ones HBM, where each group's weights are
+read once; and where there are fewer tiles than multiprocessors, latency: `split_k` programs then share a tile. See
+`_gluon_kernel` for how the work is laid out on the chip.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+import torch
+
+from expertile.device import Device
+from expertile.ops.grouped_mm.backends.gluon_hopper import _storable, _zero_rows
+from expertile.ops.grouped_mm.problem import Layout
+from expertile.ops.scaled_grouped_mm.backend import Backend, Operands
+from expertile.ops.scaled_grouped_mm.problem import BLOCK, Recipe, ScaledProblem
+
+_MAX_ROWS = 0x40000000  # as in triton.tools.ragged_tma: a row number no tensor reaches
+_INT32 = 2**31
+
+
+@dataclass(frozen=True)
+class Config:
+    """Tile sizes and schedule. Steps are 128 deep, one block of scales.
+
+    block_m: 64 (one consumer of 64 rows) or 128 (two).
+    block_n: 32, 64 or 128.
+    group_m: rows of tiles that share one pass over a group's weights.
+    split_k: programs that share a tile's steps.
+    pairs: two steps at a time, the first one promoted under the products of the second.
+    """
+
+    block_m: int = 128
+    block_n: int = 128
+    num_stages: int = 6
+    group_m: int = 16
+    split_k: int = 1
+    pairs: bool = False
+
+    @property
+    def consumers(self) -> int:
+        return self.block_m // self.rows
+
+    @property
+    def rows(self) -> int:
+        """Rows of the tile that one consumer multiplies."""
+        return 64
+
+    def smem_bytes(self, out_itemsize: int) -> int:
+        """Shared memory of one program, bytes (barriers, scratch and alignment rounded up to 2 KiB)."""
+        ring = self.num_stages * (self.block_m + self.block_n) * BLOCK
+        itemsize = 4 if self.split_k > 1 else out_itemsize
+        return ring + self.block_m * self.block_n * itemsize + 2048
+
+
+def supports(problem: ScaledProblem, device: Device) -> str | None:
+    """The reason this kernel can't compute `problem` on `device`, or None."""
+    p = problem
+    if device.kind != "cuda" or device.capability != (9, 0):
+        return "needs compute capability 9.0 (H100, H200): it is written for that architecture's wgmma instructions"
+    if p.layout is Layout.RAGGED_K and p.recipe is Recipe.ROW:
+        return "with one scale per row a ragged K may begin anywhere, where TMA cannot stop"
+    if p.ragged_total > _MAX_ROWS:
+        return f"at most {_MAX_ROWS} rows (the ragged descriptors' limit), not {p.ragged_total}"
+    if p.groups > 2048:
+        return f"at most 2048 groups (their prefix sum is kept in registers), not {p.groups}"
+    if not (p.a_aligned and p.b_aligned):
+        return "TMA needs base addresses that are multiples of 16 bytes"
+    if p.a_strides[-1] != 1 or p.b_strides[-2] != 1:
+        return f"e4m3 wgmma reads both operands with K contiguous, got strides {p.a_strides} and {p.b_strides}"
+    pitches = (p.a_strides[0], p.b_strides[-1], *p.b_strides[:-2])
+    if any(s <= 0 or s % 16 for s in pitches):
+        return f"TMA needs strides that are positive multiples of 16 bytes, got {p.a_strides} and {p.b_strides}"
+    if (p.n * p.out_dtype.itemsize) % 16:
+        return f"TMA needs rows of the output that are multiples of 16 bytes, not {p.n} x {p.out_dtype.itemsize}"
+    if max(_reach(p.scale_a_strides, (p.m, p.k_blocks)), _reach(p.scale_b_strides, _scale_b_shape(p))) >= _INT32:
+        return "scales must lie within 2^31 elements"
+    return None
+
+
+def _scale_b_shape(p: ScaledProblem) -> tuple[int, ...]:
+    if p.recipe is Recipe.ROW:
+        return (p.groups, p.n)
+    across = p.n_blocks if p.recipe is Recipe.BLOCK else p.n
+    return (p.groups, across, p.k_blocks) if p.layout is Layout.RAGGED_M else (across, p.k_blocks)
+
+
+def _reach(strides: tuple[int, ...], shape: tuple[int, ...]) -> int:
+    return sum(abs(s) * max(d - 1, 0) for s, d in zip(strides, shape, strict=False))
+
+
+def _fits(config: Config, problem: ScaledProblem, device: Device) -> bool:
+    if config.split_k > 1 and (problem.layout is Layout.RAGGED_K or config.split_k > problem.k_blocks):
+        return False
+    return config.smem_bytes(problem.out_dtype.itemsize) <= device.smem_bytes
+
+
+def _fitted(config: Config, problem: ScaledProblem, device: Device) -> Config:
+    """`config` with fewer stages where 4-byte results leave no room for as many."""
+    while config.num_stages > 2 and config.smem_bytes(problem.out_dtype.itemsize) > device.smem_bytes:
+        config = replace(config, num_stages=config.num_stages - 1)
+    return config
+
+
+_CANDIDATES = (
+    Config(128, 128, 6),
+    Config(64, 128, 8),
+    Config(64, 64, 12),
+    Config(64, 32, 16),
+    Config(128, 64, 8),
+)
+
+
+@lru_cache(maxsize=1024)
+def configs(problem: ScaledProblem, device: Device) -> tuple[Config, ...]:
+    """Configs worth timing, the one with the lowest modelled time first."""
+    found = []
+    for tile in _CANDIDATES:
+        for split in (1, 2, 3, 4, 6, 8):
+            config = _fitted(replace(tile, split_k=split), problem, device)
+            if _fits(config, problem, device):
+                found.append(config)
+    ordered = sorted(dict.fromkeys(found), key=lambda c: _seconds(problem, device, c))
+    # Splits further than the best one of each tile are not worth a try.
+    best: dict[tuple[int, int], Config] = {}
+    for config in ordered:
+        best.setdefault((config.block_m, config.block_n), config)
+    return tuple(best.values())
+
+
+def _seconds(problem: ScaledProblem, device: Device, config: Config) -> float:
+    """Modelled time of one call.
+
+    Waves of work units, each as long as the longest of its products (tensor cores and promotion), its bytes through L2
+    and its share of the bytes from memory; and the partial sums of a split K, written and read through L2, with the
+    launch of the kernel that adds them up.
+    """
+    p = problem
+    clock = 1.5e9  # Hz, what 700 W leave of 1.98 GHz under FP8 products
+    rows = max(p.mean_group, 1) if p.layout is Layout.RAGGED_M else p.m
+    depth = p.k if p.layout is Layout.RAGGED_M else max(p.mean_group, 1)
+    tiles_m, tiles_n = math.ceil(rows / config.block_m), math.ceil(p.n / config.block_n)
+    units = p.groups * tiles_m * tiles_n * config.split_k
+    steps = math.ceil(depth / BLOCK) / config.split_k
+    # 4096 multiply-adds a clock and SM; one consumer alone waits for its own promotion.
+    products = config.block_m * config.block_n * BLOCK / 4096 * (1.0 if config.consumers == 2 else 1.5)
+    # 46 bytes a clock reach each SM from L2 when all ask at once.
+    loads = (config.block_m + config.block_n) * BLOCK / 46
+    waves = math.ceil(units / device.sm_count) if units < 8 * device.sm_count else units / device.sm_count + 0.5
+    on_chip = waves * (steps * max(products, loads) + 700) / clock
+    from_memory = p.work().nbytes / (0.9 * (device.memory_bps or 4e12))
+    # Few programs do not ask for bytes fast enough.
+    from_memory *= max(1.0, 0.75 * device.sm_count / min(units, device.sm_count))
+    seconds = 2e-6 + max(on_chip, from_memory) + 0.3 * min(on_chip, from_memory)
+    if config.split_k > 1:
+        seconds += 1.5e-6 + 8.0 * config.split_k * p.m * p.n / 5e12
+    return seconds
+
+
+def run(problem: ScaledProblem, operands: Operands, config: Config, out: torch.Tensor | None) -> torch.Tensor:
+    """Compute into `out` (rows past offs[-1] are left alone) or a new tensor; queues one kernel, or two for a split K,
+    and waits for nothing."""
+    p = problem
+    if out is None:
+        out = operands.a.new_empty(p.out_shape, dtype=p.out_dtype)
+    elif not _storable(out):
+        # The copy carries the rows that are to be left alone.
+        aligned = out.new_empty(out.shape).copy_(out)
+        return out.copy_(run(p, operands, config, aligned))
+    if not (p.groups and p.m and p.n):
+        return out
+    if p.k == 0:
+        return _zero_rows(p, operands, out)  # type: ignore[arg-type]
+    _launch()(p, operands, config, out)
+    return out
+
+
+@lru_cache(maxsize=1)
+def _launch() -> Callable[[ScaledProblem, Operands, Config, torch.Tensor], None]:
+    """Gluon is imported at the first launch: `import expertile` stays quick and works without Triton."""
+    from expertile.ops.scaled_grouped_mm.backends._gluon_launch import launch
+
+    return launch
+
+
+BACKEND = Backend(
+    name="gluon_fp8",
+    summary="warp-specialised Gluon kernel for Hopper: TMA ring, FP8 wgmma, float32 promotion every 128",
+    supports=supports,
+    configs=configs,
+    run=run,
+)

@@ -1,0 +1,49 @@
+"""expertile::scaled_grouped_mm as a torch operator: what torch.compile, FakeTensor and opcheck see."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+_SCHEMA = (
+    "(Tensor a, Tensor b, Tensor scale_a, Tensor scale_b, Tensor? offs, Tensor? bias, ScalarType out_dtype, "
+    "str backend) -> Tensor"
+)
+
+
+def install(forward: Callable[..., torch.Tensor]) -> None:
+    """Register the operator with `forward(a, b, scale_a, scale_b, offs=…, bias=…, out_dtype=…, backend=…)`."""
+
+    @torch.library.custom_op("expertile::scaled_grouped_mm", mutates_args=(), schema=_SCHEMA)
+    def scaled_grouped_mm_op(
+        a: torch.Tensor,
+        b: torch.Tensor,
+        scale_a: torch.Tensor,
+        scale_b: torch.Tensor,
+        offs: torch.Tensor | None,
+        bias: torch.Tensor | None,
+        out_dtype: torch.dtype,
+        backend: str,
+    ) -> torch.Tensor:
+        return forward(a, b, scale_a, scale_b, offs=offs, bias=bias, out_dtype=out_dtype, backend=backend)
+
+    scaled_grouped_mm_op.register_fake(_fake)
+
+
+def _fake(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    scale_a: torch.Tensor,
+    scale_b: torch.Tensor,
+    offs: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    out_dtype: torch.dtype,
+    backend: str,
+) -> torch.Tensor:
+    m, n = a.shape[0], b.shape[-1]
+    if b.dim() == 3:
+        return a.new_empty((m, n), dtype=out_dtype)
+    if offs is None:
+        raise ValueError("offs: expected an int32 tensor for a 2-D by 2-D product, got None")
+    return a.new_empty((offs.shape[0], m, n), dtype=out_dtype)
