@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from expertile.lab.ladder.page import update_page
-from expertile.lab.record import read, shipped_root
+from expertile.lab.record import read, record_files
 from expertile.lab.report import update_readme
 
 ROOT = Path(__file__).parents[1]
@@ -14,7 +14,7 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
 def _shipped(pattern="*"):
-    return [record for path in sorted(shipped_root().glob(f"*/{pattern}.jsonl")) for record in read(path)]
+    return [record for path in record_files() if path.match(f"{pattern}.jsonl") for record in read(path)]
 
 
 def test_readme_shows_the_shipped_records():

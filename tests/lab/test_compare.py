@@ -95,7 +95,7 @@ def test_the_uncertainty_of_the_normaliser_counts():
         (untimed("unsupported"), timed(), "fixed", False),
         (untimed("wrong"), untimed("wrong"), "untimed", False),
         (untimed("wrong"), untimed("unsupported"), "untimed", False),
-        (timed(), None, "missing", True),
+        (timed(), None, "missing", False),  # the workload as a whole
         (timed(backend="copy"), None, "missing", False),
         (untimed("unsupported"), None, "missing", False),
         (None, timed(), "new", False),
@@ -107,6 +107,36 @@ def test_lost_and_won_rows(old, new, verdict, regression):
     assert [(r.verdict, r.regression) for r in rows] == [(verdict, regression)]
     assert exit_code(rows) == int(regression)
     assert rows[0].speedup is None
+
+
+@pytest.mark.parametrize(("backend", "status", "regression"), [("a", "ok", True), ("a", "unsupported", False),
+                                                               ("copy", "ok", False)])  # fmt: skip
+def test_a_backend_that_a_race_has_lost_is_a_regression_if_it_had_a_time(backend, status, regression):
+    gone = timed(backend=backend) if status == "ok" else untimed(status, backend=backend)
+    rows = compare([timed(), gone], [timed()])
+    assert [(r.verdict, r.regression, r.alone) for r in rows] == [("tie", False, False), ("missing", regression, False)]
+    assert exit_code(rows) == int(regression)
+
+
+@pytest.mark.parametrize(
+    "change", [{"workload": "v"}, {"shape": {"groups": 3}}, {"policy": "eager"}, {"op": "softmax"}]
+)
+def test_what_only_one_side_measured_is_no_regression(change):
+    more = [timed(**change), timed(backend="a", **change)]
+    for old, new, verdict in (([timed(), *more], [timed()], "missing"), ([timed()], [timed(), *more], "new")):
+        rows = compare(old, new)
+        assert [(r.verdict, r.alone) for r in rows] == [("tie", False), (verdict, True), (verdict, True)]
+        assert exit_code(rows) == 0
+        text = _printed(rows)
+        assert text.startswith("no regression: 1 tie; ")
+        assert f"only in the {'old' if verdict == 'missing' else 'new'} records, not compared: " in text
+
+
+def test_a_backend_that_now_fails_is_broken_and_one_that_always_did_is_not():
+    failing = untimed("failed", "RuntimeError: tile out of range")
+    assert [(r.verdict, r.regression) for r in compare([timed()], [failing])] == [("broken", True)]
+    assert [(r.verdict, r.regression) for r in compare([failing], [failing])] == [("untimed", False)]
+    assert [(r.verdict, r.regression) for r in compare([untimed("unsupported")], [failing])] == [("untimed", False)]
 
 
 def test_another_shape_dtype_or_policy_is_another_row():
@@ -154,8 +184,8 @@ def test_environment_changes():
     assert environment_changes(old, old) == environment_changes(old, []) == []
 
 
-def _printed(rows, **options):
-    console = Console(file=io.StringIO(), width=200)
+def _printed(rows, width=200, **options):
+    console = Console(file=io.StringIO(), width=width)
     render(rows, console, **options)
     return console.file.getvalue()
 
@@ -171,3 +201,18 @@ def test_rendering_puts_the_verdict_first():
     assert "wrong: 3 rows [of 7] differ" in text
     assert " tie" not in "".join(_printed(compare(old, new), ties=False).splitlines()[2:])
     assert _printed([]) == "no rows to compare\n"
+
+
+def test_80_columns_hold_every_figure():
+    long = "models/deepseek-v3-gate-up-prefill-with-a-long-name"
+    reason = "wrong: relative error 3.12e-01, allowed 3.91e-03, on every second row of the third group"
+    old = [timed(12345.67e-6, workload=long), timed(workload=long, backend="triton_tma"), timed(workload="small")]
+    new = [timed(23456.78e-6, workload=long), untimed("wrong", reason, workload=long, backend="triton_tma"),
+           timed(1.0e-3, workload="small", policy="eager")]  # fmt: skip
+    text = _printed(compare(old, new), width=80)
+    lines = text.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert lines[2:4] == ["only in the new records, not compared: small (bf16, eager)", f"{long} (bf16, graph)"]
+    (row,) = [line for line in lines if line.startswith("  loop")]
+    assert row.split() == ["loop", "12345.67", "23456.78", "0.526", "0.519–0.534", "slower"]
+    assert " ".join(" ".join(line.split()) for line in lines if line).count("third group") == 1

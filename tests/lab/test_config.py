@@ -30,7 +30,7 @@ def test_the_example_of_the_docstring_is_read(tmp_path):
     )
     assert spec.candidates == (f"{tmp_path}/my_kernel.py:fn",)
     assert (spec.routing, spec.tokens) == ("zipf(1.2)", (128, 8192))
-    up, wgrad = spec.inline
+    up, wgrad, vocabulary = spec.inline
     assert (up.name, up.groups, up.m, up.n, up.k, up.dtype) == (
         "my-up",
         64,
@@ -42,8 +42,10 @@ def test_the_example_of_the_docstring_is_read(tmp_path):
     assert up.group_sizes == draw("skewed", 4096, 64, 8)[0].group_sizes
     assert (wgrad.layout.value, wgrad.m, wgrad.n, wgrad.k) == ("ragged_k", 512, 1024, 512)
     assert (wgrad.group_sizes, wgrad.a_layout, wgrad.b_layout) == ((100, 0, 412), "km", "kn")
+    assert (vocabulary.op, vocabulary.dtype, vocabulary.preset) == ("softmax", "bf16", "file")
+    assert (vocabulary["rows"], vocabulary["cols"]) == (4096, 50257)
     names = [w.name for w in spec.workloads()]
-    assert names[-2:] == ["my-up", "my-wgrad"] and "4x512" in names and "debug-down-tokens128" in names
+    assert names[-3:] == ["my-up", "my-wgrad", "my-vocabulary"] and "4x512" in names and "debug-down-tokens128" in names
 
 
 def test_an_empty_file_is_the_defaults(tmp_path):
@@ -97,6 +99,12 @@ WORKLOAD = '[[workload]]\nname = "w"\ndtype = "bf16"\n'
         ("rounds = true", "rounds: expected an integer, got True"),
         ("rounds = 0", "rounds: expected 1 or more, got 0"),
         ("quick = 1", "quick: expected true or false, got 1"),
+        ("full = 1", "full: expected true or false, got 1"),
+        ("memory = 'yes'", "memory: expected true or false, got 'yes'"),
+        (WORKLOAD + "op = 'soft'\ndims = {}", r"workload\[0\]\.op: expected one of softmax, .*, got 'soft'"),
+        (WORKLOAD + "op = 'softmax'\nrows = 3", r"workload\[0\]\.rows: unknown key; expected name, op, dtype, dims"),
+        (WORKLOAD + "op = 'softmax'", r"workload\[0\]\.dims: expected a table of dimensions, got None"),
+        (WORKLOAD + "op = 'softmax'\ndims = {rows = 3}", r"workload\[0\]\.dims\.cols: expected rows .* got no 'cols'"),
         ("tokens = [1, 'a']", r"tokens\[1\]: expected an integer, got 'a'"),
         ("tokens = 0", "tokens: expected 1 or more, got 0"),
         ('include = ["loop"]\nskip = ["loop"]', "include, skip: expected a backend in one .*, got 'loop' in both"),

@@ -83,14 +83,14 @@ def test_supports_that_raises_is_a_reason(bench):
         raise KeyError("n")
 
     (found,) = backend_contestants(bench, backend(right, supports=broken))
-    assert found.status == "unsupported" and "KeyError" in found.reason
+    assert found.status == "failed" and "KeyError" in found.reason
 
 
-def test_candidates_that_gave_a_result_are_wrong_and_others_unsupported(bench):
+def test_candidates_that_gave_a_result_are_wrong_and_others_failed(bench):
     wrong = candidate_contestant(bench, None, "c", Gate(False, 0.5, 1.0, "relative error"))
     assert (wrong.status, wrong.rel_error) == ("wrong", 0.5)
     inf = float("inf")
     unwritten = candidate_contestant(bench, None, "c", Gate(False, inf, inf, "never written"))
     assert (unwritten.status, unwritten.rel_error) == ("wrong", None)
     hung = candidate_contestant(bench, None, "c", Gate(False, inf, inf, "hangs", checked=0.0))
-    assert (hung.status, hung.reason) == ("unsupported", "hangs")
+    assert (hung.status, hung.reason) == ("failed", "hangs")

@@ -132,7 +132,7 @@ def test_a_dead_device_keeps_what_was_measured(monkeypatch):
     assert isinstance(result["ok"], Measurement) and len(result["ok"].samples) >= 3
     assert result["crash"].kind == "fatal" and "illegal memory access" in result["crash"].reason
     early = measure(candidate("ok", steady(1.0)), candidate("crash", RuntimeError("CUDA error: misaligned address")))
-    assert early["ok"] == Failure("fatal", "not measured: crash left the device unusable")
+    assert early["ok"] == Failure("stranded", "not measured: crash left the device unusable")
 
 
 def test_a_time_below_its_bound_is_refused():
@@ -196,6 +196,6 @@ def test_a_failed_capture_is_told_by_what_broke_it():
             return failure_of(error, CPU)
 
     assert ended(RuntimeError("CUDA error: operation not permitted when stream is capturing")) == Failure(
-        "error", "cannot be captured: RuntimeError: CUDA error: operation not permitted when stream is capturing"
+        "capture", "cannot be captured: RuntimeError: CUDA error: operation not permitted when stream is capturing"
     )
     assert ended(torch.OutOfMemoryError("CUDA out of memory")).kind == "memory"

@@ -14,6 +14,7 @@ from expertile.lab.record import (
     append,
     rates,
     read,
+    record_files,
     results_path,
     shipped_files,
     shipped_records,
@@ -102,7 +103,7 @@ def test_rates():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"status": "fast"}, "status: expected one of ok, wrong, refused, unsupported, got 'fast'"),
+        ({"status": "fast"}, "status: expected one of ok, wrong, refused, unsupported, failed, got 'fast'"),
         ({"policy": "both"}, "policy: expected one of graph, eager, got 'both'"),
         ({"limiter": "luck"}, "limiter: expected one of"),
         ({"op": ""}, "op: expected a non-empty string, got ''"),
@@ -120,6 +121,7 @@ def test_rates():
         ({"gbps": None}, "gbps: expected a finite number of 0 or more, got None"),
         ({"bound_s": 2e-3}, r"status: expected 'refused', since time_s 0\.001 is below bound_s 0\.002"),
         ({"status": "wrong", "reason": "nan"}, "time_s: expected none for status 'wrong', got 0.001"),
+        ({"status": "failed", "reason": "raises"}, "time_s: expected none for status 'failed', got 0.001"),
         ({"status": "refused"}, "reason: expected why the status is 'refused', got ''"),
         ({"max_error": -1.0}, "max_error: expected a finite number of 0 or more"),
         ({"reason": None}, "reason: expected a string"),
@@ -213,5 +215,5 @@ def test_the_newest_shipped_file_of_each_gpu_is_found(tmp_path):
 
 def test_shipped_records_are_readable():
     assert shipped_root().name == "results"
-    for path in shipped_root().glob("*/*.jsonl"):
+    for path in record_files():
         assert read(path), path

@@ -88,7 +88,7 @@ def test_a_backend_that_fails_only_when_timed_is_a_record():
         return correct(problem, operands, config, out)
 
     found = by_backend(records(backend("tired", tired), backend("good")))
-    assert found["tired"].status == "unsupported" and found["tired"].reason == "RuntimeError: device-side assert"
+    assert found["tired"].status == "failed" and found["tired"].reason == "RuntimeError: device-side assert"
     assert found["good"].status == "ok"
 
 
@@ -177,7 +177,9 @@ def test_a_device_that_dies_ends_in_reasons_not_in_a_lost_run(monkeypatch):
     found = records(backend("good"), backend("crash", crash), workloads=(SMALL, OTHER, third))
     status = {(r.workload, r.backend): (r.status, r.reason) for r in found}
     assert status["test/small", "crash"][0] == status["test/small", "good"][0] == "ok"
+    assert status["test/other", "crash"][0] == "failed"
     assert "illegal memory access" in status["test/other", "crash"][1]
+    assert status["test/other", "good"][0] == "unsupported"
     assert "crash left the device unusable" in status["test/other", "good"][1]
     assert "crash left the device unusable" in status["test/third", "good"][1]
 
@@ -241,6 +243,6 @@ def test_candidates_are_raced_and_their_failures_are_rows(tmp_path):
         )
     )
     assert found["mine.py:good"].status == "ok" and found["mine.py:good"].rel_error < 1e-5
-    assert found["mine.py:crash"].status == "unsupported"
+    assert found["mine.py:crash"].status == "failed"
     assert found["mine.py:crash"].reason == "crashes: its process was ended by SIGABRT"
     assert found["one"].status == "ok"

@@ -7,6 +7,7 @@ import sys
 import typer
 
 from expertile.cli.bench import bench
+from expertile.cli.impact import impact
 from expertile.cli.inspect import doctor, explain
 from expertile.cli.records import audit, compare, report
 from expertile.cli.tune import tune
@@ -18,7 +19,7 @@ app = typer.Typer(
     pretty_exceptions_show_locals=False,
     add_completion=False,
 )
-for command in (doctor, bench, explain, audit, compare, tune, report):
+for command in (doctor, bench, explain, audit, compare, tune, report, impact):
     app.command(command.__name__)(command)
 
 

@@ -7,29 +7,31 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
+import torch
 import typer
 from rich.console import Console
 from rich.markup import escape
 
+from expertile.cli.parts import DIAGNOSE, Part, parts
 from expertile.cli.progress import Display
 from expertile.device import Device
+from expertile.lab.arena import Site
 from expertile.lab.candidate import candidate_name
 from expertile.lab.config import BenchSpec, read_bench_file
 from expertile.lab.diagnose import diagnose
 from expertile.lab.diagnosis import conclude
-from expertile.lab.ladder import RUNGS
-from expertile.lab.ladder.workloads import for_device
-from expertile.lab.presets import PRESETS, default_preset
+from expertile.lab.grouped_arena import Candidates
+from expertile.lab.memory import MemoryRecord, measure_memory, memory_path, shipped_memory
+from expertile.lab.operators import for_cpu, memory_workloads
+from expertile.lab.operators.memory import memory_cases
+from expertile.lab.presets import ALL_PRESETS, default_preset
 from expertile.lab.record import Record, read, results_path, shipped_records
 from expertile.lab.report import html, table, verdict
 from expertile.lab.run import run
 from expertile.lab.workloads import Workload
-from expertile.ops.grouped_mm.backend import Backend
-from expertile.ops.grouped_mm.backends import BACKENDS, by_name
 
-DIAGNOSE = "diagnose"
-LADDER = "ladder"
-PRESET_NAMES = ", ".join(PRESETS)
+PRESET_NAMES = ", ".join(ALL_PRESETS)
+_LISTED_GROUPS = 16  # products of more groups go without a list of their rows
 
 
 def bench(
@@ -45,6 +47,8 @@ def bench(
     seq: Annotated[int | None, typer.Option(help="Tokens of each sequence (preset models).")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of the routing.", min=0)] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Fewer rounds, wider intervals.")] = False,
+    full: Annotated[bool, typer.Option("--full", help="All sizes of operators other than grouped_mm, on a CPU too.")] = False,  # noqa: E501
+    memory: Annotated[bool, typer.Option("--memory", help="The peak memory of their calls as well.")] = False,
     tune_configs: Annotated[bool, typer.Option("--tune-configs", help="Also screen every config of each backend.")] = False,  # noqa: E501
     resume: Annotated[bool, typer.Option("--resume", help="Go on with an interrupted run of today.")] = False,
     out: Annotated[Path | None, typer.Option(help="Folder for records and reports; out/ by default.")] = None,
@@ -65,6 +69,8 @@ def bench(
         seq=given.seq if seq is None else seq,
         seed=given.seed if seed is None else seed,
         quick=quick or given.quick,
+        full=full or given.full,
+        memory=memory or given.memory,
     )
     device = Device.current()
     if not spec.presets and not spec.inline:
@@ -72,24 +78,31 @@ def bench(
     console = Console(emoji=False)
     folder = out or Path(spec.out or "out")
     records: list[Record] = []
+    held_memory: list[MemoryRecord] = []
     paths: list[Path] = []
     interrupted = False
-    for name, one in _by_preset(spec):
-        path = results_path(device.slug, name, datetime.date.today().isoformat(), root=folder)
+    found = parts(spec, device)
+    if spec.candidates and not found[0].candidates:
+        with Candidates(spec.candidates, torch.device("cuda" if device.kind == "cuda" else "cpu")):
+            pass  # one that cannot be loaded is to be noticed before an earlier part is measured
+    for part in found:
+        path = results_path(device.slug, part.name, datetime.date.today().isoformat(), root=folder)
         paths.append(path)
         before = len(read(path)) if path.is_file() else 0
         try:
-            _measure(name, one, device, path, resume, tune_configs, console)
+            _measure(part, spec, device, path, resume, tune_configs, console)
+            if spec.memory and part.op_workloads:
+                held_memory += _measure_memory(part, spec.full, device, memory_path(path), console)
         except KeyboardInterrupt:
             interrupted = True
         held = read(path) if path.is_file() else []
         if resume or len(held) > before:
             # The file may hold earlier runs as well, and runs are not to be mixed.
             records += [r for r in held if r.run == held[-1].run]
-        console.print(f"[dim]{escape(name)}: {len(held) - before} new records in {escape(str(path))}[/dim]")
+        console.print(f"[dim]{escape(part.name)}: {len(held) - before} new records in {escape(str(path))}[/dim]")
         if interrupted:
             break
-    _conclude(records, paths, device, console, not no_html)
+    _conclude(records, held_memory, paths, device, console, not no_html)
     if interrupted:
         console.print("Interrupted; what was measured is kept. Go on with the same command and --resume.")
         raise typer.Exit(130)
@@ -103,33 +116,40 @@ def _useless(spec: BenchSpec, records: list[Record]) -> bool:
     return any(candidate_name(c) not in right for c in spec.candidates)
 
 
-def _by_preset(spec: BenchSpec) -> list[tuple[str, BenchSpec]]:
-    """One bench for each preset, and one for the workloads of the TOML file: each has its own record file."""
-    parts = [(name, replace(spec, presets=(name,), inline=())) for name in spec.presets]
-    if spec.inline:
-        parts.append(("custom", replace(spec, presets=())))
-    return parts
-
-
 def _measure(
-    name: str, spec: BenchSpec, device: Device, path: Path, resume: bool, tune_configs: bool, console: Console
+    part: Part, spec: BenchSpec, device: Device, path: Path, resume: bool, tune_configs: bool, console: Console
 ) -> None:
-    if name == DIAGNOSE:
+    policies = _policies(spec, device)
+    if part.name == DIAGNOSE:
         with console.status("diagnose: launches, tensor cores, one product against many"):
-            measured = diagnose(policies=_policies(spec, device), quick=spec.quick, out_path=path)
+            measured = diagnose(policies=policies, quick=spec.quick, out_path=path)
         for sentence in conclude(measured):
             console.print(f"• {escape(sentence)}", highlight=False)
         return
-    workloads = spec.workloads()
-    if name == LADDER:
-        workloads = tuple(for_device(workloads, device))
-    with Display(console, name) as display:
+    for workload in part.workloads:
+        if isinstance(workload, Workload) and workload.groups <= _LISTED_GROUPS:
+            console.print(f"[dim]{escape(_rows(workload))}[/dim]", highlight=False)
+    if part.note:
+        console.print(f"[dim]{escape(part.note)}[/dim]", highlight=False)
+    with Display(console, part.name) as display:
         for _ in run(
-            workloads, _backends(spec, name), policies=_policies(spec, device), out_path=path, resume=resume,
-            quick=spec.quick, candidates=spec.candidates, rounds=spec.rounds, tune_configs=tune_configs,
+            part.workloads, part.backends, operators=part.operators, policies=policies, out_path=path, resume=resume,
+            quick=spec.quick, candidates=part.candidates, rounds=spec.rounds, tune_configs=tune_configs,
             on_event=display.on_event,
         ):  # fmt: skip
             pass  # the display shows each record, and the file holds it
+
+
+def _measure_memory(part: Part, full: bool, device: Device, path: Path, console: Console) -> list[MemoryRecord]:
+    site = Site(device, torch.device("cuda" if device.kind == "cuda" else "cpu"))
+    workloads = memory_workloads(part.name, part.op_workloads)
+    if device.kind == "cpu" and not full:
+        workloads = for_cpu(workloads)
+    cases = memory_cases(workloads, {o.name: o for o in part.operators}, site)
+    with console.status(f"{part.name}: peak memory"):
+        found = list(measure_memory(cases, site.torch_device, path))
+    console.print(f"[dim]{escape(part.name)}: {len(found)} new records of memory in {escape(str(path))}[/dim]")
+    return found
 
 
 def _rows(workload: Workload) -> str:
@@ -145,22 +165,16 @@ def _policies(spec: BenchSpec, device: Device) -> tuple[str, ...]:
     return spec.policies
 
 
-def _backends(spec: BenchSpec, preset: str) -> tuple[Backend, ...]:
-    """The backends to race on `preset` (the ladder's are its rungs), in display order. ValueError for a name that is
-    none."""
-    racing = RUNGS if preset == LADDER else BACKENDS
-    for name in (*spec.include, *spec.skip):
-        if name not in [b.name for b in RUNGS]:
-            by_name(name)
-    return tuple(b for b in racing if (not spec.include or b.name in spec.include) and b.name not in spec.skip)
-
-
-def _conclude(records: list[Record], paths: list[Path], device: Device, console: Console, write_html: bool) -> None:
+def _conclude(
+    records: list[Record], memory: list[MemoryRecord], paths: list[Path], device: Device, console: Console,
+    write_html: bool,
+) -> None:  # fmt: skip
     if not records:
         console.print("Nothing was measured.")
         return
     presets = {r.workload.split("/")[0] for r in records}
     shipped = [r for name in presets for r in shipped_records(name) if r.env.gpu != device.name]
+    elsewhere = [m for name in presets for m in shipped_memory(name) if m.env.gpu != device.name]
     for sentence in verdict(records):
         console.print(f"[bold]•[/bold] {escape(sentence)}", highlight=False)
     console.print(table(records, shipped))
@@ -168,4 +182,4 @@ def _conclude(records: list[Record], paths: list[Path], device: Device, console:
     if write_html:
         # One page for everything that this call measured.
         page = paths[0].with_suffix(".html") if len(paths) == 1 else paths[0].with_name("report.html")
-        console.print(f"Report:  {escape(str(html(records, page, shipped)))}", highlight=False)
+        console.print(f"Report:  {escape(str(html(records, page, shipped, [*memory, *elsewhere])))}", highlight=False)

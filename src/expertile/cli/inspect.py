@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+from pathlib import Path
 from typing import Annotated
 
 import torch
@@ -12,6 +13,14 @@ from rich.markup import escape
 from rich.table import Table
 
 import expertile
+from expertile.cli.traffic import (
+    GROUPED,
+    OPERATORS,
+    OPTIONS,
+    explain_grouped_traffic,
+    explain_operator,
+    records_in,
+)
 from expertile.device import DTYPES, Device
 from expertile.lab.routing import draw
 from expertile.lab.workloads import ragged_m, wgrad
@@ -93,6 +102,8 @@ def _version(module: str) -> str:
 
 
 def explain(
+    ctx: typer.Context,
+    op: Annotated[str, typer.Option(help=f"Also memory traffic, of one operator: {', '.join(OPERATORS)}.")] = "",
     tokens: Annotated[int, typer.Option(help="Tokens; each takes top-k rows.", min=0)] = 16384,
     top_k: Annotated[int, typer.Option(help="Experts that each token goes to.", min=1)] = 1,
     groups: Annotated[int, typer.Option(help="Groups (experts).", min=1)] = 8,
@@ -109,15 +120,43 @@ def explain(
     ] = "uniform",
     seed: Annotated[int, typer.Option(help="Seed of the routing.", min=0)] = 0,
     gpu: Annotated[str, typer.Option(help="A GPU by name (RTX 4090, H200 …); by default this machine's.")] = "",
+    rows: Annotated[int | None, typer.Option(help="Rows (softmax, norms), or of each grid (laplacian).")] = None,
+    cols: Annotated[int | None, typer.Option(help="Columns of a row or grid.")] = None,
+    batch: Annotated[int | None, typer.Option(help="Sequences (attention).")] = None,
+    heads: Annotated[int | None, typer.Option(help="Query heads (attention).")] = None,
+    kv_heads: Annotated[int | None, typer.Option(help="Key heads; as many as query heads by default.")] = None,
+    seq_len: Annotated[int | None, typer.Option(help="Queries of a sequence (attention).")] = None,
+    k_len: Annotated[int | None, typer.Option(help="Keys of a sequence; as many as queries by default.")] = None,
+    head_dim: Annotated[int | None, typer.Option(help="Elements of a head (attention).")] = None,
+    causal: Annotated[bool | None, typer.Option("--causal", help="Later keys are masked (attention).")] = None,
+    grids: Annotated[int | None, typer.Option(help="Grids of a batch (laplacian).")] = None,
+    boundary: Annotated[str | None, typer.Option(help="zero, replicate, circular or interior (laplacian).")] = None,
+    elements: Annotated[int | None, typer.Option(help="Elements (add_scalar).")] = None,
+    measured: Annotated[bool, typer.Option("--measured", help="With --op: count bytes with Nsight Compute.")] = False,
+    records: Annotated[Path | None, typer.Option(help="Your records (a file or folder) instead of ours.")] = None,
 ) -> None:
-    """One workload in numbers: FLOPs, bytes, bound, waves, padding, launch share; which backend, and why."""
+    """One workload in numbers: FLOPs, bytes, bound, waves, padding, launch share; which backend, and why.
+
+    With --op the memory traffic of any operator: unfused, as torch does it, and as this package does.
+    """
+    console = Console(emoji=False)
+    given = {name: value for name, value in ctx.params.items() if _is_given(ctx, name)}
+    of_operators = {name: value for name, value in given.items() if name in OPTIONS}
+    if op and op != GROUPED:
+        for name in ("tokens", "top_k", "groups", "k", "n", "product", "routing", "seed"):
+            if name in given:
+                raise ValueError(f"{name}: expected without --op or with --op {GROUPED}, got it with --op {op}")
+        device = Device.by_name(gpu) if gpu else Device.current()
+        explain_operator(op, of_operators, dtype, device, measured, records_in(records), console)
+        return
+    for name in (*of_operators, *(n for n in ("measured", "records") if n in given and not op)):
+        raise ValueError(f"{name}: expected with --op and one of {', '.join(OPERATORS)}, got it without")
     if dtype not in ("bf16", "fp16", "fp32"):
         raise ValueError(f"dtype: expected bf16, fp16 or fp32, got {dtype!r}")
     if product not in ("forward", "dgrad", "wgrad"):
         raise ValueError(f"product: expected forward, dgrad or wgrad, got {product!r}")
     here = Device.current()
     device = Device.by_name(gpu) if gpu else here
-    console = Console(emoji=False)
     for drawn in draw(routing, tokens, groups, top_k, seed):
         if product == "wgrad":
             workload = wgrad(product, "", drawn.group_sizes, k, n, dtype, routing=drawn.label)
@@ -125,10 +164,19 @@ def explain(
             order = "nk" if product == "forward" else "kn"
             workload = ragged_m(product, "", drawn.group_sizes, k, n, dtype, b_layout=order, routing=drawn.label)
         console.print(f"{escape(drawn.label)}: rows per group {_summary(drawn.group_sizes)}", highlight=False)
-        console.print(escape(str(explain_problem(workload.problem(device.kind), device))), highlight=False)
+        problem = workload.problem(device.kind)
+        console.print(escape(str(explain_problem(problem, device))), highlight=False)
+        if op:
+            explain_grouped_traffic(problem, drawn.group_sizes, device, measured, records_in(records), console)
     if device.name != here.name:
         note = "is not this machine's device: nothing was measured here; each line says where its estimate is from."
         console.print(f"[dim]{escape(device.name)} {note}[/dim]")
+
+
+def _is_given(ctx: typer.Context, option: str) -> bool:
+    """Whether an option stands on the command line, rather than having its default."""
+    source = ctx.get_parameter_source(option)
+    return source is not None and source.name == "COMMANDLINE"
 
 
 def _summary(sizes: tuple[int, ...], most: int = 16) -> str:

@@ -13,7 +13,8 @@ from rich.markup import escape
 from expertile.lab import compare as comparing
 from expertile.lab.audit import audit_file, render, to_json
 from expertile.lab.ladder.page import update_page
-from expertile.lab.record import Record, read, shipped_root
+from expertile.lab.memory import MemoryRecord, read_memory
+from expertile.lab.record import MEMORY_SUFFIX, Record, read, shipped_root
 from expertile.lab.report import html, markdown, table, update_readme, verdict
 
 
@@ -64,7 +65,7 @@ def report(
     """Verdict, table and HTML report from records; or the README's headline table."""
     if check and readme is None and ladder is None:
         raise ValueError("check: expected --readme or --ladder with it, got neither")
-    records = _records(files)
+    records, memory = _records(files)
     stale = []
     if readme is not None and not update_readme(readme, records, check=check):
         stale.append(readme)
@@ -84,12 +85,15 @@ def report(
         console.print(f"[bold]•[/bold] {escape(sentence)}", highlight=False)
     console.print(table(records))
     if out is not None:
-        console.print(f"Report:  {escape(str(html(records, out)))}", highlight=False)
+        console.print(f"Report:  {escape(str(html(records, out, memory=memory)))}", highlight=False)
 
 
-def _records(files: list[Path] | None) -> list[Record]:
+def _records(files: list[Path] | None) -> tuple[list[Record], list[MemoryRecord]]:
+    """The records of `files`, or all shipped ones; those of memory (`*-memory.jsonl`) apart."""
     chosen = files or sorted(shipped_root().glob("*/*.jsonl"))
-    records = [record for path in chosen for record in read(path)]
-    if not records:
+    memory = [path for path in chosen if path.name.endswith(MEMORY_SUFFIX)]
+    records = [record for path in chosen if path not in memory for record in read(path)]
+    held = [record for path in memory for record in read_memory(path)]
+    if not records and not held:
         raise ValueError(f"files: expected records, found none in {', '.join(map(str, chosen)) or shipped_root()}")
-    return records
+    return records, held

@@ -75,12 +75,14 @@ def _dense_verify(problem: Problem, sizes: Sequence[int], operands: Operands) ->
     return gate_run(run, single, (x.shape[0],), reference, operands.a.device)
 
 
-def _copy_elements(problem: Problem, sizes: Sequence[int]) -> int:
-    return math.ceil(problem.work(sizes).nbytes / 2 / problem.dtype.itemsize)
+def copy_work(nbytes: float, dtype: torch.dtype) -> Work:
+    """What copying `nbytes` bytes (read and written together) in whole elements of `dtype` really moves."""
+    return Work(0.0, 2.0 * _copy_elements(nbytes, dtype) * dtype.itemsize)
 
 
-def _copy_prepare(problem: Problem, sizes: Sequence[int], operands: Operands) -> Run:
-    source = torch.empty(_copy_elements(problem, sizes), dtype=problem.dtype, device=operands.a.device).normal_()
+def copy_run(nbytes: float, dtype: torch.dtype, device: torch.device) -> Run:
+    """A copy that reads and writes `nbytes` bytes together, into `out` or fresh memory."""
+    source = torch.empty(_copy_elements(nbytes, dtype), dtype=dtype, device=device).normal_()
 
     def run(out: torch.Tensor | None) -> torch.Tensor:
         return (torch.empty_like(source) if out is None else out).copy_(source)
@@ -88,16 +90,28 @@ def _copy_prepare(problem: Problem, sizes: Sequence[int], operands: Operands) ->
     return run
 
 
-def _copy_work(problem: Problem, sizes: Sequence[int]) -> Work:
-    return Work(0.0, 2.0 * _copy_elements(problem, sizes) * problem.dtype.itemsize)
-
-
-def _copy_verify(problem: Problem, sizes: Sequence[int], operands: Operands) -> Gate:
-    run = _copy_prepare(problem, sizes, operands)
+def copy_gate(run: Run) -> Gate:
+    """Whether `run` copies: into fresh memory and over NaN alike."""
     first = run(None)
     second = run(torch.full_like(first, math.nan))
     same = torch.equal(first, second)
     return Gate(same, 0.0 if same else math.inf, 0.0 if same else math.inf, "" if same else "two copies differ")
+
+
+def _copy_elements(nbytes: float, dtype: torch.dtype) -> int:
+    return math.ceil(nbytes / 2 / dtype.itemsize)
+
+
+def _copy_prepare(problem: Problem, sizes: Sequence[int], operands: Operands) -> Run:
+    return copy_run(problem.work(sizes).nbytes, problem.dtype, operands.a.device)
+
+
+def _copy_work(problem: Problem, sizes: Sequence[int]) -> Work:
+    return copy_work(problem.work(sizes).nbytes, problem.dtype)
+
+
+def _copy_verify(problem: Problem, sizes: Sequence[int], operands: Operands) -> Gate:
+    return copy_gate(_copy_prepare(problem, sizes, operands))
 
 
 DENSE = Baseline("dense", "the same rows against one weight (torch.mm)", _dense_work, _dense_prepare, _dense_verify)

@@ -2,8 +2,8 @@
 
 An illegal memory access poisons a CUDA context for good, and a deadlocked kernel never returns; neither
 reaches the process that measures. One child serves many workloads and is replaced when it dies. Requests go
-to its standard input (pickled), answers come back as JSON lines through a pipe of their own, since candidates
-may print.
+to its standard input (pickled; None asks whether the candidate could be loaded), answers come back as JSON
+lines through a pipe of their own, since candidates may print.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from typing import IO, Any
 
 import torch
 
-from expertile.lab.candidate import gather, load
+from expertile.lab.candidate import candidate_name, gather, load
 from expertile.lab.gate import Gate, gate_run, reference_for
 from expertile.lab.measure import failure_of, release
 from expertile.lab.operands import make_operands
@@ -55,6 +55,20 @@ class CandidateGate:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def start(self) -> None:
+        """Begin to load the candidate; several gates may do so side by side."""
+        self._start()
+        self._send(None)
+
+    def loaded(self) -> None:
+        """Wait until the candidate is loaded (after `start`). ValueError that names it and says why it cannot be."""
+        answer = self._receive()
+        reason = answer if isinstance(answer, str) else answer.get("unloadable")
+        if reason:
+            self.close()
+            why = str(reason).removeprefix("candidate: ")
+            raise ValueError(f"candidate {candidate_name(self.spec)} cannot be loaded: {why}")
 
     def check(self, workload: Workload, seed: int) -> Gate:
         """The verdict on `workload`: the gate's own, or a failed one (`checked` 0) that says how the
@@ -169,10 +183,11 @@ def serve(answers: IO[str], spec: str, device: torch.device) -> None:
     except ValueError as error:
         unloadable = str(error)
     while header := sys.stdin.buffer.read(8):
-        workload, seed = pickle.loads(sys.stdin.buffer.read(struct.unpack("<Q", header)[0]))
-        if backend is None:
+        request = pickle.loads(sys.stdin.buffer.read(struct.unpack("<Q", header)[0]))
+        if backend is None or request is None:
             answer: dict[str, Any] = {"unloadable": unloadable}
         else:
+            workload, seed = request
             verdict = asdict(judge(backend, workload, device, seed))
             answer = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in verdict.items()}
         answers.write(json.dumps(answer) + "\n")

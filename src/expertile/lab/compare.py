@@ -9,6 +9,9 @@ The speed-up is ln(t_old / t_new), minus the same of the normaliser. Each time's
 interval in the logarithm; those of independent measurements add in squares. A row is faster or slower only if
 the 95 % interval of the speed-up excludes 1 and the speed-up itself is at least `min_effect`; all else is a
 tie.
+
+What only one of the two measured at all, a workload under a policy, is no regression: it is counted apart. A backend
+that had a time there, and has none or no record now, is one.
 """
 
 from __future__ import annotations
@@ -20,11 +23,14 @@ from dataclasses import dataclass
 
 from rich.console import Console
 from rich.markup import escape
+from rich.padding import Padding
 from rich.table import Table
 
 from expertile.lab.record import Record
 
 SPEED_OF_LIGHT = ("dense", "copy")
+_WIDE = 130  # columns that one table of everything takes
+_NAMED = 4  # workloads named of those that only one side has
 _NORMALISER = {"compute": "dense", "memory": "copy", "unknown": "dense"}
 
 
@@ -35,7 +41,8 @@ class Row:
     `speedup` is normalised by the record named in `normalised_by`, if any; `raw_speedup` never is. `verdict`
     is "faster", "slower" or "tie" for two times; "missing" or "new" for a row that one side lacks; "broken"
     (had a time, or was unsupported and is now wrong) or "fixed" (the reverse) when the status changed;
-    "untimed" if neither side has a time.
+    "untimed" if neither side has a time. `alone` marks a missing or new row whose workload the other side did not
+    measure at all.
     """
 
     op: str
@@ -52,6 +59,7 @@ class Row:
     verdict: str
     regression: bool
     reason: str
+    alone: bool = False
 
 
 def compare(old: Iterable[Record], new: Iterable[Record], min_effect: float = 0.03) -> list[Row]:
@@ -64,13 +72,14 @@ def compare(old: Iterable[Record], new: Iterable[Record], min_effect: float = 0.
     if not min_effect >= 0:
         raise ValueError(f"min_effect: expected 0 or more, got {min_effect!r}")
     old_rows, new_rows = {_key(r): r for r in old}, {_key(r): r for r in new}
+    races = {_race(key) for key in old_rows} & {_race(key) for key in new_rows}
     rows = []
     for key in [*old_rows, *(k for k in new_rows if k not in old_rows)]:
         before, after = old_rows.get(key), new_rows.get(key)
         if before is not None and after is not None and before.status == after.status == "ok":
             rows.append(_timed(before, after, old_rows, new_rows, min_effect))
         else:
-            rows.append(_untimed(before, after))
+            rows.append(_untimed(before, after, alone=_race(key) not in races))
     return rows
 
 
@@ -91,26 +100,78 @@ def environment_changes(old: Sequence[Record], new: Sequence[Record]) -> list[st
 
 
 def render(rows: Sequence[Row], console: Console, ties: bool = True) -> None:
-    """Print the verdict, then the rows as a table, regressions first; `ties=False` leaves ties out."""
+    """Print the verdict, then the rows, regressions first; `ties=False` leaves ties out.
+
+    One table where the console is wide enough, else a table under the name of each workload. Workloads that only one
+    side has are named and not listed row by row.
+    """
     console.print(_summary(rows), highlight=False)
-    shown = sorted((r for r in rows if ties or r.verdict != "tie"), key=lambda r: not r.regression)
+    for verdict, side in (("missing", "the old"), ("new", "the new")):
+        only = dict.fromkeys(_label(r) for r in rows if r.alone and r.verdict == verdict)
+        if only:
+            names = ", ".join(list(only)[:_NAMED]) + (f" and {len(only) - _NAMED} more" if len(only) > _NAMED else "")
+            console.print(escape(f"only in {side} records, not compared: {names}"), highlight=False)
+    shown = sorted((r for r in rows if not r.alone and (ties or r.verdict != "tie")), key=lambda r: not r.regression)
     if not shown:
         return
+    if console.width >= _WIDE:
+        console.print(_wide_table(shown))
+        return
+    for regression, label in dict.fromkeys((row.regression, _label(row)) for row in shown):
+        console.print(f"[bold]{escape(label)}[/bold]", highlight=False)
+        found = [r for r in shown if (r.regression, _label(r)) == (regression, label)]
+        console.print(_narrow_table(found))
+        for row in found:
+            if row.reason:
+                text = Padding(escape(f"{row.backend}: {row.reason}"), (0, 0, 0, 4))
+                console.print(text, style="dim", highlight=False)
+
+
+def _label(row: Row) -> str:
+    return f"{row.workload} ({row.dtype}, {row.policy})"
+
+
+def _wide_table(rows: Sequence[Row]) -> Table:
     table = Table("workload", "dtype", "backend", "policy", box=None, pad_edge=False)
     for column in ("old µs", "new µs", "raw", "speed-up", "95 %"):
         table.add_column(column, justify="right")
     table.add_column("by")
     table.add_column("verdict")
-    for row in shown:
-        style = "red" if row.regression else {"faster": "green", "fixed": "green"}.get(row.verdict, "")
-        interval = f"{row.ci95[0]:.3f}–{row.ci95[1]:.3f}" if row.ci95 else ""
-        verdict = f"{row.verdict}: {row.reason}" if row.reason else row.verdict
+    for row in rows:
         table.add_row(
             escape(row.workload), row.dtype, escape(row.backend), row.policy,
             _micros(row.old_time_s), _micros(row.new_time_s), _ratio(row.raw_speedup), _ratio(row.speedup),
-            interval, row.normalised_by, escape(verdict), style=style,
+            _interval(row), row.normalised_by, escape(_verdict(row)), style=_style(row),
         )  # fmt: skip
-    console.print(table)
+    return table
+
+
+def _narrow_table(rows: Sequence[Row]) -> Table:
+    """Rows of one workload in at most 80 columns; the reasons follow below."""
+    table = Table(box=None, pad_edge=False, show_header=True, padding=(0, 1, 0, 0))
+    table.add_column("  backend", width=17, overflow="fold")
+    for column, width in (("old µs", 10), ("new µs", 10), ("speed-up", 8), ("95 %", 11)):
+        table.add_column(column, justify="right", width=width, no_wrap=True)
+    table.add_column("verdict", ratio=1, overflow="fold")
+    for row in rows:
+        by = f" (by {row.normalised_by})" if row.normalised_by else ""
+        table.add_row(
+            f"  {escape(row.backend)}", _micros(row.old_time_s), _micros(row.new_time_s), _ratio(row.speedup),
+            _interval(row), row.verdict + by, style=_style(row),
+        )  # fmt: skip
+    return table
+
+
+def _interval(row: Row) -> str:
+    return f"{row.ci95[0]:.3f}–{row.ci95[1]:.3f}" if row.ci95 else ""
+
+
+def _verdict(row: Row) -> str:
+    return f"{row.verdict}: {row.reason}" if row.reason else row.verdict
+
+
+def _style(row: Row) -> str:
+    return "red" if row.regression else {"faster": "green", "fixed": "green"}.get(row.verdict, "")
 
 
 def _summary(rows: Sequence[Row]) -> str:
@@ -118,9 +179,9 @@ def _summary(rows: Sequence[Row]) -> str:
         return "no rows to compare"
     counts: dict[str, int] = {}
     for row in rows:
-        counts[row.verdict] = counts.get(row.verdict, 0) + 1
+        counts[row.verdict] = counts.get(row.verdict, 0) + (not row.alone)
     order = ("faster", "slower", "tie", "broken", "missing", "fixed", "new", "untimed")
-    parts = ", ".join(f"{counts[v]} {v}" for v in order if v in counts)
+    parts = ", ".join(f"{counts[v]} {v}" for v in order if counts.get(v)) or "nothing that both measured"
     timed = [r.speedup for r in rows if r.speedup and r.backend not in SPEED_OF_LIGHT]
     mean = math.exp(math.fsum(map(math.log, timed)) / len(timed)) if timed else None
     regressions = sum(r.regression for r in rows)
@@ -134,6 +195,11 @@ _Key = tuple[str, str, str, str, str, str]
 def _key(record: Record, backend: str | None = None) -> _Key:
     shape = json.dumps(record.shape, sort_keys=True)
     return (record.op, record.workload, shape, record.dtype, backend or record.backend, record.policy)
+
+
+def _race(key: _Key) -> tuple[str, ...]:
+    """What its rivals have in common: all of `key` but the backend."""
+    return (*key[:4], key[5])
 
 
 def _timed(before: Record, after: Record, old: dict[_Key, Record], new: dict[_Key, Record], min_effect: float) -> Row:
@@ -161,15 +227,16 @@ def _timed(before: Record, after: Record, old: dict[_Key, Record], new: dict[_Ke
     )  # fmt: skip
 
 
-def _untimed(before: Record | None, after: Record | None) -> Row:
+def _untimed(before: Record | None, after: Record | None, alone: bool) -> Row:
     """Rows of which one side, or both, has no time that counts."""
     times = (_time(before), _time(after))
     if after is None:
         assert before is not None
-        lost = before.status == "ok" and before.backend not in SPEED_OF_LIGHT
-        return _row(before, *times, None, None, None, "", "missing", lost, "not in the new records")
+        lost = before.status == "ok" and before.backend not in SPEED_OF_LIGHT and not alone
+        why = "workload not in the new records" if alone else "not in the new records"
+        return _row(before, *times, None, None, None, "", "missing", lost, why, alone)
     if before is None:
-        return _row(after, *times, None, None, None, "", "new", False, after.reason)
+        return _row(after, *times, None, None, None, "", "new", False, after.reason, alone)
     if before.status == "ok" or (before.status != "wrong" and after.status == "wrong"):
         return _row(after, *times, None, None, None, "", "broken", True, f"{after.status}: {after.reason}")
     if after.status == "ok":
@@ -188,10 +255,11 @@ def _row(
     verdict: str,
     regression: bool,
     reason: str,
+    alone: bool = False,
 ) -> Row:
     return Row(
         record.op, record.workload, record.dtype, record.backend, record.policy, old_time_s, new_time_s,
-        raw_speedup, speedup, ci95, normalised_by, verdict, regression, reason,
+        raw_speedup, speedup, ci95, normalised_by, verdict, regression, reason, alone,
     )  # fmt: skip
 
 

@@ -6,6 +6,8 @@ Every key may be left out; this file shows them all:
     policy = "both"                      # "graph", "eager" or "both"
     rounds = 30                          # timed rounds of each row; left out, the lab decides
     quick = false                        # fewer rounds
+    full = false                         # all sizes of operators other than grouped_mm, on a CPU too
+    memory = false                       # the peak memory of their calls as well
     include = ["torch_grouped", "loop"]  # only these backends
     skip = ["padded_bmm"]                # all but these
     candidates = ["my_kernel.py:fn"]     # own kernels, gated and raced like any backend
@@ -36,6 +38,12 @@ Every key may be left out; this file shows them all:
     a_layout = "km"                      # how operands lie in memory, see workloads.py
     b_layout = "kn"
 
+    [[workload]]                         # a call of another operator, its dims those of the operator's presets
+    name = "my-vocabulary"
+    op = "softmax"
+    dtype = "bf16"
+    dims = { rows = 4096, cols = 50257 }
+
 Paths of candidates and routing files are relative to the TOML file. A batched product has `groups` and `m`
 instead of group sizes.
 """
@@ -48,7 +56,10 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from expertile.lab.presets import PRESETS, workloads_for
+from expertile.lab.arena import AnyWorkload
+from expertile.lab.operators import OpWorkload
+from expertile.lab.operators.custom import custom
+from expertile.lab.presets import ALL_PRESETS, workloads_for
 from expertile.lab.routing import draw
 from expertile.lab.routing_file import SUFFIXES
 from expertile.lab.workloads import Workload
@@ -68,13 +79,15 @@ class BenchSpec:
     """What to measure and how. Keys as in the module's example; `inline` are the [[workload]] tables."""
 
     presets: tuple[str, ...] = ()
-    inline: tuple[Workload, ...] = ()
+    inline: tuple[AnyWorkload, ...] = ()
     include: tuple[str, ...] = ()
     skip: tuple[str, ...] = ()
     candidates: tuple[str, ...] = ()
     policy: str = "both"
     rounds: int | None = None
     quick: bool = False
+    full: bool = False
+    memory: bool = False
     routing: str | None = None
     tokens: tuple[int, ...] | None = None
     batch: int | None = None
@@ -84,8 +97,8 @@ class BenchSpec:
 
     def __post_init__(self) -> None:
         for name in self.presets:
-            if name not in PRESETS:
-                raise ValueError(f"presets: expected some of {', '.join(PRESETS)}, got {name!r}")
+            if name not in ALL_PRESETS:
+                raise ValueError(f"presets: expected some of {', '.join(ALL_PRESETS)}, got {name!r}")
         if self.policy not in POLICIES:
             raise ValueError(f"policy: expected one of {', '.join(POLICIES)}, got {self.policy!r}")
         for name in self.include:
@@ -108,7 +121,7 @@ class BenchSpec:
         """The policies to measure: ("graph", "eager") for "both"."""
         return ("graph", "eager") if self.policy == "both" else (self.policy,)
 
-    def workloads(self) -> tuple[Workload, ...]:
+    def workloads(self) -> tuple[AnyWorkload, ...]:
         """The workloads of the presets, then the inline ones. ValueError for an option no preset takes."""
         presets = workloads_for(
             self.presets,
@@ -118,7 +131,7 @@ class BenchSpec:
             seq=self.seq,
             seed=self.seed,
         )
-        return presets + self.inline
+        return (*presets, *self.inline)
 
 
 def read_bench_file(path: str | Path) -> BenchSpec:
@@ -152,10 +165,11 @@ def _spec(data: Mapping[str, Any], folder: Path) -> BenchSpec:
     for key in ("rounds", "batch", "seq", "seed"):
         if key in data:
             values[key] = _integer(key, data[key])
-    if "quick" in data:
-        if not isinstance(data["quick"], bool):
-            raise ValueError(f"quick: expected true or false, got {data['quick']!r}")
-        values["quick"] = data["quick"]
+    for key in ("quick", "full", "memory"):
+        if key in data:
+            if not isinstance(data[key], bool):
+                raise ValueError(f"{key}: expected true or false, got {data[key]!r}")
+            values[key] = data[key]
     if "tokens" in data:
         values["tokens"] = _integers("tokens", data["tokens"])
     if "routing" in values:
@@ -168,7 +182,9 @@ def _spec(data: Mapping[str, Any], folder: Path) -> BenchSpec:
     return BenchSpec(inline=inline, **values)
 
 
-def _workload(where: str, table: Mapping[str, Any], folder: Path, seed: int) -> Workload:
+def _workload(where: str, table: Mapping[str, Any], folder: Path, seed: int) -> AnyWorkload:
+    if "op" in table:
+        return _op_workload(where, table)
     _known_keys(where, table, _WORKLOAD_KEYS)
     for key in ("name", "dtype"):
         if key not in table:
@@ -196,6 +212,19 @@ def _workload(where: str, table: Mapping[str, Any], folder: Path, seed: int) -> 
         return Workload(table["name"], "file", layout, sizes, dtype=table["dtype"], routing=routing, **dims, **extra)
     except ValueError as error:
         raise ValueError(f"{where.rstrip('.')}: {error}") from None
+
+
+def _op_workload(where: str, table: Mapping[str, Any]) -> OpWorkload:
+    """A call of an operator other than the grouped product."""
+    _known_keys(where, table, ("name", "op", "dtype", "dims"))
+    for key in ("name", "op", "dtype"):
+        _string(f"{where}{key}", table.get(key))
+    if not isinstance(table.get("dims"), dict):
+        raise ValueError(f"{where}dims: expected a table of dimensions, got {table.get('dims')!r}")
+    try:
+        return custom(table["name"], table["op"], table["dims"], table["dtype"])
+    except ValueError as error:
+        raise ValueError(f"{where}{error}") from None
 
 
 def _group_sizes(

@@ -26,15 +26,16 @@ from expertile.roofline import Work
 # alignment.
 TAIL = 64
 
-Bind = Callable[[Operands, str], Callable[[], Any]]  # (operands, policy) -> one call
+Bind = Callable[[Any, str], Callable[[], Any]]  # (operands or inputs, policy) -> one call
 
 
 @dataclass(frozen=True)
 class Contestant:
     """A row of the table: either ready to be timed, or the reason why it has no time.
 
-    `bind(operands, policy)` makes one call on those operands. `config` is what the record shows; under the
-    graph policy a backend that needs the group sizes on the host is given them, and its config says so.
+    `bind(operands, policy)` makes one call on those operands, under one of `policies`. `config` is what the
+    record shows; under the graph policy a backend that needs the group sizes on the host is given them, and its
+    config says so.
     """
 
     name: str
@@ -47,6 +48,7 @@ class Contestant:
     status: str = "ok"
     reason: str = ""
     fatal: bool = False
+    policies: tuple[str, ...] = POLICIES
 
     def shown_config(self, policy: str) -> dict[str, Any]:
         return {**self.config, "sizes": "host"} if self.host_sizes and policy == "graph" else dict(self.config)
@@ -112,7 +114,7 @@ def backend_contestants(bench: Bench, backend: Backend, all_configs: bool = Fals
         reason = backend.supports(problem, bench.device)
         configs = () if reason else backend.configs(problem, bench.device)
     except Exception as error:
-        yield _failed(backend.name, work, error, bench.torch_device)
+        yield failed(backend.name, work, error, bench.torch_device)
         return
     if reason is not None:
         yield Contestant(backend.name, work, status="unsupported", reason=reason)
@@ -132,7 +134,7 @@ def baseline_contestant(bench: Bench, baseline: Baseline) -> Contestant:
     try:
         verdict = baseline.verify(bench.gate_problem, bench.sizes, bench.operands)
     except Exception as error:
-        return _failed(baseline.name, work, error, bench.torch_device)
+        return failed(baseline.name, work, error, bench.torch_device)
 
     problem, sizes = bench.problem, bench.sizes  # not `bench`: its operands must not outlive the gate
 
@@ -140,19 +142,19 @@ def baseline_contestant(bench: Bench, baseline: Baseline) -> Contestant:
         run = baseline.prepare(problem, sizes, operands)
         return lambda: run(None)
 
-    return _verdict(Contestant(baseline.name, work, bind=bind), verdict)
+    return judged(Contestant(baseline.name, work, bind=bind), verdict)
 
 
 def candidate_contestant(bench: Bench, backend: Backend | None, name: str, verdict: Gate) -> Contestant:
     """A candidate that a child process has judged; `backend` is None where it did not pass."""
     if backend is None or not verdict.ok:
-        status = "wrong" if verdict.checked else "unsupported"
+        status = "wrong" if verdict.checked else "failed"
         return Contestant(
             name, bench.work, status=status, reason=verdict.reason,
             rel_error=_finite(verdict.rel_error), max_error=_finite(verdict.max_error),
         )  # fmt: skip
     config = backend.configs(bench.problem, bench.device)[0]
-    return _verdict(_contestant(bench, backend, config), verdict)
+    return judged(_contestant(bench, backend, config), verdict)
 
 
 def _gated(bench: Bench, backend: Backend, config: Any) -> Contestant:
@@ -166,10 +168,10 @@ def _gated(bench: Bench, backend: Backend, config: Any) -> Contestant:
         with torch.no_grad():
             verdict = gate_run(run, bench.gate_problem, bench.sizes, bench.reference, bench.torch_device)
     except Exception as error:
-        return replace(_failed(backend.name, bench.work, error, bench.torch_device), config=contestant.config)
+        return replace(failed(backend.name, bench.work, error, bench.torch_device), config=contestant.config)
     finally:
         release(bench.torch_device)
-    return _verdict(contestant, verdict)
+    return judged(contestant, verdict)
 
 
 def _contestant(bench: Bench, backend: Backend, config: Any) -> Contestant:
@@ -185,15 +187,17 @@ def _contestant(bench: Bench, backend: Backend, config: Any) -> Contestant:
     )  # fmt: skip
 
 
-def _verdict(contestant: Contestant, verdict: Gate) -> Contestant:
-    judged = replace(contestant, rel_error=_finite(verdict.rel_error), max_error=_finite(verdict.max_error))
-    return judged if verdict.ok else replace(judged, bind=None, status="wrong", reason=verdict.reason)
+def judged(contestant: Contestant, verdict: Gate) -> Contestant:
+    """`contestant` with its errors; without a call to time where it is wrong."""
+    seen = replace(contestant, rel_error=_finite(verdict.rel_error), max_error=_finite(verdict.max_error))
+    return seen if verdict.ok else replace(seen, bind=None, status="wrong", reason=verdict.reason)
 
 
-def _failed(name: str, work: Work, error: Exception, device: torch.device) -> Contestant:
+def failed(name: str, work: Work, error: Exception, device: torch.device) -> Contestant:
+    """A contestant that raised `error` in the gate."""
     failure = failure_of(error, device)
     return Contestant(
-        name, work, status="unsupported", reason=f"failed in the gate: {failure.reason}", fatal=failure.kind == "fatal"
+        name, work, status=failure.status, reason=f"in the gate: {failure.reason}", fatal=failure.kind == "fatal"
     )
 
 

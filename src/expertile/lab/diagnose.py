@@ -28,7 +28,16 @@ import torch
 from expertile.device import Device
 from expertile.lab.environment import capture_env, new_run_id, timestamp, with_clocks
 from expertile.lab.gate import Gate, check, full_precision
-from expertile.lab.measure import Budget, Candidate, Measurement, Outcome, failure_of, release, time_interleaved
+from expertile.lab.measure import (
+    Budget,
+    Candidate,
+    Failure,
+    Measurement,
+    Outcome,
+    failure_of,
+    release,
+    time_interleaved,
+)
 from expertile.lab.operands import free_memory
 from expertile.lab.record import Env, Record, append, rates
 from expertile.lab.timers import POLICIES, sets_for
@@ -137,7 +146,7 @@ def _group(
     everything = sum(c.work.nbytes for c in cases)
     fit = 0.3 * (free_memory(device) or everything) * smallest / everything
     count = sets_for(int(smallest), facts.l2_bytes, fit, most=16)
-    verdicts: dict[Case, Gate | str] = {}
+    verdicts: dict[Case, Gate | Failure] = {}
     candidates = []
     for case in cases:
         try:
@@ -145,7 +154,7 @@ def _group(
             verdicts[case] = _verify(case, calls[0])
             candidates.append(Candidate(_name(case), lambda i, calls=calls: calls[i][0]()))  # type: ignore[misc]
         except Exception as error:
-            verdicts[case] = failure_of(error, device).reason
+            verdicts[case] = failure_of(error, device)
     right = [c for c in candidates if any(_name(k) == c.name and _passed(v) for k, v in verdicts.items())]
     outcomes = time_interleaved(right, policy=policy, device=device, num_sets=count, budget=budget)
     del candidates, right
@@ -158,7 +167,7 @@ def _name(case: Case) -> str:
     return f"{case.workload} {case.dtype} {case.backend}"
 
 
-def _passed(verdict: Gate | str) -> bool:
+def _passed(verdict: Gate | Failure) -> bool:
     return isinstance(verdict, Gate) and verdict.ok
 
 
@@ -213,7 +222,7 @@ def _matmul_precision(precision: str) -> Iterator[None]:
 
 
 def _record(
-    case: Case, policy: str, verdict: Gate | str, outcome: Outcome | None, facts: Device, env: Env, run_id: str
+    case: Case, policy: str, verdict: Gate | Failure, outcome: Outcome | None, facts: Device, env: Env, run_id: str
 ) -> Record:
     limit = bound(case.work, facts, case.dtype)
     time_s = ci95_s = tflops = gbps = rel = worst = None
@@ -223,7 +232,7 @@ def _record(
         if not verdict.ok:
             status, reason = "wrong", verdict.reason
     else:
-        status, reason = "unsupported", verdict
+        status, reason = verdict.status, verdict.reason
     if isinstance(outcome, Measurement):
         time_s, ci95_s = outcome.time_s, outcome.ci95_s
         tflops, gbps = rates(case.work.flops, case.work.nbytes, time_s)
@@ -232,7 +241,7 @@ def _record(
             status = "refused"
             reason = f"measured {time_s * 1e6:.3g} us, below the bound of {limit.seconds * 1e6:.3g} us"
     elif outcome is not None:
-        status, reason = "unsupported", outcome.reason
+        status, reason = outcome.status, outcome.reason
     elif status == "ok":
         status, reason = "unsupported", "not measured"
     shape = {"count": case.count, "m": case.m, "n": case.n, "k": case.k, "launches": case.launches}

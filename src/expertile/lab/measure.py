@@ -20,6 +20,7 @@ from expertile.lab.clocks import NO_CLOCKS, ClockReader, Clocks, clock_reader, s
 from expertile.lab.stats import is_tie, median_ci95, turn_order
 from expertile.lab.timers import Call, Sampler, Timer, timer_for
 
+_CAPTURE = ("stream is capturing", "graph capture")  # what CUDA and torch say of work that no graph can hold
 LEAST_ROUNDS = 3  # made whatever the budget says: fewer give no interval worth the name
 
 
@@ -56,12 +57,17 @@ class Measurement:
 
 @dataclass(frozen=True)
 class Failure:
-    """Why a candidate has no time. `kind`: "memory", "error", or "fatal" when it took the device down with
-    it.
+    """Why a candidate has no time. `kind`: "memory", "capture" (CUDA refuses to hold it in a graph), "error", "fatal"
+    when it took the device down with it, or "stranded" when another one did.
     """
 
     kind: str
     reason: str
+
+    @property
+    def status(self) -> str:
+        """How a record calls it: "failed" for a fault of its own, "unsupported" where device or policy set a limit."""
+        return "failed" if self.kind in ("error", "fatal") else "unsupported"
 
 
 Outcome = Measurement | Failure
@@ -211,7 +217,7 @@ def _strand(runs: Sequence[_Run], culprit: str) -> None:
     """The device is gone: whoever has enough samples keeps them, the others have no time."""
     for run in runs:
         if run.failure is None and len(run.samples) < LEAST_ROUNDS:
-            run.failure = Failure("fatal", f"not measured: {culprit} left the device unusable")
+            run.failure = Failure("stranded", f"not measured: {culprit} left the device unusable")
 
 
 def failure_of(error: BaseException, device: torch.device) -> Failure:
@@ -221,7 +227,9 @@ def failure_of(error: BaseException, device: torch.device) -> Failure:
     """
     if "during capture" in str(error) and isinstance(error.__context__, Exception):
         inner = failure_of(error.__context__, device)
-        return inner if inner.kind != "error" else Failure("error", f"cannot be captured: {inner.reason}")
+        if inner.kind not in ("error", "capture"):
+            return inner
+        return Failure("capture", f"cannot be captured: {inner.reason.removeprefix('cannot be captured: ')}")
     reason = f"{type(error).__name__}: {_first_line(error)}"
     if is_out_of_memory(error):
         error.__traceback__ = None  # its frames hold the tensors that filled the memory
@@ -229,6 +237,8 @@ def failure_of(error: BaseException, device: torch.device) -> Failure:
         return Failure("memory", f"out of memory: {_first_line(error)}")
     if not device_alive(device):
         return Failure("fatal", f"{reason}; the device is unusable afterwards")
+    if any(text in reason for text in _CAPTURE):
+        return Failure("capture", f"cannot be captured: {reason}")
     return Failure("error", reason)
 
 

@@ -4,12 +4,12 @@ One line of JSON for each record, with exactly these keys (seconds, bytes, FLOPs
 
     {"op", "workload", "shape": {…}, "dtype", "backend", "config", "policy": "graph"|"eager",
      "time_s", "ci95_s": [lo, hi], "flops", "nbytes", "tflops", "gbps", "bound_s", "limiter",
-     "rel_error", "max_error", "status": "ok"|"wrong"|"refused"|"unsupported", "reason",
+     "rel_error", "max_error", "status": "ok"|"wrong"|"refused"|"unsupported"|"failed", "reason",
      "env": {"gpu", "driver", "torch", "triton", "expertile", "sm_clock_mhz", "power_w", "throttle"},
      "run", "date"}
 
-Files are `results/<gpu-slug>/<date>-<preset>.jsonl`. Records of one `run` may be compared with each other;
-those of two runs only through `compare.py`.
+Files are `results/<gpu-slug>/<date>-<preset>.jsonl`; those that end in `-memory.jsonl` belong to `memory.py`.
+Records of one `run` may be compared with each other; those of two runs only through `compare.py`.
 """
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ import json
 import math
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
-STATUSES = ("ok", "wrong", "refused", "unsupported")
+MEMORY_SUFFIX = "-memory.jsonl"  # of files that hold `memory.MemoryRecord`s instead
+STATUSES = ("ok", "wrong", "refused", "unsupported", "failed")
 POLICIES = ("graph", "eager")
 LIMITERS = ("compute", "memory", "unknown")
 
@@ -61,8 +62,9 @@ class Record:
     """One backend on one workload under one policy. See the module for the keys.
 
     Only status "ok" has a time that counts: it needs `time_s`, `ci95_s`, `tflops`, `gbps` (which must follow
-    from `flops`, `nbytes` and `time_s`) and no `time_s` below `bound_s`. "wrong" and "unsupported" have no
-    time; "refused" may keep the time that was refused. All but "ok" need a `reason`. A `rel_error` or
+    from `flops`, `nbytes` and `time_s`) and no `time_s` below `bound_s`. "refused" may keep the time that was
+    refused; the others have none: "wrong" computed something else, "unsupported" says that it can't or meets a limit
+    of the device, "failed" raised an exception, crashed or hung. All but "ok" need a `reason`. A `rel_error` or
     `max_error` that is not finite is kept as None, since JSON has no such number. Raises ValueError naming
     the key, what was expected and what came.
     """
@@ -120,7 +122,7 @@ class Record:
     def _check_status(self) -> None:
         if self.status != "ok" and not self.reason:
             raise ValueError(f"reason: expected why the status is {self.status!r}, got ''")
-        if self.status in ("wrong", "unsupported") and self.time_s is not None:
+        if self.status in ("wrong", "unsupported", "failed") and self.time_s is not None:
             raise ValueError(f"time_s: expected none for status {self.status!r}, got {self.time_s!r}")
         if self.status == "ok" and (self.time_s is None or self.ci95_s is None):
             raise ValueError(f"time_s, ci95_s: expected both for status 'ok', got {self.time_s!r}, {self.ci95_s!r}")
@@ -150,17 +152,7 @@ class Record:
     @staticmethod
     def from_json(line: str) -> Record:
         """Parse and validate one line. Raises ValueError naming the key, what was expected and what came."""
-        try:
-            data = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise ValueError(f"expected one JSON object, got {line[:60]!r}: {error}") from None
-        if not isinstance(data, dict):
-            raise ValueError(f"expected one JSON object, got {line[:60]!r}")
-        _exact_keys("", data, [f.name for f in fields(Record)])
-        if not isinstance(data["env"], dict):
-            raise ValueError(f"env: expected an object, got {data['env']!r}")
-        _exact_keys("env.", data["env"], [f.name for f in fields(Env)])
-        return Record(**{**data, "env": Env(**data["env"])})
+        return Record(**object_of(line, [f.name for f in fields(Record)]))
 
 
 def rates(flops: float, nbytes: float, time_s: float) -> tuple[float, float]:
@@ -168,7 +160,16 @@ def rates(flops: float, nbytes: float, time_s: float) -> tuple[float, float]:
     return flops / time_s / 1e12, nbytes / time_s / 1e9
 
 
-def append(path: str | Path, *records: Record) -> None:
+class Line(Protocol):
+    """What stands on one line of a JSONL file: a `Record`, or a `memory.MemoryRecord`."""
+
+    def to_json(self) -> str: ...
+
+
+L = TypeVar("L", bound=Line)
+
+
+def append(path: str | Path, *records: Line) -> None:
     """Append records, each line in one write, so that an interruption leaves whole lines or none.
 
     Folders are made as needed. A last line that an earlier interruption cut short is removed first.
@@ -188,7 +189,12 @@ def append(path: str | Path, *records: Record) -> None:
 
 
 def read(path: str | Path) -> list[Record]:
-    """The records of a file, in order. A last line without a newline, cut short by an interruption, is left
+    """The records of a file, in order; see `read_lines`."""
+    return read_lines(path, Record.from_json)
+
+
+def read_lines(path: str | Path, parse: Callable[[str], L]) -> list[L]:
+    """The lines of a file, parsed, in order. A last line without a newline, cut short by an interruption, is left
     out.
 
     Raises ValueError naming file and line, FileNotFoundError if there is no such file.
@@ -205,10 +211,25 @@ def read(path: str | Path) -> list[Record]:
         if not line.strip():
             continue
         try:
-            records.append(Record.from_json(line))
+            records.append(parse(line))
         except ValueError as error:
             raise ValueError(f"{path}:{number}: {error}") from None
     return records
+
+
+def object_of(line: str, keys: Iterable[str]) -> dict[str, Any]:
+    """The JSON object on `line`, with exactly `keys` and under "env" an `Env`. ValueError says what is wrong."""
+    try:
+        data = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"expected one JSON object, got {line[:60]!r}: {error}") from None
+    if not isinstance(data, dict):
+        raise ValueError(f"expected one JSON object, got {line[:60]!r}")
+    _exact_keys("", data, keys)
+    if not isinstance(data["env"], dict):
+        raise ValueError(f"env: expected an object, got {data['env']!r}")
+    _exact_keys("env.", data["env"], [f.name for f in fields(Env)])
+    return {**data, "env": Env(**data["env"])}
 
 
 def results_path(slug: str, preset: str, date: str, root: str | Path = "results") -> Path:
@@ -225,6 +246,12 @@ def shipped_root() -> Path:
     package = Path(__file__).resolve().parents[1]
     checkout = package.parents[1]
     return checkout / "results" if (checkout / "pyproject.toml").is_file() else package / "results"
+
+
+def record_files(root: str | Path | None = None) -> tuple[Path, ...]:
+    """All files of times under `root` (the shipped ones by default), sorted; those of memory are not among them."""
+    root = shipped_root() if root is None else Path(root)
+    return tuple(path for path in sorted(root.glob("*/*.jsonl")) if not path.name.endswith(MEMORY_SUFFIX))
 
 
 def shipped_files(preset: str, slug: str | None = None, root: str | Path | None = None) -> tuple[Path, ...]:

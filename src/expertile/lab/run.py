@@ -1,6 +1,6 @@
 """Runs a bench: each workload is gated, then timed under each policy, and every record is written at once.
 
-    workload -> gate every backend -> time those that passed, interleaved -> records -> JSONL
+    workload -> arena -> gate everyone -> time those that passed, interleaved -> records -> JSONL
 
 Nothing is lost on the way: a backend that does not support a workload, is wrong, runs out of memory or
 crashes is a record with a reason; an interrupted run keeps what it measured and `resume=True` goes on with
@@ -14,7 +14,6 @@ import math
 import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -22,26 +21,23 @@ from typing import Any
 import torch
 
 from expertile.device import Device
+from expertile.lab.arena import AnyWorkload, Arena, Site, record_name
 from expertile.lab.baselines import BASELINES
-from expertile.lab.candidate import candidate_name, load, parse_spec
-from expertile.lab.candidate_gate import CandidateGate
-from expertile.lab.contestants import (
-    Contestant,
-    backend_contestants,
-    baseline_contestant,
-    candidate_contestant,
-    make_bench,
-    memory_needed,
-)  # fmt: skip
+from expertile.lab.contestants import Contestant
 from expertile.lab.environment import capture_env, new_run_id, same_machine, timestamp, with_clocks
+from expertile.lab.grouped_arena import Candidates, GroupedArena
 from expertile.lab.measure import Budget, Failure, Measurement, device_alive, failure_of, release
 from expertile.lab.operands import free_memory
+from expertile.lab.operators.arena import OpArena
+from expertile.lab.operators.base import Operator, OpWorkload
 from expertile.lab.record import Env, Record, append, rates, read
 from expertile.lab.timers import POLICIES
-from expertile.lab.timing import pick_configs, time_contestants
+from expertile.lab.timing import time_on_sets
 from expertile.lab.workloads import Workload
 from expertile.ops.grouped_mm.backend import Backend
 from expertile.roofline import bound
+
+__all__ = ["Event", "record_name", "run"]
 
 _CPU_SECONDS = {False: 75.0, True: 25.0}  # keyed by quick: a whole run on a CPU stays within a coffee
 _GPU_BUDGET = {False: Budget(3.0), True: Budget(0.6, min_rounds=7, max_rounds=41, rel_ci=0.01)}
@@ -73,8 +69,7 @@ class Settings:
     """How to run; see `run`."""
 
     policies: tuple[str, ...]
-    device: Device
-    torch_device: torch.device
+    site: Site
     out_path: Path | None
     quick: bool
     tune_configs: bool
@@ -87,13 +82,14 @@ class Settings:
 
 _BASELINE_NAMES = tuple(b.name for b in BASELINES)
 
-Key = tuple[str, str, str, str, str]  # workload, shape, dtype, backend, policy
+Key = tuple[str, str, str, str, str, str]  # op, workload, shape, dtype, backend, policy
 
 
 def run(
-    workloads: Sequence[Workload],
-    backends: Sequence[Backend],
+    workloads: Sequence[AnyWorkload],
+    backends: Sequence[Backend] = (),
     *,
+    operators: Sequence[Operator] = (),
     policies: Sequence[str] = POLICIES,
     device: torch.device | str | None = None,
     out_path: str | Path | None = None,
@@ -107,9 +103,10 @@ def run(
     seed: int | None = None,
     on_event: Callable[[Event], None] | None = None,
 ) -> Iterator[Record]:
-    """Measure `backends` (and `dense` and `copy` beside them) on `workloads`; yields records as they are
-    made.
+    """Measure `workloads`, with speed-of-light baselines beside them; yields records as they are made.
 
+    - `workloads`: grouped products (`Workload`), computed by `backends` and `candidates` beside `dense` and `copy`; and
+      calls of other operators (`OpWorkload`), computed by the rivals of the one in `operators` beside `copy`.
     - `policies`: "graph" and/or "eager". A CPU has eager alone.
     - `out_path`: JSONL file that every record is appended to. `resume` skips what that file already holds from
       this machine and software, and carries on under the same run id.
@@ -120,8 +117,9 @@ def run(
     - `rounds`: exactly so many timed rounds of each workload, however long they take.
     - `seed`: of the random operands; fresh ones by default.
 
-    Raises ValueError at once for an unknown policy, the graph policy alone on a CPU, or a candidate that
-    names no file.
+    Raises ValueError at once for an unknown policy, the graph policy alone on a CPU, a workload that no operator is
+    given for, or a candidate that names no file or has no grouped product to compute; and before the first workload
+    for a candidate that cannot be loaded.
     """
     torch_device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     if torch_device.type == "cuda" and torch_device.index is None:
@@ -133,155 +131,144 @@ def run(
         policies = tuple(p for p in policies if p != "graph")
     if not policies:
         raise ValueError("policies: the graph policy needs a CUDA device; use eager on this one")
-    for spec in candidates:
-        parse_spec(spec)
-    facts = Device.current(torch_device)
-    env = capture_env(facts)
+    site = Site(Device.current(torch_device), torch_device)
+    entered = Candidates(candidates, torch_device, candidate_timeout_s)
+    arenas = [
+        _arena(w, site, tuple(backends), entered, {o.name: o for o in operators}, tune_configs) for w in workloads
+    ]
+    if candidates and workloads and not any(isinstance(a, GroupedArena) for a in arenas):
+        raise ValueError(f"candidates: expected grouped products for them to compute, got {workloads[0].op} alone")
+    env = capture_env(site.device)
     path = None if out_path is None else Path(out_path)
     run_id, finished = _resumed(path, env) if resume and path is not None else (new_run_id(), set())
     if seconds is None and torch_device.type != "cuda":
         seconds = _CPU_SECONDS[quick]
     settings = Settings(
-        tuple(policies), facts, torch_device, path, quick, tune_configs, seconds, rounds, run_id, env,
+        tuple(policies), site, path, quick, tune_configs, seconds, rounds, run_id, env,
         secrets.randbits(31) if seed is None else seed,
     )  # fmt: skip
-    session = _Session(settings, tuple(backends), tuple(candidates), finished, on_event or (lambda event: None))
-    return session.records(tuple(workloads), candidate_timeout_s)
+    return _Session(settings, finished, on_event or (lambda event: None)).records(arenas, entered)
+
+
+def _arena(
+    workload: AnyWorkload,
+    site: Site,
+    backends: tuple[Backend, ...],
+    candidates: Candidates,
+    operators: Mapping[str, Operator],
+    all_configs: bool,
+) -> Arena:
+    if isinstance(workload, Workload):
+        return GroupedArena(workload, site, backends, candidates, all_configs)
+    if not isinstance(workload, OpWorkload) or workload.op not in operators:
+        known = ", ".join(operators) or "no operator"
+        raise ValueError(f"workload {workload.name!r}: op: expected one of those given ({known}), got {workload.op!r}")
+    return OpArena(workload, site, operators[workload.op])
 
 
 class _Session:
     """One run in progress: what is finished, what remains, and whom to tell."""
 
-    def __init__(
-        self,
-        settings: Settings,
-        backends: tuple[Backend, ...],
-        candidates: tuple[str, ...],
-        finished: set[Key],
-        on_event: Callable[[Event], None],
-    ) -> None:
-        self.settings, self.backends, self.finished, self.on_event = settings, backends, finished, on_event
-        self.specs = {candidate_name(spec): spec for spec in candidates}
-        self.loaded: dict[str, Backend] = {}
-        self.gates: dict[str, CandidateGate] = {}
-        self.names = [*(b.name for b in backends), *self.specs, *(b.name for b in BASELINES)]
+    def __init__(self, settings: Settings, finished: set[Key], on_event: Callable[[Event], None]) -> None:
+        self.settings, self.finished, self.on_event = settings, finished, on_event
+        self.device = settings.site.torch_device
         self.started, self.done, self.total = time.monotonic(), 0, 0
         self.dead = ""  # why the device can no longer be used
 
-    def records(self, workloads: tuple[Workload, ...], timeout_s: float) -> Iterator[Record]:
-        todo = [(w, self._missing(w)) for w in workloads]
+    def records(self, arenas: Sequence[Arena], candidates: Candidates) -> Iterator[Record]:
+        todo = [(arena, self._missing(arena)) for arena in arenas]
         self.total = sum(len(missing) for _, missing in todo)
         self._tell("start", text=self.settings.run_id)
         if self.finished:
             self._tell("note", text=f"resuming run {self.settings.run_id}: {len(self.finished)} records are there")
-        with ExitStack() as stack:
-            for name, spec in self.specs.items():
-                gate = CandidateGate(spec, self.settings.torch_device, timeout_s)
-                self.gates[name] = stack.enter_context(gate)
-            for index, (workload, missing) in enumerate(todo):
+        with candidates:
+            for index, (arena, missing) in enumerate(todo):
                 if missing:
-                    yield from self._workload(workload, missing, sum(1 for _, m in todo[index:] if m))
+                    yield from self._workload(arena, missing, sum(1 for _, m in todo[index:] if m))
         self._tell("end")
 
-    def _missing(self, workload: Workload) -> set[tuple[str, str]]:
+    def _missing(self, arena: Arena) -> set[tuple[str, str]]:
         """(backend, policy) pairs that still need a record."""
         return {
             (name, policy)
             for policy in self.settings.policies
-            for name in self.names
-            if _key(workload, name, policy) not in self.finished
+            for name in arena.names
+            if _key(arena.workload, name, policy) not in self.finished
         }
 
-    def _workload(self, workload: Workload, missing: set[tuple[str, str]], workloads_left: int) -> Iterator[Record]:
+    def _workload(self, arena: Arena, missing: set[tuple[str, str]], workloads_left: int) -> Iterator[Record]:
         s = self.settings
-        self._tell("workload", workload)
-        reason = self.dead or workload.unsupported or self._too_large(workload)
+        self._tell("workload", arena.workload)
+        reason = self.dead or arena.workload.unsupported or self._too_large(arena)
         if reason:
-            yield from self._reasons(workload, missing, reason)
+            yield from self._reasons(arena, missing, "unsupported", reason)
             return
         try:
-            contestants = self._contestants(workload, {name for name, _ in missing}, s.seed)
+            contestants = self._contestants(arena, {name for name, _ in missing})
         except Exception as error:
-            failure = failure_of(error, s.torch_device)
+            failure = failure_of(error, self.device)
             self.dead = failure.reason if failure.kind == "fatal" else ""
-            yield from self._reasons(workload, missing, failure.reason)
+            yield from self._reasons(arena, missing, failure.status, failure.reason)
             return
         finally:
-            release(s.torch_device)
+            release(self.device)
         for place, policy in enumerate(s.policies):
             wanted = [c for c in contestants if (c.name, policy) in missing]
             left = workloads_left * len(s.policies) - place
-            yield from self._policy(workload, policy, wanted, self._budget(left))
-            release(s.torch_device)
+            yield from self._policy(arena, policy, wanted, self._budget(left))
+            release(self.device)
 
-    def _contestants(self, workload: Workload, names: set[str], seed: int) -> list[Contestant]:
-        """Everyone in `names`, gated; candidates first, while the device's memory is still free for their
-        process.
-        """
-        s = self.settings
-        verdicts = {}
-        for name in self.specs:
-            if name in names:
-                verdicts[name] = self.gates[name].check(workload, seed + 1)
-                if verdicts[name].ok and name not in self.loaded:
-                    self.loaded[name] = load(self.specs[name])
-        bench = make_bench(workload, s.device, s.torch_device, seed)
+    def _contestants(self, arena: Arena, names: set[str]) -> list[Contestant]:
+        """Everyone in `names`, gated."""
         found: list[Contestant] = []
-        for backend in self.backends:
-            if backend.name not in names:
-                continue
-            for contestant in backend_contestants(bench, backend, s.tune_configs):
-                found.append(contestant)
-                self._tell("gate", workload, contestant.name, text=contestant.reason or "ok")
-                if contestant.fatal:
-                    self.dead = f"{contestant.name} left the device unusable ({contestant.reason})"
-        for name, verdict in verdicts.items():
-            found.append(candidate_contestant(bench, self.loaded.get(name), name, verdict))
-            self._tell("gate", workload, name, text=verdict.reason or "ok")
-        found += [baseline_contestant(bench, b) for b in BASELINES if b.name in names and not self.dead]
+        for contestant in arena.contestants(names, self.settings.seed):
+            found.append(contestant)
+            if contestant.name not in _BASELINE_NAMES:
+                self._tell("gate", arena.workload, contestant.name, text=contestant.reason or "ok")
+            if contestant.fatal:
+                self.dead = f"{contestant.name} left the device unusable ({contestant.reason})"
         return found
 
-    def _policy(
-        self, workload: Workload, policy: str, contestants: list[Contestant], budget: Budget
-    ) -> Iterator[Record]:
-        s = self.settings
-        ready = [c for c in contestants if c.bind is not None and not self.dead]
+    def _policy(self, arena: Arena, policy: str, contestants: list[Contestant], budget: Budget) -> Iterator[Record]:
+        s, workload = self.settings, arena.workload
+        ready = [c for c in contestants if c.bind is not None and policy in c.policies and not self.dead]
         outcomes: dict[int, Measurement | Failure] = {}
         tried: dict[int, int] = {}
+        screened_out: set[int] = set()
+
+        def tell(index: int, medians: Mapping[str, float]) -> None:
+            self._tell("round", workload, policy=policy, text=str(index), medians=_rivals(medians))
+
         try:
-            if s.tune_configs:
-                ready, tried = pick_configs(ready, workload, policy, s.device, s.torch_device, s.seed)
-            timed = time_contestants(
-                ready, workload, policy, s.device, s.torch_device, budget, s.seed,
-                lambda i, medians: self._tell("round", workload, policy=policy, text=str(i), medians=_rivals(medians)),
-            )  # fmt: skip
-            outcomes = {id(c): outcome for c, outcome in zip(ready, timed, strict=True)}
+            if ready:
+                kept, tried = arena.screen(ready, policy, s.seed)
+                screened_out = {id(c) for c in ready} - {id(c) for c in kept}
+                ready = kept
+                timed = time_on_sets(ready, arena.input_sets(s.seed), policy, self.device, budget, tell)
+                outcomes = {id(c): outcome for c, outcome in zip(ready, timed, strict=True)}
         except Exception as error:  # operands that do not fit, or a device that died while they were made
-            failure = failure_of(error, s.torch_device)
+            failure = failure_of(error, self.device)
             outcomes = {id(c): failure for c in ready}
-        if not self.dead and not device_alive(s.torch_device):
+        if not self.dead and not device_alive(self.device):
             self.dead = next(
                 (f"{c.name}: {o.reason}" for c in ready if isinstance(o := outcomes[id(c)], Failure)),
                 "the device stopped answering",
             )
-        shown = {id(c) for c in ready}
         for contestant in contestants:
-            if contestant.bind is not None and id(contestant) not in shown and not self.dead:
-                continue  # a config that screening found slower
-            outcome = outcomes.get(id(contestant))
-            yield self._emit(self._record(workload, policy, contestant, outcome, tried.get(id(contestant))))
+            if id(contestant) not in screened_out:
+                outcome = outcomes.get(id(contestant))
+                yield self._emit(self._record(arena, policy, contestant, outcome, tried.get(id(contestant))))
 
     def _record(
-        self, workload: Workload, policy: str, contestant: Contestant, outcome: Measurement | Failure | None,
+        self, arena: Arena, policy: str, contestant: Contestant, outcome: Measurement | Failure | None,
         tried: int | None,
     ) -> Record:  # fmt: skip
-        s, work = self.settings, contestant.work
-        problem = workload.problem(s.torch_device.type, torch.backends.cuda.matmul.allow_tf32)
-        limit = bound(work, s.device, problem.dtype_key)
+        s, work, workload = self.settings, contestant.work, arena.workload
+        limit = bound(work, s.site.device, arena.dtype_key)
         time_s = ci95_s = tflops = gbps = None
         status, reason, env = contestant.status, contestant.reason, s.env
         if isinstance(outcome, Failure):
-            status, reason = "unsupported", outcome.reason
+            status, reason = outcome.status, outcome.reason
         elif isinstance(outcome, Measurement):
             outcome = replace(outcome, bound_s=limit.seconds)
             time_s, ci95_s = outcome.time_s, outcome.ci95_s
@@ -290,7 +277,8 @@ class _Session:
             if outcome.refused:
                 status, reason = "refused", outcome.refused
         elif status == "ok":
-            status, reason = "unsupported", f"not measured: {self.dead}"
+            why = "it cannot be captured in a CUDA graph" if policy not in contestant.policies else self.dead
+            status, reason = "unsupported", f"not measured: {why}"
         config = contestant.shown_config(policy)
         if tried:
             config["tried"] = tried
@@ -300,21 +288,20 @@ class _Session:
             contestant.rel_error, contestant.max_error, status, reason, env, s.run_id, timestamp(),
         )  # fmt: skip
 
-    def _reasons(self, workload: Workload, missing: set[tuple[str, str]], reason: str) -> Iterator[Record]:
+    def _reasons(self, arena: Arena, missing: set[tuple[str, str]], status: str, reason: str) -> Iterator[Record]:
         """One record with `reason` for everyone who was to run."""
-        work = workload.problem(self.settings.torch_device.type).work(workload.group_sizes)
         self.total -= sum(1 for name, _ in missing if name in _BASELINE_NAMES)
         for policy in self.settings.policies:
-            for name in self.names:
+            for name in arena.names:
                 if (name, policy) in missing and name not in _BASELINE_NAMES:
-                    nobody = Contestant(name, work, status="unsupported", reason=reason)
-                    yield self._emit(self._record(workload, policy, nobody, None, None))
+                    nobody = Contestant(name, arena.work, status=status, reason=reason)
+                    yield self._emit(self._record(arena, policy, nobody, None, None))
 
-    def _too_large(self, workload: Workload) -> str:
-        need, free = memory_needed(workload), free_memory(self.settings.torch_device)
+    def _too_large(self, arena: Arena) -> str:
+        need, free = arena.memory_needed, free_memory(self.device)
         if not free or need <= 0.95 * free:
             return ""
-        return f"needs about {need / 1e9:.1f} GB, {free / 1e9:.1f} GB are free on {self.settings.device.name}"
+        return f"needs about {need / 1e9:.1f} GB, {free / 1e9:.1f} GB are free on {self.settings.site.device.name}"
 
     def _budget(self, measurements_left: int) -> Budget:
         s = self.settings
@@ -335,7 +322,7 @@ class _Session:
         return record
 
     def _tell(
-        self, kind: str, workload: Workload | None = None, backend: str = "", policy: str = "", **more: Any
+        self, kind: str, workload: AnyWorkload | None = None, backend: str = "", policy: str = "", **more: Any
     ) -> None:
         eta = None
         if self.done and self.total:
@@ -352,14 +339,9 @@ def _rivals(medians: Mapping[str, float]) -> dict[str, float]:
     return {name: seconds for name, seconds in medians.items() if name not in _BASELINE_NAMES}
 
 
-def record_name(workload: Workload) -> str:
-    """How records call a workload: "preset/name"."""
-    return f"{workload.preset}/{workload.name}" if workload.preset else workload.name
-
-
-def _key(workload: Workload, backend: str, policy: str) -> Key:
+def _key(workload: AnyWorkload, backend: str, policy: str) -> Key:
     shape = json.dumps(workload.shape(), sort_keys=True)
-    return (record_name(workload), shape, workload.dtype, backend, policy)
+    return (workload.op, record_name(workload), shape, workload.dtype, backend, policy)
 
 
 def _resumed(path: Path, env: Env) -> tuple[str, set[Key]]:
@@ -371,6 +353,8 @@ def _resumed(path: Path, env: Env) -> tuple[str, set[Key]]:
         return new_run_id(), set()
     run_id = same[-1].run
     keys = {
-        (r.workload, json.dumps(r.shape, sort_keys=True), r.dtype, r.backend, r.policy) for r in same if r.run == run_id
+        (r.op, r.workload, json.dumps(r.shape, sort_keys=True), r.dtype, r.backend, r.policy)
+        for r in same
+        if r.run == run_id
     }
     return run_id, keys

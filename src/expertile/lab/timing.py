@@ -19,6 +19,8 @@ from expertile.ops.grouped_mm.backend import Operands
 _MEMORY_SHARE = 0.4
 _SCREENING_S = 0.05  # per config
 
+OnRound = Callable[[int, Mapping[str, float]], None]
+
 
 def time_contestants(
     contestants: Sequence[Contestant],
@@ -28,14 +30,36 @@ def time_contestants(
     torch_device: torch.device,
     budget: Budget,
     seed: int,
-    on_round: Callable[[int, Mapping[str, float]], None] | None = None,
+    on_round: OnRound | None = None,
 ) -> list[Outcome]:
-    """One outcome per contestant, in order, all timed on the same input sets. Raises where no set fits."""
+    """`time_on_sets` on operands of a grouped product."""
     if not contestants:
         return []
-    free = free_memory(torch_device) or 2 * workload.memory_nbytes
-    count = sets_for(workload.memory_nbytes, device.l2_bytes, _MEMORY_SHARE * free)
-    sets = operand_sets(workload, torch_device, count, seed)
+    sets = rotating_operands(workload, device, torch_device, seed)
+    return time_on_sets(contestants, sets, policy, torch_device, budget, on_round)
+
+
+def rotating_operands(workload: Workload, device: Device, torch_device: torch.device, seed: int) -> list[Operands]:
+    """As many sets of operands as `set_count` says."""
+    count = set_count(workload.memory_nbytes, device, torch_device)
+    return operand_sets(workload, torch_device, count, seed)
+
+
+def set_count(set_nbytes: int, device: Device, torch_device: torch.device) -> int:
+    """How many sets of `set_nbytes` bytes, inputs and results, exceed the cache and leave room in the memory."""
+    free = free_memory(torch_device) or 2 * set_nbytes
+    return sets_for(set_nbytes, device.l2_bytes, _MEMORY_SHARE * free)
+
+
+def time_on_sets(
+    contestants: Sequence[Contestant],
+    sets: Sequence[Any],
+    policy: str,
+    torch_device: torch.device,
+    budget: Budget,
+    on_round: OnRound | None = None,
+) -> list[Outcome]:
+    """One outcome per contestant, in order, all timed in turns on the same input sets."""
     names = [f"{c.name}#{i}" for i, c in enumerate(contestants)]
 
     def tell(index: int, medians: Mapping[str, float]) -> None:
@@ -44,7 +68,7 @@ def time_contestants(
 
     outcomes = time_interleaved(
         [Candidate(name, _over_sets(c, sets, policy)) for name, c in zip(names, contestants, strict=True)],
-        policy=policy, device=torch_device, num_sets=count, budget=budget, on_round=tell,
+        policy=policy, device=torch_device, num_sets=len(sets), budget=budget, on_round=tell,
     )  # fmt: skip
     return [outcomes[name] for name in names]
 
@@ -80,7 +104,7 @@ def pick_configs(
     return keep, tried
 
 
-def _over_sets(contestant: Contestant, sets: Sequence[Operands], policy: str) -> Callable[[int], Any]:
+def _over_sets(contestant: Contestant, sets: Sequence[Any], policy: str) -> Callable[[int], Any]:
     """Calls bound to each set when first used, so that what binding allocates fails as the contestant's
     own.
     """

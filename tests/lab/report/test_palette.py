@@ -1,3 +1,6 @@
+import pytest
+
+from expertile.lab.operators import operators
 from expertile.lab.report.palette import styles, text_on
 
 
@@ -10,6 +13,12 @@ def test_all_of_a_usual_race_differ_in_colour_and_marker():
                     "gluon_hopper", "mine", "yours", "theirs"])  # fmt: skip
     assert len({colour for colour, _ in looks.values()}) == len(looks)
     assert len({symbol for _, symbol in looks.values()}) == len(looks)
+
+
+@pytest.mark.parametrize("op", operators())
+def test_rivals_of_an_operator_differ_in_colour_and_marker(op):
+    looks = styles(rival.name for rival in operators()[op].rivals)
+    assert len({colour for colour, _ in looks.values()}) == len({symbol for _, symbol in looks.values()}) == len(looks)
 
 
 def test_baselines_have_no_rival_style():

@@ -44,6 +44,13 @@ def test_a_backend_that_can_nothing_is_named_once_below_the_table():
     assert [row[2] for row in rows] == ["unsupported", "229"]
 
 
+def test_a_backend_that_failed_is_shown_where_it_did():
+    failed = samples.record("w/1", "f", rows=65536, n=512, status="failed", reason="RuntimeError: tile out of range")
+    text = printed(table([*small(), failed]), 100)
+    assert line(text, "f ") == "f – failed"
+    assert "failed: f on 1 workload: RuntimeError: tile out of range" in text
+
+
 def test_backends_come_in_order_of_time_with_baselines_last():
     text = printed(table(small()), 100)
     order = [row.split()[0] for row in text.splitlines() if row.startswith("  ") and row.split()[0] in "abc dense"]

@@ -86,16 +86,18 @@ def test_the_best_single_choice_must_run_everything():
     assert "at worst 3.03× the best time (1)" in choice
 
 
-def test_wrong_refused_and_unsupported_with_reasons():
+def test_wrong_failed_refused_and_unsupported_with_reasons():
     records = [
         *three(),
         samples.record("w/1", "c", status="unsupported", reason="needs sm_90"),
         samples.record("w/2", "c", status="unsupported", reason="needs sm_90"),
         samples.record("w/1", "d", status="wrong", reason="relative error 0.5"),
         samples.record("w/1", "e", status="refused", reason="faster than the bound"),
+        samples.record("w/1", "f", status="failed", reason="RuntimeError: tile out of range"),
     ]
     assert kinds(records, "trouble") == [
         "d gave a wrong result on 1 workload: relative error 0.5.",
+        "f failed on 1 workload: RuntimeError: tile out of range.",
         "e was refused a time on 1 workload: faster than the bound.",
         "c does not support 2 workloads: needs sm_90.",
     ]

@@ -75,12 +75,63 @@ def roofs(run: Run) -> tuple[dict[str, float], float | None]:
     return compute, memory
 
 
+def growth_figures(contests: Sequence[Contest]) -> dict[str, Figure]:
+    """Charts by title, one for each operator other than the grouped product and dtype that has three sizes or more: the
+    rate over the bytes that a call moves, or over its FLOPs where compute limits.
+    """
+    families: dict[tuple[str, str, bool], list[Contest]] = {}
+    for contest in contests:
+        sample = contest.sample
+        own = "layout" not in sample.shape and contest.of("copy") is not None
+        if own and contest.ranked and _size(contest, sample.moves):
+            families.setdefault((sample.op, sample.dtype, sample.moves), []).append(contest)
+    found: dict[str, Figure] = {}
+    for (op, dtype, moves), members in families.items():
+        if len({_size(contest, moves) for contest in members}) >= _LEAST_POINTS:
+            title = f"{op}, {dtype}"
+            found[title if title not in found else f"{title}, {'memory' if moves else 'compute'}"] = _growth(
+                sorted(members, key=lambda contest: _size(contest, moves)), moves
+            )
+    return found
+
+
+def _size(contest: Contest, moves: bool) -> float:
+    """MB that a call moves, or GFLOP that it computes."""
+    return (contest.sample.nbytes or 0.0) / 1e6 if moves else (contest.sample.flops or 0.0) / 1e9
+
+
+def _growth(members: Sequence[Contest], moves: bool) -> Figure:
+    looks = styles(row.backend for contest in members for row in contest.rows)
+    traces: dict[str, Figure] = {}
+    for contest in members:
+        for row in contest.rows:
+            y = (row.gbps or 0.0) if moves else row.tflops
+            if not row.timed or not y:
+                continue
+            colour, symbol = looks.get(row.backend, (baseline_style("copy")[0], "line-ew-open"))
+            trace = traces.setdefault(row.backend, marker_trace(row.backend, colour, symbol))
+            trace["x"].append(_size(contest, moves))
+            trace["y"].append(y)
+            trace["hovertext"].append(hover(contest, row))
+    sizes = [(_size(contest, moves), contest.sample.bound_s) for contest in members]
+    bounds = [(size, size / 1e3 / bound_s) for size, bound_s in sizes if bound_s]  # MB -> GB/s, GFLOP -> TFLOP/s
+    data = [*([_reference("bound", bounds)] if bounds else []), *traces.values()]
+    layout = base_layout(320)
+    layout["margin"] |= {"t": 12}
+    what = "MB moved" if moves else "GFLOP"
+    layout["xaxis"] |= {**log_axis([size for size, _ in sizes]), "title": {"text": f"{what} (logarithmic)"}}
+    values = [y for trace in traces.values() for y in trace["y"]] + [y for _, y in bounds]
+    unit = "GB/s" if moves else "TFLOP/s"
+    layout["yaxis"] |= {**log_axis(values), "title": {"text": f"{unit} (logarithmic)"}}
+    return {"data": data, "layout": layout}
+
+
 def scaling_figures(contests: Sequence[Contest]) -> dict[str, Figure]:
     """Charts by title: families of workloads that differ in their number of rows only, three or more of them."""
     families: dict[Any, list[tuple[int, Contest]]] = {}
     for contest in contests:
         tokens = contest.sample.tokens
-        if contest.ranked and tokens:
+        if contest.ranked and tokens and "layout" in contest.sample.shape:
             families.setdefault(contest.sample.family, []).append((tokens, contest))
     found: dict[str, Figure] = {}
     for members in families.values():

@@ -2,31 +2,31 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from expertile.lab.report.contest import Contest, Run, relative_speed, runs
 from expertile.lab.report.markers import fill_file
+from expertile.lab.report.operators import GROUPED_OPS, operator_table
 from expertile.lab.report.rows import POLICY_NAMES
-from expertile.lab.report.units import MISSING, micros, percent, plural, rate, spread, times
+from expertile.lab.report.units import MISSING, cell, markdown_table, micros, percent, plural, rate, spread, times
 from expertile.lab.report.verdict import failures, sentences
 
-_OTHER_RACES = {"ladder", "diagnose"}
+_OTHER_RACES = {"ladder", "diagnose", "tune", "auto"}
 
 
 def markdown(records: Iterable[Any]) -> str:
     """A Markdown summary: per run the verdict, one table per preset and policy, and what has no time and why."""
     parts = []
     for run in runs(records):
-        parts.append(f"## {_cell(run.device)}, {_cell(run.day)} (run {_cell(run.name)})")
-        parts.append("\n".join(f"- {_cell(sentence.text)}" for sentence in sentences(run)))
+        parts.append(f"## {cell(run.device)}, {cell(run.day)} (run {cell(run.name)})")
+        parts.append("\n".join(f"- {cell(sentence.text)}" for sentence in sentences(run)))
         for policy in run.policies:
             for preset in run.presets:
                 contests = run.contests_of(policy, preset)
                 if contests:
-                    parts.append(f"### {_cell(preset)}, {POLICY_NAMES.get(policy, _cell(policy))}")
+                    parts.append(f"### {cell(preset)}, {POLICY_NAMES.get(policy, cell(policy))}")
                     parts.append(_backend_table(contests))
         if failures(run):
             parts.append("### Without a time")
@@ -38,13 +38,16 @@ def headline(records: Iterable[Any]) -> str:
     """The README's headline: a table of presets × backends, and every workload below it, ready to paste.
 
     Only ratios within one run are averaged; a figure of several runs stands in rows of its own run.
-    The graph policy where a run has it, eager otherwise. Presets that race something other than the backends (the
-    rungs of the ladder, plain products of the diagnostics) have pages of their own and are left out.
+    The graph policy where a run has it, eager otherwise. What races something other than the backends (the rungs of the
+    ladder, plain products of the diagnostics) or on random problems (tuning) has pages of its own and is left out.
+    Presets of other operators have a table of a line each.
     """
-    found = tuple(run for run in runs(records) if not set(run.presets) & _OTHER_RACES)
-    if not found:
+    every = tuple(run for run in runs(records) if not set(run.presets) & _OTHER_RACES)
+    if not every:
         return "No records: nothing was measured."
+    found = tuple(run for run in every if _grouped(run))
     parts = [_headline_table(group) for group in _by_backends(found)]
+    fused = [operator_table(group) for group in _by_backends([run for run in every if not _grouped(run)])]
     details = []
     for run in found:
         policy = run.policies[0]
@@ -52,14 +55,14 @@ def headline(records: Iterable[Any]) -> str:
             contests = [contest for contest in run.contests_of(policy, preset) if contest.ranked]
             if contests:
                 details += [
-                    f"**{_cell(preset)}**: {_cell(run.device)}, {_cell(run.day)}, "
-                    f"{POLICY_NAMES.get(policy, _cell(policy))}, run `{_cell(run.name)}`",
+                    f"**{cell(preset)}**: {cell(run.device)}, {cell(run.day)}, "
+                    f"{POLICY_NAMES.get(policy, cell(policy))}, run `{cell(run.name)}`",
                     _workload_table(contests),
                 ]
     if details:
         parts.append("<details><summary>Every workload</summary>")
         parts += [*details, "</details>"]
-    return "\n\n".join(parts)
+    return "\n\n".join([*parts, *filter(None, fused)])
 
 
 def update_readme(path: str | Path, records: Iterable[Any], check: bool = False) -> bool:
@@ -69,6 +72,11 @@ def update_readme(path: str | Path, records: Iterable[Any], check: bool = False)
     Raises ValueError unless the file has each marker exactly once, in order.
     """
     return fill_file(path, {"headline": headline(records)}, check)
+
+
+def _grouped(run: Run) -> bool:
+    """Whether a run raced the backends of grouped products."""
+    return any(row.op in GROUPED_OPS for row in run.rows)
 
 
 def _by_backends(found: Sequence[Run]) -> list[list[Run]]:
@@ -93,8 +101,8 @@ def _headline_table(group: Sequence[Run]) -> str:
     env = group[0].rows[0].env
     versions = ", ".join(f"{name} {env[name]}" for name in ("torch", "triton", "expertile") if env.get(name))
     lead = (
-        f"Recorded on {_cell(group[0].device)}, {_cell(dates)}{', ' + _cell(versions) if versions else ''}, "
-        f"{POLICY_NAMES.get(policy, _cell(policy))}. Speed of each backend relative to the fastest one on the same "
+        f"Recorded on {cell(group[0].device)}, {cell(dates)}{', ' + cell(versions) if versions else ''}, "
+        f"{POLICY_NAMES.get(policy, cell(policy))}. Speed of each backend relative to the fastest one on the same "
         "workload in the same run, geometric mean; in brackets how many workloads it could run, where not all."
     )
     body = []
@@ -113,9 +121,9 @@ def _headline_table(group: Sequence[Run]) -> str:
                     text = f"**{text}**"
                 cells.append(text + (f" ({count})" if 0 < count < len(contests) else ""))
             cells.append(_share(contests))
-            body.append([_cell(preset), str(len(contests)), *cells])
-    header = ["preset", "workloads", *(f"`{_cell(name)}`" for name in names), "fastest, of bound"]
-    return f"{lead}\n\n{_markdown_table(header, body, left=1)}"
+            body.append([cell(preset), str(len(contests)), *cells])
+    header = ["preset", "workloads", *(f"`{cell(name)}`" for name in names), "fastest, of bound"]
+    return f"{lead}\n\n{markdown_table(header, body, left=1)}"
 
 
 def _share(contests: Sequence[Contest]) -> str:
@@ -133,18 +141,18 @@ def _workload_table(contests: Sequence[Contest]) -> str:
         light = (dense if contest.limiter == "compute" else copy) or dense or copy
         body.append(
             [
-                _cell(contest.label),
-                " = ".join(f"`{_cell(row.backend)}`" for row in contest.leaders),
+                cell(contest.label),
+                " = ".join(f"`{cell(row.backend)}`" for row in contest.leaders),
                 micros(best.time_s if best else None),
                 rate(best) if best else MISSING,
                 percent(best.share if best else None),
                 contest.limiter if best and best.share else MISSING,
-                f"`{_cell(second.backend)}` {times(contest.times_best(second))}" if second else MISSING,
-                f"{_cell(light.backend)} {times(contest.times_best(light))}" if light and light.timed else MISSING,
+                f"`{cell(second.backend)}` {times(contest.times_best(second))}" if second else MISSING,
+                f"{cell(light.backend)} {times(contest.times_best(light))}" if light and light.timed else MISSING,
             ]
         )
     header = ["workload", "fastest", "µs", "rate", "of bound", "limited by", "next", "speed of light"]
-    return _markdown_table(header, body, left=2)
+    return markdown_table(header, body, left=2)
 
 
 def _backend_table(contests: Sequence[Contest]) -> str:
@@ -155,8 +163,8 @@ def _backend_table(contests: Sequence[Contest]) -> str:
             mark = " (tie)" if row in contest.leaders and len(contest.leaders) > 1 else ""
             body.append(
                 [
-                    _cell(contest.label),
-                    f"`{_cell(row.backend)}`",
+                    cell(contest.label),
+                    f"`{cell(row.backend)}`",
                     micros(row.time_s),
                     spread(row),
                     rate(row),
@@ -164,23 +172,12 @@ def _backend_table(contests: Sequence[Contest]) -> str:
                     times(contest.times_best(row)) + mark,
                 ]
             )
-    return _markdown_table(["workload", "backend", "µs", "95 %", "rate", "of bound", "× best"], body, left=2)
+    return markdown_table(["workload", "backend", "µs", "95 %", "rate", "of bound", "× best"], body, left=2)
 
 
 def _failure_table(run: Run) -> str:
     body = [
-        [status, f"`{_cell(backend)}`", plural(len(names), "workload"), _cell(reason)]
+        [status, f"`{cell(backend)}`", plural(len(names), "workload"), cell(reason)]
         for status, backend, reason, names in failures(run)
     ]
-    return _markdown_table(["status", "backend", "on", "reason"], body, left=4)
-
-
-def _markdown_table(header: Sequence[str], body: Sequence[Sequence[str]], left: int) -> str:
-    rule = ["-" if index < left else "-:" for index in range(len(header))]
-    return "\n".join("| " + " | ".join(cells) + " |" for cells in (header, rule, *body))
-
-
-def _cell(text: str) -> str:
-    """Text that stays inside one table cell and brings no HTML, markup or marker of its own."""
-    text = " ".join(text.split()).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-    return re.sub(r"([\\|`*\[\]])", r"\\\1", text)
+    return markdown_table(["status", "backend", "on", "reason"], body, left=4)

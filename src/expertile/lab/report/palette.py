@@ -19,6 +19,14 @@ _KNOWN = {
     "padded_bmm": ("#E69F00", "cross"),
     "loop": ("#8C8C8C", "x"),
     "gluon_hopper": ("#117733", "pentagon"),
+    # Rivals of the other operators: they never share a chart with the above.
+    "expertile": ("#0072B2", "circle"),
+    "torch": ("#D55E00", "diamond"),
+    "torch.compile": ("#009E73", "triangle-up"),
+    "liger": ("#E69F00", "cross"),
+    "sdpa_cudnn": ("#56B4E9", "square"),
+    "sdpa_fa2": ("#117733", "pentagon"),
+    "unfused": ("#8C8C8C", "x"),
 }
 _SPARE = (
     ("#AA4499", "star"),

@@ -18,6 +18,7 @@ BASELINES = ("dense", "copy")
 
 POLICY_NAMES = {"graph": "CUDA-graph replay", "eager": "eager calls"}
 
+_LEAST_INTENSITY = 4.0  # FLOP per byte; every device of the last decade computes more than that in the same time
 _RAGGED_DIMENSION = {"ragged_m": "m", "ragged_n": "n", "ragged_k": "k"}
 _ROW_COUNTS = ("rows", "tokens", "total_rows")
 
@@ -89,6 +90,15 @@ class Row:
     @property
     def day(self) -> str:
         return self.date[:10]
+
+    @property
+    def moves(self) -> bool:
+        """True where bytes per second say more than FLOP per second: memory limits, nothing is computed, or so little
+        that it would limit, if the bandwidth were known.
+        """
+        if self.limiter == "memory" or self.backend == "copy":
+            return True
+        return self.flops is not None and self.nbytes is not None and self.flops < _LEAST_INTENSITY * self.nbytes
 
     @property
     def tokens(self) -> int | None:

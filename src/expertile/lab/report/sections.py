@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from base64 import b64encode
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -9,9 +10,12 @@ from html import escape
 from statistics import geometric_mean, median
 from typing import Any
 
+from expertile.lab.memory import MemoryRecord
 from expertile.lab.report.contest import Contest, Run
 from expertile.lab.report.figures import Figure, share_figure, time_figure
-from expertile.lab.report.figures_run import launch_figure, roofline_figure, roofs, scaling_figures
+from expertile.lab.report.figures_run import growth_figures, launch_figure, roofline_figure, roofs, scaling_figures
+from expertile.lab.report.memory import MemoryChart, chart_svg, memory_charts
+from expertile.lab.report.memory import sentences as memory_sentences
 from expertile.lab.report.rows import POLICY_NAMES, Row, shape_text
 from expertile.lab.report.units import (
     MISSING,
@@ -102,6 +106,10 @@ def preset(run: Run, name: str, figures: Figures, label: str) -> str:
     for title in dict.fromkeys(title for found in scaling for title in found):
         for policy, found in zip(run.policies, scaling, strict=True):
             rest.append(figures.add(found.get(title), f"Scaling: {title}", policy, label))
+    growth = [growth_figures(run.contests_of(policy, name)) for policy in run.policies]
+    for title in dict.fromkeys(title for found in growth for title in found):
+        for policy, found in zip(run.policies, growth, strict=True):
+            rest.append(figures.add(found.get(title), f"Rate against size: {title}", policy, label))
     for policy in run.policies:
         chart = roofline_figure(run, run.contests_of(policy, name))
         rest.append(figures.add(chart, f"Roofline{_roof_note(run)}", policy, label))
@@ -114,8 +122,27 @@ def preset(run: Run, name: str, figures: Figures, label: str) -> str:
     )
 
 
+def memory(records: Sequence[MemoryRecord]) -> str:
+    """Peak memory against length, with what is seen; empty where nothing makes a chart."""
+    charts = [c for c in memory_charts(records) if any(c.measured(backend) for backend in c.points)]
+    body = "".join(_memory_chart(chart) for chart in charts)
+    return f'<section class="run"><h2>Peak memory of a call</h2>{body}</section>' if charts else ""
+
+
+def _memory_chart(chart: MemoryChart) -> str:
+    caption = f"{chart.title}, recorded on {chart.first.env.gpu}, {chart.first.date[:10]}"
+    said = "".join(f"<li>{escape(sentence.replace('`', ''))}</li>" for sentence in memory_sentences(chart))
+    # An image of its own: the rules of one drawing must not reach another.
+    data = b64encode(chart_svg(chart).encode()).decode()
+    return (
+        f"<figure><figcaption>{escape(caption)}</figcaption>"
+        f'<img class="drawing" alt="Peak memory against {escape(chart.x)}; the list below says what is seen." '
+        f'src="data:image/svg+xml;base64,{data}"><ul>{said}</ul></figure>'
+    )
+
+
 def without_time(run: Run) -> str:
-    """What was wrong, refused or unsupported, with the reason."""
+    """What was wrong, failed, was refused or unsupported, with the reason."""
     found = failures(run)
     if not found:
         return ""

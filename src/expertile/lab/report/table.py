@@ -18,7 +18,8 @@ from expertile.lab.report.verdict import failures
 _NAME_WIDTH = 23
 _COLUMNS = (("µs", 10), ("rate", 12), ("bound", 6), ("× best", 6))
 _PANEL_WIDTH = sum(width + 1 for _, width in _COLUMNS)
-_STATUS_STYLES = {"wrong": "bold red", "refused": "yellow", "unsupported": "dim"}
+_LIGHT = {"dense": "same rows with one weight", "copy": "same bytes moved"}
+_STATUS_STYLES = {"wrong": "bold red", "failed": "red", "refused": "yellow", "unsupported": "dim"}
 
 
 @dataclass(frozen=True)
@@ -189,10 +190,9 @@ def _notes(run: Run, width: int) -> Iterable[Text]:
     if any(len(contest.leaders) > 1 for contest in run.contests):
         yield Text("= ties with the best: 95 % intervals overlap, or less than 1 % apart", style="dim")
     if any(row.is_baseline for row in run.rows):
-        yield Text(
-            "dense, copy: speed of light (same rows with one weight; same bytes moved), not rivals",
-            style="dim",
-        )
+        held = {row.backend for row in run.rows}
+        shown = {name: what for name, what in _LIGHT.items() if name in held}
+        yield Text(f"{', '.join(shown)}: speed of light ({'; '.join(shown.values())}), not rivals", style="dim")
     for status, backend, reason, names in failures(run):
         line = f"{status}: {backend} on {plural(len(names), 'workload')}: {reason}"
         yield Text(short(line, 2 * width), style=_STATUS_STYLES.get(status, ""))

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
+
 from expertile.lab.report.rows import Row
 
 MISSING = "–"
@@ -51,10 +54,10 @@ def byte_rate(gbps: float | None) -> str:
 
 
 def rate(row: Row) -> str:
-    """The rate that limits: bytes per second where memory does (and for copy), FLOP per second otherwise."""
+    """The rate that says most: bytes per second for a row that `moves` more than it computes, else FLOP per second."""
     if not row.timed:
         return MISSING
-    return byte_rate(row.gbps) if row.limiter == "memory" or row.backend == "copy" else flop_rate(row.tflops)
+    return byte_rate(row.gbps) if row.moves else flop_rate(row.tflops)
 
 
 def bound_rate(row: Row) -> str:
@@ -89,3 +92,15 @@ def listed(items: list[str]) -> str:
 
 def short(text: str, limit: int) -> str:
     return text if len(text) <= limit else text[: limit - 1].rstrip() + "…"
+
+
+def markdown_table(header: Sequence[str], body: Sequence[Sequence[str]], left: int = 1) -> str:
+    """A Markdown table; the first `left` columns are aligned to the left, the others to the right."""
+    rule = ["-" if index < left else "-:" for index in range(len(header))]
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in (header, rule, *body))
+
+
+def cell(text: str) -> str:
+    """Text that stays inside one table cell and brings no HTML, markup or marker of its own."""
+    text = " ".join(text.split()).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    return re.sub(r"([\\|`*\[\]])", r"\\\1", text)

@@ -29,7 +29,7 @@ def verdict(records: Iterable[Any]) -> list[str]:
 
     `records` are Record objects or mappings with the record's JSON keys. Says per policy which backend is fastest on
     how many workloads and by what geometric mean, how much of the bound is reached, which workloads are ties, what
-    was wrong, refused or unsupported and why, what a launch costs, and whether the machine was throttled.
+    was wrong, failed, was refused or unsupported and why, what a launch costs, and whether the machine was throttled.
     """
     found = runs(records)
     if not found:
@@ -71,10 +71,10 @@ def failures(run: Run) -> list[tuple[str, str, str, tuple[str, ...]]]:
             status = "refused" if row.status == "ok" else row.status
             reason = row.reason or ("no time was recorded" if row.status == "ok" else "no reason was recorded")
             found.setdefault((status, row.backend, reason), []).append(labels[row.key])
-    order = {"wrong": 0, "refused": 1, "unsupported": 2}
+    order = {"wrong": 0, "failed": 1, "refused": 2, "unsupported": 3}
     return sorted(
         ((*key, tuple(dict.fromkeys(names))) for key, names in found.items()),
-        key=lambda item: (order.get(item[0], 3), item[1], item[2]),
+        key=lambda item: (order.get(item[0], len(order)), item[1], item[2]),
     )
 
 
@@ -146,7 +146,9 @@ def _choice(contests: Sequence[Contest]) -> list[Sentence]:
 
 
 def _bound(contests: Sequence[Contest]) -> list[Sentence]:
-    reached = [(contest, contest.best.share) for contest in contests if contest.best and contest.best.share]
+    # Where bytes matter and the bandwidth is not known, a bound by FLOPs says nothing.
+    known = [contest for contest in contests if contest.limiter == "memory" or not contest.sample.moves]
+    reached = [(contest, contest.best.share) for contest in known if contest.best and contest.best.share]
     if not reached:
         return [Sentence("bound", "No bound is known for this machine, so no share of it can be stated.")]
     shares = [share for _, share in reached if share]
@@ -222,6 +224,7 @@ def _trouble(run: Run) -> list[Sentence]:
         grouped.setdefault((status, backend), []).append((reason, names))
     verbs = {
         "wrong": "gave a wrong result on",
+        "failed": "failed on",
         "refused": "was refused a time on",
         "unsupported": "does not support",
     }

@@ -1,0 +1,104 @@
+"""What one call of bench measures, part by part: each preset with its workloads and with everyone who races on them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from expertile.device import Device
+from expertile.lab.arena import AnyWorkload
+from expertile.lab.config import BenchSpec
+from expertile.lab.ladder import RUNGS
+from expertile.lab.ladder.workloads import for_device as ladder_for_device
+from expertile.lab.operators import Operator, OpWorkload, for_cpu, operators
+from expertile.lab.workloads import Workload
+from expertile.ops.grouped_mm.backend import Backend
+from expertile.ops.grouped_mm.backends import BACKENDS
+
+DIAGNOSE = "diagnose"
+LADDER = "ladder"
+CUSTOM = "custom"
+COMPILED = "torch.compile"  # it takes a CPU ten seconds and more to compile for each workload
+
+
+@dataclass(frozen=True)
+class Part:
+    """The workloads of a preset (or the TOML file's own, "custom"), which have a record file of their own.
+
+    `backends` and `candidates` race on its grouped products, the rivals of `operators` on the others. `note` says what
+    was left out.
+    """
+
+    name: str
+    workloads: tuple[AnyWorkload, ...]
+    backends: tuple[Backend, ...]
+    operators: tuple[Operator, ...]
+    candidates: tuple[str, ...]
+    note: str = ""
+
+    @property
+    def op_workloads(self) -> tuple[OpWorkload, ...]:
+        return tuple(w for w in self.workloads if isinstance(w, OpWorkload))
+
+
+def parts(spec: BenchSpec, device: Device) -> tuple[Part, ...]:
+    """The parts of `spec` on `device`, in order.
+
+    Candidates take part wherever there are grouped products. Raises ValueError for a name in `include` or `skip` that
+    nobody has, for a part in which they leave nobody, and for candidates with nothing to compute.
+    """
+    _check_names(spec)
+    found = [_part(name, replace(spec, presets=(name,), inline=()), device) for name in spec.presets]
+    if spec.inline:
+        found.append(_part(CUSTOM, replace(spec, presets=()), device))
+    if spec.candidates and not any(part.candidates for part in found):
+        raise ValueError(f"candidate: expected a preset of grouped products for it, got {', '.join(spec.presets)}")
+    return tuple(found)
+
+
+def _part(name: str, spec: BenchSpec, device: Device) -> Part:
+    every = spec.workloads()
+    spared = device.kind == "cpu" and not spec.full and name != CUSTOM
+    workloads = for_cpu(every) if spared else every
+    if name == LADDER:
+        workloads = tuple(ladder_for_device([w for w in workloads if isinstance(w, Workload)], device))
+    racing = _backends(name, workloads)
+    rivals = [operators()[op] for op in dict.fromkeys(w.op for w in workloads if isinstance(w, OpWorkload))]
+    backends = tuple(b for b in racing if _chosen(spec, b.name))
+    compiled = not spared or COMPILED in spec.include
+    left = tuple(
+        replace(o, rivals=tuple(r for r in o.rivals if _chosen(spec, r.name) and (compiled or r.name != COMPILED)))
+        for o in rivals
+    )
+    candidates = spec.candidates if racing else ()
+    if workloads and not (backends or candidates or any(o.rivals for o in left)):
+        names = dict.fromkeys([*(b.name for b in racing), *(r.name for o in rivals for r in o.rivals)])
+        asked = ", ".join(spec.include) if spec.include else f"none but {', '.join(spec.skip)}"
+        raise ValueError(f"backend: expected some of {', '.join(names)} for {name}, got {asked}")
+    note = ""
+    if spared and rivals:
+        sizes = f"{len(every) - len(workloads)} of {len(every)} workloads"
+        also = "" if compiled else f" and {COMPILED}"
+        note = f"{name}: {sizes}{also} are left out, since a CPU takes long over them; --full measures them too"
+    return Part(name, workloads, backends, left, candidates, note)
+
+
+def _backends(preset: str, workloads: Sequence[AnyWorkload]) -> tuple[Backend, ...]:
+    """Those that race on grouped products of `preset` (the ladder's are its rungs), in display order."""
+    if not any(isinstance(w, Workload) for w in workloads):
+        return ()
+    return RUNGS if preset == LADDER else BACKENDS
+
+
+def _check_names(spec: BenchSpec) -> None:
+    if not (spec.include or spec.skip):
+        return
+    rivals = (rival.name for operator in operators().values() for rival in operator.rivals)
+    known = dict.fromkeys([*(b.name for b in BACKENDS), *(b.name for b in RUNGS), *rivals])
+    for name in (*spec.include, *spec.skip):
+        if name not in known:
+            raise ValueError(f"backend: expected one of {', '.join(known)}, got {name!r}")
+
+
+def _chosen(spec: BenchSpec, name: str) -> bool:
+    return (not spec.include or name in spec.include) and name not in spec.skip

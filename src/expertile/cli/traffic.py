@@ -1,0 +1,214 @@
+"""The part of explain that shows memory traffic: an operator's ways step by step, and what Nsight Compute counts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Column, Table
+
+from expertile.device import Device
+from expertile.lab.environment import capture_env, new_run_id
+from expertile.lab.record import MEMORY_SUFFIX, Record, read
+from expertile.lab.report.units import byte_rate, micros, percent, significant, times
+from expertile.lab.traffic import Subject, Way, formulas
+from expertile.lab.traffic.explain import Explained, explain_grouped, explain_subject
+from expertile.lab.traffic.measured import TrafficRecord, measure
+from expertile.ops.attention.explain import explain_problem as explain_attention
+from expertile.ops.attention.problem import Problem as AttentionProblem
+from expertile.ops.grouped_mm.problem import Layout, Problem
+
+GROUPED = "grouped_mm"
+# What an option of the command line is called among an operator's dimensions.
+_DIMENSIONS = {
+    "rows": ("rows",), "cols": ("cols", "columns"), "batch": ("batch",), "heads": ("heads",),
+    "kv_heads": ("kv_heads",), "seq_len": ("q_len",), "k_len": ("k_len",), "head_dim": ("head_dim",),
+    "causal": ("causal",), "grids": ("grids",), "boundary": ("boundary",), "elements": ("elements",),
+}  # fmt: skip
+OPTIONS = tuple(_DIMENSIONS)
+_NAME = 19  # columns for the name of a kernel, so that the table fits a terminal of 80
+OPERATORS = (GROUPED, *formulas())
+
+
+def subject_of(op: str, given: Mapping[str, Any], dtype: str) -> Subject:
+    """The call that the command line's options describe. ValueError for an option that the operator does not have."""
+    if op not in formulas():
+        raise ValueError(f"op: expected one of {', '.join(OPERATORS)}, got {op!r}")
+    formula = formulas()[op]
+    dims: dict[str, Any] = {}
+    for option, value in given.items():
+        names = [name for name in _DIMENSIONS[option] if name in formula.dims]
+        if not names:
+            own = [o for o, names in _DIMENSIONS.items() if any(name in formula.dims for name in names)]
+            raise ValueError(f"{_flag(option)}: expected {', '.join(map(_flag, own))} for {op}, got {_flag(option)}")
+        dims[names[0]] = value
+    if "q_len" in dims:  # as many keys, and as many key heads, unless said otherwise
+        dims.setdefault("k_len", dims["q_len"])
+    if "heads" in dims and "kv_heads" in formula.dims:
+        dims.setdefault("kv_heads", dims["heads"])
+    return formula.subject(dtype, dims)
+
+
+def _flag(option: str) -> str:
+    return "--" + option.replace("_", "-")
+
+
+def records_in(place: Path | None) -> list[Record] | None:
+    """The records of times in a file or in all files of a folder; None, for the shipped ones, without a place."""
+    if place is None:
+        return None
+    if not place.exists():
+        raise FileNotFoundError(f"records: {place} does not exist")
+    files = [place] if place.is_file() else sorted(place.rglob("*.jsonl"))
+    times_only = [f for f in files if not f.name.endswith(MEMORY_SUFFIX) and f.parent.name != "traffic"]
+    records = [record for file in times_only for record in read(file)]
+    if not records:
+        raise ValueError(f"records: expected record files (JSONL), found none in {place}")
+    return records
+
+
+def explain_operator(
+    op: str, given: Mapping[str, Any], dtype: str, device: Device, measured: bool, records: list[Record] | None,
+    console: Console,
+) -> None:  # fmt: skip
+    """Print an operator's work, bound, ways and records; with `measured` also what is counted here."""
+    subject = subject_of(op, given, dtype)
+    show(explain_subject(subject, device, records), console)
+    if op.startswith("attention"):
+        console.print(
+            escape(str(explain_attention(attention_problem(subject), device))), highlight=False, soft_wrap=True
+        )
+    if measured:
+        show_measured(subject, formulas()[op].ways(subject, Device.current()), console)
+
+
+def explain_grouped_traffic(
+    problem: Problem, sizes: Sequence[int], device: Device, measured: bool, records: list[Record] | None,
+    console: Console,
+) -> None:  # fmt: skip
+    """The same for a grouped product with ragged rows; nothing but a sentence for other layouts."""
+    if problem.layout is not Layout.RAGGED_M:
+        console.print("Traffic is counted for ragged rows (forward and dgrad) only.")
+        return
+    explained = explain_grouped(problem, sizes, device, records)
+    show(explained, console)
+    if measured:
+        show_measured(explained.subject, explained.ways, console)
+
+
+def attention_problem(subject: Subject) -> AttentionProblem:
+    """The problem of contiguous tensors with the subject's dimensions."""
+    b, h, kv, lq, lk, d = (subject[key] for key in ("batch", "heads", "kv_heads", "q_len", "k_len", "head_dim"))
+    dtype = torch.bfloat16 if subject.dtype == "bf16" else torch.float16
+    return AttentionProblem(
+        b, h, kv, lq, lk, d, dtype, subject["causal"], d**-0.5, False, b * lq, b * lk,
+        (h * lq * d, lq * d, d), (kv * lk * d, lk * d, d), (kv * lk * d, lk * d, d),
+    )  # fmt: skip
+
+
+def show(e: Explained, console: Console) -> None:
+    """Work and bound, the ways step by step, sources, and recorded times."""
+    console.print(
+        f"[bold]{escape(_told(e.subject))}[/bold] on {escape(e.device.name)}", highlight=False, soft_wrap=True
+    )
+    work = (
+        f"{significant(e.work.flops / 1e9)} GFLOP, {_mb(e.work.nbytes)} MB, {significant(e.work.intensity)} FLOP/byte"
+    )
+    limit = f"{micros(e.bound.seconds)} µs ({e.bound.limiter})" if e.bound.seconds else "unknown"
+    console.print(f"useful work: {work}; bound: {limit}", highlight=False, soft_wrap=True)
+    columns = ("kernels", "read", "written", "again", "GFLOP", "× ours", "least µs")
+    table = Table(
+        Column("MB", overflow="fold", min_width=_NAME), *columns, box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False
+    )
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for way in e.ways:
+        at_least = micros(e.least_time_s(way)) if e.bound.seconds else "–"
+        alone = way.steps[0].name if len(way.steps) == 1 else ""
+        label = f"{way.name}: {alone}" if alone not in ("", e.subject.op) else way.name
+        table.add_row(
+            escape(label), str(way.launches), _mb(way.read), _mb(way.written), _mb(way.again),
+            significant(way.flops / 1e9), times(e.times_ours(way)), at_least, style="bold",
+        )  # fmt: skip
+        for step in () if alone else way.steps:
+            table.add_row(
+                f"  {escape(step.name)}", str(step.launches), _mb(step.read), _mb(step.written), _mb(step.again),
+                significant(step.flops / 1e9),
+            )  # fmt: skip
+    console.print(table)
+    console.print("[dim]again: bytes asked for while still in L1 or L2; least: step after step, each at the "
+                  "device's peak.[/dim]", highlight=False, soft_wrap=True)  # fmt: skip
+    for way in e.ways:
+        said = "; ".join(part for part in (way.note, f"PyTorch: {way.source}" if way.source else "") if part)
+        if said:
+            console.print(f"[dim]{escape(way.name)}: {escape(said)}[/dim]", highlight=False, soft_wrap=True)
+    if e.fits_in_cache:
+        console.print("[dim]All of it fits the last-level cache: steps that follow each other find their inputs there, "
+                      "and memory sees less than the formula.[/dim]", highlight=False, soft_wrap=True)  # fmt: skip
+    _show_achieved(e, console)
+
+
+def _show_achieved(e: Explained, console: Console) -> None:
+    if not e.achieved:
+        console.print(f"achieved: no record of this call on {escape(e.device.name)}.", highlight=False, soft_wrap=True)
+        return
+    first = e.achieved[0]
+    for a in e.achieved:
+        rate = byte_rate(e.work.nbytes / a.time_s / 1e9)
+        told = f"{a.backend} ({a.policy}): {micros(a.time_s)} µs, {rate}, {percent(a.share(e.bound))} of the bound"
+        console.print(f"achieved: {escape(told)}", highlight=False, soft_wrap=True)
+    console.print(
+        f"[dim]recorded {escape(first.date[:10])}, run {escape(first.run)}[/dim]", highlight=False, soft_wrap=True
+    )
+
+
+def show_measured(subject: Subject, ways: Sequence[Way], console: Console) -> None:
+    """Count the ways with Nsight Compute on this machine's GPU and print model and count side by side."""
+    records = list(measure(subject, ways, capture_env(Device.current()), new_run_id()))
+    reasons = dict.fromkeys(r.reason for r in records if r.reason)
+    if any(r.kernels for r in records):
+        console.print(measured_table(records))
+        console.print("[dim]counted: by ncu on this GPU, caches flushed before each kernel; what a kernel leaves in L2 "
+                      "is not yet among its bytes written.[/dim]", highlight=False, soft_wrap=True)  # fmt: skip
+    for reason in reasons:
+        names = [r.way for r in records if r.reason == reason]
+        which = "" if len(names) == len(records) else f" ({', '.join(names)})"
+        console.print(f"not counted{escape(which)}: {escape(reason)}.", highlight=False, soft_wrap=True)
+
+
+def measured_table(records: Sequence[TrafficRecord]) -> Table:
+    """Bytes by formula beside bytes counted, kernel by kernel."""
+    columns = ("kernels", "read", "by formula", "written", "by formula", "from L2")
+    table = Table(
+        Column("MB", overflow="fold", min_width=_NAME), *columns, box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False
+    )
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for r in (r for r in records if r.kernels):
+        table.add_row(
+            escape(r.way), f"{r.launches} / {r.model_launches}", _mb(r.read), _mb(r.model_read), _mb(r.written),
+            _mb(r.model_written), _mb(r.l2_read), style="bold",
+        )  # fmt: skip
+        for name, was_read, was_written in r.kernels:
+            table.add_row(f"  {escape(name)}", "", _mb(was_read), "", _mb(was_written))
+    return table
+
+
+def _told(subject: Subject) -> str:
+    dims = ", ".join(f"{key} {_short(value)}" for key, value in subject.dims)
+    return f"{subject.op}: {dims}, {subject.dtype}"
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, tuple):
+        return f"of {len(value)} groups, {sum(value)} rows"
+    return str(value)
+
+
+def _mb(nbytes: float | None) -> str:
+    return "–" if nbytes is None else significant(nbytes / 1e6)

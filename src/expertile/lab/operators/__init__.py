@@ -1,0 +1,73 @@
+"""Operators other than the grouped product, as the lab measures them: one file for each family.
+
+`operators()` joins the families by operator name, `presets()` their workloads by preset name, `memory_workloads` lists
+what peak memory is measured on, and `for_cpu` keeps what a CPU measures in seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import TypeVar
+
+from expertile.lab.arena import AnyWorkload
+from expertile.lab.operators import add_scalar, attention, laplacian, layer_norm, rms_norm, softmax
+from expertile.lab.operators.base import Operator, OpWorkload, Rival
+
+__all__ = ["PRESETS", "OpWorkload", "Operator", "Rival", "for_cpu", "memory_workloads", "operators", "presets"]
+
+W = TypeVar("W", bound=AnyWorkload)
+Build = Callable[[], tuple[OpWorkload, ...]]
+
+PRESETS: Mapping[str, str] = MappingProxyType(
+    {
+        "softmax-v100": "report 004's softmax, 1024² to 8192², fp32, forward and backward",
+        "layernorm-v100": "report 004's layer norm, 16384 rows of its widths, fp32, forward and backward",
+        "rows": "softmax, layer norm and RMS norm over rows of 128 to 131072, forward and backward",
+        "attention-v100": "report 004's attention: B=4, H=8, D=64, length 256 to 2048, fp16, forward and backward",
+        "attention": "attention up to length 16384, D=64 and 128, causal or not, bf16, forward and backward",
+        "laplacian": "report 000's five-point stencil and grids beyond any cache, forward and backward",
+        "add-scalar": "report 000's x + s, 32 thousand to 100 million elements",
+    }
+)
+"""What the presets hold, for displays."""
+
+CPU_NBYTES = 64e6  # a CPU moves that in some 10 ms
+CPU_FLOPS = 5e9  # and computes that in some 100 ms
+
+_FAMILIES = (softmax, layer_norm, rms_norm, attention, laplacian, add_scalar)
+_MEMORY: Mapping[str, Build] = MappingProxyType({"attention": attention.memory_workloads})
+
+
+def operators() -> Mapping[str, Operator]:
+    """Every operator by its name, as `OpWorkload.op` calls it."""
+    return {operator.name: operator for family in _FAMILIES for operator in family.OPERATORS}
+
+
+def presets() -> Mapping[str, Build]:
+    """The presets of all families; one that several families hold parts of lists the parts one after another."""
+    parts: dict[str, list[Build]] = {}
+    for family in _FAMILIES:
+        for name, build in family.PRESETS.items():
+            parts.setdefault(name, []).append(build)
+    return {name: _joined(tuple(builders)) for name, builders in parts.items()}
+
+
+def memory_workloads(preset: str, workloads: Sequence[OpWorkload]) -> tuple[OpWorkload, ...]:
+    """What peak memory is measured on for `preset`: lengths that double where it has such a list, else `workloads`."""
+    return _MEMORY[preset]() if preset in _MEMORY else tuple(workloads)
+
+
+def for_cpu(workloads: Sequence[W]) -> tuple[W, ...]:
+    """`workloads` without the calls of operators that take a CPU seconds: at most `CPU_NBYTES` to move and `CPU_FLOPS`
+    to compute."""
+    return tuple(w for w in workloads if not isinstance(w, OpWorkload) or _light(w))
+
+
+def _light(workload: OpWorkload) -> bool:
+    work = operators()[workload.op].work(workload)
+    return work.nbytes <= CPU_NBYTES and work.flops <= CPU_FLOPS
+
+
+def _joined(builders: tuple[Build, ...]) -> Build:
+    return lambda: tuple(workload for build in builders for workload in build())

@@ -1,0 +1,24 @@
+"""torch.compile as a rival: compiled for one workload's shapes alone, as if nothing else had ever been compiled."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+from expertile.lab.operators.base import OpWorkload
+
+
+@lru_cache(maxsize=16)
+def compiled_for(workload: OpWorkload, fn: Callable[..., Any]) -> Callable[..., Any]:
+    """`fn`, a plain function without a closure, compiled with static shapes for `workload`.
+
+    Dynamo counts the shapes that one code object has met, turns dimensions dynamic at the second and gives up after
+    eight. So every workload gets a code object of its own.
+    """
+    name = f"{fn.__name__}_{abs(hash(workload)):x}"
+    own = types.FunctionType(fn.__code__.replace(co_name=name), fn.__globals__, name, fn.__defaults__)
+    return torch.compile(own, dynamic=False, fullgraph=True)

@@ -1,0 +1,342 @@
+"""attention in the lab: forward (q, k, v -> out) and backward (dout, q, k, v -> dq, dk, dv; out and LSE are there).
+
+FLOPs are those of unmasked query-key pairs: two products forward, five backward. The unfused rivals write the scores of
+every pair to memory; how much that is, `attention_memory` measures.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from types import MappingProxyType
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from expertile.device import Device
+from expertile.lab.memory import peak_memory
+from expertile.lab.operators._compiled import compiled_for
+from expertile.lab.operators.base import ROUNDOFF, Call, Operator, OpWorkload, Rival
+from expertile.ops.attention import reference
+from expertile.ops.attention.api import attention, attention_backward, attention_forward
+from expertile.ops.attention.backend import Operands, Saved
+from expertile.ops.attention.backends import by_name
+from expertile.ops.attention.problem import Problem
+from expertile.roofline import Work
+
+_OURS = ("gluon_hopper", "triton")
+_MEMORY_LENGTHS = (256, 512, 1024, 2048, 4096, 8192, 16384)
+
+
+def problem(w: OpWorkload) -> Problem:
+    """The workload as the operator sees it: contiguous tensors on a GPU."""
+    batch, heads, kv_heads, dim = w["batch"], w["heads"], w["kv_heads"], w["head_dim"]
+    q_len, k_len = w["q_len"], w["k_len"]
+    q_strides = (heads * q_len * dim, q_len * dim, dim)
+    k_strides = (kv_heads * k_len * dim, k_len * dim, dim)
+    return Problem(
+        batch, heads, kv_heads, q_len, k_len, dim, w.torch_dtype, w["causal"], dim**-0.5, False, batch * q_len,
+        batch * k_len, q_strides, k_strides, k_strides,
+    )  # fmt: skip
+
+
+def _inputs(w: OpWorkload, device: torch.device, seed: int) -> tuple[Tensor, ...]:
+    generator = torch.Generator(device).manual_seed(seed)
+    p = problem(w)
+
+    def make(heads: int, length: int) -> Tensor:
+        x = torch.randn(p.batch, heads, length, p.head_dim, device=device, generator=generator)
+        return x.to(w.torch_dtype)
+
+    return make(p.heads, p.q_len), make(p.kv_heads, p.k_len), make(p.kv_heads, p.k_len)
+
+
+def _backward_inputs(w: OpWorkload, device: torch.device, seed: int) -> tuple[Tensor, ...]:
+    q, k, v = _inputs(w, device, seed)
+    dout = torch.randn(q.shape, device=device, generator=torch.Generator(device).manual_seed(seed + 1)).to(q.dtype)
+    return dout, q, k, v
+
+
+def _reference(w: OpWorkload, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    wide = Operands(*(x.float() for x in inputs))
+    return reference.forward(problem(w), wide)[:1]
+
+
+def _backward_reference(w: OpWorkload, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    dout, *qkv = (x.float() for x in inputs)
+    p, wide = problem(w), Operands(*qkv)
+    out, lse = reference.forward(p, wide)
+    return reference.backward(p, wide, Saved(out, lse, dout))
+
+
+def _work(w: OpWorkload) -> Work:
+    return problem(w).work()
+
+
+def _backward_work(w: OpWorkload) -> Work:
+    return problem(w).backward_work()
+
+
+def _tolerance(w: OpWorkload) -> tuple[float, float]:
+    """Scores or weights are rounded to the inputs' dtype between the products; unfused ones both."""
+    return 3 * ROUNDOFF[w.dtype] + 1e-5, 12 * ROUNDOFF[w.dtype] + 1e-5
+
+
+def _scores_nbytes(w: OpWorkload) -> float:
+    return float(w["batch"] * w["heads"] * w["q_len"] * w["k_len"] * w.torch_dtype.itemsize)
+
+
+def _row_nbytes(w: OpWorkload, of_queries: int, of_keys: int) -> float:
+    """Bytes of tensors like q and like k."""
+    queries, keys = w["heads"] * w["q_len"] * of_queries, w["kv_heads"] * w["k_len"] * of_keys
+    return float(w["batch"] * (queries + keys) * w["head_dim"] * w.torch_dtype.itemsize)
+
+
+def _fused_peak(w: OpWorkload) -> float:
+    """out, and a float32 for each row."""
+    return _row_nbytes(w, 1, 0) + 4.0 * w["batch"] * w["heads"] * w["q_len"]
+
+
+def _fused_backward_peak(w: OpWorkload) -> float:
+    """dq, dk, dv, and two float32 for each row, padded."""
+    return _row_nbytes(w, 1, 2) + 8.0 * w["batch"] * w["heads"] * math.ceil(w["q_len"] / 128) * 128
+
+
+def _unfused_peak(w: OpWorkload) -> float:
+    """The scores before and after softmax, and the scaled queries."""
+    return 2.0 * _scores_nbytes(w) + _row_nbytes(w, 1, 0)
+
+
+def _scores(q: Tensor, k: Tensor, causal: bool) -> Tensor:
+    s = torch.matmul(q * q.shape[-1] ** -0.5, k.transpose(-1, -2))
+    if causal:
+        queries, keys = s.shape[-2:]
+        hidden = torch.ones(queries, keys, dtype=torch.bool, device=s.device).triu(keys - queries + 1)
+        s = s.masked_fill(hidden, float("-inf"))
+    return s
+
+
+def _of_group(q: Tensor, k: Tensor) -> Tensor:
+    """Keys or values once for every query head."""
+    return k if k.shape[1] == q.shape[1] else k.repeat_interleave(q.shape[1] // k.shape[1], 1)
+
+
+def _unfused_plain(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
+    return torch.matmul(torch.softmax(_scores(q, _of_group(q, k), causal), -1), _of_group(q, v))
+
+
+def _unfused_backward_plain(dout: Tensor, q: Tensor, k: Tensor, v: Tensor, p: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """What autograd does with the unfused forward, whose weights `p` it keeps."""
+    scale, group = q.shape[-1] ** -0.5, q.shape[1] // k.shape[1]
+    dv = torch.matmul(p.transpose(-1, -2), dout)
+    dp = torch.matmul(dout, _of_group(q, v).transpose(-1, -2))
+    ds = torch.ops.aten._softmax_backward_data(dp, p, -1, p.dtype)
+    dq = torch.matmul(ds, _of_group(q, k)) * scale
+    dk = torch.matmul(ds.transpose(-1, -2), q) * scale
+    if group > 1:
+        dk, dv = (x.unflatten(1, (k.shape[1], group)).sum(2) for x in (dk, dv))
+    return dq, dk, dv
+
+
+def _own(w: OpWorkload, backward: bool) -> str:
+    """The fastest of our kernels that takes the workload where the tensors are; the choice's elsewhere."""
+    device = Device.current()
+    if device.kind != "cuda":
+        return "auto"
+    able = [n for n in _OURS if by_name(n).direction(backward).supports(problem(w), device) is None]
+    return able[0] if able else "auto"
+
+
+def _expertile(own: bool) -> Callable[[OpWorkload, tuple[Tensor, ...]], Call]:
+    def bind(w: OpWorkload, inputs: tuple[Tensor, ...]) -> Call:
+        q, k, v = inputs
+        causal, backend = w["causal"], _own(w, False) if own else "auto"
+        return lambda: (attention(q, k, v, causal=causal, backend=backend),)  # type: ignore[return-value]
+
+    return bind
+
+
+def _expertile_backward(own: bool) -> Callable[[OpWorkload, tuple[Tensor, ...]], Call]:
+    def bind(w: OpWorkload, inputs: tuple[Tensor, ...]) -> Call:
+        dout, q, k, v = inputs
+        backend = _own(w, True) if own else "auto"
+        rest = (None, None, None, None, w["causal"], q.shape[-1] ** -0.5, False)
+        out, lse = attention_forward(q, k, v, *rest, "auto")
+        return lambda: attention_backward(q, k, v, *rest, backend, out, lse, dout, None)
+
+    return bind
+
+
+def _sdpa(kernel: SDPBackend) -> Callable[[OpWorkload, tuple[Tensor, ...]], Call]:
+    def bind(w: OpWorkload, inputs: tuple[Tensor, ...]) -> Call:
+        q, k, v = inputs
+        causal, grouped = w["causal"], w["heads"] != w["kv_heads"]
+
+        def call() -> tuple[Tensor, ...]:
+            with sdpa_kernel(kernel):
+                return (F.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=grouped),)
+
+        return call
+
+    return bind
+
+
+def _sdpa_backward(name: str) -> Callable[[OpWorkload, tuple[Tensor, ...]], Call]:
+    """The same kernels as autograd runs, called by themselves so that a graph can capture them."""
+
+    def bind(w: OpWorkload, inputs: tuple[Tensor, ...]) -> Call:
+        dout, q, k, v = inputs
+        p, operands, backend = problem(w), Operands(q, k, v), by_name(name)
+        config = backend.forward.configs(p, Device.current())[0]
+        out, lse = backend.forward.run(p, operands, config)
+        saved = Saved(out, lse, dout)
+        return lambda: backend.backward.run(p, operands, saved, config)
+
+    return bind
+
+
+def _unfused(w: OpWorkload, inputs: tuple[Tensor, ...]) -> Call:
+    q, k, v = inputs
+    causal = w["causal"]
+    return lambda: (_unfused_plain(q, k, v, causal),)
+
+
+def _unfused_backward(w: OpWorkload, inputs: tuple[Tensor, ...]) -> Call:
+    dout, q, k, v = inputs
+    p = torch.softmax(_scores(q, _of_group(q, k), w["causal"]), -1)
+    return lambda: _unfused_backward_plain(dout, q, k, v, p)
+
+
+def _compiled(w: OpWorkload, inputs: tuple[Tensor, ...]) -> Call:
+    run, causal = compiled_for(w, _unfused_plain), w["causal"]
+    with torch.no_grad():
+        run(*inputs, causal)
+    return lambda: (run(*inputs, causal),)
+
+
+def _compiled_backward(w: OpWorkload, inputs: tuple[Tensor, ...]) -> Call:
+    dout, q, k, v = inputs
+    p = torch.softmax(_scores(q, _of_group(q, k), w["causal"]), -1)
+    run = compiled_for(w, _unfused_backward_plain)
+    with torch.no_grad():
+        run(dout, q, k, v, p)
+    return lambda: run(dout, q, k, v, p)
+
+
+def _anywhere(w: OpWorkload, device: Device) -> str | None:
+    return None
+
+
+def _peer(name: str, backward: bool) -> Callable[[OpWorkload, Device], str | None]:
+    def supports(w: OpWorkload, device: Device) -> str | None:
+        p, backend = problem(w), by_name(name)
+        return backend.forward.supports(p, device) or (backend.backward.supports(p, device) if backward else None)
+
+    return supports
+
+
+def _with_scores(tensors: int) -> Callable[[OpWorkload, Device], str | None]:
+    """Where so many tensors of scores fit memory."""
+
+    def supports(w: OpWorkload, device: Device) -> str | None:
+        needed = tensors * _scores_nbytes(w)
+        if device.kind == "cuda" and needed > 0.8 * device.memory_bytes:
+            return f"holds {needed / 1e9:.0f} GB of scores, {device.name} has {device.memory_bytes / 1e9:.0f} GB"
+        return None
+
+    return supports
+
+
+def workload(
+    preset: str, batch: int, heads: int, length: int, head_dim: int, causal: bool, dtype: str, backward: bool,
+    kv_heads: int | None = None, note: str = "",
+) -> OpWorkload:  # fmt: skip
+    """Self-attention of `length`."""
+    kv_heads = heads if kv_heads is None else kv_heads
+    grouped = f"-HKV{kv_heads}" if kv_heads != heads else ""
+    name = f"B{batch}-H{heads}{grouped}-L{length}-D{head_dim}-{dtype}"
+    name += ("-causal" if causal else "") + ("-backward" if backward else "")
+    dims = (
+        ("batch", batch), ("heads", heads), ("kv_heads", kv_heads), ("q_len", length), ("k_len", length),
+        ("head_dim", head_dim), ("causal", causal),
+    )  # fmt: skip
+    return OpWorkload(name, preset, "attention_backward" if backward else "attention", dims, dtype, note)
+
+
+def attention_v100() -> tuple[OpWorkload, ...]:
+    """Report 004's sizes: B=4, H=8, D=64, float16, length 256 to 2048."""
+    note = "size of report 004"
+    return tuple(
+        workload("attention-v100", 4, 8, length, 64, False, "fp16", backward, note=note)
+        for backward in (False, True)
+        for length in (256, 512, 1024, 2048)
+    )
+
+
+def attention_rows() -> tuple[OpWorkload, ...]:
+    """B=4, H=16 at head dimensions 64 and 128, causal or not, length 256 to 16384; and grouped heads."""
+    return tuple(w for backward in (False, True) for w in _rows(backward))
+
+
+def _rows(backward: bool) -> Iterable[OpWorkload]:
+    for head_dim in (64, 128):
+        for causal in (False, True):
+            for length in (256, 1024, 2048, 4096, 16384):
+                yield workload("attention", 4, 16, length, head_dim, causal, "bf16", backward)
+    yield workload("attention", 2, 32, 4096, 128, True, "bf16", backward, kv_heads=8, note="heads of Llama 3 8B")
+    yield workload("attention", 1, 64, 8192, 128, True, "bf16", backward, kv_heads=8, note="heads of Llama 3 70B")
+
+
+def memory_workloads() -> tuple[OpWorkload, ...]:
+    """One shape at lengths that double: what grows with the length, and what with its square."""
+    return tuple(
+        workload("attention-memory", 1, 16, length, 64, False, "bf16", backward)
+        for backward in (False, True)
+        for length in _MEMORY_LENGTHS
+    )
+
+
+def attention_memory(w: OpWorkload, device: torch.device | str = "cuda", seed: int = 0) -> dict[str, int]:
+    """Peak bytes that one call of ours and one of the unfused rival allocate, by rival."""
+    operator = next(o for o in OPERATORS if o.name == w.op)
+    found = {}
+    for rival in operator.rivals:
+        if rival.peak_nbytes is None or rival.supports(w, Device.current(device)) is not None:
+            continue
+        call = rival.bind(w, operator.make_inputs(w, torch.device(device), seed))
+        with torch.no_grad():
+            call()
+            found[rival.name] = peak_memory(call, device)
+        del call
+    return found
+
+
+OPERATORS = (
+    Operator(
+        "attention", _inputs, _reference, _work,
+        (
+            Rival("expertile", False, _anywhere, _expertile(own=True), peak_nbytes=_fused_peak),
+            Rival("expertile-auto", False, _anywhere, _expertile(own=False)),
+            Rival("sdpa_fa2", True, _peer("sdpa_fa2", False), _sdpa(SDPBackend.FLASH_ATTENTION)),
+            Rival("sdpa_cudnn", True, _peer("sdpa_cudnn", False), _sdpa(SDPBackend.CUDNN_ATTENTION)),
+            Rival("unfused", True, _with_scores(3), _unfused, peak_nbytes=_unfused_peak),
+            Rival("torch.compile", True, _with_scores(3), _compiled),
+        ),
+        _tolerance,
+    ),
+    Operator(
+        "attention_backward", _backward_inputs, _backward_reference, _backward_work,
+        (
+            Rival("expertile", False, _anywhere, _expertile_backward(own=True), peak_nbytes=_fused_backward_peak),
+            Rival("expertile-auto", False, _anywhere, _expertile_backward(own=False)),
+            Rival("sdpa_fa2", True, _peer("sdpa_fa2", True), _sdpa_backward("sdpa_fa2")),
+            Rival("sdpa_cudnn", True, _peer("sdpa_cudnn", True), _sdpa_backward("sdpa_cudnn")),
+            Rival("unfused", True, _with_scores(4), _unfused_backward, peak_nbytes=_unfused_peak),
+            Rival("torch.compile", True, _with_scores(4), _compiled_backward),
+        ),
+        _tolerance,
+    ),
+)  # fmt: skip
+PRESETS = MappingProxyType({"attention-v100": attention_v100, "attention": attention_rows})

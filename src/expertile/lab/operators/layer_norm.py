@@ -1,0 +1,212 @@
+"""layer norm in the lab: forward (x, weight, bias -> y) and backward (dy, x, weight, bias, mean, rstd -> dx, dweight,
+dbias), weight and bias of x's dtype. quack wants its parameters in float32 and gets such copies, made beforehand."""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from expertile.lab.operators import _rows
+from expertile.lab.operators._compiled import compiled_for
+from expertile.lab.operators._rows import EPS
+from expertile.lab.operators.base import Call, Operator, OpWorkload, Rival
+from expertile.ops.layer_norm import layer_norm, layer_norm_backward
+from expertile.roofline import Work
+
+_V100 = (256, 512, 768, 1024, 2048, 4096)
+_NOTE = "size of report 004: 32 x 512 rows"
+_ROWS = (
+    *((16384, cols, "bf16") for cols in _V100),
+    (8192, 8192, "fp32"), (8192, 8192, "bf16"), (4096, 32768, "fp32"), (4096, 32768, "bf16"), (16384, 5120, "bf16"),
+    (16384, 1000, "fp32"), (16384, 4096, "fp16"),
+)  # fmt: skip
+
+
+def _inputs(w: OpWorkload, device: torch.device, seed: int) -> tuple[Tensor, ...]:
+    make = _rows.random(w, device, seed)
+    return make(w["rows"], w["cols"]), make(w["cols"]), make(w["cols"])
+
+
+def _backward_inputs(w: OpWorkload, device: torch.device, seed: int) -> tuple[Tensor, ...]:
+    make = _rows.random(w, device, seed)
+    dy, x = make(w["rows"], w["cols"]), make(w["rows"], w["cols"])
+    mean, rstd = torch.empty(2, w["rows"], device=device)
+    for part in _rows.in_parts(w):
+        h = x[part].double()
+        mean[part] = h.mean(-1)
+        rstd[part] = torch.rsqrt(h.var(-1, unbiased=False) + EPS)
+    return dy, x, make(w["cols"]), make(w["cols"]), mean, rstd
+
+
+def _standardized(x: Tensor) -> tuple[Tensor, Tensor]:
+    """(x - mean) * rstd and rstd [rows, 1] in float64."""
+    h = x.double()
+    h = h - h.mean(-1, keepdim=True)
+    rstd = torch.rsqrt(h.square().mean(-1, keepdim=True) + EPS)
+    return h * rstd, rstd
+
+
+def _reference(w: OpWorkload, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    x, weight, bias = inputs
+    out = torch.empty(x.shape, device=x.device)
+    for part in _rows.in_parts(w):
+        out[part] = _standardized(x[part])[0] * weight.double() + bias.double()
+    return (out,)
+
+
+def _backward_reference(w: OpWorkload, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    dy, x, weight = inputs[:3]
+    dx = torch.empty(x.shape, device=x.device)
+    dweight, dbias = torch.zeros(2, w["cols"], dtype=torch.float64, device=x.device)
+    for part in _rows.in_parts(w):
+        n, rstd = _standardized(x[part])
+        d = dy[part].double()
+        g = d * weight.double()
+        dx[part] = rstd * (g - g.mean(-1, keepdim=True) - n * (g * n).mean(-1, keepdim=True))
+        dweight += (d * n).sum(0)
+        dbias += d.sum(0)
+    return dx, dweight, dbias
+
+
+def _work(w: OpWorkload) -> Work:
+    """Additions for the mean, a difference and its square added, two products and an addition for each element."""
+    n, size = w["rows"] * w["cols"], w.torch_dtype.itemsize
+    return Work(8.0 * n, (2.0 * n + 2 * w["cols"]) * size)
+
+
+def _backward_work(w: OpWorkload) -> Work:
+    """n, g and both sums take 7 operations for each element, dx 5, the sums over rows 3; statistics are float32."""
+    n, size = w["rows"] * w["cols"], w.torch_dtype.itemsize
+    return Work(15.0 * n, (3.0 * n + 4 * w["cols"]) * size + 8.0 * w["rows"])
+
+
+def _allocated(w: OpWorkload) -> float:
+    return float(w["rows"] * w["cols"] * w.torch_dtype.itemsize)
+
+
+def _plain(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    return F.layer_norm(x, (x.shape[-1],), weight, bias, EPS)
+
+
+def _plain_backward(
+    dy: Tensor, x: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, rstd: Tensor
+) -> tuple[Tensor, ...]:
+    return torch.ops.aten.native_layer_norm_backward(
+        dy, x, [x.shape[-1]], mean[:, None], rstd[:, None], weight, bias, [True, True, True]
+    )
+
+
+def _ours(w: OpWorkload, inputs: tuple[Tensor, ...]) -> Call:
+    x, weight, bias = inputs
+
+    def call() -> tuple[Tensor, ...]:
+        y = layer_norm(x, weight, bias, eps=EPS)
+        assert isinstance(y, Tensor)
+        return (y,)
+
+    return call
+
+
+def _ours_backward(w: OpWorkload, inputs: tuple[Tensor, ...]) -> Call:
+    def call() -> tuple[Tensor, ...]:
+        dx, dweight, dbias = layer_norm_backward(*inputs)
+        assert dweight is not None and dbias is not None
+        return dx, dweight, dbias
+
+    return call
+
+
+def _torch(w: OpWorkload, inputs: tuple[Tensor, ...]) -> Call:
+    return lambda: (_plain(*inputs),)
+
+
+def _torch_backward(w: OpWorkload, inputs: tuple[Tensor, ...]) -> Call:
+    dy, x, weight, bias, mean, rstd = inputs
+    if x.device.type == "cpu":  # where torch keeps the statistics in x's dtype
+        mean, rstd = mean.to(x.dtype), rstd.to(x.dtype)
+    return lambda: _plain_backward(dy, x, weight, bias, mean, rstd)
+
+
+def _compiled(w: OpWorkload, inputs: tuple[Tensor, ...]) -> Call:
+    run = compiled_for(w, _plain)
+    with torch.no_grad():
+        run(*inputs)
+    return lambda: (run(*inputs),)
+
+
+def _compiled_backward(w: OpWorkload, inputs: tuple[Tensor, ...]) -> Call:
+    run = compiled_for(w, _plain_backward)
+    with torch.no_grad():
+        run(*inputs)
+    return lambda: tuple(run(*inputs))
+
+
+def _liger(w: OpWorkload, inputs: tuple[Tensor, ...]) -> Call:
+    from liger_kernel.ops.layer_norm import layer_norm_forward
+
+    return lambda: (layer_norm_forward(*inputs, EPS)[0],)
+
+
+def _liger_backward(w: OpWorkload, inputs: tuple[Tensor, ...]) -> Call:
+    from liger_kernel.ops.layer_norm import layer_norm_backward as backward
+
+    # Its forward pass stores the statistics in x's dtype.
+    dy, x, weight, bias, *stats = inputs
+    mean, rstd = (s.to(x.dtype) for s in stats)
+    return lambda: backward(dy, x, weight, bias, mean, rstd)
+
+
+def _quack(w: OpWorkload, inputs: tuple[Tensor, ...]) -> Call:
+    from quack.rmsnorm import layernorm_fwd
+
+    x, weight, bias = inputs[0], inputs[1].float(), inputs[2].float()
+    return lambda: (layernorm_fwd(x, weight, bias, eps=EPS),)
+
+
+def _quack_backward(w: OpWorkload, inputs: tuple[Tensor, ...]) -> Call:
+    from quack.rmsnorm import layernorm_bwd
+
+    dy, x, weight, _, mean, rstd = inputs
+    weight = weight.float()
+    return lambda: layernorm_bwd(x, weight, dy, rstd, mean)
+
+
+def layernorm_v100() -> tuple[OpWorkload, ...]:
+    """Report 004's sizes, float32."""
+    pairs = (_rows.pair("layernorm-v100", "layer_norm", 16384, cols, "fp32", note=_NOTE) for cols in _V100)
+    return _rows.forward_first(pairs)
+
+
+def rows() -> tuple[OpWorkload, ...]:
+    """The same in bf16; long and odd rows."""
+    return _rows.forward_first(_rows.pair("rows", "layer_norm", r, c, d, "layernorm-") for r, c, d in _ROWS)
+
+
+OPERATORS = (
+    Operator(
+        "layer_norm", _inputs, _reference, _work,
+        (
+            Rival("expertile", False, _rows.anywhere, _ours, peak_nbytes=_allocated),
+            Rival("torch", True, _rows.anywhere, _torch),
+            Rival("torch.compile", True, _rows.anywhere, _compiled),
+            Rival("liger", True, _rows.liger(), _liger),
+            Rival("quack", True, _rows.quack(), _quack),
+        ),
+        _rows.tolerance,
+    ),
+    Operator(
+        "layer_norm_backward", _backward_inputs, _backward_reference, _backward_work,
+        (
+            Rival("expertile", False, _rows.anywhere, _ours_backward),
+            Rival("torch", True, _rows.anywhere, _torch_backward),
+            Rival("torch.compile", True, _rows.anywhere, _compiled_backward),
+            Rival("liger", True, _rows.liger(), _liger_backward),
+            Rival("quack", True, _rows.quack(), _quack_backward),
+        ),
+        _rows.tolerance,
+    ),
+)  # fmt: skip
+PRESETS = MappingProxyType({"layernorm-v100": layernorm_v100, "rows": rows})

@@ -1,0 +1,207 @@
+"""RMS norm in the lab: forward (x, weight -> y) and backward (dy, x, weight, rstd -> dx, dweight), the weight of x's
+dtype."""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from expertile.lab.operators import _rows
+from expertile.lab.operators._compiled import compiled_for
+from expertile.lab.operators._rows import EPS
+from expertile.lab.operators.base import Call, Operator, OpWorkload, Rival
+from expertile.ops.rms_norm import rms_norm, rms_norm_backward
+from expertile.roofline import Work
+
+# Hidden sizes of well-known models: Qwen3 30B (2048), Llama 3 8B (4096), Qwen2.5 14B (5120), DeepSeek-V3 (7168),
+# Llama 3 70B (8192); and heads of 128 normalised one by one.
+_ROWS = (
+    (16384, 2048, "bf16"), (16384, 4096, "bf16"), (16384, 4096, "fp32"), (16384, 5120, "bf16"), (16384, 7168, "bf16"),
+    (8192, 8192, "bf16"), (4096, 32768, "bf16"), (262144, 128, "bf16"), (256, 7168, "bf16"), (16384, 4096, "fp16"),
+)  # fmt: skip
+
+
+def _inputs(w: OpWorkload, device: torch.device, seed: int) -> tuple[Tensor, ...]:
+    make = _rows.random(w, device, seed)
+    return make(w["rows"], w["cols"]), make(w["cols"])
+
+
+def _backward_inputs(w: OpWorkload, device: torch.device, seed: int) -> tuple[Tensor, ...]:
+    make = _rows.random(w, device, seed)
+    dy, x = make(w["rows"], w["cols"]), make(w["rows"], w["cols"])
+    rstd = torch.empty(w["rows"], device=device)
+    for part in _rows.in_parts(w):
+        rstd[part] = torch.rsqrt(x[part].double().square().mean(-1) + EPS)
+    return dy, x, make(w["cols"]), rstd
+
+
+def _standardized(x: Tensor) -> tuple[Tensor, Tensor]:
+    """x * rstd and rstd [rows, 1] in float64."""
+    rstd = torch.rsqrt(x.double().square().mean(-1, keepdim=True) + EPS)
+    return x.double() * rstd, rstd
+
+
+def _reference(w: OpWorkload, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    x, weight = inputs
+    out = torch.empty(x.shape, device=x.device)
+    for part in _rows.in_parts(w):
+        out[part] = _standardized(x[part])[0] * weight.double()
+    return (out,)
+
+
+def _backward_reference(w: OpWorkload, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    dy, x, weight = inputs[:3]
+    dx = torch.empty(x.shape, device=x.device)
+    dweight = torch.zeros(w["cols"], dtype=torch.float64, device=x.device)
+    for part in _rows.in_parts(w):
+        n, rstd = _standardized(x[part])
+        d = dy[part].double()
+        g = d * weight.double()
+        dx[part] = rstd * (g - n * (g * n).mean(-1, keepdim=True))
+        dweight += (d * n).sum(0)
+    return dx, dweight
+
+
+def _work(w: OpWorkload) -> Work:
+    """A square added and two products for each element."""
+    n, size = w["rows"] * w["cols"], w.torch_dtype.itemsize
+    return Work(4.0 * n, (2.0 * n + w["cols"]) * size)
+
+
+def _backward_work(w: OpWorkload) -> Work:
+    """n, g and the sum take 4 operations for each element, dx 3, the sum over rows 2; rstd is float32."""
+    n, size = w["rows"] * w["cols"], w.torch_dtype.itemsize
+    return Work(9.0 * n, (3.0 * n + 2 * w["cols"]) * size + 4.0 * w["rows"])
+
+
+def _allocated(w: OpWorkload) -> float:
+    return float(w["rows"] * w["cols"] * w.torch_dtype.itemsize)
+
+
+def _plain(x: Tensor, weight: Tensor) -> Tensor:
+    return F.rms_norm(x, (x.shape[-1],), weight, EPS)
+
+
+def _by_hand(dy: Tensor, x: Tensor, weight: Tensor, rstd: Tensor) -> tuple[Tensor, Tensor]:
+    """The gradients as one writes them in torch."""
+    d, n = dy.float(), x.float() * rstd[:, None]
+    g = d * weight.float()
+    dx = rstd[:, None] * (g - n * (g * n).mean(-1, keepdim=True))
+    return dx.to(x.dtype), (d * n).sum(0).to(weight.dtype)
+
+
+def _ours(w: OpWorkload, inputs: tuple[Tensor, ...]) -> Call:
+    x, weight = inputs
+
+    def call() -> tuple[Tensor, ...]:
+        y = rms_norm(x, weight, eps=EPS)
+        assert isinstance(y, Tensor)
+        return (y,)
+
+    return call
+
+
+def _ours_backward(w: OpWorkload, inputs: tuple[Tensor, ...]) -> Call:
+    dy, x, weight, rstd = inputs
+
+    def call() -> tuple[Tensor, ...]:
+        dx, dweight, _ = rms_norm_backward(dy, x, weight, None, rstd)
+        assert dweight is not None
+        return dx, dweight
+
+    return call
+
+
+def _torch(w: OpWorkload, inputs: tuple[Tensor, ...]) -> Call:
+    return lambda: (_plain(*inputs),)
+
+
+def _torch_backward(w: OpWorkload, inputs: tuple[Tensor, ...]) -> Call:
+    """torch's fused gradient, which only CUDA has; by hand elsewhere."""
+    dy, x, weight, rstd = inputs
+    if x.device.type != "cuda":
+        return lambda: _by_hand(dy, x, weight, rstd)
+    column = rstd[:, None]
+    fused = torch.ops.aten._fused_rms_norm_backward
+    return lambda: fused(dy, x, [w["cols"]], column, weight, [True, True])
+
+
+def _compiled(w: OpWorkload, inputs: tuple[Tensor, ...]) -> Call:
+    run = compiled_for(w, _plain)
+    with torch.no_grad():
+        run(*inputs)
+    return lambda: (run(*inputs),)
+
+
+def _compiled_backward(w: OpWorkload, inputs: tuple[Tensor, ...]) -> Call:
+    run = compiled_for(w, _by_hand)
+    with torch.no_grad():
+        run(*inputs)
+    return lambda: tuple(run(*inputs))
+
+
+def _liger(w: OpWorkload, inputs: tuple[Tensor, ...]) -> Call:
+    from liger_kernel.ops.rms_norm import rms_norm_forward
+
+    x, weight = inputs
+    return lambda: (rms_norm_forward(x, weight, EPS, 0.0, "llama", None)[0],)
+
+
+def _liger_backward(w: OpWorkload, inputs: tuple[Tensor, ...]) -> Call:
+    from liger_kernel.ops.rms_norm import _CASTING_MODE_LLAMA
+    from liger_kernel.ops.rms_norm import rms_norm_backward as backward
+    from liger_kernel.ops.utils import calculate_settings
+
+    dy, x, weight, rstd = inputs
+    block, warps = calculate_settings(w["cols"])
+    mode = _CASTING_MODE_LLAMA.value
+    return lambda: backward(dy, x, weight, rstd, 0.0, mode, block, warps, False, None)[:2]
+
+
+def _quack(w: OpWorkload, inputs: tuple[Tensor, ...]) -> Call:
+    from quack.rmsnorm import rmsnorm_fwd
+
+    x, weight = inputs
+    return lambda: (rmsnorm_fwd(x, weight, eps=EPS)[0],)
+
+
+def _quack_backward(w: OpWorkload, inputs: tuple[Tensor, ...]) -> Call:
+    from quack.rmsnorm import rmsnorm_bwd
+
+    dy, x, weight, rstd = inputs
+    return lambda: rmsnorm_bwd(x, weight, dy, rstd)[:2]
+
+
+def rows() -> tuple[OpWorkload, ...]:
+    """Hidden sizes of well-known models, and long rows."""
+    return _rows.forward_first(_rows.pair("rows", "rms_norm", r, c, d, "rmsnorm-") for r, c, d in _ROWS)
+
+
+OPERATORS = (
+    Operator(
+        "rms_norm", _inputs, _reference, _work,
+        (
+            Rival("expertile", False, _rows.anywhere, _ours, peak_nbytes=_allocated),
+            Rival("torch", True, _rows.anywhere, _torch),
+            Rival("torch.compile", True, _rows.anywhere, _compiled),
+            Rival("liger", True, _rows.liger(), _liger),
+            Rival("quack", True, _rows.quack(), _quack),
+        ),
+        _rows.tolerance,
+    ),
+    Operator(
+        "rms_norm_backward", _backward_inputs, _backward_reference, _backward_work,
+        (
+            Rival("expertile", False, _rows.anywhere, _ours_backward),
+            Rival("torch", True, _rows.anywhere, _torch_backward),
+            Rival("torch.compile", True, _rows.anywhere, _compiled_backward),
+            Rival("liger", True, _rows.liger(), _liger_backward),
+            Rival("quack", True, _rows.quack(), _quack_backward),
+        ),
+        _rows.tolerance,
+    ),
+)  # fmt: skip
+PRESETS = MappingProxyType({"rows": rows})

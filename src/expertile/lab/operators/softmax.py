@@ -1,0 +1,166 @@
+"""softmax in the lab: the last dimension of a matrix, forward (x -> y) and backward (dy, y -> dx)."""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+
+import torch
+from torch import Tensor
+
+from expertile.lab.operators import _rows
+from expertile.lab.operators._compiled import compiled_for
+from expertile.lab.operators.base import Call, Operator, OpWorkload, Rival
+from expertile.ops.softmax import softmax, softmax_backward
+from expertile.roofline import Work
+
+_V100 = (1024, 2048, 4096, 8192)
+_NOTE = "size of report 004"
+_ROWS = (
+    (8192, 8192, "fp32"), (8192, 8192, "bf16"), (32768, 4096, "fp32"), (32768, 4096, "bf16"), (4096, 4096, "bf16"),
+    (1024, 1024, "bf16"), (4096, 32768, "fp32"), (4096, 32768, "bf16"), (8192, 131072, "bf16"), (1024, 131072, "fp32"),
+    (8192, 1000, "fp32"), (4096, 50257, "bf16"), (262144, 128, "bf16"), (4096, 32768, "fp16"),
+)  # fmt: skip
+
+
+def _inputs(w: OpWorkload, device: torch.device, seed: int) -> tuple[Tensor, ...]:
+    return (_rows.random(w, device, seed)(w["rows"], w["cols"]),)
+
+
+def _backward_inputs(w: OpWorkload, device: torch.device, seed: int) -> tuple[Tensor, ...]:
+    make = _rows.random(w, device, seed)
+    dy = make(w["rows"], w["cols"])
+    return dy, torch.softmax(make(w["rows"], w["cols"]), -1)
+
+
+def _reference(w: OpWorkload, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    (x,) = inputs
+    out = torch.empty(x.shape, device=x.device)
+    for part in _rows.in_parts(w):
+        out[part] = torch.softmax(x[part].double(), -1)
+    return (out,)
+
+
+def _backward_reference(w: OpWorkload, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    out = torch.empty(inputs[1].shape, device=inputs[1].device)
+    for part in _rows.in_parts(w):
+        dy, y = (x[part].double() for x in inputs)
+        out[part] = y * (dy - (dy * y).sum(-1, keepdim=True))
+    return (out,)
+
+
+def _work(w: OpWorkload) -> Work:
+    """A comparison, a subtraction, an exponential, an addition and a product for each element."""
+    n = w["rows"] * w["cols"]
+    return Work(5.0 * n, 2.0 * n * w.torch_dtype.itemsize)
+
+
+def _backward_work(w: OpWorkload) -> Work:
+    """Two products, an addition and a subtraction for each element."""
+    n = w["rows"] * w["cols"]
+    return Work(4.0 * n, 3.0 * n * w.torch_dtype.itemsize)
+
+
+def _allocated(w: OpWorkload) -> float:
+    return float(w["rows"] * w["cols"] * w.torch_dtype.itemsize)
+
+
+def _plain(x: Tensor) -> Tensor:
+    return torch.softmax(x, -1)
+
+
+def _plain_backward(dy: Tensor, y: Tensor) -> Tensor:
+    return torch.ops.aten._softmax_backward_data(dy, y, -1, y.dtype)
+
+
+def _ours(w: OpWorkload, inputs: tuple[Tensor, ...]) -> Call:
+    (x,) = inputs
+    return lambda: (softmax(x),)
+
+
+def _ours_backward(w: OpWorkload, inputs: tuple[Tensor, ...]) -> Call:
+    dy, y = inputs
+    return lambda: (softmax_backward(dy, y),)
+
+
+def _torch(w: OpWorkload, inputs: tuple[Tensor, ...]) -> Call:
+    (x,) = inputs
+    return lambda: (_plain(x),)
+
+
+def _torch_backward(w: OpWorkload, inputs: tuple[Tensor, ...]) -> Call:
+    dy, y = inputs
+    return lambda: (_plain_backward(dy, y),)
+
+
+def _compiled(w: OpWorkload, inputs: tuple[Tensor, ...]) -> Call:
+    run = compiled_for(w, _plain if w.op == "softmax" else _plain_backward)
+    with torch.no_grad():
+        run(*inputs)
+    return lambda: (run(*inputs),)
+
+
+def _liger(w: OpWorkload, inputs: tuple[Tensor, ...]) -> Call:
+    from liger_kernel.ops.softmax import _softmax_forward
+
+    (x,) = inputs
+    return lambda: (_softmax_forward(x)[0],)
+
+
+def _liger_backward(w: OpWorkload, inputs: tuple[Tensor, ...]) -> Call:
+    from liger_kernel.ops.softmax import _softmax_backward
+    from liger_kernel.ops.utils import calculate_settings
+
+    dy, y = inputs
+    block, warps = calculate_settings(w["cols"])
+    return lambda: (_softmax_backward(dy, y, block, warps, False),)
+
+
+def _quack(w: OpWorkload, inputs: tuple[Tensor, ...]) -> Call:
+    from quack.softmax import softmax_fwd
+
+    (x,) = inputs
+    return lambda: (softmax_fwd(x),)
+
+
+def _quack_backward(w: OpWorkload, inputs: tuple[Tensor, ...]) -> Call:
+    from quack.softmax import softmax_bwd
+
+    dy, y = inputs
+    return lambda: (softmax_bwd(dy, y),)
+
+
+def softmax_v100() -> tuple[OpWorkload, ...]:
+    """Report 004's sizes, float32."""
+    return _rows.forward_first(_rows.pair("softmax-v100", "softmax", n, n, "fp32", note=_NOTE) for n in _V100)
+
+
+def rows() -> tuple[OpWorkload, ...]:
+    """Short, long and odd rows."""
+    return _rows.forward_first(_rows.pair("rows", "softmax", r, c, d, "softmax-") for r, c, d in _ROWS)
+
+
+OPERATORS = (
+    Operator(
+        "softmax", _inputs, _reference, _work,
+        (
+            Rival("expertile", False, _rows.anywhere, _ours, peak_nbytes=_allocated),
+            Rival("torch", True, _rows.anywhere, _torch),
+            Rival("torch.compile", True, _rows.anywhere, _compiled),
+            Rival("liger", True, _rows.liger(), _liger),
+            Rival("quack", True, _rows.quack(whole_vectors=True), _quack),
+        ),
+        _rows.tolerance,
+    ),
+    Operator(
+        "softmax_backward", _backward_inputs, _backward_reference, _backward_work,
+        (
+            Rival("expertile", False, _rows.anywhere, _ours_backward, peak_nbytes=_allocated),
+            Rival("torch", True, _rows.anywhere, _torch_backward),
+            Rival("torch.compile", True, _rows.anywhere, _compiled),
+            Rival("liger", True, _rows.liger(), _liger_backward),
+            Rival("quack", True, _rows.quack(whole_vectors=True), _quack_backward),
+        ),
+        _rows.tolerance,
+    ),
+)  # fmt: skip
+PRESETS = MappingProxyType({"softmax-v100": softmax_v100, "rows": rows})

@@ -1,0 +1,201 @@
+"""Peak memory against a length, from memory records: a chart, the words beside it, and docs pages kept up to date.
+
+    records -> memory_charts: one for each operator and dtype over the one dimension that varies
+            -> memory_svg: {"memory-attention": "<svg …>", …}; memory_text: Markdown; update_docs: both in docs/
+
+Only records of one run stand in one chart.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from expertile.lab.memory import MemoryRecord
+from expertile.lab.report.markers import filled
+from expertile.lab.report.palette import styles
+from expertile.lab.report.svg import Series, curves
+from expertile.lab.report.units import MISSING, cell, markdown_table, significant
+
+LEAST_POINTS = 3
+MARKER = "memory"
+_MIB = 2.0**20
+_FORMULA_DASH = "2 3"
+
+
+@dataclass(frozen=True)
+class MemoryChart:
+    """Peaks of one operator in one dtype over dimension `x`, all else equal. `points`: backend -> records, smallest x
+    first; those without a peak say why."""
+
+    op: str
+    dtype: str
+    x: str
+    fixed: tuple[tuple[str, Any], ...]
+    points: Mapping[str, tuple[MemoryRecord, ...]]
+
+    @property
+    def title(self) -> str:
+        """ "attention, bf16, batch 4, heads 8"."""
+        return ", ".join([self.op, self.dtype, *(f"{name} {value}" for name, value in self.fixed)])
+
+    @property
+    def first(self) -> MemoryRecord:
+        return next(iter(self.points.values()))[0]
+
+    def measured(self, backend: str) -> tuple[tuple[float, float], ...]:
+        """(x, peak in MiB) of a backend."""
+        return tuple((float(r.shape[self.x]), r.peak_nbytes / _MIB) for r in self.points[backend] if r.peak_nbytes)
+
+    def formula(self, backend: str) -> tuple[tuple[float, float], ...]:
+        """(x, formula in MiB) of a backend."""
+        rows = self.points[backend]
+        return tuple((float(r.shape[self.x]), r.formula_nbytes / _MIB) for r in rows if r.formula_nbytes)
+
+    def power(self, backend: str) -> float | None:
+        """The exponent by which the peak grows between the largest two lengths measured; 1 is linear, 2 quadratic."""
+        found = self.measured(backend)
+        if len(found) < LEAST_POINTS:
+            return None
+        (x0, y0), (x1, y1) = found[-2:]
+        return math.log(y1 / y0) / math.log(x1 / x0)
+
+
+def memory_charts(records: Iterable[MemoryRecord]) -> list[MemoryChart]:
+    """A chart for each run, operator, dtype and set of fixed dimensions that has `LEAST_POINTS` lengths or more."""
+    families: dict[tuple[str, str, str], list[MemoryRecord]] = {}
+    for record in records:
+        families.setdefault((record.run, record.op, record.dtype), []).append(record)
+    return [chart for family in families.values() for chart in _charts(family)]
+
+
+def memory_svg(records: Iterable[MemoryRecord]) -> dict[str, str]:
+    """SVG figures by name, "memory-<operator>" and a number where an operator has several."""
+    found: dict[str, str] = {}
+    for chart in memory_charts(records):
+        if any(chart.measured(backend) for backend in chart.points):
+            name = f"memory-{chart.op}".replace("_", "-")
+            count = sum(other == name or other.startswith(f"{name}-") for other in found)
+            found[f"{name}-{count + 1}" if count else name] = chart_svg(chart)
+    return found
+
+
+def memory_text(records: Iterable[MemoryRecord]) -> str:
+    """Markdown: every figure with how the peaks grow, and a table. Empty where nothing makes a chart."""
+    records = list(records)
+    parts = []
+    shown = [c for c in memory_charts(records) if any(c.measured(backend) for backend in c.points)]
+    for name, chart in zip(memory_svg(records), shown, strict=True):
+        source = f"Recorded on {cell(chart.first.env.gpu)}, {chart.first.date[:10]}, run `{cell(chart.first.run)}`."
+        said = "\n".join(f"- {sentence}" for sentence in sentences(chart))
+        parts += [f"### {chart.title}", source, f"![{name}](figures/{name}.svg)", said, _table(chart)]
+    return "\n\n".join(parts)
+
+
+def update_docs(path: str | Path, records: Iterable[MemoryRecord], check: bool = False) -> bool:
+    """Writes the figures to `figures/` beside the document at `path`, and the text between its markers
+    `<!-- expertile:memory -->` and `<!-- /expertile:memory -->`; all else stays as it is.
+
+    Returns whether everything was up to date already. With `check` nothing is written. Raises ValueError unless both
+    markers stand in the document exactly once, in order.
+    """
+    path, records = Path(path), list(records)
+    wanted = {path.parent / "figures" / f"{name}.svg": svg for name, svg in memory_svg(records).items()}
+    text = memory_text(records) or "Not measured yet."
+    wanted[path] = filled(path.read_text(encoding="utf-8"), {MARKER: text}, path)
+    stale = {f: new for f, new in wanted.items() if not f.is_file() or f.read_text(encoding="utf-8") != new}
+    if not check:
+        for file, new in stale.items():
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(new, encoding="utf-8")
+    return not stale
+
+
+def chart_svg(chart: MemoryChart) -> str:
+    """Measured peaks as curves with markers, formulas as dotted lines, on two logarithmic axes."""
+    looks = styles(chart.points)
+    series = []
+    for backend in chart.points:
+        colour, symbol = looks[backend]
+        if chart.measured(backend):
+            series.append(Series(backend, chart.measured(backend), colour, symbol))
+        if chart.formula(backend):
+            series.append(Series(f"{backend}, formula", chart.formula(backend), colour, "", _FORMULA_DASH))
+    title = f"{chart.title} ({chart.first.env.gpu})"
+    return curves(title, f"{chart.x} (logarithmic)", "peak memory of a call, MiB (logarithmic)", series)
+
+
+def sentences(chart: MemoryChart) -> list[str]:
+    """How each peak grows with the length, how near its formula it is, and what did not fit."""
+    said = []
+    for backend, rows in chart.points.items():
+        found, power = chart.measured(backend), chart.power(backend)
+        if power is not None:
+            (x0, y0), (x1, y1) = found[0], found[-1]
+            text = (
+                f"`{backend}`: {significant(y0)} MiB at {chart.x} {x0:g}, {significant(y1)} MiB at {x1:g}; at the end "
+                f"it grows as {chart.x} to the power {power:.2f}"
+            )
+            ratios = [r.peak_nbytes / r.formula_nbytes for r in rows if r.peak_nbytes and r.formula_nbytes]
+            if ratios:
+                text += f"; {min(ratios):.2f} to {max(ratios):.2f} times its formula"
+            said.append(f"{text}.")
+        failed = [r for r in rows if r.peak_nbytes is None]
+        if failed:
+            said.append(f"`{backend}` fails from {chart.x} {failed[0].shape[chart.x]} on: {cell(failed[0].reason)}.")
+    return said
+
+
+def _charts(family: Sequence[MemoryRecord]) -> list[MemoryChart]:
+    """Charts of one run, operator and dtype."""
+    names = list(dict.fromkeys(name for record in family for name in record.shape))
+    covered = {name: _groups(family, name) for name in names}
+    x = max(names, key=lambda name: sum(len(group) for group in covered[name]), default="")
+    return [_chart(group, x, names) for group in covered.get(x, [])]
+
+
+def _groups(family: Sequence[MemoryRecord], x: str) -> list[list[MemoryRecord]]:
+    """Records that differ in dimension `x` (and those always equal to it, as the two lengths of self-attention) and in
+    nothing else, at least `LEAST_POINTS` values of it."""
+    twins = _twins(family, x)
+    groups: dict[str, list[MemoryRecord]] = {}
+    for record in family:
+        value = record.shape.get(x)
+        if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+            rest = {name: other for name, other in record.shape.items() if name not in twins}
+            groups.setdefault(json.dumps(rest, sort_keys=True), []).append(record)
+    return [group for group in groups.values() if len({r.shape[x] for r in group}) >= LEAST_POINTS]
+
+
+def _twins(records: Sequence[MemoryRecord], x: str) -> set[str]:
+    """`x` and the dimensions that have its value in every record."""
+    names = {name for record in records for name in record.shape}
+    return {name for name in names if all(record.shape.get(name) == record.shape.get(x) for record in records)}
+
+
+def _chart(group: Sequence[MemoryRecord], x: str, names: Sequence[str]) -> MemoryChart:
+    points: dict[str, dict[int, MemoryRecord]] = {}
+    for record in group:
+        points.setdefault(record.backend, {})[record.shape[x]] = record
+    first = group[0]
+    twins = _twins(group, x)
+    fixed = tuple((name, first.shape[name]) for name in names if name not in twins and name in first.shape)
+    rows = {backend: tuple(at[value] for value in sorted(at)) for backend, at in points.items()}
+    return MemoryChart(first.op, first.dtype, x, fixed, rows)
+
+
+def _table(chart: MemoryChart) -> str:
+    values = sorted({r.shape[chart.x] for rows in chart.points.values() for r in rows})
+    at = {(backend, r.shape[chart.x]): r for backend, rows in chart.points.items() for r in rows}
+    body = [[str(value), *(_cell_of(at.get((backend, value))) for backend in chart.points)] for value in values]
+    return markdown_table([f"{chart.x}, MiB", *(f"`{cell(backend)}`" for backend in chart.points)], body)
+
+
+def _cell_of(record: MemoryRecord | None) -> str:
+    if record is None:
+        return MISSING
+    return "fails" if record.peak_nbytes is None else significant(record.peak_nbytes / _MIB)

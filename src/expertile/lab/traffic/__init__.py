@@ -1,0 +1,24 @@
+"""What memory traffic explains: bytes by formula for every operator, unfused, as torch moves them, and as ours does.
+
+`formulas()` joins the operators by name; `model` has the nouns, `explain` sets bounds and records beside the bytes,
+`measured` has Nsight Compute count them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from types import MappingProxyType
+
+from expertile.lab.traffic.model import Formula, Step, Subject, Way
+
+__all__ = ["Formula", "Step", "Subject", "Way", "formulas"]
+
+
+@cache
+def formulas() -> Mapping[str, Formula]:
+    """How the traffic of every operator is counted, by the operator's name; grouped products are counted by
+    `grouped.grouped_ways`."""
+    from expertile.lab.traffic import attention, pointwise, rows
+
+    return MappingProxyType({f.op: f for module in (rows, attention, pointwise) for f in module.FORMULAS})

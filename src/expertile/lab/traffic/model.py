@@ -1,0 +1,120 @@
+"""The nouns of memory traffic: a step reads and writes bytes, a way of computing an operator is a list of steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from expertile.device import Device
+from expertile.roofline import Work
+
+UNFUSED, TORCH, OURS = "unfused", "torch", "expertile"
+ITEMSIZE = {"fp32": 4, "bf16": 2, "fp16": 2}
+
+
+@dataclass(frozen=True)
+class Step:
+    """What one kernel (or `launches` of them) moves and computes.
+
+    read, written: bytes between memory and the processor if nothing that an earlier step left in a cache is found
+    there: each tensor that the kernel takes once, each that it makes once.
+    again: further bytes that the kernel asks for while they are still near, in L1 or L2; memory does not see them.
+    """
+
+    name: str
+    read: float
+    written: float
+    flops: float = 0.0
+    again: float = 0.0
+    launches: int = 1
+
+    @property
+    def nbytes(self) -> float:
+        return self.read + self.written
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way to compute an operator: "unfused", "torch", "expertile", or a name of its own.
+
+    source: the files that the steps were read from; note: what the figures leave out.
+    """
+
+    name: str
+    steps: tuple[Step, ...]
+    source: str = ""
+    note: str = ""
+
+    @property
+    def read(self) -> float:
+        return sum(s.read for s in self.steps)
+
+    @property
+    def written(self) -> float:
+        return sum(s.written for s in self.steps)
+
+    @property
+    def again(self) -> float:
+        return sum(s.again for s in self.steps)
+
+    @property
+    def nbytes(self) -> float:
+        return self.read + self.written
+
+    @property
+    def flops(self) -> float:
+        return sum(s.flops for s in self.steps)
+
+    @property
+    def launches(self) -> int:
+        return sum(s.launches for s in self.steps)
+
+
+@dataclass(frozen=True)
+class Subject:
+    """One call of an operator whose traffic is counted; `dims` as the lab's workloads of the operator have them."""
+
+    op: str
+    dims: tuple[tuple[str, Any], ...]
+    dtype: str
+
+    def __getitem__(self, key: str) -> Any:
+        return dict(self.dims)[key]
+
+    @property
+    def itemsize(self) -> int:
+        return ITEMSIZE[self.dtype]
+
+    def __str__(self) -> str:
+        return f"{self.op}, {', '.join(f'{k} {v}' for k, v in self.dims)}, {self.dtype}"
+
+
+@dataclass(frozen=True)
+class Formula:
+    """How an operator's traffic is counted: its dimensions with defaults, its useful work, its ways.
+
+    `ways(subject, device)` are in the order of display, the most wasteful first.
+    """
+
+    op: str
+    dims: Mapping[str, Any]
+    work: Callable[[Subject], Work]
+    ways: Callable[[Subject, Device], tuple[Way, ...]]
+    check: Callable[[Subject], None] = lambda subject: None
+    dtypes: tuple[str, ...] = ("fp32", "bf16", "fp16")
+
+    def subject(self, dtype: str, given: Mapping[str, Any]) -> Subject:
+        """The call with `given` dimensions and defaults for the others. ValueError names what was expected and what
+        came."""
+        if dtype not in self.dtypes:
+            raise ValueError(f"dtype: expected {', '.join(self.dtypes)} for {self.op}, got {dtype!r}")
+        for key in given:
+            if key not in self.dims:
+                raise ValueError(f"{key}: expected {', '.join(self.dims)} for {self.op}, got {key}")
+        made = Subject(self.op, tuple((key, given.get(key, default)) for key, default in self.dims.items()), dtype)
+        for key, value in made.dims:
+            if isinstance(value, int) and not isinstance(value, bool) and value < 1:
+                raise ValueError(f"{key}: expected 1 or more, got {value}")
+        self.check(made)
+        return made

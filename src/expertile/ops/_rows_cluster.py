@@ -1,0 +1,149 @@
+"""Rows that several CTAs share: each reduces its slice, then sends its two numbers for each row to all the others.
+
+The CTAs of a cluster (compute capability 9.0 and later) write each other's shared memory. Triton has no operation for
+that, so these are PTX: `mapa` finds another CTA's copy of an address, `st.async` writes there and counts its bytes on
+that CTA's mbarrier, whose phase ends when all have come (PTX ISA, "Data Movement and Conversion Instructions: st.async"
+and "Parallel Synchronization and Communication Instructions: mbarrier"). A turn has no fence over global memory, as
+`barrier.cluster` with release and acquire would be, so nobody waits for the stores of earlier rows.
+
+Order in a kernel: `join` first, `joined` before the first `send`, then in turns 0, 1, ... `send`, `wait`, `received`.
+Two sets of slots alternate. One is written again two turns later, by a CTA that has seen this CTA's numbers of the turn
+between, which were sent after a reduction over all warps, hence after all threads had read the slots. A CTA may leave
+after its last `wait`: nothing more is on its way to it.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def join():
+    """Make the mbarriers and the slots, and tell the cluster; returns where they lie in shared memory. Room for 2 sets
+    of 4 rows of 8 CTAs of 2 float32, behind 2 mbarriers."""
+    return tl.inline_asm_elementwise(
+        """{
+        .shared .align 16 .b8 row_slots[528];
+        .reg .pred first;
+        .reg .b32 thread, place;
+        mov.u32 thread, %tid.x;
+        setp.eq.u32 first, thread, 0;
+        mov.u32 place, row_slots;
+        @first mbarrier.init.shared::cta.b64 [place], 1;
+        @first mbarrier.init.shared::cta.b64 [place + 8], 1;
+        @first fence.mbarrier_init.release.cluster;
+        barrier.cluster.arrive.relaxed.aligned;
+        mov.u32 $0, place;
+        }""",
+        "=r",
+        [],
+        dtype=tl.int32,
+        is_pure=False,
+        pack=1,
+    )
+
+
+@triton.jit
+def joined():
+    """Until every CTA of the cluster has joined."""
+    tl.inline_asm_elementwise(
+        "barrier.cluster.wait.acquire.aligned; // $0", "=r", [], dtype=tl.int32, is_pure=False, pack=1
+    )
+
+
+@triton.jit
+def _expect(barrier, nbytes):
+    tl.inline_asm_elementwise(
+        """{
+        .reg .pred first;
+        .reg .b32 thread;
+        mov.u32 thread, %tid.x;
+        setp.eq.u32 first, thread, 0;
+        @first mbarrier.arrive.expect_tx.shared::cta.b64 _, [$1], $2;
+        mov.u32 $0, 0;
+        }""",
+        "=r,r,r",
+        [barrier, nbytes],
+        dtype=tl.int32,
+        is_pure=False,
+        pack=1,
+    )
+
+
+@triton.jit
+def _send_one(place, barrier, a, b, CLUSTER: tl.constexpr):
+    """Thread i sends to CTA i."""
+    tl.inline_asm_elementwise(
+        """{
+        .reg .pred sends;
+        .reg .b32 thread, there, counts;
+        mov.u32 thread, %tid.x;
+        setp.lt.u32 sends, thread, $5;
+        @sends mapa.shared::cluster.u32 there, $1, thread;
+        @sends mapa.shared::cluster.u32 counts, $2, thread;
+        @sends st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [there], {$3, $4}, [counts];
+        mov.u32 $0, 0;
+        }""",
+        "=r,r,r,f,f,r",
+        [place, barrier, a, b, CLUSTER],
+        dtype=tl.int32,
+        is_pure=False,
+        pack=1,
+    )
+
+
+@triton.jit
+def one_of(values, r: tl.constexpr):
+    """values[r] as a scalar."""
+    return tl.sum(tl.where(tl.arange(0, values.shape[0]) == r, values, 0.0), 0)
+
+
+@triton.jit
+def with_one(values, r: tl.constexpr, value):
+    """`values` with values[r] = value."""
+    return tl.where(tl.arange(0, values.shape[0]) == r, value, values)
+
+
+@triton.jit
+def send(place, turn, rank, a, b, CLUSTER: tl.constexpr):
+    """Give all CTAs of the cluster, this one included, the float32 vectors a and b of one number per row."""
+    ROWS: tl.constexpr = a.shape[0]
+    barrier = place + (turn & 1) * 8
+    _expect(barrier, CLUSTER * ROWS * 8)
+    own = place + 16 + (turn & 1) * (CLUSTER * ROWS * 8) + rank * 8
+    for r in tl.static_range(ROWS):
+        _send_one(own + r * (CLUSTER * 8), barrier, one_of(a, r), one_of(b, r), CLUSTER)
+
+
+@triton.jit
+def wait(place, turn):
+    """Until the numbers of all CTAs have come."""
+    tl.inline_asm_elementwise(
+        """{
+        .reg .pred done;
+        again:
+        mbarrier.try_wait.parity.shared::cta.b64 done, [$1], $2;
+        @!done bra again;
+        mov.u32 $0, 0;
+        }""",
+        "=r,r,r",
+        [place + (turn & 1) * 8, (turn >> 1) & 1],
+        dtype=tl.int32,
+        is_pure=False,
+        pack=1,
+    )
+
+
+@triton.jit
+def received(place, turn, r: tl.constexpr, ROWS: tl.constexpr, CLUSTER: tl.constexpr):
+    """Everyone's two numbers of row r, [CLUSTER] float32 each, in order of rank: the same sum in every CTA and run."""
+    first = place + 16 + (turn & 1) * (CLUSTER * ROWS * 8) + r * (CLUSTER * 8)
+    return tl.inline_asm_elementwise(
+        "ld.shared.v2.f32 {$0, $1}, [$2];",
+        "=f,=f,r",
+        [first + tl.arange(0, CLUSTER) * 8],
+        dtype=(tl.float32, tl.float32),
+        is_pure=False,
+        pack=1,
+    )

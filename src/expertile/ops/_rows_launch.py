@@ -1,0 +1,129 @@
+"""Launching a row kernel: compiled once for a specialisation, then by the driver's launch alone.
+
+A row kernel's parameters are tensors (or None), then integers and floats, then compile-time constants. What Triton
+would compile anew for is the key here: the constants, dtypes, 16-byte alignment, integers that are 1 or multiples of
+16. Going through `kernel[grid](...)` instead costs some 10 µs a call, longer than a row kernel of a few megabytes runs.
+
+`cluster` programs side by side can form a thread block cluster. Triton knows clusters only as one program on several
+CTAs; its launcher, though, takes the number of CTAs beside the binary, multiplies the grid by it and sets the launch
+attribute. So a kernel compiled as independent programs is launched with that number changed. This is private to
+Triton 3.6 (backends/nvidia/driver.py); for another version `Machine.clusters` is False.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from triton.runtime import driver
+
+from expertile.ops._rows import Machine, RowConfig
+from expertile.ops.grouped_mm.backends import _launch
+
+_READY: dict[tuple[Any, ...], _launch.Compiled | None] = {}
+_MOST_READY = 4096
+
+
+@triton.jit
+def _mark(ptr):
+    tl.store(ptr, 0.0)
+
+
+@lru_cache(maxsize=256)
+def resident_clusters(index: int, cluster: int, programs_per_sm: int) -> int:
+    """Clusters that GPU `index` runs at one time, with that many CTAs on an SM.
+
+    Fewer than SMs * CTAs / cluster: a cluster lies within one GPC, whose SMs may be no multiple of it, and how many SMs
+    a GPC has differs from GPU to GPU. One cluster too many would wait for all others to end, and double the time."""
+    props = torch.cuda.get_device_properties(index)
+    with torch.cuda.device(index):
+        kernel = _compile(_mark, (torch.empty(1, device=f"cuda:{index}"),), (), (), 4, cluster)
+        if kernel is None:
+            raise RuntimeError("cluster: expected Triton 3.6, whose launcher is known to take clusters")
+        # Shared memory is what limits the CTAs of an SM here; each takes 1 KB more than it asks for.
+        shared = props.shared_memory_per_multiprocessor // programs_per_sm - 1024
+        return driver.active.utils.cuOccupancyMaxActiveClusters(kernel.function, shared, cluster)
+
+
+def programs(config: RowConfig, rows: int, here: Machine, index: int) -> int:
+    """Programs (clusters, if rows are shared) for `rows` rows on GPU `index`, which is `here`; -1 for no GPU."""
+    if config.cluster > 1 and config.programs_per_sm and index >= 0:
+        return min(config.tiles(rows), max(1, resident_clusters(index, config.cluster, config.programs_per_sm)))
+    return config.programs(rows, here.sm_count)
+
+
+def launch(
+    kernel: Any,
+    count: int,
+    tensors: tuple[torch.Tensor | None, ...],
+    scalars: tuple[int | float, ...],
+    constants: tuple[Any, ...],
+    *,
+    num_warps: int,
+    cluster: int = 1,
+    most_registers: int | None = None,
+) -> None:
+    """Queue `count` programs (clusters of `cluster` programs each) of at most `most_registers` a thread on the current
+    stream of the first tensor's device. The kernel may not read or write what is not reachable from `tensors`."""
+    first = tensors[0]
+    assert first is not None
+    device = first.get_device()
+    if device >= 0 and (cluster > 1 or not _launch.hooked()):
+        addresses = [None if t is None else t.data_ptr() for t in tensors]
+        key = (
+            kernel.fn, device, constants, num_warps, cluster, most_registers,
+            tuple([None if t is None else t.dtype for t in tensors]),
+            tuple([a is None or a % 16 == 0 for a in addresses]),
+            tuple([_divisor(s) for s in scalars]),
+        )  # fmt: skip
+        try:
+            ready = _READY[key]
+        except KeyError:
+            if len(_READY) >= _MOST_READY:
+                _READY.clear()
+            with torch.cuda.device(device):
+                ready = _READY[key] = _compile(
+                    kernel, tensors, scalars, constants, num_warps, cluster, most_registers
+                )  # fmt: skip
+        if ready is not None:
+            ready(device, count, (), (*addresses, *scalars, *constants))
+            return
+        if cluster > 1:
+            raise RuntimeError("cluster: expected Triton 3.6, whose launcher is known to take clusters")
+    if device >= 0 and device != torch.cuda.current_device():
+        with torch.cuda.device(device):
+            kernel[(count,)](*tensors, *scalars, *constants, num_warps=num_warps)
+    else:
+        limit = {} if most_registers is None else {"maxnreg": most_registers}
+        kernel[(count * cluster,)](*tensors, *scalars, *constants, num_warps=num_warps, **limit)
+
+
+def _divisor(scalar: int | float) -> int:
+    """What Triton specialises an argument for: 1, a multiple of 16, or neither."""
+    if type(scalar) is not int:
+        return 0
+    return 1 if scalar == 1 else 16 if scalar % 16 == 0 else 0
+
+
+def _compile(
+    kernel: Any,
+    tensors: tuple[torch.Tensor | None, ...],
+    scalars: tuple[int | float, ...],
+    constants: tuple[Any, ...],
+    num_warps: int,
+    cluster: int,
+    most_registers: int | None = None,
+) -> _launch.Compiled | None:
+    limit = {} if most_registers is None else {"maxnreg": most_registers}
+    compiled = kernel.run(*tensors, *scalars, *constants, grid=(1,), warmup=True, num_warps=num_warps, **limit)
+    ready = _launch.prepare(compiled)
+    if ready is None or cluster == 1:
+        return ready
+    metadata = compiled.packed_metadata
+    warps, _, shared = metadata
+    fixed = tuple((warps, cluster, shared) if x is metadata else x for x in ready.fixed)
+    return replace(ready, fixed=fixed)

@@ -1,0 +1,70 @@
+"""Loads and stores of a piece of some rows, masked only where it must be."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+# How rows that are read or written once pass through L2; a cache that keeps them keeps them for nobody.
+READ = tl.constexpr("evict_first")
+WRITE = tl.constexpr("")
+
+
+@triton.jit
+def load(row_ptrs, cols, row_mask, C, OTHER: tl.constexpr, MASK_ROWS: tl.constexpr, MASK_COLS: tl.constexpr):
+    """[BLOCK_R, BLOCK_C] at row_ptrs [BLOCK_R, 1] + cols [1, BLOCK_C]; OTHER outside. The only read of these bytes."""
+    if MASK_ROWS and MASK_COLS:
+        return tl.load(row_ptrs + cols, mask=row_mask & (cols < C), other=OTHER, eviction_policy=READ)
+    elif MASK_ROWS:
+        return tl.load(row_ptrs + cols, mask=row_mask, other=OTHER, eviction_policy=READ)
+    elif MASK_COLS:
+        return tl.load(row_ptrs + cols, mask=cols < C, other=OTHER, eviction_policy=READ)
+    else:
+        return tl.load(row_ptrs + cols, eviction_policy=READ)
+
+
+@triton.jit
+def load_again_later(row_ptrs, cols, C, OTHER: tl.constexpr):
+    """As `load` with columns masked, of bytes that are read a second time soon: L2 should keep them."""
+    return tl.load(row_ptrs + cols, mask=cols < C, other=OTHER, eviction_policy="evict_last")
+
+
+@triton.jit
+def store(row_ptrs, cols, value, row_mask, C, MASK_ROWS: tl.constexpr, MASK_COLS: tl.constexpr):
+    """The counterpart of `load`; converts to the element type."""
+    value = value.to(row_ptrs.dtype.element_ty)
+    if MASK_ROWS and MASK_COLS:
+        tl.store(row_ptrs + cols, value, mask=row_mask & (cols < C), cache_modifier=WRITE)
+    elif MASK_ROWS:
+        tl.store(row_ptrs + cols, value, mask=row_mask, cache_modifier=WRITE)
+    elif MASK_COLS:
+        tl.store(row_ptrs + cols, value, mask=cols < C, cache_modifier=WRITE)
+    else:
+        tl.store(row_ptrs + cols, value, cache_modifier=WRITE)
+
+
+@triton.constexpr_function
+def ragged(i: int, PIECES: int, CLUSTER: int, EVEN_C: bool) -> bool:
+    """Whether piece i of a slice may reach past the row: only the last one, and with slices any of them."""
+    return not EVEN_C and (CLUSTER > 1 or i == PIECES - 1)
+
+
+@triton.jit
+def load_vector(ptr, cols, C, MASK_COLS: tl.constexpr):
+    """A weight or bias at `cols`; every program reads it, so it should stay in the caches."""
+    if MASK_COLS:
+        return tl.load(ptr + cols, mask=cols < C, other=0.0, eviction_policy="evict_last")
+    else:
+        return tl.load(ptr + cols, eviction_policy="evict_last")
+
+
+@triton.jit
+def nothing():
+    """A tuple to append to."""
+    return ()
+
+
+@triton.jit
+def append(pieces, new):
+    """A tuple of pieces and one more."""
+    return pieces + (new,)  # noqa: RUF005 (Triton has no starred tuples)

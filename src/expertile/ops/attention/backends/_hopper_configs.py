@@ -1,0 +1,161 @@
+"""Configs of the `gluon_hopper` kernels, and which of them is the default for a problem.
+
+Defaults are the fastest measured on an H200 (2026-11-21; bf16, B=4, H=16, lengths 256 to 16384, D 64 and 128, causal or
+not), where they gain more than 1 %; between two lengths the change lies at their geometric mean. What the numbers say:
+
+- Forward: a persistent program for each SM wins once there are several tiles for each; at length 256, with fewer tiles
+  than SMs, one program for each tile is 7 % faster. Consumers that take turns at the tensor cores are 0 to 4 % slower
+  than free ones, but 2 % faster at 512 causal. Three consumers (D = 64) win from 16k causal on, by 3 %.
+- dK and dV: at D = 64 queueing ahead wins from 1024 on, by up to 12 %; at D = 128 there are no registers for it. Held
+  rows in two buffers win nearly everywhere, but at D = 128 causal from 2048 on one program for each tile is 1 to 9 %
+  faster: its tiles go to whichever SM comes free.
+- dQ: blocks of 128 keys win from 1024 on (D = 128) or everywhere (D = 64); queueing ahead only where loops are long.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, TypeVar
+
+from expertile.device import Device
+from expertile.ops.attention.problem import Problem
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class ForwardConfig:
+    """rows: query rows of one consumer warpgroup. q_slots: buffers of Q, 2 where the next tile's may arrive early.
+    turns: consumers queue their products in turn. persistent: one program per SM, instead of one per tile."""
+
+    block_n: int = 128
+    rows: int = 64
+    consumers: int = 2
+    num_stages: int = 2
+    q_slots: int = 2
+    turns: bool = True
+    persistent: bool = True
+
+    def smem_bytes(self, dim: int) -> int:
+        """Shared memory of one program, bytes (the barriers and alignment rounded up to 1 KiB)."""
+        return 2 * dim * (self.consumers * self.q_slots * self.rows + 2 * self.num_stages * self.block_n) + 1024
+
+
+@dataclass(frozen=True)
+class PassConfig:
+    """One of the backward's kernels. block: rows of a block that is gone over. slots: buffers of the held rows, 2 where
+    the next tile's may arrive early. ahead: the next block's products are queued before this one's are waited for."""
+
+    block: int = 64
+    num_stages: int = 2
+    slots: int = 1
+    ahead: bool = False
+    persistent: bool = True
+
+    def smem_bytes(self, dim: int) -> int:
+        statistics = 2 * 4 * self.num_stages * self.block
+        return 2 * dim * (4 * 64 * self.slots + 2 * self.num_stages * self.block) + statistics + 1024
+
+
+@dataclass(frozen=True)
+class BackwardConfig:
+    dkdv: PassConfig = PassConfig()
+    dq: PassConfig = PassConfig()
+
+
+_FORWARD_64 = {
+    "free": ForwardConfig(num_stages=3, turns=False),
+    "turns": ForwardConfig(num_stages=3),
+    "grid": ForwardConfig(num_stages=3, q_slots=1, persistent=False),
+    "three consumers": ForwardConfig(block_n=64, consumers=3, num_stages=4),
+    "four stages": ForwardConfig(num_stages=4, turns=False),
+}
+_FORWARD_128 = {
+    "free": ForwardConfig(turns=False),
+    "turns": ForwardConfig(),
+    "grid": ForwardConfig(q_slots=1, persistent=False),
+    "64 keys": ForwardConfig(block_n=64, num_stages=4),
+}
+_FORWARD_256 = {
+    "64 keys": ForwardConfig(block_n=64, q_slots=1),
+    "32 keys": ForwardConfig(block_n=32, q_slots=1),
+}
+_DKDV_64 = {
+    "ahead": PassConfig(64, 3, 1, True),
+    "ahead, two buffers": PassConfig(64, 3, 2, True),
+    "plain": PassConfig(64, 3, 2, False),
+}
+_DQ_64 = {
+    "ahead": PassConfig(128, 2, 2, True),
+    "plain": PassConfig(128, 2, 2, False),
+}
+_DKDV_128 = {
+    "two buffers": PassConfig(64, 2, 2, False),
+    "grid": PassConfig(64, 3, 1, False, persistent=False),
+    "three stages": PassConfig(64, 3, 1, False),
+}
+_DQ_128 = {
+    "128 keys": PassConfig(128, 2, 1, False),
+    "plain": PassConfig(64, 3, 1, False),
+    "grid": PassConfig(64, 3, 1, True, persistent=False),
+}
+
+
+def padded_dim(head_dim: int) -> int:
+    """The head dimension that the kernels compute with."""
+    return 64 if head_dim <= 64 else 128 if head_dim <= 128 else 256
+
+
+def _forward_default(p: Problem) -> str:
+    dim, keys = padded_dim(p.head_dim), p.k_len
+    if dim == 256:
+        return "64 keys"
+    if keys <= 362:
+        return "grid"
+    if p.causal and keys <= 724:
+        return "turns" if dim == 64 else "64 keys"
+    return "three consumers" if dim == 64 and p.causal and keys > 8192 else "free"
+
+
+def _dkdv_default(p: Problem) -> str:
+    queries = p.q_len
+    if padded_dim(p.head_dim) == 128:
+        return "grid" if p.causal and queries > 1448 else "two buffers"
+    if queries <= 724:
+        return "plain"
+    return "ahead, two buffers" if p.causal or queries <= 1448 else "ahead"
+
+
+def _dq_default(p: Problem) -> str:
+    keys = p.k_len
+    if padded_dim(p.head_dim) == 64:
+        return "plain" if keys <= 2896 else "ahead"
+    if p.causal:
+        return "plain" if keys <= 1448 else "grid" if keys <= 2896 else "128 keys"
+    return "plain" if keys <= 724 else "128 keys" if keys <= 8192 else "grid"
+
+
+def _first(configs: dict[str, T], name: str) -> list[T]:
+    """All of `configs`, the one of that name first."""
+    return [configs[name], *(config for other, config in configs.items() if other != name)]
+
+
+@lru_cache(maxsize=1024)
+def forward_configs(problem: Problem, device: Device) -> tuple[Any, ...]:
+    """Those that fit shared memory, the default first."""
+    dim = padded_dim(problem.head_dim)
+    configs = {64: _FORWARD_64, 128: _FORWARD_128, 256: _FORWARD_256}[dim]
+    found = _first(configs, _forward_default(problem))
+    return tuple(c for c in found if c.smem_bytes(dim) <= device.smem_bytes)
+
+
+@lru_cache(maxsize=1024)
+def backward_configs(problem: Problem, device: Device) -> tuple[Any, ...]:
+    """Those that fit shared memory, the default first: every config of either pass stands in one of them."""
+    dim = padded_dim(problem.head_dim)
+    of_dkdv = _first(_DKDV_64 if dim == 64 else _DKDV_128, _dkdv_default(problem))
+    of_dq = _first(_DQ_64 if dim == 64 else _DQ_128, _dq_default(problem))
+    count = max(len(of_dkdv), len(of_dq))
+    found = (BackwardConfig(of_dkdv[i % len(of_dkdv)], of_dq[i % len(of_dq)]) for i in range(count))
+    return tuple(c for c in found if max(c.dkdv.smem_bytes(dim), c.dq.smem_bytes(dim)) <= device.smem_bytes)

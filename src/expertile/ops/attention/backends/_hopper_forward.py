@@ -1,0 +1,290 @@
+"""Device code of the `gluon_hopper` backend, forward: persistent, warp-specialised flash attention for sm_90a.
+
+    S = Q Kᵀ,  P = exp(scale · (S − rowmax S)),  O = P V / rowsum P,  LSE = scale · rowmax S + ln rowsum P
+
+One warp loads tiles of Q, K and V with TMA; two or three warpgroups ("consumers") hold 64 query rows each. The keys of
+a tile are taken from the last block to the first, so that the blocks that need a mask come first and the long rest has
+none. In a consumer the softmax of block j + 1 runs while the tensor cores do P V of block j; with TURNS consumers also
+queue their products in turn, so that one's softmax meets the others' products (Shah et al., FlashAttention-3, 2024,
+§3.1-3.2). P never leaves the registers: the first product's accumulator layout is the second's operand layout.
+
+Shared memory: Q twice (the next tile's arrives while this one's is in use; O leaves through the buffer that Q came in),
+K and V in rings of STAGES blocks.
+"""
+# ruff: noqa: RUF005, SIM102  (Gluon's front end knows no `*` in a list, and compile-time conditions stand alone)
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+
+from expertile.ops.attention.backends._hopper_context import Forward
+from expertile.ops.attention.backends._hopper_tiles import key_blocks, lengths, load_rows, locate, store_rows
+
+_LN2: gl.constexpr = gl.constexpr(0.6931471805599453)
+
+
+@gluon.jit
+def _load_keys(p, desc, smem, full, empty, batch, head, start, length, n, step):
+    """TMA of K or V of the keys [n, n + BLOCK_N) into stage `step`, when that is free."""
+    i = step % p.STAGES
+    mbarrier.wait(empty.index(i), ((step // p.STAGES) & 1) ^ 1)
+    mbarrier.expect(full.index(i), desc.block_type.nbytes)
+    load_rows(desc, batch, head, start, length, n, full.index(i), smem.index(i), p.VARLEN)
+
+
+@gluon.jit
+def _producer(p):
+    step = 0
+    tile = 0
+    for t in range(gl.program_id(0), p.tiles, gl.num_programs(0)):
+        batch, head, m = locate(p, t, p.LQ, p.H, p.BLOCK_M, True)
+        q_start, q_len, k_start, k_len = lengths(p, batch)
+        if m < q_len:
+            kv_head = head // p.GROUP
+            blocks, _full = key_blocks(p, m, p.BLOCK_M, p.BLOCK_N, q_len, k_len)
+            slot = tile % p.Q_SLOTS
+            for w in gl.static_range(p.CONSUMERS):
+                at = slot * p.CONSUMERS + w
+                mbarrier.wait(p.q_empty.index(at), ((tile // p.Q_SLOTS) & 1) ^ 1)
+                mbarrier.expect(p.q_full.index(at), p.q_desc.block_type.nbytes)
+                load_rows(p.q_desc, batch, head, q_start, q_len, m + w * p.ROWS, p.q_full.index(at), p.q_smem.index(at),
+                          p.VARLEN)  # fmt: skip
+            n = (blocks - 1) * p.BLOCK_N
+            _load_keys(p, p.k_desc, p.k_smem, p.k_full, p.k_empty, batch, kv_head, k_start, k_len, n, step)
+            for _j in range(1, blocks):
+                # K is needed, and free again, one block before V is.
+                _load_keys(
+                    p, p.k_desc, p.k_smem, p.k_full, p.k_empty, batch, kv_head, k_start, k_len, n - p.BLOCK_N, step + 1
+                )
+                _load_keys(p, p.v_desc, p.v_smem, p.v_full, p.v_empty, batch, kv_head, k_start, k_len, n, step)
+                n -= p.BLOCK_N
+                step += 1
+            _load_keys(p, p.v_desc, p.v_smem, p.v_full, p.v_empty, batch, kv_head, k_start, k_len, n, step)
+            step += 1
+            tile += 1
+
+
+@gluon.jit
+def _scores(p, q, step, s_layout: gl.constexpr):
+    """Queue S = Q Kᵀ for the block in stage `step`."""
+    i = step % p.STAGES
+    mbarrier.wait(p.k_full.index(i), (step // p.STAGES) & 1)
+    k = p.k_smem.index(i).reshape([p.BLOCK_N, p.D]).permute((1, 0))
+    zeros = gl.zeros((p.ROWS, p.BLOCK_N), gl.float32, s_layout)
+    return warpgroup_mma(q, k, zeros, use_acc=False, is_async=True)
+
+
+@gluon.jit
+def _weigh(p, probs, o, step):
+    """Queue O += P V for the block in stage `step`, which `_values_here` has waited for."""
+    v = p.v_smem.index(step % p.STAGES).reshape([p.BLOCK_N, p.D])
+    return warpgroup_mma(probs, v, o, is_async=True)
+
+
+@gluon.jit
+def _values_here(p, step):
+    """Wait for V of the block in stage `step`.
+
+    It is needed one block later. Standing between a softmax and the wait for the products beside it, it ends a basic
+    block there: ptxas would else move the softmax behind the products that it is to run beside.
+    """
+    mbarrier.wait(p.v_full.index(step % p.STAGES), (step // p.STAGES) & 1)
+
+
+@gluon.jit
+def _mask(p, s, n, last_key, s_layout: gl.constexpr):
+    """Minus infinity where key n + column lies after the row's last key."""
+    cols = n + gl.arange(0, p.BLOCK_N, layout=gl.SliceLayout(0, s_layout))
+    return gl.where(gl.expand_dims(cols, 0) <= gl.expand_dims(last_key, 1), s, float("-inf"))
+
+
+@gluon.jit
+def _softmax(p, s, row_max):
+    """exp2(scale · (s − new maximum)), the new maximum, and the factor for what was summed with the old one."""
+    new_max = gl.maximum(row_max, gl.max(s, axis=1))
+    # A row without any key so far: its weights are exp2(-inf) = 0, not NaN.
+    shift = gl.where(new_max == float("-inf"), 0.0, new_max * p.scale_log2)
+    factor = gl.exp2(row_max * p.scale_log2 - shift)
+    return gl.exp2(s * p.scale_log2 - gl.expand_dims(shift, 1)), new_max, factor
+
+
+@gluon.jit
+def _take_turn(p, turn, WHO: gl.constexpr):
+    if p.TURNS:
+        mbarrier.wait(p.turn.index(WHO), (turn & 1) ^ (1 if WHO == 0 else 0))
+
+
+@gluon.jit
+def _give_turn(p, WHO: gl.constexpr):
+    if p.TURNS:
+        mbarrier.arrive(p.turn.index((WHO + 1) % p.CONSUMERS), count=1)
+
+
+@gluon.jit
+def _block(p, q, o, row_max, row_sum, probs, n, last_key, step, MASKED: gl.constexpr, WHO: gl.constexpr,
+           s_layout: gl.constexpr, o_layout: gl.constexpr):  # fmt: skip
+    """Softmax of the block in stage `step`, whose first key is `n`, beside P V of the block before it."""
+    _take_turn(p, step, WHO)
+    s = _scores(p, q, step, s_layout)
+    o = _weigh(p, probs, o, step - 1)
+    _give_turn(p, WHO)
+    s = warpgroup_mma_wait(1, (s,))
+    mbarrier.arrive(p.k_empty.index(step % p.STAGES), count=1)
+    if MASKED:
+        s = _mask(p, s, n, last_key, s_layout)
+    e, row_max, factor = _softmax(p, s, row_max)
+    row_sum = row_sum * factor + gl.sum(e, axis=1)
+    _values_here(p, step)
+    o = warpgroup_mma_wait(0, (o,))
+    mbarrier.arrive(p.v_empty.index((step - 1) % p.STAGES), count=1)
+    o = o * gl.expand_dims(gl.convert_layout(factor, gl.SliceLayout(1, o_layout)), 1)
+    probs = gl.convert_layout(e.to(p.q_desc.dtype), gl.DotOperandLayout(0, o_layout, 2))
+    return o, row_max, row_sum, probs
+
+
+@gluon.jit
+def _consumer(p, WHO: gl.constexpr):
+    s_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, p.BLOCK_N, 16])
+    o_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, p.D, 16])
+    step = 0
+    tile = 0
+    for t in range(gl.program_id(0), p.tiles, gl.num_programs(0)):
+        batch, head, m = locate(p, t, p.LQ, p.H, p.BLOCK_M, True)
+        q_start, q_len, _k_start, k_len = lengths(p, batch)
+        if m < q_len:
+            blocks, full = key_blocks(p, m, p.BLOCK_M, p.BLOCK_N, q_len, k_len)
+            rows = m + WHO * p.ROWS + gl.arange(0, p.ROWS, layout=gl.SliceLayout(1, s_layout))
+            last_key = gl.full((p.ROWS,), 0, gl.int32, gl.SliceLayout(1, s_layout)) + (k_len - 1)
+            if p.CAUSAL:
+                last_key = gl.minimum(last_key, rows + (k_len - q_len))
+            slot = tile % p.Q_SLOTS
+            mbarrier.wait(p.q_full.index(slot * p.CONSUMERS + WHO), (tile // p.Q_SLOTS) & 1)
+            q = p.q_smem.index(slot * p.CONSUMERS + WHO).reshape([p.ROWS, p.D])
+            _take_turn(p, step, WHO)
+            s = _scores(p, q, step, s_layout)
+            _give_turn(p, WHO)
+            if p.Q_SLOTS == 2:
+                # The tile before has left its buffer by now, so waiting for that costs nothing.
+                if tile > 0:
+                    tma.store_wait(0)
+                    mbarrier.arrive(p.q_empty.index((1 - slot) * p.CONSUMERS + WHO), count=1)
+            s = warpgroup_mma_wait(0, (s,))
+            mbarrier.arrive(p.k_empty.index(step % p.STAGES), count=1)
+            n = (blocks - 1) * p.BLOCK_N
+            s = _mask(p, s, n, last_key, s_layout)
+            none = gl.full((p.ROWS,), float("-inf"), gl.float32, gl.SliceLayout(1, s_layout))
+            e, row_max, _factor = _softmax(p, s, none)
+            row_sum = gl.sum(e, axis=1)
+            _values_here(p, step)
+            probs = gl.convert_layout(e.to(p.q_desc.dtype), gl.DotOperandLayout(0, o_layout, 2))
+            o = gl.zeros((p.ROWS, p.D), gl.float32, o_layout)
+            step += 1
+            for _j in range(blocks - 1 - full):
+                n -= p.BLOCK_N
+                o, row_max, row_sum, probs = _block(
+                    p, q, o, row_max, row_sum, probs, n, last_key, step, True, WHO, s_layout, o_layout
+                )
+                step += 1
+            for _j in range(full):
+                o, row_max, row_sum, probs = _block(
+                    p, q, o, row_max, row_sum, probs, n, last_key, step, False, WHO, s_layout, o_layout
+                )
+                step += 1
+            o = _weigh(p, probs, o, step - 1)
+            o = warpgroup_mma_wait(0, (o,))
+            mbarrier.arrive(p.v_empty.index((step - 1) % p.STAGES), count=1)
+            # Rows that see no key: zeros, and minus infinity for the log-sum-exp.
+            empty = row_sum == 0.0
+            inverse = gl.where(empty, 0.0, 1.0 / gl.where(empty, 1.0, row_sum))
+            lse = gl.where(empty, float("-inf"), (row_max * p.scale_log2 + gl.log2(row_sum)) * _LN2)
+            at = p.lse_ptr + batch * p.lse_stride_b + head * p.lse_stride_h + q_start + rows
+            gl.store(at, lse, mask=rows < q_len)
+            inverse = gl.expand_dims(gl.convert_layout(inverse, gl.SliceLayout(1, o_layout)), 1)
+            o = gl.where(inverse == 0.0, 0.0, o * inverse)
+            out = p.q_smem.index(slot * p.CONSUMERS + WHO)
+            out.reshape([p.ROWS, p.D]).store(o.to(p.q_desc.dtype))
+            fence_async_shared()
+            store_rows(p.o_desc, batch, head, q_start, q_len, m + WHO * p.ROWS, out, p.VARLEN)
+            if p.Q_SLOTS == 1:
+                tma.store_wait(0)
+                mbarrier.arrive(p.q_empty.index(WHO), count=1)
+            tile += 1
+    tma.store_wait(0)
+
+
+@gluon.jit
+def _consumer_0(p):
+    _consumer(p, 0)
+
+
+@gluon.jit
+def _consumer_1(p):
+    _consumer(p, 1)
+
+
+@gluon.jit
+def _consumer_2(p):
+    _consumer(p, 2)
+
+
+@gluon.jit(
+    # One compilation serves every batch and length.
+    do_not_specialize=["tiles", "H", "GROUP", "HEADS", "SECTION", "LQ", "LK", "lse_stride_b", "lse_stride_h"],
+    do_not_specialize_on_alignment=["lse_ptr", "cu_q_ptr", "cu_k_ptr"],
+)
+def attention_forward_kernel(
+    q_desc, k_desc, v_desc, o_desc, lse_ptr, cu_q_ptr, cu_k_ptr, tiles, H, GROUP, HEADS, SECTION, LQ, LK,
+    lse_stride_b, lse_stride_h, scale_log2,
+    CAUSAL: gl.constexpr, VARLEN: gl.constexpr, D: gl.constexpr, CONSUMERS: gl.constexpr, ROWS: gl.constexpr,
+    BLOCK_N: gl.constexpr, STAGES: gl.constexpr, Q_SLOTS: gl.constexpr, TURNS: gl.constexpr,
+    CONSUMER_REGS: gl.constexpr, PRODUCER_REGS: gl.constexpr, num_warps: gl.constexpr,
+):  # fmt: skip
+    """O and LSE of attention; see `gluon_hopper` for shapes. Grid: any number of programs.
+
+    `tiles`: tiles of CONSUMERS * ROWS query rows over all HEADS = batch * H query heads. GROUP: query heads that share
+    a key head. SECTION: heads whose keys and values are expected to stay in L2 while their tiles are worked on.
+    """
+    q_smem = gl.allocate_shared_memory(q_desc.dtype, [Q_SLOTS * CONSUMERS] + q_desc.block_type.shape, q_desc.layout)
+    k_smem = gl.allocate_shared_memory(k_desc.dtype, [STAGES] + k_desc.block_type.shape, k_desc.layout)
+    v_smem = gl.allocate_shared_memory(v_desc.dtype, [STAGES] + v_desc.block_type.shape, v_desc.layout)
+    q_full = gl.allocate_shared_memory(gl.int64, [Q_SLOTS * CONSUMERS, 1], mbarrier.MBarrierLayout())
+    q_empty = gl.allocate_shared_memory(gl.int64, [Q_SLOTS * CONSUMERS, 1], mbarrier.MBarrierLayout())
+    k_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    k_empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    v_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    v_empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    turn = gl.allocate_shared_memory(gl.int64, [CONSUMERS, 1], mbarrier.MBarrierLayout())
+    for s in gl.static_range(Q_SLOTS * CONSUMERS):
+        mbarrier.init(q_full.index(s), count=1)
+        mbarrier.init(q_empty.index(s), count=1)
+    for s in gl.static_range(STAGES):
+        mbarrier.init(k_full.index(s), count=1)
+        mbarrier.init(k_empty.index(s), count=CONSUMERS)
+        mbarrier.init(v_full.index(s), count=1)
+        mbarrier.init(v_empty.index(s), count=CONSUMERS)
+    for s in gl.static_range(CONSUMERS):
+        mbarrier.init(turn.index(s), count=1)
+    fence_async_shared()
+    p = Forward(
+        q_desc, k_desc, v_desc, o_desc, q_smem, k_smem, v_smem, q_full, q_empty, k_full, k_empty, v_full, v_empty, turn,
+        lse_ptr, cu_q_ptr, cu_k_ptr, tiles, H, GROUP, HEADS, SECTION, LQ, LK, lse_stride_b, lse_stride_h, scale_log2,
+        CAUSAL, VARLEN, D, CONSUMERS, ROWS, CONSUMERS * ROWS, BLOCK_N, STAGES, Q_SLOTS, TURNS,
+    )  # fmt: skip
+    if CONSUMERS == 3:
+        gl.warp_specialize(
+            [(_consumer_0, (p,)), (_consumer_1, (p,)), (_consumer_2, (p,)), (_producer, (p,))],
+            [4, 4, 1],
+            [CONSUMER_REGS, CONSUMER_REGS, PRODUCER_REGS],
+        )
+    else:
+        gl.warp_specialize(
+            [(_consumer_0, (p,)), (_consumer_1, (p,)), (_producer, (p,))],
+            [4, 1],
+            [CONSUMER_REGS, PRODUCER_REGS],
+        )

@@ -1,0 +1,101 @@
+"""What the Hopper kernels of attention share: which tile comes when, which keys it sees, and TMA of its rows."""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import tma
+
+# Ragged descriptors wrap 64-bit addresses around at this coordinate (see `_hopper_launch.ragged`).
+_WRAP: gl.constexpr = gl.constexpr(0x40000000)
+
+
+@gluon.jit
+def locate(p, t, length, heads, BLOCK: gl.constexpr, LAST_FIRST: gl.constexpr):
+    """(batch, head, first row) of tile number t, of tiles of BLOCK rows of `length` in each of the p.HEADS heads of all
+    sequences, `heads` of them in each.
+
+    Heads come in sections that share L2; in a section the tiles with most work come first, of all its heads. A program
+    that takes several tiles does so there and back again, so that whoever had more in one round has less in the next.
+    """
+    programs = gl.num_programs(0)
+    lap = t // programs
+    back = (2 * lap + 1) * programs - 1 - t
+    t = gl.where(((lap & 1) == 1) & ((lap + 1) * programs <= p.tiles), back, t)
+    tiles_m = (length + BLOCK - 1) // BLOCK
+    first = t // (p.SECTION * tiles_m) * p.SECTION
+    section = gl.minimum(p.SECTION, p.HEADS - first)
+    rest = t - first * tiles_m
+    rank = rest // section
+    place = first + (rest - rank * section)
+    row = rank * BLOCK
+    if LAST_FIRST:
+        row = (tiles_m - 1) * BLOCK - row
+    batch = place // heads
+    return batch, place - batch * heads, row
+
+
+@gluon.jit
+def lengths(p, batch):
+    """(first query row, queries, first key row, keys) of a sequence; rows are those of packed tensors."""
+    if p.VARLEN:
+        q_start = gl.load(p.cu_q_ptr + batch)
+        k_start = gl.load(p.cu_k_ptr + batch)
+        q_len = gl.load(p.cu_q_ptr + batch + 1) - q_start
+        k_len = gl.load(p.cu_k_ptr + batch + 1) - k_start
+        return q_start, q_len, k_start, k_len
+    else:
+        return 0, p.LQ, 0, p.LK
+
+
+@gluon.jit
+def key_blocks(p, m, ROWS: gl.constexpr, BLOCK: gl.constexpr, q_len, k_len):
+    """(blocks, those without a mask) of keys for query rows [m, m + ROWS). There is always a masked one, the last."""
+    last = k_len
+    full = k_len
+    if p.CAUSAL:
+        # Query row i sees the keys up to i + k_len - q_len.
+        last = gl.minimum(last, m + ROWS + k_len - q_len)
+        full = gl.minimum(full, gl.maximum(m + 1 + k_len - q_len, 0))
+    blocks = gl.maximum((last + BLOCK - 1) // BLOCK, 1)
+    return blocks, gl.minimum(full // BLOCK, blocks - 1)
+
+
+@gluon.jit
+def query_blocks(p, n, q_len, k_len):
+    """(first, first without a mask, end) of the blocks of queries that see keys [n, n + p.HELD)."""
+    end = (q_len + p.BLOCK - 1) // p.BLOCK
+    if p.CAUSAL:
+        # Key j is seen by the queries from j - (k_len - q_len) on.
+        first = gl.minimum(gl.maximum(n - (k_len - q_len), 0) // p.BLOCK, end)
+        seen = gl.maximum(n + p.HELD - 1 - (k_len - q_len), 0)
+        return first, gl.minimum(gl.maximum((seen + p.BLOCK - 1) // p.BLOCK, first), end), end
+    else:
+        return 0, 0, end
+
+
+@gluon.jit
+def padded_start(p, q_start, batch):
+    """Where a sequence's row statistics start: each sequence's rows are padded to multiples of STAT_PAD."""
+    if p.VARLEN:
+        return (q_start + batch * p.STAT_PAD) // p.STAT_PAD * p.STAT_PAD
+    else:
+        return 0
+
+
+@gluon.jit
+def load_rows(desc, batch, head, start, length, row, bar, dst, VARLEN: gl.constexpr):
+    """TMA of a box of rows from row `row` of a sequence on; zeros past its end."""
+    if VARLEN:
+        at = [_WRAP, start + length, _WRAP - (length - row), head, 0]
+        tma.async_copy_global_to_shared(desc, at, bar, dst)
+    else:
+        tma.async_copy_global_to_shared(desc, [batch, head, row, 0], bar, dst)
+
+
+@gluon.jit
+def store_rows(desc, batch, head, start, length, row, src, VARLEN: gl.constexpr):
+    """TMA of a box of rows to row `row` of a sequence on; what lies past its end is dropped."""
+    if VARLEN:
+        at = [_WRAP, start + length, _WRAP - (length - row), head, 0]
+        tma.async_copy_shared_to_global(desc, at, src)
+    else:
+        tma.async_copy_shared_to_global(desc, [batch, head, row, 0], src)

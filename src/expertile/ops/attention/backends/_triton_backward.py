@@ -1,0 +1,205 @@
+"""Device code of the backward in plain Triton (sm_80+): row statistics, dK and dV, dQ; no atomics.
+
+    P = exp(scale · S − LSE),  dP = dO Vᵀ,  dS = P · (dP − delta),  delta = rowsum(dO · O) − dLSE
+    dV = Pᵀ dO,  dK = scale · dSᵀ Q,  dQ = scale · dS K
+
+One kernel holds a block of keys and goes over the queries of all query heads that share the key head, another holds a
+block of queries and goes over the keys; both compute S and dP.
+"""
+
+import triton
+import triton.language as tl
+
+from expertile.ops.attention.backends._triton_forward import _load, _sequence, _store, _tile
+
+
+@triton.jit
+def _padded_start(q_start, batch, PACKED: tl.constexpr, STAT_PAD: tl.constexpr):
+    """Where a sequence's statistics start: each sequence's rows are padded to multiples of STAT_PAD."""
+    if PACKED:
+        return (q_start + batch * STAT_PAD) // STAT_PAD * STAT_PAD
+    else:
+        return 0
+
+
+@triton.jit
+def statistics_kernel(
+    o_ptr, do_ptr, lse_ptr, dlse_ptr, nlse_ptr, ndelta_ptr, cu_q_ptr, cu_k_ptr, o_stride_b, o_stride_h, o_stride,
+    do_stride_b, do_stride_h, do_stride, lse_stride_b, lse_stride_h, stat_stride_b, stat_stride_h, H, LQ, inv_scale,
+    D: tl.constexpr, PACKED: tl.constexpr, HAS_DLSE: tl.constexpr, STAT_PAD: tl.constexpr, BLOCK_M: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """-LSE / scale (minus infinity where there is no such row, or it sees no key) and -delta, in padded rows.
+
+    BLOCK_M divides STAT_PAD. Grid: (padded rows of the longest sequence / BLOCK_M, batch * H).
+    """
+    EVEN_D: tl.constexpr = D == BLOCK_D
+    batch = tl.program_id(1) // H
+    head = tl.program_id(1) % H
+    q_start, q_len, _k_start, _k_len = _sequence(cu_q_ptr, cu_k_ptr, batch, LQ, LQ, PACKED)
+    m = tl.program_id(0) * BLOCK_M
+    if m < (q_len + STAT_PAD - 1) // STAT_PAD * STAT_PAD:
+        rows = m + tl.arange(0, BLOCK_M)
+        dims = tl.arange(0, BLOCK_D)
+        start = tl.full((), 0, tl.int32) + q_start
+        o = _load(_tile(o_ptr, batch, head, start, o_stride_b, o_stride_h, o_stride), rows, o_stride, dims, q_len, D,
+                  EVEN_D, True)  # fmt: skip
+        do = _load(_tile(do_ptr, batch, head, start, do_stride_b, do_stride_h, do_stride), rows, do_stride, dims, q_len,
+                   D, EVEN_D, True)  # fmt: skip
+        delta = tl.sum(o.to(tl.float32) * do.to(tl.float32), 1)
+        at = batch.to(tl.int64) * lse_stride_b + head * lse_stride_h + q_start + rows
+        lse = tl.load(lse_ptr + at, mask=rows < q_len, other=float("inf"))
+        if HAS_DLSE:
+            delta -= tl.load(dlse_ptr + at, mask=rows < q_len, other=0.0)
+        # exp(S + -LSE) is then 0 for a row without keys, as it is for one that does not exist.
+        nlse = tl.where(lse == float("-inf"), float("-inf"), -lse * inv_scale)
+        at = batch.to(tl.int64) * stat_stride_b + head * stat_stride_h
+        at += _padded_start(q_start, batch, PACKED, STAT_PAD) + rows
+        tl.store(nlse_ptr + at, nlse)
+        tl.store(ndelta_ptr + at, -delta)
+
+
+@triton.jit
+def _queries(
+    dk, dv, k, v, q_ptr, do_ptr, nlse_ptr, ndelta_ptr, q_stride, do_stride, first, last, cols, shift, q_len, dims,
+    scale_log2, MASKED: tl.constexpr, D: tl.constexpr, EVEN_D: tl.constexpr, BLOCK_M: tl.constexpr,
+):  # fmt: skip
+    """dK and dV from queries [first, last), blocks of which start at multiples of BLOCK_M."""
+    for m in range(first, last, BLOCK_M):
+        rows = m + tl.arange(0, BLOCK_M)
+        q = _load(q_ptr, rows, q_stride, dims, q_len, D, EVEN_D, True)
+        do = _load(do_ptr, rows, do_stride, dims, q_len, D, EVEN_D, True)
+        nlse = tl.load(nlse_ptr + rows)
+        ndelta = tl.load(ndelta_ptr + rows)
+        s = tl.dot(k, q.T)
+        if MASKED:
+            s = tl.where(cols[:, None] <= rows[None, :] + shift, s, float("-inf"))
+        weights = tl.exp2(s * scale_log2 + (nlse * scale_log2)[None, :])
+        dv = tl.dot(weights.to(do.dtype), do, dv)
+        ds = weights * (tl.dot(v, do.T) + ndelta[None, :])
+        dk = tl.dot(ds.to(q.dtype), q, dk)
+    return dk, dv
+
+
+@triton.jit
+def dkdv_kernel(
+    q_ptr, k_ptr, v_ptr, do_ptr, dk_ptr, dv_ptr, nlse_ptr, ndelta_ptr, cu_q_ptr, cu_k_ptr, q_stride_b, q_stride_h,
+    q_stride, k_stride_b, k_stride_h, k_stride, v_stride_b, v_stride_h, v_stride, do_stride_b, do_stride_h, do_stride,
+    dk_stride_b, dk_stride_h, dk_stride, dv_stride_b, dv_stride_h, dv_stride, stat_stride_b, stat_stride_h,
+    HKV, GROUP, LQ, LK, scale, scale_log2,
+    D: tl.constexpr, CAUSAL: tl.constexpr, PACKED: tl.constexpr, STAT_PAD: tl.constexpr, BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """Grid: (blocks of keys, batch * HKV). With a causal mask the first keys, which most queries see, come first."""
+    EVEN_D: tl.constexpr = D == BLOCK_D
+    batch = tl.program_id(1) // HKV
+    kv_head = tl.program_id(1) % HKV
+    q_start, q_len, k_start, k_len = _sequence(cu_q_ptr, cu_k_ptr, batch, LQ, LK, PACKED)
+    n = tl.program_id(0) * BLOCK_N
+    if n < k_len:
+        cols = n + tl.arange(0, BLOCK_N)
+        dims = tl.arange(0, BLOCK_D)
+        zero = tl.full((), 0, tl.int32)
+        k_tile = _tile(k_ptr, batch, kv_head, zero + k_start, k_stride_b, k_stride_h, k_stride)
+        v_tile = _tile(v_ptr, batch, kv_head, zero + k_start, v_stride_b, v_stride_h, v_stride)
+        k = _load(k_tile, cols, k_stride, dims, k_len, D, EVEN_D, True)
+        v = _load(v_tile, cols, v_stride, dims, k_len, D, EVEN_D, True)
+        dk = tl.zeros((BLOCK_N, BLOCK_D), tl.float32)
+        dv = tl.zeros((BLOCK_N, BLOCK_D), tl.float32)
+        shift = k_len - q_len
+        first = zero
+        full = zero
+        if CAUSAL:
+            # Key j is seen by the queries from j - shift on.
+            first = tl.maximum(n - shift, 0) // BLOCK_M * BLOCK_M
+            full = (tl.maximum(n + BLOCK_N - 1 - shift, 0) + BLOCK_M - 1) // BLOCK_M * BLOCK_M
+        for g in range(GROUP):
+            head = kv_head * GROUP + g
+            q_tile = _tile(q_ptr, batch, head, zero + q_start, q_stride_b, q_stride_h, q_stride)
+            do_tile = _tile(do_ptr, batch, head, zero + q_start, do_stride_b, do_stride_h, do_stride)
+            at = batch.to(tl.int64) * stat_stride_b + head * stat_stride_h
+            at += _padded_start(q_start, batch, PACKED, STAT_PAD)
+            if CAUSAL:
+                dk, dv = _queries(
+                    dk, dv, k, v, q_tile, do_tile, nlse_ptr + at, ndelta_ptr + at, q_stride, do_stride, first,
+                    tl.minimum(full, q_len), cols, shift, q_len, dims, scale_log2, True, D, EVEN_D, BLOCK_M,
+                )  # fmt: skip
+            dk, dv = _queries(
+                dk, dv, k, v, q_tile, do_tile, nlse_ptr + at, ndelta_ptr + at, q_stride, do_stride, full, q_len, cols,
+                shift, q_len, dims, scale_log2, False, D, EVEN_D, BLOCK_M,
+            )  # fmt: skip
+        dk_tile = _tile(dk_ptr, batch, kv_head, zero + k_start, dk_stride_b, dk_stride_h, dk_stride)
+        dv_tile = _tile(dv_ptr, batch, kv_head, zero + k_start, dv_stride_b, dv_stride_h, dv_stride)
+        _store(dk_tile, cols, dk_stride, dims, k_len, dk * scale, D, EVEN_D)
+        _store(dv_tile, cols, dv_stride, dims, k_len, dv, D, EVEN_D)
+
+
+@triton.jit
+def _keys(
+    dq, q, do, nlse, ndelta, k_ptr, v_ptr, k_stride, v_stride, first, last, last_key, k_len, dims, scale_log2,
+    MASKED: tl.constexpr, D: tl.constexpr, EVEN_D: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """dQ from keys [first, last)."""
+    for n in range(first, last, BLOCK_N):
+        cols = n + tl.arange(0, BLOCK_N)
+        k = _load(k_ptr, cols, k_stride, dims, k_len, D, EVEN_D, MASKED)
+        v = _load(v_ptr, cols, v_stride, dims, k_len, D, EVEN_D, MASKED)
+        s = tl.dot(q, k.T)
+        if MASKED:
+            s = tl.where(cols[None, :] <= last_key[:, None], s, float("-inf"))
+        weights = tl.exp2(s * scale_log2 + nlse[:, None])
+        ds = weights * (tl.dot(do, v.T) + ndelta[:, None])
+        dq = tl.dot(ds.to(k.dtype), k, dq)
+    return dq
+
+
+@triton.jit
+def dq_kernel(
+    q_ptr, k_ptr, v_ptr, do_ptr, dq_ptr, nlse_ptr, ndelta_ptr, cu_q_ptr, cu_k_ptr, q_stride_b, q_stride_h, q_stride,
+    k_stride_b, k_stride_h, k_stride, v_stride_b, v_stride_h, v_stride, do_stride_b, do_stride_h, do_stride,
+    dq_stride_b, dq_stride_h, dq_stride, stat_stride_b, stat_stride_h, H, GROUP, LQ, LK, scale, scale_log2,
+    D: tl.constexpr, CAUSAL: tl.constexpr, PACKED: tl.constexpr, STAT_PAD: tl.constexpr, BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """Grid: (blocks of queries, batch * H). With a causal mask the last queries, which see most keys, come first."""
+    EVEN_D: tl.constexpr = D == BLOCK_D
+    block = tl.program_id(0)
+    if CAUSAL:
+        block = tl.num_programs(0) - 1 - block
+    batch = tl.program_id(1) // H
+    head = tl.program_id(1) % H
+    q_start, q_len, k_start, k_len = _sequence(cu_q_ptr, cu_k_ptr, batch, LQ, LK, PACKED)
+    m = block * BLOCK_M
+    if m < q_len:
+        rows = m + tl.arange(0, BLOCK_M)
+        dims = tl.arange(0, BLOCK_D)
+        zero = tl.full((), 0, tl.int32)
+        q_tile = _tile(q_ptr, batch, head, zero + q_start, q_stride_b, q_stride_h, q_stride)
+        do_tile = _tile(do_ptr, batch, head, zero + q_start, do_stride_b, do_stride_h, do_stride)
+        k_tile = _tile(k_ptr, batch, head // GROUP, zero + k_start, k_stride_b, k_stride_h, k_stride)
+        v_tile = _tile(v_ptr, batch, head // GROUP, zero + k_start, v_stride_b, v_stride_h, v_stride)
+        q = _load(q_tile, rows, q_stride, dims, q_len, D, EVEN_D, True)
+        do = _load(do_tile, rows, do_stride, dims, q_len, D, EVEN_D, True)
+        at = batch.to(tl.int64) * stat_stride_b + head * stat_stride_h
+        at += _padded_start(q_start, batch, PACKED, STAT_PAD) + rows
+        nlse = tl.load(nlse_ptr + at) * scale_log2
+        ndelta = tl.load(ndelta_ptr + at)
+        end = k_len
+        full = k_len
+        last_key = tl.full((BLOCK_M,), 0, tl.int32) + k_len - 1
+        if CAUSAL:
+            end = tl.maximum(tl.minimum(end, m + BLOCK_M + k_len - q_len), 0)
+            full = tl.minimum(full, tl.maximum(m + 1 + k_len - q_len, 0))
+            last_key = tl.minimum(last_key, rows + k_len - q_len)
+        full = full // BLOCK_N * BLOCK_N
+        dq = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
+        dq = _keys(
+            dq, q, do, nlse, ndelta, k_tile, v_tile, k_stride, v_stride, 0, full, last_key, k_len, dims, scale_log2,
+            False, D, EVEN_D, BLOCK_N,
+        )  # fmt: skip
+        dq = _keys(
+            dq, q, do, nlse, ndelta, k_tile, v_tile, k_stride, v_stride, full, end, last_key, k_len, dims, scale_log2,
+            True, D, EVEN_D, BLOCK_N,
+        )  # fmt: skip
+        dq_tile = _tile(dq_ptr, batch, head, zero + q_start, dq_stride_b, dq_stride_h, dq_stride)
+        _store(dq_tile, rows, dq_stride, dims, q_len, dq * scale, D, EVEN_D)

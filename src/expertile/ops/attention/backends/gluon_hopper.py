@@ -1,0 +1,204 @@
+"""gluon_hopper: our warp-specialised Gluon kernels for sm_90a (H100, H200); bf16 and fp16 with float32 accumulation.
+
+Forward (`_hopper_forward`): O and LSE, any head dimension to 256 (padded to 64, 128 or 256 by TMA, so that lengths and
+dimensions need no masks in memory). Backward (`_hopper_dkdv`, `_hopper_dq`): dK and dV, then dQ, head dimensions to
+128, without atomics. Q, K, V and dO arrive by TMA, O and the gradients leave by TMA; packed sequences end where they
+end, as the hardware cuts boxes off there. Nothing is read on the host, so calls never synchronise and graphs follow new
+lengths.
+
+Limits: tensor cores and the power they draw at D = 128; at D = 64 the exponentials take as long as the products
+(16 a clock and SM against 4096 FLOPs: 4 · 64 / 4096 = 1 / 16), so that any gap between the two shows.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+
+import torch
+
+from expertile.device import Device
+from expertile.ops.attention.backend import Backend, Direction, Operands, Saved, lse_strides, new_lse
+from expertile.ops.attention.backends import _hopper_launch, _statistics
+from expertile.ops.attention.backends._hopper_configs import (
+    BackwardConfig,
+    ForwardConfig,
+    PassConfig,
+    backward_configs,
+    forward_configs,
+    padded_dim,
+)
+from expertile.ops.attention.backends._hopper_dkdv import attention_dkdv_kernel
+from expertile.ops.attention.backends._hopper_dq import attention_dq_kernel
+from expertile.ops.attention.backends._hopper_forward import attention_forward_kernel
+from expertile.ops.attention.backends._hopper_launch import Launch, flat, heads_in_l2, registers, rows_of_heads
+from expertile.ops.attention.backends._statistics import STAT_PAD
+from expertile.ops.attention.problem import Problem, row_strides
+
+_DTYPES = (torch.bfloat16, torch.float16)
+_LOG2E = math.log2(math.e)
+_L2_SHARE = 0.5
+
+
+def _supports(problem: Problem, device: Device, largest: int) -> str | None:
+    p = problem
+    if device.kind != "cuda" or device.capability != (9, 0):
+        return f"needs compute capability 9.0 (sm_90a), {device.name} has {device.capability}"
+    if p.dtype not in _DTYPES:
+        return f"takes bfloat16 and float16, not {p.dtype}"
+    if p.head_dim > largest:
+        return f"takes head dimensions to {largest}, not {p.head_dim}"
+    if p.head_dim % 8:
+        return f"TMA needs rows in multiples of 16 bytes; a head dimension of {p.head_dim} has {2 * p.head_dim}"
+    if not p.aligned:
+        return "TMA needs base addresses and strides in multiples of 16 bytes"
+    if any(s <= 0 for x in (p.q_strides, p.k_strides, p.v_strides) for s in (x[1:] if p.packed else x)):
+        return "TMA needs positive strides: an expanded dimension has none"
+    if p.scale <= 0:
+        return f"takes a positive scale, not {p.scale}"
+    if max(p.q_rows, p.k_rows) >= 2**30:
+        return "reaches at most 2^30 rows"
+    return None
+
+
+def supports_forward(problem: Problem, device: Device) -> str | None:
+    return _supports(problem, device, 256)
+
+
+def supports_backward(problem: Problem, device: Device) -> str | None:
+    return _supports(problem, device, 128)
+
+
+@lru_cache(maxsize=1024)
+def _forward_launch(p: Problem, config: ForwardConfig, out_strides: tuple[int, int, int], device: Device) -> Launch:
+    dim = padded_dim(p.head_dim)
+    q = rows_of_heads(p, p.q_strides, False, config.rows, dim)
+    k = rows_of_heads(p, p.k_strides, True, config.block_n, dim)
+    v = rows_of_heads(p, p.v_strides, True, config.block_n, dim)
+    o = rows_of_heads(p, out_strides, False, config.rows, dim)
+    heads = p.batch * p.heads
+    tiles = heads * -(-p.q_len // (config.rows * config.consumers))
+    section = min(heads, heads_in_l2(p, p.k_len, 2, _L2_SHARE, device) * p.group)
+    numbers = (
+        tiles, p.heads, p.group, heads, section, p.q_len, p.k_len, *lse_strides(p), p.scale * _LOG2E,
+    )  # fmt: skip
+    options = {
+        "CAUSAL": p.causal, "VARLEN": p.packed, "D": dim, "CONSUMERS": config.consumers, "ROWS": config.rows,
+        "BLOCK_N": config.block_n, "STAGES": config.num_stages, "Q_SLOTS": config.q_slots, "TURNS": config.turns,
+        **registers(config.consumers),
+    }  # fmt: skip
+    programs = min(tiles, device.sm_count) if config.persistent else tiles
+    return Launch(
+        attention_forward_kernel, (q, k, v, o), (p.dtype,) * 4, (torch.float32, torch.int32, torch.int32), numbers,
+        tuple(options.items()), programs,
+    )  # fmt: skip
+
+
+def forward(problem: Problem, operands: Operands, config: ForwardConfig) -> tuple[torch.Tensor, torch.Tensor]:
+    p = problem
+    out, lse = torch.empty_like(operands.q), new_lse(p, operands.q)
+    if not _storable(out):
+        out = torch.empty(out.shape, dtype=out.dtype, device=out.device)
+    launch = _forward_launch(p, config, row_strides(out, p.packed), _device(operands.q))
+    cu_q, cu_k = _lengths(operands, lse)
+    _hopper_launch.run(launch, (operands.q, operands.k, operands.v, out), (lse, cu_q, cu_k))
+    return out, lse
+
+
+@lru_cache(maxsize=1024)
+def _pass_launch(
+    p: Problem,
+    config: PassConfig,
+    dq: bool,
+    do_strides: tuple[int, int, int],
+    d_strides: tuple[tuple[int, int, int], ...],
+    stats: tuple[int, int, int],
+    device: Device,
+) -> Launch:
+    dim = padded_dim(p.head_dim)
+    of_q = ((p.q_strides, False), (do_strides, False))
+    of_k = ((p.k_strides, True), (p.v_strides, True))
+    held, gone_over = (of_q, of_k) if dq else (of_k, of_q)
+    tensors = [rows_of_heads(p, strides, keys, 64, dim) for strides, keys in held]
+    tensors += [rows_of_heads(p, strides, keys, config.block, dim) for strides, keys in gone_over]
+    tensors += [rows_of_heads(p, strides, not dq, 64, dim) for strides in d_strides]
+    tensors += [flat(stats[0], config.block)] * 2
+    heads = p.batch * (p.heads if dq else p.kv_heads)
+    tiles = heads * -(-(p.q_len if dq else p.k_len) // 128)
+    if dq:
+        section = heads_in_l2(p, p.k_len, 2, _L2_SHARE, device) * p.group
+    else:
+        section = heads_in_l2(p, p.q_len * p.group, 2, _L2_SHARE, device)
+    numbers = (
+        tiles, p.heads, p.group, heads, min(heads, section), p.q_len, p.k_len, stats[1], stats[2], p.scale,
+        p.scale * _LOG2E,
+    )  # fmt: skip
+    options = {
+        "CAUSAL": p.causal, "VARLEN": p.packed, "D": dim, "ROWS": 64, "BLOCK": config.block,
+        "STAGES": config.num_stages, "SLOTS": config.slots, "AHEAD": config.ahead, "STAT_PAD": STAT_PAD,
+        **registers(2),
+    }  # fmt: skip
+    programs = min(tiles, device.sm_count) if config.persistent else tiles
+    return Launch(
+        attention_dq_kernel if dq else attention_dkdv_kernel, tuple(tensors), (p.dtype,) * 6 + (torch.float32,) * 2,
+        (torch.float32, torch.float32, torch.int32, torch.int32), numbers, tuple(options.items()), programs,
+    )  # fmt: skip
+
+
+def backward(
+    problem: Problem, operands: Operands, saved: Saved, config: BackwardConfig
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    dout = saved.dout if _storable(saved.dout) else saved.dout.contiguous()
+    stats = _statistics.compute(problem, operands, Saved(saved.out, saved.lse, dout, saved.dlse))
+    grads = (torch.empty_like(x) for x in (operands.q, operands.k, operands.v))
+    dq, dk, dv = (x if _storable(x) else torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in grads)
+    run_pass(problem, operands, dout, stats, config.dkdv, dk, dv)
+    run_pass(problem, operands, dout, stats, config.dq, dq)
+    return dq, dk, dv
+
+
+def run_pass(
+    problem: Problem,
+    operands: Operands,
+    dout: torch.Tensor,
+    stats: _statistics.Statistics,
+    config: PassConfig,
+    *grads: torch.Tensor,
+) -> None:
+    """One of the backward's two kernels: writes (dk, dv), or (dq,)."""
+    dq = len(grads) == 1
+    of_q, of_k = (operands.q, dout), (operands.k, operands.v)
+    both = grads * 2 if dq else grads
+    tensors = (*(of_q + of_k if dq else of_k + of_q), *both, stats.nlse, stats.ndelta)
+    strides = [row_strides(x, problem.packed) for x in (dout, *both)]
+    shape = (stats.nlse.numel(), stats.stride_b, stats.stride_h)
+    device = _device(operands.q)
+    launch = _pass_launch(problem, config, dq, strides[0], tuple(strides[1:]), shape, device)
+    _hopper_launch.run(launch, tensors, (stats.nlse, stats.ndelta, *_lengths(operands, stats.nlse)))
+
+
+def _lengths(operands: Operands, instead: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """cu_seqlens, or anything of their kind where sequences are not packed and nothing is read."""
+    if operands.cu_seqlens_q is not None and operands.cu_seqlens_k is not None:
+        return operands.cu_seqlens_q, operands.cu_seqlens_k
+    other = instead.view(torch.int32)
+    return other, other
+
+
+def _storable(x: torch.Tensor) -> bool:
+    """Whether TMA reaches every row: 16-byte strides, all positive, and a contiguous last dimension."""
+    strides = [s for s, n in zip(x.stride()[:-1], x.shape[:-1], strict=True) if n > 1]
+    return x.stride(-1) == 1 and x.data_ptr() % 16 == 0 and all(s > 0 and s * x.itemsize % 16 == 0 for s in strides)
+
+
+def _device(x: torch.Tensor) -> Device:
+    # On the CPU nothing runs; kernels are compiled there, for the tests.
+    return Device.current(x.device) if x.is_cuda else Device.by_name("h200")
+
+
+BACKEND = Backend(
+    name="gluon_hopper",
+    summary="Gluon, TMA and warp-specialised wgmma, softmax beside the products (sm_90a)",
+    forward=Direction(supports_forward, forward_configs, forward),
+    backward=Direction(supports_backward, backward_configs, backward),
+)

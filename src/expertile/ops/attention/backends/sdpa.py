@@ -1,0 +1,160 @@
+"""sdpa_cudnn and sdpa_fa2: the kernels behind torch.nn.functional.scaled_dot_product_attention, called by themselves so
+that LSE comes out and the backward may be another's.
+
+cuDNN builds a plan for every new shape at its first call, which takes far longer than the call. Its backward, and
+FlashAttention 2's, add to dQ atomically: the bits of dQ differ from run to run. FlashAttention 2 aligns causal masks at
+the bottom right, as this package does; SDPA's `is_causal` aligns them at the top left, so where lengths differ torch's
+front end refuses FlashAttention 2, and cuDNN is not used here.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from expertile.device import Device
+from expertile.ops.attention.backend import Backend, Direction, NoConfig, Operands, Saved
+from expertile.ops.attention.problem import Problem
+
+_DTYPES = (torch.bfloat16, torch.float16)
+
+
+def _common(problem: Problem, device: Device) -> str | None:
+    p = problem
+    if p.device_type != "cuda" or not device.at_least(8):
+        return "needs a CUDA GPU of compute capability 8.0 or later"
+    if p.dtype not in _DTYPES:
+        return f"takes bfloat16 and float16, not {p.dtype}"
+    if p.head_dim % 8:
+        return f"takes head dimensions in multiples of 8, not {p.head_dim}"
+    if not p.aligned:
+        return "takes base addresses and strides in multiples of 16 bytes"
+    if any(s <= 0 for x in (p.q_strides, p.k_strides, p.v_strides) for s in (x[1:] if p.packed else x)):
+        return "takes positive strides: an expanded dimension has none"
+    if p.scale <= 0:
+        return f"takes a positive scale, not {p.scale}"
+    return None
+
+
+def _cudnn_supports(problem: Problem, device: Device) -> str | None:
+    p = problem
+    if p.packed:
+        return "is used for sequences of one length only"
+    if p.head_dim > 128:
+        return f"takes head dimensions to 128, not {p.head_dim}"
+    if p.causal and p.q_len != p.k_len:
+        return "aligns causal masks at the top left, which differs where lengths do"
+    if p.q_len < 2 or p.k_len < 2:
+        return "takes lengths of 2 and more"
+    return _common(p, device)
+
+
+def _cudnn_supports_backward(problem: Problem, device: Device) -> str | None:
+    if problem.deterministic:
+        return "adds to dQ atomically, and torch.use_deterministic_algorithms is on"
+    if problem.lse_grad:
+        return "takes no gradient of LSE"
+    return _cudnn_supports(problem, device)
+
+
+def _fa2_supports(problem: Problem, device: Device) -> str | None:
+    if problem.packed and 0 in (problem.q_len, problem.k_len):
+        return "takes sequences with rows"
+    return _common(problem, device)
+
+
+def _fa2_supports_backward(problem: Problem, device: Device) -> str | None:
+    if problem.lse_grad:
+        return "takes no gradient of LSE"
+    if problem.deterministic:
+        return "adds to dQ atomically, and torch.use_deterministic_algorithms is on"
+    return _fa2_supports(problem, device)
+
+
+def _like(x: torch.Tensor, model: torch.Tensor) -> torch.Tensor:
+    """`x` with the strides that a new tensor like `model` has, which every backend's results have."""
+    made = torch.empty_like(model)
+    return x if x.stride() == made.stride() else made.copy_(x)
+
+
+def _cudnn_forward(problem: Problem, operands: Operands, config: NoConfig) -> tuple[torch.Tensor, torch.Tensor]:
+    out, lse, *_ = torch.ops.aten._scaled_dot_product_cudnn_attention(
+        operands.q, operands.k, operands.v, None, True, 0.0, problem.causal, False, scale=problem.scale
+    )
+    return _like(out, operands.q), lse.reshape(problem.batch, problem.heads, problem.q_len)
+
+
+def _cudnn_backward(
+    problem: Problem, operands: Operands, saved: Saved, config: NoConfig
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    p, q = problem, operands.q
+    unused = torch.empty((), dtype=torch.int64, device=q.device)
+    dq, dk, dv = torch.ops.aten._scaled_dot_product_cudnn_attention_backward(
+        saved.dout, q, operands.k, operands.v, saved.out, saved.lse.contiguous().unsqueeze(-1), unused, unused, None,
+        None, None, p.q_len, p.k_len, 0.0, p.causal, scale=p.scale,
+    )  # fmt: skip
+    return _like(dq, q), _like(dk, operands.k), _like(dv, operands.v)
+
+
+def _rows_first(x: torch.Tensor, packed: bool) -> torch.Tensor:
+    """[B, L, H, D], as FlashAttention 2 takes dense tensors."""
+    return x if packed else x.transpose(1, 2)
+
+
+def _fa2_forward(problem: Problem, operands: Operands, config: NoConfig) -> tuple[torch.Tensor, torch.Tensor]:
+    p = problem
+    q, k, v = (_rows_first(x, p.packed) for x in (operands.q, operands.k, operands.v))
+    out, lse, *_ = torch.ops.aten._flash_attention_forward(
+        q, k, v, operands.cu_seqlens_q, operands.cu_seqlens_k, p.q_len, p.k_len, 0.0, p.causal, False, scale=p.scale
+    )
+    return _like(_rows_first(out, p.packed), operands.q), _without_keys(p, lse)
+
+
+def _without_keys(problem: Problem, lse: torch.Tensor) -> torch.Tensor:
+    """LSE with minus infinity in rows that see no key, where FlashAttention 2 writes plus infinity.
+
+    Nothing is done where every row sees one. Of packed sequences only the GPU knows: one more pass over LSE.
+    """
+    p = problem
+    if p.packed:
+        return torch.nan_to_num_(lse, nan=math.nan, posinf=-math.inf, neginf=-math.inf)
+    if p.causal and p.q_len > p.k_len:
+        lse[..., : p.q_len - p.k_len] = -math.inf
+    return lse
+
+
+def _fa2_backward(
+    problem: Problem, operands: Operands, saved: Saved, config: NoConfig
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    p = problem
+    q, k, v, dout, out = (_rows_first(x, p.packed) for x in (operands.q, operands.k, operands.v, saved.dout, saved.out))
+    state = torch.empty(2, dtype=torch.uint64, device=q.device)
+    unused = torch.empty((), dtype=torch.uint64, device=q.device)
+    grads = torch.ops.aten._flash_attention_backward(
+        dout, q, k, v, out, saved.lse, operands.cu_seqlens_q, operands.cu_seqlens_k, p.q_len, p.k_len, 0.0, p.causal,
+        state, unused, scale=p.scale,
+    )  # fmt: skip
+    models = (operands.q, operands.k, operands.v)
+    dq, dk, dv = (_like(_rows_first(g, p.packed), m) for g, m in zip(grads, models, strict=True))
+    return dq, dk, dv
+
+
+def _configs(problem: Problem, device: Device) -> tuple[NoConfig, ...]:
+    return (NoConfig(),)
+
+
+CUDNN = Backend(
+    name="sdpa_cudnn",
+    summary="cuDNN's fused attention, as torch's SDPA calls it",
+    forward=Direction(_cudnn_supports, _configs, _cudnn_forward),
+    backward=Direction(_cudnn_supports_backward, _configs, _cudnn_backward),
+    peer=True,
+)
+FA2 = Backend(
+    name="sdpa_fa2",
+    summary="FlashAttention 2, as torch's SDPA calls it; packed sequences too",
+    forward=Direction(_fa2_supports, _configs, _fa2_forward),
+    backward=Direction(_fa2_supports_backward, _configs, _fa2_backward),
+    peer=True,
+)

@@ -1,0 +1,231 @@
+"""softmax, layer norm and RMS norm on a real GPU: values and gradients of every way to lay out rows, what a call costs
+the host, capture in a graph, torch.compile, and the same bits in every run."""
+
+import statistics
+import time
+from dataclasses import replace
+
+import hypothesis.strategies as st
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import HealthCheck, given, settings
+
+from expertile.ops import _rows_choose as choose
+from expertile.ops._rows import RowConfig, machine
+from expertile.ops.layer_norm import layer_norm
+from expertile.ops.rms_norm import rms_norm
+from expertile.ops.softmax import softmax, softmax_backward
+from tests.ops import norm_checks
+from tests.ops.norm_checks import KINDS
+from tests.ops.row_cases import DTYPES, assert_close, assert_softmax_gradient, random
+
+NORMS = {"layer_norm": (layer_norm, True), "rms_norm": (rms_norm, False)}
+SHAPES = ((3, 1), (513, 2), (129, 37), (7, 64), (2, 3, 100), (1000, 768), (65, 1000), (33, 1023), (17, 4100), (9, 5120),
+          (5, 8191), (3, 20000), (2, 33333), (3, 50257), (2, 131071), (2, 262144))  # fmt: skip
+CONFIGS = (
+    RowConfig(1, 1024, 4),
+    RowConfig(4, 512, 2),
+    RowConfig(2, 256, 4),
+    RowConfig(2, 1024, 4, programs_per_sm=4, num_stages=3),
+    RowConfig(1, 2048, 8, cluster=2),
+    RowConfig(1, 1024, 4, cluster=8),
+    RowConfig(1, 1024, 4, streamed=True),
+)
+
+
+def fits(config, cols):
+    if config.cluster > 1 and not machine(0).clusters:
+        return False
+    return config.streamed or config.pieces(cols) <= 4
+
+
+def check_softmax(shape, dtype, config=None):
+    x, dy = random(shape, dtype, 0, "cuda").requires_grad_(), random(shape, dtype, 1, "cuda")
+    y = softmax(x, config=config, backward_config=config)
+    y.backward(dy)
+    assert_close(y, x.detach().double().softmax(-1), "y", 4.0)
+    assert_softmax_gradient(x.grad, dy, y)
+
+
+def check_norm(norm, centered, shape, kind, config=None):
+    norm_checks.check(norm, centered, shape, kind, config, device="cuda")
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_softmax(shape, dtype):
+    check_softmax(shape, dtype)
+
+
+# Every kind of operands meets several lengths; all of them with all would be ten minutes of compiling.
+SHAPES_AND_KINDS = [(shape, KINDS[(i + j) % len(KINDS)]) for i, shape in enumerate(SHAPES) for j in (0, 3)]
+
+
+@pytest.mark.parametrize("shape, kind", SHAPES_AND_KINDS, ids=str)
+@pytest.mark.parametrize("norm", NORMS)
+def test_norms(norm, shape, kind):
+    check_norm(*NORMS[norm], shape, kind)
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=str)
+@pytest.mark.parametrize("shape", [(301, 100), (77, 1000), (11, 8000)], ids=str)
+def test_every_layout(shape, config):
+    if not fits(config, shape[-1]):
+        pytest.skip("not for these rows, or not on this GPU")
+    for dtype in (torch.float32, torch.bfloat16):
+        check_softmax(shape, dtype, config)
+    check_norm(layer_norm, True, shape, KINDS[4], config)
+    check_norm(rms_norm, False, shape, KINDS[0], config)
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.integers(1, 600), st.integers(1, 9000), st.sampled_from(KINDS), st.sampled_from(DTYPES))
+def test_random_shapes(rows, cols, kind, dtype):
+    check_softmax((rows, cols), dtype)
+    for norm, centered in NORMS.values():
+        check_norm(norm, centered, (rows, cols), kind)
+
+
+@pytest.mark.parametrize("cols", [40, 5000, 70000])
+def test_infinities_and_nan_as_torch(cols):
+    x, weight = random((7, cols), torch.float32, 2, "cuda"), random((cols,), torch.float32, 3, "cuda")
+    inf, nan = float("inf"), float("nan")
+    x[0, 3], x[1, 5], x[2, :], x[3, 7:], x[4, cols - 1] = nan, inf, -inf, -inf, -inf
+    x[5, 1], x[5, cols - 1] = nan, inf
+    torch.testing.assert_close(softmax(x), torch.softmax(x, -1), equal_nan=True)
+    x[2:4] = 1.0
+    torch.testing.assert_close(layer_norm(x, weight), F.layer_norm(x, (cols,), weight), equal_nan=True)
+    expected = F.rms_norm(x, (cols,), weight, eps=1e-6)
+    torch.testing.assert_close(rms_norm(x, weight), expected, equal_nan=True)
+
+
+def test_variance_about_a_large_mean():
+    norm_checks.check_large_mean(layer_norm, device="cuda")
+    x = random((4, 70000), torch.float32, 0, "cuda") + 4096.0
+    rstd = layer_norm(x, eps=0.0, return_stats=True)[2]
+    assert_close(rstd, torch.rsqrt(x.double().var(-1, unbiased=False)), "rstd", 20.0)
+
+
+@pytest.mark.parametrize("norm", NORMS)
+def test_strides_and_wanted_gradients(norm):
+    norm_checks.check_strides(NORMS[norm][0], "cuda")
+    norm_checks.check_parts(NORMS[norm][0], "cuda")
+
+
+def test_offsets_beyond_31_bits():
+    if torch.cuda.mem_get_info()[0] < 20e9:
+        pytest.skip("needs 20 GB of memory")
+    x = torch.randn(140000, 16384, device="cuda", dtype=torch.bfloat16)
+    y = softmax(x)
+    assert_close(y[-8:], x[-8:].double().softmax(-1), "y", 4.0)
+    y = layer_norm(x)
+    assert_close(y[-8:], norm_checks.norm64(x[-8:].double(), None, None, 1e-5, True), "y")
+
+
+def runs(cols, rows=1500):
+    """name -> a call on fixed inputs whose outputs are compared bit by bit."""
+    x, dy = (random((rows, cols), torch.bfloat16, i, "cuda") for i in range(2))
+    y = softmax(x)
+
+    def train(norm):
+        leaves = [
+            x.clone().requires_grad_(),
+            *(random((cols,), torch.float32, i, "cuda").requires_grad_() for i in (2, 3)),
+        ]
+        out = norm(*leaves)
+        return (out.detach(), *torch.autograd.grad(out, leaves, dy))
+
+    return {
+        "softmax": lambda: (softmax(x), softmax_backward(dy, y)),
+        "layer_norm": lambda: train(layer_norm),
+        "rms_norm": lambda: train(rms_norm),
+    }
+
+
+@pytest.mark.parametrize("cols", [300, 4096, 32768, 100000])
+def test_the_same_bits_in_every_run(cols):
+    for name, call in runs(cols).items():
+        first = call()
+        for _ in range(20):
+            assert all(torch.equal(a, b) for a, b in zip(first, call(), strict=True)), name
+
+
+@pytest.mark.parametrize("cols", [300, 4096, 40000])
+def test_graph_capture(cols):
+    x = random((200, cols), torch.float32, 0, "cuda")
+    weight = random((cols,), torch.float32, 1, "cuda")
+
+    def step():
+        y = softmax(x)
+        n, total, _, rstd = layer_norm(x, weight, residual=y, return_stats=True)
+        return softmax_backward(n, y), rms_norm(total, weight), rstd
+
+    step()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        outputs = step()
+    x.copy_(random((200, cols), torch.float32, 5, "cuda"))
+    graph.replay()
+    for actual, expected in zip(outputs, step(), strict=True):
+        assert torch.equal(actual, expected)
+
+
+def test_never_waits_for_the_gpu():
+    for call in runs(5000).values():
+        call()
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            call()
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+
+def test_compiles_without_a_break():
+    def block(x, residual, weight, bias):
+        y, total = layer_norm(x * 2.0, weight, bias, residual=residual)
+        return softmax(y) + rms_norm(total, weight)
+
+    compiled = torch.compile(block, fullgraph=True, dynamic=True)
+    for shape in ((64, 256), (30, 1000), (2, 7, 520)):
+        ours, theirs = (norm_checks.tensors(shape, (torch.float32,) * 4, device="cuda") for _ in range(2))
+        dy = random(shape, torch.float32, 9, "cuda")
+        a, b = compiled(*ours), block(*theirs)
+        torch.testing.assert_close(a, b)
+        a.backward(dy)
+        b.backward(dy)
+        for mine, other in zip(ours, theirs, strict=True):
+            torch.testing.assert_close(mine.grad, other.grad, rtol=1e-4, atol=1e-4)
+
+
+def host_seconds(call):
+    for _ in range(50):
+        call()
+    times = []
+    for _ in range(20):
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        for _ in range(50):
+            call()
+        times.append((time.perf_counter() - start) / 50)
+    torch.cuda.synchronize()
+    return statistics.median(times)
+
+
+def test_host_cost_is_near_that_of_torch():
+    x, weight = torch.randn(256, 256, device="cuda"), torch.randn(256, device="cuda")
+    pairs = {
+        "softmax": (lambda: softmax(x), lambda: torch.softmax(x, -1)),
+        "layer_norm": (lambda: layer_norm(x, weight, weight), lambda: F.layer_norm(x, (256,), weight, weight)),
+    }
+    for name, (ours, torchs) in pairs.items():
+        a, b = host_seconds(ours), host_seconds(torchs)
+        assert a <= b + 10e-6, f"{name}: {a * 1e6:.1f} µs a call, torch {b * 1e6:.1f} µs"
+
+
+def test_config_is_that_of_the_shape():
+    """What is chosen for this GPU is what a given config does."""
+    x = torch.randn(100, 3000, device="cuda")
+    chosen = choose.forward(100, 3000, 4, machine(0))
+    assert torch.equal(softmax(x), softmax(x, config=chosen))
+    torch.testing.assert_close(softmax(x), softmax(x, config=replace(chosen, num_warps=8)))

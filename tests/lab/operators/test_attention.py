@@ -1,0 +1,109 @@
+"""attention in the lab: the truth, the rivals that run here, what each refuses, the presets, the memory."""
+
+import pytest
+import torch
+
+from expertile.device import Device
+from expertile.lab.operators.attention import OPERATORS, PRESETS, attention_memory, memory_workloads, workload
+from expertile.lab.operators.gate import judge
+
+FORWARD, BACKWARD = OPERATORS
+CPU, H200, A100 = Device.current("cpu"), Device.by_name("h200"), Device.by_name("a100")
+
+
+def small(backward=False, causal=True, kv_heads=2, dtype="fp32", head_dim=16, length=40):
+    return workload("test", 2, 4, length, head_dim, causal, dtype, backward, kv_heads=kv_heads)
+
+
+def rivals(operator):
+    return {rival.name: rival for rival in operator.rivals}
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_truth(causal):
+    w = small(True, causal)
+    dout, *qkv = BACKWARD.make_inputs(w, torch.device("cpu"), 3)
+    q, k, v = (x.double().requires_grad_() for x in qkv)
+    out = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=True)
+    grads = torch.autograd.grad(out, (q, k, v), dout.double())
+    torch.testing.assert_close(FORWARD.reference(small(False, causal), tuple(qkv))[0], out.detach().float())
+    for got, want in zip(BACKWARD.reference(w, (dout, *qkv)), grads, strict=True):
+        torch.testing.assert_close(got, want.float(), atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp16"])
+@pytest.mark.parametrize("operator", OPERATORS, ids=lambda o: o.name)
+@pytest.mark.parametrize("name", ["expertile", "expertile-auto", "unfused"])
+def test_rivals_pass_the_gate(name, operator, dtype):
+    w = small(operator is BACKWARD, dtype=dtype)
+    rival = rivals(operator)[name]
+    assert rival.supports(w, CPU) is None
+    inputs = operator.make_inputs(w, torch.device("cpu"), 0)
+    gate = judge(rival, w, inputs, operator.reference(w, inputs), operator.tolerance(w))
+    assert gate.ok, gate.reason
+
+
+@pytest.mark.parametrize("operator", OPERATORS, ids=lambda o: o.name)
+def test_the_gate_sees_a_mask_one_key_too_wide(operator):
+    w = small(operator is BACKWARD, dtype="bf16", length=200)
+    inputs = operator.make_inputs(w, torch.device("cpu"), 0)
+    wrong = [(k, v + 1 if k == "k_len" else v) for k, v in w.dims]
+    longer = tuple(torch.cat([x, x[:, :, :1]], 2) if x.shape[1] == 2 else x for x in inputs)
+    truth = operator.reference(type(w)(w.name, w.preset, w.op, tuple(wrong), w.dtype), longer)
+    truth = [x[:, :, : w["q_len"]] for x in truth]
+    gate = judge(rivals(operator)["expertile"], w, inputs, truth, operator.tolerance(w))
+    assert not gate.ok
+
+
+def test_work_counts_pairs_that_are_seen():
+    full, causal = small(causal=False), small(causal=True)
+    assert FORWARD.work(full).flops == 4 * 2 * 4 * 40 * 40 * 16
+    assert FORWARD.work(causal).flops == 4 * 2 * 4 * (40 * 41 / 2) * 16
+    assert BACKWARD.work(small(True)).flops == 2.5 * FORWARD.work(causal).flops
+    # q and out of 4 heads, k and v of 2, and LSE.
+    assert FORWARD.work(full).nbytes == 2 * 40 * 16 * (2 * 4 + 2 * 2) * 4 + 4 * 2 * 4 * 40
+
+
+def test_presets():
+    v100 = PRESETS["attention-v100"]()
+    assert [(w.op, w["batch"], w["heads"], w["head_dim"], w["q_len"], w.dtype) for w in v100[:4]] == [
+        ("attention", 4, 8, 64, length, "fp16") for length in (256, 512, 1024, 2048)
+    ]
+    rows = PRESETS["attention"]()
+    shapes = {(w.op, w["head_dim"], w["q_len"], w["causal"]) for w in rows if w["kv_heads"] == 16}
+    for op in ("attention", "attention_backward"):
+        for dim, length, causal in ((64, 4096, False), (64, 16384, False), (128, 4096, True), (128, 16384, True)):
+            assert (op, dim, length, causal) in shapes
+    assert any(w["kv_heads"] < w["heads"] for w in rows)
+    for build in (*PRESETS.values(), memory_workloads):
+        names = [w.name for w in build()]
+        assert len(set(names)) == len(names)
+
+
+def test_what_peers_refuse():
+    forward, backward = rivals(FORWARD), rivals(BACKWARD)
+    w = small(dtype="bf16", head_dim=64)
+    assert forward["sdpa_fa2"].supports(w, H200) is None and forward["sdpa_cudnn"].supports(w, H200) is None
+    assert "CUDA" in forward["sdpa_fa2"].supports(w, CPU)
+    assert "float32" in backward["sdpa_cudnn"].supports(small(True), A100)
+    long = workload("test", 4, 16, 65536, 64, False, "bf16", False)
+    assert "GB" in forward["unfused"].supports(long, H200)
+    assert forward["expertile"].supports(long, H200) is None
+
+
+@pytest.mark.parametrize("backward", [False, True])
+def test_memory_of_the_unfused_grows_with_the_square(backward):
+    peaks = [
+        attention_memory(workload("test", 1, 2, length, 16, False, "fp32", backward), "cpu") for length in (256, 512)
+    ]
+    assert peaks[1]["unfused"] > 3.5 * peaks[0]["unfused"]
+    assert set(peaks[0]) == {"expertile", "unfused"}
+
+
+def test_formulas_of_memory():
+    w = workload("test", 1, 16, 4096, 64, False, "bf16", False)
+    own, unfused = (rivals(FORWARD)[n].peak_nbytes(w) for n in ("expertile", "unfused"))
+    assert own == 16 * 4096 * (64 * 2 + 4)
+    assert unfused > 2 * 16 * 4096**2 * 2
+    twice = workload("test", 1, 16, 8192, 64, False, "bf16", False)
+    assert rivals(FORWARD)["expertile"].peak_nbytes(twice) == 2 * own

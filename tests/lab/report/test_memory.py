@@ -1,0 +1,120 @@
+"""Charts of peak memory, from made-up records whose growth is known."""
+
+import importlib.util
+import re
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+import pytest
+
+from expertile.lab.memory import MemoryRecord
+from expertile.lab.record import Env, append
+from expertile.lab.report import html
+from expertile.lab.report.memory import memory_charts, memory_svg, memory_text, sentences, update_docs
+from tests.lab.report import samples
+
+TOOL = Path(__file__).parents[3] / "tools" / "memory_figures.py"
+LENGTHS = (1024, 2048, 4096, 8192)
+
+
+def record(backend, length, peak, formula=None, reason="", run="r", op="attention", **dims):
+    shape = {"batch": 4, "length": length, "causal": True, **dims}
+    env = Env("Imaginary GPU")
+    return MemoryRecord(op, f"a/{length}", shape, "bf16", backend, peak, formula, reason, env, run, "2026-11-21")
+
+
+@pytest.fixture
+def linear_and_quadratic():
+    found = []
+    for length in LENGTHS:
+        found.append(record("expertile", length, 2048 * length, 2000.0 * length))
+        fits = length < 8192
+        found.append(record("unfused", length, 6 * length**2 if fits else None, 6.0 * length**2,
+                            "" if fits else "out of memory: 1 TB"))  # fmt: skip
+    return found
+
+
+def test_the_dimension_that_varies_is_the_axis(linear_and_quadratic):
+    (chart,) = memory_charts(linear_and_quadratic)
+    assert (chart.x, chart.title) == ("length", "attention, bf16, batch 4, causal True")
+    assert [x for x, _ in chart.measured("expertile")] == list(LENGTHS)
+    assert [x for x, _ in chart.measured("unfused")] == list(LENGTHS[:3])
+    assert [x for x, _ in chart.formula("unfused")] == list(LENGTHS)
+    assert chart.power("expertile") == pytest.approx(1.0) and chart.power("unfused") == pytest.approx(2.0)
+
+
+def test_words_say_how_it_grows_and_what_did_not_fit(linear_and_quadratic):
+    (chart,) = memory_charts(linear_and_quadratic)
+    assert sentences(chart) == [
+        "`expertile`: 2.00 MiB at length 1024, 16.0 MiB at 8192; at the end it grows as length to the power 1.00; "
+        "1.02 to 1.02 times its formula.",
+        "`unfused`: 6.00 MiB at length 1024, 96.0 MiB at 4096; at the end it grows as length to the power 2.00; "
+        "1.00 to 1.00 times its formula.",
+        "`unfused` fails from length 8192 on: out of memory: 1 TB.",
+    ]
+
+
+def test_other_dims_operators_and_runs_have_charts_of_their_own(linear_and_quadratic):
+    wider = [record("expertile", n, 4096 * n, batch=8) for n in LENGTHS]
+    later = [record("expertile", n, 4096 * n, run="s") for n in LENGTHS]
+    layer = [record("expertile", n, 99 * n, op="moe") for n in LENGTHS]
+    records = [*linear_and_quadratic, *wider, *later, *layer]
+    assert [(c.op, c.first.run, dict(c.fixed)["batch"]) for c in memory_charts(records)] == [
+        ("attention", "r", 4), ("attention", "r", 8), ("attention", "s", 4), ("moe", "r", 4),
+    ]  # fmt: skip
+    assert list(memory_svg(records)) == ["memory-attention", "memory-attention-2", "memory-attention-3", "memory-moe"]
+
+
+def test_dimensions_that_are_always_equal_are_one():
+    found = [record("expertile", n, 100 * n, k_len=n, heads=4) for n in LENGTHS]
+    (chart,) = memory_charts(found)
+    # heads and batch are equal as well, but no axis; the two lengths are.
+    assert (chart.x, chart.fixed) == ("length", (("batch", 4), ("causal", True), ("heads", 4)))
+    assert memory_charts([*found, record("expertile", 1024, 1, k_len=512, heads=4)]) == []
+
+
+def test_two_lengths_are_no_growth():
+    assert memory_charts([record("expertile", n, n) for n in LENGTHS[:2]]) == []
+    assert memory_svg([]) == {} and memory_text([]) == ""
+
+
+def test_figures_show_measured_and_formula(linear_and_quadratic):
+    (svg,) = memory_svg(linear_and_quadratic).values()
+    ET.fromstring(svg)
+    assert svg.count("<polyline") == 4 and svg.count('stroke-dasharray="2 3"') >= 2
+    assert "unfused, formula" in svg and "Imaginary GPU" in svg and "length (logarithmic)" in svg
+
+
+def test_docs_are_kept_up_to_date(tmp_path, linear_and_quadratic):
+    page = tmp_path / "attention.md"
+    page.write_text("before\n<!-- expertile:memory -->\n<!-- /expertile:memory -->\nafter\n")
+    assert not update_docs(page, linear_and_quadratic, check=True) and "MiB" not in page.read_text()
+    assert not update_docs(page, linear_and_quadratic)
+    text = page.read_text()
+    assert "![memory-attention](figures/memory-attention.svg)" in text
+    assert re.search(r"\| 8192 \| 16\.0 \| fails \|", text)
+    assert (tmp_path / "figures" / "memory-attention.svg").is_file()
+    assert update_docs(page, linear_and_quadratic, check=True) and update_docs(page, linear_and_quadratic)
+    page.write_text("no markers")
+    with pytest.raises(ValueError, match="expertile:memory"):
+        update_docs(page, linear_and_quadratic)
+
+
+def test_the_html_report_holds_the_chart(tmp_path, linear_and_quadratic):
+    text = html([samples.record()], tmp_path / "r.html", memory=linear_and_quadratic).read_text()
+    assert "Peak memory of a call" in text and 'src="data:image/svg+xml;base64,' in text
+    assert "to the power 2.00" in text
+    assert "Peak memory of a call" not in html([samples.record()], tmp_path / "s.html").read_text()
+
+
+def test_the_tool_fills_a_page_from_files(tmp_path, linear_and_quadratic, capsys):
+    spec = importlib.util.spec_from_file_location("memory_figures", TOOL)
+    tool = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(tool)
+    page, records = tmp_path / "attention.md", tmp_path / "x-memory.jsonl"
+    page.write_text("<!-- expertile:memory -->\n<!-- /expertile:memory -->\n")
+    append(records, *linear_and_quadratic)
+    arguments = [str(records), "--doc", str(page)]
+    assert tool.main([*arguments, "--check"]) == 1 and "not what the records say" in capsys.readouterr().err
+    assert tool.main(arguments) == 0 and tool.main([*arguments, "--check"]) == 0
+    assert tool.main(["--doc", str(page), "--gpu", "no-gpu"]) == 2

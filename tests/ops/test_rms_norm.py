@@ -1,0 +1,164 @@
+"""rms_norm: values and gradients against float64, what torch sees of it; the kernels through the interpreter."""
+
+from __future__ import annotations
+
+import hypothesis.strategies as st
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import Phase, given, settings
+
+from expertile.ops.rms_norm import rms_norm
+from tests.ops import norm_checks
+from tests.ops.norm_checks import KINDS
+from tests.ops.row_cases import SHAPES, TO_INTERPRET, fits, random
+from tests.support import interpreter
+
+# Shrinking a failure costs minutes in the interpreter.
+WITHOUT_SHRINKING = (Phase.explicit, Phase.reuse, Phase.generate)
+CENTERED = False
+F32, BF16 = torch.float32, torch.bfloat16
+
+
+def check(shape, kind, config=None, offset=0.0):
+    norm_checks.check(rms_norm, CENTERED, shape, kind, config, offset)
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_infinities_and_nan_as_torch():
+    x, weight = random((4, 40), F32, 0), random((40,), F32, 1)
+    x[0, 3], x[1, 5], x[2, 7] = float("nan"), float("inf"), float("-inf")
+    expected = F.rms_norm(x, (40,), weight, eps=1e-6)
+    torch.testing.assert_close(rms_norm(x, weight), expected, equal_nan=True)
+
+
+if not interpreter.active():
+
+    def test_under_the_interpreter():
+        interpreter.run_file_interpreted(__file__)
+
+    @pytest.mark.parametrize("kind", KINDS, ids=str)
+    @pytest.mark.parametrize("shape", SHAPES, ids=str)
+    def test_values_and_gradients(shape, kind):
+        check(shape, kind)
+
+    @settings(max_examples=30, deadline=None)
+    @given(
+        st.lists(st.integers(0, 5), max_size=3),
+        st.integers(1, 300),
+        st.sampled_from(KINDS),
+        st.sampled_from([0.0, 8.0]),
+    )
+    def test_random_shapes(lead, cols, kind, offset):
+        check((*lead, cols), kind, offset=offset)
+
+    def test_strided_rows():
+        norm_checks.check_strides(rms_norm)
+
+    def test_only_the_gradients_asked_for():
+        norm_checks.check_parts(rms_norm)
+
+    def test_what_is_returned():
+        x = random((3, 8), F32, 0)
+        assert isinstance(rms_norm(x), torch.Tensor)
+        assert len(rms_norm(x, residual=x)) == 2
+        assert len(rms_norm(x, return_stats=True)) == 2
+        assert len(rms_norm(x, residual=x, return_stats=True)) == 3
+
+    def test_empty():
+        weight = torch.ones(5, requires_grad=True)
+        y = rms_norm(torch.empty(0, 5), weight)
+        y.sum().backward()
+        assert y.shape == (0, 5) and torch.equal(weight.grad, torch.zeros(5))
+        assert rms_norm(torch.empty(3, 0)).shape == (3, 0)
+
+    def test_second_derivative():
+        x, weight = random((3, 6), F32, 0).requires_grad_(), random((6,), F32, 1).requires_grad_()
+        v, w = random((3, 6), F32, 2), random((3, 6), F32, 3)
+        second = []
+        for f in (lambda: rms_norm(x, weight), lambda: F.rms_norm(x, (6,), weight, eps=1e-6)):
+            (first,) = torch.autograd.grad(f(), x, v, create_graph=True)
+            second.append(torch.autograd.grad(first, (x, weight), w))
+        torch.testing.assert_close(*second, rtol=1e-4, atol=1e-5)
+
+    def test_errors():
+        x = torch.ones(2, 3)
+        cases = {
+            "x: expected a torch.Tensor, got list": lambda: rms_norm([1.0]),
+            "x: expected float32, bfloat16 or float16, got torch.float64": lambda: rms_norm(x.double()),
+            "x: expected at least one dimension": lambda: rms_norm(torch.tensor(1.0)),
+            r"weight: expected shape \(3,\) on cpu, got \(4,\)": lambda: rms_norm(x, torch.ones(4)),
+            r"bias: expected shape \(3,\) on cpu, got \(3, 1\)": lambda: rms_norm(x, None, torch.ones(3, 1)),
+            "weight: expected float32, bfloat16 or float16, got torch.int64": lambda: rms_norm(x, torch.ones(3).long()),
+            "bias: expected a torch.Tensor, got float": lambda: rms_norm(x, None, 1.0),
+            r"residual: expected x's shape \(2, 3\)": lambda: rms_norm(x, residual=torch.ones(3, 2)),
+            "residual: expected x's dtype torch.float32": lambda: rms_norm(x, residual=x.half()),
+        }
+        for message, call in cases.items():
+            with pytest.raises(ValueError, match=message):
+                call()
+
+    @pytest.mark.parametrize("kind", KINDS[:6:2], ids=str)
+    def test_opcheck(kind):
+        x, weight, bias, residual = norm_checks.tensors((3, 20), kind)
+        torch.library.opcheck(torch.ops.expertile.row_norm.default, (x, residual, weight, bias, 1e-5, CENTERED))
+        plain = [None if t is None else t.detach() for t in (x, weight, bias, residual)]
+        x, weight, bias, residual = plain
+        h, mean = (x if residual is None else residual), random((3,), F32, 5)
+        torch.library.opcheck(
+            torch.ops.expertile.row_norm_backward.default,
+            (
+                x,
+                h,
+                weight,
+                bias,
+                mean if CENTERED else None,
+                mean.abs(),
+                residual,
+                weight is not None,
+                bias is not None,
+            ),
+        )
+
+    def test_compiles_without_a_break():
+        def layer(x, weight, bias, residual):
+            y, total = rms_norm(x * 2.0, weight, bias, residual=residual)
+            return y + 1.0, total
+
+        compiled = torch.compile(layer, fullgraph=True, dynamic=True, backend="aot_eager")
+        for shape in ((7, 30), (11, 50), (2, 3, 130)):
+            ours, theirs = (norm_checks.tensors(shape, (BF16, F32, F32, BF16)) for _ in range(2))
+            outputs, expected = compiled(*ours), layer(*theirs)
+            torch.testing.assert_close(outputs, expected)
+            grads = [random(shape, t.dtype, 9) for t in expected]
+            torch.autograd.backward(outputs, grads)
+            torch.autograd.backward(expected, grads)
+            for a, b in zip(ours, theirs, strict=True):
+                torch.testing.assert_close(a.grad, b.grad)
+
+    def test_meta_tensors():
+        x = torch.empty(4, 5, device="meta")
+        y, total = rms_norm(x, residual=x)
+        assert y.shape == total.shape == (4, 5)
+
+else:
+    interpreter.repair()
+
+    @pytest.mark.parametrize("config", TO_INTERPRET, ids=str)
+    @pytest.mark.parametrize("kind", KINDS[2:5], ids=str)
+    @pytest.mark.parametrize("shape", SHAPES[1:], ids=str)
+    def test_values_and_gradients(shape, kind, config):
+        if not fits(config, shape[-1]):
+            pytest.skip("too many pieces")
+        check(shape, kind, config)
+
+    @settings(max_examples=20, deadline=None, phases=WITHOUT_SHRINKING)
+    @given(st.integers(1, 9), st.integers(1, 150), st.sampled_from(KINDS), st.sampled_from(TO_INTERPRET))
+    def test_random_shapes(rows, cols, kind, config):
+        check((rows, cols), kind, config if fits(config, cols) else None)
+
+    def test_strided_rows():
+        norm_checks.check_strides(rms_norm)
+
+    def test_only_the_gradients_asked_for():
+        norm_checks.check_parts(rms_norm)

@@ -1,0 +1,50 @@
+"""The configs that row operators take: they cover the row, fit the machine, and keep registers for what is held."""
+
+from __future__ import annotations
+
+import pytest
+
+from expertile.ops import _rows_choose as choose
+from expertile.ops._rows import Machine
+
+H200 = Machine(132, True)
+SMEM = 228 * 1024
+COLUMNS = (1, 7, 128, 200, 256, 600, 768, 1000, 1024, 2000, 2048, 3000, 4096, 5120, 7168, 8191, 8192, 12288, 16384,
+           16400, 20000, 30000, 32768, 50000, 50257, 65536, 100000, 131072, 262144, 300000)  # fmt: skip
+CHOICES = {
+    "softmax": (lambda *a: choose.forward(*a), 1),
+    "layer_norm": (lambda *a: choose.forward(*a, vectors=2), 1),
+    "rms_norm": (lambda *a: choose.forward(*a, vectors=1), 1),
+    "softmax_backward": (choose.softmax_backward, 2),
+    "layer_norm_backward": (choose.norm_backward, 2),
+    "rms_norm_backward": (lambda *a: choose.norm_backward(*a, vectors=1), 2),
+}
+
+
+@pytest.mark.parametrize("itemsize", (2, 4))
+@pytest.mark.parametrize("rows", (1, 5, 1000, 16384))
+@pytest.mark.parametrize("name", CHOICES)
+def test_fits_the_machine(name, rows, itemsize):
+    choice, inputs = CHOICES[name]
+    for cols in COLUMNS:
+        config = choice(rows, cols, itemsize, H200)
+        if config.streamed:
+            continue
+        pieces = config.pieces(cols)
+        assert pieces <= 8 and pieces * config.block_cols * config.cluster >= cols, (cols, config)
+        tile = config.block_rows * pieces * config.block_cols
+        per_thread = tile / (32 * config.num_warps)
+        assert per_thread <= 64 or cols <= 128, (cols, config)
+        resident = max(1, config.programs_per_sm)
+        assert resident * config.num_warps <= 64, (cols, config)
+        ahead = tile * itemsize * inputs * (config.num_stages - 1)
+        assert resident * (ahead + 2048) <= SMEM, (cols, config)
+        assert config.cluster == 1 or config.block_rows <= 4
+        if config.cluster > 1 and config.block_rows > 1:
+            assert config.block_cols * itemsize >= 32 * 16 * config.num_warps, (cols, config)
+
+
+@pytest.mark.parametrize("name", CHOICES)
+def test_without_clusters(name):
+    for cols in COLUMNS:
+        assert CHOICES[name][0](4096, cols, 2, Machine(108, False)).cluster == 1
