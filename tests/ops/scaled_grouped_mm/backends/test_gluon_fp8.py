@@ -196,7 +196,9 @@ def test_compiles_to_wgmma_and_tma(name: str) -> None:
     case = COMPILED[name]
     problem = cases.problem_of(case, cases.make(case))
     configs = set(BACKEND.configs(problem, H200))
-    if name == "block":
+    if name != "block":  # the tiles that differ most; every tile meets block scales
+        configs = set(BACKEND.configs(problem, H200)[:3])
+    else:
         configs |= {
             replace(c, split_k=2, num_stages=min(c.num_stages, 5), pairs=p) for c in configs for p in (False, True)
         }
