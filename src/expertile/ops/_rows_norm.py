@@ -82,7 +82,11 @@ def _forward_tile(
         lane_sum = xs[0].to(tl.float32)
         for i in tl.static_range(1, PIECES):
             lane_sum += xs[i].to(tl.float32)
-        mean = tl.sum(lane_sum, 1) / (count if CLUSTER == 1 else tl.maximum(count, 1.0))
+        if CLUSTER == 1:
+            # Rounded as IEEE says: a row of one constant has that mean exactly, and nothing for rstd to blow up.
+            mean = tl.div_rn(tl.sum(lane_sum, 1), count)
+        else:
+            mean = tl.sum(lane_sum, 1) / tl.maximum(count, 1.0)
     else:
         mean = tl.zeros((BLOCK_R,), tl.float32)
     lane_square = tl.zeros((BLOCK_R, BLOCK_C), tl.float32)
@@ -226,7 +230,7 @@ def norm_streamed_kernel(
             lane_square += x * x
     if CENTERED:
         counts = ((C - lanes + BLOCK_C - 1) // BLOCK_C).to(tl.float32)
-        mean = tl.sum(lane_mean * counts, 1)[:, None] / C
+        mean = tl.div_rn(tl.sum(lane_mean * counts, 1), C * 1.0)[:, None]
         square = tl.sum(lane_square + counts * (lane_mean - mean) * (lane_mean - mean), 1)[:, None]
     else:
         mean = tl.zeros((1, 1), tl.float32)
