@@ -38,7 +38,7 @@ OWN = (triton_pointer.BACKEND, triton_tma.BACKEND, gluon_hopper.BACKEND)
 FAKED: tuple[Backend, ...] = (torch_grouped.BACKEND, *OWN)
 # The caches that must not remember what was faked.
 CACHES = (
-    api._planned, _launch._encode, _triton_launch._compile, _gluon_launch._compile, _gluon_launch._ready,
+    api._planned, _launch._encode, _triton_launch._compile, _gluon_launch.compiled, _gluon_launch._ready,
     triton_pointer._plan, triton_tma._plan,
 )  # fmt: skip
 

@@ -12,10 +12,12 @@ from functools import lru_cache
 from typing import Any
 
 import torch
-from triton.runtime.jit import JITFunction, MockTensor
+from triton.runtime.jit import JITFunction
 
 from expertile.ops._rows import DTYPES
 from expertile.ops.grouped_mm.backends import _launch
+from expertile.ops.grouped_mm.backends._persistent import current_device
+from expertile.ops.grouped_mm.backends._triton_launch import Pointer
 
 VECTOR_BYTES = 16  # the widest load of one thread
 
@@ -30,23 +32,12 @@ def check_tensor(name: str, x: object, least_dims: int = 0) -> None:
         raise ValueError(f"{name}: expected {least_dims} dimensions or more, got shape {list(x.shape)}")
 
 
-class _Pointer(MockTensor):
-    """Stands for a tensor of `dtype` while a kernel is compiled; `aligned`: its address is a multiple of 16."""
-
-    def __init__(self, dtype: torch.dtype, aligned: bool) -> None:
-        super().__init__(dtype)
-        self.address = 0 if aligned else dtype.itemsize
-
-    def data_ptr(self) -> int:  # type: ignore[override]
-        return self.address
-
-
 @lru_cache(maxsize=512)
 def _compiled(
     kernel: JITFunction, dtype: torch.dtype, aligned: bool, numbers: int, constants: tuple[Any, ...], num_warps: int,
     device: int,
 ) -> _launch.Compiled | None:  # fmt: skip
-    pointers = (_Pointer(dtype, aligned), _Pointer(dtype, aligned))
+    pointers = (Pointer(dtype, aligned), Pointer(dtype, aligned))
     with torch.cuda.device(device):
         return _launch.prepare(
             kernel.run(*pointers, *(0,) * numbers, *constants, grid=(1,), warmup=True, num_warps=num_warps)
@@ -68,8 +59,5 @@ def queue(
         if ready is not None:
             ready(device, programs, (), (x.data_ptr(), out.data_ptr(), *numbers, *constants))
             return
-    if device >= 0 and device != torch.cuda.current_device():
-        with torch.cuda.device(device):
-            kernel[(programs,)](x, out, *numbers, *constants, num_warps=num_warps)
-    else:
+    with current_device(x.device):
         kernel[(programs,)](x, out, *numbers, *constants, num_warps=num_warps)

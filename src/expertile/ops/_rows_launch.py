@@ -23,6 +23,7 @@ from triton.runtime import driver
 
 from expertile.ops._rows import Machine, RowConfig
 from expertile.ops.grouped_mm.backends import _launch
+from expertile.ops.grouped_mm.backends._persistent import current_device
 
 _READY: dict[tuple[Any, ...], _launch.Compiled | None] = {}
 _MOST_READY = 4096
@@ -94,11 +95,8 @@ def launch(
             return
         if cluster > 1:
             raise RuntimeError("cluster: expected Triton 3.6, whose launcher is known to take clusters")
-    if device >= 0 and device != torch.cuda.current_device():
-        with torch.cuda.device(device):
-            kernel[(count,)](*tensors, *scalars, *constants, num_warps=num_warps)
-    else:
-        limit = {} if most_registers is None else {"maxnreg": most_registers}
+    limit = {} if most_registers is None else {"maxnreg": most_registers}
+    with current_device(first.device):
         kernel[(count * cluster,)](*tensors, *scalars, *constants, num_warps=num_warps, **limit)
 
 

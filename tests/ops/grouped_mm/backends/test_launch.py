@@ -113,7 +113,7 @@ def test_caches_are_bounded(encoded: list[tuple[Any, ...]]) -> None:
         _launch._encode(tensor, address)
     assert _launch._encode.cache_info().currsize == limit
     assert _gluon_launch._ready.cache_info().maxsize is not None
-    assert _gluon_launch._compile.cache_info().maxsize is not None
+    assert _gluon_launch.compiled.cache_info().maxsize is not None
 
 
 def test_other_versions_and_scratch_memory_are_left_to_triton(monkeypatch: pytest.MonkeyPatch) -> None:

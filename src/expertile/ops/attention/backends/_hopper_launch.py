@@ -7,31 +7,13 @@ from functools import lru_cache
 from typing import Any
 
 import torch
-from triton.experimental.gluon.language import NVMMASharedLayout
-from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
-from triton.runtime.jit import MockTensor
 
 from expertile.device import Device
 from expertile.ops.attention.problem import Problem
 from expertile.ops.grouped_mm.backends import _launch
+from expertile.ops.grouped_mm.backends._gluon_launch import Blocks, compiled
 
 _WRAP = 0x40000000
-
-
-@dataclass(frozen=True)
-class Blocks:
-    """Shape and strides of a tensor as TMA sees it, and the box that one copy moves; contiguous dimension last."""
-
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
-    box: tuple[int, ...]
-
-    def of(self, base: Any) -> TensorDescriptor:
-        itemsize = base.dtype.itemsize
-        # Row statistics are read as they lie; what feeds the tensor cores is swizzled.
-        swizzle = 0 if len(self.box) == 1 else min(128, self.box[-1] * itemsize)
-        layout = NVMMASharedLayout(swizzle, itemsize * 8, len(self.box))
-        return TensorDescriptor(base, list(self.shape), list(self.strides), list(self.box), layout)
 
 
 def rows_of_heads(p: Problem, strides: tuple[int, int, int], keys: bool, rows: int, dim: int) -> Blocks:
@@ -71,24 +53,6 @@ class Launch:
         return (*(b.of(t) for b, t in zip(self.tensors, tensors, strict=True)), *pointers, *self.numbers)
 
 
-@lru_cache(maxsize=256)
-def _compile(
-    kernel: Any,
-    boxes: tuple[tuple[int, ...], ...],
-    dtypes: tuple[torch.dtype, ...],
-    pointers: tuple[torch.dtype, ...],
-    numbers: tuple[int | float, ...],
-    options: tuple[tuple[str, Any], ...],
-    device: int,
-) -> _launch.Compiled | None:
-    described = []
-    for box, dtype in zip(boxes, dtypes, strict=True):
-        pitches = (*(8 * 2 ** (len(box) - 1 - i) for i in range(len(box) - 1)), 1)
-        described.append(Blocks(box, pitches, box).of(MockTensor(dtype)))
-    args = (*described, *(MockTensor(d) for d in pointers), *numbers)
-    return _launch.prepare(kernel.run(*args, grid=(1,), warmup=True, **dict(options)))
-
-
 @dataclass(frozen=True, eq=False)
 class _Ready:
     kernel: _launch.Compiled
@@ -100,11 +64,9 @@ class _Ready:
 def _ready(launch: Launch, device: int) -> _Ready | None:
     # Integers and floats are not specialised on, so any serve to compile with.
     numbers = tuple(2 if isinstance(n, int) else 0.5 for n in launch.numbers)
-    with torch.cuda.device(device):
-        kernel = _compile(
-            launch.kernel, tuple(b.box for b in launch.tensors), launch.tensor_dtypes, launch.pointer_dtypes, numbers,
-            launch.options, device,
-        )  # fmt: skip
+    boxes = tuple(b.box for b in launch.tensors)
+    dtypes = (*launch.tensor_dtypes, *launch.pointer_dtypes)
+    kernel = compiled(launch.kernel, boxes, dtypes, numbers, launch.options, device)
     if kernel is None:
         return None
     tensors = tuple(kernel.tensor(i, list(b.shape), list(b.strides)) for i, b in enumerate(launch.tensors))

@@ -18,7 +18,6 @@ from expertile.ops.grouped_mm.backends._gluon_kernel import grouped_mm_kernel
 from expertile.ops.grouped_mm.problem import Layout, Problem
 
 _WRAP = 0x40000000
-_PARAMETERS = 9  # of the kernel that are no compile-time constants
 
 
 @dataclass(frozen=True)
@@ -31,11 +30,13 @@ class Blocks:
 
     def of(self, base: Any) -> TensorDescriptor:
         itemsize = base.dtype.itemsize
-        layout = NVMMASharedLayout(min(128, self.box[-1] * itemsize), itemsize * 8, len(self.box))
+        # What feeds the tensor cores is swizzled; a plain array is read as it lies.
+        swizzle = 0 if len(self.box) == 1 else min(128, self.box[-1] * itemsize)
+        layout = NVMMASharedLayout(swizzle, itemsize * 8, len(self.box))
         return TensorDescriptor(base, list(self.shape), list(self.strides), list(self.box), layout)
 
 
-def _ragged(inner: int, stride: int, box: tuple[int, int]) -> Blocks:
+def ragged(inner: int, stride: int, box: tuple[int, int]) -> Blocks:
     """Rows of `inner` elements, `stride` apart, with a window [first, end) that moves by coordinates alone:
     (_WRAP, end, _WRAP - (end - row), column) reaches row `row`, and what lies past `end` is out of bounds
     (the scheme of triton.tools.ragged_tma: addresses wrap around at 2**64)."""
@@ -69,14 +70,14 @@ def plan(p: Problem, config: Any, out_strides: tuple[int, ...], programs: int) -
     b_k_major = p.layout is not Layout.RAGGED_K and p.b_strides[-2] == 1
     lead = (p.groups,)
     if p.layout is Layout.RAGGED_K:
-        a = _ragged(p.m, p.a_strides[1], (bk, rows))
-        b = _ragged(p.n, p.b_strides[0], (bk, bn))
+        a = ragged(p.m, p.a_strides[1], (bk, rows))
+        b = ragged(p.n, p.b_strides[0], (bk, bn))
     else:
         a_shape = (p.m, p.k) if len(p.a_strides) == 2 else (*lead, p.m, p.k)
         a = _plain(a_shape, p.a_strides, (rows, bk), not a_k_major)
         b = _plain((*lead, p.k, p.n), p.b_strides, (bk, bn), b_k_major)
     if p.layout is Layout.RAGGED_M:
-        c = _ragged(p.n, out_strides[0], (rows, part_n))
+        c = ragged(p.n, out_strides[0], (rows, part_n))
     else:
         c = Blocks((*lead, p.m, p.n), out_strides, (1, rows, part_n))
     warps = config.num_warps * config.consumers + 1
@@ -117,7 +118,7 @@ def arguments(p: Problem, operands: Operands, config: Any, out: torch.Tensor) ->
 
 
 @dataclass(frozen=True, eq=False)
-class _Ready:
+class Ready:
     """A plan with its compiled kernel."""
 
     kernel: _launch.Compiled
@@ -127,39 +128,62 @@ class _Ready:
     rest: tuple[Any, ...]
     programs: int
 
+    def __call__(self, device: int, a: int, b: int, c: int, pointers: tuple[int, ...]) -> None:
+        """Queue the kernel on `device`'s current stream, for tensors at these addresses."""
+        described = ((self.a, a), (self.b, b), (self.c, c))
+        self.kernel(device, self.programs, described, (*pointers, *self.rest))
 
-@lru_cache(maxsize=256)
-def _compile(
+
+@lru_cache(maxsize=512)
+def compiled(
+    kernel: Any,
     boxes: tuple[tuple[int, ...], ...],
     dtypes: tuple[torch.dtype, ...],
+    numbers: tuple[int | float, ...],
     options: tuple[tuple[str, Any], ...],
     device: int,
 ) -> _launch.Compiled | None:
-    """The kernel for boxes of a, b, out and dtypes of a, b, out, offs, bias; `device` is the current one."""
+    """`kernel(*descriptors, *pointers, *numbers, **options)` compiled for GPU number `device`: for descriptors of these
+    boxes, for `dtypes` of theirs and then of the pointers, and for any numbers, on which it must not specialise."""
     blocks = []
     for box, dtype in zip(boxes, dtypes, strict=False):
-        pitches = (*(8 * 2 ** (len(box) - 1 - i) for i in range(len(box) - 1)), 1)
+        pitches = (*(16 * 2 ** (len(box) - 1 - i) for i in range(len(box) - 1)), 1)
         blocks.append(Blocks(box, pitches, box).of(MockTensor(dtype)))
-    args = (*blocks, *(MockTensor(d) for d in dtypes[3:]), 2, 2, 2, 2)
-    return _launch.prepare(grouped_mm_kernel.run(*args, grid=(1,), warmup=True, **dict(options)))
+    args = (*blocks, *(MockTensor(d) for d in dtypes[len(boxes) :]), *numbers)
+    with torch.cuda.device(device):
+        return _launch.prepare(kernel.run(*args, grid=(1,), warmup=True, **dict(options)))
+
+
+def make_ready(
+    kernel: Any,
+    blocks: tuple[Blocks, Blocks, Blocks],
+    dtypes: tuple[torch.dtype, ...],
+    numbers: tuple[int, ...],
+    options: dict[str, Any],
+    programs: int,
+    device: int,
+) -> Ready | None:
+    """`kernel(a, b, c, *pointers, *numbers, **options)`, compiled and loaded on GPU number `device`; None where Triton
+    has to launch it. `blocks` describe a, b, c; `dtypes` are theirs and then the pointers'."""
+    boxes = tuple(x.box for x in blocks)
+    made = compiled(kernel, boxes, dtypes, (2,) * len(numbers), tuple(options.items()), device)
+    if made is None:
+        return None
+    a, b, c = (made.tensor(i, list(x.shape), list(x.strides)) for i, x in enumerate(blocks))
+    constants = (None,) * (len(kernel.arg_names) - len(dtypes) - len(numbers))
+    return Ready(made, a, b, c, (*numbers, *constants), programs)
 
 
 @lru_cache(maxsize=1024)
 def _ready(
     p: Problem, config: Any, out_strides: tuple[int, ...], bias_dtype: torch.dtype | None, device: int
-) -> _Ready | None:
+) -> Ready | None:
     made = plan(p, config, out_strides, Device.current(f"cuda:{device}").sm_count)
     offs_dtype = p.out_dtype if p.layout is Layout.BATCHED else torch.int32
     dtypes = (p.dtype, p.dtype, p.out_dtype, offs_dtype, bias_dtype or p.out_dtype)
-    with torch.cuda.device(device):
-        kernel = _compile((made.a.box, made.b.box, made.c.box), dtypes, tuple(made.options.items()), device)
-    if kernel is None:
-        return None
-    a, b, c = (
-        kernel.tensor(i, list(blocks.shape), list(blocks.strides)) for i, blocks in enumerate((made.a, made.b, made.c))
+    return make_ready(
+        grouped_mm_kernel, (made.a, made.b, made.c), dtypes, made.sizes, made.options, made.programs, device
     )
-    constants = (None,) * (len(grouped_mm_kernel.arg_names) - _PARAMETERS)
-    return _Ready(kernel, a, b, c, (*made.sizes, *constants), made.programs)
 
 
 def launch(p: Problem, operands: Operands, config: Any, out: torch.Tensor) -> None:
@@ -174,9 +198,5 @@ def launch(p: Problem, operands: Operands, config: Any, out: torch.Tensor) -> No
         grouped_mm_kernel[(Device.current(out.device).sm_count,)](*args, **options)
         return
     here = out.data_ptr()
-    ready.kernel(
-        device,
-        ready.programs,
-        ((ready.a, operands.a.data_ptr()), (ready.b, operands.b.data_ptr()), (ready.c, here)),
-        (here if offs is None else offs.data_ptr(), here if bias is None else bias.data_ptr(), *ready.rest),
-    )
+    pointers = (here if offs is None else offs.data_ptr(), here if bias is None else bias.data_ptr())
+    ready(device, operands.a.data_ptr(), operands.b.data_ptr(), here, pointers)

@@ -7,20 +7,16 @@ from functools import lru_cache
 from typing import Any
 
 import torch
-from triton.runtime.jit import MockTensor
 
 from expertile.device import Device
 from expertile.ops.grouped_mm.backends import _launch
-from expertile.ops.grouped_mm.backends._gluon_launch import Blocks
+from expertile.ops.grouped_mm.backends._gluon_launch import Blocks, Ready, make_ready, ragged
 from expertile.ops.grouped_mm.problem import Layout
 from expertile.ops.scaled_grouped_mm.backend import Operands
 from expertile.ops.scaled_grouped_mm.backends import _reduce
 from expertile.ops.scaled_grouped_mm.backends._gluon_kernel import scaled_grouped_mm_kernel
 from expertile.ops.scaled_grouped_mm.backends.triton_fp8 import scale_strides
 from expertile.ops.scaled_grouped_mm.problem import BLOCK, ScaledProblem
-
-_WRAP = 0x40000000
-_PARAMETERS = 16  # of the kernel that are no compile-time constants
 
 
 @dataclass(frozen=True)
@@ -40,10 +36,7 @@ def plan(p: ScaledProblem, config: Any, out_strides: tuple[int, ...]) -> Plan:
     a = Blocks((p.m, p.k), p.a_strides, (rows, BLOCK))
     if p.layout is Layout.RAGGED_M:
         b = Blocks((p.groups, p.n, p.k), (p.b_strides[0], p.b_strides[2], 1), (1, cols, BLOCK))
-        # Rows `pitch` apart with a window [first, end) that moves by coordinates alone (see grouped_mm's descriptors):
-        # (_WRAP, end, _WRAP - (end - row), column) reaches row `row`, and what lies past `end` is out of bounds.
-        pitch = out_strides[-2]
-        c = Blocks((0x7FFF0000, 0x7FFF0000, _WRAP, p.n), (2**34 - pitch, pitch, pitch, 1), (1, 1, rows, cols))
+        c = ragged(p.n, out_strides[-2], (rows, cols))
     else:
         b = Blocks((1, p.n, p.k), (p.n * p.b_strides[1], p.b_strides[1], 1), (1, cols, BLOCK))
         c = Blocks((p.groups, p.m, p.n), out_strides, (1, rows, cols))
@@ -83,34 +76,6 @@ def arguments(
     return (*descriptors, operands.offs, bias, operands.scale_a, operands.scale_b, *made.numbers), made.options
 
 
-@dataclass(frozen=True, eq=False)
-class _Ready:
-    """A plan with its compiled kernel."""
-
-    kernel: _launch.Compiled
-    a: _launch.Tensor
-    b: _launch.Tensor
-    c: _launch.Tensor
-    rest: tuple[Any, ...]
-    programs: int
-
-
-@lru_cache(maxsize=256)
-def _compile(
-    boxes: tuple[tuple[int, ...], ...],
-    dtypes: tuple[torch.dtype, ...],
-    options: tuple[tuple[str, Any], ...],
-    device: int,
-) -> _launch.Compiled | None:
-    """The kernel for boxes of a, b, c and dtypes of a, b, c, offs, bias and scales; `device` is the current one."""
-    blocks = []
-    for box, dtype in zip(boxes, dtypes, strict=False):
-        pitches = (*(16 * 2 ** (len(box) - 1 - i) for i in range(len(box) - 1)), 1)
-        blocks.append(Blocks(box, pitches, box).of(MockTensor(dtype)))
-    args = (*blocks, *(MockTensor(d) for d in dtypes[3:]), *(2,) * 9)
-    return _launch.prepare(scaled_grouped_mm_kernel.run(*args, grid=(1,), warmup=True, **dict(options)))
-
-
 @lru_cache(maxsize=1024)
 def _ready(
     p: ScaledProblem,
@@ -119,19 +84,13 @@ def _ready(
     dtype: torch.dtype,
     bias_dtype: torch.dtype | None,
     device: int,
-) -> _Ready | None:
+) -> Ready | None:
     made = plan(p, config, strides)
     dtypes = (p.dtype, p.dtype, dtype, torch.int32, bias_dtype or dtype, torch.float32, torch.float32)
-    with torch.cuda.device(device):
-        kernel = _compile((made.a.box, made.b.box, made.c.box), dtypes, tuple(made.options.items()), device)
-    if kernel is None:
-        return None
-    a, b, c = (
-        kernel.tensor(i, list(blocks.shape), list(blocks.strides)) for i, blocks in enumerate((made.a, made.b, made.c))
-    )
-    constants = (None,) * (len(scaled_grouped_mm_kernel.arg_names) - _PARAMETERS)
     programs = Device.current(f"cuda:{device}").sm_count
-    return _Ready(kernel, a, b, c, (*made.numbers, *constants), programs)
+    return make_ready(
+        scaled_grouped_mm_kernel, (made.a, made.b, made.c), dtypes, made.numbers, made.options, programs, device
+    )
 
 
 def launch(p: ScaledProblem, operands: Operands, config: Any, out: torch.Tensor) -> None:
@@ -160,9 +119,4 @@ def _multiply(p: ScaledProblem, operands: Operands, config: Any, target: torch.T
         operands.offs.data_ptr(), here if bias is None else bias.data_ptr(), operands.scale_a.data_ptr(),
         operands.scale_b.data_ptr(),
     )  # fmt: skip
-    ready.kernel(
-        device,
-        ready.programs,
-        ((ready.a, operands.a.data_ptr()), (ready.b, operands.b.data_ptr()), (ready.c, here)),
-        (*pointers, *ready.rest),
-    )
+    ready(device, operands.a.data_ptr(), operands.b.data_ptr(), here, pointers)
