@@ -1,10 +1,10 @@
 """Runs a Hopper Gluon kernel's Python source on CPU tensors, as an adversary would schedule it.
 
 Partitions of `warp_specialize` take turns in an order drawn from a seed, and asynchronous work lands as late as the
-kernel's own synchronisation allows: TMA loads at random or when nobody can go on, wgmma operands when the wgmma is
-waited for, TMA stores when `store_wait` asks for them. Memory in flight holds NaN. So a stage freed too early, a
-missing fence, a wrong phase, a store's buffer reused too soon or a deadlock shows as an `EmulationError` or as a wrong
-number for some seed. Not modelled: layouts, registers, banks, time.
+kernel's own synchronisation allows: TMA loads and cp.async at random or when nobody can go on, wgmma operands when the
+wgmma is waited for, TMA stores when `store_wait` asks for them. Memory in flight holds NaN. So a stage freed too early,
+a missing fence, a wrong phase, a store's buffer reused too soon or a deadlock shows as an `EmulationError` or as a
+wrong number for some seed. Not modelled: layouts, registers, banks, time.
 """
 
 from __future__ import annotations
@@ -87,6 +87,45 @@ class _Tma:
         stores = current.partition.stores
         while len(stores) > pendings:
             stores.pop(0)()
+
+
+class _AsyncCopy:
+    """cp.async: lands when the barrier that was told of it is due, written through the generic proxy."""
+
+    @staticmethod
+    def async_copy_global_to_shared(dst: Shared, pointer: Pointer, mask: Any = True) -> None:
+        step()
+        index, inside = torch.broadcast_tensors(torch.as_tensor(pointer.offset), torch.as_tensor(mask))
+        if dst.tensor.shape != index.shape:
+            raise EmulationError(f"cp.async of {list(index.shape)} into a buffer of {list(dst.tensor.shape)}")
+        flat = pointer.tensor.view(-1)
+        if bool((inside & ((index < 0) | (index >= flat.numel()))).any()):
+            raise EmulationError("cp.async reads outside its tensor")
+        dst.tensor.fill_(float("nan"))
+        partitions = current.scheduler.partitions
+
+        def land() -> None:
+            dst.tensor.copy_(torch.where(inside, flat[torch.where(inside, index, 0)], 0))
+            for partition in partitions:
+                partition.unfenced.add(dst.key)
+
+        current.partition.copies.append(land)
+
+    @staticmethod
+    def mbarrier_arrive(bar: Mbarrier, increment_count: bool = True) -> None:
+        """One arrival of each thread of four warps, when all copies before it have landed."""
+        step()
+        if increment_count:
+            raise EmulationError("arrivals of cp.async that raise the barrier's count are not emulated")
+        copies, current.partition.copies = current.partition.copies, []
+
+        def arrive() -> None:
+            for land in copies:
+                land()
+            bar.missing -= 128
+            bar.settle()
+
+        current.scheduler.in_flight.append(arrive)
 
 
 class _MbarrierOps:
@@ -199,8 +238,9 @@ class _Language:
     def min(self, x: torch.Tensor, axis: int) -> int:
         return int(x.min())
 
-    def inline_asm_elementwise(self, asm: str, *_: Any, **__: Any) -> None:
-        """Nothing of what kernels say in PTX (prefetches) has an effect here."""
+    def inline_asm_elementwise(self, asm: str, constraints: str, args: Any, **_: Any) -> Any:
+        """Nothing of what kernels say in PTX (prefetches) has an effect here; empty PTX hands its argument on."""
+        return args[0] if not asm else None
 
     def associative_scan(self, x: torch.Tensor, axis: int, combine: Any) -> torch.Tensor:
         out = x.clone()
@@ -294,6 +334,7 @@ def _emulated(module: types.ModuleType, language: _Language) -> Iterator[None]:
         "gdc_wait": step,
         "gdc_launch_dependents": step,
         "gl": language,
+        "async_copy": _AsyncCopy,
         "tma": _Tma,
         "mbarrier": _MbarrierOps,
         "fence_async_shared": _fence_async_shared,

@@ -71,11 +71,6 @@ class Machine:
     clusters: bool
 
 
-# Sharing a row among CTAs (`_rows_cluster`: st.async and an mbarrier) is interpreted and compiled by the tests, but has
-# not run on a GPU in this form; until it has, a config that shares rows must be asked for by name.
-CLUSTERS_BY_DEFAULT = False
-
-
 @lru_cache(maxsize=64)
 def machine(index: int) -> Machine:
     """The GPU of that index; -1 for the CPU (the interpreter), which has few programs and no clusters."""
@@ -84,7 +79,7 @@ def machine(index: int) -> Machine:
     p = torch.cuda.get_device_properties(index)
     # Triton has no name for a cluster of independent programs: see _rows_launch.
     able = p.major >= 9 and triton.__version__.startswith("3.6.")
-    return Machine(p.multi_processor_count, able and CLUSTERS_BY_DEFAULT)
+    return Machine(p.multi_processor_count, able)
 
 
 @lru_cache(maxsize=64)

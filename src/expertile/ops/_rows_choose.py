@@ -40,35 +40,37 @@ _FORWARD = {
     8192: ((1, 4096, 32), (1, 4096, 16)),
     16384: ((1, 16384, 16), (1, 16384, 16)),
 }
-# The same with a weight and a bias; for many rows; and both.
-_FORWARD_TWO_VECTORS = {**_FORWARD, 8192: ((1, 2048, 16), (1, 4096, 16))}
-_FORWARD_MANY = {**_FORWARD, 2048: ((2, 2048, 16), (1, 2048, 4)), 4096: ((2, 1024, 16), (2, 4096, 16))}
-_FORWARD_MANY_TWO_VECTORS = {
-    **_FORWARD_TWO_VECTORS,
-    2048: ((2, 2048, 16), (1, 2048, 4)),
+# The same with a weight, and perhaps a bias; for many rows; and both.
+_FORWARD_VECTORS = {**_FORWARD, 512: ((2, 512, 2), (4, 512, 4)), 8192: ((1, 2048, 16), (1, 4096, 16))}
+_FORWARD_MANY = {**_FORWARD, 2048: ((2, 2048, 8), (1, 2048, 2)), 4096: ((2, 4096, 16), (2, 4096, 16))}
+_FORWARD_MANY_VECTORS = {
+    **_FORWARD_VECTORS,
+    2048: ((2, 2048, 8), (1, 2048, 2)),
     4096: ((2, 4096, 16), (1, 4096, 4)),
 }
 
 # Long rows, forward, float32 and 2 bytes. Programs stay, and the copies of the next rows hide exchange and reduction.
 # Without a weight (softmax):
 _FORWARD_LONG = {
-    32768: (RowConfig(1, 16384, 16, 2), RowConfig(1, 8192, 32, 1, 1, 3)),
+    32768: (RowConfig(1, 16384, 16, 2), RowConfig(1, 8192, 8, 4)),
     65536: (RowConfig(1, 16384, 16, 4, 2, 2), RowConfig(1, 16384, 16, 4, 2, 3)),
-    131072: (RowConfig(1, 16384, 16, 8, 2, 2), RowConfig(1, 16384, 16, 8, 2, 3)),
+    131072: (RowConfig(1, 16384, 16, 8), RowConfig(1, 16384, 16, 8, 2, 3)),
     262144: (RowConfig(1, 4096, 32, 8, 1, 2), RowConfig(1, 8192, 32, 8, 1, 3)),
 }
-# With a weight, which stays in registers (layer norm, RMS norm):
+# With a weight: programs that stay keep it in registers. With two vectors (layer norm):
 _FORWARD_LONG_VECTORS = {
     32768: (RowConfig(2, 4096, 8, 8, 2, 3), RowConfig(4, 4096, 8, 8, 2, 3)),
     65536: (RowConfig(1, 8192, 16, 8, 1, 4), RowConfig(2, 8192, 16, 8, 1, 3)),
     131072: (RowConfig(1, 8192, 32, 8, 1, 3), RowConfig(1, 8192, 32, 8, 1, 3)),
 }
+# With one (RMS norm):
+_FORWARD_LONG_ONE_VECTOR = {**_FORWARD_LONG_VECTORS, 32768: (RowConfig(2, 4096, 8, 8, 2, 3), RowConfig(1, 8192, 8, 4))}
 # Softmax backward, float32 and 2 bytes.
 _SOFTMAX_BACKWARD = {
     4096: (RowConfig(1, 4096, 8, 1, 5, 2), RowConfig(1, 4096, 8, 1, 5, 2)),
     8192: (RowConfig(1, 8192, 16, 1, 2, 2), RowConfig(1, 8192, 16, 1, 2, 2)),
-    32768: (RowConfig(1, 8192, 8, 4), RowConfig(1, 8192, 16, 4, 2, 3)),
-    131072: (RowConfig(1, 8192, 32, 8, 1, 2), RowConfig(1, 16384, 32, 8, 1, 3)),
+    32768: (RowConfig(1, 8192, 8, 4), RowConfig(1, 8192, 8, 4)),
+    131072: (RowConfig(1, 8192, 32, 8, 1, 2), RowConfig(1, 16384, 16, 8, 1, 3)),
 }
 _SOFTMAX_BACKWARD_MANY = {
     **_SOFTMAX_BACKWARD,
@@ -180,7 +182,8 @@ def _held(rows: int, length: int, cluster: int, itemsize: int, machine: Machine)
 def forward(rows: int, cols: int, itemsize: int, machine: Machine, vectors: int = 0, inputs: int = 1) -> RowConfig:
     """For kernels that read `inputs` rows and write as many; of the norms, with `vectors` parameters, at least 1."""
     if inputs == 1 and machine.clusters and cols > _EASILY_HELD and _in_whole_vectors(cols, itemsize):
-        long = _look_up(_FORWARD_LONG_VECTORS if vectors else _FORWARD_LONG, cols, itemsize)
+        tables = (_FORWARD_LONG, _FORWARD_LONG_ONE_VECTOR, _FORWARD_LONG_VECTORS)
+        long = _look_up(tables[min(vectors, 2)], cols, itemsize)
         if long is not None:
             return _fitted(long, rows, cols, itemsize, machine, 8)
     cluster = _cluster(cols, _EASILY_HELD // inputs, machine)
@@ -191,8 +194,8 @@ def forward(rows: int, cols: int, itemsize: int, machine: Machine, vectors: int 
     if cluster > 1 or length <= 128 or not _in_whole_vectors(cols, itemsize):
         return plain
     many = rows >= _MANY_ROWS_PER_SM * machine.sm_count
-    if vectors > 1:
-        table = _FORWARD_MANY_TWO_VECTORS if many else _FORWARD_TWO_VECTORS
+    if vectors:
+        table = _FORWARD_MANY_VECTORS if many else _FORWARD_VECTORS
     else:
         table = _FORWARD_MANY if many else _FORWARD
     measured = _look_up(table, length, itemsize)

@@ -27,7 +27,7 @@ def normalize(
     """(y, sum or None, mean or None, rstd or None), differentiable; checks the arguments."""
     check_input("x", x)
     cols = x.shape[-1]
-    if residual is not None:
+    if residual is not None and not torch.compiler.is_compiling():  # compiled: checked where the operator runs
         _check_residual(residual, x)
     weight, bias = _checked_vector("weight", weight, x, cols), _checked_vector("bias", bias, x, cols)
     if torch.compiler.is_compiling() or type(x) not in PLAIN:
@@ -58,9 +58,7 @@ def asked_for(
 def _check_residual(residual: object, x: torch.Tensor) -> None:
     if not isinstance(residual, torch.Tensor):
         raise ValueError(f"residual: expected a torch.Tensor, got {type(residual).__name__}")
-    # One size at a time: the compiler takes two tuples of unknown sizes for different ones (torch 2.11).
-    same = residual.dim() == x.dim() and all(a == b for a, b in zip(residual.shape, x.shape, strict=True))
-    if not same or residual.device != x.device:
+    if residual.shape != x.shape or residual.device != x.device:
         raise ValueError(
             f"residual: expected x's shape {tuple(x.shape)} and device {x.device}, "
             f"got {tuple(residual.shape)} on {residual.device}"
@@ -214,6 +212,8 @@ def _none(like: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
 def _row_norm(
     x: torch.Tensor, residual: Optional, weight: Optional, bias: Optional, eps: float, centered: bool
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    if residual is not None:
+        _check_residual(residual, x)
     y, total, mean, rstd = row_norm(x, residual, weight, bias, eps, centered, True)
     assert rstd is not None
     return (

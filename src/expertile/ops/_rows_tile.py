@@ -5,8 +5,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-# How rows that are read or written once pass through L2; a cache that keeps them keeps them for nobody.
-READ = tl.constexpr("evict_first")
+# How rows that are read or written once pass through L2. Plainly: on an H200 (2026-11-21) reads marked "evict_first"
+# cost 3 to 4 % (softmax bf16 32768 x 4096: 3.96 against 4.13 TB/s), stores marked ".cs" 1 %, ".wt" nothing either way.
+READ = tl.constexpr("")
 WRITE = tl.constexpr("")
 
 

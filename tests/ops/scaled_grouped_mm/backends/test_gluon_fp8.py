@@ -26,6 +26,7 @@ H200 = Device.by_name("h200")
 SMALL = {
     "two consumers": Config(128, 64, 3, 2),
     "pairs": Config(128, 128, 2, 2, pairs=True),
+    "halves": Config(128, 256, 2, 2),
     "one consumer": Config(64, 32, 2, 3),
     "split": Config(128, 64, 3, 2, split_k=3),
     "split, pairs, one consumer": Config(64, 128, 3, 2, split_k=2, pairs=True),
@@ -121,7 +122,18 @@ MUTANTS = {
     "the scales are one step late": ("scale_a = soon_a", "scale_a = scale_a"),
     "b's scales are one step late": ("scale_b = soon_b", "scale_b = scale_b"),
     "the scales of another group": ("at_b += g * p.sb_g", "at_b += 0 * p.sb_g"),
-    "the scales of another block of columns": ("at_b += col // 128 * p.sb_n", "at_b += 0"),
+    "the scales of another block of columns": (
+        "at_b += gl.minimum(col // 128, (p.N - 1) // 128) * p.sb_n",
+        "at_b += 0",
+    ),
+    "both halves take the left one's scales": ("part, scale_a, scale_c, mma", "part, scale_a, scale_b, mma"),
+    "the right half multiplies the left one's columns": ("PART, mma_layout, 1)", "PART, mma_layout, 0)"),
+    "a stage is freed after its left half": (
+        "        part = _products(p, i, PART, mma_layout, 1)\n        part = warpgroup_mma_wait(0, (part,))\n"
+        "        mbarrier.arrive(p.empty.index(i), count=1)\n",
+        "        mbarrier.arrive(p.empty.index(i), count=1)\n        part = _products(p, i, PART, mma_layout, 1)\n"
+        "        part = warpgroup_mma_wait(0, (part,))\n",
+    ),
     "an empty group's scales lie outside": ("gl.minimum(k0 // 128 + first, (p.K - 1) // 128)", "k0 // 128 + first"),
     "the scales of the tile's upper half": ("        row += WHO * p.ROWS\n", ""),
     "one row too many is stored": ("_WRAP - (row_end - row), col]", "_WRAP - (row_end - row) - 1, col]"),
@@ -156,7 +168,7 @@ def test_planted_faults_are_caught(name: str, tmp_path: Path, monkeypatch: pytes
     (tmp_path / "mutant_fp8.py").write_text(source.replace(old, new))
     monkeypatch.syspath_prepend(tmp_path)
     module = importlib.import_module("mutant_fp8")
-    configs = (SMALL["split"], SMALL["pairs"], SMALL["one consumer"], SMALL["two consumers"])
+    configs = (SMALL["split"], SMALL["pairs"], SMALL["one consumer"], SMALL["two consumers"], SMALL["halves"])
     try:
         for seed in range(4):
             for config in configs:
@@ -205,7 +217,8 @@ def test_compiles_to_wgmma_and_tma(name: str) -> None:
     for config in configs:
         used, *more = _compiled(case, config)
         assert used.fits and used.smem_bytes <= config.smem_bytes(problem.out_dtype.itemsize), (config, used)
-        assert used.spills == 0, (config, used)
+        # Two halves leave no register over: what is kept from tile to tile may wait in memory, never a step's values.
+        assert used.spills <= (24 if config.block_n == 256 else 0), (config, used)
         assert used.opcodes["QGMMA"] and used.opcodes["UTMALDG"] and used.opcodes["UTMASTG"], (config, used)
         assert aot.ptxas_warnings(used) == [], config
         assert len(more) == (config.split_k > 1)
@@ -255,7 +268,7 @@ def test_few_tiles_are_shared_and_many_are_not() -> None:
     few = BACKEND.configs(_of_shape(1, 64, 4096, 7168), H200)[0]
     assert few.block_m == 64 and few.split_k * -(-4096 // few.block_n) >= 100
     many = BACKEND.configs(_of_shape(8, 512, 7168, 7168), H200)[0]
-    assert (many.block_m, many.block_n, many.split_k) == (128, 128, 1)
+    assert (many.block_m, many.block_n, many.split_k) == (128, 256, 1)
     decode = BACKEND.configs(_of_shape(32, 16, 4096, 7168), H200)[0]
     assert decode.block_m == 64 and decode.split_k == 1
 

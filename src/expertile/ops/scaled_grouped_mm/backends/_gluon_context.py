@@ -9,7 +9,8 @@ from triton.language.core import _aggregate as aggregate
 @aggregate
 class Context:
     """Sizes and strides count elements. `sb_g`, `sb_n`, `sb_k`: strides of scale_b over groups, columns (or blocks of
-    128 columns) and blocks of k; `sa_m`, `sa_k`: of scale_a over rows and blocks of k."""
+    128 columns) and blocks of k; `sa_m`, `sa_k`: of scale_a over rows and blocks of k. A tile has HALVES of COLS
+    columns."""
 
     a_desc: tma.tensor_descriptor
     b_desc: tma.tensor_descriptor
@@ -43,12 +44,14 @@ class Context:
     GROUP_M: gl.constexpr
     SPLIT_K: gl.constexpr
     PAIRS: gl.constexpr
+    COLS: gl.constexpr
+    HALVES: gl.constexpr
 
     @gluon.constexpr_function
     def __init__(
         self, a_desc, b_desc, c_desc, a_smem, b_smem, c_smem, full, empty, offs, bias, scale_a, scale_b, G, M, N, K,
         sa_m, sa_k, sb_g, sb_n, sb_k, LAYOUT, RECIPE, HAS_BIAS, GROUPS_POW2, ROWS, BLOCK_M, BLOCK_N, STAGES,
-        GROUP_M, SPLIT_K, PAIRS,
+        GROUP_M, SPLIT_K, PAIRS, COLS, HALVES,
     ):  # fmt: skip
         self.a_desc = a_desc
         self.b_desc = b_desc
@@ -82,3 +85,5 @@ class Context:
         self.GROUP_M = gl.constexpr(GROUP_M)
         self.SPLIT_K = gl.constexpr(SPLIT_K)
         self.PAIRS = gl.constexpr(PAIRS)
+        self.COLS = gl.constexpr(COLS)
+        self.HALVES = gl.constexpr(HALVES)

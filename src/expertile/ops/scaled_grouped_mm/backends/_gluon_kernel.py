@@ -6,8 +6,10 @@ scales. One or two warpgroups ("consumers") multiply them, each its own ROWS of 
     part = a_stage · b_stageᵀ                 four wgmmas of 32 summands, accumulated by the tensor cores
     acc += part * (scale_a ⊗ scale_b)         in float32, "promotion"; 128 FMAs a clock and SM
 
-While one consumer promotes, the tensor cores work for the other; both run freely. Scales come by plain loads, one
-step ahead of their use, the next tile's first ones with the last step of this tile, so any strides will do.
+While one consumer promotes, the tensor cores work for the other; both run freely. A tile 256 columns wide is two
+halves of 128 that take turns in one consumer, because registers hold both halves' sums but only one half's products:
+it reads 48 bytes through L2 for every clock of the tensor cores, where 128 columns read 64. Scales come by plain
+loads, one step ahead of their use, the next tile's first ones with the last step of this tile, so any strides will do.
 
 With SPLIT_K > 1 the steps of a tile are dealt out to that many programs, neighbours in the grid; each stores its
 float32 sum into a slice of its own, [SPLIT_K, M, N], and `_reduce` adds the slices up in order: same bits every time.
@@ -45,7 +47,7 @@ def _span(p, unit, k_len):
 def _producer(p):
     A_PARTS: gl.constexpr = p.BLOCK_M // p.ROWS
     A_BYTES: gl.constexpr = p.a_desc.block_type.nbytes
-    B_BYTES: gl.constexpr = p.b_desc.block_type.nbytes
+    B_BYTES: gl.constexpr = p.HALVES * p.b_desc.block_type.nbytes
     plan = make_plan(p)
     i = 0
     phase = 1
@@ -67,7 +69,10 @@ def _producer(p):
             else:
                 mbarrier.expect(bar, A_BYTES + B_BYTES)
             tma.async_copy_global_to_shared(p.a_desc, [row, k], bar, p.a_smem.index(i * A_PARTS))
-            tma.async_copy_global_to_shared(p.b_desc, [layer, col, k], bar, p.b_smem.index(i))
+            for h in gl.static_range(p.HALVES):
+                tma.async_copy_global_to_shared(
+                    p.b_desc, [layer, col + h * 128, k], bar, p.b_smem.index(i * p.HALVES + h)
+                )
             if A_PARTS == 2:
                 tma.async_copy_global_to_shared(p.a_desc, [row + p.ROWS, k], bar, p.a_smem.index(i * 2 + 1), both)
             i += 1
@@ -88,9 +93,9 @@ def _places(p, g, row, col, k0, first, mma_layout: gl.constexpr):
     if p.LAYOUT == "ragged_m":
         at_b += g * p.sb_g
     if p.RECIPE == "block":
-        at_b += col // 128 * p.sb_n
+        at_b += gl.minimum(col // 128, (p.N - 1) // 128) * p.sb_n
     else:
-        cols = col + gl.arange(0, p.BLOCK_N, layout=gl.BlockedLayout([1], [32], [gl.num_warps()], [0]))
+        cols = col + gl.arange(0, p.COLS, layout=gl.BlockedLayout([1], [32], [gl.num_warps()], [0]))
         at_b += gl.where(cols < p.N, cols, p.N - 1) * p.sb_n
     return at_a, at_b
 
@@ -112,11 +117,11 @@ def _outer(p, scale_a, scale_b, mma_layout: gl.constexpr):
 
 
 @gluon.jit
-def _products(p, i, PART: gl.constexpr, mma_layout: gl.constexpr):
-    """Queue the wgmmas of one stage: this consumer's rows of a by all columns of b."""
+def _products(p, i, PART: gl.constexpr, mma_layout: gl.constexpr, HALF: gl.constexpr = 0):
+    """Queue the wgmmas of one stage: this consumer's rows of a by the columns of b, or one half of them."""
     a = p.a_smem.index(i * (p.BLOCK_M // p.ROWS) + PART)
-    b = p.b_smem.index(i).reshape([p.BLOCK_N, 128]).permute((1, 0))
-    zeros = gl.zeros((p.ROWS, p.BLOCK_N), gl.float32, mma_layout)
+    b = p.b_smem.index(i * p.HALVES + HALF).reshape([p.COLS, 128]).permute((1, 0))
+    zeros = gl.zeros((p.ROWS, p.COLS), gl.float32, mma_layout)
     return warpgroup_mma(a, b, zeros, use_acc=False, is_async=True)
 
 
@@ -134,7 +139,7 @@ def _multiply(p, ring, steps, at_a, at_b, PART: gl.constexpr, mma_layout: gl.con
     i = ring % p.STAGES
     phase = (ring // p.STAGES) & 1
     scale_a, scale_b = _load_scales(p, at_a, at_b, 0)
-    acc = gl.zeros((p.ROWS, p.BLOCK_N), gl.float32, mma_layout)
+    acc = gl.zeros((p.ROWS, p.COLS), gl.float32, mma_layout)
     for s in range(steps):
         mbarrier.wait(p.full.index(i), phase)
         part = _products(p, i, PART, mma_layout)
@@ -171,7 +176,7 @@ def _multiply_pairs(p, ring, steps, at_a, at_b, PART: gl.constexpr, mma_layout: 
     i = ring % p.STAGES
     phase = (ring // p.STAGES) & 1
     scale_a, scale_b = _load_scales(p, at_a, at_b, 0)
-    acc = gl.zeros((p.ROWS, p.BLOCK_N), gl.float32, mma_layout)
+    acc = gl.zeros((p.ROWS, p.COLS), gl.float32, mma_layout)
     for t in range(steps // 2):
         j, phase_j = _after(p, i, phase)
         mbarrier.wait(p.full.index(i), phase)
@@ -201,6 +206,45 @@ def _multiply_pairs(p, ring, steps, at_a, at_b, PART: gl.constexpr, mma_layout: 
 
 
 @gluon.jit
+def _in_order(x):
+    """x, computed before whatever comes after: products queued earlier than that would need registers of their own."""
+    return gl.inline_asm_elementwise("", "=f,0", [x], dtype=gl.float32, is_pure=False, pack=1)
+
+
+@gluon.jit
+def _multiply_halves(p, ring, steps, at_a, at_b, at_c, PART: gl.constexpr, mma_layout: gl.constexpr):
+    """`_multiply` for two halves of the columns in turn, with b's scales at `at_b` and `at_c`: (left, right) sum."""
+    i = ring % p.STAGES
+    phase = (ring // p.STAGES) & 1
+    scale_a, scale_b = _load_scales(p, at_a, at_b, 0)
+    scale_c = gl.load(p.scale_b + at_c)
+    left = gl.zeros((p.ROWS, p.COLS), gl.float32, mma_layout)
+    right = gl.zeros((p.ROWS, p.COLS), gl.float32, mma_layout)
+    for s in range(steps):
+        mbarrier.wait(p.full.index(i), phase)
+        part = _products(p, i, PART, mma_layout, 0)
+        next_step = gl.minimum(s + 1, steps - 1)
+        soon_a, soon_b = _load_scales(p, at_a, at_b, next_step)
+        soon_c = gl.load(p.scale_b + at_c + next_step * p.sb_k)
+        part = warpgroup_mma_wait(0, (part,))
+        left = _in_order(_promoted(p, left, part, scale_a, scale_b, mma_layout))
+        part = _products(p, i, PART, mma_layout, 1)
+        part = warpgroup_mma_wait(0, (part,))
+        mbarrier.arrive(p.empty.index(i), count=1)
+        right = _in_order(_promoted(p, right, part, scale_a, scale_c, mma_layout))
+        scale_a = soon_a
+        scale_b = soon_b
+        scale_c = soon_c
+        i += 1
+        phase = gl.where(i == p.STAGES, phase ^ 1, phase)
+        i = gl.where(i == p.STAGES, 0, i)
+    if p.RECIPE == "row":
+        left = left * _outer(p, scale_a, scale_b, mma_layout)
+        right = right * _outer(p, scale_a, scale_c, mma_layout)
+    return left, right
+
+
+@gluon.jit
 def _skip(p, ring, steps):
     """Give back the stages of a tile that this consumer has no rows in."""
     i = ring % p.STAGES
@@ -217,13 +261,13 @@ def _skip(p, ring, steps):
 def _store(p, acc, split, g, row, row_end, col, WHO: gl.constexpr, mma_layout: gl.constexpr):
     """Sums -> shared memory -> TMA. Nothing waits for the store here: its buffer is waited for one tile later."""
     if p.HAS_BIAS:
-        cols = col + gl.arange(0, p.BLOCK_N, layout=gl.SliceLayout(0, mma_layout))
+        cols = col + gl.arange(0, p.COLS, layout=gl.SliceLayout(0, mma_layout))
         # The slices of a split K are added up: one of them takes the bias along.
         bias = gl.load(p.bias + g * p.N + cols, mask=cols < gl.where(split == 0, p.N, 0), other=0.0)
         acc = acc + gl.expand_dims(bias.to(gl.float32), 0)
     buf = p.c_smem.index(WHO)
     tma.store_wait(0)
-    buf.reshape([p.ROWS, p.BLOCK_N]).store(acc.to(p.c_desc.dtype))
+    buf.reshape([p.ROWS, p.COLS]).store(acc.to(p.c_desc.dtype))
     fence_async_shared()
     if p.LAYOUT == "ragged_m":
         # Rows past the end of the group fall outside the descriptor's box: the hardware drops them.
@@ -243,11 +287,17 @@ def _consumer(p, mma_layout: gl.constexpr, WHO: gl.constexpr):
         row += WHO * p.ROWS
         if WHO == 0 or row < row_end:
             at_a, at_b = _places(p, g, row, col, k0, first, mma_layout)
-            if p.PAIRS:
-                acc = _multiply_pairs(p, ring, steps, at_a, at_b, WHO, mma_layout)
+            if p.HALVES == 2:
+                _at_a, at_c = _places(p, g, row, col + 128, k0, first, mma_layout)
+                left, right = _multiply_halves(p, ring, steps, at_a, at_b, at_c, WHO, mma_layout)
+                _store(p, left, unit % p.SPLIT_K, g, row, row_end, col, WHO, mma_layout)
+                _store(p, right, unit % p.SPLIT_K, g, row, row_end, col + 128, WHO, mma_layout)
             else:
-                acc = _multiply(p, ring, steps, at_a, at_b, WHO, mma_layout)
-            _store(p, acc, unit % p.SPLIT_K, g, row, row_end, col, WHO, mma_layout)
+                if p.PAIRS:
+                    acc = _multiply_pairs(p, ring, steps, at_a, at_b, WHO, mma_layout)
+                else:
+                    acc = _multiply(p, ring, steps, at_a, at_b, WHO, mma_layout)
+                _store(p, acc, unit % p.SPLIT_K, g, row, row_end, col, WHO, mma_layout)
         else:
             _skip(p, ring, steps)
         ring += steps
@@ -295,17 +345,19 @@ def scaled_grouped_mm_kernel(
 ):  # fmt: skip
     """out[g] = (a[g] ∘ scale_a[g]) @ (b[g] ∘ scale_b[g]) over groups g; see `gluon_fp8` for shapes.
 
-    GROUPS_POW2: a power of two >= max(G, 32). BLOCK_M = ROWS * consumers; BLOCK_N divides 128. Grid: any number of
-    programs, one per multiprocessor. Launched as a programmatic dependent, it sets itself up while the kernel before
-    it ends.
+    GROUPS_POW2: a power of two >= max(G, 32). BLOCK_M = ROWS * consumers; BLOCK_N divides 128 or is 256. Grid: any
+    number of programs, one per multiprocessor. Launched as a programmatic dependent, it sets itself up while the kernel
+    before it ends.
     """
     gl.inline_asm_elementwise(
         _prefetch_descriptors(len(a_desc.block_type.shape), len(b_desc.block_type.shape)),
         "=r", [], dtype=gl.int32, is_pure=False, pack=1,
     )  # fmt: skip
     CONSUMERS: gl.constexpr = BLOCK_M // ROWS
+    COLS: gl.constexpr = min(BLOCK_N, 128)
+    HALVES: gl.constexpr = BLOCK_N // COLS
     a_smem = gl.allocate_shared_memory(a_desc.dtype, [STAGES * CONSUMERS] + a_desc.block_type.shape, a_desc.layout)
-    b_smem = gl.allocate_shared_memory(b_desc.dtype, [STAGES] + b_desc.block_type.shape, b_desc.layout)
+    b_smem = gl.allocate_shared_memory(b_desc.dtype, [STAGES * HALVES] + b_desc.block_type.shape, b_desc.layout)
     c_smem = gl.allocate_shared_memory(c_desc.dtype, [CONSUMERS] + c_desc.block_type.shape, c_desc.layout)
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
@@ -319,9 +371,9 @@ def scaled_grouped_mm_kernel(
     p = Context(
         a_desc, b_desc, c_desc, a_smem, b_smem, c_smem, full, empty, offs_ptr, bias_ptr, scale_a_ptr, scale_b_ptr,
         G, M, N, K, sa_m, sa_k, sb_g, sb_n, sb_k, LAYOUT, RECIPE, HAS_BIAS, GROUPS_POW2, ROWS, BLOCK_M, BLOCK_N, STAGES,
-        GROUP_M, SPLIT_K, PAIRS,
+        GROUP_M, SPLIT_K, PAIRS, COLS, HALVES,
     )  # fmt: skip
-    mma_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [num_warps, 1], [16, BLOCK_N, 32])
+    mma_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [num_warps, 1], [16, COLS, 32])
     if CONSUMERS == 2:
         gl.warp_specialize(
             [(_consumer_0, (p, mma_layout)), (_consumer_1, (p, mma_layout)), (_producer, (p,))],

@@ -32,7 +32,7 @@ class Plan:
 
 def plan(p: ScaledProblem, config: Any, out_strides: tuple[int, ...]) -> Plan:
     """Descriptors, compile-time options, sizes and strides for `scaled_grouped_mm_kernel`."""
-    rows, cols = config.rows, config.block_n
+    rows, cols = config.rows, min(config.block_n, 128)
     a = Blocks((p.m, p.k), p.a_strides, (rows, BLOCK))
     if p.layout is Layout.RAGGED_M:
         b = Blocks((p.groups, p.n, p.k), (p.b_strides[0], p.b_strides[2], 1), (1, cols, BLOCK))
@@ -41,11 +41,15 @@ def plan(p: ScaledProblem, config: Any, out_strides: tuple[int, ...]) -> Plan:
         b = Blocks((1, p.n, p.k), (p.n * p.b_strides[1], p.b_strides[1], 1), (1, cols, BLOCK))
         c = Blocks((p.groups, p.m, p.n), out_strides, (1, rows, cols))
     consumers = config.consumers
+    groups_pow2 = max(32, 1 << (p.groups - 1).bit_length())
+    consumer_regs, producer_regs = 232, 40
+    if config.block_n > 128:  # two boxes of b more; with these numbers nothing spills
+        consumer_regs, producer_regs = (216, 72) if groups_pow2 <= 64 else (224, 56)
     options = {
         "LAYOUT": p.layout.value,
         "RECIPE": p.recipe.value,
         "HAS_BIAS": p.has_bias,
-        "GROUPS_POW2": max(32, 1 << (p.groups - 1).bit_length()),
+        "GROUPS_POW2": groups_pow2,
         "ROWS": rows,
         "BLOCK_M": config.block_m,
         "BLOCK_N": config.block_n,
@@ -54,8 +58,8 @@ def plan(p: ScaledProblem, config: Any, out_strides: tuple[int, ...]) -> Plan:
         "SPLIT_K": config.split_k,
         "PAIRS": config.pairs,
         # The first consumer gets what the second and the producer leave: as many.
-        "CONSUMER_REGS": 232,
-        "PRODUCER_REGS": 40,
+        "CONSUMER_REGS": consumer_regs,
+        "PRODUCER_REGS": producer_regs,
         "num_warps": 4,
         # Warps come in fours; the register file holds 65536.
         "maxnreg": 168 if consumers == 2 else 248,

@@ -39,7 +39,7 @@ class Config:
     """Tile sizes and schedule. Steps are 128 deep, one block of scales.
 
     block_m: 64 (one consumer of 64 rows) or 128 (two).
-    block_n: 32, 64 or 128.
+    block_n: 32, 64, 128, or 256 in two halves.
     group_m: rows of tiles that share one pass over a group's weights.
     split_k: programs that share a tile's steps.
     pairs: two steps at a time, the first one promoted under the products of the second.
@@ -65,7 +65,7 @@ class Config:
         """Shared memory of one program, bytes (barriers, scratch and alignment rounded up to 2 KiB)."""
         ring = self.num_stages * (self.block_m + self.block_n) * BLOCK
         itemsize = 4 if self.split_k > 1 else out_itemsize
-        return ring + self.block_m * self.block_n * itemsize + 2048
+        return ring + self.block_m * min(self.block_n, 128) * itemsize + 2048
 
 
 def supports(problem: ScaledProblem, device: Device) -> str | None:
@@ -118,11 +118,14 @@ def _fitted(config: Config, problem: ScaledProblem, device: Device) -> Config:
 
 
 _CANDIDATES = (
+    Config(128, 256, 4),
+    Config(128, 128, 6, pairs=True),
+    Config(64, 128, 8, pairs=True),
+    Config(64, 64, 12, pairs=True),
+    Config(64, 32, 16),
+    Config(128, 64, 8, pairs=True),
     Config(128, 128, 6),
     Config(64, 128, 8),
-    Config(64, 64, 12),
-    Config(64, 32, 16),
-    Config(128, 64, 8),
 )
 
 
@@ -137,9 +140,9 @@ def configs(problem: ScaledProblem, device: Device) -> tuple[Config, ...]:
                 found.append(config)
     ordered = sorted(dict.fromkeys(found), key=lambda c: _seconds(problem, device, c))
     # Splits further than the best one of each tile are not worth a try.
-    best: dict[tuple[int, int], Config] = {}
+    best: dict[tuple[int, int, bool], Config] = {}
     for config in ordered:
-        best.setdefault((config.block_m, config.block_n), config)
+        best.setdefault((config.block_m, config.block_n, config.pairs), config)
     return tuple(best.values())
 
 
@@ -157,8 +160,10 @@ def _seconds(problem: ScaledProblem, device: Device, config: Config) -> float:
     tiles_m, tiles_n = math.ceil(rows / config.block_m), math.ceil(p.n / config.block_n)
     units = p.groups * tiles_m * tiles_n * config.split_k
     steps = math.ceil(depth / BLOCK) / config.split_k
-    # 4096 multiply-adds a clock and SM; one consumer alone waits for its own promotion.
+    # 4096 multiply-adds a clock and SM; a consumer waits for its own promotion unless that goes on under products.
     products = config.block_m * config.block_n * BLOCK / 4096 * (1.0 if config.consumers == 2 else 1.5)
+    if not config.pairs and config.block_n <= 128:
+        products *= 1.15
     # 46 bytes a clock reach each SM from L2 when all ask at once.
     loads = (config.block_m + config.block_n) * BLOCK / 46
     waves = math.ceil(units / device.sm_count) if units < 8 * device.sm_count else units / device.sm_count + 0.5
