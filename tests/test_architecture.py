@@ -8,7 +8,10 @@ from pathlib import Path
 import pytest
 
 SRC = Path(__file__).parents[1] / "src" / "expertile"
-RANK = {"device": 0, "roofline": 0, "ragged": 0, "quant": 0, "ops": 1, "moe": 2, "integrations": 3, "lab": 3, "cli": 4}
+RANK = {
+    "device": 0, "roofline": 0, "ragged": 0, "quant": 0, "int4": 0, "ops": 1, "moe": 2, "integrations": 3, "lab": 3,
+    "cli": 4,
+}  # fmt: skip
 
 
 def _room(module: str) -> str | None:

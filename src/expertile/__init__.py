@@ -9,8 +9,12 @@ from expertile.device import Device
 from expertile.ops.grouped_mm.api import explain, grouped_mm
 
 if TYPE_CHECKING:
+    from expertile.int4 import Int4Weight
+    from expertile.moe import MoE, moe_mlp, route
+    from expertile.moe.parallel import ExpertParallel, ExpertParallelMoE, ParallelConfig
     from expertile.ops.attention import attention, explain_attention
     from expertile.ops.elementwise import add_scalar
+    from expertile.ops.int4_grouped_mm.api import int4_grouped_mm
     from expertile.ops.layer_norm import layer_norm
     from expertile.ops.rms_norm import rms_norm
     from expertile.ops.scaled_grouped_mm.api import scaled_grouped_mm
@@ -22,29 +26,45 @@ __version__ = "0.1.0"
 
 # Imported when first asked for: their kernels need Triton, which not every platform has.
 _LATER = {
+    "ExpertParallel": "expertile.moe.parallel",
+    "ExpertParallelMoE": "expertile.moe.parallel",
     "Fp8Blocks": "expertile.quant",
+    "Int4Weight": "expertile.int4",
+    "MoE": "expertile.moe",
+    "ParallelConfig": "expertile.moe.parallel",
     "add_scalar": "expertile.ops.elementwise",
     "attention": "expertile.ops.attention",
     "explain_attention": "expertile.ops.attention",
+    "int4_grouped_mm": "expertile.ops.int4_grouped_mm.api",
     "laplacian": "expertile.ops.stencil",
     "layer_norm": "expertile.ops.layer_norm",
+    "moe_mlp": "expertile.moe",
     "rms_norm": "expertile.ops.rms_norm",
+    "route": "expertile.moe",
     "scaled_grouped_mm": "expertile.ops.scaled_grouped_mm.api",
     "softmax": "expertile.ops.softmax",
 }
 
 __all__ = [
     "Device",
+    "ExpertParallel",
+    "ExpertParallelMoE",
     "Fp8Blocks",
+    "Int4Weight",
+    "MoE",
+    "ParallelConfig",
     "__version__",
     "add_scalar",
     "attention",
     "explain",
     "explain_attention",
     "grouped_mm",
+    "int4_grouped_mm",
     "laplacian",
     "layer_norm",
+    "moe_mlp",
     "rms_norm",
+    "route",
     "scaled_grouped_mm",
     "softmax",
 ]

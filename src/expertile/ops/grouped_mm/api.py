@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from expertile.device import Device
+from expertile.int4.weight import Int4Weight
 from expertile.ops.grouped_mm import op
 from expertile.ops.grouped_mm.autograd import GroupedMM
 from expertile.ops.grouped_mm.backend import Backend, Operands
@@ -21,7 +22,7 @@ _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 def grouped_mm(
     a: torch.Tensor,
-    b: torch.Tensor,
+    b: torch.Tensor | Int4Weight,
     *,
     offs: torch.Tensor | None = None,
     bias: torch.Tensor | None = None,
@@ -38,7 +39,8 @@ def grouped_mm(
     Args:
         a: [M, K] with the rows of each group together, or [G, M, K].
         b: [G, K, N], or [K, N]; weights stored [G, N, K] are passed as `w.transpose(-2, -1)`. Same dtype as `a`:
-            bfloat16, float16 or float32 (TF32 only where `torch.backends.cuda.matmul.allow_tf32` allows it).
+            bfloat16, float16 or float32 (TF32 only where `torch.backends.cuda.matmul.allow_tf32` allows it). Or an
+            `Int4Weight` [G, N, K], as it is: see `int4_grouped_mm`, whose backends and errors are meant then.
         offs: [G] int32 on a's device: the END of each group along the ragged dimension. That is the rows of `a`
             (2-D × 3-D), the columns of `b` (3-D × 2-D) or the summed dimension (2-D × 2-D). None for 3-D × 3-D.
             Empty groups are allowed. Rows past offs[-1] of the result are left as they come: unspecified, and
@@ -55,6 +57,8 @@ def grouped_mm(
     Raises:
         ValueError: naming the argument, what was expected and what came; or a backend's reason to refuse.
     """
+    if isinstance(b, Int4Weight):
+        return _int4(a, b, offs=offs, bias=bias, out_dtype=out_dtype, backend=backend, config=config, check=check)
     if not (isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor)) or bias is not None:
         _require_tensors(a=a, b=b, bias=bias)
     kind = "cuda" if a.is_cuda else a.device.type
@@ -70,6 +74,13 @@ def grouped_mm(
     if torch.is_grad_enabled() and (a.requires_grad or b.requires_grad or (bias is not None and bias.requires_grad)):
         return GroupedMM.apply(product, a, b, offs, bias, out_dtype)
     return product(a, b, offs=offs, bias=bias, out_dtype=out_dtype)
+
+
+def _int4(a: torch.Tensor, w: Int4Weight, **arguments: Any) -> torch.Tensor:
+    # Imported here: its backend "dequant" calls grouped_mm.
+    from expertile.ops.int4_grouped_mm.api import int4_grouped_mm
+
+    return int4_grouped_mm(a, w, **arguments)
 
 
 def explain(

@@ -1,0 +1,34 @@
+"""The Mixture-of-Experts layer: router, permutation, expert MLPs, losses, statistics, token rounding.
+
+Composed of `expertile.ops`; knows no backend by name.
+"""
+
+from expertile.moe.experts import moe_mlp
+from expertile.moe.layer import MoE
+from expertile.moe.losses import load_balancing_loss, z_loss
+from expertile.moe.parallel import ExpertParallel, ExpertParallelMoE, ParallelConfig
+from expertile.moe.permute import Permutation, permutation
+from expertile.moe.rounding import RoundingEffect, round_groups, rounding_effect
+from expertile.moe.router import RouterConfig, Routing, route
+from expertile.moe.statistics import ExpertStatistics, expert_statistics, tokens_per_expert
+
+__all__ = [
+    "ExpertParallel",
+    "ExpertParallelMoE",
+    "ExpertStatistics",
+    "MoE",
+    "ParallelConfig",
+    "Permutation",
+    "RoundingEffect",
+    "RouterConfig",
+    "Routing",
+    "expert_statistics",
+    "load_balancing_loss",
+    "moe_mlp",
+    "permutation",
+    "round_groups",
+    "rounding_effect",
+    "route",
+    "tokens_per_expert",
+    "z_loss",
+]

@@ -1,0 +1,174 @@
+"""One call of expert parallelism with its gradients: dispatch, experts, combine; and each of them backwards."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import torch
+
+from expertile.moe._dispatch import Incoming, Outgoing, starts
+from expertile.moe._exchange import Exchange, Step
+from expertile.moe.experts import Weight, _bias_products, _weighted_sums, moe_mlp
+from expertile.ops.gathered_mm.api import gated_backward_mm, gathered_gated_mm, gathered_wgrad
+from expertile.ops.gathered_mm.combine import combine
+from expertile.ops.grouped_mm.api import grouped_mm
+from expertile.ops.grouped_mm.autograd import _bias_gradient
+
+
+@dataclass(frozen=True)
+class Experts:
+    """This rank's experts as `moe_mlp` takes them: gate_up [E, 2I, H], down [E, H, I], biases [E, 2I] and [E, H]."""
+
+    gate_up: Weight
+    down: Weight
+    gate_up_bias: torch.Tensor | None
+    down_bias: torch.Tensor | None
+    activation: str
+    interleaved: bool
+
+    def forward(
+        self, x: torch.Tensor, arrived: Incoming, start: int, end: int, first: int, last: int, save_pre: bool
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """(y [R, H], pre-activation [R, 2I]) of expert rows start … end - 1, those of experts first … last - 1."""
+        rows, offs = arrived.order.rows[start:end], arrived.order.offs[first:last]
+        if not isinstance(self.gate_up, torch.Tensor) or not isinstance(self.down, torch.Tensor):
+            return self._quantized(x.index_select(0, rows), arrived, start, end), None
+        if start:  # copied: kernels are compiled for 16-byte aligned pointers
+            rows, offs = rows.clone(), offs - start
+        some = slice(first, last)
+        act, pre = gathered_gated_mm(
+            x, self.gate_up[some].transpose(1, 2), rows, offs, activation=self.activation,
+            interleaved=self.interleaved, bias=_part(self.gate_up_bias, some), save_pre=save_pre,
+        )  # fmt: skip
+        y = grouped_mm(act, self.down[some].transpose(1, 2), offs=offs, bias=_part(self.down_bias, some))
+        return y, pre
+
+    def _quantized(self, rows: torch.Tensor, arrived: Incoming, start: int, end: int) -> torch.Tensor:
+        """The same for Fp8Blocks and Int4Weight: rows [R, H] as tokens with one expert each, and weight 1."""
+        slots, offs = arrived.order.slots[start:end], arrived.order.offs
+        there = torch.arange(start, end, device=rows.device)[: slots.shape[0]] < offs[-1]
+        ids = torch.where(there, arrived.ids.flatten()[slots], offs.shape[0])[:, None]
+        return moe_mlp(
+            rows, self.gate_up, self.down, ids, torch.ones_like(ids, dtype=torch.float32), activation=self.activation,
+            interleaved=self.interleaved, gate_up_bias=self.gate_up_bias, down_bias=self.down_bias,
+        )  # fmt: skip
+
+
+def _part(bias: torch.Tensor | None, some: slice) -> torch.Tensor | None:
+    return None if bias is None else bias[some]
+
+
+def _forward(
+    exchange: Exchange, experts: Experts, x: torch.Tensor, topk_ids: torch.Tensor, topk_weights: torch.Tensor,
+    ordered: bool, save_pre: bool,
+) -> tuple[torch.Tensor, Step, torch.Tensor, torch.Tensor | None]:  # fmt: skip
+    """(out [T, H], plan, rows received [N, H], their experts' pre-activation [R, 2I])."""
+    step, dispatched = exchange.step(x, topk_ids, topk_weights)
+    splits, sent, arrived = step.splits, step.sent, step.arrived
+    back = exchange.start("combine", x, splits.slots_from if ordered else splits.rows_to)
+    ys, pres = [], []
+    at = starts(splits.slots_to)
+    for chunk, (first, last) in enumerate(pairwise(exchange.placement.chunk_bounds(exchange.members.rank))):
+        received = exchange.arrive(dispatched, chunk)
+        y, pre = experts.forward(received, arrived, at[chunk], at[chunk + 1], first, last, save_pre)
+        pres.append(pre)
+        if ordered:
+            y = y.index_select(0, arrived.return_rows[at[chunk] : at[chunk + 1]] - at[chunk])
+            exchange.post(back, chunk, y, splits.slots_from, splits.slots_to)
+        else:
+            ys.append(y)
+    if not ordered:
+        sums = combine(_joined(ys), arrived.order.positions, arrived.weights)
+        exchange.post_all(back, sums, splits.rows_to, splits.rows_from)
+    pre = _joined(pres) if save_pre else None  # while the last rows are on their way
+    positions, weights = (sent.returned_at, topk_weights) if ordered else (sent.sent_at, None)
+    if sent.lost is not None:
+        lost = sent.lost[:, None]
+        positions = torch.where(lost, 0, positions)
+        weights = torch.where(lost, torch.nan, torch.ones_like(positions, dtype=torch.float32)
+                              if weights is None else weights)  # fmt: skip
+    return combine(exchange.arrive(back), positions, weights), step, dispatched.buffer, pre
+
+
+def _joined(parts: list[Any]) -> torch.Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def parallel_mlp(
+    exchange: Exchange, experts: Experts, ordered: bool, x: torch.Tensor, topk_ids: torch.Tensor,
+    topk_weights: torch.Tensor,
+) -> torch.Tensor:  # fmt: skip
+    """out [T, H]; operands as checked by `ExpertParallel.mlp`, T at least 1. Differentiated where that is asked for."""
+    e = experts
+    differentiable = (x, topk_weights, e.gate_up, e.down, e.gate_up_bias, e.down_bias)
+    if torch.is_grad_enabled() and any(isinstance(t, torch.Tensor) and t.requires_grad for t in differentiable):
+        return _ParallelMLP.apply(exchange, ordered, e.activation, e.interleaved, topk_ids, *differentiable)
+    return _forward(exchange, experts, x, topk_ids, topk_weights, ordered, False)[0]
+
+
+class _ParallelMLP(torch.autograd.Function):
+    """What is kept: the rows received [N, H], the pre-activation [R, 2I], the plan."""
+
+    @staticmethod
+    def forward(  # type: ignore[override]
+        ctx: Any, exchange: Exchange, ordered: bool, activation: str, interleaved: bool, topk_ids: torch.Tensor,
+        x: torch.Tensor, topk_weights: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor,
+        gate_up_bias: torch.Tensor | None, down_bias: torch.Tensor | None,
+    ) -> torch.Tensor:  # fmt: skip
+        experts = Experts(gate_up, down, gate_up_bias, down_bias, activation, interleaved)
+        out, step, received, pre = _forward(exchange, experts, x, topk_ids, topk_weights, ordered, True)
+        ctx.exchange, ctx.step, ctx.form = exchange, step, (activation, interleaved)
+        ctx.save_for_backward(received, pre, gate_up, down, gate_up_bias, down_bias)
+        return out
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:  # type: ignore[override]
+        received, pre, *weights = ctx.saved_tensors
+        experts = Experts(*weights, *ctx.form)
+        return (None,) * 5 + _backward(ctx.exchange, experts, ctx.step, received, pre, grad, ctx.needs_input_grad[5:])
+
+
+def _backward(
+    exchange: Exchange, experts: Experts, step: Step, received: torch.Tensor, pre: torch.Tensor, grad: torch.Tensor,
+    needs: tuple[bool, ...],
+) -> tuple[torch.Tensor | None, ...]:  # fmt: skip
+    """Gradients of x, topk_weights, gate_up, down, gate_up_bias, down_bias; of the last four those that are needed.
+
+    Those of x and topk_weights travel always: whether another rank needs them is not known here.
+    """
+    gate_up, down = experts.gate_up, experts.down
+    assert isinstance(gate_up, torch.Tensor) and isinstance(down, torch.Tensor)
+    splits, sent, arrived = step.splits, step.sent, step.arrived
+    grad = grad.to(received.dtype).index_select(0, sent.tokens[: step.rows])
+    dy = exchange.arrive(exchange.send("dispatch of gradients", grad, splits.rows_from, splits.rows_to))
+    count = pre.shape[0]
+    rows, slots, offs = arrived.order.rows[:count], arrived.order.slots[:count], arrived.order.offs
+    dpre, act_w, dslots = gated_backward_mm(
+        dy, down.transpose(1, 2), rows, slots, arrived.weights, pre, offs,
+        activation=experts.activation, interleaved=experts.interleaved,
+    )  # fmt: skip
+    if experts.down_bias is not None:
+        dslots = dslots + _bias_products(dy, experts.down_bias, arrived.ids, arrived.order)
+    what = "combine of gradients"
+    slots_coming = exchange.send(what, dslots, splits.rows_to, splits.rows_from)
+    sums = combine(grouped_mm(dpre, gate_up, offs=offs), arrived.order.positions)
+    rows_coming = exchange.send(what, sums, splits.rows_to, splits.rows_from)
+    # The weights' gradients are computed while those of the tokens travel.
+    dgate_up = gathered_wgrad(dpre, rows, received, offs, gather_b=True) if needs[2] else None
+    ddown = gathered_wgrad(dy, rows, act_w, offs) if needs[3] else None
+    dgate_up_bias = None
+    if experts.gate_up_bias is not None and needs[4]:
+        dgate_up_bias = _bias_gradient(grouped_mm, dpre, offs, experts.gate_up_bias)
+    ddown_bias = _weighted_sums(dy, arrived.weights, arrived.order) if needs[5] else None
+    dx = combine(exchange.arrive(rows_coming), sent.sent_at)
+    dweights = _own_slots(exchange.arrive(slots_coming), sent)
+    return dx, dweights, dgate_up, ddown, dgate_up_bias, ddown_bias
+
+
+def _own_slots(dslots: torch.Tensor, sent: Outgoing) -> torch.Tensor:
+    """[T, k] from the gradients [S, k] of the weights as they were sent; 0 for dropped slots."""
+    dslots = torch.cat([dslots.flatten(), dslots.new_zeros(1)])  # what index -1 finds
+    return dslots[sent.label_at]

@@ -1,0 +1,203 @@
+"""Triton kernels of the router's selection; see router.py for what they compute.
+
+A program takes BLOCK_T tokens and all experts, laid out as GROUPS_P2 groups of SIZE_P2 places, so that a limit to some
+groups is a reduction over one dimension. What is chosen by is turned into integers of the same order. Each selection
+takes the largest integer of a row and then the lowest place that has it, two reductions that a warp does in one
+instruction each: ties go to the lower expert, whatever the machine. Among bfloat16 logits, 16 bits of the integer are
+left to hold the place, and one reduction finds both.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+# Below the key of every number, -inf included: what can't be chosen.
+NOTHING = tl.constexpr(-(2**31))
+# Added to the sum that weights are divided by, lest it were zero (DeepSeek-V3's 1e-20).
+TINY = tl.constexpr(1e-20)
+
+
+@triton.jit
+def sortable(x):
+    """int32 of the same order as the float32 x: -0 is 0, and NaN above all."""
+    bits = tl.where(x == 0.0, 0.0, x).to(tl.int32, bitcast=True)
+    return tl.where(x != x, 0x7FC00000, tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits))
+
+
+@triton.jit
+def _number(key):
+    """The float32 of a key."""
+    return tl.where(key < 0, key ^ 0x7FFFFFFF, key).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _first_largest(key, PLACES: tl.constexpr):
+    """(largest of each row, its lowest place) of key [rows, PLACES]."""
+    largest = tl.max(key, 1)
+    place = tl.arange(0, PLACES)[None, :]
+    return largest, tl.min(tl.where(key == largest[:, None], place, PLACES), 1)
+
+
+@triton.jit
+def _within_best_groups(
+    key, BLOCK_T: tl.constexpr, GROUPS_P2: tl.constexpr, SIZE_P2: tl.constexpr, TOP_GROUPS: tl.constexpr,
+    BY_TWO: tl.constexpr,
+):  # fmt: skip
+    """key [BLOCK_T, GROUPS_P2 * SIZE_P2] with nothing outside the best TOP_GROUPS groups; a group is as good as its
+    best expert, or as its two best together."""
+    grouped = tl.reshape(key, [BLOCK_T, GROUPS_P2, SIZE_P2])
+    best = tl.max(grouped, 2)
+    if BY_TWO:
+        place = tl.arange(0, SIZE_P2)[None, None, :]
+        first = tl.min(tl.where(grouped == best[:, :, None], place, SIZE_P2), 2)
+        second = tl.max(tl.where(place == first[:, :, None], NOTHING, grouped), 2)
+        # Groups that are only padding have no numbers.
+        best = tl.where(best == NOTHING, NOTHING, sortable(_number(best) + _number(second)))
+    chosen = tl.zeros([BLOCK_T, GROUPS_P2], tl.int32)
+    group = tl.arange(0, GROUPS_P2)[None, :]
+    for _ in tl.static_range(TOP_GROUPS):
+        _, place = _first_largest(best, GROUPS_P2)
+        hit = group == place[:, None]
+        chosen = tl.where(hit, 1, chosen)
+        best = tl.where(hit, NOTHING, best)
+    return tl.reshape(tl.where(chosen[:, :, None] == 1, grouped, NOTHING), [BLOCK_T, GROUPS_P2 * SIZE_P2])
+
+
+@triton.jit
+def _load_row(logits_ptr, token, stride, experts, size, T, GROUPS_P2: tl.constexpr, SIZE_P2: tl.constexpr):
+    """(expert of each place, whether there is one, logits as float32: -inf where there is none)."""
+    place = tl.arange(0, GROUPS_P2 * SIZE_P2)
+    expert = place // SIZE_P2 * size + place % SIZE_P2
+    there = ((place % SIZE_P2 < size) & (expert < experts))[None, :] & (token < T)[:, None]
+    logits = tl.load(
+        logits_ptr + token.to(tl.int64)[:, None] * stride + expert[None, :], mask=there, other=float("-inf")
+    ).to(tl.float32)
+    return expert, there, logits
+
+
+@triton.jit
+def _scores(logits, SIGMOID: tl.constexpr):
+    """(scores, their maximum logit, the sum of exponentials) of each row; the last two for softmax only."""
+    if SIGMOID:
+        return 1.0 / (1.0 + tl.exp(-logits)), 0.0, 1.0
+    else:
+        peak = tl.max(logits, 1)
+        powers = tl.exp(logits - peak[:, None])
+        total = tl.sum(powers, 1)
+        return powers / total[:, None], peak, total
+
+
+@triton.jit
+def _raw_weights(
+    chosen, peak, total, inside, counted, SIGMOID: tl.constexpr, SOFTMAX_OF_CHOSEN: tl.constexpr
+):  # fmt: skip
+    """Weights before normalisation of chosen logits [BLOCK_T, SELECT_P2]; `counted` are the first top_k of them."""
+    if SIGMOID:
+        raw = 1.0 / (1.0 + tl.exp(-chosen))
+    elif SOFTMAX_OF_CHOSEN:
+        peak = tl.max(tl.where(counted, chosen, float("-inf")), 1)
+        powers = tl.exp(chosen - peak[:, None])
+        raw = powers / tl.sum(tl.where(counted, powers, 0.0), 1)[:, None]
+    else:
+        raw = tl.exp(chosen - peak[:, None]) / total[:, None]
+    return tl.where(inside, raw, 0.0)
+
+
+@triton.jit
+def route_kernel(
+    logits_ptr, bias_ptr, ids_ptr, weights_ptr, scores_ptr, T, stride, experts, size, scale,
+    TOP_K: tl.constexpr, SELECT: tl.constexpr, SELECT_P2: tl.constexpr, SIGMOID: tl.constexpr,
+    SOFTMAX_OF_CHOSEN: tl.constexpr, NORMALIZE: tl.constexpr, GROUPS_P2: tl.constexpr, SIZE_P2: tl.constexpr,
+    TOP_GROUPS: tl.constexpr, BY_TWO: tl.constexpr, PACKED: tl.constexpr, BLOCK_T: tl.constexpr,
+):  # fmt: skip
+    """PACKED: the keys' lower 16 bits tell nothing apart, and stand for the place."""
+    PLACES: tl.constexpr = GROUPS_P2 * SIZE_P2
+    token = tl.program_id(0) * BLOCK_T + tl.arange(0, BLOCK_T)
+    expert, there, logits = _load_row(logits_ptr, token, stride, experts, size, T, GROUPS_P2, SIZE_P2)
+    scores, peak, total = _scores(logits, SIGMOID)
+    if scores_ptr is not None:
+        tl.store(scores_ptr + token.to(tl.int64)[:, None] * experts + expert[None, :], scores, mask=there)
+    choice = logits
+    if bias_ptr is not None:
+        choice = scores + tl.load(bias_ptr + expert, mask=expert < experts, other=0.0).to(tl.float32)[None, :]
+    elif BY_TWO:
+        choice = scores  # sums of two logits would order groups differently
+    key = tl.where(there, sortable(choice), NOTHING)
+    if TOP_GROUPS > 0:
+        key = _within_best_groups(key, BLOCK_T, GROUPS_P2, SIZE_P2, TOP_GROUPS, BY_TWO)
+    place = tl.arange(0, PLACES)[None, :]
+    if PACKED:
+        key = (key & -65536) | (PLACES - 1 - place)
+    j = tl.arange(0, SELECT_P2)[None, :]
+    ids = tl.zeros([BLOCK_T, SELECT_P2], tl.int32)
+    for i in tl.static_range(SELECT):
+        if PACKED:
+            largest = tl.max(key, 1)
+            best = PLACES - 1 - (largest & 65535)
+            key = tl.where(key == largest[:, None], NOTHING, key)
+        else:
+            _, best = _first_largest(key, PLACES)
+            key = tl.where(place == best[:, None], NOTHING, key)
+        ids = tl.where(j == i, (best // SIZE_P2 * size + best % SIZE_P2)[:, None], ids)
+    inside = (j < SELECT) & (token < T)[:, None]
+    chosen = tl.load(logits_ptr + token.to(tl.int64)[:, None] * stride + ids, mask=inside, other=0.0).to(tl.float32)
+    counted = inside & (j < TOP_K)
+    if SIGMOID or SOFTMAX_OF_CHOSEN:
+        weights = _raw_weights(chosen, 0.0, 1.0, inside, counted, SIGMOID, SOFTMAX_OF_CHOSEN)
+    else:
+        weights = _raw_weights(chosen, peak, total, inside, counted, SIGMOID, SOFTMAX_OF_CHOSEN)
+    if NORMALIZE:
+        weights = weights / (tl.sum(tl.where(counted, weights, 0.0), 1) + TINY)[:, None]
+    slot = token.to(tl.int64)[:, None] * SELECT + j
+    tl.store(ids_ptr + slot, ids, mask=inside)
+    tl.store(weights_ptr + slot, weights * scale, mask=inside)
+
+
+@triton.jit
+def route_backward_kernel(
+    logits_ptr, ids_ptr, dweights_ptr, dscores_ptr, dlogits_ptr, T, stride, experts, scale,
+    TOP_K: tl.constexpr, SELECT: tl.constexpr, SELECT_P2: tl.constexpr, SIGMOID: tl.constexpr,
+    SOFTMAX_OF_CHOSEN: tl.constexpr, NORMALIZE: tl.constexpr, EXPERTS_P2: tl.constexpr, BLOCK_T: tl.constexpr,
+):  # fmt: skip
+    """dlogits from the gradients of the weights and of the scores, either of which may be None."""
+    token = tl.program_id(0) * BLOCK_T + tl.arange(0, BLOCK_T)
+    expert, there, logits = _load_row(logits_ptr, token, stride, experts, experts, T, 1, EXPERTS_P2)
+    scores, peak, total = _scores(logits, SIGMOID)
+    row = token.to(tl.int64)[:, None]
+    dscores = tl.zeros([BLOCK_T, EXPERTS_P2], tl.float32)
+    if dscores_ptr is not None:
+        dscores = tl.load(dscores_ptr + row * experts + expert[None, :], mask=there, other=0.0).to(tl.float32)
+    direct = tl.zeros([BLOCK_T, EXPERTS_P2], tl.float32)
+    if dweights_ptr is not None:
+        j = tl.arange(0, SELECT_P2)[None, :]
+        inside = (j < SELECT) & (token < T)[:, None]
+        counted = inside & (j < TOP_K)
+        ids = tl.load(ids_ptr + row * SELECT + j, mask=inside, other=-1)
+        grad = tl.load(dweights_ptr + row * SELECT + j, mask=inside, other=0.0).to(tl.float32) * scale
+        chosen = tl.load(logits_ptr + row * stride + ids, mask=inside, other=0.0).to(tl.float32)
+        if SIGMOID or SOFTMAX_OF_CHOSEN:
+            raw = _raw_weights(chosen, 0.0, 1.0, inside, counted, SIGMOID, SOFTMAX_OF_CHOSEN)
+        else:
+            raw = _raw_weights(chosen, peak, total, inside, counted, SIGMOID, SOFTMAX_OF_CHOSEN)
+        if NORMALIZE:
+            below = (tl.sum(tl.where(counted, raw, 0.0), 1) + TINY)[:, None]
+            shared = tl.sum(grad * raw, 1)[:, None] / below
+            grad = tl.where(inside, grad - tl.where(counted, shared, 0.0), 0.0) / below
+        if SOFTMAX_OF_CHOSEN and not SIGMOID:
+            # Only the counted logits are in the denominator; all chosen ones have a numerator.
+            shared = tl.sum(grad * raw, 1)[:, None]
+            grad = raw * (grad - tl.where(counted, shared, 0.0))
+        for i in tl.static_range(SELECT):
+            to = tl.sum(tl.where(j == i, ids, 0), 1)
+            amount = tl.sum(tl.where(j == i, grad, 0.0), 1)
+            direct += tl.where(expert[None, :] == to[:, None], amount[:, None], 0.0)
+    if not SOFTMAX_OF_CHOSEN or SIGMOID:
+        dscores += direct
+    if SIGMOID:
+        dlogits = dscores * scores * (1.0 - scores)
+    else:
+        dlogits = scores * (dscores - tl.sum(dscores * scores, 1)[:, None])
+        if SOFTMAX_OF_CHOSEN:
+            dlogits += direct
+    tl.store(dlogits_ptr + row * experts + expert[None, :], dlogits, mask=there)

@@ -1,0 +1,335 @@
+"""moe_mlp: the gated MLPs of all experts, applied to the tokens that were routed to them.
+
+For token t and its experts e = topk_ids[t, j], with routing weights w,
+
+    out[t] = sum over j of w[t, j] * (down[e] @ act(gate_up[e] @ x[t] + gate_up_bias[e]) + down_bias[e])
+
+R = T * k rows; E experts, hidden size H, intermediate size I; 6 R H I FLOPs forward and 12 backward. Forward:
+
+    order    stable permutation of the slots by expert                        `permute`
+    up       pre = x[rows] @ gate_up^T, act = f(pre) in its epilogue          gathered_gated_mm: no permuted copy of x
+    down     y = act @ down^T                                                 grouped_mm
+    combine  out[t] = sum of w * y over the token's rows, in the order of j   combine: no atomics
+
+What is kept for the backward pass is x, pre [R, 2I] and the routing; act, y and the permuted x are not:
+
+    dpre, act_w, dw   from dy[rows] @ down and pre, one product with an epilogue    gated_backward_mm
+    ddown             dy[rows]^T @ act_w                                            gathered_wgrad
+    dgate_up          dpre^T @ x[rows]                                              gathered_wgrad
+    dx                dpre @ gate_up, then each token's rows summed                 grouped_mm, combine
+
+That the gradient of the routing weights is <dy[rows] @ down, f(pre)>, from what the product has in registers, is
+SonicMoE's (arXiv:2512.14080): y need not be kept. Peak memory beyond the results: R (2I + I + H) elements forward and
+R (2I + 2I + I + H) backward. Every sum is formed in one order, so equal inputs give equal bits.
+
+Weights are stored as `torch.nn.Linear` has them: gate_up [E, 2I, H], down [E, H, I]. As Fp8Blocks of 128×128 or as
+Int4Weight they are used as they are: see `_quantized_experts`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from expertile.int4 import Int4Weight
+from expertile.moe.permute import Permutation, check_ids, permutation
+from expertile.ops._rows import DTYPES, PLAIN
+from expertile.ops.gathered_mm.api import gated_backward_mm, gathered_gated_mm, gathered_wgrad
+from expertile.ops.gathered_mm.combine import combine
+from expertile.ops.gathered_mm.problem import ACTIVATIONS
+from expertile.ops.grouped_mm.api import grouped_mm
+from expertile.quant import Fp8Blocks
+
+_T = torch.Tensor
+_Maybe = torch.Tensor | None
+Weight = torch.Tensor | Fp8Blocks | Int4Weight
+
+
+def forward(
+    x: _T, gate_up: _T, down: _T, topk_ids: _T, topk_weights: _T, gate_up_bias: _Maybe, down_bias: _Maybe,
+    activation: str, interleaved: bool, save_pre: bool,
+) -> tuple[_T, _Maybe, Permutation]:  # fmt: skip
+    """(out [T, H], pre [R, 2I] if `save_pre`, the order); operands as checked by `moe_mlp`, nothing differentiated."""
+    order = permutation(topk_ids, gate_up.shape[0])
+    act, pre = gathered_gated_mm(
+        x, gate_up.transpose(1, 2), order.rows, order.offs, activation=activation, interleaved=interleaved,
+        bias=gate_up_bias, save_pre=save_pre,
+    )  # fmt: skip
+    y = grouped_mm(act, down.transpose(1, 2), offs=order.offs, bias=down_bias)
+    return combine(y, order.positions, topk_weights), pre, order
+
+
+_Grads = tuple[_Maybe, _Maybe, _Maybe, _Maybe, _Maybe, _Maybe]
+
+
+def gradients(
+    dy: _T, x: _T, gate_up: _T, down: _T, topk_ids: _T, topk_weights: _T, pre: _T, order: Permutation,
+    down_bias: _Maybe, activation: str, interleaved: bool, needs: tuple[bool, ...],
+) -> _Grads:  # fmt: skip
+    """Gradients of x, gate_up, down, topk_weights, gate_up_bias, down_bias; None where `needs` says so."""
+    # out.sum().backward() hands over an expanded scalar: strides of 0, which no copy engine takes.
+    dy = (dy if dy.is_contiguous() else dy.contiguous()).to(x.dtype)
+    offs, rows = order.offs, order.rows
+    dpre, act_w, dweights = gated_backward_mm(
+        dy, down.transpose(1, 2), rows, order.slots, topk_weights, pre, offs, activation=activation,
+        interleaved=interleaved,
+    )  # fmt: skip
+    dx = dgate_up = ddown = dgate_up_bias = ddown_bias = None
+    if needs[2]:
+        ddown = gathered_wgrad(dy, rows, act_w, offs)
+    del act_w
+    if needs[1]:
+        dgate_up = gathered_wgrad(dpre, rows, x, offs, gather_b=True)
+    if needs[4]:
+        ones = torch.ones((dpre.shape[0], 8), dtype=dpre.dtype, device=dpre.device)
+        dgate_up_bias = grouped_mm(ones.t(), dpre, offs=offs, out_dtype=torch.float32)[:, 0].contiguous().to(x.dtype)
+    if needs[0]:
+        dx = combine(grouped_mm(dpre, gate_up, offs=offs), order.positions)
+    if needs[5]:
+        ddown_bias = _weighted_sums(dy, topk_weights, order)
+    if not needs[3]:
+        return dx, dgate_up, ddown, None, dgate_up_bias, ddown_bias
+    if down_bias is not None:
+        dweights = dweights + _bias_products(dy, down_bias, topk_ids, order)
+    return dx, dgate_up, ddown, dweights, dgate_up_bias, ddown_bias
+
+
+def _weighted_sums(dy: _T, topk_weights: _T, order: Permutation) -> _T:
+    """[E, H]: the sum of w * dy[token] over the rows of each expert, as a wgrad with few columns."""
+    weights = topk_weights.flatten()[order.slots.long()]
+    high = weights.to(dy.dtype)
+    # 8 columns, so that every stride is a multiple of 16 bytes; two of them hold a weight to twice dy's precision.
+    columns = dy.new_zeros((weights.shape[0], 8))
+    columns[:, 0], columns[:, 1] = high, (weights - high.float()).to(dy.dtype)
+    sums = gathered_wgrad(columns, order.rows, dy, order.offs, gather_b=True)
+    return (sums[:, 0].float() + sums[:, 1].float()).to(dy.dtype)
+
+
+def _bias_products(dy: _T, down_bias: _T, topk_ids: _T, order: Permutation) -> _T:
+    """[T, k] float32: <dy[t], down_bias[e]> of each slot, what a routing weight gets from the bias."""
+    products = grouped_mm(dy[None], down_bias.t()[None], out_dtype=torch.float32)[0]
+    kept = order.positions >= 0
+    return torch.where(kept, products.gather(1, torch.where(kept, topk_ids.long(), 0)), 0.0)
+
+
+class _MoeMlp(torch.autograd.Function):
+    """Autograd for eager calls; compiled ones go through the operators below, with the same functions."""
+
+    @staticmethod
+    def forward(  # type: ignore[override]
+        ctx: Any, x: _T, gate_up: _T, down: _T, topk_weights: _T, gate_up_bias: _Maybe, down_bias: _Maybe,
+        topk_ids: _T, activation: str, interleaved: bool,
+    ) -> _T:  # fmt: skip
+        out, pre, order = forward(
+            x, gate_up, down, topk_ids, topk_weights, gate_up_bias, down_bias, activation, interleaved, True
+        )
+        ctx.activation, ctx.interleaved = activation, interleaved
+        ctx.save_for_backward(
+            x, gate_up, down, topk_weights, down_bias, topk_ids, pre, order.offs, order.rows, order.slots,
+            order.positions,
+        )  # fmt: skip
+        return out
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, dy: _T) -> tuple[Any, ...]:  # type: ignore[override]
+        x, gate_up, down, topk_weights, down_bias, topk_ids, pre, *order = ctx.saved_tensors
+        grads = gradients(
+            dy, x, gate_up, down, topk_ids, topk_weights, pre, Permutation(*order), down_bias, ctx.activation,
+            ctx.interleaved, ctx.needs_input_grad[:6],
+        )  # fmt: skip
+        return (*grads, None, None, None)
+
+
+@torch.library.custom_op(
+    "expertile::moe_mlp", mutates_args=(),
+    schema="(Tensor x, Tensor gate_up, Tensor down, Tensor topk_weights, Tensor? gate_up_bias, Tensor? down_bias, "
+    "Tensor topk_ids, str activation, bool interleaved, bool save_pre) "
+    "-> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
+)  # fmt: skip
+def _mlp_op(
+    x: _T, gate_up: _T, down: _T, topk_weights: _T, gate_up_bias: _Maybe, down_bias: _Maybe, topk_ids: _T,
+    activation: str, interleaved: bool, save_pre: bool,
+) -> tuple[_T, _T, _T, _T, _T, _T]:  # fmt: skip
+    out, pre, order = forward(
+        x, gate_up, down, topk_ids, topk_weights, gate_up_bias, down_bias, activation, interleaved, save_pre
+    )
+    pre = x.new_empty((0, gate_up.shape[1])) if pre is None else pre
+    return out, pre, order.offs, order.rows, order.slots, order.positions
+
+
+@_mlp_op.register_fake
+def _(
+    x: _T, gate_up: _T, down: _T, topk_weights: _T, gate_up_bias: _Maybe, down_bias: _Maybe, topk_ids: _T,
+    activation: str, interleaved: bool, save_pre: bool,
+) -> tuple[_T, _T, _T, _T, _T, _T]:  # fmt: skip
+    num_slots = topk_ids.shape[0] * topk_ids.shape[1]
+    pre = x.new_empty((num_slots if save_pre else 0, gate_up.shape[1]))
+    offs, rows, slots = (topk_ids.new_empty((n,), dtype=torch.int32) for n in (gate_up.shape[0], num_slots, num_slots))
+    return x.new_empty(x.shape), pre, offs, rows, slots, topk_ids.new_empty(topk_ids.shape, dtype=torch.int32)
+
+
+@torch.library.custom_op(
+    "expertile::moe_mlp_backward", mutates_args=(),
+    schema="(Tensor dy, Tensor x, Tensor gate_up, Tensor down, Tensor topk_weights, Tensor? down_bias, "
+    "Tensor topk_ids, Tensor pre, Tensor offs, Tensor rows, Tensor slots, Tensor positions, str activation, "
+    "bool interleaved, bool[] needs) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
+)  # fmt: skip
+def _mlp_backward_op(
+    dy: _T, x: _T, gate_up: _T, down: _T, topk_weights: _T, down_bias: _Maybe, topk_ids: _T, pre: _T, offs: _T,
+    rows: _T, slots: _T, positions: _T, activation: str, interleaved: bool, needs: list[bool],
+) -> tuple[_T, ...]:  # fmt: skip
+    grads = gradients(
+        dy, x, gate_up, down, topk_ids, topk_weights, pre, Permutation(offs, rows, slots, positions), down_bias,
+        activation, interleaved, tuple(needs),
+    )  # fmt: skip
+    return tuple(x.new_empty(0) if g is None else g for g in grads)
+
+
+@_mlp_backward_op.register_fake
+def _(
+    dy: _T, x: _T, gate_up: _T, down: _T, topk_weights: _T, down_bias: _Maybe, topk_ids: _T, pre: _T, offs: _T,
+    rows: _T, slots: _T, positions: _T, activation: str, interleaved: bool, needs: list[bool],
+) -> tuple[_T, ...]:  # fmt: skip
+    e, two_i, h = gate_up.shape
+    shapes = (tuple(x.shape), (e, two_i, h), (e, h, two_i // 2), tuple(topk_weights.shape), (e, two_i), (e, h))
+    dtypes = (x.dtype, x.dtype, x.dtype, torch.float32, x.dtype, x.dtype)
+    return tuple(
+        x.new_empty(s, dtype=d) if n else x.new_empty(0) for s, d, n in zip(shapes, dtypes, needs, strict=True)
+    )
+
+
+def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[_T, ...]) -> None:
+    x, gate_up, down, topk_weights, _, down_bias, topk_ids, *form = inputs
+    ctx.form = form[:2]
+    _, pre, offs, rows, slots, positions = output
+    ctx.save_for_backward(x, gate_up, down, topk_weights, down_bias, topk_ids, pre, offs, rows, slots, positions)
+
+
+def _gradient(ctx: Any, dy: _T, *_: Any) -> tuple[Any, ...]:
+    needs = list(ctx.needs_input_grad[:6])
+    grads = torch.ops.expertile.moe_mlp_backward(dy, *ctx.saved_tensors, *ctx.form, needs)
+    return (*(g if n else None for g, n in zip(grads, needs, strict=True)), None, None, None, None)
+
+
+_mlp_op.register_autograd(_gradient, setup_context=_setup)
+
+
+def moe_mlp(
+    x: torch.Tensor,
+    gate_up: Weight,
+    down: Weight,
+    topk_ids: torch.Tensor,
+    topk_weights: torch.Tensor,
+    *,
+    activation: str = "swiglu",
+    interleaved: bool = False,
+    gate_up_bias: torch.Tensor | None = None,
+    down_bias: torch.Tensor | None = None,
+    check: bool = False,
+) -> torch.Tensor:
+    """Each token's experts, weighted and summed; the formula is in this module's docstring.
+
+    Args:
+        x: [T, H], bfloat16, float16 or float32. T may be 0.
+        gate_up: [E, 2I, H] of x's dtype, gate and up rows as `interleaved` says; or Fp8Blocks with blocks of 128×128,
+            or Int4Weight, of that shape.
+        down: [E, H, I], of the same kind.
+        topk_ids: [T, k] int32 or int64. E marks a dropped slot; any other id out of range is dropped too.
+        topk_weights: [T, k], floating point; used in float32. Those of dropped slots are not looked at.
+        activation: "swiglu", "geglu" (tanh), "reglu" or "gpt_oss"; formulas in `ops.gathered_mm.activation`.
+        interleaved: gate_up's rows are (gate 0, up 0, gate 1, up 1, …); otherwise all of gate, then all of up.
+        gate_up_bias, down_bias: [E, 2I] and [E, H] of x's dtype.
+        check: also look at the values of topk_ids, which waits for the GPU.
+
+    Returns:
+        [T, H] in x's dtype. Differentiable once, in x, topk_weights, weights and biases; with Fp8Blocks in all but the
+        weights (the backward pass in x's dtype, from the weights' values); with Int4Weight not at all. No host
+        synchronisation: it can be captured in a CUDA graph.
+
+    Raises:
+        ValueError: naming the argument, what was expected and what came.
+    """
+    kind = _check(x, gate_up, down, topk_ids, topk_weights, activation, gate_up_bias, down_bias, check)
+    topk_weights = topk_weights.float()
+    if kind is not torch.Tensor:
+        from expertile.moe import _quantized_experts as quantized
+
+        mlp: Any = quantized.fp8_mlp if kind is Fp8Blocks else quantized.int4_mlp
+        return mlp(x, gate_up, down, topk_ids, topk_weights, activation, interleaved, gate_up_bias, down_bias)
+    assert isinstance(gate_up, torch.Tensor) and isinstance(down, torch.Tensor)
+    if x.device.type != "meta" and torch.is_autocast_enabled(x.device.type):
+        dtype = torch.get_autocast_dtype(x.device.type)
+        x, gate_up, down = (t.to(dtype) for t in (x, gate_up, down))
+        gate_up_bias, down_bias = (None if b is None else b.to(dtype) for b in (gate_up_bias, down_bias))
+    differentiable = (x, gate_up, down, topk_weights, gate_up_bias, down_bias)
+    grad = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in differentiable)
+    if torch.compiler.is_compiling() or type(x) not in PLAIN:
+        return torch.ops.expertile.moe_mlp(*differentiable, topk_ids, activation, interleaved, grad)[0]
+    if grad:
+        return _MoeMlp.apply(*differentiable, topk_ids, activation, interleaved)
+    return forward(
+        x, gate_up, down, topk_ids, topk_weights, gate_up_bias, down_bias, activation, interleaved, False
+    )[0]  # fmt: skip
+
+
+def _shape(weight: object) -> tuple[int, ...]:
+    if isinstance(weight, Fp8Blocks):
+        return tuple(weight.values.shape)
+    return tuple(weight.shape) if isinstance(weight, torch.Tensor | Int4Weight) else ()
+
+
+def _check(
+    x: object, gate_up: object, down: object, topk_ids: object, topk_weights: object, activation: str,
+    gate_up_bias: object, down_bias: object, values: bool,
+) -> type:  # fmt: skip
+    """The kind of the weights. ValueError unless everything fits together."""
+    if not isinstance(x, torch.Tensor) or x.dim() != 2 or x.dtype not in DTYPES:
+        raise ValueError(f"x: expected [T, H], float32, bfloat16 or float16, got {_described(x)}")
+    kind = next((k for k in (torch.Tensor, Fp8Blocks, Int4Weight) if isinstance(gate_up, k)), None)
+    if kind is None or not isinstance(down, kind):
+        raise ValueError(
+            "gate_up, down: expected two tensors, two Fp8Blocks or two Int4Weights, "
+            f"got {type(gate_up).__name__} and {type(down).__name__}"
+        )
+    shape, hidden = _shape(gate_up), x.shape[1]
+    if len(shape) != 3 or shape[1] % 2 or shape[2] != hidden:
+        raise ValueError(f"gate_up: expected shape [E, 2I, {hidden}] for x {list(x.shape)}, got {list(shape)}")
+    experts, inner = shape[0], shape[1] // 2
+    if _shape(down) != (experts, hidden, inner):
+        raise ValueError(f"down: expected shape {[experts, hidden, inner]}, got {list(_shape(down))}")
+    if isinstance(gate_up, torch.Tensor) and isinstance(down, torch.Tensor):
+        _check_like(x, gate_up=(gate_up, shape), down=(down, (experts, hidden, inner)))
+    elif isinstance(gate_up, Fp8Blocks) and isinstance(down, Fp8Blocks):
+        for name, block in (("gate_up", gate_up.block), ("down", down.block)):
+            if block != (128, 128):
+                raise ValueError(f"{name}: expected blocks of (128, 128), got {block}")
+    _check_like(x, gate_up_bias=(gate_up_bias, (experts, 2 * inner)), down_bias=(down_bias, (experts, hidden)))
+    check_ids(topk_ids, experts, values)
+    assert isinstance(topk_ids, torch.Tensor)
+    if topk_ids.shape[0] != x.shape[0] or topk_ids.shape[1] < 1 or topk_ids.device != x.device:
+        raise ValueError(f"topk_ids: expected [{x.shape[0]}, k] on {x.device}, k >= 1, got {_described(topk_ids)}")
+    floating = isinstance(topk_weights, torch.Tensor) and topk_weights.is_floating_point()
+    if not isinstance(topk_weights, torch.Tensor) or not floating or topk_weights.shape != topk_ids.shape:
+        raise ValueError(
+            f"topk_weights: expected shape {list(topk_ids.shape)}, floating point, got {_described(topk_weights)}"
+        )
+    if activation not in ACTIVATIONS:
+        raise ValueError(f"activation: expected one of {ACTIVATIONS}, got {activation!r}")
+    return kind
+
+
+def _described(x: object) -> str:
+    return f"{list(x.shape)} {x.dtype} on {x.device}" if isinstance(x, torch.Tensor) else type(x).__name__
+
+
+def _check_like(x: torch.Tensor, **arguments: tuple[object, tuple[int, ...]]) -> None:
+    """ValueError unless each argument is None or a tensor of that shape, with x's dtype (or to be cast) and device."""
+    for name, (t, shape) in arguments.items():
+        if t is None:
+            continue
+        cast = x.device.type != "meta" and torch.is_autocast_enabled(x.device.type)
+        right = isinstance(t, torch.Tensor) and tuple(t.shape) == shape and t.device == x.device
+        if not right or not (cast or t.dtype is x.dtype):  # type: ignore[attr-defined]
+            raise ValueError(f"{name}: expected {list(shape)} {x.dtype} on {x.device}, got {_described(t)}")

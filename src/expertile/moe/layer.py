@@ -1,0 +1,173 @@
+"""MoE: router and expert MLPs as a module.
+
+    logits = x @ router^T (+ router_bias);  ids, weights = route(logits);  out = moe_mlp(x, gate_up, down, ids, weights)
+
+plus, with a shared expert, one more MLP that every token goes through (DeepSeek-V3, arXiv:2412.19437, eq. 12).
+Parameters are stored as `torch.nn.Linear` has them, one expert after the other: router [E, H], gate_up [E, 2I, H], down
+[E, H, I].
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from expertile.moe.experts import moe_mlp
+from expertile.moe.router import RouterConfig, Routing, route
+from expertile.ops.gathered_mm.problem import ACTIVATIONS
+
+
+class MoE(nn.Module):
+    """A Mixture-of-Experts feed-forward layer.
+
+    Args:
+        hidden_size, intermediate_size: H and I.
+        num_experts, top_k: E and k.
+        activation, interleaved: as for `moe_mlp`.
+        bias: whether the experts have biases, gate_up_bias [E, 2I] and down_bias [E, H].
+        router_bias: whether the router has one, [E].
+        router_dtype: the dtype that logits are computed in; the layer's by default.
+        shared_intermediate_size: I of a shared expert with the same activation, or None.
+        device, dtype: of the parameters. On the meta device they are filled by `to_empty` and `reset_parameters`.
+        router_options: fields of `RouterConfig`: score, order, normalize, scale, num_groups, top_groups, group_score,
+            capacity_factor, rounding, tile, candidates.
+
+    Attributes:
+        config: RouterConfig.
+        correction_bias: [E] float32 buffer, added to the scores for the choice alone; for sigmoid scores, else None.
+            `update_correction_bias` moves it.
+
+    Raises:
+        ValueError: a size below 1, an unknown activation, or a `RouterConfig` that cannot be.
+        TypeError: a router option that RouterConfig has no field for.
+    """
+
+    correction_bias: torch.Tensor | None
+
+    def __init__(
+        self,
+        hidden_size: int,
+        intermediate_size: int,
+        num_experts: int,
+        top_k: int,
+        *,
+        activation: str = "swiglu",
+        interleaved: bool = False,
+        bias: bool = False,
+        router_bias: bool = False,
+        router_dtype: torch.dtype | None = None,
+        shared_intermediate_size: int | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        **router_options: Any,
+    ) -> None:
+        super().__init__()
+        sizes = {"hidden_size": hidden_size, "intermediate_size": intermediate_size}
+        if shared_intermediate_size is not None:
+            sizes["shared_intermediate_size"] = shared_intermediate_size
+        for name, size in sizes.items():
+            if size < 1:
+                raise ValueError(f"{name}: expected at least 1, got {size}")
+        if activation not in ACTIVATIONS:
+            raise ValueError(f"activation: expected one of {ACTIVATIONS}, got {activation!r}")
+        self.config = RouterConfig(num_experts, top_k, **router_options)
+        self.hidden_size, self.intermediate_size = hidden_size, intermediate_size
+        self.shared_intermediate_size = shared_intermediate_size
+        self.activation, self.interleaved, self.router_dtype = activation, interleaved, router_dtype
+
+        def parameter(*shape: int) -> nn.Parameter:
+            return nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
+
+        e, h, i, shared = num_experts, hidden_size, intermediate_size, shared_intermediate_size
+        self.router = parameter(e, h)
+        self.router_bias = parameter(e) if router_bias else None
+        self.gate_up = parameter(e, 2 * i, h)
+        self.gate_up_bias = parameter(e, 2 * i) if bias else None
+        self.down = parameter(e, h, i)
+        self.down_bias = parameter(e, h) if bias else None
+        self.shared_gate_up = None if shared is None else parameter(2 * shared, h)
+        self.shared_down = None if shared is None else parameter(h, shared)
+        correction = torch.zeros(e, dtype=torch.float32, device=device) if self.config.score == "sigmoid" else None
+        self.register_buffer("correction_bias", correction)
+        self.reset_parameters()
+
+    def _fan_in(self) -> Iterator[tuple[torch.Tensor, int]]:
+        """Each parameter with the number of inputs that it is drawn for."""
+        pairs = (
+            (self.router, self.router_bias), (self.gate_up, self.gate_up_bias), (self.down, self.down_bias),
+            (self.shared_gate_up, None), (self.shared_down, None),
+        )  # fmt: skip
+        for weight, bias in pairs:
+            for parameter in (weight, bias):
+                if weight is not None and parameter is not None:
+                    yield parameter, weight.shape[-1]
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Draw every weight and bias as `torch.nn.Linear` does, from U(-1, 1) / sqrt(inputs); no correction."""
+        for parameter, inputs in self._fan_in():
+            bound = 1.0 / math.sqrt(inputs)
+            nn.init.uniform_(parameter, -bound, bound)
+        if self.correction_bias is not None:
+            self.correction_bias.zero_()
+
+    @torch.no_grad()
+    def update_correction_bias(self, counts: torch.Tensor, rate: float = 1e-3) -> None:
+        """Move the bias of experts with fewer rows than the mean up by `rate`, of those with more down: DeepSeek-V3's
+        balancing without a loss (arXiv:2408.15664, algorithm 1). `counts` [E]: rows of each expert over a step, on all
+        ranks. ValueError for a layer without correction bias."""
+        if self.correction_bias is None:
+            raise ValueError("correction_bias: expected a layer with sigmoid scores, got softmax")
+        counts = counts.to(torch.float32)
+        self.correction_bias.add_(torch.sign(counts.mean() - counts), alpha=rate)
+
+    def logits(self, x: torch.Tensor) -> torch.Tensor:
+        """The router's logits [T, E] for x [T, H]."""
+        dtype = self.router_dtype
+        if dtype is None:
+            return F.linear(x, self.router, self.router_bias)
+        bias = None if self.router_bias is None else self.router_bias.to(dtype)
+        return F.linear(x.to(dtype), self.router.to(dtype), bias)
+
+    def forward(self, x: torch.Tensor, *, return_routing: bool = False) -> Any:
+        """x [..., H] -> [..., H]; with `return_routing` also the Routing, scores included, for the auxiliary losses.
+
+        ValueError if x's last dimension isn't H.
+        """
+        if x.dim() < 1 or x.shape[-1] != self.hidden_size:
+            raise ValueError(f"x: expected shape [..., {self.hidden_size}], got {list(x.shape)}")
+        tokens = x.reshape(-1, self.hidden_size)
+        routing: Routing = route(
+            self.logits(tokens), self.config, bias=self.correction_bias, want_scores=return_routing
+        )
+        out = moe_mlp(
+            tokens, self.gate_up, self.down, routing.topk_ids, routing.topk_weights, activation=self.activation,
+            interleaved=self.interleaved, gate_up_bias=self.gate_up_bias, down_bias=self.down_bias,
+        )  # fmt: skip
+        if self.shared_gate_up is not None and self.shared_down is not None:
+            ids = torch.zeros((tokens.shape[0], 1), dtype=torch.int32, device=x.device)
+            out = out + moe_mlp(
+                tokens, self.shared_gate_up[None], self.shared_down[None], ids, torch.ones_like(ids).float(),
+                activation=self.activation, interleaved=self.interleaved,
+            )  # fmt: skip
+        out = out if x.dim() == 2 else out.view(x.shape)
+        return (out, routing) if return_routing else out
+
+    def extra_repr(self) -> str:
+        c = self.config
+        text = (
+            f"hidden_size={self.hidden_size}, intermediate_size={self.intermediate_size}, "
+            f"num_experts={c.num_experts}, top_k={c.top_k}, activation={self.activation}, score={c.score}"
+        )
+        if self.shared_intermediate_size is not None:
+            text += f", shared_intermediate_size={self.shared_intermediate_size}"
+        if c.num_groups is not None:
+            text += f", groups={c.top_groups} of {c.num_groups}"
+        if c.capacity_factor is not None:
+            text += f", capacity_factor={c.capacity_factor}"
+        return text + (f", rounding={c.rounding}" if c.rounding is not None else "")

@@ -1,0 +1,356 @@
+"""Expert parallelism: the experts of a layer divided among the ranks of a process group.
+
+Every rank routes its own tokens to global expert ids. Their rows travel to the ranks that hold those experts, the
+experts' products run there with the kernels of a single GPU, and the results travel back:
+
+    counts      [2, chunks, W] int32 to every rank; the host reads them             exact mode only
+    labels      a row's k ids and weights, 8 k bytes                                in chunks, as the rows
+    dispatch    x, H elements a row; a token goes to a rank once                    ≤ min(W, k) rows a token
+    experts     gathered up-projection with activation, down-projection             one chunk of experts at a time
+    combine     "ordered": one row for each slot comes back                         k rows a token
+                "partial": each rank sums its experts' rows of a token first        ≤ min(W, k) rows a token
+    sum         out[t] = Σ_j w[t, j] y[t, j] in the order of j; or Σ over ranks of their sums
+
+All chunks' dispatches are queued at once, and a chunk's results start back while the next chunk's products run. The
+order of sums in "ordered" is that of one GPU, and so are the bits, as long as the products are computed the same way
+for other numbers of rows. "partial" rounds each rank's sum to x's dtype.
+
+The backward pass sends dy as x was sent, sums dx over a rank's experts before it returns (so both move ≤ min(W, k) rows
+a token), and computes the weights' gradients while dx travels. What is kept: the rows received, the pre-activation, the
+plan. A weight's gradient is complete on the rank that holds it: do not all-reduce it over the group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, fields, replace
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from expertile.moe._dispatch import Placement
+from expertile.moe._exchange import Exchange
+from expertile.moe._members import Members
+from expertile.moe._parallel_mlp import Experts, parallel_mlp
+from expertile.moe.experts import Weight, _check, _shape, moe_mlp
+from expertile.moe.layer import MoE
+from expertile.moe.permute import check_ids
+from expertile.moe.router import route
+
+_ORDERS = ("ordered", "partial")
+_OF_EXPERTS = ("gate_up", "down", "gate_up_bias", "down_bias")
+
+
+@dataclass(frozen=True)
+class ParallelConfig:
+    """What every rank of the group must have alike.
+
+    num_experts, top_k, hidden_size, dtype: of the layer and its activations. num_experts is at least the world size,
+        and need not be a multiple of it; top_k is the columns of topk_ids.
+    chunks: into how many runs each rank's experts are cut, so that the results of one travel while the next is
+        computed; 1 to num_experts // world.
+    combine: "ordered" (one row for each slot comes back; the bits of one GPU) or "partial" (one for each token and
+        rank, a sum rounded to dtype).
+    max_tokens: None: buffers as long as what they hold, and one wait for the GPU a step. Otherwise the most tokens of a
+        rank in a step: buffers of fixed size, nothing waits for the GPU, and CUDA graphs can be captured. chunks is 1.
+    capacity: with max_tokens, the slots from one rank to another that a buffer has room for; by default all that can
+        be, max_tokens · min(top_k, experts of a rank). What does not fit makes its token NaN and is counted.
+    """
+
+    num_experts: int
+    top_k: int
+    hidden_size: int
+    dtype: torch.dtype = torch.bfloat16
+    chunks: int = 1
+    combine: str = "ordered"
+    max_tokens: int | None = None
+    capacity: int | None = None
+
+    def check(self, world: int) -> None:
+        """ValueError naming the first field that cannot be for `world` ranks."""
+        least = {"num_experts": world, "top_k": 1, "hidden_size": 1, "chunks": 1, "max_tokens": 1, "capacity": 1}
+        for name, low in least.items():
+            value = getattr(self, name)
+            if value is not None and value < low:
+                of = f", one for each of {world} ranks" if name == "num_experts" else ""
+                raise ValueError(f"{name}: expected at least {low}{of}, got {value}")
+        if self.top_k > self.num_experts:
+            raise ValueError(f"top_k: expected at most num_experts ({self.num_experts}), got {self.top_k}")
+        if self.chunks > self.num_experts // world:
+            raise ValueError(
+                f"chunks: expected at most {self.num_experts // world}, the experts of a rank, got {self.chunks}"
+            )
+        if self.combine not in _ORDERS:
+            raise ValueError(f"combine: expected one of {_ORDERS}, got {self.combine!r}")
+        if self.max_tokens is None and self.capacity is not None:
+            raise ValueError(f"capacity: expected None without max_tokens, got {self.capacity}")
+        if self.max_tokens is not None and self.chunks != 1:
+            raise ValueError(f"chunks: expected 1 with max_tokens, whose buffers are not cut, got {self.chunks}")
+
+    def slots_per_pair(self, world: int) -> int | None:
+        """Rows of a return buffer from one rank to another; None: as many as there are."""
+        if self.max_tokens is None:
+            return None
+        most = self.max_tokens * min(self.top_k, -(-self.num_experts // world))
+        return most if self.capacity is None else min(self.capacity, most)
+
+
+class ExpertParallel:
+    """The experts of one layer across the ranks of `group`.
+
+    Args:
+        config: alike on every rank, which is checked here.
+        group: a ProcessGroup or one-dimensional DeviceMesh; the default group if None. NCCL for tensors on GPUs, gloo
+            on CPUs. Its members must all make this object, in the same order as others of its kind.
+        timeout: of every wait for another rank; the group's own by default. Errors come before it.
+        settings: more that must be alike on every rank (the activation, say), compared by its text.
+
+    Attributes:
+        experts: range of the global ids of the experts that this rank holds.
+        rank, world: this rank in the group, and how many there are.
+
+    Raises:
+        ValueError: on every rank, naming the settings and ranks that differ; or a config that cannot be.
+        RuntimeError: naming the ranks that did not come.
+    """
+
+    def __init__(
+        self,
+        config: ParallelConfig,
+        group: dist.ProcessGroup | DeviceMesh | None = None,
+        *,
+        timeout: timedelta | None = None,
+        settings: dict[str, Any] | None = None,
+    ):
+        self.config = config
+        self.group = _process_group(group)
+        self.members = Members(self.group, timeout)
+        self.rank, self.world = self.members.rank, self.members.world
+        self.members.agree({**asdict(config), **(settings or {})})
+        config.check(self.world)
+        placement = Placement(config.num_experts, self.world, config.chunks)
+        self.experts = placement.experts(self.rank)
+        self._exchange = Exchange(self.members, placement, config.slots_per_pair(self.world), config.max_tokens)
+
+    @property
+    def overflow(self) -> torch.Tensor | None:
+        """[1] int64 on the device of the last call: how many of this rank's slots found no room since this object was
+        made. None before the first call, and without max_tokens."""
+        return self._exchange.overflow
+
+    def shard(self, weight: Any) -> Any:
+        """This rank's part, views, of a tensor, Fp8Blocks or Int4Weight with all experts as its first dimension."""
+        if not isinstance(weight, torch.Tensor):
+            tensors = {f.name: getattr(weight, f.name) for f in fields(weight)}
+            return replace(weight, **{n: self.shard(t) for n, t in tensors.items() if isinstance(t, torch.Tensor)})
+        if weight.dim() < 1 or weight.shape[0] != self.config.num_experts:
+            raise ValueError(f"weight: expected {self.config.num_experts} experts first, got {list(weight.shape)}")
+        return weight[self.experts.start : self.experts.stop]
+
+    def mlp(
+        self,
+        x: torch.Tensor,
+        gate_up: Weight,
+        down: Weight,
+        topk_ids: torch.Tensor,
+        topk_weights: torch.Tensor,
+        *,
+        activation: str = "swiglu",
+        interleaved: bool = False,
+        gate_up_bias: torch.Tensor | None = None,
+        down_bias: torch.Tensor | None = None,
+        check: bool = False,
+    ) -> torch.Tensor:
+        """`moe_mlp` with experts on all ranks: every rank of the group must call it, with its own tokens or with none.
+
+        Args:
+            x: [T, H] of the config's dtype, this rank's tokens; T may differ from rank to rank.
+            gate_up, down: [E_local, 2I, H] and [E_local, H, I], the experts of this rank (`experts`, `shard`);
+                Fp8Blocks and Int4Weight without gradients.
+            topk_ids: [T, k] int32 or int64 global ids; num_experts (or any other id out of range) is a dropped slot.
+            topk_weights: [T, k], floating point; used in float32.
+            activation, interleaved: as `moe_mlp` has them.
+            gate_up_bias, down_bias: [E_local, 2I] and [E_local, H].
+            check: also look for ids out of range, which waits for the GPU.
+
+        Returns:
+            [T, H] in x's dtype. Differentiable in x, topk_weights, the weights and the biases; then every rank must run
+            the backward pass too.
+
+        Raises:
+            ValueError: naming the argument, what was expected and what came.
+            RuntimeError: another rank died or did not come in time, and which.
+        """
+        topk_weights = topk_weights.float()
+        if torch.is_autocast_enabled(x.device.type):
+            dtype = torch.get_autocast_dtype(x.device.type)
+            x, gate_up, down = x.to(dtype), _cast(gate_up, dtype), _cast(down, dtype)
+            gate_up_bias, down_bias = _cast(gate_up_bias, dtype), _cast(down_bias, dtype)
+        self._validate(x, gate_up, down, topk_ids, topk_weights, gate_up_bias, down_bias, activation)
+        if check:
+            check_ids(topk_ids, self.config.num_experts, values=True)
+        out_of_range = (topk_ids < 0) | (topk_ids > self.config.num_experts)
+        ids = torch.where(out_of_range, self.config.num_experts, topk_ids).to(torch.int32)
+        tokens = x.shape[0]
+        if tokens == 0:  # one token without experts in its place: no product or index meets an empty buffer
+            x = torch.cat([x, x.new_zeros(1, x.shape[1])])
+            ids = ids.new_full((1, self.config.top_k), self.config.num_experts)
+            topk_weights = torch.cat([topk_weights, topk_weights.new_zeros(1, self.config.top_k)])
+        experts = Experts(gate_up, down, gate_up_bias, down_bias, activation, interleaved)
+        out = parallel_mlp(self._exchange, experts, self.config.combine == "ordered", x, ids, topk_weights)
+        return out if tokens else out[:0]
+
+    def check(self) -> None:
+        """Wait for the GPU, and through it for the other ranks: 3/4 of the timeout at most.
+
+        Raises:
+            RuntimeError: naming the ranks that died or did not come; or, with max_tokens, when a slot of this rank
+                found no room in a buffer since this object was made.
+        """
+        device = self._exchange.device
+        with self.members.named("waiting for the GPU"):
+            if device is not None and device.type == "cuda":
+                self.members.synchronize(device)
+            lost = 0 if self.overflow is None else int(self.overflow)
+        if lost:
+            raise RuntimeError(
+                f"expert parallel, rank {self.members.name}: {lost} slots found no room in buffers of "
+                f"{self.config.slots_per_pair(self.world)} slots from rank to rank (capacity); their tokens are NaN"
+            )
+
+    def _validate(
+        self, x: torch.Tensor, gate_up: Weight, down: Weight, topk_ids: torch.Tensor, topk_weights: torch.Tensor,
+        gate_up_bias: torch.Tensor | None, down_bias: torch.Tensor | None, activation: str,
+    ) -> None:  # fmt: skip
+        c, e = self.config, len(self.experts)
+        check_ids(topk_ids, c.num_experts)
+        if x.dim() != 2 or x.shape[1] != c.hidden_size or x.dtype != c.dtype:
+            raise ValueError(f"x: expected [T, {c.hidden_size}] {c.dtype}, got {list(x.shape)} {x.dtype}")
+        if c.max_tokens is not None and x.shape[0] > c.max_tokens:
+            raise ValueError(f"x: expected at most max_tokens ({c.max_tokens}) rows, got {x.shape[0]}")
+        if topk_ids.shape[1] != c.top_k:
+            raise ValueError(f"topk_ids: expected [{x.shape[0]}, {c.top_k}], got {list(topk_ids.shape)}")
+        # The rest is what `moe_mlp` requires of these weights and tokens.
+        kind = _check(x, gate_up, down, topk_ids, topk_weights, activation, gate_up_bias, down_bias, False)
+        if _shape(gate_up)[0] != e:
+            raise ValueError(f"gate_up: expected the {e} experts of rank {self.members.name}, got {_shape(gate_up)[0]}")
+        asked = any(t is not None and t.requires_grad for t in (x, topk_weights, gate_up_bias, down_bias))
+        if kind is not torch.Tensor and torch.is_grad_enabled() and asked:
+            raise ValueError("gate_up, down: quantised experts have no backward pass here; expected torch.no_grad(), "
+                             "got gradients on")  # fmt: skip
+
+
+def _cast(x: Any, dtype: torch.dtype) -> Any:
+    return x.to(dtype) if isinstance(x, torch.Tensor) else x
+
+
+def _process_group(group: dist.ProcessGroup | DeviceMesh | None) -> dist.ProcessGroup:
+    if isinstance(group, DeviceMesh):
+        if group.ndim != 1:
+            raise ValueError(f"group: expected a one-dimensional DeviceMesh (mesh['name'] is one), got {group.ndim}")
+        return group.get_group()
+    if group is not None:
+        return group
+    if not dist.is_initialized():
+        raise ValueError("group: expected a process group, got None without torch.distributed.init_process_group")
+    found = dist.group.WORLD
+    assert found is not None
+    return found
+
+
+class ExpertParallelMoE(MoE):
+    """`MoE` with its experts divided among the ranks of a group; router and shared expert are on every rank.
+
+    Each rank passes its own tokens. The gradients of this rank's experts are sums over the tokens of all ranks; those
+    of the router and the shared expert are of its own tokens, to be reduced as in data parallelism.
+
+    Args:
+        moe: the whole layer, alike on every rank (same seed, or loaded); this rank's experts are copied, all else is
+            taken over. On the meta device nothing is allocated: `to_empty`, then load.
+        group, timeout: as for `ExpertParallel`.
+        chunks, combine, max_tokens, capacity: as for `ParallelConfig`.
+
+    Attributes:
+        parallel: ExpertParallel.
+
+    `load_state_dict` takes the state of the whole layer, or this rank's, which is what `state_dict` gives. Under
+    torch.compile, disable this module (`torch.compiler.disable`): collectives are not traced.
+
+    Raises:
+        ValueError, RuntimeError: as `ExpertParallel`.
+    """
+
+    def __init__(
+        self,
+        moe: MoE,
+        group: dist.ProcessGroup | DeviceMesh | None = None,
+        *,
+        chunks: int = 1,
+        combine: str = "ordered",
+        max_tokens: int | None = None,
+        capacity: int | None = None,
+        timeout: timedelta | None = None,
+    ) -> None:
+        gate_up = moe.gate_up
+        assert gate_up is not None
+        super().__init__(
+            moe.hidden_size, moe.intermediate_size, activation=moe.activation, interleaved=moe.interleaved,
+            bias=moe.gate_up_bias is not None, router_bias=moe.router_bias is not None, router_dtype=moe.router_dtype,
+            shared_intermediate_size=moe.shared_intermediate_size, device="meta", dtype=gate_up.dtype,
+            **asdict(moe.config),
+        )  # fmt: skip
+        config = ParallelConfig(
+            moe.config.num_experts, moe.config.columns, moe.hidden_size, gate_up.dtype, chunks, combine, max_tokens,
+            capacity,
+        )  # fmt: skip
+        layer = {**asdict(moe.config), "activation": moe.activation, "interleaved": moe.interleaved,
+                 "intermediate_size": moe.intermediate_size}  # fmt: skip
+        self.parallel = ExpertParallel(config, group, timeout=timeout, settings=layer)
+        for name, parameter in moe.named_parameters(recurse=False):
+            if name in _OF_EXPERTS:
+                part = self.parallel.shard(parameter.detach()).clone()
+                parameter = nn.Parameter(part, requires_grad=parameter.requires_grad)
+            setattr(self, name, parameter)
+        self.correction_bias = moe.correction_bias
+
+    def expert_parameters(self) -> Iterator[nn.Parameter]:
+        """Those of this rank's experts, which no reduction over the group may touch."""
+        return (p for name, p in self.named_parameters(recurse=False) if name in _OF_EXPERTS)
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
+        for name in _OF_EXPERTS:
+            whole = state_dict.get(prefix + name)
+            if whole is not None and whole.shape[0] == self.config.num_experts:
+                state_dict[prefix + name] = self.parallel.shard(whole)
+        super()._load_from_state_dict(state_dict, prefix, *rest)
+
+    def forward(self, x: torch.Tensor, *, return_routing: bool = False) -> Any:
+        """As `MoE.forward`; every rank of the group must call it."""
+        if x.dim() < 1 or x.shape[-1] != self.hidden_size:
+            raise ValueError(f"x: expected shape [..., {self.hidden_size}], got {list(x.shape)}")
+        tokens = x.reshape(-1, self.hidden_size)
+        routing = route(self.logits(tokens), self.config, bias=self.correction_bias, want_scores=return_routing)
+        assert self.gate_up is not None and self.down is not None
+        form: dict[str, Any] = {"activation": self.activation, "interleaved": self.interleaved}
+        out = self.parallel.mlp(
+            tokens, self.gate_up, self.down, routing.topk_ids, routing.topk_weights, **form,
+            gate_up_bias=self.gate_up_bias, down_bias=self.down_bias,
+        )  # fmt: skip
+        if self.shared_gate_up is not None and self.shared_down is not None:
+            ids = torch.zeros((tokens.shape[0], 1), dtype=torch.int32, device=x.device)
+            shared = self.shared_gate_up[None], self.shared_down[None]
+            out = out + moe_mlp(tokens, *shared, ids, torch.ones_like(ids, dtype=torch.float32), **form)
+        out = out.view(x.shape)
+        return (out, routing) if return_routing else out
+
+    def extra_repr(self) -> str:
+        held, c = self.parallel.experts, self.parallel.config
+        fixed = "" if c.max_tokens is None else f", max_tokens={c.max_tokens}, capacity={c.capacity}"
+        return (
+            f"{super().extra_repr()}, experts {held.start} … {held.stop - 1} on rank {self.parallel.rank} of "
+            f"{self.parallel.world}, chunks={c.chunks}, combine={c.combine}{fixed}"
+        )

@@ -1,0 +1,252 @@
+"""permutation: which row of the expert order every routing slot goes to, without waiting for the host.
+
+Slot s = t * k + j is token t's j-th expert. Rows are ordered by expert and, within an expert, by slot: a stable
+counting sort of topk_ids,
+
+    positions[s] = offs[e - 1] + |{s' < s: topk_ids[s'] = e}|     with e = topk_ids[s], offs = running sum of the counts
+
+so equal inputs give equal orders, on every machine. A slot whose id is no expert (`num_experts` is the mark for a
+dropped one) has no row.
+
+Bytes: topk_ids read twice, 4 bytes written to each of rows, slots and positions, and E counts for every 128 slots:
+some 5 MB for 32768 tokens with top-8 of 128, two microseconds of memory traffic. What takes time is latency, so there
+are three launches of many small programs:
+
+    count   the histogram of every block of 128 slots                         [E, blocks]
+    scan    for every expert the running sum of its counts over the blocks    one program per expert
+    place   rank within the block (slots before with the same id) + the block's base + the expert's start
+
+and up to 1024 slots, one program that sorts id * 1024 + slot in one launch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+from expertile.ops._rows import PLAIN, on_kernels
+from expertile.ops._rows_launch import launch
+
+BLOCK = 128  # slots that are ranked against each other
+SMALL = 1024  # slots that one program sorts
+MOST_EXPERTS = 2048  # of the kernels, whose histograms stay within registers and shared memory
+_BINS = 2048  # of one histogram: experts * blocks of one program
+
+
+@dataclass(frozen=True)
+class Permutation:
+    """The expert order of T * k slots; R = T * k.
+
+    offs: [E] int32, the end row of each expert.
+    rows: [R] int32, the token of each row; 0 past offs[-1].
+    slots: [R] int32, the slot t * k + j of each row; 0 past offs[-1].
+    positions: [T, k] int32, the row of each slot; -1 for a dropped one.
+    """
+
+    offs: torch.Tensor
+    rows: torch.Tensor
+    slots: torch.Tensor
+    positions: torch.Tensor
+
+
+@triton.jit
+def _expert(ids_ptr, slot, mask, experts):
+    """Expert of each slot as int32, -1 where there is none. Compared before it is narrowed: nothing wraps around."""
+    expert = tl.load(ids_ptr + slot, mask=mask, other=-1)
+    return tl.where((expert >= 0) & (expert < experts), expert, -1).to(tl.int32)
+
+
+@triton.jit
+def _sort_kernel(
+    ids_ptr, offs_ptr, rows_ptr, slots_ptr, positions_ptr, num_slots, top_k, experts,
+    SLOTS_P2: tl.constexpr, EXPERTS_P2: tl.constexpr,
+):  # fmt: skip
+    i = tl.arange(0, SLOTS_P2)
+    expert = _expert(ids_ptr, i, i < num_slots, experts)
+    key = tl.sort(tl.where(expert < 0, experts, expert) * SLOTS_P2 + i)
+    slot = key % SLOTS_P2
+    kept = key < experts * SLOTS_P2
+    tl.store(slots_ptr + i, tl.where(kept, slot, 0), mask=i < num_slots)
+    tl.store(rows_ptr + i, tl.where(kept, slot // top_k, 0), mask=i < num_slots)
+    tl.store(positions_ptr + slot, tl.where(kept, i, -1), mask=slot < num_slots)
+    e = tl.arange(0, EXPERTS_P2)
+    counts = tl.histogram(tl.maximum(expert, 0), EXPERTS_P2, mask=expert >= 0)
+    tl.store(offs_ptr + e, tl.cumsum(counts, 0), mask=e < experts)
+
+
+@triton.jit
+def _count_kernel(
+    ids_ptr, rows_ptr, slots_ptr, counts_ptr, num_slots, blocks, experts,
+    BLOCK: tl.constexpr, BLOCKS: tl.constexpr, EXPERTS_P2: tl.constexpr,
+):  # fmt: skip
+    """counts [E, blocks]: slots of each expert in each block; a program takes BLOCKS blocks. Clears rows and slots."""
+    program = tl.program_id(0)
+    i = tl.arange(0, BLOCK * BLOCKS)
+    slot = program * (BLOCK * BLOCKS) + i
+    there = slot < num_slots
+    expert = _expert(ids_ptr, slot, there, experts)
+    tl.store(rows_ptr + slot, 0, mask=there)
+    tl.store(slots_ptr + slot, 0, mask=there)
+    # Blocks vary fastest, so that an expert's counts are written side by side.
+    counts = tl.histogram(tl.maximum(expert, 0) * BLOCKS + i // BLOCK, EXPERTS_P2 * BLOCKS, mask=expert >= 0)
+    bins = tl.arange(0, EXPERTS_P2 * BLOCKS)
+    block = program * BLOCKS + bins % BLOCKS
+    counted = (bins // BLOCKS < experts) & (block < blocks)
+    tl.store(counts_ptr + (bins // BLOCKS).to(tl.int64) * blocks + block, counts, mask=counted)
+
+
+@triton.jit
+def _scan_kernel(counts_ptr, totals_ptr, blocks, CHUNK: tl.constexpr):
+    """An expert's counts become the sums of those before them; totals [E] the sum of all."""
+    expert = tl.program_id(0)
+    counts_ptr += expert.to(tl.int64) * blocks
+    total = tl.zeros([], tl.int32)
+    for start in range(0, blocks, CHUNK):
+        block = start + tl.arange(0, CHUNK)
+        counts = tl.load(counts_ptr + block, mask=block < blocks, other=0)
+        tl.store(counts_ptr + block, total + tl.cumsum(counts, 0) - counts, mask=block < blocks)
+        total += tl.sum(counts, 0)
+    tl.store(totals_ptr + expert, total)
+
+
+@triton.jit
+def _place_kernel(
+    ids_ptr, before_ptr, totals_ptr, offs_ptr, rows_ptr, slots_ptr, positions_ptr, num_slots, top_k, blocks, experts,
+    BLOCK: tl.constexpr, EXPERTS_P2: tl.constexpr,
+):  # fmt: skip
+    block = tl.program_id(0)
+    i = tl.arange(0, BLOCK)
+    slot = block * BLOCK + i
+    there = slot < num_slots
+    expert = _expert(ids_ptr, slot, there, experts)
+    rank = tl.zeros([BLOCK], tl.int32)
+    for first in range(0, BLOCK, 16):  # all at once would leave registers for few programs, and latency limits
+        j = first + tl.arange(0, 16)
+        other = _expert(ids_ptr, block * BLOCK + j, block * BLOCK + j < num_slots, experts)
+        rank += tl.sum(((expert[:, None] == other[None, :]) & (j[None, :] < i[:, None])).to(tl.int32), 1)
+    e = tl.arange(0, EXPERTS_P2)
+    totals = tl.load(totals_ptr + e, mask=e < experts, other=0)
+    ends = tl.cumsum(totals, 0)
+    if block == 0:
+        tl.store(offs_ptr + e, ends, mask=e < experts)
+    kept = expert >= 0
+    known = tl.maximum(expert, 0)
+    before = tl.load(before_ptr + known.to(tl.int64) * blocks + block, mask=kept, other=0)
+    position = tl.gather(ends - totals, known, 0) + before + rank
+    tl.store(positions_ptr + slot, tl.where(kept, position, -1), mask=there)
+    tl.store(rows_ptr + position, slot // top_k, mask=kept)
+    tl.store(slots_ptr + position, slot, mask=kept)
+
+
+_Parts = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
+
+
+def _empty(topk_ids: torch.Tensor, num_experts: int) -> _Parts:
+    num_slots = topk_ids.numel()
+    offs, rows, slots = (
+        torch.empty(n, dtype=torch.int32, device=topk_ids.device) for n in (num_experts, num_slots, num_slots)
+    )
+    return offs, rows, slots, torch.empty(topk_ids.shape, dtype=torch.int32, device=topk_ids.device)
+
+
+def _on_device(topk_ids: torch.Tensor, num_experts: int) -> _Parts:
+    offs, rows, slots, positions = parts = _empty(topk_ids, num_experts)
+    num_slots, top_k = topk_ids.numel(), topk_ids.shape[1]
+    experts_p2 = max(32, triton.next_power_of_2(num_experts))
+    if num_slots <= SMALL:
+        slots_p2 = max(128, triton.next_power_of_2(num_slots))
+        launch(
+            _sort_kernel, 1, (topk_ids, offs, rows, slots, positions), (num_slots, top_k, num_experts),
+            (slots_p2, experts_p2), num_warps=4,
+        )  # fmt: skip
+        return parts
+    blocks = -(-num_slots // BLOCK)
+    together = min(8, _BINS // experts_p2)
+    scratch = torch.empty(num_experts * (blocks + 1), dtype=torch.int32, device=topk_ids.device)
+    totals, counts = scratch[:num_experts], scratch[num_experts:]
+    launch(
+        _count_kernel, -(-blocks // together), (topk_ids, rows, slots, counts), (num_slots, blocks, num_experts),
+        (BLOCK, together, experts_p2), num_warps=4,
+    )  # fmt: skip
+    chunk = min(2048, max(128, triton.next_power_of_2(blocks)))
+    launch(_scan_kernel, num_experts, (counts, totals), (blocks,), (chunk,), num_warps=4)
+    launch(
+        _place_kernel, blocks, (topk_ids, counts, totals, offs, rows, slots, positions),
+        (num_slots, top_k, blocks, num_experts), (BLOCK, experts_p2), num_warps=4,
+    )  # fmt: skip
+    return parts
+
+
+def _in_torch(topk_ids: torch.Tensor, num_experts: int) -> _Parts:
+    top_k = topk_ids.shape[1]
+    expert = topk_ids.flatten().long()
+    expert = torch.where((expert >= 0) & (expert < num_experts), expert, num_experts)
+    counts = torch.zeros(num_experts + 1, dtype=torch.int64, device=expert.device)
+    counts.scatter_add_(0, expert, torch.ones_like(expert))
+    order = torch.sort(expert, stable=True).indices
+    kept = torch.arange(expert.numel(), device=expert.device) < expert.numel() - counts[-1]
+    slots = torch.where(kept, order, 0)
+    row = torch.arange(expert.numel(), device=expert.device)
+    positions = torch.empty_like(expert).scatter_(0, order, torch.where(kept, row, -1))
+    parts = (counts[:-1].cumsum(0), slots // max(top_k, 1), slots, positions.view(topk_ids.shape))
+    offs, rows, slots, positions = (x.to(torch.int32) for x in parts)
+    return offs, rows, slots, positions
+
+
+def _parts(topk_ids: torch.Tensor, num_experts: int) -> _Parts:
+    if topk_ids.numel() == 0:
+        offs, rows, slots, positions = _empty(topk_ids, num_experts)
+        return offs.zero_(), rows, slots, positions
+    if on_kernels(topk_ids) and num_experts <= MOST_EXPERTS:
+        return _on_device(topk_ids.contiguous(), num_experts)
+    return _in_torch(topk_ids, num_experts)
+
+
+@torch.library.custom_op("expertile::moe_permutation", mutates_args=())
+def _permutation_op(
+    topk_ids: torch.Tensor, num_experts: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    return _parts(topk_ids, num_experts)
+
+
+@_permutation_op.register_fake
+def _(topk_ids: torch.Tensor, num_experts: int) -> _Parts:
+    num_slots = topk_ids.shape[0] * topk_ids.shape[1]
+    offs, rows, slots = (topk_ids.new_empty((n,), dtype=torch.int32) for n in (num_experts, num_slots, num_slots))
+    return offs, rows, slots, topk_ids.new_empty(topk_ids.shape, dtype=torch.int32)
+
+
+def check_ids(topk_ids: object, num_experts: int, values: bool = False) -> None:
+    """ValueError unless topk_ids is [T, k], int32 or int64; with `values`, also if an id is not in 0 … num_experts,
+    which waits for the GPU."""
+    if not isinstance(topk_ids, torch.Tensor):
+        raise ValueError(f"topk_ids: expected a torch.Tensor, got {type(topk_ids).__name__}")
+    if topk_ids.dim() != 2 or topk_ids.dtype not in (torch.int32, torch.int64):
+        raise ValueError(
+            f"topk_ids: expected shape [T, k], int32 or int64, got {list(topk_ids.shape)} {topk_ids.dtype}"
+        )
+    if num_experts < 1:
+        raise ValueError(f"num_experts: expected at least 1, got {num_experts}")
+    if values and topk_ids.numel():
+        low, high = (int(x) for x in torch.aminmax(topk_ids))
+        if low < 0 or high > num_experts:
+            wrong = low if low < 0 else high
+            raise ValueError(f"topk_ids: expected 0 … {num_experts} ({num_experts} = dropped), got {wrong}")
+
+
+def permutation(topk_ids: torch.Tensor, num_experts: int, *, check: bool = False) -> Permutation:
+    """The stable expert order of topk_ids [T, k] (int32 or int64).
+
+    A slot whose id is `num_experts` is dropped; so is one out of range, unless `check` finds it first. No host
+    synchronisation, so that a CUDA graph may be replayed with other ids; bit-identical from run to run.
+
+    Raises:
+        ValueError: another shape or dtype, no expert, or, with `check` (which waits for the GPU), an id out of range.
+    """
+    check_ids(topk_ids, num_experts, check)
+    if torch.compiler.is_compiling() or type(topk_ids) not in PLAIN:
+        return Permutation(*torch.ops.expertile.moe_permutation(topk_ids, num_experts))
+    return Permutation(*_parts(topk_ids, num_experts))

@@ -1,0 +1,317 @@
+"""Token rounding: the rows of each expert become a whole number of tiles, by dropping or adding tokens.
+
+A grouped product computes tiles of M rows: ceil(n_e / M) * M rows for the n_e of expert e, of which on average M / 2
+are empty. With T * k rows in all, a share of about (E * M / 2) / (T * k + E * M / 2) of the products is thrown away:
+for top-8 of 128 experts and M = 128, 3 % of 32768 tokens' and 20 % of 4096 tokens'. Token rounding (Guo, Mishra, Cheng,
+Stoica, Dao, "SonicMoE", arXiv:2512.14080) changes the routing instead: n_e becomes a multiple of M,
+
+    "down"      M * floor(n_e / M)              the n_e mod M slots of lowest weight are dropped
+    "up"        M * ceil(n_e / M)               the best tokens that had not chosen e are added
+    "nearest"   whichever is closer; up when equally close
+    "adaptive"  whichever moves less routing weight: down costs the sum of the dropped weights, up that of the added
+
+SonicMoE ranks, for each expert, the tokens that chose it by weight and behind them all others by score (the score minus
+one), and keeps the first n_e' of that ranking. So it is here, except that "all others" are those that have e among
+their next-best `candidates`: a token cannot be added everywhere at once, and the routing keeps a static shape, [T,
+top_k + candidates] with dropped slots. Where candidates run out, "up" and "nearest" leave the last tile partly empty
+and "adaptive" rounds down. An expert with fewer than M rows loses all of them by "down": with T * k / E below M that is
+most of the routing. `rounding_effect` says what a rounding did, and nothing here is on by default.
+
+A capacity is the same operation with another target: min(n_e, ceil(capacity_factor * T * k / E)) rows, and with both,
+the multiple of M below it at most.
+
+On the device: slots are brought into expert order (`permutation`), and one program for each expert finds the target-th
+largest key among its own by four 256-bin histograms (a radix select), then marks what lies above, ties in slot order: 6
+passes over 8 bytes a slot. Weights are summed as integers of 2^-24, so that the sums, and with them "adaptive", depend
+neither on the order nor on the machine.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil
+
+import torch
+import triton
+import triton.language as tl
+
+from expertile.moe.permute import MOST_EXPERTS, check_ids, permutation
+from expertile.ops._rows import PLAIN, on_kernels
+from expertile.ops._rows_launch import launch
+
+MODES = ("down", "up", "nearest", "adaptive")
+_UNIT = 2.0**24  # weights are summed in units of 1 / _UNIT
+_BLOCK = 1024  # rows that a program looks at together
+
+
+@triton.jit
+def _keys(slots_ptr, weights_ptr, row, end, columns, top_k):
+    """(slot, key, weight, whether it is one of the token's top_k) of rows of an expert.
+
+    A key orders slots by weight, all candidates behind all others: bits of the weight, which is not negative, with the
+    sign bit set for those in front."""
+    slot = tl.load(slots_ptr + row, mask=row < end, other=0)
+    weight = tl.load(weights_ptr + slot, mask=row < end, other=0.0)
+    front = slot % columns < top_k
+    bits = tl.abs(weight).to(tl.int32, bitcast=True).to(tl.int64)
+    return slot, tl.where(front, bits + 2147483648, bits), weight, front
+
+
+@triton.jit
+def _least_kept(slots_ptr, weights_ptr, start, end, target, columns, top_k, BLOCK: tl.constexpr):
+    """(key of the target-th largest row, how many rows with that very key are kept); above all keys for no target."""
+    digit = tl.arange(0, 256)
+    found = tl.zeros([], tl.int64)
+    wanted = tl.maximum(target, 1)
+    for place in range(4):
+        shift = 24 - 8 * place
+        counts = tl.zeros([256], tl.int32)
+        for first in range(start, end, BLOCK):
+            row = first + tl.arange(0, BLOCK)
+            _, key, _, _ = _keys(slots_ptr, weights_ptr, row, end, columns, top_k)
+            like = (row < end) & ((key >> (shift + 8)) == (found >> (shift + 8)))
+            counts += tl.histogram(((key >> shift) & 255).to(tl.int32), 256, mask=like)
+        above = tl.sum(counts, 0) - tl.cumsum(counts, 0)
+        here = tl.max(tl.where(above + counts >= wanted, digit, 0), 0)
+        wanted = wanted - tl.sum(tl.where(digit == here, above, 0), 0)
+        found = found | (here.to(tl.int64) << shift)
+    return tl.where(target > 0, found, 1 << 33), tl.where(target > 0, wanted, 0)
+
+
+@triton.jit
+def _target(fronts, rows, capacity, dropped, added, MODE: tl.constexpr, TILE: tl.constexpr):
+    """Rows that an expert keeps of `rows`, `fronts` of which are not candidates."""
+    down = fronts // TILE * TILE
+    up = tl.cdiv(fronts, TILE) * TILE
+    if MODE == "none":
+        return tl.minimum(fronts, capacity)
+    if MODE == "down":
+        target = down
+    elif MODE == "up":
+        target = up
+    elif MODE == "nearest":
+        target = tl.where((fronts - down) * 2 >= TILE, up, down)
+    else:
+        target = tl.where((up <= rows) & (added <= dropped), up, down)
+    return tl.minimum(tl.minimum(target, rows), capacity // TILE * TILE)
+
+
+@triton.jit
+def _round_kernel(
+    slots_ptr, offs_ptr, weights_ptr, ids_ptr, experts, columns, top_k, capacity,
+    MODE: tl.constexpr, TILE: tl.constexpr, BLOCK: tl.constexpr, UNIT: tl.constexpr,
+):  # fmt: skip
+    expert = tl.program_id(0)
+    start = tl.load(offs_ptr + expert - 1, mask=expert > 0, other=0)
+    end = tl.load(offs_ptr + expert)
+    fronts = tl.zeros([], tl.int32)
+    for first in range(start, end, BLOCK):
+        row = first + tl.arange(0, BLOCK)
+        _, _, _, front = _keys(slots_ptr, weights_ptr, row, end, columns, top_k)
+        fronts += tl.sum(((row < end) & front).to(tl.int32), 0)
+    dropped = tl.zeros([], tl.int64)
+    added = tl.zeros([], tl.int64)
+    # "adaptive" looks at what rounding down would drop and what rounding up would add before the last turn writes.
+    for turn in range(0 if MODE == "adaptive" else 2, 3):
+        target = _target(fronts, end - start, capacity, dropped, added, MODE, TILE)
+        target = tl.where(turn == 0, fronts // TILE * TILE, target)
+        target = tl.where(turn == 1, tl.minimum(tl.cdiv(fronts, TILE) * TILE, end - start), target)
+        least, ties = _least_kept(slots_ptr, weights_ptr, start, end, target, columns, top_k, BLOCK)
+        seen = tl.zeros([], tl.int32)
+        for first in range(start, end, BLOCK):
+            row = first + tl.arange(0, BLOCK)
+            slot, key, weight, front = _keys(slots_ptr, weights_ptr, row, end, columns, top_k)
+            there = row < end
+            tie = (there & (key == least)).to(tl.int32)
+            kept = there & ((key > least) | ((tie > 0) & (seen + tl.cumsum(tie, 0) <= ties)))
+            seen += tl.sum(tie, 0)
+            if MODE == "adaptive":
+                units = (tl.abs(weight) * UNIT).to(tl.int64)
+                dropped += tl.sum(tl.where(there & front & (kept == 0) & (turn == 0), units, 0), 0)
+                added += tl.sum(tl.where(kept & (front == 0) & (turn == 1), units, 0), 0)
+            tl.store(ids_ptr + slot, tl.where(kept, expert, experts), mask=there & (turn == 2))
+
+
+def _capacity(tokens: int, top_k: int, num_experts: int, capacity_factor: float | None) -> int:
+    """Most rows of an expert; T * k where nothing limits them, and more than any target then."""
+    if capacity_factor is None:
+        return 2**30
+    return min(2**30, ceil(capacity_factor * tokens * top_k / num_experts))
+
+
+def _in_torch(
+    topk_ids: torch.Tensor, weights: torch.Tensor, num_experts: int, top_k: int, tile: int, mode: str, capacity: int
+) -> torch.Tensor:
+    columns = topk_ids.shape[1]
+    expert = topk_ids.flatten().long()
+    expert = torch.where((expert >= 0) & (expert < num_experts), expert, num_experts)
+    front = torch.arange(expert.numel(), device=expert.device) % columns < top_k
+    weight = weights.flatten().abs()
+    key = weight.view(torch.int32).long() + front.long() * 2**31
+    by_key = torch.sort(key, descending=True, stable=True).indices
+    order = by_key[torch.sort(expert[by_key], stable=True).indices]
+    whose = expert[order]
+    total = torch.zeros(num_experts + 1, dtype=torch.int64, device=expert.device)
+    rows = total.scatter_add(0, expert, torch.ones_like(expert))
+    fronts = total.scatter_add(0, expert, front.long())
+    rank = torch.arange(expert.numel(), device=expert.device) - (rows.cumsum(0) - rows)[whose]
+    down, up = fronts // tile * tile, (fronts + tile - 1) // tile * tile
+    if mode == "none":
+        target = fronts.clamp(max=capacity)
+    else:
+        if mode == "adaptive":
+            units = (weight[order] * _UNIT).long()
+            dropped = total.scatter_add(0, whose, units * ((rank >= down[whose]) & (rank < fronts[whose])))
+            added = total.scatter_add(0, whose, units * ((rank >= fronts[whose]) & (rank < up[whose])))
+            target = torch.where((up <= rows) & (added <= dropped), up, down)
+        else:
+            nearest = torch.where((fronts - down) * 2 >= tile, up, down)
+            target = {"down": down, "up": up, "nearest": nearest}[mode]
+        target = torch.minimum(target, rows).clamp(max=capacity // tile * tile)
+    kept = (rank < target[whose]) & (whose < num_experts)
+    ids = torch.empty_like(expert).scatter_(0, order, torch.where(kept, whose, num_experts))
+    return ids.view(topk_ids.shape).to(torch.int32)
+
+
+def _rounded(
+    topk_ids: torch.Tensor, weights: torch.Tensor, num_experts: int, top_k: int, tile: int, mode: str,
+    capacity_factor: float | None,
+) -> torch.Tensor:  # fmt: skip
+    tokens, columns = topk_ids.shape
+    capacity = _capacity(tokens, top_k, num_experts, capacity_factor)
+    if topk_ids.numel() == 0:
+        return topk_ids.to(torch.int32, copy=True)
+    if not on_kernels(topk_ids) or num_experts > MOST_EXPERTS:
+        return _in_torch(topk_ids, weights, num_experts, top_k, tile, mode, capacity)
+    order = permutation(topk_ids, num_experts)
+    ids = torch.full(topk_ids.shape, num_experts, dtype=torch.int32, device=topk_ids.device)
+    launch(
+        _round_kernel, num_experts, (order.slots, order.offs, weights.contiguous(), ids),
+        (num_experts, columns, top_k, capacity), (mode, tile, _BLOCK, _UNIT), num_warps=4,
+    )  # fmt: skip
+    return ids
+
+
+@torch.library.custom_op("expertile::moe_round_groups", mutates_args=())
+def _round_op(
+    topk_ids: torch.Tensor, weights: torch.Tensor, num_experts: int, top_k: int, tile: int, mode: str,
+    capacity_factor: float | None,
+) -> torch.Tensor:  # fmt: skip
+    return _rounded(topk_ids, weights, num_experts, top_k, tile, mode, capacity_factor)
+
+
+@_round_op.register_fake
+def _(
+    topk_ids: torch.Tensor, weights: torch.Tensor, num_experts: int, top_k: int, tile: int, mode: str,
+    capacity_factor: float | None,
+) -> torch.Tensor:  # fmt: skip
+    return topk_ids.new_empty(topk_ids.shape, dtype=torch.int32)
+
+
+def round_groups(
+    topk_ids: torch.Tensor,
+    topk_weights: torch.Tensor,
+    num_experts: int,
+    *,
+    top_k: int | None = None,
+    tile: int = 128,
+    mode: str | None = "nearest",
+    capacity_factor: float | None = None,
+) -> torch.Tensor:
+    """topk_ids with slots dropped, or candidates taken, so that each expert's rows are a multiple of `tile`.
+
+    Args:
+        topk_ids: [T, columns] int32 or int64, all columns distinct within a token; num_experts = dropped already.
+        topk_weights: [T, columns] float32, not negative: the weight of each slot if it is kept.
+        top_k: the first top_k columns are the routing, the others candidates that rounding may add; all by default.
+        tile: M.
+        mode: "down", "up", "nearest" or "adaptive"; None rounds nothing and drops only for the capacity.
+        capacity_factor: at most ceil(capacity_factor * T * top_k / num_experts) rows for an expert; None: any.
+
+    Returns:
+        [T, columns] int32: the slots kept, and num_experts for all others. No host synchronisation; deterministic.
+
+    Raises:
+        ValueError: naming the argument, what was expected and what came.
+    """
+    check_ids(topk_ids, num_experts)
+    if topk_weights.shape != topk_ids.shape or topk_weights.dtype is not torch.float32:
+        raise ValueError(
+            f"topk_weights: expected shape {list(topk_ids.shape)}, float32, "
+            f"got {list(topk_weights.shape)} {topk_weights.dtype}"
+        )
+    top_k = topk_ids.shape[1] if top_k is None else top_k
+    if not 0 <= top_k <= topk_ids.shape[1]:
+        raise ValueError(f"top_k: expected 0 … {topk_ids.shape[1]}, got {top_k}")
+    if mode is not None and mode not in MODES:
+        raise ValueError(f"mode: expected None or one of {MODES}, got {mode!r}")
+    if tile < 1:
+        raise ValueError(f"tile: expected at least 1, got {tile}")
+    arguments = (topk_ids, topk_weights.detach(), num_experts, top_k, tile, mode or "none", capacity_factor)
+    if torch.compiler.is_compiling() or type(topk_ids) not in PLAIN:
+        return torch.ops.expertile.moe_round_groups(*arguments)
+    return _rounded(*arguments)
+
+
+@dataclass(frozen=True)
+class RoundingEffect:
+    """What a rounding did to a routing. Shares of weight are of the sum of all weights before.
+
+    rows_before, rows_after: rows of the grouped products.
+    tiles_before, tiles_after: their tiles of `tile` rows.
+    tile_use_before, tile_use_after: rows / (tiles * tile); 1 for no tile.
+    slots_dropped, slots_added: slots of the top-k that lost their row, and candidates that got one.
+    weight_dropped, weight_added: their shares of weight.
+    tokens_changed: share of tokens that lost or gained an expert.
+    tokens_without_expert: share of tokens that no expert is left to.
+    largest_loss: the largest share of its own weight that one token lost.
+    """
+
+    rows_before: int
+    rows_after: int
+    tiles_before: int
+    tiles_after: int
+    tile_use_before: float
+    tile_use_after: float
+    slots_dropped: int
+    slots_added: int
+    weight_dropped: float
+    weight_added: float
+    tokens_changed: float
+    tokens_without_expert: float
+    largest_loss: float
+
+
+def rounding_effect(
+    topk_ids: torch.Tensor, topk_weights: torch.Tensor, rounded_ids: torch.Tensor, num_experts: int,
+    *, top_k: int | None = None, tile: int = 128,
+) -> RoundingEffect:  # fmt: skip
+    """Compare `rounded_ids`, what `round_groups` returned for the first three arguments, with the routing before it.
+
+    Waits for the GPU."""
+    ids, rounded, weights = topk_ids.cpu().long(), rounded_ids.cpu().long(), topk_weights.cpu().double()
+    top_k = ids.shape[1] if top_k is None else top_k
+    before = (ids < num_experts) & (torch.arange(ids.shape[1]) < top_k)
+    after = rounded < num_experts
+    dropped, added = before & ~after, after & ~before
+    total, own = float(weights[before].sum()), (weights * before).sum(1)
+    lost = torch.where(own > 0, (weights * dropped).sum(1) / own, 0.0)
+
+    def tiles(mask: torch.Tensor) -> tuple[int, int, float]:
+        sizes = torch.bincount(ids[mask], minlength=num_experts)
+        count, rows = int(((sizes + tile - 1) // tile).sum()), int(sizes.sum())
+        return rows, count, rows / (count * tile) if count else 1.0
+
+    rows_before, tiles_before, use_before = tiles(before)
+    rows_after, tiles_after, use_after = tiles(after)
+
+    def share(mask: torch.Tensor) -> float:
+        return float(mask.double().mean()) if mask.numel() else 0.0
+
+    return RoundingEffect(
+        rows_before, rows_after, tiles_before, tiles_after, use_before, use_after, int(dropped.sum()), int(added.sum()),
+        float(weights[dropped].sum()) / total if total else 0.0,
+        float(weights[added].sum()) / total if total else 0.0,
+        share((dropped | added).any(1)), share(before.any(1) & ~after.any(1)),
+        float(lost.max()) if lost.numel() else 0.0,
+    )  # fmt: skip

@@ -1,0 +1,70 @@
+"""The gated activations in Triton, float32: the formulas of `activation`, for epilogues and pointwise kernels."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+# sqrt(2 / pi) * 2 and the cubic's coefficient of gelu_tanh; scale and clamp of gpt-oss: as in `activation`.
+_GELU_SCALE = tl.constexpr(1.5957691216057308)
+_GELU_CUBIC = tl.constexpr(0.044715)
+_GPT_OSS_SCALE = tl.constexpr(1.702)
+_GPT_OSS_LIMIT = tl.constexpr(7.0)
+
+
+@triton.jit
+def activate(gate, up, ACTIVATION: tl.constexpr):
+    """f(gate, up), any shape."""
+    if ACTIVATION == "reglu":
+        value = tl.maximum(gate, 0.0) * up
+    elif ACTIVATION == "swiglu":
+        value = gate * tl.sigmoid(gate) * up
+    elif ACTIVATION == "geglu":
+        value = gate * tl.sigmoid(_GELU_SCALE * (gate + _GELU_CUBIC * gate * gate * gate)) * up
+    else:
+        tl.static_assert(ACTIVATION == "gpt_oss")
+        gate = tl.minimum(gate, _GPT_OSS_LIMIT)
+        up = tl.minimum(tl.maximum(up, -_GPT_OSS_LIMIT), _GPT_OSS_LIMIT)
+        value = gate * tl.sigmoid(_GPT_OSS_SCALE * gate) * (up + 1.0)
+    return value
+
+
+@triton.jit
+def activate_backward(gate, up, grad, ACTIVATION: tl.constexpr):
+    """(f(gate, up), gradient of gate, gradient of up) for the gradient `grad` of f."""
+    if ACTIVATION == "reglu":
+        glu = tl.maximum(gate, 0.0)
+        value = glu * up
+        d_gate = tl.where(gate > 0.0, grad * up, 0.0)
+        d_up = grad * glu
+    elif ACTIVATION == "swiglu":
+        sigma = tl.sigmoid(gate)
+        glu = gate * sigma
+        value = glu * up
+        d_gate = grad * up * (sigma + glu * (1.0 - sigma))
+        d_up = grad * glu
+    elif ACTIVATION == "geglu":
+        square = gate * gate
+        sigma = tl.sigmoid(_GELU_SCALE * gate * (1.0 + _GELU_CUBIC * square))
+        glu = gate * sigma
+        value = glu * up
+        d_gate = grad * up * (sigma + glu * (1.0 - sigma) * (_GELU_SCALE * (1.0 + 3.0 * _GELU_CUBIC * square)))
+        d_up = grad * glu
+    else:
+        tl.static_assert(ACTIVATION == "gpt_oss")
+        below = gate <= _GPT_OSS_LIMIT
+        inside = tl.abs(up) <= _GPT_OSS_LIMIT
+        gate = tl.minimum(gate, _GPT_OSS_LIMIT)
+        factor = tl.minimum(tl.maximum(up, -_GPT_OSS_LIMIT), _GPT_OSS_LIMIT) + 1.0
+        sigma = tl.sigmoid(_GPT_OSS_SCALE * gate)
+        glu = gate * sigma
+        value = glu * factor
+        d_gate = tl.where(below, grad * factor * (sigma + glu * (1.0 - sigma) * _GPT_OSS_SCALE), 0.0)
+        d_up = tl.where(inside, grad * glu, 0.0)
+    return value, d_gate, d_up
+
+
+@triton.jit
+def deinterleave(both):
+    """(even columns, odd columns) of a block [rows, 2 * columns]."""
+    return both.reshape(both.shape[0], both.shape[1] // 2, 2).split()

@@ -1,0 +1,72 @@
+"""The gated activations in plain torch: f(gate, up) and its gradient. `_pointwise_kernels` has the same in Triton.
+
+| name    | f(gate, up)                                           | as in                                          |
+|---------|-------------------------------------------------------|------------------------------------------------|
+| swiglu  | gate σ(gate) · up                                     | Shazeer 2020, arXiv:2002.05202                 |
+| geglu   | gelu_tanh(gate) · up, and gelu_tanh(z) = z σ(2h(z))   | the same; h of Hendrycks, Gimpel 2016          |
+| reglu   | max(gate, 0) · up                                     | Shazeer 2020                                   |
+| gpt_oss | g σ(1.702 g) · (clamp(up, ±7) + 1), g = min(gate, 7)  | gpt-oss model card; gradients 0 where clamped  |
+
+with h(z) = √(2/π) (z + 0.044715 z³). So all but reglu are z σ(s(z)) times something.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+GELU_SCALE = 2.0 * math.sqrt(2.0 / math.pi)
+GELU_CUBIC = 0.044715
+GPT_OSS_SCALE = 1.702
+GPT_OSS_LIMIT = 7.0
+
+
+def split(pre: torch.Tensor, interleaved: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """(gate, up), each [R, I], views of pre [R, 2I]: its even and odd columns, or its left and right half."""
+    if interleaved:
+        return pre[..., 0::2], pre[..., 1::2]
+    half = pre.shape[-1] // 2
+    return pre[..., :half], pre[..., half:]
+
+
+def join(gate: torch.Tensor, up: torch.Tensor, interleaved: bool) -> torch.Tensor:
+    """The inverse of `split`."""
+    return torch.stack([gate, up], -1).flatten(-2) if interleaved else torch.cat([gate, up], -1)
+
+
+def activate(gate: torch.Tensor, up: torch.Tensor, activation: str) -> torch.Tensor:
+    """f(gate, up), in their dtype."""
+    glu, factor, *_ = _parts(gate, up, activation)
+    return glu * factor
+
+
+def activate_backward(
+    gate: torch.Tensor, up: torch.Tensor, grad: torch.Tensor, activation: str
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """(f(gate, up), gradient of gate, gradient of up) for the gradient `grad` of f, in their dtype."""
+    glu, factor, slope, inside = _parts(gate, up, activation)
+    return glu * factor, grad * factor * slope, grad * glu * inside
+
+
+def _parts(
+    gate: torch.Tensor, up: torch.Tensor, activation: str
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """f = a(gate) · b(up): a, b, a', b'."""
+    ones = torch.ones_like(up)
+    if activation == "reglu":
+        return gate.clamp(min=0), up, (gate > 0).to(gate.dtype), ones
+    if activation == "swiglu":
+        s, ds = gate, torch.ones_like(gate)
+    elif activation == "geglu":
+        s = GELU_SCALE * (gate + GELU_CUBIC * gate**3)
+        ds = GELU_SCALE * (1.0 + 3.0 * GELU_CUBIC * gate**2)
+    else:
+        assert activation == "gpt_oss", activation
+        below, inside = gate <= GPT_OSS_LIMIT, up.abs() <= GPT_OSS_LIMIT
+        gate, up = gate.clamp(max=GPT_OSS_LIMIT), up.clamp(-GPT_OSS_LIMIT, GPT_OSS_LIMIT)
+        sigma = torch.sigmoid(GPT_OSS_SCALE * gate)
+        slope = sigma + gate * sigma * (1.0 - sigma) * GPT_OSS_SCALE
+        return gate * sigma, up + 1.0, slope * below, inside.to(up.dtype)
+    sigma = torch.sigmoid(s)
+    return gate * sigma, up, sigma + gate * sigma * (1.0 - sigma) * ds, ones

@@ -1,0 +1,346 @@
+"""The gathered products: the public calls. Tensors -> GatherProblem (checked once) -> choose -> backend."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+from expertile.device import Device
+from expertile.ops.gathered_mm import op
+from expertile.ops.gathered_mm.autograd import GatheredMM
+from expertile.ops.gathered_mm.backend import Backend, Operands, Outputs, Run, new_outputs
+from expertile.ops.gathered_mm.backends import by_name
+from expertile.ops.gathered_mm.choose import choose
+from expertile.ops.gathered_mm.problem import GatherProblem, Product, describe
+from expertile.ops.grouped_mm.problem import described, tf32_allowed
+
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+
+
+def gathered_mm(
+    x: torch.Tensor,
+    b: torch.Tensor,
+    rows: torch.Tensor | None,
+    offs: torch.Tensor,
+    *,
+    bias: torch.Tensor | None = None,
+    backend: str = "auto",
+    config: Any = None,
+) -> torch.Tensor:
+    """Grouped product of gathered rows: out[r] = x[rows[r]] @ b[g] (+ bias[g]) for row r of expert g.
+
+    Args:
+        x: [T, K] bfloat16, float16 or float32; [R, K] in expert order where `rows` is None.
+        b: [E, K, N] of x's dtype; weights stored [E, N, K] are passed as `w.transpose(-2, -1)`.
+        rows: [R] int32, the token of each row; every entry a valid index, those past offs[-1] too. None: x's own rows.
+        offs: [E] int32, the END row of each expert; experts without rows are allowed. Rows past offs[-1] of the result
+            are left as they come: unspecified, and their gradient is zero.
+        bias: [E, N], added to every row of its expert.
+        backend: "auto", or a backend's name.
+        config: a config of that backend; its default otherwise.
+
+    Returns:
+        [R, N] in x's dtype, accumulated in float32. Differentiable in x, b and bias; the gradient of x sums a token's
+        rows in a fixed order.
+
+    Raises:
+        ValueError: naming the argument, what was expected and what came; or a backend's reason to refuse.
+    """
+    _require_tensors(x=x, b=b, offs=offs)
+    _require_tensors_or_none(rows=rows, bias=bias)
+    if _traced(x, config):
+        return torch.ops.expertile.gathered_mm(x, b, rows, offs, bias, backend)
+    if torch.is_grad_enabled() and (x.requires_grad or b.requires_grad or (bias is not None and bias.requires_grad)):
+        return GatheredMM.apply(x, b, rows, offs, bias, backend, config)
+    return _forward_mm(x, b, rows, offs, bias, backend, config)
+
+
+def gathered_gated_mm(
+    x: torch.Tensor,
+    b: torch.Tensor,
+    rows: torch.Tensor | None,
+    offs: torch.Tensor,
+    *,
+    activation: str = "swiglu",
+    interleaved: bool,
+    bias: torch.Tensor | None = None,
+    save_pre: bool = True,
+    backend: str = "auto",
+    config: Any = None,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """The up-projection of an expert with its gated activation: pre[r] = x[rows[r]] @ b[g] (+ bias[g]) and
+    act[r] = f(gate, up) of pre[r]'s columns. Not differentiable: `gated_backward_mm` and `gathered_wgrad` are its
+    backward pass.
+
+    Args:
+        x, rows, offs, bias, backend, config: as for `gathered_mm`, with N = 2I.
+        b: [E, K, 2I]: gate and up columns as `interleaved` says.
+        activation: "swiglu", "geglu" (tanh), "reglu" or "gpt_oss"; formulas in `gathered_mm.activation`.
+        interleaved: columns are (g0, u0, g1, u1, …); otherwise the left half is gate and the right half up.
+        save_pre: whether pre is wanted (for a backward pass); without it, fused backends never write it.
+
+    Returns:
+        (act [R, I], pre [R, 2I] or None) in x's dtype; rows past offs[-1] are unspecified. The activation is computed
+        in float32, from the sums or from their rounding to x's dtype.
+
+    Raises:
+        ValueError: as `gathered_mm`.
+    """
+    _require_tensors(x=x, b=b, offs=offs)
+    _require_tensors_or_none(rows=rows, bias=bias)
+    if _traced(x, config):
+        act, pre = torch.ops.expertile.gathered_gated_mm(
+            x, b, rows, offs, bias, activation, interleaved, save_pre, backend
+        )
+        return act, pre if save_pre else None
+    act, pre = _forward_gated(x, b, rows, offs, bias, activation, interleaved, save_pre, backend, config)
+    return act, pre
+
+
+def gated_backward_mm(
+    dy: torch.Tensor,
+    down: torch.Tensor,
+    rows: torch.Tensor | None,
+    slots: torch.Tensor,
+    weights: torch.Tensor,
+    pre: torch.Tensor,
+    offs: torch.Tensor,
+    *,
+    activation: str = "swiglu",
+    interleaved: bool,
+    backend: str = "auto",
+    config: Any = None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Backward pass of down-projection, gated activation and weighted sum, in one product with an epilogue.
+
+    For row r of expert g, with w = weights[slots[r]], f the activation and a_r = dy[rows[r]] @ down[g]ᵀ:
+
+        dpre[r]             = f'(pre[r]) · (w a_r)         gradient of the pre-activation
+        act_w[r]            = w f(pre[r])                  so that ddown[g] = act_wᵀ @ dy[rows], `gathered_wgrad`
+        dweights[slots[r]]  = <a_r, f(pre[r])>             gradient of the routing weight; 0 for dropped slots
+
+    Args:
+        dy: [T, H], the gradient of the layer's output; [R, H] in expert order where `rows` is None.
+        down: [E, I, H] of dy's dtype: the down-projection as `gathered_mm(act, down)` takes it.
+        rows, slots: [R] int32, token and slot t · k + j of each row; valid indices past offs[-1] too.
+        weights: [T, k] float32.
+        pre: [R, 2I] of dy's dtype, columns as `interleaved` says.
+        offs, activation, interleaved, backend, config: as for `gathered_gated_mm`.
+
+    Returns:
+        (dpre [R, 2I], act_w [R, I]) in dy's dtype and dweights [T, k] float32, every sum in a fixed order. Rows past
+        offs[-1] are unspecified.
+
+    Raises:
+        ValueError: as `gathered_mm`.
+    """
+    _require_tensors(dy=dy, down=down, slots=slots, weights=weights, pre=pre, offs=offs)
+    _require_tensors_or_none(rows=rows)
+    if _traced(dy, config):
+        return torch.ops.expertile.gated_backward_mm(
+            dy, down, rows, slots, weights, pre, offs, activation, interleaved, backend
+        )
+    return _forward_backward(
+        dy, down, rows, slots, weights, pre, offs, activation, interleaved, backend, config
+    )  # fmt: skip
+
+
+def gathered_wgrad(
+    x: torch.Tensor,
+    rows: torch.Tensor | None,
+    d: torch.Tensor,
+    offs: torch.Tensor,
+    *,
+    gather_b: bool = False,
+    backend: str = "auto",
+    config: Any = None,
+) -> torch.Tensor:
+    """Gradient of expert weights: out[g] = Σ over rows r of expert g of x[rows[r]]ᵀ d[r].
+
+    Args:
+        x: [T, M], gathered by `rows`; [R, M] in expert order with `gather_b`, or where `rows` is None.
+        rows: [R] int32, or None: nothing is gathered.
+        d: [R, N] of x's dtype; [T, N], gathered by `rows`, with `gather_b`.
+        offs: [E] int32. Rows past offs[-1] take no part.
+        backend, config: as for `gathered_mm`.
+
+    Returns:
+        [E, M, N] in x's dtype, zeros for experts without rows.
+
+    Raises:
+        ValueError: as `gathered_mm`.
+    """
+    _require_tensors(x=x, d=d, offs=offs)
+    _require_tensors_or_none(rows=rows)
+    if _traced(x, config):
+        return torch.ops.expertile.gathered_wgrad(x, rows, d, offs, gather_b, backend)
+    return _forward_wgrad(x, rows, d, offs, gather_b, backend, config)
+
+
+def _require_tensors(**arguments: Any) -> None:
+    for name, x in arguments.items():
+        if not isinstance(x, torch.Tensor):
+            raise ValueError(f"{name}: expected a torch.Tensor, got {type(x).__name__}")
+
+
+def _require_tensors_or_none(**arguments: Any) -> None:
+    for name, x in arguments.items():
+        if x is not None and not isinstance(x, torch.Tensor):
+            raise ValueError(f"{name}: expected a torch.Tensor or None, got {type(x).__name__}")
+
+
+def _traced(x: torch.Tensor, config: Any) -> bool:
+    """Whether a compiler or a tensor subclass wants to see an operator."""
+    if not torch.compiler.is_compiling() and type(x) in _PLAIN:
+        return False
+    if config is not None:
+        raise ValueError("config: expected None under torch.compile, got another value")
+    return True
+
+
+@lru_cache(maxsize=64)
+def _device(kind: str, index: int | None) -> Device:
+    return Device.current("cpu" if kind != "cuda" else index)
+
+
+def select(problem: GatherProblem, device: Device, backend: str, config: Any = None) -> tuple[Backend, Any]:
+    """The backend and config for a problem. ValueError when the named backend cannot take it, with its reason."""
+    if backend == "auto":
+        if config is not None:
+            raise ValueError("config: expected None with backend='auto', got " + repr(config))
+        choice = choose(problem, device)
+        return choice.backend, choice.config
+    chosen = by_name(backend)
+    reason = chosen.refuses(problem, device)
+    if reason is not None:
+        raise ValueError(f"backend: {backend} cannot take this problem: {reason}")
+    default = chosen.configs(problem, device)[0]
+    if config is not None and type(config) is not type(default):
+        raise ValueError(f"config: expected a {type(default).__name__} of backend {backend}, got {config!r}")
+    return chosen, default if config is None else config
+
+
+@lru_cache(maxsize=4096)
+def _planned(
+    product: Product, fields: tuple[tuple[Any, ...] | None, ...], options: tuple[tuple[str, Any], ...],
+    device: torch.device, backend: str, config: Any,
+) -> tuple[GatherProblem, Run, Any]:  # fmt: skip
+    """Problem, function and config for tensors that are `described` so, whatever their values."""
+    problem = describe(product, *fields, **dict(options))  # type: ignore[arg-type]
+    chosen, config = select(problem, _device(device.type, device.index), backend, config)
+    run = chosen.run(product)
+    assert run is not None
+    return problem, run, config
+
+
+def _run(
+    product: Product, operands: Operands, options: tuple[tuple[str, Any], ...], backend: str, config: Any
+) -> Outputs:
+    """Check, plan and run."""
+    o = operands
+    if o.a.dtype is torch.float32:
+        options = (*options, ("allow_tf32", tf32_allowed()))
+    fields = tuple(map(described, (o.a, o.b, o.offs, o.rows, o.bias, o.slots, o.weights, o.pre)))
+    problem, run, config = _planned(product, fields, options, o.a.device, backend, config)
+    outputs = new_outputs(problem, o)
+    if 0 in (problem.m, problem.n, problem.k, problem.groups):
+        return _empty_sums(problem, o, outputs)
+    run(problem, _contiguous(o), config, outputs)
+    return outputs
+
+
+def _contiguous(o: Operands) -> Operands:
+    """The operands, indices, routing weights and pre-activation contiguous."""
+    small = (o.offs, o.rows, o.slots, o.weights, o.pre)
+    if all(x is None or x.is_contiguous() for x in small):
+        return o
+    offs, rows, slots, weights, pre = (None if x is None else x.contiguous() for x in small)
+    assert offs is not None
+    return Operands(o.a, o.b, offs, rows, o.bias, slots, weights, pre)
+
+
+def _empty_sums(problem: GatherProblem, operands: Operands, outputs: Outputs) -> Outputs:
+    """Outputs where there is nothing to compute, or nothing to sum: products are zero."""
+    if problem.product is Product.WGRAD:
+        return tuple(None if out is None else out.zero_() for out in outputs)
+    if problem.k == 0 and problem.m and problem.n and problem.groups:
+        from expertile.ops.gathered_mm.reference import BACKEND
+
+        run = BACKEND.run(problem.product)
+        assert run is not None
+        run(problem, operands, None, outputs)
+    return outputs
+
+
+def _forward_mm(
+    x: torch.Tensor,
+    b: torch.Tensor,
+    rows: torch.Tensor | None,
+    offs: torch.Tensor,
+    bias: torch.Tensor | None,
+    backend: str = "auto",
+    config: Any = None,
+) -> torch.Tensor:
+    (out,) = _run(Product.MM, Operands(x, b, offs, rows, bias), (), backend, config)
+    assert out is not None
+    return out
+
+
+def _forward_gated(
+    x: torch.Tensor,
+    b: torch.Tensor,
+    rows: torch.Tensor | None,
+    offs: torch.Tensor,
+    bias: torch.Tensor | None,
+    activation: str,
+    interleaved: bool,
+    save_pre: bool,
+    backend: str = "auto",
+    config: Any = None,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    options = (("activation", activation), ("interleaved", bool(interleaved)), ("save_pre", bool(save_pre)))
+    act, pre = _run(Product.GATED, Operands(x, b, offs, rows, bias), options, backend, config)
+    assert act is not None
+    return act, pre
+
+
+def _forward_backward(
+    dy: torch.Tensor,
+    down: torch.Tensor,
+    rows: torch.Tensor | None,
+    slots: torch.Tensor,
+    weights: torch.Tensor,
+    pre: torch.Tensor,
+    offs: torch.Tensor,
+    activation: str,
+    interleaved: bool,
+    backend: str = "auto",
+    config: Any = None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    if down.dim() != 3:
+        raise ValueError(f"down: expected 3 dimensions, got shape {list(down.shape)}")
+    options = (("activation", activation), ("interleaved", bool(interleaved)), ("names", ("dy", "down")))
+    operands = Operands(dy, down.transpose(1, 2), offs, rows, None, slots, weights, pre)
+    dpre, act_w, dweights = _run(Product.BACKWARD, operands, options, backend, config)
+    assert dpre is not None and act_w is not None and dweights is not None
+    return dpre, act_w, dweights
+
+
+def _forward_wgrad(
+    x: torch.Tensor,
+    rows: torch.Tensor | None,
+    d: torch.Tensor,
+    offs: torch.Tensor,
+    gather_b: bool,
+    backend: str = "auto",
+    config: Any = None,
+) -> torch.Tensor:
+    options = (("gather_b", bool(gather_b) and rows is not None), ("names", ("x", "d")))
+    (out,) = _run(Product.WGRAD, Operands(x, d, offs, rows), options, backend, config)
+    assert out is not None
+    return out
+
+
+op.install(_forward_mm, _forward_gated, _forward_backward, _forward_wgrad)

@@ -1,0 +1,80 @@
+"""Gradients of `gathered_mm`.
+
+With out[r] = x[rows[r]] @ b[g] + bias[g] for row r of expert g:
+
+    dx[t]    = Σ over rows r before offs[-1] with rows[r] = t of dout[r] @ b[g]ᵀ      a grouped product, then `sum_rows`
+    db[g]    = Σ over rows r of g of x[rows[r]]ᵀ dout[r]                              gathered_wgrad
+    dbias[g] = Σ over rows r of g of dout[r]                                          a ragged-K product with ones
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from expertile.ops.gathered_mm.sum_rows import sum_rows
+from expertile.ops.grouped_mm.autograd import _bias_gradient
+from expertile.ops.grouped_mm.tail import zero_tail
+
+_Grads = tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]
+
+
+def gradients(
+    grad: torch.Tensor,
+    x: torch.Tensor,
+    b: torch.Tensor,
+    rows: torch.Tensor | None,
+    offs: torch.Tensor,
+    bias: torch.Tensor | None,
+    needs: tuple[bool, bool, bool],
+    backend: str,
+) -> _Grads:
+    """(dx, db, dbias) for `grad` [R, N]; None where `needs` says so. In torch operators, all deterministic."""
+    ops = torch.ops.expertile
+    # out.sum().backward() hands over an expanded scalar: strides of 0, which no copy engine takes.
+    grad = (grad if 0 not in grad.stride() or grad.numel() == 0 else grad.contiguous()).to(x.dtype)
+    dx = db = dbias = None
+    if needs[0]:
+        dx = ops.grouped_mm(grad, b.transpose(-2, -1), offs, None, None, "auto")
+        dx = zero_tail(dx, offs, 0) if rows is None else sum_rows(dx, rows, offs, x.shape[0])
+    if needs[1]:
+        db = ops.gathered_wgrad(x, rows, grad, offs, False, backend)
+    if needs[2] and bias is not None:
+        dbias = _bias_gradient(_product, grad, offs, bias)
+    return dx, db, dbias
+
+
+def _product(
+    a: torch.Tensor, b: torch.Tensor, *, offs: torch.Tensor | None = None, out_dtype: torch.dtype | None = None
+) -> torch.Tensor:
+    return torch.ops.expertile.grouped_mm(a, b, offs, None, out_dtype, "auto")
+
+
+class GatheredMM(torch.autograd.Function):
+    """Autograd for eager calls, and for compiled ones through the operator in `op`, with the same `gradients`."""
+
+    @staticmethod
+    def forward(  # type: ignore[override]
+        ctx: Any,
+        x: torch.Tensor,
+        b: torch.Tensor,
+        rows: torch.Tensor | None,
+        offs: torch.Tensor,
+        bias: torch.Tensor | None,
+        backend: str,
+        config: Any,
+    ) -> torch.Tensor:
+        from expertile.ops.gathered_mm.api import _forward_mm
+
+        ctx.save_for_backward(x, b, rows, offs, bias)
+        ctx.backend = backend
+        return _forward_mm(x, b, rows, offs, bias, backend, config)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:  # type: ignore[override]
+        x, b, rows, offs, bias = ctx.saved_tensors
+        needs = (ctx.needs_input_grad[0], ctx.needs_input_grad[1], ctx.needs_input_grad[4])
+        dx, db, dbias = gradients(grad, x, b, rows, offs, bias, needs, ctx.backend)
+        return dx, db, None, None, dbias, None, None

@@ -1,0 +1,31 @@
+"""The backends of the gathered products, one file each.
+
+A new backend is one file that ends in `BACKEND = Backend(...)` and one line here.
+"""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+from expertile.ops.gathered_mm import reference
+from expertile.ops.gathered_mm.backend import Backend
+
+BACKENDS: tuple[Backend, ...] = (reference.BACKEND,)
+
+# Triton has no wheels outside Linux; the package works without it.
+if find_spec("triton") is not None:
+    from expertile.ops.gathered_mm.backends import composed, triton_gather
+
+    BACKENDS += (composed.BACKEND, triton_gather.BACKEND)
+    if find_spec("expertile.ops.gathered_mm.backends.gluon_gather") is not None:
+        from expertile.ops.gathered_mm.backends import gluon_gather
+
+        BACKENDS += (gluon_gather.BACKEND,)
+
+
+def by_name(name: str) -> Backend:
+    """The backend called `name`. ValueError lists those there are."""
+    for backend in BACKENDS:
+        if backend.name == name:
+            return backend
+    raise ValueError(f"backend: expected one of {', '.join(b.name for b in BACKENDS)}, got {name!r}")

@@ -1,0 +1,175 @@
+"""The kernels of `triton_gather`: one for products of ragged rows, with three epilogues, one for weight gradients."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from expertile.ops.gathered_mm._activation_kernel import activate, activate_backward
+from expertile.ops.gathered_mm.pointwise import load_pre, store_pre
+from expertile.ops.grouped_mm.backends._persistent import count_tiles, locate_tile
+
+
+@triton.jit(do_not_specialize=["groups", "GROUP_M"])
+def gather_kernel(
+    a_ptr, b_ptr, out_ptr, act_ptr, rows_ptr, offs_ptr, bias_ptr, pre_ptr, slots_ptr, weights_ptr, partial_ptr,
+    N, K, groups, a_stride_m, a_stride_k, b_stride_g, b_stride_k, b_stride_n, bias_stride_g, bias_stride_n, GROUP_M,
+    EPILOGUE: tl.constexpr, ACTIVATION: tl.constexpr, INTERLEAVED: tl.constexpr, EVEN_K: tl.constexpr,
+    EVEN_N: tl.constexpr, PRECISION: tl.constexpr, OFFSET: tl.constexpr, GROUPS_P2: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, PARTS: tl.constexpr,
+):  # fmt: skip
+    """N: columns of the product; for EPILOGUE "gated" those of the activation, half as many as b has.
+
+    out: the product ("mm"), pre or None ("gated"), dpre ("backward"). act: act or act_w. partial [R, tiles across]:
+    each tile's part of the routing weights' gradient."""
+    total, ends = count_tiles(offs_ptr, 0, N, groups, "m", GROUPS_P2, BLOCK_M, BLOCK_N)
+    for tile in range(tl.program_id(0), total, tl.num_programs(0)):
+        group, row, row_end, col, col_end, _, _ = locate_tile(
+            tile, ends, offs_ptr, 0, N, K, GROUP_M, "m", GROUPS_P2, BLOCK_M, BLOCK_N
+        )
+        group_64, col_64 = group.to(tl.int64), col.to(tl.int64)
+        row_of = row + tl.arange(0, BLOCK_M)
+        used = row_of < row_end
+        cols, ks = tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_K)
+        inside = cols < col_end - col
+        if rows_ptr is None:
+            # A tile's corner may lie more than 2^31 elements in; inside the tile OFFSET is as wide as it must be.
+            a_tile = a_ptr + row.to(tl.int64) * a_stride_m
+            source = tl.arange(0, BLOCK_M).to(OFFSET)
+        else:
+            a_tile = a_ptr
+            source = tl.load(rows_ptr + row_of, mask=used, other=0).to(OFFSET)
+        a_offsets = source[:, None] * a_stride_m + ks.to(OFFSET)[None, :] * a_stride_k
+        # Gate and up columns: neighbours, or half a row apart. Two blocks of b and two sums serve both.
+        COLUMN_STEP: tl.constexpr = 2 if EPILOGUE == "gated" and INTERLEAVED else 1
+        col_stride = b_stride_n * COLUMN_STEP
+        b_tile = b_ptr + group_64 * b_stride_g + col_64 * col_stride
+        b_offsets = ks.to(OFFSET)[:, None] * b_stride_k + cols.to(OFFSET)[None, :] * col_stride
+        a_step = tl.full((), BLOCK_K, tl.int64) * a_stride_k
+        b_step = tl.full((), BLOCK_K, tl.int64) * b_stride_k
+        acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+        if EPILOGUE == "gated":
+            apart = 1 if INTERLEAVED else N
+            up_tile = b_tile + tl.full((), apart, tl.int64) * b_stride_n
+            acc_up = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+        for k in range(0, K, BLOCK_K):
+            a_mask = used[:, None] if EVEN_K else used[:, None] & (ks[None, :] < K - k)
+            b_mask = inside[None, :] if EVEN_K else inside[None, :] & (ks[:, None] < K - k)
+            a = tl.load(a_tile + a_offsets, mask=a_mask, other=0.0)
+            acc = tl.dot(a, tl.load(b_tile + b_offsets, mask=b_mask, other=0.0), acc, input_precision=PRECISION)
+            if EPILOGUE == "gated":
+                up = tl.load(up_tile + b_offsets, mask=b_mask, other=0.0)
+                acc_up = tl.dot(a, up, acc_up, input_precision=PRECISION)
+                up_tile += b_step
+            a_tile += a_step
+            b_tile += b_step
+        # A piece of the columns at a time: the whole tile's gate, up and gradients would not fit the registers.
+        WIDTH: tl.constexpr = BLOCK_N // PARTS
+        pieces = _columns(acc, PARTS)
+        ups = _columns(acc_up, PARTS) if EPILOGUE == "gated" else pieces
+        at = row_of.to(tl.int64)[:, None] * N
+        if EPILOGUE == "backward":
+            slot = tl.load(slots_ptr + row_of, mask=used, other=0)
+            weight = tl.load(weights_ptr + slot, mask=used, other=0.0)[:, None]
+            total_of_row = tl.zeros((BLOCK_M,), tl.float32)
+        for i in tl.static_range(PARTS):
+            start = col + i * WIDTH
+            place = start + tl.arange(0, WIDTH)
+            piece, up = pieces[i], ups[i]
+            inside = used[:, None] & (place < col_end)[None, :]
+            target = at + place[None, :]
+            if bias_ptr is not None:
+                bias_ptrs = bias_ptr + group_64 * bias_stride_g + place * COLUMN_STEP * bias_stride_n
+                piece += tl.load(bias_ptrs, mask=place < col_end, other=0.0).to(tl.float32)[None, :]
+                if EPILOGUE == "gated":
+                    bias_up = tl.load(bias_ptrs + apart * bias_stride_n, mask=place < col_end, other=0.0)
+                    up += bias_up.to(tl.float32)[None, :]
+            if EPILOGUE == "mm":
+                tl.store(out_ptr + target, piece.to(out_ptr.dtype.element_ty), mask=inside)
+            elif EPILOGUE == "gated":
+                if out_ptr is not None:
+                    store_pre(out_ptr, at, start, used[:, None], N, piece, up, INTERLEAVED, WIDTH, EVEN_N)
+                value = activate(piece, up, ACTIVATION)
+                tl.store(act_ptr + target, value.to(act_ptr.dtype.element_ty), mask=inside)
+            else:
+                gate, up = load_pre(pre_ptr, at, start, used[:, None], N, INTERLEAVED, WIDTH, EVEN_N)
+                value, d_gate, d_up = activate_backward(gate, up, piece * weight, ACTIVATION)
+                total_of_row += tl.sum(piece * value, 1)
+                tl.store(act_ptr + target, (value * weight).to(act_ptr.dtype.element_ty), mask=inside)
+                store_pre(out_ptr, at, start, used[:, None], N, d_gate, d_up, INTERLEAVED, WIDTH, EVEN_N)
+        if EPILOGUE == "backward":
+            part = partial_ptr + row_of.to(tl.int64) * tl.cdiv(N, BLOCK_N) + col // BLOCK_N
+            tl.store(part, total_of_row, mask=used)
+
+
+@triton.jit
+def _halves(block):
+    """The left and the right half of a block's columns."""
+    return block.reshape(block.shape[0], 2, block.shape[1] // 2).permute(0, 2, 1).split()
+
+
+@triton.jit
+def _columns(block, PARTS: tl.constexpr):
+    """The block's columns in 1, 2 or 4 equal pieces, from left to right."""
+    if PARTS == 1:
+        pieces = (block,)
+    elif PARTS == 2:
+        pieces = _halves(block)
+    else:
+        left, right = _halves(block)
+        pieces = _halves(left) + _halves(right)
+    return pieces
+
+
+@triton.jit(do_not_specialize=["groups", "parts"])
+def sum_parts_kernel(
+    partial_ptr, slots_ptr, offs_ptr, dweights_ptr, groups, parts, BLOCK: tl.constexpr
+):  # fmt: skip
+    """dweights[slots[r]] = the sum of partial[r, :], in order. One program for BLOCK rows."""
+    row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    used = row < tl.load(offs_ptr + groups - 1)
+    start = row.to(tl.int64) * parts
+    total = tl.zeros((BLOCK,), tl.float32)
+    for i in range(parts):
+        total += tl.load(partial_ptr + start + i, mask=used, other=0.0)
+    slot = tl.load(slots_ptr + row, mask=used, other=0)
+    tl.store(dweights_ptr + slot, total, mask=used)
+
+
+@triton.jit(do_not_specialize=["groups", "GROUP_M"])
+def wgrad_kernel(
+    a_ptr, b_ptr, out_ptr, rows_ptr, offs_ptr, M, N, groups, a_stride_r, a_stride_m, b_stride_r, b_stride_n, GROUP_M,
+    GATHERED: tl.constexpr, PRECISION: tl.constexpr, GROUPS_P2: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    """out[g] = Σ a[r]ᵀ b[r] over the rows of g; GATHERED: the operand ("a", "b" or "") whose rows are looked up."""
+    total, ends = count_tiles(offs_ptr, M, N, groups, "k", GROUPS_P2, BLOCK_M, BLOCK_N)
+    for tile in range(tl.program_id(0), total, tl.num_programs(0)):
+        group, m, m_end, n, n_end, first, length = locate_tile(
+            tile, ends, offs_ptr, M, N, 0, GROUP_M, "k", GROUPS_P2, BLOCK_M, BLOCK_N
+        )
+        ks = tl.arange(0, BLOCK_K)
+        ms, ns = m + tl.arange(0, BLOCK_M), n + tl.arange(0, BLOCK_N)
+        acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+        for k in range(0, length, BLOCK_K):
+            used = ks < length - k
+            place = (first + k + ks).to(tl.int64)
+            a_row, b_row = place, place
+            if GATHERED != "":
+                token = tl.load(rows_ptr + place, mask=used, other=0).to(tl.int64)
+                if GATHERED == "a":
+                    a_row = token
+                else:
+                    b_row = token
+            a = tl.load(
+                a_ptr + a_row[None, :] * a_stride_r + ms[:, None] * a_stride_m,
+                mask=used[None, :] & (ms < m_end)[:, None], other=0.0,
+            )  # fmt: skip
+            b = tl.load(
+                b_ptr + b_row[:, None] * b_stride_r + ns[None, :] * b_stride_n,
+                mask=used[:, None] & (ns < n_end)[None, :], other=0.0,
+            )  # fmt: skip
+            acc = tl.dot(a, b, acc, input_precision=PRECISION)
+        at = (group.to(tl.int64) * M + ms)[:, None] * N + ns[None, :]
+        inside = (ms < m_end)[:, None] & (ns < n_end)[None, :]
+        tl.store(out_ptr + at, acc.to(out_ptr.dtype.element_ty), mask=inside)

@@ -1,0 +1,119 @@
+"""The gathered products from parts: rows copied into expert order, the machine's fastest grouped product, one pointwise
+kernel. What the fused kernels have to beat.
+
+    MM        gather_rows, grouped_mm                              R (K read + K written) + the product's bytes
+    GATED     gather_rows, grouped_mm -> pre, gated_activation     … + 3 R I
+    BACKWARD  gather_rows, grouped_mm -> act_w's place, gated_backward over it   … + 6 R I
+    WGRAD     gather_rows, grouped_mm (ragged K)
+
+in elements; without `rows` nothing is copied. Limits: the products are compute-bound and run at `grouped_mm`'s rate;
+the passes before and after are bound by memory, and nothing overlaps them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import torch
+import triton
+
+from expertile.device import Device
+from expertile.ops.gathered_mm import pointwise
+from expertile.ops.gathered_mm.backend import Backend, Operands, Outputs
+from expertile.ops.gathered_mm.problem import GatherProblem
+from expertile.ops.grouped_mm.api import select
+from expertile.ops.grouped_mm.backend import Backend as GroupedBackend
+from expertile.ops.grouped_mm.backend import Operands as GroupedOperands
+from expertile.ops.grouped_mm.problem import Problem
+
+
+@dataclass(frozen=True)
+class Config:
+    """`grouped`: the backend of `grouped_mm` for the product, or "auto"."""
+
+    grouped: str = "auto"
+
+
+@lru_cache(maxsize=1024)
+def _planned(problem: GatherProblem, grouped: str, device: int) -> tuple[Problem, GroupedBackend, Any]:
+    """The grouped product inside, the backend and the config for it, on GPU `device` (-1: the CPU)."""
+    inner = problem.grouped()
+    return inner, *select(inner, Device.current("cpu" if device < 0 else device), grouped, None)
+
+
+def _product(
+    problem: GatherProblem, operands: Operands, config: Config, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor
+) -> None:
+    inner, backend, chosen = _planned(problem, config.grouped, a.get_device())
+    backend.run(inner, GroupedOperands(a, b, operands.offs, operands.bias), chosen, out)
+
+
+def _ordered(operands: Operands) -> torch.Tensor:
+    """a's rows in expert order."""
+    if operands.rows is None:
+        return operands.a
+    return pointwise.gather_rows(operands.a, operands.rows, operands.offs)
+
+
+def mm(problem: GatherProblem, operands: Operands, config: Config, outputs: Outputs) -> None:
+    """Queue gather and product on the current stream."""
+    (out,) = outputs
+    assert out is not None
+    _product(problem, operands, config, _ordered(operands), operands.b, out)
+
+
+def gated(problem: GatherProblem, operands: Operands, config: Config, outputs: Outputs) -> None:
+    """Queue gather, product and activation on the current stream; pre is made even where it isn't kept."""
+    act, pre = outputs
+    assert act is not None
+    if pre is None:
+        pre = act.new_empty((problem.m, problem.n))
+    _product(problem, operands, config, _ordered(operands), operands.b, pre)
+    pointwise.gated_activation(pre, operands.offs, act, problem.activation, problem.interleaved)
+
+
+def backward(problem: GatherProblem, operands: Operands, config: Config, outputs: Outputs) -> None:
+    """Queue gather, product and the activation's backward pass on the current stream."""
+    dpre, act_w, dweights = outputs
+    pre, slots, weights = operands.pre, operands.slots, operands.weights
+    assert dpre is not None and act_w is not None and dweights is not None
+    assert pre is not None and slots is not None and weights is not None
+    _product(problem, operands, config, _ordered(operands), operands.b, act_w)
+    pointwise.gated_backward(
+        act_w, pre, slots, weights, operands.offs, dpre, act_w, dweights, problem.activation, problem.interleaved
+    )
+
+
+def wgrad(problem: GatherProblem, operands: Operands, config: Config, outputs: Outputs) -> None:
+    """Queue gather and product on the current stream."""
+    (out,) = outputs
+    assert out is not None
+    a, b = operands.a, operands.b
+    if problem.gathered:
+        assert operands.rows is not None
+        copied = pointwise.gather_rows(a if problem.gathered == "a" else b, operands.rows, operands.offs)
+        a, b = (copied, b) if problem.gathered == "a" else (a, copied)
+    _product(problem, operands, config, a.t(), b, out)
+
+
+def supports(problem: GatherProblem, device: Device) -> str | None:
+    """Everything, on a GPU of compute capability 8.0 or later, or under the Triton interpreter."""
+    if triton.knobs.runtime.interpret:
+        return None
+    if problem.device_type != "cuda" or not device.at_least(8):
+        return "needs a CUDA GPU of compute capability 8.0 or later (or TRITON_INTERPRET=1)"
+    return None
+
+
+BACKEND = Backend(
+    name="composed",
+    summary="rows copied, grouped_mm, one pointwise kernel (sm_80+)",
+    supports=supports,
+    configs=lambda problem, device: (Config(),),
+    mm=mm,
+    gated=gated,
+    backward=backward,
+    wgrad=wgrad,
+)

@@ -1,0 +1,165 @@
+"""The gathered products in one plain Triton kernel each, with pointers and masks, on sm_80 and later.
+
+    MM        out[r] = x[rows[r]] @ b[g] (+ bias[g])
+    GATED     pre[r] = the same; act[r] = f(gate, up) from the float32 sums
+    BACKWARD  a_r = dy[rows[r]] @ down[g]ᵀ stays in registers; dpre, act_w and each tile's part of <a_r, f(pre[r])>
+    WGRAD     out[g] = Σ_r a[rows[r]]ᵀ b[r]
+
+Rows are looked up once a tile and loaded where they lie, 16 bytes at a time where K is contiguous, so no permuted copy
+of x exists. A tile of GATED has two sums, of gate and of up columns, whether those are neighbours or half a row apart.
+The routing weights' gradient is summed over a row's tiles by a second, small launch, always in the same order.
+
+Bytes: x and b at least once (a tile reads (BLOCK_M + BLOCK_N) · K elements, mostly from L2), the outputs once. Limits:
+as `grouped_mm`'s triton_pointer: cp.async through addresses in registers, about 0.6 of the peak on Hopper; few rows an
+expert are limited by the bytes of b.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any
+
+import torch
+import triton.language as tl
+
+from expertile.device import Device
+from expertile.ops._rows_launch import launch
+from expertile.ops.gathered_mm.backend import Backend, Operands, Outputs
+from expertile.ops.gathered_mm.backends._triton_gather_kernels import gather_kernel, sum_parts_kernel, wgrad_kernel
+from expertile.ops.gathered_mm.problem import GatherProblem, Product
+from expertile.ops.grouped_mm.backends import triton_pointer
+from expertile.ops.grouped_mm.backends._persistent import groups_p2, tiles_bound
+from expertile.ops.grouped_mm.backends._triton_launch import Plan, Pointer, make_plan
+from expertile.ops.grouped_mm.backends.triton_pointer import Config
+
+_SUM_ROWS = 256  # of one program of the second launch
+
+
+def _parts(product: Product, config: Config) -> int:
+    """In how many pieces of columns the epilogue runs: sums of one thread at a time that leave it enough registers."""
+    at_once = {Product.MM: 128, Product.GATED: 32, Product.BACKWARD: 16}[product]
+    parts = config.block_m * config.block_n // (32 * config.num_warps * at_once)
+    return max(1, min(4, parts, config.block_n // 16))
+
+
+@lru_cache(maxsize=1024)
+def _plan(
+    problem: GatherProblem, config: Config, pointers: tuple[Pointer | None, ...], bias_strides: tuple[int, ...],
+    device: int,
+) -> Plan:  # fmt: skip
+    """The launch on GPU `device` for arguments like `pointers`."""
+    block_m, block_n, block_k = config.block_m, config.block_n, config.block_k
+    inner = problem.grouped()
+    shared = {
+        "PRECISION": "tf32" if problem.allow_tf32 else "ieee",
+        "GROUPS_P2": groups_p2(inner),
+        "BLOCK_M": block_m,
+        "BLOCK_N": block_n,
+        "BLOCK_K": block_k,
+        "num_warps": config.num_warps,
+        "num_stages": config.num_stages,
+    }
+    if problem.product is Product.WGRAD:
+        tiles = tiles_bound("k", problem.groups, problem.m, problem.n, block_m, block_n)
+        numbers = (
+            problem.m, problem.n, problem.groups, *problem.a_strides, *problem.b_strides, config.group_m,
+        )  # fmt: skip
+        options = {"GATHERED": problem.gathered, **shared}
+        return make_plan(wgrad_kernel, (), pointers, numbers, options, tiles, config.blocks_per_sm, device)
+    cols = problem.intermediate if problem.product is Product.GATED else problem.n
+    rows = problem.tokens if problem.gathered else block_m
+    reach = max(
+        rows * problem.a_strides[0] + block_k * problem.a_strides[1],
+        block_k * problem.b_strides[1] + 2 * block_n * problem.b_strides[2],
+    )
+    options = {
+        "EPILOGUE": problem.product.value,
+        "ACTIVATION": problem.activation,
+        "INTERLEAVED": problem.interleaved,
+        "EVEN_K": problem.k % block_k == 0,
+        "EVEN_N": cols % block_n == 0,
+        "PARTS": _parts(problem.product, config),
+        "OFFSET": tl.int32 if reach < 2**31 else tl.int64,
+        **shared,
+    }
+    numbers = (
+        cols, problem.k, problem.groups, *problem.a_strides, *problem.b_strides, *bias_strides, config.group_m,
+    )  # fmt: skip
+    tiles = tiles_bound("m", problem.groups, problem.m, cols, block_m, block_n)
+    return make_plan(gather_kernel, (), pointers, numbers, options, tiles, config.blocks_per_sm, device)
+
+
+def _launch(
+    problem: GatherProblem, config: Config, tensors: tuple[torch.Tensor | None, ...],
+    bias: torch.Tensor | None, device: int,
+) -> None:  # fmt: skip
+    addresses = tuple(0 if t is None else t.data_ptr() for t in tensors)
+    pointers = tuple(
+        None if t is None else Pointer(t.dtype, at % 16 == 0) for t, at in zip(tensors, addresses, strict=True)
+    )
+    strides = (0, 0) if bias is None else bias.stride()
+    _plan(problem, config, pointers, strides, device).launch((), tensors, addresses)
+
+
+def mm(problem: GatherProblem, operands: Operands, config: Config, outputs: Outputs) -> None:
+    """Queue the product, with whatever epilogue, on the current stream."""
+    o = operands
+    out, act, dweights = (*outputs, None, None)[:3]
+    partial = None
+    if problem.product is Product.GATED:
+        act, out = outputs
+    elif problem.product is Product.BACKWARD:
+        parts = -(-problem.n // config.block_n)
+        partial = torch.empty((problem.m, parts), dtype=torch.float32, device=o.a.device)
+    tensors = (o.a, o.b, out, act, o.rows, o.offs, o.bias, o.pre, o.slots, o.weights, partial)
+    _launch(problem, config, tensors, o.bias, o.a.get_device())
+    if partial is not None:
+        programs = -(-problem.m // _SUM_ROWS)
+        launch(
+            sum_parts_kernel, programs, (partial, o.slots, o.offs, dweights), (problem.groups, partial.shape[1]),
+            (_SUM_ROWS,), num_warps=4,
+        )  # fmt: skip
+
+
+def wgrad(problem: GatherProblem, operands: Operands, config: Config, outputs: Outputs) -> None:
+    """Queue the weight gradient on the current stream."""
+    o = operands
+    tensors = (o.a, o.b, outputs[0], o.rows if problem.gathered else None, o.offs)
+    _launch(problem, config, tensors, None, o.a.get_device())
+
+
+def supports(problem: GatherProblem, device: Device) -> str | None:
+    """Everything that `grouped_mm`'s triton_pointer takes."""
+    return triton_pointer.supports(problem.grouped(), device)
+
+
+@lru_cache(maxsize=4096)
+def configs(problem: GatherProblem, device: Device) -> tuple[Config, ...]:
+    """The tiles of `grouped_mm`'s triton_pointer, the lowest modelled time first. GATED tiles count columns of the
+    activation, of which each takes two of b's."""
+    found: list[Any] = []
+    for c in triton_pointer.configs(problem.grouped(), device):
+        if problem.product is Product.GATED:
+            c = replace(c, block_n=c.block_n // 2)
+        elif problem.product is Product.BACKWARD and c.block_n > 128:
+            continue  # its epilogue spills
+        elif problem.product is Product.WGRAD and problem.gathered:
+            # Looking rows up takes a stage of its own.
+            stage = (c.block_m + c.block_n) * c.block_k * problem.dtype.itemsize
+            if (c.num_stages + 1) * stage <= (device.smem_bytes or 101376):
+                c = replace(c, num_stages=c.num_stages + 1)
+        found.append(c)
+    return tuple(dict.fromkeys(found))
+
+
+BACKEND = Backend(
+    name="triton_gather",
+    summary="Triton, pointers: rows gathered and activation applied inside one kernel (sm_80+)",
+    supports=supports,
+    configs=configs,
+    mm=mm,
+    gated=mm,
+    backward=mm,
+    wgrad=wgrad,
+)

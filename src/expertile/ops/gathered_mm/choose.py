@@ -1,0 +1,55 @@
+"""choose(problem, device) -> Choice: which backend, with which config, and one sentence why.
+
+On a CPU the reference. On a GPU the first backend, in the order that `ORDER` gives for the mean number of rows of an
+expert, that takes the problem.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from expertile.device import Device
+from expertile.ops.gathered_mm.backend import Backend
+from expertile.ops.gathered_mm.backends import BACKENDS
+from expertile.ops.gathered_mm.problem import GatherProblem
+
+# (mean rows of an expert up to, backends in order): with few rows a launch costs as much as a kernel runs, and one
+# kernel that gathers for itself beats three; with many, the fastest products of the machine do, even on copied rows.
+ORDER: tuple[tuple[float, tuple[str, ...]], ...] = (
+    (32, ("gluon_gather", "triton_gather", "composed")),
+    (math.inf, ("gluon_gather", "composed", "triton_gather")),
+)
+LAST = "reference"
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The backend and config to run, a sentence saying why, and why each earlier one was passed over."""
+
+    backend: Backend
+    config: Any
+    why: str
+    refused: tuple[tuple[str, str], ...] = ()
+
+
+@lru_cache(maxsize=4096)
+def choose(problem: GatherProblem, device: Device, backends: Sequence[Backend] = BACKENDS) -> Choice:
+    """The backend and config for a problem. ValueError with every backend's reason when none takes it."""
+    known = {backend.name: backend for backend in backends}
+    names: tuple[str, ...] = (LAST,)
+    if device.kind == "cuda":
+        names = (*next(order for most, order in ORDER if problem.mean_group <= most), LAST)
+    refused: list[tuple[str, str]] = []
+    for name in names:
+        backend = known.get(name)
+        reason = "is not there" if backend is None else backend.refuses(problem, device)
+        if backend is None or reason is not None:
+            refused.append((name, str(reason)))
+            continue
+        what = f"the first of {', '.join(names)} that takes it" if device.kind == "cuda" else "what runs on a CPU"
+        return Choice(backend, backend.configs(problem, device)[0], f"{name}: {what}", tuple(refused))
+    raise ValueError("backend: none takes this problem (" + "; ".join(f"{b}: {r}" for b, r in refused) + ")")

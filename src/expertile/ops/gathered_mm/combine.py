@@ -1,0 +1,308 @@
+"""combine: each token's rows, weighted and summed. out[t] = Σ_j weights[t, j] · y[positions[t, j]].
+
+y [R, H], positions [T, k] int32 (the row of slot (t, j); -1: dropped, and skipped), weights [T, k] float32 or None
+(ones). The sum is formed in float32 in the order of j and rounded once; every output is written by one program, so
+there are no atomics, and the same bits every time. Bytes: the kept rows of y once, out once and 8 T k of indices and
+weights: (T k + T) · H · itemsize, against 2 T k H FLOPs, so memory limits it.
+
+Backward, for row r = positions[t, j]: dy[r] = w dout[t], dweights[t, j] = <dout[t], y[r]>, and dy = 0 in rows that no
+slot has. positions is inverted first, so that again every row is written by one program: y and dout read, dy written.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+from expertile.ops._rows import DTYPES, PLAIN, on_kernels
+from expertile.ops._rows_launch import launch
+from expertile.ops.gathered_mm._tiles import column_block
+
+
+@dataclass(frozen=True)
+class Config:
+    """`columns` of one program, at most; `num_warps` warps share them."""
+
+    columns: int
+    num_warps: int
+
+
+def default_config(cols: int, itemsize: int) -> Config:
+    """One 16-byte load a thread for each of a token's rows: k of them are in flight at a time."""
+    block = column_block(cols, 8192 // itemsize // 4)
+    return Config(block, max(1, min(8, block * itemsize // 512)))
+
+
+_MOST_UNROLLED = 32
+
+
+@triton.jit(do_not_specialize=["y_stride"])
+def _combine_kernel(
+    y_ptr, positions_ptr, weights_ptr, out_ptr, H, y_stride,
+    UNIT: tl.constexpr, TOP_K: tl.constexpr, UNROLL: tl.constexpr, BLOCK: tl.constexpr, EVEN: tl.constexpr,
+):  # fmt: skip
+    """One program for BLOCK columns of a token. y_stride is in units of UNIT elements."""
+    chunks = tl.cdiv(H, BLOCK)
+    token = tl.program_id(0) // chunks
+    col = tl.program_id(0) % chunks * BLOCK + tl.arange(0, BLOCK)
+    acc = tl.zeros((BLOCK,), tl.float32)
+    # Unrolled, all of a token's loads are on their way at once.
+    if UNROLL:
+        for j in tl.static_range(TOP_K):
+            acc = _add_row(
+                acc, y_ptr, positions_ptr, weights_ptr, token * TOP_K + j, col, H, y_stride, UNIT, BLOCK, EVEN
+            )
+    else:
+        for j in range(TOP_K):
+            acc = _add_row(
+                acc, y_ptr, positions_ptr, weights_ptr, token * TOP_K + j, col, H, y_stride, UNIT, BLOCK, EVEN
+            )
+    out = acc.to(out_ptr.dtype.element_ty)
+    target = out_ptr + token.to(tl.int64) * H + col
+    if EVEN:
+        tl.store(target, out)
+    else:
+        tl.store(target, out, mask=col < H)
+
+
+@triton.jit
+def _add_row(
+    acc, y_ptr, positions_ptr, weights_ptr, slot, col, H, y_stride, UNIT: tl.constexpr, BLOCK: tl.constexpr,
+    EVEN: tl.constexpr,
+):  # fmt: skip
+    """acc + the row of `slot`, weighted."""
+    position = tl.load(positions_ptr + slot)
+    kept = position >= 0
+    inside = kept if EVEN else (col < H) & kept
+    row = tl.load(y_ptr + position.to(tl.int64) * y_stride * UNIT + col, mask=inside, other=0.0).to(tl.float32)
+    if weights_ptr is not None:
+        # A dropped slot's weight may be anything: infinity times 0 is no zero.
+        row *= tl.load(weights_ptr + slot, mask=kept, other=0.0)
+    return acc + row
+
+
+@triton.jit
+def _backward_kernel(
+    grad_ptr, y_ptr, slot_of_ptr, weights_ptr, dy_ptr, dweights_ptr, H, grad_stride, y_stride,
+    TOP_K: tl.constexpr, BLOCK: tl.constexpr, EVEN: tl.constexpr,
+):  # fmt: skip
+    """One program for a row of y."""
+    row = tl.program_id(0).to(tl.int64)
+    slot = tl.load(slot_of_ptr + row)
+    kept = slot >= 0
+    token = tl.maximum(slot, 0).to(tl.int64) // TOP_K
+    weight = 1.0
+    if weights_ptr is not None:
+        weight = tl.load(weights_ptr + slot, mask=kept, other=0.0)
+    total = tl.zeros((BLOCK,), tl.float32)
+    for start in range(0, H, BLOCK):
+        col = start + tl.arange(0, BLOCK)
+        inside = kept if EVEN else (col < H) & kept
+        grad = tl.load(grad_ptr + token * grad_stride + col, mask=inside, other=0.0).to(tl.float32)
+        if dweights_ptr is not None:
+            y = tl.load(y_ptr + row * y_stride + col, mask=inside, other=0.0).to(tl.float32)
+            total += grad * y
+        if dy_ptr is not None:
+            dy = (grad * weight).to(dy_ptr.dtype.element_ty)
+            if EVEN:
+                tl.store(dy_ptr + row * H + col, dy)
+            else:
+                tl.store(dy_ptr + row * H + col, dy, mask=col < H)
+    if dweights_ptr is not None:
+        tl.store(dweights_ptr + slot, tl.sum(total, 0), mask=kept)
+
+
+def _rows(x: torch.Tensor) -> torch.Tensor:
+    """x with contiguous rows."""
+    return x if x.stride(1) == 1 and 0 <= x.stride(0) < 2**31 else x.contiguous()
+
+
+def forward(
+    y: torch.Tensor, positions: torch.Tensor, weights: torch.Tensor | None, config: Config | None = None
+) -> torch.Tensor:
+    """The sum, by the kernel or in plain torch; operands as checked by `combine`."""
+    (tokens, top_k), cols = positions.shape, y.shape[1]
+    if not on_kernels(y):
+        return _formula(y, positions, weights)
+    out = y.new_empty((tokens, cols))
+    if out.numel() == 0:
+        return out
+    y, positions = _rows(y), positions.contiguous()
+    weights = None if weights is None else weights.contiguous()
+    if config is None:
+        config = default_config(cols, y.element_size())
+    block = column_block(cols, config.columns)
+    unit = 16 if y.stride(0) % 16 == 0 else 1
+    launch(
+        _combine_kernel, tokens * -(-cols // block), (y, positions, weights, out), (cols, y.stride(0) // unit),
+        (unit, top_k, top_k <= _MOST_UNROLLED, block, cols % block == 0), num_warps=config.num_warps,
+    )  # fmt: skip
+    return out
+
+
+def _formula(y: torch.Tensor, positions: torch.Tensor, weights: torch.Tensor | None) -> torch.Tensor:
+    """The sum in plain torch, float32 inside."""
+    total = torch.zeros((positions.shape[0], y.shape[1]), dtype=torch.float32, device=y.device)
+    if y.shape[0] == 0:
+        return total.to(y.dtype)
+    for j in range(positions.shape[1]):
+        kept = positions[:, j] >= 0
+        row = y.index_select(0, positions[:, j].clamp(min=0)).float()
+        row = row if weights is None else row * weights[:, j, None]
+        total += torch.where(kept[:, None], row, 0.0)
+    return total.to(y.dtype)
+
+
+def backward(
+    grad: torch.Tensor, y: torch.Tensor, positions: torch.Tensor, weights: torch.Tensor | None,
+    needs: tuple[bool, bool],
+) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    """(dy [R, H], dweights [T, k] float32) for the gradient of the sum; an empty tensor where `needs` says so."""
+    count, top_k = y.shape[0], positions.shape[1]
+    # Dropped slots all go to one place more, which is cut off.
+    at = torch.where(positions < 0, count, positions).flatten().long()
+    slots = torch.arange(at.shape[0], dtype=torch.int32, device=y.device)
+    slot_of = torch.full((count + 1,), -1, dtype=torch.int32, device=y.device).scatter_(0, at, slots)[:count]
+    dy = torch.empty((count if needs[0] else 0, y.shape[1]), dtype=y.dtype, device=y.device)
+    shape = positions.shape if needs[1] else (0, top_k)
+    dweights = torch.zeros(shape, dtype=torch.float32, device=y.device)
+    if 0 in (count, positions.numel(), y.shape[1]) or not any(needs):
+        return dy.zero_(), dweights
+    if not on_kernels(y):
+        kept = slot_of[:, None] >= 0
+        slot = slot_of.clamp(min=0).long()
+        dout = torch.where(kept, grad.index_select(0, slot // top_k).float(), 0.0)
+        if needs[1]:
+            sums = torch.where(kept[:, 0], (dout * torch.where(kept, y.float(), 0.0)).sum(-1), 0.0)
+            flat = sums.new_zeros(positions.numel() + 1)
+            flat.scatter_(0, torch.where(kept[:, 0], slot, positions.numel()), sums)
+            dweights.copy_(flat[:-1].view(positions.shape))
+        if needs[0]:
+            weight = 1.0 if weights is None else torch.where(kept, weights.flatten()[slot, None], 0.0)
+            dy.copy_(dout * weight)
+        return dy, dweights
+    grad, y = _rows(grad), _rows(y)
+    weights = None if weights is None else weights.contiguous()
+    block = column_block(y.shape[1], 1024)
+    launch(
+        _backward_kernel, count,
+        (grad, y, slot_of, weights, dy if needs[0] else None, dweights if needs[1] else None),
+        (y.shape[1], grad.stride(0), y.stride(0)), (top_k, block, y.shape[1] % block == 0),
+        num_warps=max(1, min(4, block // 256)),
+    )  # fmt: skip
+    return dy, dweights
+
+
+class _Combine(torch.autograd.Function):
+    """Autograd for eager calls; compiled ones go through the operators below, with the same kernels."""
+
+    @staticmethod
+    def forward(  # type: ignore[override]
+        ctx: Any, y: torch.Tensor, positions: torch.Tensor, weights: torch.Tensor | None, config: Config | None
+    ) -> torch.Tensor:
+        ctx.save_for_backward(y, positions, weights)
+        return forward(y, positions, weights, config)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:  # type: ignore[override]
+        y, positions, weights = ctx.saved_tensors
+        needs = (ctx.needs_input_grad[0], ctx.needs_input_grad[2])
+        dy, dweights = backward(grad, y, positions, weights, needs)
+        return dy if needs[0] else None, None, dweights if needs[1] else None, None
+
+
+@torch.library.custom_op("expertile::combine", mutates_args=())
+def _combine_op(y: torch.Tensor, positions: torch.Tensor, weights: torch.Tensor | None) -> torch.Tensor:
+    return forward(y, positions, weights)
+
+
+@_combine_op.register_fake
+def _(y: torch.Tensor, positions: torch.Tensor, weights: torch.Tensor | None) -> torch.Tensor:
+    return y.new_empty((positions.shape[0], y.shape[1]))
+
+
+@torch.library.custom_op("expertile::combine_backward", mutates_args=())
+def _combine_backward_op(
+    grad: torch.Tensor, y: torch.Tensor, positions: torch.Tensor, weights: torch.Tensor | None, needs_y: bool,
+    needs_weights: bool,
+) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    return backward(grad, y, positions, weights, (needs_y, needs_weights))
+
+
+@_combine_backward_op.register_fake
+def _(
+    grad: torch.Tensor, y: torch.Tensor, positions: torch.Tensor, weights: torch.Tensor | None, needs_y: bool,
+    needs_weights: bool,
+) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    tokens, top_k = positions.shape
+    dy = y.new_empty((y.shape[0] if needs_y else 0, y.shape[1]))
+    return dy, y.new_empty((tokens if needs_weights else 0, top_k), dtype=torch.float32)
+
+
+def _setup(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+    ctx.save_for_backward(*inputs)
+
+
+def _gradient(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, None, torch.Tensor | None]:
+    needs = (ctx.needs_input_grad[0], ctx.needs_input_grad[2])
+    dy, dweights = torch.ops.expertile.combine_backward(grad, *ctx.saved_tensors, *needs)
+    return dy if needs[0] else None, None, dweights if needs[1] else None
+
+
+_combine_op.register_autograd(_gradient, setup_context=_setup)
+
+
+def combine(
+    y: torch.Tensor,
+    positions: torch.Tensor,
+    weights: torch.Tensor | None = None,
+    *,
+    config: Config | None = None,
+) -> torch.Tensor:
+    """Weighted sum of each token's rows: out[t] = Σ_j weights[t, j] · y[positions[t, j]], in float32, in order of j.
+
+    Args:
+        y: [R, H] bfloat16, float16 or float32.
+        positions: [T, k] int32: the row of slot (t, j), or -1 where it was dropped. No two slots share a row.
+        weights: [T, k] float32; None for ones. Those of dropped slots are not looked at.
+        config: how columns are laid onto programs; chosen from the shape by default. Not under torch.compile.
+
+    Returns:
+        [T, H] in y's dtype; zeros for a token all of whose slots were dropped. Differentiable in y and weights.
+
+    Raises:
+        ValueError: naming the argument, what was expected and what came.
+    """
+    _check(y, positions, weights)
+    if torch.compiler.is_compiling() or type(y) not in PLAIN:
+        if config is not None:
+            raise ValueError("config: expected None under torch.compile, got a config")
+        return torch.ops.expertile.combine(y, positions, weights)
+    if torch.is_grad_enabled() and (y.requires_grad or (weights is not None and weights.requires_grad)):
+        return _Combine.apply(y, positions, weights, config)
+    return forward(y, positions, weights, config)
+
+
+def _check(y: torch.Tensor, positions: torch.Tensor, weights: torch.Tensor | None) -> None:
+    for name, x in (("y", y), ("positions", positions), ("weights", weights)):
+        if x is None and name == "weights":
+            continue
+        if not isinstance(x, torch.Tensor):
+            raise ValueError(f"{name}: expected a torch.Tensor, got {type(x).__name__}")
+        if x.dim() != 2:
+            raise ValueError(f"{name}: expected 2 dimensions, got shape {list(x.shape)}")
+        if x.device != y.device:
+            raise ValueError(f"{name}: expected device {y.device} as y has, got {x.device}")
+    if y.dtype not in DTYPES:
+        raise ValueError(f"y: expected float32, bfloat16 or float16, got {y.dtype}")
+    if positions.dtype is not torch.int32:
+        raise ValueError(f"positions: expected dtype torch.int32, got {positions.dtype}")
+    if weights is not None and weights.dtype is not torch.float32:
+        raise ValueError(f"weights: expected dtype torch.float32, got {weights.dtype}")
+    if weights is not None and weights.shape != positions.shape:
+        raise ValueError(f"weights: expected shape {list(positions.shape)} as positions has, got {list(weights.shape)}")

@@ -1,0 +1,185 @@
+"""The memory-bound passes around a grouped product: rows copied into expert order, the gated activation, its backward.
+
+    gather_rows       out[r] = x[rows[r]]                                               2 · R · K elements
+    gated_activation  act[r] = f(gate, up) of pre[r]                                    3 · R · I elements
+    gated_backward    from a [R, I], the gradient of act without its weight w, and pre: 6 · R · I elements
+                      dpre[r] = f'(pre[r]) (w a[r]),  act_w[r] = w f(pre[r]),  dweights[slots[r]] = <a[r], f(pre[r])>
+
+for r < offs[-1]; rows past it are neither read nor written. float32 inside, rounded once. A few FLOPs an element, so
+memory limits them: time ≥ bytes / bandwidth. A gathered row counts as read once for each r; repeated tokens come from
+L2 as far as it reaches. Row sums are made by one program each, in a fixed order.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+from expertile.ops._rows_launch import launch
+from expertile.ops.gathered_mm._activation_kernel import activate, activate_backward, deinterleave
+from expertile.ops.gathered_mm._tiles import column_block, row_block
+
+
+@dataclass(frozen=True)
+class Config:
+    """`elements` of a program's tile, at most `columns` of them in a row; `num_warps` warps share it."""
+
+    elements: int
+    columns: int
+    num_warps: int
+
+
+# Tiles of 16 KB leave every thread of 4 warps eight 16-byte loads in flight.
+GATHER = Config(8192, 2048, 4)
+ACTIVATION = Config(2048, 1024, 4)
+BACKWARD = Config(1024, 1024, 4)
+
+
+@triton.jit(do_not_specialize=["groups"])
+def _gather_rows_kernel(
+    x_ptr, rows_ptr, offs_ptr, out_ptr, groups, K, x_stride,
+    BLOCK_ROWS: tl.constexpr, BLOCK_COLS: tl.constexpr, EVEN: tl.constexpr,
+):  # fmt: skip
+    chunks = tl.cdiv(K, BLOCK_COLS)
+    end = tl.load(offs_ptr + groups - 1)
+    first = tl.program_id(0) // chunks * BLOCK_ROWS
+    if first < end:
+        row = first + tl.arange(0, BLOCK_ROWS)
+        col = (tl.program_id(0) % chunks * BLOCK_COLS + tl.arange(0, BLOCK_COLS))[None, :]
+        used = row < end
+        inside = used[:, None] if EVEN else used[:, None] & (col < K)
+        source = tl.load(rows_ptr + row, mask=used, other=0).to(tl.int64)[:, None] * x_stride
+        block = tl.load(x_ptr + source + col, mask=inside)
+        tl.store(out_ptr + row.to(tl.int64)[:, None] * K + col, block, mask=inside)
+
+
+@triton.jit(do_not_specialize=["groups"])
+def _activation_kernel(
+    pre_ptr, offs_ptr, act_ptr, groups, I,
+    ACTIVATION: tl.constexpr, INTERLEAVED: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_COLS: tl.constexpr,
+    EVEN: tl.constexpr,
+):  # fmt: skip
+    chunks = tl.cdiv(I, BLOCK_COLS)
+    end = tl.load(offs_ptr + groups - 1)
+    first = tl.program_id(0) // chunks * BLOCK_ROWS
+    if first < end:
+        row = first + tl.arange(0, BLOCK_ROWS)
+        start = tl.program_id(0) % chunks * BLOCK_COLS
+        col = (start + tl.arange(0, BLOCK_COLS))[None, :]
+        at = row.to(tl.int64)[:, None] * I
+        inside = (row < end)[:, None] if EVEN else (row < end)[:, None] & (col < I)
+        gate, up = load_pre(pre_ptr, at, start, (row < end)[:, None], I, INTERLEAVED, BLOCK_COLS, EVEN)
+        value = activate(gate, up, ACTIVATION)
+        tl.store(act_ptr + at + col, value.to(act_ptr.dtype.element_ty), mask=inside)
+
+
+@triton.jit(do_not_specialize=["groups"])
+def _backward_kernel(
+    a_ptr, pre_ptr, slots_ptr, weights_ptr, offs_ptr, dpre_ptr, act_w_ptr, dweights_ptr, groups, I,
+    ACTIVATION: tl.constexpr, INTERLEAVED: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_COLS: tl.constexpr,
+    EVEN: tl.constexpr,
+):  # fmt: skip
+    """One program for whole rows, so that it alone sums each of them."""
+    end = tl.load(offs_ptr + groups - 1)
+    first = tl.program_id(0) * BLOCK_ROWS
+    if first < end:
+        row = first + tl.arange(0, BLOCK_ROWS)
+        used = row < end
+        slot = tl.load(slots_ptr + row, mask=used, other=0)
+        weight = tl.load(weights_ptr + slot, mask=used, other=0.0)[:, None]
+        at = row.to(tl.int64)[:, None] * I
+        total = tl.zeros((BLOCK_ROWS,), tl.float32)
+        for start in range(0, I, BLOCK_COLS):
+            col = (start + tl.arange(0, BLOCK_COLS))[None, :]
+            inside = used[:, None] if EVEN else used[:, None] & (col < I)
+            grad = tl.load(a_ptr + at + col, mask=inside, other=0.0).to(tl.float32)
+            gate, up = load_pre(pre_ptr, at, start, used[:, None], I, INTERLEAVED, BLOCK_COLS, EVEN)
+            value, d_gate, d_up = activate_backward(gate, up, grad * weight, ACTIVATION)
+            total += tl.sum(grad * value, 1)
+            tl.debug_barrier()  # a may be act_w, and another thread may store an element than loads it
+            tl.store(act_w_ptr + at + col, (value * weight).to(act_w_ptr.dtype.element_ty), mask=inside)
+            store_pre(dpre_ptr, at, start, used[:, None], I, d_gate, d_up, INTERLEAVED, BLOCK_COLS, EVEN)
+        tl.store(dweights_ptr + slot, total, mask=used)
+
+
+@triton.jit
+def load_pre(pre_ptr, at, start, used, I, INTERLEAVED: tl.constexpr, BLOCK_COLS: tl.constexpr, EVEN: tl.constexpr):
+    """(gate, up) [rows, BLOCK_COLS] in float32, columns from `start` on; `at` [rows, 1] is row · I, `used` a mask."""
+    if INTERLEAVED:
+        cols = (2 * start + tl.arange(0, 2 * BLOCK_COLS))[None, :]
+        inside = used if EVEN else used & (cols < 2 * I)
+        gate, up = deinterleave(tl.load(pre_ptr + 2 * at + cols, mask=inside, other=0.0))
+    else:
+        col = (start + tl.arange(0, BLOCK_COLS))[None, :]
+        inside = used if EVEN else used & (col < I)
+        gate = tl.load(pre_ptr + 2 * at + col, mask=inside, other=0.0)
+        up = tl.load(pre_ptr + 2 * at + I + col, mask=inside, other=0.0)
+    return gate.to(tl.float32), up.to(tl.float32)
+
+
+@triton.jit
+def store_pre(
+    pre_ptr, at, start, used, I, gate, up, INTERLEAVED: tl.constexpr, BLOCK_COLS: tl.constexpr, EVEN: tl.constexpr
+):
+    """The inverse of `load_pre`."""
+    gate, up = gate.to(pre_ptr.dtype.element_ty), up.to(pre_ptr.dtype.element_ty)
+    if INTERLEAVED:
+        cols = (2 * start + tl.arange(0, 2 * BLOCK_COLS))[None, :]
+        inside = used if EVEN else used & (cols < 2 * I)
+        tl.store(pre_ptr + 2 * at + cols, tl.interleave(gate, up), mask=inside)
+    else:
+        col = (start + tl.arange(0, BLOCK_COLS))[None, :]
+        inside = used if EVEN else used & (col < I)
+        tl.store(pre_ptr + 2 * at + col, gate, mask=inside)
+        tl.store(pre_ptr + 2 * at + I + col, up, mask=inside)
+
+
+def gather_rows(x: torch.Tensor, rows: torch.Tensor, offs: torch.Tensor, config: Config = GATHER) -> torch.Tensor:
+    """x[rows], a fresh contiguous [R, K]; rows past offs[-1] are left as they come."""
+    x = x if x.stride(1) == 1 else x.contiguous()
+    count, cols = rows.shape[0], x.shape[1]
+    out = x.new_empty((count, cols))
+    block_cols = column_block(cols, config.columns)
+    block_rows = row_block(config.elements, block_cols)
+    programs = -(-count // block_rows) * -(-cols // block_cols)
+    if programs:
+        launch(
+            _gather_rows_kernel, programs, (x, rows, offs, out), (offs.shape[0], cols, x.stride(0)),
+            (block_rows, block_cols, cols % block_cols == 0), num_warps=config.num_warps,
+        )  # fmt: skip
+    return out
+
+
+def gated_activation(
+    pre: torch.Tensor, offs: torch.Tensor, act: torch.Tensor, activation: str, interleaved: bool,
+    config: Config = ACTIVATION,
+) -> None:  # fmt: skip
+    """act [R, I] = f(pre [R, 2I]), both contiguous."""
+    count, inner = act.shape
+    block_cols = column_block(inner, config.columns)
+    block_rows = row_block(config.elements, block_cols)
+    programs = -(-count // block_rows) * -(-inner // block_cols)
+    launch(
+        _activation_kernel, programs, (pre, offs, act), (offs.shape[0], inner),
+        (activation, interleaved, block_rows, block_cols, inner % block_cols == 0), num_warps=config.num_warps,
+    )  # fmt: skip
+
+
+def gated_backward(
+    a: torch.Tensor, pre: torch.Tensor, slots: torch.Tensor, weights: torch.Tensor, offs: torch.Tensor,
+    dpre: torch.Tensor, act_w: torch.Tensor, dweights: torch.Tensor, activation: str, interleaved: bool,
+    config: Config = BACKWARD,
+) -> None:  # fmt: skip
+    """dpre [R, 2I], act_w [R, I] and dweights [T, k] from a [R, I] and pre [R, 2I]; all contiguous. `a` may be
+    `act_w`: every element is read before it is written."""
+    count, inner = act_w.shape
+    block_cols = column_block(inner, config.columns)
+    block_rows = row_block(config.elements, block_cols)
+    launch(
+        _backward_kernel, -(-count // block_rows), (a, pre, slots, weights, offs, dpre, act_w, dweights),
+        (offs.shape[0], inner), (activation, interleaved, block_rows, block_cols, inner % block_cols == 0),
+        num_warps=config.num_warps,
+    )  # fmt: skip

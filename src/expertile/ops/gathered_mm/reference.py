@@ -1,0 +1,99 @@
+"""The definition of right in plain torch: select rows, multiply, activate. Also what runs where no kernel does.
+
+`compute` multiplies by `product`: `expertile.grouped_mm` by default (float32 accumulation, results in the operands'
+dtype; nothing waits for the GPU), or a loop of float64 products in `exact`. The activation is computed in at least
+float32, from the pre-activation as it is stored, so that a backward pass that starts from it sees the same numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+
+from expertile.ops.gathered_mm import activation as act
+from expertile.ops.gathered_mm.backend import Backend, Operands, Outputs
+from expertile.ops.gathered_mm.problem import GatherProblem, Product
+from expertile.ops.grouped_mm.api import grouped_mm
+from expertile.ops.grouped_mm.backend import NoConfig
+from expertile.ops.grouped_mm.reference import reference as grouped_reference
+
+GroupedProduct = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
+
+
+def _fast(a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    return grouped_mm(a, b, offs=offs, bias=bias)
+
+
+def _select(x: torch.Tensor, rows: torch.Tensor | None) -> torch.Tensor:
+    return x if rows is None else x.index_select(0, rows)
+
+
+def compute(problem: GatherProblem, operands: Operands, product: GroupedProduct = _fast) -> Outputs:
+    """The outputs of `problem`; rows past offs[-1] are unspecified. Differentiable in no operand."""
+    a, b, offs, rows = operands.a, operands.b, operands.offs, operands.rows
+    if problem.product is Product.WGRAD:
+        left = _select(a, rows if problem.gathered == "a" else None)
+        right = _select(b, rows if problem.gathered == "b" else None)
+        return (product(left.t(), right, offs, None),)
+    out = product(_select(a, rows), b, offs, operands.bias)
+    if problem.product is Product.MM:
+        return (out,)
+    if problem.product is Product.GATED:
+        gate, up = act.split(_wide(out), problem.interleaved)
+        return act.activate(gate, up, problem.activation).to(out.dtype), out if problem.save_pre else None
+    assert operands.pre is not None and operands.slots is not None and operands.weights is not None
+    slots, weights = operands.slots.long(), operands.weights.flatten()
+    weight = weights.index_select(0, slots).to(_wide(out).dtype)[:, None]
+    dact, (gate, up) = _wide(out), act.split(_wide(operands.pre), problem.interleaved)
+    value, dgate, dup = act.activate_backward(gate, up, weight * dact, problem.activation)
+    dpre = act.join(dgate, dup, problem.interleaved).to(out.dtype)
+    # Rows past offs[-1] claim slot 0: theirs go to one slot more, which is cut off.
+    inside = torch.arange(slots.shape[0], device=slots.device) < offs[-1]
+    sums = torch.where(inside, (dact * value).sum(-1), 0.0)
+    dweights = sums.new_zeros(weights.shape[0] + 1)
+    dweights.scatter_(0, torch.where(inside, slots, weights.shape[0]), sums)
+    return dpre, (weight * value).to(out.dtype), dweights[:-1].view(problem.weights_shape)
+
+
+def exact(problem: GatherProblem, operands: Operands, dtype: torch.dtype = torch.float64) -> Outputs:
+    """`compute` in `dtype` throughout. Rows past offs[-1] are NaN. Reads `offs` on the host."""
+    wide = {
+        name: None if x is None else x.to(dtype)
+        for name, x in (("a", operands.a), ("b", operands.b), ("bias", operands.bias), ("pre", operands.pre),
+                        ("weights", operands.weights))
+    }  # fmt: skip
+
+    def product(a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        return grouped_reference(a, b, offs, bias, dtype)
+
+    return compute(problem, replace(operands, **wide), product)  # type: ignore[arg-type]
+
+
+def _wide(x: torch.Tensor) -> torch.Tensor:
+    """x in float32, or float64 if it is."""
+    return x if x.dtype is torch.float64 else x.float()
+
+
+def _run(problem: GatherProblem, operands: Operands, config: NoConfig, outputs: Outputs) -> None:
+    inside = torch.arange(problem.rows, device=operands.a.device)[:, None] < operands.offs[-1]
+    for place, (target, value) in enumerate(zip(outputs, compute(problem, operands), strict=True)):
+        if target is None or value is None:
+            continue
+        if problem.product is Product.WGRAD or place == 2:  # of experts or of slots, not of rows
+            target.copy_(value)
+        else:
+            torch.where(inside, value, target, out=target)
+
+
+BACKEND = Backend(
+    name="reference",
+    summary="plain torch around grouped_mm: rows selected, activation in torch",
+    supports=lambda problem, device: None,
+    configs=lambda problem, device: (NoConfig(),),
+    mm=_run,
+    gated=_run,
+    backward=_run,
+    wgrad=_run,
+)

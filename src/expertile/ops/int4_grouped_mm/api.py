@@ -1,0 +1,134 @@
+"""int4_grouped_mm: the public call. Tensors -> Int4Problem (checked once) -> choose -> backend.run."""
+
+from __future__ import annotations
+
+from functools import lru_cache, partial
+from typing import Any
+
+import torch
+
+from expertile.device import Device
+from expertile.int4.weight import Int4Weight
+from expertile.ops.grouped_mm.problem import described
+from expertile.ops.int4_grouped_mm import op
+from expertile.ops.int4_grouped_mm.backend import Backend, Operands
+from expertile.ops.int4_grouped_mm.backends import by_name
+from expertile.ops.int4_grouped_mm.choose import choose
+from expertile.ops.int4_grouped_mm.problem import Int4Problem
+
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+
+
+def int4_grouped_mm(
+    a: torch.Tensor,
+    w: Int4Weight,
+    *,
+    offs: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    backend: str = "auto",
+    config: Any = None,
+    check: bool = False,
+) -> torch.Tensor:
+    """Products of 16-bit activations with 4-bit weights: out[rows of group g] = a[rows of group g] @ ŵ[g]ᵀ (+ bias[g]).
+
+    ŵ = (q − zero) · scale is made in registers, tile by tile, and never stored (except by the backend "dequant", which
+    `auto` takes for many hundreds of rows per group, where it is faster). No group needs padding. Differentiable in a
+    and bias; the weights are not trainable, and the gradient of a dequantises them all.
+
+    Args:
+        a: [M, K] bfloat16 or float16, the rows of each group together. Under torch.autocast it is cast to w's dtype.
+        w: `Int4Weight` [G, N, K], with scales of a's dtype.
+        offs: [G] int32 on a's device: the END row of each group. Empty groups are allowed; rows past offs[-1] of the
+            result are left as they come, and their gradient is zero.
+        bias: [G, N], added to every row of its group.
+        out_dtype: bfloat16, float16 or float32; that of a by default. Products accumulate in float32 always.
+        backend: "auto", or a backend's name.
+        config: a config of that backend (one of its `configs`); its default otherwise.
+        check: also check the values of `offs` and that scales and zero points are finite, which waits for the GPU.
+
+    Returns:
+        [M, N].
+
+    Raises:
+        ValueError: naming the argument, what was expected and what came; or a backend's reason to refuse.
+    """
+    if not isinstance(w, Int4Weight):
+        raise ValueError(f"w: expected an Int4Weight, got {type(w).__name__}")
+    for name, x in (("a", a), ("offs", offs), ("bias", bias)):
+        if not isinstance(x, torch.Tensor) and (x is not None or name == "a"):
+            raise ValueError(f"{name}: expected a torch.Tensor, got {type(x).__name__}")
+    if w.scales.requires_grad or (w.zeros is not None and w.zeros.requires_grad):
+        raise ValueError("w: expected weights that need no gradient, got scales or zeros with requires_grad")
+    if a.device.type != "meta" and torch.is_autocast_enabled(a.device.type):
+        a = a.to(w.dtype)
+    if torch.compiler.is_compiling() or type(a) not in _PLAIN:
+        if config is not None or check:
+            raise ValueError("config, check: expected None and False under torch.compile, got other values")
+        return torch.ops.expertile.int4_grouped_mm(
+            a, w.packed, w.scales, w.zeros, w.group_size, offs, bias, out_dtype, backend
+        )
+    if check:
+        Int4Problem.of(a, w, offs, bias, out_dtype, check=True)
+    product = partial(_forward, backend=backend, config=config)
+    if torch.is_grad_enabled() and (a.requires_grad or (bias is not None and bias.requires_grad)):
+        return op.Int4MM.apply(product, a, w, offs, bias, out_dtype)
+    return product(a, w, offs=offs, bias=bias, out_dtype=out_dtype)
+
+
+@lru_cache(maxsize=64)
+def _device(kind: str, index: int | None) -> Device:
+    return Device.current("cpu" if kind != "cuda" else index)
+
+
+def select(problem: Int4Problem, device: Device, backend: str, config: Any) -> tuple[Backend, Any]:
+    """The backend and config for a problem. ValueError when the named backend cannot take it, with its reason."""
+    if backend == "auto":
+        if config is not None:
+            raise ValueError("config: expected None with backend='auto', got " + repr(config))
+        choice = choose(problem, device)
+        return choice.backend, choice.config
+    chosen = by_name(backend)
+    reason = chosen.supports(problem, device)
+    if reason is not None:
+        raise ValueError(f"backend: {backend} cannot take this problem: {reason}")
+    default = chosen.configs(problem, device)[0]
+    if config is not None and type(config) is not type(default):
+        raise ValueError(f"config: expected a {type(default).__name__} of backend {backend}, got {config!r}")
+    return chosen, default if config is None else config
+
+
+def _forward(
+    a: torch.Tensor,
+    w: Int4Weight,
+    *,
+    offs: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    backend: str = "auto",
+    config: Any = None,
+) -> torch.Tensor:
+    if config is None and (offs is None or offs.is_cuda):
+        problem, chosen, config = _planned(
+            described(a), described(w.packed), described(w.scales), described(w.zeros), w.group_size, described(offs),
+            described(bias), out_dtype, a.device, backend,
+        )  # fmt: skip
+    else:  # the values of offs are part of the problem, or somebody tries a config
+        problem = Int4Problem.of(a, w, offs, bias, out_dtype)
+        chosen, config = select(problem, _device(a.device.type, a.device.index), backend, config)
+    offs = offs if offs.is_contiguous() else offs.contiguous()
+    return chosen.run(problem, Operands(a, w, offs, bias), config, None)
+
+
+@lru_cache(maxsize=4096)
+def _planned(
+    a: tuple[Any, ...], packed: tuple[Any, ...], scales: tuple[Any, ...], zeros: tuple[Any, ...] | None,
+    group_size: int, offs: tuple[Any, ...] | None, bias: tuple[Any, ...] | None, out_dtype: torch.dtype | None,
+    device: torch.device, backend: str,
+) -> tuple[Int4Problem, Backend, Any]:  # fmt: skip
+    """Problem, backend and config for tensors that are `described` so, whatever their values."""
+    problem = Int4Problem.of_descriptions(a, packed, scales, zeros, group_size, offs, bias, out_dtype)
+    return problem, *select(problem, _device(device.type, device.index), backend, None)
+
+
+op.install(_forward)

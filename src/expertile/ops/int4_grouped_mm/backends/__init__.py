@@ -1,0 +1,31 @@
+"""The backends of `int4_grouped_mm`, one file each, in the order in which `auto` asks them on a GPU.
+
+A new backend is one file that ends in `BACKEND = Backend(...)` and one line here.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from importlib.util import find_spec
+
+from expertile.ops.int4_grouped_mm.backend import Backend
+from expertile.ops.int4_grouped_mm.backends import dequant, loop
+
+_OURS: tuple[Backend, ...] = ()
+# Triton has no wheels outside Linux; the package works without it.
+if find_spec("triton") is not None:
+    from expertile.ops.int4_grouped_mm.backends import triton_int4
+
+    _OURS = (triton_int4.BACKEND,)
+    if find_spec(f"{__name__}.gluon_int4") is not None:
+        _OURS = (import_module(f"{__name__}.gluon_int4").BACKEND, *_OURS)
+
+BACKENDS: tuple[Backend, ...] = (*_OURS, dequant.BACKEND, loop.BACKEND)
+
+
+def by_name(name: str) -> Backend:
+    """The backend called `name`. ValueError lists those there are."""
+    for backend in BACKENDS:
+        if backend.name == name:
+            return backend
+    raise ValueError(f"backend: expected one of {', '.join(b.name for b in BACKENDS)}, got {name!r}")

@@ -1,0 +1,55 @@
+"""Dequantise all weights into a temporary, then multiply as bfloat16 or float16: the honest baseline.
+
+    out[rows of g] = a[rows of g] @ bits16(ŵ[g])ᵀ (+ bias[g])
+
+Bytes: for every value of the weights half a byte read, two written, two read again, whatever the number of rows; and
+2·G·N·K bytes of memory while it runs. Many rows per group pay that off: the product itself is then the fastest of
+`grouped_mm`'s, with nothing to unpack between its matrix instructions.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from expertile.device import Device
+from expertile.ops.grouped_mm.api import select
+from expertile.ops.grouped_mm.backend import NoConfig
+from expertile.ops.grouped_mm.backend import Operands as GroupedOperands
+from expertile.ops.grouped_mm.problem import Layout, Problem
+from expertile.ops.int4_grouped_mm.backend import Backend, Operands, new_out
+from expertile.ops.int4_grouped_mm.problem import Int4Problem
+
+
+def dense_problem(problem: Int4Problem) -> Problem:
+    """The product of a with the dequantised weights, [G, N, K] passed transposed."""
+    n, k = problem.n, problem.k
+    return Problem(
+        Layout.RAGGED_M, problem.groups, problem.m, n, k, problem.dtype, problem.out_dtype, problem.a_strides,
+        (n * k, 1, k), problem.a_aligned, True, problem.has_bias, problem.device_type, problem.group_sizes,
+    )  # fmt: skip
+
+
+def _supports(problem: Int4Problem, device: Device) -> str | None:
+    """Every problem whose dense weights fit a quarter of the memory; `grouped_mm` has a backend for each."""
+    nbytes = problem.groups * problem.n * problem.k * problem.dtype.itemsize
+    if nbytes > device.memory_bytes / 4:
+        return f"its dequantised weights take {nbytes / 2**30:.1f} GiB, more than a quarter of the memory"
+    return None
+
+
+def _run(problem: Int4Problem, operands: Operands, config: NoConfig, out: torch.Tensor | None) -> torch.Tensor:
+    out = new_out(problem, operands, out)
+    w, a = operands.w, operands.a
+    dense = torch.ops.expertile.int4_dequantize(w.packed, w.scales, w.zeros, w.group_size, problem.dtype)
+    product = dense_problem(problem)
+    backend, chosen = select(product, Device.current(a.device), "auto", None)
+    return backend.run(product, GroupedOperands(a, dense.transpose(-2, -1), operands.offs, operands.bias), chosen, out)
+
+
+BACKEND = Backend(
+    name="dequant",
+    summary="weights dequantised into a temporary, then grouped_mm",
+    supports=_supports,
+    configs=lambda problem, device: (NoConfig(),),
+    run=_run,
+)

@@ -1,0 +1,342 @@
+"""Grouped product with 4-bit weights in plain Triton, for sm_80 and later: dequantised in registers, never in memory.
+
+For each group g:  out_g[m, n] = Σ_k a_g[m, k] · (q_g[n, k] − zero_g[n, k // group]) · scale_g[n, k // group]  (+ bias)
+
+Operands are swapped: a tile computes out_gᵀ [BLOCK_N, BLOCK_M] = ŵ · aᵀ, so that the weights are the first operand of
+the tensor cores, which comes from registers, and few rows of a become a narrow second one (a multiple of 8) instead of
+padding a tile of 64. A step takes the bytes of one packed block (`expertile.int4.packing`), [BLOCK_N, half], whose low
+and high nibbles are two operands [BLOCK_N, half], against two runs of a.
+
+Unpacking takes 1.5 instructions a value (`_triton_unpack`) and leaves q − 8. Zero points and scales come on top:
+
+    scale on the sum      the products of one group of K with q − zero are added up, then scaled in float32: exact
+                          weights, a multiply-add for every element of out and group of K, twice the accumulators
+    scale on the weights  (q − zero) · scale is rounded to 16 bits as `Int4Weight.dequantize` does: half an instruction
+                          a value more, one chain of products over all of K
+
+Bytes: a (tiles of a group share it in L2) and out once, the packed weights and scales once for every BLOCK_M rows. Few
+rows are limited by those bytes; many by the unpacking, which every BLOCK_M rows pay for again, and by the tensor cores.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+import torch
+import triton
+import triton.language as tl
+
+from expertile.device import Device
+from expertile.ops.grouped_mm.backends._persistent import (
+    best_group_m,
+    count_tiles,
+    groups_p2,
+    locate_tile,
+    mean_tile_extents,
+    tiles_bound,
+)
+from expertile.ops.grouped_mm.backends._triton_launch import Blocks, Plan, Pointer, make_plan
+from expertile.ops.int4_grouped_mm.backend import Backend, Operands, new_out
+from expertile.ops.int4_grouped_mm.backends._triton_unpack import shifted, unpack
+from expertile.ops.int4_grouped_mm.problem import Int4Problem
+
+
+@dataclass(frozen=True)
+class Config:
+    """A tile is block_m rows of a by block_n columns of out, K in steps of one packed block.
+
+    scale_weights: see above. tma: a, the weights and their scales come by TMA (sm_90+). unpack_bytes: packed bytes that
+    are unpacked together, 2 for wgmma, 4 for mma.sync. group_m: tile rows per raster panel."""
+
+    block_m: int
+    block_n: int
+    num_warps: int
+    num_stages: int
+    scale_weights: bool = False
+    tma: bool = False
+    blocks_per_sm: int = 1
+    unpack_bytes: int = 2
+    group_m: int = 8
+
+
+@triton.jit(do_not_specialize=["M", "groups", "GROUP_M"])
+def _int4_kernel(
+    a_desc, w_desc, scales_desc, zeros_desc, a_ptr, w_ptr, out_ptr, scales_ptr, zeros_ptr, offs_ptr, bias_ptr,
+    M, N, K, groups, a_stride_m, a_stride_k, out_stride_m, out_stride_n, bias_stride_g, bias_stride_n, GROUP_M,
+    TMA: tl.constexpr, DTYPE: tl.constexpr, HAS_ZEROS: tl.constexpr, HAS_BIAS: tl.constexpr, EVEN_N: tl.constexpr,
+    SCALES: tl.constexpr, GROUP_SIZE: tl.constexpr, SCALE_WEIGHTS: tl.constexpr, HALF: tl.constexpr,
+    OFFSET: tl.constexpr, GROUPS_P2: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BYTES: tl.constexpr,
+):  # fmt: skip
+    # SCALES: "row", one for all of K; "block", one for a step; "half", one for the low and one for the high nibbles.
+    total, ends = count_tiles(offs_ptr, M, N, groups, "m", GROUPS_P2, BLOCK_M, BLOCK_N)
+    for tile in range(tl.program_id(0), total, tl.num_programs(0)):
+        group, row, row_end, col, _, _, _ = locate_tile(
+            tile, ends, offs_ptr, M, N, K, GROUP_M, "m", GROUPS_P2, BLOCK_M, BLOCK_N
+        )
+        group_64 = group.to(tl.int64)
+        rows, cols, ks = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_N), tl.arange(0, HALF)
+        row_mask, col_mask = rows < row_end - row, cols < N - col
+        a_tile = a_ptr
+        w_tile = w_ptr
+        if not TMA:
+            a_offsets = ks[:, None].to(OFFSET) * a_stride_k + rows[None, :].to(OFFSET) * a_stride_m
+            a_tile = a_ptr + row.to(tl.int64) * a_stride_m + a_offsets
+            w_tile = w_ptr + (group_64 * N + col) * (K // 2) + (cols[:, None] * (K // 2) + ks[None, :])
+        scale_groups = 1 if SCALES == "row" else K // GROUP_SIZE
+        scale_at = (group_64 * scale_groups) * N + col + cols
+        acc = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
+        SECOND: tl.constexpr = 1 if SCALES == "half" else 0
+        if SCALES == "row" or not TMA:
+            # Loaded a step before they are needed: straight into registers, as nothing narrow can be copied ahead.
+            scale_low = tl.load(scales_ptr + scale_at, mask=col_mask, other=0.0)
+            scale_high = tl.load(scales_ptr + scale_at + SECOND * N, mask=col_mask, other=0.0)
+            if HAS_ZEROS:
+                zero_low = tl.load(zeros_ptr + scale_at, mask=col_mask, other=0.0)
+                zero_high = tl.load(zeros_ptr + scale_at + SECOND * N, mask=col_mask, other=0.0)
+        for k in range(0, K, 2 * HALF):
+            if TMA:
+                q = w_desc.load([group, col, k // 2]).reshape(BLOCK_N, HALF)
+                a_low = a_desc.load([row, k]).T
+                a_high = a_desc.load([row, k + HALF]).T
+            else:
+                if EVEN_N:
+                    q = tl.load(w_tile)
+                else:
+                    q = tl.load(w_tile, mask=col_mask[:, None], other=0)
+                a_low = tl.load(a_tile, mask=row_mask[None, :], other=0.0)
+                a_high = tl.load(a_tile + HALF * a_stride_k, mask=row_mask[None, :], other=0.0)
+                w_tile += HALF
+                a_tile += 2 * HALF * a_stride_k
+            low, high = unpack(q, DTYPE, BYTES)
+            if SCALES == "row":
+                if HAS_ZEROS:
+                    low, high = shifted(low, zero_low, DTYPE), shifted(high, zero_high, DTYPE)
+                acc = tl.dot(low, a_low, acc)
+                acc = tl.dot(high, a_high, acc)
+            else:
+                if TMA:
+                    block = k // GROUP_SIZE
+                    first = scales_desc.load([group, block, col]).reshape(BLOCK_N)
+                    second = scales_desc.load([group, block + SECOND, col]).reshape(BLOCK_N) if SECOND else first
+                    if HAS_ZEROS:
+                        zero = zeros_desc.load([group, block, col]).reshape(BLOCK_N)
+                        low = shifted(low, zero, DTYPE)
+                        high = shifted(
+                            high, zeros_desc.load([group, block + 1, col]).reshape(BLOCK_N) if SECOND else zero, DTYPE
+                        )
+                else:
+                    first, second = scale_low, scale_high
+                    next_at = scale_at + (k + 2 * HALF) // GROUP_SIZE * N
+                    next_mask = col_mask & (k + 2 * HALF < K)
+                    scale_low = tl.load(scales_ptr + next_at, mask=next_mask, other=0.0)
+                    scale_high = tl.load(scales_ptr + next_at + SECOND * N, mask=next_mask, other=0.0)
+                    if HAS_ZEROS:
+                        low, high = shifted(low, zero_low, DTYPE), shifted(high, zero_high, DTYPE)
+                        zero_low = tl.load(zeros_ptr + next_at, mask=next_mask, other=0.0)
+                        zero_high = tl.load(zeros_ptr + next_at + SECOND * N, mask=next_mask, other=0.0)
+                if SCALE_WEIGHTS:
+                    acc = tl.dot(low * first[:, None], a_low, acc)
+                    acc = tl.dot(high * second[:, None], a_high, acc)
+                elif SECOND:
+                    acc += tl.dot(low, a_low) * first.to(tl.float32)[:, None]
+                    acc += tl.dot(high, a_high) * second.to(tl.float32)[:, None]
+                else:
+                    part = tl.dot(low, a_low)
+                    part = tl.dot(high, a_high, part)
+                    acc += part * first.to(tl.float32)[:, None]
+        if SCALES == "row":
+            acc *= scale_low.to(tl.float32)[:, None]
+        if HAS_BIAS:
+            bias_at = bias_ptr + group_64 * bias_stride_g + (col + cols) * bias_stride_n
+            acc += tl.load(bias_at, mask=col_mask, other=0.0).to(tl.float32)[:, None]
+        out_rows = row.to(tl.int64) + rows
+        out_at = out_ptr + out_rows[None, :] * out_stride_m + (col + cols).to(tl.int64)[:, None] * out_stride_n
+        tl.store(out_at, acc.to(out_ptr.dtype.element_ty), mask=row_mask[None, :] & col_mask[:, None])
+
+
+_TRITON_DTYPE = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
+
+
+def _scales_in_a_step(problem: Int4Problem) -> str:
+    """Which values of a packed block share a scale; SCALES of the kernel."""
+    if problem.group_size == problem.k:
+        return "row"
+    return "half" if problem.group_size == problem.half else "block"
+
+
+@lru_cache(maxsize=1024)
+def _plan(
+    problem: Int4Problem, config: Config, out_strides: tuple[int, ...], aligned: tuple[bool, bool],
+    bias: tuple[torch.dtype, bool, tuple[int, ...]] | None, device: int,
+) -> Plan:  # fmt: skip
+    """The launch on GPU `device` (-1: none), for an output of those strides, (out, offs) aligned or not to 16 bytes,
+    and a bias of (dtype, aligned, strides)."""
+    m, n, k, groups, half = problem.m, problem.n, problem.k, problem.groups, problem.half
+    block_m, block_n = config.block_m, config.block_n
+    dtype = problem.dtype
+    reach = half * problem.a_strides[1] + block_m * problem.a_strides[0]
+    options = {
+        "TMA": config.tma,
+        "DTYPE": _TRITON_DTYPE[dtype],
+        "HAS_ZEROS": problem.has_zeros,
+        "HAS_BIAS": problem.has_bias,
+        "EVEN_N": n % block_n == 0,
+        "SCALES": _scales_in_a_step(problem),
+        "GROUP_SIZE": problem.group_size if problem.group_size != k else 0,
+        "SCALE_WEIGHTS": config.scale_weights and problem.group_size != k,
+        "HALF": half,
+        "OFFSET": tl.int32 if reach < 2**31 else tl.int64,
+        "GROUPS_P2": groups_p2(problem),
+        "BLOCK_M": block_m,
+        "BLOCK_N": block_n,
+        "BYTES": 0 if triton.knobs.runtime.interpret else config.unpack_bytes,
+        "num_warps": config.num_warps,
+        "num_stages": config.num_stages,
+    }
+    blocks: tuple[Blocks | None, ...] = (None, None, None, None)
+    if config.tma:
+        if reason := _not_for_tma(problem):
+            raise ValueError(f"config: expected tma=False for this problem ({reason}), got True")
+        per_group = problem.scale_groups
+        scale_block = Blocks(dtype, [groups, per_group, n], [per_group * n, n, 1], [1, 1, block_n])
+        scaled = problem.group_size != k
+        blocks = (
+            Blocks(dtype, [m, k], list(problem.a_strides), [block_m, half]),
+            Blocks(torch.uint8, [groups, n, k // 2], list(problem.b_strides), [1, block_n, half]),
+            scale_block if scaled else None,
+            scale_block if scaled and problem.has_zeros else None,
+        )
+    scales = Pointer(dtype, problem.b_aligned)
+    return make_plan(
+        _int4_kernel,
+        blocks,
+        (
+            None if config.tma else Pointer(dtype, problem.a_aligned),
+            None if config.tma else Pointer(torch.uint8, problem.b_aligned),
+            Pointer(problem.out_dtype, aligned[0]),
+            scales,
+            scales if problem.has_zeros else None,
+            Pointer(torch.int32, aligned[1]),
+            None if bias is None else Pointer(bias[0], bias[1]),
+        ),
+        (0, n, k, groups, *problem.a_strides, *out_strides, *((0, 0) if bias is None else bias[2]), config.group_m),
+        options,
+        tiles_bound("m", groups, m, n, block_m, block_n),
+        config.blocks_per_sm,
+        device,
+    )  # fmt: skip
+
+
+def run(problem: Int4Problem, operands: Operands, config: Config, out: torch.Tensor | None = None) -> torch.Tensor:
+    """Queue the kernel on the current stream; `out` (any strides) is written in place if given."""
+    out = new_out(problem, operands, out)
+    if problem.groups == 0 or problem.m == 0 or problem.n == 0:
+        return out
+    a, w, offs, bias = operands.a, operands.w, operands.offs, operands.bias
+    to, offs_at, bias_at = out.data_ptr(), offs.data_ptr(), 0 if bias is None else bias.data_ptr()
+    described = None if bias is None else (bias.dtype, bias_at % 16 == 0, bias.stride())
+    plan = _plan(problem, config, out.stride(), (to % 16 == 0, offs_at % 16 == 0), described, a.get_device())
+    zeros_at = 0 if w.zeros is None else w.zeros.data_ptr()
+    pointers = (out, w.scales, w.zeros, offs, bias)
+    pointers_at = (to, w.scales.data_ptr(), zeros_at, offs_at, bias_at)
+    if not config.tma:
+        plan.launch((), (a, w.packed, *pointers), (a.data_ptr(), w.packed.data_ptr(), *pointers_at))
+        return out
+    read = (a, w.packed, w.scales, w.scales if w.zeros is None else w.zeros)[: 4 - len(plan.unused)]
+    plan.launch(read, (None, None, *pointers), (*(x.data_ptr() for x in read), None, None, *pointers_at))
+    return out
+
+
+def supports(problem: Int4Problem, device: Device) -> str | None:
+    """Everything, on a GPU of compute capability 8.0 or later, or under the Triton interpreter."""
+    if problem.groups > 4096:
+        return f"plans at most 4096 groups in registers, got {problem.groups}"
+    if not triton.knobs.runtime.interpret and (problem.device_type != "cuda" or not device.at_least(8)):
+        return "needs a CUDA GPU of compute capability 8.0 or later (or TRITON_INTERPRET=1)"
+    return None
+
+
+_HOPPER = (
+    Config(16, 64, 4, 5, blocks_per_sm=4),
+    Config(16, 64, 4, 8, blocks_per_sm=3),
+    Config(16, 64, 4, 5, tma=True, blocks_per_sm=4),
+    Config(16, 128, 8, 5, blocks_per_sm=2),
+    Config(16, 128, 8, 5, tma=True, blocks_per_sm=2),
+    Config(16, 128, 4, 5, tma=True, blocks_per_sm=3),
+    Config(32, 64, 4, 5, blocks_per_sm=3),
+    Config(32, 128, 8, 4, blocks_per_sm=2),
+    Config(32, 128, 8, 4, tma=True, blocks_per_sm=2),
+    Config(64, 64, 4, 3, blocks_per_sm=2),
+    Config(64, 128, 8, 4, tma=True, blocks_per_sm=1),
+    Config(64, 128, 8, 3, scale_weights=True, tma=True, blocks_per_sm=2),
+    Config(128, 64, 4, 3, scale_weights=True, tma=True, blocks_per_sm=2),
+    Config(128, 128, 8, 4, tma=True),
+    Config(128, 128, 8, 4, scale_weights=True, tma=True),
+    Config(256, 128, 8, 3, scale_weights=True, tma=True),
+)
+_PORTABLE = (
+    Config(16, 64, 4, 4, blocks_per_sm=4, unpack_bytes=4),
+    Config(16, 128, 8, 4, blocks_per_sm=2, unpack_bytes=4),
+    Config(32, 64, 4, 4, blocks_per_sm=2, unpack_bytes=4),
+    Config(64, 64, 4, 3, blocks_per_sm=2, unpack_bytes=4),
+    Config(64, 128, 8, 3, unpack_bytes=4),
+    Config(128, 128, 8, 3, unpack_bytes=4),
+)
+
+
+@lru_cache(maxsize=4096)
+def configs(problem: Int4Problem, device: Device) -> tuple[Config, ...]:
+    """The tiles that fit shared memory and that TMA, where they use it, can load; the lowest modelled time first."""
+    found = []
+    hopper = device.at_least(9) and not device.at_least(10)
+    for c in _HOPPER if hopper else _PORTABLE:
+        # Zero points, a second scale in a step and masked columns take registers that another block would have.
+        heavy = not c.tma and (problem.has_zeros or problem.group_size == problem.half or problem.n % c.block_n > 0)
+        if heavy and not hopper and c.block_m == 128:
+            continue
+        blocks = c.blocks_per_sm - 1 if heavy and c.blocks_per_sm > 1 else c.blocks_per_sm
+        stage = c.block_n * problem.half + 4 * problem.half * c.block_m
+        fits = stage * c.num_stages * blocks <= (device.smem_bytes or 101376)
+        if fits and not (c.tma and _not_for_tma(problem)):
+            programs = device.sm_count * blocks
+            group_m = best_group_m(problem, c.block_m, c.block_n, programs, device.l2_bytes)
+            found.append(replace(c, group_m=group_m, blocks_per_sm=blocks))
+    return tuple(sorted(found, key=lambda c: _cost(problem, device, c)))
+
+
+def _not_for_tma(problem: Int4Problem) -> str | None:
+    """Why TMA cannot load this problem's operands, or None: it takes rows of whole 16 bytes, K contiguous."""
+    pitch, step = problem.a_strides
+    if step != 1 or pitch <= 0 or pitch % 8 or not problem.a_aligned:
+        return f"a must have K contiguous and rows that start on multiples of 16 bytes, got strides {problem.a_strides}"
+    if problem.n % 8 or not problem.b_aligned:
+        return f"scales must have rows of whole 16 bytes, got N = {problem.n}"
+    return None
+
+
+def _cost(problem: Int4Problem, device: Device, config: Config) -> float:
+    """Modelled clocks of one call. A step of 128 of K takes a multiprocessor the longest of: its packed bytes from
+    memory; its instructions (some 3.5 clocks for a column of out, measured in SASS); its products; and the last two
+    one after the other, shared by the warp groups that run at once."""
+    rows, cols = mean_tile_extents(problem)
+    tiles = problem.groups * -(-rows // config.block_m) * -(-cols // config.block_n)
+    clock, sms = device.max_clock_hz, device.sm_count
+    macs = (device.peak("bf16") or 1e14) / 2 / clock / sms
+    issue = 3.5 * config.block_n * (1.3 if config.scale_weights else 1 + config.block_m / 256)
+    products = 128.0 * config.block_n * config.block_m / macs
+    weight_bytes = 66.0 * config.block_n / ((device.memory_bps or 1e12) / clock / sms)
+    groups_at_once = config.blocks_per_sm * config.num_warps / 4
+    step = max(issue, products, (issue + products) / groups_at_once, weight_bytes)
+    programs = sms * config.blocks_per_sm
+    waves = -(-tiles // programs) if tiles < 8 * programs else tiles / programs + 0.5
+    return waves * config.blocks_per_sm * step * problem.k / 128
+
+
+BACKEND = Backend(
+    name="triton_int4",
+    summary="Triton, weights dequantised in registers: any rows, any strides of a (sm_80+)",
+    supports=supports,
+    configs=configs,
+    run=run,
+)

@@ -1,0 +1,141 @@
+"""The FP8 quantisers on a GPU: every config bit for bit, fused forms, graphs, torch.compile, other streams of rows."""
+
+import pytest
+import torch
+
+from expertile.ops import _quantize_launch as launches
+from expertile.ops.quantize import quantize_activations, quantize_rms_norm, quantize_swiglu, quantize_weights
+from expertile.quant import Fp8Blocks
+from expertile.ragged import offs_from_sizes
+from tests.ops.test_quantize import (
+    DTYPES,
+    assert_near,
+    assert_same,
+    check_rows,
+    check_tokens,
+    check_weights,
+    data,
+    odd_blocks,
+    rms,
+    swiglu,
+)
+
+CUDA = torch.device("cuda")
+
+pytestmark = pytest.mark.skipif(
+    torch.cuda.is_available() and torch.cuda.get_device_capability() < (8, 9), reason="converts no e4m3"
+)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("power_of_two", [False, True])
+@pytest.mark.parametrize("shape", [(1, 128), (1000, 7168), (513, 2048), (77, 2880), (300, 1001), (3, 17)])
+def test_rows(shape, dtype, power_of_two):
+    check_rows(data(*shape, dtype=dtype).cuda(), power_of_two)
+
+
+def test_odd_blocks():
+    for dtype in (torch.float32, torch.bfloat16):
+        for power_of_two in (False, True):
+            check_rows(odd_blocks().to(dtype).cuda(), power_of_two)
+    check_weights(odd_blocks().cuda())
+    check_tokens(odd_blocks().cuda(), (5, 2))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_every_float_that_decides_a_tie(dtype):
+    """Blocks whose largest element and others run through all significands of bfloat16."""
+    significands = 1 + torch.arange(128) / 128
+    x = significands[None, :] * torch.tensor([1.0, 0.5, 0.25, 2.0**-14, 2.0**-17])[:, None]
+    x = x.repeat(128, 1, 1)
+    x[:, :, 0] = 2 * significands[:, None]
+    check_rows(x.view(-1, 128).to(dtype).cuda())
+
+
+@pytest.mark.parametrize("config", launches.rows_configs("plain", 4096), ids=str)
+def test_configs_of_rows(config):
+    for x in (data(333, 4096).cuda(), data(333, 4352).cuda()[:, :4096], data(65, 1000).cuda()):
+        made = Fp8Blocks(*launches.quantize_rows(x, config=config))
+        assert_same(made, Fp8Blocks.quantize(x), str(config))
+
+
+@pytest.mark.parametrize("source", ["plain", "swiglu", "rms_norm"])
+def test_configs_of_tokens(source):
+    offs = offs_from_sizes((300, 0, 1, 128, 211)).cuda()
+    x = data(700, 1024, spread=1.0).cuda()
+    truth = {"plain": x, "swiglu": swiglu(x, False).float(), "rms_norm": rms(x, None, 1e-6).float()}[source]
+    want, ends = Fp8Blocks.quantize_tokens(truth, offs)
+    for config in (*launches.tokens_configs(source), *launches.tokens_configs(source, 1)):
+        rows, turned, found = launches.quantize_tokens(x, offs, source, eps=1e-6, config=config)
+        assert torch.equal(found, ends)
+        for made, right in ((rows, Fp8Blocks.quantize(truth)), (turned, want)):
+            if source == "plain":
+                assert_same(Fp8Blocks(*made), right, str(config))
+            else:
+                assert_near(Fp8Blocks(*made), right.dequantize())
+
+
+@pytest.mark.parametrize(
+    "sizes, past, k",
+    [((5, 0, 128, 129), 0, 256), ((0, 0), 3, 200), ((1000,), 7, 1001), ((100,) * 200, 50, 128)],
+)
+def test_tokens(sizes, past, k):
+    for dtype in DTYPES:
+        check_tokens(data(sum(sizes) + past, k, dtype=dtype).cuda(), sizes)
+
+
+@pytest.mark.parametrize("shape", [(3, 256, 512), (2, 300, 1000), (1, 129, 131), (4096, 7168)])
+def test_weights(shape):
+    for dtype in DTYPES:
+        check_weights(data(*shape, dtype=dtype).cuda())
+    check_weights(data(*shape).cuda().transpose(-2, -1), power_of_two=True)
+    w = data(*shape).cuda()
+    for config in launches.weights_configs(10**6, 2, 132):
+        made = Fp8Blocks(*launches.quantize_weights(w, config=config), (128, 128))
+        assert_same(made, Fp8Blocks.quantize(w, (128, 128)), str(config))
+
+
+@pytest.mark.parametrize("k", [128, 1000, 2880, 7168])
+def test_fused(k):
+    x = data(300, 2 * k, spread=1.0).cuda()
+    for interleaved in (False, True):
+        assert_near(quantize_swiglu(x, interleaved=interleaved), swiglu(x, interleaved))
+    weight = data(1, k, seed=3)[0].cuda()
+    assert_near(quantize_rms_norm(x[:, :k], weight, eps=1e-3), rms(x[:, :k], weight, 1e-3))
+
+
+def test_rows_of_a_norm_longer_than_a_program_holds():
+    x = data(9, 40000, spread=1.0).cuda()
+    assert_near(quantize_rms_norm(x, eps=1e-3), rms(x, None, 1e-3))
+
+
+def test_silu_far_from_zero():
+    gate = torch.linspace(-120, 120, 4096, device=CUDA).view(32, 128)
+    x = torch.cat([gate, torch.ones_like(gate)], -1)
+    made = quantize_swiglu(x).dequantize()
+    truth = torch.nn.functional.silu(gate)
+    assert (made - truth).abs().max() < 120 * 2.0**-4 and torch.isfinite(made).all()
+
+
+def test_graph_with_other_offs():
+    x, offs = data(700, 512).cuda(), offs_from_sizes((300, 200, 200)).cuda()
+    quantize_activations(x, offs=offs)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        rows, turned, ends = quantize_activations(x, offs=offs)
+    offs.copy_(offs_from_sizes((1, 600, 50)))
+    graph.replay()
+    want, want_ends = Fp8Blocks.quantize_tokens(x, offs)
+    assert_same(turned, want)
+    assert_same(rows, Fp8Blocks.quantize(x))
+    assert torch.equal(ends, want_ends)
+
+
+def test_compiled_in_a_graph_of_torch():
+    def both(x, w):
+        return quantize_activations(x * 2).values, quantize_weights(w).scales
+
+    x, w = data(64, 512).cuda(), data(256, 512).cuda()
+    for got, want in zip(torch.compile(both, fullgraph=True, dynamic=True)(x, w), both(x, w), strict=True):
+        assert torch.equal(got.float(), want.float())

@@ -1,0 +1,60 @@
+"""The layer's own kernels compile for GPUs that need not be here: they fit and do not spill."""
+
+import pytest
+import torch
+import triton
+
+from expertile.moe import permute, rounding, router
+from tests.support.aot import resources
+from tests.support.fake_driver import compile_only
+
+pytestmark = [
+    pytest.mark.compile,
+    pytest.mark.skipif(triton.knobs.runtime.interpret, reason="the interpreter compiles nothing"),
+]
+
+ROUTERS = {
+    "qwen3": router.RouterConfig(128, 8),
+    "deepseek-v3": router.RouterConfig(256, 8, score="sigmoid", scale=2.5, num_groups=8, top_groups=4),
+}
+
+
+def compiled(arch, launch, *args):
+    with compile_only(arch) as kernels:
+        launch(*args)
+    return {k.metadata.name: resources(k, arch) for k in kernels}
+
+
+def assert_sound(found, *names):
+    assert tuple(found) == names
+    for each in found.values():
+        assert each.spills == 0 and each.fits, str(each)
+
+
+@pytest.mark.parametrize("arch, experts", [(80, 128), (90, 2048)])
+def test_permutation(arch, experts):
+    found = compiled(arch, permute._on_device, torch.empty(4096, 8, dtype=torch.int32), experts)
+    assert_sound(found, "_count_kernel", "_scan_kernel", "_place_kernel")
+
+
+def test_permutation_of_few_slots():
+    assert_sound(compiled(90, permute._on_device, torch.empty(128, 8, dtype=torch.int32), 128), "_sort_kernel")
+
+
+@pytest.mark.parametrize("arch, model", [(80, "qwen3"), (90, "qwen3"), (90, "deepseek-v3")])
+def test_router(arch, model, monkeypatch):
+    monkeypatch.setattr(router, "on_kernels", lambda x: True)
+    config = ROUTERS[model]
+    plan, logits = router._plan(config), torch.empty(4096, config.num_experts, dtype=torch.bfloat16)
+    bias = torch.empty(config.num_experts) if config.score == "sigmoid" else None
+    assert_sound(compiled(arch, router._select_on_device, logits, bias, True, plan), "route_kernel")
+    ids, dweights = torch.empty(4096, 8, dtype=torch.int32), torch.empty(4096, 8)
+    assert_sound(compiled(arch, router._backward, logits, ids, dweights, None, plan), "route_backward_kernel")
+
+
+def test_rounding(monkeypatch):
+    monkeypatch.setattr(rounding, "on_kernels", lambda x: True)
+    ids, weights = torch.empty(4096, 9, dtype=torch.int32), torch.empty(4096, 9)
+    order = permute.Permutation(*permute._empty(ids, 128))
+    monkeypatch.setattr(rounding, "permutation", lambda *args: order)
+    assert_sound(compiled(90, rounding._rounded, ids, weights, 128, 8, 128, "adaptive", None), "_round_kernel")

@@ -1,0 +1,158 @@
+"""The MoE module: values and gradients against the formula, the habits of a module, FSDP2, errors."""
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch.distributed.fsdp import fully_shard
+
+from expertile.moe.layer import MoE
+from expertile.moe.losses import load_balancing_loss, z_loss
+from expertile.moe.router import RouterConfig
+from expertile.moe.statistics import tokens_per_expert
+from tests.moe.test_experts import gated
+from tests.moe.test_experts import naive as naive_experts
+from tests.moe.test_router import naive as naive_route
+
+KINDS = {
+    "qwen3": dict(),
+    "deepseek-v3": dict(
+        score="sigmoid", num_groups=4, top_groups=2, scale=2.5, shared_intermediate_size=12, router_dtype=torch.float32
+    ),
+    "gpt-oss": dict(
+        activation="gpt_oss", interleaved=True, bias=True, router_bias=True, order="topk_then_softmax", normalize=False
+    ),
+}  # fmt: skip
+
+
+def make(kind="qwen3", **more):
+    torch.manual_seed(0)
+    return MoE(16, 8, 8, 2, **{**KINDS[kind], **more})
+
+
+def naive(layer, x):
+    """The formula, on whatever dtype x has."""
+    p = {n: t.to(x.dtype) for n, t in layer.named_parameters()}
+    tokens = x.reshape(-1, x.shape[-1])
+    ids, weights = naive_route(F.linear(tokens, p["router"], p.get("router_bias")), layer.config, layer.correction_bias)
+    operands = {n: p.get(n) for n in ("gate_up", "down", "gate_up_bias", "down_bias")}
+    out = naive_experts(ids, {"x": tokens, "topk_weights": weights, **operands}, layer.activation, layer.interleaved)
+    if "shared_down" in p:
+        pre = tokens @ p["shared_gate_up"].t()
+        out = out + gated(pre, layer.activation, layer.interleaved) @ p["shared_down"].t()
+    return out.view(x.shape)
+
+
+def gradients(layer, out, dy):
+    return dict(zip((n for n, _ in layer.named_parameters()), torch.autograd.grad(out, [*layer.parameters()], dy),
+                    strict=True))  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_formula(kind):
+    layer = make(kind)
+    if layer.correction_bias is not None:
+        layer.correction_bias.normal_(std=0.1)
+    x, dy = torch.randn(3, 7, 16), torch.randn(3, 7, 16)
+    out = layer(x)
+    wide = naive(layer, x.double())
+    torch.testing.assert_close(out.double(), wide, rtol=1e-4, atol=1e-5)
+    expected = gradients(layer, wide, dy.double())
+    for name, grad in gradients(layer, out, dy).items():
+        torch.testing.assert_close(grad, expected[name], rtol=1e-3, atol=1e-5, msg=name)
+
+
+def test_losses_train_the_router():
+    layer = make()
+    x = torch.randn(40, 16)
+    out, routing = layer(x, return_routing=True)
+    loss = load_balancing_loss(routing.scores, routing.topk_ids, 8) + z_loss(layer.logits(x))
+    grads = torch.autograd.grad(loss, [layer.router, layer.gate_up], allow_unused=True)
+    assert grads[0].abs().sum() > 0 and grads[1] is None and out.shape == x.shape
+
+
+def test_habits_of_a_module():
+    layer = make("deepseek-v3", dtype=torch.bfloat16)
+    assert {p.dtype for p in layer.parameters()} == {torch.bfloat16}
+    assert "num_experts=8, top_k=2, activation=swiglu, score=sigmoid" in repr(layer) and "groups=2 of 4" in repr(layer)
+    assert layer.state_dict().keys() == {
+        "router", "gate_up", "down", "shared_gate_up", "shared_down", "correction_bias",
+    }  # fmt: skip
+    empty = make("deepseek-v3", dtype=torch.bfloat16, device="meta")
+    assert empty.router.is_meta and empty.correction_bias.is_meta
+    other = empty.to_empty(device="cpu")
+    other.reset_parameters()
+    assert not other.correction_bias.any() and other.gate_up.abs().max() <= 0.25
+    other.load_state_dict(layer.state_dict())
+    x = torch.randn(9, 16).to(torch.bfloat16)
+    assert torch.equal(layer(x), other(x)) and torch.equal(layer(x), layer(x))
+    assert layer.float()(x.float()).dtype is torch.float32
+    assert layer(x.float()[:0]).shape == (0, 16) and layer(x.float()[0]).shape == (16,)
+
+
+def test_the_correction_moves_towards_idle_experts():
+    layer = make("deepseek-v3")
+    x = torch.randn(200, 16) + 1.0
+
+    def spread():
+        counts = tokens_per_expert(layer(x, return_routing=True)[1].topk_ids, 8)
+        return counts, float(counts.float().std())
+
+    before = spread()[1]
+    for _ in range(60):
+        layer.update_correction_bias(spread()[0], rate=0.01)
+    assert spread()[1] < before / 2
+    with pytest.raises(ValueError, match="correction_bias: expected a layer with sigmoid scores"):
+        make().update_correction_bias(torch.ones(8))
+
+
+def test_compiles_whole_and_checkpoints():
+    from torch.utils.checkpoint import checkpoint
+
+    layer = make("gpt-oss", capacity_factor=1.0)
+    compiled = torch.compile(layer, fullgraph=True, dynamic=True, backend="aot_eager")
+    for tokens in (6, 11):
+        x, dy = torch.randn(tokens, 16), torch.randn(tokens, 16)
+        expected = gradients(layer, layer(x), dy)
+        for out in (compiled(x), checkpoint(layer, x, use_reentrant=False)):
+            torch.testing.assert_close(gradients(layer, out, dy), expected)
+
+
+def test_fsdp2():
+    """Sharded, gathered for the pass, gradients reduced: the same values as before."""
+    plain, sharded = make(), make()
+    x, dy = torch.randn(9, 16), torch.randn(9, 16)
+    expected = plain(x)
+    expected.backward(dy)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        fully_shard(sharded, mesh=dist.device_mesh.init_device_mesh("cpu", (1,)))
+        out = sharded(x)
+        out.backward(dy)
+        assert torch.equal(out, expected)
+        for (name, p), q in zip(sharded.named_parameters(), plain.parameters(), strict=True):
+            assert isinstance(p, torch.distributed.tensor.DTensor), name
+            torch.testing.assert_close(p.grad.full_tensor(), q.grad, msg=name)
+    finally:
+        dist.destroy_process_group()
+
+
+@pytest.mark.parametrize(
+    "change, error, message",
+    [
+        (dict(top_k=9), ValueError, "top_k: expected 1 … 8, the experts there are, got 9"),
+        (dict(intermediate_size=0), ValueError, "intermediate_size: expected at least 1, got 0"),
+        (dict(shared_intermediate_size=0), ValueError, "shared_intermediate_size: expected at least 1, got 0"),
+        (dict(activation="gelu"), ValueError, "activation: expected one of .*, got 'gelu'"),
+        (dict(temperature=2), TypeError, "temperature"),
+    ],
+)
+def test_errors(change, error, message):
+    with pytest.raises(error, match=message):
+        MoE(**{"hidden_size": 16, "intermediate_size": 8, "num_experts": 8, "top_k": 2, **change})
+
+
+def test_wrong_input():
+    with pytest.raises(ValueError, match=r"x: expected shape \[..., 16\], got \[3, 8\]"):
+        make()(torch.zeros(3, 8))
+    assert make().config == RouterConfig(8, 2)

@@ -1,0 +1,74 @@
+"""triton_int4 compiles for GPUs that need not be here: it fits, does not spill, and unpacks into registers."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import pytest
+import triton
+
+from expertile.device import Device
+from expertile.ops.int4_grouped_mm.backends.triton_int4 import BACKEND
+from tests.ops.int4_grouped_mm.cases import FP16, Case, make, problem_of
+from tests.support.aot import ptxas_warnings, resources
+from tests.support.fake_driver import compile_only
+
+pytestmark = [
+    pytest.mark.compile,
+    pytest.mark.skipif(triton.knobs.runtime.interpret, reason="the interpreter compiles nothing"),
+]
+
+DEVICES = {80: "a100", 90: "h200"}
+PLAIN = Case("plain", (32, 32), n=256, k=256)
+ZEROS = Case("zeros", (32, 32), n=200, k=256, group=64, zeros=True, bias=True, dtype=FP16)
+CHANNEL = Case("per-channel", (32, 32), n=256, k=256, group=None)
+
+
+def found(case: Case, arch: int, tile: tuple[int, int], **fields):
+    """Resources of the listed config of that tile, the first one with these fields."""
+    device = Device.by_name(DEVICES[arch])
+    operands = make(case)
+    problem = replace(problem_of(case, operands), device_type="cuda", group_sizes=None)
+    assert BACKEND.supports(problem, device) is None
+    config = next(
+        c
+        for c in BACKEND.configs(problem, device)
+        if (c.block_m, c.block_n) == tile and all(getattr(c, k) == v for k, v in fields.items())
+    )
+    with compile_only(arch) as kernels:
+        BACKEND.run(problem, operands, config, None)
+    (kernel,) = kernels
+    got = resources(kernel, arch)
+    assert got.fits and got.spills == 0, (config, str(got))
+    blocks = config.blocks_per_sm
+    assert got.registers * 32 * got.num_warps * blocks <= 65536, f"not {blocks} at once: {config} {got}"
+    return got
+
+
+@pytest.mark.parametrize("case", [PLAIN, ZEROS], ids=str)
+def test_ampere(case):
+    got = found(case, 80, (16, 64))
+    assert got.opcodes["HMMA"] > 0 and got.opcodes["LDGSTS"] > 0, str(got)
+
+
+def test_ampere_prefill():
+    assert found(PLAIN, 80, (128, 128)).opcodes["HMMA"] > 0
+
+
+@pytest.mark.parametrize(
+    "case, tile, fields",
+    [
+        (PLAIN, (16, 64), {"tma": False}),
+        (ZEROS, (16, 128), {"tma": True}),
+        (PLAIN, (256, 128), {"scale_weights": True}),
+        (CHANNEL, (128, 128), {"scale_weights": False}),
+    ],
+    ids=lambda x: str(x),
+)
+def test_hopper(case, tile, fields):
+    got = found(case, 90, tile, **fields)
+    products = re.findall(r"wgmma\.mma_async\.sync\.aligned\.\S+\s*\{[^}]*\},\s*(\{)?", got.ptx)
+    assert products and all(products), f"weights do not come from registers: {got}"
+    assert got.opcodes["UTMALDG" if tile[0] > 16 or fields.get("tma") else "LDGSTS"] > 0, str(got)
+    assert ptxas_warnings(got) == []
