@@ -18,7 +18,7 @@ test-gpu: $(VENV)/.ready
 	$(BIN)/python -m pytest -m "gpu and not slow" $(ARGS)
 
 lint: $(VENV)/.ready
-	$(BIN)/ruff check src tests tools
+	$(BIN)/ruff check src tests tools examples
 	$(BIN)/mypy
 
 report: $(VENV)/.ready

@@ -16,6 +16,13 @@ if TYPE_CHECKING:
     from expertile.ops.elementwise import add_scalar
     from expertile.ops.int4_grouped_mm.api import int4_grouped_mm
     from expertile.ops.layer_norm import layer_norm
+    from expertile.ops.quantize import (
+        quantize_activations,
+        quantize_rms_norm,
+        quantize_swiglu,
+        quantize_tokens,
+        quantize_weights,
+    )
     from expertile.ops.rms_norm import rms_norm
     from expertile.ops.scaled_grouped_mm.api import scaled_grouped_mm
     from expertile.ops.softmax import softmax
@@ -39,6 +46,11 @@ _LATER = {
     "laplacian": "expertile.ops.stencil",
     "layer_norm": "expertile.ops.layer_norm",
     "moe_mlp": "expertile.moe",
+    "quantize_activations": "expertile.ops.quantize",
+    "quantize_rms_norm": "expertile.ops.quantize",
+    "quantize_swiglu": "expertile.ops.quantize",
+    "quantize_tokens": "expertile.ops.quantize",
+    "quantize_weights": "expertile.ops.quantize",
     "rms_norm": "expertile.ops.rms_norm",
     "route": "expertile.moe",
     "scaled_grouped_mm": "expertile.ops.scaled_grouped_mm.api",
@@ -63,6 +75,11 @@ __all__ = [
     "laplacian",
     "layer_norm",
     "moe_mlp",
+    "quantize_activations",
+    "quantize_rms_norm",
+    "quantize_swiglu",
+    "quantize_tokens",
+    "quantize_weights",
     "rms_norm",
     "route",
     "scaled_grouped_mm",

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from expertile.device import Device
-from expertile.lab.presets import PRESETS, default_preset, preset, preset_options, workloads_for
+from expertile.lab.presets import ALL_PRESETS, PRESETS, default_preset, preset, preset_options, workloads_for
 from expertile.lab.workloads import memory_refusal
 from expertile.ops.grouped_mm.problem import Layout
 
@@ -50,13 +50,10 @@ def test_moe_ffn_is_report_001():
     assert all(x.dtype == "bf16" for x in w.values())
 
 
-def test_fp8_sweep_has_report_002s_81_shapes_and_says_why_they_do_not_run():
-    workloads = preset("fp8-sweep")
-    shapes = {(w.groups, w.group_sizes[0], w.n, w.k) for w in workloads}
-    assert len(workloads) == len(shapes) == 81
-    assert {s[0] for s in shapes} == {1, 4, 8} and {s[1] for s in shapes} == {64, 128, 512}
-    assert {s[2] for s in shapes} == {s[3] for s in shapes} == {2048, 4096, 7168}
-    assert all(w.op == "scaled_grouped_mm" and "FP8" in w.unsupported for w in workloads)
+def test_quantised_presets_are_operators_and_take_no_options():
+    sweep = workloads_for(("fp8-sweep",))
+    assert len(sweep) == 81 and {w.op for w in sweep} == {"scaled_grouped_mm"} and not any(w.unsupported for w in sweep)
+    assert preset_options("fp8-sweep") == () and "fp8-sweep" not in PRESETS and "fp8-sweep" in ALL_PRESETS
 
 
 MODELS = {

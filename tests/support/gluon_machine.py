@@ -34,6 +34,7 @@ class Partition:
         self.done = False
         self.wgmmas: list[Callable[[], None]] = []
         self.stores: list[Callable[[], None]] = []
+        self.copies: list[Callable[[], None]] = []  # cp.async that no barrier has been told of
         self.unfenced: set[Any] = set()  # shared memory written by ordinary stores since the last fence
 
 

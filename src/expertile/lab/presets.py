@@ -72,19 +72,6 @@ def _moe_ffn(routing: str | None = None, seed: int = 0) -> list[Workload]:
     return out
 
 
-def _fp8_sweep() -> list[Workload]:
-    """Report 002's 81 shapes: E × rows of each expert × N × K, e4m3 with float32 scales 1x128 and 128x128."""
-    reason = "FP8 needs scaled_grouped_mm, which this version of expertile does not have"
-    dims = (2048, 4096, 7168)
-    return [
-        ragged_m(
-            f"fp8-e{e}-m{m}-n{n}-k{k}", "fp8-sweep", (m,) * e, k, n, "fp8",
-            op="scaled_grouped_mm", routing="balanced", unsupported=reason,
-        )
-        for e in (1, 4, 8) for m in (64, 128, 512) for n in dims for k in dims
-    ]  # fmt: skip
-
-
 def _models(
     tokens: int | Sequence[int] | None = None,
     batch: int = 16,
@@ -213,7 +200,6 @@ _BUILDERS: Mapping[str, Callable[..., list[Workload]]] = MappingProxyType(
     {
         "squares": _squares,
         "moe-ffn": _moe_ffn,
-        "fp8-sweep": _fp8_sweep,
         "models": _models,
         "anchors": _anchors,
         "gradients": _gradients,
@@ -229,7 +215,6 @@ PRESETS: Mapping[str, str] = MappingProxyType(
     {
         "squares": "report 000: 4 to 64 products of 512³ to 2048³, fp16, each also with ragged rows",
         "moe-ffn": "report 001: 8 experts, 4096 ↔ 14336, 16384 tokens, top-1 and top-2, bf16",
-        "fp8-sweep": "report 002: 81 FP8 shapes of 1, 4 and 8 experts (listed; needs FP8)",
         "models": "report 003's four models and four real ones, gate-up and down, prefill and decode, bf16",
         "anchors": "forward and weight-gradient products from decode to training sizes, bf16",
         "gradients": "input and weight gradients of the anchors that compute limits, bf16",

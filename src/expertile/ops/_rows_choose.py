@@ -37,11 +37,16 @@ _FORWARD = {
     2048: ((1, 2048, 4), (1, 2048, 4)),
     4096: ((1, 4096, 4), (1, 4096, 4)),
     7168: ((1, 2048, 8), (1, 2048, 8)),
-    8192: ((1, 4096, 32), (1, 4096, 16)),
+    8192: ((1, 2048, 16), (1, 4096, 16)),
     16384: ((1, 16384, 16), (1, 16384, 16)),
 }
 # The same with a weight, and perhaps a bias; for many rows; and both.
-_FORWARD_VECTORS = {**_FORWARD, 512: ((2, 512, 2), (4, 512, 4)), 8192: ((1, 2048, 16), (1, 4096, 16))}
+_FORWARD_VECTORS = {
+    **_FORWARD,
+    768: ((4, 256, 8), (2, 256, 2)),
+    1024: ((1, 1024, 2), (2, 1024, 2)),
+    8192: ((1, 8192, 16), (1, 4096, 16)),
+}
 _FORWARD_MANY = {**_FORWARD, 2048: ((2, 2048, 8), (1, 2048, 2)), 4096: ((2, 4096, 16), (2, 4096, 16))}
 _FORWARD_MANY_VECTORS = {
     **_FORWARD_VECTORS,
@@ -64,7 +69,7 @@ _FORWARD_LONG_VECTORS = {
     131072: (RowConfig(1, 8192, 32, 8, 1, 3), RowConfig(1, 8192, 32, 8, 1, 3)),
 }
 # With one (RMS norm):
-_FORWARD_LONG_ONE_VECTOR = {**_FORWARD_LONG_VECTORS, 32768: (RowConfig(2, 4096, 8, 8, 2, 3), RowConfig(1, 8192, 8, 4))}
+_FORWARD_LONG_ONE_VECTOR = {**_FORWARD_LONG_VECTORS, 32768: (RowConfig(2, 4096, 8, 8, 2, 3), RowConfig(1, 4096, 4, 8))}
 # Softmax backward, float32 and 2 bytes.
 _SOFTMAX_BACKWARD = {
     4096: (RowConfig(1, 4096, 8, 1, 5, 2), RowConfig(1, 4096, 8, 1, 5, 2)),

@@ -17,7 +17,7 @@ def test_a_workload_knows_its_dims():
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"dtype": "int8"}, "dtype: expected one of fp32, bf16, fp16, got 'int8'"),
+        ({"dtype": "int8"}, "dtype: expected one of fp32, bf16, fp16, fp8, got 'int8'"),
         ({"name": ""}, "name: expected a non-empty string"),
         ({"op": ""}, "op: expected a non-empty string"),
     ],

@@ -11,7 +11,18 @@ from types import MappingProxyType
 from typing import TypeVar
 
 from expertile.lab.arena import AnyWorkload
-from expertile.lab.operators import add_scalar, attention, laplacian, layer_norm, rms_norm, softmax
+from expertile.lab.operators import (
+    add_scalar,
+    attention,
+    fp8_causes,
+    int4_grouped_mm,
+    laplacian,
+    layer_norm,
+    quantize,
+    rms_norm,
+    scaled_grouped_mm,
+    softmax,
+)
 from expertile.lab.operators.base import Operator, OpWorkload, Rival
 
 __all__ = ["PRESETS", "OpWorkload", "Operator", "Rival", "for_cpu", "memory_workloads", "operators", "presets"]
@@ -28,6 +39,11 @@ PRESETS: Mapping[str, str] = MappingProxyType(
         "attention": "attention up to length 16384, D=64 and 128, causal or not, bf16, forward and backward",
         "laplacian": "report 000's five-point stencil and grids beyond any cache, forward and backward",
         "add-scalar": "report 000's x + s, 32 thousand to 100 million elements",
+        "quantize": "FP8 quantisers of activations (alone, after SwiGLU or a norm, with a transposed copy) and weights",
+        "fp8-sweep": "report 002: 81 FP8 shapes of 1, 4 and 8 experts",
+        "fp8-large": "FP8 products of training and prefill sizes, decode, uneven rows, and 8192³",
+        "fp8-causes": "report 002's suspicions as variants: promotion, scale loads, padding, multiplied scales",
+        "int4-models": "report 003's models and real ones in FP8 and INT4, decode to prefill, and group sizes",
     }
 )
 """What the presets hold, for displays."""
@@ -35,7 +51,10 @@ PRESETS: Mapping[str, str] = MappingProxyType(
 CPU_NBYTES = 64e6  # a CPU moves that in some 10 ms
 CPU_FLOPS = 5e9  # and computes that in some 100 ms
 
-_FAMILIES = (softmax, layer_norm, rms_norm, attention, laplacian, add_scalar)
+_FAMILIES = (
+    softmax, layer_norm, rms_norm, attention, laplacian, add_scalar, quantize, scaled_grouped_mm, fp8_causes,
+    int4_grouped_mm,
+)  # fmt: skip
 _MEMORY: Mapping[str, Build] = MappingProxyType({"attention": attention.memory_workloads})
 
 

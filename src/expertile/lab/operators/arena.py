@@ -41,25 +41,26 @@ class OpArena:
 
     @property
     def names(self) -> tuple[str, ...]:
-        return (*(rival.name for rival in self.operator.rivals), COPY.name)
+        return (*(r.name for r in (*self.operator.rivals, *self.operator.baselines)), COPY.name)
 
     @property
     def memory_needed(self) -> int:
-        """Inputs, two results, a reference, and two steps of its computation."""
-        nbytes = self.work.nbytes
-        return int(2 * nbytes + 3 * _REFERENCE_ITEMSIZE / 2 * nbytes / self.workload.torch_dtype.itemsize)
+        """Inputs, two results, a reference, and two steps of its computation; of FP8 operands, whose references are
+        worked out group by group, as much as of 16-bit ones."""
+        nbytes, itemsize = self.work.nbytes, max(self.workload.torch_dtype.itemsize, 2)
+        return int(2 * nbytes + 3 * _REFERENCE_ITEMSIZE / 2 * nbytes / itemsize)
 
     def contestants(self, names: Collection[str], seed: int) -> Iterator[Contestant]:
         operator, workload = self.operator, self.workload
         inputs = operator.make_inputs(workload, self.site.torch_device, seed)
         reference: tuple[Tensor, ...] | None = None
         dead = False
-        for rival in operator.rivals:
+        for rival in (*operator.rivals, *operator.baselines):
             if rival.name not in names:
                 continue
             contestant = self._entered(rival)
             if contestant.status == "ok":
-                if reference is None:
+                if rival.reference is None and reference is None:
                     reference = operator.reference(workload, inputs)
                 contestant = self._gated(contestant, rival, inputs, reference)
             dead = dead or contestant.fatal
@@ -83,8 +84,9 @@ class OpArena:
             reason = rival.supports(self.workload, self.site.device)
         except Exception as error:
             return failed(rival.name, self.work, error, self.site.torch_device)
+        work = self.work if rival.work is None else rival.work(self.workload)
         if reason is not None:
-            return Contestant(rival.name, self.work, status="unsupported", reason=reason)
+            return Contestant(rival.name, work, status="unsupported", reason=reason)
         workload = self.workload
 
         def bind(inputs: tuple[Tensor, ...], policy: str) -> Callable[[], Any]:
@@ -92,12 +94,15 @@ class OpArena:
                 return rival.bind(workload, inputs)
 
         policies = POLICIES if rival.graph else tuple(p for p in POLICIES if p != "graph")
-        return Contestant(rival.name, self.work, bind=bind, policies=policies)
+        return Contestant(rival.name, work, bind=bind, policies=policies)
 
     def _gated(
-        self, contestant: Contestant, rival: Rival, inputs: tuple[Tensor, ...], reference: tuple[Tensor, ...]
+        self, contestant: Contestant, rival: Rival, inputs: tuple[Tensor, ...], reference: tuple[Tensor, ...] | None
     ) -> Contestant:
         try:
+            if rival.reference is not None:
+                reference = rival.reference(self.workload, inputs)
+            assert reference is not None
             verdict = judge(rival, self.workload, inputs, reference, self.operator.tolerance(self.workload))
         except Exception as error:
             return failed(rival.name, self.work, error, self.site.torch_device)
@@ -106,7 +111,9 @@ class OpArena:
         return judged(contestant, verdict)
 
     def _copy(self) -> Contestant:
-        nbytes, dtype, device = self.work.nbytes, self.workload.torch_dtype, self.site.torch_device
+        nbytes, device = self.work.nbytes, self.site.torch_device
+        # What is copied is random numbers, which torch does not draw in FP8.
+        dtype = torch.bfloat16 if self.workload.dtype == "fp8" else self.workload.torch_dtype
         work = copy_work(nbytes, dtype)
 
         def bind(inputs: tuple[Tensor, ...], policy: str) -> Callable[[], Any]:

@@ -21,7 +21,12 @@ from torch import Tensor
 from expertile.device import Device
 from expertile.roofline import Work
 
-TORCH_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+TORCH_DTYPES = {
+    "fp32": torch.float32,
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+    "fp8": torch.float8_e4m3fn,
+}
 
 # Largest relative error of one rounding to nearest (unit roundoff): 2^-(significand bits).
 ROUNDOFF = {"fp32": 2.0**-24, "bf16": 2.0**-8, "fp16": 2.0**-11}
@@ -35,7 +40,8 @@ class OpWorkload:
     """One call of an operator, exact and without tensors.
 
     `dims` are everything that decides what is computed, in the order of display: (("rows", 8192), ("cols", 8192)).
-    `dtype` is that of the inputs and results, "fp32", "bf16" or "fp16". A workload with a reason in `unsupported` is
+    `dtype` is that of the inputs and results, "fp32", "bf16" or "fp16", or "fp8" for products of e4m3 operands (with
+    results in bfloat16); it names the peak by which FLOPs are judged. A workload with a reason in `unsupported` is
     listed and never run. Raises ValueError naming the field, what was expected and what came.
     """
 
@@ -85,6 +91,8 @@ class Rival:
     - `graph`: whether that call can be captured in a CUDA graph; if not, it is measured eagerly alone.
     - `peak_nbytes(workload)`: by formula, the bytes that one call allocates on a GPU at its peak, outputs included;
       None where nobody worked it out. `lab/memory.py` sets it beside what was measured.
+    - `reference`, `work`: as the operator's, for one who computes something else on the same inputs: the same product
+      from operands rounded in another way, or a baseline.
     """
 
     name: str
@@ -93,6 +101,8 @@ class Rival:
     bind: Callable[[OpWorkload, tuple[Tensor, ...]], Call]
     graph: bool = True
     peak_nbytes: Callable[[OpWorkload], float] | None = None
+    reference: Callable[[OpWorkload, tuple[Tensor, ...]], tuple[Tensor, ...]] | None = None
+    work: Callable[[OpWorkload], Work] | None = None
 
 
 @dataclass(frozen=True)
@@ -104,6 +114,7 @@ class Operator:
     - `work(workload)`: useful FLOPs; bytes count each input once and each output once.
     - `tolerance(workload)`: (relative Frobenius error, largest error of an element relative to the reference's
       largest entry) that a right result stays within.
+    - `baselines`: speed-of-light rows that nobody has to beat, such as "dense": one product of the same rows.
     """
 
     name: str
@@ -112,3 +123,4 @@ class Operator:
     work: Callable[[OpWorkload], Work]
     rivals: tuple[Rival, ...]
     tolerance: Callable[[OpWorkload], tuple[float, float]]
+    baselines: tuple[Rival, ...] = ()

@@ -28,6 +28,9 @@ def custom(name: str, op: str, dims: Mapping[str, Any], dtype: str) -> OpWorkloa
             raise ValueError(f"dims.{key}: expected {_kind(value)}, got {dims[key]!r}")
         if isinstance(value, int) and not isinstance(value, bool) and dims[key] < 0:
             raise ValueError(f"dims.{key}: expected 0 or more, got {dims[key]!r}")
+    if (dtype == "fp8") != (example.dtype == "fp8"):
+        expected = "fp8" if example.dtype == "fp8" else "fp32, bf16 or fp16"
+        raise ValueError(f"dtype: expected {expected} for {op}, got {dtype!r}")
     return OpWorkload(name, "file", op, tuple((key, dims[key]) for key, _ in example.dims), dtype)
 
 

@@ -99,7 +99,12 @@ def _bad(reason: str) -> Gate:
 
 def _fingerprint(x: Tensor) -> tuple[float, float]:
     """Two sums that hardly any overwriting leaves alike."""
-    if not x.is_floating_point():
-        return float(x.double().sum()), float(x.double().square().sum())
-    with torch.no_grad():
-        return float(x.sum(dtype=torch.float64)), float(torch.linalg.vector_norm(x, dtype=torch.float64))
+    if x.is_floating_point() and x.element_size() > 1:
+        with torch.no_grad():
+            return float(x.sum(dtype=torch.float64)), float(torch.linalg.vector_norm(x, dtype=torch.float64))
+    flat = x.reshape(-1).view(torch.uint8) if x.element_size() == 1 else x.reshape(-1)
+    total = squares = 0.0
+    for start in range(0, flat.numel(), _PART):
+        part = flat[start : start + _PART].double()
+        total, squares = total + float(part.sum()), squares + float(part.square().sum())
+    return total, squares

@@ -9,7 +9,7 @@ from expertile.lab.report.contest import Contest, Run
 from expertile.lab.report.rows import POLICY_NAMES, Row
 from expertile.lab.report.units import MISSING, cell, markdown_table, percent, times
 
-GROUPED_OPS = ("grouped_mm", "scaled_grouped_mm")
+GROUPED_OPS = ("grouped_mm",)
 """Operators whose rivals are backends, all in one table; every other operator has rivals of its own."""
 
 

@@ -14,13 +14,9 @@ BACKENDS: tuple[Backend, ...] = (reference.BACKEND,)
 
 # Triton has no wheels outside Linux; the package works without it.
 if find_spec("triton") is not None:
-    from expertile.ops.gathered_mm.backends import composed, triton_gather
+    from expertile.ops.gathered_mm.backends import composed, gluon_gather, triton_gather
 
-    BACKENDS += (composed.BACKEND, triton_gather.BACKEND)
-    if find_spec("expertile.ops.gathered_mm.backends.gluon_gather") is not None:
-        from expertile.ops.gathered_mm.backends import gluon_gather
-
-        BACKENDS += (gluon_gather.BACKEND,)
+    BACKENDS += (composed.BACKEND, triton_gather.BACKEND, gluon_gather.BACKEND)
 
 
 def by_name(name: str) -> Backend:

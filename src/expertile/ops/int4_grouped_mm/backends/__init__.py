@@ -5,7 +5,6 @@ A new backend is one file that ends in `BACKEND = Backend(...)` and one line her
 
 from __future__ import annotations
 
-from importlib import import_module
 from importlib.util import find_spec
 
 from expertile.ops.int4_grouped_mm.backend import Backend
@@ -14,11 +13,9 @@ from expertile.ops.int4_grouped_mm.backends import dequant, loop
 _OURS: tuple[Backend, ...] = ()
 # Triton has no wheels outside Linux; the package works without it.
 if find_spec("triton") is not None:
-    from expertile.ops.int4_grouped_mm.backends import triton_int4
+    from expertile.ops.int4_grouped_mm.backends import gluon_int4, triton_int4
 
-    _OURS = (triton_int4.BACKEND,)
-    if find_spec(f"{__name__}.gluon_int4") is not None:
-        _OURS = (import_module(f"{__name__}.gluon_int4").BACKEND, *_OURS)
+    _OURS = (gluon_int4.BACKEND, triton_int4.BACKEND)
 
 BACKENDS: tuple[Backend, ...] = (*_OURS, dequant.BACKEND, loop.BACKEND)
 

@@ -1,0 +1,235 @@
+"""Hugging Face transformers: the experts of its models on expertile.
+
+    from expertile.integrations.transformers import register
+
+    register()
+    model = AutoModelForCausalLM.from_pretrained(name, experts_implementation="expertile")
+
+transformers (5.7 and later) hands the experts of a Mixture-of-Experts model, once the router has chosen, to a function
+of its `ExpertsInterface`, (module, x [T, H], ids [T, k], weights [T, k]) -> [T, H]. The module describes its weights:
+
+| attribute            | meaning                                                                          |
+|----------------------|----------------------------------------------------------------------------------|
+| has_gate             | gate_up_proj [E, 2I, H] and a gate; otherwise up_proj [E, I, H] and act_fn alone |
+| is_transposed        | stored [E, H, 2I] and [E, I, H]: taken as they are, through strides              |
+| has_bias             | gate_up_proj_bias [E, 2I] (up_proj_bias [E, I]) and down_proj_bias [E, H]        |
+| has_post_expert_norm | post_expert_norm is applied to each expert's result before it is weighted        |
+| _apply_gate          | pre [R, 2I] -> [R, I], whatever it computes                                      |
+
+Where the gate is one that the kernels know, everything is `moe_mlp`. Otherwise the products are expertile's and what
+stands between them is the module's own: up-projection with gathered rows, gate, grouped down-projection, combine. Ids
+that are no expert's (expert parallelism marks so what other ranks compute) are dropped.
+
+Experts that transformers holds in FP8 (`FineGrainedFP8Config`, blocks of 128×128) run as `Fp8Blocks`.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import torch
+
+from expertile.moe.experts import moe_mlp
+from expertile.moe.permute import Permutation, permutation
+from expertile.ops.gathered_mm.activation import GPT_OSS_LIMIT, GPT_OSS_SCALE
+from expertile.ops.gathered_mm.api import gathered_mm
+from expertile.ops.gathered_mm.combine import combine
+from expertile.ops.grouped_mm.api import grouped_mm
+from expertile.quant import Fp8Blocks
+
+NAME = "expertile"
+OLDEST = (5, 7)
+
+# What `act_fn` may be under transformers' own gate, act_fn(gate) * up of two halves, for a kernel to take its place.
+_ACTIVATIONS = {
+    "torch.nn.modules.activation.SiLU": "swiglu",
+    "transformers.activations.SiLUActivation": "swiglu",
+    "transformers.activations.GELUTanh": "geglu",
+    "transformers.activations.NewGELUActivation": "geglu",
+    "torch.nn.modules.activation.ReLU": "reglu",
+}
+_DEFAULT_GATE = "transformers.integrations.moe._default_apply_gate"
+_FP8_GATE = "transformers.integrations.finegrained_fp8.FP8Experts._apply_gate"
+# Gates of the form of gpt-oss's: whether their columns are interleaved, and where they keep scale and limit.
+_CLAMPED_GATES = {
+    "transformers.models.gpt_oss.modeling_gpt_oss.GptOssExperts._apply_gate": (True, "alpha", "limit"),
+    "transformers.models.openai_privacy_filter.modeling_openai_privacy_filter.OpenAIPrivacyFilterExperts._apply_gate": (
+        False, "alpha", "limit",
+    ),
+    "transformers.models.minimax_m3_vl.modeling_minimax_m3_vl.MiniMaxM3VLExperts._apply_gate": (
+        False, "swiglu_alpha", "swiglu_limit",
+    ),
+}  # fmt: skip
+_WEIGHTS = frozenset(
+    f"{name}{bias}" for name in ("gate_up_proj", "up_proj", "down_proj") for bias in ("", "_bias")
+)  # fmt: skip
+
+
+def register() -> None:
+    """Make `experts_implementation="expertile"` known to transformers. Calling it again changes nothing.
+
+    Raises:
+        ImportError: transformers is missing or older than 5.7.
+    """
+    try:
+        import transformers
+    except ImportError as error:
+        raise ImportError("transformers is not installed: pip install 'transformers>=5.7'") from error
+    _require_version(transformers.__version__)
+    from transformers.integrations import finegrained_fp8
+    from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
+
+    ALL_EXPERTS_FUNCTIONS.register(NAME, experts_forward)
+    finegrained_fp8.ALL_FP8_EXPERTS_FUNCTIONS.register(NAME, fp8_experts_forward)
+
+
+def _require_version(version: str) -> None:
+    if tuple(int(part) for part in re.findall(r"\d+", version)[:2]) < OLDEST:
+        raise ImportError(
+            f"transformers: expected {OLDEST[0]}.{OLDEST[1]} or later, whose experts take other implementations, "
+            f"got {version}: pip install --upgrade 'transformers>={OLDEST[0]}.{OLDEST[1]}'"
+        )
+
+
+def fused_gate(experts: Any) -> tuple[str, bool] | None:
+    """(activation, interleaved) of `moe_mlp` that computes what the gate of `experts` does, or None: not one of them.
+
+    Told from which function `_apply_gate` is and from the constants it would use, not from the name of the model.
+    """
+    if not experts.has_gate or "_apply_gate" in experts.__dict__:
+        return None
+    gate = _name(type(experts)._apply_gate)
+    if gate in _CLAMPED_GATES:
+        return _clamped(experts, *_CLAMPED_GATES[gate])
+    if gate == _FP8_GATE:
+        if getattr(experts, "gate_softcap", None) is not None:
+            return None
+        if getattr(experts, "swiglu_alpha", None) is not None:
+            return _clamped(experts, False, "swiglu_alpha", "swiglu_limit")
+        if getattr(experts, "swiglu_limit", None) is not None:
+            return None
+    elif gate != _DEFAULT_GATE:
+        return None
+    activation = _ACTIVATIONS.get(_name(type(experts.act_fn)))
+    return None if activation is None else (activation, False)
+
+
+def _clamped(experts: Any, interleaved: bool, scale: str, limit: str) -> tuple[str, bool] | None:
+    known = getattr(experts, scale) == GPT_OSS_SCALE and getattr(experts, limit) == GPT_OSS_LIMIT
+    return ("gpt_oss", interleaved) if known else None
+
+
+def _name(thing: Any) -> str:
+    return f"{thing.__module__}.{thing.__qualname__}"
+
+
+def experts_forward(
+    self: Any, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
+) -> torch.Tensor:
+    """The experts of a module that transformers' `use_experts_implementation` has decorated.
+
+    Args:
+        self: that module; the module's docstring says which attributes count.
+        hidden_states: [T, H] bfloat16, float16 or float32.
+        top_k_index: [T, k], the experts of each token; ids that are no expert's are dropped.
+        top_k_weights: [T, k], floating point.
+
+    Returns:
+        [T, H] in hidden_states' dtype, in autocast's inside it. Differentiable; no host synchronisation.
+
+    Raises:
+        ValueError: tensors that do not fit together; the sentence is `moe_mlp`'s or `gathered_mm`'s.
+    """
+    gate = fused_gate(self)
+    if gate is None or _has_norm(self):
+        return _composed(self, hidden_states, top_k_index, top_k_weights)
+    activation, interleaved = gate
+    gate_up, down = self.gate_up_proj, self.down_proj
+    if self.is_transposed:
+        gate_up, down = gate_up.transpose(1, 2), down.transpose(1, 2)
+    return moe_mlp(
+        hidden_states, gate_up, down, top_k_index, top_k_weights, activation=activation, interleaved=interleaved,
+        gate_up_bias=self.gate_up_proj_bias if self.has_bias else None,
+        down_bias=self.down_proj_bias if self.has_bias else None,
+    )  # fmt: skip
+
+
+def _has_norm(experts: Any) -> bool:
+    return getattr(experts, "has_post_expert_norm", False)  # 5.7 knows no such norm
+
+
+def _composed(experts: Any, x: torch.Tensor, topk_ids: torch.Tensor, topk_weights: torch.Tensor) -> torch.Tensor:
+    """The same with the module's own gate or activation, and norm, between the products."""
+    name = "gate_up_proj" if experts.has_gate else "up_proj"
+    up, down = getattr(experts, name), experts.down_proj
+    up_bias, down_bias = (getattr(experts, f"{n}_bias") if experts.has_bias else None for n in (name, "down_proj"))
+    if not experts.is_transposed:
+        up, down = up.transpose(1, 2), down.transpose(1, 2)
+    if x.device.type != "meta" and torch.is_autocast_enabled(x.device.type):
+        dtype = torch.get_autocast_dtype(x.device.type)
+        x, up, down = x.to(dtype), up.to(dtype), down.to(dtype)
+        up_bias, down_bias = (None if b is None else b.to(dtype) for b in (up_bias, down_bias))
+    order = permutation(topk_ids, up.shape[0])
+    own = torch.is_grad_enabled() and any(n not in _WEIGHTS for n, _ in experts.named_parameters())
+    pre = gathered_mm(x, up, order.rows, order.offs, bias=up_bias)
+    if own:
+        pre = _known_rows(pre, order)
+    act = experts._apply_gate(pre) if experts.has_gate else experts.act_fn(pre)
+    y = grouped_mm(act.to(x.dtype), down, offs=order.offs, bias=down_bias)
+    if _has_norm(experts):
+        y = experts.post_expert_norm(_known_rows(y, order) if own else y).to(x.dtype)
+    return combine(y, order.positions, topk_weights.float())
+
+
+def _known_rows(rows: torch.Tensor, order: Permutation) -> torch.Tensor:
+    """`rows` with zeros past the last expert's: what lies there is unspecified, and NaN times the gradient 0 would get
+    into the gradient of a parameter that all rows share."""
+    kept = torch.arange(rows.shape[0], device=rows.device) < order.offs[-1]
+    return torch.where(kept[:, None], rows, 0)
+
+
+def fp8_experts_forward(
+    self: Any, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
+) -> torch.Tensor:
+    """`experts_forward` for transformers' FP8Experts: e4m3 weights with one float32 scale for each block of 128×128.
+
+    x and the activation are quantised in blocks of 1×128, as transformers' own implementations do. The backward pass
+    runs in x's dtype; the weights have no gradients.
+
+    Raises:
+        ValueError: experts without a gate or with one that no kernel has, other blocks or scales, activation scales
+            that were fixed beforehand, 4-bit weights.
+    """
+    if self.down_proj.element_size() > 1:  # left as they were by the quantiser
+        return experts_forward(self, hidden_states, top_k_index, top_k_weights)
+    gate = fused_gate(self)
+    refusal = _fp8_refusal(self, gate)
+    if refusal is not None or gate is None:
+        raise ValueError(
+            f"experts_implementation='{NAME}': {refusal}; model.set_experts_implementation('grouped_mm') runs these"
+        )
+    activation, interleaved = gate
+    gate_up, down = (
+        Fp8Blocks(weight.detach(), scales.detach(), (128, 128))
+        for weight, scales in (
+            (self.gate_up_proj, self.gate_up_proj_scale_inv), (self.down_proj, self.down_proj_scale_inv),
+        )
+    )  # fmt: skip
+    return moe_mlp(
+        hidden_states, gate_up, down, top_k_index, top_k_weights, activation=activation, interleaved=interleaved
+    )
+
+
+def _fp8_refusal(experts: Any, gate: tuple[str, bool] | None) -> str | None:
+    if gate is None:
+        return "expected FP8 experts with a gate that expertile's kernels have, got another or none"
+    if experts.gate_up_proj.dtype is not torch.float8_e4m3fn:
+        return f"expected weights of float8_e4m3fn, got {experts.gate_up_proj.dtype}"
+    if experts.block_size is None or tuple(experts.block_size) != (128, 128):
+        return f"expected FP8 blocks of (128, 128), got {experts.block_size}"
+    if experts.gate_up_proj_scale_inv.dtype is not torch.float32:
+        return f"expected scales of float32, got {experts.gate_up_proj_scale_inv.dtype}"
+    if experts.activation_scheme != "dynamic":
+        return f"expected activations scaled as they come ('dynamic'), got {experts.activation_scheme!r}"
+    return None

@@ -1,0 +1,118 @@
+"""What report 002 suspected of its FP8 kernel, each suspicion as a rival on the report's own shapes.
+
+Same inputs as `scaled_grouped_mm` (scales 1×128 and 128×128), and each rival held against the product of what it is
+given:
+
+- "expertile", "expertile-row": partial sums promoted with their scales every 128 of K, as blocks need it, and once at
+  the end, as row-wise scales allow: what the report calls resetting the accumulator costs their difference.
+- "expertile-vector": 1×128 scales of the weights too: 128 times as many scales to fetch.
+- "expertile-triton_fp8": scales loaded when they are needed, where "expertile" on Hopper loads them a step ahead.
+- "expertile-padded": rows copied into zeroed [E, 128, K] on every call, as the report's host code does.
+- "multiplied": the report's first idea, two blocks added up and scaled by the product of their scales. It is wrong,
+  s₁ p₁ + s₂ p₂ ≠ s₁ s₂ (p₁ + p₂), which the gate says with the size of the error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from types import MappingProxyType
+
+import torch
+from torch import Tensor
+
+from expertile.lab.operators import _grouped
+from expertile.lab.operators import scaled_grouped_mm as blocks
+from expertile.lab.operators.base import Call, Operator, OpWorkload, Rival
+from expertile.ops.scaled_grouped_mm.api import scaled_grouped_mm
+from expertile.ragged import offs_from_sizes
+
+Inputs = tuple[Tensor, ...]
+_TILE = 128
+
+
+def _row(w: OpWorkload, inputs: Inputs) -> Call:
+    a, scale_a, weights, scale_b, offs = blocks.rowwise(inputs)
+    b = weights.transpose(-2, -1)
+    return lambda: (scaled_grouped_mm(a, b, scale_a, scale_b, offs=offs),)
+
+
+def _vector(w: OpWorkload, inputs: Inputs) -> Call:
+    """The same scales, written out for every row of the weights."""
+    a, scale_a, weights, scale_b, offs = inputs
+    spread = scale_b.repeat_interleave(_TILE, 1)[:, : w["n"]].contiguous()
+    b = weights.transpose(-2, -1)
+    return lambda: (scaled_grouped_mm(a, b, scale_a, spread, offs=offs),)
+
+
+def _padded(w: OpWorkload, inputs: Inputs) -> Call:
+    """Each group of equal size in room for whole tiles of 128 rows, all in separate calls of torch."""
+    a, scale_a, weights, scale_b, _ = inputs
+    groups, each = w["groups"], _grouped.sizes(w)[0]
+    room = -(-each // _TILE) * _TILE
+    offs = offs_from_sizes([room] * groups).to(a.device)
+    b = weights.transpose(-2, -1)
+
+    def call() -> tuple[Tensor, ...]:
+        # torch fills and copies no FP8, but bytes.
+        rows = torch.zeros(groups, room, w["k"], dtype=torch.uint8, device=a.device)
+        rows[:, :each] = a.view(torch.uint8).view(groups, each, -1)
+        scales = torch.zeros(groups, room, scale_a.shape[1], device=a.device)
+        scales[:, :each] = scale_a.view(groups, each, -1)
+        padded = rows.view(groups * room, -1).view(a.dtype)
+        out = scaled_grouped_mm(padded, b, scales.view(groups * room, -1), scale_b, offs=offs)
+        return (out.view(groups, room, -1)[:, :each].reshape(groups * each, -1),)
+
+    return call
+
+
+def _multiplied(w: OpWorkload, inputs: Inputs) -> Call:
+    """In torch, two blocks of K at a time."""
+    a, scale_a, weights, scale_b, _ = inputs
+    n, k = w["n"], w["k"]
+
+    def call() -> tuple[Tensor, ...]:
+        out = torch.zeros(a.shape[0], n, device=a.device)
+        for g, start, end in _grouped.spans(w):
+            by_column = scale_b[g].repeat_interleave(_TILE, 0)[:n]
+            for first in range(0, k, 2 * _TILE):
+                both, pair = slice(first, first + 2 * _TILE), slice(first // _TILE, first // _TILE + 2)
+                part = a[start:end, both].float() @ weights[g, :, both].float().t()
+                out[start:end] += part * scale_a[start:end, pair].prod(1)[:, None] * by_column[:, pair].prod(1)
+        return (out.bfloat16(),)
+
+    return call
+
+
+def _shapes() -> tuple[OpWorkload, ...]:
+    """The report's two projections of DeepSeek-V3, 8 experts; and one that a CPU computes in a moment."""
+    found = []
+    for stage, n, k in (("gemm1", 4096, 7168), ("gemm2", 7168, 2048)):
+        for rows in (64, 128, 512):
+            dims = _grouped.dims(8, 8 * rows, 1, n, k)
+            found.append(OpWorkload(f"{stage}-m{rows}", "fp8-causes", "fp8_causes", dims, "fp8"))
+    dims = _grouped.dims(2, 20, 1, 128, 256)
+    return (*found, OpWorkload("small", "fp8-causes", "fp8_causes", dims, "fp8"))
+
+
+OPERATORS = (
+    Operator(
+        "fp8_causes", blocks.make_inputs, blocks.reference, blocks.work,
+        (
+            Rival("expertile", False, _grouped.anywhere, blocks.ours),
+            Rival("expertile-row", False, _grouped.anywhere, _row, reference=blocks.rowwise_reference),
+            Rival("expertile-vector", False, _grouped.anywhere, _vector),
+            *(
+                Rival(
+                    f"expertile-{b.name}", False, _grouped.by_backend(b, blocks.problem),
+                    partial(blocks.ours, backend=b.name),
+                )
+                for b in blocks.OURS if b.name == "triton_fp8"
+            ),
+            Rival("expertile-padded", False, _grouped.anywhere, _padded),
+            Rival("multiplied", True, _grouped.anywhere, _multiplied, graph=False),
+        ),
+        _grouped.tolerance,
+    ),
+)  # fmt: skip
+PRESETS: Mapping[str, Callable[[], tuple[OpWorkload, ...]]] = MappingProxyType({"fp8-causes": _shapes})

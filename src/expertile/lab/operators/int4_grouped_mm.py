@@ -1,0 +1,193 @@
+"""int4_grouped_mm in the lab: bfloat16 activations times weights in 4 bits, with a scale for `group_size` values of K.
+
+dims: as `_grouped`, and group_size (0: one scale for a whole row) and zeros (whether there are zero points). Inputs:
+a [M, K], packed uint8 [G, N, K/2], scales [G, K/group_size, N], zeros of that shape if any, offs [G]. Bytes count
+activations and results once, packed weights, scales and zero points of groups that have rows once.
+
+- "bf16": what one has without quantising, and so counted among the others: our own `grouped_mm` of the dequantised
+  weights, 3.9 times the bytes.
+- "tinygemm": torch's `_weight_int4pack_mm`, which torchao's int4 weights run on, one call for each group with rows: the
+  sizes are on the host, as it has no grouped form.
+- "gemlite": the same loop over gemlite's linear layers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import lru_cache, partial
+from types import MappingProxyType
+
+import torch
+from torch import Tensor
+
+from expertile.device import Device
+from expertile.int4.packing import unpack
+from expertile.int4.weight import SYMMETRIC_ZERO, Int4Weight
+from expertile.lab.operators import _grouped
+from expertile.lab.operators.base import Call, Dims, Operator, OpWorkload, Rival
+from expertile.ops.grouped_mm.problem import Layout
+from expertile.ops.int4_grouped_mm.api import int4_grouped_mm
+from expertile.ops.int4_grouped_mm.backends import BACKENDS
+from expertile.ops.int4_grouped_mm.problem import Int4Problem
+from expertile.roofline import Work
+
+Inputs = tuple[Tensor, ...]
+_OURS = tuple(b for b in BACKENDS if not b.peer and b.name != "loop")
+
+
+def _group(w: OpWorkload) -> int:
+    return w["group_size"] or w["k"]
+
+
+def _inputs(w: OpWorkload, device: torch.device, seed: int) -> Inputs:
+    """Weights from bfloat16 numbers, a group at a time, as `Int4Weight.quantize` rounds them."""
+    make = _grouped.random(device, seed)
+    a = make(_grouped.rows(w), w["k"])
+    groups, n, k, group_size = w["groups"], w["n"], w["k"], _group(w)
+    packed = torch.empty(groups, n, k // 2, dtype=torch.uint8, device=device)
+    scales = torch.empty(groups, k // group_size, n, dtype=torch.bfloat16, device=device)
+    zeros = torch.empty_like(scales) if w["zeros"] else None
+    for g in range(groups):
+        made = Int4Weight.quantize(make(n, k), group_size, symmetric=zeros is None)
+        packed[g], scales[g] = made.packed[0], made.scales[0]
+        if zeros is not None and made.zeros is not None:
+            zeros[g] = made.zeros[0]
+    ends = _grouped.offs(w, device)
+    return (a, packed, scales, ends) if zeros is None else (a, packed, scales, zeros, ends)
+
+
+def _weight(w: OpWorkload, inputs: Inputs) -> Int4Weight:
+    return Int4Weight(inputs[1], inputs[2], inputs[3] if w["zeros"] else None, _group(w))
+
+
+def _expert(weight: Int4Weight, g: int) -> Int4Weight:
+    zeros = None if weight.zeros is None else weight.zeros[g : g + 1]
+    return Int4Weight(weight.packed[g : g + 1], weight.scales[g : g + 1], zeros, weight.group_size)
+
+
+def _reference(w: OpWorkload, inputs: Inputs) -> tuple[Tensor, ...]:
+    weight = _weight(w, inputs)
+    return _grouped.product(
+        w, lambda start, end: inputs[0][start:end], lambda g: _expert(weight, g).dequantize(torch.float32)[0]
+    )
+
+
+@lru_cache(maxsize=1024)
+def _problem(w: OpWorkload, kind: str) -> Int4Problem:
+    m, n, k = _grouped.rows(w), w["n"], w["k"]
+    return Int4Problem(
+        Layout.RAGGED_M, w["groups"], m, n, k, w.torch_dtype, w.torch_dtype, (k, 1), (n * k // 2, k // 2, 1), True,
+        True, False, kind, None, False, _group(w), w["zeros"],
+    )  # fmt: skip
+
+
+def _work(w: OpWorkload) -> Work:
+    return _problem(w, "cuda").work(_grouped.sizes(w))
+
+
+def _ours(w: OpWorkload, inputs: Inputs, backend: str = "auto") -> Call:
+    a, ends, weight = inputs[0], inputs[-1], _weight(w, inputs)
+    return lambda: (int4_grouped_mm(a, weight, offs=ends, backend=backend),)
+
+
+def _bf16(w: OpWorkload, inputs: Inputs) -> Call:
+    return _grouped.bf16_call(inputs[0], _weight(w, inputs).dequantize(), inputs[-1])
+
+
+def _in_turn(w: OpWorkload, a: Tensor, experts: Mapping[int, Callable[[Tensor], Tensor]]) -> Call:
+    """One call for each group with rows."""
+    n, spans = w["n"], tuple(_grouped.spans(w))
+
+    def call() -> tuple[Tensor, ...]:
+        out = torch.empty(a.shape[0], n, dtype=a.dtype, device=a.device)
+        for g, start, end in spans:
+            out[start:end] = experts[g](a[start:end])
+        return (out,)
+
+    return call
+
+
+def _tinygemm(w: OpWorkload, inputs: Inputs) -> Call:
+    """w = (q - 8) · scale + zero, in its terms."""
+    weight, group_size = _weight(w, inputs), _group(w)
+    experts = {}
+    for g, _, _ in _grouped.spans(w):
+        one = _expert(weight, g)
+        q = unpack(one.packed[0], one.half)
+        tiled = torch._convert_weight_to_int4pack((q[:, ::2] << 4 | q[:, 1::2]).contiguous(), 8)
+        zero = SYMMETRIC_ZERO if one.zeros is None else one.zeros[0]
+        both = torch.stack([one.scales[0], (SYMMETRIC_ZERO - zero) * one.scales[0]], -1).contiguous()
+        experts[g] = partial(_tinygemm_call, tiled, group_size, both)
+    return _in_turn(w, inputs[0], experts)
+
+
+def _tinygemm_call(tiled: Tensor, group_size: int, scales_and_zeros: Tensor, a: Tensor) -> Tensor:
+    return torch._weight_int4pack_mm(a, tiled, group_size, scales_and_zeros)
+
+
+def _tinygemm_supports(w: OpWorkload, device: Device) -> str | None:
+    if device.kind != "cuda" or device.capability is None or device.capability < (8, 0):
+        return "needs compute capability 8.0 or later"
+    if w["group_size"] == 0:
+        return "knows groups of 32 to 256, not one scale for a row"
+    if w["n"] % 8 or w["k"] % 128:
+        return f"N must be a multiple of 8 and K of 128, got {w['n']} and {w['k']}"
+    return None
+
+
+def _gemlite(w: OpWorkload, inputs: Inputs) -> Call:
+    from gemlite import DType, GemLiteLinear
+
+    weight = _weight(w, inputs)
+    experts: dict[int, Callable[[Tensor], Tensor]] = {}
+    for g, _, _ in _grouped.spans(w):
+        one = _expert(weight, g)
+        layer = GemLiteLinear(
+            4, group_size=_group(w), in_features=w["k"], out_features=w["n"], input_dtype=DType.BF16,
+            output_dtype=DType.BF16, scaled_activations=False,
+        )  # fmt: skip
+        scales = one.scales[0].t().reshape(-1, 1)
+        zeros = torch.full_like(scales, SYMMETRIC_ZERO) if one.zeros is None else one.zeros[0].t().reshape(-1, 1)
+        layer.pack(unpack(one.packed[0], one.half), scales.contiguous(), zeros.contiguous(), None)
+        experts[g] = layer
+    return _in_turn(w, inputs[0], experts)
+
+
+def _workload(name: str, shape: Dims, group_size: int = 128, zeros: bool = False, note: str = "") -> OpWorkload:
+    dims = (*shape, ("group_size", group_size), ("zeros", zeros))
+    return OpWorkload(name, "int4-models", "int4_grouped_mm", dims, "bf16", note)
+
+
+def models() -> tuple[OpWorkload, ...]:
+    """Both projections of each model, decode to prefill, group 128; and the other group sizes on one of them."""
+    found = [_workload(name, shape, note=note) for name, shape, note in _grouped.model_products()]
+
+    def even(rows: int) -> Dims:
+        return _grouped.dims(32, 32 * rows, 1, 4096, 7168)
+
+    found += [_workload(f"rows-{rows}", even(rows)) for rows in (1, 16, 64, 128, 256, 512)]
+    for rows in (16, 256):
+        found += [_workload(f"rows-{rows}-group-{g or 'channel'}", even(rows), g) for g in (32, 64, 0)]
+        found.append(_workload(f"rows-{rows}-zeros", even(rows), zeros=True))
+    # What a CPU computes in a moment.
+    found.append(_workload("int4-small", _grouped.dims(4, 24, 2, 96, 256, "uniform"), 64, True))
+    return tuple(found)
+
+
+OPERATORS = (
+    Operator(
+        "int4_grouped_mm", _inputs, _reference, _work,
+        (
+            Rival("expertile", False, _grouped.anywhere, _ours),
+            *(
+                Rival(f"expertile-{b.name}", False, _grouped.by_backend(b, _problem), partial(_ours, backend=b.name))
+                for b in _OURS
+            ),
+            Rival("bf16", True, _grouped.anywhere, _bf16, work=_grouped.bf16_work),
+            Rival("tinygemm", True, _tinygemm_supports, _tinygemm),
+            Rival("gemlite", True, _grouped.installed("gemlite", _grouped.on_gpu), _gemlite),
+        ),
+        _grouped.tolerance,
+    ),
+)  # fmt: skip
+PRESETS: Mapping[str, Callable[[], tuple[OpWorkload, ...]]] = MappingProxyType({"int4-models": models})

@@ -1,0 +1,262 @@
+"""scaled_grouped_mm in the lab: e4m3 operands, float32 scales 1×128 for activations and 128×128 for weights, bf16 out.
+
+Inputs: a [M, K], scale_a [M, ceil(K/128)], weights [G, N, K], scale_b [G, ceil(N/128), ceil(K/128)], offs [G]. Bytes
+count both operands, their scales and the result once, weights of groups that have rows. Rivals that take other scales
+are held against the product of what they were given:
+
+- "torch": `torch.nn.functional.scaled_grouped_mm`, one scale for each row; the operands requantised, before timing.
+- "bf16": what one has without quantising, and so counted among the others: our own `grouped_mm` of the dequantised
+  operands, with twice the bytes and half the peak.
+- "dense": `torch._scaled_mm` of the same rows against the first group's weights, one scale for each tensor, sums in the
+  tensor cores' own precision: the speed of light where compute limits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import lru_cache, partial
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from expertile.device import Device
+from expertile.lab.baselines import DENSE
+from expertile.lab.operators import _grouped
+from expertile.lab.operators.base import Call, Operator, OpWorkload, Rival
+from expertile.ops.grouped_mm.problem import described
+from expertile.ops.quantize import quantize_activations, quantize_weights
+from expertile.ops.scaled_grouped_mm.api import scaled_grouped_mm
+from expertile.ops.scaled_grouped_mm.backends import BACKENDS
+from expertile.ops.scaled_grouped_mm.problem import ScaledProblem
+from expertile.quant import E4M3_MAX, dequantize
+from expertile.roofline import Work
+
+Inputs = tuple[Tensor, ...]
+OURS = tuple(b for b in BACKENDS if not b.peer and b.name != "loop")
+
+
+def make_inputs(w: OpWorkload, device: torch.device, seed: int) -> Inputs:
+    """Quantised from bfloat16 numbers, the weights a group at a time."""
+    make = _grouped.random(device, seed)
+    a = quantize_activations(make(_grouped.rows(w), w["k"]))
+    groups, n, k = w["groups"], w["n"], w["k"]
+    weights = torch.empty(groups, n, k, dtype=torch.float8_e4m3fn, device=device)
+    scales = torch.empty(groups, -(-n // 128), -(-k // 128), device=device)
+    for g in range(groups):
+        made = quantize_weights(make(n, k))
+        weights[g], scales[g] = made.values, made.scales
+    return a.values, a.scales, weights, scales, _grouped.offs(w, device)
+
+
+def _left(inputs: Inputs, start: int, end: int) -> Tensor:
+    return dequantize(inputs[0][start:end], inputs[1][start:end], (1, 128))
+
+
+def _right(inputs: Inputs, group: int) -> Tensor:
+    return dequantize(inputs[2][group], inputs[3][group], (128, 128))
+
+
+def reference(w: OpWorkload, inputs: Inputs) -> tuple[Tensor, ...]:
+    return _grouped.product(w, partial(_left, inputs), partial(_right, inputs))
+
+
+@lru_cache(maxsize=1024)
+def problem(w: OpWorkload, kind: str) -> ScaledProblem:
+    """Without tensors: what a call on contiguous operands describes."""
+    m, n, k, groups = _grouped.rows(w), w["n"], w["k"], w["groups"]
+    e4m3, device = torch.float8_e4m3fn, torch.device(kind)
+
+    def contiguous(dtype: torch.dtype, *shape: int) -> tuple[Any, ...]:
+        x = torch.empty(shape, dtype=dtype, device="meta")
+        return (*described(x)[:3], device, True)  # type: ignore[index]
+
+    kb, nb = -(-k // 128), -(-n // 128)
+    b = contiguous(e4m3, groups, n, k)
+    b = (torch.Size((groups, k, n)), (n * k, 1, k), *b[2:])
+    return ScaledProblem.of_descriptions(
+        contiguous(e4m3, m, k), b, contiguous(torch.float32, m, kb), contiguous(torch.float32, groups, nb, kb),
+        contiguous(torch.int32, groups), None, torch.bfloat16,
+    )  # fmt: skip
+
+
+def work(w: OpWorkload) -> Work:
+    return problem(w, "cuda").work(_grouped.sizes(w))
+
+
+def ours(w: OpWorkload, inputs: Inputs, backend: str = "auto") -> Call:
+    a, scale_a, weights, scale_b, offs = inputs
+    b = weights.transpose(-2, -1)
+    return lambda: (scaled_grouped_mm(a, b, scale_a, scale_b, offs=offs, backend=backend),)
+
+
+def rowwise(inputs: Inputs) -> Inputs:
+    """The operands requantised with one scale for each row: a, scale_a [M], weights, scale_b [G, N], offs."""
+    a, scale_a = _by_row(_left(inputs, 0, inputs[0].shape[0]))
+    weights, scale_b = torch.empty_like(inputs[2]), inputs[3].new_empty(inputs[2].shape[:2])
+    for g in range(weights.shape[0]):
+        weights[g], scale_b[g] = _by_row(_right(inputs, g))
+    return a, scale_a, weights, scale_b, inputs[4]
+
+
+def _by_row(x: Tensor) -> tuple[Tensor, Tensor]:
+    scale = (x.abs().amax(-1) / E4M3_MAX).clamp(min=2.0**-126)
+    return (x / scale[:, None]).to(torch.float8_e4m3fn), scale
+
+
+def _torch(w: OpWorkload, inputs: Inputs) -> Call:
+    a, scale_a, weights, scale_b, offs = rowwise(inputs)
+    b = weights.transpose(-2, -1)
+    return lambda: (scaled_grouped_mm(a, b, scale_a, scale_b, offs=offs, backend="torch_scaled"),)
+
+
+def rowwise_reference(w: OpWorkload, inputs: Inputs) -> tuple[Tensor, ...]:
+    a, scale_a, weights, scale_b, _ = rowwise(inputs)
+    return _grouped.product(
+        w, lambda start, end: a[start:end].float() * scale_a[start:end, None],
+        lambda g: weights[g].float() * scale_b[g, :, None],
+    )  # fmt: skip
+
+
+def _torch_supports(w: OpWorkload, device: Device) -> str | None:
+    if device.kind != "cuda" or device.capability != (9, 0):
+        return "PyTorch's kernel for row-wise scales needs compute capability 9.0"
+    if w["k"] % 16 or w["n"] % 16:
+        return f"K and N must be multiples of 16, got {w['k']} and {w['n']}"
+    return None
+
+
+def _bf16(w: OpWorkload, inputs: Inputs) -> Call:
+    a = _left(inputs, 0, inputs[0].shape[0]).bfloat16()
+    weights = torch.empty(inputs[2].shape, dtype=torch.bfloat16, device=a.device)
+    for g in range(weights.shape[0]):
+        weights[g] = _right(inputs, g)
+    return _grouped.bf16_call(a, weights, inputs[4])
+
+
+def _dense(w: OpWorkload, inputs: Inputs) -> Call:
+    a, weight = inputs[0], inputs[2][0].t()
+    one = torch.ones((), device=a.device)
+
+    def call() -> tuple[Tensor, ...]:
+        return (torch._scaled_mm(a, weight, one, one, out_dtype=torch.bfloat16, use_fast_accum=True),)
+
+    return call
+
+
+def _dense_reference(w: OpWorkload, inputs: Inputs) -> tuple[Tensor, ...]:
+    with _grouped.full_precision():
+        return (inputs[0].float() @ inputs[2][0].float().t(),)
+
+
+def _dense_supports(w: OpWorkload, device: Device) -> str | None:
+    if device.kind != "cuda" or device.capability is None or device.capability < (8, 9):
+        return "torch._scaled_mm needs compute capability 8.9 or later"
+    m, n, k = _grouped.rows(w), w["n"], w["k"]
+    return None if m and n % 16 == 0 and k % 16 == 0 else f"N and K must be multiples of 16, got {n} and {k}"
+
+
+def _dense_work(w: OpWorkload) -> Work:
+    m, n, k = _grouped.rows(w), w["n"], w["k"]
+    return Work(2.0 * m * n * k, float(m * k + n * k + 2 * m * n))
+
+
+def _deep_gemm(w: OpWorkload, inputs: Inputs) -> Call:
+    """The masked layout where all groups are equal, else the contiguous one; both without moving a row."""
+    import deep_gemm
+
+    a, scale_a, weights, scale_b, _ = inputs
+    groups, sizes, n = w["groups"], _grouped.sizes(w), w["n"]
+    if len(set(sizes)) == 1:
+        each = sizes[0]
+        left = (a.view(groups, each, -1), scale_a.view(groups, each, -1))
+        counts = torch.full((groups,), each, dtype=torch.int32, device=a.device)
+
+        def masked() -> tuple[Tensor, ...]:
+            out = torch.empty(groups, each, n, dtype=torch.bfloat16, device=a.device)
+            deep_gemm.m_grouped_fp8_gemm_nt_masked(left, (weights, scale_b), out, counts, each)
+            return (out.view(-1, n),)
+
+        return masked
+    each_row = torch.repeat_interleave(
+        torch.arange(groups, dtype=torch.int32, device=a.device), torch.tensor(sizes, device=a.device)
+    )
+
+    def contiguous() -> tuple[Tensor, ...]:
+        out = torch.empty(a.shape[0], n, dtype=torch.bfloat16, device=a.device)
+        deep_gemm.m_grouped_fp8_gemm_nt_contiguous((a, scale_a), (weights, scale_b), out, each_row)
+        return (out,)
+
+    return contiguous
+
+
+def _deep_gemm_supports(w: OpWorkload, device: Device) -> str | None:
+    if device.kind != "cuda" or device.capability is None or device.capability < (9, 0):
+        return "needs compute capability 9.0 or later"
+    sizes = _grouped.sizes(w)
+    if len(set(sizes)) > 1 and any(size % 128 for size in sizes):
+        return "needs groups that are equal, or multiples of 128 rows"
+    return None
+
+
+def _workload(name: str, preset: str, groups: int, rows: int, n: int, k: int, note: str = "") -> OpWorkload:
+    """`rows` of each group."""
+    dims = _grouped.dims(groups, groups * rows, 1, n, k)
+    return OpWorkload(name, preset, "scaled_grouped_mm", dims, "fp8", note)
+
+
+def models() -> tuple[OpWorkload, ...]:
+    """The products of `int4_grouped_mm`'s models, in FP8."""
+    return tuple(
+        OpWorkload(name, "int4-models", "scaled_grouped_mm", dims, "fp8", note)
+        for name, dims, note in _grouped.model_products()
+    )
+
+
+def sweep() -> tuple[OpWorkload, ...]:
+    """Report 002's 81 shapes: experts × rows of each × N × K."""
+    dims = (2048, 4096, 7168)
+    return tuple(
+        _workload(f"fp8-e{e}-m{m}-n{n}-k{k}", "fp8-sweep", e, m, n, k)
+        for e in (1, 4, 8) for m in (64, 128, 512) for n in dims for k in dims
+    )  # fmt: skip
+
+
+def large() -> tuple[OpWorkload, ...]:
+    """Training and prefill sizes, decode, uneven rows, a square product as a yardstick for compute, and one that a CPU
+    computes in a moment."""
+    shapes = (
+        (4, 8192, 4096, 7168), (8, 4096, 7168, 2048), (8, 2048, 4096, 4096), (32, 16, 4096, 7168),
+        (32, 128, 4096, 7168), (128, 8, 1536, 2048), (1, 8192, 8192, 8192),
+    )  # fmt: skip
+    found = [_workload(f"fp8-e{e}-m{m}-n{n}-k{k}", "fp8-large", e, m, n, k) for e, m, n, k in shapes]
+    routed = (("decode", 128, "uniform"), ("prefill", 8192, "uniform"), ("prefill-zipf", 8192, "zipf(1)"))
+    for phase, tokens, routing in routed:
+        dims = _grouped.dims(256, tokens, 8, 4096, 7168, routing)
+        name = f"deepseek-v3-gate-up-{phase}"
+        found.append(OpWorkload(name, "fp8-large", "scaled_grouped_mm", dims, "fp8", "published configuration"))
+    dims = _grouped.dims(4, 48, 2, 160, 256, "uniform")
+    return (*found, OpWorkload("fp8-small", "fp8-large", "scaled_grouped_mm", dims, "fp8"))
+
+
+OPERATORS = (
+    Operator(
+        "scaled_grouped_mm", make_inputs, reference, work,
+        (
+            Rival("expertile", False, _grouped.anywhere, ours),
+            *(
+                Rival(f"expertile-{b.name}", False, _grouped.by_backend(b, problem), partial(ours, backend=b.name))
+                for b in OURS
+            ),
+            Rival("torch", True, _torch_supports, _torch, reference=rowwise_reference),
+            Rival("deepgemm", True, _grouped.installed("deep_gemm", _deep_gemm_supports), _deep_gemm),
+            Rival("bf16", True, _grouped.anywhere, _bf16, work=_grouped.bf16_work),
+        ),
+        _grouped.tolerance,
+        (Rival(DENSE.name, True, _dense_supports, _dense, reference=_dense_reference, work=_dense_work),),
+    ),
+)  # fmt: skip
+PRESETS: Mapping[str, Callable[[], tuple[OpWorkload, ...]]] = MappingProxyType(
+    {"fp8-sweep": sweep, "fp8-large": large, "int4-models": models}
+)

@@ -1,0 +1,311 @@
+"""Triton kernels of the FP8 quantisers: what a program loads, and how a block gets its scale; see quantize.py.
+
+Quotients are those of IEEE division, by which e4m3 values that lie on a tie are decided: bit for bit what
+`Fp8Blocks.quantize` makes. Dividing each element so would cost more than memory does. Instead y = RN(1 / s) is divided
+once for a block, and q = RN(x · y) is corrected by its remainder, q ← RN(q + RN(x - q · s) · y), two FMAs a step. q
+begins within 1.5 units in the last place and is within one after a first step; a second step then makes it RN(x / s)
+exactly (Markstein, "Computation of elementary functions on the IBM RISC System/6000 processor", 1990). That needs
+remainders that do not underflow, so blocks below 2^-80 are lifted by 2^100. Of float16 and bfloat16 inputs one step is
+enough for the e4m3 value: checked for every pair of significands of an element and of its block's largest
+(tests/ops/test_quantize_quotients.py).
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import libdevice
+
+from expertile.ops.grouped_mm.backends._persistent import group_of_tile, group_range, tile_ends
+
+_SMALLEST_SCALE = tl.constexpr(2.0**-126)
+_LIFT_BELOW = tl.constexpr(2.0**-80)
+_LIFT = tl.constexpr(2.0**100)
+_UNLIFT = tl.constexpr(2.0**-100)
+_BY_448 = tl.constexpr(float.fromhex("0x1.24924ap-9"))  # RN(1 / 448)
+_INFINITY = tl.constexpr(float("inf"))
+_INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
+
+
+@triton.jit
+def magnitude(x):
+    """|x| as the integer of its bits, whose order is that of magnitudes, NaN above infinity."""
+    return x.to(tl.int32, bitcast=True) & 0x7FFFFFFF
+
+
+@triton.jit
+def scale_of(largest, POWER: tl.constexpr):
+    """The scale of blocks whose largest `magnitude` is given: amax / 448, 1 for zeros; rounded up to 2^i for POWER."""
+    amax = largest.to(tl.float32, bitcast=True)
+    small = amax < _LIFT_BELOW
+    lifted = tl.where(small, amax * _LIFT, amax)
+    # amax / 448 as IEEE divides, by one correction: checked for every significand.
+    scale = lifted * _BY_448
+    scale = tl.fma(tl.fma(scale, -448.0, lifted), _BY_448, scale)
+    scale = tl.where(small, scale * _UNLIFT, scale)
+    scale = tl.where(amax == _INFINITY, amax, scale)
+    scale = tl.where(scale < _SMALLEST_SCALE, _SMALLEST_SCALE, scale)
+    scale = tl.where(largest == 0, 1.0, scale)
+    if POWER:
+        bits = scale.to(tl.int32, bitcast=True)
+        up = (bits + 0x7FFFFF) & 0x7F800000
+        scale = tl.where(bits < 0x7F800000, up, bits).to(tl.float32, bitcast=True)
+    return scale
+
+
+@triton.jit
+def divided(x, scale, POWER: tl.constexpr, STEPS: tl.constexpr):
+    """x / scale as e4m3, `scale` of a shape that spreads over x's. Of a block with an infinity: zeros and NaN."""
+    if POWER:
+        return (x * tl.div_rn(tl.full(scale.shape, 1.0, tl.float32), scale)).to(tl.float8e4nv)
+    else:
+        lift = tl.where(scale < _LIFT_BELOW, _LIFT, 1.0)
+        inverse = tl.div_rn(tl.full(scale.shape, -1.0, tl.float32), scale * lift)
+        divisor = tl.where(scale == _INFINITY, 1.0, scale * lift)
+        # All with the sign turned, so that the quotient of -0 is -0.
+        negative = x * (0.0 - lift)
+        quotient = negative * inverse
+        for _ in tl.static_range(STEPS):
+            quotient = tl.fma(tl.fma(quotient, divisor, negative), inverse, quotient)
+        return quotient.to(tl.float8e4nv)
+
+
+@triton.jit
+def inside(live, cols, K, MASK_ROWS: tl.constexpr, MASK_COLS: tl.constexpr):
+    """The mask for live rows [U, 1] and cols [U or 1, C], where anything is masked."""
+    if MASK_ROWS and MASK_COLS:
+        return live & (cols < K)
+    elif MASK_ROWS:
+        return live
+    else:
+        return cols < K
+
+
+@triton.jit
+def load(pointers, live, cols, K, MASK_ROWS: tl.constexpr, MASK_COLS: tl.constexpr, EVICT: tl.constexpr):
+    """In float32, zeros outside."""
+    if MASK_ROWS or MASK_COLS:
+        mask = inside(live, cols, K, MASK_ROWS, MASK_COLS)
+        x = tl.load(pointers, mask=mask, other=0.0, eviction_policy=EVICT)
+    else:
+        x = tl.load(pointers, eviction_policy=EVICT)
+    return x.to(tl.float32)
+
+
+@triton.jit
+def store(pointers, values, live, cols, K, MASK_ROWS: tl.constexpr, MASK_COLS: tl.constexpr):
+    if MASK_ROWS or MASK_COLS:
+        tl.store(pointers, values, mask=inside(live, cols, K, MASK_ROWS, MASK_COLS))
+    else:
+        tl.store(pointers, values)
+
+
+@triton.jit
+def silu(x):
+    """x / (1 + exp(-x)) from one exponential and one reciprocal of the hardware, which flush subnormals: what guards
+    them otherwise takes as long as memory does. The interpreter has neither."""
+    if _INTERPRETED:
+        return x * tl.sigmoid(x)
+    else:
+        return libdevice.fast_dividef(x, 1.0 + libdevice.fast_expf(-x))
+
+
+@triton.jit
+def load_source(
+    x_ptr, weight_ptr, rows, live, rstd, first, x_stride, K, SOURCE: tl.constexpr, WIDTH: tl.constexpr,
+    MASK_ROWS: tl.constexpr, MASK_COLS: tl.constexpr, EVICT: tl.constexpr,
+):  # fmt: skip
+    """What is quantised, in float32 [U, WIDTH]: rows [U, 1] after that of x_ptr, columns from first [U or 1, 1] on;
+    rstd [U, 1] or None, where the norm comes later."""
+    x_rows = x_ptr + rows * x_stride
+    if SOURCE == "swiglu_interleaved":
+        cols = 2 * first + tl.arange(0, 2 * WIDTH)[None, :]
+        both = load(x_rows + cols, live, cols, 2 * K, MASK_ROWS, MASK_COLS, EVICT)
+        gate, up = tl.split(tl.reshape(both, (both.shape[0], WIDTH, 2)))
+        return silu(gate) * up
+    else:
+        cols = first + tl.arange(0, WIDTH)[None, :]
+        x = load(x_rows + cols, live, cols, K, MASK_ROWS, MASK_COLS, EVICT)
+        if SOURCE == "swiglu":
+            x = silu(x) * load(x_rows + K + cols, live, cols, K, MASK_ROWS, MASK_COLS, EVICT)
+        if rstd is not None:
+            x *= rstd
+            if weight_ptr is not None:
+                x *= load_weight(weight_ptr, cols, K, MASK_COLS)
+        return x
+
+
+@triton.jit
+def load_weight(weight_ptr, cols, K, MASKED: tl.constexpr):
+    if MASKED:
+        return tl.load(weight_ptr + cols, mask=cols < K, other=0.0, eviction_policy="evict_last").to(tl.float32)
+    else:
+        return tl.load(weight_ptr + cols, eviction_policy="evict_last").to(tl.float32)
+
+
+@triton.jit
+def quantize_rows_kernel(
+    x_ptr, weight_ptr, rstd_ptr, values_ptr, scales_ptr, R, k_units, x_stride_units, chunks, eps,
+    SOURCE: tl.constexpr, UNIT: tl.constexpr, BLOCK_R: tl.constexpr, BLOCKS: tl.constexpr, EVEN_R: tl.constexpr,
+    EVEN_K: tl.constexpr, POWER: tl.constexpr, STEPS: tl.constexpr,
+):  # fmt: skip
+    """Program (tile of rows, chunk): BLOCK_R rows of BLOCKS blocks of 128 each. For "rms_norm" without rstd one chunk
+    holds the whole row."""
+    K = k_units * UNIT
+    x_stride = x_stride_units * UNIT
+    chunk = tl.program_id(0) % chunks
+    tile = tl.program_id(0) // chunks
+    block = tl.arange(0, BLOCK_R * BLOCKS)
+    row = block // BLOCKS  # of this tile
+    place = chunk * BLOCKS + block % BLOCKS
+    start = (tile * BLOCK_R).to(tl.int64)
+    rows = row[:, None]
+    live = rows < R - start
+    cols = place[:, None] * 128 + tl.arange(0, 128)[None, :]
+    rstd = None if rstd_ptr is None else tl.load(rstd_ptr + start + rows, mask=live, other=0.0)
+    x = load_source(
+        x_ptr + start * x_stride, weight_ptr, rows, live, rstd, place[:, None] * 128, x_stride, K,
+        SOURCE, 128, not EVEN_R, not EVEN_K, "evict_first",
+    )  # fmt: skip
+    if SOURCE == "rms_norm" and rstd_ptr is None:
+        squares = tl.sum(tl.reshape(tl.sum(x * x, 1), (BLOCK_R, BLOCKS)), 1)
+        by_block = tl.rsqrt(squares / K + eps)[:, None] + tl.zeros((BLOCK_R, BLOCKS), tl.float32)
+        x *= tl.reshape(by_block, (BLOCK_R * BLOCKS,))[:, None]
+        if weight_ptr is not None:
+            x *= load_weight(weight_ptr, cols, K, not EVEN_K)
+    scale = scale_of(tl.max(magnitude(x), 1), POWER)
+    values = divided(x, scale[:, None], POWER, STEPS)
+    store(values_ptr + start * K + (rows * K + cols), values, live, cols, K, not EVEN_R, not EVEN_K)
+    blocks_of_row = tl.cdiv(K, 128)
+    scales_at = scales_ptr + start * blocks_of_row + (row * blocks_of_row + place)
+    if EVEN_R and EVEN_K:
+        tl.store(scales_at, scale)
+    else:
+        tl.store(scales_at, scale, mask=(row < R - start) & (place < blocks_of_row))
+
+
+@triton.jit
+def rstd_kernel(
+    x_ptr, rstd_ptr, R, k_units, x_stride_units, eps,
+    UNIT: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr,
+):  # fmt: skip
+    """rstd[r] = 1 / sqrt(mean of squares + eps), for rows that no program can hold or that several need."""
+    K = k_units * UNIT
+    row = tl.program_id(0) * BLOCK_R + tl.arange(0, BLOCK_R)
+    x_rows = x_ptr + row.to(tl.int64)[:, None] * (x_stride_units * UNIT)
+    squares = tl.zeros((BLOCK_R, BLOCK_C), tl.float32)
+    for start in range(0, K, BLOCK_C):
+        cols = start + tl.arange(0, BLOCK_C)[None, :]
+        x = tl.load(x_rows + cols, mask=(row[:, None] < R) & (cols < K), other=0.0).to(tl.float32)
+        squares += x * x
+    tl.store(rstd_ptr + row, tl.rsqrt(tl.sum(squares, 1) / K + eps), mask=row < R)
+
+
+@triton.jit(do_not_specialize=["zero"])
+def quantize_tokens_kernel(
+    x_ptr, weight_ptr, rstd_ptr, offs_ptr, values_ptr, scales_ptr, turned_values_ptr, turned_scales_ptr, ends_ptr,
+    R, k_units, x_stride_units, room_blocks, groups, chunks, zero,
+    SOURCE: tl.constexpr, UNIT: tl.constexpr, GROUPS_P2: tl.constexpr, PER_PROGRAM: tl.constexpr,
+    BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr, EVEN_K: tl.constexpr, POWER: tl.constexpr, STEPS: tl.constexpr,
+):  # fmt: skip
+    """Program (128 tokens of one group, chunk): PER_PROGRAM tiles of 128 tokens × 128 channels, each quantised along
+    channels where values_ptr is given, BLOCK_R tokens at a time, and then along tokens, BLOCK_C channels at a time,
+    and stored transposed. The second time L1 still holds the tile: 16384 elements in registers would leave an SM one
+    program, and a thread with 16 neighbouring channels would divide for 16 scales.
+
+    Behind the last group follow the blocks of rows that are in none: quantised along channels only. What no group
+    reaches of the transposed copy is zeros with scale 1."""
+    K = k_units * UNIT
+    x_stride = x_stride_units * UNIT
+    chunk = tl.program_id(0) % chunks
+    block = tl.program_id(0) // chunks
+    ends = tile_ends(offs_ptr, groups, 1, 128, GROUPS_P2)
+    if tl.program_id(0) == 0:
+        g = tl.arange(0, GROUPS_P2)
+        tl.store(ends_ptr + g, ends * 128, mask=g < groups)
+    used = tl.max(ends, 0)
+    if block < used:
+        group, first_block = group_of_tile(block, ends, GROUPS_P2)
+        start, end = group_range(offs_ptr, group)
+        start += (block - first_block) * 128
+    else:
+        start = tl.load(offs_ptr + groups - 1) + (block - used) * 128
+        end = R + 0 * start
+    blocks_of_row = tl.cdiv(K, 128)
+    room = room_blocks * 128
+    # Rows of this block from its first on, so that 32 bits hold their places.
+    count = end - start
+    start = start.to(tl.int64)
+    x_ptr += start * x_stride
+    tokens = tl.arange(0, 128)[:, None]
+    live = tokens < count
+    rstd = None if rstd_ptr is None else tl.load(rstd_ptr + start + tokens, mask=live, other=0.0)
+    for place in range(chunk * PER_PROGRAM, tl.minimum((chunk + 1) * PER_PROGRAM, blocks_of_row)):
+        if values_ptr is not None:
+            cols = place * 128 + tl.arange(0, 128)[None, :]
+            for i in range(0, tl.minimum(128, count), BLOCK_R):
+                row = i + tl.arange(0, BLOCK_R)
+                rows, own = row[:, None], (row < count)[:, None]
+                row_rstd = None if rstd_ptr is None else tl.load(rstd_ptr + start + rows, mask=own, other=0.0)
+                x = load_source(
+                    x_ptr, weight_ptr, rows, own, row_rstd, tl.full((1, 1), 128, tl.int32) * place, x_stride, K,
+                    SOURCE, 128, True, not EVEN_K, "",
+                )  # fmt: skip
+                scale = scale_of(tl.max(magnitude(x), 1), POWER)
+                values = divided(x, scale[:, None], POWER, STEPS)
+                store(values_ptr + start * K + (rows * K + cols), values, own, cols, K, True, not EVEN_K)
+                scales_at = scales_ptr + start * blocks_of_row + (row * blocks_of_row + place)
+                tl.store(scales_at, scale, mask=row < count)
+        if block < room_blocks:
+            for j in range(0, 128, BLOCK_C):
+                col = j + tl.arange(0, BLOCK_C)
+                first = tl.full((), 128, tl.int64) * place
+                at = turned_values_ptr + first * room + block * 128 + (col[:, None] * room + tl.arange(0, 128)[None, :])
+                scale_at = turned_scales_ptr + first * room_blocks + block + col * room_blocks
+                if block < used:
+                    # Of an address that may be odd two elements are loaded at a time, so that a thread has few
+                    # channels and many tokens.
+                    x = load_source(
+                        x_ptr + 2 * zero, weight_ptr, tokens, live, rstd,
+                        tl.full((1, 1), 128, tl.int32) * place + j, x_stride, K,
+                        SOURCE, BLOCK_C, True, not EVEN_K, "evict_first",
+                    )  # fmt: skip
+                    scale = scale_of(tl.max(magnitude(x), 0), POWER)
+                    values = tl.trans(divided(x, scale[None, :], POWER, STEPS))
+                else:
+                    scale = tl.full((BLOCK_C,), 1.0, tl.float32)
+                    values = tl.zeros((BLOCK_C, 128), tl.float8e4nv)
+                channels = place * 128 + col
+                store(at, values, channels[:, None] < K, channels[:, None], K, not EVEN_K, False)
+                if EVEN_K:
+                    tl.store(scale_at, scale)
+                else:
+                    tl.store(scale_at, scale, mask=channels < K)
+
+
+@triton.jit
+def quantize_weights_kernel(
+    w_ptr, values_ptr, scales_ptr, N, k_units, group_stride_units, row_stride_units, chunks, row_tiles,
+    UNIT: tl.constexpr, PER_PROGRAM: tl.constexpr, STAGES: tl.constexpr, EVEN_N: tl.constexpr, EVEN_K: tl.constexpr,
+    POWER: tl.constexpr, STEPS: tl.constexpr,
+):  # fmt: skip
+    """Program (group, 128 rows, chunk): PER_PROGRAM tiles of 128×128, one scale each."""
+    K = k_units * UNIT
+    chunk = tl.program_id(0) % chunks
+    tile = tl.program_id(0) // chunks
+    group = tile // row_tiles
+    start = (tile % row_tiles * 128).to(tl.int64)
+    rows = tl.arange(0, 128)[:, None]
+    live = rows < N - start
+    blocks_of_row = tl.cdiv(K, 128)
+    w_tile = w_ptr + (group.to(tl.int64) * group_stride_units + start * row_stride_units) * UNIT
+    from_rows = w_tile + rows * row_stride_units * UNIT
+    to_rows = values_ptr + (group.to(tl.int64) * N + start) * K + rows * K
+    last = tl.minimum((chunk + 1) * PER_PROGRAM, blocks_of_row)
+    for place in tl.range(chunk * PER_PROGRAM, last, num_stages=STAGES):
+        cols = place * 128 + tl.arange(0, 128)[None, :]
+        x = load(from_rows + cols, live, cols, K, not EVEN_N, not EVEN_K, "evict_first")
+        largest = tl.max(tl.max(magnitude(x), 1, keep_dims=True), 0, keep_dims=True)
+        scale = scale_of(largest, POWER)
+        store(to_rows + cols, divided(x, scale, POWER, STEPS), live, cols, K, not EVEN_N, not EVEN_K)
+        tl.store(scales_ptr + tile.to(tl.int64) * blocks_of_row + place + tl.zeros((1, 1), tl.int32), scale)

@@ -1,0 +1,132 @@
+"""Device code of `gluon_gather`: what becomes of a tile of products, from the accumulators to memory.
+
+Everything leaves through shared memory by TMA, [BLOCK_M, half a tile's width] at a time, through C_SLOTS buffers used
+in turn; a buffer is waited for when it is needed again. Rows past the end of the group lie outside the descriptors'
+windows, and the hardware drops them.
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, tma
+
+from expertile.ops.gathered_mm.backends._gluon_activation import activate
+
+# Ragged descriptors (triton.tools.ragged_tma) wrap 64-bit addresses around at this coordinate.
+_WRAP: gl.constexpr = gl.constexpr(0x40000000)
+
+
+@gluon.jit
+def halves(x):
+    """The left and the right half of a tensor's columns."""
+    return gl.split(gl.permute(gl.reshape(x, [x.shape[0], 2, x.shape[1] // 2]), (0, 2, 1)))
+
+
+@gluon.jit
+def beside(left, right):
+    """The inverse of `halves`."""
+    return gl.reshape(gl.permute(gl.join(left, right), (0, 2, 1)), [left.shape[0], 2 * left.shape[1]])
+
+
+@gluon.jit
+def pairs(x):
+    """The even and the odd columns of a tensor; wgmma leaves each such pair in one thread."""
+    return gl.split(gl.reshape(x, [x.shape[0], x.shape[1] // 2, 2]))
+
+
+@gluon.jit
+def _activate(gate, up, ACTIVATION: gl.constexpr, PARTS: gl.constexpr):
+    """`activate` of 16-bit values, rounded to their dtype, a part of the columns after another: Triton orders the work
+    by operation, and would hold the intermediate results of all columns in registers."""
+    if PARTS == 1:
+        return activate(gate.to(gl.float32), up.to(gl.float32), ACTIVATION).to(gate.dtype)
+    else:
+        gate_left, gate_right = halves(gate)
+        up_left, up_right = halves(up)
+        left = _activate(gate_left, up_left, ACTIVATION, PARTS // 2)
+        right = _activate(gate_right, up_right, ACTIVATION, PARTS // 2)
+        return beside(left, right)
+
+
+@gluon.jit
+def _buffer(p, count, WHO: gl.constexpr):
+    """The consumer's buffer for its store number `count`, empty again."""
+    buf = p.c_smem.index(WHO * p.C_SLOTS + count % p.C_SLOTS)
+    tma.store_wait(p.C_SLOTS - 1)
+    return buf
+
+
+@gluon.jit
+def _store(p, desc, x, g, row, row_end, col, count, WHO: gl.constexpr):
+    buf = _buffer(p, count, WHO)
+    buf.reshape([x.shape[0], x.shape[1]]).store(x)
+    fence_async_shared()
+    if p.PRODUCT == "wgrad":
+        tma.async_copy_shared_to_global(desc, [g, row, col], buf)
+    else:
+        tma.async_copy_shared_to_global(desc, [_WRAP, row_end, _WRAP - (row_end - row), col], buf)
+
+
+@gluon.jit
+def _store_half(p, x, row, row_end, half, col, count, WHO: gl.constexpr):
+    """Into columns of the gate half (0) or the up half (1) of the pre-activation."""
+    buf = _buffer(p, count, WHO)
+    buf.reshape([x.shape[0], x.shape[1]]).store(x)
+    fence_async_shared()
+    at = [_WRAP, row_end, _WRAP - (row_end - row), half, col]
+    tma.async_copy_shared_to_global(p.pre_desc, at, buf.reshape([1, 1, x.shape[0], 1, x.shape[1]]))
+
+
+@gluon.jit
+def _biased_halves(p, acc, g, col, mma_layout: gl.constexpr):
+    """The left and the right half of acc + bias, rounded."""
+    HALF: gl.constexpr = p.BLOCK_N // 2
+    dtype: gl.constexpr = p.out_desc.dtype
+    if p.HAS_BIAS:
+        j = gl.arange(0, p.BLOCK_N, layout=gl.SliceLayout(0, mma_layout))
+        cols = col + j
+        inside = cols < p.N
+        if p.PRODUCT == "gated" and not p.INTERLEAVED:
+            inner = p.N // 2
+            cols = col // 2 + j % HALF
+            inside = cols < inner
+            cols += j // HALF * inner
+        bias = gl.load(p.bias + g * p.N + cols, mask=inside, other=0.0)
+        acc = acc + gl.expand_dims(bias.to(gl.float32), 0)
+    left, right = halves(acc)
+    return left.to(dtype), right.to(dtype)
+
+
+@gluon.jit
+def store_plain(p, acc, g, row, row_end, col, tile, WHO: gl.constexpr, mma_layout: gl.constexpr):
+    """out = acc (+ bias)"""
+    left, right = _biased_halves(p, acc, g, col, mma_layout)
+    _store(p, p.out_desc, left, g, row, row_end, col, 2 * tile, WHO)
+    _store(p, p.out_desc, right, g, row, row_end, col + p.BLOCK_N // 2, 2 * tile + 1, WHO)
+
+
+@gluon.jit
+def store_gated(p, acc, g, row, row_end, col, tile, WHO: gl.constexpr, mma_layout: gl.constexpr):
+    """pre = acc (+ bias), if it is kept, and act = activation(gate, up) of the rounded pre, which is what a backward
+    pass starts from."""
+    HALF: gl.constexpr = p.BLOCK_N // 2
+    count = tile
+    left, right = _biased_halves(p, acc, g, col, mma_layout)
+    if p.SAVE_PRE:
+        count = 3 * tile + 2
+        if p.INTERLEAVED:
+            _store(p, p.pre_desc, left, g, row, row_end, col, 3 * tile, WHO)
+            _store(p, p.pre_desc, right, g, row, row_end, col + HALF, 3 * tile + 1, WHO)
+        else:
+            _store_half(p, left, row, row_end, 0, col // 2, 3 * tile, WHO)
+            _store_half(p, right, row, row_end, 1, col // 2, 3 * tile + 1, WHO)
+    if p.INTERLEAVED:
+        left_gate, left_up = pairs(left)
+        right_gate, right_up = pairs(right)
+        act_left = _activate(left_gate, left_up, p.ACTIVATION, 4)
+        act = beside(act_left, _activate(right_gate, right_up, p.ACTIVATION, 4))
+        # Each thread has every other column; exchanged within quads, they can be stored as matrices.
+        half_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [gl.num_warps(), 1], [16, HALF, 16])
+        act = gl.convert_layout(act, half_layout)
+    else:
+        act = _activate(left, right, p.ACTIVATION, 4)
+    _store(p, p.out_desc, act, g, row, row_end, col // 2, count, WHO)

@@ -1,0 +1,126 @@
+"""Device code of `gluon_gather`: the producers, which keep the ring of shared-memory stages full.
+
+b comes by TMA. Rows of a come by TMA where they stand in order, and by cp.async (16 bytes a thread) where they are
+gathered: TMA on Hopper reaches only rows at a fixed distance. Each thread of the four gathering warps copies the same
+column of BLOCK_M / 16 rows, so the addresses of a tile's rows stay in its registers for the whole K loop; the next
+tile's row numbers are fetched while the ring is full.
+
+A stage's `full` barrier counts one arrival with b's bytes and one of every gathering thread, which the hardware
+delivers when that thread's copies have landed: nobody waits in between.
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.ampere import async_copy
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
+
+from expertile.ops.grouped_mm.backends._gluon_tiles import locate, make_plan
+
+# Elements of one 16-byte copy.
+_VECTOR: gl.constexpr = gl.constexpr(8)
+
+
+@gluon.jit
+def _load_b(p, g, col, k, bar, dst):
+    if p.PRODUCT == "gated" and not p.INTERLEAVED:
+        # Gate columns and the up columns that belong to them: one box of [2, BLOCK_N / 2].
+        tma.async_copy_global_to_shared(p.b_desc, [g, 0, col // 2, k], bar, dst)
+    elif p.B_K_MAJOR:
+        tma.async_copy_global_to_shared(p.b_desc, [g, col, k], bar, dst)
+    else:
+        tma.async_copy_global_to_shared(p.b_desc, [g, k, col], bar, dst)
+
+
+@gluon.jit
+def _fill(p, g, row, col, k, i, phase):
+    """Load one stage by TMA as soon as it is free."""
+    mbarrier.wait(p.empty.index(i), phase)
+    bar = p.full.index(i)
+    mbarrier.expect(bar, p.a_desc.block_type.nbytes + p.b_desc.block_type.nbytes)
+    tma.async_copy_global_to_shared(p.a_desc, [row, k], bar, p.a_smem.index(i))
+    _load_b(p, g, col, k, bar, p.b_smem.index(i))
+
+
+@gluon.jit
+def feed_in_order(p):
+    """The producer where rows of a stand in order: one warp."""
+    plan = make_plan(p)
+    i = 0
+    phase = 1
+    g, row, _row_end, col, _k0, _k_len = locate(p, plan, gl.program_id(0))
+    for t in range(gl.program_id(0), plan.total, gl.num_programs(0)):
+        _fill(p, g, row, col, 0, i, phase)
+        if p.GROUPS_POW2 <= 128:
+            # Looked up while the ring is full, not when the tile after this one is due.
+            next_g, next_row, _row_end, next_col, _k0, _k_len = locate(p, plan, t + gl.num_programs(0))
+        i += 1
+        phase = gl.where(i == p.STAGES, phase ^ 1, phase)
+        i = gl.where(i == p.STAGES, 0, i)
+        for k in range(p.BLOCK_K, p.K, p.BLOCK_K):
+            _fill(p, g, row, col, k, i, phase)
+            i += 1
+            phase = gl.where(i == p.STAGES, phase ^ 1, phase)
+            i = gl.where(i == p.STAGES, 0, i)
+        if p.GROUPS_POW2 > 128:
+            # The longer plan and two tiles' places would not fit this warp's registers.
+            next_g, next_row, _row_end, next_col, _k0, _k_len = locate(p, plan, t + gl.num_programs(0))
+        g = next_g
+        row = next_row
+        col = next_col
+
+
+@gluon.jit
+def _tokens(p, row, row_end, layout: gl.constexpr):
+    """Row numbers in `a` of the tile's rows. Past the end of the group, that of its last row: the same bytes once more
+    cost less than keeping track of which rows there are."""
+    r = gl.minimum(row + gl.arange(0, p.BLOCK_M, layout=layout), gl.minimum(row_end, p.M) - 1)
+    # Where no expert has rows, `locate` finds places that mean nothing.
+    return gl.load(p.rows + gl.maximum(r, 0))
+
+
+@gluon.jit
+def _fill_gathered(p, source, g, col, k, left, column, i, phase):
+    """Load one stage, a by cp.async: `left` columns of K from `k` on, zeros behind them."""
+    mbarrier.wait(p.empty.index(i), phase)
+    bar = p.full.index(i)
+    mbarrier.expect(bar, p.b_desc.block_type.nbytes)
+    _load_b(p, g, col, k, bar, p.b_smem.index(i))
+    a = p.a_smem.index(i).reshape([p.BLOCK_M, p.BLOCK_K])
+    async_copy.async_copy_global_to_shared(a, source, mask=gl.expand_dims(column < left, 0))
+    async_copy.mbarrier_arrive(bar, increment_count=False)
+
+
+@gluon.jit
+def feed_gathered(p):
+    """The producers where rows of a are gathered: four warps."""
+    ACROSS: gl.constexpr = p.BLOCK_K // _VECTOR
+    layout: gl.constexpr = gl.BlockedLayout([1, _VECTOR], [32 // ACROSS, ACROSS], [gl.num_warps(), 1], [1, 0])
+    by_row: gl.constexpr = gl.SliceLayout(1, layout)
+    column = gl.arange(0, p.BLOCK_K, layout=gl.SliceLayout(0, layout))
+    # The pitch comes in vectors, and K is cut to them, so that the compiler knows both to be whole ones.
+    k_len = p.K // _VECTOR * _VECTOR
+    plan = make_plan(p)
+    i = 0
+    phase = 1
+    g, row, row_end, col, _k0, _k_len = locate(p, plan, gl.program_id(0))
+    token = _tokens(p, row, row_end, by_row)
+    for t in range(gl.program_id(0), plan.total, gl.num_programs(0)):
+        source = p.a + gl.expand_dims(token.to(gl.int64) * p.A_PITCH * _VECTOR, 1) + gl.expand_dims(column, 0)
+        _fill_gathered(p, source, g, col, 0, k_len, column, i, phase)
+        if p.GROUPS_POW2 <= 128:
+            next_g, next_row, next_row_end, next_col, _k0, _k_len = locate(p, plan, t + gl.num_programs(0))
+            next_token = _tokens(p, next_row, next_row_end, by_row)
+        i += 1
+        phase = gl.where(i == p.STAGES, phase ^ 1, phase)
+        i = gl.where(i == p.STAGES, 0, i)
+        for k in range(p.BLOCK_K, k_len, p.BLOCK_K):
+            _fill_gathered(p, source + k, g, col, k, k_len - k, column, i, phase)
+            i += 1
+            phase = gl.where(i == p.STAGES, phase ^ 1, phase)
+            i = gl.where(i == p.STAGES, 0, i)
+        if p.GROUPS_POW2 > 128:
+            next_g, next_row, next_row_end, next_col, _k0, _k_len = locate(p, plan, t + gl.num_programs(0))
+            next_token = _tokens(p, next_row, next_row_end, by_row)
+        g = next_g
+        col = next_col
+        token = next_token

@@ -1,0 +1,196 @@
+"""Device code of `gluon_gather`: persistent, warp-specialised grouped GEMM for sm_90a whose rows may be gathered.
+
+Producers keep a ring of STAGES shared-memory stages full (`_gluon_feed`). Two consumers, a warpgroup each, take every
+other tile of the program: while one multiplies, the other finishes its tile (`_gluon_epilogue`, `_gluon_backward`); a
+pair of barriers keeps their main loops apart. Which tiles those are, every partition works out for itself from `offs`,
+in `grouped_mm`'s order (groups one after the other, bands of GROUP_M rows of tiles).
+"""
+# ruff: noqa: RUF005, SIM113  (Gluon's front end knows neither `*` in a list nor enumerate)
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+
+from expertile.ops.gathered_mm.backends._gluon_backward import fetch_pre, routing_weights, store_backward
+from expertile.ops.gathered_mm.backends._gluon_context import Context
+from expertile.ops.gathered_mm.backends._gluon_epilogue import store_gated, store_plain
+from expertile.ops.gathered_mm.backends._gluon_feed import feed_gathered, feed_in_order
+from expertile.ops.gathered_mm.backends._gluon_wgrad import feed_wgrad
+from expertile.ops.grouped_mm.backends._gluon_tiles import k_range, locate, make_plan
+
+
+@gluon.jit
+def _batch(p, acc, i, phase, FIRST: gl.constexpr):
+    """Queue the wgmmas of one stage."""
+    mbarrier.wait(p.full.index(i), phase)
+    if p.GATHERED != "" and p.FENCED:
+        # cp.async writes through the generic proxy, wgmma reads through the asynchronous one.
+        fence_async_shared()
+    a = p.a_smem.index(i)
+    b = p.b_smem.index(i)
+    if p.PRODUCT == "wgrad":
+        a = a.reshape([p.BLOCK_K, p.BLOCK_M]).permute((1, 0))
+    else:
+        a = a.reshape([p.BLOCK_M, p.BLOCK_K])
+    if p.B_K_MAJOR:
+        b = b.reshape([p.BLOCK_N, p.BLOCK_K]).permute((1, 0))
+    else:
+        b = b.reshape([p.BLOCK_K, p.BLOCK_N])
+    acc = warpgroup_mma(a, b, acc, use_acc=not FIRST, is_async=True)
+    return warpgroup_mma_wait(1, (acc,))
+
+
+@gluon.jit
+def _multiply(p, step, k_len, NEXT: gl.constexpr, mma_layout: gl.constexpr):
+    """One tile's K loop, from the ring's step number `step`. An empty group of a weight gradient has one step.
+
+    Consumer NEXT gets its turn when the last products are queued, not when they are done, so that its own are there
+    when the tensor cores come free; no earlier, because the phases of `full` that it waits for are only unambiguous
+    once this tile's have all been seen.
+    """
+    i = step % p.STAGES
+    phase = (step // p.STAGES) & 1
+    acc = gl.zeros((p.BLOCK_M, p.BLOCK_N), gl.float32, mma_layout)
+    acc = _batch(p, acc, i, phase, True)
+    for _k in range(p.BLOCK_K, k_len, p.BLOCK_K):
+        i += 1
+        phase = gl.where(i == p.STAGES, phase ^ 1, phase)
+        i = gl.where(i == p.STAGES, 0, i)
+        acc = _batch(p, acc, i, phase, False)
+        # The batch before this one is done, so its stage is free. (Computed, not carried as `previous = i`: Triton 3.6
+        # drops a loop-carried name that starts as an alias of another.)
+        mbarrier.arrive(p.empty.index(gl.where(i == 0, p.STAGES - 1, i - 1)), count=1)
+    mbarrier.arrive(p.turn.index(NEXT), count=1)
+    acc = warpgroup_mma_wait(0, (acc,))
+    mbarrier.arrive(p.empty.index(i), count=1)
+    return acc
+
+
+@gluon.jit
+def _depth(p, plan, t):
+    """Summands of tile number t."""
+    k_len = p.K
+    if p.PRODUCT == "wgrad":
+        _k0, k_len = k_range(p, plan, t)
+    return k_len
+
+
+@gluon.jit
+def _steps(p, plan, t):
+    """Steps of tile number t."""
+    return (gl.maximum(_depth(p, plan, t), 1) + p.BLOCK_K - 1) // p.BLOCK_K
+
+
+@gluon.jit
+def _consumer(p, WHO: gl.constexpr, mma_layout: gl.constexpr):
+    part_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [gl.num_warps(), 1], [16, p.BLOCK_N // 8, 16])
+    first = gl.program_id(0) + WHO * gl.num_programs(0)
+    plan = make_plan(p)
+    g, row, row_end, col, _k0, _k_len = locate(p, plan, first)
+    tile = 0
+    # The ring's steps go on through the other consumer's tiles.
+    step = 0
+    if WHO == 1:
+        step += _steps(p, plan, gl.program_id(0))
+    for t in range(first, plan.total, 2 * gl.num_programs(0)):
+        if p.PRODUCT == "backward":
+            # Both are there by the time the products are.
+            fetch_pre(p, row, row_end, col, WHO)
+            weight = routing_weights(p, row, row_end, part_layout)
+        # Not carried from tile to tile as g and row are: Triton 3.6 drops that, and every tile gets the first one's.
+        k_len = _depth(p, plan, t)
+        mbarrier.wait(p.turn.index(WHO), (tile & 1) ^ (1 - WHO))
+        acc = _multiply(p, step, k_len, 1 - WHO, mma_layout)
+        # Looked up while the other consumer keeps the tensor cores busy.
+        next_g, next_row, next_row_end, next_col, _k0, _k_len = locate(p, plan, t + 2 * gl.num_programs(0))
+        if p.PRODUCT == "gated":
+            store_gated(p, acc, g, row, row_end, col, tile, WHO, mma_layout)
+        elif p.PRODUCT == "backward":
+            store_backward(p, acc, weight, row, row_end, col, WHO, part_layout)
+        else:
+            store_plain(p, acc, g, row, row_end, col, tile, WHO, mma_layout)
+        step += _steps(p, plan, t) + _steps(p, plan, t + gl.num_programs(0))
+        tile += 1
+        g = next_g
+        row = next_row
+        row_end = next_row_end
+        col = next_col
+    tma.store_wait(0)
+
+
+@gluon.jit
+def _consumer_0(p, mma_layout: gl.constexpr):
+    _consumer(p, 0, mma_layout)
+
+
+@gluon.jit
+def _consumer_1(p, mma_layout: gl.constexpr):
+    _consumer(p, 1, mma_layout)
+
+
+@gluon.jit(
+    # One compilation serves every token count.
+    do_not_specialize=["G", "M", "N", "K", "A_PITCH"],
+    do_not_specialize_on_alignment=["rows_ptr", "offs_ptr", "bias_ptr", "slots_ptr", "weights_ptr", "sums_ptr"],
+)
+def gathered_mm_kernel(
+    a_desc, b_desc, out_desc, pre_desc, dpre_desc, a_ptr, rows_ptr, offs_ptr, bias_ptr, slots_ptr, weights_ptr,
+    sums_ptr, G, M, N, K, A_PITCH,
+    PRODUCT: gl.constexpr, ACTIVATION: gl.constexpr, INTERLEAVED: gl.constexpr, SAVE_PRE: gl.constexpr,
+    GATHERED: gl.constexpr, B_K_MAJOR: gl.constexpr, HAS_BIAS: gl.constexpr, GROUPS_POW2: gl.constexpr,
+    BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr, STAGES: gl.constexpr, GROUP_M: gl.constexpr,
+    C_SLOTS: gl.constexpr, FENCED: gl.constexpr, CONSUMER_REGS: gl.constexpr, PRODUCER_REGS: gl.constexpr,
+    num_warps: gl.constexpr,
+):  # fmt: skip
+    """The products of `gathered_mm.problem`. Grid: one program per multiprocessor.
+
+    GROUPS_POW2: a power of two >= max(G, 32). a_ptr, A_PITCH: the gathered operand, and the
+    elements between its rows divided by 8.
+    """
+    a_smem = gl.allocate_shared_memory(a_desc.dtype, [STAGES] + a_desc.block_type.shape, a_desc.layout)
+    b_smem = gl.allocate_shared_memory(b_desc.dtype, [STAGES] + b_desc.block_type.shape, b_desc.layout)
+    c_smem = gl.allocate_shared_memory(out_desc.dtype, [2 * C_SLOTS] + out_desc.block_type.shape, out_desc.layout)
+    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    turn = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
+    loaded = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
+    for s in gl.static_range(STAGES):
+        # One arrival for what TMA brings, and one for each thread of the four gathering warps.
+        mbarrier.init(full.index(s), count=129 if GATHERED != "" else 1)
+        mbarrier.init(empty.index(s), count=1)
+    for s in gl.static_range(2):
+        mbarrier.init(turn.index(s), count=1)
+        mbarrier.init(loaded.index(s), count=1)
+    fence_async_shared()
+    LAYOUT: gl.constexpr = "ragged_k" if PRODUCT == "wgrad" else "ragged_m"
+    p = Context(
+        a_desc, b_desc, out_desc, pre_desc, dpre_desc, a_smem, b_smem, c_smem, full, empty, turn, loaded, a_ptr,
+        rows_ptr, offs_ptr, bias_ptr, slots_ptr, weights_ptr, sums_ptr, G, M, N, K, A_PITCH, LAYOUT, PRODUCT,
+        ACTIVATION, INTERLEAVED, SAVE_PRE, GATHERED, B_K_MAJOR, HAS_BIAS, GROUPS_POW2, BLOCK_M, BLOCK_N, BLOCK_K,
+        STAGES, GROUP_M, C_SLOTS, FENCED,
+    )  # fmt: skip
+    mma_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [num_warps, 1], [16, BLOCK_N, 16])
+    if PRODUCT == "wgrad":
+        gl.warp_specialize(
+            [(_consumer_0, (p, mma_layout)), (_consumer_1, (p, mma_layout)), (feed_wgrad, (p,))],
+            [4, 4],
+            [CONSUMER_REGS, PRODUCER_REGS],
+        )
+    elif GATHERED != "":
+        gl.warp_specialize(
+            [(_consumer_0, (p, mma_layout)), (_consumer_1, (p, mma_layout)), (feed_gathered, (p,))],
+            [4, 4],
+            [CONSUMER_REGS, PRODUCER_REGS],
+        )
+    else:
+        gl.warp_specialize(
+            [(_consumer_0, (p, mma_layout)), (_consumer_1, (p, mma_layout)), (feed_in_order, (p,))],
+            [4, 1],
+            [CONSUMER_REGS, PRODUCER_REGS],
+        )

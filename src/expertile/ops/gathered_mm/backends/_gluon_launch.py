@@ -1,0 +1,125 @@
+"""Host side of the `gluon_gather` backend: TMA descriptors of one problem, and the launch."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+from expertile.device import Device
+from expertile.ops.attention.backends._hopper_launch import Launch
+from expertile.ops.attention.backends._hopper_launch import run as queue
+from expertile.ops.gathered_mm.backend import Operands, Outputs
+from expertile.ops.gathered_mm.backends._gluon_kernel import gathered_mm_kernel
+from expertile.ops.gathered_mm.backends._gluon_sums import add_row_sums
+from expertile.ops.gathered_mm.problem import GatherProblem, Product
+from expertile.ops.grouped_mm.backends._gluon_launch import Blocks, ragged
+
+_WRAP = 0x40000000
+_VECTOR = 8  # elements of a 16-byte copy
+
+
+def _ragged_halves(inner: int, stride: int, box: tuple[int, int]) -> Blocks:
+    """`ragged` rows of two halves of `inner` columns each: a box lies in one half, and ends where that ends."""
+    rows = ragged(inner, stride, box)
+    return Blocks((*rows.shape[:3], 2, inner), (*rows.strides[:3], inner, 1), (1, 1, box[0], 1, box[1]))
+
+
+def _weights(p: GatherProblem, config: Any) -> Blocks:
+    expert, k, n = p.b_strides
+    bn, bk = config.block_n, config.block_k
+    if p.product is Product.GATED and not p.interleaved:
+        return Blocks((p.groups, 2, p.n // 2, p.k), (expert, p.n // 2 * n, n, 1), (1, 2, bn // 2, bk))
+    if k == 1:
+        return Blocks((p.groups, p.n, p.k), (expert, n, 1), (1, bn, bk))
+    return Blocks((p.groups, p.k, p.n), (expert, k, 1), (1, bk, bn))
+
+
+@lru_cache(maxsize=1024)
+def plan(p: GatherProblem, config: Any, bias_dtype: torch.dtype, programs: int) -> Launch:
+    """The launch of `gathered_mm_kernel` for this problem."""
+    gated, backward, gathered = p.product is Product.GATED, p.product is Product.BACKWARD, p.gathered != ""
+    box = (config.block_m, config.block_n // 2)
+    rows = p.tokens if gathered else p.m
+    pitch = p.b_strides[0] if p.gathered == "b" else p.a_strides[0]
+    inner = p.intermediate
+    if p.product is Product.WGRAD:
+        # The gathered one's descriptor is not used, but for the shape of its box.
+        a = ragged(p.m, p.a_strides[0], (config.block_k, config.block_m))
+        b = ragged(p.n, p.b_strides[0], (config.block_k, config.block_n))
+        out = pre = Blocks((p.groups, p.m, p.n), (p.m * p.n, p.n, 1), (1, *box))
+    else:
+        a = Blocks((rows, p.k), (p.a_strides[0], 1), (config.block_m, config.block_k))
+        b = _weights(p, config)
+        out = pre = ragged(inner, inner, box)
+    if backward or (gated and p.save_pre):
+        pre = ragged(2 * inner, 2 * inner, box) if p.interleaved else _ragged_halves(inner, 2 * inner, box)
+    options = {
+        "PRODUCT": p.product.value,
+        "ACTIVATION": p.activation,
+        "INTERLEAVED": p.interleaved,
+        "SAVE_PRE": p.save_pre,
+        "GATHERED": p.gathered,
+        "B_K_MAJOR": p.product is not Product.WGRAD and p.b_strides[1] == 1,
+        "HAS_BIAS": p.has_bias,
+        "GROUPS_POW2": max(32, 1 << (p.groups - 1).bit_length()),
+        "BLOCK_M": config.block_m,
+        "BLOCK_N": config.block_n,
+        "BLOCK_K": config.block_k,
+        "STAGES": config.num_stages,
+        "GROUP_M": config.group_m,
+        "C_SLOTS": config.store_slots,
+        "FENCED": config.fenced,
+        # Three times four warps share 65536 registers, 168 a thread; the first consumer gets what the others leave.
+        "CONSUMER_REGS": 208 if gathered else 232,
+        "PRODUCER_REGS": 88 if gathered else 40,
+        "num_warps": 4,
+        "maxnreg": 168,
+    }
+    i32 = torch.int32
+    f32 = torch.float32 if backward else p.dtype
+    return Launch(
+        gathered_mm_kernel, (a, b, out, pre, pre), (p.dtype,) * 5,
+        (p.dtype, i32, i32, bias_dtype, i32, f32, f32), (p.groups, p.m, p.n, p.k, pitch // _VECTOR),
+        tuple(options.items()), programs,
+    )  # fmt: skip
+
+
+def prepared(
+    p: GatherProblem, operands: Operands, config: Any, outputs: Outputs, programs: int, sums: torch.Tensor | None = None
+) -> tuple[Launch, tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]:
+    """The launch, the tensors of its descriptors, and those of its pointers (any others for what is absent).
+
+    `sums` [tiles across, R] float32, for BACKWARD: row sums of every column of tiles."""
+    o = operands
+    made = plan(p, config, p.dtype if o.bias is None else o.bias.dtype, programs)
+    rows = o.offs if o.rows is None else o.rows
+    if p.product is Product.BACKWARD:
+        dpre, act_w, _ = outputs
+        assert dpre is not None and act_w is not None and sums is not None
+        assert o.pre is not None and o.slots is not None and o.weights is not None
+        return made, (o.a, o.b, act_w, o.pre, dpre), (o.a, rows, o.offs, o.a, o.slots, o.weights, sums)
+    out, pre = outputs if p.product is Product.GATED else (outputs[0], None)
+    assert out is not None
+    pre = out if pre is None else pre
+    bias = o.a if o.bias is None else o.bias
+    gathered = o.b if p.gathered == "b" else o.a
+    return made, (o.a, o.b, out, pre, pre), (gathered, rows, o.offs, bias, o.offs, out, out)
+
+
+def row_sums(p: GatherProblem, config: Any, like: torch.Tensor) -> torch.Tensor:
+    """Room for the row sums of every column of tiles."""
+    return like.new_empty((-(-p.n // config.block_n), p.m), dtype=torch.float32)
+
+
+def launch(p: GatherProblem, operands: Operands, config: Any, outputs: Outputs) -> None:
+    """Queue the kernel on the current stream of the operands' device, and for BACKWARD the sum of its row sums."""
+    programs = Device.current(operands.a.device).sm_count
+    if p.product is not Product.BACKWARD:
+        queue(*prepared(p, operands, config, outputs, programs))
+        return
+    sums, dweights = row_sums(p, config, operands.a), outputs[2]
+    assert operands.slots is not None and dweights is not None
+    queue(*prepared(p, operands, config, outputs, programs, sums))
+    add_row_sums(sums, operands.slots, operands.offs, dweights)

@@ -1,0 +1,153 @@
+"""gluon_gather: our warp-specialised Gluon kernel for sm_90a (H100, H200) with gathered rows and fused epilogues.
+
+    MM     out[r] = a[rows[r]] @ b[g] (+ bias[g])
+    GATED  pre[r] = a[rows[r]] @ b[g] (+ bias[g]), act[r] = f(gate, up)
+    BACKWARD  with a_r = dy[rows[r]] @ b[g] and routing weight w:
+           dpre[r] = f'(pre[r]) (w a_r), act_w[r] = w f(pre[r]), dweights[slots[r]] = <a_r, f(pre[r])>
+    WGRAD  out[g] = Σ over rows r of g of a[r]ᵀ b[r], one of them gathered
+
+bf16 and fp16, float32 accumulation. Rows are gathered inside by cp.async, 16 bytes a thread, or come by TMA where
+`rows` is None; b comes by TMA and all results leave by TMA, so groups need no padding. The activation is that of the
+rounded pre-activation, whether that is kept or not. `offs` and `rows` are read on the device only: a call never
+synchronises, and a captured CUDA graph follows new routings. Limits: tensor cores (and the power they draw) for long
+groups; HBM for short ones, where each expert's weights are read once. See `_gluon_kernel` for how the work is laid out
+on the chip.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+import torch
+
+from expertile.device import Device
+from expertile.ops.gathered_mm.backend import Backend, Operands, Outputs
+from expertile.ops.gathered_mm.problem import GatherProblem, Product
+
+_MAX_ROWS = 0x40000000  # as in triton.tools.ragged_tma: a row number no tensor reaches
+_DTYPES = (torch.bfloat16, torch.float16)
+
+
+@dataclass(frozen=True)
+class Config:
+    """Tile sizes and schedule.
+
+    block_n: columns of the product's tile (half of them gate, half up, where it is gated).
+    group_m: rows of tiles that share one pass over an expert's weights.
+    store_slots: buffers of [block_m, block_n / 2] through which each of the two consumers stores.
+    fenced: consumers order what cp.async wrote before what wgmma reads with a proxy fence, as PTX demands.
+    """
+
+    block_m: int = 128
+    block_n: int = 128
+    block_k: int = 64
+    num_stages: int = 5
+    group_m: int = 8
+    store_slots: int = 2
+    fenced: bool = True
+
+    @property
+    def smem_bytes(self) -> int:
+        """Shared memory of one program, bytes (the barriers and alignment rounded up to 1 KiB)."""
+        ring = self.num_stages * (self.block_m + self.block_n) * self.block_k * 2
+        return ring + 2 * self.store_slots * self.block_m * (self.block_n // 2) * 2 + 1024
+
+
+def supports(problem: GatherProblem, device: Device) -> str | None:
+    """The reason this kernel can't compute `problem` on `device`, or None."""
+    p = problem
+    if device.kind != "cuda" or device.capability != (9, 0):
+        return "needs compute capability 9.0 (H100, H200): it is written for that architecture's wgmma instructions"
+    if p.dtype not in _DTYPES:
+        return f"multiplies bfloat16 and float16, not {p.dtype}"
+    if p.product is not Product.WGRAD and p.m > _MAX_ROWS:
+        return f"at most {_MAX_ROWS} rows (the ragged descriptors' limit), not {p.m}"
+    if p.groups > 1024:
+        return f"at most 1024 experts (their prefix sum is kept in registers), not {p.groups}"
+    if not (p.a_aligned and p.b_aligned):
+        return "16-byte copies need base addresses that are multiples of 16 bytes"
+    if p.product is Product.WGRAD:
+        return _supports_wgrad(p)
+    if p.k == 0 or p.k % 8:
+        return f"16-byte copies need K to be a positive multiple of 8, not {p.k}"
+    if p.a_strides[1] != 1 or p.a_strides[0] % 8 or p.a_strides[0] <= 0:
+        return f"16-byte copies need rows of a that are contiguous and 16-byte aligned, got strides {p.a_strides}"
+    k_major = p.b_strides[1] == 1
+    if not k_major and p.b_strides[2] != 1:
+        return f"b has no dimension of stride 1 that TMA could read (strides {p.b_strides})"
+    if any(s % 8 or s <= 0 for i, s in enumerate(p.b_strides) if i != (1 if k_major else 2)):
+        return f"TMA needs strides that are positive multiples of 16 bytes; b has {p.b_strides} elements"
+    if p.product is Product.GATED and not p.interleaved and not k_major:
+        return "gate and up in halves are loaded together, for which b must be stored [E, 2I, K]"
+    if p.intermediate % 8:
+        return f"TMA needs rows of the result that are multiples of 16 bytes, not {p.intermediate} x {p.dtype.itemsize}"
+    return None
+
+
+def _supports_wgrad(p: GatherProblem) -> str | None:
+    if not p.gathered:
+        return "gathers one operand of a weight gradient; without `rows` that is a grouped product"
+    if p.k > _MAX_ROWS:
+        return f"at most {_MAX_ROWS} rows (the ragged descriptors' limit), not {p.k}"
+    for name, strides, cols in (("a", p.a_strides, p.m), ("b", p.b_strides, p.n)):
+        if strides[1] != 1 or strides[0] % 8 or strides[0] <= 0 or cols % 8:
+            return f"16-byte copies need rows of {name} in whole 16 bytes, got {cols} columns and strides {strides}"
+    return None
+
+
+_LONG = Config()
+_LONG_ONE_OUTPUT = Config(num_stages=6, store_slots=1)
+_SHORT = Config(block_m=64, num_stages=8)
+_BACKWARD = Config(num_stages=4, store_slots=3)
+_BACKWARD_SHORT = Config(block_m=64, num_stages=7, store_slots=3)
+_CANDIDATES = (
+    _LONG,
+    _LONG_ONE_OUTPUT,
+    _SHORT,
+    Config(num_stages=4, store_slots=3),
+    Config(group_m=16),
+    Config(block_m=64, block_n=256, num_stages=4),
+)
+
+
+@lru_cache(maxsize=1024)
+def configs(problem: GatherProblem, device: Device) -> tuple[Config, ...]:
+    """Configs worth timing, the default first."""
+    if problem.product is Product.BACKWARD:
+        # Its epilogue has three buffers, no more and no fewer.
+        return (_BACKWARD_SHORT, _BACKWARD) if problem.mean_group <= 400 else (_BACKWARD, _BACKWARD_SHORT)
+    if problem.product is Product.WGRAD:
+        return (_LONG, _LONG_ONE_OUTPUT, _CANDIDATES[3])
+    one_output = problem.product is Product.GATED and not problem.save_pre
+    first = _SHORT if problem.mean_group <= 400 else _LONG_ONE_OUTPUT if one_output else _LONG
+    fitting = (c for c in (first, *_CANDIDATES) if c.smem_bytes <= device.smem_bytes)
+    return tuple(dict.fromkeys(fitting))
+
+
+def run(problem: GatherProblem, operands: Operands, config: Config, outputs: Outputs) -> None:
+    """Compute into `outputs` (rows past offs[-1] are left alone); queues a kernel, two for BACKWARD."""
+    if operands.pre is not None and operands.pre.data_ptr() % 16:
+        operands = replace(operands, pre=operands.pre.clone())
+    _launch()(problem, operands, config, outputs)
+
+
+@lru_cache(maxsize=1)
+def _launch() -> Callable[[GatherProblem, Operands, Config, Outputs], None]:
+    """Gluon is imported at the first launch: `import expertile` stays quick and works without Triton."""
+    from expertile.ops.gathered_mm.backends._gluon_launch import launch
+
+    return launch
+
+
+BACKEND = Backend(
+    name="gluon_gather",
+    summary="warp-specialised Gluon kernel for Hopper: rows gathered by cp.async, gated activation in the epilogue",
+    supports=supports,
+    configs=configs,
+    mm=run,
+    gated=run,
+    backward=run,
+    wgrad=run,
+)

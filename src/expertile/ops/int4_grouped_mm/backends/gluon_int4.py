@@ -1,0 +1,240 @@
+"""gluon_int4: our warp-specialised Gluon kernel for sm_90a (H100, H200); 4-bit weights, bf16 or fp16 activations.
+
+    out[rows of g] = a[rows of g] @ ((q[g] - zero) * scale)ᵀ (+ bias[g])
+    a [M_tot, K], q [G, N, K] packed two to a byte (`expertile.int4.packing`), scales and zeros [G, K/group, N]
+
+Every `Int4Weight` will do: groups of 32, 64 or 128 along K or one for each row, with zero points or without, K any
+multiple of 64. Groups of rows need no padding: TMA drops stores past a group's end. `offs` is read on the device only.
+
+Bytes: packed weights and scales once from HBM (N K (1/2 + 2/group) for each group, with zero points 4/group), `a` and
+the output once. Limits: HBM for short groups; instructions for those in between (unpacking 64 x 128 weights takes 112
+to 180 for each warp, as long as the tensor cores take for 40 rows of `a`); the tensor cores for long ones; and latency
+where there are fewer tiles than multiprocessors: `split_k` programs then share a tile. See `_gluon_int4_kernel` for how
+the work is laid out on the chip.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+import torch
+
+from expertile.device import Device
+from expertile.ops.grouped_mm.backends.gluon_hopper import _storable
+from expertile.ops.int4_grouped_mm.backend import Backend, Operands, new_out
+from expertile.ops.int4_grouped_mm.problem import Int4Problem
+
+_MAX_ROWS = 0x40000000  # as in triton.tools.ragged_tma: a row number no tensor reaches
+_MAX_GROUPS = 512
+_INT32 = 2**31
+# Registers of a consumer's thread that `Config.registers` may count, by the number of consumers.
+_REGISTERS = {2: 240, 4: 112}
+
+
+@dataclass(frozen=True)
+class Config:
+    """Tile sizes and schedule.
+
+    block_m: rows of `a` in a tile, a power of two from 8 to 256.
+    cols: rows of w, columns of the result, that one consumer multiplies: 64 or 128.
+    consumers: 2 or 4 warpgroups, each with its own columns of the tile.
+    block_k: depth of a stage, 128 or 256.
+    scale: "sum" scales the product of each group of K in float32, "weight" the unpacked weights. Either way one
+        activation alone meets each weight as `Int4Weight.dequantize` rounds it.
+    slab: values of K unpacked for one run of products, twice (low and high nibbles): 32, or 64 where groups allow it.
+    group_m: rows of tiles that share one pass over a group's weights.
+    split_k: programs that share a tile's steps.
+    store_parts: pieces in which a tile's result leaves.
+    """
+
+    block_m: int = 16
+    cols: int = 128
+    consumers: int = 2
+    block_k: int = 128
+    num_stages: int = 8
+    scale: str = "sum"
+    slab: int = 64
+    group_m: int = 16
+    split_k: int = 1
+    store_parts: int = 1
+
+    @property
+    def block_n(self) -> int:
+        """Columns of the result in a tile."""
+        return self.consumers * self.cols
+
+    def smem_bytes(self, problem: Int4Problem) -> int:
+        """Shared memory of one program, bytes (barriers and alignment rounded up to 2 KiB)."""
+        p = problem
+        scales = self.block_k // p.group_size * self.block_n * 2 * (2 if p.has_zeros else 1)
+        stage = self.block_m * self.block_k * 2 + self.block_n * self.block_k // 2 + scales
+        itemsize = 4 if self.split_k > 1 else p.out_dtype.itemsize
+        return self.num_stages * stage + self.block_m // self.store_parts * self.block_n * itemsize + 2048
+
+    def registers(self, problem: Int4Problem) -> int:
+        """About how many registers a consumer's thread fills."""
+        p = problem
+        slab = min(self.slab, p.half)
+        of_sum = self.cols * self.block_m // 128
+        sums = 1 + max(1, self.block_k // p.group_size) if self.scale == "sum" and p.group_size < p.k else 1
+        # The slab that is multiplied and the one that is unpacked; half a slab's registers before that.
+        unpacked = self.cols * slab // 128 * (1 if self.block_k == 2 * slab else 2)
+        groups = max(32, 1 << (p.groups - 1).bit_length())
+        plan = groups // 32 * (2 if groups <= 128 else 1)
+        return of_sum * sums + unpacked + plan + 36
+
+
+def supports(problem: Int4Problem, device: Device) -> str | None:
+    """The reason this kernel can't compute `problem` on `device`, or None."""
+    p = problem
+    if device.kind != "cuda" or device.capability != (9, 0):
+        return "needs compute capability 9.0 (H100, H200): it is written for that architecture's wgmma instructions"
+    if p.m > _MAX_ROWS // 8:
+        return f"at most {_MAX_ROWS // 8} rows (the ragged descriptors' limit, shared by slices of K), not {p.m}"
+    if p.groups > _MAX_GROUPS:
+        return f"at most {_MAX_GROUPS} groups (their prefix sum is kept in registers), not {p.groups}"
+    if not (p.a_aligned and p.b_aligned):
+        return "TMA needs base addresses that are multiples of 16 bytes"
+    if p.a_strides[1] != 1:
+        return f"a needs a contiguous K (strides {p.a_strides})"
+    if p.a_strides[0] <= 0 or p.a_strides[0] % 8:
+        return f"TMA needs strides that are positive multiples of 16 bytes; a has {p.a_strides} elements"
+    if (p.n * p.out_dtype.itemsize) % 16:
+        return f"TMA needs rows of the output that are multiples of 16 bytes, not {p.n} x {p.out_dtype.itemsize}"
+    if p.groups * p.scale_groups * p.n >= _INT32:
+        return "scales must lie within 2^31 elements"
+    return None
+
+
+_CANDIDATES = (
+    Config(8, 128, 2, 128, 10),
+    Config(16, 128, 2, 128, 9),
+    Config(16, 128, 2, 256, 5),
+    Config(16, 64, 4, 128, 9),
+    Config(16, 64, 2, 256, 8),
+    Config(32, 128, 2, 128, 8),
+    Config(32, 64, 4, 128, 8),
+    Config(64, 128, 2, 128, 6),
+    Config(64, 128, 2, 128, 6, "weight"),
+    Config(64, 128, 2, 256, 3, "weight", slab=32, store_parts=2),
+    Config(128, 64, 2, 128, 5, store_parts=2),
+    Config(128, 128, 2, 128, 4, "weight", slab=32, store_parts=4),
+    Config(128, 128, 2, 256, 2, "weight", slab=32, store_parts=4),
+    Config(256, 64, 2, 128, 3, "weight", store_parts=8),
+)
+_SPLITS = (1, 2, 3, 4, 6, 8)
+
+
+def _fitted(config: Config, problem: Int4Problem, device: Device) -> Config | None:
+    """`config` for groups and results of this problem: scaled weights where the sums of many groups would not fit the
+    registers, and fewer stages where scales or 4-byte results leave no room for as many; None if it can't be."""
+    if config.consumers == 4 and problem.groups > 256:
+        return None  # their producer has 32 registers, too few for the plan
+    if config.scale == "sum" and config.registers(problem) > _REGISTERS[config.consumers]:
+        config = replace(config, scale="weight", slab=32)
+    if config.registers(problem) > _REGISTERS[config.consumers]:
+        return None
+    while config.smem_bytes(problem) > device.smem_bytes:
+        if config.num_stages <= 2 and config.block_m // config.store_parts <= 16:
+            return None
+        if config.num_stages > 2:
+            config = replace(config, num_stages=config.num_stages - 1)
+        else:
+            config = replace(config, store_parts=2 * config.store_parts)
+    return config
+
+
+@lru_cache(maxsize=1024)
+def configs(problem: Int4Problem, device: Device) -> tuple[Config, ...]:
+    """Configs worth timing, the one with the lowest modelled time first."""
+    found: dict[Config, None] = {}
+    for tile in _CANDIDATES:
+        for split in _SPLITS:
+            if split > 1 and split * tile.block_k > problem.k:
+                continue
+            config = _fitted(replace(tile, split_k=split), problem, device)
+            if config is not None:
+                found[config] = None
+    ordered = sorted(found, key=lambda c: _seconds(problem, device, c))
+    # Splits further than the best one of each tile are not worth a try.
+    best: dict[Config, Config] = {}
+    for config in ordered:
+        best.setdefault(replace(config, split_k=1, num_stages=0, store_parts=1), config)
+    return tuple(best.values())
+
+
+def _step_clocks(problem: Int4Problem, config: Config) -> float:
+    """Modelled clocks of one stage on a multiprocessor: products, instructions of one scheduler, bytes through L2."""
+    p, c = problem, config
+    slabs = c.block_n // 64 * c.block_k / 128  # pieces of 64 x 128 weights
+    products = slabs * 8 * max(c.block_m / 2, 16)
+    scaling = 64 if c.scale == "weight" else c.block_m / 2 * max(1, 128 // p.group_size)
+    unpacking = 112 + (32 if p.has_zeros else 0) + scaling
+    issued = slabs * unpacking + c.consumers * 80
+    loaded = (c.block_m * c.block_k * 2 + c.block_n * c.block_k / 2) / 46
+    return max(products, issued, loaded) + 0.15 * min(products, issued)
+
+
+def _tiles_high(problem: Int4Problem, block_m: int) -> float:
+    """Tiles that the rows of all groups take; between those of equal and of uneven groups where nobody knows."""
+    if problem.group_sizes is not None:
+        return max(1, sum(math.ceil(size / block_m) for size in problem.group_sizes))
+    each = max(problem.mean_group, 1) / block_m
+    uneven = 0.25 if problem.groups > 1 else 0.0
+    return problem.groups * (math.ceil(each) * (1 - uneven) + max(1.0, each + 0.5) * uneven)
+
+
+def _seconds(problem: Int4Problem, device: Device, config: Config) -> float:
+    """Modelled time of one call.
+
+    Waves of work units, each as long as its stages; what memory has to deliver; and the partial sums of a split K,
+    written and read through L2, with the launch of the kernel that adds them up.
+    """
+    p = problem
+    clock = 1.6e9  # Hz, what 700 W leave of 1.98 GHz under products
+    units = _tiles_high(p, config.block_m) * math.ceil(p.n / config.block_n) * config.split_k
+    steps = math.ceil(p.k / config.block_k) / config.split_k
+    waves = math.ceil(units / device.sm_count) if units < 8 * device.sm_count else units / device.sm_count + 0.5
+    on_chip = waves * (steps * _step_clocks(p, config) + 1000) / clock
+    from_memory = p.work().nbytes / (0.9 * (device.memory_bps or 4e12))
+    # Few programs do not ask for bytes fast enough.
+    from_memory *= max(1.0, 0.75 * device.sm_count / min(units, device.sm_count))
+    seconds = 2e-6 + max(on_chip, from_memory) + 0.2 * min(on_chip, from_memory)
+    if config.split_k > 1:
+        seconds += 1.5e-6 + 8.0 * config.split_k * p.m * p.n / 5e12
+    return seconds
+
+
+def run(problem: Int4Problem, operands: Operands, config: Config, out: torch.Tensor | None) -> torch.Tensor:
+    """Compute into `out` (rows past offs[-1] are left alone) or a new tensor; queues one kernel, or two for a split K,
+    and waits for nothing."""
+    p = problem
+    if out is not None and not _storable(out):
+        # The copy carries the rows that are to be left alone.
+        aligned = out.new_empty(out.shape).copy_(out)
+        return out.copy_(run(p, operands, config, aligned))
+    out = new_out(p, operands, out)
+    if p.groups and p.m and p.n:
+        _launch()(p, operands, config, out)
+    return out
+
+
+@lru_cache(maxsize=1)
+def _launch() -> Callable[[Int4Problem, Operands, Config, torch.Tensor], None]:
+    """Gluon is imported at the first launch: `import expertile` stays quick and works without Triton."""
+    from expertile.ops.int4_grouped_mm.backends._gluon_int4_launch import launch
+
+    return launch
+
+
+GLUON_INT4 = Backend(
+    name="gluon_int4",
+    summary="warp-specialised Gluon kernel for Hopper: TMA ring, nibbles unpacked into wgmma's register operand",
+    supports=supports,
+    configs=configs,
+    run=run,
+)
+BACKEND = GLUON_INT4

@@ -1,0 +1,230 @@
+"""gluon_gather without a GPU: what it accepts, what it compiles to, its numbers and synchronisation in an emulator."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from expertile.device import Device
+from expertile.ops.gathered_mm.backends import (
+    _gluon_activation,
+    _gluon_backward,
+    _gluon_epilogue,
+    _gluon_feed,
+    _gluon_kernel,
+    _gluon_launch,
+    _gluon_wgrad,
+)
+from expertile.ops.gathered_mm.backends.gluon_gather import BACKEND, Config
+from tests.ops.gathered_mm import cases
+from tests.ops.gathered_mm.cases import BACKWARD, GATED, MM, WGRAD, Case
+from tests.support import aot, gather_emulator
+from tests.support.fake_driver import compile_only
+
+H200 = Device.by_name("h200")
+
+# Small tiles, few stages: many trips around the ring for little work.
+SMALL = (
+    Config(64, 64, 64, num_stages=3, group_m=2, store_slots=2),
+    Config(64, 64, 32, num_stages=2, group_m=8, store_slots=1),
+    Config(64, 128, 64, num_stages=2, group_m=1, store_slots=3),
+)
+
+# Several tiles for each of several programs, and every edge: empty groups, part tiles, rows past the end.
+MANY_TILES = (
+    Case("halves", GATED, (100, 0, 70, 1, 64), n=104, k=136, past=9),
+    Case("halves-no-pre", GATED, (70, 3, 130), n=72, k=64, save_pre=False, bias=True),
+    Case("interleaved", GATED, (66, 0, 130), n=104, k=72, interleaved=True, bias=True, dtype=torch.float16),
+    Case("ordered", GATED, (66, 0, 130), n=104, k=72, interleaved=True, gathered="", past=5, storage="kn"),
+    Case("mm", MM, (100, 0, 70, 1), n=136, k=136, past=3, bias=True, storage="kn"),
+    Case("backward", BACKWARD, (100, 0, 70, 1), n=136, k=72, past=9, storage="kn"),
+    Case("backward-inter", BACKWARD, (70, 3, 130), n=72, k=136, interleaved=True, gathered="", activation="geglu"),
+    Case("wgrad", WGRAD, (100, 0, 70, 1, 64), n=136, k=72, past=9),
+    Case("wgrad-gather-b", WGRAD, (0, 130, 64, 200), n=136, k=136, past=9, gathered="b"),
+    Case("many-experts", MM, tuple(g % 3 for g in range(130)), n=64, k=64),
+)
+TAKEN = [c for c in cases.CASES if BACKEND.refuses(cases.make(c)[0], H200) is None]
+
+
+def _emulate(case: Case, config: Any, programs: int, seed: int, kernel: Any = None) -> None:
+    """Run one case in the emulator and check its result."""
+    problem, operands = cases.make(case, seed=seed)
+    outputs = cases.poisoned_outputs(problem, operands)
+    sums = None
+    if case.product is BACKWARD:
+        config = dataclasses.replace(config, store_slots=3)
+        sums = _gluon_launch.row_sums(problem, config, operands.a).fill_(float("nan"))
+    launch, tensors, pointers = _gluon_launch.prepared(problem, operands, config, outputs, programs, sums)
+    kernel = launch.kernel if kernel is None else kernel
+    gather_emulator.run(kernel, programs, launch.arguments(tensors, pointers), dict(launch.options), seed)
+    if sums is not None:
+        used = sum(case.sizes)
+        assert operands.slots is not None and outputs[2] is not None
+        outputs[2].view(-1)[operands.slots[:used].long()] = sums[:, :used].sum(0)
+    cases.check(case, operands, outputs)
+
+
+@pytest.mark.parametrize("config", SMALL, ids=str)
+@pytest.mark.parametrize("case", MANY_TILES, ids=str)
+def test_right_in_any_order(case: Case, config: Config) -> None:
+    seed = SMALL.index(config)
+    _emulate(case, config, programs=2 + seed % 2, seed=seed)
+
+
+@pytest.mark.parametrize("case", TAKEN, ids=str)
+def test_shared_cases(case: Case) -> None:
+    for seed, config in enumerate((BACKEND.configs(cases.make(case)[0], H200)[0], SMALL[0])):
+        _emulate(case, config, programs=2, seed=seed)
+
+
+MUTANTS = {
+    "a stage is freed before its wgmma is done": (
+        "    acc = warpgroup_mma_wait(0, (acc,))\n    mbarrier.arrive(p.empty.index(i), count=1)\n",
+        "    mbarrier.arrive(p.empty.index(i), count=1)\n    acc = warpgroup_mma_wait(0, (acc,))\n",
+    ),
+    "no fence between cp.async and wgmma": ('    if p.GATHERED != "" and p.FENCED:\n', "    if False:\n"),
+    "no fence before the TMA store": (
+        '    fence_async_shared()\n    if p.PRODUCT == "wgrad"',
+        '    if p.PRODUCT == "wgrad"',
+    ),
+    "the producers start on phase 0": ("    phase = 1\n    g, row, row_end", "    phase = 0\n    g, row, row_end"),
+    "the producers do not wait for the stage": (
+        "    mbarrier.wait(p.empty.index(i), phase)\n    bar = p.full.index(i)\n    mbarrier.expect(bar, p.b_desc",
+        "    bar = p.full.index(i)\n    mbarrier.expect(bar, p.b_desc",
+    ),
+    "copies are not reported": (
+        "    async_copy.mbarrier_arrive(bar, increment_count=False)\n",
+        "    mbarrier.arrive(bar, count=128)\n",
+    ),
+    "the rows of the tile before are fed": ("        token = next_token\n", ""),
+    "K does not end": ("gl.expand_dims(column < left, 0)", "gl.expand_dims(column < left + 8, 0)"),
+    "the last row's group is mistaken": ("gl.minimum(row_end, p.M) - 1)", "p.M + 8)"),
+    "a consumer mistakes its phase": ("phase = (step // p.STAGES) & 1\n", "phase = 0\n"),
+    "the other consumer's steps are not counted": ("_steps(p, plan, t) + _steps", "_steps"),
+    "the turn is not handed over": ("    mbarrier.arrive(p.turn.index(NEXT), count=1)\n", ""),
+    "a store's buffer is reused at once": ("tma.store_wait(p.C_SLOTS - 1)", "tma.store_wait(8)"),
+    "one row too many is stored": ("_WRAP - (row_end - row), half", "_WRAP - (row_end - row) - 1, half"),
+    "gate and up change places": ("_store_half(p, left, row, row_end, 0,", "_store_half(p, right, row, row_end, 0,"),
+    "the up columns are loaded from the gate": ("[g, 0, col // 2, k]", "[g, 0, col, k]"),
+    "bias of the wrong half": ("j // HALF * inner", "j // HALF * HALF"),
+    "rows that stand in order are off by one": ("_WRAP - k_len + k]", "_WRAP - k_len - 1 + k]"),
+    "row numbers come a step late": ("_tokens(p, k0, k_len, k + 2 * p", "_tokens(p, k0, k_len, k + 1 * p"),
+    "steps of the other consumer's group are not counted": (
+        "_steps(p, plan, t + gl.num_programs(0))",
+        "_steps(p, plan, t)",
+    ),
+    "pre is fetched over what is being stored": ("    tma.store_wait(0)\n    bar = p.loaded", "    bar = p.loaded"),
+    "pre is not waited for": ("    mbarrier.wait(p.loaded.index(WHO), PHASE)\n", ""),
+    "gradients are stored unfenced": (
+        "    fence_async_shared()\n    at = [_WRAP, row_end",
+        "    at = [_WRAP, row_end",
+    ),
+    "the second half is the first": ("fetch_pre(p, row, row_end, col + HALF", "fetch_pre(p, row, row_end, col"),
+    "sums with the routing weight": ("return gl.sum(a * value, 1)", "return gl.sum(a * w * value, 1)"),
+    "sums past the group": ("sums, mask=r < row_end)", "sums, mask=r < p.M)"),
+}
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_planted_faults_are_caught(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each mutant must fail some case, config and seed: the emulator and the cases can see that fault."""
+    old, new = MUTANTS[name]
+    found = False
+    package = "expertile.ops.gathered_mm.backends."
+    parts = (_gluon_activation, _gluon_feed, _gluon_wgrad, _gluon_epilogue, _gluon_backward, _gluon_kernel)
+    for module in parts:
+        assert module.__file__ is not None
+        source = Path(module.__file__).read_text()
+        found |= old in source
+        for part in parts:
+            source = source.replace(f"from {part.__name__} ", f"from mutant{part.__name__.removeprefix(package)} ")
+        target = tmp_path / f"mutant{module.__name__.removeprefix(package)}.py"
+        target.write_text(source.replace(old, new))
+    assert found
+    monkeypatch.syspath_prepend(tmp_path)
+    kernel = importlib.import_module("mutant_gluon_kernel").gathered_mm_kernel
+    try:
+        for seed in range(4):
+            for case in (*MANY_TILES[:3], *MANY_TILES[5:9]):
+                try:
+                    _emulate(case, SMALL[seed % 3], programs=2, seed=seed, kernel=kernel)
+                except (gather_emulator.EmulationError, AssertionError, IndexError):
+                    return
+    finally:
+        for module_name in [m for m in sys.modules if m.startswith("mutant_gluon")]:
+            del sys.modules[module_name]
+    pytest.fail("no case, config or seed caught it")
+
+
+COMPILED = {
+    "halves, 128 experts": Case("halves", GATED, (4,) * 128, n=256, k=128),
+    "interleaved, gpt-oss": Case(
+        "inter", GATED, (512,) * 4, n=256, k=128, interleaved=True, bias=True, activation="gpt_oss"
+    ),
+    "backward, 128 experts": Case("backward", BACKWARD, (4,) * 128, n=256, k=128, storage="kn"),
+    "weight gradient, 128 experts": Case("wgrad", WGRAD, (4,) * 128, n=256, k=256),
+    "mm, ordered, 512 experts": Case(
+        "mm", MM, (1,) * 512, n=256, k=128, gathered="", storage="kn", dtype=torch.float16
+    ),
+}
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize("name", COMPILED)
+def test_compiles_to_wgmma_and_copies(name: str) -> None:
+    case = COMPILED[name]
+    problem, operands = cases.make(case)
+    # The larger tile has the fewer registers to spare; many short groups take the smaller one.
+    config = max(BACKEND.configs(problem, H200), key=lambda c: c.block_m * (case.product is not MM))
+    sums = _gluon_launch.row_sums(problem, config, operands.a) if case.product is BACKWARD else None
+    outputs = cases.poisoned_outputs(problem, operands)
+    launch, tensors, pointers = _gluon_launch.prepared(problem, operands, config, outputs, 132, sums)
+    with compile_only(90) as kernels:
+        launch.kernel[(132,)](*launch.arguments(tensors, pointers), **dict(launch.options))
+    (kernel,) = kernels
+    used = aot.resources(kernel, 90)
+    assert used.fits and used.smem_bytes <= config.smem_bytes, used
+    assert used.spills == 0, used
+    assert used.opcodes["HGMMA"] and used.opcodes["UTMALDG"] and used.opcodes["UTMASTG"], used
+    # 16 bytes a thread: rows of one step over 128 threads, for a tile's first step and the others.
+    places = 2 if case.gathered else 0
+    copies = places * config.block_m * config.block_k // 8 // 128
+    assert used.opcodes["LDGSTS"] == copies, used
+    assert aot.ptxas_warnings(used) == []
+
+
+def test_refusals_say_why() -> None:
+    problem, _ = cases.make(Case("x", GATED, (8, 8), n=32, k=64))
+    assert BACKEND.refuses(problem, H200) is None
+
+    def reason(**changes: Any) -> str:
+        return BACKEND.refuses(dataclasses.replace(problem, **changes), H200) or ""
+
+    assert "9.0" in (BACKEND.refuses(problem, Device.by_name("a100")) or "")
+    assert "not torch.float32" in reason(dtype=torch.float32)
+    assert "1024 experts" in reason(groups=1025)
+    assert "multiple of 8" in reason(k=60)
+    assert "base addresses" in reason(a_aligned=False)
+    assert "rows of a" in reason(a_strides=(66, 1))
+    assert "[E, 2I, K]" in reason(b_strides=(64 * 64, 64, 1))
+    assert "stride 1" in reason(b_strides=(64 * 64, 128, 2))
+    assert "16-byte multiples" in reason(b_strides=(64 * 64, 1, 66)) or "16 bytes" in reason(b_strides=(64 * 64, 1, 66))
+    assert "rows of the result" in reason(n=40)
+    wgrad, _ = cases.make(Case("w", WGRAD, (8, 8), n=32, k=64))
+    assert BACKEND.refuses(wgrad, H200) is None
+    for changes, words in (({"gathered": ""}, "grouped product"), ({"m": 60}, "rows of a"), ({"n": 60}, "rows of b")):
+        assert words in (BACKEND.refuses(dataclasses.replace(wgrad, **changes), H200) or "")
+
+
+def test_short_groups_get_short_tiles() -> None:
+    decode, _ = cases.make(Case("decode", GATED, (1,) * 16, n=32, k=64))
+    prefill = dataclasses.replace(decode, m=16 * 2048)
+    assert BACKEND.configs(decode, H200)[0].block_m == 64
+    assert BACKEND.configs(prefill, H200)[0].block_m == 128
+    assert all(c.smem_bytes <= H200.smem_bytes for c in BACKEND.configs(prefill, H200))

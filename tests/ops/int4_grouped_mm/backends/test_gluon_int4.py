@@ -1,0 +1,241 @@
+"""gluon_int4 without a GPU: what it accepts, what it compiles to, its numbers and synchronisation in an emulator."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from expertile.device import Device
+from expertile.int4 import Int4Weight
+from expertile.ops.grouped_mm.problem import described
+from expertile.ops.int4_grouped_mm.backend import Operands
+from expertile.ops.int4_grouped_mm.backends import _gluon_int4_kernel, _gluon_int4_launch
+from expertile.ops.int4_grouped_mm.backends.gluon_int4 import BACKEND, Config
+from expertile.ops.int4_grouped_mm.problem import Int4Problem
+from tests.ops.int4_grouped_mm import cases
+from tests.ops.int4_grouped_mm.cases import BF16, FP16, FP32, Case
+from tests.support import aot, int4_emulator
+from tests.support.fake_driver import compile_only
+from tests.support.gluon_machine import EmulationError
+
+H200 = Device.by_name("h200")
+
+# Small tiles, few stages: many trips around the ring for little work.
+SMALL = {
+    "sum": Config(8, 64, 2, 128, 3, group_m=2),
+    "weight": Config(16, 64, 2, 256, 2, "weight", slab=32, store_parts=2),
+    "four": Config(8, 64, 4, 128, 2, slab=32),
+    "split": Config(8, 64, 2, 128, 2, split_k=2),
+    "deep": Config(16, 128, 2, 256, 2, group_m=1),
+}
+# Several tiles for each of several programs, and every edge: empty groups, part tiles, rows past the end.
+TILES = Case("tiles", (19, 0, 6, 1, 9), n=200, k=640, past=3, bias=True)
+TILES_ZEROS = Case("tiles-zeros", (5, 17), n=136, k=320, group=64, zeros=True, past=2)
+
+
+def _emulate(case: Case, config: Config, programs: int = 2, seed: int = 0, kernel=None) -> None:
+    """Run one case in the emulator and check its result; the slices of a split K are added up here."""
+    operands = cases.make(case)
+    problem = cases.problem_of(case, operands)
+    out = cases.poisoned_out(case)
+    target = out
+    if config.split_k > 1:
+        target = torch.full((config.split_k, *out.shape), float("nan"))
+    args, options = _gluon_int4_launch.arguments(problem, operands, config, target)
+    int4_emulator.run(kernel or _gluon_int4_kernel.int4_grouped_mm_kernel, programs, args, options, seed)
+    if config.split_k > 1:
+        out.copy_(target.sum(0))
+    # Rounded weights are off as much as a rounded result is.
+    limit = cases.PROMISED if config.scale == "weight" else 1e-6 if problem.out_dtype is FP32 else cases.PROMISED / 2
+    cases.check(case, out, operands, limit)
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_right_in_any_order(name: str) -> None:
+    for seed, case in enumerate((TILES, TILES_ZEROS)):
+        _emulate(case, SMALL[name], programs=3 - seed, seed=seed)
+
+
+def _supported(case: Case) -> bool:
+    return BACKEND.supports(cases.problem_of(case, cases.make(case)), H200) is None
+
+
+SHARED = [c for c in cases.CASES if _supported(c)]
+
+
+@pytest.mark.parametrize("case", SHARED, ids=str)
+def test_shared_cases(case: Case) -> None:
+    names = ("sum", "weight", "four", "deep")
+    _emulate(case, SMALL[names[SHARED.index(case) % len(names)]])
+
+
+@pytest.mark.parametrize("dtype", [BF16, FP16], ids=str)
+@pytest.mark.parametrize("scale", ["sum", "weight"])
+def test_one_hot_activations_decode_every_weight(scale: str, dtype: torch.dtype) -> None:
+    k, n = 128, 16
+    values = torch.arange(n)[:, None].add(torch.arange(k)).remainder(16)[None]
+    scales = torch.randn(1, k // 64, n).to(dtype)
+    zeros = torch.arange(16).expand(1, k // 64, n).to(dtype)
+    for w in (
+        Int4Weight.of_values(values, scales, None, 64),
+        Int4Weight.of_values(values, scales, zeros, 64),
+    ):
+        operands = Operands(torch.eye(k, dtype=dtype), w, torch.tensor([k], dtype=torch.int32))
+        out = torch.full((k, n), float("nan"), dtype=dtype)
+        problem = Int4Problem.of(operands.a, w, operands.offs)
+        config = Config(64, 64, 2, 128, 2, scale, slab=32)
+        args, options = _gluon_int4_launch.arguments(problem, operands, config, out)
+        int4_emulator.run(_gluon_int4_kernel.int4_grouped_mm_kernel, 1, args, options)
+        assert torch.equal(out, w.dequantize(dtype)[0].T)
+
+
+@pytest.mark.parametrize("name", ["sum", "weight"])
+def test_scales_behind_the_end_of_k_are_nobody_elses(name: str) -> None:
+    """K = 192 fills one and a half stages; the next expert's scales and zeros are NaN."""
+    case = Case("tail", (9, 0), n=72, k=192, group=32, zeros=True)
+    operands = cases.make(case)
+    assert operands.w.zeros is not None
+    operands.w.scales[1], operands.w.zeros[1] = float("nan"), float("nan")
+    problem, out = cases.problem_of(case, operands), cases.poisoned_out(case)
+    args, options = _gluon_int4_launch.arguments(problem, operands, SMALL[name], out)
+    int4_emulator.run(_gluon_int4_kernel.int4_grouped_mm_kernel, 1, args, options)
+    cases.check(case, out, operands)
+
+
+MUTANTS = {
+    "a stage is freed before its products are done": (
+        "    acc = warpgroup_mma_wait(0, (acc,))\n    mbarrier.arrive(p.empty.index(i), count=1)\n",
+        "    mbarrier.arrive(p.empty.index(i), count=1)\n    acc = warpgroup_mma_wait(0, (acc,))\n",
+    ),
+    "a stage is freed before its last group is done": ("if j == p.GROUPS - 1:", "if j == 0:"),
+    "a group's product is read early": ("_later_products(j, p.GROUPS, SINGLE, PER_BLOCK)", "p.GROUPS"),
+    "groups take one another's scale": ("_of_rows(p, p.s_smem, i, j, WHO", "_of_rows(p, p.s_smem, i, 0, WHO"),
+    "high nibbles take the low ones' scale": ("p.s_smem, i, LOW, HIGH, WHO", "p.s_smem, i, LOW, LOW, WHO"),
+    "high nibbles take the low ones' zero": ("p.z_smem, i, LOW, HIGH, WHO", "p.z_smem, i, LOW, LOW, WHO"),
+    "high nibbles meet the wrong activations": ("p.SLAB) + p.HALF, p.SLAB, 1)", "p.SLAB), p.SLAB, 1)"),
+    "slabs are counted through blocks": ("return block * 2 * half + within", "return slab * width"),
+    "a product forgets its first slab": ("later = slab > block * PER_BLOCK", "later = False"),
+    "no fence before the TMA store": ("        fence_async_shared()\n        # Rows", "        # Rows"),
+    "a store's buffer is reused at once": ("tma.store_wait(0)\n        buf", "tma.store_wait(8)\n        buf"),
+    "one row too many is stored": ("_WRAP - (row_end - row) + s", "_WRAP - (row_end - row) - 1 + s"),
+    "the parts of a store lie on one another": ("(row_end - row) + s * ROWS", "(row_end - row)"),
+    "the producer starts on phase 0": ("    i = 0\n    phase = 1\n", "    i = 0\n    phase = 0\n"),
+    "the ring forgets a tile's steps": ("        ring += steps\n", "        ring += 1\n"),
+    "expected bytes leave out the zeros": ("+ S_BYTES + Z_BYTES)", "+ S_BYTES)"),
+    "the scales of another group": ("(g * groups + gl.minimum", "(gl.minimum"),
+    "both consumers take the same scales": ("slice(WHO * p.COLS, p.COLS, 0)", "slice(0, p.COLS, 0)"),
+    "the second consumer's columns are the first's": ("col + c * p.COLS, s", "col, s"),
+    "splits overlap": ("    first = split * steps // p.SPLIT_K", "    first = 0"),
+    "slices lie on one another": ("row_end + split * p.M", "row_end"),
+    "every slice takes the bias along": ("gl.where(split == 0, p.N, 0)", "p.N"),
+}  # fmt: skip
+_TAIL = Case("tail", (9, 4), n=72, k=192, group=32, zeros=True, past=1)
+_BIASED = Case("biased", (9, 4), n=72, k=512, past=1, bias=True)
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_planted_faults_are_caught(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each mutant must fail some case, config and seed: the emulator and the cases can see that fault."""
+    old, new = MUTANTS[name]
+    source = Path(_gluon_int4_kernel.__file__).read_text()
+    assert old in source
+    (tmp_path / "mutant_int4.py").write_text(source.replace(old, new))
+    monkeypatch.syspath_prepend(tmp_path)
+    module = importlib.import_module("mutant_int4")
+    try:
+        for seed in range(3):
+            for config in ("sum", "weight", "split", "four"):
+                for case in (_TAIL, _BIASED):
+                    if config == "split" and case is _TAIL:
+                        continue
+                    try:
+                        _emulate(case, SMALL[config], 1, seed, module.int4_grouped_mm_kernel)
+                    except (EmulationError, AssertionError, TypeError, IndexError):
+                        return
+    finally:
+        del sys.modules["mutant_int4"]
+    pytest.fail("no case, config or seed caught it")
+
+
+COMPILED = {
+    "decode": (Case("c", (3,) * 8, n=256, k=512), Config(16, 128, 2, 128, 9)),
+    "four": (Case("c32z", (3,) * 8, n=256, k=512, group=32, zeros=True), Config(16, 64, 4, 128, 9)),
+    "middle": (Case("cbias", (3,) * 256, n=256, k=512, bias=True), Config(64, 128, 2, 128, 5)),
+    "prefill": (
+        Case("cfp16", (3,) * 8, n=256, k=512, group=64, zeros=True, dtype=FP16),
+        Config(128, 128, 2, 128, 4, "weight", slab=32, store_parts=4),
+    ),
+}
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize("name", COMPILED)
+def test_compiles_to_wgmma_and_tma(name: str) -> None:
+    case, config = COMPILED[name]
+    operands = cases.make(case)
+    problem = replace(cases.problem_of(case, operands), device_type="cuda", group_sizes=None)
+    with compile_only(90) as kernels:
+        _gluon_int4_launch.launch(problem, operands, config, cases.poisoned_out(case))
+    (used,) = (aot.resources(kernel, 90) for kernel in kernels)
+    assert used.fits and used.smem_bytes <= config.smem_bytes(problem), used
+    assert used.spills == 0, used
+    assert used.opcodes["HGMMA"] and used.opcodes["UTMALDG"] and used.opcodes["UTMASTG"], used
+    # Operands come from registers, and nothing rearranges them on the way: one permutation for each two bytes.
+    assert ", {" in next(line for line in used.ptx.splitlines() if "wgmma.mma_async" in line)
+    assert used.opcodes["SHFL"] < 40
+    assert aot.ptxas_warnings(used) == []
+
+
+@pytest.mark.parametrize(
+    ("case", "words"),
+    [
+        (Case("odd n", (8, 8), n=37, k=128), "16 bytes"),
+        (Case("columns", (8, 8), n=64, k=128, storage="columns"), "contiguous K"),
+        (Case("part", (8, 8), n=64, k=128, storage="part"), "16 bytes"),
+        (Case("groups", (1,) * 600, n=8, k=64, group=64), "600"),
+    ],
+    ids=lambda x: str(x) if isinstance(x, Case) else "",
+)
+def test_refusals_say_why(case: Case, words: str) -> None:
+    reason = BACKEND.supports(cases.problem_of(case, cases.make(case)), H200)
+    assert reason is not None and words in reason
+
+
+def _of_shape(groups: int, rows: int, n: int, k: int, group: int = 128, zeros: bool = False) -> Int4Problem:
+    def empty(*shape: int, dtype: torch.dtype = BF16):
+        return described(torch.empty(shape, dtype=dtype, device="meta"))
+
+    scales = empty(groups, k // group, n)
+    return Int4Problem.of_descriptions(
+        empty(groups * rows, k), empty(groups, n, k // 2, dtype=torch.uint8), scales, scales if zeros else None, group,
+        empty(groups, dtype=torch.int32), None, None,
+    )  # fmt: skip
+
+
+def test_only_hopper() -> None:
+    for name in ("a100", "rtx 4090", "b200"):
+        assert "9.0" in (BACKEND.supports(_of_shape(8, 16, 64, 128), Device.by_name(name)) or "")
+
+
+def test_tiles_follow_the_rows() -> None:
+    few = BACKEND.configs(_of_shape(1, 16, 4096, 7168), H200)[0]
+    assert few.block_m <= 16 and few.split_k * -(-4096 // few.block_n) >= 60
+    decode = BACKEND.configs(_of_shape(128, 8, 1536, 2048), H200)[0]
+    assert decode.block_m <= 16 and decode.split_k == 1
+    many = BACKEND.configs(_of_shape(8, 2048, 14336, 4096), H200)[0]
+    assert many.block_m >= 128 and many.split_k == 1
+
+
+@pytest.mark.parametrize("group", [32, 64, 128, 2048])
+@pytest.mark.parametrize("groups", [1, 128, 512])
+def test_every_config_fits(groups: int, group: int) -> None:
+    problem = replace(_of_shape(groups, 64, 1536, 2048, group, True), out_dtype=FP32)
+    configs = BACKEND.configs(problem, H200)
+    assert {c.block_m for c in configs} >= {8, 16, 32, 64, 128}
+    for config in configs:
+        assert config.smem_bytes(problem) <= H200.smem_bytes

@@ -1,0 +1,76 @@
+"""The quantisers' kernels compile for GPUs that need not be here: no spills, and 16 bytes at a time where rows allow
+it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import triton
+
+from expertile.ops import _quantize_launch as launches
+from tests.support.aot import resources
+from tests.support.fake_driver import compile_only
+
+pytestmark = [
+    pytest.mark.compile,
+    pytest.mark.skipif(triton.knobs.runtime.interpret, reason="the interpreter compiles nothing"),
+]
+
+BF16, FP32 = torch.bfloat16, torch.float32
+OFFS = torch.zeros(8, dtype=torch.int32)
+
+
+def compiled(arch, run):
+    """The last kernel that `run` launches."""
+    with compile_only(arch) as kernels:
+        run()
+    found = resources(kernels[-1], arch)
+    assert found.fits and found.spills == 0, str(found)
+    return found
+
+
+def wide(found):
+    """Loads and stores of 16 bytes a thread."""
+    lines = [line for line in found.ptx.splitlines() if ".v4.b32" in line or ", 0x10" in line]
+    return {kind: sum(word in line for line in lines) for kind, word in (("load", "ld.global"), ("store", "st.global"))}
+
+
+@pytest.mark.parametrize(
+    "arch, source, k, dtype",
+    [
+        (90, "plain", 7168, BF16), (89, "plain", 7168, FP32), (100, "swiglu", 2048, BF16),
+        (90, "swiglu_interleaved", 2048, BF16), (90, "rms_norm", 7168, BF16), (90, "rms_norm", 32768, BF16),
+    ],
+)  # fmt: skip
+def test_rows(arch, source, k, dtype):
+    x = torch.empty(4096, 2 * k if source.startswith("swiglu") else k, dtype=dtype)
+    weight = torch.empty(k, dtype=BF16) if source == "rms_norm" else None
+    found = compiled(arch, lambda: launches.quantize_rows(x, source, weight, 1e-6))
+    assert wide(found)["load"] and wide(found)["store"], found.ptx[:2000]
+    if source == "plain":  # divided once for each block, and nothing goes through shared memory but sums
+        assert found.smem_bytes <= 1024 and found.opcodes["MUFU"] <= 8, str(found)
+
+
+@pytest.mark.parametrize("source", ["plain", "swiglu"])
+def test_tokens(source):
+    x = torch.empty(4096, 4096, dtype=BF16)
+    for config in launches.tokens_configs(source)[: 3 if source == "plain" else 1]:
+        found = compiled(90, lambda c=config: launches.quantize_tokens(x, OFFS, source, config=c))
+        assert wide(found)["load"] and wide(found)["store"]
+        # Along tokens, two channels a thread: 4-byte loads that hit L1.
+        assert found.ptx.count("ld.global") > 8
+
+
+def test_tokens_of_any_width():
+    x = torch.empty(4096, 1001, dtype=FP32)
+    compiled(90, lambda: launches.quantize_tokens(x, OFFS, "rms_norm", torch.empty(1001), 1e-6))
+
+
+@pytest.mark.parametrize("dtype", [BF16, FP32], ids=str)
+def test_weights(dtype):
+    w = torch.empty(8, 4096, 7168, dtype=dtype)
+    for config in launches.weights_configs(8 * 32 * 56, dtype.itemsize, 132)[:2]:
+        found = compiled(90, lambda c=config: launches.quantize_weights(w, config=c))
+        assert wide(found)["store"], found.ptx[:2000]
+    if dtype is BF16:  # both in flight at once: two programs of 16 warps on an SM
+        assert found.registers <= 64

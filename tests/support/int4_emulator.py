@@ -1,0 +1,143 @@
+"""`gluon_emulator` with what kernels for 4-bit weights need beyond matrix products: the PTX that unpacks nibbles,
+carried out bit by bit on tensors, and rearrangements of registers."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from copy import copy
+from typing import Any
+from unittest import mock
+
+import torch
+
+from tests.support import gluon_emulator
+from tests.support.gluon_machine import Descriptor, EmulationError, Mbarrier, Shared
+
+_WORD = 0xFFFFFFFF
+_FLOATS = {"bf16x2": torch.bfloat16, "f16x2": torch.float16}
+
+
+def _bits(x: torch.Tensor) -> torch.Tensor:
+    """Bits of integers or floats of 16 or 32 bits, as non-negative int64."""
+    signed = x.view({2: torch.int16, 4: torch.int32}[x.element_size()])
+    return signed.long() & ((1 << 8 * x.element_size()) - 1)
+
+
+def _number(bits: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """int64 bits as numbers of `dtype`."""
+    size = 8 * dtype.itemsize
+    signed = torch.where(bits >= 1 << (size - 1), bits - (1 << size), bits)
+    return signed.to({2: torch.int16, 4: torch.int32}[dtype.itemsize]).view(dtype)
+
+
+def _permuted(a: torch.Tensor, b: torch.Tensor, selector: int) -> torch.Tensor:
+    both, out = a | b << 32, torch.zeros_like(a)
+    for i in range(4):
+        out = out | (both >> 8 * (selector >> 4 * i & 7) & 255) << 8 * i
+    return out
+
+
+def _looked_up(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, table: int) -> torch.Tensor:
+    """lop3: bit (4a + 2b + c) of `table`, for each bit."""
+    out = torch.zeros_like(a | b | c)
+    for case in range(8):
+        if table >> case & 1:
+            parts = [x if case >> place & 1 else ~x for x, place in ((a, 2), (b, 1), (c, 0))]
+            out = out | parts[0] & parts[1] & parts[2]
+    return out & _WORD
+
+
+def _paired(f: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], kind: str) -> Callable[..., torch.Tensor]:
+    def apply(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        halves = []
+        for shift in (0, 16):
+            x, y = (_number(v >> shift & 0xFFFF, _FLOATS[kind]) for v in torch.broadcast_tensors(a, b))
+            # Sums and products of 16-bit floats are rounded once from float32, which holds them exactly enough.
+            halves.append(_bits(f(x.double(), y.double()).to(_FLOATS[kind])))
+        return halves[0] | halves[1] << 16
+
+    return apply
+
+
+def _operation(name: str) -> Callable[..., torch.Tensor]:
+    base, *rest = name.split(".")
+    if base in ("sub", "mul") and rest[0] == "rn":
+        return _paired(torch.sub if base == "sub" else torch.mul, rest[1])
+    known: dict[str, Callable[..., torch.Tensor]] = {
+        "mov.b32": lambda a: a,
+        "cvt.u32.u16": lambda a: a & 0xFFFF,
+        "shr.u32": lambda a, n: a >> n,
+        "prmt.b32": lambda a, b, selector: _permuted(a, b, int(selector)),
+        "lop3.b32": lambda a, b, c, table: _looked_up(a, b, c, int(table)),
+    }
+    if name not in known:
+        raise EmulationError(f"PTX that is not emulated: {name}")
+    return known[name]
+
+
+def ptx(asm: str, results: int, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Bits of $0 … of an inline PTX program of moves, integer and paired float operations, on int64 bits of inputs."""
+    registers: dict[str, torch.Tensor] = {f"${results + i}": x for i, x in enumerate(inputs)}
+
+    def value(name: str) -> torch.Tensor:
+        if name.startswith("{"):
+            low, high = (value(x.strip()) for x in name.strip("{}").split(","))
+            return low & 0xFFFF | (high & 0xFFFF) << 16
+        if name in registers:
+            return registers[name]
+        return torch.tensor(int(name, 0))
+
+    body = asm.strip()
+    if body.startswith("{ "):
+        body = body[1:-1]
+    for line in (x.strip() for x in body.split(";") if x.strip()):
+        if line.startswith(".reg"):
+            continue
+        name, operands = line.split(None, 1)
+        target, *sources = (x.strip() for x in re.findall(r"\{[^}]*\}|[^,\s{][^,]*", operands))
+        result = _operation(name)(*map(value, sources))
+        if target.startswith("{"):
+            low, high = (x.strip() for x in target.strip("{}").split(","))
+            registers[low], registers[high] = result & 0xFFFF, result >> 16
+        else:
+            registers[target] = result
+    return [registers[f"${i}"] for i in range(results)]
+
+
+_PLAIN = gluon_emulator._Tma
+
+
+class Tma(_PLAIN):
+    @staticmethod
+    def async_copy_global_to_shared(desc: Descriptor, coord: Any, bar: Mbarrier, dst: Shared, pred: Any = True) -> None:
+        if dst.tensor.dtype is torch.int16:
+            # Bytes have no NaN to stand for what is still in flight; the bits of one do.
+            desc = copy(desc)
+            desc.flat = desc.flat.view(torch.float16)
+            dst = Shared(dst.tensor.view(torch.float16), dst.layout, dst.key)
+        _PLAIN.async_copy_global_to_shared(desc, coord, bar, dst, pred)
+
+
+class Language(gluon_emulator._Language):
+    def convert_layout(self, x: torch.Tensor, layout: object) -> torch.Tensor:
+        return x
+
+    def join(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return torch.stack([x, y], -1)
+
+    def inline_asm_elementwise(self, asm: str, constraints: str, args: Any, *, dtype: Any = None, **_: Any) -> Any:
+        if not args:
+            return None  # prefetches and the like
+        dtypes = dtype if isinstance(dtype, tuple) else (dtype,)
+        bits = [x.clone() for x in torch.broadcast_tensors(*map(_bits, args))]
+        outs = ptx(asm, len(dtypes), bits)
+        numbers = tuple(_number(o.expand(bits[0].shape), d) for o, d in zip(outs, dtypes, strict=True))
+        return numbers if isinstance(dtype, tuple) else numbers[0]
+
+
+def run(kernel: Any, grid: int, args: tuple[Any, ...], options: dict[str, Any], seed: int = 0) -> None:
+    """`gluon_emulator.run` with the language above."""
+    ours = mock.patch.multiple(gluon_emulator, _Language=Language, _Tma=Tma)
+    with ours:
+        gluon_emulator.run(kernel, grid, args, options, seed)
