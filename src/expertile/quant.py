@@ -44,7 +44,8 @@ class Fp8Blocks:
         rows, cols = x.shape[-2:]
         tiles = _tiled(x.float(), block)
         amax = tiles.abs().amax(dim=(-3, -1))
-        scales = torch.where(amax == 0, 1.0, (amax / E4M3_MAX).clamp(min=_SMALLEST_NORMAL))
+        # By a tensor: on a GPU torch divides by a number by multiplying with its rounded reciprocal.
+        scales = torch.where(amax == 0, 1.0, (amax / torch.full_like(amax, E4M3_MAX)).clamp(min=_SMALLEST_NORMAL))
         if power_of_two:
             mantissa, exponent = torch.frexp(scales)  # scales = mantissa · 2^exponent, mantissa in [1/2, 1)
             up = torch.ldexp(torch.ones_like(scales), exponent - (mantissa == 0.5).to(exponent.dtype))

@@ -161,7 +161,10 @@ def test_work_counts_inputs_and_outputs_once():
 @pytest.mark.parametrize("preset", presets())
 def test_useful_work_is_that_of_the_lab(preset):
     for workload in presets()[preset]():
-        formula = formulas()[workload.op]
+        formula = formulas().get(workload.op)
+        if formula is None:  # quantised products: `explain` has no formulas of theirs
+            assert workload.op in ("quantize_fp8", "scaled_grouped_mm", "int4_grouped_mm", "fp8_causes")
+            continue
         if workload.dtype not in formula.dtypes:
             continue
         dims = {key: value for key, value in workload.dims if key in formula.dims}

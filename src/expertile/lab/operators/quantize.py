@@ -105,8 +105,11 @@ def _work(w: OpWorkload) -> Work:
 
 
 def _tolerance(w: OpWorkload) -> tuple[float, float]:
-    """Bit for bit; fused, an e4m3 step (2^-3 of a value, 32 of 448) where float32 roundings differ, of few elements."""
-    return (0.0, 0.0) if w["what"] in ("activations", "weights") else (2e-3, 2.0**-3)
+    """An e4m3 step (2^-3 of a value, 32 of 448) of few elements: where float32 roundings differ, ties fall otherwise.
+
+    Ours are the reference's to the bit, which the tests hold them to; a rival may multiply by a rounded 1 / 448.
+    """
+    return (5e-3, 2.0**-3)
 
 
 def _ours(w: OpWorkload, inputs: tuple[Tensor, ...]) -> Call:

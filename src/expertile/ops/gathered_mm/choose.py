@@ -25,8 +25,8 @@ ORDER: tuple[tuple[float, tuple[str, ...]], ...] = (
 )
 LAST = "reference"
 
-# Taken only when asked for by name: gluon_gather's weight gradient passes the emulator and the compiler's checks, but has
-# not been measured on a GPU in its present form.
+# Taken only when asked for by name: gluon_gather's weight gradient passes the emulator and the compiler's checks, but
+# has not been measured on a GPU in its present form.
 BY_NAME_ONLY: frozenset[tuple[str, Product]] = frozenset({("gluon_gather", Product.WGRAD)})
 
 

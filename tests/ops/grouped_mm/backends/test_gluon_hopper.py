@@ -165,12 +165,12 @@ def test_planted_faults_are_caught(name: str, tmp_path: Path, monkeypatch: pytes
     for module in (_gluon_tiles, _gluon_kernel):
         source = Path(module.__file__).read_text()
         found |= old in source
-        source = source.replace("expertile.ops.grouped_mm.backends._gluon_tiles", "mutant_tiles")
+        source = source.replace("expertile.ops.grouped_mm.backends._gluon_tiles", "mutant_grouped_tiles")
         part = module.__name__.rpartition("_")[2]
-        (tmp_path / f"mutant_{part}.py").write_text(source.replace(old, new))
+        (tmp_path / f"mutant_grouped_{part}.py").write_text(source.replace(old, new))
     assert found
     monkeypatch.syspath_prepend(tmp_path)
-    module = importlib.import_module("mutant_kernel")
+    module = importlib.import_module("mutant_grouped_kernel")
     try:
         for seed in range(6):
             for config in SMALL.values():
@@ -180,7 +180,7 @@ def test_planted_faults_are_caught(name: str, tmp_path: Path, monkeypatch: pytes
                     except (gluon_emulator.EmulationError, AssertionError, ZeroDivisionError):
                         return
     finally:
-        del sys.modules["mutant_kernel"], sys.modules["mutant_tiles"]
+        del sys.modules["mutant_grouped_kernel"], sys.modules["mutant_grouped_tiles"]
     pytest.fail("no case, config or seed caught it")
 
 
