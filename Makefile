@@ -12,7 +12,7 @@ bench: $(VENV)/.ready
 	$(BIN)/expertile bench $(ARGS)
 
 test: $(VENV)/.ready lint
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n auto -m "not gpu" $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n auto --dist worksteal -m "not gpu" $(ARGS)
 
 test-gpu: $(VENV)/.ready
 	$(BIN)/python -m pytest -m "gpu and not slow" $(ARGS)

@@ -203,6 +203,15 @@ def weight_nbytes(model: str, kind: str) -> float:
     return 3.0 * experts * hidden * ffn * each
 
 
+def _both(found: Times, op: str, model: str, phase: str, backend: str) -> float | None:
+    """Seconds of both products of a layer, or None unless both were measured."""
+    each = [
+        _time(_ok(found, op, f"int4-models/{model}-{projection}-{phase}", backend))
+        for projection in ("gate-up", "down")
+    ]
+    return None if None in each else sum(t for t in each if t)
+
+
 def _models(found: Times) -> list[str]:
     ways = (("bf16", "int4_grouped_mm", "bf16"), ("fp8", "scaled_grouped_mm", OURS), ("int4", "int4_grouped_mm", OURS))
     errors = {"bf16": MISSING, "fp8": _shown(_error("fp8", 0)), "int4": _shown(_error("int4", 128))}
@@ -211,11 +220,9 @@ def _models(found: Times) -> list[str]:
         for phase, tokens in PHASES.items():
             latencies: dict[str, float | None] = {}
             for kind, op, backend in ways:
-                both = [
-                    _time(_ok(found, op, f"int4-models/{model}-{projection}-{phase}", backend))
-                    for projection in ("gate-up", "down")
-                ]
-                latencies[kind] = None if None in both else sum(t for t in both if t)
+                latencies[kind] = _both(found, op, model, phase, backend)
+            if latencies["bf16"] is None:  # it plays beside FP8 too
+                latencies["bf16"] = _both(found, "scaled_grouped_mm", model, phase, "bf16")
             base = latencies["bf16"]
             flops = 6.0 * tokens * top_k * hidden * ffn
             for kind, seconds in latencies.items():

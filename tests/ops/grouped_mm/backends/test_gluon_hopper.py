@@ -200,7 +200,8 @@ def test_compiles_to_wgmma_and_tma(name: str) -> None:
     problem, operands = _problem(COMPILED[name])
     configs = BACKEND.configs(problem, H200)
     assert configs
-    for config in configs:
+    # Every config meets one case; the others meet a third of them each, in turn.
+    for config in configs if name == "m" else configs[list(COMPILED).index(name) % 3 :: 3]:
         with compile_only(90) as kernels:
             _gluon_launch.launch(problem, operands, config, cases.poisoned_out(COMPILED[name]))
         (kernel,) = kernels
