@@ -30,7 +30,7 @@ def naive(ids, weights, experts, top_k, tile, mode, capacity=10**9):
         target = {"down": down, "up": up, "nearest": up if 2 * (fronts - down) >= tile else down}.get(mode)
         if mode == "adaptive":
             lost, gained = (sum(weight[s] for s in ranked[a:b]) for a, b in ((down, fronts), (fronts, up)))
-            target = up if up <= len(ranked) and gained <= lost + 1e-6 else down
+            target = up if gained <= lost + 1e-6 else down
         limit = capacity if mode is None else capacity // tile * tile
         for s in ranked[: min(fronts if mode is None else target, limit)]:
             kept.view(-1)[s] = e

@@ -13,8 +13,8 @@ Stoica, Dao, "SonicMoE", arXiv:2512.14080) changes the routing instead: n_e beco
 SonicMoE ranks, for each expert, the tokens that chose it by weight and behind them all others by score (the score minus
 one), and keeps the first n_e' of that ranking. So it is here, except that "all others" are those that have e among
 their next-best `candidates`: a token cannot be added everywhere at once, and the routing keeps a static shape, [T,
-top_k + candidates] with dropped slots. Where candidates run out, "up" and "nearest" leave the last tile partly empty
-and "adaptive" rounds down. An expert with fewer than M rows loses all of them by "down": with T * k / E below M that is
+top_k + candidates] with dropped slots. Where candidates run out, rounding up leaves the last tile partly empty: it then
+adds what there is. An expert with fewer than M rows loses all of them by "down": with T * k / E below M that is
 most of the routing. `rounding_effect` says what a rounding did, and nothing here is on by default.
 
 A capacity is the same operation with another target: min(n_e, ceil(capacity_factor * T * k / E)) rows, and with both,
@@ -92,7 +92,7 @@ def _target(fronts, rows, capacity, dropped, added, MODE: tl.constexpr, TILE: tl
     elif MODE == "nearest":
         target = tl.where((fronts - down) * 2 >= TILE, up, down)
     else:
-        target = tl.where((up <= rows) & (added <= dropped), up, down)
+        target = tl.where(added <= dropped, up, down)
     return tl.minimum(tl.minimum(target, rows), capacity // TILE * TILE)
 
 
@@ -163,7 +163,7 @@ def _in_torch(
             units = (weight[order] * _UNIT).long()
             dropped = total.scatter_add(0, whose, units * ((rank >= down[whose]) & (rank < fronts[whose])))
             added = total.scatter_add(0, whose, units * ((rank >= fronts[whose]) & (rank < up[whose])))
-            target = torch.where((up <= rows) & (added <= dropped), up, down)
+            target = torch.where(added <= dropped, up, down)
         else:
             nearest = torch.where((fronts - down) * 2 >= tile, up, down)
             target = {"down": down, "up": up, "nearest": nearest}[mode]
