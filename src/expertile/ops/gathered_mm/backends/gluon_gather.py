@@ -12,6 +12,10 @@ rounded pre-activation, whether that is kept or not. `offs` and `rows` are read 
 synchronises, and a captured CUDA graph follows new routings. Limits: tensor cores (and the power they draw) for long
 groups; HBM for short ones, where each expert's weights are read once. See `_gluon_kernel` for how the work is laid out
 on the chip.
+
+On an H200, 32768 tokens, H 4096, I 1024, 8 of 128 experts (results/nvidia-h200/moe/2026-11-21.jsonl): GATED 539 TFLOP/s
+and BACKWARD 447, where `grouped_mm` made 609 to 633 of the products around them; so gathering and epilogues cost
+some 12 % of the first, not hidden, and more of the second.
 """
 
 from __future__ import annotations

@@ -11,6 +11,12 @@ the output once. Limits: HBM for short groups; instructions for those in between
 to 180 for each warp, as long as the tensor cores take for 40 rows of `a`); the tensor cores for long ones; and latency
 where there are fewer tiles than multiprocessors: `split_k` programs then share a tile. See `_gluon_int4_kernel` for how
 the work is laid out on the chip.
+
+On an H200 (2026-11-21, bf16, group 128, the fastest config, times our bf16 `grouped_mm` in the same run, both out of
+CUDA graphs): 128 experts 2048 -> 1536 with 1 row each 3.1 x (3.49 TB/s), 8 rows 3.2 x (3.42), 16 rows 2.9 x (3.13), 32
+rows 2.6 x, 64 rows 2.0 x (503 TFLOP/s), 128 rows 1.5 x (662 TFLOP/s); 8 experts 4096 -> 14336 with 1 to 16 rows 2.9 to
+3.0 x (3.1 to 3.3 TB/s). Equal groups; the default config expects uneven ones and takes higher tiles at 16 and 128 rows
+(77.9 us where 66.2 were possible, 189 where 156 were).
 """
 
 from __future__ import annotations
