@@ -161,9 +161,9 @@ def _seconds(problem: ScaledProblem, device: Device, config: Config) -> float:
     units = p.groups * tiles_m * tiles_n * config.split_k
     steps = math.ceil(depth / BLOCK) / config.split_k
     # 4096 multiply-adds a clock and SM. One consumer alone waits for its own promotion, less where that goes on under
-    # the products of a pair; two cover each other's, entirely in pairs or halves. (Factors and the 64 bytes a clock that
-    # reach each SM from L2: fitted to 31 shapes on an H200, 2026-11-21; the config of the lowest modelled time is at
-    # 0.994 of the fastest in geometric mean, 0.90 at worst.)
+    # the products of a pair; two cover each other's, entirely in pairs or halves. (Factors and the 64 bytes a clock
+    # that reach each SM from L2: fitted to 31 shapes on an H200, 2026-11-21; the config of the lowest modelled time is
+    # at 0.994 of the fastest in geometric mean, 0.90 at worst.)
     if config.consumers == 1:
         waiting = 1.3 if config.pairs else 1.5
     else:
