@@ -228,3 +228,23 @@ def test_short_groups_get_short_tiles() -> None:
     assert BACKEND.configs(decode, H200)[0].block_m == 64
     assert BACKEND.configs(prefill, H200)[0].block_m == 128
     assert all(c.smem_bytes <= H200.smem_bytes for c in BACKEND.configs(prefill, H200))
+
+
+@pytest.mark.compile
+def test_every_tile_of_a_weight_gradient_has_a_depth_of_its_own() -> None:
+    """Triton 3.6 once dropped the depth that the consumers' loop carried: each tile got the first one's, and the GPU
+    waited for ever. The emulator runs the source and cannot see it; the compiled loops can be looked at."""
+    problem, operands = cases.make(Case("wgrad", WGRAD, (100, 28), n=256, k=256))
+    outputs = cases.poisoned_outputs(problem, operands)
+    launch, tensors, pointers = _gluon_launch.prepared(problem, operands, Config(), outputs, 132)
+    with compile_only(90) as kernels:
+        launch.kernel[(132,)](*launch.arguments(tensors, pointers), **dict(launch.options))
+    lines = kernels[0].asm["ttgir"].splitlines()
+    loops = [i for i, line in enumerate(lines) if "scf.for" in line]
+    inner = [i for i in loops if "scf.for %_k = " in lines[i]]
+    assert len(inner) == 2  # one of each consumer
+    for i in inner:
+        tiles = max(j for j in loops if j < i)
+        bound = lines[i].split(" to ")[1].split()[0]
+        defined = max(j for j, line in enumerate(lines[:i]) if line.strip().startswith(f"{bound} = "))
+        assert defined > tiles, lines[i]
