@@ -67,7 +67,7 @@ def _part(name: str, spec: BenchSpec, device: Device) -> Part:
     backends = tuple(b for b in racing if _chosen(spec, b.name))
     compiled = not spared or COMPILED in spec.include
     left = tuple(
-        replace(o, rivals=tuple(r for r in o.rivals if _chosen(spec, r.name) and (compiled or r.name != COMPILED)))
+        replace(o, rivals=tuple(r for r in o.rivals if _chosen(spec, r.name) and (compiled or COMPILED not in r.name)))
         for o in rivals
     )
     candidates = spec.candidates if racing else ()

@@ -18,6 +18,7 @@ from expertile.lab.operators import (
     int4_grouped_mm,
     laplacian,
     layer_norm,
+    moe,
     quantize,
     rms_norm,
     scaled_grouped_mm,
@@ -44,6 +45,9 @@ PRESETS: Mapping[str, str] = MappingProxyType(
         "fp8-large": "FP8 products of training and prefill sizes, decode, uneven rows, and 8192³",
         "fp8-causes": "report 002's suspicions as variants: promotion, scale loads, padding, multiplied scales",
         "int4-models": "report 003's models and real ones in FP8 and INT4, decode to prefill, and group sizes",
+        "moe": "the whole MoE layer, routing included, at three sizes, forward and training",
+        "moe-sonic": "the MoE layer at the sizes of SonicMoE's table, forward and training",
+        "moe-decode": "the MoE layer at 1 to 128 tokens, sizes of Qwen3-30B-A3B, DeepSeek-V3 and gpt-oss-120b",
     }
 )
 """What the presets hold, for displays."""
@@ -53,7 +57,7 @@ CPU_FLOPS = 5e9  # and computes that in some 100 ms
 
 _FAMILIES = (
     softmax, layer_norm, rms_norm, attention, laplacian, add_scalar, quantize, scaled_grouped_mm, fp8_causes,
-    int4_grouped_mm,
+    int4_grouped_mm, moe,
 )  # fmt: skip
 _MEMORY: Mapping[str, Build] = MappingProxyType({"attention": attention.memory_workloads})
 

@@ -47,6 +47,8 @@ class OpArena:
     def memory_needed(self) -> int:
         """Inputs, two results, a reference, and two steps of its computation; of FP8 operands, whose references are
         worked out group by group, as much as of 16-bit ones."""
+        if self.operator.memory_nbytes is not None:
+            return int(self.operator.memory_nbytes(self.workload))
         nbytes, itemsize = self.work.nbytes, max(self.workload.torch_dtype.itemsize, 2)
         return int(2 * nbytes + 3 * _REFERENCE_ITEMSIZE / 2 * nbytes / itemsize)
 

@@ -115,6 +115,7 @@ class Operator:
     - `tolerance(workload)`: (relative Frobenius error, largest error of an element relative to the reference's
       largest entry) that a right result stays within.
     - `baselines`: speed-of-light rows that nobody has to beat, such as "dense": one product of the same rows.
+    - `memory_nbytes(workload)`: what gating needs, where a multiple of `work`'s bytes is far off.
     """
 
     name: str
@@ -124,3 +125,4 @@ class Operator:
     rivals: tuple[Rival, ...]
     tolerance: Callable[[OpWorkload], tuple[float, float]]
     baselines: tuple[Rival, ...] = ()
+    memory_nbytes: Callable[[OpWorkload], float] | None = None

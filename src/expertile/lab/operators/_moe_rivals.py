@@ -1,0 +1,227 @@
+"""Ways to compute an MoE layer from (x, router, gate_up, down), and `dense`: products of the same FLOPs.
+
+In torch there are two ways to bring results back to their tokens: gathered by the inverse permutation and summed in
+float32 ("torch"), or added by index_add, in bfloat16 and whatever order ("…-index-add"). The router is the same in all
+that have none of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from expertile.lab.gate import full_precision
+from expertile.lab.operators import _grouped
+from expertile.lab.operators._compiled import compiled_for
+from expertile.lab.operators.base import Call, OpWorkload
+from expertile.moe.experts import moe_mlp
+from expertile.moe.router import RouterConfig, route
+from expertile.roofline import Work
+
+Tensors = tuple[Tensor, ...]
+Layer = Callable[[Tensor, Tensor, Tensor, Tensor, int], Tensor]  # x, router, gate_up, down, top_k -> out
+
+
+def _as_it_is(tensors: Tensors) -> Tensors:
+    return tensors
+
+
+@dataclass(frozen=True)
+class Way:
+    """`make(w, tensors)` returns a function of no arguments that computes out; it follows autograd if the tensors do.
+
+    `arrange` puts the weights as it wants them, before anything is timed; `interleaves`: gate and up rows alternate
+    then, and so do those of the gradient. `compiles`: its first call compiles or tunes.
+    """
+
+    name: str
+    peer: bool
+    make: Callable[[OpWorkload, Tensors], Callable[[], Tensor]]
+    supports: _grouped.Supports = _grouped.anywhere
+    graph: bool = True
+    arrange: Callable[[Tensors], Tensors] = _as_it_is
+    interleaves: bool = False
+    compiles: bool = False
+
+
+def _eager(layer: Layer) -> Callable[[OpWorkload, Tensors], Callable[[], Tensor]]:
+    def make(w: OpWorkload, tensors: Tensors) -> Callable[[], Tensor]:
+        x, router, gate_up, down = tensors
+        top_k = w["top_k"]
+        return lambda: layer(x, router, gate_up, down, top_k)
+
+    return make
+
+
+def _compiled(layer: Layer) -> Callable[[OpWorkload, Tensors], Callable[[], Tensor]]:
+    return lambda w, tensors: _eager(compiled_for(w, layer))(w, tensors)
+
+
+def ours(x: Tensor, router: Tensor, gate_up: Tensor, down: Tensor, top_k: int) -> Tensor:
+    routing = route(F.linear(x, router), RouterConfig(router.shape[0], top_k), want_scores=False)
+    return moe_mlp(x, gate_up, down, routing.topk_ids, routing.topk_weights)
+
+
+def _routed(x: Tensor, router: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
+    """(ids int64, weights float32) [T, k]; of the softmax over all experts, the chosen divided by their sum."""
+    weights, ids = torch.softmax(F.linear(x, router), -1, dtype=torch.float32).topk(top_k)
+    return ids, weights / weights.sum(-1, keepdim=True)
+
+
+def _ends(ids: Tensor, experts: int) -> Tensor:
+    """Rows up to each expert's last, without a look at the host."""
+    counts = torch.zeros(experts, dtype=torch.int32, device=ids.device)
+    return counts.scatter_add_(0, ids, torch.ones_like(ids, dtype=torch.int32)).cumsum(0, dtype=torch.int32)
+
+
+def _experts(rows: Tensor, gate_up: Tensor, down: Tensor, offs: Tensor) -> Tensor:
+    gate, up = F.grouped_mm(rows, gate_up.transpose(-2, -1), offs=offs).chunk(2, -1)
+    return F.grouped_mm(F.silu(gate) * up, down.transpose(-2, -1), offs=offs)
+
+
+def gathered_back(x: Tensor, router: Tensor, gate_up: Tensor, down: Tensor, top_k: int) -> Tensor:
+    ids, weights = _routed(x, router, top_k)
+    flat = ids.flatten()
+    order = flat.argsort(stable=True)
+    inverse = torch.empty_like(order).scatter_(0, order, torch.arange(order.shape[0], device=x.device))
+    y = _experts(x.index_select(0, order // top_k), gate_up, down, _ends(flat, router.shape[0]))
+    of_token = y.index_select(0, inverse).unflatten(0, (x.shape[0], top_k))
+    return (of_token.float() * weights[..., None]).sum(1).to(x.dtype)
+
+
+def index_added(x: Tensor, router: Tensor, gate_up: Tensor, down: Tensor, top_k: int) -> Tensor:
+    ids, weights = _routed(x, router, top_k)
+    flat = ids.flatten()
+    order = flat.argsort(stable=True)
+    tokens = order // top_k
+    y = _experts(x.index_select(0, tokens), gate_up, down, _ends(flat, router.shape[0]))
+    return torch.zeros_like(x).index_add(0, tokens, y * weights.flatten()[order, None].to(y.dtype))
+
+
+def _liger(w: OpWorkload, tensors: Tensors) -> Callable[[], Tensor]:
+    """Tunes itself; reads the number of tiles on the host."""
+    from liger_kernel.ops.fused_moe import LigerFusedMoEFunction
+
+    x, router, gate_up, down = tensors
+
+    def run() -> Tensor:
+        ids, weights = _routed(x, router, w["top_k"])
+        return LigerFusedMoEFunction.apply(x, gate_up, down, ids.int(), weights.to(x.dtype))
+
+    return run
+
+
+def _transformers(w: OpWorkload, tensors: Tensors) -> Callable[[], Tensor]:
+    """Experts of transformers' Qwen3-MoE with experts_implementation="grouped_mm", behind the router above."""
+    from transformers import Qwen3MoeConfig
+    from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeExperts
+
+    x, router, gate_up, down = tensors
+    config = Qwen3MoeConfig(
+        hidden_size=w["hidden"], moe_intermediate_size=w["intermediate"], num_experts=w["experts"],
+        num_experts_per_tok=w["top_k"],
+    )  # fmt: skip
+    config._experts_implementation = "grouped_mm"
+    with torch.device("meta"):
+        experts: Any = Qwen3MoeExperts(config)
+    # As attributes, so that gradients go to the tensors themselves and not to new parameters.
+    del experts.gate_up_proj, experts.down_proj
+    experts.gate_up_proj, experts.down_proj = gate_up, down
+
+    def run() -> Tensor:
+        ids, weights = _routed(x, router, w["top_k"])
+        return experts(x, ids, weights.to(x.dtype))
+
+    return run
+
+
+def interleaved(gate_up: Tensor) -> Tensor:
+    """[E, 2I, H] with rows (gate 0, up 0, gate 1, …) instead of all of gate, then all of up."""
+    return gate_up.unflatten(1, (2, -1)).transpose(1, 2).flatten(1, 2).contiguous()
+
+
+def _interleave(tensors: Tensors) -> Tensors:
+    x, router, gate_up, down = tensors
+    return x, router, interleaved(gate_up), down
+
+
+def _sonic(w: OpWorkload, tensors: Tensors) -> Callable[[], Tensor]:
+    """With its own router, whose softmax is over the chosen: the same weights."""
+    from sonicmoe import moe_TC_softmax_topk_layer
+    from sonicmoe.enums import ActivationType
+
+    x, router, gate_up, down = tensors
+    train, top_k = w.op == "moe_train", w["top_k"]
+
+    def run() -> Tensor:
+        stream = torch.cuda.current_stream(x.device).cuda_stream
+        return moe_TC_softmax_topk_layer(
+            x, router, gate_up.permute(1, 2, 0), None, down.permute(1, 2, 0), None, top_k, stream,
+            ActivationType.SWIGLU, not train,
+        )[0]  # fmt: skip
+
+    return run
+
+
+def _on_hopper(w: OpWorkload, device: Any) -> str | None:
+    if device.kind != "cuda" or device.capability is None or device.capability < (9, 0):
+        return "needs compute capability 9.0 or later"
+    return None
+
+
+WAYS = (
+    Way("expertile", False, _eager(ours)),
+    Way("torch", True, _eager(gathered_back)),
+    Way("torch-index-add", True, _eager(index_added)),
+    Way("torch.compile", True, _compiled(gathered_back), compiles=True),
+    Way("torch.compile-index-add", True, _compiled(index_added), compiles=True),
+    Way("liger", True, _liger, _grouped.installed("liger_kernel", _grouped.on_gpu), graph=False, compiles=True),
+    Way("transformers", True, _transformers, _grouped.installed("transformers", _grouped.anywhere)),
+    Way(
+        "sonicmoe", True, _sonic, _grouped.installed("sonicmoe", _on_hopper), arrange=_interleave, interleaves=True,
+        compiles=True,
+    ),
+)  # fmt: skip
+
+
+def _products(x: Tensor, gate_up: Tensor, down: Tensor, dy: Tensor | None) -> tuple[Tensor, ...]:
+    """x [R, H] through one expert's weights without activation: half of x @ gate_up^T goes on to down. With dy also the
+    four products of a backward pass: the gradient of the pre-activation is stood in for by the pre-activation."""
+    pre = x @ gate_up.t()
+    act = pre[:, : down.shape[1]]
+    out = act @ down.t()
+    if dy is None:
+        return (out,)
+    return out, dy @ down, dy.t() @ act, pre @ gate_up, pre.t() @ x
+
+
+def _operands(w: OpWorkload, inputs: Tensors) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """Each token's row top_k times."""
+    x, _, gate_up, down, *dy = inputs
+    top_k = w["top_k"]
+    return x.repeat(top_k, 1), gate_up[0], down[0], dy[0].repeat(top_k, 1) if dy else None
+
+
+def dense(w: OpWorkload, inputs: Tensors) -> Call:
+    operands = _operands(w, inputs)
+    return lambda: _products(*operands)
+
+
+def dense_reference(w: OpWorkload, inputs: Tensors) -> Tensors:
+    x, gate_up, down, dy = _operands(w, inputs)
+    with full_precision():
+        return _products(x.float(), gate_up.float(), down.float(), None if dy is None else dy.float())
+
+
+def dense_work(w: OpWorkload) -> Work:
+    """Each operand once, each result once."""
+    rows, h, i, train = w["tokens"] * w["top_k"], w["hidden"], w["intermediate"], w.op == "moe_train"
+    moved = 2 * rows * h + 3 * h * i  # x, out, weights
+    if train:
+        moved += 2 * rows * h + rows * i + 3 * h * i  # dy, dx, dact, gradients of the weights
+    return Work((18.0 if train else 6.0) * rows * h * i, float(w.torch_dtype.itemsize * moved))

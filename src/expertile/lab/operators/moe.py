@@ -1,0 +1,295 @@
+"""The MoE feed-forward layer in the lab, routing included: "moe" (forward) and "moe_train" (forward and backward).
+
+    logits = x @ router^T;  the k largest;  w = their softmax;  out[t] = Σ_j w[t, j] · down[e] @ (silu(gate) · up),
+    (gate, up) = gate_up[e] @ x[t],  e = ids[t, j]
+
+Inputs: x [T, H], router [E, H], gate_up [E, 2I, H], down [E, H, I]; with "moe_train" also dy [T, H], the gradient of
+out. One call of "moe_train" is what a training step does: out, and the gradients of x, router, gate_up and down.
+
+dims: tokens, hidden, intermediate, experts, top_k, routing. Tokens go where `lab/routing.py` sends them for `routing`
+with seed 0, in every set of inputs: the router's rows are orthonormal, and x is given logits of 0 to 1.5 for the chosen
+experts and -1.5 to -0.5 for the others. So no two ways to compute logits in 16 bits choose differently, and which
+experts' weights are read is known.
+
+FLOPs: 6 T k H I forward and 18 with backward; the router's own are left out. Bytes: x, router, the weights of the
+experts that have tokens and out once; in training also dy and every gradient, those of idle experts included.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from functools import lru_cache
+from types import MappingProxyType
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor
+
+from expertile.lab.baselines import DENSE
+from expertile.lab.gate import full_precision
+from expertile.lab.operators import _grouped
+from expertile.lab.operators._moe_rivals import WAYS, Way, dense, dense_reference, dense_work, interleaved
+from expertile.lab.operators.base import ROUNDOFF, Call, Operator, OpWorkload, Rival
+from expertile.lab.routing import topk_ids
+from expertile.roofline import Work
+
+Inputs = tuple[Tensor, ...]
+Size = tuple[int, int, int, int, int]  # T, H, I, E, k
+
+# Of SonicMoE's paper (arXiv:2512.14080): the sizes that it gives in full first, then every row of its table.
+_SIZES: tuple[Size, ...] = ((32768, 4096, 1024, 128, 8), (24576, 1536, 256, 128, 8), (32768, 4096, 512, 128, 8))
+_SONIC: tuple[tuple[int, int, tuple[tuple[int, int, int], ...]], ...] = (  # T, H, (I, E, k) …
+    (40960, 768, ((256, 128, 8), (512, 64, 4), (1024, 32, 2))),
+    (24576, 1536, ((256, 128, 8), (512, 64, 4), (1024, 32, 2))),
+    (32768, 4096, ((256, 256, 16), (512, 128, 8), (1024, 64, 4), (2048, 64, 4))),
+)
+_MODELS = {  # H, I, E, k: config.json of each on Hugging Face
+    "qwen3-30b-a3b": (2048, 768, 128, 8),
+    "deepseek-v3": (7168, 2048, 256, 8),
+    "gpt-oss-120b": (2880, 2880, 128, 4),
+}
+
+
+def size(w: OpWorkload) -> Size:
+    """(T, H, I, E, k)."""
+    return w["tokens"], w["hidden"], w["intermediate"], w["experts"], w["top_k"]
+
+
+@lru_cache(maxsize=64)
+def _ids(routing: str, tokens: int, experts: int, top_k: int) -> NDArray[np.int32]:
+    return topk_ids(routing, tokens, experts, top_k, seed=0)
+
+
+@lru_cache(maxsize=512)
+def _used(routing: str, tokens: int, experts: int, top_k: int) -> int:
+    return len(np.unique(_ids(routing, tokens, experts, top_k)))
+
+
+def used(w: OpWorkload) -> int:
+    """Experts that have tokens."""
+    t, _, _, e, k = size(w)
+    return _used(w["routing"], t, e, k)
+
+
+def make_inputs(w: OpWorkload, device: torch.device, seed: int) -> Inputs:
+    """x has unit variance, weights that of 1 / inputs, so that every intermediate is of the order of 1."""
+    t, h, i, e, k = size(w)
+    generator = torch.Generator(device).manual_seed(seed)
+
+    def normal(*shape: int, dtype: torch.dtype = w.torch_dtype) -> Tensor:
+        return torch.randn(shape, device=device, generator=generator, dtype=dtype)
+
+    def uniform(*shape: int) -> Tensor:
+        return torch.rand(shape, device=device, generator=generator)
+
+    router = torch.linalg.qr(normal(h, e, dtype=torch.float32)).Q.t().to(w.torch_dtype).contiguous()
+    chosen = torch.from_numpy(_ids(w["routing"], t, e, k)).to(device).long()
+    logits = (uniform(t, e) - 1.5).scatter_(1, chosen, 1.5 * uniform(t, k))
+    with full_precision():
+        rows, x = router.float(), normal(t, h, dtype=torch.float32)
+        x = (x + (logits - x @ rows.t()) @ rows).to(w.torch_dtype)
+    gate_up, down = normal(e, 2 * i, h).mul_(h**-0.5), normal(e, h, i).mul_(i**-0.5)
+    return (x, router, gate_up, down, normal(t, h)) if w.op == "moe_train" else (x, router, gate_up, down)
+
+
+def _routed(x: Tensor, router: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
+    """(ids, weights) [T, k], in float32."""
+    best = torch.topk(x.float() @ router.float().t(), top_k, dim=1)
+    return best.indices, torch.softmax(best.values, 1)
+
+
+def _groups(ids: Tensor, experts: int) -> Iterator[tuple[int, Tensor, Tensor]]:
+    """(expert, its tokens, at which of their choices) for each expert that has tokens."""
+    for expert in range(experts):
+        tokens, choice = (ids == expert).nonzero(as_tuple=True)
+        if len(tokens):
+            yield expert, tokens, choice
+
+
+def reference(w: OpWorkload, inputs: Inputs) -> tuple[Tensor, ...]:
+    """Expert after expert, in float32."""
+    x, router, gate_up, down = inputs
+    out = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
+    with full_precision():
+        ids, weights = _routed(x, router, w["top_k"])
+        for expert, tokens, choice in _groups(ids, w["experts"]):
+            gate, up = (x[tokens].float() @ gate_up[expert].float().t()).chunk(2, 1)
+            y = (F.silu(gate) * up) @ down[expert].float().t()
+            out[tokens] += weights[tokens, choice, None] * y  # a token meets an expert once
+    return (out,)
+
+
+def train_reference(w: OpWorkload, inputs: Inputs) -> tuple[Tensor, ...]:
+    """out, dx, drouter, dgate_up, ddown: the derivatives written out, expert after expert, in float32."""
+    x, router, gate_up, down, dy = inputs
+
+    def zeros(like: Tensor) -> Tensor:
+        return torch.zeros(like.shape, dtype=torch.float32, device=like.device)
+
+    out, dx, dgate_up, ddown = zeros(x), zeros(x), zeros(gate_up), zeros(down)
+    with full_precision():
+        ids, weights = _routed(x, router, w["top_k"])
+        dweights = zeros(weights)
+        for e, tokens, choice in _groups(ids, w["experts"]):
+            rows, wide_up, wide_down = x[tokens].float(), gate_up[e].float(), down[e].float()
+            gate, up = (rows @ wide_up.t()).chunk(2, 1)
+            sigmoid = torch.sigmoid(gate)
+            act = gate * sigmoid * up
+            y, weight, grad = act @ wide_down.t(), weights[tokens, choice, None], dy[tokens].float()
+            out[tokens] += weight * y
+            dweights[tokens, choice] = (grad * y).sum(1)
+            ddown[e] = (weight * grad).t() @ act
+            dact = (weight * grad) @ wide_down
+            dgate = dact * up * sigmoid * (1 + gate * (1 - sigmoid))
+            dpre = torch.cat((dgate, dact * gate * sigmoid), 1)
+            dgate_up[e] = dpre.t() @ rows
+            dx[tokens] += dpre @ wide_up
+        dchosen = weights * (dweights - (weights * dweights).sum(1, keepdim=True))
+        dlogits = zeros(x[:, :1].expand(-1, w["experts"])).scatter_(1, ids, dchosen)
+        dx += dlogits @ router.float()
+        return out, dx, dlogits.t() @ x.float(), dgate_up, ddown
+
+
+def work(w: OpWorkload) -> Work:
+    t, h, i, e, k = size(w)
+    read = 2 * t * h + e * h + used(w) * 3 * h * i  # 2: x and out
+    return Work(6.0 * t * k * h * i, float(w.torch_dtype.itemsize * read))
+
+
+def train_work(w: OpWorkload) -> Work:
+    t, h, i, e, _ = size(w)
+    forward, gradients = work(w), 2 * t * h + e * h + e * 3 * h * i  # 2: dy and dx
+    return Work(3.0 * forward.flops, forward.nbytes + w.torch_dtype.itemsize * gradients)
+
+
+def tolerance(w: OpWorkload) -> tuple[float, float]:
+    """Pre-activation, activation, y and out are rounded to the inputs' dtype, as are routing weights and the partial
+    sums of index_add in some; in training the gradients of each as well. A slot left out, or sent to another expert,
+    changes some element by a tenth of the largest."""
+    return 4 * ROUNDOFF[w.dtype], 12 * ROUNDOFF[w.dtype]
+
+
+def routing_nbytes(w: OpWorkload) -> float:
+    """Logits, ids, weights, and the permutation: offs, rows, slots, positions."""
+    t, _, _, e, k = size(w)
+    return float(w.torch_dtype.itemsize * t * e + 20 * t * k + 4 * e)
+
+
+def peak(w: OpWorkload) -> float:
+    """In combine: act, y and out."""
+    t, h, i, _, k = size(w)
+    return w.torch_dtype.itemsize * float(t * k * (i + h) + t * h) + routing_nbytes(w)
+
+
+def train_peak(w: OpWorkload) -> float:
+    """Beside out, pre, dpre and ddown, whichever is more: act_w and the copy of dy in expert order; dgate_up and that
+    of x; or dgate_up, dx of each row and dx."""
+    t, h, i, e, k = size(w)
+    rows = t * k
+    kept = t * h + rows * 4 * i + e * h * i
+    most = max(rows * (i + h), 2 * e * h * i + rows * h + t * h)
+    return w.torch_dtype.itemsize * float(kept + most) + routing_nbytes(w) + 4.0 * rows
+
+
+def memory_nbytes(w: OpWorkload) -> float:
+    """Inputs and a second gate_up, results three times and in float32 once, the peak of a call twice, and the rows of
+    `dense` with its results and references. Weights take part whole, and once: their reference goes by expert."""
+    t, h, i, e, k = size(w)
+    inputs, outputs, rows = 2 * t * h + e * h + 5 * e * h * i, t * h, 4 * t * k * h
+    if w.op == "moe_train":
+        outputs, rows = 2 * t * h + e * h + 3 * e * h * i, 2 * rows
+    peak_nbytes = train_peak(w) if w.op == "moe_train" else peak(w)
+    return w.torch_dtype.itemsize * float(inputs + 5 * outputs + rows) + 2 * peak_nbytes
+
+
+def _binding(way: Way) -> Callable[[OpWorkload, Inputs], Call]:
+    def bind(w: OpWorkload, inputs: Inputs) -> Call:
+        run = way.make(w, way.arrange(inputs))
+        if way.compiles:
+            with torch.no_grad():
+                run()
+        return lambda: (run(),)
+
+    return bind
+
+
+def _training(way: Way) -> Callable[[OpWorkload, Inputs], Call]:
+    def bind(w: OpWorkload, inputs: Inputs) -> Call:
+        *tensors, dy = inputs
+        leaves = tuple(t.detach().requires_grad_() for t in way.arrange(tuple(tensors)))
+        run = way.make(w, leaves)
+
+        def call() -> tuple[Tensor, ...]:
+            with torch.enable_grad():
+                out = run()
+                return (out.detach(), *torch.autograd.grad(out, leaves, dy))
+
+        if way.compiles:
+            call()
+        return call
+
+    return bind
+
+
+def _interleaved_reference(w: OpWorkload, inputs: Inputs) -> tuple[Tensor, ...]:
+    out, dx, drouter, dgate_up, ddown = train_reference(w, inputs)
+    return out, dx, drouter, interleaved(dgate_up), ddown
+
+
+def _rivals(train: bool) -> tuple[Rival, ...]:
+    bind, formula = (_training, train_peak) if train else (_binding, peak)
+    return tuple(
+        Rival(
+            way.name, way.peer, way.supports, bind(way), way.graph, None if way.peer else formula,
+            _interleaved_reference if train and way.interleaves else None,
+        )
+        for way in WAYS
+    )  # fmt: skip
+
+
+def workload(name: str, preset: str, shape: Size, train: bool = False, note: str = "") -> OpWorkload:
+    """Uniformly routed, bfloat16. ValueError unless H >= E >= k: fewer dimensions hold no E orthonormal rows."""
+    t, h, i, e, k = shape
+    if not h >= e >= k >= 1:
+        raise ValueError(f"shape: expected hidden >= experts >= top_k >= 1, got {h}, {e}, {k}")
+    dims = (
+        ("tokens", t), ("hidden", h), ("intermediate", i), ("experts", e), ("top_k", k), ("routing", "uniform"),
+    )  # fmt: skip
+    return OpWorkload(name + "-train" * train, preset, "moe_train" if train else "moe", dims, "bf16", note)
+
+
+def _both(preset: str, sizes: tuple[Size, ...], small: Size) -> tuple[OpWorkload, ...]:
+    """Forward and training of each, and of one that a CPU computes in a moment."""
+    found = [("T{}-H{}-I{}-E{}-k{}".format(*shape), shape) for shape in sizes] + [("small", small)]
+    return tuple(workload(name, preset, shape, train) for train in (False, True) for name, shape in found)
+
+
+def layers() -> tuple[OpWorkload, ...]:
+    return _both("moe", _SIZES, (96, 64, 32, 8, 2))
+
+
+def sonic() -> tuple[OpWorkload, ...]:
+    sizes = tuple((t, h, *iek) for t, h, rows in _SONIC for iek in rows)
+    return _both("moe-sonic", sizes, (192, 96, 32, 8, 4))
+
+
+def decode() -> tuple[OpWorkload, ...]:
+    """Sizes of real models, all routed and activated as the layer above is."""
+    note = "sizes of the published configuration; softmax over the chosen, SwiGLU, no bias"
+    models = [
+        workload(f"{model}-tokens{t}", "moe-decode", (t, *sizes), note=note)
+        for model, sizes in _MODELS.items() for t in (1, 8, 32, 128)
+    ]  # fmt: skip
+    return (*models, workload("small", "moe-decode", (8, 192, 96, 16, 2)))
+
+
+_DENSE = Rival(DENSE.name, True, _grouped.anywhere, dense, reference=dense_reference, work=dense_work)
+OPERATORS = (
+    Operator("moe", make_inputs, reference, work, _rivals(False), tolerance, (_DENSE,), memory_nbytes),
+    Operator("moe_train", make_inputs, train_reference, train_work, _rivals(True), tolerance, (_DENSE,), memory_nbytes),
+)
+PRESETS: Mapping[str, Callable[[], tuple[OpWorkload, ...]]] = MappingProxyType(
+    {"moe": layers, "moe-sonic": sonic, "moe-decode": decode}
+)
