@@ -89,7 +89,8 @@ def locate(p, plan, t):
             row = gl.max(gl.where(before, plan.row_ends, 0), 0)
             row_end = gl.min(gl.where(before, _FAR, plan.row_ends), 0)
         else:
-            # So many row numbers would not stay in the producer's registers.
+            # So many row numbers would not stay in the producer's registers. Without any rows no group is the tile's.
+            g = gl.minimum(g, p.G - 1)
             row = gl.load(p.offs + g - 1, mask=g > 0, other=0)
             row_end = gl.load(p.offs + g)
         tiles_m = (row_end - row + p.BLOCK_M - 1) // p.BLOCK_M
