@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-from functools import lru_cache
 from typing import Any
 
 import torch
 
 from expertile.device import Device
+from expertile.ops._select import device_of as _device
 from expertile.ops.attention import op
 from expertile.ops.attention.backend import Backend, Operands, Saved, new_lse
 from expertile.ops.attention.backends import by_name
@@ -105,11 +105,6 @@ def explain_attention(
     """
     problem = Problem.from_tensors(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, causal, scale)
     return explain_problem(problem, _device(q.device.type, q.device.index))
-
-
-@lru_cache(maxsize=64)
-def _device(kind: str, index: int | None) -> Device:
-    return Device.current("cpu" if kind != "cuda" else index)
 
 
 def select(problem: Problem, device: Device, backend: str, backward: bool) -> tuple[Backend, Any]:

@@ -9,11 +9,13 @@ import torch
 
 from expertile.device import Device
 from expertile.int4.weight import Int4Weight
+from expertile.ops._select import device_of as _device
+from expertile.ops._select import selected
 from expertile.ops.grouped_mm import op
 from expertile.ops.grouped_mm.autograd import GroupedMM
 from expertile.ops.grouped_mm.backend import Backend, Operands
 from expertile.ops.grouped_mm.backends import by_name
-from expertile.ops.grouped_mm.choose import Choice, choose, rounded
+from expertile.ops.grouped_mm.choose import choose, rounded
 from expertile.ops.grouped_mm.explain import Explanation, explain_problem
 from expertile.ops.grouped_mm.problem import Problem, described, tf32_allowed
 
@@ -117,26 +119,13 @@ def _autocast(
     return cast(a), cast(b), None if bias is None else cast(bias)
 
 
-@lru_cache(maxsize=64)
-def _device(kind: str, index: int | None) -> Device:
-    return Device.current("cpu" if kind != "cuda" else index)
-
-
 def select(problem: Problem, device: Device, backend: str, config: Any) -> tuple[Backend, Any]:
     """The backend and config for a problem. ValueError when the named backend cannot take it, with its reason."""
-    if backend == "auto":
-        if config is not None:
-            raise ValueError("config: expected None with backend='auto', got " + repr(config))
-        choice: Choice = choose(problem, device)
-        return choice.backend, choice.config
-    chosen = by_name(backend)
-    reason = chosen.supports(problem, device)
-    if reason is not None:
-        raise ValueError(f"backend: {backend} cannot take this problem: {reason}")
-    default = chosen.configs(rounded(problem), device)[0]  # working configs out takes longer than a call
-    if config is not None and type(config) is not type(default):
-        raise ValueError(f"config: expected a {type(default).__name__} of backend {backend}, got {config!r}")
-    return chosen, default if config is None else config
+    # Working configs out takes longer than a call: they are kept for rounded problems.
+    return selected(
+        backend, config, choose=lambda: choose(problem, device), by_name=by_name,
+        refused=lambda b: b.supports(problem, device), default=lambda b: b.configs(rounded(problem), device)[0],
+    )  # fmt: skip
 
 
 def _forward(

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 
 from expertile.device import Device
+from expertile.ops._select import device_of as _device
+from expertile.ops._select import selected
 from expertile.ops.grouped_mm.problem import described
 from expertile.ops.scaled_grouped_mm import op
 from expertile.ops.scaled_grouped_mm.backend import Backend, Operands
@@ -78,26 +80,12 @@ def scaled_grouped_mm(
     )
 
 
-@lru_cache(maxsize=64)
-def _device(kind: str, index: int | None) -> Device:
-    return Device.current("cpu" if kind != "cuda" else index)
-
-
 def select(problem: ScaledProblem, device: Device, backend: str, config: Any) -> tuple[Backend, Any]:
     """The backend and config for a problem. ValueError when the named backend cannot take it, with its reason."""
-    if backend == "auto":
-        if config is not None:
-            raise ValueError("config: expected None with backend='auto', got " + repr(config))
-        choice = choose(problem, device)
-        return choice.backend, choice.config
-    chosen = by_name(backend)
-    reason = chosen.supports(problem, device)
-    if reason is not None:
-        raise ValueError(f"backend: {backend} cannot take this problem: {reason}")
-    default = chosen.configs(problem, device)[0]
-    if config is not None and type(config) is not type(default):
-        raise ValueError(f"config: expected a {type(default).__name__} of backend {backend}, got {config!r}")
-    return chosen, default if config is None else config
+    return selected(
+        backend, config, choose=lambda: choose(problem, device), by_name=by_name,
+        refused=lambda b: b.supports(problem, device), default=lambda b: b.configs(problem, device)[0],
+    )  # fmt: skip
 
 
 def _forward(

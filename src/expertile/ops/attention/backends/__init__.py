@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from expertile.ops._select import named
 from expertile.ops.attention import reference
 from expertile.ops.attention.backend import Backend
 from expertile.ops.attention.backends import gluon_hopper, sdpa, triton_portable
@@ -17,7 +18,4 @@ BACKENDS: tuple[Backend, ...] = (
 
 def by_name(name: str) -> Backend:
     """The backend of that name. ValueError lists those known."""
-    for backend in BACKENDS:
-        if backend.name == name:
-            return backend
-    raise ValueError(f"backend: expected auto or one of {', '.join(b.name for b in BACKENDS)}, got {name!r}")
+    return named(BACKENDS, name, also="auto or ")

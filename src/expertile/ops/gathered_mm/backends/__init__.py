@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 
+from expertile.ops._select import named
 from expertile.ops.gathered_mm import reference
 from expertile.ops.gathered_mm.backend import Backend
 
@@ -21,7 +22,4 @@ if find_spec("triton") is not None:
 
 def by_name(name: str) -> Backend:
     """The backend called `name`. ValueError lists those there are."""
-    for backend in BACKENDS:
-        if backend.name == name:
-            return backend
-    raise ValueError(f"backend: expected one of {', '.join(b.name for b in BACKENDS)}, got {name!r}")
+    return named(BACKENDS, name)
