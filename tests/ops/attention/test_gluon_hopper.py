@@ -49,7 +49,7 @@ PASSES = {
 
 
 def _emulated(config: Any, kernel: Any) -> Any:
-    """A stand-in for `_hopper_launch.run`: `kernel`, or the launch's own, in the emulator on few programs."""
+    """A stand-in for `_gluon_queue.run`: `kernel`, or the launch's own, in the emulator on few programs."""
     seed, programs = config
 
     def run(launch: Any, tensors: Any, pointers: Any) -> None:
@@ -61,7 +61,7 @@ def _emulated(config: Any, kernel: Any) -> Any:
 
 
 def _forward(made: Made, config: ForwardConfig, patch: pytest.MonkeyPatch, seed: int, kernel: Any = None) -> None:
-    patch.setattr(gluon_hopper._hopper_launch, "run", _emulated((seed, 2 + seed % 2), kernel))
+    patch.setattr(gluon_hopper._gluon_queue, "run", _emulated((seed, 2 + seed % 2), kernel))
     patch.setattr(torch, "empty_like", lambda x: torch.full_like(x, float("nan")))
     check_forward(made, *gluon_hopper.forward(on_gpu(made.problem), made.operands, config))
 
@@ -98,7 +98,7 @@ def _statistics_of(made: Made) -> Statistics:
 
 
 def _pass(made: Made, config: PassConfig, dq: bool, patch: pytest.MonkeyPatch, seed: int, kernel: Any = None) -> None:
-    patch.setattr(gluon_hopper._hopper_launch, "run", _emulated((seed, 2 + seed % 2), kernel))
+    patch.setattr(gluon_hopper._gluon_queue, "run", _emulated((seed, 2 + seed % 2), kernel))
     o = made.operands
     grads = tuple(torch.full_like(x, float("nan")) for x in ((o.q,) if dq else (o.k, o.v)))
     gluon_hopper.run_pass(on_gpu(made.problem), o, made.dout, _statistics_of(made), config, *grads)

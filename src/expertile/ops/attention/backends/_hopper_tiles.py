@@ -4,7 +4,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import tma
 
-# Ragged descriptors wrap 64-bit addresses around at this coordinate (see `_hopper_launch.ragged`).
+# Ragged descriptors wrap 64-bit addresses around at this coordinate (see `_hopper_launch.rows_of_heads`).
 _WRAP: gl.constexpr = gl.constexpr(0x40000000)
 
 

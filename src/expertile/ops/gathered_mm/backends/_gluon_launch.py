@@ -8,13 +8,13 @@ from typing import Any
 import torch
 
 from expertile.device import Device
-from expertile.ops.attention.backends._hopper_launch import Launch
-from expertile.ops.attention.backends._hopper_launch import run as queue
 from expertile.ops.gathered_mm.backend import Operands, Outputs
 from expertile.ops.gathered_mm.backends._gluon_kernel import gathered_mm_kernel
 from expertile.ops.gathered_mm.backends._gluon_sums import add_row_sums
 from expertile.ops.gathered_mm.problem import GatherProblem, Product
+from expertile.ops.grouped_mm.backends import _gluon_queue
 from expertile.ops.grouped_mm.backends._gluon_launch import Blocks, ragged
+from expertile.ops.grouped_mm.backends._gluon_queue import Launch
 
 _WRAP = 0x40000000
 _VECTOR = 8  # elements of a 16-byte copy
@@ -117,9 +117,9 @@ def launch(p: GatherProblem, operands: Operands, config: Any, outputs: Outputs) 
     """Queue the kernel on the current stream of the operands' device, and for BACKWARD the sum of its row sums."""
     programs = Device.current(operands.a.device).sm_count
     if p.product is not Product.BACKWARD:
-        queue(*prepared(p, operands, config, outputs, programs))
+        _gluon_queue.run(*prepared(p, operands, config, outputs, programs))
         return
     sums, dweights = row_sums(p, config, operands.a), outputs[2]
     assert operands.slots is not None and dweights is not None
-    queue(*prepared(p, operands, config, outputs, programs, sums))
+    _gluon_queue.run(*prepared(p, operands, config, outputs, programs, sums))
     add_row_sums(sums, operands.slots, operands.offs, dweights)
