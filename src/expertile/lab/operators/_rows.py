@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from expertile.device import Device
-from expertile.lab.operators.base import ROUNDOFF, OpWorkload
+from expertile.lab.operators.base import ROUNDOFF, Call, OpWorkload, Rival
 
 Supports = Callable[[OpWorkload, Device], str | None]
+Bind = Callable[[OpWorkload, tuple[Tensor, ...]], Call]
 
 BACKWARD = "_backward"
 EPS = 1e-5
@@ -87,3 +88,24 @@ def quack(whole_vectors: bool = False) -> Supports:
         return None
 
     return supports
+
+
+def rivals(
+    ours: Bind,
+    torchs: Bind,
+    compiled: Bind,
+    ligers: Bind,
+    quacks: Bind,
+    *,
+    peak_nbytes: Callable[[OpWorkload], float] | None = None,
+    whole_vectors: bool = False,
+) -> tuple[Rival, ...]:
+    """Who races on rows: ours, whose peak memory is `peak_nbytes`; torch, compiled torch, Liger and quack, which for
+    `whole_vectors` needs those."""
+    return (
+        Rival("expertile", False, anywhere, ours, peak_nbytes=peak_nbytes),
+        Rival("torch", True, anywhere, torchs),
+        Rival("torch.compile", True, anywhere, compiled),
+        Rival("liger", True, liger(), ligers),
+        Rival("quack", True, quack(whole_vectors), quacks),
+    )

@@ -12,7 +12,7 @@ from torch import Tensor
 from expertile.lab.operators import _rows
 from expertile.lab.operators._compiled import compiled_for
 from expertile.lab.operators._rows import EPS
-from expertile.lab.operators.base import Call, Operator, OpWorkload, Rival
+from expertile.lab.operators.base import Call, Operator, OpWorkload
 from expertile.ops.rms_norm import rms_norm, rms_norm_backward
 from expertile.roofline import Work
 
@@ -183,24 +183,12 @@ def rows() -> tuple[OpWorkload, ...]:
 OPERATORS = (
     Operator(
         "rms_norm", _inputs, _reference, _work,
-        (
-            Rival("expertile", False, _rows.anywhere, _ours, peak_nbytes=_allocated),
-            Rival("torch", True, _rows.anywhere, _torch),
-            Rival("torch.compile", True, _rows.anywhere, _compiled),
-            Rival("liger", True, _rows.liger(), _liger),
-            Rival("quack", True, _rows.quack(), _quack),
-        ),
+        _rows.rivals(_ours, _torch, _compiled, _liger, _quack, peak_nbytes=_allocated),
         _rows.tolerance,
     ),
     Operator(
         "rms_norm_backward", _backward_inputs, _backward_reference, _backward_work,
-        (
-            Rival("expertile", False, _rows.anywhere, _ours_backward),
-            Rival("torch", True, _rows.anywhere, _torch_backward),
-            Rival("torch.compile", True, _rows.anywhere, _compiled_backward),
-            Rival("liger", True, _rows.liger(), _liger_backward),
-            Rival("quack", True, _rows.quack(), _quack_backward),
-        ),
+        _rows.rivals(_ours_backward, _torch_backward, _compiled_backward, _liger_backward, _quack_backward),
         _rows.tolerance,
     ),
 )  # fmt: skip

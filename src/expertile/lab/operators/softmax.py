@@ -9,7 +9,7 @@ from torch import Tensor
 
 from expertile.lab.operators import _rows
 from expertile.lab.operators._compiled import compiled_for
-from expertile.lab.operators.base import Call, Operator, OpWorkload, Rival
+from expertile.lab.operators.base import Call, Operator, OpWorkload
 from expertile.ops.softmax import softmax, softmax_backward
 from expertile.roofline import Work
 
@@ -142,23 +142,14 @@ def rows() -> tuple[OpWorkload, ...]:
 OPERATORS = (
     Operator(
         "softmax", _inputs, _reference, _work,
-        (
-            Rival("expertile", False, _rows.anywhere, _ours, peak_nbytes=_allocated),
-            Rival("torch", True, _rows.anywhere, _torch),
-            Rival("torch.compile", True, _rows.anywhere, _compiled),
-            Rival("liger", True, _rows.liger(), _liger),
-            Rival("quack", True, _rows.quack(whole_vectors=True), _quack),
-        ),
+        _rows.rivals(_ours, _torch, _compiled, _liger, _quack, peak_nbytes=_allocated, whole_vectors=True),
         _rows.tolerance,
     ),
     Operator(
         "softmax_backward", _backward_inputs, _backward_reference, _backward_work,
-        (
-            Rival("expertile", False, _rows.anywhere, _ours_backward, peak_nbytes=_allocated),
-            Rival("torch", True, _rows.anywhere, _torch_backward),
-            Rival("torch.compile", True, _rows.anywhere, _compiled),
-            Rival("liger", True, _rows.liger(), _liger_backward),
-            Rival("quack", True, _rows.quack(whole_vectors=True), _quack_backward),
+        _rows.rivals(
+            _ours_backward, _torch_backward, _compiled, _liger_backward, _quack_backward, peak_nbytes=_allocated,
+            whole_vectors=True,
         ),
         _rows.tolerance,
     ),
