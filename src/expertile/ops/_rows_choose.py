@@ -72,15 +72,12 @@ _FORWARD_LONG_VECTORS = {
 _FORWARD_LONG_ONE_VECTOR = {**_FORWARD_LONG_VECTORS, 32768: (RowConfig(2, 4096, 8, 8, 2, 3), RowConfig(1, 4096, 4, 8))}
 # Softmax backward, float32 and 2 bytes.
 _SOFTMAX_BACKWARD = {
-    4096: (RowConfig(1, 4096, 8, 1, 5, 2), RowConfig(1, 4096, 8, 1, 5, 2)),
-    8192: (RowConfig(1, 8192, 16, 1, 2, 2), RowConfig(1, 8192, 16, 1, 2, 2)),
+    4096: (RowConfig(1, 4096, 16), RowConfig(1, 4096, 16)),
+    8192: (RowConfig(1, 8192, 16), RowConfig(1, 2048, 16)),
     32768: (RowConfig(1, 8192, 8, 4), RowConfig(1, 8192, 8, 4)),
     131072: (RowConfig(1, 8192, 32, 8, 1, 2), RowConfig(1, 16384, 16, 8, 1, 3)),
 }
-_SOFTMAX_BACKWARD_MANY = {
-    **_SOFTMAX_BACKWARD,
-    4096: (RowConfig(1, 4096, 8, 1, 5, 2), RowConfig(2, 4096, 16, 1, 2, 2)),
-}
+_SOFTMAX_BACKWARD_MANY = {**_SOFTMAX_BACKWARD, 4096: (RowConfig(1, 4096, 8), RowConfig(2, 4096, 16))}
 # Backward of the norms, float32 and 2 bytes, where weight and bias have gradients.
 _NORM_BACKWARD = {
     256: (RowConfig(4, 256, 2, 1, 8, 2), RowConfig(1, 256, 1, 1, 16, 4)),
