@@ -136,12 +136,17 @@ def test_memory_stays_flat_over_1e5_calls(backend):
     for i in range(64):
         call(i)
     torch.cuda.synchronize()
-    start = time.perf_counter()
+    seconds = []
     for i in range(64, 164):
+        start = time.perf_counter()
         call(i)
+        seconds.append(time.perf_counter() - start)
     torch.cuda.synchronize()
-    each = (time.perf_counter() - start) / 100
-    assert each < 2e-3, f"a call with a new shape takes {each * 1e3:.1f} ms: something compiles or measures every time"
+    # Now and then a number of rows is the first to want some tile, and that kernel compiles, in 0.1 s or more.
+    usual, slow = statistics.median(seconds), sum(s > 20e-3 for s in seconds)
+    told = f"a call with a new shape takes {usual * 1e3:.2f} ms, {slow} of {len(seconds)} more than 20 ms"
+    assert usual < 2e-3, f"{told}: something compiles or measures every time"
+    assert slow <= 5, f"{told}: something compiles or measures again and again"
     first = 20_000  # fills every bounded cache
     for i in range(164, first):
         call(i)

@@ -182,7 +182,7 @@ def test_never_waits_for_the_gpu():
 
 
 def test_compiles_without_a_break():
-    def block(x, residual, weight, bias):
+    def block(x, weight, bias, residual):
         y, total = layer_norm(x * 2.0, weight, bias, residual=residual)
         return softmax(y) + rms_norm(total, weight)
 

@@ -1,4 +1,5 @@
-"""triton_int4 compiles for GPUs that need not be here: it fits, does not spill, and unpacks into registers."""
+"""triton_int4 compiles for GPUs that need not be here: it fits, does not spill, and unpacks into registers, which it
+leaves alone until they have been multiplied."""
 
 from __future__ import annotations
 
@@ -13,6 +14,7 @@ from expertile.ops.int4_grouped_mm.backends.triton_int4 import BACKEND
 from tests.ops.int4_grouped_mm.cases import FP16, Case, make, problem_of
 from tests.support.aot import ptxas_warnings, resources
 from tests.support.fake_driver import compile_only
+from tests.support.wgmma import overwritten_operands
 
 pytestmark = [
     pytest.mark.compile,
@@ -41,6 +43,7 @@ def found(case: Case, arch: int, tile: tuple[int, int], **fields):
     (kernel,) = kernels
     got = resources(kernel, arch)
     assert got.fits and got.spills == 0, (config, str(got))
+    assert overwritten_operands(kernel) == [], config
     blocks = config.blocks_per_sm
     assert got.registers * 32 * got.num_warps * blocks <= 65536, f"not {blocks} at once: {config} {got}"
     return got
@@ -61,7 +64,10 @@ def test_ampere_prefill():
     [
         (PLAIN, (16, 64), {"tma": False}),
         (ZEROS, (16, 128), {"tma": True}),
+        (PLAIN, (128, 64), {"scale_weights": True}),
+        (ZEROS, (128, 128), {"scale_weights": True}),
         (PLAIN, (256, 128), {"scale_weights": True}),
+        (CHANNEL, (16, 64), {"tma": False}),
         (CHANNEL, (128, 128), {"scale_weights": False}),
     ],
     ids=lambda x: str(x),

@@ -60,6 +60,19 @@ class Config:
     group_m: int = 8
 
 
+@triton.jit
+def _awaited(acc, BYTES: tl.constexpr):
+    """acc, once the wgmma that computes it is done; no instruction.
+
+    The next step unpacks into the registers of this one's first operand. Triton 3.6 lets a loop's last product run on
+    into the next step and waits for such registers only where no product of the loop is waited for
+    (triton-lang/triton, WGMMAPipeline.cpp); of two in a row it does wait for the first. A use of the sum within the
+    step makes it wait for the second."""
+    if BYTES == 2:  # wgmma; mma.sync reads its registers when it is issued
+        acc = tl.inline_asm_elementwise("", "=f,0", [acc], dtype=tl.float32, is_pure=True, pack=1)
+    return acc
+
+
 @triton.jit(do_not_specialize=["M", "groups", "GROUP_M"])
 def _int4_kernel(
     a_desc, w_desc, scales_desc, zeros_desc, a_ptr, w_ptr, out_ptr, scales_ptr, zeros_ptr, offs_ptr, bias_ptr,
@@ -113,7 +126,7 @@ def _int4_kernel(
                 if HAS_ZEROS:
                     low, high = shifted(low, zero_low, DTYPE), shifted(high, zero_high, DTYPE)
                 acc = tl.dot(low, a_low, acc)
-                acc = tl.dot(high, a_high, acc)
+                acc = _awaited(tl.dot(high, a_high, acc), BYTES)
             else:
                 if TMA:
                     block = k // GROUP_SIZE
@@ -137,7 +150,7 @@ def _int4_kernel(
                         zero_high = tl.load(zeros_ptr + next_at + SECOND * N, mask=next_mask, other=0.0)
                 if SCALE_WEIGHTS:
                     acc = tl.dot(low * first[:, None], a_low, acc)
-                    acc = tl.dot(high * second[:, None], a_high, acc)
+                    acc = _awaited(tl.dot(high * second[:, None], a_high, acc), BYTES)
                 elif SECOND:
                     acc += tl.dot(low, a_low) * first.to(tl.float32)[:, None]
                     acc += tl.dot(high, a_high) * second.to(tl.float32)[:, None]
