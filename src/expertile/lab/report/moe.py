@@ -1,14 +1,14 @@
 """The figures of docs/moe.md, put between its markers: work of each stage by formula, times from the newest file of
 results/<gpu>/moe/, and what token rounding does to simulated routings.
 
-A file is JSON lines, told apart by "part": `sizes` (whole layers, seconds by contestant), `stages` (seconds of ours by
-stage) and `kernels` (µs in a CUDA graph). Only figures of one file, which is one run, stand beside each other. Blocks
+A file, made by tools/measure_moe.py, is JSON lines, told apart by "part": `sizes` (whole layers, seconds by
+contestant), `stages` (seconds of ours by stage) and `kernels` (µs in a CUDA graph). Only figures of one file, which is
+of one machine and one set of versions, stand beside each other; those of one line were taken in turns. Blocks
 `layer`, `stages` and `rounding` stand between <!-- expertile:moe NAME --> and <!-- /expertile:moe NAME -->.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from expertile.device import Device
+from expertile.lab.parts import newest_parts, read_parts
 from expertile.lab.record import shipped_root
 from expertile.lab.report.markers import fill_file
 from expertile.lab.report.units import MISSING, markdown_table, percent, significant, times
@@ -58,19 +59,7 @@ _EXPERTS, _TOP_K, _TILE = 128, 8, 128
 
 def shipped_moe(slug: str, root: str | Path | None = None) -> Path | None:
     """The newest file of `results/<slug>/moe/`, or None."""
-    folder = (shipped_root() if root is None else Path(root)) / slug / "moe"
-    return max(folder.glob("????-??-??.jsonl"), default=None)
-
-
-def read_parts(path: str | Path) -> list[dict[str, Any]]:
-    """The lines of a file. ValueError for a line that is no JSON object with a "part"."""
-    parts = []
-    for number, line in enumerate(Path(path).read_text(encoding="utf-8").splitlines(), 1):
-        part = json.loads(line)
-        if not isinstance(part, dict) or "part" not in part:
-            raise ValueError(f'{path}:{number}: expected an object with a "part", got {line[:60]}')
-        parts.append(part)
-    return parts
+    return newest_parts((shipped_root() if root is None else Path(root)) / slug / "moe")
 
 
 def stage_works(size: Size, itemsize: int = 2) -> dict[str, Work]:
@@ -199,7 +188,7 @@ def _stages(parts: Sequence[Mapping[str, Any]], device: Device) -> list[str]:
     graph = next(
         (p["us"] for p in parts if p["part"] == "kernels" and (p["T"], p["E"], p["k"]) == (size[0], *size[3:])), None
     )
-    if graph:
+    if graph and {"route", "perm", "torch topk"} <= graph.keys():
         lines.append(
             "Each stage is timed as a call from Python, so choice and permutation show the host's launches. In a CUDA "
             f"graph they take {significant(graph['route'])} µs and {significant(graph['perm'])} µs, and softmax and "

@@ -1,0 +1,165 @@
+"""What each rank of a run does: one race after the other, in the order of their weight."""
+
+from __future__ import annotations
+
+import gc
+import time
+import traceback
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from expertile.lab.parallel import lines
+from expertile.lab.parallel.case import FORWARD, Case, Job, Size, make
+from expertile.lab.parallel.team import Call, Team
+from expertile.lab.parallel.ways import COMPILED, ONE_GPU, OURS, TORCH, Ready, Way, prepare
+
+LARGE = Size(16384, 4096, 1024, 128, 8)
+QWEN = Size(8192, 2048, 768, 128, 8)  # Qwen3-30B-A3B
+DECODE = Size(64, 2048, 768, 128, 8)  # the same model
+_SMALL, _SMALL_DECODE = Size(48, 32, 16, 8, 2), Size(4, 32, 16, 8, 2)  # what a CPU computes in a moment
+
+# Shares of the time limit that must be left: to begin a race, to prepare more than its first ways, or to compile.
+_FOR_RACE, _FOR_MORE, _FOR_COMPILING = 0.12, 0.18, 0.35
+_ESSENTIAL = 3  # ways
+_RACE_SHARE = 0.08  # of the time limit, at most
+
+
+@dataclass(frozen=True)
+class Options:
+    """out: the file. ranks: GPUs at most. seconds: the time limit in all. quick: fewer ways, sizes and rounds."""
+
+    out: Path = Path("out/parallel.jsonl")
+    ranks: int = 2
+    seconds: float = 110.0
+    quick: bool = False
+    device: str = "cuda"
+
+
+def jobs(options: Options) -> tuple[Job, ...]:
+    """By weight, the most important first."""
+    gpu = options.device == "cuda"
+    large, decode = (LARGE, DECODE) if gpu else (_SMALL, _SMALL_DECODE)
+    found = [Job(large), Job(decode, passes=(FORWARD,), decode=True)]
+    if not options.quick:
+        found[1:1] = [Job(large, "strong"), *([Job(QWEN)] if gpu else [])]
+        found += [Job(QWEN, "strong")] if gpu else []
+    return tuple(found)
+
+
+def ways(job: Job, options: Options) -> tuple[Way, ...]:
+    """By weight, the first three first."""
+    gpu = options.device == "cuda"
+    if job.decode:
+        found = [Way(ONE_GPU, graph=gpu), Way(OURS, fixed=True, graph=gpu), Way(TORCH),
+                 Way(OURS, combine="partial", fixed=True, graph=gpu), Way(OURS)]  # fmt: skip
+        return (*found, *((Way(ONE_GPU), Way(OURS, fixed=True)) if gpu else ()))
+    found = [Way(ONE_GPU), Way(OURS), Way(TORCH), Way(OURS, combine="partial"), Way(OURS, 4)]
+    if job.scaling == "weak" and not options.quick:
+        found += [Way(OURS, 2), Way(OURS, 4, "partial"), Way(OURS, 2, "partial")]
+        found += [Way(COMPILED)] if gpu else []
+    return tuple(found)
+
+
+def run(team: Team, options: Options, emit: lines.Emit) -> None:
+    """All jobs, as far as the time goes. `emit` takes the lines on rank 0."""
+    emit(lines.environment(team))
+    for job in jobs(options):
+        if team.leader_says(team.remaining() < _FOR_RACE * options.seconds):
+            emit(lines.skipped(job, "no time left"))
+            continue
+        lost = False
+        try:
+            case = make(job, team.rank, team.world, team.device)
+            team.synchronize()
+            reason = ""
+        except Exception as error:
+            reason = _said(error)
+            lost = _lost(team)
+        said = team.gather([reason, lost])
+        if any(reason for reason, _ in said):
+            emit(lines.skipped(job, "; ".join(r for r, _ in said if r)))
+        else:
+            lost = _race(team, options, case, emit)
+            del case
+        if any(team.gather(lost or any(x for _, x in said))):
+            emit(lines.skipped(job, "a GPU no longer answers; the run ends"))
+            return
+        gc.collect()
+        if team.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+
+def _race(team: Team, options: Options, case: Case, emit: lines.Emit) -> bool:
+    """Prepare the ways of a job, time those that are right, and write their lines. Whether a GPU was lost."""
+    ready: dict[Way, list[dict[str, Any]]] = {}  # of each rank
+    calls: dict[tuple[str, ...], Call] = {}
+    for index, way in enumerate(ways(case.job, options)):
+        share = _FOR_COMPILING if way.name == COMPILED else _FOR_MORE if index >= _ESSENTIAL else 0.0
+        if team.leader_says(team.remaining() < share * options.seconds):
+            emit(lines.skipped(case.job, "no time left", str(way)))
+            continue
+        found, lost = Ready(), False
+        try:
+            found = prepare(way, case)
+            team.synchronize()
+        except Exception as error:
+            found.reason, found.calls, lost = f"failed: {_said(error)}", {}, _lost(team)
+        said = {"errors": found.errors, "reason": found.reason, "bits": found.bits, "leaving": found.leaving}
+        ready[way] = team.gather({**said, "lost": lost})
+        _progress(team, f"{case.job.size} {case.job.scaling}: {way}: {found.reason or 'right'}")
+        if any(part["lost"] for part in ready[way]):
+            for w, parts in ready.items():
+                emit(lines.step(case, w, parts, {}))
+            return True
+        if not any(part["reason"] for part in ready[way]):
+            calls |= {(str(way), *key): call for key, call in found.calls.items()}
+    messages = _messages(case, team)
+    calls |= {("bandwidth", str(nbytes)): call for nbytes, call in messages.items()}
+    gc.collect()
+    timings = team.race({"|".join(key): call for key, call in calls.items()}, 5 if options.quick else 15,
+                        _RACE_SHARE * options.seconds)  # fmt: skip
+    for nbytes in messages:
+        if timing := timings.get(f"bandwidth|{nbytes}"):
+            emit(lines.bandwidth(case, nbytes // team.world * (team.world - 1), timing))
+    for way, parts in ready.items():
+        of_way = {key[1:]: timings["|".join(key)] for key in calls if key[0] == str(way) and timings}
+        emit(lines.step(case, way, parts, of_way))
+    _progress(team, f"{case.job.size} {case.job.scaling}: timed")
+    return False
+
+
+def _messages(case: Case, team: Team) -> dict[int, Call]:
+    """All-to-alls of the lengths of this job, in equal parts: a row for each token and rank, and one for each slot."""
+    if team.world == 1:
+        return {}
+    x = case.tokens()["x"]
+    found: dict[int, Call] = {}
+    for rows in (len(x) * min(team.world, case.job.size.top_k), len(x) * case.job.size.top_k):
+        sent = x.new_ones((-(-rows // team.world) * team.world, x.shape[1]))
+        found[sent.numel() * sent.element_size()] = partial(dist.all_to_all_single, torch.empty_like(sent), sent)
+    return found
+
+
+def _said(error: Exception) -> str:
+    first = (str(error).strip().splitlines() or [""])[0]
+    where = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{type(error).__name__}: {first} ({Path(where.filename).name}:{where.lineno})"
+
+
+def _lost(team: Team) -> bool:
+    """Whether this rank's GPU context can't be used any more."""
+    try:
+        team.synchronize()
+    except Exception:
+        return True
+    return False
+
+
+def _progress(team: Team, text: str) -> None:
+    if team.rank == 0:
+        print(f"{time.monotonic() - team.started:6.1f} s  {text}", flush=True)

@@ -1,0 +1,190 @@
+"""Ways to compute a case, ready to be timed once their results are right.
+
+A way's calls have names (pass, kind): kind "step" is the whole; "compute" and "communication" are its parts, each
+alone (`replay`), for ours on several ranks. Every rank makes the same ways in the same order.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+
+from expertile.lab.parallel import rival
+from expertile.lab.parallel.case import BOTH, FORWARD, Case, Tensors, judge, leaves_of, one_gpu, with_gradients
+from expertile.lab.parallel.replay import Recorder, Silent, communicate
+from expertile.moe.parallel import ExpertParallel, ParallelConfig
+
+OURS, ONE_GPU, TORCH, COMPILED = "expertile", "one GPU", "torch", "torch.compile"
+STEP, COMPUTE, COMMUNICATION = "step", "compute", "communication"
+
+Run = Callable[[], Tensors]
+
+
+@dataclass(frozen=True)
+class Way:
+    """name: one of the four above. Of ours: chunks, combine, and `fixed`: max_tokens is the tokens of a rank, so that
+    nothing waits for the host. graph: replayed from a CUDA graph."""
+
+    name: str
+    chunks: int = 1
+    combine: str = "ordered"
+    fixed: bool = False
+    graph: bool = False
+
+    def __str__(self) -> str:
+        ours = f" {self.combine} {self.chunks}" + " fixed" * self.fixed if self.name == OURS else ""
+        return self.name + ours + " graph" * self.graph
+
+
+@dataclass
+class Ready:
+    """calls: by pass and kind. errors and reason: as `judge` has them. bits: whether out has the bits of `moe_mlp` on
+    one GPU. leaving: bytes of rows that leave this rank, by pass."""
+
+    calls: dict[tuple[str, str], Callable[[], object]] = field(default_factory=dict)
+    errors: dict[str, float] = field(default_factory=dict)
+    reason: str = ""
+    bits: bool = False
+    leaving: dict[str, int] = field(default_factory=dict)
+
+    def check(self, case: Case, results: list[Tensors], expected: Tensors) -> None:
+        """Judge each of several results; the worst counts."""
+        self.bits = all(torch.equal(got["out"], expected["out"]) for got in results)
+        for got in results:
+            errors, reason = judge(got, expected)
+            self.errors = {name: max(error, self.errors.get(name, 0.0)) for name, error in errors.items()} | {
+                name: error for name, error in self.errors.items() if name not in errors
+            }
+            self.reason = self.reason or reason
+
+
+def prepare(way: Way, case: Case) -> Ready:
+    """Compute the way once and judge it. Exceptions pass through."""
+    ready = Ready()
+    makers = {OURS: _ours, ONE_GPU: _one_gpu}
+    makers.get(way.name, _plain)(way, case, ready)
+    return ready
+
+
+def _check_and_capture(way: Way, case: Case, ready: Ready, runs: dict[str, Run], expected: Tensors) -> None:
+    """Fill `ready` with the whole steps, judged as they will be timed."""
+    results = [run() for run in runs.values()]
+    if way.graph:
+        runs = {name: _captured(run) for name, run in runs.items()}
+        results += [run() for run in runs.values()]
+    ready.check(case, results, expected)
+    ready.calls |= {(name, STEP): run for name, run in runs.items()}
+
+
+def _captured(call: Callable[[], Any]) -> Callable[[], Any]:
+    """`call`, which has run before, as a CUDA graph; returns what the capture returned, filled anew."""
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    # "thread_local": NCCL's watchdog asks for events all the time, which must not spoil the capture.
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        result = call()
+
+    def replay() -> Any:
+        graph.replay()
+        return result
+
+    return replay
+
+
+def _one_gpu(way: Way, case: Case, ready: Ready) -> None:
+    """`moe_mlp` with all experts, on this rank's tokens, or on all of them where those are divided. Gradients of the
+    weights are of these tokens alone, so the expected ones are none of theirs where every rank has its own tokens."""
+    weak = case.job.scaling == "weak"
+    tokens = case.tokens() if weak else case.all_tokens
+    expected = case.expected
+    if weak and case.world > 1:
+        expected = {name: x for name, x in expected.items() if name not in ("gate_up", "down")}
+
+    def run(backward: bool) -> Tensors:
+        whole = one_gpu(tokens, case.gate_up, case.down, backward)
+        return whole if weak else case.own(whole)
+
+    runs: dict[str, Run] = {name: partial(run, name == BOTH) for name in case.job.passes}
+    _check_and_capture(way, case, ready, runs, expected)
+    ready.leaving = dict.fromkeys(case.job.passes, 0)
+
+
+def _ours(way: Way, case: Case, ready: Ready) -> None:
+    s, tokens = case.job.size, case.tokens()
+    config = ParallelConfig(
+        s.experts, s.top_k, s.hidden, chunks=way.chunks, combine=way.combine,
+        max_tokens=len(tokens["x"]) if way.fixed else None,
+    )  # fmt: skip
+    parallel = ExpertParallel(config)
+    gate_up, down = parallel.shard(case.gate_up), parallel.shard(case.down)
+
+    def step(of: ExpertParallel, backward: bool) -> Tensors:
+        if not backward:
+            with torch.no_grad():
+                return {"out": of.mlp(tokens["x"], gate_up, down, tokens["ids"], tokens["weights"])}
+        leaves = leaves_of(tokens, gate_up, down)
+        out = of.mlp(leaves["x"], leaves["gate_up"], leaves["down"], tokens["ids"], leaves["weights"])
+        if isinstance(of._exchange, Recorder):
+            of._exchange.mark()
+        return with_gradients(out, leaves, tokens["dy"])
+
+    runs: dict[str, Run] = {name: partial(step, parallel, name == BOTH) for name in case.job.passes}
+    _check_and_capture(way, case, ready, runs, case.expected)
+    parallel.check()
+    if case.world == 1:
+        ready.leaving = dict.fromkeys(case.job.passes, 0)
+        return
+
+    recording, silent = copy.copy(parallel), copy.copy(parallel)
+    recording._exchange = recorder = Recorder(parallel._exchange)
+    silent._exchange = Silent(recorder)
+    step(recording, BOTH in case.job.passes)
+    if BOTH not in case.job.passes:
+        recorder.mark()
+    ready.leaving = {name: recorder.leaving_nbytes(name == FORWARD) for name in case.job.passes}
+    parts: dict[tuple[str, str], Callable[[], object]] = {}
+    for name in case.job.passes:
+        parts[name, COMPUTE] = partial(step, silent, name == BOTH)
+        parts[name, COMMUNICATION] = partial(communicate, recorder, name == FORWARD)
+    for key, call in parts.items():
+        got = call()
+        if isinstance(got, dict):  # compute alone: on what the recorded step received, so with its results
+            reason = judge(got, case.expected)[1]
+            ready.reason = ready.reason or (f"compute alone: {reason}" if reason else "")
+        ready.calls[key] = _captured(call) if way.graph else call
+
+
+def _plain(way: Way, case: Case, ready: Ready) -> None:
+    s, world, tokens = case.job.size, case.world, case.tokens()
+    if s.experts % world:
+        raise ValueError(f"experts: expected a multiple of {world} ranks, got {s.experts}")
+    mine = case.experts(case.rank)
+    gate_up, down = case.gate_up[mine], case.down[mine]
+    parts = rival.Parts()
+    if way.name == COMPILED:
+        parts = parts.compiled(tokens["x"], tokens["ids"], tokens["weights"])
+
+    def run(backward: bool) -> Tensors:
+        if not backward:
+            with torch.no_grad():
+                out = rival.mlp(tokens["x"], gate_up, down, tokens["ids"], tokens["weights"], s.experts, parts)
+                return {"out": out}
+        leaves = leaves_of(tokens, gate_up, down)
+        out = rival.mlp(
+            leaves["x"], leaves["gate_up"], leaves["down"], tokens["ids"], leaves["weights"], s.experts, parts
+        )
+        return with_gradients(out, leaves, tokens["dy"])
+
+    runs: dict[str, Run] = {name: partial(run, name == BOTH) for name in case.job.passes}
+    _check_and_capture(way, case, ready, runs, case.expected)
+    ids = case.all_tokens["ids"]
+    to_here = (ids >= mine.start) & (ids < mine.stop)
+    stays = int(to_here[case.rows].sum())
+    away, arrives = tokens["ids"].numel() - stays, int(to_here.sum()) - stays
+    forward = (away + arrives) * s.hidden * tokens["x"].element_size()
+    ready.leaving = {name: forward * (2 if name == BOTH else 1) for name in case.job.passes}

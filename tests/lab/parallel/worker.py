@@ -1,0 +1,172 @@
+"""What one of two ranks does in test_parts: ways, their parts, and races, over gloo."""
+
+from __future__ import annotations
+
+import copy
+import os
+import time
+import traceback
+from dataclasses import replace
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from expertile.lab.parallel import rival, ways
+from expertile.lab.parallel import run as runs
+from expertile.lab.parallel.case import BOTH, FORWARD, Case, Job, Size, judge, leaves_of, make
+from expertile.lab.parallel.replay import Recorder, Silent, communicate
+from expertile.lab.parallel.run import Options, run
+from expertile.lab.parallel.team import Team
+from expertile.lab.parallel.ways import COMMUNICATION, COMPUTE, ONE_GPU, OURS, STEP, TORCH, Way, prepare
+from expertile.moe.parallel import ExpertParallel, ParallelConfig
+
+SIZE = Size(24, 32, 16, 8, 2)
+_CPU = torch.device("cpu")
+
+
+def every_way_is_right(team: Team) -> None:
+    """At every scaling; and the bytes that leave are those of the rows."""
+    for scaling in ("weak", "strong"):
+        case = make(Job(SIZE, scaling), team.rank, team.world, _CPU)
+        assert len(case.tokens()["x"]) == (24 if scaling == "weak" else 12)
+        for way in (Way(ONE_GPU), Way(OURS), Way(OURS, 4), Way(OURS, 2, "partial"), Way(OURS, fixed=True), Way(TORCH)):
+            ready = prepare(way, case)
+            assert not ready.reason, f"{way}: {ready.reason}"
+            assert ready.bits or way.name == TORCH or way.combine == "partial", str(way)
+            kinds = {STEP} if way.name in (ONE_GPU, TORCH) else {STEP, COMPUTE, COMMUNICATION}
+            assert ready.calls.keys() == {(name, kind) for name in (FORWARD, BOTH) for kind in kinds}
+        slots = case.all_tokens["ids"] // 4 != torch.arange(2).repeat_interleave(len(case.tokens()["x"]))[:, None]
+        mine = slots.chunk(2)
+        rows = int(mine[team.rank].sum()) + int(mine[1 - team.rank].sum())
+        assert ready.leaving == {FORWARD: rows * 64, BOTH: 2 * rows * 64}
+
+
+def _recorded(case: Case, **options: object) -> tuple[ExpertParallel, Recorder]:
+    config = ParallelConfig(SIZE.experts, SIZE.top_k, SIZE.hidden, **options)  # type: ignore[arg-type]
+    parallel = ExpertParallel(config)
+    parallel._exchange = recorder = Recorder(parallel._exchange)
+    return parallel, recorder
+
+
+def _step(parallel: ExpertParallel, case: Case) -> dict[str, torch.Tensor]:
+    tokens, mine = case.tokens(), case.experts(case.rank)
+    leaves = leaves_of(tokens, case.gate_up[mine], case.down[mine])
+    out = parallel.mlp(leaves["x"], leaves["gate_up"], leaves["down"], tokens["ids"], leaves["weights"])
+    if isinstance(parallel._exchange, Recorder):
+        parallel._exchange.mark()
+    gradients = torch.autograd.grad(out, list(leaves.values()), tokens["dy"])
+    return {"out": out.detach(), **dict(zip(leaves, gradients, strict=True))}
+
+
+def communication_alone_brings_every_row(team: Team) -> None:
+    case = make(Job(SIZE), team.rank, team.world, _CPU)
+    for options in ({}, {"chunks": 4}, {"combine": "partial", "chunks": 2}, {"max_tokens": 30}):
+        parallel, recorder = _recorded(case, **options)
+        _step(parallel, case)
+        came = [t.buffer.clone() for t in recorder.travelling]
+        forward = 3  # labels, dispatch, combine
+        assert len(came) == 6 and 0 < recorder.leaving_nbytes(True) < recorder.leaving_nbytes(False)
+        for count, only in ((forward, True), (len(came), False)):
+            for t in recorder.travelling:
+                t.buffer.zero_()
+            communicate(recorder, only)
+            for index, (t, expected) in enumerate(zip(recorder.travelling, came, strict=True)):
+                want = expected if index < count else torch.zeros_like(expected)
+                assert torch.equal(t.buffer, want), f"{options}: buffer {index}, {t.what}"
+
+
+def computation_alone_needs_nobody(team: Team) -> None:
+    """Rank 1 takes no part in it, and the results are those of the step."""
+    case = make(Job(SIZE), team.rank, team.world, _CPU)
+    for options in ({}, {"chunks": 4}, {"combine": "partial"}, {"max_tokens": 24}):
+        parallel, recorder = _recorded(case, **options)
+        expected = _step(parallel, case)
+        if team.rank == 0:
+            silent = copy.copy(parallel)
+            silent._exchange = Silent(recorder)
+            for _ in range(2):
+                got = _step(silent, case)
+                assert all(torch.equal(got[name], x) for name, x in expected.items()), options
+        dist.barrier()
+
+
+def the_slowest_rank_counts(team: Team) -> None:
+    def slow() -> None:
+        time.sleep(0.03 if team.rank == 1 else 0.0)
+
+    timings = team.race({"slow": slow, "quick": lambda: None}, 5, 2.0)
+    assert timings["slow"].seconds >= 0.03 and timings["quick"].seconds < 0.03 and timings["slow"].rounds == 5
+    assert timings["slow"].ci95_s[0] <= timings["slow"].seconds <= timings["slow"].ci95_s[1]
+
+
+def nothing_is_timed_without_time(team: Team) -> None:
+    late = copy.copy(team)
+    late.deadline = time.monotonic() - 1.0
+    assert late.race({"call": lambda: None}, 5, 2.0) == {}
+    lines: list[dict] = []
+    run(late, Options(device="cpu", seconds=60.0), lines.append)
+    assert [line["part"] for line in lines] == ["environment", *["skipped"] * 3]
+    team._said = late._said  # what was said counts on
+
+
+def what_is_wrong_or_fails_has_no_time(team: Team) -> None:
+    """On one rank only: on all ranks it then counts as wrong, and the others are timed."""
+    right, run_one = rival.weighted_sum, ways.one_gpu
+
+    def wrong(rows: torch.Tensor, at: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        return right(rows, at, weights) * (1.1 if team.rank == 1 else 1.0)
+
+    def failing(*arguments: object) -> dict[str, torch.Tensor]:
+        if team.rank == 0:
+            raise RuntimeError("out of something")
+        return run_one(*arguments)  # type: ignore[arg-type]
+
+    lines: list[dict] = []
+    parts, all_jobs = rival.Parts, runs.jobs
+    runs.jobs = lambda options: all_jobs(options)[:1]
+    rival.Parts = lambda: replace(parts(), weighted_sum=wrong)  # type: ignore[assignment,misc]
+    ways.one_gpu = failing
+    try:
+        run(team, Options(device="cpu", seconds=60.0, quick=True), lines.append)
+    finally:
+        rival.Parts, ways.one_gpu, runs.jobs = parts, run_one, all_jobs  # type: ignore[misc]
+    steps = [line for line in lines if line["part"] == "step"]
+    assert {line["way"]: line["status"] for line in steps} == {ONE_GPU: "failed", TORCH: "wrong", OURS: "ok"}
+    for line in steps:
+        assert bool(line["seconds"]) == bool(line["ci95_s"]) == (line["way"] == OURS)
+        if line["way"] == ONE_GPU:
+            assert "RuntimeError: out of something" in line["reason"]
+        if line["way"] == TORCH:
+            assert "out: relative error" in line["reason"] and line["errors"]["out"] > 0.05
+
+
+def judged(team: Team) -> None:
+    one = torch.ones(3, 4)
+    assert judge({"out": one}, {"out": one, "x": one}) == ({"out": 0.0}, "")
+    assert "out: expected [3, 4], got [2, 4]" in judge({"out": one[:2]}, {"out": one})[1]
+    assert "NaN" in judge({"out": one * torch.nan}, {"out": one})[1]
+
+
+CHECKS = (
+    every_way_is_right, communication_alone_brings_every_row, computation_alone_needs_nobody, the_slowest_rank_counts,
+    nothing_is_timed_without_time, what_is_wrong_or_fails_has_no_time, judged,
+)  # fmt: skip
+
+
+def work(rank: int, world: int, folder: str) -> None:
+    """The process of one rank: what went wrong in each check goes to the folder."""
+    torch.set_num_threads(1)
+    store = dist.FileStore(f"{folder}/rendezvous", world)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=timedelta(seconds=20))
+    now = time.monotonic()
+    team = Team(rank, world, _CPU, store, now, now + 60.0)
+    found = {}
+    for check in CHECKS:
+        try:
+            check(team)
+            found[check.__name__] = ""
+        except Exception:
+            found[check.__name__] = traceback.format_exc()
+        torch.save(found, f"{folder}/{rank}.pt")
+    os._exit(0)
