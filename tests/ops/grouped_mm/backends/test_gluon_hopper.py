@@ -35,6 +35,9 @@ SMALL = {
     "pingpong": Config(128, 64, 64, 3, "pingpong", 2, 1, 1),
     "pingpong, buffers in turn": Config(128, 64, 64, 2, "pingpong", 2, 1, 2),
     "pingpong, 64 rows": Config(64, 128, 64, 2, "pingpong", 2, 2, 1),
+    "split, drawn": Config(128, 64, 64, 3, "split", 2, 1, 1, dynamic=True),
+    "cooperative, drawn": Config(64, 128, 64, 4, "cooperative", 3, 2, 2, dynamic=True),
+    "pingpong, drawn": Config(64, 64, 64, 3, "pingpong", 2, 1, 2, dynamic=True),
 }
 
 # Several tiles for each of several programs, and every edge: empty groups, part tiles, rows past the end.
@@ -103,8 +106,8 @@ MUTANTS = {
         "        i += 1",
     ),
     "the other consumer's steps are not counted": (
-        " + _steps(p, _k_length(p, plan, t + gl.num_programs(0)))",
-        "",
+        "            step += _steps(p, _k_length(",
+        "            _steps(p, _k_length(",
     ),
     "an empty group has no step": (
         "return (gl.maximum(k_len, 1) + p.BLOCK_K - 1)",

@@ -10,7 +10,8 @@ from triton.language.core import _aggregate as aggregate
 class Context:
     """What every partition needs: descriptors, shared memory, the problem, and how it is laid out on the chip.
 
-    LAYOUT, G, M, N, K, offs, BLOCK_M, BLOCK_N, GROUP_M and GROUPS_POW2 are what `grouped_mm`'s tile plan reads.
+    LAYOUT, G, M, N, K, offs, BLOCK_M, BLOCK_N, GROUP_M and GROUPS_POW2 are what `grouped_mm`'s tile plan reads; queue,
+    queued, tickets and DYNAMIC what says which tiles. ROWS: those of a tile that one consumer multiplies.
     """
 
     a_desc: tma.tensor_descriptor
@@ -25,6 +26,8 @@ class Context:
     empty: gl.shared_memory_descriptor
     turn: gl.shared_memory_descriptor
     loaded: gl.shared_memory_descriptor
+    queue: gl.shared_memory_descriptor
+    queued: gl.shared_memory_descriptor
     a: gl.tensor
     rows: gl.tensor
     offs: gl.tensor
@@ -32,6 +35,7 @@ class Context:
     slots: gl.tensor
     weights: gl.tensor
     sums: gl.tensor
+    tickets: gl.tensor
     G: gl.tensor
     M: gl.tensor
     N: gl.tensor
@@ -47,18 +51,21 @@ class Context:
     HAS_BIAS: gl.constexpr
     GROUPS_POW2: gl.constexpr
     BLOCK_M: gl.constexpr
+    ROWS: gl.constexpr
     BLOCK_N: gl.constexpr
     BLOCK_K: gl.constexpr
     STAGES: gl.constexpr
     GROUP_M: gl.constexpr
     C_SLOTS: gl.constexpr
+    DYNAMIC: gl.constexpr
     FENCED: gl.constexpr
 
     @gluon.constexpr_function
     def __init__(
-        self, a_desc, b_desc, out_desc, pre_desc, dpre_desc, a_smem, b_smem, c_smem, full, empty, turn, loaded, a, rows,
-        offs, bias, slots, weights, sums, G, M, N, K, A_PITCH, LAYOUT, PRODUCT, ACTIVATION, INTERLEAVED, SAVE_PRE,
-        GATHERED, B_K_MAJOR, HAS_BIAS, GROUPS_POW2, BLOCK_M, BLOCK_N, BLOCK_K, STAGES, GROUP_M, C_SLOTS, FENCED,
+        self, a_desc, b_desc, out_desc, pre_desc, dpre_desc, a_smem, b_smem, c_smem, full, empty, turn, loaded, queue,
+        queued, a, rows, offs, bias, slots, weights, sums, tickets, G, M, N, K, A_PITCH, LAYOUT, PRODUCT, ACTIVATION,
+        INTERLEAVED, SAVE_PRE, GATHERED, B_K_MAJOR, HAS_BIAS, GROUPS_POW2, BLOCK_M, ROWS, BLOCK_N, BLOCK_K, STAGES,
+        GROUP_M, C_SLOTS, DYNAMIC, FENCED,
     ):  # fmt: skip
         self.a_desc = a_desc
         self.b_desc = b_desc
@@ -72,6 +79,8 @@ class Context:
         self.empty = empty
         self.turn = turn
         self.loaded = loaded
+        self.queue = queue
+        self.queued = queued
         self.a = a
         self.rows = rows
         self.offs = offs
@@ -79,6 +88,7 @@ class Context:
         self.slots = slots
         self.weights = weights
         self.sums = sums
+        self.tickets = tickets
         self.G = G
         self.M = M
         self.N = N
@@ -94,9 +104,11 @@ class Context:
         self.HAS_BIAS = gl.constexpr(HAS_BIAS)
         self.GROUPS_POW2 = gl.constexpr(GROUPS_POW2)
         self.BLOCK_M = gl.constexpr(BLOCK_M)
+        self.ROWS = gl.constexpr(ROWS)
         self.BLOCK_N = gl.constexpr(BLOCK_N)
         self.BLOCK_K = gl.constexpr(BLOCK_K)
         self.STAGES = gl.constexpr(STAGES)
         self.GROUP_M = gl.constexpr(GROUP_M)
         self.C_SLOTS = gl.constexpr(C_SLOTS)
+        self.DYNAMIC = gl.constexpr(DYNAMIC)
         self.FENCED = gl.constexpr(FENCED)

@@ -1,6 +1,6 @@
 """Device code of `gluon_gather`: what becomes of a tile of products, from the accumulators to memory.
 
-Everything leaves through shared memory by TMA, [BLOCK_M, half a tile's width] at a time, through C_SLOTS buffers used
+Everything leaves through shared memory by TMA, [ROWS, half a tile's width] at a time, through C_SLOTS buffers used
 in turn; a buffer is waited for when it is needed again. Rows past the end of the group lie outside the descriptors'
 windows, and the hardware drops them.
 """

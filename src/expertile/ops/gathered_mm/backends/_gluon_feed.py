@@ -14,6 +14,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 
+from expertile.ops.grouped_mm.backends._gluon_tickets import draw, publish
 from expertile.ops.grouped_mm.backends._gluon_tiles import locate, make_plan
 
 # Elements of one 16-byte copy.
@@ -47,12 +48,15 @@ def feed_in_order(p):
     plan = make_plan(p)
     i = 0
     phase = 1
-    g, row, _row_end, col, _k0, _k_len = locate(p, plan, gl.program_id(0))
-    for t in range(gl.program_id(0), plan.total, gl.num_programs(0)):
+    t = gl.program_id(0)
+    number = 0
+    g, row, _row_end, col, _k0, _k_len = locate(p, plan, t)
+    while t < plan.total:
         _fill(p, g, row, col, 0, i, phase)
+        after = draw(p, number, t)
         if p.GROUPS_POW2 <= 128:
             # Looked up while the ring is full, not when the tile after this one is due.
-            next_g, next_row, _row_end, next_col, _k0, _k_len = locate(p, plan, t + gl.num_programs(0))
+            next_g, next_row, _row_end, next_col, _k0, _k_len = locate(p, plan, after)
         i += 1
         phase = gl.where(i == p.STAGES, phase ^ 1, phase)
         i = gl.where(i == p.STAGES, 0, i)
@@ -63,10 +67,13 @@ def feed_in_order(p):
             i = gl.where(i == p.STAGES, 0, i)
         if p.GROUPS_POW2 > 128:
             # The longer plan and two tiles' places would not fit this warp's registers.
-            next_g, next_row, _row_end, next_col, _k0, _k_len = locate(p, plan, t + gl.num_programs(0))
+            next_g, next_row, _row_end, next_col, _k0, _k_len = locate(p, plan, after)
+        number += 1
+        t = after
         g = next_g
         row = next_row
         col = next_col
+    publish(p, number + 1, plan.total)
 
 
 @gluon.jit
@@ -102,13 +109,16 @@ def feed_gathered(p):
     plan = make_plan(p)
     i = 0
     phase = 1
-    g, row, row_end, col, _k0, _k_len = locate(p, plan, gl.program_id(0))
+    t = gl.program_id(0)
+    number = 0
+    g, row, row_end, col, _k0, _k_len = locate(p, plan, t)
     token = _tokens(p, row, row_end, by_row)
-    for t in range(gl.program_id(0), plan.total, gl.num_programs(0)):
+    while t < plan.total:
         source = p.a + gl.expand_dims(token.to(gl.int64) * p.A_PITCH * _VECTOR, 1) + gl.expand_dims(column, 0)
         _fill_gathered(p, source, g, col, 0, k_len, column, i, phase)
+        after = draw(p, number, t)
         if p.GROUPS_POW2 <= 128:
-            next_g, next_row, next_row_end, next_col, _k0, _k_len = locate(p, plan, t + gl.num_programs(0))
+            next_g, next_row, next_row_end, next_col, _k0, _k_len = locate(p, plan, after)
             next_token = _tokens(p, next_row, next_row_end, by_row)
         i += 1
         phase = gl.where(i == p.STAGES, phase ^ 1, phase)
@@ -119,8 +129,11 @@ def feed_gathered(p):
             phase = gl.where(i == p.STAGES, phase ^ 1, phase)
             i = gl.where(i == p.STAGES, 0, i)
         if p.GROUPS_POW2 > 128:
-            next_g, next_row, next_row_end, next_col, _k0, _k_len = locate(p, plan, t + gl.num_programs(0))
+            next_g, next_row, next_row_end, next_col, _k0, _k_len = locate(p, plan, after)
             next_token = _tokens(p, next_row, next_row_end, by_row)
+        number += 1
+        t = after
         g = next_g
         col = next_col
         token = next_token
+    publish(p, number + 1, plan.total)

@@ -1,11 +1,16 @@
 """Device code of `gluon_gather`: persistent, warp-specialised grouped GEMM for sm_90a whose rows may be gathered.
 
-Producers keep a ring of STAGES shared-memory stages full (`_gluon_feed`). Two consumers, a warpgroup each, take every
-other tile of the program: while one multiplies, the other finishes its tile (`_gluon_epilogue`, `_gluon_backward`); a
-pair of barriers keeps their main loops apart. Which tiles those are, every partition works out for itself from `offs`,
-in `grouped_mm`'s order (groups one after the other, bands of GROUP_M rows of tiles).
+Producers keep a ring of STAGES shared-memory stages full (`_gluon_feed`). Two consumers, a warpgroup each, multiply,
+and while one finishes its tile (`_gluon_epilogue`, `_gluon_backward`) the other has the tensor cores. As in
+`grouped_mm`'s kernel they share the tiles in one of two ways:
+
+  pingpong  Each takes every other tile of the program; a pair of barriers keeps their main loops apart.
+  split     Both take the same tile, each ROWS of its rows, and run freely; consumer 1 starts a stage late.
+
+A tile of 128x256 for both moves three quarters of the bytes from L2 that two of 128x128 do, and half of the gathered
+ones. Which tiles a program takes, and where they lie, is `grouped_mm`'s (`_gluon_tickets`, `_gluon_tiles`).
 """
-# ruff: noqa: RUF005, SIM113  (Gluon's front end knows neither `*` in a list nor enumerate)
+# ruff: noqa: RUF005  (Gluon's front end does not know `*` in a list)
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -22,12 +27,13 @@ from expertile.ops.gathered_mm.backends._gluon_context import Context
 from expertile.ops.gathered_mm.backends._gluon_epilogue import store_gated, store_plain
 from expertile.ops.gathered_mm.backends._gluon_feed import feed_gathered, feed_in_order
 from expertile.ops.gathered_mm.backends._gluon_wgrad import feed_wgrad
+from expertile.ops.grouped_mm.backends._gluon_tickets import make_queue, take
 from expertile.ops.grouped_mm.backends._gluon_tiles import k_range, locate, make_plan
 
 
 @gluon.jit
-def _batch(p, acc, i, phase, FIRST: gl.constexpr):
-    """Queue the wgmmas of one stage."""
+def _batch(p, acc, i, phase, PART: gl.constexpr, FIRST: gl.constexpr):
+    """Queue the wgmmas of one stage, on the tile's rows number PART * ROWS and following."""
     mbarrier.wait(p.full.index(i), phase)
     if p.GATHERED != "" and p.FENCED:
         # cp.async writes through the generic proxy, wgmma reads through the asynchronous one.
@@ -38,6 +44,8 @@ def _batch(p, acc, i, phase, FIRST: gl.constexpr):
         a = a.reshape([p.BLOCK_K, p.BLOCK_M]).permute((1, 0))
     else:
         a = a.reshape([p.BLOCK_M, p.BLOCK_K])
+        if p.ROWS < p.BLOCK_M:
+            a = a.slice(PART * p.ROWS, p.ROWS)
     if p.B_K_MAJOR:
         b = b.reshape([p.BLOCK_N, p.BLOCK_K]).permute((1, 0))
     else:
@@ -47,26 +55,27 @@ def _batch(p, acc, i, phase, FIRST: gl.constexpr):
 
 
 @gluon.jit
-def _multiply(p, step, k_len, NEXT: gl.constexpr, mma_layout: gl.constexpr):
+def _multiply(p, step, k_len, PART: gl.constexpr, NEXT: gl.constexpr, mma_layout: gl.constexpr):
     """One tile's K loop, from the ring's step number `step`. An empty group of a weight gradient has one step.
 
-    Consumer NEXT gets its turn when the last products are queued, not when they are done, so that its own are there
-    when the tensor cores come free; no earlier, because the phases of `full` that it waits for are only unambiguous
-    once this tile's have all been seen.
+    NEXT: the consumer whose turn it is afterwards, None if nobody waits for one. It is told when the last products are
+    queued, not when they are done, so that its own are there when the tensor cores come free; no earlier, because the
+    phases of `full` that it waits for are only unambiguous once this tile's have all been seen.
     """
     i = step % p.STAGES
     phase = (step // p.STAGES) & 1
-    acc = gl.zeros((p.BLOCK_M, p.BLOCK_N), gl.float32, mma_layout)
-    acc = _batch(p, acc, i, phase, True)
+    acc = gl.zeros((p.ROWS, p.BLOCK_N), gl.float32, mma_layout)
+    acc = _batch(p, acc, i, phase, PART, True)
     for _k in range(p.BLOCK_K, k_len, p.BLOCK_K):
         i += 1
         phase = gl.where(i == p.STAGES, phase ^ 1, phase)
         i = gl.where(i == p.STAGES, 0, i)
-        acc = _batch(p, acc, i, phase, False)
+        acc = _batch(p, acc, i, phase, PART, False)
         # The batch before this one is done, so its stage is free. (Computed, not carried as `previous = i`: Triton 3.6
         # drops a loop-carried name that starts as an alias of another.)
         mbarrier.arrive(p.empty.index(gl.where(i == 0, p.STAGES - 1, i - 1)), count=1)
-    mbarrier.arrive(p.turn.index(NEXT), count=1)
+    if NEXT is not None:
+        mbarrier.arrive(p.turn.index(NEXT), count=1)
     acc = warpgroup_mma_wait(0, (acc,))
     mbarrier.arrive(p.empty.index(i), count=1)
     return acc
@@ -88,17 +97,73 @@ def _steps(p, plan, t):
 
 
 @gluon.jit
-def _consumer(p, WHO: gl.constexpr, mma_layout: gl.constexpr):
-    part_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [gl.num_warps(), 1], [16, p.BLOCK_N // 8, 16])
-    first = gl.program_id(0) + WHO * gl.num_programs(0)
+def _skip(p, step):
+    """Give back the stages of a tile that this consumer has no rows in."""
+    i = step % p.STAGES
+    phase = (step // p.STAGES) & 1
+    for _k in range(0, p.K, p.BLOCK_K):
+        mbarrier.wait(p.full.index(i), phase)
+        mbarrier.arrive(p.empty.index(i), count=1)
+        i += 1
+        phase = gl.where(i == p.STAGES, phase ^ 1, phase)
+        i = gl.where(i == p.STAGES, 0, i)
+
+
+@gluon.jit
+def _store_tile(p, acc, g, row, row_end, col, tile, WHO: gl.constexpr, mma_layout: gl.constexpr):
+    if p.PRODUCT == "gated":
+        store_gated(p, acc, g, row, row_end, col, tile, WHO, mma_layout)
+    else:
+        store_plain(p, acc, g, row, row_end, col, tile, WHO, mma_layout)
+
+
+@gluon.jit
+def _consumer_split(p, WHO: gl.constexpr, mma_layout: gl.constexpr):
     plan = make_plan(p)
-    g, row, row_end, col, _k0, _k_len = locate(p, plan, first)
+    steps = _steps(p, plan, 0)
+    t = gl.program_id(0)
+    number = 0
+    g, row, row_end, col, _k0, _k_len = locate(p, plan, t)
+    step = 0
+    tile = 0
+    if WHO == 1:
+        # A late start puts one consumer's stores beside the other's products. It lasts: whoever stores leaves the
+        # tensor cores to the other, and so falls behind again by just that much.
+        mbarrier.wait(p.full.index(1), 0, pred=(steps > 1) & (t < plan.total))
+    while t < plan.total:
+        number += 1
+        if row + WHO * p.ROWS < row_end:
+            acc = _multiply(p, step, p.K, WHO, None, mma_layout)
+            after = take(p, number, t + gl.num_programs(0))
+            next_g, next_row, next_row_end, next_col, _k0, _k_len = locate(p, plan, after)
+            _store_tile(p, acc, g, row + WHO * p.ROWS, row_end, col, tile, WHO, mma_layout)
+            tile += 1
+        else:
+            _skip(p, step)
+            after = take(p, number, t + gl.num_programs(0))
+            next_g, next_row, next_row_end, next_col, _k0, _k_len = locate(p, plan, after)
+        step += steps
+        t = after
+        g = next_g
+        row = next_row
+        row_end = next_row_end
+        col = next_col
+    tma.store_wait(0)
+
+
+@gluon.jit
+def _consumer_pingpong(p, WHO: gl.constexpr, mma_layout: gl.constexpr):
+    part_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [gl.num_warps(), 1], [16, p.BLOCK_N // 8, 16])
+    plan = make_plan(p)
     tile = 0
     # The ring's steps go on through the other consumer's tiles.
     step = 0
+    t = gl.program_id(0)
     if WHO == 1:
-        step += _steps(p, plan, gl.program_id(0))
-    for t in range(first, plan.total, 2 * gl.num_programs(0)):
+        step += _steps(p, plan, t)
+        t = take(p, 1, t + gl.num_programs(0))
+    g, row, row_end, col, _k0, _k_len = locate(p, plan, t)
+    while t < plan.total:
         if p.PRODUCT == "backward":
             # Both are there by the time the products are.
             fetch_pre(p, row, row_end, col, WHO)
@@ -106,22 +171,31 @@ def _consumer(p, WHO: gl.constexpr, mma_layout: gl.constexpr):
         # Not carried from tile to tile as g and row are: Triton 3.6 drops that, and every tile gets the first one's.
         k_len = _depth(p, plan, t)
         mbarrier.wait(p.turn.index(WHO), (tile & 1) ^ (1 - WHO))
-        acc = _multiply(p, step, k_len, 1 - WHO, mma_layout)
+        acc = _multiply(p, step, k_len, 0, 1 - WHO, mma_layout)
         # Looked up while the other consumer keeps the tensor cores busy.
-        next_g, next_row, next_row_end, next_col, _k0, _k_len = locate(p, plan, t + 2 * gl.num_programs(0))
-        if p.PRODUCT == "gated":
-            store_gated(p, acc, g, row, row_end, col, tile, WHO, mma_layout)
-        elif p.PRODUCT == "backward":
+        other = take(p, 2 * tile + WHO + 1, t + gl.num_programs(0))
+        after = take(p, 2 * tile + WHO + 2, t + 2 * gl.num_programs(0))
+        next_g, next_row, next_row_end, next_col, _k0, _k_len = locate(p, plan, after)
+        if p.PRODUCT == "backward":
             store_backward(p, acc, weight, row, row_end, col, WHO, part_layout)
         else:
-            store_plain(p, acc, g, row, row_end, col, tile, WHO, mma_layout)
-        step += _steps(p, plan, t) + _steps(p, plan, t + gl.num_programs(0))
+            _store_tile(p, acc, g, row, row_end, col, tile, WHO, mma_layout)
+        step += _steps(p, plan, t) + _steps(p, plan, other)
         tile += 1
+        t = after
         g = next_g
         row = next_row
         row_end = next_row_end
         col = next_col
     tma.store_wait(0)
+
+
+@gluon.jit
+def _consumer(p, WHO: gl.constexpr, mma_layout: gl.constexpr):
+    if p.ROWS < p.BLOCK_M:
+        _consumer_split(p, WHO, mma_layout)
+    else:
+        _consumer_pingpong(p, WHO, mma_layout)
 
 
 @gluon.jit
@@ -137,15 +211,18 @@ def _consumer_1(p, mma_layout: gl.constexpr):
 @gluon.jit(
     # One compilation serves every token count.
     do_not_specialize=["G", "M", "N", "K", "A_PITCH"],
-    do_not_specialize_on_alignment=["rows_ptr", "offs_ptr", "bias_ptr", "slots_ptr", "weights_ptr", "sums_ptr"],
+    do_not_specialize_on_alignment=[
+        "rows_ptr", "offs_ptr", "bias_ptr", "slots_ptr", "weights_ptr", "sums_ptr", "tickets_ptr",
+    ],
 )
 def gathered_mm_kernel(
     a_desc, b_desc, out_desc, pre_desc, dpre_desc, a_ptr, rows_ptr, offs_ptr, bias_ptr, slots_ptr, weights_ptr,
-    sums_ptr, G, M, N, K, A_PITCH,
+    sums_ptr, tickets_ptr, G, M, N, K, A_PITCH,
     PRODUCT: gl.constexpr, ACTIVATION: gl.constexpr, INTERLEAVED: gl.constexpr, SAVE_PRE: gl.constexpr,
     GATHERED: gl.constexpr, B_K_MAJOR: gl.constexpr, HAS_BIAS: gl.constexpr, GROUPS_POW2: gl.constexpr,
-    BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr, STAGES: gl.constexpr, GROUP_M: gl.constexpr,
-    C_SLOTS: gl.constexpr, FENCED: gl.constexpr, CONSUMER_REGS: gl.constexpr, PRODUCER_REGS: gl.constexpr,
+    BLOCK_M: gl.constexpr, ROWS: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr, STAGES: gl.constexpr,
+    GROUP_M: gl.constexpr, C_SLOTS: gl.constexpr, DYNAMIC: gl.constexpr, FENCED: gl.constexpr,
+    CONSUMER_REGS: gl.constexpr, PRODUCER_REGS: gl.constexpr,
     num_warps: gl.constexpr,
 ):  # fmt: skip
     """The products of `gathered_mm.problem`. Grid: one program per multiprocessor.
@@ -163,17 +240,21 @@ def gathered_mm_kernel(
     for s in gl.static_range(STAGES):
         # One arrival for what TMA brings, and one for each thread of the four gathering warps.
         mbarrier.init(full.index(s), count=129 if GATHERED != "" else 1)
-        mbarrier.init(empty.index(s), count=1)
+        mbarrier.init(empty.index(s), count=BLOCK_M // ROWS)
     for s in gl.static_range(2):
         mbarrier.init(turn.index(s), count=1)
         mbarrier.init(loaded.index(s), count=1)
+    if DYNAMIC:
+        queue, queued = make_queue()
+    else:
+        queue, queued = empty, empty
     fence_async_shared()
     LAYOUT: gl.constexpr = "ragged_k" if PRODUCT == "wgrad" else "ragged_m"
     p = Context(
-        a_desc, b_desc, out_desc, pre_desc, dpre_desc, a_smem, b_smem, c_smem, full, empty, turn, loaded, a_ptr,
-        rows_ptr, offs_ptr, bias_ptr, slots_ptr, weights_ptr, sums_ptr, G, M, N, K, A_PITCH, LAYOUT, PRODUCT,
-        ACTIVATION, INTERLEAVED, SAVE_PRE, GATHERED, B_K_MAJOR, HAS_BIAS, GROUPS_POW2, BLOCK_M, BLOCK_N, BLOCK_K,
-        STAGES, GROUP_M, C_SLOTS, FENCED,
+        a_desc, b_desc, out_desc, pre_desc, dpre_desc, a_smem, b_smem, c_smem, full, empty, turn, loaded, queue, queued,
+        a_ptr, rows_ptr, offs_ptr, bias_ptr, slots_ptr, weights_ptr, sums_ptr, tickets_ptr, G, M, N, K, A_PITCH, LAYOUT,
+        PRODUCT, ACTIVATION, INTERLEAVED, SAVE_PRE, GATHERED, B_K_MAJOR, HAS_BIAS, GROUPS_POW2, BLOCK_M, ROWS, BLOCK_N,
+        BLOCK_K, STAGES, GROUP_M, C_SLOTS, DYNAMIC, FENCED,
     )  # fmt: skip
     mma_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [num_warps, 1], [16, BLOCK_N, 16])
     if PRODUCT == "wgrad":

@@ -13,7 +13,7 @@ from expertile.ops.gathered_mm.backends._gluon_kernel import gathered_mm_kernel
 from expertile.ops.gathered_mm.backends._gluon_sums import add_row_sums
 from expertile.ops.gathered_mm.problem import GatherProblem, Product
 from expertile.ops.grouped_mm.backends import _gluon_queue
-from expertile.ops.grouped_mm.backends._gluon_launch import Blocks, ragged
+from expertile.ops.grouped_mm.backends._gluon_launch import Blocks, ragged, tickets
 from expertile.ops.grouped_mm.backends._gluon_queue import Launch
 
 _WRAP = 0x40000000
@@ -40,7 +40,7 @@ def _weights(p: GatherProblem, config: Any) -> Blocks:
 def plan(p: GatherProblem, config: Any, bias_dtype: torch.dtype, programs: int) -> Launch:
     """The launch of `gathered_mm_kernel` for this problem."""
     gated, backward, gathered = p.product is Product.GATED, p.product is Product.BACKWARD, p.gathered != ""
-    box = (config.block_m, config.block_n // 2)
+    box = (config.rows, config.block_n // 2)
     rows = p.tokens if gathered else p.m
     pitch = p.b_strides[0] if p.gathered == "b" else p.a_strides[0]
     inner = p.intermediate
@@ -65,11 +65,13 @@ def plan(p: GatherProblem, config: Any, bias_dtype: torch.dtype, programs: int) 
         "HAS_BIAS": p.has_bias,
         "GROUPS_POW2": max(32, 1 << (p.groups - 1).bit_length()),
         "BLOCK_M": config.block_m,
+        "ROWS": config.rows,
         "BLOCK_N": config.block_n,
         "BLOCK_K": config.block_k,
         "STAGES": config.num_stages,
         "GROUP_M": config.group_m,
         "C_SLOTS": config.store_slots,
+        "DYNAMIC": config.draws(p),
         "FENCED": config.fenced,
         # Three times four warps share 65536 registers, 168 a thread; the first consumer gets what the others leave.
         "CONSUMER_REGS": 208 if gathered else 232,
@@ -81,7 +83,7 @@ def plan(p: GatherProblem, config: Any, bias_dtype: torch.dtype, programs: int) 
     f32 = torch.float32 if backward else p.dtype
     return Launch(
         gathered_mm_kernel, (a, b, out, pre, pre), (p.dtype,) * 5,
-        (p.dtype, i32, i32, bias_dtype, i32, f32, f32), (p.groups, p.m, p.n, p.k, pitch // _VECTOR),
+        (p.dtype, i32, i32, bias_dtype, i32, f32, f32, i32), (p.groups, p.m, p.n, p.k, pitch // _VECTOR),
         tuple(options.items()), programs,
     )  # fmt: skip
 
@@ -95,17 +97,18 @@ def prepared(
     o = operands
     made = plan(p, config, p.dtype if o.bias is None else o.bias.dtype, programs)
     rows = o.offs if o.rows is None else o.rows
+    counter = tickets(config.draws(p), o.offs)
     if p.product is Product.BACKWARD:
         dpre, act_w, _ = outputs
         assert dpre is not None and act_w is not None and sums is not None
         assert o.pre is not None and o.slots is not None and o.weights is not None
-        return made, (o.a, o.b, act_w, o.pre, dpre), (o.a, rows, o.offs, o.a, o.slots, o.weights, sums)
+        return made, (o.a, o.b, act_w, o.pre, dpre), (o.a, rows, o.offs, o.a, o.slots, o.weights, sums, counter)
     out, pre = outputs if p.product is Product.GATED else (outputs[0], None)
     assert out is not None
     pre = out if pre is None else pre
     bias = o.a if o.bias is None else o.bias
     gathered = o.b if p.gathered == "b" else o.a
-    return made, (o.a, o.b, out, pre, pre), (gathered, rows, o.offs, bias, o.offs, out, out)
+    return made, (o.a, o.b, out, pre, pre), (gathered, rows, o.offs, bias, o.offs, out, out, counter)
 
 
 def row_sums(p: GatherProblem, config: Any, like: torch.Tensor) -> torch.Tensor:

@@ -10,6 +10,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 
+from expertile.ops.grouped_mm.backends._gluon_tickets import draw, publish
 from expertile.ops.grouped_mm.backends._gluon_tiles import locate, make_plan
 
 _WRAP: gl.constexpr = gl.constexpr(0x40000000)  # as in `_gluon_epilogue`
@@ -59,12 +60,15 @@ def feed_wgrad(p):
     plan = make_plan(p)
     i = 0
     phase = 1
-    _g, row, _row_end, col, k0, k_len = locate(p, plan, gl.program_id(0))
+    t = gl.program_id(0)
+    number = 0
+    _g, row, _row_end, col, k0, k_len = locate(p, plan, t)
     token = _tokens(p, k0, k_len, 0, r)
     after = _tokens(p, k0, k_len, p.BLOCK_K, r)
-    for t in range(gl.program_id(0), plan.total, gl.num_programs(0)):
+    while t < plan.total:
         # An empty group has one step, of zeros.
         _fill(p, token, row, col, k0, k_len, 0, r, column, i, phase)
+        after_tile = draw(p, number, t)
         token = _tokens(p, k0, k_len, 2 * p.BLOCK_K, r)
         i += 1
         phase = gl.where(i == p.STAGES, phase ^ 1, phase)
@@ -77,6 +81,9 @@ def feed_wgrad(p):
             i += 1
             phase = gl.where(i == p.STAGES, phase ^ 1, phase)
             i = gl.where(i == p.STAGES, 0, i)
-        _g, row, _row_end, col, k0, k_len = locate(p, plan, t + gl.num_programs(0))
+        number += 1
+        t = after_tile
+        _g, row, _row_end, col, k0, k_len = locate(p, plan, t)
         token = _tokens(p, k0, k_len, 0, r)
         after = _tokens(p, k0, k_len, p.BLOCK_K, r)
+    publish(p, number + 1, plan.total)

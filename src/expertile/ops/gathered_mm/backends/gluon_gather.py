@@ -20,6 +20,7 @@ some 12 % of the first, not hidden, and more of the second.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -29,6 +30,7 @@ import torch
 from expertile.device import Device
 from expertile.ops.gathered_mm.backend import Backend, Operands, Outputs
 from expertile.ops.gathered_mm.problem import GatherProblem, Product
+from expertile.ops.grouped_mm.backends.gluon_hopper import DRAWN_TILES, QUEUE_BYTES
 
 _MAX_ROWS = 0x40000000  # as in triton.tools.ragged_tma: a row number no tensor reaches
 _DTYPES = (torch.bfloat16, torch.float16)
@@ -40,7 +42,10 @@ class Config:
 
     block_n: columns of the product's tile (half of them gate, half up, where it is gated).
     group_m: rows of tiles that share one pass over an expert's weights.
-    store_slots: buffers of [block_m, block_n / 2] through which each of the two consumers stores.
+    store_slots: buffers of [rows, block_n / 2] through which each of the two consumers stores.
+    split: both consumers share a tile, half of its rows each; else they take tiles in turn.
+    dynamic: programs draw their tiles from a counter; else program p of P takes p, p + P, p + 2P, … None: where there
+        are many (`gluon_hopper.DRAWN_TILES`).
     fenced: consumers order what cp.async wrote before what wgmma reads with a proxy fence, as PTX demands.
     """
 
@@ -50,13 +55,27 @@ class Config:
     num_stages: int = 5
     group_m: int = 8
     store_slots: int = 2
+    split: bool = False
+    dynamic: bool | None = None
     fenced: bool = True
+
+    @property
+    def rows(self) -> int:
+        """Rows of a tile that one consumer multiplies."""
+        return self.block_m // 2 if self.split else self.block_m
 
     @property
     def smem_bytes(self) -> int:
         """Shared memory of one program, bytes (the barriers and alignment rounded up to 1 KiB)."""
         ring = self.num_stages * (self.block_m + self.block_n) * self.block_k * 2
-        return ring + 2 * self.store_slots * self.block_m * (self.block_n // 2) * 2 + 1024
+        store = 2 * self.store_slots * self.rows * (self.block_n // 2) * 2
+        return ring + store + 1024 + (0 if self.dynamic is False else QUEUE_BYTES)
+
+    def draws(self, problem: GatherProblem) -> bool:
+        """Whether programs draw their tiles."""
+        rows = problem.m if problem.product is Product.WGRAD else problem.mean_group
+        tiles = problem.groups * math.ceil(rows / self.block_m) * math.ceil(problem.n / self.block_n)
+        return tiles >= DRAWN_TILES if self.dynamic is None else self.dynamic
 
 
 def supports(problem: GatherProblem, device: Device) -> str | None:

@@ -19,8 +19,11 @@ class Context:
     full: gl.shared_memory_descriptor
     empty: gl.shared_memory_descriptor
     turn: gl.shared_memory_descriptor
+    queue: gl.shared_memory_descriptor
+    queued: gl.shared_memory_descriptor
     offs: gl.tensor
     bias: gl.tensor
+    tickets: gl.tensor
     G: gl.tensor
     M: gl.tensor
     N: gl.tensor
@@ -40,12 +43,14 @@ class Context:
     GROUP_M: gl.constexpr
     C_PARTS: gl.constexpr
     C_SLOTS: gl.constexpr
+    DYNAMIC: gl.constexpr
 
     @gluon.constexpr_function
     def __init__(
-        self, a_desc, b_desc, c_desc, a_smem, b_smem, c_smem, full, empty, turn, offs, bias, G, M, N, K,
+        self, a_desc, b_desc, c_desc, a_smem, b_smem, c_smem, full, empty, turn, queue, queued, offs, bias, tickets,
+        G, M, N, K,
         LAYOUT, A_K_MAJOR, B_K_MAJOR, HAS_BIAS, GROUPS_POW2, CONSUMERS, ROWS, BLOCK_M, BLOCK_N, BLOCK_K, STAGES, LAG,
-        GROUP_M, C_PARTS, C_SLOTS,
+        GROUP_M, C_PARTS, C_SLOTS, DYNAMIC,
     ):  # fmt: skip
         self.a_desc = a_desc
         self.b_desc = b_desc
@@ -56,8 +61,11 @@ class Context:
         self.full = full
         self.empty = empty
         self.turn = turn
+        self.queue = queue
+        self.queued = queued
         self.offs = offs
         self.bias = bias
+        self.tickets = tickets
         self.G = G
         self.M = M
         self.N = N
@@ -77,3 +85,4 @@ class Context:
         self.GROUP_M = gl.constexpr(GROUP_M)
         self.C_PARTS = gl.constexpr(C_PARTS)
         self.C_SLOTS = gl.constexpr(C_SLOTS)
+        self.DYNAMIC = gl.constexpr(DYNAMIC)

@@ -8,10 +8,10 @@ multiply them with wgmma and store the result with TMA. Consumers share the tile
             whose rows all lie past the end of the group drops out of the tile, and its half of `a` is not loaded.
   pingpong  Each takes every other tile of the program; a pair of barriers keeps their main loops apart.
 
-Which tiles those are, every partition works out for itself (`_gluon_tiles`): nothing of that stands between the start
-of the kernel and its first load but one read of `offs`.
+Where a tile lies, every partition works out for itself (`_gluon_tiles`): nothing of that stands between the start of
+the kernel and its first load but one read of `offs`. `_gluon_tickets` says which tiles a program takes.
 """
-# ruff: noqa: RUF005, SIM113  (Gluon's front end knows neither `*` in a list nor enumerate)
+# ruff: noqa: RUF005  (Gluon's front end does not know `*` in a list)
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -25,6 +25,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from expertile.ops.grouped_mm.backends._gluon_context import Context
+from expertile.ops.grouped_mm.backends._gluon_tickets import draw, make_queue, publish, take
 from expertile.ops.grouped_mm.backends._gluon_tiles import k_range, locate, make_plan
 
 # Ragged descriptors (triton.tools.ragged_tma) wrap 64-bit addresses around at this coordinate.
@@ -81,13 +82,16 @@ def _producer(p):
     plan = make_plan(p)
     i = 0
     phase = 1
-    g, row, row_end, col, k0, k_len = locate(p, plan, gl.program_id(0))
-    for t in range(gl.program_id(0), plan.total, gl.num_programs(0)):
+    t = gl.program_id(0)
+    number = 0
+    g, row, row_end, col, k0, k_len = locate(p, plan, t)
+    while t < plan.total:
         # An empty group has one step, of zeros from outside its descriptors.
         _fill(p, g, row, row_end, col, k0, k_len, 0, i, phase)
+        after = draw(p, number, t)
         if p.GROUPS_POW2 <= 128:
             # Looked up while the ring is full, not when the tile after this one is due.
-            next_g, next_row, next_row_end, next_col, next_k0, next_k_len = locate(p, plan, t + gl.num_programs(0))
+            next_g, next_row, next_row_end, next_col, next_k0, next_k_len = locate(p, plan, after)
         i += 1
         phase = gl.where(i == p.STAGES, phase ^ 1, phase)
         i = gl.where(i == p.STAGES, 0, i)
@@ -98,13 +102,16 @@ def _producer(p):
             i = gl.where(i == p.STAGES, 0, i)
         if p.GROUPS_POW2 > 128:
             # The longer plan and two tiles' places would not fit this warp's registers.
-            next_g, next_row, next_row_end, next_col, next_k0, next_k_len = locate(p, plan, t + gl.num_programs(0))
+            next_g, next_row, next_row_end, next_col, next_k0, next_k_len = locate(p, plan, after)
+        number += 1
+        t = after
         g = next_g
         row = next_row
         row_end = next_row_end
         col = next_col
         k0 = next_k0
         k_len = next_k_len
+    publish(p, number + 1, plan.total)
 
 
 @gluon.jit
@@ -133,8 +140,9 @@ def _steps(p, k_len):
 
 
 @gluon.jit
-def _multiply(p, plan, step, k_len, after, PART: gl.constexpr, NEXT: gl.constexpr, mma_layout: gl.constexpr):
-    """One tile's K loop, from the ring's step number `step`, and where tile number `after` is.
+def _multiply(p, plan, step, k_len, number, t, PART: gl.constexpr, NEXT: gl.constexpr, mma_layout: gl.constexpr):
+    """One tile's K loop, from the ring's step number `step`; and this program's tile number `number`, which is t where
+    that is known beforehand: which it is, and where.
 
     NEXT: the consumer whose turn it is afterwards, None if nobody waits for one. It is told when the last products are
     queued, not when they are done, so that its own are there when the tensor cores come free; no earlier, because the
@@ -146,6 +154,7 @@ def _multiply(p, plan, step, k_len, after, PART: gl.constexpr, NEXT: gl.constexp
     acc = _batch(p, acc, i, phase, PART, True)
     if NEXT is None:
         # Looked up while the tensor cores are busy.
+        after = take(p, number, t)
         g, row, row_end, col, _k0, next_k_len = locate(p, plan, after)
     for _k in range(p.BLOCK_K, k_len, p.BLOCK_K):
         i += 1
@@ -161,8 +170,9 @@ def _multiply(p, plan, step, k_len, after, PART: gl.constexpr, NEXT: gl.constexp
     mbarrier.arrive(p.empty.index(i), count=1)
     if NEXT is not None:
         # Looked up while the other consumer keeps them busy.
+        after = take(p, number, t)
         g, row, row_end, col, _k0, next_k_len = locate(p, plan, after)
-    return acc, g, row, row_end, col, next_k_len
+    return after, acc, g, row, row_end, col, next_k_len
 
 
 @gluon.jit
@@ -219,31 +229,35 @@ def _consumer_split(p, mma_layout: gl.constexpr, WHO: gl.constexpr):
     plan = make_plan(p)
     step = 0
     tile = 0
-    g, row, row_end, col, _k0, k_len = locate(p, plan, gl.program_id(0))
-    for t in range(gl.program_id(0), plan.total, gl.num_programs(0)):
-        after = t + gl.num_programs(0)
+    number = 0
+    t = gl.program_id(0)
+    g, row, row_end, col, _k0, k_len = locate(p, plan, t)
+    while t < plan.total:
+        number += 1
         steps = _steps(p, k_len)
         if WHO == 0:
-            acc, next_g, next_row, next_row_end, next_col, next_k_len = _multiply(
-                p, plan, step, k_len, after, 0, None, mma_layout
+            after, acc, next_g, next_row, next_row_end, next_col, next_k_len = _multiply(
+                p, plan, step, k_len, number, t + gl.num_programs(0), 0, None, mma_layout
             )
             _store(p, acc, g, row, row_end, col, tile, 0, mma_layout)
             tile += 1
         else:
             # The late start that puts one consumer's stores beside the other's products. It lasts: whoever stores
             # leaves the tensor cores to the other, and so falls behind again by just that much.
-            late = (step == 0) & (steps > p.LAG) & (after < plan.total)
+            late = (step == 0) & (steps > p.LAG) & (t + gl.num_programs(0) < plan.total)
             mbarrier.wait(p.full.index(p.LAG), 0, pred=late)
             if row + p.ROWS < row_end:
-                acc, next_g, next_row, next_row_end, next_col, next_k_len = _multiply(
-                    p, plan, step, k_len, after, 1, None, mma_layout
+                after, acc, next_g, next_row, next_row_end, next_col, next_k_len = _multiply(
+                    p, plan, step, k_len, number, t + gl.num_programs(0), 1, None, mma_layout
                 )
                 _store(p, acc, g, row + p.ROWS, row_end, col, tile, 1, mma_layout)
                 tile += 1
             else:
                 _skip(p, step, k_len)
+                after = take(p, number, t + gl.num_programs(0))
                 next_g, next_row, next_row_end, next_col, _k0, next_k_len = locate(p, plan, after)
         step += steps
+        t = after
         g = next_g
         row = next_row
         row_end = next_row_end
@@ -255,21 +269,27 @@ def _consumer_split(p, mma_layout: gl.constexpr, WHO: gl.constexpr):
 @gluon.jit
 def _consumer_pingpong(p, mma_layout: gl.constexpr, WHO: gl.constexpr):
     plan = make_plan(p)
-    first = gl.program_id(0) + WHO * gl.num_programs(0)
-    g, row, row_end, col, _k0, k_len = locate(p, plan, first)
     tile = 0
     # The ring's steps go on through the other consumer's tiles.
     step = 0
+    t = gl.program_id(0)
     if WHO == 1:
-        step += _steps(p, _k_length(p, plan, gl.program_id(0)))
-    for t in range(first, plan.total, 2 * gl.num_programs(0)):
+        step += _steps(p, _k_length(p, plan, t))
+        t = take(p, 1, t + gl.num_programs(0))
+    g, row, row_end, col, _k0, k_len = locate(p, plan, t)
+    while t < plan.total:
         mbarrier.wait(p.turn.index(WHO), (tile & 1) ^ (1 - WHO))
-        acc, next_g, next_row, next_row_end, next_col, next_k_len = _multiply(
-            p, plan, step, k_len, t + 2 * gl.num_programs(0), 0, 1 - WHO, mma_layout
+        after, acc, next_g, next_row, next_row_end, next_col, next_k_len = _multiply(
+            p, plan, step, k_len, 2 * tile + WHO + 2, t + 2 * gl.num_programs(0), 0, 1 - WHO, mma_layout
         )
         _store(p, acc, g, row, row_end, col, tile, WHO, mma_layout)
-        step += _steps(p, k_len) + _steps(p, _k_length(p, plan, t + gl.num_programs(0)))
+        step += _steps(p, k_len)
+        if p.LAYOUT == "ragged_k":
+            step += _steps(p, _k_length(p, plan, take(p, 2 * tile + WHO + 1, t + gl.num_programs(0))))
+        else:
+            step += _steps(p, p.K)
         tile += 1
+        t = after
         g = next_g
         row = next_row
         row_end = next_row_end
@@ -323,19 +343,20 @@ def _prefetch_descriptors(a_rank, b_rank):
 @gluon.jit(
     # One compilation serves every token count.
     do_not_specialize=["G", "M", "N", "K"],
-    do_not_specialize_on_alignment=["offs_ptr", "bias_ptr"],
+    do_not_specialize_on_alignment=["offs_ptr", "bias_ptr", "tickets_ptr"],
 )
 def grouped_mm_kernel(
-    a_desc, b_desc, c_desc, offs_ptr, bias_ptr, G, M, N, K,
+    a_desc, b_desc, c_desc, offs_ptr, bias_ptr, tickets_ptr, G, M, N, K,
     LAYOUT: gl.constexpr, A_K_MAJOR: gl.constexpr, B_K_MAJOR: gl.constexpr, HAS_BIAS: gl.constexpr,
     GROUPS_POW2: gl.constexpr, CONSUMERS: gl.constexpr, ROWS: gl.constexpr, BLOCK_M: gl.constexpr,
     BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr, STAGES: gl.constexpr, LAG: gl.constexpr, GROUP_M: gl.constexpr,
-    C_PARTS: gl.constexpr, C_SLOTS: gl.constexpr, CONSUMER_REGS: gl.constexpr, PRODUCER_REGS: gl.constexpr,
-    num_warps: gl.constexpr,
+    C_PARTS: gl.constexpr, C_SLOTS: gl.constexpr, DYNAMIC: gl.constexpr, CONSUMER_REGS: gl.constexpr,
+    PRODUCER_REGS: gl.constexpr, num_warps: gl.constexpr,
 ):  # fmt: skip
     """out[g] = a[g] @ b[g] over groups g; see `gluon_hopper` for shapes. Grid: one program per multiprocessor.
 
-    GROUPS_POW2: a power of two >= max(G, 32). BLOCK_M = ROWS * CONSUMERS (split) or ROWS (pingpong).
+    GROUPS_POW2: a power of two >= max(G, 32). BLOCK_M = ROWS * CONSUMERS (split) or ROWS (pingpong). tickets_ptr: an
+    int32 that is zero, for DYNAMIC.
     Launched as a programmatic dependent, it sets itself up while the kernel before it ends.
     """
     gl.inline_asm_elementwise(
@@ -354,14 +375,19 @@ def grouped_mm_kernel(
         mbarrier.init(empty.index(s), count=A_PARTS)
     for s in gl.static_range(2):
         mbarrier.init(turn.index(s), count=1)
+    if DYNAMIC:
+        queue, queued = make_queue()
+    else:
+        queue, queued = empty, empty
     fence_async_shared()
     # Memory of the kernel before is touched only after this; the kernel after may begin to set itself up.
     gdc_wait()
     gdc_launch_dependents()
     p = Context(
-        a_desc, b_desc, c_desc, a_smem, b_smem, c_smem, full, empty, turn, offs_ptr, bias_ptr, G, M, N, K,
+        a_desc, b_desc, c_desc, a_smem, b_smem, c_smem, full, empty, turn, queue, queued, offs_ptr, bias_ptr,
+        tickets_ptr, G, M, N, K,
         LAYOUT, A_K_MAJOR, B_K_MAJOR, HAS_BIAS, GROUPS_POW2, CONSUMERS, ROWS, BLOCK_M, BLOCK_N, BLOCK_K, STAGES, LAG,
-        GROUP_M, C_PARTS, C_SLOTS,
+        GROUP_M, C_PARTS, C_SLOTS, DYNAMIC,
     )  # fmt: skip
     mma_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [num_warps, 1], [16, BLOCK_N, 16])
     if CONSUMERS == 2:

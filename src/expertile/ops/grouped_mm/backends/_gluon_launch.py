@@ -97,6 +97,7 @@ def plan(p: Problem, config: Any, out_strides: tuple[int, ...], programs: int) -
         "GROUP_M": config.group_m,
         "C_PARTS": config.store_parts,
         "C_SLOTS": config.store_slots,
+        "DYNAMIC": config.draws(p),
         # The first consumer gets what the second and the producer leave: as many.
         "CONSUMER_REGS": 232,
         "PRODUCER_REGS": 40,
@@ -114,7 +115,13 @@ def arguments(p: Problem, operands: Operands, config: Any, out: torch.Tensor) ->
     offs = operands.offs if operands.offs is not None else out
     bias = operands.bias if operands.bias is not None else out
     descriptors = (made.a.of(operands.a), made.b.of(operands.b), made.c.of(out))
-    return (*descriptors, offs, bias, *made.sizes), made.options
+    return (*descriptors, offs, bias, tickets(made.options["DYNAMIC"], offs), *made.sizes), made.options
+
+
+def tickets(dynamic: bool, like: torch.Tensor) -> torch.Tensor:
+    """The counter that one launch draws tile numbers from: fresh, so that launches on other streams and replays of
+    CUDA graphs have their own. Any tensor where none is needed."""
+    return torch.zeros(1, dtype=torch.int32, device=like.device) if dynamic else like
 
 
 @dataclass(frozen=True, eq=False)
@@ -127,6 +134,7 @@ class Ready:
     c: _launch.Tensor
     rest: tuple[Any, ...]
     programs: int
+    draws: bool
 
     def __call__(self, device: int, a: int, b: int, c: int, pointers: tuple[int, ...]) -> None:
         """Queue the kernel on `device`'s current stream, for tensors at these addresses."""
@@ -171,7 +179,7 @@ def make_ready(
         return None
     a, b, c = (made.tensor(i, list(x.shape), list(x.strides)) for i, x in enumerate(blocks))
     constants = (None,) * (len(kernel.arg_names) - len(dtypes) - len(numbers))
-    return Ready(made, a, b, c, (*numbers, *constants), programs)
+    return Ready(made, a, b, c, (*numbers, *constants), programs, options["DYNAMIC"])
 
 
 @lru_cache(maxsize=1024)
@@ -180,7 +188,7 @@ def _ready(
 ) -> Ready | None:
     made = plan(p, config, out_strides, Device.current(f"cuda:{device}").sm_count)
     offs_dtype = p.out_dtype if p.layout is Layout.BATCHED else torch.int32
-    dtypes = (p.dtype, p.dtype, p.out_dtype, offs_dtype, bias_dtype or p.out_dtype)
+    dtypes = (p.dtype, p.dtype, p.out_dtype, offs_dtype, bias_dtype or p.out_dtype, torch.int32)
     return make_ready(
         grouped_mm_kernel, (made.a, made.b, made.c), dtypes, made.sizes, made.options, made.programs, device
     )
@@ -198,5 +206,8 @@ def launch(p: Problem, operands: Operands, config: Any, out: torch.Tensor) -> No
         grouped_mm_kernel[(Device.current(out.device).sm_count,)](*args, **options)
         return
     here = out.data_ptr()
-    pointers = (here if offs is None else offs.data_ptr(), here if bias is None else bias.data_ptr())
+    counter = tickets(ready.draws, out)
+    pointers = (
+        here if offs is None else offs.data_ptr(), here if bias is None else bias.data_ptr(), counter.data_ptr(),
+    )  # fmt: skip
     ready(device, operands.a.data_ptr(), operands.b.data_ptr(), here, pointers)

@@ -26,6 +26,8 @@ from expertile.ops.grouped_mm.problem import Layout, Problem
 _WRAP = 0x40000000  # as in triton.tools.ragged_tma: a row number no tensor reaches
 _MAX_ROWS = _WRAP
 _DTYPES = (torch.bfloat16, torch.float16)
+DRAWN_TILES = math.inf
+QUEUE_BYTES = 2048  # numbers of drawn tiles, on their way to the consumers
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,8 @@ class Config:
     group_m: rows of tiles that share one pass over a group's weights.
     store_parts, store_slots: the output tile leaves in `store_parts` pieces through `store_slots` buffers.
     lag: steps by which the second consumer of "split" starts late.
+    dynamic: programs draw their tiles from a counter; else program p of P takes p, p + P, p + 2P, … None: where there
+        are many (`DRAWN_TILES`).
     """
 
     block_m: int = 128
@@ -49,6 +53,7 @@ class Config:
     store_parts: int = 1
     store_slots: int = 1
     lag: int = 1
+    dynamic: bool | None = None
 
     @property
     def consumers(self) -> int:
@@ -68,7 +73,13 @@ class Config:
         """Shared memory of one program, bytes (the barriers and alignment rounded up to 1 KiB)."""
         ring = self.num_stages * (self.block_m + self.block_n) * self.block_k * itemsize
         store = self.consumers * self.store_slots * self.rows * (self.block_n // self.store_parts) * out_itemsize
-        return ring + store + 1024
+        return ring + store + 1024 + (0 if self.dynamic is False else QUEUE_BYTES)
+
+    def draws(self, problem: Problem) -> bool:
+        """Whether programs draw their tiles."""
+        rows = problem.mean_group if problem.layout is Layout.RAGGED_M else problem.m
+        tiles = problem.groups * math.ceil(rows / self.block_m) * math.ceil(problem.n / self.block_n)
+        return tiles >= DRAWN_TILES if self.dynamic is None else self.dynamic
 
 
 def supports(problem: Problem, device: Device) -> str | None:
