@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from expertile.lab.baselines import BASELINES, COPY, DENSE
+from expertile.lab.baselines import BASELINE_NAMES, BASELINES, COPIES, COPY, DENSE, Copy, copy_work
 from expertile.lab.operands import make_operands
 from expertile.lab.workloads import Workload, ragged_m, wgrad
 from expertile.ops.grouped_mm.problem import Layout, Problem
@@ -17,7 +17,7 @@ WORKLOADS = [
 
 
 @pytest.mark.parametrize("workload", WORKLOADS, ids=lambda w: w.name)
-@pytest.mark.parametrize("baseline", BASELINES, ids=lambda b: b.name)
+@pytest.mark.parametrize("baseline", BASELINES, ids=lambda b: f"{b.name}{b.way}")
 def test_passes_its_own_check_with_a_tail(workload, baseline):
     o = make_operands(workload, "cpu", 1, 0 if workload.layout is Layout.BATCHED else 8)
     problem = Problem.from_tensors(o.a, o.b, o.offs)
@@ -31,17 +31,36 @@ def test_dense_has_the_flops_and_copy_the_bytes(workload):
     work = problem.work(workload.group_sizes)
     sizes = workload.group_sizes
     assert DENSE.work(problem, sizes).flops == work.flops > 0
-    assert COPY.work(problem, sizes).flops == 0
-    assert COPY.work(problem, sizes).nbytes == pytest.approx(work.nbytes, abs=2 * problem.dtype.itemsize)
+    copies = [b for b in BASELINES if b.name == COPY]
+    assert [b.config for b in copies] == [{"way": "memcpy"}, {"way": "kernel"}] and DENSE.config == {}
+    for copy in copies:
+        assert copy.work(problem, sizes).flops == 0
+        assert work.nbytes <= copy.work(problem, sizes).nbytes < work.nbytes + 8
 
 
-def test_copy_really_moves_the_bytes():
-    workload = WORKLOADS[0]
-    o = make_operands(workload, "cpu", 1)
-    problem = Problem.from_tensors(o.a, o.b, o.offs)
-    copied = COPY.prepare(problem, workload.group_sizes, o)(None)
-    assert 2 * copied.nbytes == COPY.work(problem, workload.group_sizes).nbytes
-    assert copied.isfinite().all() and copied.float().std() > 0.5
+def test_names_are_those_of_the_baselines():
+    assert tuple(dict.fromkeys(b.name for b in BASELINES)) == BASELINE_NAMES
+
+
+@pytest.mark.parametrize("copy", COPIES, ids=lambda c: c.way)
+@pytest.mark.parametrize("nbytes", [8.0, 1001.0, 4096.0])
+def test_every_way_to_copy_really_moves_the_bytes(copy, nbytes):
+    run = copy.run(nbytes, torch.device("cpu"))
+    first, kept = run(None), run(None)
+    assert 2 * first.nbytes == copy_work(nbytes).nbytes and nbytes <= copy_work(nbytes).nbytes < nbytes + 8
+    assert torch.equal(first, kept) and first.data_ptr() != kept.data_ptr()
+    assert first.view(torch.float32).isfinite().all() and first.any()
+    out = torch.zeros_like(first)
+    assert run(out) is out and torch.equal(out, first)
+
+
+def test_a_copy_that_leaves_a_word_out_is_wrong():
+    def most(source, out):
+        out[:-1] = source[:-1]
+        return out
+
+    verdict = Copy("most", most).gate(400.0, torch.device("cpu"))
+    assert not verdict.ok and "differs" in verdict.reason
 
 
 def test_dense_reads_one_weight():

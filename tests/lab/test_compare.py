@@ -69,6 +69,18 @@ def test_memory_bound_rows_are_normalised_by_copy():
     assert row.normalised_by == "copy" and row.verdict == "tie"
 
 
+@pytest.mark.parametrize(
+    ("old_way", "new_way", "by"),
+    [("", "", "copy"), ("", "memcpy", "copy"), ("", "kernel", ""), ("kernel", "", ""), ("memcpy", "kernel", "copy")],
+)
+def test_copies_of_before_their_ways_were_raced_serve_where_memcpy_is_the_faster(old_way, new_way, by):
+    def run(way):
+        config = {"way": way} if way else {}
+        return [timed(limiter="memory"), timed(0.9e-3, backend="copy", config=config)]
+
+    assert _one(run(old_way), run(new_way)).normalised_by == by
+
+
 def test_a_normaliser_of_another_run_or_policy_does_not_serve():
     old = [timed(1e-3), timed(0.8e-3, backend="dense")]
     for change in ({"run": "other"}, {"policy": "eager"}, {"workload": "v"}):

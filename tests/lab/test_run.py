@@ -74,6 +74,7 @@ def test_every_outcome_is_a_record():
     assert found["big"].status == "unsupported" and "out of memory" in found["big"].reason
     assert (found["picky"].status, found["picky"].reason) == ("unsupported", "needs a larger K")
     assert found["dense"].status == found["copy"].status == "ok"
+    assert found["copy"].config["way"] in ("memcpy", "kernel") and found["dense"].config == {}
     assert found["copy"].flops == 0 and found["dense"].flops == good.flops
     assert len({r.run for r in found.values()}) == 1
 

@@ -67,5 +67,10 @@ def test_screening_keeps_the_default_and_a_faster_other(seconds, kept):
     assert list(tried.values()) == ([3] if len(kept) == 2 else [])
 
 
+def test_all_ways_of_a_baseline_go_on():
+    ways = [sleeper("copy", 0.004), sleeper("copy", 0.0)]
+    assert pick_configs(ways, WORKLOAD, "eager", HERE, CPU, 0) == (ways, {})
+
+
 def test_nobody_to_time():
     assert time_contestants([], WORKLOAD, "eager", HERE, CPU, Budget(), 0) == []

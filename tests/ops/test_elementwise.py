@@ -84,6 +84,13 @@ def test_small_tensors_spread_over_the_sms():
     assert 10**6 // small.block > 132
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_programs_of_large_tensors_come_in_many_waves(dtype):
+    """2048 threads stay on an SM: with two waves the last one could be nearly empty and cost as much as the first."""
+    config = configs(10**7, dtype, 132)[0]
+    assert 10**7 / config.block > 4 * 132 * 2048 / (32 * config.num_warps)
+
+
 @pytest.mark.parametrize(
     "args, error, message",
     [

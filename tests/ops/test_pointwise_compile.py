@@ -44,6 +44,9 @@ def test_add_scalar(dtype, arch):
         assert found.spills == 0 and found.smem_bytes == 0, str(found)
         loads = config.block * dtype.itemsize // (16 * 32 * config.num_warps)
         assert accesses["ld", 16] == accesses["st", 16] == loads, accesses
+        # One more for what the last vector leaves: no loop over the last block, which ptxas would unroll.
+        assert found.opcodes["LDG"] == found.opcodes["STG"] == loads + 1, found.opcodes
+        assert ("evict_first" in found.ptx) == ("st.global.cs" in found.ptx) == config.streaming
 
 
 def test_add_scalar_off_by_an_element():

@@ -3,6 +3,10 @@
 `dense`: the same rows against one weight: the same FLOPs without any raggedness, through `torch.mm`. Where
 compute limits, a grouped product can hope for this. `copy`: as many bytes moved as the product must read and
 write. Where memory limits, it can hope for that. Each is checked against what it claims to compute.
+
+There are two ways to copy, since either alone may fall short of the memory: the driver's, which a CUDA graph holds as a
+memcpy node (on an H200 at two thirds of the bandwidth for many sizes, docs/measuring.md), and an element-wise kernel.
+Both are raced; the record of `copy` is that of the faster one, and its config says which.
 """
 
 from __future__ import annotations
@@ -25,7 +29,7 @@ Run = Callable[[torch.Tensor | None], torch.Tensor]  # out or None -> result
 class Baseline:
     """`work(problem, sizes)` is what it really does; `prepare(problem, sizes, operands)` makes everything
     ready and returns the function to time; `verify` judges its result. `sizes` are the group sizes of the
-    ragged dimension.
+    ragged dimension. Baselines of one name are `way`s to do the same, of which a run records the fastest.
     """
 
     name: str
@@ -33,6 +37,12 @@ class Baseline:
     work: Callable[[Problem, Sequence[int]], Work]
     prepare: Callable[[Problem, Sequence[int], Operands], Run]
     verify: Callable[[Problem, Sequence[int], Operands], Gate]
+    way: str = ""
+
+    @property
+    def config(self) -> dict[str, str]:
+        """What a record shows."""
+        return {"way": self.way} if self.way else {}
 
 
 def _dense_operands(problem: Problem, sizes: Sequence[int], operands: Operands) -> tuple[torch.Tensor, torch.Tensor]:
@@ -75,45 +85,62 @@ def _dense_verify(problem: Problem, sizes: Sequence[int], operands: Operands) ->
     return gate_run(run, single, (x.shape[0],), reference, operands.a.device)
 
 
-def copy_work(nbytes: float, dtype: torch.dtype) -> Work:
-    """What copying `nbytes` bytes (read and written together) in whole elements of `dtype` really moves."""
-    return Work(0.0, 2.0 * _copy_elements(nbytes, dtype) * dtype.itemsize)
+@dataclass(frozen=True)
+class Copy:
+    """One way to copy: `move(source, out)` writes int32 `source` to `out` and returns it, each byte once."""
+
+    way: str
+    move: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+    def run(self, nbytes: float, device: torch.device) -> Run:
+        """A copy that reads and writes `nbytes` bytes together, into `out` or fresh memory."""
+        source = _random_words(nbytes, device)
+        return lambda out: self.move(source, torch.empty_like(source) if out is None else out)
+
+    def gate(self, nbytes: float, device: torch.device) -> Gate:
+        """Whether it copies, over other words than those to be copied."""
+        source = _random_words(nbytes, device)
+        same = torch.equal(self.move(source, source.bitwise_not()), source)
+        error = 0.0 if same else math.inf
+        return Gate(same, error, error, "" if same else "the copy differs from what was copied")
 
 
-def copy_run(nbytes: float, dtype: torch.dtype, device: torch.device) -> Run:
-    """A copy that reads and writes `nbytes` bytes together, into `out` or fresh memory."""
-    source = torch.empty(_copy_elements(nbytes, dtype), dtype=dtype, device=device).normal_()
-
-    def run(out: torch.Tensor | None) -> torch.Tensor:
-        return (torch.empty_like(source) if out is None else out).copy_(source)
-
-    return run
+COPY = "copy"
+# Words of 4 bytes whatever the dtype, so that the kernel's loads are 16 bytes wide in all of them.
+COPIES = (
+    Copy("memcpy", lambda source, out: out.copy_(source)),
+    Copy("kernel", lambda source, out: torch.add(source, 0, out=out)),
+)
 
 
-def copy_gate(run: Run) -> Gate:
-    """Whether `run` copies: into fresh memory and over NaN alike."""
-    first = run(None)
-    second = run(torch.full_like(first, math.nan))
-    same = torch.equal(first, second)
-    return Gate(same, 0.0 if same else math.inf, 0.0 if same else math.inf, "" if same else "two copies differ")
+def copy_work(nbytes: float) -> Work:
+    """What copying `nbytes` bytes (read and written together) in whole words really moves."""
+    return Work(0.0, 8.0 * _words(nbytes))
 
 
-def _copy_elements(nbytes: float, dtype: torch.dtype) -> int:
-    return math.ceil(nbytes / 2 / dtype.itemsize)
+def _words(nbytes: float) -> int:
+    return math.ceil(nbytes / 8)
 
 
-def _copy_prepare(problem: Problem, sizes: Sequence[int], operands: Operands) -> Run:
-    return copy_run(problem.work(sizes).nbytes, problem.dtype, operands.a.device)
+def _random_words(nbytes: float, device: torch.device) -> torch.Tensor:
+    """Half of `nbytes` bytes as int32: the bits of normal float32 numbers."""
+    return torch.empty(_words(nbytes), device=device).normal_().view(torch.int32)
 
 
 def _copy_work(problem: Problem, sizes: Sequence[int]) -> Work:
-    return copy_work(problem.work(sizes).nbytes, problem.dtype)
+    return copy_work(problem.work(sizes).nbytes)
 
 
-def _copy_verify(problem: Problem, sizes: Sequence[int], operands: Operands) -> Gate:
-    return copy_gate(_copy_prepare(problem, sizes, operands))
+def _copy_baseline(copy: Copy) -> Baseline:
+    def prepare(problem: Problem, sizes: Sequence[int], operands: Operands) -> Run:
+        return copy.run(problem.work(sizes).nbytes, operands.a.device)
+
+    def verify(problem: Problem, sizes: Sequence[int], operands: Operands) -> Gate:
+        return copy.gate(problem.work(sizes).nbytes, operands.a.device)
+
+    return Baseline(COPY, "the same bytes, only moved", _copy_work, prepare, verify, copy.way)
 
 
 DENSE = Baseline("dense", "the same rows against one weight (torch.mm)", _dense_work, _dense_prepare, _dense_verify)
-COPY = Baseline("copy", "the same bytes, only moved", _copy_work, _copy_prepare, _copy_verify)
-BASELINES = (DENSE, COPY)
+BASELINES = (DENSE, *map(_copy_baseline, COPIES))
+BASELINE_NAMES = (DENSE.name, COPY)

@@ -3,7 +3,9 @@
 Rows are matched by (op, workload, shape, dtype, backend, policy). Two runs differ in power, clocks and
 temperature, so the same kernel's time differs too; a row is therefore judged, where possible, relative to the
 speed of light of its own run: `dense` for rows that compute limits, `copy` for those that memory limits, in
-both runs on the same workload, dtype and policy. Without one the raw times are compared.
+both runs on the same workload, dtype and policy. Without one the raw times are compared. Records of `copy` made before
+its ways were raced are of memcpy alone, which is no limit for many sizes: where a kernel was faster in the other run,
+they do not serve.
 
 The speed-up is ln(t_old / t_new), minus the same of the normaliser. Each time's uncertainty is half its 95 %
 interval in the logarithm; those of independent measurements add in squares. A row is faster or slower only if
@@ -209,7 +211,7 @@ def _timed(before: Record, after: Record, old: dict[_Key, Record], new: dict[_Ke
     if not light:
         name = _NORMALISER[before.limiter]
         norm_before, norm_after = _same_run(before, name, old), _same_run(after, name, new)
-        if norm_before is not None and norm_after is not None:
+        if norm_before is not None and norm_after is not None and _alike(norm_before, norm_after):
             shift, half = _log_ratio(norm_before, norm_after)
             central, width, by = central - shift, width + half**2, name
     half_width = math.sqrt(width)
@@ -271,6 +273,12 @@ def _same_run(record: Record, backend: str, records: dict[_Key, Record]) -> Reco
     """The speed-of-light record beside `record`, if it was timed in the same run."""
     found = records.get(_key(record, backend))
     return found if found is not None and found.status == "ok" and found.run == record.run else None
+
+
+def _alike(before: Record, after: Record) -> bool:
+    """Whether two speed-of-light records are of the same: both of the fastest way, or both of memcpy."""
+    ways = [r.config.get("way") for r in (before, after)]
+    return all(ways) or not any(ways) or "memcpy" in ways
 
 
 def _log_ratio(before: Record, after: Record) -> tuple[float, float]:

@@ -142,7 +142,7 @@ def baseline_contestant(bench: Bench, baseline: Baseline) -> Contestant:
         run = baseline.prepare(problem, sizes, operands)
         return lambda: run(None)
 
-    return judged(Contestant(baseline.name, work, bind=bind), verdict)
+    return judged(Contestant(baseline.name, work, baseline.config, bind), verdict)
 
 
 def candidate_contestant(bench: Bench, backend: Backend | None, name: str, verdict: Gate) -> Contestant:

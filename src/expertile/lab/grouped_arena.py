@@ -11,7 +11,7 @@ from types import TracebackType
 import torch
 
 from expertile.lab.arena import Site
-from expertile.lab.baselines import BASELINES
+from expertile.lab.baselines import BASELINE_NAMES, BASELINES
 from expertile.lab.candidate import candidate_name, load, parse_spec
 from expertile.lab.candidate_gate import CandidateGate
 from expertile.lab.contestants import (
@@ -99,7 +99,7 @@ class GroupedArena:
 
     @property
     def names(self) -> tuple[str, ...]:
-        return (*(b.name for b in self.backends), *self.candidates.names, *(b.name for b in BASELINES))
+        return (*(b.name for b in self.backends), *self.candidates.names, *BASELINE_NAMES)
 
     @property
     def memory_needed(self) -> int:

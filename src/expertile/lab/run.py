@@ -22,7 +22,7 @@ import torch
 
 from expertile.device import Device
 from expertile.lab.arena import AnyWorkload, Arena, Site, record_name
-from expertile.lab.baselines import BASELINES
+from expertile.lab.baselines import BASELINE_NAMES
 from expertile.lab.contestants import Contestant
 from expertile.lab.environment import capture_env, new_run_id, same_machine, timestamp, with_clocks
 from expertile.lab.grouped_arena import Candidates, GroupedArena
@@ -79,8 +79,6 @@ class Settings:
     env: Env
     seed: int
 
-
-_BASELINE_NAMES = tuple(b.name for b in BASELINES)
 
 Key = tuple[str, str, str, str, str, str]  # op, workload, shape, dtype, backend, policy
 
@@ -223,7 +221,7 @@ class _Session:
         found: list[Contestant] = []
         for contestant in arena.contestants(names, self.settings.seed):
             found.append(contestant)
-            if contestant.name not in _BASELINE_NAMES:
+            if contestant.name not in BASELINE_NAMES:
                 self._tell("gate", arena.workload, contestant.name, text=contestant.reason or "ok")
             if contestant.fatal:
                 self.dead = f"{contestant.name} left the device unusable ({contestant.reason})"
@@ -254,7 +252,7 @@ class _Session:
                 (f"{c.name}: {o.reason}" for c in ready if isinstance(o := outcomes[id(c)], Failure)),
                 "the device stopped answering",
             )
-        for contestant in contestants:
+        for contestant in _without_slower_ways(contestants, outcomes):
             if id(contestant) not in screened_out:
                 outcome = outcomes.get(id(contestant))
                 yield self._emit(self._record(arena, policy, contestant, outcome, tried.get(id(contestant))))
@@ -290,10 +288,10 @@ class _Session:
 
     def _reasons(self, arena: Arena, missing: set[tuple[str, str]], status: str, reason: str) -> Iterator[Record]:
         """One record with `reason` for everyone who was to run."""
-        self.total -= sum(1 for name, _ in missing if name in _BASELINE_NAMES)
+        self.total -= sum(1 for name, _ in missing if name in BASELINE_NAMES)
         for policy in self.settings.policies:
             for name in arena.names:
-                if (name, policy) in missing and name not in _BASELINE_NAMES:
+                if (name, policy) in missing and name not in BASELINE_NAMES:
                     nobody = Contestant(name, arena.work, status=status, reason=reason)
                     yield self._emit(self._record(arena, policy, nobody, None, None))
 
@@ -334,9 +332,23 @@ class _Session:
         )
 
 
+def _without_slower_ways(
+    contestants: Sequence[Contestant], outcomes: Mapping[int, Measurement | Failure]
+) -> list[Contestant]:
+    """`contestants`, but of each baseline its fastest way alone; the first if none has a time."""
+
+    def seconds(contestant: Contestant) -> float:
+        outcome = outcomes.get(id(contestant))
+        return outcome.time_s if isinstance(outcome, Measurement) else math.inf
+
+    ways = [[c for c in contestants if c.name == name] for name in BASELINE_NAMES]
+    best = [min(group, key=seconds) for group in ways if group]
+    return [c for c in contestants if c.name not in BASELINE_NAMES or any(c is b for b in best)]
+
+
 def _rivals(medians: Mapping[str, float]) -> dict[str, float]:
     """Without the baselines, which nobody has to beat."""
-    return {name: seconds for name, seconds in medians.items() if name not in _BASELINE_NAMES}
+    return {name: seconds for name, seconds in medians.items() if name not in BASELINE_NAMES}
 
 
 def _key(workload: AnyWorkload, backend: str, policy: str) -> Key:

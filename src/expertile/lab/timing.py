@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from expertile.device import Device
+from expertile.lab.baselines import BASELINE_NAMES
 from expertile.lab.contestants import Contestant
 from expertile.lab.measure import Budget, Candidate, Measurement, Outcome, release, time_interleaved
 from expertile.lab.operands import free_memory, operand_sets
@@ -84,15 +85,16 @@ def pick_configs(
     """Screen contestants that share a name (configs of one backend) in a short measurement.
 
     Returns those that go on, the default (the first) of each name and the fastest other where that is faster,
-    in order; and by `id` of those others how many configs were tried.
+    and baselines in all their ways, in order; and by `id` of those others how many configs were tried.
     """
     keep: list[Contestant] = []
     tried: dict[int, int] = {}
     for name in dict.fromkeys(c.name for c in contestants):
         group = [c for c in contestants if c.name == name]
-        keep.append(group[0])
-        if len(group) == 1:
+        if len(group) == 1 or name in BASELINE_NAMES:
+            keep += group
             continue
+        keep.append(group[0])
         budget = Budget(_SCREENING_S * len(group), min_rounds=5, max_rounds=9, rel_ci=0.02)
         outcomes = time_contestants(group, workload, policy, device, torch_device, budget, seed)
         release(torch_device)

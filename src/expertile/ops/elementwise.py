@@ -18,7 +18,7 @@ Source of the loop: Callahan, Dongarra, Levine, "Vectorizing compilers: a test s
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -31,42 +31,50 @@ from expertile.ops._rows import PLAIN, machine, on_kernels
 
 @dataclass(frozen=True)
 class Config:
-    """`block`: elements of one program, a power of two; `num_warps` warps share them."""
+    """`block`: elements of one program, a power of two; `num_warps` warps share them. `streaming`: caches may drop what
+    was read or written first of all."""
 
     block: int
     num_warps: int
+    streaming: bool = False
 
 
 def configs(numel: int, dtype: torch.dtype, sm_count: int) -> tuple[Config, ...]:
     """Configs for `numel` elements, the default first.
 
-    The default has four 16-byte loads in flight in every thread of large tensors; of small ones, one load, so that
-    the elements spread over as many SMs as there are.
+    The default takes 1024 elements to 128 threads, one or two 16-byte loads each: programs are so short that the last
+    ones do not run alone for long. Where all fit on the SMs at once, 16 to an SM, one load, so that more of them do.
     """
     vector = VECTOR_BYTES // dtype.itemsize
-    few = Config(128 * vector, 4)
-    many = Config(4 * 256 * vector, 8)
-    rest = (Config(2 * 128 * vector, 4), Config(4 * 128 * vector, 4), Config(2 * 256 * vector, 8))
-    if numel < 4 * sm_count * many.block:
-        return (few, many, *rest)
-    return (many, few, *rest)
+    one, two, four = (Config(loads * 128 * vector, 4) for loads in (1, 2, 4))
+    many = Config(1024, 4)
+    few = one if numel < 16 * sm_count * many.block else many
+    wide = (Config(256 * vector, 8), Config(2 * 256 * vector, 8), Config(4 * 256 * vector, 8))
+    streaming = (replace(one, streaming=True), replace(two, streaming=True))
+    return tuple(dict.fromkeys((few, many, one, two, four, *wide, *streaming)))
+
+
+@triton.jit
+def _add(x_ptr, out_ptr, value, index, mask, READ: tl.constexpr, WRITE: tl.constexpr):
+    total = tl.load(x_ptr + index, mask=mask, eviction_policy=READ).to(tl.float32) + value
+    tl.store(out_ptr + index, total.to(out_ptr.dtype.element_ty), mask=mask, cache_modifier=WRITE)
 
 
 @triton.jit(do_not_specialize=["value", "numel"])
 def _add_scalar_kernel(
-    x_ptr, out_ptr, value: tl.float32, numel: tl.int64, BLOCK: tl.constexpr, THREADS: tl.constexpr
+    x_ptr, out_ptr, value: tl.float32, numel: tl.int64,
+    BLOCK: tl.constexpr, VECTOR: tl.constexpr, READ: tl.constexpr, WRITE: tl.constexpr,
 ):  # fmt: skip
     start = tl.program_id(0).to(tl.int64) * BLOCK
-    # A mask that the compiler cannot see through splits 16-byte loads, so only the last program has one.
-    if start + BLOCK <= numel:
-        index = start + tl.arange(0, BLOCK)
-        x = tl.load(x_ptr + index).to(tl.float32)
-        tl.store(out_ptr + index, (x + value).to(out_ptr.dtype.element_ty))
-    else:
-        for first in range(start, numel, THREADS):
-            index = first + tl.arange(0, THREADS)
-            x = tl.load(x_ptr + index, mask=index < numel).to(tl.float32)
-            tl.store(out_ptr + index, (x + value).to(out_ptr.dtype.element_ty), mask=index < numel)
+    left = tl.minimum(numel - start, BLOCK).to(tl.int32)
+    # The mask ends at a whole vector, and the compiler sees it: otherwise it would split 16-byte loads. Not a loop of
+    # single elements over the last block either, each step of which waits for memory.
+    whole = left // VECTOR * VECTOR
+    index = tl.arange(0, BLOCK)
+    _add(x_ptr + start, out_ptr + start, value, index, index < whole, READ, WRITE)
+    if whole < left:
+        rest = whole + tl.arange(0, VECTOR)
+        _add(x_ptr + start, out_ptr + start, value, rest, rest < left, READ, WRITE)
 
 
 def launch(x: torch.Tensor, out: torch.Tensor, value: float, config: Config) -> None:
@@ -74,7 +82,8 @@ def launch(x: torch.Tensor, out: torch.Tensor, value: float, config: Config) -> 
     numel = x.numel()
     aligned = (x.data_ptr() | out.data_ptr()) % VECTOR_BYTES == 0
     programs = -(-numel // config.block)
-    constants = (config.block, 32 * config.num_warps)
+    hints = ("evict_first", ".cs") if config.streaming else ("", "")
+    constants = (config.block, VECTOR_BYTES // x.dtype.itemsize, *hints)
     queue(_add_scalar_kernel, x, out, aligned, (value, numel), constants, config.num_warps, programs)
 
 

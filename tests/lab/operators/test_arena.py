@@ -1,11 +1,14 @@
 """An operator in a whole run: every outcome is a record, `copy` stands beside, and runs resume."""
 
+import time
 from dataclasses import replace
 
 import pytest
 import torch
 
 from expertile.lab import run as run_module
+from expertile.lab.baselines import Copy
+from expertile.lab.operators import arena as arena_module
 from expertile.lab.record import read
 from expertile.lab.run import run
 from expertile.lab.workloads import ragged_m
@@ -57,6 +60,34 @@ def test_every_outcome_is_a_record():
     assert found["careless"].status == "failed" and "KeyError" in found["careless"].reason
     copy = found["copy"]
     assert copy.status == "ok" and copy.flops == 0 and good.nbytes <= copy.nbytes < good.nbytes + 8
+
+
+def _late(source, out):
+    time.sleep(0.01)
+    return out.copy_(source)
+
+
+@pytest.mark.parametrize(
+    ("ways", "best"),
+    [
+        ({"slow": _late, "fast": lambda source, out: out.copy_(source)}, "fast"),
+        ({"fast": lambda source, out: out.copy_(source), "slow": _late}, "fast"),
+        ({"wrong": lambda source, out: out, "right": _late}, "right"),
+        ({"raises": lambda source, out: raises(source), "right": _late}, "right"),
+    ],
+)
+def test_copy_is_the_fastest_way_that_is_right(ways, best, monkeypatch):
+    monkeypatch.setattr(arena_module, "COPIES", tuple(Copy(way, move) for way, move in ways.items()))
+    ours, copy = records(rival("expertile", right))
+    assert (ours.backend, copy.backend, copy.status, copy.config) == ("expertile", "copy", "ok", {"way": best})
+    assert (copy.time_s < 0.01) == (best == "fast")
+
+
+def test_where_no_way_to_copy_is_right_the_record_says_so(monkeypatch):
+    wrong = tuple(Copy(way, lambda source, out: out) for way in ("one", "two"))
+    monkeypatch.setattr(arena_module, "COPIES", wrong)
+    _, copy = records(rival("expertile", right))
+    assert (copy.status, copy.config, copy.time_s) == ("wrong", {"way": "one"}, None)
 
 
 def test_grouped_products_and_operators_share_a_run():

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from expertile.lab.arena import Site
-from expertile.lab.baselines import COPY, copy_gate, copy_run, copy_work
+from expertile.lab.baselines import COPIES, COPY, Copy, copy_work
 from expertile.lab.contestants import Contestant, failed, judged
 from expertile.lab.measure import release
 from expertile.lab.operators.base import Operator, OpWorkload, Rival
@@ -41,7 +41,7 @@ class OpArena:
 
     @property
     def names(self) -> tuple[str, ...]:
-        return (*(r.name for r in (*self.operator.rivals, *self.operator.baselines)), COPY.name)
+        return (*(r.name for r in (*self.operator.rivals, *self.operator.baselines)), COPY)
 
     @property
     def memory_needed(self) -> int:
@@ -67,8 +67,8 @@ class OpArena:
                 contestant = self._gated(contestant, rival, inputs, reference)
             dead = dead or contestant.fatal
             yield contestant
-        if COPY.name in names and not dead:
-            yield self._copy()
+        if COPY in names and not dead:
+            yield from map(self._copy, COPIES)
 
     def input_sets(self, seed: int) -> list[tuple[Tensor, ...]]:
         work = self.work
@@ -112,18 +112,16 @@ class OpArena:
             release(self.site.torch_device)
         return judged(contestant, verdict)
 
-    def _copy(self) -> Contestant:
+    def _copy(self, copy: Copy) -> Contestant:
         nbytes, device = self.work.nbytes, self.site.torch_device
-        # What is copied is random numbers, which torch does not draw in FP8.
-        dtype = torch.bfloat16 if self.workload.dtype == "fp8" else self.workload.torch_dtype
-        work = copy_work(nbytes, dtype)
+        work = copy_work(nbytes)
 
         def bind(inputs: tuple[Tensor, ...], policy: str) -> Callable[[], Any]:
-            run = copy_run(nbytes, dtype, device)
+            run = copy.run(nbytes, device)
             return lambda: run(None)
 
         try:
-            verdict = copy_gate(copy_run(nbytes, dtype, device))
+            verdict = copy.gate(nbytes, device)
         except Exception as error:
-            return failed(COPY.name, work, error, device)
-        return judged(Contestant(COPY.name, work, bind=bind), verdict)
+            return failed(COPY, work, error, device)
+        return judged(Contestant(COPY, work, {"way": copy.way}, bind), verdict)
