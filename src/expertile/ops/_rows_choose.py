@@ -45,7 +45,8 @@ _FORWARD_VECTORS = {
     **_FORWARD,
     768: ((4, 256, 8), (2, 256, 2)),
     1024: ((1, 1024, 2), (2, 1024, 2)),
-    8192: ((1, 8192, 16), (1, 4096, 16)),
+    7168: ((1, 2048, 8), (1, 1024, 4)),
+    8192: ((1, 8192, 16), (2, 2048, 8)),
 }
 _FORWARD_MANY = {**_FORWARD, 2048: ((2, 2048, 8), (1, 2048, 2)), 4096: ((2, 4096, 16), (2, 4096, 16))}
 _FORWARD_MANY_VECTORS = {
@@ -59,12 +60,12 @@ _FORWARD_MANY_VECTORS = {
 _FORWARD_LONG = {
     32768: (RowConfig(1, 16384, 16, 2), RowConfig(1, 8192, 8, 4)),
     65536: (RowConfig(1, 16384, 16, 4, 2, 2), RowConfig(1, 16384, 16, 4, 2, 3)),
-    131072: (RowConfig(1, 16384, 16, 8), RowConfig(1, 16384, 16, 8, 2, 3)),
+    131072: (RowConfig(1, 16384, 16, 8), RowConfig(1, 2048, 8, 8)),
     262144: (RowConfig(1, 4096, 32, 8, 1, 2), RowConfig(1, 8192, 32, 8, 1, 3)),
 }
 # With a weight: programs that stay keep it in registers. With two vectors (layer norm):
 _FORWARD_LONG_VECTORS = {
-    32768: (RowConfig(2, 4096, 8, 8, 2, 3), RowConfig(4, 4096, 8, 8, 2, 3)),
+    32768: (RowConfig(1, 4096, 4, 8), RowConfig(2, 4096, 8, 8)),
     65536: (RowConfig(1, 8192, 16, 8, 1, 4), RowConfig(2, 8192, 16, 8, 1, 3)),
     131072: (RowConfig(1, 8192, 32, 8, 1, 3), RowConfig(1, 8192, 32, 8, 1, 3)),
 }
@@ -75,21 +76,21 @@ _SOFTMAX_BACKWARD = {
     4096: (RowConfig(1, 4096, 16), RowConfig(1, 4096, 16)),
     8192: (RowConfig(1, 8192, 16), RowConfig(1, 2048, 16)),
     32768: (RowConfig(1, 8192, 8, 4), RowConfig(1, 8192, 8, 4)),
-    131072: (RowConfig(1, 8192, 32, 8, 1, 2), RowConfig(1, 16384, 16, 8, 1, 3)),
+    131072: (RowConfig(1, 8192, 8, 8), RowConfig(1, 16384, 16, 8, 1, 3)),
 }
 _SOFTMAX_BACKWARD_MANY = {**_SOFTMAX_BACKWARD, 4096: (RowConfig(1, 4096, 8), RowConfig(2, 4096, 16))}
 # Backward of the norms, float32 and 2 bytes, where weight and bias have gradients.
 _NORM_BACKWARD = {
     256: (RowConfig(4, 256, 2, 1, 8, 2), RowConfig(1, 256, 1, 1, 16, 4)),
-    512: (RowConfig(4, 512, 4, 1, 4, 2), RowConfig(2, 512, 2, 1, 8, 3)),
+    512: (RowConfig(4, 512, 4, 1, 4, 2), RowConfig(2, 512, 2, 1, 4, 4)),
     768: (RowConfig(1, 256, 2, 1, 4, 3), RowConfig(1, 256, 2, 1, 8, 3)),
-    1024: (RowConfig(4, 1024, 8, 1, 2, 2), RowConfig(1, 1024, 2, 1, 8, 3)),
+    1024: (RowConfig(4, 1024, 8, 1, 2, 2), RowConfig(1, 1024, 2, 1, 4, 4)),
     2048: (RowConfig(2, 2048, 8, 1, 2, 2), RowConfig(1, 2048, 4, 1, 2, 4)),
     4096: (RowConfig(1, 4096, 8, 1, 2, 2), RowConfig(2, 4096, 16, 1, 1, 4)),
     6144: (RowConfig(1, 8192, 16, 1, 1, 3), RowConfig(1, 8192, 16, 1, 1, 4)),
     8192: (RowConfig(1, 8192, 16, 1, 1, 3), RowConfig(1, 8192, 16, 1, 1, 3)),
     16384: (RowConfig(1, 4096, 8, 4, 2, 3), RowConfig(1, 4096, 8, 4, 2, 4)),
-    32768: (RowConfig(1, 4096, 8, 8, 2, 3), RowConfig(1, 4096, 8, 8, 2, 4)),
+    32768: (RowConfig(2, 4096, 8, 8, 1, 3), RowConfig(1, 4096, 8, 8, 2, 4)),
     65536: (RowConfig(1, 8192, 16, 8, 1, 3), RowConfig(1, 8192, 16, 8, 1, 3)),
 }
 # The same with one sum over the rows, or none.
@@ -165,6 +166,16 @@ def _in_whole_vectors(cols: int, itemsize: int) -> bool:
     return cols * itemsize % 16 == 0
 
 
+# Rows up to so long whose elements come one by one, as their addresses are no multiples of 16 bytes: many short pieces.
+_MOST_ODD = 65536
+_ODD = RowConfig(1, 512, 8, PORTABLE_CLUSTER)
+
+
+def _odd(cols: int, itemsize: int, machine: Machine) -> bool:
+    """Whether `_ODD` is for such rows."""
+    return machine.clusters and _EASILY_HELD < cols <= _MOST_ODD and not _in_whole_vectors(cols, itemsize)
+
+
 def _held(rows: int, length: int, cluster: int, itemsize: int, machine: Machine) -> RowConfig:
     """One program per tile, each row (or its slice of `length` columns) in registers."""
     if length > _EASILY_HELD:
@@ -188,6 +199,8 @@ def forward(rows: int, cols: int, itemsize: int, machine: Machine, vectors: int 
         long = _look_up(tables[min(vectors, 2)], cols, itemsize)
         if long is not None:
             return _fitted(long, rows, cols, itemsize, machine, 8)
+    if inputs == 1 and not vectors and _odd(cols, itemsize, machine):
+        return _ODD
     cluster = _cluster(cols, _EASILY_HELD // inputs, machine)
     length = -(-cols // cluster)
     if length > _MOST_HELD:
@@ -215,6 +228,8 @@ def softmax_backward(rows: int, cols: int, itemsize: int, machine: Machine) -> R
         measured = _look_up(_SOFTMAX_BACKWARD_MANY if many else _SOFTMAX_BACKWARD, cols, itemsize)
         if measured is not None:
             return _fitted(measured, rows, cols, itemsize, machine, 8)
+    if _odd(cols, itemsize, machine):
+        return _ODD
     cluster = _cluster(cols, _EASILY_HELD // 2, machine)
     length = -(-cols // cluster)
     return _streamed(itemsize) if length > _MOST_HELD_TWICE else _held(rows, length, cluster, itemsize, machine)

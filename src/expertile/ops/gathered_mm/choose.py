@@ -25,8 +25,8 @@ ORDER: tuple[tuple[float, tuple[str, ...]], ...] = (
 )
 LAST = "reference"
 
-# Taken only when asked for by name: gluon_gather's weight gradient passes the emulator and the compiler's checks, but
-# has not been measured on a GPU in its present form.
+# Taken only when asked for by name: on an H200 gluon_gather's weight gradient makes 392 TFLOP/s where copying the rows
+# into order and multiplying the copy makes 587 (128 experts of 2048 rows, 2048 x 4096).
 BY_NAME_ONLY: frozenset[tuple[str, Product]] = frozenset({("gluon_gather", Product.WGRAD)})
 
 
@@ -52,7 +52,7 @@ def choose(problem: GatherProblem, device: Device, backends: Sequence[Backend] =
         backend = known.get(name)
         reason = "is not there" if backend is None else backend.refuses(problem, device)
         if reason is None and (name, problem.product) in BY_NAME_ONLY:
-            reason = "not yet measured, so only when asked for by name"
+            reason = "slower than composed, so only when asked for by name"
         if backend is None or reason is not None:
             refused.append((name, str(reason)))
             continue

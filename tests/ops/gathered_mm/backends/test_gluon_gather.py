@@ -210,6 +210,21 @@ def test_compiles_to_wgmma_and_copies(name: str) -> None:
     assert aot.ptxas_warnings(used) == []
 
 
+@pytest.mark.compile
+def test_wide_tiles_fit_the_registers() -> None:
+    """Half a tile of 128x256 is 128 registers of every thread: what the epilogue spills is a word or two."""
+    problem, operands = cases.make(Case("halves", GATED, (4,) * 128, n=256, k=128))
+    config = next(c for c in BACKEND.configs(problem, H200) if c.split and c.dynamic)
+    outputs = cases.poisoned_outputs(problem, operands)
+    launch, tensors, pointers = _gluon_launch.prepared(problem, operands, config, outputs, 132, None)
+    with compile_only(90) as kernels:
+        launch.kernel[(132,)](*launch.arguments(tensors, pointers), **dict(launch.options))
+    used = aot.resources(kernels[0], 90)
+    assert used.fits and used.smem_bytes <= config.smem_bytes, used
+    assert used.spills <= 8, used
+    assert aot.ptxas_warnings(used) == []
+
+
 def test_refusals_say_why() -> None:
     problem, _ = cases.make(Case("x", GATED, (8, 8), n=32, k=64))
     assert BACKEND.refuses(problem, H200) is None
@@ -239,6 +254,11 @@ def test_short_groups_get_short_tiles() -> None:
     assert BACKEND.configs(decode, H200)[0].block_m == 64
     assert BACKEND.configs(prefill, H200)[0].block_m == 128
     assert all(c.smem_bytes <= H200.smem_bytes for c in BACKEND.configs(prefill, H200))
+    # Many wide tiles are drawn; few, or rows in order, are not.
+    wide = dataclasses.replace(prefill, n=2048)
+    assert BACKEND.configs(wide, H200)[0].dynamic and BACKEND.configs(wide, H200)[0].split
+    assert not BACKEND.configs(dataclasses.replace(wide, groups=2, m=4096), H200)[0].dynamic
+    assert not BACKEND.configs(dataclasses.replace(wide, gathered=""), H200)[0].split
 
 
 @pytest.mark.compile

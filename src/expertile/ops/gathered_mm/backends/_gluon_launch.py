@@ -71,7 +71,7 @@ def plan(p: GatherProblem, config: Any, bias_dtype: torch.dtype, programs: int) 
         "STAGES": config.num_stages,
         "GROUP_M": config.group_m,
         "C_SLOTS": config.store_slots,
-        "DYNAMIC": config.draws(p),
+        "DYNAMIC": config.dynamic,
         "FENCED": config.fenced,
         # Three times four warps share 65536 registers, 168 a thread; the first consumer gets what the others leave.
         "CONSUMER_REGS": 208 if gathered else 232,
@@ -97,7 +97,7 @@ def prepared(
     o = operands
     made = plan(p, config, p.dtype if o.bias is None else o.bias.dtype, programs)
     rows = o.offs if o.rows is None else o.rows
-    counter = tickets(config.draws(p), o.offs)
+    counter = tickets(config.dynamic, o.offs)
     if p.product is Product.BACKWARD:
         dpre, act_w, _ = outputs
         assert dpre is not None and act_w is not None and sums is not None

@@ -13,9 +13,8 @@ synchronises, and a captured CUDA graph follows new routings. Limits: tensor cor
 groups; HBM for short ones, where each expert's weights are read once. See `_gluon_kernel` for how the work is laid out
 on the chip.
 
-On an H200, 32768 tokens, H 4096, I 1024, 8 of 128 experts (results/nvidia-h200/moe/2026-11-21.jsonl): GATED 539 TFLOP/s
-and BACKWARD 447, where `grouped_mm` made 609 to 633 of the products around them; so gathering and epilogues cost
-some 12 % of the first, not hidden, and more of the second.
+Weight gradients that gather are slower on an H200 than copying the rows into order and multiplying the copy (392
+against 587 TFLOP/s: each step of K has row numbers of its own), so `choose` copies.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ import torch
 from expertile.device import Device
 from expertile.ops.gathered_mm.backend import Backend, Operands, Outputs
 from expertile.ops.gathered_mm.problem import GatherProblem, Product
-from expertile.ops.grouped_mm.backends.gluon_hopper import DRAWN_TILES, QUEUE_BYTES
+from expertile.ops.grouped_mm.backends.gluon_hopper import QUEUE_BYTES
 
 _MAX_ROWS = 0x40000000  # as in triton.tools.ragged_tma: a row number no tensor reaches
 _DTYPES = (torch.bfloat16, torch.float16)
@@ -44,8 +43,7 @@ class Config:
     group_m: rows of tiles that share one pass over an expert's weights.
     store_slots: buffers of [rows, block_n / 2] through which each of the two consumers stores.
     split: both consumers share a tile, half of its rows each; else they take tiles in turn.
-    dynamic: programs draw their tiles from a counter; else program p of P takes p, p + P, p + 2P, … None: where there
-        are many (`gluon_hopper.DRAWN_TILES`).
+    dynamic: programs draw their tiles from a counter; else program p of P takes p, p + P, p + 2P, …
     fenced: consumers order what cp.async wrote before what wgmma reads with a proxy fence, as PTX demands.
     """
 
@@ -56,7 +54,7 @@ class Config:
     group_m: int = 8
     store_slots: int = 2
     split: bool = False
-    dynamic: bool | None = None
+    dynamic: bool = False
     fenced: bool = True
 
     @property
@@ -69,13 +67,7 @@ class Config:
         """Shared memory of one program, bytes (the barriers and alignment rounded up to 1 KiB)."""
         ring = self.num_stages * (self.block_m + self.block_n) * self.block_k * 2
         store = 2 * self.store_slots * self.rows * (self.block_n // 2) * 2
-        return ring + store + 1024 + (0 if self.dynamic is False else QUEUE_BYTES)
-
-    def draws(self, problem: GatherProblem) -> bool:
-        """Whether programs draw their tiles."""
-        rows = problem.m if problem.product is Product.WGRAD else problem.mean_group
-        tiles = problem.groups * math.ceil(rows / self.block_m) * math.ceil(problem.n / self.block_n)
-        return tiles >= DRAWN_TILES if self.dynamic is None else self.dynamic
+        return ring + store + 1024 + QUEUE_BYTES * self.dynamic
 
 
 def supports(problem: GatherProblem, device: Device) -> str | None:
@@ -121,17 +113,19 @@ def _supports_wgrad(p: GatherProblem) -> str | None:
 
 
 _LONG = Config()
+_SPLIT = Config(block_n=256, num_stages=4, store_slots=1, split=True)
+_DRAWN = replace(_SPLIT, dynamic=True)
 _LONG_ONE_OUTPUT = Config(num_stages=6, store_slots=1)
 _SHORT = Config(block_m=64, num_stages=8)
 _BACKWARD = Config(num_stages=4, store_slots=3)
 _BACKWARD_SHORT = Config(block_m=64, num_stages=7, store_slots=3)
 _CANDIDATES = (
     _LONG,
+    _SPLIT,
+    _DRAWN,
     _LONG_ONE_OUTPUT,
     _SHORT,
     Config(num_stages=4, store_slots=3),
-    Config(group_m=16),
-    Config(block_m=64, block_n=256, num_stages=4),
 )
 
 
@@ -142,12 +136,27 @@ def configs(problem: GatherProblem, device: Device) -> tuple[Config, ...]:
         # Its epilogue has three buffers, no more and no fewer.
         return (_BACKWARD_SHORT, _BACKWARD) if problem.mean_group <= 400 else (_BACKWARD, _BACKWARD_SHORT)
     if problem.product is Product.WGRAD:
-        return (_LONG, _LONG_ONE_OUTPUT, _CANDIDATES[3])
-    # Without pre, six stages and a single buffer for act took longer than five stages that store pre as well (8.66
-    # against 8.16 ms on an H200, 262144 rows, 4096 -> 2 x 1024): the second buffer is worth more than the sixth stage.
-    first = _SHORT if problem.mean_group <= 400 else _LONG
-    fitting = (c for c in (first, *_CANDIDATES) if c.smem_bytes <= device.smem_bytes)
+        return (_LONG, _LONG_ONE_OUTPUT, _CANDIDATES[-1])
+    fitting = (c for c in (_default(problem, device), *_CANDIDATES) if c.smem_bytes <= device.smem_bytes)
     return tuple(dict.fromkeys(fitting))
+
+
+def _default(problem: GatherProblem, device: Device) -> Config:
+    """The schedule of an up-projection or plain product, from measurements on an H200 (128 experts of 2048 rows,
+    4096 -> 2 x 1024).
+
+    Gathered rows cost most where they cross from L2 most often: in tiles of 128x128 490 to 515 TFLOP/s, in 128x256 555
+    to 570, drawn from a counter 574 to 580 (the drawing saves 12 of 16.8 GB read from memory). Rows in order do not
+    gain from it. Without pre, six stages and a single buffer for act took longer than five stages and two (8.66 against
+    8.16 ms).
+    """
+    p = problem
+    if p.mean_group <= 400:
+        return _SHORT
+    if not p.gathered or p.interleaved or p.n <= 128:  # interleaved, the wide tile's epilogue spills
+        return _LONG
+    tiles = p.groups * math.ceil(p.mean_group / 128) * math.ceil(p.n / 256)
+    return _DRAWN if tiles >= 8 * device.sm_count else _SPLIT
 
 
 def run(problem: GatherProblem, operands: Operands, config: Config, outputs: Outputs) -> None:

@@ -97,7 +97,7 @@ def plan(p: Problem, config: Any, out_strides: tuple[int, ...], programs: int) -
         "GROUP_M": config.group_m,
         "C_PARTS": config.store_parts,
         "C_SLOTS": config.store_slots,
-        "DYNAMIC": config.draws(p),
+        "DYNAMIC": config.dynamic,
         # The first consumer gets what the second and the producer leave: as many.
         "CONSUMER_REGS": 232,
         "PRODUCER_REGS": 40,
@@ -179,7 +179,7 @@ def make_ready(
         return None
     a, b, c = (made.tensor(i, list(x.shape), list(x.strides)) for i, x in enumerate(blocks))
     constants = (None,) * (len(kernel.arg_names) - len(dtypes) - len(numbers))
-    return Ready(made, a, b, c, (*numbers, *constants), programs, options["DYNAMIC"])
+    return Ready(made, a, b, c, (*numbers, *constants), programs, options.get("DYNAMIC", False))
 
 
 @lru_cache(maxsize=1024)

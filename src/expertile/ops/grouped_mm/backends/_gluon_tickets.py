@@ -10,6 +10,11 @@ Nobody reports that a slot has been read: a tile is drawn when the first stage o
 when all but the last STAGES have been multiplied; and before a consumer multiplies a tile it has read which it is, and
 which the other consumer's before it was. Hence SLOTS >= STAGES + 2.
 
+On an H200, 128 groups of about 2048 rows, 4096 -> 2048 (Nsight Compute): drawn, 128x256 tiles read 5.2 GB from memory
+and 128x128 tiles 5.7, taken in turn 128x128 tiles 11.6; cuBLAS reads 3.2 for one dense product of that size. But
+programs that run side by side then no longer have neighbouring tiles: L2 answers a third more requests (62.7 GB against
+46.4), and small tiles, which live on L2, lose more by that than they gain.
+
 `p` is the kernel's context, with DYNAMIC, tickets (pointer to an int32 that is zero when the kernel begins), queue and
 queued (the slots, and a barrier for each).
 """
