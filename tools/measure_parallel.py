@@ -1,6 +1,7 @@
 """Measure expert parallelism on the GPUs of this machine, in a limited time; lines of JSON as they are made.
 
     python tools/measure_parallel.py [--out out/parallel.jsonl] [--ranks 2] [--seconds 110] [--quick] [--device cuda]
+                                     [--only large,qwen,decode]
 
 A process for each GPU, NCCL between them. With `--device cpu`: tiny sizes over gloo, which shows that all of it runs.
 The exit status is 0 if something was timed and nothing was wrong or failed. `tools/parallel_figures.py` shows a record
@@ -23,6 +24,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--seconds", type=float, default=110.0, help="time limit in all, compiling included")
     parser.add_argument("--quick", action="store_true", help="fewer ways, sizes and rounds")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--only", type=lambda text: tuple(text.split(",")), default=(),
+                        help="some of large, qwen, decode, with commas between; all by default")  # fmt: skip
     options = parser.parse_args(argv)
 
     from expertile.lab.parallel.launch import launch

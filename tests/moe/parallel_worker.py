@@ -187,6 +187,19 @@ def close(what: str, got: torch.Tensor | None, expected: torch.Tensor, dtype: to
     assert error <= limit, f"{what}: relative error {error:.2e}, {limit:.0e} allowed"
 
 
+def uninitialised(rank: int, world: int) -> None:
+    """Fixed buffers again, where torch fills what it allocates with NaN and the greatest integer: unused room, which
+    comes as it is, decides nothing."""
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        assert torch.empty(1).isnan() and torch.empty(1, dtype=torch.int32) == 2**31 - 1
+        for case in CASES:
+            if case.max_tokens is not None:
+                compare(case, rank, world)
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
 def overflowing(rank: int, world: int) -> None:
     """Tokens that found no room are NaN, all others as they should be, and the next step counts on."""
     case = Case("overflow", experts=8, top_k=1, tokens=(6,), max_tokens=6, capacity=4)
@@ -349,7 +362,7 @@ def raises(kind: type[Exception], message: str, call: Callable[[], object]) -> N
     raise AssertionError(f"expected {kind.__name__}: {message}")
 
 
-CHECKS = (overflowing, quantised, module, on_a_mesh, bad_input, configs_that_cannot_be, mismatch, absent)
+CHECKS = (uninitialised, overflowing, quantised, module, on_a_mesh, bad_input, configs_that_cannot_be, mismatch, absent)
 
 
 def names() -> list[str]:

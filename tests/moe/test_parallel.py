@@ -40,6 +40,14 @@ def test_ranks(world, tmp_path):
         assert not any(failed.values()), f"rank {rank}: " + "\n".join(f"{n}: {w}" for n, w in failed.items() if w)
 
 
+def test_a_table_that_graphs_read_is_not_made_anew():
+    device = torch.device("cpu")
+    first = Placement(8, 2).key_table(device)
+    for experts in range(9, 60):
+        Placement(experts, 2).key_table(device)
+    assert Placement(8, 2).key_table(device) is first
+
+
 def test_every_expert_has_one_place():
     for experts, world, chunks in ((8, 2, 1), (9, 4, 2), (130, 8, 4), (5, 5, 1)):
         placement = Placement(experts, world, chunks)

@@ -18,7 +18,7 @@ what does not fit is counted.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cache, cached_property
 
 import torch
 
@@ -57,7 +57,7 @@ class Placement:
                 found += [chunk * self.world + rank] * (bounds[chunk + 1] - bounds[chunk])
         return (*found, self.keys)
 
-    @lru_cache(maxsize=16)  # noqa: B019  frozen, and few are ever made
+    @cache  # noqa: B019  small, few are ever made, and CUDA graphs read it: none may be dropped
     def key_table(self, device: torch.device) -> torch.Tensor:
         """`key_of` on a device, int32."""
         return torch.tensor(self.key_of, dtype=torch.int32, device=device)

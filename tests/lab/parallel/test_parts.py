@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import pytest
 import torch
 
 from expertile.lab.parallel.case import BOTH, FORWARD, Case, Job, Size
@@ -21,17 +22,29 @@ def test_two_ranks(tmp_path):
 
 def test_the_most_important_comes_first():
     full = jobs(Options())
-    assert [job.size for job in full] == [LARGE, LARGE, QWEN, DECODE, QWEN] and full[0].scaling == "weak"
+    assert [job.size for job in full] == [LARGE, LARGE, QWEN, QWEN, DECODE] and full[0].scaling == "weak"
     first = ways(full[0], Options())
     assert {way.name for way in first[:3]} == {ONE_GPU, OURS, TORCH} and first[-1] == Way(COMPILED)
     assert {(w.chunks, w.combine) for w in first if w.name == OURS} == {
         (chunks, combine) for chunks in (1, 2, 4) for combine in ("ordered", "partial")
     }
-    decode = ways(full[3], Options())
-    assert Way(OURS, fixed=True, graph=True) in decode and full[3].passes == (FORWARD,)
+    decode = ways(full[-1], Options())
+    assert Way(OURS, fixed=True, graph=True) in decode and full[-1].passes == (FORWARD,)
     assert not any(w.graph or w.name == COMPILED for job in jobs(Options(device="cpu"))
                    for w in ways(job, Options(device="cpu")))  # fmt: skip
     assert len(jobs(Options(quick=True))) < len(full)
+
+
+def test_only_the_sizes_that_are_named():
+    def sizes(*only, **options):
+        return [job.size for job in jobs(Options(only=only, **options))]
+
+    assert sizes("decode") == [DECODE] and sizes("qwen", quick=True) == [QWEN]
+    assert sizes("decode", "large") == [LARGE, LARGE, DECODE]
+    with pytest.raises(ValueError, match="only: expected some of large, qwen, decode, got Qwen"):
+        sizes("decode", "Qwen")
+    with pytest.raises(ValueError, match="only: expected a size that is measured on cpu, got qwen"):
+        sizes("qwen", device="cpu")
 
 
 def test_work_is_that_of_the_busiest_rank():

@@ -6,6 +6,7 @@ import copy
 import os
 import time
 import traceback
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import timedelta
 
@@ -20,6 +21,7 @@ from expertile.lab.parallel.run import Options, run
 from expertile.lab.parallel.team import Team
 from expertile.lab.parallel.ways import COMMUNICATION, COMPUTE, ONE_GPU, OURS, STEP, TORCH, Way, prepare
 from expertile.moe.parallel import ExpertParallel, ParallelConfig
+from tests.support.fake_graph import fake_graphs
 
 SIZE = Size(24, 32, 16, 8, 2)
 _CPU = torch.device("cpu")
@@ -57,6 +59,31 @@ def _step(parallel: ExpertParallel, case: Case) -> dict[str, torch.Tensor]:
         parallel._exchange.mark()
     gradients = torch.autograd.grad(out, list(leaves.values()), tokens["dy"])
     return {"out": out.detach(), **dict(zip(leaves, gradients, strict=True))}
+
+
+def graphs_use_nothing_that_was_freed(team: Team) -> None:
+    """Every call of a way of which nothing but the calls is left; and the emulated graphs do notice such a use."""
+    case = make(Job(SIZE, passes=(FORWARD,), decode=True), team.rank, team.world, _CPU)
+    with fake_graphs():
+        for way in (Way(ONE_GPU, graph=True), *(Way(OURS, 1, how, True, True) for how in ("ordered", "partial"))):
+            ready = prepare(way, case)
+            assert not ready.reason and len(ready.calls) == (1 if way.name == ONE_GPU else 3), f"{way}: {ready.reason}"
+            for key, call in ready.calls.items():
+                call()
+                replays = call.graph.replays  # type: ignore[attr-defined]
+                assert replays == 2, f"{way}, {key}: {replays} replays, one of them when it was prepared"
+        graph, x = torch.cuda.CUDAGraph(), torch.ones(3)
+        with torch.cuda.graph(graph):
+            kept = x + torch.ones_like(x)
+        graph.replay()
+        del x
+        try:
+            graph.replay()
+        except RuntimeError as error:
+            assert "operands of aten.ones_like" in str(error)
+        else:
+            raise AssertionError("a replay that reads freed memory")
+        assert kept.sum() == 6
 
 
 def communication_alone_brings_every_row(team: Team) -> None:
@@ -141,6 +168,34 @@ def what_is_wrong_or_fails_has_no_time(team: Team) -> None:
             assert "out: relative error" in line["reason"] and line["errors"]["out"] > 0.05
 
 
+def a_race_that_fails_leaves_its_lines(team: Team) -> None:
+    """Made without the GPU, which a failing kernel takes along."""
+    lines: list[dict] = []
+    work, race = Case.work, Team.race
+
+    def failing(team: Team, calls: Mapping[str, Callable[[], object]], rounds: int, seconds: float) -> object:
+        Case.work = None  # type: ignore[assignment,method-assign]
+        with_one = {name: fail if name == f"{TORCH}|{BOTH}|{STEP}" else call for name, call in calls.items()}
+        return race(team, with_one, rounds, seconds)
+
+    def fail() -> None:
+        raise RuntimeError("device-side assert")
+
+    Team.race = failing  # type: ignore[assignment,method-assign]
+    try:
+        run(team, Options(device="cpu", seconds=60.0, quick=True), lines.append)
+    except RuntimeError as error:
+        assert "device-side assert" in str(error)
+    else:
+        raise AssertionError("nobody heard of it")
+    finally:
+        Case.work, Team.race = work, race  # type: ignore[method-assign]
+    *steps, last = lines[1:]
+    assert len(steps) == 5 and {(s["part"], s["status"]) for s in steps} == {("step", "untimed")}
+    assert all(step["work"] and not step["seconds"] for step in steps)
+    assert last["part"] == "skipped" and "device-side assert (timing torch|both|step, worker.py:" in last["reason"]
+
+
 def judged(team: Team) -> None:
     one = torch.ones(3, 4)
     assert judge({"out": one}, {"out": one, "x": one}) == ({"out": 0.0}, "")
@@ -149,8 +204,9 @@ def judged(team: Team) -> None:
 
 
 CHECKS = (
-    every_way_is_right, communication_alone_brings_every_row, computation_alone_needs_nobody, the_slowest_rank_counts,
-    nothing_is_timed_without_time, what_is_wrong_or_fails_has_no_time, judged,
+    every_way_is_right, graphs_use_nothing_that_was_freed, communication_alone_brings_every_row,
+    computation_alone_needs_nobody, the_slowest_rank_counts, nothing_is_timed_without_time,
+    what_is_wrong_or_fails_has_no_time, a_race_that_fails_leaves_its_lines, judged,
 )  # fmt: skip
 
 

@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 
 from expertile.lab.parallel import lines
-from expertile.lab.parallel.run import Options, run
+from expertile.lab.parallel.run import Options, jobs, run
 from expertile.lab.parallel.team import Team
 
 _COLLECTIVE_S = 60.0  # after which a collective is given up
@@ -31,8 +31,9 @@ def launch(options: Options, started: float | None = None) -> int:
     """Measure on at most `options.ranks` GPUs (or as many processes on a CPU), and end `options.seconds` after
     `started` (time.monotonic; now by default) at the latest. 0 if something was timed and nothing was wrong or failed.
 
-    ValueError without a GPU, where GPUs are asked for.
+    ValueError without a GPU, where GPUs are asked for, and for sizes that `jobs` does not have.
     """
+    jobs(options)
     started = time.monotonic() if started is None else started
     world = options.ranks
     if options.device == "cuda":

@@ -25,6 +25,7 @@ from expertile.lab.environment import capture_env, timestamp
 from expertile.lab.parallel.case import Case, Job
 from expertile.lab.parallel.team import Team, Timing
 from expertile.lab.parallel.ways import ONE_GPU, Way
+from expertile.roofline import Work
 
 Emit = Callable[[dict[str, Any]], None]
 
@@ -40,8 +41,12 @@ def environment(team: Team) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def step(case: Case, way: Way, parts: Sequence[dict[str, Any]], timings: Mapping[Any, Timing]) -> dict[str, Any]:
-    """One way, of which each rank said `parts`.
+def step(
+    case: Case, work: Mapping[int, Mapping[str, Work]], way: Way, parts: Sequence[dict[str, Any]],
+    timings: Mapping[Any, Timing],
+) -> dict[str, Any]:  # fmt: skip
+    """One way, of which each rank said `parts`. work: `case.work` by the number of GPUs, worked out before: a line is
+    made without a GPU, which may be lost by now.
 
     status: ok, wrong, failed or untimed, and the reason. errors: against one GPU, relative Frobenius, the worst rank's;
     bits: whether out equals it bit for bit. leaving_bytes: of rows, by pass, the most of a rank. work: of the busiest
@@ -60,7 +65,7 @@ def step(case: Case, way: Way, parts: Sequence[dict[str, Any]], timings: Mapping
         "chunks": way.chunks, "combine": way.combine, "fixed": way.fixed, "graph": way.graph,
         "status": status, "reason": reason, "bits": all(part["bits"] for part in parts),
         "errors": _worst(part["errors"] for part in parts), "leaving_bytes": _worst(part["leaving"] for part in parts),
-        "work": {name: [work.flops, work.nbytes] for name, work in case.work(world).items()},
+        "work": {name: [one.flops, one.nbytes] for name, one in work[world].items()},
         "seconds": seconds, "ci95_s": intervals, **_race(next(iter(timings.values()), None)),
     }  # fmt: skip
 

@@ -14,13 +14,14 @@ import torch
 import torch.distributed as dist
 
 from expertile.lab.parallel import lines
-from expertile.lab.parallel.case import FORWARD, Case, Job, Size, make
+from expertile.lab.parallel.case import FORWARD, SCALINGS, Case, Job, Size, make
 from expertile.lab.parallel.team import Call, Team
 from expertile.lab.parallel.ways import COMPILED, ONE_GPU, OURS, TORCH, Ready, Way, prepare
 
 LARGE = Size(16384, 4096, 1024, 128, 8)
 QWEN = Size(8192, 2048, 768, 128, 8)  # Qwen3-30B-A3B
 DECODE = Size(64, 2048, 768, 128, 8)  # the same model
+SIZES = ("large", "qwen", "decode")
 _SMALL, _SMALL_DECODE = Size(48, 32, 16, 8, 2), Size(4, 32, 16, 8, 2)  # what a CPU computes in a moment
 
 # Shares of the time limit that must be left: to begin a race, to prepare more than its first ways, or to compile.
@@ -31,24 +32,37 @@ _RACE_SHARE = 0.08  # of the time limit, at most
 
 @dataclass(frozen=True)
 class Options:
-    """out: the file. ranks: GPUs at most. seconds: the time limit in all. quick: fewer ways, sizes and rounds."""
+    """out: the file. ranks: GPUs at most. seconds: the time limit in all. quick: fewer ways, sizes and rounds. only: of
+    `SIZES`, those to measure; none: all."""
 
     out: Path = Path("out/parallel.jsonl")
     ranks: int = 2
     seconds: float = 110.0
     quick: bool = False
     device: str = "cuda"
+    only: tuple[str, ...] = ()
 
 
 def jobs(options: Options) -> tuple[Job, ...]:
-    """By weight, the most important first."""
+    """By weight, the most important first; decode last, whose graphs may cost the GPU and so all that follows.
+
+    ValueError for an unknown size in `only`, or none that is measured on the device.
+    """
+    unknown = [name for name in options.only if name not in SIZES]
+    if unknown:
+        raise ValueError(f"only: expected some of {', '.join(SIZES)}, got {', '.join(unknown)}")
     gpu = options.device == "cuda"
     large, decode = (LARGE, DECODE) if gpu else (_SMALL, _SMALL_DECODE)
-    found = [Job(large), Job(decode, passes=(FORWARD,), decode=True)]
-    if not options.quick:
-        found[1:1] = [Job(large, "strong"), *([Job(QWEN)] if gpu else [])]
-        found += [Job(QWEN, "strong")] if gpu else []
-    return tuple(found)
+    sizes = {"large": large}
+    if gpu and ("qwen" in options.only or not options.quick):
+        sizes["qwen"] = QWEN
+    scalings = SCALINGS[:1] if options.quick else SCALINGS
+    found = [(name, Job(size, scaling)) for name, size in sizes.items() for scaling in scalings]
+    found.append(("decode", Job(decode, passes=(FORWARD,), decode=True)))
+    chosen = tuple(job for name, job in found if name in (options.only or SIZES))
+    if not chosen:
+        raise ValueError(f"only: expected a size that is measured on {options.device}, got {', '.join(options.only)}")
+    return chosen
 
 
 def ways(job: Job, options: Options) -> tuple[Way, ...]:
@@ -95,7 +109,11 @@ def run(team: Team, options: Options, emit: lines.Emit) -> None:
 
 
 def _race(team: Team, options: Options, case: Case, emit: lines.Emit) -> bool:
-    """Prepare the ways of a job, time those that are right, and write their lines. Whether a GPU was lost."""
+    """Prepare the ways of a job, time those that are right, and write their lines. Whether a GPU was lost.
+
+    An exception in the timing passes through, after the lines: the ranks are no longer in step.
+    """
+    work = {gpus: case.work(gpus) for gpus in {1, case.world}}
     ready: dict[Way, list[dict[str, Any]]] = {}  # of each rank
     calls: dict[tuple[str, ...], Call] = {}
     for index, way in enumerate(ways(case.job, options)):
@@ -114,21 +132,27 @@ def _race(team: Team, options: Options, case: Case, emit: lines.Emit) -> bool:
         _progress(team, f"{case.job.size} {case.job.scaling}: {way}: {found.reason or 'right'}")
         if any(part["lost"] for part in ready[way]):
             for w, parts in ready.items():
-                emit(lines.step(case, w, parts, {}))
+                emit(lines.step(case, work, w, parts, {}))
             return True
         if not any(part["reason"] for part in ready[way]):
             calls |= {(str(way), *key): call for key, call in found.calls.items()}
     messages = _messages(case, team)
     calls |= {("bandwidth", str(nbytes)): call for nbytes, call in messages.items()}
     gc.collect()
-    timings = team.race({"|".join(key): call for key, call in calls.items()}, 5 if options.quick else 15,
-                        _RACE_SHARE * options.seconds)  # fmt: skip
+    try:
+        timings = team.race({"|".join(key): call for key, call in calls.items()}, 5 if options.quick else 15,
+                            _RACE_SHARE * options.seconds)  # fmt: skip
+    except Exception as error:
+        for way, parts in ready.items():
+            emit(lines.step(case, work, way, parts, {}))
+        emit(lines.skipped(case.job, f"the race failed: {_said(error)}"))
+        raise
     for nbytes in messages:
         if timing := timings.get(f"bandwidth|{nbytes}"):
             emit(lines.bandwidth(case, nbytes // team.world * (team.world - 1), timing))
     for way, parts in ready.items():
         of_way = {key[1:]: timings["|".join(key)] for key in calls if key[0] == str(way) and timings}
-        emit(lines.step(case, way, parts, of_way))
+        emit(lines.step(case, work, way, parts, of_way))
     _progress(team, f"{case.job.size} {case.job.scaling}: timed")
     return False
 
@@ -148,7 +172,8 @@ def _messages(case: Case, team: Team) -> dict[int, Call]:
 def _said(error: Exception) -> str:
     first = (str(error).strip().splitlines() or [""])[0]
     where = traceback.extract_tb(error.__traceback__)[-1]
-    return f"{type(error).__name__}: {first} ({Path(where.filename).name}:{where.lineno})"
+    place = ", ".join([*getattr(error, "__notes__", ()), f"{Path(where.filename).name}:{where.lineno}"])
+    return f"{type(error).__name__}: {first} ({place})"
 
 
 def _lost(team: Team) -> bool:

@@ -98,6 +98,14 @@ class Team:
         end.synchronize()
         return start.elapsed_time(end) * 1e-3 / calls
 
+    def _named_sample(self, name: str, call: Call, calls: int, during: Call | None = None) -> float:
+        """`sample`; an error has a note of whose it is."""
+        try:
+            return self.sample(call, calls, during)
+        except Exception as error:
+            error.add_note(f"timing {name}")
+            raise
+
     def slowest(self, seconds: list[float]) -> list[float]:
         """The maximum over ranks of each."""
         worst = torch.tensor(seconds, dtype=torch.float64, device=self.device)
@@ -111,7 +119,7 @@ class Team:
         if not names:
             return {}
         begin = time.monotonic()
-        warm = self.slowest([self.sample(calls[name], 1) for name in names])
+        warm = self.slowest([self._named_sample(name, calls[name], 1) for name in names])
         count = {n: max(1, min(_MOST_CALLS, round(_SAMPLE_S / max(w, 1e-9)))) for n, w in zip(names, warm, strict=True)}
         rounds: list[list[float]] = []
         readings: list[Clocks] = []
@@ -128,7 +136,7 @@ class Team:
             times = dict.fromkeys(names, 0.0)
             for turn, place in enumerate(turn_order(len(names), index)):
                 name = names[place]
-                times[name] = self.sample(calls[name], count[name], None if turn else read)
+                times[name] = self._named_sample(name, calls[name], count[name], None if turn else read)
             rounds.append(self.slowest(list(times.values())))
         if len(rounds) < LEAST_ROUNDS:
             return {}

@@ -81,19 +81,28 @@ def _check_and_capture(way: Way, case: Case, ready: Ready, runs: dict[str, Run],
     ready.calls |= {(name, STEP): run for name, run in runs.items()}
 
 
+@dataclass(frozen=True)
+class _Replay:
+    """A captured call; returns what the capture returned, filled anew. `call` is kept for what it holds: a graph has
+    the addresses of what lay outside of it (a recorded step's buffers, a count), and keeps none of it alive."""
+
+    graph: torch.cuda.CUDAGraph
+    result: Any
+    call: Callable[[], Any]
+
+    def __call__(self) -> Any:
+        self.graph.replay()
+        return self.result
+
+
 def _captured(call: Callable[[], Any]) -> Callable[[], Any]:
-    """`call`, which has run before, as a CUDA graph; returns what the capture returned, filled anew."""
+    """`call`, which has run before, as a CUDA graph."""
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     # "thread_local": NCCL's watchdog asks for events all the time, which must not spoil the capture.
     with torch.cuda.graph(graph, capture_error_mode="thread_local"):
         result = call()
-
-    def replay() -> Any:
-        graph.replay()
-        return result
-
-    return replay
+    return _Replay(graph, result, call)
 
 
 def _one_gpu(way: Way, case: Case, ready: Ready) -> None:
@@ -153,10 +162,13 @@ def _ours(way: Way, case: Case, ready: Ready) -> None:
         parts[name, COMMUNICATION] = partial(communicate, recorder, name == FORWARD)
     for key, call in parts.items():
         got = call()
+        if way.graph:
+            call = _captured(call)
+            got = call()
         if isinstance(got, dict):  # compute alone: on what the recorded step received, so with its results
             reason = judge(got, case.expected)[1]
             ready.reason = ready.reason or (f"compute alone: {reason}" if reason else "")
-        ready.calls[key] = _captured(call) if way.graph else call
+        ready.calls[key] = call
 
 
 def _plain(way: Way, case: Case, ready: Ready) -> None:
