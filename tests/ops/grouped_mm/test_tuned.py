@@ -5,8 +5,11 @@ import math
 
 import pytest
 
+from expertile.device import Device
 from expertile.lab.workloads import ragged_m, wgrad
 from expertile.ops.grouped_mm import tuned
+from expertile.ops.grouped_mm.backend import config_dict
+from expertile.ops.grouped_mm.backends import BACKENDS
 from expertile.ops.grouped_mm.tuned import (
     Measured,
     Table,
@@ -120,6 +123,25 @@ def test_the_h200_table_ships_and_is_small():
     assert path.stat().st_size < 150_000
     assert shipped.gpu == "NVIDIA H200" and shipped.seeds
     assert {m.features.layout for m in shipped.of("graph")} == {"ragged_m", "ragged_k", "batched"}
+
+
+def test_the_h200_table_knows_the_configs_of_today():
+    """A field added to a config must not hide what was measured without it."""
+    table = Table.from_json((tuned.package_folder() / "nvidia-h200.json").read_text(encoding="utf-8"))
+    measured = {key for m in table.problems for key in m.slowdowns}
+    device = Device.by_name("h200")
+    for backend in BACKENDS:
+        if backend.peer or backend.reads_offs_on_host:
+            continue
+        workloads = (ragged_m("x", "", (512,) * 8, 2048, 2048, "bf16"), wgrad("x", "", (512,) * 8, 2048, 2048, "bf16"))
+        for problem in (w.problem("cuda") for w in workloads):
+            default = backend.configs(problem, device)[0]
+            assert candidate_key(backend.name, config_dict(default)) in measured, default
+
+
+def test_a_flag_that_is_off_is_as_if_it_were_not_there():
+    assert candidate_key("x", {"n": 0, "flag": False}) == candidate_key("x", {"n": 0})
+    assert candidate_key("x", {"n": 0, "flag": True}) != candidate_key("x", {"n": 0})
 
 
 def test_skew_classes():

@@ -221,8 +221,10 @@ def _compact(value: Any) -> str:
 
 
 def candidate_key(backend: str, config: Mapping[str, Any]) -> str:
-    """One string for a backend and a config: strings remember their hash."""
-    return f"{backend} {sorted(config.items())}"
+    """One string for a backend and a config: strings remember their hash.
+
+    A flag that is off is left out, so that a table from before the flag existed still knows the config."""
+    return f"{backend} {sorted((k, v) for k, v in config.items() if v is not False)}"
 
 
 def loose_key(backend: str, config: Mapping[str, Any]) -> str:

@@ -69,7 +69,7 @@ def _emulate(case: Case, config: Config, programs: int, seed: int, kernel=_gluon
 @pytest.mark.parametrize("name", SMALL)
 @pytest.mark.parametrize("case", MANY_TILES, ids=str)
 def test_right_in_any_order(case: Case, name: str) -> None:
-    for seed in range(3):
+    for seed in range(1 if "drawn" in name else 3):
         _emulate(case, SMALL[name], programs=2 + seed % 2, seed=seed)
 
 
