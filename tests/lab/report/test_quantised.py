@@ -56,6 +56,15 @@ def test_the_sweep_stands_against_deep_gemm_by_shares_of_dense():
     assert next(line for line in text.splitlines() if line.startswith("| 1 | 64 | 2048 | 2048 |")).endswith("| – | – |")
 
 
+def test_the_yardstick_is_that_of_the_day():
+    w, square = named("fp8-sweep", "fp8-e1-m64-n4096-k7168"), named("fp8-large", "fp8-e1-m8192-n8192-k8192")
+    dense_s = operators()[square.op].work(square).flops / 1317e12
+    ours, large = record(w, "expertile", 8.4e-6), record(square, "dense", dense_s, run="another")
+    assert "2.00× in geometric mean" in blocks([ours, large], H200)["sweep"]
+    earlier = replace(large, date="1999-01-01T00:00:00Z")
+    assert "geometric mean" not in blocks([ours, earlier], H200)["sweep"]
+
+
 def test_causes_and_the_error_of_multiplied_scales():
     w = named("fp8-causes", "gemm1-m64", "fp8_causes")
     wrong = untimed("wrong", op=w.op, workload=f"{w.preset}/{w.name}", backend="multiplied", policy="eager")
