@@ -30,6 +30,7 @@ from tests.ops.attention import hopper_mutants
 from tests.ops.attention.cases import CASES, Case, Made, check_backward, check_forward, make, on_gpu
 from tests.support import aot, attention_emulator
 from tests.support.fake_driver import compile_only
+from tests.support.wgmma import overwritten_operands
 
 H200 = Device.by_name("h200")
 
@@ -234,6 +235,7 @@ def test_compiles_to_wgmma_and_tma(name: str) -> None:
         assert used.stack_bytes <= spilled, used
         assert used.opcodes["HGMMA"] and used.opcodes["UTMALDG"] and used.opcodes["UTMASTG"], used
         assert aot.ptxas_warnings(used) == [], used
+        assert overwritten_operands(kernel) == [], used
 
 
 @pytest.mark.parametrize(

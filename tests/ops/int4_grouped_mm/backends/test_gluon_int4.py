@@ -21,6 +21,7 @@ from tests.ops.int4_grouped_mm import cases
 from tests.ops.int4_grouped_mm.cases import BF16, FP16, FP32, Case
 from tests.support import aot, int4_emulator
 from tests.support.fake_driver import compile_only
+from tests.support.wgmma import overwritten_operands
 from tests.support.gluon_machine import EmulationError
 
 H200 = Device.by_name("h200")
@@ -189,6 +190,7 @@ def test_compiles_to_wgmma_and_tma(name: str) -> None:
     assert ", {" in next(line for line in used.ptx.splitlines() if "wgmma.mma_async" in line)
     assert used.opcodes["SHFL"] < 40
     assert aot.ptxas_warnings(used) == []
+    assert overwritten_operands(kernels[0]) == []
 
 
 @pytest.mark.parametrize(
