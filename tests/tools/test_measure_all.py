@@ -1,0 +1,58 @@
+"""tools/measure_all.py: jobs are spread over GPUs, end at the limit, and are presets and tools that there are."""
+
+import sys
+import time
+
+import pytest
+
+from expertile.lab.presets import ALL_PRESETS
+from tools import measure_all
+
+
+def test_jobs_are_presets_and_tools():
+    assert set(measure_all.ALL) - set(measure_all.TOOLS) <= set(ALL_PRESETS)
+    assert all((measure_all.ROOT / "tools" / f"measure_{tool}.py").is_file() for tool in measure_all.TOOLS)
+    assert len(measure_all.ALL) == len(set(measure_all.ALL))
+
+
+def test_each_gpu_takes_the_next_job_and_parallel_takes_all(monkeypatch, tmp_path):
+    seen = tmp_path / "seen"
+    code = f"import os,time; open({str(seen)!r},'a').write('%s %s\\n'); time.sleep(0.3)"
+
+    def commands(job, out, seconds, warm):
+        return [[[sys.executable, "-c", code.replace("%s %s", f"{job} ' + os.environ['CUDA_VISIBLE_DEVICES'] + '")]]]
+
+    monkeypatch.setattr(measure_all, "commands", commands)
+    outcomes = measure_all.measure(["parallel", "a", "b", "c", "d"], ["0", "3"], tmp_path, 60.0, 0)
+    lines = [line.split() for line in seen.read_text().splitlines()]
+    assert {job for job, _ in lines} == {"a", "b", "c", "d", "parallel"} and lines[-1] == ["parallel", "0,3"]
+    assert {gpu for _, gpu in lines[:-1]} == {"0", "3"}
+    assert all(text.startswith("done") for text in outcomes.values())
+
+
+def test_time_is_up(monkeypatch, tmp_path, capsys):
+    sleep = [sys.executable, "-c", "import time; time.sleep(30)"]
+    monkeypatch.setattr(measure_all, "commands", lambda *_: [[sleep]])
+    started = time.monotonic()
+    outcomes = measure_all.measure(["a", "b"], ["0"], tmp_path, 1.0, 0)
+    assert time.monotonic() - started < 10
+    assert outcomes.keys() == {"a"} and outcomes["a"].startswith("time is up")
+
+
+def test_a_failure_is_told(monkeypatch, tmp_path):
+    monkeypatch.setattr(measure_all, "commands", lambda *_: [[[sys.executable, "-c", "raise SystemExit(3)"]]])
+    assert measure_all.measure(["a"], ["0"], tmp_path, 60.0, 0)["a"].startswith("failed, see")
+
+
+def test_commands_warm_only_what_compiles_for_every_shape(tmp_path):
+    warm, timed = measure_all.commands("rows", tmp_path, 60.0, 3)
+    assert len(warm) == 3 and len(timed) == 1 and "--resume" in timed[0]
+    assert len(measure_all.commands("skew", tmp_path, 60.0, 3)) == 1
+    assert "measure_moe.py" in measure_all.commands("moe", tmp_path, 60.0, 3)[0][0][1]
+
+
+def test_bad_words(capsys):
+    with pytest.raises(SystemExit):
+        measure_all.main(["nothing-like-it"])
+    assert "no job called nothing-like-it" in capsys.readouterr().err
+    assert measure_all.main(["--list"]) == 0

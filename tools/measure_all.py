@@ -1,0 +1,149 @@
+"""Measure what the pages show, on all GPUs of this machine at once, in a limited time.
+
+    python tools/measure_all.py [JOB …] [--out out] [--seconds 3600] [--warm 8] [--list]
+
+A job is a preset of `expertile bench` (under a CUDA graph, quickly), or one of `moe`, `transformers`, `parallel` for
+the tools that measure those. Without names all are done, in the order of `--list`. Each GPU takes the next job when it
+is free; `parallel`, which wants them all, waits for the others to end. What a job has measured is kept when time runs
+out; the same command goes on with what is left (`--resume` of bench, the same file of the tools).
+
+--warm N: before a preset is timed, N processes meet its workloads once, side by side and untimed, so that what has to
+be compiled is in the caches. That is worth it where torch.compile is among the rivals: it compiles for every shape.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from pathlib import Path
+
+# The most telling first. Those with torch.compile among the rivals are marked.
+PRESETS = (
+    "anchors", "gradients", "moe-decode*", "moe-sonic*", "fp8-sweep*", "fp8-large*", "fp8-causes", "int4-models*",
+    "rows*", "attention", "skew", "scaling", "quantize*", "softmax-v100*", "layernorm-v100*", "attention-v100*",
+    "laplacian*", "add-scalar*", "models", "squares", "moe-ffn", "cpu", "ladder",
+)  # fmt: skip
+TOOLS = {"moe": ("sizes,stages,kernels",), "transformers": (), "parallel": ()}
+ALL = ("moe", *(p.rstrip("*") for p in PRESETS), "transformers", "parallel")
+ROOT = Path(__file__).parents[1]
+_WARM = """
+import sys
+from expertile.lab import operators
+from expertile.lab.presets import workloads_for
+from expertile.lab.run import run
+from expertile.ops.grouped_mm.backends import BACKENDS
+preset, part, parts = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+# quack would tune itself beside its rivals, and remember what it found then.
+backends = tuple(b for b in BACKENDS if b.name != "quack")
+for workload in workloads_for([preset])[part::parts]:
+    for _ in run([workload], backends, operators=tuple(operators.operators().values()), policies=("graph",),
+                 quick=True, rounds=3):
+        pass
+"""
+
+
+def commands(job: str, out: Path, seconds: float, warm: int) -> list[list[list[str]]]:
+    """What a job runs: steps one after the other, each of commands side by side."""
+    python = [sys.executable]
+    if job in TOOLS:
+        file = out / f"{job}.jsonl"
+        words = [*python, str(ROOT / "tools" / f"measure_{job}.py"), "--out", str(file), "--seconds", f"{seconds:.0f}"]
+        return [[words + (["--only", TOOLS[job][0]] if TOOLS[job] else [])]]
+    bench = [*python, "-m", "expertile", "bench", "--preset", job, "--policy", "graph", "--quick", "--no-html"]
+    steps = [[[*bench, "--resume", "--out", str(out)]]]
+    if warm and f"{job}*" in PRESETS:
+        steps.insert(0, [[*python, "-c", _WARM, job, str(i), str(warm)] for i in range(warm)])
+    return steps
+
+
+class Plan:
+    """The jobs that are left, and until when; shared by the GPUs' threads."""
+
+    def __init__(self, jobs: Sequence[str], end: float) -> None:
+        self.alone = [j for j in jobs if j == "parallel"]
+        self.waiting, self.end, self.lock = deque(j for j in jobs if j != "parallel"), end, threading.Lock()
+        self.outcomes: dict[str, str] = {}
+
+    def next(self) -> str | None:
+        with self.lock:
+            return self.waiting.popleft() if self.waiting and time.monotonic() < self.end else None
+
+    def tell(self, job: str, outcome: str) -> None:
+        with self.lock:
+            self.outcomes[job] = outcome
+        print(f"{job}: {outcome}", flush=True)
+
+
+def run_job(job: str, gpus: str, plan: Plan, out: Path, warm: int) -> None:
+    """Run one job on the GPUs numbered `gpus`, until it ends or time is up; its output goes to OUT/logs/JOB.log."""
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": gpus, "OMP_NUM_THREADS": "4"}
+    started, codes = time.monotonic(), [0]
+    (out / "logs").mkdir(parents=True, exist_ok=True)
+    with (out / "logs" / f"{job}.log").open("ab") as log:
+        for step in commands(job, out, max(plan.end - started - 10, 1), warm):
+            here = [subprocess.Popen(c, cwd=ROOT, env=environment, stdout=log, stderr=log) for c in step]
+            codes = []
+            for process in here:
+                try:
+                    codes.append(process.wait(max(plan.end - time.monotonic(), 0.1)))
+                except subprocess.TimeoutExpired:
+                    process.kill()
+                    codes.append(process.wait())
+    late = time.monotonic() >= plan.end
+    how = "time is up" if late else "done" if not any(codes) else f"failed, see {out / 'logs' / job}.log"
+    plan.tell(job, f"{how} ({time.monotonic() - started:.0f} s on GPU {gpus})")
+
+
+def measure(jobs: Sequence[str], gpus: Sequence[str], out: Path, seconds: float, warm: int) -> dict[str, str]:
+    """Run the jobs, one on each GPU at a time; what became of each that was begun."""
+    plan = Plan(jobs, time.monotonic() + seconds)
+
+    def work(gpu: str) -> None:
+        while (job := plan.next()) is not None:
+            run_job(job, gpu, plan, out, warm)
+
+    threads = [threading.Thread(target=work, args=(gpu,)) for gpu in gpus]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if plan.alone and time.monotonic() < plan.end:
+        run_job("parallel", ",".join(gpus), plan, out, warm)
+    return plan.outcomes
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("jobs", nargs="*", help="presets, or moe, transformers, parallel; all by default")
+    parser.add_argument("--out", type=Path, default=Path("out"))
+    parser.add_argument("--seconds", type=float, default=3600.0, help="when to stop")
+    parser.add_argument("--warm", type=int, default=8, help="processes that compile beforehand; 0: none")
+    parser.add_argument("--list", action="store_true", help="name the jobs and stop")
+    options = parser.parse_args(argv)
+    if options.list:
+        print("\n".join(ALL))
+        return 0
+    if unknown := [job for job in options.jobs if job not in ALL]:
+        parser.error(f"no job called {', '.join(unknown)}; --list names them")
+
+    import torch
+
+    count = torch.cuda.device_count()
+    if not count:
+        parser.error("there is no CUDA GPU here")
+    gpus = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(count)))).split(",")
+    jobs = [j for j in options.jobs or ALL if j != "parallel" or count > 1]
+    outcomes = measure(jobs, gpus, options.out.absolute(), options.seconds, options.warm)
+    for job in (j for j in jobs if j not in outcomes):
+        print(f"{job}: no time left")
+    return 0 if all("failed" not in o for o in outcomes.values()) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
