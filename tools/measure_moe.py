@@ -22,12 +22,12 @@ import torch
 
 from expertile.device import Device
 from expertile.lab.arena import Site
-from expertile.lab.measure import Budget, device_alive, failure_of
+from expertile.lab.measure import Budget, device_alive, failure_of, quick_collections
 from expertile.lab.moe_kernels import SHAPES, kernels_part, measure_kernels
 from expertile.lab.moe_sizes import SIZES, layer_part, measure_layer
 from expertile.lab.moe_stages import measure_stages, stages_part
 from expertile.lab.operators.moe import Size
-from expertile.lab.parts import PartsFile, TimeLimit, settled
+from expertile.lab.parts import PartsFile, TimeLimit
 
 ONLY = ("sizes", "stages", "kernels")
 BUDGETS = {  # of one part, the preparations not counted
@@ -76,7 +76,7 @@ def main(argv: list[str] | None = None) -> int:
     site = Site(Device.current(options.device), torch.device(options.device))
     file = PartsFile(options.out, site.device, ("T", "H", "I", "E", "k", "size"))
     wanted = [item for item in items(sizes, site, limit, options.quick) if item[0]["part"] in only]
-    with settled():
+    with quick_collections():
         return measure_all(wanted, file, limit, site)
 
 

@@ -22,8 +22,8 @@ import torch
 from expertile.device import Device
 from expertile.integrations.transformers import register
 from expertile.lab.arena import Site
-from expertile.lab.measure import Budget, device_alive, failure_of, release
-from expertile.lab.parts import PartsFile, TimeLimit, settled
+from expertile.lab.measure import Budget, device_alive, failure_of, quick_collections, release
+from expertile.lab.parts import PartsFile, TimeLimit
 from expertile.lab.transformers_layers import (
     FIRST,
     MODELS,
@@ -63,7 +63,7 @@ def main(argv: list[str] | None = None) -> int:
     file = PartsFile(
         options.out, site.device, ("model", "tokens", "both", "policy"), transformers=transformers.__version__
     )
-    with settled():
+    with quick_collections():
         return measure_all(models, file, limit, site, BUDGETS[options.quick], options.eager)
 
 

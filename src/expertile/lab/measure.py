@@ -10,8 +10,8 @@ from __future__ import annotations
 import gc
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
 import torch
@@ -249,6 +249,18 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and any(
         text in str(error) for text in ("not enough memory", "CUDA out of memory", "can't allocate memory")
     )
+
+
+@contextmanager
+def quick_collections() -> Iterator[None]:
+    """Inside, garbage is looked for only among what was made since. `release` collects after every call that was
+    judged, and among all that torch (and a library like transformers) has made that takes 0.1 to 0.3 s each time."""
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
 
 
 def release(device: torch.device) -> None:

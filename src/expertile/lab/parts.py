@@ -8,12 +8,10 @@ machine and versions alone.
 
 from __future__ import annotations
 
-import gc
 import json
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -89,18 +87,6 @@ class PartsFile:
             file.flush()
             os.fsync(file.fileno())
         os.replace(draft, self.path)
-
-
-@contextmanager
-def settled() -> Iterator[None]:
-    """Inside, garbage is looked for among what was made since: `measure.release` does so after every call that it
-    judged, and among all that a large library has made that takes a third of a second each time."""
-    gc.collect()
-    gc.freeze()
-    try:
-        yield
-    finally:
-        gc.unfreeze()
 
 
 class TimeLimit:

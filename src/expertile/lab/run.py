@@ -26,7 +26,15 @@ from expertile.lab.baselines import BASELINE_NAMES
 from expertile.lab.contestants import Contestant
 from expertile.lab.environment import capture_env, new_run_id, same_machine, timestamp, with_clocks
 from expertile.lab.grouped_arena import Candidates, GroupedArena
-from expertile.lab.measure import Budget, Failure, Measurement, device_alive, failure_of, release
+from expertile.lab.measure import (
+    Budget,
+    Failure,
+    Measurement,
+    device_alive,
+    failure_of,
+    quick_collections,
+    release,
+)
 from expertile.lab.operands import free_memory
 from expertile.lab.operators.arena import OpArena
 from expertile.lab.operators.base import Operator, OpWorkload
@@ -179,7 +187,7 @@ class _Session:
         self._tell("start", text=self.settings.run_id)
         if self.finished:
             self._tell("note", text=f"resuming run {self.settings.run_id}: {len(self.finished)} records are there")
-        with candidates:
+        with quick_collections(), candidates:
             for index, (arena, missing) in enumerate(todo):
                 if missing:
                     yield from self._workload(arena, missing, sum(1 for _, m in todo[index:] if m))

@@ -10,11 +10,9 @@ rivals. Only backends that `auto` may choose take part: on a GPU none that reads
 
 from __future__ import annotations
 
-import gc
 import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -25,7 +23,16 @@ from expertile.device import Device
 from expertile.lab.arena import record_name
 from expertile.lab.contestants import Contestant, backend_contestants, make_bench, memory_needed
 from expertile.lab.environment import capture_env, new_run_id, same_machine, timestamp, with_clocks
-from expertile.lab.measure import Budget, Candidate, Measurement, device_alive, failure_of, release, time_interleaved
+from expertile.lab.measure import (
+    Budget,
+    Candidate,
+    Measurement,
+    device_alive,
+    failure_of,
+    quick_collections,
+    release,
+    time_interleaved,
+)
 from expertile.lab.operands import free_memory, operand_sets
 from expertile.lab.precompile import Job, precompile
 from expertile.lab.record import Env, Record, append, rates, read
@@ -154,17 +161,6 @@ def tune(
                 say("the device stopped answering; --resume goes on with the next problem")
                 break
     return records
-
-
-@contextmanager
-def quick_collections() -> Iterator[None]:
-    """Garbage collections inside pass over what exists already; there is one after every gate, 0.1 s each else."""
-    gc.collect()
-    gc.freeze()
-    try:
-        yield
-    finally:
-        gc.unfreeze()
 
 
 def take(source: Iterator[Workload], finished: set[str], most: int) -> list[Workload]:

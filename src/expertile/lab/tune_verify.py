@@ -12,8 +12,9 @@ from pathlib import Path
 import torch
 
 from expertile.lab.arena import record_name
+from expertile.lab.measure import quick_collections
 from expertile.lab.record import Record, append
-from expertile.lab.tune import Machine, compile_all, field, measure, quick_collections, resumed, take
+from expertile.lab.tune import Machine, compile_all, field, measure, resumed, take
 from expertile.lab.tune_field import Entrant
 from expertile.lab.tune_problems import design
 from expertile.lab.workloads import Workload

@@ -7,6 +7,7 @@ waiting for the host, so that its plans, gathers, products and sums run on the s
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -48,8 +49,10 @@ class Recorder(Exchange):
         self.travelling, self.posts = [], []
         return super().step(x, topk_ids, topk_weights)
 
-    def plan(self, topk_ids: torch.Tensor, topk_weights: torch.Tensor) -> tuple[Outgoing, torch.Tensor, Splits]:
-        sent, self.lengths, self.splits = super().plan(topk_ids, topk_weights)
+    def plan(
+        self, topk_ids: torch.Tensor, topk_weights: torch.Tensor, meanwhile: Callable[[Outgoing], None]
+    ) -> tuple[Outgoing, torch.Tensor | None, Splits]:
+        sent, self.lengths, self.splits = super().plan(topk_ids, topk_weights, meanwhile)
         return sent, self.lengths, self.splits
 
     def start(self, what: str, like: torch.Tensor, arriving: Lengths) -> Travelling:
@@ -104,12 +107,16 @@ class Silent(Exchange):
         self.started = 0
         return super().step(x, topk_ids, topk_weights)
 
-    def plan(self, topk_ids: torch.Tensor, topk_weights: torch.Tensor) -> tuple[Outgoing, torch.Tensor, Splits]:
+    def plan(
+        self, topk_ids: torch.Tensor, topk_weights: torch.Tensor, meanwhile: Callable[[Outgoing], None]
+    ) -> tuple[Outgoing, torch.Tensor | None, Splits]:
         if self.capacity is not None:
-            return super().plan(topk_ids, topk_weights)
+            return super().plan(topk_ids, topk_weights, meanwhile)
         lengths, splits = self.recorded.lengths, self.recorded.splits
         assert lengths is not None and splits is not None
-        return outgoing(topk_ids, topk_weights, self.placement, None, topk_ids.shape[0]), lengths, splits
+        sent = outgoing(topk_ids, topk_weights, self.placement, None, topk_ids.shape[0])
+        meanwhile(sent)
+        return sent, lengths, splits
 
     def start(self, what: str, like: torch.Tensor, arriving: Lengths) -> Travelling:
         found = self.recorded.travelling[self.started]

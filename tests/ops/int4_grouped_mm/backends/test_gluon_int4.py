@@ -21,8 +21,8 @@ from tests.ops.int4_grouped_mm import cases
 from tests.ops.int4_grouped_mm.cases import BF16, FP16, FP32, Case
 from tests.support import aot, int4_emulator
 from tests.support.fake_driver import compile_only
-from tests.support.wgmma import overwritten_operands
 from tests.support.gluon_machine import EmulationError
+from tests.support.wgmma import overwritten_operands
 
 H200 = Device.by_name("h200")
 
