@@ -20,6 +20,7 @@ from expertile.moe.experts import moe_mlp
 from expertile.moe.layer import MoE
 from expertile.moe.parallel import ExpertParallel, ExpertParallelMoE, ParallelConfig
 from expertile.quant import Fp8Blocks
+from tests.moe.operators import counted
 
 TIMEOUT_S = 8.0
 _CPU = torch.device("cpu")
@@ -353,6 +354,34 @@ def dying(rank: int, world: int, folder: Path) -> None:
     assert time.monotonic() - start < TIMEOUT_S
 
 
+def few_operators(rank: int, world: int) -> None:
+    """What the host has to queue does not creep back: a GPU runs a small step sooner than many operators are queued."""
+    for case, most_forward, most_backward in (
+        (CASES[0], (17, 20), (13, 7)),
+        (replace(CASES[0], combine="partial"), (17, 21), (13, 7)),
+        (replace(CASES[0], max_tokens=8), (13, 20), (12, 7)),
+    ):
+        layer, parallel = Layer.of(case, world), ExpertParallel(case.config())
+        mine = slice(6 * rank, 6 * rank + 6)
+        leaves = [x.detach().requires_grad_() for x in (layer.x[mine], parallel.shard(layer.gate_up),
+                                                        parallel.shard(layer.down), layer.weights[mine])]  # fmt: skip
+
+        def forward(call=parallel.mlp, leaves=leaves, ids=layer.ids[mine]) -> torch.Tensor:
+            return call(*leaves[:3], ids, leaves[3])
+
+        with torch.no_grad():
+            forward()  # tables that are made once
+            with counted() as alone:
+                forward()
+        out = forward()
+        with counted() as backward:
+            torch.autograd.grad(out, leaves, layer.dy[mine])
+        for what, found, most in (("forward", alone, most_forward), ("backward", backward, most_backward)):
+            got = len(found.names), found.launches
+            assert got[0] <= most[0] and got[1] <= most[1], f"{what} of {case}: {got}, {most} allowed: {found.names}"
+            assert sum(name == "c10d::alltoall_base_" for name in found.names) >= 3, "nothing was counted"
+
+
 def raises(kind: type[Exception], message: str, call: Callable[[], object]) -> None:
     try:
         call()
@@ -362,7 +391,10 @@ def raises(kind: type[Exception], message: str, call: Callable[[], object]) -> N
     raise AssertionError(f"expected {kind.__name__}: {message}")
 
 
-CHECKS = (uninitialised, overflowing, quantised, module, on_a_mesh, bad_input, configs_that_cannot_be, mismatch, absent)
+CHECKS = (
+    uninitialised, overflowing, quantised, module, on_a_mesh, few_operators, bad_input, configs_that_cannot_be,
+    mismatch, absent,
+)  # fmt: skip
 
 
 def names() -> list[str]:

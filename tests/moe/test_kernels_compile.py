@@ -4,7 +4,7 @@ import pytest
 import torch
 import triton
 
-from expertile.moe import permute, rounding, router
+from expertile.moe import _dispatch, _dispatch_kernels, permute, rounding, router
 from tests.support.aot import resources
 from tests.support.fake_driver import compile_only
 
@@ -58,3 +58,21 @@ def test_rounding(monkeypatch):
     order = permute.Permutation(*permute._empty(ids, 128))
     monkeypatch.setattr(rounding, "permutation", lambda *args: order)
     assert_sound(compiled(90, rounding._rounded, ids, weights, 128, 8, 128, "adaptive", None), "_round_kernel")
+
+
+@pytest.mark.parametrize("arch, chunks, capacity", [(80, 1, 4096), (90, 4, None), (90, 1, None)])
+def test_tables_of_expert_parallelism(arch, chunks, capacity):
+    make, placement = _dispatch_kernels, _dispatch.Placement(128, 8, chunks)
+    ids, weights = torch.empty(512, 8, dtype=torch.int32), torch.empty(512, 8)
+    order = permute.Permutation(*permute._empty(torch.empty(4096, 8, dtype=torch.int32), placement.keys))
+    lengths = None if capacity else torch.empty((8, 2, chunks), dtype=torch.int32)
+
+    def launch():
+        keys, _ = make.token_keys(ids, placement, capacity is None)
+        _, labels, _ = make.pack(ids, weights, order, placement, capacity, 4096)
+        make.find(ids, keys, order, order, placement, (512, capacity) if capacity else None)
+        _, floats, keys = make.unpack(labels, lengths, placement, 1, capacity)
+        make.picked(floats, make.returned(keys, order, order, placement, capacity, 4096))
+
+    names = ("token_keys", "pack", "find", "unpack", "returned", "picked")
+    assert_sound(compiled(arch, launch), *(f"_{name}_kernel" for name in names))

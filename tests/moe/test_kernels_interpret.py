@@ -1,4 +1,5 @@
-"""The layer's kernels on the CPU, through Triton's interpreter: permutation, router and token rounding."""
+"""The layer's kernels on the CPU, through Triton's interpreter: permutation, router, token rounding, index tables of
+expert parallelism."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ else:
     import pytest
     import torch
 
-    from expertile.moe import permute, rounding, router
+    from expertile.moe import _dispatch, _dispatch_formulas, _dispatch_kernels, permute, rounding, router
     from tests.moe.test_permute import assert_right, draw
     from tests.moe.test_rounding import draw as draw_candidates
     from tests.moe.test_router import MODELS, bias_of, logits_of
@@ -95,3 +96,63 @@ else:
         ids = torch.tensor([[3], [3], [3]], dtype=torch.int32)
         assert rounding.round_groups(ids, torch.rand(3, 1), 5, tile=2, mode="up").tolist() == [[3], [3], [3]]
         assert rounding.round_groups(ids, torch.rand(3, 1), 5, tile=4, mode="down").tolist() == [[5], [5], [5]]
+
+    def plans_of(make, monkeypatch, ids, weights, placement, capacity, max_tokens):
+        """All ranks' plans with index tables by the module `make`: outgoing, and incoming where anything comes."""
+        monkeypatch.setattr(_dispatch, "_maker", lambda x: make)
+        monkeypatch.setattr(permute, "on_kernels", lambda x: False)
+        world, chunks, arrived = placement.world, placement.chunks, []
+        keyed = [make.token_keys(i, placement, capacity is None) for i in ids]
+        sent = [_dispatch.outgoing(i, w, keys, placement, capacity, max_tokens)
+                for i, w, (keys, _) in zip(ids, weights, keyed, strict=True)]  # fmt: skip
+        if capacity is None:
+            counts = torch.stack([c[0] for _, c in keyed])  # from, to, rows or slots, chunk
+            lengths = [[c[r, 0, chunk].item() for chunk in range(chunks) for r in range(world)] for c in counts]
+        else:
+            lengths = [[min(capacity, max_tokens)] * placement.keys] * world
+        segments = [s.labels[: sum(n)].split(n) for s, n in zip(sent, lengths, strict=True)]
+        for rank in range(world):
+            labels = torch.cat([segments[r][c * world + rank] for c in range(chunks) for r in range(world)])
+            if capacity is None:
+                theirs = counts[:, rank].contiguous()
+                splits = _dispatch.Splits.counted(torch.stack([counts[rank], theirs]).tolist())
+            else:
+                theirs, splits = None, _dispatch.Splits.full(placement, capacity, max_tokens)
+            if len(labels):
+                arrived.append(_dispatch.incoming(labels, theirs, splits, placement, rank, capacity, max_tokens))
+        return sent, arrived, keyed
+
+    # Tables in several programs; ranks and chunks that are no powers of two; segments that are too short for all.
+    @pytest.mark.parametrize(
+        "world, chunks, experts, top_k, tokens, capacity, dtype",
+        [(2, 1, 8, 3, (400, 1), None, torch.int64), (3, 2, 11, 2, (30, 7, 19), None, torch.int32),
+         (1, 2, 4, 4, (9,), None, torch.int32), (2, 1, 8, 3, (300, 5), 900, torch.int32),
+         (3, 1, 11, 2, (30, 7, 19), 9, torch.int64), (4, 3, 13, 1, (5, 1, 7, 3), None, torch.int32)],
+    )  # fmt: skip
+    def test_tables_of_expert_parallelism(world, chunks, experts, top_k, tokens, capacity, dtype, monkeypatch):
+        made = torch.Generator().manual_seed(world)
+        ids = [torch.rand(n, experts, generator=made).argsort(1)[:, :top_k].to(dtype) for n in tokens]
+        # A dropped slot, and two whose ids are no experts.
+        wrong = [experts, -1, 2**32 + 1 if dtype is torch.int64 else 2**31 - 1]
+        ids[0] = torch.cat([torch.tensor(wrong, dtype=dtype), ids[0].flatten()[3:]]).view(ids[0].shape)
+        weights = [torch.rand(i.shape, generator=made) for i in ids]
+        placement = _dispatch.Placement(experts, world, chunks)
+        arguments = (monkeypatch, ids, weights, placement, capacity, max(tokens))
+        found = plans_of(_dispatch_kernels, *arguments)
+        truth = plans_of(_dispatch_formulas, *arguments)
+        for one, other in zip(found[2], truth[2], strict=True):
+            assert torch.equal(one[0], other[0])
+            assert one[1] is other[1] is None or (one[1].dtype is torch.int32 and torch.equal(one[1], other[1]))
+        assert capacity != 9 or sum(int(s.overflow) for s in truth[0]) > 0, "nothing overflows"
+        for kind in (0, 1):
+            for one, other in zip(found[kind], truth[kind], strict=True):
+                for name, x in vars(other).items():
+                    got = getattr(one, name)
+                    if name != "order":
+                        assert x is got is None or (got.dtype is x.dtype and torch.equal(got, x)), name
+
+    def test_picked_values():
+        values, at = torch.randn(7, 90), torch.randint(-1, 630, (300, 3), dtype=torch.int32)
+        assert torch.equal(_dispatch_kernels.picked(values, at), _dispatch_formulas.picked(values, at))
+        nothing = _dispatch_kernels.picked(values[:0], torch.full((2, 2), -1, dtype=torch.int32))
+        assert torch.equal(nothing, torch.zeros(2, 2))

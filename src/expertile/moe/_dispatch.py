@@ -19,10 +19,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache, cached_property
+from typing import Any
 
 import torch
 
+from expertile.moe import _dispatch_formulas, _dispatch_kernels
 from expertile.moe.permute import Permutation, permutation
+from expertile.ops._rows import on_kernels
 
 
 @dataclass(frozen=True)
@@ -47,6 +50,10 @@ class Placement:
         """How many pairs (chunk, rank) there are; also the key of a dropped slot."""
         return self.chunks * self.world
 
+    def nearly_all_sent(self, top_k: int) -> bool:
+        """Whether a token of evenly routed slots goes to four fifths at least of the min(W, k) ranks it can go to."""
+        return self.world * (1 - (1 - 1 / self.world) ** top_k) >= 0.8 * min(self.world, top_k)
+
     @cached_property
     def key_of(self) -> tuple[int, ...]:
         """[E + 1]: chunk · W + rank of each expert; `keys` for the id E of a dropped slot."""
@@ -63,40 +70,9 @@ class Placement:
         return torch.tensor(self.key_of, dtype=torch.int32, device=device)
 
 
-@dataclass(frozen=True)
-class Segments:
-    """A buffer of rows in segments, one for each key: what `permutation` orders, at its true or its full length.
-
-    items: [S] int32, the slot in each row; 0 in an unused one.
-    used: [S] bool.
-    positions: of each slot its row; -1 where it has none.
-    counts: [keys] int32, the used rows of each segment.
-    overflow: 0-dim int64, the slots that did not fit; None without a capacity.
-    """
-
-    items: torch.Tensor
-    used: torch.Tensor
-    positions: torch.Tensor
-    counts: torch.Tensor
-    overflow: torch.Tensor | None
-
-    @staticmethod
-    def of(key: torch.Tensor, keys: int, capacity: int | None, rows: int) -> Segments:
-        """Segments of the slots of key [n, m] int32, of `capacity` rows each; or without gaps and `rows` rows."""
-        order = permutation(key, keys)
-        counts = torch.diff(order.offs, prepend=order.offs.new_zeros(1))
-        if capacity is None:
-            used = torch.arange(rows, device=key.device) < order.offs[-1]
-            return Segments(order.slots[:rows], used, order.positions, counts, None)
-        starts = order.offs - counts
-        place = torch.arange(capacity, device=key.device, dtype=torch.int32)
-        used = place < counts[:, None]
-        items = order.slots[torch.where(used, starts[:, None] + place, 0).flatten()]
-        within = order.positions - starts[key.clamp(max=keys - 1)]
-        fits = (order.positions >= 0) & (within < capacity)
-        positions = torch.where(fits, key * capacity + within, -1)
-        overflow = (counts - capacity).clamp(min=0).sum()
-        return Segments(items, used.flatten(), positions, counts.clamp(max=capacity), overflow)
+def _maker(x: torch.Tensor) -> Any:
+    """The module that makes the index tables for tensors like x."""
+    return _dispatch_kernels if on_kernels(x) else _dispatch_formulas
 
 
 @dataclass(frozen=True)
@@ -105,11 +81,10 @@ class Outgoing:
 
     tokens: [S] int32, the token of each row sent; 0 in unused rows.
     sent_at: [T, W] int32, the row in which a token is sent to a rank; -1: not.
-    label_at: [T, k] int32, the place of each slot among the labels sent, row · k + j; -1: dropped.
-    returned_at: [T, k] int32, the row of the return buffer of each slot; -1: dropped.
+    label_at: [T, k] int32, the place of each slot among the labels sent, row · k + j; -1: dropped, or no room.
+    returned_at: [T, k] int32, the row of the return buffer of each slot; -1: dropped; -2: no room.
     labels: [S, 2k] int32: a row's k global ids, E where the expert is not there, and its k weights as bits.
-    counts: [2, chunks, W] int32: rows sent, and rows that come back.
-    lost: [T] bool, tokens of which something did not fit; overflow: how many slots. None without a capacity.
+    lost: [T] bool, tokens of which something did not fit; overflow: how many slots. None where everything must fit.
     """
 
     tokens: torch.Tensor
@@ -117,41 +92,45 @@ class Outgoing:
     label_at: torch.Tensor
     returned_at: torch.Tensor
     labels: torch.Tensor
-    counts: torch.Tensor
     lost: torch.Tensor | None
     overflow: torch.Tensor | None
 
 
+def token_keys(
+    topk_ids: torch.Tensor, placement: Placement, counting: bool
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """What a plan begins with, and counts to be exchanged: see `_dispatch_formulas.token_keys`. topk_ids [T, k] int32
+    or int64, ids out of range are dropped slots; T at least 1."""
+    keys, counts = _maker(topk_ids).token_keys(topk_ids, placement, counting)
+    return keys, counts
+
+
 def outgoing(
-    topk_ids: torch.Tensor, topk_weights: torch.Tensor, placement: Placement, capacity: int | None, max_tokens: int
-) -> Outgoing:
-    """Plan what is sent. topk_ids [T, k] int32, T at least 1. Waits for nothing; with no capacity, buffers are of the
-    greatest length they could need, to be cut when the counts are known."""
-    (tokens, top_k), e, w = topk_ids.shape, placement.num_experts, placement.world
-    device = topk_ids.device
-    key = placement.key_table(device)[topk_ids]
-    ranks = torch.arange(w, device=device, dtype=torch.int32)
-    here = (key % w)[..., None] == ranks
-    # The mark of a dropped slot is `chunks` chunks on: later than all of them.
-    chunk = torch.where(here, (key // w)[..., None], placement.chunks).amin(1)
-    token_key = torch.where(chunk < placement.chunks, chunk * w + ranks, placement.keys)
-    sent = Segments.of(token_key, placement.keys, None if capacity is None else min(capacity, max_tokens),
-                       tokens * min(w, top_k))  # fmt: skip
-    token, rank = sent.items // w, sent.items % w
-    there = sent.used[:, None] & (key[token] < placement.keys) & (key[token] % w == rank[:, None])
-    ids = torch.where(there, topk_ids[token], e)
-    back = Segments.of(placement.key_table(device)[ids], placement.keys, capacity, tokens * top_k)
-    row = sent.positions.gather(1, (key % w).long())
-    slot = row * top_k + torch.arange(top_k, device=device, dtype=torch.int32)
-    label_at = torch.where((row >= 0) & (key < placement.keys), slot, -1)
-    returned_at = torch.where(label_at >= 0, back.positions.flatten()[label_at], -1)
+    topk_ids: torch.Tensor, topk_weights: torch.Tensor, keys: torch.Tensor, placement: Placement, capacity: int | None,
+    max_tokens: int,
+) -> Outgoing:  # fmt: skip
+    """Plan what is sent; topk_weights [T, k] float32, `keys` by `token_keys`. Waits for nothing; with no capacity,
+    buffers are of the greatest length they could need, to be cut when the counts are known."""
+    tokens, top_k = topk_ids.shape
+    make, segments = _maker(topk_ids), placement.keys
+    capacities = None if capacity is None else (min(capacity, max_tokens), capacity)
+    sent = permutation(keys, segments)
+    rows = tokens * min(placement.world, top_k) if capacities is None else segments * capacities[0]
+    token, labels, label_keys = make.pack(
+        topk_ids, topk_weights, sent, placement, None if capacities is None else capacities[0], rows
+    )
+    back = permutation(label_keys, segments)
+    sent_at, label_at, returned_at = make.find(topk_ids, keys, sent, back, placement, capacities)
     lost = overflow = None
-    if capacity is not None:
-        missing = (returned_at < 0) & (key < placement.keys)
+    if capacity is not None and _may_overflow(capacity, max_tokens, top_k):
+        missing = returned_at == _dispatch_formulas.NO_ROOM
         lost, overflow = missing.any(1), missing.sum()
-    labels = torch.cat([ids, topk_weights[token].view(torch.int32)], 1)
-    counts = torch.stack([sent.counts, back.counts]).view(2, placement.chunks, w)
-    return Outgoing(token, sent.positions, label_at, returned_at, labels, counts, lost, overflow)
+    return Outgoing(token, sent_at, label_at, returned_at, labels, lost, overflow)
+
+
+def _may_overflow(capacity: int, max_tokens: int, top_k: int) -> bool:
+    """Whether something may not fit: not if all slots of a rank find room, though all went to one."""
+    return capacity < max_tokens * top_k
 
 
 @dataclass(frozen=True)
@@ -172,9 +151,14 @@ class Splits:
         return Splits(rows, rows, slots, slots)
 
     @staticmethod
-    def counted(sent: list[list[list[int]]], received: list[list[list[int]]]) -> Splits:
-        """From counts [2, chunks, W] as sent, and as all ranks sent them here."""
-        return Splits(sent[0], received[0], received[1], sent[1])
+    def counted(counts: list[list[list[list[int]]]]) -> Splits:
+        """From the counts of `token_keys`, their second half as all ranks sent it here."""
+        # By rank, then rows and slots, then chunk; becomes rows and slots by chunk, then rank.
+        (rows_to, slots_from), (rows_from, slots_to) = (
+            [[list(ranks) for ranks in zip(*(rank[what] for rank in half), strict=True)] for what in (0, 1)]
+            for half in counts
+        )
+        return Splits(rows_to, rows_from, slots_to, slots_from)
 
 
 def starts(splits: list[list[int]]) -> list[int]:
@@ -192,7 +176,8 @@ class Incoming:
     ids, weights: [N, k] int32 and float32: which of this rank's experts each slot is for (their number: none), and
         its weight.
     order: `permutation` of ids; its rows are rows of the receive buffer.
-    return_rows: the expert row in each row of the return buffer; 0 in unused ones.
+    return_rows: the expert row, counted from the first of its chunk, in each row of the return buffer; 0 in unused
+        ones.
     """
 
     ids: torch.Tensor
@@ -202,23 +187,24 @@ class Incoming:
 
 
 def incoming(
-    labels: torch.Tensor, lengths: torch.Tensor, splits: Splits, placement: Placement, rank: int, capacity: int | None
-) -> Incoming:
-    """Plan the experts' work for labels [N, 2k] as received, N at least 1; `lengths` [chunks, W] is
-    `splits.rows_from` on the device (not used with a capacity)."""
-    received, top_k, device = labels.shape[0], labels.shape[1] // 2, labels.device
-    ids, weights = labels[:, :top_k], labels[:, top_k:].contiguous().view(torch.float32)
-    keys, w, experts = placement.keys, placement.world, placement.experts(rank)
-    if capacity is None:
-        sources = torch.arange(keys, device=device, dtype=torch.int32) % w
-        source = sources.repeat_interleave(lengths.flatten(), output_size=received)
-    else:
-        source = torch.arange(received, device=device, dtype=torch.int32) // splits.rows_from[0][0]
-    key = placement.key_table(device)[ids]
-    mine = key < keys
-    key = torch.where(mine, key // w * w + source[:, None], keys)
-    back = Segments.of(key, keys, capacity, starts(splits.slots_to)[-1])
-    kept = mine if capacity is None else back.positions >= 0
-    own = torch.where(kept, ids - experts.start, len(experts))
-    order = permutation(own, len(experts))
-    return Incoming(own, weights, order, order.positions.flatten()[back.items].clamp(min=0))
+    labels: torch.Tensor, lengths: torch.Tensor | None, splits: Splits, placement: Placement, rank: int,
+    capacity: int | None, max_tokens: int | None,
+) -> Incoming:  # fmt: skip
+    """Plan the experts' work for labels [N, 2k] as received, N at least 1; `lengths` [W, 2, chunks] is the second half
+    of the exchanged counts on the device (not used with a capacity)."""
+    make, experts, top_k = _maker(labels), len(placement.experts(rank)), labels.shape[1] // 2
+    ids, weights, keys = make.unpack(
+        labels, lengths, placement, rank, None if capacity is None else splits.rows_from[0][0]
+    )
+    back = permutation(keys, placement.keys)
+    if capacity is not None and max_tokens is not None and _may_overflow(capacity, max_tokens, top_k):
+        fits = _dispatch_formulas.rows_of_slots(back.positions, keys, back.offs, capacity) >= 0
+        ids = torch.where(fits, ids, experts)
+    order = permutation(ids, experts)
+    rows = starts(splits.slots_to)[-1]
+    return Incoming(ids, weights, order, make.returned(keys, back, order, placement, capacity, rows))
+
+
+def own_slots(dslots: torch.Tensor, sent: Outgoing) -> torch.Tensor:
+    """[T, k] from what comes back for the labels as they were sent [S, k]; 0 for dropped slots."""
+    return _maker(dslots).picked(dslots, sent.label_at)

@@ -6,13 +6,14 @@ given so far, and `arrive` makes the current stream wait for it; on a CPU thread
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 
 import torch
 import torch.distributed as dist
 
-from expertile.moe._dispatch import Incoming, Outgoing, Placement, Splits, incoming, outgoing, starts
+from expertile.moe._dispatch import Incoming, Outgoing, Placement, Splits, incoming, outgoing, starts, token_keys
 from expertile.moe._members import Members
 
 Lengths = list[list[int]]
@@ -57,8 +58,10 @@ class Exchange:
     def post(self, travelling: Travelling, chunk: int, rows: torch.Tensor, arriving: Lengths, leaving: Lengths) -> None:
         """Send `rows`, chunk `chunk` of a buffer, in lengths leaving[chunk] to each rank; lengths arriving[chunk] come
         into their place in the travelling buffer."""
-        first, rows = starts(arriving), rows.contiguous()
-        out = travelling.buffer[first[chunk] : first[chunk + 1]]
+        rows, out = rows.contiguous(), travelling.buffer
+        if len(arriving) > 1:
+            first = starts(arriving)
+            out = out[first[chunk] : first[chunk + 1]]
         # A capacity's segments are all alike, for which there is a plainer collective.
         here, there = (None, None) if self.capacity is not None else (arriving[chunk], leaving[chunk])
         with self.members.named(travelling.what):
@@ -67,7 +70,7 @@ class Exchange:
 
     def start(self, what: str, like: torch.Tensor, arriving: Lengths) -> Travelling:
         """A buffer for rows like those of `like`, to which chunks are posted."""
-        buffer = like.new_empty((starts(arriving)[-1], *like.shape[1:]))
+        buffer = like.new_empty((sum(map(sum, arriving)), *like.shape[1:]))
         return Travelling(buffer, [None] * len(arriving), what)
 
     def send(self, what: str, rows: torch.Tensor, arriving: Lengths, leaving: Lengths) -> Travelling:
@@ -79,7 +82,8 @@ class Exchange:
     def post_all(self, travelling: Travelling, rows: torch.Tensor, arriving: Lengths, leaving: Lengths) -> None:
         """`post` of every chunk of `rows`."""
         for chunk, (start, end) in enumerate(pairwise(starts(leaving))):
-            self.post(travelling, chunk, rows[start:end], arriving, leaving)
+            whole = end - start == rows.shape[0]
+            self.post(travelling, chunk, rows if whole else rows[start:end], arriving, leaving)
 
     def arrive(self, travelling: Travelling, chunk: int | None = None) -> torch.Tensor:
         """The buffer, when a chunk of it, or all, has come."""
@@ -91,41 +95,55 @@ class Exchange:
                     travelling.pieces[c] = None
         return travelling.buffer
 
-    def plan(self, topk_ids: torch.Tensor, topk_weights: torch.Tensor) -> tuple[Outgoing, torch.Tensor, Splits]:
-        """This rank's half of the plan for topk_ids [T, k] int32 and topk_weights [T, k], T at least 1; the rows that
-        come from each rank [chunks, W]; and all lengths. Waits for the GPU unless there is a capacity."""
+    def plan(
+        self, topk_ids: torch.Tensor, topk_weights: torch.Tensor, meanwhile: Callable[[Outgoing], None]
+    ) -> tuple[Outgoing, torch.Tensor | None, Splits]:
+        """This rank's half of the plan for topk_ids [T, k] and topk_weights [T, k] float32, T at least 1; the counts
+        of the other ranks, [W, 2, chunks]; and all lengths. Waits for the GPU unless there is a capacity; `meanwhile`
+        is called before the host waits, to queue what needs the rank's own half alone."""
         placement = self.placement
         if self.capacity is not None:
             assert self.max_tokens is not None
-            sent = outgoing(topk_ids, topk_weights, placement, self.capacity, self.max_tokens)
-            assert sent.overflow is not None
+            keys, _ = token_keys(topk_ids, placement, False)
+            sent = outgoing(topk_ids, topk_weights, keys, placement, self.capacity, self.max_tokens)
             if self.overflow is None or self.overflow.device != topk_ids.device:
                 self.overflow = torch.zeros(1, dtype=torch.int64, device=topk_ids.device)
-            self.overflow += sent.overflow
-            return sent, sent.counts[0], Splits.full(placement, self.capacity, self.max_tokens)
+            if sent.overflow is not None:
+                self.overflow += sent.overflow
+            meanwhile(sent)
+            return sent, None, Splits.full(placement, self.capacity, self.max_tokens)
         if topk_ids.is_cuda and torch.cuda.is_current_stream_capturing():
             raise ValueError(
                 "max_tokens: expected a number in the capture of a CUDA graph, which cannot wait, got None"
             )
-        sent = outgoing(topk_ids, topk_weights, placement, None, topk_ids.shape[0])
-        mine = sent.counts.permute(2, 0, 1).contiguous()
-        theirs = torch.empty_like(mine)
+        # The counts travel first: what the host waits for is on its way while it queues all the rest.
+        keys, counts = token_keys(topk_ids, placement, True)
+        assert counts is not None
+        mine, theirs = counts.unbind()
         with self.members.named("exchanging counts"):
             work = dist.all_to_all_single(theirs, mine, group=self.members.group, async_op=True)
             self.members.wait(work, theirs.is_cuda)
-            host = self.members.to_host(torch.stack([mine, theirs]).permute(0, 2, 3, 1).contiguous())
-        return sent, theirs[:, 0].t().contiguous(), Splits.counted(*host)
+            copied = self.members.copy_to_host(counts)
+        sent = outgoing(topk_ids, topk_weights, keys, placement, None, topk_ids.shape[0])
+        meanwhile(sent)
+        with self.members.named("exchanging counts"):
+            return sent, theirs, Splits.counted(copied())
 
     def step(self, x: torch.Tensor, topk_ids: torch.Tensor, topk_weights: torch.Tensor) -> tuple[Step, Travelling]:
         """The plan of a call, and the rows of x [T, H] on their way to the experts."""
         self.device = x.device
-        sent, lengths, splits = self.plan(topk_ids, topk_weights)
-        first = starts(splits.rows_to)
-        tokens = sent.tokens[: first[-1]]
-        labels = self.send("sending labels", sent.labels[: first[-1]], splits.rows_from, splits.rows_to)
-        travelling = self.start("dispatch", x, splits.rows_from)
-        for c in range(self.placement.chunks):
-            self.post(travelling, c, x.index_select(0, tokens[first[c] : first[c + 1]]), splits.rows_from,
-                      splits.rows_to)  # fmt: skip
-        arrived = incoming(self.arrive(labels), lengths, splits, self.placement, self.members.rank, self.capacity)
-        return Step(sent, arrived, splits, first[-1]), travelling
+        early: list[torch.Tensor] = []
+
+        def gather(sent: Outgoing) -> None:
+            if self.capacity is not None or self.placement.nearly_all_sent(topk_ids.shape[1]):
+                early.append(x.index_select(0, sent.tokens))
+
+        sent, lengths, splits = self.plan(topk_ids, topk_weights, gather)
+        count = sum(map(sum, splits.rows_to))
+        labels = self.send("sending labels", sent.labels[:count], splits.rows_from, splits.rows_to)
+        rows = early[0] if early else x.index_select(0, sent.tokens[:count])
+        travelling = self.send("dispatch", rows, splits.rows_from, splits.rows_to)
+        arrived = incoming(
+            self.arrive(labels), lengths, splits, self.placement, self.members.rank, self.capacity, self.max_tokens
+        )
+        return Step(sent, arrived, splits, count), travelling

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
@@ -121,19 +121,31 @@ class Members:
         elif not work.wait(self.patience):
             raise RuntimeError(f"no answer within {self.patience.total_seconds():g} s")
 
-    def to_host(self, x: torch.Tensor) -> list[Any]:
-        """x.tolist(), which waits for the GPU, and for the ranks it waits for, no longer than 3/4 of the timeout."""
+    def copy_to_host(self, x: torch.Tensor) -> Callable[[], list[Any]]:
+        """x.tolist() when it is called. It waits for what the current stream was given so far, and so for the ranks
+        that this waits for, no longer than 3/4 of the timeout; not for what the stream is given meanwhile."""
         if not x.is_cuda:
-            return x.tolist()
+            return x.tolist
         copy = torch.empty(x.shape, dtype=x.dtype, pin_memory=True)
         copy.copy_(x, non_blocking=True)
-        self.synchronize(x.device)
-        return copy.tolist()
+        event = self._recorded(x.device)
+
+        def there() -> list[Any]:
+            self._wait_for(event)
+            return copy.tolist()
+
+        return there
 
     def synchronize(self, device: torch.device) -> None:
         """Wait for what the device's current stream was given, which a dead rank would make last for ever."""
+        self._wait_for(self._recorded(device))
+
+    def _recorded(self, device: torch.device) -> torch.cuda.Event:
         event = torch.cuda.Event()
         event.record(torch.cuda.current_stream(device))
+        return event
+
+    def _wait_for(self, event: torch.cuda.Event) -> None:
         end = time.monotonic() + self.patience.total_seconds()
         while not event.query():
             if time.monotonic() > end:

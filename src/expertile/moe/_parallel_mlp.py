@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from expertile.moe._dispatch import Incoming, Outgoing, starts
+from expertile.moe._dispatch import Incoming, own_slots, starts
 from expertile.moe._exchange import Exchange, Step
 from expertile.moe.experts import Weight, _bias_products, _weighted_sums, moe_mlp
 from expertile.ops.gathered_mm.api import gated_backward_mm, gathered_gated_mm, gathered_wgrad
@@ -32,17 +32,21 @@ class Experts:
         self, x: torch.Tensor, arrived: Incoming, start: int, end: int, first: int, last: int, save_pre: bool
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """(y [R, H], pre-activation [R, 2I]) of expert rows start … end - 1, those of experts first … last - 1."""
-        rows, offs = arrived.order.rows[start:end], arrived.order.offs[first:last]
+        rows, offs = _run_of(arrived.order.rows, start, end), _run_of(arrived.order.offs, first, last)
         if not isinstance(self.gate_up, torch.Tensor) or not isinstance(self.down, torch.Tensor):
             return self._quantized(x.index_select(0, rows), arrived, start, end), None
         if start:  # copied: kernels are compiled for 16-byte aligned pointers
             rows, offs = rows.clone(), offs - start
-        some = slice(first, last)
+        up, down, up_bias, down_bias = (
+            None if t is None else _run_of(t, first, last)
+            for t in (self.gate_up, self.down, self.gate_up_bias, self.down_bias)
+        )
+        assert up is not None and down is not None
         act, pre = gathered_gated_mm(
-            x, self.gate_up[some].transpose(1, 2), rows, offs, activation=self.activation,
-            interleaved=self.interleaved, bias=_part(self.gate_up_bias, some), save_pre=save_pre,
+            x, up.transpose(1, 2), rows, offs, activation=self.activation, interleaved=self.interleaved, bias=up_bias,
+            save_pre=save_pre,
         )  # fmt: skip
-        y = grouped_mm(act, self.down[some].transpose(1, 2), offs=offs, bias=_part(self.down_bias, some))
+        y = grouped_mm(act, down.transpose(1, 2), offs=offs, bias=down_bias)
         return y, pre
 
     def _quantized(self, rows: torch.Tensor, arrived: Incoming, start: int, end: int) -> torch.Tensor:
@@ -56,8 +60,9 @@ class Experts:
         )  # fmt: skip
 
 
-def _part(bias: torch.Tensor | None, some: slice) -> torch.Tensor | None:
-    return None if bias is None else bias[some]
+def _run_of(x: torch.Tensor, start: int, end: int) -> torch.Tensor:
+    """x[start:end]; x itself, which costs the host nothing, where that is all of it."""
+    return x if start == 0 and end == x.shape[0] else x[start:end]
 
 
 def _forward(
@@ -75,7 +80,7 @@ def _forward(
         y, pre = experts.forward(received, arrived, at[chunk], at[chunk + 1], first, last, save_pre)
         pres.append(pre)
         if ordered:
-            y = y.index_select(0, arrived.return_rows[at[chunk] : at[chunk + 1]] - at[chunk])
+            y = y.index_select(0, _run_of(arrived.return_rows, at[chunk], at[chunk + 1]))
             exchange.post(back, chunk, y, splits.slots_from, splits.slots_to)
         else:
             ys.append(y)
@@ -142,7 +147,7 @@ def _backward(
     gate_up, down = experts.gate_up, experts.down
     assert isinstance(gate_up, torch.Tensor) and isinstance(down, torch.Tensor)
     splits, sent, arrived = step.splits, step.sent, step.arrived
-    grad = grad.to(received.dtype).index_select(0, sent.tokens[: step.rows])
+    grad = grad.to(received.dtype).index_select(0, _run_of(sent.tokens, 0, step.rows))
     dy = exchange.arrive(exchange.send("dispatch of gradients", grad, splits.rows_from, splits.rows_to))
     count = pre.shape[0]
     rows, slots, offs = arrived.order.rows[:count], arrived.order.slots[:count], arrived.order.offs
@@ -164,11 +169,5 @@ def _backward(
         dgate_up_bias = _bias_gradient(grouped_mm, dpre, offs, experts.gate_up_bias)
     ddown_bias = _weighted_sums(dy, arrived.weights, arrived.order) if needs[5] else None
     dx = combine(exchange.arrive(rows_coming), sent.sent_at)
-    dweights = _own_slots(exchange.arrive(slots_coming), sent)
+    dweights = own_slots(exchange.arrive(slots_coming), sent)
     return dx, dweights, dgate_up, ddown, dgate_up_bias, ddown_bias
-
-
-def _own_slots(dslots: torch.Tensor, sent: Outgoing) -> torch.Tensor:
-    """[T, k] from the gradients [S, k] of the weights as they were sent; 0 for dropped slots."""
-    dslots = torch.cat([dslots.flatten(), dslots.new_zeros(1)])  # what index -1 finds
-    return dslots[sent.label_at]

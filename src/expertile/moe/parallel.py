@@ -193,15 +193,13 @@ class ExpertParallel:
         self._validate(x, gate_up, down, topk_ids, topk_weights, gate_up_bias, down_bias, activation)
         if check:
             check_ids(topk_ids, self.config.num_experts, values=True)
-        out_of_range = (topk_ids < 0) | (topk_ids > self.config.num_experts)
-        ids = torch.where(out_of_range, self.config.num_experts, topk_ids).to(torch.int32)
         tokens = x.shape[0]
         if tokens == 0:  # one token without experts in its place: no product or index meets an empty buffer
             x = torch.cat([x, x.new_zeros(1, x.shape[1])])
-            ids = ids.new_full((1, self.config.top_k), self.config.num_experts)
+            topk_ids = topk_ids.new_full((1, self.config.top_k), self.config.num_experts)
             topk_weights = torch.cat([topk_weights, topk_weights.new_zeros(1, self.config.top_k)])
         experts = Experts(gate_up, down, gate_up_bias, down_bias, activation, interleaved)
-        out = parallel_mlp(self._exchange, experts, self.config.combine == "ordered", x, ids, topk_weights)
+        out = parallel_mlp(self._exchange, experts, self.config.combine == "ordered", x, topk_ids, topk_weights)
         return out if tokens else out[:0]
 
     def check(self) -> None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from expertile.moe._dispatch import Outgoing, Splits, outgoing
+from expertile.moe._dispatch import Outgoing, Splits, outgoing, token_keys
 from expertile.moe._exchange import Exchange, Lengths, Step, Travelling
 
 
@@ -114,7 +114,8 @@ class Silent(Exchange):
             return super().plan(topk_ids, topk_weights, meanwhile)
         lengths, splits = self.recorded.lengths, self.recorded.splits
         assert lengths is not None and splits is not None
-        sent = outgoing(topk_ids, topk_weights, self.placement, None, topk_ids.shape[0])
+        keys, _ = token_keys(topk_ids, self.placement, True)
+        sent = outgoing(topk_ids, topk_weights, keys, self.placement, None, topk_ids.shape[0])
         meanwhile(sent)
         return sent, lengths, splits
 
