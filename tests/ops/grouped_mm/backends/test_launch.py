@@ -90,7 +90,7 @@ def test_the_same_launch_as_by_triton(case: Case, encoded: list[tuple[Any, ...]]
         (direct.tensor(i, list(blocks.shape), list(blocks.strides)), t.data_ptr())
         for i, (blocks, t) in enumerate(((made.a, operands.a), (made.b, operands.b), (made.c, out)))
     )
-    rest = (args[3], args[4], *made.sizes, *constants)
+    rest = (*args[3:6], *made.sizes, *constants)
     direct(device, 132, tensors, rest)
     assert len(calls) == 2
     assert len(calls[0]) == len(calls[1])
