@@ -6,12 +6,16 @@ BIN    := $(VENV)/bin
 # Further words for the command, e.g. make bench ARGS="--preset squares --quick"
 ARGS   ?=
 
-.PHONY: bench test test-gpu lint report clean
+.PHONY: bench test test-cpu test-gpu lint report clean
 
 bench: $(VENV)/.ready
 	$(BIN)/expertile bench $(ARGS)
 
-test: $(VENV)/.ready lint
+# Side by side: mypy has one thread.
+test: $(VENV)/.ready
+	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target lint test-cpu
+
+test-cpu: $(VENV)/.ready
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n auto --dist worksteal -m "not gpu" $(ARGS)
 
 test-gpu: $(VENV)/.ready

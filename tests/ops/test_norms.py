@@ -180,16 +180,17 @@ else:
     interpreter.repair()
 
     @of_both
-    @pytest.mark.parametrize("config", TO_INTERPRET, ids=str)
     @pytest.mark.parametrize("kind", KINDS[2:5], ids=str)
     @pytest.mark.parametrize("shape", SHAPES[1:], ids=str)
-    def test_values_and_gradients(norm, shape, kind, config):
-        if not fits(config, shape[-1]):
-            pytest.skip("too many pieces")
-        check(norm, shape, kind, config)
+    def test_values_and_gradients(norm, shape, kind):
+        # The configs take turns: each meets a third of the shapes with each kind.
+        fitting = [config for config in TO_INTERPRET if fits(config, shape[-1])]
+        turn = SHAPES.index(shape) + KINDS.index(kind)
+        for config in fitting[turn % 3 :: 3] or fitting[:1]:
+            check(norm, shape, kind, config)
 
     @of_both
-    @settings(max_examples=20, deadline=None, phases=WITHOUT_SHRINKING)
+    @settings(max_examples=10, deadline=None, phases=WITHOUT_SHRINKING)
     @given(st.integers(1, 9), st.integers(1, 150), st.sampled_from(KINDS), st.sampled_from(TO_INTERPRET))
     def test_random_shapes(norm, rows, cols, kind, config):
         check(norm, (rows, cols), kind, config if fits(config, cols) else None)

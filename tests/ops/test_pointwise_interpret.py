@@ -41,10 +41,11 @@ else:
         torch.testing.assert_close(elementwise.add_scalar(x, 3e38), x + 3e38, rtol=0, atol=0, equal_nan=True)
 
     @pytest.mark.parametrize("boundary", stencil.BOUNDARIES)
-    @pytest.mark.parametrize("dtype", DTYPES, ids=str)
     # Rows of whole vectors, of none; several tiles across and down; thin ones.
     @pytest.mark.parametrize("shape", [(2, 9, 272), (1, 5, 135), (3, 3, 3), (2, 2, 16)])
-    def test_laplacian(shape, dtype, boundary):
+    def test_laplacian(shape, boundary):
+        # Dtypes take turns over the boundaries.
+        dtype = DTYPES[(shape[-1] + stencil.BOUNDARIES.index(boundary)) % len(DTYPES)]
         u = torch.randn(shape).to(dtype)
         assert_right(stencil.laplacian(u, boundary=boundary, scale=0.5), u, boundary, scale=0.5)
 
