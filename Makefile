@@ -13,7 +13,7 @@ bench: $(VENV)/.ready
 
 # Side by side: mypy has one thread.
 test: $(VENV)/.ready
-	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target lint test-cpu
+	@$(MAKE) --no-print-directory --jobs=2 lint test-cpu
 
 test-cpu: $(VENV)/.ready
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n auto --dist worksteal -m "not gpu" $(ARGS)
