@@ -16,9 +16,9 @@ from typing import Any
 from expertile.device import Device
 from expertile.lab.parallel.case import BOTH, FORWARD
 from expertile.lab.parallel.ways import COMMUNICATION, COMPUTE, ONE_GPU, OURS, STEP
+from expertile.lab.parts import newest_parts, read_parts
 from expertile.lab.record import shipped_root
 from expertile.lab.report.markers import fill_file
-from expertile.lab.report.moe import read_parts
 from expertile.lab.report.units import MISSING, markdown_table, percent, significant, times
 from expertile.roofline import Bound, Work, bound
 
@@ -32,8 +32,7 @@ Key = tuple[tuple[int, ...], str]  # size, scaling
 
 def shipped_parallel(slug: str, root: str | Path | None = None) -> Path | None:
     """The newest file of `results/<slug>/parallel/`, or None."""
-    folder = (shipped_root() if root is None else Path(root)) / slug / "parallel"
-    return max(folder.glob("????-??-??.jsonl"), default=None)
+    return newest_parts((shipped_root() if root is None else Path(root)) / slug / "parallel")
 
 
 @dataclass(frozen=True)

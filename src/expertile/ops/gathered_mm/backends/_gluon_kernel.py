@@ -27,6 +27,7 @@ from expertile.ops.gathered_mm.backends._gluon_context import Context
 from expertile.ops.gathered_mm.backends._gluon_epilogue import store_gated, store_plain
 from expertile.ops.gathered_mm.backends._gluon_feed import feed_gathered, feed_in_order
 from expertile.ops.gathered_mm.backends._gluon_wgrad import feed_wgrad
+from expertile.ops.grouped_mm.backends._gluon_kernel import skip
 from expertile.ops.grouped_mm.backends._gluon_tickets import make_queue, take
 from expertile.ops.grouped_mm.backends._gluon_tiles import k_range, locate, make_plan
 
@@ -97,19 +98,6 @@ def _steps(p, plan, t):
 
 
 @gluon.jit
-def _skip(p, step):
-    """Give back the stages of a tile that this consumer has no rows in."""
-    i = step % p.STAGES
-    phase = (step // p.STAGES) & 1
-    for _k in range(0, p.K, p.BLOCK_K):
-        mbarrier.wait(p.full.index(i), phase)
-        mbarrier.arrive(p.empty.index(i), count=1)
-        i += 1
-        phase = gl.where(i == p.STAGES, phase ^ 1, phase)
-        i = gl.where(i == p.STAGES, 0, i)
-
-
-@gluon.jit
 def _store_tile(p, acc, g, row, row_end, col, tile, WHO: gl.constexpr, mma_layout: gl.constexpr):
     if p.PRODUCT == "gated":
         store_gated(p, acc, g, row, row_end, col, tile, WHO, mma_layout)
@@ -139,7 +127,7 @@ def _consumer_split(p, WHO: gl.constexpr, mma_layout: gl.constexpr):
             _store_tile(p, acc, g, row + WHO * p.ROWS, row_end, col, tile, WHO, mma_layout)
             tile += 1
         else:
-            _skip(p, step)
+            skip(p, step, p.K)
             after = take(p, number, t + gl.num_programs(0))
             next_g, next_row, next_row_end, next_col, _k0, _k_len = locate(p, plan, after)
         step += steps

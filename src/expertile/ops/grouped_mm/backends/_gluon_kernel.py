@@ -176,7 +176,7 @@ def _multiply(p, plan, step, k_len, number, t, PART: gl.constexpr, NEXT: gl.cons
 
 
 @gluon.jit
-def _skip(p, step, k_len):
+def skip(p, step, k_len):
     """Give back the stages of a tile that this consumer has no rows in."""
     i = step % p.STAGES
     phase = (step // p.STAGES) & 1
@@ -253,7 +253,7 @@ def _consumer_split(p, mma_layout: gl.constexpr, WHO: gl.constexpr):
                 _store(p, acc, g, row + p.ROWS, row_end, col, tile, 1, mma_layout)
                 tile += 1
             else:
-                _skip(p, step, k_len)
+                skip(p, step, k_len)
                 after = take(p, number, t + gl.num_programs(0))
                 next_g, next_row, next_row_end, next_col, _k0, next_k_len = locate(p, plan, after)
         step += steps
