@@ -301,14 +301,20 @@ def _same_bits(run: Callable[[torch.Tensor | None], torch.Tensor], case: Case) -
 
 
 def run_part(
-    count: int, seed: int, part: int, parts: int, device: torch.device, tell: Callable[[str], None]
-) -> Summary:
-    """All cases of one part on `auto` and every own backend. `tell` gets the program of each run before it starts."""
+    count: int, seed: int, part: int, parts: int, device: torch.device, tell: Callable[[str], None],
+    seconds: float = math.inf,
+) -> Summary:  # fmt: skip
+    """The cases of one part on `auto` and every own backend: all, or as many as are begun in `seconds`.
+
+    `tell` gets the program of each run before it starts.
+    """
     facts = Device.current(device)
     own = tuple(b for b in BACKENDS if not b.peer and (device.type == "cuda" or b.reads_offs_on_host))
     summary, began = Summary(seed, count), time.monotonic()
     compiled: set[Any] = set()
     for _, profile, case, input_seed in cases(count, seed, part, parts, facts, own):
+        if time.monotonic() - began > seconds:
+            break
         summary.cases += 1
         compiled |= specialisations(case, profile, facts, own)
         with tf32(profile.tf32):
@@ -355,10 +361,12 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--part", default="0/1", help="PART/PARTS")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--out", type=Path, required=True, help="JSON; the program now running goes to OUT.now")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="begin no case after that")
     options = parser.parse_args(argv)
     part, parts = map(int, options.part.split("/"))
     now = options.out.with_suffix(".now")
-    summary = run_part(options.count, options.seed, part, parts, torch.device(options.device), now.write_text)
+    device = torch.device(options.device)
+    summary = run_part(options.count, options.seed, part, parts, device, now.write_text, options.seconds)
     options.out.write_text(json.dumps(summary.as_dict(), indent=1) + "\n")
     return 1 if summary.failures else 0
 

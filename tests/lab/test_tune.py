@@ -131,6 +131,13 @@ def test_a_table_needs_times_of_one_machine(tmp_path):
         table_of(made + other, (backend("good"),))
 
 
+def test_of_a_problem_measured_twice_the_last_run_alone_counts(tmp_path):
+    made = run_tune(tmp_path / "t.jsonl", backend("good"), most=1)
+    again = [replace(r, run="again", config={**r.config, "tuned": True}) for r in made]
+    (problem,) = table_of(made + again, (backend("good"),)).problems
+    assert [t.config["tuned"] for t in problem.times] == [True]
+
+
 @pytest.fixture
 def no_table(monkeypatch):
     monkeypatch.setattr(choosing, "load_table", lambda slug: None)

@@ -318,7 +318,8 @@ def workload_of(record: Record) -> Workload:
 def table_of(records: Sequence[Record], backends: Sequence[Backend] = BACKENDS) -> Table:
     """The table of the records of one machine. Raises ValueError where none has a time, or for several machines.
 
-    Of several records of one backend, config, problem and policy the last counts.
+    Of a problem that several runs measured the last run alone counts, as times are compared within a run; of several
+    records of one backend and config in it, the last.
     """
     names = {b.name for b in backends}
     ok = [r for r in records if r.status == "ok" and r.backend in names]
@@ -329,11 +330,15 @@ def table_of(records: Sequence[Record], backends: Sequence[Backend] = BACKENDS) 
         raise ValueError(f"records: expected those of one GPU, got {', '.join(gpus)}")
     times: dict[tuple[str, str], dict[tuple[str, str], Timed]] = {}
     first: dict[str, Record] = {}
+    runs: dict[tuple[str, str], str] = {}
     for r in ok:
         # A name is unique within a run only.
         name = f"{r.workload} {r.dtype} {sorted(r.shape.items())}"
         first.setdefault(name, r)
         config: Mapping[str, Any] = {k: v for k, v in r.config.items() if k not in ("tried", "sizes")}
+        if runs.setdefault((name, r.policy), r.run) != r.run:
+            runs[(name, r.policy)] = r.run
+            times.pop((name, r.policy))
         found = times.setdefault((name, r.policy), {})
         found[(r.backend, str(sorted(config.items())))] = Timed(r.backend, config, r.time_s or 0.0)
     kind = "cpu" if ok[-1].env.driver is None and not any(r.policy == "graph" for r in ok) else "cuda"
