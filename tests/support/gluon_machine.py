@@ -213,6 +213,8 @@ class Descriptor:
             raise EmulationError(f"{len(coord)} coordinates for a TMA box of rank {rank}")
         start = sum(int(c) * s for c, s in zip(coord, self.strides, strict=True)) * itemsize % 2**64
         start -= 2**64 if start >= 2**63 else 0
+        if start % 16:
+            raise EmulationError(f"TMA at {[int(c) for c in coord]} is no multiple of 16 bytes: an illegal instruction")
         index = torch.full([1] * rank, start // itemsize)
         inside = torch.ones([1] * rank, dtype=torch.bool)
         for dim, (c, extent, box, stride) in enumerate(zip(coord, self.shape, self.box, self.strides, strict=True)):

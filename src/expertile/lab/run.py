@@ -140,7 +140,8 @@ def run(
     site = Site(Device.current(torch_device), torch_device)
     entered = Candidates(candidates, torch_device, candidate_timeout_s)
     arenas = [
-        _arena(w, site, tuple(backends), entered, {o.name: o for o in operators}, tune_configs) for w in workloads
+        _arena(w, site, tuple(backends), entered, {o.name: o for o in operators}, tune_configs, tuple(policies))
+        for w in workloads
     ]
     if candidates and workloads and not any(isinstance(a, GroupedArena) for a in arenas):
         raise ValueError(f"candidates: expected grouped products for them to compute, got {workloads[0].op} alone")
@@ -163,13 +164,14 @@ def _arena(
     candidates: Candidates,
     operators: Mapping[str, Operator],
     all_configs: bool,
+    policies: tuple[str, ...],
 ) -> Arena:
     if isinstance(workload, Workload):
         return GroupedArena(workload, site, backends, candidates, all_configs)
     if not isinstance(workload, OpWorkload) or workload.op not in operators:
         known = ", ".join(operators) or "no operator"
         raise ValueError(f"workload {workload.name!r}: op: expected one of those given ({known}), got {workload.op!r}")
-    return OpArena(workload, site, operators[workload.op])
+    return OpArena(workload, site, operators[workload.op], policies)
 
 
 class _Session:

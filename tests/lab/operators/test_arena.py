@@ -6,9 +6,12 @@ from dataclasses import replace
 import pytest
 import torch
 
+from expertile.device import Device
 from expertile.lab import run as run_module
+from expertile.lab.arena import Site
 from expertile.lab.baselines import Copy
 from expertile.lab.operators import arena as arena_module
+from expertile.lab.operators.arena import OpArena
 from expertile.lab.record import read
 from expertile.lab.run import run
 from expertile.lab.workloads import ragged_m
@@ -155,6 +158,15 @@ def test_a_rival_that_no_graph_can_hold_is_timed_eagerly_alone(monkeypatch):
     assert found["a", "graph"].status == found["a", "eager"].status == found["syncs", "eager"].status == "ok"
     refused = found["syncs", "graph"]
     assert (refused.status, refused.reason) == ("unsupported", "not measured: it cannot be captured in a CUDA graph")
+
+
+def test_a_rival_that_is_not_to_be_timed_is_not_gated(monkeypatch):
+    site = Site(Device.current("cpu"), torch.device("cpu"))
+    found = {}
+    for policies in (("graph",), ("graph", "eager")):
+        arena = OpArena(W, site, operator(rival("a", right), rival("syncs", raises, graph=False)), policies)
+        found[policies] = {c.name: c.status for c in arena.contestants(("a", "syncs"), seed=1)}
+    assert found["graph",] == {"a": "ok", "syncs": "ok"} and found["graph", "eager"]["syncs"] == "failed"
 
 
 def test_workloads_and_operators_must_fit():

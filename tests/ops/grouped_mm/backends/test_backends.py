@@ -1,9 +1,11 @@
+from dataclasses import replace
+
 import pytest
 
 from expertile.device import Device, known_devices
 from expertile.ops.grouped_mm.backends import BACKENDS, by_name
-from expertile.ops.grouped_mm.problem import Problem
-from tests.ops.grouped_mm.cases import CASES, make
+from expertile.ops.grouped_mm.problem import Layout, Problem
+from tests.ops.grouped_mm.cases import CASES, Case, make
 
 
 def test_order_and_names():
@@ -32,3 +34,20 @@ def test_every_backend_answers_for_every_case_and_device(backend):
                 assert reason is None or (isinstance(reason, str) and len(reason) > 5)
                 if reason is None:
                     assert backend.configs(problem, device)
+
+
+@pytest.mark.parametrize("name, layout, a_storage, b_storage, refused", [
+    ("triton_tma", Layout.RAGGED_M, "column", "column", True), ("gluon_hopper", Layout.RAGGED_M, "column", "row", True),
+    ("triton_tma", Layout.RAGGED_N, "row", "row", True), ("triton_tma", Layout.RAGGED_N, "column", "column", False),
+    ("triton_tma", Layout.BATCHED, "column", "row", False), ("gluon_hopper", Layout.BATCHED, "column", "row", False),
+])  # fmt: skip
+def test_tma_does_not_start_inside_16_bytes(name, layout, a_storage, b_storage, refused):
+    """Where groups begin along the contiguous dimension, a block may start anywhere: illegal for TMA."""
+    if name not in {b.name for b in BACKENDS}:
+        pytest.skip(f"{name} needs Triton")
+    sizes = (0, 0) if layout is Layout.BATCHED else (130, 64, 0, 130, 33)
+    case = Case("starts", layout, sizes, m=64, n=256, k=528, past=27, a_storage=a_storage, b_storage=b_storage)
+    a, b, offs, bias = make(case)
+    problem = replace(Problem.from_tensors(a, b, offs, bias, None), device_type="cuda")
+    reason = by_name(name).supports(problem, Device.by_name("h200"))
+    assert (reason is not None and "must not be the contiguous dimension" in reason) == refused

@@ -44,7 +44,7 @@ SMALL = {
 MANY_TILES = (
     Case("m-tiles", M, (100, 0, 130, 64, 1, 300), n=200, k=264, past=9),
     Case("m-tiles-kn-bias", M, (37, 5, 260), n=136, k=128, b_storage="row", bias=True),
-    Case("m-tiles-a-column-fp16", M, (70, 202), n=128, k=72, a_storage="column", dtype=torch.float16),
+    Case("b-tiles-a-column-fp16", B, (0, 0), m=152, n=128, k=72, a_storage="column", dtype=torch.float16),
     Case("m-many-groups", M, tuple(g % 3 for g in range(130)), n=64, k=64),
     Case("k-tiles", K, (100, 0, 70, 1), m=136, n=200, past=5, a_storage="column", b_storage="row"),
     Case("b-tiles", B, (0, 0), m=150, n=136, k=136, b_storage="row"),

@@ -96,6 +96,9 @@ def supports(problem: Problem, device: Device) -> str | None:
     for name, strides, inner in (("a", p.a_strides, _a_inner(p)), ("b", p.b_strides, _b_inner(p))):
         if inner is None:
             return f"{name} has no dimension of stride 1 that TMA could read (strides {strides})"
+        if name == "a" and p.layout is Layout.RAGGED_M and inner == 0:
+            # A block's first element along it has to lie at a multiple of 16 bytes, and groups begin anywhere.
+            return "a ragged m must not be the contiguous dimension: TMA cannot start inside a row where a group begins"
         outer = [s for i, s in enumerate(strides) if i != inner]
         if any(s % 8 or s <= 0 for s in outer):
             return f"TMA needs strides that are positive multiples of 16 bytes; {name} has {strides} elements"
@@ -135,6 +138,7 @@ _SPLIT = Config()
 _COOPERATIVE = Config(mode="cooperative", num_stages=4, store_parts=2)
 _LOW = Config(mode="pingpong", block_m=64, num_stages=4)
 _DECODE = Config(mode="cooperative", block_m=64, block_n=128, block_k=128, num_stages=4)
+_WIDE_DECODE = Config(mode="cooperative", block_m=64, num_stages=4)
 
 _STORING = Config(mode="pingpong", block_n=128, num_stages=3, store_slots=2, group_m=8)
 _DRAWN = Config(num_stages=4, store_parts=2, dynamic=True)
@@ -147,6 +151,7 @@ _CANDIDATES = (
     _COOPERATIVE,
     _LOW,
     _DECODE,
+    _WIDE_DECODE,
     _STORING,
     Config(num_stages=4, store_parts=2, group_m=8),
     _BANDED,
@@ -167,13 +172,22 @@ def _default(problem: Problem, device: Device) -> Config:
         # Groups differ in work; only groups of many tiles spread evenly over the processors.
         return _PINGPONG if tiles_per_group < device.sm_count else _SPLIT
     if rows <= 48:
-        return _DECODE
+        # Tiles twice as wide leave less of memory idle while one group of many rows is worked through: H200, 128 groups
+        # of which one has 90 % of 1024 rows, 2048 -> 1536: 163 us against 173; balanced 189.5 against 191, and of 104
+        # groups 157.8 against 155.6.
+        busy = min(p.groups, p.m) if p.layout is Layout.RAGGED_M else p.groups
+        return _WIDE_DECODE if busy * math.ceil(p.n / 256) >= 4 * device.sm_count else _DECODE
     if rows <= 400:
-        return _LOW
+        # H200, 8 groups of about 256 rows, 4096 -> 14336: 437 us against 446, and back 443 against 470.
+        return _PINGPONG if rows > 192 and p.k >= 2048 else _LOW
     if p.groups * math.ceil(rows / 128) * math.ceil(p.n / 128) <= 2 * device.sm_count:
         # H200, 2026-11-21: 4 groups of 512³ 109 TFLOP/s against 78 with one 128x256 tile each; 16 x 512 uneven rows 246
         # against 206, though 264 against 285 when all groups are equal.
         return _DECODE
+    if p.k >= 2048 and p.layout is Layout.RAGGED_M and _b_inner(p) == 2:
+        # Weights with n contiguous, as gradients of the input meet them. H200, 32 groups of 2048 rows, 2048 -> 2048:
+        # 787 us against 841 by _DRAWN; 128 of 2048, 2048 -> 4096: 6.72 ms against 7.00, and 7.49 in bands of 16.
+        return _BANDED
     if p.k >= 2048 and p.groups >= 32 and 400 < rows <= 2048 and tiles_per_group * p.groups >= 8 * device.sm_count:
         # H200, 64 groups of about 1024 rows, 4096 -> 11008: 1.06 times as fast as _BANDED; 128 of 2048, 4096 -> 2048:
         # 1.01, with 5.2 GB read from memory instead of 11.6. (Taken in turn by two consumers, smaller tiles lose by

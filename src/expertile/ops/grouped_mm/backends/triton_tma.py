@@ -297,6 +297,12 @@ def supports(problem: Problem, device: Device) -> str | None:
         orders[name] = order
     if problem.layout is Layout.RAGGED_K and (orders["a"], orders["b"]) != ("column", "row"):
         return "a ragged k must not be the contiguous dimension: TMA cannot stop inside a row where the group ends"
+    # A block's first element along the contiguous dimension has to lie at a multiple of 16 bytes: anything else is an
+    # illegal instruction to the hardware (triton-lang/triton issue 7385). Groups begin anywhere.
+    if problem.layout is Layout.RAGGED_M and orders["a"] == "column":
+        return "a ragged m must not be the contiguous dimension: TMA cannot start inside a row where a group begins"
+    if problem.layout is Layout.RAGGED_N and orders["b"] == "row":
+        return "a ragged n must not be the contiguous dimension: TMA cannot start inside a row where a group begins"
     if problem.dtype is torch.float32:
         if not problem.allow_tf32:
             return "float32 without TF32 has no tensor cores to feed"
