@@ -366,6 +366,9 @@ def main(argv: list[str] | None = None) -> int:
     part, parts = map(int, options.part.split("/"))
     now = options.out.with_suffix(".now")
     device = torch.device(options.device)
+    # cuBLAS may otherwise add parts of a sum in 16 bits, for `loop` and `padded_bmm`: another product than the gate's.
+    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+    torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
     summary = run_part(options.count, options.seed, part, parts, device, now.write_text, options.seconds)
     options.out.write_text(json.dumps(summary.as_dict(), indent=1) + "\n")
     return 1 if summary.failures else 0

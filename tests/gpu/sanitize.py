@@ -7,7 +7,10 @@ compared on the host and PyTorch caches no memory, so that the kernels seen are 
 own. The outcome is printed and written to `<out>/<gpu-slug>/<date>-sanitize.json`: "clean", "not clean", "wrong" (the
 results), "unsupported" (the tool refuses, in its own words), "timeout" or "not installed". racecheck follows barriers
 in shared memory, but not every order that TMA and mbarrier establish: what it reports on such kernels has to be read,
-and its text is kept. Exit status 1 unless every run is clean or the tool is not to be had.
+and its text is kept. Of the warp-specialised kernel it reports one read, by several writes: in the machine code that is
+`LDS.U8`, with which each warp learns its partition, between the two `BAR.SYNC 1` of Triton's own hand-over, and the
+bytes are stored before the first of them. No pair is of the kernel's buffers. Exit status 1 unless every run is clean
+or the tool is not to be had.
 """
 
 from __future__ import annotations
