@@ -59,13 +59,22 @@ def test_configs_of_rows(config):
         assert_same(made, Fp8Blocks.quantize(x), str(config))
 
 
+@pytest.mark.parametrize("k", [256, 2048, 2880, 7168, 9000])
+def test_configs_of_norms(k):
+    x, weight = data(300, k, spread=1.0).cuda(), data(1, k, dtype=torch.float32, seed=3)[0].cuda()
+    for config in launches.rows_configs("rms_norm", k):
+        made = Fp8Blocks(*launches.quantize_rows(x, "rms_norm", weight, 1e-3, config=config))
+        assert_near(made, rms(x, weight, 1e-3))
+
+
 @pytest.mark.parametrize("source", ["plain", "swiglu", "rms_norm"])
 def test_configs_of_tokens(source):
     offs = offs_from_sizes((300, 0, 1, 128, 211)).cuda()
     x = data(700, 1024, spread=1.0).cuda()
     truth = {"plain": x, "swiglu": swiglu(x, False).float(), "rms_norm": rms(x, None, 1e-6).float()}[source]
     want, ends = Fp8Blocks.quantize_tokens(truth, offs)
-    for config in (*launches.tokens_configs(source), *launches.tokens_configs(source, 1)):
+    tokens = *launches.tokens_configs(source), *launches.tokens_configs(source, 1)
+    for config in (*tokens, *launches.tiles_configs(source)):
         rows, turned, found = launches.quantize_tokens(x, offs, source, eps=1e-6, config=config)
         assert torch.equal(found, ends)
         for made, right in ((rows, Fp8Blocks.quantize(truth)), (turned, want)):

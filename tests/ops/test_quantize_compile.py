@@ -61,6 +61,33 @@ def test_tokens(source):
         assert found.ptx.count("ld.global") > 8
 
 
+@pytest.mark.parametrize(
+    "arch, source, k, dtype",
+    [
+        (90, "plain", 7168, BF16), (89, "plain", 1000, FP32), (90, "swiglu", 2048, BF16),
+        (90, "swiglu_interleaved", 2048, BF16), (90, "rms_norm", 4096, BF16),
+    ],
+)  # fmt: skip
+def test_tiles(arch, source, k, dtype):
+    x = torch.empty(4096, 2 * k if source.startswith("swiglu") else k, dtype=dtype)
+    with compile_only(arch) as kernels:
+        launches.quantize_tokens(x, OFFS, source, torch.empty(k) if source == "rms_norm" else None, 1e-6)
+    found = resources(kernels[-1], arch)
+    assert found.name == "quantize_tiles_kernel" and found.fits, str(found)
+    # Two programs of 16 warps share an SM. What a loop leaves as it was may be kept in memory, a few words a thread.
+    assert found.registers <= 64 and found.spills <= 130 and found.stack_bytes <= 256, str(found)
+    assert found.opcodes["LDGSTS"] and wide(found)["store"] == 2
+    # Values are turned in words, nothing smaller.
+    assert "st.shared.b8" not in found.ptx and "st.shared.b16" not in found.ptx
+
+
+def test_rows_that_tiles_cannot_take():
+    for x in (torch.empty(4096, 1001, dtype=BF16), torch.empty(4097 * 1024, dtype=BF16)[1 : 4096 * 1024 + 1]):
+        with compile_only(90) as kernels:
+            launches.quantize_tokens(x if x.dim() == 2 else x.view(4096, 1024), OFFS)
+        assert kernels[-1].metadata.name == "quantize_tokens_kernel"
+
+
 def test_tokens_of_any_width():
     x = torch.empty(4096, 1001, dtype=FP32)
     compiled(90, lambda: launches.quantize_tokens(x, OFFS, "rms_norm", torch.empty(1001), 1e-6))
@@ -72,5 +99,5 @@ def test_weights(dtype):
     for config in launches.weights_configs(8 * 32 * 56, dtype.itemsize, 132)[:2]:
         found = compiled(90, lambda c=config: launches.quantize_weights(w, config=c))
         assert wide(found)["store"], found.ptx[:2000]
-    if dtype is BF16:  # both in flight at once: two programs of 16 warps on an SM
-        assert found.registers <= 64
+        if config.num_stages > 1:  # two programs of 16 warps on an SM
+            assert found.registers <= 64 and found.smem_bytes <= 100 * 1024

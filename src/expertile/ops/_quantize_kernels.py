@@ -123,6 +123,21 @@ def load_source(
         both = load(x_rows + cols, live, cols, 2 * K, MASK_ROWS, MASK_COLS, EVICT)
         gate, up = tl.split(tl.reshape(both, (both.shape[0], WIDTH, 2)))
         return silu(gate) * up
+    elif SOURCE == "swiglu_words_bf16" or SOURCE == "swiglu_words_fp16":
+        # Gate and up of a channel in one word: taken apart as bits, they stay in the thread that loads and stores.
+        cols = first + tl.arange(0, WIDTH)[None, :]
+        if MASK_ROWS or MASK_COLS:
+            mask = inside(live, cols, K, MASK_ROWS, MASK_COLS)
+            words = tl.load(x_rows + cols, mask=mask, other=0, eviction_policy=EVICT)
+        else:
+            words = tl.load(x_rows + cols, eviction_policy=EVICT)
+        if SOURCE == "swiglu_words_bf16":
+            gate = (words << 16).to(tl.float32, bitcast=True)
+            up = (words & -65536).to(tl.float32, bitcast=True)
+        else:
+            gate = words.to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
+            up = (words >> 16).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
+        return silu(gate) * up
     else:
         cols = first + tl.arange(0, WIDTH)[None, :]
         x = load(x_rows + cols, live, cols, K, MASK_ROWS, MASK_COLS, EVICT)
@@ -145,12 +160,11 @@ def load_weight(weight_ptr, cols, K, MASKED: tl.constexpr):
 
 @triton.jit
 def quantize_rows_kernel(
-    x_ptr, weight_ptr, rstd_ptr, values_ptr, scales_ptr, R, k_units, x_stride_units, chunks, eps,
+    x_ptr, weight_ptr, rstd_ptr, values_ptr, scales_ptr, R, k_units, x_stride_units, chunks,
     SOURCE: tl.constexpr, UNIT: tl.constexpr, BLOCK_R: tl.constexpr, BLOCKS: tl.constexpr, EVEN_R: tl.constexpr,
     EVEN_K: tl.constexpr, POWER: tl.constexpr, STEPS: tl.constexpr,
 ):  # fmt: skip
-    """Program (tile of rows, chunk): BLOCK_R rows of BLOCKS blocks of 128 each. For "rms_norm" without rstd one chunk
-    holds the whole row."""
+    """Program (tile of rows, chunk): BLOCK_R rows of BLOCKS blocks of 128 each. "rms_norm" comes with its rstd."""
     K = k_units * UNIT
     x_stride = x_stride_units * UNIT
     chunk = tl.program_id(0) % chunks
@@ -167,21 +181,66 @@ def quantize_rows_kernel(
         x_ptr + start * x_stride, weight_ptr, rows, live, rstd, place[:, None] * 128, x_stride, K,
         SOURCE, 128, not EVEN_R, not EVEN_K, "evict_first",
     )  # fmt: skip
-    if SOURCE == "rms_norm" and rstd_ptr is None:
+    store_rows(
+        values_ptr + start * K, scales_ptr + start * tl.cdiv(K, 128), x, row, place, cols, R - start, K,
+        EVEN_R, EVEN_K, POWER, STEPS,
+    )  # fmt: skip
+
+
+@triton.jit
+def store_rows(
+    values_ptr, scales_ptr, x, row, place, cols, R, K,
+    EVEN_R: tl.constexpr, EVEN_K: tl.constexpr, POWER: tl.constexpr, STEPS: tl.constexpr,
+):  # fmt: skip
+    """Quantise x [U, 128], block `place` of row `row` each, and store both results."""
+    scale = scale_of(tl.max(magnitude(x), 1), POWER)
+    values = divided(x, scale[:, None], POWER, STEPS)
+    rows = row[:, None]
+    store(values_ptr + (rows * K + cols), values, rows < R, cols, K, not EVEN_R, not EVEN_K)
+    blocks_of_row = tl.cdiv(K, 128)
+    scales_at = scales_ptr + (row * blocks_of_row + place)
+    if EVEN_R and EVEN_K:
+        tl.store(scales_at, scale)
+    else:
+        tl.store(scales_at, scale, mask=(row < R) & (place < blocks_of_row))
+
+
+@triton.jit
+def quantize_norm_kernel(
+    x_ptr, weight_ptr, values_ptr, scales_ptr, R, k_units, x_stride_units, eps,
+    UNIT: tl.constexpr, BLOCK_R: tl.constexpr, BLOCKS: tl.constexpr, STAGES: tl.constexpr, EVEN_R: tl.constexpr,
+    EVEN_K: tl.constexpr, POWER: tl.constexpr, STEPS: tl.constexpr,
+):  # fmt: skip
+    """RMS norm and 1×128 blocks of it, of rows that a program holds: BLOCK_R rows of at most BLOCKS blocks at a time.
+
+    The weight is on its way before the first row's norm needs it, and stays, but for rows so long that registers would
+    not do; programs that stride over several tiles have STAGES of them on their way."""
+    STAYS: tl.constexpr = BLOCKS <= 64
+    K = k_units * UNIT
+    x_stride = x_stride_units * UNIT
+    block = tl.arange(0, BLOCK_R * BLOCKS)
+    row = block // BLOCKS  # of a tile
+    place = block % BLOCKS
+    rows = row[:, None]
+    cols = place[:, None] * 128 + tl.arange(0, 128)[None, :]
+    blocks_of_row = tl.cdiv(K, 128)
+    if weight_ptr is not None and STAYS:
+        weight = load_weight(weight_ptr, cols, K, not EVEN_K)
+    for tile in tl.range(tl.program_id(0), tl.cdiv(R, BLOCK_R), tl.num_programs(0), num_stages=STAGES):
+        start = tl.full((), BLOCK_R, tl.int64) * tile
+        x = load(
+            x_ptr + start * x_stride + (rows * x_stride + cols), rows < R - start, cols, K,
+            not EVEN_R, not EVEN_K, "evict_first",
+        )  # fmt: skip
         squares = tl.sum(tl.reshape(tl.sum(x * x, 1), (BLOCK_R, BLOCKS)), 1)
         by_block = tl.rsqrt(squares / K + eps)[:, None] + tl.zeros((BLOCK_R, BLOCKS), tl.float32)
         x *= tl.reshape(by_block, (BLOCK_R * BLOCKS,))[:, None]
         if weight_ptr is not None:
-            x *= load_weight(weight_ptr, cols, K, not EVEN_K)
-    scale = scale_of(tl.max(magnitude(x), 1), POWER)
-    values = divided(x, scale[:, None], POWER, STEPS)
-    store(values_ptr + start * K + (rows * K + cols), values, live, cols, K, not EVEN_R, not EVEN_K)
-    blocks_of_row = tl.cdiv(K, 128)
-    scales_at = scales_ptr + start * blocks_of_row + (row * blocks_of_row + place)
-    if EVEN_R and EVEN_K:
-        tl.store(scales_at, scale)
-    else:
-        tl.store(scales_at, scale, mask=(row < R - start) & (place < blocks_of_row))
+            x *= weight if STAYS else load_weight(weight_ptr, cols, K, not EVEN_K)
+        store_rows(
+            values_ptr + start * K, scales_ptr + start * blocks_of_row, x, row, place, cols, R - start, K,
+            EVEN_R, EVEN_K, POWER, STEPS,
+        )  # fmt: skip
 
 
 @triton.jit

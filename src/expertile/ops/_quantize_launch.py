@@ -8,7 +8,9 @@ from math import gcd
 import torch
 import triton
 
+from expertile.ops._quantize_gluon_kernels import quantize_tiles_kernel
 from expertile.ops._quantize_kernels import (
+    quantize_norm_kernel,
     quantize_rows_kernel,
     quantize_tokens_kernel,
     quantize_weights_kernel,
@@ -30,10 +32,16 @@ Quantized = tuple[torch.Tensor, torch.Tensor]  # e4m3 values, float32 scales
 
 @dataclass(frozen=True)
 class RowsConfig:
-    """`blocks` blocks of 1×128 in one program, a power of two, among `num_warps` warps."""
+    """`blocks` blocks of 1×128 in one program, a power of two, among `num_warps` warps.
+
+    Of a norm, whose program holds whole rows: with `programs_per_sm` programs stay and stride over the rows, with
+    `num_stages` tiles of them on their way at once, and `most_registers` of a thread let that many share an SM."""
 
     blocks: int
     num_warps: int
+    programs_per_sm: int = 0
+    num_stages: int = 1
+    most_registers: int | None = None
 
 
 @dataclass(frozen=True)
@@ -50,6 +58,18 @@ class TokensConfig:
 
 
 @dataclass(frozen=True)
+class TilesConfig:
+    """As `TokensConfig`, of the kernel that holds a tile: `per_program` of them by `num_warps` warps, 8 or 16.
+
+    Programs are numbered down panels of `panel` blocks of 128 tokens."""
+
+    per_program: int
+    num_warps: int = 16
+    panel: int = 1
+    most_registers: int | None = 64
+
+
+@dataclass(frozen=True)
 class WeightsConfig:
     """`per_program` blocks of 128×128, one after another, by `num_warps` warps; `num_stages` of them on their way at
     once, 1 loading each when it is its turn. `most_registers` of a thread let more programs share an SM."""
@@ -63,12 +83,19 @@ class WeightsConfig:
 def rows_configs(source: str, k: int) -> tuple[RowsConfig, ...]:
     """Configs for 1×128 blocks of rows of `k` elements, the default first. A norm's program holds whole rows."""
     if source == "rms_norm":
-        held = triton.next_power_of_2(-(-k // BLOCK))
-        warps = 4 if held <= 32 else 8 if held <= 128 else 16
-        default = RowsConfig(max(held, 32), warps)
-        more = (RowsConfig(max(held, 32), w) for w in (4, 8, 16) if 1 <= max(held, 32) // w <= 16)
-        return tuple(dict.fromkeys((default, *more, RowsConfig(2 * held, warps))))
+        return _norm_configs(triton.next_power_of_2(-(-k // BLOCK)))
     return tuple(RowsConfig(b, w) for b, w in ((32, 4), (16, 4), (64, 4), (64, 8), (128, 8), (16, 2), (32, 8)))
+
+
+def _norm_configs(held: int) -> tuple[RowsConfig, ...]:
+    """For rows in `held` blocks. Up to 8192 elements a thread has 16 of them and 16 of the weight, so that 64 registers
+    do and 32 warps share an SM; longer rows come one after another."""
+    blocks = max(held, 16)
+    if blocks > 64:
+        return RowsConfig(blocks, 16), RowsConfig(blocks, 32)
+    warps = blocks // 4
+    staying = (RowsConfig(blocks, warps, 32 // warps, stages, 64) for stages in (3, 2))
+    return *staying, RowsConfig(blocks, warps, most_registers=64), RowsConfig(blocks, warps // 2, 32 // warps, 2, 128)
 
 
 def tokens_configs(source: str, by: int = 16) -> tuple[TokensConfig, ...]:
@@ -84,9 +111,23 @@ def tokens_configs(source: str, by: int = 16) -> tuple[TokensConfig, ...]:
     return warps8, *rest, *(replace(warps8, per_program=n) for n in (1, 2, 8))
 
 
+def tiles_configs(source: str) -> tuple[TilesConfig, ...]:
+    """Configs for tiles that are loaded once, the default first, for rows that 16-byte copies can take."""
+    return TilesConfig(4), TilesConfig(2), TilesConfig(4, panel=8), TilesConfig(4, 8, 1, 128)
+
+
+def holds_tiles(x_rows: torch.Tensor, source: str, by: int) -> bool:
+    """Whether the kernel that holds tiles can take these rows, multiples of `by` elements."""
+    # Gate and up in float32 would be 128 KB of shared memory, more than GPUs before 9.0 have.
+    small = x_rows.dtype.itemsize == 2 or not source.startswith("swiglu")
+    return small and not triton.knobs.runtime.interpret and by >= 8 and x_rows.data_ptr() % 16 == 0
+
+
 def weights_configs(blocks: int, itemsize: int, sm_count: int) -> tuple[WeightsConfig, ...]:
     """Configs for that many blocks of 128×128, the default first: a row of them in turn where there are enough."""
-    many = WeightsConfig(8, 16, 3, 64) if itemsize == 2 else WeightsConfig(8, 16, 3)
+    # A float32 block on its way is 64 KB: with one for each of two programs an SM has enough, with two for one it has
+    # nothing to do while that one waits at a barrier.
+    many = WeightsConfig(8, 16, 3 if itemsize == 2 else 2, 64)
     few = WeightsConfig(1, 16)
     rest = (WeightsConfig(4, 16, 2, 64), WeightsConfig(4, 16, 3, 64), WeightsConfig(1, 8), WeightsConfig(8, 8, 2, 128))
     return (many, few, *rest) if blocks >= 8 * 4 * sm_count else (few, many, *rest)
@@ -116,28 +157,54 @@ def quantize_rows(
     rows, stride = x_rows.shape[0], x_rows.stride(0)
     if config is None:
         config = rows_configs(source, k)[0]
-    rstd = None
     if source == "rms_norm" and blocks <= _MOST_HELD:
-        across = triton.next_power_of_2(blocks)
-    else:
-        rstd = _rstd(x_rows, eps) if source == "rms_norm" else None
-        if source in ("plain", "swiglu_interleaved") and k % BLOCK == 0 and stride == x_rows.shape[1]:
-            # Blocks lie side by side whatever row they are of.
-            rows, k, stride, blocks = rows * blocks, BLOCK, stride // blocks, 1
-        across = gcd(blocks, 16) if blocks % 4 == 0 else min(triton.next_power_of_2(blocks), 8)
+        _quantize_norm(x_rows, weight, values, scales, eps, power_of_two, config)
+        return values, scales
+    rstd = _rstd(x_rows, eps) if source == "rms_norm" else None
+    if source in ("plain", "swiglu_interleaved") and k % BLOCK == 0 and stride == x_rows.shape[1]:
+        # Blocks lie side by side whatever row they are of.
+        rows, k, stride, blocks = rows * blocks, BLOCK, stride // blocks, 1
+    steps = _steps(x, source, power_of_two)
+    if source == "swiglu_interleaved" and x.dtype.itemsize == 2 and stride % 2 == 0 and x_rows.data_ptr() % 4 == 0:
+        source = "swiglu_words_bf16" if x.dtype is torch.bfloat16 else "swiglu_words_fp16"
+        x_rows, stride = x_rows.view(torch.int32), stride // 2
+    across = gcd(blocks, 16) if blocks % 4 == 0 else min(triton.next_power_of_2(blocks), 8)
     block_r = max(1, config.blocks // across)
     chunks = -(-blocks // across)
     by = unit(k, stride)
     launch(
         quantize_rows_kernel, -(-rows // block_r) * chunks, (x_rows, weight, rstd, values, scales),
-        (rows, k // by, stride // by, chunks, eps),
-        (
-            source, by, block_r, across, rows % block_r == 0, k == chunks * across * BLOCK, power_of_two,
-            _steps(x, source, power_of_two),
-        ),
-        num_warps=config.num_warps,
+        (rows, k // by, stride // by, chunks),
+        (source, by, block_r, across, rows % block_r == 0, k == chunks * across * BLOCK, power_of_two, steps),
+        num_warps=config.num_warps, most_registers=config.most_registers,
     )  # fmt: skip
     return values, scales
+
+
+def _quantize_norm(
+    x_rows: torch.Tensor,
+    weight: Optional,
+    values: torch.Tensor,
+    scales: torch.Tensor,
+    eps: float,
+    power_of_two: bool,
+    config: RowsConfig,
+) -> None:
+    rows, k = x_rows.shape
+    blocks = triton.next_power_of_2(-(-k // BLOCK))
+    block_r, by = max(1, config.blocks // blocks), unit(k, x_rows.stride(0))
+    programs = -(-rows // block_r)
+    if config.programs_per_sm:
+        programs = min(programs, machine(x_rows.get_device()).sm_count * config.programs_per_sm)
+    launch(
+        quantize_norm_kernel, programs, (x_rows, weight, values, scales),
+        (rows, k // by, x_rows.stride(0) // by, eps),
+        (
+            by, block_r, blocks, config.num_stages, rows % block_r == 0, k == blocks * BLOCK, power_of_two,
+            _steps(x_rows, "rms_norm", power_of_two),
+        ),
+        num_warps=config.num_warps, most_registers=config.most_registers,
+    )  # fmt: skip
 
 
 def quantize_tokens(
@@ -148,7 +215,7 @@ def quantize_tokens(
     eps: float = 0.0,
     power_of_two: bool = False,
     both: bool = True,
-    config: TokensConfig | None = None,
+    config: TokensConfig | TilesConfig | None = None,
 ) -> tuple[Quantized | None, Quantized, torch.Tensor]:
     """Launch the kernel that reads 128 tokens × 128 channels once: (rows as `quantize_rows` makes them if `both`, the
     transposed copy, its offs)."""
@@ -169,18 +236,24 @@ def quantize_tokens(
     rstd = _rstd(x_rows, eps) if source == "rms_norm" else None
     by = unit(k, x_rows.stride(0))
     if config is None:
-        config = tokens_configs(source, by)[0]
+        config = tiles_configs(source)[0] if holds_tiles(x_rows, source, by) else tokens_configs(source, by)[0]
     chunks = -(-blocks // config.per_program)
-    launch(
-        quantize_tokens_kernel, token_blocks * chunks,
-        (x_rows, weight, rstd, offs.contiguous(), values, scales, turned, turned_scales, ends),
-        (tokens, k // by, x_rows.stride(0) // by, room, groups, chunks, 0),
-        (
-            source, by, max(32, triton.next_power_of_2(groups)), config.per_program, config.rows, config.cols,
-            k % BLOCK == 0, power_of_two, _steps(x, source, power_of_two),
-        ),
-        num_warps=config.num_warps, most_registers=config.most_registers,
-    )  # fmt: skip
+    tensors = (x_rows, weight, rstd, offs.contiguous(), values, scales, turned, turned_scales, ends)
+    scalars = (tokens, k // by, x_rows.stride(0) // by, room, groups, chunks)
+    constants = (source, by, max(32, triton.next_power_of_2(groups)), config.per_program)
+    last = (k % BLOCK == 0, power_of_two, _steps(x, source, power_of_two))
+    if isinstance(config, TilesConfig):
+        panels = -(-token_blocks // config.panel)
+        launch(
+            quantize_tiles_kernel, panels * config.panel * chunks, tensors, (*scalars, config.panel),
+            (*constants, *last), num_warps=config.num_warps, most_registers=config.most_registers,
+        )  # fmt: skip
+    else:
+        launch(
+            quantize_tokens_kernel, token_blocks * chunks, tensors, (*scalars, 0),
+            (*constants, config.rows, config.cols, *last),
+            num_warps=config.num_warps, most_registers=config.most_registers,
+        )  # fmt: skip
     return rows, (turned, turned_scales), ends
 
 
