@@ -18,6 +18,7 @@ from tests.ops.test_quantize import (
     odd_blocks,
     rms,
     swiglu,
+    transposed,
 )
 
 CUDA = torch.device("cuda")
@@ -52,7 +53,7 @@ def test_every_float_that_decides_a_tie(dtype):
     check_rows(x.view(-1, 128).to(dtype).cuda())
 
 
-@pytest.mark.parametrize("config", launches.rows_configs("plain", 4096), ids=str)
+@pytest.mark.parametrize("config", launches.rows_configs("plain"), ids=str)
 def test_configs_of_rows(config):
     for x in (data(333, 4096).cuda(), data(333, 4352).cuda()[:, :4096], data(65, 1000).cuda()):
         made = Fp8Blocks(*launches.quantize_rows(x, config=config))
@@ -62,26 +63,46 @@ def test_configs_of_rows(config):
 @pytest.mark.parametrize("k", [256, 2048, 2880, 7168, 9000])
 def test_configs_of_norms(k):
     x, weight = data(300, k, spread=1.0).cuda(), data(1, k, dtype=torch.float32, seed=3)[0].cuda()
-    for config in launches.rows_configs("rms_norm", k):
+    for config in launches.norm_configs(k):
         made = Fp8Blocks(*launches.quantize_rows(x, "rms_norm", weight, 1e-3, config=config))
         assert_near(made, rms(x, weight, 1e-3))
 
 
+RAGGED = (300, 0, 1, 128, 211)
+
+
+def check_config_of_tokens(config, source, k=1024):
+    """Groups that end within a block of 128 tokens, an empty one, and 60 rows behind them."""
+    offs = offs_from_sizes(RAGGED).cuda()
+    x = data(700, 2 * k if source.startswith("swiglu") else k, spread=1.0).cuda()
+    truth = {
+        "plain": lambda: x,
+        "swiglu": lambda: swiglu(x, False),
+        "swiglu_interleaved": lambda: swiglu(x, True),
+        "rms_norm": lambda: rms(x, None, 1e-6),
+    }[source]()
+    rows, turned, found = launches.quantize_tokens(x, offs, source, eps=1e-6, config=config)
+    want, ends = Fp8Blocks.quantize_tokens(truth.float(), offs)
+    assert torch.equal(found, ends)
+    if source == "plain":
+        assert_same(Fp8Blocks(*rows), Fp8Blocks.quantize(x), str(config))
+        assert_same(Fp8Blocks(*turned), want, str(config))
+    else:
+        assert_near(Fp8Blocks(*rows), truth)
+        assert_near(Fp8Blocks(*turned), transposed(truth, RAGGED, turned[0].shape[1]))
+
+
 @pytest.mark.parametrize("source", ["plain", "swiglu", "rms_norm"])
 def test_configs_of_tokens(source):
-    offs = offs_from_sizes((300, 0, 1, 128, 211)).cuda()
-    x = data(700, 1024, spread=1.0).cuda()
-    truth = {"plain": x, "swiglu": swiglu(x, False).float(), "rms_norm": rms(x, None, 1e-6).float()}[source]
-    want, ends = Fp8Blocks.quantize_tokens(truth, offs)
-    tokens = *launches.tokens_configs(source), *launches.tokens_configs(source, 1)
-    for config in (*tokens, *launches.tiles_configs(source)):
-        rows, turned, found = launches.quantize_tokens(x, offs, source, eps=1e-6, config=config)
-        assert torch.equal(found, ends)
-        for made, right in ((rows, Fp8Blocks.quantize(truth)), (turned, want)):
-            if source == "plain":
-                assert_same(Fp8Blocks(*made), right, str(config))
-            else:
-                assert_near(Fp8Blocks(*made), right.dequantize())
+    for config in (*launches.tokens_configs(source), *launches.tokens_configs(source, 1)):
+        check_config_of_tokens(config, source)
+
+
+@pytest.mark.parametrize("source", launches.SOURCES)
+def test_configs_of_tiles(source):
+    for config in launches.tiles_configs(source):
+        check_config_of_tokens(config, source)
+    check_config_of_tokens(launches.tiles_configs(source)[0], source, 1000)
 
 
 @pytest.mark.parametrize(

@@ -22,8 +22,6 @@ from triton.runtime.jit import constexpr_function
 _SMALLEST_SCALE: gl.constexpr = gl.constexpr(2.0**-126)
 _LIFT_BELOW: gl.constexpr = gl.constexpr(2.0**-80)
 _LIFT: gl.constexpr = gl.constexpr(2.0**100)
-_LIFT_BELOW_BITS: gl.constexpr = gl.constexpr((127 - 80) << 23)
-_INFINITY_BITS: gl.constexpr = gl.constexpr(0x7F800000)
 _UNLIFT: gl.constexpr = gl.constexpr(2.0**-100)
 _BY_448: gl.constexpr = gl.constexpr(float.fromhex("0x1.24924ap-9"))  # RN(1 / 448)
 _INFINITY: gl.constexpr = gl.constexpr(float("inf"))
@@ -36,17 +34,18 @@ def _powers(count):
 
 
 @constexpr_function
-def tile_layout(warps, by_tokens):
+def tile_layout(warps, by_tokens, own=8):
     """128 tokens × 128 channels: a thread holds 64 / warps tokens of 8 channels, numbered `by_tokens` or by channels.
 
-    Both numberings are of the same elements in the same thread: turning one into the other moves nothing."""
+    Both numberings are of the same elements in the same thread: turning one into the other moves nothing. `own`: 4 for
+    128 × 64 words of two channels each."""
     tokens = 64 // warps
     along = [[p, 0] for p in _powers(tokens)]
-    across = [[0, p] for p in _powers(8)]
-    lanes = [[0, 8 * p] for p in _powers(16)] + [[tokens, 0]]
+    across = [[0, p] for p in _powers(own)]
+    lanes = [[0, own * p] for p in _powers(16)] + [[tokens, 0]]
     return gl.DistributedLinearLayout(
         along + across if by_tokens else across + along,
-        lanes, [[2 * tokens * p, 0] for p in _powers(warps)], [], [128, 128],
+        lanes, [[2 * tokens * p, 0] for p in _powers(warps)], [], [128, 16 * own],
     )  # fmt: skip
 
 
@@ -78,6 +77,35 @@ def _magnitude(x):
 
 
 @gluon.jit
+def _larger_halves(x, y):
+    return gl.inline_asm_elementwise("max.u16x2 $0, $1, $2;", "=r,r,r", [x, y], gl.int32, is_pure=True, pack=1)
+
+
+@gluon.jit
+def _half(bits, DTYPE: gl.constexpr):
+    """float32 of the 16-bit float in the low half of each word."""
+    if gl.bfloat16 == DTYPE:
+        return (bits << 16).to(gl.float32, bitcast=True)
+    else:
+        return bits.to(gl.int16).to(gl.float16, bitcast=True).to(gl.float32)
+
+
+@gluon.jit
+def _other_half(bits, DTYPE: gl.constexpr):
+    if gl.bfloat16 == DTYPE:
+        return (bits & -65536).to(gl.float32, bitcast=True)
+    else:
+        return _half(bits >> 16, DTYPE)
+
+
+@gluon.jit
+def _side_by_side(words, DTYPE: gl.constexpr):
+    """Words [M, N] as float32 [M, 2 N]."""
+    pair = gl.join(_half(words, DTYPE), _other_half(words, DTYPE))
+    return gl.reshape(pair, (words.shape[0], 2 * words.shape[1]))
+
+
+@gluon.jit
 def _scale_of(largest, POWER: gl.constexpr):
     """As `scale_of` of _quantize_kernels.py."""
     amax = largest.to(gl.float32, bitcast=True)
@@ -103,53 +131,50 @@ def _spread(values, AXIS: gl.constexpr, LAYOUT: gl.constexpr):
 
 
 @gluon.jit
-def _corrected(x, inverse, divisor, STEPS: gl.constexpr):
-    """-x / divisor for the negated reciprocal `inverse`; see _quantize_kernels.py."""
-    quotient = x * inverse
-    _, inverse = gl.broadcast(quotient, inverse)
-    _, divisor = gl.broadcast(quotient, divisor)
-    for _ in gl.static_range(STEPS):
-        quotient = gl.fma(gl.fma(quotient, divisor, x), inverse, quotient)
-    return quotient
+def _in_two_parts(scale):
+    """As `in_two_parts` of _quantize_kernels.py."""
+    one = gl.full_like(scale, 1.0)
+    high = gl.div_rn(one, scale)
+    above = gl.fma(-scale, high, one) < 0
+    high = (high.to(gl.int32, bitcast=True) - above.to(gl.int32)).to(gl.float32, bitcast=True)
+    rest = gl.fma(-scale, high, one)
+    return high, gl.where(rest >= 0, rest * high, 0.0)
 
 
 @gluon.jit
-def _quotients(
-    x, scale, AXIS: gl.constexpr, LAYOUT: gl.constexpr, POWER: gl.constexpr, STEPS: gl.constexpr,
-    SHORTCUT: gl.constexpr,
-):  # fmt: skip
+def _spread_pair(first, second, AXIS: gl.constexpr, LAYOUT: gl.constexpr):
+    """Both float32 [128] along the other axis, in one word of 64 bits: they change threads once."""
+    high = first.to(gl.uint32, bitcast=True).to(gl.uint64) << 32
+    pair = _spread(high | second.to(gl.uint32, bitcast=True).to(gl.uint64), AXIS, LAYOUT)
+    first = (pair >> 32).to(gl.uint32).to(gl.float32, bitcast=True)
+    return first, (pair & 0xFFFFFFFF).to(gl.uint32).to(gl.float32, bitcast=True)
+
+
+@gluon.jit
+def _quotients(x, scale, AXIS: gl.constexpr, LAYOUT: gl.constexpr, DIVIDE: gl.constexpr):
     """x / scale, float32 that rounds to the right e4m3; `scale` [128] in any layout, one for each index but AXIS's.
 
-    SHORTCUT: where every warp knows all scales, elements are lifted only in tiles that need it."""
-    if POWER:
+    See _quantize_kernels.py for the three ways to DIVIDE."""
+    if DIVIDE == 0:
         return x * _spread(gl.div_rn(gl.full_like(scale, 1.0), scale), AXIS, LAYOUT)
+    elif DIVIDE == 1:
+        high, low = _in_two_parts(scale)
+        high, low = _spread_pair(high, low, AXIS, LAYOUT)
+        rest = x * low
+        _, high = gl.broadcast(rest, high)
+        return gl.fma(x, high, rest)
     else:
-        lifted = scale * gl.where(scale < _LIFT_BELOW, _LIFT, 1.0)
-        inverse = gl.div_rn(gl.full_like(scale, -1.0), lifted)
-        # Both in one word of 64 bits: they change threads once.
-        bits = scale.to(gl.uint32, bitcast=True).to(gl.uint64)
-        pair = gl.convert_layout(
-            (inverse.to(gl.uint32, bitcast=True).to(gl.uint64) << 32) | bits, gl.SliceLayout(AXIS, LAYOUT)
-        )
-        scale = (pair & 0xFFFFFFFF).to(gl.uint32).to(gl.float32, bitcast=True)
-        inverse = gl.expand_dims((pair >> 32).to(gl.uint32).to(gl.float32, bitcast=True), AXIS)
-        if SHORTCUT:
-            # As integers, numbers from there up to infinity lie side by side.
-            above = scale.to(gl.uint32, bitcast=True) - _LIFT_BELOW_BITS
-            if gl.max(above, 0) < _INFINITY_BITS - _LIFT_BELOW_BITS:
-                quotient = _corrected(x * -1.0, inverse, gl.expand_dims(scale, AXIS), STEPS)
-            else:
-                quotient = _lifted_quotients(x, gl.expand_dims(scale, AXIS), inverse, STEPS)
-            return quotient
-        else:
-            return _lifted_quotients(x, gl.expand_dims(scale, AXIS), inverse, STEPS)
-
-
-@gluon.jit
-def _lifted_quotients(x, scale, inverse, STEPS: gl.constexpr):
-    lift = gl.where(scale < _LIFT_BELOW, _LIFT, 1.0)
-    divisor = gl.where(scale == _INFINITY, 1.0, scale * lift)
-    return _corrected(x * (0.0 - lift), inverse, divisor, STEPS)
+        lift = gl.where(scale < _LIFT_BELOW, _LIFT, 1.0)
+        inverse = gl.div_rn(gl.full_like(scale, -1.0), scale * lift)
+        inverse, scale = _spread_pair(inverse, scale, AXIS, LAYOUT)
+        lift = gl.where(scale < _LIFT_BELOW, _LIFT, 1.0)
+        negative = x * (0.0 - lift)
+        quotient = negative * inverse
+        _, inverse = gl.broadcast(quotient, inverse)
+        _, divisor = gl.broadcast(quotient, gl.where(scale == _INFINITY, 1.0, scale * lift))
+        for _ in gl.static_range(2):
+            quotient = gl.fma(gl.fma(quotient, divisor, negative), inverse, quotient)
+        return quotient
 
 
 @gluon.jit
@@ -226,15 +251,14 @@ def _locate(offs_ptr, ends_ptr, block, first_program, R, groups, GROUPS_P2: gl.c
 @gluon.jit
 def quantize_tiles_kernel(
     x_ptr, weight_ptr, rstd_ptr, offs_ptr, values_ptr, scales_ptr, turned_values_ptr, turned_scales_ptr, ends_ptr,
-    R, k_units, x_stride_units, room_blocks, groups, chunks, panel,
+    R, k_units, x_stride_units, room_blocks, groups, chunks,
     SOURCE: gl.constexpr, UNIT: gl.constexpr, GROUPS_P2: gl.constexpr, PER_PROGRAM: gl.constexpr,
-    EVEN_K: gl.constexpr, POWER: gl.constexpr, STEPS: gl.constexpr,
+    EVEN_K: gl.constexpr, POWER: gl.constexpr, DIVIDE: gl.constexpr,
 ):  # fmt: skip
     """Program (128 tokens of one group, chunk): PER_PROGRAM tiles of 128 tokens × 128 channels, each quantised along
     channels where values_ptr is given, and along tokens and stored transposed.
 
-    Programs are numbered in panels of `panel` blocks of tokens, down the panel first: what runs at one time writes
-    neighbouring pieces of the transposed rows. Blocks behind the groups are as in `quantize_tokens_kernel`."""
+    Blocks behind the groups are as in `quantize_tokens_kernel`."""
     WARPS: gl.constexpr = gl.num_warps()
     TILE: gl.constexpr = tile_layout(WARPS, False)
     TURNED: gl.constexpr = tile_layout(WARPS, True)
@@ -245,9 +269,8 @@ def quantize_tiles_kernel(
     STORE: gl.constexpr = gl.BlockedLayout([1, 16], [4, 8], [WARPS, 1], [1, 0])
     K = k_units * UNIT
     x_stride = x_stride_units * UNIT
-    within = gl.program_id(0) % (panel * chunks)
-    block = gl.program_id(0) // (panel * chunks) * panel + within % panel
-    chunk = within // panel
+    block = gl.program_id(0) // chunks
+    chunk = gl.program_id(0) % chunks
     start, end, used = _locate(offs_ptr, ends_ptr, block, gl.program_id(0) == 0, R, groups, GROUPS_P2)
     blocks_of_row = (K + 127) // 128
     room = room_blocks * 128
@@ -261,11 +284,11 @@ def quantize_tiles_kernel(
     start = start.to(gl.int64)
     x_ptr += start * x_stride
 
+    DTYPE: gl.constexpr = x_ptr.dtype.element_ty
+    WORDS: gl.constexpr = SOURCE == "plain" and DTYPE.primitive_bitwidth == 16
     COPIES: gl.constexpr = 2 if SOURCE == "swiglu" else 1
     WIDTH: gl.constexpr = 256 if SOURCE == "swiglu_interleaved" else 128
-    buffer = gl.allocate_shared_memory(
-        x_ptr.dtype.element_ty, [COPIES, 128, WIDTH], gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
-    )
+    buffer = gl.allocate_shared_memory(DTYPE, [COPIES, 128, WIDTH], gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))
     token = gl.arange(0, 128, layout=gl.SliceLayout(1, TILE))
     col = gl.arange(0, 128, layout=gl.SliceLayout(0, TILE))
     row = gl.arange(0, 128, layout=ROW)
@@ -279,7 +302,11 @@ def quantize_tiles_kernel(
         x_stride = _anew(x_stride_units) * UNIT
         room = _anew(room_blocks) * 128
         async_copy.wait_group(0)
-        x = _held_tile(buffer, SOURCE, TILE)
+        if WORDS:
+            words = buffer.index(0)._reinterpret(gl.int32, [128, 64], buffer.layout).load(tile_layout(WARPS, False, 4))
+            x = gl.convert_layout(_side_by_side(words, DTYPE), TILE, assert_trivial=True)
+        else:
+            x = _held_tile(buffer, SOURCE, TILE)
         if place + 1 < last:
             _start_tile(buffer, x_ptr, x_stride, place + 1, K, count, SOURCE, EVEN_K)
         if rstd_ptr is not None:
@@ -289,12 +316,23 @@ def quantize_tiles_kernel(
                 weight = gl.load(weight_ptr + place * 128 + col, mask=place * 128 + col < K, other=0.0)
                 x *= gl.expand_dims(weight.to(gl.float32), 0)
         # Both at once, so that no magnitudes are kept.
-        magnitudes = _magnitude(x)
-        of_warps = gl.max(gl.reshape(magnitudes, (WARPS, 128 // WARPS, 128)), 1)
+        if WORDS:
+            # Two at a time: bits without the sign have the order of magnitudes in 16 bits as in 32.
+            magnitudes = words & 0x7FFF7FFF
+            of_warps = gl.reduce(gl.reshape(magnitudes, (WARPS, 128 // WARPS, 64)), 1, _larger_halves)
+            of_warps = _magnitude(_side_by_side(of_warps, DTYPE))
+        else:
+            magnitudes = _magnitude(x)
+            of_warps = gl.max(gl.reshape(magnitudes, (WARPS, 128 // WARPS, 128)), 1)
         channel_scale = _scale_of(gl.max(gl.convert_layout(of_warps, OF_WARPS), 0), POWER)
         if values_ptr is not None:
-            row_scale = _scale_of(gl.convert_layout(gl.max(magnitudes, 1), ROW), POWER)
-            row_values = _quotients(x, row_scale, 1, TILE, POWER, STEPS, False).to(gl.float8e4nv)
+            if WORDS:
+                largest = gl.convert_layout(gl.reduce(magnitudes, 1, _larger_halves), ROW)
+                largest = _magnitude(_half(gl.maximum(largest & 0xFFFF, largest >> 16), DTYPE))
+            else:
+                largest = gl.convert_layout(gl.max(magnitudes, 1), ROW)
+            row_scale = _scale_of(largest, POWER)
+            row_values = _quotients(x, row_scale, 1, TILE, DIVIDE).to(gl.float8e4nv)
             row_at = gl.expand_dims(token * K, 1) + gl.expand_dims(col, 0)
             mask = gl.expand_dims(token < count, 1)
             if not EVEN_K:
@@ -306,7 +344,7 @@ def quantize_tiles_kernel(
             at = turned_values_ptr + first_channel * room + block * 128 + (to_channel * room + to_token)
             scale_at = turned_scales_ptr + first_channel * room_blocks + block + channel * room_blocks
             if block < used:
-                quotients = _quotients(x, channel_scale, 0, TILE, POWER, STEPS, True)
+                quotients = _quotients(x, channel_scale, 0, TILE, DIVIDE)
                 # Packed along tokens, so that words go through shared memory.
                 values = gl.convert_layout(quotients, TURNED, assert_trivial=True).to(gl.float8e4nv)
                 values = gl.convert_layout(gl.permute(values, (1, 0)), STORE)

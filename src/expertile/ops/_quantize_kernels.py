@@ -1,13 +1,17 @@
 """Triton kernels of the FP8 quantisers: what a program loads, and how a block gets its scale; see quantize.py.
 
-Quotients are those of IEEE division, by which e4m3 values that lie on a tie are decided: bit for bit what
-`Fp8Blocks.quantize` makes. Dividing each element so would cost more than memory does. Instead y = RN(1 / s) is divided
-once for a block, and q = RN(x · y) is corrected by its remainder, q ← RN(q + RN(x - q · s) · y), two FMAs a step. q
-begins within 1.5 units in the last place and is within one after a first step; a second step then makes it RN(x / s)
-exactly (Markstein, "Computation of elementary functions on the IBM RISC System/6000 processor", 1990). That needs
-remainders that do not underflow, so blocks below 2^-80 are lifted by 2^100. Of float16 and bfloat16 inputs one step is
-enough for the e4m3 value: checked for every pair of significands of an element and of its block's largest
-(tests/ops/test_quantize_quotients.py).
+Quotients decide e4m3 values that lie on a tie as IEEE division does: bit for bit what `Fp8Blocks.quantize` makes.
+Dividing each element so would cost more than memory does; a block is divided for once, in one of three ways (DIVIDE):
+
+1, of float16 and bfloat16: 1 / s in two parts, h + l with 0 <= l, and RN(x · h + RN(x · l)). Not the quotient in every
+   bit, but on its side of every tie: elements and largest ones of 11 bits come near a tie only by lying on it
+   (tests/ops/test_quantize_quotients.py).
+2, of float32: q = RN(x · y) with y = RN(1 / s) is corrected by its remainder, q ← RN(q + RN(x - q · s) · y). q begins
+   within 1.5 units in the last place and is within one after a first step; a second step makes it RN(x / s) (Markstein,
+   "Computation of elementary functions on the IBM RISC System/6000 processor", 1990). That needs remainders that do not
+   underflow, so blocks below 2^-80 are lifted by 2^100.
+0, of what float32 has computed (SwiGLU, a norm), and where s is a power of two: RN(x · y). Such an x is known
+   to a few units in the last place, and its own rounding decides what lies on a tie.
 """
 
 from __future__ import annotations
@@ -54,10 +58,24 @@ def scale_of(largest, POWER: tl.constexpr):
 
 
 @triton.jit
-def divided(x, scale, POWER: tl.constexpr, STEPS: tl.constexpr):
+def in_two_parts(scale):
+    """1 / scale = high + low with low >= 0, so that -0 stays -0; low = 0 for infinity."""
+    one = tl.full(scale.shape, 1.0, tl.float32)
+    high = tl.div_rn(one, scale)
+    above = tl.fma(-scale, high, one) < 0
+    high = (high.to(tl.int32, bitcast=True) - above.to(tl.int32)).to(tl.float32, bitcast=True)
+    rest = tl.fma(-scale, high, one)
+    return high, tl.where(rest >= 0, rest * high, 0.0)
+
+
+@triton.jit
+def divided(x, scale, DIVIDE: tl.constexpr):
     """x / scale as e4m3, `scale` of a shape that spreads over x's. Of a block with an infinity: zeros and NaN."""
-    if POWER:
+    if DIVIDE == 0:
         return (x * tl.div_rn(tl.full(scale.shape, 1.0, tl.float32), scale)).to(tl.float8e4nv)
+    elif DIVIDE == 1:
+        high, low = in_two_parts(scale)
+        return tl.fma(x, high, x * low).to(tl.float8e4nv)
     else:
         lift = tl.where(scale < _LIFT_BELOW, _LIFT, 1.0)
         inverse = tl.div_rn(tl.full(scale.shape, -1.0, tl.float32), scale * lift)
@@ -65,7 +83,7 @@ def divided(x, scale, POWER: tl.constexpr, STEPS: tl.constexpr):
         # All with the sign turned, so that the quotient of -0 is -0.
         negative = x * (0.0 - lift)
         quotient = negative * inverse
-        for _ in tl.static_range(STEPS):
+        for _ in tl.static_range(2):
             quotient = tl.fma(tl.fma(quotient, divisor, negative), inverse, quotient)
         return quotient.to(tl.float8e4nv)
 
@@ -82,14 +100,19 @@ def inside(live, cols, K, MASK_ROWS: tl.constexpr, MASK_COLS: tl.constexpr):
 
 
 @triton.jit
-def load(pointers, live, cols, K, MASK_ROWS: tl.constexpr, MASK_COLS: tl.constexpr, EVICT: tl.constexpr):
-    """In float32, zeros outside."""
+def load_as_is(pointers, live, cols, K, MASK_ROWS: tl.constexpr, MASK_COLS: tl.constexpr, EVICT: tl.constexpr):
+    """Zeros outside."""
     if MASK_ROWS or MASK_COLS:
         mask = inside(live, cols, K, MASK_ROWS, MASK_COLS)
-        x = tl.load(pointers, mask=mask, other=0.0, eviction_policy=EVICT)
+        return tl.load(pointers, mask=mask, other=0.0, eviction_policy=EVICT)
     else:
-        x = tl.load(pointers, eviction_policy=EVICT)
-    return x.to(tl.float32)
+        return tl.load(pointers, eviction_policy=EVICT)
+
+
+@triton.jit
+def load(pointers, live, cols, K, MASK_ROWS: tl.constexpr, MASK_COLS: tl.constexpr, EVICT: tl.constexpr):
+    """In float32, zeros outside."""
+    return load_as_is(pointers, live, cols, K, MASK_ROWS, MASK_COLS, EVICT).to(tl.float32)
 
 
 @triton.jit
@@ -162,7 +185,7 @@ def load_weight(weight_ptr, cols, K, MASKED: tl.constexpr):
 def quantize_rows_kernel(
     x_ptr, weight_ptr, rstd_ptr, values_ptr, scales_ptr, R, k_units, x_stride_units, chunks,
     SOURCE: tl.constexpr, UNIT: tl.constexpr, BLOCK_R: tl.constexpr, BLOCKS: tl.constexpr, EVEN_R: tl.constexpr,
-    EVEN_K: tl.constexpr, POWER: tl.constexpr, STEPS: tl.constexpr,
+    EVEN_K: tl.constexpr, POWER: tl.constexpr, DIVIDE: tl.constexpr,
 ):  # fmt: skip
     """Program (tile of rows, chunk): BLOCK_R rows of BLOCKS blocks of 128 each. "rms_norm" comes with its rstd."""
     K = k_units * UNIT
@@ -181,66 +204,100 @@ def quantize_rows_kernel(
         x_ptr + start * x_stride, weight_ptr, rows, live, rstd, place[:, None] * 128, x_stride, K,
         SOURCE, 128, not EVEN_R, not EVEN_K, "evict_first",
     )  # fmt: skip
-    store_rows(
-        values_ptr + start * K, scales_ptr + start * tl.cdiv(K, 128), x, row, place, cols, R - start, K,
-        EVEN_R, EVEN_K, POWER, STEPS,
-    )  # fmt: skip
+    scale = scale_of(tl.max(magnitude(x), 1), POWER)
+    values = divided(x, scale[:, None], DIVIDE)
+    store(values_ptr + start * K + (rows * K + cols), values, live, cols, K, not EVEN_R, not EVEN_K)
+    store_scales(scales_ptr, scale, row, place, start, R, K, EVEN_R, EVEN_K)
 
 
 @triton.jit
-def store_rows(
-    values_ptr, scales_ptr, x, row, place, cols, R, K,
-    EVEN_R: tl.constexpr, EVEN_K: tl.constexpr, POWER: tl.constexpr, STEPS: tl.constexpr,
-):  # fmt: skip
-    """Quantise x [U, 128], block `place` of row `row` each, and store both results."""
-    scale = scale_of(tl.max(magnitude(x), 1), POWER)
-    values = divided(x, scale[:, None], POWER, STEPS)
-    rows = row[:, None]
-    store(values_ptr + (rows * K + cols), values, rows < R, cols, K, not EVEN_R, not EVEN_K)
+def store_scales(scales_ptr, scale, row, place, start, R, K, EVEN_R: tl.constexpr, EVEN_K: tl.constexpr):
+    """Of block `place` of row start + `row`, each."""
     blocks_of_row = tl.cdiv(K, 128)
-    scales_at = scales_ptr + (row * blocks_of_row + place)
+    scales_at = scales_ptr + start * blocks_of_row + (row * blocks_of_row + place)
     if EVEN_R and EVEN_K:
         tl.store(scales_at, scale)
     else:
-        tl.store(scales_at, scale, mask=(row < R) & (place < blocks_of_row))
+        tl.store(scales_at, scale, mask=(row < R - start) & (place < blocks_of_row))
+
+
+@triton.jit
+def _larger(x, y):
+    return tl.maximum(x, y, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
+def largest_magnitude(x):
+    """The largest `magnitude` of each row of float32 x; the hardware takes |x| on the way."""
+    if _INTERPRETED:
+        return tl.max(magnitude(x), 1)
+    else:
+        return magnitude(tl.reduce(tl.abs(x), 1, _larger))
+
+
+@triton.constexpr_function
+def past_row(i: int, PIECES: int, EVEN_K: bool) -> bool:
+    """Whether piece i may reach past the row: only the last can."""
+    return not EVEN_K and i == PIECES - 1
 
 
 @triton.jit
 def quantize_norm_kernel(
     x_ptr, weight_ptr, values_ptr, scales_ptr, R, k_units, x_stride_units, eps,
-    UNIT: tl.constexpr, BLOCK_R: tl.constexpr, BLOCKS: tl.constexpr, STAGES: tl.constexpr, EVEN_R: tl.constexpr,
-    EVEN_K: tl.constexpr, POWER: tl.constexpr, STEPS: tl.constexpr,
+    UNIT: tl.constexpr, BLOCK_R: tl.constexpr, BLOCKS: tl.constexpr, PIECES: tl.constexpr, EVEN_R: tl.constexpr,
+    EVEN_K: tl.constexpr, POWER: tl.constexpr, READ: tl.constexpr,
 ):  # fmt: skip
-    """RMS norm and 1×128 blocks of it, of rows that a program holds: BLOCK_R rows of at most BLOCKS blocks at a time.
+    """RMS norm and 1×128 blocks of it: BLOCK_R rows, in PIECES of BLOCKS blocks each, held from the only read on.
 
-    The weight is on its way before the first row's norm needs it, and stays, but for rows so long that registers would
-    not do; programs that stride over several tiles have STAGES of them on their way."""
-    STAYS: tl.constexpr = BLOCKS <= 64
+    rstd cancels in the values, x w rstd / (max |x w| rstd / 448): they go out while the row's sum is under way, and
+    only scales wait for it. Not with POWER, where scales are rounded. Nothing is corrected: see DIVIDE = 0."""
     K = k_units * UNIT
     x_stride = x_stride_units * UNIT
     block = tl.arange(0, BLOCK_R * BLOCKS)
-    row = block // BLOCKS  # of a tile
-    place = block % BLOCKS
+    row = block // BLOCKS  # of this tile
+    start = tl.program_id(0).to(tl.int64) * BLOCK_R
     rows = row[:, None]
-    cols = place[:, None] * 128 + tl.arange(0, 128)[None, :]
-    blocks_of_row = tl.cdiv(K, 128)
-    if weight_ptr is not None and STAYS:
-        weight = load_weight(weight_ptr, cols, K, not EVEN_K)
-    for tile in tl.range(tl.program_id(0), tl.cdiv(R, BLOCK_R), tl.num_programs(0), num_stages=STAGES):
-        start = tl.full((), BLOCK_R, tl.int64) * tile
-        x = load(
-            x_ptr + start * x_stride + (rows * x_stride + cols), rows < R - start, cols, K,
-            not EVEN_R, not EVEN_K, "evict_first",
-        )  # fmt: skip
-        squares = tl.sum(tl.reshape(tl.sum(x * x, 1), (BLOCK_R, BLOCKS)), 1)
-        by_block = tl.rsqrt(squares / K + eps)[:, None] + tl.zeros((BLOCK_R, BLOCKS), tl.float32)
-        x *= tl.reshape(by_block, (BLOCK_R * BLOCKS,))[:, None]
+    live = rows < R - start
+    x_rows = x_ptr + start * x_stride + rows * x_stride
+    to_rows = values_ptr + start * K + rows * K
+    xs = ()
+    weights = ()
+    for i in tl.static_range(PIECES):
+        cols = (i * BLOCKS + block % BLOCKS)[:, None] * 128 + tl.arange(0, 128)[None, :]
+        xs = xs + (load_as_is(x_rows + cols, live, cols, K, not EVEN_R, past_row(i, PIECES, EVEN_K), READ),)  # noqa: RUF005
         if weight_ptr is not None:
-            x *= weight if STAYS else load_weight(weight_ptr, cols, K, not EVEN_K)
-        store_rows(
-            values_ptr + start * K, scales_ptr + start * blocks_of_row, x, row, place, cols, R - start, K,
-            EVEN_R, EVEN_K, POWER, STEPS,
-        )  # fmt: skip
+            weight = load_as_is(weight_ptr + cols, live, cols, K, False, past_row(i, PIECES, EVEN_K), "evict_last")
+            weights = weights + (weight,)  # noqa: RUF005
+    squares = tl.zeros((BLOCK_R * BLOCKS, 128), tl.float32)
+    scales = ()
+    for i in tl.static_range(PIECES):
+        cols = (i * BLOCKS + block % BLOCKS)[:, None] * 128 + tl.arange(0, 128)[None, :]
+        x = xs[i].to(tl.float32)
+        squares += x * x
+        if not POWER:
+            y = x if weight_ptr is None else x * weights[i].to(tl.float32)
+            largest = largest_magnitude(y)
+            scale = scale_of(largest, False)
+            values = divided(y, scale[:, None], 0)
+            store(to_rows + cols, values, live, cols, K, not EVEN_R, past_row(i, PIECES, EVEN_K))
+            # -1: a block of zeros, whose scale stays 1.
+            scales = scales + (tl.where(largest == 0, -1.0, scale),)  # noqa: RUF005
+    rstd = tl.rsqrt(tl.sum(tl.reshape(squares, (BLOCK_R, BLOCKS * 128)), 1) / K + eps)
+    rstd = tl.reshape(rstd[:, None] + tl.zeros((BLOCK_R, BLOCKS), tl.float32), (BLOCK_R * BLOCKS,))
+    for i in tl.static_range(PIECES):
+        place = i * BLOCKS + block % BLOCKS
+        if POWER:
+            cols = place[:, None] * 128 + tl.arange(0, 128)[None, :]
+            y = xs[i].to(tl.float32) * rstd[:, None]
+            if weight_ptr is not None:
+                y *= weights[i].to(tl.float32)
+            scale = scale_of(largest_magnitude(y), True)
+            store(to_rows + cols, divided(y, scale[:, None], 0), live, cols, K, not EVEN_R, past_row(i, PIECES, EVEN_K))
+        else:
+            scale = scales[i] * rstd
+            scale = tl.where(scale < _SMALLEST_SCALE, _SMALLEST_SCALE, scale)
+            scale = tl.where(scales[i] == -1.0, 1.0, scale)
+        store_scales(scales_ptr, scale, row, place, start, R, K, EVEN_R, not past_row(i, PIECES, EVEN_K))
 
 
 @triton.jit
@@ -265,7 +322,7 @@ def quantize_tokens_kernel(
     x_ptr, weight_ptr, rstd_ptr, offs_ptr, values_ptr, scales_ptr, turned_values_ptr, turned_scales_ptr, ends_ptr,
     R, k_units, x_stride_units, room_blocks, groups, chunks, zero,
     SOURCE: tl.constexpr, UNIT: tl.constexpr, GROUPS_P2: tl.constexpr, PER_PROGRAM: tl.constexpr,
-    BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr, EVEN_K: tl.constexpr, POWER: tl.constexpr, STEPS: tl.constexpr,
+    BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr, EVEN_K: tl.constexpr, POWER: tl.constexpr, DIVIDE: tl.constexpr,
 ):  # fmt: skip
     """Program (128 tokens of one group, chunk): PER_PROGRAM tiles of 128 tokens × 128 channels, each quantised along
     channels where values_ptr is given, BLOCK_R tokens at a time, and then along tokens, BLOCK_C channels at a time,
@@ -311,7 +368,7 @@ def quantize_tokens_kernel(
                     SOURCE, 128, True, not EVEN_K, "",
                 )  # fmt: skip
                 scale = scale_of(tl.max(magnitude(x), 1), POWER)
-                values = divided(x, scale[:, None], POWER, STEPS)
+                values = divided(x, scale[:, None], DIVIDE)
                 store(values_ptr + start * K + (rows * K + cols), values, own, cols, K, True, not EVEN_K)
                 scales_at = scales_ptr + start * blocks_of_row + (row * blocks_of_row + place)
                 tl.store(scales_at, scale, mask=row < count)
@@ -330,7 +387,7 @@ def quantize_tokens_kernel(
                         SOURCE, BLOCK_C, True, not EVEN_K, "evict_first",
                     )  # fmt: skip
                     scale = scale_of(tl.max(magnitude(x), 0), POWER)
-                    values = tl.trans(divided(x, scale[None, :], POWER, STEPS))
+                    values = tl.trans(divided(x, scale[None, :], DIVIDE))
                 else:
                     scale = tl.full((BLOCK_C,), 1.0, tl.float32)
                     values = tl.zeros((BLOCK_C, 128), tl.float8e4nv)
@@ -346,7 +403,7 @@ def quantize_tokens_kernel(
 def quantize_weights_kernel(
     w_ptr, values_ptr, scales_ptr, N, k_units, group_stride_units, row_stride_units, chunks, row_tiles,
     UNIT: tl.constexpr, PER_PROGRAM: tl.constexpr, STAGES: tl.constexpr, EVEN_N: tl.constexpr, EVEN_K: tl.constexpr,
-    POWER: tl.constexpr, STEPS: tl.constexpr,
+    POWER: tl.constexpr, DIVIDE: tl.constexpr,
 ):  # fmt: skip
     """Program (group, 128 rows, chunk): PER_PROGRAM tiles of 128×128, one scale each."""
     K = k_units * UNIT
@@ -366,5 +423,5 @@ def quantize_weights_kernel(
         x = load(from_rows + cols, live, cols, K, not EVEN_N, not EVEN_K, "evict_first")
         largest = tl.max(tl.max(magnitude(x), 1, keep_dims=True), 0, keep_dims=True)
         scale = scale_of(largest, POWER)
-        store(to_rows + cols, divided(x, scale, POWER, STEPS), live, cols, K, not EVEN_N, not EVEN_K)
+        store(to_rows + cols, divided(x, scale, DIVIDE), live, cols, K, not EVEN_N, not EVEN_K)
         tl.store(scales_ptr + tile.to(tl.int64) * blocks_of_row + place + tl.zeros((1, 1), tl.int32), scale)

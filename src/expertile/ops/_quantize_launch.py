@@ -24,6 +24,7 @@ BLOCK = 128
 SOURCES = ("plain", "swiglu", "swiglu_interleaved", "rms_norm")
 # Blocks of a row that one program holds for its norm: 32 K elements. Longer rows are read twice.
 _MOST_HELD = 256
+_READ = ""  # plainly, which an H200 likes better than "evict_first": see _rows_tile.py
 _FARTHEST_ROW = 2**23  # elements between two rows
 
 Optional = torch.Tensor | None
@@ -32,15 +33,20 @@ Quantized = tuple[torch.Tensor, torch.Tensor]  # e4m3 values, float32 scales
 
 @dataclass(frozen=True)
 class RowsConfig:
-    """`blocks` blocks of 1×128 in one program, a power of two, among `num_warps` warps.
-
-    Of a norm, whose program holds whole rows: with `programs_per_sm` programs stay and stride over the rows, with
-    `num_stages` tiles of them on their way at once, and `most_registers` of a thread let that many share an SM."""
+    """`blocks` blocks of 1×128 in one program, a power of two, among `num_warps` warps."""
 
     blocks: int
     num_warps: int
-    programs_per_sm: int = 0
-    num_stages: int = 1
+
+
+@dataclass(frozen=True)
+class NormConfig:
+    """`rows` whole rows, a power of two, in one program of `num_warps` warps, quantised in `pieces` of a row one after
+    another. `most_registers` of a thread let more programs share an SM."""
+
+    rows: int
+    pieces: int
+    num_warps: int
     most_registers: int | None = None
 
 
@@ -59,13 +65,10 @@ class TokensConfig:
 
 @dataclass(frozen=True)
 class TilesConfig:
-    """As `TokensConfig`, of the kernel that holds a tile: `per_program` of them by `num_warps` warps, 8 or 16.
-
-    Programs are numbered down panels of `panel` blocks of 128 tokens."""
+    """As `TokensConfig`, of the kernel that holds a tile: `per_program` of them by `num_warps` warps, 8 or 16."""
 
     per_program: int
     num_warps: int = 16
-    panel: int = 1
     most_registers: int | None = 64
 
 
@@ -80,22 +83,23 @@ class WeightsConfig:
     most_registers: int | None = None
 
 
-def rows_configs(source: str, k: int) -> tuple[RowsConfig, ...]:
-    """Configs for 1×128 blocks of rows of `k` elements, the default first. A norm's program holds whole rows."""
-    if source == "rms_norm":
-        return _norm_configs(triton.next_power_of_2(-(-k // BLOCK)))
-    return tuple(RowsConfig(b, w) for b, w in ((32, 4), (16, 4), (64, 4), (64, 8), (128, 8), (16, 2), (32, 8)))
+def rows_configs(source: str) -> tuple[RowsConfig, ...]:
+    """Configs for 1×128 blocks, the default first."""
+    if source == "swiglu":
+        return RowsConfig(32, 8), RowsConfig(16, 4), RowsConfig(8, 4)
+    return (RowsConfig(8, 4), RowsConfig(16, 4)) if source != "plain" else (RowsConfig(16, 4), RowsConfig(32, 4))
 
 
-def _norm_configs(held: int) -> tuple[RowsConfig, ...]:
-    """For rows in `held` blocks. Up to 8192 elements a thread has 16 of them and 16 of the weight, so that 64 registers
-    do and 32 warps share an SM; longer rows come one after another."""
-    blocks = max(held, 16)
-    if blocks > 64:
-        return RowsConfig(blocks, 16), RowsConfig(blocks, 32)
-    warps = blocks // 4
-    staying = (RowsConfig(blocks, warps, 32 // warps, stages, 64) for stages in (3, 2))
-    return *staying, RowsConfig(blocks, warps, most_registers=64), RowsConfig(blocks, warps // 2, 32 // warps, 2, 128)
+def norm_configs(k: int, itemsize: int = 2) -> tuple[NormConfig, ...]:
+    """Configs for norms of rows of `k` elements, the default first: a thread has 32 of them in two pieces, for which 64
+    registers do, so that an SM has 64 KB of rows on their way."""
+    held = triton.next_power_of_2(-(-k // BLOCK))
+    if held > 128:
+        return NormConfig(1, 4, 16), NormConfig(1, 2, 16)
+    rows = max(1, 16 // held)
+    warps = rows * held // 8
+    few = 64 if itemsize == 2 and rows == 1 and k % BLOCK == 0 else None
+    return NormConfig(rows, min(2, held), warps, few), NormConfig(rows, 1, warps), NormConfig(rows, 1, 2 * warps)
 
 
 def tokens_configs(source: str, by: int = 16) -> tuple[TokensConfig, ...]:
@@ -113,7 +117,9 @@ def tokens_configs(source: str, by: int = 16) -> tuple[TokensConfig, ...]:
 
 def tiles_configs(source: str) -> tuple[TilesConfig, ...]:
     """Configs for tiles that are loaded once, the default first, for rows that 16-byte copies can take."""
-    return TilesConfig(4), TilesConfig(2), TilesConfig(4, panel=8), TilesConfig(4, 8, 1, 128)
+    if source.startswith("swiglu"):
+        return TilesConfig(1), TilesConfig(2)
+    return TilesConfig(2, 8, 128), TilesConfig(8), TilesConfig(2)
 
 
 def holds_tiles(x_rows: torch.Tensor, source: str, by: int) -> bool:
@@ -125,10 +131,10 @@ def holds_tiles(x_rows: torch.Tensor, source: str, by: int) -> bool:
 
 def weights_configs(blocks: int, itemsize: int, sm_count: int) -> tuple[WeightsConfig, ...]:
     """Configs for that many blocks of 128×128, the default first: a row of them in turn where there are enough."""
-    # A float32 block on its way is 64 KB: with one for each of two programs an SM has enough, with two for one it has
-    # nothing to do while that one waits at a barrier.
-    many = WeightsConfig(8, 16, 3 if itemsize == 2 else 2, 64)
-    few = WeightsConfig(1, 16)
+    if itemsize == 4:
+        # A block is 64 KB, which two programs an SM need only load to keep enough on their way: stages only cost.
+        return WeightsConfig(1, 16, 1, 64), WeightsConfig(1, 16)
+    many, few = WeightsConfig(8, 16, 3, 64), WeightsConfig(1, 16)
     rest = (WeightsConfig(4, 16, 2, 64), WeightsConfig(4, 16, 3, 64), WeightsConfig(1, 8), WeightsConfig(8, 8, 2, 128))
     return (many, few, *rest) if blocks >= 8 * 4 * sm_count else (few, many, *rest)
 
@@ -144,7 +150,7 @@ def quantize_rows(
     weight: Optional = None,
     eps: float = 0.0,
     power_of_two: bool = False,
-    config: RowsConfig | None = None,
+    config: RowsConfig | NormConfig | None = None,
 ) -> Quantized:
     """Launch the 1×128 kernel: values [..., K], scales [..., ceil(K / 128)]."""
     k = width(x, source)
@@ -155,16 +161,17 @@ def quantize_rows(
         return values, scales
     x_rows = _near_rows(x)
     rows, stride = x_rows.shape[0], x_rows.stride(0)
-    if config is None:
-        config = rows_configs(source, k)[0]
     if source == "rms_norm" and blocks <= _MOST_HELD:
-        _quantize_norm(x_rows, weight, values, scales, eps, power_of_two, config)
+        itemsize = max(t.element_size() for t in (x, weight) if t is not None)
+        norm = config if isinstance(config, NormConfig) else norm_configs(k, itemsize)[0]
+        _quantize_norm(x_rows, weight, values, scales, eps, power_of_two, norm)
         return values, scales
+    config = config if isinstance(config, RowsConfig) else rows_configs(source)[0]
     rstd = _rstd(x_rows, eps) if source == "rms_norm" else None
     if source in ("plain", "swiglu_interleaved") and k % BLOCK == 0 and stride == x_rows.shape[1]:
         # Blocks lie side by side whatever row they are of.
         rows, k, stride, blocks = rows * blocks, BLOCK, stride // blocks, 1
-    steps = _steps(x, source, power_of_two)
+    divide = _divide(x, source, power_of_two)
     if source == "swiglu_interleaved" and x.dtype.itemsize == 2 and stride % 2 == 0 and x_rows.data_ptr() % 4 == 0:
         source = "swiglu_words_bf16" if x.dtype is torch.bfloat16 else "swiglu_words_fp16"
         x_rows, stride = x_rows.view(torch.int32), stride // 2
@@ -175,8 +182,8 @@ def quantize_rows(
     launch(
         quantize_rows_kernel, -(-rows // block_r) * chunks, (x_rows, weight, rstd, values, scales),
         (rows, k // by, stride // by, chunks),
-        (source, by, block_r, across, rows % block_r == 0, k == chunks * across * BLOCK, power_of_two, steps),
-        num_warps=config.num_warps, most_registers=config.most_registers,
+        (source, by, block_r, across, rows % block_r == 0, k == chunks * across * BLOCK, power_of_two, divide),
+        num_warps=config.num_warps,
     )  # fmt: skip
     return values, scales
 
@@ -188,21 +195,16 @@ def _quantize_norm(
     scales: torch.Tensor,
     eps: float,
     power_of_two: bool,
-    config: RowsConfig,
+    config: NormConfig,
 ) -> None:
     rows, k = x_rows.shape
-    blocks = triton.next_power_of_2(-(-k // BLOCK))
-    block_r, by = max(1, config.blocks // blocks), unit(k, x_rows.stride(0))
-    programs = -(-rows // block_r)
-    if config.programs_per_sm:
-        programs = min(programs, machine(x_rows.get_device()).sm_count * config.programs_per_sm)
+    blocks = -(-k // BLOCK)
+    across = triton.next_power_of_2(-(-blocks // config.pieces))
+    pieces, block_r, by = -(-blocks // across), config.rows, unit(k, x_rows.stride(0))
     launch(
-        quantize_norm_kernel, programs, (x_rows, weight, values, scales),
+        quantize_norm_kernel, -(-rows // block_r), (x_rows, weight, values, scales),
         (rows, k // by, x_rows.stride(0) // by, eps),
-        (
-            by, block_r, blocks, config.num_stages, rows % block_r == 0, k == blocks * BLOCK, power_of_two,
-            _steps(x_rows, "rms_norm", power_of_two),
-        ),
+        (by, block_r, across, pieces, rows % block_r == 0, k == pieces * across * BLOCK, power_of_two, _READ),
         num_warps=config.num_warps, most_registers=config.most_registers,
     )  # fmt: skip
 
@@ -241,11 +243,10 @@ def quantize_tokens(
     tensors = (x_rows, weight, rstd, offs.contiguous(), values, scales, turned, turned_scales, ends)
     scalars = (tokens, k // by, x_rows.stride(0) // by, room, groups, chunks)
     constants = (source, by, max(32, triton.next_power_of_2(groups)), config.per_program)
-    last = (k % BLOCK == 0, power_of_two, _steps(x, source, power_of_two))
+    last = (k % BLOCK == 0, power_of_two, _divide(x, source, power_of_two))
     if isinstance(config, TilesConfig):
-        panels = -(-token_blocks // config.panel)
         launch(
-            quantize_tiles_kernel, panels * config.panel * chunks, tensors, (*scalars, config.panel),
+            quantize_tiles_kernel, token_blocks * chunks, tensors, scalars,
             (*constants, *last), num_warps=config.num_warps, most_registers=config.most_registers,
         )  # fmt: skip
     else:
@@ -277,7 +278,7 @@ def quantize_weights(w: torch.Tensor, power_of_two: bool = False, config: Weight
         (n, k // by, stack.stride(0) // by, stack.stride(1) // by, chunks, row_tiles),
         (
             by, config.per_program, config.num_stages, n % BLOCK == 0, k % BLOCK == 0, power_of_two,
-            _steps(w, "plain", power_of_two),
+            _divide(w, "plain", power_of_two),
         ),
         num_warps=config.num_warps, most_registers=config.most_registers,
     )  # fmt: skip
@@ -301,8 +302,8 @@ def _rstd(x_rows: torch.Tensor, eps: float) -> torch.Tensor:
     return rstd
 
 
-def _steps(x: torch.Tensor, source: str, power_of_two: bool) -> int:
-    """Corrections after which a quotient has the right e4m3 value; see the kernels."""
-    if power_of_two:
+def _divide(x: torch.Tensor, source: str, power_of_two: bool) -> int:
+    """How elements are divided by their scale; see the kernels."""
+    if power_of_two or source != "plain":
         return 0
-    return 1 if source == "plain" and x.dtype.itemsize == 2 else 2
+    return 1 if x.dtype.itemsize == 2 else 2
