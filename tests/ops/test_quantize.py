@@ -92,9 +92,9 @@ def rms(x, weight, eps):
     return wide if weight is None else wide * weight.double()
 
 
-def assert_near(made, truth):
+def assert_near(made, truth, power_of_two=False):
     """What float32 leaves open: scales to 1e-5, and which way a value goes that lies as near to a tie."""
-    want = Fp8Blocks.quantize(truth.float())
+    want = Fp8Blocks.quantize(truth.float(), power_of_two=power_of_two)
     torch.testing.assert_close(made.scales, want.scales, rtol=1e-5, atol=0)
     quotients = truth / want.scales.double().repeat_interleave(128, -1)[..., : truth.shape[-1]]
     low, high = ((quotients * (1 + change)).float().to(torch.float8_e4m3fn).float() for change in (-2e-5, 2e-5))
@@ -119,6 +119,9 @@ def check_fused(rows, k, dtype, sizes=None):
     x = data(rows, 2 * k, dtype=dtype, spread=1.0)
     cases = [(quantize_swiglu(x, interleaved=i, offs=offs), swiglu(x, i)) for i in (False, True)]
     weight = data(1, k, dtype=torch.float32, seed=3)[0]
+    if offs is None:
+        made = quantize_rms_norm(x[:, :k], weight, eps=1e-3, power_of_two=True)
+        assert_near(made, rms(x[:, :k], weight, 1e-3), power_of_two=True)
     cases += [(quantize_rms_norm(x[:, :k], w, eps=1e-3, offs=offs), rms(x[:, :k], w, 1e-3)) for w in (None, weight)]
     for made, truth in cases:
         if offs is None:
