@@ -33,6 +33,9 @@ SMALL = {
     "four": Config(8, 64, 4, 128, 2, slab=32),
     "split": Config(8, 64, 2, 128, 2, split_k=2),
     "deep": Config(16, 128, 2, 256, 2, group_m=1),
+    "ahead": Config(8, 64, 2, 128, 3, slab=32, masked=True, ahead=True),
+    "ahead-deep": Config(8, 64, 2, 256, 2, slab=32, masked=True, ahead=True),
+    "ahead-weight": Config(16, 64, 2, 256, 2, "weight", slab=32, store_parts=2, masked=True, ahead=True),
 }
 # Several tiles for each of several programs, and every edge: empty groups, part tiles, rows past the end.
 TILES = Case("tiles", (19, 0, 6, 1, 9), n=200, k=640, past=3, bias=True)
@@ -71,13 +74,14 @@ SHARED = [c for c in cases.CASES if _supported(c)]
 
 @pytest.mark.parametrize("case", SHARED, ids=str)
 def test_shared_cases(case: Case) -> None:
-    names = ("sum", "weight", "four", "deep")
+    names = ("sum", "weight", "four", "deep", "ahead", "ahead-deep", "ahead-weight")
     _emulate(case, SMALL[names[SHARED.index(case) % len(names)]])
 
 
 @pytest.mark.parametrize("dtype", [BF16, FP16], ids=str)
 @pytest.mark.parametrize("scale", ["sum", "weight"])
-def test_one_hot_activations_decode_every_weight(scale: str, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("variant", [{}, {"masked": True}, {"masked": True, "ahead": True}], ids=str)
+def test_one_hot_activations_decode_every_weight(scale: str, dtype: torch.dtype, variant: dict[str, bool]) -> None:
     k, n = 128, 16
     values = torch.arange(n)[:, None].add(torch.arange(k)).remainder(16)[None]
     scales = torch.randn(1, k // 64, n).to(dtype)
@@ -89,7 +93,7 @@ def test_one_hot_activations_decode_every_weight(scale: str, dtype: torch.dtype)
         operands = Operands(torch.eye(k, dtype=dtype), w, torch.tensor([k], dtype=torch.int32))
         out = torch.full((k, n), float("nan"), dtype=dtype)
         problem = Int4Problem.of(operands.a, w, operands.offs)
-        config = Config(64, 64, 2, 128, 2, scale, slab=32)
+        config = Config(64, 64, 2, 128, 2, scale, slab=32, **variant)
         args, options = _gluon_int4_launch.arguments(problem, operands, config, out)
         int4_emulator.run(_gluon_int4_kernel.int4_grouped_mm_kernel, 1, args, options)
         assert torch.equal(out, w.dequantize(dtype)[0].T)
@@ -115,9 +119,9 @@ MUTANTS = {
     ),
     "a stage is freed before its last group is done": ("if j == p.GROUPS - 1:", "if j == 0:"),
     "a group's product is read early": ("_later_products(j, p.GROUPS, SINGLE, PER_BLOCK)", "p.GROUPS"),
-    "groups take one another's scale": ("_of_rows(p, p.s_smem, i, j, WHO", "_of_rows(p, p.s_smem, i, 0, WHO"),
-    "high nibbles take the low ones' scale": ("p.s_smem, i, LOW, HIGH, WHO", "p.s_smem, i, LOW, LOW, WHO"),
-    "high nibbles take the low ones' zero": ("p.z_smem, i, LOW, HIGH, WHO", "p.z_smem, i, LOW, LOW, WHO"),
+    "groups take one another's scale": ("_group_scale(p, i, j, WHO", "_group_scale(p, i, 0, WHO"),
+    "high nibbles take the low ones' scale": ("_scales_twice, LOW, HIGH, WHO", "_scales_twice, LOW, LOW, WHO"),
+    "high nibbles take the low ones' zero": ("_zeros_twice, LOW, HIGH, WHO", "_zeros_twice, LOW, LOW, WHO"),
     "high nibbles meet the wrong activations": ("p.SLAB) + p.HALF, p.SLAB, 1)", "p.SLAB), p.SLAB, 1)"),
     "slabs are counted through blocks": ("return block * 2 * half + within", "return slab * width"),
     "a product forgets its first slab": ("later = slab > block * PER_BLOCK", "later = False"),
@@ -133,6 +137,17 @@ MUTANTS = {
     "the second consumer's columns are the first's": ("col + c * p.COLS, s", "col, s"),
     "splits overlap": ("    first = split * steps // p.SPLIT_K", "    first = 0"),
     "slices lie on one another": ("row_end + split * p.M", "row_end"),
+    "the slab ahead is of the stage in hand": ("row_zeros, following, 0, WHO", "row_zeros, i, 0, WHO"),
+    "the slab ahead is not waited for": (
+        "its_phase)\n            low, high = _slabs(p, row_zeros, following",
+        "its_phase ^ 1)\n            low, high = _slabs(p, row_zeros, following",
+    ),
+    "a stage is freed before its products behind the slab ahead": (
+        "            part = warpgroup_mma_wait(0, (part,))\n            scale",
+        "            part = warpgroup_mma_wait(1, (part,))\n            scale",
+    ),
+    "the groups of a stage run into one another": ("adds = slab % TOGETHER > 0 or", "adds = slab > 0 or"),
+    "masked weights stay 64 times too small": ("* unit_of(p.BF16, p.MASKED)\n    else", "* 1.0\n    else"),
     "every slice takes the bias along": ("gl.where(split == 0, p.N, 0)", "p.N"),
 }  # fmt: skip
 _TAIL = Case("tail", (9, 4), n=72, k=192, group=32, zeros=True, past=1)
@@ -150,7 +165,7 @@ def test_planted_faults_are_caught(name: str, tmp_path: Path, monkeypatch: pytes
     module = importlib.import_module("mutant_int4")
     try:
         for seed in range(3):
-            for config in ("sum", "weight", "split", "four"):
+            for config in ("sum", "weight", "split", "four", "ahead", "ahead-deep"):
                 for case in (_TAIL, _BIASED):
                     if config == "split" and case is _TAIL:
                         continue
@@ -167,6 +182,18 @@ COMPILED = {
     "decode": (Case("c", (3,) * 8, n=256, k=512), Config(16, 128, 2, 128, 9)),
     "four": (Case("c32z", (3,) * 8, n=256, k=512, group=32, zeros=True), Config(16, 64, 4, 128, 9)),
     "middle": (Case("cbias", (3,) * 256, n=256, k=512, bias=True), Config(64, 128, 2, 128, 5)),
+    "ahead": (
+        Case("cahead", (3,) * 8, n=256, k=512, zeros=True),
+        Config(16, 128, 2, 256, 4, slab=32, masked=True, ahead=True),
+    ),
+    "ahead-middle": (
+        Case("cmiddle", (3,) * 8, n=256, k=512),
+        Config(64, 128, 2, 128, 5, slab=32, masked=True, ahead=True),
+    ),
+    "ahead-weight": (
+        Case("cweight", (3,) * 8, n=256, k=512, group=64, zeros=True, dtype=FP16),
+        Config(128, 128, 2, 128, 4, "weight", slab=32, store_parts=4, masked=True, ahead=True),
+    ),
     "prefill": (
         Case("cfp16", (3,) * 8, n=256, k=512, group=64, zeros=True, dtype=FP16),
         Config(128, 128, 2, 128, 4, "weight", slab=32, store_parts=4),

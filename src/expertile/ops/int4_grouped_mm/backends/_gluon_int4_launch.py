@@ -44,6 +44,7 @@ def plan(p: Int4Problem, config: Any, out_strides: tuple[int, ...]) -> Plan:
     )
     registers, of_consumer, of_producer = _REGISTERS[config.consumers]
     per_channel = p.group_size == p.k and p.group_size not in (p.half, 2 * p.half)
+    scale = "tile" if per_channel else config.scale
     options = {
         "HAS_BIAS": p.has_bias,
         "HAS_ZEROS": p.has_zeros,
@@ -55,11 +56,14 @@ def plan(p: Int4Problem, config: Any, out_strides: tuple[int, ...]) -> Plan:
         "HALF": p.half,
         "SLAB": min(p.half, config.slab),
         "GROUP": 0 if per_channel else p.group_size,
-        "SCALE": "tile" if per_channel else config.scale,
+        "SCALE": scale,
         "STAGES": config.num_stages,
         "GROUP_M": config.group_m,
         "SPLIT_K": config.split_k,
         "STORE_PARTS": config.store_parts,
+        "MASKED": config.masked,
+        # Where the low and the high nibbles of a slab are of two groups, their products are two sums.
+        "AHEAD": config.ahead and (scale != "sum" or p.group_size == 2 * p.half),
         "CONSUMER_REGS": of_consumer,
         "PRODUCER_REGS": of_producer,
         "num_warps": 4,

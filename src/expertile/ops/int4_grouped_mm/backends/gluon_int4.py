@@ -54,6 +54,9 @@ class Config:
     group_m: rows of tiles that share one pass over a group's weights.
     split_k: programs that share a tile's steps.
     store_parts: pieces in which a tile's result leaves.
+    masked: nibbles are unpacked without a shift (`_gluon_int4_unpack`); bfloat16 scales then lie below 2^121.
+    ahead: a slab is unpacked during the products of the one before through all of a tile's stages. With scale="sum" it
+        takes groups of 2 · half values only, and slabs of 32.
     """
 
     block_m: int = 16
@@ -66,6 +69,8 @@ class Config:
     group_m: int = 16
     split_k: int = 1
     store_parts: int = 1
+    masked: bool = False
+    ahead: bool = False
 
     @property
     def block_n(self) -> int:
@@ -85,7 +90,8 @@ class Config:
         p = problem
         slab = min(self.slab, p.half)
         of_sum = self.cols * self.block_m // 128
-        sums = 1 + max(1, self.block_k // p.group_size) if self.scale == "sum" and p.group_size < p.k else 1
+        parts = 1 if self.ahead and p.group_size == 2 * p.half else max(1, self.block_k // p.group_size)
+        sums = 1 + parts if self.scale == "sum" and p.group_size < p.k else 1
         # The slab that is multiplied and the one that is unpacked; half a slab's registers before that.
         unpacked = self.cols * slab // 128 * (1 if self.block_k == 2 * slab else 2)
         groups = max(32, 1 << (p.groups - 1).bit_length())
