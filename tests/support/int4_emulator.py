@@ -85,7 +85,6 @@ def _operation(name: str) -> Callable[..., torch.Tensor]:
         "mov.b32": lambda a: a,
         "cvt.u32.u16": lambda a: a & 0xFFFF,
         "and.b32": lambda a, b: a & b,
-        "shr.u32": lambda a, n: a >> n,
         "prmt.b32": lambda a, b, selector: _permuted(a, b, int(selector)),
         "lop3.b32": lambda a, b, c, table: _looked_up(a, b, c, int(table)),
     }

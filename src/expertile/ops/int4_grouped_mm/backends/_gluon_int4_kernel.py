@@ -32,12 +32,11 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from expertile.ops.grouped_mm.backends._gluon_tiles import locate, make_plan
 from expertile.ops.int4_grouped_mm.backends._gluon_int4_context import Context
 from expertile.ops.int4_grouped_mm.backends._gluon_int4_unpack import (
-    minus_64th,
     packed_layout,
-    times_64,
     twice,
     unit_of,
     unpacked,
+    zeros_twice,
 )
 
 # Ragged descriptors (triton.tools.ragged_tma) wrap 64-bit addresses around at this coordinate.
@@ -100,30 +99,13 @@ def _first_k(slab, half, width):
 
 
 @gluon.jit
-def _zeros_twice(p, x):
-    """Zero points as `unpacked` takes them."""
-    if p.MASKED and p.BF16:
-        return minus_64th(x)
-    else:
-        return twice(x)
-
-
-@gluon.jit
-def _scales_twice(p, x):
-    if p.MASKED and p.BF16:
-        return times_64(x)
-    else:
-        return twice(x)
-
-
-@gluon.jit
-def _both(p, smem, i, as_taken, LOW: gl.constexpr, HIGH: gl.constexpr, WHO: gl.constexpr, layout: gl.constexpr):
-    """`_of_rows` for two groups, `as_taken` by `unpacked`."""
-    low = as_taken(p, _of_rows(p, smem, i, LOW, WHO, layout))
+def _both(p, smem, i, LOW: gl.constexpr, HIGH: gl.constexpr, WHO: gl.constexpr, layout: gl.constexpr):
+    """`_of_rows` for two groups."""
+    low = _of_rows(p, smem, i, LOW, WHO, layout)
     if HIGH == LOW:
         return low, low
     else:
-        return low, as_taken(p, _of_rows(p, smem, i, HIGH, WHO, layout))
+        return low, _of_rows(p, smem, i, HIGH, WHO, layout)
 
 
 @gluon.jit
@@ -138,10 +120,12 @@ def _slabs(p, row_zeros, i, SLAB: gl.constexpr, WHO: gl.constexpr, mma_layout: g
         LOW: gl.constexpr = _first_k(SLAB, p.HALF, p.SLAB) // p.GROUP
         HIGH: gl.constexpr = (_first_k(SLAB, p.HALF, p.SLAB) + p.HALF) // p.GROUP
         if p.HAS_ZEROS:
-            zeros = _both(p, p.z_smem, i, _zeros_twice, LOW, HIGH, WHO, layout)
+            low_zeros, high_zeros = _both(p, p.z_smem, i, LOW, HIGH, WHO, layout)
+            zeros = (zeros_twice(low_zeros, p.BF16), zeros_twice(high_zeros, p.BF16))
         if p.SCALE == "weight":
-            scales = _both(p, p.s_smem, i, _scales_twice, LOW, HIGH, WHO, layout)
-    return unpacked(q, zeros, scales, p.BF16, p.MASKED, gl.DotOperandLayout(0, mma_layout, 2))
+            low_scales, high_scales = _both(p, p.s_smem, i, LOW, HIGH, WHO, layout)
+            scales = (twice(low_scales), twice(high_scales))
+    return unpacked(q, zeros, scales, p.BF16, gl.DotOperandLayout(0, mma_layout, 2))
 
 
 @gluon.jit
@@ -153,15 +137,6 @@ def _low_tokens(p, i, SLAB: gl.constexpr):
 @gluon.jit
 def _high_tokens(p, i, SLAB: gl.constexpr):
     return p.x_smem.index(i).slice(_first_k(SLAB, p.HALF, p.SLAB) + p.HALF, p.SLAB, 1).permute((1, 0))
-
-
-@gluon.jit
-def _group_scale(p, i, GROUP: gl.constexpr, WHO: gl.constexpr, mma_layout: gl.constexpr):
-    """What the product of a stage's group is to be multiplied by, [COLS, 1]; 1 where that is not by groups."""
-    if p.SCALE == "sum":
-        return _of_rows(p, p.s_smem, i, GROUP, WHO, mma_layout).to(gl.float32) * unit_of(p.BF16, p.MASKED)
-    else:
-        return 1.0
 
 
 @gluon.constexpr_function
@@ -195,7 +170,7 @@ def _add_groups(p, acc, row_zeros, i, WHO: gl.constexpr, mma_layout: gl.constexp
         else:
             parts = parts + (part,)  # type: ignore[assignment]
     for j in gl.static_range(p.GROUPS):
-        scale = _group_scale(p, i, j, WHO, mma_layout)
+        scale = _of_rows(p, p.s_smem, i, j, WHO, mma_layout).to(gl.float32)
         done = warpgroup_mma_wait(_later_products(j, p.GROUPS, SINGLE, PER_BLOCK), (parts[j],))
         if j == p.GROUPS - 1:
             mbarrier.arrive(p.empty.index(i), count=1)
@@ -220,73 +195,12 @@ def _add_slabs(p, acc, row_zeros, i, WHO: gl.constexpr, mma_layout: gl.constexpr
 
 
 @gluon.jit
-def _stage_ahead(
-    p, acc, low, high, row_zeros, i, phase, following, its_phase, LAST: gl.constexpr, WHO: gl.constexpr,
-    mma_layout: gl.constexpr,
-):  # fmt: skip
-    """acc + the products of stage i, of which the first slab is unpacked already: low and high. The first slab of the
-    stage `following` is unpacked during the last products of this one. Returns acc and that slab.
-
-    Two slabs' registers take turns, so that those carried into the loop's next step are of no product in flight."""
-    SUM: gl.constexpr = p.SCALE == "sum"
-    SLABS: gl.constexpr = p.BLOCK_K // (2 * p.SLAB)
-    # Slabs whose products are added up in the tensor cores: a group's, or all.
-    TOGETHER: gl.constexpr = p.GROUP // (2 * p.SLAB) if SUM else SLABS
-    if SUM:
-        part = gl.zeros((p.COLS, p.BLOCK_M), gl.float32, mma_layout)
-    else:
-        part = acc
-    for slab in gl.static_range(SLABS):
-        adds = slab % TOGETHER > 0 or not SUM
-        part = warpgroup_mma(low, _low_tokens(p, i, slab), part, use_acc=adds, is_async=True)
-        part = warpgroup_mma(high, _high_tokens(p, i, slab), part, is_async=True)
-        if slab % TOGETHER > 0:
-            # The slab before is done, and its registers are free.
-            part = warpgroup_mma_wait(2, (part,))
-        if slab + 1 < SLABS:
-            low, high = _slabs(p, row_zeros, i, slab + 1, WHO, mma_layout)
-            if SUM and (slab + 1) % TOGETHER == 0:
-                mbarrier.wait(p.full.index(i), phase)  # see below
-        elif not LAST:
-            mbarrier.wait(p.full.index(following), its_phase)
-            low, high = _slabs(p, row_zeros, following, 0, WHO, mma_layout)
-            # Passed already. Without a branch ptxas moves the unpacking behind the wait for the products.
-            mbarrier.wait(p.full.index(following), its_phase)
-        if (slab + 1) % TOGETHER == 0:
-            part = warpgroup_mma_wait(0, (part,))
-            scale = _group_scale(p, i, slab // TOGETHER, WHO, mma_layout)
-            if slab + 1 == SLABS:
-                mbarrier.arrive(p.empty.index(i), count=1)
-            if SUM:
-                acc += part * scale
-            else:
-                acc = part
-    return acc, low, high
-
-
-@gluon.jit
-def _sum_ahead(p, acc, row_zeros, steps, i, phase, WHO: gl.constexpr, mma_layout: gl.constexpr):
-    """acc + the products of a unit's stages, from the ring's number i on."""
-    mbarrier.wait(p.full.index(i), phase)
-    low, high = _slabs(p, row_zeros, i, 0, WHO, mma_layout)
-    for _s in range(steps - 1):
-        following = gl.where(i == p.STAGES - 1, 0, i + 1)
-        its_phase = gl.where(i == p.STAGES - 1, phase ^ 1, phase)
-        acc, low, high = _stage_ahead(
-            p, acc, low, high, row_zeros, i, phase, following, its_phase, False, WHO, mma_layout
-        )
-        i = following
-        phase = its_phase
-    acc, low, high = _stage_ahead(p, acc, low, high, row_zeros, i, phase, i, phase, True, WHO, mma_layout)
-    return acc
-
-
-@gluon.jit
 def _zeros_of_rows(p, g, col, layout: gl.constexpr):
     """Zero points where a row has one only, as `unpacked` takes them; else ()."""
     if p.HAS_ZEROS and p.GROUP == 0:
         rows = col + gl.arange(0, p.COLS, layout=gl.SliceLayout(1, layout))
-        zeros = _zeros_twice(p, gl.expand_dims(gl.load(p.zeros + g * p.N + rows, mask=rows < p.N, other=0.0), 1))
+        numbers = gl.load(p.zeros + g * p.N + rows, mask=rows < p.N, other=0.0)
+        zeros = zeros_twice(gl.expand_dims(numbers, 1), p.BF16)
         return zeros, zeros
     else:
         return ()
@@ -299,23 +213,20 @@ def _multiply(p, ring, steps, g, col, WHO: gl.constexpr, mma_layout: gl.constexp
     phase = (ring // p.STAGES) & 1
     acc = gl.zeros((p.COLS, p.BLOCK_M), gl.float32, mma_layout)
     row_zeros = _zeros_of_rows(p, g, col, packed_layout(p.COLS, p.SLAB))
-    if p.AHEAD:
-        acc = _sum_ahead(p, acc, row_zeros, steps, i, phase, WHO, mma_layout)
-    else:
-        for _s in range(steps):
-            mbarrier.wait(p.full.index(i), phase)
-            if p.SCALE == "sum":
-                acc = _add_groups(p, acc, row_zeros, i, WHO, mma_layout)
-            else:
-                acc = _add_slabs(p, acc, row_zeros, i, WHO, mma_layout)
-            i += 1
-            phase = gl.where(i == p.STAGES, phase ^ 1, phase)
-            i = gl.where(i == p.STAGES, 0, i)
+    for _s in range(steps):
+        mbarrier.wait(p.full.index(i), phase)
+        if p.SCALE == "sum":
+            acc = _add_groups(p, acc, row_zeros, i, WHO, mma_layout)
+        else:
+            acc = _add_slabs(p, acc, row_zeros, i, WHO, mma_layout)
+        i += 1
+        phase = gl.where(i == p.STAGES, phase ^ 1, phase)
+        i = gl.where(i == p.STAGES, 0, i)
     if p.SCALE == "tile":
         rows = col + gl.arange(0, p.COLS, layout=gl.SliceLayout(1, mma_layout))
         scale = gl.load(p.scales + g * p.N + rows, mask=rows < p.N, other=0.0)
-        acc = acc * gl.expand_dims(scale.to(gl.float32) * unit_of(p.BF16, p.MASKED), 1)
-    return acc
+        acc = acc * gl.expand_dims(scale.to(gl.float32), 1)
+    return acc * unit_of(p.BF16)
 
 
 @gluon.jit
@@ -392,8 +303,7 @@ def int4_grouped_mm_kernel(
     HAS_BIAS: gl.constexpr, HAS_ZEROS: gl.constexpr, GROUPS_POW2: gl.constexpr, CONSUMERS: gl.constexpr,
     COLS: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_K: gl.constexpr, HALF: gl.constexpr, SLAB: gl.constexpr,
     GROUP: gl.constexpr, SCALE: gl.constexpr, STAGES: gl.constexpr, GROUP_M: gl.constexpr, SPLIT_K: gl.constexpr,
-    STORE_PARTS: gl.constexpr, MASKED: gl.constexpr, AHEAD: gl.constexpr, CONSUMER_REGS: gl.constexpr,
-    PRODUCER_REGS: gl.constexpr,
+    STORE_PARTS: gl.constexpr, CONSUMER_REGS: gl.constexpr, PRODUCER_REGS: gl.constexpr,
 ):  # fmt: skip
     """out[rows of g] = a[rows of g] @ ((q[g] - zeros[g]) * scales[g])ᵀ; see `gluon_int4` for shapes. 4 warps.
 
@@ -420,7 +330,7 @@ def int4_grouped_mm_kernel(
     p = Context(
         x_desc, w_desc, s_desc, z_desc, c_desc, x_smem, w_smem, s_smem, z_smem, c_smem, full, empty, offs_ptr, bias_ptr,
         scales_ptr, zeros_ptr, G, M, N, K, HAS_BIAS, HAS_ZEROS, GROUPS_POW2, CONSUMERS, COLS, BLOCK_M, BLOCK_K, HALF,
-        SLAB, GROUP, SCALE, STAGES, GROUP_M, SPLIT_K, STORE_PARTS, MASKED, AHEAD,
+        SLAB, GROUP, SCALE, STAGES, GROUP_M, SPLIT_K, STORE_PARTS,
     )  # fmt: skip
     mma_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_M, 16])
     if CONSUMERS == 4:

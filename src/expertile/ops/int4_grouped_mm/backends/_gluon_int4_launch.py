@@ -19,6 +19,8 @@ from expertile.ops.scaled_grouped_mm.backends import _reduce
 # Registers of a thread: at launch, and of a consumer and of the producer afterwards. A warpgroup counts as four warps
 # even where it has one, and the register file holds 65536.
 _REGISTERS = {2: (168, 232, 40), 4: (96, 112, 32)}
+# The plan of more than 256 groups fills a producer's 40.
+_REGISTERS_OF_MANY_GROUPS = (168, 224, 56)
 
 
 @dataclass(frozen=True)
@@ -42,9 +44,9 @@ def plan(p: Int4Problem, config: Any, out_strides: tuple[int, ...]) -> Plan:
         scales,
         ragged(p.n, out_strides[-2], (config.block_m // config.store_parts, config.cols)),
     )
-    registers, of_consumer, of_producer = _REGISTERS[config.consumers]
+    many = config.consumers == 2 and p.groups > 256
+    registers, of_consumer, of_producer = _REGISTERS_OF_MANY_GROUPS if many else _REGISTERS[config.consumers]
     per_channel = p.group_size == p.k and p.group_size not in (p.half, 2 * p.half)
-    scale = "tile" if per_channel else config.scale
     options = {
         "HAS_BIAS": p.has_bias,
         "HAS_ZEROS": p.has_zeros,
@@ -56,14 +58,11 @@ def plan(p: Int4Problem, config: Any, out_strides: tuple[int, ...]) -> Plan:
         "HALF": p.half,
         "SLAB": min(p.half, config.slab),
         "GROUP": 0 if per_channel else p.group_size,
-        "SCALE": scale,
+        "SCALE": "tile" if per_channel else config.scale,
         "STAGES": config.num_stages,
         "GROUP_M": config.group_m,
         "SPLIT_K": config.split_k,
         "STORE_PARTS": config.store_parts,
-        "MASKED": config.masked,
-        # Where the low and the high nibbles of a slab are of two groups, their products are two sums.
-        "AHEAD": config.ahead and (scale != "sum" or p.group_size == 2 * p.half),
         "CONSUMER_REGS": of_consumer,
         "PRODUCER_REGS": of_producer,
         "num_warps": 4,
