@@ -207,6 +207,8 @@ def test_compiles_to_wgmma_and_tma(name: str) -> None:
     # Operands come from registers, and nothing rearranges them on the way: one permutation for each two bytes.
     assert ", {" in next(line for line in used.ptx.splitlines() if "wgmma.mma_async" in line)
     assert used.opcodes["SHFL"] < 40
+    # High nibbles stay where they lie.
+    assert used.opcodes["SHF"] < used.opcodes["PRMT"] / 2
     assert aot.ptxas_warnings(used) == []
     assert overwritten_operands(kernels[0]) == []
 

@@ -121,10 +121,10 @@ def _slabs(p, row_zeros, i, SLAB: gl.constexpr, WHO: gl.constexpr, mma_layout: g
         HIGH: gl.constexpr = (_first_k(SLAB, p.HALF, p.SLAB) + p.HALF) // p.GROUP
         if p.HAS_ZEROS:
             low_zeros, high_zeros = _both(p, p.z_smem, i, LOW, HIGH, WHO, layout)
-            zeros = (zeros_twice(low_zeros, p.BF16), zeros_twice(high_zeros, p.BF16))
+            zeros = (zeros_twice(low_zeros, p.BF16), zeros_twice(high_zeros, p.BF16))  # type: ignore[assignment]
         if p.SCALE == "weight":
             low_scales, high_scales = _both(p, p.s_smem, i, LOW, HIGH, WHO, layout)
-            scales = (twice(low_scales), twice(high_scales))
+            scales = (twice(low_scales), twice(high_scales))  # type: ignore[assignment]
     return unpacked(q, zeros, scales, p.BF16, gl.DotOperandLayout(0, mma_layout, 2))
 
 
