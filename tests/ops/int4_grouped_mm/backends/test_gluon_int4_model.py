@@ -75,3 +75,13 @@ def test_possible_sizes(rows: int, groups: int) -> None:
 def test_many_rows_liked_unequally_leave_groups_empty() -> None:
     _, alike, liked = model.routings_of(of_shape(8, 4, 64, 128))
     assert min(alike) > 0 and 0 in liked and max(liked) > 2 * max(alike)
+
+
+def test_half_tiles_cost_what_lower_ones_do() -> None:
+    problem = of_shape(32, 16, 4096, 7168)
+    low, high = Config(16, 128, 2, 128, 8), Config(32, 128, 2, 128, 8, store_parts=2)
+    halved = replace(high, tails=True)
+    assert model.seconds(problem, H200, halved, (16,) * 32) == model.seconds(problem, H200, low, (16,) * 32)
+    assert model.seconds(problem, H200, halved, (17,) * 32) == model.seconds(problem, H200, high, (17,) * 32)
+    mixed = [model.seconds(problem, H200, c, (12, 20) * 16) for c in (halved, high, low)]
+    assert mixed[0] < min(mixed[1:])

@@ -63,6 +63,7 @@ def plan(p: Int4Problem, config: Any, out_strides: tuple[int, ...]) -> Plan:
         "GROUP_M": config.group_m,
         "SPLIT_K": config.split_k,
         "STORE_PARTS": config.store_parts,
+        "TAILS": config.tails,
         "CONSUMER_REGS": of_consumer,
         "PRODUCER_REGS": of_producer,
         "num_warps": 4,

@@ -87,6 +87,12 @@ def _tiles(problem: Int4Problem, config: Config, sizes: tuple[int, ...]) -> int:
     return _tiles_high(sizes, config.block_m) * -(-problem.n // config.block_n)
 
 
+@lru_cache(maxsize=4096)
+def _half_tiles(sizes: tuple[int, ...], block_m: int) -> float:
+    """The share of tiles of which at most half has rows."""
+    return sum(0 < size % block_m <= block_m // 2 for size in sizes) / _tiles_high(sizes, block_m)
+
+
 def seconds(problem: Int4Problem, device: Device, config: Config, sizes: tuple[int, ...]) -> float:
     """Modelled time of one call, with `sizes` rows of each group.
 
@@ -100,7 +106,11 @@ def seconds(problem: Int4Problem, device: Device, config: Config, sizes: tuple[i
     exact = p.group_sizes is not None or min(sizes) == max(sizes)
     waves = units / device.sm_count
     waves = math.ceil(waves) if exact and waves < 8 else max(1.0, waves + 0.5)
-    on_chip = waves * (steps * _step_clocks(p, config) + _UNIT_CLOCKS) / _CLOCK
+    step = _step_clocks(p, config, config.block_m)
+    if config.tails:
+        half = _half_tiles(sizes, config.block_m)
+        step += half * (_step_clocks(p, config, config.block_m // 2) - step)
+    on_chip = waves * (steps * step + _UNIT_CLOCKS) / _CLOCK
     from_memory = _bytes(p, sizes) / (0.9 * (device.memory_bps or 4e12))
     # Few programs do not ask for bytes fast enough.
     from_memory *= max(1.0, 0.75 * device.sm_count / min(units, device.sm_count))
@@ -115,18 +125,18 @@ def _bytes(problem: Int4Problem, sizes: tuple[int, ...]) -> float:
     return problem.work(sizes).nbytes
 
 
-def _step_clocks(problem: Int4Problem, config: Config) -> float:
-    """Clocks of one stage: of its products in the tensor cores, and of the instructions of one scheduler. The longer of
-    the two hides half of the other."""
+def _step_clocks(problem: Int4Problem, config: Config, block_m: int) -> float:
+    """Clocks of one stage with products of block_m rows: of these in the tensor cores, and of the instructions of one
+    scheduler. The longer of the two hides half of the other."""
     p, c = problem, config
     pieces = c.block_n / 64 * c.block_k / 128  # of 64 x 128 weights
-    products = 4.0 * c.block_m
+    products = 4.0 * block_m
     if p.group_size == p.k:
         scaling = 0.0
     elif c.scale == "weight":
         scaling = 64.0
     else:
-        scaling = c.block_m / 2 * max(1, 128 // p.group_size)
+        scaling = block_m / 2 * max(1, 128 // p.group_size)
     # Zero points are summands of bfloat16's fused multiply-adds, and take subtractions of their own in float16.
     zeros = 0.0 if not p.has_zeros else 32.0 if p.dtype is torch.float16 else 8.0
     # Four consumers hide one another's waits better than two.

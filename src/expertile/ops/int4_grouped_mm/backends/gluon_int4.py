@@ -53,6 +53,8 @@ class Config:
     group_m: rows of tiles that share one pass over a group's weights.
     split_k: programs that share a tile's steps.
     store_parts: pieces in which a tile's result leaves.
+    tails: a tile that has at most half of its rows is multiplied as half a tile. Takes an even number of store_parts,
+        and tiles of at least 16 rows.
     """
 
     block_m: int = 16
@@ -65,6 +67,11 @@ class Config:
     group_m: int = 16
     split_k: int = 1
     store_parts: int = 1
+    tails: bool = False
+
+    def __post_init__(self) -> None:
+        if self.tails and (self.store_parts % 2 or self.block_m < 16):
+            raise ValueError(f"tails: expected an even number of store_parts and block_m from 16, got {self}")
 
     @property
     def block_n(self) -> int:
