@@ -178,4 +178,4 @@ def test_choice_on_a_gpu(gpu, rows, names):
 
 
 def test_thresholds_are_of_backends():
-    assert DEQUANT_FROM_ROWS.keys() <= {b.name for b in BACKENDS}
+    assert DEQUANT_FROM_ROWS.keys() <= {b.name for b in BACKENDS} 
