@@ -60,14 +60,31 @@ def _paired(f: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], kind: str) 
     return apply
 
 
+def _fused(kind: str) -> Callable[..., torch.Tensor]:
+    """fma on pairs: in float64 a product of 16-bit floats is exact, and so is the sum if their exponents are near."""
+
+    def apply(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
+        halves = []
+        for shift in (0, 16):
+            x, y, z = (_number(v >> shift & 0xFFFF, _FLOATS[kind]).double() for v in torch.broadcast_tensors(a, b, c))
+            halves.append(_bits((x * y + z).to(_FLOATS[kind])))
+        return halves[0] | halves[1] << 16
+
+    return apply
+
+
 def _operation(name: str) -> Callable[..., torch.Tensor]:
     base, *rest = name.split(".")
     if base in ("sub", "mul") and rest[0] == "rn":
         return _paired(torch.sub if base == "sub" else torch.mul, rest[1])
+    if base == "add" and rest[0] == "rn":
+        return _paired(torch.add, rest[1])
+    if base == "fma" and rest[0] == "rn":
+        return _fused(rest[1])
     known: dict[str, Callable[..., torch.Tensor]] = {
         "mov.b32": lambda a: a,
         "cvt.u32.u16": lambda a: a & 0xFFFF,
-        "shr.u32": lambda a, n: a >> n,
+        "and.b32": lambda a, b: a & b,
         "prmt.b32": lambda a, b, selector: _permuted(a, b, int(selector)),
         "lop3.b32": lambda a, b, c, table: _looked_up(a, b, c, int(table)),
     }

@@ -11,10 +11,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from expertile.int4 import Int4Weight
+from expertile.ops.grouped_mm.problem import described
 from expertile.ops.int4_grouped_mm.backend import Operands
 from expertile.ops.int4_grouped_mm.problem import Int4Problem
 
@@ -137,3 +139,16 @@ LARGE: tuple[Case, ...] = (
     Case("large-per-channel", (513, 255), n=1032, k=1024, group=None, bias=True),
     Case("large-fp16-group-64", (300, 77), n=1152, k=4096, group=64, dtype=FP16),
 )
+
+
+def of_shape(groups: int, rows: int, n: int, k: int, group: int = 128, zeros: bool = False) -> Int4Problem:
+    """The problem of groups with `rows` rows each, of unknown sizes, in bfloat16."""
+
+    def empty(*shape: int, dtype: torch.dtype = BF16) -> tuple[Any, ...] | None:
+        return described(torch.empty(shape, dtype=dtype, device="meta"))
+
+    scales = empty(groups, k // group, n)
+    return Int4Problem.of_descriptions(
+        empty(groups * rows, k), empty(groups, n, k // 2, dtype=torch.uint8), scales, scales if zeros else None, group,
+        empty(groups, dtype=torch.int32), None, None,
+    )  # fmt: skip

@@ -12,13 +12,12 @@ import torch
 
 from expertile.device import Device
 from expertile.int4 import Int4Weight
-from expertile.ops.grouped_mm.problem import described
 from expertile.ops.int4_grouped_mm.backend import Operands
 from expertile.ops.int4_grouped_mm.backends import _gluon_int4_kernel, _gluon_int4_launch
 from expertile.ops.int4_grouped_mm.backends.gluon_int4 import BACKEND, Config
 from expertile.ops.int4_grouped_mm.problem import Int4Problem
 from tests.ops.int4_grouped_mm import cases
-from tests.ops.int4_grouped_mm.cases import BF16, FP16, FP32, Case
+from tests.ops.int4_grouped_mm.cases import BF16, FP16, FP32, Case, of_shape
 from tests.support import aot, int4_emulator
 from tests.support.fake_driver import compile_only
 from tests.support.gluon_machine import EmulationError
@@ -33,6 +32,8 @@ SMALL = {
     "four": Config(8, 64, 4, 128, 2, slab=32),
     "split": Config(8, 64, 2, 128, 2, split_k=2),
     "deep": Config(16, 128, 2, 256, 2, group_m=1),
+    "tails": Config(16, 64, 2, 128, 3, store_parts=2, tails=True),
+    "tails-weight": Config(32, 64, 2, 256, 2, "weight", slab=32, store_parts=4, tails=True),
 }
 # Several tiles for each of several programs, and every edge: empty groups, part tiles, rows past the end.
 TILES = Case("tiles", (19, 0, 6, 1, 9), n=200, k=640, past=3, bias=True)
@@ -71,7 +72,7 @@ SHARED = [c for c in cases.CASES if _supported(c)]
 
 @pytest.mark.parametrize("case", SHARED, ids=str)
 def test_shared_cases(case: Case) -> None:
-    names = ("sum", "weight", "four", "deep")
+    names = ("sum", "weight", "four", "deep", "tails", "tails-weight")
     _emulate(case, SMALL[names[SHARED.index(case) % len(names)]])
 
 
@@ -93,6 +94,20 @@ def test_one_hot_activations_decode_every_weight(scale: str, dtype: torch.dtype)
         args, options = _gluon_int4_launch.arguments(problem, operands, config, out)
         int4_emulator.run(_gluon_int4_kernel.int4_grouped_mm_kernel, 1, args, options)
         assert torch.equal(out, w.dequantize(dtype)[0].T)
+
+
+@pytest.mark.parametrize("scale", ["sum", "weight"])
+def test_no_scale_is_too_large(scale: str) -> None:
+    """Weights come divided by 64, so that their scales need not be multiplied by it."""
+    k, n = 128, 16
+    values = torch.arange(n)[:, None].add(torch.arange(k)).remainder(16)[None]
+    w = Int4Weight.of_values(values, torch.full((1, k // 64, n), 2.0**124, dtype=BF16), None, 64)
+    operands = Operands(torch.eye(k, dtype=BF16), w, torch.tensor([k], dtype=torch.int32))
+    out = torch.full((k, n), float("nan"), dtype=BF16)
+    problem = Int4Problem.of(operands.a, w, operands.offs)
+    args, options = _gluon_int4_launch.arguments(problem, operands, Config(64, 64, 2, 128, 2, scale, slab=32), out)
+    int4_emulator.run(_gluon_int4_kernel.int4_grouped_mm_kernel, 1, args, options)
+    assert torch.equal(out, w.dequantize(BF16)[0].T)
 
 
 @pytest.mark.parametrize("name", ["sum", "weight"])
@@ -133,6 +148,8 @@ MUTANTS = {
     "the second consumer's columns are the first's": ("col + c * p.COLS, s", "col, s"),
     "splits overlap": ("    first = split * steps // p.SPLIT_K", "    first = 0"),
     "slices lie on one another": ("row_end + split * p.M", "row_end"),
+    "half a tile is taken for too many rows": ("row <= p.BLOCK_M // 2:", "row <= p.BLOCK_M // 2 + 1:"),
+    "sums stay 64 times too small": ("return acc * unit_of(p.BF16)", "return acc"),
     "every slice takes the bias along": ("gl.where(split == 0, p.N, 0)", "p.N"),
 }  # fmt: skip
 _TAIL = Case("tail", (9, 4), n=72, k=192, group=32, zeros=True, past=1)
@@ -150,7 +167,7 @@ def test_planted_faults_are_caught(name: str, tmp_path: Path, monkeypatch: pytes
     module = importlib.import_module("mutant_int4")
     try:
         for seed in range(3):
-            for config in ("sum", "weight", "split", "four"):
+            for config in ("sum", "weight", "split", "four", "tails"):
                 for case in (_TAIL, _BIASED):
                     if config == "split" and case is _TAIL:
                         continue
@@ -167,6 +184,15 @@ COMPILED = {
     "decode": (Case("c", (3,) * 8, n=256, k=512), Config(16, 128, 2, 128, 9)),
     "four": (Case("c32z", (3,) * 8, n=256, k=512, group=32, zeros=True), Config(16, 64, 4, 128, 9)),
     "middle": (Case("cbias", (3,) * 256, n=256, k=512, bias=True), Config(64, 128, 2, 128, 5)),
+    "tails": (
+        Case("ctails", (3,) * 8, n=256, k=512, zeros=True),
+        Config(64, 128, 2, 128, 5, store_parts=2, tails=True),
+    ),
+    "tails-four": (Case("ctails4", (3,) * 8, n=256, k=512), Config(32, 64, 4, 128, 8, store_parts=2, tails=True)),
+    "many": (
+        Case("c32z512", (1,) * 300, n=256, k=512, group=32, zeros=True),
+        Config(16, 64, 2, 256, 7),
+    ),
     "prefill": (
         Case("cfp16", (3,) * 8, n=256, k=512, group=64, zeros=True, dtype=FP16),
         Config(128, 128, 2, 128, 4, "weight", slab=32, store_parts=4),
@@ -189,6 +215,8 @@ def test_compiles_to_wgmma_and_tma(name: str) -> None:
     # Operands come from registers, and nothing rearranges them on the way: one permutation for each two bytes.
     assert ", {" in next(line for line in used.ptx.splitlines() if "wgmma.mma_async" in line)
     assert used.opcodes["SHFL"] < 40
+    # High nibbles stay where they lie. (The plan of many groups has shifts of its own.)
+    assert problem.groups > 32 or used.opcodes["SHF"] < used.opcodes["PRMT"] / 2
     assert aot.ptxas_warnings(used) == []
     assert overwritten_operands(kernels[0]) == []
 
@@ -208,36 +236,39 @@ def test_refusals_say_why(case: Case, words: str) -> None:
     assert reason is not None and words in reason
 
 
-def _of_shape(groups: int, rows: int, n: int, k: int, group: int = 128, zeros: bool = False) -> Int4Problem:
-    def empty(*shape: int, dtype: torch.dtype = BF16):
-        return described(torch.empty(shape, dtype=dtype, device="meta"))
-
-    scales = empty(groups, k // group, n)
-    return Int4Problem.of_descriptions(
-        empty(groups * rows, k), empty(groups, n, k // 2, dtype=torch.uint8), scales, scales if zeros else None, group,
-        empty(groups, dtype=torch.int32), None, None,
-    )  # fmt: skip
-
-
 def test_only_hopper() -> None:
     for name in ("a100", "rtx 4090", "b200"):
-        assert "9.0" in (BACKEND.supports(_of_shape(8, 16, 64, 128), Device.by_name(name)) or "")
+        assert "9.0" in (BACKEND.supports(of_shape(8, 16, 64, 128), Device.by_name(name)) or "")
 
 
 def test_tiles_follow_the_rows() -> None:
-    few = BACKEND.configs(_of_shape(1, 16, 4096, 7168), H200)[0]
+    few = BACKEND.configs(of_shape(1, 16, 4096, 7168), H200)[0]
     assert few.block_m <= 16 and few.split_k * -(-4096 // few.block_n) >= 60
-    decode = BACKEND.configs(_of_shape(128, 8, 1536, 2048), H200)[0]
+    decode = BACKEND.configs(of_shape(128, 8, 1536, 2048), H200)[0]
     assert decode.block_m <= 16 and decode.split_k == 1
-    many = BACKEND.configs(_of_shape(8, 2048, 14336, 4096), H200)[0]
+    many = BACKEND.configs(of_shape(8, 2048, 14336, 4096), H200)[0]
     assert many.block_m >= 128 and many.split_k == 1
 
 
 @pytest.mark.parametrize("group", [32, 64, 128, 2048])
 @pytest.mark.parametrize("groups", [1, 128, 512])
 def test_every_config_fits(groups: int, group: int) -> None:
-    problem = replace(_of_shape(groups, 64, 1536, 2048, group, True), out_dtype=FP32)
+    problem = replace(of_shape(groups, 64, 1536, 2048, group, True), out_dtype=FP32)
     configs = BACKEND.configs(problem, H200)
     assert {c.block_m for c in configs} >= {8, 16, 32, 64, 128}
     for config in configs:
         assert config.smem_bytes(problem) <= H200.smem_bytes
+
+
+def test_sums_of_many_groups_of_k_leave_no_registers() -> None:
+    """Four sums of 16 x 128 and the plan of 300 groups would spill: the weights are scaled instead."""
+    problem = of_shape(300, 8, 1536, 2048, 64)
+    assert Config(16, 128, 2, 256, 5).registers(problem) > 240
+    deep = [c for c in BACKEND.configs(problem, H200) if (c.block_m, c.cols, c.block_k) == (16, 128, 256)]
+    assert deep and {c.scale for c in deep} == {"weight"}
+
+
+@pytest.mark.parametrize("fields", [{"store_parts": 1}, {"block_m": 8, "store_parts": 2}], ids=str)
+def test_half_tiles_need_parts_to_store(fields: dict[str, int]) -> None:
+    with pytest.raises(ValueError, match="store_parts"):
+        Config(tails=True, **fields)

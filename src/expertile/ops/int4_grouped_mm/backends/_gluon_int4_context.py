@@ -53,12 +53,14 @@ class Context:
     GROUP_M: gl.constexpr
     SPLIT_K: gl.constexpr
     STORE_PARTS: gl.constexpr
+    TAILS: gl.constexpr
+    BF16: gl.constexpr
 
     @gluon.constexpr_function
     def __init__(
         self, x_desc, w_desc, s_desc, z_desc, c_desc, x_smem, w_smem, s_smem, z_smem, c_smem, full, empty, offs, bias,
         scales, zeros, G, M, N, K, HAS_BIAS, HAS_ZEROS, GROUPS_POW2, CONSUMERS, COLS, BLOCK_M, BLOCK_K, HALF, SLAB,
-        GROUP, SCALE, STAGES, GROUP_M, SPLIT_K, STORE_PARTS,
+        GROUP, SCALE, STAGES, GROUP_M, SPLIT_K, STORE_PARTS, TAILS,
     ):  # fmt: skip
         self.x_desc = x_desc
         self.w_desc = w_desc
@@ -98,3 +100,5 @@ class Context:
         self.GROUP_M = gl.constexpr(GROUP_M)
         self.SPLIT_K = gl.constexpr(SPLIT_K)
         self.STORE_PARTS = gl.constexpr(STORE_PARTS)
+        self.TAILS = gl.constexpr(TAILS)
+        self.BF16 = gl.constexpr(x_desc.dtype == gl.bfloat16)

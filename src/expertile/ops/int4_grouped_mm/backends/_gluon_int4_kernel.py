@@ -31,7 +31,13 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from expertile.ops.grouped_mm.backends._gluon_tiles import locate, make_plan
 from expertile.ops.int4_grouped_mm.backends._gluon_int4_context import Context
-from expertile.ops.int4_grouped_mm.backends._gluon_int4_unpack import packed_layout, twice, unpacked
+from expertile.ops.int4_grouped_mm.backends._gluon_int4_unpack import (
+    packed_layout,
+    twice,
+    unit_of,
+    unpacked,
+    zeros_twice,
+)
 
 # Ragged descriptors (triton.tools.ragged_tma) wrap 64-bit addresses around at this coordinate.
 _WRAP: gl.constexpr = gl.constexpr(0x40000000)
@@ -94,12 +100,12 @@ def _first_k(slab, half, width):
 
 @gluon.jit
 def _both(p, smem, i, LOW: gl.constexpr, HIGH: gl.constexpr, WHO: gl.constexpr, layout: gl.constexpr):
-    """`_of_rows` for two groups, each number twice in 32 bits."""
-    low = twice(_of_rows(p, smem, i, LOW, WHO, layout))
+    """`_of_rows` for two groups."""
+    low = _of_rows(p, smem, i, LOW, WHO, layout)
     if HIGH == LOW:
         return low, low
     else:
-        return low, twice(_of_rows(p, smem, i, HIGH, WHO, layout))
+        return low, _of_rows(p, smem, i, HIGH, WHO, layout)
 
 
 @gluon.jit
@@ -114,21 +120,31 @@ def _slabs(p, row_zeros, i, SLAB: gl.constexpr, WHO: gl.constexpr, mma_layout: g
         LOW: gl.constexpr = _first_k(SLAB, p.HALF, p.SLAB) // p.GROUP
         HIGH: gl.constexpr = (_first_k(SLAB, p.HALF, p.SLAB) + p.HALF) // p.GROUP
         if p.HAS_ZEROS:
-            zeros = _both(p, p.z_smem, i, LOW, HIGH, WHO, layout)
+            low_zeros, high_zeros = _both(p, p.z_smem, i, LOW, HIGH, WHO, layout)
+            zeros = (zeros_twice(low_zeros, p.BF16), zeros_twice(high_zeros, p.BF16))  # type: ignore[assignment]
         if p.SCALE == "weight":
-            scales = _both(p, p.s_smem, i, LOW, HIGH, WHO, layout)
-    return unpacked(q, zeros, scales, p.x_desc.dtype == gl.bfloat16, gl.DotOperandLayout(0, mma_layout, 2))
+            low_scales, high_scales = _both(p, p.s_smem, i, LOW, HIGH, WHO, layout)
+            scales = (twice(low_scales), twice(high_scales))  # type: ignore[assignment]
+    return unpacked(q, zeros, scales, p.BF16, gl.DotOperandLayout(0, mma_layout, 2))
+
+
+@gluon.constexpr_function
+def _rows_of(mma_layout):
+    """Rows of a that a product takes: those of a tile, or half of them."""
+    return mma_layout.instr_shape[1]
 
 
 @gluon.jit
-def _low_tokens(p, i, SLAB: gl.constexpr):
-    """The activations that meet a slab's low nibbles, [SLAB, BLOCK_M]."""
-    return p.x_smem.index(i).slice(_first_k(SLAB, p.HALF, p.SLAB), p.SLAB, 1).permute((1, 0))
+def _low_tokens(p, i, SLAB: gl.constexpr, ROWS: gl.constexpr):
+    """The activations that meet a slab's low nibbles, [SLAB, ROWS]."""
+    x = p.x_smem.index(i).slice(_first_k(SLAB, p.HALF, p.SLAB), p.SLAB, 1)
+    return x.slice(0, ROWS, 0).permute((1, 0))
 
 
 @gluon.jit
-def _high_tokens(p, i, SLAB: gl.constexpr):
-    return p.x_smem.index(i).slice(_first_k(SLAB, p.HALF, p.SLAB) + p.HALF, p.SLAB, 1).permute((1, 0))
+def _high_tokens(p, i, SLAB: gl.constexpr, ROWS: gl.constexpr):
+    x = p.x_smem.index(i).slice(_first_k(SLAB, p.HALF, p.SLAB) + p.HALF, p.SLAB, 1)
+    return x.slice(0, ROWS, 0).permute((1, 0))
 
 
 @gluon.constexpr_function
@@ -142,21 +158,22 @@ def _later_products(group, groups, single, per_block):
 @gluon.jit
 def _add_groups(p, acc, row_zeros, i, WHO: gl.constexpr, mma_layout: gl.constexpr):
     """acc + the products of a stage, each group's times its scale; the stage is free afterwards."""
+    ROWS: gl.constexpr = _rows_of(mma_layout)
     # Groups are as long as a block of packed bytes, or as half of one.
     SINGLE: gl.constexpr = p.GROUP == p.HALF
     PER_BLOCK: gl.constexpr = p.HALF // p.SLAB
     parts = ()
     for block in gl.static_range(p.BLOCK_K // (2 * p.HALF)):
-        part = gl.zeros((p.COLS, p.BLOCK_M), gl.float32, mma_layout)
+        part = gl.zeros((p.COLS, ROWS), gl.float32, mma_layout)
         other = part
         for slab in gl.static_range(block * PER_BLOCK, (block + 1) * PER_BLOCK):
             low, high = _slabs(p, row_zeros, i, slab, WHO, mma_layout)
             later = slab > block * PER_BLOCK
-            part = warpgroup_mma(low, _low_tokens(p, i, slab), part, use_acc=later, is_async=True)
+            part = warpgroup_mma(low, _low_tokens(p, i, slab, ROWS), part, use_acc=later, is_async=True)
             if SINGLE:
-                other = warpgroup_mma(high, _high_tokens(p, i, slab), other, use_acc=later, is_async=True)
+                other = warpgroup_mma(high, _high_tokens(p, i, slab, ROWS), other, use_acc=later, is_async=True)
             else:
-                part = warpgroup_mma(high, _high_tokens(p, i, slab), part, is_async=True)
+                part = warpgroup_mma(high, _high_tokens(p, i, slab, ROWS), part, is_async=True)
         if SINGLE:
             parts = parts + (part, other)  # type: ignore[assignment]
         else:
@@ -174,13 +191,14 @@ def _add_groups(p, acc, row_zeros, i, WHO: gl.constexpr, mma_layout: gl.constexp
 def _add_slabs(p, acc, row_zeros, i, WHO: gl.constexpr, mma_layout: gl.constexpr):
     """acc + the products of a stage, a slab being unpacked while the one before is multiplied; the stage is free
     afterwards. (ptxas serialises products whose register operand would have to outlive a loop's step.)"""
+    ROWS: gl.constexpr = _rows_of(mma_layout)
     for slab in gl.static_range(p.BLOCK_K // (2 * p.SLAB)):
         low, high = _slabs(p, row_zeros, i, slab, WHO, mma_layout)
-        acc = warpgroup_mma(low, _low_tokens(p, i, slab), acc, is_async=True)
+        acc = warpgroup_mma(low, _low_tokens(p, i, slab, ROWS), acc, is_async=True)
         if slab > 0:
             # The slab before is done, and its registers are free.
             acc = warpgroup_mma_wait(1, (acc,))
-        acc = warpgroup_mma(high, _high_tokens(p, i, slab), acc, is_async=True)
+        acc = warpgroup_mma(high, _high_tokens(p, i, slab, ROWS), acc, is_async=True)
     acc = warpgroup_mma_wait(0, (acc,))
     mbarrier.arrive(p.empty.index(i), count=1)
     return acc
@@ -191,7 +209,8 @@ def _zeros_of_rows(p, g, col, layout: gl.constexpr):
     """Zero points where a row has one only, as `unpacked` takes them; else ()."""
     if p.HAS_ZEROS and p.GROUP == 0:
         rows = col + gl.arange(0, p.COLS, layout=gl.SliceLayout(1, layout))
-        zeros = twice(gl.expand_dims(gl.load(p.zeros + g * p.N + rows, mask=rows < p.N, other=0.0), 1))
+        numbers = gl.load(p.zeros + g * p.N + rows, mask=rows < p.N, other=0.0)
+        zeros = zeros_twice(gl.expand_dims(numbers, 1), p.BF16)
         return zeros, zeros
     else:
         return ()
@@ -199,10 +218,10 @@ def _zeros_of_rows(p, g, col, layout: gl.constexpr):
 
 @gluon.jit
 def _multiply(p, ring, steps, g, col, WHO: gl.constexpr, mma_layout: gl.constexpr):
-    """The sum of one unit, from the ring's step number `ring`: [COLS, BLOCK_M]."""
+    """The sum of one unit, from the ring's step number `ring`: [COLS, rows of mma_layout's products]."""
     i = ring % p.STAGES
     phase = (ring // p.STAGES) & 1
-    acc = gl.zeros((p.COLS, p.BLOCK_M), gl.float32, mma_layout)
+    acc = gl.zeros((p.COLS, _rows_of(mma_layout)), gl.float32, mma_layout)
     row_zeros = _zeros_of_rows(p, g, col, packed_layout(p.COLS, p.SLAB))
     for _s in range(steps):
         mbarrier.wait(p.full.index(i), phase)
@@ -217,7 +236,7 @@ def _multiply(p, ring, steps, g, col, WHO: gl.constexpr, mma_layout: gl.constexp
         rows = col + gl.arange(0, p.COLS, layout=gl.SliceLayout(1, mma_layout))
         scale = gl.load(p.scales + g * p.N + rows, mask=rows < p.N, other=0.0)
         acc = acc * gl.expand_dims(scale.to(gl.float32), 1)
-    return acc
+    return acc * unit_of(p.BF16)
 
 
 @gluon.jit
@@ -233,14 +252,15 @@ def _halves(x, PARTS: gl.constexpr):
 @gluon.jit
 def _store(p, acc, split, g, row, row_end, col, WHO: gl.constexpr, mma_layout: gl.constexpr):
     """Sums -> shared memory, transposed -> TMA. A buffer is waited for when it is used again."""
+    PARTS: gl.constexpr = p.STORE_PARTS * _rows_of(mma_layout) // p.BLOCK_M
     ROWS: gl.constexpr = p.BLOCK_M // p.STORE_PARTS
     if p.HAS_BIAS:
         cols = col + gl.arange(0, p.COLS, layout=gl.SliceLayout(1, mma_layout))
         # The slices of a split K are added up: one of them takes the bias along.
         bias = gl.load(p.bias + g * p.N + cols, mask=cols < gl.where(split == 0, p.N, 0), other=0.0)
         acc = acc + gl.expand_dims(bias.to(gl.float32), 1)
-    pieces = _halves(acc, p.STORE_PARTS)
-    for s in gl.static_range(p.STORE_PARTS):
+    pieces = _halves(acc, PARTS)
+    for s in gl.static_range(PARTS):
         buf = p.c_smem.index(WHO)
         tma.store_wait(0)
         buf.reshape([ROWS, p.COLS]).permute((1, 0)).store(pieces[s].to(p.c_desc.dtype))
@@ -248,6 +268,20 @@ def _store(p, acc, split, g, row, row_end, col, WHO: gl.constexpr, mma_layout: g
         # Rows past the end of the group fall outside the descriptor's box: the hardware drops them.
         at = [_WRAP, row_end + split * p.M, _WRAP - (row_end - row) + s * ROWS, col]
         tma.async_copy_shared_to_global(p.c_desc, at, buf)
+
+
+@gluon.constexpr_function
+def _half_layout(mma_layout):
+    """The layout of products with half as many rows of a."""
+    of_w, of_a, k = mma_layout.instr_shape
+    return gl.NVMMADistributedLayout(mma_layout.version, mma_layout.warps_per_cta, [of_w, of_a // 2, k])
+
+
+@gluon.jit
+def _tile(p, ring, steps, split, g, row, row_end, col, WHO: gl.constexpr, mma_layout: gl.constexpr):
+    """One unit: its sum, stored."""
+    acc = _multiply(p, ring, steps, g, col, WHO, mma_layout)
+    _store(p, acc, split, g, row, row_end, col, WHO, mma_layout)
 
 
 @gluon.jit
@@ -258,8 +292,14 @@ def _consumer(p, mma_layout: gl.constexpr, WHO: gl.constexpr):
         g, row, row_end, col, _k0, _k_len = locate(p, plan, unit // p.SPLIT_K)
         _first, steps = _span(p, unit)
         col += WHO * p.COLS
-        acc = _multiply(p, ring, steps, g, col, WHO, mma_layout)
-        _store(p, acc, unit % p.SPLIT_K, g, row, row_end, col, WHO, mma_layout)
+        split = unit % p.SPLIT_K
+        if p.TAILS:
+            if row_end - row <= p.BLOCK_M // 2:
+                _tile(p, ring, steps, split, g, row, row_end, col, WHO, _half_layout(mma_layout))
+            else:
+                _tile(p, ring, steps, split, g, row, row_end, col, WHO, mma_layout)
+        else:
+            _tile(p, ring, steps, split, g, row, row_end, col, WHO, mma_layout)
         ring += steps
     tma.store_wait(0)
 
@@ -294,7 +334,7 @@ def int4_grouped_mm_kernel(
     HAS_BIAS: gl.constexpr, HAS_ZEROS: gl.constexpr, GROUPS_POW2: gl.constexpr, CONSUMERS: gl.constexpr,
     COLS: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_K: gl.constexpr, HALF: gl.constexpr, SLAB: gl.constexpr,
     GROUP: gl.constexpr, SCALE: gl.constexpr, STAGES: gl.constexpr, GROUP_M: gl.constexpr, SPLIT_K: gl.constexpr,
-    STORE_PARTS: gl.constexpr, CONSUMER_REGS: gl.constexpr, PRODUCER_REGS: gl.constexpr,
+    STORE_PARTS: gl.constexpr, TAILS: gl.constexpr, CONSUMER_REGS: gl.constexpr, PRODUCER_REGS: gl.constexpr,
 ):  # fmt: skip
     """out[rows of g] = a[rows of g] @ ((q[g] - zeros[g]) * scales[g])ᵀ; see `gluon_int4` for shapes. 4 warps.
 
@@ -321,7 +361,7 @@ def int4_grouped_mm_kernel(
     p = Context(
         x_desc, w_desc, s_desc, z_desc, c_desc, x_smem, w_smem, s_smem, z_smem, c_smem, full, empty, offs_ptr, bias_ptr,
         scales_ptr, zeros_ptr, G, M, N, K, HAS_BIAS, HAS_ZEROS, GROUPS_POW2, CONSUMERS, COLS, BLOCK_M, BLOCK_K, HALF,
-        SLAB, GROUP, SCALE, STAGES, GROUP_M, SPLIT_K, STORE_PARTS,
+        SLAB, GROUP, SCALE, STAGES, GROUP_M, SPLIT_K, STORE_PARTS, TAILS,
     )  # fmt: skip
     mma_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_M, 16])
     if CONSUMERS == 4:

@@ -19,6 +19,8 @@ from expertile.ops.scaled_grouped_mm.backends import _reduce
 # Registers of a thread: at launch, and of a consumer and of the producer afterwards. A warpgroup counts as four warps
 # even where it has one, and the register file holds 65536.
 _REGISTERS = {2: (168, 232, 40), 4: (96, 112, 32)}
+# The plan of more than 256 groups fills a producer's 40.
+_REGISTERS_OF_MANY_GROUPS = (168, 224, 56)
 
 
 @dataclass(frozen=True)
@@ -42,7 +44,8 @@ def plan(p: Int4Problem, config: Any, out_strides: tuple[int, ...]) -> Plan:
         scales,
         ragged(p.n, out_strides[-2], (config.block_m // config.store_parts, config.cols)),
     )
-    registers, of_consumer, of_producer = _REGISTERS[config.consumers]
+    many = config.consumers == 2 and p.groups > 256
+    registers, of_consumer, of_producer = _REGISTERS_OF_MANY_GROUPS if many else _REGISTERS[config.consumers]
     per_channel = p.group_size == p.k and p.group_size not in (p.half, 2 * p.half)
     options = {
         "HAS_BIAS": p.has_bias,
@@ -60,6 +63,7 @@ def plan(p: Int4Problem, config: Any, out_strides: tuple[int, ...]) -> Plan:
         "GROUP_M": config.group_m,
         "SPLIT_K": config.split_k,
         "STORE_PARTS": config.store_parts,
+        "TAILS": config.tails,
         "CONSUMER_REGS": of_consumer,
         "PRODUCER_REGS": of_producer,
         "num_warps": 4,

@@ -7,21 +7,18 @@ Every `Int4Weight` will do: groups of 32, 64 or 128 along K or one for each row,
 multiple of 64. Groups of rows need no padding: TMA drops stores past a group's end. `offs` is read on the device only.
 
 Bytes: packed weights and scales once from HBM (N K (1/2 + 2/group) for each group, with zero points 4/group), `a` and
-the output once. Limits: HBM for short groups; instructions for those in between (unpacking 64 x 128 weights takes 112
-to 180 for each warp, as long as the tensor cores take for 40 rows of `a`); the tensor cores for long ones; and latency
-where there are fewer tiles than multiprocessors: `split_k` programs then share a tile. See `_gluon_int4_kernel` for how
-the work is laid out on the chip.
+the output once. Limits: HBM for short groups; instructions for those in between (`_gluon_int4_model` counts them); the
+tensor cores for long ones; and latency where there are fewer tiles than multiprocessors: `split_k` programs then share
+a tile. See `_gluon_int4_kernel` for how the work is laid out on the chip.
 
 On an H200 (2026-11-21, bf16, group 128, the fastest config, times our bf16 `grouped_mm` in the same run, both out of
 CUDA graphs): 128 experts 2048 -> 1536 with 1 row each 3.1 x (3.49 TB/s), 8 rows 3.2 x (3.42), 16 rows 2.9 x (3.13), 32
 rows 2.6 x, 64 rows 2.0 x (503 TFLOP/s), 128 rows 1.5 x (662 TFLOP/s); 8 experts 4096 -> 14336 with 1 to 16 rows 2.9 to
-3.0 x (3.1 to 3.3 TB/s). Equal groups; the default config expects uneven ones and takes higher tiles at 16 and 128 rows
-(77.9 us where 66.2 were possible, 189 where 156 were).
+3.0 x (3.1 to 3.3 TB/s).
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -31,6 +28,7 @@ import torch
 from expertile.device import Device
 from expertile.ops.grouped_mm.backends.gluon_hopper import _storable
 from expertile.ops.int4_grouped_mm.backend import Backend, Operands, new_out
+from expertile.ops.int4_grouped_mm.backends._gluon_int4_model import most_tiles, ranked
 from expertile.ops.int4_grouped_mm.problem import Int4Problem
 
 _MAX_ROWS = 0x40000000  # as in triton.tools.ragged_tma: a row number no tensor reaches
@@ -38,6 +36,7 @@ _MAX_GROUPS = 512
 _INT32 = 2**31
 # Registers of a consumer's thread that `Config.registers` may count, by the number of consumers.
 _REGISTERS = {2: 240, 4: 112}
+_REGISTERS_OF_MANY_GROUPS = 232  # more than 256, whose plan takes more of the producer
 
 
 @dataclass(frozen=True)
@@ -54,6 +53,8 @@ class Config:
     group_m: rows of tiles that share one pass over a group's weights.
     split_k: programs that share a tile's steps.
     store_parts: pieces in which a tile's result leaves.
+    tails: a tile that has at most half of its rows is multiplied as half a tile. Takes an even number of store_parts,
+        and tiles of at least 16 rows.
     """
 
     block_m: int = 16
@@ -66,6 +67,11 @@ class Config:
     group_m: int = 16
     split_k: int = 1
     store_parts: int = 1
+    tails: bool = False
+
+    def __post_init__(self) -> None:
+        if self.tails and (self.store_parts % 2 or self.block_m < 16):
+            raise ValueError(f"tails: expected an even number of store_parts and block_m from 16, got {self}")
 
     @property
     def block_n(self) -> int:
@@ -139,9 +145,10 @@ def _fitted(config: Config, problem: Int4Problem, device: Device) -> Config | No
     registers, and fewer stages where scales or 4-byte results leave no room for as many; None if it can't be."""
     if config.consumers == 4 and problem.groups > 256:
         return None  # their producer has 32 registers, too few for the plan
-    if config.scale == "sum" and config.registers(problem) > _REGISTERS[config.consumers]:
+    most = _REGISTERS[config.consumers] if problem.groups <= 256 else _REGISTERS_OF_MANY_GROUPS
+    if config.scale == "sum" and config.registers(problem) > most:
         config = replace(config, scale="weight", slab=32)
-    if config.registers(problem) > _REGISTERS[config.consumers]:
+    if config.registers(problem) > most:
         return None
     while config.smem_bytes(problem) > device.smem_bytes:
         if config.num_stages <= 2 and config.block_m // config.store_parts <= 16:
@@ -155,63 +162,21 @@ def _fitted(config: Config, problem: Int4Problem, device: Device) -> Config | No
 
 @lru_cache(maxsize=1024)
 def configs(problem: Int4Problem, device: Device) -> tuple[Config, ...]:
-    """Configs worth timing, the one with the lowest modelled time first."""
+    """Configs worth timing, the one that the model expects to be the fastest first."""
     found: dict[Config, None] = {}
     for tile in _CANDIDATES:
         for split in _SPLITS:
-            if split > 1 and split * tile.block_k > problem.k:
+            if split > 1 and (split * tile.block_k > problem.k or most_tiles(problem, tile) > 2 * device.sm_count):
                 continue
             config = _fitted(replace(tile, split_k=split), problem, device)
             if config is not None:
                 found[config] = None
-    ordered = sorted(found, key=lambda c: _seconds(problem, device, c))
+    ordered = ranked(problem, device, tuple(found))
     # Splits further than the best one of each tile are not worth a try.
     best: dict[Config, Config] = {}
     for config in ordered:
         best.setdefault(replace(config, split_k=1, num_stages=0, store_parts=1), config)
     return tuple(best.values())
-
-
-def _step_clocks(problem: Int4Problem, config: Config) -> float:
-    """Modelled clocks of one stage on a multiprocessor: products, instructions of one scheduler, bytes through L2."""
-    p, c = problem, config
-    slabs = c.block_n // 64 * c.block_k / 128  # pieces of 64 x 128 weights
-    products = slabs * 8 * max(c.block_m / 2, 16)
-    scaling = 64 if c.scale == "weight" else c.block_m / 2 * max(1, 128 // p.group_size)
-    unpacking = 112 + (32 if p.has_zeros else 0) + scaling
-    issued = slabs * unpacking + c.consumers * 80
-    loaded = (c.block_m * c.block_k * 2 + c.block_n * c.block_k / 2) / 46
-    return max(products, issued, loaded) + 0.15 * min(products, issued)
-
-
-def _tiles_high(problem: Int4Problem, block_m: int) -> float:
-    """Tiles that the rows of all groups take; between those of equal and of uneven groups where nobody knows."""
-    if problem.group_sizes is not None:
-        return max(1, sum(math.ceil(size / block_m) for size in problem.group_sizes))
-    each = max(problem.mean_group, 1) / block_m
-    uneven = 0.25 if problem.groups > 1 else 0.0
-    return problem.groups * (math.ceil(each) * (1 - uneven) + max(1.0, each + 0.5) * uneven)
-
-
-def _seconds(problem: Int4Problem, device: Device, config: Config) -> float:
-    """Modelled time of one call.
-
-    Waves of work units, each as long as its stages; what memory has to deliver; and the partial sums of a split K,
-    written and read through L2, with the launch of the kernel that adds them up.
-    """
-    p = problem
-    clock = 1.6e9  # Hz, what 700 W leave of 1.98 GHz under products
-    units = _tiles_high(p, config.block_m) * math.ceil(p.n / config.block_n) * config.split_k
-    steps = math.ceil(p.k / config.block_k) / config.split_k
-    waves = math.ceil(units / device.sm_count) if units < 8 * device.sm_count else units / device.sm_count + 0.5
-    on_chip = waves * (steps * _step_clocks(p, config) + 1000) / clock
-    from_memory = p.work().nbytes / (0.9 * (device.memory_bps or 4e12))
-    # Few programs do not ask for bytes fast enough.
-    from_memory *= max(1.0, 0.75 * device.sm_count / min(units, device.sm_count))
-    seconds = 2e-6 + max(on_chip, from_memory) + 0.2 * min(on_chip, from_memory)
-    if config.split_k > 1:
-        seconds += 1.5e-6 + 8.0 * config.split_k * p.m * p.n / 5e12
-    return seconds
 
 
 def run(problem: Int4Problem, operands: Operands, config: Config, out: torch.Tensor | None) -> torch.Tensor:
