@@ -46,12 +46,16 @@ class Context:
     PAIRS: gl.constexpr
     COLS: gl.constexpr
     HALVES: gl.constexpr
+    TURNS: gl.constexpr
+    AHEAD: gl.constexpr
+    TAIL: gl.constexpr
+    turns: gl.shared_memory_descriptor
 
     @gluon.constexpr_function
     def __init__(
         self, a_desc, b_desc, c_desc, a_smem, b_smem, c_smem, full, empty, offs, bias, scale_a, scale_b, G, M, N, K,
         sa_m, sa_k, sb_g, sb_n, sb_k, LAYOUT, RECIPE, HAS_BIAS, GROUPS_POW2, ROWS, BLOCK_M, BLOCK_N, STAGES,
-        GROUP_M, SPLIT_K, PAIRS, COLS, HALVES,
+        GROUP_M, SPLIT_K, PAIRS, COLS, HALVES, TURNS, AHEAD, TAIL, turns,
     ):  # fmt: skip
         self.a_desc = a_desc
         self.b_desc = b_desc
@@ -87,3 +91,7 @@ class Context:
         self.PAIRS = gl.constexpr(PAIRS)
         self.COLS = gl.constexpr(COLS)
         self.HALVES = gl.constexpr(HALVES)
+        self.TURNS = gl.constexpr(TURNS)
+        self.AHEAD = gl.constexpr(AHEAD)
+        self.TAIL = gl.constexpr(TAIL)
+        self.turns = turns

@@ -29,6 +29,8 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from expertile.ops.grouped_mm.backends._gluon_tiles import locate, make_plan
 from expertile.ops.scaled_grouped_mm.backends._gluon_context import Context
+from expertile.ops.scaled_grouped_mm.backends._gluon_turns import give_first_turn, make_turns, pass_turn, take_turn
+from expertile.ops.scaled_grouped_mm.backends._gluon_units import tile_of, units
 
 # Ragged descriptors (triton.tools.ragged_tma) wrap 64-bit addresses around at this coordinate.
 _WRAP: gl.constexpr = gl.constexpr(0x40000000)
@@ -51,8 +53,10 @@ def _producer(p):
     plan = make_plan(p)
     i = 0
     phase = 1
-    for unit in range(gl.program_id(0), plan.total * p.SPLIT_K, gl.num_programs(0)):
-        g, row, row_end, col, k0, k_len = locate(p, plan, unit // p.SPLIT_K)
+    for unit in range(gl.program_id(0), units(p, plan), gl.num_programs(0)):
+        tile, shift, wide = tile_of(p, plan, unit)
+        g, row, row_end, col, k0, k_len = locate(p, plan, tile)
+        col += shift
         first, steps = _span(p, unit, k_len)
         both = row + p.ROWS < row_end
         if p.LAYOUT == "ragged_k":
@@ -63,16 +67,21 @@ def _producer(p):
             k = k0 + s * 128
             mbarrier.wait(p.empty.index(i), phase)
             bar = p.full.index(i)
-            if A_PARTS == 2:
+            if p.TAIL:
+                mbarrier.expect(bar, 2 * A_BYTES + B_BYTES, pred=both & wide)
+                mbarrier.expect(bar, A_BYTES + B_BYTES, pred=(row + p.ROWS >= row_end) & wide)
+                mbarrier.expect(bar, 2 * A_BYTES + B_BYTES // 2, pred=both & (wide == 0))
+                mbarrier.expect(bar, A_BYTES + B_BYTES // 2, pred=(row + p.ROWS >= row_end) & (wide == 0))
+            elif A_PARTS == 2:
                 mbarrier.expect(bar, 2 * A_BYTES + B_BYTES, pred=both)
                 mbarrier.expect(bar, A_BYTES + B_BYTES, pred=row + p.ROWS >= row_end)
             else:
                 mbarrier.expect(bar, A_BYTES + B_BYTES)
             tma.async_copy_global_to_shared(p.a_desc, [row, k], bar, p.a_smem.index(i * A_PARTS))
-            for h in gl.static_range(p.HALVES):
-                tma.async_copy_global_to_shared(
-                    p.b_desc, [layer, col + h * 128, k], bar, p.b_smem.index(i * p.HALVES + h)
-                )
+            tma.async_copy_global_to_shared(p.b_desc, [layer, col, k], bar, p.b_smem.index(i * p.HALVES))
+            if p.HALVES == 2:
+                right = p.b_smem.index(i * 2 + 1)
+                tma.async_copy_global_to_shared(p.b_desc, [layer, col + 128, k], bar, right, wide)
             if A_PARTS == 2:
                 tma.async_copy_global_to_shared(p.a_desc, [row + p.ROWS, k], bar, p.a_smem.index(i * 2 + 1), both)
             i += 1
@@ -142,7 +151,9 @@ def _multiply(p, ring, steps, at_a, at_b, PART: gl.constexpr, mma_layout: gl.con
     acc = gl.zeros((p.ROWS, p.COLS), gl.float32, mma_layout)
     for s in range(steps):
         mbarrier.wait(p.full.index(i), phase)
+        take_turn(p, PART, ring * p.HALVES + s)
         part = _products(p, i, PART, mma_layout)
+        pass_turn(p, PART)
         if p.RECIPE == "row":
             part = warpgroup_mma_wait(0, (part,))
             mbarrier.arrive(p.empty.index(i), count=1)
@@ -218,23 +229,38 @@ def _multiply_halves(p, ring, steps, at_a, at_b, at_c, PART: gl.constexpr, mma_l
     phase = (ring // p.STAGES) & 1
     scale_a, scale_b = _load_scales(p, at_a, at_b, 0)
     scale_c = gl.load(p.scale_b + at_c)
+    if p.AHEAD == 2:
+        soon_a, soon_b = _load_scales(p, at_a, at_b, gl.minimum(1, steps - 1))
+        soon_c = gl.load(p.scale_b + at_c + gl.minimum(1, steps - 1) * p.sb_k)
     left = gl.zeros((p.ROWS, p.COLS), gl.float32, mma_layout)
     right = gl.zeros((p.ROWS, p.COLS), gl.float32, mma_layout)
     for s in range(steps):
         mbarrier.wait(p.full.index(i), phase)
+        take_turn(p, PART, 0)
         part = _products(p, i, PART, mma_layout, 0)
-        next_step = gl.minimum(s + 1, steps - 1)
-        soon_a, soon_b = _load_scales(p, at_a, at_b, next_step)
-        soon_c = gl.load(p.scale_b + at_c + next_step * p.sb_k)
+        pass_turn(p, PART)
+        next_step = gl.minimum(s + p.AHEAD, steps - 1)
+        then_a, then_b = _load_scales(p, at_a, at_b, next_step)
+        then_c = gl.load(p.scale_b + at_c + next_step * p.sb_k)
         part = warpgroup_mma_wait(0, (part,))
         left = _in_order(_promoted(p, left, part, scale_a, scale_b, mma_layout))
+        take_turn(p, PART, 1)
         part = _products(p, i, PART, mma_layout, 1)
+        pass_turn(p, PART)
         part = warpgroup_mma_wait(0, (part,))
         mbarrier.arrive(p.empty.index(i), count=1)
         right = _in_order(_promoted(p, right, part, scale_a, scale_c, mma_layout))
-        scale_a = soon_a
-        scale_b = soon_b
-        scale_c = soon_c
+        if p.AHEAD == 2:
+            scale_a = soon_a
+            scale_b = soon_b
+            scale_c = soon_c
+            soon_a = then_a
+            soon_b = then_b
+            soon_c = then_c
+        else:
+            scale_a = then_a
+            scale_b = then_b
+            scale_c = then_c
         i += 1
         phase = gl.where(i == p.STAGES, phase ^ 1, phase)
         i = gl.where(i == p.STAGES, 0, i)
@@ -245,12 +271,23 @@ def _multiply_halves(p, ring, steps, at_a, at_b, at_c, PART: gl.constexpr, mma_l
 
 
 @gluon.jit
-def _skip(p, ring, steps):
+def _skip(p, ring, steps, wide, PART: gl.constexpr):
     """Give back the stages of a tile that this consumer has no rows in."""
     i = ring % p.STAGES
     phase = (ring // p.STAGES) & 1
-    for _s in range(steps):
+    for s in range(steps):
         mbarrier.wait(p.full.index(i), phase)
+        if p.HALVES == 1:
+            take_turn(p, PART, ring + s)
+            pass_turn(p, PART)
+        elif wide:
+            take_turn(p, PART, 0)
+            pass_turn(p, PART)
+            take_turn(p, PART, 1)
+            pass_turn(p, PART)
+        else:
+            take_turn(p, PART, s)
+            pass_turn(p, PART)
         mbarrier.arrive(p.empty.index(i), count=1)
         i += 1
         phase = gl.where(i == p.STAGES, phase ^ 1, phase)
@@ -280,18 +317,25 @@ def _store(p, acc, split, g, row, row_end, col, WHO: gl.constexpr, mma_layout: g
 @gluon.jit
 def _consumer(p, mma_layout: gl.constexpr, WHO: gl.constexpr):
     plan = make_plan(p)
+    give_first_turn(p, WHO)
     ring = 0
-    for unit in range(gl.program_id(0), plan.total * p.SPLIT_K, gl.num_programs(0)):
-        g, row, row_end, col, k0, k_len = locate(p, plan, unit // p.SPLIT_K)
+    for unit in range(gl.program_id(0), units(p, plan), gl.num_programs(0)):
+        tile, shift, wide = tile_of(p, plan, unit)
+        g, row, row_end, col, k0, k_len = locate(p, plan, tile)
+        col += shift
         first, steps = _span(p, unit, k_len)
         row += WHO * p.ROWS
         if WHO == 0 or row < row_end:
             at_a, at_b = _places(p, g, row, col, k0, first, mma_layout)
             if p.HALVES == 2:
-                _at_a, at_c = _places(p, g, row, col + 128, k0, first, mma_layout)
-                left, right = _multiply_halves(p, ring, steps, at_a, at_b, at_c, WHO, mma_layout)
-                _store(p, left, unit % p.SPLIT_K, g, row, row_end, col, WHO, mma_layout)
-                _store(p, right, unit % p.SPLIT_K, g, row, row_end, col + 128, WHO, mma_layout)
+                if wide:
+                    _at_a, at_c = _places(p, g, row, col + 128, k0, first, mma_layout)
+                    left, right = _multiply_halves(p, ring, steps, at_a, at_b, at_c, WHO, mma_layout)
+                    _store(p, left, unit % p.SPLIT_K, g, row, row_end, col, WHO, mma_layout)
+                    _store(p, right, unit % p.SPLIT_K, g, row, row_end, col + 128, WHO, mma_layout)
+                elif p.TAIL:
+                    acc = _multiply(p, ring, steps, at_a, at_b, WHO, mma_layout)
+                    _store(p, acc, 0, g, row, row_end, col, WHO, mma_layout)
             else:
                 if p.PAIRS:
                     acc = _multiply_pairs(p, ring, steps, at_a, at_b, WHO, mma_layout)
@@ -299,7 +343,7 @@ def _consumer(p, mma_layout: gl.constexpr, WHO: gl.constexpr):
                     acc = _multiply(p, ring, steps, at_a, at_b, WHO, mma_layout)
                 _store(p, acc, unit % p.SPLIT_K, g, row, row_end, col, WHO, mma_layout)
         else:
-            _skip(p, ring, steps)
+            _skip(p, ring, steps, wide, WHO)
         ring += steps
     tma.store_wait(0)
 
@@ -340,7 +384,8 @@ def scaled_grouped_mm_kernel(
     a_desc, b_desc, c_desc, offs_ptr, bias_ptr, scale_a_ptr, scale_b_ptr, G, M, N, K, sa_m, sa_k, sb_g, sb_n, sb_k,
     LAYOUT: gl.constexpr, RECIPE: gl.constexpr, HAS_BIAS: gl.constexpr, GROUPS_POW2: gl.constexpr,
     ROWS: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr, GROUP_M: gl.constexpr,
-    SPLIT_K: gl.constexpr, PAIRS: gl.constexpr, CONSUMER_REGS: gl.constexpr, PRODUCER_REGS: gl.constexpr,
+    SPLIT_K: gl.constexpr, PAIRS: gl.constexpr, TURNS: gl.constexpr, AHEAD: gl.constexpr, TAIL: gl.constexpr,
+    CONSUMER_REGS: gl.constexpr, PRODUCER_REGS: gl.constexpr,
     num_warps: gl.constexpr,
 ):  # fmt: skip
     """out[g] = (a[g] ∘ scale_a[g]) @ (b[g] ∘ scale_b[g]) over groups g; see `gluon_fp8` for shapes.
@@ -364,6 +409,7 @@ def scaled_grouped_mm_kernel(
     for s in gl.static_range(STAGES):
         mbarrier.init(full.index(s), count=1)
         mbarrier.init(empty.index(s), count=CONSUMERS)
+    turns = make_turns(TURNS)
     fence_async_shared()
     # Memory of the kernel before is touched only after this; the kernel after may begin to set itself up.
     gdc_wait()
@@ -371,7 +417,7 @@ def scaled_grouped_mm_kernel(
     p = Context(
         a_desc, b_desc, c_desc, a_smem, b_smem, c_smem, full, empty, offs_ptr, bias_ptr, scale_a_ptr, scale_b_ptr,
         G, M, N, K, sa_m, sa_k, sb_g, sb_n, sb_k, LAYOUT, RECIPE, HAS_BIAS, GROUPS_POW2, ROWS, BLOCK_M, BLOCK_N, STAGES,
-        GROUP_M, SPLIT_K, PAIRS, COLS, HALVES,
+        GROUP_M, SPLIT_K, PAIRS, COLS, HALVES, TURNS, AHEAD, TAIL, turns,
     )  # fmt: skip
     mma_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [num_warps, 1], [16, COLS, 32])
     if CONSUMERS == 2:

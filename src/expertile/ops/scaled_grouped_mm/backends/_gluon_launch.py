@@ -57,6 +57,9 @@ def plan(p: ScaledProblem, config: Any, out_strides: tuple[int, ...]) -> Plan:
         "GROUP_M": config.group_m,
         "SPLIT_K": config.split_k,
         "PAIRS": config.pairs,
+        "TURNS": config.turns if consumers == 2 and not config.pairs else 0,
+        "AHEAD": config.ahead,
+        "TAIL": config.tail and config.block_n > 128 and config.split_k == 1,
         # The first consumer gets what the second and the producer leave: as many.
         "CONSUMER_REGS": consumer_regs,
         "PRODUCER_REGS": producer_regs,

@@ -51,6 +51,9 @@ class Config:
     group_m: int = 16
     split_k: int = 1
     pairs: bool = False
+    turns: int = 0
+    ahead: int = 1
+    tail: bool = False
 
     @property
     def consumers(self) -> int:
