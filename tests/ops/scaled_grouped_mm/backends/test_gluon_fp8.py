@@ -27,6 +27,8 @@ SMALL = {
     "two consumers": Config(128, 64, 3, 2),
     "pairs": Config(128, 128, 2, 2, pairs=True),
     "halves": Config(128, 256, 2, 2),
+    "turns": Config(128, 64, 3, 2, turns=1),
+    "turns, halves, narrow tiles at the end": Config(128, 256, 2, 2, turns=1, ahead=2, tail=True),
     "one consumer": Config(64, 32, 2, 3),
     "split": Config(128, 64, 3, 2, split_k=3),
     "split, pairs, one consumer": Config(64, 128, 3, 2, split_k=2, pairs=True),
@@ -129,9 +131,9 @@ MUTANTS = {
     "both halves take the left one's scales": ("part, scale_a, scale_c, mma", "part, scale_a, scale_b, mma"),
     "the right half multiplies the left one's columns": ("PART, mma_layout, 1)", "PART, mma_layout, 0)"),
     "a stage is freed after its left half": (
-        "        part = _products(p, i, PART, mma_layout, 1)\n        part = warpgroup_mma_wait(0, (part,))\n"
+        "        pass_turn(p, PART)\n        part = warpgroup_mma_wait(0, (part,))\n"
         "        mbarrier.arrive(p.empty.index(i), count=1)\n",
-        "        mbarrier.arrive(p.empty.index(i), count=1)\n        part = _products(p, i, PART, mma_layout, 1)\n"
+        "        pass_turn(p, PART)\n        mbarrier.arrive(p.empty.index(i), count=1)\n"
         "        part = warpgroup_mma_wait(0, (part,))\n",
     ),
     "an empty group's scales lie outside": ("gl.minimum(k0 // 128 + first, (p.K - 1) // 128)", "k0 // 128 + first"),
@@ -154,6 +156,13 @@ MUTANTS = {
         "        done = warpgroup_mma_wait(0, (odd,))\n        mbarrier.arrive(p.empty.index(j), count=1)\n",
         "        mbarrier.arrive(p.empty.index(j), count=1)\n        done = warpgroup_mma_wait(0, (odd,))\n",
     ),
+    "a turn is not passed on": ("        pass_turn(p, PART)\n        next_step", "        next_step"),
+    "a skipping consumer takes the turns of a whole tile": ("        elif wide:\n", "        elif True:\n"),
+    "a narrow tile waits for a whole one's bytes": (
+        "A_BYTES + B_BYTES // 2, pred=both",
+        "A_BYTES + B_BYTES, pred=both",
+    ),
+    "both narrow tiles are the left one": ("        col += shift\n", ""),
     "the odd step is left out": ("if steps % 2 == 1:", "if steps % 2 == 2:"),
     "a pair's stages are mistaken": ("i, phase = _after(p, j, phase_j)", "i, phase = _after(p, i, phase)"),
 }
@@ -168,7 +177,8 @@ def test_planted_faults_are_caught(name: str, tmp_path: Path, monkeypatch: pytes
     (tmp_path / "mutant_fp8.py").write_text(source.replace(old, new))
     monkeypatch.syspath_prepend(tmp_path)
     module = importlib.import_module("mutant_fp8")
-    configs = (SMALL["split"], SMALL["pairs"], SMALL["one consumer"], SMALL["two consumers"], SMALL["halves"])
+    names = ("split", "pairs", "one consumer", "two consumers", "halves", "turns, halves, narrow tiles at the end")
+    configs = [SMALL[n] for n in names]
     try:
         for seed in range(4):
             for config in configs:
@@ -176,7 +186,7 @@ def test_planted_faults_are_caught(name: str, tmp_path: Path, monkeypatch: pytes
                     if not _takes(config, case):
                         continue
                     try:
-                        _emulate(case, config, programs=2, seed=seed, kernel=module.scaled_grouped_mm_kernel)
+                        _emulate(case, config, programs=3 - seed % 2, seed=seed, kernel=module.scaled_grouped_mm_kernel)
                     except (gluon_emulator.EmulationError, AssertionError, TypeError, IndexError):
                         return
     finally:

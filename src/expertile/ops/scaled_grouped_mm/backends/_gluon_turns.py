@@ -31,9 +31,8 @@ def _named_barrier(what, who):
 @gluon.jit
 def give_first_turn(p, WHO: gl.constexpr):
     """Consumer 1, before its first product: the first turn is consumer 0's."""
-    if p.TURNS == 2:
-        if WHO == 1:
-            gl.inline_asm_elementwise(_named_barrier("arrive", 0), "=r", [], dtype=gl.int32, is_pure=False, pack=1)
+    if p.TURNS == 2 and WHO == 1:
+        gl.inline_asm_elementwise(_named_barrier("arrive", 0), "=r", [], dtype=gl.int32, is_pure=False, pack=1)
 
 
 @gluon.jit
@@ -45,9 +44,7 @@ def take_turn(p, WHO: gl.constexpr, number):
     if p.TURNS == 3:
         mbarrier.arrive(p.turns.index(1 - WHO), count=1)
     if p.TURNS == 2:
-        gl.inline_asm_elementwise(
-            _named_barrier("sync", WHO), "=r", [], dtype=gl.int32, is_pure=False, pack=1
-        )
+        gl.inline_asm_elementwise(_named_barrier("sync", WHO), "=r", [], dtype=gl.int32, is_pure=False, pack=1)
 
 
 @gluon.jit
@@ -55,6 +52,4 @@ def pass_turn(p, WHO: gl.constexpr):
     if p.TURNS == 1:
         mbarrier.arrive(p.turns.index(1 - WHO), count=1)
     if p.TURNS == 2:
-        gl.inline_asm_elementwise(
-            _named_barrier("arrive", 1 - WHO), "=r", [], dtype=gl.int32, is_pure=False, pack=1
-        )
+        gl.inline_asm_elementwise(_named_barrier("arrive", 1 - WHO), "=r", [], dtype=gl.int32, is_pure=False, pack=1)
