@@ -89,6 +89,12 @@ def test_right_in_any_order(case: Case, name: str) -> None:
         _emulate(case, SMALL[name], programs=2 + seed, seed=seed)
 
 
+@pytest.mark.parametrize("case", MANY_TILES[2:4], ids=str)
+def test_all_tiles_narrow(case: Case) -> None:
+    """Two tiles, each of rows for both consumers, and programs enough for four halves."""
+    _emulate(case, SMALL["turns, halves, narrow tiles at the end"], programs=7, seed=0)
+
+
 def test_many_groups() -> None:
     case = Case("m-many-groups", M, BLOCK, tuple(g % 3 for g in range(130)), n=32, k=128)
     _emulate(case, Config(64, 32, 3), programs=2, seed=0)
@@ -159,8 +165,8 @@ MUTANTS = {
     "a turn is not passed on": ("        pass_turn(p, PART)\n        next_step", "        next_step"),
     "a skipping consumer takes the turns of a whole tile": ("        elif wide:\n", "        elif True:\n"),
     "a narrow tile waits for a whole one's bytes": (
-        "A_BYTES + B_BYTES // 2, pred=both",
-        "A_BYTES + B_BYTES, pred=both",
+        "A_BYTES + B_BYTES // 2, pred=(row",
+        "A_BYTES + B_BYTES, pred=(row",
     ),
     "both narrow tiles are the left one": ("        col += shift\n", ""),
     "the odd step is left out": ("if steps % 2 == 1:", "if steps % 2 == 2:"),
