@@ -10,7 +10,8 @@ from triton.language.core import _aggregate as aggregate
 class Context:
     """Sizes and strides count elements. `sb_g`, `sb_n`, `sb_k`: strides of scale_b over groups, columns (or blocks of
     128 columns) and blocks of k; `sa_m`, `sa_k`: of scale_a over rows and blocks of k. A tile has HALVES of COLS
-    columns."""
+    columns; with two, two consumers take TURNS (`_gluon_turns`), and the last wave may be of half tiles: TAIL
+    (`_gluon_units`; a split K has other means against a short last wave)."""
 
     a_desc: tma.tensor_descriptor
     b_desc: tma.tensor_descriptor
@@ -47,15 +48,13 @@ class Context:
     COLS: gl.constexpr
     HALVES: gl.constexpr
     TURNS: gl.constexpr
-    AHEAD: gl.constexpr
     TAIL: gl.constexpr
-    turns: gl.shared_memory_descriptor
 
     @gluon.constexpr_function
     def __init__(
         self, a_desc, b_desc, c_desc, a_smem, b_smem, c_smem, full, empty, offs, bias, scale_a, scale_b, G, M, N, K,
         sa_m, sa_k, sb_g, sb_n, sb_k, LAYOUT, RECIPE, HAS_BIAS, GROUPS_POW2, ROWS, BLOCK_M, BLOCK_N, STAGES,
-        GROUP_M, SPLIT_K, PAIRS, COLS, HALVES, TURNS, AHEAD, TAIL, turns,
+        GROUP_M, SPLIT_K, PAIRS, COLS, HALVES,
     ):  # fmt: skip
         self.a_desc = a_desc
         self.b_desc = b_desc
@@ -91,7 +90,5 @@ class Context:
         self.PAIRS = gl.constexpr(PAIRS)
         self.COLS = gl.constexpr(COLS)
         self.HALVES = gl.constexpr(HALVES)
-        self.TURNS = gl.constexpr(TURNS)
-        self.AHEAD = gl.constexpr(AHEAD)
-        self.TAIL = gl.constexpr(TAIL)
-        self.turns = turns
+        self.TURNS = gl.constexpr(HALVES == 2 and BLOCK_M > ROWS)
+        self.TAIL = gl.constexpr(HALVES == 2 and SPLIT_K == 1)

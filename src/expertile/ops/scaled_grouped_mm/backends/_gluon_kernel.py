@@ -6,10 +6,11 @@ scales. One or two warpgroups ("consumers") multiply them, each its own ROWS of 
     part = a_stage · b_stageᵀ                 four wgmmas of 32 summands, accumulated by the tensor cores
     acc += part * (scale_a ⊗ scale_b)         in float32, "promotion"; 128 FMAs a clock and SM
 
-While one consumer promotes, the tensor cores work for the other; both run freely. A tile 256 columns wide is two
-halves of 128 that take turns in one consumer, because registers hold both halves' sums but only one half's products:
-it reads 48 bytes through L2 for every clock of the tensor cores, where 128 columns read 64. Scales come by plain
-loads, one step ahead of their use, the next tile's first ones with the last step of this tile, so any strides will do.
+While one consumer promotes, the tensor cores work for the other. A tile 256 columns wide is two halves of 128, one
+after the other in each consumer, because registers hold both halves' sums but only one half's products: it reads 48
+bytes through L2 for every clock of the tensor cores, where 128 columns read 64. Its two consumers queue their products
+in turns (`_gluon_turns`), and a short last wave is of half tiles (`_gluon_units`). Scales come by plain loads, one step
+ahead of their use, the next tile's first ones with the last step of this tile, so any strides will do.
 
 With SPLIT_K > 1 the steps of a tile are dealt out to that many programs, neighbours in the grid; each stores its
 float32 sum into a slice of its own, [SPLIT_K, M, N], and `_reduce` adds the slices up in order: same bits every time.
@@ -29,7 +30,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from expertile.ops.grouped_mm.backends._gluon_tiles import locate, make_plan
 from expertile.ops.scaled_grouped_mm.backends._gluon_context import Context
-from expertile.ops.scaled_grouped_mm.backends._gluon_turns import give_first_turn, make_turns, pass_turn, take_turn
+from expertile.ops.scaled_grouped_mm.backends._gluon_turns import close_turns, open_turns, pass_turn, take_turn
 from expertile.ops.scaled_grouped_mm.backends._gluon_units import tile_of, units
 
 # Ragged descriptors (triton.tools.ragged_tma) wrap 64-bit addresses around at this coordinate.
@@ -46,10 +47,22 @@ def _span(p, unit, k_len):
 
 
 @gluon.jit
+def _expect(p, bar, both, wide):
+    """Tell a stage's barrier what will come: one part of a, or both; one half of b, or with `wide` all of the tile's.
+
+    Exactly one predicate holds, and the barrier counts one arrival."""
+    A_BYTES: gl.constexpr = p.a_desc.block_type.nbytes
+    B_BYTES: gl.constexpr = p.b_desc.block_type.nbytes
+    for parts in gl.static_range(1, p.BLOCK_M // p.ROWS + 1):
+        right_rows = both == (parts == 2)
+        mbarrier.expect(bar, parts * A_BYTES + p.HALVES * B_BYTES, pred=right_rows & wide)
+        if p.TAIL:
+            mbarrier.expect(bar, parts * A_BYTES + B_BYTES, pred=right_rows & (wide == 0))
+
+
+@gluon.jit
 def _producer(p):
     A_PARTS: gl.constexpr = p.BLOCK_M // p.ROWS
-    A_BYTES: gl.constexpr = p.a_desc.block_type.nbytes
-    B_BYTES: gl.constexpr = p.HALVES * p.b_desc.block_type.nbytes
     plan = make_plan(p)
     i = 0
     phase = 1
@@ -58,7 +71,7 @@ def _producer(p):
         g, row, row_end, col, k0, k_len = locate(p, plan, tile)
         col += shift
         first, steps = _span(p, unit, k_len)
-        both = row + p.ROWS < row_end
+        both = (row + p.ROWS < row_end) & (A_PARTS == 2)
         if p.LAYOUT == "ragged_k":
             layer = 0
         else:
@@ -67,16 +80,7 @@ def _producer(p):
             k = k0 + s * 128
             mbarrier.wait(p.empty.index(i), phase)
             bar = p.full.index(i)
-            if p.TAIL:
-                mbarrier.expect(bar, 2 * A_BYTES + B_BYTES, pred=both & wide)
-                mbarrier.expect(bar, A_BYTES + B_BYTES, pred=(row + p.ROWS >= row_end) & wide)
-                mbarrier.expect(bar, 2 * A_BYTES + B_BYTES // 2, pred=both & (wide == 0))
-                mbarrier.expect(bar, A_BYTES + B_BYTES // 2, pred=(row + p.ROWS >= row_end) & (wide == 0))
-            elif A_PARTS == 2:
-                mbarrier.expect(bar, 2 * A_BYTES + B_BYTES, pred=both)
-                mbarrier.expect(bar, A_BYTES + B_BYTES, pred=row + p.ROWS >= row_end)
-            else:
-                mbarrier.expect(bar, A_BYTES + B_BYTES)
+            _expect(p, bar, both, wide)
             tma.async_copy_global_to_shared(p.a_desc, [row, k], bar, p.a_smem.index(i * A_PARTS))
             tma.async_copy_global_to_shared(p.b_desc, [layer, col, k], bar, p.b_smem.index(i * p.HALVES))
             if p.HALVES == 2:
@@ -151,7 +155,7 @@ def _multiply(p, ring, steps, at_a, at_b, PART: gl.constexpr, mma_layout: gl.con
     acc = gl.zeros((p.ROWS, p.COLS), gl.float32, mma_layout)
     for s in range(steps):
         mbarrier.wait(p.full.index(i), phase)
-        take_turn(p, PART, ring * p.HALVES + s)
+        take_turn(p, PART)
         part = _products(p, i, PART, mma_layout)
         pass_turn(p, PART)
         if p.RECIPE == "row":
@@ -229,38 +233,27 @@ def _multiply_halves(p, ring, steps, at_a, at_b, at_c, PART: gl.constexpr, mma_l
     phase = (ring // p.STAGES) & 1
     scale_a, scale_b = _load_scales(p, at_a, at_b, 0)
     scale_c = gl.load(p.scale_b + at_c)
-    if p.AHEAD == 2:
-        soon_a, soon_b = _load_scales(p, at_a, at_b, gl.minimum(1, steps - 1))
-        soon_c = gl.load(p.scale_b + at_c + gl.minimum(1, steps - 1) * p.sb_k)
     left = gl.zeros((p.ROWS, p.COLS), gl.float32, mma_layout)
     right = gl.zeros((p.ROWS, p.COLS), gl.float32, mma_layout)
     for s in range(steps):
         mbarrier.wait(p.full.index(i), phase)
-        take_turn(p, PART, 0)
+        take_turn(p, PART)
         part = _products(p, i, PART, mma_layout, 0)
         pass_turn(p, PART)
-        next_step = gl.minimum(s + p.AHEAD, steps - 1)
-        then_a, then_b = _load_scales(p, at_a, at_b, next_step)
-        then_c = gl.load(p.scale_b + at_c + next_step * p.sb_k)
+        next_step = gl.minimum(s + 1, steps - 1)
+        soon_a, soon_b = _load_scales(p, at_a, at_b, next_step)
+        soon_c = gl.load(p.scale_b + at_c + next_step * p.sb_k)
         part = warpgroup_mma_wait(0, (part,))
         left = _in_order(_promoted(p, left, part, scale_a, scale_b, mma_layout))
-        take_turn(p, PART, 1)
+        take_turn(p, PART)
         part = _products(p, i, PART, mma_layout, 1)
         pass_turn(p, PART)
         part = warpgroup_mma_wait(0, (part,))
         mbarrier.arrive(p.empty.index(i), count=1)
         right = _in_order(_promoted(p, right, part, scale_a, scale_c, mma_layout))
-        if p.AHEAD == 2:
-            scale_a = soon_a
-            scale_b = soon_b
-            scale_c = soon_c
-            soon_a = then_a
-            soon_b = then_b
-            soon_c = then_c
-        else:
-            scale_a = then_a
-            scale_b = then_b
-            scale_c = then_c
+        scale_a = soon_a
+        scale_b = soon_b
+        scale_c = soon_c
         i += 1
         phase = gl.where(i == p.STAGES, phase ^ 1, phase)
         i = gl.where(i == p.STAGES, 0, i)
@@ -272,21 +265,15 @@ def _multiply_halves(p, ring, steps, at_a, at_b, at_c, PART: gl.constexpr, mma_l
 
 @gluon.jit
 def _skip(p, ring, steps, wide, PART: gl.constexpr):
-    """Give back the stages of a tile that this consumer has no rows in."""
+    """Give back the stages of a unit that this consumer has no rows in, and the turns that it would have taken."""
     i = ring % p.STAGES
     phase = (ring // p.STAGES) & 1
-    for s in range(steps):
+    for _s in range(steps):
         mbarrier.wait(p.full.index(i), phase)
-        if p.HALVES == 1:
-            take_turn(p, PART, ring + s)
-            pass_turn(p, PART)
-        elif wide:
-            take_turn(p, PART, 0)
-            pass_turn(p, PART)
-            take_turn(p, PART, 1)
-            pass_turn(p, PART)
-        else:
-            take_turn(p, PART, s)
+        take_turn(p, PART)
+        pass_turn(p, PART)
+        if wide:
+            take_turn(p, PART)
             pass_turn(p, PART)
         mbarrier.arrive(p.empty.index(i), count=1)
         i += 1
@@ -317,7 +304,7 @@ def _store(p, acc, split, g, row, row_end, col, WHO: gl.constexpr, mma_layout: g
 @gluon.jit
 def _consumer(p, mma_layout: gl.constexpr, WHO: gl.constexpr):
     plan = make_plan(p)
-    give_first_turn(p, WHO)
+    open_turns(p, WHO)
     ring = 0
     for unit in range(gl.program_id(0), units(p, plan), gl.num_programs(0)):
         tile, shift, wide = tile_of(p, plan, unit)
@@ -345,6 +332,7 @@ def _consumer(p, mma_layout: gl.constexpr, WHO: gl.constexpr):
         else:
             _skip(p, ring, steps, wide, WHO)
         ring += steps
+    close_turns(p, WHO)
     tma.store_wait(0)
 
 
@@ -384,8 +372,7 @@ def scaled_grouped_mm_kernel(
     a_desc, b_desc, c_desc, offs_ptr, bias_ptr, scale_a_ptr, scale_b_ptr, G, M, N, K, sa_m, sa_k, sb_g, sb_n, sb_k,
     LAYOUT: gl.constexpr, RECIPE: gl.constexpr, HAS_BIAS: gl.constexpr, GROUPS_POW2: gl.constexpr,
     ROWS: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr, GROUP_M: gl.constexpr,
-    SPLIT_K: gl.constexpr, PAIRS: gl.constexpr, TURNS: gl.constexpr, AHEAD: gl.constexpr, TAIL: gl.constexpr,
-    CONSUMER_REGS: gl.constexpr, PRODUCER_REGS: gl.constexpr,
+    SPLIT_K: gl.constexpr, PAIRS: gl.constexpr, CONSUMER_REGS: gl.constexpr, PRODUCER_REGS: gl.constexpr,
     num_warps: gl.constexpr,
 ):  # fmt: skip
     """out[g] = (a[g] ∘ scale_a[g]) @ (b[g] ∘ scale_b[g]) over groups g; see `gluon_fp8` for shapes.
@@ -409,7 +396,6 @@ def scaled_grouped_mm_kernel(
     for s in gl.static_range(STAGES):
         mbarrier.init(full.index(s), count=1)
         mbarrier.init(empty.index(s), count=CONSUMERS)
-    turns = make_turns(TURNS)
     fence_async_shared()
     # Memory of the kernel before is touched only after this; the kernel after may begin to set itself up.
     gdc_wait()
@@ -417,7 +403,7 @@ def scaled_grouped_mm_kernel(
     p = Context(
         a_desc, b_desc, c_desc, a_smem, b_smem, c_smem, full, empty, offs_ptr, bias_ptr, scale_a_ptr, scale_b_ptr,
         G, M, N, K, sa_m, sa_k, sb_g, sb_n, sb_k, LAYOUT, RECIPE, HAS_BIAS, GROUPS_POW2, ROWS, BLOCK_M, BLOCK_N, STAGES,
-        GROUP_M, SPLIT_K, PAIRS, COLS, HALVES, TURNS, AHEAD, TAIL, turns,
+        GROUP_M, SPLIT_K, PAIRS, COLS, HALVES,
     )  # fmt: skip
     mma_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [num_warps, 1], [16, COLS, 32])
     if CONSUMERS == 2:

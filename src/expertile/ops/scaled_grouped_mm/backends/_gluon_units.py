@@ -1,7 +1,8 @@
 """Device code of the `gluon_fp8` backend: the line of work units that its programs take, p, p + P, p + 2P, …
 
 A unit is a tile, or one of SPLIT_K parts of a tile's steps. With TAIL (tiles in two halves, K not split) the tiles of
-the last wave are two units each, of 128 columns, where that makes the last wave half as long.
+the last wave are two units each, of 128 columns, where that makes the last wave half as long: where they are at most
+half as many as programs.
 """
 
 from triton.experimental import gluon
@@ -9,7 +10,7 @@ from triton.experimental.gluon import language as gl
 
 
 @gluon.jit
-def _narrow_tiles(p, plan):
+def _narrow_tiles(plan):
     """How many tiles at the end of the line are taken in halves."""
     over = plan.total % gl.num_programs(0)
     return gl.where(2 * over <= gl.num_programs(0), over, 0)
@@ -19,7 +20,7 @@ def _narrow_tiles(p, plan):
 def units(p, plan):
     """Work units of all programs."""
     if p.TAIL:
-        return plan.total + _narrow_tiles(p, plan)
+        return plan.total + _narrow_tiles(plan)
     else:
         return plan.total * p.SPLIT_K
 
@@ -28,7 +29,7 @@ def units(p, plan):
 def tile_of(p, plan, unit):
     """Unit -> (its tile, columns to the right of the tile's first, whether it has all of the tile's columns)."""
     if p.TAIL:
-        first = plan.total - _narrow_tiles(p, plan)
+        first = plan.total - _narrow_tiles(plan)
         past = gl.maximum(unit - first, 0)
         wide = unit < first
         return gl.where(wide, unit, first + past // 2), past % 2 * 128, wide
