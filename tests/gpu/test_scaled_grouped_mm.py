@@ -1,11 +1,15 @@
 """scaled_grouped_mm on a real GPU: every backend and config over the shared case table, and the public call."""
 
+from itertools import cycle
+
 import pytest
 import torch
 
 from expertile.device import Device
+from expertile.ops.grouped_mm.problem import Layout
 from expertile.ops.scaled_grouped_mm.api import scaled_grouped_mm
 from expertile.ops.scaled_grouped_mm.backends import BACKENDS, gluon_fp8
+from expertile.ops.scaled_grouped_mm.problem import Recipe
 from expertile.ops.scaled_grouped_mm.reference import reference
 from expertile.quant import Fp8Blocks
 from expertile.ragged import offs_from_sizes
@@ -14,6 +18,8 @@ from tests.ops.scaled_grouped_mm.cases import CASES, LARGE, Case, check, make, p
 OURS = [b for b in BACKENDS if not b.peer and not b.reads_offs_on_host]
 SIZES = [130, 0, 257, 64, 1]
 G, K, N = len(SIZES), 640, 384
+# Tiles 256 wide: the usual one, with K split, with one consumer.
+WIDE = (gluon_fp8.Config(128, 256, 4), gluon_fp8.Config(128, 256, 3, split_k=2), gluon_fp8.Config(64, 256, 4))
 
 
 def run(backend, case: Case, which) -> int:
@@ -53,6 +59,59 @@ def test_every_config(backend, case):
 def test_large(backend, case):
     if not run(backend, case, lambda configs: configs[:1]):
         pytest.skip(f"{backend.name} does not take this case")
+
+
+def sizes_of(rows_of_tiles: int) -> tuple[int, ...]:
+    """Ragged groups, some empty, some of one row, that make up so many rows of tiles 128 high."""
+    found, tiles, lengths = [], 0, cycle((1, 0, 128, 65, 129, 0, 64, 127, 300))
+    while tiles < rows_of_tiles:
+        rows = next(lengths)
+        if tiles + -(-rows // 128) <= rows_of_tiles:
+            found.append(rows)
+            tiles += -(-rows // 128)
+    return tuple(found)
+
+
+@pytest.fixture
+def hopper():
+    if Device.current().capability != (9, 0):
+        pytest.skip("gluon_fp8 is for sm_90a")
+
+
+@pytest.mark.parametrize("k", [16, 384, 656])
+@pytest.mark.parametrize("waves", [0.1, 0.5, 0.6, 1.0, 1.05, 1.6, 2.0, 2.3])
+def test_waves_of_wide_tiles(waves, k, hopper):
+    """Last waves with narrow tiles and without, an odd and an even number of steps of K, columns that end in either
+    half of a tile; groups without rows for one consumer or for both."""
+    tiles = waves * Device.current().sm_count
+    for n, bias in ((640, False), (776, True), (2048, False)):
+        sizes = sizes_of(max(1, round(tiles / -(-n // 256))))
+        case = Case(f"waves-{waves}-n{n}", Layout.RAGGED_M, Recipe.BLOCK, sizes, n=n, k=k, past=3, span=2, bias=bias)
+        configs = [c for c in WIDE if c.split_k <= -(-k // 128)]
+        assert run(gluon_fp8.BACKEND, case, lambda _, configs=configs: configs) == len(configs)
+
+
+@pytest.mark.parametrize("case", [c for c in LARGE if c.out_dtype is torch.float32 or c.recipe is Recipe.ROW], ids=str)
+def test_wide_tiles_of_every_recipe(case, hopper):
+    assert run(gluon_fp8.BACKEND, case, lambda _: [gluon_fp8.Config(128, 256, 3)]) == 1
+
+
+def test_wide_tiles_without_rows(hopper):
+    """No consumer has a turn to take, in a graph that finds rows at its next replay."""
+    *call, offs = operands()
+    offs.zero_()
+    options = {"backend": "gluon_fp8", "config": WIDE[0]}
+    scaled_grouped_mm(*call, offs=offs, **options)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = scaled_grouped_mm(*call, offs=offs, **options)
+    for sizes in ([0] * G, SIZES, [0] * G, [0, 0, 0, 0, 452], [1] * G):
+        offs.copy_(offs_from_sizes(sizes, "cuda"))
+        graph.replay()
+        if sum(sizes):
+            close(out, reference(*call, offs))
+    torch.cuda.synchronize()
 
 
 def operands(sizes=SIZES, past=0):

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import random
+import re
 import sys
 import types
 from collections.abc import Callable, Iterator
@@ -190,6 +191,17 @@ def _warpgroup_mma_wait(num_outstanding: int = 0, deps: tuple[Any, ...] = ()) ->
     return done[0] if len(done) == 1 else done
 
 
+def _named_barrier(asm: str) -> None:
+    """`bar.sync number, threads` or `bar.arrive number, threads`."""
+    found = re.match(r"bar\.(sync|arrive) (\d+), (\d+);", asm)
+    if found is None or getattr(current, "scheduler", None) is None:
+        raise EmulationError(f"PTX that is not emulated here: {asm}")
+    step()
+    over = current.scheduler.named.come(int(found[2]), int(found[3]), current.partition)
+    if found[1] == "sync":
+        step(over)
+
+
 # ---------------------------------------------------------------------------------------------- the language
 
 
@@ -254,7 +266,10 @@ class _Language:
         return torch.full(tuple(shape), value, dtype=dtype)
 
     def inline_asm_elementwise(self, asm: str, constraints: str, args: Any, **_: Any) -> Any:
-        """Nothing of what kernels say in PTX (prefetches) has an effect here; empty PTX hands its argument on."""
+        """Named barriers. Nothing else of what kernels say in PTX (prefetches) has an effect here; empty PTX hands its
+        argument on."""
+        if re.search(r"\bbar(rier)?\.", asm):
+            _named_barrier(asm)
         return args[0] if not asm else None
 
     def associative_scan(self, x: torch.Tensor, axis: int, combine: Any) -> torch.Tensor:
@@ -298,7 +313,7 @@ class _Language:
     def warp_specialize(self, jobs: list[Any], worker_warps: list[int], worker_registers: list[int]) -> None:
         if not len(jobs) - 1 == len(worker_warps) == len(worker_registers):
             raise EmulationError("warp_specialize: a warp and a register count for every worker, none for the default")
-        Scheduler(self.rng).run(jobs)
+        Scheduler(self.rng).run(jobs, [self.num_warps(), *worker_warps])
 
 
 def _initializer(cls: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The machine below `gluon_emulator`: partitions that take turns, shared memory, barriers and TMA descriptors."""
+"""The machine below `gluon_emulator`: partitions in turn, shared memory, barriers of both kinds, TMA descriptors."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def call(f: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 class Partition:
-    def __init__(self, name: str) -> None:
-        self.name = name
+    def __init__(self, name: str, warps: int = 4) -> None:
+        self.name, self.threads = name, 32 * warps
         self.baton = threading.Semaphore(0)
         self.blocked_on: Callable[[], bool] | None = None
         self.done = False
@@ -46,10 +46,13 @@ class Scheduler:
         self.partitions: list[Partition] = []
         self.in_flight: list[Callable[[], None]] = []
         self.error: BaseException | None = None
+        self.named = NamedBarriers()
         self.finished = threading.Semaphore(0)
 
-    def run(self, jobs: list[tuple[Any, tuple[Any, ...]]]) -> None:
-        self.partitions = [Partition(f.__name__) for f, _ in jobs]
+    def run(self, jobs: list[tuple[Any, tuple[Any, ...]]], warps: list[int]) -> None:
+        """Run partitions of so many warps each to their ends."""
+        self.partitions = [Partition(f.__name__, w) for (f, _), w in zip(jobs, warps, strict=True)]
+        self.named = NamedBarriers(taken=1 + len(jobs))
         threads = [
             threading.Thread(target=self._body, args=(part, f, args), daemon=True)
             for part, (f, args) in zip(self.partitions, jobs, strict=True)
@@ -66,6 +69,7 @@ class Scheduler:
             raise self.error
         while self.in_flight:
             self._land_one()
+        self.named.check_empty()
 
     def _body(self, part: Partition, f: Any, args: tuple[Any, ...]) -> None:
         part.baton.acquire()
@@ -191,6 +195,44 @@ class Mbarriers:
 
     def index(self, i: int) -> Mbarrier:
         return self.barriers[int(i)]
+
+
+class NamedBarriers:
+    """The 16 barriers of a multiprocessor that `bar.sync` and `bar.arrive` call by number.
+
+    A round of a barrier ends when as many threads have come as the instruction says, those that wait and those that do
+    not. Hardware counts only: if one partition came twice, a round would end without the other. That is an error here,
+    and so are rounds of several sizes, arrivals that nobody has waited for at the kernel's end, and the numbers below
+    `taken`: Triton's own, one for the default partition, one for the start of the others, one for each of those.
+    """
+
+    def __init__(self, taken: int = 0) -> None:
+        self.taken = taken
+        self.rounds = [0] * 16
+        self.came: list[dict[Partition, int]] = [{} for _ in range(16)]
+        self.expected = [0] * 16
+
+    def come(self, number: int, threads: int, who: Partition) -> Callable[[], bool]:
+        """All threads of `who` come to a barrier of `threads`; the answer tells whether that round is over."""
+        if not self.taken <= number < 16:
+            raise EmulationError(f"named barrier {number}: free are {self.taken} to 15")
+        came, before = self.came[number], self.rounds[number]
+        if who in came:
+            raise EmulationError(f"{who.name} comes to named barrier {number} twice in one round")
+        if came and self.expected[number] != threads:
+            raise EmulationError(f"named barrier {number} is of {self.expected[number]} threads and of {threads}")
+        came[who], self.expected[number] = who.threads, threads
+        if sum(came.values()) > threads:
+            raise EmulationError(f"{sum(came.values())} threads come to named barrier {number} of {threads}")
+        if sum(came.values()) == threads:
+            came.clear()
+            self.rounds[number] += 1
+        return lambda: self.rounds[number] > before
+
+    def check_empty(self) -> None:
+        left = {number: [p.name for p in came] for number, came in enumerate(self.came) if came}
+        if left:
+            raise EmulationError(f"named barriers that somebody came to and nobody waited for: {left}")
 
 
 class Descriptor:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import random
+import re
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +15,7 @@ import torch
 
 from expertile.device import Device
 from expertile.ops.scaled_grouped_mm.backend import Operands
-from expertile.ops.scaled_grouped_mm.backends import _gluon_kernel, _gluon_launch
+from expertile.ops.scaled_grouped_mm.backends import _gluon_kernel, _gluon_launch, _gluon_turns, _gluon_units
 from expertile.ops.scaled_grouped_mm.backends.gluon_fp8 import BACKEND, Config
 from tests.ops.scaled_grouped_mm import cases
 from tests.ops.scaled_grouped_mm.cases import BLOCK, FP16, FP32, ROW, VECTOR, Case, K, M
@@ -27,6 +29,8 @@ SMALL = {
     "two consumers": Config(128, 64, 3, 2),
     "pairs": Config(128, 128, 2, 2, pairs=True),
     "halves": Config(128, 256, 2, 2),
+    "halves, split": Config(128, 256, 2, 2, split_k=2),
+    "halves, one consumer": Config(64, 256, 2, 2),
     "one consumer": Config(64, 32, 2, 3),
     "split": Config(128, 64, 3, 2, split_k=3),
     "split, pairs, one consumer": Config(64, 128, 3, 2, split_k=2, pairs=True),
@@ -87,6 +91,39 @@ def test_right_in_any_order(case: Case, name: str) -> None:
         _emulate(case, SMALL[name], programs=2 + seed, seed=seed)
 
 
+@pytest.mark.parametrize("case", MANY_TILES[2:4], ids=str)
+def test_all_tiles_narrow(case: Case) -> None:
+    """Two tiles, each of rows for both consumers, and programs enough for four halves."""
+    _emulate(case, SMALL["halves"], programs=7, seed=0)
+
+
+def _drawn(seed: int) -> tuple[Case, Config, int]:
+    """(case, config, programs): tiles 256 wide of groups at the edges of a consumer's rows, columns at those of halves,
+    few steps of K, odd and even, and from one program to more than there are units."""
+    rng = random.Random(seed)
+    split = rng.choice((1, 1, 2, 3))
+    out_dtype = rng.choice((torch.bfloat16, FP32))
+    config = Config(rng.choice((128, 128, 128, 64)), 256, rng.choice((1, 2, 3)), rng.choice((1, 2, 16)), split)
+    n = rng.choice((8, 120, 128, 136, 256, 264, 384, 400))
+    if split == 1 and rng.random() < 0.2:
+        sizes = tuple(128 * rng.choice((0, 1, 2, 3)) for _ in range(rng.randint(1, 4)))
+        case = Case(f"drawn-{seed}", K, VECTOR, sizes, m=rng.choice((1, 64, 65, 130)), n=n, past=128)
+    else:
+        sizes = tuple(rng.choice((0, 0, 1, 63, 64, 65, 127, 128, 129, 200)) for _ in range(rng.randint(1, 5)))
+        k = rng.choice([16, 128, 272, 384, 640][split - 1 :])
+        recipe, past = rng.choice((BLOCK, BLOCK, VECTOR, ROW)), rng.choice((0, 3))
+        case = Case(f"drawn-{seed}", M, recipe, sizes, n=n, k=k, past=past, span=3, bias=rng.random() < 0.2)
+    return replace(case, out_dtype=out_dtype), config, rng.randint(1, 9)
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_turns_end_for_any_sizes(seed: int) -> None:
+    """Neither consumer waits for a turn that never comes, nor for a stage, whatever rows it has."""
+    case, config, programs = _drawn(seed)
+    if case.total:
+        _emulate(case, config, programs, seed)
+
+
 def test_many_groups() -> None:
     case = Case("m-many-groups", M, BLOCK, tuple(g % 3 for g in range(130)), n=32, k=128)
     _emulate(case, Config(64, 32, 3), programs=2, seed=0)
@@ -129,9 +166,9 @@ MUTANTS = {
     "both halves take the left one's scales": ("part, scale_a, scale_c, mma", "part, scale_a, scale_b, mma"),
     "the right half multiplies the left one's columns": ("PART, mma_layout, 1)", "PART, mma_layout, 0)"),
     "a stage is freed after its left half": (
-        "        part = _products(p, i, PART, mma_layout, 1)\n        part = warpgroup_mma_wait(0, (part,))\n"
+        "        pass_turn(p, PART)\n        part = warpgroup_mma_wait(0, (part,))\n"
         "        mbarrier.arrive(p.empty.index(i), count=1)\n",
-        "        mbarrier.arrive(p.empty.index(i), count=1)\n        part = _products(p, i, PART, mma_layout, 1)\n"
+        "        pass_turn(p, PART)\n        mbarrier.arrive(p.empty.index(i), count=1)\n"
         "        part = warpgroup_mma_wait(0, (part,))\n",
     ),
     "an empty group's scales lie outside": ("gl.minimum(k0 // 128 + first, (p.K - 1) // 128)", "k0 // 128 + first"),
@@ -139,11 +176,8 @@ MUTANTS = {
     "one row too many is stored": ("_WRAP - (row_end - row), col]", "_WRAP - (row_end - row) - 1, col]"),
     "a store's buffer is reused at once": ("tma.store_wait(0)\n    buf", "tma.store_wait(8)\n    buf"),
     "a sum is read early": ("part = warpgroup_mma_wait(0, (part,))", "part = warpgroup_mma_wait(1, (part,))"),
-    "expected bytes leave out b": (
-        "mbarrier.expect(bar, A_BYTES + B_BYTES)",
-        "mbarrier.expect(bar, A_BYTES)",
-    ),
-    "half an a tile is expected and not loaded": ("2 * A_BYTES + B_BYTES, pred=both)", "2 * A_BYTES + B_BYTES)"),
+    "expected bytes leave out b": ("parts * A_BYTES + p.HALVES * B_BYTES", "parts * A_BYTES"),
+    "half an a tile is expected and not loaded": ("both == (parts == 2)", "parts == p.BLOCK_M // p.ROWS"),
     "splits overlap": ("    return first, (split + 1) * steps // p.SPLIT_K - first", "    return first, steps - first"),
     "every slice takes the bias along": ("gl.where(split == 0, p.N, 0)", "p.N"),
     "slices lie on one another": ("row_end + split * p.M", "row_end"),
@@ -154,34 +188,106 @@ MUTANTS = {
         "        done = warpgroup_mma_wait(0, (odd,))\n        mbarrier.arrive(p.empty.index(j), count=1)\n",
         "        mbarrier.arrive(p.empty.index(j), count=1)\n        done = warpgroup_mma_wait(0, (odd,))\n",
     ),
+    "a narrow tile waits for a whole one's bytes": (
+        "parts * A_BYTES + B_BYTES, pred",
+        "parts * A_BYTES + 2 * B_BYTES, pred",
+    ),
+    "one consumer alone waits for rows of two": (" & (A_PARTS == 2)\n", "\n"),
+    "a turn is not passed on": ("        pass_turn(p, PART)\n        next_step", "        next_step"),
+    "the right half takes no turn": (
+        "        take_turn(p, PART)\n        part = _products(p, i, PART, mma_layout, 1)\n        pass_turn(p, PART)\n",
+        "        part = _products(p, i, PART, mma_layout, 1)\n",
+    ),
+    "a narrow tile takes no turns": (
+        "        take_turn(p, PART)\n        part = _products(p, i, PART, mma_layout)\n        pass_turn(p, PART)\n",
+        "        part = _products(p, i, PART, mma_layout)\n",
+    ),
+    "a consumer without rows takes no turns": (
+        "        take_turn(p, PART)\n        pass_turn(p, PART)\n        if wide:\n            take_turn(p, PART)\n"
+        "            pass_turn(p, PART)\n",
+        "",
+    ),
+    "a consumer without rows takes a narrow tile's turns": (
+        "        if wide:\n            take_turn(p, PART)\n            pass_turn(p, PART)\n",
+        "",
+    ),
+    "a consumer without rows takes a wide tile's turns": (
+        "        if wide:\n            take",
+        "        if 1:\n            take",
+    ),
+    "a consumer without rows does not pass its turns on": (
+        "        take_turn(p, PART)\n        pass_turn(p, PART)\n        if wide",
+        "        take_turn(p, PART)\n        if wide",
+    ),
+    "a consumer without rows goes away": ("            _skip(p, ring, steps, wide, WHO)\n", "            pass\n"),
+    "nobody opens the turns": ("    open_turns(p, WHO)\n", ""),
+    "nobody closes the turns": ("    close_turns(p, WHO)\n", ""),
+    "the turns open anew with each unit": (
+        "        row += WHO * p.ROWS\n",
+        "        row += WHO * p.ROWS\n        open_turns(p, WHO)\n",
+    ),
+    "both narrow tiles are the left one": ("        col += shift\n", ""),
     "the odd step is left out": ("if steps % 2 == 1:", "if steps % 2 == 2:"),
     "a pair's stages are mistaken": ("i, phase = _after(p, j, phase_j)", "i, phase = _after(p, i, phase)"),
 }
 
 
-@pytest.mark.parametrize("name", MUTANTS)
+# The same in the modules that the kernel takes its turns and its units from.
+PART_MUTANTS = {
+    "a consumer passes the turn to itself": (_gluon_turns, '("arrive", 1 - WHO)', '("arrive", WHO)'),
+    "both wait for the same turn": (_gluon_turns, '("sync", WHO)', '("sync", 0)'),
+    "waits and arrivals are at different barriers": (
+        _gluon_turns,
+        "{8 + who}, 256",
+        "{8 + who if what == 'sync' else 10 + who}, 256",
+    ),
+    "the barriers are Triton's": (_gluon_turns, "{8 + who}", "{2 + who}"),
+    "the barriers do not exist": (_gluon_turns, "{8 + who}", "{15 + who}"),
+    "a barrier of more threads than come": (_gluon_turns, ", 256;", ", 288;"),
+    "a barrier of two sizes": (_gluon_turns, ", 256;", ", {256 if what == 'sync' else 384};"),
+    "the wrong consumer opens": (_gluon_turns, "if WHO == 1:", "if WHO == 0:"),
+    "both consumers open": (_gluon_turns, "if WHO == 1:", "if WHO <= 1:"),
+    "the wrong consumer closes": (_gluon_turns, "if WHO == 0:", "if WHO == 1:"),
+    "the last narrow unit is left out": (_gluon_units, "plan.total + _narrow_tiles(plan)", "plan.total"),
+    "narrow units are taken in the wrong order": (_gluon_units, "first + past // 2", "first + past"),
+}
+
+
+def _caught(kernel, names: tuple[str, ...]) -> bool:
+    for seed, programs in enumerate((3, 2, 4, 9)):
+        for name in names:
+            for case in (*MANY_TILES[:2], LAST_EMPTY):
+                if _takes(SMALL[name], case):
+                    try:
+                        _emulate(case, SMALL[name], programs=programs, seed=seed, kernel=kernel)
+                    except (gluon_emulator.EmulationError, AssertionError, TypeError, IndexError):
+                        return True
+    return False
+
+
+@pytest.mark.parametrize("name", [*MUTANTS, *PART_MUTANTS])
 def test_planted_faults_are_caught(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each mutant must fail some case, config and seed: the emulator and the cases can see that fault."""
-    old, new = MUTANTS[name]
     source = Path(_gluon_kernel.__file__).read_text()
-    assert old in source
-    (tmp_path / "mutant_fp8.py").write_text(source.replace(old, new))
+    configs: tuple[str, ...] = ("halves", "pairs", "split", "one consumer", "two consumers")
+    if name in MUTANTS:
+        old, new = MUTANTS[name]
+        assert old in source
+        source = source.replace(old, new)
+    else:
+        part, old, new = PART_MUTANTS[name]
+        text = Path(part.__file__).read_text()
+        assert old in text and f"from {part.__name__} import" in source
+        (tmp_path / "mutant_part.py").write_text(text.replace(old, new))
+        source, configs = source.replace(part.__name__, "mutant_part"), ("halves",)
+    (tmp_path / "mutant_fp8.py").write_text(source)
     monkeypatch.syspath_prepend(tmp_path)
-    module = importlib.import_module("mutant_fp8")
-    configs = (SMALL["split"], SMALL["pairs"], SMALL["one consumer"], SMALL["two consumers"], SMALL["halves"])
     try:
-        for seed in range(4):
-            for config in configs:
-                for case in (*MANY_TILES[:2], LAST_EMPTY):
-                    if not _takes(config, case):
-                        continue
-                    try:
-                        _emulate(case, config, programs=2, seed=seed, kernel=module.scaled_grouped_mm_kernel)
-                    except (gluon_emulator.EmulationError, AssertionError, TypeError, IndexError):
-                        return
+        kernel = importlib.import_module("mutant_fp8").scaled_grouped_mm_kernel
+        assert _caught(kernel, configs), "no case, config or seed did"
     finally:
-        del sys.modules["mutant_fp8"]
-    pytest.fail("no case, config or seed caught it")
+        for module in ("mutant_fp8", "mutant_part"):
+            sys.modules.pop(module, None)
 
 
 def _compiled(case: Case, config: Config) -> list[aot.Resources]:
@@ -211,8 +317,9 @@ def test_compiles_to_wgmma_and_tma(name: str) -> None:
     if name == "block":  # every tile meets block scales, the likeliest with K split as well
         split = BACKEND.configs(problem, H200)[:3]
         configs |= {replace(c, split_k=2, num_stages=min(c.num_stages, 5)) for c in split}
+        configs |= {Config(128, 256, 3, split_k=2), Config(64, 256, 4)}
     else:
-        configs = set(BACKEND.configs(problem, H200)[:2])
+        configs = {*BACKEND.configs(problem, H200)[:2], Config(128, 256, 3)}
     for config in configs:
         used, *more = _compiled(case, config)
         assert used.fits and used.smem_bytes <= config.smem_bytes(problem.out_dtype.itemsize), (config, used)
@@ -220,6 +327,9 @@ def test_compiles_to_wgmma_and_tma(name: str) -> None:
         assert used.spills <= (24 if config.block_n == 256 else 0), (config, used)
         assert used.opcodes["QGMMA"] and used.opcodes["UTMALDG"] and used.opcodes["UTMASTG"], (config, used)
         assert aot.ptxas_warnings(used) == [], config
+        # Triton's own named barriers have the lowest numbers; those of the turns are no others'.
+        named = set(map(int, re.findall(r"\bbar(?:rier)?\.(?:sync|arrive)\s+(\d+)", used.ptx)))
+        assert {b for b in named if b > 3} == ({8, 9} if config.block_n == 256 and config.consumers == 2 else set())
         assert len(more) == (config.split_k > 1)
         for summing in more:
             assert summing.spills == 0 and summing.fits
@@ -266,8 +376,10 @@ def _of_shape(groups: int, rows: int, n: int, k: int):
 def test_few_tiles_are_shared_and_many_are_not() -> None:
     few = BACKEND.configs(_of_shape(1, 64, 4096, 7168), H200)[0]
     assert few.block_m == 64 and few.split_k * -(-4096 // few.block_n) >= 100
-    many = BACKEND.configs(_of_shape(8, 512, 7168, 7168), H200)[0]
-    assert (many.block_m, many.block_n, many.split_k) == (128, 256, 1)
+    for many in ((8, 512, 7168, 7168), (4, 512, 7168, 7168), (4, 512, 7168, 2048), (8, 512, 4096, 7168)):
+        assert BACKEND.configs(_of_shape(*many), H200)[0] == Config(128, 256, 4)
+    # One wave of 128 x 128 either way: pairs are faster than narrow tiles.
+    assert BACKEND.configs(_of_shape(1, 512, 4096, 7168), H200)[0].pairs
     decode = BACKEND.configs(_of_shape(32, 16, 4096, 7168), H200)[0]
     assert decode.block_m == 64 and decode.split_k == 1
 

@@ -10,7 +10,8 @@ from triton.language.core import _aggregate as aggregate
 class Context:
     """Sizes and strides count elements. `sb_g`, `sb_n`, `sb_k`: strides of scale_b over groups, columns (or blocks of
     128 columns) and blocks of k; `sa_m`, `sa_k`: of scale_a over rows and blocks of k. A tile has HALVES of COLS
-    columns."""
+    columns; with two, two consumers take TURNS (`_gluon_turns`), and the last wave may be of half tiles: TAIL
+    (`_gluon_units`; a split K has other means against a short last wave)."""
 
     a_desc: tma.tensor_descriptor
     b_desc: tma.tensor_descriptor
@@ -46,6 +47,8 @@ class Context:
     PAIRS: gl.constexpr
     COLS: gl.constexpr
     HALVES: gl.constexpr
+    TURNS: gl.constexpr
+    TAIL: gl.constexpr
 
     @gluon.constexpr_function
     def __init__(
@@ -87,3 +90,5 @@ class Context:
         self.PAIRS = gl.constexpr(PAIRS)
         self.COLS = gl.constexpr(COLS)
         self.HALVES = gl.constexpr(HALVES)
+        self.TURNS = gl.constexpr(HALVES == 2 and BLOCK_M > ROWS)
+        self.TAIL = gl.constexpr(HALVES == 2 and SPLIT_K == 1)

@@ -6,10 +6,11 @@ scales. One or two warpgroups ("consumers") multiply them, each its own ROWS of 
     part = a_stage · b_stageᵀ                 four wgmmas of 32 summands, accumulated by the tensor cores
     acc += part * (scale_a ⊗ scale_b)         in float32, "promotion"; 128 FMAs a clock and SM
 
-While one consumer promotes, the tensor cores work for the other; both run freely. A tile 256 columns wide is two
-halves of 128 that take turns in one consumer, because registers hold both halves' sums but only one half's products:
-it reads 48 bytes through L2 for every clock of the tensor cores, where 128 columns read 64. Scales come by plain
-loads, one step ahead of their use, the next tile's first ones with the last step of this tile, so any strides will do.
+While one consumer promotes, the tensor cores work for the other. A tile 256 columns wide is two halves of 128, one
+after the other in each consumer, because registers hold both halves' sums but only one half's products: it reads 48
+bytes through L2 for every clock of the tensor cores, where 128 columns read 64. Its two consumers queue their products
+in turns (`_gluon_turns`), and a short last wave is of half tiles (`_gluon_units`). Scales come by plain loads, one step
+ahead of their use, the next tile's first ones with the last step of this tile, so any strides will do.
 
 With SPLIT_K > 1 the steps of a tile are dealt out to that many programs, neighbours in the grid; each stores its
 float32 sum into a slice of its own, [SPLIT_K, M, N], and `_reduce` adds the slices up in order: same bits every time.
@@ -29,6 +30,8 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from expertile.ops.grouped_mm.backends._gluon_tiles import locate, make_plan
 from expertile.ops.scaled_grouped_mm.backends._gluon_context import Context
+from expertile.ops.scaled_grouped_mm.backends._gluon_turns import close_turns, open_turns, pass_turn, take_turn
+from expertile.ops.scaled_grouped_mm.backends._gluon_units import tile_of, units
 
 # Ragged descriptors (triton.tools.ragged_tma) wrap 64-bit addresses around at this coordinate.
 _WRAP: gl.constexpr = gl.constexpr(0x40000000)
@@ -44,17 +47,31 @@ def _span(p, unit, k_len):
 
 
 @gluon.jit
+def _expect(p, bar, both, wide):
+    """Tell a stage's barrier what will come: one part of a, or both; one half of b, or with `wide` all of the tile's.
+
+    Exactly one predicate holds, and the barrier counts one arrival."""
+    A_BYTES: gl.constexpr = p.a_desc.block_type.nbytes
+    B_BYTES: gl.constexpr = p.b_desc.block_type.nbytes
+    for parts in gl.static_range(1, p.BLOCK_M // p.ROWS + 1):
+        right_rows = both == (parts == 2)
+        mbarrier.expect(bar, parts * A_BYTES + p.HALVES * B_BYTES, pred=right_rows & wide)
+        if p.TAIL:
+            mbarrier.expect(bar, parts * A_BYTES + B_BYTES, pred=right_rows & (wide == 0))
+
+
+@gluon.jit
 def _producer(p):
     A_PARTS: gl.constexpr = p.BLOCK_M // p.ROWS
-    A_BYTES: gl.constexpr = p.a_desc.block_type.nbytes
-    B_BYTES: gl.constexpr = p.HALVES * p.b_desc.block_type.nbytes
     plan = make_plan(p)
     i = 0
     phase = 1
-    for unit in range(gl.program_id(0), plan.total * p.SPLIT_K, gl.num_programs(0)):
-        g, row, row_end, col, k0, k_len = locate(p, plan, unit // p.SPLIT_K)
+    for unit in range(gl.program_id(0), units(p, plan), gl.num_programs(0)):
+        tile, shift, wide = tile_of(p, plan, unit)
+        g, row, row_end, col, k0, k_len = locate(p, plan, tile)
+        col += shift
         first, steps = _span(p, unit, k_len)
-        both = row + p.ROWS < row_end
+        both = (row + p.ROWS < row_end) & (A_PARTS == 2)
         if p.LAYOUT == "ragged_k":
             layer = 0
         else:
@@ -63,16 +80,12 @@ def _producer(p):
             k = k0 + s * 128
             mbarrier.wait(p.empty.index(i), phase)
             bar = p.full.index(i)
-            if A_PARTS == 2:
-                mbarrier.expect(bar, 2 * A_BYTES + B_BYTES, pred=both)
-                mbarrier.expect(bar, A_BYTES + B_BYTES, pred=row + p.ROWS >= row_end)
-            else:
-                mbarrier.expect(bar, A_BYTES + B_BYTES)
+            _expect(p, bar, both, wide)
             tma.async_copy_global_to_shared(p.a_desc, [row, k], bar, p.a_smem.index(i * A_PARTS))
-            for h in gl.static_range(p.HALVES):
-                tma.async_copy_global_to_shared(
-                    p.b_desc, [layer, col + h * 128, k], bar, p.b_smem.index(i * p.HALVES + h)
-                )
+            tma.async_copy_global_to_shared(p.b_desc, [layer, col, k], bar, p.b_smem.index(i * p.HALVES))
+            if p.HALVES == 2:
+                right = p.b_smem.index(i * 2 + 1)
+                tma.async_copy_global_to_shared(p.b_desc, [layer, col + 128, k], bar, right, wide)
             if A_PARTS == 2:
                 tma.async_copy_global_to_shared(p.a_desc, [row + p.ROWS, k], bar, p.a_smem.index(i * 2 + 1), both)
             i += 1
@@ -142,7 +155,9 @@ def _multiply(p, ring, steps, at_a, at_b, PART: gl.constexpr, mma_layout: gl.con
     acc = gl.zeros((p.ROWS, p.COLS), gl.float32, mma_layout)
     for s in range(steps):
         mbarrier.wait(p.full.index(i), phase)
+        take_turn(p, PART)
         part = _products(p, i, PART, mma_layout)
+        pass_turn(p, PART)
         if p.RECIPE == "row":
             part = warpgroup_mma_wait(0, (part,))
             mbarrier.arrive(p.empty.index(i), count=1)
@@ -222,13 +237,17 @@ def _multiply_halves(p, ring, steps, at_a, at_b, at_c, PART: gl.constexpr, mma_l
     right = gl.zeros((p.ROWS, p.COLS), gl.float32, mma_layout)
     for s in range(steps):
         mbarrier.wait(p.full.index(i), phase)
+        take_turn(p, PART)
         part = _products(p, i, PART, mma_layout, 0)
+        pass_turn(p, PART)
         next_step = gl.minimum(s + 1, steps - 1)
         soon_a, soon_b = _load_scales(p, at_a, at_b, next_step)
         soon_c = gl.load(p.scale_b + at_c + next_step * p.sb_k)
         part = warpgroup_mma_wait(0, (part,))
         left = _in_order(_promoted(p, left, part, scale_a, scale_b, mma_layout))
+        take_turn(p, PART)
         part = _products(p, i, PART, mma_layout, 1)
+        pass_turn(p, PART)
         part = warpgroup_mma_wait(0, (part,))
         mbarrier.arrive(p.empty.index(i), count=1)
         right = _in_order(_promoted(p, right, part, scale_a, scale_c, mma_layout))
@@ -245,12 +264,17 @@ def _multiply_halves(p, ring, steps, at_a, at_b, at_c, PART: gl.constexpr, mma_l
 
 
 @gluon.jit
-def _skip(p, ring, steps):
-    """Give back the stages of a tile that this consumer has no rows in."""
+def _skip(p, ring, steps, wide, PART: gl.constexpr):
+    """Give back the stages of a unit that this consumer has no rows in, and the turns that it would have taken."""
     i = ring % p.STAGES
     phase = (ring // p.STAGES) & 1
     for _s in range(steps):
         mbarrier.wait(p.full.index(i), phase)
+        take_turn(p, PART)
+        pass_turn(p, PART)
+        if wide:
+            take_turn(p, PART)
+            pass_turn(p, PART)
         mbarrier.arrive(p.empty.index(i), count=1)
         i += 1
         phase = gl.where(i == p.STAGES, phase ^ 1, phase)
@@ -280,18 +304,25 @@ def _store(p, acc, split, g, row, row_end, col, WHO: gl.constexpr, mma_layout: g
 @gluon.jit
 def _consumer(p, mma_layout: gl.constexpr, WHO: gl.constexpr):
     plan = make_plan(p)
+    open_turns(p, WHO)
     ring = 0
-    for unit in range(gl.program_id(0), plan.total * p.SPLIT_K, gl.num_programs(0)):
-        g, row, row_end, col, k0, k_len = locate(p, plan, unit // p.SPLIT_K)
+    for unit in range(gl.program_id(0), units(p, plan), gl.num_programs(0)):
+        tile, shift, wide = tile_of(p, plan, unit)
+        g, row, row_end, col, k0, k_len = locate(p, plan, tile)
+        col += shift
         first, steps = _span(p, unit, k_len)
         row += WHO * p.ROWS
         if WHO == 0 or row < row_end:
             at_a, at_b = _places(p, g, row, col, k0, first, mma_layout)
             if p.HALVES == 2:
-                _at_a, at_c = _places(p, g, row, col + 128, k0, first, mma_layout)
-                left, right = _multiply_halves(p, ring, steps, at_a, at_b, at_c, WHO, mma_layout)
-                _store(p, left, unit % p.SPLIT_K, g, row, row_end, col, WHO, mma_layout)
-                _store(p, right, unit % p.SPLIT_K, g, row, row_end, col + 128, WHO, mma_layout)
+                if wide:
+                    _at_a, at_c = _places(p, g, row, col + 128, k0, first, mma_layout)
+                    left, right = _multiply_halves(p, ring, steps, at_a, at_b, at_c, WHO, mma_layout)
+                    _store(p, left, unit % p.SPLIT_K, g, row, row_end, col, WHO, mma_layout)
+                    _store(p, right, unit % p.SPLIT_K, g, row, row_end, col + 128, WHO, mma_layout)
+                elif p.TAIL:
+                    acc = _multiply(p, ring, steps, at_a, at_b, WHO, mma_layout)
+                    _store(p, acc, 0, g, row, row_end, col, WHO, mma_layout)
             else:
                 if p.PAIRS:
                     acc = _multiply_pairs(p, ring, steps, at_a, at_b, WHO, mma_layout)
@@ -299,8 +330,9 @@ def _consumer(p, mma_layout: gl.constexpr, WHO: gl.constexpr):
                     acc = _multiply(p, ring, steps, at_a, at_b, WHO, mma_layout)
                 _store(p, acc, unit % p.SPLIT_K, g, row, row_end, col, WHO, mma_layout)
         else:
-            _skip(p, ring, steps)
+            _skip(p, ring, steps, wide, WHO)
         ring += steps
+    close_turns(p, WHO)
     tma.store_wait(0)
 
 

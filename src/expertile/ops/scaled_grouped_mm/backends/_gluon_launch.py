@@ -16,7 +16,7 @@ from expertile.ops.scaled_grouped_mm.backend import Operands
 from expertile.ops.scaled_grouped_mm.backends import _reduce
 from expertile.ops.scaled_grouped_mm.backends._gluon_kernel import scaled_grouped_mm_kernel
 from expertile.ops.scaled_grouped_mm.backends.triton_fp8 import scale_strides
-from expertile.ops.scaled_grouped_mm.problem import BLOCK, ScaledProblem
+from expertile.ops.scaled_grouped_mm.problem import BLOCK, Recipe, ScaledProblem
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ def plan(p: ScaledProblem, config: Any, out_strides: tuple[int, ...]) -> Plan:
     consumers = config.consumers
     groups_pow2 = max(32, 1 << (p.groups - 1).bit_length())
     consumer_regs, producer_regs = 232, 40
-    if config.block_n > 128:  # two boxes of b more; with these numbers nothing spills
+    if config.block_n > 128 and p.recipe is not Recipe.VECTOR:  # fewer spills so, most often none
         consumer_regs, producer_regs = (216, 72) if groups_pow2 <= 64 else (224, 56)
     options = {
         "LAYOUT": p.layout.value,

@@ -39,7 +39,7 @@ class Config:
     """Tile sizes and schedule. Steps are 128 deep, one block of scales.
 
     block_m: 64 (one consumer of 64 rows) or 128 (two).
-    block_n: 32, 64, 128, or 256 in two halves.
+    block_n: 32, 64, 128, or 256 in two halves (`pairs` is nothing to those). Two consumers of halves take turns.
     group_m: rows of tiles that share one pass over a group's weights.
     split_k: programs that share a tile's steps.
     pairs: two steps at a time, the first one promoted under the products of the second.
@@ -161,16 +161,26 @@ def _seconds(problem: ScaledProblem, device: Device, config: Config) -> float:
     units = p.groups * tiles_m * tiles_n * config.split_k
     steps = math.ceil(depth / BLOCK) / config.split_k
     # 4096 multiply-adds a clock and SM. One consumer alone waits for its own promotion, less where that goes on under
-    # the products of a pair; two cover each other's, entirely in pairs or halves. (Factors and the 64 bytes a clock
-    # that reach each SM from L2: fitted to 31 shapes on an H200, 2026-11-21; the config of the lowest modelled time is
-    # at 0.994 of the fastest in geometric mean, 0.90 at worst.)
+    # the products of a pair; two cover each other's, entirely in pairs, best in halves, which they queue in turns.
+    # (Factors and the 64 bytes a clock that reach each SM from L2: fitted to 31 shapes on an H200, 2026-11-21, where
+    # the config of the lowest modelled time was at 0.994 of the fastest in geometric mean, 0.90 at worst; turns and
+    # narrow tiles to three shapes of 512 rows, 2026-11-22.)
+    halves = config.block_n > 128
     if config.consumers == 1:
         waiting = 1.3 if config.pairs else 1.5
+    elif halves:
+        waiting = 0.92
     else:
-        waiting = 1.0 if config.pairs or config.block_n > 128 else 1.15
+        waiting = 1.0 if config.pairs else 1.15
     products = config.block_m * config.block_n * BLOCK / 4096 * waiting
     loads = (config.block_m + config.block_n) * BLOCK / 64
-    waves = math.ceil(units / device.sm_count) if units < 8 * device.sm_count else units / device.sm_count + 0.5
+    waves: float
+    if units >= 8 * device.sm_count:
+        waves = units / device.sm_count + 0.5
+    elif halves and config.split_k == 1 and 0 < 2 * (units % device.sm_count) <= device.sm_count:
+        waves = units // device.sm_count + 0.57  # the last tiles are taken in halves, a little slower than that says
+    else:
+        waves = math.ceil(units / device.sm_count)
     on_chip = waves * (steps * max(products, loads) + 700) / clock
     from_memory = p.work().nbytes / (0.9 * (device.memory_bps or 4e12))
     # Few programs do not ask for bytes fast enough.

@@ -1,0 +1,37 @@
+"""Device code of the `gluon_fp8` backend: the line of work units that its programs take, p, p + P, p + 2P, …
+
+A unit is a tile, or one of SPLIT_K parts of a tile's steps. With TAIL (tiles in two halves, K not split) the tiles of
+the last wave are two units each, of 128 columns, where that makes the last wave half as long: where they are at most
+half as many as programs.
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+
+@gluon.jit
+def _narrow_tiles(plan):
+    """How many tiles at the end of the line are taken in halves."""
+    over = plan.total % gl.num_programs(0)
+    return gl.where(2 * over <= gl.num_programs(0), over, 0)
+
+
+@gluon.jit
+def units(p, plan):
+    """Work units of all programs."""
+    if p.TAIL:
+        return plan.total + _narrow_tiles(plan)
+    else:
+        return plan.total * p.SPLIT_K
+
+
+@gluon.jit
+def tile_of(p, plan, unit):
+    """Unit -> (its tile, columns to the right of the tile's first, whether it has all of the tile's columns)."""
+    if p.TAIL:
+        first = plan.total - _narrow_tiles(plan)
+        past = gl.maximum(unit - first, 0)
+        wide = unit < first
+        return gl.where(wide, unit, first + past // 2), past % 2 * 128, wide
+    else:
+        return unit // p.SPLIT_K, 0, True
