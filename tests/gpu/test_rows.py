@@ -58,6 +58,26 @@ def test_softmax(shape, dtype):
     check_softmax(shape, dtype)
 
 
+@pytest.mark.parametrize("cols", [257, 4097, 20001, 50257, 131071])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_neighbours_of_odd_rows_do_not_count(cols, dtype):
+    """Their words of 16 bytes hold the end of one row and the start of the next."""
+    x, dy = random((19, cols), dtype, 0, "cuda"), random((19, cols), dtype, 1, "cuda")
+    x[1::2] = float("nan")
+    y = softmax(x)
+    assert y[1::2].isnan().all()
+    assert_close(y[::2], x[::2].double().softmax(-1), "y", 4.0)
+    dx = softmax_backward(dy, y)
+    assert dx[1::2].isnan().all()
+    assert_softmax_gradient(dx[::2], dy[::2], y[::2])
+
+
+@pytest.mark.parametrize("offset", [1, 4, 8])
+def test_odd_rows_that_start_inside_a_word(offset):
+    x = random((19 * 4097 + offset,), torch.bfloat16, 0, "cuda")[offset:].view(19, 4097)
+    assert_close(softmax(x), x.double().softmax(-1), "y", 4.0)
+
+
 # Every kind of operands meets several lengths; all of them with all would be ten minutes of compiling.
 SHAPES_AND_KINDS = [(shape, KINDS[(i + j) % len(KINDS)]) for i, shape in enumerate(SHAPES) for j in (0, 3)]
 

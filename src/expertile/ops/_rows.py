@@ -108,6 +108,26 @@ def unit(cols: int, *strides: int) -> int:
     return gcd(16, cols, *strides)
 
 
+# Bodies of rows that are cut start and end at multiples of so many bytes: 16, what a thread moves at once, or more.
+CUT_BYTES = 16
+# Rows that are cut have at least so many columns: shorter ones are hardly more than their edges.
+LEAST_CUT = 256
+
+
+def vector(out: torch.Tensor, *inputs: torch.Tensor) -> int:
+    """How rows [R, C] of `inputs` and of `out`, which is contiguous, are cut into bodies and edges (_rows_edges.py):
+    the elements of CUT_BYTES, if rows are no multiple of 16 bytes but lie alike in all tensors; otherwise 1: not."""
+    rows, cols = inputs[0].shape
+    itemsize = out.element_size()
+    if cols * itemsize % 16 == 0 or cols < LEAST_CUT or out.data_ptr() % CUT_BYTES:
+        return 1
+    elements = CUT_BYTES // itemsize
+    for x in inputs:
+        if x.dtype != out.dtype or x.data_ptr() % CUT_BYTES or (rows > 1 and (x.stride(0) - cols) % elements):
+            return 1
+    return elements
+
+
 def check_input(name: str, x: object) -> None:
     """ValueError unless x is a tensor of one of DTYPES with at least one dimension."""
     if not isinstance(x, torch.Tensor):

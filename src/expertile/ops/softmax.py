@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from expertile.ops import _rows_choose as choose
-from expertile.ops._rows import PLAIN, RowConfig, as_rows, check_input, machine, on_kernels, unit
+from expertile.ops._rows import PLAIN, RowConfig, as_rows, check_input, machine, on_kernels, unit, vector
 from expertile.ops._rows_launch import launch, programs
 from expertile.ops._rows_softmax import (
     softmax_backward_kernel,
@@ -35,8 +35,9 @@ def softmax_rows(x: torch.Tensor, config: RowConfig | None = None) -> torch.Tens
     x_rows = as_rows(x)
     rows, cols = x_rows.shape
     here = machine(x.get_device())
+    cut = vector(y, x_rows)
     if config is None:
-        config = choose.forward(rows, cols, x.element_size(), here)
+        config = choose.forward(rows, cols // cut * cut, x.element_size(), here)
     stride = x_rows.stride(0)
     by = unit(cols, stride)
     strides = (cols // by, stride // by)
@@ -45,7 +46,7 @@ def softmax_rows(x: torch.Tensor, config: RowConfig | None = None) -> torch.Tens
         return y
     launch(
         softmax_kernel, programs(config, rows, here, x.get_device()), (x_rows, y), (rows, *strides),
-        (by, *_constants(config, rows, cols)), num_warps=config.num_warps, cluster=config.cluster,
+        (by, *_constants(config, rows, cols, cut)), num_warps=config.num_warps, cluster=config.cluster,
         most_registers=config.most_registers,
     )  # fmt: skip
     return y
@@ -59,8 +60,9 @@ def softmax_backward_rows(dy: torch.Tensor, y: torch.Tensor, config: RowConfig |
     dy_rows, y_rows = as_rows(dy), as_rows(y)
     rows, cols = y_rows.shape
     here = machine(y.get_device())
+    cut = vector(dx, dy_rows, y_rows)
     if config is None:
-        config = choose.softmax_backward(rows, cols, y.element_size(), here)
+        config = choose.softmax_backward(rows, cols // cut * cut, y.element_size(), here)
     dy_stride, y_stride = dy_rows.stride(0), y_rows.stride(0)
     by = unit(cols, dy_stride, y_stride)
     strides = (cols // by, dy_stride // by, y_stride // by)
@@ -73,18 +75,19 @@ def softmax_backward_rows(dy: torch.Tensor, y: torch.Tensor, config: RowConfig |
         return dx
     launch(
         softmax_backward_kernel, programs(config, rows, here, y.get_device()), tensors, (rows, *strides),
-        (by, *_constants(config, rows, cols)), num_warps=config.num_warps, cluster=config.cluster,
+        (by, *_constants(config, rows, cols, cut)), num_warps=config.num_warps, cluster=config.cluster,
         most_registers=config.most_registers,
     )  # fmt: skip
     return dx
 
 
-def _constants(config: RowConfig, rows: int, cols: int) -> tuple[Any, ...]:
+def _constants(config: RowConfig, rows: int, cols: int, cut: int) -> tuple[Any, ...]:
     """The kernels' compile-time constants after UNIT."""
-    pieces = config.pieces(cols)
+    pieces = config.pieces(cols // cut * cut)
     return (
         config.block_rows, config.block_cols, pieces, config.cluster, rows % config.block_rows == 0,
-        cols == config.cluster * pieces * config.block_cols, config.programs_per_sm > 0, config.num_stages,
+        cut == 1 and cols == config.cluster * pieces * config.block_cols, config.programs_per_sm > 0,
+        config.num_stages, cut,
     )  # fmt: skip
 
 

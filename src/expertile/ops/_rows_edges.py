@@ -1,0 +1,55 @@
+"""Rows that start anywhere, read and written 16 bytes at a time: a body between 16-byte boundaries, and two edges.
+
+Where rows are no multiple of 16 bytes, each starts at another place of its first 16-byte word. The body of a row is its
+whole words, which can be moved as vectors; what is left are fewer than VECTOR elements before it and as many after it,
+one by one. No byte of another row is read or written. VECTOR is 16 bytes in elements, or a multiple of that; tensors
+start at such a boundary and their strides are alike modulo VECTOR, so that all their rows are cut at the same columns.
+
+Edges stand upright, [2 * VECTOR, BLOCK_R], rows side by side: lying like the body, they would be given its layout, in
+which a thread has 16 bytes side by side, and two threads of a warp would do all the work.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def body_start(rows, stride, VECTOR: tl.constexpr):
+    """Where the bodies of `rows` start in a tensor, in elements: a product, so that the compiler sees the alignment."""
+    return (rows.to(tl.int64) * stride + (VECTOR - 1)) // VECTOR * VECTOR
+
+
+@triton.jit
+def cut(rows, C, VECTOR: tl.constexpr):
+    """Elements before the bodies of `rows`, and in them."""
+    head = tl.minimum(((VECTOR - (rows & (VECTOR - 1))) * C) & (VECTOR - 1), C)
+    return head, (C - head) // VECTOR * VECTOR
+
+
+@triton.jit
+def place(rows, R, C, rank, VECTOR: tl.constexpr):
+    """Columns of the edges of `rows` [1, BLOCK_R], head then tail, [2 * VECTOR, BLOCK_R], and which lanes have one.
+    If several programs share a row, its edges are the first one's."""
+    head, body = cut(rows, C, VECTOR)
+    lanes = tl.arange(0, 2 * VECTOR)[:, None]
+    after = head + body - VECTOR + lanes
+    is_head = lanes < VECTOR
+    cols = tl.where(is_head, lanes, after)
+    inside = (is_head & (lanes < head)) | ((lanes >= VECTOR) & (after < C))
+    return cols, inside & (rows < R) & (rank == 0)
+
+
+@triton.jit
+def load(ptr, rows, stride, R, C, rank, OTHER: tl.constexpr, VECTOR: tl.constexpr):
+    """The edges of `rows` of a tensor; OTHER in lanes that have none."""
+    cols, inside = place(rows, R, C, rank, VECTOR)
+    return tl.load(ptr + (rows.to(tl.int64) * stride + cols), mask=inside, other=OTHER)
+
+
+@triton.jit
+def store(ptr, rows, value, R, C, rank, VECTOR: tl.constexpr):
+    """The counterpart of `load` for contiguous rows; converts to the element type."""
+    cols, inside = place(rows, R, C, rank, VECTOR)
+    tl.store(ptr + (rows.to(tl.int64) * C + cols), value.to(ptr.dtype.element_ty), mask=inside)
