@@ -119,7 +119,7 @@ def tiles_configs(source: str) -> tuple[TilesConfig, ...]:
     """Configs for tiles that are loaded once, the default first, for rows that 16-byte copies can take."""
     if source.startswith("swiglu"):
         return TilesConfig(1), TilesConfig(2)
-    return TilesConfig(2, 8, 128), TilesConfig(8), TilesConfig(2)
+    return TilesConfig(2), TilesConfig(8), TilesConfig(2, 8, 128)
 
 
 def holds_tiles(x_rows: torch.Tensor, source: str, by: int) -> bool:

@@ -21,7 +21,8 @@ from expertile.ops.gathered_mm.backends import (
     _gluon_launch,
     _gluon_wgrad,
 )
-from expertile.ops.gathered_mm.backends.gluon_gather import BACKEND, Config
+from expertile.ops.gathered_mm.backends.gluon_gather import _DECODE, BACKEND, Config
+from expertile.ops.gathered_mm.problem import GatherProblem
 from tests.ops.gathered_mm import cases
 from tests.ops.gathered_mm.cases import BACKWARD, GATED, MM, WGRAD, Case
 from tests.support import aot, gather_emulator
@@ -34,6 +35,7 @@ SMALL = (
     Config(64, 64, 64, num_stages=3, group_m=2, store_slots=2),
     Config(64, 64, 32, num_stages=2, group_m=8, store_slots=1),
     Config(64, 128, 64, num_stages=2, group_m=1, store_slots=3, dynamic=True),
+    Config(64, 32, 64, num_stages=3, group_m=2, store_slots=2, masked=True),
 )
 SPLIT = (
     Config(128, 64, 64, num_stages=3, group_m=2, store_slots=1, split=True),
@@ -115,7 +117,8 @@ MUTANTS = {
     ),
     "the rows of the tile before are fed": ("        token = next_token\n", ""),
     "K does not end": ("gl.expand_dims(column < left, 0)", "gl.expand_dims(column < left + 8, 0)"),
-    "the last row's group is mistaken": ("gl.minimum(row_end, p.M) - 1)", "p.M + 8)"),
+    "the last row's group is mistaken": ("end = gl.minimum(row_end, p.M)", "end = p.M + 8"),
+    "rows without token are read": ("gl.expand_dims(token >= 0, 1)", "gl.expand_dims(token >= -1, 1)"),
     "a consumer mistakes its phase": ("phase = (step // p.STAGES) & 1\n", "phase = 0\n"),
     "the other consumer's steps are not counted": ("_steps(p, plan, t) + _steps", "_steps"),
     "the turn is not handed over": ("    mbarrier.arrive(p.turn.index(NEXT), count=1)\n", ""),
@@ -164,7 +167,7 @@ def test_planted_faults_are_caught(name: str, tmp_path: Path, monkeypatch: pytes
         for seed in range(4):
             for case in (*MANY_TILES[:3], *MANY_TILES[5:9]):
                 try:
-                    _emulate(case, SMALL[seed % 3], programs=2, seed=seed, kernel=kernel)
+                    _emulate(case, SMALL[seed % len(SMALL)], programs=2, seed=seed, kernel=kernel)
                 except (gather_emulator.EmulationError, AssertionError, IndexError):
                     return
     finally:
@@ -259,6 +262,39 @@ def test_short_groups_get_short_tiles() -> None:
     assert BACKEND.configs(wide, H200)[0].dynamic and BACKEND.configs(wide, H200)[0].split
     assert not BACKEND.configs(dataclasses.replace(wide, groups=2, m=4096), H200)[0].dynamic
     assert not BACKEND.configs(dataclasses.replace(wide, gathered=""), H200)[0].split
+
+
+@pytest.mark.parametrize(
+    "tokens, experts, top_k, inner, hidden, width",
+    [
+        (1, 128, 8, 768, 2048, 32),
+        (128, 128, 8, 768, 2048, 128),
+        (1, 256, 8, 2048, 7168, 128),
+        (1, 128, 4, 2880, 2880, 64),
+    ],
+)
+def test_decode_tiles_keep_every_multiprocessor_reading(tokens, experts, top_k, inner, hidden, width) -> None:
+    strides = (2 * inner * hidden, 1, hidden)
+    problem = GatherProblem(
+        GATED, experts, tokens * top_k, 2 * inner, hidden, tokens, torch.bfloat16, (hidden, 1), strides,
+        activation="swiglu",
+    )  # fmt: skip
+    offered = [c for c in BACKEND.configs(problem, H200) if c.masked]
+    assert [c.block_n for c in offered] == [width]
+    assert not any(c.masked for c in BACKEND.configs(dataclasses.replace(problem, m=experts * 100), H200))
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize("config", _DECODE, ids=str)
+def test_decode_tiles_compile(config: Config) -> None:
+    problem, operands = cases.make(Case("halves", GATED, (4,) * 128, n=256, k=128, save_pre=False))
+    outputs = cases.poisoned_outputs(problem, operands)
+    launch, tensors, pointers = _gluon_launch.prepared(problem, operands, config, outputs, 132, None)
+    with compile_only(90) as kernels:
+        launch.kernel[(132,)](*launch.arguments(tensors, pointers), **dict(launch.options))
+    used = aot.resources(kernels[0], 90)
+    assert used.fits and used.smem_bytes <= config.smem_bytes, used
+    assert used.spills == 0 and aot.ptxas_warnings(used) == [], used
 
 
 @pytest.mark.compile

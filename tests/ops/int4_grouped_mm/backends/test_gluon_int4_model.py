@@ -52,8 +52,10 @@ def test_known_rows_choose_the_tile() -> None:
     assert _first(replace(problem, group_sizes=(12, 20) * 16)).block_m == 32
 
 
-def test_unknown_rows_of_16_take_tiles_of_16() -> None:
-    assert _tile(_first(of_shape(32, 16, 4096, 7168))) == (16, 128, 2, 256)
+def test_unknown_rows_of_16_take_tiles_that_may_be_half_full() -> None:
+    """H200: 135 us where all groups have 16 rows (tiles of 16: 126), 151 where half have more (187)."""
+    config = _first(of_shape(32, 16, 4096, 7168))
+    assert config.block_m == 32 and config.tails
     assert _first(of_shape(32, 17, 4096, 7168)).block_m == 32
 
 

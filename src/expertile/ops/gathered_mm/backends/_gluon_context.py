@@ -59,13 +59,14 @@ class Context:
     C_SLOTS: gl.constexpr
     DYNAMIC: gl.constexpr
     FENCED: gl.constexpr
+    MASKED: gl.constexpr
 
     @gluon.constexpr_function
     def __init__(
         self, a_desc, b_desc, out_desc, pre_desc, dpre_desc, a_smem, b_smem, c_smem, full, empty, turn, loaded, queue,
         queued, a, rows, offs, bias, slots, weights, sums, tickets, G, M, N, K, A_PITCH, LAYOUT, PRODUCT, ACTIVATION,
         INTERLEAVED, SAVE_PRE, GATHERED, B_K_MAJOR, HAS_BIAS, GROUPS_POW2, BLOCK_M, ROWS, BLOCK_N, BLOCK_K, STAGES,
-        GROUP_M, C_SLOTS, DYNAMIC, FENCED,
+        GROUP_M, C_SLOTS, DYNAMIC, FENCED, MASKED,
     ):  # fmt: skip
         self.a_desc = a_desc
         self.b_desc = b_desc
@@ -112,3 +113,4 @@ class Context:
         self.C_SLOTS = gl.constexpr(C_SLOTS)
         self.DYNAMIC = gl.constexpr(DYNAMIC)
         self.FENCED = gl.constexpr(FENCED)
+        self.MASKED = gl.constexpr(MASKED)

@@ -109,6 +109,8 @@ def store_gated(p, acc, g, row, row_end, col, tile, WHO: gl.constexpr, mma_layou
     """pre = acc (+ bias), if it is kept, and act = activation(gate, up) of the rounded pre, which is what a backward
     pass starts from."""
     HALF: gl.constexpr = p.BLOCK_N // 2
+    # 8 columns lie in a quad of threads, and are not cut any further.
+    PARTS: gl.constexpr = 4 if HALF >= 32 else HALF // 8
     count = tile
     left, right = _biased_halves(p, acc, g, col, mma_layout)
     if p.SAVE_PRE:
@@ -122,11 +124,11 @@ def store_gated(p, acc, g, row, row_end, col, tile, WHO: gl.constexpr, mma_layou
     if p.INTERLEAVED:
         left_gate, left_up = pairs(left)
         right_gate, right_up = pairs(right)
-        act_left = _activate(left_gate, left_up, p.ACTIVATION, 4)
-        act = beside(act_left, _activate(right_gate, right_up, p.ACTIVATION, 4))
+        act_left = _activate(left_gate, left_up, p.ACTIVATION, PARTS)
+        act = beside(act_left, _activate(right_gate, right_up, p.ACTIVATION, PARTS))
         # Each thread has every other column; exchanged within quads, they can be stored as matrices.
         half_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [gl.num_warps(), 1], [16, HALF, 16])
         act = gl.convert_layout(act, half_layout)
     else:
-        act = _activate(left, right, p.ACTIVATION, 4)
+        act = _activate(left, right, p.ACTIVATION, PARTS)
     _store(p, p.out_desc, act, g, row, row_end, col // 2, count, WHO)

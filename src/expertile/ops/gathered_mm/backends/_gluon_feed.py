@@ -78,22 +78,32 @@ def feed_in_order(p):
 
 @gluon.jit
 def _tokens(p, row, row_end, layout: gl.constexpr):
-    """Row numbers in `a` of the tile's rows. Past the end of the group, that of its last row: the same bytes once more
-    cost less than keeping track of which rows there are."""
-    r = gl.minimum(row + gl.arange(0, p.BLOCK_M, layout=layout), gl.minimum(row_end, p.M) - 1)
-    # Where no expert has rows, `locate` finds places that mean nothing.
-    return gl.load(p.rows + gl.maximum(r, 0))
+    """Row numbers in `a` of the tile's rows. Past the end of the group -1 if MASKED, else that of its last row: in a
+    tile that is nearly full the same bytes once more cost less than keeping track of which rows there are. In one that
+    is nearly empty they are most of what is read: at one token by every program, from a single line of L2."""
+    end = gl.minimum(row_end, p.M)
+    r = row + gl.arange(0, p.BLOCK_M, layout=layout)
+    if p.MASKED:
+        # Where no expert has rows, `locate` finds places that mean nothing.
+        token = gl.load(p.rows + r, mask=(r >= 0) & (r < end), other=-1)
+    else:
+        # Where no expert has rows, `locate` finds places that mean nothing.
+        token = gl.load(p.rows + gl.maximum(gl.minimum(r, end - 1), 0))
+    return token
 
 
 @gluon.jit
-def _fill_gathered(p, source, g, col, k, left, column, i, phase):
-    """Load one stage, a by cp.async: `left` columns of K from `k` on, zeros behind them."""
+def _fill_gathered(p, source, token, g, col, k, left, column, i, phase):
+    """Load one stage, a by cp.async: `left` columns of K from `k` on, zeros behind them and in rows without token."""
     mbarrier.wait(p.empty.index(i), phase)
     bar = p.full.index(i)
     mbarrier.expect(bar, p.b_desc.block_type.nbytes)
     _load_b(p, g, col, k, bar, p.b_smem.index(i))
     a = p.a_smem.index(i).reshape([p.BLOCK_M, p.BLOCK_K])
-    async_copy.async_copy_global_to_shared(a, source, mask=gl.expand_dims(column < left, 0))
+    inside = gl.expand_dims(column < left, 0)
+    if p.MASKED:
+        inside = inside & gl.expand_dims(token >= 0, 1)
+    async_copy.async_copy_global_to_shared(a, source, mask=inside)
     async_copy.mbarrier_arrive(bar, increment_count=False)
 
 
@@ -115,7 +125,7 @@ def feed_gathered(p):
     token = _tokens(p, row, row_end, by_row)
     while t < plan.total:
         source = p.a + gl.expand_dims(token.to(gl.int64) * p.A_PITCH * _VECTOR, 1) + gl.expand_dims(column, 0)
-        _fill_gathered(p, source, g, col, 0, k_len, column, i, phase)
+        _fill_gathered(p, source, token, g, col, 0, k_len, column, i, phase)
         after = draw(p, number, t)
         if p.GROUPS_POW2 <= 128:
             next_g, next_row, next_row_end, next_col, _k0, _k_len = locate(p, plan, after)
@@ -124,7 +134,7 @@ def feed_gathered(p):
         phase = gl.where(i == p.STAGES, phase ^ 1, phase)
         i = gl.where(i == p.STAGES, 0, i)
         for k in range(p.BLOCK_K, k_len, p.BLOCK_K):
-            _fill_gathered(p, source + k, g, col, k, k_len - k, column, i, phase)
+            _fill_gathered(p, source + k, token, g, col, k, k_len - k, column, i, phase)
             i += 1
             phase = gl.where(i == p.STAGES, phase ^ 1, phase)
             i = gl.where(i == p.STAGES, 0, i)

@@ -73,6 +73,7 @@ def plan(p: GatherProblem, config: Any, bias_dtype: torch.dtype, programs: int) 
         "C_SLOTS": config.store_slots,
         "DYNAMIC": config.dynamic,
         "FENCED": config.fenced,
+        "MASKED": config.masked,
         # Three times four warps share 65536 registers, 168 a thread; the first consumer gets what the others leave.
         "CONSUMER_REGS": 208 if gathered else 232,
         "PRODUCER_REGS": 88 if gathered else 40,

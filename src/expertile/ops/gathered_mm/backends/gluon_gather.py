@@ -45,6 +45,7 @@ class Config:
     split: both consumers share a tile, half of its rows each; else they take tiles in turn.
     dynamic: programs draw their tiles from a counter; else program p of P takes p, p + P, p + 2P, …
     fenced: consumers order what cp.async wrote before what wgmma reads with a proxy fence, as PTX demands.
+    masked: rows of a tile past the end of its group are filled with zeros; else the group's last row is read for them.
     """
 
     block_m: int = 128
@@ -56,6 +57,7 @@ class Config:
     split: bool = False
     dynamic: bool = False
     fenced: bool = True
+    masked: bool = False
 
     @property
     def rows(self) -> int:
@@ -117,6 +119,9 @@ _SPLIT = Config(block_n=256, num_stages=4, store_slots=1, split=True)
 _DRAWN = replace(_SPLIT, dynamic=True)
 _LONG_ONE_OUTPUT = Config(num_stages=6, store_slots=1)
 _SHORT = Config(block_m=64, num_stages=8)
+# Widest first; as many stages as shared memory takes.
+_DECODE = tuple(Config(64, n, 64, stages, masked=True) for n, stages in ((128, 8), (64, 12), (32, 16)))
+_TILE_COLUMNS = 8  # what a tile costs beside its weights: plan, first load and store, in columns of weights
 _BACKWARD = Config(num_stages=4, store_slots=3)
 _BACKWARD_SHORT = Config(block_m=64, num_stages=7, store_slots=3)
 _CANDIDATES = (
@@ -137,7 +142,9 @@ def configs(problem: GatherProblem, device: Device) -> tuple[Config, ...]:
         return (_BACKWARD_SHORT, _BACKWARD) if problem.mean_group <= 400 else (_BACKWARD, _BACKWARD_SHORT)
     if problem.product is Product.WGRAD:
         return (_LONG, _LONG_ONE_OUTPUT, _CANDIDATES[-1])
-    fitting = (c for c in (_default(problem, device), *_CANDIDATES) if c.smem_bytes <= device.smem_bytes)
+    decode = (_decode(problem, device),) if problem.gathered and problem.mean_group <= 64 else ()
+    candidates = (_default(problem, device), *decode, *_CANDIDATES)
+    fitting = (c for c in candidates if c.smem_bytes <= device.smem_bytes)
     return tuple(dict.fromkeys(fitting))
 
 
@@ -151,12 +158,28 @@ def _default(problem: GatherProblem, device: Device) -> Config:
     8.16 ms).
     """
     p = problem
+    if p.gathered and p.mean_group <= 16:
+        return _decode(p, device)
     if p.mean_group <= 400:
         return _SHORT
     if not p.gathered or p.interleaved or p.n <= 128:  # interleaved, the wide tile's epilogue spills
         return _LONG
     tiles = p.groups * math.ceil(p.mean_group / 128) * math.ceil(p.n / 256)
     return _DRAWN if tiles >= 8 * device.sm_count else _SPLIT
+
+
+def _decode(problem: GatherProblem, device: Device) -> Config:
+    """The schedule for tiles that are mostly empty, where the bytes of the weights are what counts: the width with
+    which the busiest multiprocessor reads least, for the experts that a uniform routing is expected to touch."""
+    p = problem
+    taken = min(p.groups, p.m / max(1, p.tokens))  # experts of a token
+    touched = max(1.0, p.groups * (1 - (1 - taken / p.groups) ** p.tokens))
+
+    def columns(c: Config) -> int:
+        tiles = round(touched) * math.ceil(p.n / c.block_n)
+        return math.ceil(tiles / device.sm_count) * (c.block_n + _TILE_COLUMNS)
+
+    return min(_DECODE, key=columns)  # of equals the first
 
 
 def run(problem: GatherProblem, operands: Operands, config: Config, outputs: Outputs) -> None:

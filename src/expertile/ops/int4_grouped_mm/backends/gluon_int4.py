@@ -129,7 +129,10 @@ _CANDIDATES = (
     Config(16, 64, 2, 256, 8),
     Config(32, 128, 2, 128, 8),
     Config(32, 64, 4, 128, 8),
+    Config(32, 128, 2, 128, 8, store_parts=2, tails=True),
+    Config(32, 64, 4, 128, 8, store_parts=2, tails=True),
     Config(64, 128, 2, 128, 6),
+    Config(64, 128, 2, 128, 5, store_parts=2, tails=True),
     Config(64, 128, 2, 128, 6, "weight"),
     Config(64, 128, 2, 256, 3, "weight", slab=32, store_parts=2),
     Config(128, 64, 2, 128, 5, store_parts=2),
@@ -175,7 +178,7 @@ def configs(problem: Int4Problem, device: Device) -> tuple[Config, ...]:
     # Splits further than the best one of each tile are not worth a try.
     best: dict[Config, Config] = {}
     for config in ordered:
-        best.setdefault(replace(config, split_k=1, num_stages=0, store_parts=1), config)
+        best.setdefault(replace(config, split_k=1, num_stages=0, store_parts=2), config)
     return tuple(best.values())
 
 
