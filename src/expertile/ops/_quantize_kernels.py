@@ -264,15 +264,15 @@ def quantize_norm_kernel(
     weights = ()
     for i in tl.static_range(PIECES):
         cols = (i * BLOCKS + block % BLOCKS)[:, None] * 128 + tl.arange(0, 128)[None, :]
-        xs = xs + (load_as_is(x_rows + cols, live, cols, K, not EVEN_R, past_row(i, PIECES, EVEN_K), READ),)  # noqa: RUF005
+        xs = xs + (load_as_is(x_rows + cols, live, cols, K, not EVEN_R, past_row(i, PIECES, EVEN_K), READ),)  # type: ignore[assignment] # noqa: RUF005
         if weight_ptr is not None:
             weight = load_as_is(weight_ptr + cols, live, cols, K, False, past_row(i, PIECES, EVEN_K), "evict_last")
-            weights = weights + (weight,)  # noqa: RUF005
+            weights = weights + (weight,)  # type: ignore[assignment] # noqa: RUF005
     squares = tl.zeros((BLOCK_R * BLOCKS, 128), tl.float32)
     scales = ()
     for i in tl.static_range(PIECES):
         cols = (i * BLOCKS + block % BLOCKS)[:, None] * 128 + tl.arange(0, 128)[None, :]
-        x = xs[i].to(tl.float32)
+        x = xs[i].to(tl.float32)  # type: ignore[var-annotated]
         squares += x * x
         if not POWER:
             y = x if weight_ptr is None else x * weights[i].to(tl.float32)

@@ -245,7 +245,7 @@ def test_tiles_follow_the_rows() -> None:
     few = BACKEND.configs(of_shape(1, 16, 4096, 7168), H200)[0]
     assert few.block_m <= 16 and few.split_k * -(-4096 // few.block_n) >= 60
     decode = BACKEND.configs(of_shape(128, 8, 1536, 2048), H200)[0]
-    assert (decode.block_m <= 16 or decode.block_m == 32 and decode.tails) and decode.split_k == 1
+    assert (decode.block_m <= 16 or (decode.block_m == 32 and decode.tails)) and decode.split_k == 1
     many = BACKEND.configs(of_shape(8, 2048, 14336, 4096), H200)[0]
     assert many.block_m >= 128 and many.split_k == 1
 
