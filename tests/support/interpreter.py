@@ -7,8 +7,10 @@ What is wrong in Triton 3.6.0, each shown by a test in test_interpreter.py:
 2. float32 -> bfloat16 truncates instead of rounding to nearest even, and where it rounds it loses the carry into the
    exponent (1.99999 becomes 1.0).
 3. numpy >= 2.4 refuses int() of an array with one element, so a loop with a run-time bound fails.
-4. A descriptor's offset in the last dimension must be a multiple of 16 bytes. TMA's tiled mode has no such rule:
-   only the base and the strides are bound (CUDA driver API, cuTensorMapEncodeTiled).
+
+A descriptor's offset in the last dimension must be a multiple of 16 bytes, which looks like one more error (the
+driver's documentation asks it of base and strides only) and is not: the hardware calls anything else an illegal
+instruction.
 """
 
 from __future__ import annotations
@@ -140,18 +142,6 @@ def _patch_tensor(original: Callable[..., None]) -> Callable[..., None]:
     return patch
 
 
-def _materialize_pointers(self: Any, offsets: list[Any]) -> tuple[Any, np.ndarray]:
-    """Addresses and in-bounds mask of one block of a descriptor."""
-    itemsize = self.base.dtype.element_ty.primitive_bitwidth // 8
-    pointers = np.broadcast_to(self.base.data, self.block_shape)
-    inside = np.ones(self.block_shape, dtype=bool)
-    for dim, extent in enumerate(self.block_shape):
-        place = np.arange(extent).reshape([-1 if d == dim else 1 for d in range(self.ndim)]) + offsets[dim].data
-        pointers = pointers + (itemsize * place * self.strides[dim].data).astype(np.uint64)
-        inside = inside & (place >= 0) & (place < self.shape[dim].data)
-    return interpreter.TensorHandle(pointers, self.base.dtype.scalar), inside
-
-
 def repair() -> None:
     """Apply all repairs to this process's Triton; calling it again does nothing. Only for interpreted processes."""
     builder = interpreter.InterpreterBuilder
@@ -163,4 +153,3 @@ def repair() -> None:
     builder.ternary_op = _ternary_op(builder.ternary_op)
     builder.cast_impl = _cast(builder.cast_impl)
     builder.create_dot = _dot
-    interpreter.TensorDescHandle.materialize_pointers = _materialize_pointers

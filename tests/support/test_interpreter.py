@@ -100,8 +100,13 @@ else:
         block = desc.load([0, start])
         tl.store(out_ptr + tl.arange(0, ROWS)[:, None] * COLS + tl.arange(0, COLS)[None, :], block)
 
-    @pytest.mark.parametrize("start", [0, 3, 13, 20, -5])
-    def test_descriptor_loads_at_any_offset_and_fills_with_zeros(start):
+    def test_descriptor_does_not_load_from_within_16_bytes():
+        x, out = torch.zeros(4, 24, dtype=torch.bfloat16), torch.empty(4, 8, dtype=torch.bfloat16)
+        with pytest.raises(Exception, match="16-byte aligned"):
+            _window_kernel[(1,)](TensorDescriptor.from_tensor(x, [4, 8]), out, 3, ROWS=4, COLS=8)
+
+    @pytest.mark.parametrize("start", [0, 8, 16, 24, -8])
+    def test_descriptor_fills_with_zeros(start):
         x = torch.arange(4 * 24, dtype=torch.float32).view(4, 24).bfloat16() + 1
         out = torch.full((4, 8), -1.0, dtype=torch.bfloat16)
         _window_kernel[(1,)](TensorDescriptor.from_tensor(x, [4, 8]), out, start, ROWS=4, COLS=8)

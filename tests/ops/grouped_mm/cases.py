@@ -230,6 +230,8 @@ CASES: tuple[Case, ...] = (
     Case("m-misaligned-base", _M, (30, 20), n=48, k=64, a_storage="shifted", b_storage="shifted"),
     Case("m-steps", _M, (30, 20), n=48, k=64, a_storage="step", b_storage="step"),
     Case("m-a-column-major", _M, (30, 20), n=48, k=64, a_storage="column"),
+    # Strides that suit TMA, and groups that begin within 16 bytes.
+    Case("m-a-column-unaligned", _M, (30, 0, 21, 5), n=48, k=64, past=8, a_storage="column"),
     Case("m-expanded-a", _M, (30, 20), n=48, k=64, a_storage="expanded"),
     Case("m-scalar-a", _M, (30, 20), n=48, k=64, a_storage="scalar"),
     Case("m-expanded-b", _M, (30, 20), n=48, k=64, b_storage="expanded"),
@@ -260,6 +262,7 @@ CASES: tuple[Case, ...] = (
     # ragged N: 3D x 2D
     Case("n-plain", _N, (16, 48, 64), m=64, k=64),
     Case("n-b-row-major", _N, (16, 48, 64), m=64, k=64, b_storage="row"),
+    Case("n-b-row-unaligned", _N, (11, 0, 16, 1, 28), m=40, k=64, past=8, b_storage="row"),
     Case("n-empty-groups", _N, (0, 33, 0, 40, 0), m=32, k=64, past=11),
     Case("n-odd-sizes", _N, (1, 7, 65), m=37, k=51, a_storage="column", b_storage="row"),
     Case("n-one-group", _N, (77,), m=40, k=32),

@@ -27,7 +27,7 @@ MATRIX_OPCODE = {80: "HMMA", 86: "HMMA", 89: "HMMA", 90: "HGMMA", 100: "UTCHMMA"
 _M, _K, _N, _B = Layout.RAGGED_M, Layout.RAGGED_K, Layout.RAGGED_N, Layout.BATCHED
 
 
-def operands_of(layout, n=512, k=512, dtype=torch.bfloat16, b_storage="column", bias=False):
+def operands_of(layout, n=512, k=512, dtype=torch.bfloat16, b_storage="column", bias=False, a_column=False):
     """Unfilled CPU operands: only shapes, strides and alignment matter to the compiler."""
     groups, tokens, m = 8, 1024, 256
     offs = None if layout is _B else torch.zeros(groups, dtype=torch.int32)
@@ -38,7 +38,8 @@ def operands_of(layout, n=512, k=512, dtype=torch.bfloat16, b_storage="column", 
         return torch.empty((*shape[:-2], shape[-1], shape[-2]), dtype=dtype).transpose(-1, -2)
 
     if layout is _M:
-        a, b = torch.empty(tokens, k, dtype=dtype), b_of(groups, k, n)
+        a = torch.empty(k, tokens, dtype=dtype).t() if a_column else torch.empty(tokens, k, dtype=dtype)
+        b = b_of(groups, k, n)
     elif layout is _K:
         a, b = torch.empty(tokens, m, dtype=dtype).t(), torch.empty(tokens, n, dtype=dtype)
     elif layout is _N:
@@ -100,7 +101,8 @@ _TMA_HOPPER = {
     "m-bias-fp32-out": (operands_of(_M, bias=True), {"out_dtype": torch.float32}),
     "m-odd-n": (operands_of(_M, n=509), {}),
     "k": (operands_of(_K), {}),
-    "n": (operands_of(_N), {}),
+    "n-kn": (operands_of(_N, b_storage="row"), {}),  # first tiles ahead of their groups
+    "m-a-column": (operands_of(_M, a_column=True), {}),
     "b": (operands_of(_B), {}),
     "tf32": (operands_of(_M, dtype=torch.float32), {"allow_tf32": True}),
 }
@@ -138,7 +140,8 @@ def test_tma(arch, config, problem, operands):
     assert found.opcodes[MATRIX_OPCODE[arch]] > 0, str(found)
     assert found.opcodes["UTMALDG"] > 0, str(found)
     assert found.opcodes["LDGSTS"] == 0, f"operands are loaded through pointers: {found}"
-    stored_by_tma = problem.layout is not _N and problem.n * problem.out_dtype.itemsize % 16 == 0
+    ahead = problem.layout is _M and problem.a_strides[0] == 1  # of its group, where nothing is to be stored
+    stored_by_tma = problem.layout is not _N and not ahead and problem.n * problem.out_dtype.itemsize % 16 == 0
     assert (found.opcodes["UTMASTG"] > 0) == stored_by_tma, str(found)
 
 

@@ -27,11 +27,17 @@ _INTERPRETER_PROGRAMS = 3
 
 
 @triton.jit
-def tile_ends(offs_ptr, groups, tiles_across, BLOCK: tl.constexpr, GROUPS_P2: tl.constexpr):
-    """For each group the number of tiles up to and including it: int32 [GROUPS_P2], constant behind the last group."""
+def tile_ends(
+    offs_ptr, groups, tiles_across, BLOCK: tl.constexpr, GROUPS_P2: tl.constexpr, ALIGN: tl.constexpr = 1
+):  # fmt: skip
+    """For each group the number of tiles up to and including it: int32 [GROUPS_P2], constant behind the last group.
+
+    A group's first tile starts at the last multiple of ALIGN that is not behind the group's start."""
     g = tl.arange(0, GROUPS_P2)
     end = tl.load(offs_ptr + g, mask=g < groups, other=0)
     start = tl.load(offs_ptr + g - 1, mask=(g > 0) & (g < groups), other=0)
+    if ALIGN > 1:
+        start = tl.where(end > start, start // ALIGN * ALIGN, end)
     return tl.cumsum(tl.cdiv(tl.maximum(end - start, 0), BLOCK), 0) * tiles_across
 
 
@@ -63,14 +69,15 @@ def raster(tile, tiles_m, tiles_n, GROUP_M):
 
 @triton.jit
 def count_tiles(
-    offs_ptr, M, N, groups, RAGGED: tl.constexpr, GROUPS_P2: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr
-):
+    offs_ptr, M, N, groups, RAGGED: tl.constexpr, GROUPS_P2: tl.constexpr, BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr, ALIGN: tl.constexpr = 1,
+):  # fmt: skip
     """(tiles of all groups, tile_ends or 0 where every group has the same number of tiles)."""
     if RAGGED == "m":
-        ends = tile_ends(offs_ptr, groups, tl.cdiv(N, BLOCK_N), BLOCK_M, GROUPS_P2)
+        ends = tile_ends(offs_ptr, groups, tl.cdiv(N, BLOCK_N), BLOCK_M, GROUPS_P2, ALIGN)
         total = tl.max(ends, 0)
     elif RAGGED == "n":
-        ends = tile_ends(offs_ptr, groups, tl.cdiv(M, BLOCK_M), BLOCK_N, GROUPS_P2)
+        ends = tile_ends(offs_ptr, groups, tl.cdiv(M, BLOCK_M), BLOCK_N, GROUPS_P2, ALIGN)
         total = tl.max(ends, 0)
     else:
         ends = 0
@@ -82,19 +89,23 @@ def count_tiles(
 def locate_tile(
     tile, ends, offs_ptr, M, N, K, GROUP_M,
     RAGGED: tl.constexpr, GROUPS_P2: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    ALIGN: tl.constexpr = 1,
 ):  # fmt: skip
     """(group, first row, end of the group's rows, first column, end of its columns, first summand, number of summands).
 
-    In the ragged dimension the numbers count from the start of the whole tensor, in the others from the group's."""
+    In the ragged dimension the numbers count from the start of the whole tensor, in the others from the group's. With
+    ALIGN a group's first tile may start up to ALIGN - 1 rows or columns ahead of the group (`tile_ends`)."""
     row_start, row_end = 0, M
     col_start, col_end = 0, N
     k_start, k_length = 0, K
     if RAGGED == "m":
         group, first = group_of_tile(tile, ends, GROUPS_P2)
         row_start, row_end = group_range(offs_ptr, group)
+        row_start = row_start // ALIGN * ALIGN
     elif RAGGED == "n":
         group, first = group_of_tile(tile, ends, GROUPS_P2)
         col_start, col_end = group_range(offs_ptr, group)
+        col_start = col_start // ALIGN * ALIGN
     else:
         tiles = tl.cdiv(M, BLOCK_M) * tl.cdiv(N, BLOCK_N)
         group = tile // tiles

@@ -11,6 +11,8 @@ Every operand has one descriptor over the whole tensor, made by the host once pe
 group's end it is a ragged descriptor: two more dimensions whose strides cancel modulo 2^64 (the trick of
 triton.tools.ragged_tma), so that the hardware drops stores past the end (out of RAGGED_M) and fills loads with zeros
 (both operands of RAGGED_K). Elsewhere a block that reads into the next group only feeds elements that are not stored.
+A block starts at a multiple of 16 bytes of the contiguous dimension, so where that is the ragged one (a of RAGGED_M by
+columns, b of RAGGED_N by rows) the first tile of a group starts a little ahead of it.
 
 Bytes: a and b at least once, out once; a tile reads (BLOCK_M + BLOCK_N) * K elements, mostly from L2 by the raster
 order of `_persistent`. Limits: wgmma's rate while K is long; the start and end of a tile, when no products run, while
@@ -32,6 +34,7 @@ from expertile.ops.grouped_mm.backends._persistent import (
     RAGGED,
     best_group_m,
     count_tiles,
+    group_range,
     groups_p2,
     locate_tile,
     mean_tile_extents,
@@ -104,10 +107,11 @@ def _load_b(
 
 @triton.jit
 def _store(
-    out_desc, out_ptr, acc, group, row, row_end, col, col_end, out_stride_g, out_stride_m, out_stride_n,
-    RAGGED: tl.constexpr, OUT_BY_TMA: tl.constexpr, OUT_DTYPE: tl.constexpr,
+    out_desc, out_ptr, acc, group, row, row_end, col, col_end, start, out_stride_g, out_stride_m, out_stride_n,
+    RAGGED: tl.constexpr, OUT_BY_TMA: tl.constexpr, OUT_DTYPE: tl.constexpr, ALIGN: tl.constexpr,
 ):  # fmt: skip
-    """Store one block; rows past the group's end and columns past n are dropped, by the hardware if OUT_BY_TMA."""
+    """Store one block; rows past the group's end and columns past n are dropped, by the hardware if OUT_BY_TMA. With
+    ALIGN also those ahead of the group, which starts at `start` in the ragged dimension."""
     HEIGHT: tl.constexpr = acc.shape[0]
     WIDTH: tl.constexpr = acc.shape[1]
     block = acc.to(OUT_DTYPE)
@@ -115,7 +119,10 @@ def _store(
         rows = (row + tl.arange(0, HEIGHT)).to(tl.int64)[:, None]
         cols = (col + tl.arange(0, WIDTH)).to(tl.int64)[None, :]
         out_ptrs = out_ptr + group.to(tl.int64) * out_stride_g + rows * out_stride_m + cols * out_stride_n
-        tl.store(out_ptrs, block, mask=(rows < row_end) & (cols < col_end))
+        inside = (rows < row_end) & (cols < col_end)
+        if ALIGN > 1:
+            inside = inside & ((rows if RAGGED == "m" else cols) >= start)
+        tl.store(out_ptrs, block, mask=inside)
     elif RAGGED == "m":
         out_desc.store([0x40000000, row_end, 0x40000000 - row_end + row, col], block.reshape(1, 1, HEIGHT, WIDTH))
     else:
@@ -134,14 +141,17 @@ def _tma_kernel(
     a_desc, b_desc, out_desc, out_ptr, offs_ptr, bias_ptr, M, N, K, groups,
     out_stride_g, out_stride_m, out_stride_n, bias_stride_g, bias_stride_n, GROUP_M,
     RAGGED: tl.constexpr, A_COLUMN: tl.constexpr, B_COLUMN: tl.constexpr, HAS_BIAS: tl.constexpr,
-    OUT_BY_TMA: tl.constexpr, OUT_DTYPE: tl.constexpr, GROUPS_P2: tl.constexpr,
+    OUT_BY_TMA: tl.constexpr, OUT_DTYPE: tl.constexpr, ALIGN: tl.constexpr, GROUPS_P2: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, FLATTEN: tl.constexpr, SUBTILE: tl.constexpr,
 ):  # fmt: skip
-    total, ends = count_tiles(offs_ptr, M, N, groups, RAGGED, GROUPS_P2, BLOCK_M, BLOCK_N)
+    total, ends = count_tiles(offs_ptr, M, N, groups, RAGGED, GROUPS_P2, BLOCK_M, BLOCK_N, ALIGN)
     for tile in tl.range(tl.program_id(0), total, tl.num_programs(0), flatten=FLATTEN):
         group, row, row_end, col, col_end, k_start, k_length = locate_tile(
-            tile, ends, offs_ptr, M, N, K, GROUP_M, RAGGED, GROUPS_P2, BLOCK_M, BLOCK_N
+            tile, ends, offs_ptr, M, N, K, GROUP_M, RAGGED, GROUPS_P2, BLOCK_M, BLOCK_N, ALIGN
         )
+        start = 0
+        if ALIGN > 1:
+            start, _ = group_range(offs_ptr, group)
         acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
         for k in range(0, k_length, BLOCK_K):
             a = _load_a(a_desc, group, row, k, k_start, k_length, RAGGED, A_COLUMN, BLOCK_M, BLOCK_K)
@@ -161,8 +171,8 @@ def _tma_kernel(
             parts = _halves(left) + _halves(right)
         for i in tl.static_range(SUBTILE):
             _store(
-                out_desc, out_ptr, parts[i], group, row, row_end, col + i * WIDTH, col_end,
-                out_stride_g, out_stride_m, out_stride_n, RAGGED, OUT_BY_TMA, OUT_DTYPE,
+                out_desc, out_ptr, parts[i], group, row, row_end, col + i * WIDTH, col_end, start,
+                out_stride_g, out_stride_m, out_stride_n, RAGGED, OUT_BY_TMA, OUT_DTYPE, ALIGN,
             )  # fmt: skip
 
 
@@ -176,6 +186,18 @@ def _stored_order(strides: tuple[int, ...], itemsize: int) -> str | None:
         if contiguous == 1 and all(s > 0 and s * itemsize % 16 == 0 for s in (*lead, pitch)):
             return order
     return None
+
+
+def _aligned_starts(problem: Problem) -> int:
+    """Of which multiple a group's first tile has to start.
+
+    A block's first element along the contiguous dimension has to lie at a multiple of 16 bytes; anything else is an
+    illegal instruction to the hardware (triton-lang/triton issue 7385). Where that dimension is the ragged one, groups
+    begin anywhere: their first tile starts a little ahead, and what lies ahead of the group is not stored."""
+    layout, itemsize = problem.layout, problem.dtype.itemsize
+    strides = {Layout.RAGGED_M: problem.a_strides, Layout.RAGGED_N: problem.b_strides}.get(layout)
+    contiguous = "column" if layout is Layout.RAGGED_M else "row"
+    return 16 // itemsize if strides is not None and _stored_order(strides, itemsize) == contiguous else 1
 
 
 def _blocks(
@@ -207,9 +229,11 @@ def _plan(
     b_shape = (k, n) if len(problem.b_strides) == 2 else (groups, k, n)
     a_block, b_block = (config.block_m, config.block_k), (config.block_k, config.block_n)
     out_block = (config.block_m, config.block_n // config.subtile)
+    align = _aligned_starts(problem)
     out_by_tma = (
         out_aligned
         and layout is not Layout.RAGGED_N
+        and align == 1
         and out_strides[-1] == 1
         and _stored_order(out_strides, problem.out_dtype.itemsize) == "row"
     )
@@ -220,6 +244,7 @@ def _plan(
         "HAS_BIAS": problem.has_bias,
         "OUT_BY_TMA": out_by_tma,
         "OUT_DTYPE": _TRITON_DTYPE[problem.out_dtype],
+        "ALIGN": align,
         "GROUPS_P2": groups_p2(problem),
         "BLOCK_M": config.block_m,
         "BLOCK_N": config.block_n,
@@ -297,12 +322,6 @@ def supports(problem: Problem, device: Device) -> str | None:
         orders[name] = order
     if problem.layout is Layout.RAGGED_K and (orders["a"], orders["b"]) != ("column", "row"):
         return "a ragged k must not be the contiguous dimension: TMA cannot stop inside a row where the group ends"
-    # A block's first element along the contiguous dimension has to lie at a multiple of 16 bytes: anything else is an
-    # illegal instruction to the hardware (triton-lang/triton issue 7385). Groups begin anywhere.
-    if problem.layout is Layout.RAGGED_M and orders["a"] == "column":
-        return "a ragged m must not be the contiguous dimension: TMA cannot start inside a row where a group begins"
-    if problem.layout is Layout.RAGGED_N and orders["b"] == "row":
-        return "a ragged n must not be the contiguous dimension: TMA cannot start inside a row where a group begins"
     if problem.dtype is torch.float32:
         if not problem.allow_tf32:
             return "float32 without TF32 has no tensor cores to feed"
@@ -342,7 +361,8 @@ def configs(problem: Problem, device: Device) -> tuple[Config, ...]:
         programs = device.sm_count * config.blocks_per_sm
         group_m = best_group_m(problem, config.block_m, config.block_n, programs, device.l2_bytes)
         config = replace(config, group_m=group_m, flatten=config.flatten and problem.layout is not Layout.RAGGED_K)
-        if problem.layout is Layout.RAGGED_N or problem.n * problem.out_dtype.itemsize % 16 != 0:
+        by_pointers = problem.layout is Layout.RAGGED_N or _aligned_starts(problem) > 1
+        if by_pointers or problem.n * problem.out_dtype.itemsize % 16 != 0:
             # stores through pointers: more than 32 addresses per thread at a time spill
             subtile = config.block_m * config.block_n // (1024 * config.num_warps)
             config = replace(config, flatten=False, subtile=max(1, min(4, subtile)))
