@@ -1,8 +1,9 @@
-"""Write the figures of docs/moe.md from the shipped run of the MoE layer and arithmetic.
+"""Write the figures of docs/moe.md from the shipped run of the MoE layer, shipped records and arithmetic.
 
     python tools/moe_figures.py [FILE.jsonl] [--gpu nvidia-h200] [--doc docs/moe.md] [--check]
 
-Without a file the newest of results/<gpu>/moe/ is used. With `--check` nothing is written, and the exit status is 1 if
+Without a file the newest of results/<gpu>/moe/ is used. Records are those of the presets moe-decode and moe-sonic in
+results/<gpu>/. With `--check` nothing is written, and the exit status is 1 if
 the page is not what the file says.
 """
 
@@ -14,6 +15,7 @@ from pathlib import Path
 
 from expertile.device import Device
 from expertile.lab.report.moe import shipped_moe, update_page
+from expertile.lab.report.moe_presets import shipped_presets
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -24,7 +26,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--check", action="store_true")
     options = parser.parse_args(argv)
     device = Device.by_name(options.gpu)
-    current = update_page(options.doc, options.file or shipped_moe(device.slug), device, options.check)
+    path, records = options.file or shipped_moe(device.slug), shipped_presets(device.slug)
+    current = update_page(options.doc, path, records, device, options.check)
     if options.check and not current:
         print(f"{options.doc}: not what the records say; run python tools/moe_figures.py", file=sys.stderr)
         return 1

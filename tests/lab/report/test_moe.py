@@ -20,11 +20,13 @@ from expertile.lab.report.moe import (
     stage_works,
     update_page,
 )
+from expertile.lab.report.moe_presets import shipped_presets
 
 ROOT = Path(__file__).parents[3]
 PAGE, TOOL = ROOT / "docs" / "moe.md", ROOT / "tools" / "moe_figures.py"
 H200 = Device.by_name("h200")
-EMPTY = "".join(f"<!-- expertile:moe {n} -->\n<!-- /expertile:moe {n} -->\n" for n in ("layer", "stages", "rounding"))
+NAMES = ("layer", "stages", "decode", "sonic", "rounding")
+EMPTY = "".join(f"<!-- expertile:moe {n} -->\n<!-- /expertile:moe {n} -->\n" for n in NAMES)
 
 
 @pytest.fixture
@@ -70,7 +72,7 @@ def test_work_is_that_of_the_page():
 
 
 def test_ratios_are_to_ours_and_to_the_fastest_other(run):
-    text = blocks(run, H200)["layer"]
+    text = blocks(run, [], H200)["layer"]
     assert "One run on NVIDIA H200, 2026-01-02: `results/nvidia-h200/moe/2026-01-02.jsonl`." in text
     assert "| expertile | 1.00 | 4.00 | 1.00× | 3.00 | 4.00 | 1.00× | 1.00 | 2.00 | – |" in text
     assert "| 2.00 | 2.00 | 2.00× | 6.00 | 2.00 | 2.00× | 3.00 | 4.00 | 1e-05 |" in text
@@ -79,7 +81,7 @@ def test_ratios_are_to_ours_and_to_the_fastest_other(run):
 
 
 def test_stages_are_set_beside_their_bounds(run):
-    text = blocks(run, H200)["stages"]
+    text = blocks(run, [], H200)["stages"]
     rows = [line.split(" | ") for line in text.splitlines() if line.startswith("| ")][2:]
     assert [row[0].removeprefix("| ") for row in rows] == list(STAGES.values())
     down = next(row for row in rows if "down-projection" in row[0])
@@ -89,8 +91,9 @@ def test_stages_are_set_beside_their_bounds(run):
 
 
 def test_without_a_run_only_arithmetic_stands():
-    found = blocks(None, H200)
-    assert found["layer"] == found["stages"] == NOT_MEASURED and "| adaptive |" in found["rounding"]
+    found = blocks(None, [], H200)
+    assert {name for name in NAMES if found[name] == NOT_MEASURED} == set(NAMES) - {"rounding"}
+    assert "| adaptive |" in found["rounding"]
 
 
 def test_rounding_down_drops_what_makes_no_tile_and_up_adds():
@@ -117,7 +120,8 @@ def test_the_newest_file_is_shipped(tmp_path):
 
 
 def test_the_page_shows_the_shipped_run():
-    assert update_page(PAGE, shipped_moe(H200.slug), H200, check=True), "run python tools/moe_figures.py"
+    shipped = shipped_moe(H200.slug), shipped_presets(H200.slug)
+    assert update_page(PAGE, *shipped, H200, check=True), "run python tools/moe_figures.py"
 
 
 def test_the_tool_fills_a_page(tmp_path, run, capsys):

@@ -1,15 +1,16 @@
 """The figures of docs/moe.md, put between its markers: work of each stage by formula, times from the newest file of
-results/<gpu>/moe/, and what token rounding does to simulated routings.
+results/<gpu>/moe/ and from records (`moe_presets.py`), and what token rounding does to simulated routings.
 
 A file, made by tools/measure_moe.py, is JSON lines, told apart by "part": `sizes` (whole layers, seconds by
 contestant), `stages` (seconds of ours by stage) and `kernels` (µs in a CUDA graph). Only figures of one file, which is
 of one machine and one set of versions, stand beside each other; those of one line were taken in turns. Blocks
-`layer`, `stages` and `rounding` stand between <!-- expertile:moe NAME --> and <!-- /expertile:moe NAME -->.
+`layer`, `stages`, `decode`, `sonic` and `rounding` stand between <!-- expertile:moe NAME --> and
+<!-- /expertile:moe NAME -->.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,8 @@ import torch
 
 from expertile.device import Device
 from expertile.lab.parts import newest_parts, read_parts
-from expertile.lab.record import shipped_root
+from expertile.lab.record import Record, shipped_root
+from expertile.lab.report import moe_presets
 from expertile.lab.report.markers import fill_file
 from expertile.lab.report.units import MISSING, markdown_table, percent, significant, times
 from expertile.moe.rounding import MODES, RoundingEffect, round_groups, rounding_effect
@@ -216,10 +218,12 @@ def _rounding() -> list[str]:
     return [markdown_table(header, body, left=3)]
 
 
-def blocks(path: Path | None, device: Device) -> dict[str, str]:
-    """Markdown of each block: of the file at `path`, on `device`, and of arithmetic."""
+def blocks(path: Path | None, records: Iterable[Record], device: Device) -> dict[str, str]:
+    """Markdown of each block: of the file at `path` and the records of `moe_presets.PRESETS`, on `device`, and of
+    arithmetic."""
     parts = [] if path is None else read_parts(path)
     found = {"layer": _layers(parts), "stages": _stages(parts, device), "rounding": _rounding()}
+    found |= moe_presets.blocks(records, device.name)
     if path is not None:
         source = f"One run on {device.name}, {path.stem}: `results/{device.slug}/moe/{path.name}`."
         for name in ("layer", "stages"):
@@ -227,7 +231,9 @@ def blocks(path: Path | None, device: Device) -> dict[str, str]:
     return {name: "\n\n".join(lines) or NOT_MEASURED for name, lines in found.items()}
 
 
-def update_page(page: str | Path, path: Path | None, device: Device, check: bool = False) -> bool:
+def update_page(
+    page: str | Path, path: Path | None, records: Iterable[Record], device: Device, check: bool = False
+) -> bool:
     """Fill the blocks of the page; returns whether they were up to date. With `check` nothing is written. ValueError
     unless every block's markers stand in the page exactly once, in order."""
-    return fill_file(page, {f"moe {name}": text for name, text in blocks(path, device).items()}, check)
+    return fill_file(page, {f"moe {name}": text for name, text in blocks(path, records, device).items()}, check)

@@ -18,11 +18,11 @@ from expertile.int4.weight import Int4Weight
 from expertile.lab.operators._grouped import PHASES, REPORT_MODELS
 from expertile.lab.record import Record
 from expertile.lab.report.markers import fill_file
+from expertile.lab.report.recorded import OURS, Times, by_name, ok, recorded, to_ours
 from expertile.lab.report.units import MISSING, cell, markdown_table, micros, percent, significant, times
 from expertile.quant import Fp8Blocks
 
 NOT_MEASURED = "Not measured yet."
-OURS = "expertile"
 
 # DeepGEMM (commit of 2026-06), the better of its contiguous and masked layouts, on an H200 with cold L2, 2026-11-21, in
 # the run in which torch._scaled_mm reached 1317 TFLOP/s at 8192³: µs by (experts, rows of each).
@@ -36,8 +36,6 @@ _DEEP_GEMM = {
 
 _INT4_GROUPS = (32, 64, 128, 0)
 _KINDS = {"bf16": "bf16", "fp8": "FP8", "int4": "INT4"}
-
-Times = Mapping[tuple[str, str, str, str], Record]  # (op, workload, backend, policy)
 
 
 def update_page(path: Path, records: Iterable[Record], gpu: str, check: bool = False) -> bool:
@@ -59,8 +57,8 @@ def blocks(records: Iterable[Record], gpu: str) -> dict[str, str]:
     for name, (preset, table) in tables.items():
         run = _latest(here, preset)
         shown = [*_yardstick(here, run), *run] if name == "sweep" else run
-        lines = table({(r.op, r.workload, r.backend, r.policy): r for r in shown}) if run else []
-        texts[name] = "\n\n".join([_recorded(run), *lines]) if lines else NOT_MEASURED
+        lines = table(by_name(shown)) if run else []
+        texts[name] = "\n\n".join([recorded(run), *lines]) if lines else NOT_MEASURED
     return {**texts, "errors": errors_block()}
 
 
@@ -76,25 +74,8 @@ def _yardstick(records: Sequence[Record], run: Sequence[Record]) -> list[Record]
     return large if run and large and large[0].date[:10] == run[0].date[:10] else []
 
 
-def _recorded(run: Sequence[Record]) -> str:
-    env = run[0].env
-    versions = ", ".join(f"{name} {value}" for name, value in (("torch", env.torch), ("triton", env.triton)) if value)
-    return f"Recorded on {cell(env.gpu)}, {run[0].date[:10]}{', ' + cell(versions) if versions else ''}."
-
-
-def _ok(found: Times, op: str, workload: str, backend: str, policy: str = "graph") -> Record | None:
-    """A record with a time that counts."""
-    record = found.get((op, workload, backend, policy))
-    return record if record is not None and record.status == "ok" else None
-
-
 def _time(record: Record | None) -> float | None:
     return None if record is None else record.time_s
-
-
-def _of(record: Record | None, ours: Record) -> str:
-    """How many times as long as ours."""
-    return MISSING if record is None or not record.time_s or not ours.time_s else times(record.time_s / ours.time_s)
 
 
 def _workloads(found: Times, op: str, preset: str) -> list[str]:
@@ -109,7 +90,7 @@ def _rates(record: Record) -> list[str]:
 
 def _dense(found: Times) -> float | None:
     """TFLOP/s of torch._scaled_mm at 8192³."""
-    record = _ok(found, "scaled_grouped_mm", "fp8-large/fp8-e1-m8192-n8192-k8192", "dense")
+    record = ok(found, "scaled_grouped_mm", "fp8-large/fp8-e1-m8192-n8192-k8192", "dense")
     return None if record is None else record.tflops
 
 
@@ -117,7 +98,7 @@ def _sweep(found: Times) -> list[str]:
     op, body, ratios = "scaled_grouped_mm", [], []
     dense = _dense(found)
     for name in _workloads(found, op, "fp8-sweep"):
-        ours = _ok(found, op, name, OURS)
+        ours = ok(found, op, name, OURS)
         if ours is None or ours.time_s is None:
             continue
         s = ours.shape
@@ -128,11 +109,11 @@ def _sweep(found: Times) -> list[str]:
             share = ours.flops / (theirs * 1e-6) / 1e12 / _DEEP_GEMM_DENSE
             ratios.append(ours.tflops / dense / share)
             against = times(ratios[-1])
-        eager = _ok(found, op, name, OURS, "eager")
+        eager = ok(found, op, name, OURS, "eager")
         body.append(
             [
                 str(groups), str(rows), str(n), str(k), *_rates(ours), micros(_time(eager)),
-                _of(_ok(found, op, name, "torch"), ours), _of(_ok(found, op, name, "bf16"), ours),
+                to_ours(ok(found, op, name, "torch"), ours), to_ours(ok(found, op, name, "bf16"), ours),
                 MISSING if theirs is None else significant(theirs), against,
             ]
         )  # fmt: skip
@@ -159,9 +140,9 @@ def _sweep(found: Times) -> list[str]:
 def _large(found: Times) -> list[str]:
     op, body = "scaled_grouped_mm", []
     for name in _workloads(found, op, "fp8-large"):
-        ours = _ok(found, op, name, OURS)
+        ours = ok(found, op, name, OURS)
         if ours is not None:
-            others = (_of(_ok(found, op, name, rival), ours) for rival in ("dense", "copy", "torch", "bf16"))
+            others = (to_ours(ok(found, op, name, rival), ours) for rival in ("dense", "copy", "torch", "bf16"))
             body.append([cell(name.partition("/")[2]), *_rates(ours), *others])
     header = ["workload", "µs", "TFLOP/s", "TB/s", "of bound", "dense", "copy", "torch", "bf16"]
     return [markdown_table(header, body)] if body else []
@@ -170,17 +151,17 @@ def _large(found: Times) -> list[str]:
 def _causes(found: Times) -> list[str]:
     op, body = "fp8_causes", []
     for name in _workloads(found, op, "fp8-causes"):
-        ours, eager = _ok(found, op, name, OURS), _ok(found, op, name, OURS, "eager")
+        ours, eager = ok(found, op, name, OURS), ok(found, op, name, OURS, "eager")
         if ours is None or ours.time_s is None:
             continue
-        variants = [_ok(found, op, name, f"{OURS}-{v}") for v in ("row", "vector", "triton_fp8", "padded")]
-        padded = _ok(found, op, name, f"{OURS}-padded", "eager")
+        variants = [ok(found, op, name, f"{OURS}-{v}") for v in ("row", "vector", "triton_fp8", "padded")]
+        padded = ok(found, op, name, f"{OURS}-padded", "eager")
         wrong = found.get((op, name, "multiplied", "eager")) or found.get((op, name, "multiplied", "graph"))
         error = MISSING if wrong is None or wrong.rel_error is None else significant(wrong.rel_error)
         body.append(
             [
-                cell(name.partition("/")[2]), micros(ours.time_s), *(_of(v, ours) for v in variants),
-                micros(_time(eager)), MISSING if eager is None else _of(padded, eager), error,
+                cell(name.partition("/")[2]), micros(ours.time_s), *(to_ours(v, ours) for v in variants),
+                micros(_time(eager)), MISSING if eager is None else to_ours(padded, eager), error,
             ]
         )  # fmt: skip
     if not body:
@@ -195,9 +176,9 @@ def _causes(found: Times) -> list[str]:
 def _quantisers(found: Times) -> list[str]:
     op, body = "quantize_fp8", []
     for name in _workloads(found, op, "quantize"):
-        ours = _ok(found, op, name, OURS)
+        ours = ok(found, op, name, OURS)
         if ours is not None:
-            others = (_of(_ok(found, op, name, rival), ours) for rival in ("copy", "torch.compile", "torch"))
+            others = (to_ours(ok(found, op, name, rival), ours) for rival in ("copy", "torch.compile", "torch"))
             rate = significant((ours.gbps or 0.0) / 1e3)
             body.append([cell(name.partition("/")[2]), micros(ours.time_s), rate, *others])
     header = ["call", "µs", "TB/s", "copy", "torch.compile", "torch"]
@@ -214,8 +195,7 @@ def weight_nbytes(model: str, kind: str) -> float:
 def _both(found: Times, op: str, model: str, phase: str, backend: str) -> float | None:
     """Seconds of both products of a layer, or None unless both were measured."""
     each = [
-        _time(_ok(found, op, f"int4-models/{model}-{projection}-{phase}", backend))
-        for projection in ("gate-up", "down")
+        _time(ok(found, op, f"int4-models/{model}-{projection}-{phase}", backend)) for projection in ("gate-up", "down")
     ]
     return None if None in each else sum(t for t in each if t)
 
