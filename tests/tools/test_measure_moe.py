@@ -63,7 +63,7 @@ def test_the_page_reads_what_is_measured(run, monkeypatch):
     monkeypatch.setattr(page, "_rounding", lambda: [])
     status, parts = run("--size", "64,64,32,8,2", "--seconds", "100")
     assert status == 0 and [p["part"] for p in parts] == ["run", "sizes", "stages", "kernels", "kernels"]
-    text = page.blocks(run.path, Device.by_name("h200"))
+    text = page.blocks(run.path, (), Device.by_name("h200"))
     assert text["layer"].count("eager, gathered by token") == 1 and "The stages sum to" in text["stages"]
     shipped = page.shipped_moe("nvidia-h200")
     for part in read_parts(shipped):
