@@ -15,9 +15,9 @@ MACHINES = {80: Machine(108, False), 90: Machine(132, True), 100: Machine(148, T
 ROWS = 4096
 # Columns: tiny, short, odd, of models, and as long as they come; odd ones cannot be loaded 16 bytes at a time.
 COLS = {
-    80: (256, 1023, 5120, 32768),
-    90: (1, 100, 256, 768, 1023, 4096, 5120, 8192, 32768, 131072, 262144),
-    100: (768, 32768),
+    80: (1023, 5120),
+    90: (1, 256, 768, 1023, 4096, 5120, 32768, 131072, 262144),
+    100: (768,),
 }
 WHOLE = 16
 

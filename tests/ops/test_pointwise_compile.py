@@ -94,6 +94,6 @@ def test_laplacian_of_any_width(dtype):
 @pytest.mark.parametrize("dtype", DTYPES[:2], ids=str)
 def test_laplacian_configs(dtype):
     u, out = grid(8192, 8192, dtype, "zero")
-    for config in stencil.configs(1, 8192, 8192 * dtype.itemsize // 16, 132):
+    for config in stencil.configs(1, 8192, 8192 * dtype.itemsize // 16, 132)[::2]:
         found, _ = compiled(90, stencil.launch, u, out, "zero", 1.0, config)
         assert found.spills == 0 and found.smem_bytes == 0, (config, str(found))

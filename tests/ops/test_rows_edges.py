@@ -78,7 +78,7 @@ else:
 
     @pytest.mark.parametrize("config", CONFIGS, ids=str)
     @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-    @pytest.mark.parametrize("cols", [1, 7, 9, 17, 63, 257])
+    @pytest.mark.parametrize("cols", [1, 9, 63, 257])
     def test_values_and_gradients(cols, dtype, config):
         if not fits(config, cols):
             pytest.skip("too many pieces")
@@ -113,7 +113,7 @@ else:
         assert_softmax_gradient(softmax.softmax_backward_rows(dy, y), dy, y)
 
     @pytest.mark.parametrize("config", CONFIGS, ids=str)
-    @pytest.mark.parametrize("value", [NAN, INF, -INF])
+    @pytest.mark.parametrize("value", [NAN, -INF])
     @pytest.mark.filterwarnings("ignore::RuntimeWarning")
     def test_neighbours_do_not_count(value, config):
         x = random((ROWS, 61), torch.float32, 0)
@@ -123,8 +123,8 @@ else:
         dx = softmax.softmax_backward_rows(x, torch.softmax(x, -1), config)
         assert dx[::2].isfinite().all() and dx[1::2].isnan().all()
 
-    @pytest.mark.parametrize("col", [0, 2, 30, 57, 60])
-    @pytest.mark.parametrize("value", [NAN, INF, -INF, 3e38])
+    @pytest.mark.parametrize("col", [0, 30, 60])
+    @pytest.mark.parametrize("value", [NAN, INF, 3e38])
     @pytest.mark.filterwarnings("ignore::RuntimeWarning")
     def test_every_element_counts(value, col):
         x = random((ROWS, 61), torch.float32, 0)
