@@ -1,16 +1,33 @@
-"""Commands as a user types them, each in a process of its own."""
+"""Commands as a user types them, each in a process of its own; mistakes, which measure nothing, in this one."""
 
+import contextlib
+import io
 import json
 import re
 import subprocess
 import sys
+from unittest import mock
 
 import pytest
+
+from expertile.cli import main
 
 
 def expertile(*args, cwd=None, timeout=200):
     command = [sys.executable, "-m", "expertile", *map(str, args)]
     return subprocess.run(command, capture_output=True, text=True, cwd=cwd, timeout=timeout, check=False)
+
+
+def mistaken(*args, cwd):
+    """`expertile` for a command that ends before anything is measured, without the seconds that a process takes."""
+    command, out, err, code = ["expertile", *map(str, args)], io.StringIO(), io.StringIO(), 0
+    with contextlib.chdir(cwd), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            with mock.patch.object(sys, "argv", command):
+                main()
+        except SystemExit as end:
+            code = end.code or 0
+    return subprocess.CompletedProcess(command, code, out.getvalue(), err.getvalue())
 
 
 @pytest.fixture(scope="module")
@@ -122,7 +139,7 @@ def test_explain_for_a_gpu_that_is_not_here():
     ],
 )
 def test_a_users_mistake_is_one_line(args, message, tmp_path):
-    done = expertile(*args, cwd=tmp_path)
+    done = mistaken(*args, cwd=tmp_path)
     assert done.returncode == 2, done.stdout + done.stderr
     assert re.search(message, done.stderr, re.S), done.stderr
     assert "Traceback" not in done.stderr and len(done.stderr.strip().splitlines()) <= 3

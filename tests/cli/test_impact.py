@@ -10,7 +10,7 @@ from rich.console import Console
 
 from expertile.cli.impact import arithmetic, show
 from expertile.lab.record import append
-from tests.cli.test_cli import expertile
+from tests.cli.test_cli import expertile, mistaken
 from tests.lab.test_impact import PAIR, bert
 
 
@@ -84,5 +84,5 @@ def test_the_shipped_records_serve_the_mixture_models():
     ],
 )
 def test_a_users_mistake_is_one_line(args, message, tmp_path):
-    done = expertile("impact", *args, cwd=tmp_path)
+    done = mistaken("impact", *args, cwd=tmp_path)
     assert done.returncode == 2 and message in done.stderr, done.stdout + done.stderr

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from tests.cli.test_cli import expertile
+from tests.cli.test_cli import expertile, mistaken
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +83,7 @@ def test_compare_with_a_part_is_no_regression(bench, tmp_path):
 def test_a_mistake_is_one_line_before_anything_is_measured(args, message, tmp_path):
     (tmp_path / "mine.py").write_text("def fn(a, b, offs):\n    return a\n")
     (tmp_path / "bad.py").write_text("import nothing_of_that_name\n")
-    done = expertile("bench", *args, cwd=tmp_path)
+    done = mistaken("bench", *args, cwd=tmp_path)
     assert done.returncode == 2, done.stdout + done.stderr
     (line,) = done.stderr.strip().splitlines()
     assert line.startswith("expertile: ") and message.split(".*")[0] in line

@@ -18,7 +18,7 @@ from expertile.cli.traffic import (
 from expertile.device import Device
 from expertile.lab.record import append
 from expertile.lab.traffic import formulas
-from tests.cli.test_cli import expertile
+from tests.cli.test_cli import expertile, mistaken
 from tests.lab.records import timed
 from tests.lab.traffic.test_measured import ENV, SOFTMAX, WAYS, measure, two_kernels
 
@@ -121,6 +121,6 @@ def test_the_command_for_a_grouped_product_adds_traffic_to_what_it_said():
     ],
 )
 def test_a_users_mistake_is_one_line(args, message, tmp_path):
-    done = expertile("explain", "--gpu", "h200", *args, cwd=tmp_path)
+    done = mistaken("explain", "--gpu", "h200", *args, cwd=tmp_path)
     assert done.returncode == 2 and message in done.stderr, done.stdout + done.stderr
     assert "Traceback" not in done.stderr
