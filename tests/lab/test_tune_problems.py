@@ -6,7 +6,7 @@ import math
 import pytest
 
 from expertile.device import Device
-from expertile.lab.tune_problems import DIMS, GROUPS, design, fits, group_sizes, known, problems, seed_of
+from expertile.lab.tune_problems import DIMS, GROUPS, design, fits, grid, group_sizes, known, problems, seed_of
 from expertile.ops.grouped_mm.problem import Layout
 from expertile.ops.grouped_mm.tuned import features_of
 
@@ -34,6 +34,17 @@ def test_the_design_fills_the_space(designed):
 def test_everything_fits_and_names_are_unique(designed):
     assert all(fits(w, H200) for w in designed)
     assert len({w.name for w in designed}) == len(designed)
+
+
+def test_the_grid_has_neighbours_on_all_sides():
+    found = grid(H200)
+    assert len({w.name for w in found}) == len(found) > 400 and all(fits(w, H200) for w in found)
+    kinds = {(w.layout, w.b_layout) for w in found}
+    assert kinds == {(Layout.RAGGED_M, "nk"), (Layout.RAGGED_M, "kn"), (Layout.RAGGED_K, "kn")}
+    rows = {sum(w.group_sizes) // w.groups for w in found if w.groups == 128}
+    assert {16, 128, 1024} <= rows
+    assert {features_of(w.problem("cuda")).skew for w in found} == {"even", "skewed"}
+    assert [w.name for w in grid(H200)] == [w.name for w in found]
 
 
 def test_seeds():

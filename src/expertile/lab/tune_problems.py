@@ -1,4 +1,4 @@
-"""Which problems `expertile tune` measures: known shapes and their gradients, and a space-filling design.
+"""Which problems `expertile tune` measures: known shapes, a grid of layers of models, and a space-filling design.
 
 The design is a scrambled Sobol sequence (Owen, "Scrambling Sobol' and Niederreiter-Xing points", J. Complexity 14,
 1998) over rows and groups (log-uniform), K and N (values that models have), layout, dtype and spread of rows: every
@@ -28,6 +28,11 @@ MOST_ROWS, MOST_GROUPS = 262144, 512
 _KIND_SHARES = (("forward", 0.42), ("dgrad", 0.2), ("wgrad", 0.23), ("batched", 0.15))
 _DTYPE_SHARES = (("bf16", 0.8), ("fp16", 0.17), ("fp32", 0.03))
 _ROUTING_SHARES = (("uniform", 0.5), ("balanced", 0.2), ("zipf(1)", 0.2), ("one", 0.1))
+# What the grid crosses: groups, rows of a group, and (K, N) as layers of models have them.
+_GRID_GROUPS = (8, 32, 128)
+_GRID_ROWS = (16, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 2048, 4096)
+_GRID_ROUTINGS = ("uniform", "zipf(1)")
+_GRID_LAYERS = ((2048, 1536), (4096, 2048), (1024, 4096), (7168, 4096), (4096, 14336))
 _MOST_FLOPS = 3e12  # some 5 ms on the largest GPU: what is larger costs seconds and tells nothing new
 _MEMORY_SHARE = 0.03  # of the device, for one set of operands
 # The draw of problem i of a design has the seed  seed * _SEED_STEP + i.
@@ -57,6 +62,25 @@ def design(device: Device, seed: int = 0, preset_name: str = "tune", any_count: 
             yield workload
 
 
+def grid(device: Device, seed: int = 0, preset_name: str = "tune") -> tuple[Workload, ...]:
+    """Every combination of groups, rows and layers that fits, forward and both gradients in bfloat16, and the half of
+    them with skewed rows as well: neighbours on all sides for the problems of MoE layers."""
+    found = []
+    for groups, rows, (k, n), routing in itertools.product(_GRID_GROUPS, _GRID_ROWS, _GRID_LAYERS, _GRID_ROUTINGS):
+        if routing != "uniform" and rows in (96, 192, 384, 768, 4096):
+            continue
+        sizes = group_sizes(routing, groups * rows, groups, seed)
+        name, label = f"{groups}x{rows}-{k}-{n}-{routing}", f"{routing} seed={seed}"
+        found.append(ragged_m(f"grid-forward-{name}", preset_name, sizes, k, n, "bf16", routing=label))
+        if rows in (64, 128, 256, 512, 1024, 2048):
+            if routing == "uniform":
+                found.append(
+                    ragged_m(f"grid-dgrad-{name}", preset_name, sizes, k, n, "bf16", b_layout="kn", routing=label)
+                )
+            found.append(wgrad(f"grid-wgrad-{name}", preset_name, sizes, k, n, "bf16", routing=label))
+    return tuple(w for w in found if fits(w, device))
+
+
 def seed_of(routing: str) -> int | None:
     """The seed of the `design` that drew group sizes with this label; None where it names none."""
     found = re.search(r"seed=(\d+)$", routing)
@@ -64,9 +88,11 @@ def seed_of(routing: str) -> int | None:
 
 
 def problems(device: Device, seed: int = 0) -> Iterator[Workload]:
-    """Known shapes and designed ones in turn, then designed ones without end; the order in which to measure."""
+    """Known shapes, then the grid's, each of them and a designed one in turn, then designed ones without end; the order
+    in which to measure."""
     designed = design(device, seed)
-    for workload in known(device, seed):
+    on_grid = grid(device, seed) if device.kind == "cuda" else ()
+    for workload in (*known(device, seed), *on_grid):
         yield workload
         yield next(designed)
     yield from designed
