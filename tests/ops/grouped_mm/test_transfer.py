@@ -77,6 +77,14 @@ def test_what_screening_took_off_was_slower_than_what_is_listed():
     assert expected_seconds([rival()], features(), [], H200) == [None]
 
 
+def test_an_order_that_a_neighbour_does_not_know_counts_as_the_best_of_its_like():
+    near = [(0.0, measured(timed(1e-3), timed(1.5e-3, group_m=16), timed(2e-3, block_m=64)))]
+    rivals = [rival(group_m=4), rival(), rival(group_m=16), rival(block_m=64), rival(block_m=32)]
+    new, best, other, slow, screened = expected_slowdowns(rivals, near)
+    assert new == best == 0 and other == pytest.approx(math.log(1.5)) and slow == pytest.approx(math.log(2.0))
+    assert 0 < screened, "no tile of that height is listed"
+
+
 def test_raster_order_counts_only_where_configs_differ_by_it():
     near = [(0.0, measured(timed(1e-3), timed(1.5e-3, group_m=2)))]
     assert expected_slowdowns([rival(group_m=4)], near) == [0.0], "derived from the problem: the tile decides"

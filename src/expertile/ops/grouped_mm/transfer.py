@@ -5,8 +5,8 @@ is the mean of its slowdowns over the neighbours, in logarithms, the nearer coun
 carries over from problem to problem far better than how long each takes. What takes a problem as a whole is carried
 over separately, in proportion to its bound by compute and memory.
 
-A candidate that a neighbour does not list was screened out there, so it was slower than those listed; it counts with a
-penalty.
+A candidate that a neighbour does not list counts as the best listed one that differs from it in the L2 raster order
+alone. Where there is none it was screened out, so it was slower than those listed; it counts with a penalty.
 """
 
 from __future__ import annotations
@@ -68,6 +68,7 @@ def expected_slowdowns(rivals: Sequence[Rival], near: Sequence[tuple[float, Meas
     """For each rival the weighted mean of log(time / best time) over the neighbours that ran its backend, or None."""
     names = [r.backend.name for r in rivals]
     keys = _comparable(rivals)
+    likes = [r.keys[1] for r in rivals]
     sums = [0.0] * len(rivals)
     weights = [0.0] * len(rivals)
     for distance, measured in near:
@@ -75,6 +76,8 @@ def expected_slowdowns(rivals: Sequence[Rival], near: Sequence[tuple[float, Meas
         slowdowns, backends = measured.slowdowns, measured.backends
         for i, key in enumerate(keys):
             log = slowdowns.get(key)
+            if log is None:
+                log = slowdowns.get(likes[i])
             if log is None:
                 of_backend = backends.get(names[i])
                 if of_backend is None:

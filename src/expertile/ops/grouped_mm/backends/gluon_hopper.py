@@ -162,8 +162,8 @@ _CANDIDATES = (
 
 def _default(problem: Problem, device: Device) -> Config:
     """The schedule for a problem: rules fitted to 393 problems measured on an H200 with every config (8 to 128 groups,
-    16 to 4096 rows, even and skewed; 768 to 14336 columns). In geometric mean they lose 1.4 % to the best config of each
-    problem, where group sizes are known to nobody; no config alone loses less than 4 %."""
+    16 to 4096 rows, even and skewed; 768 to 14336 columns). In geometric mean they lose 1.4 % to the best config of
+    each problem, where group sizes are known to nobody; no config alone loses less than 4 %."""
     p = problem
     if p.layout is Layout.RAGGED_K:
         return _wgrad_default(p)
