@@ -1,5 +1,7 @@
 """The FP8 quantisers on a GPU: every config bit for bit, fused forms, graphs, torch.compile, other streams of rows."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -99,10 +101,11 @@ def test_configs_of_tokens(source):
 
 
 @pytest.mark.parametrize("source", launches.SOURCES)
-def test_configs_of_tiles(source):
-    for config in launches.tiles_configs(source):
+def test_configs_of_strips(source):
+    default = launches.strips_config(source)
+    for config in (default, replace(default, per_program=3), replace(default, staged=not default.staged)):
         check_config_of_tokens(config, source)
-    check_config_of_tokens(launches.tiles_configs(source)[0], source, 1000)
+    check_config_of_tokens(default, source, 1000)
 
 
 @pytest.mark.parametrize(

@@ -72,6 +72,21 @@ def test_neighbours_of_odd_rows_do_not_count(cols, dtype):
     assert_softmax_gradient(dx[::2], dy[::2], y[::2])
 
 
+@pytest.mark.parametrize("cols", [257, 4097, 20001, 50257])
+@pytest.mark.parametrize("norm", NORMS)
+def test_norms_of_odd_rows(norm, cols):
+    """More rows than programs, so that those that stay take several; every second row is NaN, which is next to all."""
+    norm, centered = NORMS[norm]
+    for dtype in DTYPES:
+        x = random((601, cols), dtype, 0, "cuda")
+        x[1::2] = float("nan")
+        weight, bias = random((cols,), torch.float32, 1, "cuda"), random((cols,), torch.float32, 2, "cuda")
+        y = norm(x, weight, bias, eps=1e-5) if centered else norm(x, weight, eps=1e-5)
+        assert y[1::2].isnan().all()
+        want = norm_checks.norm64(x[::2].double(), weight.double(), bias.double() if centered else None, 1e-5, centered)
+        assert_close(y[::2], want, "y")
+
+
 @pytest.mark.parametrize("offset", [1, 4, 8])
 def test_odd_rows_that_start_inside_a_word(offset):
     x = random((19 * 4097 + offset,), torch.bfloat16, 0, "cuda")[offset:].view(19, 4097)

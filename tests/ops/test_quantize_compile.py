@@ -3,6 +3,8 @@ it."""
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 import triton
@@ -69,18 +71,19 @@ def test_tokens(source):
         (90, "swiglu_interleaved", 2048, BF16), (90, "rms_norm", 4096, BF16),
     ],
 )  # fmt: skip
-def test_tiles(arch, source, k, dtype):
+def test_strips(arch, source, k, dtype):
     x = torch.empty(4096, 2 * k if source.startswith("swiglu") else k, dtype=dtype)
-    with compile_only(arch) as kernels:
-        launches.quantize_tokens(x, OFFS, source, torch.empty(k) if source == "rms_norm" else None, 1e-6)
-    found = resources(kernels[-1], arch)
-    assert found.name == "quantize_tiles_kernel" and found.fits, str(found)
-    # Two programs of 16 warps share an SM. What a loop leaves as it was may be kept in memory, a few words a thread.
-    small = found.registers <= 64 or (found.num_warps == 8 and found.registers <= 128)
-    assert small and found.spills <= 160 and found.stack_bytes <= 256, str(found)
-    assert found.opcodes["LDGSTS"] and wide(found)["store"] == 32 // found.num_warps
-    # Values are turned in words, nothing smaller.
-    assert "st.shared.b8" not in found.ptx and "st.shared.b16" not in found.ptx
+    weight = torch.empty(k) if source == "rms_norm" else None
+    found = compiled(arch, lambda: launches.quantize_tokens(x, OFFS, source, weight, 1e-6), most_spilled=8)
+    assert found.name == "quantize_strips_kernel" and found.registers <= 128
+    # Programs that share an SM: as many as registers allow, four of 4 warps or two of 8.
+    assert found.smem_bytes <= 228 * 1024 * found.num_warps // 16 - 1024
+    staged = launches.strips_config(source).staged
+    assert found.opcodes["LDGSTS"] and found.opcodes["BAR"] == (4 if staged else 3), str(found)
+    # Strips go out as they are held, 16 bytes of a channel of 4 warps' and 8 of 8; or by way of shared memory, 16.
+    words = 4 if staged else 16 // found.num_warps
+    assert found.ptx.count(f"st.global.v{words}.b32") >= 4 and "st.shared.b8" not in found.ptx
+    assert not re.search(r"st\.global\S*\.b(8|16)", found.ptx)
 
 
 @pytest.mark.parametrize("k", [2048, 4096, 7168, 14336])

@@ -14,6 +14,7 @@ COLUMNS = (1, 7, 128, 200, 256, 600, 768, 1000, 1024, 2000, 2048, 3000, 4096, 51
 CHOICES = {
     "softmax": (lambda *a: choose.forward(*a), 1),
     "layer_norm": (lambda *a: choose.forward(*a, vectors=2), 1),
+    "cut_layer_norm": (lambda *a: choose.cut_norm(*a, vectors=2) or choose.forward(*a, vectors=2), 1),
     "rms_norm": (lambda *a: choose.forward(*a, vectors=1), 1),
     "softmax_backward": (choose.softmax_backward, 2),
     "layer_norm_backward": (choose.norm_backward, 2),
@@ -43,6 +44,18 @@ def test_fits_the_machine(name, rows, itemsize):
         assert config.cluster == 1 or config.block_rows <= 4
         if config.cluster > 1 and config.block_rows > 1:
             assert config.block_cols * itemsize >= 32 * 16 * config.num_warps, (cols, config)
+
+
+def test_norms_of_rows_that_are_cut():
+    """Programs that have a row alone, or share it and stay; rows that neither is measured for are not cut."""
+    for cols in (256, 1000, 4096, 16384):
+        assert choose.cut_norm(4096, cols, 2, H200).cluster == 1
+    for cols in (16392, 20000, 32768, 50256, 65536):
+        config = choose.cut_norm(4096, cols, 2, H200)
+        assert config.cluster > 1 and config.programs_per_sm > 1
+        assert choose.cut_norm(4096, cols, 2, H200, inputs=2) is None
+        assert choose.cut_norm(4096, cols, 2, Machine(108, False)) is None
+    assert choose.cut_norm(4096, 65544, 2, H200) is None
 
 
 @pytest.mark.parametrize("name", CHOICES)

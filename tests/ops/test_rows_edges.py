@@ -1,4 +1,5 @@
-"""Softmax of rows that are no multiple of 16 bytes, cut into bodies and edges: values, neighbours, loads, spills."""
+"""Softmax and norms of rows that are no multiple of 16 bytes, cut into bodies and edges: values, neighbours, loads,
+spills."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ import torch
 
 from expertile.ops import _rows, softmax
 from expertile.ops import _rows_choose as choose
+from expertile.ops import _rows_norm_launch as norms
 from expertile.ops._rows import RowConfig, vector
 from tests.ops.row_cases import DTYPES, assert_close, assert_softmax_gradient, random
 from tests.ops.row_compile import MACHINES, compiled
@@ -55,6 +57,22 @@ if not interpreter.active():
         assert any(m.startswith("st") for m in wide) and any(not m.startswith("st") for m in wide), moves
         alone = len(moves) - len(wide) - sum(m.startswith(("cp.async.commit", "cp.async.wait")) for m in moves)
         assert alone <= 9, moves
+
+    @pytest.mark.compile
+    @pytest.mark.parametrize("rows, cols, centered, residual", [
+        (8192, 1001, False, True), (8192, 1001, True, False), (8192, 20001, False, False), (4096, 50257, True, False),
+    ])  # fmt: skip
+    def test_bodies_of_norms_move_in_vectors(monkeypatch, rows, cols, centered, residual):
+        monkeypatch.setattr(norms, "machine", lambda index: MACHINES[90])
+        x = torch.empty(rows, cols, dtype=torch.bfloat16)
+        weight = torch.empty(cols)
+        arguments = (x, x if residual else None, weight, weight if centered else None, 1e-6, centered, True)
+        (found,) = compiled(90, lambda: norms.forward(*arguments))
+        assert found.fits and found.spills <= 4, str(found)
+        # No row is stored, none is copied in single elements but its edges.
+        stores = re.findall(r"st\.global[.\w]*b16\b", found.ptx)
+        assert len(re.findall(r"st\.global[.\w]*v4", found.ptx)) >= 2 + residual
+        assert len(stores) <= 2 * (1 + residual), stores
 
 else:
     interpreter.repair()
@@ -130,3 +148,26 @@ else:
         x = random((ROWS, 61), torch.float32, 0)
         x[:, col] = value
         torch.testing.assert_close(softmax.softmax_rows(x), torch.softmax(x, -1), equal_nan=True)
+
+    @pytest.mark.parametrize("config", CONFIGS, ids=str)
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+    @pytest.mark.parametrize("cols", [9, 61])
+    @pytest.mark.parametrize("centered, with_residual", [(False, True), (True, False), (True, True)])
+    def test_norms(cols, dtype, config, centered, with_residual):
+        if not fits(config, cols):
+            pytest.skip("too many pieces")
+        x, residual = random((ROWS, cols), dtype, 0) + 3, random((ROWS, cols), dtype, 1)
+        weight, bias = random((cols,), torch.float32, 2), random((cols,), torch.float32, 3)
+        h = (x.float() + residual.float()).to(dtype) if with_residual else x
+        wide = h.double()
+        mean = wide.mean(-1, keepdim=True) if centered else 0.0
+        rstd = ((wide - mean).square().mean(-1, keepdim=True) + 1e-5).rsqrt()
+        y, total, found_mean, found_rstd = norms.forward(
+            x, residual if with_residual else None, weight, bias, 1e-5, centered, True, config
+        )
+        assert_close(y, (wide - mean) * rstd * weight.double() + bias.double(), "y", 4.0)
+        torch.testing.assert_close(found_rstd.double(), rstd[:, 0], rtol=1e-5, atol=0)
+        if centered:
+            torch.testing.assert_close(found_mean.double(), mean[:, 0], rtol=1e-5, atol=1e-6)
+        if with_residual:
+            assert torch.equal(total, h)

@@ -8,7 +8,6 @@ from math import gcd
 import torch
 import triton
 
-from expertile.ops._quantize_gluon_kernels import quantize_tiles_kernel
 from expertile.ops._quantize_kernels import (
     quantize_norm_kernel,
     quantize_rows_kernel,
@@ -16,6 +15,7 @@ from expertile.ops._quantize_kernels import (
     quantize_weights_kernel,
     rstd_kernel,
 )
+from expertile.ops._quantize_strips_kernel import quantize_strips_kernel
 from expertile.ops._rows import as_rows, machine, unit
 from expertile.ops._rows_launch import launch
 from expertile.quant import TOKEN_BLOCK, aligned_offs
@@ -26,6 +26,8 @@ SOURCES = ("plain", "swiglu", "swiglu_interleaved", "rms_norm")
 _MOST_HELD = 256
 _READ = ""  # plainly, which an H200 likes better than "evict_first": see _rows_tile.py
 _FARTHEST_ROW = 2**23  # elements between two rows
+# So that 16 warps of the kernel that holds strips share an SM.
+_STRIPS_REGISTERS = 128
 
 Optional = torch.Tensor | None
 Quantized = tuple[torch.Tensor, torch.Tensor]  # e4m3 values, float32 scales
@@ -64,12 +66,14 @@ class TokensConfig:
 
 
 @dataclass(frozen=True)
-class TilesConfig:
-    """As `TokensConfig`, of the kernel that holds a tile: `per_program` of them by `num_warps` warps, 8 or 16."""
+class StripsConfig:
+    """As `TokensConfig`, of the kernel that holds a tile in strips: `per_program` of them by 4 or 8 warps.
+
+    `staged`: the transposed copy goes through shared memory."""
 
     per_program: int
-    num_warps: int = 16
-    most_registers: int | None = 64
+    num_warps: int
+    staged: bool = False
 
 
 @dataclass(frozen=True)
@@ -115,11 +119,11 @@ def tokens_configs(source: str, by: int = 16) -> tuple[TokensConfig, ...]:
     return warps8, *rest, *(replace(warps8, per_program=n) for n in (1, 2, 8))
 
 
-def tiles_configs(source: str) -> tuple[TilesConfig, ...]:
-    """Configs for tiles that are loaded once, the default first, for rows that 16-byte copies can take."""
+def strips_config(source: str, itemsize: int = 2) -> StripsConfig:
+    """Config for tiles that are loaded once and held in strips, of elements of so many bytes."""
     if source.startswith("swiglu"):
-        return TilesConfig(1), TilesConfig(2)
-    return TilesConfig(2), TilesConfig(8), TilesConfig(2, 8, 128)
+        return StripsConfig(1, 8, staged=True)
+    return StripsConfig(1, 4) if source == "plain" and itemsize == 2 else StripsConfig(2, 8)
 
 
 def holds_tiles(x_rows: torch.Tensor, source: str, by: int) -> bool:
@@ -217,7 +221,7 @@ def quantize_tokens(
     eps: float = 0.0,
     power_of_two: bool = False,
     both: bool = True,
-    config: TokensConfig | TilesConfig | None = None,
+    config: TokensConfig | StripsConfig | None = None,
 ) -> tuple[Quantized | None, Quantized, torch.Tensor]:
     """Launch the kernel that reads 128 tokens × 128 channels once: (rows as `quantize_rows` makes them if `both`, the
     transposed copy, its offs)."""
@@ -238,16 +242,18 @@ def quantize_tokens(
     rstd = _rstd(x_rows, eps) if source == "rms_norm" else None
     by = unit(k, x_rows.stride(0))
     if config is None:
-        config = tiles_configs(source)[0] if holds_tiles(x_rows, source, by) else tokens_configs(source, by)[0]
+        held = holds_tiles(x_rows, source, by)
+        config = strips_config(source, x.element_size()) if held else tokens_configs(source, by)[0]
     chunks = -(-blocks // config.per_program)
     tensors = (x_rows, weight, rstd, offs.contiguous(), values, scales, turned, turned_scales, ends)
     scalars = (tokens, k // by, x_rows.stride(0) // by, room, groups, chunks)
     constants = (source, by, max(32, triton.next_power_of_2(groups)), config.per_program)
     last = (k % BLOCK == 0, power_of_two, _divide(x, source, power_of_two))
-    if isinstance(config, TilesConfig):
+    if isinstance(config, StripsConfig):
         launch(
-            quantize_tiles_kernel, token_blocks * chunks, tensors, scalars,
-            (*constants, *last), num_warps=config.num_warps, most_registers=config.most_registers,
+            quantize_strips_kernel, token_blocks * chunks, tensors, scalars,
+            (*constants, *last, config.staged),
+            num_warps=config.num_warps, most_registers=_STRIPS_REGISTERS,
         )  # fmt: skip
     else:
         launch(

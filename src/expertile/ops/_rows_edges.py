@@ -29,6 +29,17 @@ def cut(rows, C, VECTOR: tl.constexpr):
 
 
 @triton.jit
+def slice_length(row, C, rank, SLICE: tl.constexpr, VECTOR: tl.constexpr):
+    """Elements of a row's slice `rank`, of SLICE elements of the body or fewer; the first has the edges too."""
+    if VECTOR > 1:
+        _, body = cut(row, C, VECTOR)
+        edges = tl.where(rank == 0, C - body, 0)
+        return tl.minimum(tl.maximum(body - rank * SLICE, 0), SLICE) + edges
+    else:
+        return tl.minimum(tl.maximum(C - (rank + 0 * row) * SLICE, 0), SLICE)
+
+
+@triton.jit
 def place(rows, R, C, rank, VECTOR: tl.constexpr):
     """Columns of the edges of `rows` [1, BLOCK_R], head then tail, [2 * VECTOR, BLOCK_R], and which lanes have one.
     If several programs share a row, its edges are the first one's."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from math import gcd
+
 import torch
 import triton
 
 from expertile.ops import _rows_choose as choose
-from expertile.ops._rows import Machine, RowConfig, as_rows, machine, unit
+from expertile.ops._rows import Machine, RowConfig, as_rows, machine, unit, vector
 from expertile.ops._rows_launch import launch, programs
 from expertile.ops._rows_norm import norm_kernel, norm_streamed_kernel
 from expertile.ops._rows_norm_backward import (
@@ -43,9 +45,14 @@ def forward(
     residual_rows = None if residual is None else as_rows(residual)
     residual_stride = 0 if residual_rows is None else residual_rows.stride(0)
     here = machine(x.get_device())
+    cut = vector(y, *((x_rows,) if residual_rows is None else (x_rows, residual_rows)))
     if config is None:
-        vectors = 2 if weight is not None and bias is not None else 1
-        config = choose.forward(rows, cols, x.element_size(), here, vectors, 1 if residual is None else 2)
+        vectors, inputs = 2 if weight is not None and bias is not None else 1, 1 if residual is None else 2
+        if cut > 1:
+            config = choose.cut_norm(rows, cols // cut * cut, x.element_size(), here, vectors, inputs)
+        if config is None:
+            cut = 1
+            config = choose.forward(rows, cols, x.element_size(), here, vectors, inputs)
     by = unit(cols, x_stride, residual_stride)
     tensors = (x_rows, residual_rows, weight, bias, y, total, mean, rstd)
     strides = (cols // by, x_stride // by, residual_stride // by)
@@ -55,15 +62,21 @@ def forward(
             num_warps=config.num_warps,
         )  # fmt: skip
         return y, total, mean, rstd
-    pieces = config.pieces(cols)
+    pieces = config.pieces(cols // cut * cut)
+    count = programs(config, rows, here, x.get_device())
+    late = not config.programs_per_sm and _held_per_thread(config, cols) > 32
+    if cut > 1 and config.programs_per_sm:
+        # All tiles of a program are cut alike if it strides over a multiple of `cut` rows.
+        alike = cut // gcd(cut, config.block_rows)
+        count = count // alike * alike or count
+        late = count % alike != 0 and count < config.tiles(rows)
     constants = (
-        centered, by, config.block_rows, config.block_cols, pieces, config.cluster,
-        rows % config.block_rows == 0, cols == config.cluster * pieces * config.block_cols, _spread(config, x),
-        not config.programs_per_sm and _held_per_thread(config, cols) > 32, config.programs_per_sm > 0,
-        config.num_stages,
+        centered, by, config.block_rows, config.block_cols, pieces, config.cluster, rows % config.block_rows == 0,
+        cut == 1 and cols == config.cluster * pieces * config.block_cols, _spread(config, x), late,
+        config.programs_per_sm > 0, config.num_stages, cut,
     )  # fmt: skip
     launch(
-        norm_kernel, programs(config, rows, here, x.get_device()), tensors, (rows, *strides, eps), constants,
+        norm_kernel, count, tensors, (rows, *strides, eps), constants,
         num_warps=config.num_warps, cluster=config.cluster, most_registers=config.most_registers,
     )  # fmt: skip
     return y, total, mean, rstd
