@@ -24,253 +24,26 @@ from __future__ import annotations
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
-from triton.language.extra.cuda import libdevice
-from triton.runtime.jit import constexpr_function
 
-_SMALLEST_SCALE: gl.constexpr = gl.constexpr(2.0**-126)
-_LIFT_BELOW: gl.constexpr = gl.constexpr(2.0**-80)
-_LIFT: gl.constexpr = gl.constexpr(2.0**100)
-_UNLIFT: gl.constexpr = gl.constexpr(2.0**-100)
-_BY_448: gl.constexpr = gl.constexpr(float.fromhex("0x1.24924ap-9"))  # RN(1 / 448)
-_INFINITY: gl.constexpr = gl.constexpr(float("inf"))
-
-
-@constexpr_function
-def _powers(count):
-    """1, 2, 4, … below `count`."""
-    return [1 << i for i in range(count.bit_length() - 1)]
-
-
-@constexpr_function
-def strip_layout(warps, by_tokens=False, own=8):
-    """128 tokens × 128 channels in strips of 64 / warps tokens × 8 channels, 32 tokens a warp, numbered `by_tokens` or
-    by channels: of the same elements in the same thread, so that turning one into the other moves nothing. `own`: 4
-    for 128 × 64 words of two channels each."""
-    tokens = 64 // warps
-    along = [[p, 0] for p in _powers(tokens)]
-    across = [[0, p] for p in _powers(own)]
-    side_by_side = tokens  # strips of a warp
-    lanes = [[0, own * p] for p in _powers(side_by_side)] + [[tokens * p, 0] for p in _powers(32 // tokens)]
-    spread = [[32, 0], [64, 0]] + [[0, own * side_by_side * p] for p in _powers(warps // 4)]
-    return gl.DistributedLinearLayout(
-        along + across if by_tokens else across + along, lanes, spread, [], [128, 16 * own]
-    )
-
-
-@constexpr_function
-def turned_layout(warps):
-    """The same strips of the transposed tile, in words of four tokens: 128 channels × 32."""
-    held = strip_layout(warps, True)
-
-    def turned(bases):
-        return [[channel, token // 4] for token, channel in bases if channel or token >= 4]
-
-    return gl.DistributedLinearLayout(
-        turned(held.reg_bases), turned(held.lane_bases), turned(held.warp_bases), [], [128, 32]
-    )
-
-
-@constexpr_function
-def copy_layout(itemsize, width, warps):
-    """128 tokens × `width` elements, 16 bytes a thread, neighbouring threads side by side."""
-    vector = 16 // itemsize
-    across = min(32, width // vector)
-    return gl.BlockedLayout([1, vector], [32 // across, across], [warps, 1], [1, 0])
-
-
-@gluon.jit
-def _add(x, y):
-    return x + y
-
-
-@gluon.jit
-def _magnitude(x):
-    return x.to(gl.int32, bitcast=True) & 0x7FFFFFFF
-
-
-@gluon.jit
-def _larger(x, y):
-    return gl.maximum(x, y)
-
-
-@gluon.jit
-def _larger_halves(x, y):
-    return gl.inline_asm_elementwise("max.u16x2 $0, $1, $2;", "=r,r,r", [x, y], gl.int32, is_pure=True, pack=1)
-
-
-@gluon.jit
-def _half(bits, DTYPE: gl.constexpr):
-    """float32 of the 16-bit float in the low half of each word."""
-    if gl.bfloat16 == DTYPE:
-        return (bits << 16).to(gl.float32, bitcast=True)
-    else:
-        return bits.to(gl.int16).to(gl.float16, bitcast=True).to(gl.float32)
-
-
-@gluon.jit
-def _other_half(bits, DTYPE: gl.constexpr):
-    if gl.bfloat16 == DTYPE:
-        return (bits & -65536).to(gl.float32, bitcast=True)
-    else:
-        return _half(bits >> 16, DTYPE)
-
-
-@gluon.jit
-def _scale_of(largest, POWER: gl.constexpr):
-    """As `scale_of` of _quantize_kernels.py."""
-    amax = largest.to(gl.float32, bitcast=True)
-    small = amax < _LIFT_BELOW
-    lifted = gl.where(small, amax * _LIFT, amax)
-    by_448 = gl.full_like(lifted, _BY_448)
-    scale = lifted * by_448
-    scale = gl.fma(gl.fma(scale, gl.full_like(lifted, -448.0), lifted), by_448, scale)
-    scale = gl.where(small, scale * _UNLIFT, scale)
-    scale = gl.where(amax == _INFINITY, amax, scale)
-    scale = gl.where(scale < _SMALLEST_SCALE, _SMALLEST_SCALE, scale)
-    scale = gl.where(largest == 0, 1.0, scale)
-    if POWER:
-        bits = scale.to(gl.int32, bitcast=True)
-        up = (bits + 0x7FFFFF) & 0x7F800000
-        scale = gl.where(bits < 0x7F800000, up, bits).to(gl.float32, bitcast=True)
-    return scale
-
-
-@gluon.jit
-def _store_factors(factors, scale, WHICH: gl.constexpr, DIVIDE: gl.constexpr):
-    """What elements of blocks of that scale [128] are divided with: a pair of `factors`, (2 · WHICH, 2 · WHICH + 1).
-
-    See _quantize_kernels.py for the three ways to DIVIDE."""
-    if DIVIDE == 0:
-        factors[2 * WHICH].store(gl.div_rn(gl.full_like(scale, 1.0), scale))
-    elif DIVIDE == 1:
-        # As `in_two_parts` of _quantize_kernels.py.
-        one = gl.full_like(scale, 1.0)
-        high = gl.div_rn(one, scale)
-        above = gl.fma(-scale, high, one) < 0
-        high = (high.to(gl.int32, bitcast=True) - above.to(gl.int32)).to(gl.float32, bitcast=True)
-        rest = gl.fma(-scale, high, one)
-        factors[2 * WHICH].store(high)
-        factors[2 * WHICH + 1].store(gl.where(rest >= 0, rest * high, 0.0))
-    else:
-        lift = gl.where(scale < _LIFT_BELOW, _LIFT, 1.0)
-        factors[2 * WHICH].store(gl.div_rn(gl.full_like(scale, -1.0), scale * lift))
-        factors[2 * WHICH + 1].store(scale)
-
-
-@constexpr_function
-def _four_quotients(halves, again, divide):
-    """PTX that makes four e4m3 values, a word, of four sources and the factors of one block.
-
-    `halves`: which bfloat16 or float16 of four words, or of two where two are given for it, are divided; None: four
-    float32. `again`: taken out of their words otherwise than without, so that ptxas does it anew, which takes fewer
-    registers than keeping it."""
-    count = 4 if halves is None else len({word for word, _, _ in halves})
-    lines = [".reg .f32 x<4>, q<4>;", ".reg .b16 low, high, a, b;"]
-    for i in range(4):
-        if halves is None:
-            lines.append(f"mov.b32 x{i}, ${1 + i};")
-            continue
-        word, upper, bfloat = halves[i]
-        source = f"${1 + word}"
-        if bfloat and again:
-            lines.append(f"prmt.b32 x{i}, {source}, 0, {0x3244 if upper else 0x1044};")
-        elif bfloat:
-            lines.append(f"and.b32 x{i}, {source}, 0xffff0000;" if upper else f"shl.b32 x{i}, {source}, 16;")
-        else:
-            lines += [f"mov.b32 {{a, b}}, {source};", f"cvt.f32.f16 x{i}, {'b' if upper else 'a'};"]
-    first, second, third = (f"${1 + count + i}" for i in range(3))
-    for i in range(4):
-        if divide == 0:
-            lines.append(f"mul.rn.f32 q{i}, x{i}, {first};")
-        elif divide == 1:
-            lines += [f"mul.rn.f32 q{i}, x{i}, {second};", f"fma.rn.f32 q{i}, x{i}, {first}, q{i};"]
-        else:
-            lines += [f"mul.rn.f32 x{i}, x{i}, {third};", f"mul.rn.f32 q{i}, x{i}, {first};"]
-            step = [".reg .f32 r;", f"fma.rn.f32 r, q{i}, {second}, x{i};", f"fma.rn.f32 q{i}, r, {first}, q{i};"]
-            lines += ["{", *step, "}", "{", *step, "}"]
-    lines += ["cvt.rn.satfinite.e4m3x2.f32 low, q1, q0;", "cvt.rn.satfinite.e4m3x2.f32 high, q3, q2;"]
-    return "{ " + " ".join(lines) + " mov.b32 $0, {low, high}; }"
-
-
-@constexpr_function
-def _constraints(count):
-    return ",".join(["=r"] + ["r"] * count)
-
-
-@constexpr_function
-def _of_channels(bfloat):
-    """Two words with the four channels of a token."""
-    return ((0, False, bfloat), (0, True, bfloat), (1, False, bfloat), (1, True, bfloat))
-
-
-@constexpr_function
-def _of_tokens(upper, bfloat):
-    """The same half of four tokens' words."""
-    return tuple((i, upper, bfloat) for i in range(4))
-
-
-@gluon.jit
-def _divided(
-    sources, factors, AXIS: gl.constexpr, HALVES: gl.constexpr, AGAIN: gl.constexpr, DIVIDE: gl.constexpr
-):  # fmt: skip
-    """int32 words of four e4m3 values each, as `_four_quotients`; factors for each index but AXIS's: (first, second or
-    None) as `_store_factors` leaves them."""
-    CONSTRAINTS: gl.constexpr = _constraints(len(sources) + (1 if DIVIDE == 0 else DIVIDE + 1))
-    PTX: gl.constexpr = _four_quotients(HALVES, AGAIN, DIVIDE)
-    _, first = gl.broadcast(sources[0], gl.expand_dims(factors[0], AXIS))
-    if DIVIDE == 0:
-        operands = sources + (first,)  # noqa: RUF005
-    else:
-        second = factors[1]
-        if DIVIDE == 1:
-            _, second = gl.broadcast(first, gl.expand_dims(second, AXIS))
-            operands = sources + (first, second)  # noqa: RUF005
-        else:
-            lift = gl.where(second < _LIFT_BELOW, _LIFT, 1.0)
-            divisor = gl.where(second == _INFINITY, 1.0, second * lift)
-            _, divisor = gl.broadcast(first, gl.expand_dims(divisor, AXIS))
-            _, lift = gl.broadcast(first, gl.expand_dims(0.0 - lift, AXIS))
-            operands = sources + (first, divisor, lift)  # noqa: RUF005
-    return gl.inline_asm_elementwise(PTX, CONSTRAINTS, operands, gl.int32, is_pure=True, pack=1)
-
-
-@gluon.jit
-def _every_fourth(x, AXIS: gl.constexpr):
-    """x[0::4], x[1::4], x[2::4], x[3::4] along an axis of which a thread holds these four."""
-    if AXIS == 0:
-        parts = gl.permute(gl.reshape(x, (x.shape[0] // 4, 2, 2, x.shape[1])), (0, 3, 2, 1))
-    else:
-        parts = gl.permute(gl.reshape(x, (x.shape[0], x.shape[1] // 4, 2, 2)), (0, 1, 3, 2))
-    lower, upper = gl.split(parts)
-    a, b = gl.split(lower)
-    c, d = gl.split(upper)
-    return a, b, c, d
-
-
-@gluon.jit
-def _factors_of(factors, WHICH: gl.constexpr, AXIS: gl.constexpr, LAYOUT: gl.constexpr, DIVIDE: gl.constexpr):
-    ALONG: gl.constexpr = gl.SliceLayout(AXIS, LAYOUT)
-    first = factors[2 * WHICH].load(ALONG)
-    if DIVIDE == 0:
-        return (first,)
-    else:
-        return first, factors[2 * WHICH + 1].load(ALONG)
-
-
-@gluon.jit
-def _anew(scalar):
-    """The same number, but what follows from it is not worked out ahead of a loop and kept in registers."""
-    return gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [scalar], gl.int32, is_pure=False, pack=1)
-
-
-@gluon.jit
-def _silu(x):
-    """As `silu` of _quantize_kernels.py; the sign is turned by the constant, not before it."""
-    power = x * -1.4426950408889634
-    exponential = gl.inline_asm_elementwise(
-        "ex2.approx.ftz.f32 $0, $1;", "=f,f", [power], gl.float32, is_pure=True, pack=1
-    )
-    return libdevice.fast_dividef(x, 1.0 + exponential)
+from expertile.ops._quantize_strips import (
+    add,
+    anew,
+    block_scale,
+    copy_layout,
+    divided,
+    every_fourth,
+    factors_of,
+    larger_halves,
+    lower_half,
+    magnitude,
+    silu,
+    store_factors,
+    strip_layout,
+    turned_layout,
+    upper_half,
+    words_of_channels,
+    words_of_tokens,
+)
 
 
 @gluon.jit
@@ -311,7 +84,7 @@ def _floats(buffer, TILE: gl.constexpr):
         return buffer.load(TILE)
     else:
         words = _words(buffer, 64, strip_layout(gl.num_warps(), False, 4))
-        pairs = gl.join(_half(words, buffer.dtype), _other_half(words, buffer.dtype))
+        pairs = gl.join(lower_half(words, buffer.dtype), upper_half(words, buffer.dtype))
         return gl.convert_layout(gl.reshape(pairs, (128, 128)), TILE, assert_trivial=True)
 
 
@@ -321,9 +94,9 @@ def _held_tile(buffers, SOURCE: gl.constexpr, TILE: gl.constexpr):
     DTYPE: gl.constexpr = buffers[0].dtype
     if SOURCE == "swiglu_interleaved":
         both = _words(buffers[0], 128, TILE)  # gate and up of a channel are a word
-        return _silu(_half(both, DTYPE)) * _other_half(both, DTYPE)
+        return silu(lower_half(both, DTYPE)) * upper_half(both, DTYPE)
     elif SOURCE == "swiglu":
-        return _silu(_floats(buffers[0], TILE)) * _floats(buffers[1], TILE)
+        return silu(_floats(buffers[0], TILE)) * _floats(buffers[1], TILE)
     else:
         return _floats(buffers[0], TILE)
 
@@ -335,7 +108,7 @@ def _locate(offs_ptr, ends_ptr, block, first_program, R, groups, GROUPS_P2: gl.c
     group_end = gl.load(offs_ptr + g, mask=g < groups, other=0)
     group_start = gl.load(offs_ptr + g - 1, mask=(g > 0) & (g < groups), other=0)
     blocks = (gl.maximum(group_end - group_start, 0) + 127) // 128
-    ends = gl.associative_scan(blocks, 0, _add)
+    ends = gl.associative_scan(blocks, 0, add)
     if first_program:
         gl.store(ends_ptr + g, ends * 128, mask=g < groups)
     used = gl.max(ends, 0)
@@ -381,13 +154,13 @@ def _store_rows(
     """A tile quantised along channels: float32 [128, 128], or words [128, 64] of two."""
     if x.shape[1] == 64:
         sources = gl.split(gl.reshape(x, (128, 32, 2)))
-        HALVES: gl.constexpr = _of_channels(gl.bfloat16 == DTYPE)
+        HALVES: gl.constexpr = words_of_channels(gl.bfloat16 == DTYPE)
     else:
-        sources = _every_fourth(x, 1)
+        sources = every_fourth(x, 1)
         HALVES: gl.constexpr = None  # type: ignore[no-redef]
     LAYOUT: gl.constexpr = sources[0].type.layout
-    mine = _factors_of(factors, 0, 1, LAYOUT, DIVIDE)
-    values = _divided(sources, mine, 1, HALVES, False, DIVIDE)
+    mine = factors_of(factors, 0, 1, LAYOUT, DIVIDE)
+    values = divided(sources, mine, 1, HALVES, False, DIVIDE)
     token = gl.expand_dims(gl.arange(0, 128, layout=gl.SliceLayout(1, LAYOUT)), 1)
     col = gl.expand_dims(gl.arange(0, 32, layout=gl.SliceLayout(0, LAYOUT)), 0)
     mask = token < count
@@ -404,10 +177,10 @@ def _store_turned(
 ):  # fmt: skip
     """A tile as in `_store_rows` quantised along tokens and stored as [channel, token], by way of `staging` if any."""
     if x.shape[1] == 64:
-        sources = _every_fourth(x, 0)
+        sources = every_fourth(x, 0)
         BFLOAT: gl.constexpr = gl.bfloat16 == DTYPE
         HALF: gl.constexpr = gl.SliceLayout(0, sources[0].type.layout)
-        mine = _factors_of(factors, 1, 0, TILE, DIVIDE)
+        mine = factors_of(factors, 1, 0, TILE, DIVIDE)
         even_first, odd_first = gl.split(gl.reshape(mine[0], (64, 2)))
         even_first = gl.convert_layout(even_first, HALF, assert_trivial=True)
         odd_first = gl.convert_layout(odd_first, HALF, assert_trivial=True)
@@ -418,15 +191,15 @@ def _store_turned(
             even += (gl.convert_layout(even_second, HALF, assert_trivial=True),)  # type: ignore[assignment]
             odd += (gl.convert_layout(odd_second, HALF, assert_trivial=True),)  # type: ignore[assignment]
         values = gl.join(
-            _divided(sources, even, 0, _of_tokens(False, BFLOAT), True, DIVIDE),
-            _divided(sources, odd, 0, _of_tokens(True, BFLOAT), True, DIVIDE),
+            divided(sources, even, 0, words_of_tokens(False, BFLOAT), True, DIVIDE),
+            divided(sources, odd, 0, words_of_tokens(True, BFLOAT), True, DIVIDE),
         )
         values = gl.reshape(values, (32, 128))
     else:
-        sources = _every_fourth(x, 0)
+        sources = every_fourth(x, 0)
         QUARTER: gl.constexpr = sources[0].type.layout
-        mine = _factors_of(factors, 1, 0, QUARTER, DIVIDE)
-        values = _divided(sources, mine, 0, None, False, DIVIDE)
+        mine = factors_of(factors, 1, 0, QUARTER, DIVIDE)
+        values = divided(sources, mine, 0, None, False, DIVIDE)
     HELD: gl.constexpr = turned_layout(gl.num_warps())
     values = gl.convert_layout(gl.permute(values, (1, 0)), HELD, assert_trivial=True)
     LAYOUT: gl.constexpr = HELD if staging is None else gl.BlockedLayout([1, 4], [4, 8], [gl.num_warps(), 1], [1, 0])
@@ -510,16 +283,16 @@ def quantize_strips_kernel(
     if first < last:
         _start_tile(buffers, x_ptr, x_stride, first, K, count, SOURCE, EVEN_K)
     for place in range(first, last):
-        K = _anew(k_units) * UNIT
-        x_stride = _anew(x_stride_units) * UNIT
-        room = _anew(room_blocks) * 128
+        K = anew(k_units) * UNIT
+        x_stride = anew(x_stride_units) * UNIT
+        room = anew(room_blocks) * 128
         async_copy.wait_group(0)
         if WORDS:
             words = _words(buffers[0], 64, strip_layout(WARPS, False, 4))
             # Two at a time: bits without the sign have the order of magnitudes in 16 bits as in 32.
             magnitudes = words & 0x7FFF7FFF
-            of_rows.store(gl.reduce(gl.reshape(magnitudes, (128, 16, 4)), 2, _larger_halves))
-            of_channels.store(gl.reduce(gl.reshape(magnitudes, (128 // TOKENS, TOKENS, 64)), 1, _larger_halves))
+            of_rows.store(gl.reduce(gl.reshape(magnitudes, (128, 16, 4)), 2, larger_halves))
+            of_channels.store(gl.reduce(gl.reshape(magnitudes, (128 // TOKENS, TOKENS, 64)), 1, larger_halves))
         else:
             x = _held_tile(buffers, SOURCE, TILE)
             if rstd_ptr is not None:
@@ -528,7 +301,7 @@ def quantize_strips_kernel(
                 if weight_ptr is not None:
                     weight = gl.load(weight_ptr + place * 128 + col, mask=place * 128 + col < K, other=0.0)
                     x *= gl.expand_dims(weight.to(gl.float32), 0)
-            magnitudes = _magnitude(x)
+            magnitudes = magnitude(x)
             of_rows.store(gl.max(gl.reshape(magnitudes, (128, 16, 8)), 2).to(gl.float32, bitcast=True))
             of_channels.store(
                 gl.max(gl.reshape(magnitudes, (128 // TOKENS, TOKENS, 128)), 1).to(gl.float32, bitcast=True)
@@ -539,20 +312,20 @@ def quantize_strips_kernel(
             _start_tile(buffers, x_ptr, x_stride, place + 1, K, count, SOURCE, EVEN_K)
         if values_ptr is not None:
             if WORDS:
-                largest = gl.reduce(of_rows.load(OF_ROW), 1, _larger_halves)
-                largest = _magnitude(_half(gl.maximum(largest & 0xFFFF, largest >> 16), DTYPE))
+                largest = gl.reduce(of_rows.load(OF_ROW), 1, larger_halves)
+                largest = magnitude(lower_half(gl.maximum(largest & 0xFFFF, largest >> 16), DTYPE))
             else:
-                largest = gl.max(_magnitude(of_rows.load(OF_ROW)), 1)
-            scale = _scale_of(largest, POWER)
+                largest = gl.max(magnitude(of_rows.load(OF_ROW)), 1)
+            scale = block_scale(largest, POWER)
             gl.store(scales_ptr + start * blocks_of_row + (row * blocks_of_row + place), scale, mask=row < count)
-            _store_factors(factors, scale, 0, DIVIDE)
+            store_factors(factors, scale, 0, DIVIDE)
         if WORDS:
             halves = of_channels._reinterpret(gl.uint16, [128 // TOKENS, 128], of_channels.layout).load(OF_CHANNEL)
-            largest = _magnitude(_half(gl.max(halves.to(gl.int32), 0), DTYPE))
+            largest = magnitude(lower_half(gl.max(halves.to(gl.int32), 0), DTYPE))
         else:
-            largest = gl.max(_magnitude(of_channels.load(OF_CHANNEL)), 0)
-        channel_scale = _scale_of(largest, POWER)
-        _store_factors(factors, channel_scale, 1, DIVIDE)
+            largest = gl.max(magnitude(of_channels.load(OF_CHANNEL)), 0)
+        channel_scale = block_scale(largest, POWER)
+        store_factors(factors, channel_scale, 1, DIVIDE)
         if block < used:
             first_channel = gl.to_tensor(place).to(gl.int64) * 128
             scale_at = turned_scales_ptr + first_channel * room_blocks + block + channel * room_blocks
