@@ -67,10 +67,28 @@ def test_rates_go_by_the_logarithm_of_the_length() -> None:
     assert rates.length(PACKED) == pytest.approx(32)
 
 
+def test_with_few_heads_other_rates_hold() -> None:
+    many = _of(2048, 64, True)
+    few = replace(many, heads=8, kv_heads=8)
+    assert choose(many, H200).backend.name == "sdpa_cudnn" and choose(few, H200).backend.name == "gluon_hopper"
+    (triton,) = (c for c in choose(few, H200).candidates if c.backend == "triton")
+    assert triton.seconds is None and triton.reason == "can; not measured for such problems"
+    for key, row in rates.FEW_HEADS.items():
+        for name, points in row.items():
+            assert len(points) == 3
+            for length, rate in zip((1024, 2048, 4096), points, strict=True):
+                problem = replace(_of(length, *key), heads=8, kv_heads=8)
+                assert rates.rates(problem, False)[name] == rate
+                assert rates.rates(problem, True) == rates.rates(_of(length, *key), True)
+    for length in (256, 16384):
+        other = rates.rates(_of(length, 64, True), False)
+        assert rates.rates(replace(_of(length, 64, True), heads=8), False) == {x: other[x] for x in row}
+
+
 def test_what_cudnn_does_not_take() -> None:
-    long = _of(2048, 128, True)
+    long = _of(2048, 64, True)
     assert choose(long, H200).backend.name == "sdpa_cudnn"
-    for problem in (replace(long, packed=True), replace(long, q_len=1024, q_rows=4096)):
+    for problem in (replace(long, packed=True), replace(long, q_len=1984, q_rows=7936)):
         chosen = choose(problem, H200)
         assert chosen.backend.name == "gluon_hopper" and "; sdpa_cudnn would reach" in chosen.why
     assert choose(replace(long, head_dim=256), H200).backend.name == "gluon_hopper"

@@ -16,7 +16,10 @@ SMALL = on_gpu(make(Case("small", 16, 16)).problem)
 
 
 def _of(length: int, dim: int, causal: bool) -> Problem:
-    return replace(SMALL, q_len=length, k_len=length, head_dim=dim, causal=causal)
+    return replace(
+        SMALL, batch=4, heads=16, kv_heads=16, q_len=length, k_len=length, q_rows=4 * length, k_rows=4 * length,
+        head_dim=dim, causal=causal,
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("dim", [32, 64, 72, 128, 256])
@@ -39,14 +42,27 @@ def test_defaults_come_first_and_fit(dim: int, length: int, causal: bool) -> Non
 @pytest.mark.parametrize(
     ("length", "dim", "causal", "name"),
     [
-        (256, 64, False, "grid"), (512, 64, False, "free"), (512, 64, True, "turns"), (1024, 64, False, "free"),
-        (16384, 64, True, "three consumers"), (16384, 64, False, "free"), (256, 128, True, "grid"),
-        (512, 128, True, "64 keys"), (4096, 128, True, "free"), (4096, 80, False, "free"),
+        (256, 64, False, "grid"), (512, 64, False, "two consumers"), (1024, 64, False, "two consumers"),
+        (2048, 64, True, "two consumers"), (4096, 64, True, "three consumers"), (4096, 64, False, "three consumers"),
+        (256, 128, True, "grid"), (512, 128, True, "64 keys"), (4096, 128, True, "128 keys"),
+        (4096, 80, False, "128 keys"),
     ],
 )  # fmt: skip
 def test_forward_defaults(length: int, dim: int, causal: bool, name: str) -> None:
     of = configs._FORWARD_64 if dim == 64 else configs._FORWARD_128
     assert configs.forward_configs(_of(length, dim, causal), H200)[0] == of[name]
+
+
+def test_three_consumers_need_tiles_enough() -> None:
+    """The same length with fewer heads or sequences, or short sequences of as many rows: two consumers."""
+    long = _of(4096, 64, True)
+    of = configs._FORWARD_64
+    assert configs.forward_configs(replace(long, heads=8), H200)[0] == of["two consumers"]
+    assert configs.forward_configs(replace(long, heads=8, causal=False), H200)[0] == of["three consumers"]
+    few = replace(long, packed=True, q_rows=4096, k_rows=4096)
+    assert configs.forward_configs(few, H200)[0] == of["two consumers"]
+    short = replace(long, batch=64, q_len=1024, k_len=1024, q_rows=65536, k_rows=65536)
+    assert configs.forward_configs(short, H200)[0] == of["two consumers"]
 
 
 @pytest.mark.parametrize(
@@ -69,7 +85,8 @@ def test_each_pass_goes_by_what_it_goes_over() -> None:
     """The forward and dQ over keys, dK and dV over queries."""
     short, long = _of(256, 64, False), _of(4096, 64, False)
     mixed = replace(short, k_len=4096)
-    assert configs.forward_configs(mixed, H200)[0] == configs.forward_configs(long, H200)[0]
+    assert configs.forward_configs(mixed, H200)[0] == configs._FORWARD_64["two consumers"]
+    assert configs.forward_configs(short, H200)[0] == configs._FORWARD_64["grid"]
     backward = configs.backward_configs(mixed, H200)[0]
     assert backward.dkdv == configs.backward_configs(short, H200)[0].dkdv
     assert backward.dq == configs.backward_configs(long, H200)[0].dq

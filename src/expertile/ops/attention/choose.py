@@ -113,7 +113,8 @@ def _candidate(
 def _nothing_known(problem: Problem, device: Device) -> str:
     if device.capability == MEASURED_ON.capability and problem.head_dim > LARGEST_HEAD_DIM:
         return f"not measured at head dimension {problem.head_dim}"
-    return f"not measured on {device.name}"
+    on_it = device.name == MEASURED_ON.name
+    return "not measured for such problems" if on_it else f"not measured on {device.name}"
 
 
 def _unmeasured(problem: Problem, device: Device) -> str:

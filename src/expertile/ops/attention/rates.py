@@ -1,7 +1,10 @@
 """Rates of the attention backends, measured: TFLOP/s (useful FLOPs, as `Problem.work` counts them) on one GPU.
 
-bf16, B=4, H=16, as many keys as queries and key heads as query heads, CUDA graphs, candidates in random order, medians;
+bf16, B=4, H=16, as many keys as queries and key heads as query heads, CUDA graphs, candidates interleaved, medians;
 `gluon_hopper` with its default configs. Between lengths rates go by the logarithm of the length.
+
+Forward rates at 1024 to 4096 (H=16 and 8), and at 16384 with D=64 (H=4), are of 2026-11-22, from one run that compared
+`gluon_hopper`, `sdpa_cudnn` and `sdpa_fa2`; all others, and `triton`'s, of the day before.
 """
 
 from __future__ import annotations
@@ -13,37 +16,46 @@ from expertile.device import Device
 from expertile.ops.attention.problem import Problem
 
 MEASURED_ON = Device.by_name("h200")
-DATE = "2026-11-21"
+DATE = "2026-11-21 and 22"
 LENGTHS = (256, 512, 1024, 2048, 4096, 16384)
 LARGEST_HEAD_DIM = 128
+# Heads of all sequences: FORWARD has 64, FEW_HEADS 32; from the geometric mean on a problem goes by the former.
+_FEW = 45
 
 # (head dimension, causal) -> backend -> rate at each of LENGTHS; a shorter row's longer lengths were not measured.
 Table = Mapping[tuple[int, bool], Mapping[str, tuple[int, ...]]]
 FORWARD: Table = {
     (64, False): {
-        "gluon_hopper": (128, 243, 347, 398, 419, 429),
-        "sdpa_cudnn": (132, 264, 390, 452, 471, 478),
-        "sdpa_fa2": (113, 231, 269, 288, 295, 294),
+        "gluon_hopper": (128, 243, 354, 430, 496, 534),
+        "sdpa_cudnn": (132, 264, 378, 449, 452, 470),
+        "sdpa_fa2": (113, 231, 262, 288, 284, 293),
         "triton": (127, 268, 344, 386, 407),
     },
     (64, True): {
-        "gluon_hopper": (64, 134, 235, 293, 358, 411),
-        "sdpa_cudnn": (60, 129, 242, 339, 409, 468),
-        "sdpa_fa2": (52, 111, 156, 218, 262, 297),
+        "gluon_hopper": (64, 134, 255, 325, 419, 485),
+        "sdpa_cudnn": (60, 129, 232, 336, 408, 448),
+        "sdpa_fa2": (52, 111, 149, 215, 263, 272),
         "triton": (55, 131, 189, 270, 335),
     },
     (128, False): {
-        "gluon_hopper": (208, 383, 508, 588, 629, 604),
-        "sdpa_cudnn": (205, 413, 573, 650, 675, 629),
-        "sdpa_fa2": (172, 283, 320, 342, 352, 306),
+        "gluon_hopper": (208, 383, 487, 618, 636, 604),
+        "sdpa_cudnn": (205, 413, 549, 645, 617, 629),
+        "sdpa_fa2": (172, 283, 315, 343, 312, 306),
         "triton": (191, 312, 386, 443, 479),
     },
     (128, True): {
-        "gluon_hopper": (106, 222, 317, 417, 554, 624),
-        "sdpa_cudnn": (95, 194, 342, 470, 571, 586),
-        "sdpa_fa2": (74, 135, 185, 251, 300, 301),
+        "gluon_hopper": (106, 222, 324, 498, 605, 624),
+        "sdpa_cudnn": (95, 194, 325, 459, 539, 586),
+        "sdpa_fa2": (74, 135, 182, 250, 284, 301),
         "triton": (92, 156, 246, 345, 425),
     },
+}
+# Rates at 1024, 2048 and 4096, where how tiles divide among the SMs still tells.
+FEW_HEADS: Table = {
+    (64, False): {"gluon_hopper": (315, 411, 462), "sdpa_cudnn": (330, 429, 466), "sdpa_fa2": (252, 282, 293)},
+    (64, True): {"gluon_hopper": (216, 339, 367), "sdpa_cudnn": (174, 285, 373), "sdpa_fa2": (129, 175, 233)},
+    (128, False): {"gluon_hopper": (466, 592, 634), "sdpa_cudnn": (496, 621, 611), "sdpa_fa2": (304, 338, 308)},
+    (128, True): {"gluon_hopper": (320, 410, 561), "sdpa_cudnn": (248, 399, 520), "sdpa_fa2": (146, 206, 270)},
 }
 BACKWARD: Table = {
     (64, False): {
@@ -81,7 +93,8 @@ def length(problem: Problem) -> float:
 
 
 def rates(problem: Problem, backward: bool) -> dict[str, float]:
-    """Expected TFLOP/s by backend, for `problem` on `MEASURED_ON`; empty for head dimensions above those measured.
+    """Expected TFLOP/s by backend, for `problem` on `MEASURED_ON`; empty for head dimensions above those measured, and
+    without backends that were not measured with so few heads.
 
     Lengths beyond those measured go by the nearest. A head dimension between goes by the next measured above, which
     computes the difference for nothing.
@@ -90,6 +103,9 @@ def rates(problem: Problem, backward: bool) -> dict[str, float]:
         return {}
     dim = 64 if problem.head_dim <= 64 else 128
     row = (BACKWARD if backward else FORWARD)[dim, problem.causal]
+    if not backward and problem.batch * problem.heads < _FEW:
+        few = FEW_HEADS[dim, problem.causal]
+        row = {name: (*row[name][:2], *points, *row[name][5:]) for name, points in few.items()}
     return {name: _at(points, length(problem)) * problem.head_dim / dim for name, points in row.items()}
 
 

@@ -1,15 +1,21 @@
 """Configs of the `gluon_hopper` kernels, and which of them is the default for a problem.
 
-Defaults are the fastest measured on an H200 (2026-11-21; bf16, B=4, H=16, lengths 256 to 16384, D 64 and 128, causal or
-not), where they gain more than 1 %; between two lengths the change lies at their geometric mean. What the numbers say:
+Defaults are the fastest measured on an H200 (bf16, B=4, lengths 256 to 16384, D 64 and 128, causal or not), where they
+gain more than 1 %; between two lengths the change lies at their geometric mean. What the numbers say:
 
-- Forward: a persistent program for each SM wins once there are several tiles for each; at length 256, with fewer tiles
-  than SMs, one program for each tile is 7 % faster. Consumers that take turns at the tensor cores are 0 to 4 % slower
-  than free ones, but 2 % faster at 512 causal. Three consumers (D = 64) win from 16k causal on, by 3 %.
-- dK and dV: at D = 64 queueing ahead wins from 1024 on, by up to 12 %; at D = 128 there are no registers for it. Held
-  rows in two buffers win nearly everywhere, but at D = 128 causal from 2048 on one program for each tile is 1 to 9 %
-  faster: its tiles go to whichever SM comes free.
-- dQ: blocks of 128 keys win from 1024 on (D = 128) or everywhere (D = 64); queueing ahead only where loops are long.
+- Forward, 2026-11-22, D = 64: three consumers, whose tiles have 192 rows, take 0.84 to 0.91 of the time that two take
+  for a row, but have fewer tiles to spread over SMs. By how many each SM gets (causal ones, of half the work, counted
+  half), time over that of two: length 1024, 1.26 at 1.3 tiles and 1.02 at 2.6; 2048, 0.99 at 2.6 and 1.00 at 5.2; 4096,
+  0.98 at 5.2 and 0.88 at 10.3; 16384, 0.86 at 10.3; causal 1024, 1.28 at 0.6 and 1.23 at 1.3; 2048, 1.10 at 1.3 and
+  1.09 at 2.6; 4096, 1.03 at 2.6 and 0.95 at 5.2; 16384, 0.94 at 5.2. Hence three from 4 tiles on; not below length
+  1449, where they never won and ends of tiles weigh most. At D = 128 one config wins at all of these lengths.
+- Forward, 2026-11-21 (H=16): at length 256, with fewer tiles than SMs, one program for each tile is 7 % faster than a
+  persistent one for each SM; blocks of 64 keys win at D = 128, 512 causal.
+- dK and dV, 2026-11-21: at D = 64 queueing ahead wins from 1024 on, by up to 12 %; at D = 128 there are no registers
+  for it. Held rows in two buffers win nearly everywhere, but at D = 128 causal from 2048 on one program for each tile
+  is 1 to 9 % faster: its tiles go to whichever SM comes free.
+- dQ, the same day: blocks of 128 keys win from 1024 on (D = 128) or everywhere (D = 64); queueing ahead only where
+  loops are long.
 """
 
 from __future__ import annotations
@@ -27,14 +33,13 @@ T = TypeVar("T")
 @dataclass(frozen=True)
 class ForwardConfig:
     """rows: query rows of one consumer warpgroup. q_slots: buffers of Q, 2 where the next tile's may arrive early.
-    turns: consumers queue their products in turn. persistent: one program per SM, instead of one per tile."""
+    persistent: one program per SM, instead of one per tile."""
 
     block_n: int = 128
     rows: int = 64
     consumers: int = 2
     num_stages: int = 2
     q_slots: int = 2
-    turns: bool = True
     persistent: bool = True
 
     def smem_bytes(self, dim: int) -> int:
@@ -65,15 +70,12 @@ class BackwardConfig:
 
 
 _FORWARD_64 = {
-    "free": ForwardConfig(num_stages=3, turns=False),
-    "turns": ForwardConfig(num_stages=3),
+    "two consumers": ForwardConfig(num_stages=3),
     "grid": ForwardConfig(num_stages=3, q_slots=1, persistent=False),
-    "three consumers": ForwardConfig(block_n=64, consumers=3, num_stages=4),
-    "four stages": ForwardConfig(num_stages=4, turns=False),
+    "three consumers": ForwardConfig(consumers=3),
 }
 _FORWARD_128 = {
-    "free": ForwardConfig(turns=False),
-    "turns": ForwardConfig(),
+    "128 keys": ForwardConfig(),
     "grid": ForwardConfig(q_slots=1, persistent=False),
     "64 keys": ForwardConfig(block_n=64, num_stages=4),
 }
@@ -107,15 +109,16 @@ def padded_dim(head_dim: int) -> int:
     return 64 if head_dim <= 64 else 128 if head_dim <= 128 else 256
 
 
-def _forward_default(p: Problem) -> str:
+def _forward_default(p: Problem, sm_count: int) -> str:
     dim, keys = padded_dim(p.head_dim), p.k_len
     if dim == 256:
         return "64 keys"
     if keys <= 362:
         return "grid"
-    if p.causal and keys <= 724:
-        return "turns" if dim == 64 else "64 keys"
-    return "three consumers" if dim == 64 and p.causal and keys > 8192 else "free"
+    if dim == 128:
+        return "64 keys" if p.causal and keys <= 724 else "128 keys"
+    tiles = p.q_rows * p.heads / 192 / sm_count * (0.5 if p.causal else 1.0)
+    return "three consumers" if tiles >= 4 and min(p.q_len, keys) >= 1449 else "two consumers"
 
 
 def _dkdv_default(p: Problem) -> str:
@@ -146,7 +149,7 @@ def forward_configs(problem: Problem, device: Device) -> tuple[Any, ...]:
     """Those that fit shared memory, the default first."""
     dim = padded_dim(problem.head_dim)
     configs = {64: _FORWARD_64, 128: _FORWARD_128, 256: _FORWARD_256}[dim]
-    found = _first(configs, _forward_default(problem))
+    found = _first(configs, _forward_default(problem, device.sm_count))
     return tuple(c for c in found if c.smem_bytes(dim) <= device.smem_bytes)
 
 

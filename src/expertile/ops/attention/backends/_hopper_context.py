@@ -21,7 +21,6 @@ class Forward:
     k_empty: gl.shared_memory_descriptor
     v_full: gl.shared_memory_descriptor
     v_empty: gl.shared_memory_descriptor
-    turn: gl.shared_memory_descriptor
     lse_ptr: gl.tensor
     cu_q_ptr: gl.tensor
     cu_k_ptr: gl.tensor
@@ -44,13 +43,12 @@ class Forward:
     BLOCK_N: gl.constexpr
     STAGES: gl.constexpr
     Q_SLOTS: gl.constexpr
-    TURNS: gl.constexpr
 
     @gluon.constexpr_function
     def __init__(
         self, q_desc, k_desc, v_desc, o_desc, q_smem, k_smem, v_smem, q_full, q_empty, k_full, k_empty, v_full, v_empty,
-        turn, lse_ptr, cu_q_ptr, cu_k_ptr, tiles, H, GROUP, HEADS, SECTION, LQ, LK, lse_stride_b, lse_stride_h,
-        scale_log2, CAUSAL, VARLEN, D, CONSUMERS, ROWS, BLOCK_M, BLOCK_N, STAGES, Q_SLOTS, TURNS,
+        lse_ptr, cu_q_ptr, cu_k_ptr, tiles, H, GROUP, HEADS, SECTION, LQ, LK, lse_stride_b, lse_stride_h, scale_log2,
+        CAUSAL, VARLEN, D, CONSUMERS, ROWS, BLOCK_M, BLOCK_N, STAGES, Q_SLOTS,
     ):  # fmt: skip
         self.q_desc = q_desc
         self.k_desc = k_desc
@@ -65,7 +63,6 @@ class Forward:
         self.k_empty = k_empty
         self.v_full = v_full
         self.v_empty = v_empty
-        self.turn = turn
         self.lse_ptr = lse_ptr
         self.cu_q_ptr = cu_q_ptr
         self.cu_k_ptr = cu_k_ptr
@@ -88,7 +85,6 @@ class Forward:
         self.BLOCK_N = gl.constexpr(BLOCK_N)
         self.STAGES = gl.constexpr(STAGES)
         self.Q_SLOTS = gl.constexpr(Q_SLOTS)
-        self.TURNS = gl.constexpr(TURNS)
 
 
 @aggregate

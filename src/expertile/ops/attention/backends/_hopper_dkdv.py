@@ -16,14 +16,21 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from expertile.ops.attention.backends._hopper_backward import as_left, load_held, load_stage, setup
-from expertile.ops.attention.backends._hopper_tiles import lengths, locate, padded_start, query_blocks, store_rows
+from expertile.ops.attention.backends._hopper_tiles import (
+    laps_end,
+    lengths,
+    locate,
+    padded_start,
+    query_blocks,
+    store_rows,
+)
 
 
 @gluon.jit
 def _dkdv_producer(p):
     step = 0
     tile = 0
-    for t in range(gl.program_id(0), p.tiles, gl.num_programs(0)):
+    for t in range(gl.program_id(0), laps_end(p), gl.num_programs(0)):
         batch, kv_head, n = locate(p, t, p.LK, p.H // p.GROUP, p.HELD, False)
         q_start, q_len, k_start, k_len = lengths(p, batch)
         if n < k_len:
@@ -106,7 +113,7 @@ def _dkdv_consumer(p, WHO: gl.constexpr):
     d_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, p.D, 16])
     step = 0
     tile = 0
-    for t in range(gl.program_id(0), p.tiles, gl.num_programs(0)):
+    for t in range(gl.program_id(0), laps_end(p), gl.num_programs(0)):
         batch, kv_head, n = locate(p, t, p.LK, p.H // p.GROUP, p.HELD, False)
         _q_start, q_len, k_start, k_len = lengths(p, batch)
         if n < k_len:

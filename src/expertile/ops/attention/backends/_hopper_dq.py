@@ -14,14 +14,21 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from expertile.ops.attention.backends._hopper_backward import as_left, load_held, load_stage, setup
-from expertile.ops.attention.backends._hopper_tiles import key_blocks, lengths, locate, padded_start, store_rows
+from expertile.ops.attention.backends._hopper_tiles import (
+    key_blocks,
+    laps_end,
+    lengths,
+    locate,
+    padded_start,
+    store_rows,
+)
 
 
 @gluon.jit
 def _dq_producer(p):
     step = 0
     tile = 0
-    for t in range(gl.program_id(0), p.tiles, gl.num_programs(0)):
+    for t in range(gl.program_id(0), laps_end(p), gl.num_programs(0)):
         batch, head, m = locate(p, t, p.LQ, p.H, p.HELD, True)
         q_start, q_len, k_start, k_len = lengths(p, batch)
         if m < q_len:
@@ -84,7 +91,7 @@ def _dq_consumer(p, WHO: gl.constexpr):
     d_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, p.D, 16])
     step = 0
     tile = 0
-    for t in range(gl.program_id(0), p.tiles, gl.num_programs(0)):
+    for t in range(gl.program_id(0), laps_end(p), gl.num_programs(0)):
         batch, head, m = locate(p, t, p.LQ, p.H, p.HELD, True)
         q_start, q_len, _k_start, k_len = lengths(p, batch)
         if m < q_len:

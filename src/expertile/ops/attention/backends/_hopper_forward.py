@@ -4,9 +4,9 @@
 
 One warp loads tiles of Q, K and V with TMA; two or three warpgroups ("consumers") hold 64 query rows each. The keys of
 a tile are taken from the last block to the first, so that the blocks that need a mask come first and the long rest has
-none. In a consumer the softmax of block j + 1 runs while the tensor cores do P V of block j; with TURNS consumers also
-queue their products in turn, so that one's softmax meets the others' products (Shah et al., FlashAttention-3, 2024,
-§3.1-3.2). P never leaves the registers: the first product's accumulator layout is the second's operand layout.
+none. In a consumer the softmax of block j + 1 runs while the tensor cores do P V of block j (Shah et al.,
+FlashAttention-3, 2024, §3.2). P never leaves the registers: the first product's accumulator layout is the second's
+operand layout.
 
 Shared memory: Q twice (the next tile's arrives while this one's is in use; O leaves through the buffer that Q came in),
 K and V in rings of STAGES blocks.
@@ -24,9 +24,17 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from expertile.ops.attention.backends._hopper_context import Forward
-from expertile.ops.attention.backends._hopper_tiles import key_blocks, lengths, load_rows, locate, store_rows
+from expertile.ops.attention.backends._hopper_tiles import key_blocks, laps_end, lengths, load_rows, locate, store_rows
 
 _LN2: gl.constexpr = gl.constexpr(0.6931471805599453)
+
+
+@gluon.constexpr_function
+def _sum_layout(rows):
+    """[rows, 4]: the four threads of a warp that hold a row of a product, a sum each."""
+    registers = [[8, 0]] + ([[64, 0]] if rows == 128 else [])
+    lanes = [[0, 1], [0, 2], [1, 0], [2, 0], [4, 0]]
+    return gl.DistributedLinearLayout(registers, lanes, [[16, 0], [32, 0]], [], [rows, 4])
 
 
 @gluon.jit
@@ -42,7 +50,7 @@ def _load_keys(p, desc, smem, full, empty, batch, head, start, length, n, step):
 def _producer(p):
     step = 0
     tile = 0
-    for t in range(gl.program_id(0), p.tiles, gl.num_programs(0)):
+    for t in range(gl.program_id(0), laps_end(p), gl.num_programs(0)):
         batch, head, m = locate(p, t, p.LQ, p.H, p.BLOCK_M, True)
         q_start, q_len, k_start, k_len = lengths(p, batch)
         if m < q_len:
@@ -91,8 +99,8 @@ def _weigh(p, probs, o, step):
 def _values_here(p, step):
     """Wait for V of the block in stage `step`.
 
-    It is needed one block later. Standing between a softmax and the wait for the products beside it, it ends a basic
-    block there: ptxas would else move the softmax behind the products that it is to run beside.
+    Standing between a softmax and the wait for the products beside it, it ends a basic block there: ptxas would else
+    move the softmax behind the products that it is to run beside.
     """
     mbarrier.wait(p.v_full.index(step % p.STAGES), (step // p.STAGES) & 1)
 
@@ -115,37 +123,81 @@ def _softmax(p, s, row_max):
 
 
 @gluon.jit
-def _take_turn(p, turn, WHO: gl.constexpr):
-    if p.TURNS:
-        mbarrier.wait(p.turn.index(WHO), (turn & 1) ^ (1 if WHO == 0 else 0))
+def _add(p, row_sum, factor, e, sum_layout: gl.constexpr):
+    """Sums of each row's weights by the four threads that hold it: [ROWS, 4], added up when the tile is done."""
+    own = gl.sum(gl.sum(gl.reshape(e, [p.ROWS, p.BLOCK_N // 8, 4, 2]), axis=3), axis=1)
+    own = gl.convert_layout(own, sum_layout, assert_trivial=True)
+    factor = gl.convert_layout(factor, gl.SliceLayout(1, sum_layout))
+    return row_sum * gl.expand_dims(factor, 1) + own
 
 
 @gluon.jit
-def _give_turn(p, WHO: gl.constexpr):
-    if p.TURNS:
-        mbarrier.arrive(p.turn.index((WHO + 1) % p.CONSUMERS), count=1)
+def _packed(p, e):
+    """Weights rounded, in pairs, each pair in one of two 32-bit registers, the other unused.
+
+    Loops carry them so: as they are, every one would have a register, and be packed in every round. To be called when
+    the product before is done: ptxas would else wait for each, as their operands might have the same registers.
+    """
+    x = e.to(p.q_desc.dtype)
+    return gl.inline_asm_elementwise(
+        "mov.b32 $0, $2; mov.b32 $1, 0;", "=r,=r,r", [x], dtype=gl.int32, is_pure=False, pack=2
+    )
 
 
 @gluon.jit
-def _block(p, q, o, row_max, row_sum, probs, n, last_key, step, MASKED: gl.constexpr, WHO: gl.constexpr,
-           s_layout: gl.constexpr, o_layout: gl.constexpr):  # fmt: skip
-    """Softmax of the block in stage `step`, whose first key is `n`, beside P V of the block before it."""
-    _take_turn(p, step, WHO)
-    s = _scores(p, q, step, s_layout)
-    o = _weigh(p, probs, o, step - 1)
-    _give_turn(p, WHO)
-    s = warpgroup_mma_wait(1, (s,))
-    mbarrier.arrive(p.k_empty.index(step % p.STAGES), count=1)
+def _as_left(p, x, o_layout: gl.constexpr):
+    """What `_packed` was given, as left operand of the next product: the same registers.
+
+    To be called before any product is queued: a move among them would make ptxas wait for each.
+    """
+    x = gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r,r", [x], dtype=p.q_desc.dtype, is_pure=False, pack=2)
+    return gl.convert_layout(x, gl.DotOperandLayout(0, o_layout, 2))
+
+
+@gluon.jit
+def _weights(p, s, row_max, row_sum, n, unmasked, last_key, MASKED: gl.constexpr, s_layout: gl.constexpr):
+    """(P, new maximum, new sum, factor of what was summed before) of the block of keys from `n` on."""
     if MASKED:
-        s = _mask(p, s, n, last_key, s_layout)
+        if n >= unmasked:
+            s = _mask(p, s, n, last_key, s_layout)
     e, row_max, factor = _softmax(p, s, row_max)
-    row_sum = row_sum * factor + gl.sum(e, axis=1)
+    return e, row_max, _add(p, row_sum, factor, e, _sum_layout(p.ROWS)), factor
+
+
+@gluon.jit
+def _block(p, q, o, row_max, row_sum, probs, n, unmasked, last_key, step, MASKED: gl.constexpr, s_layout: gl.constexpr,
+           o_layout: gl.constexpr):  # fmt: skip
+    """Softmax of the block in stage `step`, whose first key is `n`, beside P V of the block before it."""
+    left = _as_left(p, probs, o_layout)
+    s = _scores(p, q, step, s_layout)
+    o = _weigh(p, left, o, step - 1)
+    s = warpgroup_mma_wait(1, (s,))
+    e, row_max, row_sum, factor = _weights(p, s, row_max, row_sum, n, unmasked, last_key, MASKED, s_layout)
     _values_here(p, step)
     o = warpgroup_mma_wait(0, (o,))
+    mbarrier.arrive(p.k_empty.index(step % p.STAGES), count=1)
     mbarrier.arrive(p.v_empty.index((step - 1) % p.STAGES), count=1)
     o = o * gl.expand_dims(gl.convert_layout(factor, gl.SliceLayout(1, o_layout)), 1)
-    probs = gl.convert_layout(e.to(p.q_desc.dtype), gl.DotOperandLayout(0, o_layout, 2))
-    return o, row_max, row_sum, probs
+    return o, row_max, row_sum, _packed(p, e)
+
+
+@gluon.jit
+def _finish(p, o, row_max, row_sum, batch, head, first, q_start, q_len, at, rows, s_layout: gl.constexpr,
+            o_layout: gl.constexpr):  # fmt: skip
+    """LSE and O of the `rows` from the first on; O leaves through buffer `at`."""
+    row_sum = gl.convert_layout(gl.sum(row_sum, axis=1), gl.SliceLayout(1, s_layout))
+    # Rows that see no key: zeros, and minus infinity for the log-sum-exp.
+    empty = row_sum == 0.0
+    inverse = gl.where(empty, 0.0, 1.0 / gl.where(empty, 1.0, row_sum))
+    lse = gl.where(empty, float("-inf"), (row_max * p.scale_log2 + gl.log2(row_sum)) * _LN2)
+    lse_ptr = p.lse_ptr + batch * p.lse_stride_b + head * p.lse_stride_h + q_start + rows
+    gl.store(lse_ptr, lse, mask=rows < q_len)
+    inverse = gl.expand_dims(gl.convert_layout(inverse, gl.SliceLayout(1, o_layout)), 1)
+    o = gl.where(inverse == 0.0, 0.0, o * inverse)
+    out = p.q_smem.index(at)
+    out.reshape([p.ROWS, p.D]).store(o.to(p.q_desc.dtype))
+    fence_async_shared()
+    store_rows(p.o_desc, batch, head, q_start, q_len, first, out, p.VARLEN)
 
 
 @gluon.jit
@@ -154,63 +206,56 @@ def _consumer(p, WHO: gl.constexpr):
     o_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, p.D, 16])
     step = 0
     tile = 0
-    for t in range(gl.program_id(0), p.tiles, gl.num_programs(0)):
+    for t in range(gl.program_id(0), laps_end(p), gl.num_programs(0)):
         batch, head, m = locate(p, t, p.LQ, p.H, p.BLOCK_M, True)
         q_start, q_len, _k_start, k_len = lengths(p, batch)
         if m < q_len:
             blocks, full = key_blocks(p, m, p.BLOCK_M, p.BLOCK_N, q_len, k_len)
             rows = m + WHO * p.ROWS + gl.arange(0, p.ROWS, layout=gl.SliceLayout(1, s_layout))
             last_key = gl.full((p.ROWS,), 0, gl.int32, gl.SliceLayout(1, s_layout)) + (k_len - 1)
+            # The first key from which on a block needs a mask.
+            unmasked = k_len - p.BLOCK_N + 1
             if p.CAUSAL:
                 last_key = gl.minimum(last_key, rows + (k_len - q_len))
+                unmasked = gl.minimum(unmasked, m + WHO * p.ROWS + k_len - q_len - p.BLOCK_N + 2)
             slot = tile % p.Q_SLOTS
             mbarrier.wait(p.q_full.index(slot * p.CONSUMERS + WHO), (tile // p.Q_SLOTS) & 1)
             q = p.q_smem.index(slot * p.CONSUMERS + WHO).reshape([p.ROWS, p.D])
-            _take_turn(p, step, WHO)
             s = _scores(p, q, step, s_layout)
-            _give_turn(p, WHO)
             if p.Q_SLOTS == 2:
                 # The tile before has left its buffer by now, so waiting for that costs nothing.
                 if tile > 0:
                     tma.store_wait(0)
                     mbarrier.arrive(p.q_empty.index((1 - slot) * p.CONSUMERS + WHO), count=1)
             s = warpgroup_mma_wait(0, (s,))
-            mbarrier.arrive(p.k_empty.index(step % p.STAGES), count=1)
             n = (blocks - 1) * p.BLOCK_N
-            s = _mask(p, s, n, last_key, s_layout)
-            none = gl.full((p.ROWS,), float("-inf"), gl.float32, gl.SliceLayout(1, s_layout))
-            e, row_max, _factor = _softmax(p, s, none)
-            row_sum = gl.sum(e, axis=1)
+            row_max = gl.full((p.ROWS,), float("-inf"), gl.float32, gl.SliceLayout(1, s_layout))
+            row_sum = gl.zeros((p.ROWS, 4), gl.float32, _sum_layout(p.ROWS))
+            e, row_max, row_sum, _f = _weights(p, s, row_max, row_sum, n, unmasked, last_key, True, s_layout)
             _values_here(p, step)
-            probs = gl.convert_layout(e.to(p.q_desc.dtype), gl.DotOperandLayout(0, o_layout, 2))
             o = gl.zeros((p.ROWS, p.D), gl.float32, o_layout)
+            probs = _packed(p, e)
+            mbarrier.arrive(p.k_empty.index(step % p.STAGES), count=1)
             step += 1
             for _j in range(blocks - 1 - full):
                 n -= p.BLOCK_N
                 o, row_max, row_sum, probs = _block(
-                    p, q, o, row_max, row_sum, probs, n, last_key, step, True, WHO, s_layout, o_layout
+                    p, q, o, row_max, row_sum, probs, n, unmasked, last_key, step, True, s_layout, o_layout
                 )
                 step += 1
             for _j in range(full):
+                n -= p.BLOCK_N
                 o, row_max, row_sum, probs = _block(
-                    p, q, o, row_max, row_sum, probs, n, last_key, step, False, WHO, s_layout, o_layout
+                    p, q, o, row_max, row_sum, probs, n, unmasked, last_key, step, False, s_layout, o_layout
                 )
                 step += 1
-            o = _weigh(p, probs, o, step - 1)
+            o = _weigh(p, _as_left(p, probs, o_layout), o, step - 1)
             o = warpgroup_mma_wait(0, (o,))
             mbarrier.arrive(p.v_empty.index((step - 1) % p.STAGES), count=1)
-            # Rows that see no key: zeros, and minus infinity for the log-sum-exp.
-            empty = row_sum == 0.0
-            inverse = gl.where(empty, 0.0, 1.0 / gl.where(empty, 1.0, row_sum))
-            lse = gl.where(empty, float("-inf"), (row_max * p.scale_log2 + gl.log2(row_sum)) * _LN2)
-            at = p.lse_ptr + batch * p.lse_stride_b + head * p.lse_stride_h + q_start + rows
-            gl.store(at, lse, mask=rows < q_len)
-            inverse = gl.expand_dims(gl.convert_layout(inverse, gl.SliceLayout(1, o_layout)), 1)
-            o = gl.where(inverse == 0.0, 0.0, o * inverse)
-            out = p.q_smem.index(slot * p.CONSUMERS + WHO)
-            out.reshape([p.ROWS, p.D]).store(o.to(p.q_desc.dtype))
-            fence_async_shared()
-            store_rows(p.o_desc, batch, head, q_start, q_len, m + WHO * p.ROWS, out, p.VARLEN)
+            _finish(
+                p, o, row_max, row_sum, batch, head, m + WHO * p.ROWS, q_start, q_len, slot * p.CONSUMERS + WHO, rows,
+                s_layout, o_layout,
+            )  # fmt: skip
             if p.Q_SLOTS == 1:
                 tma.store_wait(0)
                 mbarrier.arrive(p.q_empty.index(WHO), count=1)
@@ -242,8 +287,8 @@ def attention_forward_kernel(
     q_desc, k_desc, v_desc, o_desc, lse_ptr, cu_q_ptr, cu_k_ptr, tiles, H, GROUP, HEADS, SECTION, LQ, LK,
     lse_stride_b, lse_stride_h, scale_log2,
     CAUSAL: gl.constexpr, VARLEN: gl.constexpr, D: gl.constexpr, CONSUMERS: gl.constexpr, ROWS: gl.constexpr,
-    BLOCK_N: gl.constexpr, STAGES: gl.constexpr, Q_SLOTS: gl.constexpr, TURNS: gl.constexpr,
-    CONSUMER_REGS: gl.constexpr, PRODUCER_REGS: gl.constexpr, num_warps: gl.constexpr,
+    BLOCK_N: gl.constexpr, STAGES: gl.constexpr, Q_SLOTS: gl.constexpr, CONSUMER_REGS: gl.constexpr,
+    PRODUCER_REGS: gl.constexpr, num_warps: gl.constexpr,
 ):  # fmt: skip
     """O and LSE of attention; see `gluon_hopper` for shapes. Grid: any number of programs.
 
@@ -259,7 +304,6 @@ def attention_forward_kernel(
     k_empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     v_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     v_empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    turn = gl.allocate_shared_memory(gl.int64, [CONSUMERS, 1], mbarrier.MBarrierLayout())
     for s in gl.static_range(Q_SLOTS * CONSUMERS):
         mbarrier.init(q_full.index(s), count=1)
         mbarrier.init(q_empty.index(s), count=1)
@@ -268,13 +312,11 @@ def attention_forward_kernel(
         mbarrier.init(k_empty.index(s), count=CONSUMERS)
         mbarrier.init(v_full.index(s), count=1)
         mbarrier.init(v_empty.index(s), count=CONSUMERS)
-    for s in gl.static_range(CONSUMERS):
-        mbarrier.init(turn.index(s), count=1)
     fence_async_shared()
     p = Forward(
-        q_desc, k_desc, v_desc, o_desc, q_smem, k_smem, v_smem, q_full, q_empty, k_full, k_empty, v_full, v_empty, turn,
+        q_desc, k_desc, v_desc, o_desc, q_smem, k_smem, v_smem, q_full, q_empty, k_full, k_empty, v_full, v_empty,
         lse_ptr, cu_q_ptr, cu_k_ptr, tiles, H, GROUP, HEADS, SECTION, LQ, LK, lse_stride_b, lse_stride_h, scale_log2,
-        CAUSAL, VARLEN, D, CONSUMERS, ROWS, CONSUMERS * ROWS, BLOCK_N, STAGES, Q_SLOTS, TURNS,
+        CAUSAL, VARLEN, D, CONSUMERS, ROWS, CONSUMERS * ROWS, BLOCK_N, STAGES, Q_SLOTS,
     )  # fmt: skip
     if CONSUMERS == 3:
         gl.warp_specialize(

@@ -9,17 +9,26 @@ _WRAP: gl.constexpr = gl.constexpr(0x40000000)
 
 
 @gluon.jit
+def laps_end(p):
+    """Where the tile numbers of a program's last lap end: those from p.tiles on stand for no tile."""
+    programs = gl.num_programs(0)
+    return (p.tiles + programs - 1) // programs * programs
+
+
+@gluon.jit
 def locate(p, t, length, heads, BLOCK: gl.constexpr, LAST_FIRST: gl.constexpr):
     """(batch, head, first row) of tile number t, of tiles of BLOCK rows of `length` in each of the p.HEADS heads of all
-    sequences, `heads` of them in each.
+    sequences, `heads` of them in each. The first row is `length` where there is no such tile.
 
     Heads come in sections that share L2; in a section the tiles with most work come first, of all its heads. A program
-    that takes several tiles does so there and back again, so that whoever had more in one round has less in the next.
+    that takes several tiles does so there and back again, so that whoever had more in one lap has less in the next, or
+    none where a last lap back is not full.
     """
     programs = gl.num_programs(0)
     lap = t // programs
-    back = (2 * lap + 1) * programs - 1 - t
-    t = gl.where(((lap & 1) == 1) & ((lap + 1) * programs <= p.tiles), back, t)
+    t = gl.where((lap & 1) == 1, (2 * lap + 1) * programs - 1 - t, t)
+    none = t >= p.tiles
+    t = gl.minimum(t, p.tiles - 1)
     tiles_m = (length + BLOCK - 1) // BLOCK
     first = t // (p.SECTION * tiles_m) * p.SECTION
     section = gl.minimum(p.SECTION, p.HEADS - first)
@@ -30,7 +39,7 @@ def locate(p, t, length, heads, BLOCK: gl.constexpr, LAST_FIRST: gl.constexpr):
     if LAST_FIRST:
         row = (tiles_m - 1) * BLOCK - row
     batch = place // heads
-    return batch, place - batch * heads, row
+    return batch, place - batch * heads, gl.where(none, length, row)
 
 
 @gluon.jit

@@ -86,7 +86,7 @@ def _forward_launch(p: Problem, config: ForwardConfig, out_strides: tuple[int, i
     )  # fmt: skip
     options = {
         "CAUSAL": p.causal, "VARLEN": p.packed, "D": dim, "CONSUMERS": config.consumers, "ROWS": config.rows,
-        "BLOCK_N": config.block_n, "STAGES": config.num_stages, "Q_SLOTS": config.q_slots, "TURNS": config.turns,
+        "BLOCK_N": config.block_n, "STAGES": config.num_stages, "Q_SLOTS": config.q_slots,
         **registers(config.consumers),
     }  # fmt: skip
     programs = min(tiles, device.sm_count) if config.persistent else tiles
