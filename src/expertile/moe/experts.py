@@ -22,6 +22,8 @@ That the gradient of the routing weights is <dy[rows] @ down, f(pre)>, from what
 SonicMoE's (arXiv:2512.14080): y need not be kept. Peak memory beyond the results: R (2I + I + H) elements forward and
 R (2I + 2I + I + H) backward. Every sum is formed in one order, so equal inputs give equal bits.
 
+With few tokens and no gradient there is no order, and `_few` does it all.
+
 Weights are stored as `torch.nn.Linear` has them: gate_up [E, 2I, H], down [E, H, I]. As Fp8Blocks of 128×128 or as
 Int4Weight they are used as they are: see `_quantized_experts`.
 """
@@ -33,6 +35,7 @@ from typing import Any
 import torch
 
 from expertile.int4 import Int4Weight
+from expertile.moe import _few
 from expertile.moe.permute import Permutation, check_ids, permutation
 from expertile.ops._rows import DTYPES, PLAIN
 from expertile.ops.gathered_mm.api import gated_backward_mm, gathered_gated_mm, gathered_wgrad
@@ -49,8 +52,14 @@ Weight = torch.Tensor | Fp8Blocks | Int4Weight
 def forward(
     x: _T, gate_up: _T, down: _T, topk_ids: _T, topk_weights: _T, gate_up_bias: _Maybe, down_bias: _Maybe,
     activation: str, interleaved: bool, save_pre: bool,
-) -> tuple[_T, _Maybe, Permutation]:  # fmt: skip
-    """(out [T, H], pre [R, 2I] if `save_pre`, the order); operands as checked by `moe_mlp`, nothing differentiated."""
+) -> tuple[_T, _Maybe, Permutation | None]:  # fmt: skip
+    """(out [T, H], pre [R, 2I] if `save_pre`, the order if there is one: with `save_pre` there is); operands as checked
+    by `moe_mlp`, nothing differentiated."""
+    if not save_pre and _few.serves(x, topk_ids, gate_up, down, gate_up_bias, down_bias):
+        out = _few.mlp(
+            x, gate_up, down, topk_ids, topk_weights, gate_up_bias, down_bias, activation, interleaved
+        )  # fmt: skip
+        return out, None, None
     order = permutation(topk_ids, gate_up.shape[0])
     act, pre = gathered_gated_mm(
         x, gate_up.transpose(1, 2), order.rows, order.offs, activation=activation, interleaved=interleaved,
@@ -124,6 +133,7 @@ class _MoeMlp(torch.autograd.Function):
         out, pre, order = forward(
             x, gate_up, down, topk_ids, topk_weights, gate_up_bias, down_bias, activation, interleaved, True
         )
+        assert order is not None
         ctx.activation, ctx.interleaved = activation, interleaved
         ctx.save_for_backward(
             x, gate_up, down, topk_weights, down_bias, topk_ids, pre, order.offs, order.rows, order.slots,
@@ -156,7 +166,16 @@ def _mlp_op(
         x, gate_up, down, topk_ids, topk_weights, gate_up_bias, down_bias, activation, interleaved, save_pre
     )
     pre = x.new_empty((0, gate_up.shape[1])) if pre is None else pre
+    if order is None:
+        return out, pre, *_no_order(gate_up, topk_ids)
     return out, pre, order.offs, order.rows, order.slots, order.positions
+
+
+def _no_order(gate_up: _T, topk_ids: _T) -> tuple[_T, _T, _T, _T]:
+    """Room for a Permutation."""
+    sizes = (gate_up.shape[:1], (topk_ids.numel(),), (topk_ids.numel(),), topk_ids.shape)
+    offs, rows, slots, positions = (topk_ids.new_empty(size, dtype=torch.int32) for size in sizes)
+    return offs, rows, slots, positions
 
 
 @_mlp_op.register_fake
@@ -166,8 +185,7 @@ def _(
 ) -> tuple[_T, _T, _T, _T, _T, _T]:  # fmt: skip
     num_slots = topk_ids.shape[0] * topk_ids.shape[1]
     pre = x.new_empty((num_slots if save_pre else 0, gate_up.shape[1]))
-    offs, rows, slots = (topk_ids.new_empty((n,), dtype=torch.int32) for n in (gate_up.shape[0], num_slots, num_slots))
-    return x.new_empty(x.shape), pre, offs, rows, slots, topk_ids.new_empty(topk_ids.shape, dtype=torch.int32)
+    return x.new_empty(x.shape), pre, *_no_order(gate_up, topk_ids)
 
 
 @torch.library.custom_op(

@@ -67,16 +67,20 @@ def launch(
     num_warps: int,
     cluster: int = 1,
     most_registers: int | None = None,
+    early: bool = False,
 ) -> None:
     """Queue `count` programs (clusters of `cluster` programs each) of at most `most_registers` a thread on the current
-    stream of the first tensor's device. The kernel may not read or write what is not reachable from `tensors`."""
+    stream of the first tensor's device. The kernel may not read or write what is not reachable from `tensors`.
+
+    `early`: it may start while the kernel before it runs (programmatic dependent launch, where `starts_early` says
+    so), and waits for it itself."""
     first = tensors[0]
     assert first is not None
     device = first.get_device()
     if device >= 0 and (cluster > 1 or not _launch.hooked()):
         addresses = [None if t is None else t.data_ptr() for t in tensors]
         key = (
-            kernel.fn, device, constants, num_warps, cluster, most_registers,
+            kernel.fn, device, constants, num_warps, cluster, most_registers, early,
             tuple([None if t is None else t.dtype for t in tensors]),
             tuple([a is None or a % 16 == 0 for a in addresses]),
             tuple([_divisor(s) for s in scalars]),
@@ -88,16 +92,26 @@ def launch(
                 _READY.clear()
             with torch.cuda.device(device):
                 ready = _READY[key] = _compile(
-                    kernel, tensors, scalars, constants, num_warps, cluster, most_registers
+                    kernel, tensors, scalars, constants, num_warps, cluster, most_registers, early
                 )  # fmt: skip
         if ready is not None:
             ready(device, count, (), (*addresses, *scalars, *constants))
             return
         if cluster > 1:
             raise RuntimeError("cluster: expected Triton 3.6, whose launcher is known to take clusters")
-    limit = {} if most_registers is None else {"maxnreg": most_registers}
     with current_device(first.device):
-        kernel[(count * cluster,)](*tensors, *scalars, *constants, num_warps=num_warps, **limit)
+        kernel[(count * cluster,)](
+            *tensors, *scalars, *constants, num_warps=num_warps, **_options(most_registers, early)
+        )  # fmt: skip
+
+
+def starts_early(x: torch.Tensor) -> bool:
+    """Whether a kernel on x's device can be launched `early`: on compute capability 9.0 and later."""
+    return x.is_cuda and torch.cuda.get_device_capability(x.get_device()) >= (9, 0)
+
+
+def _options(most_registers: int | None, early: bool) -> dict[str, Any]:
+    return ({} if most_registers is None else {"maxnreg": most_registers}) | ({"launch_pdl": True} if early else {})
 
 
 def _divisor(scalar: int | float) -> int:
@@ -115,9 +129,10 @@ def _compile(
     num_warps: int,
     cluster: int,
     most_registers: int | None = None,
+    early: bool = False,
 ) -> _launch.Compiled | None:
-    limit = {} if most_registers is None else {"maxnreg": most_registers}
-    compiled = kernel.run(*tensors, *scalars, *constants, grid=(1,), warmup=True, num_warps=num_warps, **limit)
+    options = _options(most_registers, early)
+    compiled = kernel.run(*tensors, *scalars, *constants, grid=(1,), warmup=True, num_warps=num_warps, **options)
     ready = _launch.prepare(compiled)
     if ready is None or cluster == 1:
         return ready
