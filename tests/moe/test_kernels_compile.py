@@ -4,7 +4,7 @@ import pytest
 import torch
 import triton
 
-from expertile.moe import _dispatch, _dispatch_kernels, permute, rounding, router
+from expertile.moe import _dispatch, _dispatch_kernels, _few, permute, rounding, router
 from tests.support.aot import resources
 from tests.support.fake_driver import compile_only
 
@@ -76,3 +76,51 @@ def test_tables_of_expert_parallelism(arch, chunks, capacity):
 
     names = ("token_keys", "pack", "find", "unpack", "returned", "picked")
     assert_sound(compiled(arch, launch), *(f"_{name}_kernel" for name in names))
+
+
+def few(monkeypatch, arch, tokens, bias=False):
+    """x, gate_up, down, biases, ids and weights of Qwen3's size, nothing behind the large ones."""
+    for module in (_few, router):
+        monkeypatch.setattr(module, "starts_early", lambda x: arch >= 90)
+
+    def flat(*shape):
+        return torch.empty(1, dtype=torch.bfloat16).as_strided(shape, (0,) * len(shape))
+
+    biases = (flat(128, 1536), flat(128, 2048)) if bias else (None, None)
+    ids, weights = torch.empty(tokens, 8, dtype=torch.int32), torch.empty(tokens, 8)
+    return (
+        torch.empty(tokens, 2048, dtype=torch.bfloat16),
+        flat(128, 1536, 2048),
+        flat(128, 2048, 768),
+        *biases,
+        ids,
+        weights,
+    )
+
+
+@pytest.mark.parametrize("arch, tokens, late, bias", [(80, 1, False, True), (90, 1, False, False), (90, 8, True, True)])
+def test_few_tokens(arch, tokens, late, bias, monkeypatch):
+    x, gate_up, down, up_bias, down_bias, ids, weights = few(monkeypatch, arch, tokens, bias)
+    config = _few.default_config(tokens)
+
+    def launch():
+        act = _few.up(x, gate_up, ids, up_bias, "swiglu", bias, config.up, late)
+        _few.down(act, down, ids, weights, down_bias, config.down, config.prefetch)
+
+    names = ("up_dot_kernel", "down_dot_kernel", "sum_kernel") if config.up.matrix else ("up_kernel", "down_kernel")
+    found = compiled(arch, launch)
+    assert_sound(found, *names)
+    # Programmatic dependent launch, and prefetches of many bytes, are Hopper's.
+    down_ptx = found[names[1]].ptx
+    assert ("griddepcontrol.wait" in down_ptx) == ("cp.async.bulk.prefetch.L2" in down_ptx) == (arch >= 90)
+    assert all(found[name].opcodes["LDGSTS"] for name in names[:2]), "weights are not read ahead"
+
+
+@pytest.mark.parametrize("arch", [80, 90])
+def test_router_of_few_tokens(arch, monkeypatch):
+    x = few(monkeypatch, arch, 2)[0]
+    logits = torch.empty(1, dtype=torch.bfloat16).as_strided((128, 2048), (0, 0))
+    assert_sound(compiled(arch, _few.logits, x, logits, None), "logits_kernel")
+    if arch >= 90:
+        choice = (x, logits, None, None, ROUTERS["qwen3"])
+        assert_sound(compiled(arch, _few._choose_in_clusters, *choice), "choose_kernel")

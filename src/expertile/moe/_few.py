@@ -30,6 +30,7 @@ from expertile.ops._rows_launch import launch, starts_early
 
 MOST_TOKENS = 16
 MOST_SLOTS = 128
+_MOST_UNROLLED = 32
 # Elements of the router that a program of a cluster reads; with more, all SMs had better read.
 _MOST_OF_A_CLUSTER = 16 * 4096
 
@@ -49,11 +50,13 @@ class Tiling:
 
 @dataclass(frozen=True)
 class Config:
-    """prefetch: whether `down` sends for its weights before `up` is done."""
+    """late: whether `down` starts only when `up` has read its weights. prefetch: whether it then sends for its own,
+    before `up` is done."""
 
     up: Tiling
     down: Tiling
     prefetch: bool = True
+    late: bool = False
 
 
 def default_config(tokens: int) -> Config:
@@ -68,6 +71,7 @@ def serves(x: torch.Tensor, topk_ids: torch.Tensor, *weights: torch.Tensor | Non
     tokens, top_k = topk_ids.shape
     return (
         0 < tokens <= MOST_TOKENS
+        and top_k <= _MOST_UNROLLED
         and tokens * top_k <= MOST_SLOTS
         and x.dtype in (torch.bfloat16, torch.float16)
         and on_kernels(x)
@@ -155,7 +159,7 @@ def _choose_in_clusters(
 
 def up(
     x: torch.Tensor, gate_up: torch.Tensor, topk_ids: torch.Tensor, bias: torch.Tensor | None, activation: str,
-    interleaved: bool, tiling: Tiling,
+    interleaved: bool, tiling: Tiling, late: bool,
 ) -> torch.Tensor:  # fmt: skip
     """act [T * k, I]: of every slot; rows of dropped ones are not written."""
     tokens, top_k = topk_ids.shape
@@ -166,7 +170,7 @@ def up(
     launch(
         kernels.up_dot_kernel if tiling.matrix else kernels.up_kernel, tokens * top_k * -(-inner // tiling.columns),
         (x, gate_up, bias, topk_ids, act), (tokens * top_k, experts, hidden, inner, x.stride(0)),
-        (*_rows(tokens, top_k, tiling.matrix), *shape, activation, interleaved, early),
+        (*_rows(tokens, top_k, tiling.matrix), *shape, activation, interleaved, early, late),
         num_warps=tiling.num_warps, early=early,
     )  # fmt: skip
     return act
@@ -224,5 +228,5 @@ def mlp(
     x = x if x.stride(1) == 1 else x.contiguous()
     topk_ids, topk_weights = topk_ids.contiguous(), topk_weights.contiguous()
     c = config or default_config(topk_ids.shape[0])
-    act = up(x, gate_up, topk_ids, gate_up_bias, activation, interleaved, c.up)
+    act = up(x, gate_up, topk_ids, gate_up_bias, activation, interleaved, c.up, c.late)
     return down(act, down_weight, topk_ids, topk_weights, down_bias, c.down, c.prefetch)

@@ -17,10 +17,18 @@ from expertile.ops.gathered_mm._activation_kernel import activate
 
 
 @triton.jit
-def begin(EARLY: tl.constexpr):
-    """Until the kernels before this one are done; then the next one may start to wait in its turn."""
+def begin(EARLY: tl.constexpr, NEXT: tl.constexpr = True):
+    """Until the kernels before this one are done. NEXT: then the one after it may start, to wait in its turn."""
     if EARLY:
         gdc_wait()
+        if NEXT:
+            gdc_launch_dependents()
+
+
+@triton.jit
+def _read_all(EARLY: tl.constexpr, LATE: tl.constexpr):
+    """This program has read its weights: if LATE, the next kernel may start when all have."""
+    if EARLY and LATE:
         gdc_launch_dependents()
 
 
@@ -135,10 +143,10 @@ def choose_kernel(
 def up_kernel(
     x_ptr, w_ptr, bias_ptr, ids_ptr, act_ptr, num_slots, experts, H, I, x_stride,
     TOP_K: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr, EVEN: tl.constexpr,
-    ACTIVATION: tl.constexpr, INTERLEAVED: tl.constexpr, EARLY: tl.constexpr,
+    ACTIVATION: tl.constexpr, INTERLEAVED: tl.constexpr, EARLY: tl.constexpr, LATE: tl.constexpr,
 ):  # fmt: skip
     """act [num_slots, I], a program for BLOCK_N columns of a slot: products of a matrix with a vector."""
-    begin(EARLY)
+    begin(EARLY, not LATE)
     chunks = tl.cdiv(I, BLOCK_N)
     slot = tl.program_id(0) // chunks
     n = tl.program_id(0) % chunks * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -156,6 +164,7 @@ def up_kernel(
             x = tl.load(x_ptr + col, mask=col < H, other=0.0).to(tl.float32)[None, :]
             gate += gate_w.to(tl.float32) * x
             up += up_w.to(tl.float32) * x
+        _read_all(EARLY, LATE)
         gate_sum = tl.sum(gate, 1)
         up_sum = tl.sum(up, 1)
         if bias_ptr is not None:
@@ -253,12 +262,13 @@ def up_dot_kernel(
     x_ptr, w_ptr, bias_ptr, ids_ptr, act_ptr, num_slots, experts, H, I, x_stride,
     TOP_K: tl.constexpr, SLOTS_P2: tl.constexpr, TOKENS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
     STAGES: tl.constexpr, EVEN: tl.constexpr, ACTIVATION: tl.constexpr, INTERLEAVED: tl.constexpr, EARLY: tl.constexpr,
+    LATE: tl.constexpr,
 ):  # fmt: skip
     """act [num_slots, I], a program for BLOCK_N columns of an expert.
 
     All tokens are multiplied, at most TOKENS, whether they go to this expert or not: it costs nothing that is short,
     and nothing has to be gathered."""
-    begin(EARLY)
+    begin(EARLY, not LATE)
     chunks = tl.cdiv(I, BLOCK_N)
     n = tl.program_id(0) % chunks * BLOCK_N + tl.arange(0, BLOCK_N)
     expert, leads = _leads(ids_ptr, tl.program_id(0) // chunks, num_slots, experts, SLOTS_P2)
@@ -275,6 +285,7 @@ def up_dot_kernel(
             up_w = _tile(w_ptr, up_row, H, col, n < I, H, EVEN)
             gate = tl.dot(x, gate_w.T, gate)
             up = tl.dot(x, up_w.T, up)
+        _read_all(EARLY, LATE)
         if bias_ptr is not None:
             bias_ptr += expert.to(tl.int64) * (2 * I)
             gate += tl.load(bias_ptr + gate_row, mask=n < I, other=0.0).to(tl.float32)[None, :]

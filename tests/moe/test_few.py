@@ -1,0 +1,113 @@
+"""The way for few tokens, by the interpreter: values against the general way's and a loop over experts, and which
+operands it takes."""
+
+from __future__ import annotations
+
+from tests.support import interpreter
+
+if not interpreter.active():
+
+    def test_under_the_interpreter():
+        interpreter.run_file_interpreted(__file__)
+
+else:
+    import pytest
+    import torch
+
+    from expertile.moe import _few
+    from expertile.moe.experts import moe_mlp
+    from expertile.moe.layer import MoE
+    from expertile.moe.router import RouterConfig, route
+    from tests.moe.test_experts import make, naive
+
+    interpreter.repair()
+
+    def config(up, down):
+        return _few.Config(_few.Tiling(up, 16, 32, 2, 4), _few.Tiling(down, 16, 32, 2, 4))
+
+    def error(found, expected):
+        return float((found.double() - expected).norm() / expected.norm())
+
+    def half(operands, dtype=torch.bfloat16):
+        return {n: t if t is None or n == "topk_weights" else t.to(dtype) for n, t in operands.items()}
+
+    def mlp(ids, o, activation="swiglu", interleaved=False, config=None):
+        return _few.mlp(
+            o["x"], o["gate_up"], o["down"], ids, o["topk_weights"], o["gate_up_bias"], o["down_bias"], activation,
+            interleaved, config,
+        )  # fmt: skip
+
+    # No multiples of a tile; dropped slots; several tokens of one expert; biases.
+    @pytest.mark.parametrize("up, down", [(False, False), (True, True), (False, True)])
+    @pytest.mark.parametrize(
+        "tokens, activation, interleaved, biased", [(1, "swiglu", False, False), (5, "gpt_oss", True, True)]
+    )
+    def test_mlp(tokens, activation, interleaved, biased, up, down):
+        ids, o = make(tokens, 3, 4, 72, 40, biased, dropped=0.2, seed=3)
+        o["topk_weights"][ids == 4] = float("inf")
+        o = half(o)
+        found = mlp(ids, o, activation, interleaved, config(up, down))
+        kept = {n: None if t is None else t.double() for n, t in o.items()}
+        assert error(found, naive(ids, kept, activation, interleaved)) < 6e-3
+
+    @pytest.mark.parametrize("matrix", [False, True])
+    def test_an_expert_twice_in_a_token_and_ids_out_of_range(matrix):
+        _, o = make(3, 3, 4, 64, 32)
+        o = half(o, torch.float16)
+        ids = torch.tensor([[2, 2, 1], [-1, 2**32 + 1, 0], [4, 5, -7]])
+        found = mlp(ids, o, config=config(matrix, matrix))
+        expected = naive(ids, {n: None if t is None else t.double() for n, t in o.items()})
+        assert error(found[:2], expected[:2]) < 2e-3
+        assert not found[2].any()
+
+    def test_moe_mlp_takes_it_without_gradients_only(monkeypatch):
+        ids, o = make(2, 2, 4, 64, 32)
+        o, calls = half(o), []
+        arguments = (o["x"], o["gate_up"], o["down"], ids, o["topk_weights"])
+        real = _few.mlp
+        monkeypatch.setattr(_few, "mlp", lambda *a: calls.append(1) or real(*a))
+        monkeypatch.setattr(_few, "default_config", lambda tokens: config(True, True))
+        expected = moe_mlp(*arguments)
+        assert calls == [1]
+        o["x"].requires_grad_()
+        assert error(moe_mlp(*arguments).detach(), expected.double()) < 6e-3 and calls == [1]
+        with torch.no_grad():
+            assert torch.equal(moe_mlp(*arguments), expected) and calls == [1, 1]
+
+    def test_what_it_takes():
+        ids, o = make(2, 2, 4, 64, 32)
+        x, gate_up = o["x"].bfloat16(), o["gate_up"].bfloat16()
+        assert _few.serves(x, ids, gate_up, None)
+        assert not _few.serves(o["x"], ids, gate_up)
+        assert not _few.serves(x, ids, gate_up.transpose(1, 2))
+        assert not _few.serves(x, ids.repeat(9, 1), gate_up)
+        assert not _few.serves(x[:0], ids[:0], gate_up)
+        assert not _few.serves(x, ids.repeat(1, 17), gate_up)
+
+    @pytest.mark.parametrize("biased", [False, True])
+    def test_logits_and_choice(biased):
+        torch.manual_seed(0)
+        x, router = torch.randn(3, 72).bfloat16(), torch.randn(11, 72).bfloat16()
+        bias = torch.randn(11).bfloat16() if biased else None
+        found = _few.logits(x, router, bias)
+        expected = x.double() @ router.double().t() + (0 if bias is None else bias.double())
+        assert error(found, expected) < 4e-3
+        options = RouterConfig(11, 3)
+        ids, weights = _few.choose(x, router, bias, None, options)
+        routing = route(found, options)
+        assert torch.equal(ids, routing.topk_ids) and torch.equal(weights, routing.topk_weights)
+
+    @pytest.mark.parametrize("score", ["softmax", "sigmoid"])
+    def test_layer(score, monkeypatch):
+        monkeypatch.setattr(_few, "default_config", lambda tokens: config(False, False))
+        torch.manual_seed(1)
+        layer = MoE(64, 32, 8, 2, score=score, dtype=torch.bfloat16)
+        x = torch.randn(2, 64).bfloat16()
+        with torch.no_grad():
+            found = layer(x)
+            expected, routing = layer(x, return_routing=True)
+            assert error(found, expected.double()) < 2e-3 and routing.scores is not None
+            wide = MoE(64, 32, 8, 2, score=score, rounding="nearest", dtype=torch.bfloat16)
+            assert not _few.chooses(x, wide.router, None, wide.config)
+            assert _few.chooses(x, layer.router, None, layer.config)
+        assert not _few.chooses(x, layer.router, None, layer.config), "gradients are wanted"
