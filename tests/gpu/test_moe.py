@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from expertile.int4 import Int4Weight
+from expertile.moe import _few
 from expertile.moe.experts import moe_mlp
 from expertile.moe.layer import MoE
 from expertile.moe.permute import permutation
@@ -174,7 +175,46 @@ def test_all_dropped_and_nobody_there():
     assert not any(t.any() for t in run(ids, operands, torch.ones_like(operands["x"])))
 
 
-@pytest.mark.parametrize("tokens", [1, 16, 128])
+FEW = {
+    "even": dict(top_k=8, experts=64, hidden=512, inner=256, dtype=torch.bfloat16),
+    "odd": dict(top_k=3, experts=5, hidden=200, inner=72, dropped=0.2, dtype=torch.float16),
+}  # fmt: skip
+
+
+# Hidden sizes of no whole tile, dropped slots, several tokens of an expert; ways by vectors and by matrices.
+@pytest.mark.parametrize("tokens", [1, 2, 3, 4, 8, 16])
+@pytest.mark.parametrize("size", FEW)
+@pytest.mark.parametrize("form, biased", [("swiglu", False), ("gpt_oss", True), ("geglu", True), ("reglu", False)])
+def test_few_tokens(tokens, size, form, biased, monkeypatch):
+    ids, operands = on_gpu(*make(tokens, **FEW[size], biased=biased))
+    assert _few.serves(operands["x"], ids, operands["gate_up"], operands["down"])
+    graph, out = captured(lambda: moe_mlp(topk_ids=ids, **operands, **FORMS[form]))
+    for seed in (1, 2):
+        ids.copy_(draw(tokens, FEW[size]["top_k"], FEW[size]["experts"], FEW[size].get("dropped", 0), seed))
+        operands["x"].normal_()
+        graph.replay()
+        truth = naive(ids, {n: None if t is None else t.double() for n, t in operands.items()}, **FORMS[form])
+        assert torch.equal(out, moe_mlp(topk_ids=ids, **operands, **FORMS[form]))
+        with monkeypatch.context() as m:
+            m.setattr(_few, "serves", lambda *operands: False)
+            general = moe_mlp(topk_ids=ids, **operands, **FORMS[form])
+        assert_close([out, general], [truth, truth], 1.5e-2)
+        assert_close([out], [general.double()], 1.5e-2)
+
+
+@pytest.mark.parametrize("tokens", [1, 3, 16])
+@pytest.mark.parametrize("experts, hidden, biased", [(128, 2048, False), (64, 2880, True), (11, 72, True)])
+def test_logits_of_few_tokens(tokens, experts, hidden, biased):
+    torch.manual_seed(0)
+    layer = MoE(hidden, 32, experts, 2, bias=biased, dtype=torch.bfloat16, device="cuda")
+    x = torch.randn(tokens, hidden, dtype=torch.bfloat16, device="cuda")
+    with torch.no_grad():
+        assert _few.reads_router(x, layer.router, layer.router_bias)
+        truth = x.double() @ layer.router.double().t() + (0 if not biased else layer.router_bias.double())
+        assert_close([layer.logits(x)], [truth], 4e-3)
+
+
+@pytest.mark.parametrize("tokens", [1, 4, 16, 128])
 def test_layer_in_a_graph(tokens):
     torch.manual_seed(0)
     layer = MoE(512, 256, 64, 8, dtype=torch.bfloat16, device="cuda")

@@ -17,7 +17,7 @@ else:
     from expertile.moe import _few
     from expertile.moe.experts import moe_mlp
     from expertile.moe.layer import MoE
-    from expertile.moe.router import RouterConfig, route
+    from expertile.moe.router import route
     from tests.moe.test_experts import make, naive
 
     interpreter.repair()
@@ -85,17 +85,26 @@ else:
         assert not _few.serves(x, ids.repeat(1, 17), gate_up)
 
     @pytest.mark.parametrize("biased", [False, True])
-    def test_logits_and_choice(biased):
+    def test_logits(biased):
         torch.manual_seed(0)
         x, router = torch.randn(3, 72).bfloat16(), torch.randn(11, 72).bfloat16()
         bias = torch.randn(11).bfloat16() if biased else None
-        found = _few.logits(x, router, bias)
         expected = x.double() @ router.double().t() + (0 if bias is None else bias.double())
-        assert error(found, expected) < 4e-3
-        options = RouterConfig(11, 3)
-        ids, weights = _few.choose(x, router, bias, None, options)
-        routing = route(found, options)
-        assert torch.equal(ids, routing.topk_ids) and torch.equal(weights, routing.topk_weights)
+        for operand in (x, x.t().contiguous().t()):
+            assert error(_few.logits(operand, router, bias), expected) < 4e-3
+
+    def test_whose_router_it_reads():
+        x, router, bias = torch.randn(3, 72).bfloat16(), torch.randn(11, 72).bfloat16(), torch.randn(11).bfloat16()
+        assert _few.reads_router(x, router, None) and _few.reads_router(x, router, bias)
+        assert not _few.reads_router(x, router, bias.float())
+        assert not _few.reads_router(x.float(), router.float(), None)
+        assert not _few.reads_router(x, torch.randn(72, 11).bfloat16().t(), None)
+        assert not _few.reads_router(x.repeat(6, 1), router, None)
+        assert not _few.reads_router(x[:0], router, None)
+        router.requires_grad_()
+        assert not _few.reads_router(x, router, None)
+        with torch.no_grad():
+            assert _few.reads_router(x, router, None)
 
     @pytest.mark.parametrize("score", ["softmax", "sigmoid"])
     def test_layer(score, monkeypatch):
@@ -105,9 +114,11 @@ else:
         x = torch.randn(2, 64).bfloat16()
         with torch.no_grad():
             found = layer(x)
-            expected, routing = layer(x, return_routing=True)
-            assert error(found, expected.double()) < 2e-3 and routing.scores is not None
-            wide = MoE(64, 32, 8, 2, score=score, rounding="nearest", dtype=torch.bfloat16)
-            assert not _few.chooses(x, wide.router, None, wide.config)
-            assert _few.chooses(x, layer.router, None, layer.config)
-        assert not _few.chooses(x, layer.router, None, layer.config), "gradients are wanted"
+            routing = route(layer.logits(x), layer.config, bias=layer.correction_bias)
+        wide = {n: t.detach().double() for n, t in layer.named_parameters()}
+        expected = naive(
+            routing.topk_ids,
+            {"x": x.double(), "topk_weights": routing.topk_weights.double(), "gate_up_bias": None, "down_bias": None}
+            | {n: wide[n] for n in ("gate_up", "down")},
+        )
+        assert error(found, expected) < 6e-3

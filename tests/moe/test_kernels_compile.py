@@ -45,7 +45,7 @@ def test_permutation_of_few_slots():
 def test_router(arch, model, monkeypatch):
     monkeypatch.setattr(router, "on_kernels", lambda x: True)
     config = ROUTERS[model]
-    plan, logits = router.plan_of(config), torch.empty(4096, config.num_experts, dtype=torch.bfloat16)
+    plan, logits = router._plan(config), torch.empty(4096, config.num_experts, dtype=torch.bfloat16)
     bias = torch.empty(config.num_experts) if config.score == "sigmoid" else None
     assert_sound(compiled(arch, router._select_on_device, logits, bias, True, plan), "route_kernel")
     ids, dweights = torch.empty(4096, 8, dtype=torch.int32), torch.empty(4096, 8)
@@ -121,6 +121,3 @@ def test_router_of_few_tokens(arch, monkeypatch):
     x = few(monkeypatch, arch, 2)[0]
     logits = torch.empty(1, dtype=torch.bfloat16).as_strided((128, 2048), (0, 0))
     assert_sound(compiled(arch, _few.logits, x, logits, None), "logits_kernel")
-    if arch >= 90:
-        choice = (x, logits, None, None, ROUTERS["qwen3"])
-        assert_sound(compiled(arch, _few._choose_in_clusters, *choice), "choose_kernel")

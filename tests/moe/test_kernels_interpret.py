@@ -46,7 +46,7 @@ else:
         assert found.offs.tolist() == [0, 600] and (found.positions[:, 0] == -1).all()
 
     def assert_as_torch(logits, config, bias=None, want_scores=True):
-        plan = router.plan_of(config)
+        plan = router._plan(config)
         found = router._select_on_device(logits, bias, want_scores, plan)
         weights, ids, scores = router._select_in_torch(logits, bias, want_scores, plan)
         assert torch.equal(found[1], ids)
@@ -75,7 +75,7 @@ else:
         logits = torch.tensor(
             [[1.0, 2, 2, 1, 2, 0], [-0.0, 0, -1, -0.0, 0, -1], [-inf, 1, -inf, -inf, 0, -inf], [0, nan, 1, 2, -nan, 3]]
         )
-        plan = router.plan_of(config)
+        plan = router._plan(config)
         for x in (logits, logits.to(torch.bfloat16)):
             found, truth = (f(x, None, True, plan)[1] for f in (router._select_on_device, router._select_in_torch))
             assert torch.equal(found, truth) and truth[0].tolist() == [1, 2, 4, 0]

@@ -5,7 +5,7 @@ the experts touched once. What the general way adds to it is a launch for the pe
 products in tiles of 64 rows, too few to fill the GPU. Here
 
     logits   x @ router^T, a program for an expert or a few of a token
-    route    as ever
+    route    as ever, started early
     up       act[slot] = f(gate_up[e] @ x[t]): programs of some columns of a slot (or of an expert, all tokens at once)
     down     out[t] = sum over j of w[t, j] * down[e] @ act[t * k + j]: programs of some columns of a token; or y[slot]
              for some columns of an expert, and a kernel that sums them
@@ -24,15 +24,13 @@ import torch
 import triton
 
 from expertile.moe import _few_kernels as kernels
-from expertile.moe.router import MOST_EXPERTS, RouterConfig, plan_of, route, route_form
-from expertile.ops._rows import PLAIN, PORTABLE_CLUSTER, machine, on_kernels
+from expertile.ops._rows import PLAIN, on_kernels
 from expertile.ops._rows_launch import launch, starts_early
 
 MOST_TOKENS = 16
 MOST_SLOTS = 128
 _MOST_UNROLLED = 32
-# Elements of the router that a program of a cluster reads; with more, all SMs had better read.
-_MOST_OF_A_CLUSTER = 16 * 4096
+_MOST_OF_VECTORS = 3
 
 
 @dataclass(frozen=True)
@@ -60,10 +58,10 @@ class Config:
 
 
 def default_config(tokens: int) -> Config:
-    """By the number of tokens alone."""
-    if tokens == 1:
-        return Config(Tiling(False, 16, 256, 4, 4), Tiling(False, 8, 256, 6, 4))
-    return Config(Tiling(True, 16, 128, 5, 4), Tiling(True, 32, 128, 5, 4))
+    """By the number of tokens alone: with more than a few, experts have several rows and are better read once."""
+    if tokens <= _MOST_OF_VECTORS:
+        return Config(Tiling(False, 8, 512, 4, 4), Tiling(False, 8, 512, 4, 4))
+    return Config(Tiling(True, 32, 128, 4, 4), Tiling(True, 64, 64, 6, 4))
 
 
 def serves(x: torch.Tensor, topk_ids: torch.Tensor, *weights: torch.Tensor | None) -> bool:
@@ -95,9 +93,9 @@ def logits(x: torch.Tensor, router: torch.Tensor, bias: torch.Tensor | None) -> 
     return out
 
 
-def chooses(x: torch.Tensor, router: torch.Tensor, router_bias: torch.Tensor | None, config: RouterConfig) -> bool:
-    """Whether `choose` takes these operands: few tokens, 16-bit, nothing to differentiate or to trace."""
-    operands = [t for t in (x, router, router_bias) if t is not None]
+def reads_router(x: torch.Tensor, router: torch.Tensor, bias: torch.Tensor | None) -> bool:
+    """Whether `logits` takes these operands: few tokens, 16-bit, nothing to differentiate or to trace."""
+    operands = [t for t in (x, router, bias) if t is not None]
     if torch.compiler.is_compiling() or any(type(t) not in PLAIN for t in operands):
         return False
     if torch.is_grad_enabled() and any(t.requires_grad for t in operands):
@@ -105,56 +103,13 @@ def chooses(x: torch.Tensor, router: torch.Tensor, router_bias: torch.Tensor | N
     if x.device.type == "meta" or torch.is_autocast_enabled(x.device.type):
         return False
     return (
-        0 < x.shape[0] <= MOST_TOKENS
+        x.shape[0] <= MOST_TOKENS
         and x.dtype in (torch.bfloat16, torch.float16)
         and all(t.dtype is x.dtype and t.device == x.device for t in operands)
         and router.is_contiguous()
         and on_kernels(x)
-        and config.num_experts <= MOST_EXPERTS
-        and config.capacity_factor is None
-        and config.rounding is None
+        and 0 not in (*x.shape, router.shape[0])
     )
-
-
-def choose(
-    x: torch.Tensor, router: torch.Tensor, router_bias: torch.Tensor | None, bias: torch.Tensor | None,
-    config: RouterConfig, warps: int = 8,
-) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
-    """(ids [T, k] int32, weights [T, k] float32) as `route` gives them for the logits x @ router^T (+ router_bias)."""
-    x = x if x.stride(1) == 1 else x.contiguous()
-    block_e = triton.next_power_of_2(-(-config.num_experts // PORTABLE_CLUSTER))
-    together = block_e * x.shape[1] <= _MOST_OF_A_CLUSTER
-    if not (x.is_cuda and together and machine(x.get_device()).clusters):
-        routing = route(logits(x, router, router_bias), config, bias=bias, want_scores=False)
-        return routing.topk_ids, routing.topk_weights
-    return _choose_in_clusters(x, router, router_bias, bias, config, warps)
-
-
-def _choose_in_clusters(
-    x: torch.Tensor, router: torch.Tensor, router_bias: torch.Tensor | None, bias: torch.Tensor | None,
-    config: RouterConfig, warps: int = 8,
-) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
-    """Both in one launch: a cluster of thread blocks for each token."""
-    (tokens, hidden), experts = x.shape, config.num_experts
-    plan = plan_of(config)
-    logits = x.new_empty((tokens, experts))
-    ids = torch.empty((tokens, config.top_k), dtype=torch.int32, device=x.device)
-    weights = torch.empty((tokens, config.top_k), dtype=torch.float32, device=x.device)
-    block_e = triton.next_power_of_2(-(-experts // PORTABLE_CLUSTER))
-    # 32 sums a thread.
-    block_h = max(256, min(triton.next_power_of_2(hidden), warps * 32 * 32 // block_e))
-    bias = None if bias is None else bias.contiguous()
-    early = starts_early(x)
-    launch(
-        kernels.choose_kernel, tokens, (x, router, router_bias, logits, bias, ids, weights),
-        (experts, hidden, x.stride(0), tokens, experts // (config.num_groups or 1), float(config.scale)),
-        (
-            PORTABLE_CLUSTER, block_e, block_h, -(-hidden // block_h), early,
-            *route_form(experts, x.dtype, bias is not None, plan),
-        ),
-        num_warps=warps, cluster=PORTABLE_CLUSTER, early=early,
-    )  # fmt: skip
-    return ids, weights
 
 
 def up(

@@ -12,7 +12,6 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from expertile.moe._route_kernels import route_tokens
 from expertile.ops.gathered_mm._activation_kernel import activate
 
 
@@ -68,11 +67,15 @@ def _gate_up_rows(n, I, INTERLEAVED: tl.constexpr):
 
 
 @triton.jit
-def _logits(
-    x_ptr, router_ptr, bias_ptr, logits_ptr, token, e, experts, H, x_stride, BLOCK_E: tl.constexpr,
-    BLOCK_H: tl.constexpr, CHUNKS: tl.constexpr,
+def logits_kernel(
+    x_ptr, router_ptr, bias_ptr, logits_ptr, experts, H, x_stride,
+    BLOCK_E: tl.constexpr, BLOCK_H: tl.constexpr, CHUNKS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """logits[token, e] = x[token] @ router[e]^T (+ bias[e]) for the experts e [BLOCK_E]; CHUNKS of BLOCK_H columns."""
+    """logits [T, experts] = x @ router^T (+ bias), BLOCK_E of a token each program; CHUNKS of BLOCK_H columns."""
+    begin(EARLY)
+    tiles = tl.cdiv(experts, BLOCK_E)
+    token = tl.program_id(0) // tiles
+    e = tl.program_id(0) % tiles * BLOCK_E + tl.arange(0, BLOCK_E)
     acc = tl.zeros([BLOCK_E, BLOCK_H], tl.float32)
     # Unrolled, so that the loads of several chunks are on their way at once.
     for chunk in tl.static_range(CHUNKS):
@@ -84,59 +87,6 @@ def _logits(
     if bias_ptr is not None:
         logits += tl.load(bias_ptr + e, mask=e < experts, other=0.0).to(tl.float32)
     tl.store(logits_ptr + token * experts + e, logits.to(logits_ptr.dtype.element_ty), mask=e < experts)
-
-
-@triton.jit
-def logits_kernel(
-    x_ptr, router_ptr, bias_ptr, logits_ptr, experts, H, x_stride,
-    BLOCK_E: tl.constexpr, BLOCK_H: tl.constexpr, CHUNKS: tl.constexpr, EARLY: tl.constexpr,
-):  # fmt: skip
-    """logits [T, experts], BLOCK_E of a token each program."""
-    begin(EARLY)
-    chunks = tl.cdiv(experts, BLOCK_E)
-    e = tl.program_id(0) % chunks * BLOCK_E + tl.arange(0, BLOCK_E)
-    _logits(
-        x_ptr, router_ptr, bias_ptr, logits_ptr, tl.program_id(0) // chunks, e, experts, H, x_stride, BLOCK_E, BLOCK_H,
-        CHUNKS,
-    )  # fmt: skip
-
-
-@triton.jit
-def _all_of_the_cluster():
-    """Until every CTA of the cluster is here; what they have written may then be read."""
-    tl.inline_asm_elementwise(
-        "barrier.cluster.arrive.release.aligned; barrier.cluster.wait.acquire.aligned; // $0",
-        "=r",
-        [],
-        dtype=tl.int32,
-        is_pure=False,
-        pack=1,
-    )
-
-
-@triton.jit(do_not_specialize=["T"])
-def choose_kernel(
-    x_ptr, router_ptr, router_bias_ptr, logits_ptr, bias_ptr, ids_ptr, weights_ptr, experts, H, x_stride, T, size,
-    scale,
-    CLUSTER: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_H: tl.constexpr, CHUNKS: tl.constexpr,
-    EARLY: tl.constexpr,
-    TOP_K: tl.constexpr, SELECT: tl.constexpr, SELECT_P2: tl.constexpr, SIGMOID: tl.constexpr,
-    SOFTMAX_OF_CHOSEN: tl.constexpr, NORMALIZE: tl.constexpr, GROUPS_P2: tl.constexpr, SIZE_P2: tl.constexpr,
-    TOP_GROUPS: tl.constexpr, BY_TWO: tl.constexpr, PACKED: tl.constexpr,
-):  # fmt: skip
-    """Logits and choice of a token by a cluster of CLUSTER programs: each BLOCK_E logits, the first the choice."""
-    begin(EARLY)
-    token = tl.program_id(0) // CLUSTER
-    part = tl.program_id(0) % CLUSTER
-    e = part * BLOCK_E + tl.arange(0, BLOCK_E)
-    _logits(x_ptr, router_ptr, router_bias_ptr, logits_ptr, token, e, experts, H, x_stride, BLOCK_E, BLOCK_H, CHUNKS)
-    _all_of_the_cluster()
-    if part == 0:
-        route_tokens(
-            token + tl.arange(0, 1), logits_ptr, bias_ptr, ids_ptr, weights_ptr, None, T, experts, experts, size,
-            scale, TOP_K, SELECT, SELECT_P2, SIGMOID, SOFTMAX_OF_CHOSEN, NORMALIZE, GROUPS_P2, SIZE_P2, TOP_GROUPS,
-            BY_TWO, PACKED, 1,
-        )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["num_slots"])

@@ -15,8 +15,6 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 # Below the key of every number, -inf included: what can't be chosen.
 NOTHING = tl.constexpr(-(2**31))
-# Places of a row that `_by_rank` compares with each other.
-MOST_RANKED = tl.constexpr(128)
 # Added to the sum that weights are divided by, lest it were zero (DeepSeek-V3's 1e-20).
 TINY = tl.constexpr(1e-20)
 
@@ -40,19 +38,6 @@ def _first_largest(key, PLACES: tl.constexpr):
     largest = tl.max(key, 1)
     place = tl.arange(0, PLACES)[None, :]
     return largest, tl.min(tl.where(key == largest[:, None], place, PLACES), 1)
-
-
-@triton.jit
-def _by_rank(key, SELECT_P2: tl.constexpr, PLACES: tl.constexpr, DISTINCT: tl.constexpr):
-    """[SELECT_P2] places of the largest keys [PLACES], in order. Each place counts those before it: more work than
-    finding one after the other, but two reductions in all, and a single row has nothing else to hide their latency."""
-    place = tl.arange(0, PLACES)
-    before = key[None, :] > key[:, None]
-    if not DISTINCT:
-        before |= (key[None, :] == key[:, None]) & (place[None, :] < place[:, None])
-    rank = tl.sum(before.to(tl.int32), 1)
-    j = tl.arange(0, SELECT_P2)
-    return tl.sum(tl.where(rank[None, :] == j[:, None], place[None, :], 0), 1)
 
 
 @triton.jit
@@ -121,14 +106,20 @@ def _raw_weights(
 
 
 @triton.jit
-def route_tokens(
-    token, logits_ptr, bias_ptr, ids_ptr, weights_ptr, scores_ptr, T, stride, experts, size, scale,
+def route_kernel(
+    logits_ptr, bias_ptr, ids_ptr, weights_ptr, scores_ptr, T, stride, experts, size, scale,
     TOP_K: tl.constexpr, SELECT: tl.constexpr, SELECT_P2: tl.constexpr, SIGMOID: tl.constexpr,
     SOFTMAX_OF_CHOSEN: tl.constexpr, NORMALIZE: tl.constexpr, GROUPS_P2: tl.constexpr, SIZE_P2: tl.constexpr,
     TOP_GROUPS: tl.constexpr, BY_TWO: tl.constexpr, PACKED: tl.constexpr, BLOCK_T: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
-    """Of the tokens `token` [BLOCK_T]. PACKED: the keys' lower 16 bits tell nothing apart, and stand for the place."""
+    """PACKED: the keys' lower 16 bits tell nothing apart, and stand for the place. EARLY: launched before the kernel
+    before it is done."""
+    if EARLY:
+        gdc_wait()
+        gdc_launch_dependents()
     PLACES: tl.constexpr = GROUPS_P2 * SIZE_P2
+    token = tl.program_id(0) * BLOCK_T + tl.arange(0, BLOCK_T)
     expert, there, logits = _load_row(logits_ptr, token, stride, experts, size, T, GROUPS_P2, SIZE_P2)
     scores, peak, total = _scores(logits, SIGMOID)
     if scores_ptr is not None:
@@ -146,19 +137,15 @@ def route_tokens(
         key = (key & -65536) | (PLACES - 1 - place)
     j = tl.arange(0, SELECT_P2)[None, :]
     ids = tl.zeros([BLOCK_T, SELECT_P2], tl.int32)
-    if BLOCK_T == 1 and PLACES <= MOST_RANKED:
-        best = _by_rank(tl.reshape(key, [PLACES]), SELECT_P2, PLACES, PACKED)
-        ids += (best // SIZE_P2 * size + best % SIZE_P2)[None, :]
-    else:
-        for i in tl.static_range(SELECT):
-            if PACKED:
-                largest = tl.max(key, 1)
-                best = PLACES - 1 - (largest & 65535)
-                key = tl.where(key == largest[:, None], NOTHING, key)
-            else:
-                _, best = _first_largest(key, PLACES)
-                key = tl.where(place == best[:, None], NOTHING, key)
-            ids = tl.where(j == i, (best // SIZE_P2 * size + best % SIZE_P2)[:, None], ids)
+    for i in tl.static_range(SELECT):
+        if PACKED:
+            largest = tl.max(key, 1)
+            best = PLACES - 1 - (largest & 65535)
+            key = tl.where(key == largest[:, None], NOTHING, key)
+        else:
+            _, best = _first_largest(key, PLACES)
+            key = tl.where(place == best[:, None], NOTHING, key)
+        ids = tl.where(j == i, (best // SIZE_P2 * size + best % SIZE_P2)[:, None], ids)
     inside = (j < SELECT) & (token < T)[:, None]
     chosen = tl.load(logits_ptr + token.to(tl.int64)[:, None] * stride + ids, mask=inside, other=0.0).to(tl.float32)
     counted = inside & (j < TOP_K)
@@ -171,25 +158,6 @@ def route_tokens(
     slot = token.to(tl.int64)[:, None] * SELECT + j
     tl.store(ids_ptr + slot, ids, mask=inside)
     tl.store(weights_ptr + slot, weights * scale, mask=inside)
-
-
-@triton.jit
-def route_kernel(
-    logits_ptr, bias_ptr, ids_ptr, weights_ptr, scores_ptr, T, stride, experts, size, scale,
-    TOP_K: tl.constexpr, SELECT: tl.constexpr, SELECT_P2: tl.constexpr, SIGMOID: tl.constexpr,
-    SOFTMAX_OF_CHOSEN: tl.constexpr, NORMALIZE: tl.constexpr, GROUPS_P2: tl.constexpr, SIZE_P2: tl.constexpr,
-    TOP_GROUPS: tl.constexpr, BY_TWO: tl.constexpr, PACKED: tl.constexpr, BLOCK_T: tl.constexpr,
-    EARLY: tl.constexpr,
-):  # fmt: skip
-    """BLOCK_T tokens each program. EARLY: launched before the kernel before it is done."""
-    if EARLY:
-        gdc_wait()
-        gdc_launch_dependents()
-    route_tokens(
-        tl.program_id(0) * BLOCK_T + tl.arange(0, BLOCK_T), logits_ptr, bias_ptr, ids_ptr, weights_ptr, scores_ptr, T,
-        stride, experts, size, scale, TOP_K, SELECT, SELECT_P2, SIGMOID, SOFTMAX_OF_CHOSEN, NORMALIZE, GROUPS_P2,
-        SIZE_P2, TOP_GROUPS, BY_TWO, PACKED, BLOCK_T,
-    )  # fmt: skip
 
 
 @triton.jit

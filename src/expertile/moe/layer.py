@@ -131,16 +131,11 @@ class MoE(nn.Module):
         """The router's logits [T, E] for x [T, H]."""
         dtype = self.router_dtype
         if dtype is None:
+            if _few.reads_router(x, self.router, self.router_bias):
+                return _few.logits(x, self.router, self.router_bias)
             return F.linear(x, self.router, self.router_bias)
         bias = None if self.router_bias is None else self.router_bias.to(dtype)
         return F.linear(x.to(dtype), self.router.to(dtype), bias)
-
-    def _route(self, x: torch.Tensor, want_scores: bool) -> Routing:
-        plain = self.router_dtype is None and not want_scores
-        if plain and _few.chooses(x, self.router, self.router_bias, self.config):
-            ids, weights = _few.choose(x, self.router, self.router_bias, self.correction_bias, self.config)
-            return Routing(ids, weights, None)
-        return route(self.logits(x), self.config, bias=self.correction_bias, want_scores=want_scores)
 
     def forward(self, x: torch.Tensor, *, return_routing: bool = False) -> Any:
         """x [..., H] -> [..., H]; with `return_routing` also the Routing, scores included, for the auxiliary losses.
@@ -150,7 +145,9 @@ class MoE(nn.Module):
         if x.dim() < 1 or x.shape[-1] != self.hidden_size:
             raise ValueError(f"x: expected shape [..., {self.hidden_size}], got {list(x.shape)}")
         tokens = x.reshape(-1, self.hidden_size)
-        routing = self._route(tokens, return_routing)
+        routing: Routing = route(
+            self.logits(tokens), self.config, bias=self.correction_bias, want_scores=return_routing
+        )
         out = moe_mlp(
             tokens, self.gate_up, self.down, routing.topk_ids, routing.topk_weights, activation=self.activation,
             interleaved=self.interleaved, gate_up_bias=self.gate_up_bias, down_bias=self.down_bias,

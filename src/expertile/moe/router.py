@@ -135,10 +135,10 @@ class Routing:
 
 # What the operators take beside tensors: top_k, columns, sigmoid, softmax_of_chosen, normalize, scale, groups,
 # top_groups (0: all), by_two.
-Plan = tuple[int, int, bool, bool, bool, float, int, int, bool]
+_Plan = tuple[int, int, bool, bool, bool, float, int, int, bool]
 
 
-def plan_of(config: RouterConfig) -> Plan:
+def _plan(config: RouterConfig) -> _Plan:
     groups, top_groups = config.num_groups or 1, config.top_groups or 0
     return (
         config.top_k, config.columns, config.score == "sigmoid", config.order == "topk_then_softmax",
@@ -153,31 +153,24 @@ def _block_t(tokens: int, places: int) -> int:
     return min(triton.next_power_of_2(tokens), 64, max(1, _PLACES // places))
 
 
-def route_form(experts: int, dtype: torch.dtype, biased: bool, plan: Plan) -> tuple[Any, ...]:
-    """The compile-time arguments of the choice, from TOP_K to PACKED."""
-    top_k, columns, sigmoid, softmax_of_chosen, normalize, _, groups, top_groups, by_two = plan
-    groups_p2 = triton.next_power_of_2(groups)
-    size_p2 = max(32 // groups_p2, triton.next_power_of_2(experts // groups))
-    return (
-        top_k, columns, triton.next_power_of_2(columns), sigmoid, softmax_of_chosen, normalize, groups_p2, size_p2,
-        top_groups, by_two, dtype is torch.bfloat16 and not biased and not by_two,
-    )  # fmt: skip
-
-
-def _select_on_device(logits: torch.Tensor, bias: torch.Tensor | None, want_scores: bool, plan: Plan) -> _Selected:
-    _, columns, _, _, _, scale, groups, *_ = plan
+def _select_on_device(logits: torch.Tensor, bias: torch.Tensor | None, want_scores: bool, plan: _Plan) -> _Selected:
+    top_k, columns, sigmoid, softmax_of_chosen, normalize, scale, groups, top_groups, by_two = plan
     tokens, experts = logits.shape
     ids = torch.empty((tokens, columns), dtype=torch.int32, device=logits.device)
     weights = torch.empty((tokens, columns), dtype=torch.float32, device=logits.device)
     scores = torch.empty((tokens if want_scores else 0, experts), dtype=torch.float32, device=logits.device)
-    form = route_form(experts, logits.dtype, bias is not None, plan)
-    block_t = _block_t(tokens, form[6] * form[7])
+    groups_p2 = triton.next_power_of_2(groups)
+    size_p2 = max(32 // groups_p2, triton.next_power_of_2(experts // groups))
+    block_t = _block_t(tokens, groups_p2 * size_p2)
     early = starts_early(logits)
     launch(
         route_kernel, -(-tokens // block_t),
         (logits, None if bias is None else bias.contiguous(), ids, weights, scores if want_scores else None),
         (tokens, logits.stride(0), experts, experts // groups, float(scale)),
-        (*form, block_t, early),
+        (
+            top_k, columns, triton.next_power_of_2(columns), sigmoid, softmax_of_chosen, normalize, groups_p2, size_p2,
+            top_groups, by_two, logits.dtype is torch.bfloat16 and bias is None and not by_two, block_t, early,
+        ),
         num_warps=4, early=early,
     )  # fmt: skip
     return weights, ids, scores
@@ -203,7 +196,7 @@ def _scores(x: torch.Tensor, sigmoid: bool) -> torch.Tensor:
     return torch.sigmoid(x) if sigmoid else torch.softmax(x, 1)
 
 
-def _raw(x: torch.Tensor, ids: torch.Tensor, plan: Plan) -> torch.Tensor:
+def _raw(x: torch.Tensor, ids: torch.Tensor, plan: _Plan) -> torch.Tensor:
     """Weights of the chosen before normalisation, of float32 logits."""
     top_k, _, sigmoid, softmax_of_chosen, *_ = plan
     if sigmoid or not softmax_of_chosen:
@@ -213,7 +206,7 @@ def _raw(x: torch.Tensor, ids: torch.Tensor, plan: Plan) -> torch.Tensor:
     return powers / powers[:, :top_k].sum(1, keepdim=True)
 
 
-def _select_in_torch(logits: torch.Tensor, bias: torch.Tensor | None, want_scores: bool, plan: Plan) -> _Selected:
+def _select_in_torch(logits: torch.Tensor, bias: torch.Tensor | None, want_scores: bool, plan: _Plan) -> _Selected:
     top_k, columns, sigmoid, _, normalize, scale, groups, top_groups, by_two = plan
     x = logits.float()
     scores = _scores(x, sigmoid)
@@ -228,14 +221,14 @@ def _select_in_torch(logits: torch.Tensor, bias: torch.Tensor | None, want_score
     return (weights * scale).contiguous(), ids.to(torch.int32), scores if want_scores else scores[:0].clone()
 
 
-def _select(logits: torch.Tensor, bias: torch.Tensor | None, want_scores: bool, plan: Plan) -> _Selected:
+def _select(logits: torch.Tensor, bias: torch.Tensor | None, want_scores: bool, plan: _Plan) -> _Selected:
     if logits.shape[0] and on_kernels(logits) and logits.shape[1] <= MOST_EXPERTS:
         return _select_on_device(logits if logits.stride(1) == 1 else logits.contiguous(), bias, want_scores, plan)
     return _select_in_torch(logits, bias, want_scores, plan)
 
 
 def _backward(
-    logits: torch.Tensor, ids: torch.Tensor, dweights: torch.Tensor | None, dscores: torch.Tensor | None, plan: Plan
+    logits: torch.Tensor, ids: torch.Tensor, dweights: torch.Tensor | None, dscores: torch.Tensor | None, plan: _Plan
 ) -> torch.Tensor:
     """The gradient of the logits, in their dtype."""
     if logits.shape[0] == 0 or not (on_kernels(logits) and logits.shape[1] <= MOST_EXPERTS):
@@ -259,7 +252,7 @@ def _backward(
 
 
 def _backward_in_torch(
-    logits: torch.Tensor, ids: torch.Tensor, dweights: torch.Tensor | None, dscores: torch.Tensor | None, plan: Plan
+    logits: torch.Tensor, ids: torch.Tensor, dweights: torch.Tensor | None, dscores: torch.Tensor | None, plan: _Plan
 ) -> torch.Tensor:
     top_k, columns, sigmoid, softmax_of_chosen, normalize, scale, *_ = plan
     x, index = logits.float(), ids.long()
@@ -287,7 +280,7 @@ class _Select(torch.autograd.Function):
 
     @staticmethod
     def forward(  # type: ignore[override]
-        ctx: Any, logits: torch.Tensor, bias: torch.Tensor | None, want_scores: bool, plan: Plan
+        ctx: Any, logits: torch.Tensor, bias: torch.Tensor | None, want_scores: bool, plan: _Plan
     ) -> _Selected:
         weights, ids, scores = _select(logits, bias, want_scores, plan)
         ctx.set_materialize_grads(False)
@@ -391,7 +384,7 @@ def route(
         raise ValueError(
             f"bias: expected shape [{config.num_experts}], floating point, got {list(bias.shape)} {bias.dtype}"
         )
-    plan = plan_of(config)
+    plan = _plan(config)
     bias = None if bias is None else bias.detach()
     if torch.compiler.is_compiling() or type(logits) not in PLAIN:
         weights, ids, scores = torch.ops.expertile.moe_select(logits, bias, want_scores, *plan)
