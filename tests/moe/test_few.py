@@ -22,40 +22,42 @@ else:
 
     interpreter.repair()
 
-    def config(up, down):
-        return _few.Config(_few.Tiling(up, 16, 32, 2, 4), _few.Tiling(down, 16, 32, 2, 4))
-
     def error(found, expected):
         return float((found.double() - expected).norm() / expected.norm())
 
     def half(operands, dtype=torch.bfloat16):
         return {n: t if t is None or n == "topk_weights" else t.to(dtype) for n, t in operands.items()}
 
-    def mlp(ids, o, activation="swiglu", interleaved=False, config=None):
+    def mlp(ids, o, activation="swiglu", interleaved=False):
         return _few.mlp(
             o["x"], o["gate_up"], o["down"], ids, o["topk_weights"], o["gate_up_bias"], o["down_bias"], activation,
-            interleaved, config,
+            interleaved,
         )  # fmt: skip
 
-    # No multiples of a tile; dropped slots; several tokens of one expert; biases.
-    @pytest.mark.parametrize("up, down", [(False, False), (True, True), (False, True)])
+    @pytest.fixture(params=["small tiles", "default"])
+    def tiles(request, monkeypatch):
+        if request.param == "small tiles":
+            small = _few.Tiling(16, 32, 2, 4)
+            monkeypatch.setattr(_few, "tilings", lambda tokens, inner: (small, small))
+
+    # Multiples of a tile and not; dropped slots; several tokens of one expert; biases.
+    @pytest.mark.parametrize("hidden, inner", [(72, 40), (64, 32)])
     @pytest.mark.parametrize(
-        "tokens, activation, interleaved, biased", [(1, "swiglu", False, False), (5, "gpt_oss", True, True)]
+        "tokens, activation, interleaved, biased", [(1, "swiglu", False, False), (4, "gpt_oss", True, True)]
     )
-    def test_mlp(tokens, activation, interleaved, biased, up, down):
-        ids, o = make(tokens, 3, 4, 72, 40, biased, dropped=0.2, seed=3)
+    def test_mlp(tokens, activation, interleaved, biased, hidden, inner, tiles):
+        ids, o = make(tokens, 3, 4, hidden, inner, biased, dropped=0.2, seed=3)
         o["topk_weights"][ids == 4] = float("inf")
         o = half(o)
-        found = mlp(ids, o, activation, interleaved, config(up, down))
+        found = mlp(ids, o, activation, interleaved)
         kept = {n: None if t is None else t.double() for n, t in o.items()}
         assert error(found, naive(ids, kept, activation, interleaved)) < 6e-3
 
-    @pytest.mark.parametrize("matrix", [False, True])
-    def test_an_expert_twice_in_a_token_and_ids_out_of_range(matrix):
+    def test_an_expert_twice_in_a_token_and_ids_out_of_range():
         _, o = make(3, 3, 4, 64, 32)
         o = half(o, torch.float16)
         ids = torch.tensor([[2, 2, 1], [-1, 2**32 + 1, 0], [4, 5, -7]])
-        found = mlp(ids, o, config=config(matrix, matrix))
+        found = mlp(ids, o)
         expected = naive(ids, {n: None if t is None else t.double() for n, t in o.items()})
         assert error(found[:2], expected[:2]) < 2e-3
         assert not found[2].any()
@@ -66,7 +68,6 @@ else:
         arguments = (o["x"], o["gate_up"], o["down"], ids, o["topk_weights"])
         real = _few.mlp
         monkeypatch.setattr(_few, "mlp", lambda *a: calls.append(1) or real(*a))
-        monkeypatch.setattr(_few, "default_config", lambda tokens: config(True, True))
         expected = moe_mlp(*arguments)
         assert calls == [1]
         o["x"].requires_grad_()
@@ -80,7 +81,7 @@ else:
         assert _few.serves(x, ids, gate_up, None)
         assert not _few.serves(o["x"], ids, gate_up)
         assert not _few.serves(x, ids, gate_up.transpose(1, 2))
-        assert not _few.serves(x, ids.repeat(9, 1), gate_up)
+        assert _few.serves(x, ids.repeat(2, 1), gate_up) and not _few.serves(x, ids.repeat(3, 1)[:5], gate_up)
         assert not _few.serves(x[:0], ids[:0], gate_up)
         assert not _few.serves(x, ids.repeat(1, 17), gate_up)
 
@@ -101,14 +102,16 @@ else:
         assert not _few.reads_router(x, torch.randn(72, 11).bfloat16().t(), None)
         assert not _few.reads_router(x.repeat(6, 1), router, None)
         assert not _few.reads_router(x[:0], router, None)
+        # Too many multiplications: DeepSeek-V3's router with five tokens, not with four.
+        wide, large = torch.randn(5, 7168).bfloat16(), torch.randn(256, 7168).bfloat16()
+        assert _few.reads_router(wide[:4], large, None) and not _few.reads_router(wide, large, None)
         router.requires_grad_()
         assert not _few.reads_router(x, router, None)
         with torch.no_grad():
             assert _few.reads_router(x, router, None)
 
     @pytest.mark.parametrize("score", ["softmax", "sigmoid"])
-    def test_layer(score, monkeypatch):
-        monkeypatch.setattr(_few, "default_config", lambda tokens: config(False, False))
+    def test_layer(score):
         torch.manual_seed(1)
         layer = MoE(64, 32, 8, 2, score=score, dtype=torch.bfloat16)
         x = torch.randn(2, 64).bfloat16()

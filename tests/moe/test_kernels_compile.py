@@ -78,46 +78,32 @@ def test_tables_of_expert_parallelism(arch, chunks, capacity):
     assert_sound(compiled(arch, launch), *(f"_{name}_kernel" for name in names))
 
 
-def few(monkeypatch, arch, tokens, bias=False):
-    """x, gate_up, down, biases, ids and weights of Qwen3's size, nothing behind the large ones."""
-    for module in (_few, router):
-        monkeypatch.setattr(module, "starts_early", lambda x: arch >= 90)
+def flat(*shape):
+    """A bfloat16 tensor with nothing behind it."""
+    return torch.empty(1, dtype=torch.bfloat16).as_strided(shape, (0,) * len(shape))
 
-    def flat(*shape):
-        return torch.empty(1, dtype=torch.bfloat16).as_strided(shape, (0,) * len(shape))
 
-    biases = (flat(128, 1536), flat(128, 2048)) if bias else (None, None)
+# Qwen3's sizes and gpt-oss's, which end within a tile.
+@pytest.mark.parametrize("arch, tokens, bias, hidden, inner", [
+    (80, 1, True, 2048, 768), (90, 1, False, 2048, 768), (90, 4, True, 2880, 2880),
+])  # fmt: skip
+def test_few_tokens(arch, tokens, bias, hidden, inner, monkeypatch):
+    monkeypatch.setattr(_few, "starts_early", lambda x: arch >= 90)
+    biases = (flat(128, 2 * inner), flat(128, hidden)) if bias else (None, None)
     ids, weights = torch.empty(tokens, 8, dtype=torch.int32), torch.empty(tokens, 8)
-    return (
-        torch.empty(tokens, 2048, dtype=torch.bfloat16),
-        flat(128, 1536, 2048),
-        flat(128, 2048, 768),
-        *biases,
-        ids,
-        weights,
-    )
-
-
-@pytest.mark.parametrize("arch, tokens, late, bias", [(80, 1, False, True), (90, 1, False, False), (90, 8, True, True)])
-def test_few_tokens(arch, tokens, late, bias, monkeypatch):
-    x, gate_up, down, up_bias, down_bias, ids, weights = few(monkeypatch, arch, tokens, bias)
-    config = _few.default_config(tokens)
-
-    def launch():
-        act = _few.up(x, gate_up, ids, up_bias, "swiglu", bias, config.up, late)
-        _few.down(act, down, ids, weights, down_bias, config.down, config.prefetch)
-
-    names = ("up_dot_kernel", "down_dot_kernel", "sum_kernel") if config.up.matrix else ("up_kernel", "down_kernel")
-    found = compiled(arch, launch)
-    assert_sound(found, *names)
-    # Programmatic dependent launch, and prefetches of many bytes, are Hopper's.
-    down_ptx = found[names[1]].ptx
-    assert ("griddepcontrol.wait" in down_ptx) == ("cp.async.bulk.prefetch.L2" in down_ptx) == (arch >= 90)
-    assert all(found[name].opcodes["LDGSTS"] for name in names[:2]), "weights are not read ahead"
+    x = torch.empty(tokens, hidden, dtype=torch.bfloat16)
+    gate_up, down = flat(128, 2 * inner, hidden), flat(128, hidden, inner)
+    found = compiled(arch, _few.mlp, x, gate_up, down, ids, weights, *biases, "swiglu", bias)
+    assert_sound(found, "up_kernel", "down_kernel")
+    for kernel in found.values():
+        # Programmatic dependent launch is Hopper's.
+        for instruction in ("wait", "launch_dependents"):
+            assert (f"griddepcontrol.{instruction}" in kernel.ptx) == (arch >= 90)
+        assert kernel.opcodes["LDGSTS"], "weights are not read ahead"
 
 
 @pytest.mark.parametrize("arch", [80, 90])
 def test_router_of_few_tokens(arch, monkeypatch):
-    x = few(monkeypatch, arch, 2)[0]
-    logits = torch.empty(1, dtype=torch.bfloat16).as_strided((128, 2048), (0, 0))
-    assert_sound(compiled(arch, _few.logits, x, logits, None), "logits_kernel")
+    monkeypatch.setattr(_few, "starts_early", lambda x: arch >= 90)
+    x = torch.empty(2, 2048, dtype=torch.bfloat16)
+    assert_sound(compiled(arch, _few.logits, x, flat(128, 2048), None), "logits_kernel")
