@@ -82,7 +82,7 @@ def test_an_order_that_a_neighbour_does_not_know_counts_as_the_best_of_its_like(
     rivals = [rival(group_m=4), rival(), rival(group_m=16), rival(block_m=64), rival(block_m=32)]
     new, best, other, slow, screened = expected_slowdowns(rivals, near)
     assert new == best == 0 and other == pytest.approx(math.log(1.5)) and slow == pytest.approx(math.log(2.0))
-    assert 0 < screened, "no tile of that height is listed"
+    assert screened > 0, "no tile of that height is listed"
 
 
 def test_raster_order_counts_only_where_configs_differ_by_it():
