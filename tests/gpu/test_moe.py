@@ -206,7 +206,7 @@ def test_few_tokens(tokens, size, form, biased, monkeypatch):
 @pytest.mark.parametrize("experts, hidden, biased", [(128, 2048, False), (64, 2880, True), (11, 72, True)])
 def test_logits_of_few_tokens(tokens, experts, hidden, biased):
     torch.manual_seed(0)
-    layer = MoE(hidden, 32, experts, 2, bias=biased, dtype=torch.bfloat16, device="cuda")
+    layer = MoE(hidden, 32, experts, 2, router_bias=biased, dtype=torch.bfloat16, device="cuda")
     x = torch.randn(tokens, hidden, dtype=torch.bfloat16, device="cuda")
     with torch.no_grad():
         assert _few.reads_router(x, layer.router, layer.router_bias)

@@ -5,6 +5,7 @@ Composed of `expertile.ops`; knows no backend by name.
 
 from expertile.moe.experts import moe_mlp
 from expertile.moe.layer import MoE
+from expertile.moe.logits import router_logits
 from expertile.moe.losses import load_balancing_loss, z_loss
 from expertile.moe.parallel import ExpertParallel, ExpertParallelMoE, ParallelConfig
 from expertile.moe.permute import Permutation, permutation
@@ -29,6 +30,7 @@ __all__ = [
     "round_groups",
     "rounding_effect",
     "route",
+    "router_logits",
     "tokens_per_expert",
     "z_loss",
 ]

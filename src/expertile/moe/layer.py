@@ -17,8 +17,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from expertile.moe import _few
 from expertile.moe.experts import moe_mlp
+from expertile.moe.logits import router_logits
 from expertile.moe.router import RouterConfig, Routing, route
 from expertile.ops.gathered_mm.problem import ACTIVATIONS
 
@@ -131,9 +131,7 @@ class MoE(nn.Module):
         """The router's logits [T, E] for x [T, H]."""
         dtype = self.router_dtype
         if dtype is None:
-            if _few.reads_router(x, self.router, self.router_bias):
-                return _few.logits(x, self.router, self.router_bias)
-            return F.linear(x, self.router, self.router_bias)
+            return router_logits(x, self.router, self.router_bias)
         bias = None if self.router_bias is None else self.router_bias.to(dtype)
         return F.linear(x.to(dtype), self.router.to(dtype), bias)
 

@@ -72,6 +72,13 @@ def test_a_tie_goes_to_the_first_backend_and_its_first_config(tables):
     assert (choice.backend.name, choice.config) == ("a", Config())
 
 
+@pytest.mark.parametrize(("slower", "height"), [(1.03, 128), (1.06, 64)])
+def test_the_default_of_a_backend_keeps_what_another_config_is_hardly_faster_at(tables, slower, height):
+    tables(timed("b", 1e-4, block_m=64), timed("b", slower * 1e-4), timed("a", 1.2e-4))
+    choice = choose(problem(), H200, (backend("a"), backend("b")))
+    assert (choice.backend.name, choice.config) == ("b", Config(block_m=height))
+
+
 def test_a_config_that_tunes_itself_is_never_chosen(tables):
     tables(timed("a", 1e-6, tuned=True), timed("a", 1e-4))
     assert not choose(problem(), H200, (backend("a"),)).config.tuned

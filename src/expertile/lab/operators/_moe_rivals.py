@@ -20,6 +20,7 @@ from expertile.lab.operators import _grouped
 from expertile.lab.operators._compiled import compiled_for
 from expertile.lab.operators.base import Call, OpWorkload
 from expertile.moe.experts import moe_mlp
+from expertile.moe.logits import router_logits
 from expertile.moe.router import RouterConfig, route
 from expertile.roofline import Work
 
@@ -63,7 +64,7 @@ def _compiled(layer: Layer) -> Callable[[OpWorkload, Tensors], Callable[[], Tens
 
 
 def ours(x: Tensor, router: Tensor, gate_up: Tensor, down: Tensor, top_k: int) -> Tensor:
-    routing = route(F.linear(x, router), RouterConfig(router.shape[0], top_k), want_scores=False)
+    routing = route(router_logits(x, router), RouterConfig(router.shape[0], top_k), want_scores=False)
     return moe_mlp(x, gate_up, down, routing.topk_ids, routing.topk_weights)
 
 
