@@ -13,7 +13,7 @@ from expertile.lab.report import html
 from expertile.lab.report.memory import memory_charts, memory_svg, memory_text, sentences, update_docs
 from tests.lab.report import samples
 
-TOOL = Path(__file__).parents[3] / "tools" / "memory_figures.py"
+TOOL = Path(__file__).parents[3] / "tools" / "pages.py"
 LENGTHS = (1024, 2048, 4096, 8192)
 
 
@@ -108,13 +108,13 @@ def test_the_html_report_holds_the_chart(tmp_path, linear_and_quadratic):
 
 
 def test_the_tool_fills_a_page_from_files(tmp_path, linear_and_quadratic, capsys):
-    spec = importlib.util.spec_from_file_location("memory_figures", TOOL)
+    spec = importlib.util.spec_from_file_location("pages", TOOL)
     tool = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(tool)
     page, records = tmp_path / "attention.md", tmp_path / "x-memory.jsonl"
     page.write_text("<!-- expertile:memory -->\n<!-- /expertile:memory -->\n")
     append(records, *linear_and_quadratic)
-    arguments = [str(records), "--doc", str(page)]
+    arguments = ["memory", "--records", str(records), "--doc", str(page)]
     assert tool.main([*arguments, "--check"]) == 1 and "not what the records say" in capsys.readouterr().err
     assert tool.main(arguments) == 0 and tool.main([*arguments, "--check"]) == 0
-    assert tool.main(["--doc", str(page), "--gpu", "no-gpu"]) == 2
+    assert tool.main(["memory", "--doc", str(page), "--gpu", "rtx 3090"]) == 2

@@ -23,7 +23,7 @@ from expertile.lab.report.moe import (
 from expertile.lab.report.moe_presets import shipped_presets
 
 ROOT = Path(__file__).parents[3]
-PAGE, TOOL = ROOT / "docs" / "moe.md", ROOT / "tools" / "moe_figures.py"
+PAGE, TOOL = ROOT / "docs" / "moe.md", ROOT / "tools" / "pages.py"
 H200 = Device.by_name("h200")
 NAMES = ("layer", "stages", "decode", "sonic", "rounding")
 EMPTY = "".join(f"<!-- expertile:moe {n} -->\n<!-- /expertile:moe {n} -->\n" for n in NAMES)
@@ -121,16 +121,16 @@ def test_the_newest_file_is_shipped(tmp_path):
 
 def test_the_page_shows_the_shipped_run():
     shipped = shipped_moe(H200.slug), shipped_presets(H200.slug)
-    assert update_page(PAGE, *shipped, H200, check=True), "run python tools/moe_figures.py"
+    assert update_page(PAGE, *shipped, H200, check=True), "run python tools/pages.py moe"
 
 
 def test_the_tool_fills_a_page(tmp_path, run, capsys):
-    spec = importlib.util.spec_from_file_location("moe_figures", TOOL)
+    spec = importlib.util.spec_from_file_location("pages", TOOL)
     tool = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(tool)
     page = tmp_path / "moe.md"
     page.write_text(EMPTY)
-    arguments = [str(run), "--doc", str(page)]
+    arguments = ["moe", "--records", str(run), "--doc", str(page)]
     assert tool.main([*arguments, "--check"]) == 1 and "not what the records say" in capsys.readouterr().err
     assert page.read_text() == EMPTY
     assert tool.main(arguments) == 0 and tool.main([*arguments, "--check"]) == 0

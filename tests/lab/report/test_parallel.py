@@ -11,7 +11,7 @@ from expertile.device import Device
 from expertile.lab.report.parallel import BLOCKS, NOT_MEASURED, blocks, shipped_parallel, update_page
 
 ROOT = Path(__file__).parents[3]
-PAGE, TOOL = ROOT / "docs" / "parallel.md", ROOT / "tools" / "parallel_figures.py"
+PAGE, TOOL = ROOT / "docs" / "parallel.md", ROOT / "tools" / "pages.py"
 H200 = Device.by_name("h200")
 EMPTY = "".join(f"<!-- expertile:parallel {n} -->\n<!-- /expertile:parallel {n} -->\n" for n in BLOCKS)
 
@@ -135,16 +135,16 @@ def test_the_newest_file_is_shipped(tmp_path):
 
 
 def test_the_page_shows_the_shipped_run():
-    assert update_page(PAGE, shipped_parallel(H200.slug), H200, check=True), "run python tools/parallel_figures.py"
+    assert update_page(PAGE, shipped_parallel(H200.slug), H200, check=True), "run python tools/pages.py parallel"
 
 
 def test_the_tool_fills_a_page(tmp_path, capsys):
-    spec = importlib.util.spec_from_file_location("parallel_figures", TOOL)
+    spec = importlib.util.spec_from_file_location("pages", TOOL)
     tool = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(tool)
     page = tmp_path / "parallel.md"
     page.write_text(EMPTY)
-    arguments = [str(written(tmp_path, PARTS)), "--doc", str(page)]
+    arguments = ["parallel", "--records", str(written(tmp_path, PARTS)), "--doc", str(page)]
     assert tool.main([*arguments, "--check"]) == 1 and "not what the records say" in capsys.readouterr().err
     assert page.read_text() == EMPTY
     assert tool.main(arguments) == 0 and tool.main([*arguments, "--check"]) == 0

@@ -10,7 +10,7 @@ from expertile.device import Device
 from expertile.lab.report.transformers import NOT_MEASURED, blocks, shipped_transformers, update_page
 
 ROOT = Path(__file__).parents[3]
-PAGE, TOOL = ROOT / "docs" / "transformers.md", ROOT / "tools" / "transformers_figures.py"
+PAGE, TOOL = ROOT / "docs" / "transformers.md", ROOT / "tools" / "pages.py"
 H200 = Device.by_name("h200")
 EMPTY = "<!-- expertile:transformers layers -->\n<!-- /expertile:transformers layers -->\n"
 
@@ -86,16 +86,16 @@ def test_the_newest_file_is_shipped(tmp_path):
 
 def test_the_page_shows_the_shipped_run():
     shipped = shipped_transformers(H200.slug)
-    assert update_page(PAGE, shipped, H200, check=True), "run python tools/transformers_figures.py"
+    assert update_page(PAGE, shipped, H200, check=True), "run python tools/pages.py transformers"
 
 
 def test_the_tool_fills_a_page(tmp_path, run, capsys):
-    spec = importlib.util.spec_from_file_location("transformers_figures", TOOL)
+    spec = importlib.util.spec_from_file_location("pages", TOOL)
     tool = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(tool)
     page = tmp_path / "transformers.md"
     page.write_text(EMPTY)
-    arguments = [str(run), "--doc", str(page)]
+    arguments = ["transformers", "--records", str(run), "--doc", str(page)]
     assert tool.main([*arguments, "--check"]) == 1 and "not what the records say" in capsys.readouterr().err
     assert page.read_text() == EMPTY
     assert tool.main(arguments) == 0 and tool.main([*arguments, "--check"]) == 0

@@ -29,7 +29,7 @@ DOCS = Path(__file__).parents[3] / "docs"
 
 def test_the_pages_show_formulas_and_shipped_records():
     stale = update_pages(DOCS, shipped(), shipped_traffic(H200.slug), H200, check=True)
-    assert not stale, f"run python tools/traffic_figures.py: {stale}"
+    assert not stale, f"run python tools/pages.py traffic: {stale}"
 
 
 def cells(block, first):
