@@ -37,7 +37,7 @@ def test_everything_fits_and_names_are_unique(designed):
 
 
 def test_the_grid_has_neighbours_on_all_sides():
-    found = grid(H200)
+    found = list(grid(H200))
     assert len({w.name for w in found}) == len(found) > 400 and all(fits(w, H200) for w in found)
     kinds = {(w.layout, w.b_layout) for w in found}
     assert kinds == {(Layout.RAGGED_M, "nk"), (Layout.RAGGED_M, "kn"), (Layout.RAGGED_K, "kn")}

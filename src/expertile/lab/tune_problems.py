@@ -11,6 +11,7 @@ import itertools
 import math
 import re
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 
 import torch
 
@@ -62,23 +63,22 @@ def design(device: Device, seed: int = 0, preset_name: str = "tune", any_count: 
             yield workload
 
 
-def grid(device: Device, seed: int = 0, preset_name: str = "tune") -> tuple[Workload, ...]:
+def grid(device: Device, seed: int = 0, preset_name: str = "tune") -> Iterator[Workload]:
     """Every combination of groups, rows and layers that fits, forward and both gradients in bfloat16, and the half of
     them with skewed rows as well: neighbours on all sides for the problems of MoE layers."""
-    found = []
     for groups, rows, (k, n), routing in itertools.product(_GRID_GROUPS, _GRID_ROWS, _GRID_LAYERS, _GRID_ROUTINGS):
         if routing != "uniform" and rows in (96, 192, 384, 768, 4096):
             continue
         sizes = group_sizes(routing, groups * rows, groups, seed)
         name, label = f"{groups}x{rows}-{k}-{n}-{routing}", f"{routing} seed={seed}"
-        found.append(ragged_m(f"grid-forward-{name}", preset_name, sizes, k, n, "bf16", routing=label))
+        found = [ragged_m(f"grid-forward-{name}", preset_name, sizes, k, n, "bf16", routing=label)]
         if rows in (64, 128, 256, 512, 1024, 2048):
             if routing == "uniform":
                 found.append(
                     ragged_m(f"grid-dgrad-{name}", preset_name, sizes, k, n, "bf16", b_layout="kn", routing=label)
                 )
             found.append(wgrad(f"grid-wgrad-{name}", preset_name, sizes, k, n, "bf16", routing=label))
-    return tuple(w for w in found if fits(w, device))
+        yield from (w for w in found if fits(w, device))
 
 
 def seed_of(routing: str) -> int | None:
@@ -91,8 +91,8 @@ def problems(device: Device, seed: int = 0) -> Iterator[Workload]:
     """Known shapes, then the grid's, each of them and a designed one in turn, then designed ones without end; the order
     in which to measure."""
     designed = design(device, seed)
-    on_grid = grid(device, seed) if device.kind == "cuda" else ()
-    for workload in (*known(device, seed), *on_grid):
+    on_grid = grid(device, seed) if device.kind == "cuda" else iter(())
+    for workload in itertools.chain(known(device, seed), on_grid):
         yield workload
         yield next(designed)
     yield from designed
@@ -133,6 +133,7 @@ def _workload(u: Sequence[float], device: Device, name: str, seed: int, preset_n
     return ragged_m(f"{kind}-{name}", preset_name, sizes, k, n, dtype, b_layout=order, routing=label)
 
 
+@lru_cache(maxsize=1024)
 def group_sizes(routing: str, rows: int, groups: int, seed: int) -> tuple[int, ...]:
     """Rows of each group; "one": one group takes 90 % and the others share the rest."""
     if routing != "one" or groups < 3:
