@@ -50,9 +50,22 @@ def test_names_choose_among_backends_and_rivals():
     assert left and left == {r.name for o in softmax.operators for r in operators()[o.name].rivals} - {"torch"}
 
 
+def test_patterns_choose_among_workloads():
+    presets, inline = ("anchors", "squares", "softmax-v100"), (INLINE,)
+    (anchors,) = parts(BenchSpec(presets=presets, inline=inline, only=("wgrad-*",)), H200)
+    assert anchors.name == "anchors" and len(anchors.workloads) == 6
+    assert all(w.name.startswith("wgrad-") for w in anchors.workloads)
+    found = parts(BenchSpec(presets=presets, inline=inline, only=("mi?e", "16x512*")), H200)
+    assert [(p.name, {w.name for w in p.workloads}) for p in found] == [
+        ("anchors", {"16x512"}), ("squares", {"16x512", "16x512-ragged"}), ("custom", {"mine"}),
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
+        (BenchSpec(presets=("squares", "anchors"), only=("16x*", "17x*")),
+         "only: expected a pattern of 4x512, .* and [0-9]+ more, got '17x\\*'"),
         (BenchSpec(presets=("squares",), include=("cutlass",)), "backend: expected one of .*loop.*, got 'cutlass'"),
         (BenchSpec(presets=("squares", "softmax-v100"), include=("torch",)),
          "backend: expected some of loop, .* for squares, got torch"),

@@ -28,6 +28,7 @@ def test_the_example_of_the_docstring_is_read(tmp_path):
         ("padded_bmm",),
         "results",
     )
+    assert spec.only == ("*",)
     assert spec.candidates == (f"{tmp_path}/my_kernel.py:fn",)
     assert (spec.routing, spec.tokens) == ("zipf(1.2)", (128, 8192))
     up, wgrad, vocabulary = spec.inline

@@ -39,6 +39,7 @@ def bench(
     config: Annotated[Path | None, typer.Option(help="TOML file with presets, workloads and settings.")] = None,
     backend: Annotated[list[str], typer.Option(help="Only these backends (again for more).")] = [],  # noqa: B006
     skip: Annotated[list[str], typer.Option(help="All backends but these.")] = [],  # noqa: B006
+    only: Annotated[list[str], typer.Option(help="Only workloads whose names match, such as 'wgrad-*' (again for more).")] = [],  # noqa: B006, E501
     candidate: Annotated[list[str], typer.Option(help="FILE.py:FUNCTION, gated and raced like any backend.")] = [],  # noqa: B006
     policy: Annotated[str, typer.Option(help="graph, eager or both.")] = "",
     routing: Annotated[str, typer.Option(help="balanced, uniform, skewed, zipf(1.2), one-expert, half-empty, or a FILE.json / .npz.")] = "",  # noqa: E501
@@ -61,6 +62,7 @@ def bench(
         presets=tuple(preset) or given.presets,
         include=tuple(backend) or given.include,
         skip=tuple(skip) or given.skip,
+        only=tuple(only) or given.only,
         candidates=tuple(candidate) or given.candidates,
         policy=policy or given.policy,
         routing=routing or given.routing,

@@ -18,6 +18,7 @@ from expertile.ops.grouped_mm.backends import BACKENDS
 DIAGNOSE = "diagnose"
 LADDER = "ladder"
 CUSTOM = "custom"
+_NAMED = 12  # so many names of workloads in an error
 COMPILED = "torch.compile"  # it takes a CPU ten seconds and more to compile for each workload
 
 
@@ -44,10 +45,15 @@ class Part:
 def parts(spec: BenchSpec, device: Device) -> tuple[Part, ...]:
     """The parts of `spec` on `device`, in order.
 
-    Candidates take part wherever there are grouped products. Raises ValueError for a name in `include` or `skip` that
-    nobody has, for a part in which they leave nobody, and for candidates with nothing to compute.
+    Candidates take part wherever there are grouped products; presets in which `only` leaves no workload are left out.
+    Raises ValueError for a name in `include` or `skip` that nobody has, for a pattern in `only` that no workload's name
+    matches, for a part in which they leave nobody, and for candidates with nothing to compute.
     """
     _check_names(spec)
+    if spec.only:
+        _check_patterns(spec)
+        presets = (name for name in spec.presets if replace(spec, presets=(name,), inline=()).workloads())
+        spec = replace(spec, presets=tuple(presets), inline=replace(spec, presets=()).workloads())
     found = [_part(name, replace(spec, presets=(name,), inline=()), device) for name in spec.presets]
     if spec.inline:
         found.append(_part(CUSTOM, replace(spec, presets=()), device))
@@ -98,6 +104,14 @@ def _check_names(spec: BenchSpec) -> None:
     for name in (*spec.include, *spec.skip):
         if name not in known:
             raise ValueError(f"backend: expected one of {', '.join(known)}, got {name!r}")
+
+
+def _check_patterns(spec: BenchSpec) -> None:
+    for pattern in spec.only:
+        if not replace(spec, only=(pattern,)).workloads():
+            names = [w.name for w in replace(spec, only=()).workloads()]
+            more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+            raise ValueError(f"only: expected a pattern of {', '.join(names[:_NAMED])}{more}, got {pattern!r}")
 
 
 def _chosen(spec: BenchSpec, name: str) -> bool:

@@ -10,6 +10,7 @@ Every key may be left out; this file shows them all:
     memory = false                       # the peak memory of their calls as well
     include = ["torch_grouped", "loop"]  # only these backends
     skip = ["padded_bmm"]                # all but these
+    only = ["*"]                         # only workloads whose names match, such as "wgrad-*"
     candidates = ["my_kernel.py:fn"]     # own kernels, gated and raced like any backend
     out = "results"                      # folder of the records
     routing = "zipf(1.2)"                # options of the presets, see presets.preset
@@ -53,6 +54,7 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +84,7 @@ class BenchSpec:
     inline: tuple[AnyWorkload, ...] = ()
     include: tuple[str, ...] = ()
     skip: tuple[str, ...] = ()
+    only: tuple[str, ...] = ()
     candidates: tuple[str, ...] = ()
     policy: str = "both"
     rounds: int | None = None
@@ -122,7 +125,8 @@ class BenchSpec:
         return ("graph", "eager") if self.policy == "both" else (self.policy,)
 
     def workloads(self) -> tuple[AnyWorkload, ...]:
-        """The workloads of the presets, then the inline ones. ValueError for an option no preset takes."""
+        """The workloads of the presets, then the inline ones; with `only`, those whose names match one of its patterns
+        ("wgrad-*"). ValueError for an option no preset takes."""
         presets = workloads_for(
             self.presets,
             routing=self.routing,
@@ -131,7 +135,8 @@ class BenchSpec:
             seq=self.seq,
             seed=self.seed,
         )
-        return (*presets, *self.inline)
+        found = (*presets, *self.inline)
+        return tuple(w for w in found if not self.only or any(fnmatchcase(w.name, p) for p in self.only))
 
 
 def read_bench_file(path: str | Path) -> BenchSpec:
@@ -156,7 +161,7 @@ def _spec(data: Mapping[str, Any], folder: Path) -> BenchSpec:
     known = [f.name for f in fields(BenchSpec) if f.name != "inline"]
     _known_keys("", data, (*known, "workload"))
     values: dict[str, Any] = {}
-    for key in ("presets", "include", "skip", "candidates"):
+    for key in ("presets", "include", "skip", "only", "candidates"):
         if key in data:
             values[key] = _strings(key, data[key])
     for key in ("policy", "routing", "out"):
