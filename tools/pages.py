@@ -43,7 +43,9 @@ class Job(NamedTuple):
         return [record for preset in presets for record in shipped_records(preset, self.device.slug)]
 
     def file(self, newest: Callable[[str], Path]) -> Path:
-        """The only one of `files`, or what `newest` finds for the device."""
+        """The only one of `files`, or what `newest` finds for the device; ValueError if there are several."""
+        if len(self.files) > 1:
+            raise ValueError(f"--records: expected one file for {self.doc}, got {len(self.files)}")
         return self.files[0] if self.files else newest(self.device.slug)
 
 
@@ -53,8 +55,10 @@ def _grouped(job: Job) -> bool:
 
 
 def _memory(job: Job) -> bool | None:
-    files = [record for file in job.files for record in read_memory(file)]
-    records = files or list(shipped_memory("attention", job.device.slug))
+    if job.files:
+        records = [record for file in job.files for record in read_memory(file)]
+    else:
+        records = list(shipped_memory("attention", job.device.slug))
     return memory.update_docs(job.doc, records, check=job.check) if records else None
 
 
@@ -78,6 +82,8 @@ def _scaling(job: Job) -> bool | None:
 
 def _traffic(job: Job) -> bool:
     """With docs/elementwise.md and docs/stencil.md, which lie beside it."""
+    if job.files:
+        raise ValueError("--records: expected none for traffic, whose pages join shipped times and counts")
     return not update_pages(job.doc.parent, shipped(), shipped_traffic(job.device.slug), job.device, job.check)
 
 
@@ -115,7 +121,10 @@ def main(argv: list[str] | None = None) -> int:
     for name in options.names or PAGES:
         usual, update = PAGES[name]
         doc = options.doc or Path(usual)
-        current = update(Job(doc, device, options.records, options.check))
+        try:
+            current = update(Job(doc, device, options.records, options.check))
+        except ValueError as error:
+            parser.error(str(error))
         if current is None and options.names:
             print(f"{name}: no records for {device.name}", file=sys.stderr)
             status = 2

@@ -12,15 +12,15 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from expertile.moe._route_kernels import begin
 from expertile.ops.gathered_mm._activation_kernel import activate
 
 
 @triton.jit
-def _begin(EARLY: tl.constexpr):
-    """Until the kernels before this one are done; then the one after it may start, to wait in its turn."""
-    if EARLY:
-        gdc_wait()
-        gdc_launch_dependents()
+def _place(size, BLOCK: tl.constexpr):
+    """What this program works on: BLOCK of the `size` indices of one slot or token, as (which one, indices)."""
+    blocks = tl.cdiv(size, BLOCK)
+    return tl.program_id(0) // blocks, tl.program_id(0) % blocks * BLOCK + tl.arange(0, BLOCK)
 
 
 @triton.jit
@@ -54,10 +54,8 @@ def logits_kernel(
     BLOCK_E: tl.constexpr, BLOCK_H: tl.constexpr, CHUNKS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """logits [T, experts] = x @ router^T (+ bias), BLOCK_E of a token each program; CHUNKS of BLOCK_H columns."""
-    _begin(EARLY)
-    tiles = tl.cdiv(experts, BLOCK_E)
-    token = tl.program_id(0) // tiles
-    e = tl.program_id(0) % tiles * BLOCK_E + tl.arange(0, BLOCK_E)
+    begin(EARLY)
+    token, e = _place(experts, BLOCK_E)
     acc = tl.zeros([BLOCK_E, BLOCK_H], tl.float32)
     # Unrolled, so that the loads of several chunks are on their way at once.
     for chunk in tl.static_range(CHUNKS):
@@ -80,9 +78,7 @@ def up_kernel(
     """act [T * TOP_K, I], a program for BLOCK_N columns of a slot: products of a matrix with a vector."""
     if EARLY:
         gdc_wait()
-    chunks = tl.cdiv(I, BLOCK_N)
-    slot = tl.program_id(0) // chunks
-    n = tl.program_id(0) % chunks * BLOCK_N + tl.arange(0, BLOCK_N)
+    slot, n = _place(I, BLOCK_N)
     expert = _expert(ids_ptr, slot, experts)
     if expert >= 0:
         gate_row, up_row = _gate_up_rows(n, I, INTERLEAVED)
@@ -117,10 +113,8 @@ def down_kernel(
     STEPS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """out [T, H], a program for BLOCK_N columns of a token: its experts one after the other, weighted and summed."""
-    _begin(EARLY)
-    chunks = tl.cdiv(H, BLOCK_N)
-    token = tl.program_id(0) // chunks
-    n = tl.program_id(0) % chunks * BLOCK_N + tl.arange(0, BLOCK_N)
+    begin(EARLY)
+    token, n = _place(H, BLOCK_N)
     acc = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
     for step in tl.range(0, TOP_K * STEPS, num_stages=STAGES):
         slot = token * TOP_K + step // STEPS

@@ -20,6 +20,14 @@ TINY = tl.constexpr(1e-20)
 
 
 @triton.jit
+def begin(EARLY: tl.constexpr):
+    """Until the kernels before this one are done; then the one after it may start, to wait in its turn."""
+    if EARLY:
+        gdc_wait()
+        gdc_launch_dependents()
+
+
+@triton.jit
 def sortable(x):
     """int32 of the same order as the float32 x: -0 is 0, and NaN above all."""
     bits = tl.where(x == 0.0, 0.0, x).to(tl.int32, bitcast=True)
@@ -115,9 +123,7 @@ def route_kernel(
 ):  # fmt: skip
     """PACKED: the keys' lower 16 bits tell nothing apart, and stand for the place. EARLY: launched before the kernel
     before it is done."""
-    if EARLY:
-        gdc_wait()
-        gdc_launch_dependents()
+    begin(EARLY)
     PLACES: tl.constexpr = GROUPS_P2 * SIZE_P2
     token = tl.program_id(0) * BLOCK_T + tl.arange(0, BLOCK_T)
     expert, there, logits = _load_row(logits_ptr, token, stride, experts, size, T, GROUPS_P2, SIZE_P2)

@@ -83,14 +83,15 @@ def machine(index: int) -> Machine:
 
 
 @lru_cache(maxsize=64)
-def _runs_triton(index: int) -> bool:
-    return torch.cuda.get_device_capability(index) >= (8, 0)
+def capability(index: int) -> tuple[int, int]:
+    """Compute capability of GPU `index`, asked for once: operators look at every call."""
+    return torch.cuda.get_device_capability(index)
 
 
 def on_kernels(x: torch.Tensor) -> bool:
     """Whether x is served by the Triton kernels: on a GPU of compute capability 8.0 or later, or interpreted."""
     if x.is_cuda:
-        return _runs_triton(x.get_device())
+        return capability(x.get_device()) >= (8, 0)
     return triton.knobs.runtime.interpret
 
 

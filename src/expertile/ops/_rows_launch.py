@@ -21,7 +21,7 @@ import triton
 import triton.language as tl
 from triton.runtime import driver
 
-from expertile.ops._rows import Machine, RowConfig
+from expertile.ops._rows import Machine, RowConfig, capability
 from expertile.ops.grouped_mm.backends import _launch
 from expertile.ops.grouped_mm.backends._persistent import current_device
 
@@ -107,7 +107,7 @@ def launch(
 
 def starts_early(x: torch.Tensor) -> bool:
     """Whether a kernel on x's device can be launched `early`: on compute capability 9.0 and later."""
-    return x.is_cuda and torch.cuda.get_device_capability(x.get_device()) >= (9, 0)
+    return x.is_cuda and capability(x.get_device()) >= (9, 0)
 
 
 def _options(most_registers: int | None, early: bool) -> dict[str, Any]:

@@ -21,28 +21,22 @@ e4m3; plain torch elsewhere.
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import overload
 
 import torch
 import triton
 
 from expertile.ops import _quantize_launch as kernels
-from expertile.ops._rows import PLAIN, check_input
+from expertile.ops._rows import PLAIN, capability, check_input
 from expertile.quant import Fp8Blocks
 
 Both = tuple[Fp8Blocks, Fp8Blocks, torch.Tensor]
 Optional = torch.Tensor | None
 
 
-@lru_cache(maxsize=64)
-def _converts(index: int) -> bool:
-    return torch.cuda.get_device_capability(index) >= (8, 9)
-
-
 def _on_kernels(x: torch.Tensor) -> bool:
     """Whether the Triton kernels serve x: on a GPU that converts to e4m3, or interpreted."""
-    return _converts(x.get_device()) if x.is_cuda else triton.knobs.runtime.interpret
+    return capability(x.get_device()) >= (8, 9) if x.is_cuda else triton.knobs.runtime.interpret
 
 
 def _computed(x: torch.Tensor, source: str, weight: Optional, eps: float) -> torch.Tensor:

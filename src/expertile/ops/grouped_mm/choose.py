@@ -106,10 +106,10 @@ def _by_measurement(
         return None
     least = min(s for s, _ in timed)
     best_s, best = next((s, r) for s, r in timed if s <= least * (1 + TIE))
-    usual = auto_configs(best.backend, problem, device)[0]
-    for s, r in timed:
-        if r.backend == best.backend and r.config == usual and s <= least * (1 + TRUST):
-            best_s, best = s, r
+    # A backend's default comes first among its configs.
+    usual_s, usual = next((s, r) for s, r in timed if r.backend == best.backend)
+    if usual_s <= least * (1 + TRUST):
+        best_s, best = usual_s, usual
     of_backend: dict[str, float] = {}
     for s, r in timed:
         of_backend[r.backend.name] = min(s, of_backend.get(r.backend.name, math.inf))

@@ -75,9 +75,7 @@ def expected_slowdowns(rivals: Sequence[Rival], near: Sequence[tuple[float, Meas
         weight = 1.0 / (_BLUR + distance * distance)
         slowdowns, backends = measured.slowdowns, measured.backends
         for i, key in enumerate(keys):
-            log = slowdowns.get(key)
-            if log is None:
-                log = slowdowns.get(likes[i])
+            log = slowdowns.get(key, slowdowns.get(likes[i]))
             if log is None:
                 of_backend = backends.get(names[i])
                 if of_backend is None:
