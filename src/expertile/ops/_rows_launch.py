@@ -42,7 +42,7 @@ def resident_clusters(index: int, cluster: int, programs_per_sm: int) -> int:
     a GPC has differs from GPU to GPU. One cluster too many would wait for all others to end, and double the time."""
     props = torch.cuda.get_device_properties(index)
     with torch.cuda.device(index):
-        # A thread of autograd that has met no call of the CUDA runtime yet has no context, which the driver asks for below.
+        # A thread of autograd that has not called the CUDA runtime yet has no context, which the driver asks for below.
         torch.cuda.mem_get_info(index)
         kernel = _compile(_mark, (torch.empty(1, device=f"cuda:{index}"),), (), (), 4, cluster)
         if kernel is None:
