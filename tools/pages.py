@@ -68,7 +68,8 @@ def _moe(job: Job) -> bool:
 
 
 def _parallel(job: Job) -> bool:
-    return parallel.update_page(job.doc, job.file(parallel.shipped_parallel), job.device, job.check)
+    files = job.files or parallel.shipped_parallel(job.device.slug)
+    return parallel.update_page(job.doc, files, job.device, job.check)
 
 
 def _quantised(job: Job) -> bool:

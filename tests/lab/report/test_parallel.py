@@ -59,7 +59,7 @@ def rows(text):
 
 
 def test_scaling_is_to_one_gpu_of_the_same_race(tmp_path):
-    text = blocks(written(tmp_path, PARTS), H200)["scaling"]
+    text = blocks([written(tmp_path, PARTS)], H200)["scaling"]
     assert "One run on 2 GPUs, NVIDIA H200, bf16, 2026-01-02 (torch 2.11.0, NCCL 2.28.9)" in text
     header, _, weak, weak_both, strong, strong_both = rows(text)
     assert header[2:4] == ["1 GPU, ms", "2 GPUs, ms"]
@@ -79,12 +79,12 @@ def test_links_bound_a_step_whose_rows_travel_longer_than_its_products_take(tmp_
     parts = deepcopy(PARTS)
     for part in parts[4:6]:
         part["leaving_bytes"] = {"forward": 400_000_000, "both": 400_000_000}
-    weak = rows(blocks(written(tmp_path, parts), H200)["scaling"])[2]
+    weak = rows(blocks([written(tmp_path, parts)], H200)["scaling"])[2]
     assert weak[8:] == ["2.00", "links", "45 %"]
 
 
 def test_rivals_are_set_beside_the_fastest_of_ours(tmp_path):
-    text = blocks(written(tmp_path, PARTS), H200)["rival"]
+    text = blocks([written(tmp_path, PARTS)], H200)["rival"]
     _, _, ordered, partial, torch, *_ = rows(text)
     assert ordered == ["expertile, `ordered`, chunks=1", "5.00", "1.14×", "12.0", "1.00×", "100", "4e-03", "yes"]
     assert partial[:5] == ["expertile, `partial`, chunks=4", "4.40", "1.00×", "12.5", "1.04×"]
@@ -93,7 +93,7 @@ def test_rivals_are_set_beside_the_fastest_of_ours(tmp_path):
 
 
 def test_what_a_step_takes_beyond_its_computation_is_exposed(tmp_path):
-    text = blocks(written(tmp_path, PARTS), H200)["communication"]
+    text = blocks([written(tmp_path, PARTS)], H200)["communication"]
     first = rows(text)[2]
     assert first[2:] == ["forward", "5.00", "4.20", "1.50", "30 %", "0.800", "16 %"]
     assert len(rows(text)) == 2 + 6
@@ -102,7 +102,7 @@ def test_what_a_step_takes_beyond_its_computation_is_exposed(tmp_path):
 
 def test_a_time_below_its_bound_is_refused(tmp_path):
     parts = [*PARTS[:4], step("expertile", (0.9, 0.5, 0.1), (12.0, 9.0, 4.0))]
-    found = blocks(written(tmp_path, parts), H200)
+    found = blocks([written(tmp_path, parts)], H200)
     assert [row[1] for row in rows(found["scaling"])[2:]] == ["forward + backward"]
     assert "`ordered`, chunks=1, forward (refused: 0.900 ms is below its bound)" in found["scaling"]
     assert "0.900" not in found["rival"] + found["communication"]
@@ -111,27 +111,41 @@ def test_a_time_below_its_bound_is_refused(tmp_path):
 def test_what_is_wrong_has_no_time(tmp_path):
     wrong = step("expertile", (), (), status="wrong", reason="out: relative error 1", errors={"out": None})
     parts = [*PARTS[:4], wrong]
-    found = blocks(written(tmp_path, parts), H200)
+    found = blocks([written(tmp_path, parts)], H200)
     assert found == dict.fromkeys(BLOCKS, NOT_MEASURED)
 
 
 def test_a_file_of_another_gpu_is_refused(tmp_path):
     path = written(tmp_path, [{**_ENVIRONMENT, "gpu": "NVIDIA H20"}])
     with pytest.raises(ValueError, match="expected the environment of an NVIDIA H200 first, got 'NVIDIA H20'"):
-        blocks(path, H200)
+        blocks([path], H200)
 
 
 def test_without_a_run_nothing_is_said():
-    assert blocks(None, H200) == dict.fromkeys(BLOCKS, NOT_MEASURED)
+    assert blocks([], H200) == dict.fromkeys(BLOCKS, NOT_MEASURED)
 
 
-def test_the_newest_file_is_shipped(tmp_path):
+def test_the_newest_file_for_each_number_of_gpus_is_shipped(tmp_path):
     folder = tmp_path / "gpu" / "parallel"
     folder.mkdir(parents=True)
-    assert shipped_parallel("gpu", tmp_path) is None
-    for name in ("2026-01-02.jsonl", "2026-01-10.jsonl", "notes.jsonl"):
-        (folder / name).touch()
-    assert shipped_parallel("gpu", tmp_path) == folder / "2026-01-10.jsonl"
+    assert shipped_parallel("gpu", tmp_path) == ()
+    for name, world in (("2026-01-02", 2), ("2026-01-03-4-gpus", 4), ("2026-01-10", 2)):
+        (folder / f"{name}.jsonl").write_text(json.dumps({**_ENVIRONMENT, "world": world}) + "\n")
+    (folder / "notes.jsonl").touch()
+    assert [path.stem for path in shipped_parallel("gpu", tmp_path)] == ["2026-01-10", "2026-01-03-4-gpus"]
+    (folder / "2026-01-11.jsonl").touch()
+    with pytest.raises(ValueError, match="2026-01-11.jsonl: expected an environment first, got nothing"):
+        shipped_parallel("gpu", tmp_path)
+
+
+def test_runs_on_two_and_four_gpus_stand_one_after_the_other(tmp_path):
+    four = [{**_ENVIRONMENT, "world": 4}, *({**p, "world": 4} if "world" in p else p for p in PARTS[1:])]
+    path = tmp_path / "2026-01-02-4-gpus.jsonl"
+    path.write_text("".join(json.dumps(part) + "\n" for part in four))
+    text = blocks([written(tmp_path, PARTS), path], H200)["scaling"]
+    assert text.index("One run on 2 GPUs") < text.index("One run on 4 GPUs, NVIDIA H200, bf16, 2026-01-02 (")
+    # The same times on four GPUs: 4 * 4 / 4.4 forward, weak.
+    assert ["3.64×", "91 %"] in [row[5:7] for row in rows(text)]
 
 
 def test_the_page_shows_the_shipped_run():

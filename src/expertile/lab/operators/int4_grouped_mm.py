@@ -94,6 +94,12 @@ def _bf16(w: OpWorkload, inputs: Inputs) -> Call:
     return _grouped.bf16_call(inputs[0], _weight(w, inputs).dequantize(), inputs[-1])
 
 
+def _bf16_reference(w: OpWorkload, inputs: Inputs) -> tuple[Tensor, ...]:
+    """Of the weights as that product has them, rounded to bfloat16."""
+    weights = _weight(w, inputs).dequantize()
+    return _grouped.product(w, lambda start, end: inputs[0][start:end], lambda g: weights[g])
+
+
 def _in_turn(w: OpWorkload, a: Tensor, experts: Mapping[int, Callable[[Tensor], Tensor]]) -> Call:
     """One call for each group with rows."""
     n, spans = w["n"], tuple(_grouped.spans(w))
@@ -165,7 +171,7 @@ def models() -> tuple[OpWorkload, ...]:
     def even(rows: int) -> Dims:
         return _grouped.dims(32, 32 * rows, 1, 4096, 7168)
 
-    found += [_workload(f"rows-{rows}", even(rows)) for rows in (1, 16, 64, 128, 256, 512)]
+    found += [_workload(f"rows-{rows}", even(rows)) for rows in (1, 16, 32, 64, 128, 256, 512)]
     for rows in (16, 256):
         found += [_workload(f"rows-{rows}-group-{g or 'channel'}", even(rows), g) for g in (32, 64, 0)]
         found.append(_workload(f"rows-{rows}-zeros", even(rows), zeros=True))
@@ -183,7 +189,7 @@ OPERATORS = (
                 Rival(f"expertile-{b.name}", False, _grouped.by_backend(b, _problem), partial(_ours, backend=b.name))
                 for b in _OURS
             ),
-            Rival("bf16", True, _grouped.anywhere, _bf16, work=_grouped.bf16_work),
+            Rival("bf16", True, _grouped.anywhere, _bf16, reference=_bf16_reference, work=_grouped.bf16_work),
             Rival("tinygemm", True, _tinygemm_supports, _tinygemm),
             Rival("gemlite", True, _grouped.installed("gemlite", _grouped.on_gpu), _gemlite),
         ),

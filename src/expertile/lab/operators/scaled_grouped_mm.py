@@ -135,6 +135,13 @@ def _bf16(w: OpWorkload, inputs: Inputs) -> Call:
     return _grouped.bf16_call(a, weights, inputs[4])
 
 
+def _bf16_reference(w: OpWorkload, inputs: Inputs) -> tuple[Tensor, ...]:
+    """Of the operands as that product has them, rounded to bfloat16."""
+    return _grouped.product(
+        w, lambda start, end: _left(inputs, start, end).bfloat16(), lambda g: _right(inputs, g).bfloat16()
+    )
+
+
 def _dense(w: OpWorkload, inputs: Inputs) -> Call:
     a, weight = inputs[0], inputs[2][0].t()
     one = torch.ones((), device=a.device)
@@ -251,7 +258,7 @@ OPERATORS = (
             ),
             Rival("torch", True, _torch_supports, _torch, reference=rowwise_reference),
             Rival("deepgemm", True, _grouped.installed("deep_gemm", _deep_gemm_supports), _deep_gemm),
-            Rival("bf16", True, _grouped.anywhere, _bf16, work=_grouped.bf16_work),
+            Rival("bf16", True, _grouped.anywhere, _bf16, reference=_bf16_reference, work=_grouped.bf16_work),
         ),
         _grouped.tolerance,
         (Rival(DENSE.name, True, _dense_supports, _dense, reference=_dense_reference, work=_dense_work),),

@@ -1,5 +1,5 @@
-"""The figures of docs/parallel.md, put between its markers, from the newest file of results/<gpu>/parallel/: what
-`tools/measure_parallel.py` wrote in one run (`lab.parallel.lines` has the format).
+"""The figures of docs/parallel.md, put between its markers, from files of results/<gpu>/parallel/, the newest for each
+number of GPUs: what `tools/measure_parallel.py` wrote in one run (`lab.parallel.lines` has the format).
 
 Blocks `scaling`, `rival` and `communication` stand between <!-- expertile:parallel NAME --> and
 <!-- /expertile:parallel NAME -->. A time counts if its result was right and it is not below its bound: the larger of
@@ -16,7 +16,7 @@ from typing import Any
 from expertile.device import Device
 from expertile.lab.parallel.case import BOTH, FORWARD
 from expertile.lab.parallel.ways import COMMUNICATION, COMPUTE, ONE_GPU, OURS, STEP
-from expertile.lab.parts import newest_parts, read_parts
+from expertile.lab.parts import read_parts
 from expertile.lab.record import shipped_root
 from expertile.lab.report.markers import fill_file
 from expertile.lab.report.units import MISSING, markdown_table, percent, significant, times
@@ -30,9 +30,20 @@ Part = Mapping[str, Any]
 Key = tuple[tuple[int, ...], str]  # size, scaling
 
 
-def shipped_parallel(slug: str, root: str | Path | None = None) -> Path | None:
-    """The newest file of `results/<slug>/parallel/`, or None."""
-    return newest_parts((shipped_root() if root is None else Path(root)) / slug / "parallel")
+def shipped_parallel(slug: str, root: str | Path | None = None) -> tuple[Path, ...]:
+    """Of `results/<slug>/parallel/` the newest file (<date>.jsonl, <date>-….jsonl) for each number of GPUs, fewest
+    first. ValueError for one that does not begin with its environment."""
+    newest: dict[int, Path] = {}
+    folder = (shipped_root() if root is None else Path(root)) / slug / "parallel"
+    for path in sorted(folder.glob("????-??-??*.jsonl")):
+        newest[_environment(path, read_parts(path))["world"]] = path
+    return tuple(newest[world] for world in sorted(newest))
+
+
+def _environment(path: Path, parts: Sequence[Part]) -> Part:
+    if not parts or parts[0]["part"] != "environment":
+        raise ValueError(f"{path}: expected an environment first, got {dict(parts[0]) if parts else 'nothing'}")
+    return parts[0]
 
 
 @dataclass(frozen=True)
@@ -203,30 +214,33 @@ def _missing(run: Run) -> str:
     return f"Without a time: {'; '.join(found)}." if found else ""
 
 
-def blocks(path: Path | None, device: Device) -> dict[str, str]:
-    """Markdown of each block, of the file at `path`, on GPUs of kind `device`. ValueError for a file without an
+def blocks(paths: Sequence[Path], device: Device) -> dict[str, str]:
+    """Markdown of each block, of one file after the other, on GPUs of kind `device`. ValueError for a file without an
     environment line, or of another GPU."""
-    if path is None:
-        return dict.fromkeys(BLOCKS, NOT_MEASURED)
+    found = [_blocks(path, device) for path in paths]
+    return {name: "\n\n".join(f[name] for f in found if f[name]) or NOT_MEASURED for name in BLOCKS}
+
+
+def _blocks(path: Path, device: Device) -> dict[str, str]:
     parts = read_parts(path)
-    first = parts[0] if parts else {}
-    if first.get("part") != "environment" or first["gpu"] != device.name:
-        raise ValueError(f"{path}: expected the environment of an {device.name} first, got {first.get('gpu')!r}")
+    first = _environment(path, parts)
+    if first["gpu"] != device.name:
+        raise ValueError(f"{path}: expected the environment of an {device.name} first, got {first['gpu']!r}")
     run = Run(parts, device, first["world"])
     found = {"scaling": _scaling(run), "rival": _rival(run), "communication": _communication(run)}
     versions = f"torch {first['torch']}, NCCL {first['nccl']}"
     source = (
-        f"One run on {run.world} GPUs, {device.name}, bf16, {path.stem} ({versions}): "
+        f"One run on {run.world} GPUs, {device.name}, bf16, {path.stem[:10]} ({versions}): "
         f"`results/{device.slug}/parallel/{path.name}`."
     )
     for name, lines in found.items():
         found[name] = [source, *lines] if lines else []
     if found["scaling"] and (missing := _missing(run)):
         found["scaling"].append(missing)
-    return {name: "\n\n".join(lines) or NOT_MEASURED for name, lines in found.items()}
+    return {name: "\n\n".join(lines) for name, lines in found.items()}
 
 
-def update_page(page: str | Path, path: Path | None, device: Device, check: bool = False) -> bool:
+def update_page(page: str | Path, paths: Sequence[Path], device: Device, check: bool = False) -> bool:
     """Fill the blocks of the page; returns whether they were up to date. With `check` nothing is written. ValueError
     unless every block's markers stand in the page exactly once, in order."""
-    return fill_file(page, {f"parallel {name}": text for name, text in blocks(path, device).items()}, check)
+    return fill_file(page, {f"parallel {name}": text for name, text in blocks(paths, device).items()}, check)
