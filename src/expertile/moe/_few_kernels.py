@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from expertile.moe._route_kernels import begin
+from expertile.ops._early import begin
 from expertile.ops.gathered_mm._activation_kernel import activate
 
 

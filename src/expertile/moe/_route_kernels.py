@@ -11,20 +11,13 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from expertile.ops._early import begin
 
 # Below the key of every number, -inf included: what can't be chosen.
 NOTHING = tl.constexpr(-(2**31))
 # Added to the sum that weights are divided by, lest it were zero (DeepSeek-V3's 1e-20).
 TINY = tl.constexpr(1e-20)
-
-
-@triton.jit
-def begin(EARLY: tl.constexpr):
-    """Until the kernels before this one are done; then the one after it may start, to wait in its turn."""
-    if EARLY:
-        gdc_wait()
-        gdc_launch_dependents()
 
 
 @triton.jit

@@ -27,8 +27,9 @@ import torch
 import triton
 import triton.language as tl
 
+from expertile.ops._early import begin
 from expertile.ops._rows import PLAIN, on_kernels
-from expertile.ops._rows_launch import launch
+from expertile.ops._rows_launch import launch, starts_early
 
 BLOCK = 128  # slots that are ranked against each other
 SMALL = 1024  # slots that one program sorts
@@ -62,8 +63,9 @@ def _expert(ids_ptr, slot, mask, experts):
 @triton.jit
 def _sort_kernel(
     ids_ptr, offs_ptr, rows_ptr, slots_ptr, positions_ptr, num_slots, top_k, experts,
-    SLOTS_P2: tl.constexpr, EXPERTS_P2: tl.constexpr,
+    SLOTS_P2: tl.constexpr, EXPERTS_P2: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
+    begin(EARLY)
     i = tl.arange(0, SLOTS_P2)
     expert = _expert(ids_ptr, i, i < num_slots, experts)
     key = tl.sort(tl.where(expert < 0, experts, expert) * SLOTS_P2 + i)
@@ -157,10 +159,10 @@ def _on_device(topk_ids: torch.Tensor, num_experts: int) -> _Parts:
     num_slots, top_k = topk_ids.numel(), topk_ids.shape[1]
     experts_p2 = max(32, triton.next_power_of_2(num_experts))
     if num_slots <= SMALL:
-        slots_p2 = max(128, triton.next_power_of_2(num_slots))
+        slots_p2, early = max(128, triton.next_power_of_2(num_slots)), starts_early(topk_ids)
         launch(
             _sort_kernel, 1, (topk_ids, offs, rows, slots, positions), (num_slots, top_k, num_experts),
-            (slots_p2, experts_p2), num_warps=4,
+            (slots_p2, experts_p2, early), num_warps=4, early=early,
         )  # fmt: skip
         return parts
     blocks = -(-num_slots // BLOCK)

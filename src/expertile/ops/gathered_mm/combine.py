@@ -18,8 +18,9 @@ import torch
 import triton
 import triton.language as tl
 
+from expertile.ops._early import begin
 from expertile.ops._rows import DTYPES, PLAIN, on_kernels
-from expertile.ops._rows_launch import launch
+from expertile.ops._rows_launch import launch, starts_early
 from expertile.ops.gathered_mm._tiles import column_block
 
 
@@ -44,8 +45,10 @@ _MOST_UNROLLED = 32
 def _combine_kernel(
     y_ptr, positions_ptr, weights_ptr, out_ptr, H, y_stride,
     UNIT: tl.constexpr, TOP_K: tl.constexpr, UNROLL: tl.constexpr, BLOCK: tl.constexpr, EVEN: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
     """One program for BLOCK columns of a token. y_stride is in units of UNIT elements."""
+    begin(EARLY)
     chunks = tl.cdiv(H, BLOCK)
     token = tl.program_id(0) // chunks
     col = tl.program_id(0) % chunks * BLOCK + tl.arange(0, BLOCK)
@@ -136,10 +139,11 @@ def forward(
     if config is None:
         config = default_config(cols, y.element_size())
     block = column_block(cols, config.columns)
-    unit = 16 if y.stride(0) % 16 == 0 else 1
+    unit, early = 16 if y.stride(0) % 16 == 0 else 1, starts_early(y)
     launch(
         _combine_kernel, tokens * -(-cols // block), (y, positions, weights, out), (cols, y.stride(0) // unit),
-        (unit, top_k, top_k <= _MOST_UNROLLED, block, cols % block == 0), num_warps=config.num_warps,
+        (unit, top_k, top_k <= _MOST_UNROLLED, block, cols % block == 0, early), num_warps=config.num_warps,
+        early=early,
     )  # fmt: skip
     return out
 

@@ -21,6 +21,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma,
     warpgroup_mma_wait,
 )
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from expertile.ops.gathered_mm.backends._gluon_backward import fetch_pre, routing_weights, store_backward
 from expertile.ops.gathered_mm.backends._gluon_context import Context
@@ -216,7 +217,8 @@ def gathered_mm_kernel(
     """The products of `gathered_mm.problem`. Grid: one program per multiprocessor.
 
     GROUPS_POW2: a power of two >= max(G, 32). a_ptr, A_PITCH: the gathered operand, and the
-    elements between its rows divided by 8.
+    elements between its rows divided by 8. Launched as a programmatic dependent, it sets itself up while the kernel
+    before it ends.
     """
     a_smem = gl.allocate_shared_memory(a_desc.dtype, [STAGES] + a_desc.block_type.shape, a_desc.layout)
     b_smem = gl.allocate_shared_memory(b_desc.dtype, [STAGES] + b_desc.block_type.shape, b_desc.layout)
@@ -237,6 +239,9 @@ def gathered_mm_kernel(
     else:
         queue, queued = empty, empty
     fence_async_shared()
+    # Memory of the kernel before is touched only after this; the kernel after may begin to set itself up.
+    gdc_wait()
+    gdc_launch_dependents()
     LAYOUT: gl.constexpr = "ragged_k" if PRODUCT == "wgrad" else "ragged_m"
     p = Context(
         a_desc, b_desc, out_desc, pre_desc, dpre_desc, a_smem, b_smem, c_smem, full, empty, turn, loaded, queue, queued,

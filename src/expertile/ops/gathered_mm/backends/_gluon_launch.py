@@ -79,6 +79,7 @@ def plan(p: GatherProblem, config: Any, bias_dtype: torch.dtype, programs: int) 
         "PRODUCER_REGS": 88 if gathered else 40,
         "num_warps": 4,
         "maxnreg": 168,
+        "launch_pdl": True,
     }
     i32 = torch.int32
     f32 = torch.float32 if backward else p.dtype
