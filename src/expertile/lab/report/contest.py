@@ -15,7 +15,7 @@ from typing import Any
 from expertile.lab.report.rows import BASELINES, Row, rows
 from expertile.lab.stats import is_tie
 
-_LIMITER = {"dense": "compute", "copy": "memory"}
+LIMITER = {"dense": "compute", "copy": "memory"}
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class Contest:
             return row.share
         if not row.timed or not row.time_s or not self.sample.bound_s:
             return None
-        return self.sample.bound_s / row.time_s if self.limiter == _LIMITER[row.backend] else None
+        return self.sample.bound_s / row.time_s if self.limiter == LIMITER[row.backend] else None
 
     @property
     def preset(self) -> str:

@@ -1,8 +1,9 @@
 """Generated blocks of docs/grouped_mm.md: our kernels against the best peer of each row, and what was checked.
 
-`against` compares times of one run under CUDA-graph replay: of ours the fastest (`auto`'s choice is among them), of the
-peers the fastest, and `dense` where compute limits or `copy` where memory does. `checked` reads the records that are
-no times: `*-random-shapes.json` (tests/gpu/random_shapes.py) and `*-sanitize.json` (tests/gpu/sanitize.py).
+`against` compares times of one run under CUDA-graph replay: of our kernels the fastest, each with its default
+configuration, of the peers the fastest, and `dense` where compute limits or `copy` where memory does. `checked` reads
+the records that are no times: `*-random-shapes.json` (tests/gpu/random_shapes.py) and `*-sanitize.json`
+(tests/gpu/sanitize.py).
 """
 
 from __future__ import annotations
@@ -14,14 +15,14 @@ from statistics import geometric_mean
 from typing import Any
 
 from expertile.lab.record import Record
-from expertile.lab.report.contest import Contest, runs
+from expertile.lab.report.contest import LIMITER, Contest, runs
 from expertile.lab.report.markers import fill_file
 from expertile.lab.report.rows import Row
-from expertile.lab.report.units import cell, listed, markdown_table, micros, plural, rate, times
+from expertile.lab.report.units import MISSING, cell, listed, markdown_table, micros, plural, rate, times
 
 OURS = ("gluon_hopper", "triton_tma", "triton_pointer")
 PRESETS = ("anchors", "gradients")
-_LIGHT = {"compute": "dense", "memory": "copy"}
+_LIGHT = {limiter: light for light, limiter in LIMITER.items()}
 
 
 def update_page(
@@ -62,7 +63,7 @@ def against(records: Sequence[Record]) -> str:
         ratio = peer.time_s / ours.time_s
         ratios.setdefault(_kind(contest.label), []).append(ratio)
         light = contest.of(_LIGHT[contest.limiter]) if contest.limiter in _LIGHT else None
-        share = f"{times(light.time_s / ours.time_s)} `{light.backend}`" if light and light.time_s else "–"
+        share = f"{times(light.time_s / ours.time_s)} `{light.backend}`" if light and light.time_s else MISSING
         body.append(
             [
                 cell(contest.label), f"`{ours.backend}`", micros(ours.time_s), rate(ours),
