@@ -370,14 +370,13 @@ def quantize_tokens_kernel(
                 scale = scale_of(tl.max(magnitude(x), 1), POWER)
                 values = divided(x, scale[:, None], DIVIDE)
                 store(values_ptr + start * K + (rows * K + cols), values, own, cols, K, True, not EVEN_K)
-                scales_at = scales_ptr + start * blocks_of_row + (row * blocks_of_row + place)
-                tl.store(scales_at, scale, mask=row < count)
+                tl.store(scales_ptr + tl.full((), 1, tl.int64) * place * R + start + row, scale, mask=row < count)
         if block < room_blocks:
             for j in range(0, 128, BLOCK_C):
                 col = j + tl.arange(0, BLOCK_C)
                 first = tl.full((), 128, tl.int64) * place
                 at = turned_values_ptr + first * room + block * 128 + (col[:, None] * room + tl.arange(0, 128)[None, :])
-                scale_at = turned_scales_ptr + first * room_blocks + block + col * room_blocks
+                scale_at = turned_scales_ptr + tl.full((), 1, tl.int64) * block * K + (place * 128 + col)
                 if block < used:
                     # Of an address that may be odd two elements are loaded at a time, so that a thread has few
                     # channels and many tokens.

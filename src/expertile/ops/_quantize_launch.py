@@ -224,14 +224,15 @@ def quantize_tokens(
     config: TokensConfig | StripsConfig | None = None,
 ) -> tuple[Quantized | None, Quantized, torch.Tensor]:
     """Launch the kernel that reads 128 tokens × 128 channels once: (rows as `quantize_rows` makes them if `both`, the
-    transposed copy, its offs)."""
+    transposed copy, its offs). Scales are column-major: [T, blocks] with strides (1, T), [K, blocks] with (1, K)."""
     tokens, k, groups = x.shape[0], width(x, source), offs.shape[0]
     blocks, room = -(-k // BLOCK), (tokens + (TOKEN_BLOCK - 1) * groups) // TOKEN_BLOCK
     dtype, device = torch.float8_e4m3fn, x.device
     turned = torch.empty(k, room * TOKEN_BLOCK, dtype=dtype, device=device)
-    turned_scales = torch.empty(k, room, dtype=torch.float32, device=device)
+    # Scales that a program makes at a time lie side by side: see `quantize_strips_kernel`.
+    turned_scales = torch.empty(room, k, dtype=torch.float32, device=device).t()
     values = torch.empty(tokens, k, dtype=dtype, device=device) if both else None
-    scales = torch.empty(tokens, blocks, dtype=torch.float32, device=device) if both else None
+    scales = torch.empty(blocks, tokens, dtype=torch.float32, device=device).t() if both else None
     # Rows behind the last group are quantised as rows all the same, in blocks of their own.
     token_blocks = (tokens + (TOKEN_BLOCK - 1) * (groups + 1)) // TOKEN_BLOCK if both else room
     rows = None if values is None or scales is None else (values, scales)

@@ -138,7 +138,7 @@ def _store_zeros(
     for place in range(first, last):
         first_channel = gl.to_tensor(place).to(gl.int64) * 128
         at = values_ptr + first_channel * room + block * 128 + (channel * room + token)
-        scale_at = scales_ptr + first_channel * room_blocks + block + index * room_blocks
+        scale_at = scales_ptr + gl.to_tensor(block).to(gl.int64) * K + (place * 128 + index)
         if EVEN_K:
             gl.store(at, zeros)
             gl.store(scale_at, ones)
@@ -317,7 +317,7 @@ def quantize_strips_kernel(
             else:
                 largest = gl.max(magnitude(of_rows.load(OF_ROW)), 1)
             scale = block_scale(largest, POWER)
-            gl.store(scales_ptr + start * blocks_of_row + (row * blocks_of_row + place), scale, mask=row < count)
+            gl.store(scales_ptr + gl.to_tensor(place).to(gl.int64) * R + start + row, scale, mask=row < count)
             store_factors(factors, scale, 0, DIVIDE)
         if WORDS:
             halves = of_channels._reinterpret(gl.uint16, [128 // TOKENS, 128], of_channels.layout).load(OF_CHANNEL)
@@ -327,8 +327,7 @@ def quantize_strips_kernel(
         channel_scale = block_scale(largest, POWER)
         store_factors(factors, channel_scale, 1, DIVIDE)
         if block < used:
-            first_channel = gl.to_tensor(place).to(gl.int64) * 128
-            scale_at = turned_scales_ptr + first_channel * room_blocks + block + channel * room_blocks
+            scale_at = turned_scales_ptr + gl.to_tensor(block).to(gl.int64) * K + (place * 128 + channel)
             if EVEN_K:
                 gl.store(scale_at, channel_scale)
             else:

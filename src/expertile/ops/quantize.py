@@ -70,11 +70,15 @@ def _tokens(
         return (*(rows or ()), *turned, ends)
     wide = _computed(x, source, weight, eps)
     made, ends = Fp8Blocks.quantize_tokens(wide, offs, power_of_two)
-    turned = made.values, made.scales.contiguous()
+    turned = made.values, _column_major(made.scales)
     if not both:
         return (*turned, ends)
     rows_made = Fp8Blocks.quantize(wide, (1, 128), power_of_two)
-    return rows_made.values, rows_made.scales.contiguous(), *turned, ends
+    return rows_made.values, _column_major(rows_made.scales), *turned, ends
+
+
+def _column_major(scales: torch.Tensor) -> torch.Tensor:
+    return scales.t().contiguous().t()
 
 
 def _weights(w: torch.Tensor, power_of_two: bool) -> kernels.Quantized:
@@ -114,7 +118,7 @@ def _(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     k = kernels.width(x, source)
     values = x.new_empty((x.shape[0], k), dtype=torch.float8_e4m3fn)
-    scales = x.new_empty((x.shape[0], (k + 127) // 128), dtype=torch.float32)
+    scales = x.new_empty(((k + 127) // 128, x.shape[0]), dtype=torch.float32).t()
     return values, scales, *_fake_turned(x, offs, k)
 
 
@@ -134,7 +138,7 @@ def _(x: torch.Tensor, offs: torch.Tensor, power_of_two: bool) -> tuple[torch.Te
 def _fake_turned(x: torch.Tensor, offs: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     room = (x.shape[0] + 127 * offs.shape[0]) // 128
     turned = x.new_empty((k, room * 128), dtype=torch.float8_e4m3fn)
-    return turned, x.new_empty((k, room), dtype=torch.float32), torch.empty_like(offs)
+    return turned, x.new_empty((room, k), dtype=torch.float32).t(), torch.empty_like(offs)
 
 
 @torch.library.custom_op("expertile::quantize_weights", mutates_args=())
@@ -210,7 +214,8 @@ def quantize_activations(x: torch.Tensor, *, offs: Optional = None, power_of_two
         `Fp8Blocks` of values [..., K] and scales [..., ceil(K / 128)]. With `offs` a tuple of it, of the transposed
         copy, values [K, P] and scales [K, P / 128], and of the groups' ends in there, [G] int32: what
         `Fp8Blocks.quantize_tokens` makes, P = 128 · floor((T + 127 G) / 128), each group begun on a multiple of 128
-        with zeros behind it. Rows past offs[-1] are in the first alone. Not differentiable; never waits for the GPU.
+        with zeros behind it. Rows past offs[-1] are in the first alone. Scales are column-major then, strides (1, T)
+        and (1, K), as they are made side by side. Not differentiable; never waits for the GPU.
 
     A block with a NaN has the scale NaN and all values NaN; one with an infinity the scale infinity, zeros, and NaN
     where the infinity was. Both dequantise to NaN throughout the block.
