@@ -12,7 +12,7 @@ Triton 3.6 (backends/nvidia/driver.py); for another version `Machine.clusters` i
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
@@ -70,9 +70,10 @@ def launch(
     cluster: int = 1,
     most_registers: int | None = None,
     early: bool = False,
-) -> None:
+) -> _launch.Compiled | None:
     """Queue `count` programs (clusters of `cluster` programs each) of at most `most_registers` a thread on the current
     stream of the first tensor's device. The kernel may not read or write what is not reachable from `tensors`.
+    Returns it compiled, if it was launched without Triton.
 
     `early`: it may start while the kernel before it runs (programmatic dependent launch, where `starts_early` says
     so), and waits for it itself."""
@@ -98,13 +99,50 @@ def launch(
                 )  # fmt: skip
         if ready is not None:
             ready(device, count, (), (*addresses, *scalars, *constants))
-            return
+            return ready
         if cluster > 1:
             raise RuntimeError("cluster: expected Triton 3.6, whose launcher is known to take clusters")
     with current_device(first.device):
         kernel[(count * cluster,)](
             *tensors, *scalars, *constants, num_warps=num_warps, **_options(most_registers, early)
         )  # fmt: skip
+    return None
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """A launch without its tensors, what shapes alone decide: worked out once, as a call costs the host more than a
+    small one costs the GPU. `launch`'s arguments, and the kernels compiled for the dtypes and addresses met so far."""
+
+    kernel: Any
+    count: int
+    scalars: tuple[int, ...]
+    constants: tuple[Any, ...]
+    num_warps: int
+    cluster: int = 1
+    most_registers: int | None = None
+    compiled: dict[tuple[Any, ...], _launch.Compiled] = field(default_factory=dict, repr=False)
+
+    def __call__(self, tensors: tuple[torch.Tensor | None, ...], *last: float) -> None:
+        """As `launch`; `last` are floats after the plan's scalars."""
+        first = tensors[0]
+        assert first is not None
+        device = first.get_device()
+        addresses = [None if t is None else t.data_ptr() for t in tensors]
+        key = (
+            device, *[None if t is None else t.dtype for t in tensors],
+            *[a is None or a % 16 == 0 for a in addresses],
+        )  # fmt: skip
+        ready = self.compiled.get(key)
+        if ready is not None and (self.cluster > 1 or not _launch.hooked()):
+            ready(device, self.count, (), (*addresses, *self.scalars, *last, *self.constants))
+            return
+        ready = launch(
+            self.kernel, self.count, tensors, (*self.scalars, *last), self.constants, num_warps=self.num_warps,
+            cluster=self.cluster, most_registers=self.most_registers,
+        )  # fmt: skip
+        if ready is not None:
+            self.compiled[key] = ready
 
 
 def starts_early(x: torch.Tensor) -> bool:

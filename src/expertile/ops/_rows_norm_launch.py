@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from math import gcd
 
 import torch
@@ -9,7 +10,7 @@ import triton
 
 from expertile.ops import _rows_choose as choose
 from expertile.ops._rows import Machine, RowConfig, as_rows, machine, unit, vector
-from expertile.ops._rows_launch import launch, programs
+from expertile.ops._rows_launch import Plan, launch, programs
 from expertile.ops._rows_norm import norm_kernel, norm_streamed_kernel
 from expertile.ops._rows_norm_backward import (
     norm_backward_kernel,
@@ -44,26 +45,34 @@ def forward(
     rows, x_stride = x_rows.shape[0], x_rows.stride(0)
     residual_rows = None if residual is None else as_rows(residual)
     residual_stride = 0 if residual_rows is None else residual_rows.stride(0)
-    here = machine(x.get_device())
     cut = vector(y, *((x_rows,) if residual_rows is None else (x_rows, residual_rows)))
+    vectors, inputs = 2 if weight is not None and bias is not None else 1, 1 if residual is None else 2
+    plan = _planned(
+        rows, cols, x_stride, residual_stride, x.element_size(), x.get_device(), machine(x.get_device()), cut, vectors,
+        inputs, centered, config,
+    )  # fmt: skip
+    plan((x_rows, residual_rows, weight, bias, y, total, mean, rstd), eps)
+    return y, total, mean, rstd
+
+
+@lru_cache(maxsize=4096)
+def _planned(
+    rows: int, cols: int, x_stride: int, residual_stride: int, itemsize: int, index: int, here: Machine, cut: int,
+    vectors: int, inputs: int, centered: bool, config: RowConfig | None,
+) -> Plan:  # fmt: skip
+    """The forward launch. cut: elements of a word that rows are cut by, if they can be. vectors, inputs: of a row."""
     if config is None:
-        vectors, inputs = 2 if weight is not None and bias is not None else 1, 1 if residual is None else 2
         if cut > 1:
-            config = choose.cut_norm(rows, cols // cut * cut, x.element_size(), here, vectors, inputs)
+            config = choose.cut_norm(rows, cols // cut * cut, itemsize, here, vectors, inputs)
         if config is None:
             cut = 1
-            config = choose.forward(rows, cols, x.element_size(), here, vectors, inputs)
+            config = choose.forward(rows, cols, itemsize, here, vectors, inputs)
     by = unit(cols, x_stride, residual_stride)
-    tensors = (x_rows, residual_rows, weight, bias, y, total, mean, rstd)
     strides = (cols // by, x_stride // by, residual_stride // by)
     if config.streamed:
-        launch(
-            norm_streamed_kernel, rows, tensors, (*strides, eps), (centered, by, config.block_cols),
-            num_warps=config.num_warps,
-        )  # fmt: skip
-        return y, total, mean, rstd
+        return Plan(norm_streamed_kernel, rows, strides, (centered, by, config.block_cols), config.num_warps)
     pieces = config.pieces(cols // cut * cut)
-    count = programs(config, rows, here, x.get_device())
+    count = programs(config, rows, here, index)
     late = not config.programs_per_sm and _held_per_thread(config, cols) > 32
     if cut > 1 and config.programs_per_sm:
         # All tiles of a program are cut alike if it strides over a multiple of `cut` rows.
@@ -72,14 +81,12 @@ def forward(
         late = count % alike != 0 and count < config.tiles(rows)
     constants = (
         centered, by, config.block_rows, config.block_cols, pieces, config.cluster, rows % config.block_rows == 0,
-        cut == 1 and cols == config.cluster * pieces * config.block_cols, _spread(config, x), late,
+        cut == 1 and cols == config.cluster * pieces * config.block_cols, _spread(config, itemsize), late,
         config.programs_per_sm > 0, config.num_stages, cut,
     )  # fmt: skip
-    launch(
-        norm_kernel, count, tensors, (rows, *strides, eps), constants,
-        num_warps=config.num_warps, cluster=config.cluster, most_registers=config.most_registers,
+    return Plan(
+        norm_kernel, count, (rows, *strides), constants, config.num_warps, config.cluster, config.most_registers
     )  # fmt: skip
-    return y, total, mean, rstd
 
 
 def backward(
@@ -125,8 +132,8 @@ def backward(
         partial = torch.empty((sum(wanted), count, cols), dtype=torch.float32, device=h.device)
         constants = (
             centered, *wanted, by, config.block_rows, config.block_cols, pieces, config.cluster,
-            rows % config.block_rows == 0, cols == config.cluster * pieces * config.block_cols, _spread(config, h),
-            config.num_stages,
+            rows % config.block_rows == 0, cols == config.cluster * pieces * config.block_cols,
+            _spread(config, h.element_size()), config.num_stages,
         )  # fmt: skip
         launch(
             norm_backward_kernel, count, (*tensors, partial), (rows, *strides), constants,
@@ -137,9 +144,9 @@ def backward(
     return dh, dweight, dbias
 
 
-def _spread(config: RowConfig, x: torch.Tensor) -> bool:
+def _spread(config: RowConfig, itemsize: int) -> bool:
     """Whether the warps of a program lie over several rows of its tile."""
-    return config.block_rows > 1 and config.block_cols < 32 * config.num_warps * (16 // x.element_size())
+    return config.block_rows > 1 and config.block_cols < 32 * config.num_warps * (16 // itemsize)
 
 
 def _held_per_thread(config: RowConfig, cols: int) -> float:

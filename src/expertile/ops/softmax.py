@@ -6,19 +6,22 @@
 float32 inside, rounded once to the input's dtype. Bytes: forward 2 * R * C * itemsize, backward 3 * R * C * itemsize,
 against some 5 FLOPs and one exponential per element, so memory limits it: time >= bytes / bandwidth. The row waits on
 the chip between its two reductions and its store: in the registers of one program, or, from some 16 K elements on, of
-a cluster of up to 8 CTAs that exchange their maximum and sum through distributed shared memory. Longer rows, and long
-ones on GPUs without clusters, are read twice, the second time from L2 as far as it reaches: up to 3 * R * C * itemsize.
+a cluster of up to 8 CTAs that exchange their maximum and sum through distributed shared memory; in shared memory, if
+such a row starts anywhere in a 16-byte word (_rows_ring.py). Longer rows, and long ones on GPUs without clusters, are
+read twice, the second time from L2 as far as it reaches: up to 3 * R * C * itemsize.
 """
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 import torch
 
 from expertile.ops import _rows_choose as choose
-from expertile.ops._rows import PLAIN, RowConfig, as_rows, check_input, machine, on_kernels, unit, vector
-from expertile.ops._rows_launch import launch, programs
+from expertile.ops import _rows_ring_launch as ring
+from expertile.ops._rows import PLAIN, Machine, RowConfig, as_rows, check_input, machine, on_kernels, unit, vector
+from expertile.ops._rows_launch import Plan, programs
 from expertile.ops._rows_softmax import (
     softmax_backward_kernel,
     softmax_backward_streamed_kernel,
@@ -28,27 +31,18 @@ from expertile.ops._rows_softmax import (
 
 
 def softmax_rows(x: torch.Tensor, config: RowConfig | None = None) -> torch.Tensor:
-    """Launch the forward kernel along the last dimension of x; a fresh, contiguous result of x's shape."""
+    """Launch the kernel along the last dimension of x [..., C]; a fresh, contiguous result of x's dtype."""
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     if x.numel() == 0:
         return y
     x_rows = as_rows(x)
     rows, cols = x_rows.shape
-    here = machine(x.get_device())
-    cut = vector(y, x_rows)
-    if config is None:
-        config = choose.forward(rows, cols // cut * cut, x.element_size(), here)
-    stride = x_rows.stride(0)
-    by = unit(cols, stride)
-    strides = (cols // by, stride // by)
-    if config.streamed:
-        launch(softmax_streamed_kernel, rows, (x_rows, y), strides, (by, config.block_cols), num_warps=config.num_warps)
+    index = x.get_device()
+    if config is None and (passing := ring.config_for(y, x_rows)) is not None:
+        ring.softmax(x_rows, y.view(rows, cols), machine(index).sm_count, passing)
         return y
-    launch(
-        softmax_kernel, programs(config, rows, here, x.get_device()), (x_rows, y), (rows, *strides),
-        (by, *_constants(config, rows, cols, cut)), num_warps=config.num_warps, cluster=config.cluster,
-        most_registers=config.most_registers,
-    )  # fmt: skip
+    cut = vector(y, x_rows)
+    _planned(rows, cols, (x_rows.stride(0),), x.element_size(), index, machine(index), cut, config)((x_rows, y))
     return y
 
 
@@ -59,35 +53,41 @@ def softmax_backward_rows(dy: torch.Tensor, y: torch.Tensor, config: RowConfig |
         return dx
     dy_rows, y_rows = as_rows(dy), as_rows(y)
     rows, cols = y_rows.shape
-    here = machine(y.get_device())
-    cut = vector(dx, dy_rows, y_rows)
-    if config is None:
-        config = choose.softmax_backward(rows, cols // cut * cut, y.element_size(), here)
-    dy_stride, y_stride = dy_rows.stride(0), y_rows.stride(0)
-    by = unit(cols, dy_stride, y_stride)
-    strides = (cols // by, dy_stride // by, y_stride // by)
-    tensors = (dy_rows, y_rows, dx)
-    if config.streamed:
-        launch(
-            softmax_backward_streamed_kernel, rows, tensors, strides, (by, config.block_cols),
-            num_warps=config.num_warps,
-        )  # fmt: skip
+    index = y.get_device()
+    if config is None and (passing := ring.config_for(dx, dy_rows, y_rows)) is not None:
+        ring.softmax_backward(dy_rows, y_rows, dx.view(rows, cols), machine(index).sm_count, passing)
         return dx
-    launch(
-        softmax_backward_kernel, programs(config, rows, here, y.get_device()), tensors, (rows, *strides),
-        (by, *_constants(config, rows, cols, cut)), num_warps=config.num_warps, cluster=config.cluster,
-        most_registers=config.most_registers,
-    )  # fmt: skip
+    cut, strides = vector(dx, dy_rows, y_rows), (dy_rows.stride(0), y_rows.stride(0))
+    plan = _planned(rows, cols, strides, y.element_size(), index, machine(index), cut, config)
+    plan((dy_rows, y_rows, dx))
     return dx
 
 
-def _constants(config: RowConfig, rows: int, cols: int, cut: int) -> tuple[Any, ...]:
-    """The kernels' compile-time constants after UNIT."""
+@lru_cache(maxsize=4096)
+def _planned(
+    rows: int, cols: int, row_strides: tuple[int, ...], itemsize: int, index: int, here: Machine, cut: int,
+    config: RowConfig | None,
+) -> Plan:  # fmt: skip
+    """The launch for one input (softmax) or two (its backward pass), whose rows are `row_strides` elements apart, on
+    GPU `index`, which is `here`. cut: elements of a word that rows are cut by."""
+    backward = len(row_strides) == 2
+    if config is None:
+        chosen = choose.softmax_backward if backward else choose.forward
+        config = chosen(rows, cols // cut * cut, itemsize, here)
+    by = unit(cols, *row_strides)
+    strides = (cols // by, *(s // by for s in row_strides))
+    if config.streamed:
+        streamed = softmax_backward_streamed_kernel if backward else softmax_streamed_kernel
+        return Plan(streamed, rows, strides, (by, config.block_cols), config.num_warps)
     pieces = config.pieces(cols // cut * cut)
-    return (
-        config.block_rows, config.block_cols, pieces, config.cluster, rows % config.block_rows == 0,
+    constants = (
+        by, config.block_rows, config.block_cols, pieces, config.cluster, rows % config.block_rows == 0,
         cut == 1 and cols == config.cluster * pieces * config.block_cols, config.programs_per_sm > 0,
         config.num_stages, cut,
+    )  # fmt: skip
+    return Plan(
+        softmax_backward_kernel if backward else softmax_kernel, programs(config, rows, here, index), (rows, *strides),
+        constants, config.num_warps, config.cluster, config.most_registers,
     )  # fmt: skip
 
 
