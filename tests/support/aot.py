@@ -21,6 +21,10 @@ SMEM_LIMIT = {80: 166912, 86: 101376, 89: 101376, 90: 232448, 100: 232448, 120: 
 _OPCODE = re.compile(r"^\s*/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_.]*)", re.M)
 
 
+_INSTRUCTION = re.compile(r"^\s*/\*([0-9a-f]{4,})\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_.]*)(.*?);", re.M)
+_TARGET = re.compile(r"0x([0-9a-f]+)")
+
+
 @dataclass(frozen=True)
 class Resources:
     """Resources of one compiled kernel. `opcodes` counts SASS instructions by their first name ("HGMMA", "LDGSTS")."""
@@ -82,6 +86,25 @@ def ptxas_warnings(compiled: Resources) -> list[str]:
         source.write_text(compiled.ptx)
         log = _output(tool, "-v", f"--gpu-name=sm_{compiled.arch}{feature}", str(source), "-o", f"{folder}/kernel.o")
     return [line for line in log.splitlines() if re.search(r"\bC75\d\d\b", line)]
+
+
+def spills_in_loops(kernel: Any, opcode: str) -> int:
+    """Loads and stores of registers to local memory in the innermost loop of a `triton.compile` result that has
+    instructions of that name ("HMMA"). The others cost little: they keep what a tile needs before and after it."""
+    with tempfile.TemporaryDirectory() as folder:
+        cubin = Path(folder) / "kernel.cubin"
+        cubin.write_bytes(kernel.asm["cubin"])
+        sass = _output(knobs.nvidia.cuobjdump.path, "--dump-sass", str(cubin))
+    code = [(int(at, 16), name, rest) for at, name, rest in _INSTRUCTION.findall(sass)]
+    jumps = [(int(target, 16), at) for at, name, rest in code if name == "BRA" for target in _TARGET.findall(rest)]
+    loops = []
+    for start, end in jumps:
+        names = [name.split(".")[0] for at, name, _ in code if start <= at <= end]
+        if opcode in names:
+            loops.append((len(names), names.count("LDL") + names.count("STL")))
+    if not loops:
+        raise ValueError(f"expected a loop with {opcode}, found none")
+    return min(loops)[1]
 
 
 def _output(*command: str) -> str:

@@ -31,13 +31,6 @@ def _number(bits: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return signed.to({2: torch.int16, 4: torch.int32}[dtype.itemsize]).view(dtype)
 
 
-def _permuted(a: torch.Tensor, b: torch.Tensor, selector: int) -> torch.Tensor:
-    both, out = a | b << 32, torch.zeros_like(a)
-    for i in range(4):
-        out = out | (both >> 8 * (selector >> 4 * i & 7) & 255) << 8 * i
-    return out
-
-
 def _looked_up(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, table: int) -> torch.Tensor:
     """lop3: bit (4a + 2b + c) of `table`, for each bit."""
     out = torch.zeros_like(a | b | c)
@@ -83,9 +76,9 @@ def _operation(name: str) -> Callable[..., torch.Tensor]:
         return _fused(rest[1])
     known: dict[str, Callable[..., torch.Tensor]] = {
         "mov.b32": lambda a: a,
-        "cvt.u32.u16": lambda a: a & 0xFFFF,
+        "shr.b32": lambda a, b: a >> b,
+        "shr.u32": lambda a, b: a >> b,
         "and.b32": lambda a, b: a & b,
-        "prmt.b32": lambda a, b, selector: _permuted(a, b, int(selector)),
         "lop3.b32": lambda a, b, c, table: _looked_up(a, b, c, int(table)),
     }
     if name not in known:
@@ -106,7 +99,7 @@ def ptx(asm: str, results: int, inputs: list[torch.Tensor]) -> list[torch.Tensor
         return torch.tensor(int(name, 0))
 
     body = asm.strip()
-    if body.startswith("{ "):
+    if body[0] == "{" and body[1].isspace():
         body = body[1:-1]
     for line in (x.strip() for x in body.split(";") if x.strip()):
         if line.startswith(".reg"):
@@ -128,11 +121,11 @@ _PLAIN = gluon_emulator._Tma
 class Tma(_PLAIN):
     @staticmethod
     def async_copy_global_to_shared(desc: Descriptor, coord: Any, bar: Mbarrier, dst: Shared, pred: Any = True) -> None:
-        if dst.tensor.dtype is torch.int16:
-            # Bytes have no NaN to stand for what is still in flight; the bits of one do.
+        if dst.tensor.dtype is torch.int32:
+            # Words have no NaN to stand for what is still in flight; the bits of one do.
             desc = copy(desc)
-            desc.flat = desc.flat.view(torch.float16)
-            dst = Shared(dst.tensor.view(torch.float16), dst.layout, dst.key)
+            desc.flat = desc.flat.view(torch.float32)
+            dst = Shared(dst.tensor.view(torch.float32), dst.layout, dst.key)
         _PLAIN.async_copy_global_to_shared(desc, coord, bar, dst, pred)
 
 
@@ -145,7 +138,7 @@ class Language(gluon_emulator._Language):
 
     def inline_asm_elementwise(self, asm: str, constraints: str, args: Any, *, dtype: Any = None, **_: Any) -> Any:
         if not args:
-            return None  # prefetches and the like
+            return super().inline_asm_elementwise(asm, constraints, args)  # barriers, prefetches
         dtypes = dtype if isinstance(dtype, tuple) else (dtype,)
         bits = [x.clone() for x in torch.broadcast_tensors(*map(_bits, args))]
         outs = ptx(asm, len(dtypes), bits)

@@ -22,6 +22,7 @@ from expertile.int4.packing import half_block, pack, unpack
 GROUP_SIZES = (32, 64, 128)
 SCALE_DTYPES = (torch.bfloat16, torch.float16)
 SYMMETRIC_ZERO = 8
+SCALE_LIMIT = 2.0**27  # in magnitude, exclusive
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,8 @@ class Int4Weight:
 
     packed: uint8 [G, N, K/2], nibbles as `expertile.int4.packing` says.
     scales: bfloat16 or float16 [G, K/group_size, N], N contiguous: the dtype of the activations to come.
+        Below 2^27 in magnitude; below about 2^-94 kernels may lose digits of a weight (`SCALE_LIMIT`; values are not
+        looked at here).
     zeros: like `scales`, the zero point as a number; None: symmetric, zero = 8.
     group_size: 32, 64, 128, or K (one scale for a row, "per channel").
 

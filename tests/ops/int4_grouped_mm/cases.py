@@ -81,7 +81,9 @@ def expected(case: Case, o: Operands) -> torch.Tensor:
     in the documentation, and gets its scale by its index; no code of the package."""
     w, k = o.w, torch.arange(case.k, device=o.a.device)
     half = 64 if case.k % 128 == 0 and w.group_size % 64 == 0 else 32
-    byte = w.packed[..., k // (2 * half) * half + k % half].int()
+    of_16 = k % 16
+    at = k // (2 * half) * half + k % half // 16 * 16 + 4 * (of_16 % 8 // 2) + 2 * (of_16 % 2) + of_16 // 8
+    byte = w.packed[..., at].int()
     q = torch.where(k % (2 * half) < half, byte & 15, byte >> 4).double()
     which = k // w.group_size
     zero = 8.0 if w.zeros is None else w.zeros.double()[:, which].transpose(1, 2)

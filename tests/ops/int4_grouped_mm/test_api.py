@@ -127,6 +127,10 @@ def test_autocast_and_offs_of_any_stride():
             "w: expected finite scales, got 640 that are",
         ),
         ({"w": lambda w: replace(w, zeros=w.zeros * float("nan")), "check": True}, "w: expected finite zeros, got 640"),
+        (
+            {"w": lambda w: replace(w, scales=torch.full_like(w.scales, -(2.0**27))), "check": True},
+            r"w: expected scales below 2\^27 in magnitude, got 640",
+        ),
     ],
 )
 def test_errors_name_the_argument(changes, message):
@@ -178,4 +182,4 @@ def test_choice_on_a_gpu(gpu, rows, names):
 
 
 def test_thresholds_are_of_backends():
-    assert DEQUANT_FROM_ROWS.keys() <= {b.name for b in BACKENDS} 
+    assert DEQUANT_FROM_ROWS.keys() <= {b.name for b in BACKENDS}

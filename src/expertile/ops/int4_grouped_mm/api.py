@@ -47,7 +47,8 @@ def int4_grouped_mm(
         out_dtype: bfloat16, float16 or float32; that of a by default. Products accumulate in float32 always.
         backend: "auto", or a backend's name.
         config: a config of that backend (one of its `configs`); its default otherwise.
-        check: also check the values of `offs` and that scales and zero points are finite, which waits for the GPU.
+        check: also check the values of `offs`, that scales are below 2^27 in magnitude and zero points finite, which
+            waits for the GPU.
 
     Returns:
         [M, N].

@@ -10,8 +10,10 @@ import torch
 import triton
 import triton.language as tl
 
+from expertile.int4.packing import words
 from expertile.int4.weight import Int4Weight
 from expertile.ops.grouped_mm.backends._persistent import current_device
+from expertile.ops.int4_grouped_mm.backends._triton_unpack import in_order
 
 _ROWS = 64
 
@@ -25,18 +27,18 @@ def _dequantize_kernel(
     group = tl.program_id(2).to(tl.int64)
     rows = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     keep = rows < N
-    at = tl.arange(0, HALF)
-    packed_rows = packed_ptr + (group * N + rows)[:, None] * (K // 2) + at[None, :]
-    out_rows = out_ptr + (group * N + rows)[:, None] * K + at[None, :]
+    packed_rows = packed_ptr + (group * N + rows)[:, None] * (K // 8) + tl.arange(0, HALF // 4)[None, :]
+    out_rows = out_ptr + (group * N + rows)[:, None] * K + tl.arange(0, HALF)[None, :]
     for i in range(BLOCKS):
         k = (tl.program_id(0) * BLOCKS + i) * 2 * HALF
         mask = keep & (k < K)
-        q = tl.load(packed_rows + k // 2, mask=mask[:, None], other=0)
+        q = tl.load(packed_rows + k // 8, mask=mask[:, None], other=0)
         for high in tl.static_range(2):
             first = k + high * HALF
             scale_at = (group * (K // GROUP_SIZE) + first // GROUP_SIZE) * N + rows
             scale = tl.load(scales_ptr + scale_at, mask=mask, other=0.0).to(tl.float32)
-            nibbles = (q >> 4 if high else q & 15).to(tl.float32)
+            v = q >> (4 * high)
+            nibbles = in_order(v & 15, (v >> 16) & 15, (v >> 8) & 15, (v >> 24) & 15).to(tl.float32)
             if HAS_ZEROS:
                 nibbles -= tl.load(zeros_ptr + scale_at, mask=mask, other=0.0).to(tl.float32)[:, None]
             else:
@@ -55,7 +57,7 @@ def dequantize_on_gpu(w: Int4Weight, dtype: torch.dtype) -> torch.Tensor:
     grid = (triton.cdiv(k, 2 * w.half * blocks), triton.cdiv(n, _ROWS), g)
     with current_device(w.device):
         _dequantize_kernel[grid](
-            w.packed, w.scales, w.zeros, out, n, k,
+            words(w.packed), w.scales, w.zeros, out, n, k,
             HALF=w.half, GROUP_SIZE=w.group_size, HAS_ZEROS=w.zeros is not None, ROWS=_ROWS, BLOCKS=blocks,
         )  # fmt: skip
     return out

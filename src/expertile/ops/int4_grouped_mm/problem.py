@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from expertile.int4.packing import half_block
-from expertile.int4.weight import SCALE_DTYPES, Int4Weight, validate_groups
+from expertile.int4.weight import SCALE_DTYPES, SCALE_LIMIT, Int4Weight, validate_groups
 from expertile.ops.grouped_mm.problem import (
     Description,
     Layout,
@@ -74,7 +74,8 @@ class Int4Problem(Problem):
         """Validate the operands of `int4_grouped_mm` and describe them.
 
         Raises ValueError naming the argument, what was expected and what came. Values of `offs`, scales and zeros are
-        read (which synchronises with a GPU) only with `check=True`; those of `offs` also when it is on the CPU anyway.
+        read (which synchronises with a GPU; scales must be finite and below 2^27 in magnitude, zeros finite) only with
+        `check=True`; those of `offs` also when it is on the CPU anyway.
         """
         if offs is not None and not isinstance(offs, torch.Tensor):
             raise ValueError(f"offs: expected an int32 tensor, got {type(offs).__name__}")
@@ -84,7 +85,7 @@ class Int4Problem(Problem):
         )  # fmt: skip
         assert offs is not None
         if check:
-            _check_finite(w)
+            _check_numbers(w)
         elif offs.is_cuda:
             return problem
         sizes = sizes_from_offs(offs)
@@ -134,9 +135,12 @@ class Int4Problem(Problem):
         )  # fmt: skip
 
 
-def _check_finite(w: Int4Weight) -> None:
+def _check_numbers(w: Int4Weight) -> None:
     for name, x in (("scales", w.scales), ("zeros", w.zeros)):
         if x is not None:
             bad = int((~torch.isfinite(x)).sum())
             if bad:
                 raise ValueError(f"w: expected finite {name}, got {bad} that are NaN or infinite")
+    large = int((w.scales.abs() >= SCALE_LIMIT).sum()) if w.dtype is torch.bfloat16 else 0
+    if large:
+        raise ValueError(f"w: expected scales below 2^27 in magnitude, got {large} larger ones")

@@ -29,6 +29,11 @@ H200 = Device.by_name("h200")
 SMALL = {
     "sum": Config(8, 64, 2, 128, 3, group_m=2),
     "weight": Config(16, 64, 2, 256, 2, "weight", slab=32, store_parts=2),
+    "turns": Config(8, 64, 2, 128, 3, "fused", group_m=2, turns=True),
+    "turns-deep": Config(16, 64, 2, 256, 2, "fused", slab=32, store_parts=2, turns=True),
+    "turns-tails": Config(16, 128, 2, 128, 3, "fused", store_parts=2, tails=True, turns=True),
+    "turns-split": Config(8, 64, 2, 128, 2, "fused", split_k=2, turns=True),
+    "fused-four": Config(8, 64, 4, 128, 2, "fused"),
     "four": Config(8, 64, 4, 128, 2, slab=32),
     "split": Config(8, 64, 2, 128, 2, split_k=2),
     "deep": Config(16, 128, 2, 256, 2, group_m=1),
@@ -37,6 +42,8 @@ SMALL = {
 }
 # Several tiles for each of several programs, and every edge: empty groups, part tiles, rows past the end.
 TILES = Case("tiles", (19, 0, 6, 1, 9), n=200, k=640, past=3, bias=True)
+TILES_64 = Case("tiles-64", (5, 17), n=136, k=320, group=64, past=2)
+TILES_32 = Case("tiles-32", (5, 17), n=136, k=320, group=32, past=2)
 TILES_ZEROS = Case("tiles-zeros", (5, 17), n=136, k=320, group=64, zeros=True, past=2)
 
 
@@ -53,14 +60,15 @@ def _emulate(case: Case, config: Config, programs: int = 2, seed: int = 0, kerne
     if config.split_k > 1:
         out.copy_(target.sum(0))
     # Rounded weights are off as much as a rounded result is.
-    limit = cases.PROMISED if config.scale == "weight" else 1e-6 if problem.out_dtype is FP32 else cases.PROMISED / 2
+    limit = cases.PROMISED if config.scale != "sum" else 1e-6 if problem.out_dtype is FP32 else cases.PROMISED / 2
     cases.check(case, out, operands, limit)
 
 
 @pytest.mark.parametrize("name", SMALL)
 def test_right_in_any_order(name: str) -> None:
-    for seed, case in enumerate((TILES, TILES_ZEROS)):
-        _emulate(case, SMALL[name], programs=3 - seed, seed=seed)
+    cases = (TILES, TILES_64, TILES_32) if SMALL[name].scale == "fused" else (TILES, TILES_ZEROS)
+    for seed, case in enumerate(cases):
+        _emulate(case, SMALL[name], programs=max(1, 3 - seed), seed=seed)
 
 
 def _supported(case: Case) -> bool:
@@ -72,21 +80,23 @@ SHARED = [c for c in cases.CASES if _supported(c)]
 
 @pytest.mark.parametrize("case", SHARED, ids=str)
 def test_shared_cases(case: Case) -> None:
-    names = ("sum", "weight", "four", "deep", "tails", "tails-weight")
+    names = ["sum", "weight", "four", "deep", "tails", "tails-weight"]
     _emulate(case, SMALL[names[SHARED.index(case) % len(names)]])
+    if not case.zeros and case.dtype is BF16:
+        _emulate(case, SMALL[("turns", "turns-deep", "turns-tails")[SHARED.index(case) % 3]])
 
 
 @pytest.mark.parametrize("dtype", [BF16, FP16], ids=str)
-@pytest.mark.parametrize("scale", ["sum", "weight"])
+@pytest.mark.parametrize("scale", ["sum", "weight", "fused"])
 def test_one_hot_activations_decode_every_weight(scale: str, dtype: torch.dtype) -> None:
     k, n = 128, 16
     values = torch.arange(n)[:, None].add(torch.arange(k)).remainder(16)[None]
     scales = torch.randn(1, k // 64, n).to(dtype)
     zeros = torch.arange(16).expand(1, k // 64, n).to(dtype)
-    for w in (
-        Int4Weight.of_values(values, scales, None, 64),
-        Int4Weight.of_values(values, scales, zeros, 64),
-    ):
+    plain, with_zeros = (Int4Weight.of_values(values, scales, z, 64) for z in (None, zeros))
+    if scale == "fused" and dtype is FP16:
+        pytest.skip("fused scales are bfloat16's")
+    for w in (plain,) if scale == "fused" else (plain, with_zeros):
         operands = Operands(torch.eye(k, dtype=dtype), w, torch.tensor([k], dtype=torch.int32))
         out = torch.full((k, n), float("nan"), dtype=dtype)
         problem = Int4Problem.of(operands.a, w, operands.offs)
@@ -96,12 +106,34 @@ def test_one_hot_activations_decode_every_weight(scale: str, dtype: torch.dtype)
         assert torch.equal(out, w.dequantize(dtype)[0].T)
 
 
-@pytest.mark.parametrize("scale", ["sum", "weight"])
-def test_no_scale_is_too_large(scale: str) -> None:
-    """Weights come divided by 64, so that their scales need not be multiplied by it."""
+def test_turns_are_of_two_consumers_that_fuse() -> None:
+    with pytest.raises(ValueError, match="turns: expected two consumers"):
+        Config(16, 64, 4, scale="fused", turns=True)
+    with pytest.raises(ValueError, match='turns: expected .* and scale "fused"'):
+        Config(16, turns=True)
+
+
+@pytest.mark.parametrize("case", [Case("z", (3,), 64, 128, zeros=True), Case("h", (3,), 64, 128, dtype=FP16)], ids=str)
+def test_what_cannot_be_fused_is_not(case: Case) -> None:
+    operands = cases.make(case)
+    problem = cases.problem_of(case, operands)
+    with pytest.raises(ValueError, match='scale "fused" takes bfloat16 without zero points'):
+        _gluon_int4_launch.arguments(problem, operands, SMALL["turns"], cases.poisoned_out(case))
+    assert {c.scale for c in BACKEND.configs(problem, H200)} <= {"sum", "weight"}
+    per_channel = of_shape(8, 16, 1536, 2048, 2048)
+    assert {c.scale for c in BACKEND.configs(per_channel, H200)} <= {"sum", "weight"}
+    assert {(c.scale, c.turns) for c in BACKEND.configs(of_shape(8, 16, 1536, 2048), H200)} == {("fused", True)}
+
+
+@pytest.mark.parametrize(
+    ("scale", "number"),
+    [("sum", 2.0**124), ("weight", 2.0**124), ("fused", 2.0**27 * (1 - 2.0**-8)), ("fused", -(2.0**-94))],
+)
+def test_scales_of_any_size_within_the_range(scale: str, number: float) -> None:
+    """Weights come divided by 64 or 2^32, so that their scales need not be multiplied by it."""
     k, n = 128, 16
     values = torch.arange(n)[:, None].add(torch.arange(k)).remainder(16)[None]
-    w = Int4Weight.of_values(values, torch.full((1, k // 64, n), 2.0**124, dtype=BF16), None, 64)
+    w = Int4Weight.of_values(values, torch.full((1, k // 64, n), number, dtype=BF16), None, 64)
     operands = Operands(torch.eye(k, dtype=BF16), w, torch.tensor([k], dtype=torch.int32))
     out = torch.full((k, n), float("nan"), dtype=BF16)
     problem = Int4Problem.of(operands.a, w, operands.offs)
@@ -110,13 +142,14 @@ def test_no_scale_is_too_large(scale: str) -> None:
     assert torch.equal(out, w.dequantize(BF16)[0].T)
 
 
-@pytest.mark.parametrize("name", ["sum", "weight"])
+@pytest.mark.parametrize("name", ["sum", "weight", "turns"])
 def test_scales_behind_the_end_of_k_are_nobody_elses(name: str) -> None:
     """K = 192 fills one and a half stages; the next expert's scales and zeros are NaN."""
-    case = Case("tail", (9, 0), n=72, k=192, group=32, zeros=True)
+    case = Case("tail", (9, 0), n=72, k=192, group=32, zeros=name != "turns")
     operands = cases.make(case)
-    assert operands.w.zeros is not None
-    operands.w.scales[1], operands.w.zeros[1] = float("nan"), float("nan")
+    operands.w.scales[1] = float("nan")
+    if operands.w.zeros is not None:
+        operands.w.zeros[1] = float("nan")
     problem, out = cases.problem_of(case, operands), cases.poisoned_out(case)
     args, options = _gluon_int4_launch.arguments(problem, operands, SMALL[name], out)
     int4_emulator.run(_gluon_int4_kernel.int4_grouped_mm_kernel, 1, args, options)
@@ -134,6 +167,7 @@ MUTANTS = {
     "high nibbles take the low ones' scale": ("p.s_smem, i, LOW, HIGH, WHO", "p.s_smem, i, LOW, LOW, WHO"),
     "high nibbles take the low ones' zero": ("p.z_smem, i, LOW, HIGH, WHO", "p.z_smem, i, LOW, LOW, WHO"),
     "high nibbles meet the wrong activations": ("p.SLAB) + p.HALF, p.SLAB, 1)", "p.SLAB), p.SLAB, 1)"),
+    "every slab is of the first words": ("w.slice(SLAB * p.SLAB // 4", "w.slice(0 * p.SLAB // 4"),
     "slabs are counted through blocks": ("return block * 2 * half + within", "return slab * width"),
     "a product forgets its first slab": ("later = slab > block * PER_BLOCK", "later = False"),
     "no fence before the TMA store": ("        fence_async_shared()\n        # Rows", "        # Rows"),
@@ -149,7 +183,13 @@ MUTANTS = {
     "splits overlap": ("    first = split * steps // p.SPLIT_K", "    first = 0"),
     "slices lie on one another": ("row_end + split * p.M", "row_end"),
     "half a tile is taken for too many rows": ("row <= p.BLOCK_M // 2:", "row <= p.BLOCK_M // 2 + 1:"),
-    "sums stay 64 times too small": ("return acc * unit_of(p.BF16)", "return acc"),
+    "sums stay 64 times too small": ("return acc * unit_of(", "return acc * 1.0  # ("),
+    "fused sums are taken for scaled ones": ('unit_of(p.BF16, p.SCALE == "fused")', "unit_of(p.BF16, False)"),
+    "all blocks take the first one's scales": ("constexpr = BLOCK * 2 * p.HALF // p.GROUP", "constexpr = 0"),
+    "nobody opens the turns": ("    open_turns(p, WHO)\n", ""),
+    "nobody closes the turns": ("    close_turns(p, WHO)\n", ""),
+    "a turn is not passed on": ("    pass_turn(p, WHO)\n", ""),
+    "a turn for each slab": ("if slab == 0:\n                take_turn", "if slab >= 0:\n                take_turn"),
     "every slice takes the bias along": ("gl.where(split == 0, p.N, 0)", "p.N"),
 }  # fmt: skip
 _TAIL = Case("tail", (9, 4), n=72, k=192, group=32, zeros=True, past=1)
@@ -167,9 +207,9 @@ def test_planted_faults_are_caught(name: str, tmp_path: Path, monkeypatch: pytes
     module = importlib.import_module("mutant_int4")
     try:
         for seed in range(3):
-            for config in ("sum", "weight", "split", "four", "tails"):
+            for config in ("sum", "weight", "split", "four", "tails", "turns-deep"):
                 for case in (_TAIL, _BIASED):
-                    if config == "split" and case is _TAIL:
+                    if config in ("split", "turns-deep") and case is _TAIL:
                         continue
                     try:
                         _emulate(case, SMALL[config], 1, seed, module.int4_grouped_mm_kernel)
@@ -187,6 +227,19 @@ COMPILED = {
     "tails": (
         Case("ctails", (3,) * 8, n=256, k=512, zeros=True),
         Config(64, 128, 2, 128, 5, store_parts=2, tails=True),
+    ),
+    "turns": (Case("cturns", (3,) * 8, n=256, k=512), Config(64, 128, 2, 128, 5, "fused", turns=True)),
+    "turns-deep": (
+        Case("cturns32", (1,) * 300, n=256, k=512, group=32),
+        Config(16, 128, 2, 256, 4, "fused", turns=True),
+    ),
+    "turns-tails": (
+        Case("cturns64", (1,) * 256, n=256, k=512, group=64, bias=True),
+        Config(64, 128, 2, 128, 5, "fused", store_parts=2, tails=True, turns=True),
+    ),
+    "turns-prefill": (
+        Case("cturns256", (1,) * 256, n=256, k=512, bias=True),
+        Config(128, 128, 2, 128, 4, "fused", slab=32, turns=True, store_parts=4),
     ),
     "tails-four": (Case("ctails4", (3,) * 8, n=256, k=512), Config(32, 64, 4, 128, 8, store_parts=2, tails=True)),
     "many": (
@@ -212,11 +265,12 @@ def test_compiles_to_wgmma_and_tma(name: str) -> None:
     assert used.fits and used.smem_bytes <= config.smem_bytes(problem), used
     assert used.spills == 0, used
     assert used.opcodes["HGMMA"] and used.opcodes["UTMALDG"] and used.opcodes["UTMASTG"], used
-    # Operands come from registers, and nothing rearranges them on the way: one permutation for each two bytes.
+    # Operands come from registers, words by ldmatrix, and nothing rearranges them on the way: permutations are those of
+    # zero points, of the plan of many groups and of stores; one for two bytes would be twice as many as allowed.
     assert ", {" in next(line for line in used.ptx.splitlines() if "wgmma.mma_async" in line)
     assert used.opcodes["SHFL"] < 40
-    # High nibbles stay where they lie. (The plan of many groups has shifts of its own.)
-    assert problem.groups > 32 or used.opcodes["SHF"] < used.opcodes["PRMT"] / 2
+    assert used.opcodes["PRMT"] < config.block_n * config.block_k // 1024, used.opcodes
+    assert used.opcodes["LDSM"] >= config.block_n * config.block_k // 2 // 4 // 128 // 4, used.opcodes
     assert aot.ptxas_warnings(used) == []
     assert overwritten_operands(kernels[0]) == []
 
@@ -262,7 +316,7 @@ def test_every_config_fits(groups: int, group: int) -> None:
 
 def test_sums_of_many_groups_of_k_leave_no_registers() -> None:
     """Four sums of 16 x 128 and the plan of 300 groups would spill: the weights are scaled instead."""
-    problem = of_shape(300, 8, 1536, 2048, 64)
+    problem = of_shape(300, 8, 1536, 2048, 64, True)
     assert Config(16, 128, 2, 256, 5).registers(problem) > 240
     deep = [c for c in BACKEND.configs(problem, H200) if (c.block_m, c.cols, c.block_k) == (16, 128, 256)]
     assert deep and {c.scale for c in deep} == {"weight"}

@@ -12,7 +12,7 @@ import triton
 from expertile.device import Device
 from expertile.ops.int4_grouped_mm.backends.triton_int4 import BACKEND
 from tests.ops.int4_grouped_mm.cases import FP16, Case, make, problem_of
-from tests.support.aot import ptxas_warnings, resources
+from tests.support.aot import ptxas_warnings, resources, spills_in_loops
 from tests.support.fake_driver import compile_only
 from tests.support.wgmma import overwritten_operands
 
@@ -21,7 +21,7 @@ pytestmark = [
     pytest.mark.skipif(triton.knobs.runtime.interpret, reason="the interpreter compiles nothing"),
 ]
 
-DEVICES = {80: "a100", 90: "h200"}
+DEVICES = {80: "a100", 90: "h200", 100: "b200"}
 PLAIN = Case("plain", (32, 32), n=256, k=256)
 ZEROS = Case("zeros", (32, 32), n=200, k=256, group=64, zeros=True, bias=True, dtype=FP16)
 CHANNEL = Case("per-channel", (32, 32), n=256, k=256, group=None)
@@ -42,7 +42,11 @@ def found(case: Case, arch: int, tile: tuple[int, int], **fields):
         BACKEND.run(problem, operands, config, None)
     (kernel,) = kernels
     got = resources(kernel, arch)
-    assert got.fits and got.spills == 0, (config, str(got))
+    assert got.fits, (config, str(got))
+    if arch == 80:
+        assert spills_in_loops(kernel, "HMMA") == 0, (config, str(got))
+    else:
+        assert got.spills == 0, (config, str(got))
     assert overwritten_operands(kernel) == [], config
     blocks = config.blocks_per_sm
     assert got.registers * 32 * got.num_warps * blocks <= 65536, f"not {blocks} at once: {config} {got}"
@@ -53,10 +57,19 @@ def found(case: Case, arch: int, tile: tuple[int, int], **fields):
 def test_ampere(case):
     got = found(case, 80, (16, 64))
     assert got.opcodes["HMMA"] > 0 and got.opcodes["LDGSTS"] > 0, str(got)
+    # Activations come by ldmatrix in the order of unpacked words, which never go through shared memory.
+    assert got.opcodes["LDSM"] >= 8, str(got)
 
 
-def test_ampere_prefill():
-    assert found(PLAIN, 80, (128, 128)).opcodes["HMMA"] > 0
+@pytest.mark.parametrize("case, tile", [(PLAIN, (128, 128)), (CHANNEL, (128, 128)), (ZEROS, (64, 128))], ids=str)
+def test_ampere_prefill(case, tile):
+    got = found(case, 80, tile)
+    assert got.opcodes["HMMA"] > 0 and got.opcodes["LDSM"] >= 32, str(got)
+
+
+@pytest.mark.parametrize("tile", [(16, 64), (128, 128)], ids=str)
+def test_blackwell(tile):
+    assert "tcgen05.mma" in found(PLAIN, 100, tile).ptx
 
 
 @pytest.mark.parametrize(
@@ -78,3 +91,5 @@ def test_hopper(case, tile, fields):
     assert products and all(products), f"weights do not come from registers: {got}"
     assert got.opcodes["UTMALDG" if tile[0] > 16 or fields.get("tma") else "LDGSTS"] > 0, str(got)
     assert ptxas_warnings(got) == []
+    # Words come by ldmatrix, and their nibbles are where wgmma wants them.
+    assert got.opcodes["LDSM"] >= 2 and got.opcodes["PRMT"] < 40, str(got)

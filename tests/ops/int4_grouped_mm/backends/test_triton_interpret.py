@@ -28,6 +28,7 @@ else:
         "pointer-weights": C(16, 64, 4, 2, scale_weights=True),
         "tma": C(32, 64, 4, 2, tma=True),
         "tma-weights": C(16, 64, 4, 2, scale_weights=True, tma=True),
+        "sync": C(16, 64, 4, 2, products="mma.sync"),
     }
     FEW = ("past-the-end", "n-odd", "group-64-zeros-bias", "group-32-zeros-odd-blocks", "per-channel-zeros-odd-blocks")
     PAIRS = [(n, c) for n in CONFIGS for c in CASES if n == "pointer" or c.name in FEW]

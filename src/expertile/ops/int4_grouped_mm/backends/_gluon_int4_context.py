@@ -8,11 +8,12 @@ from triton.language.core import _aggregate as aggregate
 
 @aggregate
 class Context:
-    """Shared memory: x of a stage [BLOCK_M, BLOCK_K]; w of a stage and consumer [COLS, BLOCK_K / 2] bytes; scales and
+    """Shared memory: x of a stage [BLOCK_M, BLOCK_K]; w of a stage and consumer [COLS, BLOCK_K / 8] words; scales and
     zeros of a stage and group of K [BLOCK_N]; results of a consumer [BLOCK_M / STORE_PARTS, COLS].
 
     GROUP: values of K that share a scale, 0 where a row has only one. GROUPS: scales of a row in one stage.
-    SCALE: what the scales multiply, "sum" (the product of a group), "weight" or "tile" (the whole sum).
+    SCALE: what the scales multiply, "fused" or "weight" (the unpacked weights), "sum" (the product of a group) or
+    "tile" (the whole sum). TURNS: two consumers queue their products in turns (`_gluon_turns`).
     """
 
     x_desc: tma.tensor_descriptor
@@ -54,13 +55,14 @@ class Context:
     SPLIT_K: gl.constexpr
     STORE_PARTS: gl.constexpr
     TAILS: gl.constexpr
+    TURNS: gl.constexpr
     BF16: gl.constexpr
 
     @gluon.constexpr_function
     def __init__(
         self, x_desc, w_desc, s_desc, z_desc, c_desc, x_smem, w_smem, s_smem, z_smem, c_smem, full, empty, offs, bias,
         scales, zeros, G, M, N, K, HAS_BIAS, HAS_ZEROS, GROUPS_POW2, CONSUMERS, COLS, BLOCK_M, BLOCK_K, HALF, SLAB,
-        GROUP, SCALE, STAGES, GROUP_M, SPLIT_K, STORE_PARTS, TAILS,
+        GROUP, SCALE, STAGES, GROUP_M, SPLIT_K, STORE_PARTS, TAILS, TURNS,
     ):  # fmt: skip
         self.x_desc = x_desc
         self.w_desc = w_desc
@@ -101,4 +103,5 @@ class Context:
         self.SPLIT_K = gl.constexpr(SPLIT_K)
         self.STORE_PARTS = gl.constexpr(STORE_PARTS)
         self.TAILS = gl.constexpr(TAILS)
+        self.TURNS = gl.constexpr(TURNS)
         self.BF16 = gl.constexpr(x_desc.dtype == gl.bfloat16)

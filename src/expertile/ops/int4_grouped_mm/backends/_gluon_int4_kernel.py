@@ -8,10 +8,16 @@ One warp loads packed weights, activations, scales and zero points with TMA into
 stage a consumer unpacks and queues one slab of K after another: while the tensor cores multiply a slab, the next one is
 unpacked, and while one consumer adds up, they work for the others. Scales multiply either
 
-  sum     the product of each group of K, in float32: exact, BLOCK_M / 128 multiply-adds for each weight; or
-  weight  the unpacked weight, rounded to the activations' type as a dequantised one is: half a multiplication for each
-          weight whatever BLOCK_M, and products add up in the tensor cores over all of K; or
+  fused   the weight, in the multiply-add that makes a number of its nibble: bfloat16 without zero points. No further
+          instruction, weights rounded as a dequantised one is, and products add up in the tensor cores over all of K;
+  sum     the product of each group of K, in float32: exact, BLOCK_M / 128 multiply-adds for each weight;
+  weight  the unpacked weight, rounded to the activations' type: half a multiplication for each weight whatever BLOCK_M,
+          and products add up over all of K; or
   tile    the sum, once, where a row has one scale.
+
+Left to themselves two consumers fall into step: both unpack, then both wait for products (on an H200, tiles of 64 x
+256: 422 clocks for 64 x 128 weights, of which products need 256 and unpacking 160). With TURNS, one queues its products
+while the other unpacks (`_gluon_turns`, one turn a stage).
 
 With SPLIT_K > 1 the steps of a tile are dealt out to that many programs, each storing its float32 sum into a slice of
 its own, [SPLIT_K, M, N], which are added up in order afterwards: same bits every time.
@@ -32,12 +38,16 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from expertile.ops.grouped_mm.backends._gluon_tiles import locate, make_plan
 from expertile.ops.int4_grouped_mm.backends._gluon_int4_context import Context
 from expertile.ops.int4_grouped_mm.backends._gluon_int4_unpack import (
+    fused_scales,
+    half_layout,
     packed_layout,
+    rows_of,
     twice,
     unit_of,
     unpacked,
     zeros_twice,
 )
+from expertile.ops.scaled_grouped_mm.backends._gluon_turns import close_turns, open_turns, pass_turn, take_turn
 
 # Ragged descriptors (triton.tools.ragged_tma) wrap 64-bit addresses around at this coordinate.
 _WRAP: gl.constexpr = gl.constexpr(0x40000000)
@@ -69,7 +79,7 @@ def _producer(p):
             bar = p.full.index(i)
             mbarrier.expect(bar, X_BYTES + W_BYTES * p.CONSUMERS + S_BYTES + Z_BYTES)
             for c in gl.static_range(p.CONSUMERS):
-                at = [g, col + c * p.COLS, s * (p.BLOCK_K // 4)]
+                at = [g, col + c * p.COLS, s * (p.BLOCK_K // 8)]
                 tma.async_copy_global_to_shared(p.w_desc, at, bar, p.w_smem.index(i * p.CONSUMERS + c))
             tma.async_copy_global_to_shared(p.x_desc, [row, s * p.BLOCK_K], bar, p.x_smem.index(i))
             for j in gl.static_range(p.GROUPS):
@@ -109,29 +119,32 @@ def _both(p, smem, i, LOW: gl.constexpr, HIGH: gl.constexpr, WHO: gl.constexpr, 
 
 
 @gluon.jit
-def _slabs(p, row_zeros, i, SLAB: gl.constexpr, WHO: gl.constexpr, mma_layout: gl.constexpr):
-    """Weights [COLS, SLAB] from the low nibbles, and from the high ones, of a slab of packed bytes, unpacked."""
+def _of_block(p, row_zeros, i, BLOCK: gl.constexpr, WHO: gl.constexpr):
+    """Zero points and scales of a stage's block of packed bytes, as `unpacked` takes them."""
     layout: gl.constexpr = packed_layout(p.COLS, p.SLAB)
-    w = p.w_smem.index(i * p.CONSUMERS + WHO).reshape([p.COLS, p.BLOCK_K // 4])
-    q = w.slice(SLAB * p.SLAB // 2, p.SLAB // 2, 1).load(layout)
     zeros = row_zeros
     scales = ()
     if p.GROUP > 0:
-        LOW: gl.constexpr = _first_k(SLAB, p.HALF, p.SLAB) // p.GROUP
-        HIGH: gl.constexpr = (_first_k(SLAB, p.HALF, p.SLAB) + p.HALF) // p.GROUP
+        LOW: gl.constexpr = BLOCK * 2 * p.HALF // p.GROUP
+        HIGH: gl.constexpr = (BLOCK * 2 * p.HALF + p.HALF) // p.GROUP
         if p.HAS_ZEROS:
             low_zeros, high_zeros = _both(p, p.z_smem, i, LOW, HIGH, WHO, layout)
             zeros = (zeros_twice(low_zeros, p.BF16), zeros_twice(high_zeros, p.BF16))  # type: ignore[assignment]
-        if p.SCALE == "weight":
+        if p.SCALE == "fused" or p.SCALE == "weight":
             low_scales, high_scales = _both(p, p.s_smem, i, LOW, HIGH, WHO, layout)
-            scales = (twice(low_scales), twice(high_scales))  # type: ignore[assignment]
+            if p.SCALE == "fused":
+                scales = fused_scales(low_scales, high_scales)
+            else:
+                scales = (twice(low_scales), twice(high_scales))  # type: ignore[assignment]
+    return zeros, scales
+
+
+@gluon.jit
+def _slabs(p, zeros, scales, i, SLAB: gl.constexpr, WHO: gl.constexpr, mma_layout: gl.constexpr):
+    """Weights [COLS, SLAB] from the low nibbles, and from the high ones, of a slab of packed bytes, unpacked."""
+    w = p.w_smem.index(i * p.CONSUMERS + WHO).reshape([p.COLS, p.BLOCK_K // 8])
+    q = w.slice(SLAB * p.SLAB // 4, p.SLAB // 4, 1).load(packed_layout(p.COLS, p.SLAB))
     return unpacked(q, zeros, scales, p.BF16, gl.DotOperandLayout(0, mma_layout, 2))
-
-
-@gluon.constexpr_function
-def _rows_of(mma_layout):
-    """Rows of a that a product takes: those of a tile, or half of them."""
-    return mma_layout.instr_shape[1]
 
 
 @gluon.jit
@@ -158,7 +171,7 @@ def _later_products(group, groups, single, per_block):
 @gluon.jit
 def _add_groups(p, acc, row_zeros, i, WHO: gl.constexpr, mma_layout: gl.constexpr):
     """acc + the products of a stage, each group's times its scale; the stage is free afterwards."""
-    ROWS: gl.constexpr = _rows_of(mma_layout)
+    ROWS: gl.constexpr = rows_of(mma_layout)
     # Groups are as long as a block of packed bytes, or as half of one.
     SINGLE: gl.constexpr = p.GROUP == p.HALF
     PER_BLOCK: gl.constexpr = p.HALF // p.SLAB
@@ -166,8 +179,9 @@ def _add_groups(p, acc, row_zeros, i, WHO: gl.constexpr, mma_layout: gl.constexp
     for block in gl.static_range(p.BLOCK_K // (2 * p.HALF)):
         part = gl.zeros((p.COLS, ROWS), gl.float32, mma_layout)
         other = part
+        zeros, scales = _of_block(p, row_zeros, i, block, WHO)
         for slab in gl.static_range(block * PER_BLOCK, (block + 1) * PER_BLOCK):
-            low, high = _slabs(p, row_zeros, i, slab, WHO, mma_layout)
+            low, high = _slabs(p, zeros, scales, i, slab, WHO, mma_layout)
             later = slab > block * PER_BLOCK
             part = warpgroup_mma(low, _low_tokens(p, i, slab, ROWS), part, use_acc=later, is_async=True)
             if SINGLE:
@@ -191,14 +205,20 @@ def _add_groups(p, acc, row_zeros, i, WHO: gl.constexpr, mma_layout: gl.constexp
 def _add_slabs(p, acc, row_zeros, i, WHO: gl.constexpr, mma_layout: gl.constexpr):
     """acc + the products of a stage, a slab being unpacked while the one before is multiplied; the stage is free
     afterwards. (ptxas serialises products whose register operand would have to outlive a loop's step.)"""
-    ROWS: gl.constexpr = _rows_of(mma_layout)
-    for slab in gl.static_range(p.BLOCK_K // (2 * p.SLAB)):
-        low, high = _slabs(p, row_zeros, i, slab, WHO, mma_layout)
-        acc = warpgroup_mma(low, _low_tokens(p, i, slab, ROWS), acc, is_async=True)
-        if slab > 0:
-            # The slab before is done, and its registers are free.
-            acc = warpgroup_mma_wait(1, (acc,))
-        acc = warpgroup_mma(high, _high_tokens(p, i, slab, ROWS), acc, is_async=True)
+    ROWS: gl.constexpr = rows_of(mma_layout)
+    PER_BLOCK: gl.constexpr = p.HALF // p.SLAB
+    for block in gl.static_range(p.BLOCK_K // (2 * p.HALF)):
+        zeros, scales = _of_block(p, row_zeros, i, block, WHO)
+        for slab in gl.static_range(block * PER_BLOCK, (block + 1) * PER_BLOCK):
+            low, high = _slabs(p, zeros, scales, i, slab, WHO, mma_layout)
+            if slab == 0:
+                take_turn(p, WHO)
+            acc = warpgroup_mma(low, _low_tokens(p, i, slab, ROWS), acc, is_async=True)
+            if slab > 0:
+                # The slab before is done, and its registers are free.
+                acc = warpgroup_mma_wait(1, (acc,))
+            acc = warpgroup_mma(high, _high_tokens(p, i, slab, ROWS), acc, is_async=True)
+    pass_turn(p, WHO)
     acc = warpgroup_mma_wait(0, (acc,))
     mbarrier.arrive(p.empty.index(i), count=1)
     return acc
@@ -221,7 +241,7 @@ def _multiply(p, ring, steps, g, col, WHO: gl.constexpr, mma_layout: gl.constexp
     """The sum of one unit, from the ring's step number `ring`: [COLS, rows of mma_layout's products]."""
     i = ring % p.STAGES
     phase = (ring // p.STAGES) & 1
-    acc = gl.zeros((p.COLS, _rows_of(mma_layout)), gl.float32, mma_layout)
+    acc = gl.zeros((p.COLS, rows_of(mma_layout)), gl.float32, mma_layout)
     row_zeros = _zeros_of_rows(p, g, col, packed_layout(p.COLS, p.SLAB))
     for _s in range(steps):
         mbarrier.wait(p.full.index(i), phase)
@@ -236,7 +256,7 @@ def _multiply(p, ring, steps, g, col, WHO: gl.constexpr, mma_layout: gl.constexp
         rows = col + gl.arange(0, p.COLS, layout=gl.SliceLayout(1, mma_layout))
         scale = gl.load(p.scales + g * p.N + rows, mask=rows < p.N, other=0.0)
         acc = acc * gl.expand_dims(scale.to(gl.float32), 1)
-    return acc * unit_of(p.BF16)
+    return acc * unit_of(p.BF16, p.SCALE == "fused")
 
 
 @gluon.jit
@@ -252,7 +272,7 @@ def _halves(x, PARTS: gl.constexpr):
 @gluon.jit
 def _store(p, acc, split, g, row, row_end, col, WHO: gl.constexpr, mma_layout: gl.constexpr):
     """Sums -> shared memory, transposed -> TMA. A buffer is waited for when it is used again."""
-    PARTS: gl.constexpr = p.STORE_PARTS * _rows_of(mma_layout) // p.BLOCK_M
+    PARTS: gl.constexpr = p.STORE_PARTS * rows_of(mma_layout) // p.BLOCK_M
     ROWS: gl.constexpr = p.BLOCK_M // p.STORE_PARTS
     if p.HAS_BIAS:
         cols = col + gl.arange(0, p.COLS, layout=gl.SliceLayout(1, mma_layout))
@@ -270,13 +290,6 @@ def _store(p, acc, split, g, row, row_end, col, WHO: gl.constexpr, mma_layout: g
         tma.async_copy_shared_to_global(p.c_desc, at, buf)
 
 
-@gluon.constexpr_function
-def _half_layout(mma_layout):
-    """The layout of products with half as many rows of a."""
-    of_w, of_a, k = mma_layout.instr_shape
-    return gl.NVMMADistributedLayout(mma_layout.version, mma_layout.warps_per_cta, [of_w, of_a // 2, k])
-
-
 @gluon.jit
 def _tile(p, ring, steps, split, g, row, row_end, col, WHO: gl.constexpr, mma_layout: gl.constexpr):
     """One unit: its sum, stored."""
@@ -288,6 +301,7 @@ def _tile(p, ring, steps, split, g, row, row_end, col, WHO: gl.constexpr, mma_la
 def _consumer(p, mma_layout: gl.constexpr, WHO: gl.constexpr):
     plan = make_plan(p)
     ring = 0
+    open_turns(p, WHO)
     for unit in range(gl.program_id(0), plan.total * p.SPLIT_K, gl.num_programs(0)):
         g, row, row_end, col, _k0, _k_len = locate(p, plan, unit // p.SPLIT_K)
         _first, steps = _span(p, unit)
@@ -295,12 +309,13 @@ def _consumer(p, mma_layout: gl.constexpr, WHO: gl.constexpr):
         split = unit % p.SPLIT_K
         if p.TAILS:
             if row_end - row <= p.BLOCK_M // 2:
-                _tile(p, ring, steps, split, g, row, row_end, col, WHO, _half_layout(mma_layout))
+                _tile(p, ring, steps, split, g, row, row_end, col, WHO, half_layout(mma_layout))
             else:
                 _tile(p, ring, steps, split, g, row, row_end, col, WHO, mma_layout)
         else:
             _tile(p, ring, steps, split, g, row, row_end, col, WHO, mma_layout)
         ring += steps
+    close_turns(p, WHO)
     tma.store_wait(0)
 
 
@@ -334,7 +349,8 @@ def int4_grouped_mm_kernel(
     HAS_BIAS: gl.constexpr, HAS_ZEROS: gl.constexpr, GROUPS_POW2: gl.constexpr, CONSUMERS: gl.constexpr,
     COLS: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_K: gl.constexpr, HALF: gl.constexpr, SLAB: gl.constexpr,
     GROUP: gl.constexpr, SCALE: gl.constexpr, STAGES: gl.constexpr, GROUP_M: gl.constexpr, SPLIT_K: gl.constexpr,
-    STORE_PARTS: gl.constexpr, TAILS: gl.constexpr, CONSUMER_REGS: gl.constexpr, PRODUCER_REGS: gl.constexpr,
+    STORE_PARTS: gl.constexpr, TAILS: gl.constexpr, TURNS: gl.constexpr, CONSUMER_REGS: gl.constexpr,
+    PRODUCER_REGS: gl.constexpr,
 ):  # fmt: skip
     """out[rows of g] = a[rows of g] @ ((q[g] - zeros[g]) * scales[g])ᵀ; see `gluon_int4` for shapes. 4 warps.
 
@@ -361,7 +377,7 @@ def int4_grouped_mm_kernel(
     p = Context(
         x_desc, w_desc, s_desc, z_desc, c_desc, x_smem, w_smem, s_smem, z_smem, c_smem, full, empty, offs_ptr, bias_ptr,
         scales_ptr, zeros_ptr, G, M, N, K, HAS_BIAS, HAS_ZEROS, GROUPS_POW2, CONSUMERS, COLS, BLOCK_M, BLOCK_K, HALF,
-        SLAB, GROUP, SCALE, STAGES, GROUP_M, SPLIT_K, STORE_PARTS, TAILS,
+        SLAB, GROUP, SCALE, STAGES, GROUP_M, SPLIT_K, STORE_PARTS, TAILS, TURNS,
     )  # fmt: skip
     mma_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_M, 16])
     if CONSUMERS == 4:

@@ -26,7 +26,7 @@ _REGISTERS_OF_MANY_GROUPS = (168, 224, 56)
 @dataclass(frozen=True)
 class Plan:
     """All of a launch that follows from the problem, the config and the strides of what the kernel writes: how TMA sees
-    activations, packed weights (as 16-bit numbers), scales, zeros and results; compile-time options; sizes."""
+    activations, packed weights (as 32-bit words), scales, zeros and results; compile-time options; sizes."""
 
     blocks: tuple[Blocks, ...]
     options: dict[str, Any]
@@ -34,12 +34,14 @@ class Plan:
 
 
 def plan(p: Int4Problem, config: Any, out_strides: tuple[int, ...]) -> Plan:
-    """Descriptors, compile-time options and sizes for `int4_grouped_mm_kernel`."""
+    """Descriptors, compile-time options and sizes for `int4_grouped_mm_kernel`. ValueError for fused scales of weights
+    that have zero points or activations that are not bfloat16."""
+    if config.scale == "fused" and (p.has_zeros or p.dtype is not torch.bfloat16):
+        raise ValueError(f'config: scale "fused" takes bfloat16 without zero points, not {p.dtype}, {p.has_zeros = }')
     scales = Blocks((p.groups * p.scale_groups * p.n,), (1,), (config.block_n,))
     blocks = (
         Blocks((p.m, p.k), p.a_strides, (config.block_m, config.block_k)),
-        # Two bytes at a time.
-        Blocks((p.groups, p.n, p.k // 4), (p.n * p.k // 4, p.k // 4, 1), (1, config.cols, config.block_k // 4)),
+        Blocks((p.groups, p.n, p.k // 8), (p.n * p.k // 8, p.k // 8, 1), (1, config.cols, config.block_k // 8)),
         scales,
         scales,
         ragged(p.n, out_strides[-2], (config.block_m // config.store_parts, config.cols)),
@@ -64,6 +66,7 @@ def plan(p: Int4Problem, config: Any, out_strides: tuple[int, ...]) -> Plan:
         "SPLIT_K": config.split_k,
         "STORE_PARTS": config.store_parts,
         "TAILS": config.tails,
+        "TURNS": config.turns,
         "CONSUMER_REGS": of_consumer,
         "PRODUCER_REGS": of_producer,
         "num_warps": 4,
@@ -92,7 +95,7 @@ def arguments(
     sums [split_k, M, N] of a split K."""
     made = plan(p, config, target.stride())
     a, packed, *others = _described(operands, target)
-    bases = (a, packed.view(torch.int16), *others)
+    bases = (a, packed.view(torch.int32), *others)
     descriptors = (blocks.of(base) for blocks, base in zip(made.blocks, bases, strict=True))
     return (*descriptors, *_pointers(operands, target), *made.sizes), made.options
 
@@ -118,7 +121,7 @@ def _ready(
 ) -> _Ready | None:
     made = plan(p, config, strides)
     scales = p.dtype
-    dtypes = (p.dtype, torch.int16, scales, scales, dtype, torch.int32, bias_dtype or dtype, scales, scales)
+    dtypes = (p.dtype, torch.int32, scales, scales, dtype, torch.int32, bias_dtype or dtype, scales, scales)
     boxes = tuple(blocks.box for blocks in made.blocks)
     numbers = (2,) * len(made.sizes)
     kernel = compiled(int4_grouped_mm_kernel, boxes, dtypes, numbers, tuple(made.options.items()), device)

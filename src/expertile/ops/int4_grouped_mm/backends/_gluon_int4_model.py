@@ -1,8 +1,8 @@
 """Modelled time of one call of `gluon_int4`, by which its configs are put in order.
 
 A unit takes as long as its stages, and a stage as long as the tensor cores and the schedulers need for its pieces of
-64 x 128 weights. On an H200 (32 equal groups of 1 to 64 rows, 4096 x 7168, group 128) that is within 9 % of every tile
-that was timed and not nearly empty.
+64 x 128 weights. On an H200 (32 equal groups of 1 to 256 rows, 4096 x 7168, group 128) that is within 9 % of every
+tile that was timed and not nearly empty.
 
 Where rows of groups are on the device alone, a layer may meet equal groups, those of a router that prefers no expert,
 or those of one that has favourites, so that groups stay empty. A config's rank is then how far it is, at worst, from
@@ -127,11 +127,11 @@ def _bytes(problem: Int4Problem, sizes: tuple[int, ...]) -> float:
 
 def _step_clocks(problem: Int4Problem, config: Config, block_m: int) -> float:
     """Clocks of one stage with products of block_m rows: of these in the tensor cores, and of the instructions of one
-    scheduler. The longer of the two hides half of the other."""
+    scheduler. The longer of the two hides half of the other, and more where consumers take turns."""
     p, c = problem, config
     pieces = c.block_n / 64 * c.block_k / 128  # of 64 x 128 weights
     products = 4.0 * block_m
-    if p.group_size == p.k:
+    if p.group_size == p.k or c.scale == "fused":
         scaling = 0.0
     elif c.scale == "weight":
         scaling = 64.0
@@ -141,5 +141,9 @@ def _step_clocks(problem: Int4Problem, config: Config, block_m: int) -> float:
     zeros = 0.0 if not p.has_zeros else 32.0 if p.dtype is torch.float16 else 8.0
     # Four consumers hide one another's waits better than two.
     of_stage = 200 if c.consumers == 2 else 176
-    issued = 174 + zeros + scaling + of_stage / pieces
+    # Fused scales were timed with bytes that need no permutation, the others before that.
+    unpacking = 154 if c.scale == "fused" else 174
+    issued = unpacking + zeros + scaling + of_stage / pieces
+    if c.turns:
+        return pieces * (products**1.5 + issued**1.5) ** (2 / 3)
     return pieces * (max(products, issued) + 0.55 * min(products, issued))

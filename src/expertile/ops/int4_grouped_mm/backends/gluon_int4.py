@@ -6,6 +6,9 @@
 Every `Int4Weight` will do: groups of 32, 64 or 128 along K or one for each row, with zero points or without, K any
 multiple of 64. Groups of rows need no padding: TMA drops stores past a group's end. `offs` is read on the device only.
 
+Scales of bfloat16 weights without zero points must be below 2^27 in magnitude (of larger ones products are infinite or
+NaN), and weights lose digits where scales are below about 2^-94 (`_gluon_int4_unpack`). Values are not looked at.
+
 Bytes: packed weights and scales once from HBM (N K (1/2 + 2/group) for each group, with zero points 4/group), `a` and
 the output once. Limits: HBM for short groups; instructions for those in between (`_gluon_int4_model` counts them); the
 tensor cores for long ones; and latency where there are fewer tiles than multiprocessors: `split_k` programs then share
@@ -14,7 +17,8 @@ a tile. See `_gluon_int4_kernel` for how the work is laid out on the chip.
 On an H200 (2026-11-21, bf16, group 128, the fastest config, times our bf16 `grouped_mm` in the same run, both out of
 CUDA graphs): 128 experts 2048 -> 1536 with 1 row each 3.1 x (3.49 TB/s), 8 rows 3.2 x (3.42), 16 rows 2.9 x (3.13), 32
 rows 2.6 x, 64 rows 2.0 x (503 TFLOP/s), 128 rows 1.5 x (662 TFLOP/s); 8 experts 4096 -> 14336 with 1 to 16 rows 2.9 to
-3.0 x (3.1 to 3.3 TB/s).
+3.0 x (3.1 to 3.3 TB/s). Those were without fused scales and turns, and with bytes that took permutations to unpack;
+with all three it takes 0.87 to 0.92 of the time at 16 to 256 rows each (32 experts 7168 -> 4096).
 """
 
 from __future__ import annotations
@@ -47,14 +51,16 @@ class Config:
     cols: rows of w, columns of the result, that one consumer multiplies: 64 or 128.
     consumers: 2 or 4 warpgroups, each with its own columns of the tile.
     block_k: depth of a stage, 128 or 256.
-    scale: "sum" scales the product of each group of K in float32, "weight" the unpacked weights. Either way one
-        activation alone meets each weight as `Int4Weight.dequantize` rounds it.
+    scale: "fused" scales each weight where it is unpacked, which takes bfloat16, groups along K and no zero points;
+        "sum" the product of each group of K in float32; "weight" the unpacked weights. In any case one activation
+        alone meets each weight as `Int4Weight.dequantize` rounds it.
     slab: values of K unpacked for one run of products, twice (low and high nibbles): 32, or 64 where groups allow it.
     group_m: rows of tiles that share one pass over a group's weights.
     split_k: programs that share a tile's steps.
     store_parts: pieces in which a tile's result leaves.
     tails: a tile that has at most half of its rows is multiplied as half a tile. Takes an even number of store_parts,
         and tiles of at least 16 rows.
+    turns: the consumers queue their products in turns. Takes two of them, and scale "fused".
     """
 
     block_m: int = 16
@@ -68,10 +74,13 @@ class Config:
     split_k: int = 1
     store_parts: int = 1
     tails: bool = False
+    turns: bool = False
 
     def __post_init__(self) -> None:
         if self.tails and (self.store_parts % 2 or self.block_m < 16):
             raise ValueError(f"tails: expected an even number of store_parts and block_m from 16, got {self}")
+        if self.turns and (self.consumers != 2 or self.scale != "fused"):
+            raise ValueError(f'turns: expected two consumers and scale "fused", got {self}')
 
     @property
     def block_n(self) -> int:
@@ -94,9 +103,11 @@ class Config:
         sums = 1 + max(1, self.block_k // p.group_size) if self.scale == "sum" and p.group_size < p.k else 1
         # The slab that is multiplied and the one that is unpacked; half a slab's registers before that.
         unpacked = self.cols * slab // 128 * (1 if self.block_k == 2 * slab else 2)
+        # A thread's rows, cols / 32 of them, have two factors and a summand each, where scaled weights have two scales.
+        scales = self.cols // 32 if self.scale == "fused" else 0
         groups = max(32, 1 << (p.groups - 1).bit_length())
         plan = groups // 32 * (2 if groups <= 128 else 1)
-        return of_sum * sums + unpacked + plan + 36
+        return of_sum * sums + unpacked + scales + plan + 36
 
 
 def supports(problem: Int4Problem, device: Device) -> str | None:
@@ -121,7 +132,24 @@ def supports(problem: Int4Problem, device: Device) -> str | None:
     return None
 
 
-_CANDIDATES = (
+def _fuses(problem: Int4Problem) -> bool:
+    """Whether scales may be fused into unpacking: zero points take its addition, float16 has no room for a scale."""
+    return problem.dtype is torch.bfloat16 and not problem.has_zeros and problem.group_size < problem.k
+
+
+_FUSED = (
+    Config(8, 128, 2, 128, 10, "fused", turns=True),
+    Config(16, 128, 2, 128, 9, "fused", turns=True),
+    Config(16, 128, 2, 256, 5, "fused", turns=True),
+    Config(16, 64, 2, 256, 8, "fused", turns=True),
+    Config(32, 128, 2, 128, 8, "fused", turns=True),
+    Config(32, 128, 2, 128, 8, "fused", turns=True, store_parts=2, tails=True),
+    Config(64, 128, 2, 128, 5, "fused", turns=True),
+    Config(64, 128, 2, 128, 5, "fused", turns=True, store_parts=2, tails=True),
+    Config(128, 64, 2, 128, 5, "fused", turns=True, store_parts=2),
+    Config(128, 128, 2, 128, 4, "fused", slab=32, turns=True, store_parts=4),
+)
+_UNFUSED = (
     Config(8, 128, 2, 128, 10),
     Config(16, 128, 2, 128, 9),
     Config(16, 128, 2, 256, 5),
@@ -167,7 +195,7 @@ def _fitted(config: Config, problem: Int4Problem, device: Device) -> Config | No
 def configs(problem: Int4Problem, device: Device) -> tuple[Config, ...]:
     """Configs worth timing, the one that the model expects to be the fastest first."""
     found: dict[Config, None] = {}
-    for tile in _CANDIDATES:
+    for tile in _FUSED if _fuses(problem) else _UNFUSED:
         for split in _SPLITS:
             if split > 1 and (split * tile.block_k > problem.k or most_tiles(problem, tile) > 2 * device.sm_count):
                 continue

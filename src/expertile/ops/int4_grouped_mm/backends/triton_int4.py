@@ -4,10 +4,16 @@ For each group g:  out_g[m, n] = Σ_k a_g[m, k] · (q_g[n, k] − zero_g[n, k //
 
 Operands are swapped: a tile computes out_gᵀ [BLOCK_N, BLOCK_M] = ŵ · aᵀ, so that the weights are the first operand of
 the tensor cores, which comes from registers, and few rows of a become a narrow second one (a multiple of 8) instead of
-padding a tile of 64. A step takes the bytes of one packed block (`expertile.int4.packing`), [BLOCK_N, half], whose low
-and high nibbles are two operands [BLOCK_N, half], against two runs of a.
+padding a tile of 64. A step takes the words of one packed block (`expertile.int4.packing`), [BLOCK_N, half / 4], whose
+low and high nibbles are two operands [BLOCK_N, half], against two runs of a.
 
-Unpacking takes 1.5 instructions a value (`_triton_unpack`) and leaves q − 8. Zero points and scales come on top:
+Unpacking takes 11 instructions for 8 values (`_triton_unpack`) and leaves q − 8. A word's values are those of one lane
+of a matrix product, but Triton's layouts get there in two ways. Where products take a from shared memory (wgmma,
+tcgen05), unpacked values are put in the order of K, which moves none. Where a comes through registers (mma.sync), they
+stay as they come and a's rows follow them, read by ldmatrix: Triton gives a lane of mma.sync four neighbours where a
+word of four comes from a join, and would otherwise send unpacked values through shared memory.
+
+Zero points and scales come on top:
 
     scale on the sum      the products of one group of K with q − zero are added up, then scaled in float32: exact
                           weights, a multiply-add for every element of out and group of K, twice the accumulators
@@ -28,6 +34,7 @@ import triton
 import triton.language as tl
 
 from expertile.device import Device
+from expertile.int4.packing import words
 from expertile.ops.grouped_mm.backends._persistent import (
     best_group_m,
     count_tiles,
@@ -38,7 +45,7 @@ from expertile.ops.grouped_mm.backends._persistent import (
 )
 from expertile.ops.grouped_mm.backends._triton_launch import Blocks, Plan, Pointer, make_plan
 from expertile.ops.int4_grouped_mm.backend import Backend, Operands, new_out
-from expertile.ops.int4_grouped_mm.backends._triton_unpack import shifted, unpack
+from expertile.ops.int4_grouped_mm.backends._triton_unpack import by_word, shifted, unpack
 from expertile.ops.int4_grouped_mm.problem import Int4Problem
 
 
@@ -46,8 +53,9 @@ from expertile.ops.int4_grouped_mm.problem import Int4Problem
 class Config:
     """A tile is block_m rows of a by block_n columns of out, K in steps of one packed block.
 
-    scale_weights: see above. tma: a, the weights and their scales come by TMA (sm_90+). unpack_bytes: packed bytes that
-    are unpacked together, 2 for wgmma, 4 for mma.sync. group_m: tile rows per raster panel."""
+    scale_weights: see above. tma: a, the weights and their scales come by TMA (sm_90+). products: the instructions that
+    Triton multiplies with, "wgmma" (sm_90), "mma.sync" (sm_8x, sm_12x) or "tcgen05" (sm_10x); results are right with
+    any. group_m: tile rows per raster panel."""
 
     block_m: int
     block_n: int
@@ -56,19 +64,19 @@ class Config:
     scale_weights: bool = False
     tma: bool = False
     blocks_per_sm: int = 1
-    unpack_bytes: int = 2
+    products: str = "wgmma"
     group_m: int = 8
 
 
 @triton.jit
-def _awaited(acc, BYTES: tl.constexpr):
+def _awaited(acc, WAIT: tl.constexpr):
     """acc, once the wgmma that computes it is done; no instruction.
 
     The next step unpacks into the registers of this one's first operand. Triton 3.6 lets a loop's last product run on
     into the next step and waits for such registers only where no product of the loop is waited for
     (triton-lang/triton, WGMMAPipeline.cpp); of two in a row it does wait for the first. A use of the sum within the
     step makes it wait for the second."""
-    if BYTES == 2:  # wgmma; mma.sync reads its registers when it is issued
+    if WAIT:  # wgmma; mma.sync reads its registers when it is issued
         acc = tl.inline_asm_elementwise("", "=f,0", [acc], dtype=tl.float32, is_pure=True, pack=1)
     return acc
 
@@ -79,7 +87,8 @@ def _int4_kernel(
     M, N, K, groups, a_stride_m, a_stride_k, out_stride_m, out_stride_n, bias_stride_g, bias_stride_n, GROUP_M,
     TMA: tl.constexpr, DTYPE: tl.constexpr, HAS_ZEROS: tl.constexpr, HAS_BIAS: tl.constexpr, EVEN_N: tl.constexpr,
     SCALES: tl.constexpr, GROUP_SIZE: tl.constexpr, SCALE_WEIGHTS: tl.constexpr, HALF: tl.constexpr,
-    OFFSET: tl.constexpr, GROUPS_P2: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BYTES: tl.constexpr,
+    OFFSET: tl.constexpr, GROUPS_P2: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, PRODUCTS: tl.constexpr,
+    ASSEMBLY: tl.constexpr,
 ):  # fmt: skip
     # SCALES: "row", one for all of K; "block", one for a step; "half", one for the low and one for the high nibbles.
     total, ends = count_tiles(offs_ptr, M, N, groups, "m", GROUPS_P2, BLOCK_M, BLOCK_N)
@@ -95,7 +104,8 @@ def _int4_kernel(
         if not TMA:
             a_offsets = ks[:, None].to(OFFSET) * a_stride_k + rows[None, :].to(OFFSET) * a_stride_m
             a_tile = a_ptr + row.to(tl.int64) * a_stride_m + a_offsets
-            w_tile = w_ptr + (group_64 * N + col) * (K // 2) + (cols[:, None] * (K // 2) + ks[None, :])
+            in_row = tl.arange(0, HALF // 4)
+            w_tile = w_ptr + (group_64 * N + col) * (K // 8) + (cols[:, None] * (K // 8) + in_row[None, :])
         scale_groups = 1 if SCALES == "row" else K // GROUP_SIZE
         scale_at = (group_64 * scale_groups) * N + col + cols
         acc = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
@@ -109,7 +119,7 @@ def _int4_kernel(
                 zero_high = tl.load(zeros_ptr + scale_at + SECOND * N, mask=col_mask, other=0.0)
         for k in range(0, K, 2 * HALF):
             if TMA:
-                q = w_desc.load([group, col, k // 2]).reshape(BLOCK_N, HALF)
+                q = w_desc.load([group, col, k // 8]).reshape(BLOCK_N, HALF // 4)
                 a_low = a_desc.load([row, k]).T
                 a_high = a_desc.load([row, k + HALF]).T
             else:
@@ -119,14 +129,16 @@ def _int4_kernel(
                     q = tl.load(w_tile, mask=col_mask[:, None], other=0)
                 a_low = tl.load(a_tile, mask=row_mask[None, :], other=0.0)
                 a_high = tl.load(a_tile + HALF * a_stride_k, mask=row_mask[None, :], other=0.0)
-                w_tile += HALF
+                w_tile += HALF // 4
                 a_tile += 2 * HALF * a_stride_k
-            low, high = unpack(q, DTYPE, BYTES)
+            low, high = unpack(q, DTYPE, PRODUCTS == "mma.sync", ASSEMBLY)
+            if PRODUCTS == "mma.sync":
+                a_low, a_high = by_word(a_low), by_word(a_high)
             if SCALES == "row":
                 if HAS_ZEROS:
                     low, high = shifted(low, zero_low, DTYPE), shifted(high, zero_high, DTYPE)
                 acc = tl.dot(low, a_low, acc)
-                acc = _awaited(tl.dot(high, a_high, acc), BYTES)
+                acc = _awaited(tl.dot(high, a_high, acc), ASSEMBLY and PRODUCTS == "wgmma")
             else:
                 if TMA:
                     block = k // GROUP_SIZE
@@ -150,7 +162,7 @@ def _int4_kernel(
                         zero_high = tl.load(zeros_ptr + next_at + SECOND * N, mask=next_mask, other=0.0)
                 if SCALE_WEIGHTS:
                     acc = tl.dot(low * first[:, None], a_low, acc)
-                    acc = _awaited(tl.dot(high * second[:, None], a_high, acc), BYTES)
+                    acc = _awaited(tl.dot(high * second[:, None], a_high, acc), ASSEMBLY and PRODUCTS == "wgmma")
                 elif SECOND:
                     acc += tl.dot(low, a_low) * first.to(tl.float32)[:, None]
                     acc += tl.dot(high, a_high) * second.to(tl.float32)[:, None]
@@ -203,10 +215,14 @@ def _plan(
         "GROUPS_P2": groups_p2(problem),
         "BLOCK_M": block_m,
         "BLOCK_N": block_n,
-        "BYTES": 0 if triton.knobs.runtime.interpret else config.unpack_bytes,
+        "PRODUCTS": config.products,
+        "ASSEMBLY": not triton.knobs.runtime.interpret,
         "num_warps": config.num_warps,
         "num_stages": config.num_stages,
     }
+    if config.products == "mma.sync":
+        # Triton's own choice may take registers that another block should have.
+        options["maxnreg"] = min(255, 65536 // (32 * config.num_warps * config.blocks_per_sm) // 8 * 8)
     blocks: tuple[Blocks | None, ...] = (None, None, None, None)
     if config.tma:
         if reason := _not_for_tma(problem):
@@ -216,7 +232,7 @@ def _plan(
         scaled = problem.group_size != k
         blocks = (
             Blocks(dtype, [m, k], list(problem.a_strides), [block_m, half]),
-            Blocks(torch.uint8, [groups, n, k // 2], list(problem.b_strides), [1, block_n, half]),
+            Blocks(torch.int32, [groups, n, k // 8], [n * k // 8, k // 8, 1], [1, block_n, half // 4]),
             scale_block if scaled else None,
             scale_block if scaled and problem.has_zeros else None,
         )
@@ -226,7 +242,7 @@ def _plan(
         blocks,
         (
             None if config.tma else Pointer(dtype, problem.a_aligned),
-            None if config.tma else Pointer(torch.uint8, problem.b_aligned),
+            None if config.tma else Pointer(torch.int32, problem.b_aligned),
             Pointer(problem.out_dtype, aligned[0]),
             scales,
             scales if problem.has_zeros else None,
@@ -247,6 +263,7 @@ def run(problem: Int4Problem, operands: Operands, config: Config, out: torch.Ten
     if problem.groups == 0 or problem.m == 0 or problem.n == 0:
         return out
     a, w, offs, bias = operands.a, operands.w, operands.offs, operands.bias
+    packed = words(w.packed)
     to, offs_at, bias_at = out.data_ptr(), offs.data_ptr(), 0 if bias is None else bias.data_ptr()
     described = None if bias is None else (bias.dtype, bias_at % 16 == 0, bias.stride())
     plan = _plan(problem, config, out.stride(), (to % 16 == 0, offs_at % 16 == 0), described, a.get_device())
@@ -254,9 +271,9 @@ def run(problem: Int4Problem, operands: Operands, config: Config, out: torch.Ten
     pointers = (out, w.scales, w.zeros, offs, bias)
     pointers_at = (to, w.scales.data_ptr(), zeros_at, offs_at, bias_at)
     if not config.tma:
-        plan.launch((), (a, w.packed, *pointers), (a.data_ptr(), w.packed.data_ptr(), *pointers_at))
+        plan.launch((), (a, packed, *pointers), (a.data_ptr(), packed.data_ptr(), *pointers_at))
         return out
-    read = (a, w.packed, w.scales, w.scales if w.zeros is None else w.zeros)[: 4 - len(plan.unused)]
+    read = (a, packed, w.scales, w.scales if w.zeros is None else w.zeros)[: 4 - len(plan.unused)]
     plan.launch(read, (None, None, *pointers), (*(x.data_ptr() for x in read), None, None, *pointers_at))
     return out
 
@@ -289,12 +306,12 @@ _HOPPER = (
     Config(256, 128, 8, 3, scale_weights=True, tma=True),
 )
 _PORTABLE = (
-    Config(16, 64, 4, 4, blocks_per_sm=4, unpack_bytes=4),
-    Config(16, 128, 8, 4, blocks_per_sm=2, unpack_bytes=4),
-    Config(32, 64, 4, 4, blocks_per_sm=2, unpack_bytes=4),
-    Config(64, 64, 4, 3, blocks_per_sm=2, unpack_bytes=4),
-    Config(64, 128, 8, 3, unpack_bytes=4),
-    Config(128, 128, 8, 3, unpack_bytes=4),
+    Config(16, 64, 4, 4, blocks_per_sm=4, products="mma.sync"),
+    Config(16, 128, 8, 4, blocks_per_sm=2, products="mma.sync"),
+    Config(32, 64, 4, 4, blocks_per_sm=2, products="mma.sync"),
+    Config(64, 64, 4, 3, blocks_per_sm=2, products="mma.sync"),
+    Config(64, 128, 8, 3, products="mma.sync"),
+    Config(128, 128, 8, 3, products="mma.sync"),
 )
 
 
@@ -314,7 +331,8 @@ def configs(problem: Int4Problem, device: Device) -> tuple[Config, ...]:
         if fits and not (c.tma and _not_for_tma(problem)):
             programs = device.sm_count * blocks
             group_m = best_group_m(problem, c.block_m, c.block_n, programs, device.l2_bytes)
-            found.append(replace(c, group_m=group_m, blocks_per_sm=blocks))
+            products = "tcgen05" if device.at_least(10) and not device.at_least(12) else c.products
+            found.append(replace(c, group_m=group_m, blocks_per_sm=blocks, products=products))
     return tuple(sorted(found, key=lambda c: _cost(problem, device, c)))
 
 

@@ -1,4 +1,4 @@
-"""Device code of the `gluon_fp8` backend: two consumers take turns at queueing products, 0, 1, 0, 1, …
+"""Device code of `gluon_fp8` and `gluon_int4`: two consumers take turns at queueing products, 0, 1, 0, 1, …
 
 Left to themselves they fall into step: both products share the tensor cores, end together, and then both promote while
 the tensor cores have nothing to do. In turns, one product is queued behind the other's, and promotion goes on under it.
@@ -13,7 +13,8 @@ Nothing hangs, because:
 1. Both consumers take as many turns. They go through the same units, and a unit has as many turns as its number of
    steps times its halves (two if it is wide, else one), whatever else the consumer does: `_multiply` takes one turn a
    step, `_multiply_halves` two, and `_skip`, for a consumer without rows in the unit, the same again. `steps` and
-   `wide` come from the unit's number, the sizes and `offs`, never from which consumer asks. No steps, no turns.
+   `wide` come from the unit's number, the sizes and `offs`, never from which consumer asks. No steps, no turns. In
+   `gluon_int4` a step is one turn, however many products a consumer queues in it.
 2. With n turns each, barrier 0 sees the arrival of `open_turns`, n more of consumer 1, and n waits of consumer 0 with a
    last one in `close_turns`; barrier 1 sees n of either kind. So each wait has its arrival, also where n is 0, and a
    block leaves its barriers as it found them.
