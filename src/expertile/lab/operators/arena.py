@@ -106,7 +106,8 @@ class OpArena:
             if rival.reference is not None:
                 reference = rival.reference(self.workload, inputs)
             assert reference is not None
-            verdict = judge(rival, self.workload, inputs, reference, self.operator.tolerance(self.workload))
+            tolerance = (rival.tolerance or self.operator.tolerance)(self.workload)
+            verdict = judge(rival, self.workload, inputs, reference, tolerance)
         except Exception as error:
             return failed(rival.name, self.work, error, self.site.torch_device)
         finally:

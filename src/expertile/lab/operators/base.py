@@ -91,8 +91,8 @@ class Rival:
     - `graph`: whether that call can be captured in a CUDA graph; if not, it is measured eagerly alone.
     - `peak_nbytes(workload)`: by formula, the bytes that one call allocates on a GPU at its peak, outputs included;
       None where nobody worked it out. `lab/memory.py` sets it beside what was measured.
-    - `reference`, `work`: as the operator's, for one who computes something else on the same inputs: the same product
-      from operands rounded in another way, or a baseline.
+    - `reference`, `work`, `tolerance`: as the operator's, for one who computes something else on the same inputs: the
+      same product from operands rounded in another way, or a baseline.
     """
 
     name: str
@@ -103,6 +103,7 @@ class Rival:
     peak_nbytes: Callable[[OpWorkload], float] | None = None
     reference: Callable[[OpWorkload, tuple[Tensor, ...]], tuple[Tensor, ...]] | None = None
     work: Callable[[OpWorkload], Work] | None = None
+    tolerance: Callable[[OpWorkload], tuple[float, float]] | None = None
 
 
 @dataclass(frozen=True)
