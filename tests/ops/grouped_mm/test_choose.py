@@ -79,6 +79,14 @@ def test_the_default_of_a_backend_keeps_what_another_config_is_hardly_faster_at(
     assert (choice.backend.name, choice.config) == ("b", Config(block_m=height))
 
 
+@pytest.mark.parametrize(("slower", "name"), [(1.03, "ours"), (1.06, "peer")])
+def test_a_peer_has_to_win_clearly(tables, slower, name):
+    tables(timed("peer", 1e-4), timed("ours", slower * 1e-4), timed("ours", 1.2e-4, block_m=64))
+    choice = choose(problem(), H200, (backend("peer", peer=True), backend("ours")))
+    assert (choice.backend.name, choice.config) == (name, Config())
+    assert f"next best {'peer at 0.97' if name == 'ours' else 'ours at 1.06'}×" in choice.why
+
+
 def test_a_config_that_tunes_itself_is_never_chosen(tables):
     tables(timed("a", 1e-6, tuned=True), timed("a", 1e-4))
     assert not choose(problem(), H200, (backend("a"),)).config.tuned

@@ -249,6 +249,20 @@ def test_short_groups_get_short_tiles() -> None:
     assert BACKEND.configs(prefill, H200)[0].block_m == 128
 
 
+@pytest.mark.parametrize(
+    ("groups", "rows", "k", "n", "mode", "tile"),
+    [
+        (1, 175, 1536, 7168, "split", (128, 128)),  # 112 tiles of 128x128 for 132 multiprocessors
+        (2, 320, 16384, 1024, "cooperative", (64, 128)),  # 48
+        (8, 256, 2048, 1536, "cooperative", (128, 256)),  # 192
+        (8, 128, 4096, 2048, "cooperative", (128, 256)),  # 128, but reading the weights takes longer
+    ],
+)
+def test_few_tiles_are_small(groups, rows, k, n, mode, tile) -> None:
+    config = BACKEND.configs(_problem(Case("few", M, (rows,) * groups, n=n, k=k))[0], H200)[0]
+    assert (config.mode, (config.block_m, config.block_n)) == (mode, tile)
+
+
 def test_weight_gradients_of_short_groups_are_drawn() -> None:
     """They are little but stores: in turn from a counter they stay side by side in memory."""
     short, long = (

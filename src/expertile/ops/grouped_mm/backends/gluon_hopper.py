@@ -182,6 +182,11 @@ def _default(problem: Problem, device: Device) -> Config:
     if rows <= 111:
         # 128 rows of tiles and two consumers, one of which drops out where a group has less than 65.
         return _DRAWN if weights_mb > 658 else _SHARED
+    if tiles <= device.sm_count and weights_mb <= 100:
+        # Not even one wave of 128x128. H200: 175 rows, 1536 -> 7168 in 12.2 us by two consumers on each such tile,
+        # 16.4 by one; 8 groups of 128, 2048 -> 1536 at 0.98 of the best, where 128x256 is at 0.77. Half as many tiles:
+        # 2 x 320 rows, 16384 -> 1024, 4 x 124, 768 -> 512 and more are fastest in 64x128.
+        return _DECODE if tiles <= device.sm_count // 2 else _SHARED
     if p.n > 7663:
         return _DRAWN if rows <= 1536 else _BANDS_OF_4
     if full_tiles <= 222:
