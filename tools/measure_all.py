@@ -83,6 +83,8 @@ class Plan:
 def run_job(job: str, gpus: str, plan: Plan, out: Path, warm: int) -> None:
     """Run one job on the GPUs numbered `gpus`, until it ends or time is up; its output goes to OUT/logs/JOB.log."""
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": gpus, "OMP_NUM_THREADS": "4"}
+    # Each of them would start a compiling process for every core, beside those of the jobs on other GPUs.
+    environment.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "2")
     started, codes = time.monotonic(), [0]
     (out / "logs").mkdir(parents=True, exist_ok=True)
     with (out / "logs" / f"{job}.log").open("ab") as log:
