@@ -2,10 +2,11 @@
 
     python tools/measure_all.py [JOB …] [--out out] [--seconds 3600] [--warm 8] [--list]
 
-A job is a preset of `expertile bench` (under a CUDA graph, quickly), or one of `moe`, `transformers`, `parallel` for
-the tools that measure those. Without names all are done, in the order of `--list`. Each GPU takes the next job when it
-is free; `parallel`, which wants them all, waits for the others to end. What a job has measured is kept when time runs
-out; the same command goes on with what is left (`--resume` of bench, the same file of the tools).
+A job is a preset of `expertile bench` (under a CUDA graph, quickly), one of `moe`, `transformers`, `parallel` for the
+tools that measure those, or `auto` for `expertile tune --verify`. Without names all are done, in the order of `--list`.
+Each GPU takes the next job when it is free; `parallel`, which wants them all, waits for the others to end. What a job
+has measured is kept when time runs out; the same command goes on with what is left (`--resume` of bench, the same file
+of the tools).
 
 --warm N: before a preset is timed, N processes meet its workloads once, side by side and untimed, so that what has to
 be compiled is in the caches. That is worth it where torch.compile is among the rivals: it compiles for every shape.
@@ -30,7 +31,9 @@ PRESETS = (
     "laplacian*", "add-scalar*", "models", "squares", "moe-ffn", "cpu", "ladder",
 )  # fmt: skip
 TOOLS = {"moe": ("sizes,stages,kernels",), "transformers": (), "parallel": ()}
-ALL = ("moe", *(p.rstrip("*") for p in PRESETS), "transformers", "parallel")
+AUTO = "auto"
+_PROBLEMS = 200  # that auto is asked about
+ALL = ("moe", *(p.rstrip("*") for p in PRESETS), "transformers", AUTO, "parallel")
 ROOT = Path(__file__).parents[1]
 _WARM = """
 import sys
@@ -55,6 +58,9 @@ def commands(job: str, out: Path, seconds: float, warm: int) -> list[list[list[s
         file = out / f"{job}.jsonl"
         words = [*python, str(ROOT / "tools" / f"measure_{job}.py"), "--out", str(file), "--seconds", f"{seconds:.0f}"]
         return [[words + (["--only", TOOLS[job][0]] if TOOLS[job] else [])]]
+    if job == AUTO:
+        words = [*python, "-m", "expertile", "tune", "--verify", str(_PROBLEMS), "--minutes", f"{seconds / 60:.2f}"]
+        return [[[*words, "--resume", "--out", str(out)]]]
     bench = [*python, "-m", "expertile", "bench", "--preset", job, "--policy", "graph", "--quick", "--no-html"]
     steps = [[[*bench, "--resume", "--out", str(out)]]]
     if warm and f"{job}*" in PRESETS:
@@ -122,7 +128,7 @@ def measure(jobs: Sequence[str], gpus: Sequence[str], out: Path, seconds: float,
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("jobs", nargs="*", help="presets, or moe, transformers, parallel; all by default")
+    parser.add_argument("jobs", nargs="*", help="presets, or moe, transformers, auto, parallel; all by default")
     parser.add_argument("--out", type=Path, default=Path("out"))
     parser.add_argument("--seconds", type=float, default=3600.0, help="when to stop")
     parser.add_argument("--warm", type=int, default=8, help="processes that compile beforehand; 0: none")

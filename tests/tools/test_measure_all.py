@@ -10,7 +10,7 @@ from tools import measure_all
 
 
 def test_jobs_are_presets_and_tools():
-    assert set(measure_all.ALL) - set(measure_all.TOOLS) <= set(ALL_PRESETS)
+    assert set(measure_all.ALL) - set(measure_all.TOOLS) - {measure_all.AUTO} <= set(ALL_PRESETS)
     assert all((measure_all.ROOT / "tools" / f"measure_{tool}.py").is_file() for tool in measure_all.TOOLS)
     assert len(measure_all.ALL) == len(set(measure_all.ALL))
 
@@ -49,6 +49,8 @@ def test_commands_warm_only_what_compiles_for_every_shape(tmp_path):
     assert len(warm) == 3 and len(timed) == 1 and "--resume" in timed[0]
     assert len(measure_all.commands("skew", tmp_path, 60.0, 3)) == 1
     assert "measure_moe.py" in measure_all.commands("moe", tmp_path, 60.0, 3)[0][0][1]
+    ((auto,),) = measure_all.commands("auto", tmp_path, 90.0, 3)
+    assert auto[auto.index("--minutes") + 1] == "1.50" and "--verify" in auto
 
 
 def test_bad_words(capsys):
