@@ -59,12 +59,7 @@ class Resources:
 
 def resources(kernel: Any, arch: int) -> Resources:
     """Read a `triton.compile` result (or what a `warmup` returned)."""
-    tool = knobs.nvidia.cuobjdump.path
-    with tempfile.TemporaryDirectory() as folder:
-        cubin = Path(folder) / "kernel.cubin"
-        cubin.write_bytes(kernel.asm["cubin"])
-        usage = _output(tool, "--dump-resource-usage", str(cubin))
-        sass = _output(tool, "--dump-sass", str(cubin))
+    usage, sass = _dumped(kernel, "--dump-resource-usage", "--dump-sass")
     found = re.search(r"REG:(\d+).*?STACK:(\d+)", usage)
     if found is None:
         raise ValueError(f"cuobjdump printed no resource usage: {usage[-500:]}")
@@ -91,10 +86,7 @@ def ptxas_warnings(compiled: Resources) -> list[str]:
 def spills_in_loops(kernel: Any, opcode: str) -> int:
     """Loads and stores of registers to local memory in the innermost loop of a `triton.compile` result that has
     instructions of that name ("HMMA"). The others cost little: they keep what a tile needs before and after it."""
-    with tempfile.TemporaryDirectory() as folder:
-        cubin = Path(folder) / "kernel.cubin"
-        cubin.write_bytes(kernel.asm["cubin"])
-        sass = _output(knobs.nvidia.cuobjdump.path, "--dump-sass", str(cubin))
+    (sass,) = _dumped(kernel, "--dump-sass")
     code = [(int(at, 16), name, rest) for at, name, rest in _INSTRUCTION.findall(sass)]
     jumps = [(int(target, 16), at) for at, name, rest in code if name == "BRA" for target in _TARGET.findall(rest)]
     loops = []
@@ -105,6 +97,14 @@ def spills_in_loops(kernel: Any, opcode: str) -> int:
     if not loops:
         raise ValueError(f"expected a loop with {opcode}, found none")
     return min(loops)[1]
+
+
+def _dumped(kernel: Any, *wanted: str) -> list[str]:
+    """What cuobjdump prints of a `triton.compile` result for each option."""
+    with tempfile.TemporaryDirectory() as folder:
+        cubin = Path(folder) / "kernel.cubin"
+        cubin.write_bytes(kernel.asm["cubin"])
+        return [_output(knobs.nvidia.cuobjdump.path, option, str(cubin)) for option in wanted]
 
 
 def _output(*command: str) -> str:

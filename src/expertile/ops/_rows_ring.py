@@ -128,6 +128,15 @@ def end_turn(turns, WHO: gl.constexpr, CONSUMERS: gl.constexpr):
 
 
 @gluon.jit
+def next_row(slot, phase, turn, who, groups, SLOTS: gl.constexpr, CONSUMERS: gl.constexpr):
+    """Behind a row of so many groups: the slot and phase where the next one begins, its turn, and whose it is."""
+    slot, phase = forward_by(slot, phase, groups, SLOTS)
+    turn = gl.where(who == CONSUMERS - 1, turn ^ 1, turn)
+    who = gl.where(who == CONSUMERS - 1, 0, who + 1)
+    return slot, phase, turn, who
+
+
+@gluon.jit
 def give_back(empty, slot):
     """All warps have read the slot."""
     gl.thread_barrier()

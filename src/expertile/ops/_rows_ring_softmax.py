@@ -1,4 +1,4 @@
-"""Softmax of rows that wait in shared memory (see _rows_ring.py), forward and backward."""
+"""Softmax of rows that wait in shared memory (see _rows_ring.py)."""
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -116,9 +116,7 @@ def _forward(
                 groups, full, empty, turns, x_ptr + start, y_ptr + start, shift, n,
                 ring.whole(first, whole_chunks, CHUNK), C, slot, phase, turn, WHO, CONSUMERS, GROUP, CHUNK, SLOTS,
             )  # fmt: skip
-        slot, phase = ring.forward_by(slot, phase, n, SLOTS)
-        turn = gl.where(who == CONSUMERS - 1, turn ^ 1, turn)
-        who = gl.where(who == CONSUMERS - 1, 0, who + 1)
+        slot, phase, turn, who = ring.next_row(slot, phase, turn, who, n, SLOTS, CONSUMERS)
 
 
 @gluon.jit(do_not_specialize=["R", "C", "whole_chunks"])

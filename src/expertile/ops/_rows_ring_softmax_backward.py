@@ -76,9 +76,7 @@ def _backward(
                 dy_groups, y_groups, full, empty, turns, dy_ptr + start, y_ptr + start, dx_ptr + start, shift, n,
                 ring.whole(first, whole_chunks, CHUNK), C, slot, phase, turn, WHO, CONSUMERS, GROUP, CHUNK, SLOTS,
             )  # fmt: skip
-        slot, phase = ring.forward_by(slot, phase, n, SLOTS)
-        turn = gl.where(who == CONSUMERS - 1, turn ^ 1, turn)
-        who = gl.where(who == CONSUMERS - 1, 0, who + 1)
+        slot, phase, turn, who = ring.next_row(slot, phase, turn, who, n, SLOTS, CONSUMERS)
 
 
 @gluon.jit(do_not_specialize=["R", "C", "whole_chunks"])

@@ -43,7 +43,7 @@ def found(case: Case, arch: int, tile: tuple[int, int], **fields):
     (kernel,) = kernels
     got = resources(kernel, arch)
     assert got.fits, (config, str(got))
-    if arch == 80:
+    if arch == 80 and tile[0] * tile[1] >= 64 * 128:
         assert spills_in_loops(kernel, "HMMA") == 0, (config, str(got))
     else:
         assert got.spills == 0, (config, str(got))
