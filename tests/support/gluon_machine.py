@@ -156,6 +156,9 @@ class Shared:
     def reshape(self, shape: list[int]) -> Shared:
         return Shared(self.tensor.view(*shape), self.layout, self.key)
 
+    def _reinterpret(self, dtype: torch.dtype, shape: list[int], layout: Any) -> Shared:
+        return Shared(self.tensor.view(dtype).view(*shape), layout, self.key)
+
     def permute(self, order: tuple[int, ...]) -> Shared:
         return Shared(self.tensor.permute(*order), self.layout, self.key)
 

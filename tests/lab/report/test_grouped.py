@@ -47,6 +47,14 @@ def test_only_the_last_run_and_replayed_graphs_count():
     assert "1.10×" in line
 
 
+def test_a_later_run_that_was_cut_short_stands_below():
+    whole = [*rows("up", gluon_hopper=100, quack=110), *rows("down", gluon_hopper=100, quack=90)]
+    cut = [record("anchors/up", "gluon_hopper", 1e-6, run="cut"), record("anchors/up", "quack", 0.95e-6, run="cut")]
+    text = against([*whole, *cut])
+    assert len(lines(text)) == 2 and "products 0.995 (2 rows" in text
+    assert "A later run of 1 row, `cut`, against the best peer: up 0.95×." in text
+
+
 def test_failures_are_told():
     shapes = {
         "env": {"gpu": "NVIDIA H200"}, "date": "2026-01-02T03", "seed": 7, "cases": 1000, "runs": {"a": 1500, "b": 500},

@@ -131,10 +131,10 @@ def test_the_prose_under_decode_agrees_with_the_records():
     found = {m.workload.name: m for m in measured(records, PRESETS[0])}
     one = found["qwen3-30b-a3b-tokens1"]
     ours, copy = one.ok("expertile"), one.ok("copy")
-    assert round(ours.time_s * 1e6, 1) == 27.8 and round(ours.bound_s * 1e6, 1) == 15.8
-    assert round(copy.time_s / 0.9 * 1e6, 1) == 21.7
+    assert round(ours.time_s * 1e6, 1) == 27.4 and round(ours.bound_s * 1e6, 1) == 15.8
+    assert round(copy.time_s / 0.9 * 1e6, 1) == 21.8
     timed_ones = {name: (m.ok("copy"), m.ok("expertile")) for name, m in found.items() if m.ok("expertile")}
     reached = {name: theirs.time_s / mine.time_s >= 0.9 for name, (theirs, mine) in timed_ones.items()}
-    for model, first in (("qwen3-30b-a3b", 32), ("deepseek-v3", 1)):
+    for model, first in (("qwen3-30b-a3b", 32), ("deepseek-v3", 1), ("gpt-oss-120b", 8)):
         by_tokens = {t: reached[name] for t in (1, 8, 32, 128) if (name := f"{model}-tokens{t}") in reached}
         assert by_tokens == {t: t >= first for t in by_tokens} and by_tokens[first]

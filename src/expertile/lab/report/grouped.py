@@ -9,13 +9,13 @@ the records that are no times: `*-random-shapes.json` (tests/gpu/random_shapes.p
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import geometric_mean
 from typing import Any
 
 from expertile.lab.record import Record
-from expertile.lab.report.contest import LIMITER, Contest, runs
+from expertile.lab.report.contest import LIMITER, Contest, Run, runs
 from expertile.lab.report.markers import fill_file
 from expertile.lab.report.rows import Row
 from expertile.lab.report.units import MISSING, cell, listed, markdown_table, micros, plural, rate, times
@@ -51,19 +51,21 @@ def _of(records: Sequence[Record], preset: str) -> list[Record]:
 
 
 def against(records: Sequence[Record]) -> str:
-    """One line for each workload of the last run, and the geometric means by kind of product."""
+    """One line for each workload of the last run that got through most of them, the geometric means by kind of product,
+    and what runs after it, which were cut short, have found."""
     if not records:
         return "Not measured yet."
-    last = runs(records)[-1]
+    every = runs(records)
+    most = max(len(run.contests_of("graph")) for run in every)
+    place = max(i for i, run in enumerate(every) if len(run.contests_of("graph")) == most)
+    last = every[place]
     body, ratios = [], {}  # type: ignore[var-annotated]
-    for contest in last.contests_of("graph"):
-        ours, peer = _best(contest, True), _best(contest, False)
-        if ours is None or peer is None or not ours.time_s or not peer.time_s:
-            continue
-        ratio = peer.time_s / ours.time_s
+    for contest, ours, peer, ratio in _ratios(last):
         ratios.setdefault(_kind(contest.label), []).append(ratio)
         light = contest.of(_LIGHT[contest.limiter]) if contest.limiter in _LIGHT else None
-        share = f"{times(light.time_s / ours.time_s)} `{light.backend}`" if light and light.time_s else MISSING
+        share = MISSING
+        if light and light.time_s and ours.time_s:
+            share = f"{times(light.time_s / ours.time_s)} `{light.backend}`"
         body.append(
             [
                 cell(contest.label), f"`{ours.backend}`", micros(ours.time_s), rate(ours),
@@ -76,7 +78,21 @@ def against(records: Sequence[Record]) -> str:
     )  # fmt: skip
     where = f"Recorded on {cell(last.device)}, {last.day}, CUDA-graph replay, run `{last.name}`."
     head = ("workload", "ours", "µs", "rate", "best peer", "µs", "speed against it", "of the speed of light")
-    return f"{where} Geometric mean of the speed against the best peer: {means}.\n\n{markdown_table(head, body)}"
+    table = f"{where} Geometric mean of the speed against the best peer: {means}.\n\n{markdown_table(head, body)}"
+    return "\n\n".join([table, *map(_cut_short, every[place + 1 :])])
+
+
+def _cut_short(run: Run) -> str:
+    found = [f"{cell(contest.label)} {times(ratio)}" for contest, _, _, ratio in _ratios(run)]
+    return f"A later run of {plural(len(found), 'row')}, `{run.name}`, against the best peer: {listed(found)}."
+
+
+def _ratios(run: Run) -> Iterator[tuple[Contest, Row, Row, float]]:
+    """(contest, our best, the best peer, its time over ours) where both have a time."""
+    for contest in run.contests_of("graph"):
+        ours, peer = _best(contest, True), _best(contest, False)
+        if ours is not None and peer is not None and ours.time_s and peer.time_s:
+            yield contest, ours, peer, peer.time_s / ours.time_s
 
 
 _NAMES = {"forward": "products", "dgrad": "input gradients", "wgrad": "weight gradients"}

@@ -9,13 +9,15 @@ from triton.language.core import _aggregate as aggregate
 @aggregate
 class Context:
     """Sizes and strides count elements. `sb_g`, `sb_n`, `sb_k`: strides of scale_b over groups, columns (or blocks of
-    128 columns) and blocks of k; `sa_m`, `sa_k`: of scale_a over rows and blocks of k. A tile has HALVES of COLS
-    columns; with two, two consumers take TURNS (`_gluon_turns`), and the last wave may be of half tiles: TAIL
-    (`_gluon_units`; a split K has other means against a short last wave)."""
+    128 columns) and blocks of k; `sa_m`, `sa_k`: of scale_a over rows and blocks of k. `a_boxes` is `a_smem` cut into
+    what one load brings, A_BOX rows. A tile has HALVES of COLS columns; with two, two consumers take TURNS
+    (`_gluon_turns`), and the last wave may be of half tiles: TAIL (`_gluon_units`; a split K has other means against a
+    short last wave)."""
 
     a_desc: tma.tensor_descriptor
     b_desc: tma.tensor_descriptor
     c_desc: tma.tensor_descriptor
+    a_boxes: gl.shared_memory_descriptor
     a_smem: gl.shared_memory_descriptor
     b_smem: gl.shared_memory_descriptor
     c_smem: gl.shared_memory_descriptor
@@ -39,6 +41,7 @@ class Context:
     HAS_BIAS: gl.constexpr
     GROUPS_POW2: gl.constexpr
     ROWS: gl.constexpr
+    A_BOX: gl.constexpr
     BLOCK_M: gl.constexpr
     BLOCK_N: gl.constexpr
     STAGES: gl.constexpr
@@ -52,13 +55,14 @@ class Context:
 
     @gluon.constexpr_function
     def __init__(
-        self, a_desc, b_desc, c_desc, a_smem, b_smem, c_smem, full, empty, offs, bias, scale_a, scale_b, G, M, N, K,
-        sa_m, sa_k, sb_g, sb_n, sb_k, LAYOUT, RECIPE, HAS_BIAS, GROUPS_POW2, ROWS, BLOCK_M, BLOCK_N, STAGES,
-        GROUP_M, SPLIT_K, PAIRS, COLS, HALVES,
+        self, a_desc, b_desc, c_desc, a_boxes, a_smem, b_smem, c_smem, full, empty, offs, bias, scale_a, scale_b,
+        G, M, N, K, sa_m, sa_k, sb_g, sb_n, sb_k, LAYOUT, RECIPE, HAS_BIAS, GROUPS_POW2, ROWS, A_BOX, BLOCK_M, BLOCK_N,
+        STAGES, GROUP_M, SPLIT_K, PAIRS, COLS, HALVES,
     ):  # fmt: skip
         self.a_desc = a_desc
         self.b_desc = b_desc
         self.c_desc = c_desc
+        self.a_boxes = a_boxes
         self.a_smem = a_smem
         self.b_smem = b_smem
         self.c_smem = c_smem
@@ -82,6 +86,7 @@ class Context:
         self.HAS_BIAS = gl.constexpr(HAS_BIAS)
         self.GROUPS_POW2 = gl.constexpr(GROUPS_POW2)
         self.ROWS = gl.constexpr(ROWS)
+        self.A_BOX = gl.constexpr(A_BOX)
         self.BLOCK_M = gl.constexpr(BLOCK_M)
         self.BLOCK_N = gl.constexpr(BLOCK_N)
         self.STAGES = gl.constexpr(STAGES)

@@ -47,22 +47,21 @@ def _span(p, unit, k_len):
 
 
 @gluon.jit
-def _expect(p, bar, both, wide):
-    """Tell a stage's barrier what will come: one part of a, or both; one half of b, or with `wide` all of the tile's.
+def _expect(p, bar, boxes, wide):
+    """Tell a stage's barrier what will come: so many boxes of a; one half of b, or with `wide` all of the tile's.
 
     Exactly one predicate holds, and the barrier counts one arrival."""
     A_BYTES: gl.constexpr = p.a_desc.block_type.nbytes
     B_BYTES: gl.constexpr = p.b_desc.block_type.nbytes
-    for parts in gl.static_range(1, p.BLOCK_M // p.ROWS + 1):
-        right_rows = both == (parts == 2)
-        mbarrier.expect(bar, parts * A_BYTES + p.HALVES * B_BYTES, pred=right_rows & wide)
+    for count in gl.static_range(1, p.BLOCK_M // p.A_BOX + 1):
+        mbarrier.expect(bar, count * A_BYTES + p.HALVES * B_BYTES, pred=(boxes == count) & wide)
         if p.TAIL:
-            mbarrier.expect(bar, parts * A_BYTES + B_BYTES, pred=right_rows & (wide == 0))
+            mbarrier.expect(bar, count * A_BYTES + B_BYTES, pred=(boxes == count) & (wide == 0))
 
 
 @gluon.jit
 def _producer(p):
-    A_PARTS: gl.constexpr = p.BLOCK_M // p.ROWS
+    BOXES: gl.constexpr = p.BLOCK_M // p.A_BOX
     plan = make_plan(p)
     i = 0
     phase = 1
@@ -71,23 +70,26 @@ def _producer(p):
         g, row, row_end, col, k0, k_len = locate(p, plan, tile)
         col += shift
         first, steps = _span(p, unit, k_len)
-        both = (row + p.ROWS < row_end) & (A_PARTS == 2)
+        # Rows past the end of the group are not loaded, but for what shares a box with others: what the products make
+        # of whatever lies in their place is not stored.
+        boxes = gl.minimum((row_end - row + p.A_BOX - 1) // p.A_BOX, BOXES)
         if p.LAYOUT == "ragged_k":
             layer = 0
         else:
             layer = g
-        for s in range(first, first + steps):
-            k = k0 + s * 128
+        for step in range(first, first + steps):
+            k = k0 + step * 128
             mbarrier.wait(p.empty.index(i), phase)
             bar = p.full.index(i)
-            _expect(p, bar, both, wide)
-            tma.async_copy_global_to_shared(p.a_desc, [row, k], bar, p.a_smem.index(i * A_PARTS))
+            _expect(p, bar, boxes, wide)
+            tma.async_copy_global_to_shared(p.a_desc, [row, k], bar, p.a_boxes.index(i * BOXES))
             tma.async_copy_global_to_shared(p.b_desc, [layer, col, k], bar, p.b_smem.index(i * p.HALVES))
             if p.HALVES == 2:
                 right = p.b_smem.index(i * 2 + 1)
                 tma.async_copy_global_to_shared(p.b_desc, [layer, col + 128, k], bar, right, wide)
-            if A_PARTS == 2:
-                tma.async_copy_global_to_shared(p.a_desc, [row + p.ROWS, k], bar, p.a_smem.index(i * 2 + 1), both)
+            for s in gl.static_range(1, BOXES):
+                at = [row + s * p.A_BOX, k]
+                tma.async_copy_global_to_shared(p.a_desc, at, bar, p.a_boxes.index(i * BOXES + s), s < boxes)
             i += 1
             phase = gl.where(i == p.STAGES, phase ^ 1, phase)
             i = gl.where(i == p.STAGES, 0, i)
@@ -371,15 +373,15 @@ def _prefetch_descriptors(a_rank, b_rank):
 def scaled_grouped_mm_kernel(
     a_desc, b_desc, c_desc, offs_ptr, bias_ptr, scale_a_ptr, scale_b_ptr, G, M, N, K, sa_m, sa_k, sb_g, sb_n, sb_k,
     LAYOUT: gl.constexpr, RECIPE: gl.constexpr, HAS_BIAS: gl.constexpr, GROUPS_POW2: gl.constexpr,
-    ROWS: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr, GROUP_M: gl.constexpr,
-    SPLIT_K: gl.constexpr, PAIRS: gl.constexpr, CONSUMER_REGS: gl.constexpr, PRODUCER_REGS: gl.constexpr,
-    num_warps: gl.constexpr,
+    ROWS: gl.constexpr, A_BOX: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr,
+    GROUP_M: gl.constexpr, SPLIT_K: gl.constexpr, PAIRS: gl.constexpr, CONSUMER_REGS: gl.constexpr,
+    PRODUCER_REGS: gl.constexpr, num_warps: gl.constexpr,
 ):  # fmt: skip
     """out[g] = (a[g] ∘ scale_a[g]) @ (b[g] ∘ scale_b[g]) over groups g; see `gluon_fp8` for shapes.
 
-    GROUPS_POW2: a power of two >= max(G, 32). BLOCK_M = ROWS * consumers; BLOCK_N divides 128 or is 256. Grid: any
-    number of programs, one per multiprocessor. Launched as a programmatic dependent, it sets itself up while the kernel
-    before it ends.
+    GROUPS_POW2: a power of two >= max(G, 32). BLOCK_M = ROWS * consumers; A_BOX divides ROWS, and is ROWS where there
+    are two; BLOCK_N divides 128 or is 256. Grid: any number of programs, one per multiprocessor. Launched as a
+    programmatic dependent, it sets itself up while the kernel before it ends.
     """
     gl.inline_asm_elementwise(
         _prefetch_descriptors(len(a_desc.block_type.shape), len(b_desc.block_type.shape)),
@@ -388,7 +390,12 @@ def scaled_grouped_mm_kernel(
     CONSUMERS: gl.constexpr = BLOCK_M // ROWS
     COLS: gl.constexpr = min(BLOCK_N, 128)
     HALVES: gl.constexpr = BLOCK_N // COLS
-    a_smem = gl.allocate_shared_memory(a_desc.dtype, [STAGES * CONSUMERS] + a_desc.block_type.shape, a_desc.layout)
+    a_boxes = gl.allocate_shared_memory(
+        a_desc.dtype, [STAGES * BLOCK_M // A_BOX] + a_desc.block_type.shape, a_desc.layout
+    )
+    a_smem = a_boxes
+    if A_BOX < ROWS:
+        a_smem = a_boxes._reinterpret(a_desc.dtype, [STAGES * CONSUMERS, ROWS, 128], a_desc.layout)
     b_smem = gl.allocate_shared_memory(b_desc.dtype, [STAGES * HALVES] + b_desc.block_type.shape, b_desc.layout)
     c_smem = gl.allocate_shared_memory(c_desc.dtype, [CONSUMERS] + c_desc.block_type.shape, c_desc.layout)
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
@@ -401,9 +408,9 @@ def scaled_grouped_mm_kernel(
     gdc_wait()
     gdc_launch_dependents()
     p = Context(
-        a_desc, b_desc, c_desc, a_smem, b_smem, c_smem, full, empty, offs_ptr, bias_ptr, scale_a_ptr, scale_b_ptr,
-        G, M, N, K, sa_m, sa_k, sb_g, sb_n, sb_k, LAYOUT, RECIPE, HAS_BIAS, GROUPS_POW2, ROWS, BLOCK_M, BLOCK_N, STAGES,
-        GROUP_M, SPLIT_K, PAIRS, COLS, HALVES,
+        a_desc, b_desc, c_desc, a_boxes, a_smem, b_smem, c_smem, full, empty, offs_ptr, bias_ptr, scale_a_ptr,
+        scale_b_ptr, G, M, N, K, sa_m, sa_k, sb_g, sb_n, sb_k, LAYOUT, RECIPE, HAS_BIAS, GROUPS_POW2, ROWS, A_BOX,
+        BLOCK_M, BLOCK_N, STAGES, GROUP_M, SPLIT_K, PAIRS, COLS, HALVES,
     )  # fmt: skip
     mma_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [num_warps, 1], [16, COLS, 32])
     if CONSUMERS == 2:

@@ -33,7 +33,7 @@ class Plan:
 def plan(p: ScaledProblem, config: Any, out_strides: tuple[int, ...]) -> Plan:
     """Descriptors, compile-time options, sizes and strides for `scaled_grouped_mm_kernel`."""
     rows, cols = config.rows, min(config.block_n, 128)
-    a = Blocks((p.m, p.k), p.a_strides, (rows, BLOCK))
+    a = Blocks((p.m, p.k), p.a_strides, (config.a_box, BLOCK))
     if p.layout is Layout.RAGGED_M:
         b = Blocks((p.groups, p.n, p.k), (p.b_strides[0], p.b_strides[2], 1), (1, cols, BLOCK))
         c = ragged(p.n, out_strides[-2], (rows, cols))
@@ -51,6 +51,7 @@ def plan(p: ScaledProblem, config: Any, out_strides: tuple[int, ...]) -> Plan:
         "HAS_BIAS": p.has_bias,
         "GROUPS_POW2": groups_pow2,
         "ROWS": rows,
+        "A_BOX": config.a_box,
         "BLOCK_M": config.block_m,
         "BLOCK_N": config.block_n,
         "STAGES": config.num_stages,
