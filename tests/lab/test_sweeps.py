@@ -1,6 +1,5 @@
 """Sweeps vary one thing; skewed workloads have twins of equal work; dgrad is the forward product turned round."""
 
-
 from expertile.lab.presets import preset
 from expertile.lab.sweeps import axis_of, twin
 from expertile.lab.workloads import ragged_m, wgrad
