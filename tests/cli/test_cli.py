@@ -1,4 +1,5 @@
-"""Commands as a user types them, each in a process of its own; mistakes, which measure nothing, in this one."""
+"""Commands as a user types them: each once in a process of its own; mistakes and repeats, which measure nothing, in
+this one."""
 
 import contextlib
 import io
@@ -18,8 +19,8 @@ def expertile(*args, cwd=None, timeout=200):
     return subprocess.run(command, capture_output=True, text=True, cwd=cwd, timeout=timeout, check=False)
 
 
-def mistaken(*args, cwd):
-    """`expertile` for a command that ends before anything is measured, without the seconds that a process takes."""
+def expertile_here(*args, cwd="."):
+    """`expertile` for a command that measures nothing, without the seconds that a process takes."""
     command, out, err, code = ["expertile", *map(str, args)], io.StringIO(), io.StringIO(), 0
     with contextlib.chdir(cwd), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         try:
@@ -81,7 +82,7 @@ def test_bench_writes_a_report_that_opens_offline(bench):
 def test_compare_of_a_run_with_itself_is_all_ties(bench):
     folder, _ = bench
     (path,) = folder.glob("records/*/*.jsonl")
-    done = expertile("compare", path, path)
+    done = expertile_here("compare", path, path)
     assert done.returncode == 0 and "tie" in done.stdout
 
 
@@ -139,7 +140,7 @@ def test_explain_for_a_gpu_that_is_not_here():
     ],
 )
 def test_a_users_mistake_is_one_line(args, message, tmp_path):
-    done = mistaken(*args, cwd=tmp_path)
+    done = expertile_here(*args, cwd=tmp_path)
     assert done.returncode == 2, done.stdout + done.stderr
     assert re.search(message, done.stderr, re.S), done.stderr
     assert "Traceback" not in done.stderr and len(done.stderr.strip().splitlines()) <= 3

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from expertile.cli.impact import arithmetic, show
 from expertile.lab.record import append
-from tests.cli.test_cli import expertile, mistaken
+from tests.cli.test_cli import expertile, expertile_here
 from tests.lab.test_impact import PAIR, bert
 
 
@@ -70,7 +70,7 @@ def test_the_command(tmp_path):
 
 
 def test_the_shipped_records_serve_the_mixture_models():
-    done = expertile("impact", "--model", "deepseek-v3")
+    done = expertile_here("impact", "--model", "deepseek-v3")
     assert done.returncode == 0 and "experts, down" in done.stdout and "GPU-hours" in done.stdout
 
 
@@ -84,5 +84,5 @@ def test_the_shipped_records_serve_the_mixture_models():
     ],
 )
 def test_a_users_mistake_is_one_line(args, message, tmp_path):
-    done = mistaken("impact", *args, cwd=tmp_path)
+    done = expertile_here("impact", *args, cwd=tmp_path)
     assert done.returncode == 2 and message in done.stderr, done.stdout + done.stderr

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from tests.cli.test_cli import expertile, mistaken
+from tests.cli.test_cli import expertile, expertile_here
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +48,7 @@ def test_memory_is_a_file_of_its_own_and_a_chart_of_the_report(bench):
 
 def test_report_takes_both_kinds_of_files(bench, tmp_path):
     folder, _ = bench
-    done = expertile("report", *folder.glob("records/*/*.jsonl"), "--out", tmp_path / "r.html")
+    done = expertile_here("report", *folder.glob("records/*/*.jsonl"), "--out", tmp_path / "r.html")
     assert done.returncode == 0 and "rows-2048" in done.stdout
     text = (tmp_path / "r.html").read_text()
     assert "Rate against size: softmax, fp32" in text and "Peak memory of a call" in text
@@ -59,7 +59,7 @@ def test_compare_with_a_part_is_no_regression(bench, tmp_path):
     path, found = records(folder, "custom")
     part = tmp_path / "part.jsonl"
     part.write_text("".join(json.dumps(r) + "\n" for r in found if r["workload"] != "file/rows-2048"))
-    done = expertile("compare", path, part)
+    done = expertile_here("compare", path, part)
     assert done.returncode == 0, done.stdout
     assert "only in the old records, not compared: file/rows-2048 (fp32, eager)" in done.stdout
     assert max(map(len, done.stdout.splitlines())) <= 80
@@ -83,7 +83,7 @@ def test_compare_with_a_part_is_no_regression(bench, tmp_path):
 def test_a_mistake_is_one_line_before_anything_is_measured(args, message, tmp_path):
     (tmp_path / "mine.py").write_text("def fn(a, b, offs):\n    return a\n")
     (tmp_path / "bad.py").write_text("import nothing_of_that_name\n")
-    done = mistaken("bench", *args, cwd=tmp_path)
+    done = expertile_here("bench", *args, cwd=tmp_path)
     assert done.returncode == 2, done.stdout + done.stderr
     (line,) = done.stderr.strip().splitlines()
     assert line.startswith("expertile: ") and message.split(".*")[0] in line

@@ -18,7 +18,7 @@ from expertile.cli.traffic import (
 from expertile.device import Device
 from expertile.lab.record import append
 from expertile.lab.traffic import formulas
-from tests.cli.test_cli import expertile, mistaken
+from tests.cli.test_cli import expertile, expertile_here
 from tests.lab.records import timed
 from tests.lab.traffic.test_measured import ENV, SOFTMAX, WAYS, measure, two_kernels
 
@@ -100,7 +100,7 @@ def test_the_command_for_an_operator():
 
 def test_the_command_for_a_grouped_product_adds_traffic_to_what_it_said():
     arguments = ("explain", "--gpu", "h200", "--tokens", "2048", "--groups", "8", "-k", "512", "-n", "1024")
-    plain, more = expertile(*arguments), expertile(*arguments, "--op", "grouped_mm")
+    plain, more = expertile_here(*arguments), expertile_here(*arguments, "--op", "grouped_mm")
     assert plain.returncode == more.returncode == 0, more.stderr
     head = plain.stdout.split("NVIDIA H200 is not this machine")[0].strip().splitlines()
     assert all(line in more.stdout for line in head)
@@ -121,6 +121,6 @@ def test_the_command_for_a_grouped_product_adds_traffic_to_what_it_said():
     ],
 )
 def test_a_users_mistake_is_one_line(args, message, tmp_path):
-    done = mistaken("explain", "--gpu", "h200", *args, cwd=tmp_path)
+    done = expertile_here("explain", "--gpu", "h200", *args, cwd=tmp_path)
     assert done.returncode == 2 and message in done.stderr, done.stdout + done.stderr
     assert "Traceback" not in done.stderr

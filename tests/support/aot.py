@@ -1,6 +1,6 @@
 """What a compiled Triton or Gluon kernel needs and does: registers, spills, shared memory, opcodes, ptxas warnings.
 
-Reads the cubin with the cuobjdump and ptxas that ship in the triton package; no GPU and no CUDA toolkit needed.
+Reads the cubin with the tools that ship in the triton package; no GPU and no CUDA toolkit needed.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import subprocess
 import tempfile
 from collections import Counter
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,8 @@ _OPCODE = re.compile(r"^\s*/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_.
 
 _INSTRUCTION = re.compile(r"^\s*/\*([0-9a-f]{4,})\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_.]*)(.*?);", re.M)
 _TARGET = re.compile(r"0x([0-9a-f]+)")
+_LABEL_OR_ADDRESS = re.compile(r"^(?:([.$\w]+):$|\s*/\*([0-9a-f]{4,})\*/)", re.M)
+_LABEL_MEANT = re.compile(r"`\(([.$\w]+)\)")
 
 
 @dataclass(frozen=True)
@@ -59,11 +62,12 @@ class Resources:
 
 def resources(kernel: Any, arch: int) -> Resources:
     """Read a `triton.compile` result (or what a `warmup` returned)."""
-    usage, sass = _dumped(kernel, "--dump-resource-usage", "--dump-sass")
+    cubin = kernel.asm["cubin"]
+    usage = _read(cubin, knobs.nvidia.cuobjdump.path, "--dump-resource-usage")
     found = re.search(r"REG:(\d+).*?STACK:(\d+)", usage)
     if found is None:
         raise ValueError(f"cuobjdump printed no resource usage: {usage[-500:]}")
-    opcodes = Counter(opcode.split(".")[0] for opcode in _OPCODE.findall(sass))
+    opcodes = Counter(opcode.split(".")[0] for opcode in _OPCODE.findall(machine_code(cubin)))
     return Resources(
         kernel.metadata.name, arch, int(found[1]), int(found[2]), kernel.metadata.shared, kernel.metadata.num_warps,
         opcodes, kernel.asm["ptx"],
@@ -86,7 +90,7 @@ def ptxas_warnings(compiled: Resources) -> list[str]:
 def spills_in_loops(kernel: Any, opcode: str) -> int:
     """Loads and stores of registers to local memory in the innermost loop of a `triton.compile` result that has
     instructions of that name ("HMMA"). The others cost little: they keep what a tile needs before and after it."""
-    (sass,) = _dumped(kernel, "--dump-sass")
+    sass = machine_code(kernel.asm["cubin"])
     code = [(int(at, 16), name, rest) for at, name, rest in _INSTRUCTION.findall(sass)]
     jumps = [(int(target, 16), at) for at, name, rest in code if name == "BRA" for target in _TARGET.findall(rest)]
     loops = []
@@ -99,12 +103,29 @@ def spills_in_loops(kernel: Any, opcode: str) -> int:
     return min(loops)[1]
 
 
-def _dumped(kernel: Any, *wanted: str) -> list[str]:
-    """What cuobjdump prints of a `triton.compile` result for each option."""
+@lru_cache(maxsize=4)
+def machine_code(cubin: bytes) -> str:
+    """A cubin's instructions, one a line, with their addresses; targets of jumps are addresses as well.
+
+    cuobjdump writes the same, and takes twice the time: it has nvdisasm follow all data first."""
+    sass = _read(cubin, knobs.nvidia.nvdisasm.path, "--print-code", "--no-dataflow")
+    at: dict[str, str] = {}
+    names: list[str] = []
+    for label, address in _LABEL_OR_ADDRESS.findall(sass):
+        if label:
+            names.append(label)
+        else:
+            at |= dict.fromkeys(names, address)
+            names = []
+    return _LABEL_MEANT.sub(lambda found: f"{int(at[found[1]], 16):#x}", sass)
+
+
+def _read(cubin: bytes, *command: str) -> str:
+    """What a tool prints of a cubin."""
     with tempfile.TemporaryDirectory() as folder:
-        cubin = Path(folder) / "kernel.cubin"
-        cubin.write_bytes(kernel.asm["cubin"])
-        return [_output(knobs.nvidia.cuobjdump.path, option, str(cubin)) for option in wanted]
+        path = Path(folder) / "kernel.cubin"
+        path.write_bytes(cubin)
+        return _output(*command, str(path))
 
 
 def _output(*command: str) -> str:

@@ -8,6 +8,12 @@ What is wrong in Triton 3.6.0, each shown by a test in test_interpreter.py:
    exponent (1.99999 becomes 1.0).
 3. numpy >= 2.4 refuses int() of an array with one element, so a loop with a run-time bound fails.
 
+What is slow in it, together a good half of an interpreted test's time:
+
+4. every call of a function within a kernel looks through the whole language for what to replace, again.
+5. every sum, difference and product of integers is computed a second time in int64 and compared with what 32 bits
+   hold, for an assertion that is then left out (`device_assert` does nothing without `debug`, which is never on here).
+
 A descriptor's offset in the last dimension must be a multiple of 16 bytes, which looks like one more error (the
 driver's documentation asks it of base and strides only) and is not: the hardware calls anything else an illegal
 instruction.
@@ -19,7 +25,9 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -50,7 +58,9 @@ def active() -> bool:
 def run_file_interpreted(path: str) -> None:
     """Run the tests of one file in a fresh process with TRITON_INTERPRET=1 (it must be set before Triton is imported)
     and fail with that process's output unless all pass."""
-    command = [sys.executable, "-m", "pytest", "-q", "--no-header", "-p", "no:cacheprovider", "--tb=short", path]
+    # Hypothesis tells its failing examples without its plugin, which takes most of a second to load and to close.
+    without = [f"-pno:{plugin}" for plugin in ("cacheprovider", "hypothesispytest", "anyio", "xdist")]
+    command = [sys.executable, "-m", "pytest", "-q", "--no-header", *without, "--tb=short", path]
     root = Path(__file__).resolve().parents[2]
     env = {**os.environ, "TRITON_INTERPRET": "1"}
     result = subprocess.run(command, env=env, cwd=root, text=True, capture_output=True)
@@ -142,6 +152,12 @@ def _patch_tensor(original: Callable[..., None]) -> Callable[..., None]:
     return patch
 
 
+def _patch_for_good(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    # No kernel is compiled in this process: nobody needs the language as it was.
+    original(SimpleNamespace(__globals__={"tl": tl, "core": tl.core}))
+    return lambda fn: SimpleNamespace(restore=lambda: None)
+
+
 def repair() -> None:
     """Apply all repairs to this process's Triton; calling it again does nothing. Only for interpreted processes."""
     builder = interpreter.InterpreterBuilder
@@ -153,3 +169,6 @@ def repair() -> None:
     builder.ternary_op = _ternary_op(builder.ternary_op)
     builder.cast_impl = _cast(builder.cast_impl)
     builder.create_dot = _dot
+    running = interpreter.interpreter_builder
+    running.options = replace(running.options, sanitize_overflow=False)
+    interpreter._patch_lang = _patch_for_good(interpreter._patch_lang)  # last: it takes the repairs above with it

@@ -8,12 +8,9 @@ have left such waits out (triton-lang/triton, issue 9433), so the machine code i
 from __future__ import annotations
 
 import re
-import subprocess
-import tempfile
-from pathlib import Path
 from typing import Any
 
-from triton import knobs
+from tests.support.aot import machine_code
 
 _INSTRUCTION = re.compile(r"^\s+/\*([0-9a-f]{4,})\*/\s+(?:(@!?U?P\w+)\s+)?(\S+)\s*(.*?)\s*;", re.M)
 _OPERAND = re.compile(r"R\d+, R(\d+), gdesc")  # of a product: the result, then four registers
@@ -28,15 +25,11 @@ _MOST_GROUPS = 8  # the largest N that a wait of these kernels has
 def overwritten_operands(kernel: Any) -> list[str]:
     """Instructions of a `triton.compile` result that write a register which a product may not have read yet, as
     "address of the product <- address: instruction". Every way from a product to the wait for it is followed."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "kernel.cubin"
-        path.write_bytes(kernel.asm["cubin"])
-        command = [knobs.nvidia.cuobjdump.path, "--dump-sass", str(path)]
-        return overwritten(subprocess.run(command, text=True, check=True, stdout=subprocess.PIPE).stdout)
+    return overwritten(machine_code(kernel.asm["cubin"]))
 
 
 def overwritten(sass: str) -> list[str]:
-    """The same of what cuobjdump prints."""
+    """The same of the machine code as text."""
     code = [(int(address, 16), guard, op, rest) for address, guard, op, rest in _INSTRUCTION.findall(sass)]
     place = {address: i for i, (address, *_) in enumerate(code)}
     found = []

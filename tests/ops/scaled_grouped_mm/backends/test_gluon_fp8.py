@@ -7,6 +7,7 @@ import random
 import re
 import sys
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 from unittest import mock
 
@@ -294,8 +295,12 @@ def test_planted_faults_are_caught(name: str, tmp_path: Path, monkeypatch: pytes
             sys.modules.pop(module, None)
 
 
+# A case's 512 groups of weights take a second to draw, and none of these tests looks at values.
+_made = lru_cache(maxsize=1)(cases.make)
+
+
 def _compiled(case: Case, config: Config) -> list[aot.Resources]:
-    operands = cases.make(case)
+    operands = _made(case)
     problem = replace(cases.problem_of(case, operands), device_type="cuda", group_sizes=None)
     with compile_only(90) as kernels:
         _gluon_launch.launch(problem, operands, config, cases.poisoned_out(case))
@@ -316,7 +321,7 @@ COMPILED = {
 @pytest.mark.parametrize("name", COMPILED)
 def test_compiles_to_wgmma_and_tma(name: str) -> None:
     case = COMPILED[name]
-    problem = cases.problem_of(case, cases.make(case))
+    problem = cases.problem_of(case, _made(case))
     configs = set(BACKEND.configs(problem, H200))
     if name == "block":  # every tile meets block scales, the likeliest with K split as well
         split = BACKEND.configs(problem, H200)[:3]
@@ -390,6 +395,6 @@ def test_few_tiles_are_shared_and_many_are_not() -> None:
 
 def test_every_config_fits() -> None:
     for case in COMPILED.values():
-        problem = cases.problem_of(case, cases.make(case))
+        problem = cases.problem_of(case, _made(case))
         for config in BACKEND.configs(problem, H200):
             assert config.smem_bytes(problem.out_dtype.itemsize) <= H200.smem_bytes
