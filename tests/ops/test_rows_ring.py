@@ -13,9 +13,11 @@ from expertile.ops import _rows_ring as ring
 from expertile.ops import _rows_ring_launch as launch
 from expertile.ops import softmax as operator
 from expertile.ops._rows import Machine
-from expertile.ops._rows_ring_choose import CHUNK_BYTES, RingConfig, choose
+from expertile.ops._rows_ring_choose import RingConfig, choose
 from expertile.ops._rows_ring_softmax import softmax_ring_kernel
 from expertile.ops._rows_ring_softmax_backward import softmax_backward_ring_kernel
+from expertile.ops.grouped_mm.backends import _launch
+from expertile.ops.grouped_mm.backends._gluon_launch import compiled
 from tests.support.aot import resources
 from tests.support.fake_driver import compile_only
 from tests.support.gluon_machine import EmulationError
@@ -46,9 +48,8 @@ def _close(got: torch.Tensor, want: torch.Tensor) -> None:
 
 
 def _arguments(tensors: list[torch.Tensor], out: torch.Tensor, box: int) -> tuple:
-    chunks = out.numel() * out.element_size() // CHUNK_BYTES
-    seen = [launch.described(t, chunks, RingConfig(box=box)) for t in tensors]
-    return (*seen, *tensors, out, *out.shape, chunks)
+    made = launch.plan(softmax_ring_kernel, len(tensors), RingConfig(box=box), out.dtype, *out.shape, 132)
+    return made.arguments(tuple(tensors), (*tensors, out))
 
 
 def _options(case: tuple, dtype: torch.dtype) -> dict[str, int]:
@@ -264,10 +265,12 @@ def test_compiled_for_hopper(dtype, config, tensors):
 def test_one_kernel_for_all_rows(monkeypatch):
     """Neither rows nor columns are compiled for, and what is prepared ahead of a launch is what Triton would run."""
     config = RingConfig(8, 8, 8, 2)
-    monkeypatch.setattr(launch._launch, "prepare", lambda kernel: kernel)
+    monkeypatch.setattr(_launch, "prepare", lambda kernel: kernel)
     monkeypatch.setattr(torch.cuda, "device", lambda index: contextlib.nullcontext())
     with compile_only(90) as kernels:
-        launch._compiled.__wrapped__(softmax_ring_kernel, 1, config, torch.bfloat16, 0)
+        made = launch.plan(softmax_ring_kernel, 1, config, torch.bfloat16, 300, 50257, 132)
+        dtypes, forms = made.tensor_dtypes + made.pointer_dtypes, tuple(b.form for b in made.tensors)
+        compiled.__wrapped__(made.kernel, forms, dtypes, (2, 2, 2), made.options, 0)
         for rows, cols in ((1, 50257), (160, 20000), (300, 16385)):
             x = torch.empty(rows, cols, dtype=torch.bfloat16)
             launch.softmax(x, x, 132, config)

@@ -1,25 +1,22 @@
 """Host side of rows that pass through a ring in shared memory: which tensors, TMA descriptors, the launch.
 
-A launch is prepared once for its shape and dtype, the kernel compiled once for its config and dtype; after that a call
-costs a look-up and the driver's launch (see grouped_mm/backends/_launch.py)."""
+A launch is planned once for its shape and dtype, the kernel compiled once for its config and dtype; after that a call
+costs two look-ups and the driver's launch (see grouped_mm/backends/_gluon_queue.py)."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
 import torch
-from triton.experimental.gluon.language import NVMMASharedLayout
-from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
-from triton.runtime.jit import MockTensor
 
 from expertile.ops._rows import capability, machine
 from expertile.ops._rows_ring_choose import CHUNK_BYTES, RingConfig, choose
 from expertile.ops._rows_ring_softmax import softmax_ring_kernel
 from expertile.ops._rows_ring_softmax_backward import softmax_backward_ring_kernel
-from expertile.ops.grouped_mm.backends import _launch
-from expertile.ops.grouped_mm.backends._persistent import current_device
+from expertile.ops.grouped_mm.backends import _gluon_queue
+from expertile.ops.grouped_mm.backends._gluon_launch import Blocks
+from expertile.ops.grouped_mm.backends._gluon_queue import Launch
 
 
 def config_for(out: torch.Tensor, *inputs: torch.Tensor) -> RingConfig | None:
@@ -38,17 +35,6 @@ def config_for(out: torch.Tensor, *inputs: torch.Tensor) -> RingConfig | None:
     return found if alike else None
 
 
-def described(x: Any, chunks: int, config: RingConfig) -> TensorDescriptor:
-    """The first `chunks` chunks of a contiguous tensor, or of anything with its dtype."""
-    chunk = CHUNK_BYTES // x.dtype.itemsize
-    layout = NVMMASharedLayout(0, x.dtype.itemsize * 8, 2)
-    return TensorDescriptor(x, [chunks, chunk], [chunk, 1], [config.box, chunk], layout)
-
-
-def _whole_chunks(rows: int, cols: int, itemsize: int) -> int:
-    return rows * cols * itemsize // CHUNK_BYTES
-
-
 def options(config: RingConfig, tensors: int) -> dict[str, int]:
     """Compile-time constants and launch options."""
     start, consumer, loader = config.registers
@@ -58,51 +44,22 @@ def options(config: RingConfig, tensors: int) -> dict[str, int]:
     }  # fmt: skip
 
 
-@lru_cache(maxsize=256)
-def _compiled(kernel: Any, tensors: int, config: RingConfig, dtype: torch.dtype, device: int) -> Any:
-    """`kernel` for any rows, which it does not specialise on, loaded on GPU number `device`; None where Triton has to
-    launch it."""
-    fake = MockTensor(dtype)
-    arguments = (*[described(fake, 64, config)] * tensors, *[fake] * (tensors + 1), 2, 2, 2)
-    with torch.cuda.device(device):
-        return _launch.prepare(kernel.run(*arguments, grid=(1,), warmup=True, **options(config, tensors)))
-
-
-@dataclass(frozen=True, eq=False)
-class _Ready:
-    kernel: _launch.Compiled
-    tensor: tuple[_launch.Tensor, ...]
-    rest: tuple[Any, ...]
-
-
 @lru_cache(maxsize=1024)
-def _ready(
-    kernel: Any, tensors: int, config: RingConfig, dtype: torch.dtype, rows: int, cols: int, device: int
-) -> _Ready | None:
-    compiled = _compiled(kernel, tensors, config, dtype, device)
-    if compiled is None:
-        return None
-    chunks, chunk = _whole_chunks(rows, cols, dtype.itemsize), CHUNK_BYTES // dtype.itemsize
-    constants = (None,) * (len(kernel.arg_names) - 2 * tensors - 4)
-    seen = tuple(compiled.tensor(i, [chunks, chunk], [chunk, 1]) for i in range(tensors))
-    return _Ready(compiled, seen, (rows, cols, chunks, *constants))
+def plan(
+    kernel: Any, tensors: int, config: RingConfig, dtype: torch.dtype, rows: int, cols: int, sm_count: int
+) -> Launch:
+    """The launch of `kernel` for so many inputs [rows, cols] of which TMA sees the whole chunks."""
+    chunk = CHUNK_BYTES // dtype.itemsize
+    chunks = rows * cols // chunk
+    seen = Blocks((chunks, chunk), (chunk, 1), (config.box, chunk), plain=True)
+    return Launch(
+        kernel, (seen,) * tensors, (dtype,) * tensors, (dtype,) * (tensors + 1), (rows, cols, chunks),
+        tuple(options(config, tensors).items()), min(rows, sm_count * config.programs_per_sm),
+    )  # fmt: skip
 
 
-def _run(kernel: Any, inputs: tuple[torch.Tensor, ...], out: torch.Tensor, config: RingConfig, programs: int) -> None:
-    rows, cols = out.shape
-    device = out.get_device()
-    ready = None
-    if device >= 0 and not _launch.hooked():
-        ready = _ready(kernel, len(inputs), config, out.dtype, rows, cols, device)
-    count = min(rows, programs * config.programs_per_sm)
-    if ready is None:
-        chunks = _whole_chunks(rows, cols, out.element_size())
-        descriptors = [described(x, chunks, config) for x in inputs]
-        with current_device(out.device):
-            kernel[(count,)](*descriptors, *inputs, out, rows, cols, chunks, **options(config, len(inputs)))
-        return
-    addresses = [x.data_ptr() for x in inputs]
-    ready.kernel(device, count, zip(ready.tensor, addresses, strict=True), (*addresses, out.data_ptr(), *ready.rest))
+def _run(kernel: Any, inputs: tuple[torch.Tensor, ...], out: torch.Tensor, config: RingConfig, sm_count: int) -> None:
+    _gluon_queue.run(plan(kernel, len(inputs), config, out.dtype, *out.shape, sm_count), inputs, (*inputs, out))
 
 
 def softmax(x: torch.Tensor, y: torch.Tensor, sm_count: int, config: RingConfig) -> None:

@@ -22,16 +22,24 @@ _WRAP = 0x40000000
 
 @dataclass(frozen=True)
 class Blocks:
-    """Shape and strides of a tensor as TMA sees it, and the box that one copy moves; contiguous dimension last."""
+    """Shape and strides of a tensor as TMA sees it, and the box that one copy moves; contiguous dimension last.
+
+    What feeds the tensor cores is swizzled in shared memory; a `plain` box lies there as in the tensor."""
 
     shape: tuple[int, ...]
     strides: tuple[int, ...]
     box: tuple[int, ...]
+    plain: bool = False
+
+    @property
+    def form(self) -> Blocks:
+        """What a kernel is compiled for: the same of any tensor's."""
+        pitches = (*(16 * 2 ** (len(self.box) - 1 - i) for i in range(len(self.box) - 1)), 1)
+        return Blocks(self.box, pitches, self.box, self.plain)
 
     def of(self, base: Any) -> TensorDescriptor:
         itemsize = base.dtype.itemsize
-        # What feeds the tensor cores is swizzled; a plain array is read as it lies.
-        swizzle = 0 if len(self.box) == 1 else min(128, self.box[-1] * itemsize)
+        swizzle = 0 if self.plain or len(self.box) == 1 else min(128, self.box[-1] * itemsize)
         layout = NVMMASharedLayout(swizzle, itemsize * 8, len(self.box))
         return TensorDescriptor(base, list(self.shape), list(self.strides), list(self.box), layout)
 
@@ -145,19 +153,16 @@ class Ready:
 @lru_cache(maxsize=512)
 def compiled(
     kernel: Any,
-    boxes: tuple[tuple[int, ...], ...],
+    forms: tuple[Blocks, ...],
     dtypes: tuple[torch.dtype, ...],
     numbers: tuple[int | float, ...],
     options: tuple[tuple[str, Any], ...],
     device: int,
 ) -> _launch.Compiled | None:
     """`kernel(*descriptors, *pointers, *numbers, **options)` compiled for GPU number `device`: for descriptors of these
-    boxes, for `dtypes` of theirs and then of the pointers, and for any numbers, on which it must not specialise."""
-    blocks = []
-    for box, dtype in zip(boxes, dtypes, strict=False):
-        pitches = (*(16 * 2 ** (len(box) - 1 - i) for i in range(len(box) - 1)), 1)
-        blocks.append(Blocks(box, pitches, box).of(MockTensor(dtype)))
-    args = (*blocks, *(MockTensor(d) for d in dtypes[len(boxes) :]), *numbers)
+    forms, for `dtypes` of theirs and then of the pointers, and for any numbers, on which it must not specialise."""
+    mocks = [MockTensor(dtype) for dtype in dtypes]
+    args = (*(form.of(mock) for form, mock in zip(forms, mocks, strict=False)), *mocks[len(forms) :], *numbers)
     with torch.cuda.device(device):
         return _launch.prepare(kernel.run(*args, grid=(1,), warmup=True, **dict(options)))
 
@@ -173,8 +178,8 @@ def make_ready(
 ) -> Ready | None:
     """`kernel(a, b, c, *pointers, *numbers, **options)`, compiled and loaded on GPU number `device`; None where Triton
     has to launch it. `blocks` describe a, b, c; `dtypes` are theirs and then the pointers'."""
-    boxes = tuple(x.box for x in blocks)
-    made = compiled(kernel, boxes, dtypes, (2,) * len(numbers), tuple(options.items()), device)
+    forms = tuple(x.form for x in blocks)
+    made = compiled(kernel, forms, dtypes, (2,) * len(numbers), tuple(options.items()), device)
     if made is None:
         return None
     a, b, c = (made.tensor(i, list(x.shape), list(x.strides)) for i, x in enumerate(blocks))

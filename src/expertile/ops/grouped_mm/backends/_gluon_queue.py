@@ -11,6 +11,7 @@ import torch
 
 from expertile.ops.grouped_mm.backends import _launch
 from expertile.ops.grouped_mm.backends._gluon_launch import Blocks, compiled
+from expertile.ops.grouped_mm.backends._persistent import current_device
 
 
 @dataclass(frozen=True)
@@ -41,9 +42,9 @@ class _Ready:
 def _ready(launch: Launch, device: int) -> _Ready | None:
     # Integers and floats are not specialised on, so any serve to compile with.
     numbers = tuple(2 if isinstance(n, int) else 0.5 for n in launch.numbers)
-    boxes = tuple(b.box for b in launch.tensors)
+    forms = tuple(b.form for b in launch.tensors)
     dtypes = (*launch.tensor_dtypes, *launch.pointer_dtypes)
-    kernel = compiled(launch.kernel, boxes, dtypes, numbers, launch.options, device)
+    kernel = compiled(launch.kernel, forms, dtypes, numbers, launch.options, device)
     if kernel is None:
         return None
     tensors = tuple(kernel.tensor(i, list(b.shape), list(b.strides)) for i, b in enumerate(launch.tensors))
@@ -56,7 +57,8 @@ def run(launch: Launch, tensors: tuple[torch.Tensor, ...], pointers: tuple[torch
     device = tensors[0].get_device()
     ready = _ready(launch, device) if device >= 0 and not _launch.hooked() else None
     if ready is None:
-        launch.kernel[(launch.programs,)](*launch.arguments(tensors, pointers), **dict(launch.options))
+        with current_device(tensors[0].device):
+            launch.kernel[(launch.programs,)](*launch.arguments(tensors, pointers), **dict(launch.options))
         return
     addressed = tuple((r, t.data_ptr()) for r, t in zip(ready.tensors, tensors, strict=True))
     ready.kernel(device, launch.programs, addressed, (*(t.data_ptr() for t in pointers), *ready.rest))

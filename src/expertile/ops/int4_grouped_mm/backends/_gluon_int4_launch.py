@@ -122,9 +122,9 @@ def _ready(
     made = plan(p, config, strides)
     scales = p.dtype
     dtypes = (p.dtype, torch.int32, scales, scales, dtype, torch.int32, bias_dtype or dtype, scales, scales)
-    boxes = tuple(blocks.box for blocks in made.blocks)
+    forms = tuple(blocks.form for blocks in made.blocks)
     numbers = (2,) * len(made.sizes)
-    kernel = compiled(int4_grouped_mm_kernel, boxes, dtypes, numbers, tuple(made.options.items()), device)
+    kernel = compiled(int4_grouped_mm_kernel, forms, dtypes, numbers, tuple(made.options.items()), device)
     if kernel is None:
         return None
     tensors = tuple(kernel.tensor(i, list(b.shape), list(b.strides)) for i, b in enumerate(made.blocks))
