@@ -91,6 +91,17 @@ def test_the_table_of_memory_and_speed():
     assert weight_nbytes("mixtral", "bf16") == pytest.approx(3 * 8 * 4096 * 14336 * 2)
 
 
+def test_each_operator_stands_with_its_own_last_run_beside_its_own_bf16():
+    found = []
+    for projection in ("gate-up", "down"):
+        name = f"mixtral-{projection}-decode"
+        int4, fp8 = named("int4-models", name, "int4_grouped_mm"), named("int4-models", name, "scaled_grouped_mm")
+        found += [record(int4, "bf16", 4e-4), record(int4, "expertile", 1e-4), record(fp8, "expertile", 9e-4)]
+        found += [record(fp8, "bf16", 6e-4, run="later"), record(fp8, "expertile", 2e-4, run="later")]
+    rows = [line.split(" | ")[2:5] for line in blocks(found, H200)["models"].splitlines() if "decode" in line]
+    assert rows == [["bf16", "800", "1.00×"], ["FP8", "400", "3.00×"], ["INT4", "200", "4.00×"]]
+
+
 def test_errors_fall_with_the_group():
     by_group = [_errors("int4", group)[1] for group in (32, 64, 128, 0)]
     assert by_group == sorted(by_group) and _errors("fp8", 0)[1] < by_group[0]
