@@ -46,8 +46,9 @@ def narrowed(
     those that are expected to be the fastest, and a few others drawn by `seed`.
     """
     table = load_table(device.slug)
-    near = nearest(table.of(policy), features_of(problem), NEIGHBOURS) if table is not None else []
-    slowdowns = expected_slowdowns([Rival(e.backend, e.config) for e in entrants], near)
+    features = features_of(problem)
+    near = nearest(table.of(policy), features, NEIGHBOURS) if table is not None else []
+    slowdowns = expected_slowdowns([Rival(e.backend, e.config) for e in entrants], features, near, device)
     known = {i: s for i, s in enumerate(slowdowns) if s is not None}
     names = [e.backend.name for e in entrants]
     keep = {names.index(name) for name in names} | (set(range(len(entrants))) - set(known))

@@ -21,9 +21,14 @@ class Config:
     group_m: int = 8
 
 
-def rival(name="ours", **config):
+@dataclass(frozen=True)
+class Tiled(Config):
+    block_k: int = 64
+
+
+def rival(name="ours", config_class=Config, **config):
     backend = Backend(name, "", lambda p, d: None, lambda p, d: (Config(),), lambda *a: a[1].a)
-    return Rival(backend, Config(**config))
+    return Rival(backend, config_class(**config))
 
 
 def features(rows=8192, groups=8, k=4096, n=4096):
@@ -38,6 +43,10 @@ def measured(*times, of=None):
     return Measured(of or features(), "graph", times)
 
 
+def slowdowns(rivals, near):
+    return expected_slowdowns(rivals, features(), near, H200)
+
+
 def test_a_measured_problem_gives_its_own_times():
     near = [(0.0, measured(timed(1e-3), timed(2e-3, block_m=64)))]
     assert expected_seconds([rival(), rival(block_m=64)], features(), near, H200) == pytest.approx([1e-3, 2e-3])
@@ -47,7 +56,7 @@ def test_the_nearer_counts_more():
     ours_first = measured(timed(1e-3), timed(2e-3, block_m=64))
     ours_last = measured(timed(1e-3, block_m=64), timed(2e-3))
     for near, first in (((0.5, 3.0), 0), ((3.0, 0.5), 1)):
-        found = expected_slowdowns([rival(), rival(block_m=64)], list(zip(near, (ours_first, ours_last), strict=True)))
+        found = slowdowns([rival(), rival(block_m=64)], list(zip(near, (ours_first, ours_last), strict=True)))
         assert found[first] < found[1 - first] and 0 < found[first] < math.log(1.2)
 
 
@@ -55,9 +64,8 @@ def test_ranks_carry_over_whatever_the_times():
     """A neighbour that takes a hundred times as long says as much as any other at its distance."""
     long = measured(timed(1e-1), timed(1.2e-1, block_m=64))
     short = measured(timed(1e-3, block_m=64), timed(1.2e-3))
-    assert expected_slowdowns([rival(), rival(block_m=64)], [(1.0, long), (1.0, short)]) == pytest.approx(
-        [math.log(1.2) / 2] * 2
-    )
+    both = [math.log(1.2) / 2] * 2
+    assert slowdowns([rival(), rival(block_m=64)], [(1.0, long), (1.0, short)]) == pytest.approx(both)
 
 
 def test_times_scale_with_the_work():
@@ -68,9 +76,8 @@ def test_times_scale_with_the_work():
 
 def test_what_screening_took_off_was_slower_than_what_is_listed():
     near = [(0.0, measured(timed(1e-3), timed(2e-3, "theirs")))]
-    listed, missing, theirs, unknown = expected_slowdowns(
-        [rival(), rival(block_m=64), rival("theirs", block_m=64), rival("unknown")], near
-    )
+    rivals = [rival(), rival(block_m=64), rival("theirs", block_m=64), rival("unknown")]
+    listed, missing, theirs, unknown = slowdowns(rivals, near)
     assert listed == 0 and missing > math.log(1.1)
     assert theirs > math.log(2.0), "slower than the best of its backend"
     assert unknown is None
@@ -80,16 +87,27 @@ def test_what_screening_took_off_was_slower_than_what_is_listed():
 def test_an_order_that_a_neighbour_does_not_know_counts_as_the_best_of_its_like():
     near = [(0.0, measured(timed(1e-3), timed(1.5e-3, group_m=16), timed(2e-3, block_m=64)))]
     rivals = [rival(group_m=4), rival(), rival(group_m=16), rival(block_m=64), rival(block_m=32)]
-    new, best, other, slow, screened = expected_slowdowns(rivals, near)
+    new, best, other, slow, screened = slowdowns(rivals, near)
     assert new == best == 0 and other == pytest.approx(math.log(1.5)) and slow == pytest.approx(math.log(2.0))
     assert screened > 0, "no tile of that height is listed"
 
 
 def test_raster_order_counts_only_where_configs_differ_by_it():
     near = [(0.0, measured(timed(1e-3), timed(1.5e-3, group_m=2)))]
-    assert expected_slowdowns([rival(group_m=4)], near) == [0.0], "derived from the problem: the tile decides"
-    two = expected_slowdowns([rival(group_m=8), rival(group_m=2)], near)
+    assert slowdowns([rival(group_m=4)], near) == [0.0], "derived from the problem: the tile decides"
+    two = slowdowns([rival(group_m=8), rival(group_m=2)], near)
     assert two == pytest.approx([0.0, math.log(1.5)])
+
+
+def test_a_slowdown_changes_with_the_waves_of_the_tile():
+    """8 groups of 224 rows in tiles of 128x128 are one wave, of 288 rows two: tiles of 64 rows gain on them."""
+    rivals = [rival(config_class=Tiled), rival(config_class=Tiled, block_m=64)]
+    one, two = (features(8 * rows, n=1024) for rows in (224, 288))
+    near = [(1.0, measured(timed(1e-3, block_k=64), timed(1.1e-3, block_m=64, block_k=64), of=one))]
+    same = expected_slowdowns(rivals, one, near, H200)
+    assert same == pytest.approx([0.0, math.log(1.1)])
+    high, low = expected_slowdowns(rivals, two, near, H200)
+    assert high - low > same[0] - same[1] + 0.1
 
 
 def test_bound_grows_with_rows():

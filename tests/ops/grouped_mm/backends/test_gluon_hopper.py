@@ -254,6 +254,8 @@ def test_short_groups_get_short_tiles() -> None:
     [
         (1, 175, 1536, 7168, "split", (128, 128)),  # 112 tiles of 128x128 for 132 multiprocessors
         (2, 320, 16384, 1024, "cooperative", (64, 128)),  # 48
+        (3, 58, 3072, 1024, "cooperative", (64, 128)),  # 24
+        (8, 96, 2048, 1536, "split", (128, 128)),  # 96
         (8, 256, 2048, 1536, "cooperative", (128, 256)),  # 192
         (8, 128, 4096, 2048, "cooperative", (128, 256)),  # 128, but reading the weights takes longer
     ],
@@ -271,6 +273,25 @@ def test_weight_gradients_of_short_groups_are_drawn() -> None:
         for rows in (64, 2048)
     )  # fmt: skip
     assert BACKEND.configs(short, H200)[0].dynamic and not BACKEND.configs(long, H200)[0].dynamic
+
+
+def _wgrad(groups: int, rows: int, m: int, n: int) -> Config:
+    problem = Problem(K, groups=groups, m=m, n=n, k=groups * rows, dtype=torch.bfloat16, out_dtype=torch.bfloat16,
+                      a_strides=(1, m), b_strides=(n, 1), device_type="cuda")  # fmt: skip
+    return BACKEND.configs(problem, H200)[0]
+
+
+def test_short_weight_gradients_get_small_tiles() -> None:
+    """Where they are too few to be drawn: from 128 rows a group down each consumer stores its half of 128x128."""
+    expected = ((4, "split", 128), (128, "split", 128), (256, "pingpong", 128), (512, "cooperative", 256))
+    for rows, mode, width in expected:
+        config = _wgrad(8, rows, 1024, 4096)
+        assert (config.mode, config.block_n) == (mode, width)
+
+
+def test_short_groups_are_drawn_where_there_are_waves_enough() -> None:
+    many, few = (_problem(Case("", M, (128,) * groups, n=1536, k=64))[0] for groups in (128, 32))
+    assert BACKEND.configs(many, H200)[0].dynamic and not BACKEND.configs(few, H200)[0].dynamic
 
 
 def test_the_default_comes_first_and_once() -> None:

@@ -162,8 +162,9 @@ _CANDIDATES = (
 
 def _default(problem: Problem, device: Device) -> Config:
     """The schedule for a problem: rules fitted to 393 problems measured on an H200 with every config (8 to 128 groups,
-    16 to 4096 rows, even and skewed; 768 to 14336 columns). In geometric mean they lose 1.4 % to the best config of
-    each problem, where group sizes are known to nobody; no config alone loses less than 4 %."""
+    16 to 4096 rows, even and skewed; 768 to 14336 columns), and looked over on 591. In geometric mean they lose 0.8 %
+    to the best config of each of 301 with ragged M, and 1.3 % on 137 weight gradients (where the default was timed),
+    where group sizes are known to nobody; no config alone loses less than 4 %."""
     p = problem
     if p.layout is Layout.RAGGED_K:
         return _wgrad_default(p)
@@ -179,14 +180,19 @@ def _default(problem: Problem, device: Device) -> Config:
         # groups 157.8 against 155.6.
         busy = min(p.groups, p.m) if p.layout is Layout.RAGGED_M else p.groups
         return _WIDE_DECODE if busy * math.ceil(p.n / 256) >= 4 * device.sm_count else _DECODE
+    # Not even one wave of 128x128, and not so many bytes of weights that memory limits.
+    few = tiles <= device.sm_count and weights_mb <= 100
+    if few and tiles <= device.sm_count // 2:
+        # Half as many: 2 x 320 rows, 16384 -> 1024, 4 x 124, 768 -> 512, 3 x 58, 3072 -> 1024 and more are fastest in
+        # 64x128.
+        return _DECODE
     if rows <= 111:
         # 128 rows of tiles and two consumers, one of which drops out where a group has less than 65.
         return _DRAWN if weights_mb > 658 else _SHARED
-    if tiles <= device.sm_count and weights_mb <= 100:
-        # Not even one wave of 128x128. H200: 175 rows, 1536 -> 7168 in 12.2 us by two consumers on each such tile,
-        # 16.4 by one; 8 groups of 128, 2048 -> 1536 at 0.98 of the best, where 128x256 is at 0.77. Half as many tiles:
-        # 2 x 320 rows, 16384 -> 1024, 4 x 124, 768 -> 512 and more are fastest in 64x128.
-        return _DECODE if tiles <= device.sm_count // 2 else _SHARED
+    if few:
+        # H200: 175 rows, 1536 -> 7168 in 12.2 us by two consumers on each such tile, 16.4 by one; 8 groups of 128,
+        # 2048 -> 1536 at 0.98 of the best, where 128x256 is at 0.77.
+        return _SHARED
     if p.n > 7663:
         return _DRAWN if rows <= 1536 else _BANDS_OF_4
     if full_tiles <= 222:
@@ -194,7 +200,11 @@ def _default(problem: Problem, device: Device) -> Config:
     if tiles <= 272:
         return _SHARED
     if rows <= 222:
-        return _PINGPONG if p.k <= 2896 else _COOPERATIVE
+        if p.k > 2896:
+            return _COOPERATIVE
+        # Groups of one or two rows of tiles differ in work, which drawn tiles even out where there are waves enough:
+        # H200, 128 groups of 128, 1024 -> 4096: 1.00 of the best drawn, 0.95 not; 32 of 128, 2048 -> 1536: 0.89, 0.97.
+        return _DRAWN if tiles > 4 * device.sm_count else _PINGPONG
     # Drawn tiles read large weights from memory fewer times; not where n is contiguous in them.
     return _DRAWN if weights_mb > 1420 and _b_inner(p) == 1 else _BANDS_OF_4
 
@@ -206,8 +216,11 @@ def _wgrad_default(p: Problem) -> Config:
         if p.mean_group <= 724:
             return _DRAWN
         return _BANDS_OF_4 if p.m <= 2896 else _BANDS_OF_2
-    if p.n <= 1774:
-        return _SHARED if p.mean_group <= 91 else _BANDS_OF_2
+    if p.mean_group <= 128:
+        # So few products that each tile's stores are most of its time: small tiles, which overlap them.
+        return _SHARED
+    if p.n <= 1774 or p.mean_group <= 362:
+        return _BANDS_OF_2
     return _COOPERATIVE if p.mean_group <= 724 else _BANDS_OF_4
 
 

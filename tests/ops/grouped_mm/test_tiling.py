@@ -1,0 +1,57 @@
+"""Modelled times of tiles: waves, rows that a tile has to spare, dtypes that the model says nothing of."""
+
+import pytest
+
+from expertile.device import Device
+from expertile.lab.workloads import Workload, ragged_m, wgrad
+from expertile.ops.grouped_mm.backends import gluon_hopper
+from expertile.ops.grouped_mm.problem import Layout
+from expertile.ops.grouped_mm.tiling import Tile, modelled_logs, tile_of
+from expertile.ops.grouped_mm.tuned import features_of
+
+H200 = Device.by_name("h200")
+HIGH, LOW, WIDE = Tile(128, 128, 64, 128, 1), Tile(64, 128, 64, 64, 1), Tile(128, 256, 64, 128, 1)
+
+
+def features(sizes, k=4096, n=4096, dtype="bf16"):
+    return features_of(ragged_m("x", "", tuple(sizes), k, n, dtype).problem("cuda"))
+
+
+def test_fields_that_are_no_tile():
+    assert tile_of({"tuned": False}) is None and tile_of({"block_m": 128}) is None
+    assert tile_of({"block_m": 128, "block_n": 256, "block_k": 64}) == WIDE
+    assert tile_of(gluon_hopper.Config().__dict__) == Tile(128, 256, 64, 64, 1), "half a tile drops out of split"
+    triton = {"block_m": 64, "block_n": 128, "block_k": 64, "blocks_per_sm": 2}
+    assert tile_of(triton) == Tile(64, 128, 64, 64, 2)
+
+
+def test_the_best_tile_is_at_zero_and_the_others_above():
+    logs = modelled_logs(features((1024,) * 8), (HIGH, None, LOW, WIDE, WIDE), H200)
+    assert min(logs) == 0 == logs[1] and logs[2] > logs[0] and logs[3] == logs[4]
+
+
+def test_large_tiles_suit_long_groups_and_low_ones_those_of_few_rows():
+    long, short = (modelled_logs(features((rows,) * 64), (WIDE, LOW), H200) for rows in (4096, 32))
+    assert long[0] == 0 < long[1] and short[1] == 0 < short[0]
+
+
+@pytest.mark.parametrize("rows", [120, 136])
+def test_a_wave_more_costs(rows):
+    """16 groups and 8 columns of tiles are one wave of 128 rows up to there, two behind."""
+    high, wide = modelled_logs(features((rows,) * 16, n=1024), (HIGH, Tile(256, 128, 64, 256, 1)), H200)
+    assert (high < wide) == (rows == 120)
+
+
+def test_groups_that_no_row_can_be_in_do_not_count():
+    few, many = (features((1,) * 4 + (0,) * empty) for empty in (0, 124))
+    assert modelled_logs(few, (HIGH, LOW, WIDE), H200) == modelled_logs(many, (HIGH, LOW, WIDE), H200)
+
+
+def test_every_layout_and_no_rows_at_all():
+    batched = Workload("x", "", Layout.BATCHED, (64,) * 4, 64, 1024, 512, "bf16").problem("cuda")
+    found = [features_of(batched), features_of(wgrad("x", "", (0, 0), 512, 768, "bf16").problem("cuda"))]
+    found += [features((0, 0)), features((900, 50, 50)), features((7,), dtype="fp16")]
+    for f in found:
+        logs = modelled_logs(f, (HIGH, LOW, WIDE), H200)
+        assert min(logs) == 0 and max(logs) < 3
+    assert modelled_logs(features((64,) * 8, dtype="fp32"), (HIGH, LOW), H200) == (0.0, 0.0)
