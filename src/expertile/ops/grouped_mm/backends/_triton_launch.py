@@ -16,7 +16,6 @@ import torch
 from triton.runtime.jit import JITFunction, KernelParam
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from expertile.device import Device
 from expertile.ops.grouped_mm.backends import _launch
 from expertile.ops.grouped_mm.backends._persistent import current_device, program_count
 
@@ -107,13 +106,6 @@ def make_plan(
     described = tuple(compiled.tensor(i, b.shape, b.strides) for i, b in enumerate(blocks) if b is not None)
     constants = (None,) * (len(kernel.params) - len(arguments))
     return replace(plan, compiled=compiled, described=described, rest=(*numbers, *constants))
-
-
-def early_options(device: int) -> dict[str, Any]:
-    """Options of a kernel that starts by `begin(EARLY)`: on compute capability 9.0 and later it is launched, and finds
-    its arguments, before the kernel ahead of it is done."""
-    early = device >= 0 and Device.current(f"cuda:{device}").at_least(9)
-    return {"EARLY": early} | ({"launch_pdl": True} if early else {})
 
 
 def _alike(parameter: KernelParam, number: int) -> int:

@@ -28,7 +28,6 @@ import triton
 import triton.language as tl
 
 from expertile.device import Device
-from expertile.ops._early import begin
 from expertile.ops.grouped_mm.backend import Backend, Operands
 from expertile.ops.grouped_mm.backends._persistent import (
     RAGGED,
@@ -40,7 +39,7 @@ from expertile.ops.grouped_mm.backends._persistent import (
     sizes_read,
     tiles_bound,
 )
-from expertile.ops.grouped_mm.backends._triton_launch import Plan, Pointer, early_options, make_plan
+from expertile.ops.grouped_mm.backends._triton_launch import Plan, Pointer, make_plan
 from expertile.ops.grouped_mm.problem import Layout, Problem
 
 
@@ -64,9 +63,7 @@ def _pointer_kernel(
     bias_stride_g, bias_stride_n, GROUP_M,
     RAGGED: tl.constexpr, HAS_BIAS: tl.constexpr, EVEN_K: tl.constexpr, PRECISION: tl.constexpr,
     OFFSET: tl.constexpr, GROUPS_P2: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-    EARLY: tl.constexpr,
 ):  # fmt: skip
-    begin(EARLY)
     total, ends = count_tiles(offs_ptr, M, N, groups, RAGGED, GROUPS_P2, BLOCK_M, BLOCK_N)
     for tile in range(tl.program_id(0), total, tl.num_programs(0)):
         group, row, row_end, col, col_end, k_start, k_length = locate_tile(
@@ -137,7 +134,6 @@ def _plan(
         "BLOCK_K": block_k,
         "num_warps": config.num_warps,
         "num_stages": config.num_stages,
-        **early_options(device),
     }
     tiles = tiles_bound(ragged, problem.groups, problem.m, problem.n, block_m, block_n)
     return make_plan(
