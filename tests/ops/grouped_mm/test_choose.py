@@ -56,6 +56,18 @@ def tables(monkeypatch):
         cached.cache_clear()
 
 
+def test_rows_are_rounded_to_the_nearest_of_eight_steps_per_doubling():
+    def rows(total):
+        return choosing.rounded(problem(total, 1)).m
+
+    assert [rows(t) for t in (1, 15, 16, 17, 18, 19)] == [1, 15, 16, 18, 18, 20]
+    assert [rows(t) for t in (4154, 4351, 4352, 4608, 8191)] == [4096, 4096, 4608, 4608, 8192]
+    for total in range(17, 5000, 7):
+        assert abs(rows(total) - total) <= total / 16 and rows(rows(total)) == rows(total)
+    sizes = problem(4154, 1).with_sizes((4154,))
+    assert choosing.rounded(sizes) is sizes
+
+
 def test_the_fastest_neighbour_wins_with_its_config(tables):
     tables(timed("b", 1e-4, block_m=64), timed("a", 1.3e-4), timed("b", 1.5e-4))
     choice = choose(problem(rows=8192), H200, (backend("a"), backend("b")))

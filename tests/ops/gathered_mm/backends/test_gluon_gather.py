@@ -226,6 +226,8 @@ def test_wide_tiles_fit_the_registers() -> None:
     assert used.fits and used.smem_bytes <= config.smem_bytes, used
     assert used.spills <= 8, used
     assert aot.ptxas_warnings(used) == []
+    # Only tiles for few rows come early, and let others.
+    assert not kernels[0].metadata.launch_pdl and "griddepcontrol" not in used.ptx
 
 
 def test_refusals_say_why() -> None:
@@ -295,6 +297,7 @@ def test_decode_tiles_compile(config: Config) -> None:
     used = aot.resources(kernels[0], 90)
     assert used.fits and used.smem_bytes <= config.smem_bytes, used
     assert used.spills == 0 and aot.ptxas_warnings(used) == [], used
+    assert kernels[0].metadata.launch_pdl and "griddepcontrol.launch_dependents" in used.ptx
 
 
 @pytest.mark.compile

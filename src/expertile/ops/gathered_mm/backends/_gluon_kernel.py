@@ -217,8 +217,8 @@ def gathered_mm_kernel(
     """The products of `gathered_mm.problem`. Grid: one program per multiprocessor.
 
     GROUPS_POW2: a power of two >= max(G, 32). a_ptr, A_PITCH: the gathered operand, and the
-    elements between its rows divided by 8. Launched as a programmatic dependent, it sets itself up while the kernel
-    before it ends.
+    elements between its rows divided by 8. For few rows (MASKED) it is launched as a programmatic dependent: it sets
+    itself up while the kernel before it ends, and lets the one after it do so.
     """
     a_smem = gl.allocate_shared_memory(a_desc.dtype, [STAGES] + a_desc.block_type.shape, a_desc.layout)
     b_smem = gl.allocate_shared_memory(b_desc.dtype, [STAGES] + b_desc.block_type.shape, b_desc.layout)
@@ -239,9 +239,10 @@ def gathered_mm_kernel(
     else:
         queue, queued = empty, empty
     fence_async_shared()
-    # Memory of the kernel before is touched only after this; the kernel after may begin to set itself up.
-    gdc_wait()
-    gdc_launch_dependents()
+    if MASKED:
+        # Memory of the kernel before is touched only after this; the kernel after may begin to set itself up.
+        gdc_wait()
+        gdc_launch_dependents()
     LAYOUT: gl.constexpr = "ragged_k" if PRODUCT == "wgrad" else "ragged_m"
     p = Context(
         a_desc, b_desc, out_desc, pre_desc, dpre_desc, a_smem, b_smem, c_smem, full, empty, turn, loaded, queue, queued,

@@ -79,7 +79,11 @@ def plan(p: GatherProblem, config: Any, bias_dtype: torch.dtype, programs: int) 
         "PRODUCER_REGS": 88 if gathered else 40,
         "num_warps": 4,
         "maxnreg": 168,
-        "launch_pdl": True,
+        # Worth its while for few rows, of which the launch is a good part. Layers with many were 3 to 8 % faster before
+        # the products after this one could come early. (H200, SonicMoE's sizes, peers within 1 %; `combine` had a part
+        # in it. A likely cause: programs that come early are spread over the multiprocessors as these fall idle, and
+        # neighbours in the grid, which read the same rows, are no longer neighbours on the chip. That is not measured.)
+        "launch_pdl": config.masked,
     }
     i32 = torch.int32
     f32 = torch.float32 if backward else p.dtype
