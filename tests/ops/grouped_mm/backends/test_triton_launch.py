@@ -67,6 +67,7 @@ def fake_gpu() -> Iterator[list[tuple[Any, ...]]]:
         stack.enter_context(mock.patch.object(torch.cuda, "device", lambda index: contextlib.nullcontext()))
         stack.enter_context(mock.patch.object(torch.cuda, "current_device", fake.get_current_device))
         stack.enter_context(mock.patch.object(_persistent, "_sm_count", lambda device: 132))
+        stack.enter_context(mock.patch.object(Device, "current", staticmethod(lambda where: H200)))
         stack.enter_context(mock.patch.object(torch.Tensor, "get_device", lambda self: fake.get_current_device()))
         for cache in (_launch._encode, _triton_launch._compile, triton_pointer._plan, triton_tma._plan):
             cache.cache_clear()
@@ -121,6 +122,7 @@ def test_the_same_kernel_and_arguments_as_by_triton(backend: Backend, config: An
         ours, _, _, warmup = calls[-1]
         assert warmup, "Triton launched it"
         assert ours is by_triton, "specialised on something else"
+        assert not ours.metadata.launch_pdl and "griddepcontrol" not in ours.asm["ptx"]
         constants = (None,) * (len(by_triton.src.fn.arg_names) - len(args))
         loaded.run.launch(
             *grid, 1, 1, 0, 7, False, False, None, None, (4, 1, 1000), None, None, None, *args, *constants
@@ -182,6 +184,17 @@ def _moved(t: torch.Tensor) -> torch.Tensor:
     """A copy of `t` whose address is no multiple of 16."""
     room = torch.empty(t.numel() + 1, dtype=t.dtype)[1:]
     return room.as_strided(t.shape, t.stride(), 1).copy_(t)
+
+
+@pytest.mark.parametrize("block_n, early", [(256, True), (128, False)])
+def test_what_fills_a_multiprocessor_starts_early(block_n: int, early: bool) -> None:
+    case, config = CASES[0], triton_tma.Config(64, block_n, 64, 4, 4)
+    operands = Operands(*cases.make(case))
+    with fake_gpu() as calls, mock.patch.object(_launch, "prepare", lambda kernel: None):
+        triton_tma.BACKEND.run(_problem(case, operands), operands, config, cases.poisoned_out(case))
+    kernel = calls[-1][0]
+    assert kernel.metadata.launch_pdl == early == ("griddepcontrol.wait" in kernel.asm["ptx"])
+    assert (2 * kernel.metadata.shared > H200.smem_bytes) == early
 
 
 def test_profilers_see_launches(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -80,9 +80,8 @@ def plan(p: GatherProblem, config: Any, bias_dtype: torch.dtype, programs: int) 
         "num_warps": 4,
         "maxnreg": 168,
         # Worth its while for few rows, of which the launch is a good part. Layers with many were 3 to 8 % faster before
-        # the products after this one could come early. (H200, SonicMoE's sizes, peers within 1 %; `combine` had a part
-        # in it. A likely cause: programs that come early are spread over the multiprocessors as these fall idle, and
-        # neighbours in the grid, which read the same rows, are no longer neighbours on the chip. That is not measured.)
+        # the product after this one could come early (H200, SonicMoE's sizes, peers within 1 %). `combine` had a part in
+        # it; why the rest, is not known.
         "launch_pdl": config.masked,
     }
     i32 = torch.int32

@@ -29,6 +29,7 @@ import triton
 import triton.language as tl
 
 from expertile.device import Device
+from expertile.ops._early import begin
 from expertile.ops.grouped_mm.backend import Backend, Operands
 from expertile.ops.grouped_mm.backends._persistent import (
     RAGGED,
@@ -41,7 +42,7 @@ from expertile.ops.grouped_mm.backends._persistent import (
     sizes_read,
     tiles_bound,
 )
-from expertile.ops.grouped_mm.backends._triton_launch import Blocks, Plan, Pointer, make_plan
+from expertile.ops.grouped_mm.backends._triton_launch import Blocks, Plan, Pointer, early_options, make_plan
 from expertile.ops.grouped_mm.problem import Layout, Problem
 
 _RAGGED_ROWS = 2**30  # the extent of a ragged descriptor: the most rows a tensor may have
@@ -143,7 +144,9 @@ def _tma_kernel(
     RAGGED: tl.constexpr, A_COLUMN: tl.constexpr, B_COLUMN: tl.constexpr, HAS_BIAS: tl.constexpr,
     OUT_BY_TMA: tl.constexpr, OUT_DTYPE: tl.constexpr, ALIGN: tl.constexpr, GROUPS_P2: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, FLATTEN: tl.constexpr, SUBTILE: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
+    begin(EARLY)
     total, ends = count_tiles(offs_ptr, M, N, groups, RAGGED, GROUPS_P2, BLOCK_M, BLOCK_N, ALIGN)
     for tile in tl.range(tl.program_id(0), total, tl.num_programs(0), flatten=FLATTEN):
         group, row, row_end, col, col_end, k_start, k_length = locate_tile(
@@ -253,6 +256,8 @@ def _plan(
         "SUBTILE": config.subtile,
         "num_warps": config.num_warps,
         "num_stages": config.num_stages,
+        # Triton may keep one stage less than it is asked for.
+        **early_options(device, _smem_bytes(problem, replace(config, num_stages=config.num_stages - 1))),
     }
     tiles = tiles_bound(ragged, groups, m, n, config.block_m, config.block_n)
     return make_plan(
