@@ -80,8 +80,8 @@ def plan(p: GatherProblem, config: Any, bias_dtype: torch.dtype, programs: int) 
         "num_warps": 4,
         "maxnreg": 168,
         # Worth its while for few rows, of which the launch is a good part. Layers with many were 3 to 8 % faster before
-        # the product after this one could come early (H200, SonicMoE's sizes, peers within 1 %). `combine` had a part in
-        # it; why the rest, is not known.
+        # the product after this one could come early (H200, SonicMoE's sizes, peers within 1 %). `combine` had a part
+        # in it; why the rest, is not known.
         "launch_pdl": config.masked,
     }
     i32 = torch.int32
