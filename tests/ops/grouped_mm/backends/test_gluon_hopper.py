@@ -38,6 +38,8 @@ SMALL = {
     "split, drawn": Config(128, 64, 64, 3, "split", 2, 1, 1, dynamic=True),
     "cooperative, drawn": Config(64, 128, 64, 4, "cooperative", 3, 2, 2, dynamic=True),
     "pingpong, drawn": Config(64, 64, 64, 3, "pingpong", 2, 1, 2, dynamic=True),
+    "cooperative, short": Config(64, 128, 64, 3, "cooperative", 3, 1, 1, short=True),
+    "pingpong, short": Config(64, 64, 64, 3, "pingpong", 2, 1, 1, short=True),
 }
 
 # Several tiles for each of several programs, and every edge: empty groups, part tiles, rows past the end.
@@ -145,6 +147,10 @@ MUTANTS = {
         "2 * A_BYTES + B_BYTES, pred=both)",
         "2 * A_BYTES + B_BYTES, pred=True)",
     ),
+    "boxes without rows are expected": ("pred=boxes == count)", "pred=count == BOXES)"),
+    "a box of rows is left out": ("(row_end - row + p.A_BOX - 1) // p.A_BOX", "(row_end - row) // p.A_BOX"),
+    "every box has the first one's rows": ("row + s * p.A_BOX, k0", "row, k0"),
+    "boxes lie on one another": ("p.a_boxes.index(i * BOXES + s)", "p.a_boxes.index(i * BOXES)"),
     "tiles are looked up one too far": (
         "before = plan.tile_ends <= t",
         "before = plan.tile_ends < t",
@@ -240,6 +246,20 @@ def test_only_hopper() -> None:
     problem = _problem(COMPILED["m"])[0]
     for name in ("a100", "rtx 4090", "b200"):
         assert "9.0" in (BACKEND.supports(problem, Device.by_name(name)) or "")
+
+
+def test_short_loads_are_offered_where_groups_are_short() -> None:
+    def offered(case: Case) -> list[Config]:
+        problem = _problem(case)[0]
+        return [c for c in BACKEND.configs(problem, H200) if c.short]
+
+    assert {c.block_n for c in offered(Case("decode", M, (1,) * 128, n=512, k=256))} == {128, 256}
+    assert not offered(Case("prefill", M, (100, 100), n=512, k=256))
+    assert not offered(Case("batched", B, (0, 0), m=16, n=512, k=256))
+    # Rows of a that lie the other way round, or all have, come in one box of a tile.
+    problem, _ = _problem(Case("b", B, (0, 0), m=128, n=512, k=256))
+    made = _gluon_launch.plan(problem, Config(64, 128, 64, 4, "cooperative", short=True), (65536, 512, 1), 132)
+    assert made.a.box == (1, 64, 64)
 
 
 def test_short_groups_get_short_tiles() -> None:

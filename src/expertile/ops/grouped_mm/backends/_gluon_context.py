@@ -8,11 +8,13 @@ from triton.language.core import _aggregate as aggregate
 
 @aggregate
 class Context:
-    """What every partition needs: descriptors, shared memory, and the problem."""
+    """What every partition needs: descriptors, shared memory, and the problem. `a_boxes` is `a_smem` cut into what one
+    load brings."""
 
     a_desc: tma.tensor_descriptor
     b_desc: tma.tensor_descriptor
     c_desc: tma.tensor_descriptor
+    a_boxes: gl.shared_memory_descriptor
     a_smem: gl.shared_memory_descriptor
     b_smem: gl.shared_memory_descriptor
     c_smem: gl.shared_memory_descriptor
@@ -35,6 +37,7 @@ class Context:
     GROUPS_POW2: gl.constexpr
     CONSUMERS: gl.constexpr
     ROWS: gl.constexpr
+    A_BOX: gl.constexpr
     BLOCK_M: gl.constexpr
     BLOCK_N: gl.constexpr
     BLOCK_K: gl.constexpr
@@ -47,14 +50,14 @@ class Context:
 
     @gluon.constexpr_function
     def __init__(
-        self, a_desc, b_desc, c_desc, a_smem, b_smem, c_smem, full, empty, turn, queue, queued, offs, bias, tickets,
-        G, M, N, K,
-        LAYOUT, A_K_MAJOR, B_K_MAJOR, HAS_BIAS, GROUPS_POW2, CONSUMERS, ROWS, BLOCK_M, BLOCK_N, BLOCK_K, STAGES, LAG,
-        GROUP_M, C_PARTS, C_SLOTS, DYNAMIC,
+        self, a_desc, b_desc, c_desc, a_boxes, a_smem, b_smem, c_smem, full, empty, turn, queue, queued, offs, bias,
+        tickets, G, M, N, K, LAYOUT, A_K_MAJOR, B_K_MAJOR, HAS_BIAS, GROUPS_POW2, CONSUMERS, ROWS, A_BOX, BLOCK_M,
+        BLOCK_N, BLOCK_K, STAGES, LAG, GROUP_M, C_PARTS, C_SLOTS, DYNAMIC,
     ):  # fmt: skip
         self.a_desc = a_desc
         self.b_desc = b_desc
         self.c_desc = c_desc
+        self.a_boxes = a_boxes
         self.a_smem = a_smem
         self.b_smem = b_smem
         self.c_smem = c_smem
@@ -77,6 +80,7 @@ class Context:
         self.GROUPS_POW2 = gl.constexpr(GROUPS_POW2)
         self.CONSUMERS = gl.constexpr(CONSUMERS)
         self.ROWS = gl.constexpr(ROWS)
+        self.A_BOX = gl.constexpr(A_BOX)
         self.BLOCK_M = gl.constexpr(BLOCK_M)
         self.BLOCK_N = gl.constexpr(BLOCK_N)
         self.BLOCK_K = gl.constexpr(BLOCK_K)

@@ -63,18 +63,27 @@ def _fill(p, g, row, row_end, col, k0, k_len, k, i, phase):
     A_PARTS: gl.constexpr = p.BLOCK_M // p.ROWS
     A_BYTES: gl.constexpr = p.a_desc.block_type.nbytes
     B_BYTES: gl.constexpr = p.b_desc.block_type.nbytes
+    BOXES: gl.constexpr = p.ROWS // p.A_BOX
     mbarrier.wait(p.empty.index(i), phase)
     bar = p.full.index(i)
     both = row + p.ROWS < row_end
     if A_PARTS == 2:
         mbarrier.expect(bar, 2 * A_BYTES + B_BYTES, pred=both)
         mbarrier.expect(bar, A_BYTES + B_BYTES, pred=row + p.ROWS >= row_end)
+    elif BOXES > 1:
+        # Those without rows of the group are not loaded: what the products make of whatever lies there is not stored.
+        boxes = gl.minimum((row_end - row + p.A_BOX - 1) // p.A_BOX, BOXES)
+        for count in gl.static_range(1, BOXES + 1):
+            mbarrier.expect(bar, count * A_BYTES + B_BYTES, pred=boxes == count)
     else:
         mbarrier.expect(bar, A_BYTES + B_BYTES)
-    _load_a(p, g, row, k0, k_len, k, bar, p.a_smem.index(i * A_PARTS), True)
+    _load_a(p, g, row, k0, k_len, k, bar, p.a_boxes.index(i * A_PARTS * BOXES), True)
     _load_b(p, g, col, k0, k_len, k, bar, p.b_smem.index(i))
     if A_PARTS == 2:
-        _load_a(p, g, row + p.ROWS, k0, k_len, k, bar, p.a_smem.index(i * A_PARTS + 1), both)
+        _load_a(p, g, row + p.ROWS, k0, k_len, k, bar, p.a_boxes.index(i * A_PARTS + 1), both)
+    if BOXES > 1:
+        for s in gl.static_range(1, BOXES):
+            _load_a(p, g, row + s * p.A_BOX, k0, k_len, k, bar, p.a_boxes.index(i * BOXES + s), s < boxes)
 
 
 @gluon.jit
@@ -348,14 +357,15 @@ def _prefetch_descriptors(a_rank, b_rank):
 def grouped_mm_kernel(
     a_desc, b_desc, c_desc, offs_ptr, bias_ptr, tickets_ptr, G, M, N, K,
     LAYOUT: gl.constexpr, A_K_MAJOR: gl.constexpr, B_K_MAJOR: gl.constexpr, HAS_BIAS: gl.constexpr,
-    GROUPS_POW2: gl.constexpr, CONSUMERS: gl.constexpr, ROWS: gl.constexpr, BLOCK_M: gl.constexpr,
-    BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr, STAGES: gl.constexpr, LAG: gl.constexpr, GROUP_M: gl.constexpr,
-    C_PARTS: gl.constexpr, C_SLOTS: gl.constexpr, DYNAMIC: gl.constexpr, CONSUMER_REGS: gl.constexpr,
-    PRODUCER_REGS: gl.constexpr, num_warps: gl.constexpr,
+    GROUPS_POW2: gl.constexpr, CONSUMERS: gl.constexpr, ROWS: gl.constexpr, A_BOX: gl.constexpr,
+    BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr, STAGES: gl.constexpr, LAG: gl.constexpr,
+    GROUP_M: gl.constexpr, C_PARTS: gl.constexpr, C_SLOTS: gl.constexpr, DYNAMIC: gl.constexpr,
+    CONSUMER_REGS: gl.constexpr, PRODUCER_REGS: gl.constexpr, num_warps: gl.constexpr,
 ):  # fmt: skip
     """out[g] = a[g] @ b[g] over groups g; see `gluon_hopper` for shapes. Grid: one program per multiprocessor.
 
-    GROUPS_POW2: a power of two >= max(G, 32). BLOCK_M = ROWS * CONSUMERS (split) or ROWS (pingpong). tickets_ptr: an
+    GROUPS_POW2: a power of two >= max(G, 32). BLOCK_M = ROWS * CONSUMERS (split) or ROWS (pingpong). A_BOX: rows of a
+    that one load brings, ROWS or, for a with 64 elements of K in a row of a box, a divisor of 64 rows. tickets_ptr: an
     int32 that is zero, for DYNAMIC.
     Launched as a programmatic dependent, it sets itself up while the kernel before it ends.
     """
@@ -364,7 +374,12 @@ def grouped_mm_kernel(
         "=r", [], dtype=gl.int32, is_pure=False, pack=1,
     )  # fmt: skip
     A_PARTS: gl.constexpr = BLOCK_M // ROWS
-    a_smem = gl.allocate_shared_memory(a_desc.dtype, [STAGES * A_PARTS] + a_desc.block_type.shape, a_desc.layout)
+    a_boxes = gl.allocate_shared_memory(
+        a_desc.dtype, [STAGES * BLOCK_M // A_BOX] + a_desc.block_type.shape, a_desc.layout
+    )
+    a_smem = a_boxes
+    if A_BOX < ROWS:
+        a_smem = a_boxes._reinterpret(a_desc.dtype, [STAGES * A_PARTS, ROWS, BLOCK_K], a_desc.layout)
     b_smem = gl.allocate_shared_memory(b_desc.dtype, [STAGES] + b_desc.block_type.shape, b_desc.layout)
     c_smem = gl.allocate_shared_memory(c_desc.dtype, [CONSUMERS * C_SLOTS] + c_desc.block_type.shape, c_desc.layout)
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
@@ -384,10 +399,10 @@ def grouped_mm_kernel(
     gdc_wait()
     gdc_launch_dependents()
     p = Context(
-        a_desc, b_desc, c_desc, a_smem, b_smem, c_smem, full, empty, turn, queue, queued, offs_ptr, bias_ptr,
+        a_desc, b_desc, c_desc, a_boxes, a_smem, b_smem, c_smem, full, empty, turn, queue, queued, offs_ptr, bias_ptr,
         tickets_ptr, G, M, N, K,
-        LAYOUT, A_K_MAJOR, B_K_MAJOR, HAS_BIAS, GROUPS_POW2, CONSUMERS, ROWS, BLOCK_M, BLOCK_N, BLOCK_K, STAGES, LAG,
-        GROUP_M, C_PARTS, C_SLOTS, DYNAMIC,
+        LAYOUT, A_K_MAJOR, B_K_MAJOR, HAS_BIAS, GROUPS_POW2, CONSUMERS, ROWS, A_BOX, BLOCK_M, BLOCK_N, BLOCK_K, STAGES,
+        LAG, GROUP_M, C_PARTS, C_SLOTS, DYNAMIC,
     )  # fmt: skip
     mma_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [num_warps, 1], [16, BLOCK_N, 16])
     if CONSUMERS == 2:

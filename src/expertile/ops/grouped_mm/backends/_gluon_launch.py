@@ -77,12 +77,13 @@ def plan(p: Problem, config: Any, out_strides: tuple[int, ...], programs: int) -
     a_k_major = p.layout is not Layout.RAGGED_K and p.a_strides[-1] == 1
     b_k_major = p.layout is not Layout.RAGGED_K and p.b_strides[-2] == 1
     lead = (p.groups,)
+    box = config.box if p.layout is Layout.RAGGED_M and a_k_major else rows
     if p.layout is Layout.RAGGED_K:
         a = ragged(p.m, p.a_strides[1], (bk, rows))
         b = ragged(p.n, p.b_strides[0], (bk, bn))
     else:
         a_shape = (p.m, p.k) if len(p.a_strides) == 2 else (*lead, p.m, p.k)
-        a = _plain(a_shape, p.a_strides, (rows, bk), not a_k_major)
+        a = _plain(a_shape, p.a_strides, (box, bk), not a_k_major)
         b = _plain((*lead, p.k, p.n), p.b_strides, (bk, bn), b_k_major)
     if p.layout is Layout.RAGGED_M:
         c = ragged(p.n, out_strides[0], (rows, part_n))
@@ -97,6 +98,7 @@ def plan(p: Problem, config: Any, out_strides: tuple[int, ...], programs: int) -
         "GROUPS_POW2": max(32, 1 << (p.groups - 1).bit_length()),
         "CONSUMERS": config.consumers,
         "ROWS": rows,
+        "A_BOX": box,
         "BLOCK_M": config.block_m,
         "BLOCK_N": bn,
         "BLOCK_K": bk,
