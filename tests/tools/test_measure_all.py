@@ -39,6 +39,24 @@ def test_time_is_up(monkeypatch, tmp_path, capsys):
     assert outcomes.keys() == {"a"} and outcomes["a"].startswith("time is up")
 
 
+def test_what_stays_silent_is_begun_once_more(monkeypatch, tmp_path):
+    begun = tmp_path / "begun"
+    code = (
+        f"import time; open({str(begun)!r}, 'a').write('x')\n"
+        f"if len(open({str(begun)!r}).read()) > 1: print('a workload', flush=True)\n"
+        "else: time.sleep(30)"
+    )
+    monkeypatch.setattr(measure_all, "commands", lambda *_: [[[sys.executable, "-c", code]]])
+    monkeypatch.setattr(measure_all, "_SILENT_SECONDS", 1.0)
+    started = time.monotonic()
+    assert measure_all.measure(["rows"], ["0"], tmp_path, 20.0, 0)["rows"].startswith("done")
+    assert begun.read_text() == "xx" and time.monotonic() - started < 15
+    # The tools may be as silent as they like.
+    begun.unlink()
+    monkeypatch.setattr(measure_all, "commands", lambda *_: [[[sys.executable, "-c", "import time; time.sleep(1.5)"]]])
+    assert measure_all.measure(["moe"], ["0"], tmp_path, 20.0, 0)["moe"].startswith("done")
+
+
 def test_a_failure_is_told(monkeypatch, tmp_path):
     monkeypatch.setattr(measure_all, "commands", lambda *_: [[[sys.executable, "-c", "raise SystemExit(3)"]]])
     assert measure_all.measure(["a"], ["0"], tmp_path, 60.0, 0)["a"].startswith("failed, see")
@@ -48,6 +66,8 @@ def test_commands_warm_only_what_compiles_for_every_shape(tmp_path):
     warm, timed = measure_all.commands("rows", tmp_path, 60.0, 3)
     assert len(warm) == 3 and len(timed) == 1 and "--resume" in timed[0]
     assert len(measure_all.commands("skew", tmp_path, 60.0, 3)) == 1
+    policies = [measure_all.commands(job, tmp_path, 60.0, 0)[0][0] for job in ("skew", "fp8-sweep")]
+    assert [words[words.index("--policy") + 1] for words in policies] == ["graph", "both"]
     assert "measure_moe.py" in measure_all.commands("moe", tmp_path, 60.0, 3)[0][0][1]
     ((auto,),) = measure_all.commands("auto", tmp_path, 90.0, 3)
     assert auto[auto.index("--minutes") + 1] == "1.50" and "--verify" in auto
