@@ -22,6 +22,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import IO
 
@@ -101,13 +102,14 @@ def run_job(job: str, gpus: str, plan: Plan, out: Path, warm: int) -> None:
     started, codes = time.monotonic(), [0]
     (out / "logs").mkdir(parents=True, exist_ok=True)
     with (out / "logs" / f"{job}.log").open("ab") as log:
+        begin = partial(subprocess.Popen, cwd=ROOT, env=environment, stdout=log, stderr=log)
         steps = commands(job, out, max(plan.end - started - 10, 1), warm)
         for step in steps:
-            here = [subprocess.Popen(c, cwd=ROOT, env=environment, stdout=log, stderr=log) for c in step]
-            if step is steps[-1] and job not in (*TOOLS, AUTO, "parallel") and _silent(here[0], log, plan.end):
+            here = [begin(c) for c in step]
+            if step is steps[-1] and job not in (*TOOLS, AUTO) and _silent(here[0], log, plan.end):
                 here[0].kill()
                 here[0].wait()
-                here = [subprocess.Popen(step[0], cwd=ROOT, env=environment, stdout=log, stderr=log)]
+                here = [begin(c) for c in step]
             codes = []
             for process in here:
                 try:

@@ -56,8 +56,7 @@ def against(records: Sequence[Record]) -> str:
     if not records:
         return "Not measured yet."
     every = runs(records)
-    most = max(len(run.contests_of("graph")) for run in every)
-    place = max(i for i, run in enumerate(every) if len(run.contests_of("graph")) == most)
+    place = max(range(len(every)), key=lambda i: (len(every[i].contests_of("graph")), i))
     last = every[place]
     body, ratios = [], {}  # type: ignore[var-annotated]
     for contest, ours, peer, ratio in _ratios(last):

@@ -34,6 +34,7 @@ _DEEP_GEMM = {
     (8, 64): (70.8, 42.9, 116.0), (8, 128): (75.2, 50.6, 130.0), (8, 512): (195.0, 107.0, 325.0),
 }  # fmt: skip
 
+_YARDSTICK = "fp8-large/fp8-e1-m8192-n8192-k8192"
 _INT4_GROUPS = (32, 64, 128, 0)
 _KINDS = {"bf16": "bf16", "fp8": "FP8", "int4": "INT4"}
 
@@ -61,8 +62,6 @@ def blocks(records: Iterable[Record], gpu: str) -> dict[str, str]:
         texts[name] = "\n\n".join([recorded(run), *lines]) if lines else NOT_MEASURED
     return {**texts, "errors": errors_block()}
 
-
-_YARDSTICK = "fp8-large/fp8-e1-m8192-n8192-k8192"
 
 
 def _latest(records: Sequence[Record], preset: str) -> list[Record]:
@@ -214,9 +213,8 @@ def _models(found: Times) -> list[str]:
             flops = 6.0 * tokens * top_k * hidden * ffn
             for kind, op, backend in ways:
                 base = bf16[op] or next(filter(None, bf16.values()), None)
-                seconds = _both(found, op, model, phase, backend)
-                if kind == "bf16":  # it plays beside FP8 too
-                    seconds = base
+                # bf16 plays beside FP8 too.
+                seconds = base if kind == "bf16" else _both(found, op, model, phase, backend)
                 if seconds is not None:
                     body.append(
                         [

@@ -262,6 +262,12 @@ def test_short_loads_are_offered_where_groups_are_short() -> None:
     assert made.a.box == (1, 64, 64)
 
 
+@pytest.mark.parametrize("wrong", [{"mode": "split"}, {"block_m": 128}, {"block_k": 128}], ids=str)
+def test_short_loads_need_their_tile(wrong) -> None:
+    with pytest.raises(ValueError, match="short: expected block_m 64, block_k 64"):
+        Config(**{"block_m": 64, "block_k": 64, "mode": "pingpong", "short": True, **wrong})
+
+
 def test_short_groups_get_short_tiles() -> None:
     decode = _problem(Case("decode", M, (1,) * 128, n=512, k=256))[0]
     prefill = _problem(Case("prefill", M, (4096, 4096), n=1024, k=256))[0]

@@ -42,6 +42,8 @@ class Config:
     dynamic: programs draw their tiles from a counter; else program p of P takes p, p + P, p + 2P, …
     short: only rows that the group has are loaded, 16 at a time (block_m 64, not "split", block_k 64; ragged M alone).
         All programs of a group ask L2 for the same rows at the same time, and most of 64 would be other groups'.
+
+    ValueError for `short` with another tile or mode, whose rows do not lie as 16 at a time bring them.
     """
 
     block_m: int = 128
@@ -55,6 +57,11 @@ class Config:
     lag: int = 1
     dynamic: bool = False
     short: bool = False
+
+    def __post_init__(self) -> None:
+        if self.short and (self.block_m, self.block_k, self.mode == "split") != (64, 64, False):
+            got = f"{self.block_m}, {self.block_k} and {self.mode}"
+            raise ValueError(f"short: expected block_m 64, block_k 64 and a mode other than split, got {got}")
 
     @property
     def consumers(self) -> int:
