@@ -59,31 +59,26 @@ def _load_b(p, g, col, k0, k_len, k, bar, dst):
 
 @gluon.jit
 def _fill(p, g, row, row_end, col, k0, k_len, k, i, phase):
-    """Load one stage as soon as it is free."""
-    A_PARTS: gl.constexpr = p.BLOCK_M // p.ROWS
+    """Load one stage as soon as it is free: of `a` the boxes that have rows of the group, at least one.
+
+    What the products make of whatever lies in the others' place is not stored.
+    """
     A_BYTES: gl.constexpr = p.a_desc.block_type.nbytes
     B_BYTES: gl.constexpr = p.b_desc.block_type.nbytes
-    BOXES: gl.constexpr = p.ROWS // p.A_BOX
+    BOXES: gl.constexpr = p.BLOCK_M // p.A_BOX
     mbarrier.wait(p.empty.index(i), phase)
     bar = p.full.index(i)
-    both = row + p.ROWS < row_end
-    if A_PARTS == 2:
-        mbarrier.expect(bar, 2 * A_BYTES + B_BYTES, pred=both)
-        mbarrier.expect(bar, A_BYTES + B_BYTES, pred=row + p.ROWS >= row_end)
-    elif BOXES > 1:
-        # Those without rows of the group are not loaded: what the products make of whatever lies there is not stored.
-        boxes = gl.minimum((row_end - row + p.A_BOX - 1) // p.A_BOX, BOXES)
+    boxes = gl.minimum((row_end - row + p.A_BOX - 1) // p.A_BOX, BOXES)
+    if BOXES == 1:
+        mbarrier.expect(bar, A_BYTES + B_BYTES)
+    else:
+        # Exactly one predicate holds, and the barrier counts one arrival.
         for count in gl.static_range(1, BOXES + 1):
             mbarrier.expect(bar, count * A_BYTES + B_BYTES, pred=boxes == count)
-    else:
-        mbarrier.expect(bar, A_BYTES + B_BYTES)
-    _load_a(p, g, row, k0, k_len, k, bar, p.a_boxes.index(i * A_PARTS * BOXES), True)
+    _load_a(p, g, row, k0, k_len, k, bar, p.a_boxes.index(i * BOXES), True)
     _load_b(p, g, col, k0, k_len, k, bar, p.b_smem.index(i))
-    if A_PARTS == 2:
-        _load_a(p, g, row + p.ROWS, k0, k_len, k, bar, p.a_boxes.index(i * A_PARTS + 1), both)
-    if BOXES > 1:
-        for s in gl.static_range(1, BOXES):
-            _load_a(p, g, row + s * p.A_BOX, k0, k_len, k, bar, p.a_boxes.index(i * BOXES + s), s < boxes)
+    for s in gl.static_range(1, BOXES):
+        _load_a(p, g, row + s * p.A_BOX, k0, k_len, k, bar, p.a_boxes.index(i * BOXES + s), s < boxes)
 
 
 @gluon.jit
