@@ -136,6 +136,10 @@ def test_of_a_problem_measured_twice_the_last_run_alone_counts(tmp_path):
     again = [replace(r, run="again", config={**r.config, "tuned": True}) for r in made]
     (problem,) = table_of(made + again, (backend("good"),)).problems
     assert [t.config["tuned"] for t in problem.times] == [True]
+    later = [replace(r, run="later", date="2999-01-01T00:00:00Z") for r in made]
+    for records in (later + again, again + later):  # in whatever order the files are given
+        (problem,) = table_of(records, (backend("good"),)).problems
+        assert [t.config["tuned"] for t in problem.times] == [False]
 
 
 @pytest.fixture

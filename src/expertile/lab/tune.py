@@ -318,8 +318,8 @@ def workload_of(record: Record) -> Workload:
 def table_of(records: Sequence[Record], backends: Sequence[Backend] = BACKENDS) -> Table:
     """The table of the records of one machine. Raises ValueError where none has a time, or for several machines.
 
-    Of a problem that several runs measured the last run alone counts, as times are compared within a run; of several
-    records of one backend and config in it, the last.
+    Of a problem that several runs measured the one begun last alone counts, as times are compared within a run; of
+    several records of one backend and config in it, the last.
     """
     names = {b.name for b in backends}
     ok = [r for r in records if r.status == "ok" and r.backend in names]
@@ -328,6 +328,10 @@ def table_of(records: Sequence[Record], backends: Sequence[Backend] = BACKENDS) 
     gpus = sorted({r.env.gpu for r in ok})
     if len(gpus) > 1:
         raise ValueError(f"records: expected those of one GPU, got {', '.join(gpus)}")
+    begun: dict[str, str] = {}
+    for r in ok:
+        begun[r.run] = min(r.date, begun.get(r.run, r.date))
+    ok.sort(key=lambda r: begun[r.run])
     times: dict[tuple[str, str], dict[tuple[str, str], Timed]] = {}
     first: dict[str, Record] = {}
     runs: dict[tuple[str, str], str] = {}

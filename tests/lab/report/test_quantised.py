@@ -53,6 +53,9 @@ def test_the_sweep_stands_against_deep_gemm_by_shares_of_dense():
     assert "over 1 shapes: 2.00× in geometric mean" in text
     row = next(line for line in text.splitlines() if line.startswith("| 1 | 64 | 4096 | 7168 |"))
     assert "| 8.40 |" in row and "| 50.0 | 2.00× | – | 16.8 | 2.00× |" in row
+    faster = [record(square, "dense", dense_s / 2) if r.backend == "dense" else r for r in found]
+    told = blocks(faster, H200)["sweep"]
+    assert "over 1 shapes: 1.00× in geometric mean" in told and "whatever the two GPUs' speed: 2.00× and 2.00×" in told
     assert next(line for line in text.splitlines() if line.startswith("| 1 | 64 | 2048 | 2048 |")).endswith("| – | – |")
 
 

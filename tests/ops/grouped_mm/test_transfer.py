@@ -26,6 +26,11 @@ class Tiled(Config):
     block_k: int = 64
 
 
+@dataclass(frozen=True)
+class Flagged(Config):
+    flag: bool = False
+
+
 def rival(name="ours", config_class=Config, **config):
     backend = Backend(name, "", lambda p, d: None, lambda p, d: (Config(),), lambda *a: a[1].a)
     return Rival(backend, config_class(**config))
@@ -82,6 +87,16 @@ def test_what_screening_took_off_was_slower_than_what_is_listed():
     assert theirs > math.log(2.0), "slower than the best of its backend"
     assert unknown is None
     assert expected_seconds([rival()], features(), [], H200) == [None]
+
+
+def test_a_neighbour_from_before_a_flag_says_nothing_of_it():
+    old = measured(timed(1e-3), timed(1.3e-3, block_m=64))
+    new = measured(timed(1e-3, block_m=64, flag=True), timed(1.2e-3, flag=False))
+    on, off = rival(config_class=Flagged, block_m=64, flag=True), rival(config_class=Flagged)
+    assert slowdowns([on, off], [(1.0, old)]) == [None, 0.0]
+    assert slowdowns([on, off], [(1.0, old), (1.0, new)]) == pytest.approx([0.0, math.log(1.2) / 2])
+    screened = measured(timed(1e-3, flag=False))
+    assert slowdowns([on], [(1.0, screened)])[0] > 0, "it could have been listed"
 
 
 def test_an_order_that_a_neighbour_does_not_know_counts_as_the_best_of_its_like():

@@ -10,7 +10,8 @@ has changed: how the tile's modelled time, over that of the best tile among the 
 problems.
 
 A candidate that a neighbour does not list counts as the best listed one that differs from it in the L2 raster order
-alone. Where there is none it was screened out, so it was slower than those listed; it counts with a penalty.
+alone. Where there is none it was screened out, so it was slower than those listed; it counts with a penalty. Only a
+neighbour that was measured before one of the candidate's flags existed says nothing of it.
 """
 
 from __future__ import annotations
@@ -52,6 +53,11 @@ class Rival:
         return _keys(self.backend.name, self.config)
 
     @property
+    def flags(self) -> frozenset[str]:
+        """The flags that its config has on."""
+        return _flags(self.config)
+
+    @property
     def tile(self) -> Tile | None:
         return _tile(self.config)
 
@@ -60,6 +66,11 @@ class Rival:
 def _keys(backend: str, config: Any) -> tuple[str, str]:
     fields = config_dict(config)
     return candidate_key(backend, fields), loose_key(backend, fields)
+
+
+@lru_cache(maxsize=4096)
+def _flags(config: Any) -> frozenset[str]:
+    return frozenset(k for k, v in config_dict(config).items() if v is True)
 
 
 @lru_cache(maxsize=4096)
@@ -89,6 +100,7 @@ def expected_slowdowns(
     names = [r.backend.name for r in rivals]
     keys = _comparable(rivals)
     likes = [r.keys[1] for r in rivals]
+    flags = [r.flags for r in rivals]
     tiles = tuple(r.tile for r in rivals)
     here = modelled_logs(features, tiles, device)
     sums = [0.0] * len(rivals)
@@ -101,7 +113,7 @@ def expected_slowdowns(
             log = slowdowns.get(key, slowdowns.get(likes[i]))
             if log is None:
                 of_backend = backends.get(names[i])
-                if of_backend is None:
+                if of_backend is None or not flags[i] <= measured.fields[names[i]]:
                     continue
                 log = max(of_backend, _SCREENED_OUT) + _PENALTY
             sums[i] += weight * (log + _CARRIED * (here[i] - there[i]))

@@ -159,6 +159,11 @@ class Measured:
         """Log of time / best time of each backend's best config."""
         return {t.backend: math.log(t.seconds / self.best) for t in reversed(self.times)}
 
+    @cached_property
+    def fields(self) -> Mapping[str, frozenset[str]]:
+        """The fields that each backend's configs had then."""
+        return {t.backend: frozenset(t.config) for t in self.times}
+
 
 @dataclass(frozen=True)
 class Table:
