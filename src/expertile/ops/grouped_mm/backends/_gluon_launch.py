@@ -108,6 +108,7 @@ def plan(p: Problem, config: Any, out_strides: tuple[int, ...], programs: int) -
         "C_PARTS": config.store_parts,
         "C_SLOTS": config.store_slots,
         "DYNAMIC": config.dynamic,
+        "PACED": config.paced,
         # The first consumer gets what the second and the producer leave: as many.
         "CONSUMER_REGS": 232,
         "PRODUCER_REGS": 40,
@@ -125,13 +126,13 @@ def arguments(p: Problem, operands: Operands, config: Any, out: torch.Tensor) ->
     offs = operands.offs if operands.offs is not None else out
     bias = operands.bias if operands.bias is not None else out
     descriptors = (made.a.of(operands.a), made.b.of(operands.b), made.c.of(out))
-    return (*descriptors, offs, bias, tickets(made.options["DYNAMIC"], offs), *made.sizes), made.options
+    return (*descriptors, offs, bias, tickets(config.dynamic or config.paced, offs), *made.sizes), made.options
 
 
-def tickets(dynamic: bool, like: torch.Tensor) -> torch.Tensor:
-    """The counter that one launch draws tile numbers from: fresh, so that launches on other streams and replays of
-    CUDA graphs have their own. Any tensor where none is needed."""
-    return torch.zeros(1, dtype=torch.int32, device=like.device) if dynamic else like
+def tickets(counts: bool, like: torch.Tensor) -> torch.Tensor:
+    """The counter that one launch draws tile numbers from, or counts begun tiles in: fresh, so that launches on other
+    streams and replays of CUDA graphs have their own. Any tensor where none is needed."""
+    return torch.zeros(1, dtype=torch.int32, device=like.device) if counts else like
 
 
 @dataclass(frozen=True, eq=False)
@@ -144,7 +145,7 @@ class Ready:
     c: _launch.Tensor
     rest: tuple[Any, ...]
     programs: int
-    draws: bool
+    counts: bool
 
     def __call__(self, device: int, a: int, b: int, c: int, pointers: tuple[int, ...]) -> None:
         """Queue the kernel on `device`'s current stream, for tensors at these addresses."""
@@ -186,7 +187,8 @@ def make_ready(
         return None
     a, b, c = (made.tensor(i, list(x.shape), list(x.strides)) for i, x in enumerate(blocks))
     constants = (None,) * (len(kernel.arg_names) - len(dtypes) - len(numbers))
-    return Ready(made, a, b, c, (*numbers, *constants), programs, options.get("DYNAMIC", False))
+    counts = any(options.get(name) for name in ("DYNAMIC", "PACED"))
+    return Ready(made, a, b, c, (*numbers, *constants), programs, counts)
 
 
 @lru_cache(maxsize=1024)
@@ -213,7 +215,7 @@ def launch(p: Problem, operands: Operands, config: Any, out: torch.Tensor) -> No
         grouped_mm_kernel[(Device.current(out.device).sm_count,)](*args, **options)
         return
     here = out.data_ptr()
-    counter = tickets(ready.draws, out)
+    counter = tickets(ready.counts, out)
     pointers = (
         here if offs is None else offs.data_ptr(), here if bias is None else bias.data_ptr(), counter.data_ptr(),
     )  # fmt: skip
