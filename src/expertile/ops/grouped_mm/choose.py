@@ -24,13 +24,13 @@ from expertile.ops.grouped_mm.problem import Layout, Problem
 from expertile.ops.grouped_mm.transfer import Rival, expected_seconds
 from expertile.ops.grouped_mm.tuned import Measured, Table, features_of, load_table, nearest
 
-NEIGHBOURS = 8
+NEIGHBOURS = 16
 # Expected times closer than that are a tie, which the earlier backend or config keeps.
 TIE = 0.005
 # And a backend's default config keeps what no other is expected to do that much faster: it follows rules fitted to
 # hundreds of problems, its rivals a few neighbours. (H200, 393 problems: from 2.3 % behind the best config to 1.8 %.)
 # So do our backends against peers: H200, 70 problems, from 3.3 % behind the best to 2.7 %.
-TRUST = 0.04
+TRUST = 0.05
 
 
 @dataclass(frozen=True)
