@@ -63,7 +63,6 @@ def blocks(records: Iterable[Record], gpu: str) -> dict[str, str]:
     return {**texts, "errors": errors_block()}
 
 
-
 def _latest(records: Sequence[Record], preset: str) -> list[Record]:
     """All records of the last run that measured something of `preset`, for each operator in it."""
     last = {r.op: r.run for r in records if r.workload.startswith(f"{preset}/") and r.status == "ok"}

@@ -281,10 +281,10 @@ def test_many_waves_may_be_paced() -> None:
 
 
 def test_short_groups_get_short_tiles() -> None:
-    decode = _problem(Case("decode", M, (1,) * 128, n=512, k=256))[0]
-    prefill = _problem(Case("prefill", M, (4096, 4096), n=1024, k=256))[0]
-    assert BACKEND.configs(decode, H200)[0].block_m == 64 and BACKEND.configs(decode, H200)[0].short
-    assert BACKEND.configs(prefill, H200)[0].block_m == 128
+    cases_of = (Case("decode", M, (1,) * 128, n=512, k=256), Case("prefill", M, (4096, 4096), n=1024, k=256))
+    decode, prefill = (BACKEND.configs(_problem(case)[0], H200)[0] for case in cases_of)
+    assert decode.block_m == 64 and decode.short
+    assert prefill.block_m == 128
 
 
 @pytest.mark.parametrize(

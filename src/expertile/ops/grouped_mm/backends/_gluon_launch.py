@@ -126,7 +126,7 @@ def arguments(p: Problem, operands: Operands, config: Any, out: torch.Tensor) ->
     offs = operands.offs if operands.offs is not None else out
     bias = operands.bias if operands.bias is not None else out
     descriptors = (made.a.of(operands.a), made.b.of(operands.b), made.c.of(out))
-    return (*descriptors, offs, bias, tickets(config.dynamic or config.paced, offs), *made.sizes), made.options
+    return (*descriptors, offs, bias, tickets(config.counts, offs), *made.sizes), made.options
 
 
 def tickets(counts: bool, like: torch.Tensor) -> torch.Tensor:
@@ -145,7 +145,6 @@ class Ready:
     c: _launch.Tensor
     rest: tuple[Any, ...]
     programs: int
-    counts: bool
 
     def __call__(self, device: int, a: int, b: int, c: int, pointers: tuple[int, ...]) -> None:
         """Queue the kernel on `device`'s current stream, for tensors at these addresses."""
@@ -187,8 +186,7 @@ def make_ready(
         return None
     a, b, c = (made.tensor(i, list(x.shape), list(x.strides)) for i, x in enumerate(blocks))
     constants = (None,) * (len(kernel.arg_names) - len(dtypes) - len(numbers))
-    counts = any(options.get(name) for name in ("DYNAMIC", "PACED"))
-    return Ready(made, a, b, c, (*numbers, *constants), programs, counts)
+    return Ready(made, a, b, c, (*numbers, *constants), programs)
 
 
 @lru_cache(maxsize=1024)
@@ -215,7 +213,7 @@ def launch(p: Problem, operands: Operands, config: Any, out: torch.Tensor) -> No
         grouped_mm_kernel[(Device.current(out.device).sm_count,)](*args, **options)
         return
     here = out.data_ptr()
-    counter = tickets(ready.counts, out)
+    counter = tickets(config.counts, out)
     pointers = (
         here if offs is None else offs.data_ptr(), here if bias is None else bias.data_ptr(), counter.data_ptr(),
     )  # fmt: skip

@@ -69,6 +69,11 @@ class Config:
             raise ValueError("paced: expected tiles that are not drawn, got dynamic")
 
     @property
+    def counts(self) -> bool:
+        """Whether the programs share a counter in memory."""
+        return self.dynamic or self.paced
+
+    @property
     def consumers(self) -> int:
         return 1 if self.mode == "cooperative" else 2
 
@@ -164,7 +169,7 @@ _WIDE_DECODE = Config(mode="cooperative", block_m=64, num_stages=4)
 _STORING = Config(mode="pingpong", block_n=128, num_stages=3, store_slots=2, group_m=8)
 
 # H200: decode of ten layers of models, 1 to 16 rows a group: 1 to 10 % faster than the best of the others; 128 groups
-# of which one has 90 % of 1024 rows, 2048 -> 1536: 157 us against 161. With 64 rows a group 1 to 10 % slower.
+# of which one has 90 % of 1024 rows, 2048 -> 1536: 157 us against 161. With 64 rows a group up to 14 % slower.
 _SHORT = Config(mode="cooperative", block_m=64, block_n=128, num_stages=8, short=True)
 
 # Not measured yet beside the others; for many waves of tiles.
@@ -188,6 +193,16 @@ _CANDIDATES = (
 )
 
 
+def _rows(p: Problem) -> float:
+    """Rows of the result that belong to a group, on average."""
+    return p.mean_group if p.layout is Layout.RAGGED_M else p.m
+
+
+def _tiles(p: Problem) -> int:
+    """Tiles of 128x128 in the result, for groups of mean size."""
+    return p.groups * math.ceil(_rows(p) / 128) * math.ceil(p.n / 128)
+
+
 def _default(problem: Problem, device: Device) -> Config:
     """The schedule for a problem: rules fitted to 393 problems measured on an H200 with every config (8 to 128 groups,
     16 to 4096 rows, even and skewed; 768 to 14336 columns), and looked over on 591. In geometric mean they lose 0.8 %
@@ -196,10 +211,7 @@ def _default(problem: Problem, device: Device) -> Config:
     p = problem
     if p.layout is Layout.RAGGED_K:
         return _wgrad_default(p)
-    rows = p.mean_group if p.layout is Layout.RAGGED_M else p.m
-    tiles_n = math.ceil(p.n / 128)
-    group_tiles = math.ceil(rows / 128) * tiles_n
-    tiles = p.groups * group_tiles
+    rows, tiles = _rows(p), _tiles(p)
     full_tiles = p.groups * rows * p.n / 128**2  # as many as there would be if none had rows or columns to spare
     weights_mb = 2e-6 * p.groups * p.k * p.n
     if rows <= 48:
@@ -236,8 +248,7 @@ def _default(problem: Problem, device: Device) -> Config:
 
 
 def _wgrad_default(p: Problem) -> Config:
-    tiles = p.groups * math.ceil(p.m / 128) * math.ceil(p.n / 128)
-    if tiles > 7094:
+    if _tiles(p) > 7094:
         # Little but stores, or groups that differ in work: all programs stay side by side in memory.
         if p.mean_group <= 724:
             return _DRAWN
@@ -254,9 +265,7 @@ def _wgrad_default(p: Problem) -> Config:
 def configs(problem: Problem, device: Device) -> tuple[Config, ...]:
     """Configs worth timing, the default first."""
     few = problem.layout is Layout.RAGGED_M and problem.mean_group <= 64
-    down = problem.m if problem.layout is not Layout.RAGGED_M else problem.mean_group
-    tiles = problem.groups * math.ceil(down / 128) * math.ceil(problem.n / 128)
-    many = tiles >= _WAVES_TO_PACE * device.sm_count
+    many = _tiles(problem) >= _WAVES_TO_PACE * device.sm_count
     ordered = (_default(problem, device), *_CANDIDATES, *((_SHORT,) if few else ()), *(_PACED if many else ()))
     return tuple(dict.fromkeys(_fitted(c, problem, device) for c in ordered))
 
