@@ -47,13 +47,12 @@ class Context:
     C_PARTS: gl.constexpr
     C_SLOTS: gl.constexpr
     DYNAMIC: gl.constexpr
-    PACED: gl.constexpr
 
     @gluon.constexpr_function
     def __init__(
         self, a_desc, b_desc, c_desc, a_boxes, a_smem, b_smem, c_smem, full, empty, turn, queue, queued, offs, bias,
         tickets, G, M, N, K, LAYOUT, A_K_MAJOR, B_K_MAJOR, HAS_BIAS, GROUPS_POW2, CONSUMERS, ROWS, A_BOX, BLOCK_M,
-        BLOCK_N, BLOCK_K, STAGES, LAG, GROUP_M, C_PARTS, C_SLOTS, DYNAMIC, PACED,
+        BLOCK_N, BLOCK_K, STAGES, LAG, GROUP_M, C_PARTS, C_SLOTS, DYNAMIC,
     ):  # fmt: skip
         self.a_desc = a_desc
         self.b_desc = b_desc
@@ -91,4 +90,3 @@ class Context:
         self.C_PARTS = gl.constexpr(C_PARTS)
         self.C_SLOTS = gl.constexpr(C_SLOTS)
         self.DYNAMIC = gl.constexpr(DYNAMIC)
-        self.PACED = gl.constexpr(PACED)

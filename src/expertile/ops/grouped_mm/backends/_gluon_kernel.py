@@ -25,7 +25,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from expertile.ops.grouped_mm.backends._gluon_context import Context
-from expertile.ops.grouped_mm.backends._gluon_tickets import draw, keep_pace, make_queue, publish, take
+from expertile.ops.grouped_mm.backends._gluon_tickets import draw, make_queue, publish, take
 from expertile.ops.grouped_mm.backends._gluon_tiles import k_range, locate, make_plan
 
 # Ragged descriptors (triton.tools.ragged_tma) wrap 64-bit addresses around at this coordinate.
@@ -90,8 +90,6 @@ def _producer(p):
     number = 0
     g, row, row_end, col, k0, k_len = locate(p, plan, t)
     while t < plan.total:
-        if p.PACED:
-            keep_pace(p, number)
         # An empty group has one step, of zeros from outside its descriptors.
         _fill(p, g, row, row_end, col, k0, k_len, 0, i, phase)
         after = draw(p, number, t)
@@ -357,13 +355,13 @@ def grouped_mm_kernel(
     GROUPS_POW2: gl.constexpr, CONSUMERS: gl.constexpr, ROWS: gl.constexpr, A_BOX: gl.constexpr,
     BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr, STAGES: gl.constexpr, LAG: gl.constexpr,
     GROUP_M: gl.constexpr, C_PARTS: gl.constexpr, C_SLOTS: gl.constexpr, DYNAMIC: gl.constexpr,
-    PACED: gl.constexpr, CONSUMER_REGS: gl.constexpr, PRODUCER_REGS: gl.constexpr, num_warps: gl.constexpr,
+    CONSUMER_REGS: gl.constexpr, PRODUCER_REGS: gl.constexpr, num_warps: gl.constexpr,
 ):  # fmt: skip
     """out[g] = a[g] @ b[g] over groups g; see `gluon_hopper` for shapes. Grid: one program per multiprocessor.
 
     GROUPS_POW2: a power of two >= max(G, 32). BLOCK_M = ROWS * CONSUMERS (split) or ROWS (pingpong). A_BOX: rows of a
     that one load brings, ROWS or, for a with 64 elements of K in a row of a box, a divisor of 64 rows. tickets_ptr: an
-    int32 that is zero, for DYNAMIC and PACED.
+    int32 that is zero, for DYNAMIC.
     Launched as a programmatic dependent, it sets itself up while the kernel before it ends.
     """
     gl.inline_asm_elementwise(
@@ -399,7 +397,7 @@ def grouped_mm_kernel(
         a_desc, b_desc, c_desc, a_boxes, a_smem, b_smem, c_smem, full, empty, turn, queue, queued, offs_ptr, bias_ptr,
         tickets_ptr, G, M, N, K,
         LAYOUT, A_K_MAJOR, B_K_MAJOR, HAS_BIAS, GROUPS_POW2, CONSUMERS, ROWS, A_BOX, BLOCK_M, BLOCK_N, BLOCK_K, STAGES,
-        LAG, GROUP_M, C_PARTS, C_SLOTS, DYNAMIC, PACED,
+        LAG, GROUP_M, C_PARTS, C_SLOTS, DYNAMIC,
     )  # fmt: skip
     mma_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [num_warps, 1], [16, BLOCK_N, 16])
     if CONSUMERS == 2:

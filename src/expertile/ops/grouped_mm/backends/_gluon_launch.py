@@ -108,7 +108,6 @@ def plan(p: Problem, config: Any, out_strides: tuple[int, ...], programs: int) -
         "C_PARTS": config.store_parts,
         "C_SLOTS": config.store_slots,
         "DYNAMIC": config.dynamic,
-        "PACED": config.paced,
         # The first consumer gets what the second and the producer leave: as many.
         "CONSUMER_REGS": 232,
         "PRODUCER_REGS": 40,
@@ -126,13 +125,13 @@ def arguments(p: Problem, operands: Operands, config: Any, out: torch.Tensor) ->
     offs = operands.offs if operands.offs is not None else out
     bias = operands.bias if operands.bias is not None else out
     descriptors = (made.a.of(operands.a), made.b.of(operands.b), made.c.of(out))
-    return (*descriptors, offs, bias, tickets(config.counts, offs), *made.sizes), made.options
+    return (*descriptors, offs, bias, tickets(config.dynamic, offs), *made.sizes), made.options
 
 
-def tickets(counts: bool, like: torch.Tensor) -> torch.Tensor:
-    """The counter that one launch draws tile numbers from, or counts begun tiles in: fresh, so that launches on other
-    streams and replays of CUDA graphs have their own. Any tensor where none is needed."""
-    return torch.zeros(1, dtype=torch.int32, device=like.device) if counts else like
+def tickets(dynamic: bool, like: torch.Tensor) -> torch.Tensor:
+    """The counter that one launch draws tile numbers from: fresh, so that launches on other streams and replays of
+    CUDA graphs have their own. Any tensor where none is needed."""
+    return torch.zeros(1, dtype=torch.int32, device=like.device) if dynamic else like
 
 
 @dataclass(frozen=True, eq=False)
@@ -213,7 +212,7 @@ def launch(p: Problem, operands: Operands, config: Any, out: torch.Tensor) -> No
         grouped_mm_kernel[(Device.current(out.device).sm_count,)](*args, **options)
         return
     here = out.data_ptr()
-    counter = tickets(config.counts, out)
+    counter = tickets(config.dynamic, out)
     pointers = (
         here if offs is None else offs.data_ptr(), here if bias is None else bias.data_ptr(), counter.data_ptr(),
     )  # fmt: skip

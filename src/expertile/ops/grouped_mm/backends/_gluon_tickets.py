@@ -15,10 +15,6 @@ and 128x128 tiles 5.7, taken in turn 128x128 tiles 11.6; cuBLAS reads 3.2 for on
 programs that run side by side then no longer have neighbouring tiles: L2 answers a third more requests (62.7 GB against
 46.4), and small tiles, which live on L2, lose more by that than they gain.
 
-PACED, for tiles that are not drawn: each program counts the tiles that it begins, all into one counter in memory, and
-waits where it would be more than two ahead of the mean. So neighbours keep neighbouring tiles and none drifts away. It
-is a hint: a program that has looked often enough goes on, so one that is not on the chip yet holds nobody up.
-
 `p` is the kernel's context, with DYNAMIC, tickets (pointer to an int32 that is zero when the kernel begins), queue and
 queued (the slots, and a barrier for each).
 """
@@ -28,9 +24,6 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 SLOTS: gl.constexpr = gl.constexpr(16)
-# PACED: tiles that a program may be ahead of the others, and how often it looks before it goes on all the same.
-_AHEAD: gl.constexpr = gl.constexpr(2)
-_LOOKS: gl.constexpr = gl.constexpr(64)
 _LANES: gl.constexpr = gl.constexpr(32)
 
 
@@ -77,14 +70,3 @@ def take(p, number, t):
         return gl.max(p.queue.index(slot).load(layout), 0)
     else:
         return t
-
-
-@gluon.jit
-def keep_pace(p, number):
-    """Producer: before this program's tile number `number`, wait for programs that are behind."""
-    begun = gl.atomic_add(p.tickets, 1, sem="relaxed")
-    due = gl.num_programs(0) * (number - _AHEAD)
-    looks = 0
-    while (begun < due) & (looks < _LOOKS):
-        begun = gl.atomic_add(p.tickets, 0, sem="relaxed")
-        looks += 1

@@ -40,12 +40,10 @@ class Config:
     store_parts, store_slots: the output tile leaves in `store_parts` pieces through `store_slots` buffers.
     lag: steps by which the second consumer of "split" starts late.
     dynamic: programs draw their tiles from a counter; else program p of P takes p, p + P, p + 2P, …
-    paced: programs that do not draw wait for those that are more than two tiles behind; see `_gluon_tickets`.
     short: only rows that the group has are loaded, 16 at a time (block_m 64, not "split", block_k 64; ragged M alone).
         All programs of a group ask L2 for the same rows at the same time, and most of 64 would be other groups'.
 
-    ValueError for `short` with another tile or mode, whose rows do not lie as 16 at a time bring them, and for `paced`
-    with `dynamic`.
+    ValueError for `short` with another tile or mode, whose rows do not lie as 16 at a time bring them.
     """
 
     block_m: int = 128
@@ -59,19 +57,11 @@ class Config:
     lag: int = 1
     dynamic: bool = False
     short: bool = False
-    paced: bool = False
 
     def __post_init__(self) -> None:
         if self.short and (self.block_m, self.block_k, self.mode == "split") != (64, 64, False):
             got = f"{self.block_m}, {self.block_k} and {self.mode}"
             raise ValueError(f"short: expected block_m 64, block_k 64 and a mode other than split, got {got}")
-        if self.paced and self.dynamic:
-            raise ValueError("paced: expected tiles that are not drawn, got dynamic")
-
-    @property
-    def counts(self) -> bool:
-        """Whether the programs share a counter in memory."""
-        return self.dynamic or self.paced
 
     @property
     def consumers(self) -> int:
@@ -172,10 +162,6 @@ _STORING = Config(mode="pingpong", block_n=128, num_stages=3, store_slots=2, gro
 # of which one has 90 % of 1024 rows, 2048 -> 1536: 157 us against 161. With 64 rows a group up to 14 % slower.
 _SHORT = Config(mode="cooperative", block_m=64, block_n=128, num_stages=8, short=True)
 
-# Not measured yet beside the others; for many waves of tiles.
-_PACED = (replace(_BANDS_OF_4, paced=True), replace(_DRAWN, dynamic=False, paced=True))
-_WAVES_TO_PACE = 16
-
 # Each wins some problem.
 _CANDIDATES = (
     _BANDS_OF_4,
@@ -265,8 +251,7 @@ def _wgrad_default(p: Problem) -> Config:
 def configs(problem: Problem, device: Device) -> tuple[Config, ...]:
     """Configs worth timing, the default first."""
     few = problem.layout is Layout.RAGGED_M and problem.mean_group <= 64
-    many = _tiles(problem) >= _WAVES_TO_PACE * device.sm_count
-    ordered = (_default(problem, device), *_CANDIDATES, *((_SHORT,) if few else ()), *(_PACED if many else ()))
+    ordered = (_default(problem, device), *_CANDIDATES, *((_SHORT,) if few else ()))
     return tuple(dict.fromkeys(_fitted(c, problem, device) for c in ordered))
 
 
