@@ -117,6 +117,12 @@ def test_slowdowns_are_logarithms_over_the_best():
     assert dict(m.backends) == pytest.approx({"a": 0.0, "b": math.log(2)})
 
 
+def test_what_changes_times_least_is_left_out_of_the_loose_key() -> None:
+    one, other = ({"x": 1, "group_m": 4, "num_stages": 4, "store_parts": 1}, {"x": 1, "num_stages": 5})
+    assert loose_key("a", one) == loose_key("a", other) != loose_key("a", {"x": 2})
+    assert candidate_key("a", one) != candidate_key("a", other)
+
+
 def test_the_h200_table_ships_and_is_small():
     path = tuned.package_folder() / "nvidia-h200.json"
     shipped = Table.from_json(path.read_text(encoding="utf-8"))

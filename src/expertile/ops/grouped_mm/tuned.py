@@ -32,6 +32,7 @@ _OTHER_ORDER, _OTHER_SKEW = 0.3, 0.5
 _TILE = (128, 256)
 # Beyond that nothing measured is like the problem.
 FAR = 5.0
+_LOOSE = ("group_m", "num_stages", "store_parts")
 
 
 @dataclass(frozen=True)
@@ -233,8 +234,9 @@ def candidate_key(backend: str, config: Mapping[str, Any]) -> str:
 
 
 def loose_key(backend: str, config: Mapping[str, Any]) -> str:
-    """`candidate_key` without the height of the L2 raster panel."""
-    return candidate_key(backend, {k: v for k, v in config.items() if k != "group_m"})
+    """`candidate_key` without what changes times least: the height of the L2 raster panel, and how shared memory is
+    divided into stages and the buffers of stores."""
+    return candidate_key(backend, {k: v for k, v in config.items() if k not in _LOOSE})
 
 
 def nearest(measured: Sequence[Measured], features: Features, most: int) -> list[tuple[float, Measured]]:

@@ -309,10 +309,26 @@ def _wgrad(groups: int, rows: int, m: int, n: int) -> Config:
 
 def test_short_weight_gradients_get_small_tiles() -> None:
     """Where they are too few to be drawn: from 128 rows a group down each consumer stores its half of 128x128."""
-    expected = ((4, "split", 128), (128, "split", 128), (256, "pingpong", 128), (512, "cooperative", 256))
+    expected = ((4, "split", 128), (128, "split", 128), (256, "pingpong", 128), (512, "pingpong", 128))
     for rows, mode, width in expected:
         config = _wgrad(8, rows, 1024, 4096)
         assert (config.mode, config.block_n) == (mode, width)
+    wide = _wgrad(8, 512, 4096, 2048)
+    assert (wide.mode, wide.block_n) == ("cooperative", 256)
+
+
+def test_groups_of_a_few_hundred_rows_get_low_tiles() -> None:
+    """Half as many rows to spare; but not where 256 columns are too many, or so few products that stores show."""
+
+    def default(rows: int, k: int, n: int) -> Config:
+        problem = Problem(M, groups=32, m=32 * rows, n=n, k=k, dtype=torch.bfloat16, out_dtype=torch.bfloat16,
+                          a_strides=(k, 1), b_strides=(n * k, 1, k), device_type="cuda")  # fmt: skip
+        return BACKEND.configs(problem, H200)[0]
+
+    low = [default(*shape) for shape in ((256, 4096, 14336), (600, 1024, 2048), (2048, 4096, 4096))]
+    assert {(c.block_m, c.block_n, c.mode) for c in low} == {(64, 256, "pingpong")}
+    high = [default(*shape) for shape in ((256, 4096, 1408), (256, 512, 14336), (2048, 1024, 4096))]
+    assert {c.block_m for c in high} == {128}
 
 
 def test_short_groups_are_drawn_where_there_are_waves_enough() -> None:

@@ -148,12 +148,12 @@ def _fitted(config: Config, problem: Problem, device: Device) -> Config:
     return config
 
 
-_PINGPONG = Config(mode="pingpong", block_n=128, num_stages=6, store_parts=2)
+_PINGPONG = Config(mode="pingpong", block_n=128, num_stages=6, store_parts=4)
 _BANDS_OF_2, _BANDS_OF_4, _BANDS_OF_8 = (replace(_PINGPONG, group_m=rows) for rows in (2, 4, 8))
 _COOPERATIVE = Config(mode="cooperative", num_stages=4, store_parts=2)
 _SHARED = Config(block_n=128, num_stages=6)
 _DRAWN = Config(num_stages=4, store_parts=2, dynamic=True)
-_LOW = Config(mode="pingpong", block_m=64, num_stages=4)
+_LOW = Config(mode="pingpong", block_m=64, num_stages=5, store_parts=4)
 _DECODE = Config(mode="cooperative", block_m=64, block_n=128, block_k=128, num_stages=4)
 _WIDE_DECODE = Config(mode="cooperative", block_m=64, num_stages=4)
 _STORING = Config(mode="pingpong", block_n=128, num_stages=3, store_slots=2, group_m=8)
@@ -189,11 +189,16 @@ def _tiles(p: Problem) -> int:
     return p.groups * math.ceil(_rows(p) / 128) * math.ceil(p.n / 128)
 
 
+def _fills_256_columns(p: Problem) -> bool:
+    """Whether tiles 256 wide have at most a twentieth of their columns to spare."""
+    return math.ceil(p.n / 256) * 256 <= 1.05 * p.n
+
+
 def _default(problem: Problem, device: Device) -> Config:
     """The schedule for a problem: rules fitted to 393 problems measured on an H200 with every config (8 to 128 groups,
-    16 to 4096 rows, even and skewed; 768 to 14336 columns), and looked over on 591. In geometric mean they lose 0.8 %
-    to the best config of each of 301 with ragged M, and 1.3 % on 137 weight gradients (where the default was timed),
-    where group sizes are known to nobody; no config alone loses less than 4 %."""
+    16 to 4096 rows, even and skewed; 768 to 14336 columns), and those for _LOW and bands anew to 83 of these problems
+    and 26 larger ones at full power, measured again with the tiles as they are now: in geometric mean 1.4 % behind the
+    best config of each (ragged M 1.2, weight gradients 2.0, where group sizes are known to nobody)."""
     p = problem
     if p.layout is Layout.RAGGED_K:
         return _wgrad_default(p)
@@ -217,8 +222,13 @@ def _default(problem: Problem, device: Device) -> Config:
         # H200: 175 rows, 1536 -> 7168 in 12.2 us by two consumers on each such tile, 16.4 by one; 8 groups of 128,
         # 2048 -> 1536 at 0.98 of the best, where 128x256 is at 0.77.
         return _SHARED
-    if p.n > 7663:
-        return _DRAWN if rows <= 1536 else _BANDS_OF_4
+    # With K as long the stores are hidden; enough tiles for two waves.
+    low = _fills_256_columns(p) and p.k >= 1024 and tiles > 272
+    if low and 175 < rows <= 724 and weights_mb <= 7500:
+        # Half as many rows to spare. H200, 32 groups of 256, 4096 -> 14336: 1665 us, in other tiles 1790 and more.
+        return _LOW
+    if p.n > 7663 and rows <= 1536 and weights_mb > 222:
+        return _DRAWN
     if full_tiles <= 222:
         return _COOPERATIVE
     if tiles <= 272:
@@ -227,10 +237,13 @@ def _default(problem: Problem, device: Device) -> Config:
         if p.k > 2896:
             return _COOPERATIVE
         # Groups of one or two rows of tiles differ in work, which drawn tiles even out where there are waves enough:
-        # H200, 128 groups of 128, 1024 -> 4096: 1.00 of the best drawn, 0.95 not; 32 of 128, 2048 -> 1536: 0.89, 0.97.
-        return _DRAWN if tiles > 4 * device.sm_count else _PINGPONG
-    # Drawn tiles read large weights from memory fewer times; not where n is contiguous in them.
-    return _DRAWN if weights_mb > 1420 and _b_inner(p) == 1 else _BANDS_OF_4
+        # H200, 128 groups of 128, 1024 -> 4096: 1.00 of the best drawn, 0.95 not; 32 of 128, 2048 -> 1536: 0.89, 0.96.
+        return _DRAWN if tiles > 4 * device.sm_count else _LOW if low else _PINGPONG
+    # Drawn tiles read large weights from memory fewer times. H200, 256 groups of 256 on average, Zipf, 7168 -> 4096:
+    # 0.98 of that low; 64 of 1024, 11008 -> 4096 with n contiguous in b: 0.98 in bands.
+    if weights_mb > 7500 or (weights_mb > 3520 and _b_inner(p) != 1):
+        return _DRAWN
+    return _LOW if low and _b_inner(p) == 1 and p.k >= 4096 else _BANDS_OF_4
 
 
 def _wgrad_default(p: Problem) -> Config:
@@ -244,7 +257,7 @@ def _wgrad_default(p: Problem) -> Config:
         return _SHARED
     if p.n <= 1774 or p.mean_group <= 362:
         return _BANDS_OF_2
-    return _COOPERATIVE if p.mean_group <= 724 else _BANDS_OF_4
+    return _COOPERATIVE if p.mean_group <= 724 and p.m > 2896 else _BANDS_OF_4
 
 
 @lru_cache(maxsize=1024)
