@@ -184,27 +184,35 @@ def _rows(p: Problem) -> float:
     return p.mean_group if p.layout is Layout.RAGGED_M else p.m
 
 
-def _tiles(p: Problem) -> int:
-    """Tiles of 128x128 in the result, for groups of mean size."""
-    return p.groups * math.ceil(_rows(p) / 128) * math.ceil(p.n / 128)
+def _tiles(p: Problem, height: int = 128, width: int = 128) -> int:
+    """Tiles in the result, for groups of mean size."""
+    return p.groups * math.ceil(_rows(p) / height) * math.ceil(p.n / width)
 
 
-def _fills_256_columns(p: Problem) -> bool:
-    """Whether tiles 256 wide have at most a twentieth of their columns to spare."""
-    return math.ceil(p.n / 256) * 256 <= 1.05 * p.n
+def _gain_of_low_tiles(p: Problem, device: Device) -> float:
+    """Waves of 128x128 over waves of 64x256, which has as many products: what fewer rows to spare save, or more columns
+    to spare cost. A dozen waves even out."""
+
+    def waves(tiles: int) -> float:
+        part = tiles / device.sm_count
+        return part if part > 12 else math.ceil(part)
+
+    return waves(_tiles(p)) / max(1, waves(_tiles(p, 64, 256)))
 
 
 def _default(problem: Problem, device: Device) -> Config:
     """The schedule for a problem: rules fitted to 393 problems measured on an H200 with every config (8 to 128 groups,
-    16 to 4096 rows, even and skewed; 768 to 14336 columns), and those for _LOW and bands anew to 83 of these problems
-    and 26 larger ones at full power, measured again with the tiles as they are now: in geometric mean 1.4 % behind the
-    best config of each (ragged M 1.2, weight gradients 2.0, where group sizes are known to nobody)."""
+    16 to 4096 rows, even and skewed; 768 to 14336 columns), and those for _LOW, bands and weight gradients anew to 304
+    that were measured with the tiles as they are now, 25 of them at full power. In geometric mean they lose to the best
+    config of each 0.9 % (195 with ragged M), 1.5 % (74 weight gradients, where group sizes are known to nobody) and
+    2.7 % (35 batched)."""
     p = problem
     if p.layout is Layout.RAGGED_K:
         return _wgrad_default(p)
     rows, tiles = _rows(p), _tiles(p)
     full_tiles = p.groups * rows * p.n / 128**2  # as many as there would be if none had rows or columns to spare
     weights_mb = 2e-6 * p.groups * p.k * p.n
+    k_contiguous = _b_inner(p) == 1
     if rows <= 48:
         if p.layout is Layout.RAGGED_M:
             return _SHORT
@@ -222,10 +230,14 @@ def _default(problem: Problem, device: Device) -> Config:
         # H200: 175 rows, 1536 -> 7168 in 12.2 us by two consumers on each such tile, 16.4 by one; 8 groups of 128,
         # 2048 -> 1536 at 0.98 of the best, where 128x256 is at 0.77.
         return _SHARED
-    # With K as long the stores are hidden; enough tiles for two waves.
-    low = _fills_256_columns(p) and p.k >= 1024 and tiles > 272
-    if low and 175 < rows <= 724 and weights_mb <= 7500:
-        # Half as many rows to spare. H200, 32 groups of 256, 4096 -> 14336: 1665 us, in other tiles 1790 and more.
+    gain = _gain_of_low_tiles(p, device)
+    if gain >= 1.03 and p.k >= 512 and tiles > device.sm_count and weights_mb <= 7500:
+        # H200: 553 rows, 4096 -> 7168 in 50 us, of 128x128 76; 75 groups of 822, 2048 -> 2048 in 751 and 799.
+        return _LOW
+    low = gain >= 1 and p.k >= 1024  # with K as long the stores are hidden
+    if low and 175 < rows <= (724 if k_contiguous else 362) and tiles > 272 and weights_mb <= 7500:
+        # Groups that are not alike have fewer rows to spare. 32 groups of about 256, 4096 -> 14336: 1665 us, in other
+        # tiles 1790 and more.
         return _LOW
     if p.n > 7663 and rows <= 1536 and weights_mb > 222:
         return _DRAWN
@@ -241,15 +253,15 @@ def _default(problem: Problem, device: Device) -> Config:
         return _DRAWN if tiles > 4 * device.sm_count else _LOW if low else _PINGPONG
     # Drawn tiles read large weights from memory fewer times. H200, 256 groups of 256 on average, Zipf, 7168 -> 4096:
     # 0.98 of that low; 64 of 1024, 11008 -> 4096 with n contiguous in b: 0.98 in bands.
-    if weights_mb > 7500 or (weights_mb > 3520 and _b_inner(p) != 1):
+    if weights_mb > 7500 or (weights_mb > 3520 and not k_contiguous):
         return _DRAWN
-    return _LOW if low and _b_inner(p) == 1 and p.k >= 4096 else _BANDS_OF_4
+    return _LOW if low and k_contiguous and p.k >= 4096 and p.n >= 1024 else _BANDS_OF_4
 
 
 def _wgrad_default(p: Problem) -> Config:
     if _tiles(p) > 7094:
         # Little but stores, or groups that differ in work: all programs stay side by side in memory.
-        if p.mean_group <= 724:
+        if p.mean_group <= 362:
             return _DRAWN
         return _BANDS_OF_4 if p.m <= 2896 else _BANDS_OF_2
     if p.mean_group <= 128:
@@ -257,7 +269,7 @@ def _wgrad_default(p: Problem) -> Config:
         return _SHARED
     if p.n <= 1774 or p.mean_group <= 362:
         return _BANDS_OF_2
-    return _COOPERATIVE if p.mean_group <= 724 and p.m > 2896 else _BANDS_OF_4
+    return _COOPERATIVE if p.mean_group <= 512 and p.m > 2896 else _BANDS_OF_4
 
 
 @lru_cache(maxsize=1024)
