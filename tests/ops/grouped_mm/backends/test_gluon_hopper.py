@@ -12,7 +12,7 @@ import torch
 
 from expertile.device import Device
 from expertile.ops.grouped_mm.backend import Operands
-from expertile.ops.grouped_mm.backends import _gluon_kernel, _gluon_launch, _gluon_tiles, gluon_hopper
+from expertile.ops.grouped_mm.backends import _gluon_feed, _gluon_kernel, _gluon_launch, _gluon_tiles, gluon_hopper
 from expertile.ops.grouped_mm.backends.gluon_hopper import BACKEND, Config
 from expertile.ops.grouped_mm.problem import Layout, Problem
 from tests.ops.grouped_mm import cases
@@ -171,12 +171,14 @@ def test_planted_faults_are_caught(name: str, tmp_path: Path, monkeypatch: pytes
     """Each mutant must fail some case, config and seed: the emulator and the cases can see that fault."""
     old, new = MUTANTS[name]
     found = False
-    for module in (_gluon_tiles, _gluon_kernel):
-        source = Path(module.__file__).read_text()
+    parts = (_gluon_tiles, _gluon_feed, _gluon_kernel)
+    mutants = {m.__name__: "mutant_grouped_" + m.__name__.rpartition("_")[2] for m in parts}
+    for original, mutant in mutants.items():
+        source = Path(sys.modules[original].__file__).read_text()
         found |= old in source
-        source = source.replace("expertile.ops.grouped_mm.backends._gluon_tiles", "mutant_grouped_tiles")
-        part = module.__name__.rpartition("_")[2]
-        (tmp_path / f"mutant_grouped_{part}.py").write_text(source.replace(old, new))
+        for other, its_mutant in mutants.items():
+            source = source.replace(f"from {other} ", f"from {its_mutant} ")
+        (tmp_path / f"{mutant}.py").write_text(source.replace(old, new))
     assert found
     monkeypatch.syspath_prepend(tmp_path)
     module = importlib.import_module("mutant_grouped_kernel")
@@ -189,7 +191,8 @@ def test_planted_faults_are_caught(name: str, tmp_path: Path, monkeypatch: pytes
                     except (gluon_emulator.EmulationError, AssertionError, ZeroDivisionError):
                         return
     finally:
-        del sys.modules["mutant_grouped_kernel"], sys.modules["mutant_grouped_tiles"]
+        for mutant in mutants.values():
+            sys.modules.pop(mutant, None)
     pytest.fail("no case, config or seed caught it")
 
 

@@ -24,98 +24,14 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from expertile.ops.grouped_mm.backends._gluon_columns import pieces
 from expertile.ops.grouped_mm.backends._gluon_context import Context
-from expertile.ops.grouped_mm.backends._gluon_tickets import draw, make_queue, publish, take
+from expertile.ops.grouped_mm.backends._gluon_feed import feed
+from expertile.ops.grouped_mm.backends._gluon_tickets import make_queue, take
 from expertile.ops.grouped_mm.backends._gluon_tiles import k_range, locate, make_plan
 
 # Ragged descriptors (triton.tools.ragged_tma) wrap 64-bit addresses around at this coordinate.
 _WRAP: gl.constexpr = gl.constexpr(0x40000000)
-
-
-@gluon.jit
-def _load_a(p, g, row, k0, k_len, k, bar, dst, pred):
-    if p.LAYOUT == "ragged_k":
-        tma.async_copy_global_to_shared(p.a_desc, [_WRAP, k0 + k_len, _WRAP - k_len + k, row], bar, dst, pred)
-    elif p.LAYOUT == "batched":
-        if p.A_K_MAJOR:
-            tma.async_copy_global_to_shared(p.a_desc, [g, row, k], bar, dst, pred)
-        else:
-            tma.async_copy_global_to_shared(p.a_desc, [g, k, row], bar, dst, pred)
-    elif p.A_K_MAJOR:
-        tma.async_copy_global_to_shared(p.a_desc, [row, k], bar, dst, pred)
-    else:
-        tma.async_copy_global_to_shared(p.a_desc, [k, row], bar, dst, pred)
-
-
-@gluon.jit
-def _load_b(p, g, col, k0, k_len, k, bar, dst):
-    if p.LAYOUT == "ragged_k":
-        tma.async_copy_global_to_shared(p.b_desc, [_WRAP, k0 + k_len, _WRAP - k_len + k, col], bar, dst)
-    elif p.B_K_MAJOR:
-        tma.async_copy_global_to_shared(p.b_desc, [g, col, k], bar, dst)
-    else:
-        tma.async_copy_global_to_shared(p.b_desc, [g, k, col], bar, dst)
-
-
-@gluon.jit
-def _fill(p, g, row, row_end, col, k0, k_len, k, i, phase):
-    """Load one stage as soon as it is free: of `a` the boxes that have rows of the group, at least one.
-
-    What the products make of whatever lies in the others' place is not stored.
-    """
-    A_BYTES: gl.constexpr = p.a_desc.block_type.nbytes
-    B_BYTES: gl.constexpr = p.b_desc.block_type.nbytes
-    BOXES: gl.constexpr = p.BLOCK_M // p.A_BOX
-    mbarrier.wait(p.empty.index(i), phase)
-    bar = p.full.index(i)
-    boxes = gl.minimum((row_end - row + p.A_BOX - 1) // p.A_BOX, BOXES)
-    if BOXES == 1:
-        mbarrier.expect(bar, A_BYTES + B_BYTES)
-    else:
-        # Exactly one predicate holds, and the barrier counts one arrival.
-        for count in gl.static_range(1, BOXES + 1):
-            mbarrier.expect(bar, count * A_BYTES + B_BYTES, pred=boxes == count)
-    _load_a(p, g, row, k0, k_len, k, bar, p.a_boxes.index(i * BOXES), True)
-    _load_b(p, g, col, k0, k_len, k, bar, p.b_smem.index(i))
-    for s in gl.static_range(1, BOXES):
-        _load_a(p, g, row + s * p.A_BOX, k0, k_len, k, bar, p.a_boxes.index(i * BOXES + s), s < boxes)
-
-
-@gluon.jit
-def _producer(p):
-    plan = make_plan(p)
-    i = 0
-    phase = 1
-    t = gl.program_id(0)
-    number = 0
-    g, row, row_end, col, k0, k_len = locate(p, plan, t)
-    while t < plan.total:
-        # An empty group has one step, of zeros from outside its descriptors.
-        _fill(p, g, row, row_end, col, k0, k_len, 0, i, phase)
-        after = draw(p, number, t)
-        if p.GROUPS_POW2 <= 128:
-            # Looked up while the ring is full, not when the tile after this one is due.
-            next_g, next_row, next_row_end, next_col, next_k0, next_k_len = locate(p, plan, after)
-        i += 1
-        phase = gl.where(i == p.STAGES, phase ^ 1, phase)
-        i = gl.where(i == p.STAGES, 0, i)
-        for k in range(p.BLOCK_K, k_len, p.BLOCK_K):
-            _fill(p, g, row, row_end, col, k0, k_len, k, i, phase)
-            i += 1
-            phase = gl.where(i == p.STAGES, phase ^ 1, phase)
-            i = gl.where(i == p.STAGES, 0, i)
-        if p.GROUPS_POW2 > 128:
-            # The longer plan and two tiles' places would not fit this warp's registers.
-            next_g, next_row, next_row_end, next_col, next_k0, next_k_len = locate(p, plan, after)
-        number += 1
-        t = after
-        g = next_g
-        row = next_row
-        row_end = next_row_end
-        col = next_col
-        k0 = next_k0
-        k_len = next_k_len
-    publish(p, number + 1, plan.total)
 
 
 @gluon.jit
@@ -193,16 +109,6 @@ def skip(p, step, k_len):
 
 
 @gluon.jit
-def _halves(x, PARTS: gl.constexpr):
-    """The tensor cut into PARTS pieces along its columns."""
-    if PARTS == 1:
-        return (x,)
-    else:
-        left, right = gl.split(gl.permute(gl.reshape(x, [x.shape[0], 2, x.shape[1] // 2]), (0, 2, 1)))
-        return _halves(left, PARTS // 2) + _halves(right, PARTS // 2)
-
-
-@gluon.jit
 def _store(p, acc, g, row, row_end, col, tile, WHO: gl.constexpr, mma_layout: gl.constexpr):
     """Accumulators -> shared memory -> TMA, in C_PARTS pieces through C_SLOTS buffers, used in turn; `tile` counts this
     consumer's tiles.
@@ -214,11 +120,11 @@ def _store(p, acc, g, row, row_end, col, tile, WHO: gl.constexpr, mma_layout: gl
         bias = gl.load(p.bias + g * p.N + cols, mask=cols < p.N, other=0.0)
         acc = acc + gl.expand_dims(bias.to(gl.float32), 0)
     PART_N: gl.constexpr = p.BLOCK_N // p.C_PARTS
-    pieces = _halves(acc, p.C_PARTS)
+    cut = pieces(acc, p.C_PARTS)
     for s in gl.static_range(p.C_PARTS):
         buf = p.c_smem.index(WHO * p.C_SLOTS + (tile * p.C_PARTS + s) % p.C_SLOTS)
         tma.store_wait(p.C_SLOTS - 1)
-        buf.reshape([p.ROWS, PART_N]).store(pieces[s].to(p.c_desc.dtype))
+        buf.reshape([p.ROWS, PART_N]).store(cut[s].to(p.c_desc.dtype))
         fence_async_shared()
         if p.LAYOUT == "ragged_m":
             # Rows past the end of the group fall outside the descriptor's box: the hardware drops them.
@@ -402,9 +308,9 @@ def grouped_mm_kernel(
     mma_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [num_warps, 1], [16, BLOCK_N, 16])
     if CONSUMERS == 2:
         gl.warp_specialize(
-            [(_consumer_0, (p, mma_layout)), (_consumer_1, (p, mma_layout)), (_producer, (p,))],
+            [(_consumer_0, (p, mma_layout)), (_consumer_1, (p, mma_layout)), (feed, (p,))],
             [4, 1],
             [CONSUMER_REGS, PRODUCER_REGS],
         )
     else:
-        gl.warp_specialize([(_consumer_0, (p, mma_layout)), (_producer, (p,))], [1], [PRODUCER_REGS])
+        gl.warp_specialize([(_consumer_0, (p, mma_layout)), (feed, (p,))], [1], [PRODUCER_REGS])

@@ -1,0 +1,98 @@
+"""Device code of `gluon_hopper`: the warp that keeps the ring of shared-memory stages full, by TMA."""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
+
+from expertile.ops.grouped_mm.backends._gluon_tickets import draw, publish
+from expertile.ops.grouped_mm.backends._gluon_tiles import locate, make_plan
+
+# Ragged descriptors (triton.tools.ragged_tma) wrap 64-bit addresses around at this coordinate.
+_WRAP: gl.constexpr = gl.constexpr(0x40000000)
+
+
+@gluon.jit
+def _load_a(p, g, row, k0, k_len, k, bar, dst, pred):
+    if p.LAYOUT == "ragged_k":
+        tma.async_copy_global_to_shared(p.a_desc, [_WRAP, k0 + k_len, _WRAP - k_len + k, row], bar, dst, pred)
+    elif p.LAYOUT == "batched":
+        if p.A_K_MAJOR:
+            tma.async_copy_global_to_shared(p.a_desc, [g, row, k], bar, dst, pred)
+        else:
+            tma.async_copy_global_to_shared(p.a_desc, [g, k, row], bar, dst, pred)
+    elif p.A_K_MAJOR:
+        tma.async_copy_global_to_shared(p.a_desc, [row, k], bar, dst, pred)
+    else:
+        tma.async_copy_global_to_shared(p.a_desc, [k, row], bar, dst, pred)
+
+
+@gluon.jit
+def _load_b(p, g, col, k0, k_len, k, bar, dst):
+    if p.LAYOUT == "ragged_k":
+        tma.async_copy_global_to_shared(p.b_desc, [_WRAP, k0 + k_len, _WRAP - k_len + k, col], bar, dst)
+    elif p.B_K_MAJOR:
+        tma.async_copy_global_to_shared(p.b_desc, [g, col, k], bar, dst)
+    else:
+        tma.async_copy_global_to_shared(p.b_desc, [g, k, col], bar, dst)
+
+
+@gluon.jit
+def _fill(p, g, row, row_end, col, k0, k_len, k, i, phase):
+    """Load one stage as soon as it is free: of `a` the boxes that have rows of the group, at least one.
+
+    What the products make of whatever lies in the others' place is not stored.
+    """
+    A_BYTES: gl.constexpr = p.a_desc.block_type.nbytes
+    B_BYTES: gl.constexpr = p.b_desc.block_type.nbytes
+    BOXES: gl.constexpr = p.BLOCK_M // p.A_BOX
+    mbarrier.wait(p.empty.index(i), phase)
+    bar = p.full.index(i)
+    boxes = gl.minimum((row_end - row + p.A_BOX - 1) // p.A_BOX, BOXES)
+    if BOXES == 1:
+        mbarrier.expect(bar, A_BYTES + B_BYTES)
+    else:
+        # Exactly one predicate holds, and the barrier counts one arrival.
+        for count in gl.static_range(1, BOXES + 1):
+            mbarrier.expect(bar, count * A_BYTES + B_BYTES, pred=boxes == count)
+    _load_a(p, g, row, k0, k_len, k, bar, p.a_boxes.index(i * BOXES), True)
+    _load_b(p, g, col, k0, k_len, k, bar, p.b_smem.index(i))
+    for s in gl.static_range(1, BOXES):
+        _load_a(p, g, row + s * p.A_BOX, k0, k_len, k, bar, p.a_boxes.index(i * BOXES + s), s < boxes)
+
+
+@gluon.jit
+def feed(p):
+    """The loading warp: every tile's stages, in the order in which the consumers take them."""
+    plan = make_plan(p)
+    i = 0
+    phase = 1
+    t = gl.program_id(0)
+    number = 0
+    g, row, row_end, col, k0, k_len = locate(p, plan, t)
+    while t < plan.total:
+        # An empty group has one step, of zeros from outside its descriptors.
+        _fill(p, g, row, row_end, col, k0, k_len, 0, i, phase)
+        after = draw(p, number, t)
+        if p.GROUPS_POW2 <= 128:
+            # Looked up while the ring is full, not when the tile after this one is due.
+            next_g, next_row, next_row_end, next_col, next_k0, next_k_len = locate(p, plan, after)
+        i += 1
+        phase = gl.where(i == p.STAGES, phase ^ 1, phase)
+        i = gl.where(i == p.STAGES, 0, i)
+        for k in range(p.BLOCK_K, k_len, p.BLOCK_K):
+            _fill(p, g, row, row_end, col, k0, k_len, k, i, phase)
+            i += 1
+            phase = gl.where(i == p.STAGES, phase ^ 1, phase)
+            i = gl.where(i == p.STAGES, 0, i)
+        if p.GROUPS_POW2 > 128:
+            # The longer plan and two tiles' places would not fit this warp's registers.
+            next_g, next_row, next_row_end, next_col, next_k0, next_k_len = locate(p, plan, after)
+        number += 1
+        t = after
+        g = next_g
+        row = next_row
+        row_end = next_row_end
+        col = next_col
+        k0 = next_k0
+        k_len = next_k_len
+    publish(p, number + 1, plan.total)
