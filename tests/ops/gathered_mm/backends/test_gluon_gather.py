@@ -33,13 +33,13 @@ H200 = Device.by_name("h200")
 # Small tiles, few stages: many trips around the ring for little work.
 SMALL = (
     Config(64, 64, 64, num_stages=3, group_m=2, store_slots=2),
-    Config(64, 64, 32, num_stages=2, group_m=8, store_slots=1),
+    Config(64, 64, 32, num_stages=2, group_m=8, store_parts=2, store_slots=1),
     Config(64, 128, 64, num_stages=2, group_m=1, store_slots=3, dynamic=True),
     Config(64, 32, 64, num_stages=3, group_m=2, store_slots=2, masked=True),
 )
 SPLIT = (
     Config(128, 64, 64, num_stages=3, group_m=2, store_slots=1, split=True),
-    Config(128, 128, 32, num_stages=2, group_m=1, store_slots=2, split=True, dynamic=True),
+    Config(128, 128, 32, num_stages=2, group_m=1, store_parts=4, store_slots=2, split=True, dynamic=True),
 )
 
 # Several tiles for each of several programs, and every edge: empty groups, part tiles, rows past the end.
@@ -64,7 +64,7 @@ def _emulate(case: Case, config: Any, programs: int, seed: int, kernel: Any = No
     outputs = cases.poisoned_outputs(problem, operands)
     sums = None
     if case.product is BACKWARD:
-        config = dataclasses.replace(config, store_slots=3)
+        config = dataclasses.replace(config, store_parts=1, store_slots=3)
         sums = _gluon_launch.row_sums(problem, config, operands.a).fill_(float("nan"))
     launch, tensors, pointers = _gluon_launch.prepared(problem, operands, config, outputs, programs, sums)
     kernel = launch.kernel if kernel is None else kernel
@@ -103,8 +103,8 @@ MUTANTS = {
     ),
     "no fence between cp.async and wgmma": ('    if p.GATHERED != "" and p.FENCED:\n', "    if False:\n"),
     "no fence before the TMA store": (
-        '    fence_async_shared()\n    if p.PRODUCT == "wgrad"',
-        '    if p.PRODUCT == "wgrad"',
+        '        fence_async_shared()\n        if p.PRODUCT == "wgrad"',
+        '        if p.PRODUCT == "wgrad"',
     ),
     "the producers start on phase 0": ("    phase = 1\n    t = gl", "    phase = 0\n    t = gl"),
     "the producers do not wait for the stage": (
@@ -122,6 +122,7 @@ MUTANTS = {
     "a consumer mistakes its phase": ("phase = (step // p.STAGES) & 1\n", "phase = 0\n"),
     "the other consumer's steps are not counted": ("_steps(p, plan, t) + _steps", "_steps"),
     "the turn is not handed over": ("    mbarrier.arrive(p.turn.index(NEXT), count=1)\n", ""),
+    "the pieces of a result lie on one another": ("col + s * PART", "col"),
     "a store's buffer is reused at once": ("tma.store_wait(p.C_SLOTS - 1)", "tma.store_wait(8)"),
     "one row too many is stored": ("_WRAP - (row_end - row), half", "_WRAP - (row_end - row) - 1, half"),
     "gate and up change places": ("_store_half(p, left, row, row_end, 0,", "_store_half(p, right, row, row_end, 0,"),

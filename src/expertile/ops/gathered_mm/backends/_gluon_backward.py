@@ -14,7 +14,8 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 
 from expertile.ops.gathered_mm.backends._gluon_activation import activate_backward
-from expertile.ops.gathered_mm.backends._gluon_epilogue import halves, pairs
+from expertile.ops.gathered_mm.backends._gluon_epilogue import pairs
+from expertile.ops.grouped_mm.backends._gluon_columns import halves, pieces
 
 _WRAP: gl.constexpr = gl.constexpr(0x40000000)  # as in `_gluon_epilogue`
 # Columns are worked on in this many parts, whose intermediate results fit the registers.
@@ -62,16 +63,6 @@ def fetch_pre(p, row, row_end, col, WHO: gl.constexpr):
 
 
 @gluon.jit
-def _pieces(x, PARTS: gl.constexpr):
-    """The tensor cut into PARTS pieces along its columns."""
-    if PARTS == 1:
-        return (x,)
-    else:
-        left, right = halves(x)
-        return _pieces(left, PARTS // 2) + _pieces(right, PARTS // 2)
-
-
-@gluon.jit
 def _part(p, a, x, y, z, weight, part_layout: gl.constexpr):
     """A part of the columns: gate and up, in x and y (interleaved: both in x), become their gradients, and z becomes
     act_w. Returns the row sums."""
@@ -106,7 +97,7 @@ def _half(p, a, weight, row, row_end, col, PHASE: gl.constexpr, WHO: gl.constexp
     x = first.reshape([p.BLOCK_M, HALF])
     y = second.reshape([p.BLOCK_M, HALF])
     z = third.reshape([p.BLOCK_M, HALF])
-    pieces = _pieces(a, _PARTS)
+    cut = pieces(a, _PARTS)
     sums = gl.zeros((p.BLOCK_M,), gl.float32, gl.SliceLayout(1, part_layout))
     mbarrier.wait(p.loaded.index(WHO), PHASE)
     for j in gl.static_range(_PARTS):
@@ -117,7 +108,7 @@ def _half(p, a, weight, row, row_end, col, PHASE: gl.constexpr, WHO: gl.constexp
         else:
             x_part = x.slice(j * PART, PART, dim=1)
             y_part = y.slice(j * PART, PART, dim=1)
-        sums += _part(p, pieces[j], x_part, y_part, z.slice(j * PART, PART, dim=1), weight, part_layout)
+        sums += _part(p, cut[j], x_part, y_part, z.slice(j * PART, PART, dim=1), weight, part_layout)
     fence_async_shared()
     at = [_WRAP, row_end, _WRAP - (row_end - row)]
     if p.INTERLEAVED:

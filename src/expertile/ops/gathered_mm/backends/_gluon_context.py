@@ -56,6 +56,7 @@ class Context:
     BLOCK_K: gl.constexpr
     STAGES: gl.constexpr
     GROUP_M: gl.constexpr
+    C_PARTS: gl.constexpr
     C_SLOTS: gl.constexpr
     DYNAMIC: gl.constexpr
     FENCED: gl.constexpr
@@ -66,7 +67,7 @@ class Context:
         self, a_desc, b_desc, out_desc, pre_desc, dpre_desc, a_smem, b_smem, c_smem, full, empty, turn, loaded, queue,
         queued, a, rows, offs, bias, slots, weights, sums, tickets, G, M, N, K, A_PITCH, LAYOUT, PRODUCT, ACTIVATION,
         INTERLEAVED, SAVE_PRE, GATHERED, B_K_MAJOR, HAS_BIAS, GROUPS_POW2, BLOCK_M, ROWS, BLOCK_N, BLOCK_K, STAGES,
-        GROUP_M, C_SLOTS, DYNAMIC, FENCED, MASKED,
+        GROUP_M, C_PARTS, C_SLOTS, DYNAMIC, FENCED, MASKED,
     ):  # fmt: skip
         self.a_desc = a_desc
         self.b_desc = b_desc
@@ -110,6 +111,7 @@ class Context:
         self.BLOCK_K = gl.constexpr(BLOCK_K)
         self.STAGES = gl.constexpr(STAGES)
         self.GROUP_M = gl.constexpr(GROUP_M)
+        self.C_PARTS = gl.constexpr(C_PARTS)
         self.C_SLOTS = gl.constexpr(C_SLOTS)
         self.DYNAMIC = gl.constexpr(DYNAMIC)
         self.FENCED = gl.constexpr(FENCED)

@@ -1,7 +1,7 @@
 """Device code of `gluon_gather`: what becomes of a tile of products, from the accumulators to memory.
 
-Everything leaves through shared memory by TMA, [ROWS, half a tile's width] at a time, through C_SLOTS buffers used
-in turn; a buffer is waited for when it is needed again. Rows past the end of the group lie outside the descriptors'
+Everything leaves through shared memory by TMA, half a tile's width in C_PARTS pieces, through C_SLOTS buffers used in
+turn; a buffer is waited for when it is needed again. Rows past the end of the group lie outside the descriptors'
 windows, and the hardware drops them.
 """
 
@@ -10,21 +10,10 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, tma
 
 from expertile.ops.gathered_mm.backends._gluon_activation import activate
+from expertile.ops.grouped_mm.backends._gluon_columns import beside, halves, pieces
 
 # Ragged descriptors (triton.tools.ragged_tma) wrap 64-bit addresses around at this coordinate.
 _WRAP: gl.constexpr = gl.constexpr(0x40000000)
-
-
-@gluon.jit
-def halves(x):
-    """The left and the right half of a tensor's columns."""
-    return gl.split(gl.permute(gl.reshape(x, [x.shape[0], 2, x.shape[1] // 2]), (0, 2, 1)))
-
-
-@gluon.jit
-def beside(left, right):
-    """The inverse of `halves`."""
-    return gl.reshape(gl.permute(gl.join(left, right), (0, 2, 1)), [left.shape[0], 2 * left.shape[1]])
 
 
 @gluon.jit
@@ -57,23 +46,30 @@ def _buffer(p, count, WHO: gl.constexpr):
 
 @gluon.jit
 def _store(p, desc, x, g, row, row_end, col, count, WHO: gl.constexpr):
-    buf = _buffer(p, count, WHO)
-    buf.reshape([x.shape[0], x.shape[1]]).store(x)
-    fence_async_shared()
-    if p.PRODUCT == "wgrad":
-        tma.async_copy_shared_to_global(desc, [g, row, col], buf)
-    else:
-        tma.async_copy_shared_to_global(desc, [_WRAP, row_end, _WRAP - (row_end - row), col], buf)
+    """x, half a tile's width, to column `col` and following, as this consumer's store number `count`."""
+    cut = pieces(x, p.C_PARTS)
+    PART: gl.constexpr = x.shape[1] // p.C_PARTS
+    for s in gl.static_range(p.C_PARTS):
+        buf = _buffer(p, count * p.C_PARTS + s, WHO)
+        buf.reshape([x.shape[0], PART]).store(cut[s])
+        fence_async_shared()
+        if p.PRODUCT == "wgrad":
+            tma.async_copy_shared_to_global(desc, [g, row, col + s * PART], buf)
+        else:
+            tma.async_copy_shared_to_global(desc, [_WRAP, row_end, _WRAP - (row_end - row), col + s * PART], buf)
 
 
 @gluon.jit
 def _store_half(p, x, row, row_end, half, col, count, WHO: gl.constexpr):
     """Into columns of the gate half (0) or the up half (1) of the pre-activation."""
-    buf = _buffer(p, count, WHO)
-    buf.reshape([x.shape[0], x.shape[1]]).store(x)
-    fence_async_shared()
-    at = [_WRAP, row_end, _WRAP - (row_end - row), half, col]
-    tma.async_copy_shared_to_global(p.pre_desc, at, buf.reshape([1, 1, x.shape[0], 1, x.shape[1]]))
+    cut = pieces(x, p.C_PARTS)
+    PART: gl.constexpr = x.shape[1] // p.C_PARTS
+    for s in gl.static_range(p.C_PARTS):
+        buf = _buffer(p, count * p.C_PARTS + s, WHO)
+        buf.reshape([x.shape[0], PART]).store(cut[s])
+        fence_async_shared()
+        at = [_WRAP, row_end, _WRAP - (row_end - row), half, col + s * PART]
+        tma.async_copy_shared_to_global(p.pre_desc, at, buf.reshape([1, 1, x.shape[0], 1, PART]))
 
 
 @gluon.jit

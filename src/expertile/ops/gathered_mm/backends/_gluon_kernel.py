@@ -210,7 +210,7 @@ def gathered_mm_kernel(
     PRODUCT: gl.constexpr, ACTIVATION: gl.constexpr, INTERLEAVED: gl.constexpr, SAVE_PRE: gl.constexpr,
     GATHERED: gl.constexpr, B_K_MAJOR: gl.constexpr, HAS_BIAS: gl.constexpr, GROUPS_POW2: gl.constexpr,
     BLOCK_M: gl.constexpr, ROWS: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr, STAGES: gl.constexpr,
-    GROUP_M: gl.constexpr, C_SLOTS: gl.constexpr, DYNAMIC: gl.constexpr, FENCED: gl.constexpr,
+    GROUP_M: gl.constexpr, C_PARTS: gl.constexpr, C_SLOTS: gl.constexpr, DYNAMIC: gl.constexpr, FENCED: gl.constexpr,
     MASKED: gl.constexpr, CONSUMER_REGS: gl.constexpr, PRODUCER_REGS: gl.constexpr,
     num_warps: gl.constexpr,
 ):  # fmt: skip
@@ -248,7 +248,7 @@ def gathered_mm_kernel(
         a_desc, b_desc, out_desc, pre_desc, dpre_desc, a_smem, b_smem, c_smem, full, empty, turn, loaded, queue, queued,
         a_ptr, rows_ptr, offs_ptr, bias_ptr, slots_ptr, weights_ptr, sums_ptr, tickets_ptr, G, M, N, K, A_PITCH, LAYOUT,
         PRODUCT, ACTIVATION, INTERLEAVED, SAVE_PRE, GATHERED, B_K_MAJOR, HAS_BIAS, GROUPS_POW2, BLOCK_M, ROWS, BLOCK_N,
-        BLOCK_K, STAGES, GROUP_M, C_SLOTS, DYNAMIC, FENCED, MASKED,
+        BLOCK_K, STAGES, GROUP_M, C_PARTS, C_SLOTS, DYNAMIC, FENCED, MASKED,
     )  # fmt: skip
     mma_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [num_warps, 1], [16, BLOCK_N, 16])
     if PRODUCT == "wgrad":

@@ -40,7 +40,7 @@ def _weights(p: GatherProblem, config: Any) -> Blocks:
 def plan(p: GatherProblem, config: Any, bias_dtype: torch.dtype, programs: int) -> Launch:
     """The launch of `gathered_mm_kernel` for this problem."""
     gated, backward, gathered = p.product is Product.GATED, p.product is Product.BACKWARD, p.gathered != ""
-    box = (config.rows, config.block_n // 2)
+    box = (config.rows, config.block_n // 2 // config.store_parts)
     rows = p.tokens if gathered else p.m
     pitch = p.b_strides[0] if p.gathered == "b" else p.a_strides[0]
     inner = p.intermediate
@@ -70,6 +70,7 @@ def plan(p: GatherProblem, config: Any, bias_dtype: torch.dtype, programs: int) 
         "BLOCK_K": config.block_k,
         "STAGES": config.num_stages,
         "GROUP_M": config.group_m,
+        "C_PARTS": config.store_parts,
         "C_SLOTS": config.store_slots,
         "DYNAMIC": config.dynamic,
         "FENCED": config.fenced,

@@ -41,7 +41,8 @@ class Config:
 
     block_n: columns of the product's tile (half of them gate, half up, where it is gated).
     group_m: rows of tiles that share one pass over an expert's weights.
-    store_slots: buffers of [rows, block_n / 2] through which each of the two consumers stores.
+    store_parts: pieces in which a result of half a tile's width leaves; 1 for the backward pass.
+    store_slots: buffers, of a piece each, through which each of the two consumers stores.
     split: both consumers share a tile, half of its rows each; else they take tiles in turn.
     dynamic: programs draw their tiles from a counter; else program p of P takes p, p + P, p + 2P, …
     fenced: consumers order what cp.async wrote before what wgmma reads with a proxy fence, as PTX demands.
@@ -53,6 +54,7 @@ class Config:
     block_k: int = 64
     num_stages: int = 5
     group_m: int = 8
+    store_parts: int = 1
     store_slots: int = 2
     split: bool = False
     dynamic: bool = False
@@ -68,7 +70,7 @@ class Config:
     def smem_bytes(self) -> int:
         """Shared memory of one program, bytes (the barriers and alignment rounded up to 1 KiB)."""
         ring = self.num_stages * (self.block_m + self.block_n) * self.block_k * 2
-        store = 2 * self.store_slots * self.rows * (self.block_n // 2) * 2
+        store = 2 * self.store_slots * self.rows * (self.block_n // 2 // self.store_parts) * 2
         return ring + store + 1024 + QUEUE_BYTES * self.dynamic
 
 
@@ -122,6 +124,9 @@ _SHORT = Config(block_m=64, num_stages=8)
 # Widest first; as many stages as shared memory takes.
 _DECODE = tuple(Config(64, n, 64, stages, masked=True) for n, stages in ((128, 8), (64, 12), (32, 16)))
 _TILE_COLUMNS = 8  # what a tile costs beside its weights: plan, first load and store, in columns of weights
+# As wide as _SPLIT, so as few gathered bytes; in turn, so that stores are hidden; the small buffer makes a fifth stage.
+# It won products in order (`gluon_hopper`); not measured beside the others yet.
+_LOW = Config(block_m=64, block_n=256, num_stages=5, store_parts=2, store_slots=1)
 _BACKWARD = Config(num_stages=4, store_slots=3)
 _BACKWARD_SHORT = Config(block_m=64, num_stages=7, store_slots=3)
 _CANDIDATES = (
@@ -130,6 +135,7 @@ _CANDIDATES = (
     _DRAWN,
     _LONG_ONE_OUTPUT,
     _SHORT,
+    _LOW,
     Config(num_stages=4, store_slots=3),
 )
 
