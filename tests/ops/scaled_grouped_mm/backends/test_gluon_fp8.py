@@ -9,6 +9,7 @@ import sys
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
+from types import ModuleType
 from unittest import mock
 
 import pytest
@@ -16,7 +17,13 @@ import torch
 
 from expertile.device import Device
 from expertile.ops.scaled_grouped_mm.backend import Operands
-from expertile.ops.scaled_grouped_mm.backends import _gluon_kernel, _gluon_launch, _gluon_turns, _gluon_units
+from expertile.ops.scaled_grouped_mm.backends import (
+    _gluon_feed,
+    _gluon_kernel,
+    _gluon_launch,
+    _gluon_turns,
+    _gluon_units,
+)
 from expertile.ops.scaled_grouped_mm.backends.gluon_fp8 import BACKEND, Config
 from tests.ops.scaled_grouped_mm import cases
 from tests.ops.scaled_grouped_mm.cases import BLOCK, FP16, FP32, ROW, VECTOR, Case, K, M
@@ -258,6 +265,13 @@ PART_MUTANTS = {
 }
 
 
+_PARTS = (_gluon_units, _gluon_turns, _gluon_feed, _gluon_kernel)
+
+
+def _mutant(part: ModuleType) -> str:
+    return "mutant_fp8" + part.__name__.rpartition(".")[2]
+
+
 def _caught(kernel, names: tuple[str, ...]) -> bool:
     for seed, programs in enumerate((3, 2, 4, 9)):
         for name in names:
@@ -273,26 +287,26 @@ def _caught(kernel, names: tuple[str, ...]) -> bool:
 @pytest.mark.parametrize("name", [*MUTANTS, *PART_MUTANTS])
 def test_planted_faults_are_caught(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each mutant must fail some case, config and seed: the emulator and the cases can see that fault."""
-    source = Path(_gluon_kernel.__file__).read_text()
-    configs: tuple[str, ...] = ("halves", "pairs", "split", "one consumer", "two consumers")
-    if name in MUTANTS:
-        old, new = MUTANTS[name]
-        assert old in source
-        source = source.replace(old, new)
-    else:
-        part, old, new = PART_MUTANTS[name]
-        text = Path(part.__file__).read_text()
-        assert old in text and f"from {part.__name__} import" in source
-        (tmp_path / "mutant_part.py").write_text(text.replace(old, new))
-        source, configs = source.replace(part.__name__, "mutant_part"), ("halves",)
-    (tmp_path / "mutant_fp8.py").write_text(source)
+    old, new = MUTANTS[name] if name in MUTANTS else PART_MUTANTS[name][1:]
+    within = _PARTS if name in MUTANTS else PART_MUTANTS[name][:1]
+    found = False
+    for part in _PARTS:
+        source = Path(part.__file__).read_text()
+        if part in within:
+            found |= old in source
+            source = source.replace(old, new)
+        for other in _PARTS:
+            source = source.replace(f"from {other.__name__} ", f"from {_mutant(other)} ")
+        (tmp_path / f"{_mutant(part)}.py").write_text(source)
+    assert found
+    configs = ("halves", "pairs", "split", "one consumer", "two consumers") if name in MUTANTS else ("halves",)
     monkeypatch.syspath_prepend(tmp_path)
     try:
-        kernel = importlib.import_module("mutant_fp8").scaled_grouped_mm_kernel
+        kernel = importlib.import_module(_mutant(_gluon_kernel)).scaled_grouped_mm_kernel
         assert _caught(kernel, configs), "no case, config or seed did"
     finally:
-        for module in ("mutant_fp8", "mutant_part"):
-            sys.modules.pop(module, None)
+        for part in _PARTS:
+            sys.modules.pop(_mutant(part), None)
 
 
 # A case's 512 groups of weights take a second to draw, and none of these tests looks at values.

@@ -30,69 +30,12 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from expertile.ops.grouped_mm.backends._gluon_tiles import locate, make_plan
 from expertile.ops.scaled_grouped_mm.backends._gluon_context import Context
+from expertile.ops.scaled_grouped_mm.backends._gluon_feed import feed
 from expertile.ops.scaled_grouped_mm.backends._gluon_turns import close_turns, open_turns, pass_turn, take_turn
-from expertile.ops.scaled_grouped_mm.backends._gluon_units import tile_of, units
+from expertile.ops.scaled_grouped_mm.backends._gluon_units import span, tile_of, units
 
 # Ragged descriptors (triton.tools.ragged_tma) wrap 64-bit addresses around at this coordinate.
 _WRAP: gl.constexpr = gl.constexpr(0x40000000)
-
-
-@gluon.jit
-def _span(p, unit, k_len):
-    """(first step, number of steps) of a work unit; an empty group has none."""
-    steps = (k_len + 127) // 128
-    split = unit % p.SPLIT_K
-    first = split * steps // p.SPLIT_K
-    return first, (split + 1) * steps // p.SPLIT_K - first
-
-
-@gluon.jit
-def _expect(p, bar, boxes, wide):
-    """Tell a stage's barrier what will come: so many boxes of a; one half of b, or with `wide` all of the tile's.
-
-    Exactly one predicate holds, and the barrier counts one arrival."""
-    A_BYTES: gl.constexpr = p.a_desc.block_type.nbytes
-    B_BYTES: gl.constexpr = p.b_desc.block_type.nbytes
-    for count in gl.static_range(1, p.BLOCK_M // p.A_BOX + 1):
-        mbarrier.expect(bar, count * A_BYTES + p.HALVES * B_BYTES, pred=(boxes == count) & wide)
-        if p.TAIL:
-            mbarrier.expect(bar, count * A_BYTES + B_BYTES, pred=(boxes == count) & (wide == 0))
-
-
-@gluon.jit
-def _producer(p):
-    BOXES: gl.constexpr = p.BLOCK_M // p.A_BOX
-    plan = make_plan(p)
-    i = 0
-    phase = 1
-    for unit in range(gl.program_id(0), units(p, plan), gl.num_programs(0)):
-        tile, shift, wide = tile_of(p, plan, unit)
-        g, row, row_end, col, k0, k_len = locate(p, plan, tile)
-        col += shift
-        first, steps = _span(p, unit, k_len)
-        # Rows past the end of the group are not loaded, but for what shares a box with others: what the products make
-        # of whatever lies in their place is not stored.
-        boxes = gl.minimum((row_end - row + p.A_BOX - 1) // p.A_BOX, BOXES)
-        if p.LAYOUT == "ragged_k":
-            layer = 0
-        else:
-            layer = g
-        for step in range(first, first + steps):
-            k = k0 + step * 128
-            mbarrier.wait(p.empty.index(i), phase)
-            bar = p.full.index(i)
-            _expect(p, bar, boxes, wide)
-            tma.async_copy_global_to_shared(p.a_desc, [row, k], bar, p.a_boxes.index(i * BOXES))
-            tma.async_copy_global_to_shared(p.b_desc, [layer, col, k], bar, p.b_smem.index(i * p.HALVES))
-            if p.HALVES == 2:
-                right = p.b_smem.index(i * 2 + 1)
-                tma.async_copy_global_to_shared(p.b_desc, [layer, col + 128, k], bar, right, wide)
-            for s in gl.static_range(1, BOXES):
-                at = [row + s * p.A_BOX, k]
-                tma.async_copy_global_to_shared(p.a_desc, at, bar, p.a_boxes.index(i * BOXES + s), s < boxes)
-            i += 1
-            phase = gl.where(i == p.STAGES, phase ^ 1, phase)
-            i = gl.where(i == p.STAGES, 0, i)
 
 
 @gluon.jit
@@ -312,7 +255,7 @@ def _consumer(p, mma_layout: gl.constexpr, WHO: gl.constexpr):
         tile, shift, wide = tile_of(p, plan, unit)
         g, row, row_end, col, k0, k_len = locate(p, plan, tile)
         col += shift
-        first, steps = _span(p, unit, k_len)
+        first, steps = span(p, unit, k_len)
         row += WHO * p.ROWS
         if WHO == 0 or row < row_end:
             at_a, at_b = _places(p, g, row, col, k0, first, mma_layout)
@@ -415,9 +358,9 @@ def scaled_grouped_mm_kernel(
     mma_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [num_warps, 1], [16, COLS, 32])
     if CONSUMERS == 2:
         gl.warp_specialize(
-            [(_consumer_0, (p, mma_layout)), (_consumer_1, (p, mma_layout)), (_producer, (p,))],
+            [(_consumer_0, (p, mma_layout)), (_consumer_1, (p, mma_layout)), (feed, (p,))],
             [4, 1],
             [CONSUMER_REGS, PRODUCER_REGS],
         )
     else:
-        gl.warp_specialize([(_consumer_0, (p, mma_layout)), (_producer, (p,))], [1], [PRODUCER_REGS])
+        gl.warp_specialize([(_consumer_0, (p, mma_layout)), (feed, (p,))], [1], [PRODUCER_REGS])

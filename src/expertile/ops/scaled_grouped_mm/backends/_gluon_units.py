@@ -35,3 +35,12 @@ def tile_of(p, plan, unit):
         return gl.where(wide, unit, first + past // 2), past % 2 * 128, wide
     else:
         return unit // p.SPLIT_K, 0, True
+
+
+@gluon.jit
+def span(p, unit, k_len):
+    """(first step, number of steps) of a work unit; an empty group has none."""
+    steps = (k_len + 127) // 128
+    split = unit % p.SPLIT_K
+    first = split * steps // p.SPLIT_K
+    return first, (split + 1) * steps // p.SPLIT_K - first

@@ -1,0 +1,58 @@
+"""Device code of the `gluon_fp8` backend: the warp that keeps the ring of shared-memory stages full, by TMA."""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
+
+from expertile.ops.grouped_mm.backends._gluon_tiles import locate, make_plan
+from expertile.ops.scaled_grouped_mm.backends._gluon_units import span, tile_of, units
+
+
+@gluon.jit
+def _expect(p, bar, boxes, wide):
+    """Tell a stage's barrier what will come: so many boxes of a; one half of b, or with `wide` all of the tile's.
+
+    Exactly one predicate holds, and the barrier counts one arrival."""
+    A_BYTES: gl.constexpr = p.a_desc.block_type.nbytes
+    B_BYTES: gl.constexpr = p.b_desc.block_type.nbytes
+    for count in gl.static_range(1, p.BLOCK_M // p.A_BOX + 1):
+        mbarrier.expect(bar, count * A_BYTES + p.HALVES * B_BYTES, pred=(boxes == count) & wide)
+        if p.TAIL:
+            mbarrier.expect(bar, count * A_BYTES + B_BYTES, pred=(boxes == count) & (wide == 0))
+
+
+@gluon.jit
+def feed(p):
+    """The loading warp: every unit's stages, in the order in which the consumers take them."""
+    BOXES: gl.constexpr = p.BLOCK_M // p.A_BOX
+    plan = make_plan(p)
+    i = 0
+    phase = 1
+    for unit in range(gl.program_id(0), units(p, plan), gl.num_programs(0)):
+        tile, shift, wide = tile_of(p, plan, unit)
+        g, row, row_end, col, k0, k_len = locate(p, plan, tile)
+        col += shift
+        first, steps = span(p, unit, k_len)
+        # Rows past the end of the group are not loaded, but for what shares a box with others: what the products make
+        # of whatever lies in their place is not stored.
+        boxes = gl.minimum((row_end - row + p.A_BOX - 1) // p.A_BOX, BOXES)
+        if p.LAYOUT == "ragged_k":
+            layer = 0
+        else:
+            layer = g
+        for step in range(first, first + steps):
+            k = k0 + step * 128
+            mbarrier.wait(p.empty.index(i), phase)
+            bar = p.full.index(i)
+            _expect(p, bar, boxes, wide)
+            tma.async_copy_global_to_shared(p.a_desc, [row, k], bar, p.a_boxes.index(i * BOXES))
+            tma.async_copy_global_to_shared(p.b_desc, [layer, col, k], bar, p.b_smem.index(i * p.HALVES))
+            if p.HALVES == 2:
+                right = p.b_smem.index(i * 2 + 1)
+                tma.async_copy_global_to_shared(p.b_desc, [layer, col + 128, k], bar, right, wide)
+            for s in gl.static_range(1, BOXES):
+                at = [row + s * p.A_BOX, k]
+                tma.async_copy_global_to_shared(p.a_desc, at, bar, p.a_boxes.index(i * BOXES + s), s < boxes)
+            i += 1
+            phase = gl.where(i == p.STAGES, phase ^ 1, phase)
+            i = gl.where(i == p.STAGES, 0, i)
