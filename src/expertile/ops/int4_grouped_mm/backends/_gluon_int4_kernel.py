@@ -35,6 +35,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from expertile.ops.grouped_mm.backends._gluon_columns import pieces
 from expertile.ops.grouped_mm.backends._gluon_tiles import locate, make_plan
 from expertile.ops.int4_grouped_mm.backends._gluon_int4_context import Context
 from expertile.ops.int4_grouped_mm.backends._gluon_int4_unpack import (
@@ -260,16 +261,6 @@ def _multiply(p, ring, steps, g, col, WHO: gl.constexpr, mma_layout: gl.constexp
 
 
 @gluon.jit
-def _halves(x, PARTS: gl.constexpr):
-    """The tensor cut into PARTS pieces along its columns."""
-    if PARTS == 1:
-        return (x,)
-    else:
-        left, right = gl.split(gl.permute(gl.reshape(x, [x.shape[0], 2, x.shape[1] // 2]), (0, 2, 1)))
-        return _halves(left, PARTS // 2) + _halves(right, PARTS // 2)
-
-
-@gluon.jit
 def _store(p, acc, split, g, row, row_end, col, WHO: gl.constexpr, mma_layout: gl.constexpr):
     """Sums -> shared memory, transposed -> TMA. A buffer is waited for when it is used again."""
     PARTS: gl.constexpr = p.STORE_PARTS * rows_of(mma_layout) // p.BLOCK_M
@@ -279,11 +270,11 @@ def _store(p, acc, split, g, row, row_end, col, WHO: gl.constexpr, mma_layout: g
         # The slices of a split K are added up: one of them takes the bias along.
         bias = gl.load(p.bias + g * p.N + cols, mask=cols < gl.where(split == 0, p.N, 0), other=0.0)
         acc = acc + gl.expand_dims(bias.to(gl.float32), 1)
-    pieces = _halves(acc, PARTS)
+    cut = pieces(acc, PARTS)
     for s in gl.static_range(PARTS):
         buf = p.c_smem.index(WHO)
         tma.store_wait(0)
-        buf.reshape([ROWS, p.COLS]).permute((1, 0)).store(pieces[s].to(p.c_desc.dtype))
+        buf.reshape([ROWS, p.COLS]).permute((1, 0)).store(cut[s].to(p.c_desc.dtype))
         fence_async_shared()
         # Rows past the end of the group fall outside the descriptor's box: the hardware drops them.
         at = [_WRAP, row_end + split * p.M, _WRAP - (row_end - row) + s * ROWS, col]
