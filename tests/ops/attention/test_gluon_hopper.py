@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
-import sys
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -30,6 +27,7 @@ from tests.ops.attention import hopper_mutants
 from tests.ops.attention.cases import CASES, Case, Made, check_backward, check_forward, make, on_gpu
 from tests.support import aot, attention_emulator
 from tests.support.fake_driver import compile_only
+from tests.support.mutants import planted
 from tests.support.wgmma import overwritten_operands
 
 H200 = Device.by_name("h200")
@@ -142,31 +140,14 @@ def test_backward_cases(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     _pass(made, config.dq, True, monkeypatch, 0)
 
 
-def _mutants(modules: tuple[ModuleType, ...], old: str, new: str, folder: Path, patch: pytest.MonkeyPatch) -> Any:
-    """The modules, imported from sources with `old` replaced by `new`, each other's mutants in them."""
-    names = {module.__name__: f"mutant{module.__name__.rpartition('_hopper')[2]}" for module in modules}
-    found = False
-    for module in modules:
-        source = Path(module.__file__ or "").read_text()
-        found |= old in source
-        source = source.replace(old, new)
-        for original, mutant in names.items():
-            source = source.replace(f"from {original} ", f"from {mutant} ")
-        (folder / f"{names[module.__name__]}.py").write_text(source)
-        patch.delitem(sys.modules, names[module.__name__], raising=False)
-    assert found, "the source has changed"
-    patch.syspath_prepend(folder)
-    return [importlib.import_module(name) for name in names.values()]
-
-
 _CAUGHT = (attention_emulator.EmulationError, AssertionError, ZeroDivisionError, TypeError)
 
 
 @pytest.mark.parametrize("name", hopper_mutants.FORWARD)
 def test_planted_forward_faults_are_caught(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each mutant must fail some case, config and seed: the emulator and the cases can see that fault."""
-    planted = hopper_mutants.FORWARD[name]
-    _tiles, module = _mutants((_hopper_tiles, _hopper_forward), *planted, tmp_path, monkeypatch)
+    fault = hopper_mutants.FORWARD[name]
+    _tiles, module = planted((_hopper_tiles, _hopper_forward), *fault, tmp_path, monkeypatch)
     for seed in range(6):
         for config in FORWARD.values():
             for case in MANY_TILES:
@@ -180,7 +161,7 @@ def test_planted_forward_faults_are_caught(name: str, tmp_path: Path, monkeypatc
 @pytest.mark.parametrize("name", hopper_mutants.BACKWARD)
 def test_planted_backward_faults_are_caught(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     modules = (_hopper_tiles, _hopper_backward, _hopper_dkdv, _hopper_dq)
-    *_shared, dkdv, dq = _mutants(modules, *hopper_mutants.BACKWARD[name], tmp_path, monkeypatch)
+    *_shared, dkdv, dq = planted(modules, *hopper_mutants.BACKWARD[name], tmp_path, monkeypatch)
     kernels = (dkdv.attention_dkdv_kernel, dq.attention_dq_kernel)
     for seed in range(6):
         for config in PASSES.values():

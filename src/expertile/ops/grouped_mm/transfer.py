@@ -9,9 +9,9 @@ No neighbour has quite the same number of tiles and waves. So a slowdown is carr
 has changed: how the tile's modelled time, over that of the best tile among the candidates, differs between the two
 problems.
 
-A candidate that a neighbour does not list counts as the best listed one that differs from it in the L2 raster order
-alone. Where there is none it was screened out, so it was slower than those listed; it counts with a penalty. Only a
-neighbour that was measured before one of the candidate's flags existed says nothing of it.
+A candidate that a neighbour does not list counts as the best listed one that differs from it in what changes times
+least (`tuned.loose_key`). Where there is none it was screened out, so it was slower than those listed; it counts with a
+penalty. Only a neighbour that was measured before one of the candidate's flags existed says nothing of it.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Rival:
 
     @property
     def keys(self) -> tuple[str, str]:
-        """How tables call it: with and without the raster order, which most backends derive from the problem."""
+        """How tables call it: by all of its config, and without what changes times least."""
         return _keys(self.backend.name, self.config)
 
     @property
@@ -124,7 +124,7 @@ def expected_slowdowns(
 
 
 def _comparable(rivals: Sequence[Rival]) -> list[str]:
-    """The key of each rival: without the raster order, unless two configs of its backend differ in nothing else."""
+    """The key of each rival: the loose one, unless two configs of its backend differ in nothing that it tells."""
     exact, loose = zip(*(r.keys for r in rivals), strict=True) if rivals else ((), ())
     counts = Counter(loose)
     twice = {r.backend.name for r, key in zip(rivals, loose, strict=True) if counts[key] > 1}

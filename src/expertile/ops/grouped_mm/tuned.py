@@ -147,7 +147,7 @@ class Measured:
 
     @cached_property
     def slowdowns(self) -> Mapping[str, float]:
-        """Log of time / best time by `candidate_key`, and by `loose_key`, which backends derive from the problem."""
+        """Log of time / best time by `candidate_key`, and of the best by `loose_key`."""
         found: dict[str, float] = {}
         for t in self.times:
             log = math.log(t.seconds / self.best)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +25,7 @@ from tests.ops.gathered_mm import cases
 from tests.ops.gathered_mm.cases import BACKWARD, GATED, MM, WGRAD, Case
 from tests.support import aot, gather_emulator
 from tests.support.fake_driver import compile_only
+from tests.support.mutants import planted
 
 H200 = Device.by_name("h200")
 
@@ -124,11 +123,14 @@ MUTANTS = {
     "the turn is not handed over": ("    mbarrier.arrive(p.turn.index(NEXT), count=1)\n", ""),
     "the pieces of a result lie on one another": ("col + s * PART", "col"),
     "a store's buffer is reused at once": ("tma.store_wait(p.C_SLOTS - 1)", "tma.store_wait(8)"),
-    "one row too many is stored": ("_WRAP - (row_end - row), half", "_WRAP - (row_end - row) - 1, half"),
-    "gate and up change places": ("_store_half(p, left, row, row_end, 0,", "_store_half(p, right, row, row_end, 0,"),
+    "one row too many is stored": ("WRAP - (row_end - row), HALF", "WRAP - (row_end - row) - 1, HALF"),
+    "gate and up change places": (
+        "_store(p, p.pre_desc, left, g, row, row_end, col // 2",
+        "_store(p, p.pre_desc, right, g, row, row_end, col // 2",
+    ),
     "the up columns are loaded from the gate": ("[g, 0, col // 2, k]", "[g, 0, col, k]"),
     "bias of the wrong half": ("j // HALF * inner", "j // HALF * HALF"),
-    "rows that stand in order are off by one": ("_WRAP - k_len + k]", "_WRAP - k_len - 1 + k]"),
+    "rows that stand in order are off by one": ("WRAP - k_len + k]", "WRAP - k_len - 1 + k]"),
     "row numbers come a step late": ("_tokens(p, k0, k_len, k + 2 * p", "_tokens(p, k0, k_len, k + 1 * p"),
     "steps of the other consumer's group are not counted": (
         "_steps(p, plan, other)",
@@ -137,8 +139,8 @@ MUTANTS = {
     "pre is fetched over what is being stored": ("    tma.store_wait(0)\n    bar = p.loaded", "    bar = p.loaded"),
     "pre is not waited for": ("    mbarrier.wait(p.loaded.index(WHO), PHASE)\n", ""),
     "gradients are stored unfenced": (
-        "    fence_async_shared()\n    at = [_WRAP, row_end",
-        "    at = [_WRAP, row_end",
+        "    fence_async_shared()\n    at = [WRAP, row_end",
+        "    at = [WRAP, row_end",
     ),
     "the second half is the first": ("fetch_pre(p, row, row_end, col + HALF", "fetch_pre(p, row, row_end, col"),
     "sums with the routing weight": ("return gl.sum(a * value, 1)", "return gl.sum(a * w * value, 1)"),
@@ -149,31 +151,14 @@ MUTANTS = {
 @pytest.mark.parametrize("name", MUTANTS)
 def test_planted_faults_are_caught(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each mutant must fail some case, config and seed: the emulator and the cases can see that fault."""
-    old, new = MUTANTS[name]
-    found = False
-    package = "expertile.ops.gathered_mm.backends."
     parts = (_gluon_activation, _gluon_feed, _gluon_wgrad, _gluon_epilogue, _gluon_backward, _gluon_kernel)
-    for module in parts:
-        assert module.__file__ is not None
-        source = Path(module.__file__).read_text()
-        found |= old in source
-        for part in parts:
-            source = source.replace(f"from {part.__name__} ", f"from mutant{part.__name__.removeprefix(package)} ")
-        target = tmp_path / f"mutant{module.__name__.removeprefix(package)}.py"
-        target.write_text(source.replace(old, new))
-    assert found
-    monkeypatch.syspath_prepend(tmp_path)
-    kernel = importlib.import_module("mutant_gluon_kernel").gathered_mm_kernel
-    try:
-        for seed in range(4):
-            for case in (*MANY_TILES[:3], *MANY_TILES[5:9]):
-                try:
-                    _emulate(case, SMALL[seed % len(SMALL)], programs=2, seed=seed, kernel=kernel)
-                except (gather_emulator.EmulationError, AssertionError, IndexError):
-                    return
-    finally:
-        for module_name in [m for m in sys.modules if m.startswith("mutant_gluon")]:
-            del sys.modules[module_name]
+    kernel = planted(parts, *MUTANTS[name], tmp_path, monkeypatch)[-1].gathered_mm_kernel
+    for seed in range(4):
+        for case in (*MANY_TILES[:3], *MANY_TILES[5:9]):
+            try:
+                _emulate(case, SMALL[seed % len(SMALL)], programs=2, seed=seed, kernel=kernel)
+            except (gather_emulator.EmulationError, AssertionError, IndexError):
+                return
     pytest.fail("no case, config or seed caught it")
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
-import sys
 from pathlib import Path
 
 import pytest
@@ -19,6 +17,7 @@ from tests.ops.grouped_mm import cases
 from tests.ops.grouped_mm.cases import Case
 from tests.support import aot, gluon_emulator
 from tests.support.fake_driver import compile_only
+from tests.support.mutants import planted
 
 H200 = Device.by_name("h200")
 M, K, B = Layout.RAGGED_M, Layout.RAGGED_K, Layout.BATCHED
@@ -104,8 +103,8 @@ MUTANTS = {
         "phase = 0\n    acc",
     ),
     "a skipping consumer keeps the stages": (
-        "        mbarrier.arrive(p.empty.index(i), count=1)\n        i += 1",
-        "        i += 1",
+        "        mbarrier.arrive(p.empty.index(i), count=1)\n        i, phase = advance(",
+        "        i, phase = advance(",
     ),
     "the other consumer's steps are not counted": (
         "            step += _steps(p, _k_length(",
@@ -124,8 +123,8 @@ MUTANTS = {
         "        pass\n",
     ),
     "one row too many is stored": (
-        "_WRAP - (row_end - row), col",
-        "_WRAP - (row_end - row) - 1, col",
+        "WRAP - (row_end - row), col",
+        "WRAP - (row_end - row) - 1, col",
     ),
     "a store's buffer is reused at once": (
         "tma.store_wait(p.C_SLOTS - 1)",
@@ -160,8 +159,8 @@ MUTANTS = {
         "height",
     ),
     "K runs into the next group": (
-        "_WRAP - k_len + k, row]",
-        "_WRAP - k_len - 1 + k, row]",
+        "WRAP - k_len + k, row]",
+        "WRAP - k_len - 1 + k, row]",
     ),
 }
 
@@ -169,30 +168,14 @@ MUTANTS = {
 @pytest.mark.parametrize("name", MUTANTS)
 def test_planted_faults_are_caught(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each mutant must fail some case, config and seed: the emulator and the cases can see that fault."""
-    old, new = MUTANTS[name]
-    found = False
-    parts = (_gluon_tiles, _gluon_feed, _gluon_kernel)
-    mutants = {m.__name__: "mutant_grouped_" + m.__name__.rpartition("_")[2] for m in parts}
-    for original, mutant in mutants.items():
-        source = Path(sys.modules[original].__file__).read_text()
-        found |= old in source
-        for other, its_mutant in mutants.items():
-            source = source.replace(f"from {other} ", f"from {its_mutant} ")
-        (tmp_path / f"{mutant}.py").write_text(source.replace(old, new))
-    assert found
-    monkeypatch.syspath_prepend(tmp_path)
-    module = importlib.import_module("mutant_grouped_kernel")
-    try:
-        for seed in range(6):
-            for config in SMALL.values():
-                for case in (MANY_TILES[0], MANY_TILES[4]):
-                    try:
-                        _emulate(case, config, programs=2, seed=seed, kernel=module.grouped_mm_kernel)
-                    except (gluon_emulator.EmulationError, AssertionError, ZeroDivisionError):
-                        return
-    finally:
-        for mutant in mutants.values():
-            sys.modules.pop(mutant, None)
+    *_, module = planted((_gluon_tiles, _gluon_feed, _gluon_kernel), *MUTANTS[name], tmp_path, monkeypatch)
+    for seed in range(6):
+        for config in SMALL.values():
+            for case in (MANY_TILES[0], MANY_TILES[4]):
+                try:
+                    _emulate(case, config, programs=2, seed=seed, kernel=module.grouped_mm_kernel)
+                except (gluon_emulator.EmulationError, AssertionError, ZeroDivisionError):
+                    return
     pytest.fail("no case, config or seed caught it")
 
 

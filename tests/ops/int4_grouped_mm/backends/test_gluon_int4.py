@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,6 +19,7 @@ from tests.ops.int4_grouped_mm.cases import BF16, FP16, FP32, Case, of_shape
 from tests.support import aot, int4_emulator
 from tests.support.fake_driver import compile_only
 from tests.support.gluon_machine import EmulationError
+from tests.support.mutants import planted
 from tests.support.wgmma import overwritten_operands
 
 H200 = Device.by_name("h200")
@@ -172,7 +171,7 @@ MUTANTS = {
     "a product forgets its first slab": ("later = slab > block * PER_BLOCK", "later = False"),
     "no fence before the TMA store": ("        fence_async_shared()\n        # Rows", "        # Rows"),
     "a store's buffer is reused at once": ("tma.store_wait(0)\n        buf", "tma.store_wait(8)\n        buf"),
-    "one row too many is stored": ("_WRAP - (row_end - row) + s", "_WRAP - (row_end - row) - 1 + s"),
+    "one row too many is stored": ("WRAP - (row_end - row) + s", "WRAP - (row_end - row) - 1 + s"),
     "the parts of a store lie on one another": ("(row_end - row) + s * ROWS", "(row_end - row)"),
     "the producer starts on phase 0": ("    i = 0\n    phase = 1\n", "    i = 0\n    phase = 0\n"),
     "the ring forgets a tile's steps": ("        ring += steps\n", "        ring += 1\n"),
@@ -199,24 +198,16 @@ _BIASED = Case("biased", (9, 4), n=72, k=512, past=1, bias=True)
 @pytest.mark.parametrize("name", MUTANTS)
 def test_planted_faults_are_caught(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each mutant must fail some case, config and seed: the emulator and the cases can see that fault."""
-    old, new = MUTANTS[name]
-    source = Path(_gluon_int4_kernel.__file__).read_text()
-    assert old in source
-    (tmp_path / "mutant_int4.py").write_text(source.replace(old, new))
-    monkeypatch.syspath_prepend(tmp_path)
-    module = importlib.import_module("mutant_int4")
-    try:
-        for seed in range(3):
-            for config in ("sum", "weight", "split", "four", "tails", "turns-deep"):
-                for case in (_TAIL, _BIASED):
-                    if config in ("split", "turns-deep") and case is _TAIL:
-                        continue
-                    try:
-                        _emulate(case, SMALL[config], 1, seed, module.int4_grouped_mm_kernel)
-                    except (EmulationError, AssertionError, TypeError, IndexError):
-                        return
-    finally:
-        del sys.modules["mutant_int4"]
+    (module,) = planted((_gluon_int4_kernel,), *MUTANTS[name], tmp_path, monkeypatch)
+    for seed in range(3):
+        for config in ("sum", "weight", "split", "four", "tails", "turns-deep"):
+            for case in (_TAIL, _BIASED):
+                if config in ("split", "turns-deep") and case is _TAIL:
+                    continue
+                try:
+                    _emulate(case, SMALL[config], 1, seed, module.int4_grouped_mm_kernel)
+                except (EmulationError, AssertionError, TypeError, IndexError):
+                    return
     pytest.fail("no case, config or seed caught it")
 
 

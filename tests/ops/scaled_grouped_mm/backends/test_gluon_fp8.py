@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
 import random
 import re
-import sys
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
-from types import ModuleType
 from unittest import mock
 
 import pytest
@@ -29,6 +26,7 @@ from tests.ops.scaled_grouped_mm import cases
 from tests.ops.scaled_grouped_mm.cases import BLOCK, FP16, FP32, ROW, VECTOR, Case, K, M
 from tests.support import aot, gluon_emulator
 from tests.support.fake_driver import compile_only
+from tests.support.mutants import planted
 
 H200 = Device.by_name("h200")
 
@@ -158,10 +156,9 @@ MUTANTS = {
     "the producer starts on phase 0": ("    i = 0\n    phase = 1\n", "    i = 0\n    phase = 0\n"),
     "a consumer mistakes its phase": ("phase = (ring // p.STAGES) & 1\n    scale_a", "phase = 0\n    scale_a"),
     "a skipping consumer keeps the stages": (
-        "        mbarrier.arrive(p.empty.index(i), count=1)\n        i += 1\n        phase = gl.where(i == p.STAGES, "
-        "phase ^ 1, phase)\n        i = gl.where(i == p.STAGES, 0, i)\n\n\n@gluon.jit\ndef _store",
-        "        i += 1\n        phase = gl.where(i == p.STAGES, "
-        "phase ^ 1, phase)\n        i = gl.where(i == p.STAGES, 0, i)\n\n\n@gluon.jit\ndef _store",
+        "        mbarrier.arrive(p.empty.index(i), count=1)\n        i, phase = advance(p, i, phase)\n\n\n@gluon.jit\n"
+        "def _store",
+        "        i, phase = advance(p, i, phase)\n\n\n@gluon.jit\ndef _store",
     ),
     "the ring forgets a tile's steps": ("        ring += steps\n", "        ring += 1\n"),
     "the scales are one step late": ("scale_a = soon_a", "scale_a = scale_a"),
@@ -181,7 +178,7 @@ MUTANTS = {
     ),
     "an empty group's scales lie outside": ("gl.minimum(k0 // 128 + first, (p.K - 1) // 128)", "k0 // 128 + first"),
     "the scales of the tile's upper half": ("        row += WHO * p.ROWS\n", ""),
-    "one row too many is stored": ("_WRAP - (row_end - row), col]", "_WRAP - (row_end - row) - 1, col]"),
+    "one row too many is stored": ("WRAP - (row_end - row), col]", "WRAP - (row_end - row) - 1, col]"),
     "a store's buffer is reused at once": ("tma.store_wait(0)\n    buf", "tma.store_wait(8)\n    buf"),
     "a sum is read early": ("part = warpgroup_mma_wait(0, (part,))", "part = warpgroup_mma_wait(1, (part,))"),
     "expected bytes leave out b": ("count * A_BYTES + p.HALVES * B_BYTES", "count * A_BYTES"),
@@ -240,7 +237,7 @@ MUTANTS = {
     ),
     "both narrow tiles are the left one": ("        col += shift\n", ""),
     "the odd step is left out": ("if steps % 2 == 1:", "if steps % 2 == 2:"),
-    "a pair's stages are mistaken": ("i, phase = _after(p, j, phase_j)", "i, phase = _after(p, i, phase)"),
+    "a pair's stages are mistaken": ("i, phase = advance(p, j, phase_j)", "i, phase = advance(p, i, phase)"),
 }
 
 
@@ -265,13 +262,6 @@ PART_MUTANTS = {
 }
 
 
-_PARTS = (_gluon_units, _gluon_turns, _gluon_feed, _gluon_kernel)
-
-
-def _mutant(part: ModuleType) -> str:
-    return "mutant_fp8" + part.__name__.rpartition(".")[2]
-
-
 def _caught(kernel, names: tuple[str, ...]) -> bool:
     for seed, programs in enumerate((3, 2, 4, 9)):
         for name in names:
@@ -287,26 +277,11 @@ def _caught(kernel, names: tuple[str, ...]) -> bool:
 @pytest.mark.parametrize("name", [*MUTANTS, *PART_MUTANTS])
 def test_planted_faults_are_caught(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each mutant must fail some case, config and seed: the emulator and the cases can see that fault."""
-    old, new = MUTANTS[name] if name in MUTANTS else PART_MUTANTS[name][1:]
-    within = _PARTS if name in MUTANTS else PART_MUTANTS[name][:1]
-    found = False
-    for part in _PARTS:
-        source = Path(part.__file__).read_text()
-        if part in within:
-            found |= old in source
-            source = source.replace(old, new)
-        for other in _PARTS:
-            source = source.replace(f"from {other.__name__} ", f"from {_mutant(other)} ")
-        (tmp_path / f"{_mutant(part)}.py").write_text(source)
-    assert found
-    configs = ("halves", "pairs", "split", "one consumer", "two consumers") if name in MUTANTS else ("halves",)
-    monkeypatch.syspath_prepend(tmp_path)
-    try:
-        kernel = importlib.import_module(_mutant(_gluon_kernel)).scaled_grouped_mm_kernel
-        assert _caught(kernel, configs), "no case, config or seed did"
-    finally:
-        for part in _PARTS:
-            sys.modules.pop(_mutant(part), None)
+    parts = (_gluon_units, _gluon_turns, _gluon_feed, _gluon_kernel)
+    *part, old, new = MUTANTS[name] if name in MUTANTS else PART_MUTANTS[name]
+    configs = ("halves",) if part else ("halves", "pairs", "split", "one consumer", "two consumers")
+    kernel = planted(parts, old, new, tmp_path, monkeypatch, part or None)[-1].scaled_grouped_mm_kernel
+    assert _caught(kernel, configs), "no case, config or seed did"
 
 
 # A case's 512 groups of weights take a second to draw, and none of these tests looks at values.

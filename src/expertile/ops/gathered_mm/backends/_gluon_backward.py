@@ -16,8 +16,8 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 from expertile.ops.gathered_mm.backends._gluon_activation import activate_backward
 from expertile.ops.gathered_mm.backends._gluon_epilogue import pairs
 from expertile.ops.grouped_mm.backends._gluon_columns import halves, pieces
+from expertile.ops.grouped_mm.backends._gluon_tiles import WRAP
 
-_WRAP: gl.constexpr = gl.constexpr(0x40000000)  # as in `_gluon_epilogue`
 # Columns are worked on in this many parts, whose intermediate results fit the registers.
 _PARTS: gl.constexpr = gl.constexpr(4)
 
@@ -55,10 +55,10 @@ def fetch_pre(p, row, row_end, col, WHO: gl.constexpr):
     for h in gl.static_range(2):
         buf = p.c_smem.index(3 * WHO + h)
         if p.INTERLEAVED:
-            at = [_WRAP, row_end, _WRAP - (row_end - row), 2 * col + h * HALF]
+            at = [WRAP, row_end, WRAP - (row_end - row), 2 * col + h * HALF]
             tma.async_copy_global_to_shared(p.pre_desc, at, bar, buf)
         else:
-            at = [_WRAP, row_end, _WRAP - (row_end - row), h, col]
+            at = [WRAP, row_end, WRAP - (row_end - row), h, col]
             tma.async_copy_global_to_shared(p.pre_desc, at, bar, buf.reshape([1, 1, p.BLOCK_M, 1, HALF]))
 
 
@@ -110,7 +110,7 @@ def _half(p, a, weight, row, row_end, col, PHASE: gl.constexpr, WHO: gl.constexp
             y_part = y.slice(j * PART, PART, dim=1)
         sums += _part(p, cut[j], x_part, y_part, z.slice(j * PART, PART, dim=1), weight, part_layout)
     fence_async_shared()
-    at = [_WRAP, row_end, _WRAP - (row_end - row)]
+    at = [WRAP, row_end, WRAP - (row_end - row)]
     if p.INTERLEAVED:
         tma.async_copy_shared_to_global(p.dpre_desc, [at[0], at[1], at[2], 2 * col], first)
         tma.async_copy_shared_to_global(p.dpre_desc, [at[0], at[1], at[2], 2 * col + HALF], second)

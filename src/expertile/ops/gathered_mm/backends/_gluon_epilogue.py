@@ -11,9 +11,7 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 
 from expertile.ops.gathered_mm.backends._gluon_activation import activate
 from expertile.ops.grouped_mm.backends._gluon_columns import beside, halves, pieces
-
-# Ragged descriptors (triton.tools.ragged_tma) wrap 64-bit addresses around at this coordinate.
-_WRAP: gl.constexpr = gl.constexpr(0x40000000)
+from expertile.ops.grouped_mm.backends._gluon_tiles import WRAP
 
 
 @gluon.jit
@@ -45,8 +43,9 @@ def _buffer(p, count, WHO: gl.constexpr):
 
 
 @gluon.jit
-def _store(p, desc, x, g, row, row_end, col, count, WHO: gl.constexpr):
-    """x, half a tile's width, to column `col` and following, as this consumer's store number `count`."""
+def _store(p, desc, x, g, row, row_end, col, count, WHO: gl.constexpr, HALF: gl.constexpr = None):
+    """x, half a tile's width, to column `col` and following, as this consumer's store number `count`. HALF: into the
+    gate half (0) or the up half (1) of the pre-activation."""
     cut = pieces(x, p.C_PARTS)
     PART: gl.constexpr = x.shape[1] // p.C_PARTS
     for s in gl.static_range(p.C_PARTS):
@@ -55,21 +54,11 @@ def _store(p, desc, x, g, row, row_end, col, count, WHO: gl.constexpr):
         fence_async_shared()
         if p.PRODUCT == "wgrad":
             tma.async_copy_shared_to_global(desc, [g, row, col + s * PART], buf)
+        elif HALF is None:
+            tma.async_copy_shared_to_global(desc, [WRAP, row_end, WRAP - (row_end - row), col + s * PART], buf)
         else:
-            tma.async_copy_shared_to_global(desc, [_WRAP, row_end, _WRAP - (row_end - row), col + s * PART], buf)
-
-
-@gluon.jit
-def _store_half(p, x, row, row_end, half, col, count, WHO: gl.constexpr):
-    """Into columns of the gate half (0) or the up half (1) of the pre-activation."""
-    cut = pieces(x, p.C_PARTS)
-    PART: gl.constexpr = x.shape[1] // p.C_PARTS
-    for s in gl.static_range(p.C_PARTS):
-        buf = _buffer(p, count * p.C_PARTS + s, WHO)
-        buf.reshape([x.shape[0], PART]).store(cut[s])
-        fence_async_shared()
-        at = [_WRAP, row_end, _WRAP - (row_end - row), half, col + s * PART]
-        tma.async_copy_shared_to_global(p.pre_desc, at, buf.reshape([1, 1, x.shape[0], 1, PART]))
+            at = [WRAP, row_end, WRAP - (row_end - row), HALF, col + s * PART]
+            tma.async_copy_shared_to_global(desc, at, buf.reshape([1, 1, x.shape[0], 1, PART]))
 
 
 @gluon.jit
@@ -115,8 +104,8 @@ def store_gated(p, acc, g, row, row_end, col, tile, WHO: gl.constexpr, mma_layou
             _store(p, p.pre_desc, left, g, row, row_end, col, 3 * tile, WHO)
             _store(p, p.pre_desc, right, g, row, row_end, col + HALF, 3 * tile + 1, WHO)
         else:
-            _store_half(p, left, row, row_end, 0, col // 2, 3 * tile, WHO)
-            _store_half(p, right, row, row_end, 1, col // 2, 3 * tile + 1, WHO)
+            _store(p, p.pre_desc, left, g, row, row_end, col // 2, 3 * tile, WHO, 0)
+            _store(p, p.pre_desc, right, g, row, row_end, col // 2, 3 * tile + 1, WHO, 1)
     if p.INTERLEAVED:
         left_gate, left_up = pairs(left)
         right_gate, right_up = pairs(right)

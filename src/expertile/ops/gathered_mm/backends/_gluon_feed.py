@@ -14,6 +14,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 
+from expertile.ops.grouped_mm.backends._gluon_ring import advance
 from expertile.ops.grouped_mm.backends._gluon_tickets import draw, publish
 from expertile.ops.grouped_mm.backends._gluon_tiles import locate, make_plan
 
@@ -57,14 +58,10 @@ def feed_in_order(p):
         if p.GROUPS_POW2 <= 128:
             # Looked up while the ring is full, not when the tile after this one is due.
             next_g, next_row, _row_end, next_col, _k0, _k_len = locate(p, plan, after)
-        i += 1
-        phase = gl.where(i == p.STAGES, phase ^ 1, phase)
-        i = gl.where(i == p.STAGES, 0, i)
+        i, phase = advance(p, i, phase)
         for k in range(p.BLOCK_K, p.K, p.BLOCK_K):
             _fill(p, g, row, col, k, i, phase)
-            i += 1
-            phase = gl.where(i == p.STAGES, phase ^ 1, phase)
-            i = gl.where(i == p.STAGES, 0, i)
+            i, phase = advance(p, i, phase)
         if p.GROUPS_POW2 > 128:
             # The longer plan and two tiles' places would not fit this warp's registers.
             next_g, next_row, _row_end, next_col, _k0, _k_len = locate(p, plan, after)
@@ -130,14 +127,10 @@ def feed_gathered(p):
         if p.GROUPS_POW2 <= 128:
             next_g, next_row, next_row_end, next_col, _k0, _k_len = locate(p, plan, after)
             next_token = _tokens(p, next_row, next_row_end, by_row)
-        i += 1
-        phase = gl.where(i == p.STAGES, phase ^ 1, phase)
-        i = gl.where(i == p.STAGES, 0, i)
+        i, phase = advance(p, i, phase)
         for k in range(p.BLOCK_K, k_len, p.BLOCK_K):
             _fill_gathered(p, source + k, token, g, col, k, k_len - k, column, i, phase)
-            i += 1
-            phase = gl.where(i == p.STAGES, phase ^ 1, phase)
-            i = gl.where(i == p.STAGES, 0, i)
+            i, phase = advance(p, i, phase)
         if p.GROUPS_POW2 > 128:
             next_g, next_row, next_row_end, next_col, _k0, _k_len = locate(p, plan, after)
             next_token = _tokens(p, next_row, next_row_end, by_row)

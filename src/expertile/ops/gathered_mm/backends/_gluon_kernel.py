@@ -29,6 +29,7 @@ from expertile.ops.gathered_mm.backends._gluon_epilogue import store_gated, stor
 from expertile.ops.gathered_mm.backends._gluon_feed import feed_gathered, feed_in_order
 from expertile.ops.gathered_mm.backends._gluon_wgrad import feed_wgrad
 from expertile.ops.grouped_mm.backends._gluon_kernel import skip
+from expertile.ops.grouped_mm.backends._gluon_ring import advance
 from expertile.ops.grouped_mm.backends._gluon_tickets import make_queue, take
 from expertile.ops.grouped_mm.backends._gluon_tiles import k_range, locate, make_plan
 
@@ -69,9 +70,7 @@ def _multiply(p, step, k_len, PART: gl.constexpr, NEXT: gl.constexpr, mma_layout
     acc = gl.zeros((p.ROWS, p.BLOCK_N), gl.float32, mma_layout)
     acc = _batch(p, acc, i, phase, PART, True)
     for _k in range(p.BLOCK_K, k_len, p.BLOCK_K):
-        i += 1
-        phase = gl.where(i == p.STAGES, phase ^ 1, phase)
-        i = gl.where(i == p.STAGES, 0, i)
+        i, phase = advance(p, i, phase)
         acc = _batch(p, acc, i, phase, PART, False)
         # The batch before this one is done, so its stage is free. (Computed, not carried as `previous = i`: Triton 3.6
         # drops a loop-carried name that starts as an alias of another.)

@@ -10,10 +10,10 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 
+from expertile.ops.grouped_mm.backends._gluon_ring import advance
 from expertile.ops.grouped_mm.backends._gluon_tickets import draw, publish
-from expertile.ops.grouped_mm.backends._gluon_tiles import locate, make_plan
+from expertile.ops.grouped_mm.backends._gluon_tiles import WRAP, locate, make_plan
 
-_WRAP: gl.constexpr = gl.constexpr(0x40000000)  # as in `_gluon_epilogue`
 _VECTOR: gl.constexpr = gl.constexpr(8)  # elements of one 16-byte copy
 
 
@@ -29,7 +29,7 @@ def _fill(p, token, row, col, k0, k_len, k, r, column, i, phase):
     """Load one stage as soon as it is free."""
     mbarrier.wait(p.empty.index(i), phase)
     bar = p.full.index(i)
-    at = [_WRAP, k0 + k_len, _WRAP - k_len + k]
+    at = [WRAP, k0 + k_len, WRAP - k_len + k]
     # In vectors, so that the compiler knows that rows begin and end on whole ones.
     source = p.a + gl.expand_dims(token.to(gl.int64) * p.A_PITCH * _VECTOR, 1)
     if p.GATHERED == "b":
@@ -70,17 +70,13 @@ def feed_wgrad(p):
         _fill(p, token, row, col, k0, k_len, 0, r, column, i, phase)
         after_tile = draw(p, number, t)
         token = _tokens(p, k0, k_len, 2 * p.BLOCK_K, r)
-        i += 1
-        phase = gl.where(i == p.STAGES, phase ^ 1, phase)
-        i = gl.where(i == p.STAGES, 0, i)
+        i, phase = advance(p, i, phase)
         for k in range(p.BLOCK_K, k_len, p.BLOCK_K):
             _fill(p, after, row, col, k0, k_len, k, r, column, i, phase)
             # These two do not begin as the same value, so Triton 3.6 carries both (see the front end's alias rule).
             after = token
             token = _tokens(p, k0, k_len, k + 2 * p.BLOCK_K, r)
-            i += 1
-            phase = gl.where(i == p.STAGES, phase ^ 1, phase)
-            i = gl.where(i == p.STAGES, 0, i)
+            i, phase = advance(p, i, phase)
         number += 1
         t = after_tile
         _g, row, _row_end, col, k0, k_len = locate(p, plan, t)

@@ -4,17 +4,15 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 
+from expertile.ops.grouped_mm.backends._gluon_ring import advance
 from expertile.ops.grouped_mm.backends._gluon_tickets import draw, publish
-from expertile.ops.grouped_mm.backends._gluon_tiles import locate, make_plan
-
-# Ragged descriptors (triton.tools.ragged_tma) wrap 64-bit addresses around at this coordinate.
-_WRAP: gl.constexpr = gl.constexpr(0x40000000)
+from expertile.ops.grouped_mm.backends._gluon_tiles import WRAP, locate, make_plan
 
 
 @gluon.jit
 def _load_a(p, g, row, k0, k_len, k, bar, dst, pred):
     if p.LAYOUT == "ragged_k":
-        tma.async_copy_global_to_shared(p.a_desc, [_WRAP, k0 + k_len, _WRAP - k_len + k, row], bar, dst, pred)
+        tma.async_copy_global_to_shared(p.a_desc, [WRAP, k0 + k_len, WRAP - k_len + k, row], bar, dst, pred)
     elif p.LAYOUT == "batched":
         if p.A_K_MAJOR:
             tma.async_copy_global_to_shared(p.a_desc, [g, row, k], bar, dst, pred)
@@ -29,7 +27,7 @@ def _load_a(p, g, row, k0, k_len, k, bar, dst, pred):
 @gluon.jit
 def _load_b(p, g, col, k0, k_len, k, bar, dst):
     if p.LAYOUT == "ragged_k":
-        tma.async_copy_global_to_shared(p.b_desc, [_WRAP, k0 + k_len, _WRAP - k_len + k, col], bar, dst)
+        tma.async_copy_global_to_shared(p.b_desc, [WRAP, k0 + k_len, WRAP - k_len + k, col], bar, dst)
     elif p.B_K_MAJOR:
         tma.async_copy_global_to_shared(p.b_desc, [g, col, k], bar, dst)
     else:
@@ -76,14 +74,10 @@ def feed(p):
         if p.GROUPS_POW2 <= 128:
             # Looked up while the ring is full, not when the tile after this one is due.
             next_g, next_row, next_row_end, next_col, next_k0, next_k_len = locate(p, plan, after)
-        i += 1
-        phase = gl.where(i == p.STAGES, phase ^ 1, phase)
-        i = gl.where(i == p.STAGES, 0, i)
+        i, phase = advance(p, i, phase)
         for k in range(p.BLOCK_K, k_len, p.BLOCK_K):
             _fill(p, g, row, row_end, col, k0, k_len, k, i, phase)
-            i += 1
-            phase = gl.where(i == p.STAGES, phase ^ 1, phase)
-            i = gl.where(i == p.STAGES, 0, i)
+            i, phase = advance(p, i, phase)
         if p.GROUPS_POW2 > 128:
             # The longer plan and two tiles' places would not fit this warp's registers.
             next_g, next_row, next_row_end, next_col, next_k0, next_k_len = locate(p, plan, after)

@@ -27,11 +27,9 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from expertile.ops.grouped_mm.backends._gluon_columns import pieces
 from expertile.ops.grouped_mm.backends._gluon_context import Context
 from expertile.ops.grouped_mm.backends._gluon_feed import feed
+from expertile.ops.grouped_mm.backends._gluon_ring import advance
 from expertile.ops.grouped_mm.backends._gluon_tickets import make_queue, take
-from expertile.ops.grouped_mm.backends._gluon_tiles import k_range, locate, make_plan
-
-# Ragged descriptors (triton.tools.ragged_tma) wrap 64-bit addresses around at this coordinate.
-_WRAP: gl.constexpr = gl.constexpr(0x40000000)
+from expertile.ops.grouped_mm.backends._gluon_tiles import WRAP, k_range, locate, make_plan
 
 
 @gluon.jit
@@ -77,9 +75,7 @@ def _multiply(p, plan, step, k_len, number, t, PART: gl.constexpr, NEXT: gl.cons
         after = take(p, number, t)
         g, row, row_end, col, _k0, next_k_len = locate(p, plan, after)
     for _k in range(p.BLOCK_K, k_len, p.BLOCK_K):
-        i += 1
-        phase = gl.where(i == p.STAGES, phase ^ 1, phase)
-        i = gl.where(i == p.STAGES, 0, i)
+        i, phase = advance(p, i, phase)
         acc = _batch(p, acc, i, phase, PART, False)
         # The batch before this one is done, so its stage is free. (Computed, not carried as `previous = i`: Triton 3.6
         # drops a loop-carried name that starts as an alias of another.)
@@ -103,9 +99,7 @@ def skip(p, step, k_len):
     for _k in range(0, gl.maximum(k_len, 1), p.BLOCK_K):
         mbarrier.wait(p.full.index(i), phase)
         mbarrier.arrive(p.empty.index(i), count=1)
-        i += 1
-        phase = gl.where(i == p.STAGES, phase ^ 1, phase)
-        i = gl.where(i == p.STAGES, 0, i)
+        i, phase = advance(p, i, phase)
 
 
 @gluon.jit
@@ -128,7 +122,7 @@ def _store(p, acc, g, row, row_end, col, tile, WHO: gl.constexpr, mma_layout: gl
         fence_async_shared()
         if p.LAYOUT == "ragged_m":
             # Rows past the end of the group fall outside the descriptor's box: the hardware drops them.
-            at = [_WRAP, row_end, _WRAP - (row_end - row), col + s * PART_N]
+            at = [WRAP, row_end, WRAP - (row_end - row), col + s * PART_N]
             tma.async_copy_shared_to_global(p.c_desc, at, buf)
         else:
             tma.async_copy_shared_to_global(p.c_desc, [g, row, col + s * PART_N], buf)

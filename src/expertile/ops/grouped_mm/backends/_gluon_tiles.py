@@ -9,6 +9,8 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.language.core import _aggregate as aggregate
 
+# Ragged descriptors (triton.tools.ragged_tma) wrap 64-bit addresses around at this coordinate.
+WRAP: gl.constexpr = gl.constexpr(0x40000000)
 # Above every row number.
 _FAR: gl.constexpr = gl.constexpr(0x7FFFFFFF)
 

@@ -200,7 +200,7 @@ def _gain_of_low_tiles(p: Problem, device: Device) -> float:
         part = tiles / device.sm_count
         return part if part > 12 else math.ceil(part)
 
-    return waves(_tiles(p)) / max(1, waves(_tiles(p, 64, 256)))
+    return waves(_tiles(p)) / waves(_tiles(p, 64, 256))
 
 
 def _default(problem: Problem, device: Device) -> Config:

@@ -36,7 +36,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from expertile.ops.grouped_mm.backends._gluon_columns import pieces
-from expertile.ops.grouped_mm.backends._gluon_tiles import locate, make_plan
+from expertile.ops.grouped_mm.backends._gluon_ring import advance
+from expertile.ops.grouped_mm.backends._gluon_tiles import WRAP, locate, make_plan
 from expertile.ops.int4_grouped_mm.backends._gluon_int4_context import Context
 from expertile.ops.int4_grouped_mm.backends._gluon_int4_unpack import (
     fused_scales,
@@ -49,9 +50,6 @@ from expertile.ops.int4_grouped_mm.backends._gluon_int4_unpack import (
     zeros_twice,
 )
 from expertile.ops.scaled_grouped_mm.backends._gluon_turns import close_turns, open_turns, pass_turn, take_turn
-
-# Ragged descriptors (triton.tools.ragged_tma) wrap 64-bit addresses around at this coordinate.
-_WRAP: gl.constexpr = gl.constexpr(0x40000000)
 
 
 @gluon.jit
@@ -90,9 +88,7 @@ def _producer(p):
                 tma.async_copy_global_to_shared(p.s_desc, [first_scale], bar, p.s_smem.index(i * p.GROUPS + j))
                 if p.HAS_ZEROS:
                     tma.async_copy_global_to_shared(p.z_desc, [first_scale], bar, p.z_smem.index(i * p.GROUPS + j))
-            i += 1
-            phase = gl.where(i == p.STAGES, phase ^ 1, phase)
-            i = gl.where(i == p.STAGES, 0, i)
+            i, phase = advance(p, i, phase)
 
 
 @gluon.jit
@@ -250,9 +246,7 @@ def _multiply(p, ring, steps, g, col, WHO: gl.constexpr, mma_layout: gl.constexp
             acc = _add_groups(p, acc, row_zeros, i, WHO, mma_layout)
         else:
             acc = _add_slabs(p, acc, row_zeros, i, WHO, mma_layout)
-        i += 1
-        phase = gl.where(i == p.STAGES, phase ^ 1, phase)
-        i = gl.where(i == p.STAGES, 0, i)
+        i, phase = advance(p, i, phase)
     if p.SCALE == "tile":
         rows = col + gl.arange(0, p.COLS, layout=gl.SliceLayout(1, mma_layout))
         scale = gl.load(p.scales + g * p.N + rows, mask=rows < p.N, other=0.0)
@@ -277,7 +271,7 @@ def _store(p, acc, split, g, row, row_end, col, WHO: gl.constexpr, mma_layout: g
         buf.reshape([ROWS, p.COLS]).permute((1, 0)).store(cut[s].to(p.c_desc.dtype))
         fence_async_shared()
         # Rows past the end of the group fall outside the descriptor's box: the hardware drops them.
-        at = [_WRAP, row_end + split * p.M, _WRAP - (row_end - row) + s * ROWS, col]
+        at = [WRAP, row_end + split * p.M, WRAP - (row_end - row) + s * ROWS, col]
         tma.async_copy_shared_to_global(p.c_desc, at, buf)
 
 

@@ -4,6 +4,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 
+from expertile.ops.grouped_mm.backends._gluon_ring import advance
 from expertile.ops.grouped_mm.backends._gluon_tiles import locate, make_plan
 from expertile.ops.scaled_grouped_mm.backends._gluon_units import span, tile_of, units
 
@@ -53,6 +54,4 @@ def feed(p):
             for s in gl.static_range(1, BOXES):
                 at = [row + s * p.A_BOX, k]
                 tma.async_copy_global_to_shared(p.a_desc, at, bar, p.a_boxes.index(i * BOXES + s), s < boxes)
-            i += 1
-            phase = gl.where(i == p.STAGES, phase ^ 1, phase)
-            i = gl.where(i == p.STAGES, 0, i)
+            i, phase = advance(p, i, phase)

@@ -28,14 +28,12 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from expertile.ops.grouped_mm.backends._gluon_tiles import locate, make_plan
+from expertile.ops.grouped_mm.backends._gluon_ring import advance
+from expertile.ops.grouped_mm.backends._gluon_tiles import WRAP, locate, make_plan
 from expertile.ops.scaled_grouped_mm.backends._gluon_context import Context
 from expertile.ops.scaled_grouped_mm.backends._gluon_feed import feed
 from expertile.ops.scaled_grouped_mm.backends._gluon_turns import close_turns, open_turns, pass_turn, take_turn
 from expertile.ops.scaled_grouped_mm.backends._gluon_units import span, tile_of, units
-
-# Ragged descriptors (triton.tools.ragged_tma) wrap 64-bit addresses around at this coordinate.
-_WRAP: gl.constexpr = gl.constexpr(0x40000000)
 
 
 @gluon.jit
@@ -115,19 +113,10 @@ def _multiply(p, ring, steps, at_a, at_b, PART: gl.constexpr, mma_layout: gl.con
             acc += part * _outer(p, scale_a, scale_b, mma_layout)
             scale_a = soon_a
             scale_b = soon_b
-        i += 1
-        phase = gl.where(i == p.STAGES, phase ^ 1, phase)
-        i = gl.where(i == p.STAGES, 0, i)
+        i, phase = advance(p, i, phase)
     if p.RECIPE == "row":
         acc = acc * _outer(p, scale_a, scale_b, mma_layout)
     return acc
-
-
-@gluon.jit
-def _after(p, i, phase):
-    """The ring's next stage and the phase in which it is full."""
-    wraps = i == p.STAGES - 1
-    return gl.where(wraps, 0, i + 1), gl.where(wraps, phase ^ 1, phase)
 
 
 @gluon.jit
@@ -138,7 +127,7 @@ def _multiply_pairs(p, ring, steps, at_a, at_b, PART: gl.constexpr, mma_layout: 
     scale_a, scale_b = _load_scales(p, at_a, at_b, 0)
     acc = gl.zeros((p.ROWS, p.COLS), gl.float32, mma_layout)
     for t in range(steps // 2):
-        j, phase_j = _after(p, i, phase)
+        j, phase_j = advance(p, i, phase)
         mbarrier.wait(p.full.index(i), phase)
         even = _products(p, i, PART, mma_layout)
         mbarrier.wait(p.full.index(j), phase_j)
@@ -153,7 +142,7 @@ def _multiply_pairs(p, ring, steps, at_a, at_b, PART: gl.constexpr, mma_layout: 
         acc = _promoted(p, acc, done, odd_a, odd_b, mma_layout)
         scale_a = soon_a
         scale_b = soon_b
-        i, phase = _after(p, j, phase_j)
+        i, phase = advance(p, j, phase_j)
     if steps % 2 == 1:
         mbarrier.wait(p.full.index(i), phase)
         even = _products(p, i, PART, mma_layout)
@@ -199,9 +188,7 @@ def _multiply_halves(p, ring, steps, at_a, at_b, at_c, PART: gl.constexpr, mma_l
         scale_a = soon_a
         scale_b = soon_b
         scale_c = soon_c
-        i += 1
-        phase = gl.where(i == p.STAGES, phase ^ 1, phase)
-        i = gl.where(i == p.STAGES, 0, i)
+        i, phase = advance(p, i, phase)
     if p.RECIPE == "row":
         left = left * _outer(p, scale_a, scale_b, mma_layout)
         right = right * _outer(p, scale_a, scale_c, mma_layout)
@@ -221,9 +208,7 @@ def _skip(p, ring, steps, wide, PART: gl.constexpr):
             take_turn(p, PART)
             pass_turn(p, PART)
         mbarrier.arrive(p.empty.index(i), count=1)
-        i += 1
-        phase = gl.where(i == p.STAGES, phase ^ 1, phase)
-        i = gl.where(i == p.STAGES, 0, i)
+        i, phase = advance(p, i, phase)
 
 
 @gluon.jit
@@ -240,7 +225,7 @@ def _store(p, acc, split, g, row, row_end, col, WHO: gl.constexpr, mma_layout: g
     fence_async_shared()
     if p.LAYOUT == "ragged_m":
         # Rows past the end of the group fall outside the descriptor's box: the hardware drops them.
-        at = [_WRAP, row_end + split * p.M, _WRAP - (row_end - row), col]
+        at = [WRAP, row_end + split * p.M, WRAP - (row_end - row), col]
         tma.async_copy_shared_to_global(p.c_desc, at, buf)
     else:
         tma.async_copy_shared_to_global(p.c_desc, [g, row, col], buf)
