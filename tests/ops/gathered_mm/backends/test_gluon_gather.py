@@ -246,10 +246,13 @@ def test_short_groups_get_short_tiles() -> None:
     assert BACKEND.configs(prefill, H200)[0].block_m == 128
     assert all(c.smem_bytes <= H200.smem_bytes for c in BACKEND.configs(prefill, H200))
     # Many wide tiles are drawn; few, or rows in order, are not.
-    wide = dataclasses.replace(prefill, n=2048)
+    wide = dataclasses.replace(prefill, n=2048, k=4096)
     assert BACKEND.configs(wide, H200)[0].dynamic and BACKEND.configs(wide, H200)[0].split
     assert not BACKEND.configs(dataclasses.replace(wide, groups=2, m=4096), H200)[0].dynamic
     assert not BACKEND.configs(dataclasses.replace(wide, gathered=""), H200)[0].split
+    # With a short K the epilogue is much of a tile's time, which consumers in turn hide.
+    short = BACKEND.configs(dataclasses.replace(wide, k=1536), H200)[0]
+    assert (short.block_m, short.block_n, short.split) == (64, 256, False)
 
 
 @pytest.mark.parametrize(

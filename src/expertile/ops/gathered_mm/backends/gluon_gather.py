@@ -125,8 +125,7 @@ _SHORT = Config(block_m=64, num_stages=8)
 _DECODE = tuple(Config(64, n, 64, stages, masked=True) for n, stages in ((128, 8), (64, 12), (32, 16)))
 _TILE_COLUMNS = 8  # what a tile costs beside its weights: plan, first load and store, in columns of weights
 # As wide as _SPLIT, so as few gathered bytes; in turn, so that stores are hidden; the small buffer makes a fifth stage.
-# It won products in order (`gluon_hopper`); not measured beside the others yet.
-_LOW = Config(block_m=64, block_n=256, num_stages=5, store_parts=2, store_slots=1)
+_LOW = Config(block_m=64, block_n=256, num_stages=5, group_m=16, store_parts=2, store_slots=1)
 _BACKWARD = Config(num_stages=4, store_slots=3)
 _BACKWARD_SHORT = Config(block_m=64, num_stages=7, store_slots=3)
 _CANDIDATES = (
@@ -162,6 +161,11 @@ def _default(problem: GatherProblem, device: Device) -> Config:
     to 570, drawn from a counter 574 to 580 (the drawing saves 12 of 16.8 GB read from memory). Rows in order do not
     gain from it. Without pre, six stages and a single buffer for act took longer than five stages and two (8.66 against
     8.16 ms).
+
+    With a short K the epilogue is much of a tile's time, and tiles in turn hide it. Up-projections with K of 768 to
+    2048 and 512 to 2560 rows of an expert, alone: 1.03 to 1.19 of the best of the others (eight sizes; four whole
+    layers gained 0 to 4 %). K = 4096, 2048 rows: 1.02 to 1.05. Two with K = 2880 have 4096 and 8192 rows and lose 3 to
+    10 %.
     """
     p = problem
     if p.gathered and p.mean_group <= 16:
@@ -170,6 +174,8 @@ def _default(problem: GatherProblem, device: Device) -> Config:
         return _SHORT
     if not p.gathered or p.interleaved or p.n <= 128:  # interleaved, the wide tile's epilogue spills
         return _LONG
+    if p.product is Product.GATED and p.k <= 2048 and p.mean_group <= 3072:
+        return _LOW
     tiles = p.groups * math.ceil(p.mean_group / 128) * math.ceil(p.n / 256)
     return _DRAWN if tiles >= 8 * device.sm_count else _SPLIT
 
