@@ -304,7 +304,7 @@ def test_short_weight_gradients_get_small_tiles() -> None:
 
 
 def test_groups_of_a_few_hundred_rows_get_low_tiles() -> None:
-    """Half as many rows to spare; but not where 256 columns are too many, or so few products that stores show."""
+    """Half as many rows to spare; but not where 256 columns are too many, stores show, or tiles are few."""
 
     def default(groups: int, rows: int, k: int, n: int) -> Config:
         problem = Problem(M, groups=groups, m=groups * rows, n=n, k=k, dtype=torch.bfloat16, out_dtype=torch.bfloat16,
@@ -314,7 +314,9 @@ def test_groups_of_a_few_hundred_rows_get_low_tiles() -> None:
     shapes = ((32, 256, 4096, 14336), (128, 600, 1024, 2048), (8, 2048, 4096, 4096), (1, 553, 4096, 7168))
     low = [default(*shape) for shape in shapes]
     assert {(c.block_m, c.block_n, c.mode) for c in low} == {(64, 256, "pingpong")}
-    high = [default(*shape) for shape in ((128, 256, 4096, 1408), (32, 256, 512, 14336), (32, 2048, 1024, 4096))]
+    high = [default(*shape) for shape in (
+        (128, 256, 4096, 1408), (32, 256, 512, 14336), (32, 2048, 1024, 4096), (8, 256, 1024, 4096),
+    )]  # fmt: skip
     assert {c.block_m for c in high} == {128}
 
 
