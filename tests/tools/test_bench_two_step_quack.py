@@ -1,5 +1,6 @@
 """tools/bench_two_step_quack.py: everyone is timed shortly, the best at length, and the configurations stay whole."""
 
+import sys
 import types
 
 import pytest
@@ -65,6 +66,6 @@ def test_a_failure_leaves_the_tuner_as_it_was(tuner):
 
 
 def test_without_quack_it_says_so(monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, "quack", None)
+    monkeypatch.setitem(sys.modules, "quack", None)
     with pytest.raises(SystemExit, match="quack-kernels"):
         two_step.main()

@@ -200,13 +200,13 @@ def test_compiles_to_wgmma_and_copies(name: str) -> None:
 
 
 @pytest.mark.compile
-@pytest.mark.parametrize(("height", "spills"), [(128, 8), (64, 24)])
-def test_wide_tiles_fit_the_registers(height: int, spills: int) -> None:
+@pytest.mark.parametrize(("height", "drawn", "spills"), [(128, True, 8), (64, False, 24)])
+def test_wide_tiles_fit_the_registers(height: int, drawn: bool, spills: int) -> None:
     """Half a tile of 128x256, or all of 64x256, is 128 registers of every thread: what the epilogue spills is little,
     and the loop over K nothing."""
     problem, operands = cases.make(Case("halves", GATED, (4,) * 128, n=256, k=128))
-    wide = [c for c in BACKEND.configs(problem, H200) if (c.block_m, c.block_n) == (height, 256)]
-    config = next(c for c in wide if c.split == c.dynamic)
+    wanted = (height, 256, drawn)
+    config = next(c for c in BACKEND.configs(problem, H200) if (c.block_m, c.block_n, c.dynamic) == wanted)
     outputs = cases.poisoned_outputs(problem, operands)
     launch, tensors, pointers = _gluon_launch.prepared(problem, operands, config, outputs, 132, None)
     with compile_only(90) as kernels:

@@ -163,9 +163,8 @@ def _default(problem: GatherProblem, device: Device) -> Config:
     8.16 ms).
 
     With a short K the epilogue is much of a tile's time, and tiles in turn hide it. Up-projections with K of 768 to
-    2048 and 512 to 2560 rows of an expert, alone: 1.03 to 1.19 of the best of the others (eight sizes; four whole
-    layers gained 0 to 4 %). K = 4096, 2048 rows: 1.02 to 1.05. Two with K = 2880 have 4096 and 8192 rows and lose 3 to
-    10 %.
+    2048 and 512 to 2560 rows of an expert, alone: 1.03 to 1.16 of the best of the other tiles (nine sizes; four whole
+    layers gained 0 to 4 %). K = 4096, 2048 rows: 1.02 to 1.05. Two with K = 2880 have 4096 and 8192 rows and lose 10 %.
     """
     p = problem
     if p.gathered and p.mean_group <= 16:
