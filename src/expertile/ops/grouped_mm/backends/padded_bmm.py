@@ -88,8 +88,11 @@ def _ragged_rows(
         _multiply(a[:used].unflatten(0, equal), b, bias, out[:used].unflatten(0, equal))
         return
     index = _padded_rows(offs, used, longest)
-    # Rows of padding keep whatever the buffer held: they only make rows of the result that are never read.
-    a_padded = a.new_empty(groups * longest, a.shape[1])
+    # Rows of padding only make rows of the result that are never read, so on a GPU they keep whatever the buffer held.
+    # On a CPU oneDNN's bf16 products read past the end of a row whose length is no multiple of 32, and carry a NaN of
+    # the row behind it into the result (AMX, torch 2.13; oneDNN issue 5717, mended there since).
+    new = a.new_empty if a.is_cuda else a.new_zeros
+    a_padded = new(groups * longest, a.shape[1])
     a_padded.index_copy_(0, index, a[:used])
     out_padded = out.new_empty(groups, longest, out.shape[1])
     _multiply(a_padded.unflatten(0, (groups, longest)), b, bias, out_padded)
