@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from expertile.int4 import Int4Weight
+from expertile.moe import _members
 from expertile.moe.experts import moe_mlp
 from expertile.moe.layer import MoE
 from expertile.moe.parallel import ExpertParallel, ExpertParallelMoE, ParallelConfig
@@ -389,6 +390,35 @@ def raises(kind: type[Exception], message: str, call: Callable[[], object]) -> N
         assert message in str(error), f"expected {message!r} in {str(error)!r}"
         return
     raise AssertionError(f"expected {kind.__name__}: {message}")
+
+
+def mismatch_and_end(rank: int, world: int, folder: str) -> None:
+    """Configurations that differ, in a group whose store rank 0 keeps; rank 0 ends as soon as it knows, while the
+    others look into the store seldom."""
+    port = Path(folder) / "port"
+    if rank == 0:
+        store = dist.TCPStore("127.0.0.1", 0, world, is_master=True, wait_for_workers=False)
+        (Path(folder) / "port.new").write_text(str(store.port))
+        (Path(folder) / "port.new").rename(port)
+    else:
+        while not port.exists():
+            time.sleep(0.01)
+        store = dist.TCPStore("127.0.0.1", int(port.read_text()), world, is_master=False)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=timedelta(seconds=TIMEOUT_S))
+    dist.barrier()
+    if rank == 0:
+        time.sleep(0.2)
+    else:
+        _members._POLL_S = 0.6
+    found = {}
+    try:
+        raises(ValueError, "top_k is 1 on rank 1 and 2 on rank 0",
+               lambda: ExpertParallel(replace(CASES[0], top_k=1 if rank == 1 else 2).config()))  # fmt: skip
+        found["mismatch"] = ""
+    except Exception:
+        found["mismatch"] = traceback.format_exc()
+    torch.save(found, Path(folder) / f"{rank}.pt")
+    os._exit(0)
 
 
 CHECKS = (

@@ -40,6 +40,11 @@ def test_ranks(world, tmp_path):
         assert not any(failed.values()), f"rank {rank}: " + "\n".join(f"{n}: {w}" for n, w in failed.items() if w)
 
 
+def test_every_rank_names_a_mismatch_though_the_first_ends_at_once(tmp_path):
+    found, codes = outcome_of(parallel_worker.mismatch_and_end, 3, str(tmp_path))
+    assert [words["mismatch"] for words in found] == [""] * 3 and codes == [0] * 3
+
+
 def test_a_table_that_graphs_read_is_not_made_anew():
     device = torch.device("cpu")
     first = Placement(8, 2).key_table(device)
