@@ -51,6 +51,9 @@ class Members:
         n = self._store.add(f"expertile/made/{self.rank}", 1)
         self._prefix = f"expertile/{n}"
 
+    def __deepcopy__(self, memo: Any) -> Members:
+        return self  # connections to other processes, not values
+
     def agree(self, settings: Mapping[str, Any]) -> None:
         """Compare `settings` (what json can write) with all ranks'.
 
