@@ -28,6 +28,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Shard
 from torch.nn.parallel import DistributedDataParallel
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from torch.nn.utils.parametrizations import weight_norm
 
 from expertile.moe.layer import MoE
@@ -120,6 +121,10 @@ def load(rank: int, world: int, folder: Path, saved_by: int | str) -> None:
     same(model, optimizer, expected)
     if saved_by == "sharded":
         return
+    if world == 4:
+        stale = torch.load(folder / "0-of-2.pt")
+        raises(ValueError, "expected experts on ranks that are here, got DeviceMesh((2,)",
+               lambda: model.block["moe"].load_state_dict(stale))  # fmt: skip
     # As many do it: the module's own state dict, filled in place.
     other = Model(ExpertParallelMoE(whole_layer(7)))
     state = {"model": other.state_dict()}
@@ -160,6 +165,11 @@ def load_otherwise(rank: int, world: int, folder: Path) -> None:
     if world == 2:
         mine["gate_up"] = mine["gate_up"][1:]
         raises(RuntimeError, "size mismatch for gate_up", lambda: other.block["moe"].load_state_dict(mine))
+    torch.save(moe.state_dict(), folder / f"{rank}-of-{world}.pt")
+    dist.barrier()
+    other.block["moe"].load_state_dict(torch.load(folder / f"{rank}-of-{world}.pt"))
+    wrong = torch.load(folder / f"{(rank + 1) % world}-of-{world}.pt")
+    raises(ValueError, "state_dict: expected that of rank", lambda: moe.load_state_dict(wrong))
     x = inputs(world, rank)
     twin = copy.deepcopy(model)
     assert torch.equal(twin(x), model(x)) and twin.block["moe"].gate_up is not moe.gate_up
@@ -202,12 +212,27 @@ def ddp(rank: int, world: int, folder: Path) -> None:
             assert torch.equal(p, before[name]), f"{name}: experts as they were, all else as on rank 0"
         if around is Model:
             right_gradients(wrapped, layer, rank, world)
+            clipped(model, layer, rank, world)
         else:
             wrapped(inputs(world, rank)).sum().backward()
             alone = ExpertParallelMoE(whole_layer(5))
             alone(inputs(world, rank)).sum().backward()
             for p, q in zip(layer.expert_parameters(), alone.expert_parameters(), strict=True):
                 assert torch.equal(p.grad, q.grad)
+
+
+def clipped(model: nn.Module, layer: ExpertParallelMoE, rank: int, world: int) -> None:
+    """The recipe of docs/parallel.md: one norm of all gradients, alike on all ranks."""
+    experts = set(layer.expert_parameters())
+    for p in experts:
+        p.grad.div_(layer.parallel.world)
+    squares = get_total_norm([p.grad for p in experts]).square()
+    dist.all_reduce(squares, group=layer.parallel.group)
+    rest = get_total_norm([p.grad for p in model.parameters() if p not in experts])
+    norm = (squares + rest.square()).sqrt()
+    clip_grads_with_norm_(model.parameters(), 1.0, norm)
+    expected = torch.stack([g.norm() for g in reference(world, 1).values()]).norm()
+    torch.testing.assert_close(norm, expected)
 
 
 def fsdp_over_the_group(rank: int, world: int, folder: Path) -> None:

@@ -20,6 +20,8 @@ from torch.distributed.tensor import DTensor, Placement, Shard, distribute_tenso
 from torch.distributed.tensor.placement_types import _StridedShard
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 
+_HOW = "use torch.distributed.checkpoint, which shares out experts anew, where torch.save keeps one rank's"
+
 
 @dataclass(frozen=True)
 class ExpertState:
@@ -52,18 +54,25 @@ class ExpertState:
 
     def part(self, whole: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
         """This rank's part of [E, …], plain or as `whole` makes it, distributed as the part `like` is. Of a DTensor
-        that lies otherwise all ranks must ask."""
+        that lies otherwise all ranks must ask. ValueError for a DTensor of other processes' that was unpickled here."""
         if isinstance(whole, DTensor):
             shape = (len(self.experts), *whole.shape[1:])
             meant = self.whole(like)
             if whole.device_mesh == meant.device_mesh and whole.placements == meant.placements:
+                saved_at, here = (t.device_mesh.get_coordinate() for t in (whole, meant))
+                if saved_at != here:
+                    raise ValueError(f"state_dict: expected that of rank {here} of the mesh, got {saved_at}'s; {_HOW}")
                 if not isinstance(like, DTensor):
                     return whole.to_local()
                 return DTensor.from_local(
                     whole.to_local(), like.device_mesh, like.placements, run_check=False, shape=torch.Size(shape),
                     stride=whole.stride(),
                 )  # fmt: skip
-            whole = whole.full_tensor()
+            mesh = whole.device_mesh
+            try:
+                whole = whole.full_tensor()
+            except RuntimeError as error:
+                raise ValueError(f"state_dict: expected experts on ranks that are here, got {mesh}; {_HOW}") from error
         mine = whole[self.experts.start : self.experts.stop]
         if not isinstance(like, DTensor):
             return mine
