@@ -145,15 +145,15 @@ class MoE(nn.Module):
 
         ValueError if x and the router are of two dtypes, and neither router_dtype nor autocast casts them.
         """
-        dtype, cast = self.router_dtype, _autocasts(x)
+        dtype = self.router_dtype
         if dtype is None:
-            if x.dtype is not self.router.dtype and not cast:
+            if x.dtype is not self.router.dtype and not _autocasts(x):
                 raise ValueError(
                     f"router: expected {x.dtype}, x's dtype, or a router_dtype to cast both to, got {self.router.dtype}"
                 )
             return router_logits(x, self.router, self.router_bias)
         bias = None if self.router_bias is None else self.router_bias.to(dtype)
-        with torch.autocast(x.device.type, enabled=False) if cast else nullcontext():
+        with torch.autocast(x.device.type, enabled=False) if _autocasts(x) else nullcontext():
             return F.linear(x.to(dtype), self.router.to(dtype), bias)
 
     def forward(self, x: torch.Tensor, *, return_routing: bool = False) -> Any:
