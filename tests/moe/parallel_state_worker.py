@@ -147,6 +147,11 @@ def load_otherwise(rank: int, world: int, folder: Path) -> None:
     set_model_state_dict(other, weights, options=spread)
     set_optimizer_state_dict(other, fresh, kept, options=spread)
     same(other, fresh, expected)
+    flat = StateDictOptions(flatten_optimizer_state_dict=True)
+    kept = copy.deepcopy(get_optimizer_state_dict(model, optimizer, options=flat))
+    other, fresh = trained(rank, world, seed=6, steps=1)
+    set_state_dict(other, fresh, model_state_dict=model.state_dict(), optim_state_dict=kept, options=flat)
+    same(other, fresh, expected)
     # An optimizer that has not made a step, and one that has.
     for steps in (0, 1):
         other, fresh = trained(rank, world, seed=6, steps=steps)
@@ -174,6 +179,10 @@ def load_otherwise(rank: int, world: int, folder: Path) -> None:
     twin = copy.deepcopy(model)
     assert torch.equal(twin(x), model(x)) and twin.block["moe"].gate_up is not moe.gate_up
     assert isinstance(twin.state_dict()["block.moe.gate_up"], DTensor)
+    other = Model(ExpertParallelMoE(whole_layer(7, device="meta")))
+    assert other.state_dict()["block.moe.down"].is_meta
+    other.load_state_dict(model.state_dict(), assign=True)
+    assert torch.equal(other(x), model(x))
     other = Model(ExpertParallelMoE(whole_layer(7, device="meta"))).to_empty(device="cpu")
     other.load_state_dict(model.state_dict())
     assert torch.equal(other(x), model(x))
@@ -248,11 +257,30 @@ def fsdp_over_the_group(rank: int, world: int, folder: Path) -> None:
     right_gradients(model, layer, rank, world)
 
 
+def save_and_fill(model: Model, optimizer: torch.optim.Optimizer, folder: Path, name: str) -> dict[str, torch.Tensor]:
+    """A checkpoint, read back after all has been set to zero; what it is to hold."""
+    weights, kept = get_state_dict(model, optimizer)
+    expected = truth(model, optimizer)
+    dcp.save({"model": weights, "optimizer": kept}, checkpoint_id=folder / name)
+    for t in (*weights.values(), *(t for s in kept["state"].values() for t in s.values())):
+        t.zero_()
+    set_state_dict(model, optimizer, model_state_dict=weights, optim_state_dict=kept)
+    assert not any(t.any() for t in truth(model, optimizer).values())
+    dcp.load({"model": weights, "optimizer": kept}, checkpoint_id=folder / name)
+    set_state_dict(model, optimizer, model_state_dict=weights, optim_state_dict=kept)
+    same(model, optimizer, expected)
+    return expected
+
+
 def experts_and_data(rank: int, world: int, folder: Path) -> None:
     """Two expert groups of two ranks: by DDP over all ranks with replicas; by DDP over those alone."""
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "experts"))
     layer = ExpertParallelMoE(whole_layer(5), mesh["experts"], replicas=mesh["data"])
-    right_gradients(DistributedDataParallel(Model(layer)), layer, rank, world)
+    model = Model(layer)
+    optimizer = torch.optim.AdamW(model.parameters())
+    right_gradients(DistributedDataParallel(model), layer, rank, world)
+    optimizer.step()
+    save_and_fill(model, optimizer, folder, "of-data")
     alone = ExpertParallelMoE(whole_layer(5), mesh["experts"])
     raises(ValueError, "module: expected `replicas` for the experts of block.moe, as ranks",
            lambda: DistributedDataParallel(Model(alone)))  # fmt: skip
@@ -280,19 +308,9 @@ def experts_and_fsdp(rank: int, world: int, folder: Path) -> None:
     optimizer = torch.optim.AdamW(model.parameters())
     right_gradients(model, layer, rank, world)
     optimizer.step()
-    weights, kept = get_state_dict(model, optimizer)
-    expected = truth(model, optimizer)
+    expected = save_and_fill(model, optimizer, folder, "of-sharded")
     if rank == 0:
         torch.save(expected, folder / "truth-of-sharded.pt")
-    dcp.save({"model": weights, "optimizer": kept}, checkpoint_id=folder / "of-sharded")
-    for p in model.parameters():
-        p.detach().zero_()
-    set_state_dict(model, optimizer, model_state_dict=weights, optim_state_dict=kept)
-    for t in (*weights.values(), *(t for s in kept["state"].values() for t in s.values())):
-        t.zero_()
-    dcp.load({"model": weights, "optimizer": kept}, checkpoint_id=folder / "of-sharded")
-    set_state_dict(model, optimizer, model_state_dict=weights, optim_state_dict=kept)
-    same(model, optimizer, expected)
     whole = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))
     assert rank or all(torch.equal(t, expected[f"{name}.value"]) for name, t in whole.items() if "bias" not in name)
     layer.load_state_dict(whole_layer(6).state_dict() | {"router": layer.router})

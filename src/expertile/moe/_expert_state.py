@@ -20,6 +20,8 @@ from torch.distributed.tensor import DTensor, Placement, Shard, distribute_tenso
 from torch.distributed.tensor.placement_types import _StridedShard
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 
+from expertile.moe._members import group_device
+
 _HOW = "use torch.distributed.checkpoint, which shares out experts anew, where torch.save keeps one rank's"
 
 
@@ -58,7 +60,8 @@ class ExpertState:
         if isinstance(whole, DTensor):
             shape = (len(self.experts), *whole.shape[1:])
             meant = self.whole(like)
-            if whole.device_mesh == meant.device_mesh and whole.placements == meant.placements:
+            same_ranks = torch.equal(whole.device_mesh.mesh, meant.device_mesh.mesh)  # on any kind of device
+            if same_ranks and whole.placements == meant.placements:
                 saved_at, here = (t.device_mesh.get_coordinate() for t in (whole, meant))
                 if saved_at != here:
                     raise ValueError(f"state_dict: expected that of rank {here} of the mesh, got {saved_at}'s; {_HOW}")
@@ -80,9 +83,8 @@ class ExpertState:
 
     def _mesh(self, device: str) -> DeviceMesh:
         # A mesh of another kind of device would have DTensor copy the part.
-        if self.mesh is not None and device in (self.mesh.device_type, "meta"):
-            return self.mesh
-        return _mesh_of(self.group, device)
+        device = group_device(self.group).type if device == "meta" else device
+        return self.mesh if self.mesh is not None and device == self.mesh.device_type else _mesh_of(self.group, device)
 
 
 @cache
