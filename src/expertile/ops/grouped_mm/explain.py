@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
+
 from expertile.device import Device
 from expertile.ops.grouped_mm.backend import config_dict
 from expertile.ops.grouped_mm.choose import Choice, choose
@@ -37,7 +39,7 @@ class Explanation:
         p, w = self.problem, self.work
         unit = "FLOP/byte"
         lines = [
-            f"{p.layout.value}: {p.groups} groups, M={p.m} N={p.n} K={p.k}, {p.dtype_key} on {self.device.name}",
+            f"{p.layout.value}: {p.groups} groups, M={p.m} N={p.n} K={p.k}, {_dtype(p)} on {self.device.name}",
             f"work: {w.flops / 1e9:.4g} GFLOP, {w.nbytes / 1e6:.4g} MB, {w.intensity:.1f} {unit}",
             f"bound: {self.bound.seconds * 1e6:.4g} µs ({self.bound.limiter})",
             f"tiles of {self.block_m}x{self.block_n}: {self.tiles}, {self.waves:.2f} waves over "
@@ -56,6 +58,10 @@ class Explanation:
             return "cannot"
         # On a CPU the order of preference is fixed and nobody models a time.
         return f"{estimate.seconds * 1e6:.4g} µs" if self.device.kind == "cuda" else "can"
+
+
+def _dtype(problem: Problem) -> str:
+    return "fp64" if problem.dtype is torch.float64 else problem.dtype_key
 
 
 def explain_problem(problem: Problem, device: Device) -> Explanation:

@@ -8,12 +8,14 @@ from typing import Any
 import torch
 
 from expertile.ops.grouped_mm.autograd import gradients
+from expertile.ops.torch_op import differentiable
 
 _SCHEMA = "(Tensor a, Tensor b, Tensor? offs, Tensor? bias, ScalarType? out_dtype, str backend) -> Tensor"
 
 
-def install(forward: Callable[..., torch.Tensor]) -> None:
-    """Register the operator with `forward(a, b, offs=…, bias=…, out_dtype=…, backend=…)` as its kernel."""
+def install(forward: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """Register the operator with `forward(a, b, offs=…, bias=…, out_dtype=…, backend=…)` as its kernel; returns what
+    calls it, with the arguments of the schema."""
 
     @torch.library.custom_op("expertile::grouped_mm", mutates_args=(), schema=_SCHEMA)
     def grouped_mm_op(
@@ -27,7 +29,21 @@ def install(forward: Callable[..., torch.Tensor]) -> None:
         return forward(a, b, offs=offs, bias=bias, out_dtype=out_dtype, backend=backend)
 
     grouped_mm_op.register_fake(_fake)
-    grouped_mm_op.register_autograd(_backward, setup_context=_setup)
+
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
+        a, b, offs, bias = ctx.saved_tensors
+
+        def product(
+            x: torch.Tensor, y: torch.Tensor, *, offs: torch.Tensor | None = None, out_dtype: torch.dtype | None = None
+        ) -> torch.Tensor:
+            return run(x, y, offs, None, out_dtype, ctx.backend)
+
+        needs = (ctx.needs_input_grad[0], ctx.needs_input_grad[1], ctx.needs_input_grad[3])
+        da, db, dbias = gradients(product, grad, a, b, offs, bias, needs)
+        return da, db, None, dbias, None, None
+
+    run = differentiable(grouped_mm_op, backward, _setup)
+    return run
 
 
 def _fake(
@@ -53,16 +69,3 @@ def _fake(
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
     a, b, offs, bias, _, ctx.backend = inputs
     ctx.save_for_backward(a, b, offs, bias)
-
-
-def _backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
-    a, b, offs, bias = ctx.saved_tensors
-
-    def product(
-        x: torch.Tensor, y: torch.Tensor, *, offs: torch.Tensor | None = None, out_dtype: torch.dtype | None = None
-    ) -> torch.Tensor:
-        return torch.ops.expertile.grouped_mm(x, y, offs, None, out_dtype, ctx.backend)
-
-    needs = (ctx.needs_input_grad[0], ctx.needs_input_grad[1], ctx.needs_input_grad[3])
-    da, db, dbias = gradients(product, grad, a, b, offs, bias, needs)
-    return da, db, None, dbias, None, None
