@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -23,12 +24,24 @@ def traced(x: torch.Tensor) -> bool:
     )
 
 
-def differentiable(op: Any, gradient: Callable[..., Any], setup: Callable[..., None]) -> Callable[..., Any]:
+# (outputs' placements, inputs' placements) of one mesh dimension, as torch.distributed.tensor's register_sharding takes
+# them: None for what is no tensor.
+Placements = list[tuple[list[Any], list[Any]]]
+
+
+def differentiable(
+    op: Any,
+    gradient: Callable[..., Any],
+    setup: Callable[..., None],
+    sharding: Callable[..., Placements] | None = None,
+) -> Callable[..., Any]:
     """Register `gradient(ctx, *grads)` and `setup(ctx, inputs, output)` as the autograd of the custom operator `op`;
     return what calls it. That also works under torch.func.grad, vjp and vmap (an element at a time), for which torch's
-    registration makes no formula (2.13). Gradients of gradients are those of the operators in `gradient`, or raise."""
+    registration makes no formula (2.13). Gradients of gradients are those of the operators in `gradient`, or raise.
+
+    `sharding(*arguments)` says how the operator may be split over DTensors; without, it works on whole tensors."""
     op.register_autograd(gradient, setup_context=setup)
-    return _transformable(op, gradient, setup)
+    return _transformable(op, gradient, setup, sharding)
 
 
 def differentiable_once(op: Any) -> Callable[..., Any]:
@@ -38,11 +51,14 @@ def differentiable_once(op: Any) -> Callable[..., Any]:
     def refuse(*_: Any) -> Any:
         raise RuntimeError(_NO_SECOND)
 
-    return _transformable(op, refuse, lambda ctx, inputs, output: None)
+    return _transformable(op, refuse, lambda ctx, inputs, output: None, None)
 
 
-def _transformable(op: Any, gradient: Callable[..., Any], setup: Callable[..., None]) -> Callable[..., Any]:
+def _transformable(
+    op: Any, gradient: Callable[..., Any], setup: Callable[..., None], sharding: Callable[..., Placements] | None
+) -> Callable[..., Any]:
     call = op._opoverload
+    _shardings[call] = sharding
     transformed: Any = type(
         f"Transformed_{call._opname}",
         (torch.autograd.Function,),
@@ -55,11 +71,33 @@ def _transformable(op: Any, gradient: Callable[..., Any], setup: Callable[..., N
     )
 
     def run(*arguments: Any) -> Any:
+        if _shardings:
+            _register_shardings()
         if not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active():
             return transformed.apply(*arguments)
         return call(*arguments)
 
     return run
+
+
+_shardings: dict[Any, Callable[..., Placements] | None] = {}  # of operators that DTensor does not know yet
+
+
+@torch.compiler.assume_constant_result
+def _register_shardings() -> None:
+    """Tell DTensor of the operators, once somebody has imported it: that takes as long as importing torch."""
+    if "torch.distributed.tensor" not in sys.modules:
+        return
+    from torch.distributed.tensor import Replicate
+    from torch.distributed.tensor.experimental import register_sharding
+
+    def whole(outputs: int, *arguments: Any) -> Placements:
+        inputs = [Replicate() if hasattr(x, "placements") else None for x in arguments]
+        return [([Replicate()] * outputs, inputs)]
+
+    while _shardings:
+        op, sharding = _shardings.popitem()
+        register_sharding(op)(sharding or functools.partial(whole, len(op._schema.returns)))
 
 
 def once_differentiable(backward: Callable[..., Any]) -> Callable[..., Any]:

@@ -61,7 +61,7 @@ def _bias_gradient(product: Product, grad: torch.Tensor, offs: torch.Tensor | No
     if grad.dim() == 3:  # [G, M, N]: every group has M rows
         return grad.to(dtype).sum(1).to(bias.dtype)
     # 8 equal rows of ones, so that every stride is a multiple of 16 bytes; one row of the result is kept.
-    ones = torch.ones(grad.shape[0], 8, dtype=grad.dtype, device=grad.device)
+    ones = grad.new_ones(grad.shape[0], 8)
     sums = product(ones.t(), grad, offs=offs, out_dtype=dtype)
     return sums[:, 0].to(bias.dtype)
 

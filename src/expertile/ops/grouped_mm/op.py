@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from expertile.ops.grouped_mm.autograd import gradients
-from expertile.ops.torch_op import differentiable
+from expertile.ops.torch_op import Placements, differentiable
 
 _SCHEMA = "(Tensor a, Tensor b, Tensor? offs, Tensor? bias, ScalarType? out_dtype, str backend) -> Tensor"
 
@@ -42,7 +42,7 @@ def install(forward: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]
         da, db, dbias = gradients(product, grad, a, b, offs, bias, needs)
         return da, db, None, dbias, None, None
 
-    run = differentiable(grouped_mm_op, backward, _setup)
+    run = differentiable(grouped_mm_op, backward, _setup, _sharding)
     return run
 
 
@@ -69,3 +69,29 @@ def _fake(
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
     a, b, offs, bias, _, ctx.backend = inputs
     ctx.save_for_backward(a, b, offs, bias)
+
+
+def _sharding(a: Any, b: Any, offs: Any, bias: Any, out_dtype: Any, backend: str) -> Placements:
+    """How DTensors may be placed over one dimension of a mesh; `offs` is whole on every rank."""
+    from torch.distributed.tensor import Partial, Replicate, Shard
+
+    whole, ends = Replicate(), None if offs is None else Replicate()
+    # (out, a, b, bias) of what splits the rows, the columns or the sum, by the dimensions of a and b.
+    if a.ndim == 3 and b.ndim == 3:
+        ways: list[tuple[Any, ...]] = [
+            (Shard(0), Shard(0), Shard(0), Shard(0)),
+            (Shard(1), Shard(1), whole, whole),
+            (Shard(2), whole, Shard(2), Shard(1)),
+        ]
+    elif a.ndim == 2 and b.ndim == 2:
+        ways = [(Shard(1), Shard(0), whole, None), (Shard(2), whole, Shard(1), None)]
+    elif a.ndim == 2:
+        ways = [(Shard(1), whole, Shard(2), Shard(1))]
+    else:
+        ways = [(Shard(0), Shard(1), whole, None)]
+    ways.append((whole, whole, whole, whole))
+    if bias is None:  # partial sums would each have it
+        ways += [(Partial(), Partial(), whole, None), (Partial(), whole, Partial(), None)]
+        if (a.ndim, b.ndim) != (2, 2):  # each rank would hold the rows of other groups
+            ways.append((Partial(), Shard(a.ndim - 1), Shard(b.ndim - 2), None))
+    return [([out], [x, y, ends, None if bias is None else z, None, None]) for out, x, y, z in ways]

@@ -31,5 +31,8 @@ def zero_tail(x: torch.Tensor, offs: torch.Tensor, dim: int) -> torch.Tensor:
         grid = (triton.cdiv(length, 128), triton.cdiv(width, 64))
         _zero_tail_kernel[grid](x, offs, offs.shape[0] - 1, length, width, x.stride(dim), x.stride(1 - dim), BLOCK=128)
         return x
-    inside = torch.arange(x.shape[dim], device=x.device) < offs[-1]
+    if hasattr(offs, "placements"):  # a DTensor, which compares with DTensors alone
+        inside = offs.new_ones(x.shape[dim]).cumsum(0) <= offs[-1]
+    else:
+        inside = torch.arange(x.shape[dim], device=x.device) < offs[-1]
     return torch.where(inside.unsqueeze(1 - dim), x, 0.0)
