@@ -219,7 +219,8 @@ def round_groups(
     mode: str | None = "nearest",
     capacity_factor: float | None = None,
 ) -> torch.Tensor:
-    """topk_ids with slots dropped, or candidates taken, so that each expert's rows are a multiple of `tile`.
+    """topk_ids with slots dropped, or candidates taken, so that each expert's rows are a multiple of `tile`; or, where
+    rows are added and its candidates are too few, all rows there are.
 
     Args:
         topk_ids: [T, columns] int32 or int64, all columns distinct within a token; num_experts = dropped already.

@@ -57,10 +57,13 @@ class RouterConfig:
     num_groups, top_groups: the experts are num_groups runs of equal length; a token's experts come from top_groups.
     group_score: "top2", the sum of a group's two best experts, or "max", its best.
     capacity_factor: an expert takes at most ceil(capacity_factor * T * k / E) slots; the lowest weights are dropped.
-    rounding: None, "down", "up", "nearest" or "adaptive": the rows of each expert become multiples of `tile`; see
-        `rounding`. All but "down" add tokens: topk_ids has `candidates` columns more, dropped unless taken.
+    rounding: None, "down", "up", "nearest" or "adaptive": the rows of each expert become multiples of `tile`, with all
+        but "down" as far as there are candidates: an expert that has too few takes them all, and its last tile stays
+        partly empty. See `rounding`. All but "down" add tokens: topk_ids has `candidates` columns more, dropped
+        unless taken.
     tile: rows of a tile of the grouped products.
-    candidates: next-best experts of each token that may take it.
+    candidates: next-best experts of each token that may take it. An expert has about T * candidates / num_experts of
+        them, and needs up to tile - 1.
     """
 
     num_experts: int
