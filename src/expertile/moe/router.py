@@ -136,6 +136,11 @@ class Routing:
     topk_weights: torch.Tensor
     scores: torch.Tensor | None
 
+    def __repr__(self) -> str:
+        tokens, columns = self.topk_ids.shape
+        scores = "no scores" if self.scores is None else f"{self.scores.shape[1]} scores"
+        return f"Routing({tokens} tokens, {columns} experts each, {scores}, device={self.topk_ids.device})"
+
 
 # What the operators take beside tensors: top_k, columns, sigmoid, softmax_of_chosen, normalize, scale, groups,
 # top_groups (0: all), by_two.

@@ -71,8 +71,7 @@ def _transformable(
     )
 
     def run(*arguments: Any) -> Any:
-        if _shardings:
-            _register_shardings()
+        _register_shardings()
         if not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active():
             return transformed.apply(*arguments)
         return call(*arguments)
@@ -83,7 +82,7 @@ def _transformable(
 _shardings: dict[Any, Callable[..., Placements] | None] = {}  # of operators that DTensor does not know yet
 
 
-@torch.compiler.assume_constant_result
+@torch.compiler.assume_constant_result  # run while a compiler traces, which guards nothing in here
 def _register_shardings() -> None:
     """Tell DTensor of the operators, once somebody has imported it: that takes as long as importing torch."""
     if "torch.distributed.tensor" not in sys.modules:

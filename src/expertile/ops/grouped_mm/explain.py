@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from html import escape
 
 import torch
 
@@ -35,11 +36,24 @@ class Explanation:
     padding: float  # share of tile rows that hold no useful row
     launch_share: float  # of an eager call that runs at the bound
 
+    def __repr__(self) -> str:
+        chosen = self.refusal if self.choice is None else self.choice.backend.name
+        return (
+            f"<Explanation {self._problem()}: {chosen}, bound {self.bound.seconds * 1e6:.4g} µs ({self.bound.limiter})>"
+        )
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{escape(str(self))}</pre>"
+
+    def _problem(self) -> str:
+        p = self.problem
+        return f"{p.layout.value}: {p.groups} groups, M={p.m} N={p.n} K={p.k}, {_dtype(p)} on {self.device.name}"
+
     def __str__(self) -> str:
-        p, w = self.problem, self.work
+        w = self.work
         unit = "FLOP/byte"
         lines = [
-            f"{p.layout.value}: {p.groups} groups, M={p.m} N={p.n} K={p.k}, {_dtype(p)} on {self.device.name}",
+            self._problem(),
             f"work: {w.flops / 1e9:.4g} GFLOP, {w.nbytes / 1e6:.4g} MB, {w.intensity:.1f} {unit}",
             f"bound: {self.bound.seconds * 1e6:.4g} µs ({self.bound.limiter})",
             f"tiles of {self.block_m}x{self.block_n}: {self.tiles}, {self.waves:.2f} waves over "
