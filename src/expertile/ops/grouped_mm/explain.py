@@ -70,7 +70,7 @@ class Explanation:
     def _time(self, estimate: Estimate) -> str:
         if estimate.seconds is None:
             return "cannot"
-        # On a CPU the order of preference is fixed and nobody models a time.
+        # On a CPU a rule gives the order of preference, and nobody models a time.
         return f"{estimate.seconds * 1e6:.4g} µs" if self.device.kind == "cuda" else "can"
 
 
