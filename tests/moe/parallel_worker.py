@@ -302,7 +302,8 @@ def bad_input(rank: int, world: int) -> None:
     raises(ValueError, f"gate_up: expected the {8 // world} experts of rank {rank}, got 8",
            lambda: parallel.mlp(good[0], layer.gate_up, layer.down, *good[3:]))  # fmt: skip
     raises(ValueError, "down: expected shape", call(2, layer.down))
-    raises(ValueError, "topk_ids: expected 0 … 8 (8 = dropped), got 9", call(3, layer.ids + 9 - layer.ids.max()))
+    raises(ValueError, "topk_ids: expected -1 … 8 (-1 and 8 = dropped), got 9",
+           call(3, layer.ids + 9 - layer.ids.max()))  # fmt: skip
     raises(ValueError, "topk_ids: expected [12, 2]" if world == 2 else "topk_ids: expected [24, 2]",
            call(3, layer.ids[:, :1]))  # fmt: skip
     raises(ValueError, "topk_weights: expected shape", call(4, layer.weights[1:]))

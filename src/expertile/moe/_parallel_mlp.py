@@ -15,6 +15,7 @@ from expertile.ops.gathered_mm.api import gated_backward_mm, gathered_gated_mm, 
 from expertile.ops.gathered_mm.combine import combine
 from expertile.ops.grouped_mm.api import grouped_mm
 from expertile.ops.grouped_mm.autograd import _bias_gradient
+from expertile.ops.torch_op import once_differentiable
 
 
 @dataclass(frozen=True)
@@ -132,7 +133,7 @@ class _ParallelMLP(torch.autograd.Function):
         return out
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @once_differentiable
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:  # type: ignore[override]
         received, pre, *weights = ctx.saved_tensors
         experts = Experts(*weights, *ctx.form)
