@@ -17,6 +17,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from expertile.moe._members import Members
+from expertile.ops.torch_op import once_differentiable
 
 
 class Averaged(torch.autograd.Function):
@@ -28,7 +29,7 @@ class Averaged(torch.autograd.Function):
         return x.view_as(x)
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @once_differentiable
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:  # type: ignore[override]
         members = ctx.members
         mean = grad.contiguous() / members.world
