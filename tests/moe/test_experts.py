@@ -239,7 +239,8 @@ def test_int4(activation, interleaved):
         (dict(topk_ids=torch.zeros(12, 2, dtype=torch.int32)), r"topk_ids: expected \[13, k\] .* got \[12, 2\]"),
         (dict(topk_weights=torch.zeros(13, 3)), r"topk_weights: expected shape \[13, 2\], .* got \[13, 3\]"),
         (dict(activation="relu"), "activation: expected one of .*, got 'relu'"),
-        (dict(topk_ids=torch.full((13, 2), 6), check=True), "topk_ids: expected 0 … 5 .* got 6"),
+        (dict(topk_ids=torch.full((13, 2), 6)), "topk_ids: expected -1 … 5 .* got 6"),
+        (dict(topk_ids=torch.full((13, 2), -2)), "topk_ids: expected -1 … 5 .* got -2"),
     ],
 )
 def test_errors(change, message):

@@ -15,6 +15,7 @@ import triton.language as tl
 from expertile.ops._rows import on_kernels
 from expertile.ops.grouped_mm.backends._persistent import current_device
 from expertile.ops.launch.versions import FP_FUSION
+from expertile.ops.torch_op import differentiable_once
 
 
 @triton.jit(do_not_specialize=["d_stride"])
@@ -34,7 +35,7 @@ def _sum_rows_kernel(
 
 
 @torch.library.custom_op("expertile::sum_rows", mutates_args=())
-def sum_rows(d: torch.Tensor, rows: torch.Tensor, offs: torch.Tensor, tokens: int) -> torch.Tensor:
+def _sum_rows_op(d: torch.Tensor, rows: torch.Tensor, offs: torch.Tensor, tokens: int) -> torch.Tensor:
     """[tokens, K] from d [R, K], rows [R] int32 and offs [E] int32; rows past offs[-1] take no part."""
     count, k = d.shape
     key = torch.where(torch.arange(count, device=d.device) < offs[-1], rows, tokens) if count else rows
@@ -56,6 +57,9 @@ def sum_rows(d: torch.Tensor, rows: torch.Tensor, offs: torch.Tensor, tokens: in
     return out
 
 
-@sum_rows.register_fake
+@_sum_rows_op.register_fake
 def _(d: torch.Tensor, rows: torch.Tensor, offs: torch.Tensor, tokens: int) -> torch.Tensor:
     return d.new_empty((tokens, d.shape[1]))
+
+
+sum_rows = differentiable_once(_sum_rows_op)

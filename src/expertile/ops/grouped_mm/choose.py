@@ -19,7 +19,7 @@ from typing import Any
 from expertile.device import Device
 from expertile.ops.grouped_mm.backend import Backend
 from expertile.ops.grouped_mm.backends import BACKENDS
-from expertile.ops.grouped_mm.model import CPU_ORDER, Estimate, estimate, synchronises
+from expertile.ops.grouped_mm.model import Estimate, estimate, synchronises
 from expertile.ops.grouped_mm.problem import Layout, Problem
 from expertile.ops.grouped_mm.transfer import Rival, expected_seconds
 from expertile.ops.grouped_mm.tuned import Measured, Table, features_of, load_table, nearest
@@ -139,9 +139,9 @@ def _why_model(
     name: str, seconds: float | None, estimates: Sequence[Estimate], problem: Problem, device: Device
 ) -> str:
     if device.kind != "cuda":
-        if name != CPU_ORDER[0]:
-            return f"{name}: the first of torch's CPU kernels that takes it"
-        return f"{name}: on a CPU the products run in torch, and a plain loop copies nothing"
+        if name == "padded_bmm":
+            return f"{name}: on a CPU one product of all groups, which hardly differ in length, saves starting many"
+        return f"{name}: on a CPU the first of torch's ways that takes it"
     if seconds is None:
         return f"{name}: the only kind of backend that runs here"
     work = problem.work()

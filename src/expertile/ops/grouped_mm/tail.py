@@ -34,5 +34,8 @@ def zero_tail(x: torch.Tensor, offs: torch.Tensor, dim: int) -> torch.Tensor:
         strides = (x.stride(dim), x.stride(1 - dim))
         _zero_tail_kernel[grid](x, offs, offs.shape[0] - 1, length, width, *strides, BLOCK=128, **FP_FUSION)
         return x
-    inside = torch.arange(x.shape[dim], device=x.device) < offs[-1]
+    if hasattr(offs, "placements"):  # a DTensor, which compares with DTensors alone
+        inside = offs.new_ones(x.shape[dim]).cumsum(0) <= offs[-1]
+    else:
+        inside = torch.arange(x.shape[dim], device=x.device) < offs[-1]
     return torch.where(inside.unsqueeze(1 - dim), x, 0.0)

@@ -178,7 +178,9 @@ def run(problem: Problem, operands: Operands, config: Config, out: torch.Tensor 
 
 
 def supports(problem: Problem, device: Device) -> str | None:
-    """Everything, on a GPU of compute capability 8.0 or later, or under the Triton interpreter."""
+    """Everything but float64, on a GPU of compute capability 8.0 or later, or under the Triton interpreter."""
+    if problem.dtype is torch.float64:
+        return "float64 runs in torch's own products"
     if triton.knobs.runtime.interpret:
         return None
     if problem.device_type != "cuda" or device.capability is None or device.capability < (8, 0):

@@ -311,6 +311,8 @@ def supports(problem: Problem, device: Device) -> str | None:
         return "needs a CUDA GPU of compute capability 9.0 or later (or TRITON_INTERPRET=1)"
     if device.kind == "cuda" and device.smem_bytes < 192 * 1024:
         return f"its tiles need 227 KiB of shared memory per block, this GPU has {device.smem_bytes // 1024} KiB"
+    if problem.dtype is torch.float64:
+        return "float64 runs in torch's own products"
     if problem.groups > 4096:
         return f"plans at most 4096 groups in registers, got {problem.groups}"
     if problem.k == 0:
