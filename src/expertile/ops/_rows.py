@@ -14,6 +14,8 @@ from math import gcd
 import torch
 import triton
 
+from expertile.ops.launch import versions
+
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 FORMULA_DTYPES = (*DTYPES, torch.float64)  # the last in plain torch alone
 # CTAs that every GPU with clusters can gather in one (CUDA C++ Programming Guide, "Thread Block Clusters").
@@ -78,7 +80,7 @@ def machine(index: int) -> Machine:
         return Machine(2, False)
     p = torch.cuda.get_device_properties(index)
     # Triton has no name for a cluster of independent programs: see _rows_launch.
-    able = p.major >= 9 and triton.__version__.startswith("3.6.")
+    able = p.major >= 9 and versions.KNOWN
     return Machine(p.multi_processor_count, able)
 
 

@@ -14,6 +14,7 @@ import triton.language as tl
 
 from expertile.ops._rows import on_kernels
 from expertile.ops.grouped_mm.backends._persistent import current_device
+from expertile.ops.launch.versions import FP_FUSION
 from expertile.ops.torch_op import differentiable_once
 
 
@@ -51,8 +52,8 @@ def _sum_rows_op(d: torch.Tensor, rows: torch.Tensor, offs: torch.Tensor, tokens
     block = max(128, min(1024, triton.next_power_of_2(k)))
     with current_device(d.device):
         _sum_rows_kernel[(tokens, triton.cdiv(k, block))](
-            d, order, starts, out, k // unit, d.stride(0) // unit, UNIT=unit, BLOCK=block, num_warps=4
-        )
+            d, order, starts, out, k // unit, d.stride(0) // unit, UNIT=unit, BLOCK=block, num_warps=4, **FP_FUSION,
+        )  # fmt: skip
     return out
 
 

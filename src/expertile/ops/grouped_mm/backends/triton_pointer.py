@@ -41,6 +41,7 @@ from expertile.ops.grouped_mm.backends._persistent import (
 )
 from expertile.ops.grouped_mm.backends._triton_launch import Plan, Pointer, make_plan
 from expertile.ops.grouped_mm.problem import Layout, Problem
+from expertile.ops.launch.versions import FP_FUSION
 
 
 @dataclass(frozen=True)
@@ -133,6 +134,7 @@ def _plan(
         "BLOCK_N": block_n,
         "BLOCK_K": block_k,
         "num_warps": config.num_warps,
+        **FP_FUSION,
         "num_stages": config.num_stages,
     }
     tiles = tiles_bound(ragged, problem.groups, problem.m, problem.n, block_m, block_n)
