@@ -139,6 +139,20 @@ def test_a_second_derivative_that_is_not_there_raises_also_for_a_constant_gradie
         first.square().sum().backward()
 
 
+def test_a_second_derivative_across_ranks_raises(tmp_path):
+    torch.distributed.init_process_group(
+        "gloo", store=torch.distributed.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1
+    )
+    try:
+        layer = xt.ExpertParallelMoE(xt.MoE(hidden_size=6, intermediate_size=4, num_experts=5, top_k=2))
+        x = torch.randn(3, 6, requires_grad=True)
+        (first,) = torch.autograd.grad(layer(x).sum(), x, create_graph=True)
+        with pytest.raises(RuntimeError, match="only the first derivative is there"):
+            first.square().sum().backward()
+    finally:
+        torch.distributed.destroy_process_group()
+
+
 def test_a_compiled_second_derivative_raises():
     x, gate_up, down, weights = random(*MLP, dtype=torch.float32)
     call = torch.compile(partial(mlp, "swiglu"), backend="aot_eager", fullgraph=True)
