@@ -8,27 +8,33 @@ only one of them has the device at a time: after every round, one sample of each
 so meet the same clocks, power and neighbours. Records go to OUT/NAME/<gpu>/<date>-<preset>.jsonl; `expertile compare`
 relates the two files workload by workload, each time divided by that of `dense` or `copy` on its own side.
 
---warm N: before that N processes of each side meet the workloads untimed, side by side, to fill the compile caches.
+--warm N: before that N processes of each side meet the workloads untimed, side by side, to fill the compile caches;
+after WARM_SECONDS they are ended. A side that does not hand over within TURN_SECONDS writes its stacks to OUT/NAME.log
+and is ended, and the other goes on alone.
 """
 
 from __future__ import annotations
 
 import argparse
 import datetime
+import faulthandler
 import os
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 _TURN, _GO = b"turn\n", b"go\n"
+WARM_SECONDS, TURN_SECONDS = 60.0, 90.0
 
 
 def child(options: argparse.Namespace) -> int:
     """Measure on this side. Standard output says that a turn is over, standard input gives the next one."""
     say = os.fdopen(os.dup(1), "wb", buffering=0)
     os.dup2(2, 1)  # what libraries print goes to the log
+    faulthandler.dump_traceback_later(TURN_SECONDS, exit=True)
 
     from expertile.cli.parts import parts
     from expertile.device import Device
@@ -38,8 +44,10 @@ def child(options: argparse.Namespace) -> int:
 
     def hand_over(event: Event) -> None:
         if options.part is None and event.kind in ("workload", "round"):
+            faulthandler.cancel_dump_traceback_later()
             say.write(_TURN)
             sys.stdin.buffer.readline()
+        faulthandler.dump_traceback_later(TURN_SECONDS, exit=True)
 
     device = Device.current()
     spec = BenchSpec(presets=tuple(options.preset), include=tuple(options.backend), only=tuple(options.only))
@@ -113,10 +121,13 @@ def main(argv: Sequence[str] | None = None) -> int:
             words += [f"--{name}", value]
     started = time.monotonic()
     if options.warm:
-        for side in options.sides:
-            parts = [_start(side, [*words, "--part", str(i)], options) for i in range(options.warm)]
-            for process in parts:
-                process.wait()
+        parts = [
+            _start(side, [*words, "--part", str(i)], options) for side in options.sides for i in range(options.warm)
+        ]
+        for process in parts:
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(max(started + WARM_SECONDS - time.monotonic(), 0.1))
+            process.kill()
         print(f"warm after {time.monotonic() - started:.0f} s", flush=True)
     pipe = subprocess.PIPE
     processes = [_start(side, words, options, stdin=pipe, stdout=pipe) for side in options.sides]

@@ -15,18 +15,20 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
-import torch
+if TYPE_CHECKING:
+    import torch  # the facts of a device need no torch: `expertile audit` starts without it
 
 DTYPES = ("fp32", "tf32", "fp16", "bf16", "fp8", "int8")
 
 _TORCH_KEYS = {
-    torch.float32: "fp32",
-    torch.float16: "fp16",
-    torch.bfloat16: "bf16",
-    torch.float8_e4m3fn: "fp8",
-    torch.float8_e5m2: "fp8",
-    torch.int8: "int8",
+    "torch.float32": "fp32",
+    "torch.float16": "fp16",
+    "torch.bfloat16": "bf16",
+    "torch.float8_e4m3fn": "fp8",
+    "torch.float8_e5m2": "fp8",
+    "torch.int8": "int8",
 }
 
 
@@ -35,9 +37,9 @@ def dtype_key(dtype: torch.dtype, allow_tf32: bool = False) -> str:
 
     Raises ValueError for a dtype that no matrix unit multiplies.
     """
-    if dtype not in _TORCH_KEYS:
-        raise ValueError(f"dtype: expected one of {', '.join(map(str, _TORCH_KEYS))}, got {dtype}")
-    key = _TORCH_KEYS[dtype]
+    key = _TORCH_KEYS.get(str(dtype))
+    if key is None:
+        raise ValueError(f"dtype: expected one of {', '.join(_TORCH_KEYS)}, got {dtype}")
     return "tf32" if key == "fp32" and allow_tf32 else key
 
 
@@ -82,6 +84,8 @@ class Device:
     @staticmethod
     def current(torch_device: torch.device | str | int | None = None) -> Device:
         """The device that tensors on `torch_device` live on; by default the first GPU, else the CPU."""
+        import torch
+
         if torch_device is None:
             torch_device = "cuda" if torch.cuda.is_available() else "cpu"
         dev = torch.device(torch_device)
@@ -202,6 +206,8 @@ def find_in_text(text: str) -> list[Device]:
 
 @lru_cache(maxsize=16)
 def _cuda(index: int) -> Device:
+    import torch
+
     p = torch.cuda.get_device_properties(index)
     capability = (p.major, p.minor)
     exact = next((d for d in _KNOWN if d.name == p.name), None)

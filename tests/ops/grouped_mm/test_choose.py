@@ -47,7 +47,7 @@ def tables(monkeypatch):
 
     def install(*times, of=None, policy="graph"):
         measured = Measured(features_of(of or problem()), policy, tuple(sorted(times, key=lambda t: t.seconds)))
-        table = Table("NVIDIA H200", "2026-11-21", {}, (measured,)) if times else None
+        table = Table("NVIDIA H200", "2026-11-21", {"triton": "3.6.0"}, (measured,)) if times else None
         monkeypatch.setattr(choosing, "load_table", lambda slug: table if slug == H200.slug else None)
         for cached in (choosing.choose, choosing._choose, choosing._say_miss):
             cached.cache_clear()
@@ -74,7 +74,7 @@ def test_the_fastest_neighbour_wins_with_its_config(tables):
     choice = choose(problem(rows=8192), H200, (backend("a"), backend("b")))
     assert (choice.backend.name, choice.config, choice.measured) == ("b", Config(block_m=64), True)
     assert choice.estimates[1].seconds < choice.estimates[0].seconds
-    assert "measured on NVIDIA H200 2026-11-21: nearest ragged_m 8x4096 1024->1024" in choice.why
+    assert "measured on NVIDIA H200 2026-11-21 with Triton 3.6.0: nearest ragged_m 8x4096 1024->1024" in choice.why
     assert "next best a at 1." in choice.why
     assert [e.backend for e in choice.estimates] == ["a", "b"]
 

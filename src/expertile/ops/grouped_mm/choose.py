@@ -140,7 +140,8 @@ def _by_measurement(
     estimates = tuple(Estimate(name, s, "measured on problems like this") for name, s in of_backend.items())
     where = ", ".join(str(m.features) for _, m in near[:1])
     more = f" and {len(near) - 1} more" if len(near) > 1 else ""
-    text = f"{best.backend.name}: measured on {table.gpu} {table.date}: nearest {where}{more}"
+    triton = dict(table.versions).get("triton")
+    text = f"{best.backend.name}: measured on {table.gpu} {table.date} with Triton {triton}: nearest {where}{more}"
     return Choice(best.backend, best.config, text + _next(estimates, best.backend.name, best_s), estimates, True)
 
 

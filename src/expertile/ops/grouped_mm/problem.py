@@ -200,11 +200,9 @@ class Problem:
 
 
 def tf32_allowed() -> bool:
-    """Whether torch lets float32 products on CUDA run in TF32, by either of its two switches."""
-    try:
-        return torch.backends.cuda.matmul.allow_tf32
-    except RuntimeError:  # the newer per-operator switch has been used, and torch refuses to mix them
-        return torch.backends.cuda.matmul.fp32_precision == "tf32"
+    """Whether torch lets float32 products on CUDA run in TF32."""
+    # It says so after either switch has been used; the older one, allow_tf32, raises once the newer has been.
+    return torch.backends.cuda.matmul.fp32_precision == "tf32"
 
 
 def _names(dtypes: Sequence[torch.dtype]) -> str:
