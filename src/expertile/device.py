@@ -325,18 +325,22 @@ def _words(text: str) -> str:
 
 
 @lru_cache(maxsize=1)
-def _aliases() -> tuple[re.Pattern[str], Mapping[str, Device]]:
-    """One pattern for every alias, the longest first, and whose each is."""
+def _aliases() -> tuple[re.Pattern[str], Mapping[str, Device], frozenset[str]]:
+    """One pattern for every alias, the longest first; whose each is; and the words that they begin with."""
     owner = {_words(alias).strip(): device for device in _KNOWN for alias in (*device.aliases, device.name)}
     longest_first = sorted(owner, key=len, reverse=True)
-    return re.compile(rf"(?<= )(?:{'|'.join(map(re.escape, longest_first))})(?= )"), owner
+    pattern = re.compile(rf"(?<= )(?:{'|'.join(map(re.escape, longest_first))})(?= )")
+    return pattern, owner, frozenset(alias.split()[0] for alias in owner)
 
 
 def find_in_text(text: str) -> list[Device]:
     """Known devices that `text` names, in order of appearance; the longest alias at a place wins, so "A100 40GB" is
     not also "A100"."""
-    pattern, owner = _aliases()
-    return list(dict.fromkeys(owner[match[0]] for match in pattern.finditer(_words(text))))
+    pattern, owner, first_words = _aliases()
+    words = _words(text)
+    if first_words.isdisjoint(words.split()):
+        return []
+    return list(dict.fromkeys(owner[match[0]] for match in pattern.finditer(words)))
 
 
 @lru_cache(maxsize=16)

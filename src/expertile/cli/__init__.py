@@ -6,10 +6,11 @@ import sys
 
 import typer
 
+from expertile.cli.audit import audit
 from expertile.cli.bench import bench
 from expertile.cli.impact import impact
 from expertile.cli.inspect import doctor, explain
-from expertile.cli.records import audit, compare, report
+from expertile.cli.records import compare, report
 from expertile.cli.tune import tune
 
 app = typer.Typer(
