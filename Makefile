@@ -1,12 +1,17 @@
 # make bench: set up .venv, measure what this machine can run, write the verdict, a record and an HTML report
 # make test:  set up .venv, run the tests that need no GPU (tiers cpu and compile)
+# make test-triton VERSION=3.6.0:  the same tests with another Triton
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 # Further words for the command, e.g. make bench ARGS="--preset squares --quick"
 ARGS   ?=
 
-.PHONY: bench test test-cpu test-gpu lint report clean
+# A Triton other than the one in constraints.txt, for make test-triton
+VERSION ?= 3.6.0
+TRITON  := $(VENV)/triton-$(VERSION)
+
+.PHONY: bench test test-cpu test-triton test-gpu lint report clean
 
 bench: $(VENV)/.ready
 	$(BIN)/expertile bench $(ARGS)
@@ -18,6 +23,9 @@ test: $(VENV)/.ready
 test-cpu: $(VENV)/.ready
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n auto --dist worksteal -m "not gpu" $(ARGS)
 
+test-triton: $(TRITON)
+	PYTHONPATH=$(CURDIR)/$(TRITON) $(MAKE) --no-print-directory test-cpu
+
 test-gpu: $(VENV)/.ready
 	$(BIN)/python -m pytest -m "gpu and not slow" $(ARGS)
 
@@ -27,6 +35,9 @@ lint: $(VENV)/.ready
 
 report: $(VENV)/.ready
 	$(BIN)/expertile report --readme README.md
+
+$(TRITON): $(VENV)/.ready
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target $@ triton==$(VERSION)
 
 clean:
 	rm -rf $(VENV) out build *.egg-info src/*.egg-info

@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 
+import expertile
+
 SRC = Path(__file__).parents[1] / "src" / "expertile"
 RANK = {
-    "device": 0, "roofline": 0, "ragged": 0, "quant": 0, "int4": 0, "ops": 1, "moe": 2, "integrations": 3, "lab": 3,
-    "audit": 3, "cli": 4,
+    "version": 0, "device": 0, "roofline": 0, "ragged": 0, "quant": 0, "int4": 0, "ops": 1, "moe": 2, "integrations": 3,
+    "lab": 3, "audit": 3, "cli": 4,
 }  # fmt: skip
 
 
@@ -55,12 +57,65 @@ def test_every_room_has_a_rank():
     assert rooms <= RANK.keys()
 
 
-def test_import_does_not_touch_cuda_or_optional_libraries():
-    code = (
-        "import sys, expertile, torch\n"
-        "assert not torch.cuda.is_initialized()\n"
-        "heavy = {'plotly', 'quack', 'nvmath', 'transformers', 'cutlass'} & set(sys.modules)\n"
-        "assert not heavy, heavy\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+def child(code, *args):
+    """Run `code` in a process of its own, where nothing is imported yet."""
+    done = subprocess.run([sys.executable, "-c", code, *args], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_use_does_not_touch_cuda_or_optional_libraries():
+    child(
+        "import sys, expertile as xt, torch\n"
+        "for name in xt.__all__: getattr(xt, name)\n"
+        "assert not torch.cuda.is_initialized()\n"
+        "extra = {'typer', 'rich', 'plotly', 'markdown_it', 'quack', 'nvmath', 'transformers', 'cutlass'}\n"
+        "assert not extra & set(sys.modules), extra & set(sys.modules)\n"
+    )
+
+
+def test_the_package_itself_is_imported_without_torch():
+    child("import sys, expertile\nassert not {'torch', 'triton', 'numpy'} & set(sys.modules)\n")
+
+
+def test_public_names_are_those_that_dir_lists_and_types_know():
+    init = ast.parse((SRC / "__init__.py").read_text())
+    (typed,) = (n for n in init.body if isinstance(n, ast.If))
+    known = {alias.name: n.module for n in typed.body if isinstance(n, ast.ImportFrom) for alias in n.names}
+    assert known == expertile._LATER
+    assert dir(expertile) == sorted(expertile.__all__) == sorted([*known, "__version__"])
+
+
+def test_a_name_first_met_inside_torch_compile_is_found():
+    child(
+        "import torch, expertile as xt\n"
+        "f = torch.compile(lambda x: xt.softmax(x), backend='eager', fullgraph=True)\n"
+        "x = torch.randn(3, 5)\n"
+        "torch.testing.assert_close(f(x), x.softmax(-1))\n"
+    )
+
+
+@pytest.mark.parametrize("words", [["--help"], ["audit", "--help"], []], ids=" ".join)
+def test_the_overview_and_audit_do_not_import_torch(words):
+    child(
+        "import sys\n"
+        "from expertile.cli import main\n"
+        "sys.argv[0] = 'expertile'\n"
+        "try: main()\n"
+        "except SystemExit: pass\n"
+        "assert not {'torch', 'triton', 'plotly'} & set(sys.modules)\n",
+        *words,
+    )
+
+
+@pytest.mark.parametrize("missing, words", [
+    ("typer", ["--help"]), ("rich", ["doctor"]), ("markdown_it", ["audit", "x.md"]), ("plotly", ["bench", "--quick"]),
+])  # fmt: skip
+def test_a_command_without_the_extra_names_it_in_one_sentence(missing, words):
+    code = (
+        f"import sys\nsys.modules[{missing!r}] = None\nsys.argv[0] = 'expertile'\n"
+        "from expertile.cli import main\nmain()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == f"expertile: the command needs {missing}, which pip install 'expertile[lab]' brings\n"

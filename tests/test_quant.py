@@ -1,9 +1,14 @@
+import copy
+import io
 import math
+import pickle
 
 import pytest
 import torch
 
-from expertile.quant import E4M3_MAX, Fp8Blocks, aligned_offs
+from expertile.int4 import Int4Weight
+from expertile.moe import moe_mlp
+from expertile.quant import E4M3_MAX, Fp8Blocks, QuantizedBuffers, aligned_offs
 from expertile.ragged import offs_from_sizes
 
 BLOCKS = [(1, 128), (128, 128), (1, 32)]
@@ -99,3 +104,89 @@ def test_tokens(sizes, past):
 def test_vectors_are_refused():
     with pytest.raises(ValueError, match="x: expected at least 2 dimensions"):
         Fp8Blocks.quantize(normal(128))
+
+
+WEIGHTS = {
+    "fp8": lambda seed: Fp8Blocks.quantize(normal(2, 130, 128, seed=seed), (128, 128)),
+    "fp8 tokens": lambda seed: Fp8Blocks.quantize(normal(5, 200, seed=seed)),
+    "int4": lambda seed: Int4Weight.quantize(normal(2, 24, 128, seed=seed), 64),
+    "int4 zeros": lambda seed: Int4Weight.quantize(normal(2, 24, 128, seed=seed), 32, symmetric=False),
+}
+
+
+def same(a, b):
+    assert type(a) is type(b)
+    for x, y in zip(a.__reduce__()[1], b.__reduce__()[1], strict=True):
+        if isinstance(x, torch.Tensor):
+            assert x.dtype == y.dtype and torch.equal(x.view(torch.uint8), y.view(torch.uint8))
+        else:
+            assert x == y
+    return True
+
+
+@pytest.mark.parametrize("kind", WEIGHTS)
+def test_weights_are_saved_loaded_pickled_and_copied(kind):
+    weight, file = WEIGHTS[kind](0), io.BytesIO()
+    torch.save({"weight": weight, "step": 3}, file)
+    file.seek(0)
+    assert same(torch.load(file, weights_only=True)["weight"], weight)
+    assert same(pickle.loads(pickle.dumps(weight)), weight)
+    copied = copy.deepcopy(weight)
+    assert same(copied, weight) and copied.scales.data_ptr() != weight.scales.data_ptr()
+    assert weight.to("cpu") is weight and weight.to("meta").scales.is_meta
+
+
+def test_a_weight_that_does_not_fit_together_is_not_loaded():
+    weight = WEIGHTS["int4"](0)
+    state = pickle.dumps((weight.packed, weight.scales[:, :1].contiguous(), None, 64))
+    with pytest.raises(ValueError, match="scales: expected shape"):
+        Int4Weight(*pickle.loads(state))
+    kind, arguments = weight.__reduce__()
+    with pytest.raises(ValueError, match="group_size: expected"):
+        kind(*arguments[:-1], 96)
+
+
+@pytest.mark.parametrize("kind", WEIGHTS)
+def test_modules_hold_weights(kind):
+    weight, other = WEIGHTS[kind](0), WEIGHTS[kind](1)
+    model = torch.nn.Sequential(QuantizedBuffers(weight), torch.nn.Linear(2, 2))
+    for convert in (lambda m: m.bfloat16(), lambda m: m.half(), lambda m: m.to(torch.float64), lambda m: m.float()):
+        assert same(convert(model)[0].weight, weight)
+    state = model.state_dict()
+    assert all(torch.is_tensor(t) for t in state.values()) and "0.scales" in state
+    model.load_state_dict(torch.nn.Sequential(QuantizedBuffers(other), torch.nn.Linear(2, 2)).state_dict())
+    assert same(model[0].weight, other)
+    assert same(copy.deepcopy(model)[0].weight, other)
+    empty = copy.deepcopy(model).to("meta")
+    assert empty[0].weight.scales.is_meta and empty[0].weight.scales.dtype is weight.scales.dtype
+    empty.to_empty(device="cpu").load_state_dict(state)
+    assert same(empty[0].weight, weight)
+    assert repr(weight) in repr(QuantizedBuffers(weight))
+
+
+@pytest.mark.parametrize("kind", ["fp8", "int4"])
+def test_a_layer_of_held_weights_computes_the_same_compiled_too(kind):
+    class Layer(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            make = (lambda w: Fp8Blocks.quantize(w, (128, 128))) if kind == "fp8" else Int4Weight.quantize
+            self.up = QuantizedBuffers(make(normal(3, 256, 128, seed=1)))
+            self.down = QuantizedBuffers(make(normal(3, 128, 128, seed=2)))
+
+        def forward(self, x, ids, weights):
+            return moe_mlp(x, self.up.weight, self.down.weight, ids, weights)
+
+    layer, x = Layer(), normal(6, 128).bfloat16()
+    ids, weights = torch.randint(0, 3, (6, 2)), torch.rand(6, 2)
+    want = moe_mlp(x, layer.up.weight, layer.down.weight, ids, weights)
+    with torch.no_grad():
+        assert torch.equal(layer(x, ids, weights), want)
+        compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)(x, ids, weights)
+    assert (compiled - want).norm() <= 1e-2 * want.norm()
+
+
+@pytest.mark.parametrize("kind", WEIGHTS)
+def test_reprs_are_one_short_line(kind):
+    text = repr(WEIGHTS[kind](0))
+    assert "\n" not in text and len(text) < 120 and "tensor(" not in text
+    assert str(list(WEIGHTS[kind](0).__reduce__()[1][0].shape[:-1]))[:-1] in text and "cpu" in text

@@ -13,15 +13,15 @@ fi
 if "$python" -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' 2>/dev/null; then
   echo "Using the installed torch, which drives this machine's GPU."
   "$python" -m venv --system-site-packages "$venv"
-  "$venv/bin/python" -m pip install --quiet --disable-pip-version-check -e '.[test]' ||
+  "$venv/bin/python" -m pip install --quiet --disable-pip-version-check -e '.[lab,test]' ||
     # A machine without a network: everything but the package itself must be there already.
     "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 elif command -v nvidia-smi >/dev/null && nvidia-smi -L 2>/dev/null | grep -q GPU; then
   echo "Installing torch with CUDA (several GB) and expertile into $venv …"
   "$python" -m venv "$venv"
-  "$venv/bin/python" -m pip install --disable-pip-version-check --quiet -e '.[test]'
+  "$venv/bin/python" -m pip install --disable-pip-version-check --quiet -e '.[lab,test]'
 else
   echo "No GPU here: installing the CPU build of torch and expertile into $venv …"
   "$python" -m venv "$venv"
-  "$venv/bin/python" -m pip install --disable-pip-version-check --quiet -c constraints.txt -e '.[test]'
+  "$venv/bin/python" -m pip install --disable-pip-version-check --quiet -c constraints.txt -e '.[lab,test]'
 fi

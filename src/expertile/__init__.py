@@ -5,15 +5,16 @@ honestly.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from expertile.device import Device
-from expertile.ops.grouped_mm.api import explain, grouped_mm
+from expertile.version import __version__
 
 if TYPE_CHECKING:
+    from expertile.device import Device
     from expertile.int4 import Int4Weight
     from expertile.moe import MoE, moe_mlp, route
     from expertile.moe.parallel import ExpertParallel, ExpertParallelMoE, ParallelConfig
     from expertile.ops.attention import attention, explain_attention
     from expertile.ops.elementwise import add_scalar
+    from expertile.ops.grouped_mm.api import explain, grouped_mm
     from expertile.ops.int4_grouped_mm.api import int4_grouped_mm
     from expertile.ops.layer_norm import layer_norm
     from expertile.ops.quantize import (
@@ -29,10 +30,9 @@ if TYPE_CHECKING:
     from expertile.ops.stencil import laplacian
     from expertile.quant import Fp8Blocks
 
-__version__ = "0.1.0"
-
-# Imported when first asked for: their kernels need Triton, which not every platform has.
+# Imported when first asked for: torch takes a second, and kernels need Triton, which not every platform has.
 _LATER = {
+    "Device": "expertile.device",
     "ExpertParallel": "expertile.moe.parallel",
     "ExpertParallelMoE": "expertile.moe.parallel",
     "Fp8Blocks": "expertile.quant",
@@ -41,7 +41,9 @@ _LATER = {
     "ParallelConfig": "expertile.moe.parallel",
     "add_scalar": "expertile.ops.elementwise",
     "attention": "expertile.ops.attention",
+    "explain": "expertile.ops.grouped_mm.api",
     "explain_attention": "expertile.ops.attention",
+    "grouped_mm": "expertile.ops.grouped_mm.api",
     "int4_grouped_mm": "expertile.ops.int4_grouped_mm.api",
     "laplacian": "expertile.ops.stencil",
     "layer_norm": "expertile.ops.layer_norm",
@@ -92,3 +94,7 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = globals()[name] = getattr(import_module(_LATER[name]), name)
     return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

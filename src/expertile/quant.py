@@ -9,7 +9,9 @@ Frobenius error of about 2.6 %. Scales rounded up to powers of two cost up to on
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import Any
 
 import torch
 
@@ -31,6 +33,19 @@ class Fp8Blocks:
     values: torch.Tensor
     scales: torch.Tensor
     block: tuple[int, int] = (1, 128)
+
+    def __repr__(self) -> str:
+        return f"Fp8Blocks({list(self.values.shape)}, block={self.block}, device={self.values.device})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # As bytes: torch pickles no tensor of float8 (2.13), though it saves them.
+        return _of_bytes, (self.values.view(torch.uint8), self.scales, self.block)
+
+    def to(self, device: torch.device | str | None = None) -> Fp8Blocks:
+        """On another device; itself if it is there already."""
+        values, scales = self.values.to(device=device), self.scales.to(device=device)
+        same = values is self.values and scales is self.scales
+        return self if same else Fp8Blocks(values, scales, self.block)
 
     @staticmethod
     def quantize(x: torch.Tensor, block: tuple[int, int] = (1, 128), power_of_two: bool = False) -> Fp8Blocks:
@@ -95,6 +110,52 @@ class Fp8Blocks:
             )
         values = self.values.transpose(-2, -1).contiguous()
         return Fp8Blocks(values, self.scales.transpose(-2, -1).contiguous(), self.block)
+
+
+def _of_bytes(values: torch.Tensor, scales: torch.Tensor, block: tuple[int, int]) -> Fp8Blocks:
+    return Fp8Blocks(values.view(torch.float8_e4m3fn), scales, block)
+
+
+# So that torch.load(weights_only=True) takes them.
+torch.serialization.add_safe_globals([_of_bytes])
+
+
+class QuantizedBuffers(torch.nn.Module):
+    """A module that holds one quantised weight (`Fp8Blocks` or `Int4Weight`). Its buffers are the weight's tensors.
+
+        self.up = QuantizedBuffers(Int4Weight.quantize(w))      and in forward      moe_mlp(x, self.up.weight, …)
+
+    `state_dict`, `load_state_dict`, `.to(device)`, `to_empty` and `copy.deepcopy` reach the buffers. `.half()`,
+    `.bfloat16()` and `.to(dtype)` leave their dtypes alone: FP8 values, packed values and scales are not to be rounded
+    again.
+    """
+
+    def __init__(self, weight: Any) -> None:
+        super().__init__()
+        self._kind = type(weight)
+        self._names = tuple(field.name for field in fields(weight))
+        self._rest: dict[str, Any] = {}
+        for field in fields(weight):
+            value = getattr(weight, field.name)
+            # Only a tensor can be missing: the zero points of a symmetric weight.
+            if value is None or isinstance(value, torch.Tensor):
+                self.register_buffer(field.name, value)
+            else:
+                self._rest[field.name] = value
+
+    @property
+    def weight(self) -> Any:
+        """The weight, made of the buffers as they are now. Errors as its class raises them."""
+        return self._kind(*(self._rest[n] if n in self._rest else getattr(self, n) for n in self._names))
+
+    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> QuantizedBuffers:
+        def moved(x: torch.Tensor) -> torch.Tensor:
+            return fn(x.view(torch.uint8)).view(x.dtype)  # as bytes, which no change of dtype touches
+
+        return super()._apply(moved, recurse)
+
+    def extra_repr(self) -> str:
+        return repr(self.weight)
 
 
 def dequantize(

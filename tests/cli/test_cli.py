@@ -2,6 +2,7 @@
 this one."""
 
 import contextlib
+import importlib
 import io
 import json
 import re
@@ -12,6 +13,7 @@ from unittest import mock
 import pytest
 
 from expertile.cli import main
+from expertile.cli.app import COMMANDS
 
 
 def expertile(*args, cwd=None, timeout=200):
@@ -54,6 +56,12 @@ def bench(tmp_path_factory):
     # One of the two candidates is never right, and scripts are to notice.
     assert done.returncode == 1, done.stdout + done.stderr
     return folder, done.stdout
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_overview_has_the_first_line_of_each_command(name):
+    module, line = COMMANDS[name]
+    assert getattr(importlib.import_module(f"expertile.cli.{module}"), name).__doc__.splitlines()[0] == line
 
 
 def records(folder):

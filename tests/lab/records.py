@@ -25,7 +25,7 @@ def timed(time_s: float = 1e-3, spread: float = 0.01, **changes: Any) -> Record:
         "max_error": 1e-2,
         "status": "ok",
         "reason": "",
-        "env": Env("NVIDIA H200", "580.1", "2.11", "3.6", "0.1", 1700.0, 690.0, ""),
+        "env": Env("NVIDIA H200", "580.1", "2.11", "3.6", "0.1", "0123abcd4567", 1700.0, 690.0, ""),
         "run": "r1",
         "date": "2026-11-21",
     }

@@ -191,7 +191,7 @@ def test_a_machine_that_scales_all_times_changes_nothing(factor):
 
 
 def test_environment_changes():
-    old, new = [timed()], [timed(env=Env("NVIDIA H200", "580.1", "2.13", "3.6", "0.1", throttle=""))]
+    old, new = [timed()], [timed(env=Env("NVIDIA H200", "580.1", "2.13", "3.6", "0.1", "0123abcd4567", throttle=""))]
     assert environment_changes(old, new) == ["torch: 2.11 -> 2.13"]
     assert environment_changes(old, old) == environment_changes(old, []) == []
 

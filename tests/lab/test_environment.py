@@ -8,12 +8,14 @@ import torch
 from expertile.device import Device
 from expertile.lab.clocks import Clocks
 from expertile.lab.environment import capture_env, new_run_id, same_machine, timestamp, with_clocks
+from expertile.version import __version__, commit
 
 
 def test_environment_of_this_process():
     env = capture_env(Device.current("cpu"))
     assert env.gpu == Device.current("cpu").name
     assert env.torch == torch.__version__ and env.driver is None
+    assert (env.expertile, env.commit) == (__version__, commit())
     assert env.sm_clock_mhz is env.power_w is env.throttle is None
 
 
@@ -31,6 +33,7 @@ def test_same_machine_ignores_clocks_and_nothing_else():
     assert same_machine(env, with_clocks(env, Clocks(1500.0, 700.0)))
     assert not same_machine(env, replace(env, torch="0.1"))
     assert not same_machine(env, replace(env, gpu="another"))
+    assert not same_machine(env, replace(env, commit="0123abcd4567+dirty"))
 
 
 def test_ids_and_dates():

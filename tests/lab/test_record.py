@@ -1,6 +1,7 @@
 """Records: the keys of the format, no impossible figure, and files that survive an interruption."""
 
 import json
+import lzma
 import math
 from dataclasses import replace
 
@@ -19,6 +20,7 @@ from expertile.lab.record import (
     shipped_files,
     shipped_records,
     shipped_root,
+    shown_files,
 )
 from tests.lab.records import timed, untimed
 
@@ -46,7 +48,7 @@ KEYS = [
     "run",
     "date",
 ]
-ENV_KEYS = ["gpu", "driver", "torch", "triton", "expertile", "sm_clock_mhz", "power_w", "throttle"]
+ENV_KEYS = ["gpu", "driver", "torch", "triton", "expertile", "commit", "sm_clock_mhz", "power_w", "throttle"]
 
 _text = st.text(min_size=1, max_size=20)
 _json = st.recursive(
@@ -68,7 +70,8 @@ def _records(draw):
         "limiter": draw(st.sampled_from(("compute", "memory", "unknown"))),
         "flops": draw(st.floats(0, 1e18)), "nbytes": draw(st.floats(0, 1e13)),
         "bound_s": draw(st.floats(0, 1)) * time_s,
-        "env": Env(draw(_text), power_w=draw(st.none() | st.floats(0, 2000)), throttle=draw(st.none() | st.text())),
+        "env": Env(draw(_text), power_w=draw(st.none() | st.floats(0, 2000)), throttle=draw(st.none() | st.text()),
+                   commit=draw(st.none() | st.just("0123abcd4567+dirty"))),
     }  # fmt: skip
     status = draw(st.sampled_from(("ok", "wrong", "refused", "unsupported")))
     if status in ("ok", "refused"):
@@ -157,6 +160,13 @@ def test_bad_env():
         Env("cpu", power_w=-3.0)
 
 
+def test_records_of_before_expertile_named_its_commit_are_read():
+    data = json.loads(timed().to_json())
+    del data["env"]["commit"]
+    found = Record.from_json(json.dumps(data))
+    assert found.env == replace(timed().env, commit=None)
+
+
 def _without(key):
     data = json.loads(timed().to_json())
     del data[key]
@@ -211,6 +221,31 @@ def test_the_newest_shipped_file_of_each_gpu_is_found(tmp_path):
     assert shipped_records("cpu", slug="h200", root=tmp_path) == (new,)
     assert shipped_records("squares", root=tmp_path) == ()
     assert shipped_files("cpu", root=tmp_path / "none") == ()
+
+
+def test_commands_show_the_newest_of_each_preset_and_nothing_of_the_tuner(tmp_path):
+    def made(slug, name, compressed=False):
+        path = tmp_path / slug / (name + ".jsonl" + ".xz" * compressed)
+        append(path, timed(run=name))
+        if compressed:
+            path.write_bytes(lzma.compress(path.read_bytes()))
+        return path
+
+    for old in ("2026-01-02-cpu", "2026-01-02-tune", "2026-01-03-auto", "2026-01-02-rows-memory"):
+        made("h200", old)
+    (tmp_path / "h200" / "2026-01-02-checks.json").write_text("{}")
+    cpu = made("h200", "2026-02-01-cpu", compressed=True)
+    memory, other = made("h200", "2026-01-03-rows-memory", compressed=True), made("a100", "2025-12-31-cpu")
+    assert shown_files(tmp_path) == (other, cpu, memory)
+    assert [r.run for r in shipped_records("cpu", root=tmp_path)] == ["2025-12-31-cpu", "2026-02-01-cpu"]
+    assert memory not in record_files(tmp_path) and cpu in record_files(tmp_path)
+
+
+def test_a_compressed_file_that_is_none(tmp_path):
+    path = tmp_path / "x.jsonl.xz"
+    path.write_bytes(b"{}")
+    with pytest.raises(ValueError, match="expected records, one JSON object to a line; this is no text"):
+        read(path)
 
 
 def test_shipped_records_are_readable():

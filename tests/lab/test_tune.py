@@ -154,22 +154,22 @@ def no_table(monkeypatch):
 
 def test_verify_times_the_choice_beside_its_rivals(tmp_path, no_table):
     path = tmp_path / "auto.jsonl"
-    rivals = (backend("loop", configs=(Config(slow=True),)), backend("torch_grouped", configs=(Config(),)))
+    rivals = (backend("torch_grouped", configs=(Config(slow=True),)), backend("loop", configs=(Config(),)))
     options = {"backends": rivals, "device": "cpu", "minutes": 0.3}
     found = verify(1, path, workloads=iter(SMALL[:1]), **options)
     assert found == read(path)
     (auto,) = [r for r in found if r.backend == AUTO]
-    assert auto.config == {"backend": "loop", "slow": True, "tuned": False} and "on a CPU" in auto.reason
+    assert auto.config == {"backend": "torch_grouped", "slow": True, "tuned": False} and "on a CPU" in auto.reason
     (verdict,) = verdicts(found)
-    assert verdict.share < 0.5 and verdict.backend == "loop" and verdict.best.startswith("torch_grouped")
+    assert verdict.share < 0.5 and verdict.backend == "torch_grouped" and verdict.best.startswith("loop")
     lines = summary([verdict])
-    assert "on 0 of 1 problems" in lines[0] and "t/first: best is torch_grouped" in lines[1]
+    assert "on 0 of 1 problems" in lines[0] and "t/first: best is loop" in lines[1]
     again = verify(2, path, workloads=iter(SMALL), resume=True, **options)
     assert [r.workload for r in again if r.backend == AUTO] == ["t/first", "t/second"]
 
 
 def test_a_choice_that_fails_counts_as_nothing(tmp_path, no_table):
-    rivals = (backend("loop", wrong, (Config(),)), backend("torch_grouped", configs=(Config(),)))
+    rivals = (backend("torch_grouped", wrong, (Config(),)), backend("loop", configs=(Config(),)))
     found = verify(1, tmp_path / "a.jsonl", 0.3, workloads=iter(SMALL[:1]), backends=rivals, device="cpu")
     (verdict,) = verdicts(found)
     assert verdict.share == 0.0

@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from expertile.int4 import Int4Weight
+from expertile.moe import _members
 from expertile.moe.experts import moe_mlp
 from expertile.moe.layer import MoE
 from expertile.moe.parallel import ExpertParallel, ExpertParallelMoE, ParallelConfig
@@ -222,8 +223,8 @@ def quantised(rank: int, world: int) -> None:
     """FP8 and INT4 experts give the bits of one process, and no gradients."""
     made = torch.Generator().manual_seed(1)
     x, gate_up, down = (torch.randn(s, generator=made, dtype=torch.bfloat16)
-                        for s in ((10 * world, 128), (8, 256, 128), (8, 128, 128)))  # fmt: skip
-    ids = torch.rand(10 * world, 8, generator=made).argsort(1)[:, :3]
+                        for s in ((10 * world, 128), (9, 256, 128), (9, 128, 128)))  # fmt: skip
+    ids = torch.rand(10 * world, 9, generator=made).argsort(1)[:, :3]
     weights = torch.rand(10 * world, 3, generator=made)
     mine = slice(10 * rank, 10 * rank + 10)
     for quantize, options in (
@@ -231,7 +232,7 @@ def quantised(rank: int, world: int) -> None:
         (Int4Weight.quantize, dict(max_tokens=16)),
     ):
         experts = quantize(gate_up), quantize(down)
-        parallel = ExpertParallel(ParallelConfig(8, 3, 128, **options))
+        parallel = ExpertParallel(ParallelConfig(9, 3, 128, **options))
         local = tuple(map(parallel.shard, experts))
         out = parallel.mlp(x[mine], *local, ids[mine], weights[mine], activation="geglu")
         assert torch.equal(out, moe_mlp(x, *experts, ids, weights, activation="geglu")[mine])
@@ -240,37 +241,42 @@ def quantised(rank: int, world: int) -> None:
 
 
 def module(rank: int, world: int) -> None:
-    """MoE and ExpertParallelMoE made from it: bits, gradients, state, autocast."""
+    """MoE and ExpertParallelMoE made from it: bits, gradients, with and without autocast; state; dtypes."""
     torch.manual_seed(5)
     whole = MoE(16, 8, 8, 2, bias=True, shared_intermediate_size=4, score="sigmoid")
     x = torch.randn(world, 2, 7, 16)
     layer = ExpertParallelMoE(whole, chunks=2)
     assert f"on rank {rank} of {world}, chunks=2" in repr(layer)
-    out = layer(x[rank])
-    expected = whole(x)
-    assert torch.equal(out, expected[rank])
-    expected.square().sum().backward()
-    gradients = {name: p.grad for name, p in whole.named_parameters()}
-    whole.zero_grad()  # router and shared expert are the same parameters
-    out.square().sum().backward()
     assert len(list(layer.expert_parameters())) == 4
-    for name, parameter in layer.named_parameters():
-        reference, got = gradients[name], parameter.grad
-        assert reference is not None and got is not None
-        if any(parameter is p for p in layer.expert_parameters()):
-            reference = layer.parallel.shard(reference)
-        else:
-            got = got.clone()
-            dist.all_reduce(got)
-        close(f"gradient of {name}", got, reference.double(), torch.float32)
+    for dtype in (torch.bfloat16, torch.float32):
+        with torch.autocast("cpu", dtype, enabled=dtype is torch.bfloat16):
+            out, expected = layer(x[rank]), whole(x)
+        assert out.dtype is dtype and torch.equal(out, expected[rank])
+        expected.float().square().sum().backward()
+        gradients = {name: p.grad for name, p in whole.named_parameters()}
+        whole.zero_grad()  # router and shared expert are the same parameters
+        out.float().square().sum().backward()
+        for name, parameter in layer.named_parameters():
+            reference, got = gradients[name], parameter.grad
+            assert reference is not None and got is not None
+            if any(parameter is p for p in layer.expert_parameters()):
+                reference = layer.parallel.shard(reference)
+            else:
+                got = got.clone()
+                dist.all_reduce(got)
+            close(f"gradient of {name}", got, reference.double(), dtype)
+        layer.zero_grad()
     other = ExpertParallelMoE(MoE(16, 8, 8, 2, bias=True, shared_intermediate_size=4, score="sigmoid", device="meta"))
     other.to_empty(device="cpu").load_state_dict(whole.state_dict())
     assert torch.equal(other(x[rank]), out)
     other.load_state_dict(layer.state_dict())
     assert torch.equal(other(x[rank]), out)
-    half = ExpertParallelMoE(whole.bfloat16())
+    layer.bfloat16()
+    assert layer(x[rank].bfloat16()).dtype is torch.bfloat16
+    assert layer.correction_bias.dtype is torch.float32
+    raises(ValueError, "x: expected torch.bfloat16, the dtype of gate_up, got torch.float32", lambda: layer(x[rank]))
     with torch.autocast("cpu", torch.bfloat16):
-        assert torch.equal(half(x[rank]), whole(x)[rank])
+        assert torch.equal(layer(x[rank]), whole.bfloat16()(x)[rank])
 
 
 def on_a_mesh(rank: int, world: int) -> None:
@@ -296,7 +302,8 @@ def bad_input(rank: int, world: int) -> None:
     raises(ValueError, f"gate_up: expected the {8 // world} experts of rank {rank}, got 8",
            lambda: parallel.mlp(good[0], layer.gate_up, layer.down, *good[3:]))  # fmt: skip
     raises(ValueError, "down: expected shape", call(2, layer.down))
-    raises(ValueError, "topk_ids: expected 0 … 8 (8 = dropped), got 9", call(3, layer.ids + 9 - layer.ids.max()))
+    raises(ValueError, "topk_ids: expected -1 … 8 (-1 and 8 = dropped), got 9",
+           call(3, layer.ids + 9 - layer.ids.max()))  # fmt: skip
     raises(ValueError, "topk_ids: expected [12, 2]" if world == 2 else "topk_ids: expected [24, 2]",
            call(3, layer.ids[:, :1]))  # fmt: skip
     raises(ValueError, "topk_weights: expected shape", call(4, layer.weights[1:]))
@@ -305,7 +312,7 @@ def bad_input(rank: int, world: int) -> None:
 
 def configs_that_cannot_be(rank: int, world: int) -> None:
     for changed, message in (
-        (dict(experts=1), f"num_experts: expected at least {world}, one for each of {world} ranks, got 1"),
+        (dict(experts=1), f"num_experts: expected at least {world}, as many as there are ranks, got 1"),
         (dict(top_k=9), "top_k: expected at most num_experts (8), got 9"),
         (dict(chunks=5), "chunks: expected at most"),
         (dict(chunks=2, max_tokens=4), "chunks: expected 1 with max_tokens"),
@@ -389,6 +396,35 @@ def raises(kind: type[Exception], message: str, call: Callable[[], object]) -> N
         assert message in str(error), f"expected {message!r} in {str(error)!r}"
         return
     raise AssertionError(f"expected {kind.__name__}: {message}")
+
+
+def mismatch_and_end(rank: int, world: int, folder: str) -> None:
+    """Configurations that differ, in a group whose store rank 0 keeps; rank 0 ends as soon as it knows, while the
+    others look into the store seldom."""
+    port = Path(folder) / "port"
+    if rank == 0:
+        store = dist.TCPStore("127.0.0.1", 0, world, is_master=True, wait_for_workers=False)
+        (Path(folder) / "port.new").write_text(str(store.port))
+        (Path(folder) / "port.new").rename(port)
+    else:
+        while not port.exists():
+            time.sleep(0.01)
+        store = dist.TCPStore("127.0.0.1", int(port.read_text()), world, is_master=False)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=timedelta(seconds=40))
+    dist.barrier()
+    if rank == 0:
+        time.sleep(0.2)
+    else:
+        _members._POLL_S = 0.6
+    found = {}
+    try:
+        raises(ValueError, "top_k is 1 on rank 1 and 2 on rank 0",
+               lambda: ExpertParallel(replace(CASES[0], top_k=1 if rank == 1 else 2).config()))  # fmt: skip
+        found["mismatch"] = ""
+    except Exception:
+        found["mismatch"] = traceback.format_exc()
+    torch.save(found, Path(folder) / f"{rank}.pt")
+    os._exit(0)
 
 
 CHECKS = (

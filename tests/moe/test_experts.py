@@ -1,5 +1,7 @@
 """moe_mlp on the CPU: values and gradients against float64 autograd of a loop over experts; edges, tracing, errors."""
 
+import math
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -9,6 +11,7 @@ from expertile.moe.experts import moe_mlp
 from expertile.ops.gathered_mm.problem import ACTIVATIONS
 from expertile.quant import Fp8Blocks
 from tests.moe.test_permute import draw
+from tests.ops.gathered_mm.cases import clamped
 
 NAMES = ("x", "gate_up", "down", "topk_weights", "gate_up_bias", "down_bias")
 
@@ -35,7 +38,7 @@ def gated(pre, activation, interleaved):
     """The activations as their papers write them."""
     gate, up = (pre[..., 0::2], pre[..., 1::2]) if interleaved else pre.chunk(2, -1)
     if activation == "gpt_oss":
-        gate, up = gate.clamp(max=7), up.clamp(-7, 7)
+        gate, up = clamped(gate, -math.inf, 7), clamped(up, -7, 7)
         return gate * torch.sigmoid(1.702 * gate) * (up + 1)
     f = {"swiglu": F.silu, "geglu": lambda z: F.gelu(z, approximate="tanh"), "reglu": F.relu}[activation]
     return f(gate) * up
@@ -236,7 +239,8 @@ def test_int4(activation, interleaved):
         (dict(topk_ids=torch.zeros(12, 2, dtype=torch.int32)), r"topk_ids: expected \[13, k\] .* got \[12, 2\]"),
         (dict(topk_weights=torch.zeros(13, 3)), r"topk_weights: expected shape \[13, 2\], .* got \[13, 3\]"),
         (dict(activation="relu"), "activation: expected one of .*, got 'relu'"),
-        (dict(topk_ids=torch.full((13, 2), 6), check=True), "topk_ids: expected 0 … 5 .* got 6"),
+        (dict(topk_ids=torch.full((13, 2), 6)), "topk_ids: expected -1 … 5 .* got 6"),
+        (dict(topk_ids=torch.full((13, 2), -2)), "topk_ids: expected -1 … 5 .* got -2"),
     ],
 )
 def test_errors(change, message):

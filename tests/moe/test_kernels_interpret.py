@@ -127,7 +127,8 @@ else:
         "world, chunks, experts, top_k, tokens, capacity, dtype",
         [(2, 1, 8, 3, (400, 1), None, torch.int64), (3, 2, 11, 2, (30, 7, 19), None, torch.int32),
          (1, 2, 4, 4, (9,), None, torch.int32), (2, 1, 8, 3, (300, 5), 900, torch.int32),
-         (3, 1, 11, 2, (30, 7, 19), 9, torch.int64), (4, 3, 13, 1, (5, 1, 7, 3), None, torch.int32)],
+         (3, 1, 11, 2, (30, 7, 19), 9, torch.int64), (4, 3, 13, 1, (5, 1, 7, 3), None, torch.int32),
+         (4, 2, 9, 2, (5, 1, 7, 3), None, torch.int32), (4, 1, 9, 2, (5, 1, 7, 3), 14, torch.int32)],
     )  # fmt: skip
     def test_tables_of_expert_parallelism(world, chunks, experts, top_k, tokens, capacity, dtype, monkeypatch):
         made = torch.Generator().manual_seed(world)

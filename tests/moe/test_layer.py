@@ -106,6 +106,44 @@ def test_the_correction_moves_towards_idle_experts():
         make().update_correction_bias(torch.ones(8))
 
 
+def test_the_correction_stays_float32():
+    layer = make("deepseek-v3")
+    layer.correction_bias.copy_(0.5 + torch.arange(8) * 1e-3)
+    kept = layer.correction_bias.clone()
+    for cast in (layer.bfloat16, lambda: layer.to(torch.float16), lambda: torch.nn.Sequential(layer).half()):
+        cast()
+        assert layer.gate_up.dtype is not torch.float32
+        assert layer.correction_bias.dtype is torch.float32 and torch.equal(layer.correction_bias, kept)
+    assert layer.to("meta", torch.bfloat16).correction_bias.is_meta
+    layer = layer.to_empty(device="cpu").bfloat16()
+    layer.load_state_dict({n: t.bfloat16() for n, t in layer.state_dict().items()}, assign=True)
+    layer.correction_bias.fill_(1.0)
+    counts = torch.tensor([1.0, 3.0] * 4)
+    for _ in range(100):
+        layer.update_correction_bias(counts)
+    torch.testing.assert_close(layer.correction_bias, 1.0 + torch.tensor([0.1, -0.1] * 4))
+
+
+def test_dtypes_that_differ():
+    x = torch.randn(9, 16)
+    half = make(dtype=torch.bfloat16)
+    with pytest.raises(ValueError, match="x: expected torch.bfloat16, the dtype of gate_up, got torch.float32"):
+        half(x)
+    with pytest.raises(ValueError, match="x: expected torch.float32, the dtype of gate_up, got torch.bfloat16"):
+        make()(x.bfloat16())
+    half.router = torch.nn.Parameter(half.router.float())
+    with pytest.raises(ValueError, match="router: expected torch.bfloat16, x's dtype, or a .*, got torch.float32"):
+        half(x.bfloat16())
+    exact = F.linear(x.bfloat16().float(), half.router)
+    half.router_dtype = torch.float32
+    assert half(x.bfloat16()).dtype is torch.bfloat16 and torch.equal(half.logits(x.bfloat16()), exact)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(half.logits(x.bfloat16()), exact), "router_dtype holds under autocast"
+        assert half(x).dtype is torch.bfloat16
+        half.router_dtype = None
+        assert half.logits(x).dtype is torch.bfloat16
+
+
 def test_compiles_whole_and_checkpoints():
     from torch.utils.checkpoint import checkpoint
 

@@ -46,10 +46,10 @@ def test_ids_out_of_range_are_dropped_and_never_clamped():
     assert permutation(ids, 4).positions.tolist() == [[0, -1], [-1, 1], [-1, -1]]
 
 
-@pytest.mark.parametrize("wrong", [-1, 5])
+@pytest.mark.parametrize("wrong", [-2, 5])
 def test_ids_out_of_range_are_told_when_asked(wrong):
-    permutation(torch.tensor([[0, 4]]), 4, check=True)
-    with pytest.raises(ValueError, match=rf"topk_ids: expected 0 … 4 \(4 = dropped\), got {wrong}"):
+    permutation(torch.tensor([[-1, 4]]), 4, check=True)
+    with pytest.raises(ValueError, match=rf"topk_ids: expected -1 … 4 \(-1 and 4 = dropped\), got {wrong}"):
         permutation(torch.tensor([[0, wrong]]), 4, check=True)
 
 

@@ -62,6 +62,22 @@ def test_modes_fill_tiles():
     assert ((sizes["nearest"] - before).abs() <= 8).all()
 
 
+@pytest.mark.parametrize("mode", ["up", "nearest", "adaptive"])
+@pytest.mark.parametrize("candidates", [1, 2, 6])
+def test_an_expert_that_fills_no_tile_has_taken_all_its_candidates(mode, candidates):
+    short = 0
+    for seed in range(6):
+        logits = torch.randn(100, 8, generator=torch.Generator().manual_seed(seed))
+        plain = route(logits, RouterConfig(8, 2 + candidates, order="topk_then_softmax"))
+        found = route(logits, RouterConfig(8, 2, rounding=mode, tile=16, candidates=candidates))
+        rows = torch.bincount(found.topk_ids.flatten(), minlength=9)[:8]
+        there = torch.bincount(plain.topk_ids.flatten(), minlength=8)
+        assert ((rows % 16 == 0) | (rows == there)).all()
+        short += int((rows % 16 != 0).sum())
+    assert short == 0 or candidates < 6
+    assert short > 0 or candidates > 1  # 100 / 8 candidates are too few to be sure of 16 rows
+
+
 def test_nothing_to_do_and_nothing_there():
     ids, weights = torch.zeros(8, 1, dtype=torch.int32), torch.rand(8, 1)
     for mode in MODES:

@@ -24,10 +24,12 @@ WHOLE = 16
 
 def cases(config_of: Callable[[int, int, int, Machine], RowConfig], columns: tuple[int, ...] = ()):
     """(arch, dtype, columns, config) of the default config of every shape; sm_100 does what sm_90 does."""
-    for arch, machine in MACHINES.items():
-        for dtype in (torch.float32, torch.bfloat16):
-            for cols in columns or COLS[arch]:
-                yield arch, dtype, cols, config_of(ROWS, cols, dtype.itemsize, machine)
+    return [
+        (arch, dtype, cols, config_of(ROWS, cols, dtype.itemsize, machine))
+        for arch, machine in MACHINES.items()
+        for dtype in (torch.float32, torch.bfloat16)
+        for cols in columns or COLS[arch]
+    ]
 
 
 def compiled(arch: int, run: Callable[[], Any]) -> list[Resources]:

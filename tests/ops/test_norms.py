@@ -115,16 +115,18 @@ if not interpreter.active():
         x = torch.ones(2, 3)
         cases = {
             "x: expected a torch.Tensor, got list": lambda: norm.call([1.0]),
-            "x: expected float32, bfloat16 or float16, got torch.float64": lambda: norm.call(x.double()),
+            "x: expected float32, bfloat16, float16 or float64, got torch.int64": lambda: norm.call(x.long()),
             "x: expected at least one dimension": lambda: norm.call(torch.tensor(1.0)),
             r"weight: expected shape \(3,\) on cpu, got \(4,\)": lambda: norm.call(x, torch.ones(4)),
             r"bias: expected shape \(3,\) on cpu, got \(3, 1\)": lambda: norm.call(x, None, torch.ones(3, 1)),
-            "weight: expected float32, bfloat16 or float16, got torch.int64": lambda: norm.call(
+            "weight: expected float32, bfloat16, float16 or float64, got torch.int64": lambda: norm.call(
                 x, torch.ones(3).long()
             ),
             "bias: expected a torch.Tensor, got float": lambda: norm.call(x, None, 1.0),
             r"residual: expected x's shape \(2, 3\)": lambda: norm.call(x, residual=torch.ones(3, 2)),
             "residual: expected x's dtype torch.float32": lambda: norm.call(x, residual=x.half()),
+            "eps: expected a number of at least 0, got -1": lambda: norm.call(x, eps=-1),
+            "eps: expected a number of at least 0, got nan": lambda: norm.call(x, eps=float("nan")),
         }
         for message, call in cases.items():
             with pytest.raises(ValueError, match=message):

@@ -32,7 +32,7 @@ def launches(monkeypatch):
     seen: list[tuple[Any, tuple[Any, ...]]] = []
     prepared: list[Any] = []
 
-    def prepare(kernel):
+    def prepare(kernel, cluster=1):
         prepared.append(kernel)
         return lambda device, programs, tensors, rest: seen.append((kernel, (device, programs, tensors, *rest)))
 

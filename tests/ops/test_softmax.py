@@ -89,7 +89,7 @@ if not interpreter.active():
     def test_errors():
         with pytest.raises(ValueError, match="x: expected a torch.Tensor, got list"):
             softmax([1.0])
-        with pytest.raises(ValueError, match="x: expected float32, bfloat16 or float16, got torch.int64"):
+        with pytest.raises(ValueError, match="x: expected float32, bfloat16, float16 or float64, got torch.int64"):
             softmax(torch.ones(2, dtype=torch.int64))
         with pytest.raises(ValueError, match="x: expected at least one dimension"):
             softmax(torch.tensor(1.0))

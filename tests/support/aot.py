@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from triton import knobs
+from triton.backends.nvidia.compiler import get_ptxas
 
 # Most dynamic shared memory one block may use, bytes (CUDA C++ Programming Guide, table of compute capabilities).
 SMEM_LIMIT = {80: 166912, 86: 101376, 89: 101376, 90: 232448, 100: 232448, 120: 101376}
@@ -78,7 +79,7 @@ def ptxas_warnings(compiled: Resources) -> list[str]:
     """ptxas's performance warnings about a kernel: C7510 (wgmma serialised), C7508 (setmaxnreg ignored) and their like.
 
     Triton shows them nowhere, so its PTX goes through the bundled ptxas again."""
-    tool = (knobs.nvidia.ptxas_blackwell if compiled.arch >= 100 else knobs.nvidia.ptxas).path
+    tool = get_ptxas(compiled.arch).path
     feature = "a" if compiled.arch >= 90 else ""
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder) / "kernel.ptx"

@@ -7,7 +7,6 @@ function and the driver is the real thing. No values come out.
 from __future__ import annotations
 
 import contextlib
-import types
 from collections.abc import Iterator
 from unittest import mock
 
@@ -30,9 +29,10 @@ from expertile.ops.grouped_mm.backends import (
 )
 from expertile.ops.grouped_mm.choose import Choice, choose
 from expertile.ops.grouped_mm.problem import Problem
+from tests.support import fake_launcher
 from tests.support.fake_driver import FakeDriver
 
-_BOX = {"swizzle": 3, "elem_size": 2, "elem_type": 10, "block_size": [64, 64]}
+BOX = {"swizzle": 3, "elem_size": 2, "elem_type": 10, "block_size": [64, 64]}
 # The backends whose launch is faked; "auto" chooses among them.
 OWN = (triton_pointer.BACKEND, triton_tma.BACKEND, gluon_hopper.BACKEND)
 FAKED: tuple[Backend, ...] = (torch_grouped.BACKEND, *OWN)
@@ -53,9 +53,8 @@ def fake_cuda() -> Iterator[list[int]]:
     h200, cuda0 = Device.by_name("h200"), torch.device("cuda", 0)
     launches: list[int] = []
     compiled = _launch.Compiled(
-        lambda programs, *_: launches.append(programs), 0, (False, False) + (None,) * 6, (_BOX,) * 3, lambda device: 0,
-        lambda: 0,
-    )  # fmt: skip
+        lambda programs, *_: launches.append(programs), 0, (BOX,) * 3, lambda device: 0, lambda: 0
+    )
     fakes = (
         mock.patch.object(torch.Tensor, "is_cuda", property(lambda self: True)),
         mock.patch.object(torch.Tensor, "device", property(lambda self: cuda0)),
@@ -71,7 +70,7 @@ def fake_cuda() -> Iterator[list[int]]:
     )
     before = driver._active
     fake = FakeDriver(90)
-    fake.utils = types.SimpleNamespace(fill_tma_descriptor=lambda *args: None)  # type: ignore[attr-defined]
+    fake.utils = fake_launcher.utils(lambda *args: None, [])  # type: ignore[attr-defined]
     with contextlib.ExitStack() as stack:
         for cache in CACHES:
             cache.cache_clear()

@@ -54,7 +54,7 @@ class _Tma:
     tensor_descriptor = object
 
     @staticmethod
-    def async_copy_global_to_shared(desc: Descriptor, coord: Any, bar: Mbarrier, dst: Shared, pred: Any = True) -> None:
+    def load(desc: Descriptor, coord: Any, bar: Mbarrier, dst: Shared, pred: Any = True) -> None:
         step()
         if not pred:
             return
@@ -71,7 +71,7 @@ class _Tma:
         current.scheduler.in_flight.append(land)
 
     @staticmethod
-    def async_copy_shared_to_global(desc: Descriptor, coord: Any, src: Shared) -> None:
+    def store(desc: Descriptor, coord: Any, src: Shared) -> None:
         step()
         if src.key in current.partition.unfenced:
             raise EmulationError("a TMA store reads shared memory written without fence_async_shared")
@@ -94,7 +94,7 @@ class _AsyncCopy:
     """cp.async: lands when the barrier that was told of it is due, written through the generic proxy."""
 
     @staticmethod
-    def async_copy_global_to_shared(dst: Shared, pointer: Pointer, mask: Any = True) -> None:
+    def load(dst: Shared, pointer: Pointer, mask: Any = True) -> None:
         step()
         index, inside = torch.broadcast_tensors(torch.as_tensor(pointer.offset), torch.as_tensor(mask))
         if dst.tensor.shape != index.shape:
@@ -366,6 +366,11 @@ def _emulated(module: types.ModuleType, language: _Language) -> Iterator[None]:
         "gl": language,
         "async_copy": _AsyncCopy,
         "tma": _Tma,
+        "cp_async": _AsyncCopy.load,
+        "thread_barrier": step,
+        "tma_load": _Tma.load,
+        "tma_store": _Tma.store,
+        "reinterpret": lambda smem, *as_what: smem.reinterpret(*as_what),
         "mbarrier": _MbarrierOps,
         "fence_async_shared": _fence_async_shared,
         "warpgroup_mma": _warpgroup_mma,

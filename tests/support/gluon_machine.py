@@ -156,7 +156,7 @@ class Shared:
     def reshape(self, shape: list[int]) -> Shared:
         return Shared(self.tensor.view(*shape), self.layout, self.key)
 
-    def _reinterpret(self, dtype: torch.dtype, shape: list[int], layout: Any) -> Shared:
+    def reinterpret(self, dtype: torch.dtype, shape: list[int], layout: Any) -> Shared:
         return Shared(self.tensor.view(dtype).view(*shape), layout, self.key)
 
     def permute(self, order: tuple[int, ...]) -> Shared:

@@ -120,13 +120,13 @@ _PLAIN = gluon_emulator._Tma
 
 class Tma(_PLAIN):
     @staticmethod
-    def async_copy_global_to_shared(desc: Descriptor, coord: Any, bar: Mbarrier, dst: Shared, pred: Any = True) -> None:
+    def load(desc: Descriptor, coord: Any, bar: Mbarrier, dst: Shared, pred: Any = True) -> None:
         if dst.tensor.dtype is torch.int32:
             # Words have no NaN to stand for what is still in flight; the bits of one do.
             desc = copy(desc)
             desc.flat = desc.flat.view(torch.float32)
             dst = Shared(dst.tensor.view(torch.float32), dst.layout, dst.key)
-        _PLAIN.async_copy_global_to_shared(desc, coord, bar, dst, pred)
+        _PLAIN.load(desc, coord, bar, dst, pred)
 
 
 class Language(gluon_emulator._Language):

@@ -1,17 +1,19 @@
 """Repairs for Triton's CPU interpreter (TRITON_INTERPRET=1), and a way to run a test file under it.
 
-What is wrong in Triton 3.6.0, each shown by a test in test_interpreter.py:
+What is wrong in Triton 3.6 to 3.9, each shown by a test in test_interpreter.py:
 
 1. bfloat16 lives in uint16 arrays and float8 in uint8 arrays; `tl.dot` on bfloat16, and arithmetic and comparisons on
    either, compute with the bit patterns.
 2. float32 -> bfloat16 truncates instead of rounding to nearest even, and where it rounds it loses the carry into the
    exponent (1.99999 becomes 1.0).
-3. numpy >= 2.4 refuses int() of an array with one element, so a loop with a run-time bound fails.
+3. a comparison's result has the type of what is compared, so a scalar one broadcast to a mask becomes integers; Triton
+   3.9 then refuses it as a mask.
+4. numpy >= 2.4 refuses int() of an array with one element, so a loop with a run-time bound fails.
 
 What is slow in it, together a good half of an interpreted test's time:
 
-4. every call of a function within a kernel looks through the whole language for what to replace, again.
-5. every sum, difference and product of integers is computed a second time in int64 and compared with what 32 bits
+5. every call of a function within a kernel looks through the whole language for what to replace, again.
+6. every sum, difference and product of integers is computed a second time in int64 and compared with what 32 bits
    hold, for an assertion that is then left out (`device_assert` does nothing without `debug`, which is never on here).
 
 A descriptor's offset in the last dimension must be a multiple of 16 bytes, which looks like one more error (the
@@ -106,7 +108,8 @@ def _binary_op(original: Callable[..., Any]) -> Callable[..., Any]:
     def binary_op(self: Any, lhs: Any, rhs: Any, op: Callable[..., np.ndarray]) -> Any:
         dtype = lhs.dtype.scalar
         if dtype not in _BITS:
-            return original(self, lhs, rhs, op)
+            plain = original(self, lhs, rhs, op)
+            return interpreter.TensorHandle(plain.data, tl.int1) if plain.data.dtype == np.bool_ else plain
         result = op(_float_values(lhs), _float_values(rhs))
         if result.dtype == np.bool_:
             return interpreter.TensorHandle(result, tl.int1)

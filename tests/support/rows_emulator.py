@@ -11,7 +11,7 @@ import torch
 
 from expertile.ops import _rows_ring
 from tests.support import gather_emulator, gluon_emulator
-from tests.support.gluon_machine import EmulationError, Pointer, Shared, step
+from tests.support.gluon_machine import EmulationError, Pointer, Shared
 
 
 class _Pointer(Pointer):
@@ -28,7 +28,7 @@ class _Shared(Shared):
         found = super().index(i)
         return _Shared(found.tensor, found.layout, found.key)
 
-    def _reinterpret(self, dtype: torch.dtype, shape: list[int], layout: Any) -> _Shared:
+    def reinterpret(self, dtype: torch.dtype, shape: list[int], layout: Any) -> _Shared:
         return _Shared(self.tensor.view(dtype).view(*shape), layout, self.key)
 
 
@@ -43,9 +43,6 @@ class _Language(gather_emulator._Language):
 
     def sum(self, x: torch.Tensor, axis: int) -> torch.Tensor:
         return x.sum(axis)
-
-    def thread_barrier(self) -> None:
-        step()
 
     def inline_asm_elementwise(self, asm: str, constraints: str, args: Any, **_: Any) -> Any:
         if not asm.startswith("ex2.approx.ftz.f32 "):

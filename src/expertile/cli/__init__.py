@@ -4,30 +4,22 @@ from __future__ import annotations
 
 import sys
 
-import typer
-
-from expertile.cli.audit import audit
-from expertile.cli.bench import bench
-from expertile.cli.impact import impact
-from expertile.cli.inspect import doctor, explain
-from expertile.cli.records import compare, report
-from expertile.cli.tune import tune
-
-app = typer.Typer(
-    name="expertile",
-    help="Grouped matrix products of Mixture-of-Experts models: measure them, explain them, check figures.",
-    no_args_is_help=True,
-    pretty_exceptions_show_locals=False,
-    add_completion=False,
-)
-for command in (doctor, bench, explain, audit, compare, tune, report, impact):
-    app.command(command.__name__)(command)
+# What `pip install expertile` leaves out and the commands import.
+_OF_LAB = ("markdown_it", "plotly", "pynvml", "rich", "typer")
 
 
 def main() -> None:
     """Entry point: a user's mistake is one line on stderr and exit code 2, never a traceback."""
     try:
+        from expertile.cli.app import app
+
         app()
+    except ModuleNotFoundError as e:
+        missing = (e.name or "").split(".")[0]
+        if missing not in _OF_LAB:
+            raise
+        print(f"expertile: the command needs {missing}, which pip install 'expertile[lab]' brings", file=sys.stderr)
+        raise SystemExit(2) from None
     except (ValueError, FileNotFoundError, PermissionError, IsADirectoryError) as e:
         print(f"expertile: {e}", file=sys.stderr)
         raise SystemExit(2) from None

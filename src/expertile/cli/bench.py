@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
@@ -74,6 +75,8 @@ def bench(
         full=full or given.full,
         memory=memory or given.memory,
     )
+    if not no_html and find_spec("plotly") is None:
+        raise ModuleNotFoundError(name="plotly")  # before the minutes of measuring; main says what brings it
     device = Device.current()
     if not spec.presets and not spec.inline:
         spec = replace(spec, presets=default_preset(device))

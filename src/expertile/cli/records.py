@@ -13,7 +13,7 @@ from rich.markup import escape
 from expertile.lab import compare as comparing
 from expertile.lab.ladder.page import update_page
 from expertile.lab.memory import MemoryRecord, read_memory
-from expertile.lab.record import MEMORY_SUFFIX, Record, read, shipped_root
+from expertile.lab.record import Record, of_memory, read, shipped_root, shown_files
 from expertile.lab.report import html, markdown, table, update_readme, verdict
 
 
@@ -71,9 +71,9 @@ def report(
 
 
 def _records(files: list[Path] | None) -> tuple[list[Record], list[MemoryRecord]]:
-    """The records of `files`, or all shipped ones; those of memory (`*-memory.jsonl`) apart."""
-    chosen = files or sorted(shipped_root().glob("*/*.jsonl"))
-    memory = [path for path in chosen if path.name.endswith(MEMORY_SUFFIX)]
+    """The records of `files`, or the shipped ones that commands show; those of memory (`*-memory.jsonl`) apart."""
+    chosen = files or shown_files()
+    memory = [path for path in chosen if of_memory(path)]
     records = [record for path in chosen if path not in memory for record in read(path)]
     held = [record for path in memory for record in read_memory(path)]
     if not records and not held:

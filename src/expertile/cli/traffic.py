@@ -14,7 +14,7 @@ from rich.table import Column, Table
 
 from expertile.device import Device
 from expertile.lab.environment import capture_env, new_run_id
-from expertile.lab.record import MEMORY_SUFFIX, Record, read
+from expertile.lab.record import Record, of_memory, read
 from expertile.lab.report.units import byte_rate, micros, percent, significant, times
 from expertile.lab.traffic import Subject, Way, formulas
 from expertile.lab.traffic.explain import Explained, explain_grouped, explain_subject
@@ -64,8 +64,8 @@ def records_in(place: Path | None) -> list[Record] | None:
         return None
     if not place.exists():
         raise FileNotFoundError(f"records: {place} does not exist")
-    files = [place] if place.is_file() else sorted(place.rglob("*.jsonl"))
-    times_only = [f for f in files if not f.name.endswith(MEMORY_SUFFIX) and f.parent.name != "traffic"]
+    files = [place] if place.is_file() else sorted(place.rglob("*.jsonl*"))
+    times_only = [f for f in files if not of_memory(f) and f.parent.name != "traffic"]
     records = [record for file in times_only for record in read(file)]
     if not records:
         raise ValueError(f"records: expected record files (JSONL), found none in {place}")

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
@@ -47,6 +48,16 @@ class Int4Weight:
 
     def __post_init__(self) -> None:
         _validate(self.packed, self.scales, self.zeros, self.group_size)
+
+    def __repr__(self) -> str:
+        kind = "symmetric" if self.zeros is None else "with zero points"
+        return (
+            f"Int4Weight({list(self.shape)}, group_size={self.group_size}, {kind}, dtype={self.dtype}, "
+            f"device={self.device})"
+        )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Int4Weight, (self.packed, self.scales, self.zeros, self.group_size)
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -154,6 +165,10 @@ class Int4Weight:
     def cat_rows(weights: Sequence[Int4Weight]) -> Int4Weight:
         """The rows of all `weights` within each expert: [G, N₁ + N₂ + …, K], as gate and up are read together."""
         return _joined(weights, 1, 2)
+
+
+# So that torch.load(weights_only=True) takes them.
+torch.serialization.add_safe_globals([Int4Weight])
 
 
 def _joined(weights: Sequence[Int4Weight], packed_dim: int, scale_dim: int) -> Int4Weight:

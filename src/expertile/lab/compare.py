@@ -93,7 +93,7 @@ def exit_code(rows: Iterable[Row]) -> int:
 def environment_changes(old: Sequence[Record], new: Sequence[Record]) -> list[str]:
     """What differs between the machines and software of the two sets, e.g. "torch: 2.11 -> 2.13"."""
     changes = []
-    for name in ("gpu", "driver", "torch", "triton", "expertile", "throttle"):
+    for name in ("gpu", "driver", "torch", "triton", "expertile", "commit", "throttle"):
         before = sorted({str(getattr(r.env, name)) for r in old})
         after = sorted({str(getattr(r.env, name)) for r in new})
         if old and new and before != after:

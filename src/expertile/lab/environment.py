@@ -12,6 +12,7 @@ import torch
 from expertile.device import Device
 from expertile.lab.clocks import Clocks, driver_version
 from expertile.lab.record import Env
+from expertile.version import __version__, commit
 
 
 def capture_env(device: Device) -> Env:
@@ -21,7 +22,8 @@ def capture_env(device: Device) -> Env:
         driver=driver_version() if device.kind == "cuda" else None,
         torch=torch.__version__,
         triton=_version("triton"),
-        expertile=_version("expertile"),
+        expertile=__version__,
+        commit=commit(),
     )
 
 
@@ -33,8 +35,8 @@ def with_clocks(env: Env, clocks: Clocks) -> Env:
 
 
 def same_machine(first: Env, second: Env) -> bool:
-    """Whether two records may belong to one run: the same processor, driver and versions."""
-    keys = ("gpu", "driver", "torch", "triton", "expertile")
+    """Whether two records may belong to one run: the same processor, driver, versions and commit."""
+    keys = ("gpu", "driver", "torch", "triton", "expertile", "commit")
     return all(getattr(first, key) == getattr(second, key) for key in keys)
 
 

@@ -26,7 +26,7 @@ from expertile.lab.gate import Gate
 from expertile.lab.timing import pick_configs, rotating_operands
 from expertile.lab.workloads import Workload
 from expertile.ops.grouped_mm.backend import Backend, Operands
-from expertile.ops.grouped_mm.problem import Problem
+from expertile.ops.grouped_mm.problem import Problem, tf32_allowed
 from expertile.roofline import Work
 
 
@@ -87,7 +87,7 @@ class GroupedArena:
 
     @cached_property
     def _problem(self) -> Problem:
-        return self.workload.problem(self.site.torch_device.type, torch.backends.cuda.matmul.allow_tf32)
+        return self.workload.problem(self.site.torch_device.type, tf32_allowed())
 
     @property
     def work(self) -> Work:

@@ -21,7 +21,7 @@ from expertile.lab.environment import capture_env, new_run_id, timestamp
 from expertile.lab.measure import Measurement, Outcome
 
 Part = Mapping[str, Any]
-_MACHINE = ("gpu", "driver", "torch", "triton", "expertile")
+_MACHINE = ("gpu", "driver", "torch", "triton", "expertile", "commit")
 
 
 def newest_parts(folder: Path) -> Path | None:

@@ -5,16 +5,20 @@ One line of JSON for each record, with exactly these keys (seconds, bytes, FLOPs
     {"op", "workload", "shape": {…}, "dtype", "backend", "config", "policy": "graph"|"eager",
      "time_s", "ci95_s": [lo, hi], "flops", "nbytes", "tflops", "gbps", "bound_s", "limiter",
      "rel_error", "max_error", "status": "ok"|"wrong"|"refused"|"unsupported"|"failed", "reason",
-     "env": {"gpu", "driver", "torch", "triton", "expertile", "sm_clock_mhz", "power_w", "throttle"},
+     "env": {"gpu", "driver", "torch", "triton", "expertile", "commit", "sm_clock_mhz", "power_w", "throttle"},
      "run", "date"}
 
-Files are `results/<gpu-slug>/<date>-<preset>.jsonl`; those that end in `-memory.jsonl` belong to `memory.py`.
+Records made before expertile named its commit have no "commit".
+
+Files are `results/<gpu-slug>/<date>-<preset>.jsonl`; those that end in `-memory.jsonl` belong to `memory.py`. An
+installed package has them compressed (`.jsonl.xz`), and every reader takes them so.
 Records of one `run` may be compared with each other; those of two runs only through `compare.py`.
 """
 
 from __future__ import annotations
 
 import json
+import lzma
 import math
 import os
 import re
@@ -34,8 +38,9 @@ class Env:
     """The machine and software of a record; None for what is not there (a driver on a CPU) or could not be
     read.
 
-    `gpu` is the name of the device measured on, a CPU's model name where there is no GPU. `sm_clock_mhz` and
-    `power_w` are medians over the rounds, `throttle` the throttle reasons seen, separated by commas.
+    `gpu` is the name of the device measured on, a CPU's model name where there is no GPU. `expertile` is the version,
+    `commit` what `expertile.version.commit` says. `sm_clock_mhz` and `power_w` are medians over the rounds, `throttle`
+    the throttle reasons seen, separated by commas.
     """
 
     gpu: str
@@ -43,13 +48,14 @@ class Env:
     torch: str | None = None
     triton: str | None = None
     expertile: str | None = None
+    commit: str | None = None
     sm_clock_mhz: float | None = None
     power_w: float | None = None
     throttle: str | None = None
 
     def __post_init__(self) -> None:
         _text("env.gpu", self.gpu)
-        for name in ("driver", "torch", "triton", "expertile", "throttle"):
+        for name in ("driver", "torch", "triton", "expertile", "commit", "throttle"):
             value = getattr(self, name)
             if value is not None and not isinstance(value, str):
                 raise ValueError(f"env.{name}: expected a string or null, got {value!r}")
@@ -204,8 +210,9 @@ def read_lines(path: str | Path, parse: Callable[[str], L]) -> list[L]:
         raise FileNotFoundError(f"record file {path} does not exist")
     records = []
     try:
-        *lines, _cut = path.read_text(encoding="utf-8").split("\n")
-    except UnicodeDecodeError:
+        data = path.read_bytes()
+        *lines, _cut = (lzma.decompress(data) if path.suffix == ".xz" else data).decode("utf-8").split("\n")
+    except (UnicodeDecodeError, lzma.LZMAError):
         raise ValueError(f"{path}: expected records, one JSON object to a line; this is no text") from None
     for number, line in enumerate(lines, 1):
         if not line.strip():
@@ -228,8 +235,9 @@ def object_of(line: str, keys: Iterable[str]) -> dict[str, Any]:
     _exact_keys("", data, keys)
     if not isinstance(data["env"], dict):
         raise ValueError(f"env: expected an object, got {data['env']!r}")
-    _exact_keys("env.", data["env"], [f.name for f in fields(Env)])
-    return {**data, "env": Env(**data["env"])}
+    env = {"commit": None, **data["env"]}
+    _exact_keys("env.", env, [f.name for f in fields(Env)])
+    return {**data, "env": Env(**env)}
 
 
 def results_path(slug: str, preset: str, date: str, root: str | Path = "results") -> Path:
@@ -251,16 +259,35 @@ def shipped_root() -> Path:
 def record_files(root: str | Path | None = None) -> tuple[Path, ...]:
     """All files of times under `root` (the shipped ones by default), sorted; those of memory are not among them."""
     root = shipped_root() if root is None else Path(root)
-    return tuple(path for path in sorted(root.glob("*/*.jsonl")) if not path.name.endswith(MEMORY_SUFFIX))
+    return tuple(path for path in sorted(root.glob("*/*.jsonl*")) if not of_memory(path))
+
+
+def of_memory(path: Path) -> bool:
+    """Whether a file holds records of memory, by its name."""
+    return path.name.removesuffix(".xz").endswith(MEMORY_SUFFIX)
+
+
+def shown_files(root: str | Path | None = None) -> tuple[Path, ...]:
+    """What commands show, and a wheel brings, of the shipped records: of each GPU the newest file of each preset.
+
+    Those of memory are among them. Those of `expertile tune` are not: their problems are drawn to fill a table.
+    """
+    newest = _newest(shipped_root() if root is None else Path(root))
+    return tuple(path for (_, preset), path in newest.items() if preset not in ("tune", "auto"))
 
 
 def shipped_files(preset: str, slug: str | None = None, root: str | Path | None = None) -> tuple[Path, ...]:
     """The newest shipped file of `preset` for each GPU (or for `slug` alone), in the order of the slugs."""
-    root = shipped_root() if root is None else Path(root)
-    newest: dict[str, Path] = {}
-    for path in sorted(root.glob(f"{slug or '*'}/????-??-??-{preset}.jsonl")):
-        newest[path.parent.name] = path
-    return tuple(newest[s] for s in sorted(newest))
+    newest = _newest(shipped_root() if root is None else Path(root))
+    return tuple(path for (gpu, name), path in newest.items() if name == preset and slug in (None, gpu))
+
+
+def _newest(root: Path) -> dict[tuple[str, str], Path]:
+    """The newest file of times or of memory by (slug of the GPU, preset), sorted."""
+    newest = {}
+    for path in sorted(root.glob("*/????-??-??-*.jsonl*")):
+        newest[path.parent.name, path.name.split(".")[0][len("2026-01-01-") :]] = path
+    return dict(sorted(newest.items()))
 
 
 def shipped_records(preset: str, slug: str | None = None, root: str | Path | None = None) -> tuple[Record, ...]:

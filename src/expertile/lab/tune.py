@@ -45,7 +45,7 @@ from expertile.ops.grouped_mm.backend import Backend, Operands, config_dict
 from expertile.ops.grouped_mm.backends import BACKENDS
 from expertile.ops.grouped_mm.choose import auto_configs
 from expertile.ops.grouped_mm.model import CPU_ORDER, synchronises
-from expertile.ops.grouped_mm.problem import Layout, Problem
+from expertile.ops.grouped_mm.problem import Layout, Problem, tf32_allowed
 from expertile.ops.grouped_mm.tuned import Measured, Table, Timed, features_of
 from expertile.roofline import bound
 
@@ -87,7 +87,7 @@ class Machine:
 
     def problem(self, workload: Workload) -> Problem:
         """What the library would see of `workload`: on a GPU no group sizes."""
-        problem = workload.problem(self.torch_device.type, torch.backends.cuda.matmul.allow_tf32)
+        problem = workload.problem(self.torch_device.type, tf32_allowed())
         return problem.with_sizes(workload.group_sizes if self.torch_device.type == "cpu" else None)
 
 

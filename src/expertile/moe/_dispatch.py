@@ -1,8 +1,9 @@
 """Which rows go to which rank and where they come back: the plan of one step of expert parallelism.
 
-Rank p of W holds the experts E·p//W … E·(p+1)//W, and cuts them into `chunks` runs. A token is sent to a rank ONCE,
-however many of its experts are there, in the first chunk that needs it; for each of its experts one row comes back.
-All orders are stable sorts of keys, made on the device:
+Experts lie as torch.chunk cuts them, n = ⌈E/W⌉ to a rank: rank p of W holds n·p … n·(p+1), the last ones fewer or
+none, and cuts them into `chunks` runs. A token is sent to a rank ONCE, however many of its experts are there, in the
+first chunk that needs it; for each of its experts one row comes back. All orders are stable sorts of keys, made on the
+device:
 
     send buffer     tokens by (chunk, rank they go to), then by token
     receive buffer  the same rows by (chunk, rank they come from)
@@ -37,8 +38,17 @@ class Placement:
     chunks: int = 1
 
     def experts(self, rank: int) -> range:
-        """The experts of a rank; ranks differ by one at most."""
-        return range(self.num_experts * rank // self.world, self.num_experts * (rank + 1) // self.world)
+        """The experts of a rank: ⌈E/W⌉, fewer or none on the last ones, as DTensors are sharded."""
+        return range(self.num_experts)[self.most * rank : self.most * (rank + 1)]
+
+    @property
+    def most(self) -> int:
+        """Experts of the rank that has most, the first."""
+        return -(-self.num_experts // self.world)
+
+    def groups(self, rank: int) -> int:
+        """Groups of rows in a rank's products: its experts; one, without rows, where it has none."""
+        return max(1, len(self.experts(rank)))
 
     def chunk_bounds(self, rank: int) -> tuple[int, ...]:
         """[chunks + 1] bounds of the chunks among a rank's own experts."""
@@ -173,7 +183,7 @@ def starts(splits: list[list[int]]) -> list[int]:
 class Incoming:
     """The expert rank's half of a plan. N rows received, R expert rows.
 
-    ids, weights: [N, k] int32 and float32: which of this rank's experts each slot is for (their number: none), and
+    ids, weights: [N, k] int32 and float32: which of this rank's groups each slot is for (their number: none), and
         its weight.
     order: `permutation` of ids; its rows are rows of the receive buffer.
     return_rows: the expert row, counted from the first of its chunk, in each row of the return buffer; 0 in unused
@@ -192,7 +202,7 @@ def incoming(
 ) -> Incoming:  # fmt: skip
     """Plan the experts' work for labels [N, 2k] as received, N at least 1; `lengths` [W, 2, chunks] is the second half
     of the exchanged counts on the device (not used with a capacity)."""
-    make, experts, top_k = _maker(labels), len(placement.experts(rank)), labels.shape[1] // 2
+    make, experts, top_k = _maker(labels), placement.groups(rank), labels.shape[1] // 2
     ids, weights, keys = make.unpack(
         labels, lengths, placement, rank, None if capacity is None else splits.rows_from[0][0]
     )

@@ -112,7 +112,7 @@ def find(
 def unpack(
     labels: torch.Tensor, lengths: torch.Tensor | None, placement: Placement, rank: int, capacity: int | None
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """(ids, weights, keys), each [N, k], of labels [N, 2k] as received by `rank`: which of its experts (their number:
+    """(ids, weights, keys), each [N, k], of labels [N, 2k] as received by `rank`: which of its groups (their number:
     none), the weight, and the key (chunk, rank they came from) under which its result goes back. Rows come in segments
     of `capacity`; or of lengths[r, 0, c] for chunk c and rank r, [W, 2, chunks]."""
     received, top_k = labels.shape[0], labels.shape[1] // 2
@@ -127,7 +127,7 @@ def unpack(
     ids, key = _ids_and_keys(labels[:, :top_k], placement)
     mine = key < placement.keys
     key = torch.where(mine, key // w * w + source[:, None], placement.keys)
-    return torch.where(mine, ids - experts.start, len(experts)), weights, key
+    return torch.where(mine, ids - experts.start, placement.groups(rank)), weights, key
 
 
 def returned(

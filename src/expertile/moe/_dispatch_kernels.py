@@ -256,7 +256,7 @@ def unpack(
     keys, experts = torch.empty_like(ids), placement.experts(rank)
     _run(
         _unpack_kernel, ids.numel(), (labels, placement.key_table(device), lengths, ids, weights, keys),
-        (ids.numel(), placement.num_experts, capacity or 0, experts.start, len(experts)),
+        (ids.numel(), placement.num_experts, capacity or 0, experts.start, placement.groups(rank)),
         (top_k, placement.world, placement.chunks, capacity is not None),
     )  # fmt: skip
     return ids, weights, keys

@@ -34,8 +34,9 @@ import torch
 import triton
 
 from expertile.moe import _few_kernels as kernels
-from expertile.ops._rows import PLAIN, on_kernels
+from expertile.ops._rows import on_kernels
 from expertile.ops._rows_launch import launch, starts_early
+from expertile.ops.torch_op import traced
 
 MOST_TOKENS = 4
 # Of the router alone, whose product rereads its weights for each token: so many tokens, and so many multiplications.
@@ -75,11 +76,11 @@ def serves(x: torch.Tensor, topk_ids: torch.Tensor, *weights: torch.Tensor | Non
 def reads_router(x: torch.Tensor, router: torch.Tensor, bias: torch.Tensor | None) -> bool:
     """Whether `logits` takes these operands: few tokens, 16-bit, nothing to differentiate or to trace."""
     operands = [t for t in (x, router, bias) if t is not None]
-    if torch.compiler.is_compiling() or any(type(t) not in PLAIN for t in operands):
+    if any(traced(t) for t in operands):
         return False
     if torch.is_grad_enabled() and any(t.requires_grad for t in operands):
         return False
-    if x.device.type == "meta" or torch.is_autocast_enabled(x.device.type):
+    if torch.is_autocast_enabled(x.device.type):
         return False
     return (
         x.shape[0] <= MOST_ROUTED

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any
 
@@ -51,6 +51,9 @@ class Members:
         n = self._store.add(f"expertile/made/{self.rank}", 1)
         self._prefix = f"expertile/{n}"
 
+    def __deepcopy__(self, memo: Any) -> Members:
+        return self  # connections to other processes, not values
+
     def agree(self, settings: Mapping[str, Any]) -> None:
         """Compare `settings` (what json can write) with all ranks'.
 
@@ -62,9 +65,16 @@ class Members:
             mine = {key: str(value) for key, value in settings.items()}
             self._store.set(f"{self._prefix}/settings/{self.rank}", json.dumps(mine))
             missing = self._wait("settings", self.patience)
+            theirs = [
+                {} if r in missing else json.loads(self._store.get(f"{self._prefix}/settings/{r}"))
+                for r in range(self.world)
+            ]
+            self._store.set(f"{self._prefix}/read/{self.rank}", "")
             if missing:
                 raise _Missing(missing)
-            theirs = [json.loads(self._store.get(f"{self._prefix}/settings/{r}")) for r in range(self.world)]
+        # The store ends with the process that keeps it, which may end with the error below: not before all have read.
+        with suppress(RuntimeError):
+            self._wait("read", self.grace)
         wrong = [
             f"{key} is {other.get(key)} on rank {self.ranks[r]} and {theirs[0].get(key)} on rank {self.ranks[0]}"
             for r, other in enumerate(theirs)

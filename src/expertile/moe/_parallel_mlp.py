@@ -10,11 +10,12 @@ import torch
 
 from expertile.moe._dispatch import Incoming, own_slots, starts
 from expertile.moe._exchange import Exchange, Step
-from expertile.moe.experts import Weight, _bias_products, _weighted_sums, moe_mlp
+from expertile.moe.experts import Weight, _bias_products, _shape, _weighted_sums, moe_mlp
 from expertile.ops.gathered_mm.api import gated_backward_mm, gathered_gated_mm, gathered_wgrad
 from expertile.ops.gathered_mm.combine import combine
 from expertile.ops.grouped_mm.api import grouped_mm
 from expertile.ops.grouped_mm.autograd import _bias_gradient
+from expertile.ops.torch_op import once_differentiable
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,9 @@ class Experts:
         self, x: torch.Tensor, arrived: Incoming, start: int, end: int, first: int, last: int, save_pre: bool
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """(y [R, H], pre-activation [R, 2I]) of expert rows start … end - 1, those of experts first … last - 1."""
+        if first == last:  # none here: the rows are unused room
+            pre = x.new_zeros((end - start, _shape(self.gate_up)[1])) if save_pre else None
+            return x.new_zeros((end - start, x.shape[1])), pre
         rows, offs = _run_of(arrived.order.rows, start, end), _run_of(arrived.order.offs, first, last)
         if not isinstance(self.gate_up, torch.Tensor) or not isinstance(self.down, torch.Tensor):
             return self._quantized(x.index_select(0, rows), arrived, start, end), None
@@ -129,7 +133,7 @@ class _ParallelMLP(torch.autograd.Function):
         return out
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @once_differentiable
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:  # type: ignore[override]
         received, pre, *weights = ctx.saved_tensors
         experts = Experts(*weights, *ctx.form)

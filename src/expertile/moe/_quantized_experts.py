@@ -25,6 +25,7 @@ from expertile.ops.gathered_mm.activation import activate, split
 from expertile.ops.gathered_mm.combine import combine
 from expertile.ops.quantize import quantize_activations, quantize_swiglu
 from expertile.ops.scaled_grouped_mm.api import scaled_grouped_mm
+from expertile.ops.torch_op import once_differentiable
 from expertile.quant import Fp8Blocks, dequantize
 
 _T = torch.Tensor
@@ -83,6 +84,7 @@ class _Fp8Mlp(torch.autograd.Function):
         return out
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, dy: _T) -> tuple[Any, ...]:  # type: ignore[override]
         from expertile.moe.experts import gradients
 

@@ -30,6 +30,7 @@ Int4Weight they are used as they are: see `_quantized_experts`.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -37,11 +38,14 @@ import torch
 from expertile.int4 import Int4Weight
 from expertile.moe import _few
 from expertile.moe.permute import Permutation, check_ids, permutation
-from expertile.ops._rows import DTYPES, PLAIN
+from expertile.ops._rows import FORMULA_DTYPES, wide
+from expertile.ops.gathered_mm.activation import activate, split
 from expertile.ops.gathered_mm.api import gated_backward_mm, gathered_gated_mm, gathered_wgrad
 from expertile.ops.gathered_mm.combine import combine
+from expertile.ops.gathered_mm.combine import formula as combine_formula
 from expertile.ops.gathered_mm.problem import ACTIVATIONS
 from expertile.ops.grouped_mm.api import grouped_mm
+from expertile.ops.torch_op import differentiable, differentiable_once, gradients_of, traced
 from expertile.quant import Fp8Blocks
 
 _T = torch.Tensor
@@ -122,6 +126,18 @@ def _bias_products(dy: _T, down_bias: _T, topk_ids: _T, order: Permutation) -> _
     return torch.where(kept, products.gather(1, torch.where(kept, topk_ids.long(), 0)), 0.0)
 
 
+def formula(
+    topk_ids: _T, activation: str, interleaved: bool, x: _T, gate_up: _T, down: _T, topk_weights: _T,
+    gate_up_bias: _Maybe, down_bias: _Maybe,
+) -> _T:  # fmt: skip
+    """out [T, H] in operators that can be differentiated any number of times; keeps y, act and the permuted x too."""
+    order = permutation(topk_ids, gate_up.shape[0])
+    pre = grouped_mm(x.index_select(0, order.rows), gate_up.transpose(1, 2), offs=order.offs, bias=gate_up_bias)
+    act = activate(*split(wide(pre), interleaved), activation).to(pre.dtype)
+    y = grouped_mm(act, down.transpose(1, 2), offs=order.offs, bias=down_bias)
+    return combine_formula(y, order.positions, topk_weights)
+
+
 class _MoeMlp(torch.autograd.Function):
     """Autograd for eager calls; compiled ones go through the operators below, with the same functions."""
 
@@ -136,15 +152,18 @@ class _MoeMlp(torch.autograd.Function):
         assert order is not None
         ctx.activation, ctx.interleaved = activation, interleaved
         ctx.save_for_backward(
-            x, gate_up, down, topk_weights, down_bias, topk_ids, pre, order.offs, order.rows, order.slots,
-            order.positions,
+            x, gate_up, down, topk_weights, gate_up_bias, down_bias, topk_ids, pre, order.offs, order.rows,
+            order.slots, order.positions,
         )  # fmt: skip
         return out
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, dy: _T) -> tuple[Any, ...]:  # type: ignore[override]
-        x, gate_up, down, topk_weights, down_bias, topk_ids, pre, *order = ctx.saved_tensors
+        x, gate_up, down, topk_weights, gate_up_bias, down_bias, topk_ids, pre, *order = ctx.saved_tensors
+        if torch.is_grad_enabled():  # create_graph=True: the gradients are differentiated in turn
+            again = partial(formula, topk_ids, ctx.activation, ctx.interleaved)
+            inputs = (x, gate_up, down, topk_weights, gate_up_bias, down_bias)
+            return (*gradients_of(again, inputs, dy), None, None, None)
         grads = gradients(
             dy, x, gate_up, down, topk_ids, topk_weights, pre, Permutation(*order), down_bias, ctx.activation,
             ctx.interleaved, ctx.needs_input_grad[:6],
@@ -162,6 +181,7 @@ def _mlp_op(
     x: _T, gate_up: _T, down: _T, topk_weights: _T, gate_up_bias: _Maybe, down_bias: _Maybe, topk_ids: _T,
     activation: str, interleaved: bool, save_pre: bool,
 ) -> tuple[_T, _T, _T, _T, _T, _T]:  # fmt: skip
+    check_ids(topk_ids, gate_up.shape[0], topk_ids.device.type == "cpu")
     out, pre, order = forward(
         x, gate_up, down, topk_ids, topk_weights, gate_up_bias, down_bias, activation, interleaved, save_pre
     )
@@ -218,6 +238,9 @@ def _(
     )
 
 
+_call_backward = differentiable_once(_mlp_backward_op)
+
+
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[_T, ...]) -> None:
     x, gate_up, down, topk_weights, _, down_bias, topk_ids, *form = inputs
     ctx.form = form[:2]
@@ -227,11 +250,11 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[_T, ...]) -> None:
 
 def _gradient(ctx: Any, dy: _T, *_: Any) -> tuple[Any, ...]:
     needs = list(ctx.needs_input_grad[:6])
-    grads = torch.ops.expertile.moe_mlp_backward(dy, *ctx.saved_tensors, *ctx.form, needs)
+    grads = _call_backward(dy, *ctx.saved_tensors, *ctx.form, needs)
     return (*(g if n else None for g, n in zip(grads, needs, strict=True)), None, None, None, None)
 
 
-_mlp_op.register_autograd(_gradient, setup_context=_setup)
+_call = differentiable(_mlp_op, _gradient, _setup)
 
 
 def moe_mlp(
@@ -250,27 +273,31 @@ def moe_mlp(
     """Each token's experts, weighted and summed; the formula is in this module's docstring.
 
     Args:
-        x: [T, H], bfloat16, float16 or float32. T may be 0.
+        x: [T, H], bfloat16, float16 or float32; or float64, for gradcheck, in torch's own operators. T may be 0.
         gate_up: [E, 2I, H] of x's dtype, gate and up rows as `interleaved` says; or Fp8Blocks with blocks of 128×128,
             or Int4Weight, of that shape.
         down: [E, H, I], of the same kind.
-        topk_ids: [T, k] int32 or int64. E marks a dropped slot; any other id out of range is dropped too.
-        topk_weights: [T, k], floating point; used in float32. Those of dropped slots are not looked at.
+        topk_ids: [T, k] int32 or int64. E and -1 mark a dropped slot. Any other id out of range is an error, which is
+            found on a CPU always and on a GPU with `check`; without, the slot is dropped there.
+        topk_weights: [T, k], floating point; used in float32 (float64 with x). Those of dropped slots are ignored.
         activation: "swiglu", "geglu" (tanh), "reglu" or "gpt_oss"; formulas in `ops.gathered_mm.activation`.
         interleaved: gate_up's rows are (gate 0, up 0, gate 1, up 1, …); otherwise all of gate, then all of up.
         gate_up_bias, down_bias: [E, 2I] and [E, H] of x's dtype.
         check: also look at the values of topk_ids, which waits for the GPU.
 
     Returns:
-        [T, H] in x's dtype. Differentiable once, in x, topk_weights, weights and biases; with Fp8Blocks in all but the
-        weights (the backward pass in x's dtype, from the weights' values); with Int4Weight not at all. No host
+        [T, H] in x's dtype. Differentiable in x, topk_weights, weights and biases: any number of times (the second
+        derivative in grouped_mm and torch's operators, which keep all intermediate results), under torch.compile and
+        torch.func once. With Fp8Blocks once, in all but the weights (the backward pass in x's dtype, from the weights'
+        values); with Int4Weight not at all. A derivative that is not there raises a RuntimeError. No host
         synchronisation: it can be captured in a CUDA graph.
 
     Raises:
         ValueError: naming the argument, what was expected and what came.
     """
+    check = check or (isinstance(topk_ids, torch.Tensor) and topk_ids.device.type == "cpu" and not traced(topk_ids))
     kind = _check(x, gate_up, down, topk_ids, topk_weights, activation, gate_up_bias, down_bias, check)
-    topk_weights = topk_weights.float()
+    topk_weights = topk_weights.to(wide(x[:0]).dtype)
     if kind is not torch.Tensor:
         from expertile.moe import _quantized_experts as quantized
 
@@ -281,12 +308,16 @@ def moe_mlp(
         dtype = torch.get_autocast_dtype(x.device.type)
         x, gate_up, down = (t.to(dtype) for t in (x, gate_up, down))
         gate_up_bias, down_bias = (None if b is None else b.to(dtype) for b in (gate_up_bias, down_bias))
-    differentiable = (x, gate_up, down, topk_weights, gate_up_bias, down_bias)
-    grad = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in differentiable)
-    if torch.compiler.is_compiling() or type(x) not in PLAIN:
-        return torch.ops.expertile.moe_mlp(*differentiable, topk_ids, activation, interleaved, grad)[0]
+    if x.dtype is torch.float64:
+        return formula(
+            topk_ids, activation, interleaved, x, gate_up, down, topk_weights, gate_up_bias, down_bias
+        )  # fmt: skip
+    operands = (x, gate_up, down, topk_weights, gate_up_bias, down_bias)
+    grad = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in operands)
+    if traced(x):
+        return _call(*operands, topk_ids, activation, interleaved, grad)[0]
     if grad:
-        return _MoeMlp.apply(*differentiable, topk_ids, activation, interleaved)
+        return _MoeMlp.apply(*operands, topk_ids, activation, interleaved)
     return forward(
         x, gate_up, down, topk_ids, topk_weights, gate_up_bias, down_bias, activation, interleaved, False
     )[0]  # fmt: skip
@@ -303,14 +334,16 @@ def _check(
     gate_up_bias: object, down_bias: object, values: bool,
 ) -> type:  # fmt: skip
     """The kind of the weights. ValueError unless everything fits together."""
-    if not isinstance(x, torch.Tensor) or x.dim() != 2 or x.dtype not in DTYPES:
-        raise ValueError(f"x: expected [T, H], float32, bfloat16 or float16, got {_described(x)}")
+    if not isinstance(x, torch.Tensor) or x.dim() != 2 or x.dtype not in FORMULA_DTYPES:
+        raise ValueError(f"x: expected [T, H], float32, bfloat16, float16 or float64, got {_described(x)}")
     kind = next((k for k in (torch.Tensor, Fp8Blocks, Int4Weight) if isinstance(gate_up, k)), None)
     if kind is None or not isinstance(down, kind):
         raise ValueError(
             "gate_up, down: expected two tensors, two Fp8Blocks or two Int4Weights, "
             f"got {type(gate_up).__name__} and {type(down).__name__}"
         )
+    if kind is not torch.Tensor and x.dtype is torch.float64:
+        raise ValueError(f"x: expected float32, bfloat16 or float16 beside {kind.__name__}, got {x.dtype}")
     shape, hidden = _shape(gate_up), x.shape[1]
     if len(shape) != 3 or shape[1] % 2 or shape[2] != hidden:
         raise ValueError(f"gate_up: expected shape [E, 2I, {hidden}] for x {list(x.shape)}, got {list(shape)}")

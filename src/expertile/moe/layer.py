@@ -10,7 +10,8 @@ Parameters are stored as `torch.nn.Linear` has them, one expert after the other:
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -32,7 +33,8 @@ class MoE(nn.Module):
         activation, interleaved: as for `moe_mlp`.
         bias: whether the experts have biases, gate_up_bias [E, 2I] and down_bias [E, H].
         router_bias: whether the router has one, [E].
-        router_dtype: the dtype that logits are computed in; the layer's by default.
+        router_dtype: the dtype that logits are computed in, under autocast too; x and the router are cast to it. None:
+            that of both, which must be one (or autocast's).
         shared_intermediate_size: I of a shared expert with the same activation, or None.
         device, dtype: of the parameters. On the meta device they are filled by `to_empty` and `reset_parameters`.
         router_options: fields of `RouterConfig`: score, order, normalize, scale, num_groups, top_groups, group_score,
@@ -40,8 +42,8 @@ class MoE(nn.Module):
 
     Attributes:
         config: RouterConfig.
-        correction_bias: [E] float32 buffer, added to the scores for the choice alone; for sigmoid scores, else None.
-            `update_correction_bias` moves it.
+        correction_bias: [E] buffer, added to the scores for the choice alone; for sigmoid scores, else None. It stays
+            float32 when the layer is cast, as bfloat16 would lose the steps by which `update_correction_bias` moves it.
 
     Raises:
         ValueError: a size below 1, an unknown activation, or a `RouterConfig` that cannot be.
@@ -124,32 +126,51 @@ class MoE(nn.Module):
         ranks. ValueError for a layer without correction bias."""
         if self.correction_bias is None:
             raise ValueError("correction_bias: expected a layer with sigmoid scores, got softmax")
+        if self.correction_bias.dtype is not torch.float32:  # assigned from a checkpoint that was cast
+            self.correction_bias = self.correction_bias.float()
         counts = counts.to(torch.float32)
         self.correction_bias.add_(torch.sign(counts.mean() - counts), alpha=rate)
 
+    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Any:
+        """What `to`, `bfloat16` and others do to every tensor; the correction bias moves, and stays float32."""
+        before = self.correction_bias
+        super()._apply(fn, recurse)
+        after = self.correction_bias
+        if before is not None and after is not None and after.dtype is not before.dtype:
+            self.correction_bias = before.to(after.device, torch.float32)
+        return self
+
     def logits(self, x: torch.Tensor) -> torch.Tensor:
-        """The router's logits [T, E] for x [T, H]."""
+        """The router's logits [T, E] for x [T, H].
+
+        ValueError if x and the router are of two dtypes, and neither router_dtype nor autocast casts them.
+        """
         dtype = self.router_dtype
         if dtype is None:
+            if x.dtype is not self.router.dtype and not _autocasts(x):
+                raise ValueError(
+                    f"router: expected {x.dtype}, x's dtype, or a router_dtype to cast both to, got {self.router.dtype}"
+                )
             return router_logits(x, self.router, self.router_bias)
         bias = None if self.router_bias is None else self.router_bias.to(dtype)
-        return F.linear(x.to(dtype), self.router.to(dtype), bias)
+        with torch.autocast(x.device.type, enabled=False) if _autocasts(x) else nullcontext():
+            return F.linear(x.to(dtype), self.router.to(dtype), bias)
 
     def forward(self, x: torch.Tensor, *, return_routing: bool = False) -> Any:
-        """x [..., H] -> [..., H]; with `return_routing` also the Routing, scores included, for the auxiliary losses.
+        """x [..., H] of the experts' dtype (any under autocast) -> [..., H]; with `return_routing` also the Routing,
+        scores included, for the auxiliary losses.
 
-        ValueError if x's last dimension isn't H.
+        ValueError if x's last dimension isn't H, or its dtype another; see `logits` for the router's.
         """
         if x.dim() < 1 or x.shape[-1] != self.hidden_size:
             raise ValueError(f"x: expected shape [..., {self.hidden_size}], got {list(x.shape)}")
+        if x.dtype is not self.gate_up.dtype and not _autocasts(x):
+            raise ValueError(f"x: expected {self.gate_up.dtype}, the dtype of gate_up, got {x.dtype}")
         tokens = x.reshape(-1, self.hidden_size)
         routing: Routing = route(
             self.logits(tokens), self.config, bias=self.correction_bias, want_scores=return_routing
         )
-        out = moe_mlp(
-            tokens, self.gate_up, self.down, routing.topk_ids, routing.topk_weights, activation=self.activation,
-            interleaved=self.interleaved, gate_up_bias=self.gate_up_bias, down_bias=self.down_bias,
-        )  # fmt: skip
+        out = self._experts(tokens, routing)
         if self.shared_gate_up is not None and self.shared_down is not None:
             ids = torch.zeros((tokens.shape[0], 1), dtype=torch.int32, device=x.device)
             out = out + moe_mlp(
@@ -158,6 +179,13 @@ class MoE(nn.Module):
             )  # fmt: skip
         out = out if x.dim() == 2 else out.view(x.shape)
         return (out, routing) if return_routing else out
+
+    def _experts(self, tokens: torch.Tensor, routing: Routing) -> torch.Tensor:
+        """What the routed experts make of tokens [T, H]."""
+        return moe_mlp(
+            tokens, self.gate_up, self.down, routing.topk_ids, routing.topk_weights, activation=self.activation,
+            interleaved=self.interleaved, gate_up_bias=self.gate_up_bias, down_bias=self.down_bias,
+        )  # fmt: skip
 
     def extra_repr(self) -> str:
         c = self.config
@@ -172,3 +200,7 @@ class MoE(nn.Module):
         if c.capacity_factor is not None:
             text += f", capacity_factor={c.capacity_factor}"
         return text + (f", rounding={c.rounding}" if c.rounding is not None else "")
+
+
+def _autocasts(x: torch.Tensor) -> bool:
+    return x.device.type != "meta" and torch.is_autocast_enabled(x.device.type)

@@ -32,14 +32,16 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from expertile.moe._data_parallel import Averaged, check_sharding, guard_ddp
 from expertile.moe._dispatch import Placement
 from expertile.moe._exchange import Exchange
+from expertile.moe._expert_state import ExpertState, follow
 from expertile.moe._members import Members
 from expertile.moe._parallel_mlp import Experts, parallel_mlp
-from expertile.moe.experts import Weight, _check, _shape, moe_mlp
+from expertile.moe.experts import Weight, _check, _shape
 from expertile.moe.layer import MoE
 from expertile.moe.permute import check_ids
-from expertile.moe.router import route
+from expertile.moe.router import Routing
 
 _ORDERS = ("ordered", "partial")
 _OF_EXPERTS = ("gate_up", "down", "gate_up_bias", "down_bias")
@@ -49,10 +51,11 @@ _OF_EXPERTS = ("gate_up", "down", "gate_up_bias", "down_bias")
 class ParallelConfig:
     """What every rank of the group must have alike.
 
-    num_experts, top_k, hidden_size, dtype: of the layer and its activations. num_experts is at least the world size,
-        and need not be a multiple of it; top_k is the columns of topk_ids.
+    num_experts, top_k, hidden_size, dtype: of the layer and its activations (autocast, and weights of another dtype,
+        take precedence). num_experts is at least the world size, and need not be a multiple of it: ranks hold
+        ⌈num_experts / world⌉, the last ones fewer or none. top_k is the columns of topk_ids.
     chunks: into how many runs each rank's experts are cut, so that the results of one travel while the next is
-        computed; 1 to num_experts // world.
+        computed; 1 to ⌈num_experts / world⌉.
     combine: "ordered" (one row for each slot comes back; the bits of one GPU) or "partial" (one for each token and
         rank, a sum rounded to dtype).
     max_tokens: None: buffers as long as what they hold, and one wait for the GPU a step. Otherwise the most tokens of a
@@ -76,14 +79,13 @@ class ParallelConfig:
         for name, low in least.items():
             value = getattr(self, name)
             if value is not None and value < low:
-                of = f", one for each of {world} ranks" if name == "num_experts" else ""
+                of = ", as many as there are ranks" if name == "num_experts" else ""
                 raise ValueError(f"{name}: expected at least {low}{of}, got {value}")
         if self.top_k > self.num_experts:
             raise ValueError(f"top_k: expected at most num_experts ({self.num_experts}), got {self.top_k}")
-        if self.chunks > self.num_experts // world:
-            raise ValueError(
-                f"chunks: expected at most {self.num_experts // world}, the experts of a rank, got {self.chunks}"
-            )
+        most = Placement(self.num_experts, world).most
+        if self.chunks > most:
+            raise ValueError(f"chunks: expected at most {most}, the experts of a rank, got {self.chunks}")
         if self.combine not in _ORDERS:
             raise ValueError(f"combine: expected one of {_ORDERS}, got {self.combine!r}")
         if self.max_tokens is None and self.capacity is not None:
@@ -95,7 +97,7 @@ class ParallelConfig:
         """Rows of a return buffer from one rank to another; None: as many as there are."""
         if self.max_tokens is None:
             return None
-        most = self.max_tokens * min(self.top_k, -(-self.num_experts // world))
+        most = self.max_tokens * min(self.top_k, Placement(self.num_experts, world).most)
         return most if self.capacity is None else min(self.capacity, most)
 
 
@@ -110,7 +112,8 @@ class ExpertParallel:
         settings: more that must be alike on every rank (the activation, say), compared by its text.
 
     Attributes:
-        experts: range of the global ids of the experts that this rank holds.
+        experts: range of the global ids of the experts that this rank holds; empty on the last ranks where
+            ⌈num_experts / world⌉ on each of the others are all.
         rank, world: this rank in the group, and how many there are.
 
     Raises:
@@ -135,6 +138,9 @@ class ExpertParallel:
         placement = Placement(config.num_experts, self.world, config.chunks)
         self.experts = placement.experts(self.rank)
         self._exchange = Exchange(self.members, placement, config.slots_per_pair(self.world), config.max_tokens)
+
+    def __deepcopy__(self, memo: Any) -> ExpertParallel:
+        return self  # copies of a layer share its connections
 
     @property
     def overflow(self) -> torch.Tensor | None:
@@ -168,7 +174,9 @@ class ExpertParallel:
         """`moe_mlp` with experts on all ranks: every rank of the group must call it, with its own tokens or with none.
 
         Args:
-            x: [T, H] of the config's dtype, this rank's tokens; T may differ from rank to rank.
+            x: [T, H] of the weights' dtype, this rank's tokens; T may differ from rank to rank. With quantised weights
+                of the config's. Under autocast all are cast, and the result is of autocast's dtype; on every rank or on
+                none.
             gate_up, down: [E_local, 2I, H] and [E_local, H, I], the experts of this rank (`experts`, `shard`);
                 Fp8Blocks and Int4Weight without gradients.
             topk_ids: [T, k] int32 or int64 global ids; num_experts (or any other id out of range) is a dropped slot.
@@ -186,11 +194,15 @@ class ExpertParallel:
             RuntimeError: another rank died or did not come in time, and which.
         """
         topk_weights = topk_weights.float()
+        weights: list[Any] = [gate_up, down, gate_up_bias, down_bias]
+        dtype = gate_up.dtype if isinstance(gate_up, torch.Tensor) else self.config.dtype
         if torch.is_autocast_enabled(x.device.type):
             dtype = torch.get_autocast_dtype(x.device.type)
-            x, gate_up, down = x.to(dtype), _cast(gate_up, dtype), _cast(down, dtype)
-            gate_up_bias, down_bias = _cast(gate_up_bias, dtype), _cast(down_bias, dtype)
-        self._validate(x, gate_up, down, topk_ids, topk_weights, gate_up_bias, down_bias, activation)
+            x, weights = x.to(dtype), [t.to(dtype) if isinstance(t, torch.Tensor) else t for t in weights]
+        if not self.experts:
+            weights = list(map(_with_one, weights))
+        gate_up, down, gate_up_bias, down_bias = weights
+        self._validate(x, dtype, gate_up, down, gate_up_bias, down_bias, topk_ids, topk_weights, activation)
         if check:
             check_ids(topk_ids, self.config.num_experts, values=True)
         tokens = x.shape[0]
@@ -221,13 +233,13 @@ class ExpertParallel:
             )
 
     def _validate(
-        self, x: torch.Tensor, gate_up: Weight, down: Weight, topk_ids: torch.Tensor, topk_weights: torch.Tensor,
-        gate_up_bias: torch.Tensor | None, down_bias: torch.Tensor | None, activation: str,
+        self, x: torch.Tensor, dtype: torch.dtype, gate_up: Weight, down: Weight, gate_up_bias: torch.Tensor | None,
+        down_bias: torch.Tensor | None, topk_ids: torch.Tensor, topk_weights: torch.Tensor, activation: str,
     ) -> None:  # fmt: skip
-        c, e = self.config, len(self.experts)
+        c, e = self.config, max(1, len(self.experts))
         check_ids(topk_ids, c.num_experts)
-        if x.dim() != 2 or x.shape[1] != c.hidden_size or x.dtype != c.dtype:
-            raise ValueError(f"x: expected [T, {c.hidden_size}] {c.dtype}, got {list(x.shape)} {x.dtype}")
+        if x.dim() != 2 or x.shape[1] != c.hidden_size or x.dtype != dtype:
+            raise ValueError(f"x: expected [T, {c.hidden_size}] {dtype}, got {list(x.shape)} {x.dtype}")
         if c.max_tokens is not None and x.shape[0] > c.max_tokens:
             raise ValueError(f"x: expected at most max_tokens ({c.max_tokens}) rows, got {x.shape[0]}")
         if topk_ids.shape[1] != c.top_k:
@@ -242,8 +254,15 @@ class ExpertParallel:
                              "got gradients on")  # fmt: skip
 
 
-def _cast(x: Any, dtype: torch.dtype) -> Any:
-    return x.to(dtype) if isinstance(x, torch.Tensor) else x
+def _with_one(weight: Any) -> Any:
+    """The weight of no experts [0, …] with one of zeros, which gets no rows: no product meets an empty weight."""
+    if isinstance(weight, torch.Tensor):
+        return torch.cat([weight, weight.new_zeros((1, *weight.shape[1:]))])
+    if weight is None:
+        return None
+    tensors = {f.name: getattr(weight, f.name) for f in fields(weight)}
+    zeros = {n: t.new_zeros((1, *t.shape[1:])) for n, t in tensors.items() if isinstance(t, torch.Tensor)}
+    return replace(weight, **zeros)
 
 
 def _process_group(group: dist.ProcessGroup | DeviceMesh | None) -> dist.ProcessGroup:
@@ -263,23 +282,30 @@ def _process_group(group: dist.ProcessGroup | DeviceMesh | None) -> dist.Process
 class ExpertParallelMoE(MoE):
     """`MoE` with its experts divided among the ranks of a group; router and shared expert are on every rank.
 
-    Each rank passes its own tokens. The gradients of this rank's experts are sums over the tokens of all ranks; those
-    of the router and the shared expert are of its own tokens, to be reduced as in data parallelism.
+    Each rank passes its own tokens. The gradients of this rank's experts are sums over the tokens of all ranks of the
+    group; those of the router and the shared expert are of its own tokens, to be reduced as in data parallelism.
 
     Args:
         moe: the whole layer, alike on every rank (same seed, or loaded); this rank's experts are copied, all else is
             taken over. On the meta device nothing is allocated: `to_empty`, then load.
         group, timeout: as for `ExpertParallel`.
+        replicas: group or one-dimensional DeviceMesh of the ranks, this one among them, that hold the same experts in
+            other expert groups: the experts' gradients are averaged over it. Not for experts that fully_shard reduces.
         chunks, combine, max_tokens, capacity: as for `ParallelConfig`.
 
     Attributes:
         parallel: ExpertParallel.
 
-    `load_state_dict` takes the state of the whole layer, or this rank's, which is what `state_dict` gives. Under
-    torch.compile, disable this module (`torch.compiler.disable`): collectives are not traced.
+    `state_dict` has the experts as DTensors of all experts, Shard(0) over the group, as torch.distributed.checkpoint
+    needs them, also to load on another number of ranks; an optimizer's, from its first step on, too. `load_state_dict`
+    takes those, plain tensors of the whole layer, or plain tensors of this rank's experts. Under torch.compile, disable
+    this module (`torch.compiler.disable`): collectives are not traced.
+
+    DistributedDataParallel leaves the experts out, in a model around the layer too. fully_shard of experts over ranks
+    of the group, FullyShardedDataParallel and parametrizations of them are ValueErrors.
 
     Raises:
-        ValueError, RuntimeError: as `ExpertParallel`.
+        ValueError, RuntimeError: as `ExpertParallel`; ValueError for replicas with other experts.
     """
 
     def __init__(
@@ -287,6 +313,7 @@ class ExpertParallelMoE(MoE):
         moe: MoE,
         group: dist.ProcessGroup | DeviceMesh | None = None,
         *,
+        replicas: dist.ProcessGroup | DeviceMesh | None = None,
         chunks: int = 1,
         combine: str = "ordered",
         max_tokens: int | None = None,
@@ -308,47 +335,76 @@ class ExpertParallelMoE(MoE):
         layer = {**asdict(moe.config), "activation": moe.activation, "interleaved": moe.interleaved,
                  "intermediate_size": moe.intermediate_size}  # fmt: skip
         self.parallel = ExpertParallel(config, group, timeout=timeout, settings=layer)
+        self.replicas = None if replicas is None else Members(_process_group(replicas), timeout)
+        if self.replicas is not None:
+            self.replicas.agree({"experts": self.parallel.experts})
         for name, parameter in moe.named_parameters(recurse=False):
             if name in _OF_EXPERTS:
                 part = self.parallel.shard(parameter.detach()).clone()
                 parameter = nn.Parameter(part, requires_grad=parameter.requires_grad)
             setattr(self, name, parameter)
         self.correction_bias = moe.correction_bias
+        self.expert_state = ExpertState(
+            config.num_experts, self.parallel.experts, self.parallel.group,
+            group if isinstance(group, DeviceMesh) else None,
+        )  # fmt: skip
+        follow(self)
+        guard_ddp(ExpertParallelMoE)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        follow(self)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        # As it is; but fully_shard, which else writes to the module's dictionary, thus calls register_parameter.
+        super().__setattr__(name, value)
+
+    def register_parameter(self, name: str, param: nn.Parameter | None) -> None:
+        if name in _OF_EXPERTS and hasattr(self, "parallel"):
+            check_sharding(name, param, self.parallel.members)
+        super().register_parameter(name, param)
+
+    def __delattr__(self, name: str) -> None:
+        if name in _OF_EXPERTS:
+            raise ValueError(
+                f"{name}: expected to stay a parameter of the layer, else experts of different ranks are taken for one "
+                "thing; got its removal by a parametrization or by FullyShardedDataParallel, for which fully_shard or "
+                "ignored_states=list(layer.expert_parameters()) would do"
+            )
+        super().__delattr__(name)
 
     def expert_parameters(self) -> Iterator[nn.Parameter]:
         """Those of this rank's experts, which no reduction over the group may touch."""
         return (p for name, p in self.named_parameters(recurse=False) if name in _OF_EXPERTS)
 
+    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        for key in (prefix + name for name in _OF_EXPERTS):
+            if key in destination:
+                destination[key] = self.expert_state.whole(destination[key])
+
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
         for name in _OF_EXPERTS:
-            whole = state_dict.get(prefix + name)
-            if whole is not None and whole.shape[0] == self.config.num_experts:
-                state_dict[prefix + name] = self.parallel.shard(whole)
+            given, mine = state_dict.get(prefix + name), getattr(self, name)
+            if given is not None and mine is not None and given.shape[0] == self.config.num_experts:
+                state_dict[prefix + name] = self.expert_state.part(given, mine)
         super()._load_from_state_dict(state_dict, prefix, *rest)
 
-    def forward(self, x: torch.Tensor, *, return_routing: bool = False) -> Any:
-        """As `MoE.forward`; every rank of the group must call it."""
-        if x.dim() < 1 or x.shape[-1] != self.hidden_size:
-            raise ValueError(f"x: expected shape [..., {self.hidden_size}], got {list(x.shape)}")
-        tokens = x.reshape(-1, self.hidden_size)
-        routing = route(self.logits(tokens), self.config, bias=self.correction_bias, want_scores=return_routing)
-        assert self.gate_up is not None and self.down is not None
-        form: dict[str, Any] = {"activation": self.activation, "interleaved": self.interleaved}
-        out = self.parallel.mlp(
-            tokens, self.gate_up, self.down, routing.topk_ids, routing.topk_weights, **form,
-            gate_up_bias=self.gate_up_bias, down_bias=self.down_bias,
+    def _experts(self, tokens: torch.Tensor, routing: Routing) -> torch.Tensor:
+        weights: list[Any] = [self.gate_up, self.down, self.gate_up_bias, self.down_bias]
+        if self.replicas is not None and torch.is_grad_enabled():
+            weights = [None if w is None else Averaged.apply(w, self.replicas) for w in weights]
+        gate_up, down, gate_up_bias, down_bias = weights
+        return self.parallel.mlp(
+            tokens, gate_up, down, routing.topk_ids, routing.topk_weights, activation=self.activation,
+            interleaved=self.interleaved, gate_up_bias=gate_up_bias, down_bias=down_bias,
         )  # fmt: skip
-        if self.shared_gate_up is not None and self.shared_down is not None:
-            ids = torch.zeros((tokens.shape[0], 1), dtype=torch.int32, device=x.device)
-            shared = self.shared_gate_up[None], self.shared_down[None]
-            out = out + moe_mlp(tokens, *shared, ids, torch.ones_like(ids, dtype=torch.float32), **form)
-        out = out.view(x.shape)
-        return (out, routing) if return_routing else out
 
     def extra_repr(self) -> str:
         held, c = self.parallel.experts, self.parallel.config
+        of = f"experts {held.start} … {held.stop - 1}" if held else "no experts"
         fixed = "" if c.max_tokens is None else f", max_tokens={c.max_tokens}, capacity={c.capacity}"
         return (
-            f"{super().extra_repr()}, experts {held.start} … {held.stop - 1} on rank {self.parallel.rank} of "
-            f"{self.parallel.world}, chunks={c.chunks}, combine={c.combine}{fixed}"
+            f"{super().extra_repr()}, {of} on rank {self.parallel.rank} of {self.parallel.world}, "
+            f"chunks={c.chunks}, combine={c.combine}{fixed}"
         )

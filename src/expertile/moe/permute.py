@@ -28,8 +28,9 @@ import triton
 import triton.language as tl
 
 from expertile.ops._early import begin
-from expertile.ops._rows import PLAIN, on_kernels
+from expertile.ops._rows import on_kernels
 from expertile.ops._rows_launch import launch, starts_early
+from expertile.ops.torch_op import traced
 
 BLOCK = 128  # slots that are ranked against each other
 SMALL = 1024  # slots that one program sorts
@@ -222,8 +223,8 @@ def _(topk_ids: torch.Tensor, num_experts: int) -> _Parts:
 
 
 def check_ids(topk_ids: object, num_experts: int, values: bool = False) -> None:
-    """ValueError unless topk_ids is [T, k], int32 or int64; with `values`, also if an id is not in 0 … num_experts,
-    which waits for the GPU."""
+    """ValueError unless topk_ids is [T, k], int32 or int64; with `values`, also if an id is not in
+    -1 … num_experts, which waits for the GPU."""
     if not isinstance(topk_ids, torch.Tensor):
         raise ValueError(f"topk_ids: expected a torch.Tensor, got {type(topk_ids).__name__}")
     if topk_ids.dim() != 2 or topk_ids.dtype not in (torch.int32, torch.int64):
@@ -234,21 +235,21 @@ def check_ids(topk_ids: object, num_experts: int, values: bool = False) -> None:
         raise ValueError(f"num_experts: expected at least 1, got {num_experts}")
     if values and topk_ids.numel():
         low, high = (int(x) for x in torch.aminmax(topk_ids))
-        if low < 0 or high > num_experts:
-            wrong = low if low < 0 else high
-            raise ValueError(f"topk_ids: expected 0 … {num_experts} ({num_experts} = dropped), got {wrong}")
+        if low < -1 or high > num_experts:
+            wrong = low if low < -1 else high
+            raise ValueError(f"topk_ids: expected -1 … {num_experts} (-1 and {num_experts} = dropped), got {wrong}")
 
 
 def permutation(topk_ids: torch.Tensor, num_experts: int, *, check: bool = False) -> Permutation:
     """The stable expert order of topk_ids [T, k] (int32 or int64).
 
-    A slot whose id is `num_experts` is dropped; so is one out of range, unless `check` finds it first. No host
+    A slot whose id is `num_experts` or -1 is dropped; so is one out of range, unless `check` finds it first. No host
     synchronisation, so that a CUDA graph may be replayed with other ids; bit-identical from run to run.
 
     Raises:
         ValueError: another shape or dtype, no expert, or, with `check` (which waits for the GPU), an id out of range.
     """
     check_ids(topk_ids, num_experts, check)
-    if torch.compiler.is_compiling() or type(topk_ids) not in PLAIN:
+    if traced(topk_ids):
         return Permutation(*torch.ops.expertile.moe_permutation(topk_ids, num_experts))
     return Permutation(*_parts(topk_ids, num_experts))

@@ -36,8 +36,9 @@ import triton
 import triton.language as tl
 
 from expertile.moe.permute import MOST_EXPERTS, check_ids, permutation
-from expertile.ops._rows import PLAIN, on_kernels
+from expertile.ops._rows import on_kernels
 from expertile.ops._rows_launch import launch
+from expertile.ops.torch_op import traced
 
 MODES = ("down", "up", "nearest", "adaptive")
 _UNIT = 2.0**24  # weights are summed in units of 1 / _UNIT
@@ -218,7 +219,8 @@ def round_groups(
     mode: str | None = "nearest",
     capacity_factor: float | None = None,
 ) -> torch.Tensor:
-    """topk_ids with slots dropped, or candidates taken, so that each expert's rows are a multiple of `tile`.
+    """topk_ids with slots dropped, or candidates taken, so that each expert's rows are a multiple of `tile`; or, where
+    rows are added and its candidates are too few, all rows there are.
 
     Args:
         topk_ids: [T, columns] int32 or int64, all columns distinct within a token; num_experts = dropped already.
@@ -248,7 +250,7 @@ def round_groups(
     if tile < 1:
         raise ValueError(f"tile: expected at least 1, got {tile}")
     arguments = (topk_ids, topk_weights.detach(), num_experts, top_k, tile, mode or "none", capacity_factor)
-    if torch.compiler.is_compiling() or type(topk_ids) not in PLAIN:
+    if traced(topk_ids):
         return torch.ops.expertile.moe_round_groups(*arguments)
     return _rounded(*arguments)
 

@@ -35,8 +35,9 @@ import triton
 
 from expertile.moe._route_kernels import route_backward_kernel, route_kernel
 from expertile.moe.rounding import MODES, round_groups
-from expertile.ops._rows import DTYPES, PLAIN, on_kernels
+from expertile.ops._rows import FORMULA_DTYPES, on_kernels, wide
 from expertile.ops._rows_launch import launch, starts_early
+from expertile.ops.torch_op import differentiable, differentiable_once, traced
 
 MOST_EXPERTS = 1024  # of the kernels
 _NOTHING = -(2**31)
@@ -56,10 +57,13 @@ class RouterConfig:
     num_groups, top_groups: the experts are num_groups runs of equal length; a token's experts come from top_groups.
     group_score: "top2", the sum of a group's two best experts, or "max", its best.
     capacity_factor: an expert takes at most ceil(capacity_factor * T * k / E) slots; the lowest weights are dropped.
-    rounding: None, "down", "up", "nearest" or "adaptive": the rows of each expert become multiples of `tile`; see
-        `rounding`. All but "down" add tokens: topk_ids has `candidates` columns more, dropped unless taken.
+    rounding: None, "down", "up", "nearest" or "adaptive": the rows of each expert become multiples of `tile`, with all
+        but "down" as far as there are candidates: an expert that has too few takes them all, and its last tile stays
+        partly empty. See `rounding`. All but "down" add tokens: topk_ids has `candidates` columns more, dropped
+        unless taken.
     tile: rows of a tile of the grouped products.
-    candidates: next-best experts of each token that may take it.
+    candidates: next-best experts of each token that may take it. An expert has about T * candidates / num_experts of
+        them, and needs up to tile - 1.
     """
 
     num_experts: int
@@ -132,6 +136,11 @@ class Routing:
     topk_weights: torch.Tensor
     scores: torch.Tensor | None
 
+    def __repr__(self) -> str:
+        tokens, columns = self.topk_ids.shape
+        scores = "no scores" if self.scores is None else f"{self.scores.shape[1]} scores"
+        return f"Routing({tokens} tokens, {columns} experts each, {scores}, device={self.topk_ids.device})"
+
 
 # What the operators take beside tensors: top_k, columns, sigmoid, softmax_of_chosen, normalize, scale, groups,
 # top_groups (0: all), by_two.
@@ -177,7 +186,8 @@ def _select_on_device(logits: torch.Tensor, bias: torch.Tensor | None, want_scor
 
 
 def _sortable(x: torch.Tensor) -> torch.Tensor:
-    """int32 of the same order as the float32 x: -0 is 0, and NaN above all; the kernel's `sortable`."""
+    """int32 of the same order as x in float32: -0 is 0, and NaN above all; the kernel's `sortable`."""
+    x = x.float()
     bits = torch.where(x == 0, 0.0, x).view(torch.int32)
     return torch.where(x.isnan(), 0x7FC00000, torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits))
 
@@ -208,9 +218,9 @@ def _raw(x: torch.Tensor, ids: torch.Tensor, plan: _Plan) -> torch.Tensor:
 
 def _select_in_torch(logits: torch.Tensor, bias: torch.Tensor | None, want_scores: bool, plan: _Plan) -> _Selected:
     top_k, columns, sigmoid, _, normalize, scale, groups, top_groups, by_two = plan
-    x = logits.float()
+    x = wide(logits)
     scores = _scores(x, sigmoid)
-    choice = x if bias is None and not by_two else scores if bias is None else scores + bias.float()
+    choice = x if bias is None and not by_two else scores if bias is None else scores + wide(bias)
     key = _sortable(choice)
     if top_groups:
         key = torch.where(_in_best_groups(choice, groups, top_groups, by_two), key, _NOTHING)
@@ -255,12 +265,12 @@ def _backward_in_torch(
     logits: torch.Tensor, ids: torch.Tensor, dweights: torch.Tensor | None, dscores: torch.Tensor | None, plan: _Plan
 ) -> torch.Tensor:
     top_k, columns, sigmoid, softmax_of_chosen, normalize, scale, *_ = plan
-    x, index = logits.float(), ids.long()
+    x, index = wide(logits), ids.long()
     scores = _scores(x, sigmoid)
-    dscores = torch.zeros_like(scores) if dscores is None else dscores.float()
+    dscores = torch.zeros_like(scores) if dscores is None else wide(dscores)
     dlogits = torch.zeros_like(scores)
     if dweights is not None:
-        raw, grad = _raw(x, index, plan), dweights.float() * scale
+        raw, grad = _raw(x, index, plan), wide(dweights) * scale
         counted = torch.arange(columns, device=x.device) < top_k
         if normalize:
             below = raw[:, :top_k].sum(1, keepdim=True) + _TINY
@@ -290,12 +300,13 @@ class _Select(torch.autograd.Function):
         return weights, ids, scores
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, dweights: Any, _: Any, dscores: Any) -> tuple[Any, ...]:  # type: ignore[override]
         logits, ids = ctx.saved_tensors
         if dweights is None and dscores is None:
             return None, None, None, None
-        return _backward(logits, ids, dweights, dscores, ctx.plan), None, None, None
+        # create_graph=True: the gradients are differentiated in turn.
+        backward = _backward_in_torch if torch.is_grad_enabled() else _backward
+        return backward(logits, ids, dweights, dscores, ctx.plan), None, None, None
 
 
 _PLAN = (
@@ -316,9 +327,10 @@ def _select_op(logits: torch.Tensor, bias: torch.Tensor | None, want_scores: boo
 def _(logits: torch.Tensor, bias: torch.Tensor | None, want_scores: bool, *plan: Any) -> _Selected:
     shape = (logits.shape[0], plan[1])
     scores = (logits.shape[0] if want_scores else 0, logits.shape[1])
+    dtype = torch.float64 if logits.dtype is torch.float64 else torch.float32
     return (
-        logits.new_empty(shape, dtype=torch.float32), logits.new_empty(shape, dtype=torch.int32),
-        logits.new_empty(scores, dtype=torch.float32),
+        logits.new_empty(shape, dtype=dtype), logits.new_empty(shape, dtype=torch.int32),
+        logits.new_empty(scores, dtype=dtype),
     )  # fmt: skip
 
 
@@ -339,6 +351,9 @@ def _(
     return logits.new_empty(logits.shape)
 
 
+_call_backward = differentiable_once(_select_backward_op)
+
+
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: _Selected) -> None:
     logits, _, ctx.want_scores, *plan = inputs
     ctx.plan = tuple(plan)
@@ -348,11 +363,11 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: _Selected) -> None:
 def _gradient(ctx: Any, dweights: Any, _: Any, dscores: Any) -> tuple[Any, ...]:
     logits, ids = ctx.saved_tensors
     dscores = dscores if ctx.want_scores else None
-    dlogits = torch.ops.expertile.moe_select_backward(logits, ids, dweights, dscores, *ctx.plan)
+    dlogits = _call_backward(logits, ids, dweights, dscores, *ctx.plan)
     return (dlogits, *(None,) * (2 + len(ctx.plan)))
 
 
-_select_op.register_autograd(_gradient, setup_context=_setup)
+_call = differentiable(_select_op, _gradient, _setup)
 
 
 def route(
@@ -361,7 +376,8 @@ def route(
     """Choose each token's experts, on the device and without waiting for it.
 
     Args:
-        logits: [T, E], float32, bfloat16 or float16; computed with in float32.
+        logits: [T, E], float32, bfloat16 or float16; computed with in float32. Or
+            float64, as are the weights and scores then.
         config: how; its num_experts is E.
         bias: [E], floating point: added to the scores for the choice alone. No gradient.
         want_scores: whether the scores are wanted too; they are 4 * T * E bytes to write.
@@ -375,9 +391,9 @@ def route(
     """
     if not isinstance(logits, torch.Tensor):
         raise ValueError(f"logits: expected a torch.Tensor, got {type(logits).__name__}")
-    if logits.dim() != 2 or logits.shape[1] != config.num_experts or logits.dtype not in DTYPES:
+    if logits.dim() != 2 or logits.shape[1] != config.num_experts or logits.dtype not in FORMULA_DTYPES:
         raise ValueError(
-            f"logits: expected shape [T, {config.num_experts}], float32, bfloat16 or float16, "
+            f"logits: expected shape [T, {config.num_experts}], float32, bfloat16, float16 or float64, "
             f"got {list(logits.shape)} {logits.dtype}"
         )
     if bias is not None and (list(bias.shape) != [config.num_experts] or not bias.is_floating_point()):
@@ -386,16 +402,16 @@ def route(
         )
     plan = _plan(config)
     bias = None if bias is None else bias.detach()
-    if torch.compiler.is_compiling() or type(logits) not in PLAIN:
-        weights, ids, scores = torch.ops.expertile.moe_select(logits, bias, want_scores, *plan)
+    if traced(logits):
+        weights, ids, scores = _call(logits, bias, want_scores, *plan)
     elif logits.requires_grad and torch.is_grad_enabled():
         weights, ids, scores = _Select.apply(logits, bias, want_scores, plan)
     else:
         weights, ids, scores = _select(logits, bias, want_scores, plan)
     if config.capacity_factor is not None or config.rounding is not None:
         ids = round_groups(
-            ids, weights.detach(), config.num_experts, top_k=config.top_k, tile=config.tile, mode=config.rounding,
-            capacity_factor=config.capacity_factor,
+            ids, weights.detach().float(), config.num_experts, top_k=config.top_k, tile=config.tile,
+            mode=config.rounding, capacity_factor=config.capacity_factor,
         )  # fmt: skip
         weights = torch.where(ids < config.num_experts, weights, 0.0)
     return Routing(ids, weights, scores if want_scores else None)

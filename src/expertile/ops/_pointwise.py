@@ -18,6 +18,7 @@ from expertile.ops._rows import DTYPES
 from expertile.ops.grouped_mm.backends import _launch
 from expertile.ops.grouped_mm.backends._persistent import current_device
 from expertile.ops.grouped_mm.backends._triton_launch import Pointer
+from expertile.ops.launch.versions import FP_FUSION
 
 VECTOR_BYTES = 16  # the widest load of one thread
 
@@ -40,7 +41,7 @@ def _compiled(
     pointers = (Pointer(dtype, aligned), Pointer(dtype, aligned))
     with torch.cuda.device(device):
         return _launch.prepare(
-            kernel.run(*pointers, *(0,) * numbers, *constants, grid=(1,), warmup=True, num_warps=num_warps)
+            kernel.run(*pointers, *(0,) * numbers, *constants, grid=(1,), warmup=True, num_warps=num_warps, **FP_FUSION)
         )
 
 
@@ -60,4 +61,4 @@ def queue(
             ready(device, programs, (), (x.data_ptr(), out.data_ptr(), *numbers, *constants))
             return
     with current_device(x.device):
-        kernel[(programs,)](x, out, *numbers, *constants, num_warps=num_warps)
+        kernel[(programs,)](x, out, *numbers, *constants, num_warps=num_warps, **FP_FUSION)

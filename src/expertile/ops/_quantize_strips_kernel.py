@@ -43,6 +43,7 @@ from expertile.ops._quantize_strips import (
     words_of_channels,
     words_of_tokens,
 )
+from expertile.ops.launch.versions import cp_async, reinterpret, thread_barrier
 
 
 @gluon.jit
@@ -53,7 +54,7 @@ def _start_copy(buffer, x_ptr, x_stride, first, width, count, LAYOUT: gl.constex
     mask = tokens < count
     if not EVEN_K:
         mask = mask & (cols < width - first)
-    async_copy.async_copy_global_to_shared(buffer, x_ptr + first + (tokens * x_stride + cols), mask=mask)
+    cp_async(buffer, x_ptr + first + (tokens * x_stride + cols), mask=mask)
 
 
 @gluon.jit
@@ -73,7 +74,7 @@ def _start_tile(buffers, x_ptr, x_stride, place, K, count, SOURCE: gl.constexpr,
 @gluon.jit
 def _words(buffer, WORDS: gl.constexpr, LAYOUT: gl.constexpr):
     """A tile of 16-bit floats as 128 × WORDS words of two."""
-    return buffer._reinterpret(gl.int32, [128, WORDS], buffer.layout).load(LAYOUT)
+    return reinterpret(buffer, gl.int32, [128, WORDS], buffer.layout).load(LAYOUT)
 
 
 @gluon.jit
@@ -204,7 +205,7 @@ def _store_turned(
     LAYOUT: gl.constexpr = HELD if staging is None else gl.BlockedLayout([1, 4], [4, 8], [gl.num_warps(), 1], [1, 0])
     if staging is not None:
         staging.store(values)
-        gl.thread_barrier()
+        thread_barrier()
         values = staging.load(LAYOUT)
     channel = gl.expand_dims(gl.arange(0, 128, layout=gl.SliceLayout(1, LAYOUT)), 1)
     token = gl.expand_dims(gl.arange(0, 32, layout=gl.SliceLayout(0, LAYOUT)), 0)
@@ -305,7 +306,7 @@ def quantize_strips_kernel(
             of_channels.store(
                 gl.max(gl.reshape(magnitudes, (128 // TOKENS, TOKENS, 128)), 1).to(gl.float32, bitcast=True)
             )
-        gl.thread_barrier()
+        thread_barrier()
         # All have taken the tile out of its buffer.
         if place + 1 < last:
             _start_tile(buffers, x_ptr, x_stride, place + 1, K, count, SOURCE, EVEN_K)
@@ -319,7 +320,7 @@ def quantize_strips_kernel(
             gl.store(scales_ptr + gl.to_tensor(place).to(gl.int64) * R + start + row, scale, mask=row < count)
             store_factors(factors, scale, 0, DIVIDE)
         if WORDS:
-            halves = of_channels._reinterpret(gl.uint16, [128 // TOKENS, 128], of_channels.layout).load(OF_CHANNEL)
+            halves = reinterpret(of_channels, gl.uint16, [128 // TOKENS, 128], of_channels.layout).load(OF_CHANNEL)
             largest = magnitude(lower_half(gl.max(halves.to(gl.int32), 0), DTYPE))
         else:
             largest = gl.max(magnitude(of_channels.load(OF_CHANNEL)), 0)
@@ -331,7 +332,7 @@ def quantize_strips_kernel(
                 gl.store(scale_at, channel_scale)
             else:
                 gl.store(scale_at, channel_scale, mask=place * 128 + channel < K)
-        gl.thread_barrier()
+        thread_barrier()
         if values_ptr is not None:
             bytes_at = values_ptr + (start * K + place * 128)
             _store_rows(words if WORDS else x, factors, bytes_at, K, count, K - place * 128, DTYPE, EVEN_K, DIVIDE)

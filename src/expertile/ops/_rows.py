@@ -14,8 +14,10 @@ from math import gcd
 import torch
 import triton
 
+from expertile.ops.launch import versions
+
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-PLAIN = (torch.Tensor, torch.nn.Parameter)
+FORMULA_DTYPES = (*DTYPES, torch.float64)  # the last in plain torch alone
 # CTAs that every GPU with clusters can gather in one (CUDA C++ Programming Guide, "Thread Block Clusters").
 PORTABLE_CLUSTER = 8
 
@@ -78,7 +80,7 @@ def machine(index: int) -> Machine:
         return Machine(2, False)
     p = torch.cuda.get_device_properties(index)
     # Triton has no name for a cluster of independent programs: see _rows_launch.
-    able = p.major >= 9 and triton.__version__.startswith("3.6.")
+    able = p.major >= 9 and versions.KNOWN
     return Machine(p.multi_processor_count, able)
 
 
@@ -89,10 +91,18 @@ def capability(index: int) -> tuple[int, int]:
 
 
 def on_kernels(x: torch.Tensor) -> bool:
-    """Whether x is served by the Triton kernels: on a GPU of compute capability 8.0 or later, or interpreted."""
+    """Whether x is served by the Triton kernels: on a GPU of compute capability 8.0 or later, or interpreted;
+    float64 never is."""
+    if x.dtype is torch.float64:
+        return False
     if x.is_cuda:
         return capability(x.get_device()) >= (8, 0)
     return triton.knobs.runtime.interpret
+
+
+def wide(x: torch.Tensor) -> torch.Tensor:
+    """x in the dtype that formulas in plain torch compute in: float32, and float64 for float64."""
+    return x if x.dtype is torch.float64 else x.float()
 
 
 def as_rows(x: torch.Tensor) -> torch.Tensor:
@@ -129,11 +139,12 @@ def vector(out: torch.Tensor, *inputs: torch.Tensor) -> int:
     return elements
 
 
-def check_input(name: str, x: object) -> None:
-    """ValueError unless x is a tensor of one of DTYPES with at least one dimension."""
+def check_input(name: str, x: object, dtypes: tuple[torch.dtype, ...] = DTYPES) -> None:
+    """ValueError unless x is a tensor of one of `dtypes` with at least one dimension."""
     if not isinstance(x, torch.Tensor):
         raise ValueError(f"{name}: expected a torch.Tensor, got {type(x).__name__}")
-    if x.dtype not in DTYPES:
-        raise ValueError(f"{name}: expected float32, bfloat16 or float16, got {x.dtype}")
+    if x.dtype not in dtypes:
+        *names, last = (str(d).removeprefix("torch.") for d in dtypes)
+        raise ValueError(f"{name}: expected {', '.join(names)} or {last}, got {x.dtype}")
     if x.dim() == 0:
         raise ValueError(f"{name}: expected at least one dimension, got a scalar")

@@ -5,14 +5,12 @@ would compile anew for is the key here: the constants, dtypes, 16-byte alignment
 16. Going through `kernel[grid](...)` instead costs some 10 µs a call, longer than a row kernel of a few megabytes runs.
 
 `cluster` programs side by side can form a thread block cluster. Triton knows clusters only as one program on several
-CTAs; its launcher, though, takes the number of CTAs beside the binary, multiplies the grid by it and sets the launch
-attribute. So a kernel compiled as independent programs is launched with that number changed. This is private to
-Triton 3.6 (backends/nvidia/driver.py); for another version `Machine.clusters` is False.
+CTAs, and its launcher does the rest (launch/versions.py); where that is not known `Machine.clusters` is False.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
@@ -24,9 +22,11 @@ from triton.runtime import driver
 from expertile.ops._rows import Machine, RowConfig, capability
 from expertile.ops.grouped_mm.backends import _launch
 from expertile.ops.grouped_mm.backends._persistent import current_device
+from expertile.ops.launch import versions
 
 _READY: dict[tuple[Any, ...], _launch.Compiled | None] = {}
 _MOST_READY = 4096
+_NO_CLUSTERS = f"cluster: expected Triton {versions.KNOWN_RANGE}, whose launcher is known to take clusters"
 
 
 @triton.jit
@@ -46,7 +46,7 @@ def resident_clusters(index: int, cluster: int, programs_per_sm: int) -> int:
         torch.cuda.mem_get_info(index)
         kernel = _compile(_mark, (torch.empty(1, device=f"cuda:{index}"),), (), (), 4, cluster)
         if kernel is None:
-            raise RuntimeError("cluster: expected Triton 3.6, whose launcher is known to take clusters")
+            raise RuntimeError(_NO_CLUSTERS)
         # Shared memory is what limits the CTAs of an SM here; each takes 1 KB more than it asks for.
         shared = props.shared_memory_per_multiprocessor // programs_per_sm - 1024
         return driver.active.utils.cuOccupancyMaxActiveClusters(kernel.function, shared, cluster)
@@ -101,7 +101,7 @@ def launch(
             ready(device, count, (), (*addresses, *scalars, *constants))
             return ready
         if cluster > 1:
-            raise RuntimeError("cluster: expected Triton 3.6, whose launcher is known to take clusters")
+            raise RuntimeError(_NO_CLUSTERS)
     with current_device(first.device):
         kernel[(count * cluster,)](
             *tensors, *scalars, *constants, num_warps=num_warps, **_options(most_registers, early)
@@ -151,7 +151,8 @@ def starts_early(x: torch.Tensor) -> bool:
 
 
 def _options(most_registers: int | None, early: bool) -> dict[str, Any]:
-    return ({} if most_registers is None else {"maxnreg": most_registers}) | ({"launch_pdl": True} if early else {})
+    registers = {} if most_registers is None else {"maxnreg": most_registers}
+    return versions.FP_FUSION | registers | ({"launch_pdl": True} if early else {})
 
 
 def _divisor(scalar: int | float) -> int:
@@ -173,10 +174,4 @@ def _compile(
 ) -> _launch.Compiled | None:
     options = _options(most_registers, early)
     compiled = kernel.run(*tensors, *scalars, *constants, grid=(1,), warmup=True, num_warps=num_warps, **options)
-    ready = _launch.prepare(compiled)
-    if ready is None or cluster == 1:
-        return ready
-    metadata = compiled.packed_metadata
-    warps, _, shared = metadata
-    fixed = tuple((warps, cluster, shared) if x is metadata else x for x in ready.fixed)
-    return replace(ready, fixed=fixed)
+    return _launch.prepare(compiled, cluster)

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 
 from expertile.ops import _rows_norm_launch as kernels
-from expertile.ops._rows import DTYPES, PLAIN, RowConfig, check_input, on_kernels
+from expertile.ops._rows import FORMULA_DTYPES, RowConfig, check_input, on_kernels, wide
+from expertile.ops.torch_op import differentiable, differentiable_once, traced
 
 Optional = torch.Tensor | None
 
@@ -25,15 +26,17 @@ def normalize(
     backward_config: RowConfig | None,
 ) -> tuple[torch.Tensor, Optional, Optional, Optional]:
     """(y, sum or None, mean or None, rstd or None), differentiable; checks the arguments."""
-    check_input("x", x)
+    check_input("x", x, FORMULA_DTYPES)
+    if not eps >= 0:
+        raise ValueError(f"eps: expected a number of at least 0, got {eps!r}")
     cols = x.shape[-1]
     if residual is not None and not torch.compiler.is_compiling():  # compiled: checked where the operator runs
         _check_residual(residual, x)
     weight, bias = _checked_vector("weight", weight, x, cols), _checked_vector("bias", bias, x, cols)
-    if torch.compiler.is_compiling() or type(x) not in PLAIN:
+    if traced(x):
         if config is not None or backward_config is not None:
             raise ValueError("config, backward_config: expected None under torch.compile, got a config")
-        y, total, mean, rstd = torch.ops.expertile.row_norm(x, residual, weight, bias, eps, centered)
+        y, total, mean, rstd = _call_row_norm(x, residual, weight, bias, eps, centered)
         return y, None if residual is None else total, mean if centered else None, rstd
     needs = torch.is_grad_enabled() and (
         x.requires_grad
@@ -73,8 +76,8 @@ def _checked_vector(name: str, vector: object, x: torch.Tensor, cols: int) -> Op
         return None
     if not isinstance(vector, torch.Tensor):
         raise ValueError(f"{name}: expected a torch.Tensor, got {type(vector).__name__}")
-    if vector.dtype not in DTYPES:
-        raise ValueError(f"{name}: expected float32, bfloat16 or float16, got {vector.dtype}")
+    if vector.dtype not in FORMULA_DTYPES:
+        raise ValueError(f"{name}: expected float32, bfloat16, float16 or float64, got {vector.dtype}")
     if vector.dim() != 1 or vector.shape[0] != cols or vector.device != x.device:
         raise ValueError(
             f"{name}: expected shape ({cols},) on {x.device}, got {tuple(vector.shape)} on {vector.device}"
@@ -95,16 +98,16 @@ def row_norm(
     """(y, sum, mean, rstd) without autograd, by the kernels or in plain torch; see `_rows_norm_launch.forward`."""
     if on_kernels(x):
         return kernels.forward(x, residual, weight, bias, eps, centered, stats, config)
-    total = None if residual is None else (x.float() + residual.float()).to(residual.dtype).contiguous()
+    total = None if residual is None else (wide(x) + wide(residual)).to(residual.dtype).contiguous()
     n, mean, rstd = _standardize(x if total is None else total, eps, centered)
-    y = n if weight is None else n * weight.float()
-    y = y if bias is None else y + bias.float()
+    y = n if weight is None else n * wide(weight)
+    y = y if bias is None else y + wide(bias)
     return y.to(x.dtype).contiguous(), total, mean if stats else None, rstd if stats else None
 
 
 def _standardize(h: torch.Tensor, eps: float, centered: bool) -> tuple[torch.Tensor, Optional, torch.Tensor]:
     """(h - mean) * rstd in float32, the mean (None for RMS norm) and rstd."""
-    h = h.float()
+    h = wide(h)
     mean = h.mean(-1) if centered else None
     if mean is not None:
         h = h - mean.unsqueeze(-1)
@@ -124,14 +127,14 @@ def _formula(
     sums: tuple[bool, bool],
 ) -> tuple[torch.Tensor, Optional, Optional]:
     """The gradients in plain torch, float32 inside, themselves differentiable."""
-    dy = dy.float()
-    g = dy if weight is None else dy * weight.float()
+    dy = wide(dy)
+    g = dy if weight is None else dy * wide(weight)
     dh = g - n * (g * n).mean(-1, keepdim=True)
     if centered:
         dh = dh - g.mean(-1, keepdim=True)
     dh = dh * rstd.unsqueeze(-1)
     if dsum is not None:
-        dh = dh + dsum.float()
+        dh = dh + wide(dsum)
     rows = tuple(range(n.dim() - 1))
     dweight = dbias = None
     if sums[0] and weight is not None:
@@ -155,7 +158,7 @@ def row_norm_backward(
     """(dh, dweight, dbias) by the kernels or in plain torch; see `_rows_norm_launch.backward`."""
     if on_kernels(h):
         return kernels.backward(dy, h, weight, bias, mean, rstd, dsum, sums, config)
-    n = h.float() if mean is None else h.float() - mean.unsqueeze(-1)
+    n = wide(h) if mean is None else wide(h) - mean.unsqueeze(-1)
     dh, dweight, dbias = _formula(dy, n * rstd.unsqueeze(-1), rstd, h.dtype, weight, bias, dsum, mean is not None, sums)
     return dh.contiguous(), dweight, dbias
 
@@ -228,7 +231,7 @@ def _row_norm(
 def _(
     x: torch.Tensor, residual: Optional, weight: Optional, bias: Optional, eps: float, centered: bool
 ) -> tuple[torch.Tensor, ...]:
-    stats = x.new_empty(x.shape[:-1], dtype=torch.float32)
+    stats = x.new_empty(x.shape[:-1], dtype=torch.float64 if x.dtype is torch.float64 else torch.float32)
     return (
         x.new_empty(x.shape),
         _none(x) if residual is None else x.new_empty(x.shape, dtype=residual.dtype),
@@ -277,6 +280,9 @@ def _(
     )
 
 
+_call_backward = differentiable_once(_row_norm_backward)
+
+
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
     x, residual, weight, bias, ctx.eps, ctx.centered = inputs
     _, total, mean, rstd = output
@@ -291,9 +297,7 @@ def _gradients(ctx: Any, dy: Optional, dsum: Optional, *_: Any) -> tuple[Any, ..
     need_x, need_residual, need_weight, need_bias = ctx.needs_input_grad[:4]
     dy = torch.zeros_like(h, dtype=ctx.dtypes[0]) if dy is None else dy
     dsum = None if ctx.dtypes[1] is None else dsum
-    dh, dweight, dbias = torch.ops.expertile.row_norm_backward(
-        dy, h, weight, bias, mean, rstd, dsum, need_weight, need_bias
-    )
+    dh, dweight, dbias = _call_backward(dy, h, weight, bias, mean, rstd, dsum, need_weight, need_bias)
     return (
         dh.to(ctx.dtypes[0]) if need_x else None,
         dh.to(ctx.dtypes[1]) if need_residual else None,
@@ -304,4 +308,4 @@ def _gradients(ctx: Any, dy: Optional, dsum: Optional, *_: Any) -> tuple[Any, ..
     )
 
 
-_row_norm.register_autograd(_gradients, setup_context=_setup)
+_call_row_norm = differentiable(_row_norm, _gradients, _setup)

@@ -15,7 +15,9 @@ chunk, are read by the last row's consumer, see `complete`.
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
+
+from expertile.ops.launch.versions import reinterpret, thread_barrier, tma_load
 
 # Chunks are counted from a row's first in 32-bit elements, up to here: further than a row is long.
 _FAR: gl.constexpr = gl.constexpr(1 << 20)
@@ -47,7 +49,7 @@ def allocate(desc, GROUP: gl.constexpr, BOX: gl.constexpr, SLOTS: gl.constexpr):
     CHUNK: gl.constexpr = desc.block_type.shape[1]
     boxes = gl.allocate_shared_memory(desc.dtype, [SLOTS * (GROUP // BOX), BOX, CHUNK], desc.layout)
     plain: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
-    return boxes, boxes._reinterpret(desc.dtype, [SLOTS, GROUP, CHUNK], plain)
+    return boxes, reinterpret(boxes, desc.dtype, [SLOTS, GROUP, CHUNK], plain)
 
 
 @gluon.jit
@@ -73,7 +75,7 @@ def _ask(desc, boxes, bar, chunk, chunks, slot, PARTS: gl.constexpr, BOX: gl.con
     """A group from the row's chunk `chunk` on, box by box as far as the row's `chunks` go."""
     for b in gl.static_range(PARTS):
         wanted = chunk + b * BOX < chunks
-        tma.async_copy_global_to_shared(
+        tma_load(
             desc, [first + chunk + b * BOX, 0], bar, boxes.index(slot * PARTS + b), pred=wanted
         )
 
@@ -123,7 +125,7 @@ def take_turn(turns, turn, WHO: gl.constexpr, CONSUMERS: gl.constexpr):
 def end_turn(turns, WHO: gl.constexpr, CONSUMERS: gl.constexpr):
     """All warps have seen all of their row arrive, as they have if they have its sum."""
     if CONSUMERS > 1:
-        gl.thread_barrier()
+        thread_barrier()
         mbarrier.arrive(turns.index((WHO + 1) % CONSUMERS), count=1)
 
 
@@ -139,7 +141,7 @@ def next_row(slot, phase, turn, who, groups, SLOTS: gl.constexpr, CONSUMERS: gl.
 @gluon.jit
 def give_back(empty, slot):
     """All warps have read the slot."""
-    gl.thread_barrier()
+    thread_barrier()
     mbarrier.arrive(empty.index(slot), count=1)
 
 
@@ -163,9 +165,9 @@ def complete(slot, ptr, at, whole, end, layout: gl.constexpr):
     the slot too, for the second time. No copy comes into that slot any more."""
     late = gl.load(ptr + at, mask=(at >= whole) & (at < end), other=0.0)
     found = gl.where(at >= whole, late, slot.load(layout))
-    gl.thread_barrier()
+    thread_barrier()
     slot.store(found)
-    gl.thread_barrier()
+    thread_barrier()
     return found
 
 

@@ -17,6 +17,7 @@ from expertile.ops._rows_ring_softmax_backward import softmax_backward_ring_kern
 from expertile.ops.grouped_mm.backends import _gluon_queue
 from expertile.ops.grouped_mm.backends._gluon_launch import Blocks
 from expertile.ops.grouped_mm.backends._gluon_queue import Launch
+from expertile.ops.launch.versions import FP_FUSION
 
 
 def config_for(out: torch.Tensor, *inputs: torch.Tensor) -> RingConfig | None:
@@ -35,12 +36,13 @@ def config_for(out: torch.Tensor, *inputs: torch.Tensor) -> RingConfig | None:
     return found if alike else None
 
 
-def options(config: RingConfig, tensors: int) -> dict[str, int]:
+def options(config: RingConfig, tensors: int) -> dict[str, Any]:
     """Compile-time constants and launch options."""
     start, consumer, loader = config.registers
     return {
         "GROUP": config.group, "BOX": config.box, "SLOTS": config.slots(tensors), "CONSUMERS": config.consumers,
         "REGISTERS": consumer, "LOADER_REGISTERS": loader, "num_warps": config.num_warps, "maxnreg": start,
+        **FP_FUSION,
     }  # fmt: skip
 
 

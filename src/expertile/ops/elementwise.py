@@ -26,7 +26,8 @@ import triton
 import triton.language as tl
 
 from expertile.ops._pointwise import VECTOR_BYTES, check_tensor, queue
-from expertile.ops._rows import PLAIN, machine, on_kernels
+from expertile.ops._rows import machine, on_kernels
+from expertile.ops.torch_op import differentiable, traced
 
 
 @dataclass(frozen=True)
@@ -126,7 +127,7 @@ def _op_backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
     return grad, None
 
 
-_add_scalar_op.register_autograd(_op_backward)
+_call_add_scalar = differentiable(_add_scalar_op, _op_backward, lambda ctx, inputs, output: None)
 
 
 def add_scalar(x: torch.Tensor, value: float) -> torch.Tensor:
@@ -148,8 +149,8 @@ def add_scalar(x: torch.Tensor, value: float) -> torch.Tensor:
         return torch.add(x, value)
     if not isinstance(value, int | float):
         raise TypeError(f"value: expected a number, got {type(value).__name__}")
-    if type(x) not in PLAIN:
-        return torch.ops.expertile.add_scalar(x, float(value))
+    if traced(x):
+        return _call_add_scalar(x, float(value))
     if x.requires_grad and torch.is_grad_enabled():
         return _AddScalar.apply(x, float(value))
     return _forward(x, float(value))

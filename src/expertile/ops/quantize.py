@@ -27,7 +27,8 @@ import torch
 import triton
 
 from expertile.ops import _quantize_launch as kernels
-from expertile.ops._rows import PLAIN, capability, check_input
+from expertile.ops._rows import capability, check_input
+from expertile.ops.torch_op import traced
 from expertile.quant import Fp8Blocks
 
 Both = tuple[Fp8Blocks, Fp8Blocks, torch.Tensor]
@@ -153,10 +154,6 @@ def _(w: torch.Tensor, power_of_two: bool) -> tuple[torch.Tensor, torch.Tensor]:
     return w.new_empty(w.shape, dtype=torch.float8_e4m3fn), scales
 
 
-def _traced(x: torch.Tensor) -> bool:
-    return torch.compiler.is_compiling() or type(x) not in PLAIN
-
-
 def _check(name: str, x: object, dims: int | None = None) -> None:
     check_input(name, x)
     assert isinstance(x, torch.Tensor)
@@ -184,14 +181,14 @@ def _quantized(
     if offs is None:
         values, scales = (
             torch.ops.expertile.quantize_rows(x, source, weight, eps, power_of_two)
-            if _traced(x)
+            if traced(x)
             else _rows(x, source, weight, eps, power_of_two)
         )
         return Fp8Blocks(values, scales)
     _check_offs(offs, x)
     values, scales, turned, turned_scales, ends = (
         torch.ops.expertile.quantize_both(x, offs, source, weight, eps, power_of_two)
-        if _traced(x)
+        if traced(x)
         else _tokens(x, offs, source, weight, eps, power_of_two, True)
     )
     return Fp8Blocks(values, scales), Fp8Blocks(turned, turned_scales), ends
@@ -288,7 +285,7 @@ def quantize_tokens(
     _check_offs(offs, x)
     values, scales, ends = (
         torch.ops.expertile.quantize_tokens(x, offs, power_of_two)
-        if _traced(x)
+        if traced(x)
         else _tokens(x, offs, "plain", None, 0.0, power_of_two, False)
     )
     return Fp8Blocks(values, scales), ends
@@ -303,5 +300,5 @@ def quantize_weights(w: torch.Tensor, *, power_of_two: bool = False) -> Fp8Block
     Raises ValueError naming the argument, what was expected and what came.
     """
     _check("w", w)
-    values, scales = torch.ops.expertile.quantize_weights(w, power_of_two) if _traced(w) else _weights(w, power_of_two)
+    values, scales = torch.ops.expertile.quantize_weights(w, power_of_two) if traced(w) else _weights(w, power_of_two)
     return Fp8Blocks(values, scales, (128, 128))

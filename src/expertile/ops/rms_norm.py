@@ -34,7 +34,8 @@ def rms_norm(
     `torch.nn.functional.rms_norm(x, (C,), weight, eps)`, and a bias if there is one.
 
     Args:
-        x: [..., C], float32, bfloat16 or float16; any strides (rows that are not contiguous are copied first).
+        x: [..., C], float32, bfloat16 or float16, or float64 (in plain torch); any strides (rows that are
+            not contiguous are copied first).
         weight, bias: [C] each or None; float32, bfloat16 or float16, which need not be x's dtype.
         eps: added to the mean square.
         residual: x's shape, x's dtype or float32; what is normalised is x + residual.

@@ -20,7 +20,18 @@ import torch
 
 from expertile.ops import _rows_choose as choose
 from expertile.ops import _rows_ring_launch as ring
-from expertile.ops._rows import PLAIN, Machine, RowConfig, as_rows, check_input, machine, on_kernels, unit, vector
+from expertile.ops._rows import (
+    FORMULA_DTYPES,
+    Machine,
+    RowConfig,
+    as_rows,
+    check_input,
+    machine,
+    on_kernels,
+    unit,
+    vector,
+    wide,
+)
 from expertile.ops._rows_launch import Plan, programs
 from expertile.ops._rows_softmax import (
     softmax_backward_kernel,
@@ -28,6 +39,7 @@ from expertile.ops._rows_softmax import (
     softmax_kernel,
     softmax_streamed_kernel,
 )
+from expertile.ops.torch_op import differentiable, differentiable_once, traced
 
 
 def softmax_rows(x: torch.Tensor, config: RowConfig | None = None) -> torch.Tensor:
@@ -94,13 +106,13 @@ def _planned(
 def _forward(x: torch.Tensor, config: RowConfig | None = None) -> torch.Tensor:
     if on_kernels(x):
         return softmax_rows(x, config)
-    return torch.softmax(x, -1, dtype=torch.float32).to(x.dtype).contiguous()
+    return torch.softmax(wide(x), -1).to(x.dtype).contiguous()
 
 
 def _formula(dy: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     """The gradient in plain torch, float32 inside, itself differentiable."""
-    product = dy.float() * y.float()
-    return (product - y.float() * product.sum(-1, keepdim=True)).to(y.dtype)
+    product = wide(dy) * wide(y)
+    return (product - wide(y) * product.sum(-1, keepdim=True)).to(y.dtype)
 
 
 def softmax_backward(dy: torch.Tensor, y: torch.Tensor, config: RowConfig | None = None) -> torch.Tensor:
@@ -148,15 +160,18 @@ def _(dy: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return y.new_empty(y.shape)
 
 
+_call_backward = differentiable_once(_softmax_backward_op)
+
+
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
     ctx.save_for_backward(output)
 
 
 def _gradient(ctx: Any, dy: torch.Tensor) -> torch.Tensor:
-    return torch.ops.expertile.softmax_backward(dy, ctx.saved_tensors[0])
+    return _call_backward(dy, ctx.saved_tensors[0])
 
 
-_softmax_op.register_autograd(_gradient, setup_context=_setup)
+_call_softmax = differentiable(_softmax_op, _gradient, _setup)
 
 
 def softmax(
@@ -169,7 +184,8 @@ def softmax(
     """Softmax of x along `dim`; values and gradients as `torch.softmax`, NaN and infinities included.
 
     Args:
-        x: [..., C], float32, bfloat16 or float16; any strides (rows that are not contiguous are copied first).
+        x: [..., C], float32, bfloat16 or float16, or float64 (in plain torch); any strides (rows that are
+            not contiguous are copied first).
         dim: the dimension that sums to one. Another than the last is moved there, which copies x once.
         config, backward_config: how rows are laid onto programs; chosen from the shape by default. Not under
             torch.compile.
@@ -182,15 +198,15 @@ def softmax(
         ValueError: x is no tensor, has another dtype or no dimension; a config under torch.compile.
         IndexError: x has no dimension `dim`.
     """
-    check_input("x", x)
+    check_input("x", x, FORMULA_DTYPES)
     last = x.dim() - 1
     if dim != -1 and dim != last:
         moved = x.movedim(dim, -1)
         return softmax(moved, config=config, backward_config=backward_config).movedim(-1, dim)
-    if torch.compiler.is_compiling() or type(x) not in PLAIN:
+    if traced(x):
         if config is not None or backward_config is not None:
             raise ValueError("config, backward_config: expected None under torch.compile, got a config")
-        return torch.ops.expertile.softmax(x)
+        return _call_softmax(x)
     if x.requires_grad and torch.is_grad_enabled():
         return _Softmax.apply(x, config, backward_config)
     return _forward(x, config)

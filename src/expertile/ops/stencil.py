@@ -37,7 +37,8 @@ import triton
 import triton.language as tl
 
 from expertile.ops._pointwise import VECTOR_BYTES, check_tensor, queue
-from expertile.ops._rows import PLAIN, machine, on_kernels
+from expertile.ops._rows import machine, on_kernels
+from expertile.ops.torch_op import differentiable, traced
 
 BOUNDARIES = ("zero", "replicate", "circular", "interior")
 _TRANSPOSE = {
@@ -289,10 +290,10 @@ def _op_setup(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
 
 
 def _op_backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-    return torch.ops.expertile.laplacian(grad, _TRANSPOSE[ctx.boundary], ctx.scale), None, None
+    return _call_laplacian(grad, _TRANSPOSE[ctx.boundary], ctx.scale), None, None
 
 
-_laplacian_op.register_autograd(_op_backward, setup_context=_op_setup)
+_call_laplacian = differentiable(_laplacian_op, _op_backward, _op_setup)
 
 
 def laplacian(u: torch.Tensor, *, boundary: str = "zero", scale: float = 1.0) -> torch.Tensor:
@@ -316,8 +317,8 @@ def laplacian(u: torch.Tensor, *, boundary: str = "zero", scale: float = 1.0) ->
         raise ValueError(f"boundary: expected one of {', '.join(BOUNDARIES)}, got {boundary!r}")
     if boundary == "interior" and min(u.shape[-2:]) < 2:
         raise ValueError(f"u: expected at least 2 rows and 2 columns around an interior, got shape {list(u.shape)}")
-    if torch.compiler.is_compiling() or type(u) not in PLAIN:
-        return torch.ops.expertile.laplacian(u, boundary, scale)
+    if traced(u):
+        return _call_laplacian(u, boundary, scale)
     if not isinstance(scale, int | float):
         raise TypeError(f"scale: expected a number, got {type(scale).__name__}")
     if u.requires_grad and torch.is_grad_enabled():

@@ -60,7 +60,7 @@ def record(
         "reason": reason,
         "env": {
             "gpu": device, "driver": "1.2.3", "torch": "2.13.0", "triton": "3.6.0", "expertile": "0.1.0",
-            "sm_clock_mhz": 1700, "power_w": 600, "throttle": "",
+            "commit": "0123abcd4567", "sm_clock_mhz": 1700, "power_w": 600, "throttle": "",
         },
         "run": run,
         "date": "2026-01-02T03:04:05Z",

@@ -30,7 +30,7 @@ FORWARD = {
     "a block is left out": ("gl.maximum((last + BLOCK - 1) // BLOCK, 1)", "gl.maximum(last // BLOCK, 1)"),
     "the way back is off by one": ("(2 * lap + 1) * programs - 1 - t, t)", "(2 * lap + 1) * programs - t, t)"),
     "the last lap ends where tiles do": ("return (p.tiles + programs - 1) // programs * programs", "return p.tiles"),
-    "a packed sequence runs into the next": ("at = [_WRAP, start + length, _WRAP - (length - row), head, 0]\n        tma.async_copy_global", "at = [_WRAP, start + length + 1, _WRAP - (length + 1 - row), head, 0]\n        tma.async_copy_global"),
+    "a packed sequence runs into the next": ("at = [_WRAP, start + length, _WRAP - (length - row), head, 0]\n        tma_load(", "at = [_WRAP, start + length + 1, _WRAP - (length + 1 - row), head, 0]\n        tma_load("),
 }  # fmt: skip
 BACKWARD = {
     "Q is used before it is there": (

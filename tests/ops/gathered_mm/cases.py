@@ -11,6 +11,7 @@ every case that it does not refuse:
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -118,6 +119,13 @@ def poisoned_outputs(problem: GatherProblem, operands: Operands) -> Outputs:
     return outputs
 
 
+def clamped(x: torch.Tensor, low: float, high: float) -> torch.Tensor:
+    """x between low and high, with a gradient of 1 at and within them; torch.clamp's at a bound depends on torch's
+    version.
+    """
+    return torch.where((x >= low) & (x <= high), x, x.detach().clamp(low, high))
+
+
 def _activate(pre: torch.Tensor, case: Case) -> torch.Tensor:
     gate, up = (pre[:, ::2], pre[:, 1::2]) if case.interleaved else pre.chunk(2, -1)
     if case.activation == "swiglu":
@@ -126,7 +134,7 @@ def _activate(pre: torch.Tensor, case: Case) -> torch.Tensor:
         return F.gelu(gate, approximate="tanh") * up
     if case.activation == "reglu":
         return F.relu(gate) * up
-    gate, up = gate.clamp(max=7.0), up.clamp(-7.0, 7.0)
+    gate, up = clamped(gate, -math.inf, 7.0), clamped(up, -7.0, 7.0)
     return gate * torch.sigmoid(1.702 * gate) * (up + 1)
 
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from expertile.device import Device
+from expertile.ops.gathered_mm.activation import activate_backward
 from expertile.ops.gathered_mm.api import gated_backward_mm, gathered_gated_mm, gathered_mm, gathered_wgrad, select
 from expertile.ops.gathered_mm.backends import BACKENDS, by_name
 from expertile.ops.gathered_mm.choose import BY_NAME_ONLY, ORDER, choose
@@ -36,6 +37,18 @@ def call(case: Case, o, **changes):
 def test_values(case):
     _, operands = make(case)
     check(case, operands, call(case, operands))
+
+
+def test_gpt_oss_has_gradients_at_its_limits_and_none_beyond():
+    gate = torch.tensor([7.0, 7.0, 7.03125, 1.0, 1.0])
+    up = torch.tensor([7.0, -7.0, 1.0, 7.03125, -7.03125])
+    _, dgate, dup = activate_backward(gate, up, torch.ones(5), "gpt_oss")
+    assert dgate.ne(0).tolist() == [True, True, False, True, True]
+    assert dup.ne(0).tolist() == [True, True, True, False, False]
+    # Where kernels are tried, values must lie at the limits as well.
+    (case,) = (c for c in CASES if c.product is BACKWARD and c.activation == "gpt_oss")
+    pre = make(case)[1].pre
+    assert (pre[:, ::2] == 7).any() and (pre[:, 1::2] == 7).any() and (pre[:, 1::2] == -7).any()
 
 
 def operands(dtype=torch.float32, past=2):

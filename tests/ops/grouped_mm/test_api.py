@@ -162,6 +162,6 @@ def test_explanation_names_bound_choice_and_every_backend():
     explanation = xt.explain(a, b, offs=offs)
     text = str(explanation)
     assert explanation.bound.limiter == "compute" and explanation.choice is not None
-    assert explanation.choice.backend.name == "loop"
+    assert explanation.choice.backend.name == "torch_grouped"
     for backend in BACKENDS:
         assert backend.name in text

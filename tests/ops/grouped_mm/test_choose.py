@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 import pytest
 
 from expertile.device import Device
+from expertile.lab.presets import preset
 from expertile.lab.workloads import Workload, ragged_m
 from expertile.ops.grouped_mm import choose as choosing
 from expertile.ops.grouped_mm.backend import Backend
@@ -46,7 +47,7 @@ def tables(monkeypatch):
 
     def install(*times, of=None, policy="graph"):
         measured = Measured(features_of(of or problem()), policy, tuple(sorted(times, key=lambda t: t.seconds)))
-        table = Table("NVIDIA H200", "2026-11-21", {}, (measured,)) if times else None
+        table = Table("NVIDIA H200", "2026-11-21", {"triton": "3.6.0"}, (measured,)) if times else None
         monkeypatch.setattr(choosing, "load_table", lambda slug: table if slug == H200.slug else None)
         for cached in (choosing.choose, choosing._choose, choosing._say_miss):
             cached.cache_clear()
@@ -73,7 +74,7 @@ def test_the_fastest_neighbour_wins_with_its_config(tables):
     choice = choose(problem(rows=8192), H200, (backend("a"), backend("b")))
     assert (choice.backend.name, choice.config, choice.measured) == ("b", Config(block_m=64), True)
     assert choice.estimates[1].seconds < choice.estimates[0].seconds
-    assert "measured on NVIDIA H200 2026-11-21: nearest ragged_m 8x4096 1024->1024" in choice.why
+    assert "measured on NVIDIA H200 2026-11-21 with Triton 3.6.0: nearest ragged_m 8x4096 1024->1024" in choice.why
     assert "next best a at 1." in choice.why
     assert [e.backend for e in choice.estimates] == ["a", "b"]
 
@@ -178,3 +179,22 @@ def test_changing_row_counts_cost_microseconds(tables):
     each = (time.process_time() - start) / len(problems)
     assert choosing._choose.cache_info().misses <= 16
     assert each < 100e-6, "about 10 µs on an idle machine"
+
+
+def on_cpu(workload: Workload, **changes):
+    return choose(replace(workload.problem("cpu"), **changes), Device.current("cpu")).backend.name
+
+
+def test_on_a_cpu_equal_groups_are_one_product_and_others_one_each():
+    padded = {w.name for w in preset("cpu") if on_cpu(w) == "padded_bmm"}
+    others = {w.name: on_cpu(w) for w in preset("cpu") if w.name not in padded}
+    assert padded == {"cpu-16x128", "cpu-many-experts"} and set(others.values()) == {"torch_grouped"}
+    for dtype, groups, name in (("bf16", 4, "padded_bmm"), ("fp32", 4, "torch_grouped"), ("fp32", 8, "padded_bmm")):
+        assert on_cpu(ragged_m("x", "", (64,) * groups, 128, 128, dtype)) == name
+    some = ragged_m("x", "", (30, 32) * 8, 128, 128, "bf16")
+    assert (
+        on_cpu(some) == "padded_bmm" and on_cpu(ragged_m("x", "", (30, 32) * 8, 4096, 128, "bf16")) == "torch_grouped"
+    )
+    assert on_cpu(ragged_m("x", "", (0, 32) * 8, 128, 128, "bf16")) == "torch_grouped"
+    assert on_cpu(ragged_m("x", "", (30, 62), 128, 128, "fp32"), has_bias=True) == "loop"
+    assert on_cpu(ragged_m("x", "", (64,) * 16, 128, 128, "bf16"), layout=Layout.RAGGED_N) != "padded_bmm"

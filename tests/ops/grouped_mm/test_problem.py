@@ -1,3 +1,6 @@
+import subprocess
+import sys
+
 import pytest
 import torch
 
@@ -100,16 +103,25 @@ def test_offs_values_are_checked_on_request(ends, message):
         problem(A2, B3, torch.tensor(ends, dtype=torch.int32), check=True)
 
 
-def test_tf32_only_when_torch_allows_it():
-    before = torch.backends.cuda.matmul.allow_tf32
-    try:
-        torch.backends.cuda.matmul.allow_tf32 = False
-        assert Problem.from_tensors(A2, B3, OFFS).dtype_key == "fp32"
-        torch.backends.cuda.matmul.allow_tf32 = True
-        assert Problem.from_tensors(A2, B3, OFFS).dtype_key == "tf32"
-        assert problem(A2, B3, OFFS).dtype_key == "bf16"
-    finally:
-        torch.backends.cuda.matmul.allow_tf32 = before
+@pytest.mark.parametrize("switch, off, on", [("allow_tf32", False, True), ("fp32_precision", "ieee", "tf32")])
+def test_tf32_only_when_torch_allows_it_by_either_switch(switch, off, on):
+    # In a process of its own: once the newer switch has been used, torch lets nobody read the older one.
+    code = f"""
+import torch
+from expertile.ops.grouped_mm.problem import Problem
+from expertile.ops.grouped_mm.reference import reference
+a, b, offs = torch.ones(10, 8), torch.ones(2, 8, 4), torch.tensor([4, 10], dtype=torch.int32)
+matmul = torch.backends.cuda.matmul
+matmul.{switch} = {off!r}
+assert Problem.from_tensors(a, b, offs).dtype_key == "fp32"
+matmul.{switch} = {on!r}
+assert Problem.from_tensors(a, b, offs).dtype_key == "tf32"
+assert Problem.from_tensors(a.bfloat16(), b.bfloat16(), offs).dtype_key == "bf16"
+assert reference(a, b, offs).eq(8).all()
+assert matmul.{switch} == {on!r}
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def test_misaligned_base_is_noticed():

@@ -29,6 +29,7 @@ from expertile.ops.grouped_mm.backends._persistent import (
     tiles_bound,
 )
 from expertile.ops.grouped_mm.problem import Problem
+from expertile.ops.launch.versions import FP_FUSION
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,7 @@ def _run(problem: Problem, operands: Operands, config: Config, out: torch.Tensor
                 p.a_strides[0], p.b_strides[0], p.b_strides[2], out.stride(0), EVEN_K=p.k % config.block_k == 0,
                 GROUPS_P2=max(32, triton.next_power_of_2(p.groups)),
                 BLOCK_M=config.block_m, BLOCK_N=config.block_n, BLOCK_K=config.block_k,
-                num_warps=config.num_warps, num_stages=config.num_stages,
+                num_warps=config.num_warps, num_stages=config.num_stages, **FP_FUSION,
             )  # fmt: skip
     return out
 

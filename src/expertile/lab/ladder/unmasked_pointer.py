@@ -19,6 +19,7 @@ from expertile.lab.ladder.masked_pointer import Config, walk_to_group
 from expertile.ops.grouped_mm.backend import Backend, Operands
 from expertile.ops.grouped_mm.backends._persistent import current_device, tiles_bound
 from expertile.ops.grouped_mm.problem import Problem
+from expertile.ops.launch.versions import FP_FUSION
 
 
 @triton.jit
@@ -79,7 +80,7 @@ def _run(problem: Problem, operands: Operands, config: Config, out: torch.Tensor
                 operands.a, operands.b, out, operands.offs, p.n, p.k, p.groups,
                 p.a_strides[0], p.b_strides[0], p.b_strides[2], out.stride(0), EVEN_K=p.k % config.block_k == 0,
                 BLOCK_M=config.block_m, BLOCK_N=config.block_n, BLOCK_K=config.block_k,
-                num_warps=config.num_warps, num_stages=config.num_stages,
+                num_warps=config.num_warps, num_stages=config.num_stages, **FP_FUSION,
             )  # fmt: skip
     return out
 

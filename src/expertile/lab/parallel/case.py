@@ -72,8 +72,8 @@ class Case:
 
     def experts(self, rank: int) -> slice:
         """As `ExpertParallel` places them."""
-        e = self.job.size.experts
-        return slice(e * rank // self.world, e * (rank + 1) // self.world)
+        most = -(-self.job.size.experts // self.world)
+        return slice(most * rank, most * (rank + 1))
 
     def tokens(self) -> Tensors:
         """This rank's x, ids, weights, dy."""

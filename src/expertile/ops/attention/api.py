@@ -15,8 +15,7 @@ from expertile.ops.attention.backends import by_name
 from expertile.ops.attention.choose import Choice, choose
 from expertile.ops.attention.explain import Explanation, explain_problem
 from expertile.ops.attention.problem import Problem
-
-_PLAIN = (torch.Tensor, torch.nn.Parameter)
+from expertile.ops.torch_op import once_differentiable, traced
 
 
 def attention(
@@ -78,8 +77,8 @@ def attention(
     lengths = (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
     arguments: Any = (q, k, v, *lengths, causal, scale, return_lse, backend)
     needs_grad = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
-    if torch.compiler.is_compiling() or type(q) not in _PLAIN:
-        out, lse = torch.ops.expertile.attention_forward(*arguments)
+    if traced(q):
+        out, lse = _call_forward(*arguments)
     elif needs_grad:
         out, lse = _Attention.apply(*arguments)
     else:
@@ -194,7 +193,7 @@ class _Attention(torch.autograd.Function):
         return out, lse
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @once_differentiable
     def backward(ctx: Any, dout: torch.Tensor | None, dlse: torch.Tensor | None) -> tuple[Any, ...]:  # type: ignore[override]
         q, k, v, cu_q, cu_k, out, lse = ctx.saved_tensors
         if dout is None:
@@ -204,4 +203,4 @@ class _Attention(torch.autograd.Function):
         return dq, dk, dv, *(None,) * (2 + len(ctx.rest))
 
 
-op.install(attention_forward, attention_backward)
+_call_forward = op.install(attention_forward, attention_backward)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from html import escape
 
 from expertile.device import Device
 from expertile.ops.attention.choose import Choice, choose
@@ -29,13 +30,21 @@ class Explanation:
         """The sentence about the forward."""
         return self.forward.why
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
+        return f"<Explanation {self._problem()}: {self.forward.backend.name}, backward {self.backward.backend.name}>"
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{escape(str(self))}</pre>"
+
+    def _problem(self) -> str:
         p = self.problem
-        kind = "causal " if p.causal else ""
-        lines = [
-            f"{kind}attention: batch {p.batch}, heads {p.heads} over {p.kv_heads}, {p.q_len} x {p.k_len}"
-            f"{' packed' if p.packed else ''}, D={p.head_dim}, {p.dtype_key} on {self.device.name}",
-        ]
+        return (
+            f"{'causal ' if p.causal else ''}attention: batch {p.batch}, heads {p.heads} over {p.kv_heads}, "
+            f"{p.q_len} x {p.k_len}{' packed' if p.packed else ''}, D={p.head_dim}, {p.dtype_key} on {self.device.name}"
+        )
+
+    def __str__(self) -> str:
+        lines = [self._problem()]
         for name, work, limit, choice in (
             ("forward", self.forward_work, self.forward_bound, self.forward),
             ("backward", self.backward_work, self.backward_bound, self.backward),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+# Right of what they multiply: Triton 3.9's interpreter makes a constexpr of `constexpr * tensor`.
 # sqrt(2 / pi) * 2 and the cubic's coefficient of gelu_tanh; scale and clamp of gpt-oss: as in `activation`.
 _GELU_SCALE = tl.constexpr(1.5957691216057308)
 _GELU_CUBIC = tl.constexpr(0.044715)
@@ -20,12 +21,12 @@ def activate(gate, up, ACTIVATION: tl.constexpr):
     elif ACTIVATION == "swiglu":
         value = gate * tl.sigmoid(gate) * up
     elif ACTIVATION == "geglu":
-        value = gate * tl.sigmoid(_GELU_SCALE * (gate + _GELU_CUBIC * gate * gate * gate)) * up
+        value = gate * tl.sigmoid((gate + gate * _GELU_CUBIC * gate * gate) * _GELU_SCALE) * up
     else:
         tl.static_assert(ACTIVATION == "gpt_oss")
         gate = tl.minimum(gate, _GPT_OSS_LIMIT)
         up = tl.minimum(tl.maximum(up, -_GPT_OSS_LIMIT), _GPT_OSS_LIMIT)
-        value = gate * tl.sigmoid(_GPT_OSS_SCALE * gate) * (up + 1.0)
+        value = gate * tl.sigmoid(gate * _GPT_OSS_SCALE) * (up + 1.0)
     return value
 
 
@@ -45,10 +46,10 @@ def activate_backward(gate, up, grad, ACTIVATION: tl.constexpr):
         d_up = grad * glu
     elif ACTIVATION == "geglu":
         square = gate * gate
-        sigma = tl.sigmoid(_GELU_SCALE * gate * (1.0 + _GELU_CUBIC * square))
+        sigma = tl.sigmoid(gate * _GELU_SCALE * (1.0 + square * _GELU_CUBIC))
         glu = gate * sigma
         value = glu * up
-        d_gate = grad * up * (sigma + glu * (1.0 - sigma) * (_GELU_SCALE * (1.0 + 3.0 * _GELU_CUBIC * square)))
+        d_gate = grad * up * (sigma + glu * (1.0 - sigma) * ((1.0 + square * (3.0 * _GELU_CUBIC)) * _GELU_SCALE))
         d_up = grad * glu
     else:
         tl.static_assert(ACTIVATION == "gpt_oss")
@@ -56,7 +57,7 @@ def activate_backward(gate, up, grad, ACTIVATION: tl.constexpr):
         inside = tl.abs(up) <= _GPT_OSS_LIMIT
         gate = tl.minimum(gate, _GPT_OSS_LIMIT)
         factor = tl.minimum(tl.maximum(up, -_GPT_OSS_LIMIT), _GPT_OSS_LIMIT) + 1.0
-        sigma = tl.sigmoid(_GPT_OSS_SCALE * gate)
+        sigma = tl.sigmoid(gate * _GPT_OSS_SCALE)
         glu = gate * sigma
         value = glu * factor
         d_gate = tl.where(below, grad * factor * (sigma + glu * (1.0 - sigma) * _GPT_OSS_SCALE), 0.0)

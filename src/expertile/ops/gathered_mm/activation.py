@@ -5,9 +5,14 @@
 | swiglu  | gate σ(gate) · up                                     | Shazeer 2020, arXiv:2002.05202                 |
 | geglu   | gelu_tanh(gate) · up, and gelu_tanh(z) = z σ(2h(z))   | the same; h of Hendrycks, Gimpel 2016          |
 | reglu   | max(gate, 0) · up                                     | Shazeer 2020                                   |
-| gpt_oss | g σ(1.702 g) · (clamp(up, ±7) + 1), g = min(gate, 7)  | gpt-oss model card; gradients 0 where clamped  |
+| gpt_oss | g σ(1.702 g) · (clamp(up, ±7) + 1), g = min(gate, 7)  | gpt-oss model card; gradients: see below       |
 
 with h(z) = √(2/π) (z + 0.044715 z³). So all but reglu are z σ(s(z)) times something.
+
+gpt_oss has gradients of 0 beyond a limit and the full ones at and within the limit, under every version of torch. Any
+subgradient would do at the limit, and bfloat16 values lie there often. torch.clamp passed the gradient at its bounds
+until torch 2.13, when gpt-oss was trained, and passes none from 2.14 on (pytorch/pytorch pull request 191142); NVIDIA's
+Transformer Engine passes it in its clamped SwiGLU. Of gpt-oss itself only inference is published.
 """
 
 from __future__ import annotations

@@ -17,8 +17,7 @@ from expertile.ops.gathered_mm.backends import by_name
 from expertile.ops.gathered_mm.choose import choose
 from expertile.ops.gathered_mm.problem import GatherProblem, Product, describe
 from expertile.ops.grouped_mm.problem import described, tf32_allowed
-
-_PLAIN = (torch.Tensor, torch.nn.Parameter)
+from expertile.ops.torch_op import traced
 
 
 def gathered_mm(
@@ -53,7 +52,7 @@ def gathered_mm(
     _require_tensors(x=x, b=b, offs=offs)
     _require_tensors_or_none(rows=rows, bias=bias)
     if _traced(x, config):
-        return torch.ops.expertile.gathered_mm(x, b, rows, offs, bias, backend)
+        return _call_mm(x, b, rows, offs, bias, backend)
     if torch.is_grad_enabled() and (x.requires_grad or b.requires_grad or (bias is not None and bias.requires_grad)):
         return GatheredMM.apply(x, b, rows, offs, bias, backend, config)
     return _forward_mm(x, b, rows, offs, bias, backend, config)
@@ -93,9 +92,7 @@ def gathered_gated_mm(
     _require_tensors(x=x, b=b, offs=offs)
     _require_tensors_or_none(rows=rows, bias=bias)
     if _traced(x, config):
-        act, pre = torch.ops.expertile.gathered_gated_mm(
-            x, b, rows, offs, bias, activation, interleaved, save_pre, backend
-        )
+        act, pre = _call_gated(x, b, rows, offs, bias, activation, interleaved, save_pre, backend)
         return act, pre if save_pre else None
     act, pre = _forward_gated(x, b, rows, offs, bias, activation, interleaved, save_pre, backend, config)
     return act, pre
@@ -141,9 +138,7 @@ def gated_backward_mm(
     _require_tensors(dy=dy, down=down, slots=slots, weights=weights, pre=pre, offs=offs)
     _require_tensors_or_none(rows=rows)
     if _traced(dy, config):
-        return torch.ops.expertile.gated_backward_mm(
-            dy, down, rows, slots, weights, pre, offs, activation, interleaved, backend
-        )
+        return _call_backward(dy, down, rows, slots, weights, pre, offs, activation, interleaved, backend)
     return _forward_backward(
         dy, down, rows, slots, weights, pre, offs, activation, interleaved, backend, config
     )  # fmt: skip
@@ -177,7 +172,7 @@ def gathered_wgrad(
     _require_tensors(x=x, d=d, offs=offs)
     _require_tensors_or_none(rows=rows)
     if _traced(x, config):
-        return torch.ops.expertile.gathered_wgrad(x, rows, d, offs, gather_b, backend)
+        return _call_wgrad(x, rows, d, offs, gather_b, backend)
     return _forward_wgrad(x, rows, d, offs, gather_b, backend, config)
 
 
@@ -195,7 +190,7 @@ def _require_tensors_or_none(**arguments: Any) -> None:
 
 def _traced(x: torch.Tensor, config: Any) -> bool:
     """Whether a compiler or a tensor subclass wants to see an operator."""
-    if not torch.compiler.is_compiling() and type(x) in _PLAIN:
+    if not traced(x):
         return False
     if config is not None:
         raise ValueError("config: expected None under torch.compile, got another value")
@@ -331,4 +326,6 @@ def _forward_wgrad(
     return out
 
 
-op.install(_forward_mm, _forward_gated, _forward_backward, _forward_wgrad)
+_call_mm, _call_gated, _call_backward, _call_wgrad = op.install(
+    _forward_mm, _forward_gated, _forward_backward, _forward_wgrad
+)

@@ -9,13 +9,16 @@ With out[r] = x[rows[r]] @ b[g] + bias[g] for row r of expert g:
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
 
 from expertile.ops.gathered_mm.sum_rows import sum_rows
+from expertile.ops.grouped_mm.api import grouped_mm, operator
 from expertile.ops.grouped_mm.autograd import _bias_gradient
 from expertile.ops.grouped_mm.tail import zero_tail
+from expertile.ops.torch_op import gradients_of
 
 _Grads = tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]
 
@@ -31,15 +34,16 @@ def gradients(
     backend: str,
 ) -> _Grads:
     """(dx, db, dbias) for `grad` [R, N]; None where `needs` says so. In torch operators, all deterministic."""
-    ops = torch.ops.expertile
+    from expertile.ops.gathered_mm.api import _call_wgrad
+
     # out.sum().backward() hands over an expanded scalar: strides of 0, which no copy engine takes.
     grad = (grad if 0 not in grad.stride() or grad.numel() == 0 else grad.contiguous()).to(x.dtype)
     dx = db = dbias = None
     if needs[0]:
-        dx = ops.grouped_mm(grad, b.transpose(-2, -1), offs, None, None, "auto")
+        dx = operator(grad, b.transpose(-2, -1), offs, None, None, "auto")
         dx = zero_tail(dx, offs, 0) if rows is None else sum_rows(dx, rows, offs, x.shape[0])
     if needs[1]:
-        db = ops.gathered_wgrad(x, rows, grad, offs, False, backend)
+        db = _call_wgrad(x, rows, grad, offs, False, backend)
     if needs[2] and bias is not None:
         dbias = _bias_gradient(_product, grad, offs, bias)
     return dx, db, dbias
@@ -48,7 +52,14 @@ def gradients(
 def _product(
     a: torch.Tensor, b: torch.Tensor, *, offs: torch.Tensor | None = None, out_dtype: torch.dtype | None = None
 ) -> torch.Tensor:
-    return torch.ops.expertile.grouped_mm(a, b, offs, None, out_dtype, "auto")
+    return operator(a, b, offs, None, out_dtype, "auto")
+
+
+def _formula(
+    rows: torch.Tensor | None, offs: torch.Tensor, x: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None
+) -> torch.Tensor:
+    """out [R, N], in operators that can be differentiated any number of times."""
+    return grouped_mm(x if rows is None else x.index_select(0, rows), b, offs=offs, bias=bias)
 
 
 class GatheredMM(torch.autograd.Function):
@@ -72,9 +83,11 @@ class GatheredMM(torch.autograd.Function):
         return _forward_mm(x, b, rows, offs, bias, backend, config)
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:  # type: ignore[override]
         x, b, rows, offs, bias = ctx.saved_tensors
+        if torch.is_grad_enabled():  # create_graph=True: the gradients are differentiated in turn
+            dx, db, dbias = gradients_of(partial(_formula, rows, offs), (x, b, bias), grad)
+            return dx, db, None, None, dbias, None, None
         needs = (ctx.needs_input_grad[0], ctx.needs_input_grad[1], ctx.needs_input_grad[4])
         dx, db, dbias = gradients(grad, x, b, rows, offs, bias, needs, ctx.backend)
         return dx, db, None, None, dbias, None, None

@@ -19,9 +19,10 @@ import triton
 import triton.language as tl
 
 from expertile.ops._early import begin
-from expertile.ops._rows import DTYPES, PLAIN, on_kernels
+from expertile.ops._rows import FORMULA_DTYPES, on_kernels, wide
 from expertile.ops._rows_launch import launch, starts_early
 from expertile.ops.gathered_mm._tiles import column_block
+from expertile.ops.torch_op import differentiable, differentiable_once, gradients_of, traced
 
 
 @dataclass(frozen=True)
@@ -134,7 +135,7 @@ def forward(
     """The sum, by the kernel or in plain torch; operands as checked by `combine`."""
     (tokens, top_k), cols = positions.shape, y.shape[1]
     if not on_kernels(y):
-        return _formula(y, positions, weights)
+        return formula(y, positions, weights)
     out = y.new_empty((tokens, cols))
     if out.numel() == 0:
         return out
@@ -153,16 +154,17 @@ def forward(
     return out
 
 
-def _formula(y: torch.Tensor, positions: torch.Tensor, weights: torch.Tensor | None) -> torch.Tensor:
-    """The sum in plain torch, float32 inside."""
-    total = torch.zeros((positions.shape[0], y.shape[1]), dtype=torch.float32, device=y.device)
+def formula(y: torch.Tensor, positions: torch.Tensor, weights: torch.Tensor | None) -> torch.Tensor:
+    """The sum in plain torch, float32 inside, differentiable any number of times."""
+    total = torch.zeros((positions.shape[0], y.shape[1]), dtype=wide(y[:0]).dtype, device=y.device)
     if y.shape[0] == 0:
         return total.to(y.dtype)
     for j in range(positions.shape[1]):
         kept = positions[:, j] >= 0
-        row = y.index_select(0, positions[:, j].clamp(min=0)).float()
-        row = row if weights is None else row * weights[:, j, None]
-        total += torch.where(kept[:, None], row, 0.0)
+        row = wide(y.index_select(0, positions[:, j].clamp(min=0)))
+        # Before the product: its gradient would take a NaN of a dropped weight into a row.
+        row = row if weights is None else row * torch.where(kept, weights[:, j], 0.0)[:, None]
+        total = total + torch.where(kept[:, None], row, 0.0)
     return total.to(y.dtype)
 
 
@@ -178,15 +180,15 @@ def backward(
     slot_of = torch.full((count + 1,), -1, dtype=torch.int32, device=y.device).scatter_(0, at, slots)[:count]
     dy = torch.empty((count if needs[0] else 0, y.shape[1]), dtype=y.dtype, device=y.device)
     shape = positions.shape if needs[1] else (0, top_k)
-    dweights = torch.zeros(shape, dtype=torch.float32, device=y.device)
+    dweights = torch.zeros(shape, dtype=torch.float32 if weights is None else weights.dtype, device=y.device)
     if 0 in (count, positions.numel(), y.shape[1]) or not any(needs):
         return dy.zero_(), dweights
     if not on_kernels(y):
         kept = slot_of[:, None] >= 0
         slot = slot_of.clamp(min=0).long()
-        dout = torch.where(kept, grad.index_select(0, slot // top_k).float(), 0.0)
+        dout = torch.where(kept, wide(grad.index_select(0, slot // top_k)), 0.0)
         if needs[1]:
-            sums = torch.where(kept[:, 0], (dout * torch.where(kept, y.float(), 0.0)).sum(-1), 0.0)
+            sums = torch.where(kept[:, 0], (dout * torch.where(kept, wide(y), 0.0)).sum(-1), 0.0)
             flat = sums.new_zeros(positions.numel() + 1)
             flat.scatter_(0, torch.where(kept[:, 0], slot, positions.numel()), sums)
             dweights.copy_(flat[:-1].view(positions.shape))
@@ -217,9 +219,11 @@ class _Combine(torch.autograd.Function):
         return forward(y, positions, weights, config)
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:  # type: ignore[override]
         y, positions, weights = ctx.saved_tensors
+        if torch.is_grad_enabled():  # create_graph=True: the gradients are differentiated in turn
+            dy, dweights = gradients_of(lambda y, weights: formula(y, positions, weights), (y, weights), grad)
+            return dy, None, dweights, None
         needs = (ctx.needs_input_grad[0], ctx.needs_input_grad[2])
         dy, dweights = backward(grad, y, positions, weights, needs)
         return dy if needs[0] else None, None, dweights if needs[1] else None, None
@@ -250,7 +254,11 @@ def _(
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     tokens, top_k = positions.shape
     dy = y.new_empty((y.shape[0] if needs_y else 0, y.shape[1]))
-    return dy, y.new_empty((tokens if needs_weights else 0, top_k), dtype=torch.float32)
+    dtype = torch.float32 if weights is None else weights.dtype
+    return dy, y.new_empty((tokens if needs_weights else 0, top_k), dtype=dtype)
+
+
+_call_backward = differentiable_once(_combine_backward_op)
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
@@ -259,11 +267,11 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
 
 def _gradient(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, None, torch.Tensor | None]:
     needs = (ctx.needs_input_grad[0], ctx.needs_input_grad[2])
-    dy, dweights = torch.ops.expertile.combine_backward(grad, *ctx.saved_tensors, *needs)
+    dy, dweights = _call_backward(grad, *ctx.saved_tensors, *needs)
     return dy if needs[0] else None, None, dweights if needs[1] else None
 
 
-_combine_op.register_autograd(_gradient, setup_context=_setup)
+_call = differentiable(_combine_op, _gradient, _setup)
 
 
 def combine(
@@ -276,22 +284,23 @@ def combine(
     """Weighted sum of each token's rows: out[t] = Σ_j weights[t, j] · y[positions[t, j]], in float32, in order of j.
 
     Args:
-        y: [R, H] bfloat16, float16 or float32.
+        y: [R, H] bfloat16, float16 or float32; or float64, summed in float64 in plain torch.
         positions: [T, k] int32: the row of slot (t, j), or -1 where it was dropped. No two slots share a row.
-        weights: [T, k] float32; None for ones. Those of dropped slots are not looked at.
+        weights: [T, k] float32 (float64 beside a float64 y); None for ones. Those of dropped slots are not looked at.
         config: how columns are laid onto programs; chosen from the shape by default. Not under torch.compile.
 
     Returns:
-        [T, H] in y's dtype; zeros for a token all of whose slots were dropped. Differentiable in y and weights.
+        [T, H] in y's dtype; zeros for a token all of whose slots were dropped. Differentiable in y and weights, as
+        often as wanted (compiled: once).
 
     Raises:
         ValueError: naming the argument, what was expected and what came.
     """
     _check(y, positions, weights)
-    if torch.compiler.is_compiling() or type(y) not in PLAIN:
+    if traced(y):
         if config is not None:
             raise ValueError("config: expected None under torch.compile, got a config")
-        return torch.ops.expertile.combine(y, positions, weights)
+        return _call(y, positions, weights)
     if torch.is_grad_enabled() and (y.requires_grad or (weights is not None and weights.requires_grad)):
         return _Combine.apply(y, positions, weights, config)
     return forward(y, positions, weights, config)
@@ -307,11 +316,11 @@ def _check(y: torch.Tensor, positions: torch.Tensor, weights: torch.Tensor | Non
             raise ValueError(f"{name}: expected 2 dimensions, got shape {list(x.shape)}")
         if x.device != y.device:
             raise ValueError(f"{name}: expected device {y.device} as y has, got {x.device}")
-    if y.dtype not in DTYPES:
-        raise ValueError(f"y: expected float32, bfloat16 or float16, got {y.dtype}")
+    if y.dtype not in FORMULA_DTYPES:
+        raise ValueError(f"y: expected float32, bfloat16, float16 or float64, got {y.dtype}")
     if positions.dtype is not torch.int32:
         raise ValueError(f"positions: expected dtype torch.int32, got {positions.dtype}")
-    if weights is not None and weights.dtype is not torch.float32:
-        raise ValueError(f"weights: expected dtype torch.float32, got {weights.dtype}")
+    if weights is not None and weights.dtype is not (wanted := wide(y[:0]).dtype):
+        raise ValueError(f"weights: expected dtype {wanted}, got {weights.dtype}")
     if weights is not None and weights.shape != positions.shape:
         raise ValueError(f"weights: expected shape {list(positions.shape)} as positions has, got {list(weights.shape)}")

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from expertile.ops.gathered_mm.autograd import gradients
+from expertile.ops.torch_op import differentiable, differentiable_once
 
 _T = torch.Tensor
 
@@ -17,8 +18,9 @@ def install(
     gated: Callable[..., tuple[_T, _T | None]],
     backward: Callable[..., tuple[_T, _T, _T]],
     wgrad: Callable[..., _T],
-) -> None:
-    """Register the operators, with those functions (arguments in the order of the schemas) as their kernels."""
+) -> tuple[Callable[..., Any], ...]:
+    """Register the operators, with those functions (arguments in the order of the schemas) as their kernels; returns
+    what calls them. `mm` is differentiable."""
 
     @torch.library.custom_op(
         "expertile::gathered_mm", mutates_args=(),
@@ -58,10 +60,11 @@ def install(
         return wgrad(x, rows, d, offs, gather_b, backend)
 
     mm_op.register_fake(_fake_mm)
-    mm_op.register_autograd(_mm_backward, setup_context=_mm_setup)
     gated_op.register_fake(_fake_gated)
     backward_op.register_fake(_fake_backward)
     wgrad_op.register_fake(_fake_wgrad)
+    others = (differentiable_once(o) for o in (gated_op, backward_op, wgrad_op))
+    return differentiable(mm_op, _mm_backward, _mm_setup), *others
 
 
 def _rows_of(x: _T, rows: _T | None) -> Any:

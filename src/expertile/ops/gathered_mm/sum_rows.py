@@ -14,6 +14,8 @@ import triton.language as tl
 
 from expertile.ops._rows import on_kernels
 from expertile.ops.grouped_mm.backends._persistent import current_device
+from expertile.ops.launch.versions import FP_FUSION
+from expertile.ops.torch_op import differentiable_once
 
 
 @triton.jit(do_not_specialize=["d_stride"])
@@ -33,7 +35,7 @@ def _sum_rows_kernel(
 
 
 @torch.library.custom_op("expertile::sum_rows", mutates_args=())
-def sum_rows(d: torch.Tensor, rows: torch.Tensor, offs: torch.Tensor, tokens: int) -> torch.Tensor:
+def _sum_rows_op(d: torch.Tensor, rows: torch.Tensor, offs: torch.Tensor, tokens: int) -> torch.Tensor:
     """[tokens, K] from d [R, K], rows [R] int32 and offs [E] int32; rows past offs[-1] take no part."""
     count, k = d.shape
     key = torch.where(torch.arange(count, device=d.device) < offs[-1], rows, tokens) if count else rows
@@ -50,11 +52,14 @@ def sum_rows(d: torch.Tensor, rows: torch.Tensor, offs: torch.Tensor, tokens: in
     block = max(128, min(1024, triton.next_power_of_2(k)))
     with current_device(d.device):
         _sum_rows_kernel[(tokens, triton.cdiv(k, block))](
-            d, order, starts, out, k // unit, d.stride(0) // unit, UNIT=unit, BLOCK=block, num_warps=4
-        )
+            d, order, starts, out, k // unit, d.stride(0) // unit, UNIT=unit, BLOCK=block, num_warps=4, **FP_FUSION,
+        )  # fmt: skip
     return out
 
 
-@sum_rows.register_fake
+@_sum_rows_op.register_fake
 def _(d: torch.Tensor, rows: torch.Tensor, offs: torch.Tensor, tokens: int) -> torch.Tensor:
     return d.new_empty((tokens, d.shape[1]))
+
+
+sum_rows = differentiable_once(_sum_rows_op)

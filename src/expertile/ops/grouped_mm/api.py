@@ -18,13 +18,12 @@ from expertile.ops.grouped_mm.backends import by_name
 from expertile.ops.grouped_mm.choose import choose, rounded
 from expertile.ops.grouped_mm.explain import Explanation, explain_problem
 from expertile.ops.grouped_mm.problem import Problem, described, tf32_allowed
-
-_PLAIN = (torch.Tensor, torch.nn.Parameter)
+from expertile.ops.torch_op import traced
 
 
 def grouped_mm(
-    a: torch.Tensor,
-    b: torch.Tensor | Int4Weight,
+    a: torch.Tensor = None,  # type: ignore[assignment]
+    b: torch.Tensor | Int4Weight = None,  # type: ignore[assignment]
     *,
     offs: torch.Tensor | None = None,
     bias: torch.Tensor | None = None,
@@ -32,33 +31,41 @@ def grouped_mm(
     backend: str = "auto",
     config: Any = None,
     check: bool = False,
+    mat_a: torch.Tensor | None = None,
+    mat_b: torch.Tensor | Int4Weight | None = None,
 ) -> torch.Tensor:
     """Many matrix products in one call: out[rows of group g] = a[rows of group g] @ b[g].
 
     The contract is that of `torch.nn.functional.grouped_mm`, and wider: bias, another output dtype, any strides,
-    float16 and float32.
+    float16, float32 and float64; meta tensors, DTensors and torch.func.grad, vjp and vmap are taken as there.
 
     Args:
         a: [M, K] with the rows of each group together, or [G, M, K].
         b: [G, K, N], or [K, N]; weights stored [G, N, K] are passed as `w.transpose(-2, -1)`. Same dtype as `a`:
-            bfloat16, float16 or float32 (TF32 only where `torch.backends.cuda.matmul.allow_tf32` allows it). Or an
-            `Int4Weight` [G, N, K], as it is: see `int4_grouped_mm`, whose backends and errors are meant then.
+            bfloat16, float16 or float32 (TF32 only where `torch.backends.cuda.matmul.allow_tf32` allows it); or
+            float64, in torch's own products, for gradcheck. Or an `Int4Weight` [G, N, K], as it is: see
+            `int4_grouped_mm`, whose backends and errors are meant then.
         offs: [G] int32 on a's device: the END of each group along the ragged dimension. That is the rows of `a`
             (2-D × 3-D), the columns of `b` (3-D × 2-D) or the summed dimension (2-D × 2-D). None for 3-D × 3-D.
             Empty groups are allowed. Rows past offs[-1] of the result are left as they come: unspecified, and
             their gradient is zero.
         bias: [G, N], added to every row of its group; for 2-D × 3-D and 3-D × 3-D.
-        out_dtype: dtype of the result; that of `a` by default. Products accumulate in float32 always.
+        out_dtype: dtype of the result; that of `a` by default. Products accumulate in float32 (float64: in
+            float64).
         backend: "auto", or a backend's name (`expertile doctor` lists them).
         config: a config of that backend (one of its `configs`); its default otherwise.
-        check: also check the values of `offs`, which waits for the GPU.
+        check: also check the values of `offs`, which waits for the GPU. On a CPU they always are.
+        mat_a, mat_b: torch's names for `a` and `b`; given in their place.
 
     Returns:
         [M, N] (2-D × 3-D, 3-D × 2-D) or [G, M, N] (2-D × 2-D with zeros for empty groups, 3-D × 3-D).
+        Differentiable in a, b and bias any number of times; under torch.compile once.
 
     Raises:
         ValueError: naming the argument, what was expected and what came; or a backend's reason to refuse.
     """
+    if mat_a is not None or mat_b is not None:
+        a, b = _one_of("a", a, "mat_a", mat_a), _one_of("b", b, "mat_b", mat_b)
     if isinstance(b, Int4Weight):
         return _int4(a, b, offs=offs, bias=bias, out_dtype=out_dtype, backend=backend, config=config, check=check)
     if not (isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor)) or bias is not None:
@@ -66,10 +73,12 @@ def grouped_mm(
     kind = "cuda" if a.is_cuda else a.device.type
     if kind != "meta" and torch.is_autocast_enabled(kind):
         a, b, bias = _autocast(a, b, bias)
-    if torch.compiler.is_compiling() or type(a) not in _PLAIN:
+    if traced(a):
         if config is not None or check:
             raise ValueError("config, check: expected None and False under torch.compile, got other values")
-        return torch.ops.expertile.grouped_mm(a, b, offs, bias, out_dtype, backend)
+        if a.is_meta:  # no value to look at, but the shapes
+            Problem.from_descriptions(described(a), described(b), described(offs), described(bias), out_dtype)
+        return operator(a, b, offs, bias, out_dtype, backend)
     if check and kind == "cuda":  # on a CPU the values of offs are always checked
         Problem.from_tensors(a, b, offs, bias, out_dtype, check=True)
     product = _forward if backend == "auto" and config is None else partial(_forward, backend=backend, config=config)
@@ -99,6 +108,12 @@ def explain(
     """
     problem = Problem.from_tensors(a, b, offs, bias, out_dtype, check=True)
     return explain_problem(problem, _device(a.device.type, a.device.index))
+
+
+def _one_of(name: str, x: Any, alias: str, y: Any) -> Any:
+    if x is not None and y is not None:
+        raise ValueError(f"{name}, {alias}: expected one of the two, got both")
+    return y if x is None else x
 
 
 def _require_tensors(**arguments: Any) -> None:
@@ -161,4 +176,5 @@ def _planned(
     return problem, *select(problem, _device(device.type, device.index), backend, None)
 
 
-op.install(_forward)
+# The torch operator, for code that must not see values: (a, b, offs, bias, out_dtype, backend), as in its schema.
+operator = op.install(_forward)

@@ -56,12 +56,13 @@ def gradients(
 
 
 def _bias_gradient(product: Product, grad: torch.Tensor, offs: torch.Tensor | None, bias: torch.Tensor) -> torch.Tensor:
-    """dbias[g] = sum of grad's rows of group g, accumulated in float32."""
+    """dbias[g] = sum of grad's rows of group g, accumulated in float32 (float64 for float64)."""
+    dtype = torch.float64 if grad.dtype is torch.float64 else torch.float32
     if grad.dim() == 3:  # [G, M, N]: every group has M rows
-        return grad.float().sum(1).to(bias.dtype)
+        return grad.to(dtype).sum(1).to(bias.dtype)
     # 8 equal rows of ones, so that every stride is a multiple of 16 bytes; one row of the result is kept.
-    ones = torch.ones(grad.shape[0], 8, dtype=grad.dtype, device=grad.device)
-    sums = product(ones.t(), grad, offs=offs, out_dtype=torch.float32)
+    ones = grad.new_ones(grad.shape[0], 8)
+    sums = product(ones.t(), grad, offs=offs, out_dtype=dtype)
     return sums[:, 0].to(bias.dtype)
 
 

@@ -19,7 +19,7 @@ from typing import Any
 from expertile.device import Device
 from expertile.ops.grouped_mm.backend import Backend
 from expertile.ops.grouped_mm.backends import BACKENDS
-from expertile.ops.grouped_mm.model import CPU_ORDER, Estimate, estimate, synchronises
+from expertile.ops.grouped_mm.model import Estimate, estimate, synchronises
 from expertile.ops.grouped_mm.problem import Layout, Problem
 from expertile.ops.grouped_mm.transfer import Rival, expected_seconds
 from expertile.ops.grouped_mm.tuned import Measured, Table, features_of, load_table, nearest
@@ -121,7 +121,8 @@ def _by_measurement(
     estimates = tuple(Estimate(name, s, "measured on problems like this") for name, s in of_backend.items())
     where = ", ".join(str(m.features) for _, m in near[:1])
     more = f" and {len(near) - 1} more" if len(near) > 1 else ""
-    text = f"{best.backend.name}: measured on {table.gpu} {table.date}: nearest {where}{more}"
+    triton = dict(table.versions).get("triton")
+    text = f"{best.backend.name}: measured on {table.gpu} {table.date} with Triton {triton}: nearest {where}{more}"
     return Choice(best.backend, best.config, text + _next(estimates, best.backend.name, best_s), estimates, True)
 
 
@@ -139,9 +140,9 @@ def _why_model(
     name: str, seconds: float | None, estimates: Sequence[Estimate], problem: Problem, device: Device
 ) -> str:
     if device.kind != "cuda":
-        if name != CPU_ORDER[0]:
-            return f"{name}: the first of torch's CPU kernels that takes it"
-        return f"{name}: on a CPU the products run in torch, and a plain loop copies nothing"
+        if name == "padded_bmm":
+            return f"{name}: on a CPU one product of all groups, which hardly differ in length, saves starting many"
+        return f"{name}: on a CPU the first of torch's ways that takes it"
     if seconds is None:
         return f"{name}: the only kind of backend that runs here"
     work = problem.work()

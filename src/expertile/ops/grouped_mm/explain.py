@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from html import escape
+
+import torch
 
 from expertile.device import Device
 from expertile.ops.grouped_mm.backend import config_dict
@@ -33,11 +36,24 @@ class Explanation:
     padding: float  # share of tile rows that hold no useful row
     launch_share: float  # of an eager call that runs at the bound
 
+    def __repr__(self) -> str:
+        chosen = self.refusal if self.choice is None else self.choice.backend.name
+        return (
+            f"<Explanation {self._problem()}: {chosen}, bound {self.bound.seconds * 1e6:.4g} µs ({self.bound.limiter})>"
+        )
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{escape(str(self))}</pre>"
+
+    def _problem(self) -> str:
+        p = self.problem
+        return f"{p.layout.value}: {p.groups} groups, M={p.m} N={p.n} K={p.k}, {_dtype(p)} on {self.device.name}"
+
     def __str__(self) -> str:
-        p, w = self.problem, self.work
+        w = self.work
         unit = "FLOP/byte"
         lines = [
-            f"{p.layout.value}: {p.groups} groups, M={p.m} N={p.n} K={p.k}, {p.dtype_key} on {self.device.name}",
+            self._problem(),
             f"work: {w.flops / 1e9:.4g} GFLOP, {w.nbytes / 1e6:.4g} MB, {w.intensity:.1f} {unit}",
             f"bound: {self.bound.seconds * 1e6:.4g} µs ({self.bound.limiter})",
             f"tiles of {self.block_m}x{self.block_n}: {self.tiles}, {self.waves:.2f} waves over "
@@ -54,8 +70,12 @@ class Explanation:
     def _time(self, estimate: Estimate) -> str:
         if estimate.seconds is None:
             return "cannot"
-        # On a CPU the order of preference is fixed and nobody models a time.
+        # On a CPU a rule gives the order of preference, and nobody models a time.
         return f"{estimate.seconds * 1e6:.4g} µs" if self.device.kind == "cuda" else "can"
+
+
+def _dtype(problem: Problem) -> str:
+    return "fp64" if problem.dtype is torch.float64 else problem.dtype_key
 
 
 def explain_problem(problem: Problem, device: Device) -> Explanation:

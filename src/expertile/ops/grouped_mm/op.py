@@ -8,12 +8,14 @@ from typing import Any
 import torch
 
 from expertile.ops.grouped_mm.autograd import gradients
+from expertile.ops.torch_op import Placements, differentiable
 
 _SCHEMA = "(Tensor a, Tensor b, Tensor? offs, Tensor? bias, ScalarType? out_dtype, str backend) -> Tensor"
 
 
-def install(forward: Callable[..., torch.Tensor]) -> None:
-    """Register the operator with `forward(a, b, offs=…, bias=…, out_dtype=…, backend=…)` as its kernel."""
+def install(forward: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """Register the operator with `forward(a, b, offs=…, bias=…, out_dtype=…, backend=…)` as its kernel; returns what
+    calls it, with the arguments of the schema."""
 
     @torch.library.custom_op("expertile::grouped_mm", mutates_args=(), schema=_SCHEMA)
     def grouped_mm_op(
@@ -27,7 +29,21 @@ def install(forward: Callable[..., torch.Tensor]) -> None:
         return forward(a, b, offs=offs, bias=bias, out_dtype=out_dtype, backend=backend)
 
     grouped_mm_op.register_fake(_fake)
-    grouped_mm_op.register_autograd(_backward, setup_context=_setup)
+
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
+        a, b, offs, bias = ctx.saved_tensors
+
+        def product(
+            x: torch.Tensor, y: torch.Tensor, *, offs: torch.Tensor | None = None, out_dtype: torch.dtype | None = None
+        ) -> torch.Tensor:
+            return run(x, y, offs, None, out_dtype, ctx.backend)
+
+        needs = (ctx.needs_input_grad[0], ctx.needs_input_grad[1], ctx.needs_input_grad[3])
+        da, db, dbias = gradients(product, grad, a, b, offs, bias, needs)
+        return da, db, None, dbias, None, None
+
+    run = differentiable(grouped_mm_op, backward, _setup, _sharding)
+    return run
 
 
 def _fake(
@@ -55,14 +71,27 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
     ctx.save_for_backward(a, b, offs, bias)
 
 
-def _backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
-    a, b, offs, bias = ctx.saved_tensors
+def _sharding(a: Any, b: Any, offs: Any, bias: Any, out_dtype: Any, backend: str) -> Placements:
+    """How DTensors may be placed over one dimension of a mesh; `offs` is whole on every rank."""
+    from torch.distributed.tensor import Partial, Replicate, Shard
 
-    def product(
-        x: torch.Tensor, y: torch.Tensor, *, offs: torch.Tensor | None = None, out_dtype: torch.dtype | None = None
-    ) -> torch.Tensor:
-        return torch.ops.expertile.grouped_mm(x, y, offs, None, out_dtype, ctx.backend)
-
-    needs = (ctx.needs_input_grad[0], ctx.needs_input_grad[1], ctx.needs_input_grad[3])
-    da, db, dbias = gradients(product, grad, a, b, offs, bias, needs)
-    return da, db, None, dbias, None, None
+    whole, ends = Replicate(), None if offs is None else Replicate()
+    # (out, a, b, bias) of what splits the rows, the columns or the sum, by the dimensions of a and b.
+    if a.ndim == 3 and b.ndim == 3:
+        ways: list[tuple[Any, ...]] = [
+            (Shard(0), Shard(0), Shard(0), Shard(0)),
+            (Shard(1), Shard(1), whole, whole),
+            (Shard(2), whole, Shard(2), Shard(1)),
+        ]
+    elif a.ndim == 2 and b.ndim == 2:
+        ways = [(Shard(1), Shard(0), whole, None), (Shard(2), whole, Shard(1), None)]
+    elif a.ndim == 2:
+        ways = [(Shard(1), whole, Shard(2), Shard(1))]
+    else:
+        ways = [(Shard(0), Shard(1), whole, None)]
+    ways.append((whole, whole, whole, whole))
+    if bias is None:  # partial sums would each have it
+        ways += [(Partial(), Partial(), whole, None), (Partial(), whole, Partial(), None)]
+        if (a.ndim, b.ndim) != (2, 2):  # each rank would hold the rows of other groups
+            ways.append((Partial(), Shard(a.ndim - 1), Shard(b.ndim - 2), None))
+    return [([out], [x, y, ends, None if bias is None else z, None, None]) for out, x, y, z in ways]

@@ -26,6 +26,7 @@ from expertile.ragged import sizes_from_offs
 from expertile.roofline import Work
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+ALL_DTYPES = (*DTYPES, torch.float64)  # the last in torch's own products, one per group: so that gradcheck runs
 
 
 class Layout(StrEnum):
@@ -79,7 +80,7 @@ class Problem:
     @property
     def dtype_key(self) -> str:
         """The key of the matrix unit in `Device.peak_flops`."""
-        return dtype_key(self.dtype, self.allow_tf32)
+        return "fp32" if self.dtype is torch.float64 else dtype_key(self.dtype, self.allow_tf32)
 
     @cached_property
     def out_shape(self) -> tuple[int, ...]:
@@ -163,21 +164,26 @@ class Problem:
         layout = _BY_DIMS.get((len(a.shape), len(b.shape)))
         if layout is None:
             raise ValueError(f"a, b: expected 2 or 3 dimensions each, got a {list(a.shape)} and b {list(b.shape)}")
-        if a.dtype not in DTYPES:
-            raise ValueError(f"a: expected dtype {_names(DTYPES)}, got {a.dtype}")
+        if a.dtype not in ALL_DTYPES:
+            raise ValueError(f"a: expected dtype {_names(ALL_DTYPES)}, got {a.dtype}")
         if b.dtype != a.dtype:
             raise ValueError(f"b: expected dtype {a.dtype} as a has, got {b.dtype}")
         if b.device != a.device:
             raise ValueError(f"b: expected device {a.device} as a has, got {b.device}")
         out_dtype = a.dtype if out_dtype is None else out_dtype
-        if out_dtype not in DTYPES:
-            raise ValueError(f"out_dtype: expected {_names(DTYPES)}, got {out_dtype}")
+        allowed = ALL_DTYPES if a.dtype is torch.float64 else DTYPES
+        if out_dtype not in allowed:
+            raise ValueError(f"out_dtype: expected {_names(allowed)}, got {out_dtype}")
         m, k, n = a.shape[-2], a.shape[-1], b.shape[-1]
         if b.shape[-2] != k:
             raise ValueError(f"b: expected {k} rows (a's last dimension), got {b.shape[-2]} in shape {list(b.shape)}")
         if layout is Layout.BATCHED and a.shape[0] != b.shape[0]:
             raise ValueError(f"b: expected {a.shape[0]} groups as a has, got {b.shape[0]} in shape {list(b.shape)}")
         groups = _groups(layout, a, b, offs)
+        if layout is Layout.RAGGED_M and groups == 0 and m > 0:
+            raise ValueError(f"b: expected at least one group for {m} rows of a, got shape {list(b.shape)}")
+        if layout is Layout.RAGGED_N and groups == 0 and n > 0:
+            raise ValueError(f"a: expected at least one group for {n} columns of b, got shape {list(a.shape)}")
         if bias is not None:
             _check_bias(layout, bias, groups, n, a)
         return Problem(
@@ -187,11 +193,9 @@ class Problem:
 
 
 def tf32_allowed() -> bool:
-    """Whether torch lets float32 products on CUDA run in TF32, by either of its two switches."""
-    try:
-        return torch.backends.cuda.matmul.allow_tf32
-    except RuntimeError:  # the newer per-operator switch has been used, and torch refuses to mix them
-        return torch.backends.cuda.matmul.fp32_precision == "tf32"
+    """Whether torch lets float32 products on CUDA run in TF32."""
+    # It says so after either switch has been used; the older one, allow_tf32, raises once the newer has been.
+    return torch.backends.cuda.matmul.fp32_precision == "tf32"
 
 
 def _names(dtypes: Sequence[torch.dtype]) -> str:
@@ -231,8 +235,9 @@ def _check_bias(layout: Layout, bias: Description, groups: int, n: int, a: Descr
         raise ValueError("bias: expected None unless a's rows are grouped (2-D x 3-D or 3-D x 3-D), got a tensor")
     if tuple(bias.shape) != (groups, n):
         raise ValueError(f"bias: expected shape [{groups}, {n}] (groups, columns of out), got {list(bias.shape)}")
-    if bias.dtype not in DTYPES:
-        raise ValueError(f"bias: expected dtype {_names(DTYPES)}, got {bias.dtype}")
+    allowed = ALL_DTYPES if a.dtype is torch.float64 else DTYPES
+    if bias.dtype not in allowed:
+        raise ValueError(f"bias: expected dtype {_names(allowed)}, got {bias.dtype}")
     if bias.device != a.device:
         raise ValueError(f"bias: expected device {a.device} as a has, got {bias.device}")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from expertile.ops.grouped_mm.problem import tf32_allowed
 from expertile.ragged import sizes_from_offs
 
 
@@ -19,12 +20,13 @@ def reference(
     Rows (RAGGED_M) or columns (RAGGED_N) past offs[-1] are NaN, so that nobody compares them by accident.
     TF32 is off while it runs. Reads `offs` on the host.
     """
-    allowed = torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = False
+    if not tf32_allowed():
+        return _loop(a, b, offs, bias, dtype)
+    torch.backends.cuda.matmul.fp32_precision = "ieee"
     try:
         return _loop(a, b, offs, bias, dtype)
     finally:
-        torch.backends.cuda.matmul.allow_tf32 = allowed
+        torch.backends.cuda.matmul.fp32_precision = "tf32"
 
 
 def _loop(

@@ -6,6 +6,8 @@ import torch
 import triton
 import triton.language as tl
 
+from expertile.ops.launch.versions import FP_FUSION
+
 
 @triton.jit
 def _zero_tail_kernel(x_ptr, offs_ptr, last_group, length, width, stride_ragged, stride_other, BLOCK: tl.constexpr):
@@ -29,7 +31,11 @@ def zero_tail(x: torch.Tensor, offs: torch.Tensor, dim: int) -> torch.Tensor:
     if x.is_cuda and type(x) is torch.Tensor and not torch.is_grad_enabled():
         length, width = x.shape[dim], x.shape[1 - dim]
         grid = (triton.cdiv(length, 128), triton.cdiv(width, 64))
-        _zero_tail_kernel[grid](x, offs, offs.shape[0] - 1, length, width, x.stride(dim), x.stride(1 - dim), BLOCK=128)
+        strides = (x.stride(dim), x.stride(1 - dim))
+        _zero_tail_kernel[grid](x, offs, offs.shape[0] - 1, length, width, *strides, BLOCK=128, **FP_FUSION)
         return x
-    inside = torch.arange(x.shape[dim], device=x.device) < offs[-1]
+    if hasattr(offs, "placements"):  # a DTensor, which compares with DTensors alone
+        inside = offs.new_ones(x.shape[dim]).cumsum(0) <= offs[-1]
+    else:
+        inside = torch.arange(x.shape[dim], device=x.device) < offs[-1]
     return torch.where(inside.unsqueeze(1 - dim), x, 0.0)

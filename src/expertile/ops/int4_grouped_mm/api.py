@@ -17,8 +17,7 @@ from expertile.ops.int4_grouped_mm.backend import Backend, Operands
 from expertile.ops.int4_grouped_mm.backends import by_name
 from expertile.ops.int4_grouped_mm.choose import choose
 from expertile.ops.int4_grouped_mm.problem import Int4Problem
-
-_PLAIN = (torch.Tensor, torch.nn.Parameter)
+from expertile.ops.torch_op import traced
 
 
 def int4_grouped_mm(
@@ -65,12 +64,10 @@ def int4_grouped_mm(
         raise ValueError("w: expected weights that need no gradient, got scales or zeros with requires_grad")
     if a.device.type != "meta" and torch.is_autocast_enabled(a.device.type):
         a = a.to(w.dtype)
-    if torch.compiler.is_compiling() or type(a) not in _PLAIN:
+    if traced(a):
         if config is not None or check:
             raise ValueError("config, check: expected None and False under torch.compile, got other values")
-        return torch.ops.expertile.int4_grouped_mm(
-            a, w.packed, w.scales, w.zeros, w.group_size, offs, bias, out_dtype, backend
-        )
+        return _call(a, w.packed, w.scales, w.zeros, w.group_size, offs, bias, out_dtype, backend)
     if check:
         Int4Problem.of(a, w, offs, bias, out_dtype, check=True)
     product = partial(_forward, backend=backend, config=config)
@@ -120,4 +117,4 @@ def _planned(
     return problem, *select(problem, _device(device.type, device.index), backend, None)
 
 
-op.install(_forward)
+_call = op.install(_forward)

@@ -14,6 +14,7 @@ from expertile.int4.packing import words
 from expertile.int4.weight import Int4Weight
 from expertile.ops.grouped_mm.backends._persistent import current_device
 from expertile.ops.int4_grouped_mm.backends._triton_unpack import in_order
+from expertile.ops.launch.versions import FP_FUSION
 
 _ROWS = 64
 
@@ -59,6 +60,7 @@ def dequantize_on_gpu(w: Int4Weight, dtype: torch.dtype) -> torch.Tensor:
         _dequantize_kernel[grid](
             words(w.packed), w.scales, w.zeros, out, n, k,
             HALF=w.half, GROUP_SIZE=w.group_size, HAS_ZEROS=w.zeros is not None, ROWS=_ROWS, BLOCKS=blocks,
+            **FP_FUSION,
         )  # fmt: skip
     return out
 

@@ -12,9 +12,11 @@ from typing import Any
 import torch
 
 from expertile.int4.weight import Int4Weight
+from expertile.ops.grouped_mm.api import operator
 from expertile.ops.grouped_mm.autograd import _bias_gradient
 from expertile.ops.grouped_mm.tail import zero_tail
 from expertile.ops.int4_grouped_mm import dequantize  # noqa: F401  (registers expertile::int4_dequantize)
+from expertile.ops.torch_op import differentiable
 
 _SCHEMA = (
     "(Tensor a, Tensor packed, Tensor scales, Tensor? zeros, int group_size, Tensor? offs, Tensor? bias, "
@@ -22,8 +24,9 @@ _SCHEMA = (
 )
 
 
-def install(forward: Callable[..., torch.Tensor]) -> None:
-    """Register the operator with `forward(a, w, offs=…, bias=…, out_dtype=…, backend=…)`."""
+def install(forward: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """Register the operator with `forward(a, w, offs=…, bias=…, out_dtype=…, backend=…)`; returns what calls it, with
+    the arguments of the schema."""
 
     @torch.library.custom_op("expertile::int4_grouped_mm", mutates_args=(), schema=_SCHEMA)
     def int4_grouped_mm_op(
@@ -41,7 +44,7 @@ def install(forward: Callable[..., torch.Tensor]) -> None:
         return forward(a, w, offs=offs, bias=bias, out_dtype=out_dtype, backend=backend)
 
     int4_grouped_mm_op.register_fake(_fake)
-    int4_grouped_mm_op.register_autograd(_backward, setup_context=_setup)
+    return differentiable(int4_grouped_mm_op, _backward, _setup)
 
 
 def _fake(
@@ -82,7 +85,7 @@ def _backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
 def _product(
     x: torch.Tensor, y: torch.Tensor, *, offs: torch.Tensor, out_dtype: torch.dtype | None = None
 ) -> torch.Tensor:
-    return torch.ops.expertile.grouped_mm(x, y, offs, None, out_dtype, "auto")
+    return operator(x, y, offs, None, out_dtype, "auto")
 
 
 class Int4MM(torch.autograd.Function):

@@ -16,8 +16,7 @@ from expertile.ops.scaled_grouped_mm.backend import Backend, Operands
 from expertile.ops.scaled_grouped_mm.backends import by_name
 from expertile.ops.scaled_grouped_mm.choose import choose
 from expertile.ops.scaled_grouped_mm.problem import ScaledProblem
-
-_PLAIN = (torch.Tensor, torch.nn.Parameter)
+from expertile.ops.torch_op import traced
 
 
 def scaled_grouped_mm(
@@ -71,7 +70,7 @@ def scaled_grouped_mm(
     for name, x in (("a", a), ("b", b), ("scale_a", scale_a), ("scale_b", scale_b), ("offs", offs), ("bias", bias)):
         if not isinstance(x, torch.Tensor) and (x is not None or name not in ("offs", "bias")):
             raise ValueError(f"{name}: expected a torch.Tensor, got {type(x).__name__}")
-    if torch.compiler.is_compiling() or type(a) not in _PLAIN:
+    if traced(a):
         if config is not None or check:
             raise ValueError("config, check: expected None and False under torch.compile, got other values")
         return torch.ops.expertile.scaled_grouped_mm(a, b, scale_a, scale_b, offs, bias, out_dtype, backend)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import types
 from collections.abc import Iterator
 from typing import Any
@@ -9,16 +11,19 @@ from typing import Any
 import pytest
 import torch
 import triton
-from triton.backends.nvidia.driver import wrap_handle_tensordesc
 from triton.runtime.driver import driver
 
 from expertile.ops.grouped_mm.backend import Operands
 from expertile.ops.grouped_mm.backends import _gluon_launch, _launch, gluon_hopper
 from expertile.ops.grouped_mm.backends._gluon_kernel import grouped_mm_kernel
 from expertile.ops.grouped_mm.problem import Layout, Problem
+from expertile.ops.launch import versions
 from tests.ops.grouped_mm import cases
 from tests.ops.grouped_mm.cases import Case
+from tests.support import fake_launcher
+from tests.support.fake_cuda import BOX
 from tests.support.fake_driver import FakeDriver, compile_only
+from tests.support.fake_launcher import Launched
 
 CASES = (
     Case("m", Layout.RAGGED_M, (100, 28), n=512, k=256),
@@ -29,7 +34,13 @@ CASES = (
 
 
 @pytest.fixture
-def encoded() -> Iterator[list[tuple[Any, ...]]]:
+def launched() -> list[Launched]:
+    """What Triton's C function is called with."""
+    return []
+
+
+@pytest.fixture
+def encoded(launched: list[Launched]) -> Iterator[list[tuple[Any, ...]]]:
     """A driver whose descriptors are the arguments they were encoded from; yields those arguments."""
     seen: list[tuple[Any, ...]] = []
 
@@ -40,7 +51,7 @@ def encoded() -> Iterator[list[tuple[Any, ...]]]:
 
     before = driver._active
     fake = FakeDriver(90)
-    fake.utils = types.SimpleNamespace(fill_tma_descriptor=fill)  # type: ignore[attr-defined]
+    fake.utils = fake_launcher.utils(fill, launched)  # type: ignore[attr-defined]
     _launch._encode.cache_clear()
     with compile_only(90):
         driver.set_active(fake)
@@ -49,38 +60,20 @@ def encoded() -> Iterator[list[tuple[Any, ...]]]:
     driver._active = before
 
 
-def _compiled(problem: Problem, operands: Operands, out: torch.Tensor, calls: list[Any]) -> tuple[Any, tuple[Any, ...]]:
-    """A compiled kernel whose launcher appends its arguments to `calls`, and the kernel's arguments."""
-    config = gluon_hopper.Config()
-    args, options = _gluon_launch.arguments(problem, operands, config, out)
-    kernel = grouped_mm_kernel.run(*args, grid=(1,), warmup=True, **options)
-    launcher = types.SimpleNamespace(
-        launch=wrap_handle_tensordesc(
-            lambda *a: calls.append(a), kernel.src.signature, kernel.metadata.tensordesc_meta
-        ),
-        global_scratch_size=0,
-        profile_scratch_size=0,
-        launch_cooperative_grid=False,
-        launch_pdl=True,
-    )
-    fake = types.SimpleNamespace(
-        run=launcher, function=7, packed_metadata=(12, 1, 1000), metadata=kernel.metadata, src=kernel.src
-    )
-    return fake, args
-
-
 @pytest.mark.compile
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_the_same_launch_as_by_triton(case: Case, encoded: list[tuple[Any, ...]]) -> None:
+def test_the_same_launch_as_by_triton(
+    case: Case, encoded: list[tuple[Any, ...]], launched: list[Launched]
+) -> None:
     a, b, offs, bias = cases.make(case)
     operands = Operands(a, b, offs, bias)
     problem = Problem.from_tensors(a, b, offs, bias, case.out_dtype)
     out = cases.poisoned_out(case)
-    calls: list[Any] = []
-    kernel, args = _compiled(problem, operands, out, calls)
+    args, options = _gluon_launch.arguments(problem, operands, gluon_hopper.Config(), out)
+    compiled = grouped_mm_kernel.run(*args, grid=(1,), warmup=True, **options)
+    kernel = fake_launcher.loaded(compiled, launched, (12, 1, 1000))
     constants = (None,) * (len(grouped_mm_kernel.arg_names) - len(args))
-    head = (132, 1, 1, 0, 7, False, True, None, None, (12, 1, 1000), None, None, None)
-    kernel.run.launch(*head, *args, *constants)
+    kernel.launch_by_triton(132, *args, *constants)
 
     direct = _launch.prepare(kernel)
     assert direct is not None
@@ -92,10 +85,10 @@ def test_the_same_launch_as_by_triton(case: Case, encoded: list[tuple[Any, ...]]
     )
     rest = (*args[3:6], *made.sizes, *constants)
     direct(device, 132, tensors, rest)
-    assert len(calls) == 2
-    assert len(calls[0]) == len(calls[1])
-    for by_triton, by_us in zip(*calls, strict=True):
-        assert by_triton is by_us or by_triton == by_us
+    by_triton, by_us = launched
+    assert by_triton.head == by_us.head and kernel.run.launch_pdl in by_us.head
+    for expected, got in zip(by_triton.arguments, by_us.arguments, strict=True):
+        assert expected is got or expected == got
     assert len(encoded) == 6 and encoded[:3] == encoded[3:]
 
     direct(device, 132, tensors, rest)
@@ -106,7 +99,7 @@ def test_the_same_launch_as_by_triton(case: Case, encoded: list[tuple[Any, ...]]
 
 
 def test_caches_are_bounded(encoded: list[tuple[Any, ...]]) -> None:
-    tensor = _launch.Tensor([64, 64], [64, 1], 3, 2, 10, [64, 64])
+    tensor = _launch.Tensor([64, 64], [64, 1], BOX)
     limit = _launch._encode.cache_info().maxsize
     assert limit is not None
     for address in range(0, 16 * (limit + 100), 16):
@@ -116,11 +109,18 @@ def test_caches_are_bounded(encoded: list[tuple[Any, ...]]) -> None:
     assert _gluon_launch.compiled.cache_info().maxsize is not None
 
 
-def test_other_versions_and_scratch_memory_are_left_to_triton(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scratch_memory_and_versions_not_known_are_left_to_triton(monkeypatch: pytest.MonkeyPatch) -> None:
     kernel = types.SimpleNamespace(run=types.SimpleNamespace(global_scratch_size=64, profile_scratch_size=0))
     assert _launch.prepare(kernel) is None
-    monkeypatch.setattr(triton, "__version__", "3.9.0")
+    monkeypatch.setattr(versions, "KNOWN", False)
     assert _launch.prepare(types.SimpleNamespace()) is None
+
+
+@pytest.mark.parametrize("triton", ["3.5.1", "3.10.0"])
+def test_a_version_not_known_is_warned_of_once(triton: str) -> None:
+    code = f"import triton; triton.__version__ = {triton!r}; import expertile.ops.launch.versions; import expertile"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stderr.count(f"this is {triton}") == 1
 
 
 def test_profilers_see_launches(monkeypatch: pytest.MonkeyPatch) -> None:

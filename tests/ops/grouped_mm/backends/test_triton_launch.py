@@ -4,7 +4,6 @@ would have handed over, and one kernel for all numbers of tokens."""
 from __future__ import annotations
 
 import contextlib
-import types
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -13,7 +12,6 @@ from unittest import mock
 import pytest
 import torch
 import triton
-from triton.backends.nvidia.driver import wrap_handle_tensordesc
 from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 
@@ -23,7 +21,9 @@ from expertile.ops.grouped_mm.backends import _launch, _persistent, _triton_laun
 from expertile.ops.grouped_mm.problem import Layout, Problem
 from tests.ops.grouped_mm import cases
 from tests.ops.grouped_mm.cases import Case
+from tests.support import fake_launcher
 from tests.support.fake_driver import FakeDriver, compile_only
+from tests.support.fake_launcher import Launched
 
 pytestmark = [
     pytest.mark.compile,
@@ -46,13 +46,14 @@ CONFIGS = ((triton_pointer.BACKEND, POINTER), (triton_tma.BACKEND, TMA))
 
 
 @contextlib.contextmanager
-def fake_gpu() -> Iterator[list[tuple[Any, ...]]]:
-    """An H200 as its tensors, driver and Triton's compiler see it; yields what Triton is called with to launch."""
+def fake_gpu(seen: list[Launched] | None = None) -> Iterator[list[tuple[Any, ...]]]:
+    """An H200 as its tensors, driver and Triton's compiler see it; yields what Triton is called with to launch. What
+    its C function is called with is appended to `seen`."""
     calls: list[tuple[Any, ...]] = []
     fake = FakeDriver(90)
     fake.get_current_device = lambda: 90  # type: ignore[method-assign]  # torch has no device number 1090
-    fake.utils = types.SimpleNamespace(  # type: ignore[attr-defined]
-        fill_tma_descriptor=lambda *args: tuple(tuple(a) if isinstance(a, list) else a for a in args)
+    fake.utils = fake_launcher.utils(  # type: ignore[attr-defined]
+        lambda *args: tuple(tuple(a) if isinstance(a, list) else a for a in args), [] if seen is None else seen
     )
     with compile_only(90), contextlib.ExitStack() as stack:
         driver.set_active(fake)
@@ -75,27 +76,6 @@ def fake_gpu() -> Iterator[list[tuple[Any, ...]]]:
         yield calls
 
 
-class _Launcher:
-    """Stands for the generated C function: keeps what it is called with."""
-
-    def __init__(self, seen: list[tuple[Any, ...]]) -> None:
-        self.seen = seen
-
-    def __call__(self, *args: Any) -> None:
-        self.seen.append(args)
-
-
-def _loaded(kernel: Any, seen: list[tuple[Any, ...]]) -> Any:
-    """`kernel` as if its binary were loaded."""
-    launcher = types.SimpleNamespace(
-        launch=wrap_handle_tensordesc(_Launcher(seen), kernel.src.signature, kernel.metadata.tensordesc_meta),
-        global_scratch_size=0, profile_scratch_size=0, launch_cooperative_grid=False, launch_pdl=False,
-    )  # fmt: skip
-    return types.SimpleNamespace(
-        run=launcher, function=7, packed_metadata=(4, 1, 1000), metadata=kernel.metadata, src=kernel.src
-    )
-
-
 def _problem(case: Case, operands: Operands) -> Problem:
     problem = Problem.from_tensors(operands.a, operands.b, operands.offs, operands.bias, case.out_dtype)
     return replace(problem, device_type="cuda", group_sizes=None)
@@ -107,16 +87,16 @@ def test_the_same_kernel_and_arguments_as_by_triton(backend: Backend, config: An
     operands = Operands(*cases.make(case))
     problem, out = _problem(case, operands), cases.poisoned_out(case)
     assert backend.supports(problem, H200) is None
-    seen: list[tuple[Any, ...]] = []
+    seen: list[Launched] = []
     prepare = _launch.prepare
-    with fake_gpu() as calls:
+    with fake_gpu(seen) as calls:
         with mock.patch.object(_launch, "prepare", lambda kernel: None):
             backend.run(problem, operands, config, out)
         by_triton, grid, args, warmup = calls[-1]
         assert not warmup
         for cache in (_triton_launch._compile, triton_pointer._plan, triton_tma._plan):
             cache.cache_clear()
-        loaded = _loaded(by_triton, seen)
+        loaded = fake_launcher.loaded(by_triton, seen)
         with mock.patch.object(_launch, "prepare", lambda kernel: prepare(loaded)):
             backend.run(problem, operands, config, out)
         ours, _, _, warmup = calls[-1]
@@ -124,15 +104,12 @@ def test_the_same_kernel_and_arguments_as_by_triton(backend: Backend, config: An
         assert ours is by_triton, "specialised on something else"
         assert not ours.metadata.launch_pdl and "griddepcontrol" not in ours.asm["ptx"]
         constants = (None,) * (len(by_triton.src.fn.arg_names) - len(args))
-        loaded.run.launch(
-            *grid, 1, 1, 0, 7, False, False, None, None, (4, 1, 1000), None, None, None, *args, *constants
-        )
+        loaded.launch_by_triton(*grid, *args, *constants)
     (direct, usual), types_ = seen, by_triton.src.signature.values()
-    assert len(direct) == len(usual)
-    assert direct[:13] == usual[:13]
+    assert direct.head == usual.head
     flat = [kind for t in types_ for kind in _flat(t)]
     compared = 0
-    for kind, got, expected in zip(flat, direct[13:], usual[13:], strict=True):
+    for kind, got, expected in zip(flat, direct.arguments, usual.arguments, strict=True):
         if kind == "constexpr":
             continue  # known to the compiled kernel
         compared += 1
@@ -200,9 +177,9 @@ def test_what_fills_a_multiprocessor_starts_early(block_n: int, early: bool) -> 
 def test_profilers_see_launches(monkeypatch: pytest.MonkeyPatch) -> None:
     case = CASES[0]
     operands = Operands(*cases.make(case))
-    seen: list[tuple[Any, ...]] = []
+    seen: list[int] = []
     with fake_gpu() as calls:
-        compiled = _launch.Compiled(_Launcher(seen), 0, (), ({},) * 3, lambda device: 0, lambda: 90)
+        compiled = _launch.Compiled(lambda programs, *_: seen.append(programs), 0, (), lambda device: 0, lambda: 90)
         with mock.patch.object(_launch, "prepare", lambda kernel: compiled):
             triton_pointer.run(_problem(case, operands), operands, POINTER, None)
             assert len(seen) == 1 and calls[-1][3]

@@ -15,10 +15,11 @@ product takes its left operand. A consumer never waits for its last product befo
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
 
 from expertile.ops.attention.backends._hopper_context import Backward
 from expertile.ops.attention.backends._hopper_tiles import load_rows
+from expertile.ops.launch.versions import tma_load
 
 
 @gluon.jit
@@ -32,11 +33,11 @@ def load_stage(p, batch, q_head, kv_head, start, length, row, stats, step, LOOP_
         STAT_BYTES: gl.constexpr = p.lse_desc.block_type.nbytes
         mbarrier.expect(p.a_full.index(i), A_BYTES + STAT_BYTES)
         load_rows(p.a_desc, batch, q_head, start, length, row, p.a_full.index(i), p.a_smem.index(i), p.VARLEN)
-        tma.async_copy_global_to_shared(p.lse_desc, [stats + row], p.a_full.index(i), p.lse_smem.index(i))
+        tma_load(p.lse_desc, [stats + row], p.a_full.index(i), p.lse_smem.index(i))
         mbarrier.wait(p.b_empty.index(i), phase)
         mbarrier.expect(p.b_full.index(i), A_BYTES + STAT_BYTES)
         load_rows(p.b_desc, batch, q_head, start, length, row, p.b_full.index(i), p.b_smem.index(i), p.VARLEN)
-        tma.async_copy_global_to_shared(p.delta_desc, [stats + row], p.b_full.index(i), p.delta_smem.index(i))
+        tma_load(p.delta_desc, [stats + row], p.b_full.index(i), p.delta_smem.index(i))
     else:
         mbarrier.expect(p.a_full.index(i), A_BYTES)
         load_rows(p.a_desc, batch, kv_head, start, length, row, p.a_full.index(i), p.a_smem.index(i), p.VARLEN)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from expertile.device import Device
 from expertile.ops.attention.problem import Problem
 from expertile.ops.grouped_mm.backends._gluon_launch import Blocks
+from expertile.ops.launch.versions import FP_FUSION
 
 _WRAP = 0x40000000
 
@@ -29,15 +32,15 @@ def flat(length: int, box: int) -> Blocks:
     return Blocks((length,), (1,), (box,))
 
 
-def registers(consumers: int) -> dict[str, int]:
+def registers(consumers: int) -> dict[str, Any]:
     """Launch options that divide the register file: 65536, by warps in fours, producer warp included.
 
     The first consumer gets what the others and the producer leave: as many as they.
     """
     warps = -(-(4 * consumers + 1) // 4) * 4
     each = 65536 // (warps * 32) // 8 * 8
-    return {"num_warps": 4, "maxnreg": each, "CONSUMER_REGS": 240 if consumers == 2 else 160, "PRODUCER_REGS": 24 if
-            consumers == 2 else 32}  # fmt: skip
+    consumer, producer = (240, 24) if consumers == 2 else (160, 32)
+    return {"num_warps": 4, "maxnreg": each, "CONSUMER_REGS": consumer, "PRODUCER_REGS": producer, **FP_FUSION}
 
 
 def heads_in_l2(p: Problem, rows: int, tensors: int, share: float, device: Device) -> int:

@@ -2,7 +2,8 @@
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import tma
+
+from expertile.ops.launch.versions import tma_load, tma_store
 
 # Ragged descriptors wrap 64-bit addresses around at this coordinate (see `_hopper_launch.rows_of_heads`).
 _WRAP: gl.constexpr = gl.constexpr(0x40000000)
@@ -95,9 +96,9 @@ def load_rows(desc, batch, head, start, length, row, bar, dst, VARLEN: gl.conste
     """TMA of a box of rows from row `row` of a sequence on; zeros past its end."""
     if VARLEN:
         at = [_WRAP, start + length, _WRAP - (length - row), head, 0]
-        tma.async_copy_global_to_shared(desc, at, bar, dst)
+        tma_load(desc, at, bar, dst)
     else:
-        tma.async_copy_global_to_shared(desc, [batch, head, row, 0], bar, dst)
+        tma_load(desc, [batch, head, row, 0], bar, dst)
 
 
 @gluon.jit
@@ -105,6 +106,6 @@ def store_rows(desc, batch, head, start, length, row, src, VARLEN: gl.constexpr)
     """TMA of a box of rows to row `row` of a sequence on; what lies past its end is dropped."""
     if VARLEN:
         at = [_WRAP, start + length, _WRAP - (length - row), head, 0]
-        tma.async_copy_shared_to_global(desc, at, src)
+        tma_store(desc, at, src)
     else:
-        tma.async_copy_shared_to_global(desc, [batch, head, row, 0], src)
+        tma_store(desc, [batch, head, row, 0], src)

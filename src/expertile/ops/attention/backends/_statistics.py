@@ -10,6 +10,7 @@ import triton
 from expertile.ops.attention.backend import Operands, Saved, lse_strides
 from expertile.ops.attention.backends._triton_backward import statistics_kernel
 from expertile.ops.attention.problem import Problem, row_strides
+from expertile.ops.launch.versions import FP_FUSION
 
 # A block of queries of any backward kernel divides it, so none needs a mask for its rows' statistics.
 STAT_PAD = 128
@@ -43,5 +44,6 @@ def compute(problem: Problem, operands: Operands, saved: Saved) -> Statistics:
         p.heads, p.q_len, 1.0 / p.scale,
         D=p.head_dim, PACKED=p.packed, HAS_DLSE=saved.dlse is not None, STAT_PAD=STAT_PAD, BLOCK_M=_BLOCK_M,
         BLOCK_D=max(16, triton.next_power_of_2(p.head_dim)), num_warps=4 if p.head_dim <= 128 else 8,
+        **FP_FUSION,
     )  # fmt: skip
     return Statistics(nlse, ndelta, stride_b, stride_h)

@@ -22,6 +22,7 @@ from expertile.ops.attention.backends._statistics import STAT_PAD
 from expertile.ops.attention.backends._triton_backward import dkdv_kernel, dq_kernel
 from expertile.ops.attention.backends._triton_forward import forward_kernel
 from expertile.ops.attention.problem import Problem, row_strides
+from expertile.ops.launch.versions import FP_FUSION
 
 _LOG2E = math.log2(math.e)
 
@@ -56,7 +57,7 @@ def forward(problem: Problem, operands: Operands, config: Config) -> tuple[torch
         *p.q_strides, *p.k_strides, *p.v_strides, *row_strides(out, p.packed), *lse_strides(p),
         p.heads, p.group, p.q_len, p.k_len, p.scale * _LOG2E,
         D=p.head_dim, CAUSAL=p.causal, PACKED=p.packed, BLOCK_M=config.block_m, BLOCK_N=config.block_n,
-        BLOCK_D=_block_d(p), num_warps=config.num_warps, num_stages=config.num_stages,
+        BLOCK_D=_block_d(p), num_warps=config.num_warps, num_stages=config.num_stages, **FP_FUSION,
     )  # fmt: skip
     return out, lse
 
@@ -86,7 +87,7 @@ def _options(problem: Problem, config: Config) -> dict[str, Any]:
     return {
         "D": problem.head_dim, "CAUSAL": problem.causal, "PACKED": problem.packed, "STAT_PAD": STAT_PAD,
         "BLOCK_M": config.block_m, "BLOCK_N": config.block_n, "BLOCK_D": _block_d(problem),
-        "num_warps": config.num_warps, "num_stages": config.num_stages,
+        "num_warps": config.num_warps, "num_stages": config.num_stages, **FP_FUSION,
     }  # fmt: skip
 
 

@@ -17,6 +17,7 @@ from expertile.ops.gathered_mm.backends._gluon_activation import activate_backwa
 from expertile.ops.gathered_mm.backends._gluon_epilogue import pairs
 from expertile.ops.grouped_mm.backends._gluon_columns import halves, pieces
 from expertile.ops.grouped_mm.backends._gluon_tiles import WRAP
+from expertile.ops.launch.versions import tma_load, tma_store
 
 # Columns are worked on in this many parts, whose intermediate results fit the registers.
 _PARTS: gl.constexpr = gl.constexpr(4)
@@ -56,10 +57,10 @@ def fetch_pre(p, row, row_end, col, WHO: gl.constexpr):
         buf = p.c_smem.index(3 * WHO + h)
         if p.INTERLEAVED:
             at = [WRAP, row_end, WRAP - (row_end - row), 2 * col + h * HALF]
-            tma.async_copy_global_to_shared(p.pre_desc, at, bar, buf)
+            tma_load(p.pre_desc, at, bar, buf)
         else:
             at = [WRAP, row_end, WRAP - (row_end - row), h, col]
-            tma.async_copy_global_to_shared(p.pre_desc, at, bar, buf.reshape([1, 1, p.BLOCK_M, 1, HALF]))
+            tma_load(p.pre_desc, at, bar, buf.reshape([1, 1, p.BLOCK_M, 1, HALF]))
 
 
 @gluon.jit
@@ -112,13 +113,13 @@ def _half(p, a, weight, row, row_end, col, PHASE: gl.constexpr, WHO: gl.constexp
     fence_async_shared()
     at = [WRAP, row_end, WRAP - (row_end - row)]
     if p.INTERLEAVED:
-        tma.async_copy_shared_to_global(p.dpre_desc, [at[0], at[1], at[2], 2 * col], first)
-        tma.async_copy_shared_to_global(p.dpre_desc, [at[0], at[1], at[2], 2 * col + HALF], second)
+        tma_store(p.dpre_desc, [at[0], at[1], at[2], 2 * col], first)
+        tma_store(p.dpre_desc, [at[0], at[1], at[2], 2 * col + HALF], second)
     else:
         box: gl.constexpr = p.dpre_desc.block_type.shape
-        tma.async_copy_shared_to_global(p.dpre_desc, [at[0], at[1], at[2], 0, col], first.reshape(box))
-        tma.async_copy_shared_to_global(p.dpre_desc, [at[0], at[1], at[2], 1, col], second.reshape(box))
-    tma.async_copy_shared_to_global(p.out_desc, [at[0], at[1], at[2], col], third)
+        tma_store(p.dpre_desc, [at[0], at[1], at[2], 0, col], first.reshape(box))
+        tma_store(p.dpre_desc, [at[0], at[1], at[2], 1, col], second.reshape(box))
+    tma_store(p.out_desc, [at[0], at[1], at[2], col], third)
     return sums
 
 

@@ -12,6 +12,7 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 from expertile.ops.gathered_mm.backends._gluon_activation import activate
 from expertile.ops.grouped_mm.backends._gluon_columns import beside, halves, pieces
 from expertile.ops.grouped_mm.backends._gluon_tiles import WRAP
+from expertile.ops.launch.versions import tma_store
 
 
 @gluon.jit
@@ -53,12 +54,12 @@ def _store(p, desc, x, g, row, row_end, col, count, WHO: gl.constexpr, HALF: gl.
         buf.reshape([x.shape[0], PART]).store(cut[s])
         fence_async_shared()
         if p.PRODUCT == "wgrad":
-            tma.async_copy_shared_to_global(desc, [g, row, col + s * PART], buf)
+            tma_store(desc, [g, row, col + s * PART], buf)
         elif HALF is None:
-            tma.async_copy_shared_to_global(desc, [WRAP, row_end, WRAP - (row_end - row), col + s * PART], buf)
+            tma_store(desc, [WRAP, row_end, WRAP - (row_end - row), col + s * PART], buf)
         else:
             at = [WRAP, row_end, WRAP - (row_end - row), HALF, col + s * PART]
-            tma.async_copy_shared_to_global(desc, at, buf.reshape([1, 1, x.shape[0], 1, PART]))
+            tma_store(desc, at, buf.reshape([1, 1, x.shape[0], 1, PART]))
 
 
 @gluon.jit

@@ -12,11 +12,12 @@ delivers when that thread's copies have landed: nobody waits in between.
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
-from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 from expertile.ops.grouped_mm.backends._gluon_ring import advance
 from expertile.ops.grouped_mm.backends._gluon_tickets import draw, publish
 from expertile.ops.grouped_mm.backends._gluon_tiles import locate, make_plan
+from expertile.ops.launch.versions import cp_async, tma_load
 
 # Elements of one 16-byte copy.
 _VECTOR: gl.constexpr = gl.constexpr(8)
@@ -26,11 +27,11 @@ _VECTOR: gl.constexpr = gl.constexpr(8)
 def _load_b(p, g, col, k, bar, dst):
     if p.PRODUCT == "gated" and not p.INTERLEAVED:
         # Gate columns and the up columns that belong to them: one box of [2, BLOCK_N / 2].
-        tma.async_copy_global_to_shared(p.b_desc, [g, 0, col // 2, k], bar, dst)
+        tma_load(p.b_desc, [g, 0, col // 2, k], bar, dst)
     elif p.B_K_MAJOR:
-        tma.async_copy_global_to_shared(p.b_desc, [g, col, k], bar, dst)
+        tma_load(p.b_desc, [g, col, k], bar, dst)
     else:
-        tma.async_copy_global_to_shared(p.b_desc, [g, k, col], bar, dst)
+        tma_load(p.b_desc, [g, k, col], bar, dst)
 
 
 @gluon.jit
@@ -39,7 +40,7 @@ def _fill(p, g, row, col, k, i, phase):
     mbarrier.wait(p.empty.index(i), phase)
     bar = p.full.index(i)
     mbarrier.expect(bar, p.a_desc.block_type.nbytes + p.b_desc.block_type.nbytes)
-    tma.async_copy_global_to_shared(p.a_desc, [row, k], bar, p.a_smem.index(i))
+    tma_load(p.a_desc, [row, k], bar, p.a_smem.index(i))
     _load_b(p, g, col, k, bar, p.b_smem.index(i))
 
 
@@ -100,7 +101,7 @@ def _fill_gathered(p, source, token, g, col, k, left, column, i, phase):
     inside = gl.expand_dims(column < left, 0)
     if p.MASKED:
         inside = inside & gl.expand_dims(token >= 0, 1)
-    async_copy.async_copy_global_to_shared(a, source, mask=inside)
+    cp_async(a, source, mask=inside)
     async_copy.mbarrier_arrive(bar, increment_count=False)
 
 

@@ -15,6 +15,7 @@ from expertile.ops.gathered_mm.problem import GatherProblem, Product
 from expertile.ops.grouped_mm.backends import _gluon_queue
 from expertile.ops.grouped_mm.backends._gluon_launch import Blocks, ragged, tickets
 from expertile.ops.grouped_mm.backends._gluon_queue import Launch
+from expertile.ops.launch.versions import FP_FUSION
 
 _WRAP = 0x40000000
 _VECTOR = 8  # elements of a 16-byte copy
@@ -79,6 +80,7 @@ def plan(p: GatherProblem, config: Any, bias_dtype: torch.dtype, programs: int) 
         "CONSUMER_REGS": 208 if gathered else 232,
         "PRODUCER_REGS": 88 if gathered else 40,
         "num_warps": 4,
+        **FP_FUSION,
         "maxnreg": 168,
         # Worth its while for few rows, of which the launch is a good part. Layers with many were 3 to 8 % faster before
         # the product after this one could come early (H200, SonicMoE's sizes, peers within 1 %). `combine` had a part

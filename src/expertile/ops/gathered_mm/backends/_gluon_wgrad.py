@@ -8,11 +8,12 @@ fetched two steps ahead. Rows past the end of the group are zeros on both sides.
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
-from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 from expertile.ops.grouped_mm.backends._gluon_ring import advance
 from expertile.ops.grouped_mm.backends._gluon_tickets import draw, publish
 from expertile.ops.grouped_mm.backends._gluon_tiles import WRAP, locate, make_plan
+from expertile.ops.launch.versions import cp_async, tma_load
 
 _VECTOR: gl.constexpr = gl.constexpr(8)  # elements of one 16-byte copy
 
@@ -34,18 +35,18 @@ def _fill(p, token, row, col, k0, k_len, k, r, column, i, phase):
     source = p.a + gl.expand_dims(token.to(gl.int64) * p.A_PITCH * _VECTOR, 1)
     if p.GATHERED == "b":
         mbarrier.expect(bar, p.a_desc.block_type.nbytes)
-        tma.async_copy_global_to_shared(p.a_desc, [at[0], at[1], at[2], row], bar, p.a_smem.index(i))
+        tma_load(p.a_desc, [at[0], at[1], at[2], row], bar, p.a_smem.index(i))
         dst = p.b_smem.index(i).reshape([p.BLOCK_K, p.BLOCK_N])
         column = column + col // _VECTOR * _VECTOR
         width = p.N // _VECTOR * _VECTOR
     else:
         mbarrier.expect(bar, p.b_desc.block_type.nbytes)
-        tma.async_copy_global_to_shared(p.b_desc, [at[0], at[1], at[2], col], bar, p.b_smem.index(i))
+        tma_load(p.b_desc, [at[0], at[1], at[2], col], bar, p.b_smem.index(i))
         dst = p.a_smem.index(i).reshape([p.BLOCK_K, p.BLOCK_M])
         column = column + row // _VECTOR * _VECTOR
         width = p.M // _VECTOR * _VECTOR
     inside = gl.expand_dims(r < k_len - k, 1) & gl.expand_dims(column < width, 0)
-    async_copy.async_copy_global_to_shared(dst, source + gl.expand_dims(column, 0), mask=inside)
+    cp_async(dst, source + gl.expand_dims(column, 0), mask=inside)
     async_copy.mbarrier_arrive(bar, increment_count=False)
 
 

@@ -32,6 +32,7 @@ from expertile.ops.grouped_mm.backends import triton_pointer
 from expertile.ops.grouped_mm.backends._persistent import groups_p2, tiles_bound
 from expertile.ops.grouped_mm.backends._triton_launch import Plan, Pointer, make_plan
 from expertile.ops.grouped_mm.backends.triton_pointer import Config
+from expertile.ops.launch.versions import FP_FUSION
 
 _SUM_ROWS = 256  # of one program of the second launch
 
@@ -58,6 +59,7 @@ def _plan(
         "BLOCK_N": block_n,
         "BLOCK_K": block_k,
         "num_warps": config.num_warps,
+        **FP_FUSION,
         "num_stages": config.num_stages,
     }
     if problem.product is Product.WGRAD:

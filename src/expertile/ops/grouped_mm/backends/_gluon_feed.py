@@ -2,36 +2,37 @@
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 from expertile.ops.grouped_mm.backends._gluon_ring import advance
 from expertile.ops.grouped_mm.backends._gluon_tickets import draw, publish
 from expertile.ops.grouped_mm.backends._gluon_tiles import WRAP, locate, make_plan
+from expertile.ops.launch.versions import tma_load
 
 
 @gluon.jit
 def _load_a(p, g, row, k0, k_len, k, bar, dst, pred):
     if p.LAYOUT == "ragged_k":
-        tma.async_copy_global_to_shared(p.a_desc, [WRAP, k0 + k_len, WRAP - k_len + k, row], bar, dst, pred)
+        tma_load(p.a_desc, [WRAP, k0 + k_len, WRAP - k_len + k, row], bar, dst, pred)
     elif p.LAYOUT == "batched":
         if p.A_K_MAJOR:
-            tma.async_copy_global_to_shared(p.a_desc, [g, row, k], bar, dst, pred)
+            tma_load(p.a_desc, [g, row, k], bar, dst, pred)
         else:
-            tma.async_copy_global_to_shared(p.a_desc, [g, k, row], bar, dst, pred)
+            tma_load(p.a_desc, [g, k, row], bar, dst, pred)
     elif p.A_K_MAJOR:
-        tma.async_copy_global_to_shared(p.a_desc, [row, k], bar, dst, pred)
+        tma_load(p.a_desc, [row, k], bar, dst, pred)
     else:
-        tma.async_copy_global_to_shared(p.a_desc, [k, row], bar, dst, pred)
+        tma_load(p.a_desc, [k, row], bar, dst, pred)
 
 
 @gluon.jit
 def _load_b(p, g, col, k0, k_len, k, bar, dst):
     if p.LAYOUT == "ragged_k":
-        tma.async_copy_global_to_shared(p.b_desc, [WRAP, k0 + k_len, WRAP - k_len + k, col], bar, dst)
+        tma_load(p.b_desc, [WRAP, k0 + k_len, WRAP - k_len + k, col], bar, dst)
     elif p.B_K_MAJOR:
-        tma.async_copy_global_to_shared(p.b_desc, [g, col, k], bar, dst)
+        tma_load(p.b_desc, [g, col, k], bar, dst)
     else:
-        tma.async_copy_global_to_shared(p.b_desc, [g, k, col], bar, dst)
+        tma_load(p.b_desc, [g, k, col], bar, dst)
 
 
 @gluon.jit

@@ -30,6 +30,7 @@ from expertile.ops.grouped_mm.backends._gluon_feed import feed
 from expertile.ops.grouped_mm.backends._gluon_ring import advance
 from expertile.ops.grouped_mm.backends._gluon_tickets import make_queue, take
 from expertile.ops.grouped_mm.backends._gluon_tiles import WRAP, k_range, locate, make_plan
+from expertile.ops.launch.versions import reinterpret, tma_store
 
 
 @gluon.jit
@@ -123,9 +124,9 @@ def _store(p, acc, g, row, row_end, col, tile, WHO: gl.constexpr, mma_layout: gl
         if p.LAYOUT == "ragged_m":
             # Rows past the end of the group fall outside the descriptor's box: the hardware drops them.
             at = [WRAP, row_end, WRAP - (row_end - row), col + s * PART_N]
-            tma.async_copy_shared_to_global(p.c_desc, at, buf)
+            tma_store(p.c_desc, at, buf)
         else:
-            tma.async_copy_shared_to_global(p.c_desc, [g, row, col + s * PART_N], buf)
+            tma_store(p.c_desc, [g, row, col + s * PART_N], buf)
 
 
 @gluon.jit
@@ -274,7 +275,7 @@ def grouped_mm_kernel(
     )
     a_smem = a_boxes
     if A_BOX < ROWS:
-        a_smem = a_boxes._reinterpret(a_desc.dtype, [STAGES * A_PARTS, ROWS, BLOCK_K], a_desc.layout)
+        a_smem = reinterpret(a_boxes, a_desc.dtype, [STAGES * A_PARTS, ROWS, BLOCK_K], a_desc.layout)
     b_smem = gl.allocate_shared_memory(b_desc.dtype, [STAGES] + b_desc.block_type.shape, b_desc.layout)
     c_smem = gl.allocate_shared_memory(c_desc.dtype, [CONSUMERS * C_SLOTS] + c_desc.block_type.shape, c_desc.layout)
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())

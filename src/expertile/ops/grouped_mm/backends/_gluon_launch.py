@@ -16,6 +16,7 @@ from expertile.ops.grouped_mm.backend import Operands
 from expertile.ops.grouped_mm.backends import _launch
 from expertile.ops.grouped_mm.backends._gluon_kernel import grouped_mm_kernel
 from expertile.ops.grouped_mm.problem import Layout, Problem
+from expertile.ops.launch.versions import FP_FUSION
 
 _WRAP = 0x40000000
 
@@ -112,6 +113,7 @@ def plan(p: Problem, config: Any, out_strides: tuple[int, ...], programs: int) -
         "CONSUMER_REGS": 232,
         "PRODUCER_REGS": 40,
         "num_warps": config.num_warps,
+        **FP_FUSION,
         # Warps come in fours; the register file holds 65536.
         "maxnreg": min(65536 // (-(-warps // 4) * 4 * 32) // 8 * 8, 248),
         "launch_pdl": True,

@@ -137,6 +137,8 @@ def _supports(problem: Problem, device: Device) -> str | None:
         return f"needs a CUDA GPU, got {device.name}"
     if problem.dtype is torch.bfloat16 and not device.at_least(8):
         return f"bfloat16 needs sm_80 or later, got {device.name}"
+    if problem.dtype is torch.float64:
+        return "float64 runs in torch's own products"
     if problem.has_bias:
         return "no bias"
     if problem.out_dtype is not problem.dtype:

@@ -41,7 +41,8 @@ def _multiply(x: torch.Tensor, y: torch.Tensor, bias: torch.Tensor | None, out: 
         if bias is not None:
             out += bias
     else:
-        product = torch.mm(x.float(), y.float())
+        dtype = torch.float64 if x.dtype is torch.float64 else torch.float32
+        product = torch.mm(x.to(dtype), y.to(dtype))
         out.copy_(product if bias is None else product + bias)
 
 

@@ -61,7 +61,8 @@ def _multiply(x: torch.Tensor, y: torch.Tensor, bias: torch.Tensor | None, out: 
         if bias is not None:
             out += bias[:, None]
     else:
-        product = torch.bmm(x.float(), y.float())
+        dtype = torch.float64 if x.dtype is torch.float64 else torch.float32
+        product = torch.bmm(x.to(dtype), y.to(dtype))
         out.copy_(product if bias is None else product + bias[:, None])
 
 

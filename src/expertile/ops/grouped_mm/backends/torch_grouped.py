@@ -86,6 +86,8 @@ def _some(sizes: tuple[int, ...] | None) -> str:
 
 
 def _supports(problem: Problem, device: Device) -> str | None:
+    if problem.dtype is torch.float64:
+        return "dtype must be bfloat16, float16 or float32, got torch.float64"
     if problem.has_bias:
         return "no bias"
     if problem.out_dtype is not problem.dtype:

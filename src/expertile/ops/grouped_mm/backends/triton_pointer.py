@@ -41,6 +41,7 @@ from expertile.ops.grouped_mm.backends._persistent import (
 )
 from expertile.ops.grouped_mm.backends._triton_launch import Plan, Pointer, make_plan
 from expertile.ops.grouped_mm.problem import Layout, Problem
+from expertile.ops.launch.versions import FP_FUSION
 
 
 @dataclass(frozen=True)
@@ -133,6 +134,7 @@ def _plan(
         "BLOCK_N": block_n,
         "BLOCK_K": block_k,
         "num_warps": config.num_warps,
+        **FP_FUSION,
         "num_stages": config.num_stages,
     }
     tiles = tiles_bound(ragged, problem.groups, problem.m, problem.n, block_m, block_n)
@@ -176,7 +178,9 @@ def run(problem: Problem, operands: Operands, config: Config, out: torch.Tensor 
 
 
 def supports(problem: Problem, device: Device) -> str | None:
-    """Everything, on a GPU of compute capability 8.0 or later, or under the Triton interpreter."""
+    """Everything but float64, on a GPU of compute capability 8.0 or later, or under the Triton interpreter."""
+    if problem.dtype is torch.float64:
+        return "float64 runs in torch's own products"
     if triton.knobs.runtime.interpret:
         return None
     if problem.device_type != "cuda" or device.capability is None or device.capability < (8, 0):

@@ -44,6 +44,7 @@ from expertile.ops.grouped_mm.backends._persistent import (
 )
 from expertile.ops.grouped_mm.backends._triton_launch import Blocks, Plan, Pointer, early_options, make_plan
 from expertile.ops.grouped_mm.problem import Layout, Problem
+from expertile.ops.launch.versions import FP_FUSION
 
 _RAGGED_ROWS = 2**30  # the extent of a ragged descriptor: the most rows a tensor may have
 
@@ -255,6 +256,7 @@ def _plan(
         "FLATTEN": config.flatten,
         "SUBTILE": config.subtile,
         "num_warps": config.num_warps,
+        **FP_FUSION,
         "num_stages": config.num_stages,
         # Triton may keep one stage less than it is asked for.
         **early_options(device, _smem_bytes(problem, replace(config, num_stages=config.num_stages - 1))),
@@ -309,6 +311,8 @@ def supports(problem: Problem, device: Device) -> str | None:
         return "needs a CUDA GPU of compute capability 9.0 or later (or TRITON_INTERPRET=1)"
     if device.kind == "cuda" and device.smem_bytes < 192 * 1024:
         return f"its tiles need 227 KiB of shared memory per block, this GPU has {device.smem_bytes // 1024} KiB"
+    if problem.dtype is torch.float64:
+        return "float64 runs in torch's own products"
     if problem.groups > 4096:
         return f"plans at most 4096 groups in registers, got {problem.groups}"
     if problem.k == 0:

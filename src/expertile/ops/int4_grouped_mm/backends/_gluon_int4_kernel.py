@@ -49,6 +49,7 @@ from expertile.ops.int4_grouped_mm.backends._gluon_int4_unpack import (
     unpacked,
     zeros_twice,
 )
+from expertile.ops.launch.versions import tma_load, tma_store
 from expertile.ops.scaled_grouped_mm.backends._gluon_turns import close_turns, open_turns, pass_turn, take_turn
 
 
@@ -79,15 +80,15 @@ def _producer(p):
             mbarrier.expect(bar, X_BYTES + W_BYTES * p.CONSUMERS + S_BYTES + Z_BYTES)
             for c in gl.static_range(p.CONSUMERS):
                 at = [g, col + c * p.COLS, s * (p.BLOCK_K // 8)]
-                tma.async_copy_global_to_shared(p.w_desc, at, bar, p.w_smem.index(i * p.CONSUMERS + c))
-            tma.async_copy_global_to_shared(p.x_desc, [row, s * p.BLOCK_K], bar, p.x_smem.index(i))
+                tma_load(p.w_desc, at, bar, p.w_smem.index(i * p.CONSUMERS + c))
+            tma_load(p.x_desc, [row, s * p.BLOCK_K], bar, p.x_smem.index(i))
             for j in gl.static_range(p.GROUPS):
                 # Past the end of K weights and activations are zeros; their scale must only be no one else's.
                 groups = p.K // p.GROUP
                 first_scale = (g * groups + gl.minimum(s * p.GROUPS + j, groups - 1)) * p.N + col
-                tma.async_copy_global_to_shared(p.s_desc, [first_scale], bar, p.s_smem.index(i * p.GROUPS + j))
+                tma_load(p.s_desc, [first_scale], bar, p.s_smem.index(i * p.GROUPS + j))
                 if p.HAS_ZEROS:
-                    tma.async_copy_global_to_shared(p.z_desc, [first_scale], bar, p.z_smem.index(i * p.GROUPS + j))
+                    tma_load(p.z_desc, [first_scale], bar, p.z_smem.index(i * p.GROUPS + j))
             i, phase = advance(p, i, phase)
 
 
@@ -272,7 +273,7 @@ def _store(p, acc, split, g, row, row_end, col, WHO: gl.constexpr, mma_layout: g
         fence_async_shared()
         # Rows past the end of the group fall outside the descriptor's box: the hardware drops them.
         at = [WRAP, row_end + split * p.M, WRAP - (row_end - row) + s * ROWS, col]
-        tma.async_copy_shared_to_global(p.c_desc, at, buf)
+        tma_store(p.c_desc, at, buf)
 
 
 @gluon.jit

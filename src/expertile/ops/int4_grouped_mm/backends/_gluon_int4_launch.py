@@ -14,6 +14,7 @@ from expertile.ops.grouped_mm.backends._gluon_launch import Blocks, compiled, ra
 from expertile.ops.int4_grouped_mm.backend import Operands
 from expertile.ops.int4_grouped_mm.backends._gluon_int4_kernel import int4_grouped_mm_kernel
 from expertile.ops.int4_grouped_mm.problem import Int4Problem
+from expertile.ops.launch.versions import FP_FUSION
 from expertile.ops.scaled_grouped_mm.backends import _reduce
 
 # Registers of a thread: at launch, and of a consumer and of the producer afterwards. A warpgroup counts as four warps
@@ -70,6 +71,7 @@ def plan(p: Int4Problem, config: Any, out_strides: tuple[int, ...]) -> Plan:
         "CONSUMER_REGS": of_consumer,
         "PRODUCER_REGS": of_producer,
         "num_warps": 4,
+        **FP_FUSION,
         "maxnreg": registers,
         "launch_pdl": True,
     }

@@ -47,6 +47,7 @@ from expertile.ops.grouped_mm.backends._triton_launch import Blocks, Plan, Point
 from expertile.ops.int4_grouped_mm.backend import Backend, Operands, new_out
 from expertile.ops.int4_grouped_mm.backends._triton_unpack import by_word, shifted, unpack
 from expertile.ops.int4_grouped_mm.problem import Int4Problem
+from expertile.ops.launch.versions import FP_FUSION
 
 
 @dataclass(frozen=True)
@@ -218,6 +219,7 @@ def _plan(
         "PRODUCTS": config.products,
         "ASSEMBLY": not triton.knobs.runtime.interpret,
         "num_warps": config.num_warps,
+        **FP_FUSION,
         "num_stages": config.num_stages,
     }
     if config.products == "mma.sync":

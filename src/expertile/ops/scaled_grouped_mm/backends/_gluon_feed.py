@@ -2,10 +2,11 @@
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 from expertile.ops.grouped_mm.backends._gluon_ring import advance
 from expertile.ops.grouped_mm.backends._gluon_tiles import locate, make_plan
+from expertile.ops.launch.versions import tma_load
 from expertile.ops.scaled_grouped_mm.backends._gluon_units import span, tile_of, units
 
 
@@ -46,12 +47,12 @@ def feed(p):
             mbarrier.wait(p.empty.index(i), phase)
             bar = p.full.index(i)
             _expect(p, bar, boxes, wide)
-            tma.async_copy_global_to_shared(p.a_desc, [row, k], bar, p.a_boxes.index(i * BOXES))
-            tma.async_copy_global_to_shared(p.b_desc, [layer, col, k], bar, p.b_smem.index(i * p.HALVES))
+            tma_load(p.a_desc, [row, k], bar, p.a_boxes.index(i * BOXES))
+            tma_load(p.b_desc, [layer, col, k], bar, p.b_smem.index(i * p.HALVES))
             if p.HALVES == 2:
                 right = p.b_smem.index(i * 2 + 1)
-                tma.async_copy_global_to_shared(p.b_desc, [layer, col + 128, k], bar, right, wide)
+                tma_load(p.b_desc, [layer, col + 128, k], bar, right, wide)
             for s in gl.static_range(1, BOXES):
                 at = [row + s * p.A_BOX, k]
-                tma.async_copy_global_to_shared(p.a_desc, at, bar, p.a_boxes.index(i * BOXES + s), s < boxes)
+                tma_load(p.a_desc, at, bar, p.a_boxes.index(i * BOXES + s), s < boxes)
             i, phase = advance(p, i, phase)

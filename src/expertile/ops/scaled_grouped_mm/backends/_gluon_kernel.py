@@ -30,6 +30,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from expertile.ops.grouped_mm.backends._gluon_ring import advance
 from expertile.ops.grouped_mm.backends._gluon_tiles import WRAP, locate, make_plan
+from expertile.ops.launch.versions import reinterpret, tma_store
 from expertile.ops.scaled_grouped_mm.backends._gluon_context import Context
 from expertile.ops.scaled_grouped_mm.backends._gluon_feed import feed
 from expertile.ops.scaled_grouped_mm.backends._gluon_turns import close_turns, open_turns, pass_turn, take_turn
@@ -226,9 +227,9 @@ def _store(p, acc, split, g, row, row_end, col, WHO: gl.constexpr, mma_layout: g
     if p.LAYOUT == "ragged_m":
         # Rows past the end of the group fall outside the descriptor's box: the hardware drops them.
         at = [WRAP, row_end + split * p.M, WRAP - (row_end - row), col]
-        tma.async_copy_shared_to_global(p.c_desc, at, buf)
+        tma_store(p.c_desc, at, buf)
     else:
-        tma.async_copy_shared_to_global(p.c_desc, [g, row, col], buf)
+        tma_store(p.c_desc, [g, row, col], buf)
 
 
 @gluon.jit
@@ -323,7 +324,7 @@ def scaled_grouped_mm_kernel(
     )
     a_smem = a_boxes
     if A_BOX < ROWS:
-        a_smem = a_boxes._reinterpret(a_desc.dtype, [STAGES * CONSUMERS, ROWS, 128], a_desc.layout)
+        a_smem = reinterpret(a_boxes, a_desc.dtype, [STAGES * CONSUMERS, ROWS, 128], a_desc.layout)
     b_smem = gl.allocate_shared_memory(b_desc.dtype, [STAGES * HALVES] + b_desc.block_type.shape, b_desc.layout)
     c_smem = gl.allocate_shared_memory(c_desc.dtype, [CONSUMERS] + c_desc.block_type.shape, c_desc.layout)
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())

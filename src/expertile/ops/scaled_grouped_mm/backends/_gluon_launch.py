@@ -12,6 +12,7 @@ from expertile.device import Device
 from expertile.ops.grouped_mm.backends import _launch
 from expertile.ops.grouped_mm.backends._gluon_launch import Blocks, Ready, make_ready, ragged
 from expertile.ops.grouped_mm.problem import Layout
+from expertile.ops.launch.versions import FP_FUSION
 from expertile.ops.scaled_grouped_mm.backend import Operands
 from expertile.ops.scaled_grouped_mm.backends import _reduce
 from expertile.ops.scaled_grouped_mm.backends._gluon_kernel import scaled_grouped_mm_kernel
@@ -62,6 +63,7 @@ def plan(p: ScaledProblem, config: Any, out_strides: tuple[int, ...]) -> Plan:
         "CONSUMER_REGS": consumer_regs,
         "PRODUCER_REGS": producer_regs,
         "num_warps": 4,
+        **FP_FUSION,
         # Warps come in fours; the register file holds 65536.
         "maxnreg": 168 if consumers == 2 else 248,
         "launch_pdl": True,

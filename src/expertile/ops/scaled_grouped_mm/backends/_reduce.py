@@ -18,6 +18,7 @@ from triton.runtime.jit import MockTensor
 
 from expertile.ops.grouped_mm.backends import _launch
 from expertile.ops.grouped_mm.backends._persistent import current_device
+from expertile.ops.launch.versions import FP_FUSION
 
 _BLOCK = 512
 _PARAMETERS = 7  # of the kernel that are no compile-time constants
@@ -54,7 +55,7 @@ def _compile(slices: int, dtype: torch.dtype, device: int) -> _launch.Compiled |
 
 
 def _options(slices: int, dependent: bool) -> dict[str, Any]:
-    options = {"SLICES": slices, "BLOCK": _BLOCK, "DEPENDENT": dependent, "num_warps": 4}
+    options = {"SLICES": slices, "BLOCK": _BLOCK, "DEPENDENT": dependent, "num_warps": 4, **FP_FUSION}
     return {**options, "launch_pdl": True} if dependent else options
 
 

@@ -39,6 +39,7 @@ from expertile.ops.grouped_mm.backends._persistent import (
     tiles_bound,
 )
 from expertile.ops.grouped_mm.problem import Layout
+from expertile.ops.launch.versions import FP_FUSION
 from expertile.ops.scaled_grouped_mm.backend import Backend, Operands, new_out
 from expertile.ops.scaled_grouped_mm.problem import Recipe, ScaledProblem
 
@@ -175,6 +176,7 @@ def run(problem: ScaledProblem, operands: Operands, config: Config, out: torch.T
             BLOCK_K=block_k,
             num_warps=config.num_warps,
             num_stages=config.num_stages,
+            **FP_FUSION,
         )  # fmt: skip
     return out
 

@@ -1,0 +1,66 @@
+"""The commands by name. The module of a command is imported when the command is called: most need torch, which takes
+more than a second; the overview (`expertile --help`) and `audit` do not.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+import typer
+from typer.core import TyperGroup
+
+# Name: (module in expertile.cli, its line in the overview, which is the first of its docstring).
+COMMANDS = {
+    "doctor": (
+        "inspect",
+        "What this machine can run: the GPU, its limits, and each backend with ✓ or the reason it can't.",
+    ),
+    "bench": (
+        "bench",
+        "Measure workloads: every backend is checked against a float32 reference, then all are timed in turns.",
+    ),
+    "explain": (
+        "inspect",
+        "One workload in numbers: FLOPs, bytes, bound, waves, padding, launch share; which backend, and why.",
+    ),
+    "audit": (
+        "audit",
+        "Check somebody's benchmark report against arithmetic and hardware limits; exit 1 if a claim fails.",
+    ),
+    "compare": ("records", "Faster, slower or tie, with confidence; exit code 1 on a regression."),
+    "tune": (
+        "tune",
+        'Measure every backend and config on many problems, and write the table that backend="auto" reads.',
+    ),
+    "report": ("records", "Verdict, table and HTML report from records; or the README's headline table."),
+    "impact": (
+        "impact",
+        "Time saved in a forward pass and GPU-hours in a day, from records alone, with the arithmetic shown.",
+    ),
+}
+_LOOK: dict[str, Any] = {"pretty_exceptions_show_locals": False, "add_completion": False}
+
+
+class _Commands(TyperGroup):
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        name, known, rest = super().resolve_command(ctx, args)
+        return name, known and _command(str(name)), rest
+
+
+def _command(name: str) -> Any:
+    """The command itself, with its options."""
+    alone = typer.Typer(**_LOOK)
+    alone.command(name)(getattr(import_module(f"expertile.cli.{COMMANDS[name][0]}"), name))
+    return typer.main.get_command(alone)
+
+
+app = typer.Typer(
+    name="expertile",
+    help="Grouped matrix products of Mixture-of-Experts models: measure them, explain them, check figures.",
+    no_args_is_help=True,
+    cls=_Commands,
+    **_LOOK,
+)
+for _name, (_, _line) in COMMANDS.items():
+    app.command(_name, help=_line)(lambda: None)

@@ -1,0 +1,145 @@
+"""What makes a Python function a torch operator: who must call the operator, and how it is differentiated."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+PLAIN = (torch.Tensor, torch.nn.Parameter)
+_NO_SECOND = "expertile: this gradient has no derivative of its own; only the first derivative is there"
+
+
+def traced(x: torch.Tensor) -> bool:
+    """Whether x must go to a registered operator: a compiler, a tensor subclass, torch.func or the meta device looks
+    on, and there is no memory that a kernel could read."""
+    return (
+        torch.compiler.is_compiling()
+        or type(x) not in PLAIN
+        or torch._C._are_functorch_transforms_active()
+        or x.is_meta
+    )
+
+
+# (outputs' placements, inputs' placements) of one mesh dimension, as torch.distributed.tensor's register_sharding takes
+# them: None for what is no tensor.
+Placements = list[tuple[list[Any], list[Any]]]
+
+
+def differentiable(
+    op: Any,
+    gradient: Callable[..., Any],
+    setup: Callable[..., None],
+    sharding: Callable[..., Placements] | None = None,
+) -> Callable[..., Any]:
+    """Register `gradient(ctx, *grads)` and `setup(ctx, inputs, output)` as the autograd of the custom operator `op`;
+    return what calls it. That also works under torch.func.grad, vjp and vmap (an element at a time), for which torch's
+    registration makes no formula (2.13). Gradients of gradients are those of the operators in `gradient`, or raise.
+
+    `sharding(*arguments)` says how the operator may be split over DTensors; without, it works on whole tensors."""
+    op.register_autograd(gradient, setup_context=setup)
+    return _transformable(op, gradient, setup, sharding)
+
+
+def differentiable_once(op: Any) -> Callable[..., Any]:
+    """What calls the custom operator `op`, which computes a gradient and has none itself: for use in the `gradient` of
+    another."""
+
+    def refuse(*_: Any) -> Any:
+        raise RuntimeError(_NO_SECOND)
+
+    return _transformable(op, refuse, lambda ctx, inputs, output: None, None)
+
+
+def _transformable(
+    op: Any, gradient: Callable[..., Any], setup: Callable[..., None], sharding: Callable[..., Placements] | None
+) -> Callable[..., Any]:
+    call = op._opoverload
+    _shardings[call] = sharding
+    transformed: Any = type(
+        f"Transformed_{call._opname}",
+        (torch.autograd.Function,),
+        {
+            "forward": staticmethod(lambda *arguments: call(*arguments)),
+            "setup_context": staticmethod(setup),
+            "backward": staticmethod(gradient),
+            "generate_vmap_rule": True,
+        },
+    )
+
+    def run(*arguments: Any) -> Any:
+        _register_shardings()
+        if not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active():
+            return transformed.apply(*arguments)
+        return call(*arguments)
+
+    return run
+
+
+_shardings: dict[Any, Callable[..., Placements] | None] = {}  # of operators that DTensor does not know yet
+
+
+@torch.compiler.assume_constant_result  # run while a compiler traces, which guards nothing in here
+def _register_shardings() -> None:
+    """Tell DTensor of the operators, once somebody has imported it: that takes as long as importing torch."""
+    if "torch.distributed.tensor" not in sys.modules:
+        return
+    from torch.distributed.tensor import Replicate
+    from torch.distributed.tensor.experimental import register_sharding
+
+    def whole(outputs: int, *arguments: Any) -> Placements:
+        inputs = [Replicate() if hasattr(x, "placements") else None for x in arguments]
+        return [([Replicate()] * outputs, inputs)]
+
+    while _shardings:
+        op, sharding = _shardings.popitem()
+        register_sharding(op)(sharding or functools.partial(whole, len(op._schema.returns)))
+
+
+def once_differentiable(backward: Callable[..., Any]) -> Callable[..., Any]:
+    """For the `backward` of an autograd.Function whose results have no history: differentiating them raises.
+
+    torch's decorator of that name raises only if an incoming gradient has a history. That of `out.sum()` has none, and
+    its second derivative would be silently wrong.
+    """
+
+    @functools.wraps(backward)
+    def wrapper(ctx: Any, *grads: Any) -> Any:
+        if torch.compiler.is_compiling() or not torch.is_grad_enabled():
+            return backward(ctx, *grads)
+        with torch.no_grad():
+            results = backward(ctx, *grads)
+        found = iter(_Once.apply(*(g.detach().requires_grad_() for g in results if isinstance(g, torch.Tensor))))
+        return tuple(next(found) if isinstance(g, torch.Tensor) else g for g in results)
+
+    return wrapper
+
+
+class _Once(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, ...]:  # type: ignore[override]
+        return tuple(g.view_as(g) for g in grads)
+
+    @staticmethod
+    def backward(ctx: Any, *_: Any) -> Any:  # type: ignore[override]
+        raise RuntimeError(_NO_SECOND)
+
+
+def gradients_of(
+    formula: Callable[..., torch.Tensor], inputs: tuple[torch.Tensor | None, ...], grad: torch.Tensor
+) -> tuple[torch.Tensor | None, ...]:
+    """The gradients of `formula(*inputs)` for `grad`, which can be differentiated again; None for inputs without.
+
+    For the backward pass of an autograd.Function under create_graph=True; `formula` is in differentiable operators.
+    """
+    # An input may have been made from another: only views of them keep their gradients apart.
+    views = tuple(None if x is None else x.view_as(x) for x in inputs)
+    wanted = [x for x in views if x is not None and x.requires_grad]
+    out = formula(*views)
+    if not out.requires_grad:  # nothing to sum: no token, no row
+        return tuple(None if x is None else torch.zeros_like(x) for x in inputs)
+    found = iter(torch.autograd.grad(out, wanted, grad, create_graph=True, allow_unused=True))
+    return tuple(next(found) if x is not None and x.requires_grad else None for x in views)
