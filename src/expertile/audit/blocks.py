@@ -85,6 +85,8 @@ def split_code(lines: list[Line], note: str = "") -> list[Block]:
 
 
 def _header_ok(header: list[str]) -> bool:
+    if any(re.search(r"\d\.\d|\d ?(?:ms|us|s|GB|tokens)\b", h) for h in header):
+        return False  # figures stand here
     named = [h for h in header if re.search(r"[A-Za-z%]", h) and not is_numeric(h)]
     return len(named) >= 2 and len(named) >= len([h for h in header if h.strip()]) - 1
 

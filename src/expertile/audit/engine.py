@@ -18,7 +18,7 @@ RULES: tuple[Rule, ...] = (
     rates.grids, rates.lines, rates.transfers, rates.intensity,
     ratios.grids, ratios.sentences, ratios.records, averages.grids, averages.runs,
     serving.per_token, serving.token_counts, serving.batches, serving.step_tokens, serving.mfu,
-    claims.compression, claims.equal_work, claims.unequal_rows, claims.ranges, claims.failed_checks,
+    claims.compression, claims.equal_work, claims.model_runs, claims.ranges, claims.failed_checks,
     claims.traffic, claims.attention_share,
 )  # fmt: skip
 

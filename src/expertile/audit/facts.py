@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 from expertile.device import find_in_text
 
@@ -75,7 +76,13 @@ FORMATS = (
     ("fp64", r"fp64|float64|f64|dgemm|double"),
     ("fp32", r"fp32|float32|f32|sgemm|32bit"),
 )
-_PHRASES = (("single precision", "fp32"), ("mixed precision", "fp16"), ("4 bit", "int4"), ("16 bit", "fp16"), ("32 bit", "fp32"))
+_PHRASES = (
+    ("single precision", "fp32"),
+    ("mixed precision", "fp16"),
+    ("4 bit", "int4"),
+    ("16 bit", "fp16"),
+    ("32 bit", "fp32"),
+)
 BITS = {"fp64": 64, "fp32": 32, "tf32": 32, "fp16": 16, "bf16": 16, "fp8": 8, "int8": 8, "fp4": 4, "int4": 4}
 _FORMAT = re.compile("|".join(rf"(?P<{name}>{form})" for name, form in FORMATS))
 _SPLIT = re.compile(r"[^a-z0-9]+")
@@ -112,6 +119,12 @@ class Facts:
     formats: tuple[str, ...]
     devices: tuple[str, ...]
     foreign: bool
+
+    def of(self, what: str) -> tuple[Any, ...]:
+        """The values of a size, or the "devices", "formats" or "tuples"."""
+        if what in ("devices", "formats", "tuples"):
+            return tuple(getattr(self, what))
+        return self.sizes.get(what, ())
 
 
 def _int(text: str) -> float:

@@ -159,3 +159,24 @@ def cell_quantities(text: str, line: int, header: str, unit: Unit | None, column
         of.per_device, of.item, first.start("n"), first.end(),
     )  # fmt: skip
     return [q, *(o for o in own if o.start >= first.end())]
+
+
+_METRIC = re.compile(
+    r"\b(?:time|times|latency|duration|runtime|elapsed|execution|exec|kernel|gpu|cuda|throughput|bandwidth|bw|perf(?:ormance)?|"
+    r"achieved|measured|effective|total|tflops?|gflops?|flops?|tflop|tops|gb|gib|mb|tb|ms|us|µs|ns|s|sec|secs|seconds?|per|"
+    r"tokens?|tok|rate|speed|compute|wall|clock|memory|mem|iter(?:ation)?|step|value|images?|samples?|ips|tps)\b"
+)
+_STATISTIC = re.compile(
+    r"\b(?:avg|average|mean|median|min(?:imum)?|max(?:imum)?|best|worst|p\d\d|std|first|last|peak)\b"
+)
+
+
+def stem(label: str) -> str:
+    """Whose figure it is: the label without words for the quantity ("cuBLAS time (ms)" -> "cublas")."""
+    plain = re.sub(r"[^a-zA-Z0-9µ.+]+", " ", label.lower().replace("flops/s", "flops").replace("flop/s", "flops"))
+    return " ".join(_STATISTIC.sub(" ", _METRIC.sub(" ", plain)).split())
+
+
+def statistic(label: str) -> str:
+    found = _STATISTIC.findall(label.lower())
+    return {"average": "mean", "avg": "mean", "median": "mean"}.get(found[0], found[0]) if found else ""

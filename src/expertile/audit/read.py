@@ -9,7 +9,10 @@ import re
 import unicodedata
 from typing import Any
 
+from markdown_it import MarkdownIt
+
 from expertile.audit.blocks import Block, Line, Table, split_code, table_of
+from expertile.audit.html import read_html
 
 _RUN = re.compile(r"[^\x00-\x7f]+")
 _NEVER_MEANT = ("Cc", "Cn", "Co", "Cs", "Zl", "Zp")  # controls, unassigned, private use, line separators
@@ -69,8 +72,6 @@ def read(text: str, name: str = "") -> list[Block]:
     if kind == "markdown":
         return _markdown(text)
     if kind == "html":
-        from expertile.audit.html import read_html
-
         return read_html(text)
     if kind == "csv":
         return _csv(text)
@@ -93,10 +94,6 @@ def _log(text: str) -> list[Block]:
 
 
 def _markdown(text: str, first: int = 1) -> list[Block]:
-    from markdown_it import MarkdownIt
-
-    from expertile.audit.html import read_html
-
     lines = text.splitlines()
     # Line numbers are those of the report, so its kinds of line break count as str.splitlines counts them.
     tokens = MarkdownIt("commonmark").enable("table").parse("\n".join(lines))
@@ -268,8 +265,6 @@ def _is_leaf(value: dict[str, Any]) -> bool:
 
 
 def _notebook(text: str) -> list[Block]:
-    from expertile.audit.html import read_html
-
     loaded = json.loads(text)
     cursor = 0
     blocks: list[Block] = []

@@ -10,7 +10,7 @@ from typing import Any
 
 from expertile.audit.blocks import Block, Table, is_numeric
 from expertile.audit.facts import Facts, facts, size_of_name
-from expertile.audit.quantity import Quantity, cell_quantities, clean, quantities
+from expertile.audit.quantity import Quantity, cell_quantities, clean, quantities, stem
 from expertile.audit.read import read, repair
 from expertile.audit.units import Unit, unit_of_name
 
@@ -35,6 +35,29 @@ class Row:
     block: int
     own: dict[str, float] = field(default_factory=dict)  # sizes in the row itself
     label: str = ""  # the words of a table's row
+    report: Report | None = None
+
+    @cached_property
+    def scope(self) -> Scope:
+        """The set-up that holds here."""
+        if self.report is None:
+            raise ValueError("row: expected one of a report, got a row alone")
+        return Scope(self.report, self)
+
+    @cached_property
+    def summary(self) -> bool:
+        """Whether a table's row says something of the others: an average or a total."""
+        return any(_SUMMARY.match(part.partition(": ")[2]) for part in self.text.split("; ")[:3])
+
+    def figure(self, column: int, kind: str = "") -> Quantity | None:
+        """The figure (of a kind) in a table's column, if it equals something: no bound, no zero."""
+        q = next((q for q in self.quantities if q.column == column and kind in ("", q.kind)), None)
+        return q if q is not None and q.exact and q.value.mid > 0 else None
+
+    def only(self, kind: str) -> Quantity | None:
+        """The one figure of a kind, if there is one only and it equals something."""
+        held = self.of(kind)
+        return held[0] if len(held) == 1 and held[0].exact and held[0].value.mid > 0 else None
 
     def of(self, *kinds: str) -> list[Quantity]:
         return [q for q in self.quantities if q.kind in kinds]
@@ -51,10 +74,19 @@ class Grid:
     block: int
     header: tuple[str, ...]
     rows: list[Row]
-    units: tuple[Unit | None, ...]
 
     def column(self, index: int) -> list[Quantity | None]:
         return [next((q for q in row.quantities if q.column == index), None) for row in self.rows]
+
+    @cached_property
+    def body(self) -> list[Row]:
+        return [row for row in self.rows if not row.summary]
+
+    def pairs(self, a: str, b: str) -> list[tuple[int, int]]:
+        """The columns of kinds `a` and `b` that belong together: alone of their kinds, or named alike."""
+        first, second = self.columns(a), self.columns(b)
+        alone = len(first) == len(second) == 1
+        return [(i, j) for i in first for j in second if alone or stem(self.header[i]) == stem(self.header[j])]
 
     def columns(self, *kinds: str) -> list[int]:
         """The columns that hold one of `kinds` in at least half of their rows."""
@@ -66,6 +98,10 @@ class Grid:
         return found
 
 
+_SUMMARY = re.compile(
+    r"(?i)^\W*(?:(?:overall|grand)\s+)?(?:average|avg\.?|mean|geo-?\s?mean|total|sum|median|overall|all)\b"
+)
+_SENTENCE = re.compile(r"\S.*?(?:[.!?](?=\s+[A-Z*(\[#]|\s*$)|(?<=[a-z]{4})\.(?=\s+\d)|$)")
 _REACH = 60  # lines
 _RATIO = re.compile(
     r"(?i)speed-?\s?up|\bratio\b|\brelative\b|\brel\b|slow-?down|improvement|\bgain\b|faster|\bvs\.?\b|\bfactor\b|normalized"
@@ -84,7 +120,6 @@ class Report:
         self.given = given
         self.blocks = read(repair(text), name)
         self.sections = _sections(self.blocks)
-        self._scopes: dict[Row, Scope] = {}
         self._stated: dict[int, dict[str, list[tuple[int, tuple[Any, ...]]]]] = {}
         self.grids: list[Grid] = []
         self.rows: list[Row] = []  # sentences, lines and records; the tables' rows stand in their grids
@@ -95,6 +130,9 @@ class Report:
                 self._texts(index, block)
             else:
                 self.rows.extend(_lines(index, block))
+        self.all_rows = [*self.rows, *(row for grid in self.grids for row in grid.rows)]
+        for row in self.all_rows:
+            row.report = self
         self.facts = [_block_facts(block) for block in self.blocks]
 
     @cached_property
@@ -109,48 +147,31 @@ class Report:
 
     def _grid(self, index: int, table: Table) -> None:
         header = tuple(clean(h) for h in table.header)
-        caption = self._caption(index)
-        units = list(map(unit_of_name, header))
+        units, caption = list(map(unit_of_name, header)), self._caption(index)
         rows = []
         for at, (number, raw) in enumerate(table.rows):
+            row = Row("table", number, "", [], index)
             cells = [clean(c) for c in raw]
-            found: list[Quantity] = []
-            own: dict[str, float] = {}
-            label = []
             for column, (cell, name) in enumerate(zip(cells, header, strict=True)):
-                size = size_of_name(name)
+                size, plain = size_of_name(name), re.fullmatch(r"\s*(\d[\d,]*)([kK]?)\s*", cell)
+                if size and plain and units[column] is None:
+                    row.own[size] = float(plain[1].replace(",", "")) * (1024 if plain[2] else 1)
+                    continue
                 where = table.lines[at][column] if table.lines else number
                 figures = cell_quantities(cell, where, name, units[column], column)
-                plain = re.fullmatch(r"\s*(\d[\d,]*)([kK]?)\s*", cell)
-                if size and plain and units[column] is None:
-                    own[size] = float(plain[1].replace(",", "")) * (1024 if plain[2] else 1)
-                    continue
                 if not figures or not is_numeric(re.split(r"[(±]", cell)[0].strip() or "x"):
-                    label.append(cell)
-                if figures and figures[0].kind == "number":
-                    quotient = _RATIO.search(name) or is_quotient(name, header)
-                    kind = "ratio" if quotient else "share" if _SHARE.search(name) else "number"
-                    kind = "time" if kind == "number" and caption and caption.kind == "time" else kind
-                    figures[0] = replace(figures[0], kind=kind)
-                    if kind == "time" and caption:
-                        figures[0] = replace(figures[0], value=figures[0].value * caption.low)
-                if figures and figures[0].kind == "time" and _PER_TOKEN.search(name):
-                    figures[0] = replace(figures[0], kind="s_per_token")
-                found.extend(figures)
-            text = "; ".join(f"{h}: {c}" for h, c in zip(header, cells, strict=True) if c)
-            row = Row("table", number, text, found, index, own, " ".join(label))
+                    row.label += cell + " "
+                row.quantities += [_kind(figures[0], header, caption), *figures[1:]] if figures else []
+            row.text = "; ".join(f"{h}: {c}" for h, c in zip(header, cells, strict=True) if c)
             rows.append(row)
-        # A table of key and value is a set-up or one record.
-        if len(header) == 2 and rows and not self._looks_measured(header, rows):
-            pairs = [(row.line, row.text.split("; ")) for row in rows]
-            record = [f"{p[0].partition(': ')[2]}: {p[-1].partition(': ')[2]}" for _, p in pairs]
-            found = [q for (number, _), text in zip(pairs, record, strict=True) for q in quantities(text, number)]
-            self.rows.append(Row("record", rows[0].line, "\n".join(record), found, index))
-            return
-        self.grids.append(Grid(index, header, rows, tuple(units)))
-
-    def _looks_measured(self, header: tuple[str, ...], rows: list[Row]) -> bool:
-        return unit_of_name(header[1]) is not None or len({q.kind for row in rows for q in row.quantities}) == 1
+        kinds = {q.kind for row in rows for q in row.quantities}
+        if len(header) == 2 and rows and unit_of_name(header[1]) is None and len(kinds) != 1:
+            # A table of key and value is a set-up or one record.
+            pairs = [(number, clean(f"{cells[0]}: {cells[1]}")) for number, cells in table.rows]
+            found = [q for number, text in pairs for q in quantities(text, number)]
+            self.rows.append(Row("record", rows[0].line, "\n".join(text for _, text in pairs), found, index))
+        else:
+            self.grids.append(Grid(index, header, rows))
 
     def _caption(self, index: int) -> Unit | None:
         """The unit that the heading or the line just above a table states for the whole of it."""
@@ -165,40 +186,27 @@ class Report:
     def _texts(self, index: int, block: Block) -> None:
         lines = _lines(index, block)
         self.rows.extend(lines)
-        if block.kind == "prose":
-            return
         record: list[Row] = []
         seen: set[str] = set()
-
-        def close() -> None:
-            if len(record) > 1:
-                figures = [q for row in record for q in row.quantities]
-                text = "\n".join(row.text for row in record)
-                self.rows.append(Row("record", record[0].line, text, figures, index))
-            record.clear()
-            seen.clear()
-
-        previous = 0
-        for row in lines:
+        for row in [*lines, Row("line", 0, "", [], index)] if block.kind in ("code", "list") else ():
             key = re.match(r"\W*([A-Za-z][^:=]{0,48}?)\s*[:=]", row.text)
-            name = key[1].lower() if key else ""
-            if not key or (record and row.line > previous + 1 and block.kind == "code") or name in seen:
-                close()
+            gap = record and block.kind == "code" and row.line > record[-1].line + 1
+            if not key or gap or key[1].lower() in seen:
+                if len(record) > 1:
+                    figures = [q for r in record for q in r.quantities]
+                    text = "\n".join(r.text for r in record)
+                    self.rows.append(Row("record", record[0].line, text, figures, index))
+                record, seen = [], set()
             if key:
                 record.append(row)
-                seen.add(name)
-            previous = row.line
-        close()
-
-    def scope(self, row: Row) -> Scope:
-        if row not in self._scopes:
-            self._scopes[row] = Scope(self, row)
-        return self._scopes[row]
+                seen.add(key[1].lower())
 
     @lru_cache  # noqa: B019  (a report lives for one audit)
     def names_gpu(self, block: int) -> bool:
-        """Whether a block has a line "Device: …"."""
-        return bool(re.search(r"(?im)\b(?:device|gpu|processor|graphics)[\w ]*[:|=] *\w", self.blocks[block].text))
+        """Whether preformatted text has a line "Device: …"."""
+        of = self.blocks[block]
+        text = of.text + "\n".join(": ".join(cells) for _, cells in (of.table.rows if of.table else ()))
+        return of.kind == "code" and bool(re.search(r"(?im)\b(?:device|gpu|processor|graphics)[\w ]*[:|=] *\w", text))
 
     def nearest(self, block: int, what: str, line: int) -> tuple[int, tuple[Any, ...]] | None:
         """The last line of a block, above `line`, that states a size, "devices", "formats" or "tuples"; and what.
@@ -218,6 +226,17 @@ class Report:
         at_or_after = bisect_left(entries, line, key=lambda entry: entry[0])
         found = entries[at_or_after - 1] if at_or_after else None
         return found if found is not None and line - found[0] <= _REACH else None
+
+
+def _kind(q: Quantity, header: tuple[str, ...], caption: Unit | None) -> Quantity:
+    """`q` with the kind that its column's name or the table's caption says."""
+    if q.kind == "number":
+        if _RATIO.search(q.label) or is_quotient(q.label, header):
+            return replace(q, kind="ratio")
+        if _SHARE.search(q.label):
+            return replace(q, kind="share")
+        return replace(q, kind="time", value=q.value * caption.low) if caption and caption.kind == "time" else q
+    return replace(q, kind="s_per_token") if q.kind == "time" and _PER_TOKEN.search(q.label) else q
 
 
 def is_quotient(name: str, header: tuple[str, ...]) -> bool:
@@ -240,7 +259,7 @@ def _sections(blocks: list[Block]) -> list[tuple[int, ...]]:
     return found
 
 
-def _block_facts(block: Block) -> Facts | None:
+def _block_facts(block: Block) -> Facts:
     if block.table is not None:
         if len(block.table.header) == 2 and len(block.table.rows) < 30:
             keys = [f"{cells[0]}: {cells[1]}" for _, cells in (*block.table.rows, (0, block.table.header))]
@@ -250,25 +269,20 @@ def _block_facts(block: Block) -> Facts | None:
 
 
 def _lines(index: int, block: Block) -> list[Row]:
+    """The lines of a list or of preformatted text; the sentences of a paragraph, which may run over its lines."""
     if block.kind != "prose":
-        found = []
-        for line in block.lines:
-            text = clean(line.text)
-            if text.strip():
-                found.append(Row("line", line.number, text, quantities(text, line.number), index))
-        return found
-    # A paragraph's sentences may run over its lines.
+        cleaned = [(line.number, clean(line.text)) for line in block.lines]
+        return [Row("line", n, text, quantities(text, n), index) for n, text in cleaned if text.strip()]
     joined, starts = "", []
     for line in block.lines:
         starts.append((len(joined), line.number))
         joined += clean(line.text) + " "
     rows = []
-    for m in re.finditer(r"\S.*?(?:[.!?](?=\s+[A-Z*(\[#]|\s*$)|$)", joined):
-        number = max((s for s in starts if s[0] <= m.start()), default=(0, block.first))[1]
-        figures = []
-        for q in quantities(m[0], number):
-            here = max((s for s in starts if s[0] <= m.start() + q.start), default=(0, number))[1]
-            figures.append(replace(q, line=here))
+    for m in _SENTENCE.finditer(joined):
+        number = max(s for s in starts if s[0] <= m.start())[1]
+        figures = [
+            replace(q, line=max(s for s in starts if s[0] <= m.start() + q.start)[1]) for q in quantities(m[0], number)
+        ]
         rows.append(Row("line", number, m[0], figures, index))
     return rows
 
@@ -279,98 +293,75 @@ class Scope:
     def __init__(self, report: Report, row: Row) -> None:
         self._report, self._row = report, row
         path = report.sections[row.block]
-        reach = [b for b in range(row.block - 1, -1, -1) if report.sections[b] == path[: len(report.sections[b])]]
-        self._above = [row.block, *reach]
+        self._above = [b for b in range(row.block - 1, -1, -1) if report.sections[b] == path[: len(report.sections[b])]]
+
+    @property
+    def everything(self) -> Facts:
+        """What the whole report states."""
+        return self._report.everything
 
     def _near(self, block: int) -> bool:
+        own_section = self._report.sections[block] == self._report.sections[self._row.block]
+        return own_section and self._row.block - block <= 2
+
+    def _stated(self, what: str) -> tuple[tuple[Any, ...], int, bool]:
+        """The nearest statement of `what`, its line, and whether it stands near the row."""
         report, row = self._report, self._row
-        own_section = report.sections[block] == report.sections[row.block]
-        return block == row.block or (own_section and row.block - block <= 2)
+        if row.facts.of(what):
+            return row.facts.of(what), row.line, True
+        block = report.blocks[row.block]
+        if block.lines and block.kind != "prose":
+            found = report.nearest(row.block, what, row.line)
+            if found:
+                return found[1], found[0], True
+        # A log's later lines say nothing of its earlier ones; a list or a paragraph is of one piece.
+        for index in self._above if block.lines and block.kind == "code" else (row.block, *self._above):
+            if report.facts[index].of(what):
+                near = index == row.block or self._near(index)
+                return report.facts[index].of(what), report.blocks[index].first, near
+        given = facts(report.given).of(what)
+        return given, row.line, bool(given)
 
     def size(self, name: str) -> Size | None:
         """The value of a size, or None where none is stated or several are."""
-        report, row = self._report, self._row
-        if name in row.own:
-            return Size(row.own[name], row.line, True)
-        here = row.facts.sizes.get(name)
-        if here:
-            return Size(here[0], row.line, True) if len(here) == 1 else None
-        for index in self._above:
-            block, stated = report.blocks[index], report.facts[index]
-            values = stated.sizes.get(name) if stated else None
-            if index == row.block and block.lines and block.kind in ("code", "list"):
-                found = report.nearest(index, name, row.line)
-                if found:
-                    return Size(found[1][0], found[0], True) if len(found[1]) == 1 else None
-                continue
-            if values and index != row.block:
-                return Size(values[0], block.first, self._near(index)) if len(values) == 1 else None
-        given = facts(report.given).sizes.get(name)
-        return Size(given[0], row.line, True) if given else None
-
-    def _names(self, what: str) -> tuple[tuple[str, ...], bool]:
-        own = getattr(self._row.facts, what)
-        if own:
-            return own, True
-        for index in self._above:
-            stated = self._report.facts[index]
-            block = self._report.blocks[index]
-            if index == self._row.block and block.lines and block.kind == "code":
-                found = self._report.nearest(index, what, self._row.line)
-                if found:
-                    return found[1], True
-                continue
-            if stated and getattr(stated, what):
-                return getattr(stated, what), self._near(index)
-        given = getattr(facts(self._report.given), what)
-        return given, bool(given)
+        if name in self._row.own:
+            return Size(self._row.own[name], self._row.line, True)
+        values, line, near = self._stated(name)
+        return Size(values[0], line, near) if len(values) == 1 else None
 
     @cached_property
     def devices(self) -> tuple[str, ...]:
         """The names of the GPUs that the row may have run on."""
-        found, near = self._names("devices")
-        block = self._report.blocks[self._row.block]
-        if not near and block.kind == "code" and self._report.names_gpu(self._row.block):
-            return ()  # it names one that nobody knows here
-        return found if near else self.everything.devices
+        report, row = self._report, self._row
+        if not row.facts.devices and not report.facts[row.block].devices and report.names_gpu(row.block):
+            return ()  # it names one that is not known here
+        found, _, near = self._stated("devices")
+        # Far from the row only where no other processor can be meant, and then any of the report's own.
+        return found if near else () if report.everything.foreign else report.everything.devices
 
     @cached_property
     def formats(self) -> tuple[str, ...]:
-        return self._names("formats")[0]
+        return self._stated("formats")[0]
 
-    @property
-    def everything(self) -> Facts:
-        return self._report.everything
+    @cached_property
+    def tuples(self) -> tuple[tuple[int, ...], ...]:
+        """Sizes written as 4096x4096."""
+        found, _, near = self._stated("tuples")
+        return found if near else ()
 
     @cached_property
     def words(self) -> str:
         """Lower-case words of the row, of its table's header, of the lines that lead to it and of its headings."""
         report, row = self._report, self._row
         parts = [row.text]
-        for index in (*report.sections[row.block], *[b for b in self._above[1:] if self._near(b)]):
+        for index in (*report.sections[row.block], *filter(self._near, self._above)):
             block = report.blocks[index]
-            parts.append(block.text if block.table is None else " ".join(block.table.header))
+            parts.append(" ".join(block.table.header) if block.table else block.text)
         return clean("\n".join(parts)).lower()
 
     @cached_property
     def headings(self) -> str:
         report, row = self._report, self._row
-        grid = report.blocks[row.block].table
-        names = " ".join(grid.header) if grid else ""
-        return clean(" ".join([*(report.blocks[b].text for b in report.sections[row.block]), names])).lower()
-
-    @cached_property
-    def tuples(self) -> tuple[tuple[int, ...], ...]:
-        """Sizes written as 4096x4096: the row's own, else those of the lines that lead to it."""
-        if self._row.facts.tuples:
-            return self._row.facts.tuples
-        for index in self._above[1:3] if self._row.kind == "table" else self._above[:1]:
-            stated = self._report.facts[index]
-            block = self._report.blocks[index]
-            if index == self._row.block and block.lines:
-                found = self._report.nearest(index, "tuples", self._row.line)
-                if found:
-                    return found[1]
-            elif stated and stated.tuples:
-                return stated.tuples
-        return ()
+        table = report.blocks[row.block].table
+        above = [report.blocks[b].text for b in report.sections[row.block]]
+        return clean(" ".join([*above, *(table.header if table else ())])).lower()

@@ -7,18 +7,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import permutations
 
-from expertile.audit.finding import INCONSISTENT, QUESTION, UNIT_OF, Finding, si
+from expertile.audit.finding import INCONSISTENT, QUESTION, UNIT_OF, Finding, finding, si
 from expertile.audit.interval import Interval
 from expertile.audit.quantity import Quantity
-from expertile.audit.report import Grid, Report, Row, is_quotient
+from expertile.audit.report import Grid, Report, is_quotient
 from expertile.audit.rules.relation import FIT, ODD, odd_ones
 
 Pair = tuple[Quantity, Quantity]
 _TYPED = ("time", "rate", "bandwidth", "tokens_per_s", "items_per_s", "s_per_token", "s_per_item", "bytes")
-SUMMARY = re.compile(
-    r"(?i)^\W*(?:(?:overall|grand)\s+)?(?:average|avg\.?|mean|geo-?\s?mean|total|sum|median|overall|all)\b"
+_NAMED = re.compile(
+    r"(?i)speed-?\s?up|faster|slow-?\s?down|improvement|\bgain\b|reduction|\bvs\.?\b|\bratio\b|\brelative\b"
 )
-_NAMED = re.compile(r"(?i)speed-?\s?up|faster|slow-?\s?down|improvement|\bgain\b|reduction|\bvs\.?\b|\bratio\b|\brelative\b")
 _PART = re.compile(
     r"(?i)peak|utili[sz]|efficien|\bmfu\b|scal|sav|overhead|%|percent|normali|less|more|diff|delta|Δ|change|increase"
 )
@@ -49,22 +48,17 @@ class _Hypothesis:
         return good
 
 
-def follows(q: Quantity, pair: Pair, slack: float, change: bool = False) -> bool:
-    """Whether `q` may be what is printed for the quotient of `pair`; with `change` as a gain or a loss only."""
+def follows(q: Quantity, pair: Pair, slack: float, change: str = "") -> bool:
+    """Whether `q` may be what is printed for the quotient of `pair`; as a "change" or a "loss" only if that is said."""
     x = pair[0].value / pair[1].value
     gain = Interval(max(x.lo - 1, 0), max(x.mid - 1, 0), max(x.hi - 1, 0))
     loss = Interval(max(1 - x.hi, 0), max(1 - x.mid, 0), max(1 - x.lo, 0))
     if q.kind == "ratio":
         forms = [x, gain] if re.search(r"(?i)improve|gain", q.label) else [x]
     else:
-        forms = [gain, loss] if change else [x, gain, loss]
+        forms = {"": [x, gain, loss], "change": [gain, loss], "loss": [loss]}[change]
         forms += [f * 100 for f in forms] if q.kind == "share" else []
     return any(form.hi > 0 and q.value.meets(form, slack) for form in forms)
-
-
-def is_summary(row: Row) -> bool:
-    """Whether a table's row says something of the others: an average or a total."""
-    return any(SUMMARY.match(part.partition(": ")[2]) for part in row.text.split("; ")[:3])
 
 
 def grids(report: Report) -> Iterator[Finding]:
@@ -78,7 +72,7 @@ def grids(report: Report) -> Iterator[Finding]:
 
 def _column(grid: Grid, index: int) -> Iterator[Finding]:
     cells = grid.column(index)
-    body = [r for r, row in enumerate(grid.rows) if not is_summary(row)]
+    body = [r for r, row in enumerate(grid.rows) if not row.summary]
     targets = {r: q for r in body if (q := cells[r]) is not None and q.exact and q.value.mid > 0}
     # A row whose ratio is 1 is a baseline: that it equals itself confirms nothing.
     ones = [r for r, q in targets.items() if q.kind != "percent" and q.value.meets(1.0) and q.value.width < 0.3]
@@ -103,7 +97,9 @@ def _column(grid: Grid, index: int) -> Iterator[Finding]:
     # Where the rows agree to their last digit, so must every other. A pair that suits another ratio better is that one's.
     exactly = sum(best.fits(r, targets[r], 0.0) for r in telling)
     others = [grid.column(c) for c in grid.columns("ratio", "percent", "share") if c != index]
-    if best.direct and any(sum(q is not None and best.fits(r, q, 0.0) for r, q in enumerate(o)) > exactly for o in others):
+    if best.direct and any(
+        sum(q is not None and best.fits(r, q, 0.0) for r, q in enumerate(o)) > exactly for o in others
+    ):
         return
     slack = 0.01 if score >= 3 and exactly >= score else ODD
     rivals = [h for h in hypotheses if h is not best and h.direct == best.direct]
@@ -111,18 +107,16 @@ def _column(grid: Grid, index: int) -> Iterator[Finding]:
         # Another baseline of the same table may be meant in this row.
         if r in best.pairs and not best.fits(r, targets[r], slack):
             if not any(h.fits(r, targets[r], 0.0) for h in rivals):
-                yield _finding(targets[r], best.pairs[r], best.name)
+                yield _wrong(targets[r], best.pairs[r], best.name)
     for r in range(len(grid.rows)):
         q = cells[r]
         if q is None or r in body or not q.exact or r not in best.pairs or best.fits(r, q, FIT):
             continue
         if q.value.meets(sum(t.value.mid for t in targets.values()) / len(targets), FIT):
             a, b = best.pairs[r]
-            yield Finding(
-                QUESTION, "mean of ratios", q.line, q.text,
-                f"{q.text} is the mean of the rows' ratios; {a.text} / {b.text} of this row is "
-                f"{a.value.mid / b.value.mid:.3g}: which of the two is meant?",
-            )  # fmt: skip
+            x = f"{a.text} / {b.text} of this row is {a.value.mid / b.value.mid:.3g}"
+            message = f"{q.text} is the mean of the rows' ratios; {x}: which of the two is meant?"
+            yield finding(QUESTION, "mean of ratios", message, q)
 
 
 def _hypotheses(grid: Grid, kind: str, target: int, body: list[int], ones: list[int]) -> Iterator[_Hypothesis]:
@@ -157,7 +151,9 @@ def _constant(grid: Grid, index: int, telling: list[int], kinds: tuple[str, ...]
         values = [grid.column(c)[r] for r in telling]
         for inverse in (False, True) if c != index else ():
             factors: list[Interval | None] = [
-                (q.value * v.value if inverse else v.value / q.value) if q and v and q.value.mid and v.value.mid else None
+                (q.value * v.value if inverse else v.value / q.value)
+                if q and v and q.value.mid and v.value.mid
+                else None
                 for q, v in zip(cells, values, strict=True)
             ]
             found = odd_ones(factors)
@@ -165,11 +161,11 @@ def _constant(grid: Grid, index: int, telling: list[int], kinds: tuple[str, ...]
                 q, v = cells[i], values[i]
                 if q is not None and v is not None and found is not None and q.exact:
                     should = found[0] / v.value.mid if inverse else v.value.mid / found[0]
-                    yield Finding(
-                        INCONSISTENT, "ratio", q.line, q.text,
+                    message = (
                         f"{q.text} beside {v.text}: the other rows keep one relation between {name!r} and "
-                        f"{grid.header[c]!r}, by which it is {_as_printed(q, should)}",
-                    )  # fmt: skip
+                        f"{grid.header[c]!r}, by which it is {_as_printed(q, should)}"
+                    )
+                    yield finding(INCONSISTENT, "ratio", message, q)
             if found:
                 return
 
@@ -188,26 +184,23 @@ def _alone(
         yield from _two(targets[r], figures[0], figures[1])
 
 
-def _two(q: Quantity, a: Quantity, b: Quantity, change: bool = False) -> Iterator[Finding]:
+def _two(q: Quantity, a: Quantity, b: Quantity, change: str = "") -> Iterator[Finding]:
     """Two figures and what is made of them, in either order."""
     if all(x.exact and x.value.mid > 0 for x in (q, a, b)):
         if not (follows(q, (a, b), ODD, change) or follows(q, (b, a), ODD, change)):
-            yield _finding(q, (a, b) if a.value.mid >= b.value.mid else (b, a), "")
+            yield _wrong(q, (a, b) if a.value.mid >= b.value.mid else (b, a))
 
 
 def _as_printed(q: Quantity, x: float) -> str:
     return f"{x:.3g}x" if q.kind == "ratio" else f"{100 * x:.3g} %"
 
 
-def _finding(q: Quantity, pair: Pair, name: str) -> Finding:
-    x = pair[0].value.mid / pair[1].value.mid
-    unit = UNIT_OF.get(pair[0].kind, "")
-    what = _as_printed(q, x) + (f" ({100 * (x - 1):.3g} % more, {100 * (1 - 1 / x):.3g} % less)" if q.kind != "ratio" else "")
-    return Finding(
-        INCONSISTENT, "ratio", q.line, q.text,
-        f"{si(pair[0].value.mid, unit)} / {si(pair[1].value.mid, unit)} is {what}, not {q.text}" + f" ({name})" * bool(name),
-        (pair[0].line, pair[1].line),
-    )  # fmt: skip
+def _wrong(q: Quantity, pair: Pair, name: str = "") -> Finding:
+    x, unit = pair[0].value.mid / pair[1].value.mid, UNIT_OF.get(pair[0].kind, "")
+    more = f" ({100 * (x - 1):.3g} % more, {100 * (1 - 1 / x):.3g} % less)" if q.kind != "ratio" else ""
+    meant = f" ({name})" if name else ""
+    message = f"{si(pair[0].value.mid, unit)} / {si(pair[1].value.mid, unit)} is {_as_printed(q, x)}{more}, not {q.text}{meant}"
+    return finding(INCONSISTENT, "ratio", message, q, lines=(pair[0].line, pair[1].line))
 
 
 _FROM = re.compile(
@@ -216,7 +209,9 @@ _FROM = re.compile(
 _GAIN = re.compile(
     r"(?i)faster|slower|speed-?\s?up|slow-?\s?down|improve|reduc|less|lower|higher|more|increas|gain|decreas|drop|sav|better"
 )
-_CHANGE = re.compile(r"(?i)^\W*(?:reduction|less|lower|faster|slower|higher|improve|increase|more|decrease|gain|sav|drop|speed)")
+_CHANGE = re.compile(
+    r"(?i)^\W*(?:reduction|less|lower|faster|slower|higher|improve|increase|more|decrease|gain|sav|drop|speed)"
+)
 _NOT_OF = re.compile(
     r"(?i)peak|utili|efficien|accuracy|recall|confidence|error|sparsity|occupancy|of (?:the )?(?:total|time|runtime)"
 )
@@ -232,13 +227,18 @@ def sentences(report: Report) -> Iterator[Finding]:
         values = row.of(*kinds)
         if len(values) != 2 or not all(q.exact and q.value.mid for q in values):
             continue
-        between = row.text[max(0, values[0].start - 8) : values[0].start] + " " + row.text[values[0].end : values[1].start]
+        between = (
+            row.text[max(0, values[0].start - 8) : values[0].start] + " " + row.text[values[0].end : values[1].start]
+        )
         if not _FROM.search(between):
             continue
         for q in ratios:
             # "dropped by 60 %" is a change; "to 60 % of it" is a share.
             by = re.search(r"(?i)\bby\W*$", row.text[: q.start]) or _CHANGE.search(row.text[q.end :])
-            found = list(_two(q, values[0], values[1], bool(by)))
+            down = by and re.search(
+                r"(?i)drop|reduc|decreas|\bless|lower|sav|\bcut", row.text[max(0, q.start - 24) : q.end + 12]
+            )
+            found = list(_two(q, values[0], values[1], "loss" if down else "change" if by else ""))
             if len(ratios) == 1 or any(follows(o, p, ODD) for o in ratios if o is not q for p in permutations(values)):
                 yield from found
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 
 from expertile.audit.interval import Interval
-from expertile.audit.quantity import Quantity
+from expertile.audit.quantity import Quantity, statistic
 
 FIT = 0.02  # rows within this agree
 ODD = 0.06  # a row this far beyond its printed digits breaks the relation
@@ -33,31 +32,7 @@ def odd_ones(factors: Sequence[Interval | None], usual: Sequence[float] = ()) ->
     return value, odd
 
 
-_METRIC = re.compile(
-    r"\b(?:time|times|latency|duration|runtime|elapsed|execution|exec|kernel|gpu|cuda|throughput|bandwidth|bw|perf(?:ormance)?|"
-    r"achieved|measured|effective|total|tflops?|gflops?|flops?|tflop|tops|gb|gib|mb|tb|ms|us|µs|ns|s|sec|secs|seconds?|per|"
-    r"tokens?|tok|rate|speed|compute|wall|clock|memory|mem|iter(?:ation)?|step|value|images?|samples?|ips|tps)\b"
-)
-_STATISTIC = re.compile(
-    r"\b(?:avg|average|mean|median|min(?:imum)?|max(?:imum)?|best|worst|p\d\d|std|first|last|peak)\b"
-)
-
-
-def stem(label: str) -> str:
-    """Whose figure it is: the label without words for the quantity ("cuBLAS time (ms)" -> "cublas")."""
-    plain = re.sub(r"[^a-zA-Z0-9µ.+]+", " ", label.lower().replace("flops/s", "flops").replace("flop/s", "flops"))
-    return " ".join(_STATISTIC.sub(" ", _METRIC.sub(" ", plain)).split())
-
-
-def statistic(label: str) -> str:
-    found = _STATISTIC.findall(label.lower())
-    return {"average": "mean", "avg": "mean", "median": "mean"}.get(found[0], found[0]) if found else ""
-
-
-def same_owner(a: Quantity, b: Quantity, only: bool) -> bool:
-    """Whether two figures of a row are of one run: alone of their kinds, or named alike; mean and best are not."""
-    if {statistic(a.label), statistic(b.label)} & {"min", "max", "best", "worst"} and statistic(a.label) != statistic(
-        b.label
-    ):
-        return False
-    return only or stem(a.label) == stem(b.label)
+def same_owner(a: Quantity, b: Quantity) -> bool:
+    """Whether two figures may be of one run: the mean of one and the best of the other are not."""
+    extremes = {"min", "max", "best", "worst"}
+    return statistic(a.label) == statistic(b.label) or not extremes & {statistic(a.label), statistic(b.label)}
