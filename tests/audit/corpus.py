@@ -1,4 +1,4 @@
-"""Fifty short reports of our own, honest and planted, in all formats; `corpus/expected.json` has the lines to accuse."""
+"""Short reports of our own, honest and planted, in all formats; `corpus/expected.json` has their errors' lines."""
 
 import json
 from dataclasses import dataclass

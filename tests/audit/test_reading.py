@@ -73,7 +73,8 @@ def test_a_wrong_decoding_is_undone():
 @pytest.mark.parametrize(
     "name, text, kind",
     [("a.md", "", "markdown"), ("", "# T\n\n| a | b |\n|---|---|\n", "markdown"), ("", '{"a": 1}', "json"),
-     ("", '{"a": 1}\n{"a": 2}', "jsonl"), ("", '{"nbformat": 4, "cells": []}', "notebook"), ("", "<table></table>", "html"),
+     ("", '{"a": 1}\n{"a": 2}', "jsonl"), ("", '{"nbformat": 4, "cells": []}', "notebook"),
+     ("", "<table></table>", "html"),
      ("", "a,b,c\n1,2,3\n", "csv"), ("", "M=1 N=2\ntime: 3 ms", "log")],
 )  # fmt: skip
 def test_formats_are_told_by_name_or_text(name, text, kind):

@@ -110,7 +110,7 @@ def _sarif(audits: Sequence[Audit], everything: bool) -> str:
     )
 
 
-_STYLE = """body{font:15px/1.5 system-ui,sans-serif;max-width:75rem;margin:2rem auto;padding:0 1rem;color:#1c1c1c;background:#fff}
+_STYLE = """body{font:15px/1.5 system-ui,sans-serif;max-width:75rem;margin:2rem auto;padding:0 1rem;color:#1c1c1c}
 table{border-collapse:collapse;width:100%}td{vertical-align:top;padding:0 .6rem}td.n{color:#667;text-align:right}
 td.l{font:13px/1.5 ui-monospace,monospace;white-space:pre-wrap;overflow-wrap:anywhere}tr.bad{background:#fde2e0}
 tr.ask{background:#fff3cd}p.f{margin:.2rem 0 .4rem;font-size:14px}a{color:inherit}

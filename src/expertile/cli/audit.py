@@ -14,8 +14,8 @@ from expertile.audit.render import FORMATS, render
 
 
 def audit(
-    files: Annotated[list[str], typer.Argument(help="Reports: Markdown, HTML, CSV, JSON, notebooks, logs; - for standard input.")],
-    shape: Annotated[str, typer.Option(help="The shape that the text leaves out, M x N x K: 16384x14336x4096.")] = "",
+    files: Annotated[list[str], typer.Argument(help="Markdown, HTML, CSV, JSON, notebooks, logs; - is stdin.")],
+    shape: Annotated[str, typer.Option(help="The shape that the text leaves out: MxNxK.")] = "",
     gpu: Annotated[str, typer.Option(help="The GPU that the text leaves out.")] = "",
     dtype: Annotated[str, typer.Option(help="The format that the text leaves out: bf16, fp16, fp32, fp8 …")] = "",
     form: Annotated[str, typer.Option("--format", help=f"One of {', '.join(FORMATS)}.")] = "text",

@@ -92,6 +92,7 @@ def runs(report: Report) -> Iterator[Finding]:
         ):
             may_be = _means([h.value for h in held])
             if {h.kind for h in held} == {q.kind} and not any(q.value.meets(m, ODD) for m in may_be):
-                message = f"the mean of the {len(held)} runs above is {si(may_be[0].mid, UNIT_OF.get(q.kind, ''))}, not {q.text}"
+                mean = si(may_be[0].mid, UNIT_OF.get(q.kind, ""))
+                message = f"the mean of the {len(held)} runs above is {mean}, not {q.text}"
                 yield finding(INCONSISTENT, "average", message, q, lines=(held[0].line, held[-1].line))
         held = []

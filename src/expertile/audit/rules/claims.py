@@ -19,7 +19,8 @@ _AFTER = re.compile(
 _SHRUNK = re.compile(r"(?i)(?:compress|shrink|shrank|reduc|sav|smaller|cut|footprint)[^.;]{0,40}$")
 _FASTER = re.compile(r"(?i)speed|faster|throughput|latency|quick|tokens|bandwidth|flops|accura|perplex")
 _CHANGED = re.compile(
-    r"(?i)(?:bits?|bf16|(?:fp|int|float|bfloat)\d+|half|weights|values|\d ?GB\)?)\)?,? ?(?:down )?(?:to|→|->|into) |instead of|\bvs\b|"
+    r"(?i)(?:bits?|bf16|(?:fp|int|float|bfloat)\d+|half|weights|values|\d ?GB\)?)\)?,? ?(?:down )?(?:to|→|->|into) |"
+    r"instead of|\bvs\b|"
     r"versus|compared (?:to|with)|relative to|(?:over|than) (?:the )?(?:fp|bf|float|half|\d+)"
 )
 _NOT_BITS = re.compile(
@@ -58,7 +59,8 @@ def compression(report: Report) -> Iterator[Finding]:
             if ratio > most * 1.06 and (
                 q.kind == "ratio" or re.search(r"(?i)sav|reduc|less|smaller|lower|fewer", before[-40:] + after)
             ):
-                change = f"{most * min(bits):.0f} to {min(bits)} bits is at most {most:.3g}x smaller ({100 * (1 - 1 / most):.3g} % less)"
+                less = f"{most:.3g}x smaller ({100 * (1 - 1 / most):.3g} % less)"
+                change = f"{most * min(bits):.0f} to {min(bits)} bits is at most {less}"
                 message = f"{change}, not {q.text}" + ("" if known else ": smaller than what?")
                 yield finding(
                     INCONSISTENT if known else QUESTION, "compression", message, q, lines=tuple(r.line for r in near)
@@ -92,10 +94,10 @@ def _without_format(label: str) -> str:
 
 
 _EQUAL = re.compile(
-    r"(?i)\b(?:equivalent|equal|same|identical)\s+(?:total\s+|amount of\s+)?(?:work|flops?|compute|computation|workload)\b"
+    r"(?i)\b(?:equivalent|equal|same|identical)\s+(?:total\s+|amount of\s+)?(?:work|flops?|compute|computation)\b"
 )
 _SHAPE = re.compile(
-    r"(?i)(?:(?P<n>\d+)\s*(?:[x×]\s+)?(?:separate |small |independent )?(?:gemms?|matmuls?|matrices|products?)\D{0,12})?"
+    r"(?i)(?:(?P<n>\d+)\s*(?:[x×]\s+)?(?:separate |small )?(?:gemms?|matmuls?|matrices|products?)\D{0,12})?"
     r"(?<!\d)(?P<a>\d{2,6})\s*[x×]\s*(?P<b>\d{2,6})(?:\s*[x×]\s*(?P<c>\d{2,6}))?"
 )
 
@@ -126,14 +128,16 @@ def equal_work(report: Report) -> Iterator[Finding]:
             s for s in ("batch", "seq", "m", "n", "k", "tokens", "size") if s in a.own and a.own[s] != b.own.get(s)
         ]
         q, base, here = b.figure(ratios[0]), a.figure(times[0]), b.figure(times[0])
-        if differ and a.label and b.label and a.label != b.label and q and base and here and not q.value.meets(1.0):
-            if q.value.meets(base.value / here.value, 0.03):
-                message = f"{q.text} compares {differ[0]} {a.own[differ[0]]:.0f} with {differ[0]} {b.own.get(differ[0], 0):.0f}"
-                yield finding(INCONSISTENT, "equal work", message, q, lines=(a.line,))
+        if not (differ and a.label and b.label and q and base and here) or a.label == b.label or q.value.meets(1.0):
+            continue
+        if q.value.meets(base.value / here.value, 0.03):
+            name = differ[0]
+            message = f"{q.text} compares {name} {a.own[name]:.0f} with {name} {b.own.get(name, 0):.0f}"
+            yield finding(INCONSISTENT, "equal work", message, q, lines=(a.line,))
 
 
 def ranges(report: Report) -> Iterator[Finding]:
-    """ "2-5x slower" over ratios that reach further: it asks, since some rows only may be meant, unless they reach twice as far."""
+    """ "2-5x slower" over ratios that reach further: it asks, unless they reach twice as far."""
     for row in report.rows:
         for q in row.of("ratio") if row.kind == "line" else ():
             words = (q.words + row.text[q.end : q.end + 20]).lower()
@@ -153,7 +157,8 @@ def ranges(report: Report) -> Iterator[Finding]:
             if len(values) < 3 or not outside or (not slower and min(values) < 0.9):
                 continue
             sure = max(values) > 2 * q.value.hi
-            reach = f"{len(outside)} of {len(values)} rows lie outside {q.text}: they reach from {min(values):.3g}x to {max(values):.3g}x"
+            span = f"they reach from {min(values):.3g}x to {max(values):.3g}x"
+            reach = f"{len(outside)} of {len(values)} rows lie outside {q.text}: {span}"
             message = reach + ("" if sure else "; are only some rows meant?")
             yield finding(INCONSISTENT if sure else QUESTION, "range", message, q, lines=tuple(outside[:6]))
 
@@ -175,7 +180,7 @@ def failed_checks(report: Report) -> Iterator[Finding]:
 
 
 def traffic(report: Report) -> Iterator[Finding]:
-    """Traffic that the time of the only shape stated in its section leaves no bandwidth for: distant lines, so it asks."""
+    """Traffic that the time of the shape stated in its section leaves no bandwidth for: distant lines, so it asks."""
     for row in report.rows:
         q, gpus = row.only("bytes") or next(iter(row.of("bytes")), None), [d for d in devices(row) if d.memory_bps]
         if row.kind != "line" or q is None or "traffic" not in row.text.lower() or not gpus or not q.exact:
@@ -211,7 +216,8 @@ def model_runs(report: Report) -> Iterator[Finding]:
         for q in times:
             if most and work / q.value.hi > 1.2 * most:
                 message = (
-                    f"{max(runs):.0f} tokens of the model of line {model.line} in {q.text} are {si(work / q.value.mid, 'FLOP/s')}, more than "
+                    f"{max(runs):.0f} tokens of the model of line {model.line} in {q.text} are "
+                    f"{si(work / q.value.mid, 'FLOP/s')}, more than "
                     f"the {si(most, 'FLOP/s')} of {devices(row)[0].name} for one of its products: was this run smaller?"
                 )
                 yield finding(QUESTION, "bound", message, q, lines=(model.line, *(r.line for r in same)))
@@ -223,14 +229,10 @@ def attention_share(report: Report) -> Iterator[Finding]:
         rows = [row for row in grid.rows if "seq" in row.own and row.of("bytes") and len(row.of("percent")) == 1]
         shares: list[Quantity] = [row.of("percent")[0] for row in rows]
         saved = [row.of("bytes")[-1].value / exact(row.own["seq"] ** 2) for row in rows]
-        if (
-            len({row.own["seq"] for row in rows}) > 2
-            and len({q.value.mid for q in shares}) == 1
-            and shares[0].value.mid < 0.97
-        ):
-            if all(s.meets(saved[0], 0.05) for s in saved):
-                message = (
-                    "what is saved grows with the square of the length, what is left with the length: "
-                    f"the share cannot be {shares[0].text} in all {len(rows)} rows"
-                )
-                yield finding(INCONSISTENT, "constant share", message, *shares)
+        lengths, share = {row.own["seq"] for row in rows}, {q.value.mid for q in shares}
+        if len(lengths) > 2 and len(share) == 1 and max(share) < 0.97 and all(s.meets(saved[0], 0.05) for s in saved):
+            message = (
+                "what is saved grows with the square of the length, what is left with the length: "
+                f"the share cannot be {shares[0].text} in all {len(rows)} rows"
+            )
+            yield finding(INCONSISTENT, "constant share", message, *shares)

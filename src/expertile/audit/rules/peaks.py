@@ -15,8 +15,9 @@ from expertile.device import DTYPES, Device, generous_peak, known_devices
 _BY_NAME = {d.name: d for d in known_devices()}
 # A figure that is no measurement of dense work by one run.
 _OTHER = re.compile(
-    r"peak|theoretical|roofline|\bspec|data ?sheet|\blimit|\bbound\b|spars|2:4|effective|equivalent|winograd|strassen|ideal|"
-    r"\bmax(?:imum)?\b|claimed|marketing|aggregate|cluster|\bsol\b|capab|hardware|advertised|projected|\brated\b|boost|would|"
+    r"peak|theoretical|roofline|\bspec|data ?sheet|\blimit|\bbound\b|spars|2:4|effective|equivalent|winograd|"
+    r"strassen|ideal|\bmax(?:imum)?\b|claimed|marketing|aggregate|cluster|\bsol\b|capab|hardware|advertised|projected|"
+    r"\brated\b|boost|would|"
     r"deliver|offers|provid|\brack|\bpod|supercomput|eflop"
 )
 _CACHED = re.compile(
@@ -130,8 +131,8 @@ def bounds(report: Report) -> Iterator[Finding]:
                 sure = w.near
                 yield finding(
                     IMPOSSIBLE if sure else QUESTION, "bound",
-                    f"{w.formula} FLOP in {q.text} is {si(w.work.flops / q.value.mid, 'FLOP/s')}, more than {device.name} "
-                    f"can do ({si(most, 'FLOP/s')}, {'/'.join(formats) or 'its fastest format'})"
+                    f"{w.formula} FLOP in {q.text} is {si(w.work.flops / q.value.mid, 'FLOP/s')}, more than "
+                    f"{device.name} can do ({si(most, 'FLOP/s')}, {'/'.join(formats) or 'its fastest format'})"
                     + ("" if sure else ": is this the time of that shape?"), q, lines=w.lines,
                 )  # fmt: skip
 
@@ -196,12 +197,12 @@ _LANES = {"3": 0.985e9, "4": 1.969e9, "5": 3.938e9, "6": 7.563e9}  # bytes/s of 
 _PCIE = re.compile(r"(?i)pci-?e?(?:xpress)? ?(?:gen)? ?\.?(?P<g>[3-6])(?:\.0)?(?: ?[x×] ?(?P<n>\d+))?")
 # Both directions together, bytes/s; NVIDIA data sheets.
 _NVLINK = {"V100": 300e9, "A100": 600e9, "A800": 400e9, "A30": 200e9, "H800": 400e9, "H100": 900e9, "H200": 900e9,
-           "H20": 900e9, "GH200": 900e9, "B200": 1800e9, "GB200": 1800e9, "B300": 1800e9, "A6000": 112.5e9, "A40": 112.5e9,
-           "3090": 112.5e9}  # fmt: skip
+           "H20": 900e9, "GH200": 900e9, "B200": 1800e9, "GB200": 1800e9, "B300": 1800e9, "A6000": 112.5e9,
+           "A40": 112.5e9, "3090": 112.5e9}  # fmt: skip
 _ONE_WAY = re.compile(r"(?i)h2d|d2h|host.to.device|device.to.host|unidirection|one[- ]way|per direction|h->d|d->h")
 _NO_LINK = re.compile(
-    r"(?i)alg ?bw|switch|all-?to-?all|all-?gather|ethernet|infiniband|\bib\b|\bnodes?\b|total|system|domain|rack|nvl\d|fabric|"
-    r"generation|supports?|provides?|offers?|up to|\b[48] ?[x×]|\b[48] gpus|aggregat|hbm|memory bandwidth"
+    r"(?i)alg ?bw|switch|all-?to-?all|all-?gather|ethernet|infiniband|\bib\b|\bnodes?\b|total|system|domain|rack|nvl\d|"
+    r"fabric|generation|supports?|provides?|offers?|up to|\b[48] ?[x×]|\b[48] gpus|aggregat|hbm|memory bandwidth"
 )
 
 

@@ -80,7 +80,7 @@ def _column(grid: Grid, index: int) -> Iterator[Finding]:
     if not telling:
         return
     named = _NAMED.search(grid.header[index]) or is_quotient(grid.header[index], grid.header)
-    kinds = (*_TYPED, "number") if named else _TYPED
+    kinds: tuple[str, ...] = (*_TYPED, "number") if named else _TYPED
     kinds = tuple(k for k in kinds if any(c != index for c in grid.columns(k)))
     hypotheses = [h for kind in kinds for h in _hypotheses(grid, kind, index, body, ones)]
     scored = [(h.score(targets, telling), h) for h in hypotheses]
@@ -94,7 +94,7 @@ def _column(grid: Grid, index: int) -> Iterator[Finding]:
     only = best.direct and any(len(grid.columns(kind)) == 2 for kind in kinds)
     if score < 2 and not (len(telling) == 2 and (only or (ones and best.name.endswith("1x")))):
         return
-    # Where the rows agree to their last digit, so must every other. A pair that suits another ratio better is that one's.
+    # Where the rows agree to their last digit, so must every other. A pair that suits another better is its own.
     exactly = sum(best.fits(r, targets[r], 0.0) for r in telling)
     others = [grid.column(c) for c in grid.columns("ratio", "percent", "share") if c != index]
     if best.direct and any(
@@ -105,9 +105,9 @@ def _column(grid: Grid, index: int) -> Iterator[Finding]:
     rivals = [h for h in hypotheses if h is not best and h.direct == best.direct]
     for r in telling:
         # Another baseline of the same table may be meant in this row.
-        if r in best.pairs and not best.fits(r, targets[r], slack):
-            if not any(h.fits(r, targets[r], 0.0) for h in rivals):
-                yield _wrong(targets[r], best.pairs[r], best.name)
+        other = any(h.fits(r, targets[r], 0.0) for h in rivals)
+        if r in best.pairs and not best.fits(r, targets[r], slack) and not other:
+            yield _wrong(targets[r], best.pairs[r], best.name)
     for r in range(len(grid.rows)):
         q = cells[r]
         if q is None or r in body or not q.exact or r not in best.pairs or best.fits(r, q, FIT):
@@ -186,9 +186,9 @@ def _alone(
 
 def _two(q: Quantity, a: Quantity, b: Quantity, change: str = "") -> Iterator[Finding]:
     """Two figures and what is made of them, in either order."""
-    if all(x.exact and x.value.mid > 0 for x in (q, a, b)):
-        if not (follows(q, (a, b), ODD, change) or follows(q, (b, a), ODD, change)):
-            yield _wrong(q, (a, b) if a.value.mid >= b.value.mid else (b, a))
+    sound = all(x.exact and x.value.mid > 0 for x in (q, a, b))
+    if sound and not (follows(q, (a, b), ODD, change) or follows(q, (b, a), ODD, change)):
+        yield _wrong(q, (a, b) if a.value.mid >= b.value.mid else (b, a))
 
 
 def _as_printed(q: Quantity, x: float) -> str:
@@ -198,13 +198,13 @@ def _as_printed(q: Quantity, x: float) -> str:
 def _wrong(q: Quantity, pair: Pair, name: str = "") -> Finding:
     x, unit = pair[0].value.mid / pair[1].value.mid, UNIT_OF.get(pair[0].kind, "")
     more = f" ({100 * (x - 1):.3g} % more, {100 * (1 - 1 / x):.3g} % less)" if q.kind != "ratio" else ""
-    meant = f" ({name})" if name else ""
-    message = f"{si(pair[0].value.mid, unit)} / {si(pair[1].value.mid, unit)} is {_as_printed(q, x)}{more}, not {q.text}{meant}"
+    should, meant = _as_printed(q, x) + more, f" ({name})" if name else ""
+    message = f"{si(pair[0].value.mid, unit)} / {si(pair[1].value.mid, unit)} is {should}, not {q.text}{meant}"
     return finding(INCONSISTENT, "ratio", message, q, lines=(pair[0].line, pair[1].line))
 
 
 _FROM = re.compile(
-    r"(?i)\bfrom\b.*\bto\b|→|->|\bvs\.?\b|\bversus\b|compared (?:to|with)|instead of|\bagainst\b|(?:down|up) to|\bwhile\b|\bthan\b"
+    r"(?i)\bfrom\b.*\bto\b|→|->|\bvs\.?\b|\bversus\b|compared (?:to|with)|instead|\bagainst\b|(?:down|up) to|\bthan\b"
 )
 _GAIN = re.compile(
     r"(?i)faster|slower|speed-?\s?up|slow-?\s?down|improve|reduc|less|lower|higher|more|increas|gain|decreas|drop|sav|better"
@@ -239,7 +239,8 @@ def sentences(report: Report) -> Iterator[Finding]:
                 r"(?i)drop|reduc|decreas|\bless|lower|sav|\bcut", row.text[max(0, q.start - 24) : q.end + 12]
             )
             found = list(_two(q, values[0], values[1], "loss" if down else "change" if by else ""))
-            if len(ratios) == 1 or any(follows(o, p, ODD) for o in ratios if o is not q for p in permutations(values)):
+            others = [o for o in ratios if o is not q]
+            if not others or any(follows(o, (a, b), ODD) for o in others for a, b in permutations(values)):
                 yield from found
 
 
@@ -249,4 +250,5 @@ def records(report: Report) -> Iterator[Finding]:
         ratios = [q for q in row.of("ratio") if re.search(r"(?i)speed-?\s?up|faster", q.label)]
         kinds = {q.kind for q in row.quantities if q.kind in _TYPED}
         if row.kind == "record" and len(ratios) == 1 and len(kinds) == 1 and len(row.of(*kinds)) == 2:
-            yield from _two(ratios[0], *row.of(*kinds))
+            a, b = row.of(*kinds)
+            yield from _two(ratios[0], a, b)

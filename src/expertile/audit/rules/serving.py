@@ -16,7 +16,7 @@ from expertile.device import DTYPES
 
 _WIDE = 0.08
 _NOT_WALL = re.compile(
-    r"(?i)ttft|first token|prefill|prompt|load|warm-?up|compile|p9\d|std|queue|tpot|itl|inter-?token|per token|next token"
+    r"(?i)ttft|first token|prefill|prompt|load|warm-?up|compile|p9\d|std|queue|tpot|itl|inter-?token|(?:per|next) token"
 )
 _PARALLEL = re.compile(r"(?i)(?:concurren\w*|users|clients|streams|parallel|max_num_seqs|accum\w*)[^\d\n]{0,16}(\d+)")
 _COUNTED = re.compile(r"(?i)(\d+)[- ](?:way|concurrent|parallel|users|clients|streams|slots)")
@@ -62,7 +62,7 @@ def per_token(report: Report) -> Iterator[Finding]:
 
 
 _TOKENS_KEY = re.compile(
-    r"(?im)^\W*(?:(?:total|generated|output|new|completion|num|number of) )*tokens(?: generated)?\W*[:=]\s*(\d[\d,]*)\s*$"
+    r"(?im)^\W*(?:(?:total|generated|output|new|completion|num) )*tokens(?: generated)?\W*[:=]\s*(\d[\d,]*)\s*$"
 )
 
 
@@ -102,7 +102,8 @@ def batches(report: Report) -> Iterator[Finding]:
                 for r in found[1] if found and len(cells) - len(found[1]) > 1 else ():
                     (_, a, b), f = cells[r], scaled[r]
                     if f and found and not (f / found[0]).meets(1.0, 0.1):
-                        message = f"{a.text} × {b.text} is {f.mid / found[0]:.3g} times what the other rows give for their batch"
+                        times = f"{f.mid / found[0]:.3g} times what the other rows give"
+                        message = f"{a.text} × {b.text} is {times} for their batch"
                         yield finding(INCONSISTENT, "throughput", message, a, b)
     for row in report.rows:
         q, t = row.only("items_per_s"), row.only("time") or row.only("s_per_item")
@@ -146,7 +147,7 @@ _MODEL = re.compile(
 
 
 def mfu(report: Report) -> Iterator[Finding]:
-    """6·N FLOPs for a trained token (2·N for a generated one) give the rate; attention adds to it, nothing takes from it.
+    """6·N FLOPs for a trained token (2·N for a generated one) give the rate; attention adds to it.
 
     The formula is that of Kaplan et al. 2020 (arXiv:2001.08361), MFU that of Chowdhery et al. 2022 (arXiv:2204.02311).
     """
@@ -169,7 +170,8 @@ def mfu(report: Report) -> Iterator[Finding]:
         low, high = (5.1 if trained else 1.7), 8.3
         if not any(low * e <= p.value.hi and p.value.lo <= high * e for e in each):
             best = min((k * e for e in each for k in (2, 6)[bool(trained) :]), key=lambda x: abs(x - p.value.mid))
-            message = f"{n / 1e9:.3g} B parameters at {q.text} on {devices(row)[0].name} are an MFU of {100 * best:.3g} %, not {p.text}"
+            at = f"{n / 1e9:.3g} B parameters at {q.text} on {devices(row)[0].name}"
+            message = f"{at} are an MFU of {100 * best:.3g} %, not {p.text}"
             yield finding(INCONSISTENT, "MFU", message, p, q)
 
 
