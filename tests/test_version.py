@@ -78,9 +78,11 @@ def test_a_tree_without_git_has_the_commit_of_the_variable(tmp_path, asked, monk
     assert asked(tmp_path) == "0123abcd"
 
 
-def test_the_variable_does_not_outvote_git(tree, asked, monkeypatch):
+def test_the_variable_outvotes_git_only_where_the_tree_differs(tree, asked, monkeypatch):
     monkeypatch.setenv(version.COMMIT_VARIABLE, "0123abcd")
     assert asked(tree) == head(tree)[:12]
+    (tree / "src/expertile/kernel.py").write_text("2\n")
+    assert asked(tree) == "0123abcd"
 
 
 @pytest.mark.parametrize("value", ["main", "0123", "0123abcd dirty", "0123ABCD"])

@@ -20,11 +20,15 @@ def commit() -> str | None:
     """The commit of this process's expertile, 12 hexadecimal digits; "+dirty" follows if src/ differs from that commit.
 
     Asked in turn are the file that a build left in the package, git where the package lies in its own work tree, and
-    the environment variable EXPERTILE_COMMIT, for a tree copied without .git. None if none of them says.
+    the environment variable EXPERTILE_COMMIT, for a tree copied without .git or over another commit's: it outvotes a
+    work tree that differs from its commit. None if none of them says.
 
     Raises ValueError if the variable is asked and holds no commit.
     """
-    return _of_build(_PACKAGE) or _of_work_tree(_PACKAGE.parents[1]) or _of_environment()
+    if (build := _of_build(_PACKAGE)) is not None:
+        return build
+    tree = _of_work_tree(_PACKAGE.parents[1])
+    return (_of_environment() or tree) if tree is None or tree.endswith("+dirty") else tree
 
 
 def _of_work_tree(root: Path) -> str | None:

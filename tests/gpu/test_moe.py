@@ -10,6 +10,7 @@ from expertile.moe.layer import MoE
 from expertile.moe.permute import permutation
 from expertile.moe.rounding import MODES, round_groups
 from expertile.moe.router import RouterConfig, route
+from expertile.ops.gathered_mm.problem import ACTIVATIONS
 from expertile.quant import Fp8Blocks
 from tests.moe.test_experts import NAMES, make, naive
 from tests.moe.test_permute import draw
@@ -298,3 +299,22 @@ def test_int4():
     int4 = {n: Int4Weight.quantize(operands[n]) for n in ("gate_up", "down")}
     exact = {n: t.double() for n, t in (operands | {n: w.dequantize() for n, w in int4.items()}).items()}
     assert_close([moe_mlp(topk_ids=ids, **operands | int4)], [naive(ids, exact)], 1.5e-2)
+
+
+@pytest.mark.parametrize("tokens", [1, 300])
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_a_gate_that_is_not_a_number_stays_none(activation, tokens):
+    """Clamps and maxima must not make a number of it: not of the result, and not of the gradient."""
+    hidden, inner, experts = 128, 64, 4
+    torch.manual_seed(0)
+    x = torch.randn(tokens, hidden, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    gate_up = torch.randn(experts, 2 * inner, hidden, device="cuda", dtype=torch.bfloat16) / 12
+    down = torch.randn(experts, hidden, inner, device="cuda", dtype=torch.bfloat16) / 8
+    gate_up[1, :inner] = float("nan")
+    ids = torch.arange(tokens, device="cuda", dtype=torch.int32).view(-1, 1) % experts
+    ids = ids + 1 if tokens == 1 else ids
+    y = moe_mlp(x, gate_up, down, ids, torch.ones_like(ids).float(), activation=activation)
+    y.sum().backward()
+    hit = (ids == 1).flatten()
+    assert y[hit].isnan().all() and x.grad[hit].isnan().all()
+    assert not y[~hit].isnan().any() and not x.grad[~hit].isnan().any()

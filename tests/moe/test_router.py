@@ -137,7 +137,7 @@ def test_few_tokens(tokens):
 
 
 def test_operators():
-    ops, plan = torch.ops.expertile, (2, 3, False, False, True, 1.0, 2, 1, True)
+    ops, plan = torch.ops.expertile, (2, 3, False, False, True, 1.0, 2, 1, True, False)
     logits, bias = torch.randn(5, 8, requires_grad=True), torch.randn(8)
     for want_scores in (True, False):
         torch.library.opcheck(ops.moe_select, (logits, bias, want_scores, *plan))

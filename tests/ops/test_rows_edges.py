@@ -15,6 +15,7 @@ from expertile.ops._rows import RowConfig, vector
 from tests.ops.row_cases import DTYPES, assert_close, assert_softmax_gradient, random
 from tests.ops.row_compile import MACHINES, compiled
 from tests.support import interpreter
+from tests.support.aot import most_spills
 
 NAN, INF = float("nan"), float("inf")
 
@@ -51,7 +52,7 @@ if not interpreter.active():
         x = torch.empty(rows, cols, dtype=dtype)
         run = softmax.softmax_backward_rows if backward else softmax.softmax_rows
         (found,) = compiled(90, lambda: run(*(x, x) if backward else (x,), config))
-        assert found.fits and found.spills == 0, str(found)
+        assert found.fits and found.spills <= most_spills(0, 6), str(found)
         moves = re.findall(r"(?:ld|st)\.global[.\w]*|cp\.async[.\w]*[^;]*", found.ptx)
         wide = [m for m in moves if ".v4.b32" in m or ", 0x10" in m]
         assert any(m.startswith("st") for m in wide) and any(not m.startswith("st") for m in wide), moves
@@ -68,7 +69,7 @@ if not interpreter.active():
         weight = torch.empty(cols)
         arguments = (x, x if residual else None, weight, weight if centered else None, 1e-6, centered, True)
         (found,) = compiled(90, lambda: norms.forward(*arguments))
-        assert found.fits and found.spills <= 4, str(found)
+        assert found.fits and found.spills <= most_spills(4, 6), str(found)
         # No row is stored, none is copied in single elements but its edges.
         stores = re.findall(r"st\.global[.\w]*b16\b", found.ptx)
         assert len(re.findall(r"st\.global[.\w]*v4", found.ptx)) >= 2 + residual

@@ -10,8 +10,10 @@ import torch
 
 import expertile as xt
 from expertile.moe.router import RouterConfig, route
+from expertile.ops.gathered_mm.activation import activate, activate_backward
 from expertile.ops.gathered_mm.api import gathered_mm
 from expertile.ops.gathered_mm.combine import combine
+from expertile.ops.gathered_mm.problem import ACTIVATIONS
 from expertile.ops.grouped_mm.backends import by_name
 from expertile.quant import Fp8Blocks
 
@@ -139,12 +141,39 @@ def test_a_second_derivative_that_is_not_there_raises_also_for_a_constant_gradie
         first.square().sum().backward()
 
 
+def test_a_second_derivative_across_ranks_raises(tmp_path):
+    torch.distributed.init_process_group(
+        "gloo", store=torch.distributed.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1
+    )
+    try:
+        layer = xt.ExpertParallelMoE(xt.MoE(hidden_size=6, intermediate_size=4, num_experts=5, top_k=2))
+        x = torch.randn(3, 6, requires_grad=True)
+        (first,) = torch.autograd.grad(layer(x).sum(), x, create_graph=True)
+        with pytest.raises(RuntimeError, match="only the first derivative is there"):
+            first.square().sum().backward()
+    finally:
+        torch.distributed.destroy_process_group()
+
+
 def test_a_compiled_second_derivative_raises():
     x, gate_up, down, weights = random(*MLP, dtype=torch.float32)
     call = torch.compile(partial(mlp, "swiglu"), backend="aot_eager", fullgraph=True)
     with pytest.raises(RuntimeError):
         (first,) = torch.autograd.grad(call(x, gate_up, down, weights).sum(), x, create_graph=True)
         first.square().sum().backward()
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_autograd_of_an_activation_is_its_gradient_at_the_limits_too(activation):
+    values = torch.tensor([-9.0, -7.0, -1.0, 0.0, 2.0, 7.0, 9.0, float("nan")], dtype=torch.float64)
+    gate, up = (t.clone().requires_grad_() for t in torch.cartesian_prod(values, values).unbind(1))
+    value, *expected = activate_backward(gate, up, torch.ones_like(gate), activation)
+    out = activate(gate, up, activation)
+    torch.testing.assert_close(out, value, equal_nan=True)
+    for got, want in zip(torch.autograd.grad(out.sum(), (gate, up)), expected, strict=True):
+        known = gate.isfinite() & up.isfinite()
+        torch.testing.assert_close(got[known], want[known])
+    assert out[gate.isnan() | (up.isnan() & (gate > 0))].isnan().all()
 
 
 # ---- torch.func ----

@@ -37,7 +37,7 @@ def test_on_a_cpu(name):
 
 @pytest.mark.parametrize("where", ["padding that is multiplied", "rows past the end"])
 def test_a_leak_is_found(where, monkeypatch):
-    make, name = BY_BACKEND["grouped:loop"]
+    _, name = BY_BACKEND["grouped:loop"]
 
     def leaky(problem, operands, config, out):
         out = backend.run(problem, operands, config, out)

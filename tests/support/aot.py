@@ -17,8 +17,20 @@ from typing import Any
 from triton import knobs
 from triton.backends.nvidia.compiler import get_ptxas
 
+from expertile.ops.launch.versions import TRITON
+
 # Most dynamic shared memory one block may use, bytes (CUDA C++ Programming Guide, table of compute capabilities).
 SMEM_LIMIT = {80: 166912, 86: 101376, 89: 101376, 90: 232448, 100: 232448, 120: 101376}
+
+# Triton 3.9 brings ptxas 13.4, 3.6 to 3.8 bring 12.8 and 12.9 for sm_90 and before.
+_PTXAS_13_4 = TRITON >= (3, 9)
+
+
+def most_spills(usual: int, ptxas_13_4: int) -> int:
+    """How many loads and stores of registers to local memory a kernel may have: ptxas 13.4 keeps some values that last
+    from tile to tile, or that an epilogue has, in memory where 12.8 has them in registers."""
+    return ptxas_13_4 if _PTXAS_13_4 else usual
+
 
 _OPCODE = re.compile(r"^\s*/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_.]*)", re.M)
 

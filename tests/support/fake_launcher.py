@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import types
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 from unittest import mock
 
@@ -35,15 +36,18 @@ def utils(fill: Callable[..., Any], seen: list[Launched]) -> types.SimpleNamespa
     )
 
 
+def _record(seen: list[Launched], head: int, *args: Any) -> None:
+    seen.append(Launched(args[:head], args[head:]))
+
+
 def loaded(kernel: Any, seen: list[Launched], packed: tuple[int, int, int] = (4, 1, 1000)) -> Any:
     """`kernel`, a `triton.compile` result, as if loaded: `launch_by_triton(programs, *arguments)` queues it as
     `kernel[grid](...)` would. The active driver's `utils` are those above."""
     if versions.TRITON == (3, 6):
-        head = 13  # arguments of the C function before the kernel's
+        head = 13  # arguments of the C function before the kernel's, which like any C function has no closure
         made: Any = types.SimpleNamespace(
             launch=nvidia.wrap_handle_tensordesc(
-                lambda *args: seen.append(Launched(args[:head], args[head:])), kernel.src.signature,
-                kernel.metadata.tensordesc_meta,
+                partial(_record, seen, head), kernel.src.signature, kernel.metadata.tensordesc_meta
             ),
             global_scratch_size=0,
             profile_scratch_size=0,

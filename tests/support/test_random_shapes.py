@@ -75,7 +75,7 @@ def test_a_program_makes_its_case_again(monkeypatch):
 def test_a_right_backend_passes_and_a_wrong_one_is_told(monkeypatch):
     case = Case("x", Layout.RAGGED_M, (3, 0, 9), n=16, k=32, past=4)
     reason, error, who = random_shapes.check(case, "auto", 1, torch.device("cpu"))
-    assert not reason and 0 < error <= 1 and who == "loop"
+    assert not reason and 0 < error <= 1 and who == "torch_grouped"
 
     def wrong(problem, device, backend, config):
         chosen, config = original(problem, device, backend, config)

@@ -20,7 +20,7 @@ def audit(
     dtype: Annotated[str, typer.Option(help="The format that the text leaves out: bf16, fp16, fp32, fp8 …")] = "",
     form: Annotated[str, typer.Option("--format", help=f"One of {', '.join(FORMATS)}.")] = "text",
     out: Annotated[Path | None, typer.Option(help="Write to this file instead of the terminal.")] = None,
-    fail_on: Annotated[str, typer.Option(help="Exit 1 on: inconsistent (and worse), impossible, never.")] = INCONSISTENT,
+    fail_on: Annotated[str, typer.Option(help="inconsistent (or worse), impossible, never: exit 1.")] = INCONSISTENT,
     everything: Annotated[bool, typer.Option("--all", help="Show also what could not be checked.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="The same as --format json.")] = False,
 ) -> None:  # fmt: skip

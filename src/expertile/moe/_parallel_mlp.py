@@ -28,6 +28,7 @@ class Experts:
     down_bias: torch.Tensor | None
     activation: str
     interleaved: bool
+    batch_invariant: bool
 
     def forward(
         self, x: torch.Tensor, arrived: Incoming, start: int, end: int, first: int, last: int, save_pre: bool
@@ -48,9 +49,11 @@ class Experts:
         assert up is not None and down is not None
         act, pre = gathered_gated_mm(
             x, up.transpose(1, 2), rows, offs, activation=self.activation, interleaved=self.interleaved, bias=up_bias,
-            save_pre=save_pre,
+            save_pre=save_pre, batch_invariant=self.batch_invariant,
         )  # fmt: skip
-        y = grouped_mm(act, down.transpose(1, 2), offs=offs, bias=down_bias)
+        y = grouped_mm(
+            act, down.transpose(1, 2), offs=offs, bias=down_bias, batch_invariant=self.batch_invariant
+        )  # fmt: skip
         return y, pre
 
     def _quantized(self, rows: torch.Tensor, arrived: Incoming, start: int, end: int) -> torch.Tensor:
@@ -113,7 +116,9 @@ def parallel_mlp(
     e = experts
     differentiable = (x, topk_weights, e.gate_up, e.down, e.gate_up_bias, e.down_bias)
     if torch.is_grad_enabled() and any(isinstance(t, torch.Tensor) and t.requires_grad for t in differentiable):
-        return _ParallelMLP.apply(exchange, ordered, e.activation, e.interleaved, topk_ids, *differentiable)
+        return _ParallelMLP.apply(
+            exchange, ordered, e.activation, e.interleaved, e.batch_invariant, topk_ids, *differentiable
+        )  # fmt: skip
     return _forward(exchange, experts, x, topk_ids, topk_weights, ordered, False)[0]
 
 
@@ -122,13 +127,14 @@ class _ParallelMLP(torch.autograd.Function):
 
     @staticmethod
     def forward(  # type: ignore[override]
-        ctx: Any, exchange: Exchange, ordered: bool, activation: str, interleaved: bool, topk_ids: torch.Tensor,
+        ctx: Any, exchange: Exchange, ordered: bool, activation: str, interleaved: bool,
+        batch_invariant: bool, topk_ids: torch.Tensor,
         x: torch.Tensor, topk_weights: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor,
         gate_up_bias: torch.Tensor | None, down_bias: torch.Tensor | None,
     ) -> torch.Tensor:  # fmt: skip
-        experts = Experts(gate_up, down, gate_up_bias, down_bias, activation, interleaved)
+        experts = Experts(gate_up, down, gate_up_bias, down_bias, activation, interleaved, batch_invariant)
         out, step, received, pre = _forward(exchange, experts, x, topk_ids, topk_weights, ordered, True)
-        ctx.exchange, ctx.step, ctx.form = exchange, step, (activation, interleaved)
+        ctx.exchange, ctx.step, ctx.form = exchange, step, (activation, interleaved, batch_invariant)
         ctx.save_for_backward(received, pre, gate_up, down, gate_up_bias, down_bias)
         return out
 
@@ -137,7 +143,7 @@ class _ParallelMLP(torch.autograd.Function):
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:  # type: ignore[override]
         received, pre, *weights = ctx.saved_tensors
         experts = Experts(*weights, *ctx.form)
-        return (None,) * 5 + _backward(ctx.exchange, experts, ctx.step, received, pre, grad, ctx.needs_input_grad[5:])
+        return (None,) * 6 + _backward(ctx.exchange, experts, ctx.step, received, pre, grad, ctx.needs_input_grad[6:])
 
 
 def _backward(
@@ -157,13 +163,14 @@ def _backward(
     rows, slots, offs = arrived.order.rows[:count], arrived.order.slots[:count], arrived.order.offs
     dpre, act_w, dslots = gated_backward_mm(
         dy, down.transpose(1, 2), rows, slots, arrived.weights, pre, offs,
-        activation=experts.activation, interleaved=experts.interleaved,
+        activation=experts.activation, interleaved=experts.interleaved, batch_invariant=experts.batch_invariant,
     )  # fmt: skip
     if experts.down_bias is not None:
-        dslots = dslots + _bias_products(dy, experts.down_bias, arrived.ids, arrived.order)
+        dslots = dslots + _bias_products(dy, experts.down_bias, arrived.ids, arrived.order, experts.batch_invariant)
     what = "combine of gradients"
     slots_coming = exchange.send(what, dslots, splits.rows_to, splits.rows_from)
-    sums = combine(grouped_mm(dpre, gate_up, offs=offs), arrived.order.positions)
+    dx_rows = grouped_mm(dpre, gate_up, offs=offs, batch_invariant=experts.batch_invariant)
+    sums = combine(dx_rows, arrived.order.positions)
     rows_coming = exchange.send(what, sums, splits.rows_to, splits.rows_from)
     # The weights' gradients are computed while those of the tokens travel.
     dgate_up = gathered_wgrad(dpre, rows, received, offs, gather_b=True) if needs[2] else None

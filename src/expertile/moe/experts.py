@@ -55,11 +55,12 @@ Weight = torch.Tensor | Fp8Blocks | Int4Weight
 
 def forward(
     x: _T, gate_up: _T, down: _T, topk_ids: _T, topk_weights: _T, gate_up_bias: _Maybe, down_bias: _Maybe,
-    activation: str, interleaved: bool, save_pre: bool,
+    activation: str, interleaved: bool, save_pre: bool, batch_invariant: bool,
 ) -> tuple[_T, _Maybe, Permutation | None]:  # fmt: skip
     """(out [T, H], pre [R, 2I] if `save_pre`, the order if there is one: with `save_pre` there is); operands as checked
     by `moe_mlp`, nothing differentiated."""
-    if not save_pre and _few.serves(x, topk_ids, gate_up, down, gate_up_bias, down_bias):
+    few = not save_pre and not batch_invariant  # whose sums have another order
+    if few and _few.serves(x, topk_ids, gate_up, down, gate_up_bias, down_bias):
         out = _few.mlp(
             x, gate_up, down, topk_ids, topk_weights, gate_up_bias, down_bias, activation, interleaved
         )  # fmt: skip
@@ -67,9 +68,11 @@ def forward(
     order = permutation(topk_ids, gate_up.shape[0])
     act, pre = gathered_gated_mm(
         x, gate_up.transpose(1, 2), order.rows, order.offs, activation=activation, interleaved=interleaved,
-        bias=gate_up_bias, save_pre=save_pre,
+        bias=gate_up_bias, save_pre=save_pre, batch_invariant=batch_invariant,
     )  # fmt: skip
-    y = grouped_mm(act, down.transpose(1, 2), offs=order.offs, bias=down_bias)
+    y = grouped_mm(
+        act, down.transpose(1, 2), offs=order.offs, bias=down_bias, batch_invariant=batch_invariant
+    )  # fmt: skip
     return combine(y, order.positions, topk_weights), pre, order
 
 
@@ -78,7 +81,7 @@ _Grads = tuple[_Maybe, _Maybe, _Maybe, _Maybe, _Maybe, _Maybe]
 
 def gradients(
     dy: _T, x: _T, gate_up: _T, down: _T, topk_ids: _T, topk_weights: _T, pre: _T, order: Permutation,
-    down_bias: _Maybe, activation: str, interleaved: bool, needs: tuple[bool, ...],
+    down_bias: _Maybe, activation: str, interleaved: bool, needs: tuple[bool, ...], batch_invariant: bool = False,
 ) -> _Grads:  # fmt: skip
     """Gradients of x, gate_up, down, topk_weights, gate_up_bias, down_bias; None where `needs` says so."""
     # out.sum().backward() hands over an expanded scalar: strides of 0, which no copy engine takes.
@@ -86,7 +89,7 @@ def gradients(
     offs, rows = order.offs, order.rows
     dpre, act_w, dweights = gated_backward_mm(
         dy, down.transpose(1, 2), rows, order.slots, topk_weights, pre, offs, activation=activation,
-        interleaved=interleaved,
+        interleaved=interleaved, batch_invariant=batch_invariant,
     )  # fmt: skip
     dx = dgate_up = ddown = dgate_up_bias = ddown_bias = None
     if needs[2]:
@@ -98,13 +101,13 @@ def gradients(
         ones = torch.ones((dpre.shape[0], 8), dtype=dpre.dtype, device=dpre.device)
         dgate_up_bias = grouped_mm(ones.t(), dpre, offs=offs, out_dtype=torch.float32)[:, 0].contiguous().to(x.dtype)
     if needs[0]:
-        dx = combine(grouped_mm(dpre, gate_up, offs=offs), order.positions)
+        dx = combine(grouped_mm(dpre, gate_up, offs=offs, batch_invariant=batch_invariant), order.positions)
     if needs[5]:
         ddown_bias = _weighted_sums(dy, topk_weights, order)
     if not needs[3]:
         return dx, dgate_up, ddown, None, dgate_up_bias, ddown_bias
     if down_bias is not None:
-        dweights = dweights + _bias_products(dy, down_bias, topk_ids, order)
+        dweights = dweights + _bias_products(dy, down_bias, topk_ids, order, batch_invariant)
     return dx, dgate_up, ddown, dweights, dgate_up_bias, ddown_bias
 
 
@@ -119,9 +122,13 @@ def _weighted_sums(dy: _T, topk_weights: _T, order: Permutation) -> _T:
     return (sums[:, 0].float() + sums[:, 1].float()).to(dy.dtype)
 
 
-def _bias_products(dy: _T, down_bias: _T, topk_ids: _T, order: Permutation) -> _T:
+def _bias_products(
+    dy: _T, down_bias: _T, topk_ids: _T, order: Permutation, batch_invariant: bool = False
+) -> _T:  # fmt: skip
     """[T, k] float32: <dy[t], down_bias[e]> of each slot, what a routing weight gets from the bias."""
-    products = grouped_mm(dy[None], down_bias.t()[None], out_dtype=torch.float32)[0]
+    products = grouped_mm(
+        dy[None], down_bias.t()[None], out_dtype=torch.float32, batch_invariant=batch_invariant
+    )[0]  # fmt: skip
     kept = order.positions >= 0
     return torch.where(kept, products.gather(1, torch.where(kept, topk_ids.long(), 0)), 0.0)
 
@@ -144,13 +151,14 @@ class _MoeMlp(torch.autograd.Function):
     @staticmethod
     def forward(  # type: ignore[override]
         ctx: Any, x: _T, gate_up: _T, down: _T, topk_weights: _T, gate_up_bias: _Maybe, down_bias: _Maybe,
-        topk_ids: _T, activation: str, interleaved: bool,
+        topk_ids: _T, activation: str, interleaved: bool, batch_invariant: bool,
     ) -> _T:  # fmt: skip
         out, pre, order = forward(
-            x, gate_up, down, topk_ids, topk_weights, gate_up_bias, down_bias, activation, interleaved, True
-        )
+            x, gate_up, down, topk_ids, topk_weights, gate_up_bias, down_bias, activation, interleaved, True,
+            batch_invariant,
+        )  # fmt: skip
         assert order is not None
-        ctx.activation, ctx.interleaved = activation, interleaved
+        ctx.activation, ctx.interleaved, ctx.batch_invariant = activation, interleaved, batch_invariant
         ctx.save_for_backward(
             x, gate_up, down, topk_weights, gate_up_bias, down_bias, topk_ids, pre, order.offs, order.rows,
             order.slots, order.positions,
@@ -163,28 +171,29 @@ class _MoeMlp(torch.autograd.Function):
         if torch.is_grad_enabled():  # create_graph=True: the gradients are differentiated in turn
             again = partial(formula, topk_ids, ctx.activation, ctx.interleaved)
             inputs = (x, gate_up, down, topk_weights, gate_up_bias, down_bias)
-            return (*gradients_of(again, inputs, dy), None, None, None)
+            return (*gradients_of(again, inputs, dy), None, None, None, None)
         grads = gradients(
             dy, x, gate_up, down, topk_ids, topk_weights, pre, Permutation(*order), down_bias, ctx.activation,
-            ctx.interleaved, ctx.needs_input_grad[:6],
+            ctx.interleaved, ctx.needs_input_grad[:6], ctx.batch_invariant,
         )  # fmt: skip
-        return (*grads, None, None, None)
+        return (*grads, None, None, None, None)
 
 
 @torch.library.custom_op(
     "expertile::moe_mlp", mutates_args=(),
     schema="(Tensor x, Tensor gate_up, Tensor down, Tensor topk_weights, Tensor? gate_up_bias, Tensor? down_bias, "
-    "Tensor topk_ids, str activation, bool interleaved, bool save_pre) "
+    "Tensor topk_ids, str activation, bool interleaved, bool save_pre, bool batch_invariant) "
     "-> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
 )  # fmt: skip
 def _mlp_op(
     x: _T, gate_up: _T, down: _T, topk_weights: _T, gate_up_bias: _Maybe, down_bias: _Maybe, topk_ids: _T,
-    activation: str, interleaved: bool, save_pre: bool,
+    activation: str, interleaved: bool, save_pre: bool, batch_invariant: bool,
 ) -> tuple[_T, _T, _T, _T, _T, _T]:  # fmt: skip
     check_ids(topk_ids, gate_up.shape[0], topk_ids.device.type == "cpu")
     out, pre, order = forward(
-        x, gate_up, down, topk_ids, topk_weights, gate_up_bias, down_bias, activation, interleaved, save_pre
-    )
+        x, gate_up, down, topk_ids, topk_weights, gate_up_bias, down_bias, activation, interleaved, save_pre,
+        batch_invariant,
+    )  # fmt: skip
     pre = x.new_empty((0, gate_up.shape[1])) if pre is None else pre
     if order is None:
         return out, pre, *_no_order(gate_up, topk_ids)
@@ -201,7 +210,7 @@ def _no_order(gate_up: _T, topk_ids: _T) -> tuple[_T, _T, _T, _T]:
 @_mlp_op.register_fake
 def _(
     x: _T, gate_up: _T, down: _T, topk_weights: _T, gate_up_bias: _Maybe, down_bias: _Maybe, topk_ids: _T,
-    activation: str, interleaved: bool, save_pre: bool,
+    activation: str, interleaved: bool, save_pre: bool, batch_invariant: bool,
 ) -> tuple[_T, _T, _T, _T, _T, _T]:  # fmt: skip
     num_slots = topk_ids.shape[0] * topk_ids.shape[1]
     pre = x.new_empty((num_slots if save_pre else 0, gate_up.shape[1]))
@@ -212,15 +221,16 @@ def _(
     "expertile::moe_mlp_backward", mutates_args=(),
     schema="(Tensor dy, Tensor x, Tensor gate_up, Tensor down, Tensor topk_weights, Tensor? down_bias, "
     "Tensor topk_ids, Tensor pre, Tensor offs, Tensor rows, Tensor slots, Tensor positions, str activation, "
-    "bool interleaved, bool[] needs) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
+    "bool interleaved, bool batch_invariant, bool[] needs) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
 )  # fmt: skip
 def _mlp_backward_op(
     dy: _T, x: _T, gate_up: _T, down: _T, topk_weights: _T, down_bias: _Maybe, topk_ids: _T, pre: _T, offs: _T,
-    rows: _T, slots: _T, positions: _T, activation: str, interleaved: bool, needs: list[bool],
+    rows: _T, slots: _T, positions: _T, activation: str, interleaved: bool, batch_invariant: bool,
+    needs: list[bool],
 ) -> tuple[_T, ...]:  # fmt: skip
     grads = gradients(
         dy, x, gate_up, down, topk_ids, topk_weights, pre, Permutation(offs, rows, slots, positions), down_bias,
-        activation, interleaved, tuple(needs),
+        activation, interleaved, tuple(needs), batch_invariant,
     )  # fmt: skip
     return tuple(x.new_empty(0) if g is None else g for g in grads)
 
@@ -228,7 +238,8 @@ def _mlp_backward_op(
 @_mlp_backward_op.register_fake
 def _(
     dy: _T, x: _T, gate_up: _T, down: _T, topk_weights: _T, down_bias: _Maybe, topk_ids: _T, pre: _T, offs: _T,
-    rows: _T, slots: _T, positions: _T, activation: str, interleaved: bool, needs: list[bool],
+    rows: _T, slots: _T, positions: _T, activation: str, interleaved: bool, batch_invariant: bool,
+    needs: list[bool],
 ) -> tuple[_T, ...]:  # fmt: skip
     e, two_i, h = gate_up.shape
     shapes = (tuple(x.shape), (e, two_i, h), (e, h, two_i // 2), tuple(topk_weights.shape), (e, two_i), (e, h))
@@ -243,7 +254,7 @@ _call_backward = differentiable_once(_mlp_backward_op)
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[_T, ...]) -> None:
     x, gate_up, down, topk_weights, _, down_bias, topk_ids, *form = inputs
-    ctx.form = form[:2]
+    ctx.form = (*form[:2], form[3])
     _, pre, offs, rows, slots, positions = output
     ctx.save_for_backward(x, gate_up, down, topk_weights, down_bias, topk_ids, pre, offs, rows, slots, positions)
 
@@ -251,7 +262,7 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[_T, ...]) -> None:
 def _gradient(ctx: Any, dy: _T, *_: Any) -> tuple[Any, ...]:
     needs = list(ctx.needs_input_grad[:6])
     grads = _call_backward(dy, *ctx.saved_tensors, *ctx.form, needs)
-    return (*(g if n else None for g, n in zip(grads, needs, strict=True)), None, None, None, None)
+    return (*(g if n else None for g, n in zip(grads, needs, strict=True)), *(None,) * 5)
 
 
 _call = differentiable(_mlp_op, _gradient, _setup)
@@ -269,6 +280,7 @@ def moe_mlp(
     gate_up_bias: torch.Tensor | None = None,
     down_bias: torch.Tensor | None = None,
     check: bool = False,
+    batch_invariant: bool = False,
 ) -> torch.Tensor:
     """Each token's experts, weighted and summed; the formula is in this module's docstring.
 
@@ -284,6 +296,10 @@ def moe_mlp(
         interleaved: gate_up's rows are (gate 0, up 0, gate 1, up 1, …); otherwise all of gate, then all of up.
         gate_up_bias, down_bias: [E, 2I] and [E, H] of x's dtype.
         check: also look at the values of topk_ids, which waits for the GPU.
+        batch_invariant: a token's bits depend on that token, its experts and their weights alone: not on how many
+            tokens there are, nor on which, nor on whether a gradient is wanted. Where that holds, and what of: see
+            `grouped_mm`. It holds of the gradients of x and topk_weights too; those of weights and biases are sums over
+            tokens. ValueError with float64, Fp8Blocks and Int4Weight, whose products have no such form.
 
     Returns:
         [T, H] in x's dtype. Differentiable in x, topk_weights, weights and biases: any number of times (the second
@@ -297,6 +313,8 @@ def moe_mlp(
     """
     check = check or (isinstance(topk_ids, torch.Tensor) and topk_ids.device.type == "cpu" and not traced(topk_ids))
     kind = _check(x, gate_up, down, topk_ids, topk_weights, activation, gate_up_bias, down_bias, check)
+    if batch_invariant:
+        require_invariant(kind, x.dtype)
     topk_weights = topk_weights.to(wide(x[:0]).dtype)
     if kind is not torch.Tensor:
         from expertile.moe import _quantized_experts as quantized
@@ -315,12 +333,21 @@ def moe_mlp(
     operands = (x, gate_up, down, topk_weights, gate_up_bias, down_bias)
     grad = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in operands)
     if traced(x):
-        return _call(*operands, topk_ids, activation, interleaved, grad)[0]
+        return _call(*operands, topk_ids, activation, interleaved, grad, batch_invariant)[0]
     if grad:
-        return _MoeMlp.apply(*operands, topk_ids, activation, interleaved)
+        return _MoeMlp.apply(*operands, topk_ids, activation, interleaved, batch_invariant)
     return forward(
-        x, gate_up, down, topk_ids, topk_weights, gate_up_bias, down_bias, activation, interleaved, False
+        x, gate_up, down, topk_ids, topk_weights, gate_up_bias, down_bias, activation, interleaved, False,
+        batch_invariant,
     )[0]  # fmt: skip
+
+
+def require_invariant(kind: type, dtype: torch.dtype) -> None:
+    """ValueError where experts of that kind have no batch-invariant form."""
+    if kind is not torch.Tensor:
+        raise ValueError(f"batch_invariant: expected False with {kind.__name__}, whose products depend on the batch")
+    if dtype is torch.float64:
+        raise ValueError("batch_invariant: expected float32, bfloat16 or float16, got torch.float64")
 
 
 def _shape(weight: object) -> tuple[int, ...]:

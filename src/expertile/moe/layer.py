@@ -19,8 +19,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from expertile.moe.experts import moe_mlp
-from expertile.moe.logits import router_logits
-from expertile.moe.router import RouterConfig, Routing, route
+from expertile.moe.logits import invariant_logits_in, router_logits
+from expertile.moe.router import RouterConfig, Routing, require_independent, route
 from expertile.ops.gathered_mm.problem import ACTIVATIONS
 
 
@@ -36,6 +36,9 @@ class MoE(nn.Module):
         router_dtype: the dtype that logits are computed in, under autocast too; x and the router are cast to it. None:
             that of both, which must be one (or autocast's).
         shared_intermediate_size: I of a shared expert with the same activation, or None.
+        batch_invariant: a token's result, routing included, has the same bits in every batch, in training and without
+            gradients; see `moe_mlp`, which also says what of the gradients. router_dtype float32 with 16-bit x and
+            router then means their product summed in float32, whose gradient is rounded to their dtype.
         device, dtype: of the parameters. On the meta device they are filled by `to_empty` and `reset_parameters`.
         router_options: fields of `RouterConfig`: score, order, normalize, scale, num_groups, top_groups, group_score,
             capacity_factor, rounding, tile, candidates.
@@ -46,7 +49,8 @@ class MoE(nn.Module):
             float32 when the layer is cast, as bfloat16 would lose the steps by which `update_correction_bias` moves it.
 
     Raises:
-        ValueError: a size below 1, an unknown activation, or a `RouterConfig` that cannot be.
+        ValueError: a size below 1, an unknown activation, a `RouterConfig` that cannot be, or batch_invariant with one
+            that drops slots by other tokens (capacity_factor, rounding).
         TypeError: a router option that RouterConfig has no field for.
     """
 
@@ -65,6 +69,7 @@ class MoE(nn.Module):
         router_bias: bool = False,
         router_dtype: torch.dtype | None = None,
         shared_intermediate_size: int | None = None,
+        batch_invariant: bool = False,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
         **router_options: Any,
@@ -79,6 +84,9 @@ class MoE(nn.Module):
         if activation not in ACTIVATIONS:
             raise ValueError(f"activation: expected one of {ACTIVATIONS}, got {activation!r}")
         self.config = RouterConfig(num_experts, top_k, **router_options)
+        if batch_invariant:
+            require_independent(self.config)
+        self.batch_invariant = batch_invariant
         self.hidden_size, self.intermediate_size = hidden_size, intermediate_size
         self.shared_intermediate_size = shared_intermediate_size
         self.activation, self.interleaved, self.router_dtype = activation, interleaved, router_dtype
@@ -151,9 +159,11 @@ class MoE(nn.Module):
                 raise ValueError(
                     f"router: expected {x.dtype}, x's dtype, or a router_dtype to cast both to, got {self.router.dtype}"
                 )
-            return router_logits(x, self.router, self.router_bias)
+            return router_logits(x, self.router, self.router_bias, batch_invariant=self.batch_invariant)
         bias = None if self.router_bias is None else self.router_bias.to(dtype)
         with torch.autocast(x.device.type, enabled=False) if _autocasts(x) else nullcontext():
+            if self.batch_invariant:
+                return invariant_logits_in(dtype, x, self.router, bias)
             return F.linear(x.to(dtype), self.router.to(dtype), bias)
 
     def forward(self, x: torch.Tensor, *, return_routing: bool = False) -> Any:
@@ -168,14 +178,15 @@ class MoE(nn.Module):
             raise ValueError(f"x: expected {self.gate_up.dtype}, the dtype of gate_up, got {x.dtype}")
         tokens = x.reshape(-1, self.hidden_size)
         routing: Routing = route(
-            self.logits(tokens), self.config, bias=self.correction_bias, want_scores=return_routing
-        )
+            self.logits(tokens), self.config, bias=self.correction_bias, want_scores=return_routing,
+            batch_invariant=self.batch_invariant,
+        )  # fmt: skip
         out = self._experts(tokens, routing)
         if self.shared_gate_up is not None and self.shared_down is not None:
             ids = torch.zeros((tokens.shape[0], 1), dtype=torch.int32, device=x.device)
             out = out + moe_mlp(
                 tokens, self.shared_gate_up[None], self.shared_down[None], ids, torch.ones_like(ids).float(),
-                activation=self.activation, interleaved=self.interleaved,
+                activation=self.activation, interleaved=self.interleaved, batch_invariant=self.batch_invariant,
             )  # fmt: skip
         out = out if x.dim() == 2 else out.view(x.shape)
         return (out, routing) if return_routing else out
@@ -185,6 +196,7 @@ class MoE(nn.Module):
         return moe_mlp(
             tokens, self.gate_up, self.down, routing.topk_ids, routing.topk_weights, activation=self.activation,
             interleaved=self.interleaved, gate_up_bias=self.gate_up_bias, down_bias=self.down_bias,
+            batch_invariant=self.batch_invariant,
         )  # fmt: skip
 
     def extra_repr(self) -> str:
@@ -199,7 +211,9 @@ class MoE(nn.Module):
             text += f", groups={c.top_groups} of {c.num_groups}"
         if c.capacity_factor is not None:
             text += f", capacity_factor={c.capacity_factor}"
-        return text + (f", rounding={c.rounding}" if c.rounding is not None else "")
+        return text + (f", rounding={c.rounding}" if c.rounding is not None else "") + (
+            ", batch_invariant=True" if self.batch_invariant else ""
+        )
 
 
 def _autocasts(x: torch.Tensor) -> bool:

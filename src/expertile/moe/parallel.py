@@ -38,7 +38,7 @@ from expertile.moe._exchange import Exchange
 from expertile.moe._expert_state import ExpertState, follow
 from expertile.moe._members import Members
 from expertile.moe._parallel_mlp import Experts, parallel_mlp
-from expertile.moe.experts import Weight, _check, _shape
+from expertile.moe.experts import Weight, _check, _shape, require_invariant
 from expertile.moe.layer import MoE
 from expertile.moe.permute import check_ids
 from expertile.moe.router import Routing
@@ -170,6 +170,7 @@ class ExpertParallel:
         gate_up_bias: torch.Tensor | None = None,
         down_bias: torch.Tensor | None = None,
         check: bool = False,
+        batch_invariant: bool = False,
     ) -> torch.Tensor:
         """`moe_mlp` with experts on all ranks: every rank of the group must call it, with its own tokens or with none.
 
@@ -184,6 +185,9 @@ class ExpertParallel:
             activation, interleaved: as `moe_mlp` has them.
             gate_up_bias, down_bias: [E_local, 2I] and [E_local, H].
             check: also look for ids out of range, which waits for the GPU.
+            batch_invariant: as for `moe_mlp`, and whatever the number of ranks: the bits are those of one GPU of the
+                kind. With combine "ordered" alone. The gradient of x is summed rank by rank: it has one GPU's bits on
+                one rank only, and those of topk_weights always.
 
         Returns:
             [T, H] in x's dtype. Differentiable in x, topk_weights, the weights and the biases; then every rank must run
@@ -193,6 +197,8 @@ class ExpertParallel:
             ValueError: naming the argument, what was expected and what came.
             RuntimeError: another rank died or did not come in time, and which.
         """
+        if batch_invariant:
+            require_ordered(self.config.combine)
         topk_weights = topk_weights.float()
         weights: list[Any] = [gate_up, down, gate_up_bias, down_bias]
         dtype = gate_up.dtype if isinstance(gate_up, torch.Tensor) else self.config.dtype
@@ -202,6 +208,8 @@ class ExpertParallel:
         if not self.experts:
             weights = list(map(_with_one, weights))
         gate_up, down, gate_up_bias, down_bias = weights
+        if batch_invariant:
+            require_invariant(torch.Tensor if isinstance(gate_up, torch.Tensor) else type(gate_up), dtype)
         self._validate(x, dtype, gate_up, down, gate_up_bias, down_bias, topk_ids, topk_weights, activation)
         if check:
             check_ids(topk_ids, self.config.num_experts, values=True)
@@ -210,7 +218,7 @@ class ExpertParallel:
             x = torch.cat([x, x.new_zeros(1, x.shape[1])])
             topk_ids = topk_ids.new_full((1, self.config.top_k), self.config.num_experts)
             topk_weights = torch.cat([topk_weights, topk_weights.new_zeros(1, self.config.top_k)])
-        experts = Experts(gate_up, down, gate_up_bias, down_bias, activation, interleaved)
+        experts = Experts(gate_up, down, gate_up_bias, down_bias, activation, interleaved, batch_invariant)
         out = parallel_mlp(self._exchange, experts, self.config.combine == "ordered", x, topk_ids, topk_weights)
         return out if tokens else out[:0]
 
@@ -252,6 +260,12 @@ class ExpertParallel:
         if kind is not torch.Tensor and torch.is_grad_enabled() and asked:
             raise ValueError("gate_up, down: quantised experts have no backward pass here; expected torch.no_grad(), "
                              "got gradients on")  # fmt: skip
+
+
+def require_ordered(combine: str) -> None:
+    """ValueError where a token's sum depends on the number of ranks."""
+    if combine != "ordered":
+        raise ValueError(f"batch_invariant: expected combine ordered, as other sums depend on ranks, got {combine!r}")
 
 
 def _with_one(weight: Any) -> Any:
@@ -322,18 +336,20 @@ class ExpertParallelMoE(MoE):
     ) -> None:
         gate_up = moe.gate_up
         assert gate_up is not None
+        if moe.batch_invariant:
+            require_ordered(combine)
         super().__init__(
             moe.hidden_size, moe.intermediate_size, activation=moe.activation, interleaved=moe.interleaved,
             bias=moe.gate_up_bias is not None, router_bias=moe.router_bias is not None, router_dtype=moe.router_dtype,
-            shared_intermediate_size=moe.shared_intermediate_size, device="meta", dtype=gate_up.dtype,
-            **asdict(moe.config),
+            shared_intermediate_size=moe.shared_intermediate_size, batch_invariant=moe.batch_invariant, device="meta",
+            dtype=gate_up.dtype, **asdict(moe.config),
         )  # fmt: skip
         config = ParallelConfig(
             moe.config.num_experts, moe.config.columns, moe.hidden_size, gate_up.dtype, chunks, combine, max_tokens,
             capacity,
         )  # fmt: skip
         layer = {**asdict(moe.config), "activation": moe.activation, "interleaved": moe.interleaved,
-                 "intermediate_size": moe.intermediate_size}  # fmt: skip
+                 "intermediate_size": moe.intermediate_size, "batch_invariant": moe.batch_invariant}  # fmt: skip
         self.parallel = ExpertParallel(config, group, timeout=timeout, settings=layer)
         self.replicas = None if replicas is None else Members(_process_group(replicas), timeout)
         if self.replicas is not None:
@@ -398,6 +414,7 @@ class ExpertParallelMoE(MoE):
         return self.parallel.mlp(
             tokens, gate_up, down, routing.topk_ids, routing.topk_weights, activation=self.activation,
             interleaved=self.interleaved, gate_up_bias=gate_up_bias, down_bias=down_bias,
+            batch_invariant=self.batch_invariant,
         )  # fmt: skip
 
     def extra_repr(self) -> str:

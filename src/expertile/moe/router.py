@@ -143,34 +143,37 @@ class Routing:
 
 
 # What the operators take beside tensors: top_k, columns, sigmoid, softmax_of_chosen, normalize, scale, groups,
-# top_groups (0: all), by_two.
-_Plan = tuple[int, int, bool, bool, bool, float, int, int, bool]
+# top_groups (0: all), by_two, batch_invariant.
+_Plan = tuple[int, int, bool, bool, bool, float, int, int, bool, bool]
 
 
-def _plan(config: RouterConfig) -> _Plan:
+def _plan(config: RouterConfig, batch_invariant: bool = False) -> _Plan:
     groups, top_groups = config.num_groups or 1, config.top_groups or 0
     return (
         config.top_k, config.columns, config.score == "sigmoid", config.order == "topk_then_softmax",
         config.normalize, config.scale, groups, top_groups, bool(top_groups) and config.group_score == "top2",
+        batch_invariant,
     )  # fmt: skip
 
 
 _Selected = tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # weights, ids, scores
 
 
-def _block_t(tokens: int, places: int) -> int:
-    return min(triton.next_power_of_2(tokens), 64, max(1, _PLACES // places))
+def _block_t(tokens: int, places: int, batch_invariant: bool) -> int:
+    """Tokens of a program. Batch-invariant, always as many: how threads share a row, and sum it, depends on it."""
+    most = min(64, max(1, _PLACES // places))
+    return most if batch_invariant else min(triton.next_power_of_2(tokens), most)
 
 
 def _select_on_device(logits: torch.Tensor, bias: torch.Tensor | None, want_scores: bool, plan: _Plan) -> _Selected:
-    top_k, columns, sigmoid, softmax_of_chosen, normalize, scale, groups, top_groups, by_two = plan
+    top_k, columns, sigmoid, softmax_of_chosen, normalize, scale, groups, top_groups, by_two, invariant = plan
     tokens, experts = logits.shape
     ids = torch.empty((tokens, columns), dtype=torch.int32, device=logits.device)
     weights = torch.empty((tokens, columns), dtype=torch.float32, device=logits.device)
     scores = torch.empty((tokens if want_scores else 0, experts), dtype=torch.float32, device=logits.device)
     groups_p2 = triton.next_power_of_2(groups)
     size_p2 = max(32 // groups_p2, triton.next_power_of_2(experts // groups))
-    block_t = _block_t(tokens, groups_p2 * size_p2)
+    block_t = _block_t(tokens, groups_p2 * size_p2, invariant)
     early = starts_early(logits)
     launch(
         route_kernel, -(-tokens // block_t),
@@ -217,7 +220,11 @@ def _raw(x: torch.Tensor, ids: torch.Tensor, plan: _Plan) -> torch.Tensor:
 
 
 def _select_in_torch(logits: torch.Tensor, bias: torch.Tensor | None, want_scores: bool, plan: _Plan) -> _Selected:
-    top_k, columns, sigmoid, _, normalize, scale, groups, top_groups, by_two = plan
+    top_k, columns, sigmoid, _, normalize, scale, groups, top_groups, by_two, invariant = plan
+    if invariant and logits.shape[0] > 1:  # torch computes the last elements of a tensor with other instructions
+        alone = [_select_in_torch(logits[t : t + 1].clone(), bias, want_scores, plan) for t in range(logits.shape[0])]
+        weights, ids, scores = (torch.cat(parts) for parts in zip(*alone, strict=True))
+        return weights, ids, scores
     x = wide(logits)
     scores = _scores(x, sigmoid)
     choice = x if bias is None and not by_two else scores if bias is None else scores + wide(bias)
@@ -248,7 +255,7 @@ def _backward(
     logits = logits if logits.stride(1) == 1 else logits.contiguous()
     dlogits = torch.empty((tokens, experts), dtype=logits.dtype, device=logits.device)
     experts_p2 = max(32, triton.next_power_of_2(experts))
-    block_t = _block_t(tokens, experts_p2)
+    block_t = _block_t(tokens, experts_p2, plan[-1])
     grads = (None if g is None else g.contiguous() for g in (dweights, dscores))
     launch(
         route_backward_kernel, -(-tokens // block_t), (logits, ids, *grads, dlogits),
@@ -264,7 +271,13 @@ def _backward(
 def _backward_in_torch(
     logits: torch.Tensor, ids: torch.Tensor, dweights: torch.Tensor | None, dscores: torch.Tensor | None, plan: _Plan
 ) -> torch.Tensor:
-    top_k, columns, sigmoid, softmax_of_chosen, normalize, scale, *_ = plan
+    top_k, columns, sigmoid, softmax_of_chosen, normalize, scale, *_, invariant = plan
+    if invariant and logits.shape[0] > 1:  # as in `_select_in_torch`
+        alone = []
+        for t in range(logits.shape[0]):
+            dweight, dscore = (None if g is None else g[t : t + 1].clone() for g in (dweights, dscores))
+            alone.append(_backward_in_torch(logits[t : t + 1].clone(), ids[t : t + 1], dweight, dscore, plan))
+        return torch.cat(alone)
     x, index = wide(logits), ids.long()
     scores = _scores(x, sigmoid)
     dscores = torch.zeros_like(scores) if dscores is None else wide(dscores)
@@ -311,7 +324,7 @@ class _Select(torch.autograd.Function):
 
 _PLAN = (
     "int top_k, int columns, bool sigmoid, bool softmax_of_chosen, bool normalize, float scale, int groups, "
-    "int top_groups, bool by_two"
+    "int top_groups, bool by_two, bool batch_invariant"
 )
 
 
@@ -370,9 +383,17 @@ def _gradient(ctx: Any, dweights: Any, _: Any, dscores: Any) -> tuple[Any, ...]:
 _call = differentiable(_select_op, _gradient, _setup)
 
 
+def require_independent(config: RouterConfig) -> None:
+    """ValueError where a token's experts depend on the other tokens."""
+    for name in ("capacity_factor", "rounding"):
+        if (value := getattr(config, name)) is not None:
+            raise ValueError(f"batch_invariant: expected {name} None, as it drops slots by other tokens, got {value!r}")
+
+
 def route(
-    logits: torch.Tensor, config: RouterConfig, *, bias: torch.Tensor | None = None, want_scores: bool = True
-) -> Routing:
+    logits: torch.Tensor, config: RouterConfig, *, bias: torch.Tensor | None = None, want_scores: bool = True,
+    batch_invariant: bool = False,
+) -> Routing:  # fmt: skip
     """Choose each token's experts, on the device and without waiting for it.
 
     Args:
@@ -381,14 +402,18 @@ def route(
         config: how; its num_experts is E.
         bias: [E], floating point: added to the scores for the choice alone. No gradient.
         want_scores: whether the scores are wanted too; they are 4 * T * E bytes to write.
+        batch_invariant: a token's results, bit by bit, depend on its logits alone. Without capacity and rounding, which
+            compare tokens; on a GPU with at most 1024 experts.
 
     Returns:
         Routing, differentiable in the logits through weights and scores. Equal logits give equal results, and ties go
         to the lower expert.
 
     Raises:
-        ValueError: logits or bias of another shape or dtype.
+        ValueError: logits or bias of another shape or dtype; batch_invariant where that is not possible.
     """
+    if batch_invariant:
+        require_independent(config)
     if not isinstance(logits, torch.Tensor):
         raise ValueError(f"logits: expected a torch.Tensor, got {type(logits).__name__}")
     if logits.dim() != 2 or logits.shape[1] != config.num_experts or logits.dtype not in FORMULA_DTYPES:
@@ -400,7 +425,9 @@ def route(
         raise ValueError(
             f"bias: expected shape [{config.num_experts}], floating point, got {list(bias.shape)} {bias.dtype}"
         )
-    plan = _plan(config)
+    if batch_invariant and logits.is_cuda and config.num_experts > MOST_EXPERTS:
+        raise ValueError(f"batch_invariant: expected at most {MOST_EXPERTS} experts, got {config.num_experts}")
+    plan = _plan(config, batch_invariant)
     bias = None if bias is None else bias.detach()
     if traced(logits):
         weights, ids, scores = _call(logits, bias, want_scores, *plan)

@@ -8,20 +8,17 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.compiler import is_compiling
 
 PLAIN = (torch.Tensor, torch.nn.Parameter)
+_transforms_active = torch._C._are_functorch_transforms_active  # looked up once: every call of an operator asks
 _NO_SECOND = "expertile: this gradient has no derivative of its own; only the first derivative is there"
 
 
 def traced(x: torch.Tensor) -> bool:
     """Whether x must go to a registered operator: a compiler, a tensor subclass, torch.func or the meta device looks
     on, and there is no memory that a kernel could read."""
-    return (
-        torch.compiler.is_compiling()
-        or type(x) not in PLAIN
-        or torch._C._are_functorch_transforms_active()
-        or x.is_meta
-    )
+    return is_compiling() or type(x) not in PLAIN or _transforms_active() or x.is_meta
 
 
 # (outputs' placements, inputs' placements) of one mesh dimension, as torch.distributed.tensor's register_sharding takes
@@ -72,7 +69,7 @@ def _transformable(
 
     def run(*arguments: Any) -> Any:
         _register_shardings()
-        if not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active():
+        if not is_compiling() and _transforms_active():
             return transformed.apply(*arguments)
         return call(*arguments)
 
@@ -108,7 +105,7 @@ def once_differentiable(backward: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(backward)
     def wrapper(ctx: Any, *grads: Any) -> Any:
-        if torch.compiler.is_compiling() or not torch.is_grad_enabled():
+        if is_compiling() or not torch.is_grad_enabled():
             return backward(ctx, *grads)
         with torch.no_grad():
             results = backward(ctx, *grads)

@@ -182,7 +182,8 @@ COMPILED = {
     "packed": Case("packed", (128, 64), (128, 64), dim=128, causal=True),
 }
 # Bytes of registers that may go through local memory outside the loops over blocks: what a kernel keeps over its tiles.
-_SPILLED = 32
+# 64 rows of three consumers (never the default) spill 7 accesses of a step with ptxas 13.4, the others none in a loop.
+_SPILLED = aot.most_spills(32, 72)
 
 
 @pytest.mark.compile
@@ -194,7 +195,7 @@ def test_compiles_to_wgmma_and_tma(name: str) -> None:
     tried = None if name == "D 64" else 4 if name == "D 128" else 1
     for config in BACKEND.forward.configs(p, H200)[:tried]:
         launch = gluon_hopper._forward_launch(p, config, row_strides(made.operands.q, p.packed), H200)
-        spilled = _SPILLED if p.head_dim > 128 else 0
+        spilled = _SPILLED if p.head_dim > 128 else 0 if config.consumers < 3 else aot.most_spills(0, _SPILLED)
         launches[launch.options] = (launch, config.smem_bytes(padded_dim(p.head_dim)), spilled)
     if BACKEND.backward.supports(p, H200) is None:
         strides = [row_strides(x, p.packed) for x in (made.operands.q, made.operands.k)]

@@ -44,14 +44,15 @@ def test_compiles(name, arch) -> None:
     assert triton_portable.supports(p, device) is None
     for config in triton_portable.forward_configs(p, device)[:1]:
         (found,) = _compiled(arch, lambda config=config: triton_portable.forward(p, made.operands, config))
-        assert found.fits and found.spills == 0 and found.opcodes[MATRIX_OPCODE[arch]] > 0, str(found)
+        assert found.fits and found.spills <= aot.most_spills(0, 4), str(found)
+        assert found.opcodes[MATRIX_OPCODE[arch]] > 0, str(found)
         assert found.opcodes["LDGSTS"] > 0, f"loads are not asynchronous: {found}"
     for config in triton_portable.backward_configs(p, device)[:1]:
         found = _compiled(arch, lambda config=config: triton_portable.backward(p, made.operands, made.saved, config))
         assert [x.name for x in found] == ["statistics_kernel", "dkdv_kernel", "dq_kernel"]
         for x in found:
             assert x.fits, str(x)
-            assert x.spills == 0 or (name, arch) in SPILLS, str(x)
+            assert x.spills <= aot.most_spills(0, 4) or (name, arch) in SPILLS, str(x)
         # Blocks of less than 64 rows, as wide heads have them, go to the older matrix instruction.
         assert all(x.opcodes[MATRIX_OPCODE[arch]] + x.opcodes["HMMA"] > 0 for x in found[1:])
 

@@ -103,7 +103,7 @@ def test_out_dtype(out_dtype):
 def test_operator_passes_opcheck():
     for layout in LAYOUTS:
         a, b, offs = operands(layout, torch.float32)
-        torch.library.opcheck(torch.ops.expertile.grouped_mm, (a, b, offs, None, None, "auto"))
+        torch.library.opcheck(torch.ops.expertile.grouped_mm, (a, b, offs, None, None, "auto", False))
 
 
 def test_compiles_without_a_graph_break_for_any_number_of_rows():

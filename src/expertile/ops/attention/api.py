@@ -32,7 +32,8 @@ def attention(
     return_lse: bool = False,
     backend: str = "auto",
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-    """Scaled dot-product attention, softmax(scale · q kᵀ) v, in memory linear in length; differentiable.
+    """Scaled dot-product attention, softmax(scale · q kᵀ) v, in memory linear in length; differentiable once (a second
+    derivative raises).
 
     Args:
         q: [B, H, Lq, D], or packed [total_q, H, D]; any strides with a contiguous last dimension, D from 1 to 256.

@@ -14,19 +14,24 @@ _GPT_OSS_LIMIT = tl.constexpr(7.0)
 
 
 @triton.jit
+def _clamp(x):
+    """x between the limits of gpt-oss; NaN stays NaN, where tl.minimum would make a limit of it."""
+    return tl.where(x > _GPT_OSS_LIMIT, _GPT_OSS_LIMIT, tl.where(x < -_GPT_OSS_LIMIT, -_GPT_OSS_LIMIT, x))
+
+
+@triton.jit
 def activate(gate, up, ACTIVATION: tl.constexpr):
     """f(gate, up), any shape."""
     if ACTIVATION == "reglu":
-        value = tl.maximum(gate, 0.0) * up
+        value = tl.where(gate < 0.0, 0.0, gate) * up
     elif ACTIVATION == "swiglu":
         value = gate * tl.sigmoid(gate) * up
     elif ACTIVATION == "geglu":
         value = gate * tl.sigmoid((gate + gate * _GELU_CUBIC * gate * gate) * _GELU_SCALE) * up
     else:
         tl.static_assert(ACTIVATION == "gpt_oss")
-        gate = tl.minimum(gate, _GPT_OSS_LIMIT)
-        up = tl.minimum(tl.maximum(up, -_GPT_OSS_LIMIT), _GPT_OSS_LIMIT)
-        value = gate * tl.sigmoid(gate * _GPT_OSS_SCALE) * (up + 1.0)
+        gate = tl.where(gate > _GPT_OSS_LIMIT, _GPT_OSS_LIMIT, gate)
+        value = gate * tl.sigmoid(gate * _GPT_OSS_SCALE) * (_clamp(up) + 1.0)
     return value
 
 
@@ -34,7 +39,7 @@ def activate(gate, up, ACTIVATION: tl.constexpr):
 def activate_backward(gate, up, grad, ACTIVATION: tl.constexpr):
     """(f(gate, up), gradient of gate, gradient of up) for the gradient `grad` of f."""
     if ACTIVATION == "reglu":
-        glu = tl.maximum(gate, 0.0)
+        glu = tl.where(gate < 0.0, 0.0, gate)
         value = glu * up
         d_gate = tl.where(gate > 0.0, grad * up, 0.0)
         d_up = grad * glu
@@ -53,14 +58,14 @@ def activate_backward(gate, up, grad, ACTIVATION: tl.constexpr):
         d_up = grad * glu
     else:
         tl.static_assert(ACTIVATION == "gpt_oss")
-        below = gate <= _GPT_OSS_LIMIT
+        above = gate > _GPT_OSS_LIMIT
         inside = tl.abs(up) <= _GPT_OSS_LIMIT
-        gate = tl.minimum(gate, _GPT_OSS_LIMIT)
-        factor = tl.minimum(tl.maximum(up, -_GPT_OSS_LIMIT), _GPT_OSS_LIMIT) + 1.0
+        gate = tl.where(above, _GPT_OSS_LIMIT, gate)
+        factor = _clamp(up) + 1.0
         sigma = tl.sigmoid(gate * _GPT_OSS_SCALE)
         glu = gate * sigma
         value = glu * factor
-        d_gate = tl.where(below, grad * factor * (sigma + glu * (1.0 - sigma) * _GPT_OSS_SCALE), 0.0)
+        d_gate = tl.where(above, 0.0, grad * factor * (sigma + glu * (1.0 - sigma) * _GPT_OSS_SCALE))
         d_up = tl.where(inside, grad * glu, 0.0)
     return value, d_gate, d_up
 

@@ -60,7 +60,7 @@ def _parts(
     """f = a(gate) · b(up): a, b, a', b'."""
     ones = torch.ones_like(up)
     if activation == "reglu":
-        return gate.clamp(min=0), up, (gate > 0).to(gate.dtype), ones
+        return torch.where(gate <= 0, 0.0, gate), up, (gate > 0).to(gate.dtype), ones
     if activation == "swiglu":
         s, ds = gate, torch.ones_like(gate)
     elif activation == "geglu":
@@ -69,7 +69,9 @@ def _parts(
     else:
         assert activation == "gpt_oss", activation
         below, inside = gate <= GPT_OSS_LIMIT, up.abs() <= GPT_OSS_LIMIT
-        gate, up = gate.clamp(max=GPT_OSS_LIMIT), up.clamp(-GPT_OSS_LIMIT, GPT_OSS_LIMIT)
+        # Not clamp, whose own gradient at the limits is another in another torch.
+        gate = torch.where(gate > GPT_OSS_LIMIT, GPT_OSS_LIMIT, gate)
+        up = torch.where(inside | up.isnan(), up, GPT_OSS_LIMIT * up.sign())
         sigma = torch.sigmoid(GPT_OSS_SCALE * gate)
         slope = sigma + gate * sigma * (1.0 - sigma) * GPT_OSS_SCALE
         return gate * sigma, up + 1.0, slope * below, inside.to(up.dtype)

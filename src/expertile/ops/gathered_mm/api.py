@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -14,9 +15,9 @@ from expertile.ops.gathered_mm import op
 from expertile.ops.gathered_mm.autograd import GatheredMM
 from expertile.ops.gathered_mm.backend import Backend, Operands, Outputs, Run, new_outputs
 from expertile.ops.gathered_mm.backends import by_name
-from expertile.ops.gathered_mm.choose import choose
+from expertile.ops.gathered_mm.choose import choose, invariantly, refusal
 from expertile.ops.gathered_mm.problem import GatherProblem, Product, describe
-from expertile.ops.grouped_mm.problem import described, tf32_allowed
+from expertile.ops.grouped_mm.problem import described, in_standard_form, tf32_allowed
 from expertile.ops.torch_op import traced
 
 
@@ -70,6 +71,7 @@ def gathered_gated_mm(
     save_pre: bool = True,
     backend: str = "auto",
     config: Any = None,
+    batch_invariant: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """The up-projection of an expert with its gated activation: pre[r] = x[rows[r]] @ b[g] (+ bias[g]) and
     act[r] = f(gate, up) of pre[r]'s columns. Not differentiable: `gated_backward_mm` and `gathered_wgrad` are its
@@ -81,6 +83,8 @@ def gathered_gated_mm(
         activation: "swiglu", "geglu" (tanh), "reglu" or "gpt_oss"; formulas in `gathered_mm.activation`.
         interleaved: columns are (g0, u0, g1, u1, …); otherwise the left half is gate and the right half up.
         save_pre: whether pre is wanted (for a backward pass); without it, fused backends never write it.
+        batch_invariant: a row's bits depend on that row and its expert alone; as for `grouped_mm`. Not under
+            torch.compile.
 
     Returns:
         (act [R, I], pre [R, 2I] or None) in x's dtype; rows past offs[-1] are unspecified. The activation is computed
@@ -91,10 +95,12 @@ def gathered_gated_mm(
     """
     _require_tensors(x=x, b=b, offs=offs)
     _require_tensors_or_none(rows=rows, bias=bias)
-    if _traced(x, config):
+    if _traced(x, config, batch_invariant):
         act, pre = _call_gated(x, b, rows, offs, bias, activation, interleaved, save_pre, backend)
         return act, pre if save_pre else None
-    act, pre = _forward_gated(x, b, rows, offs, bias, activation, interleaved, save_pre, backend, config)
+    act, pre = _forward_gated(
+        x, b, rows, offs, bias, activation, interleaved, save_pre, backend, config, batch_invariant
+    )  # fmt: skip
     return act, pre
 
 
@@ -111,6 +117,7 @@ def gated_backward_mm(
     interleaved: bool,
     backend: str = "auto",
     config: Any = None,
+    batch_invariant: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Backward pass of down-projection, gated activation and weighted sum, in one product with an epilogue.
 
@@ -126,7 +133,7 @@ def gated_backward_mm(
         rows, slots: [R] int32, token and slot t · k + j of each row; valid indices past offs[-1] too.
         weights: [T, k] float32.
         pre: [R, 2I] of dy's dtype, columns as `interleaved` says.
-        offs, activation, interleaved, backend, config: as for `gathered_gated_mm`.
+        offs, activation, interleaved, backend, config, batch_invariant: as for `gathered_gated_mm`.
 
     Returns:
         (dpre [R, 2I], act_w [R, I]) in dy's dtype and dweights [T, k] float32, every sum in a fixed order. Rows past
@@ -137,10 +144,10 @@ def gated_backward_mm(
     """
     _require_tensors(dy=dy, down=down, slots=slots, weights=weights, pre=pre, offs=offs)
     _require_tensors_or_none(rows=rows)
-    if _traced(dy, config):
+    if _traced(dy, config, batch_invariant):
         return _call_backward(dy, down, rows, slots, weights, pre, offs, activation, interleaved, backend)
     return _forward_backward(
-        dy, down, rows, slots, weights, pre, offs, activation, interleaved, backend, config
+        dy, down, rows, slots, weights, pre, offs, activation, interleaved, backend, config, batch_invariant
     )  # fmt: skip
 
 
@@ -188,45 +195,57 @@ def _require_tensors_or_none(**arguments: Any) -> None:
             raise ValueError(f"{name}: expected a torch.Tensor or None, got {type(x).__name__}")
 
 
-def _traced(x: torch.Tensor, config: Any) -> bool:
+def _traced(x: torch.Tensor, config: Any, batch_invariant: bool = False) -> bool:
     """Whether a compiler or a tensor subclass wants to see an operator."""
     if not traced(x):
         return False
     if config is not None:
         raise ValueError("config: expected None under torch.compile, got another value")
+    if batch_invariant:
+        raise ValueError("batch_invariant: expected False under torch.compile, got True")
     return True
 
 
-def select(problem: GatherProblem, device: Device, backend: str, config: Any = None) -> tuple[Backend, Any]:
+def select(
+    problem: GatherProblem, device: Device, backend: str, config: Any = None, batch_invariant: bool = False
+) -> tuple[Backend, Any]:
     """The backend and config for a problem. ValueError when the named backend cannot take it, with its reason."""
-    return selected(
-        backend, config, choose=lambda: choose(problem, device), by_name=by_name,
-        refused=lambda b: b.refuses(problem, device), default=lambda b: b.configs(problem, device)[0],
+    found = selected(
+        backend, config, choose=lambda: choose(problem, device, batch_invariant=batch_invariant),
+        by_name=lambda name: invariantly(by_name(name)) if batch_invariant else by_name(name),
+        refused=lambda b: refusal(b, problem, device, batch_invariant),
+        default=lambda b: b.configs(problem, device)[0],
     )  # fmt: skip
+    if batch_invariant and config is not None and config not in found[0].configs(problem, device):
+        raise ValueError(f"config: expected one of {backend}'s batch-invariant configs, got {config!r}")
+    return found
 
 
 @lru_cache(maxsize=4096)
 def _planned(
     product: Product, fields: tuple[tuple[Any, ...] | None, ...], options: tuple[tuple[str, Any], ...],
-    device: torch.device, backend: str, config: Any,
+    device: torch.device, backend: str, config: Any, batch_invariant: bool,
 ) -> tuple[GatherProblem, Run, Any]:  # fmt: skip
     """Problem, function and config for tensors that are `described` so, whatever their values."""
     problem = describe(product, *fields, **dict(options))  # type: ignore[arg-type]
-    chosen, config = select(problem, _device(device.type, device.index), backend, config)
+    chosen, config = select(problem, _device(device.type, device.index), backend, config, batch_invariant)
     run = chosen.run(product)
     assert run is not None
     return problem, run, config
 
 
 def _run(
-    product: Product, operands: Operands, options: tuple[tuple[str, Any], ...], backend: str, config: Any
-) -> Outputs:
+    product: Product, operands: Operands, options: tuple[tuple[str, Any], ...], backend: str, config: Any,
+    batch_invariant: bool = False,
+) -> Outputs:  # fmt: skip
     """Check, plan and run."""
     o = operands
+    if batch_invariant and isinstance(o.a, torch.Tensor) and o.a.dim() == 2:
+        o = replace(o, a=in_standard_form(o.a))
     if o.a.dtype is torch.float32:
         options = (*options, ("allow_tf32", tf32_allowed()))
     fields = tuple(map(described, (o.a, o.b, o.offs, o.rows, o.bias, o.slots, o.weights, o.pre)))
-    problem, run, config = _planned(product, fields, options, o.a.device, backend, config)
+    problem, run, config = _planned(product, fields, options, o.a.device, backend, config, batch_invariant)
     outputs = new_outputs(problem, o)
     if 0 in (problem.m, problem.n, problem.k, problem.groups):
         return _empty_sums(problem, o, outputs)
@@ -282,9 +301,10 @@ def _forward_gated(
     save_pre: bool,
     backend: str = "auto",
     config: Any = None,
+    batch_invariant: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     options = (("activation", activation), ("interleaved", bool(interleaved)), ("save_pre", bool(save_pre)))
-    act, pre = _run(Product.GATED, Operands(x, b, offs, rows, bias), options, backend, config)
+    act, pre = _run(Product.GATED, Operands(x, b, offs, rows, bias), options, backend, config, batch_invariant)
     assert act is not None
     return act, pre
 
@@ -301,12 +321,13 @@ def _forward_backward(
     interleaved: bool,
     backend: str = "auto",
     config: Any = None,
+    batch_invariant: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     if down.dim() != 3:
         raise ValueError(f"down: expected 3 dimensions, got shape {list(down.shape)}")
     options = (("activation", activation), ("interleaved", bool(interleaved)), ("names", ("dy", "down")))
     operands = Operands(dy, down.transpose(1, 2), offs, rows, None, slots, weights, pre)
-    dpre, act_w, dweights = _run(Product.BACKWARD, operands, options, backend, config)
+    dpre, act_w, dweights = _run(Product.BACKWARD, operands, options, backend, config, batch_invariant)
     assert dpre is not None and act_w is not None and dweights is not None
     return dpre, act_w, dweights
 

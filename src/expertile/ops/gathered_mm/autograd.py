@@ -40,7 +40,7 @@ def gradients(
     grad = (grad if 0 not in grad.stride() or grad.numel() == 0 else grad.contiguous()).to(x.dtype)
     dx = db = dbias = None
     if needs[0]:
-        dx = operator(grad, b.transpose(-2, -1), offs, None, None, "auto")
+        dx = operator(grad, b.transpose(-2, -1), offs, None, None, "auto", False)
         dx = zero_tail(dx, offs, 0) if rows is None else sum_rows(dx, rows, offs, x.shape[0])
     if needs[1]:
         db = _call_wgrad(x, rows, grad, offs, False, backend)
@@ -52,7 +52,7 @@ def gradients(
 def _product(
     a: torch.Tensor, b: torch.Tensor, *, offs: torch.Tensor | None = None, out_dtype: torch.dtype | None = None
 ) -> torch.Tensor:
-    return operator(a, b, offs, None, out_dtype, "auto")
+    return operator(a, b, offs, None, out_dtype, "auto", False)
 
 
 def _formula(

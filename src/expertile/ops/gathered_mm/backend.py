@@ -35,6 +35,11 @@ Outputs = tuple[torch.Tensor | None, ...]
 Run = Callable[[GatherProblem, Operands, Any, Outputs], None]
 
 
+def never(problem: GatherProblem, device: Device) -> tuple[Any, ...]:
+    """The batch-invariant configs of a backend that has none."""
+    return ()
+
+
 @dataclass(frozen=True)
 class Backend:
     """One way to compute the gathered products.
@@ -54,6 +59,9 @@ class Backend:
     gated: Run | None = None
     backward: Run | None = None
     wgrad: Run | None = None
+    # The configs, the default first, with which a row's results have the same bits in every problem that differs from
+    # this one in numbers of rows and tokens alone, whichever of these configs each problem takes.
+    invariant: Callable[[GatherProblem, Device], tuple[Any, ...]] = never
 
     def run(self, product: Product) -> Run | None:
         """The function for that product, or None."""

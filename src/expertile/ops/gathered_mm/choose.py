@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import lru_cache
+from dataclasses import dataclass, replace
+from functools import cache, lru_cache
 from typing import Any
 
 from expertile.device import Device
@@ -40,17 +40,35 @@ class Choice:
     refused: tuple[tuple[str, str], ...] = ()
 
 
+@cache
+def invariantly(backend: Backend) -> Backend:
+    """`backend` with its batch-invariant configs for its configs."""
+    return replace(backend, configs=backend.invariant)
+
+
+def refusal(backend: Backend, problem: GatherProblem, device: Device, batch_invariant: bool) -> str | None:
+    """Why the backend cannot take the problem, None if it can; made by `invariantly` where batch_invariant says so."""
+    reason = backend.refuses(problem, device)
+    if reason is None and batch_invariant and not backend.configs(problem, device):
+        return "batch_invariant: the order of its sums depends on numbers of rows, or nobody says that it does not"
+    return reason
+
+
 @lru_cache(maxsize=4096)
-def choose(problem: GatherProblem, device: Device, backends: Sequence[Backend] = BACKENDS) -> Choice:
-    """The backend and config for a problem. ValueError with every backend's reason when none takes it."""
-    known = {backend.name: backend for backend in backends}
+def choose(
+    problem: GatherProblem, device: Device, backends: Sequence[Backend] = BACKENDS, batch_invariant: bool = False
+) -> Choice:
+    """The backend and config for a problem. ValueError with every backend's reason when none takes it. Batch-invariant,
+    numbers of rows have no say in the backend."""
+    known = {backend.name: invariantly(backend) if batch_invariant else backend for backend in backends}
     names: tuple[str, ...] = (LAST,)
     if device.kind == "cuda":
-        names = (*next(order for most, order in ORDER if problem.mean_group <= most), LAST)
+        rows = math.inf if batch_invariant else problem.mean_group
+        names = (*next(order for most, order in ORDER if rows <= most), LAST)
     refused: list[tuple[str, str]] = []
     for name in names:
         backend = known.get(name)
-        reason = "is not there" if backend is None else backend.refuses(problem, device)
+        reason = "is not there" if backend is None else refusal(backend, problem, device, batch_invariant)
         if reason is None and (name, problem.product) in BY_NAME_ONLY:
             reason = "slower than composed, so only when asked for by name"
         if backend is None or reason is not None:

@@ -3,6 +3,8 @@
 `compute` multiplies by `product`: `expertile.grouped_mm` by default (float32 accumulation, results in the operands'
 dtype; nothing waits for the GPU), or a loop of float64 products in `exact`. The activation is computed in at least
 float32, from the pre-activation as it is stored, so that a backward pass that starts from it sees the same numbers.
+
+Batch-invariant, each row is activated alone: torch computes the last elements of a tensor with other instructions.
 """
 
 from __future__ import annotations
@@ -12,11 +14,13 @@ from dataclasses import replace
 
 import torch
 
+from expertile.device import Device
 from expertile.ops.gathered_mm import activation as act
 from expertile.ops.gathered_mm.backend import Backend, Operands, Outputs
 from expertile.ops.gathered_mm.problem import GatherProblem, Product
 from expertile.ops.grouped_mm.api import grouped_mm
 from expertile.ops.grouped_mm.backend import NoConfig
+from expertile.ops.grouped_mm.backends.loop import RowByRow
 from expertile.ops.grouped_mm.reference import reference as grouped_reference
 
 GroupedProduct = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
@@ -37,7 +41,12 @@ def compute(problem: GatherProblem, operands: Operands, product: GroupedProduct 
         left = _select(a, rows if problem.gathered == "a" else None)
         right = _select(b, rows if problem.gathered == "b" else None)
         return (product(left.t(), right, offs, None),)
-    out = product(_select(a, rows), b, offs, operands.bias)
+    return _epilogue(problem, operands, product(_select(a, rows), b, offs, operands.bias))
+
+
+def _epilogue(problem: GatherProblem, operands: Operands, out: torch.Tensor) -> Outputs:
+    """The outputs of `problem` but a weight gradient, from the product `out`."""
+    offs = operands.offs
     if problem.product is Product.MM:
         return (out,)
     if problem.product is Product.GATED:
@@ -76,15 +85,40 @@ def _wide(x: torch.Tensor) -> torch.Tensor:
     return x if x.dtype is torch.float64 else x.float()
 
 
-def _run(problem: GatherProblem, operands: Operands, config: NoConfig, outputs: Outputs) -> None:
+def _row_by_row(problem: GatherProblem, operands: Operands) -> Outputs:
+    """`compute` with batch-invariant rows; on a CPU."""
+    o = operands
+    assert o.offs is not None
+    out = grouped_mm(_select(o.a, o.rows), o.b, offs=o.offs, bias=o.bias, batch_invariant=True)
+    results: Outputs = tuple(None if s is None else o.a.new_zeros(s) for s in problem.out_shapes)
+    if problem.product is Product.BACKWARD:
+        results = (*results[:2], o.weights.new_zeros(problem.weights_shape))  # type: ignore[union-attr]
+    one = torch.ones(1, dtype=o.offs.dtype)
+    for r in range(int(o.offs[-1])):
+        pre, slot = (None if x is None else x[r : r + 1].clone() for x in (o.pre, o.slots))
+        row = _epilogue(problem, replace(o, offs=one, pre=pre, slots=slot), out[r : r + 1].clone())
+        for place, (target, value) in enumerate(zip(results, row, strict=True)):
+            if target is not None and value is not None and place < 2:
+                target[r] = value[0]
+        if slot is not None and results[2] is not None and row[2] is not None:
+            results[2].view(-1)[slot] = row[2].view(-1)[slot]
+    return results
+
+
+def _run(problem: GatherProblem, operands: Operands, config: NoConfig | RowByRow, outputs: Outputs) -> None:
     inside = torch.arange(problem.rows, device=operands.a.device)[:, None] < operands.offs[-1]
-    for place, (target, value) in enumerate(zip(outputs, compute(problem, operands), strict=True)):
+    results = _row_by_row(problem, operands) if isinstance(config, RowByRow) else compute(problem, operands)
+    for place, (target, value) in enumerate(zip(outputs, results, strict=True)):
         if target is None or value is None:
             continue
         if problem.product is Product.WGRAD or place == 2:  # of experts or of slots, not of rows
             target.copy_(value)
         else:
             torch.where(inside, value, target, out=target)
+
+
+def _invariant(problem: GatherProblem, device: Device) -> tuple[RowByRow, ...]:
+    return (RowByRow(),) if device.kind == "cpu" and problem.product is not Product.WGRAD else ()
 
 
 BACKEND = Backend(
@@ -96,4 +130,5 @@ BACKEND = Backend(
     gated=_run,
     backward=_run,
     wgrad=_run,
+    invariant=_invariant,
 )

@@ -32,26 +32,29 @@ def gradients(
     offs: torch.Tensor | None,
     bias: torch.Tensor | None,
     needs: tuple[bool, bool, bool],
+    over_rows: Product | None = None,
 ) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
     """(da, db, dbias) for `grad` of out's shape; None where `needs` says so.
 
-    `product(a, b, offs=…, out_dtype=…)` computes grouped products. Rows and columns past offs[-1] get zero gradient.
+    `product(a, b, offs=…, out_dtype=…)` computes grouped products; `over_rows`, if given, those that are sums over rows
+    and can't be batch-invariant. Rows and columns past offs[-1] get zero gradient.
     """
     # out.sum().backward() hands over an expanded scalar: strides of 0, which no copy engine takes.
     grad = grad if 0 not in grad.stride() or grad.numel() == 0 else grad.contiguous()
     grad = grad.to(a.dtype)
     da = db = dbias = None
+    over_rows = product if over_rows is None else over_rows
     if needs[0]:
         da = product(grad, b.transpose(-2, -1), offs=offs, out_dtype=a.dtype)
         if offs is not None and a.dim() == 2:
             # Which dimension of a is ragged: its rows beside 3-D weights, its columns in a 2-D by 2-D product.
             da = zero_tail(da, offs, dim=0 if b.dim() == 3 else 1)
     if needs[1]:
-        db = product(a.transpose(-2, -1), grad, offs=offs, out_dtype=b.dtype)
+        db = over_rows(a.transpose(-2, -1), grad, offs=offs, out_dtype=b.dtype)
         if offs is not None and b.dim() == 2:
             db = zero_tail(db, offs, dim=1 if a.dim() == 3 else 0)
     if needs[2] and bias is not None:
-        dbias = _bias_gradient(product, grad, offs, bias)
+        dbias = _bias_gradient(over_rows, grad, offs, bias)
     return da, db, dbias
 
 
@@ -73,6 +76,7 @@ class GroupedMM(torch.autograd.Function):
     def forward(  # type: ignore[override]
         ctx: Any,
         product: Product,
+        over_rows: Product,
         a: torch.Tensor,
         b: torch.Tensor,
         offs: torch.Tensor | None,
@@ -80,18 +84,21 @@ class GroupedMM(torch.autograd.Function):
         out_dtype: torch.dtype | None,
     ) -> torch.Tensor:
         ctx.save_for_backward(a, b, offs, bias)
-        ctx.product = product
+        ctx.product, ctx.over_rows = product, over_rows
         return product(a, b, offs=offs, bias=bias, out_dtype=out_dtype)
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:  # type: ignore[override]
         a, b, offs, bias = ctx.saved_tensors
-        needs = (ctx.needs_input_grad[1], ctx.needs_input_grad[2], ctx.needs_input_grad[4])
-        product = ctx.product
+        needs = (ctx.needs_input_grad[2], ctx.needs_input_grad[3], ctx.needs_input_grad[5])
+        product, over_rows = ctx.product, ctx.over_rows
         if torch.is_grad_enabled():  # create_graph=True: the gradients are differentiated in turn
 
             def product(x, y, *, offs=None, out_dtype=None):  # type: ignore[no-untyped-def]
-                return GroupedMM.apply(ctx.product, x, y, offs, None, out_dtype)
+                return GroupedMM.apply(ctx.product, ctx.over_rows, x, y, offs, None, out_dtype)
 
-        da, db, dbias = gradients(product, grad, a, b, offs, bias, needs)
-        return None, da, db, None, dbias, None
+            def over_rows(x, y, *, offs=None, out_dtype=None):  # type: ignore[no-untyped-def]
+                return GroupedMM.apply(ctx.over_rows, ctx.over_rows, x, y, offs, None, out_dtype)
+
+        da, db, dbias = gradients(product, grad, a, b, offs, bias, needs, over_rows)
+        return None, None, da, db, None, dbias, None

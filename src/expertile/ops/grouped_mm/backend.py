@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from expertile.device import Device
-from expertile.ops.grouped_mm.problem import Problem
+from expertile.ops.grouped_mm.problem import Layout, Problem
 
 
 @dataclass(frozen=True)
@@ -25,6 +25,16 @@ class Operands:
 @dataclass(frozen=True)
 class NoConfig:
     """The config of a backend that has nothing to configure."""
+
+
+def never(problem: Problem, device: Device) -> tuple[Any, ...]:
+    """The batch-invariant configs of a backend that has none."""
+    return ()
+
+
+def rows_are_tokens(problem: Problem) -> bool:
+    """Whether a row of `a` and its row of the result are one token's, so that batch invariance means something."""
+    return problem.layout in (Layout.RAGGED_M, Layout.BATCHED)
 
 
 @dataclass(frozen=True)
@@ -46,6 +56,9 @@ class Backend:
     reads_offs_on_host: bool = False
     # Somebody else's kernel, measured as a rival and used when it is the fastest.
     peer: bool = False
+    # The configs, the default first, with which a row of the result has the same bits in every problem that differs
+    # from this one in numbers of rows alone, whichever of these configs each problem takes.
+    invariant: Callable[[Problem, Device], tuple[Any, ...]] = never
 
 
 def new_out(problem: Problem, operands: Operands, out: torch.Tensor | None) -> torch.Tensor:

@@ -80,6 +80,25 @@ def _choose(problem: Problem, device: Device, backends: Sequence[Backend], polic
     return replace(choice, estimates=estimates)
 
 
+@cache
+def invariantly(backend: Backend) -> Backend:
+    """`backend` with its batch-invariant configs for its configs."""
+    return replace(backend, configs=backend.invariant)
+
+
+@lru_cache(maxsize=4096)
+def choose_invariant(problem: Problem, device: Device, backends: Sequence[Backend] = BACKENDS) -> Choice:
+    """`choose` for batch-invariant products. One backend serves all numbers of rows: the last of `backends` that takes
+    the problem, as our own kernels come last; measurements or the model choose among its batch-invariant configs.
+    Raises ValueError when there is none."""
+    for backend in map(invariantly, reversed(backends)):
+        if backend.supports(problem, device) is None and backend.configs(rounded(problem), device):
+            return _choose(rounded(problem), device, (backend,), "graph", True)
+    raise ValueError(
+        f"batch_invariant: no backend multiplies {problem.dtype} on {device.name} in one order for all numbers of rows"
+    )
+
+
 def auto_configs(backend: Backend, problem: Problem, device: Device) -> tuple[Any, ...]:
     """The configs that `auto` may use, the default first: those that do not tune themselves while they run."""
     return tuple(c for c in backend.configs(problem, device) if not getattr(c, "tuned", False))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,12 +11,15 @@ import torch
 from expertile.ops.grouped_mm.autograd import gradients
 from expertile.ops.torch_op import Placements, differentiable
 
-_SCHEMA = "(Tensor a, Tensor b, Tensor? offs, Tensor? bias, ScalarType? out_dtype, str backend) -> Tensor"
+_SCHEMA = (
+    "(Tensor a, Tensor b, Tensor? offs, Tensor? bias, ScalarType? out_dtype, str backend, "
+    "bool batch_invariant) -> Tensor"
+)
 
 
 def install(forward: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """Register the operator with `forward(a, b, offs=…, bias=…, out_dtype=…, backend=…)` as its kernel; returns what
-    calls it, with the arguments of the schema."""
+    """Register the operator with `forward(a, b, offs=…, bias=…, out_dtype=…, backend=…, batch_invariant=…)` as its
+    kernel; returns what calls it, with the arguments of the schema."""
 
     @torch.library.custom_op("expertile::grouped_mm", mutates_args=(), schema=_SCHEMA)
     def grouped_mm_op(
@@ -25,8 +29,11 @@ def install(forward: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]
         bias: torch.Tensor | None,
         out_dtype: torch.dtype | None,
         backend: str,
+        batch_invariant: bool,
     ) -> torch.Tensor:
-        return forward(a, b, offs=offs, bias=bias, out_dtype=out_dtype, backend=backend)
+        return forward(
+            a, b, offs=offs, bias=bias, out_dtype=out_dtype, backend=backend, batch_invariant=batch_invariant
+        )
 
     grouped_mm_op.register_fake(_fake)
 
@@ -34,13 +41,16 @@ def install(forward: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]
         a, b, offs, bias = ctx.saved_tensors
 
         def product(
-            x: torch.Tensor, y: torch.Tensor, *, offs: torch.Tensor | None = None, out_dtype: torch.dtype | None = None
-        ) -> torch.Tensor:
-            return run(x, y, offs, None, out_dtype, ctx.backend)
+            x: torch.Tensor, y: torch.Tensor, *, offs: torch.Tensor | None = None,
+            out_dtype: torch.dtype | None = None, batch_invariant: bool = ctx.batch_invariant,
+        ) -> torch.Tensor:  # fmt: skip
+            return run(x, y, offs, None, out_dtype, ctx.backend, batch_invariant)
 
         needs = (ctx.needs_input_grad[0], ctx.needs_input_grad[1], ctx.needs_input_grad[3])
-        da, db, dbias = gradients(product, grad, a, b, offs, bias, needs)
-        return da, db, None, dbias, None, None
+        da, db, dbias = gradients(
+            product, grad, a, b, offs, bias, needs, partial(product, batch_invariant=False)
+        )  # fmt: skip
+        return da, db, None, dbias, None, None, None
 
     run = differentiable(grouped_mm_op, backward, _setup, _sharding)
     return run
@@ -53,6 +63,7 @@ def _fake(
     bias: torch.Tensor | None,
     out_dtype: torch.dtype | None,
     backend: str,
+    batch_invariant: bool,
 ) -> torch.Tensor:
     m, n = a.shape[-2], b.shape[-1]
     if a.dim() == 3 and b.dim() == 3:
@@ -67,11 +78,11 @@ def _fake(
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-    a, b, offs, bias, _, ctx.backend = inputs
+    a, b, offs, bias, _, ctx.backend, ctx.batch_invariant = inputs
     ctx.save_for_backward(a, b, offs, bias)
 
 
-def _sharding(a: Any, b: Any, offs: Any, bias: Any, out_dtype: Any, backend: str) -> Placements:
+def _sharding(a: Any, b: Any, offs: Any, bias: Any, out_dtype: Any, *_: Any) -> Placements:
     """How DTensors may be placed over one dimension of a mesh; `offs` is whole on every rank."""
     from torch.distributed.tensor import Partial, Replicate, Shard
 
@@ -94,4 +105,4 @@ def _sharding(a: Any, b: Any, offs: Any, bias: Any, out_dtype: Any, backend: str
         ways += [(Partial(), Partial(), whole, None), (Partial(), whole, Partial(), None)]
         if (a.ndim, b.ndim) != (2, 2):  # each rank would hold the rows of other groups
             ways.append((Partial(), Shard(a.ndim - 1), Shard(b.ndim - 2), None))
-    return [([out], [x, y, ends, None if bias is None else z, None, None]) for out, x, y, z in ways]
+    return [([out], [x, y, ends, None if bias is None else z, None, None, None]) for out, x, y, z in ways]

@@ -56,6 +56,13 @@ def described(x: torch.Tensor | None) -> tuple[Any, ...] | None:
     return None if x is None else (x.shape, x.stride(), x.dtype, x.device, x.data_ptr() % 16 == 0)
 
 
+def in_standard_form(x: torch.Tensor) -> torch.Tensor:
+    """x, or a copy, contiguous and 16-byte aligned: of two views of a token's row all backends take both or neither."""
+    width = x.shape[-1]
+    standard = x.stride()[-2:] == (width, 1) and (x.dim() == 2 or x.stride(0) == x.shape[1] * width)
+    return x if standard and x.data_ptr() % 16 == 0 else torch.empty(x.shape, dtype=x.dtype, device=x.device).copy_(x)
+
+
 @dataclass(frozen=True)
 class Problem:
     """One grouped product. `m`, `n`, `k` are per-group sizes, but the ragged one is the total over all groups

@@ -85,7 +85,7 @@ def _backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
 def _product(
     x: torch.Tensor, y: torch.Tensor, *, offs: torch.Tensor, out_dtype: torch.dtype | None = None
 ) -> torch.Tensor:
-    return operator(x, y, offs, None, out_dtype, "auto")
+    return operator(x, y, offs, None, out_dtype, "auto", False)
 
 
 class Int4MM(torch.autograd.Function):

@@ -204,7 +204,8 @@ def test_compiles_to_wgmma_and_tma(name: str) -> None:
         estimate = config.smem_bytes(problem.dtype.itemsize, problem.out_dtype.itemsize)
         assert used.fits and used.smem_bytes <= estimate, (config, used)
         # The longest plan takes two registers more than a consumer that draws has, outside of the loop over K.
-        assert used.spills <= (2 if problem.groups > 256 and config.dynamic else 0), (config, used)
+        few = 2 if problem.groups > 256 else 0
+        assert used.spills <= (few if config.dynamic else aot.most_spills(0, few)), (config, used)
         assert used.opcodes["HGMMA"] and used.opcodes["UTMALDG"] and used.opcodes["UTMASTG"], (config, used)
         assert aot.ptxas_warnings(used) == [], config
 

@@ -11,6 +11,7 @@ import triton
 
 from expertile.device import Device
 from expertile.ops.int4_grouped_mm.backends.triton_int4 import BACKEND
+from expertile.ops.launch.versions import TRITON
 from tests.ops.int4_grouped_mm.cases import FP16, Case, make, problem_of
 from tests.support.aot import ptxas_warnings, resources, spills_in_loops
 from tests.support.fake_driver import compile_only
@@ -25,6 +26,10 @@ DEVICES = {80: "a100", 90: "h200", 100: "b200"}
 PLAIN = Case("plain", (32, 32), n=256, k=256)
 ZEROS = Case("zeros", (32, 32), n=200, k=256, group=64, zeros=True, bias=True, dtype=FP16)
 CHANNEL = Case("per-channel", (32, 32), n=256, k=256, group=None)
+
+
+# What triton_int4 offers on sm_80: larger tiles spill from Triton 3.8 on.
+LARGEST = (128, 128) if TRITON < (3, 8) else (128, 64)
 
 
 def found(case: Case, arch: int, tile: tuple[int, int], **fields):
@@ -61,10 +66,11 @@ def test_ampere(case):
     assert got.opcodes["LDSM"] >= 8, str(got)
 
 
-@pytest.mark.parametrize("case, tile", [(PLAIN, (128, 128)), (CHANNEL, (128, 128)), (ZEROS, (64, 128))], ids=str)
+@pytest.mark.parametrize("case, tile", [(PLAIN, LARGEST), (CHANNEL, LARGEST), (ZEROS, (64, 128))], ids=str)
 def test_ampere_prefill(case, tile):
     got = found(case, 80, tile)
-    assert got.opcodes["HMMA"] > 0 and got.opcodes["LDSM"] >= 32, str(got)
+    # From Triton 3.8 on, a warp loads the same activations with fewer, wider instructions of other kinds beside them.
+    assert got.opcodes["HMMA"] > 0 and got.opcodes["LDSM"] >= (32 if LARGEST == (128, 128) else 8), str(got)
 
 
 @pytest.mark.parametrize("tile", [(16, 64), (128, 128)], ids=str)

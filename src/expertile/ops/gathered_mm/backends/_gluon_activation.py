@@ -52,11 +52,11 @@ def activate_backward(gate, up, grad, ACTIVATION: gl.constexpr):
         slope = sigma + glu * (1.0 - sigma) * (_GELU_SCALE * (1.0 + 3.0 * _GELU_CUBIC * square))
         return glu * up, grad * up * slope, grad * glu
     else:
-        below = gate <= _GPT_OSS_LIMIT
+        above = gate > _GPT_OSS_LIMIT
         clamped = _clamp(up)
         factor = clamped + 1.0
-        gate = gl.where(below, gate, _GPT_OSS_LIMIT)
+        gate = gl.where(above, _GPT_OSS_LIMIT, gate)
         sigma = _sigmoid(_GPT_OSS_SCALE * gate)
         glu = gate * sigma
         slope = sigma + glu * (1.0 - sigma) * _GPT_OSS_SCALE
-        return glu * factor, gl.where(below, grad * factor * slope, 0.0), gl.where(clamped == up, grad * glu, 0.0)
+        return glu * factor, gl.where(above, 0.0, grad * factor * slope), gl.where(clamped == up, grad * glu, 0.0)

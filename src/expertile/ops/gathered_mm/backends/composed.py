@@ -22,7 +22,7 @@ import triton
 from expertile.device import Device
 from expertile.ops.gathered_mm import pointwise
 from expertile.ops.gathered_mm.backend import Backend, Operands, Outputs
-from expertile.ops.gathered_mm.problem import GatherProblem
+from expertile.ops.gathered_mm.problem import GatherProblem, Product
 from expertile.ops.grouped_mm.api import select
 from expertile.ops.grouped_mm.backend import Backend as GroupedBackend
 from expertile.ops.grouped_mm.backend import Operands as GroupedOperands
@@ -31,22 +31,24 @@ from expertile.ops.grouped_mm.problem import Problem
 
 @dataclass(frozen=True)
 class Config:
-    """`grouped`: the backend of `grouped_mm` for the product, or "auto"."""
+    """`grouped`: the backend of `grouped_mm` for the product, or "auto". `batch_invariant`: as for `grouped_mm`."""
 
     grouped: str = "auto"
+    batch_invariant: bool = False
 
 
 @lru_cache(maxsize=1024)
-def _planned(problem: GatherProblem, grouped: str, device: int) -> tuple[Problem, GroupedBackend, Any]:
+def _planned(problem: GatherProblem, config: Config, device: int) -> tuple[Problem, GroupedBackend, Any]:
     """The grouped product inside, the backend and the config for it, on GPU `device` (-1: the CPU)."""
     inner = problem.grouped()
-    return inner, *select(inner, Device.current("cpu" if device < 0 else device), grouped, None)
+    on = Device.current("cpu" if device < 0 else device)
+    return inner, *select(inner, on, config.grouped, None, config.batch_invariant)
 
 
 def _product(
     problem: GatherProblem, operands: Operands, config: Config, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor
 ) -> None:
-    inner, backend, chosen = _planned(problem, config.grouped, a.get_device())
+    inner, backend, chosen = _planned(problem, config, a.get_device())
     backend.run(inner, GroupedOperands(a, b, operands.offs, operands.bias), chosen, out)
 
 
@@ -107,6 +109,11 @@ def supports(problem: GatherProblem, device: Device) -> str | None:
     return None
 
 
+def invariant(problem: GatherProblem, device: Device) -> tuple[Config, ...]:
+    """A batch-invariant product, between kernels whose programs sum a row in one order for all numbers of rows."""
+    return () if problem.product is Product.WGRAD else (Config(batch_invariant=True),)
+
+
 BACKEND = Backend(
     name="composed",
     summary="rows copied, grouped_mm, one pointwise kernel (sm_80+)",
@@ -116,4 +123,5 @@ BACKEND = Backend(
     gated=gated,
     backward=backward,
     wgrad=wgrad,
+    invariant=invariant,
 )

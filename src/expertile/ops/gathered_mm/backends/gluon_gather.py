@@ -153,6 +153,12 @@ def configs(problem: GatherProblem, device: Device) -> tuple[Config, ...]:
     return tuple(dict.fromkeys(fitting))
 
 
+def invariant(problem: GatherProblem, device: Device) -> tuple[Config, ...]:
+    """All configs: each adds the products of an element 16 at a time (the K of a wgmma), in the order of k, to one
+    float32 sum, and those of a routing weight's gradient by columns of 128."""
+    return () if problem.product is Product.WGRAD else configs(problem, device)
+
+
 def _default(problem: GatherProblem, device: Device) -> Config:
     """The schedule of an up-projection or plain product, from measurements on an H200 (128 experts of 2048 rows,
     4096 -> 2 x 1024).
@@ -217,4 +223,5 @@ BACKEND = Backend(
     gated=run,
     backward=run,
     wgrad=run,
+    invariant=invariant,
 )

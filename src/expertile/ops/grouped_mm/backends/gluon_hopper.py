@@ -20,7 +20,7 @@ from functools import lru_cache
 import torch
 
 from expertile.device import Device
-from expertile.ops.grouped_mm.backend import Backend, Operands
+from expertile.ops.grouped_mm.backend import Backend, Operands, rows_are_tokens
 from expertile.ops.grouped_mm.problem import Layout, Problem
 
 _WRAP = 0x40000000  # as in triton.tools.ragged_tma: a row number no tensor reaches
@@ -285,6 +285,12 @@ def configs(problem: Problem, device: Device) -> tuple[Config, ...]:
     return tuple(dict.fromkeys(_fitted(c, problem, device) for c in ordered))
 
 
+def invariant(problem: Problem, device: Device) -> tuple[Config, ...]:
+    """All configs: each adds the products of an element 16 at a time (the K of a wgmma), in the order of k, to one
+    float32 sum. What a step past the end of K adds is zero."""
+    return configs(problem, device) if rows_are_tokens(problem) else ()
+
+
 def run(problem: Problem, operands: Operands, config: Config, out: torch.Tensor | None) -> torch.Tensor:
     """Compute into `out` (rows past offs[-1] are left alone) or a new tensor; queues one kernel, waits for nothing."""
     p = problem
@@ -343,4 +349,5 @@ BACKEND = Backend(
     supports=supports,
     configs=configs,
     run=run,
+    invariant=invariant,
 )

@@ -9,19 +9,30 @@ itself, a float32 product is rounded once.
 Bytes moved: each group reads its rows and its own b[g] and writes its rows, so the total is the algorithmic minimum.
 What limits it: G launches one after another, each far smaller than the chip when groups are small; the host must
 know the group sizes.
+
+On a CPU `RowByRow` makes rows that do not depend on their batch: one `torch.mv` per row, of operands that always have
+the same shape, strides and alignment, as BLAS libraries choose the order of a sum by those. Far slower.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 
 from expertile.device import Device
-from expertile.ops.grouped_mm.backend import Backend, NoConfig, Operands, new_out
+from expertile.ops.grouped_mm.backend import Backend, NoConfig, Operands, new_out, rows_are_tokens
 from expertile.ops.grouped_mm.problem import Layout, Problem
 from expertile.ragged import sizes_from_offs
 
 # What torch.mm(..., out_dtype=...) rounds to by itself; it exists on CUDA only (torch 2.11).
 _WIDER = {(torch.bfloat16, torch.float32), (torch.float16, torch.float32)}
+_ALIGNMENT = 64  # bytes, of every tensor that torch allocates on a CPU
+
+
+@dataclass(frozen=True)
+class RowByRow:
+    """Each row alone, on a CPU: the same bits whatever the other rows are, as long as the number of threads stays."""
 
 
 def _supports(problem: Problem, device: Device) -> str | None:
@@ -46,6 +57,17 @@ def _multiply(x: torch.Tensor, y: torch.Tensor, bias: torch.Tensor | None, out: 
         out.copy_(product if bias is None else product + bias)
 
 
+def _multiply_rows(x: torch.Tensor, y: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor) -> None:
+    """As `_multiply`, a row at a time."""
+    dtype = torch.float64 if x.dtype is torch.float64 else torch.float32
+    weight = y.t().to(dtype).contiguous()
+    if weight.data_ptr() % _ALIGNMENT:
+        weight = weight.clone()
+    for row, target in zip(x.unbind(0), out.unbind(0), strict=True):
+        product = torch.mv(weight, torch.empty(row.shape, dtype=dtype).copy_(row))
+        target.copy_(product if bias is None else product + bias)
+
+
 def _groups(
     problem: Problem, operands: Operands, out: torch.Tensor
 ) -> tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]:
@@ -68,17 +90,22 @@ def _groups(
     return split(a, 1), split(b, 0), out.unbind(0)
 
 
-def _run(problem: Problem, operands: Operands, config: NoConfig, out: torch.Tensor | None) -> torch.Tensor:
+def _run(problem: Problem, operands: Operands, config: NoConfig | RowByRow, out: torch.Tensor | None) -> torch.Tensor:
     out = new_out(problem, operands, out)
     bias = operands.bias
+    multiply = _multiply_rows if isinstance(config, RowByRow) else _multiply
     for g, (x, y, z) in enumerate(zip(*_groups(problem, operands, out), strict=True)):
         if z.numel() == 0:
             continue
         if x.shape[1] == 0 and bias is None:
             z.zero_()
         else:
-            _multiply(x, y, None if bias is None else bias[g], z)
+            multiply(x, y, None if bias is None else bias[g], z)
     return out
+
+
+def _invariant(problem: Problem, device: Device) -> tuple[RowByRow, ...]:
+    return (RowByRow(),) if device.kind == "cpu" and rows_are_tokens(problem) else ()
 
 
 BACKEND = Backend(
@@ -88,4 +115,5 @@ BACKEND = Backend(
     configs=lambda problem, device: (NoConfig(),),
     run=_run,
     reads_offs_on_host=True,
+    invariant=_invariant,
 )

@@ -28,7 +28,7 @@ import triton
 import triton.language as tl
 
 from expertile.device import Device
-from expertile.ops.grouped_mm.backend import Backend, Operands
+from expertile.ops.grouped_mm.backend import Backend, Operands, rows_are_tokens
 from expertile.ops.grouped_mm.backends._persistent import (
     RAGGED,
     best_group_m,
@@ -260,6 +260,15 @@ def configs(problem: Problem, device: Device) -> tuple[Config, ...]:
     return tuple(sorted(found, key=lambda c: _cost(problem, device, c)))
 
 
+def invariant(problem: Problem, device: Device) -> tuple[Config, ...]:
+    """The widest tile of 64 rows: one for all numbers of rows, as the tensor cores' instruction, and with it the order
+    of a sum, depends on the tile. On a GPU: what the interpreter multiplies with is numpy's choice."""
+    if device.kind != "cuda" or not rows_are_tokens(problem):
+        return ()
+    tiles = [c for c in configs(problem, device) if c.block_m == 64]
+    return (max(tiles, key=lambda c: c.block_n),) if tiles else ()
+
+
 def _cost(problem: Problem, device: Device, config: Config) -> float:
     """Modelled time in arbitrary units: waves of tiles, each as long as its products, or its loads if they take longer.
 
@@ -280,4 +289,5 @@ BACKEND = Backend(
     supports=supports,
     configs=configs,
     run=run,
+    invariant=invariant,
 )

@@ -47,6 +47,7 @@ from expertile.ops.grouped_mm.backends._triton_launch import Blocks, Plan, Point
 from expertile.ops.int4_grouped_mm.backend import Backend, Operands, new_out
 from expertile.ops.int4_grouped_mm.backends._triton_unpack import by_word, shifted, unpack
 from expertile.ops.int4_grouped_mm.problem import Int4Problem
+from expertile.ops.launch import versions
 from expertile.ops.launch.versions import FP_FUSION
 
 
@@ -313,6 +314,7 @@ _PORTABLE = (
     Config(32, 64, 4, 4, blocks_per_sm=2, products="mma.sync"),
     Config(64, 64, 4, 3, blocks_per_sm=2, products="mma.sync"),
     Config(64, 128, 8, 3, products="mma.sync"),
+    Config(128, 64, 8, 3, products="mma.sync"),
     Config(128, 128, 8, 3, products="mma.sync"),
 )
 
@@ -331,9 +333,12 @@ def configs(problem: Int4Problem, device: Device) -> tuple[Config, ...]:
         stage = c.block_n * problem.half + 4 * problem.half * c.block_m
         fits = stage * c.num_stages * blocks <= (device.smem_bytes or 101376)
         if fits and not (c.tma and _not_for_tma(problem)):
+            products = "tcgen05" if device.at_least(10) and not device.at_least(12) else c.products
+            # From Triton 3.8 on, a step of this tile on sm_80 has 236 values wait in memory, before it had none.
+            if products == "mma.sync" and c.block_m * c.block_n > 128 * 64 and versions.TRITON >= (3, 8):
+                continue
             programs = device.sm_count * blocks
             group_m = best_group_m(problem, c.block_m, c.block_n, programs, device.l2_bytes)
-            products = "tcgen05" if device.at_least(10) and not device.at_least(12) else c.products
             found.append(replace(c, group_m=group_m, blocks_per_sm=blocks, products=products))
     return tuple(sorted(found, key=lambda c: _cost(problem, device, c)))
 
