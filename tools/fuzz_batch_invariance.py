@@ -369,20 +369,15 @@ def compare(name: str, device: torch.device, rounds: int, sets: int, make: Calla
 
 
 def _compile(job: tuple[str, int, int]) -> None:
-    """In a process of its own: what compiles the kernels of a job, whatever comes of it. A job is a pool's number and
-    a number of tokens, or which part of how many of the configs."""
-    what, number, tokens = job
+    """In a process of its own: what compiles the kernels of a job, whatever comes of it. A job is some cases, by the
+    numbers of the first and of those, or which part of how many of the configs."""
+    what, number, count = job
     device = torch.device("cuda")
     try:
         if what == "configs":
-            configs(device, False, number, tokens)
+            configs(device, False, number, count)
         else:
-            made, at = pool(number, device, False), torch.arange(tokens, device=device)
-            with torch.no_grad():
-                made.run(made.x[:tokens], at)
-            if tokens in (8, 8192):
-                dy = torch.zeros(8192, made.run(made.x[:1], at[:1]).shape[1], device=device)
-                with_gradient(made, made.x[:tokens], at, dy)
+            fuzz(device, False, number, count, 1e9)
         torch.cuda.synchronize()
     except Exception:
         traceback.print_exc()
@@ -390,13 +385,10 @@ def _compile(job: tuple[str, int, int]) -> None:
 
 
 def compile_first(first: int, cases: int, processes: int, seconds: float) -> float:
-    """Fill Triton's cache on disk; returns the seconds that took."""
+    """Fill Triton's cache on disk by the cases of one pool of each form; returns the seconds that took."""
     start = time.monotonic()
-    numbers = range(first // PER_POOL, min((first + cases - 1) // PER_POOL + 1, first // PER_POOL + len(FORMS)))
-    jobs = [
-        *(("configs", part, 12) for part in range(12)),
-        *(("pool", n, t) for t in (8192, 8, 600, 2500, 1, 100) for n in numbers),
-    ]
+    pools = range(first // PER_POOL, min((first + cases - 1) // PER_POOL + 1, first // PER_POOL + len(FORMS)))
+    jobs = [*(("cases", PER_POOL * n, PER_POOL) for n in pools), *(("configs", part, 12) for part in range(12))]
     with multiprocessing.get_context("spawn").Pool(processes) as workers:
         answers = workers.imap_unordered(_compile, jobs)
         for _ in jobs:

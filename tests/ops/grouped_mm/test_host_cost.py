@@ -59,7 +59,7 @@ def test_whatever_decides_a_problem_is_noticed(change: str, monkeypatch: pytest.
         return operands.a
 
     noted = Backend("noted", "", lambda problem, device: None, lambda problem, device: (NoConfig(),), run)
-    monkeypatch.setattr(api, "select", lambda problem, device, backend, config: (noted, NoConfig()))
+    monkeypatch.setattr(api, "select", lambda *arguments: (noted, NoConfig()))
     dtype = torch.float32 if change == "tf32" else torch.bfloat16
     a, b, offs = torch.zeros(32, K, dtype=dtype), weights().to(dtype), offs_from_sizes([8] * G)
     room = torch.zeros(32 * (K + 8), dtype=dtype)
@@ -111,7 +111,7 @@ def test_backends_get_offs_without_gaps(monkeypatch: pytest.MonkeyPatch) -> None
         return operands.a
 
     noted = Backend("noted", "", lambda problem, device: None, lambda problem, device: (NoConfig(),), run)
-    monkeypatch.setattr(api, "select", lambda problem, device, backend, config: (noted, NoConfig()))
+    monkeypatch.setattr(api, "select", lambda *arguments: (noted, NoConfig()))
     wide = torch.tensor([8, -1, 16, -1, 24, -1, 32, -1], dtype=torch.int32)
     xt.grouped_mm(torch.zeros(32, K, dtype=torch.bfloat16), weights(), offs=wide[::2])
     assert given[0].is_contiguous() and given[0].tolist() == [8, 16, 24, 32]
