@@ -14,3 +14,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )  # fmt: skip
     group.addoption("--random-seed", type=int, default=0, metavar="S", help="their seed (default: 0)")
     group.addoption("--random-out", metavar="FILE.json", help="where to write what was checked")
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """After the audit's tests: how often it is right over its corpus."""
+    ran = [r for r in terminalreporter.stats.get("passed", []) if r.nodeid.startswith("tests/audit/test_corpus.py")]
+    if ran:
+        from tests.audit import corpus
+
+        terminalreporter.write_line(str(corpus.score()))

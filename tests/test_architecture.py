@@ -12,7 +12,7 @@ import expertile
 SRC = Path(__file__).parents[1] / "src" / "expertile"
 RANK = {
     "version": 0, "device": 0, "roofline": 0, "ragged": 0, "quant": 0, "int4": 0, "ops": 1, "moe": 2, "integrations": 3,
-    "lab": 3, "cli": 4,
+    "lab": 3, "audit": 3, "cli": 4,
 }  # fmt: skip
 
 
@@ -42,6 +42,14 @@ def test_imports_point_one_way(path):
     for module in _imports(path):
         target = _room(module)
         assert target is None or RANK[target] <= RANK[room], f"{room} must not import {module}"
+
+
+@pytest.mark.parametrize("path", sorted((SRC / "audit").rglob("*.py")), ids=lambda p: str(p.relative_to(SRC)))
+def test_audit_needs_facts_of_devices_and_no_more(path):
+    ours = {m for m in _imports(path) if m.startswith("expertile.")}
+    assert all(m.split(".")[1] in ("audit", "device", "roofline") for m in ours), ours
+    others = {m.split(".")[0] for m in _imports(path)} - {"expertile", "markdown_it"}
+    assert others <= set(sys.stdlib_module_names), others
 
 
 def test_every_room_has_a_rank():

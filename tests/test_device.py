@@ -1,7 +1,11 @@
+import subprocess
+import sys
+
 import pytest
 import torch
 
 from expertile.device import DTYPES, Device, dtype_key, find_in_text, generous_peak, known_devices
+from expertile.device import __file__ as device_file
 
 # Dense datasheet figures in TFLOP/s (NVIDIA datasheets and whitepapers, without sparsity).
 DATASHEET = [
@@ -15,6 +19,17 @@ DATASHEET = [
     ("V100", "fp16", 125),
     ("L40S", "fp8", 733),
     ("T4", "fp16", 65),
+    ("H100", "fp64", 67),
+    ("MI300X", "fp16", 1307.4),
+    ("MI300X", "fp8", 2614.9),
+    ("MI250X", "fp64", 95.7),
+    ("MI355X", "fp4", 10066),
+    ("RTX 4060 Ti", "fp32", 22.1),
+    ("A6000", "fp16", 154.8),
+    ("RTX 5090", "fp4", 1676),
+    ("RTX PRO 6000", "fp4", 2015),
+    ("RX 7900 XTX", "fp16", 122.8),
+    ("P100 SXM2", "fp32", 10.6),
 ]
 
 
@@ -47,11 +62,50 @@ def test_known_devices_are_complete_and_findable(device):
         ("B200 (SM100, ~4500 TFLOPs/s FP8 peak)", ["NVIDIA B200"]),
         ("on A100 40GB and then H100", ["NVIDIA A100-SXM4-40GB", "NVIDIA H100 80GB HBM3"]),
         ("RTX 3090 Ti", ["NVIDIA GeForce RTX 3090 Ti"]),
+        ("RTX4060Ti and RTX-4070-Ti-Super", ["NVIDIA GeForce RTX 4060 Ti", "NVIDIA GeForce RTX 4070 Ti SUPER"]),
+        ("an A6000 beside an RTX 6000 Ada", ["NVIDIA RTX A6000", "NVIDIA RTX 6000 Ada Generation"]),
+        ("8x MI 300X, then A100-80G-PCIe", ["AMD Instinct MI300X", "NVIDIA A100 80GB PCIe"]),
+        ("it took 3090 ms", []),
         ("no GPU is named, 4096 rows", []),
     ],
 )
 def test_devices_are_found_in_text(text, names):
     assert [d.name for d in find_in_text(text)] == names
+
+
+def test_a_bare_number_is_a_gpu_only_where_one_is_asked_for():
+    assert Device.by_name("4090").name == "NVIDIA GeForce RTX 4090"
+
+
+def test_no_alias_is_two_parts():
+    owners = {}
+    for device in known_devices():
+        for alias in device.aliases:
+            assert owners.setdefault(alias, device) is device, alias
+            assert find_in_text(alias) == [device], alias
+
+
+@pytest.mark.parametrize(
+    "name, key, tflops",
+    [
+        ("A100", "fp16", 624),
+        ("H100", "fp8", 3958),
+        ("MI300X", "fp8", 5229.8),
+        ("V100", "fp16", None),
+        ("H100", "fp32", None),
+    ],
+)
+def test_sparse_peaks_follow_the_datasheets(name, key, tflops):
+    peak = Device.by_name(name).sparse_peak(key)
+    assert peak == (None if tflops is None else pytest.approx(tflops * 1e12, rel=0.1))
+
+
+def test_facts_of_a_device_need_no_torch():
+    code = "import sys; sys.modules['torch'] = None; import importlib.util as u\n"
+    code += f"s = u.spec_from_file_location('device', {device_file!r}); m = u.module_from_spec(s)\n"
+    code += "sys.modules['device'] = m; s.loader.exec_module(m); print(m.Device.by_name('MI300X').name)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stdout.strip() == "AMD Instinct MI300X", done.stderr
 
 
 def test_unknown_name_lists_the_known_ones():

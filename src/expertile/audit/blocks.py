@@ -1,0 +1,152 @@
+"""What a report consists of, whatever its format: headings, text, tables; every part knows its lines."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Line:
+    number: int  # from 1
+    text: str
+
+
+@dataclass(frozen=True)
+class Table:
+    """`rows` are (line, cells), as many cells as `header` has; `lines` those of each cell, where a row has several."""
+
+    header: tuple[str, ...]
+    rows: tuple[tuple[int, tuple[str, ...]], ...]
+    line: int
+    lines: tuple[tuple[int, ...], ...] = ()
+
+
+@dataclass
+class Block:
+    """`kind`: "heading", "prose", "list" or "code"; a table of any format has a `table` and no lines."""
+
+    kind: str
+    lines: list[Line] = field(default_factory=list)
+    level: int = 0
+    table: Table | None = None
+    note: str = ""  # a caption; a fence's language
+
+    @property
+    def first(self) -> int:
+        return self.table.line if self.table else self.lines[0].number if self.lines else 0
+
+    @property
+    def text(self) -> str:
+        return "\n".join(line.text for line in self.lines)
+
+
+def table_of(header: list[str], rows: list[tuple[int, list[str]]], line: int) -> Table:
+    """A table whose rows are as long as its header; longer ones are cut, shorter ones filled."""
+    width = len(header)
+    filled = tuple((number, tuple((cells + [""] * width)[:width])) for number, cells in rows)
+    return Table(tuple(h.strip() for h in header), filled, line)
+
+
+_RULE = re.compile(r"^[\s+|=─━┄┈═╪╫┼┿╋╂├┝┡┢┤┥┩┪┬┭┰┳┯╤┴┻┷╧╔╗╚╝╠╣╦╩╬┌┐└┘┏┓┗┛╞╡╭╮╰╯:_*~-]+$")
+_BAR = re.compile(r"[|│┃║]")
+_NUMERIC = re.compile(r"^[~<>(]*[-+]?[\d.][\d.,]*(?:e[-+]?\d+)?\s*(?:[%x×)]|[kKMGTµumn]?[A-Za-z/]{0,8})?\)?$")
+
+
+def is_numeric(cell: str) -> bool:
+    return bool(_NUMERIC.match(cell.strip()))
+
+
+def split_code(lines: list[Line], note: str = "") -> list[Block]:
+    """The tables in preformatted text, ruled, comma-separated or aligned, and the lines between them."""
+    blocks: list[Block] = []
+    rest: list[Line] = []
+
+    def flush() -> None:
+        if any(line.text.strip() for line in rest):
+            blocks.append(Block("code", list(rest), note=note))
+        rest.clear()
+
+    i = 0
+    while i < len(lines):
+        for reader in (_ruled, _separated, _aligned):
+            found = reader(lines, i)
+            if found is not None:
+                table, used = found
+                flush()
+                blocks.append(Block("code", table=table, note=note))
+                i += used
+                break
+        else:
+            rest.append(lines[i])
+            i += 1
+    flush()
+    return blocks
+
+
+def _header_ok(header: list[str]) -> bool:
+    if any(re.search(r"\d\.\d|\d ?(?:ms|us|s|GB|tokens)\b", h) for h in header):
+        return False  # figures stand here
+    named = [h for h in header if re.search(r"[A-Za-z%]", h) and not is_numeric(h)]
+    return len(named) >= 2 and len(named) >= len([h for h in header if h.strip()]) - 1
+
+
+def _ruled(lines: list[Line], i: int) -> tuple[Table, int] | None:
+    head = [c.strip() for c in _BAR.split(lines[i].text.strip().strip("|│┃║"))]
+    if len(head) < 2 or not (_RULE.match(lines[i].text) or _header_ok(head)):
+        return None
+    taken, j = [], i
+    while j < len(lines) and (len(_BAR.findall(lines[j].text)) >= 2 or (_RULE.match(lines[j].text) and j > i)):
+        if not _RULE.match(lines[j].text) and not re.match(r"^[\s|:-]*$", lines[j].text):
+            cells = [c.strip() for c in _BAR.split(lines[j].text.strip().strip("|│┃║"))]
+            taken.append((lines[j].number, cells))
+        j += 1
+    if len(taken) < 2 or not _header_ok(taken[0][1]):
+        return None
+    width = len(taken[0][1])
+    rows = [(number, cells) for number, cells in taken[1:] if len(cells) == width]
+    return (table_of(taken[0][1], rows, lines[i].number), j - i) if rows else None
+
+
+def _separated(lines: list[Line], i: int) -> tuple[Table, int] | None:
+    for mark in (",", ";", "\t"):
+        header = [c.strip() for c in lines[i].text.lstrip("# ").split(mark)]
+        if len(header) < 3 or not _header_ok(header) or max(map(len, header)) > 40:
+            continue
+        rows = []
+        for line in lines[i + 1 :]:
+            cells = [c.strip() for c in line.text.split(mark)]
+            if len(cells) != len(header):
+                break
+            rows.append((line.number, cells))
+        if rows and all(any(is_numeric(c) for c in cells) for _, cells in rows):
+            return table_of(header, rows, lines[i].number), len(rows) + 1
+    return None
+
+
+def _aligned(lines: list[Line], i: int) -> tuple[Table, int] | None:
+    """Columns set with spaces; a column of row numbers before the header's first is dropped."""
+    head = lines[i].text.lstrip("#").strip()
+    for split in (re.compile(r"\s{2,}|\t+"), re.compile(r"\s+")):
+        header = split.split(head)
+        if len(header) < 3 or not _header_ok(header) or any(":" in h or "=" in h for h in header):
+            continue
+        rows: list[tuple[int, list[str]]] = []
+        j = i + 1
+        while j < len(lines):
+            text = lines[j].text.strip()
+            if not text or _RULE.match(text):
+                if rows and not text:
+                    break
+                j += 1
+                continue
+            cells = split.split(text)
+            if len(cells) == len(header) + 1 and cells[0].isdigit():
+                cells = cells[1:]
+            if len(cells) != len(header) or sum(map(is_numeric, cells)) * 2 < len(cells):
+                break
+            rows.append((lines[j].number, cells))
+            j += 1
+        if rows and j - i <= 3 * len(rows) + 3:
+            return table_of(header, rows, lines[i].number), j - i
+    return None

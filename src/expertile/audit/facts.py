@@ -1,0 +1,169 @@
+"""Facts of a set-up in a line of text: sizes, format, GPU, how many of them."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from expertile.device import find_in_text
+
+_NAMES = {
+    "m": r"M|m",
+    "n": r"N|n",
+    "k": r"K|k",
+    "batch": r"(?i:(?:(?:global|micro|max|per[- ]gpu) )?batch(?:[ _-]?size)?|bsz?|num[ _]seqs|--batch-size)|B",
+    "heads": r"(?i:(?:num|n|number of|attention|query|q)[ _]?heads?|heads?|n_?heads?|num_attention_heads)|H",
+    "seq": r"(?i:seq(?:uence)?[ _-]?len(?:gth)?|seqlen(?:_[qk])?|(?:--)?seq|context(?:[ _-]?len(?:gth)?)?|n_ctx)|S|L",
+    "head_dim": r"(?i:head[ _-]?dim(?:ension)?s?|headdim|head[ _-]size|hdim|d_head|dim per head)|D",
+    "hidden": r"(?i:hidden(?:[ _-]?(?:dim(?:ension)?|size))?|d_model|embed(?:ding)?[ _-]?dim|model[ _]dim)",
+    "ffn": r"(?i:ffn(?:[ _-]?(?:hidden|intermediate))?(?:[ _-]?(?:dim|size))?|intermediate[ _-]?(?:dim|size)|d_ff)",
+    "experts": r"(?i:(?:num|n|number of)?[ _]?experts|num_local_experts)|E",
+    "topk": r"(?i:top[ _-]?k)",
+    "tokens": r"(?i:(?:total|num|n|number of|#)?[ _]?(?:(?:input|output|generated) )?tokens)|T",
+    "gpus": r"(?i:(?:num|n|number of|#)?[ _]?(?:gpus|devices|ranks)|world[ _]size|tp|tensor[ _-]parallel)",
+    "size": r"(?i:(?:matrix |problem )?(?:size|dim(?:ension)?s?|shape)|dimensions ?\(m ?= ?n ?= ?k\)|matrix)",
+}
+_INT = r"\d{1,3}(?:,\d{3})+|\d+[kK]?(?![\w%]|\.\d)"
+# "Batch Size (B): 16", "batch=16", "--batch 16"; a word in brackets may stand between.
+_KEYED = {
+    name: re.compile(
+        rf"(?<![\w.-])(?:{form})(?:\s*\([A-Za-z_]+\))?\s*(?:[:=]|==|\bof\b|\bis\b)\s*\(?"
+        rf"(?P<v>{_INT})(?!\s*[x×*=/]\s*\d|:\d)"
+    )
+    for name, form in _NAMES.items()
+}
+_SPACED = {
+    name: re.compile(rf"(?<![\w.])(?:--)?(?:{form})\s+(?P<v>{_INT})(?!\s*[x×*=/]\s*\d|:\d)")
+    for name, form in {
+        "batch": r"(?i:batch(?:[ _-]?size)?)",
+        "seq": r"(?i:seq(?:uence)?[ _-]?len(?:gth)?|seq|context)",
+        "head_dim": r"(?i:head[ _-]?dim)",
+        "hidden": r"(?i:hidden(?:[ _-]?(?:dim|size)))",
+        "topk": r"(?i:top[ _-]k)",
+    }.items()
+}
+_COUNTED = {
+    "experts": re.compile(rf"(?P<v>{_INT})[ -](?i:experts)\b"),
+    "heads": re.compile(rf"(?P<v>{_INT})[ -](?i:(?:attention |query )?heads)\b"),
+    "batch": re.compile(rf"(?i:batch of )(?P<v>{_INT})|\b[bB][sS](?P<w>\d+)\b"),
+    "gpus": re.compile(
+        r"\b(?P<v>\d{1,5}) ?(?:[x×*] ?-?(?:(?:NVIDIA |Nvidia |AMD |Tesla )?(?:[A-Z]{1,3}\d{2,4}\w*|RTX|GTX))|"
+        r"[x×*-]? ?(?i:(?:\w+ )?gpus?|gcds?))\b"
+    ),
+}
+_SPACED_OR_COUNTED = (_SPACED, _COUNTED)
+# Cheap tests, since most lines state no size.
+_ASSIGNED = re.compile(r"[A-Za-z_)]\s*(?:[:=]|of |is )\s*\(?\d")
+_WORDED = re.compile(r"(?i)batch|seq|context|head|hidden|top[ -]k|experts|gpu|gcd|\bbs\d|\d ?[x×*] ?-?[A-Z]")
+_CHAIN = re.compile(rf"\b(?P<names>[MNKmnk](?:\s*=\s*[MNKmnk]){{1,2}})\s*[=:)]+,?\s*(?P<v>{_INT})")
+_TUPLE = re.compile(
+    r"(?<![\d.x×*])(?P<a>\d{1,7})\s*[x×*,]\s*(?P<b>\d{1,7})(?:\s*[x×*,]\s*(?P<c>\d{1,7}))?(?![\d.]*\d|\s*[x×*]\s*\d)"
+)
+_PRODUCT = re.compile(r"\d\s*[x×*,]\s*\d")
+_CUBE = re.compile(r"\b(?P<a>\d{2,6}) ?(?:\^ ?3|³)")
+
+# A word that names a number format, and phrases of several words.
+FORMATS = (
+    ("fp4", r"(?:nv|mx)?fp4|float4|e2m1"),
+    ("fp8", r"(?:mx)?fp8|float8|e4m3\w*|e5m2\w*|w8a8"),
+    ("int8", r"u?int8|[isu]8|q8"),
+    ("int4", r"u?int4|w4a16|w4a8|q4|awq|gptq|nf4|[iu]4|4bit"),
+    ("bf16", r"bf16|bfloat16|bfloat|bhalf"),
+    ("fp16", r"fp16|float16|f16|half|hgemm|amp|16bit"),
+    ("tf32", r"tf32|tensorfloat32"),
+    ("fp64", r"fp64|float64|f64|dgemm|double"),
+    ("fp32", r"fp32|float32|f32|sgemm|32bit"),
+)
+_PHRASES = (
+    ("single precision", "fp32"),
+    ("mixed precision", "fp16"),
+    ("4 bit", "int4"),
+    ("16 bit", "fp16"),
+    ("32 bit", "fp32"),
+)
+BITS = {"fp64": 64, "fp32": 32, "tf32": 32, "fp16": 16, "bf16": 16, "fp8": 8, "int8": 8, "fp4": 4, "int4": 4}
+_FORMAT = re.compile("|".join(rf"(?P<{name}>{form})" for name, form in FORMATS))
+_SPLIT = re.compile(r"[^a-z0-9]+")
+
+
+@lru_cache(maxsize=50000)
+def _format_of(word: str) -> str:
+    m = _FORMAT.fullmatch(word)
+    return m.lastgroup or "" if m else ""
+
+
+def _formats(text: str) -> tuple[str, ...]:
+    words = _SPLIT.split(text.lower())
+    found = dict.fromkeys(filter(None, map(_format_of, dict.fromkeys(words))))
+    if "precision" in words or "bit" in words:
+        plain = " ".join(words)
+        found |= dict.fromkeys(name for phrase, name in _PHRASES if phrase in plain)
+    return tuple(found)
+
+
+# Accelerators of which no peaks are known here: where they are named a figure may be theirs.
+_FOREIGN = re.compile(
+    r"\b(?:TPU|Gaudi ?\d?|Ascend|Trainium|Inferentia|Cerebras|Groq|Xeon|EPYC|Ryzen|M[1-4] (?:Pro|Max|Ultra)|Apple M\d|"
+    r"Arc\b|Core i\d|Threadripper|Graphcore|SambaNova|Snapdragon|Hygon|Moore Threads|Biren|Cambricon)\b"
+)
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What one text states; a name has several values where the text gives several."""
+
+    sizes: dict[str, tuple[float, ...]]
+    tuples: tuple[tuple[int, ...], ...]
+    formats: tuple[str, ...]
+    devices: tuple[str, ...]
+    foreign: bool
+
+    def of(self, what: str) -> tuple[Any, ...]:
+        """The values of a size, or the "devices", "formats" or "tuples"."""
+        if what in ("devices", "formats", "tuples"):
+            return tuple(getattr(self, what))
+        return self.sizes.get(what, ())
+
+
+def _int(text: str) -> float:
+    value = text.replace(",", "")
+    return float(value[:-1]) * 1024 if value[-1] in "kK" else float(value)
+
+
+@lru_cache(maxsize=20000)
+def facts(text: str) -> Facts:
+    """The facts that `text` states. A size that is not named is none."""
+    sizes: dict[str, list[float]] = {}
+    if any(c.isdigit() for c in text):
+        for m in _CHAIN.finditer(text):
+            for name in re.findall(r"[mnk]", m["names"].lower()):
+                sizes.setdefault(name, []).append(_int(m["v"]))
+        worded = _SPACED_OR_COUNTED if _WORDED.search(text) else ()
+        for forms in (*((_KEYED,) if _ASSIGNED.search(text) else ()), *worded):
+            for name, pattern in forms.items():
+                for m in pattern.finditer(text):
+                    value = _int(m["v"] or m.groupdict().get("w") or "0")
+                    if value and value not in sizes.setdefault(name, []):
+                        sizes[name].append(value)
+    tuples = []
+    for m in _TUPLE.finditer(text) if _PRODUCT.search(text) else ():
+        parts = tuple(int(g) for g in m.groups() if g)
+        # "1,024" is one number; a product counts from 2 on.
+        if "," not in m[0] or text[max(0, m.start() - 1)] in "([{":
+            tuples.append(parts)
+    tuples += [(int(m["a"]),) * 3 for m in _CUBE.finditer(text)]
+    named = {name: tuple(values) for name, values in sizes.items() if values}
+    return Facts(
+        named, tuple(tuples), _formats(text), tuple(d.name for d in find_in_text(text)), bool(_FOREIGN.search(text))
+    )
+
+
+def size_of_name(header: str) -> str | None:
+    """The size that a column or key of this name holds: "Batch Size (B)" -> "batch"; None for any other."""
+    name = re.sub(r"\s*\([A-Za-z_ ]+\)\s*$", "", header.strip().replace("_", " ")).strip()
+    for size, form in _NAMES.items():
+        if re.fullmatch(form.replace("_", " "), name) or re.fullmatch(form, header.strip()):
+            return size
+    return None

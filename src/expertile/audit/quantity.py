@@ -1,0 +1,182 @@
+"""Typed quantities in a line of text: value, unit, precision as printed, and the words around them."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+from expertile.audit.interval import NUMBER, Interval, printed
+from expertile.audit.units import Unit, match_unit, unit_of_name
+
+
+@dataclass(frozen=True)
+class Quantity:
+    """`value` in SI units (FLOP/s, bytes/s, s; percent as a share). `label` are the words before, `after` those behind.
+
+    `exact` is False for "up to 3x", "> 100 GB/s" and for ranges: such a figure bounds but equals nothing.
+    """
+
+    kind: str
+    value: Interval
+    text: str
+    label: str
+    line: int
+    after: str = ""
+    column: int = -1
+    exact: bool = True
+    per_device: bool = False
+    item: str = ""
+    start: int = 0
+    end: int = 0
+
+    @property
+    def words(self) -> str:
+        return f"{self.label} {self.after}".lower()
+
+
+_ABOUT = re.compile(r"(?i)(?:~|≈|∼|about|around|roughly|approx(?:imately|\.)?|nearly|almost|circa|ca\.|some) ?[(*]*$")
+_BOUND = re.compile(
+    r"(?i)(?:>|<|≥|≤|up to|over|more than|at least|less than|under|below|above|exceed(?:s|ing)?|"
+    r"as (?:much|little|low|high) as|at most|beyond|max(?:imum)?(?: of)?|within|every|each|±|\+/?-|\+-) ?=? ?[(*]*$"
+)
+_FIGURE = re.compile(
+    rf"(?<![\w.^])(?<!\d[-–,])(?<![A-Za-z][-/])(?P<a>[-+−]?{NUMBER})(?P<range> ?(?:-|–|—|to|\.\.\.?) ?(?P<b>{NUMBER}))?"
+    rf"(?: ?(?:±|\+/?-|\\pm) ?{NUMBER})?"
+)
+_LATEX = re.compile(r"\\(?:text|mathrm|textbf|mathbf|mathit|operatorname)\{([^{}]*)\}")
+_SYMBOLS = (("\\times", "×"), ("\\%", "%"), ("\\,", " "), ("\\;", " "), ("\\ ", " "), ("\\mu", "µ"), ("\\approx", "≈"),
+            ("\\sim", "~"), ("~", "~"), ("\\cdot", "·"), ("&nbsp;", " "), ("\u00a0", " "), ("\u202f", " "))  # fmt: skip
+_MARKS = re.compile(r"\*\*|__|`|\$+|</?[a-zA-Z][^<>]*>|!?\[(?=[^\]]*\]\()|\]\((?:[^()]*)\)")
+
+
+@lru_cache(maxsize=20000)
+def clean(text: str) -> str:
+    """`text` without Markdown's and LaTeX's marks."""
+    if not any(mark in text for mark in "*_`$<[\\&\u00a0\u202f"):
+        return text
+    text = _MARKS.sub("", _LATEX.sub(r" \1", text))
+    for mark, plain in _SYMBOLS:
+        text = text.replace(mark, plain)
+    return re.sub(r"[{}]", " ", text) if "\\" in text else text
+
+
+def _unit_at(text: str, at: int) -> tuple[Unit, int] | None:
+    gap = re.compile(r"[)\] -]{0,4}\(?").match(text, at)
+    for start in dict.fromkeys((at, gap.end() if gap else at)):
+        if start < len(text) and (start == at or text[start - 1] != "-" or text[start] in "xX"):
+            found = match_unit(text[start:])
+            # A single letter must stand at the figure ("102T") or be a second: "4 B" may be anything.
+            if found and not (found[0].kind in ("params", "other") and start > at + 1):
+                return found[0], start + found[1]
+    return None
+
+
+_KEY = re.compile(r"(?:^|[,;|(\[{]|\s{2,}|\. |\t)\s*(?P<key>[A-Za-z%#][^:=|,;{}]{0,58}?)\s*[:=]+>?\s*[(\[~≈\"']*$")
+_TRAILING_KEY = re.compile(r"(?P<key>[A-Za-z_][\w./%-]*)\s*[:=]\s*[(\[~≈\"']*$")
+
+
+def quantities(text: str, line: int) -> list[Quantity]:
+    """All figures in `text` that have a unit, their own or their key's ("time_ms: 3.2")."""
+    found: list[Quantity] = []
+    past = 0
+    for m in _FIGURE.finditer(text):
+        if m.start() < past:
+            continue
+        before = text[max(past, m.start() - 120) : m.start()]
+        key = _KEY.search(before) or _TRAILING_KEY.search(before)
+        end = m.end()
+        unit = _unit_at(text, end)
+        is_range = m["b"] is not None
+        if unit is None and is_range and not m["range"].strip().startswith("to"):
+            # "32-4 ms" is a range, "2024-05 run" is not.
+            continue
+        name = (key["key"] if key else "").strip()
+        named = unit_of_name(name) if name else None
+        if unit is None:
+            if named is None or re.match(r" ?[x×*] ?\d|[-/:]\d|\w", text[end:]):
+                continue
+            of = named
+        else:
+            of, end = unit
+            if named is not None and of.kind == "params" and named.kind == "rate":
+                of = replace(named, low=of.low, high=of.high)  # "TFLOPS: 102T"
+        after = re.split(r"[.;,|()]\s|\n|\s[(|]", text[end : end + 48] + " ")[0].strip()
+        stripped = re.split(r"[.;|]\s", before)[-1][-64:].strip()
+        approximate = bool(_ABOUT.search(before))
+        bound = bool(_BOUND.search(before)) or text[end : end + 1] == "+" or text[m.end() : m.end() + 1] == "+"
+        value = _value(m["a"], of, approximate)
+        if is_range:
+            other = _value(m["b"], of, approximate)
+            value = Interval(min(value.lo, other.lo), value.mid, max(value.hi, other.hi, value.mid))
+        found.append(
+            Quantity(
+                of.kind,
+                value,
+                text[m.start() : end].strip(),
+                name or stripped,
+                line,
+                after,
+                exact=not (bound or is_range),
+                per_device=of.per_device,
+                item=of.item,
+                start=m.start(),
+                end=end,
+            )
+        )
+        past = end
+    return found
+
+
+def _value(digits: str, unit: Unit, approximate: bool) -> Interval:
+    value = printed(digits.lstrip("-+−"), approximate)
+    return Interval(value.lo * unit.low, value.mid * unit.low, value.hi * unit.high)
+
+
+_CELL = re.compile(rf"^[~≈<>≥≤(\s]*(?P<n>[-+−]?{NUMBER})\s*(?P<suffix>[kKMBGT](?![\w/]))?")
+
+
+def cell_quantities(text: str, line: int, header: str, unit: Unit | None, column: int) -> list[Quantity]:
+    """The figures of a table's cell; the first without a unit of its own has the column's."""
+    text = text.strip()
+    own = [replace(q, label=header, column=column) for q in quantities(text, line)]
+    first = _CELL.match(text)
+    if first is None or (own and own[0].start <= first.start("n") and not (own[0].kind == "params" and unit)):
+        return own
+    rest = text[first.end() :].lstrip()
+    if re.match(r"[x×*/:]\s*\d|-\d|\w{2,}", rest):
+        return own
+    of = unit or Unit("number", 1.0, 1.0)
+    if first["suffix"]:
+        scale = {"k": 1e3, "m": 1e6, "b": 1e9, "g": 1e9, "t": 1e12}[first["suffix"].lower()]
+        of = replace(of, low=scale, high=scale)
+    approximate = bool(_ABOUT.search(text[: first.start("n")]))
+    exact = not (_BOUND.search(text[: first.start("n")]) or rest.startswith("+"))
+    signed = first["n"].startswith(("-", "−"))
+    value = _value(first["n"], of, approximate)
+    q = Quantity(
+        of.kind, value, text if len(text) < 24 else first[0].strip(), header, line, "", column, exact and not signed,
+        of.per_device, of.item, first.start("n"), first.end(),
+    )  # fmt: skip
+    return [q, *(o for o in own if o.start >= first.end())]
+
+
+_METRIC = re.compile(
+    r"\b(?:time|times|latency|duration|runtime|elapsed|execution|exec|kernel|gpu|cuda|throughput|bandwidth|bw|perf(?:ormance)?|"
+    r"achieved|measured|effective|total|tflops?|gflops?|flops?|tflop|tops|gb|gib|mb|tb|ms|us|µs|ns|s|sec|secs|seconds?|per|"
+    r"tokens?|tok|rate|speed|compute|wall|clock|memory|mem|iter(?:ation)?|step|value|images?|samples?|ips|tps)\b"
+)
+_STATISTIC = re.compile(
+    r"\b(?:avg|average|mean|median|min(?:imum)?|max(?:imum)?|best|worst|p\d\d|std|first|last|peak)\b"
+)
+
+
+def stem(label: str) -> str:
+    """Whose figure it is: the label without words for the quantity ("cuBLAS time (ms)" -> "cublas")."""
+    plain = re.sub(r"[^a-zA-Z0-9µ.+]+", " ", label.lower().replace("flops/s", "flops").replace("flop/s", "flops"))
+    return " ".join(_STATISTIC.sub(" ", _METRIC.sub(" ", plain)).split())
+
+
+def statistic(label: str) -> str:
+    found = _STATISTIC.findall(label.lower())
+    return {"average": "mean", "avg": "mean", "median": "mean"}.get(found[0], found[0]) if found else ""

@@ -1,0 +1,243 @@
+"""Above the peak of the stated format, of the memory, of a link; time under the bound; shares of a peak."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+
+from expertile.audit.facts import facts
+from expertile.audit.finding import IMPOSSIBLE, INCONSISTENT, QUESTION, UNCHECKED, Finding, finding, si
+from expertile.audit.quantity import Quantity
+from expertile.audit.report import Report, Row
+from expertile.audit.rules.work import readings
+from expertile.device import DTYPES, Device, generous_peak, known_devices
+
+_BY_NAME = {d.name: d for d in known_devices()}
+# A figure that is no measurement of dense work by one run.
+_OTHER = re.compile(
+    r"peak|theoretical|roofline|\bspec|data ?sheet|\blimit|\bbound\b|spars|2:4|effective|equivalent|winograd|"
+    r"strassen|ideal|\bmax(?:imum)?\b|claimed|marketing|aggregate|cluster|\bsol\b|capab|hardware|advertised|projected|"
+    r"\brated\b|boost|would|"
+    r"deliver|offers|provid|\brack|\bpod|supercomput|eflop"
+)
+_CACHED = re.compile(
+    r"cache|\bl[12]\b|shared|smem|register|nvlink|pci-?e|infiniband|\bib\b|network|disk|ssd|nvme|host|h2d|d2h|h->d|p2p|dsmem|"
+    r"bus ?bw|alg ?bw|all-?reduce|all-?gather|nccl|effective|logical|equivalent|xgmi|interconnect|bisection|lds"
+)
+_MEMORY = re.compile(r"hbm|dram|mem(?:ory)?[ _](?:bandwidth|bw)|global memory|vram|gddr|\bstream\b|device memory")
+_SEVERAL = re.compile(r"multi-?gpu|nodes?\b|cluster|distributed|(?:tensor|data)[ -]parallel|dgx|hgx|nvl72")
+
+
+def _slack(device: Device) -> float:
+    # Consumer boards boost beyond the clock of the data sheet.
+    return 1.2 if any(w in device.name for w in ("GeForce", "Radeon", "TITAN")) else 1.06
+
+
+def _peak(device: Device, formats: Iterable[str], sparse: bool = False) -> float:
+    """The highest rate of any of `formats`; of all formats where one of them has no peak there (int4)."""
+    known = [f for f in formats if device.peak(f)]
+    if not known or len(known) < len(list(formats)):
+        known, sparse = list(DTYPES), True
+    return max((device.sparse_peak(f) if sparse else None) or generous_peak(device, f) or 0.0 for f in known)
+
+
+def devices(row: Row) -> list[Device]:
+    """The GPUs that a row may have run on; none where the report speaks of accelerators that are not known here."""
+    return [_BY_NAME[name] for name in row.scope.devices]
+
+
+def gpu_counts(row: Row) -> tuple[float, ...]:
+    """How many GPUs a figure may be the sum of: 1 and every number that the report states."""
+    return (1.0, *row.scope.everything.sizes.get("gpus", ()), *([row.own["gpus"]] if "gpus" in row.own else []))
+
+
+def rates(report: Report) -> Iterator[Finding]:
+    """Every FLOP/s and GB/s against what the GPU in scope can do."""
+    for row in report.all_rows:
+        for q in row.of("rate", "bandwidth"):
+            words = f"{q.words} {row.label}".lower() + (row.text.lower() if row.kind == "line" else "")
+            if not q.value.mid or _OTHER.search(words) or not devices(row):
+                continue
+            count = 1.0 if q.per_device else max(gpu_counts(row))
+            if count == 1 and not q.per_device and _SEVERAL.search(row.scope.words):
+                continue
+            yield from (_rate if q.kind == "rate" else _bandwidth)(report, row, q, count)
+
+
+def _rate(report: Report, row: Row, q: Quantity, count: float) -> Iterator[Finding]:
+    lowest, sparse = q.value.lo / count, "spars" in report.text or "2:4" in report.text
+    stated = _formats_of(q, row)
+    own = stated or row.scope.formats
+
+    def limit(*formats: str) -> tuple[float, Device]:
+        return max(((_peak(d, formats, sparse) * _slack(d), d) for d in devices(row)), key=lambda pair: pair[0])
+
+    def above(verdict: str, most: float, device: Device) -> Finding:
+        what = f"{count:.0f} × " * (count > 1) + si(most / _slack(device), "FLOP/s")
+        ask = "" if verdict == IMPOSSIBLE else ": which format and which GPU ran this?"
+        peak = f"the {'/'.join(own)} peak" if own else "the peak of any format"
+        return finding(verdict, "peak", f"{q.text} is more than {what}, {peak} of {device.name}{ask}", q)
+
+    most, device = limit(*dict.fromkeys((*row.scope.everything.formats, *own)))
+    if lowest > most:
+        yield above(IMPOSSIBLE, most, device)
+    elif stated and lowest > limit(*stated)[0]:
+        # float32 products run as tf32 where that is allowed.
+        eased = limit(*stated, "tf32")[0] if "fp32" in stated else 0.0
+        yield above(IMPOSSIBLE if lowest > eased else QUESTION, *limit(*stated))
+    elif not own and lowest > 1.05 * max(_peak(d, ("fp16", "bf16")) for d in devices(row)):
+        yield finding(UNCHECKED, "peak", f"{q.text} is above {device.name}'s fp16 peak, and no format is stated", q)
+
+
+def _formats_of(q: Quantity, row: Row) -> tuple[str, ...]:
+    """What a table's column or row, or a sentence, calls the format of a figure; another column's is not its."""
+    return facts(q.label).formats or facts(row.label if row.kind == "table" else row.text).formats
+
+
+def _bandwidth(report: Report, row: Row, q: Quantity, count: float) -> Iterator[Finding]:
+    text = f"{q.words} {row.text.lower()}"
+    device = max(devices(row), key=lambda d: d.memory_bps or 0)
+    most = (device.memory_bps or float("inf")) * count
+    if _CACHED.search(f"{text} {row.scope.headings}") or q.value.lo <= most * (
+        1.1 if "GeForce" in device.name else 1.04
+    ):
+        return
+    moved = [b.value.lo for b in row.of("bytes")]
+    big = any(b > 4 * max(device.l2_bytes, 2**25) for b in moved)
+    sure = big or (not moved and _MEMORY.search(f"{text} {row.scope.words}"))
+    message = f"{q.text} is more than the {si(most, 'B/s')} of {device.name}'s memory"
+    ask = "" if sure else ": did the data fit in a cache?"
+    yield finding(IMPOSSIBLE if sure else QUESTION, "memory bandwidth", message + ask, q)
+
+
+_NO_RUN = re.compile(r"launch|overhead|compile|per |sync|saved|ttft|std|queue|h2d|d2h|copy|alloc|token")
+
+
+def bounds(report: Report) -> Iterator[Finding]:
+    """Times in which the GPU in scope cannot do the work that the sizes mean."""
+    for row in report.all_rows:
+        times = [q for q in row.of("time") if q.exact and q.value.hi > 0 and not _NO_RUN.search(q.words)]
+        if not times or (row.kind == "line" and not row.facts.sizes and len(times) > 1) or not devices(row):
+            continue
+        w = readings(row)
+        if w is None or re.search(r"conv|spars|winograd|layer|epoch|training", row.scope.words):
+            continue
+        formats = row.scope.everything.formats
+        most, device = max(((_peak(d, formats, "spars" in report.text), d) for d in devices(row)), key=lambda p: p[0])
+        least = w.work.flops * (0.5 if w.causal else 1.0) / max(gpu_counts(row))
+        for q in times:
+            rate = least / q.value.hi
+            if w.named and rate > most * _slack(device):
+                sure = w.near
+                yield finding(
+                    IMPOSSIBLE if sure else QUESTION, "bound",
+                    f"{w.formula} FLOP in {q.text} is {si(w.work.flops / q.value.mid, 'FLOP/s')}, more than "
+                    f"{device.name} can do ({si(most, 'FLOP/s')}, {'/'.join(formats) or 'its fastest format'})"
+                    + ("" if sure else ": is this the time of that shape?"), q, lines=w.lines,
+                )  # fmt: skip
+
+
+_SHARE = re.compile(r"\bpeak\b|theoretical|roofline|\bmfu\b|speed of light|\bsol\b|of (?:the )?(?:hbm|memory|max)")
+_PEAK = re.compile(r"peak|theoretical|roofline|max(?:imum)?\b|spec|rated|limit|up to|of \(?$|\bof \d")
+
+
+def _stated_peaks(report: Report, kind: str) -> list[tuple[Row, Quantity]]:
+    return [(row, q) for row in report.all_rows for q in row.of(kind) if _PEAK.search(f"{q.words} {row.label.lower()}")]
+
+
+def shares(report: Report) -> Iterator[Finding]:
+    """ "612 TFLOPS (68% of peak)" against every peak that may be meant, stated or known."""
+    for kind in ("rate", "bandwidth"):
+        stated = [q for _, q in _stated_peaks(report, kind)]
+        for row in report.all_rows if stated else ():
+            percents = [q for q in row.of("percent") if _SHARE.search(q.words) and "hfu" not in q.words]
+            figures = [q for q in row.of(kind) if q.exact and q not in stated]
+            if len(percents) != 1 or len(figures) != 1 or not percents[0].exact or not percents[0].value.mid:
+                continue
+            here = [s for s in stated if s in row.quantities]
+            if (kind == "bandwidth" and row.of("rate")) or not (here or devices(row)):
+                continue
+            q, p = figures[0], percents[0]
+            part = q.value / p.value
+            known = [d.memory_bps if kind == "bandwidth" else x for d in devices(row) for x in _all_peaks(d)]
+            near = any(part.meets(x * n, 0.1) for x in (*known, *(s.value.mid for s in stated if s not in here)) if x
+                       for n in gpu_counts(row))  # fmt: skip
+            if not near and not any(part.meets(s.value, 0.02) for s in here):
+                base = (here or stated)[0]
+                share = f"{100 * q.value.mid / base.value.mid:.3g} %"
+                message = f"{q.text} of {base.text} is {share}, not {p.text}; no other peak of the GPU gives it either"
+                yield finding(INCONSISTENT, "share of peak", message, p, q, lines=(base.line,))
+
+
+def _all_peaks(device: Device) -> list[float]:
+    found = (of(f) for f in DTYPES for of in (device.peak, device.sparse_peak, lambda f: generous_peak(device, f)))
+    return [x for x in found if x]
+
+
+# With sparsity, where the data sheet's clock is below the highest that the part boosts to (NVIDIA H100 data sheet).
+_SHEETS = {"fp16": 1979e12, "bf16": 1979e12, "tf32": 989e12, "fp8": 3958e12, "int8": 3958e12}
+
+
+def sparse_peaks(report: Report) -> Iterator[Finding]:
+    """A peak with structured sparsity, stated where the report never speaks of sparsity."""
+    for row, q in _stated_peaks(report, "rate") if not re.search(r"spars|2:4", report.text) else ():
+        formats = _formats_of(q, row) or row.scope.formats
+        if len(formats) != 1 or len(devices(row)) != 1:
+            continue
+        device = devices(row)[0]
+        hopper = device.capability == (9, 0) and device.sm_count == 132
+        sparse = _SHEETS.get(formats[0]) if hopper else device.sparse_peak(formats[0])
+        dense = [x for f in DTYPES for x in (device.peak(f), generous_peak(device, f)) if x]
+        if sparse and q.value.meets(sparse, 0.015) and not any(q.value.meets(d, 0.015) for d in dense):
+            message = f"{q.text} is {device.name}'s {formats[0]} peak with 2:4 sparsity; the dense one is half of it"
+            yield finding(INCONSISTENT, "sparse peak", message, q)
+
+
+_LANES = {"3": 0.985e9, "4": 1.969e9, "5": 3.938e9, "6": 7.563e9}  # bytes/s of one PCIe lane, one direction
+_PCIE = re.compile(r"(?i)pci-?e?(?:xpress)? ?(?:gen)? ?\.?(?P<g>[3-6])(?:\.0)?(?: ?[x×] ?(?P<n>\d+))?")
+# Both directions together, bytes/s; NVIDIA data sheets.
+_NVLINK = {"V100": 300e9, "A100": 600e9, "A800": 400e9, "A30": 200e9, "H800": 400e9, "H100": 900e9, "H200": 900e9,
+           "H20": 900e9, "GH200": 900e9, "B200": 1800e9, "GB200": 1800e9, "B300": 1800e9, "A6000": 112.5e9,
+           "A40": 112.5e9, "3090": 112.5e9}  # fmt: skip
+_ONE_WAY = re.compile(r"(?i)h2d|d2h|host.to.device|device.to.host|unidirection|one[- ]way|per direction|h->d|d->h")
+_NO_LINK = re.compile(
+    r"(?i)alg ?bw|switch|all-?to-?all|all-?gather|ethernet|infiniband|\bib\b|\bnodes?\b|total|system|domain|rack|nvl\d|"
+    r"fabric|generation|supports?|provides?|offers?|up to|\b[48] ?[x×]|\b[48] gpus|aggregat|hbm|memory bandwidth"
+)
+
+
+def links(report: Report) -> Iterator[Finding]:
+    """PCIe and NVLink against their own peaks."""
+    for row in report.all_rows:
+        for q in row.of("bandwidth") if row.kind == "table" or len(row.of("bandwidth")) == 1 else ():
+            near = q.label if row.kind == "table" else row.text
+            link = (
+                _link(near, row) if not (_OTHER.search(f"{q.words} {near.lower()}") or _NO_LINK.search(near)) else None
+            )
+            if link is None:
+                continue
+            name, both = link
+            limit, ways = (both / 2, "one direction") if _ONE_WAY.search(near) else (both, "both directions")
+            shares = [p for p in row.of("percent") if re.search(r"peak|of|util|effic|theor|line rate", p.words)]
+            if q.value.lo > 1.03 * limit:
+                message = f"{q.text} is more than the {si(limit, 'B/s')} of {name}, {ways}"
+                yield finding(IMPOSSIBLE, "link", message, q)
+            elif len(shares) == len(row.of("percent")) == 1 and q.exact and shares[0].exact and shares[0].value.mid:
+                p = shares[0]
+                if not any((q.value / p.value).meets(x, 0.06) for x in (both, both / 2)):
+                    one, two = (f"{100 * q.value.mid / x:.3g} %" for x in (both / 2, both))
+                    message = f"{q.text} is {one} of one direction of {name} and {two} of both, not {p.text}"
+                    yield finding(INCONSISTENT, "link", message, q, p)
+
+
+def _link(text: str, row: Row) -> tuple[str, float] | None:
+    m, nvlink = _PCIE.search(text), re.search(r"(?i)nvlink", text)
+    if m and not nvlink:
+        lanes = int(m["n"] or 16)
+        return f"PCIe {m['g']}.0 x{lanes}", 2 * _LANES[m["g"]] * lanes
+    names = [part for name in row.scope.devices for part in _NVLINK if re.search(rf"\b{part}\b", name)]
+    return (
+        (f"{names[0]}'s NVLink", _NVLINK[names[0]])
+        if nvlink and not m and len(row.scope.devices) == 1 and names
+        else None
+    )

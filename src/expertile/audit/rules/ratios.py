@@ -1,0 +1,254 @@
+"""Speed-ups and percentages that do not follow from the figures of their own table, sentence or record."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import permutations
+
+from expertile.audit.finding import INCONSISTENT, QUESTION, UNIT_OF, Finding, finding, si
+from expertile.audit.interval import Interval
+from expertile.audit.quantity import Quantity
+from expertile.audit.report import Grid, Report, is_quotient
+from expertile.audit.rules.relation import FIT, ODD, odd_ones
+
+Pair = tuple[Quantity, Quantity]
+_TYPED = ("time", "rate", "bandwidth", "tokens_per_s", "items_per_s", "s_per_token", "s_per_item", "bytes")
+_NAMED = re.compile(
+    r"(?i)speed-?\s?up|faster|slow-?\s?down|improvement|\bgain\b|reduction|\bvs\.?\b|\bratio\b|\brelative\b"
+)
+_PART = re.compile(
+    r"(?i)peak|utili[sz]|efficien|\bmfu\b|scal|sav|overhead|%|percent|normali|less|more|diff|delta|Δ|change|increase"
+)
+
+
+@dataclass(frozen=True)
+class _Hypothesis:
+    """How a column may follow from others: row -> the quotient's two figures. `direct`: two columns of one row."""
+
+    name: str
+    pairs: dict[int, Pair]
+    direct: bool = False
+    need: int = 1  # so many rows must agree: more, the more such readings there are to try
+
+    def fits(self, r: int, target: Quantity, slack: float) -> bool:
+        return r in self.pairs and follows(target, self.pairs[r], slack)
+
+    def score(self, targets: dict[int, Quantity], telling: list[int]) -> int:
+        """The rows that confirm it; 0 where more than one in three does not."""
+        held = [r for r in telling if r in self.pairs]
+        bad = good = 0
+        for r in held:
+            a, b = self.pairs[r]
+            if targets[r].value.width < 0.3 and a.value.width + b.value.width < 0.2 and self.fits(r, targets[r], FIT):
+                good += 1
+            elif (bad := bad + 1) > 0.34 * len(held):
+                return 0
+        return good
+
+
+def follows(q: Quantity, pair: Pair, slack: float, change: str = "") -> bool:
+    """Whether `q` may be what is printed for the quotient of `pair`; as a "change" or a "loss" only if that is said."""
+    x = pair[0].value / pair[1].value
+    gain = Interval(max(x.lo - 1, 0), max(x.mid - 1, 0), max(x.hi - 1, 0))
+    loss = Interval(max(1 - x.hi, 0), max(1 - x.mid, 0), max(1 - x.lo, 0))
+    if q.kind == "ratio":
+        forms = [x, gain] if re.search(r"(?i)improve|gain", q.label) else [x]
+    else:
+        forms = {"": [x, gain, loss], "change": [gain, loss], "loss": [loss]}[change]
+        forms += [f * 100 for f in forms] if q.kind == "share" else []
+    return any(form.hi > 0 and q.value.meets(form, slack) for form in forms)
+
+
+def grids(report: Report) -> Iterator[Finding]:
+    """Every ratio column of every table."""
+    for grid in report.grids:
+        for index in grid.columns("ratio", "percent", "share"):
+            name = grid.header[index]
+            if _NAMED.search(name) or _PART.search(name) or is_quotient(name, grid.header):
+                yield from _column(grid, index)
+
+
+def _column(grid: Grid, index: int) -> Iterator[Finding]:
+    cells = grid.column(index)
+    body = [r for r, row in enumerate(grid.rows) if not row.summary]
+    targets = {r: q for r in body if (q := cells[r]) is not None and q.exact and q.value.mid > 0}
+    # A row whose ratio is 1 is a baseline: that it equals itself confirms nothing.
+    ones = [r for r, q in targets.items() if q.kind != "percent" and q.value.meets(1.0) and q.value.width < 0.3]
+    telling = [r for r in targets if r not in ones]
+    if not telling:
+        return
+    named = _NAMED.search(grid.header[index]) or is_quotient(grid.header[index], grid.header)
+    kinds: tuple[str, ...] = (*_TYPED, "number") if named else _TYPED
+    kinds = tuple(k for k in kinds if any(c != index for c in grid.columns(k)))
+    hypotheses = [h for kind in kinds for h in _hypotheses(grid, kind, index, body, ones)]
+    scored = [(h.score(targets, telling), h) for h in hypotheses]
+    score, best = max(((s, h) for s, h in scored if s >= h.need), key=lambda sh: sh[0], default=(0, None))
+    if best is None or (score < 3 and not best.direct and targets[telling[0]].kind != "ratio"):
+        yield from _constant(grid, index, telling, kinds)
+        if len(telling) == 1:
+            yield from _alone(grid, telling[0], targets, ones, kinds, index)
+        return
+    # One row that agrees is enough beside one that does not, where nothing else can be meant.
+    only = best.direct and any(len(grid.columns(kind)) == 2 for kind in kinds)
+    if score < 2 and not (len(telling) == 2 and (only or (ones and best.name.endswith("1x")))):
+        return
+    # Where the rows agree to their last digit, so must every other. A pair that suits another better is its own.
+    exactly = sum(best.fits(r, targets[r], 0.0) for r in telling)
+    others = [grid.column(c) for c in grid.columns("ratio", "percent", "share") if c != index]
+    if best.direct and any(
+        sum(q is not None and best.fits(r, q, 0.0) for r, q in enumerate(o)) > exactly for o in others
+    ):
+        return
+    slack = 0.01 if score >= 3 and exactly >= score else ODD
+    rivals = [h for h in hypotheses if h is not best and h.direct == best.direct]
+    for r in telling:
+        # Another baseline of the same table may be meant in this row.
+        other = any(h.fits(r, targets[r], 0.0) for h in rivals)
+        if r in best.pairs and not best.fits(r, targets[r], slack) and not other:
+            yield _wrong(targets[r], best.pairs[r], best.name)
+    for r in range(len(grid.rows)):
+        q = cells[r]
+        if q is None or r in body or not q.exact or r not in best.pairs or best.fits(r, q, FIT):
+            continue
+        if q.value.meets(sum(t.value.mid for t in targets.values()) / len(targets), FIT):
+            a, b = best.pairs[r]
+            x = f"{a.text} / {b.text} of this row is {a.value.mid / b.value.mid:.3g}"
+            message = f"{q.text} is the mean of the rows' ratios; {x}: which of the two is meant?"
+            yield finding(QUESTION, "mean of ratios", message, q)
+
+
+def _hypotheses(grid: Grid, kind: str, target: int, body: list[int], ones: list[int]) -> Iterator[_Hypothesis]:
+    columns = {
+        c: {r: q for r, q in enumerate(grid.column(c)) if q is not None and q.kind == kind and q.value.mid > 0}
+        for c in grid.columns(kind)
+        if c != target
+    }
+    for a, b in permutations(columns, 2):
+        both = {r: (columns[a][r], columns[b][r]) for r in columns[a].keys() & columns[b].keys()}
+        yield _Hypothesis(f"{grid.header[a]} / {grid.header[b]}", both, True)
+    some = body if len(body) <= 24 else [body[0], body[-1]]
+    bases = [(f"line {grid.rows[s].line}", dict.fromkeys(body, s)) for s in some]
+    bases.append(("the row of 1x", {r: max((o for o in ones if o < r), default=-1) for r in body}))
+    bases.append(("the next row of 1x", {r: min((o for o in ones if o > r), default=-1) for r in body}))
+    bases.append(("the row before", {r: r - 1 for r in body}))
+    for c, held in columns.items():
+        for name, base in bases:
+            there = {r: (held[s], held[r]) for r, s in base.items() if r in held and s in held and s != r}
+            need = 3 if kind == "number" else 1
+            yield _Hypothesis(f"{grid.header[c]} of {name}", there, need=need)
+            yield _Hypothesis(f"{grid.header[c]} over {name}", {r: (b, a) for r, (a, b) in there.items()}, need=need)
+
+
+def _constant(grid: Grid, index: int, telling: list[int], kinds: tuple[str, ...]) -> Iterator[Finding]:
+    """A share of something that the table does not hold, e.g. of a peak: the same something in every row."""
+    name = grid.header[index]
+    if len(telling) < 5 or not re.search(r"(?i)peak|utili[sz]|efficien|speed-?\s?up|mfu|relative|vs", name):
+        return
+    cells = [grid.column(index)[r] for r in telling]
+    for c in grid.columns(*(k for k in kinds if k != "number")):
+        values = [grid.column(c)[r] for r in telling]
+        for inverse in (False, True) if c != index else ():
+            factors: list[Interval | None] = [
+                (q.value * v.value if inverse else v.value / q.value)
+                if q and v and q.value.mid and v.value.mid
+                else None
+                for q, v in zip(cells, values, strict=True)
+            ]
+            found = odd_ones(factors)
+            for i in found[1] if found and len(found[1]) * 4 <= len(telling) else ():
+                q, v = cells[i], values[i]
+                if q is not None and v is not None and found is not None and q.exact:
+                    should = found[0] / v.value.mid if inverse else v.value.mid / found[0]
+                    message = (
+                        f"{q.text} beside {v.text}: the other rows keep one relation between {name!r} and "
+                        f"{grid.header[c]!r}, by which it is {_as_printed(q, should)}"
+                    )
+                    yield finding(INCONSISTENT, "ratio", message, q)
+            if found:
+                return
+
+
+def _alone(
+    grid: Grid, r: int, targets: dict[int, Quantity], ones: list[int], kinds: tuple[str, ...], index: int
+) -> Iterator[Finding]:
+    """One row alone: two columns of one kind, or one column and one row marked as 1x, leave one reading only."""
+    kinds = tuple(k for k in kinds if k != "number")
+    if not _NAMED.search(grid.header[index]) or len(kinds) != 1:
+        return
+    columns = [c for c in grid.columns(kinds[0]) if c != index]
+    at = [(columns[0], r), (columns[1], r)] if len(columns) == 2 else [(columns[0], s) for s in (*ones, r)]
+    figures = [grid.column(c)[s] for c, s in at]
+    if len(figures) == 2 and len(columns) <= 2 and figures[0] and figures[1]:
+        yield from _two(targets[r], figures[0], figures[1])
+
+
+def _two(q: Quantity, a: Quantity, b: Quantity, change: str = "") -> Iterator[Finding]:
+    """Two figures and what is made of them, in either order."""
+    sound = all(x.exact and x.value.mid > 0 for x in (q, a, b))
+    if sound and not (follows(q, (a, b), ODD, change) or follows(q, (b, a), ODD, change)):
+        yield _wrong(q, (a, b) if a.value.mid >= b.value.mid else (b, a))
+
+
+def _as_printed(q: Quantity, x: float) -> str:
+    return f"{x:.3g}x" if q.kind == "ratio" else f"{100 * x:.3g} %"
+
+
+def _wrong(q: Quantity, pair: Pair, name: str = "") -> Finding:
+    x, unit = pair[0].value.mid / pair[1].value.mid, UNIT_OF.get(pair[0].kind, "")
+    more = f" ({100 * (x - 1):.3g} % more, {100 * (1 - 1 / x):.3g} % less)" if q.kind != "ratio" else ""
+    should, meant = _as_printed(q, x) + more, f" ({name})" if name else ""
+    message = f"{si(pair[0].value.mid, unit)} / {si(pair[1].value.mid, unit)} is {should}, not {q.text}{meant}"
+    return finding(INCONSISTENT, "ratio", message, q, lines=(pair[0].line, pair[1].line))
+
+
+_FROM = re.compile(
+    r"(?i)\bfrom\b.*\bto\b|→|->|\bvs\.?\b|\bversus\b|compared (?:to|with)|instead|\bagainst\b|(?:down|up) to|\bthan\b"
+)
+_GAIN = re.compile(
+    r"(?i)faster|slower|speed-?\s?up|slow-?\s?down|improve|reduc|less|lower|higher|more|increas|gain|decreas|drop|sav|better"
+)
+_CHANGE = re.compile(
+    r"(?i)^\W*(?:reduction|less|lower|faster|slower|higher|improve|increase|more|decrease|gain|sav|drop|speed)"
+)
+_NOT_OF = re.compile(
+    r"(?i)peak|utili|efficien|accuracy|recall|confidence|error|sparsity|occupancy|of (?:the )?(?:total|time|runtime)"
+)
+
+
+def sentences(report: Report) -> Iterator[Finding]:
+    """Two figures of one kind and what the sentence makes of them: "from 12.4 ms to 3.1 ms, 4.0x faster"."""
+    for row in report.rows:
+        ratios = [q for q in row.of("ratio", "percent") if not _NOT_OF.search(q.words)]
+        kinds = {q.kind for q in row.quantities if q.kind in _TYPED}
+        if row.kind != "line" or len(kinds) != 1 or not 1 <= len(ratios) <= 2 or not _GAIN.search(row.text):
+            continue
+        values = row.of(*kinds)
+        if len(values) != 2 or not all(q.exact and q.value.mid for q in values):
+            continue
+        between = (
+            row.text[max(0, values[0].start - 8) : values[0].start] + " " + row.text[values[0].end : values[1].start]
+        )
+        if not _FROM.search(between):
+            continue
+        for q in ratios:
+            # "dropped by 60 %" is a change; "to 60 % of it" is a share.
+            by = re.search(r"(?i)\bby\W*$", row.text[: q.start]) or _CHANGE.search(row.text[q.end :])
+            down = by and re.search(
+                r"(?i)drop|reduc|decreas|\bless|lower|sav|\bcut", row.text[max(0, q.start - 24) : q.end + 12]
+            )
+            found = list(_two(q, values[0], values[1], "loss" if down else "change" if by else ""))
+            others = [o for o in ratios if o is not q]
+            if not others or any(follows(o, (a, b), ODD) for o in others for a, b in permutations(values)):
+                yield from found
+
+
+def records(report: Report) -> Iterator[Finding]:
+    """A record of two figures of one kind and one speed-up."""
+    for row in report.rows:
+        ratios = [q for q in row.of("ratio") if re.search(r"(?i)speed-?\s?up|faster", q.label)]
+        kinds = {q.kind for q in row.quantities if q.kind in _TYPED}
+        if row.kind == "record" and len(ratios) == 1 and len(kinds) == 1 and len(row.of(*kinds)) == 2:
+            a, b = row.of(*kinds)
+            yield from _two(ratios[0], a, b)

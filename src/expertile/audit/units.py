@@ -1,0 +1,146 @@
+"""Units as reports write them, and the kind of quantity that each means."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import lru_cache
+
+# Kinds: time (s), rate (FLOP/s), bandwidth (B/s), bytes, tokens_per_s, items_per_s, s_per_token, ratio, percent, count,
+# flop, other (a unit that no rule uses), number (no unit at all).
+_TEN = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12, "p": 1e15, "e": 1e18}
+_TWO = {"": 1.0, "k": 2.0**10, "m": 2.0**20, "g": 2.0**30, "t": 2.0**40, "p": 2.0**50, "e": 2.0**60}
+_PER_S = r"(?:/ ?(?:s|sec|second)s?\b|ps\b| per (?:s|sec|second)\b|\*s\^?-1)"
+_TOKEN = r"(?:tokens?|toks?|tkns?|tk|words?)"
+_ITEM = (
+    r"(?:images?|imgs?|samples?|sequences?|seqs?|requests?|reqs?|iterations?|iters?|its?|steps?|frames?|examples?|"
+    r"queries|prompts?|batch(?:es)?|sentences?|records?|rows?)"
+)
+# "8x A100" counts, it compares nothing.
+_NOT_RATIO = r"[AHBLVTP]\d|RTX|GTX|GH|GB|MI\d|NVIDIA|Tesla|AMD|GPU|CPU|node|larger than"
+_TIMES = {
+    "ns": 1e-9, "nsec": 1e-9, "nanoseconds": 1e-9, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "usec": 1e-6, "usecs": 1e-6,
+    "microseconds": 1e-6, "microsec": 1e-6, "ms": 1e-3, "msec": 1e-3, "msecs": 1e-3, "millisec": 1e-3,
+    "milliseconds": 1e-3, "millisecond": 1e-3, "s": 1.0, "sec": 1.0, "secs": 1.0, "second": 1.0, "seconds": 1.0,
+    "min": 60.0, "mins": 60.0, "minutes": 60.0, "h": 3600.0, "hr": 3600.0, "hrs": 3600.0, "hours": 3600.0,
+}  # fmt: skip
+_TIME = "|".join(sorted(_TIMES, key=len, reverse=True))
+
+
+@dataclass(frozen=True)
+class Unit:
+    """`low` and `high`: the SI value of one; they differ where a decimal and a binary prefix are both in use."""
+
+    kind: str
+    low: float
+    high: float
+    per_device: bool = False
+    item: str = ""
+
+
+# In order: the first that matches wins, so the longer forms stand first.
+_FORMS: tuple[tuple[str, str], ...] = (
+    ("s_per_token", rf"(?P<t>{_TIME}) ?(?:/|per) ?(?i:output |generated )?(?i:{_TOKEN})\b"),
+    ("tokens_per_s", rf"(?P<p>[kKM])? ?(?i:{_TOKEN}) ?{_PER_S}"),
+    ("tokens_per_s", r"(?P<p>[kKM])? ?(?:t/s|TPS|tps|toks/s)\b"),
+    ("items_per_s", rf"(?P<p>[kKM])? ?(?P<item>(?i:{_ITEM})) ?{_PER_S}"),
+    ("items_per_s", r"(?P<item>fps|FPS|qps|QPS|rps|RPS)\b"),
+    ("items_per_s", rf"(?P<item>(?i:{_ITEM})) ?(?:/|per) ?(?P<t>min(?:ute)?|h(?:our)?)\b"),
+    ("s_per_item", rf"(?P<t>{_TIME}) ?(?:/|per) ?(?P<item>(?i:{_ITEM})|prompt|layer|epoch|call|launch|kernel|op)\b"),
+    (
+        "rate",
+        r"(?P<p>[kKMGTPE]|(?i:kilo|mega|giga|tera|peta)) ?(?i:(?:fl|i)?ops?)"
+        r"(?: ?/ ?(?:s|sec|second)|ps| per second)?\b(?!/)",
+    ),
+    ("rate", r"(?P<p>[MGTP])(?i:f/s|flop/s)\b"),
+    ("bandwidth", rf"(?P<p>[KMGTkmgt])(?P<bin>i)?(?P<b>[Bb](?:ytes?)?|its?) ?{_PER_S}"),
+    ("bandwidth", r"(?P<b>[Bb]ytes?) ?(?:/ ?(?:s|sec|second)\b| per second\b)"),
+    ("other", r"(?:[KMGT]i?)?[Bb](?:ytes)?/(?:clk|clock|cycle|SM|FLOP|flop|token|param(?:eter)?|weight|element)\b"),
+    ("other", r"(?i:ops?|flops?)/(?i:byte|b|clk|clock|cycle)s?\b"),
+    ("bytes", r"(?P<p>[KMGTkmgt])(?P<bin>i)?(?P<b>B|b(?=\b)|[Bb]ytes?)\b"),
+    ("bytes", r"(?P<p>)(?P<b>[Bb]ytes?)\b"),
+    ("params", r"(?P<p>[BMT])(?:illion)?\b(?: ?-?(?:param(?:eter)?s?|weights))?"),
+    ("other", r"(?:[kMGT]?Hz|mW|kW|W|Watts?|kWh|Wh|J|mJ|°C|V|mm2|mm²|nm|dB|RPM|USD|EUR|cents?)\b"),
+    ("other", r"(?:cycles|clocks|clk|instructions|warps|threads|blocks|SMs?|cores|registers|layers|heads|epochs)\b"),
+    ("time", rf"(?P<t>{_TIME})\b(?! ?/ ?[A-Za-z])"),
+    ("percent", r"%|percent\b|pct\b"),
+    (
+        "ratio",
+        rf"[x×X](?![\w(])(?! ?(?:\d|{_NOT_RATIO}))|times (?=faster|slower|higher|lower|more|less|fewer|the )|-?fold\b",
+    ),
+    ("tokens", rf"(?P<p>[kKM])? ?(?i:{_TOKEN})\b"),
+    ("items", r"(?P<item>(?i:images?|imgs?|samples?|sequences?|requests?|prompts?|runs))\b"),
+)
+_COMPILED = tuple((kind, re.compile(form)) for kind, form in _FORMS)
+_PER_DEVICE = re.compile(r"(?i) ?(?:/|per) ?(?:gpu|gcd|device|chip|card)\b")
+_WORDS = {"kilo": "k", "mega": "m", "giga": "g", "tera": "t", "peta": "p"}
+
+
+@lru_cache(maxsize=4096)
+def match_unit(text: str) -> tuple[Unit, int] | None:
+    """The unit that `text` begins with and how many characters it takes."""
+    matches = ((kind, pattern.match(text)) for kind, pattern in _COMPILED)
+    kind, m = next(((kind, m) for kind, m in matches if m), ("", None))
+    if m is None:
+        return None
+    groups = m.groupdict()
+    end = m.end()
+    each = _PER_DEVICE.match(text, end)
+    if each:
+        end = each.end()
+    return _unit(kind, groups, bool(each)), end
+
+
+def _unit(kind: str, groups: dict[str, str | None], each: bool) -> Unit:
+    prefix = (groups.get("p") or "").lower()
+    prefix = _WORDS.get(prefix, prefix)
+    low = high = _TEN.get(prefix, 1.0)
+    item = (groups.get("item") or "").lower().rstrip("s")
+    if kind in ("bandwidth", "bytes"):
+        low, high = (_TWO[prefix], _TWO[prefix]) if groups.get("bin") else (_TEN[prefix], _TWO[prefix])
+        name = groups.get("b") or "B"
+        # "Gbps" and "Gb/s" are bits in a network's words; "GB/s" are bytes. "gb/s" is how many write bytes.
+        if kind == "bandwidth" and (name.startswith("it") or (name == "b" and (groups.get("p") or "").isupper())):
+            low, high = low / 8, high / 8
+    elif kind in ("time", "s_per_token", "s_per_item"):
+        low = high = _TIMES[groups["t"] or "s"]
+    elif kind == "items_per_s" and groups.get("t"):
+        low = high = 1 / (60.0 if (groups["t"] or "").startswith("min") else 3600.0)
+    elif kind == "params":
+        low = high = {"b": 1e9, "m": 1e6, "t": 1e12}[prefix]
+    elif kind == "percent":
+        low = high = 0.01
+    return Unit(kind, low, high, each, item)
+
+
+_BARE = re.compile(
+    r"\b(?P<rp>[mgtp])(?:flops?|ops)\b(?: ?/ ?s)?|(?P<tps>\btok(?:en)?s? (?:per )?s(?:ec(?:ond)?)?\b|\btps\b)|"
+    r"\b(?P<bp>[kmgt])bs?(?: ?/ ?s| per s(?:ec)?)\b"
+)
+_STATISTIC = r"(?:p\d\d|avg|mean|median|min|max|best|std|average|geomean|±.*|dense|fwd|bwd|total)"
+
+
+def unit_of_name(name: str) -> Unit | None:
+    """The unit that a column's or key's name states: "Latency (ms)", "time_us", "TFLOPS", "GB/s [read]"."""
+    for inside in re.findall(r"[(\[]([^()\[\]]*)[)\]]", name):
+        for piece in (inside, *inside.split(",")):
+            found = match_unit(piece.strip().lstrip("~≈# "))
+            if found and found[1] >= len(piece.strip()) - 2 and found[0].kind not in ("items", "params"):
+                return found[0]
+    outside = re.sub(r"[(\[][^()\[\]]*[)\]]", " ", name).replace("_", " ").strip()
+    m = _BARE.search(outside.lower())
+    if m:
+        each = bool(_PER_DEVICE.search(outside))
+        if m["rp"]:
+            return Unit("rate", _TEN[m["rp"]], _TEN[m["rp"]], each)
+        if m["tps"]:
+            return Unit("tokens_per_s", 1.0, 1.0, each)
+        return Unit("bandwidth", _TEN[m["bp"]], _TWO[m["bp"]])
+    words = re.split(r"[\s,;:]+", re.sub(rf"(?i)(?:[\s,]+{_STATISTIC})+$", "", outside))
+    for start in range(len(words)):
+        tail = " ".join(words[start:])
+        found = match_unit(tail)
+        # One letter alone ("M", "B", "T") names a dimension; "h" and "s" after a word are units.
+        if found and found[1] == len(tail) and len(tail) > (0 if start and tail in "sh" else 1):
+            return found[0] if found[0].kind not in ("items", "params", "tokens") else None
+    return match_unit("%")[0] if "%" in outside else None  # type: ignore[index]

@@ -1,0 +1,54 @@
+"""Short reports of our own, honest and planted, in all formats; `corpus/expected.json` has their errors' lines."""
+
+import json
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+from expertile.audit import Audit, audit_text
+
+FOLDER = Path(__file__).parent / "corpus"
+EXPECTED: dict[str, dict[str, list[int]]] = json.loads((FOLDER / "expected.json").read_text())
+
+
+@lru_cache
+def of(name: str) -> Audit:
+    return audit_text((FOLDER / name).read_text(), name)
+
+
+@dataclass(frozen=True)
+class Score:
+    true: int
+    false: int
+    missed: int
+
+    @property
+    def precision(self) -> float:
+        return self.true / max(1, self.true + self.false)
+
+    @property
+    def recall(self) -> float:
+        return self.true / max(1, self.true + self.missed)
+
+    def __str__(self) -> str:
+        return (
+            f"audit: precision {self.precision:.2f} ({self.false} of {self.true + self.false} accusations false), "
+            f"recall {self.recall:.2f} ({self.missed} of {self.true + self.missed} planted errors missed), "
+            f"{len(EXPECTED)} reports"
+        )
+
+
+def score() -> Score:
+    """An accusation is true if it names a planted line that no other accusation has named."""
+    true = false = missed = 0
+    for name, expected in EXPECTED.items():
+        planted = list(expected["accuse"])
+        for finding in of(name).accusations:
+            hit = next((line for line in planted if line in finding.all_lines), None)
+            if hit is None:
+                false += 1
+            else:
+                planted.remove(hit)
+                true += 1
+        missed += len(planted)
+    return Score(true, false, missed)

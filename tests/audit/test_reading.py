@@ -1,0 +1,123 @@
+import json
+
+import pytest
+
+from expertile.audit.blocks import Line, split_code
+from expertile.audit.facts import facts, size_of_name
+from expertile.audit.interval import Interval, printed
+from expertile.audit.quantity import clean, quantities
+from expertile.audit.read import format_of, read, repair
+from expertile.audit.report import Report
+from expertile.audit.units import unit_of_name
+
+
+@pytest.mark.parametrize(
+    "text, kinds, values",
+    [
+        (
+            "Average elapsed time: (0.012345) second, performance: (11234.5) GFLOPS.",
+            ["time", "rate"],
+            [0.012345, 11234.5e9],
+        ),
+        ("from 12.4 ms to 3.1 ms, a 4.0x speedup", ["time", "time", "ratio"], [12.4e-3, 3.1e-3, 4.0]),
+        ("TFLOPS: 102T", ["rate"], [102e12]),
+        (r"it reaches $102 \text{ TFLOPS}$ on 8x H100", ["rate"], [102e12]),
+        ("22.13 ms per token, 45.20 tokens per second", ["s_per_token", "tokens_per_s"], [0.02213, 45.2]),
+        ("time_ms: 3.2, size 4096, RTX 4090", ["time"], [0.0032]),
+        ("1.23 ms ± 12 µs per loop", ["time", "time"], [1.23e-3, 12e-6]),
+        ("400 Gb/s link, 7B model", ["bandwidth", "params"], [50e9, 7e9]),
+    ],
+)
+def test_quantities_of_a_line(text, kinds, values):
+    found = quantities(clean(text), 1)
+    assert [q.kind for q in found] == kinds
+    assert [q.value.mid for q in found] == pytest.approx(values)
+
+
+def test_bounds_and_ranges_equal_nothing():
+    assert [q.exact for q in quantities("up to 3x, 2-5x slower, over 100 GB/s, 4 ms", 1)] == [False, False, False, True]
+
+
+def test_a_printed_figure_is_an_interval():
+    assert printed("0.21").lo == pytest.approx(0.20) and printed("0.21").hi == pytest.approx(0.22)
+    assert printed("4,000").lo == pytest.approx(3900)
+    assert printed("12", approximate=True).hi > 14
+    assert Interval(1, 2, 3).meets(Interval(2.9, 4, 5)) and not Interval(1, 2, 3).meets(3.2)
+    with pytest.raises(ValueError, match="interval: expected lo <= mid <= hi"):
+        Interval(2, 1, 3)
+
+
+@pytest.mark.parametrize(
+    "name, kind",
+    [("Latency (ms)", "time"), ("avg_time_us", "time"), ("TFLOPS/GPU", "rate"), ("tokens_per_sec", "tokens_per_s"),
+     ("GB/s [read]", "bandwidth"), ("img/s", "items_per_s"), ("% of peak", "percent"), ("M", None), ("GBS", None)],
+)  # fmt: skip
+def test_units_of_columns(name, kind):
+    unit = unit_of_name(name)
+    assert (unit and unit.kind) == kind
+
+
+def test_facts_as_people_write_them():
+    found = facts("Batch Size (B): 16, seq_len=1024, M=N=K=4096 on 8x RTX 4060 Ti in bfloat16")
+    assert found.sizes["batch"] == (16,) and found.sizes["seq"] == (1024,) and found.sizes["gpus"] == (8,)
+    assert [found.sizes[s] for s in "mnk"] == [(4096,)] * 3
+    assert found.formats == ("bf16",) and found.devices == ("NVIDIA GeForce RTX 4060 Ti",)
+    assert size_of_name("Batch Size (B)") == "batch" and size_of_name("Latency") is None
+
+
+def test_a_wrong_decoding_is_undone():
+    assert repair("8 ms ¬∑ 1024√ó1024 ‚úÖ 10Œºs") == "8 ms · 1024×1024 ✅ 10μs"
+    assert repair("1024×1024 at 3 µs") == "1024×1024 at 3 µs"
+
+
+@pytest.mark.parametrize(
+    "name, text, kind",
+    [("a.md", "", "markdown"), ("", "# T\n\n| a | b |\n|---|---|\n", "markdown"), ("", '{"a": 1}', "json"),
+     ("", '{"a": 1}\n{"a": 2}', "jsonl"), ("", '{"nbformat": 4, "cells": []}', "notebook"),
+     ("", "<table></table>", "html"),
+     ("", "a,b,c\n1,2,3\n", "csv"), ("", "M=1 N=2\ntime: 3 ms", "log")],
+)  # fmt: skip
+def test_formats_are_told_by_name_or_text(name, text, kind):
+    assert format_of(name, text) == kind
+
+
+PIPES = "| n | ms |\n|---|---|\n| 1 | 2.5 |\n"
+SAME = {
+    "x.md": PIPES,
+    "x.html": "<table><tr><th>n</th><th>ms</th></tr><tr><td>1</td><td>2.5</td></tr></table>",
+    "x.csv": "n,ms\n1,2.5\n",
+    "x.json": '[{"n": 1, "ms": 2.5}]',
+    "x.jsonl": '{"n": 1, "ms": 2.5}\n',
+    "x.ipynb": json.dumps({"nbformat": 4, "cells": [{"cell_type": "markdown", "source": [PIPES]}]}),
+    "y.md": "```\n" + PIPES.replace("|---|---|\n", "") + "```\n",
+}
+
+
+@pytest.mark.parametrize("name", SAME)
+def test_one_table_in_every_format(name):
+    (table,) = [b.table for b in read(SAME[name], name) if b.table]
+    assert table.header == ("n", "ms") and [cells for _, cells in table.rows] == [("1", "2.5")]
+    (grid,) = Report(SAME[name], name).grids
+    assert grid.rows[0].own == {"n": 1.0} and grid.rows[0].quantities[0].value.mid == pytest.approx(2.5e-3)
+
+
+def test_spanned_heads_of_html_name_each_column():
+    text = (
+        "<table><tr><th rowspan=2>n</th><th colspan=2>Time (ms)</th></tr><tr><th>a</th><th>b</th></tr>"
+        "<tr><td>1</td><td>2</td><td>3</td></tr></table>"
+    )
+    (table,) = [b.table for b in read(text, "x.html") if b.table]
+    assert table.header == ("n", "Time (ms) a", "Time (ms) b")
+
+
+def test_aligned_columns_with_row_numbers():
+    lines = ["       N    Triton     Torch", "0  256.0   410.2   399.1", "1  512.0   780.4   702.9", "done"]
+    blocks = split_code([Line(i, text) for i, text in enumerate(lines, 1)])
+    assert blocks[0].table is not None and blocks[0].table.header == ("N", "Triton", "Torch")
+    assert [number for number, _ in blocks[0].table.rows] == [2, 3] and blocks[1].text == "done"
+
+
+def test_lines_are_those_of_the_file():
+    text = '{"gpu": "A100",\n "runs": [\n  {"n": 1,\n   "ms": 2.5},\n  {"n": 2,\n   "ms": 5.0}]}'
+    (grid,) = Report(text, "x.json").grids
+    assert [row.quantities[0].line for row in grid.rows] == [4, 6]

@@ -1,0 +1,77 @@
+"""One error beside its honest twin: the first is accused by the rule that is named, the second is not."""
+
+import pytest
+
+from expertile.audit import audit_text
+
+GEMM = "GPU: {gpu}\ndtype: {dtype}\nM=8192 N=8192 K=8192\n"
+TABLE = "| name | before (us) | after (us) | speedup |\n|---|---|---|---|\n"
+ROWS = "| a | 21.4 | 12.9 | 1.66x |\n| b | 40.2 | 22.1 | 1.82x |\n| c | 33.0 | 18.3 | 1.80x |\n"
+
+CASES = [
+    # name, rule, wrong, right
+    ("rate", "rate", GEMM.format(gpu="H100", dtype="bf16") + "time: 1.6 ms\nrate: 412 TFLOPS", "rate: 687 TFLOPS"),
+    ("half counted", "rate", GEMM.format(gpu="H100", dtype="bf16") + "time: 1.6 ms\nrate: 412 TFLOPS", "rate: 343.6 TFLOPS"),  # noqa: E501
+    ("peak", "peak", "On an A100 in bf16 the kernel runs at 400 TFLOPS.", "On an A100 in bf16 it runs at 290 TFLOPS."),
+    ("sum of GPUs", "peak", "On an A100 in bf16 the kernel runs at 400 TFLOPS.", "On 8x A100 in bf16 it runs at 2100 TFLOPS."),  # noqa: E501
+    ("bound", "bound", GEMM.format(gpu="V100", dtype="fp16") + "time: 5 ms", "time: 12 ms"),
+    ("memory", "memory bandwidth", "A100 80GB: device memory bandwidth 2900 GB/s", "L2 cache bandwidth 2900 GB/s on an A100"),  # noqa: E501
+    ("link", "link", "PCIe 4.0 x16, host to device: 39 GB/s", "PCIe 5.0 x16, host to device: 39 GB/s"),
+    ("share", "share of peak", "402 TFLOPS, 72% of the peak of 756 TFLOPS", "402 TFLOPS, 53% of the peak of 756 TFLOPS"),  # noqa: E501
+    ("sparse", "sparse peak", "The H100 SXM peaks at 1979 TFLOPS in bf16.", "Peak: 1979 TFLOPS in bf16 with sparsity (H100 SXM)."),  # noqa: E501
+    ("row", "ratio", TABLE + ROWS + "| d | 15.5 | 9.8 | 1.28x |", TABLE + ROWS + "| d | 15.5 | 9.8 | 1.58x |"),
+    ("sentence", "ratio", "from 9.6 ms to 6.4 ms, 2.1x faster", "from 9.6 ms to 6.4 ms, 1.5x faster"),
+    ("drop", "ratio", "dropped by 60%, from 50 ms to 30 ms", "dropped by 40%, from 50 ms to 30 ms"),
+    ("bytes", "bandwidth", "moves 1.5 GB in 0.65 ms at 3.3 TB/s", "moves 1.5 GB in 0.65 ms at 2.3 TB/s"),
+    ("token", "tokens/s", "25 ms per token, 62 tokens/s", "25 ms per token, 40 tokens/s"),
+    ("tokens", "tokens/s", "512 tokens in 12.4 s (61.3 tokens/s)", "512 tokens in 12.4 s (41.3 tokens/s)"),
+    ("batch of tokens", "tokens/s", "512 tokens in 12.4 s (61.3 tokens/s)", "batch size 4: 512 tokens in 12.4 s (165 tokens/s)"),  # noqa: E501
+    ("bits", "compression", "int4 instead of bf16: 6x smaller", "int4 instead of fp32: 6x smaller"),
+    ("runs", "average", "run 1: 4.0 ms\nrun 2: 4.2 ms\naverage: 5.0 ms", "run 1: 4.0 ms\nrun 2: 4.2 ms\naverage: 4.1 ms"),  # noqa: E501
+    ("work", "equal work", "Equal work:\n1 GEMM (4096x4096)\n16 GEMMs (1024x1024)", "Equal work:\n1 GEMM (2048x2048)\n8 GEMMs (1024x1024)"),  # noqa: E501
+    ("MFU", "MFU", "Training a 7B model on an A100, bf16: 2,900 tokens/s, MFU 61%", "Training a 7B model on an A100, bf16: 2,900 tokens/s, MFU 41%"),  # noqa: E501
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("rule, wrong, right", [case[1:] for case in CASES], ids=[case[0] for case in CASES])
+def test_an_error_is_accused_and_its_honest_twin_is_not(rule, wrong, right):
+    assert [f.rule for f in audit_text(wrong).accusations] == [rule]
+    # Where the twin is one line, the others stay.
+    honest = "\n".join([*wrong.splitlines()[:-1], right]) if "\n" in wrong and "\n" not in right else right
+    assert [f.message for f in audit_text(honest).accusations] == []
+
+
+def test_two_sizes_in_one_place_are_unknown():
+    text = "M=1024 N=1024 K=1024 and M=8192 N=8192 K=8192 were run.\n\nGPU: V100\ntime: 0.1 ms\nrate: 100 TFLOPS\n"
+    assert audit_text(text).accusations == ()
+
+
+def test_the_nearest_set_up_above_a_result_wins():
+    log = "".join(
+        f"M={n} N={n} K={n}\ntime: {2e-9 * n**3 / rate:.4f} ms\nperf: {rate:.1f} TFLOPS\n\n"
+        for n, rate in ((2048, 171.3), (4096, 212.9), (8192, 239.1))
+    )
+    assert audit_text(log, "run.log").accusations == ()
+    assert len(audit_text(log.replace("212.9", "312.9"), "run.log").accusations) == 1
+
+
+def test_four_lines_that_fail_alike_are_one_finding():
+    rows = "".join(
+        f"[INFO] translated {n} tokens, 31.39 ms, {n / 31.39:.0f} tokens/sec\n" for n in (67092, 67124, 67813, 67101)
+    )
+    (found,) = audit_text(rows, "x.log").accusations
+    assert len(found.all_lines) == 4
+
+
+def test_what_the_text_leaves_out_can_be_given():
+    text = "time: 1.1 ms\nthroughput: 300 TFLOPS\n"
+    assert audit_text(text).accusations == ()
+    assert audit_text(text, gpu="A100", dtype="bf16", shape="8192x8192x8192").accusations
+    for wrong in ({"gpu": "abacus"}, {"dtype": "int3"}, {"shape": "8192"}):
+        with pytest.raises(ValueError, match=f"{next(iter(wrong))}: (?:expected|no known)"):
+            audit_text(text, **wrong)
+
+
+def test_a_format_that_is_not_stated_is_said():
+    found = audit_text("The A100 ran at 500 TFLOPS.").findings
+    assert [f.verdict for f in found] == ["unchecked"]
