@@ -176,8 +176,8 @@ def test_activation_checkpointing():
 def test_operators():
     ids, operands = make(biased=True)  # nothing dropped: rows past the end are whatever was there
     leaves = [operands[n].requires_grad_() for n in NAMES]
-    torch.library.opcheck(torch.ops.expertile.moe_mlp, (*leaves, ids, "geglu", True, True))
-    arguments = (*(t.detach() for t in leaves[:4]), None, None, ids, "geglu", True, False)
+    torch.library.opcheck(torch.ops.expertile.moe_mlp, (*leaves, ids, "geglu", True, True, False))
+    arguments = (*(t.detach() for t in leaves[:4]), None, None, ids, "geglu", True, False, True)
     torch.library.opcheck(torch.ops.expertile.moe_mlp, arguments, test_utils=("test_schema", "test_faketensor"))
 
 
