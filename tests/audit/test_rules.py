@@ -75,3 +75,10 @@ def test_what_the_text_leaves_out_can_be_given():
 def test_a_format_that_is_not_stated_is_said():
     found = audit_text("The A100 ran at 500 TFLOPS.").findings
     assert [f.verdict for f in found] == ["unchecked"]
+
+
+@pytest.mark.parametrize(("rate", "accused"), [("12", 1), ("687", 0), ("344", 0)])
+def test_a_table_of_one_row_is_judged_where_all_sizes_are_named(rate, accused):
+    """344 counts multiply-adds as one."""
+    text = f"| M | N | K | Time (ms) | TFLOPS |\n|-|-|-|-|-|\n| 4096 | 4096 | 4096 | 0.2 | {rate} |\n"
+    assert len(audit_text(text).accusations) == accused

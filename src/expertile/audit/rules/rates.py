@@ -20,12 +20,13 @@ _NO_RUN = re.compile(r"peak|theoretical|roofline|limit|bound|expected|model|esti
 def grids(report: Report) -> Iterator[Finding]:
     """Per table: each column of rates with its column of times, of bandwidths; bytes with both."""
     for grid in report.grids:
-        if len(grid.body) > 1:
+        if grid.body:
             works = [readings(row) for row in grid.body]
             for other in ("time", "bandwidth"):
                 for i, j in grid.pairs("rate", other):
                     if not _NO_RUN.search(f"{grid.header[i]} {grid.header[j]}".lower()):
                         yield from _against(grid, works, i, j, other)
+        if len(grid.body) > 1:
             yield from _bytes(grid)
 
 
@@ -43,7 +44,7 @@ def _against(grid: Grid, works: list[Reading | None], i: int, j: int, other: str
     if found is None:
         # Rows that agree on nothing: each by itself, if it names its sizes.
         for row, w, (a, b) in zip(grid.body, works, cells, strict=True):
-            if len(grid.body) == 2 and other == "time" and w and w.named and w.near and a and b:
+            if len(grid.body) <= 2 and other == "time" and w and w.named and w.near and a and b:
                 yield from _single(row, w, a, b)
         return
     for r in found[1]:
