@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from functools import lru_cache
+from dataclasses import replace
+from functools import cache, lru_cache
 from typing import Any, Protocol, TypeVar
 
 from expertile.device import Device
@@ -21,6 +22,15 @@ B = TypeVar("B", bound=_Named)
 def device_of(kind: str, index: int | None) -> Device:
     """The device of a tensor whose `device` has that type and index."""
     return Device.current("cpu" if kind != "cuda" else index)
+
+
+NOT_INVARIANT = "batch_invariant: the order of its sums depends on numbers of rows, or nobody says that it does not"
+
+
+@cache
+def invariantly(backend: Any) -> Any:
+    """`backend` with its batch-invariant configs for its configs."""
+    return replace(backend, configs=backend.invariant)
 
 
 def named(backends: Iterable[B], name: str, also: str = "") -> B:

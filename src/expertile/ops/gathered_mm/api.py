@@ -10,12 +10,12 @@ import torch
 
 from expertile.device import Device
 from expertile.ops._select import device_of as _device
-from expertile.ops._select import selected
+from expertile.ops._select import invariantly, selected
 from expertile.ops.gathered_mm import op
 from expertile.ops.gathered_mm.autograd import GatheredMM
 from expertile.ops.gathered_mm.backend import Backend, Operands, Outputs, Run, new_outputs
 from expertile.ops.gathered_mm.backends import by_name
-from expertile.ops.gathered_mm.choose import choose, invariantly, refusal
+from expertile.ops.gathered_mm.choose import choose, refusal
 from expertile.ops.gathered_mm.problem import GatherProblem, Product, describe
 from expertile.ops.grouped_mm.problem import described, in_standard_form, tf32_allowed
 from expertile.ops.torch_op import traced

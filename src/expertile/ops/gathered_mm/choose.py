@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from functools import cache, lru_cache
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from expertile.device import Device
+from expertile.ops._select import NOT_INVARIANT, invariantly
 from expertile.ops.gathered_mm.backend import Backend
 from expertile.ops.gathered_mm.backends import BACKENDS
 from expertile.ops.gathered_mm.problem import GatherProblem, Product
@@ -40,17 +41,11 @@ class Choice:
     refused: tuple[tuple[str, str], ...] = ()
 
 
-@cache
-def invariantly(backend: Backend) -> Backend:
-    """`backend` with its batch-invariant configs for its configs."""
-    return replace(backend, configs=backend.invariant)
-
-
 def refusal(backend: Backend, problem: GatherProblem, device: Device, batch_invariant: bool) -> str | None:
     """Why the backend cannot take the problem, None if it can; made by `invariantly` where batch_invariant says so."""
     reason = backend.refuses(problem, device)
     if reason is None and batch_invariant and not backend.configs(problem, device):
-        return "batch_invariant: the order of its sums depends on numbers of rows, or nobody says that it does not"
+        return NOT_INVARIANT
     return reason
 
 

@@ -9,13 +9,13 @@ import torch
 
 from expertile.device import Device
 from expertile.int4.weight import Int4Weight
+from expertile.ops._select import NOT_INVARIANT, invariantly, selected
 from expertile.ops._select import device_of as _device
-from expertile.ops._select import selected
 from expertile.ops.grouped_mm import op
 from expertile.ops.grouped_mm.autograd import GroupedMM
 from expertile.ops.grouped_mm.backend import Backend, Operands
 from expertile.ops.grouped_mm.backends import by_name
-from expertile.ops.grouped_mm.choose import choose, choose_invariant, invariantly, rounded
+from expertile.ops.grouped_mm.choose import choose, choose_invariant, rounded
 from expertile.ops.grouped_mm.explain import Explanation, explain_problem
 from expertile.ops.grouped_mm.problem import Problem, described, in_standard_form, tf32_allowed
 from expertile.ops.torch_op import traced
@@ -171,7 +171,7 @@ def _select_invariant(problem: Problem, device: Device, backend: str, config: An
     def refused(b: Backend) -> str | None:
         reason = b.supports(problem, device)
         if reason is None and not b.configs(rounded(problem), device):
-            return "batch_invariant: the order of its sums depends on numbers of rows, or nobody says that it does not"
+            return NOT_INVARIANT
         return reason
 
     found = selected(

@@ -17,6 +17,7 @@ from functools import cache, lru_cache
 from typing import Any
 
 from expertile.device import Device
+from expertile.ops._select import invariantly
 from expertile.ops.grouped_mm.backend import Backend
 from expertile.ops.grouped_mm.backends import BACKENDS
 from expertile.ops.grouped_mm.model import Estimate, estimate, synchronises
@@ -78,12 +79,6 @@ def _choose(problem: Problem, device: Device, backends: Sequence[Backend], polic
     said = {e.backend: e for e in choice.estimates}
     estimates = tuple(said.get(b.name) or _left_out(b, problem, device, reasons[b.name]) for b in backends)
     return replace(choice, estimates=estimates)
-
-
-@cache
-def invariantly(backend: Backend) -> Backend:
-    """`backend` with its batch-invariant configs for its configs."""
-    return replace(backend, configs=backend.invariant)
 
 
 @lru_cache(maxsize=4096)

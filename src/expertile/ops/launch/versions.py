@@ -81,8 +81,9 @@ def launcher(kernel: Any, cluster: int = 1) -> Queue | None:
     made = kernel.run  # loads the binary
     if made.global_scratch_size or made.profile_scratch_size or getattr(made, "gsan_enabled", False):
         return None
-    warps, _, shared = kernel.packed_metadata
-    metadata = (warps, cluster, shared)
+    warps, _, shared = metadata = kernel.packed_metadata
+    if cluster > 1:
+        metadata = (warps, cluster, shared)
     function, options = kernel.function, (made.launch_cooperative_grid, made.launch_pdl)
     described = bool(boxes(kernel))
     if TRITON == (3, 6):
