@@ -10,8 +10,8 @@ fuzz     Random layers and products. Each has a pool of tokens, computed once as
          `--first N --cases 1` repeats it.
 cost     Layers and products, batch-invariant and not, in turn, by CUDA graph: median of the ratios of the rounds.
 
-On a GPU processes of their own compile first, which `--seconds`, the limit of the fuzz, does not count. FILE is written
-after each part. The exit status is 1 if bits differ.
+On a GPU processes of their own compile the configs first, and fuzz side by side; `--seconds` limits the fuzz, compiling
+included. FILE is written after each part. The exit status is 1 if bits differ.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -368,36 +369,49 @@ def compare(name: str, device: torch.device, rounds: int, sets: int, make: Calla
         return {"name": name, "error": traceback.format_exc()[-2000:]}
 
 
-def _compile(job: tuple[str, int, int]) -> None:
-    """In a process of its own: what compiles the kernels of a job, whatever comes of it. A job is some cases, by the
-    numbers of the first and of those, or which part of how many of the configs."""
-    what, number, count = job
-    device = torch.device("cuda")
+def _compile(part: int, parts: int) -> None:
+    """In a process of its own: what compiles the kernels of every parts-th config, whatever comes of it."""
     try:
-        if what == "configs":
-            configs(device, False, number, count)
-        else:
-            fuzz(device, False, number, count, 1e9)
+        configs(torch.device("cuda"), False, part, parts)
         torch.cuda.synchronize()
     except Exception:
         traceback.print_exc()
     torch.cuda.empty_cache()
 
 
-def compile_first(first: int, cases: int, processes: int, seconds: float) -> float:
-    """Fill Triton's cache on disk by the cases of one pool of each form; returns the seconds that took."""
+def compile_first(processes: int, seconds: float) -> float:
+    """Fill Triton's cache on disk with the configs; returns the seconds that took."""
     start = time.monotonic()
-    pools = range(first // PER_POOL, min((first + cases - 1) // PER_POOL + 1, first // PER_POOL + len(FORMS)))
-    jobs = [*(("cases", PER_POOL * n, PER_POOL) for n in pools), *(("configs", part, 12) for part in range(12))]
     with multiprocessing.get_context("spawn").Pool(processes) as workers:
-        answers = workers.imap_unordered(_compile, jobs)
-        for _ in jobs:
-            try:
-                answers.next(max(0.01, seconds - (time.monotonic() - start)))
-            except multiprocessing.TimeoutError:
-                break
+        answers = [workers.apply_async(_compile, (part, processes)) for part in range(processes)]
+        for answer in answers:
+            with suppress(multiprocessing.TimeoutError):
+                answer.get(max(0.01, seconds - (time.monotonic() - start)))
     workers.join()  # their memory is free before anything is timed
     return time.monotonic() - start
+
+
+def fuzz_side_by_side(first: int, cases: int, seconds: float, processes: int) -> dict[str, Any]:
+    """`fuzz` on a GPU by several processes, pool by pool, each compiling what its pools need."""
+    start, end = time.monotonic(), first + cases
+    deadline = time.time() + seconds
+    starts = [first, *range((first // PER_POOL + 1) * PER_POOL, end, PER_POOL)]
+    with multiprocessing.get_context("spawn").Pool(processes) as workers:
+        jobs = [(at, min(end, (at // PER_POOL + 1) * PER_POOL) - at, deadline) for at in starts]
+        parts = workers.starmap(_fuzz_until, jobs, chunksize=1)
+    found = {name: sum(part[name] for part in parts) for name in ("cases", "with_gradient", "num_failures")}
+    found |= {name: [line for part in parts for line in part[name]][:200] for name in ("failures", "errors")}
+    ran = [part for part in parts if part["cases"]]
+    return found | {
+        "asked": cases, "first": first, "pools": len(ran), "processes": processes,
+        "tokens_min": min((part["tokens_min"] for part in ran), default=0),
+        "tokens_max": max((part["tokens_max"] for part in ran), default=0), "seconds": time.monotonic() - start,
+    }  # fmt: skip
+
+
+def _fuzz_until(first: int, cases: int, deadline: float) -> dict[str, Any]:
+    torch.cuda.empty_cache()
+    return fuzz(torch.device("cuda"), False, first, cases, deadline - time.time())
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -408,8 +422,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--first", type=int, default=0, help="number of the first case")
     parser.add_argument("--only", default=",".join(PARTS), help=f"parts, of {','.join(PARTS)}")
     parser.add_argument("--rounds", type=int, default=25, help="of the cost")
-    parser.add_argument("--processes", type=int, default=10, help="that compile first, on a GPU; 0: none")
-    parser.add_argument("--compile-seconds", type=float, default=150.0, help="limit of compiling first")
+    parser.add_argument("--processes", type=int, default=10, help="side by side, on a GPU; 0: none")
+    parser.add_argument("--compile-seconds", type=float, default=150.0, help="limit of compiling the configs first")
     parser.add_argument("--device", default="cuda")
     options = parser.parse_args(argv)
     only = options.only.split(",")
@@ -426,8 +440,8 @@ def main(argv: list[str] | None = None) -> int:
         options.out.parent.mkdir(parents=True, exist_ok=True)
         options.out.write_text(json.dumps(found, indent=1) + "\n")
 
-    if not small and options.processes:
-        found["compile_s"] = compile_first(options.first, options.cases, options.processes, options.compile_seconds)
+    if "configs" in only and not small and options.processes:
+        found["compile_s"] = compile_first(options.processes, options.compile_seconds)
         print(f"compiled in {found['compile_s']:.0f} s", flush=True)
     bad = 0
     if "configs" in only:
@@ -437,7 +451,11 @@ def main(argv: list[str] | None = None) -> int:
         print(f"configs: {len(found['configs'])} ran, {len(wrong)} differ or failed", flush=True)
         write()
     if "fuzz" in only:
-        result = found["fuzz"] = fuzz(device, small, options.first, options.cases, options.seconds)
+        if small or not options.processes:
+            result = fuzz(device, small, options.first, options.cases, options.seconds)
+        else:
+            result = fuzz_side_by_side(options.first, options.cases, options.seconds, options.processes)
+        found["fuzz"] = result
         bad += result["num_failures"] + len(result["errors"])
         print(f"fuzz: {result['cases']} cases of {result['pools']} layers and products in {result['seconds']:.0f} s, "
               f"{result['num_failures']} differ, {len(result['errors'])} raised", flush=True)  # fmt: skip
