@@ -33,6 +33,7 @@ class RowConfig:
     programs_per_sm: 0 for one program per tile; otherwise the programs stay and stride over the tiles.
     num_stages: tiles of a staying program on their way at once; 1 loads a tile when it is its turn.
     streamed: the row is read twice instead of held; any length.
+    resident: programs that must fit on an SM at once where every tile has its own; 0 for as many as registers allow.
     """
 
     block_rows: int
@@ -42,6 +43,7 @@ class RowConfig:
     programs_per_sm: int = 0
     num_stages: int = 1
     streamed: bool = False
+    resident: int = 0
 
     def pieces(self, cols: int) -> int:
         """Pieces of one slice of a row of `cols` elements."""
@@ -59,10 +61,10 @@ class RowConfig:
 
     @property
     def most_registers(self) -> int | None:
-        """Registers of a thread so that as many clusters stay on an SM as are launched for it; None: no limit."""
-        if self.cluster == 1 or not self.programs_per_sm:
-            return None
-        return min(255, 65536 // (32 * self.num_warps * self.programs_per_sm) // 8 * 8)
+        """Registers of a thread so that as many clusters stay on an SM as are launched for it, or `resident` programs;
+        None: no limit."""
+        programs = self.programs_per_sm if self.cluster > 1 and self.programs_per_sm else self.resident
+        return min(255, 65536 // (32 * self.num_warps * programs) // 8 * 8) if programs else None
 
 
 @dataclass(frozen=True)
