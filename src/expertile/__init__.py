@@ -13,21 +13,21 @@ if TYPE_CHECKING:
     from expertile.moe import MoE, moe_mlp, route
     from expertile.moe.parallel import ExpertParallel, ExpertParallelMoE, ParallelConfig
     from expertile.ops.attention import attention, explain_attention
-    from expertile.ops.elementwise import add_scalar
     from expertile.ops.grouped_mm.api import explain, grouped_mm
     from expertile.ops.int4_grouped_mm.api import int4_grouped_mm
-    from expertile.ops.layer_norm import layer_norm
-    from expertile.ops.quantize import (
+    from expertile.ops.pointwise.add_scalar import add_scalar
+    from expertile.ops.pointwise.laplacian import laplacian
+    from expertile.ops.quantize.api import (
         quantize_activations,
         quantize_rms_norm,
         quantize_swiglu,
         quantize_tokens,
         quantize_weights,
     )
-    from expertile.ops.rms_norm import rms_norm
+    from expertile.ops.rows.layer_norm import layer_norm
+    from expertile.ops.rows.rms_norm import rms_norm
+    from expertile.ops.rows.softmax import softmax
     from expertile.ops.scaled_grouped_mm.api import scaled_grouped_mm
-    from expertile.ops.softmax import softmax
-    from expertile.ops.stencil import laplacian
     from expertile.quant import Fp8Blocks
 
 # Imported when first asked for: torch takes a second, and kernels need Triton, which not every platform has.
@@ -39,24 +39,24 @@ _LATER = {
     "Int4Weight": "expertile.int4",
     "MoE": "expertile.moe",
     "ParallelConfig": "expertile.moe.parallel",
-    "add_scalar": "expertile.ops.elementwise",
+    "add_scalar": "expertile.ops.pointwise.add_scalar",
     "attention": "expertile.ops.attention",
     "explain": "expertile.ops.grouped_mm.api",
     "explain_attention": "expertile.ops.attention",
     "grouped_mm": "expertile.ops.grouped_mm.api",
     "int4_grouped_mm": "expertile.ops.int4_grouped_mm.api",
-    "laplacian": "expertile.ops.stencil",
-    "layer_norm": "expertile.ops.layer_norm",
+    "laplacian": "expertile.ops.pointwise.laplacian",
+    "layer_norm": "expertile.ops.rows.layer_norm",
     "moe_mlp": "expertile.moe",
-    "quantize_activations": "expertile.ops.quantize",
-    "quantize_rms_norm": "expertile.ops.quantize",
-    "quantize_swiglu": "expertile.ops.quantize",
-    "quantize_tokens": "expertile.ops.quantize",
-    "quantize_weights": "expertile.ops.quantize",
-    "rms_norm": "expertile.ops.rms_norm",
+    "quantize_activations": "expertile.ops.quantize.api",
+    "quantize_rms_norm": "expertile.ops.quantize.api",
+    "quantize_swiglu": "expertile.ops.quantize.api",
+    "quantize_tokens": "expertile.ops.quantize.api",
+    "quantize_weights": "expertile.ops.quantize.api",
+    "rms_norm": "expertile.ops.rows.rms_norm",
     "route": "expertile.moe",
     "scaled_grouped_mm": "expertile.ops.scaled_grouped_mm.api",
-    "softmax": "expertile.ops.softmax",
+    "softmax": "expertile.ops.rows.softmax",
 }
 
 __all__ = [

@@ -5,11 +5,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from expertile.ops import _quantize_launch as launches
-from expertile.ops.quantize import quantize_activations, quantize_rms_norm, quantize_swiglu, quantize_weights
+from expertile.ops.quantize import launch as launches
+from expertile.ops.quantize.api import quantize_activations, quantize_rms_norm, quantize_swiglu, quantize_weights
 from expertile.quant import Fp8Blocks
 from expertile.ragged import offs_from_sizes
-from tests.ops.test_quantize import (
+from tests.ops.quantize.test_api import (
     DTYPES,
     assert_near,
     assert_same,

@@ -9,17 +9,17 @@ import torch
 import torch.nn.functional as F
 from hypothesis import HealthCheck, given, settings
 
-from expertile.ops import _rows_choose as choose
-from expertile.ops import _rows_ring_launch as ring
-from expertile.ops._rows import RowConfig, capability, machine
-from expertile.ops._rows_ring_choose import RingConfig
-from expertile.ops.layer_norm import layer_norm
-from expertile.ops.rms_norm import rms_norm
-from expertile.ops.softmax import softmax, softmax_backward
+from expertile.ops.rows import choose
+from expertile.ops.rows import ring_launch as ring
+from expertile.ops.rows.config import RowConfig, capability, machine
+from expertile.ops.rows.layer_norm import layer_norm
+from expertile.ops.rows.ring_choose import RingConfig
+from expertile.ops.rows.rms_norm import rms_norm
+from expertile.ops.rows.softmax import softmax, softmax_backward
 from tests.gpu.test_launch import host_seconds
-from tests.ops import norm_checks
-from tests.ops.norm_checks import KINDS
-from tests.ops.row_cases import DTYPES, assert_close, assert_softmax_gradient, random
+from tests.ops.rows import norm_checks
+from tests.ops.rows.cases import DTYPES, assert_close, assert_softmax_gradient, random
+from tests.ops.rows.norm_checks import KINDS
 
 NORMS = {"layer_norm": (layer_norm, True), "rms_norm": (rms_norm, False)}
 SHAPES = ((3, 1), (513, 2), (129, 37), (7, 64), (2, 3, 100), (1000, 768), (65, 1000), (33, 1023), (17, 4100), (9, 5120),
@@ -88,7 +88,7 @@ def test_norms_of_odd_rows(norm, cols):
         assert_close(y[::2], want, "y")
 
 
-# Rows that pass through a ring in shared memory: see _rows_ring.py.
+# Rows that pass through a ring in shared memory: see ring.py.
 ODD = (10001, 16385, 20001, 50257, 57343)
 
 

@@ -17,18 +17,11 @@ from triton.runtime.jit import JITFunction
 from expertile.device import Device
 from expertile.ops.grouped_mm import api
 from expertile.ops.grouped_mm.backend import Backend
-from expertile.ops.grouped_mm.backends import (
-    _gluon_launch,
-    _launch,
-    _persistent,
-    _triton_launch,
-    gluon_hopper,
-    torch_grouped,
-    triton_pointer,
-    triton_tma,
-)
+from expertile.ops.grouped_mm.backends import _gluon_launch, gluon_hopper, torch_grouped, triton_pointer, triton_tma
 from expertile.ops.grouped_mm.choose import Choice, choose
 from expertile.ops.grouped_mm.problem import Problem
+from expertile.ops.launch import driver as _launch
+from expertile.ops.launch import persistent, plan
 from tests.support import fake_launcher
 from tests.support.fake_driver import FakeDriver
 
@@ -38,7 +31,7 @@ OWN = (triton_pointer.BACKEND, triton_tma.BACKEND, gluon_hopper.BACKEND)
 FAKED: tuple[Backend, ...] = (torch_grouped.BACKEND, *OWN)
 # The caches that must not remember what was faked.
 CACHES = (
-    api._planned, _launch._encode, _triton_launch._compile, _gluon_launch.compiled, _gluon_launch._ready,
+    api._planned, _launch._encode, plan._compile, _gluon_launch.compiled, _gluon_launch._ready,
     triton_pointer._plan, triton_tma._plan,
 )  # fmt: skip
 
@@ -63,7 +56,7 @@ def fake_cuda() -> Iterator[list[int]]:
         mock.patch.object(Device, "current", staticmethod(lambda torch_device=None: h200)),
         mock.patch.object(api, "_device", lambda kind, index: h200),
         mock.patch.object(api, "choose", _choose),
-        mock.patch.object(_persistent, "_sm_count", lambda device: h200.sm_count),
+        mock.patch.object(persistent, "_sm_count", lambda device: h200.sm_count),
         mock.patch.object(torch_grouped, "_GROUPED_MM", lambda a, b, offs: a),
         mock.patch.object(_launch, "prepare", lambda kernel: compiled),
         mock.patch.object(JITFunction, "run", lambda self, *args, **kwargs: None),

@@ -9,7 +9,7 @@ from unittest import mock
 
 import torch
 
-from expertile.ops import _rows_ring
+from expertile.ops.rows import ring
 from tests.support import gather_emulator, gluon_emulator
 from tests.support.gluon_machine import EmulationError, Pointer, Shared
 
@@ -73,7 +73,7 @@ def run(kernel: Any, grid: int, args: tuple[Any, ...], options: dict[str, Any], 
     with (
         mock.patch.object(gluon_emulator, "_Language", _Language),
         mock.patch.object(gluon_emulator, "Pointer", _Pointer),
-        mock.patch.object(gluon_emulator, "_modules", lambda k: [*modules(k), _rows_ring]),
+        mock.patch.object(gluon_emulator, "_modules", lambda k: [*modules(k), ring]),
     ):
         gluon_emulator.run(kernel, grid, args, options, seed)
     if bool((_Language.writes != 1).any()):

@@ -24,7 +24,7 @@ from expertile.ops.gathered_mm.combine import combine
 from expertile.ops.gathered_mm.problem import ACTIVATIONS
 from expertile.ops.grouped_mm.backends import BACKENDS as GROUPED
 from expertile.ops.int4_grouped_mm.backends import BACKENDS as INT4
-from expertile.ops.quantize import (
+from expertile.ops.quantize.api import (
     quantize_activations,
     quantize_rms_norm,
     quantize_swiglu,

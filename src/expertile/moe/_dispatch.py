@@ -26,7 +26,7 @@ import torch
 
 from expertile.moe import _dispatch_formulas, _dispatch_kernels
 from expertile.moe.permute import Permutation, permutation
-from expertile.ops._rows import on_kernels
+from expertile.ops.rows.config import on_kernels
 
 
 @dataclass(frozen=True)

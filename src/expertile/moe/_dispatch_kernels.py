@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 
 from expertile.moe._dispatch_formulas import NO_ROOM
-from expertile.ops._rows_launch import launch
+from expertile.ops.launch.kernels import launch
 
 if TYPE_CHECKING:
     from expertile.moe._dispatch import Placement

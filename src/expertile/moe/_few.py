@@ -34,8 +34,8 @@ import torch
 import triton
 
 from expertile.moe import _few_kernels as kernels
-from expertile.ops._rows import on_kernels
-from expertile.ops._rows_launch import launch, starts_early
+from expertile.ops.launch.kernels import launch, starts_early
+from expertile.ops.rows.config import on_kernels
 from expertile.ops.torch_op import traced
 
 MOST_TOKENS = 4

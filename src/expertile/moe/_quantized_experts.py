@@ -23,7 +23,7 @@ from expertile.moe.permute import Permutation, permutation
 from expertile.ops.gathered_mm import pointwise
 from expertile.ops.gathered_mm.activation import activate, split
 from expertile.ops.gathered_mm.combine import combine
-from expertile.ops.quantize import quantize_activations, quantize_swiglu
+from expertile.ops.quantize.api import quantize_activations, quantize_swiglu
 from expertile.ops.scaled_grouped_mm.api import scaled_grouped_mm
 from expertile.ops.torch_op import once_differentiable
 from expertile.quant import Fp8Blocks, dequantize

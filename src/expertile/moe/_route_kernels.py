@@ -12,7 +12,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from expertile.ops._early import begin
+from expertile.ops.launch.pdl import begin
 
 # Below the key of every number, -inf included: what can't be chosen.
 NOTHING = tl.constexpr(-(2**31))

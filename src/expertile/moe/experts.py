@@ -38,13 +38,13 @@ import torch
 from expertile.int4 import Int4Weight
 from expertile.moe import _few
 from expertile.moe.permute import Permutation, check_ids, permutation
-from expertile.ops._rows import FORMULA_DTYPES, wide
 from expertile.ops.gathered_mm.activation import activate, split
 from expertile.ops.gathered_mm.api import gated_backward_mm, gathered_gated_mm, gathered_wgrad
 from expertile.ops.gathered_mm.combine import combine
 from expertile.ops.gathered_mm.combine import formula as combine_formula
 from expertile.ops.gathered_mm.problem import ACTIVATIONS
 from expertile.ops.grouped_mm.api import grouped_mm
+from expertile.ops.rows.config import FORMULA_DTYPES, wide
 from expertile.ops.torch_op import differentiable, differentiable_once, gradients_of, traced
 from expertile.quant import Fp8Blocks
 

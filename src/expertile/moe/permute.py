@@ -27,9 +27,9 @@ import torch
 import triton
 import triton.language as tl
 
-from expertile.ops._early import begin
-from expertile.ops._rows import on_kernels
-from expertile.ops._rows_launch import launch, starts_early
+from expertile.ops.launch.kernels import launch, starts_early
+from expertile.ops.launch.pdl import begin
+from expertile.ops.rows.config import on_kernels
 from expertile.ops.torch_op import traced
 
 BLOCK = 128  # slots that are ranked against each other

@@ -35,8 +35,8 @@ import triton
 
 from expertile.moe._route_kernels import route_backward_kernel, route_kernel
 from expertile.moe.rounding import MODES, round_groups
-from expertile.ops._rows import FORMULA_DTYPES, on_kernels, wide
-from expertile.ops._rows_launch import launch, starts_early
+from expertile.ops.launch.kernels import launch, starts_early
+from expertile.ops.rows.config import FORMULA_DTYPES, on_kernels, wide
 from expertile.ops.torch_op import differentiable, differentiable_once, traced
 
 MOST_EXPERTS = 1024  # of the kernels

@@ -7,7 +7,7 @@ from expertile.device import Device
 from expertile.lab.operators.base import OpWorkload
 from expertile.lab.operators.gate import judge
 from expertile.lab.operators.rms_norm import OPERATORS, PRESETS
-from tests.ops.row_cases import assert_close, leaf, norm64
+from tests.ops.rows.cases import assert_close, leaf, norm64
 
 FORWARD, BACKWARD = OPERATORS
 CPU, H200, A100 = Device.current("cpu"), Device.by_name("h200"), Device.by_name("a100")

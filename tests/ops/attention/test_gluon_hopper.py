@@ -48,7 +48,7 @@ PASSES = {
 
 
 def _emulated(config: Any, kernel: Any) -> Any:
-    """A stand-in for `_gluon_queue.run`: `kernel`, or the launch's own, in the emulator on few programs."""
+    """A stand-in for `launch.gluon.run`: `kernel`, or the launch's own, in the emulator on few programs."""
     seed, programs = config
 
     def run(launch: Any, tensors: Any, pointers: Any) -> None:

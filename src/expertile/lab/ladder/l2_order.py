@@ -1,7 +1,7 @@
 """Rung 7, L2 raster order: the same tiles in another order.
 
 Changed from rung 6: a group's tiles are walked in panels of `group_m` tile rows, down each column of a panel first, so
-that the programs of one wave share blocks of b as well as of a. A model of the bytes (`_persistent.best_group_m`)
+that the programs of one wave share blocks of b as well as of a. A model of the bytes (`persistent.best_group_m`)
 picks the height of the panels.
 Spends less of: bytes from HBM. Row by row, each tile row reads the group's whole b again unless L2 holds it; in panels
 it is read once per panel.
@@ -14,8 +14,8 @@ from dataclasses import replace
 from expertile.device import Device
 from expertile.lab.ladder import tma
 from expertile.ops.grouped_mm.backends import triton_tma
-from expertile.ops.grouped_mm.backends._persistent import best_group_m
 from expertile.ops.grouped_mm.problem import Problem
+from expertile.ops.launch.persistent import best_group_m
 
 
 def _configs(problem: Problem, device: Device) -> tuple[triton_tma.Config, ...]:

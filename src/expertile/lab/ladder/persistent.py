@@ -20,7 +20,8 @@ from expertile.lab.ladder import masked_pointer
 from expertile.lab.ladder._common import result_tensor, takes_aligned
 from expertile.lab.ladder.unmasked_pointer import multiply_tile
 from expertile.ops.grouped_mm.backend import Backend, Operands
-from expertile.ops.grouped_mm.backends._persistent import (
+from expertile.ops.grouped_mm.problem import Problem
+from expertile.ops.launch.persistent import (
     current_device,
     group_of_tile,
     group_range,
@@ -28,7 +29,6 @@ from expertile.ops.grouped_mm.backends._persistent import (
     tile_ends,
     tiles_bound,
 )
-from expertile.ops.grouped_mm.problem import Problem
 from expertile.ops.launch.versions import FP_FUSION
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from expertile.device import Device
 from expertile.lab.operators._compiled import compiled_for
 from expertile.lab.operators.base import ROUNDOFF, Call, Operator, OpWorkload, Rival
-from expertile.ops.elementwise import add_scalar
+from expertile.ops.pointwise.add_scalar import add_scalar
 from expertile.roofline import Work
 
 # The sizes of the study that report 000 sums up; then up to where memory alone counts.

@@ -12,7 +12,7 @@ from torch import Tensor
 from expertile.device import Device
 from expertile.lab.operators._compiled import compiled_for
 from expertile.lab.operators.base import ROUNDOFF, Call, Operator, OpWorkload, Rival
-from expertile.ops.stencil import laplacian, laplacian_transpose
+from expertile.ops.pointwise.laplacian import laplacian, laplacian_transpose
 from expertile.roofline import Work
 
 # (grids, rows, columns) of the study that report 000 sums up, which computes the interior alone.

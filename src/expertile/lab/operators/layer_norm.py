@@ -13,7 +13,7 @@ from expertile.lab.operators import _rows
 from expertile.lab.operators._compiled import compiled_for
 from expertile.lab.operators._rows import EPS
 from expertile.lab.operators.base import Call, Operator, OpWorkload
-from expertile.ops.layer_norm import layer_norm, layer_norm_backward
+from expertile.ops.rows.layer_norm import layer_norm, layer_norm_backward
 from expertile.roofline import Work
 
 _V100 = (256, 512, 768, 1024, 2048, 4096)

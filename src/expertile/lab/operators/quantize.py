@@ -16,7 +16,7 @@ from torch import Tensor
 from expertile.lab.operators import _grouped
 from expertile.lab.operators._compiled import compiled_for
 from expertile.lab.operators.base import Call, Operator, OpWorkload, Rival
-from expertile.ops.quantize import quantize_activations, quantize_rms_norm, quantize_swiglu, quantize_weights
+from expertile.ops.quantize.api import quantize_activations, quantize_rms_norm, quantize_swiglu, quantize_weights
 from expertile.quant import Fp8Blocks
 from expertile.ragged import offs_from_sizes
 from expertile.roofline import Work

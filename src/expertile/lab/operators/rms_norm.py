@@ -13,7 +13,7 @@ from expertile.lab.operators import _rows
 from expertile.lab.operators._compiled import compiled_for
 from expertile.lab.operators._rows import EPS
 from expertile.lab.operators.base import Call, Operator, OpWorkload
-from expertile.ops.rms_norm import rms_norm, rms_norm_backward
+from expertile.ops.rows.rms_norm import rms_norm, rms_norm_backward
 from expertile.roofline import Work
 
 # Hidden sizes of well-known models: Qwen3 30B (2048), Llama 3 8B (4096), Qwen2.5 14B (5120), DeepSeek-V3 (7168),

@@ -26,7 +26,7 @@ from expertile.lab.baselines import DENSE
 from expertile.lab.operators import _grouped
 from expertile.lab.operators.base import Call, Operator, OpWorkload, Rival
 from expertile.ops.grouped_mm.problem import described
-from expertile.ops.quantize import quantize_activations, quantize_weights
+from expertile.ops.quantize.api import quantize_activations, quantize_weights
 from expertile.ops.scaled_grouped_mm.api import scaled_grouped_mm
 from expertile.ops.scaled_grouped_mm.backends import BACKENDS
 from expertile.ops.scaled_grouped_mm.problem import ScaledProblem

@@ -10,7 +10,7 @@ from torch import Tensor
 from expertile.lab.operators import _rows
 from expertile.lab.operators._compiled import compiled_for
 from expertile.lab.operators.base import Call, Operator, OpWorkload
-from expertile.ops.softmax import softmax, softmax_backward
+from expertile.ops.rows.softmax import softmax, softmax_backward
 from expertile.roofline import Work
 
 _V100 = (1024, 2048, 4096, 8192)

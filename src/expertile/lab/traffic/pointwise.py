@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from expertile.device import Device
 from expertile.lab.traffic.model import OURS, TORCH, UNFUSED, Formula, Step, Subject, Way
-from expertile.ops.stencil import BOUNDARIES, configs
+from expertile.ops.pointwise.laplacian import BOUNDARIES, configs
 from expertile.roofline import Work
 
 

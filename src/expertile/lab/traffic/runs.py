@@ -16,12 +16,12 @@ from torch import Tensor
 from expertile.lab.traffic.attention import MATH
 from expertile.lab.traffic.model import OURS, TORCH, UNFUSED, Subject
 from expertile.ops.attention import attention
-from expertile.ops.elementwise import add_scalar
 from expertile.ops.grouped_mm.api import grouped_mm
-from expertile.ops.layer_norm import layer_norm
-from expertile.ops.rms_norm import rms_norm
-from expertile.ops.softmax import softmax
-from expertile.ops.stencil import laplacian, laplacian_transpose
+from expertile.ops.pointwise.add_scalar import add_scalar
+from expertile.ops.pointwise.laplacian import laplacian, laplacian_transpose
+from expertile.ops.rows.layer_norm import layer_norm
+from expertile.ops.rows.rms_norm import rms_norm
+from expertile.ops.rows.softmax import softmax
 from expertile.ragged import offs_from_sizes
 
 Call = Callable[[], Any]

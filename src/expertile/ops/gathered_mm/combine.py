@@ -18,10 +18,10 @@ import torch
 import triton
 import triton.language as tl
 
-from expertile.ops._early import begin
-from expertile.ops._rows import FORMULA_DTYPES, on_kernels, wide
-from expertile.ops._rows_launch import launch, starts_early
 from expertile.ops.gathered_mm._tiles import column_block
+from expertile.ops.launch.kernels import launch, starts_early
+from expertile.ops.launch.pdl import begin
+from expertile.ops.rows.config import FORMULA_DTYPES, on_kernels, wide
 from expertile.ops.torch_op import differentiable, differentiable_once, gradients_of, traced
 
 

@@ -10,9 +10,10 @@ import torch
 
 from expertile.device import Device
 from expertile.ops.grouped_mm.backend import Operands
-from expertile.ops.grouped_mm.backends import _gluon_feed, _gluon_kernel, _gluon_launch, _gluon_tiles, gluon_hopper
+from expertile.ops.grouped_mm.backends import _gluon_feed, _gluon_kernel, _gluon_launch, gluon_hopper
 from expertile.ops.grouped_mm.backends.gluon_hopper import BACKEND, Config
 from expertile.ops.grouped_mm.problem import Layout, Problem
+from expertile.ops.hopper import tiles
 from tests.ops.grouped_mm import cases
 from tests.ops.grouped_mm.cases import Case
 from tests.support import aot, gluon_emulator
@@ -168,7 +169,7 @@ MUTANTS = {
 @pytest.mark.parametrize("name", MUTANTS)
 def test_planted_faults_are_caught(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each mutant must fail some case, config and seed: the emulator and the cases can see that fault."""
-    *_, module = planted((_gluon_tiles, _gluon_feed, _gluon_kernel), *MUTANTS[name], tmp_path, monkeypatch)
+    *_, module = planted((tiles, _gluon_feed, _gluon_kernel), *MUTANTS[name], tmp_path, monkeypatch)
     for seed in range(6):
         for config in SMALL.values():
             for case in (MANY_TILES[0], MANY_TILES[4]):

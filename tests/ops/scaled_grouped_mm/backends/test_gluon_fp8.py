@@ -14,14 +14,9 @@ import pytest
 import torch
 
 from expertile.device import Device
+from expertile.ops.hopper import turns, units
 from expertile.ops.scaled_grouped_mm.backend import Operands
-from expertile.ops.scaled_grouped_mm.backends import (
-    _gluon_feed,
-    _gluon_kernel,
-    _gluon_launch,
-    _gluon_turns,
-    _gluon_units,
-)
+from expertile.ops.scaled_grouped_mm.backends import _gluon_feed, _gluon_kernel, _gluon_launch
 from expertile.ops.scaled_grouped_mm.backends.gluon_fp8 import BACKEND, Config
 from tests.ops.scaled_grouped_mm import cases
 from tests.ops.scaled_grouped_mm.cases import BLOCK, FP16, FP32, ROW, VECTOR, Case, K, M
@@ -244,22 +239,22 @@ MUTANTS = {
 
 # The same in the modules that the kernel takes its turns and its units from.
 PART_MUTANTS = {
-    "a consumer passes the turn to itself": (_gluon_turns, '("arrive", 1 - WHO)', '("arrive", WHO)'),
-    "both wait for the same turn": (_gluon_turns, '("sync", WHO)', '("sync", 0)'),
+    "a consumer passes the turn to itself": (turns, '("arrive", 1 - WHO)', '("arrive", WHO)'),
+    "both wait for the same turn": (turns, '("sync", WHO)', '("sync", 0)'),
     "waits and arrivals are at different barriers": (
-        _gluon_turns,
+        turns,
         "{8 + who}, 256",
         "{8 + who if what == 'sync' else 10 + who}, 256",
     ),
-    "the barriers are Triton's": (_gluon_turns, "{8 + who}", "{2 + who}"),
-    "the barriers do not exist": (_gluon_turns, "{8 + who}", "{15 + who}"),
-    "a barrier of more threads than come": (_gluon_turns, ", 256;", ", 288;"),
-    "a barrier of two sizes": (_gluon_turns, ", 256;", ", {256 if what == 'sync' else 384};"),
-    "the wrong consumer opens": (_gluon_turns, "if WHO == 1:", "if WHO == 0:"),
-    "both consumers open": (_gluon_turns, "if WHO == 1:", "if WHO <= 1:"),
-    "the wrong consumer closes": (_gluon_turns, "if WHO == 0:", "if WHO == 1:"),
-    "the last narrow unit is left out": (_gluon_units, "plan.total + _narrow_tiles(plan)", "plan.total"),
-    "narrow units are taken in the wrong order": (_gluon_units, "first + past // 2", "first + past"),
+    "the barriers are Triton's": (turns, "{8 + who}", "{2 + who}"),
+    "the barriers do not exist": (turns, "{8 + who}", "{15 + who}"),
+    "a barrier of more threads than come": (turns, ", 256;", ", 288;"),
+    "a barrier of two sizes": (turns, ", 256;", ", {256 if what == 'sync' else 384};"),
+    "the wrong consumer opens": (turns, "if WHO == 1:", "if WHO == 0:"),
+    "both consumers open": (turns, "if WHO == 1:", "if WHO <= 1:"),
+    "the wrong consumer closes": (turns, "if WHO == 0:", "if WHO == 1:"),
+    "the last narrow unit is left out": (units, "plan.total + _narrow_tiles(plan)", "plan.total"),
+    "narrow units are taken in the wrong order": (units, "first + past // 2", "first + past"),
 }
 
 
@@ -278,7 +273,7 @@ def _caught(kernel, names: tuple[str, ...]) -> bool:
 @pytest.mark.parametrize("name", [*MUTANTS, *PART_MUTANTS])
 def test_planted_faults_are_caught(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each mutant must fail some case, config and seed: the emulator and the cases can see that fault."""
-    parts = (_gluon_units, _gluon_turns, _gluon_feed, _gluon_kernel)
+    parts = (units, turns, _gluon_feed, _gluon_kernel)
     *part, old, new = MUTANTS[name] if name in MUTANTS else PART_MUTANTS[name]
     configs = ("halves",) if part else ("halves", "pairs", "split", "one consumer", "two consumers")
     kernel = planted(parts, old, new, tmp_path, monkeypatch, part or None)[-1].scaled_grouped_mm_kernel

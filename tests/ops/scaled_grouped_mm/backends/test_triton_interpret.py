@@ -15,7 +15,8 @@ else:
     import torch
 
     from expertile.device import Device
-    from expertile.ops.scaled_grouped_mm.backends import _reduce, triton_fp8
+    from expertile.ops.hopper import reduce
+    from expertile.ops.scaled_grouped_mm.backends import triton_fp8
     from tests.ops.scaled_grouped_mm.cases import CASES, check, make, poisoned_out, problem_of
 
     interpreter.repair()
@@ -38,7 +39,7 @@ else:
         offs = torch.tensor([used // 2, used], dtype=torch.int32)
         wide = torch.full((6, n + 8), float("nan"), dtype=torch.bfloat16)
         out = wide[:, :n]
-        _reduce.launch(partial, offs, out)
+        reduce.launch(partial, offs, out)
         total = partial[0]
         for s in range(1, slices):
             total = total + partial[s]

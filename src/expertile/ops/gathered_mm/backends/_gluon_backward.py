@@ -15,8 +15,8 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 
 from expertile.ops.gathered_mm.backends._gluon_activation import activate_backward
 from expertile.ops.gathered_mm.backends._gluon_epilogue import pairs
-from expertile.ops.grouped_mm.backends._gluon_columns import halves, pieces
-from expertile.ops.grouped_mm.backends._gluon_tiles import WRAP
+from expertile.ops.hopper.columns import halves, pieces
+from expertile.ops.hopper.tiles import WRAP
 from expertile.ops.launch.versions import tma_load, tma_store
 
 # Columns are worked on in this many parts, whose intermediate results fit the registers.

@@ -10,8 +10,8 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, tma
 
 from expertile.ops.gathered_mm.backends._gluon_activation import activate
-from expertile.ops.grouped_mm.backends._gluon_columns import beside, halves, pieces
-from expertile.ops.grouped_mm.backends._gluon_tiles import WRAP
+from expertile.ops.hopper.columns import beside, halves, pieces
+from expertile.ops.hopper.tiles import WRAP
 from expertile.ops.launch.versions import tma_store
 
 

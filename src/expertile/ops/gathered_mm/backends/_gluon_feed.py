@@ -14,9 +14,9 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
-from expertile.ops.grouped_mm.backends._gluon_ring import advance
-from expertile.ops.grouped_mm.backends._gluon_tickets import draw, publish
-from expertile.ops.grouped_mm.backends._gluon_tiles import locate, make_plan
+from expertile.ops.hopper.ring import advance
+from expertile.ops.hopper.schedule import draw, publish
+from expertile.ops.hopper.tiles import locate, make_plan
 from expertile.ops.launch.versions import cp_async, tma_load
 
 # Elements of one 16-byte copy.

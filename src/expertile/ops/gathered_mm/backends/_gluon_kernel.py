@@ -8,7 +8,7 @@ and while one finishes its tile (`_gluon_epilogue`, `_gluon_backward`) the other
   split     Both take the same tile, each ROWS of its rows, and run freely; consumer 1 starts a stage late.
 
 A tile of 128x256 for both moves three quarters of the bytes from L2 that two of 128x128 do, and half of the gathered
-ones. Which tiles a program takes, and where they lie, is `grouped_mm`'s (`_gluon_tickets`, `_gluon_tiles`).
+ones. Which tiles a program takes, and where they lie, is `grouped_mm`'s (`hopper/schedule.py`, `hopper/tiles.py`).
 """
 # ruff: noqa: RUF005  (Gluon's front end does not know `*` in a list)
 
@@ -29,9 +29,9 @@ from expertile.ops.gathered_mm.backends._gluon_epilogue import store_gated, stor
 from expertile.ops.gathered_mm.backends._gluon_feed import feed_gathered, feed_in_order
 from expertile.ops.gathered_mm.backends._gluon_wgrad import feed_wgrad
 from expertile.ops.grouped_mm.backends._gluon_kernel import skip
-from expertile.ops.grouped_mm.backends._gluon_ring import advance
-from expertile.ops.grouped_mm.backends._gluon_tickets import make_queue, take
-from expertile.ops.grouped_mm.backends._gluon_tiles import k_range, locate, make_plan
+from expertile.ops.hopper.ring import advance
+from expertile.ops.hopper.schedule import make_queue, take
+from expertile.ops.hopper.tiles import k_range, locate, make_plan
 
 
 @gluon.jit

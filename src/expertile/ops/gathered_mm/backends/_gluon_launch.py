@@ -12,9 +12,9 @@ from expertile.ops.gathered_mm.backend import Operands, Outputs
 from expertile.ops.gathered_mm.backends._gluon_kernel import gathered_mm_kernel
 from expertile.ops.gathered_mm.backends._gluon_sums import add_row_sums
 from expertile.ops.gathered_mm.problem import GatherProblem, Product
-from expertile.ops.grouped_mm.backends import _gluon_queue
 from expertile.ops.grouped_mm.backends._gluon_launch import Blocks, ragged, tickets
-from expertile.ops.grouped_mm.backends._gluon_queue import Launch
+from expertile.ops.launch import gluon
+from expertile.ops.launch.gluon import Launch
 from expertile.ops.launch.versions import FP_FUSION
 
 _WRAP = 0x40000000
@@ -128,9 +128,9 @@ def launch(p: GatherProblem, operands: Operands, config: Any, outputs: Outputs) 
     """Queue the kernel on the current stream of the operands' device, and for BACKWARD the sum of its row sums."""
     programs = Device.current(operands.a.device).sm_count
     if p.product is not Product.BACKWARD:
-        _gluon_queue.run(*prepared(p, operands, config, outputs, programs))
+        gluon.run(*prepared(p, operands, config, outputs, programs))
         return
     sums, dweights = row_sums(p, config, operands.a), outputs[2]
     assert operands.slots is not None and dweights is not None
-    _gluon_queue.run(*prepared(p, operands, config, outputs, programs, sums))
+    gluon.run(*prepared(p, operands, config, outputs, programs, sums))
     add_row_sums(sums, operands.slots, operands.offs, dweights)

@@ -6,7 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
-from expertile.ops._rows_launch import launch
+from expertile.ops.launch.kernels import launch
 
 _BLOCK = 256
 

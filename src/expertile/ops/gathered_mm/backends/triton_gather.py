@@ -24,14 +24,14 @@ import torch
 import triton.language as tl
 
 from expertile.device import Device
-from expertile.ops._rows_launch import launch
 from expertile.ops.gathered_mm.backend import Backend, Operands, Outputs
 from expertile.ops.gathered_mm.backends._triton_gather_kernels import gather_kernel, sum_parts_kernel, wgrad_kernel
 from expertile.ops.gathered_mm.problem import GatherProblem, Product
 from expertile.ops.grouped_mm.backends import triton_pointer
-from expertile.ops.grouped_mm.backends._persistent import groups_p2, tiles_bound
-from expertile.ops.grouped_mm.backends._triton_launch import Plan, Pointer, make_plan
 from expertile.ops.grouped_mm.backends.triton_pointer import Config
+from expertile.ops.launch.kernels import launch
+from expertile.ops.launch.persistent import groups_p2, tiles_bound
+from expertile.ops.launch.plan import Plan, Pointer, make_plan
 from expertile.ops.launch.versions import FP_FUSION
 
 _SUM_ROWS = 256  # of one program of the second launch

@@ -4,9 +4,9 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
-from expertile.ops.grouped_mm.backends._gluon_ring import advance
-from expertile.ops.grouped_mm.backends._gluon_tickets import draw, publish
-from expertile.ops.grouped_mm.backends._gluon_tiles import WRAP, locate, make_plan
+from expertile.ops.hopper.ring import advance
+from expertile.ops.hopper.schedule import draw, publish
+from expertile.ops.hopper.tiles import WRAP, locate, make_plan
 from expertile.ops.launch.versions import tma_load
 
 

@@ -8,8 +8,8 @@ multiply them with wgmma and store the result with TMA. Consumers share the tile
             whose rows all lie past the end of the group drops out of the tile, and its half of `a` is not loaded.
   pingpong  Each takes every other tile of the program; a pair of barriers keeps their main loops apart.
 
-Where a tile lies, every partition works out for itself (`_gluon_tiles`): nothing of that stands between the start of
-the kernel and its first load but one read of `offs`. `_gluon_tickets` says which tiles a program takes.
+Where a tile lies, every partition works out for itself (`hopper/tiles.py`): nothing of that stands between the start of
+the kernel and its first load but one read of `offs`. `hopper/schedule.py` says which tiles a program takes.
 """
 # ruff: noqa: RUF005  (Gluon's front end does not know `*` in a list)
 
@@ -24,12 +24,12 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from expertile.ops.grouped_mm.backends._gluon_columns import pieces
 from expertile.ops.grouped_mm.backends._gluon_context import Context
 from expertile.ops.grouped_mm.backends._gluon_feed import feed
-from expertile.ops.grouped_mm.backends._gluon_ring import advance
-from expertile.ops.grouped_mm.backends._gluon_tickets import make_queue, take
-from expertile.ops.grouped_mm.backends._gluon_tiles import WRAP, k_range, locate, make_plan
+from expertile.ops.hopper.columns import pieces
+from expertile.ops.hopper.ring import advance
+from expertile.ops.hopper.schedule import make_queue, take
+from expertile.ops.hopper.tiles import WRAP, k_range, locate, make_plan
 from expertile.ops.launch.versions import reinterpret, tma_store
 
 

@@ -13,9 +13,9 @@ from triton.runtime.jit import MockTensor
 
 from expertile.device import Device
 from expertile.ops.grouped_mm.backend import Operands
-from expertile.ops.grouped_mm.backends import _launch
 from expertile.ops.grouped_mm.backends._gluon_kernel import grouped_mm_kernel
 from expertile.ops.grouped_mm.problem import Layout, Problem
+from expertile.ops.launch import driver
 from expertile.ops.launch.versions import FP_FUSION
 
 _WRAP = 0x40000000
@@ -140,10 +140,10 @@ def tickets(dynamic: bool, like: torch.Tensor) -> torch.Tensor:
 class Ready:
     """A plan with its compiled kernel."""
 
-    kernel: _launch.Compiled
-    a: _launch.Tensor
-    b: _launch.Tensor
-    c: _launch.Tensor
+    kernel: driver.Compiled
+    a: driver.Tensor
+    b: driver.Tensor
+    c: driver.Tensor
     rest: tuple[Any, ...]
     programs: int
 
@@ -161,13 +161,13 @@ def compiled(
     numbers: tuple[int | float, ...],
     options: tuple[tuple[str, Any], ...],
     device: int,
-) -> _launch.Compiled | None:
+) -> driver.Compiled | None:
     """`kernel(*descriptors, *pointers, *numbers, **options)` compiled for GPU number `device`: for descriptors of these
     forms, for `dtypes` of theirs and then of the pointers, and for any numbers, on which it must not specialise."""
     mocks = [MockTensor(dtype) for dtype in dtypes]
     args = (*(form.of(mock) for form, mock in zip(forms, mocks, strict=False)), *mocks[len(forms) :], *numbers)
     with torch.cuda.device(device):
-        return _launch.prepare(kernel.run(*args, grid=(1,), warmup=True, **dict(options)))
+        return driver.prepare(kernel.run(*args, grid=(1,), warmup=True, **dict(options)))
 
 
 def make_ready(
@@ -207,7 +207,7 @@ def launch(p: Problem, operands: Operands, config: Any, out: torch.Tensor) -> No
     offs, bias = operands.offs, operands.bias
     device = out.get_device()
     ready = None
-    if device >= 0 and not _launch.hooked():
+    if device >= 0 and not driver.hooked():
         ready = _ready(p, config, out.stride(), None if bias is None else bias.dtype, device)
     if ready is None:
         args, options = arguments(p, operands, config, out)

@@ -13,7 +13,7 @@ whether neighbouring elements can be loaded 16 bytes at a time (contiguous dimen
 multiples of 16 bytes), which Triton finds out from the arguments' divisibility.
 
 Bytes: a and b at least once and out once; a tile reads (BLOCK_M + BLOCK_N) * K elements, mostly from L2 by the raster
-order of `_persistent`. Limits: cp.async feeds the tensor cores through registers' addresses, which costs issue slots
+order of `persistent.py`. Limits: cp.async feeds the tensor cores through registers' addresses, which costs issue slots
 that TMA does not: about 0.6 of the peak on Hopper. Small groups are limited by the bytes of b.
 float32 without TF32 has no tensor cores and runs on FMA units.
 """
@@ -29,7 +29,8 @@ import triton.language as tl
 
 from expertile.device import Device
 from expertile.ops.grouped_mm.backend import Backend, Operands, rows_are_tokens
-from expertile.ops.grouped_mm.backends._persistent import (
+from expertile.ops.grouped_mm.problem import Layout, Problem
+from expertile.ops.launch.persistent import (
     RAGGED,
     best_group_m,
     count_tiles,
@@ -39,8 +40,7 @@ from expertile.ops.grouped_mm.backends._persistent import (
     sizes_read,
     tiles_bound,
 )
-from expertile.ops.grouped_mm.backends._triton_launch import Plan, Pointer, make_plan
-from expertile.ops.grouped_mm.problem import Layout, Problem
+from expertile.ops.launch.plan import Plan, Pointer, make_plan
 from expertile.ops.launch.versions import FP_FUSION
 
 

@@ -15,7 +15,7 @@ A block starts at a multiple of 16 bytes of the contiguous dimension, so where t
 columns, b of RAGGED_N by rows) the first tile of a group starts a little ahead of it.
 
 Bytes: a and b at least once, out once; a tile reads (BLOCK_M + BLOCK_N) * K elements, mostly from L2 by the raster
-order of `_persistent`. Limits: wgmma's rate while K is long; the start and end of a tile, when no products run, while
+order of `persistent.py`. Limits: wgmma's rate while K is long; the start and end of a tile, when no products run, while
 it is short (`flatten` lets the next tile's loads start during the epilogue); bytes of b for groups of few rows.
 """
 
@@ -29,9 +29,10 @@ import triton
 import triton.language as tl
 
 from expertile.device import Device
-from expertile.ops._early import begin
 from expertile.ops.grouped_mm.backend import Backend, Operands
-from expertile.ops.grouped_mm.backends._persistent import (
+from expertile.ops.grouped_mm.problem import Layout, Problem
+from expertile.ops.launch.pdl import begin
+from expertile.ops.launch.persistent import (
     RAGGED,
     best_group_m,
     count_tiles,
@@ -42,8 +43,7 @@ from expertile.ops.grouped_mm.backends._persistent import (
     sizes_read,
     tiles_bound,
 )
-from expertile.ops.grouped_mm.backends._triton_launch import Blocks, Plan, Pointer, early_options, make_plan
-from expertile.ops.grouped_mm.problem import Layout, Problem
+from expertile.ops.launch.plan import Blocks, Plan, Pointer, early_options, make_plan
 from expertile.ops.launch.versions import FP_FUSION
 
 _RAGGED_ROWS = 2**30  # the extent of a ragged descriptor: the most rows a tensor may have

@@ -13,7 +13,7 @@ class Context:
 
     GROUP: values of K that share a scale, 0 where a row has only one. GROUPS: scales of a row in one stage.
     SCALE: what the scales multiply, "fused" or "weight" (the unpacked weights), "sum" (the product of a group) or
-    "tile" (the whole sum). TURNS: two consumers queue their products in turns (`_gluon_turns`).
+    "tile" (the whole sum). TURNS: two consumers queue their products in turns (`hopper/turns.py`).
     """
 
     x_desc: tma.tensor_descriptor

@@ -9,13 +9,13 @@ from typing import Any
 import torch
 
 from expertile.device import Device
-from expertile.ops.grouped_mm.backends import _launch
 from expertile.ops.grouped_mm.backends._gluon_launch import Blocks, compiled, ragged
+from expertile.ops.hopper import reduce
 from expertile.ops.int4_grouped_mm.backend import Operands
 from expertile.ops.int4_grouped_mm.backends._gluon_int4_kernel import int4_grouped_mm_kernel
 from expertile.ops.int4_grouped_mm.problem import Int4Problem
+from expertile.ops.launch import driver
 from expertile.ops.launch.versions import FP_FUSION
-from expertile.ops.scaled_grouped_mm.backends import _reduce
 
 # Registers of a thread: at launch, and of a consumer and of the producer afterwards. A warpgroup counts as four warps
 # even where it has one, and the register file holds 65536.
@@ -106,8 +106,8 @@ def arguments(
 class _Ready:
     """A plan with its compiled kernel."""
 
-    kernel: _launch.Compiled
-    tensors: tuple[_launch.Tensor, ...]
+    kernel: driver.Compiled
+    tensors: tuple[driver.Tensor, ...]
     rest: tuple[Any, ...]
     programs: int
 
@@ -141,13 +141,13 @@ def launch(p: Int4Problem, operands: Operands, config: Any, out: torch.Tensor) -
         target = out.new_empty((config.split_k, p.m, p.n), dtype=torch.float32)
     _multiply(p, operands, config, target)
     if config.split_k > 1:
-        _reduce.launch(target, operands.offs, out)
+        reduce.launch(target, operands.offs, out)
 
 
 def _multiply(p: Int4Problem, operands: Operands, config: Any, target: torch.Tensor) -> None:
     device = target.get_device()
     ready = None
-    if device >= 0 and not _launch.hooked():
+    if device >= 0 and not driver.hooked():
         bias_dtype = None if operands.bias is None else operands.bias.dtype
         ready = _ready(p, config, target.stride(), target.dtype, bias_dtype, device)
     if ready is None:

@@ -35,7 +35,11 @@ import triton.language as tl
 
 from expertile.device import Device
 from expertile.int4.packing import words
-from expertile.ops.grouped_mm.backends._persistent import (
+from expertile.ops.int4_grouped_mm.backend import Backend, Operands, new_out
+from expertile.ops.int4_grouped_mm.backends._triton_unpack import by_word, shifted, unpack
+from expertile.ops.int4_grouped_mm.problem import Int4Problem
+from expertile.ops.launch import versions
+from expertile.ops.launch.persistent import (
     best_group_m,
     count_tiles,
     groups_p2,
@@ -43,11 +47,7 @@ from expertile.ops.grouped_mm.backends._persistent import (
     mean_tile_extents,
     tiles_bound,
 )
-from expertile.ops.grouped_mm.backends._triton_launch import Blocks, Plan, Pointer, make_plan
-from expertile.ops.int4_grouped_mm.backend import Backend, Operands, new_out
-from expertile.ops.int4_grouped_mm.backends._triton_unpack import by_word, shifted, unpack
-from expertile.ops.int4_grouped_mm.problem import Int4Problem
-from expertile.ops.launch import versions
+from expertile.ops.launch.plan import Blocks, Plan, Pointer, make_plan
 from expertile.ops.launch.versions import FP_FUSION
 
 

@@ -11,7 +11,7 @@ class Context:
     """Sizes and strides count elements. `sb_g`, `sb_n`, `sb_k`: strides of scale_b over groups, columns (or blocks of
     128 columns) and blocks of k; `sa_m`, `sa_k`: of scale_a over rows and blocks of k. `a_boxes` is `a_smem` cut into
     what one load brings, A_BOX rows. A tile has HALVES of COLS columns; with two, two consumers take TURNS
-    (`_gluon_turns`), and the last wave may be of half tiles: TAIL (`_gluon_units`; a split K has other means against a
+    (`hopper/turns.py`), and the last wave may be of half tiles: TAIL (`units.py`; a split K has other means against a
     short last wave)."""
 
     a_desc: tma.tensor_descriptor

@@ -4,10 +4,10 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
-from expertile.ops.grouped_mm.backends._gluon_ring import advance
-from expertile.ops.grouped_mm.backends._gluon_tiles import locate, make_plan
+from expertile.ops.hopper.ring import advance
+from expertile.ops.hopper.tiles import locate, make_plan
+from expertile.ops.hopper.units import span, tile_of, units
 from expertile.ops.launch.versions import tma_load
-from expertile.ops.scaled_grouped_mm.backends._gluon_units import span, tile_of, units
 
 
 @gluon.jit

@@ -9,7 +9,7 @@ scales. One or two warpgroups ("consumers") multiply them, each its own ROWS of 
 While one consumer promotes, the tensor cores work for the other. A tile 256 columns wide is two halves of 128, one
 after the other in each consumer, because registers hold both halves' sums but only one half's products: it reads 48
 bytes through L2 for every clock of the tensor cores, where 128 columns read 64. Its two consumers queue their products
-in turns (`_gluon_turns`), and a short last wave is of half tiles (`_gluon_units`). Scales come by plain loads, one step
+in turns (`turns.py`), and a short last wave is of half tiles (`units.py`). Scales come by plain loads, one step
 ahead of their use, the next tile's first ones with the last step of this tile, so any strides will do.
 
 With SPLIT_K > 1 the steps of a tile are dealt out to that many programs, neighbours in the grid; each stores its
@@ -28,13 +28,13 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from expertile.ops.grouped_mm.backends._gluon_ring import advance
-from expertile.ops.grouped_mm.backends._gluon_tiles import WRAP, locate, make_plan
+from expertile.ops.hopper.ring import advance
+from expertile.ops.hopper.tiles import WRAP, locate, make_plan
+from expertile.ops.hopper.turns import close_turns, open_turns, pass_turn, take_turn
+from expertile.ops.hopper.units import span, tile_of, units
 from expertile.ops.launch.versions import reinterpret, tma_store
 from expertile.ops.scaled_grouped_mm.backends._gluon_context import Context
 from expertile.ops.scaled_grouped_mm.backends._gluon_feed import feed
-from expertile.ops.scaled_grouped_mm.backends._gluon_turns import close_turns, open_turns, pass_turn, take_turn
-from expertile.ops.scaled_grouped_mm.backends._gluon_units import span, tile_of, units
 
 
 @gluon.jit

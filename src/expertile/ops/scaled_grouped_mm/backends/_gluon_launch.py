@@ -9,12 +9,12 @@ from typing import Any
 import torch
 
 from expertile.device import Device
-from expertile.ops.grouped_mm.backends import _launch
 from expertile.ops.grouped_mm.backends._gluon_launch import Blocks, Ready, make_ready, ragged
 from expertile.ops.grouped_mm.problem import Layout
+from expertile.ops.hopper import reduce
+from expertile.ops.launch import driver
 from expertile.ops.launch.versions import FP_FUSION
 from expertile.ops.scaled_grouped_mm.backend import Operands
-from expertile.ops.scaled_grouped_mm.backends import _reduce
 from expertile.ops.scaled_grouped_mm.backends._gluon_kernel import scaled_grouped_mm_kernel
 from expertile.ops.scaled_grouped_mm.backends.triton_fp8 import scale_strides
 from expertile.ops.scaled_grouped_mm.problem import BLOCK, Recipe, ScaledProblem
@@ -107,14 +107,14 @@ def launch(p: ScaledProblem, operands: Operands, config: Any, out: torch.Tensor)
         target = out.new_empty((config.split_k, p.m, p.n), dtype=torch.float32)
     _multiply(p, operands, config, target)
     if config.split_k > 1:
-        _reduce.launch(target, operands.offs, out)
+        reduce.launch(target, operands.offs, out)
 
 
 def _multiply(p: ScaledProblem, operands: Operands, config: Any, target: torch.Tensor) -> None:
     bias = operands.bias
     device = target.get_device()
     ready = None
-    if device >= 0 and not _launch.hooked():
+    if device >= 0 and not driver.hooked():
         bias_dtype = None if bias is None else bias.dtype
         ready = _ready(p, config, target.stride(), target.dtype, bias_dtype, device)
     if ready is None:

@@ -26,7 +26,8 @@ import triton
 import triton.language as tl
 
 from expertile.device import Device
-from expertile.ops.grouped_mm.backends._persistent import (
+from expertile.ops.grouped_mm.problem import Layout
+from expertile.ops.launch.persistent import (
     RAGGED,
     best_group_m,
     count_tiles,
@@ -38,7 +39,6 @@ from expertile.ops.grouped_mm.backends._persistent import (
     sizes_read,
     tiles_bound,
 )
-from expertile.ops.grouped_mm.problem import Layout
 from expertile.ops.launch.versions import FP_FUSION
 from expertile.ops.scaled_grouped_mm.backend import Backend, Operands, new_out
 from expertile.ops.scaled_grouped_mm.problem import Recipe, ScaledProblem

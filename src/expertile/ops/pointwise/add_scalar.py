@@ -1,0 +1,156 @@
+"""add_scalar: out[i] = x[i] + value, the smallest operator there is (s000 of the TSVC loops).
+
+x of any shape, float32, bfloat16 or float16; the sum is formed in float32 and rounded once, as torch
+does on a GPU.
+
+Bytes: each element read once and written once, 2 * itemsize * N; one FLOP for each element, so 1/8 FLOP/byte in
+float32 where an H200 balances at 14 without tensor cores. Nothing but memory limits it, and torch's own kernel moves
+the same bytes: there is no pass over memory to be saved, so no kernel can win by fusing this one operation. What is
+left to lose is the launch. With a launch of L seconds and B bytes/s,
+
+    t(N) = max(L, 2 * itemsize * N / B)    back to back from the host, which runs ahead of the GPU
+    t(N) = L + 2 * itemsize * N / B        a single call that is waited for
+
+and below N = L * B / (2 * itemsize) the launch is most of it. See docs/elementwise.md.
+
+Source of the loop: Callahan, Dongarra, Levine, "Vectorizing compilers: a test suite and results", Supercomputing 1988.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+from expertile.ops.pointwise.launch import VECTOR_BYTES, check_tensor, queue
+from expertile.ops.rows.config import machine, on_kernels
+from expertile.ops.torch_op import differentiable, traced
+
+
+@dataclass(frozen=True)
+class Config:
+    """`block`: elements of one program, a power of two; `num_warps` warps share them. `streaming`: caches may drop what
+    was read or written first of all."""
+
+    block: int
+    num_warps: int
+    streaming: bool = False
+
+
+def configs(numel: int, dtype: torch.dtype, sm_count: int) -> tuple[Config, ...]:
+    """Configs for `numel` elements, the default first.
+
+    The default takes 1024 elements to 128 threads, one or two 16-byte loads each: programs are so short that the last
+    ones do not run alone for long. Where all fit on the SMs at once, 16 to an SM, one load, so that more of them do.
+    """
+    vector = VECTOR_BYTES // dtype.itemsize
+    one, two, four = (Config(loads * 128 * vector, 4) for loads in (1, 2, 4))
+    many = Config(1024, 4)
+    few = one if numel < 16 * sm_count * many.block else many
+    wide = (Config(256 * vector, 8), Config(2 * 256 * vector, 8), Config(4 * 256 * vector, 8))
+    streaming = (replace(one, streaming=True), replace(two, streaming=True))
+    return tuple(dict.fromkeys((few, many, one, two, four, *wide, *streaming)))
+
+
+@triton.jit
+def _add(x_ptr, out_ptr, value, index, mask, READ: tl.constexpr, WRITE: tl.constexpr):
+    total = tl.load(x_ptr + index, mask=mask, eviction_policy=READ).to(tl.float32) + value
+    tl.store(out_ptr + index, total.to(out_ptr.dtype.element_ty), mask=mask, cache_modifier=WRITE)
+
+
+@triton.jit(do_not_specialize=["value", "numel"])
+def _add_scalar_kernel(
+    x_ptr, out_ptr, value: tl.float32, numel: tl.int64,
+    BLOCK: tl.constexpr, VECTOR: tl.constexpr, READ: tl.constexpr, WRITE: tl.constexpr,
+):  # fmt: skip
+    start = tl.program_id(0).to(tl.int64) * BLOCK
+    left = tl.minimum(numel - start, BLOCK).to(tl.int32)
+    # The mask ends at a whole vector, and the compiler sees it: otherwise it would split 16-byte loads. Not a loop of
+    # single elements over the last block either, each step of which waits for memory.
+    whole = left // VECTOR * VECTOR
+    index = tl.arange(0, BLOCK)
+    _add(x_ptr + start, out_ptr + start, value, index, index < whole, READ, WRITE)
+    if whole < left:
+        rest = whole + tl.arange(0, VECTOR)
+        _add(x_ptr + start, out_ptr + start, value, rest, rest < left, READ, WRITE)
+
+
+def launch(x: torch.Tensor, out: torch.Tensor, value: float, config: Config) -> None:
+    """out = x + value over the storage of both, which must be dense and in the same order."""
+    numel = x.numel()
+    aligned = (x.data_ptr() | out.data_ptr()) % VECTOR_BYTES == 0
+    programs = -(-numel // config.block)
+    hints = ("evict_first", ".cs") if config.streaming else ("", "")
+    constants = (config.block, VECTOR_BYTES // x.dtype.itemsize, *hints)
+    queue(_add_scalar_kernel, x, out, aligned, (value, numel), constants, config.num_warps, programs)
+
+
+def _forward(x: torch.Tensor, value: float) -> torch.Tensor:
+    out = torch.empty_like(x)
+    if not on_kernels(x) or x.dtype is torch.float64:
+        # Not torch's own 16-bit sum: on a CPU it rounds the number to 16 bits first.
+        return torch.add(x, value, out=out) if x.dtype.itemsize > 2 else out.copy_(x.float() + value)
+    # The kernel sees storage, not strides. empty_like keeps those of a dense tensor and gives any other dense ones.
+    if not x.is_contiguous() and x.stride() != out.stride():
+        x = torch.empty_like(x).copy_(x)
+    if x.numel():
+        launch(x, out, value, configs(x.numel(), x.dtype, machine(x.get_device()).sm_count)[0])
+    return out
+
+
+class _AddScalar(torch.autograd.Function):
+    """The gradient of x is that of the result: no kernel runs backward."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, value: float) -> torch.Tensor:  # type: ignore[override]
+        return _forward(x, value)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:  # type: ignore[override]
+        return grad, None
+
+
+@torch.library.custom_op("expertile::add_scalar", mutates_args=())
+def _add_scalar_op(x: torch.Tensor, value: float) -> torch.Tensor:
+    return _forward(x, value)
+
+
+@_add_scalar_op.register_fake
+def _(x: torch.Tensor, value: float) -> torch.Tensor:
+    return torch.empty_like(x)
+
+
+def _op_backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
+    return grad, None
+
+
+_call_add_scalar = differentiable(_add_scalar_op, _op_backward, lambda ctx, inputs, output: None)
+
+
+def add_scalar(x: torch.Tensor, value: float) -> torch.Tensor:
+    """x + value, elementwise, in one pass over memory.
+
+    Args:
+        x: any shape and strides; float32, bfloat16 or float16 (on a CPU also float64). Dense tensors keep their order
+            in memory; others (slices, expanded ones) are made contiguous first, which is a pass more.
+        value: a number, rounded to float32.
+
+    Returns:
+        A tensor of x's shape and dtype. Differentiable in x.
+
+    Under `torch.compile` this is `torch.add`: the compiler can fuse it with its neighbours, and in that lies all that
+    there is to win. Raises TypeError or ValueError naming the argument, what was expected and what came.
+    """
+    check_tensor("x", x)
+    if torch.compiler.is_compiling():
+        return torch.add(x, value)
+    if not isinstance(value, int | float):
+        raise TypeError(f"value: expected a number, got {type(value).__name__}")
+    if traced(x):
+        return _call_add_scalar(x, float(value))
+    if x.requires_grad and torch.is_grad_enabled():
+        return _AddScalar.apply(x, float(value))
+    return _forward(x, float(value))

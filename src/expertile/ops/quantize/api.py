@@ -1,0 +1,304 @@
+"""FP8 quantisers: e4m3 values and float32 scales of activations and weights, each element read once.
+
+    scale[r, b] = max |x[r, c]| / 448 over the 128 columns c of block b      activations, 1×128
+    scale[n, b] = max |w| / 448 over a block of 128×128                      weights
+    values = x / scale, rounded to nearest even
+
+with the scale of a block of zeros 1 and none below 2^-126; with `power_of_two` scales are rounded up to 2^i, so that
+multiplying by them is exact. Bit for bit what `expertile.quant.Fp8Blocks.quantize` makes of the same tensor.
+
+What comes back, values · scale, differs from x by at most 2^-4 |x|, of elements below 2^-6 · scale (of the largest one
+in their block: 2^-6 / 448) by at most 2^-10 · scale; normally distributed data by 2.6 % in relative Frobenius norm
+(arXiv:2209.05433 for the format). Fused, the activation is quantised as float32 makes it, not rounded to x's dtype
+first.
+
+Bytes of T × K activations: itemsize · T · K read (twice that for SwiGLU's two halves), T · K + 4 T · ceil(K / 128)
+written, and as much again for the transposed copy that the weight gradient needs, for which nothing is read again
+(but for a norm: there rows are read twice, since no program holds whole rows of 128 tokens). About 12 FLOPs an element:
+memory limits all of them, time >= bytes / bandwidth. Triton, from compute capability 8.9 on, where GPUs convert to
+e4m3; plain torch elsewhere.
+"""
+
+from __future__ import annotations
+
+from typing import overload
+
+import torch
+import triton
+
+from expertile.ops.quantize import launch as kernels
+from expertile.ops.rows.config import capability, check_input
+from expertile.ops.torch_op import traced
+from expertile.quant import Fp8Blocks
+
+Both = tuple[Fp8Blocks, Fp8Blocks, torch.Tensor]
+Optional = torch.Tensor | None
+
+
+def _on_kernels(x: torch.Tensor) -> bool:
+    """Whether the Triton kernels serve x: on a GPU that converts to e4m3, or interpreted."""
+    return capability(x.get_device()) >= (8, 9) if x.is_cuda else triton.knobs.runtime.interpret
+
+
+def _computed(x: torch.Tensor, source: str, weight: Optional, eps: float) -> torch.Tensor:
+    """What is quantised, [..., K] float32, in plain torch."""
+    wide = x.float()
+    if source == "plain":
+        return wide
+    if source == "rms_norm":
+        wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+        return wide if weight is None else wide * weight.float()
+    if source == "swiglu_interleaved":
+        gate, up = wide[..., ::2], wide[..., 1::2]
+    else:
+        gate, up = wide.chunk(2, -1)
+    return torch.nn.functional.silu(gate) * up
+
+
+def _rows(x: torch.Tensor, source: str, weight: Optional, eps: float, power_of_two: bool) -> kernels.Quantized:
+    if _on_kernels(x):
+        return kernels.quantize_rows(x, source, weight, eps, power_of_two)
+    made = Fp8Blocks.quantize(_computed(x, source, weight, eps), (1, 128), power_of_two)
+    return made.values, made.scales.contiguous()
+
+
+def _tokens(
+    x: torch.Tensor, offs: torch.Tensor, source: str, weight: Optional, eps: float, power_of_two: bool, both: bool
+) -> tuple[torch.Tensor, ...]:
+    """(values, scales,) transposed values, transposed scales, offs: the first two only if `both`."""
+    if _on_kernels(x):
+        rows, turned, ends = kernels.quantize_tokens(x, offs, source, weight, eps, power_of_two, both)
+        return (*(rows or ()), *turned, ends)
+    wide = _computed(x, source, weight, eps)
+    made, ends = Fp8Blocks.quantize_tokens(wide, offs, power_of_two)
+    turned = made.values, _column_major(made.scales)
+    if not both:
+        return (*turned, ends)
+    rows_made = Fp8Blocks.quantize(wide, (1, 128), power_of_two)
+    return rows_made.values, _column_major(rows_made.scales), *turned, ends
+
+
+def _column_major(scales: torch.Tensor) -> torch.Tensor:
+    return scales.t().contiguous().t()
+
+
+def _weights(w: torch.Tensor, power_of_two: bool) -> kernels.Quantized:
+    if _on_kernels(w):
+        return kernels.quantize_weights(w, power_of_two)
+    made = Fp8Blocks.quantize(w, (128, 128), power_of_two)
+    return made.values, made.scales.contiguous()
+
+
+@torch.library.custom_op("expertile::quantize_rows", mutates_args=())
+def _rows_op(
+    x: torch.Tensor, source: str, weight: torch.Tensor | None, eps: float, power_of_two: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    return _rows(x, source, weight, eps, power_of_two)
+
+
+@_rows_op.register_fake
+def _(
+    x: torch.Tensor, source: str, weight: torch.Tensor | None, eps: float, power_of_two: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    k = kernels.width(x, source)
+    values = x.new_empty((*x.shape[:-1], k), dtype=torch.float8_e4m3fn)
+    return values, x.new_empty((*x.shape[:-1], (k + 127) // 128), dtype=torch.float32)
+
+
+@torch.library.custom_op("expertile::quantize_both", mutates_args=())
+def _both_op(
+    x: torch.Tensor, offs: torch.Tensor, source: str, weight: torch.Tensor | None, eps: float, power_of_two: bool
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    values, scales, turned, turned_scales, ends = _tokens(x, offs, source, weight, eps, power_of_two, True)
+    return values, scales, turned, turned_scales, ends
+
+
+@_both_op.register_fake
+def _(
+    x: torch.Tensor, offs: torch.Tensor, source: str, weight: torch.Tensor | None, eps: float, power_of_two: bool
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    k = kernels.width(x, source)
+    values = x.new_empty((x.shape[0], k), dtype=torch.float8_e4m3fn)
+    scales = x.new_empty(((k + 127) // 128, x.shape[0]), dtype=torch.float32).t()
+    return values, scales, *_fake_turned(x, offs, k)
+
+
+@torch.library.custom_op("expertile::quantize_tokens", mutates_args=())
+def _tokens_op(
+    x: torch.Tensor, offs: torch.Tensor, power_of_two: bool
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    turned, turned_scales, ends = _tokens(x, offs, "plain", None, 0.0, power_of_two, False)
+    return turned, turned_scales, ends
+
+
+@_tokens_op.register_fake
+def _(x: torch.Tensor, offs: torch.Tensor, power_of_two: bool) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    return _fake_turned(x, offs, x.shape[1])
+
+
+def _fake_turned(x: torch.Tensor, offs: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    room = (x.shape[0] + 127 * offs.shape[0]) // 128
+    turned = x.new_empty((k, room * 128), dtype=torch.float8_e4m3fn)
+    return turned, x.new_empty((room, k), dtype=torch.float32).t(), torch.empty_like(offs)
+
+
+@torch.library.custom_op("expertile::quantize_weights", mutates_args=())
+def _weights_op(w: torch.Tensor, power_of_two: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    return _weights(w, power_of_two)
+
+
+@_weights_op.register_fake
+def _(w: torch.Tensor, power_of_two: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    n, k = w.shape[-2:]
+    scales = w.new_empty((*w.shape[:-2], (n + 127) // 128, (k + 127) // 128), dtype=torch.float32)
+    return w.new_empty(w.shape, dtype=torch.float8_e4m3fn), scales
+
+
+def _check(name: str, x: object, dims: int | None = None) -> None:
+    check_input(name, x)
+    assert isinstance(x, torch.Tensor)
+    if dims is None and x.dim() < 2:
+        raise ValueError(f"{name}: expected at least 2 dimensions, got shape {list(x.shape)}")
+    if dims is not None and x.dim() != dims:
+        raise ValueError(f"{name}: expected {dims} dimensions, got shape {list(x.shape)}")
+
+
+def _check_offs(offs: object, x: torch.Tensor) -> None:
+    if not isinstance(offs, torch.Tensor):
+        raise ValueError(f"offs: expected an int32 tensor, got {type(offs).__name__}")
+    if offs.dtype is not torch.int32 or offs.dim() != 1 or offs.shape[0] == 0:
+        raise ValueError(f"offs: expected int32 of shape [G], G of 1 or more, got {offs.dtype} {list(offs.shape)}")
+    if offs.device != x.device:
+        raise ValueError(f"offs: expected device {x.device} as x has, got {offs.device}")
+
+
+def _quantized(
+    x: torch.Tensor, source: str, weight: Optional, eps: float, power_of_two: bool, offs: Optional
+) -> Fp8Blocks | Both:
+    _check("x", x, None if offs is None else 2)
+    if source.startswith("swiglu") and x.shape[-1] % 2:
+        raise ValueError(f"x: expected an even number of columns, gate and up, got shape {list(x.shape)}")
+    if offs is None:
+        values, scales = (
+            torch.ops.expertile.quantize_rows(x, source, weight, eps, power_of_two)
+            if traced(x)
+            else _rows(x, source, weight, eps, power_of_two)
+        )
+        return Fp8Blocks(values, scales)
+    _check_offs(offs, x)
+    values, scales, turned, turned_scales, ends = (
+        torch.ops.expertile.quantize_both(x, offs, source, weight, eps, power_of_two)
+        if traced(x)
+        else _tokens(x, offs, source, weight, eps, power_of_two, True)
+    )
+    return Fp8Blocks(values, scales), Fp8Blocks(turned, turned_scales), ends
+
+
+@overload
+def quantize_activations(x: torch.Tensor, *, offs: None = None, power_of_two: bool = False) -> Fp8Blocks: ...
+@overload
+def quantize_activations(x: torch.Tensor, *, offs: torch.Tensor, power_of_two: bool = False) -> Both: ...
+def quantize_activations(x: torch.Tensor, *, offs: Optional = None, power_of_two: bool = False) -> Fp8Blocks | Both:
+    """x in e4m3 with a scale for each 1×128: what `scaled_grouped_mm` takes as its rows.
+
+    Args:
+        x: [..., K], at least 2 dimensions; float32, bfloat16 or float16. K need be no multiple of 128.
+        offs: [G] int32 on x's device, the END row of each group of x [T, K]: also make the transposed copy that the
+            weight gradient sums over, from the same single read.
+        power_of_two: scales rounded up to powers of two.
+
+    Returns:
+        `Fp8Blocks` of values [..., K] and scales [..., ceil(K / 128)]. With `offs` a tuple of it, of the transposed
+        copy, values [K, P] and scales [K, P / 128], and of the groups' ends in there, [G] int32: what
+        `Fp8Blocks.quantize_tokens` makes, P = 128 · floor((T + 127 G) / 128), each group begun on a multiple of 128
+        with zeros behind it. Rows past offs[-1] are in the first alone. Scales are column-major then, strides (1, T)
+        and (1, K), as they are made side by side. Not differentiable; never waits for the GPU.
+
+    A block with a NaN has the scale NaN and all values NaN; one with an infinity the scale infinity, zeros, and NaN
+    where the infinity was. Both dequantise to NaN throughout the block.
+
+    Raises ValueError naming the argument, what was expected and what came.
+    """
+    return _quantized(x, "plain", None, 0.0, power_of_two, offs)
+
+
+@overload
+def quantize_swiglu(
+    x: torch.Tensor, *, interleaved: bool = False, offs: None = None, power_of_two: bool = False
+) -> Fp8Blocks: ...
+@overload
+def quantize_swiglu(
+    x: torch.Tensor, *, interleaved: bool = False, offs: torch.Tensor, power_of_two: bool = False
+) -> Both: ...
+def quantize_swiglu(
+    x: torch.Tensor, *, interleaved: bool = False, offs: Optional = None, power_of_two: bool = False
+) -> Fp8Blocks | Both:
+    """silu(gate) · up of a pre-activation, quantised as by `quantize_activations`: the rows of the down projection.
+
+    x is [..., 2 I]: the halves [gate | up], or (g0, u0, g1, u1, …) if `interleaved`. silu(g) = g / (1 + exp(-g)), in
+    float32. 5 bytes an element of the result move where separate calls on bfloat16 move 9. The other arguments, the
+    result (of I columns) and the errors are those of `quantize_activations`.
+    """
+    return _quantized(x, "swiglu_interleaved" if interleaved else "swiglu", None, 0.0, power_of_two, offs)
+
+
+@overload
+def quantize_rms_norm(
+    x: torch.Tensor, weight: Optional = None, *, eps: float = 1e-6, offs: None = None, power_of_two: bool = False
+) -> Fp8Blocks: ...
+@overload
+def quantize_rms_norm(
+    x: torch.Tensor, weight: Optional = None, *, eps: float = 1e-6, offs: torch.Tensor, power_of_two: bool = False
+) -> Both: ...
+def quantize_rms_norm(
+    x: torch.Tensor,
+    weight: Optional = None,
+    *,
+    eps: float = 1e-6,
+    offs: Optional = None,
+    power_of_two: bool = False,
+) -> Fp8Blocks | Both:
+    """x · rstd · weight, rstd = 1 / sqrt(mean of squares of a row + eps), quantised as by `quantize_activations`.
+
+    weight is [K] or None, of any of x's dtypes. A row of at most 32768 elements is read once, a longer one, and rows
+    with `offs`, twice. The other arguments, the result and the errors are those of `quantize_activations`.
+    """
+    if weight is not None:
+        check_input("weight", weight)
+        if isinstance(x, torch.Tensor) and x.dim() and (weight.shape != x.shape[-1:] or weight.device != x.device):
+            raise ValueError(
+                f"weight: expected shape {[x.shape[-1]]} on {x.device}, got {list(weight.shape)} on {weight.device}"
+            )
+        weight = weight.contiguous()
+    return _quantized(x, "rms_norm", weight, float(eps), power_of_two, offs)
+
+
+def quantize_tokens(
+    x: torch.Tensor, offs: torch.Tensor, *, power_of_two: bool = False
+) -> tuple[Fp8Blocks, torch.Tensor]:
+    """The transposed copy alone, and its offs: `Fp8Blocks.quantize_tokens` in one pass.
+
+    x [T, K], offs [G] int32 on its device -> (values [K, P], scales [K, P / 128], ends [G]); see
+    `quantize_activations` for shapes, for NaN and infinities, and for the errors.
+    """
+    _check("x", x, 2)
+    _check_offs(offs, x)
+    values, scales, ends = (
+        torch.ops.expertile.quantize_tokens(x, offs, power_of_two)
+        if traced(x)
+        else _tokens(x, offs, "plain", None, 0.0, power_of_two, False)
+    )
+    return Fp8Blocks(values, scales), ends
+
+
+def quantize_weights(w: torch.Tensor, *, power_of_two: bool = False) -> Fp8Blocks:
+    """w [..., N, K] in e4m3 with a scale for each 128×128: `Fp8Blocks.quantize(w, (128, 128))` in one pass.
+
+    float32, bfloat16 or float16; the last blocks may be cut off by the edges. Values [..., N, K], scales
+    [..., ceil(N / 128), ceil(K / 128)]. NaN and infinities as in `quantize_activations`, for the whole block.
+
+    Raises ValueError naming the argument, what was expected and what came.
+    """
+    _check("w", w)
+    values, scales = torch.ops.expertile.quantize_weights(w, power_of_two) if traced(w) else _weights(w, power_of_two)
+    return Fp8Blocks(values, scales, (128, 128))

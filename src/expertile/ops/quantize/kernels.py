@@ -1,0 +1,426 @@
+"""Triton kernels of the FP8 quantisers: what a program loads, and how a block gets its scale; see quantize.py.
+
+Quotients decide e4m3 values that lie on a tie as IEEE division does: bit for bit what `Fp8Blocks.quantize` makes.
+Dividing each element so would cost more than memory does; a block is divided for once, in one of three ways (DIVIDE):
+
+1, of float16 and bfloat16: 1 / s in two parts, h + l with 0 <= l, and RN(x · h + RN(x · l)). Not the quotient in every
+   bit, but on its side of every tie: elements and largest ones of 11 bits come near a tie only by lying on it
+   (tests/ops/quantize/test_quotients.py).
+2, of float32: q = RN(x · y) with y = RN(1 / s) is corrected by its remainder, q ← RN(q + RN(x - q · s) · y). q begins
+   within 1.5 units in the last place and is within one after a first step; a second step makes it RN(x / s) (Markstein,
+   "Computation of elementary functions on the IBM RISC System/6000 processor", 1990). That needs remainders that do not
+   underflow, so blocks below 2^-80 are lifted by 2^100.
+0, of what float32 has computed (SwiGLU, a norm), and where s is a power of two: RN(x · y). Such an x is known
+   to a few units in the last place, and its own rounding decides what lies on a tie.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import libdevice
+
+from expertile.ops.launch.persistent import group_of_tile, group_range, tile_ends
+
+_SMALLEST_SCALE = tl.constexpr(2.0**-126)
+_LIFT_BELOW = tl.constexpr(2.0**-80)
+_LIFT = tl.constexpr(2.0**100)
+_UNLIFT = tl.constexpr(2.0**-100)
+_BY_448 = tl.constexpr(float.fromhex("0x1.24924ap-9"))  # RN(1 / 448)
+_INFINITY = tl.constexpr(float("inf"))
+_INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
+
+
+@triton.jit
+def magnitude(x):
+    """|x| as the integer of its bits, whose order is that of magnitudes, NaN above infinity."""
+    return x.to(tl.int32, bitcast=True) & 0x7FFFFFFF
+
+
+@triton.jit
+def scale_of(largest, POWER: tl.constexpr):
+    """The scale of blocks whose largest `magnitude` is given: amax / 448, 1 for zeros; rounded up to 2^i for POWER."""
+    amax = largest.to(tl.float32, bitcast=True)
+    small = amax < _LIFT_BELOW
+    lifted = tl.where(small, amax * _LIFT, amax)
+    # amax / 448 as IEEE divides, by one correction: checked for every significand.
+    scale = lifted * _BY_448
+    scale = tl.fma(tl.fma(scale, -448.0, lifted), _BY_448, scale)
+    scale = tl.where(small, scale * _UNLIFT, scale)
+    scale = tl.where(amax == _INFINITY, amax, scale)
+    scale = tl.where(scale < _SMALLEST_SCALE, _SMALLEST_SCALE, scale)
+    scale = tl.where(largest == 0, 1.0, scale)
+    if POWER:
+        bits = scale.to(tl.int32, bitcast=True)
+        up = (bits + 0x7FFFFF) & 0x7F800000
+        scale = tl.where(bits < 0x7F800000, up, bits).to(tl.float32, bitcast=True)
+    return scale
+
+
+@triton.jit
+def in_two_parts(scale):
+    """1 / scale = high + low with low >= 0, so that -0 stays -0; low = 0 for infinity."""
+    one = tl.full(scale.shape, 1.0, tl.float32)
+    high = tl.div_rn(one, scale)
+    above = tl.fma(-scale, high, one) < 0
+    high = (high.to(tl.int32, bitcast=True) - above.to(tl.int32)).to(tl.float32, bitcast=True)
+    rest = tl.fma(-scale, high, one)
+    return high, tl.where(rest >= 0, rest * high, 0.0)
+
+
+@triton.jit
+def divided(x, scale, DIVIDE: tl.constexpr):
+    """x / scale as e4m3, `scale` of a shape that spreads over x's. Of a block with an infinity: zeros and NaN."""
+    if DIVIDE == 0:
+        return (x * tl.div_rn(tl.full(scale.shape, 1.0, tl.float32), scale)).to(tl.float8e4nv)
+    elif DIVIDE == 1:
+        high, low = in_two_parts(scale)
+        return tl.fma(x, high, x * low).to(tl.float8e4nv)
+    else:
+        lift = tl.where(scale < _LIFT_BELOW, _LIFT, 1.0)
+        inverse = tl.div_rn(tl.full(scale.shape, -1.0, tl.float32), scale * lift)
+        divisor = tl.where(scale == _INFINITY, 1.0, scale * lift)
+        # All with the sign turned, so that the quotient of -0 is -0.
+        negative = x * (0.0 - lift)
+        quotient = negative * inverse
+        for _ in tl.static_range(2):
+            quotient = tl.fma(tl.fma(quotient, divisor, negative), inverse, quotient)
+        return quotient.to(tl.float8e4nv)
+
+
+@triton.jit
+def inside(live, cols, K, MASK_ROWS: tl.constexpr, MASK_COLS: tl.constexpr):
+    """The mask for live rows [U, 1] and cols [U or 1, C], where anything is masked."""
+    if MASK_ROWS and MASK_COLS:
+        return live & (cols < K)
+    elif MASK_ROWS:
+        return live
+    else:
+        return cols < K
+
+
+@triton.jit
+def load_as_is(pointers, live, cols, K, MASK_ROWS: tl.constexpr, MASK_COLS: tl.constexpr, EVICT: tl.constexpr):
+    """Zeros outside."""
+    if MASK_ROWS or MASK_COLS:
+        mask = inside(live, cols, K, MASK_ROWS, MASK_COLS)
+        return tl.load(pointers, mask=mask, other=0.0, eviction_policy=EVICT)
+    else:
+        return tl.load(pointers, eviction_policy=EVICT)
+
+
+@triton.jit
+def load(pointers, live, cols, K, MASK_ROWS: tl.constexpr, MASK_COLS: tl.constexpr, EVICT: tl.constexpr):
+    """In float32, zeros outside."""
+    return load_as_is(pointers, live, cols, K, MASK_ROWS, MASK_COLS, EVICT).to(tl.float32)
+
+
+@triton.jit
+def store(pointers, values, live, cols, K, MASK_ROWS: tl.constexpr, MASK_COLS: tl.constexpr):
+    if MASK_ROWS or MASK_COLS:
+        tl.store(pointers, values, mask=inside(live, cols, K, MASK_ROWS, MASK_COLS))
+    else:
+        tl.store(pointers, values)
+
+
+@triton.jit
+def silu(x):
+    """x / (1 + exp(-x)) from one exponential and one reciprocal of the hardware, which flush subnormals: what guards
+    them otherwise takes as long as memory does. The interpreter has neither."""
+    if _INTERPRETED:
+        return x * tl.sigmoid(x)
+    else:
+        return libdevice.fast_dividef(x, 1.0 + libdevice.fast_expf(-x))
+
+
+@triton.jit
+def load_source(
+    x_ptr, weight_ptr, rows, live, rstd, first, x_stride, K, SOURCE: tl.constexpr, WIDTH: tl.constexpr,
+    MASK_ROWS: tl.constexpr, MASK_COLS: tl.constexpr, EVICT: tl.constexpr,
+):  # fmt: skip
+    """What is quantised, in float32 [U, WIDTH]: rows [U, 1] after that of x_ptr, columns from first [U or 1, 1] on;
+    rstd [U, 1] or None, where the norm comes later."""
+    x_rows = x_ptr + rows * x_stride
+    if SOURCE == "swiglu_interleaved":
+        cols = 2 * first + tl.arange(0, 2 * WIDTH)[None, :]
+        both = load(x_rows + cols, live, cols, 2 * K, MASK_ROWS, MASK_COLS, EVICT)
+        gate, up = tl.split(tl.reshape(both, (both.shape[0], WIDTH, 2)))
+        return silu(gate) * up
+    elif SOURCE == "swiglu_words_bf16" or SOURCE == "swiglu_words_fp16":
+        # Gate and up of a channel in one word: taken apart as bits, they stay in the thread that loads and stores.
+        cols = first + tl.arange(0, WIDTH)[None, :]
+        if MASK_ROWS or MASK_COLS:
+            mask = inside(live, cols, K, MASK_ROWS, MASK_COLS)
+            words = tl.load(x_rows + cols, mask=mask, other=0, eviction_policy=EVICT)
+        else:
+            words = tl.load(x_rows + cols, eviction_policy=EVICT)
+        if SOURCE == "swiglu_words_bf16":
+            gate = (words << 16).to(tl.float32, bitcast=True)
+            up = (words & -65536).to(tl.float32, bitcast=True)
+        else:
+            gate = words.to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
+            up = (words >> 16).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
+        return silu(gate) * up
+    else:
+        cols = first + tl.arange(0, WIDTH)[None, :]
+        x = load(x_rows + cols, live, cols, K, MASK_ROWS, MASK_COLS, EVICT)
+        if SOURCE == "swiglu":
+            x = silu(x) * load(x_rows + K + cols, live, cols, K, MASK_ROWS, MASK_COLS, EVICT)
+        if rstd is not None:
+            x *= rstd
+            if weight_ptr is not None:
+                x *= load_weight(weight_ptr, cols, K, MASK_COLS)
+        return x
+
+
+@triton.jit
+def load_weight(weight_ptr, cols, K, MASKED: tl.constexpr):
+    if MASKED:
+        return tl.load(weight_ptr + cols, mask=cols < K, other=0.0, eviction_policy="evict_last").to(tl.float32)
+    else:
+        return tl.load(weight_ptr + cols, eviction_policy="evict_last").to(tl.float32)
+
+
+@triton.jit
+def quantize_rows_kernel(
+    x_ptr, weight_ptr, rstd_ptr, values_ptr, scales_ptr, R, k_units, x_stride_units, chunks,
+    SOURCE: tl.constexpr, UNIT: tl.constexpr, BLOCK_R: tl.constexpr, BLOCKS: tl.constexpr, EVEN_R: tl.constexpr,
+    EVEN_K: tl.constexpr, POWER: tl.constexpr, DIVIDE: tl.constexpr,
+):  # fmt: skip
+    """Program (tile of rows, chunk): BLOCK_R rows of BLOCKS blocks of 128 each. "rms_norm" comes with its rstd."""
+    K = k_units * UNIT
+    x_stride = x_stride_units * UNIT
+    chunk = tl.program_id(0) % chunks
+    tile = tl.program_id(0) // chunks
+    block = tl.arange(0, BLOCK_R * BLOCKS)
+    row = block // BLOCKS  # of this tile
+    place = chunk * BLOCKS + block % BLOCKS
+    start = (tile * BLOCK_R).to(tl.int64)
+    rows = row[:, None]
+    live = rows < R - start
+    cols = place[:, None] * 128 + tl.arange(0, 128)[None, :]
+    rstd = None if rstd_ptr is None else tl.load(rstd_ptr + start + rows, mask=live, other=0.0)
+    x = load_source(
+        x_ptr + start * x_stride, weight_ptr, rows, live, rstd, place[:, None] * 128, x_stride, K,
+        SOURCE, 128, not EVEN_R, not EVEN_K, "evict_first",
+    )  # fmt: skip
+    scale = scale_of(tl.max(magnitude(x), 1), POWER)
+    values = divided(x, scale[:, None], DIVIDE)
+    store(values_ptr + start * K + (rows * K + cols), values, live, cols, K, not EVEN_R, not EVEN_K)
+    store_scales(scales_ptr, scale, row, place, start, R, K, EVEN_R, EVEN_K)
+
+
+@triton.jit
+def store_scales(scales_ptr, scale, row, place, start, R, K, EVEN_R: tl.constexpr, EVEN_K: tl.constexpr):
+    """Of block `place` of row start + `row`, each."""
+    blocks_of_row = tl.cdiv(K, 128)
+    scales_at = scales_ptr + start * blocks_of_row + (row * blocks_of_row + place)
+    if EVEN_R and EVEN_K:
+        tl.store(scales_at, scale)
+    else:
+        tl.store(scales_at, scale, mask=(row < R - start) & (place < blocks_of_row))
+
+
+@triton.jit
+def _larger(x, y):
+    return tl.maximum(x, y, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
+def largest_magnitude(x):
+    """The largest `magnitude` of each row of float32 x; the hardware takes |x| on the way."""
+    if _INTERPRETED:
+        return tl.max(magnitude(x), 1)
+    else:
+        return magnitude(tl.reduce(tl.abs(x), 1, _larger))
+
+
+@triton.constexpr_function
+def past_row(i: int, PIECES: int, EVEN_K: bool) -> bool:
+    """Whether piece i may reach past the row: only the last can."""
+    return not EVEN_K and i == PIECES - 1
+
+
+@triton.jit
+def quantize_norm_kernel(
+    x_ptr, weight_ptr, values_ptr, scales_ptr, R, k_units, x_stride_units, eps,
+    UNIT: tl.constexpr, BLOCK_R: tl.constexpr, BLOCKS: tl.constexpr, PIECES: tl.constexpr, EVEN_R: tl.constexpr,
+    EVEN_K: tl.constexpr, POWER: tl.constexpr, READ: tl.constexpr,
+):  # fmt: skip
+    """RMS norm and 1×128 blocks of it: BLOCK_R rows, in PIECES of BLOCKS blocks each, held from the only read on.
+
+    rstd cancels in the values, x w rstd / (max |x w| rstd / 448): they go out while the row's sum is under way, and
+    only scales wait for it. Not with POWER, where scales are rounded. Nothing is corrected: see DIVIDE = 0."""
+    K = k_units * UNIT
+    x_stride = x_stride_units * UNIT
+    block = tl.arange(0, BLOCK_R * BLOCKS)
+    row = block // BLOCKS  # of this tile
+    start = tl.program_id(0).to(tl.int64) * BLOCK_R
+    rows = row[:, None]
+    live = rows < R - start
+    x_rows = x_ptr + start * x_stride + rows * x_stride
+    to_rows = values_ptr + start * K + rows * K
+    xs = ()
+    weights = ()
+    for i in tl.static_range(PIECES):
+        cols = (i * BLOCKS + block % BLOCKS)[:, None] * 128 + tl.arange(0, 128)[None, :]
+        xs = xs + (load_as_is(x_rows + cols, live, cols, K, not EVEN_R, past_row(i, PIECES, EVEN_K), READ),)  # type: ignore[assignment] # noqa: RUF005
+        if weight_ptr is not None:
+            weight = load_as_is(weight_ptr + cols, live, cols, K, False, past_row(i, PIECES, EVEN_K), "evict_last")
+            weights = weights + (weight,)  # type: ignore[assignment] # noqa: RUF005
+    squares = tl.zeros((BLOCK_R * BLOCKS, 128), tl.float32)
+    scales = ()
+    for i in tl.static_range(PIECES):
+        cols = (i * BLOCKS + block % BLOCKS)[:, None] * 128 + tl.arange(0, 128)[None, :]
+        x = xs[i].to(tl.float32)  # type: ignore[var-annotated]
+        squares += x * x
+        if not POWER:
+            y = x if weight_ptr is None else x * weights[i].to(tl.float32)
+            largest = largest_magnitude(y)
+            scale = scale_of(largest, False)
+            values = divided(y, scale[:, None], 0)
+            store(to_rows + cols, values, live, cols, K, not EVEN_R, past_row(i, PIECES, EVEN_K))
+            # -1: a block of zeros, whose scale stays 1.
+            scales = scales + (tl.where(largest == 0, -1.0, scale),)  # noqa: RUF005
+    rstd = tl.rsqrt(tl.sum(tl.reshape(squares, (BLOCK_R, BLOCKS * 128)), 1) / K + eps)
+    rstd = tl.reshape(rstd[:, None] + tl.zeros((BLOCK_R, BLOCKS), tl.float32), (BLOCK_R * BLOCKS,))
+    for i in tl.static_range(PIECES):
+        place = i * BLOCKS + block % BLOCKS
+        if POWER:
+            cols = place[:, None] * 128 + tl.arange(0, 128)[None, :]
+            y = xs[i].to(tl.float32) * rstd[:, None]
+            if weight_ptr is not None:
+                y *= weights[i].to(tl.float32)
+            scale = scale_of(largest_magnitude(y), True)
+            store(to_rows + cols, divided(y, scale[:, None], 0), live, cols, K, not EVEN_R, past_row(i, PIECES, EVEN_K))
+        else:
+            scale = scales[i] * rstd
+            scale = tl.where(scale < _SMALLEST_SCALE, _SMALLEST_SCALE, scale)
+            scale = tl.where(scales[i] == -1.0, 1.0, scale)
+        store_scales(scales_ptr, scale, row, place, start, R, K, EVEN_R, not past_row(i, PIECES, EVEN_K))
+
+
+@triton.jit
+def rstd_kernel(
+    x_ptr, rstd_ptr, R, k_units, x_stride_units, eps,
+    UNIT: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr,
+):  # fmt: skip
+    """rstd[r] = 1 / sqrt(mean of squares + eps), for rows that no program can hold or that several need."""
+    K = k_units * UNIT
+    row = tl.program_id(0) * BLOCK_R + tl.arange(0, BLOCK_R)
+    x_rows = x_ptr + row.to(tl.int64)[:, None] * (x_stride_units * UNIT)
+    squares = tl.zeros((BLOCK_R, BLOCK_C), tl.float32)
+    for start in range(0, K, BLOCK_C):
+        cols = start + tl.arange(0, BLOCK_C)[None, :]
+        x = tl.load(x_rows + cols, mask=(row[:, None] < R) & (cols < K), other=0.0).to(tl.float32)
+        squares += x * x
+    tl.store(rstd_ptr + row, tl.rsqrt(tl.sum(squares, 1) / K + eps), mask=row < R)
+
+
+@triton.jit(do_not_specialize=["zero"])
+def quantize_tokens_kernel(
+    x_ptr, weight_ptr, rstd_ptr, offs_ptr, values_ptr, scales_ptr, turned_values_ptr, turned_scales_ptr, ends_ptr,
+    R, k_units, x_stride_units, room_blocks, groups, chunks, zero,
+    SOURCE: tl.constexpr, UNIT: tl.constexpr, GROUPS_P2: tl.constexpr, PER_PROGRAM: tl.constexpr,
+    BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr, EVEN_K: tl.constexpr, POWER: tl.constexpr, DIVIDE: tl.constexpr,
+):  # fmt: skip
+    """Program (128 tokens of one group, chunk): PER_PROGRAM tiles of 128 tokens × 128 channels, each quantised along
+    channels where values_ptr is given, BLOCK_R tokens at a time, and then along tokens, BLOCK_C channels at a time,
+    and stored transposed. The second time L1 still holds the tile: 16384 elements in registers would leave an SM one
+    program, and a thread with 16 neighbouring channels would divide for 16 scales.
+
+    Behind the last group follow the blocks of rows that are in none: quantised along channels only. What no group
+    reaches of the transposed copy is zeros with scale 1."""
+    K = k_units * UNIT
+    x_stride = x_stride_units * UNIT
+    chunk = tl.program_id(0) % chunks
+    block = tl.program_id(0) // chunks
+    ends = tile_ends(offs_ptr, groups, 1, 128, GROUPS_P2)
+    if tl.program_id(0) == 0:
+        g = tl.arange(0, GROUPS_P2)
+        tl.store(ends_ptr + g, ends * 128, mask=g < groups)
+    used = tl.max(ends, 0)
+    if block < used:
+        group, first_block = group_of_tile(block, ends, GROUPS_P2)
+        start, end = group_range(offs_ptr, group)
+        start += (block - first_block) * 128
+    else:
+        start = tl.load(offs_ptr + groups - 1) + (block - used) * 128
+        end = R + 0 * start
+    blocks_of_row = tl.cdiv(K, 128)
+    room = room_blocks * 128
+    # Rows of this block from its first on, so that 32 bits hold their places.
+    count = end - start
+    start = start.to(tl.int64)
+    x_ptr += start * x_stride
+    tokens = tl.arange(0, 128)[:, None]
+    live = tokens < count
+    rstd = None if rstd_ptr is None else tl.load(rstd_ptr + start + tokens, mask=live, other=0.0)
+    for place in range(chunk * PER_PROGRAM, tl.minimum((chunk + 1) * PER_PROGRAM, blocks_of_row)):
+        if values_ptr is not None:
+            cols = place * 128 + tl.arange(0, 128)[None, :]
+            for i in range(0, tl.minimum(128, count), BLOCK_R):
+                row = i + tl.arange(0, BLOCK_R)
+                rows, own = row[:, None], (row < count)[:, None]
+                row_rstd = None if rstd_ptr is None else tl.load(rstd_ptr + start + rows, mask=own, other=0.0)
+                x = load_source(
+                    x_ptr, weight_ptr, rows, own, row_rstd, tl.full((1, 1), 128, tl.int32) * place, x_stride, K,
+                    SOURCE, 128, True, not EVEN_K, "",
+                )  # fmt: skip
+                scale = scale_of(tl.max(magnitude(x), 1), POWER)
+                values = divided(x, scale[:, None], DIVIDE)
+                store(values_ptr + start * K + (rows * K + cols), values, own, cols, K, True, not EVEN_K)
+                tl.store(scales_ptr + tl.full((), 1, tl.int64) * place * R + start + row, scale, mask=row < count)
+        if block < room_blocks:
+            for j in range(0, 128, BLOCK_C):
+                col = j + tl.arange(0, BLOCK_C)
+                first = tl.full((), 128, tl.int64) * place
+                at = turned_values_ptr + first * room + block * 128 + (col[:, None] * room + tl.arange(0, 128)[None, :])
+                scale_at = turned_scales_ptr + tl.full((), 1, tl.int64) * block * K + (place * 128 + col)
+                if block < used:
+                    # Of an address that may be odd two elements are loaded at a time, so that a thread has few
+                    # channels and many tokens.
+                    x = load_source(
+                        x_ptr + 2 * zero, weight_ptr, tokens, live, rstd,
+                        tl.full((1, 1), 128, tl.int32) * place + j, x_stride, K,
+                        SOURCE, BLOCK_C, True, not EVEN_K, "evict_first",
+                    )  # fmt: skip
+                    scale = scale_of(tl.max(magnitude(x), 0), POWER)
+                    values = tl.trans(divided(x, scale[None, :], DIVIDE))
+                else:
+                    scale = tl.full((BLOCK_C,), 1.0, tl.float32)
+                    values = tl.zeros((BLOCK_C, 128), tl.float8e4nv)
+                channels = place * 128 + col
+                store(at, values, channels[:, None] < K, channels[:, None], K, not EVEN_K, False)
+                if EVEN_K:
+                    tl.store(scale_at, scale)
+                else:
+                    tl.store(scale_at, scale, mask=channels < K)
+
+
+@triton.jit
+def quantize_weights_kernel(
+    w_ptr, values_ptr, scales_ptr, N, k_units, group_stride_units, row_stride_units, chunks, row_tiles,
+    UNIT: tl.constexpr, PER_PROGRAM: tl.constexpr, STAGES: tl.constexpr, EVEN_N: tl.constexpr, EVEN_K: tl.constexpr,
+    POWER: tl.constexpr, DIVIDE: tl.constexpr,
+):  # fmt: skip
+    """Program (group, 128 rows, chunk): PER_PROGRAM tiles of 128×128, one scale each."""
+    K = k_units * UNIT
+    chunk = tl.program_id(0) % chunks
+    tile = tl.program_id(0) // chunks
+    group = tile // row_tiles
+    start = (tile % row_tiles * 128).to(tl.int64)
+    rows = tl.arange(0, 128)[:, None]
+    live = rows < N - start
+    blocks_of_row = tl.cdiv(K, 128)
+    w_tile = w_ptr + (group.to(tl.int64) * group_stride_units + start * row_stride_units) * UNIT
+    from_rows = w_tile + rows * row_stride_units * UNIT
+    to_rows = values_ptr + (group.to(tl.int64) * N + start) * K + rows * K
+    last = tl.minimum((chunk + 1) * PER_PROGRAM, blocks_of_row)
+    for place in tl.range(chunk * PER_PROGRAM, last, num_stages=STAGES):
+        cols = place * 128 + tl.arange(0, 128)[None, :]
+        x = load(from_rows + cols, live, cols, K, not EVEN_N, not EVEN_K, "evict_first")
+        largest = tl.max(tl.max(magnitude(x), 1, keep_dims=True), 0, keep_dims=True)
+        scale = scale_of(largest, POWER)
+        store(to_rows + cols, divided(x, scale, DIVIDE), live, cols, K, not EVEN_N, not EVEN_K)
+        tl.store(scales_ptr + tile.to(tl.int64) * blocks_of_row + place + tl.zeros((1, 1), tl.int32), scale)

@@ -1,0 +1,316 @@
+"""Host side of the FP8 quantisers' kernels: outputs, configs, launches; quantize.py checks dtypes and shapes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import gcd
+
+import torch
+import triton
+
+from expertile.ops.launch.kernels import launch
+from expertile.ops.quantize.kernels import (
+    quantize_norm_kernel,
+    quantize_rows_kernel,
+    quantize_tokens_kernel,
+    quantize_weights_kernel,
+    rstd_kernel,
+)
+from expertile.ops.quantize.strips_kernel import quantize_strips_kernel
+from expertile.ops.rows.config import as_rows, machine, unit
+from expertile.quant import TOKEN_BLOCK, aligned_offs
+
+BLOCK = 128
+SOURCES = ("plain", "swiglu", "swiglu_interleaved", "rms_norm")
+# Blocks of a row that one program holds for its norm: 32 K elements. Longer rows are read twice.
+_MOST_HELD = 256
+_READ = ""  # plainly, which an H200 likes better than "evict_first": see tile.py
+_FARTHEST_ROW = 2**23  # elements between two rows
+# So that 16 warps of the kernel that holds strips share an SM.
+_STRIPS_REGISTERS = 128
+
+Optional = torch.Tensor | None
+Quantized = tuple[torch.Tensor, torch.Tensor]  # e4m3 values, float32 scales
+
+
+@dataclass(frozen=True)
+class RowsConfig:
+    """`blocks` blocks of 1×128 in one program, a power of two, among `num_warps` warps."""
+
+    blocks: int
+    num_warps: int
+
+
+@dataclass(frozen=True)
+class NormConfig:
+    """`rows` whole rows, a power of two, in one program of `num_warps` warps, quantised in `pieces` of a row one after
+    another. `most_registers` of a thread let more programs share an SM."""
+
+    rows: int
+    pieces: int
+    num_warps: int
+    most_registers: int | None = None
+
+
+@dataclass(frozen=True)
+class TokensConfig:
+    """`per_program` tiles of 128 tokens × 128 channels, one after another, by `num_warps` warps: quantised along
+    channels `rows` tokens at a time, along tokens `cols` channels at a time. `most_registers` of a thread let more
+    programs share an SM."""
+
+    per_program: int
+    num_warps: int = 4
+    rows: int = 32
+    cols: int = 32
+    most_registers: int | None = None
+
+
+@dataclass(frozen=True)
+class StripsConfig:
+    """As `TokensConfig`, of the kernel that holds a tile in strips: `per_program` of them by 4 or 8 warps.
+
+    `staged`: the transposed copy goes through shared memory."""
+
+    per_program: int
+    num_warps: int
+    staged: bool = False
+
+
+@dataclass(frozen=True)
+class WeightsConfig:
+    """`per_program` blocks of 128×128, one after another, by `num_warps` warps; `num_stages` of them on their way at
+    once, 1 loading each when it is its turn. `most_registers` of a thread let more programs share an SM."""
+
+    per_program: int
+    num_warps: int
+    num_stages: int = 1
+    most_registers: int | None = None
+
+
+def rows_configs(source: str) -> tuple[RowsConfig, ...]:
+    """Configs for 1×128 blocks, the default first."""
+    if source == "swiglu":
+        return RowsConfig(32, 8), RowsConfig(16, 4), RowsConfig(8, 4)
+    return (RowsConfig(8, 4), RowsConfig(16, 4)) if source != "plain" else (RowsConfig(16, 4), RowsConfig(32, 4))
+
+
+def norm_configs(k: int, itemsize: int = 2) -> tuple[NormConfig, ...]:
+    """Configs for norms of rows of `k` elements, the default first: a thread has 32 of them in two pieces, for which 64
+    registers do, so that an SM has 64 KB of rows on their way."""
+    held = triton.next_power_of_2(-(-k // BLOCK))
+    if held > 128:
+        return NormConfig(1, 4, 16), NormConfig(1, 2, 16)
+    rows = max(1, 16 // held)
+    warps = rows * held // 8
+    few = 64 if itemsize == 2 and rows == 1 and k % BLOCK == 0 else None
+    return NormConfig(rows, min(2, held), warps, few), NormConfig(rows, 1, warps), NormConfig(rows, 1, 2 * warps)
+
+
+def tokens_configs(source: str, by: int = 16) -> tuple[TokensConfig, ...]:
+    """Configs for 128 tokens × 128 channels quantised both ways, the default first, where rows are multiples of `by`
+    elements. None of them spills."""
+    if by < 16:
+        return (TokensConfig(4, 8, 64, 32), TokensConfig(4, 4, 32, 16))
+    if source.startswith("swiglu"):
+        warps4, warps8 = TokensConfig(4, 4, 32, 16, 168), TokensConfig(4, 8, 64, 32, 168)
+        return warps4, warps8, replace(warps4, per_program=2), replace(warps4, per_program=1)
+    warps8, warps4 = TokensConfig(4, 8, 64, 32, 128), TokensConfig(4, 4, 32, 16, 128)
+    rest = (warps4, TokensConfig(4, 8, 64, 64, 128)) if source == "plain" else ()
+    return warps8, *rest, *(replace(warps8, per_program=n) for n in (1, 2, 8))
+
+
+def strips_config(source: str, itemsize: int = 2) -> StripsConfig:
+    """Config for tiles that are loaded once and held in strips, of elements of so many bytes."""
+    if source.startswith("swiglu"):
+        return StripsConfig(1, 8, staged=True)
+    return StripsConfig(1, 4) if source == "plain" and itemsize == 2 else StripsConfig(2, 8)
+
+
+def holds_tiles(x_rows: torch.Tensor, source: str, by: int) -> bool:
+    """Whether the kernel that holds tiles can take these rows, multiples of `by` elements."""
+    # Gate and up in float32 would be 128 KB of shared memory, more than GPUs before 9.0 have.
+    small = x_rows.dtype.itemsize == 2 or not source.startswith("swiglu")
+    return small and not triton.knobs.runtime.interpret and by >= 8 and x_rows.data_ptr() % 16 == 0
+
+
+def weights_configs(blocks: int, itemsize: int, sm_count: int) -> tuple[WeightsConfig, ...]:
+    """Configs for that many blocks of 128×128, the default first: a row of them in turn where there are enough."""
+    if itemsize == 4:
+        # A block is 64 KB, which two programs an SM need only load to keep enough on their way: stages only cost.
+        return WeightsConfig(1, 16, 1, 64), WeightsConfig(1, 16)
+    many, few = WeightsConfig(8, 16, 3, 64), WeightsConfig(1, 16)
+    rest = (WeightsConfig(4, 16, 2, 64), WeightsConfig(4, 16, 3, 64), WeightsConfig(1, 8), WeightsConfig(8, 8, 2, 128))
+    return (many, few, *rest) if blocks >= 8 * 4 * sm_count else (few, many, *rest)
+
+
+def width(x: torch.Tensor, source: str) -> int:
+    """Elements of a row of what is quantised."""
+    return x.shape[-1] // 2 if source.startswith("swiglu") else x.shape[-1]
+
+
+def quantize_rows(
+    x: torch.Tensor,
+    source: str = "plain",
+    weight: Optional = None,
+    eps: float = 0.0,
+    power_of_two: bool = False,
+    config: RowsConfig | NormConfig | None = None,
+) -> Quantized:
+    """Launch the 1×128 kernel: values [..., K], scales [..., ceil(K / 128)]."""
+    k = width(x, source)
+    blocks = -(-k // BLOCK)
+    values = torch.empty((*x.shape[:-1], k), dtype=torch.float8_e4m3fn, device=x.device)
+    scales = torch.empty((*x.shape[:-1], blocks), dtype=torch.float32, device=x.device)
+    if values.numel() == 0:
+        return values, scales
+    x_rows = _near_rows(x)
+    rows, stride = x_rows.shape[0], x_rows.stride(0)
+    if source == "rms_norm" and blocks <= _MOST_HELD:
+        itemsize = max(t.element_size() for t in (x, weight) if t is not None)
+        norm = config if isinstance(config, NormConfig) else norm_configs(k, itemsize)[0]
+        _quantize_norm(x_rows, weight, values, scales, eps, power_of_two, norm)
+        return values, scales
+    config = config if isinstance(config, RowsConfig) else rows_configs(source)[0]
+    rstd = _rstd(x_rows, eps) if source == "rms_norm" else None
+    if source in ("plain", "swiglu_interleaved") and k % BLOCK == 0 and stride == x_rows.shape[1]:
+        # Blocks lie side by side whatever row they are of.
+        rows, k, stride, blocks = rows * blocks, BLOCK, stride // blocks, 1
+    divide = _divide(x, source, power_of_two)
+    if source == "swiglu_interleaved" and x.dtype.itemsize == 2 and stride % 2 == 0 and x_rows.data_ptr() % 4 == 0:
+        source = "swiglu_words_bf16" if x.dtype is torch.bfloat16 else "swiglu_words_fp16"
+        x_rows, stride = x_rows.view(torch.int32), stride // 2
+    across = gcd(blocks, 16) if blocks % 4 == 0 else min(triton.next_power_of_2(blocks), 8)
+    block_r = max(1, config.blocks // across)
+    chunks = -(-blocks // across)
+    by = unit(k, stride)
+    launch(
+        quantize_rows_kernel, -(-rows // block_r) * chunks, (x_rows, weight, rstd, values, scales),
+        (rows, k // by, stride // by, chunks),
+        (source, by, block_r, across, rows % block_r == 0, k == chunks * across * BLOCK, power_of_two, divide),
+        num_warps=config.num_warps,
+    )  # fmt: skip
+    return values, scales
+
+
+def _quantize_norm(
+    x_rows: torch.Tensor,
+    weight: Optional,
+    values: torch.Tensor,
+    scales: torch.Tensor,
+    eps: float,
+    power_of_two: bool,
+    config: NormConfig,
+) -> None:
+    rows, k = x_rows.shape
+    blocks = -(-k // BLOCK)
+    across = triton.next_power_of_2(-(-blocks // config.pieces))
+    pieces, block_r, by = -(-blocks // across), config.rows, unit(k, x_rows.stride(0))
+    launch(
+        quantize_norm_kernel, -(-rows // block_r), (x_rows, weight, values, scales),
+        (rows, k // by, x_rows.stride(0) // by, eps),
+        (by, block_r, across, pieces, rows % block_r == 0, k == pieces * across * BLOCK, power_of_two, _READ),
+        num_warps=config.num_warps, most_registers=config.most_registers,
+    )  # fmt: skip
+
+
+def quantize_tokens(
+    x: torch.Tensor,
+    offs: torch.Tensor,
+    source: str = "plain",
+    weight: Optional = None,
+    eps: float = 0.0,
+    power_of_two: bool = False,
+    both: bool = True,
+    config: TokensConfig | StripsConfig | None = None,
+) -> tuple[Quantized | None, Quantized, torch.Tensor]:
+    """Launch the kernel that reads 128 tokens × 128 channels once: (rows as `quantize_rows` makes them if `both`, the
+    transposed copy, its offs). Scales are column-major: [T, blocks] with strides (1, T), [K, blocks] with (1, K)."""
+    tokens, k, groups = x.shape[0], width(x, source), offs.shape[0]
+    blocks, room = -(-k // BLOCK), (tokens + (TOKEN_BLOCK - 1) * groups) // TOKEN_BLOCK
+    dtype, device = torch.float8_e4m3fn, x.device
+    turned = torch.empty(k, room * TOKEN_BLOCK, dtype=dtype, device=device)
+    # Scales that a program makes at a time lie side by side: see `quantize_strips_kernel`.
+    turned_scales = torch.empty(room, k, dtype=torch.float32, device=device).t()
+    values = torch.empty(tokens, k, dtype=dtype, device=device) if both else None
+    scales = torch.empty(blocks, tokens, dtype=torch.float32, device=device).t() if both else None
+    # Rows behind the last group are quantised as rows all the same, in blocks of their own.
+    token_blocks = (tokens + (TOKEN_BLOCK - 1) * (groups + 1)) // TOKEN_BLOCK if both else room
+    rows = None if values is None or scales is None else (values, scales)
+    if token_blocks == 0 or k == 0:
+        return rows, (turned, turned_scales), aligned_offs(offs)
+    ends = torch.empty(groups, dtype=torch.int32, device=device)
+    x_rows = _near_rows(x)
+    rstd = _rstd(x_rows, eps) if source == "rms_norm" else None
+    by = unit(k, x_rows.stride(0))
+    if config is None:
+        held = holds_tiles(x_rows, source, by)
+        config = strips_config(source, x.element_size()) if held else tokens_configs(source, by)[0]
+    chunks = -(-blocks // config.per_program)
+    tensors = (x_rows, weight, rstd, offs.contiguous(), values, scales, turned, turned_scales, ends)
+    scalars = (tokens, k // by, x_rows.stride(0) // by, room, groups, chunks)
+    constants = (source, by, max(32, triton.next_power_of_2(groups)), config.per_program)
+    last = (k % BLOCK == 0, power_of_two, _divide(x, source, power_of_two))
+    if isinstance(config, StripsConfig):
+        launch(
+            quantize_strips_kernel, token_blocks * chunks, tensors, scalars,
+            (*constants, *last, config.staged),
+            num_warps=config.num_warps, most_registers=_STRIPS_REGISTERS,
+        )  # fmt: skip
+    else:
+        launch(
+            quantize_tokens_kernel, token_blocks * chunks, tensors, (*scalars, 0),
+            (*constants, config.rows, config.cols, *last),
+            num_warps=config.num_warps, most_registers=config.most_registers,
+        )  # fmt: skip
+    return rows, (turned, turned_scales), ends
+
+
+def quantize_weights(w: torch.Tensor, power_of_two: bool = False, config: WeightsConfig | None = None) -> Quantized:
+    """Launch the 128×128 kernel: values as w [..., N, K], scales [..., ceil(N / 128), ceil(K / 128)]."""
+    n, k = w.shape[-2:]
+    values = torch.empty(w.shape, dtype=torch.float8_e4m3fn, device=w.device)
+    row_tiles, blocks = -(-n // BLOCK), -(-k // BLOCK)
+    scales = torch.empty((*w.shape[:-2], row_tiles, blocks), dtype=torch.float32, device=w.device)
+    if w.numel() == 0:
+        return values, scales
+    stack = w.reshape(-1, n, k) if w.dim() != 3 else w
+    if (stack.stride(2) != 1 and k > 1) or stack.stride(1) >= _FARTHEST_ROW:
+        stack = stack.contiguous()
+    if config is None:
+        tiles = stack.shape[0] * row_tiles * blocks
+        config = weights_configs(tiles, w.element_size(), machine(w.get_device()).sm_count)[0]
+    by, chunks = unit(k, stack.stride(0), stack.stride(1)), -(-blocks // config.per_program)
+    launch(
+        quantize_weights_kernel, stack.shape[0] * row_tiles * chunks, (stack, values, scales),
+        (n, k // by, stack.stride(0) // by, stack.stride(1) // by, chunks, row_tiles),
+        (
+            by, config.per_program, config.num_stages, n % BLOCK == 0, k % BLOCK == 0, power_of_two,
+            _divide(w, "plain", power_of_two),
+        ),
+        num_warps=config.num_warps, most_registers=config.most_registers,
+    )  # fmt: skip
+    return values, scales
+
+
+def _near_rows(x: torch.Tensor) -> torch.Tensor:
+    """`as_rows`, 128 of them within the reach of 32 bits."""
+    rows = as_rows(x)
+    return rows if rows.stride(0) < _FARTHEST_ROW else rows.contiguous()
+
+
+def _rstd(x_rows: torch.Tensor, eps: float) -> torch.Tensor:
+    rows, k = x_rows.shape
+    rstd = torch.empty(rows, dtype=torch.float32, device=x_rows.device)
+    by = unit(k, x_rows.stride(0))
+    block_c = min(4096, triton.next_power_of_2(k))
+    block_r = max(1, 4096 // block_c)
+    scalars = (rows, k // by, x_rows.stride(0) // by, eps)
+    launch(rstd_kernel, -(-rows // block_r), (x_rows, rstd), scalars, (by, block_r, block_c), num_warps=4)
+    return rstd
+
+
+def _divide(x: torch.Tensor, source: str, power_of_two: bool) -> int:
+    """How elements are divided by their scale; see the kernels."""
+    if power_of_two or source != "plain":
+        return 0
+    return 1 if x.dtype.itemsize == 2 else 2

@@ -1,0 +1,152 @@
+"""What the row operators (softmax, layer norm, RMS norm) share on the host: rows of a tensor, configs, checks.
+
+A tensor [..., C] is R = numel / C rows of C elements. A row is cut into `cluster` slices, one for each CTA of a thread
+block cluster, and a slice into pieces of `block_cols` elements that its CTA holds in registers from the only read to
+the only write. A streamed row does not stay: it is read twice, the second time from L2 as far as that reaches.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from math import gcd
+
+import torch
+import triton
+
+from expertile.ops.launch import versions
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+FORMULA_DTYPES = (*DTYPES, torch.float64)  # the last in plain torch alone
+# CTAs that every GPU with clusters can gather in one (CUDA C++ Programming Guide, "Thread Block Clusters").
+PORTABLE_CLUSTER = 8
+
+
+@dataclass(frozen=True)
+class RowConfig:
+    """How rows are laid onto programs.
+
+    block_rows: rows of one tile.
+    block_cols: columns of one piece of a slice; a power of two.
+    num_warps: warps of a program.
+    cluster: programs that share a row, 1, 2, 4 or 8; more than one needs compute capability 9.0, and at most 4 rows.
+    programs_per_sm: 0 for one program per tile; otherwise the programs stay and stride over the tiles.
+    num_stages: tiles of a staying program on their way at once; 1 loads a tile when it is its turn.
+    streamed: the row is read twice instead of held; any length.
+    resident: programs that must fit on an SM at once where every tile has its own; 0 for as many as registers allow.
+    """
+
+    block_rows: int
+    block_cols: int
+    num_warps: int
+    cluster: int = 1
+    programs_per_sm: int = 0
+    num_stages: int = 1
+    streamed: bool = False
+    resident: int = 0
+
+    def pieces(self, cols: int) -> int:
+        """Pieces of one slice of a row of `cols` elements."""
+        return -(-cols // (self.cluster * self.block_cols))
+
+    def tiles(self, rows: int) -> int:
+        """Tiles of `rows` rows."""
+        return -(-rows // self.block_rows)
+
+    def programs(self, rows: int, sm_count: int) -> int:
+        """Programs (clusters, if rows are shared) for `rows` rows on `sm_count` SMs that clusters fill wholly."""
+        if not self.programs_per_sm:
+            return self.tiles(rows)
+        return min(self.tiles(rows), max(1, sm_count * self.programs_per_sm // self.cluster))
+
+    @property
+    def most_registers(self) -> int | None:
+        """Registers of a thread so that as many clusters stay on an SM as are launched for it, or `resident` programs;
+        None: no limit."""
+        programs = self.programs_per_sm if self.cluster > 1 and self.programs_per_sm else self.resident
+        return min(255, 65536 // (32 * self.num_warps * programs) // 8 * 8) if programs else None
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What the choice of a config depends on: SMs, and whether CTAs can share a row."""
+
+    sm_count: int
+    clusters: bool
+
+
+@lru_cache(maxsize=64)
+def machine(index: int) -> Machine:
+    """The GPU of that index; -1 for the CPU (the interpreter), which has few programs and no clusters."""
+    if index < 0:
+        return Machine(2, False)
+    p = torch.cuda.get_device_properties(index)
+    # Triton has no name for a cluster of independent programs: see launch/kernels.py.
+    able = p.major >= 9 and versions.KNOWN
+    return Machine(p.multi_processor_count, able)
+
+
+@lru_cache(maxsize=64)
+def capability(index: int) -> tuple[int, int]:
+    """Compute capability of GPU `index`, asked for once: operators look at every call."""
+    return torch.cuda.get_device_capability(index)
+
+
+def on_kernels(x: torch.Tensor) -> bool:
+    """Whether x is served by the Triton kernels: on a GPU of compute capability 8.0 or later, or interpreted;
+    float64 never is."""
+    if x.dtype is torch.float64:
+        return False
+    if x.is_cuda:
+        return capability(x.get_device()) >= (8, 0)
+    return triton.knobs.runtime.interpret
+
+
+def wide(x: torch.Tensor) -> torch.Tensor:
+    """x in the dtype that formulas in plain torch compute in: float32, and float64 for float64."""
+    return x if x.dtype is torch.float64 else x.float()
+
+
+def as_rows(x: torch.Tensor) -> torch.Tensor:
+    """x as [R, C] with neighbouring elements of a row side by side: a view where there is one, otherwise a copy."""
+    cols = x.shape[-1]
+    rows = x if x.dim() == 2 else x.reshape(-1, cols)
+    if (rows.stride(1) == 1 or cols == 1) and rows.stride(0) < 2**31:
+        return rows
+    return rows.contiguous()
+
+
+def unit(cols: int, *strides: int) -> int:
+    """The largest power of two, at most 16, that divides the row length and the row strides: loads may be that wide."""
+    return gcd(16, cols, *strides)
+
+
+# Bodies of rows that are cut start and end at multiples of so many bytes: 16, what a thread moves at once, or more.
+CUT_BYTES = 16
+# Rows that are cut have at least so many columns: shorter ones are hardly more than their edges.
+LEAST_CUT = 256
+
+
+def vector(out: torch.Tensor, *inputs: torch.Tensor) -> int:
+    """How rows [R, C] of `inputs` and of `out`, which is contiguous, are cut into bodies and edges (edges.py):
+    the elements of CUT_BYTES, if rows are no multiple of 16 bytes but lie alike in all tensors; otherwise 1: not."""
+    rows, cols = inputs[0].shape
+    itemsize = out.element_size()
+    if cols * itemsize % 16 == 0 or cols < LEAST_CUT or out.data_ptr() % CUT_BYTES:
+        return 1
+    elements = CUT_BYTES // itemsize
+    for x in inputs:
+        if x.dtype != out.dtype or x.data_ptr() % CUT_BYTES or (rows > 1 and (x.stride(0) - cols) % elements):
+            return 1
+    return elements
+
+
+def check_input(name: str, x: object, dtypes: tuple[torch.dtype, ...] = DTYPES) -> None:
+    """ValueError unless x is a tensor of one of `dtypes` with at least one dimension."""
+    if not isinstance(x, torch.Tensor):
+        raise ValueError(f"{name}: expected a torch.Tensor, got {type(x).__name__}")
+    if x.dtype not in dtypes:
+        *names, last = (str(d).removeprefix("torch.") for d in dtypes)
+        raise ValueError(f"{name}: expected {', '.join(names)} or {last}, got {x.dtype}")
+    if x.dim() == 0:
+        raise ValueError(f"{name}: expected at least one dimension, got a scalar")

@@ -1,0 +1,79 @@
+"""Layer norm over the last dimension, forward and backward, with the residual addition before it if wanted.
+
+    h = x + residual            (rounded to the residual's dtype; h = x without one)
+    mean = sum_c h / C,  var = sum_c (h - mean)^2 / C,  rstd = 1 / sqrt(var + eps)
+    y = (h - mean) * rstd * weight + bias
+
+With n = (h - mean) * rstd and g = dy * weight (Ba, Kiros, Hinton, "Layer Normalization", 2016, differentiated):
+    dh = rstd * (g - mean_c(g) - n * mean_c(g * n)) + dsum,  dweight = sum_r dy * n,  dbias = sum_r dy
+
+float32 inside; the variance about the mean, never E[h^2] - E[h]^2. Bytes, with E = R * C * itemsize: forward 2 E (4 E
+with a residual: two rows read, two written), backward 3 E, plus 8 R of statistics and C of parameters. About 8 FLOPs an
+element forward and 14 backward, so memory limits both: time >= bytes / bandwidth, as long as a row stays on the chip
+between its statistics and its store. It does so in the registers of one program or of a cluster of up to 8 CTAs; where
+it cannot, it is read again, from L2 as far as that reaches.
+
+The sums over rows of the backward pass stay in registers of programs that stride over the rows: 8 bytes per column and
+program beside the inputs, which is why a slice there is shorter and its programs are few. Their partial sums are
+2 * programs * C float32, written, read back by a second kernel and added in a fixed order: no atomics, and the same
+bits in every run on one GPU.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from expertile.ops.rows.config import RowConfig
+from expertile.ops.rows.norm_autograd import asked_for, normalize, row_norm_backward
+
+
+def layer_norm(
+    x: torch.Tensor,
+    weight: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    *,
+    eps: float = 1e-5,
+    residual: torch.Tensor | None = None,
+    return_stats: bool = False,
+    config: RowConfig | None = None,
+    backward_config: RowConfig | None = None,
+) -> torch.Tensor | tuple[torch.Tensor, ...]:
+    """Normalise the last dimension to mean 0 and variance 1; values and gradients as
+    `torch.nn.functional.layer_norm(x, (C,), weight, bias, eps)`.
+
+    Args:
+        x: [..., C], float32, bfloat16 or float16, or float64 (in plain torch); any strides (rows that are
+            not contiguous are copied first).
+        weight, bias: [C] each or None; float32, bfloat16 or float16, which need not be x's dtype.
+        eps: added to the variance.
+        residual: x's shape, x's dtype or float32; what is normalised is x + residual.
+        return_stats: also return the statistics.
+        config, backward_config: how rows are laid onto programs; chosen from the shape by default. Not under
+            torch.compile.
+
+    Returns:
+        y, of x's shape and dtype; or a tuple (y, sum, mean, rstd) of y and what was asked for: with a residual the
+        sum x + residual in the residual's dtype, differentiable; with `return_stats` mean and rstd [...] float32,
+        which carry no gradient.
+
+    Raises:
+        ValueError: naming the argument, what was expected and what came.
+    """
+    made = normalize(x, weight, bias, residual, eps, True, return_stats, config, backward_config)
+    return made[0] if residual is None and not return_stats else asked_for(made, residual is not None, return_stats)
+
+
+def layer_norm_backward(
+    dy: torch.Tensor,
+    h: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    mean: torch.Tensor,
+    rstd: torch.Tensor,
+    *,
+    dsum: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+    """(dh, dweight, dbias) from what `layer_norm` saw and returned: h [..., C] the normalised input (the sum, with a
+    residual), mean and rstd [...] float32, dsum the gradient of the sum. For those who keep their own graph; autograd
+    calls it otherwise. Not checked."""
+    return row_norm_backward(dy, h, weight, bias, mean, rstd, dsum, (weight is not None, bias is not None))

@@ -1,0 +1,151 @@
+"""Softmax of rows that wait in shared memory (see ring.py)."""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier
+
+from expertile.ops.rows import ring
+
+_LOG2_E: gl.constexpr = gl.constexpr(1.4426950408889634)
+
+
+@gluon.jit
+def _exp_from(x, base):
+    """exp(x - base), results below 2**-126 as 0, in one instruction (four, if they were kept). Subtracted first: x may
+    be the most negative number that there is, a mask, and base too, so neither is multiplied alone."""
+    return gl.inline_asm_elementwise(
+        "ex2.approx.ftz.f32 $0, $1;", "=f,f", [(x - base) * _LOG2_E], dtype=gl.float32, is_pure=True, pack=1
+    )
+
+
+@gluon.jit
+def _finite(maximum):
+    """A maximum to subtract: 0 for what has seen nothing but -inf, whose exp is then 0 and not NaN."""
+    return gl.where(maximum == float("-inf"), 0.0, maximum)
+
+
+@gluon.jit
+def _in_lanes(x, VECTOR: gl.constexpr):
+    """x [GROUP, CHUNK] with the elements that a thread has side by side as last dimension, float32."""
+    return gl.reshape(x.to(gl.float32), [x.shape[0], x.shape[1] // VECTOR, VECTOR])
+
+
+@gluon.jit
+def _start(lanes):
+    """Maximum of every lane's elements, and the sum of their exponentials below it."""
+    top = gl.max(lanes, 2)
+    return top, gl.sum(_exp_from(lanes, gl.expand_dims(_finite(top), 2)), 2)
+
+
+@gluon.jit
+def _add(top, total, lanes):
+    """The same of the elements so far and of these (Milakov, Gimelshein, "Online normalizer calculation for softmax",
+    2018)."""
+    larger = gl.maximum(top, gl.max(lanes, 2))
+    base = _finite(larger)
+    return larger, total * _exp_from(top, base) + gl.sum(_exp_from(lanes, gl.expand_dims(base, 2)), 2)
+
+
+@gluon.jit
+def _forward_row(
+    groups, full, empty, turns, x_row, y_row, shift, n, whole, C, slot, phase, turn, WHO: gl.constexpr,
+    CONSUMERS: gl.constexpr, GROUP: gl.constexpr, CHUNK: gl.constexpr, SLOTS: gl.constexpr,
+):  # fmt: skip
+    """One row of `n` groups, from `slot` on. Each group is loaded from shared memory while the one before is summed, or
+    computed."""
+    VECTOR: gl.constexpr = CHUNK // 32
+    layout: gl.constexpr = gl.BlockedLayout([1, VECTOR], [1, 32], [gl.num_warps(), 1], [1, 0])
+    alone: gl.constexpr = gl.BlockedLayout([1], [32], [gl.num_warps()], [0])
+    edge_at, edge_inside = ring.edges(shift, C, VECTOR, alone)
+    edge_x = gl.load(x_row + edge_at, mask=edge_inside, other=0.0)
+    ring.take_turn(turns, turn, WHO, CONSUMERS)
+
+    mbarrier.wait(full.index(slot), phase)
+    x = groups.index(slot).load(layout)
+    s, p = ring.forward_by(slot, phase, 1, SLOTS)
+    mbarrier.wait(full.index(s), p)
+    following = groups.index(s).load(layout)
+    at = ring.positions(0, GROUP, CHUNK, layout)
+    top, total = _start(_in_lanes(gl.where(at >= shift, x.to(gl.float32), float("-inf")), VECTOR))
+    x = following
+    for _ in range(2, n):
+        s, p = ring.forward_by(s, p, 1, SLOTS)
+        mbarrier.wait(full.index(s), p)
+        following = groups.index(s).load(layout)
+        top, total = _add(top, total, _in_lanes(x, VECTOR))
+        x = following
+    at = ring.positions(n - 1, GROUP, CHUNK, layout)
+    if whole < shift + C:
+        x = ring.complete(groups.index(s), x_row, at, whole, shift + C, layout)
+    top, total = _add(top, total, _in_lanes(gl.where(at < shift + C, x.to(gl.float32), float("-inf")), VECTOR))
+    base = _finite(gl.max(gl.max(top, 1), 0))
+    scale = 1.0 / gl.sum(gl.sum(total * _exp_from(top, base), 1), 0)
+    ring.end_turn(turns, WHO, CONSUMERS)
+
+    head, tail = ring.words(shift, C, VECTOR)
+    s, p = slot, phase
+    x = groups.index(s).load(layout)
+    for g in range(0, n):
+        after, p = ring.forward_by(s, p, 1, SLOTS)
+        following = groups.index(gl.where(g == n - 1, s, after)).load(layout)
+        ring.give_back(empty, s)
+        at = ring.positions(g, GROUP, CHUNK, layout)
+        y = _exp_from(x.to(gl.float32), base) * scale
+        gl.store(y_row + at, y.to(y_row.dtype.element_ty), mask=(at >= head) & (at < tail))
+        x = following
+        s = after
+    edge_y = _exp_from(edge_x.to(gl.float32), base) * scale
+    gl.store(y_row + edge_at, edge_y.to(y_row.dtype.element_ty), mask=edge_inside)
+
+
+@gluon.jit
+def _forward(
+    groups, full, empty, turns, x_ptr, y_ptr, R, C, whole_chunks, WHO: gl.constexpr, CONSUMERS: gl.constexpr,
+    GROUP: gl.constexpr, CHUNK: gl.constexpr, SLOTS: gl.constexpr,
+):  # fmt: skip
+    """A consumer: every CONSUMERS-th row of this program."""
+    slot = 0
+    phase = 0
+    turn = 0
+    who = 0
+    for row in range(gl.program_id(0), R, gl.num_programs(0)):
+        first, shift, n = ring.place(row, C, GROUP, CHUNK)
+        if who == WHO:
+            start = gl.cast(first, gl.int64) * CHUNK
+            _forward_row(
+                groups, full, empty, turns, x_ptr + start, y_ptr + start, shift, n,
+                ring.whole(first, whole_chunks, CHUNK), C, slot, phase, turn, WHO, CONSUMERS, GROUP, CHUNK, SLOTS,
+            )  # fmt: skip
+        slot, phase, turn, who = ring.next_row(slot, phase, turn, who, n, SLOTS, CONSUMERS)
+
+
+@gluon.jit(do_not_specialize=["R", "C", "whole_chunks"])
+def softmax_ring_kernel(
+    x_desc, x_ptr, y_ptr, R, C, whole_chunks, GROUP: gl.constexpr, BOX: gl.constexpr, SLOTS: gl.constexpr,
+    CONSUMERS: gl.constexpr, REGISTERS: gl.constexpr, LOADER_REGISTERS: gl.constexpr,
+):  # fmt: skip
+    """y[r] = exp(x[r] - max) / sum exp(x[r] - max). x_desc: [whole_chunks, CHUNK] in boxes of BOX chunks. A row has at
+    least two groups and at most SLOTS."""
+    CHUNK: gl.constexpr = x_desc.block_type.shape[1]
+    WARPS: gl.constexpr = gl.num_warps()
+    boxes, groups = ring.allocate(x_desc, GROUP, BOX, SLOTS)
+    full, empty, turns = ring.barriers(SLOTS, CONSUMERS)
+    if CONSUMERS == 1:
+        gl.warp_specialize(
+            [
+                (_forward, (groups, full, empty, turns, x_ptr, y_ptr, R, C, whole_chunks, 0, 1, GROUP, CHUNK, SLOTS)),
+                (ring.produce, (x_desc, x_desc, boxes, boxes, full, empty, R, C, GROUP, BOX, SLOTS, 1)),
+            ],
+            [1],
+            [LOADER_REGISTERS],
+        )
+    else:
+        gl.warp_specialize(
+            [
+                (_forward, (groups, full, empty, turns, x_ptr, y_ptr, R, C, whole_chunks, 0, 2, GROUP, CHUNK, SLOTS)),
+                (_forward, (groups, full, empty, turns, x_ptr, y_ptr, R, C, whole_chunks, 1, 2, GROUP, CHUNK, SLOTS)),
+                (ring.produce, (x_desc, x_desc, boxes, boxes, full, empty, R, C, GROUP, BOX, SLOTS, 1)),
+            ],
+            [WARPS, 1],
+            [REGISTERS, LOADER_REGISTERS],
+        )

@@ -1,0 +1,212 @@
+"""Softmax along a dimension, forward and backward, each element read once and written once.
+
+    y[r, c] = exp(x[r, c] - max_c x[r]) / sum_c exp(x[r, c] - max_c x[r])
+    dx[r, c] = y[r, c] * (dy[r, c] - sum_c dy[r, c] * y[r, c])
+
+float32 inside, rounded once to the input's dtype. Bytes: forward 2 * R * C * itemsize, backward 3 * R * C * itemsize,
+against some 5 FLOPs and one exponential per element, so memory limits it: time >= bytes / bandwidth. The row waits on
+the chip between its two reductions and its store: in the registers of one program, or, from some 16 K elements on, of
+a cluster of up to 8 CTAs that exchange their maximum and sum through distributed shared memory; in shared memory, if
+such a row starts anywhere in a 16-byte word (ring.py). Longer rows, and long ones on GPUs without clusters, are
+read twice, the second time from L2 as far as it reaches: up to 3 * R * C * itemsize.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+from expertile.ops.launch.kernels import Plan, programs
+from expertile.ops.rows import choose
+from expertile.ops.rows import ring_launch as ring
+from expertile.ops.rows.config import (
+    FORMULA_DTYPES,
+    Machine,
+    RowConfig,
+    as_rows,
+    check_input,
+    machine,
+    on_kernels,
+    unit,
+    vector,
+    wide,
+)
+from expertile.ops.rows.softmax_kernels import (
+    softmax_backward_kernel,
+    softmax_backward_streamed_kernel,
+    softmax_kernel,
+    softmax_streamed_kernel,
+)
+from expertile.ops.torch_op import differentiable, differentiable_once, traced
+
+
+def softmax_rows(x: torch.Tensor, config: RowConfig | None = None) -> torch.Tensor:
+    """Launch the kernel along the last dimension of x [..., C]; a fresh, contiguous result of x's dtype."""
+    y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    if x.numel() == 0:
+        return y
+    x_rows = as_rows(x)
+    rows, cols = x_rows.shape
+    index = x.get_device()
+    if config is None and (passing := ring.config_for(y, x_rows)) is not None:
+        ring.softmax(x_rows, y.view(rows, cols), machine(index).sm_count, passing)
+        return y
+    cut = vector(y, x_rows)
+    _planned(rows, cols, (x_rows.stride(0),), x.element_size(), index, machine(index), cut, config)((x_rows, y))
+    return y
+
+
+def softmax_backward_rows(dy: torch.Tensor, y: torch.Tensor, config: RowConfig | None = None) -> torch.Tensor:
+    """Launch the backward kernel along the last dimension; a fresh, contiguous gradient of y's shape."""
+    dx = torch.empty(y.shape, dtype=y.dtype, device=y.device)
+    if y.numel() == 0:
+        return dx
+    dy_rows, y_rows = as_rows(dy), as_rows(y)
+    rows, cols = y_rows.shape
+    index = y.get_device()
+    if config is None and (passing := ring.config_for(dx, dy_rows, y_rows)) is not None:
+        ring.softmax_backward(dy_rows, y_rows, dx.view(rows, cols), machine(index).sm_count, passing)
+        return dx
+    cut, strides = vector(dx, dy_rows, y_rows), (dy_rows.stride(0), y_rows.stride(0))
+    plan = _planned(rows, cols, strides, y.element_size(), index, machine(index), cut, config)
+    plan((dy_rows, y_rows, dx))
+    return dx
+
+
+@lru_cache(maxsize=4096)
+def _planned(
+    rows: int, cols: int, row_strides: tuple[int, ...], itemsize: int, index: int, here: Machine, cut: int,
+    config: RowConfig | None,
+) -> Plan:  # fmt: skip
+    """The launch for one input (softmax) or two (its backward pass), whose rows are `row_strides` elements apart, on
+    GPU `index`, which is `here`. cut: elements of a word that rows are cut by."""
+    backward = len(row_strides) == 2
+    if config is None:
+        chosen = choose.softmax_backward if backward else choose.forward
+        config = chosen(rows, cols // cut * cut, itemsize, here)
+    by = unit(cols, *row_strides)
+    strides = (cols // by, *(s // by for s in row_strides))
+    if config.streamed:
+        streamed = softmax_backward_streamed_kernel if backward else softmax_streamed_kernel
+        return Plan(streamed, rows, strides, (by, config.block_cols), config.num_warps)
+    pieces = config.pieces(cols // cut * cut)
+    constants = (
+        by, config.block_rows, config.block_cols, pieces, config.cluster, rows % config.block_rows == 0,
+        cut == 1 and cols == config.cluster * pieces * config.block_cols, config.programs_per_sm > 0,
+        config.num_stages, cut,
+    )  # fmt: skip
+    return Plan(
+        softmax_backward_kernel if backward else softmax_kernel, programs(config, rows, here, index), (rows, *strides),
+        constants, config.num_warps, config.cluster, config.most_registers,
+    )  # fmt: skip
+
+
+def _forward(x: torch.Tensor, config: RowConfig | None = None) -> torch.Tensor:
+    if on_kernels(x):
+        return softmax_rows(x, config)
+    return torch.softmax(wide(x), -1).to(x.dtype).contiguous()
+
+
+def _formula(dy: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """The gradient in plain torch, float32 inside, itself differentiable."""
+    product = wide(dy) * wide(y)
+    return (product - wide(y) * product.sum(-1, keepdim=True)).to(y.dtype)
+
+
+def softmax_backward(dy: torch.Tensor, y: torch.Tensor, config: RowConfig | None = None) -> torch.Tensor:
+    """The gradient of x along the last dimension from y and its gradient, by the kernel or in plain torch."""
+    return softmax_backward_rows(dy, y, config) if on_kernels(y) else _formula(dy, y).contiguous()
+
+
+class _Softmax(torch.autograd.Function):
+    """Autograd for eager calls; compiled ones go through the operators below, with the same kernels."""
+
+    @staticmethod
+    def forward(  # type: ignore[override]
+        ctx: Any, x: torch.Tensor, config: RowConfig | None, backward_config: RowConfig | None
+    ) -> torch.Tensor:
+        y = _forward(x, config)
+        ctx.save_for_backward(y)
+        ctx.config = backward_config
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, dy: torch.Tensor) -> tuple[Any, ...]:  # type: ignore[override]
+        (y,) = ctx.saved_tensors
+        if torch.is_grad_enabled():  # create_graph=True: the gradient is differentiated in turn
+            return _formula(dy, y), None, None
+        return softmax_backward(dy, y, ctx.config), None, None
+
+
+@torch.library.custom_op("expertile::softmax", mutates_args=())
+def _softmax_op(x: torch.Tensor) -> torch.Tensor:
+    return _forward(x)
+
+
+@_softmax_op.register_fake
+def _(x: torch.Tensor) -> torch.Tensor:
+    return x.new_empty(x.shape)
+
+
+@torch.library.custom_op("expertile::softmax_backward", mutates_args=())
+def _softmax_backward_op(dy: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return softmax_backward(dy, y)
+
+
+@_softmax_backward_op.register_fake
+def _(dy: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return y.new_empty(y.shape)
+
+
+_call_backward = differentiable_once(_softmax_backward_op)
+
+
+def _setup(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+    ctx.save_for_backward(output)
+
+
+def _gradient(ctx: Any, dy: torch.Tensor) -> torch.Tensor:
+    return _call_backward(dy, ctx.saved_tensors[0])
+
+
+_call_softmax = differentiable(_softmax_op, _gradient, _setup)
+
+
+def softmax(
+    x: torch.Tensor,
+    dim: int = -1,
+    *,
+    config: RowConfig | None = None,
+    backward_config: RowConfig | None = None,
+) -> torch.Tensor:
+    """Softmax of x along `dim`; values and gradients as `torch.softmax`, NaN and infinities included.
+
+    Args:
+        x: [..., C], float32, bfloat16 or float16, or float64 (in plain torch); any strides (rows that are
+            not contiguous are copied first).
+        dim: the dimension that sums to one. Another than the last is moved there, which copies x once.
+        config, backward_config: how rows are laid onto programs; chosen from the shape by default. Not under
+            torch.compile.
+
+    Returns:
+        A fresh tensor of x's shape and dtype, computed in float32 and rounded once. On a GPU of compute capability
+        8.0 or later by the kernels here; elsewhere in plain torch.
+
+    Raises:
+        ValueError: x is no tensor, has another dtype or no dimension; a config under torch.compile.
+        IndexError: x has no dimension `dim`.
+    """
+    check_input("x", x, FORMULA_DTYPES)
+    last = x.dim() - 1
+    if dim != -1 and dim != last:
+        moved = x.movedim(dim, -1)
+        return softmax(moved, config=config, backward_config=backward_config).movedim(-1, dim)
+    if traced(x):
+        if config is not None or backward_config is not None:
+            raise ValueError("config, backward_config: expected None under torch.compile, got a config")
+        return _call_softmax(x)
+    if x.requires_grad and torch.is_grad_enabled():
+        return _Softmax.apply(x, config, backward_config)
+    return _forward(x, config)

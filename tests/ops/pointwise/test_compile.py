@@ -1,0 +1,99 @@
+"""The kernels of add_scalar and laplacian compile for GPUs that need not be here: 16-byte loads and stores where rows
+allow them, no spills, no trip through shared memory where none is needed."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+
+import pytest
+import torch
+import triton
+
+from expertile.ops.pointwise import add_scalar, laplacian
+from tests.support.aot import resources
+from tests.support.fake_driver import compile_only
+
+pytestmark = [
+    pytest.mark.compile,
+    pytest.mark.skipif(triton.knobs.runtime.interpret, reason="the interpreter compiles nothing"),
+]
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+ARCHES = (80, 86, 89, 90, 100, 120)
+
+
+def compiled(arch, launch, *args):
+    """What `launch(*args)` compiles: its resources, and bytes of each global load and store with their number."""
+    with compile_only(arch) as kernels:
+        launch(*args)
+    assert len(kernels) == 1
+    found = resources(kernels[0], arch)
+    pattern = r"\b(ld|st)\.global[.\w:]*?(?:\.v(\d))?\.b(\d+)"
+    accesses = Counter((kind, int(v or 1) * int(bits) // 8) for kind, v, bits in re.findall(pattern, found.ptx))
+    return found, accesses
+
+
+@pytest.mark.parametrize("arch", ARCHES)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_add_scalar(dtype, arch):
+    numel = 10**8 + 3
+    x = torch.empty(numel, dtype=dtype)
+    for config in add_scalar.configs(numel, dtype, 132)[: None if arch == 90 else 1]:
+        found, accesses = compiled(arch, add_scalar.launch, x, torch.empty_like(x), 1.0, config)
+        assert found.spills == 0 and found.smem_bytes == 0, str(found)
+        loads = config.block * dtype.itemsize // (16 * 32 * config.num_warps)
+        assert accesses["ld", 16] == accesses["st", 16] == loads, accesses
+        # One more for what the last vector leaves: no loop over the last block, which ptxas would unroll.
+        assert found.opcodes["LDG"] == found.opcodes["STG"] == loads + 1, found.opcodes
+        assert ("evict_first" in found.ptx) == ("st.global.cs" in found.ptx) == config.streaming
+
+
+def test_add_scalar_off_by_an_element():
+    """An address that is no multiple of 16 must not be read 16 bytes at a time."""
+    x = torch.empty(10**6 + 1)
+    _, accesses = compiled(90, add_scalar.launch, x[1:], torch.empty(10**6), 1.0, add_scalar.Config(1024, 4))
+    assert not accesses["ld", 16] and accesses["ld", 4]
+
+
+def grid(rows, columns, dtype, boundary):
+    u = torch.empty(1, rows, columns, dtype=dtype)
+    return u, u.new_empty(1, *laplacian._out_grid(rows, columns, boundary))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(
+    "boundary, arch", [*(("zero", arch) for arch in ARCHES), ("replicate", 90), ("circular", 90)]
+)  # fmt: skip
+def test_laplacian(boundary, arch, dtype):
+    u, out = grid(4096, 4096, dtype, boundary)
+    found, accesses = compiled(arch, laplacian.launch, u, out, boundary, 1.0)
+    assert found.spills == 0 and found.smem_bytes == 0, str(found)
+    # Ten lines for eight rows, the two elements beside each vector, eight stores: nothing is loaded twice.
+    assert accesses == {("ld", 16): 10, ("ld", dtype.itemsize): 16, ("st", 16): 8}
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_laplacian_interior(dtype):
+    u, out = grid(4096, 4096, dtype, "interior")
+    found, accesses = compiled(90, laplacian.launch, u, out, "interior", 1.0)
+    assert found.spills == 0 and found.fits and accesses["ld", 16] == 10, (str(found), accesses)
+    grad, u_grad = grid(4094, 4094, dtype, "interior_transpose")
+    found, accesses = compiled(90, laplacian.launch, grad, u_grad, "interior_transpose", 1.0)
+    assert found.spills == 0 and found.smem_bytes == 0 and accesses["st", 16] == 8, (str(found), accesses)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_laplacian_of_any_width(dtype):
+    u, out = grid(4096, 4093, dtype, "zero")
+    found, accesses = compiled(90, laplacian.launch, u, out, "zero", 1.0)
+    assert found.spills == 0 and found.smem_bytes == 0
+    assert set(accesses) == {("ld", dtype.itemsize), ("st", dtype.itemsize)}
+
+
+@pytest.mark.parametrize("dtype", DTYPES[:2], ids=str)
+def test_laplacian_configs(dtype):
+    u, out = grid(8192, 8192, dtype, "zero")
+    for config in laplacian.configs(1, 8192, 8192 * dtype.itemsize // 16, 132)[::2]:
+        found, _ = compiled(90, laplacian.launch, u, out, "zero", 1.0, config)
+        assert found.spills == 0 and found.smem_bytes == 0, (config, str(found))
