@@ -3,11 +3,11 @@
 import pytest
 import torch
 
+from expertile.ops.launch.device import machine
 from expertile.ops.pointwise import add_scalar as elementwise
 from expertile.ops.pointwise import laplacian as stencil
 from expertile.ops.pointwise.add_scalar import add_scalar
 from expertile.ops.pointwise.laplacian import BOUNDARIES, laplacian, laplacian_transpose
-from expertile.ops.rows.config import machine
 from tests.gpu.test_launch import host_seconds
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)

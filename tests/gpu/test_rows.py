@@ -9,9 +9,10 @@ import torch
 import torch.nn.functional as F
 from hypothesis import HealthCheck, given, settings
 
+from expertile.ops.launch.device import capability, machine
 from expertile.ops.rows import choose
 from expertile.ops.rows import ring_launch as ring
-from expertile.ops.rows.config import RowConfig, capability, machine
+from expertile.ops.rows.config import RowConfig
 from expertile.ops.rows.layer_norm import layer_norm
 from expertile.ops.rows.ring_choose import RingConfig
 from expertile.ops.rows.rms_norm import rms_norm

@@ -14,7 +14,7 @@ else:
     import pytest
     import torch
 
-    from expertile.moe import _dispatch, _dispatch_formulas, _dispatch_kernels, permute, rounding, router
+    from expertile.moe import dispatch, dispatch_formulas, dispatch_kernels, permute, rounding, router
     from tests.moe.test_permute import assert_right, draw
     from tests.moe.test_rounding import draw as draw_candidates
     from tests.moe.test_router import MODELS, bias_of, logits_of
@@ -99,11 +99,11 @@ else:
 
     def plans_of(make, monkeypatch, ids, weights, placement, capacity, max_tokens):
         """All ranks' plans with index tables by the module `make`: outgoing, and incoming where anything comes."""
-        monkeypatch.setattr(_dispatch, "_maker", lambda x: make)
+        monkeypatch.setattr(dispatch, "_maker", lambda x: make)
         monkeypatch.setattr(permute, "on_kernels", lambda x: False)
         world, chunks, arrived = placement.world, placement.chunks, []
         keyed = [make.token_keys(i, placement, capacity is None) for i in ids]
-        sent = [_dispatch.outgoing(i, w, keys, placement, capacity, max_tokens)
+        sent = [dispatch.outgoing(i, w, keys, placement, capacity, max_tokens)
                 for i, w, (keys, _) in zip(ids, weights, keyed, strict=True)]  # fmt: skip
         if capacity is None:
             counts = torch.stack([c[0] for _, c in keyed])  # from, to, rows or slots, chunk
@@ -115,11 +115,11 @@ else:
             labels = torch.cat([segments[r][c * world + rank] for c in range(chunks) for r in range(world)])
             if capacity is None:
                 theirs = counts[:, rank].contiguous()
-                splits = _dispatch.Splits.counted(torch.stack([counts[rank], theirs]).tolist())
+                splits = dispatch.Splits.counted(torch.stack([counts[rank], theirs]).tolist())
             else:
-                theirs, splits = None, _dispatch.Splits.full(placement, capacity, max_tokens)
+                theirs, splits = None, dispatch.Splits.full(placement, capacity, max_tokens)
             if len(labels):
-                arrived.append(_dispatch.incoming(labels, theirs, splits, placement, rank, capacity, max_tokens))
+                arrived.append(dispatch.incoming(labels, theirs, splits, placement, rank, capacity, max_tokens))
         return sent, arrived, keyed
 
     # Tables in several programs; ranks and chunks that are no powers of two; segments that are too short for all.
@@ -137,10 +137,10 @@ else:
         wrong = [experts, -1, 2**32 + 1 if dtype is torch.int64 else 2**31 - 1]
         ids[0] = torch.cat([torch.tensor(wrong, dtype=dtype), ids[0].flatten()[3:]]).view(ids[0].shape)
         weights = [torch.rand(i.shape, generator=made) for i in ids]
-        placement = _dispatch.Placement(experts, world, chunks)
+        placement = dispatch.Placement(experts, world, chunks)
         arguments = (monkeypatch, ids, weights, placement, capacity, max(tokens))
-        found = plans_of(_dispatch_kernels, *arguments)
-        truth = plans_of(_dispatch_formulas, *arguments)
+        found = plans_of(dispatch_kernels, *arguments)
+        truth = plans_of(dispatch_formulas, *arguments)
         for one, other in zip(found[2], truth[2], strict=True):
             assert torch.equal(one[0], other[0])
             assert one[1] is other[1] is None or (one[1].dtype is torch.int32 and torch.equal(one[1], other[1]))
@@ -154,6 +154,6 @@ else:
 
     def test_picked_values():
         values, at = torch.randn(7, 90), torch.randint(-1, 630, (300, 3), dtype=torch.int32)
-        assert torch.equal(_dispatch_kernels.picked(values, at), _dispatch_formulas.picked(values, at))
-        nothing = _dispatch_kernels.picked(values[:0], torch.full((2, 2), -1, dtype=torch.int32))
+        assert torch.equal(dispatch_kernels.picked(values, at), dispatch_formulas.picked(values, at))
+        nothing = dispatch_kernels.picked(values[:0], torch.full((2, 2), -1, dtype=torch.int32))
         assert torch.equal(nothing, torch.zeros(2, 2))

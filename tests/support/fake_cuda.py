@@ -21,7 +21,7 @@ from expertile.ops.grouped_mm.backends import _gluon_launch, gluon_hopper, torch
 from expertile.ops.grouped_mm.choose import Choice, choose
 from expertile.ops.grouped_mm.problem import Problem
 from expertile.ops.launch import driver as _launch
-from expertile.ops.launch import persistent, plan
+from expertile.ops.launch import plan
 from tests.support import fake_launcher
 from tests.support.fake_driver import FakeDriver
 
@@ -56,7 +56,7 @@ def fake_cuda() -> Iterator[list[int]]:
         mock.patch.object(Device, "current", staticmethod(lambda torch_device=None: h200)),
         mock.patch.object(api, "_device", lambda kind, index: h200),
         mock.patch.object(api, "choose", _choose),
-        mock.patch.object(persistent, "_sm_count", lambda device: h200.sm_count),
+        mock.patch.object(launch_device, "_sm_count", lambda device: h200.sm_count),
         mock.patch.object(torch_grouped, "_GROUPED_MM", lambda a, b, offs: a),
         mock.patch.object(_launch, "prepare", lambda kernel: compiled),
         mock.patch.object(JITFunction, "run", lambda self, *args, **kwargs: None),

@@ -29,7 +29,7 @@ from expertile.lab.parts import figures
 from expertile.lab.timing import set_count
 from expertile.moe.permute import Permutation, permutation
 from expertile.moe.rounding import round_groups
-from expertile.moe.router import RouterConfig, Routing, _backward, _plan, route
+from expertile.moe.router import RouterConfig, Routing, plan_of, route, select_backward
 
 Tensors = tuple[Tensor, ...]
 SHAPES = (  # T, E, k
@@ -86,7 +86,7 @@ def kernels(tokens: int, experts: int, top_k: int, device: torch.device, seed: i
             leaf = logits.float().requires_grad_()
             return torch.autograd.grad(torch.softmax(leaf.gather(1, ids.long()), 1), leaf, dweights)
 
-    plan = _plan(config)  # autograd runs where its forward pass did, which is no stream of a graph
+    plan = plan_of(config)  # autograd runs where its forward pass did, which is no stream of a graph
     found = {
         "perm": Kernel(lambda: permutation(ids, experts), placed, expected_order),
         "route": Kernel(lambda: route(logits, config, want_scores=False), routed, expected_routing),
@@ -96,7 +96,7 @@ def kernels(tokens: int, experts: int, top_k: int, device: torch.device, seed: i
             lambda: (*expected_routing(), torch.softmax(logits.float(), 1)),
         ),
         "route_bwd": Kernel(
-            lambda: _backward(logits, ids, dweights, None, plan), lambda grad: (grad,), expected_gradient
+            lambda: select_backward(logits, ids, dweights, None, plan), lambda grad: (grad,), expected_gradient
         ),
     }
     if tokens * top_k >= _TILE * experts:

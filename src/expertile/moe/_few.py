@@ -34,8 +34,8 @@ import torch
 import triton
 
 from expertile.moe import _few_kernels as kernels
-from expertile.ops.launch.kernels import launch, starts_early
-from expertile.ops.rows.config import on_kernels
+from expertile.ops.launch.device import on_kernels, starts_early
+from expertile.ops.launch.kernels import launch
 from expertile.ops.torch_op import traced
 
 MOST_TOKENS = 4

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from expertile.ops.gathered_mm._activation_kernel import activate
+from expertile.ops.gathered_mm.activation_kernel import activate
 from expertile.ops.launch.pdl import begin
 
 

@@ -8,13 +8,13 @@ from typing import Any
 
 import torch
 
-from expertile.moe._dispatch import Incoming, own_slots, starts
-from expertile.moe._exchange import Exchange, Step
+from expertile.moe.dispatch import Incoming, own_slots, starts
+from expertile.moe.exchange import Exchange, Step
 from expertile.moe.experts import Weight, _bias_products, _shape, _weighted_sums, moe_mlp
 from expertile.ops.gathered_mm.api import gated_backward_mm, gathered_gated_mm, gathered_wgrad
 from expertile.ops.gathered_mm.combine import combine
 from expertile.ops.grouped_mm.api import grouped_mm
-from expertile.ops.grouped_mm.autograd import _bias_gradient
+from expertile.ops.grouped_mm.autograd import bias_gradient
 from expertile.ops.torch_op import once_differentiable
 
 
@@ -177,7 +177,7 @@ def _backward(
     ddown = gathered_wgrad(dy, rows, act_w, offs) if needs[3] else None
     dgate_up_bias = None
     if experts.gate_up_bias is not None and needs[4]:
-        dgate_up_bias = _bias_gradient(grouped_mm, dpre, offs, experts.gate_up_bias)
+        dgate_up_bias = bias_gradient(grouped_mm, dpre, offs, experts.gate_up_bias)
     ddown_bias = _weighted_sums(dy, arrived.weights, arrived.order) if needs[5] else None
     dx = combine(exchange.arrive(rows_coming), sent.sent_at)
     dweights = own_slots(exchange.arrive(slots_coming), sent)

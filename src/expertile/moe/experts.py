@@ -44,7 +44,7 @@ from expertile.ops.gathered_mm.combine import combine
 from expertile.ops.gathered_mm.combine import formula as combine_formula
 from expertile.ops.gathered_mm.problem import ACTIVATIONS
 from expertile.ops.grouped_mm.api import grouped_mm
-from expertile.ops.rows.config import FORMULA_DTYPES, wide
+from expertile.ops.launch.device import FORMULA_DTYPES, wide
 from expertile.ops.torch_op import differentiable, differentiable_once, gradients_of, traced
 from expertile.quant import Fp8Blocks
 

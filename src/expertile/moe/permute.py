@@ -27,9 +27,9 @@ import torch
 import triton
 import triton.language as tl
 
-from expertile.ops.launch.kernels import launch, starts_early
+from expertile.ops.launch.device import on_kernels, starts_early
+from expertile.ops.launch.kernels import launch
 from expertile.ops.launch.pdl import begin
-from expertile.ops.rows.config import on_kernels
 from expertile.ops.torch_op import traced
 
 BLOCK = 128  # slots that are ranked against each other

@@ -36,8 +36,8 @@ import triton
 import triton.language as tl
 
 from expertile.moe.permute import MOST_EXPERTS, check_ids, permutation
+from expertile.ops.launch.device import on_kernels
 from expertile.ops.launch.kernels import launch
-from expertile.ops.rows.config import on_kernels
 from expertile.ops.torch_op import traced
 
 MODES = ("down", "up", "nearest", "adaptive")

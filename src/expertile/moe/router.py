@@ -35,8 +35,8 @@ import triton
 
 from expertile.moe._route_kernels import route_backward_kernel, route_kernel
 from expertile.moe.rounding import MODES, round_groups
-from expertile.ops.launch.kernels import launch, starts_early
-from expertile.ops.rows.config import FORMULA_DTYPES, on_kernels, wide
+from expertile.ops.launch.device import FORMULA_DTYPES, on_kernels, starts_early, wide
+from expertile.ops.launch.kernels import launch
 from expertile.ops.torch_op import differentiable, differentiable_once, traced
 
 MOST_EXPERTS = 1024  # of the kernels
@@ -147,7 +147,7 @@ class Routing:
 _Plan = tuple[int, int, bool, bool, bool, float, int, int, bool, bool]
 
 
-def _plan(config: RouterConfig, batch_invariant: bool = False) -> _Plan:
+def plan_of(config: RouterConfig, batch_invariant: bool = False) -> _Plan:
     groups, top_groups = config.num_groups or 1, config.top_groups or 0
     return (
         config.top_k, config.columns, config.score == "sigmoid", config.order == "topk_then_softmax",
@@ -244,7 +244,7 @@ def _select(logits: torch.Tensor, bias: torch.Tensor | None, want_scores: bool, 
     return _select_in_torch(logits, bias, want_scores, plan)
 
 
-def _backward(
+def select_backward(
     logits: torch.Tensor, ids: torch.Tensor, dweights: torch.Tensor | None, dscores: torch.Tensor | None, plan: _Plan
 ) -> torch.Tensor:
     """The gradient of the logits, in their dtype."""
@@ -318,7 +318,7 @@ class _Select(torch.autograd.Function):
         if dweights is None and dscores is None:
             return None, None, None, None
         # create_graph=True: the gradients are differentiated in turn.
-        backward = _backward_in_torch if torch.is_grad_enabled() else _backward
+        backward = _backward_in_torch if torch.is_grad_enabled() else select_backward
         return backward(logits, ids, dweights, dscores, ctx.plan), None, None, None
 
 
@@ -354,7 +354,7 @@ def _(logits: torch.Tensor, bias: torch.Tensor | None, want_scores: bool, *plan:
 def _select_backward_op(
     logits: torch.Tensor, ids: torch.Tensor, dweights: torch.Tensor | None, dscores: torch.Tensor | None, *plan: Any
 ) -> torch.Tensor:
-    return _backward(logits, ids, dweights, dscores, plan)  # type: ignore[arg-type]
+    return select_backward(logits, ids, dweights, dscores, plan)  # type: ignore[arg-type]
 
 
 @_select_backward_op.register_fake
@@ -427,7 +427,7 @@ def route(
         )
     if batch_invariant and logits.is_cuda and config.num_experts > MOST_EXPERTS:
         raise ValueError(f"batch_invariant: expected at most {MOST_EXPERTS} experts, got {config.num_experts}")
-    plan = _plan(config, batch_invariant)
+    plan = plan_of(config, batch_invariant)
     bias = None if bias is None else bias.detach()
     if traced(logits):
         weights, ids, scores = _call(logits, bias, want_scores, *plan)

@@ -20,7 +20,6 @@ from expertile.ops.grouped_mm.backend import Backend, Operands
 from expertile.ops.grouped_mm.backends import triton_pointer, triton_tma
 from expertile.ops.grouped_mm.problem import Layout, Problem
 from expertile.ops.launch import driver as _launch
-from expertile.ops.launch import persistent
 from expertile.ops.launch import plan as _triton_launch
 from tests.ops.grouped_mm import cases
 from tests.ops.grouped_mm.cases import Case
@@ -70,7 +69,7 @@ def fake_gpu(seen: list[Launched] | None = None) -> Iterator[list[tuple[Any, ...
         stack.enter_context(mock.patch.object(JITFunction, "run", run))
         stack.enter_context(mock.patch.object(torch.cuda, "device", lambda index: contextlib.nullcontext()))
         stack.enter_context(mock.patch.object(torch.cuda, "current_device", fake.get_current_device))
-        stack.enter_context(mock.patch.object(persistent, "_sm_count", lambda device: 132))
+        stack.enter_context(mock.patch.object(launch_device, "_sm_count", lambda device: 132))
         stack.enter_context(mock.patch.object(Device, "current", staticmethod(lambda where: H200)))
         stack.enter_context(mock.patch.object(torch.Tensor, "get_device", lambda self: fake.get_current_device()))
         for cache in (_launch._encode, _triton_launch._compile, triton_pointer._plan, triton_tma._plan):

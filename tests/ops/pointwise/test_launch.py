@@ -9,9 +9,9 @@ import pytest
 import torch
 import triton
 
+from expertile.ops.launch.device import Machine
 from expertile.ops.pointwise import add_scalar, launch
 from expertile.ops.pointwise import laplacian as stencil
-from expertile.ops.rows.config import Machine
 from tests.support.fake_driver import compile_only
 
 pytestmark = [

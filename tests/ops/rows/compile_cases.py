@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 
-from expertile.ops.rows.config import Machine, RowConfig
+from expertile.ops.launch.device import Machine
+from expertile.ops.rows.config import RowConfig
 from tests.support.aot import Resources, most_spills, resources
 from tests.support.fake_driver import compile_only
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from expertile.ops.launch.device import Machine
 from expertile.ops.rows import choose
-from expertile.ops.rows.config import Machine
 
 H200 = Machine(132, True)
 SMEM = 228 * 1024

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import torch
 
-from expertile.ops.grouped_mm.backends._gluon_launch import compiled
 from expertile.ops.launch import driver
+from expertile.ops.launch.blocks import compiled
+from expertile.ops.launch.device import Machine
 from expertile.ops.rows import ring
 from expertile.ops.rows import ring_launch as launch
 from expertile.ops.rows import softmax as operator
-from expertile.ops.rows.config import Machine
 from expertile.ops.rows.ring_choose import RingConfig, choose
 from expertile.ops.rows.ring_softmax import softmax_ring_kernel
 from expertile.ops.rows.ring_softmax_backward import softmax_backward_ring_kernel

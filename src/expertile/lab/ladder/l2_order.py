@@ -14,8 +14,8 @@ from dataclasses import replace
 from expertile.device import Device
 from expertile.lab.ladder import tma
 from expertile.ops.grouped_mm.backends import triton_tma
+from expertile.ops.grouped_mm.persistent import best_group_m
 from expertile.ops.grouped_mm.problem import Problem
-from expertile.ops.launch.persistent import best_group_m
 
 
 def _configs(problem: Problem, device: Device) -> tuple[triton_tma.Config, ...]:

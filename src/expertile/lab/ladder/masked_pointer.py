@@ -21,8 +21,9 @@ import triton.language as tl
 
 from expertile.lab.ladder._common import result_tensor, takes_pointers
 from expertile.ops.grouped_mm.backend import Backend, Operands
+from expertile.ops.grouped_mm.persistent import tiles_bound
 from expertile.ops.grouped_mm.problem import Problem
-from expertile.ops.launch.persistent import current_device, tiles_bound
+from expertile.ops.launch.device import current_device
 from expertile.ops.launch.versions import FP_FUSION
 
 

@@ -20,15 +20,9 @@ from expertile.lab.ladder import masked_pointer
 from expertile.lab.ladder._common import result_tensor, takes_aligned
 from expertile.lab.ladder.unmasked_pointer import multiply_tile
 from expertile.ops.grouped_mm.backend import Backend, Operands
+from expertile.ops.grouped_mm.persistent import group_of_tile, group_range, tile_ends, tiles_bound
 from expertile.ops.grouped_mm.problem import Problem
-from expertile.ops.launch.persistent import (
-    current_device,
-    group_of_tile,
-    group_range,
-    program_count,
-    tile_ends,
-    tiles_bound,
-)
+from expertile.ops.launch.device import current_device, program_count
 from expertile.ops.launch.versions import FP_FUSION
 
 

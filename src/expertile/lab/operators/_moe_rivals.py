@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from expertile.lab.gate import full_precision
-from expertile.lab.operators import _grouped
+from expertile.lab.operators import products
 from expertile.lab.operators._compiled import compiled_for
 from expertile.lab.operators.base import Call, OpWorkload
 from expertile.moe.experts import moe_mlp
@@ -43,7 +43,7 @@ class Way:
     name: str
     peer: bool
     make: Callable[[OpWorkload, Tensors], Callable[[], Tensor]]
-    supports: _grouped.Supports = _grouped.anywhere
+    supports: products.Supports = products.anywhere
     graph: bool = True
     arrange: Callable[[Tensors], Tensors] = _as_it_is
     interleaves: bool = False
@@ -181,10 +181,10 @@ WAYS = (
     Way("torch-index-add", True, _eager(index_added)),
     Way("torch.compile", True, _compiled(gathered_back), compiles=True),
     Way("torch.compile-index-add", True, _compiled(index_added), compiles=True),
-    Way("liger", True, _liger, _grouped.installed("liger_kernel", _grouped.on_gpu), graph=False, compiles=True),
-    Way("transformers", True, _transformers, _grouped.installed("transformers", _grouped.anywhere)),
+    Way("liger", True, _liger, products.installed("liger_kernel", products.on_gpu), graph=False, compiles=True),
+    Way("transformers", True, _transformers, products.installed("transformers", products.anywhere)),
     Way(
-        "sonicmoe", True, _sonic, _grouped.installed("sonicmoe", _on_hopper), arrange=_interleave, interleaves=True,
+        "sonicmoe", True, _sonic, products.installed("sonicmoe", _on_hopper), arrange=_interleave, interleaves=True,
         compiles=True,
     ),
 )  # fmt: skip

@@ -21,7 +21,7 @@ from types import MappingProxyType
 import torch
 from torch import Tensor
 
-from expertile.lab.operators import _grouped
+from expertile.lab.operators import products
 from expertile.lab.operators import scaled_grouped_mm as blocks
 from expertile.lab.operators.base import Call, Operator, OpWorkload, Rival
 from expertile.ops.scaled_grouped_mm.api import scaled_grouped_mm
@@ -48,7 +48,7 @@ def _vector(w: OpWorkload, inputs: Inputs) -> Call:
 def _padded(w: OpWorkload, inputs: Inputs) -> Call:
     """Each group of equal size in room for whole tiles of 128 rows, all in separate calls of torch."""
     a, scale_a, weights, scale_b, _ = inputs
-    groups, each = w["groups"], _grouped.sizes(w)[0]
+    groups, each = w["groups"], products.sizes(w)[0]
     room = -(-each // _TILE) * _TILE
     offs = offs_from_sizes([room] * groups).to(a.device)
     b = weights.transpose(-2, -1)
@@ -73,7 +73,7 @@ def _multiplied(w: OpWorkload, inputs: Inputs) -> Call:
 
     def call() -> tuple[Tensor, ...]:
         out = torch.zeros(a.shape[0], n, device=a.device)
-        for g, start, end in _grouped.spans(w):
+        for g, start, end in products.spans(w):
             by_column = scale_b[g].repeat_interleave(_TILE, 0)[:n]
             for first in range(0, k, 2 * _TILE):
                 both, pair = slice(first, first + 2 * _TILE), slice(first // _TILE, first // _TILE + 2)
@@ -89,9 +89,9 @@ def _shapes() -> tuple[OpWorkload, ...]:
     found = []
     for stage, n, k in (("gemm1", 4096, 7168), ("gemm2", 7168, 2048)):
         for rows in (64, 128, 512):
-            dims = _grouped.dims(8, 8 * rows, 1, n, k)
+            dims = products.dims(8, 8 * rows, 1, n, k)
             found.append(OpWorkload(f"{stage}-m{rows}", "fp8-causes", "fp8_causes", dims, "fp8"))
-    dims = _grouped.dims(2, 20, 1, 128, 256)
+    dims = products.dims(2, 20, 1, 128, 256)
     return (*found, OpWorkload("small", "fp8-causes", "fp8_causes", dims, "fp8"))
 
 
@@ -99,20 +99,20 @@ OPERATORS = (
     Operator(
         "fp8_causes", blocks.make_inputs, blocks.reference, blocks.work,
         (
-            Rival("expertile", False, _grouped.anywhere, blocks.ours),
-            Rival("expertile-row", False, _grouped.anywhere, _row, reference=blocks.rowwise_reference),
-            Rival("expertile-vector", False, _grouped.anywhere, _vector),
+            Rival("expertile", False, products.anywhere, blocks.ours),
+            Rival("expertile-row", False, products.anywhere, _row, reference=blocks.rowwise_reference),
+            Rival("expertile-vector", False, products.anywhere, _vector),
             *(
                 Rival(
-                    f"expertile-{b.name}", False, _grouped.by_backend(b, blocks.problem),
+                    f"expertile-{b.name}", False, products.by_backend(b, blocks.problem),
                     partial(blocks.ours, backend=b.name),
                 )
                 for b in blocks.OURS if b.name == "triton_fp8"
             ),
-            Rival("expertile-padded", False, _grouped.anywhere, _padded),
-            Rival("multiplied", True, _grouped.anywhere, _multiplied, graph=False),
+            Rival("expertile-padded", False, products.anywhere, _padded),
+            Rival("multiplied", True, products.anywhere, _multiplied, graph=False),
         ),
-        _grouped.tolerance,
+        products.tolerance,
     ),
 )  # fmt: skip
 PRESETS: Mapping[str, Callable[[], tuple[OpWorkload, ...]]] = MappingProxyType({"fp8-causes": _shapes})

@@ -1,6 +1,6 @@
 """int4_grouped_mm in the lab: bfloat16 activations times weights in 4 bits, with a scale for `group_size` values of K.
 
-dims: as `_grouped`, and group_size (0: one scale for a whole row) and zeros (whether there are zero points). Inputs:
+dims: as `products`, and group_size (0: one scale for a whole row) and zeros (whether there are zero points). Inputs:
 a [M, K], packed uint8 [G, N, K/2], scales [G, K/group_size, N], zeros of that shape if any, offs [G]. Bytes count
 activations and results once, packed weights, scales and zero points of groups that have rows once.
 
@@ -23,7 +23,7 @@ from torch import Tensor
 from expertile.device import Device
 from expertile.int4.packing import unpack
 from expertile.int4.weight import SYMMETRIC_ZERO, Int4Weight
-from expertile.lab.operators import _grouped
+from expertile.lab.operators import products
 from expertile.lab.operators.base import Call, Dims, Operator, OpWorkload, Rival
 from expertile.ops.grouped_mm.problem import Layout
 from expertile.ops.int4_grouped_mm.api import int4_grouped_mm
@@ -41,8 +41,8 @@ def _group(w: OpWorkload) -> int:
 
 def _inputs(w: OpWorkload, device: torch.device, seed: int) -> Inputs:
     """Weights from bfloat16 numbers, a group at a time, as `Int4Weight.quantize` rounds them."""
-    make = _grouped.random(device, seed)
-    a = make(_grouped.rows(w), w["k"])
+    make = products.random(device, seed)
+    a = make(products.rows(w), w["k"])
     groups, n, k, group_size = w["groups"], w["n"], w["k"], _group(w)
     packed = torch.empty(groups, n, k // 2, dtype=torch.uint8, device=device)
     scales = torch.empty(groups, k // group_size, n, dtype=torch.bfloat16, device=device)
@@ -52,7 +52,7 @@ def _inputs(w: OpWorkload, device: torch.device, seed: int) -> Inputs:
         packed[g], scales[g] = made.packed[0], made.scales[0]
         if zeros is not None and made.zeros is not None:
             zeros[g] = made.zeros[0]
-    ends = _grouped.offs(w, device)
+    ends = products.offs(w, device)
     return (a, packed, scales, ends) if zeros is None else (a, packed, scales, zeros, ends)
 
 
@@ -67,14 +67,14 @@ def _expert(weight: Int4Weight, g: int) -> Int4Weight:
 
 def _reference(w: OpWorkload, inputs: Inputs) -> tuple[Tensor, ...]:
     weight = _weight(w, inputs)
-    return _grouped.product(
+    return products.product(
         w, lambda start, end: inputs[0][start:end], lambda g: _expert(weight, g).dequantize(torch.float32)[0]
     )
 
 
 @lru_cache(maxsize=1024)
 def _problem(w: OpWorkload, kind: str) -> Int4Problem:
-    m, n, k = _grouped.rows(w), w["n"], w["k"]
+    m, n, k = products.rows(w), w["n"], w["k"]
     return Int4Problem(
         Layout.RAGGED_M, w["groups"], m, n, k, w.torch_dtype, w.torch_dtype, (k, 1), (n * k // 2, k // 2, 1), True,
         True, False, kind, None, False, _group(w), w["zeros"],
@@ -82,7 +82,7 @@ def _problem(w: OpWorkload, kind: str) -> Int4Problem:
 
 
 def _work(w: OpWorkload) -> Work:
-    return _problem(w, "cuda").work(_grouped.sizes(w))
+    return _problem(w, "cuda").work(products.sizes(w))
 
 
 def _ours(w: OpWorkload, inputs: Inputs, backend: str = "auto") -> Call:
@@ -91,18 +91,18 @@ def _ours(w: OpWorkload, inputs: Inputs, backend: str = "auto") -> Call:
 
 
 def _bf16(w: OpWorkload, inputs: Inputs) -> Call:
-    return _grouped.bf16_call(inputs[0], _weight(w, inputs).dequantize(), inputs[-1])
+    return products.bf16_call(inputs[0], _weight(w, inputs).dequantize(), inputs[-1])
 
 
 def _bf16_reference(w: OpWorkload, inputs: Inputs) -> tuple[Tensor, ...]:
     """Of the weights as that product has them, rounded to bfloat16."""
     weights = _weight(w, inputs).dequantize()
-    return _grouped.product(w, lambda start, end: inputs[0][start:end], lambda g: weights[g])
+    return products.product(w, lambda start, end: inputs[0][start:end], lambda g: weights[g])
 
 
 def _in_turn(w: OpWorkload, a: Tensor, experts: Mapping[int, Callable[[Tensor], Tensor]]) -> Call:
     """One call for each group with rows."""
-    n, spans = w["n"], tuple(_grouped.spans(w))
+    n, spans = w["n"], tuple(products.spans(w))
 
     def call() -> tuple[Tensor, ...]:
         out = torch.empty(a.shape[0], n, dtype=a.dtype, device=a.device)
@@ -117,7 +117,7 @@ def _tinygemm(w: OpWorkload, inputs: Inputs) -> Call:
     """w = (q - 8) · scale + zero, in its terms."""
     weight, group_size = _weight(w, inputs), _group(w)
     experts = {}
-    for g, _, _ in _grouped.spans(w):
+    for g, _, _ in products.spans(w):
         one = _expert(weight, g)
         q = unpack(one.packed[0], one.half)
         tiled = torch._convert_weight_to_int4pack((q[:, ::2] << 4 | q[:, 1::2]).contiguous(), 8)
@@ -146,7 +146,7 @@ def _gemlite(w: OpWorkload, inputs: Inputs) -> Call:
 
     weight = _weight(w, inputs)
     experts: dict[int, Callable[[Tensor], Tensor]] = {}
-    for g, _, _ in _grouped.spans(w):
+    for g, _, _ in products.spans(w):
         one = _expert(weight, g)
         layer = GemLiteLinear(
             4, group_size=_group(w), in_features=w["k"], out_features=w["n"], input_dtype=DType.BF16,
@@ -166,17 +166,17 @@ def _workload(name: str, shape: Dims, group_size: int = 128, zeros: bool = False
 
 def models() -> tuple[OpWorkload, ...]:
     """Both projections of each model, decode to prefill, group 128; and the other group sizes on one of them."""
-    found = [_workload(name, shape, note=note) for name, shape, note in _grouped.model_products()]
+    found = [_workload(name, shape, note=note) for name, shape, note in products.model_products()]
 
     def even(rows: int) -> Dims:
-        return _grouped.dims(32, 32 * rows, 1, 4096, 7168)
+        return products.dims(32, 32 * rows, 1, 4096, 7168)
 
     found += [_workload(f"rows-{rows}", even(rows)) for rows in (1, 16, 32, 64, 128, 256, 512)]
     for rows in (16, 256):
         found += [_workload(f"rows-{rows}-group-{g or 'channel'}", even(rows), g) for g in (32, 64, 0)]
         found.append(_workload(f"rows-{rows}-zeros", even(rows), zeros=True))
     # What a CPU computes in a moment.
-    found.append(_workload("int4-small", _grouped.dims(4, 24, 2, 96, 256, "uniform"), 64, True))
+    found.append(_workload("int4-small", products.dims(4, 24, 2, 96, 256, "uniform"), 64, True))
     return tuple(found)
 
 
@@ -184,16 +184,16 @@ OPERATORS = (
     Operator(
         "int4_grouped_mm", _inputs, _reference, _work,
         (
-            Rival("expertile", False, _grouped.anywhere, _ours),
+            Rival("expertile", False, products.anywhere, _ours),
             *(
-                Rival(f"expertile-{b.name}", False, _grouped.by_backend(b, _problem), partial(_ours, backend=b.name))
+                Rival(f"expertile-{b.name}", False, products.by_backend(b, _problem), partial(_ours, backend=b.name))
                 for b in _OURS
             ),
-            Rival("bf16", True, _grouped.anywhere, _bf16, reference=_bf16_reference, work=_grouped.bf16_work),
+            Rival("bf16", True, products.anywhere, _bf16, reference=_bf16_reference, work=products.bf16_work),
             Rival("tinygemm", True, _tinygemm_supports, _tinygemm),
-            Rival("gemlite", True, _grouped.installed("gemlite", _grouped.on_gpu), _gemlite),
+            Rival("gemlite", True, products.installed("gemlite", products.on_gpu), _gemlite),
         ),
-        _grouped.tolerance,
+        products.tolerance,
     ),
 )  # fmt: skip
 PRESETS: Mapping[str, Callable[[], tuple[OpWorkload, ...]]] = MappingProxyType({"int4-models": models})

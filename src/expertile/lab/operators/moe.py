@@ -29,7 +29,7 @@ from torch import Tensor
 
 from expertile.lab.baselines import DENSE
 from expertile.lab.gate import full_precision
-from expertile.lab.operators import _grouped
+from expertile.lab.operators import products
 from expertile.lab.operators._moe_rivals import WAYS, Way, dense, dense_reference, dense_work, interleaved
 from expertile.lab.operators.base import ROUNDOFF, Call, Operator, OpWorkload, Rival
 from expertile.lab.routing import topk_ids
@@ -285,7 +285,7 @@ def decode() -> tuple[OpWorkload, ...]:
     return (*models, workload("small", "moe-decode", (8, 192, 96, 16, 2)))
 
 
-_DENSE = Rival(DENSE.name, True, _grouped.anywhere, dense, reference=dense_reference, work=dense_work)
+_DENSE = Rival(DENSE.name, True, products.anywhere, dense, reference=dense_reference, work=dense_work)
 OPERATORS = (
     Operator("moe", make_inputs, reference, work, _rivals(False), tolerance, (_DENSE,), memory_nbytes),
     Operator("moe_train", make_inputs, train_reference, train_work, _rivals(True), tolerance, (_DENSE,), memory_nbytes),

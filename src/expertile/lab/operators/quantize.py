@@ -13,7 +13,7 @@ from types import MappingProxyType
 import torch
 from torch import Tensor
 
-from expertile.lab.operators import _grouped
+from expertile.lab.operators import products
 from expertile.lab.operators._compiled import compiled_for
 from expertile.lab.operators.base import Call, Operator, OpWorkload, Rival
 from expertile.ops.quantize.api import quantize_activations, quantize_rms_norm, quantize_swiglu, quantize_weights
@@ -179,9 +179,9 @@ OPERATORS = (
     Operator(
         "quantize_fp8", _inputs, _reference, _work,
         (
-            Rival("expertile", False, _grouped.anywhere, _ours, peak_nbytes=_allocated),
-            Rival("torch", True, _grouped.anywhere, _torch),
-            Rival("torch.compile", True, _grouped.anywhere, _compiled),
+            Rival("expertile", False, products.anywhere, _ours, peak_nbytes=_allocated),
+            Rival("torch", True, products.anywhere, _torch),
+            Rival("torch.compile", True, products.anywhere, _compiled),
         ),
         _tolerance,
     ),

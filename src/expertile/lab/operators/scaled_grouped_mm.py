@@ -23,7 +23,7 @@ from torch import Tensor
 
 from expertile.device import Device
 from expertile.lab.baselines import DENSE
-from expertile.lab.operators import _grouped
+from expertile.lab.operators import products
 from expertile.lab.operators.base import Call, Operator, OpWorkload, Rival
 from expertile.ops.grouped_mm.problem import described
 from expertile.ops.quantize.api import quantize_activations, quantize_weights
@@ -39,15 +39,15 @@ OURS = tuple(b for b in BACKENDS if not b.peer and b.name != "loop")
 
 def make_inputs(w: OpWorkload, device: torch.device, seed: int) -> Inputs:
     """Quantised from bfloat16 numbers, the weights a group at a time."""
-    make = _grouped.random(device, seed)
-    a = quantize_activations(make(_grouped.rows(w), w["k"]))
+    make = products.random(device, seed)
+    a = quantize_activations(make(products.rows(w), w["k"]))
     groups, n, k = w["groups"], w["n"], w["k"]
     weights = torch.empty(groups, n, k, dtype=torch.float8_e4m3fn, device=device)
     scales = torch.empty(groups, -(-n // 128), -(-k // 128), device=device)
     for g in range(groups):
         made = quantize_weights(make(n, k))
         weights[g], scales[g] = made.values, made.scales
-    return a.values, a.scales, weights, scales, _grouped.offs(w, device)
+    return a.values, a.scales, weights, scales, products.offs(w, device)
 
 
 def _left(inputs: Inputs, start: int, end: int) -> Tensor:
@@ -59,13 +59,13 @@ def _right(inputs: Inputs, group: int) -> Tensor:
 
 
 def reference(w: OpWorkload, inputs: Inputs) -> tuple[Tensor, ...]:
-    return _grouped.product(w, partial(_left, inputs), partial(_right, inputs))
+    return products.product(w, partial(_left, inputs), partial(_right, inputs))
 
 
 @lru_cache(maxsize=1024)
 def problem(w: OpWorkload, kind: str) -> ScaledProblem:
     """Without tensors: what a call on contiguous operands describes."""
-    m, n, k, groups = _grouped.rows(w), w["n"], w["k"], w["groups"]
+    m, n, k, groups = products.rows(w), w["n"], w["k"], w["groups"]
     e4m3, device = torch.float8_e4m3fn, torch.device(kind)
 
     def contiguous(dtype: torch.dtype, *shape: int) -> tuple[Any, ...]:
@@ -82,7 +82,7 @@ def problem(w: OpWorkload, kind: str) -> ScaledProblem:
 
 
 def work(w: OpWorkload) -> Work:
-    return problem(w, "cuda").work(_grouped.sizes(w))
+    return problem(w, "cuda").work(products.sizes(w))
 
 
 def ours(w: OpWorkload, inputs: Inputs, backend: str = "auto") -> Call:
@@ -113,7 +113,7 @@ def _torch(w: OpWorkload, inputs: Inputs) -> Call:
 
 def rowwise_reference(w: OpWorkload, inputs: Inputs) -> tuple[Tensor, ...]:
     a, scale_a, weights, scale_b, _ = rowwise(inputs)
-    return _grouped.product(
+    return products.product(
         w, lambda start, end: a[start:end].float() * scale_a[start:end, None],
         lambda g: weights[g].float() * scale_b[g, :, None],
     )  # fmt: skip
@@ -132,12 +132,12 @@ def _bf16(w: OpWorkload, inputs: Inputs) -> Call:
     weights = torch.empty(inputs[2].shape, dtype=torch.bfloat16, device=a.device)
     for g in range(weights.shape[0]):
         weights[g] = _right(inputs, g)
-    return _grouped.bf16_call(a, weights, inputs[4])
+    return products.bf16_call(a, weights, inputs[4])
 
 
 def _bf16_reference(w: OpWorkload, inputs: Inputs) -> tuple[Tensor, ...]:
     """Of the operands as that product has them, rounded to bfloat16."""
-    return _grouped.product(
+    return products.product(
         w, lambda start, end: _left(inputs, start, end).bfloat16(), lambda g: _right(inputs, g).bfloat16()
     )
 
@@ -153,14 +153,14 @@ def _dense(w: OpWorkload, inputs: Inputs) -> Call:
 
 
 def _dense_reference(w: OpWorkload, inputs: Inputs) -> tuple[Tensor, ...]:
-    with _grouped.full_precision():
+    with products.full_precision():
         return (inputs[0].float() @ inputs[2][0].float().t(),)
 
 
 def _dense_supports(w: OpWorkload, device: Device) -> str | None:
     if device.kind != "cuda" or device.capability is None or device.capability < (8, 9):
         return "torch._scaled_mm needs compute capability 8.9 or later"
-    m, n, k = _grouped.rows(w), w["n"], w["k"]
+    m, n, k = products.rows(w), w["n"], w["k"]
     return None if m and n % 16 == 0 and k % 16 == 0 else f"N and K must be multiples of 16, got {n} and {k}"
 
 
@@ -170,7 +170,7 @@ def _dense_tolerance(w: OpWorkload) -> tuple[float, float]:
 
 
 def _dense_work(w: OpWorkload) -> Work:
-    m, n, k = _grouped.rows(w), w["n"], w["k"]
+    m, n, k = products.rows(w), w["n"], w["k"]
     return Work(2.0 * m * n * k, float(m * k + n * k + 2 * m * n))
 
 
@@ -179,7 +179,7 @@ def _deep_gemm(w: OpWorkload, inputs: Inputs) -> Call:
     import deep_gemm
 
     a, scale_a, weights, scale_b, _ = inputs
-    groups, sizes, n = w["groups"], _grouped.sizes(w), w["n"]
+    groups, sizes, n = w["groups"], products.sizes(w), w["n"]
     if len(set(sizes)) == 1:
         each = sizes[0]
         left = (a.view(groups, each, -1), scale_a.view(groups, each, -1))
@@ -206,7 +206,7 @@ def _deep_gemm(w: OpWorkload, inputs: Inputs) -> Call:
 def _deep_gemm_supports(w: OpWorkload, device: Device) -> str | None:
     if device.kind != "cuda" or device.capability is None or device.capability < (9, 0):
         return "needs compute capability 9.0 or later"
-    sizes = _grouped.sizes(w)
+    sizes = products.sizes(w)
     if len(set(sizes)) > 1 and any(size % 128 for size in sizes):
         return "needs groups that are equal, or multiples of 128 rows"
     return None
@@ -214,7 +214,7 @@ def _deep_gemm_supports(w: OpWorkload, device: Device) -> str | None:
 
 def _workload(name: str, preset: str, groups: int, rows: int, n: int, k: int, note: str = "") -> OpWorkload:
     """`rows` of each group."""
-    dims = _grouped.dims(groups, groups * rows, 1, n, k)
+    dims = products.dims(groups, groups * rows, 1, n, k)
     return OpWorkload(name, preset, "scaled_grouped_mm", dims, "fp8", note)
 
 
@@ -222,7 +222,7 @@ def models() -> tuple[OpWorkload, ...]:
     """The products of `int4_grouped_mm`'s models, in FP8."""
     return tuple(
         OpWorkload(name, "int4-models", "scaled_grouped_mm", dims, "fp8", note)
-        for name, dims, note in _grouped.model_products()
+        for name, dims, note in products.model_products()
     )
 
 
@@ -245,10 +245,10 @@ def large() -> tuple[OpWorkload, ...]:
     found = [_workload(f"fp8-e{e}-m{m}-n{n}-k{k}", "fp8-large", e, m, n, k) for e, m, n, k in shapes]
     routed = (("decode", 128, "uniform"), ("prefill", 8192, "uniform"), ("prefill-zipf", 8192, "zipf(1)"))
     for phase, tokens, routing in routed:
-        dims = _grouped.dims(256, tokens, 8, 4096, 7168, routing)
+        dims = products.dims(256, tokens, 8, 4096, 7168, routing)
         name = f"deepseek-v3-gate-up-{phase}"
         found.append(OpWorkload(name, "fp8-large", "scaled_grouped_mm", dims, "fp8", "published configuration"))
-    dims = _grouped.dims(4, 48, 2, 160, 256, "uniform")
+    dims = products.dims(4, 48, 2, 160, 256, "uniform")
     return (*found, OpWorkload("fp8-small", "fp8-large", "scaled_grouped_mm", dims, "fp8"))
 
 
@@ -256,16 +256,16 @@ OPERATORS = (
     Operator(
         "scaled_grouped_mm", make_inputs, reference, work,
         (
-            Rival("expertile", False, _grouped.anywhere, ours),
+            Rival("expertile", False, products.anywhere, ours),
             *(
-                Rival(f"expertile-{b.name}", False, _grouped.by_backend(b, problem), partial(ours, backend=b.name))
+                Rival(f"expertile-{b.name}", False, products.by_backend(b, problem), partial(ours, backend=b.name))
                 for b in OURS
             ),
             Rival("torch", True, _torch_supports, _torch, reference=rowwise_reference),
-            Rival("deepgemm", True, _grouped.installed("deep_gemm", _deep_gemm_supports), _deep_gemm),
-            Rival("bf16", True, _grouped.anywhere, _bf16, reference=_bf16_reference, work=_grouped.bf16_work),
+            Rival("deepgemm", True, products.installed("deep_gemm", _deep_gemm_supports), _deep_gemm),
+            Rival("bf16", True, products.anywhere, _bf16, reference=_bf16_reference, work=products.bf16_work),
         ),
-        _grouped.tolerance,
+        products.tolerance,
         (Rival(DENSE.name, True, _dense_supports, _dense, reference=_dense_reference, work=_dense_work,
                tolerance=_dense_tolerance),),
     ),

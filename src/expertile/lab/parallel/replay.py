@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from expertile.moe._dispatch import Outgoing, Splits, outgoing, token_keys
-from expertile.moe._exchange import Exchange, Lengths, Step, Travelling
+from expertile.moe.dispatch import Outgoing, Splits, outgoing, token_keys
+from expertile.moe.exchange import Exchange, Lengths, Step, Travelling
 
 
 @dataclass(frozen=True)

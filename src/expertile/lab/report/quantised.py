@@ -15,7 +15,7 @@ from statistics import geometric_mean
 import torch
 
 from expertile.int4.weight import Int4Weight
-from expertile.lab.operators._grouped import PHASES, REPORT_MODELS
+from expertile.lab.operators.products import PHASES, REPORT_MODELS
 from expertile.lab.record import Record
 from expertile.lab.report.markers import fill_file
 from expertile.lab.report.recorded import OURS, Times, by_name, ok, recorded, to_ours

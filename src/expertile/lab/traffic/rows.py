@@ -10,8 +10,8 @@ from collections.abc import Callable
 
 from expertile.device import Device
 from expertile.lab.traffic.model import OURS, TORCH, UNFUSED, Formula, Step, Subject, Way
+from expertile.ops.launch.device import Machine
 from expertile.ops.rows import choose
-from expertile.ops.rows.config import Machine
 from expertile.roofline import Work
 
 _SOFTMAX_CU = "aten/src/ATen/native/cuda/SoftMax.cu"

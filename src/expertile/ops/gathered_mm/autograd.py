@@ -16,7 +16,7 @@ import torch
 
 from expertile.ops.gathered_mm.sum_rows import sum_rows
 from expertile.ops.grouped_mm.api import grouped_mm, operator
-from expertile.ops.grouped_mm.autograd import _bias_gradient
+from expertile.ops.grouped_mm.autograd import bias_gradient
 from expertile.ops.grouped_mm.tail import zero_tail
 from expertile.ops.torch_op import gradients_of
 
@@ -45,7 +45,7 @@ def gradients(
     if needs[1]:
         db = _call_wgrad(x, rows, grad, offs, False, backend)
     if needs[2] and bias is not None:
-        dbias = _bias_gradient(_product, grad, offs, bias)
+        dbias = bias_gradient(_product, grad, offs, bias)
     return dx, db, dbias
 
 

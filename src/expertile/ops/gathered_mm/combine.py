@@ -19,9 +19,9 @@ import triton
 import triton.language as tl
 
 from expertile.ops.gathered_mm._tiles import column_block
-from expertile.ops.launch.kernels import launch, starts_early
+from expertile.ops.launch.device import FORMULA_DTYPES, on_kernels, starts_early, wide
+from expertile.ops.launch.kernels import launch
 from expertile.ops.launch.pdl import begin
-from expertile.ops.rows.config import FORMULA_DTYPES, on_kernels, wide
 from expertile.ops.torch_op import differentiable, differentiable_once, gradients_of, traced
 
 

@@ -18,8 +18,8 @@ import torch
 import triton
 import triton.language as tl
 
-from expertile.ops.gathered_mm._activation_kernel import activate, activate_backward, deinterleave
 from expertile.ops.gathered_mm._tiles import column_block, row_block
+from expertile.ops.gathered_mm.activation_kernel import activate, activate_backward, deinterleave
 from expertile.ops.launch.kernels import launch
 
 

@@ -12,9 +12,8 @@ import torch
 import triton
 import triton.language as tl
 
-from expertile.ops.launch.persistent import current_device
+from expertile.ops.launch.device import current_device, on_kernels
 from expertile.ops.launch.versions import FP_FUSION
-from expertile.ops.rows.config import on_kernels
 from expertile.ops.torch_op import differentiable_once
 
 

@@ -54,11 +54,11 @@ def gradients(
         if offs is not None and b.dim() == 2:
             db = zero_tail(db, offs, dim=1 if a.dim() == 3 else 0)
     if needs[2] and bias is not None:
-        dbias = _bias_gradient(over_rows, grad, offs, bias)
+        dbias = bias_gradient(over_rows, grad, offs, bias)
     return da, db, dbias
 
 
-def _bias_gradient(product: Product, grad: torch.Tensor, offs: torch.Tensor | None, bias: torch.Tensor) -> torch.Tensor:
+def bias_gradient(product: Product, grad: torch.Tensor, offs: torch.Tensor | None, bias: torch.Tensor) -> torch.Tensor:
     """dbias[g] = sum of grad's rows of group g, accumulated in float32 (float64 for float64)."""
     dtype = torch.float64 if grad.dtype is torch.float64 else torch.float32
     if grad.dim() == 3:  # [G, M, N]: every group has M rows

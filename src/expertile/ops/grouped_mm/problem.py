@@ -151,7 +151,7 @@ class Problem:
         if offs is None or not (check or not offs.is_cuda):
             return problem
         sizes = sizes_from_offs(offs)
-        _check_offs_values(sizes, problem.ragged_total)
+        check_offs_values(sizes, problem.ragged_total)
         return problem.with_sizes(sizes)
 
     @staticmethod
@@ -186,13 +186,13 @@ class Problem:
             raise ValueError(f"b: expected {k} rows (a's last dimension), got {b.shape[-2]} in shape {list(b.shape)}")
         if layout is Layout.BATCHED and a.shape[0] != b.shape[0]:
             raise ValueError(f"b: expected {a.shape[0]} groups as a has, got {b.shape[0]} in shape {list(b.shape)}")
-        groups = _groups(layout, a, b, offs)
+        groups = groups_of(layout, a, b, offs)
         if layout is Layout.RAGGED_M and groups == 0 and m > 0:
             raise ValueError(f"b: expected at least one group for {m} rows of a, got shape {list(b.shape)}")
         if layout is Layout.RAGGED_N and groups == 0 and n > 0:
             raise ValueError(f"a: expected at least one group for {n} columns of b, got shape {list(a.shape)}")
         if bias is not None:
-            _check_bias(layout, bias, groups, n, a)
+            check_bias(layout, bias, groups, n, a)
         return Problem(
             layout, groups, m, n, k, a.dtype, out_dtype, a.strides, b.strides, a.aligned, b.aligned, bias is not None,
             a.device.type, None, allow_tf32,
@@ -209,7 +209,7 @@ def _names(dtypes: Sequence[torch.dtype]) -> str:
     return " or ".join(str(d) for d in dtypes)
 
 
-def _groups(layout: Layout, a: Description, b: Description, offs: Description | None) -> int:
+def groups_of(layout: Layout, a: Description, b: Description, offs: Description | None) -> int:
     """The number of groups, after `offs` has been checked against the operands."""
     if layout is Layout.BATCHED:
         if offs is not None:
@@ -237,7 +237,7 @@ def _groups(layout: Layout, a: Description, b: Description, offs: Description | 
     return groups
 
 
-def _check_bias(layout: Layout, bias: Description, groups: int, n: int, a: Description) -> None:
+def check_bias(layout: Layout, bias: Description, groups: int, n: int, a: Description) -> None:
     if layout in (Layout.RAGGED_N, Layout.RAGGED_K):
         raise ValueError("bias: expected None unless a's rows are grouped (2-D x 3-D or 3-D x 3-D), got a tensor")
     if tuple(bias.shape) != (groups, n):
@@ -249,7 +249,7 @@ def _check_bias(layout: Layout, bias: Description, groups: int, n: int, a: Descr
         raise ValueError(f"bias: expected device {a.device} as a has, got {bias.device}")
 
 
-def _check_offs_values(sizes: Sequence[int], total: int) -> None:
+def check_offs_values(sizes: Sequence[int], total: int) -> None:
     for g, size in enumerate(sizes):
         if size < 0:
             what = "a negative end" if g == 0 else f"an end {-size} before the previous one"

@@ -6,6 +6,8 @@ import torch
 import triton
 import triton.language as tl
 
+from expertile.ops.grouped_mm.backend import Operands
+from expertile.ops.grouped_mm.problem import Layout, Problem
 from expertile.ops.launch.versions import FP_FUSION
 
 
@@ -39,3 +41,20 @@ def zero_tail(x: torch.Tensor, offs: torch.Tensor, dim: int) -> torch.Tensor:
     else:
         inside = torch.arange(x.shape[dim], device=x.device) < offs[-1]
     return torch.where(inside.unsqueeze(1 - dim), x, 0.0)
+
+
+def zero_rows(p: Problem, operands: Operands, out: torch.Tensor) -> torch.Tensor:
+    """An empty K: zeros (or the bias) in every row of a group; on the device, like the kernel."""
+    if p.layout is not Layout.RAGGED_M:
+        out.zero_()
+        if operands.bias is not None:
+            out += operands.bias[:, None, :].to(out.dtype)
+        return out
+    assert operands.offs is not None
+    rows = torch.arange(p.m, device=out.device)
+    group = torch.searchsorted(operands.offs, rows, right=True)
+    inside = (group < p.groups)[:, None]
+    value = torch.zeros((), dtype=out.dtype, device=out.device)
+    if operands.bias is not None:
+        value = operands.bias[group.clamp(max=p.groups - 1)].to(out.dtype)
+    return out.copy_(torch.where(inside, value, out))

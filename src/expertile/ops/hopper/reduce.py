@@ -17,7 +17,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from triton.runtime.jit import MockTensor
 
 from expertile.ops.launch import driver
-from expertile.ops.launch.persistent import current_device
+from expertile.ops.launch.device import current_device
 from expertile.ops.launch.versions import FP_FUSION
 
 _BLOCK = 512

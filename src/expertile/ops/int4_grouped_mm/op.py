@@ -13,7 +13,7 @@ import torch
 
 from expertile.int4.weight import Int4Weight
 from expertile.ops.grouped_mm.api import operator
-from expertile.ops.grouped_mm.autograd import _bias_gradient
+from expertile.ops.grouped_mm.autograd import bias_gradient
 from expertile.ops.grouped_mm.tail import zero_tail
 from expertile.ops.int4_grouped_mm import dequantize  # noqa: F401  (registers expertile::int4_dequantize)
 from expertile.ops.torch_op import differentiable
@@ -78,7 +78,7 @@ def _backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
         dense = torch.ops.expertile.int4_dequantize(packed, scales, zeros, ctx.group_size, ctx.dtype)
         da = zero_tail(_product(grad, dense, offs=offs, out_dtype=ctx.dtype), offs, dim=0)
     if needs_bias:
-        dbias = _bias_gradient(_product, grad, offs, bias)
+        dbias = bias_gradient(_product, grad, offs, bias)
     return da, None, None, None, None, None, dbias, None, None
 
 

@@ -20,10 +20,10 @@ from expertile.ops.grouped_mm.problem import (
     Description,
     Layout,
     Problem,
-    _check_bias,
-    _check_offs_values,
-    _groups,
+    check_bias,
+    check_offs_values,
     described,
+    groups_of,
 )
 from expertile.ragged import sizes_from_offs
 from expertile.roofline import Work
@@ -89,7 +89,7 @@ class Int4Problem(Problem):
         elif offs.is_cuda:
             return problem
         sizes = sizes_from_offs(offs)
-        _check_offs_values(sizes, problem.m)
+        check_offs_values(sizes, problem.m)
         return replace(problem, group_sizes=sizes)
 
     @staticmethod
@@ -125,9 +125,9 @@ class Int4Problem(Problem):
         if k != k_of_w:
             raise ValueError(f"w: expected K = {k} (a's last dimension), got {k_of_w} in shape {[groups, n, k_of_w]}")
         validate_groups(k, group_size)
-        _groups(Layout.RAGGED_M, a, packed, offs)
+        groups_of(Layout.RAGGED_M, a, packed, offs)
         if bias is not None:
-            _check_bias(Layout.RAGGED_M, bias, groups, n, a)
+            check_bias(Layout.RAGGED_M, bias, groups, n, a)
         aligned = packed.aligned and scales.aligned and (zeros is None or zeros.aligned)
         return Int4Problem(
             Layout.RAGGED_M, groups, m, n, k, a.dtype, out_dtype, a.strides, (n * half_k, half_k, 1), a.aligned,

@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
-from expertile.ops.grouped_mm.backends._gluon_launch import Blocks, compiled
 from expertile.ops.launch import driver
-from expertile.ops.launch.persistent import current_device
+from expertile.ops.launch.blocks import Blocks, compiled
+from expertile.ops.launch.device import current_device
 
 
 @dataclass(frozen=True)

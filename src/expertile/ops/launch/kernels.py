@@ -17,14 +17,12 @@ from typing import Any
 import torch
 import triton
 import triton.language as tl
-from triton.runtime import driver
+from triton.runtime import driver as runtime
 
-from expertile.ops.launch import driver as _launch
-from expertile.ops.launch import versions
-from expertile.ops.launch.persistent import current_device
-from expertile.ops.rows.config import Machine, RowConfig, capability
+from expertile.ops.launch import driver, versions
+from expertile.ops.launch.device import current_device
 
-_READY: dict[tuple[Any, ...], _launch.Compiled | None] = {}
+_READY: dict[tuple[Any, ...], driver.Compiled | None] = {}
 _MOST_READY = 4096
 _NO_CLUSTERS = f"cluster: expected Triton {versions.KNOWN_RANGE}, whose launcher is known to take clusters"
 
@@ -49,14 +47,7 @@ def resident_clusters(index: int, cluster: int, programs_per_sm: int) -> int:
             raise RuntimeError(_NO_CLUSTERS)
         # Shared memory is what limits the CTAs of an SM here; each takes 1 KB more than it asks for.
         shared = props.shared_memory_per_multiprocessor // programs_per_sm - 1024
-        return driver.active.utils.cuOccupancyMaxActiveClusters(kernel.function, shared, cluster)
-
-
-def programs(config: RowConfig, rows: int, here: Machine, index: int) -> int:
-    """Programs (clusters, if rows are shared) for `rows` rows on GPU `index`, which is `here`; -1 for no GPU."""
-    if config.cluster > 1 and config.programs_per_sm and index >= 0:
-        return min(config.tiles(rows), max(1, resident_clusters(index, config.cluster, config.programs_per_sm)))
-    return config.programs(rows, here.sm_count)
+        return runtime.active.utils.cuOccupancyMaxActiveClusters(kernel.function, shared, cluster)
 
 
 def launch(
@@ -70,7 +61,7 @@ def launch(
     cluster: int = 1,
     most_registers: int | None = None,
     early: bool = False,
-) -> _launch.Compiled | None:
+) -> driver.Compiled | None:
     """Queue `count` programs (clusters of `cluster` programs each) of at most `most_registers` a thread on the current
     stream of the first tensor's device. The kernel may not read or write what is not reachable from `tensors`.
     Returns it compiled, if it was launched without Triton.
@@ -80,7 +71,7 @@ def launch(
     first = tensors[0]
     assert first is not None
     device = first.get_device()
-    if device >= 0 and (cluster > 1 or not _launch.hooked()):
+    if device >= 0 and (cluster > 1 or not driver.hooked()):
         addresses = [None if t is None else t.data_ptr() for t in tensors]
         key = (
             kernel.fn, device, constants, num_warps, cluster, most_registers, early,
@@ -121,7 +112,7 @@ class Plan:
     num_warps: int
     cluster: int = 1
     most_registers: int | None = None
-    compiled: dict[tuple[Any, ...], _launch.Compiled] = field(default_factory=dict, repr=False)
+    compiled: dict[tuple[Any, ...], driver.Compiled] = field(default_factory=dict, repr=False)
 
     def __call__(self, tensors: tuple[torch.Tensor | None, ...], *last: float) -> None:
         """As `launch`; `last` are floats after the plan's scalars."""
@@ -134,7 +125,7 @@ class Plan:
             *[a is None or a % 16 == 0 for a in addresses],
         )  # fmt: skip
         ready = self.compiled.get(key)
-        if ready is not None and (self.cluster > 1 or not _launch.hooked()):
+        if ready is not None and (self.cluster > 1 or not driver.hooked()):
             ready(device, self.count, (), (*addresses, *self.scalars, *last, *self.constants))
             return
         ready = launch(
@@ -143,11 +134,6 @@ class Plan:
         )  # fmt: skip
         if ready is not None:
             self.compiled[key] = ready
-
-
-def starts_early(x: torch.Tensor) -> bool:
-    """Whether a kernel on x's device can be launched `early`: on compute capability 9.0 and later."""
-    return x.is_cuda and capability(x.get_device()) >= (9, 0)
 
 
 def _options(most_registers: int | None, early: bool) -> dict[str, Any]:
@@ -171,7 +157,7 @@ def _compile(
     cluster: int,
     most_registers: int | None = None,
     early: bool = False,
-) -> _launch.Compiled | None:
+) -> driver.Compiled | None:
     options = _options(most_registers, early)
     compiled = kernel.run(*tensors, *scalars, *constants, grid=(1,), warmup=True, num_warps=num_warps, **options)
-    return _launch.prepare(compiled, cluster)
+    return driver.prepare(compiled, cluster)

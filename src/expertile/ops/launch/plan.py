@@ -18,7 +18,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from expertile.device import Device
 from expertile.ops.launch import driver
-from expertile.ops.launch.persistent import current_device, program_count
+from expertile.ops.launch.device import current_device, program_count
 
 
 @dataclass(frozen=True)

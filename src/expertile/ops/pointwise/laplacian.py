@@ -36,8 +36,8 @@ import torch.nn.functional as F
 import triton
 import triton.language as tl
 
+from expertile.ops.launch.device import machine, on_kernels
 from expertile.ops.pointwise.launch import VECTOR_BYTES, check_tensor, queue
-from expertile.ops.rows.config import machine, on_kernels
 from expertile.ops.torch_op import differentiable, traced
 
 BOUNDARIES = ("zero", "replicate", "circular", "interior")

@@ -15,10 +15,9 @@ import torch
 from triton.runtime.jit import JITFunction
 
 from expertile.ops.launch import driver
-from expertile.ops.launch.persistent import current_device
+from expertile.ops.launch.device import DTYPES, current_device
 from expertile.ops.launch.plan import Pointer
 from expertile.ops.launch.versions import FP_FUSION
-from expertile.ops.rows.config import DTYPES
 
 VECTOR_BYTES = 16  # the widest load of one thread
 

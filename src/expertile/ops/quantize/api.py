@@ -26,8 +26,9 @@ from typing import overload
 import torch
 import triton
 
+from expertile.ops.launch.device import capability
 from expertile.ops.quantize import launch as kernels
-from expertile.ops.rows.config import capability, check_input
+from expertile.ops.rows.config import check_input
 from expertile.ops.torch_op import traced
 from expertile.quant import Fp8Blocks
 

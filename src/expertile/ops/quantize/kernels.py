@@ -20,7 +20,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import libdevice
 
-from expertile.ops.launch.persistent import group_of_tile, group_range, tile_ends
+from expertile.ops.grouped_mm.persistent import group_of_tile, group_range, tile_ends
 
 _SMALLEST_SCALE = tl.constexpr(2.0**-126)
 _LIFT_BELOW = tl.constexpr(2.0**-80)

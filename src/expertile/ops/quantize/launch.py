@@ -8,6 +8,7 @@ from math import gcd
 import torch
 import triton
 
+from expertile.ops.launch.device import machine
 from expertile.ops.launch.kernels import launch
 from expertile.ops.quantize.kernels import (
     quantize_norm_kernel,
@@ -17,7 +18,7 @@ from expertile.ops.quantize.kernels import (
     rstd_kernel,
 )
 from expertile.ops.quantize.strips_kernel import quantize_strips_kernel
-from expertile.ops.rows.config import as_rows, machine, unit
+from expertile.ops.rows.config import as_rows, unit
 from expertile.quant import TOKEN_BLOCK, aligned_offs
 
 BLOCK = 128

@@ -15,7 +15,8 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import TypeVar
 
-from expertile.ops.rows.config import PORTABLE_CLUSTER, Machine, RowConfig
+from expertile.ops.launch.device import Machine
+from expertile.ops.rows.config import PORTABLE_CLUSTER, RowConfig
 
 T = TypeVar("T")
 

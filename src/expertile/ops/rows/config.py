@@ -8,16 +8,12 @@ the only write. A streamed row does not stay: it is read twice, the second time 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
 from math import gcd
 
 import torch
-import triton
 
-from expertile.ops.launch import versions
+from expertile.ops.launch.device import DTYPES
 
-DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-FORMULA_DTYPES = (*DTYPES, torch.float64)  # the last in plain torch alone
 # CTAs that every GPU with clusters can gather in one (CUDA C++ Programming Guide, "Thread Block Clusters").
 PORTABLE_CLUSTER = 8
 
@@ -65,46 +61,6 @@ class RowConfig:
         None: no limit."""
         programs = self.programs_per_sm if self.cluster > 1 and self.programs_per_sm else self.resident
         return min(255, 65536 // (32 * self.num_warps * programs) // 8 * 8) if programs else None
-
-
-@dataclass(frozen=True)
-class Machine:
-    """What the choice of a config depends on: SMs, and whether CTAs can share a row."""
-
-    sm_count: int
-    clusters: bool
-
-
-@lru_cache(maxsize=64)
-def machine(index: int) -> Machine:
-    """The GPU of that index; -1 for the CPU (the interpreter), which has few programs and no clusters."""
-    if index < 0:
-        return Machine(2, False)
-    p = torch.cuda.get_device_properties(index)
-    # Triton has no name for a cluster of independent programs: see launch/kernels.py.
-    able = p.major >= 9 and versions.KNOWN
-    return Machine(p.multi_processor_count, able)
-
-
-@lru_cache(maxsize=64)
-def capability(index: int) -> tuple[int, int]:
-    """Compute capability of GPU `index`, asked for once: operators look at every call."""
-    return torch.cuda.get_device_capability(index)
-
-
-def on_kernels(x: torch.Tensor) -> bool:
-    """Whether x is served by the Triton kernels: on a GPU of compute capability 8.0 or later, or interpreted;
-    float64 never is."""
-    if x.dtype is torch.float64:
-        return False
-    if x.is_cuda:
-        return capability(x.get_device()) >= (8, 0)
-    return triton.knobs.runtime.interpret
-
-
-def wide(x: torch.Tensor) -> torch.Tensor:
-    """x in the dtype that formulas in plain torch compute in: float32, and float64 for float64."""
-    return x if x.dtype is torch.float64 else x.float()
 
 
 def as_rows(x: torch.Tensor) -> torch.Tensor:

@@ -8,9 +8,10 @@ from math import gcd
 import torch
 import triton
 
-from expertile.ops.launch.kernels import Plan, launch, programs
+from expertile.ops.launch.device import Machine, machine
+from expertile.ops.launch.kernels import Plan, launch
 from expertile.ops.rows import choose
-from expertile.ops.rows.config import Machine, RowConfig, as_rows, machine, unit, vector
+from expertile.ops.rows.config import RowConfig, as_rows, unit, vector
 from expertile.ops.rows.norm_backward_kernels import (
     norm_backward_kernel,
     norm_backward_streamed_kernel,
@@ -18,6 +19,7 @@ from expertile.ops.rows.norm_backward_kernels import (
     sum_partials_kernel,
 )
 from expertile.ops.rows.norm_kernels import norm_kernel, norm_streamed_kernel
+from expertile.ops.rows.programs import programs
 
 Optional = torch.Tensor | None
 

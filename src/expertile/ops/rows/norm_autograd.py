@@ -7,8 +7,9 @@ from typing import Any
 
 import torch
 
+from expertile.ops.launch.device import FORMULA_DTYPES, on_kernels, wide
 from expertile.ops.rows import norm as kernels
-from expertile.ops.rows.config import FORMULA_DTYPES, RowConfig, check_input, on_kernels, wide
+from expertile.ops.rows.config import RowConfig, check_input
 from expertile.ops.torch_op import differentiable, differentiable_once, traced
 
 Optional = torch.Tensor | None

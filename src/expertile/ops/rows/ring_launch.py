@@ -10,11 +10,11 @@ from typing import Any
 
 import torch
 
-from expertile.ops.grouped_mm.backends._gluon_launch import Blocks
 from expertile.ops.launch import gluon
+from expertile.ops.launch.blocks import Blocks
+from expertile.ops.launch.device import capability, machine
 from expertile.ops.launch.gluon import Launch
 from expertile.ops.launch.versions import FP_FUSION
-from expertile.ops.rows.config import capability, machine
 from expertile.ops.rows.ring_choose import CHUNK_BYTES, RingConfig, choose
 from expertile.ops.rows.ring_softmax import softmax_ring_kernel
 from expertile.ops.rows.ring_softmax_backward import softmax_backward_ring_kernel

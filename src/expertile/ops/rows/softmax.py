@@ -18,21 +18,12 @@ from typing import Any
 
 import torch
 
-from expertile.ops.launch.kernels import Plan, programs
+from expertile.ops.launch.device import FORMULA_DTYPES, Machine, machine, on_kernels, wide
+from expertile.ops.launch.kernels import Plan
 from expertile.ops.rows import choose
 from expertile.ops.rows import ring_launch as ring
-from expertile.ops.rows.config import (
-    FORMULA_DTYPES,
-    Machine,
-    RowConfig,
-    as_rows,
-    check_input,
-    machine,
-    on_kernels,
-    unit,
-    vector,
-    wide,
-)
+from expertile.ops.rows.config import RowConfig, as_rows, check_input, unit, vector
+from expertile.ops.rows.programs import programs
 from expertile.ops.rows.softmax_kernels import (
     softmax_backward_kernel,
     softmax_backward_streamed_kernel,

@@ -33,10 +33,10 @@ from expertile.ops.grouped_mm.problem import (
     Description,
     Layout,
     Problem,
-    _check_bias,
-    _check_offs_values,
-    _groups,
+    check_bias,
+    check_offs_values,
     described,
+    groups_of,
 )
 from expertile.ragged import sizes_from_offs
 from expertile.roofline import Work
@@ -110,7 +110,7 @@ class ScaledProblem(Problem):
         if not check and offs.is_cuda:
             return problem
         sizes = sizes_from_offs(offs)
-        _check_offs_values(sizes, problem.ragged_total)
+        check_offs_values(sizes, problem.ragged_total)
         if problem.layout is Layout.RAGGED_K and problem.recipe is not Recipe.ROW:
             _check_aligned(sizes)
         if check:
@@ -150,9 +150,9 @@ class ScaledProblem(Problem):
         (m, k), n = a.shape, b.shape[-1]
         if b.shape[-2] != k:
             raise ValueError(f"b: expected {k} rows (a's last dimension), got {b.shape[-2]} in shape {list(b.shape)}")
-        groups = _groups(layout, a, b, offs)
+        groups = groups_of(layout, a, b, offs)
         if bias is not None:
-            _check_bias(layout, bias, groups, n, a)
+            check_bias(layout, bias, groups, n, a)
         recipe = _recipe(layout, groups, m, n, k, scale_a, scale_b)
         return ScaledProblem(
             layout, groups, m, n, k, DTYPE, out_dtype, a.strides, b.strides, a.aligned, b.aligned, bias is not None,

@@ -14,6 +14,7 @@ from expertile.ops.grouped_mm.backends import _gluon_feed, _gluon_kernel, _gluon
 from expertile.ops.grouped_mm.backends.gluon_hopper import BACKEND, Config
 from expertile.ops.grouped_mm.problem import Layout, Problem
 from expertile.ops.hopper import tiles
+from expertile.ops.hopper.limits import storable
 from tests.ops.grouped_mm import cases
 from tests.ops.grouped_mm.cases import Case
 from tests.support import aot, gluon_emulator
@@ -336,7 +337,7 @@ def test_the_default_comes_first_and_once() -> None:
 
 
 def test_output_that_tma_cannot_write() -> None:
-    assert gluon_hopper._storable(torch.empty(4, 64, dtype=torch.bfloat16))
-    assert gluon_hopper._storable(torch.empty(4, 128, dtype=torch.bfloat16)[:, :64])
-    assert not gluon_hopper._storable(torch.empty(4, 67, dtype=torch.bfloat16)[:, :64])
-    assert not gluon_hopper._storable(torch.empty(64, 4, dtype=torch.bfloat16).t())
+    assert storable(torch.empty(4, 64, dtype=torch.bfloat16))
+    assert storable(torch.empty(4, 128, dtype=torch.bfloat16)[:, :64])
+    assert not storable(torch.empty(4, 67, dtype=torch.bfloat16)[:, :64])
+    assert not storable(torch.empty(64, 4, dtype=torch.bfloat16).t())

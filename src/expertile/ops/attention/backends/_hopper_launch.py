@@ -6,7 +6,7 @@ from typing import Any
 
 from expertile.device import Device
 from expertile.ops.attention.problem import Problem
-from expertile.ops.grouped_mm.backends._gluon_launch import Blocks
+from expertile.ops.launch.blocks import Blocks
 from expertile.ops.launch.versions import FP_FUSION
 
 _WRAP = 0x40000000

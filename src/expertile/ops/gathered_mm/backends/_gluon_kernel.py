@@ -28,8 +28,7 @@ from expertile.ops.gathered_mm.backends._gluon_context import Context
 from expertile.ops.gathered_mm.backends._gluon_epilogue import store_gated, store_plain
 from expertile.ops.gathered_mm.backends._gluon_feed import feed_gathered, feed_in_order
 from expertile.ops.gathered_mm.backends._gluon_wgrad import feed_wgrad
-from expertile.ops.grouped_mm.backends._gluon_kernel import skip
-from expertile.ops.hopper.ring import advance
+from expertile.ops.hopper.ring import advance, skip
 from expertile.ops.hopper.schedule import make_queue, take
 from expertile.ops.hopper.tiles import k_range, locate, make_plan
 

@@ -12,8 +12,8 @@ from expertile.ops.gathered_mm.backend import Operands, Outputs
 from expertile.ops.gathered_mm.backends._gluon_kernel import gathered_mm_kernel
 from expertile.ops.gathered_mm.backends._gluon_sums import add_row_sums
 from expertile.ops.gathered_mm.problem import GatherProblem, Product
-from expertile.ops.grouped_mm.backends._gluon_launch import Blocks, ragged, tickets
 from expertile.ops.launch import gluon
+from expertile.ops.launch.blocks import Blocks, ragged, tickets
 from expertile.ops.launch.gluon import Launch
 from expertile.ops.launch.versions import FP_FUSION
 

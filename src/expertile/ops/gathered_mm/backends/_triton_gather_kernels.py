@@ -5,9 +5,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from expertile.ops.gathered_mm._activation_kernel import activate, activate_backward
+from expertile.ops.gathered_mm.activation_kernel import activate, activate_backward
 from expertile.ops.gathered_mm.pointwise import load_pre, store_pre
-from expertile.ops.launch.persistent import count_tiles, locate_tile
+from expertile.ops.grouped_mm.persistent import count_tiles, locate_tile
 
 
 @triton.jit(do_not_specialize=["groups", "GROUP_M"])

@@ -29,8 +29,8 @@ from expertile.ops.gathered_mm.backends._triton_gather_kernels import gather_ker
 from expertile.ops.gathered_mm.problem import GatherProblem, Product
 from expertile.ops.grouped_mm.backends import triton_pointer
 from expertile.ops.grouped_mm.backends.triton_pointer import Config
+from expertile.ops.grouped_mm.persistent import groups_p2, tiles_bound
 from expertile.ops.launch.kernels import launch
-from expertile.ops.launch.persistent import groups_p2, tiles_bound
 from expertile.ops.launch.plan import Plan, Pointer, make_plan
 from expertile.ops.launch.versions import FP_FUSION
 

@@ -27,7 +27,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from expertile.ops.grouped_mm.backends._gluon_context import Context
 from expertile.ops.grouped_mm.backends._gluon_feed import feed
 from expertile.ops.hopper.columns import pieces
-from expertile.ops.hopper.ring import advance
+from expertile.ops.hopper.ring import advance, skip
 from expertile.ops.hopper.schedule import make_queue, take
 from expertile.ops.hopper.tiles import WRAP, k_range, locate, make_plan
 from expertile.ops.launch.versions import reinterpret, tma_store
@@ -90,17 +90,6 @@ def _multiply(p, plan, step, k_len, number, t, PART: gl.constexpr, NEXT: gl.cons
         after = take(p, number, t)
         g, row, row_end, col, _k0, next_k_len = locate(p, plan, after)
     return after, acc, g, row, row_end, col, next_k_len
-
-
-@gluon.jit
-def skip(p, step, k_len):
-    """Give back the stages of a tile that this consumer has no rows in."""
-    i = step % p.STAGES
-    phase = (step // p.STAGES) & 1
-    for _k in range(0, gl.maximum(k_len, 1), p.BLOCK_K):
-        mbarrier.wait(p.full.index(i), phase)
-        mbarrier.arrive(p.empty.index(i), count=1)
-        i, phase = advance(p, i, phase)
 
 
 @gluon.jit

@@ -22,6 +22,8 @@ import torch
 from expertile.device import Device
 from expertile.ops.grouped_mm.backend import Backend, Operands, rows_are_tokens
 from expertile.ops.grouped_mm.problem import Layout, Problem
+from expertile.ops.grouped_mm.tail import zero_rows
+from expertile.ops.hopper.limits import storable
 
 _WRAP = 0x40000000  # as in triton.tools.ragged_tma: a row number no tensor reaches
 _MAX_ROWS = _WRAP
@@ -296,14 +298,14 @@ def run(problem: Problem, operands: Operands, config: Config, out: torch.Tensor 
     p = problem
     if out is None:
         out = operands.a.new_empty(p.out_shape, dtype=p.out_dtype)
-    elif not _storable(out):
+    elif not storable(out):
         # The copy carries the rows that are to be left alone.
         aligned = out.new_empty(out.shape).copy_(out)
         return out.copy_(run(p, operands, config, aligned))
     if not (p.groups and p.m and p.n):
         return out
     if p.k == 0:
-        return _zero_rows(p, operands, out)
+        return zero_rows(p, operands, out)
     _launch()(p, operands, config, out)
     return out
 
@@ -314,33 +316,6 @@ def _launch() -> Callable[[Problem, Operands, Config, torch.Tensor], None]:
     from expertile.ops.grouped_mm.backends._gluon_launch import launch
 
     return launch
-
-
-def _storable(out: torch.Tensor) -> bool:
-    """Whether TMA can write `out` in place."""
-    *pitches, contiguous = out.stride()
-    itemsize = out.element_size()
-    for pitch in pitches:
-        if pitch <= 0 or pitch * itemsize % 16:
-            return False
-    return contiguous == 1 and out.data_ptr() % 16 == 0
-
-
-def _zero_rows(p: Problem, operands: Operands, out: torch.Tensor) -> torch.Tensor:
-    """An empty K: zeros (or the bias) in every row of a group; on the device, like the kernel."""
-    if p.layout is not Layout.RAGGED_M:
-        out.zero_()
-        if operands.bias is not None:
-            out += operands.bias[:, None, :].to(out.dtype)
-        return out
-    assert operands.offs is not None
-    rows = torch.arange(p.m, device=out.device)
-    group = torch.searchsorted(operands.offs, rows, right=True)
-    inside = (group < p.groups)[:, None]
-    value = torch.zeros((), dtype=out.dtype, device=out.device)
-    if operands.bias is not None:
-        value = operands.bias[group.clamp(max=p.groups - 1)].to(out.dtype)
-    return out.copy_(torch.where(inside, value, out))
 
 
 BACKEND = Backend(

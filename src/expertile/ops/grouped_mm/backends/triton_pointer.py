@@ -29,8 +29,7 @@ import triton.language as tl
 
 from expertile.device import Device
 from expertile.ops.grouped_mm.backend import Backend, Operands, rows_are_tokens
-from expertile.ops.grouped_mm.problem import Layout, Problem
-from expertile.ops.launch.persistent import (
+from expertile.ops.grouped_mm.persistent import (
     RAGGED,
     best_group_m,
     count_tiles,
@@ -40,6 +39,7 @@ from expertile.ops.launch.persistent import (
     sizes_read,
     tiles_bound,
 )
+from expertile.ops.grouped_mm.problem import Layout, Problem
 from expertile.ops.launch.plan import Plan, Pointer, make_plan
 from expertile.ops.launch.versions import FP_FUSION
 

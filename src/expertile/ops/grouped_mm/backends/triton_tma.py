@@ -30,9 +30,7 @@ import triton.language as tl
 
 from expertile.device import Device
 from expertile.ops.grouped_mm.backend import Backend, Operands
-from expertile.ops.grouped_mm.problem import Layout, Problem
-from expertile.ops.launch.pdl import begin
-from expertile.ops.launch.persistent import (
+from expertile.ops.grouped_mm.persistent import (
     RAGGED,
     best_group_m,
     count_tiles,
@@ -43,6 +41,8 @@ from expertile.ops.launch.persistent import (
     sizes_read,
     tiles_bound,
 )
+from expertile.ops.grouped_mm.problem import Layout, Problem
+from expertile.ops.launch.pdl import begin
 from expertile.ops.launch.plan import Blocks, Plan, Pointer, early_options, make_plan
 from expertile.ops.launch.versions import FP_FUSION
 

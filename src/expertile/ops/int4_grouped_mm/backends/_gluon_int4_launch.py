@@ -9,12 +9,12 @@ from typing import Any
 import torch
 
 from expertile.device import Device
-from expertile.ops.grouped_mm.backends._gluon_launch import Blocks, compiled, ragged
 from expertile.ops.hopper import reduce
 from expertile.ops.int4_grouped_mm.backend import Operands
 from expertile.ops.int4_grouped_mm.backends._gluon_int4_kernel import int4_grouped_mm_kernel
 from expertile.ops.int4_grouped_mm.problem import Int4Problem
 from expertile.ops.launch import driver
+from expertile.ops.launch.blocks import Blocks, compiled, ragged
 from expertile.ops.launch.versions import FP_FUSION
 
 # Registers of a thread: at launch, and of a consumer and of the producer afterwards. A warpgroup counts as four warps

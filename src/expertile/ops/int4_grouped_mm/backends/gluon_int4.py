@@ -30,7 +30,7 @@ from functools import lru_cache
 import torch
 
 from expertile.device import Device
-from expertile.ops.grouped_mm.backends.gluon_hopper import _storable
+from expertile.ops.hopper.limits import storable
 from expertile.ops.int4_grouped_mm.backend import Backend, Operands, new_out
 from expertile.ops.int4_grouped_mm.backends._gluon_int4_model import most_tiles, ranked
 from expertile.ops.int4_grouped_mm.problem import Int4Problem
@@ -214,7 +214,7 @@ def run(problem: Int4Problem, operands: Operands, config: Config, out: torch.Ten
     """Compute into `out` (rows past offs[-1] are left alone) or a new tensor; queues one kernel, or two for a split K,
     and waits for nothing."""
     p = problem
-    if out is not None and not _storable(out):
+    if out is not None and not storable(out):
         # The copy carries the rows that are to be left alone.
         aligned = out.new_empty(out.shape).copy_(out)
         return out.copy_(run(p, operands, config, aligned))

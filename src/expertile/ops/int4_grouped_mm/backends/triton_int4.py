@@ -7,7 +7,7 @@ the tensor cores, which comes from registers, and few rows of a become a narrow 
 padding a tile of 64. A step takes the words of one packed block (`expertile.int4.packing`), [BLOCK_N, half / 4], whose
 low and high nibbles are two operands [BLOCK_N, half], against two runs of a.
 
-Unpacking takes 11 instructions for 8 values (`_triton_unpack`) and leaves q − 8. A word's values are those of one lane
+Unpacking takes 11 instructions for 8 values (triton_unpack.py) and leaves q − 8. A word's values are those of one lane
 of a matrix product, but Triton's layouts get there in two ways. Where products take a from shared memory (wgmma,
 tcgen05), unpacked values are put in the order of K, which moves none. Where a comes through registers (mma.sync), they
 stay as they come and a's rows follow them, read by ldmatrix: Triton gives a lane of mma.sync four neighbours where a
@@ -35,11 +35,7 @@ import triton.language as tl
 
 from expertile.device import Device
 from expertile.int4.packing import words
-from expertile.ops.int4_grouped_mm.backend import Backend, Operands, new_out
-from expertile.ops.int4_grouped_mm.backends._triton_unpack import by_word, shifted, unpack
-from expertile.ops.int4_grouped_mm.problem import Int4Problem
-from expertile.ops.launch import versions
-from expertile.ops.launch.persistent import (
+from expertile.ops.grouped_mm.persistent import (
     best_group_m,
     count_tiles,
     groups_p2,
@@ -47,6 +43,10 @@ from expertile.ops.launch.persistent import (
     mean_tile_extents,
     tiles_bound,
 )
+from expertile.ops.int4_grouped_mm.backend import Backend, Operands, new_out
+from expertile.ops.int4_grouped_mm.problem import Int4Problem
+from expertile.ops.int4_grouped_mm.triton_unpack import by_word, shifted, unpack
+from expertile.ops.launch import versions
 from expertile.ops.launch.plan import Blocks, Plan, Pointer, make_plan
 from expertile.ops.launch.versions import FP_FUSION
 

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 
 from expertile.device import Device
-from expertile.ops.grouped_mm.backends._gluon_launch import Blocks, Ready, make_ready, ragged
 from expertile.ops.grouped_mm.problem import Layout
 from expertile.ops.hopper import reduce
 from expertile.ops.launch import driver
+from expertile.ops.launch.blocks import Blocks, Ready, make_ready, ragged
 from expertile.ops.launch.versions import FP_FUSION
 from expertile.ops.scaled_grouped_mm.backend import Operands
 from expertile.ops.scaled_grouped_mm.backends._gluon_kernel import scaled_grouped_mm_kernel

@@ -25,8 +25,9 @@ from functools import lru_cache
 import torch
 
 from expertile.device import Device
-from expertile.ops.grouped_mm.backends.gluon_hopper import _storable, _zero_rows
 from expertile.ops.grouped_mm.problem import Layout
+from expertile.ops.grouped_mm.tail import zero_rows
+from expertile.ops.hopper.limits import storable
 from expertile.ops.scaled_grouped_mm.backend import Backend, Operands
 from expertile.ops.scaled_grouped_mm.problem import BLOCK, Recipe, ScaledProblem
 
@@ -207,14 +208,14 @@ def run(problem: ScaledProblem, operands: Operands, config: Config, out: torch.T
     p = problem
     if out is None:
         out = operands.a.new_empty(p.out_shape, dtype=p.out_dtype)
-    elif not _storable(out):
+    elif not storable(out):
         # The copy carries the rows that are to be left alone.
         aligned = out.new_empty(out.shape).copy_(out)
         return out.copy_(run(p, operands, config, aligned))
     if not (p.groups and p.m and p.n):
         return out
     if p.k == 0:
-        return _zero_rows(p, operands, out)  # type: ignore[arg-type]
+        return zero_rows(p, operands, out)  # type: ignore[arg-type]
     _launch()(p, operands, config, out)
     return out
 

@@ -26,19 +26,18 @@ import triton
 import triton.language as tl
 
 from expertile.device import Device
-from expertile.ops.grouped_mm.problem import Layout
-from expertile.ops.launch.persistent import (
+from expertile.ops.grouped_mm.persistent import (
     RAGGED,
     best_group_m,
     count_tiles,
-    current_device,
     groups_p2,
     locate_tile,
     mean_tile_extents,
-    program_count,
     sizes_read,
     tiles_bound,
 )
+from expertile.ops.grouped_mm.problem import Layout
+from expertile.ops.launch.device import current_device, program_count
 from expertile.ops.launch.versions import FP_FUSION
 from expertile.ops.scaled_grouped_mm.backend import Backend, Operands, new_out
 from expertile.ops.scaled_grouped_mm.problem import Recipe, ScaledProblem

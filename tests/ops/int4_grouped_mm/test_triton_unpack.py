@@ -6,14 +6,14 @@ import pytest
 import torch
 
 from expertile.int4.packing import pack, words
-from expertile.ops.int4_grouped_mm.backends import _triton_unpack
+from expertile.ops.int4_grouped_mm import triton_unpack
 from tests.support import int4_emulator
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_every_nibble_is_a_number_in_its_place(dtype: torch.dtype) -> None:
     values = torch.arange(16 * 64).mul(7).add(torch.arange(16 * 64) // 16).remainder(16).view(16, 64).to(torch.uint8)
-    assembly = _triton_unpack._BF16 if dtype is torch.bfloat16 else _triton_unpack._FP16
+    assembly = triton_unpack._BF16 if dtype is torch.bfloat16 else triton_unpack._FP16
     bits = words(pack(values, 32)).long() & 0xFFFFFFFF
     outs = torch.stack(int4_emulator.ptx(assembly.value, 8, [bits]), -1)
     numbers = outs.to(torch.int32).to(torch.int16).view(dtype).float().view(16, 2, 4, 2, 2, 2)

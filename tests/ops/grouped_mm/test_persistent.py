@@ -7,15 +7,9 @@ import random
 import pytest
 import torch
 
+from expertile.ops.grouped_mm.persistent import RAGGED, best_group_m, mean_tile_extents, tiles_bound
 from expertile.ops.grouped_mm.problem import Layout, Problem
-from expertile.ops.launch.persistent import (
-    RAGGED,
-    best_group_m,
-    current_device,
-    mean_tile_extents,
-    program_count,
-    tiles_bound,
-)
+from expertile.ops.launch.device import current_device, program_count
 
 
 def problem(layout, groups, m, n, k):

@@ -11,19 +11,14 @@ follows from the sizes, and sizes that change from call to call must not compile
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache
 
-import torch
 import triton
 import triton.language as tl
 
 from expertile.ops.grouped_mm.problem import Layout, Problem
 
 RAGGED = {Layout.RAGGED_M: "m", Layout.RAGGED_K: "k", Layout.RAGGED_N: "n", Layout.BATCHED: "none"}
-
-# Programs of one launch under the interpreter: more than one, so that the striding over tiles is exercised.
-_INTERPRETER_PROGRAMS = 3
 
 
 @triton.jit
@@ -119,17 +114,6 @@ def locate_tile(
     return group, row_start + tile_m * BLOCK_M, row_end, col_start + tile_n * BLOCK_N, col_end, k_start, k_length
 
 
-@lru_cache(maxsize=64)
-def _sm_count(device: torch.device) -> int:
-    return torch.cuda.get_device_properties(device).multi_processor_count
-
-
-def program_count(device: torch.device, tiles_at_most: int, blocks_per_sm: int = 1) -> int:
-    """How many programs to launch: as many as run at once, or one for each tile if those are fewer."""
-    resident = _sm_count(device) * blocks_per_sm if device.type == "cuda" else _INTERPRETER_PROGRAMS
-    return max(1, min(resident, tiles_at_most))
-
-
 @lru_cache(maxsize=4096)
 def tiles_bound(ragged: str, groups: int, m: int, n: int, block_m: int, block_n: int) -> int:
     """The most tiles a problem can have, whatever its offs: ceil(total / block) + groups in the ragged dimension."""
@@ -156,13 +140,6 @@ def groups_p2(problem: Problem) -> int:
     if problem.layout not in (Layout.RAGGED_M, Layout.RAGGED_N):
         return 32
     return max(32, 1 << (problem.groups - 1).bit_length())
-
-
-def current_device(device: torch.device) -> AbstractContextManager[object]:
-    """Triton launches on the current GPU: make it `device` if it isn't."""
-    if device.type != "cuda" or device.index is None or device.index == torch.cuda.current_device():
-        return nullcontext()
-    return torch.cuda.device(device)
 
 
 def best_group_m(problem: Problem, block_m: int, block_n: int, programs: int, l2_bytes: int) -> int:

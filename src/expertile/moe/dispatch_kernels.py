@@ -13,11 +13,11 @@ import torch
 import triton
 import triton.language as tl
 
-from expertile.moe._dispatch_formulas import NO_ROOM
+from expertile.moe.dispatch_formulas import NO_ROOM
 from expertile.ops.launch.kernels import launch
 
 if TYPE_CHECKING:
-    from expertile.moe._dispatch import Placement
+    from expertile.moe.dispatch import Placement
     from expertile.moe.permute import Permutation
 
 _BLOCK = 512

@@ -13,8 +13,8 @@ from itertools import pairwise
 import torch
 import torch.distributed as dist
 
-from expertile.moe._dispatch import Incoming, Outgoing, Placement, Splits, incoming, outgoing, starts, token_keys
 from expertile.moe._members import Members
+from expertile.moe.dispatch import Incoming, Outgoing, Placement, Splits, incoming, outgoing, starts, token_keys
 
 Lengths = list[list[int]]
 

@@ -24,9 +24,9 @@ from typing import Any
 
 import torch
 
-from expertile.moe import _dispatch_formulas, _dispatch_kernels
+from expertile.moe import dispatch_formulas, dispatch_kernels
 from expertile.moe.permute import Permutation, permutation
-from expertile.ops.rows.config import on_kernels
+from expertile.ops.launch.device import on_kernels
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class Placement:
 
 def _maker(x: torch.Tensor) -> Any:
     """The module that makes the index tables for tensors like x."""
-    return _dispatch_kernels if on_kernels(x) else _dispatch_formulas
+    return dispatch_kernels if on_kernels(x) else dispatch_formulas
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ class Outgoing:
 def token_keys(
     topk_ids: torch.Tensor, placement: Placement, counting: bool
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """What a plan begins with, and counts to be exchanged: see `_dispatch_formulas.token_keys`. topk_ids [T, k] int32
+    """What a plan begins with, and counts to be exchanged: see `dispatch_formulas.token_keys`. topk_ids [T, k] int32
     or int64, ids out of range are dropped slots; T at least 1."""
     keys, counts = _maker(topk_ids).token_keys(topk_ids, placement, counting)
     return keys, counts
@@ -133,7 +133,7 @@ def outgoing(
     sent_at, label_at, returned_at = make.find(topk_ids, keys, sent, back, placement, capacities)
     lost = overflow = None
     if capacity is not None and _may_overflow(capacity, max_tokens, top_k):
-        missing = returned_at == _dispatch_formulas.NO_ROOM
+        missing = returned_at == dispatch_formulas.NO_ROOM
         lost, overflow = missing.any(1), missing.sum()
     return Outgoing(token, sent_at, label_at, returned_at, labels, lost, overflow)
 
@@ -208,7 +208,7 @@ def incoming(
     )
     back = permutation(keys, placement.keys)
     if capacity is not None and max_tokens is not None and _may_overflow(capacity, max_tokens, top_k):
-        fits = _dispatch_formulas.rows_of_slots(back.positions, keys, back.offs, capacity) >= 0
+        fits = dispatch_formulas.rows_of_slots(back.positions, keys, back.offs, capacity) >= 0
         ids = torch.where(fits, ids, experts)
     order = permutation(ids, experts)
     rows = starts(splits.slots_to)[-1]

@@ -1,0 +1,84 @@
+"""The device of a tensor: its number of SMs, what it can do, and which tensors the Triton kernels serve."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+import triton
+
+from expertile.ops.launch import versions
+
+# Programs of one launch under the interpreter: more than one, so that the striding over tiles is exercised.
+_INTERPRETER_PROGRAMS = 3
+
+
+@lru_cache(maxsize=64)
+def _sm_count(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+def program_count(device: torch.device, tiles_at_most: int, blocks_per_sm: int = 1) -> int:
+    """How many programs to launch: as many as run at once, or one for each tile if those are fewer."""
+    resident = _sm_count(device) * blocks_per_sm if device.type == "cuda" else _INTERPRETER_PROGRAMS
+    return max(1, min(resident, tiles_at_most))
+
+
+def current_device(device: torch.device) -> AbstractContextManager[object]:
+    """Triton launches on the current GPU: make it `device` if it isn't."""
+    if device.type != "cuda" or device.index is None or device.index == torch.cuda.current_device():
+        return nullcontext()
+    return torch.cuda.device(device)
+
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+FORMULA_DTYPES = (*DTYPES, torch.float64)  # the last in plain torch alone
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What the choice of a config depends on: SMs, and whether CTAs can share a row."""
+
+    sm_count: int
+    clusters: bool
+
+
+@lru_cache(maxsize=64)
+def machine(index: int) -> Machine:
+    """The GPU of that index; -1 for the CPU (the interpreter), which has few programs and no clusters."""
+    if index < 0:
+        return Machine(2, False)
+    p = torch.cuda.get_device_properties(index)
+    # Triton has no name for a cluster of independent programs: see launch/kernels.py.
+    able = p.major >= 9 and versions.KNOWN
+    return Machine(p.multi_processor_count, able)
+
+
+@lru_cache(maxsize=64)
+def capability(index: int) -> tuple[int, int]:
+    """Compute capability of GPU `index`, asked for once: operators look at every call."""
+    return torch.cuda.get_device_capability(index)
+
+
+def on_kernels(x: torch.Tensor) -> bool:
+    """Whether x is served by the Triton kernels: on a GPU of compute capability 8.0 or later, or interpreted;
+    float64 never is."""
+    if x.dtype is torch.float64:
+        return False
+    if x.is_cuda:
+        return capability(x.get_device()) >= (8, 0)
+    return triton.knobs.runtime.interpret
+
+
+def wide(x: torch.Tensor) -> torch.Tensor:
+    """x in the dtype that formulas in plain torch compute in: float32, and float64 for float64."""
+    return x if x.dtype is torch.float64 else x.float()
+
+
+def starts_early(x: torch.Tensor) -> bool:
+    """Whether a kernel on x's device can be launched `early`: on compute capability 9.0 and later."""
+    return x.is_cuda and capability(x.get_device()) >= (9, 0)
