@@ -12,8 +12,9 @@ if TYPE_CHECKING:
     from expertile.int4 import Int4Weight
     from expertile.moe import MoE, moe_mlp, route
     from expertile.moe.parallel import ExpertParallel, ExpertParallelMoE, ParallelConfig
+    from expertile.ops.any_weight import grouped_mm
     from expertile.ops.attention import attention, explain_attention
-    from expertile.ops.grouped_mm.api import explain, grouped_mm
+    from expertile.ops.grouped_mm.api import explain
     from expertile.ops.int4_grouped_mm.api import int4_grouped_mm
     from expertile.ops.pointwise.add_scalar import add_scalar
     from expertile.ops.pointwise.laplacian import laplacian
@@ -43,7 +44,7 @@ _LATER = {
     "attention": "expertile.ops.attention",
     "explain": "expertile.ops.grouped_mm.api",
     "explain_attention": "expertile.ops.attention",
-    "grouped_mm": "expertile.ops.grouped_mm.api",
+    "grouped_mm": "expertile.ops.any_weight",
     "int4_grouped_mm": "expertile.ops.int4_grouped_mm.api",
     "laplacian": "expertile.ops.pointwise.laplacian",
     "layer_norm": "expertile.ops.rows.layer_norm",

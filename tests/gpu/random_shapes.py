@@ -28,10 +28,11 @@ import torch
 
 from expertile.device import Device
 from expertile.lab.gate import gate_run, limits, reference_for
-from expertile.ops.grouped_mm.api import grouped_mm, select
+from expertile.ops.grouped_mm.api import grouped_mm
 from expertile.ops.grouped_mm.backend import Backend, Operands
 from expertile.ops.grouped_mm.backends import BACKENDS
 from expertile.ops.grouped_mm.problem import Layout, Problem, tf32_allowed
+from expertile.ops.grouped_mm.run import select
 from tests.ops.grouped_mm.cases import Case, make
 
 _BF16, _FP16, _FP32 = torch.bfloat16, torch.float16, torch.float32

@@ -12,7 +12,7 @@ from expertile.int4 import Int4Weight
 from expertile.moe import MoE, moe_mlp
 from expertile.moe.parallel import ExpertParallelMoE
 from expertile.moe.router import RouterConfig, route
-from expertile.ops.grouped_mm.api import grouped_mm
+from expertile.ops.any_weight import grouped_mm
 from expertile.quant import Fp8Blocks
 from tests.moe import parallel_worker
 from tests.moe.test_parallel import outcome_of

@@ -4,7 +4,8 @@ import pytest
 import torch
 import triton
 
-from expertile.moe import _few, dispatch, dispatch_kernels, permute, rounding, router
+from expertile.moe import _few, dispatch_kernels, permute, rounding, router
+from expertile.moe._placement import Placement
 from tests.support.aot import resources
 from tests.support.fake_driver import compile_only
 
@@ -62,7 +63,7 @@ def test_rounding(monkeypatch):
 
 @pytest.mark.parametrize("arch, chunks, capacity", [(80, 1, 4096), (90, 4, None), (90, 1, None)])
 def test_tables_of_expert_parallelism(arch, chunks, capacity):
-    make, placement = dispatch_kernels, dispatch.Placement(128, 8, chunks)
+    make, placement = dispatch_kernels, Placement(128, 8, chunks)
     ids, weights = torch.empty(512, 8, dtype=torch.int32), torch.empty(512, 8)
     order = permute.Permutation(*permute._empty(torch.empty(4096, 8, dtype=torch.int32), placement.keys))
     lengths = None if capacity else torch.empty((8, 2, chunks), dtype=torch.int32)

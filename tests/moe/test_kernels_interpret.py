@@ -15,6 +15,7 @@ else:
     import torch
 
     from expertile.moe import dispatch, dispatch_formulas, dispatch_kernels, permute, rounding, router
+    from expertile.moe._placement import Placement
     from tests.moe.test_permute import assert_right, draw
     from tests.moe.test_rounding import draw as draw_candidates
     from tests.moe.test_router import MODELS, bias_of, logits_of
@@ -137,7 +138,7 @@ else:
         wrong = [experts, -1, 2**32 + 1 if dtype is torch.int64 else 2**31 - 1]
         ids[0] = torch.cat([torch.tensor(wrong, dtype=dtype), ids[0].flatten()[3:]]).view(ids[0].shape)
         weights = [torch.rand(i.shape, generator=made) for i in ids]
-        placement = dispatch.Placement(experts, world, chunks)
+        placement = Placement(experts, world, chunks)
         arguments = (monkeypatch, ids, weights, placement, capacity, max(tokens))
         found = plans_of(dispatch_kernels, *arguments)
         truth = plans_of(dispatch_formulas, *arguments)

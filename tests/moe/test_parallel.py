@@ -5,7 +5,7 @@ import multiprocessing
 import pytest
 import torch
 
-from expertile.moe.dispatch import Placement
+from expertile.moe._placement import Placement
 from tests.moe import parallel_worker
 
 _LIMIT_S = 60

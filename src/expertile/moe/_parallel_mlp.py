@@ -8,9 +8,10 @@ from typing import Any
 
 import torch
 
+from expertile.moe._passes import _bias_products, _weighted_sums
 from expertile.moe.dispatch import Incoming, own_slots, starts
 from expertile.moe.exchange import Exchange, Step
-from expertile.moe.experts import Weight, _bias_products, _shape, _weighted_sums, moe_mlp
+from expertile.moe.experts import Weight, _shape, moe_mlp
 from expertile.ops.gathered_mm.api import gated_backward_mm, gathered_gated_mm, gathered_wgrad
 from expertile.ops.gathered_mm.combine import combine
 from expertile.ops.grouped_mm.api import grouped_mm

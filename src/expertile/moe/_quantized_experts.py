@@ -19,6 +19,7 @@ import torch
 import triton
 
 from expertile.int4 import Int4Weight
+from expertile.moe._passes import gradients
 from expertile.moe.permute import Permutation, permutation
 from expertile.ops.gathered_mm import pointwise
 from expertile.ops.gathered_mm.activation import activate, split
@@ -86,7 +87,6 @@ class _Fp8Mlp(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: _T) -> tuple[Any, ...]:  # type: ignore[override]
-        from expertile.moe.experts import gradients
 
         x, topk_weights, down_bias, topk_ids, up8, up_scales, down8, down_scales, pre, *order = ctx.saved_tensors
         needs_x, needs_weights, needs_up_bias, needs_down_bias = ctx.needs_input_grad[:4]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 
 if TYPE_CHECKING:
-    from expertile.moe.dispatch import Placement
+    from expertile.moe._placement import Placement
     from expertile.moe.permute import Permutation
 
 NO_ROOM = -2  # a slot whose row did not fit; -1: a slot that was dropped

@@ -17,7 +17,7 @@ from expertile.moe.dispatch_formulas import NO_ROOM
 from expertile.ops.launch.kernels import launch
 
 if TYPE_CHECKING:
-    from expertile.moe.dispatch import Placement
+    from expertile.moe._placement import Placement
     from expertile.moe.permute import Permutation
 
 _BLOCK = 512

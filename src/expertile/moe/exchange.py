@@ -14,7 +14,8 @@ import torch
 import torch.distributed as dist
 
 from expertile.moe._members import Members
-from expertile.moe.dispatch import Incoming, Outgoing, Placement, Splits, incoming, outgoing, starts, token_keys
+from expertile.moe._placement import Placement
+from expertile.moe.dispatch import Incoming, Outgoing, Splits, incoming, outgoing, starts, token_keys
 
 Lengths = list[list[int]]
 

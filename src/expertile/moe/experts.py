@@ -36,11 +36,9 @@ from typing import Any
 import torch
 
 from expertile.int4 import Int4Weight
-from expertile.moe import _few
+from expertile.moe._passes import forward, gradients
 from expertile.moe.permute import Permutation, check_ids, permutation
 from expertile.ops.gathered_mm.activation import activate, split
-from expertile.ops.gathered_mm.api import gated_backward_mm, gathered_gated_mm, gathered_wgrad
-from expertile.ops.gathered_mm.combine import combine
 from expertile.ops.gathered_mm.combine import formula as combine_formula
 from expertile.ops.gathered_mm.problem import ACTIVATIONS
 from expertile.ops.grouped_mm.api import grouped_mm
@@ -51,86 +49,6 @@ from expertile.quant import Fp8Blocks
 _T = torch.Tensor
 _Maybe = torch.Tensor | None
 Weight = torch.Tensor | Fp8Blocks | Int4Weight
-
-
-def forward(
-    x: _T, gate_up: _T, down: _T, topk_ids: _T, topk_weights: _T, gate_up_bias: _Maybe, down_bias: _Maybe,
-    activation: str, interleaved: bool, save_pre: bool, batch_invariant: bool,
-) -> tuple[_T, _Maybe, Permutation | None]:  # fmt: skip
-    """(out [T, H], pre [R, 2I] if `save_pre`, the order if there is one: with `save_pre` there is); operands as checked
-    by `moe_mlp`, nothing differentiated."""
-    few = not save_pre and not batch_invariant  # whose sums have another order
-    if few and _few.serves(x, topk_ids, gate_up, down, gate_up_bias, down_bias):
-        out = _few.mlp(
-            x, gate_up, down, topk_ids, topk_weights, gate_up_bias, down_bias, activation, interleaved
-        )  # fmt: skip
-        return out, None, None
-    order = permutation(topk_ids, gate_up.shape[0])
-    act, pre = gathered_gated_mm(
-        x, gate_up.transpose(1, 2), order.rows, order.offs, activation=activation, interleaved=interleaved,
-        bias=gate_up_bias, save_pre=save_pre, batch_invariant=batch_invariant,
-    )  # fmt: skip
-    y = grouped_mm(
-        act, down.transpose(1, 2), offs=order.offs, bias=down_bias, batch_invariant=batch_invariant
-    )  # fmt: skip
-    return combine(y, order.positions, topk_weights), pre, order
-
-
-_Grads = tuple[_Maybe, _Maybe, _Maybe, _Maybe, _Maybe, _Maybe]
-
-
-def gradients(
-    dy: _T, x: _T, gate_up: _T, down: _T, topk_ids: _T, topk_weights: _T, pre: _T, order: Permutation,
-    down_bias: _Maybe, activation: str, interleaved: bool, needs: tuple[bool, ...], batch_invariant: bool = False,
-) -> _Grads:  # fmt: skip
-    """Gradients of x, gate_up, down, topk_weights, gate_up_bias, down_bias; None where `needs` says so."""
-    # out.sum().backward() hands over an expanded scalar: strides of 0, which no copy engine takes.
-    dy = (dy if dy.is_contiguous() else dy.contiguous()).to(x.dtype)
-    offs, rows = order.offs, order.rows
-    dpre, act_w, dweights = gated_backward_mm(
-        dy, down.transpose(1, 2), rows, order.slots, topk_weights, pre, offs, activation=activation,
-        interleaved=interleaved, batch_invariant=batch_invariant,
-    )  # fmt: skip
-    dx = dgate_up = ddown = dgate_up_bias = ddown_bias = None
-    if needs[2]:
-        ddown = gathered_wgrad(dy, rows, act_w, offs)
-    del act_w
-    if needs[1]:
-        dgate_up = gathered_wgrad(dpre, rows, x, offs, gather_b=True)
-    if needs[4]:
-        ones = torch.ones((dpre.shape[0], 8), dtype=dpre.dtype, device=dpre.device)
-        dgate_up_bias = grouped_mm(ones.t(), dpre, offs=offs, out_dtype=torch.float32)[:, 0].contiguous().to(x.dtype)
-    if needs[0]:
-        dx = combine(grouped_mm(dpre, gate_up, offs=offs, batch_invariant=batch_invariant), order.positions)
-    if needs[5]:
-        ddown_bias = _weighted_sums(dy, topk_weights, order)
-    if not needs[3]:
-        return dx, dgate_up, ddown, None, dgate_up_bias, ddown_bias
-    if down_bias is not None:
-        dweights = dweights + _bias_products(dy, down_bias, topk_ids, order, batch_invariant)
-    return dx, dgate_up, ddown, dweights, dgate_up_bias, ddown_bias
-
-
-def _weighted_sums(dy: _T, topk_weights: _T, order: Permutation) -> _T:
-    """[E, H]: the sum of w * dy[token] over the rows of each expert, as a wgrad with few columns."""
-    weights = topk_weights.flatten()[order.slots.long()]
-    high = weights.to(dy.dtype)
-    # 8 columns, so that every stride is a multiple of 16 bytes; two of them hold a weight to twice dy's precision.
-    columns = dy.new_zeros((weights.shape[0], 8))
-    columns[:, 0], columns[:, 1] = high, (weights - high.float()).to(dy.dtype)
-    sums = gathered_wgrad(columns, order.rows, dy, order.offs, gather_b=True)
-    return (sums[:, 0].float() + sums[:, 1].float()).to(dy.dtype)
-
-
-def _bias_products(
-    dy: _T, down_bias: _T, topk_ids: _T, order: Permutation, batch_invariant: bool = False
-) -> _T:  # fmt: skip
-    """[T, k] float32: <dy[t], down_bias[e]> of each slot, what a routing weight gets from the bias."""
-    products = grouped_mm(
-        dy[None], down_bias.t()[None], out_dtype=torch.float32, batch_invariant=batch_invariant
-    )[0]  # fmt: skip
-    kept = order.positions >= 0
-    return torch.where(kept, products.gather(1, torch.where(kept, topk_ids.long(), 0)), 0.0)
 
 
 def formula(

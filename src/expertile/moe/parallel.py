@@ -36,7 +36,7 @@ from expertile.moe._data_parallel import Averaged, check_sharding, guard_ddp
 from expertile.moe._expert_state import ExpertState, follow
 from expertile.moe._members import Members
 from expertile.moe._parallel_mlp import Experts, parallel_mlp
-from expertile.moe.dispatch import Placement
+from expertile.moe._placement import Placement
 from expertile.moe.exchange import Exchange
 from expertile.moe.experts import Weight, _check, _shape, require_invariant
 from expertile.moe.layer import MoE

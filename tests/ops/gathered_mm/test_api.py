@@ -9,10 +9,11 @@ import torch
 
 from expertile.device import Device
 from expertile.ops.gathered_mm.activation import activate_backward
-from expertile.ops.gathered_mm.api import gated_backward_mm, gathered_gated_mm, gathered_mm, gathered_wgrad, select
+from expertile.ops.gathered_mm.api import gated_backward_mm, gathered_gated_mm, gathered_mm, gathered_wgrad
 from expertile.ops.gathered_mm.backends import BACKENDS, by_name
 from expertile.ops.gathered_mm.choose import BY_NAME_ONLY, ORDER, choose
 from expertile.ops.gathered_mm.problem import Product
+from expertile.ops.gathered_mm.run import select
 from expertile.roofline import Work
 from tests.ops.gathered_mm.cases import BACKWARD, CASES, GATED, MM, WGRAD, Case, check, make
 

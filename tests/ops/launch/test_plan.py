@@ -19,6 +19,7 @@ from expertile.device import Device
 from expertile.ops.grouped_mm.backend import Backend, Operands
 from expertile.ops.grouped_mm.backends import triton_pointer, triton_tma
 from expertile.ops.grouped_mm.problem import Layout, Problem
+from expertile.ops.launch import device as launch_device
 from expertile.ops.launch import driver as _launch
 from expertile.ops.launch import plan as _triton_launch
 from tests.ops.grouped_mm import cases

@@ -167,4 +167,3 @@ def mlp(
     y = F.grouped_mm(act, down.transpose(-2, -1), offs=offs)
     returned = _AllToAll.apply(_Permuted.apply(y, back, by_expert), leaving, coming)
     return _Combined.apply(returned, weights, at, order, parts)
-

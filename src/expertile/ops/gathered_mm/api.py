@@ -2,22 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from functools import lru_cache
 from typing import Any
 
 import torch
 
-from expertile.device import Device
-from expertile.ops._select import device_of as _device
-from expertile.ops._select import invariantly, selected
 from expertile.ops.gathered_mm import op
-from expertile.ops.gathered_mm.autograd import GatheredMM
-from expertile.ops.gathered_mm.backend import Backend, Operands, Outputs, Run, new_outputs
-from expertile.ops.gathered_mm.backends import by_name
-from expertile.ops.gathered_mm.choose import choose, refusal
-from expertile.ops.gathered_mm.problem import GatherProblem, Product, describe
-from expertile.ops.grouped_mm.problem import described, in_standard_form, tf32_allowed
+from expertile.ops.gathered_mm.autograd import GatheredMM, call_mm
+from expertile.ops.gathered_mm.run import backward, gated, mm, wgrad
 from expertile.ops.torch_op import traced
 
 
@@ -53,10 +44,10 @@ def gathered_mm(
     _require_tensors(x=x, b=b, offs=offs)
     _require_tensors_or_none(rows=rows, bias=bias)
     if _traced(x, config):
-        return _call_mm(x, b, rows, offs, bias, backend)
+        return call_mm(x, b, rows, offs, bias, backend)
     if torch.is_grad_enabled() and (x.requires_grad or b.requires_grad or (bias is not None and bias.requires_grad)):
         return GatheredMM.apply(x, b, rows, offs, bias, backend, config)
-    return _forward_mm(x, b, rows, offs, bias, backend, config)
+    return mm(x, b, rows, offs, bias, backend, config)
 
 
 def gathered_gated_mm(
@@ -96,9 +87,9 @@ def gathered_gated_mm(
     _require_tensors(x=x, b=b, offs=offs)
     _require_tensors_or_none(rows=rows, bias=bias)
     if _traced(x, config, batch_invariant):
-        act, pre = _call_gated(x, b, rows, offs, bias, activation, interleaved, save_pre, backend)
+        act, pre = op.call_gated(x, b, rows, offs, bias, activation, interleaved, save_pre, backend)
         return act, pre if save_pre else None
-    act, pre = _forward_gated(
+    act, pre = gated(
         x, b, rows, offs, bias, activation, interleaved, save_pre, backend, config, batch_invariant
     )  # fmt: skip
     return act, pre
@@ -145,8 +136,8 @@ def gated_backward_mm(
     _require_tensors(dy=dy, down=down, slots=slots, weights=weights, pre=pre, offs=offs)
     _require_tensors_or_none(rows=rows)
     if _traced(dy, config, batch_invariant):
-        return _call_backward(dy, down, rows, slots, weights, pre, offs, activation, interleaved, backend)
-    return _forward_backward(
+        return op.call_backward(dy, down, rows, slots, weights, pre, offs, activation, interleaved, backend)
+    return backward(
         dy, down, rows, slots, weights, pre, offs, activation, interleaved, backend, config, batch_invariant
     )  # fmt: skip
 
@@ -179,8 +170,8 @@ def gathered_wgrad(
     _require_tensors(x=x, d=d, offs=offs)
     _require_tensors_or_none(rows=rows)
     if _traced(x, config):
-        return _call_wgrad(x, rows, d, offs, gather_b, backend)
-    return _forward_wgrad(x, rows, d, offs, gather_b, backend, config)
+        return op.call_wgrad(x, rows, d, offs, gather_b, backend)
+    return wgrad(x, rows, d, offs, gather_b, backend, config)
 
 
 def _require_tensors(**arguments: Any) -> None:
@@ -204,149 +195,3 @@ def _traced(x: torch.Tensor, config: Any, batch_invariant: bool = False) -> bool
     if batch_invariant:
         raise ValueError("batch_invariant: expected False under torch.compile, got True")
     return True
-
-
-def select(
-    problem: GatherProblem, device: Device, backend: str, config: Any = None, batch_invariant: bool = False
-) -> tuple[Backend, Any]:
-    """The backend and config for a problem. ValueError when the named backend cannot take it, with its reason."""
-    found = selected(
-        backend, config, choose=lambda: choose(problem, device, batch_invariant=batch_invariant),
-        by_name=lambda name: invariantly(by_name(name)) if batch_invariant else by_name(name),
-        refused=lambda b: refusal(b, problem, device, batch_invariant),
-        default=lambda b: b.configs(problem, device)[0],
-    )  # fmt: skip
-    if batch_invariant and config is not None and config not in found[0].configs(problem, device):
-        raise ValueError(f"config: expected one of {backend}'s batch-invariant configs, got {config!r}")
-    return found
-
-
-@lru_cache(maxsize=4096)
-def _planned(
-    product: Product, fields: tuple[tuple[Any, ...] | None, ...], options: tuple[tuple[str, Any], ...],
-    device: torch.device, backend: str, config: Any, batch_invariant: bool,
-) -> tuple[GatherProblem, Run, Any]:  # fmt: skip
-    """Problem, function and config for tensors that are `described` so, whatever their values."""
-    problem = describe(product, *fields, **dict(options))  # type: ignore[arg-type]
-    chosen, config = select(problem, _device(device.type, device.index), backend, config, batch_invariant)
-    run = chosen.run(product)
-    assert run is not None
-    return problem, run, config
-
-
-def _run(
-    product: Product, operands: Operands, options: tuple[tuple[str, Any], ...], backend: str, config: Any,
-    batch_invariant: bool = False,
-) -> Outputs:  # fmt: skip
-    """Check, plan and run."""
-    o = operands
-    if batch_invariant and isinstance(o.a, torch.Tensor) and o.a.dim() == 2:
-        o = replace(o, a=in_standard_form(o.a))
-    if o.a.dtype is torch.float32:
-        options = (*options, ("allow_tf32", tf32_allowed()))
-    fields = tuple(map(described, (o.a, o.b, o.offs, o.rows, o.bias, o.slots, o.weights, o.pre)))
-    problem, run, config = _planned(product, fields, options, o.a.device, backend, config, batch_invariant)
-    outputs = new_outputs(problem, o)
-    if 0 in (problem.m, problem.n, problem.k, problem.groups):
-        return _empty_sums(problem, o, outputs)
-    run(problem, _contiguous(o), config, outputs)
-    return outputs
-
-
-def _contiguous(o: Operands) -> Operands:
-    """The operands, indices, routing weights and pre-activation contiguous."""
-    small = (o.offs, o.rows, o.slots, o.weights, o.pre)
-    if all(x is None or x.is_contiguous() for x in small):
-        return o
-    offs, rows, slots, weights, pre = (None if x is None else x.contiguous() for x in small)
-    assert offs is not None
-    return Operands(o.a, o.b, offs, rows, o.bias, slots, weights, pre)
-
-
-def _empty_sums(problem: GatherProblem, operands: Operands, outputs: Outputs) -> Outputs:
-    """Outputs where there is nothing to compute, or nothing to sum: products are zero."""
-    if problem.product is Product.WGRAD:
-        return tuple(None if out is None else out.zero_() for out in outputs)
-    if problem.k == 0 and problem.m and problem.n and problem.groups:
-        from expertile.ops.gathered_mm.reference import BACKEND
-
-        run = BACKEND.run(problem.product)
-        assert run is not None
-        run(problem, operands, None, outputs)
-    return outputs
-
-
-def _forward_mm(
-    x: torch.Tensor,
-    b: torch.Tensor,
-    rows: torch.Tensor | None,
-    offs: torch.Tensor,
-    bias: torch.Tensor | None,
-    backend: str = "auto",
-    config: Any = None,
-) -> torch.Tensor:
-    (out,) = _run(Product.MM, Operands(x, b, offs, rows, bias), (), backend, config)
-    assert out is not None
-    return out
-
-
-def _forward_gated(
-    x: torch.Tensor,
-    b: torch.Tensor,
-    rows: torch.Tensor | None,
-    offs: torch.Tensor,
-    bias: torch.Tensor | None,
-    activation: str,
-    interleaved: bool,
-    save_pre: bool,
-    backend: str = "auto",
-    config: Any = None,
-    batch_invariant: bool = False,
-) -> tuple[torch.Tensor, torch.Tensor | None]:
-    options = (("activation", activation), ("interleaved", bool(interleaved)), ("save_pre", bool(save_pre)))
-    act, pre = _run(Product.GATED, Operands(x, b, offs, rows, bias), options, backend, config, batch_invariant)
-    assert act is not None
-    return act, pre
-
-
-def _forward_backward(
-    dy: torch.Tensor,
-    down: torch.Tensor,
-    rows: torch.Tensor | None,
-    slots: torch.Tensor,
-    weights: torch.Tensor,
-    pre: torch.Tensor,
-    offs: torch.Tensor,
-    activation: str,
-    interleaved: bool,
-    backend: str = "auto",
-    config: Any = None,
-    batch_invariant: bool = False,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    if down.dim() != 3:
-        raise ValueError(f"down: expected 3 dimensions, got shape {list(down.shape)}")
-    options = (("activation", activation), ("interleaved", bool(interleaved)), ("names", ("dy", "down")))
-    operands = Operands(dy, down.transpose(1, 2), offs, rows, None, slots, weights, pre)
-    dpre, act_w, dweights = _run(Product.BACKWARD, operands, options, backend, config, batch_invariant)
-    assert dpre is not None and act_w is not None and dweights is not None
-    return dpre, act_w, dweights
-
-
-def _forward_wgrad(
-    x: torch.Tensor,
-    rows: torch.Tensor | None,
-    d: torch.Tensor,
-    offs: torch.Tensor,
-    gather_b: bool,
-    backend: str = "auto",
-    config: Any = None,
-) -> torch.Tensor:
-    options = (("gather_b", bool(gather_b) and rows is not None), ("names", ("x", "d")))
-    (out,) = _run(Product.WGRAD, Operands(x, d, offs, rows), options, backend, config)
-    assert out is not None
-    return out
-
-
-_call_mm, _call_gated, _call_backward, _call_wgrad = op.install(
-    _forward_mm, _forward_gated, _forward_backward, _forward_wgrad
-)

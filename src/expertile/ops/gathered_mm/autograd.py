@@ -14,11 +14,14 @@ from typing import Any
 
 import torch
 
+from expertile.ops.gathered_mm.op import call_wgrad, mm_op
+from expertile.ops.gathered_mm.run import mm
 from expertile.ops.gathered_mm.sum_rows import sum_rows
-from expertile.ops.grouped_mm.api import grouped_mm, operator
+from expertile.ops.grouped_mm.api import grouped_mm
 from expertile.ops.grouped_mm.autograd import bias_gradient
+from expertile.ops.grouped_mm.op import operator
 from expertile.ops.grouped_mm.tail import zero_tail
-from expertile.ops.torch_op import gradients_of
+from expertile.ops.torch_op import differentiable, gradients_of
 
 _Grads = tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]
 
@@ -34,8 +37,6 @@ def gradients(
     backend: str,
 ) -> _Grads:
     """(dx, db, dbias) for `grad` [R, N]; None where `needs` says so. In torch operators, all deterministic."""
-    from expertile.ops.gathered_mm.api import _call_wgrad
-
     # out.sum().backward() hands over an expanded scalar: strides of 0, which no copy engine takes.
     grad = (grad if 0 not in grad.stride() or grad.numel() == 0 else grad.contiguous()).to(x.dtype)
     dx = db = dbias = None
@@ -43,7 +44,7 @@ def gradients(
         dx = operator(grad, b.transpose(-2, -1), offs, None, None, "auto", False)
         dx = zero_tail(dx, offs, 0) if rows is None else sum_rows(dx, rows, offs, x.shape[0])
     if needs[1]:
-        db = _call_wgrad(x, rows, grad, offs, False, backend)
+        db = call_wgrad(x, rows, grad, offs, False, backend)
     if needs[2] and bias is not None:
         dbias = bias_gradient(_product, grad, offs, bias)
     return dx, db, dbias
@@ -76,11 +77,9 @@ class GatheredMM(torch.autograd.Function):
         backend: str,
         config: Any,
     ) -> torch.Tensor:
-        from expertile.ops.gathered_mm.api import _forward_mm
-
         ctx.save_for_backward(x, b, rows, offs, bias)
         ctx.backend = backend
-        return _forward_mm(x, b, rows, offs, bias, backend, config)
+        return mm(x, b, rows, offs, bias, backend, config)
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:  # type: ignore[override]
@@ -91,3 +90,18 @@ class GatheredMM(torch.autograd.Function):
         needs = (ctx.needs_input_grad[0], ctx.needs_input_grad[1], ctx.needs_input_grad[4])
         dx, db, dbias = gradients(grad, x, b, rows, offs, bias, needs, ctx.backend)
         return dx, db, None, None, dbias, None, None
+
+
+def _mm_setup(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+    x, b, rows, offs, bias, ctx.backend = inputs
+    ctx.save_for_backward(x, b, rows, offs, bias)
+
+
+def _mm_backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
+    x, b, rows, offs, bias = ctx.saved_tensors
+    needs = (ctx.needs_input_grad[0], ctx.needs_input_grad[1], ctx.needs_input_grad[4])
+    dx, db, dbias = gradients(grad, x, b, rows, offs, bias, needs, ctx.backend)
+    return dx, db, None, None, dbias, None
+
+
+call_mm = differentiable(mm_op, _mm_backward, _mm_setup)

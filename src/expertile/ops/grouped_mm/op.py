@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import torch
 
+from expertile.ops.grouped_mm import run
 from expertile.ops.grouped_mm.autograd import gradients
 from expertile.ops.torch_op import Placements, differentiable
 
@@ -17,45 +17,22 @@ _SCHEMA = (
 )
 
 
-def install(forward: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """Register the operator with `forward(a, b, offs=…, bias=…, out_dtype=…, backend=…, batch_invariant=…)` as its
-    kernel; returns what calls it, with the arguments of the schema."""
-
-    @torch.library.custom_op("expertile::grouped_mm", mutates_args=(), schema=_SCHEMA)
-    def grouped_mm_op(
-        a: torch.Tensor,
-        b: torch.Tensor,
-        offs: torch.Tensor | None,
-        bias: torch.Tensor | None,
-        out_dtype: torch.dtype | None,
-        backend: str,
-        batch_invariant: bool,
-    ) -> torch.Tensor:
-        return forward(
-            a, b, offs=offs, bias=bias, out_dtype=out_dtype, backend=backend, batch_invariant=batch_invariant
-        )
-
-    grouped_mm_op.register_fake(_fake)
-
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
-        a, b, offs, bias = ctx.saved_tensors
-
-        def product(
-            x: torch.Tensor, y: torch.Tensor, *, offs: torch.Tensor | None = None,
-            out_dtype: torch.dtype | None = None, batch_invariant: bool = ctx.batch_invariant,
-        ) -> torch.Tensor:  # fmt: skip
-            return run(x, y, offs, None, out_dtype, ctx.backend, batch_invariant)
-
-        needs = (ctx.needs_input_grad[0], ctx.needs_input_grad[1], ctx.needs_input_grad[3])
-        da, db, dbias = gradients(
-            product, grad, a, b, offs, bias, needs, partial(product, batch_invariant=False)
-        )  # fmt: skip
-        return da, db, None, dbias, None, None, None
-
-    run = differentiable(grouped_mm_op, backward, _setup, _sharding)
-    return run
+@torch.library.custom_op("expertile::grouped_mm", mutates_args=(), schema=_SCHEMA)
+def _grouped_mm_op(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    offs: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    out_dtype: torch.dtype | None,
+    backend: str,
+    batch_invariant: bool,
+) -> torch.Tensor:
+    return run.forward(
+        a, b, offs=offs, bias=bias, out_dtype=out_dtype, backend=backend, batch_invariant=batch_invariant
+    )
 
 
+@_grouped_mm_op.register_fake
 def _fake(
     a: torch.Tensor,
     b: torch.Tensor,
@@ -106,3 +83,23 @@ def _sharding(a: Any, b: Any, offs: Any, bias: Any, out_dtype: Any, *_: Any) -> 
         if (a.ndim, b.ndim) != (2, 2):  # each rank would hold the rows of other groups
             ways.append((Partial(), Shard(a.ndim - 1), Shard(b.ndim - 2), None))
     return [([out], [x, y, ends, None if bias is None else z, None, None, None]) for out, x, y, z in ways]
+
+
+def _backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
+    a, b, offs, bias = ctx.saved_tensors
+
+    def product(
+        x: torch.Tensor, y: torch.Tensor, *, offs: torch.Tensor | None = None,
+        out_dtype: torch.dtype | None = None, batch_invariant: bool = ctx.batch_invariant,
+    ) -> torch.Tensor:  # fmt: skip
+        return operator(x, y, offs, None, out_dtype, ctx.backend, batch_invariant)
+
+    needs = (ctx.needs_input_grad[0], ctx.needs_input_grad[1], ctx.needs_input_grad[3])
+    da, db, dbias = gradients(
+        product, grad, a, b, offs, bias, needs, partial(product, batch_invariant=False)
+    )  # fmt: skip
+    return da, db, None, dbias, None, None, None
+
+
+# What calls the operator, its arguments in the order of its schema.
+operator = differentiable(_grouped_mm_op, _backward, _setup, _sharding)

@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any
 
 import torch
 
-from expertile.device import Device
 from expertile.int4.weight import Int4Weight
-from expertile.ops._select import device_of as _device
-from expertile.ops._select import selected
-from expertile.ops.grouped_mm.problem import described
 from expertile.ops.int4_grouped_mm import op
-from expertile.ops.int4_grouped_mm.backend import Backend, Operands
-from expertile.ops.int4_grouped_mm.backends import by_name
-from expertile.ops.int4_grouped_mm.choose import choose
 from expertile.ops.int4_grouped_mm.problem import Int4Problem
+from expertile.ops.int4_grouped_mm.run import forward
 from expertile.ops.torch_op import traced
 
 
@@ -67,54 +61,10 @@ def int4_grouped_mm(
     if traced(a):
         if config is not None or check:
             raise ValueError("config, check: expected None and False under torch.compile, got other values")
-        return _call(a, w.packed, w.scales, w.zeros, w.group_size, offs, bias, out_dtype, backend)
+        return op.operator(a, w.packed, w.scales, w.zeros, w.group_size, offs, bias, out_dtype, backend)
     if check:
         Int4Problem.of(a, w, offs, bias, out_dtype, check=True)
-    product = partial(_forward, backend=backend, config=config)
+    product = partial(forward, backend=backend, config=config)
     if torch.is_grad_enabled() and (a.requires_grad or (bias is not None and bias.requires_grad)):
         return op.Int4MM.apply(product, a, w, offs, bias, out_dtype)
     return product(a, w, offs=offs, bias=bias, out_dtype=out_dtype)
-
-
-def select(problem: Int4Problem, device: Device, backend: str, config: Any) -> tuple[Backend, Any]:
-    """The backend and config for a problem. ValueError when the named backend cannot take it, with its reason."""
-    return selected(
-        backend, config, choose=lambda: choose(problem, device), by_name=by_name,
-        refused=lambda b: b.supports(problem, device), default=lambda b: b.configs(problem, device)[0],
-    )  # fmt: skip
-
-
-def _forward(
-    a: torch.Tensor,
-    w: Int4Weight,
-    *,
-    offs: torch.Tensor,
-    bias: torch.Tensor | None = None,
-    out_dtype: torch.dtype | None = None,
-    backend: str = "auto",
-    config: Any = None,
-) -> torch.Tensor:
-    if config is None and (offs is None or offs.is_cuda):
-        problem, chosen, config = _planned(
-            described(a), described(w.packed), described(w.scales), described(w.zeros), w.group_size, described(offs),
-            described(bias), out_dtype, a.device, backend,
-        )  # fmt: skip
-    else:  # the values of offs are part of the problem, or somebody tries a config
-        problem = Int4Problem.of(a, w, offs, bias, out_dtype)
-        chosen, config = select(problem, _device(a.device.type, a.device.index), backend, config)
-    offs = offs if offs.is_contiguous() else offs.contiguous()
-    return chosen.run(problem, Operands(a, w, offs, bias), config, None)
-
-
-@lru_cache(maxsize=4096)
-def _planned(
-    a: tuple[Any, ...], packed: tuple[Any, ...], scales: tuple[Any, ...], zeros: tuple[Any, ...] | None,
-    group_size: int, offs: tuple[Any, ...] | None, bias: tuple[Any, ...] | None, out_dtype: torch.dtype | None,
-    device: torch.device, backend: str,
-) -> tuple[Int4Problem, Backend, Any]:  # fmt: skip
-    """Problem, backend and config for tensors that are `described` so, whatever their values."""
-    problem = Int4Problem.of_descriptions(a, packed, scales, zeros, group_size, offs, bias, out_dtype)
-    return problem, *select(problem, _device(device.type, device.index), backend, None)
-
-
-_call = op.install(_forward)

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 
 from expertile.int4.weight import Int4Weight
-from expertile.ops.grouped_mm.api import operator
 from expertile.ops.grouped_mm.autograd import bias_gradient
+from expertile.ops.grouped_mm.op import operator as grouped_operator
 from expertile.ops.grouped_mm.tail import zero_tail
-from expertile.ops.int4_grouped_mm import dequantize  # noqa: F401  (registers expertile::int4_dequantize)
+from expertile.ops.int4_grouped_mm import dequantize, run  # noqa: F401  (registers expertile::int4_dequantize)
 from expertile.ops.torch_op import differentiable
 
 _SCHEMA = (
@@ -24,29 +24,23 @@ _SCHEMA = (
 )
 
 
-def install(forward: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """Register the operator with `forward(a, w, offs=…, bias=…, out_dtype=…, backend=…)`; returns what calls it, with
-    the arguments of the schema."""
-
-    @torch.library.custom_op("expertile::int4_grouped_mm", mutates_args=(), schema=_SCHEMA)
-    def int4_grouped_mm_op(
-        a: torch.Tensor,
-        packed: torch.Tensor,
-        scales: torch.Tensor,
-        zeros: torch.Tensor | None,
-        group_size: int,
-        offs: torch.Tensor | None,
-        bias: torch.Tensor | None,
-        out_dtype: torch.dtype | None,
-        backend: str,
-    ) -> torch.Tensor:
-        w = Int4Weight(packed, scales, zeros, group_size)
-        return forward(a, w, offs=offs, bias=bias, out_dtype=out_dtype, backend=backend)
-
-    int4_grouped_mm_op.register_fake(_fake)
-    return differentiable(int4_grouped_mm_op, _backward, _setup)
+@torch.library.custom_op("expertile::int4_grouped_mm", mutates_args=(), schema=_SCHEMA)
+def _int4_grouped_mm_op(
+    a: torch.Tensor,
+    packed: torch.Tensor,
+    scales: torch.Tensor,
+    zeros: torch.Tensor | None,
+    group_size: int,
+    offs: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    out_dtype: torch.dtype | None,
+    backend: str,
+) -> torch.Tensor:
+    w = Int4Weight(packed, scales, zeros, group_size)
+    return run.forward(a, w, offs=offs, bias=bias, out_dtype=out_dtype, backend=backend)
 
 
+@_int4_grouped_mm_op.register_fake
 def _fake(
     a: torch.Tensor,
     packed: torch.Tensor,
@@ -85,7 +79,11 @@ def _backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
 def _product(
     x: torch.Tensor, y: torch.Tensor, *, offs: torch.Tensor, out_dtype: torch.dtype | None = None
 ) -> torch.Tensor:
-    return operator(x, y, offs, None, out_dtype, "auto", False)
+    return grouped_operator(x, y, offs, None, out_dtype, "auto", False)
+
+
+# What calls the operator, its arguments in the order of its schema.
+operator = differentiable(_int4_grouped_mm_op, _backward, _setup)
 
 
 class Int4MM(torch.autograd.Function):

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
+
+from expertile.ops.scaled_grouped_mm import run
 
 _SCHEMA = (
     "(Tensor a, Tensor b, Tensor scale_a, Tensor scale_b, Tensor? offs, Tensor? bias, ScalarType out_dtype, "
@@ -12,25 +12,21 @@ _SCHEMA = (
 )
 
 
-def install(forward: Callable[..., torch.Tensor]) -> None:
-    """Register the operator with `forward(a, b, scale_a, scale_b, offs=…, bias=…, out_dtype=…, backend=…)`."""
-
-    @torch.library.custom_op("expertile::scaled_grouped_mm", mutates_args=(), schema=_SCHEMA)
-    def scaled_grouped_mm_op(
-        a: torch.Tensor,
-        b: torch.Tensor,
-        scale_a: torch.Tensor,
-        scale_b: torch.Tensor,
-        offs: torch.Tensor | None,
-        bias: torch.Tensor | None,
-        out_dtype: torch.dtype,
-        backend: str,
-    ) -> torch.Tensor:
-        return forward(a, b, scale_a, scale_b, offs=offs, bias=bias, out_dtype=out_dtype, backend=backend)
-
-    scaled_grouped_mm_op.register_fake(_fake)
+@torch.library.custom_op("expertile::scaled_grouped_mm", mutates_args=(), schema=_SCHEMA)
+def scaled_grouped_mm_op(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    scale_a: torch.Tensor,
+    scale_b: torch.Tensor,
+    offs: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    out_dtype: torch.dtype,
+    backend: str,
+) -> torch.Tensor:
+    return run.forward(a, b, scale_a, scale_b, offs=offs, bias=bias, out_dtype=out_dtype, backend=backend)
 
 
+@scaled_grouped_mm_op.register_fake
 def _fake(
     a: torch.Tensor,
     b: torch.Tensor,

@@ -12,7 +12,8 @@ from expertile.device import Device
 from expertile.int4 import Int4Weight
 from expertile.ops.int4_grouped_mm.backend import Operands
 from expertile.ops.int4_grouped_mm.backends import _gluon_int4_kernel, _gluon_int4_launch
-from expertile.ops.int4_grouped_mm.backends.gluon_int4 import BACKEND, Config
+from expertile.ops.int4_grouped_mm.backends._gluon_int4_config import Config
+from expertile.ops.int4_grouped_mm.backends.gluon_int4 import BACKEND
 from expertile.ops.int4_grouped_mm.problem import Int4Problem
 from tests.ops.int4_grouped_mm import cases
 from tests.ops.int4_grouped_mm.cases import BF16, FP16, FP32, Case, of_shape

@@ -8,7 +8,8 @@ import pytest
 
 from expertile.device import Device
 from expertile.ops.int4_grouped_mm.backends import _gluon_int4_model as model
-from expertile.ops.int4_grouped_mm.backends.gluon_int4 import BACKEND, Config
+from expertile.ops.int4_grouped_mm.backends._gluon_int4_config import Config
+from expertile.ops.int4_grouped_mm.backends.gluon_int4 import BACKEND
 from expertile.ops.int4_grouped_mm.problem import Int4Problem
 from tests.ops.int4_grouped_mm.cases import of_shape
 

@@ -23,7 +23,7 @@ from expertile.device import Device
 from expertile.ops.int4_grouped_mm.problem import Int4Problem
 
 if TYPE_CHECKING:
-    from expertile.ops.int4_grouped_mm.backends.gluon_int4 import Config
+    from expertile.ops.int4_grouped_mm.backends._gluon_int4_config import Config
 
 _CLOCK = 1.75e9  # Hz, what 700 W leave of 1.98 GHz under products; the clocks below are of this length
 _UNIT_CLOCKS = 1000  # before a unit's first stage and after its last one

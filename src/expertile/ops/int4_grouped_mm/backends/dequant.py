@@ -12,10 +12,10 @@ from __future__ import annotations
 import torch
 
 from expertile.device import Device
-from expertile.ops.grouped_mm.api import select
 from expertile.ops.grouped_mm.backend import NoConfig
 from expertile.ops.grouped_mm.backend import Operands as GroupedOperands
 from expertile.ops.grouped_mm.problem import Layout, Problem
+from expertile.ops.grouped_mm.run import select
 from expertile.ops.int4_grouped_mm.backend import Backend, Operands, new_out
 from expertile.ops.int4_grouped_mm.problem import Int4Problem
 

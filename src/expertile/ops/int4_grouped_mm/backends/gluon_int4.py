@@ -24,7 +24,7 @@ with all three it takes 0.87 to 0.92 of the time at 16 to 256 rows each (32 expe
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 
 import torch
@@ -32,6 +32,7 @@ import torch
 from expertile.device import Device
 from expertile.ops.hopper.limits import storable
 from expertile.ops.int4_grouped_mm.backend import Backend, Operands, new_out
+from expertile.ops.int4_grouped_mm.backends._gluon_int4_config import Config
 from expertile.ops.int4_grouped_mm.backends._gluon_int4_model import most_tiles, ranked
 from expertile.ops.int4_grouped_mm.problem import Int4Problem
 
@@ -41,73 +42,6 @@ _INT32 = 2**31
 # Registers of a consumer's thread that `Config.registers` may count, by the number of consumers.
 _REGISTERS = {2: 240, 4: 112}
 _REGISTERS_OF_MANY_GROUPS = 232  # more than 256, whose plan takes more of the producer
-
-
-@dataclass(frozen=True)
-class Config:
-    """Tile sizes and schedule.
-
-    block_m: rows of `a` in a tile, a power of two from 8 to 256.
-    cols: rows of w, columns of the result, that one consumer multiplies: 64 or 128.
-    consumers: 2 or 4 warpgroups, each with its own columns of the tile.
-    block_k: depth of a stage, 128 or 256.
-    scale: "fused" scales each weight where it is unpacked, which takes bfloat16, groups along K and no zero points;
-        "sum" the product of each group of K in float32; "weight" the unpacked weights. In any case one activation
-        alone meets each weight as `Int4Weight.dequantize` rounds it.
-    slab: values of K unpacked for one run of products, twice (low and high nibbles): 32, or 64 where groups allow it.
-    group_m: rows of tiles that share one pass over a group's weights.
-    split_k: programs that share a tile's steps.
-    store_parts: pieces in which a tile's result leaves.
-    tails: a tile that has at most half of its rows is multiplied as half a tile. Takes an even number of store_parts,
-        and tiles of at least 16 rows.
-    turns: the consumers queue their products in turns. Takes two of them, and scale "fused".
-    """
-
-    block_m: int = 16
-    cols: int = 128
-    consumers: int = 2
-    block_k: int = 128
-    num_stages: int = 8
-    scale: str = "sum"
-    slab: int = 64
-    group_m: int = 16
-    split_k: int = 1
-    store_parts: int = 1
-    tails: bool = False
-    turns: bool = False
-
-    def __post_init__(self) -> None:
-        if self.tails and (self.store_parts % 2 or self.block_m < 16):
-            raise ValueError(f"tails: expected an even number of store_parts and block_m from 16, got {self}")
-        if self.turns and (self.consumers != 2 or self.scale != "fused"):
-            raise ValueError(f'turns: expected two consumers and scale "fused", got {self}')
-
-    @property
-    def block_n(self) -> int:
-        """Columns of the result in a tile."""
-        return self.consumers * self.cols
-
-    def smem_bytes(self, problem: Int4Problem) -> int:
-        """Shared memory of one program, bytes (barriers and alignment rounded up to 2 KiB)."""
-        p = problem
-        scales = self.block_k // p.group_size * self.block_n * 2 * (2 if p.has_zeros else 1)
-        stage = self.block_m * self.block_k * 2 + self.block_n * self.block_k // 2 + scales
-        itemsize = 4 if self.split_k > 1 else p.out_dtype.itemsize
-        return self.num_stages * stage + self.block_m // self.store_parts * self.block_n * itemsize + 2048
-
-    def registers(self, problem: Int4Problem) -> int:
-        """About how many registers a consumer's thread fills."""
-        p = problem
-        slab = min(self.slab, p.half)
-        of_sum = self.cols * self.block_m // 128
-        sums = 1 + max(1, self.block_k // p.group_size) if self.scale == "sum" and p.group_size < p.k else 1
-        # The slab that is multiplied and the one that is unpacked; half a slab's registers before that.
-        unpacked = self.cols * slab // 128 * (1 if self.block_k == 2 * slab else 2)
-        # A thread's rows, cols / 32 of them, have two factors and a summand each, where scaled weights have two scales.
-        scales = self.cols // 32 if self.scale == "fused" else 0
-        groups = max(32, 1 << (p.groups - 1).bit_length())
-        plan = groups // 32 * (2 if groups <= 128 else 1)
-        return of_sum * sums + unpacked + scales + plan + 36
 
 
 def supports(problem: Int4Problem, device: Device) -> str | None:

@@ -1,0 +1,83 @@
+"""grouped_mm: the public call, for weights of every kind."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from expertile.int4.weight import Int4Weight
+from expertile.ops.grouped_mm import api as dense
+from expertile.ops.int4_grouped_mm.api import int4_grouped_mm
+
+
+def grouped_mm(
+    a: torch.Tensor = None,  # type: ignore[assignment]
+    b: torch.Tensor | Int4Weight = None,  # type: ignore[assignment]
+    *,
+    offs: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    backend: str = "auto",
+    config: Any = None,
+    check: bool = False,
+    batch_invariant: bool = False,
+    mat_a: torch.Tensor | None = None,
+    mat_b: torch.Tensor | Int4Weight | None = None,
+) -> torch.Tensor:
+    """Many matrix products in one call: out[rows of group g] = a[rows of group g] @ b[g].
+
+    The contract is that of `torch.nn.functional.grouped_mm`, and wider: bias, another output dtype, any strides,
+    float16, float32 and float64; meta tensors, DTensors and torch.func.grad, vjp and vmap are taken as there.
+
+    Args:
+        a: [M, K] with the rows of each group together, or [G, M, K].
+        b: [G, K, N], or [K, N]; weights stored [G, N, K] are passed as `w.transpose(-2, -1)`. Same dtype as `a`:
+            bfloat16, float16 or float32 (TF32 only where `torch.backends.cuda.matmul.allow_tf32` allows it); or
+            float64, in torch's own products, for gradcheck. Or an `Int4Weight` [G, N, K], as it is: see
+            `int4_grouped_mm`, whose backends and errors are meant then.
+        offs: [G] int32 on a's device: the END of each group along the ragged dimension. That is the rows of `a`
+            (2-D × 3-D), the columns of `b` (3-D × 2-D) or the summed dimension (2-D × 2-D). None for 3-D × 3-D.
+            Empty groups are allowed. Rows past offs[-1] of the result are left as they come: unspecified, and
+            their gradient is zero.
+        bias: [G, N], added to every row of its group; for 2-D × 3-D and 3-D × 3-D.
+        out_dtype: dtype of the result; that of `a` by default. Products accumulate in float32 (float64: in
+            float64).
+        backend: "auto", or a backend's name (`expertile doctor` lists them).
+        config: a config of that backend (one of its `configs`); its default otherwise.
+        check: also check the values of `offs`, which waits for the GPU. On a CPU they always are.
+        batch_invariant: a row's bits depend on that row and its group's weight alone, not on how many rows there are,
+            nor on what stands in them. For products whose rows are tokens (`b` 3-D), of tensors; with "auto" or a
+            backend that has such configs. On one kind of GPU, with one version of expertile and Triton; on a CPU with
+            one number of threads, where rows are multiplied one by one. It holds of the gradient of `a` too. The
+            gradients of `b` and `bias` are sums over rows.
+        mat_a, mat_b: torch's names for `a` and `b`; given in their place.
+
+    Returns:
+        [M, N] (2-D × 3-D, 3-D × 2-D) or [G, M, N] (2-D × 2-D with zeros for empty groups, 3-D × 3-D).
+        Differentiable in a, b and bias any number of times; under torch.compile once.
+
+    Raises:
+        ValueError: naming the argument, what was expected and what came; or a backend's reason to refuse.
+    """
+    if mat_a is not None or mat_b is not None:
+        a, b = _one_of("a", a, "mat_a", mat_a), _one_of("b", b, "mat_b", mat_b)
+    if isinstance(b, Int4Weight):
+        if batch_invariant:
+            raise ValueError(
+                "batch_invariant: expected False with an Int4Weight, whose products depend on numbers of rows"
+            )
+        return int4_grouped_mm(
+            a, b, offs=offs, bias=bias, out_dtype=out_dtype, backend=backend, config=config,  # type: ignore[arg-type]
+            check=check,
+        )  # fmt: skip
+    return dense.grouped_mm(
+        a, b, offs=offs, bias=bias, out_dtype=out_dtype, backend=backend, config=config, check=check,
+        batch_invariant=batch_invariant,
+    )  # fmt: skip
+
+
+def _one_of(name: str, x: Any, alias: str, y: Any) -> Any:
+    if x is not None and y is not None:
+        raise ValueError(f"{name}, {alias}: expected one of the two, got both")
+    return y if x is None else x
