@@ -15,7 +15,7 @@ from setuptools.command.sdist import sdist
 ROOT = Path(__file__).resolve().parent
 sys.path.insert(0, str(ROOT / "src"))  # neither module imports more than the standard library
 
-from expertile.lab.record import shown_files  # noqa: E402
+from expertile.lab.race.record import shown_files  # noqa: E402
 from expertile.version import COMMIT_FILE, commit  # noqa: E402
 
 

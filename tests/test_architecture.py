@@ -11,9 +11,12 @@ import expertile
 
 SRC = Path(__file__).parents[1] / "src" / "expertile"
 RANK = {
-    "version": 0, "device": 0, "roofline": 0, "ragged": 0, "quant": 0, "int4": 0, "ops": 1, "moe": 2, "integrations": 3,
-    "lab": 3, "audit": 3, "cli": 4,
+    "version": 0, "device": 0, "roofline": 0, "ragged": 0, "formats": 1, "ops": 2, "moe": 3, "integrations": 4,
+    "lab": 4, "audit": 4, "cli": 5,
 }  # fmt: skip
+# The rooms of ops from the ground up: each imports those before it alone.
+OPS = ("_select", "torch_op", "launch", "hopper", "rows", "pointwise", "attention", "grouped_mm", "gathered_mm",
+       "scaled_grouped_mm", "int4_grouped_mm", "quantize", "any_weight")  # fmt: skip
 
 
 def _room(module: str) -> str | None:
@@ -42,6 +45,57 @@ def test_imports_point_one_way(path):
     for module in _imports(path):
         target = _room(module)
         assert target is None or RANK[target] <= RANK[room], f"{room} must not import {module}"
+
+
+def _name(path: Path) -> str:
+    """The module that a file is."""
+    return ".".join(path.relative_to(SRC.parent).with_suffix("").parts).removesuffix(".__init__")
+
+
+FILES = {_name(path): path for path in sorted(SRC.rglob("*.py"))}
+
+
+def _reached(path: Path) -> set[str]:
+    """The modules of the package that a file imports, lazily or for types alone too."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names = {f"{node.module}.{alias.name}" for alias in node.names}
+            found |= {name if name in FILES else node.module for name in names}
+    return (found & FILES.keys()) - {_name(path)}
+
+
+def test_no_file_imports_itself_in_a_circle():
+    reached = {name: _reached(path) for name, path in FILES.items()}
+    while leaves := [name for name, found in reached.items() if not found & reached.keys()]:
+        for name in leaves:
+            del reached[name]
+    # What is left lies on a circle, or above one.
+    assert not reached, sorted(reached)
+
+
+def test_nobody_imports_a_private_name_of_another_package():
+    for name, path in FILES.items():
+        package = name if path.name == "__init__.py" else name.rpartition(".")[0]
+        for module in (m for m in _imports(path) if m.startswith("expertile.")):
+            parts = module.split(".")
+            for place, part in enumerate(parts):
+                owner = ".".join(parts[:place])
+                if owner in FILES and FILES[owner].name != "__init__.py":
+                    owner = owner.rpartition(".")[0]
+                private = part.startswith("_") and not part.startswith("__")
+                assert not private or f"{package}.".startswith(f"{owner}."), f"{name} imports {module}"
+
+
+def test_the_rooms_of_ops_stand_on_one_another():
+    for name, path in FILES.items():
+        if name.startswith("expertile.ops."):
+            room = OPS.index(name.split(".")[2])
+            for module in _reached(path):
+                if module.startswith("expertile.ops."):
+                    assert OPS.index(module.split(".")[2]) <= room, f"{name} imports {module}"
 
 
 @pytest.mark.parametrize("path", sorted((SRC / "audit").rglob("*.py")), ids=lambda p: str(p.relative_to(SRC)))

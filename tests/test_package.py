@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from expertile.lab.record import read_lines, shown_files
+from expertile.lab.race.record import read_lines, shown_files
 from expertile.version import COMMIT_VARIABLE, __version__
 
 ROOT = Path(__file__).parents[1]

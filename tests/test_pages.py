@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from expertile.lab.ladder.page import update_page
-from expertile.lab.record import read, record_files
+from expertile.lab.race.record import read, record_files
 from expertile.lab.report import update_readme
+from tools.pages.ladder import update_page
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]

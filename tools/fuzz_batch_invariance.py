@@ -33,9 +33,9 @@ from typing import Any
 import torch
 
 from expertile.device import Device
-from expertile.lab.environment import capture_env, timestamp
-from expertile.lab.stats import median_ci95, turn_order
-from expertile.lab.timers import timer_for
+from expertile.lab.measure.environment import capture_env, timestamp
+from expertile.lab.measure.stats import median_ci95, turn_order
+from expertile.lab.measure.timers import timer_for
 from expertile.moe import MoE, moe_mlp
 from expertile.ops.grouped_mm.api import grouped_mm
 from expertile.ops.grouped_mm.backend import Operands

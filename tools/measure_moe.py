@@ -1,4 +1,4 @@
-"""Measure the MoE layer for docs/moe.md: results/<gpu>/moe/<date>.jsonl, which tools/pages.py reads.
+"""Measure the MoE layer for docs/moe.md: results/<gpu>/moe/<date>.jsonl, which tools/pages reads.
 
     python tools/measure_moe.py --out results/nvidia-h200/moe/2026-11-21.jsonl [--seconds 600] [--quick]
                                 [--only sizes,stages,kernels] [--size T,H,I,E,k ...] [--device cuda]
@@ -21,13 +21,13 @@ from typing import Any
 import torch
 
 from expertile.device import Device
-from expertile.lab.arena import Site
-from expertile.lab.measure import Budget, device_alive, failure_of, quick_collections
-from expertile.lab.moe_kernels import SHAPES, kernels_part, measure_kernels
-from expertile.lab.moe_sizes import SIZES, layer_part, measure_layer
-from expertile.lab.moe_stages import measure_stages, stages_part
+from expertile.lab.measure.interleaved import Budget, device_alive, failure_of, quick_collections
 from expertile.lab.operators.moe import Size
-from expertile.lab.parts import PartsFile, TimeLimit
+from expertile.lab.operators.moe_kernels import SHAPES, kernels_part, measure_kernels
+from expertile.lab.operators.moe_sizes import SIZES, layer_part, measure_layer
+from expertile.lab.operators.moe_stages import measure_stages, stages_part
+from expertile.lab.race.arena import Site
+from expertile.lab.race.parts import PartsFile, TimeLimit
 
 ONLY = ("sizes", "stages", "kernels")
 BUDGETS = {  # of one part, the preparations not counted

@@ -4,7 +4,7 @@
                                      [--only large,qwen,decode]
 
 A process for each GPU, NCCL between them. With `--device cpu`: tiny sizes over gloo, which shows that all of it runs.
-The exit status is 0 if something was timed and nothing was wrong or failed. `tools/pages.py` shows a record
+The exit status is 0 if something was timed and nothing was wrong or failed. `tools/pages` shows a record
 in docs/parallel.md once it lies in results/<gpu>/parallel/<date>.jsonl.
 """
 

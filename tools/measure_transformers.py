@@ -1,5 +1,5 @@
 """Measure one layer's experts of real models for docs/transformers.md: results/<gpu>/transformers/<date>.jsonl, which
-tools/pages.py reads.
+tools/pages reads.
 
     python tools/measure_transformers.py --out results/nvidia-h200/transformers/2026-11-22.jsonl [--seconds 600]
                                          [--quick] [--eager] [--models Qwen3-30B-A3B,…] [--device cuda]
@@ -21,10 +21,8 @@ import torch
 
 from expertile.device import Device
 from expertile.integrations.transformers import register
-from expertile.lab.arena import Site
-from expertile.lab.measure import Budget, device_alive, failure_of, quick_collections, release
-from expertile.lab.parts import PartsFile, TimeLimit
-from expertile.lab.transformers_layers import (
+from expertile.lab.measure.interleaved import Budget, device_alive, failure_of, quick_collections, release
+from expertile.lab.operators.transformers_layers import (
     FIRST,
     MODELS,
     THEN,
@@ -35,6 +33,8 @@ from expertile.lab.transformers_layers import (
     measure_case,
     policies,
 )
+from expertile.lab.race.arena import Site
+from expertile.lab.race.parts import PartsFile, TimeLimit
 
 BUDGETS = {  # of one case under one policy, the preparations not counted
     False: Budget(1.0, min_rounds=9, max_rounds=101, rel_ci=0.005),

@@ -29,7 +29,7 @@ from typing import Any
 
 import torch
 
-from expertile.int4 import Int4Weight
+from expertile.formats.int4 import Int4Weight
 from expertile.ops.int4_grouped_mm.api import int4_grouped_mm
 from expertile.ops.quantize.api import quantize_activations, quantize_weights
 from expertile.ops.scaled_grouped_mm.api import scaled_grouped_mm

@@ -9,7 +9,8 @@ from expertile.version import __version__
 
 if TYPE_CHECKING:
     from expertile.device import Device
-    from expertile.int4 import Int4Weight
+    from expertile.formats.fp8 import Fp8Blocks
+    from expertile.formats.int4 import Int4Weight
     from expertile.moe import MoE, moe_mlp, route
     from expertile.moe.parallel import ExpertParallel, ExpertParallelMoE, ParallelConfig
     from expertile.ops.any_weight import grouped_mm
@@ -29,15 +30,14 @@ if TYPE_CHECKING:
     from expertile.ops.rows.rms_norm import rms_norm
     from expertile.ops.rows.softmax import softmax
     from expertile.ops.scaled_grouped_mm.api import scaled_grouped_mm
-    from expertile.quant import Fp8Blocks
 
 # Imported when first asked for: torch takes a second, and kernels need Triton, which not every platform has.
 _LATER = {
     "Device": "expertile.device",
     "ExpertParallel": "expertile.moe.parallel",
     "ExpertParallelMoE": "expertile.moe.parallel",
-    "Fp8Blocks": "expertile.quant",
-    "Int4Weight": "expertile.int4",
+    "Fp8Blocks": "expertile.formats.fp8",
+    "Int4Weight": "expertile.formats.int4",
     "MoE": "expertile.moe",
     "ParallelConfig": "expertile.moe.parallel",
     "add_scalar": "expertile.ops.pointwise.add_scalar",

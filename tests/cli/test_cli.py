@@ -144,7 +144,7 @@ def test_explain_for_a_gpu_that_is_not_here():
         (["audit", "absent.md"], "absent.md"),
         (["compare", "absent.jsonl", "absent.jsonl"], "absent.jsonl"),
         (["report", "absent.jsonl"], "absent.jsonl"),
-        (["report", "--check"], "check: expected --readme or --ladder"),
+        (["report", "--check"], "check: expected --readme with it"),
     ],
 )
 def test_a_users_mistake_is_one_line(args, message, tmp_path):

@@ -9,9 +9,9 @@ import pytest
 from rich.console import Console
 
 from expertile.cli.impact import arithmetic, show
-from expertile.lab.record import append
+from expertile.lab.race.record import append
 from tests.cli.test_cli import expertile, expertile_here
-from tests.lab.test_impact import PAIR, bert
+from tests.lab.report.test_impact import PAIR, bert
 
 
 def printed(found):

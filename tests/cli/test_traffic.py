@@ -16,7 +16,7 @@ from expertile.cli.traffic import (
     subject_of,
 )
 from expertile.device import Device
-from expertile.lab.record import append
+from expertile.lab.race.record import append
 from expertile.lab.traffic import formulas
 from tests.cli.test_cli import expertile, expertile_here
 from tests.lab.records import timed

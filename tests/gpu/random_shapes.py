@@ -27,7 +27,7 @@ from typing import Any
 import torch
 
 from expertile.device import Device
-from expertile.lab.gate import gate_run, limits, reference_for
+from expertile.lab.race.gate import gate_run, limits, reference_for
 from expertile.ops.grouped_mm.api import grouped_mm
 from expertile.ops.grouped_mm.backend import Backend, Operands
 from expertile.ops.grouped_mm.backends import BACKENDS

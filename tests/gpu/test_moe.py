@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from expertile.int4 import Int4Weight
+from expertile.formats.fp8 import Fp8Blocks
+from expertile.formats.int4 import Int4Weight
 from expertile.moe import _few
 from expertile.moe.experts import moe_mlp
 from expertile.moe.layer import MoE
@@ -11,7 +12,6 @@ from expertile.moe.permute import permutation
 from expertile.moe.rounding import MODES, round_groups
 from expertile.moe.router import RouterConfig, route
 from expertile.ops.gathered_mm.problem import ACTIVATIONS
-from expertile.quant import Fp8Blocks
 from tests.moe.test_experts import NAMES, make, naive
 from tests.moe.test_permute import draw
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from expertile.formats.fp8 import Fp8Blocks
 from expertile.moe.experts import moe_mlp
 from expertile.moe.parallel import ExpertParallel, ParallelConfig
-from expertile.quant import Fp8Blocks
 from tests.moe import parallel_worker
 from tests.moe.test_parallel import outcome_of
 

@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 import torch
 
+from expertile.formats.fp8 import Fp8Blocks
 from expertile.ops.quantize import launch as launches
 from expertile.ops.quantize.api import quantize_activations, quantize_rms_norm, quantize_swiglu, quantize_weights
-from expertile.quant import Fp8Blocks
 from expertile.ragged import offs_from_sizes
 from tests.ops.quantize.test_api import (
     DTYPES,

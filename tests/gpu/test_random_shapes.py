@@ -66,7 +66,7 @@ def test_random_shapes(pytestconfig, tmp_path):
         else:
             summary.add(outcome)
     record = {
-        "what": "random problems against the float32 (float32 inputs: float64) reference, thresholds of lab/gate.py",
+        "what": "random problems against the float32 (float32 inputs: float64) reference, thresholds of race/gate.py",
         "env": {"gpu": Device.current().name, "torch": torch.__version__, "expertile": expertile.__version__},
         "date": started.isoformat(timespec="seconds"), "parts": parts, **summary.as_dict(), "lost": lost,
     }  # fmt: skip

@@ -6,12 +6,12 @@ import pytest
 import torch
 
 from expertile.device import Device
+from expertile.formats.fp8 import Fp8Blocks
 from expertile.ops.grouped_mm.problem import Layout
 from expertile.ops.scaled_grouped_mm.api import scaled_grouped_mm
 from expertile.ops.scaled_grouped_mm.backends import BACKENDS, gluon_fp8
 from expertile.ops.scaled_grouped_mm.problem import Recipe
 from expertile.ops.scaled_grouped_mm.reference import reference
-from expertile.quant import Fp8Blocks
 from expertile.ragged import offs_from_sizes
 from tests.ops.scaled_grouped_mm.cases import CASES, LARGE, Case, check, make, poisoned_out, problem_of
 

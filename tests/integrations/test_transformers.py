@@ -10,9 +10,9 @@ pytest.importorskip("transformers", minversion="5.7")
 
 from transformers.integrations.moe import use_experts_implementation
 
+from expertile.formats.fp8 import Fp8Blocks
 from expertile.integrations import transformers as integration
 from expertile.moe.experts import moe_mlp
-from expertile.quant import Fp8Blocks
 from tests.support.transformers_models import MODELS, make_model, tokens
 
 

@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from expertile.lab.record import Env, Record, rates
+from expertile.lab.measure.environment import Env
+from expertile.lab.race.record import Record, rates
 
 
 def timed(time_s: float = 1e-3, spread: float = 0.01, **changes: Any) -> Record:

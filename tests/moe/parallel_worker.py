@@ -15,12 +15,12 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from expertile.int4 import Int4Weight
+from expertile.formats.fp8 import Fp8Blocks
+from expertile.formats.int4 import Int4Weight
 from expertile.moe import _members
 from expertile.moe.experts import moe_mlp
 from expertile.moe.layer import MoE
 from expertile.moe.parallel import ExpertParallel, ExpertParallelMoE, ParallelConfig
-from expertile.quant import Fp8Blocks
 from tests.moe.operators import counted
 
 TIMEOUT_S = 8.0

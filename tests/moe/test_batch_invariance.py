@@ -8,12 +8,12 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from expertile.int4 import Int4Weight
+from expertile.formats.fp8 import Fp8Blocks
+from expertile.formats.int4 import Int4Weight
 from expertile.moe import MoE, moe_mlp
 from expertile.moe.parallel import ExpertParallelMoE
 from expertile.moe.router import RouterConfig, route
 from expertile.ops.any_weight import grouped_mm
-from expertile.quant import Fp8Blocks
 from tests.moe import parallel_worker
 from tests.moe.test_parallel import outcome_of
 from tools.fuzz_batch_invariance import FORMS, PER_POOL, Fuzz, bits, fuzz

@@ -6,10 +6,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from expertile.int4 import Int4Weight
+from expertile.formats.fp8 import Fp8Blocks
+from expertile.formats.int4 import Int4Weight
 from expertile.moe.experts import moe_mlp
 from expertile.ops.gathered_mm.problem import ACTIVATIONS
-from expertile.quant import Fp8Blocks
 from tests.moe.test_permute import draw
 from tests.ops.gathered_mm.cases import clamped
 

@@ -9,13 +9,13 @@ import pytest
 import torch
 
 import expertile as xt
+from expertile.formats.fp8 import Fp8Blocks
 from expertile.moe.router import RouterConfig, route
 from expertile.ops.gathered_mm.activation import activate, activate_backward
 from expertile.ops.gathered_mm.api import gathered_mm
 from expertile.ops.gathered_mm.combine import combine
 from expertile.ops.gathered_mm.problem import ACTIVATIONS
 from expertile.ops.grouped_mm.backends import by_name
-from expertile.quant import Fp8Blocks
 
 OFFS = torch.tensor([4, 4, 9], dtype=torch.int32)  # of 12 rows: the last three belong to no group
 ROWS = torch.tensor([5, 0, 2, 2, 1, 4, 3, 3, 5, 0, 0, 0], dtype=torch.int32)

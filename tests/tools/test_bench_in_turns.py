@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from expertile.lab.record import read
+from expertile.lab.race.record import read
 from tools import bench_in_turns
 
 SRC = Path(__file__).parents[2] / "src"

@@ -8,11 +8,10 @@ from pathlib import Path
 import pytest
 
 from expertile.device import Device
-from expertile.lab import moe_kernels, moe_sizes, moe_stages
-from expertile.lab.measure import Budget
-from expertile.lab.operators import arena
-from expertile.lab.parts import read_parts
-from expertile.lab.report import moe as page
+from expertile.lab.measure.interleaved import Budget
+from expertile.lab.operators import arena, moe_kernels, moe_sizes, moe_stages
+from expertile.lab.race.parts import read_parts
+from tools.pages import moe as page
 
 _PATH = Path(__file__).parents[2] / "tools" / "measure_moe.py"
 _SPEC = importlib.util.spec_from_file_location("measure_moe", _PATH)

@@ -8,11 +8,11 @@ import pytest
 pytest.importorskip("transformers", minversion="5.7")
 
 from expertile.device import Device
-from expertile.lab import transformers_layers as lab
-from expertile.lab.measure import Budget
-from expertile.lab.parts import read_parts
-from expertile.lab.report.transformers import blocks
-from tests.lab.test_transformers_layers import SMALL
+from expertile.lab.measure.interleaved import Budget
+from expertile.lab.operators import transformers_layers as lab
+from expertile.lab.race.parts import read_parts
+from tests.lab.operators.test_transformers_layers import SMALL
+from tools.pages.transformers import blocks
 
 _PATH = Path(__file__).parents[2] / "tools" / "measure_transformers.py"
 _SPEC = importlib.util.spec_from_file_location("measure_transformers", _PATH)

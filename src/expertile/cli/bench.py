@@ -16,20 +16,20 @@ from rich.markup import escape
 from expertile.cli.parts import DIAGNOSE, Part, parts
 from expertile.cli.progress import Display
 from expertile.device import Device
-from expertile.lab.arena import Site
-from expertile.lab.candidate import candidate_name
-from expertile.lab.config import BenchSpec, read_bench_file
-from expertile.lab.diagnose import diagnose
-from expertile.lab.diagnosis import conclude
-from expertile.lab.grouped_arena import Candidates
-from expertile.lab.memory import MemoryRecord, measure_memory, memory_path, shipped_memory
 from expertile.lab.operators import for_cpu, memory_workloads
 from expertile.lab.operators.memory import memory_cases
-from expertile.lab.presets import ALL_PRESETS, default_preset
-from expertile.lab.record import Record, read, results_path, shipped_records
+from expertile.lab.race.arena import Site
+from expertile.lab.race.candidate import candidate_name
+from expertile.lab.race.config import BenchSpec, read_bench_file
+from expertile.lab.race.diagnose import diagnose
+from expertile.lab.race.diagnosis import conclude
+from expertile.lab.race.grouped_arena import Candidates
+from expertile.lab.race.memory import MemoryRecord, measure_memory, memory_path, shipped_memory
+from expertile.lab.race.presets import ALL_PRESETS, default_preset
+from expertile.lab.race.record import Record, read, results_path, shipped_records
+from expertile.lab.race.run import run
+from expertile.lab.race.workloads import Workload
 from expertile.lab.report import html, table, verdict
-from expertile.lab.run import run
-from expertile.lab.workloads import Workload
 
 PRESET_NAMES = ", ".join(ALL_PRESETS)
 _LISTED_GROUPS = 16  # products of more groups go without a list of their rows

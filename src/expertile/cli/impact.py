@@ -12,8 +12,8 @@ from rich.table import Column, Table
 
 from expertile.cli.traffic import records_in
 from expertile.device import Device
-from expertile.lab import impact as lab
-from expertile.lab.impact_models import MODELS
+from expertile.lab.report import impact as lab
+from expertile.lab.report.impact_models import MODELS
 from expertile.lab.report.units import micros, percent
 from expertile.lab.traffic.explain import shipped
 

@@ -22,8 +22,8 @@ from expertile.cli.traffic import (
     records_in,
 )
 from expertile.device import DTYPES, Device
-from expertile.lab.routing import draw
-from expertile.lab.workloads import ragged_m, wgrad
+from expertile.lab.race.routing import draw
+from expertile.lab.race.workloads import ragged_m, wgrad
 from expertile.ops.grouped_mm.backends import BACKENDS
 from expertile.ops.grouped_mm.explain import explain_problem
 from expertile.ops.grouped_mm.problem import Problem

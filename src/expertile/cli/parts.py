@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from expertile.device import Device
-from expertile.lab.arena import AnyWorkload
-from expertile.lab.config import BenchSpec
 from expertile.lab.ladder import RUNGS
 from expertile.lab.ladder.workloads import for_device as ladder_for_device
 from expertile.lab.operators import Operator, OpWorkload, for_cpu, operators
-from expertile.lab.workloads import Workload
+from expertile.lab.race.arena import AnyWorkload
+from expertile.lab.race.config import BenchSpec
+from expertile.lab.race.workloads import Workload
 from expertile.ops.grouped_mm.backend import Backend
 from expertile.ops.grouped_mm.backends import BACKENDS
 

@@ -10,10 +10,9 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from expertile.lab import compare as comparing
-from expertile.lab.ladder.page import update_page
-from expertile.lab.memory import MemoryRecord, read_memory
-from expertile.lab.record import Record, of_memory, read, shipped_root, shown_files
+from expertile.lab.race import compare as comparing
+from expertile.lab.race.memory import MemoryRecord, read_memory
+from expertile.lab.race.record import Record, of_memory, read, shipped_root, shown_files
 from expertile.lab.report import html, markdown, table, update_readme, verdict
 
 
@@ -40,24 +39,17 @@ def report(
     files: Annotated[list[Path] | None, typer.Argument(help="Record files (JSONL); the shipped ones by default.")] = None,  # noqa: E501
     out: Annotated[Path | None, typer.Option(help="Where to write the HTML report.")] = None,
     readme: Annotated[Path | None, typer.Option(help="Rewrite the headline table between the markers of this file.")] = None,  # noqa: E501
-    ladder: Annotated[Path | None, typer.Option(help="Rewrite the figures of the ladder's page (docs/ladder.md).")] = None,  # noqa: E501
-    check: Annotated[bool, typer.Option("--check", help="With --readme or --ladder: write nothing, exit 1 if it is out of date.")] = False,  # noqa: E501
+    check: Annotated[bool, typer.Option("--check", help="With --readme: write nothing, exit 1 if it is out of date.")] = False,  # noqa: E501
     as_markdown: Annotated[bool, typer.Option("--markdown", help="Print a Markdown summary.")] = False,
 ) -> None:  # fmt: skip
     """Verdict, table and HTML report from records; or the README's headline table."""
-    if check and readme is None and ladder is None:
-        raise ValueError("check: expected --readme or --ladder with it, got neither")
+    if check and readme is None:
+        raise ValueError("check: expected --readme with it")
     records, memory = _records(files)
-    stale = []
-    if readme is not None and not update_readme(readme, records, check=check):
-        stale.append(readme)
-    if ladder is not None and not update_page(ladder, records, check=check):
-        stale.append(ladder)
-    for page in stale if check else ():
-        print(f"{page}: its figures are not what the records say; run expertile report", file=sys.stderr)
-    if stale and check:
-        raise typer.Exit(1)
-    if readme is not None or ladder is not None:
+    if readme is not None:
+        if not update_readme(readme, records, check=check) and check:
+            print(f"{readme}: its figures are not what the records say; run expertile report", file=sys.stderr)
+            raise typer.Exit(1)
         return
     if as_markdown:
         print(markdown(records))

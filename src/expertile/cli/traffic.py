@@ -13,8 +13,8 @@ from rich.markup import escape
 from rich.table import Column, Table
 
 from expertile.device import Device
-from expertile.lab.environment import capture_env, new_run_id
-from expertile.lab.record import Record, of_memory, read
+from expertile.lab.measure.environment import capture_env, new_run_id
+from expertile.lab.race.record import Record, of_memory, read
 from expertile.lab.report.units import byte_rate, micros, percent, significant, times
 from expertile.lab.traffic import Subject, Way, formulas
 from expertile.lab.traffic.explain import Explained, explain_grouped, explain_subject

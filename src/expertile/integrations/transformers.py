@@ -30,13 +30,13 @@ from typing import Any
 
 import torch
 
+from expertile.formats.fp8 import Fp8Blocks
 from expertile.moe.experts import moe_mlp
 from expertile.moe.permute import Permutation, permutation
 from expertile.ops.gathered_mm.activation import GPT_OSS_LIMIT, GPT_OSS_SCALE
 from expertile.ops.gathered_mm.api import gathered_mm
 from expertile.ops.gathered_mm.combine import combine
 from expertile.ops.grouped_mm.api import grouped_mm
-from expertile.quant import Fp8Blocks
 
 NAME = "expertile"
 OLDEST = (5, 7)

@@ -18,7 +18,8 @@ from typing import Any
 import torch
 import triton
 
-from expertile.int4 import Int4Weight
+from expertile.formats.fp8 import Fp8Blocks, dequantize
+from expertile.formats.int4 import Int4Weight
 from expertile.moe._passes import gradients
 from expertile.moe.permute import Permutation, permutation
 from expertile.ops.gathered_mm import pointwise
@@ -27,7 +28,6 @@ from expertile.ops.gathered_mm.combine import combine
 from expertile.ops.quantize.api import quantize_activations, quantize_swiglu
 from expertile.ops.scaled_grouped_mm.api import scaled_grouped_mm
 from expertile.ops.torch_op import once_differentiable
-from expertile.quant import Fp8Blocks, dequantize
 
 _T = torch.Tensor
 _Maybe = torch.Tensor | None

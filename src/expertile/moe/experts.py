@@ -35,7 +35,8 @@ from typing import Any
 
 import torch
 
-from expertile.int4 import Int4Weight
+from expertile.formats.fp8 import Fp8Blocks
+from expertile.formats.int4 import Int4Weight
 from expertile.moe._passes import forward, gradients
 from expertile.moe.permute import Permutation, check_ids, permutation
 from expertile.ops.gathered_mm.activation import activate, split
@@ -44,7 +45,6 @@ from expertile.ops.gathered_mm.problem import ACTIVATIONS
 from expertile.ops.grouped_mm.api import grouped_mm
 from expertile.ops.launch.device import FORMULA_DTYPES, wide
 from expertile.ops.torch_op import differentiable, differentiable_once, gradients_of, traced
-from expertile.quant import Fp8Blocks
 
 _T = torch.Tensor
 _Maybe = torch.Tensor | None

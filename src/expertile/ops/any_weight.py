@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from expertile.int4.weight import Int4Weight
+from expertile.formats.int4.weight import Int4Weight
 from expertile.ops.grouped_mm import api as dense
 from expertile.ops.int4_grouped_mm.api import int4_grouped_mm
 

@@ -7,14 +7,14 @@ import pytest
 import torch
 
 from expertile.device import Device
-from expertile.lab import run as run_module
-from expertile.lab.arena import Site
-from expertile.lab.baselines import Copy
 from expertile.lab.operators import arena as arena_module
 from expertile.lab.operators.arena import OpArena
-from expertile.lab.record import read
-from expertile.lab.run import run
-from expertile.lab.workloads import ragged_m
+from expertile.lab.race import run as run_module
+from expertile.lab.race.arena import Site
+from expertile.lab.race.baselines import Copy
+from expertile.lab.race.record import read
+from expertile.lab.race.run import run
+from expertile.lab.race.workloads import ragged_m
 from expertile.ops.grouped_mm.backends import by_name
 from expertile.roofline import Bound
 from tests.lab.operators.toy import operator, raises, right, rival, workload

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from expertile.lab.operators import PRESETS, for_cpu, operators, presets
-from expertile.lab.workloads import ragged_m
+from expertile.lab.race.workloads import ragged_m
 
 
 def test_the_described_presets_are_those_that_families_hold():

@@ -3,9 +3,9 @@
 import torch
 
 from expertile.device import Device
-from expertile.lab.arena import Site
-from expertile.lab.memory import measure_memory
 from expertile.lab.operators.memory import memory_cases
+from expertile.lab.race.arena import Site
+from expertile.lab.race.memory import measure_memory
 from tests.lab.operators.toy import operator, right, rival, workload
 
 CPU = torch.device("cpu")

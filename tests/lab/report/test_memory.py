@@ -1,19 +1,18 @@
 """Charts of peak memory, from made-up records whose growth is known."""
 
-import importlib.util
+import importlib
 import re
 import xml.etree.ElementTree as ET
-from pathlib import Path
 
 import pytest
 
-from expertile.lab.memory import MemoryRecord
-from expertile.lab.record import Env, append
+from expertile.lab.measure.environment import Env
+from expertile.lab.race.memory import MemoryRecord
+from expertile.lab.race.record import append
 from expertile.lab.report import html
 from expertile.lab.report.memory import memory_charts, memory_svg, memory_text, sentences, update_docs
 from tests.lab.report import samples
 
-TOOL = Path(__file__).parents[3] / "tools" / "pages.py"
 LENGTHS = (1024, 2048, 4096, 8192)
 
 
@@ -108,9 +107,7 @@ def test_the_html_report_holds_the_chart(tmp_path, linear_and_quadratic):
 
 
 def test_the_tool_fills_a_page_from_files(tmp_path, linear_and_quadratic, capsys):
-    spec = importlib.util.spec_from_file_location("pages", TOOL)
-    tool = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(tool)
+    tool = importlib.import_module("tools.pages.__main__")
     page, records = tmp_path / "attention.md", tmp_path / "x-memory.jsonl"
     page.write_text("<!-- expertile:memory -->\n<!-- /expertile:memory -->\n")
     append(records, *linear_and_quadratic)

@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from expertile.lab.record import Record
+from expertile.lab.race.record import Record
 from expertile.lab.report.rows import fixed_routing, rows, shape_text
 from tests.lab.report import samples
 

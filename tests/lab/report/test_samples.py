@@ -2,7 +2,7 @@
 
 import json
 
-from expertile.lab.record import Record
+from expertile.lab.race.record import Record
 from tests.lab.report import samples
 
 

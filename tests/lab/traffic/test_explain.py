@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from expertile.device import Device
-from expertile.lab.record import Env
+from expertile.lab.measure.environment import Env
+from expertile.lab.race.workloads import ragged_m, wgrad
 from expertile.lab.traffic import formulas
 from expertile.lab.traffic.explain import explain_grouped, explain_subject
 from expertile.lab.traffic.grouped import PADDED, grouped_ways
 from expertile.lab.traffic.model import OURS, TORCH, UNFUSED
-from expertile.lab.workloads import ragged_m, wgrad
 from tests.lab.records import timed
 from tests.lab.traffic.test_formulas import H200
 

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from expertile.lab.record import Env, record_files
+from expertile.lab.measure.environment import Env
+from expertile.lab.race.record import record_files
 from expertile.lab.traffic import formulas
 from expertile.lab.traffic.child import decode, encode
 from expertile.lab.traffic.measured import (

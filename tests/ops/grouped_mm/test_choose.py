@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 import pytest
 
 from expertile.device import Device
-from expertile.lab.presets import preset
-from expertile.lab.workloads import Workload, ragged_m
+from expertile.lab.race.presets import preset
+from expertile.lab.race.workloads import Workload, ragged_m
 from expertile.ops.grouped_mm import choose as choosing
 from expertile.ops.grouped_mm.backend import Backend
 from expertile.ops.grouped_mm.backends import BACKENDS

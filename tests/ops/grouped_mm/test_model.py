@@ -5,7 +5,7 @@ import itertools
 import pytest
 
 from expertile.device import Device
-from expertile.lab.workloads import ragged_m
+from expertile.lab.race.workloads import ragged_m
 from expertile.ops.grouped_mm.backends import BACKENDS, by_name
 from expertile.ops.grouped_mm.model import SPEEDS, estimate, modelled_seconds, synchronises
 

@@ -3,7 +3,7 @@
 import pytest
 
 from expertile.device import Device
-from expertile.lab.workloads import Workload, ragged_m, wgrad
+from expertile.lab.race.workloads import Workload, ragged_m, wgrad
 from expertile.ops.grouped_mm.backends import gluon_hopper
 from expertile.ops.grouped_mm.problem import Layout
 from expertile.ops.grouped_mm.tiling import Tile, modelled_logs, tile_of

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import pytest
 
 from expertile.device import Device
-from expertile.lab.workloads import ragged_m, wgrad
+from expertile.lab.race.workloads import ragged_m, wgrad
 from expertile.ops.grouped_mm.backend import Backend
 from expertile.ops.grouped_mm.transfer import Rival, bound_seconds, expected_seconds, expected_slowdowns
 from expertile.ops.grouped_mm.tuned import Measured, Timed, features_of

@@ -6,7 +6,7 @@ import math
 import pytest
 
 from expertile.device import Device
-from expertile.lab.workloads import ragged_m, wgrad
+from expertile.lab.race.workloads import ragged_m, wgrad
 from expertile.ops.grouped_mm import tuned
 from expertile.ops.grouped_mm.backend import config_dict
 from expertile.ops.grouped_mm.backends import BACKENDS

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from expertile.int4 import Int4Weight
+from expertile.formats.int4 import Int4Weight
 from expertile.ops.grouped_mm.problem import described
 from expertile.ops.int4_grouped_mm.backend import Operands
 from expertile.ops.int4_grouped_mm.problem import Int4Problem

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from expertile.device import Device
-from expertile.int4 import Int4Weight
+from expertile.formats.int4 import Int4Weight
 from expertile.ops.int4_grouped_mm.api import int4_grouped_mm
 from expertile.ops.int4_grouped_mm.backends import BACKENDS
 from expertile.ops.int4_grouped_mm.choose import DEQUANT_FROM_ROWS, choose

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from expertile.int4.packing import pack, words
+from expertile.formats.int4.packing import pack, words
 from expertile.ops.int4_grouped_mm import triton_unpack
 from tests.support import int4_emulator
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from expertile.formats.fp8 import Fp8Blocks
 from expertile.ops.quantize.api import (
     quantize_activations,
     quantize_rms_norm,
@@ -13,7 +14,6 @@ from expertile.ops.quantize.api import (
     quantize_tokens,
     quantize_weights,
 )
-from expertile.quant import Fp8Blocks
 from expertile.ragged import offs_from_sizes
 from tests.support import interpreter
 

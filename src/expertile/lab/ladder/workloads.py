@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from expertile.device import Device
-from expertile.lab.routing import draw, parse_routing
-from expertile.lab.workloads import Workload, ragged_m
+from expertile.lab.race.routing import draw, parse_routing
+from expertile.lab.race.workloads import Workload, ragged_m
 
 PRESET = "ladder"
 _CPU_FLOPS = 2e10  # about a second on a few cores

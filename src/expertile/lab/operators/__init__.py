@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TypeVar
 
-from expertile.lab.arena import AnyWorkload
 from expertile.lab.operators import (
     add_scalar,
     attention,
@@ -25,6 +24,7 @@ from expertile.lab.operators import (
     softmax,
 )
 from expertile.lab.operators.base import Operator, OpWorkload, Rival
+from expertile.lab.race.arena import AnyWorkload
 
 __all__ = ["PRESETS", "OpWorkload", "Operator", "Rival", "for_cpu", "memory_workloads", "operators", "presets"]
 

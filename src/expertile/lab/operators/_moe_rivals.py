@@ -15,10 +15,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from expertile.lab.gate import full_precision
 from expertile.lab.operators import products
 from expertile.lab.operators._compiled import compiled_for
 from expertile.lab.operators.base import Call, OpWorkload
+from expertile.lab.race.gate import full_precision
 from expertile.moe.experts import moe_mlp
 from expertile.moe.logits import router_logits
 from expertile.moe.router import RouterConfig, route

@@ -9,14 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from expertile.lab.arena import Site
-from expertile.lab.baselines import COPIES, COPY, Copy, copy_work
-from expertile.lab.contestants import Contestant, failed, judged
-from expertile.lab.measure import release
+from expertile.lab.measure.interleaved import release
+from expertile.lab.measure.timers import POLICIES
 from expertile.lab.operators.base import Operator, OpWorkload, Rival
 from expertile.lab.operators.gate import judge
-from expertile.lab.timers import POLICIES
-from expertile.lab.timing import set_count
+from expertile.lab.race.arena import Site
+from expertile.lab.race.baselines import COPIES, COPY, Copy, copy_work
+from expertile.lab.race.contestants import Contestant, failed, judged
+from expertile.lab.race.timing import set_count
 from expertile.roofline import Work
 
 _CPU_INTENSITY, _CPU_SETS = 32.0, 3  # FLOP per byte

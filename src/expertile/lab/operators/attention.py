@@ -16,9 +16,9 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from expertile.device import Device
-from expertile.lab.memory import peak_memory
 from expertile.lab.operators._compiled import compiled_for
 from expertile.lab.operators.base import ROUNDOFF, Call, Operator, OpWorkload, Rival
+from expertile.lab.race.memory import peak_memory
 from expertile.ops.attention import reference
 from expertile.ops.attention.api import attention, attention_backward, attention_forward
 from expertile.ops.attention.backend import Operands, Saved

@@ -90,7 +90,7 @@ class Rival:
       binds once to each of several sets of inputs.
     - `graph`: whether that call can be captured in a CUDA graph; if not, it is measured eagerly alone.
     - `peak_nbytes(workload)`: by formula, the bytes that one call allocates on a GPU at its peak, outputs included;
-      None where nobody worked it out. `lab/memory.py` sets it beside what was measured.
+      None where nobody worked it out. `race/memory.py` sets it beside what was measured.
     - `reference`, `work`, `tolerance`: as the operator's, for one who computes something else on the same inputs: the
       same product from operands rounded in another way, or a baseline.
     """

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from expertile.lab.gate import Gate
 from expertile.lab.operators.base import OpWorkload, Rival
+from expertile.lab.race.gate import Gate
 
 _PART = 1 << 25  # elements compared in one step
 

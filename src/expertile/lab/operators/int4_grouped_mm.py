@@ -21,8 +21,8 @@ import torch
 from torch import Tensor
 
 from expertile.device import Device
-from expertile.int4.packing import unpack
-from expertile.int4.weight import SYMMETRIC_ZERO, Int4Weight
+from expertile.formats.int4.packing import unpack
+from expertile.formats.int4.weight import SYMMETRIC_ZERO, Int4Weight
 from expertile.lab.operators import products
 from expertile.lab.operators.base import Call, Dims, Operator, OpWorkload, Rival
 from expertile.ops.grouped_mm.problem import Layout

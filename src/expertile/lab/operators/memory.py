@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from expertile.lab.arena import Site, record_name
-from expertile.lab.memory import MemoryCase
 from expertile.lab.operators.base import Operator, OpWorkload, Rival
+from expertile.lab.race.arena import Site, record_name
+from expertile.lab.race.memory import MemoryCase
 
 
 def memory_cases(

@@ -6,7 +6,7 @@
 Inputs: x [T, H], router [E, H], gate_up [E, 2I, H], down [E, H, I]; with "moe_train" also dy [T, H], the gradient of
 out. One call of "moe_train" is what a training step does: out, and the gradients of x, router, gate_up and down.
 
-dims: tokens, hidden, intermediate, experts, top_k, routing. Tokens go where `lab/routing.py` sends them for `routing`
+dims: tokens, hidden, intermediate, experts, top_k, routing. Tokens go where `race/routing.py` sends them for `routing`
 with seed 0, in every set of inputs: the router's rows are orthonormal, and x is given logits of 0 to 1.5 for the chosen
 experts and -1.5 to -0.5 for the others. So no two ways to compute logits in 16 bits choose differently, and which
 experts' weights are read is known.
@@ -27,12 +27,12 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from expertile.lab.baselines import DENSE
-from expertile.lab.gate import full_precision
 from expertile.lab.operators import products
 from expertile.lab.operators._moe_rivals import WAYS, Way, dense, dense_reference, dense_work, interleaved
 from expertile.lab.operators.base import ROUNDOFF, Call, Operator, OpWorkload, Rival
-from expertile.lab.routing import topk_ids
+from expertile.lab.race.baselines import DENSE
+from expertile.lab.race.gate import full_precision
+from expertile.lab.race.routing import topk_ids
 from expertile.roofline import Work
 
 Inputs = tuple[Tensor, ...]

@@ -1,6 +1,6 @@
 """What the lab's quantised grouped products share: rows of each group, the truth group by group, the bf16 rival, dense.
 
-dims: groups, tokens, top_k, n, k, routing (a spec of `lab/routing.py`): rows are tokens · top_k, spread over the groups
+dims: groups, tokens, top_k, n, k, routing (a spec of race/routing.py): rows are tokens · top_k, spread over the groups
 as `routing.draw` says with seed 0. The inputs of such a workload end in offs [G] int32.
 """
 
@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from expertile.device import Device
-from expertile.lab.gate import full_precision
 from expertile.lab.operators.base import Call, Dims, OpWorkload
-from expertile.lab.routing import draw
+from expertile.lab.race.gate import full_precision
+from expertile.lab.race.routing import draw
 from expertile.ops.grouped_mm.api import grouped_mm
 from expertile.ragged import offs_from_sizes
 from expertile.roofline import Work

@@ -13,11 +13,11 @@ from types import MappingProxyType
 import torch
 from torch import Tensor
 
+from expertile.formats.fp8 import Fp8Blocks
 from expertile.lab.operators import products
 from expertile.lab.operators._compiled import compiled_for
 from expertile.lab.operators.base import Call, Operator, OpWorkload, Rival
 from expertile.ops.quantize.api import quantize_activations, quantize_rms_norm, quantize_swiglu, quantize_weights
-from expertile.quant import Fp8Blocks
 from expertile.ragged import offs_from_sizes
 from expertile.roofline import Work
 

@@ -22,15 +22,15 @@ import torch
 from torch import Tensor
 
 from expertile.device import Device
-from expertile.lab.baselines import DENSE
+from expertile.formats.fp8 import E4M3_MAX, dequantize
 from expertile.lab.operators import products
 from expertile.lab.operators.base import Call, Operator, OpWorkload, Rival
+from expertile.lab.race.baselines import DENSE
 from expertile.ops.grouped_mm.problem import described
 from expertile.ops.quantize.api import quantize_activations, quantize_weights
 from expertile.ops.scaled_grouped_mm.api import scaled_grouped_mm
 from expertile.ops.scaled_grouped_mm.backends import BACKENDS
 from expertile.ops.scaled_grouped_mm.problem import ScaledProblem
-from expertile.quant import E4M3_MAX, dequantize
 from expertile.roofline import Work
 
 Inputs = tuple[Tensor, ...]

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 import torch.distributed as dist
 
-from expertile.lab.gate import Limits, check_parts
+from expertile.lab.race.gate import Limits, check_parts
 from expertile.moe.experts import moe_mlp
 from expertile.roofline import Work
 

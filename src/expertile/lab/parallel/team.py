@@ -15,8 +15,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from expertile.lab.clocks import Clocks, clock_reader, summarize
-from expertile.lab.stats import median_ci95, turn_order
+from expertile.lab.measure.clocks import Clocks, clock_reader, summarize
+from expertile.lab.measure.stats import median_ci95, turn_order
 
 Call = Callable[[], object]
 _SAMPLE_S = 3e-3  # what the calls of one sample last at least

@@ -12,8 +12,8 @@ from functools import cached_property
 from statistics import geometric_mean
 from typing import Any
 
+from expertile.lab.measure.stats import is_tie
 from expertile.lab.report.rows import BASELINES, Row, rows
-from expertile.lab.stats import is_tie
 
 LIMITER = {"dense": "compute", "copy": "memory"}
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from expertile.lab.memory import MemoryRecord
+from expertile.lab.race.memory import MemoryRecord
 from expertile.lab.report.markers import filled
 from expertile.lab.report.palette import styles
 from expertile.lab.report.svg import Series, curves

@@ -9,7 +9,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from expertile.lab.memory import MemoryRecord
+from expertile.lab.race.memory import MemoryRecord
 from expertile.lab.report import sections
 from expertile.lab.report.contest import Run, runs
 from expertile.lab.report.palette import styles

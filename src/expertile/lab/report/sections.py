@@ -10,7 +10,7 @@ from html import escape
 from statistics import geometric_mean, median
 from typing import Any
 
-from expertile.lab.memory import MemoryRecord
+from expertile.lab.race.memory import MemoryRecord
 from expertile.lab.report.contest import Contest, Run
 from expertile.lab.report.figures import Figure, share_figure, time_figure
 from expertile.lab.report.figures_run import growth_figures, launch_figure, roofline_figure, roofs, scaling_figures

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from expertile.device import Device
-from expertile.lab.record import Record, of_memory, read, shown_files
+from expertile.lab.race.record import Record, of_memory, read, shown_files
 from expertile.lab.traffic import formulas
 from expertile.lab.traffic.grouped import grouped_ways
 from expertile.lab.traffic.model import OURS, Subject, Way

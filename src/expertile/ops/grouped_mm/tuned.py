@@ -41,7 +41,7 @@ class Features:
     `n` the other two dimensions (those of the result for RAGGED_K). `orders` tells how a and b lie in memory."""
 
     layout: str
-    orders: str  # "mk,nk": see lab/workloads.py
+    orders: str  # "mk,nk": see lab/race/workloads.py
     dtype: str  # "16-bit", "tf32" or "fp32": bf16 and fp16 are alike to every kernel here
     skew: str
     rows: int

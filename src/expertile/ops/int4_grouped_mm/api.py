@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from expertile.int4.weight import Int4Weight
+from expertile.formats.int4.weight import Int4Weight
 from expertile.ops.int4_grouped_mm import op
 from expertile.ops.int4_grouped_mm.problem import Int4Problem
 from expertile.ops.int4_grouped_mm.run import forward

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from expertile.device import Device
-from expertile.int4.weight import Int4Weight
+from expertile.formats.int4.weight import Int4Weight
 from expertile.ops.int4_grouped_mm.problem import Int4Problem
 
 

@@ -10,8 +10,8 @@ import torch
 import triton
 import triton.language as tl
 
-from expertile.int4.packing import words
-from expertile.int4.weight import Int4Weight
+from expertile.formats.int4.packing import words
+from expertile.formats.int4.weight import Int4Weight
 from expertile.ops.int4_grouped_mm.triton_unpack import in_order
 from expertile.ops.launch.device import current_device
 from expertile.ops.launch.versions import FP_FUSION

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from expertile.int4.weight import Int4Weight
+from expertile.formats.int4.weight import Int4Weight
 from expertile.ops.grouped_mm.autograd import bias_gradient
 from expertile.ops.grouped_mm.op import operator as grouped_operator
 from expertile.ops.grouped_mm.tail import zero_tail

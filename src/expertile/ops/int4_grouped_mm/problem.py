@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
-from expertile.int4.packing import half_block
-from expertile.int4.weight import SCALE_DTYPES, SCALE_LIMIT, Int4Weight, validate_groups
+from expertile.formats.int4.packing import half_block
+from expertile.formats.int4.weight import SCALE_DTYPES, SCALE_LIMIT, Int4Weight, validate_groups
 from expertile.ops.grouped_mm.problem import (
     Description,
     Layout,

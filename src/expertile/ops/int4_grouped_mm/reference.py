@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from expertile.int4.weight import Int4Weight
+from expertile.formats.int4.weight import Int4Weight
 from expertile.ops.grouped_mm.reference import reference as grouped_reference
 
 

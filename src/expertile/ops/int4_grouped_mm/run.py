@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from expertile.device import Device
-from expertile.int4.weight import Int4Weight
+from expertile.formats.int4.weight import Int4Weight
 from expertile.ops._select import device_of as _device
 from expertile.ops._select import selected
 from expertile.ops.grouped_mm.problem import described

@@ -5,7 +5,7 @@
     values = x / scale, rounded to nearest even
 
 with the scale of a block of zeros 1 and none below 2^-126; with `power_of_two` scales are rounded up to 2^i, so that
-multiplying by them is exact. Bit for bit what `expertile.quant.Fp8Blocks.quantize` makes of the same tensor.
+multiplying by them is exact. Bit for bit what `expertile.formats.fp8.Fp8Blocks.quantize` makes of the same tensor.
 
 What comes back, values · scale, differs from x by at most 2^-4 |x|, of elements below 2^-6 · scale (of the largest one
 in their block: 2^-6 / 448) by at most 2^-10 · scale; normally distributed data by 2.6 % in relative Frobenius norm
@@ -26,11 +26,11 @@ from typing import overload
 import torch
 import triton
 
+from expertile.formats.fp8 import Fp8Blocks
 from expertile.ops.launch.device import capability
 from expertile.ops.quantize import launch as kernels
 from expertile.ops.rows.config import check_input
 from expertile.ops.torch_op import traced
-from expertile.quant import Fp8Blocks
 
 Both = tuple[Fp8Blocks, Fp8Blocks, torch.Tensor]
 Optional = torch.Tensor | None

@@ -8,6 +8,7 @@ from math import gcd
 import torch
 import triton
 
+from expertile.formats.fp8 import TOKEN_BLOCK, aligned_offs
 from expertile.ops.launch.device import machine
 from expertile.ops.launch.kernels import launch
 from expertile.ops.quantize.kernels import (
@@ -19,7 +20,6 @@ from expertile.ops.quantize.kernels import (
 )
 from expertile.ops.quantize.strips_kernel import quantize_strips_kernel
 from expertile.ops.rows.config import as_rows, unit
-from expertile.quant import TOKEN_BLOCK, aligned_offs
 
 BLOCK = 128
 SOURCES = ("plain", "swiglu", "swiglu_interleaved", "rms_norm")

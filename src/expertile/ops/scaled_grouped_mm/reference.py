@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import torch
 
+from expertile.formats.fp8 import dequantize
 from expertile.ops.grouped_mm.problem import Layout
 from expertile.ops.grouped_mm.reference import reference as grouped_reference
 from expertile.ops.scaled_grouped_mm.backend import Operands
 from expertile.ops.scaled_grouped_mm.problem import BLOCK, Recipe, ScaledProblem
-from expertile.quant import dequantize
 from expertile.ragged import sizes_from_offs
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from expertile.device import Device
-from expertile.int4 import Int4Weight
+from expertile.formats.int4 import Int4Weight
 from expertile.ops.int4_grouped_mm.backend import Operands
 from expertile.ops.int4_grouped_mm.backends import _gluon_int4_kernel, _gluon_int4_launch
 from expertile.ops.int4_grouped_mm.backends._gluon_int4_config import Config

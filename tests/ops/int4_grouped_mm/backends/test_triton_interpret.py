@@ -15,7 +15,7 @@ else:
     import torch
 
     from expertile.device import Device
-    from expertile.int4 import Int4Weight
+    from expertile.formats.int4 import Int4Weight
     from expertile.ops.int4_grouped_mm.backends import triton_int4
     from expertile.ops.int4_grouped_mm.dequantize import dequantize_on_gpu
     from tests.ops.int4_grouped_mm.cases import BF16, CASES, FP16, check, make, poisoned_out, problem_of

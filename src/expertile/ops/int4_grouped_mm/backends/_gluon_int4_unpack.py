@@ -1,7 +1,7 @@
 """Device code of `gluon_int4`: packed nibbles -> wgmma's register operand.
 
 wgmma wants two neighbours in K in each register of its left operand, and of 16 values of a row a lane has two such
-registers: values 2t, 2t + 1 and 2t + 8, 2t + 9. Packed bytes lie so (`expertile.int4.packing`) that one word has both,
+registers: values 2t, 2t + 1 and 2t + 8, 2t + 9. Packed bytes lie so (`formats.int4.packing`) that one word has both,
 and both of the high nibbles' operand: ldmatrix brings a lane its words, a mask finds the two nibbles of a register, and
 the same mask those of the other one 8 bits higher. Nibbles are turned into numbers where they lie: 1 shift, 4 logic
 operations and 4 additions or fused multiply-adds for 8 values, and no permutation.

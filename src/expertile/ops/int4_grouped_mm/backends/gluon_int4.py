@@ -1,7 +1,7 @@
 """gluon_int4: our warp-specialised Gluon kernel for sm_90a (H100, H200); 4-bit weights, bf16 or fp16 activations.
 
     out[rows of g] = a[rows of g] @ ((q[g] - zero) * scale)ᵀ (+ bias[g])
-    a [M_tot, K], q [G, N, K] packed two to a byte (`expertile.int4.packing`), scales and zeros [G, K/group, N]
+    a [M_tot, K], q [G, N, K] packed two to a byte (`expertile.formats.int4.packing`), scales and zeros [G, K/group, N]
 
 Every `Int4Weight` will do: groups of 32, 64 or 128 along K or one for each row, with zero points or without, K any
 multiple of 64. Groups of rows need no padding: TMA drops stores past a group's end. `offs` is read on the device only.

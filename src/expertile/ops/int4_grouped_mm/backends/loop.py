@@ -12,7 +12,7 @@ from __future__ import annotations
 import torch
 
 from expertile.device import Device
-from expertile.int4.weight import Int4Weight
+from expertile.formats.int4.weight import Int4Weight
 from expertile.ops.grouped_mm.backend import NoConfig
 from expertile.ops.int4_grouped_mm.backend import Backend, Operands, new_out
 from expertile.ops.int4_grouped_mm.problem import Int4Problem

@@ -4,7 +4,7 @@ For each group g:  out_g[m, n] = Σ_k a_g[m, k] · (q_g[n, k] − zero_g[n, k //
 
 Operands are swapped: a tile computes out_gᵀ [BLOCK_N, BLOCK_M] = ŵ · aᵀ, so that the weights are the first operand of
 the tensor cores, which comes from registers, and few rows of a become a narrow second one (a multiple of 8) instead of
-padding a tile of 64. A step takes the words of one packed block (`expertile.int4.packing`), [BLOCK_N, half / 4], whose
+padding a tile of 64. A step takes the words of one packed block (`formats.int4.packing`), [BLOCK_N, half / 4], whose
 low and high nibbles are two operands [BLOCK_N, half], against two runs of a.
 
 Unpacking takes 11 instructions for 8 values (triton_unpack.py) and leaves q − 8. A word's values are those of one lane
@@ -34,7 +34,7 @@ import triton
 import triton.language as tl
 
 from expertile.device import Device
-from expertile.int4.packing import words
+from expertile.formats.int4.packing import words
 from expertile.ops.grouped_mm.persistent import (
     best_group_m,
     count_tiles,

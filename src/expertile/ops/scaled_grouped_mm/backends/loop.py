@@ -13,12 +13,12 @@ from __future__ import annotations
 import torch
 
 from expertile.device import Device
+from expertile.formats.fp8 import dequantize
 from expertile.ops.grouped_mm.backend import NoConfig
 from expertile.ops.grouped_mm.problem import Layout
 from expertile.ops.scaled_grouped_mm.backend import Backend, Operands, new_out
 from expertile.ops.scaled_grouped_mm.problem import BLOCK, Recipe, ScaledProblem
 from expertile.ops.scaled_grouped_mm.reference import dequantize_b
-from expertile.quant import dequantize
 from expertile.ragged import sizes_from_offs
 
 

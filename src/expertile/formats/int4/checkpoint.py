@@ -1,0 +1,188 @@
+"""The experts of a layer from a checkpoint, and into one: `load_int4` and `save_int4`.
+
+A checkpoint is a mapping from names to tensors, a safetensors file, several, or a folder of them (as Hugging Face
+models come, with model.safetensors.index.json or without). Reading and writing files needs the `safetensors` package.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from expertile.formats.int4.awq import FIELDS as AWQ_FIELDS
+from expertile.formats.int4.awq import from_awq, to_awq
+from expertile.formats.int4.compressed_tensors import FIELDS as COMPRESSED_FIELDS
+from expertile.formats.int4.compressed_tensors import from_compressed_tensors, to_compressed_tensors
+from expertile.formats.int4.gptq import FIELDS as GPTQ_FIELDS
+from expertile.formats.int4.gptq import from_gptq, to_gptq
+from expertile.formats.int4.weight import Int4Weight
+
+
+@dataclass(frozen=True)
+class Format:
+    """How one tool stores a layer: the names of its tensors, and the way to and from an `Int4Weight`."""
+
+    fields: tuple[str, ...]
+    read: Callable[..., Int4Weight]
+    write: Callable[..., dict[str, torch.Tensor]]
+    options: tuple[tuple[str, Any], ...] = ()
+
+
+FORMATS: dict[str, Format] = {
+    "gptq": Format(GPTQ_FIELDS, from_gptq, to_gptq, (("version", 1),)),
+    "gptq_v2": Format(GPTQ_FIELDS, from_gptq, to_gptq, (("version", 2),)),
+    "awq": Format(AWQ_FIELDS, from_awq, to_awq),
+    "compressed-tensors": Format(COMPRESSED_FIELDS, from_compressed_tensors, to_compressed_tensors),
+}
+
+Source = Mapping[str, torch.Tensor] | str | Path | Sequence[str | Path]
+Names = Sequence[str | Sequence[str]]
+
+
+def load_int4(
+    source: Source,
+    names: Names,
+    *,
+    format: str | None = None,
+    dtype: torch.dtype | None = None,
+    device: torch.device | str | None = None,
+) -> Int4Weight:
+    """The weights of all experts of a layer, [G, N, K].
+
+    Args:
+        source: tensors by name, a safetensors file, a list of them, or a folder.
+        names: for each expert the name of its linear layer ("model.layers.0.mlp.experts.7.down_proj"), or several whose
+            rows are put under one another (gate_proj and up_proj).
+        format: "gptq", "gptq_v2", "awq" or "compressed-tensors". None: told by the tensors' names and shapes; GPTQ is
+            then taken to be of version 1, which the tensors do not tell.
+        dtype: of the scales, bfloat16 or float16: that of the activations to come. None: as stored.
+        device: where the result is to lie; layers are read there one by one.
+
+    Raises:
+        ValueError: a missing tensor, a format that does not fit, an activation order; with the layer's name.
+        ImportError: a file is to be read and `safetensors` is not installed.
+    """
+    get = _reader(source)
+    experts = []
+    for entry in names:
+        parts = [entry] if isinstance(entry, str) else list(entry)
+        experts.append(Int4Weight.cat_rows([_read_layer(get, name, format, dtype, device) for name in parts]))
+    return Int4Weight.stack(_alike(experts))
+
+
+def int4_tensors(weight: Int4Weight, names: Names, format: str) -> dict[str, torch.Tensor]:
+    """The tensors that a tool of that format would have written, by name. An expert with several names is cut into as
+    many equal parts of its rows."""
+    writer = _format(format)
+    g, n, _ = weight.shape
+    if len(names) != g:
+        raise ValueError(f"names: expected {g}, one for each expert, got {len(names)}")
+    tensors = {}
+    for expert, entry in enumerate(names):
+        parts = [entry] if isinstance(entry, str) else list(entry)
+        if n % len(parts):
+            raise ValueError(f"names: expected a number of parts that divides N = {n}, got {len(parts)}")
+        rows = n // len(parts)
+        for i, name in enumerate(parts):
+            part = _rows(weight, expert, slice(i * rows, (i + 1) * rows))
+            for field, tensor in writer.write(part, 0, **dict(writer.options)).items():
+                tensors[f"{name}.{field}"] = tensor
+    return tensors
+
+
+def save_int4(path: str | Path, weight: Int4Weight, names: Names, format: str) -> None:
+    """Write `int4_tensors` into one safetensors file."""
+    from safetensors.torch import save_file
+
+    save_file(int4_tensors(weight, names, format), str(path))
+
+
+def _rows(weight: Int4Weight, expert: int, rows: slice) -> Int4Weight:
+    zeros = None if weight.zeros is None else weight.zeros[expert : expert + 1, :, rows].contiguous()
+    scales = weight.scales[expert : expert + 1, :, rows].contiguous()
+    return Int4Weight(weight.packed[expert : expert + 1, rows].contiguous(), scales, zeros, weight.group_size)
+
+
+def _alike(experts: list[Int4Weight]) -> list[Int4Weight]:
+    """Symmetric experts beside asymmetric ones get zero points of 8 written out."""
+    if all(w.zeros is None for w in experts):
+        return experts
+    return [w.with_zeros() for w in experts]
+
+
+def _read_layer(
+    get: Callable[[str], torch.Tensor | None],
+    name: str,
+    format: str | None,
+    dtype: torch.dtype | None,
+    device: torch.device | str | None,
+) -> Int4Weight:
+    fields = (
+        FORMATS[format].fields if format in FORMATS else dict.fromkeys(f for x in FORMATS.values() for f in x.fields)
+    )
+    tensors = {}
+    for field in fields:
+        found = get(f"{name}.{field}")
+        if found is not None:
+            tensors[field] = found.to(device)
+    try:
+        reader = _format(format or _detect(tensors))
+        return reader.read(tensors, dtype=dtype, **dict(reader.options))
+    except ValueError as e:
+        raise ValueError(f"{name}: {e}") from None
+
+
+def _detect(tensors: Mapping[str, torch.Tensor]) -> str:
+    """The format by the fields that are there; AWQ's qweight has an eighth of the columns that its scales have."""
+    if "weight_packed" in tensors:
+        return "compressed-tensors"
+    if "qweight" in tensors and "scales" in tensors:
+        return "gptq" if tensors["qweight"].shape[-1] == tensors["scales"].shape[-1] else "awq"
+    raise ValueError(
+        "expected weight_packed (compressed-tensors), or qweight and scales (GPTQ, AWQ), got "
+        + (", ".join(sorted(tensors)) or "no tensor of that name")
+    )
+
+
+def _format(name: str) -> Format:
+    if name not in FORMATS:
+        raise ValueError(f"format: expected one of {', '.join(FORMATS)}, got {name!r}")
+    return FORMATS[name]
+
+
+def _reader(source: Source) -> Callable[[str], torch.Tensor | None]:
+    """A function from a tensor's name to the tensor, or None where there is none; files stay open, tensors on disk."""
+    if isinstance(source, Mapping):
+        return source.get
+    from safetensors import safe_open
+
+    if isinstance(source, (str, Path)):
+        paths = _files(Path(source))
+    else:
+        paths = [Path(p) for p in source]
+    place: dict[str, Any] = {}
+    for path in paths:
+        opened = safe_open(str(path), framework="pt")
+        place.update(dict.fromkeys(opened.keys(), opened))
+
+    def get(name: str) -> torch.Tensor | None:
+        return place[name].get_tensor(name) if name in place else None
+
+    return get
+
+
+def _files(path: Path) -> Iterable[Path]:
+    if not path.is_dir():
+        return [path]
+    index = path / "model.safetensors.index.json"
+    if index.exists():
+        return [path / name for name in sorted(set(json.loads(index.read_text())["weight_map"].values()))]
+    found = sorted(path.glob("*.safetensors"))
+    if not found:
+        raise ValueError(f"source: expected a folder with safetensors files, got {path} without any")
+    return found

@@ -1,0 +1,316 @@
+"""The experts of real models, one layer at full size, on expertile and on transformers' own implementations: part
+"layer" of results/<gpu>/transformers/.
+
+What is called is the experts module of transformers' model class, made from the published sizes with random weights in
+bfloat16 on the device. Ids and routing weights are those that the model's own router, with random weights too, gives
+random tokens; so they have the dtypes and normalisation that the model has. Tokens and routing differ from one set of
+inputs to the next.
+
+With R = T k rows, a forward pass takes 6 R H I FLOPs and moves at least the weights of the experts that have tokens, x
+and out; with the backward pass it is 18 R H I, and also dy, dx and the gradients of all weights.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from expertile.lab.measure.interleaved import Budget, Candidate, failure_of, release, time_interleaved
+from expertile.lab.operators.base import ROUNDOFF, OpWorkload, Rival
+from expertile.lab.operators.gate import judge
+from expertile.lab.race.arena import Site
+from expertile.lab.race.gate import full_precision
+from expertile.lab.race.parts import figures
+from expertile.lab.race.timing import set_count
+from expertile.roofline import Work, bound
+
+Inputs = tuple[Tensor, ...]  # x [T, H], ids [T, k], weights [T, k], and dy [T, H] with a backward pass
+OURS = "expertile"
+BATCHED_TOKENS = 16  # beyond, "batched_mm" copies more weights than there are
+_FEW_SETS = 16
+# As `operators.moe.tolerance`: pre-activation, activation, y and out are rounded, and so are their gradients. Backward
+# transformers' own may err twice as much: they add the gradients of biases in bfloat16, row after row.
+_TOLERANCE = (4 * ROUNDOFF["bf16"], 12 * ROUNDOFF["bf16"])
+_OTHERS_BACKWARD = (8 * ROUNDOFF["bf16"], 24 * ROUNDOFF["bf16"])
+
+
+@dataclass(frozen=True)
+class Model:
+    """A configuration of transformers: `<family>Config(**options)`, of which one layer is made."""
+
+    name: str
+    family: str
+    options: Mapping[str, Any]
+
+
+def _model(name: str, family: str, **options: Any) -> Model:
+    return Model(name, family, MappingProxyType(options))
+
+
+MODELS = (  # config.json of each on Hugging Face; what is not named here has no part in the experts
+    _model(
+        "Qwen3-30B-A3B", "Qwen3Moe", hidden_size=2048, moe_intermediate_size=768, num_experts=128,
+        num_experts_per_tok=8, norm_topk_prob=True,
+    ),
+    _model(
+        "Mixtral-8x7B", "Mixtral", hidden_size=4096, intermediate_size=14336, num_local_experts=8,
+        num_experts_per_tok=2,
+    ),
+    _model(
+        "DeepSeek-V3", "DeepseekV3", hidden_size=7168, moe_intermediate_size=2048, n_routed_experts=256,
+        num_experts_per_tok=8, n_group=8, topk_group=4, norm_topk_prob=True, routed_scaling_factor=2.5,
+        first_k_dense_replace=0,
+    ),
+    _model(
+        "gpt-oss-120b", "GptOss", hidden_size=2880, intermediate_size=2880, num_local_experts=128,
+        num_experts_per_tok=4,
+    ),
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is measured of a layer: `both` forward and backward, under which policies of the lab's timers."""
+
+    tokens: int
+    both: bool = False
+    policies: tuple[str, ...] = ("eager", "graph")
+
+
+def policies(case: Case, device: torch.device) -> tuple[str, ...]:
+    """Those of the case that the device has."""
+    return case.policies if device.type == "cuda" else ("eager",)
+
+
+FIRST = (Case(2048, policies=("eager",)), Case(1), Case(4096, both=True, policies=("eager",)))
+THEN = (Case(16), Case(128), Case(8192, policies=("eager",)))
+
+
+@dataclass(frozen=True)
+class Layer:
+    """The block of router and experts, and the experts in it."""
+
+    model: Model
+    block: Any
+    experts: Any
+
+    @property
+    def sizes(self) -> tuple[int, int, int]:
+        """(H, I, E)."""
+        down = self.experts.down_proj
+        experts, hidden, intermediate = down.transpose(1, 2).shape if self.experts.is_transposed else down.shape
+        return int(hidden), int(intermediate), int(experts)
+
+    def runs(self, implementation: str) -> Any:
+        """The experts, with the same weights, as `experts_implementation=implementation` runs them."""
+        other = copy.copy(self.experts)
+        other.config = copy.copy(self.experts.config)
+        other.config._experts_implementation = implementation
+        return other
+
+
+def make_layer(model: Model, device: torch.device, seed: int = 0) -> Layer:
+    """Weights have the variance 1 / inputs, so that every intermediate is of the order of 1; biases a deviation of
+    0.1."""
+    import transformers
+
+    config = getattr(transformers, f"{model.family}Config")(num_hidden_layers=1, vocab_size=32, **model.options)
+    with torch.device("meta"):
+        whole = getattr(transformers, f"{model.family}Model")._from_config(config, dtype=torch.bfloat16)
+    name = next(name for name, _ in whole.named_modules() if name.endswith(".experts"))
+    block = whole.get_submodule(name.rpartition(".")[0]).to_empty(device=device).eval()
+    generator = torch.Generator(device).manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in block.named_parameters():
+            transposed = block.experts.is_transposed and parameter.dim() == 3
+            spread = 0.1 if name.endswith("bias") else parameter.shape[-2 if transposed else -1] ** -0.5
+            parameter.normal_(0, spread, generator=generator)
+        for buffer in block.buffers():
+            buffer.zero_()
+    return Layer(model, block, block.experts)
+
+
+class _Reached(Exception):
+    """Carries what the experts were called with."""
+
+
+def make_inputs(layer: Layer, tokens: int, both: bool, seed: int) -> Inputs:
+    """x is normal; ids and weights are what the model's block hands to its experts."""
+    device = layer.experts.down_proj.device
+    generator = torch.Generator(device).manual_seed(seed)
+    shape = (tokens, layer.sizes[0])
+    x, *dy = (
+        torch.randn(shape, device=device, generator=generator, dtype=torch.bfloat16) for _ in range(1 + both)
+    )  # fmt: skip
+
+    def stop(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        raise _Reached(*args, *kwargs.values())
+
+    hook = layer.experts.register_forward_pre_hook(stop, with_kwargs=True)
+    try:
+        with torch.no_grad():
+            layer.block(x[None])
+    except _Reached as reached:
+        _, ids, weights = reached.args
+    finally:
+        hook.remove()
+    return (x, ids, weights, *dy)
+
+
+def reference(layer: Layer, inputs: Inputs) -> tuple[Tensor, ...]:
+    """In float32, expert after expert: out and, if `inputs` end in dy, the gradients of x, routing weights and all
+    parameters of the experts."""
+    x, ids, weights, *dy = inputs
+    named = dict(layer.experts.named_parameters())
+
+    def zeros(like: Tensor) -> Tensor:
+        return torch.zeros(like.shape, dtype=torch.float32, device=like.device)
+
+    out = zeros(x)
+    gradients = [zeros(t) for t in (x, weights, *named.values())] if dy else []
+    with full_precision(), torch.set_grad_enabled(bool(dy)):
+        for e in ids.unique().tolist():
+            tokens, choice = (ids == e).nonzero(as_tuple=True)
+            leaves = [
+                t.detach().float().requires_grad_(bool(dy))
+                for t in (x[tokens], weights[tokens, choice], *(p[e] for p in named.values()))
+            ]
+            rows, weight, *own = leaves
+            y = _expert(layer.experts, rows, dict(zip(named, own, strict=True))) * weight[:, None]
+            out.index_add_(0, tokens, y.detach())
+            if dy:
+                of_rows, of_weights, *of_own = torch.autograd.grad(y, leaves, dy[0][tokens].float())
+                gradients[0].index_add_(0, tokens, of_rows)
+                gradients[1][tokens, choice] = of_weights
+                for whole, part in zip(gradients[2:], of_own, strict=True):
+                    whole[e] = part
+    return (out, *gradients)
+
+
+def _expert(experts: Any, rows: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
+    """One expert on its rows, with the module's own gate."""
+
+    def product(x: Tensor, name: str) -> Tensor:
+        out = x @ (weights[name] if experts.is_transposed else weights[name].t())
+        return out + weights[f"{name}_bias"] if experts.has_bias else out
+
+    return product(experts._apply_gate(product(rows, "gate_up_proj")), "down_proj")
+
+
+def work(layer: Layer, inputs: Inputs) -> Work:
+    """Of a forward pass, or with dy also of the backward pass."""
+    x, ids, weights, *dy = inputs
+    hidden, intermediate, experts = layer.sizes
+    each = sum(p.numel() for p in layer.experts.parameters()) // experts
+    elements = 2 * x.numel() + int(ids.unique().numel()) * each
+    if dy:
+        elements += 2 * x.numel() + experts * each
+    routing = ids.numel() * (ids.element_size() + weights.element_size())
+    return Work((18.0 if dy else 6.0) * ids.numel() * hidden * intermediate, float(2 * elements + routing))
+
+
+def implementations(case: Case, eager: bool = False) -> tuple[str, ...]:
+    """Who is called: ours and transformers' own, "eager" only if wanted and forward, since its backward pass writes
+    zeros of all weights for every expert."""
+    found = (OURS, "grouped_mm")
+    if case.both:
+        return found
+    return (*found, *(("batched_mm",) if case.tokens <= BATCHED_TOKENS else ()), *(("eager",) if eager else ()))
+
+
+def _bind(experts: Any, inputs: Inputs) -> Callable[[], tuple[Tensor, ...]]:
+    x, ids, weights, *dy = inputs
+    if not dy:
+        return lambda: (experts(x, ids, weights),)
+    leaves = (x.detach().requires_grad_(), weights.detach().requires_grad_(), *experts.parameters())
+
+    def call() -> tuple[Tensor, ...]:
+        with torch.enable_grad():
+            out = experts(leaves[0], ids, leaves[1])
+            return (out.detach(), *torch.autograd.grad(out, leaves, dy[0]))
+
+    return call
+
+
+def layer_part(model: Model, case: Case, policy: str) -> dict[str, Any]:
+    """What says which part it is."""
+    return {"part": "layer", "model": model.name, "tokens": case.tokens, "both": case.both, "policy": policy}
+
+
+def measure_case(
+    layer: Layer, case: Case, site: Site, budget: Budget, eager: bool = False
+) -> Iterator[dict[str, Any]]:
+    """Yields the part of each policy: "seconds" by implementation, or the reason why it has none; "rel_error" against
+    float32.
+
+    RuntimeError if the device is left unusable.
+    """
+    device = site.torch_device
+    first = make_inputs(layer, case.tokens, case.both, 0)
+    count = min(set_count(int(work(layer, first).nbytes), site.device, device), _FEW_SETS)
+    sets = [first, *(make_inputs(layer, case.tokens, case.both, seed) for seed in range(1, count))]
+    least = min((work(layer, inputs) for inputs in sets), key=lambda w: w.nbytes)
+    limit = bound(least, site.device, "bf16")
+    wanted = {name: layer.runs(name) for name in implementations(case, eager)}
+    errors, wrong = _judged(layer, wanted, first, device)
+    hidden, intermediate, experts = layer.sizes
+    shape = {"H": hidden, "I": intermediate, "E": experts, "k": first[1].shape[1]}
+    for policy in policies(case, device):
+        right = [name for name in errors if policy == "eager" or name != "eager"]  # which waits for the GPU
+        outcomes = time_interleaved(
+            [Candidate(name, _over(wanted[name], sets), limit.seconds) for name in right],
+            policy=policy, device=device, num_sets=len(sets), budget=budget,
+        )  # fmt: skip
+        release(device)
+        found = figures(outcomes)
+        found["seconds"] = wrong | found["seconds"]
+        yield layer_part(layer.model, case, policy) | shape | found | {
+            "flops": least.flops, "nbytes": least.nbytes, "bound_s": limit.seconds, "limiter": limit.limiter,
+            "rel_error": errors, "input_sets": len(sets),
+        }  # fmt: skip
+
+
+def _judged(
+    layer: Layer, wanted: Mapping[str, Any], inputs: Inputs, device: torch.device
+) -> tuple[dict[str, float], dict[str, str]]:
+    """By implementation: errors of those that are right, and why others are not."""
+    truth = reference(layer, inputs)
+    w = OpWorkload(layer.model.name, "transformers", "experts", (("tokens", inputs[0].shape[0]),), "bf16")
+    errors, wrong = {}, {}
+    for name, experts in wanted.items():
+        rival = Rival(name, name != OURS, lambda *_: None, _binding(experts))
+        tolerance = _OTHERS_BACKWARD if len(truth) > 1 and rival.peer else _TOLERANCE
+        try:
+            verdict = judge(rival, w, inputs, truth, tolerance)
+        except Exception as error:
+            failure = failure_of(error, device)
+            if failure.kind == "fatal":
+                raise RuntimeError(f"{name}: {failure.reason}") from error
+            wrong[name] = failure.reason
+        else:
+            if verdict.ok:
+                errors[name] = verdict.rel_error
+            else:
+                wrong[name] = f"wrong: {verdict.reason}"
+        release(device)
+    return errors, wrong
+
+
+def _binding(experts: Any) -> Callable[[OpWorkload, Inputs], Callable[[], tuple[Tensor, ...]]]:
+    return lambda _, inputs: _bind(experts, inputs)
+
+
+def _over(experts: Any, sets: Sequence[Inputs]) -> Callable[[int], Any]:
+    calls = [_bind(experts, inputs) for inputs in sets]
+
+    def call(index: int) -> Any:
+        result = calls[index]()
+        return result if len(result) == 1 else None  # gradients of all weights are not kept from call to call
+
+    return call

@@ -1,0 +1,302 @@
+"""Compare two sets of records: faster, slower or tie, with confidence, and what was lost.
+
+Rows are matched by (op, workload, shape, dtype, backend, policy). Two runs differ in power, clocks and
+temperature, so the same kernel's time differs too; a row is therefore judged, where possible, relative to the
+speed of light of its own run: `dense` for rows that compute limits, `copy` for those that memory limits, in
+both runs on the same workload, dtype and policy. Without one the raw times are compared. Records of `copy` made before
+its ways were raced are of memcpy alone, which is no limit for many sizes: where a kernel was faster in the other run,
+they do not serve.
+
+The speed-up is ln(t_old / t_new), minus the same of the normaliser. Each time's uncertainty is half its 95 %
+interval in the logarithm; those of independent measurements add in squares. A row is faster or slower only if
+the 95 % interval of the speed-up excludes 1 and the speed-up itself is at least `min_effect`; all else is a
+tie.
+
+What only one of the two measured at all, a workload under a policy, is no regression: it is counted apart. A backend
+that had a time there, and has none or no record now, is one.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from rich.console import Console
+from rich.markup import escape
+from rich.padding import Padding
+from rich.table import Table
+
+from expertile.lab.race.record import Record
+
+SPEED_OF_LIGHT = ("dense", "copy")
+_WIDE = 130  # columns that one table of everything takes
+_NAMED = 4  # workloads named of those that only one side has
+_NORMALISER = {"compute": "dense", "memory": "copy", "unknown": "dense"}
+
+
+@dataclass(frozen=True)
+class Row:
+    """One matched row. Seconds; ratios are t_old / t_new, so above 1 means that new is faster.
+
+    `speedup` is normalised by the record named in `normalised_by`, if any; `raw_speedup` never is. `verdict`
+    is "faster", "slower" or "tie" for two times; "missing" or "new" for a row that one side lacks; "broken"
+    (had a time, or was unsupported and is now wrong) or "fixed" (the reverse) when the status changed;
+    "untimed" if neither side has a time. `alone` marks a missing or new row whose workload the other side did not
+    measure at all.
+    """
+
+    op: str
+    workload: str
+    dtype: str
+    backend: str
+    policy: str
+    old_time_s: float | None
+    new_time_s: float | None
+    raw_speedup: float | None
+    speedup: float | None
+    ci95: tuple[float, float] | None
+    normalised_by: str
+    verdict: str
+    regression: bool
+    reason: str
+    alone: bool = False
+
+
+def compare(old: Iterable[Record], new: Iterable[Record], min_effect: float = 0.03) -> list[Row]:
+    """Match and judge two sets of records, in the order of `old`, rows only `new` has last.
+
+    Where a set holds a row more than once, the last counts. `min_effect` is the smallest relative change that
+    counts (0.03 = 3 %). The speed-of-light records themselves are judged raw and are never a regression: they
+    say how the machines differ. Raises ValueError for a negative `min_effect`.
+    """
+    if not min_effect >= 0:
+        raise ValueError(f"min_effect: expected 0 or more, got {min_effect!r}")
+    old_rows, new_rows = {_key(r): r for r in old}, {_key(r): r for r in new}
+    races = {_race(key) for key in old_rows} & {_race(key) for key in new_rows}
+    rows = []
+    for key in [*old_rows, *(k for k in new_rows if k not in old_rows)]:
+        before, after = old_rows.get(key), new_rows.get(key)
+        if before is not None and after is not None and before.status == after.status == "ok":
+            rows.append(_timed(before, after, old_rows, new_rows, min_effect))
+        else:
+            rows.append(_untimed(before, after, alone=_race(key) not in races))
+    return rows
+
+
+def exit_code(rows: Iterable[Row]) -> int:
+    """1 if any row is a regression, else 0."""
+    return int(any(row.regression for row in rows))
+
+
+def environment_changes(old: Sequence[Record], new: Sequence[Record]) -> list[str]:
+    """What differs between the machines and software of the two sets, e.g. "torch: 2.11 -> 2.13"."""
+    changes = []
+    for name in ("gpu", "driver", "torch", "triton", "expertile", "commit", "throttle"):
+        before = sorted({str(getattr(r.env, name)) for r in old})
+        after = sorted({str(getattr(r.env, name)) for r in new})
+        if old and new and before != after:
+            changes.append(f"{name}: {' | '.join(before)} -> {' | '.join(after)}")
+    return changes
+
+
+def render(rows: Sequence[Row], console: Console, ties: bool = True) -> None:
+    """Print the verdict, then the rows, regressions first; `ties=False` leaves ties out.
+
+    One table where the console is wide enough, else a table under the name of each workload. Workloads that only one
+    side has are named and not listed row by row.
+    """
+    console.print(_summary(rows), highlight=False)
+    for verdict, side in (("missing", "the old"), ("new", "the new")):
+        only = dict.fromkeys(_label(r) for r in rows if r.alone and r.verdict == verdict)
+        if only:
+            names = ", ".join(list(only)[:_NAMED]) + (f" and {len(only) - _NAMED} more" if len(only) > _NAMED else "")
+            console.print(escape(f"only in {side} records, not compared: {names}"), highlight=False)
+    shown = sorted((r for r in rows if not r.alone and (ties or r.verdict != "tie")), key=lambda r: not r.regression)
+    if not shown:
+        return
+    if console.width >= _WIDE:
+        console.print(_wide_table(shown))
+        return
+    for regression, label in dict.fromkeys((row.regression, _label(row)) for row in shown):
+        console.print(f"[bold]{escape(label)}[/bold]", highlight=False)
+        found = [r for r in shown if (r.regression, _label(r)) == (regression, label)]
+        console.print(_narrow_table(found))
+        for row in found:
+            if row.reason:
+                text = Padding(escape(f"{row.backend}: {row.reason}"), (0, 0, 0, 4))
+                console.print(text, style="dim", highlight=False)
+
+
+def _label(row: Row) -> str:
+    return f"{row.workload} ({row.dtype}, {row.policy})"
+
+
+def _wide_table(rows: Sequence[Row]) -> Table:
+    table = Table("workload", "dtype", "backend", "policy", box=None, pad_edge=False)
+    for column in ("old µs", "new µs", "raw", "speed-up", "95 %"):
+        table.add_column(column, justify="right")
+    table.add_column("by")
+    table.add_column("verdict")
+    for row in rows:
+        table.add_row(
+            escape(row.workload), row.dtype, escape(row.backend), row.policy,
+            _micros(row.old_time_s), _micros(row.new_time_s), _ratio(row.raw_speedup), _ratio(row.speedup),
+            _interval(row), row.normalised_by, escape(_verdict(row)), style=_style(row),
+        )  # fmt: skip
+    return table
+
+
+def _narrow_table(rows: Sequence[Row]) -> Table:
+    """Rows of one workload in at most 80 columns; the reasons follow below."""
+    table = Table(box=None, pad_edge=False, show_header=True, padding=(0, 1, 0, 0))
+    table.add_column("  backend", width=17, overflow="fold")
+    for column, width in (("old µs", 10), ("new µs", 10), ("speed-up", 8), ("95 %", 11)):
+        table.add_column(column, justify="right", width=width, no_wrap=True)
+    table.add_column("verdict", ratio=1, overflow="fold")
+    for row in rows:
+        by = f" (by {row.normalised_by})" if row.normalised_by else ""
+        table.add_row(
+            f"  {escape(row.backend)}", _micros(row.old_time_s), _micros(row.new_time_s), _ratio(row.speedup),
+            _interval(row), row.verdict + by, style=_style(row),
+        )  # fmt: skip
+    return table
+
+
+def _interval(row: Row) -> str:
+    return f"{row.ci95[0]:.3f}–{row.ci95[1]:.3f}" if row.ci95 else ""
+
+
+def _verdict(row: Row) -> str:
+    return f"{row.verdict}: {row.reason}" if row.reason else row.verdict
+
+
+def _style(row: Row) -> str:
+    return "red" if row.regression else {"faster": "green", "fixed": "green"}.get(row.verdict, "")
+
+
+def _summary(rows: Sequence[Row]) -> str:
+    if not rows:
+        return "no rows to compare"
+    counts: dict[str, int] = {}
+    for row in rows:
+        counts[row.verdict] = counts.get(row.verdict, 0) + (not row.alone)
+    order = ("faster", "slower", "tie", "broken", "missing", "fixed", "new", "untimed")
+    parts = ", ".join(f"{counts[v]} {v}" for v in order if counts.get(v)) or "nothing that both measured"
+    timed = [r.speedup for r in rows if r.speedup and r.backend not in SPEED_OF_LIGHT]
+    mean = math.exp(math.fsum(map(math.log, timed)) / len(timed)) if timed else None
+    regressions = sum(r.regression for r in rows)
+    verdict = f"{regressions} regression{'s' if regressions != 1 else ''}" if regressions else "no regression"
+    return f"{verdict}: {parts}" + (f"; geometric mean speed-up {mean:.3f} over {len(timed)} rows" if mean else "")
+
+
+_Key = tuple[str, str, str, str, str, str]
+
+
+def _key(record: Record, backend: str | None = None) -> _Key:
+    shape = json.dumps(record.shape, sort_keys=True)
+    return (record.op, record.workload, shape, record.dtype, backend or record.backend, record.policy)
+
+
+def _race(key: _Key) -> tuple[str, ...]:
+    """What its rivals have in common: all of `key` but the backend."""
+    return (*key[:4], key[5])
+
+
+def _timed(before: Record, after: Record, old: dict[_Key, Record], new: dict[_Key, Record], min_effect: float) -> Row:
+    raw = _log_ratio(before, after)
+    central, width, by = raw[0], raw[1] ** 2, ""
+    light = before.backend in SPEED_OF_LIGHT
+    if not light:
+        name = _NORMALISER[before.limiter]
+        norm_before, norm_after = _same_run(before, name, old), _same_run(after, name, new)
+        if norm_before is not None and norm_after is not None and _alike(norm_before, norm_after):
+            shift, half = _log_ratio(norm_before, norm_after)
+            central, width, by = central - shift, width + half**2, name
+    half_width = math.sqrt(width)
+    low, high = central - half_width, central + half_width
+    least = math.log1p(min_effect)
+    verdict = "tie"
+    if low > 0 and central >= least:
+        verdict = "faster"
+    elif high < 0 and central <= -least:
+        verdict = "slower"
+    reason = "" if dict(before.config) == dict(after.config) else "another config"
+    return _row(
+        before, before.time_s, after.time_s, math.exp(raw[0]), math.exp(central), (math.exp(low),
+        math.exp(high)), by, verdict, verdict == "slower" and not light, reason,
+    )  # fmt: skip
+
+
+def _untimed(before: Record | None, after: Record | None, alone: bool) -> Row:
+    """Rows of which one side, or both, has no time that counts."""
+    times = (_time(before), _time(after))
+    if after is None:
+        assert before is not None
+        lost = before.status == "ok" and before.backend not in SPEED_OF_LIGHT and not alone
+        why = "workload not in the new records" if alone else "not in the new records"
+        return _row(before, *times, None, None, None, "", "missing", lost, why, alone)
+    if before is None:
+        return _row(after, *times, None, None, None, "", "new", False, after.reason, alone)
+    if before.status == "ok" or (before.status != "wrong" and after.status == "wrong"):
+        return _row(after, *times, None, None, None, "", "broken", True, f"{after.status}: {after.reason}")
+    if after.status == "ok":
+        return _row(after, *times, None, None, None, "", "fixed", False, f"was {before.status}: {before.reason}")
+    return _row(after, *times, None, None, None, "", "untimed", False, f"{after.status}: {after.reason}")
+
+
+def _row(
+    record: Record,
+    old_time_s: float | None,
+    new_time_s: float | None,
+    raw_speedup: float | None,
+    speedup: float | None,
+    ci95: tuple[float, float] | None,
+    normalised_by: str,
+    verdict: str,
+    regression: bool,
+    reason: str,
+    alone: bool = False,
+) -> Row:
+    return Row(
+        record.op, record.workload, record.dtype, record.backend, record.policy, old_time_s, new_time_s,
+        raw_speedup, speedup, ci95, normalised_by, verdict, regression, reason, alone,
+    )  # fmt: skip
+
+
+def _time(record: Record | None) -> float | None:
+    return record.time_s if record is not None and record.status == "ok" else None
+
+
+def _same_run(record: Record, backend: str, records: dict[_Key, Record]) -> Record | None:
+    """The speed-of-light record beside `record`, if it was timed in the same run."""
+    found = records.get(_key(record, backend))
+    return found if found is not None and found.status == "ok" and found.run == record.run else None
+
+
+def _alike(before: Record, after: Record) -> bool:
+    """Whether two speed-of-light records are of the same: both of the fastest way, or both of memcpy."""
+    ways = [r.config.get("way") for r in (before, after)]
+    return all(ways) or not any(ways) or "memcpy" in ways
+
+
+def _log_ratio(before: Record, after: Record) -> tuple[float, float]:
+    """ln(t_before / t_after) and half the width of its 95 % interval."""
+    assert before.time_s is not None and after.time_s is not None
+    return math.log(before.time_s / after.time_s), math.hypot(_log_half_width(before), _log_half_width(after))
+
+
+def _log_half_width(record: Record) -> float:
+    """Half the 95 % interval of ln(time): the larger side, for intervals of medians are not symmetric."""
+    assert record.time_s is not None and record.ci95_s is not None
+    low, high = record.ci95_s
+    return max(math.log(record.time_s / low) if low > 0 else math.inf, math.log(high / record.time_s), 0.0)
+
+
+def _micros(time_s: float | None) -> str:
+    return "" if time_s is None else f"{time_s * 1e6:.2f}"
+
+
+def _ratio(value: float | None) -> str:
+    return "" if value is None else f"{value:.3f}"

@@ -1,0 +1,263 @@
+"""How tokens are spread over experts: distributions by name, drawn from a seed, or read from a file.
+
+With T tokens, E experts and top-k, every token chooses k distinct experts, so the rows of all experts sum to
+T·k.
+
+| spec                | rows of each expert, or choice of token t                                            |
+|---------------------|--------------------------------------------------------------------------------------|
+| `balanced`          | equal, the first experts taking one more where E does not divide T·k                 |
+| `uniform`           | k experts drawn without replacement, all equally likely (k = 1: a multinomial)       |
+| `uneven(d)`         | proportional to 1 + U(-d, d), rounded to the exact sum; d = 0.15 by default          |
+| `zipf(s)`           | k drawn without replacement, one by one with probability ∝ rank⁻ˢ; s = 1 by default  |
+| `skewed(s, sigma)`  | the k largest of -s·ln(e + 1) + sigma·z[t, e], z ~ N(0, 1); by default s = 1,        |
+|                     | sigma = 0.5                                                                          |
+| `one-expert`        | the same k experts for every token: with k = 1, one expert takes all                 |
+| `half-empty`        | `uniform` over half of the experts (at least k); the others get nothing              |
+| `FILE.json`, `.npz` | real counts or top-k ids for each layer; see `routing_file.py`                       |
+
+Which expert has which rank in `zipf`, takes all, or is empty, is a permutation drawn from the seed. `skewed`
+is the "token routing simulation" of the benchmark behind report 003 (benchmark/moe_grouped_gemm/routing.py:
+logits ln(1 / (e + 1)) + 0.5·randn, then top-k), so its ranks are the expert indices. With 128 experts and
+top-8 it sends almost every token to the same few experts. Drawing without replacement uses the Gumbel top-k
+trick (Kool, van Hoof, Welling, ICML 2019): the k largest of ln p_e + Gumbel noise. It flattens the shares
+when k approaches E.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from expertile.lab.race.routing_file import SUFFIXES, RoutingFile, read_routing_file
+
+_CHUNK = 4096  # tokens drawn at a time: bounds the [tokens, experts] noise in memory
+
+
+@dataclass(frozen=True)
+class Routing:
+    """A distribution by name with all its arguments, or a routing file."""
+
+    name: str
+    args: tuple[float, ...] = ()
+    file: RoutingFile | None = None
+
+    @property
+    def spec(self) -> str:
+        """The spec in full, e.g. "zipf(1)" for "zipf"."""
+        return f"{self.name}({', '.join(f'{x:g}' for x in self.args)})" if self.args else self.name
+
+
+@dataclass(frozen=True)
+class Draw:
+    """Rows of each expert, and how they came about.
+
+    `label` holds the spec, tokens, top-k and seed, or the file and layer. `layer` is the name of the layer in
+    a routing file, otherwise empty.
+    """
+
+    label: str
+    group_sizes: tuple[int, ...]
+    layer: str = ""
+
+
+def parse_routing(spec: str) -> Routing:
+    """A spec of the table above -> Routing, with defaults filled in and files read.
+
+    Raises ValueError naming what was expected and what came; FileNotFoundError for a file that is not there.
+    """
+    text = spec.strip()
+    if text.endswith(SUFFIXES):
+        file = read_routing_file(text)
+        return Routing(Path(text).name, file=file)
+    match = re.fullmatch(r"([a-z][a-z-]*)\s*(?:\((.*)\))?", text)
+    if match is None or match[1] not in _DISTRIBUTIONS:
+        raise ValueError(
+            f"routing: expected {', '.join(usage())} or a file ending in {' or '.join(SUFFIXES)}, got {spec!r}"
+        )
+    name, parameters = match[1], _DISTRIBUTIONS[match[1]].parameters
+    given = [part.strip() for part in match[2].split(",")] if (match[2] or "").strip() else []
+    if len(given) > len(parameters):
+        raise ValueError(f"routing: {name}: expected at most {len(parameters)} arguments, got {len(given)}: {spec!r}")
+    args = []
+    for i, (parameter, default, least, most) in enumerate(parameters):
+        try:
+            value = float(given[i]) if i < len(given) else default
+        except ValueError:
+            raise ValueError(f"routing: {name}: {parameter}: expected a number, got {given[i]!r}") from None
+        if not least <= value <= most:
+            raise ValueError(f"routing: {name}: {parameter}: expected {least:g} to {most:g}, got {value:g}")
+        args.append(value)
+    return Routing(name, tuple(args))
+
+
+def usage() -> tuple[str, ...]:
+    """The known distributions with their parameters, e.g. "zipf(s)"."""
+    return tuple(
+        f"{name}({', '.join(p[0] for p in d.parameters)})" if d.parameters else name
+        for name, d in _DISTRIBUTIONS.items()
+    )
+
+
+def draw(routing: Routing | str, tokens: int, num_experts: int, top_k: int = 1, seed: int = 0) -> tuple[Draw, ...]:
+    """Rows of each expert: one draw of a distribution, or one for each layer of a routing file.
+
+    A file states its own tokens and top-k; `num_experts` must be that of the file. Raises ValueError
+    otherwise, and for top_k not in 1 … num_experts or tokens < 0.
+    """
+    routing = parse_routing(routing) if isinstance(routing, str) else routing
+    if routing.file is not None:
+        if routing.file.num_experts != num_experts:
+            raise ValueError(
+                f"num_experts: expected {routing.file.num_experts} as {routing.name} has, got {num_experts}"
+            )
+        return tuple(Draw(f"{routing.name}:{layer.name}", layer.counts, layer.name) for layer in routing.file.layers)
+    _check(tokens, num_experts, top_k)
+    distribution = _DISTRIBUTIONS[routing.name]
+    rng = np.random.default_rng(seed)
+    if distribution.counts is not None:
+        counts = distribution.counts(rng, tokens, num_experts, top_k, *routing.args)
+    else:
+        counts = _bincount(distribution.choices(rng, tokens, num_experts, top_k, *routing.args), num_experts)
+    label = f"{routing.spec} tokens={tokens} top_k={top_k} seed={seed}"
+    return (Draw(label, tuple(int(c) for c in counts)),)
+
+
+def topk_ids(routing: Routing | str, tokens: int, num_experts: int, top_k: int = 1, seed: int = 0) -> NDArray[np.int32]:
+    """The experts that each token chooses, [tokens, top_k] int32, distinct within a token.
+
+    The rows of each expert are those of `draw` with the same arguments. Raises ValueError as `draw` does, and
+    for a routing file (whose ids are in its layers).
+    """
+    routing = parse_routing(routing) if isinstance(routing, str) else routing
+    if routing.file is not None:
+        raise ValueError(f"routing: expected a distribution, got the file {routing.name}")
+    _check(tokens, num_experts, top_k)
+    distribution = _DISTRIBUTIONS[routing.name]
+    rng = np.random.default_rng(seed)
+    if distribution.counts is not None:
+        counts = distribution.counts(rng, tokens, num_experts, top_k, *routing.args)
+        return rng.permutation(_spread(counts, tokens, top_k))
+    return np.concatenate(
+        [
+            np.empty((0, top_k), np.int32),
+            *distribution.choices(rng, tokens, num_experts, top_k, *routing.args),
+        ]
+    )
+
+
+def _check(tokens: int, num_experts: int, top_k: int) -> None:
+    if tokens < 0:
+        raise ValueError(f"tokens: expected 0 or more, got {tokens}")
+    if num_experts < 1:
+        raise ValueError(f"num_experts: expected 1 or more, got {num_experts}")
+    if not 1 <= top_k <= num_experts:
+        raise ValueError(f"top_k: expected 1 to {num_experts} (num_experts), got {top_k}")
+
+
+def _spread(counts: NDArray[np.int64], tokens: int, top_k: int) -> NDArray[np.int32]:
+    """Top-k ids [tokens, top_k] with exactly these counts, none of which exceeds `tokens`.
+
+    Token t takes places t, t + T, t + 2T … of the experts laid end to end; no expert fills more than T places
+    in a row, so a token's ids differ.
+    """
+    return np.repeat(np.arange(len(counts), dtype=np.int32), counts).reshape(top_k, tokens).T
+
+
+def _balanced(rng: np.random.Generator, tokens: int, num_experts: int, top_k: int) -> NDArray[np.int64]:
+    rows = tokens * top_k
+    return rows // num_experts + (np.arange(num_experts) < rows % num_experts)
+
+
+def _uneven(rng: np.random.Generator, tokens: int, num_experts: int, top_k: int, spread: float) -> NDArray[np.int64]:
+    """Largest-remainder rounding of the shares; no expert may get more rows than there are tokens."""
+    rows = tokens * top_k
+    shares = 1.0 + rng.uniform(-spread, spread, num_experts)
+    exact = rows * shares / shares.sum()
+    counts = np.minimum(np.floor(exact).astype(np.int64), tokens)
+    order = np.argsort(counts - exact, kind="stable")
+    while (left := rows - int(counts.sum())) > 0:
+        free = order[counts[order] < tokens]
+        counts[free[:left]] += 1
+    return counts
+
+
+def _one_expert(rng: np.random.Generator, tokens: int, num_experts: int, top_k: int) -> NDArray[np.int64]:
+    counts = np.zeros(num_experts, np.int64)
+    counts[np.sort(rng.permutation(num_experts)[:top_k])] = tokens
+    return counts
+
+
+_Choices = Sequence[NDArray[np.int32]]
+
+
+def _uniform(rng: np.random.Generator, tokens: int, num_experts: int, top_k: int) -> _Choices:
+    return _gumbel_topk(rng, np.zeros(num_experts), tokens, top_k)
+
+
+def _zipf(rng: np.random.Generator, tokens: int, num_experts: int, top_k: int, s: float) -> _Choices:
+    return _gumbel_topk(rng, -s * np.log(_ranks(rng, num_experts)), tokens, top_k)
+
+
+def _skewed(rng: np.random.Generator, tokens: int, num_experts: int, top_k: int, s: float, sigma: float) -> _Choices:
+    prior = -s * np.log(np.arange(1, num_experts + 1))
+    return _largest(prior, lambda shape: sigma * rng.standard_normal(shape), tokens, top_k)
+
+
+def _half_empty(rng: np.random.Generator, tokens: int, num_experts: int, top_k: int) -> _Choices:
+    used = max((num_experts + 1) // 2, top_k)
+    log_p = np.where(_ranks(rng, num_experts) <= used, 0.0, -np.inf)
+    return _gumbel_topk(rng, log_p, tokens, top_k)
+
+
+def _ranks(rng: np.random.Generator, num_experts: int) -> NDArray[np.int64]:
+    return rng.permutation(num_experts) + 1
+
+
+def _gumbel_topk(rng: np.random.Generator, log_p: NDArray[np.float64], tokens: int, top_k: int) -> _Choices:
+    return _largest(log_p, lambda shape: rng.gumbel(size=shape), tokens, top_k)
+
+
+def _largest(
+    prior: NDArray[np.float64],
+    noise: Callable[[tuple[int, int]], NDArray[np.float64]],
+    tokens: int,
+    top_k: int,
+) -> _Choices:
+    """For each token the `top_k` largest of prior + noise, in chunks of tokens."""
+    chunks = []
+    for start in range(0, tokens, _CHUNK):
+        scores = prior + noise((min(_CHUNK, tokens - start), len(prior)))
+        chunks.append(np.argpartition(-scores, top_k - 1, axis=1)[:, :top_k].astype(np.int32))
+    return chunks
+
+
+def _bincount(chunks: _Choices, num_experts: int) -> NDArray[np.int64]:
+    counts = np.zeros(num_experts, np.int64)
+    for chunk in chunks:
+        counts += np.bincount(chunk.ravel(), minlength=num_experts)
+    return counts
+
+
+@dataclass(frozen=True)
+class _Distribution:
+    """Either exact counts, or choices token by token. `parameters`: name, default, least, most."""
+
+    parameters: tuple[tuple[str, float, float, float], ...] = ()
+    counts: Callable[..., NDArray[np.int64]] | None = None
+    choices: Callable[..., _Choices] = _uniform
+
+
+_DISTRIBUTIONS = {
+    "balanced": _Distribution(counts=_balanced),
+    "uniform": _Distribution(choices=_uniform),
+    "uneven": _Distribution((("d", 0.15, 0.0, 1.0),), counts=_uneven),
+    "zipf": _Distribution((("s", 1.0, 0.0, 10.0),), choices=_zipf),
+    "skewed": _Distribution((("s", 1.0, 0.0, 10.0), ("sigma", 0.5, 0.0, 100.0)), choices=_skewed),
+    "one-expert": _Distribution(counts=_one_expert),
+    "half-empty": _Distribution(choices=_half_empty),
+}

@@ -1,0 +1,112 @@
+"""docs/ladder.md: its figures come from records, its code from the rungs."""
+
+import re
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from expertile.lab.ladder import RUNGS
+from expertile.lab.ladder.workloads import ladder_workloads
+from tests.lab.records import timed, untimed
+from tools.pages.ladder import NOT_MEASURED, blocks, update_page
+
+ROOT = Path(__file__).parents[3]
+PAGE = ROOT / "docs" / "ladder.md"
+NAMES = [rung.name for rung in RUNGS]
+
+
+def records(run="r1", rungs=NAMES, date="2026-11-21", policy="graph"):
+    """Rung r (from 1) takes 9 - r ms, the baseline `dense` 0.5 ms."""
+    found = []
+    for workload in ladder_workloads():
+        common = dict(
+            workload=f"ladder/{workload.name}", shape=workload.shape(), dtype=workload.dtype, run=run, date=date,
+            policy=policy, flops=1e11, bound_s=4e-4,
+        )  # fmt: skip
+        found += [timed((9 - NAMES.index(name) - 1) * 1e-3, backend=name, **common) for name in rungs]
+        found += [untimed("unsupported", "needs a GPU", backend=n, **common) for n in NAMES if n not in rungs]
+        found.append(timed(5e-4, backend="dense", **common))
+    return found
+
+
+def empty_page():
+    names = ("table", *NAMES, "report-000")
+    return "# Title\n" + "".join(
+        f"text {n}\n<!-- expertile:ladder {n} -->\n<!-- /expertile:ladder {n} -->\n" for n in names
+    )
+
+
+def test_round_trip(tmp_path):
+    path = tmp_path / "ladder.md"
+    path.write_text(empty_page())
+    assert update_page(path, records(), check=True) is False
+    assert path.read_text() == empty_page()
+    assert update_page(path, records()) is False
+    assert update_page(path, records()) is True
+    filled = path.read_text()
+    assert re.sub(r"(<!-- expertile[^\n]*\n).*?(<!-- /)", r"\1\2", filled, flags=re.S) == empty_page()
+    assert update_page(path, []) is False
+    assert path.read_text().count(NOT_MEASURED) == 2 + len(NAMES)
+
+
+def test_the_shipped_page_has_every_marker(tmp_path):
+    copy = tmp_path / "ladder.md"
+    copy.write_bytes(PAGE.read_bytes())
+    update_page(copy, records())
+    assert update_page(copy, records()) is True
+
+
+def test_figures():
+    texts = blocks(records())
+    (line,) = [line for line in texts["table"].splitlines() if "3_masked" in line]
+    assert line.split("|")[2].strip() == "6,000, 16.7 TFLOP/s, 1.17×"
+    assert (
+        "NVIDIA H200, 2026-11-21, torch 2.11, triton 3.6, expertile 0.1, CUDA-graph replay, run `r1`" in texts["table"]
+    )
+    assert "64x1024 16.7 TFLOP/s (6.7 % of the bound, 1.17× the rung below)" in texts["3_masked_pointer"]
+    assert "rung below" not in texts["1_naive_loop"]
+    assert "On 64x1024, rung four is 1.20× as fast as rung three on NVIDIA H200" in texts["report-000"]
+    assert (
+        "its expert kernel" not in texts["report-000"] and "4.33× as fast as its generated one" in texts["report-000"]
+    )
+    assert "they reach 1.33× and 1.60× its speed" in texts["report-000"]
+
+
+def test_a_rung_without_a_time_says_why():
+    texts = blocks(records(rungs=NAMES[:2], policy="eager"))
+    assert texts["6_tma"] == "**Measured** on NVIDIA H200: no time. moe-ffn-up: unsupported, needs a GPU"
+    assert texts["report-000"] == NOT_MEASURED
+    assert "| `6_tma` | unsupported |" in texts["table"]
+
+
+def test_the_run_with_most_rungs_counts_and_the_latest_of_equals():
+    older, newer = records("old"), records("new", date="2026-11-22")
+    partial = records("partial", rungs=NAMES[:2], date="2026-11-23")
+    assert "run `new`" in blocks([*older, *newer, *partial])["table"]
+    assert "run `old`" in blocks([*older, *partial])["table"]
+    other = [timed(workload="squares/4x512", run="other", date="2026-11-24")]
+    assert blocks(other)["table"] == NOT_MEASURED
+
+
+@pytest.mark.parametrize("damage", ["<!-- expertile:ladder 6_tma -->", "<!-- /expertile:ladder table -->"])
+def test_a_missing_or_second_marker_is_named(tmp_path, damage):
+    for text in (empty_page().replace(damage, ""), empty_page() + damage):
+        path = tmp_path / "ladder.md"
+        path.write_text(text)
+        with pytest.raises(ValueError, match=re.escape(damage)):
+            update_page(path, records())
+        assert path.read_text() == text
+
+
+def test_the_code_shown_is_the_code_that_runs():
+    """Every ```python block of the page stands, but for its indentation, in the file named on the line before it."""
+    page = PAGE.read_text()
+    shown = re.findall(r"`(src/[\w/]+\.py)`:\n\n```python\n(.*?)```", page, flags=re.S)
+    assert len(shown) == page.count("```python") == len(NAMES)
+    for file, code in shown:
+        lines = [line.strip() for line in textwrap.dedent(code).splitlines()]
+        source = [line.strip() for line in (ROOT / file).read_text().splitlines()]
+        places = range(len(source) - len(lines) + 1)
+        assert any(source[p : p + len(lines)] == lines for p in places), f"{file} no longer reads:\n{code}"
+        assert 5 <= len(lines) <= 15

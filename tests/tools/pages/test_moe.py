@@ -1,0 +1,137 @@
+"""docs/moe.md: its figures are those of the shipped run and of arithmetic, its code prints what stands below it."""
+
+import contextlib
+import importlib
+import io
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from expertile.device import Device
+from expertile.lab.operators.moe_stages import STAGES, stage_works
+from tools.pages.moe import NOT_MEASURED, blocks, read_parts, rounded, shipped_moe, update_page
+from tools.pages.moe_presets import shipped_presets
+
+ROOT = Path(__file__).parents[3]
+PAGE = ROOT / "docs" / "moe.md"
+H200 = Device.by_name("h200")
+NAMES = ("layer", "stages", "decode", "sonic", "rounding")
+EMPTY = "".join(f"<!-- expertile:moe {n} -->\n<!-- /expertile:moe {n} -->\n" for n in NAMES)
+
+
+@pytest.fixture
+def run(tmp_path):
+    """A made-up run: ours twice as fast forward and 1.5 times as fast in both."""
+    seconds = dict.fromkeys(STAGES, 0.001)
+    parts = [
+        {"part": "gate", "bad": []},
+        {"part": "sizes", "T": 64, "H": 32, "I": 16, "E": 4, "k": 2, "flops": 4e9, "fwd": {"ours": 1e-3,
+         "compile-gather": 2e-3, "compile-add": 3e-3, "eager-add": "OutOfMemoryError"},
+         "both": {"ours": 3e-3, "compile-gather": 6e-3, "compile-add": 4.5e-3},
+         "peak_gib": {"ours": [1.0, 2.0], "compile-gather": [3.0, 4.0]},
+         "err": {"ours": 0.0, "compile-gather": 1e-5, "compile-add": 4e-3}},
+        {"part": "stages", "size": [64, 32, 16, 4, 2], "seconds": seconds},
+        {"part": "stages", "size": [128, 32, 16, 4, 2], "seconds": {**seconds, "down": 7e-3}},
+        {"part": "kernels", "T": 64, "E": 4, "k": 2, "us": {"perm": 2.5, "route": 3.5, "torch topk": 9.0}},
+    ]  # fmt: skip
+    path = tmp_path / "2026-01-02.jsonl"
+    path.write_text("".join(json.dumps(part) + "\n" for part in parts))
+    return path
+
+
+def test_work_is_that_of_the_page():
+    t, h, i, e, k = size = (24, 40, 16, 5, 3)
+    r = t * k
+    expected = {  # FLOPs, elements, bytes of indices and weights
+        "router linear": (2 * t * h * e, t * h + e * h + t * e, 0),
+        "route": (0, t * e, 8 * r),
+        "permutation": (0, 0, 20 * r + 4 * e),
+        "up+act (keeps pre)": (4 * r * h * i, t * h + 2 * e * i * h + 3 * r * i, 4 * r),
+        "up+act (infer)": (4 * r * h * i, t * h + 2 * e * i * h + r * i, 4 * r),
+        "down": (2 * r * h * i, r * i + e * i * h + r * h, 0),
+        "combine": (2 * r * h, r * h + t * h, 8 * r),
+        "B gated_backward": (2 * r * h * i, t * h + e * i * h + 5 * r * i, 16 * r),
+        "B wgrad down": (2 * r * h * i, t * h + r * i + e * i * h, 4 * r),
+        "B wgrad up": (4 * r * h * i, t * h + 2 * r * i + 2 * e * i * h, 4 * r),
+        "B dgrad": (4 * r * h * i, 2 * r * i + 2 * e * i * h + r * h, 0),
+        "B combine": (r * h, r * h + t * h, 4 * r),
+    }
+    found = {name: (work.flops, work.nbytes) for name, work in stage_works(size).items()}
+    assert found == {name: (flops, 2 * moved + more) for name, (flops, moved, more) in expected.items()}
+    assert list(found) == list(STAGES)
+
+
+def test_ratios_are_to_ours_and_to_the_fastest_other(run):
+    text = blocks(run, [], H200)["layer"]
+    assert "One run on NVIDIA H200, 2026-01-02: `results/nvidia-h200/moe/2026-01-02.jsonl`." in text
+    assert "| expertile | 1.00 | 4.00 | 1.00× | 3.00 | 4.00 | 1.00× | 1.00 | 2.00 | – |" in text
+    assert "| 2.00 | 2.00 | 2.00× | 6.00 | 2.00 | 2.00× | 3.00 | 4.00 | 1e-05 |" in text
+    assert "takes 2.00× our time forward and 1.50× forward and backward" in text
+    assert "runs at 4.00 TFLOP/s" in text and "eager" not in text
+
+
+def test_stages_are_set_beside_their_bounds(run):
+    text = blocks(run, [], H200)["stages"]
+    rows = [line.split(" | ") for line in text.splitlines() if line.startswith("| ")][2:]
+    assert [row[0].removeprefix("| ") for row in rows] == list(STAGES.values())
+    down = next(row for row in rows if "down-projection" in row[0])
+    assert down[5] == "1.00" and down[-1] == "7.00 |" and "ms at (128, 32, 16, 4, 2)" in text
+    assert "sum to 6.00 ms forward and 5.00 ms backward" in text  # the form that keeps no pre is no part of it
+    assert "3.50 µs and 2.50 µs" in text
+
+
+def test_without_a_run_only_arithmetic_stands():
+    found = blocks(None, [], H200)
+    assert {name for name in NAMES if found[name] == NOT_MEASURED} == set(NAMES) - {"rounding"}
+    assert "| adaptive |" in found["rounding"]
+
+
+def test_rounding_down_drops_what_makes_no_tile_and_up_adds():
+    effects = rounded(1024, 0.0)
+    assert effects["down"].rows_after == 0 and effects["down"].weight_dropped == 1.0
+    assert effects["up"].weight_dropped == 0.0 and effects["up"].rows_after > effects["up"].rows_before == 8 * 1024
+    assert effects["up"].tiles_after == effects["up"].tiles_before
+
+
+def test_lines_that_are_no_parts_are_refused(tmp_path):
+    path = tmp_path / "x.jsonl"
+    path.write_text('{"part": "gate"}\n[1]\n')
+    with pytest.raises(ValueError, match='x.jsonl:2: expected an object with a "part"'):
+        read_parts(path)
+
+
+def test_the_newest_file_is_shipped(tmp_path):
+    folder = tmp_path / "gpu" / "moe"
+    folder.mkdir(parents=True)
+    assert shipped_moe("gpu", tmp_path) is None
+    for name in ("2026-01-02.jsonl", "2026-01-10.jsonl", "notes.jsonl"):
+        (folder / name).touch()
+    assert shipped_moe("gpu", tmp_path) == folder / "2026-01-10.jsonl"
+
+
+def test_the_page_shows_the_shipped_run():
+    shipped = shipped_moe(H200.slug), shipped_presets(H200.slug)
+    assert update_page(PAGE, *shipped, H200, check=True), "run python -m tools.pages moe"
+
+
+def test_the_tool_fills_a_page(tmp_path, run, capsys):
+    tool = importlib.import_module("tools.pages.__main__")
+    page = tmp_path / "moe.md"
+    page.write_text(EMPTY)
+    arguments = ["moe", "--records", str(run), "--doc", str(page)]
+    assert tool.main([*arguments, "--check"]) == 1 and "not what the records say" in capsys.readouterr().err
+    assert page.read_text() == EMPTY
+    assert tool.main(arguments) == 0 and tool.main([*arguments, "--check"]) == 0
+
+
+def test_the_code_of_the_page_prints_what_stands_below_it():
+    shown = re.findall(r"```python\n((?:(?!```).)*?)```\n\n```text\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.S)
+    assert len(shown) == 2
+    names = {}
+    for code, expected in shown:
+        printed = io.StringIO()
+        with contextlib.redirect_stdout(printed):
+            exec(code, names)
+        assert printed.getvalue() == expected

@@ -1,0 +1,112 @@
+"""docs/quantised.md: its figures are the records' and arithmetic's, and without records it says that nothing was
+measured."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from expertile.lab.measure.environment import Env
+from expertile.lab.operators import operators, presets
+from expertile.lab.race.record import read, record_files
+from tests.lab.records import timed, untimed
+from tools.pages.quantised import NOT_MEASURED, _errors, blocks, update_page, weight_nbytes
+
+PAGE = Path(__file__).parents[3] / "docs" / "quantised.md"
+H200 = "NVIDIA H200"
+
+
+def record(w, backend, time_s, policy="graph", **changes):
+    work = operators()[w.op].work(w)
+    return timed(
+        time_s, op=w.op, workload=f"{w.preset}/{w.name}", shape=w.shape(), dtype=w.dtype, backend=backend,
+        policy=policy, flops=work.flops, nbytes=work.nbytes, bound_s=time_s / 2, **changes,
+    )  # fmt: skip
+
+
+def named(preset, name, op="scaled_grouped_mm"):
+    return next(w for w in presets()[preset]() if w.name == name and w.op == op)
+
+
+def test_the_page_shows_the_shipped_records():
+    shipped = [r for path in record_files() for r in read(path)]
+    assert update_page(PAGE, shipped, H200, check=True)
+
+
+def test_without_records_nothing_is_measured():
+    texts = blocks([], H200)
+    assert {name for name, text in texts.items() if text == NOT_MEASURED} == set(texts) - {"errors"}
+    w = named("fp8-large", "fp8-small")
+    elsewhere = record(w, "expertile", 1e-3, env=Env("other"))
+    assert blocks([elsewhere], H200)["large"] == NOT_MEASURED
+
+
+def test_the_sweep_stands_against_deep_gemm_by_shares_of_dense():
+    w, square = named("fp8-sweep", "fp8-e1-m64-n4096-k7168"), named("fp8-large", "fp8-e1-m8192-n8192-k8192")
+    other = named("fp8-sweep", "fp8-e1-m64-n2048-k2048")
+    dense_s = operators()[square.op].work(square).flops / 1317e12
+    found = [
+        record(w, "expertile", 8.4e-6), record(w, "expertile", 50e-6, "eager"), record(w, "torch", 16.8e-6),
+        record(square, "dense", dense_s), record(other, "expertile", 5e-6),
+    ]  # fmt: skip
+    text = blocks(found, H200)["sweep"]
+    # Twice as fast as its 16.8 µs, dense alike; the second shape is none of the 27.
+    assert "over 1 shapes: 2.00× in geometric mean" in text
+    row = next(line for line in text.splitlines() if line.startswith("| 1 | 64 | 4096 | 7168 |"))
+    assert "| 8.40 |" in row and "| 50.0 | 2.00× | – | 16.8 | 2.00× |" in row
+    faster = [record(square, "dense", dense_s / 2) if r.backend == "dense" else r for r in found]
+    told = blocks(faster, H200)["sweep"]
+    assert "over 1 shapes: 1.00× in geometric mean" in told and "whatever the two GPUs' speed: 2.00× and 2.00×" in told
+    assert next(line for line in text.splitlines() if line.startswith("| 1 | 64 | 2048 | 2048 |")).endswith("| – | – |")
+
+
+def test_the_yardstick_is_that_of_the_day():
+    w, square = named("fp8-sweep", "fp8-e1-m64-n4096-k7168"), named("fp8-large", "fp8-e1-m8192-n8192-k8192")
+    dense_s = operators()[square.op].work(square).flops / 1317e12
+    ours, large = record(w, "expertile", 8.4e-6), record(square, "dense", dense_s, run="another")
+    assert "2.00× in geometric mean" in blocks([ours, large], H200)["sweep"]
+    earlier = replace(large, date="1999-01-01T00:00:00Z")
+    assert "geometric mean" not in blocks([ours, earlier], H200)["sweep"]
+
+
+def test_causes_and_the_error_of_multiplied_scales():
+    w = named("fp8-causes", "gemm1-m64", "fp8_causes")
+    wrong = untimed("wrong", op=w.op, workload=f"{w.preset}/{w.name}", backend="multiplied", policy="eager")
+    found = [
+        record(w, "expertile", 1e-5), record(w, "expertile", 2e-5, "eager"), record(w, "expertile-row", 0.9e-5),
+        record(w, "expertile-padded", 6e-5, "eager"), replace(wrong, rel_error=0.97),
+    ]  # fmt: skip
+    row = blocks(found, H200)["causes"].splitlines()[-1]
+    assert row == "| gemm1-m64 | 10.0 | 0.90× | – | – | – | 20.0 | 3.00× | 0.970 |"
+
+
+def test_the_table_of_memory_and_speed():
+    found = []
+    for projection in ("gate-up", "down"):
+        name = f"mixtral-{projection}-decode"
+        int4 = named("int4-models", name, "int4_grouped_mm")
+        found += [record(int4, "bf16", 4e-4), record(int4, "expertile", 1e-4)]
+        found += [record(named("int4-models", name), "expertile", 2e-4)]
+    rows = [line.split(" | ") for line in blocks(found, H200)["models"].splitlines() if line.startswith("| mixtral")]
+    assert [row[2:5] for row in rows] == [
+        ["bf16", "800", "1.00×"], ["FP8", "400", "2.00×"], ["INT4", "200", "4.00×"],
+    ]  # fmt: skip
+    assert [row[7] for row in rows] == ["1.00×", "2.00×", "3.88×"]
+    assert weight_nbytes("mixtral", "bf16") == pytest.approx(3 * 8 * 4096 * 14336 * 2)
+
+
+def test_each_operator_stands_with_its_own_last_run_beside_its_own_bf16():
+    found = []
+    for projection in ("gate-up", "down"):
+        name = f"mixtral-{projection}-decode"
+        int4, fp8 = named("int4-models", name, "int4_grouped_mm"), named("int4-models", name, "scaled_grouped_mm")
+        found += [record(int4, "bf16", 4e-4), record(int4, "expertile", 1e-4), record(fp8, "expertile", 9e-4)]
+        found += [record(fp8, "bf16", 6e-4, run="later"), record(fp8, "expertile", 2e-4, run="later")]
+    rows = [line.split(" | ")[2:5] for line in blocks(found, H200)["models"].splitlines() if "decode" in line]
+    assert rows == [["bf16", "800", "1.00×"], ["FP8", "400", "3.00×"], ["INT4", "200", "4.00×"]]
+
+
+def test_errors_fall_with_the_group():
+    by_group = [_errors("int4", group)[1] for group in (32, 64, 128, 0)]
+    assert by_group == sorted(by_group) and _errors("fp8", 0)[1] < by_group[0]
+    assert 0.02 < _errors("fp8", 0)[0] < 0.03

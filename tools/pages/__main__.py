@@ -1,0 +1,145 @@
+"""Write the generated blocks of the documentation's pages from shipped records; figures under docs/figures with them.
+
+    python -m tools.pages [NAME …] [--gpu nvidia-h200] [--check]
+    python -m tools.pages NAME --records FILE.jsonl … [--doc PAGE.md]
+
+Without names all pages are written. `--records` are taken in place of the shipped ones, the newest of results/<gpu>.
+With `--check` nothing is written, and the exit status is 1 if a page is not what the records say; it is 2 where a page
+that was named has no records. (README.md is written by `expertile report`.)
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from expertile.device import Device
+from expertile.lab.race.memory import read_memory, shipped_memory
+from expertile.lab.race.record import read, shipped_records, shipped_root
+from expertile.lab.report import memory
+from expertile.lab.traffic.explain import shipped
+from expertile.lab.traffic.measured import shipped_traffic
+from tools.pages import grouped, ladder, moe, parallel, quantised, scaling, transformers
+from tools.pages.moe_presets import shipped_presets
+from tools.pages.traffic import update_pages
+
+QUANTISED = ("fp8-sweep", "fp8-large", "fp8-causes", "quantize", "int4-models")
+
+
+class Job(NamedTuple):
+    """One page to write: from `files`, or the shipped records of `device` where there are none."""
+
+    doc: Path
+    device: Device
+    files: Sequence[Path]
+    check: bool
+
+    def records(self, presets: Iterable[str]) -> list[Any]:
+        """Of `files`, or of the newest file of each preset."""
+        if self.files:
+            return [record for file in self.files for record in read(file)]
+        return [record for preset in presets for record in shipped_records(preset, self.device.slug)]
+
+    def file(self, newest: Callable[[str], Path]) -> Path:
+        """The only one of `files`, or what `newest` finds for the device; ValueError if there are several."""
+        if len(self.files) > 1:
+            raise ValueError(f"--records: expected one file for {self.doc}, got {len(self.files)}")
+        return self.files[0] if self.files else newest(self.device.slug)
+
+
+def _grouped(job: Job) -> bool:
+    checks = grouped.read_checks(shipped_root() / job.device.slug)
+    return grouped.update_page(job.doc, job.records(grouped.PRESETS), checks, job.device.name, job.check)
+
+
+def _ladder(job: Job) -> bool:
+    return ladder.update_page(job.doc, job.records(("ladder",)), check=job.check)
+
+
+def _memory(job: Job) -> bool | None:
+    if job.files:
+        records = [record for file in job.files for record in read_memory(file)]
+    else:
+        records = list(shipped_memory("attention", job.device.slug))
+    return memory.update_docs(job.doc, records, check=job.check) if records else None
+
+
+def _moe(job: Job) -> bool:
+    presets = shipped_presets(job.device.slug)
+    return moe.update_page(job.doc, job.file(moe.shipped_moe), presets, job.device, job.check)
+
+
+def _parallel(job: Job) -> bool:
+    files = job.files or parallel.shipped_parallel(job.device.slug)
+    return parallel.update_page(job.doc, files, job.device, job.check)
+
+
+def _quantised(job: Job) -> bool:
+    return quantised.update_page(job.doc, job.records(QUANTISED), job.device.name, job.check)
+
+
+def _scaling(job: Job) -> bool | None:
+    records = job.records(("scaling", "skew"))
+    return scaling.update_docs(job.doc, records, check=job.check) if records else None
+
+
+def _traffic(job: Job) -> bool:
+    """With docs/elementwise.md and docs/stencil.md, which lie beside it."""
+    if job.files:
+        raise ValueError("--records: expected none for traffic, whose pages join shipped times and counts")
+    return not update_pages(job.doc.parent, shipped(), shipped_traffic(job.device.slug), job.device, job.check)
+
+
+def _transformers(job: Job) -> bool:
+    return transformers.update_page(job.doc, job.file(transformers.shipped_transformers), job.device, job.check)
+
+
+# Each says whether its page was what the records say; None where there are no records.
+PAGES: dict[str, tuple[str, Callable[[Job], bool | None]]] = {
+    "grouped_mm": ("docs/grouped_mm.md", _grouped),
+    "ladder": ("docs/ladder.md", _ladder),
+    "memory": ("docs/attention.md", _memory),
+    "moe": ("docs/moe.md", _moe),
+    "parallel": ("docs/parallel.md", _parallel),
+    "quantised": ("docs/quantised.md", _quantised),
+    "scaling": ("docs/scaling.md", _scaling),
+    "traffic": ("docs/traffic.md", _traffic),
+    "transformers": ("docs/transformers.md", _transformers),
+}
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"{', '.join(PAGES)}; all without a name")
+    parser.add_argument("--gpu", default="nvidia-h200", help="the GPU whose records count")
+    parser.add_argument("--records", nargs="+", type=Path, default=[], help="record files in place of the shipped ones")
+    parser.add_argument("--doc", type=Path, help="the page, where it is not the usual one")
+    parser.add_argument("--check", action="store_true")
+    options = parser.parse_args(argv)
+    unknown = [name for name in options.names if name not in PAGES]
+    if unknown:
+        parser.error(f"NAME: expected {', '.join(PAGES)}, got {unknown[0]!r}")
+    if (options.records or options.doc) and len(options.names) != 1:
+        parser.error(f"--records, --doc: expected with one NAME, got {len(options.names)}")
+    device, status = Device.by_name(options.gpu), 0
+    for name in options.names or PAGES:
+        usual, update = PAGES[name]
+        doc = options.doc or Path(usual)
+        try:
+            current = update(Job(doc, device, options.records, options.check))
+        except ValueError as error:
+            parser.error(str(error))
+        if current is None and options.names:
+            print(f"{name}: no records for {device.name}", file=sys.stderr)
+            status = 2
+        elif current is False and options.check:
+            print(f"{doc}: not what the records say; run python -m tools.pages {name}", file=sys.stderr)
+            status = 1
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,283 @@
+"""The figures of docs/quantised.md, put between its markers: times from records, sizes and errors from arithmetic.
+
+Blocks: `sweep` and `large` (FP8 products), `causes` (report 002's suspicions), `models` (report 003's table of memory
+and speed), `errors` (what quantising costs in accuracy), `quantisers`. A block NAME stands between
+<!-- expertile:quantised NAME --> and <!-- /expertile:quantised NAME -->; all else in the page stays byte for byte.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+from statistics import geometric_mean
+
+import torch
+
+from expertile.formats.fp8 import Fp8Blocks
+from expertile.formats.int4.weight import Int4Weight
+from expertile.lab.operators.products import PHASES, REPORT_MODELS
+from expertile.lab.race.record import Record
+from expertile.lab.report.markers import fill_file
+from expertile.lab.report.units import MISSING, cell, markdown_table, micros, percent, significant, times
+from tools.pages.recorded import OURS, Times, by_name, ok, recorded, to_ours
+
+NOT_MEASURED = "Not measured yet."
+
+# DeepGEMM (commit of 2026-06), the better of its contiguous and masked layouts, on an H200 with cold L2, 2026-11-21, in
+# the run in which torch._scaled_mm reached 1317 TFLOP/s at 8192³: µs by (experts, rows of each).
+_DEEP_GEMM_DENSE = 1317.0
+_DEEP_GEMM_COLUMNS = ((4096, 7168), (7168, 2048), (7168, 7168))
+_DEEP_GEMM = {
+    (1, 64): (16.8, 11.2, 23.8), (1, 128): (17.1, 12.5, 25.2), (1, 512): (27.6, 22.6, 54.5),
+    (4, 64): (41.8, 26.0, 64.2), (4, 128): (43.0, 27.8, 67.7), (4, 512): (101.6, 55.3, 165.0),
+    (8, 64): (70.8, 42.9, 116.0), (8, 128): (75.2, 50.6, 130.0), (8, 512): (195.0, 107.0, 325.0),
+}  # fmt: skip
+
+_YARDSTICK = "fp8-large/fp8-e1-m8192-n8192-k8192"
+_INT4_GROUPS = (32, 64, 128, 0)
+_KINDS = {"bf16": "bf16", "fp8": "FP8", "int4": "INT4"}
+
+
+def update_page(path: Path, records: Iterable[Record], gpu: str, check: bool = False) -> bool:
+    """Fill every block of the page from the records of the GPU called `gpu`; returns whether it was up to date.
+
+    With `check` nothing is written. Of each preset the latest run counts; of one with two operators each one's.
+    """
+    return fill_file(path, {f"quantised {name}": body for name, body in blocks(records, gpu).items()}, check)
+
+
+def blocks(records: Iterable[Record], gpu: str) -> dict[str, str]:
+    """The text of every block, by name."""
+    here = [r for r in records if r.env.gpu == gpu]
+    tables: Mapping[str, tuple[str, Callable[[Times], list[str]]]] = {
+        "sweep": ("fp8-sweep", _sweep), "large": ("fp8-large", _large), "causes": ("fp8-causes", _causes),
+        "quantisers": ("quantize", _quantisers), "models": ("int4-models", _models),
+    }  # fmt: skip
+    texts = {}
+    for name, (preset, table) in tables.items():
+        run = _latest(here, preset)
+        shown = [*_yardstick(here, run), *run] if name == "sweep" else run
+        lines = table(by_name(shown)) if run else []
+        texts[name] = "\n\n".join([recorded(run), *lines]) if lines else NOT_MEASURED
+    return {**texts, "errors": errors_block()}
+
+
+def _latest(records: Sequence[Record], preset: str) -> list[Record]:
+    """All records of the last run that measured something of `preset`, for each operator in it."""
+    last = {r.op: r.run for r in records if r.workload.startswith(f"{preset}/") and r.status == "ok"}
+    return [r for r in records if r.run == last.get(r.op)]
+
+
+def _yardstick(records: Sequence[Record], run: Sequence[Record]) -> list[Record]:
+    """The last of that day's dense 8192³ products: the sweep holds none large enough to say what the chip makes of
+    FP8."""
+    found = [r for r in records if (r.workload, r.backend, r.status) == (_YARDSTICK, "dense", "ok")]
+    return found[-1:] if run and found and found[-1].date[:10] == run[0].date[:10] else []
+
+
+def _time(record: Record | None) -> float | None:
+    return None if record is None else record.time_s
+
+
+def _workloads(found: Times, op: str, preset: str) -> list[str]:
+    return list(dict.fromkeys(w for o, w, _, _ in found if o == op and w.startswith(f"{preset}/")))
+
+
+def _rates(record: Record) -> list[str]:
+    share = record.bound_s / record.time_s if record.time_s and record.bound_s else None
+    tflops, gbps = record.tflops or 0.0, record.gbps or 0.0
+    return [micros(record.time_s), significant(tflops), significant(gbps / 1e3), percent(share)]
+
+
+def _dense(found: Times) -> float | None:
+    """TFLOP/s of torch._scaled_mm at 8192³."""
+    record = ok(found, "scaled_grouped_mm", _YARDSTICK, "dense")
+    return None if record is None else record.tflops
+
+
+def _sweep(found: Times) -> list[str]:
+    op, body, ratios, plain = "scaled_grouped_mm", [], [], []
+    dense = _dense(found)
+    for name in _workloads(found, op, "fp8-sweep"):
+        ours = ok(found, op, name, OURS)
+        if ours is None or ours.time_s is None:
+            continue
+        s = ours.shape
+        groups, rows, n, k = s["groups"], s["tokens"] * s["top_k"] // s["groups"], s["n"], s["k"]
+        theirs = dict(zip(_DEEP_GEMM_COLUMNS, _DEEP_GEMM.get((groups, rows), ()), strict=False)).get((n, k))
+        against = MISSING
+        if theirs is not None and dense and ours.tflops:
+            share = ours.flops / (theirs * 1e-6) / 1e12 / _DEEP_GEMM_DENSE
+            ratios.append(ours.tflops / dense / share)
+            plain.append(theirs * 1e-6 / ours.time_s)
+            against = times(ratios[-1])
+        eager = ok(found, op, name, OURS, "eager")
+        body.append(
+            [
+                str(groups), str(rows), str(n), str(k), *_rates(ours), micros(_time(eager)),
+                to_ours(ok(found, op, name, "torch"), ours), to_ours(ok(found, op, name, "bf16"), ours),
+                MISSING if theirs is None else significant(theirs), against,
+            ]
+        )  # fmt: skip
+    if not body:
+        return []
+    lines = [
+        "Time under CUDA-graph replay, inputs out of cache; *eager* is one call from Python. *torch* (row-wise scales) "
+        "and *bf16* (our `grouped_mm`): how many times as long. *DeepGEMM*: its time on an H200 in another run, and "
+        "our speed relative to its, each as a share of the `torch._scaled_mm` 8192³ of its own day (ours: preset "
+        "fp8-large)."
+    ]
+    if ratios:
+        lines.append(
+            f"Against DeepGEMM over {len(ratios)} shapes: {times(geometric_mean(ratios))} in geometric mean, "
+            f"{times(min(ratios))} at worst. By the times as they stand, whatever the two GPUs' speed: "
+            f"{times(geometric_mean(plain))} and {times(min(plain))}."
+        )
+    header = [
+        "E", "rows each", "N", "K", "µs", "TFLOP/s", "TB/s", "of bound", "eager, µs", "torch", "bf16", "DeepGEMM, µs",
+        "ours to it",
+    ]  # fmt: skip
+    return [*lines, markdown_table(header, body, left=0)]
+
+
+def _large(found: Times) -> list[str]:
+    op, body = "scaled_grouped_mm", []
+    for name in _workloads(found, op, "fp8-large"):
+        ours = ok(found, op, name, OURS)
+        if ours is not None:
+            others = (to_ours(ok(found, op, name, rival), ours) for rival in ("dense", "copy", "torch", "bf16"))
+            body.append([cell(name.partition("/")[2]), *_rates(ours), *others])
+    header = ["workload", "µs", "TFLOP/s", "TB/s", "of bound", "dense", "copy", "torch", "bf16"]
+    return [markdown_table(header, body)] if body else []
+
+
+def _causes(found: Times) -> list[str]:
+    op, body = "fp8_causes", []
+    for name in _workloads(found, op, "fp8-causes"):
+        ours, eager = ok(found, op, name, OURS), ok(found, op, name, OURS, "eager")
+        if ours is None or ours.time_s is None:
+            continue
+        variants = [ok(found, op, name, f"{OURS}-{v}") for v in ("row", "vector", "triton_fp8", "padded")]
+        padded = ok(found, op, name, f"{OURS}-padded", "eager")
+        wrong = found.get((op, name, "multiplied", "eager")) or found.get((op, name, "multiplied", "graph"))
+        error = MISSING if wrong is None or wrong.rel_error is None else significant(wrong.rel_error)
+        body.append(
+            [
+                cell(name.partition("/")[2]), micros(ours.time_s), *(to_ours(v, ours) for v in variants),
+                micros(_time(eager)), MISSING if eager is None else to_ours(padded, eager), error,
+            ]
+        )  # fmt: skip
+    if not body:
+        return []
+    header = [
+        "shape", "µs", "one scale a row (cause 1)", "128× the weights' scales (2)", "scales loaded when needed (2)",
+        "padded in torch (4)", "eager, µs", "eager, padded (4)", "relative error of multiplied scales",
+    ]  # fmt: skip
+    return ["How many times as long as ours, under CUDA-graph replay unless said.", markdown_table(header, body)]
+
+
+def _quantisers(found: Times) -> list[str]:
+    op, body = "quantize_fp8", []
+    for name in _workloads(found, op, "quantize"):
+        ours = ok(found, op, name, OURS)
+        if ours is not None:
+            others = (to_ours(ok(found, op, name, rival), ours) for rival in ("copy", "torch.compile", "torch"))
+            rate = significant((ours.gbps or 0.0) / 1e3)
+            body.append([cell(name.partition("/")[2]), micros(ours.time_s), rate, *others])
+    header = ["call", "µs", "TB/s", "copy", "torch.compile", "torch"]
+    return [markdown_table(header, body)] if body else []
+
+
+def weight_nbytes(model: str, kind: str) -> float:
+    """Bytes of the experts' three matrices: "bf16", "fp8" (128×128 scales), "int4" (group 128, symmetric)."""
+    experts, hidden, ffn, _ = REPORT_MODELS[model]
+    each = {"bf16": 2.0, "fp8": 1 + 4 / 128**2, "int4": 0.5 + 2 / 128}[kind]
+    return 3.0 * experts * hidden * ffn * each
+
+
+def _both(found: Times, op: str, model: str, phase: str, backend: str) -> float | None:
+    """Seconds of both products of a layer, or None unless both were measured."""
+    each = [
+        _time(ok(found, op, f"int4-models/{model}-{projection}-{phase}", backend)) for projection in ("gate-up", "down")
+    ]
+    return None if None in each else sum(t for t in each if t)
+
+
+def _models(found: Times) -> list[str]:
+    ways = (("bf16", "int4_grouped_mm", "bf16"), ("fp8", "scaled_grouped_mm", OURS), ("int4", "int4_grouped_mm", OURS))
+    errors = {"bf16": MISSING, "fp8": _shown(_error("fp8", 0)), "int4": _shown(_error("int4", 128))}
+    body = []
+    for model, (_, hidden, ffn, top_k) in REPORT_MODELS.items():
+        for phase, tokens in PHASES.items():
+            bf16 = {op: _both(found, op, model, phase, "bf16") for _, op, _ in ways}
+            flops = 6.0 * tokens * top_k * hidden * ffn
+            for kind, op, backend in ways:
+                base = bf16[op] or next(filter(None, bf16.values()), None)
+                # bf16 plays beside FP8 too.
+                seconds = base if kind == "bf16" else _both(found, op, model, phase, backend)
+                if seconds is not None:
+                    body.append(
+                        [
+                            cell(model), f"{phase} ({tokens})", _KINDS[kind], micros(seconds),
+                            times(base / seconds) if base else MISSING, significant(flops / seconds / 1e12),
+                            significant(weight_nbytes(model, kind) / 1e9),
+                            times(weight_nbytes(model, "bf16") / weight_nbytes(model, kind)), errors[kind],
+                        ]
+                    )  # fmt: skip
+    if not body:
+        return []
+    lead = (
+        "Both expert products of one layer (gate and up together, and down; no activation, no routing), routed as the "
+        "report's benchmark routes; bf16 is our own `grouped_mm`, and FP8 finds its activations quantised. The error "
+        "is that of a product of normal data, below. *Of bf16*: of the bf16 measured beside it."
+    )
+    header = ["model", "tokens", "weights", "µs", "of bf16", "TFLOP/s", "GB of weights", "smaller", "error"]
+    return [lead, markdown_table(header, body, left=3)]
+
+
+def errors_block() -> str:
+    """What quantising does to normally distributed weights, and to a product with normal activations."""
+    body = [["e4m3, 128×128 scales; activations 1×128", *_pair("fp8", 0)]]
+    body += [["e4m3, the same with power-of-two scales", *_pair("fp8", 1)]]
+    for group in _INT4_GROUPS:
+        for kind, zeros in (("int4", "symmetric"), ("int4-zeros", "with zero points")):
+            label = f"group {group}" if group else "one scale a row"
+            body.append([f"INT4, {label}, {zeros}", *_pair(kind, group)])
+    header = ["weights", "of the weights", "of a product"]
+    lead = (
+        "Relative Frobenius error on normally distributed data (weights 512 × 2048, activations 64 × 2048, seed 0), "
+        "worked out on a CPU in float32: for FP8 both operands are quantised, for INT4 the weights alone."
+    )
+    return f"{lead}\n\n{markdown_table(header, body)}"
+
+
+def _pair(kind: str, option: int) -> tuple[str, str]:
+    weights, _ = _errors(kind, option)
+    return _shown(weights), _shown(_error(kind, option))
+
+
+def _error(kind: str, option: int) -> float:
+    return _errors(kind, option)[1]
+
+
+def _shown(error: float) -> str:
+    return f"{error * 100:.1f} %"
+
+
+@lru_cache(maxsize=64)
+def _errors(kind: str, option: int) -> tuple[float, float]:
+    """(of the weights, of a product); `option`: group size (0: a row) of INT4, power-of-two scales of FP8."""
+    generator = torch.Generator().manual_seed(0)
+    w, a = (torch.randn(rows, 2048, generator=generator) for rows in (512, 64))
+    if kind == "fp8":
+        weights = Fp8Blocks.quantize(w, (128, 128), bool(option)).dequantize()
+        rows = Fp8Blocks.quantize(a, (1, 128), bool(option)).dequantize()
+    else:
+        made = Int4Weight.quantize(w, option or None, symmetric=kind == "int4")
+        weights, rows = made.dequantize(torch.float32)[0], a
+    return _relative(weights, w), _relative(rows @ weights.t(), a @ w.t())
+
+
+def _relative(made: torch.Tensor, truth: torch.Tensor) -> float:
+    return float((made - truth).norm() / truth.norm())

@@ -1,0 +1,37 @@
+"""Records as the generated blocks of hand-written pages read them: looked up by name, compared within one run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from expertile.lab.race.record import Record
+from expertile.lab.report.units import MISSING, cell, times
+
+OURS = "expertile"
+
+Times = Mapping[tuple[str, str, str, str], Record]  # (op, workload, backend, policy)
+
+
+def by_name(records: Sequence[Record]) -> Times:
+    """Of records of one name the last counts."""
+    return {(r.op, r.workload, r.backend, r.policy): r for r in records}
+
+
+def ok(found: Times, op: str, workload: str, backend: str, policy: str = "graph") -> Record | None:
+    """A record with a time that counts."""
+    record = found.get((op, workload, backend, policy))
+    return record if record is not None and record.status == "ok" else None
+
+
+def to_ours(record: Record | None, ours: Record) -> str:
+    """How many times as long as ours."""
+    return MISSING if record is None or not record.time_s or not ours.time_s else times(record.time_s / ours.time_s)
+
+
+def recorded(records: Sequence[Record]) -> str:
+    """Where, when and with what: "Recorded on NVIDIA H200, 2026-01-02, torch 2.11, triton 3.6." Days and versions in
+    the order of the records, each once; `records` must not be empty."""
+    facts = list(dict.fromkeys(r.date[:10] for r in records))
+    for name, values in (("torch", (r.env.torch for r in records)), ("triton", (r.env.triton for r in records))):
+        facts += [f"{name} {cell(value)}" for value in dict.fromkeys(values) if value]
+    return f"Recorded on {cell(records[0].env.gpu)}, {', '.join(facts)}."

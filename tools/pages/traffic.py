@@ -1,0 +1,234 @@
+"""The figures of docs/traffic.md, docs/elementwise.md and docs/stencil.md, put between their markers: formulas from the
+code, times and counted bytes from records. All else in the pages stays byte for byte."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from expertile.device import Device
+from expertile.lab.race.record import Record
+from expertile.lab.report.markers import fill_file
+from expertile.lab.report.units import MISSING, byte_rate, cell, markdown_table, micros, percent, significant, times
+from expertile.lab.traffic import Subject, Way, formulas
+from expertile.lab.traffic.measured import TrafficRecord
+from expertile.lab.traffic.model import OURS, TORCH, UNFUSED
+from expertile.roofline import bound
+
+NOT_MEASURED = "Not measured yet."
+_PER_OPERATOR = 4  # workloads of an operator in the table of times, the largest first
+_LARGE = 64e6  # bytes from which memory, not a launch, is what is measured
+# Which way a rival of the lab goes, where it is not called so.
+_WAYS = {
+    ("laplacian", "torch"): UNFUSED, ("laplacian_backward", "torch"): UNFUSED, ("laplacian", "conv2d"): TORCH,
+    ("attention", "sdpa_fa2"): TORCH, ("attention_backward", "sdpa_fa2"): TORCH,
+}  # fmt: skip
+
+
+def update_pages(
+    docs: Path, records: Sequence[Record], counted: Sequence[TrafficRecord], device: Device, check: bool = False
+) -> list[Path]:
+    """Fill every block of the three pages in folder `docs`; returns those that were out of date.
+
+    With `check` nothing is written. `records` and `counted` of other devices than `device` are left out.
+    """
+    here = [r for r in records if r.env.gpu == device.name]
+    pages: Mapping[str, Mapping[str, str]] = {
+        "traffic.md": {
+            "traffic formulas": formulas_block(device),
+            "traffic times": times_block(here, device),
+            "traffic counted": counted_block([c for c in counted if c.env.gpu == device.name]),
+        },
+        "elementwise.md": {"elementwise launch": launch_block(here)},
+        "stencil.md": {"stencil times": stencil_block(here)},
+    }
+    return [docs / name for name, blocks in pages.items() if not fill_file(docs / name, blocks, check)]
+
+
+def formulas_block(device: Device) -> str:
+    """Bytes of every way relative to ours, at the default size of each operator."""
+    body = []
+    for op, formula in formulas().items():
+        subject = formula.subject("bf16", {})
+        ways = formula.ways(subject, device)
+        ours = next(way for way in ways if way.name == OURS)
+        cells = {way.name: f"{times(way.nbytes / ours.nbytes)} in {way.launches}" for way in ways}
+        others = [f"{name}: {told}" for name, told in cells.items() if name not in (UNFUSED, TORCH, OURS)]
+        body.append(
+            [
+                f"`{op}`", _call(subject), cells.get(UNFUSED, MISSING), cells.get(TORCH, MISSING),
+                f"{significant(ours.nbytes / 1e6)} in {ours.launches}",
+                significant(formula.work(subject).intensity), ", ".join(others) or MISSING,
+            ]
+        )  # fmt: skip
+    header = ["operator", "call (bf16)", "unfused", "torch", "ours, MB", "FLOP/byte", "other ways"]
+    lead = f"Bytes relative to ours, and kernels; by formula, for a processor of {device.sm_count} SMs ({device.name})."
+    return f"{lead}\n\n{markdown_table(header, body, left=2)}"
+
+
+def times_block(records: Sequence[Record], device: Device) -> str:
+    """Bytes by formula beside times by record: how much of a rival's slowness its traffic explains."""
+    body: list[list[str]] = []
+    for op in formulas():
+        races = [race for race in _races(records, op) if race.ours.nbytes >= _LARGE]
+        for race in sorted(races, key=lambda race: -race.ours.nbytes)[:_PER_OPERATOR]:
+            body += _race_lines(race, device)
+    if not body:
+        return NOT_MEASURED
+    header = ["operator", "call", "rival", "its bytes", "its time", "of the bound", "ours of the bound"]
+    lead = (
+        f"{device.name}, CUDA graph; calls of 64 MB and more. Bytes (by formula) and times (recorded) relative to ours."
+    )
+    return f"{lead}\n\n{markdown_table(header, body, left=3)}"
+
+
+def counted_block(counted: Sequence[TrafficRecord]) -> str:
+    """Bytes that Nsight Compute counted beside those of the formula."""
+    done = [c for c in counted if c.kernels]
+    reasons = dict.fromkeys(c.reason for c in counted if c.reason)
+    told = "\n".join(f"Not counted: {cell(reason)}." for reason in reasons)
+    if not done:
+        return "\n\n".join(part for part in (NOT_MEASURED, told) if part)
+    body = [
+        [
+            f"`{c.op}`", _call(Subject(c.op, tuple(c.shape.items()), c.dtype)), c.way,
+            f"{c.launches} / {c.model_launches}", _mb(c.read), _mb(c.model_read), _mb(c.written), _mb(c.model_written),
+        ]
+        for c in done
+    ]  # fmt: skip
+    header = ["operator", "call", "way", "kernels / formula", "read, MB", "formula", "written, MB", "formula"]
+    first = done[0]
+    lead = (
+        f"{first.env.gpu}, {first.date[:10]}, Nsight Compute, caches flushed before each kernel. What a kernel leaves "
+        "in L2 when it ends is not among its bytes written."
+    )
+    return "\n\n".join(part for part in (lead, markdown_table(header, body, left=3), told) if part)
+
+
+def launch_block(records: Sequence[Record]) -> str:
+    """add_scalar in float32: times under both policies, and where the launch ends."""
+    table: dict[int, dict[tuple[str, str], Record]] = {}
+    for race_policy in ("graph", "eager"):
+        for race in _races(records, "add_scalar", race_policy):
+            for r in (race.ours, *race.rivals):
+                if r.dtype == "fp32":
+                    table.setdefault(r.shape["elements"], {})[r.backend, race_policy] = r
+    columns = [(name, policy) for policy in ("graph", "eager") for name in (OURS, TORCH, "torch.compile")]
+    body = [
+        [f"{n:,}", *(micros(found[c].time_s) if c in found else MISSING for c in columns)]
+        for n, found in sorted(table.items())
+    ]
+    if not body:
+        return NOT_MEASURED
+    header = ["elements", *(f"{name}, {policy}" for name, policy in columns)]
+    return "\n\n".join([f"µs a call, float32.\n\n{markdown_table(header, body)}", *_crossover(table)])
+
+
+def _crossover(table: Mapping[int, Mapping[tuple[str, str], Record]]) -> list[str]:
+    """The sentence on launches: t = L + bytes / B, with L and B from the smallest and the largest call."""
+    smallest, largest = table[min(table)], table[max(table)]
+    lines = []
+    for name in (OURS, TORCH):
+        first, last = smallest.get((name, "eager")), largest.get((name, "graph"))
+        if first is None or last is None or not first.time_s or not last.time_s:
+            continue
+        rate = last.nbytes / last.time_s
+        launch = first.time_s - first.nbytes / rate
+        lines.append(
+            f"{name}: B = {byte_rate(rate / 1e9)} from {last.shape['elements']:,} elements, L = {micros(launch)} µs "
+            f"from {first.shape['elements']:,}, so launch and work are equal at {significant(launch * rate / 8)} "
+            "elements."
+        )
+    return ["\n".join(f"- {line}" for line in lines)] if lines else []
+
+
+def stencil_block(records: Sequence[Record]) -> str:
+    """Every workload of the preset, forward and backward, as shares of copying the same bytes."""
+    body = []
+    for op in ("laplacian", "laplacian_backward"):
+        for race in _races(records, op):
+            found = {r.backend: r for r in (race.ours, *race.rivals)}
+            copy = race.copy
+            cells = [f"{race.ours.workload.split('/')[-1]}", byte_rate(race.ours.gbps), micros(race.ours.time_s)]
+            for name in (OURS, "torch", "torch.compile", "conv2d"):
+                r = found.get(name)
+                share = copy.time_s / r.time_s if r and copy and r.time_s and copy.time_s else None
+                cells.append(percent(share))
+            body.append(cells)
+    if not body:
+        return NOT_MEASURED
+    header = ["call", "ours", "µs", "of copy", "torch (slices)", "torch.compile", "conv2d"]
+    return f"CUDA graph; shares of copying the same bytes in the same run.\n\n{markdown_table(header, body)}"
+
+
+@dataclass(frozen=True)
+class _Race:
+    """One workload of one run: our record, the others', and copy."""
+
+    ours: Record
+    rivals: tuple[Record, ...]
+    copy: Record | None
+
+
+def _races(records: Iterable[Record], op: str, policy: str = "graph") -> list[_Race]:
+    """The timed workloads of `op` that ours took part in, each of its latest run, in order of appearance."""
+    by_call: dict[tuple[str, str, str], dict[str, dict[str, Record]]] = {}
+    for r in records:
+        if r.op == op and r.policy == policy and r.status == "ok":
+            call = (r.workload, r.dtype, str(sorted(r.shape.items(), key=str)))
+            by_call.setdefault(call, {}).setdefault(r.run, {})[r.backend] = r
+    races = []
+    for runs in by_call.values():
+        mine = [found for found in runs.values() if OURS in found]
+        if mine:
+            found = max(mine, key=lambda found: found[OURS].date)
+            rivals = tuple(r for name, r in found.items() if name not in (OURS, "copy"))
+            races.append(_Race(found[OURS], rivals, found.get("copy")))
+    return races
+
+
+def _race_lines(race: _Race, device: Device) -> list[list[str]]:
+    ours, formula = race.ours, formulas()[race.ours.op]
+    if ours.dtype not in formula.dtypes:
+        return []
+    dims = {key: value for key, value in ours.shape.items() if key in formula.dims}
+    subject = formula.subject(ours.dtype, dims)
+    ways = {way.name: way for way in formula.ways(subject, device)}
+    limit = bound(formula.work(subject), device, ours.dtype).seconds
+    lines = []
+    for rival in race.rivals:
+        way: Way | None = ways.get(_WAYS.get((ours.op, rival.backend), rival.backend))
+        if way is None or not rival.time_s or not ours.time_s:
+            continue
+        lines.append(
+            [
+                f"`{ours.op}`", f"{_call(subject)}, {ours.dtype}", rival.backend,
+                times(way.nbytes / ways[OURS].nbytes), times(rival.time_s / ours.time_s),
+                percent(limit / rival.time_s), percent(limit / ours.time_s),
+            ]
+        )  # fmt: skip
+    return lines
+
+
+def _call(subject: Subject) -> str:
+    """A call's dimensions in few words: 8192 × 8192; 4 × 16 × 4096² × 128."""
+    values = dict(subject.dims)
+    if "q_len" in values:
+        causal = ", causal" if values["causal"] else ""
+        heads = (
+            f"{values['heads']}" if values["heads"] == values["kv_heads"] else f"{values['heads']}/{values['kv_heads']}"
+        )
+        return f"B {values['batch']}, H {heads}, L {values['q_len']}, D {values['head_dim']}{causal}"
+    if "elements" in values:
+        return f"{values['elements']:,}"
+    if "grids" in values:
+        return f"{values['grids']} × {values['rows']} × {values['columns']}, {values['boundary']}"
+    if "group_sizes" in values:
+        sizes = values["group_sizes"]
+        return f"{len(sizes)} groups, {sum(sizes)} rows, {values['k']} → {values['n']}"
+    return f"{values['rows']} × {values['cols']}"
+
+
+def _mb(nbytes: float | None) -> str:
+    return MISSING if nbytes is None else significant(nbytes / 1e6)
