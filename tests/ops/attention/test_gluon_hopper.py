@@ -11,11 +11,9 @@ import torch
 from expertile.device import Device
 from expertile.ops.attention.backend import new_lse
 from expertile.ops.attention.backends import (
-    _hopper_backward,
     _hopper_dkdv,
     _hopper_dq,
     _hopper_forward,
-    _hopper_tiles,
     _statistics,
     gluon_hopper,
 )
@@ -147,12 +145,12 @@ _CAUGHT = (attention_emulator.EmulationError, AssertionError, ZeroDivisionError,
 def test_planted_forward_faults_are_caught(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each mutant must fail some case, config and seed: the emulator and the cases can see that fault."""
     fault = hopper_mutants.FORWARD[name]
-    _tiles, module = planted((_hopper_tiles, _hopper_forward), *fault, tmp_path, monkeypatch)
+    (kernel,) = planted([_hopper_forward.attention_forward_kernel], fault, tmp_path, monkeypatch)
     for seed in range(6):
         for config in FORWARD.values():
             for case in MANY_TILES:
                 try:
-                    _forward(make(case), config, monkeypatch, seed, module.attention_forward_kernel)
+                    _forward(make(case), config, monkeypatch, seed, kernel)
                 except _CAUGHT:
                     return
     pytest.fail("no case, config or seed caught it")
@@ -160,9 +158,8 @@ def test_planted_forward_faults_are_caught(name: str, tmp_path: Path, monkeypatc
 
 @pytest.mark.parametrize("name", hopper_mutants.BACKWARD)
 def test_planted_backward_faults_are_caught(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    modules = (_hopper_tiles, _hopper_backward, _hopper_dkdv, _hopper_dq)
-    *_shared, dkdv, dq = planted(modules, *hopper_mutants.BACKWARD[name], tmp_path, monkeypatch)
-    kernels = (dkdv.attention_dkdv_kernel, dq.attention_dq_kernel)
+    passes = [_hopper_dkdv.attention_dkdv_kernel, _hopper_dq.attention_dq_kernel]
+    kernels = planted(passes, hopper_mutants.BACKWARD[name], tmp_path, monkeypatch)
     for seed in range(6):
         for config in PASSES.values():
             for case in MANY_TILES:
