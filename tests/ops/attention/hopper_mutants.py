@@ -38,7 +38,9 @@ BACKWARD = {
     "the held rows are used before they are there": Fault(_CONSUMERS, "mbarrier.wait(...)", nth=...),
     "the held rows are given back while gradients leave": Fault(_CONSUMERS, "tma.store_wait(0)", nth=...),
     "no fence before gradients leave": Fault(_CONSUMERS, "fence_async_shared()", nth=...),
-    "statistics do not count as bytes": Fault("load_stage", "a_ + STAT_BYTES", "a_", nth=1),
+    "statistics do not count as bytes": Fault(
+        "load_stage", "mbarrier.expect(p_.b_full.index(i_), a_ + _)", "mbarrier.expect(p_.b_full.index(i_), a_)"
+    ),
     "a stage is never freed": Fault("_dkdv_block", "mbarrier.arrive(_.b_empty.index(_), ...)"),
     "a stage is freed early": Fault("_dkdv_block", _FREED, before("warpgroup_mma_wait(...)")),
     "K is freed early": Fault("_dq_block", _FREED, before("warpgroup_mma_wait(...)")),

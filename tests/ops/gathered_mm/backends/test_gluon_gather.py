@@ -106,12 +106,13 @@ MUTANTS = {
     "a consumer mistakes its phase": Fault("_multiply", "_ // _.STAGES & 1", "0"),
     "the other consumer's steps are not counted": Fault("_consumer_pingpong", "_steps(...) + a_", "a_"),
     "the turn is not handed over": Fault("_multiply", "mbarrier.arrive(_.turn.index(_), ...)"),
-    "the pieces of a result lie on one another": Fault("_store", "a_ + _ * PART", "a_", nth=...),
+    "the pieces of a result lie on one another": Fault("_store", "a_ + _ * _", "a_", nth=...),
     "a store's buffer is reused at once": Fault("_buffer", "tma.store_wait(_)", "tma.store_wait(8)"),
     "one row too many is stored": Fault("_store", "[WRAP, a_, b_, HALF, c_]", "[WRAP, a_, b_ - 1, HALF, c_]"),
-    "gate and up change places": Fault(
-        "store_gated", "_store(p_, _.pre_desc, left, ..., 0)", "_store(p_, p_.pre_desc, right, ..., 0)"
-    ),
+    "gate and up change places": [
+        Fault("store_gated", "_store(..., 1)", "_store(..., 0)"),
+        Fault("store_gated", "_store(..., 0)", "_store(..., 1)", nth=0),
+    ],
     "the up columns are loaded from the gate": Fault("_load_b", "a_ // 2", "a_"),
     "bias of the wrong half": Fault("_biased_halves", "a_ // b_ * _", "a_ // b_ * b_"),
     "rows that stand in order are off by one": Fault("_fill", "WRAP - a_ + b_", "WRAP - a_ - 1 + b_"),
