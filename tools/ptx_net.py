@@ -3,8 +3,9 @@
     python tools/ptx_net.py record OUT.json [words for pytest: -n 2, -k gluon, a file]
     python tools/ptx_net.py compare OLD.json NEW.json
 
-record   Runs the tests marked `compile` and notes each compilation, those that Triton's cache answers too: the kernel,
-         its arguments and options, and the hash of its PTX without what a moved line or a new name changes.
+record   Runs the tests marked `compile` of the tree that this file stands in, and notes each compilation, those that
+         Triton's cache answers too: the kernel, its arguments and options, and the hash of its PTX without what a moved
+         line or a new name changes.
 compare  Matches kernels by name, the rest by their hashes: a new name of a kernel or an argument is no difference.
          Tells kernels that are the same, changed, missing and new; "order alone" means that each opcode stands there as
          often as before. The exit status is 1 if kernels differ, 2 if the records cannot be compared.
@@ -29,7 +30,7 @@ ROOT = Path(__file__).resolve().parents[1]
 _PARTS = "EXPERTILE_PTX_NET"  # the folder that processes write their parts of a record to
 _DEBUG = re.compile(r"\.section\s+\.debug_\w+\s*\{[^}]*\}")
 _POSITION = re.compile(r"^\s*(?:\.loc\b|\.file\b|\.reg\s+\.\w+\s+%\w+<|\$L__(?:tmp|func_begin|func_end)\d+:).*$", re.M)
-_FUNCTION = re.compile(r"\.(?:entry|func)\s+(?:\([^)]*\)\s*)?([\w$]+)")
+_FUNCTION = re.compile(r"(?<!extern )\.(?:entry|func)\s+(?:\([^)]*\)\s*)?([\w$]+)")
 _NUMBERED = re.compile(r"%[a-z]+\d+\b|\$L__BB\w+")
 _OPCODE = re.compile(r"^\s*(?:@!?%\w+\s+)?\{?\s*([a-z][\w.:]*)", re.M)
 
@@ -105,7 +106,9 @@ def record(out: Path, words: list[str]) -> int:
     import triton
 
     start = time.monotonic()
-    sys.path.insert(0, str(ROOT))
+    out = out.absolute()
+    os.chdir(ROOT)
+    sys.path[:0] = [str(ROOT / "src"), str(ROOT)]  # xdist's workers have them too
     with tempfile.TemporaryDirectory() as folder:
         os.environ[_PARTS] = folder
         status = int(pytest.main(["-q", "-m", "compile", "-p", "tools.ptx_net", "--rootdir", str(ROOT), *words]))
