@@ -7,8 +7,9 @@ record   Runs the tests marked `compile` of the tree that this file stands in, a
          Triton's cache answers too: the kernel, its arguments and options, and the hash of its PTX without what a moved
          line or a new name changes.
 compare  Matches kernels by name, the rest by their hashes: a new name of a kernel or an argument is no difference.
-         Tells kernels that are the same, changed, missing and new; "order alone" means that each opcode stands there as
-         often as before. The exit status is 1 if kernels differ, 2 if the records cannot be compared.
+         Tells kernels that are the same, changed, missing and new; "order alone" means that each line of PTX, whatever
+         its registers, stands there as often as before. The exit status is 1 if kernels differ, 2 if the records cannot
+         be compared.
 
 Two records of the same Triton are comparable, no others. A record keeps where the PTX was, so that `diff` can go on.
 """
@@ -32,7 +33,7 @@ _DEBUG = re.compile(r"\.section\s+\.debug_\w+\s*\{[^}]*\}")
 _POSITION = re.compile(r"^\s*(?:\.loc\b|\.file\b|\.reg\s+\.\w+\s+%\w+<|\$L__(?:tmp|func_begin|func_end)\d+:).*$", re.M)
 _FUNCTION = re.compile(r"(?<!extern )\.(?:entry|func)\s+(?:\([^)]*\)\s*)?([\w$]+)")
 _NUMBERED = re.compile(r"%[a-z]+\d+\b|\$L__BB\w+")
-_OPCODE = re.compile(r"^\s*(?:@!?%\w+\s+)?\{?\s*([a-z][\w.:]*)", re.M)
+_NUMBER = re.compile(r"(%[a-z]+|\$L)\d+\b")
 
 
 def canonical(ptx: str) -> str:
@@ -50,6 +51,11 @@ def canonical(ptx: str) -> str:
         return numbers.setdefault(found[0], f"{kind}{len(numbers)}")
 
     return "\n".join(" ".join(line.split()) for line in _NUMBERED.sub(first, ptx).splitlines() if line.strip())
+
+
+def _unordered(text: str) -> str:
+    """The lines of canonical PTX without their registers and labels, sorted."""
+    return "\n".join(sorted(_NUMBER.sub(r"\1", text).splitlines()))
 
 
 def _sha(text: str) -> str:
@@ -74,7 +80,7 @@ def note(src: Any, metadata: dict[str, Any], ptx: Path) -> dict[str, Any]:
     options = [f"{o}={metadata[o]}" for o in ("num_warps", "num_stages", "num_ctas", "maxnreg") if metadata.get(o)]
     return {
         "kernel": src.fn.__name__, "arch": metadata["target"].arch, "arguments": " ".join([*options, *arguments]),
-        "ptx": _sha(text), "opcodes": _sha(repr(sorted(Counter(_OPCODE.findall(text)).items()))), "at": str(ptx),
+        "ptx": _sha(text), "lines": _sha(_unordered(text)), "at": str(ptx),
     }  # fmt: skip
 
 
@@ -152,7 +158,7 @@ def compare(old: dict[str, Any], new: dict[str, Any]) -> int:
         same += ours == theirs
         if ours != theirs:
             differ += 1
-            order = " (order alone)" if _hashes(before[name], "opcodes") == _hashes(after[now], "opcodes") else ""
+            order = " (order alone)" if _hashes(before[name], "lines") == _hashes(after[now], "lines") else ""
             print(f"changed  {title}: {(ours - theirs).total()} of {ours.total()} -> {(theirs - ours).total()}{order}")
             for sign, entries, lost in (("-", before[name], ours - theirs), ("+", after[now], theirs - ours)):
                 odd = [entry for entry in entries if (entry["arch"], entry["ptx"]) in lost]

@@ -77,9 +77,25 @@ def test_instructions_count(old, new):
     assert old in PTX and ptx_net.canonical(PTX.replace(old, new)) != ptx_net.canonical(PTX)
 
 
+@pytest.mark.parametrize(
+    ("new", "same"),
+    [
+        ("\tmul.lo.s32 	%r3, %r8, %r7;\n\tadd.s32 	%r8, %r7, 1;", True),
+        ("\tadd.s32 	%r8, %r7, 1;\n\tmul.lo.s32 	%r3, %r7, %r7;", True),
+        ("\tadd.s32 	%r8, %r7, 2;\n\tmul.lo.s32 	%r3, %r8, %r7;", False),
+        ("\tadd.s32 	%r8, %r7, 1;\n\tmul.hi.s32 	%r3, %r8, %r7;", False),
+    ],
+)
+def test_another_order(new, same):
+    old = "\tadd.s32 	%r8, %r7, 1;\n\tmul.lo.s32 	%r3, %r8, %r7;"
+    texts = [ptx_net.canonical(text) for text in (old, new)]
+    assert texts[0] != texts[1]
+    assert (ptx_net._unordered(texts[0]) == ptx_net._unordered(texts[1])) == same
+
+
 def _record(**kernels):
     entries = [
-        {"kernel": k, "arch": 90, "arguments": f"BLOCK={i}", "ptx": p, "opcodes": p.lower(), "at": f"/{p}"}
+        {"kernel": k, "arch": 90, "arguments": f"BLOCK={i}", "ptx": p, "lines": p.lower(), "at": f"/{p}"}
         for k, hashes in kernels.items() for i, p in enumerate(hashes)
     ]  # fmt: skip
     return {"triton": "3.9.0", "status": 0, "kernels": entries}
