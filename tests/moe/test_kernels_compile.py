@@ -46,11 +46,11 @@ def test_permutation_of_few_slots():
 def test_router(arch, model, monkeypatch):
     monkeypatch.setattr(router, "on_kernels", lambda x: True)
     config = ROUTERS[model]
-    plan, logits = router._plan(config), torch.empty(4096, config.num_experts, dtype=torch.bfloat16)
+    plan, logits = router.plan_of(config), torch.empty(4096, config.num_experts, dtype=torch.bfloat16)
     bias = torch.empty(config.num_experts) if config.score == "sigmoid" else None
     assert_sound(compiled(arch, router._select_on_device, logits, bias, True, plan), "route_kernel")
     ids, dweights = torch.empty(4096, 8, dtype=torch.int32), torch.empty(4096, 8)
-    assert_sound(compiled(arch, router._backward, logits, ids, dweights, None, plan), "route_backward_kernel")
+    assert_sound(compiled(arch, router.select_backward, logits, ids, dweights, None, plan), "route_backward_kernel")
 
 
 def test_rounding(monkeypatch):

@@ -47,14 +47,14 @@ else:
         assert found.offs.tolist() == [0, 600] and (found.positions[:, 0] == -1).all()
 
     def assert_as_torch(logits, config, bias=None, want_scores=True):
-        plan = router._plan(config)
+        plan = router.plan_of(config)
         found = router._select_on_device(logits, bias, want_scores, plan)
         weights, ids, scores = router._select_in_torch(logits, bias, want_scores, plan)
         assert torch.equal(found[1], ids)
         torch.testing.assert_close(found[0], weights, rtol=1e-5, atol=1e-6)
         torch.testing.assert_close(found[2], scores, rtol=1e-5, atol=1e-6)
         dweights, dscores = torch.randn(weights.shape), torch.randn(scores.shape) if want_scores else None
-        grads = [f(logits, ids, dweights, dscores, plan) for f in (router._backward, router._backward_in_torch)]
+        grads = [f(logits, ids, dweights, dscores, plan) for f in (router.select_backward, router._backward_in_torch)]
         assert grads[0].dtype is logits.dtype
         torch.testing.assert_close(*grads, rtol=1e-2 if logits.dtype is torch.bfloat16 else 1e-4, atol=1e-5)
 
@@ -76,7 +76,7 @@ else:
         logits = torch.tensor(
             [[1.0, 2, 2, 1, 2, 0], [-0.0, 0, -1, -0.0, 0, -1], [-inf, 1, -inf, -inf, 0, -inf], [0, nan, 1, 2, -nan, 3]]
         )
-        plan = router._plan(config)
+        plan = router.plan_of(config)
         for x in (logits, logits.to(torch.bfloat16)):
             found, truth = (f(x, None, True, plan)[1] for f in (router._select_on_device, router._select_in_torch))
             assert torch.equal(found, truth) and truth[0].tolist() == [1, 2, 4, 0]

@@ -11,11 +11,9 @@ import torch
 from expertile.device import Device
 from expertile.ops.attention.backend import new_lse
 from expertile.ops.attention.backends import (
-    _hopper_backward,
     _hopper_dkdv,
     _hopper_dq,
     _hopper_forward,
-    _hopper_tiles,
     _statistics,
     gluon_hopper,
 )
@@ -60,7 +58,7 @@ def _emulated(config: Any, kernel: Any) -> Any:
 
 
 def _forward(made: Made, config: ForwardConfig, patch: pytest.MonkeyPatch, seed: int, kernel: Any = None) -> None:
-    patch.setattr(gluon_hopper._gluon_queue, "run", _emulated((seed, 2 + seed % 2), kernel))
+    patch.setattr(gluon_hopper.gluon, "run", _emulated((seed, 2 + seed % 2), kernel))
     patch.setattr(torch, "empty_like", lambda x: torch.full_like(x, float("nan")))
     check_forward(made, *gluon_hopper.forward(on_gpu(made.problem), made.operands, config))
 
@@ -97,7 +95,7 @@ def _statistics_of(made: Made) -> Statistics:
 
 
 def _pass(made: Made, config: PassConfig, dq: bool, patch: pytest.MonkeyPatch, seed: int, kernel: Any = None) -> None:
-    patch.setattr(gluon_hopper._gluon_queue, "run", _emulated((seed, 2 + seed % 2), kernel))
+    patch.setattr(gluon_hopper.gluon, "run", _emulated((seed, 2 + seed % 2), kernel))
     o = made.operands
     grads = tuple(torch.full_like(x, float("nan")) for x in ((o.q,) if dq else (o.k, o.v)))
     gluon_hopper.run_pass(on_gpu(made.problem), o, made.dout, _statistics_of(made), config, *grads)
@@ -147,12 +145,12 @@ _CAUGHT = (attention_emulator.EmulationError, AssertionError, ZeroDivisionError,
 def test_planted_forward_faults_are_caught(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each mutant must fail some case, config and seed: the emulator and the cases can see that fault."""
     fault = hopper_mutants.FORWARD[name]
-    _tiles, module = planted((_hopper_tiles, _hopper_forward), *fault, tmp_path, monkeypatch)
+    (kernel,) = planted([_hopper_forward.attention_forward_kernel], fault, tmp_path, monkeypatch)
     for seed in range(6):
         for config in FORWARD.values():
             for case in MANY_TILES:
                 try:
-                    _forward(make(case), config, monkeypatch, seed, module.attention_forward_kernel)
+                    _forward(make(case), config, monkeypatch, seed, kernel)
                 except _CAUGHT:
                     return
     pytest.fail("no case, config or seed caught it")
@@ -160,9 +158,8 @@ def test_planted_forward_faults_are_caught(name: str, tmp_path: Path, monkeypatc
 
 @pytest.mark.parametrize("name", hopper_mutants.BACKWARD)
 def test_planted_backward_faults_are_caught(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    modules = (_hopper_tiles, _hopper_backward, _hopper_dkdv, _hopper_dq)
-    *_shared, dkdv, dq = planted(modules, *hopper_mutants.BACKWARD[name], tmp_path, monkeypatch)
-    kernels = (dkdv.attention_dkdv_kernel, dq.attention_dq_kernel)
+    passes = [_hopper_dkdv.attention_dkdv_kernel, _hopper_dq.attention_dq_kernel]
+    kernels = planted(passes, hopper_mutants.BACKWARD[name], tmp_path, monkeypatch)
     for seed in range(6):
         for config in PASSES.values():
             for case in MANY_TILES:

@@ -17,8 +17,8 @@ from expertile.ops.grouped_mm.backend import Operands
 from expertile.ops.grouped_mm.backends import _gluon_launch, gluon_hopper
 from expertile.ops.grouped_mm.backends._gluon_kernel import grouped_mm_kernel
 from expertile.ops.grouped_mm.problem import Layout, Problem
+from expertile.ops.launch import blocks, versions
 from expertile.ops.launch import driver as _launch
-from expertile.ops.launch import versions
 from tests.ops.grouped_mm import cases
 from tests.ops.grouped_mm.cases import Case
 from tests.support import fake_launcher
@@ -107,7 +107,7 @@ def test_caches_are_bounded(encoded: list[tuple[Any, ...]]) -> None:
         _launch._encode(tensor, address)
     assert _launch._encode.cache_info().currsize == limit
     assert _gluon_launch._ready.cache_info().maxsize is not None
-    assert _gluon_launch.compiled.cache_info().maxsize is not None
+    assert blocks.compiled.cache_info().maxsize is not None
 
 
 def test_scratch_memory_and_versions_not_known_are_left_to_triton(monkeypatch: pytest.MonkeyPatch) -> None:

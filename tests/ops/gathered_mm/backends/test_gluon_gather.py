@@ -10,22 +10,14 @@ import pytest
 import torch
 
 from expertile.device import Device
-from expertile.ops.gathered_mm.backends import (
-    _gluon_activation,
-    _gluon_backward,
-    _gluon_epilogue,
-    _gluon_feed,
-    _gluon_kernel,
-    _gluon_launch,
-    _gluon_wgrad,
-)
+from expertile.ops.gathered_mm.backends import _gluon_kernel, _gluon_launch
 from expertile.ops.gathered_mm.backends.gluon_gather import _DECODE, BACKEND, Config
 from expertile.ops.gathered_mm.problem import GatherProblem
 from tests.ops.gathered_mm import cases
 from tests.ops.gathered_mm.cases import BACKWARD, GATED, MM, WGRAD, Case
 from tests.support import aot, gather_emulator
 from tests.support.fake_driver import compile_only
-from tests.support.mutants import planted
+from tests.support.mutants import Fault, before, planted
 
 H200 = Device.by_name("h200")
 
@@ -95,64 +87,52 @@ def test_shared_cases(case: Case) -> None:
         _emulate(case, config, programs=2, seed=seed)
 
 
+_FEEDS = "feed_in_order|feed_gathered|feed_wgrad"
 MUTANTS = {
-    "a stage is freed before its wgmma is done": (
-        "    acc = warpgroup_mma_wait(0, (acc,))\n    mbarrier.arrive(p.empty.index(i), count=1)\n",
-        "    mbarrier.arrive(p.empty.index(i), count=1)\n    acc = warpgroup_mma_wait(0, (acc,))\n",
+    "a stage is freed before its wgmma is done": Fault(
+        "_multiply", "mbarrier.arrive(_.empty.index(_), ...)", before("warpgroup_mma_wait(0, ...)"), nth=-1
     ),
-    "no fence between cp.async and wgmma": ('    if p.GATHERED != "" and p.FENCED:\n', "    if False:\n"),
-    "no fence before the TMA store": (
-        '        fence_async_shared()\n        if p.PRODUCT == "wgrad"',
-        '        if p.PRODUCT == "wgrad"',
+    "no fence between cp.async and wgmma": Fault("_batch", '_.GATHERED != "" and _.FENCED', "False"),
+    "no fence before the TMA store": Fault("_store", "fence_async_shared()"),
+    "the producers start on phase 0": Fault(_FEEDS, "a_ = 1", "a_ = 0", nth=...),
+    "the producers do not wait for the stage": Fault("_fill_gathered", "mbarrier.wait(...)"),
+    "copies are not reported": Fault(
+        "_fill_gathered|_fill", "async_copy.mbarrier_arrive(b_, ...)", "mbarrier.arrive(b_, count=128)", nth=...
     ),
-    "the producers start on phase 0": ("    phase = 1\n    t = gl", "    phase = 0\n    t = gl"),
-    "the producers do not wait for the stage": (
-        "    mbarrier.wait(p.empty.index(i), phase)\n    bar = p.full.index(i)\n    mbarrier.expect(bar, p.b_desc",
-        "    bar = p.full.index(i)\n    mbarrier.expect(bar, p.b_desc",
+    "the rows of the tile before are fed": Fault("feed_gathered", "token = next_token"),
+    "K does not end": Fault("_fill_gathered", "a_ < b_", "a_ < b_ + 8"),
+    "the last row's group is mistaken": Fault("_tokens", "gl.minimum(_, m_.M)", "m_.M + 8"),
+    "rows without token are read": Fault("_fill_gathered", "a_ >= 0", "a_ >= -1"),
+    "a consumer mistakes its phase": Fault("_multiply", "_ // _.STAGES & 1", "0"),
+    "the other consumer's steps are not counted": Fault("_consumer_pingpong", "_steps(...) + a_", "a_"),
+    "the turn is not handed over": Fault("_multiply", "mbarrier.arrive(_.turn.index(_), ...)"),
+    "the pieces of a result lie on one another": Fault("_store", "a_ + _ * _", "a_", nth=...),
+    "a store's buffer is reused at once": Fault("_buffer", "tma.store_wait(_)", "tma.store_wait(8)"),
+    "one row too many is stored": Fault("_store", "[WRAP, a_, b_, HALF, c_]", "[WRAP, a_, b_ - 1, HALF, c_]"),
+    "gate and up change places": [
+        Fault("store_gated", "_store(..., 1)", "_store(..., 0)"),
+        Fault("store_gated", "_store(..., 0)", "_store(..., 1)", nth=0),
+    ],
+    "the up columns are loaded from the gate": Fault("_load_b", "a_ // 2", "a_"),
+    "bias of the wrong half": Fault("_biased_halves", "a_ // b_ * _", "a_ // b_ * b_"),
+    "rows that stand in order are off by one": Fault("_fill", "WRAP - a_ + b_", "WRAP - a_ - 1 + b_"),
+    "row numbers come a step late": Fault("feed_wgrad", "a_ + 2 * p_.BLOCK_K", "a_ + 1 * p_.BLOCK_K"),
+    "steps of the other consumer's group are not counted": Fault(
+        "_consumer_pingpong", "_steps(p_, a_, t_) + _steps(...)", "_steps(p_, a_, t_) + _steps(p_, a_, t_)"
     ),
-    "copies are not reported": (
-        "    async_copy.mbarrier_arrive(bar, increment_count=False)\n",
-        "    mbarrier.arrive(bar, count=128)\n",
-    ),
-    "the rows of the tile before are fed": ("        token = next_token\n", ""),
-    "K does not end": ("gl.expand_dims(column < left, 0)", "gl.expand_dims(column < left + 8, 0)"),
-    "the last row's group is mistaken": ("end = gl.minimum(row_end, p.M)", "end = p.M + 8"),
-    "rows without token are read": ("gl.expand_dims(token >= 0, 1)", "gl.expand_dims(token >= -1, 1)"),
-    "a consumer mistakes its phase": ("phase = (step // p.STAGES) & 1\n", "phase = 0\n"),
-    "the other consumer's steps are not counted": ("_steps(p, plan, t) + _steps", "_steps"),
-    "the turn is not handed over": ("    mbarrier.arrive(p.turn.index(NEXT), count=1)\n", ""),
-    "the pieces of a result lie on one another": ("col + s * PART", "col"),
-    "a store's buffer is reused at once": ("tma.store_wait(p.C_SLOTS - 1)", "tma.store_wait(8)"),
-    "one row too many is stored": ("WRAP - (row_end - row), HALF", "WRAP - (row_end - row) - 1, HALF"),
-    "gate and up change places": (
-        "_store(p, p.pre_desc, left, g, row, row_end, col // 2",
-        "_store(p, p.pre_desc, right, g, row, row_end, col // 2",
-    ),
-    "the up columns are loaded from the gate": ("[g, 0, col // 2, k]", "[g, 0, col, k]"),
-    "bias of the wrong half": ("j // HALF * inner", "j // HALF * HALF"),
-    "rows that stand in order are off by one": ("WRAP - k_len + k]", "WRAP - k_len - 1 + k]"),
-    "row numbers come a step late": ("_tokens(p, k0, k_len, k + 2 * p", "_tokens(p, k0, k_len, k + 1 * p"),
-    "steps of the other consumer's group are not counted": (
-        "_steps(p, plan, other)",
-        "_steps(p, plan, t)",
-    ),
-    "pre is fetched over what is being stored": ("    tma.store_wait(0)\n    bar = p.loaded", "    bar = p.loaded"),
-    "pre is not waited for": ("    mbarrier.wait(p.loaded.index(WHO), PHASE)\n", ""),
-    "gradients are stored unfenced": (
-        "    fence_async_shared()\n    at = [WRAP, row_end",
-        "    at = [WRAP, row_end",
-    ),
-    "the second half is the first": ("fetch_pre(p, row, row_end, col + HALF", "fetch_pre(p, row, row_end, col"),
-    "sums with the routing weight": ("return gl.sum(a * value, 1)", "return gl.sum(a * w * value, 1)"),
-    "sums past the group": ("sums, mask=r < row_end)", "sums, mask=r < p.M)"),
+    "pre is fetched over what is being stored": Fault("fetch_pre", "tma.store_wait(0)"),
+    "pre is not waited for": Fault("_half", "mbarrier.wait(_.loaded.index(_), _)"),
+    "gradients are stored unfenced": Fault("_half", "fence_async_shared()"),
+    "the second half is the first": Fault("store_backward", "fetch_pre(..., a_ + _, w_)", "fetch_pre(..., a_, w_)"),
+    "sums with the routing weight": Fault("_part", "gl.sum(a_ * b_, 1)", "gl.sum(a_ * w * b_, 1)"),
+    "sums past the group": Fault("store_backward", "gl.store(..., mask=r_ < _)", "gl.store(..., mask=r_ < p.M)"),
 }
 
 
 @pytest.mark.parametrize("name", MUTANTS)
 def test_planted_faults_are_caught(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each mutant must fail some case, config and seed: the emulator and the cases can see that fault."""
-    parts = (_gluon_activation, _gluon_feed, _gluon_wgrad, _gluon_epilogue, _gluon_backward, _gluon_kernel)
-    kernel = planted(parts, *MUTANTS[name], tmp_path, monkeypatch)[-1].gathered_mm_kernel
+    (kernel,) = planted([_gluon_kernel.gathered_mm_kernel], MUTANTS[name], tmp_path, monkeypatch)
     for seed in range(4):
         for case in (*MANY_TILES[:3], *MANY_TILES[5:9]):
             try:

@@ -10,16 +10,15 @@ import torch
 
 from expertile.device import Device
 from expertile.ops.grouped_mm.backend import Operands
-from expertile.ops.grouped_mm.backends import _gluon_feed, _gluon_kernel, _gluon_launch, gluon_hopper
+from expertile.ops.grouped_mm.backends import _gluon_kernel, _gluon_launch, gluon_hopper
 from expertile.ops.grouped_mm.backends.gluon_hopper import BACKEND, Config
 from expertile.ops.grouped_mm.problem import Layout, Problem
-from expertile.ops.hopper import tiles
 from expertile.ops.hopper.limits import storable
 from tests.ops.grouped_mm import cases
 from tests.ops.grouped_mm.cases import Case
 from tests.support import aot, gluon_emulator
 from tests.support.fake_driver import compile_only
-from tests.support.mutants import planted
+from tests.support.mutants import Fault, before, planted
 
 H200 = Device.by_name("h200")
 M, K, B = Layout.RAGGED_M, Layout.RAGGED_K, Layout.BATCHED
@@ -87,95 +86,49 @@ def test_shared_cases(case: Case) -> None:
         cases.check(case, out, cases.expected(case, *cases.make(case)))
 
 
+_ARRIVE = "mbarrier.arrive(_.empty.index(_), ...)"
+_WAIT = "warpgroup_mma_wait(0, ...)"
 MUTANTS = {
-    "a stage is freed before its wgmma is done": (
-        "    acc = warpgroup_mma_wait(0, (acc,))\n    mbarrier.arrive(p.empty.index(i), count=1)\n",
-        "    mbarrier.arrive(p.empty.index(i), count=1)\n    acc = warpgroup_mma_wait(0, (acc,))\n",
+    "a stage is freed before its wgmma is done": Fault("_multiply", _ARRIVE, before(_WAIT), nth=-1),
+    "no fence before the TMA store": Fault("_store", "fence_async_shared()"),
+    "the producer starts on phase 0": Fault("feed", "a_ = 1", "a_ = 0"),
+    "a consumer mistakes its phase": Fault("_multiply", "_ // _.STAGES & 1", "0"),
+    "a skipping consumer keeps the stages": Fault("skip", _ARRIVE),
+    "the other consumer's steps are not counted": Fault(
+        "_consumer_pingpong", "_steps(_, _k_length(...))", "0 * all_", nth=...
     ),
-    "no fence before the TMA store": (
-        "        fence_async_shared()\n        if p.LAYOUT",
-        "        if p.LAYOUT",
+    "an empty group has no step": Fault("_steps", "gl.maximum(k_, 1)", "k_"),
+    "a tile is stored where the next one belongs": Fault(
+        "_consumer_split", "_store(p_, a_, g_, row, ...)", "_store(p_, a_, g_, next_row, ...)"
     ),
-    "the producer starts on phase 0": (
-        "    i = 0\n    phase = 1\n",
-        "    i = 0\n    phase = 0\n",
+    "the turn is not handed over": Fault("_multiply", "mbarrier.arrive(_.turn.index(_), ...)"),
+    "one row too many is stored": Fault("_store", "WRAP - (a_ - b_)", "all_ - 1"),
+    "a store's buffer is reused at once": Fault("_store", "tma.store_wait(_)", "tma.store_wait(8)"),
+    "the buffers are not used in turn": Fault("_store", "(_ * _.C_PARTS + s_) % c_", "s_ % c_"),
+    "the accumulator is read early": Fault("_multiply", _WAIT),
+    "expected bytes leave out b": Fault("_fill", "mbarrier.expect(b_, a_ + _)", "mbarrier.expect(b_, a_)"),
+    "boxes without rows are loaded": Fault("_fill", "_load_a(..., _ < _)", "_load_a(..., True)"),
+    "boxes without rows are expected": Fault(
+        "_fill", "mbarrier.expect(..., pred=_ == c_)", "mbarrier.expect(..., pred=c_ == BOXES)"
     ),
-    "a consumer mistakes its phase": (
-        "phase = (step // p.STAGES) & 1\n    acc",
-        "phase = 0\n    acc",
-    ),
-    "a skipping consumer keeps the stages": (
-        "        mbarrier.arrive(p.empty.index(i), count=1)\n        i, phase = advance(",
-        "        i, phase = advance(",
-    ),
-    "the other consumer's steps are not counted": (
-        "            step += _steps(p, _k_length(",
-        "            _steps(p, _k_length(",
-    ),
-    "an empty group has no step": (
-        "return (gl.maximum(k_len, 1) + p.BLOCK_K - 1)",
-        "return (k_len + p.BLOCK_K - 1)",
-    ),
-    "a tile is stored where the next one belongs": (
-        "_store(p, acc, g, row, row_end, col, tile, 0, mma_layout)",
-        "_store(p, acc, g, next_row, row_end, col, tile, 0, mma_layout)",
-    ),
-    "the turn is not handed over": (
-        "        mbarrier.arrive(p.turn.index(NEXT), count=1)\n",
-        "        pass\n",
-    ),
-    "one row too many is stored": (
-        "WRAP - (row_end - row), col",
-        "WRAP - (row_end - row) - 1, col",
-    ),
-    "a store's buffer is reused at once": (
-        "tma.store_wait(p.C_SLOTS - 1)",
-        "tma.store_wait(8)",
-    ),
-    "the buffers are not used in turn": (
-        "(tile * p.C_PARTS + s) % p.C_SLOTS",
-        "s % p.C_SLOTS",
-    ),
-    "the accumulator is read early": (
-        "    acc = warpgroup_mma_wait(0, (acc,))\n",
-        "",
-    ),
-    "expected bytes leave out b": (
-        "mbarrier.expect(bar, A_BYTES + B_BYTES)",
-        "mbarrier.expect(bar, A_BYTES)",
-    ),
-    "boxes without rows are loaded": (
-        "k, bar, p.a_boxes.index(i * BOXES + s), s < boxes)",
-        "k, bar, p.a_boxes.index(i * BOXES + s), True)",
-    ),
-    "boxes without rows are expected": ("pred=boxes == count)", "pred=count == BOXES)"),
-    "a box of rows is left out": ("(row_end - row + p.A_BOX - 1) // p.A_BOX", "(row_end - row) // p.A_BOX"),
-    "every box has the first one's rows": ("row + s * p.A_BOX, k0", "row, k0"),
-    "boxes lie on one another": ("p.a_boxes.index(i * BOXES + s)", "p.a_boxes.index(i * BOXES)"),
-    "tiles are looked up one too far": (
-        "before = plan.tile_ends <= t",
-        "before = plan.tile_ends < t",
-    ),
-    "a thin band is cut off": (
-        "gl.maximum(gl.minimum(height, tiles_m - band * height), 1)",
-        "height",
-    ),
-    "K runs into the next group": (
-        "WRAP - k_len + k, row]",
-        "WRAP - k_len - 1 + k, row]",
-    ),
+    "a box of rows is left out": Fault("_fill", "(a_ + p_.A_BOX - 1) // p_.A_BOX", "a_ // p_.A_BOX"),
+    "every box has the first one's rows": Fault("_fill", "r_ + _ * _.A_BOX", "r_"),
+    "boxes lie on one another": Fault("_fill", "p_.a_boxes.index(a_ + _)", "p_.a_boxes.index(a_)"),
+    "tiles are looked up one too far": Fault("locate", "e_.tile_ends <= t_", "e_.tile_ends < t_"),
+    "a thin band is cut off": Fault("_raster", "gl.maximum(gl.minimum(h_, _), 1)", "h_"),
+    "K runs into the next group": Fault("_load_a", "WRAP - a_ + b_", "WRAP - a_ - 1 + b_"),
 }
 
 
 @pytest.mark.parametrize("name", MUTANTS)
 def test_planted_faults_are_caught(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each mutant must fail some case, config and seed: the emulator and the cases can see that fault."""
-    *_, module = planted((tiles, _gluon_feed, _gluon_kernel), *MUTANTS[name], tmp_path, monkeypatch)
+    (kernel,) = planted([_gluon_kernel.grouped_mm_kernel], MUTANTS[name], tmp_path, monkeypatch)
     for seed in range(6):
         for config in SMALL.values():
             for case in (MANY_TILES[0], MANY_TILES[4]):
                 try:
-                    _emulate(case, config, programs=2, seed=seed, kernel=module.grouped_mm_kernel)
+                    _emulate(case, config, programs=2, seed=seed, kernel=kernel)
                 except (gluon_emulator.EmulationError, AssertionError, ZeroDivisionError):
                     return
     pytest.fail("no case, config or seed caught it")

@@ -20,7 +20,7 @@ from tests.ops.int4_grouped_mm.cases import BF16, FP16, FP32, Case, of_shape
 from tests.support import aot, int4_emulator
 from tests.support.fake_driver import compile_only
 from tests.support.gluon_machine import EmulationError
-from tests.support.mutants import planted
+from tests.support.mutants import Fault, before, planted
 from tests.support.wgmma import overwritten_operands
 
 H200 = Device.by_name("h200")
@@ -157,41 +157,46 @@ def test_scales_behind_the_end_of_k_are_nobody_elses(name: str) -> None:
 
 
 MUTANTS = {
-    "a stage is freed before its products are done": (
-        "    acc = warpgroup_mma_wait(0, (acc,))\n    mbarrier.arrive(p.empty.index(i), count=1)\n",
-        "    mbarrier.arrive(p.empty.index(i), count=1)\n    acc = warpgroup_mma_wait(0, (acc,))\n",
+    "a stage is freed before its products are done": Fault(
+        "_add_slabs", "mbarrier.arrive(_.empty.index(_), ...)", before("warpgroup_mma_wait(0, ...)")
     ),
-    "a stage is freed before its last group is done": ("if j == p.GROUPS - 1:", "if j == 0:"),
-    "a group's product is read early": ("_later_products(j, p.GROUPS, SINGLE, PER_BLOCK)", "p.GROUPS"),
-    "groups take one another's scale": ("_of_rows(p, p.s_smem, i, j, WHO", "_of_rows(p, p.s_smem, i, 0, WHO"),
-    "high nibbles take the low ones' scale": ("p.s_smem, i, LOW, HIGH, WHO", "p.s_smem, i, LOW, LOW, WHO"),
-    "high nibbles take the low ones' zero": ("p.z_smem, i, LOW, HIGH, WHO", "p.z_smem, i, LOW, LOW, WHO"),
-    "high nibbles meet the wrong activations": ("p.SLAB) + p.HALF, p.SLAB, 1)", "p.SLAB), p.SLAB, 1)"),
-    "every slab is of the first words": ("w.slice(SLAB * p.SLAB // 4", "w.slice(0 * p.SLAB // 4"),
-    "slabs are counted through blocks": ("return block * 2 * half + within", "return slab * width"),
-    "a product forgets its first slab": ("later = slab > block * PER_BLOCK", "later = False"),
-    "no fence before the TMA store": ("        fence_async_shared()\n        # Rows", "        # Rows"),
-    "a store's buffer is reused at once": ("tma.store_wait(0)\n        buf", "tma.store_wait(8)\n        buf"),
-    "one row too many is stored": ("WRAP - (row_end - row) + s", "WRAP - (row_end - row) - 1 + s"),
-    "the parts of a store lie on one another": ("(row_end - row) + s * ROWS", "(row_end - row)"),
-    "the producer starts on phase 0": ("    i = 0\n    phase = 1\n", "    i = 0\n    phase = 0\n"),
-    "the ring forgets a tile's steps": ("        ring += steps\n", "        ring += 1\n"),
-    "expected bytes leave out the zeros": ("+ S_BYTES + Z_BYTES)", "+ S_BYTES)"),
-    "the scales of another group": ("(g * groups + gl.minimum", "(gl.minimum"),
-    "both consumers take the same scales": ("slice(WHO * p.COLS, p.COLS, 0)", "slice(0, p.COLS, 0)"),
-    "the second consumer's columns are the first's": ("col + c * p.COLS, s", "col, s"),
-    "splits overlap": ("    first = split * steps // p.SPLIT_K", "    first = 0"),
-    "slices lie on one another": ("row_end + split * p.M", "row_end"),
-    "half a tile is taken for too many rows": ("row <= p.BLOCK_M // 2:", "row <= p.BLOCK_M // 2 + 1:"),
-    "sums stay 64 times too small": ("return acc * unit_of(", "return acc * 1.0  # ("),
-    "fused sums are taken for scaled ones": ('unit_of(p.BF16, p.SCALE == "fused")', "unit_of(p.BF16, False)"),
-    "all blocks take the first one's scales": ("constexpr = BLOCK * 2 * p.HALF // p.GROUP", "constexpr = 0"),
-    "nobody opens the turns": ("    open_turns(p, WHO)\n", ""),
-    "nobody closes the turns": ("    close_turns(p, WHO)\n", ""),
-    "a turn is not passed on": ("    pass_turn(p, WHO)\n", ""),
-    "a turn for each slab": ("if slab == 0:\n                take_turn", "if slab >= 0:\n                take_turn"),
-    "every slice takes the bias along": ("gl.where(split == 0, p.N, 0)", "p.N"),
-}  # fmt: skip
+    "a stage is freed before its last group is done": Fault("_add_groups", "j_ == _.GROUPS - 1", "j_ == 0"),
+    "a group's product is read early": Fault("_add_groups", "_later_products(_, g_, ...)", "g_"),
+    "groups take one another's scale": Fault(
+        "_add_groups", "_of_rows(p_, s_, i_, _, ...)", "_of_rows(p_, s_, i_, 0, ...)"
+    ),
+    "high nibbles take the low ones' scale": Fault(
+        "_of_block", "_both(p_, _.s_smem, i_, l_, _, ...)", "_both(p_, p_.s_smem, i_, l_, l_, ...)"
+    ),
+    "high nibbles take the low ones' zero": Fault(
+        "_of_block", "_both(p_, _.z_smem, i_, l_, _, ...)", "_both(p_, p_.z_smem, i_, l_, l_, ...)"
+    ),
+    "high nibbles meet the wrong activations": Fault("_high_tokens", "a_ + _.HALF", "a_"),
+    "every slab is of the first words": Fault("_slabs", "w_.slice(_ * a_ // 4, ...)", "w_.slice(0 * a_ // 4, ...)"),
+    "slabs are counted through blocks": Fault("_first_k", "return _", "return slab * width"),
+    "a product forgets its first slab": Fault("_add_groups", "_ > _", "False"),
+    "no fence before the TMA store": Fault("_store", "fence_async_shared()"),
+    "a store's buffer is reused at once": Fault("_store", "tma.store_wait(0)", "tma.store_wait(8)"),
+    "one row too many is stored": Fault("_store", "WRAP - (a_ - b_)", "all_ - 1"),
+    "the parts of a store lie on one another": Fault("_store", "[..., a_ + _ * _, c_]", "[..., a_, c_]"),
+    "the producer starts on phase 0": Fault("_producer", "a_ = 1", "a_ = 0"),
+    "the ring forgets a tile's steps": Fault("_consumer", "ring += _", "ring += 1"),
+    "expected bytes leave out the zeros": Fault("_producer", "mbarrier.expect(b_, a_ + _)", "mbarrier.expect(b_, a_)"),
+    "the scales of another group": Fault("_producer", "_ * _ + gl.minimum(a_, b_)", "gl.minimum(a_, b_)"),
+    "both consumers take the same scales": Fault("_of_rows", "a_.slice(_ * c_, c_, 0)", "a_.slice(0, c_, 0)"),
+    "the second consumer's columns are the first's": Fault("_producer", "a_ + _ * _.COLS", "a_"),
+    "splits overlap": Fault("_span", "_ * _ // _.SPLIT_K", "0", nth=0),
+    "slices lie on one another": Fault("_store", "r_ + _ * _.M", "r_"),
+    "half a tile is taken for too many rows": Fault("_consumer", "r_ <= b_", "r_ <= b_ + 1"),
+    "sums stay 64 times too small": Fault("_multiply", "a_ * unit_of(...)", "a_ * 1.0"),
+    "fused sums are taken for scaled ones": Fault("_multiply", "unit_of(b_, _)", "unit_of(b_, False)"),
+    "all blocks take the first one's scales": Fault("_of_block", "b_ * 2 * _.HALF // _.GROUP", "0"),
+    "nobody opens the turns": Fault("_consumer", "open_turns(...)"),
+    "nobody closes the turns": Fault("_consumer", "close_turns(...)"),
+    "a turn is not passed on": Fault("_add_slabs", "pass_turn(...)"),
+    "a turn for each slab": Fault("_add_slabs", "s_ == 0", "s_ >= 0"),
+    "every slice takes the bias along": Fault("_store", "gl.where(_ == 0, n_, 0)", "n_"),
+}
 _TAIL = Case("tail", (9, 4), n=72, k=192, group=32, zeros=True, past=1)
 _BIASED = Case("biased", (9, 4), n=72, k=512, past=1, bias=True)
 
@@ -199,14 +204,14 @@ _BIASED = Case("biased", (9, 4), n=72, k=512, past=1, bias=True)
 @pytest.mark.parametrize("name", MUTANTS)
 def test_planted_faults_are_caught(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each mutant must fail some case, config and seed: the emulator and the cases can see that fault."""
-    (module,) = planted((_gluon_int4_kernel,), *MUTANTS[name], tmp_path, monkeypatch)
+    (kernel,) = planted([_gluon_int4_kernel.int4_grouped_mm_kernel], MUTANTS[name], tmp_path, monkeypatch)
     for seed in range(3):
         for config in ("sum", "weight", "split", "four", "tails", "turns-deep"):
             for case in (_TAIL, _BIASED):
                 if config in ("split", "turns-deep") and case is _TAIL:
                     continue
                 try:
-                    _emulate(case, SMALL[config], 1, seed, module.int4_grouped_mm_kernel)
+                    _emulate(case, SMALL[config], 1, seed, kernel)
                 except (EmulationError, AssertionError, TypeError, IndexError):
                     return
     pytest.fail("no case, config or seed caught it")

@@ -14,15 +14,14 @@ import pytest
 import torch
 
 from expertile.device import Device
-from expertile.ops.hopper import turns, units
 from expertile.ops.scaled_grouped_mm.backend import Operands
-from expertile.ops.scaled_grouped_mm.backends import _gluon_feed, _gluon_kernel, _gluon_launch
+from expertile.ops.scaled_grouped_mm.backends import _gluon_kernel, _gluon_launch
 from expertile.ops.scaled_grouped_mm.backends.gluon_fp8 import BACKEND, Config
 from tests.ops.scaled_grouped_mm import cases
 from tests.ops.scaled_grouped_mm.cases import BLOCK, FP16, FP32, ROW, VECTOR, Case, K, M
 from tests.support import aot, gluon_emulator
 from tests.support.fake_driver import compile_only
-from tests.support.mutants import planted
+from tests.support.mutants import Fault, before, planted
 
 H200 = Device.by_name("h200")
 
@@ -141,120 +140,90 @@ def test_shared_cases(case: Case) -> None:
     _emulate(case, replace(BACKEND.configs(problem, H200)[0], num_stages=3), programs=2, seed=0)
 
 
+_ARRIVE = "mbarrier.arrive(_.empty.index(_), ...)"
+_BEFORE_WAIT = before("warpgroup_mma_wait(0, ...)")
+_TAKE, _PASS = "take_turn(...)", "pass_turn(...)"
+_MULTIPLY = "_multiply|_multiply_pairs|_multiply_halves"
+_BARRIER = 'f"bar.{a_} {b_}, 256; mov.b32 $0, 0;"'
 MUTANTS = {
-    "a stage is freed before its wgmma is done": (
-        "            part = warpgroup_mma_wait(0, (part,))\n            mbarrier.arrive(p.empty.index(i), count=1)\n"
-        "            acc += part * ",
-        "            mbarrier.arrive(p.empty.index(i), count=1)\n            part = warpgroup_mma_wait(0, (part,))\n"
-        "            acc += part * ",
+    "a stage is freed before its wgmma is done": Fault("_multiply", _ARRIVE, _BEFORE_WAIT, nth=1),
+    "no fence before the TMA store": Fault("_store", "fence_async_shared()"),
+    "the producer starts on phase 0": Fault("feed", "a_ = 1", "a_ = 0"),
+    "a consumer mistakes its phase": Fault(_MULTIPLY, "_ // _.STAGES & 1", "0", nth=...),
+    "a skipping consumer keeps the stages": Fault("_skip", _ARRIVE),
+    "the ring forgets a tile's steps": Fault("_consumer", "ring += _", "ring += 1"),
+    "the scales are one step late": Fault(_MULTIPLY, "a_ = soon_a", "a_ = a_", nth=...),
+    "b's scales are one step late": Fault(_MULTIPLY, "a_ = soon_b", "a_ = a_", nth=...),
+    "the scales of another group": Fault("_places", "g_ * p_.sb_g", "0 * p_.sb_g"),
+    "the scales of another block of columns": Fault("_places", "gl.minimum(...) * _.sb_n", "0"),
+    "both halves take the left one's scales": Fault(
+        "_multiply_halves", "_promoted(..., scale_c, l_)", "_promoted(..., scale_b, l_)"
     ),
-    "no fence before the TMA store": ("    fence_async_shared()\n    if p.LAYOUT", "    if p.LAYOUT"),
-    "the producer starts on phase 0": ("    i = 0\n    phase = 1\n", "    i = 0\n    phase = 0\n"),
-    "a consumer mistakes its phase": ("phase = (ring // p.STAGES) & 1\n    scale_a", "phase = 0\n    scale_a"),
-    "a skipping consumer keeps the stages": (
-        "        mbarrier.arrive(p.empty.index(i), count=1)\n        i, phase = advance(p, i, phase)\n\n\n@gluon.jit\n"
-        "def _store",
-        "        i, phase = advance(p, i, phase)\n\n\n@gluon.jit\ndef _store",
+    "the right half multiplies the left one's columns": Fault(
+        "_multiply_halves", "_products(..., 1)", "_products(..., 0)"
     ),
-    "the ring forgets a tile's steps": ("        ring += steps\n", "        ring += 1\n"),
-    "the scales are one step late": ("scale_a = soon_a", "scale_a = scale_a"),
-    "b's scales are one step late": ("scale_b = soon_b", "scale_b = scale_b"),
-    "the scales of another group": ("at_b += g * p.sb_g", "at_b += 0 * p.sb_g"),
-    "the scales of another block of columns": (
-        "at_b += gl.minimum(col // 128, (p.N - 1) // 128) * p.sb_n",
-        "at_b += 0",
+    "a stage is freed after its left half": Fault("_multiply_halves", _ARRIVE, _BEFORE_WAIT),
+    "an empty group's scales lie outside": Fault("_places", "gl.minimum(a_, (_.K - 1) // 128)", "a_"),
+    "the scales of the tile's upper half": Fault("_consumer", "_ += _ * _.ROWS"),
+    "one row too many is stored": Fault("_store", "WRAP - (a_ - b_)", "all_ - 1"),
+    "a store's buffer is reused at once": Fault("_store", "tma.store_wait(0)", "tma.store_wait(8)"),
+    "a sum is read early": Fault(
+        "_multiply|_multiply_halves", "warpgroup_mma_wait(0, a_)", "warpgroup_mma_wait(1, a_)", nth=...
     ),
-    "both halves take the left one's scales": ("part, scale_a, scale_c, mma", "part, scale_a, scale_b, mma"),
-    "the right half multiplies the left one's columns": ("PART, mma_layout, 1)", "PART, mma_layout, 0)"),
-    "a stage is freed after its left half": (
-        "        pass_turn(p, PART)\n        part = warpgroup_mma_wait(0, (part,))\n"
-        "        mbarrier.arrive(p.empty.index(i), count=1)\n",
-        "        pass_turn(p, PART)\n        mbarrier.arrive(p.empty.index(i), count=1)\n"
-        "        part = warpgroup_mma_wait(0, (part,))\n",
+    "expected bytes leave out b": Fault("_expect", "a_ + _.HALVES * _", "a_"),
+    "boxes without rows are expected": Fault(
+        "_expect", "(_ == c_) & w_", "(c_ == p.BLOCK_M // p.A_BOX) & w_", nth=...
     ),
-    "an empty group's scales lie outside": ("gl.minimum(k0 // 128 + first, (p.K - 1) // 128)", "k0 // 128 + first"),
-    "the scales of the tile's upper half": ("        row += WHO * p.ROWS\n", ""),
-    "one row too many is stored": ("WRAP - (row_end - row), col]", "WRAP - (row_end - row) - 1, col]"),
-    "a store's buffer is reused at once": ("tma.store_wait(0)\n    buf", "tma.store_wait(8)\n    buf"),
-    "a sum is read early": ("part = warpgroup_mma_wait(0, (part,))", "part = warpgroup_mma_wait(1, (part,))"),
-    "expected bytes leave out b": ("count * A_BYTES + p.HALVES * B_BYTES", "count * A_BYTES"),
-    "boxes without rows are expected": ("(boxes == count)", "(count == p.BLOCK_M // p.A_BOX)"),
-    "boxes without rows are loaded": ("i * BOXES + s), s < boxes)", "i * BOXES + s), True)"),
-    "a box of rows is left out": ("(row_end - row + p.A_BOX - 1) // p.A_BOX", "(row_end - row) // p.A_BOX"),
-    "every box has the first one's rows": ("[row + s * p.A_BOX, k]", "[row, k]"),
-    "boxes lie on one another": ("p.a_boxes.index(i * BOXES + s)", "p.a_boxes.index(i * BOXES)"),
-    "splits overlap": ("    return first, (split + 1) * steps // p.SPLIT_K - first", "    return first, steps - first"),
-    "every slice takes the bias along": ("gl.where(split == 0, p.N, 0)", "p.N"),
-    "slices lie on one another": ("row_end + split * p.M", "row_end"),
-    "K runs into the next group": ("steps = (k_len + 127) // 128", "steps = (k_len + 255) // 128"),
-    "two steps' scales are swapped": ("done, odd_a, odd_b", "done, scale_a, scale_b"),
-    "a pair's first sum is read early": ("warpgroup_mma_wait(1, (even,))", "warpgroup_mma_wait(2, (even,))"),
-    "a pair's second stage is freed early": (
-        "        done = warpgroup_mma_wait(0, (odd,))\n        mbarrier.arrive(p.empty.index(j), count=1)\n",
-        "        mbarrier.arrive(p.empty.index(j), count=1)\n        done = warpgroup_mma_wait(0, (odd,))\n",
+    "boxes without rows are loaded": Fault("feed", "tma_load(..., _ < _)", "tma_load(..., True)"),
+    "a box of rows is left out": Fault("feed", "(a_ + p_.A_BOX - 1) // p_.A_BOX", "a_ // p_.A_BOX"),
+    "every box has the first one's rows": Fault("feed", "r_ + _ * _.A_BOX", "r_"),
+    "boxes lie on one another": Fault("feed", "p_.a_boxes.index(a_ + _)", "p_.a_boxes.index(a_)"),
+    "splits overlap": Fault("span", "_ // p_.SPLIT_K - f_", "steps - f_"),
+    "every slice takes the bias along": Fault("_store", "gl.where(_ == 0, n_, 0)", "n_"),
+    "slices lie on one another": Fault("_store", "r_ + _ * _.M", "r_"),
+    "K runs into the next group": Fault("span", "a_ + 127", "a_ + 255"),
+    "two steps' scales are swapped": Fault(
+        "_multiply_pairs", "_promoted(p_, s_, d_, odd_a, odd_b, l_)", "_promoted(p_, s_, d_, scale_a, scale_b, l_)"
     ),
-    "a narrow tile waits for a whole one's bytes": (
-        "count * A_BYTES + B_BYTES, pred",
-        "count * A_BYTES + 2 * B_BYTES, pred",
+    "a pair's first sum is read early": Fault(
+        "_multiply_pairs", "warpgroup_mma_wait(1, a_)", "warpgroup_mma_wait(2, a_)"
     ),
-    "more boxes than the tile has": (", BOXES)\n", ", BOXES + 1)\n"),
-    "a turn is not passed on": ("        pass_turn(p, PART)\n        next_step", "        next_step"),
-    "the right half takes no turn": (
-        "        take_turn(p, PART)\n        part = _products(p, i, PART, mma_layout, 1)\n        pass_turn(p, PART)\n",
-        "        part = _products(p, i, PART, mma_layout, 1)\n",
+    "a pair's second stage is freed early": Fault("_multiply_pairs", _ARRIVE, _BEFORE_WAIT, nth=1),
+    "a narrow tile waits for a whole one's bytes": Fault(
+        "_expect", "mbarrier.expect(b_, a_ + n_, ...)", "mbarrier.expect(b_, a_ + 2 * n_, ...)", nth=1
     ),
-    "a narrow tile takes no turns": (
-        "        take_turn(p, PART)\n        part = _products(p, i, PART, mma_layout)\n        pass_turn(p, PART)\n",
-        "        part = _products(p, i, PART, mma_layout)\n",
-    ),
-    "a consumer without rows takes no turns": (
-        "        take_turn(p, PART)\n        pass_turn(p, PART)\n        if wide:\n            take_turn(p, PART)\n"
-        "            pass_turn(p, PART)\n",
-        "",
-    ),
-    "a consumer without rows takes a narrow tile's turns": (
-        "        if wide:\n            take_turn(p, PART)\n            pass_turn(p, PART)\n",
-        "",
-    ),
-    "a consumer without rows takes a wide tile's turns": (
-        "        if wide:\n            take",
-        "        if 1:\n            take",
-    ),
-    "a consumer without rows does not pass its turns on": (
-        "        take_turn(p, PART)\n        pass_turn(p, PART)\n        if wide",
-        "        take_turn(p, PART)\n        if wide",
-    ),
-    "a consumer without rows goes away": ("            _skip(p, ring, steps, wide, WHO)\n", "            pass\n"),
-    "nobody opens the turns": ("    open_turns(p, WHO)\n", ""),
-    "nobody closes the turns": ("    close_turns(p, WHO)\n", ""),
-    "the turns open anew with each unit": (
-        "        row += WHO * p.ROWS\n",
-        "        row += WHO * p.ROWS\n        open_turns(p, WHO)\n",
-    ),
-    "both narrow tiles are the left one": ("        col += shift\n", ""),
-    "the odd step is left out": ("if steps % 2 == 1:", "if steps % 2 == 2:"),
-    "a pair's stages are mistaken": ("i, phase = advance(p, j, phase_j)", "i, phase = advance(p, i, phase)"),
+    "more boxes than the tile has": Fault("feed", "gl.minimum(a_, b_)", "gl.minimum(a_, b_ + 1)"),
+    "a turn is not passed on": Fault("_multiply_halves", _PASS, nth=0),
+    "the right half takes no turn": [Fault("_multiply_halves", what, nth=1) for what in (_TAKE, _PASS)],
+    "a narrow tile takes no turns": [Fault("_multiply", what) for what in (_TAKE, _PASS)],
+    "a consumer without rows takes no turns": [Fault("_skip", what, nth=...) for what in (_TAKE, _PASS)],
+    "a consumer without rows takes a narrow tile's turns": Fault("_skip", "if _: ..."),
+    "a consumer without rows takes a wide tile's turns": Fault("_skip", "if _: ...", "if 1: ..."),
+    "a consumer without rows does not pass its turns on": Fault("_skip", _PASS, nth=0),
+    "a consumer without rows goes away": Fault("_consumer", "_skip(...)"),
+    "nobody opens the turns": Fault("_consumer", "open_turns(...)"),
+    "nobody closes the turns": Fault("_consumer", "close_turns(...)"),
+    "the turns open anew with each unit": Fault("_consumer", "_ += _ * p_.ROWS", "all_; open_turns(p_, WHO)"),
+    "both narrow tiles are the left one": Fault("_consumer|feed", "_ += shift", nth=...),
+    "the odd step is left out": Fault("_multiply_pairs", "_ % 2 == 1", "False"),
+    "a pair's stages are mistaken": Fault("_multiply_pairs", "advance(p_, j, phase_j)", "advance(p_, i, phase)"),
 }
 
 
-# The same in the modules that the kernel takes its turns and its units from.
+# The same where the kernel takes its turns and its units from.
 PART_MUTANTS = {
-    "a consumer passes the turn to itself": (turns, '("arrive", 1 - WHO)', '("arrive", WHO)'),
-    "both wait for the same turn": (turns, '("sync", WHO)', '("sync", 0)'),
-    "waits and arrivals are at different barriers": (
-        turns,
-        "{8 + who}, 256",
-        "{8 + who if what == 'sync' else 10 + who}, 256",
-    ),
-    "the barriers are Triton's": (turns, "{8 + who}", "{2 + who}"),
-    "the barriers do not exist": (turns, "{8 + who}", "{15 + who}"),
-    "a barrier of more threads than come": (turns, ", 256;", ", 288;"),
-    "a barrier of two sizes": (turns, ", 256;", ", {256 if what == 'sync' else 384};"),
-    "the wrong consumer opens": (turns, "if WHO == 1:", "if WHO == 0:"),
-    "both consumers open": (turns, "if WHO == 1:", "if WHO <= 1:"),
-    "the wrong consumer closes": (turns, "if WHO == 0:", "if WHO == 1:"),
-    "the last narrow unit is left out": (units, "plan.total + _narrow_tiles(plan)", "plan.total"),
-    "narrow units are taken in the wrong order": (units, "first + past // 2", "first + past"),
+    "a consumer passes the turn to itself": Fault("pass_turn", "1 - w_", "w_"),
+    "both wait for the same turn": Fault("take_turn", '_at_barrier("sync", _)', '_at_barrier("sync", 0)'),
+    "waits and arrivals are at different barriers": Fault("_at_barrier", "8 + w_", "8 + w_ + 2 * (what != 'sync')"),
+    "the barriers are Triton's": Fault("_at_barrier", "8 + w_", "2 + w_"),
+    "the barriers do not exist": Fault("_at_barrier", "8 + w_", "15 + w_"),
+    "a barrier of more threads than come": Fault("_at_barrier", _BARRIER, _BARRIER.replace("256", "288")),
+    "a barrier of two sizes": Fault("_at_barrier", _BARRIER, _BARRIER.replace("256", "{256 if a_ == 'sync' else 384}")),
+    "the wrong consumer opens": Fault("open_turns", "_ == 1", "WHO == 0"),
+    "both consumers open": Fault("open_turns", "_ == 1", "WHO <= 1"),
+    "the wrong consumer closes": Fault("close_turns", "_ == 0", "WHO == 1"),
+    "the last narrow unit is left out": Fault("units", "a_ + _narrow_tiles(_)", "a_"),
+    "narrow units are taken in the wrong order": Fault("tile_of", "a_ + b_ // 2", "a_ + b_"),
 }
 
 
@@ -273,10 +242,9 @@ def _caught(kernel, names: tuple[str, ...]) -> bool:
 @pytest.mark.parametrize("name", [*MUTANTS, *PART_MUTANTS])
 def test_planted_faults_are_caught(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each mutant must fail some case, config and seed: the emulator and the cases can see that fault."""
-    parts = (units, turns, _gluon_feed, _gluon_kernel)
-    *part, old, new = MUTANTS[name] if name in MUTANTS else PART_MUTANTS[name]
-    configs = ("halves",) if part else ("halves", "pairs", "split", "one consumer", "two consumers")
-    kernel = planted(parts, old, new, tmp_path, monkeypatch, part or None)[-1].scaled_grouped_mm_kernel
+    configs = ("halves",) if name in PART_MUTANTS else ("halves", "pairs", "split", "one consumer", "two consumers")
+    fault = (MUTANTS | PART_MUTANTS)[name]
+    (kernel,) = planted([_gluon_kernel.scaled_grouped_mm_kernel], fault, tmp_path, monkeypatch)
     assert _caught(kernel, configs), "no case, config or seed did"
 
 
