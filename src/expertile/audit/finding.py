@@ -36,15 +36,15 @@ def finding(
     return Finding(verdict, rule, q.line, quote, message, (*(f.line for f in figures), *lines))
 
 
+_PREFIX = {"T": 1e12, "G": 1e9, "M": 1e6, "k": 1e3, "": 1.0, "m": 1e-3, "µ": 1e-6, "n": 1e-9}
+
+
 def si(value: float, unit: str) -> str:
     """Four digits with the prefix that reads best: si(4.5e-3, "s") -> "4.5 ms"."""
-    steps = [(1.0, unit)]
-    if unit == "s":
-        steps = [(1.0, "s"), (1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns")]
-    elif unit in ("FLOP/s", "FLOP", "B/s", "B"):
-        steps = [(10.0**p, f"{prefix}{unit}") for p, prefix in ((12, "T"), (9, "G"), (6, "M"), (3, "k"), (0, ""))]
-    scale, name = next(((s, n) for s, n in steps if value >= 0.9995 * s), steps[-1])
-    return f"{value / scale:.4g} {name}".strip()
+    scaled = {"s": ("", "m", "µ", "n"), "FLOP/s": "TGMk", "FLOP": "TGMk", "B/s": "TGMk", "B": "TGMk"}
+    steps = [(_PREFIX[p], p) for p in (*scaled.get(unit, ""), "")]
+    scale, prefix = next(((s, p) for s, p in steps if value >= 0.9995 * s), steps[-1 - (unit == "s")])
+    return f"{value / scale:.4g} {prefix}{unit}".strip()
 
 
 UNIT_OF = {"time": "s", "rate": "FLOP/s", "bandwidth": "B/s", "bytes": "B", "tokens_per_s": "tokens/s",

@@ -1,8 +1,8 @@
-"""Closed intervals of positive numbers: what a printed figure may stand for, and what follows from several of them."""
+"""Closed intervals of positive numbers: what a printed figure may stand for, and the relation that several keep."""
 
 from __future__ import annotations
 
-import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 
@@ -65,6 +65,24 @@ def printed(digits: str, approximate: bool = False) -> Interval:
 NUMBER = r"(?:\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+\.?\d*(?:[eE][-+]?\d+)?|\.\d+)"
 
 
-def number(text: str) -> float | None:
-    """The value of `text` if all of `text` is a number."""
-    return float(text.replace(",", "")) if re.fullmatch(NUMBER, text.strip()) else None
+FIT = 0.02  # rows within this agree
+ODD = 0.06  # a row this far beyond its printed digits breaks the relation
+_TIGHT = 0.15  # an interval wider than this confirms nothing
+
+
+def odd_ones(factors: Sequence[Interval | None], usual: Sequence[float] = ()) -> tuple[float, list[int]] | None:
+    """The factor that nearly all rows share, and the rows that do not; None where there is no such factor.
+
+    A factor of `usual` needs two rows that agree beside one that does not, any other three. Two in three must agree.
+    """
+    held = [(i, f) for i, f in enumerate(factors) if f is not None and 0 < f.mid < float("inf")]
+    tight = [f for _, f in held if f.width < _TIGHT]
+    fits, common, value = 0, True, 1.0
+    for common_here, candidate in [*((True, u) for u in usual), *((False, f.mid) for f in tight)]:
+        agree = sum(f.meets(candidate, FIT) for f in tight)
+        if agree > fits:
+            fits, common, value = agree, common_here, candidate
+    odd = [i for i, f in held if not f.meets(value, ODD)]
+    enough = fits >= (2 if common else 3) and fits >= 0.65 * len(held)
+    alone = common and fits == 1 and len(held) == 2 and len(odd) == 1
+    return (value, odd) if enough or alone else None

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from expertile.audit.interval import NUMBER, Interval, printed
-from expertile.audit.units import Unit, match_unit, unit_of_name
+from expertile.audit.units import NO_UNIT, Unit, match_unit, unit_of_name
 
 
 @dataclass(frozen=True)
@@ -79,52 +79,34 @@ _TRAILING_KEY = re.compile(r"(?P<key>[A-Za-z_][\w./%-]*)\s*[:=]\s*[(\[~≈\"']*$
 def quantities(text: str, line: int) -> list[Quantity]:
     """All figures in `text` that have a unit, their own or their key's ("time_ms: 3.2")."""
     found: list[Quantity] = []
-    past = 0
     for m in _FIGURE.finditer(text):
+        past = found[-1].end if found else 0
         if m.start() < past:
             continue
         before = text[max(past, m.start() - 120) : m.start()]
         key = _KEY.search(before) or _TRAILING_KEY.search(before)
-        end = m.end()
-        unit = _unit_at(text, end)
-        is_range = m["b"] is not None
-        if unit is None and is_range and not m["range"].strip().startswith("to"):
-            # "32-4 ms" is a range, "2024-05 run" is not.
-            continue
         name = (key["key"] if key else "").strip()
-        named = unit_of_name(name) if name else None
-        if unit is None:
-            if named is None or re.match(r" ?[x×*] ?\d|[-/:]\d|\w", text[end:]):
-                continue
-            of = named
-        else:
-            of, end = unit
-            if named is not None and of.kind == "params" and named.kind == "rate":
-                of = replace(named, low=of.low, high=of.high)  # "TFLOPS: 102T"
-        after = re.split(r"[.;,|()]\s|\n|\s[(|]", text[end : end + 48] + " ")[0].strip()
-        stripped = re.split(r"[.;|]\s", before)[-1][-64:].strip()
-        approximate = bool(_ABOUT.search(before))
-        bound = bool(_BOUND.search(before)) or text[end : end + 1] == "+" or text[m.end() : m.end() + 1] == "+"
-        value = _value(m["a"], of, approximate)
-        if is_range:
-            other = _value(m["b"], of, approximate)
+        named, own = unit_of_name(name), _unit_at(text, m.end())
+        # "32-4 ms" is a range, "2024-05 run" is not.
+        if own is None and m["b"] and not m["range"].strip().startswith("to"):
+            continue
+        if own is None and (named is None or re.match(r" ?[x×*] ?\d|[-/:]\d|\w", text[m.end() :])):
+            continue
+        of, end = own or (named or NO_UNIT, m.end())
+        if named is not None and of.kind == "params" and named.kind == "rate":
+            of = replace(named, low=of.low, high=of.high)  # "TFLOPS: 102T"
+        about = bool(_ABOUT.search(before))
+        bound = _BOUND.search(before) or "+" in (text[end : end + 1], text[m.end() : m.end() + 1])
+        value = _value(m["a"], of, about)
+        if m["b"]:
+            other = _value(m["b"], of, about)
             value = Interval(min(value.lo, other.lo), value.mid, max(value.hi, other.hi, value.mid))
+        label = name or re.split(r"[.;|]\s", before)[-1][-64:].strip()
+        after = re.split(r"[.;,|()]\s|\n|\s[(|]", text[end : end + 48] + " ")[0].strip()
+        exact, shown = not (bound or m["b"]), text[m.start() : end].strip()
         found.append(
-            Quantity(
-                of.kind,
-                value,
-                text[m.start() : end].strip(),
-                name or stripped,
-                line,
-                after,
-                exact=not (bound or is_range),
-                per_device=of.per_device,
-                item=of.item,
-                start=m.start(),
-                end=end,
-            )
+            Quantity(of.kind, value, shown, label, line, after, -1, exact, of.per_device, of.item, m.start(), end)
         )
-        past = end
     return found
 
 
@@ -146,7 +128,7 @@ def cell_quantities(text: str, line: int, header: str, unit: Unit | None, column
     rest = text[first.end() :].lstrip()
     if re.match(r"[x×*/:]\s*\d|-\d|\w{2,}", rest):
         return own
-    of = unit or Unit("number", 1.0, 1.0)
+    of = unit or NO_UNIT
     if first["suffix"]:
         scale = {"k": 1e3, "m": 1e6, "b": 1e9, "g": 1e9, "t": 1e12}[first["suffix"].lower()]
         of = replace(of, low=scale, high=scale)
@@ -177,6 +159,7 @@ def stem(label: str) -> str:
     return " ".join(_STATISTIC.sub(" ", _METRIC.sub(" ", plain)).split())
 
 
-def statistic(label: str) -> str:
-    found = _STATISTIC.findall(label.lower())
-    return {"average": "mean", "avg": "mean", "median": "mean"}.get(found[0], found[0]) if found else ""
+def same_statistic(a: str, b: str) -> bool:
+    """Whether figures of these labels may be of one run: the median of one and the least of the other are not."""
+    found = {(_STATISTIC.findall(label.lower()) or ["mean"])[0] for label in (a, b)}
+    return len(found) == 1 or found <= {"avg", "average", "mean", "median"}

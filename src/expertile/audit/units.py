@@ -38,6 +38,7 @@ class Unit:
     item: str = ""
 
 
+NO_UNIT = Unit("number", 1.0, 1.0)
 # In order: the first that matches wins, so the longer forms stand first.
 _FORMS: tuple[tuple[str, str], ...] = (
     ("s_per_token", rf"(?P<t>{_TIME}) ?(?:/|per) ?(?i:output |generated )?(?i:{_TOKEN})\b"),
@@ -49,8 +50,8 @@ _FORMS: tuple[tuple[str, str], ...] = (
     ("s_per_item", rf"(?P<t>{_TIME}) ?(?:/|per) ?(?P<item>(?i:{_ITEM})|prompt|layer|epoch|call|launch|kernel|op)\b"),
     (
         "rate",
-        r"(?P<p>[kKMGTPE]|(?i:kilo|mega|giga|tera|peta)) ?(?i:(?:fl|i)?ops?)"
-        r"(?: ?/ ?(?:s|sec|second)|ps| per second)?\b(?!/)",
+        r"(?P<p>(?i:[kmgtpe]|kilo|mega|giga|tera|peta)) ?(?i:(?:fl|i)?ops?)"
+        r"(?: ?/ ?(?:s|sec|second)|ps| per second)?\b(?!/(?!(?i:gpu|gcd|device|chip|card)))",
     ),
     ("rate", r"(?P<p>[MGTP])(?i:f/s|flop/s)\b"),
     ("bandwidth", rf"(?P<p>[KMGTkmgt])(?P<bin>i)?(?P<b>[Bb](?:ytes?)?|its?) ?{_PER_S}"),
@@ -113,11 +114,10 @@ def _unit(kind: str, groups: dict[str, str | None], each: bool) -> Unit:
     return Unit(kind, low, high, each, item)
 
 
-_BARE = re.compile(
-    r"\b(?P<rp>[mgtp])(?:flops?|ops)\b(?: ?/ ?s)?|(?P<tps>\btok(?:en)?s? (?:per )?s(?:ec(?:ond)?)?\b|\btps\b)|"
-    r"\b(?P<bp>[kmgt])bs?(?: ?/ ?s| per s(?:ec)?)\b"
-)
 _STATISTIC = r"(?:p\d\d|avg|mean|median|min|max|best|std|average|geomean|±.*|dense|fwd|bwd|total)"
+
+
+_BARE = re.compile(r"(?i)([kmgt]b|tok|token|tokens)[ _](?:per[ _])?s(?:ec(?:ond)?)?\b")
 
 
 def unit_of_name(name: str) -> Unit | None:
@@ -127,20 +127,16 @@ def unit_of_name(name: str) -> Unit | None:
             found = match_unit(piece.strip().lstrip("~≈# "))
             if found and found[1] >= len(piece.strip()) - 2 and found[0].kind not in ("items", "params"):
                 return found[0]
-    outside = re.sub(r"[(\[][^()\[\]]*[)\]]", " ", name).replace("_", " ").strip()
-    m = _BARE.search(outside.lower())
-    if m:
-        each = bool(_PER_DEVICE.search(outside))
-        if m["rp"]:
-            return Unit("rate", _TEN[m["rp"]], _TEN[m["rp"]], each)
-        if m["tps"]:
-            return Unit("tokens_per_s", 1.0, 1.0, each)
-        return Unit("bandwidth", _TEN[m["bp"]], _TWO[m["bp"]])
-    words = re.split(r"[\s,;:]+", re.sub(rf"(?i)(?:[\s,]+{_STATISTIC})+$", "", outside))
+    # "tokens_per_s", "gb_s" and "tok_s" are rates.
+    outside = _BARE.sub(r"\1/s", re.sub(r"[(\[][^()\[\]]*[)\]]", " ", name))
+    plain = re.sub(rf"(?i)(?:[\s,]+{_STATISTIC})+$", "", outside.replace("_", " ").strip())
+    words = re.split(r"[\s,;:]+", plain)
     for start in range(len(words)):
         tail = " ".join(words[start:])
-        found = match_unit(tail)
+        unit, length = match_unit(tail) or (NO_UNIT, 0)
         # One letter alone ("M", "B", "T") names a dimension; "h" and "s" after a word are units.
-        if found and found[1] == len(tail) and len(tail) > (0 if start and tail in "sh" else 1):
-            return found[0] if found[0].kind not in ("items", "params", "tokens") else None
+        if length == len(tail) > (0 if start and tail in "sh" else 1):
+            return unit if unit.kind not in ("items", "params", "tokens") else None
+        if unit.kind in ("rate", "bandwidth", "tokens_per_s"):
+            return unit
     return match_unit("%")[0] if "%" in outside else None  # type: ignore[index]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from expertile.audit.report import Row
+from expertile.audit.report import Row, Size
 from expertile.roofline import Work
 
 
@@ -35,46 +35,40 @@ _BACKWARD = re.compile(r"\bbwd\b|backward|fwd ?\+ ?bwd|training")
 
 def readings(row: Row) -> Reading | None:
     """What the row computed; None where its sizes are not known."""
-    scope, text = row.scope, row.text.lower()
-    sizes = [scope.size(name) for name in "mnk"]
-    m, n, k = sizes
-    counts = tuple(s.value for name in ("batch", "experts", "gpus", "heads") if (s := scope.size(name)) and s.value > 1)
-    if m and n and k and not _ATTENTION.search(text) and not re.search(r"conv|sparse", scope.words):
-        return _gemm(m.value, n.value, k.value, True, all(s.near for s in (m, n, k)), (m.line, n.line, k.line), counts)
-    b, h, s, d = (scope.size(name) for name in ("batch", "heads", "seq", "head_dim"))
-    if b and h and s and d and _ATTENTION.search(scope.words):
-        work = Work(4 * b.value * h.value * s.value**2 * d.value, 8 * b.value * h.value * s.value * d.value)
-        formula = f"4·{b.value:.0f}·{h.value:.0f}·{s.value:.0f}²·{d.value:.0f}"
-        near = all(x.near for x in (b, h, s, d))
-        return Reading(work, formula, True, near, tuple(x.line for x in (b, h, s, d)), causal=True)
-    tokens, hidden, ffn, topk = (scope.size(name) for name in ("tokens", "hidden", "ffn", "topk"))
-    if tokens and hidden and ffn:
-        near, lines = tokens.near and hidden.near and ffn.near, (tokens.line, hidden.line, ffn.line)
-        layers = tuple(c * (topk.value if topk else 1) for c in (1, 2, 3))
-        return _gemm(tokens.value, ffn.value, hidden.value, True, near, lines, layers)
-    if not _GEMM.search(scope.words) or _NOT_GEMM.search(text):
+    text = row.text.lower()
+    counts = tuple(s.value for name in ("batch", "experts", "gpus", "heads") if (s := row.size(name)) and s.value > 1)
+
+    def sizes(*names: str) -> list[Size]:
+        found = [s for name in names if (s := row.size(name))]
+        return found if len(found) == len(names) else []
+
+    if (mnk := sizes("m", "n", "k")) and not _ATTENTION.search(text) and not re.search(r"conv|sparse", row.words):
+        return _gemm(mnk, counts)
+    if (bhsd := sizes("batch", "heads", "seq", "head_dim")) and _ATTENTION.search(row.words):
+        b, h, length, d = (size.value for size in bhsd)
+        work = Work(4 * b * h * length**2 * d, 8 * b * h * length * d)
+        formula = f"4·{b:.0f}·{h:.0f}·{length:.0f}²·{d:.0f}"
+        return Reading(work, formula, True, all(x.near for x in bhsd), tuple(x.line for x in bhsd), causal=True)
+    if layer := sizes("tokens", "ffn", "hidden"):
+        topk = row.size("topk")
+        return _gemm(layer, tuple(c * (topk.value if topk else 1) for c in (1, 2, 3)))
+    if not _GEMM.search(row.words) or _NOT_GEMM.search(text):
         return None
-    size = row.own.get("size") or (None if {"m", "k"} & row.own.keys() else row.own.get("n")) or row.own.get("m")
-    shapes = set(scope.tuples)
-    if not size and len(shapes) == 1:
-        shape = next(iter(shapes))
-        if len(shape) == 3:
-            own = row.kind == "line" and shape in row.facts.tuples
-            return _gemm(*shape, own, True, (row.line,), counts)
-        size = shape[0] if shape[0] == shape[1] else None
-    one = scope.size("size")
-    if not size and not one:
-        return None
-    side = size or (one.value if one else 0.0)
-    near, line = (True, row.line) if size or not one else (one.near, one.line)
-    return _gemm(side, side, side, False, near, (line,), counts)
+    side = row.own.get("size") or (None if {"m", "k"} & row.own.keys() else row.own.get("n")) or row.own.get("m")
+    shape = row.tuples[0] if len(set(row.tuples)) == 1 else ()
+    if not side and len(shape) == 3:
+        return _gemm(
+            [Size(x, row.line, True) for x in shape], counts, row.kind == "line" and shape in row.facts.of("tuples")
+        )
+    side = side or (shape[0] if shape and shape[0] == shape[1] else None)
+    size = Size(side, row.line, True) if side else row.size("size")
+    return _gemm([size] * 3, counts, False) if size else None
 
 
-def _gemm(
-    m: float, n: float, k: float, named: bool, near: bool, lines: tuple[int, ...], counts: tuple[float, ...]
-) -> Reading:
-    work = Work(2 * m * n * k, m * k + k * n + m * n)
-    return Reading(work, f"2·{m:.0f}·{n:.0f}·{k:.0f}", named, near, lines, counts)
+def _gemm(sizes: list[Size], counts: tuple[float, ...], named: bool = True) -> Reading:
+    m, n, k = (s.value for s in sizes)
+    work, lines = Work(2 * m * n * k, m * k + k * n + m * n), tuple(s.line for s in sizes)
+    return Reading(work, f"2·{m:.0f}·{n:.0f}·{k:.0f}", named, all(s.near for s in sizes), lines, counts)
 
 
 def conventions(reading: Reading, words: str) -> tuple[float, ...]:
