@@ -73,6 +73,8 @@ def _unit_at(text: str, at: int) -> tuple[Unit, int] | None:
 
 
 _KEY = re.compile(r"(?:^|[,;|(\[{]|\s{2,}|\. |\t)\s*(?P<key>[A-Za-z%#][^:=|,;{}]{0,58}?)\s*[:=]+>?\s*[(\[~≈\"']*$")
+_BLANK = re.compile(r"\s{3,}")
+_FACTOR = re.compile(r"[\d)] ?[×*/] ?\(?$|[\d)] x $")
 _TRAILING_KEY = re.compile(r"(?P<key>[A-Za-z_][\w./%-]*)\s*[:=]\s*[(\[~≈\"']*$")
 
 
@@ -83,7 +85,9 @@ def quantities(text: str, line: int) -> list[Quantity]:
         past = found[-1].end if found else 0
         if m.start() < past:
             continue
-        before = text[max(past, m.start() - 120) : m.start()]
+        before = _BLANK.sub("  ", text[max(past, m.start() - 120) : m.start()])
+        if _FACTOR.search(before):
+            continue  # "4096 × 4096 × 4 bytes" are not 4 bytes
         key = _KEY.search(before) or _TRAILING_KEY.search(before)
         name = (key["key"] if key else "").strip()
         named, own = unit_of_name(name), _unit_at(text, m.end())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterator
 
@@ -31,9 +32,8 @@ def _bits(text: str) -> list[int]:
 
 
 def compression(report: Report) -> Iterator[Finding]:
-    """A memory saving beyond the ratio of the bits; it asks where the wider format is not said."""
+    """A memory saving beyond the ratio of the two formats that the text names."""
     lines = [row for row in report.rows if row.kind == "line"]
-    wide = {b for b in _bits(report.text) if b >= 16}
     for i, row in enumerate(lines):
         for q in row.of("ratio", "percent") if re.search(rf"(?i){_MEMORY}", row.text) else ():
             before, after = row.text[: q.start], row.text[q.end : q.end + 24]
@@ -42,41 +42,32 @@ def compression(report: Report) -> Iterator[Finding]:
             # The two formats stand in the sentence, or in the lines just before it.
             near = [r for r in lines[max(0, i - 3) : i + 1] if row.line - r.line <= 3]
             text = row.text if len(_bits(row.text)) > 1 else "\n".join(r.text for r in near)
-            bits = _bits(text)
-            known = len(bits) == 2 and max(bits) >= 16 and _CHANGED.search(text)
-            if not bits or min(bits) > 8 or not (known or len(wide) == 1) or _NOT_BITS.search(before[-60:] + after):
+            bits = sorted(_bits(text))
+            if len(bits) != 2 or bits[0] > 8 or bits[1] < 16 or not _CHANGED.search(text):
                 continue
-            most = max(bits if known else wide) / min(bits)
-            saved = q.value.lo if q.exact else q.value.mid
+            most, saved = bits[1] / bits[0], q.value.lo if q.exact else q.value.mid
             less = q.kind == "ratio" or re.search(r"(?i)sav|reduc|less|smaller|lower|fewer", before[-40:] + after)
-            if less and (saved if q.kind == "ratio" else 1 / max(1 - saved, 1e-9)) > most * 1.06:
+            beyond = (saved if q.kind == "ratio" else 1 / max(1 - saved, 1e-9)) > most * 1.06
+            if less and beyond and not _NOT_BITS.search(before[-60:] + after):
                 at_most = f"at most {most:.3g}x smaller ({100 * (1 - 1 / most):.3g} % less), not {q.text}"
-                message = f"{most * min(bits):.0f} to {min(bits)} bits is {at_most}" + ": smaller than what?" * (
-                    not known
-                )
-                verdict = INCONSISTENT if known else QUESTION
-                yield finding(verdict, "compression", message, q, lines=tuple(r.line for r in near))
+                message = f"{bits[1]} to {bits[0]} bits is {at_most}"
+                yield finding(INCONSISTENT, "compression", message, q, lines=tuple(r.line for r in near))
     for grid in report.grids:
         for c in grid.columns("bytes"):
             if re.search(r"(?i)mem|size|vram|footprint|storage|weights", grid.header[c]):
-                yield from _column([(row.label, size) for row in grid.body if (size := row.figure(c))], wide - {64})
+                yield from _column([(row.label, size) for row in grid.body if (size := row.figure(c))])
 
 
-def _column(held: list[tuple[str, Quantity]], wide: set[int]) -> Iterator[Finding]:
+def _column(held: list[tuple[str, Quantity]]) -> Iterator[Finding]:
     """Rows of one memory column that differ in their format only."""
-    for label, q in held:
-        bits = _bits(label)
-        for other, base in held if len(bits) == 1 and bits[0] <= 8 else ():
-            named = _bits(other)
-            stated = len(named) == 1 and _without_format(other) == _without_format(label)
-            if base is q or not (stated or (not named and len(wide) == 1)):
-                continue
-            most = (named if stated else list(wide))[0] / bits[0]
+    for (label, q), (other, base) in itertools.permutations(held, 2):
+        to, of = _bits(label), _bits(other)
+        if len(to) == len(of) == 1 and to[0] <= 8 and _without_format(other) == _without_format(label):
+            most = of[0] / to[0]
             if most > 1 and (base.value / q.value).lo > 1.08 * most:
                 ratio = f"{base.text} / {q.text} is {base.value.mid / q.value.mid:.3g}x"
                 message = f"{ratio}; the bits give at most {most:.3g}x"
-                yield finding(INCONSISTENT if stated else QUESTION, "compression", message, q, lines=(base.line,))
-                break
+                yield finding(INCONSISTENT, "compression", message, q, lines=(base.line,))
 
 
 def _without_format(label: str) -> str:

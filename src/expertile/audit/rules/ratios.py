@@ -17,11 +17,12 @@ from expertile.audit.report import Grid, Report, Row
 Pair = tuple[Quantity, Quantity]
 _TYPED = ("time", "rate", "bandwidth", "tokens_per_s", "items_per_s", "s_per_token", "s_per_item", "bytes")
 _NAMED = re.compile(
-    r"(?i)speed-?\s?up|faster|slow-?\s?down|improvement|\bgain\b|reduction|\bvs\.?\b|\bratio\b|\brelative\b"
+    r"(?i)speed-?\s?up|faster|slow-?\s?down|improvement|\bgain\b|reduction|\bvs\.?\b|\bratio\b|\brelative\b|\w ?/ ?\w"
 )
 _PART = re.compile(
-    r"(?i)peak|utili[sz]|efficien|\bmfu\b|scal|sav|overhead|%|percent|normali|less|more|diff|delta|Δ|change|increase"
+    r"(?i)\bpeak|efficien|\bmfu\b|scal|sav|overhead|(?:%|percent) of|normali|less|more|diff|delta|Δ|change|increase"
 )
+_NO_QUOTIENT = re.compile(r"(?i)\bhit|occupancy|active|stall|utili[sz]")  # counters of a profiler
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,7 @@ def grids(report: Report) -> Iterator[Finding]:
     for grid in report.grids:
         for index in grid.columns("ratio", "percent"):
             name = grid.header[index]
-            if _NAMED.search(name) or _PART.search(name):
+            if (_NAMED.search(name) or _PART.search(name)) and not _NO_QUOTIENT.search(name):
                 yield from _column(grid, index)
 
 
