@@ -11,9 +11,9 @@ from typing import Any
 
 from expertile.audit.blocks import Block, Table, is_numeric
 from expertile.audit.facts import Facts, facts, size_of_name
-from expertile.audit.quantity import Quantity, cell_quantities, clean, quantities, same_statistic, stem
+from expertile.audit.quantity import Quantity, clean, quantities, same_statistic, stem
 from expertile.audit.read import read, repair
-from expertile.audit.units import unit_of_name
+from expertile.audit.units import NO_UNIT, unit_of_name
 
 
 @dataclass(frozen=True)
@@ -226,7 +226,8 @@ class Report:
                     row.own[size] = float(plain[1].replace(",", "")) * (1024 if plain[2] else 1)
                     continue
                 where = table.lines[at][column] if table.lines else number
-                figures = cell_quantities(cell, where, name, units[column], column)
+                found = quantities(cell.strip(), where, units[column] or NO_UNIT)
+                figures = [replace(q, label=name, column=column) for q in found]
                 if not figures or not is_numeric(re.split(r"[(±]", cell)[0].strip() or "x"):
                     row.label += cell + " "
                 row.quantities += [_kind(figures[0]), *figures[1:]] if figures else []

@@ -8,7 +8,7 @@ from functools import lru_cache
 
 # Kinds: time (s), rate (FLOP/s), bandwidth (B/s), bytes, tokens_per_s, items_per_s, s_per_token, ratio, percent, count,
 # flop, other (a unit that no rule uses), number (no unit at all).
-_TEN = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12, "p": 1e15, "e": 1e18}
+_TEN = {"": 1.0, "b": 1e9, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12, "p": 1e15, "e": 1e18}
 _TWO = {"": 1.0, "k": 2.0**10, "m": 2.0**20, "g": 2.0**30, "t": 2.0**40, "p": 2.0**50, "e": 2.0**60}
 _PER_S = r"(?:/ ?(?:s|sec|second)s?\b|ps\b| per (?:s|sec|second)\b|\*s\^?-1)"
 _TOKEN = r"(?:tokens?|toks?|tkns?|tk|words?)"
@@ -60,7 +60,7 @@ _FORMS: tuple[tuple[str, str], ...] = (
     ("other", r"(?i:ops?|flops?)/(?i:byte|b|clk|clock|cycle)s?\b"),
     ("bytes", r"(?P<p>[KMGTkmgt])(?P<bin>i)?(?P<b>B|b(?=\b)|[Bb]ytes?)\b"),
     ("bytes", r"(?P<p>)(?P<b>[Bb]ytes?)\b"),
-    ("params", r"(?P<p>[BMT])(?:illion)?\b(?: ?-?(?:param(?:eter)?s?|weights))?"),
+    ("params", r"(?P<p>[BMTkKG])(?:illion)?\b(?: ?-?(?:param(?:eter)?s?|weights))?"),
     ("other", r"(?:[kMGT]?Hz|mW|kW|W|Watts?|kWh|Wh|J|mJ|°C|V|mm2|mm²|nm|dB|RPM|USD|EUR|cents?)\b"),
     ("other", r"(?:cycles|clocks|clk|instructions|warps|threads|blocks|SMs?|cores|registers|layers|heads|epochs)\b"),
     ("time", rf"(?P<t>{_TIME})\b(?! ?/ ?[A-Za-z])"),
@@ -107,8 +107,6 @@ def _unit(kind: str, groups: dict[str, str | None], each: bool) -> Unit:
         low = high = _TIMES[groups["t"] or "s"]
     elif kind == "items_per_s" and groups.get("t"):
         low = high = 1 / (60.0 if (groups["t"] or "").startswith("min") else 3600.0)
-    elif kind == "params":
-        low = high = {"b": 1e9, "m": 1e6, "t": 1e12}[prefix]
     elif kind == "percent":
         low = high = 0.01
     return Unit(kind, low, high, each, item)

@@ -129,7 +129,7 @@ def ranges(report: Report) -> Iterator[Finding]:
             outside = [x.line for x, v in zip(cells, values, strict=True) if not low <= v <= high]
             if len(values) < 3 or not outside or (not slower and min(values) < 0.9):
                 continue
-            sure = max(values) > 2 * q.value.hi
+            sure = heading and max(values) > 2 * q.value.hi
             span = f"they reach from {min(values):.3g}x to {max(values):.3g}x" + "; are only some rows meant?" * (
                 not sure
             )

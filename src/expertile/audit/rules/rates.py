@@ -47,6 +47,8 @@ def _against(cells: Cells, other: str, alone: bool) -> Iterator[Finding]:
         # The rows share a convention; a backward pass, a causal mask or a batch may be one row's own.
         own = known and w and (w.counts or w.causal or not w.named)
         more = conventions(w, row.words) if w and own else ()
+        # A row of another format moves other bytes.
+        more = more if timed else (*more, 0.25, 0.5, 2.0, 4.0)
         if off.meets(1.0, _WIDE if known else 0.15) or any(off.meets(c, 0.015) for c in more):
             continue
         if known and w and timed:

@@ -178,6 +178,8 @@ _GAIN = re.compile(
 _CHANGE = re.compile(
     r"(?i)^\W*(?:reduction|less|lower|faster|slower|higher|improve|increase|more|decrease|gain|sav|drop|speed)"
 )
+_SPEED = re.compile(r"(?i)speed|faster|slower|latency|throughput|\btime")
+_APART = re.compile(r"(?i)peak|theor|limit|max|min\b|p\d\d|std|total|best|worst")
 _LESS = re.compile(r"(?i)drop|reduc|decreas|\bless|lower|sav|\bcut")
 _NOT_OF = re.compile(
     r"(?i)peak|utili|efficien|accuracy|recall|confidence|error|sparsity|occupancy|of (?:the )?(?:total|time|runtime)"
@@ -195,11 +197,14 @@ def sentences(report: Report) -> Iterator[Finding]:
         a, b = values
         if row.kind == "record":
             ratios = [q for q in row.of("ratio") if re.search(r"(?i)speed-?\s?up|faster", q.label)]
-            if len(ratios) == 1:
+            if len(ratios) == 1 and "bytes" not in kinds and not _APART.search(a.label + b.label):
                 yield from _two(ratios[0], a, b)
             continue
-        between = f"{row.text[max(0, a.start - 8) : a.start]} {row.text[a.end : b.start]}"
-        if len(ratios) > 2 or not _GAIN.search(row.text) or not _FROM.search(between):
+        before, between = row.text[max(0, a.start - 8) : a.start], row.text[a.end : b.start]
+        if len(ratios) > 2 or not _GAIN.search(row.text) or not _FROM.search(f"{before} {between}"):
+            continue
+        # Another figure between the two, or a speed beside sizes: the ratio is of something else.
+        if re.search(r"\d", between) or ("bytes" in kinds and _SPEED.search(row.text)):
             continue
         for q in ratios:
             # "dropped by 60 %" is a change; "to 60 % of it" is a share.
