@@ -94,7 +94,9 @@ def quantities(text: str, line: int, cell: Unit | None = None) -> list[Quantity]
         if m.start() < past or _FACTOR.search(before):
             continue
         first = cell is not None and not found and _MARKS_ONLY.fullmatch(before)
-        key = None if cell else _KEY.search(before) or _TRAILING_KEY.search(before)
+        key = None if cell else _KEY.search(before)
+        if not key or re.search(r"\d\.\d", key["key"]):  # a sentence, no key
+            key = None if cell else _TRAILING_KEY.search(before)
         name = (key["key"] if key else "").strip()
         named, own = cell if first else unit_of_name(name), _unit_at(text, m.end())
         # "32-4 ms" is a range, "2024-05 run" is not.

@@ -105,7 +105,9 @@ class Row:
 
     @cached_property
     def formats(self) -> tuple[str, ...]:
-        return self._stated("formats")[0]
+        """The number formats that are stated near the row."""
+        found, _, near = self._stated("formats")
+        return found if near else ()
 
     @cached_property
     def tuples(self) -> tuple[tuple[int, ...], ...]:

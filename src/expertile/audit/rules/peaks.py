@@ -82,8 +82,8 @@ def _rate(report: Report, row: Row, q: Quantity, count: float) -> Iterator[Findi
 
     # float32 products run as tf32 where that is allowed.
     eased = "fp32" in stated and not above((*stated, "tf32"))
-    found = above(tuple(dict.fromkeys((*row.report.everything.formats, *own))))
-    found = found or (above(stated, QUESTION if eased else IMPOSSIBLE) if stated else None)
+    everything = row.report.everything.formats if own else DTYPES
+    found = above((*everything, *own)) or (above(stated, QUESTION if eased else IMPOSSIBLE) if stated else None)
     if found:
         yield found
     elif not own and lowest > 1.05 * (half := _fastest(row, ("fp16", "bf16"), False))[0]:
@@ -112,6 +112,10 @@ def _bandwidth(report: Report, row: Row, q: Quantity, count: float) -> Iterator[
 
 _NO_RUN = re.compile(r"launch|overhead|compile|per |sync|saved|ttft|std|queue|h2d|d2h|copy|alloc|token")
 
+_WHOLE = re.compile(
+    r"(?i)time|latency|duration|elapsed|gemm|matmul|\bmm\b|kernel|blas|torch|triton|cutlass|attention|[=×]|^$"
+)
+
 
 def bounds(report: Report) -> Iterator[Finding]:
     """Times in which the GPU in scope cannot do the work that the sizes mean."""
@@ -128,8 +132,10 @@ def bounds(report: Report) -> Iterator[Finding]:
             if least / q.value.hi > most * _slack(device):
                 can = f"{device.name} can do ({si(most, 'FLOP/s')}, {'/'.join(formats) or 'its fastest format'})"
                 message = f"{w.formula} FLOP in {q.text} is {si(w.work.flops / q.value.mid, 'FLOP/s')}, more than {can}"
-                ask = "" if w.near else ": is this the time of that shape?"
-                yield finding(IMPOSSIBLE if w.near else QUESTION, "bound", message + ask, q, lines=w.lines)
+                # A named step of a profile may be another operation.
+                sure = w.near and _WHOLE.search(row.label if row.kind == "table" else row.text)
+                ask = "" if sure else ": is this the time of that shape?"
+                yield finding(IMPOSSIBLE if sure else QUESTION, "bound", message + ask, q, lines=w.lines)
 
 
 _SHARE = re.compile(r"\bpeak\b|theoretical|roofline|\bmfu\b|speed of light|\bsol\b|of (?:the )?(?:hbm|memory|max)")

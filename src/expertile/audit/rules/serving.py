@@ -143,6 +143,8 @@ def mfu(report: Report) -> Iterator[Finding]:
 
     The formula is that of Kaplan et al. 2020 (arXiv:2001.08361), MFU that of Chowdhery et al. 2022 (arXiv:2204.02311).
     """
+    everywhere = {v.value.mid for r in report.rows for v in r.of("params")}
+    everywhere |= {float(v) * 1e9 for v in _MODEL.findall(report.text)}
     for row in report.all_rows:
         shares = [q for q in row.of("percent") if _MFU.search(q.words) and q.exact]
         p, q = shares[0] if len(shares) == 1 else None, row.only("tokens_per_s")
@@ -150,8 +152,6 @@ def mfu(report: Report) -> Iterator[Finding]:
             yield finding(IMPOSSIBLE, "MFU", f"an MFU of {p.text} is above 100 %", p)
         if not (p and q and p.value.mid) or _SPARSE_MODEL.search(row.words):
             continue
-        everywhere = {v.value.mid for r in report.rows for v in r.of("params")}
-        everywhere |= {float(v) * 1e9 for v in _MODEL.findall(report.text)}
         sizes = [n for n in ({v.value.mid for v in row.of("params")} or everywhere) if n >= 5e7]
         # Whatever was multiplied, many divide by the bf16 peak.
         formats = {"bf16", "fp16", *(f for f in row.report.everything.formats if f in DTYPES and f != "fp32")}
