@@ -145,5 +145,5 @@ def stem(label: str) -> str:
 
 def same_statistic(a: str, b: str) -> bool:
     """Whether figures of these labels may be of one run: the median of one and the least of the other are not."""
-    found = {(_STATISTIC.findall(label.lower()) or ["mean"])[0] for label in (a, b)}
-    return len(found) == 1 or found <= {"avg", "average", "mean", "median"}
+    found = {_STATISTIC.findall(label.lower())[0] for label in (a, b) if _STATISTIC.search(label.lower())}
+    return len(found) <= 1 or found <= {"avg", "average", "mean", "median"}

@@ -249,9 +249,13 @@ class Report:
         self.rows.extend(lines)
         record: list[Row] = []
         seen: set[str] = set()
+        last = 0  # the line before, which may be a drawn rule
         for row in [*lines, Row("line", 0, "", [], index)] if block.kind in ("code", "list") else ():
-            key = re.match(r"\W*([A-Za-z][^:=]{0,48}?)\s*[:=]", row.text)
-            gap = record and block.kind == "code" and row.line > record[-1].line + 1
+            key = re.match(r"\W*(\w[^:=]{0,48}?)\s*[:=]", row.text)
+            gap = block.kind == "code" and row.line > last + 1
+            last = row.line
+            if record and not gap and row.line and not re.search(r"\w", row.text):
+                continue
             if not key or gap or key[1].lower() in seen:
                 if len(record) > 1:
                     figures = [q for r in record for q in r.quantities]

@@ -151,7 +151,9 @@ def shares(report: Report) -> Iterator[Finding]:
     for kind in ("rate", "bandwidth"):
         stated = [q for _, q in _stated_peaks(report, kind)]
         for row in report.all_rows if stated else ():
-            percents = [q for q in row.of("percent") if _SHARE.search(q.words) and "hfu" not in q.words]
+            here = [s for s in stated if s in row.quantities]
+            told = re.compile(rf"{_SHARE.pattern}|efficien") if here else _SHARE
+            percents = [q for q in row.of("percent") if told.search(q.words) and "hfu" not in q.words]
             figures = [q for q in row.of(kind) if q.exact and q not in stated]
             here = [s for s in stated if s in row.quantities]
             if len(percents) != 1 or len(figures) != 1 or not percents[0].exact or not percents[0].value.mid:

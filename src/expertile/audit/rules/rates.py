@@ -49,7 +49,7 @@ def _against(cells: Cells, other: str, alone: bool) -> Iterator[Finding]:
         more = conventions(w, row.words) if w and own else ()
         # A row of another format moves other bytes.
         more = more if timed else (*more, 0.25, 0.5, 2.0, 4.0)
-        if off.meets(1.0, _WIDE if known else 0.15) or any(off.meets(c, 0.015) for c in more):
+        if off.meets(1.0, _WIDE if known or len(found[1]) == 1 else 0.15) or any(off.meets(c, 0.015) for c in more):
             continue
         if known and w and timed:
             message = f"{w.formula} FLOP in {b.text} is {si(w.work.flops * found[0] / b.value.mid, 'FLOP/s')}"

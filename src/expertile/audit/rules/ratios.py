@@ -45,7 +45,7 @@ class _Hypothesis:
             a, b = self.pairs[r]
             if targets[r].value.width < 0.3 and a.value.width + b.value.width < 0.2 and self.fits(r, targets[r], FIT):
                 good += 1
-            elif (bad := bad + 1) > 0.34 * len(held):
+            elif (bad := bad + 1) > max(targets[r].kind == "ratio", 0.34 * len(held)):
                 return 0
         return good
 
@@ -66,8 +66,9 @@ def grids(report: Report) -> Iterator[Finding]:
     """Every ratio column of every table."""
     for grid in report.grids:
         for index in grid.columns("ratio", "percent"):
-            name = grid.header[index]
-            if (_NAMED.search(name) or _PART.search(name)) and not _NO_QUOTIENT.search(name):
+            name, cells = grid.header[index], [q for q in grid.column(index) if q is not None]
+            said = _NAMED.search(name) or _PART.search(name) or all(q.kind == "ratio" for q in cells)
+            if said and not _NO_QUOTIENT.search(name):
                 yield from _column(grid, index)
 
 
@@ -102,7 +103,7 @@ def _column(grid: Grid, index: int) -> Iterator[Finding]:
     ):
         return
     slack = 0.01 if score >= 3 and exactly >= score else ODD
-    rivals = [h for h in hypotheses if h is not best and h.direct == best.direct]
+    rivals = [h for s, h in scored if (h.direct or s > 1) and h is not best and h.direct == best.direct]
     for r in telling:
         # Another baseline of the same table may be meant in this row.
         other = any(h.fits(r, targets[r], 0.0) for h in rivals)
@@ -129,10 +130,12 @@ def _hypotheses(grid: Grid, kind: str, target: int, body: list[int], ones: list[
         both = {r: (columns[a][r], columns[b][r]) for r in columns[a].keys() & columns[b].keys()}
         yield _Hypothesis(f"{grid.header[a]} / {grid.header[b]}", both, True)
     some = body if len(body) <= 24 else [body[0], body[-1]]
-    bases = [(f"line {grid.rows[s].line}", dict.fromkeys(body, s)) for s in some]
-    bases.append(("the row of 1x", {r: max((o for o in ones if o < r), default=-1) for r in body}))
-    bases.append(("the next row of 1x", {r: min((o for o in ones if o > r), default=-1) for r in body}))
-    bases.append(("the row before", {r: r - 1 for r in body}))
+    bases = [
+        ("the row of 1x", {r: max((o for o in ones if o < r), default=-1) for r in body}),
+        ("the next row of 1x", {r: min((o for o in ones if o > r), default=-1) for r in body}),
+        *((f"line {grid.rows[s].line}", dict.fromkeys(body, s)) for s in some),
+        ("the row before", {r: r - 1 for r in body}),
+    ]
     for c, held in columns.items():
         for name, base in bases:
             there = {r: (held[s], held[r]) for r, s in base.items() if r in held and s in held and s != r}
@@ -178,8 +181,10 @@ _GAIN = re.compile(
 _CHANGE = re.compile(
     r"(?i)^\W*(?:reduction|less|lower|faster|slower|higher|improve|increase|more|decrease|gain|sav|drop|speed)"
 )
+_OUTCOME = re.compile(r"(?i)speed-?\s?up|faster|slower|reduction|saved|savings|improvement|smaller|higher")
+_PARTIAL = re.compile(r"(?i)sav|differ|delta|reduc|overhead")
 _SPEED = re.compile(r"(?i)speed|faster|slower|latency|throughput|\btime")
-_APART = re.compile(r"(?i)peak|theor|limit|max|min\b|p\d\d|std|total|best|worst")
+_APART = re.compile(r"(?i)peak|theor|limit|max|\bmin\b|\bp\d\d|std|total|best|worst")
 _LESS = re.compile(r"(?i)drop|reduc|decreas|\bless|lower|sav|\bcut")
 _NOT_OF = re.compile(
     r"(?i)peak|utili|efficien|accuracy|recall|confidence|error|sparsity|occupancy|of (?:the )?(?:total|time|runtime)"
@@ -188,16 +193,19 @@ _NOT_OF = re.compile(
 
 def sentences(report: Report) -> Iterator[Finding]:
     """Two figures of one kind and what the sentence or record makes of them: "from 12.4 ms to 3.1 ms, 4.0x faster"."""
-    for row in report.rows:
+    rows = ((grid, row) for grid in report.grids for row in grid.body)
+    mixed = [row for grid, row in rows if any(_OUTCOME.search(q.after) for q in row.of("ratio"))]
+    for row in (*report.rows, *mixed):
         ratios = [q for q in row.of("ratio", "percent") if not _NOT_OF.search(q.words)]
-        kinds = {q.kind for q in row.quantities if q.kind in _TYPED}
-        values = row.of(*kinds)
-        if len(kinds) != 1 or len(values) != 2:
+        parts = [q for q in row.of(*_TYPED) if row.kind == "line" or not _PARTIAL.search(q.label)]
+        if len({q.kind for q in parts}) != 1 or len(parts) != 2:
             continue
-        a, b = values
-        if row.kind == "record":
-            ratios = [q for q in row.of("ratio") if re.search(r"(?i)speed-?\s?up|faster", q.label)]
-            if len(ratios) == 1 and "bytes" not in kinds and not _APART.search(a.label + b.label):
+        (a, b), kinds = parts, {parts[0].kind}
+        if row.kind != "line":
+            words = {q: f"{q.label} {row.text}" if row.kind == "table" else q.label for q in ratios}
+            ratios = [q for q in ratios if _OUTCOME.search(words[q])]
+            speed = "bytes" in kinds and len(ratios) == 1 and _SPEED.search(words[ratios[0]])
+            if len(ratios) == 1 and not speed and not _APART.search(a.label + b.label):
                 yield from _two(ratios[0], a, b)
             continue
         before, between = row.text[max(0, a.start - 8) : a.start], row.text[a.end : b.start]
