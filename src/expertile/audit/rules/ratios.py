@@ -103,7 +103,7 @@ def _column(grid: Grid, index: int) -> Iterator[Finding]:
     ):
         return
     slack = 0.01 if score >= 3 and exactly >= score else ODD
-    rivals = [h for s, h in scored if (h.direct or s > 1) and h is not best and h.direct == best.direct]
+    rivals = [h for s, h in scored if (score < 2 or h.direct or s > 1) and h is not best and h.direct == best.direct]
     for r in telling:
         # Another baseline of the same table may be meant in this row.
         other = any(h.fits(r, targets[r], 0.0) for h in rivals)
