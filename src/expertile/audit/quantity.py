@@ -14,7 +14,7 @@ from expertile.audit.units import NO_UNIT, Unit, match_unit, unit_of_name
 class Quantity:
     """`value` in SI units (FLOP/s, bytes/s, s; percent as a share). `label` are the words before, `after` those behind.
 
-    `exact` is False for "up to 3x", "> 100 GB/s" and for ranges: such a figure bounds but equals nothing.
+    `exact` is False for "up to 3x", "> 100 GB/s", "about 4 ms" and for ranges: such a figure equals nothing.
     """
 
     kind: str
@@ -107,11 +107,12 @@ def quantities(text: str, line: int, cell: Unit | None = None) -> list[Quantity]
         of, end = own or (named or NO_UNIT, m.end())
         if named is not None and of.kind == "params" and (first or named.kind == "rate"):
             of = replace(named, low=of.low, high=of.high)
-        about = bool(_ABOUT.search(before))
-        bound = _BOUND.search(before) or "+" in (text[end : end + 1], text[m.end() : m.end() + 1])
-        value = _value(m["a"], of, about)
+        bound = (
+            _ABOUT.search(before) or _BOUND.search(before) or "+" in (text[end : end + 1], text[m.end() : m.end() + 1])
+        )
+        value = _value(m["a"], of)
         if m["b"]:
-            other = _value(m["b"], of, about)
+            other = _value(m["b"], of)
             value = Interval(min(value.lo, other.lo), value.mid, max(value.hi, other.hi, value.mid))
         label = name or re.split(r"[.;|]\s", before)[-1][-64:].strip()
         after = re.split(r"[.;,|()]\s|\n|\s[(|]", text[end : end + 48] + " ")[0].strip()
@@ -122,8 +123,8 @@ def quantities(text: str, line: int, cell: Unit | None = None) -> list[Quantity]
     return found
 
 
-def _value(digits: str, unit: Unit, approximate: bool) -> Interval:
-    value = printed(digits.lstrip("-+−"), approximate)
+def _value(digits: str, unit: Unit) -> Interval:
+    value = printed(digits.lstrip("-+−"))
     return Interval(value.lo * unit.low, value.mid * unit.low, value.hi * unit.high)
 
 

@@ -51,14 +51,7 @@ def format_of(name: str, text: str) -> str:
             return "jsonl"
     if re.match(r"(?i)<!doctype html|<html|<table|<body", start):
         return "html"
-    if _MARKDOWN.search(text):
-        return "markdown"
-    lines = [line for line in start.splitlines() if line.strip()][:6]
-    for mark in (",", "\t", ";"):
-        counts = {line.count(mark) for line in lines}
-        if len(lines) > 1 and len(counts) == 1 and min(counts) >= 2 and not re.search(r"[:=] ?\d", lines[0]):
-            return "csv"
-    return "log"
+    return "markdown" if _MARKDOWN.search(text) else "log"
 
 
 def read(text: str, name: str = "") -> list[Block]:

@@ -83,7 +83,7 @@ _SHAPE = re.compile(
 
 
 def equal_work(report: Report) -> Iterator[Finding]:
-    """Two products called equal work that are not; a speed-up between two rows of unlike sizes."""
+    """Two products called equal work that are not."""
     lines = [row for row in report.rows if row.kind == "line"]
     for i, row in enumerate(lines):
         said = _EQUAL.search(row.text)
@@ -96,20 +96,6 @@ def equal_work(report: Report) -> Iterator[Finding]:
             each = " and ".join(f"{m[0].strip()} = {si(w, 'FLOP')}" for (_, m), w in zip(shapes, work, strict=True))
             message = f"{each}: {max(work) / min(work):.3g} times the work"
             yield Finding(INCONSISTENT, "equal work", row.line, said[0], message, tuple(line for line, _ in shapes))
-    for grid in report.grids:
-        times = grid.columns("time")
-        ratios = [c for c in grid.columns("ratio") if re.search(r"(?i)speed", grid.header[c])]
-        if not len(grid.body) == 2 == len(times) + len(ratios) or not (times and ratios):
-            continue
-        a, b = grid.body
-        differ = [s for s in ("batch", "seq", "m", "n", "k", "tokens", "size") if a.own.get(s, 0) != b.own.get(s, 0)]
-        q, base, here = b.figure(ratios[0]), a.figure(times[0]), b.figure(times[0])
-        if not (differ and a.label and b.label and q and base and here) or a.label == b.label or q.value.meets(1.0):
-            continue
-        if q.value.meets(base.value / here.value, 0.03):
-            here_and_there = [f"{differ[0]} {r.own.get(differ[0], 0):.0f}" for r in (a, b)]
-            message = f"{q.text} compares {' with '.join(here_and_there)}"
-            yield finding(INCONSISTENT, "equal work", message, q, lines=(a.line,))
 
 
 def ranges(report: Report) -> Iterator[Finding]:

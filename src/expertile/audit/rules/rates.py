@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from expertile.audit.finding import INCONSISTENT, Finding, finding, si
 from expertile.audit.interval import odd_ones
 from expertile.audit.quantity import Quantity, same_statistic
-from expertile.audit.report import Cells, Grid, Report, Row
+from expertile.audit.report import Cells, Report, Row
 from expertile.audit.rules.work import Reading, conventions, readings
 
 _WIDE = 0.08  # a rate and a time are often of different runs: mean of rates, rate of the median
@@ -16,13 +16,12 @@ _NO_RUN = re.compile(r"peak|theoretical|roofline|limit|bound|expected|model|esti
 
 
 def grids(report: Report) -> Iterator[Finding]:
-    """Per table: each column of rates with its column of times, of bandwidths; bytes with both."""
+    """Per table: each column of rates with its column of times, of bandwidths."""
     for grid in report.grids:
         for other in ("time", "bandwidth"):
             for cells in grid.pairs("rate", other):
                 if not _NO_RUN.search(f"{cells[0][1].label} {cells[0][2].label}".lower()):
                     yield from _against(cells, other, alone=len(grid.body) <= 2)
-        yield from _bytes(grid)
 
 
 def _against(cells: Cells, other: str, alone: bool) -> Iterator[Finding]:
@@ -89,23 +88,6 @@ _MOVED = re.compile(
 _HELD = re.compile(r"usage|alloc|vram|footprint|peak|model|param|weights|cache|reserved")
 _ONCE = re.compile(r"(?i)to (?:the )?(?:device|gpu|host|cpu)|h2d|d2h|\bmove[sd]\b|traffic|transferred")
 _FACTORS = (1.0, 2.0, 3.0, 4.0, 0.5)  # each byte may be read and written
-
-
-def _bytes(grid: Grid) -> Iterator[Finding]:
-    kinds = ("bandwidth", "bytes", "time")
-    columns = [grid.columns(kind) for kind in kinds]
-    if any(len(c) != 1 for c in columns) or _HELD.search(grid.header[columns[1][0]].lower()):
-        return
-    cells = [[row.figure(c[0], kind) for c, kind in zip(columns, kinds, strict=True)] for row in grid.body]
-    held = [(w, n, t) for w, n, t in cells if w and n and t]
-    factors = [w.value * t.value / n.value for w, n, t in held]
-    found = odd_ones(factors, (1.0, 2.0, 3.0))
-    for r in found[1] if found and len(held) > 1 else ():
-        w, n, t = held[r]
-        if found and not any((factors[r] / found[0]).meets(c, _WIDE) for c in _FACTORS):
-            would = si(found[0] * n.value.mid / t.value.mid, "B/s")
-            message = f"{n.text} in {t.text} is {would} as the other rows count, not {w.text}"
-            yield finding(INCONSISTENT, "bandwidth", message, w, n, t)
 
 
 def transfers(report: Report) -> Iterator[Finding]:

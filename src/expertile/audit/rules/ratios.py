@@ -43,9 +43,11 @@ class _Hypothesis:
         bad = good = 0
         for r in held:
             a, b = self.pairs[r]
-            if targets[r].value.width < 0.3 and a.value.width + b.value.width < 0.2 and self.fits(r, targets[r], FIT):
-                good += 1
-            elif (bad := bad + 1) > max(targets[r].kind == "ratio", 0.34 * len(held)):
+            if not self.fits(r, targets[r], FIT):
+                bad += 1
+            elif targets[r].value.width < 0.3 and a.value.width + b.value.width < 0.2:
+                good += 1  # a wide one confirms nothing
+            if bad > max(targets[r].kind == "ratio", 0.34 * len(held)):
                 return 0
         return good
 
@@ -126,7 +128,7 @@ def _hypotheses(grid: Grid, kind: str, target: int, body: list[int], ones: list[
         for c in grid.columns(kind)
         if c != target
     }
-    for a, b in permutations(columns, 2):
+    for a, b in permutations(columns, 2) if len(columns) < 13 else ():
         both = {r: (columns[a][r], columns[b][r]) for r in columns[a].keys() & columns[b].keys()}
         yield _Hypothesis(f"{grid.header[a]} / {grid.header[b]}", both, True)
     some = body if len(body) <= 24 else [body[0], body[-1]]

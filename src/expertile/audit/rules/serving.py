@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 import re
 from collections.abc import Iterator
 
 from expertile.audit.finding import IMPOSSIBLE, INCONSISTENT, Finding, finding, si
 from expertile.audit.interval import Interval, exact, odd_ones
 from expertile.audit.quantity import Quantity, same_statistic
-from expertile.audit.report import Report, Row, Size
+from expertile.audit.report import Report, Row
 from expertile.audit.rules.peaks import devices, gpu_counts
 from expertile.device import DTYPES
 
@@ -42,19 +44,14 @@ def _is_any(f: Interval, *values: float) -> bool:
 
 def per_token(report: Report) -> Iterator[Finding]:
     """ms per token against tokens/s: one is the inverse of the other, times the sequences at once."""
-    cases = [(row, a, b, 1.0) for row in report.rows
-             if (a := row.only("s_per_token")) and (b := row.only("tokens_per_s"))]  # fmt: skip
-    for grid in report.grids:
-        for cells in grid.pairs("s_per_token", "tokens_per_s"):
-            found = odd_ones([a.value * b.value for _, a, b in cells], (1.0,))
-            odd = found[1] if found else range(len(cells)) if len(cells) == 1 else ()
-            cases += [(*cells[r], found[0] if found else 1.0) for r in odd]
-    for row, a, b, also in cases:
-        if not _is_any(a.value * b.value, *_at_once(row), also):
+    for row in report.all_rows:
+        a, b = row.only("s_per_token"), row.only("tokens_per_s")
+        if a and b and not _is_any(a.value * b.value, *_at_once(row)):
             message = f"{a.text} per token is {si(1 / a.value.mid, 'tokens/s')}, not {b.text}"
             yield finding(INCONSISTENT, "tokens/s", message, b, a)
 
 
+_NOT_ALL = re.compile(r"(?i)concurren|requests|per user|steady|decode only|excluding")
 _TOKENS_KEY = re.compile(
     r"(?im)^\W*(?:(?:total|generated|output|new|completion|num) )*tokens(?: generated)?\W*[:=]\s*(\d[\d,]*)\s*$"
 )
@@ -70,9 +67,7 @@ def token_counts(report: Report) -> Iterator[Finding]:
         if row.kind == "record":
             keyed = [float(m.replace(",", "")) for m in _TOKENS_KEY.findall(row.text)]
             counts += [Quantity("tokens", exact(v), f"{v:.0f} tokens", "tokens", row.line) for v in keyed]
-        if not 1 <= len(counts) <= 3 or re.search(
-            r"(?i)concurren|requests|per user|steady|decode only|excluding", row.text
-        ):
+        if not 1 <= len(counts) <= 3 or _NOT_ALL.search(row.text):
             continue
         sums = [c.value for c in counts]
         sums.append(Interval(sum(s.lo for s in sums), sum(s.mid for s in sums), sum(s.hi for s in sums)))
@@ -83,52 +78,47 @@ def token_counts(report: Report) -> Iterator[Finding]:
             yield finding(INCONSISTENT, "tokens/s", message, q, c, t)
 
 
-_STEPS = ("it", "iter", "iteration", "step", "batch", "batche")
-
-
 def batches(report: Report) -> Iterator[Finding]:
-    """Throughput = batch / latency, where both are per batch."""
-    for grid in report.grids:
-        for kind, time in ((k, t) for k in ("items_per_s", "tokens_per_s") for t in ("time", "s_per_item")):
-            for cells in grid.pairs(kind, time):
-                sizes = [row.size("batch") for row, _, _ in cells]
-                scaled = [a.value * b.value / s.value if s else None for (_, a, b), s in zip(cells, sizes, strict=True)]
-                found = odd_ones(scaled, (1.0,))
-                for r in found[1] if found and len(cells) - len(found[1]) > 1 else ():
-                    (_, a, b), f = cells[r], scaled[r]
-                    if f and found and not (f / found[0]).meets(1.0, 0.1):
-                        times = f"{f.mid / found[0]:.3g} times what the other rows give"
-                        message = f"{a.text} × {b.text} is {times} for their batch"
-                        yield finding(INCONSISTENT, "throughput", message, a, b)
+    """Throughput = batch / latency: the rows of a table, over several batches, agree but for one."""
+    for grid, kind, time in itertools.product(report.grids, ("items_per_s", "tokens_per_s"), ("time", "s_per_item")):
+        for cells in grid.pairs(kind, time):
+            held = [(a, b, size.value) for row, a, b in cells if (size := row.size("batch"))]
+            scaled = [a.value * b.value / size for a, b, size in held]
+            found = odd_ones(scaled, (1.0,)) if len({size for _, _, size in held}) > 1 else None
+            for r in found[1] if found and len(held) - len(found[1]) > 1 else ():
+                (a, b, _), off = held[r], scaled[r] / (found[0] if found else 1.0)
+                if not off.meets(1.0, 0.1):
+                    message = f"{a.text} × {b.text} is {off.mid:.3g} times what the other rows give for their batch"
+                    yield finding(INCONSISTENT, "throughput", message, a, b)
+
+
+_STEPS = ("it", "iter", "iteration", "step", "batch", "batche")
+_SIDE = re.compile(r"(?i)concurren|worker|stream|pipeline|p9\d")
 
 
 def steps(report: Report) -> Iterator[Finding]:
     """Batch / latency = items/s, and batch · sequence length / step time = tokens/s, of one line or record."""
     for row in report.rows:
         q, t = row.only("items_per_s") or row.only("tokens_per_s"), row.only("time") or row.only("s_per_item")
-        batch, seq = row.size("batch"), row.size("seq")
-        if not (q and t and batch and batch.near) or len(row.of("time", "s_per_item")) != 1 or q.item in _STEPS:
+        if not (q and t) or len(row.of("time", "s_per_item")) != 1 or q.item in _STEPS or t.value.mid > 600:
+            continue
+        if _NOT_WALL.search(t.words) or not same_statistic(q.label, t.label) or _SIDE.search(row.text):
             continue
         tokens = q.kind == "tokens_per_s"
-        one = seq if tokens else Size(1.0, row.line, True)
-        known = re.search(r"(?i)step|iter|batch", t.words) and not row.of("tokens") if tokens else row.facts.of("batch")
-        apart = _NOT_WALL.search(t.words) or not same_statistic(q.label, t.label) or t.value.mid > 600
-        if (
-            not (one and one.near and known)
-            or apart
-            or re.search(r"(?i)concurren|worker|stream|pipeline|p9\d", row.text)
-        ):
+        if tokens and (row.of("tokens") or not re.search(r"(?i)step|iter|batch", t.words)):
             continue
-        at_once, items = _at_once(row), batch.value * one.value
+        sizes = [row.size(name) for name in (("batch", "seq") if tokens else ("batch",))]
+        known = [s for s in sizes if s and (s.near if tokens else s.line == row.line or row.facts.of("batch"))]
+        if len(known) < len(sizes):
+            continue
+        items, at_once = math.prod(s.value for s in known), _at_once(row)
         counts = [a * b for a in at_once for b in at_once] if tokens else [*at_once, *_small_numbers(row)]
-        if not _is_any(
-            q.value * t.value / items, *counts, *(1 / c for c in counts), *(c / batch.value for c in counts)
-        ):
-            would, unit = si(items / t.value.mid, "tokens/s" if tokens else "per s"), " tokens" * tokens
-            message = f"{batch.value:.0f}{f' × {one.value:.0f}' * tokens}{unit} in {t.text} is {would}, not {q.text}"
-            yield finding(
-                INCONSISTENT, "tokens/s" if tokens else "throughput", message, q, t, lines=(batch.line, one.line)
-            )
+        of_one = [c / n for c in counts for n in (1.0, known[0].value)]
+        if not _is_any(q.value * t.value / items, *of_one, *(1 / c for c in counts)):
+            rule, unit = ("tokens/s", "tokens/s") if tokens else ("throughput", "per s")
+            of = f"{' × '.join(f'{s.value:.0f}' for s in known)}{' tokens' * tokens} in {t.text}"
+            message = f"{of} is {si(items / t.value.mid, unit)}, not {q.text}"
+            yield finding(INCONSISTENT, rule, message, q, t, lines=tuple(s.line for s in known))
 
 
 _MFU = re.compile(r"(?i)\bmfu\b|model flops? utili[sz]ation")
