@@ -1,7 +1,5 @@
 """What a report consists of, whatever its format: headings, text, tables; every part knows its lines."""
 
-from __future__ import annotations
-
 import itertools
 import re
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Reads a report, asks every rule, and keeps one finding for each cause."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """Facts of a set-up in a line of text: sizes, format, GPU, how many of them."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from functools import lru_cache

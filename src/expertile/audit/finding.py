@@ -1,13 +1,14 @@
 """What the audit says of a report, and in which voice."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from expertile.audit.quantity import Quantity
 
 IMPOSSIBLE, INCONSISTENT, QUESTION, UNCHECKED = VERDICTS = ("impossible", "inconsistent", "question", "unchecked")
 ACCUSATIONS = (IMPOSSIBLE, INCONSISTENT)
+
+
+Lines = tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -20,16 +21,14 @@ class Finding:
     line: int
     quote: str
     message: str
-    lines: tuple[int, ...] = ()
+    lines: Lines = ()
 
     @property
-    def all_lines(self) -> tuple[int, ...]:
+    def all_lines(self) -> Lines:
         return tuple(sorted({self.line, *self.lines}))
 
 
-def finding(
-    verdict: str, rule: str, message: str, q: Quantity, *beside: Quantity, lines: tuple[int, ...] = ()
-) -> Finding:
+def finding(verdict: str, rule: str, message: str, q: Quantity, *beside: Quantity, lines: Lines = ()) -> Finding:
     """A finding about the figure `q`, which stands `beside` others."""
     figures = (q, *beside)
     quote = ", ".join(dict.fromkeys(f.text for f in figures))

@@ -1,7 +1,5 @@
 """Reads HTML: headings, text, preformatted text and tables with cells that span others."""
 
-from __future__ import annotations
-
 import re
 from html import unescape
 
@@ -51,10 +49,8 @@ def _texts(part: str, numbers: list[int], blocks: list[Block]) -> None:
         if _BREAK.fullmatch(piece):
             kind = "list" if re.match(r"(?i)<(?:li|dt|dd)\b", piece) else "prose"
         elif lines := _plain(piece, numbers[at:]):
-            if kind == "list" and blocks and blocks[-1].kind == "list":
-                blocks[-1].lines.extend(lines)
-            else:
-                blocks.append(Block(kind, lines))
+            blocks += [] if kind == "list" and blocks and blocks[-1].kind == "list" else [Block(kind, [])]
+            blocks[-1].lines.extend(lines)
         at += piece.count("\n")
 
 

@@ -1,7 +1,5 @@
 """Typed quantities in a line of text: value, unit, precision as printed, and the words around them."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass, replace
 from functools import lru_cache

@@ -1,7 +1,5 @@
 """Reads a report of any format into blocks: Markdown, HTML, CSV, JSON, JSON lines, notebooks, logs."""
 
-from __future__ import annotations
-
 import csv
 import json
 import re

@@ -1,7 +1,5 @@
 """An audit as text, Markdown, JSON, SARIF or HTML."""
 
-from __future__ import annotations
-
 import html
 import json
 from collections.abc import Sequence

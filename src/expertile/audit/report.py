@@ -103,16 +103,10 @@ class Row:
         # Far from the row only where no other processor can be meant, and then any of the report's own.
         return found if near else () if report.everything.foreign else report.everything.of("devices")
 
-    @cached_property
-    def formats(self) -> tuple[str, ...]:
-        """The number formats that are stated near the row."""
-        found, _, near = self._stated("formats")
-        return found if near else ()
-
-    @cached_property
-    def tuples(self) -> tuple[tuple[int, ...], ...]:
-        """Sizes written as 4096x4096."""
-        found, _, near = self._stated("tuples")
+    @lru_cache  # noqa: B019
+    def stated(self, what: str) -> tuple[Any, ...]:
+        """The "formats" or "tuples" (4096x4096) that are stated near the row."""
+        found, _, near = self._stated(what)
         return found if near else ()
 
     @cached_property
@@ -176,8 +170,9 @@ _SUMMARY = re.compile(
 )
 _SENTENCE = re.compile(r"\S.*?(?:[.!?](?=\s+[A-Z*(\[#]|\s*$)|(?<=[a-z]{4})\.(?=\s+\d)|$)")
 _REACH = 60  # lines
-_RATIO = re.compile(
-    r"(?i)speed-?\s?up|\bratio\b|\brelative\b|\brel\b|slow-?down|improvement|\bgain\b|faster|\bvs\.?\b|\bfactor\b|normalized"
+RATIO = re.compile(
+    r"(?i)speed-?\s?up|\bratio\b|\brelative\b|\brel\b|slow-?\s?down|improvement|\bgain\b|faster|\bvs\.?\b|\bfactor\b|"
+    r"normalized|\w ?/ ?\w"
 )
 _PER_TOKEN = re.compile(r"(?i)\b(?:tpot|itl|inter-?token|per[ _-](?:output[ _-])?token)\b")
 
@@ -203,6 +198,7 @@ class Report:
         self.all_rows = [*self.rows, *(row for grid in self.grids for row in grid.rows)]
         for row in self.all_rows:
             row.report = self
+        self.lines_of_text = [row for row in self.rows if row.kind == "line"]
         self.facts = [_block_facts(block) for block in self.blocks]
 
     @cached_property
@@ -294,7 +290,7 @@ class Report:
 
 def _kind(q: Quantity) -> Quantity:
     """`q` with the kind that its column's name says."""
-    if q.kind == "number" and _RATIO.search(q.label):
+    if q.kind == "number" and RATIO.search(q.label):
         return replace(q, kind="ratio")
     return replace(q, kind="s_per_token") if q.kind == "time" and _PER_TOKEN.search(q.label) else q
 

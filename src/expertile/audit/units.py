@@ -1,7 +1,5 @@
 """Units as reports write them, and the kind of quantity that each means."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from functools import lru_cache
@@ -42,10 +40,11 @@ NO_UNIT = Unit("number", 1.0, 1.0)
 # In order: the first that matches wins, so the longer forms stand first.
 _FORMS: tuple[tuple[str, str], ...] = (
     ("s_per_token", rf"(?P<t>{_TIME}) ?(?:/|per) ?(?i:output |generated )?(?i:{_TOKEN})\b"),
-    ("tokens_per_s", rf"(?P<p>[kKM])? ?(?i:{_TOKEN}) ?{_PER_S}"),
-    ("tokens_per_s", r"(?P<p>[kKM])? ?(?:t/s|TPS|tps|toks/s)\b"),
-    ("items_per_s", rf"(?P<p>[kKM])? ?(?P<item>(?i:{_ITEM})) ?{_PER_S}"),
-    ("items_per_s", r"(?P<item>fps|FPS|qps|QPS|rps|RPS)\b"),
+    ("tokens_per_s", rf"(?P<p>[kKM])? ?(?:(?i:{_TOKEN}) ?{_PER_S}|(?:t/s|TPS|tps|toks/s)\b)"),
+    (
+        "items_per_s",
+        rf"(?P<p>[kKM])? ?(?P<item>(?i:{_ITEM})(?= ?{_PER_S})|(?:fps|FPS|qps|QPS|rps|RPS)\b)(?: ?{_PER_S})?",
+    ),
     ("items_per_s", rf"(?P<item>(?i:{_ITEM})) ?(?:/|per) ?(?P<t>min(?:ute)?|h(?:our)?)\b"),
     ("s_per_item", rf"(?P<t>{_TIME}) ?(?:/|per) ?(?P<item>(?i:{_ITEM})|prompt|layer|epoch|call|launch|kernel|op)\b"),
     (

@@ -1,7 +1,5 @@
 """Claims in words that the report's own figures or plain arithmetic refute."""
 
-from __future__ import annotations
-
 import itertools
 import re
 from collections.abc import Iterator
@@ -33,7 +31,7 @@ def _bits(text: str) -> list[int]:
 
 def compression(report: Report) -> Iterator[Finding]:
     """A memory saving beyond the ratio of the two formats that the text names."""
-    lines = [row for row in report.rows if row.kind == "line"]
+    lines = report.lines_of_text
     for i, row in enumerate(lines):
         for q in row.of("ratio", "percent") if re.search(rf"(?i){_MEMORY}", row.text) else ():
             before, after = row.text[: q.start], row.text[q.end : q.end + 24]
@@ -84,7 +82,7 @@ _SHAPE = re.compile(
 
 def equal_work(report: Report) -> Iterator[Finding]:
     """Two products called equal work that are not."""
-    lines = [row for row in report.rows if row.kind == "line"]
+    lines = report.lines_of_text
     for i, row in enumerate(lines):
         said = _EQUAL.search(row.text)
         near = [r for r in lines[i : i + 8] if r.line - row.line <= 8] if said else []
@@ -100,22 +98,22 @@ def equal_work(report: Report) -> Iterator[Finding]:
 
 def ranges(report: Report) -> Iterator[Finding]:
     """ "2-5x slower" over ratios that reach further: it asks, unless they reach twice as far."""
-    for row in report.rows:
-        for q in row.of("ratio") if row.kind == "line" else ():
-            words = (q.words + row.text[q.end : q.end + 20]).lower()
-            if not re.search(r"\d ?(?:-|–|to) ?\d", q.text) or not re.search(r"slower|faster|speed-?\s?up", words):
+    for row in report.lines_of_text:
+        for q in row.of("ratio") if report.blocks[row.block].kind == "heading" else ():
+            if not re.search(r"\d ?(?:-|–|to) ?\d", q.text) or not re.search(
+                r"slower|faster|speed-?\s?up", row.text.lower()
+            ):
                 continue
-            # A heading speaks of the whole report.
-            path, heading = report.sections[row.block], report.blocks[row.block].kind == "heading"
-            same = [g for g in report.grids if report.sections[g.block] == path] or (report.grids if heading else [])
+            # A heading without tables of its own speaks of the whole report.
+            same = [g for g in report.grids if report.sections[g.block] == report.sections[row.block]] or report.grids
             cells = [x for g in same for c in g.columns("ratio") for r in g.rows if (x := r.figure(c, "ratio"))]
-            slower = "slow" in words and all(x.value.mid <= 1.05 for x in cells)
+            slower = "slow" in row.text.lower() and all(x.value.mid <= 1.05 for x in cells)
             values = [1 / x.value.mid if slower else x.value.mid for x in cells]
             low, high = 0.93 * q.value.lo, 1.07 * q.value.hi
             outside = [x.line for x, v in zip(cells, values, strict=True) if not low <= v <= high]
             if len(values) < 3 or not outside or (not slower and min(values) < 0.9):
                 continue
-            sure = heading and max(values) > 2 * q.value.hi
+            sure = max(values) > 2 * q.value.hi
             span = f"they reach from {min(values):.3g}x to {max(values):.3g}x" + "; are only some rows meant?" * (
                 not sure
             )
@@ -128,7 +126,7 @@ _FAILED = re.compile(r"(?i)(?:correctness|verification|validation|numeric\w*(?: 
 
 def failed_checks(report: Report) -> Iterator[Finding]:
     """A failed check of correctness that is excused in the next lines, its times reported all the same."""
-    lines = [row for row in report.rows if row.kind == "line"]
+    lines = report.lines_of_text
     for i, row in enumerate(lines):
         for near in lines[i + 1 : i + 4] if _FAILED.search(row.text) else ():
             if near.line - row.line <= 3 and re.search(r"(?i)equivalent|acceptable|expected|fine|correct\b", near.text):

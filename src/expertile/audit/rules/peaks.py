@@ -1,7 +1,5 @@
 """Above the peak of the stated format, of the memory, of a link; time under the bound; shares of a peak."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Iterator
 
@@ -9,7 +7,7 @@ from expertile.audit.facts import facts
 from expertile.audit.finding import IMPOSSIBLE, INCONSISTENT, QUESTION, UNCHECKED, Finding, finding, si
 from expertile.audit.quantity import Quantity
 from expertile.audit.report import Report, Row
-from expertile.audit.rules.work import readings
+from expertile.audit.rules.rates import readings
 from expertile.device import DTYPES, Device, generous_peak, known_devices
 
 _BY_NAME = {d.name: d for d in known_devices()}
@@ -69,7 +67,7 @@ def rates(report: Report) -> Iterator[Finding]:
 
 def _rate(report: Report, row: Row, q: Quantity, count: float) -> Iterator[Finding]:
     lowest, sparse, stated = q.value.lo / count, "spars" in report.text or "2:4" in report.text, _formats_of(q, row)
-    own = stated or row.formats
+    own = stated or row.stated("formats")
 
     def above(formats: Iterable[str], verdict: str = IMPOSSIBLE) -> Finding | None:
         most, device = _fastest(row, formats, sparse)
@@ -102,9 +100,9 @@ def _bandwidth(report: Report, row: Row, q: Quantity, count: float) -> Iterator[
     slack = 1.1 if "GeForce" in device.name else 1.04
     if q.value.lo <= most * slack or _CACHED.search(f"{text} {row.headings}"):
         return
-    moved = [b.value.lo for b in row.of("bytes")]
-    big = any(b > 4 * max(device.l2_bytes, 2**25) for b in moved)
-    sure = big or (not moved and _MEMORY.search(f"{text} {row.words}"))
+    # So many bytes fit in no cache.
+    big = any(b.value.lo > 4 * max(device.l2_bytes, 2**25) for b in row.of("bytes"))
+    sure = big or (not row.of("bytes") and _MEMORY.search(f"{text} {row.words}"))
     message = f"{q.text} is more than the {si(most, 'B/s')} of {device.name}'s memory"
     ask = "" if sure else ": did the data fit in a cache?"
     yield finding(IMPOSSIBLE if sure else QUESTION, "memory bandwidth", message + ask, q)
@@ -155,7 +153,6 @@ def shares(report: Report) -> Iterator[Finding]:
             told = re.compile(rf"{_SHARE.pattern}|efficien") if here else _SHARE
             percents = [q for q in row.of("percent") if told.search(q.words) and "hfu" not in q.words]
             figures = [q for q in row.of(kind) if q.exact and q not in stated]
-            here = [s for s in stated if s in row.quantities]
             if len(percents) != 1 or len(figures) != 1 or not percents[0].exact or not percents[0].value.mid:
                 continue
             if (kind == "bandwidth" and row.of("rate")) or not (here or devices(row)):
@@ -163,9 +160,8 @@ def shares(report: Report) -> Iterator[Finding]:
             q, p = figures[0], percents[0]
             known = [d.memory_bps if kind == "bandwidth" else x for d in devices(row) for x in _all_peaks(d)]
             part, other = q.value / p.value, (*known, *(s.value.mid for s in stated if s not in here))
-            if not any(part.meets(x * n, 0.1) for x in other if x for n in gpu_counts(row)) and not any(
-                part.meets(s.value, 0.02) for s in here
-            ):
+            near = any(part.meets(x * n, 0.1) for x in other if x for n in gpu_counts(row))
+            if not near and not any(part.meets(s.value, 0.02) for s in here):
                 base = (here or stated)[0]
                 share = f"{100 * q.value.mid / base.value.mid:.3g} %"
                 message = f"{q.text} of {base.text} is {share}, not {p.text}; no other peak of the GPU gives it either"
@@ -184,7 +180,7 @@ _SHEETS = {"fp16": 1979e12, "bf16": 1979e12, "tf32": 989e12, "fp8": 3958e12, "in
 def sparse_peaks(report: Report) -> Iterator[Finding]:
     """A peak with structured sparsity, stated where the report never speaks of sparsity."""
     for row, q in _stated_peaks(report, "rate") if not re.search(r"spars|2:4", report.text) else ():
-        formats = _formats_of(q, row) or row.formats
+        formats = _formats_of(q, row) or row.stated("formats")
         if len(formats) != 1 or len(devices(row)) != 1:
             continue
         device = devices(row)[0]

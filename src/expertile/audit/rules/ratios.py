@@ -1,7 +1,5 @@
 """Speed-ups, percentages, averages and totals that do not follow from the figures of their own table or sentence."""
 
-from __future__ import annotations
-
 import math
 import re
 import statistics
@@ -12,15 +10,12 @@ from itertools import permutations
 from expertile.audit.finding import INCONSISTENT, QUESTION, UNIT_OF, Finding, finding, si
 from expertile.audit.interval import FIT, ODD, Interval
 from expertile.audit.quantity import Quantity
-from expertile.audit.report import Grid, Report, Row
+from expertile.audit.report import RATIO, Grid, Report, Row
 
 Pair = tuple[Quantity, Quantity]
 _TYPED = ("time", "rate", "bandwidth", "tokens_per_s", "items_per_s", "s_per_token", "s_per_item", "bytes")
-_NAMED = re.compile(
-    r"(?i)speed-?\s?up|faster|slow-?\s?down|improvement|\bgain\b|reduction|\bvs\.?\b|\bratio\b|\brelative\b|\w ?/ ?\w"
-)
 _PART = re.compile(
-    r"(?i)\bpeak|efficien|\bmfu\b|scal|sav|overhead|(?:%|percent) of|normali|less|more|diff|delta|Δ|change|increase"
+    r"(?i)\bpeak|efficien|\bmfu\b|scal|sav|reduction|overhead|(?:%|percent) of|less|more|diff|delta|Δ|change|increase"
 )
 _NO_QUOTIENT = re.compile(r"(?i)\bhit|occupancy|active|stall|utili[sz]")  # counters of a profiler
 
@@ -32,7 +27,6 @@ class _Hypothesis:
     name: str
     pairs: dict[int, Pair]
     direct: bool = False
-    need: int = 1  # so many rows must agree: more, the more such readings there are to try
 
     def fits(self, r: int, target: Quantity, slack: float) -> bool:
         return r in self.pairs and follows(target, self.pairs[r], slack)
@@ -69,7 +63,7 @@ def grids(report: Report) -> Iterator[Finding]:
     for grid in report.grids:
         for index in grid.columns("ratio", "percent"):
             name, cells = grid.header[index], [q for q in grid.column(index) if q is not None]
-            said = _NAMED.search(name) or _PART.search(name) or all(q.kind == "ratio" for q in cells)
+            said = RATIO.search(name) or _PART.search(name) or all(q.kind == "ratio" for q in cells)
             if said and not _NO_QUOTIENT.search(name):
                 yield from _column(grid, index)
 
@@ -83,15 +77,10 @@ def _column(grid: Grid, index: int) -> Iterator[Finding]:
     telling = [r for r in targets if r not in ones]
     if not telling:
         return
-    named = _NAMED.search(grid.header[index])
-    kinds: tuple[str, ...] = (*_TYPED, "number") if named else _TYPED
-    kinds = tuple(k for k in kinds if any(c != index for c in grid.columns(k)))
-    hypotheses = [h for kind in kinds for h in _hypotheses(grid, kind, index, body, ones)]
-    scored = [(h.score(targets, telling), h) for h in hypotheses]
-    score, best = max(((s, h) for s, h in scored if s >= h.need), key=lambda sh: sh[0], default=(0, None))
+    kinds = tuple(k for k in _TYPED if any(c != index for c in grid.columns(k)))
+    scored = [(h.score(targets, telling), h) for kind in kinds for h in _hypotheses(grid, kind, index, body, ones)]
+    score, best = max(((s, h) for s, h in scored if s), key=lambda sh: sh[0], default=(0, None))
     if best is None or (score < 3 and not best.direct and targets[telling[0]].kind != "ratio"):
-        if len(telling) == 1 and named:
-            yield from _alone(grid, telling[0], targets, ones, index)
         return
     # One row that agrees is enough beside one that does not, where nothing else can be meant.
     only = best.direct and any(len(grid.columns(kind)) == 2 for kind in kinds)
@@ -99,10 +88,8 @@ def _column(grid: Grid, index: int) -> Iterator[Finding]:
         return
     # Where the rows agree to their last digit, so must every other. A pair that suits another better is its own.
     exactly = sum(best.fits(r, targets[r], 0.0) for r in telling)
-    others = [grid.column(c) for c in grid.columns("ratio", "percent") if c != index]
-    if best.direct and any(
-        sum(q is not None and best.fits(r, q, 0.0) for r, q in enumerate(o)) > exactly for o in others
-    ):
+    others = [enumerate(grid.column(c)) for c in grid.columns("ratio", "percent") if c != index]
+    if best.direct and any(sum(bool(q and best.fits(r, q, 0.0)) for r, q in cells) > exactly for cells in others):
         return
     slack = 0.01 if score >= 3 and exactly >= score else ODD
     rivals = [h for s, h in scored if (score < 2 or h.direct or s > 1) and h is not best and h.direct == best.direct]
@@ -141,18 +128,8 @@ def _hypotheses(grid: Grid, kind: str, target: int, body: list[int], ones: list[
     for c, held in columns.items():
         for name, base in bases:
             there = {r: (held[s], held[r]) for r, s in base.items() if r in held and s in held and s != r}
-            need = 3 if kind == "number" else 1
-            yield _Hypothesis(f"{grid.header[c]} of {name}", there, need=need)
-            yield _Hypothesis(f"{grid.header[c]} over {name}", {r: (b, a) for r, (a, b) in there.items()}, need=need)
-
-
-def _alone(grid: Grid, r: int, targets: dict[int, Quantity], ones: list[int], index: int) -> Iterator[Finding]:
-    """One row alone: two columns of one kind, or one column and one row marked as 1x, leave one reading only."""
-    columns = [c for c in grid.columns(*_TYPED) if c != index]
-    at = [(columns[0], s) for s in (*ones, r)] if len(columns) == 1 else [(c, r) for c in columns]
-    figures = [q for c, s in at if (q := grid.rows[s].figure(c))]
-    if len(at) == len(figures) == 2 and figures[0].kind == figures[1].kind:
-        yield from _two(targets[r], figures[0], figures[1])
+            yield _Hypothesis(f"{grid.header[c]} of {name}", there)
+            yield _Hypothesis(f"{grid.header[c]} over {name}", {r: (b, a) for r, (a, b) in there.items()})
 
 
 def _two(q: Quantity, a: Quantity, b: Quantity, change: str = "") -> Iterator[Finding]:
@@ -177,13 +154,10 @@ def _wrong(q: Quantity, pair: Pair, name: str = "") -> Finding:
 _FROM = re.compile(
     r"(?i)\bfrom\b.*\bto\b|→|->|\bvs\.?\b|\bversus\b|compared (?:to|with)|instead|\bagainst\b|(?:down|up) to|\bthan\b"
 )
-_GAIN = re.compile(
-    r"(?i)faster|slower|speed-?\s?up|slow-?\s?down|improve|reduc|less|lower|higher|more|increas|gain|decreas|drop|sav|better"
+_GAINS = (
+    r"(?:faster|slower|speed|slow|improve|reduc|less|lower|higher|more|increas|gain|decreas|drop|sav|better|smaller)"
 )
-_CHANGE = re.compile(
-    r"(?i)^\W*(?:reduction|less|lower|faster|slower|higher|improve|increase|more|decrease|gain|sav|drop|speed)"
-)
-_OUTCOME = re.compile(r"(?i)speed-?\s?up|faster|slower|reduction|saved|savings|improvement|smaller|higher")
+_OUTCOME, _CHANGE = re.compile(rf"(?i){_GAINS}"), re.compile(rf"(?i)^\W*{_GAINS}")
 _PARTIAL = re.compile(r"(?i)sav|differ|delta|reduc|overhead")
 _SPEED = re.compile(r"(?i)speed|faster|slower|latency|throughput|\btime")
 _APART = re.compile(r"(?i)peak|theor|limit|max|\bmin\b|\bp\d\d|std|total|best|worst")
@@ -211,7 +185,7 @@ def sentences(report: Report) -> Iterator[Finding]:
                 yield from _two(ratios[0], a, b)
             continue
         before, between = row.text[max(0, a.start - 8) : a.start], row.text[a.end : b.start]
-        if len(ratios) > 2 or not _GAIN.search(row.text) or not _FROM.search(f"{before} {between}"):
+        if len(ratios) > 2 or not _OUTCOME.search(row.text) or not _FROM.search(f"{before} {between}"):
             continue
         # Another figure between the two, or a speed beside sizes: the ratio is of something else.
         if re.search(r"\d", between) or ("bytes" in kinds and _SPEED.search(row.text)):

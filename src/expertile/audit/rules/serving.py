@@ -1,7 +1,5 @@
 """Tokens, batches and latencies; MFU from parameters."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import re
