@@ -1,7 +1,6 @@
 """Reads a report, asks every rule, and keeps one finding for each cause."""
 
 import re
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from expertile.audit.facts import BITS, facts
@@ -10,8 +9,7 @@ from expertile.audit.report import Report
 from expertile.audit.rules import claims, peaks, rates, ratios, serving
 from expertile.device import Device
 
-Rule = Callable[[Report], Iterator[Finding]]
-RULES: tuple[Rule, ...] = (
+RULES = (
     peaks.rates, peaks.bounds, peaks.shares, peaks.sparse_peaks, peaks.links,
     rates.grids, rates.lines, rates.transfers, ratios.grids, ratios.sentences, ratios.averages,
     serving.per_token, serving.token_counts, serving.batches, serving.steps, serving.mfu,

@@ -72,19 +72,13 @@ _FORMAT = re.compile("|".join(rf"(?P<{name}>{form})" for name, form in FORMATS))
 _SPLIT = re.compile(r"[^a-z0-9]+")
 
 
-@lru_cache(maxsize=50000)
-def _format_of(word: str) -> str:
-    m = _FORMAT.fullmatch(word)
-    return m.lastgroup or "" if m else ""
-
-
-def _formats(text: str) -> tuple[str, ...]:
-    words = _SPLIT.split(text.lower())
-    found = dict.fromkeys(filter(None, map(_format_of, dict.fromkeys(words))))
+def _formats(text: str) -> list[str]:
+    words = dict.fromkeys(_SPLIT.split(text.lower()))
+    found = [m.lastgroup or "" for m in map(_FORMAT.fullmatch, words) if m]
     if "precision" in words or "bit" in words:
-        plain = " ".join(words)
-        found |= dict.fromkeys(name for phrase, name in _PHRASES.items() if phrase in plain)
-    return tuple(found)
+        plain = " ".join(_SPLIT.split(text.lower()))
+        found += [name for phrase, name in _PHRASES.items() if phrase in plain]
+    return found
 
 
 # Accelerators of which no peaks are known here: where they are named a figure may be theirs.
@@ -117,7 +111,7 @@ def _int(text: str) -> float:
 @lru_cache(maxsize=20000)
 def facts(text: str) -> Facts:
     """The facts that `text` states. A size that is not named is none."""
-    stated: dict[str, list[Any]] = {"formats": list(_formats(text)), "devices": [d.name for d in find_in_text(text)]}
+    stated: dict[str, list[Any]] = {"formats": _formats(text), "devices": [d.name for d in find_in_text(text)]}
     if any(c.isdigit() for c in text):
         for m in _CHAIN.finditer(text):
             for name in re.findall(r"[mnk]", m["names"].lower()):

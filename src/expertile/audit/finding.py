@@ -6,8 +6,6 @@ from expertile.audit.quantity import Quantity
 
 IMPOSSIBLE, INCONSISTENT, QUESTION, UNCHECKED = VERDICTS = ("impossible", "inconsistent", "question", "unchecked")
 ACCUSATIONS = (IMPOSSIBLE, INCONSISTENT)
-
-
 Lines = tuple[int, ...]
 
 

@@ -1,7 +1,5 @@
 """Closed intervals of positive numbers: what a printed figure may stand for, and the relation that several keep."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -18,12 +16,12 @@ class Interval:
         if not self.lo <= self.mid <= self.hi:
             raise ValueError(f"interval: expected lo <= mid <= hi, got {self.lo}, {self.mid}, {self.hi}")
 
-    def __mul__(self, other: Interval | float) -> Interval:
+    def __mul__(self, other: "Interval | float") -> "Interval":
         if isinstance(other, Interval):
             return Interval(self.lo * other.lo, self.mid * other.mid, self.hi * other.hi)
         return Interval(self.lo * other, self.mid * other, self.hi * other)
 
-    def __truediv__(self, other: Interval | float) -> Interval:
+    def __truediv__(self, other: "Interval | float") -> "Interval":
         if not isinstance(other, Interval):
             return self * (1 / other)
         infinity = float("inf")
@@ -32,7 +30,7 @@ class Interval:
             self.hi / other.lo if other.lo > 0 else infinity,
         )  # fmt: skip
 
-    def meets(self, other: Interval | float, slack: float = 0.0) -> bool:
+    def meets(self, other: "Interval | float", slack: float = 0.0) -> bool:
         """Whether both may be the same number when each may be off by the share `slack`."""
         lo, hi = (other.lo, other.hi) if isinstance(other, Interval) else (other, other)
         return self.lo <= hi * (1 + slack) and lo <= self.hi * (1 + slack)

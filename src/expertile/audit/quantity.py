@@ -71,10 +71,9 @@ def _unit_at(text: str, at: int) -> tuple[Unit, int] | None:
 
 
 _KEY = re.compile(r"(?:^|[,;|(\[{]|\s{2,}|\. |\t)\s*(?P<key>[A-Za-z%#][^:=|,;{}]{0,58}?)\s*[:=]+>?\s*[(\[~≈\"']*$")
-_MARKS_ONLY = re.compile(r"[~≈<>≥≤(\s]*")
 # What shows that a figure without a unit is a part of something else.
 _IN_TEXT, _IN_CELL = re.compile(r" ?[x×*] ?\d|[-/:]\d|\w"), re.compile(r"\s?[x×*/:]\s*\d|-\d|\w|\s\w{2}")
-_BLANK = re.compile(r"\s{3,}")
+_BLANK, _MARKS_ONLY = re.compile(r"\s{3,}"), re.compile(r"[~≈<>≥≤(\s]*")
 _FACTOR = re.compile(r"[\d)] ?[×*/] ?\(?$|[\d)] x $")
 _TRAILING_KEY = re.compile(r"(?P<key>[A-Za-z_][\w./%-]*)\s*[:=]\s*[(\[~≈\"']*$")
 
@@ -114,10 +113,9 @@ def quantities(text: str, line: int, cell: Unit | None = None) -> list[Quantity]
             value = Interval(min(value.lo, other.lo), value.mid, max(value.hi, other.hi, value.mid))
         label = name or re.split(r"[.;|]\s", before)[-1][-64:].strip()
         after = re.split(r"[.;,|()]\s|\n|\s[(|]", text[end : end + 48] + " ")[0].strip()
-        exact, shown = not (bound or m["b"] or (first and m["a"][0] in "-−")), text[m.start() : end].strip()
-        found.append(
-            Quantity(of.kind, value, shown, label, line, after, -1, exact, of.per_device, of.item, m.start(), end)
-        )
+        sure, shown = not (bound or m["b"] or (first and m["a"][0] in "-−")), text[m.start() : end].strip()
+        q = Quantity(of.kind, value, shown, label, line, after, -1, sure, of.per_device, of.item, m.start(), end)
+        found.append(q)
     return found
 
 

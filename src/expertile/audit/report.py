@@ -1,7 +1,5 @@
 """A report as rows of typed quantities, each with the set-up in its scope."""
 
-from __future__ import annotations
-
 import itertools
 import re
 from bisect import bisect_left, bisect_right
@@ -36,7 +34,7 @@ class Row:
     block: int
     own: dict[str, float] = field(default_factory=dict)  # sizes in the row itself
     label: str = ""  # the words of a table's row
-    report: Report = field(init=False)
+    report: "Report" = field(init=False)
 
     @cached_property
     def summary(self) -> bool:
@@ -191,25 +189,15 @@ class Report:
         for index, block in enumerate(self.blocks):
             if block.table is not None:
                 self._grid(index, block.table)
-            elif block.kind != "heading":
-                self._texts(index, block)
             else:
-                self.rows.extend(_lines(index, block))
+                self._texts(index, block)
         self.all_rows = [*self.rows, *(row for grid in self.grids for row in grid.rows)]
         for row in self.all_rows:
             row.report = self
+        self.text = text.lower()
+        self.everything = facts(given + "\n" + clean(text))  # what the whole report states
         self.lines_of_text = [row for row in self.rows if row.kind == "line"]
         self.facts = [_block_facts(block) for block in self.blocks]
-
-    @cached_property
-    def text(self) -> str:
-        """The whole report in lower case."""
-        return "\n".join(self.lines).lower()
-
-    @cached_property
-    def everything(self) -> Facts:
-        """What the whole report states."""
-        return facts(self.given + "\n" + clean("\n".join(self.lines)))
 
     def _grid(self, index: int, table: Table) -> None:
         header = tuple(clean(h) for h in table.header)
@@ -301,9 +289,7 @@ def _sections(blocks: list[Block]) -> list[tuple[int, ...]]:
     found = []
     for index, block in enumerate(blocks):
         if block.kind == "heading":
-            while stack and blocks[stack[-1]].level >= block.level:
-                stack.pop()
-            stack.append(index)
+            stack = [*(s for s in stack if blocks[s].level < block.level), index]
         found.append(tuple(stack))
     return found
 

@@ -83,12 +83,8 @@ def match_unit(text: str) -> tuple[Unit, int] | None:
     kind, m = next(((kind, m) for kind, m in matches if m), ("", None))
     if m is None:
         return None
-    groups = m.groupdict()
-    end = m.end()
-    each = _PER_DEVICE.match(text, end)
-    if each:
-        end = each.end()
-    return _unit(kind, groups, bool(each)), end
+    each = _PER_DEVICE.match(text, m.end())
+    return _unit(kind, m.groupdict(), bool(each)), (each or m).end()
 
 
 def _unit(kind: str, groups: dict[str, str | None], each: bool) -> Unit:

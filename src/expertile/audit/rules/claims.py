@@ -56,21 +56,21 @@ def compression(report: Report) -> Iterator[Finding]:
                 yield from _column([(row.label, size) for row in grid.body if (size := row.figure(c))])
 
 
+_FORMAT = re.compile(r"\b(?:(?:fp|bf|int|uint|w|q|nf)\d+\w*|awq|gptq|quantized|baseline|\d+-?bit|half|float\d*)\b")
+_WORD = re.compile(r"[a-z0-9.]+")
+
+
 def _column(held: list[tuple[str, Quantity]]) -> Iterator[Finding]:
     """Rows of one memory column that differ in their format only."""
     for (label, q), (other, base) in itertools.permutations(held, 2):
         to, of = _bits(label), _bits(other)
-        if len(to) == len(of) == 1 and to[0] <= 8 and _without_format(other) == _without_format(label):
+        same = len({" ".join(_WORD.findall(_FORMAT.sub(" ", name.lower()))) for name in (label, other)}) == 1
+        if len(to) == len(of) == 1 and to[0] <= 8 and same:
             most = of[0] / to[0]
             if most > 1 and (base.value / q.value).lo > 1.08 * most:
                 ratio = f"{base.text} / {q.text} is {base.value.mid / q.value.mid:.3g}x"
                 message = f"{ratio}; the bits give at most {most:.3g}x"
                 yield finding(INCONSISTENT, "compression", message, q, lines=(base.line,))
-
-
-def _without_format(label: str) -> str:
-    words = r"(?i)\b(?:(?:fp|bf|int|uint|w|q|nf)\d+\w*|awq|gptq|quantized|baseline|\d+-?bit|half|float\d*)\b"
-    return " ".join(re.sub(r"[^a-z0-9.]+", " ", re.sub(words, " ", label).lower()).split())
 
 
 _EQUAL = re.compile(r"(?i)\b(?:equivalent|equal|same|identical)\s+(?:total\s+|amount of\s+)?(?:work|flops?|compute)\b")

@@ -158,7 +158,10 @@ def shares(report: Report) -> Iterator[Finding]:
             if (kind == "bandwidth" and row.of("rate")) or not (here or devices(row)):
                 continue
             q, p = figures[0], percents[0]
-            known = [d.memory_bps if kind == "bandwidth" else x for d in devices(row) for x in _all_peaks(d)]
+            known = [
+                x for d in devices(row) for f in DTYPES for x in (d.peak(f), d.sparse_peak(f), generous_peak(d, f))
+            ]
+            known = [d.memory_bps for d in devices(row)] if kind == "bandwidth" else known
             part, other = q.value / p.value, (*known, *(s.value.mid for s in stated if s not in here))
             near = any(part.meets(x * n, 0.1) for x in other if x for n in gpu_counts(row))
             if not near and not any(part.meets(s.value, 0.02) for s in here):
@@ -166,11 +169,6 @@ def shares(report: Report) -> Iterator[Finding]:
                 share = f"{100 * q.value.mid / base.value.mid:.3g} %"
                 message = f"{q.text} of {base.text} is {share}, not {p.text}; no other peak of the GPU gives it either"
                 yield finding(INCONSISTENT, "share of peak", message, p, q, lines=(base.line,))
-
-
-def _all_peaks(device: Device) -> list[float]:
-    found = (of(f) for f in DTYPES for of in (device.peak, device.sparse_peak, lambda f: generous_peak(device, f)))
-    return [x for x in found if x]
 
 
 # With sparsity, where the data sheet's clock is below the highest that the part boosts to (NVIDIA H100 data sheet).

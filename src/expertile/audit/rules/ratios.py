@@ -139,14 +139,10 @@ def _two(q: Quantity, a: Quantity, b: Quantity, change: str = "") -> Iterator[Fi
         yield _wrong(q, (a, b) if a.value.mid >= b.value.mid else (b, a))
 
 
-def _as_printed(q: Quantity, x: float) -> str:
-    return f"{x:.3g}x" if q.kind == "ratio" else f"{100 * x:.3g} %"
-
-
 def _wrong(q: Quantity, pair: Pair, name: str = "") -> Finding:
     x, unit = pair[0].value.mid / pair[1].value.mid, UNIT_OF.get(pair[0].kind, "")
-    more = f" ({100 * (x - 1):.3g} % more, {100 * (1 - 1 / x):.3g} % less)" if q.kind != "ratio" else ""
-    should, meant = _as_printed(q, x) + more, f" ({name})" if name else ""
+    more = f" ({100 * (x - 1):.3g} % more, {100 * (1 - 1 / x):.3g} % less)"
+    should, meant = f"{x:.3g}x" if q.kind == "ratio" else f"{100 * x:.3g} %{more}", f" ({name})" if name else ""
     message = f"{si(pair[0].value.mid, unit)} / {si(pair[1].value.mid, unit)} is {should}, not {q.text}{meant}"
     return finding(INCONSISTENT, "ratio", message, q, lines=(pair[0].line, pair[1].line))
 
@@ -199,8 +195,7 @@ def sentences(report: Report) -> Iterator[Finding]:
                 yield from _two(q, a, b, "loss" if down else "change" if by else "")
 
 
-_TOTAL = re.compile(r"(?i)\btotal\b|\bsum\b")
-_MEAN = re.compile(r"(?i)\baverage|\bavg|\bmean\b|geo-?\s?mean|\bmedian\b|\boverall\b")
+_TOTAL, _MEAN = re.compile(r"(?i)\btotal\b|\bsum\b"), re.compile(r"(?i)\bav(?:era)?g|mean\b|\bmedian\b|\boverall\b")
 _HIDDEN = re.compile(
     r"(?i)^\W*(?:\.\.\.|…|⋮|etc)|selected|excerpt|subset|first \d+ rows|top[- ]\d+|\ball \d+|omitted|truncated"
 )

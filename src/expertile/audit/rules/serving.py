@@ -49,7 +49,7 @@ def per_token(report: Report) -> Iterator[Finding]:
             yield finding(INCONSISTENT, "tokens/s", message, b, a)
 
 
-_NOT_ALL = re.compile(r"(?i)concurren|requests|per user|steady|decode only|excluding")
+_NOT_ALL = re.compile(r"(?i)concurren|requests|per user|steady|decode only|excluding|worker|stream|pipeline|p9\d")
 _TOKENS_KEY = re.compile(
     r"(?im)^\W*(?:(?:total|generated|output|new|completion|num) )*tokens(?: generated)?\W*[:=]\s*(\d[\d,]*)\s*$"
 )
@@ -91,7 +91,6 @@ def batches(report: Report) -> Iterator[Finding]:
 
 
 _STEPS = ("it", "iter", "iteration", "step", "batch", "batche")
-_SIDE = re.compile(r"(?i)concurren|worker|stream|pipeline|p9\d")
 
 
 def steps(report: Report) -> Iterator[Finding]:
@@ -100,7 +99,7 @@ def steps(report: Report) -> Iterator[Finding]:
         q, t = row.only("items_per_s") or row.only("tokens_per_s"), row.only("time") or row.only("s_per_item")
         if not (q and t) or len(row.of("time", "s_per_item")) != 1 or q.item in _STEPS or t.value.mid > 600:
             continue
-        if _NOT_WALL.search(t.words) or not same_statistic(q.label, t.label) or _SIDE.search(row.text):
+        if _NOT_WALL.search(t.words) or not same_statistic(q.label, t.label) or _NOT_ALL.search(row.text):
             continue
         tokens = q.kind == "tokens_per_s"
         if tokens and (row.of("tokens") or not re.search(r"(?i)step|iter|batch", t.words)):
