@@ -62,15 +62,13 @@ _WORD = re.compile(r"[a-z0-9.]+")
 
 def _column(held: list[tuple[str, Quantity]]) -> Iterator[Finding]:
     """Rows of one memory column that differ in their format only."""
-    for (label, q), (other, base) in itertools.permutations(held, 2):
-        to, of = _bits(label), _bits(other)
-        same = len({" ".join(_WORD.findall(_FORMAT.sub(" ", name.lower()))) for name in (label, other)}) == 1
-        if len(to) == len(of) == 1 and to[0] <= 8 and same:
-            most = of[0] / to[0]
-            if most > 1 and (base.value / q.value).lo > 1.08 * most:
-                ratio = f"{base.text} / {q.text} is {base.value.mid / q.value.mid:.3g}x"
-                message = f"{ratio}; the bits give at most {most:.3g}x"
-                yield finding(INCONSISTENT, "compression", message, q, lines=(base.line,))
+    named = [(bits[0], _WORD.findall(_FORMAT.sub(" ", label.lower())), q) for label, q in held
+             if len(bits := _bits(label)) == 1]  # fmt: skip
+    for (to, name, q), (of, other, base) in itertools.permutations(named, 2):
+        if to <= 8 and of > to and name == other and (base.value / q.value).lo > 1.08 * of / to:
+            ratio = f"{base.text} / {q.text} is {base.value.mid / q.value.mid:.3g}x"
+            message = f"{ratio}; the bits give at most {of / to:.3g}x"
+            yield finding(INCONSISTENT, "compression", message, q, lines=(base.line,))
 
 
 _EQUAL = re.compile(r"(?i)\b(?:equivalent|equal|same|identical)\s+(?:total\s+|amount of\s+)?(?:work|flops?|compute)\b")

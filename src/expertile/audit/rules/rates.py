@@ -111,10 +111,11 @@ def _against(cells: Cells, other: str, alone: bool) -> Iterator[Finding]:
             if alone and timed and w and w.named and w.near:
                 yield from _single(row, w, a, b)
         return
+    alike = odd_ones(both) or (0.0, found[1])
     for r in found[1]:
         (row, a, b), w, f = cells[r], works[r], factors[r]
-        if f is None:
-            continue
+        if f is None or r not in alike[1]:
+            continue  # "tiled 16x16" names no size: the row does the work of the others
         off = f / found[0]
         # The rows share a convention; a backward pass, a causal mask or a batch may be one row's own.
         own = known and w and (w.counts or w.causal or not w.named)

@@ -155,7 +155,7 @@ _GAINS = (
 )
 _OUTCOME, _CHANGE = re.compile(rf"(?i){_GAINS}"), re.compile(rf"(?i)^\W*{_GAINS}")
 _PARTIAL = re.compile(r"(?i)sav|differ|delta|reduc|overhead")
-_SPEED = re.compile(r"(?i)speed|faster|slower|latency|throughput|\btime")
+_SPEED, _SIZE = re.compile(r"(?i)speed|faster|slower|latency|throughput|\btime"), re.compile(r"(?i)memory|vram|size")
 _APART = re.compile(r"(?i)peak|theor|limit|max|\bmin\b|\bp\d\d|std|total|best|worst")
 _LESS = re.compile(r"(?i)drop|reduc|decreas|\bless|lower|sav|\bcut")
 _NOT_OF = re.compile(
@@ -165,26 +165,26 @@ _NOT_OF = re.compile(
 
 def sentences(report: Report) -> Iterator[Finding]:
     """Two figures of one kind and what the sentence or record makes of them: "from 12.4 ms to 3.1 ms, 4.0x faster"."""
-    rows = ((grid, row) for grid in report.grids for row in grid.body)
-    mixed = [row for grid, row in rows if any(_OUTCOME.search(q.after) for q in row.of("ratio"))]
+    mixed = [r for grid in report.grids for r in grid.body if any(_OUTCOME.search(q.after) for q in r.of("ratio"))]
     for row in (*report.rows, *mixed):
         ratios = [q for q in row.of("ratio", "percent") if not _NOT_OF.search(q.words)]
         parts = [q for q in row.of(*_TYPED) if row.kind == "line" or not _PARTIAL.search(q.label)]
         if len({q.kind for q in parts}) != 1 or len(parts) != 2:
             continue
-        (a, b), kinds = parts, {parts[0].kind}
+        a, b = parts
+        # A ratio of memory is not of the times beside it, nor one of speed of the bytes.
+        other = _SPEED if a.kind == "bytes" else _SIZE
+        ratios = [q for q in ratios if not other.search(q.after[:16] if row.kind == "line" else q.words)]
         if row.kind != "line":
-            words = {q: f"{q.label} {row.text}" if row.kind == "table" else q.label for q in ratios}
-            ratios = [q for q in ratios if _OUTCOME.search(words[q])]
-            speed = "bytes" in kinds and len(ratios) == 1 and _SPEED.search(words[ratios[0]])
-            if len(ratios) == 1 and not speed and not _APART.search(a.label + b.label):
+            ratios = [q for q in ratios if _OUTCOME.search(q.label + row.text * (row.kind == "table"))]
+            if len(ratios) == 1 and not _APART.search(a.label + b.label):
                 yield from _two(ratios[0], a, b)
             continue
         before, between = row.text[max(0, a.start - 8) : a.start], row.text[a.end : b.start]
         if len(ratios) > 2 or not _OUTCOME.search(row.text) or not _FROM.search(f"{before} {between}"):
             continue
-        # Another figure between the two, or a speed beside sizes: the ratio is of something else.
-        if re.search(r"\d", between) or ("bytes" in kinds and _SPEED.search(row.text)):
+        # Another figure between the two: the ratio is of something else.
+        if re.search(r"\d", between):
             continue
         for q in ratios:
             # "dropped by 60 %" is a change; "to 60 % of it" is a share.
