@@ -154,10 +154,12 @@ _GAINS = (
     r"(?:faster|slower|speed|slow|improve|reduc|less|lower|higher|more|increas|gain|decreas|drop|sav|better|smaller)"
 )
 _OUTCOME, _CHANGE = re.compile(rf"(?i){_GAINS}"), re.compile(rf"(?i)^\W*{_GAINS}")
-_PARTIAL = re.compile(r"(?i)sav|differ|delta|reduc|overhead")
 _SPEED, _SIZE = re.compile(r"(?i)speed|faster|slower|latency|throughput|\btime"), re.compile(r"(?i)memory|vram|size")
 _APART = re.compile(r"(?i)peak|theor|limit|max|\bmin\b|\bp\d\d|std|total|best|worst")
-_LESS = re.compile(r"(?i)drop|reduc|decreas|\bless|lower|sav|\bcut")
+_PARTIAL, _LESS = (
+    re.compile(r"(?i)sav|differ|delta|reduc|overhead"),
+    re.compile(r"(?i)drop|reduc|decreas|\bless|lower|sav|\bcut"),
+)
 _NOT_OF = re.compile(
     r"(?i)peak|utili|efficien|accuracy|recall|confidence|error|sparsity|occupancy|of (?:the )?(?:total|time|runtime)"
 )
@@ -181,12 +183,14 @@ def sentences(report: Report) -> Iterator[Finding]:
                 yield from _two(ratios[0], a, b)
             continue
         before, between = row.text[max(0, a.start - 8) : a.start], row.text[a.end : b.start]
-        if len(ratios) > 2 or not _OUTCOME.search(row.text) or not _FROM.search(f"{before} {between}"):
-            continue
         # Another figure between the two: the ratio is of something else.
-        if re.search(r"\d", between):
+        if len(ratios) > 2 or re.search(r"\d", between) or not _FROM.search(f"{before} {between}"):
             continue
         for q in ratios:
+            # "as the length grew 4x" is not of the times: a word of gain stands beside the ratio, or the times do.
+            beside = row.text[max(0, q.start - 24) : q.start] + row.text[q.end : q.end + 16]
+            if not _OUTCOME.search(beside) and not re.fullmatch(r"\W+", row.text[b.end : q.start]):
+                continue
             # "dropped by 60 %" is a change; "to 60 % of it" is a share.
             by = re.search(r"(?i)\bby\W*$", row.text[: q.start]) or _CHANGE.search(row.text[q.end :])
             down = by and _LESS.search(row.text[max(0, q.start - 24) : q.end + 12])
