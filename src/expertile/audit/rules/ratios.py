@@ -156,10 +156,8 @@ _GAINS = (
 _OUTCOME, _CHANGE = re.compile(rf"(?i){_GAINS}"), re.compile(rf"(?i)^\W*{_GAINS}")
 _SPEED, _SIZE = re.compile(r"(?i)speed|faster|slower|latency|throughput|\btime"), re.compile(r"(?i)memory|vram|size")
 _APART = re.compile(r"(?i)peak|theor|limit|max|\bmin\b|\bp\d\d|std|total|best|worst")
-_PARTIAL, _LESS = (
-    re.compile(r"(?i)sav|differ|delta|reduc|overhead"),
-    re.compile(r"(?i)drop|reduc|decreas|\bless|lower|sav|\bcut"),
-)
+_PARTIAL = re.compile(r"(?i)sav|differ|delta|reduc|overhead")
+_LESS = re.compile(r"(?i)drop|reduc|decreas|\bless|lower|sav|\bcut")
 _NOT_OF = re.compile(
     r"(?i)peak|utili|efficien|accuracy|recall|confidence|error|sparsity|occupancy|of (?:the )?(?:total|time|runtime)"
 )
@@ -201,7 +199,7 @@ def sentences(report: Report) -> Iterator[Finding]:
 
 _TOTAL, _MEAN = re.compile(r"(?i)\btotal\b|\bsum\b"), re.compile(r"(?i)\bav(?:era)?g|mean\b|\bmedian\b|\boverall\b")
 _HIDDEN = re.compile(
-    r"(?i)^\W*(?:\.\.\.|…|⋮|etc)|selected|excerpt|subset|first \d+ rows|top[- ]\d+|\ball \d+|omitted|truncated"
+    r"(?i)^\W*(?:\.\.\.|…|⋮|etc)|selected|subset|first \d+ rows|top[- ]\d+|\ball \d+|omitted|truncated"
 )
 
 
