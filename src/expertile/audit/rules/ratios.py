@@ -198,9 +198,7 @@ def sentences(report: Report) -> Iterator[Finding]:
 
 
 _TOTAL, _MEAN = re.compile(r"(?i)\btotal\b|\bsum\b"), re.compile(r"(?i)\bav(?:era)?g|mean\b|\bmedian\b|\boverall\b")
-_HIDDEN = re.compile(
-    r"(?i)^\W*(?:\.\.\.|…|⋮|etc)|selected|subset|first \d+ rows|top[- ]\d+|\ball \d+|omitted|truncated"
-)
+_HIDDEN = re.compile(r"(?i)^\W*(?:\.\.\.|…|⋮)|selected|subset|first \d+ rows|top[- ]\d+|\ball \d+|omitted|truncated")
 
 
 def _means(values: list[Interval]) -> list[Interval]:
