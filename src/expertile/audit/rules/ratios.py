@@ -141,7 +141,9 @@ def _two(q: Quantity, a: Quantity, b: Quantity, change: str = "") -> Iterator[Fi
 
 def _wrong(q: Quantity, pair: Pair, name: str = "") -> Finding:
     x, unit = pair[0].value.mid / pair[1].value.mid, UNIT_OF.get(pair[0].kind, "")
-    more = f" ({100 * (x - 1):.3g} % more, {100 * (1 - 1 / x):.3g} % less)"
+    more = (
+        f" ({100 * (x - 1):.3g} % more, {100 * (1 - 1 / x):.3g} % less)" if x > 1 else f" ({100 * (1 - x):.3g} % less)"
+    )
     should, meant = f"{x:.3g}x" if q.kind == "ratio" else f"{100 * x:.3g} %{more}", f" ({name})" if name else ""
     message = f"{si(pair[0].value.mid, unit)} / {si(pair[1].value.mid, unit)} is {should}, not {q.text}{meant}"
     return finding(INCONSISTENT, "ratio", message, q, lines=(pair[0].line, pair[1].line))
@@ -184,11 +186,10 @@ def sentences(report: Report) -> Iterator[Finding]:
         # Another figure between the two: the ratio is of something else.
         if len(ratios) > 2 or re.search(r"\d", between) or not _FROM.search(f"{before} {between}"):
             continue
+        # "as the length grew 4x" is not of the times: a word of gain stands beside the ratio, or the times do.
+        near = {q: row.text[max(0, q.start - 24) : q.start] + row.text[q.end : q.end + 16] for q in ratios}
+        ratios = [q for q in ratios if _OUTCOME.search(near[q]) or re.fullmatch(r"\W+", row.text[b.end : q.start])]
         for q in ratios:
-            # "as the length grew 4x" is not of the times: a word of gain stands beside the ratio, or the times do.
-            beside = row.text[max(0, q.start - 24) : q.start] + row.text[q.end : q.end + 16]
-            if not _OUTCOME.search(beside) and not re.fullmatch(r"\W+", row.text[b.end : q.start]):
-                continue
             # "dropped by 60 %" is a change; "to 60 % of it" is a share.
             by = re.search(r"(?i)\bby\W*$", row.text[: q.start]) or _CHANGE.search(row.text[q.end :])
             down = by and _LESS.search(row.text[max(0, q.start - 24) : q.end + 12])
