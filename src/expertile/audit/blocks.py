@@ -1,7 +1,6 @@
 """What a report consists of, whatever its format: headings, text, tables; every part knows its lines."""
 
-from __future__ import annotations
-
+import itertools
 import re
 from dataclasses import dataclass, field
 
@@ -30,7 +29,6 @@ class Block:
     lines: list[Line] = field(default_factory=list)
     level: int = 0
     table: Table | None = None
-    note: str = ""  # a caption; a fence's language
 
     @property
     def first(self) -> int:
@@ -57,31 +55,21 @@ def is_numeric(cell: str) -> bool:
     return bool(_NUMERIC.match(cell.strip()))
 
 
-def split_code(lines: list[Line], note: str = "") -> list[Block]:
+def split_code(lines: list[Line]) -> list[Block]:
     """The tables in preformatted text, ruled, comma-separated or aligned, and the lines between them."""
     blocks: list[Block] = []
-    rest: list[Line] = []
-
-    def flush() -> None:
-        if any(line.text.strip() for line in rest):
-            blocks.append(Block("code", list(rest), note=note))
-        rest.clear()
-
     i = 0
     while i < len(lines):
-        for reader in (_ruled, _separated, _aligned):
-            found = reader(lines, i)
-            if found is not None:
-                table, used = found
-                flush()
-                blocks.append(Block("code", table=table, note=note))
-                i += used
-                break
-        else:
-            rest.append(lines[i])
-            i += 1
-    flush()
-    return blocks
+        found = _ruled(lines, i) or _separated(lines, i) or _aligned(lines, i)
+        if found is not None:
+            blocks.append(Block("code", table=found[0]))
+            i += found[1]
+            continue
+        if not blocks or blocks[-1].table:
+            blocks.append(Block("code"))
+        blocks[-1].lines.append(lines[i])
+        i += 1
+    return [b for b in blocks if b.table or b.text.strip()]
 
 
 def _header_ok(header: list[str]) -> bool:
@@ -91,20 +79,22 @@ def _header_ok(header: list[str]) -> bool:
     return len(named) >= 2 and len(named) >= len([h for h in header if h.strip()]) - 1
 
 
+def _bars(text: str) -> list[str]:
+    return [c.strip() for c in _BAR.split(text.strip().strip("|│┃║"))]
+
+
 def _ruled(lines: list[Line], i: int) -> tuple[Table, int] | None:
-    head = [c.strip() for c in _BAR.split(lines[i].text.strip().strip("|│┃║"))]
+    head = _bars(lines[i].text)
     if len(head) < 2 or not (_RULE.match(lines[i].text) or _header_ok(head)):
         return None
     taken, j = [], i
     while j < len(lines) and (len(_BAR.findall(lines[j].text)) >= 2 or (_RULE.match(lines[j].text) and j > i)):
-        if not _RULE.match(lines[j].text) and not re.match(r"^[\s|:-]*$", lines[j].text):
-            cells = [c.strip() for c in _BAR.split(lines[j].text.strip().strip("|│┃║"))]
-            taken.append((lines[j].number, cells))
+        if not _RULE.match(lines[j].text):
+            taken.append((lines[j].number, _bars(lines[j].text)))
         j += 1
     if len(taken) < 2 or not _header_ok(taken[0][1]):
         return None
-    width = len(taken[0][1])
-    rows = [(number, cells) for number, cells in taken[1:] if len(cells) == width]
+    rows = [(number, cells) for number, cells in taken[1:] if len(cells) == len(taken[0][1])]
     return (table_of(taken[0][1], rows, lines[i].number), j - i) if rows else None
 
 
@@ -113,12 +103,8 @@ def _separated(lines: list[Line], i: int) -> tuple[Table, int] | None:
         header = [c.strip() for c in lines[i].text.lstrip("# ").split(mark)]
         if len(header) < 3 or not _header_ok(header) or max(map(len, header)) > 40:
             continue
-        rows = []
-        for line in lines[i + 1 :]:
-            cells = [c.strip() for c in line.text.split(mark)]
-            if len(cells) != len(header):
-                break
-            rows.append((line.number, cells))
+        split = ((line.number, [c.strip() for c in line.text.split(mark)]) for line in lines[i + 1 :])
+        rows = list(itertools.takewhile(lambda row: len(row[1]) == len(header), split))  # noqa: B023
         if rows and all(any(is_numeric(c) for c in cells) for _, cells in rows):
             return table_of(header, rows, lines[i].number), len(rows) + 1
     return None
@@ -126,27 +112,24 @@ def _separated(lines: list[Line], i: int) -> tuple[Table, int] | None:
 
 def _aligned(lines: list[Line], i: int) -> tuple[Table, int] | None:
     """Columns set with spaces; a column of row numbers before the header's first is dropped."""
-    head = lines[i].text.lstrip("#").strip()
     for split in (re.compile(r"\s{2,}|\t+"), re.compile(r"\s+")):
-        header = split.split(head)
+        header = split.split(lines[i].text.lstrip("#").strip())
         if len(header) < 3 or not _header_ok(header) or any(":" in h or "=" in h for h in header):
             continue
         rows: list[tuple[int, list[str]]] = []
-        j = i + 1
-        while j < len(lines):
-            text = lines[j].text.strip()
-            if not text or _RULE.match(text):
-                if rows and not text:
-                    break
-                j += 1
-                continue
+        used = 1
+        for line in lines[i + 1 :]:
+            text = line.text.strip()
             cells = split.split(text)
             if len(cells) == len(header) + 1 and cells[0].isdigit():
                 cells = cells[1:]
-            if len(cells) != len(header) or sum(map(is_numeric, cells)) * 2 < len(cells):
+            if text and not _RULE.match(text):
+                if len(cells) != len(header) or sum(map(is_numeric, cells)) * 2 < len(cells):
+                    break
+                rows.append((line.number, cells))
+            elif rows and not text:
                 break
-            rows.append((lines[j].number, cells))
-            j += 1
-        if rows and j - i <= 3 * len(rows) + 3:
-            return table_of(header, rows, lines[i].number), j - i
+            used += 1
+        if rows and used <= 3 * len(rows) + 3:
+            return table_of(header, rows, lines[i].number), used
     return None

@@ -1,25 +1,19 @@
 """Reads a report, asks every rule, and keeps one finding for each cause."""
 
-from __future__ import annotations
-
 import re
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from expertile.audit.facts import BITS, facts
 from expertile.audit.finding import ACCUSATIONS, VERDICTS, Finding
 from expertile.audit.report import Report
-from expertile.audit.rules import averages, claims, peaks, rates, ratios, serving
+from expertile.audit.rules import claims, peaks, rates, ratios, serving
 from expertile.device import Device
 
-Rule = Callable[[Report], Iterator[Finding]]
-RULES: tuple[Rule, ...] = (
+RULES = (
     peaks.rates, peaks.bounds, peaks.shares, peaks.sparse_peaks, peaks.links,
-    rates.grids, rates.lines, rates.transfers, rates.intensity,
-    ratios.grids, ratios.sentences, ratios.records, averages.grids, averages.runs,
-    serving.per_token, serving.token_counts, serving.batches, serving.step_tokens, serving.mfu,
-    claims.compression, claims.equal_work, claims.model_runs, claims.ranges, claims.failed_checks,
-    claims.traffic, claims.attention_share,
+    rates.grids, rates.lines, rates.transfers, ratios.grids, ratios.sentences, ratios.averages,
+    serving.per_token, serving.token_counts, serving.batches, serving.steps, serving.mfu,
+    claims.compression, claims.equal_work, claims.ranges, claims.failed_checks, claims.attention_share,
 )  # fmt: skip
 
 
@@ -36,10 +30,6 @@ class Audit:
     def accusations(self) -> tuple[Finding, ...]:
         return tuple(f for f in self.findings if f.verdict in ACCUSATIONS)
 
-    @property
-    def worst(self) -> str | None:
-        return self.findings[0].verdict if self.findings else None
-
 
 def audit_text(text: str, name: str = "", *, gpu: str = "", dtype: str = "", shape: str = "") -> Audit:
     """Everything that `text` says wrong. `name` tells the format by its end.
@@ -53,24 +43,19 @@ def audit_text(text: str, name: str = "", *, gpu: str = "", dtype: str = "", sha
     except RecursionError:
         raise ValueError(f"{name or 'standard input'}: expected a report, got data nested too deeply") from None
     found = [finding for rule in RULES for finding in rule(report)]
-    figures = {(q.line, q.text, q.column) for row in report.rows for q in row.quantities}
-    figures |= {(q.line, q.text, q.column) for g in report.grids for row in g.rows for q in row.quantities}
+    figures = {(q.line, q.text, q.column) for row in report.all_rows for q in row.quantities}
     return Audit(name or "standard input", tuple(report.lines), tuple(_causes(found)), len(figures))
 
 
 def _given(gpu: str, dtype: str, shape: str) -> str:
     """The set-up of the command line, written as a report would write it."""
-    parts = [Device.by_name(gpu).name] if gpu else []
-    if dtype:
-        if not facts(dtype).formats:
-            raise ValueError(f"dtype: expected one of {', '.join(BITS)}, got {dtype!r}")
-        parts.append(dtype)
-    if shape:
-        m = re.fullmatch(r"(\d+)[x×*,](\d+)[x×*,](\d+)", shape.replace(" ", ""))
-        if m is None:
-            raise ValueError(f"shape: expected M x N x K as in 4096x4096x1024, got {shape!r}")
-        parts.append(f"M={m[1]}, N={m[2]}, K={m[3]}")
-    return "; ".join(parts)
+    m = re.fullmatch(r"(\d+)[x×*,](\d+)[x×*,](\d+)", shape.replace(" ", ""))
+    if dtype and not facts(dtype).formats:
+        raise ValueError(f"dtype: expected one of {', '.join(BITS)}, got {dtype!r}")
+    if shape and m is None:
+        raise ValueError(f"shape: expected M x N x K as in 4096x4096x1024, got {shape!r}")
+    sizes = "M={}, N={}, K={}".format(*m.groups()) if m else ""
+    return "; ".join(filter(None, (gpu and Device.by_name(gpu).name, dtype, sizes)))
 
 
 def _causes(found: list[Finding]) -> list[Finding]:
@@ -85,19 +70,17 @@ def _causes(found: list[Finding]) -> list[Finding]:
         if not (figures & seen or same):
             seen |= figures
             kept.append(f)
-    # One claim made again has one cause; so have four and more lines that fail alike, one below the other.
-    causes: list[Finding] = []
+    # Four and more lines that fail alike, one below the other, have one cause; so has one claim made again.
     runs: list[list[Finding]] = []
     for f in sorted(kept, key=lambda f: (f.verdict, f.rule, f.line)):
-        run = runs[-1] if runs else []
-        if run and (f.verdict, f.rule) == (run[-1].verdict, run[-1].rule) and f.line - run[-1].line <= 8:
-            run.append(f)
+        last = runs[-1][-1] if runs else None
+        if last and (f.verdict, f.rule) == (last.verdict, last.rule) and f.line - last.line <= 8:
+            runs[-1].append(f)
         else:
             runs.append([f])
+    causes: dict[tuple[str, str], list[Finding]] = {}
     for run in runs:
         for group in [run] if len(run) > 3 else [[f] for f in run]:
-            twin = next((c for c in causes if (c.rule, c.message) == (group[0].rule, group[0].message)), None)
-            lines = {line for f in (*group, *([twin] if twin else [])) for line in f.all_lines}
-            causes = [c for c in causes if c is not twin]
-            causes.append(replace(twin or group[0], lines=tuple(sorted(lines))))
-    return sorted(causes, key=lambda f: (VERDICTS.index(f.verdict), f.line))
+            causes.setdefault((group[0].rule, group[0].message), []).extend(group)
+    merged = [replace(c[0], lines=tuple(sorted({n for f in c for n in f.all_lines}))) for c in causes.values()]
+    return sorted(merged, key=lambda f: (VERDICTS.index(f.verdict), f.line))

@@ -1,7 +1,5 @@
 """Facts of a set-up in a line of text: sizes, format, GPU, how many of them."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from functools import lru_cache
@@ -26,23 +24,14 @@ _NAMES = {
     "size": r"(?i:(?:matrix |problem )?(?:size|dim(?:ension)?s?|shape)|dimensions ?\(m ?= ?n ?= ?k\)|matrix)",
 }
 _INT = r"\d{1,3}(?:,\d{3})+|\d+[kK]?(?![\w%]|\.\d)"
-# "Batch Size (B): 16", "batch=16", "--batch 16"; a word in brackets may stand between.
+# "Batch Size (B): 16", "batch=16", "--batch 16"; a word in brackets may stand between, and a space for the sign.
+_SPACE = dict.fromkeys(("batch", "seq", "head_dim", "hidden", "topk"), r"|(?<=[A-Za-z]{2})\s+")
 _KEYED = {
     name: re.compile(
-        rf"(?<![\w.-])(?:{form})(?:\s*\([A-Za-z_]+\))?\s*(?:[:=]|==|\bof\b|\bis\b)\s*\(?"
-        rf"(?P<v>{_INT})(?!\s*[x×*=/]\s*\d|:\d)"
+        rf"(?<![\w.])(?<!\w-)(?:{form})(?:(?:\s*\([A-Za-z_]+\))?\s*(?:[:=]|==|\bof\b|\bis\b)\s*\(?"
+        rf"{_SPACE.get(name, '')})(?P<v>{_INT})(?!\s*[x×*=/]\s*\d|:\d)"
     )
     for name, form in _NAMES.items()
-}
-_SPACED = {
-    name: re.compile(rf"(?<![\w.])(?:--)?(?:{form})\s+(?P<v>{_INT})(?!\s*[x×*=/]\s*\d|:\d)")
-    for name, form in {
-        "batch": r"(?i:batch(?:[ _-]?size)?)",
-        "seq": r"(?i:seq(?:uence)?[ _-]?len(?:gth)?|seq|context)",
-        "head_dim": r"(?i:head[ _-]?dim)",
-        "hidden": r"(?i:hidden(?:[ _-]?(?:dim|size)))",
-        "topk": r"(?i:top[ _-]k)",
-    }.items()
 }
 _COUNTED = {
     "experts": re.compile(rf"(?P<v>{_INT})[ -](?i:experts)\b"),
@@ -53,7 +42,6 @@ _COUNTED = {
         r"[x×*-]? ?(?i:(?:\w+ )?gpus?|gcds?))\b"
     ),
 }
-_SPACED_OR_COUNTED = (_SPACED, _COUNTED)
 # Cheap tests, since most lines state no size.
 _ASSIGNED = re.compile(r"[A-Za-z_)]\s*(?:[:=]|of |is )\s*\(?\d")
 _WORDED = re.compile(r"(?i)batch|seq|context|head|hidden|top[ -]k|experts|gpu|gcd|\bbs\d|\d ?[x×*] ?-?[A-Z]")
@@ -71,36 +59,26 @@ FORMATS = (
     ("int8", r"u?int8|[isu]8|q8"),
     ("int4", r"u?int4|w4a16|w4a8|q4|awq|gptq|nf4|[iu]4|4bit"),
     ("bf16", r"bf16|bfloat16|bfloat|bhalf"),
-    ("fp16", r"fp16|float16|f16|half|hgemm|amp|16bit"),
+    ("fp16", r"fp16|float16|f16|hgemm|amp|16bit"),
     ("tf32", r"tf32|tensorfloat32"),
-    ("fp64", r"fp64|float64|f64|dgemm|double"),
+    ("fp64", r"fp64|float64|f64|dgemm"),
     ("fp32", r"fp32|float32|f32|sgemm|32bit"),
 )
-_PHRASES = (
-    ("single precision", "fp32"),
-    ("mixed precision", "fp16"),
-    ("4 bit", "int4"),
-    ("16 bit", "fp16"),
-    ("32 bit", "fp32"),
-)
+# "double buffering" and "half the time" are no formats.
+_PHRASES = {"single precision": "fp32", "double precision": "fp64", "half precision": "fp16", "mixed precision": "fp16",
+            "4 bit": "int4", "16 bit": "fp16", "32 bit": "fp32"}  # fmt: skip
 BITS = {"fp64": 64, "fp32": 32, "tf32": 32, "fp16": 16, "bf16": 16, "fp8": 8, "int8": 8, "fp4": 4, "int4": 4}
 _FORMAT = re.compile("|".join(rf"(?P<{name}>{form})" for name, form in FORMATS))
 _SPLIT = re.compile(r"[^a-z0-9]+")
 
 
-@lru_cache(maxsize=50000)
-def _format_of(word: str) -> str:
-    m = _FORMAT.fullmatch(word)
-    return m.lastgroup or "" if m else ""
-
-
-def _formats(text: str) -> tuple[str, ...]:
-    words = _SPLIT.split(text.lower())
-    found = dict.fromkeys(filter(None, map(_format_of, dict.fromkeys(words))))
+def _formats(text: str) -> list[str]:
+    words = dict.fromkeys(_SPLIT.split(text.lower()))
+    found = [m.lastgroup or "" for m in map(_FORMAT.fullmatch, words) if m]
     if "precision" in words or "bit" in words:
-        plain = " ".join(words)
-        found |= dict.fromkeys(name for phrase, name in _PHRASES if phrase in plain)
-    return tuple(found)
+        plain = " ".join(_SPLIT.split(text.lower()))
+        found += [name for phrase, name in _PHRASES.items() if phrase in plain]
+    return found
 
 
 # Accelerators of which no peaks are known here: where they are named a figure may be theirs.
@@ -112,19 +90,17 @@ _FOREIGN = re.compile(
 
 @dataclass(frozen=True)
 class Facts:
-    """What one text states; a name has several values where the text gives several."""
+    """What one text states of each size, and its "devices", "formats" and "tuples" (4096x4096): all values given."""
 
-    sizes: dict[str, tuple[float, ...]]
-    tuples: tuple[tuple[int, ...], ...]
-    formats: tuple[str, ...]
-    devices: tuple[str, ...]
+    stated: dict[str, tuple[Any, ...]]
     foreign: bool
 
     def of(self, what: str) -> tuple[Any, ...]:
-        """The values of a size, or the "devices", "formats" or "tuples"."""
-        if what in ("devices", "formats", "tuples"):
-            return tuple(getattr(self, what))
-        return self.sizes.get(what, ())
+        return self.stated.get(what, ())
+
+    @property
+    def formats(self) -> tuple[str, ...]:
+        return self.of("formats")
 
 
 def _int(text: str) -> float:
@@ -135,29 +111,23 @@ def _int(text: str) -> float:
 @lru_cache(maxsize=20000)
 def facts(text: str) -> Facts:
     """The facts that `text` states. A size that is not named is none."""
-    sizes: dict[str, list[float]] = {}
+    stated: dict[str, list[Any]] = {"formats": _formats(text), "devices": [d.name for d in find_in_text(text)]}
     if any(c.isdigit() for c in text):
         for m in _CHAIN.finditer(text):
             for name in re.findall(r"[mnk]", m["names"].lower()):
-                sizes.setdefault(name, []).append(_int(m["v"]))
-        worded = _SPACED_OR_COUNTED if _WORDED.search(text) else ()
-        for forms in (*((_KEYED,) if _ASSIGNED.search(text) else ()), *worded):
-            for name, pattern in forms.items():
-                for m in pattern.finditer(text):
-                    value = _int(m["v"] or m.groupdict().get("w") or "0")
-                    if value and value not in sizes.setdefault(name, []):
-                        sizes[name].append(value)
-    tuples = []
-    for m in _TUPLE.finditer(text) if _PRODUCT.search(text) else ():
-        parts = tuple(int(g) for g in m.groups() if g)
-        # "1,024" is one number; a product counts from 2 on.
-        if "," not in m[0] or text[max(0, m.start() - 1)] in "([{":
-            tuples.append(parts)
-    tuples += [(int(m["a"]),) * 3 for m in _CUBE.finditer(text)]
-    named = {name: tuple(values) for name, values in sizes.items() if values}
-    return Facts(
-        named, tuple(tuples), _formats(text), tuple(d.name for d in find_in_text(text)), bool(_FOREIGN.search(text))
-    )
+                stated.setdefault(name, []).append(_int(m["v"]))
+        worded = bool(_WORDED.search(text))
+        for forms, may_be in ((_KEYED, worded or _ASSIGNED.search(text)), (_COUNTED, worded)):
+            for name, pattern in forms.items() if may_be else ():
+                values = (_int(m["v"] or m.groupdict().get("w") or "0") for m in pattern.finditer(text))
+                stated.setdefault(name, []).extend(filter(None, values))
+    # "1,024" is one number; a product counts from 2 on.
+    found = _TUPLE.finditer(text) if _PRODUCT.search(text) else ()
+    tuples = [m for m in found if "," not in m[0] or text[max(0, m.start() - 1)] in "([{"]
+    cubes = [(int(m["a"]),) * 3 for m in _CUBE.finditer(text)]
+    stated["tuples"] = [*(tuple(int(g) for g in m.groups() if g) for m in tuples), *cubes]
+    each = {name: tuple(dict.fromkeys(values)) for name, values in stated.items() if values}
+    return Facts(each, bool(_FOREIGN.search(text)))
 
 
 def size_of_name(header: str) -> str | None:

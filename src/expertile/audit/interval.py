@@ -1,8 +1,6 @@
-"""Closed intervals of positive numbers: what a printed figure may stand for, and what follows from several of them."""
+"""Closed intervals of positive numbers: what a printed figure may stand for, and the relation that several keep."""
 
-from __future__ import annotations
-
-import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 
@@ -18,12 +16,12 @@ class Interval:
         if not self.lo <= self.mid <= self.hi:
             raise ValueError(f"interval: expected lo <= mid <= hi, got {self.lo}, {self.mid}, {self.hi}")
 
-    def __mul__(self, other: Interval | float) -> Interval:
+    def __mul__(self, other: "Interval | float") -> "Interval":
         if isinstance(other, Interval):
             return Interval(self.lo * other.lo, self.mid * other.mid, self.hi * other.hi)
         return Interval(self.lo * other, self.mid * other, self.hi * other)
 
-    def __truediv__(self, other: Interval | float) -> Interval:
+    def __truediv__(self, other: "Interval | float") -> "Interval":
         if not isinstance(other, Interval):
             return self * (1 / other)
         infinity = float("inf")
@@ -32,7 +30,7 @@ class Interval:
             self.hi / other.lo if other.lo > 0 else infinity,
         )  # fmt: skip
 
-    def meets(self, other: Interval | float, slack: float = 0.0) -> bool:
+    def meets(self, other: "Interval | float", slack: float = 0.0) -> bool:
         """Whether both may be the same number when each may be off by the share `slack`."""
         lo, hi = (other.lo, other.hi) if isinstance(other, Interval) else (other, other)
         return self.lo <= hi * (1 + slack) and lo <= self.hi * (1 + slack)
@@ -47,9 +45,9 @@ def exact(value: float) -> Interval:
     return Interval(value, value, value)
 
 
-def printed(digits: str, approximate: bool = False) -> Interval:
+def printed(digits: str) -> Interval:
     """What `digits` ("1,234.50", "1.2e-3", "1300") may stand for: rounded or cut off, so one unit of the last digit to
-    either side; a tenth more where the text says "about". The zeros of 4,000 may be rounded too, up to 2.5 %."""
+    either side. The zeros of 4,000 may be rounded too, up to 2.5 %."""
     text = digits.replace(",", "").replace("_", "").lstrip("+")
     value = abs(float(text))
     mantissa, _, exponent = text.lower().partition("e")
@@ -58,13 +56,30 @@ def printed(digits: str, approximate: bool = False) -> Interval:
     if "." not in mantissa and not exponent:
         zeros = len(mantissa) - len(mantissa.rstrip("0")) if value else 0
         unit = max(1.0, min(0.5 * 10.0**zeros, 0.025 * value) if zeros > 1 else 1.0)
-    spread = unit + (0.1 * value if approximate else 0.0)
-    return Interval(max(0.0, value - spread), value, value + spread)
+    return Interval(max(0.0, value - unit), value, value + unit)
 
 
 NUMBER = r"(?:\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+\.?\d*(?:[eE][-+]?\d+)?|\.\d+)"
 
 
-def number(text: str) -> float | None:
-    """The value of `text` if all of `text` is a number."""
-    return float(text.replace(",", "")) if re.fullmatch(NUMBER, text.strip()) else None
+FIT = 0.02  # rows within this agree
+ODD = 0.06  # a row this far beyond its printed digits breaks the relation
+_TIGHT = 0.15  # an interval wider than this confirms nothing
+
+
+def odd_ones(factors: Sequence[Interval | None], usual: Sequence[float] = ()) -> tuple[float, list[int]] | None:
+    """The factor that nearly all rows share, and the rows that do not; None where there is no such factor.
+
+    A factor of `usual` needs two rows that agree beside one that does not, any other three. Two in three must agree.
+    """
+    held = [(i, f) for i, f in enumerate(factors) if f is not None and 0 < f.mid < float("inf")]
+    tight = [f for _, f in held if f.width < _TIGHT]
+    fits, common, value = 0, True, 1.0
+    for common_here, candidate in [*((True, u) for u in usual), *((False, f.mid) for f in tight)]:
+        agree = sum(f.meets(candidate, FIT) for f in tight)
+        if agree > fits:
+            fits, common, value = agree, common_here, candidate
+    odd = [i for i, f in held if not f.meets(value, ODD)]
+    enough = fits >= (2 if common else 3) and fits >= 0.65 * len(held)
+    alone = common and fits == 1 and len(held) == 2 and len(odd) == 1
+    return (value, odd) if enough or alone else None

@@ -1,20 +1,18 @@
 """Typed quantities in a line of text: value, unit, precision as printed, and the words around them."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from expertile.audit.interval import NUMBER, Interval, printed
-from expertile.audit.units import Unit, match_unit, unit_of_name
+from expertile.audit.units import NO_UNIT, Unit, match_unit, unit_of_name
 
 
 @dataclass(frozen=True)
 class Quantity:
     """`value` in SI units (FLOP/s, bytes/s, s; percent as a share). `label` are the words before, `after` those behind.
 
-    `exact` is False for "up to 3x", "> 100 GB/s" and for ranges: such a figure bounds but equals nothing.
+    `exact` is False for "up to 3x", "> 100 GB/s", "about 4 ms" and for ranges: such a figure equals nothing.
     """
 
     kind: str
@@ -73,92 +71,57 @@ def _unit_at(text: str, at: int) -> tuple[Unit, int] | None:
 
 
 _KEY = re.compile(r"(?:^|[,;|(\[{]|\s{2,}|\. |\t)\s*(?P<key>[A-Za-z%#][^:=|,;{}]{0,58}?)\s*[:=]+>?\s*[(\[~≈\"']*$")
+# What shows that a figure without a unit is a part of something else.
+_IN_TEXT, _IN_CELL = re.compile(r" ?[x×*] ?\d|[-/:]\d|\w"), re.compile(r"\s?[x×*/:]\s*\d|-\d|\w|\s\w{2}")
+_BLANK, _MARKS_ONLY = re.compile(r"\s{3,}"), re.compile(r"[~≈<>≥≤(\s]*")
+_FACTOR = re.compile(r"[\d)] ?[×*/] ?\(?$|[\d)] x $")
 _TRAILING_KEY = re.compile(r"(?P<key>[A-Za-z_][\w./%-]*)\s*[:=]\s*[(\[~≈\"']*$")
 
 
-def quantities(text: str, line: int) -> list[Quantity]:
-    """All figures in `text` that have a unit, their own or their key's ("time_ms: 3.2")."""
+def quantities(text: str, line: int, cell: Unit | None = None) -> list[Quantity]:
+    """All figures in `text` that have a unit, their own or their key's ("time_ms: 3.2").
+
+    The first of a table's `cell` has its column's, and may be negative or have an end of its own ("102T").
+    """
     found: list[Quantity] = []
-    past = 0
     for m in _FIGURE.finditer(text):
-        if m.start() < past:
+        past = found[-1].end if found else 0
+        before = _BLANK.sub("  ", text[max(past, m.start() - 120) : m.start()])
+        # "4096 × 4096 × 4 bytes" are not 4 bytes.
+        if m.start() < past or _FACTOR.search(before):
             continue
-        before = text[max(past, m.start() - 120) : m.start()]
-        key = _KEY.search(before) or _TRAILING_KEY.search(before)
-        end = m.end()
-        unit = _unit_at(text, end)
-        is_range = m["b"] is not None
-        if unit is None and is_range and not m["range"].strip().startswith("to"):
-            # "32-4 ms" is a range, "2024-05 run" is not.
-            continue
+        first = cell is not None and not found and _MARKS_ONLY.fullmatch(before)
+        key = None if cell else _KEY.search(before)
+        if not key or re.search(r"\d\.\d", key["key"]):  # a sentence, no key
+            key = None if cell else _TRAILING_KEY.search(before)
         name = (key["key"] if key else "").strip()
-        named = unit_of_name(name) if name else None
-        if unit is None:
-            if named is None or re.match(r" ?[x×*] ?\d|[-/:]\d|\w", text[end:]):
-                continue
-            of = named
-        else:
-            of, end = unit
-            if named is not None and of.kind == "params" and named.kind == "rate":
-                of = replace(named, low=of.low, high=of.high)  # "TFLOPS: 102T"
-        after = re.split(r"[.;,|()]\s|\n|\s[(|]", text[end : end + 48] + " ")[0].strip()
-        stripped = re.split(r"[.;|]\s", before)[-1][-64:].strip()
-        approximate = bool(_ABOUT.search(before))
-        bound = bool(_BOUND.search(before)) or text[end : end + 1] == "+" or text[m.end() : m.end() + 1] == "+"
-        value = _value(m["a"], of, approximate)
-        if is_range:
-            other = _value(m["b"], of, approximate)
-            value = Interval(min(value.lo, other.lo), value.mid, max(value.hi, other.hi, value.mid))
-        found.append(
-            Quantity(
-                of.kind,
-                value,
-                text[m.start() : end].strip(),
-                name or stripped,
-                line,
-                after,
-                exact=not (bound or is_range),
-                per_device=of.per_device,
-                item=of.item,
-                start=m.start(),
-                end=end,
-            )
+        named, own = cell if first else unit_of_name(name), _unit_at(text, m.end())
+        # "32-4 ms" is a range, "2024-05 run" is not.
+        if own is None and m["b"] and not m["range"].strip().startswith("to"):
+            continue
+        if own is None and (named is None or (_IN_CELL if first else _IN_TEXT).match(text, m.end())):
+            continue
+        of, end = own or (named or NO_UNIT, m.end())
+        if named is not None and of.kind == "params" and (first or named.kind == "rate"):
+            of = replace(named, low=of.low, high=of.high)
+        bound = (
+            _ABOUT.search(before) or _BOUND.search(before) or "+" in (text[end : end + 1], text[m.end() : m.end() + 1])
         )
-        past = end
+        value = _value(m["a"], of)
+        if m["b"]:
+            other = _value(m["b"], of)
+            value = Interval(min(value.lo, other.lo), value.mid, max(value.hi, other.hi, value.mid))
+        label = name or re.split(r"[.;|]\s", before)[-1][-64:].strip()
+        after = re.split(r"[.;,|()]\s|\n|\s[(|]", text[end : end + 48] + " ")[0].strip()
+        sure, shown = not (bound or m["b"] or (first and m["a"][0] in "-−")), text[m.start() : end].strip()
+        q = Quantity(of.kind, value, shown, label, line, after, -1, sure, of.per_device, of.item, m.start(), end)
+        found.append(q)
     return found
 
 
-def _value(digits: str, unit: Unit, approximate: bool) -> Interval:
-    value = printed(digits.lstrip("-+−"), approximate)
+def _value(digits: str, unit: Unit) -> Interval:
+    value = printed(digits.lstrip("-+−"))
     return Interval(value.lo * unit.low, value.mid * unit.low, value.hi * unit.high)
-
-
-_CELL = re.compile(rf"^[~≈<>≥≤(\s]*(?P<n>[-+−]?{NUMBER})\s*(?P<suffix>[kKMBGT](?![\w/]))?")
-
-
-def cell_quantities(text: str, line: int, header: str, unit: Unit | None, column: int) -> list[Quantity]:
-    """The figures of a table's cell; the first without a unit of its own has the column's."""
-    text = text.strip()
-    own = [replace(q, label=header, column=column) for q in quantities(text, line)]
-    first = _CELL.match(text)
-    if first is None or (own and own[0].start <= first.start("n") and not (own[0].kind == "params" and unit)):
-        return own
-    rest = text[first.end() :].lstrip()
-    if re.match(r"[x×*/:]\s*\d|-\d|\w{2,}", rest):
-        return own
-    of = unit or Unit("number", 1.0, 1.0)
-    if first["suffix"]:
-        scale = {"k": 1e3, "m": 1e6, "b": 1e9, "g": 1e9, "t": 1e12}[first["suffix"].lower()]
-        of = replace(of, low=scale, high=scale)
-    approximate = bool(_ABOUT.search(text[: first.start("n")]))
-    exact = not (_BOUND.search(text[: first.start("n")]) or rest.startswith("+"))
-    signed = first["n"].startswith(("-", "−"))
-    value = _value(first["n"], of, approximate)
-    q = Quantity(
-        of.kind, value, text if len(text) < 24 else first[0].strip(), header, line, "", column, exact and not signed,
-        of.per_device, of.item, first.start("n"), first.end(),
-    )  # fmt: skip
-    return [q, *(o for o in own if o.start >= first.end())]
 
 
 _METRIC = re.compile(
@@ -177,6 +140,7 @@ def stem(label: str) -> str:
     return " ".join(_STATISTIC.sub(" ", _METRIC.sub(" ", plain)).split())
 
 
-def statistic(label: str) -> str:
-    found = _STATISTIC.findall(label.lower())
-    return {"average": "mean", "avg": "mean", "median": "mean"}.get(found[0], found[0]) if found else ""
+def same_statistic(a: str, b: str) -> bool:
+    """Whether figures of these labels may be of one run: the median of one and the least of the other are not."""
+    found = {_STATISTIC.findall(label.lower())[0] for label in (a, b) if _STATISTIC.search(label.lower())}
+    return len(found) <= 1 or found <= {"avg", "average", "mean", "median"}

@@ -1,15 +1,15 @@
 """An audit as text, Markdown, JSON, SARIF or HTML."""
 
-from __future__ import annotations
-
 import html
 import json
 from collections.abc import Sequence
+from dataclasses import asdict
 
 from expertile.audit.engine import Audit
 from expertile.audit.finding import ACCUSATIONS, IMPOSSIBLE, INCONSISTENT, QUESTION, UNCHECKED, Finding
 
 FORMATS = ("text", "md", "json", "sarif", "html")
+Shown = Sequence[tuple[Audit, list[Finding]]]
 _MARK = {IMPOSSIBLE: "✗", INCONSISTENT: "✗", QUESTION: "?", UNCHECKED: "·"}
 
 
@@ -20,11 +20,8 @@ def render(audits: Sequence[Audit], form: str, everything: bool = False) -> str:
     """
     if form not in FORMATS:
         raise ValueError(f"format: expected one of {', '.join(FORMATS)}, got {form!r}")
-    return {"text": _text, "md": _markdown, "json": _json, "sarif": _sarif, "html": _html}[form](audits, everything)
-
-
-def shown(audit: Audit, everything: bool) -> list[Finding]:
-    return [f for f in audit.findings if everything or f.verdict != UNCHECKED]
+    shown = [(audit, [f for f in audit.findings if everything or f.verdict != UNCHECKED]) for audit in audits]
+    return {"text": _text, "md": _markdown, "json": _json, "sarif": _sarif, "html": _html}[form](shown)
 
 
 def verdict(audit: Audit) -> str:
@@ -32,62 +29,47 @@ def verdict(audit: Audit) -> str:
     bad, asked = len(audit.accusations), sum(f.verdict == QUESTION for f in audit.findings)
     if not audit.figures:
         return "no figure with a unit was found"
-    claims = (
-        f"{bad} claim{'s' * (bad != 1)} contradict{'s' * (bad == 1)} arithmetic or the hardware"
-        if bad
-        else "nothing contradicts"
-    )
+    claims = f"{bad} claim{'s' * (bad != 1)} contradict{'s' * (bad == 1)} arithmetic or the hardware"
     more = f"; {asked} question{'s' * (asked != 1)}" if asked else ""
-    return f"{claims}{more} ({audit.figures} figures read)"
+    return f"{claims if bad else 'nothing contradicts'}{more} ({audit.figures} figures read)"
 
 
 def _lines_of(f: Finding) -> str:
     return ", ".join(map(str, f.all_lines[:6])) + (" …" if len(f.all_lines) > 6 else "")
 
 
-def _text(audits: Sequence[Audit], everything: bool) -> str:
+def _text(shown: Shown) -> str:
     out = []
-    for audit in audits:
+    for audit, found in shown:
         out.append(f"{audit.name}: {verdict(audit)}")
-        for f in shown(audit, everything):
+        for f in found:
             out.append(f"  {_MARK[f.verdict]} line {_lines_of(f)}: {f.verdict} ({f.rule}): {f.quote}")
             out.append(f"      {f.message}")
     return "\n".join(out)
 
 
-def _markdown(audits: Sequence[Audit], everything: bool) -> str:
+def _markdown(shown: Shown) -> str:
     out = []
-    for audit in audits:
+    for audit, found in shown:
         out += [f"## {audit.name}", "", verdict(audit) + ".", ""]
-        found = shown(audit, everything)
-        if found:
-            out += ["| line | verdict | figure | arithmetic |", "|---|---|---|---|"]
-            cells = ((_lines_of(f), f"{f.verdict}: {f.rule}", f.quote, f.message) for f in found)
-            out += ["| " + " | ".join(c.replace("|", "\\|").replace("\n", " ") for c in row) + " |" for row in cells]
-            out.append("")
+        cells = [("line", "verdict", "figure", "arithmetic"), ("---",) * 4]
+        cells += [(_lines_of(f), f"{f.verdict}: {f.rule}", f.quote, f.message) for f in found]
+        for row in cells if found else ():
+            out.append("| " + " | ".join(c.replace("|", "\\|").replace("\n", " ") for c in row) + " |")
+        out.append("")
     return "\n".join(out).rstrip("\n")
 
 
-def _json(audits: Sequence[Audit], everything: bool) -> str:
-    return json.dumps(
-        [
-            {
-                "file": audit.name,
-                "figures": audit.figures,
-                "accusations": len(audit.accusations),
-                "findings": [
-                    {"verdict": f.verdict, "rule": f.rule, "line": f.line, "lines": f.all_lines, "quote": f.quote,
-                     "message": f.message}
-                    for f in shown(audit, everything)
-                ],
-            }
-            for audit in audits
-        ],
-        indent=1, ensure_ascii=False,
-    )  # fmt: skip
+def _json(shown: Shown) -> str:
+    files = [
+        {"file": audit.name, "figures": audit.figures, "accusations": len(audit.accusations),
+         "findings": [asdict(f) | {"lines": f.all_lines} for f in found]}
+        for audit, found in shown
+    ]  # fmt: skip
+    return json.dumps(files, indent=1, ensure_ascii=False)
 
 
-def _sarif(audits: Sequence[Audit], everything: bool) -> str:
+def _sarif(shown: Shown) -> str:
     """SARIF 2.1.0 (OASIS), as code scanning reads it."""
     results = [
         {
@@ -99,15 +81,14 @@ def _sarif(audits: Sequence[Audit], everything: bool) -> str:
                 for line in (f.line, *(line for line in f.all_lines if line != f.line))
             ],
         }
-        for audit in audits
-        for f in shown(audit, everything)
+        for audit, found in shown
+        for f in found
     ]
     rules = [{"id": rule} for rule in sorted({str(r["ruleId"]) for r in results})]
     driver = {"name": "expertile audit", "informationUri": "https://pypi.org/project/expertile/", "rules": rules}
     runs = [{"tool": {"driver": driver}, "results": results}]
-    return json.dumps(
-        {"$schema": "https://json.schemastore.org/sarif-2.1.0.json", "version": "2.1.0", "runs": runs}, indent=1
-    )
+    schema = "https://json.schemastore.org/sarif-2.1.0.json"
+    return json.dumps({"$schema": schema, "version": "2.1.0", "runs": runs}, indent=1)
 
 
 _STYLE = """body{font:15px/1.5 system-ui,sans-serif;max-width:75rem;margin:2rem auto;padding:0 1rem;color:#1c1c1c}
@@ -117,25 +98,22 @@ tr.ask{background:#fff3cd}p.f{margin:.2rem 0 .4rem;font-size:14px}a{color:inheri
 @media(prefers-color-scheme:dark){body{color:#e6e6e6;background:#161616}tr.bad{background:#5a1f1b}tr.ask{background:#4d4010}}"""
 
 
-def _html(audits: Sequence[Audit], everything: bool) -> str:
+def _html(shown: Shown) -> str:
     """The report's own lines, marked, with the arithmetic below each."""
     body = []
-    for i, audit in enumerate(audits):
-        found = shown(audit, everything)
+    for i, (audit, found) in enumerate(shown):
         body.append(f"<h2>{html.escape(audit.name)}</h2><p><strong>{html.escape(verdict(audit))}</strong></p><ul>")
         body += [f'<li><a href="#f{i}-{f.line}">line {f.line}</a>: {html.escape(f.quote)}</li>' for f in found]
         body.append("</ul><table>")
         for number, line in enumerate(audit.lines, 1):
-            here = [f for f in found if f.line == number]
             touched = [f for f in found if number in f.all_lines]
             kind = "bad" if any(f.verdict in ACCUSATIONS for f in touched) else "ask" if touched else ""
-            notes = "".join(
-                f'<p class="f"><b>{f.verdict}</b> ({html.escape(f.rule)}): {html.escape(f.message)}</p>' for f in here
-            )
-            body.append(
-                f'<tr id="f{i}-{number}" class="{kind}"><td class="n">{number}</td>'
-                f'<td class="l">{html.escape(line[:2000])}{notes}</td></tr>'
-            )
+            body.append(f'<tr id="f{i}-{number}" class="{kind}"><td class="n">{number}</td><td class="l">')
+            body.append(html.escape(line[:2000]))
+            for f in touched:
+                if f.line == number:
+                    body.append(f'<p class="f"><b>{f.verdict}</b> ({f.rule}): {html.escape(f.message)}</p>')
+            body.append("</td></tr>")
         body.append("</table>")
     return (
         '<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">'

@@ -1,18 +1,17 @@
 """A report as rows of typed quantities, each with the set-up in its scope."""
 
-from __future__ import annotations
-
+import itertools
 import re
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from typing import Any
 
 from expertile.audit.blocks import Block, Table, is_numeric
 from expertile.audit.facts import Facts, facts, size_of_name
-from expertile.audit.quantity import Quantity, cell_quantities, clean, quantities, stem
+from expertile.audit.quantity import Quantity, clean, quantities, same_statistic, stem
 from expertile.audit.read import read, repair
-from expertile.audit.units import Unit, unit_of_name
+from expertile.audit.units import NO_UNIT, unit_of_name
 
 
 @dataclass(frozen=True)
@@ -35,14 +34,7 @@ class Row:
     block: int
     own: dict[str, float] = field(default_factory=dict)  # sizes in the row itself
     label: str = ""  # the words of a table's row
-    report: Report | None = None
-
-    @cached_property
-    def scope(self) -> Scope:
-        """The set-up that holds here."""
-        if self.report is None:
-            raise ValueError("row: expected one of a report, got a row alone")
-        return Scope(self.report, self)
+    report: "Report" = field(init=False)
 
     @cached_property
     def summary(self) -> bool:
@@ -66,6 +58,73 @@ class Row:
     def facts(self) -> Facts:
         return facts(self.text)
 
+    # The set-up that holds for the row: the nearest statement above wins, and two values in one place are unknown.
+
+    @cached_property
+    def _above(self) -> list[int]:
+        """The blocks above that lead to the row's, the nearest first."""
+        sections = self.report.sections
+        path = sections[self.block]
+        return [b for b in range(self.block - 1, -1, -1) if sections[b] == path[: len(sections[b])]]
+
+    def _near(self, block: int) -> bool:
+        return self.report.sections[block] == self.report.sections[self.block] and self.block - block <= 2
+
+    def _stated(self, what: str) -> tuple[tuple[Any, ...], int, bool]:
+        """The nearest statement of `what`, its line, and whether it stands near the row."""
+        report, block = self.report, self.report.blocks[self.block]
+        if self.facts.of(what):
+            return self.facts.of(what), self.line, True
+        if block.lines and block.kind != "prose" and (found := report.nearest(self.block, what, self.line)):
+            return found[1], found[0], True
+        # A log's later lines say nothing of its earlier ones; a list or a paragraph is of one piece.
+        for index in self._above if block.lines and block.kind == "code" else (self.block, *self._above):
+            if values := report.facts[index].of(what):
+                return values, report.blocks[index].first, index == self.block or self._near(index)
+        given = facts(report.given).of(what)
+        return given, self.line, bool(given)
+
+    def size(self, name: str) -> Size | None:
+        """The value of a size, or None where none is stated or several are."""
+        if name in self.own:
+            return Size(self.own[name], self.line, True)
+        values, line, near = self._stated(name)
+        return Size(values[0], line, near) if len(values) == 1 else None
+
+    @cached_property
+    def devices(self) -> tuple[str, ...]:
+        """The names of the GPUs that the row may have run on."""
+        report = self.report
+        if not self.facts.of("devices") and not report.facts[self.block].of("devices") and report.names_gpu(self.block):
+            return ()  # it names one that is not known here
+        found, _, near = self._stated("devices")
+        # Far from the row only where no other processor can be meant, and then any of the report's own.
+        return found if near else () if report.everything.foreign else report.everything.of("devices")
+
+    @lru_cache  # noqa: B019
+    def stated(self, what: str) -> tuple[Any, ...]:
+        """The "formats" or "tuples" (4096x4096) that are stated near the row."""
+        found, _, near = self._stated(what)
+        return found if near else ()
+
+    @cached_property
+    def headings(self) -> str:
+        """Lower-case words of the row's headings and of its table's header."""
+        report = self.report
+        table = report.blocks[self.block].table
+        parts = [*(report.blocks[b].text for b in report.sections[self.block]), *(table.header if table else ())]
+        return clean("\n".join(parts)).lower()
+
+    @cached_property
+    def words(self) -> str:
+        """Lower-case words of the row, of its headings, and of the lines and tables' heads that lead to it."""
+        blocks = [self.report.blocks[b] for b in self._above if self._near(b)]
+        parts = [self.text, self.headings, *(" ".join(b.table.header) if b.table else b.text for b in blocks)]
+        return clean("\n".join(parts)).lower()
+
+
+Cells = list[tuple[Row, Quantity, Quantity]]
+
 
 @dataclass(eq=False)
 class Grid:
@@ -82,11 +141,17 @@ class Grid:
     def body(self) -> list[Row]:
         return [row for row in self.rows if not row.summary]
 
-    def pairs(self, a: str, b: str) -> list[tuple[int, int]]:
-        """The columns of kinds `a` and `b` that belong together: alone of their kinds, or named alike."""
+    def pairs(self, a: str, b: str) -> list[Cells]:
+        """The rows' figures of kinds `a` and `b`, for each two columns that belong together: alone of their kinds, or
+        named alike."""
         first, second = self.columns(a), self.columns(b)
         alone = len(first) == len(second) == 1
-        return [(i, j) for i in first for j in second if alone or stem(self.header[i]) == stem(self.header[j])]
+        found = []
+        for i, j in itertools.product(first, second):
+            names = self.header[i], self.header[j]
+            if same_statistic(*names) and (alone or stem(names[0]) == stem(names[1])):
+                found.append([(r, p, q) for r in self.body if (p := r.figure(i, a)) and (q := r.figure(j, b))])
+        return [cells for cells in found if cells]
 
     def columns(self, *kinds: str) -> list[int]:
         """The columns that hold one of `kinds` in at least half of their rows."""
@@ -103,11 +168,11 @@ _SUMMARY = re.compile(
 )
 _SENTENCE = re.compile(r"\S.*?(?:[.!?](?=\s+[A-Z*(\[#]|\s*$)|(?<=[a-z]{4})\.(?=\s+\d)|$)")
 _REACH = 60  # lines
-_RATIO = re.compile(
-    r"(?i)speed-?\s?up|\bratio\b|\brelative\b|\brel\b|slow-?down|improvement|\bgain\b|faster|\bvs\.?\b|\bfactor\b|normalized"
+RATIO = re.compile(
+    r"(?i)speed-?\s?up|\bratio\b|\brelative\b|\brel\b|slow-?\s?down|improvement|\bgain\b|faster|\bvs\.?\b|\bfactor\b|"
+    r"normalized|\w ?/ ?\w"
 )
 _PER_TOKEN = re.compile(r"(?i)\b(?:tpot|itl|inter-?token|per[ _-](?:output[ _-])?token)\b")
-_SHARE = re.compile(r"(?i)%|percent|efficiency|utili[sz]ation|\bmfu\b|\bhfu\b|reduction|saved|savings?|overhead")
 
 
 class Report:
@@ -115,39 +180,28 @@ class Report:
     is not."""
 
     def __init__(self, text: str, name: str = "", given: str = "") -> None:
-        self.name = name
         self.lines = text.splitlines()
         self.given = given
         self.blocks = read(repair(text), name)
         self.sections = _sections(self.blocks)
-        self._stated: dict[int, dict[str, list[tuple[int, tuple[Any, ...]]]]] = {}
         self.grids: list[Grid] = []
         self.rows: list[Row] = []  # sentences, lines and records; the tables' rows stand in their grids
         for index, block in enumerate(self.blocks):
             if block.table is not None:
                 self._grid(index, block.table)
-            elif block.kind != "heading":
-                self._texts(index, block)
             else:
-                self.rows.extend(_lines(index, block))
+                self._texts(index, block)
         self.all_rows = [*self.rows, *(row for grid in self.grids for row in grid.rows)]
         for row in self.all_rows:
             row.report = self
+        self.text = text.lower()
+        self.everything = facts(given + "\n" + clean(text))  # what the whole report states
+        self.lines_of_text = [row for row in self.rows if row.kind == "line"]
         self.facts = [_block_facts(block) for block in self.blocks]
-
-    @cached_property
-    def text(self) -> str:
-        """The whole report in lower case."""
-        return "\n".join(self.lines).lower()
-
-    @cached_property
-    def everything(self) -> Facts:
-        """What the whole report states."""
-        return facts(self.given + "\n" + clean("\n".join(self.lines)))
 
     def _grid(self, index: int, table: Table) -> None:
         header = tuple(clean(h) for h in table.header)
-        units, caption = list(map(unit_of_name, header)), self._caption(index)
+        units = list(map(unit_of_name, header))
         rows = []
         for at, (number, raw) in enumerate(table.rows):
             row = Row("table", number, "", [], index)
@@ -158,10 +212,11 @@ class Report:
                     row.own[size] = float(plain[1].replace(",", "")) * (1024 if plain[2] else 1)
                     continue
                 where = table.lines[at][column] if table.lines else number
-                figures = cell_quantities(cell, where, name, units[column], column)
+                found = quantities(cell.strip(), where, units[column] or NO_UNIT)
+                figures = [replace(q, label=name, column=column) for q in found]
                 if not figures or not is_numeric(re.split(r"[(±]", cell)[0].strip() or "x"):
                     row.label += cell + " "
-                row.quantities += [_kind(figures[0], header, caption), *figures[1:]] if figures else []
+                row.quantities += [_kind(figures[0]), *figures[1:]] if figures else []
             row.text = "; ".join(f"{h}: {c}" for h, c in zip(header, cells, strict=True) if c)
             rows.append(row)
         kinds = {q.kind for row in rows for q in row.quantities}
@@ -173,24 +228,18 @@ class Report:
         else:
             self.grids.append(Grid(index, header, rows))
 
-    def _caption(self, index: int) -> Unit | None:
-        """The unit that the heading or the line just above a table states for the whole of it."""
-        above = self.blocks[index - 1] if index else None
-        if above is None or above.table is not None or not above.lines:
-            return None
-        text = clean(above.lines[-1].text)
-        inside = re.findall(r"[(\[]([^()\[\]]*)[)\]]|\bin ([a-zµ]+)\b", text)
-        found = [u for pair in inside for u in (unit_of_name(f"({pair[0] or pair[1]})"),) if u]
-        return found[0] if len(found) == 1 else None
-
     def _texts(self, index: int, block: Block) -> None:
         lines = _lines(index, block)
         self.rows.extend(lines)
         record: list[Row] = []
         seen: set[str] = set()
+        last = 0  # the line before, which may be a drawn rule
         for row in [*lines, Row("line", 0, "", [], index)] if block.kind in ("code", "list") else ():
-            key = re.match(r"\W*([A-Za-z][^:=]{0,48}?)\s*[:=]", row.text)
-            gap = record and block.kind == "code" and row.line > record[-1].line + 1
+            key = re.match(r"\W*(\w[^:=]{0,48}?)\s*[:=]", row.text)
+            gap = block.kind == "code" and row.line > last + 1
+            last = row.line
+            if record and not gap and row.line and not re.search(r"\w", row.text):
+                continue
             if not key or gap or key[1].lower() in seen:
                 if len(record) > 1:
                     figures = [q for r in record for q in r.quantities]
@@ -208,42 +257,30 @@ class Report:
         text = of.text + "\n".join(": ".join(cells) for _, cells in (of.table.rows if of.table else ()))
         return of.kind == "code" and bool(re.search(r"(?im)\b(?:device|gpu|processor|graphics)[\w ]*[:|=] *\w", text))
 
+    @lru_cache  # noqa: B019
+    def _stated(self, block: int) -> dict[str, list[tuple[int, tuple[Any, ...]]]]:
+        held: dict[str, list[tuple[int, tuple[Any, ...]]]] = {}
+        for at in self.blocks[block].lines:
+            for name, values in facts(clean(at.text)).stated.items():
+                held.setdefault(name, []).append((at.number, values))
+        return held
+
     def nearest(self, block: int, what: str, line: int) -> tuple[int, tuple[Any, ...]] | None:
         """The last line of a block, above `line`, that states a size, "devices", "formats" or "tuples"; and what.
 
         A statement further up than a long page is another run's.
         """
-        if block not in self._stated:
-            held: dict[str, list[tuple[int, tuple[Any, ...]]]] = {}
-            for at in self.blocks[block].lines:
-                stated = facts(clean(at.text))
-                plain = {"devices": stated.devices, "formats": stated.formats, "tuples": stated.tuples}
-                for name, value in (*stated.sizes.items(), *plain.items()):
-                    if value:
-                        held.setdefault(name, []).append((at.number, value))
-            self._stated[block] = held
-        entries = self._stated[block].get(what, [])
+        entries = self._stated(block).get(what, [])
         at_or_after = bisect_left(entries, line, key=lambda entry: entry[0])
         found = entries[at_or_after - 1] if at_or_after else None
         return found if found is not None and line - found[0] <= _REACH else None
 
 
-def _kind(q: Quantity, header: tuple[str, ...], caption: Unit | None) -> Quantity:
-    """`q` with the kind that its column's name or the table's caption says."""
-    if q.kind == "number":
-        if _RATIO.search(q.label) or is_quotient(q.label, header):
-            return replace(q, kind="ratio")
-        if _SHARE.search(q.label):
-            return replace(q, kind="share")
-        return replace(q, kind="time", value=q.value * caption.low) if caption and caption.kind == "time" else q
+def _kind(q: Quantity) -> Quantity:
+    """`q` with the kind that its column's name says."""
+    if q.kind == "number" and RATIO.search(q.label):
+        return replace(q, kind="ratio")
     return replace(q, kind="s_per_token") if q.kind == "time" and _PER_TOKEN.search(q.label) else q
-
-
-def is_quotient(name: str, header: tuple[str, ...]) -> bool:
-    """Whether a column called "LLM/PyTorch" stands beside columns of these names."""
-    sides = [side.strip().lower() for side in name.split("/")]
-    others = " ".join(h for h in header if h != name).lower()
-    return len(sides) == 2 and all(len(side) > 1 and side in others for side in sides)
 
 
 def _sections(blocks: list[Block]) -> list[tuple[int, ...]]:
@@ -252,20 +289,18 @@ def _sections(blocks: list[Block]) -> list[tuple[int, ...]]:
     found = []
     for index, block in enumerate(blocks):
         if block.kind == "heading":
-            while stack and blocks[stack[-1]].level >= block.level:
-                stack.pop()
-            stack.append(index)
+            stack = [*(s for s in stack if blocks[s].level < block.level), index]
         found.append(tuple(stack))
     return found
 
 
 def _block_facts(block: Block) -> Facts:
-    if block.table is not None:
-        if len(block.table.header) == 2 and len(block.table.rows) < 30:
-            keys = [f"{cells[0]}: {cells[1]}" for _, cells in (*block.table.rows, (0, block.table.header))]
-            return facts(clean("\n".join(keys)))
-        return facts(clean(" ; ".join(block.table.header)))
-    return facts(clean(block.text))
+    text, table = block.text, block.table
+    if table is not None and len(table.header) == 2 and len(table.rows) < 30:
+        text = "\n".join(f"{cells[0]}: {cells[1]}" for _, cells in (*table.rows, (0, table.header)))
+    elif table is not None:
+        text = " ; ".join(table.header)
+    return facts(clean(text))
 
 
 def _lines(index: int, block: Block) -> list[Row]:
@@ -273,95 +308,16 @@ def _lines(index: int, block: Block) -> list[Row]:
     if block.kind != "prose":
         cleaned = [(line.number, clean(line.text)) for line in block.lines]
         return [Row("line", n, text, quantities(text, n), index) for n, text in cleaned if text.strip()]
-    joined, starts = "", []
+    joined, starts = "", list[int]()
     for line in block.lines:
-        starts.append((len(joined), line.number))
+        starts.append(len(joined))
         joined += clean(line.text) + " "
+
+    def number(at: int) -> int:
+        return block.lines[bisect_right(starts, at) - 1].number
+
     rows = []
     for m in _SENTENCE.finditer(joined):
-        number = max(s for s in starts if s[0] <= m.start())[1]
-        figures = [
-            replace(q, line=max(s for s in starts if s[0] <= m.start() + q.start)[1]) for q in quantities(m[0], number)
-        ]
-        rows.append(Row("line", number, m[0], figures, index))
+        figures = [replace(q, line=number(m.start() + q.start)) for q in quantities(m[0], 0)]
+        rows.append(Row("line", number(m.start()), m[0], figures, index))
     return rows
-
-
-class Scope:
-    """The set-up that holds for a row: the nearest statement above wins, and two values in one place are unknown."""
-
-    def __init__(self, report: Report, row: Row) -> None:
-        self._report, self._row = report, row
-        path = report.sections[row.block]
-        self._above = [b for b in range(row.block - 1, -1, -1) if report.sections[b] == path[: len(report.sections[b])]]
-
-    @property
-    def everything(self) -> Facts:
-        """What the whole report states."""
-        return self._report.everything
-
-    def _near(self, block: int) -> bool:
-        own_section = self._report.sections[block] == self._report.sections[self._row.block]
-        return own_section and self._row.block - block <= 2
-
-    def _stated(self, what: str) -> tuple[tuple[Any, ...], int, bool]:
-        """The nearest statement of `what`, its line, and whether it stands near the row."""
-        report, row = self._report, self._row
-        if row.facts.of(what):
-            return row.facts.of(what), row.line, True
-        block = report.blocks[row.block]
-        if block.lines and block.kind != "prose":
-            found = report.nearest(row.block, what, row.line)
-            if found:
-                return found[1], found[0], True
-        # A log's later lines say nothing of its earlier ones; a list or a paragraph is of one piece.
-        for index in self._above if block.lines and block.kind == "code" else (row.block, *self._above):
-            if report.facts[index].of(what):
-                near = index == row.block or self._near(index)
-                return report.facts[index].of(what), report.blocks[index].first, near
-        given = facts(report.given).of(what)
-        return given, row.line, bool(given)
-
-    def size(self, name: str) -> Size | None:
-        """The value of a size, or None where none is stated or several are."""
-        if name in self._row.own:
-            return Size(self._row.own[name], self._row.line, True)
-        values, line, near = self._stated(name)
-        return Size(values[0], line, near) if len(values) == 1 else None
-
-    @cached_property
-    def devices(self) -> tuple[str, ...]:
-        """The names of the GPUs that the row may have run on."""
-        report, row = self._report, self._row
-        if not row.facts.devices and not report.facts[row.block].devices and report.names_gpu(row.block):
-            return ()  # it names one that is not known here
-        found, _, near = self._stated("devices")
-        # Far from the row only where no other processor can be meant, and then any of the report's own.
-        return found if near else () if report.everything.foreign else report.everything.devices
-
-    @cached_property
-    def formats(self) -> tuple[str, ...]:
-        return self._stated("formats")[0]
-
-    @cached_property
-    def tuples(self) -> tuple[tuple[int, ...], ...]:
-        """Sizes written as 4096x4096."""
-        found, _, near = self._stated("tuples")
-        return found if near else ()
-
-    @cached_property
-    def words(self) -> str:
-        """Lower-case words of the row, of its table's header, of the lines that lead to it and of its headings."""
-        report, row = self._report, self._row
-        parts = [row.text]
-        for index in (*report.sections[row.block], *filter(self._near, self._above)):
-            block = report.blocks[index]
-            parts.append(" ".join(block.table.header) if block.table else block.text)
-        return clean("\n".join(parts)).lower()
-
-    @cached_property
-    def headings(self) -> str:
-        report, row = self._report, self._row
-        table = report.blocks[row.block].table
-        above = [report.blocks[b].text for b in report.sections[row.block]]
-        return clean(" ".join([*above, *(table.header if table else ())])).lower()

@@ -1,14 +1,12 @@
 """Units as reports write them, and the kind of quantity that each means."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from functools import lru_cache
 
 # Kinds: time (s), rate (FLOP/s), bandwidth (B/s), bytes, tokens_per_s, items_per_s, s_per_token, ratio, percent, count,
 # flop, other (a unit that no rule uses), number (no unit at all).
-_TEN = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12, "p": 1e15, "e": 1e18}
+_TEN = {"": 1.0, "b": 1e9, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12, "p": 1e15, "e": 1e18}
 _TWO = {"": 1.0, "k": 2.0**10, "m": 2.0**20, "g": 2.0**30, "t": 2.0**40, "p": 2.0**50, "e": 2.0**60}
 _PER_S = r"(?:/ ?(?:s|sec|second)s?\b|ps\b| per (?:s|sec|second)\b|\*s\^?-1)"
 _TOKEN = r"(?:tokens?|toks?|tkns?|tk|words?)"
@@ -38,19 +36,21 @@ class Unit:
     item: str = ""
 
 
+NO_UNIT = Unit("number", 1.0, 1.0)
 # In order: the first that matches wins, so the longer forms stand first.
 _FORMS: tuple[tuple[str, str], ...] = (
     ("s_per_token", rf"(?P<t>{_TIME}) ?(?:/|per) ?(?i:output |generated )?(?i:{_TOKEN})\b"),
-    ("tokens_per_s", rf"(?P<p>[kKM])? ?(?i:{_TOKEN}) ?{_PER_S}"),
-    ("tokens_per_s", r"(?P<p>[kKM])? ?(?:t/s|TPS|tps|toks/s)\b"),
-    ("items_per_s", rf"(?P<p>[kKM])? ?(?P<item>(?i:{_ITEM})) ?{_PER_S}"),
-    ("items_per_s", r"(?P<item>fps|FPS|qps|QPS|rps|RPS)\b"),
+    ("tokens_per_s", rf"(?P<p>[kKM])? ?(?:(?i:{_TOKEN}) ?{_PER_S}|(?:t/s|TPS|tps|toks/s)\b)"),
+    (
+        "items_per_s",
+        rf"(?P<p>[kKM])? ?(?P<item>(?i:{_ITEM})(?= ?{_PER_S})|(?:fps|FPS|qps|QPS|rps|RPS)\b)(?: ?{_PER_S})?",
+    ),
     ("items_per_s", rf"(?P<item>(?i:{_ITEM})) ?(?:/|per) ?(?P<t>min(?:ute)?|h(?:our)?)\b"),
     ("s_per_item", rf"(?P<t>{_TIME}) ?(?:/|per) ?(?P<item>(?i:{_ITEM})|prompt|layer|epoch|call|launch|kernel|op)\b"),
     (
         "rate",
-        r"(?P<p>[kKMGTPE]|(?i:kilo|mega|giga|tera|peta)) ?(?i:(?:fl|i)?ops?)"
-        r"(?: ?/ ?(?:s|sec|second)|ps| per second)?\b(?!/)",
+        r"(?P<p>(?i:[kmgtpe]|kilo|mega|giga|tera|peta)) ?(?i:(?:fl|i)?ops?)"
+        r"(?: ?/ ?(?:s|sec|second)|ps| per second)?\b(?!/(?!(?i:gpu|gcd|device|chip|card)))",
     ),
     ("rate", r"(?P<p>[MGTP])(?i:f/s|flop/s)\b"),
     ("bandwidth", rf"(?P<p>[KMGTkmgt])(?P<bin>i)?(?P<b>[Bb](?:ytes?)?|its?) ?{_PER_S}"),
@@ -59,7 +59,7 @@ _FORMS: tuple[tuple[str, str], ...] = (
     ("other", r"(?i:ops?|flops?)/(?i:byte|b|clk|clock|cycle)s?\b"),
     ("bytes", r"(?P<p>[KMGTkmgt])(?P<bin>i)?(?P<b>B|b(?=\b)|[Bb]ytes?)\b"),
     ("bytes", r"(?P<p>)(?P<b>[Bb]ytes?)\b"),
-    ("params", r"(?P<p>[BMT])(?:illion)?\b(?: ?-?(?:param(?:eter)?s?|weights))?"),
+    ("params", r"(?P<p>[BMTkKG])(?:illion)?\b(?: ?-?(?:param(?:eter)?s?|weights))?"),
     ("other", r"(?:[kMGT]?Hz|mW|kW|W|Watts?|kWh|Wh|J|mJ|°C|V|mm2|mm²|nm|dB|RPM|USD|EUR|cents?)\b"),
     ("other", r"(?:cycles|clocks|clk|instructions|warps|threads|blocks|SMs?|cores|registers|layers|heads|epochs)\b"),
     ("time", rf"(?P<t>{_TIME})\b(?! ?/ ?[A-Za-z])"),
@@ -83,12 +83,8 @@ def match_unit(text: str) -> tuple[Unit, int] | None:
     kind, m = next(((kind, m) for kind, m in matches if m), ("", None))
     if m is None:
         return None
-    groups = m.groupdict()
-    end = m.end()
-    each = _PER_DEVICE.match(text, end)
-    if each:
-        end = each.end()
-    return _unit(kind, groups, bool(each)), end
+    each = _PER_DEVICE.match(text, m.end())
+    return _unit(kind, m.groupdict(), bool(each)), (each or m).end()
 
 
 def _unit(kind: str, groups: dict[str, str | None], each: bool) -> Unit:
@@ -106,18 +102,15 @@ def _unit(kind: str, groups: dict[str, str | None], each: bool) -> Unit:
         low = high = _TIMES[groups["t"] or "s"]
     elif kind == "items_per_s" and groups.get("t"):
         low = high = 1 / (60.0 if (groups["t"] or "").startswith("min") else 3600.0)
-    elif kind == "params":
-        low = high = {"b": 1e9, "m": 1e6, "t": 1e12}[prefix]
     elif kind == "percent":
         low = high = 0.01
     return Unit(kind, low, high, each, item)
 
 
-_BARE = re.compile(
-    r"\b(?P<rp>[mgtp])(?:flops?|ops)\b(?: ?/ ?s)?|(?P<tps>\btok(?:en)?s? (?:per )?s(?:ec(?:ond)?)?\b|\btps\b)|"
-    r"\b(?P<bp>[kmgt])bs?(?: ?/ ?s| per s(?:ec)?)\b"
-)
 _STATISTIC = r"(?:p\d\d|avg|mean|median|min|max|best|std|average|geomean|±.*|dense|fwd|bwd|total)"
+
+
+_BARE = re.compile(r"(?i)([kmgt]b|tok|token|tokens)[ _](?:per[ _])?s(?:ec(?:ond)?)?\b")
 
 
 def unit_of_name(name: str) -> Unit | None:
@@ -127,20 +120,16 @@ def unit_of_name(name: str) -> Unit | None:
             found = match_unit(piece.strip().lstrip("~≈# "))
             if found and found[1] >= len(piece.strip()) - 2 and found[0].kind not in ("items", "params"):
                 return found[0]
-    outside = re.sub(r"[(\[][^()\[\]]*[)\]]", " ", name).replace("_", " ").strip()
-    m = _BARE.search(outside.lower())
-    if m:
-        each = bool(_PER_DEVICE.search(outside))
-        if m["rp"]:
-            return Unit("rate", _TEN[m["rp"]], _TEN[m["rp"]], each)
-        if m["tps"]:
-            return Unit("tokens_per_s", 1.0, 1.0, each)
-        return Unit("bandwidth", _TEN[m["bp"]], _TWO[m["bp"]])
-    words = re.split(r"[\s,;:]+", re.sub(rf"(?i)(?:[\s,]+{_STATISTIC})+$", "", outside))
+    # "tokens_per_s", "gb_s" and "tok_s" are rates.
+    outside = _BARE.sub(r"\1/s", re.sub(r"[(\[][^()\[\]]*[)\]]", " ", name))
+    plain = re.sub(rf"(?i)(?:[\s,]+{_STATISTIC})+$", "", outside.replace("_", " ").strip())
+    words = re.split(r"[\s,;:]+", plain)
     for start in range(len(words)):
         tail = " ".join(words[start:])
-        found = match_unit(tail)
+        unit, length = match_unit(tail) or (NO_UNIT, 0)
         # One letter alone ("M", "B", "T") names a dimension; "h" and "s" after a word are units.
-        if found and found[1] == len(tail) and len(tail) > (0 if start and tail in "sh" else 1):
-            return found[0] if found[0].kind not in ("items", "params", "tokens") else None
+        if length == len(tail) > (0 if start and tail in "sh" else 1):
+            return unit if unit.kind not in ("items", "params", "tokens") else None
+        if unit.kind in ("rate", "bandwidth", "tokens_per_s"):
+            return unit
     return match_unit("%")[0] if "%" in outside else None  # type: ignore[index]

@@ -1,7 +1,5 @@
 """Above the peak of the stated format, of the memory, of a link; time under the bound; shares of a peak."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Iterator
 
@@ -9,7 +7,7 @@ from expertile.audit.facts import facts
 from expertile.audit.finding import IMPOSSIBLE, INCONSISTENT, QUESTION, UNCHECKED, Finding, finding, si
 from expertile.audit.quantity import Quantity
 from expertile.audit.report import Report, Row
-from expertile.audit.rules.work import readings
+from expertile.audit.rules.rates import readings
 from expertile.device import DTYPES, Device, generous_peak, known_devices
 
 _BY_NAME = {d.name: d for d in known_devices()}
@@ -17,8 +15,7 @@ _BY_NAME = {d.name: d for d in known_devices()}
 _OTHER = re.compile(
     r"peak|theoretical|roofline|\bspec|data ?sheet|\blimit|\bbound\b|spars|2:4|effective|equivalent|winograd|"
     r"strassen|ideal|\bmax(?:imum)?\b|claimed|marketing|aggregate|cluster|\bsol\b|capab|hardware|advertised|projected|"
-    r"\brated\b|boost|would|"
-    r"deliver|offers|provid|\brack|\bpod|supercomput|eflop"
+    r"\brated\b|boost|would|deliver|offers|provid|\brack|\bpod|supercomput|eflop"
 )
 _CACHED = re.compile(
     r"cache|\bl[12]\b|shared|smem|register|nvlink|pci-?e|infiniband|\bib\b|network|disk|ssd|nvme|host|h2d|d2h|h->d|p2p|dsmem|"
@@ -41,14 +38,19 @@ def _peak(device: Device, formats: Iterable[str], sparse: bool = False) -> float
     return max((device.sparse_peak(f) if sparse else None) or generous_peak(device, f) or 0.0 for f in known)
 
 
+def _fastest(row: Row, formats: Iterable[str], sparse: bool) -> tuple[float, Device]:
+    """The highest peak of the GPUs that the row may have run on, and whose it is."""
+    return max(((_peak(d, formats, sparse), d) for d in devices(row)), key=lambda pair: pair[0] * _slack(pair[1]))
+
+
 def devices(row: Row) -> list[Device]:
     """The GPUs that a row may have run on; none where the report speaks of accelerators that are not known here."""
-    return [_BY_NAME[name] for name in row.scope.devices]
+    return [_BY_NAME[name] for name in row.devices]
 
 
 def gpu_counts(row: Row) -> tuple[float, ...]:
     """How many GPUs a figure may be the sum of: 1 and every number that the report states."""
-    return (1.0, *row.scope.everything.sizes.get("gpus", ()), *([row.own["gpus"]] if "gpus" in row.own else []))
+    return (1.0, *row.report.everything.of("gpus"), *([row.own["gpus"]] if "gpus" in row.own else []))
 
 
 def rates(report: Report) -> Iterator[Finding]:
@@ -59,34 +61,31 @@ def rates(report: Report) -> Iterator[Finding]:
             if not q.value.mid or _OTHER.search(words) or not devices(row):
                 continue
             count = 1.0 if q.per_device else max(gpu_counts(row))
-            if count == 1 and not q.per_device and _SEVERAL.search(row.scope.words):
-                continue
-            yield from (_rate if q.kind == "rate" else _bandwidth)(report, row, q, count)
+            if count > 1 or q.per_device or not _SEVERAL.search(row.words):
+                yield from (_rate if q.kind == "rate" else _bandwidth)(report, row, q, count)
 
 
 def _rate(report: Report, row: Row, q: Quantity, count: float) -> Iterator[Finding]:
-    lowest, sparse = q.value.lo / count, "spars" in report.text or "2:4" in report.text
-    stated = _formats_of(q, row)
-    own = stated or row.scope.formats
+    lowest, sparse, stated = q.value.lo / count, "spars" in report.text or "2:4" in report.text, _formats_of(q, row)
+    own = stated or row.stated("formats")
 
-    def limit(*formats: str) -> tuple[float, Device]:
-        return max(((_peak(d, formats, sparse) * _slack(d), d) for d in devices(row)), key=lambda pair: pair[0])
+    def above(formats: Iterable[str], verdict: str = IMPOSSIBLE) -> Finding | None:
+        most, device = _fastest(row, formats, sparse)
+        if lowest <= most * _slack(device):
+            return None
+        of = f"the {'/'.join(own)} peak" if own else "the peak of any format"
+        ask = ": which format and which GPU ran this?" if verdict == QUESTION else ""
+        message = f"{q.text} is more than {f'{count:.0f} × ' * (count > 1)}{si(most, 'FLOP/s')}, {of} of {device.name}"
+        return finding(verdict, "peak", message + ask, q)
 
-    def above(verdict: str, most: float, device: Device) -> Finding:
-        what = f"{count:.0f} × " * (count > 1) + si(most / _slack(device), "FLOP/s")
-        ask = "" if verdict == IMPOSSIBLE else ": which format and which GPU ran this?"
-        peak = f"the {'/'.join(own)} peak" if own else "the peak of any format"
-        return finding(verdict, "peak", f"{q.text} is more than {what}, {peak} of {device.name}{ask}", q)
-
-    most, device = limit(*dict.fromkeys((*row.scope.everything.formats, *own)))
-    if lowest > most:
-        yield above(IMPOSSIBLE, most, device)
-    elif stated and lowest > limit(*stated)[0]:
-        # float32 products run as tf32 where that is allowed.
-        eased = limit(*stated, "tf32")[0] if "fp32" in stated else 0.0
-        yield above(IMPOSSIBLE if lowest > eased else QUESTION, *limit(*stated))
-    elif not own and lowest > 1.05 * max(_peak(d, ("fp16", "bf16")) for d in devices(row)):
-        yield finding(UNCHECKED, "peak", f"{q.text} is above {device.name}'s fp16 peak, and no format is stated", q)
+    # float32 products run as tf32 where that is allowed.
+    eased = "fp32" in stated and not above((*stated, "tf32"))
+    everything = row.report.everything.formats if own else DTYPES
+    found = above((*everything, *own)) or (above(stated, QUESTION if eased else IMPOSSIBLE) if stated else None)
+    if found:
+        yield found
+    elif not own and lowest > 1.05 * (half := _fastest(row, ("fp16", "bf16"), False))[0]:
+        yield finding(UNCHECKED, "peak", f"{q.text} is above {half[1].name}'s fp16 peak, and no format is stated", q)
 
 
 def _formats_of(q: Quantity, row: Row) -> tuple[str, ...]:
@@ -98,13 +97,12 @@ def _bandwidth(report: Report, row: Row, q: Quantity, count: float) -> Iterator[
     text = f"{q.words} {row.text.lower()}"
     device = max(devices(row), key=lambda d: d.memory_bps or 0)
     most = (device.memory_bps or float("inf")) * count
-    if _CACHED.search(f"{text} {row.scope.headings}") or q.value.lo <= most * (
-        1.1 if "GeForce" in device.name else 1.04
-    ):
+    slack = 1.1 if "GeForce" in device.name else 1.04
+    if q.value.lo <= most * slack or _CACHED.search(f"{text} {row.headings}"):
         return
-    moved = [b.value.lo for b in row.of("bytes")]
-    big = any(b > 4 * max(device.l2_bytes, 2**25) for b in moved)
-    sure = big or (not moved and _MEMORY.search(f"{text} {row.scope.words}"))
+    # So many bytes fit in no cache.
+    big = any(b.value.lo > 4 * max(device.l2_bytes, 2**25) for b in row.of("bytes"))
+    sure = big or (not row.of("bytes") and _MEMORY.search(f"{text} {row.words}"))
     message = f"{q.text} is more than the {si(most, 'B/s')} of {device.name}'s memory"
     ask = "" if sure else ": did the data fit in a cache?"
     yield finding(IMPOSSIBLE if sure else QUESTION, "memory bandwidth", message + ask, q)
@@ -112,29 +110,30 @@ def _bandwidth(report: Report, row: Row, q: Quantity, count: float) -> Iterator[
 
 _NO_RUN = re.compile(r"launch|overhead|compile|per |sync|saved|ttft|std|queue|h2d|d2h|copy|alloc|token")
 
+_WHOLE = re.compile(
+    r"(?i)time|latency|duration|elapsed|gemm|matmul|\bmm\b|kernel|blas|torch|triton|cutlass|attention|[=×]|^$"
+)
+
 
 def bounds(report: Report) -> Iterator[Finding]:
     """Times in which the GPU in scope cannot do the work that the sizes mean."""
     for row in report.all_rows:
         times = [q for q in row.of("time") if q.exact and q.value.hi > 0 and not _NO_RUN.search(q.words)]
-        if not times or (row.kind == "line" and not row.facts.sizes and len(times) > 1) or not devices(row):
+        if not times or (row.kind == "line" and len(times) > 1) or not devices(row):
             continue
-        w = readings(row)
-        if w is None or re.search(r"conv|spars|winograd|layer|epoch|training", row.scope.words):
+        w, formats = readings(row), row.report.everything.formats
+        if w is None or not w.named or re.search(r"conv|spars|winograd|layer|epoch|training", row.words):
             continue
-        formats = row.scope.everything.formats
-        most, device = max(((_peak(d, formats, "spars" in report.text), d) for d in devices(row)), key=lambda p: p[0])
+        most, device = _fastest(row, formats, "spars" in report.text)
         least = w.work.flops * (0.5 if w.causal else 1.0) / max(gpu_counts(row))
         for q in times:
-            rate = least / q.value.hi
-            if w.named and rate > most * _slack(device):
-                sure = w.near
-                yield finding(
-                    IMPOSSIBLE if sure else QUESTION, "bound",
-                    f"{w.formula} FLOP in {q.text} is {si(w.work.flops / q.value.mid, 'FLOP/s')}, more than "
-                    f"{device.name} can do ({si(most, 'FLOP/s')}, {'/'.join(formats) or 'its fastest format'})"
-                    + ("" if sure else ": is this the time of that shape?"), q, lines=w.lines,
-                )  # fmt: skip
+            if least / q.value.hi > most * _slack(device):
+                can = f"{device.name} can do ({si(most, 'FLOP/s')}, {'/'.join(formats) or 'its fastest format'})"
+                message = f"{w.formula} FLOP in {q.text} is {si(w.work.flops / q.value.mid, 'FLOP/s')}, more than {can}"
+                # A named step of a profile may be another operation.
+                sure = w.near and _WHOLE.search(row.label if row.kind == "table" else row.text)
+                ask = "" if sure else ": is this the time of that shape?"
+                yield finding(IMPOSSIBLE if sure else QUESTION, "bound", message + ask, q, lines=w.lines)
 
 
 _SHARE = re.compile(r"\bpeak\b|theoretical|roofline|\bmfu\b|speed of light|\bsol\b|of (?:the )?(?:hbm|memory|max)")
@@ -150,28 +149,26 @@ def shares(report: Report) -> Iterator[Finding]:
     for kind in ("rate", "bandwidth"):
         stated = [q for _, q in _stated_peaks(report, kind)]
         for row in report.all_rows if stated else ():
-            percents = [q for q in row.of("percent") if _SHARE.search(q.words) and "hfu" not in q.words]
+            here = [s for s in stated if s in row.quantities]
+            told = re.compile(rf"{_SHARE.pattern}|efficien") if here else _SHARE
+            percents = [q for q in row.of("percent") if told.search(q.words) and "hfu" not in q.words]
             figures = [q for q in row.of(kind) if q.exact and q not in stated]
             if len(percents) != 1 or len(figures) != 1 or not percents[0].exact or not percents[0].value.mid:
                 continue
-            here = [s for s in stated if s in row.quantities]
             if (kind == "bandwidth" and row.of("rate")) or not (here or devices(row)):
                 continue
             q, p = figures[0], percents[0]
-            part = q.value / p.value
-            known = [d.memory_bps if kind == "bandwidth" else x for d in devices(row) for x in _all_peaks(d)]
-            near = any(part.meets(x * n, 0.1) for x in (*known, *(s.value.mid for s in stated if s not in here)) if x
-                       for n in gpu_counts(row))  # fmt: skip
+            known = [
+                x for d in devices(row) for f in DTYPES for x in (d.peak(f), d.sparse_peak(f), generous_peak(d, f))
+            ]
+            known = [d.memory_bps for d in devices(row)] if kind == "bandwidth" else known
+            part, other = q.value / p.value, (*known, *(s.value.mid for s in stated if s not in here))
+            near = any(part.meets(x * n, 0.1) for x in other if x for n in gpu_counts(row))
             if not near and not any(part.meets(s.value, 0.02) for s in here):
                 base = (here or stated)[0]
                 share = f"{100 * q.value.mid / base.value.mid:.3g} %"
                 message = f"{q.text} of {base.text} is {share}, not {p.text}; no other peak of the GPU gives it either"
                 yield finding(INCONSISTENT, "share of peak", message, p, q, lines=(base.line,))
-
-
-def _all_peaks(device: Device) -> list[float]:
-    found = (of(f) for f in DTYPES for of in (device.peak, device.sparse_peak, lambda f: generous_peak(device, f)))
-    return [x for x in found if x]
 
 
 # With sparsity, where the data sheet's clock is below the highest that the part boosts to (NVIDIA H100 data sheet).
@@ -181,7 +178,7 @@ _SHEETS = {"fp16": 1979e12, "bf16": 1979e12, "tf32": 989e12, "fp8": 3958e12, "in
 def sparse_peaks(report: Report) -> Iterator[Finding]:
     """A peak with structured sparsity, stated where the report never speaks of sparsity."""
     for row, q in _stated_peaks(report, "rate") if not re.search(r"spars|2:4", report.text) else ():
-        formats = _formats_of(q, row) or row.scope.formats
+        formats = _formats_of(q, row) or row.stated("formats")
         if len(formats) != 1 or len(devices(row)) != 1:
             continue
         device = devices(row)[0]
@@ -211,23 +208,20 @@ def links(report: Report) -> Iterator[Finding]:
     for row in report.all_rows:
         for q in row.of("bandwidth") if row.kind == "table" or len(row.of("bandwidth")) == 1 else ():
             near = q.label if row.kind == "table" else row.text
-            link = (
-                _link(near, row) if not (_OTHER.search(f"{q.words} {near.lower()}") or _NO_LINK.search(near)) else None
-            )
-            if link is None:
+            link = _link(near, row)
+            if link is None or _OTHER.search(f"{q.words} {near.lower()}") or _NO_LINK.search(near):
                 continue
             name, both = link
             limit, ways = (both / 2, "one direction") if _ONE_WAY.search(near) else (both, "both directions")
-            shares = [p for p in row.of("percent") if re.search(r"peak|of|util|effic|theor|line rate", p.words)]
+            p = row.only("percent")
+            said = p and re.search(r"peak|of|util|effic|theor|line rate", p.words)
             if q.value.lo > 1.03 * limit:
                 message = f"{q.text} is more than the {si(limit, 'B/s')} of {name}, {ways}"
                 yield finding(IMPOSSIBLE, "link", message, q)
-            elif len(shares) == len(row.of("percent")) == 1 and q.exact and shares[0].exact and shares[0].value.mid:
-                p = shares[0]
-                if not any((q.value / p.value).meets(x, 0.06) for x in (both, both / 2)):
-                    one, two = (f"{100 * q.value.mid / x:.3g} %" for x in (both / 2, both))
-                    message = f"{q.text} is {one} of one direction of {name} and {two} of both, not {p.text}"
-                    yield finding(INCONSISTENT, "link", message, q, p)
+            elif p and said and q.exact and not any((q.value / p.value).meets(x, 0.06) for x in (both, both / 2)):
+                one, two = (f"{100 * q.value.mid / x:.3g} %" for x in (both / 2, both))
+                message = f"{q.text} is {one} of one direction of {name} and {two} of both, not {p.text}"
+                yield finding(INCONSISTENT, "link", message, q, p)
 
 
 def _link(text: str, row: Row) -> tuple[str, float] | None:
@@ -235,9 +229,6 @@ def _link(text: str, row: Row) -> tuple[str, float] | None:
     if m and not nvlink:
         lanes = int(m["n"] or 16)
         return f"PCIe {m['g']}.0 x{lanes}", 2 * _LANES[m["g"]] * lanes
-    names = [part for name in row.scope.devices for part in _NVLINK if re.search(rf"\b{part}\b", name)]
-    return (
-        (f"{names[0]}'s NVLink", _NVLINK[names[0]])
-        if nvlink and not m and len(row.scope.devices) == 1 and names
-        else None
-    )
+    names = [part for name in row.devices for part in _NVLINK if re.search(rf"\b{part}\b", name)]
+    one = nvlink and not m and len(row.devices) == 1 and names
+    return (f"{names[0]}'s NVLink", _NVLINK[names[0]]) if one else None

@@ -1,73 +1,140 @@
-"""Rate = work / time; bytes / time; TFLOP/s against GB/s of one row."""
-
-from __future__ import annotations
+"""The FLOPs that a row's sizes mean; rate = work / time; bytes / time; TFLOP/s against GB/s of one row."""
 
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 
-from expertile.audit.facts import BITS
 from expertile.audit.finding import INCONSISTENT, Finding, finding, si
-from expertile.audit.interval import Interval
-from expertile.audit.quantity import Quantity
-from expertile.audit.report import Grid, Report, Row
-from expertile.audit.rules.relation import odd_ones, same_owner
-from expertile.audit.rules.work import Reading, conventions, readings
+from expertile.audit.interval import odd_ones
+from expertile.audit.quantity import Quantity, same_statistic
+from expertile.audit.report import Cells, Report, Row, Size
+from expertile.roofline import Work
+
+
+@dataclass(frozen=True)
+class Reading:
+    """`named`: every size by its name; else the shape is a guess that other rows must confirm. `near`: all sizes stand
+    with the row. `counts`: what a report may multiply by (batch, experts); `causal`: half of the work may be masked.
+
+    For a product `work.nbytes` counts elements, as the format is not known here."""
+
+    work: Work
+    formula: str
+    named: bool
+    near: bool
+    lines: tuple[int, ...]
+    counts: tuple[float, ...] = ()
+    causal: bool = False
+
+
+_GEMM = re.compile(r"gemm|matmul|mat-?mul|matrix[ -]mul|\bb?mm\b|cublas|cutlass|\blinear\b|tensor core")
+_NOT_GEMM = re.compile(
+    r"attention|softmax|conv|fft|norm|transpose|reduc|spars|spmm|gemv|elementwise|add\b|copy|sort|scan"
+)
+_ATTENTION = re.compile(r"attention|\bfa[23]?\b|sdpa|flash|mha|gqa")
+_BACKWARD = re.compile(r"\bbwd\b|backward|fwd ?\+ ?bwd|training")
+
+
+def readings(row: Row) -> Reading | None:
+    """What the row computed; None where its sizes are not known."""
+    text = row.text.lower()
+    counts = tuple(s.value for name in ("batch", "experts", "gpus", "heads") if (s := row.size(name)) and s.value > 1)
+
+    def sizes(*names: str) -> list[Size]:
+        found = [s for name in names if (s := row.size(name))]
+        return found if len(found) == len(names) else []
+
+    if (mnk := sizes("m", "n", "k")) and not _ATTENTION.search(text) and not re.search(r"conv|sparse", row.words):
+        return _gemm(mnk, counts)
+    if (bhsd := sizes("batch", "heads", "seq", "head_dim")) and _ATTENTION.search(row.words):
+        b, h, length, d = (size.value for size in bhsd)
+        work = Work(4 * b * h * length**2 * d, 8 * b * h * length * d)
+        formula = f"4·{b:.0f}·{h:.0f}·{length:.0f}²·{d:.0f}"
+        return Reading(work, formula, True, all(x.near for x in bhsd), tuple(x.line for x in bhsd), causal=True)
+    if layer := sizes("tokens", "ffn", "hidden"):
+        topk = row.size("topk")
+        return _gemm(layer, tuple(c * (topk.value if topk else 1) for c in (1, 2, 3)))
+    if not _GEMM.search(row.words) or _NOT_GEMM.search(text):
+        return None
+    side = row.own.get("size") or (None if {"m", "k"} & row.own.keys() else row.own.get("n")) or row.own.get("m")
+    shape = row.stated("tuples")[0] if len(set(row.stated("tuples"))) == 1 else ()
+    if not side and len(shape) == 3:
+        return _gemm(
+            [Size(x, row.line, True) for x in shape], counts, row.kind == "line" and shape in row.facts.of("tuples")
+        )
+    side = side or (shape[0] if shape and shape[0] == shape[1] else None)
+    size = Size(side, row.line, True) if side else row.size("size")
+    return _gemm([size] * 3, counts, False) if size else None
+
+
+def _gemm(sizes: list[Size], counts: tuple[float, ...], named: bool = True) -> Reading:
+    m, n, k = (s.value for s in sizes)
+    work, lines = Work(2 * m * n * k, m * k + k * n + m * n), tuple(s.line for s in sizes)
+    return Reading(work, f"2·{m:.0f}·{n:.0f}·{k:.0f}", named, all(s.near for s in sizes), lines, counts)
+
+
+def conventions(reading: Reading, words: str) -> tuple[float, ...]:
+    """Factors by which a report may count `reading` otherwise: multiply-adds as one, 2^30 for 10^9, backward passes,
+    every product of a batch."""
+    base = [1.0, 0.5, 1 / 1.0737, 1 / 1.0995, 1.0737, 1.0486, 1.024, 4.0]
+    if reading.causal or _BACKWARD.search(words):
+        base += [2.0, 2.5, 3.0, 3.5, 1.25, 1.75, 1.5]
+    counts = reading.counts
+    products = [1.0, *counts, *(a * b for i, a in enumerate(counts) for b in counts[i + 1 :])]
+    return tuple(dict.fromkeys(b * p for b in base for p in products))
+
 
 _WIDE = 0.08  # a rate and a time are often of different runs: mean of rates, rate of the median
 _NO_RUN = re.compile(r"peak|theoretical|roofline|limit|bound|expected|model|estimate|predict|ideal|\bmax\b")
 
 
 def grids(report: Report) -> Iterator[Finding]:
-    """Per table: each column of rates with its column of times, of bandwidths; bytes with both."""
+    """Per table: each column of rates with its column of times, of bandwidths."""
     for grid in report.grids:
-        if grid.body:
-            works = [readings(row) for row in grid.body]
-            for other in ("time", "bandwidth"):
-                for i, j in grid.pairs("rate", other):
-                    if not _NO_RUN.search(f"{grid.header[i]} {grid.header[j]}".lower()):
-                        yield from _against(grid, works, i, j, other)
-        if len(grid.body) > 1:
-            yield from _bytes(grid)
+        for other in ("time", "bandwidth"):
+            for cells in grid.pairs("rate", other):
+                if not _NO_RUN.search(f"{cells[0][1].label} {cells[0][2].label}".lower()):
+                    yield from _against(cells, other, alone=len(grid.body) <= 2)
 
 
-def _against(grid: Grid, works: list[Reading | None], i: int, j: int, other: str) -> Iterator[Finding]:
-    cells = [(row.figure(i, "rate"), row.figure(j, other)) for row in grid.body]
-    both = [(a.value * b.value if other == "time" else a.value / b.value) if a and b else None for a, b in cells]
-    sized: list[Interval | None] = [
-        f / (w.work.flops if other == "time" else w.work.flops / w.work.nbytes) if f and w else None
-        for f, w in zip(both, works, strict=True)
-    ]
-    known = all(works)
-    found, factors = (odd_ones(sized, (1.0,) if other == "time" else ()), sized) if known else (None, both)
-    if found is None:
-        found, factors = odd_ones(both), both
+def _against(cells: Cells, other: str, alone: bool) -> Iterator[Finding]:
+    timed = other == "time"
+    works = [readings(row) for row, _, _ in cells]
+    both = [a.value * b.value if timed else a.value / b.value for _, a, b in cells]
+    sized = [f / (w.work.flops if timed else w.work.intensity) if w else None for f, w in zip(both, works, strict=True)]
+    found = odd_ones(sized, (1.0,) if timed else ()) if all(works) else None
+    known, factors = found is not None, sized if found else both
+    found = found or odd_ones(both)
     if found is None:
         # Rows that agree on nothing: each by itself, if it names its sizes.
-        for row, w, (a, b) in zip(grid.body, works, cells, strict=True):
-            if len(grid.body) <= 2 and other == "time" and w and w.named and w.near and a and b:
+        for (row, a, b), w in zip(cells, works, strict=True):
+            if alone and timed and w and w.named and w.near:
                 yield from _single(row, w, a, b)
         return
+    alike = odd_ones(both) or (0.0, found[1])
     for r in found[1]:
-        (a, b), w, f = cells[r], works[r], factors[r]
-        if a is None or b is None or f is None:
-            continue
+        (row, a, b), w, f = cells[r], works[r], factors[r]
+        if f is None or r not in alike[1]:
+            continue  # "tiled 16x16" names no size: the row does the work of the others
         off = f / found[0]
         # The rows share a convention; a backward pass, a causal mask or a batch may be one row's own.
-        own = w and (w.counts or w.causal or not w.named)
-        more = conventions(w, grid.body[r].scope.words) if w and own and factors is sized else ()
-        if off.meets(1.0, _WIDE if factors is sized else 0.15) or any(off.meets(c, 0.015) for c in more):
+        own = known and w and (w.counts or w.causal or not w.named)
+        more = conventions(w, row.words) if w and own else ()
+        # A row of another format moves other bytes.
+        more = more if timed else (*more, 0.25, 0.5, 2.0, 4.0)
+        if off.meets(1.0, _WIDE if known or len(found[1]) == 1 else 0.15) or any(off.meets(c, 0.015) for c in more):
             continue
-        if factors is sized and w and other == "time":
-            would = si(w.work.flops * found[0] / b.value.mid, "FLOP/s")
-            message = f"{w.formula} FLOP in {b.text} is {would}, not {a.text}"
+        if known and w and timed:
+            message = f"{w.formula} FLOP in {b.text} is {si(w.work.flops * found[0] / b.value.mid, 'FLOP/s')}"
+            message += f", not {a.text}"
         else:
-            of = "FLOP" if other == "time" else "FLOP per byte"
+            of = "FLOP" if timed else "FLOP per byte"
             message = f"{a.text} and {b.text} give {off.mid:.3g} times the {of} of the other rows"
         yield finding(INCONSISTENT, "rate", message, a, b)
 
 
 def _single(row: Row, w: Reading, a: Quantity, b: Quantity) -> Iterator[Finding]:
-    f, words = a.value * b.value / w.work.flops, row.scope.words
+    f, words = a.value * b.value / w.work.flops, row.words
     if any(f.meets(c, _WIDE) for c in conventions(w, words)) or re.search(r"sparse|winograd|strassen|effective", words):
         return
     would, needs = si(w.work.flops / b.value.mid, "FLOP/s"), si(w.work.flops / a.value.mid, "s")
@@ -80,10 +147,9 @@ def lines(report: Report) -> Iterator[Finding]:
     held: list[tuple[Row, Reading, Quantity, Quantity]] = []
     for row in report.rows:
         a, b = row.only("rate"), row.only("time")
-        if a and b and not _NO_RUN.search(a.words) and same_owner(a, b) and (w := readings(row)):
+        if a and b and not _NO_RUN.search(a.words) and same_statistic(a.label, b.label) and (w := readings(row)):
             held.append((row, w, a, b))
-    factors = [a.value * b.value / w.work.flops for _, w, a, b in held]
-    shared = odd_ones(factors, (1.0,))
+    shared = odd_ones([a.value * b.value / w.work.flops for _, w, a, b in held], (1.0,))
     for r, (row, w, a, b) in enumerate(held):
         sure = w.named or (shared is not None and len(held) - len(shared[1]) >= 3)
         if w.near and sure and (shared is None or r in shared[1]):
@@ -98,60 +164,14 @@ _ONCE = re.compile(r"(?i)to (?:the )?(?:device|gpu|host|cpu)|h2d|d2h|\bmove[sd]\
 _FACTORS = (1.0, 2.0, 3.0, 4.0, 0.5)  # each byte may be read and written
 
 
-def _bytes(grid: Grid) -> Iterator[Finding]:
-    kinds = ("bandwidth", "bytes", "time")
-    columns = [grid.columns(kind) for kind in kinds]
-    if any(len(c) != 1 for c in columns) or _HELD.search(grid.header[columns[1][0]].lower()):
-        return
-    cells = [[row.figure(c[0], kind) for c, kind in zip(columns, kinds, strict=True)] for row in grid.body]
-    factors = [w.value * t.value / n.value if w and n and t else None for w, n, t in cells]
-    found = odd_ones(factors, (1.0, 2.0, 3.0))
-    for r in found[1] if found else ():
-        (w, n, t), f = cells[r], factors[r]
-        if w and n and t and f and found and not any((f / found[0]).meets(c, _WIDE) for c in _FACTORS):
-            would = si(found[0] * n.value.mid / t.value.mid, "B/s")
-            yield finding(
-                INCONSISTENT,
-                "bandwidth",
-                f"{n.text} in {t.text} is {would} as the other rows count, not {w.text}",
-                w,
-                n,
-                t,
-            )
-
-
 def transfers(report: Report) -> Iterator[Finding]:
     """A sentence or record that moves so many bytes in so much time at such a rate."""
     for row in report.rows:
         w, n, t = row.only("bandwidth"), row.only("bytes"), row.only("time")
-        if (
-            not (w and n and t)
-            or _HELD.search(n.words)
-            or not _MOVED.search(row.text.lower())
-            or _NO_RUN.search(w.words)
-        ):
+        if not (w and n and t) or _HELD.search(n.words) or _NO_RUN.search(w.words):
             continue
-        f = w.value * t.value / n.value
-        factors = (1.0,) if _ONCE.search(row.text) else _FACTORS
-        if not any(f.meets(c, _WIDE) for c in factors) and not re.search(r"(?i)nccl|all-?reduce|ranks|gpus", row.text):
+        text, f = row.text.lower(), w.value * t.value / n.value
+        several = not _MOVED.search(text) or re.search(r"nccl|all-?reduce|ranks|gpus", text)
+        if not several and not any(f.meets(c, _WIDE) for c in ((1.0,) if _ONCE.search(text) else _FACTORS)):
             message = f"{n.text} in {t.text} is {si(n.value.mid / t.value.mid, 'B/s')}, not {w.text}"
             yield finding(INCONSISTENT, "bandwidth", message, w, n, t)
-
-
-def intensity(report: Report) -> Iterator[Finding]:
-    """Named products whose TFLOP/s and GB/s leave fewer bytes than one pass over the operands needs."""
-    for row in report.all_rows:
-        a, b = row.only("rate"), row.only("bandwidth")
-        w = readings(row) if a and b and not _NO_RUN.search(a.words + b.words) else None
-        bits = [BITS[f] for f in row.scope.formats] if w else []
-        if not (a and b and w and bits) or not w.named or not w.near or w.causal:
-            continue
-        least = w.work.nbytes * min(bits) / 8
-        moved = w.work.flops / a.value.lo * b.value.hi
-        # Less than this may have stayed in a cache since the run before.
-        if least > 2**28 and moved < 0.7 * least:
-            message = (
-                f"at {a.text} the product takes {si(w.work.flops / a.value.mid, 's')}, in which {b.text} moves "
-                f"{si(moved, 'B')}; its operands are {si(least, 'B')}"
-            )
-            yield finding(INCONSISTENT, "intensity", message, a, b, lines=w.lines)

@@ -1,26 +1,23 @@
-"""Speed-ups and percentages that do not follow from the figures of their own table, sentence or record."""
+"""Speed-ups, percentages, averages and totals that do not follow from the figures of their own table or sentence."""
 
-from __future__ import annotations
-
+import math
 import re
+import statistics
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import permutations
 
 from expertile.audit.finding import INCONSISTENT, QUESTION, UNIT_OF, Finding, finding, si
-from expertile.audit.interval import Interval
+from expertile.audit.interval import FIT, ODD, Interval
 from expertile.audit.quantity import Quantity
-from expertile.audit.report import Grid, Report, is_quotient
-from expertile.audit.rules.relation import FIT, ODD, odd_ones
+from expertile.audit.report import RATIO, Grid, Report, Row
 
 Pair = tuple[Quantity, Quantity]
 _TYPED = ("time", "rate", "bandwidth", "tokens_per_s", "items_per_s", "s_per_token", "s_per_item", "bytes")
-_NAMED = re.compile(
-    r"(?i)speed-?\s?up|faster|slow-?\s?down|improvement|\bgain\b|reduction|\bvs\.?\b|\bratio\b|\brelative\b"
-)
 _PART = re.compile(
-    r"(?i)peak|utili[sz]|efficien|\bmfu\b|scal|sav|overhead|%|percent|normali|less|more|diff|delta|Δ|change|increase"
+    r"(?i)\bpeak|efficien|\bmfu\b|scal|sav|reduction|overhead|(?:%|percent) of|less|more|diff|delta|Δ|change|increase"
 )
+_NO_QUOTIENT = re.compile(r"(?i)\bhit|occupancy|active|stall|utili[sz]")  # counters of a profiler
 
 
 @dataclass(frozen=True)
@@ -30,7 +27,6 @@ class _Hypothesis:
     name: str
     pairs: dict[int, Pair]
     direct: bool = False
-    need: int = 1  # so many rows must agree: more, the more such readings there are to try
 
     def fits(self, r: int, target: Quantity, slack: float) -> bool:
         return r in self.pairs and follows(target, self.pairs[r], slack)
@@ -41,9 +37,11 @@ class _Hypothesis:
         bad = good = 0
         for r in held:
             a, b = self.pairs[r]
-            if targets[r].value.width < 0.3 and a.value.width + b.value.width < 0.2 and self.fits(r, targets[r], FIT):
-                good += 1
-            elif (bad := bad + 1) > 0.34 * len(held):
+            if not self.fits(r, targets[r], FIT):
+                bad += 1
+            elif targets[r].value.width < 0.3 and a.value.width + b.value.width < 0.2:
+                good += 1  # a wide one confirms nothing
+            if bad > max(targets[r].kind == "ratio", 0.34 * len(held)):
                 return 0
         return good
 
@@ -57,16 +55,16 @@ def follows(q: Quantity, pair: Pair, slack: float, change: str = "") -> bool:
         forms = [x, gain] if re.search(r"(?i)improve|gain", q.label) else [x]
     else:
         forms = {"": [x, gain, loss], "change": [gain, loss], "loss": [loss]}[change]
-        forms += [f * 100 for f in forms] if q.kind == "share" else []
     return any(form.hi > 0 and q.value.meets(form, slack) for form in forms)
 
 
 def grids(report: Report) -> Iterator[Finding]:
     """Every ratio column of every table."""
     for grid in report.grids:
-        for index in grid.columns("ratio", "percent", "share"):
-            name = grid.header[index]
-            if _NAMED.search(name) or _PART.search(name) or is_quotient(name, grid.header):
+        for index in grid.columns("ratio", "percent"):
+            name, cells = grid.header[index], [q for q in grid.column(index) if q is not None]
+            said = RATIO.search(name) or _PART.search(name) or all(q.kind == "ratio" for q in cells)
+            if said and not _NO_QUOTIENT.search(name):
                 yield from _column(grid, index)
 
 
@@ -79,16 +77,10 @@ def _column(grid: Grid, index: int) -> Iterator[Finding]:
     telling = [r for r in targets if r not in ones]
     if not telling:
         return
-    named = _NAMED.search(grid.header[index]) or is_quotient(grid.header[index], grid.header)
-    kinds: tuple[str, ...] = (*_TYPED, "number") if named else _TYPED
-    kinds = tuple(k for k in kinds if any(c != index for c in grid.columns(k)))
-    hypotheses = [h for kind in kinds for h in _hypotheses(grid, kind, index, body, ones)]
-    scored = [(h.score(targets, telling), h) for h in hypotheses]
-    score, best = max(((s, h) for s, h in scored if s >= h.need), key=lambda sh: sh[0], default=(0, None))
+    kinds = tuple(k for k in _TYPED if any(c != index for c in grid.columns(k)))
+    scored = [(h.score(targets, telling), h) for kind in kinds for h in _hypotheses(grid, kind, index, body, ones)]
+    score, best = max(((s, h) for s, h in scored if s), key=lambda sh: sh[0], default=(0, None))
     if best is None or (score < 3 and not best.direct and targets[telling[0]].kind != "ratio"):
-        yield from _constant(grid, index, telling, kinds)
-        if len(telling) == 1:
-            yield from _alone(grid, telling[0], targets, ones, kinds, index)
         return
     # One row that agrees is enough beside one that does not, where nothing else can be meant.
     only = best.direct and any(len(grid.columns(kind)) == 2 for kind in kinds)
@@ -96,13 +88,11 @@ def _column(grid: Grid, index: int) -> Iterator[Finding]:
         return
     # Where the rows agree to their last digit, so must every other. A pair that suits another better is its own.
     exactly = sum(best.fits(r, targets[r], 0.0) for r in telling)
-    others = [grid.column(c) for c in grid.columns("ratio", "percent", "share") if c != index]
-    if best.direct and any(
-        sum(q is not None and best.fits(r, q, 0.0) for r, q in enumerate(o)) > exactly for o in others
-    ):
+    others = [enumerate(grid.column(c)) for c in grid.columns("ratio", "percent") if c != index]
+    if best.direct and any(sum(bool(q and best.fits(r, q, 0.0)) for r, q in cells) > exactly for cells in others):
         return
     slack = 0.01 if score >= 3 and exactly >= score else ODD
-    rivals = [h for h in hypotheses if h is not best and h.direct == best.direct]
+    rivals = [h for s, h in scored if (score < 2 or h.direct or s > 1) and h is not best and h.direct == best.direct]
     for r in telling:
         # Another baseline of the same table may be meant in this row.
         other = any(h.fits(r, targets[r], 0.0) for h in rivals)
@@ -125,63 +115,21 @@ def _hypotheses(grid: Grid, kind: str, target: int, body: list[int], ones: list[
         for c in grid.columns(kind)
         if c != target
     }
-    for a, b in permutations(columns, 2):
+    for a, b in permutations(columns, 2) if len(columns) < 13 else ():
         both = {r: (columns[a][r], columns[b][r]) for r in columns[a].keys() & columns[b].keys()}
         yield _Hypothesis(f"{grid.header[a]} / {grid.header[b]}", both, True)
     some = body if len(body) <= 24 else [body[0], body[-1]]
-    bases = [(f"line {grid.rows[s].line}", dict.fromkeys(body, s)) for s in some]
-    bases.append(("the row of 1x", {r: max((o for o in ones if o < r), default=-1) for r in body}))
-    bases.append(("the next row of 1x", {r: min((o for o in ones if o > r), default=-1) for r in body}))
-    bases.append(("the row before", {r: r - 1 for r in body}))
+    bases = [
+        ("the row of 1x", {r: max((o for o in ones if o < r), default=-1) for r in body}),
+        ("the next row of 1x", {r: min((o for o in ones if o > r), default=-1) for r in body}),
+        *((f"line {grid.rows[s].line}", dict.fromkeys(body, s)) for s in some),
+        ("the row before", {r: r - 1 for r in body}),
+    ]
     for c, held in columns.items():
         for name, base in bases:
             there = {r: (held[s], held[r]) for r, s in base.items() if r in held and s in held and s != r}
-            need = 3 if kind == "number" else 1
-            yield _Hypothesis(f"{grid.header[c]} of {name}", there, need=need)
-            yield _Hypothesis(f"{grid.header[c]} over {name}", {r: (b, a) for r, (a, b) in there.items()}, need=need)
-
-
-def _constant(grid: Grid, index: int, telling: list[int], kinds: tuple[str, ...]) -> Iterator[Finding]:
-    """A share of something that the table does not hold, e.g. of a peak: the same something in every row."""
-    name = grid.header[index]
-    if len(telling) < 5 or not re.search(r"(?i)peak|utili[sz]|efficien|speed-?\s?up|mfu|relative|vs", name):
-        return
-    cells = [grid.column(index)[r] for r in telling]
-    for c in grid.columns(*(k for k in kinds if k != "number")):
-        values = [grid.column(c)[r] for r in telling]
-        for inverse in (False, True) if c != index else ():
-            factors: list[Interval | None] = [
-                (q.value * v.value if inverse else v.value / q.value)
-                if q and v and q.value.mid and v.value.mid
-                else None
-                for q, v in zip(cells, values, strict=True)
-            ]
-            found = odd_ones(factors)
-            for i in found[1] if found and len(found[1]) * 4 <= len(telling) else ():
-                q, v = cells[i], values[i]
-                if q is not None and v is not None and found is not None and q.exact:
-                    should = found[0] / v.value.mid if inverse else v.value.mid / found[0]
-                    message = (
-                        f"{q.text} beside {v.text}: the other rows keep one relation between {name!r} and "
-                        f"{grid.header[c]!r}, by which it is {_as_printed(q, should)}"
-                    )
-                    yield finding(INCONSISTENT, "ratio", message, q)
-            if found:
-                return
-
-
-def _alone(
-    grid: Grid, r: int, targets: dict[int, Quantity], ones: list[int], kinds: tuple[str, ...], index: int
-) -> Iterator[Finding]:
-    """One row alone: two columns of one kind, or one column and one row marked as 1x, leave one reading only."""
-    kinds = tuple(k for k in kinds if k != "number")
-    if not _NAMED.search(grid.header[index]) or len(kinds) != 1:
-        return
-    columns = [c for c in grid.columns(kinds[0]) if c != index]
-    at = [(columns[0], r), (columns[1], r)] if len(columns) == 2 else [(columns[0], s) for s in (*ones, r)]
-    figures = [grid.column(c)[s] for c, s in at]
-    if len(figures) == 2 and len(columns) <= 2 and figures[0] and figures[1]:
-        yield from _two(targets[r], figures[0], figures[1])
+            yield _Hypothesis(f"{grid.header[c]} of {name}", there)
+            yield _Hypothesis(f"{grid.header[c]} over {name}", {r: (b, a) for r, (a, b) in there.items()})
 
 
 def _two(q: Quantity, a: Quantity, b: Quantity, change: str = "") -> Iterator[Finding]:
@@ -191,14 +139,12 @@ def _two(q: Quantity, a: Quantity, b: Quantity, change: str = "") -> Iterator[Fi
         yield _wrong(q, (a, b) if a.value.mid >= b.value.mid else (b, a))
 
 
-def _as_printed(q: Quantity, x: float) -> str:
-    return f"{x:.3g}x" if q.kind == "ratio" else f"{100 * x:.3g} %"
-
-
 def _wrong(q: Quantity, pair: Pair, name: str = "") -> Finding:
     x, unit = pair[0].value.mid / pair[1].value.mid, UNIT_OF.get(pair[0].kind, "")
-    more = f" ({100 * (x - 1):.3g} % more, {100 * (1 - 1 / x):.3g} % less)" if q.kind != "ratio" else ""
-    should, meant = _as_printed(q, x) + more, f" ({name})" if name else ""
+    more = (
+        f" ({100 * (x - 1):.3g} % more, {100 * (1 - 1 / x):.3g} % less)" if x > 1 else f" ({100 * (1 - x):.3g} % less)"
+    )
+    should, meant = f"{x:.3g}x" if q.kind == "ratio" else f"{100 * x:.3g} %{more}", f" ({name})" if name else ""
     message = f"{si(pair[0].value.mid, unit)} / {si(pair[1].value.mid, unit)} is {should}, not {q.text}{meant}"
     return finding(INCONSISTENT, "ratio", message, q, lines=(pair[0].line, pair[1].line))
 
@@ -206,49 +152,97 @@ def _wrong(q: Quantity, pair: Pair, name: str = "") -> Finding:
 _FROM = re.compile(
     r"(?i)\bfrom\b.*\bto\b|→|->|\bvs\.?\b|\bversus\b|compared (?:to|with)|instead|\bagainst\b|(?:down|up) to|\bthan\b"
 )
-_GAIN = re.compile(
-    r"(?i)faster|slower|speed-?\s?up|slow-?\s?down|improve|reduc|less|lower|higher|more|increas|gain|decreas|drop|sav|better"
+_GAINS = (
+    r"(?:faster|slower|speed|slow|improve|reduc|less|lower|higher|more|increas|gain|decreas|drop|sav|better|smaller)"
 )
-_CHANGE = re.compile(
-    r"(?i)^\W*(?:reduction|less|lower|faster|slower|higher|improve|increase|more|decrease|gain|sav|drop|speed)"
-)
+_OUTCOME, _CHANGE = re.compile(rf"(?i){_GAINS}"), re.compile(rf"(?i)^\W*{_GAINS}")
+_SPEED, _SIZE = re.compile(r"(?i)speed|faster|slower|latency|throughput|\btime"), re.compile(r"(?i)memory|vram|size")
+_APART = re.compile(r"(?i)peak|theor|limit|max|\bmin\b|\bp\d\d|std|total|best|worst")
+_PARTIAL = re.compile(r"(?i)sav|differ|delta|reduc|overhead")
+_LESS = re.compile(r"(?i)drop|reduc|decreas|\bless|lower|sav|\bcut")
 _NOT_OF = re.compile(
     r"(?i)peak|utili|efficien|accuracy|recall|confidence|error|sparsity|occupancy|of (?:the )?(?:total|time|runtime)"
 )
 
 
 def sentences(report: Report) -> Iterator[Finding]:
-    """Two figures of one kind and what the sentence makes of them: "from 12.4 ms to 3.1 ms, 4.0x faster"."""
-    for row in report.rows:
+    """Two figures of one kind and what the sentence or record makes of them: "from 12.4 ms to 3.1 ms, 4.0x faster"."""
+    mixed = [r for grid in report.grids for r in grid.body if any(_OUTCOME.search(q.after) for q in r.of("ratio"))]
+    for row in (*report.rows, *mixed):
         ratios = [q for q in row.of("ratio", "percent") if not _NOT_OF.search(q.words)]
-        kinds = {q.kind for q in row.quantities if q.kind in _TYPED}
-        if row.kind != "line" or len(kinds) != 1 or not 1 <= len(ratios) <= 2 or not _GAIN.search(row.text):
+        parts = [q for q in row.of(*_TYPED) if row.kind == "line" or not _PARTIAL.search(q.label)]
+        if len({q.kind for q in parts}) != 1 or len(parts) != 2:
             continue
-        values = row.of(*kinds)
-        if len(values) != 2 or not all(q.exact and q.value.mid for q in values):
+        a, b = parts
+        # A ratio of memory is not of the times beside it, nor one of speed of the bytes.
+        other = _SPEED if a.kind == "bytes" else _SIZE
+        ratios = [q for q in ratios if not other.search(q.after[:16] if row.kind == "line" else q.words)]
+        if row.kind != "line":
+            ratios = [q for q in ratios if _OUTCOME.search(q.label + row.text * (row.kind == "table"))]
+            if len(ratios) == 1 and not _APART.search(a.label + b.label):
+                yield from _two(ratios[0], a, b)
             continue
-        between = (
-            row.text[max(0, values[0].start - 8) : values[0].start] + " " + row.text[values[0].end : values[1].start]
-        )
-        if not _FROM.search(between):
+        before, between = row.text[max(0, a.start - 8) : a.start], row.text[a.end : b.start]
+        # Another figure between the two: the ratio is of something else.
+        if len(ratios) > 2 or re.search(r"\d", between) or not _FROM.search(f"{before} {between}"):
             continue
+        # "as the length grew 4x" is not of the times: a word of gain stands beside the ratio, or the times do.
+        near = {q: row.text[max(0, q.start - 24) : q.start] + row.text[q.end : q.end + 16] for q in ratios}
+        ratios = [q for q in ratios if _OUTCOME.search(near[q]) or re.fullmatch(r"\W+", row.text[b.end : q.start])]
         for q in ratios:
             # "dropped by 60 %" is a change; "to 60 % of it" is a share.
             by = re.search(r"(?i)\bby\W*$", row.text[: q.start]) or _CHANGE.search(row.text[q.end :])
-            down = by and re.search(
-                r"(?i)drop|reduc|decreas|\bless|lower|sav|\bcut", row.text[max(0, q.start - 24) : q.end + 12]
-            )
-            found = list(_two(q, values[0], values[1], "loss" if down else "change" if by else ""))
-            others = [o for o in ratios if o is not q]
-            if not others or any(follows(o, (a, b), ODD) for o in others for a, b in permutations(values)):
-                yield from found
+            down = by and _LESS.search(row.text[max(0, q.start - 24) : q.end + 12])
+            # Where the sentence has two ratios, the other must follow.
+            if all(o is q or follows(o, (a, b), ODD) or follows(o, (b, a), ODD) for o in ratios):
+                yield from _two(q, a, b, "loss" if down else "change" if by else "")
 
 
-def records(report: Report) -> Iterator[Finding]:
-    """A record of two figures of one kind and one speed-up."""
-    for row in report.rows:
-        ratios = [q for q in row.of("ratio") if re.search(r"(?i)speed-?\s?up|faster", q.label)]
-        kinds = {q.kind for q in row.quantities if q.kind in _TYPED}
-        if row.kind == "record" and len(ratios) == 1 and len(kinds) == 1 and len(row.of(*kinds)) == 2:
-            a, b = row.of(*kinds)
-            yield from _two(ratios[0], a, b)
+_TOTAL, _MEAN = re.compile(r"(?i)\btotal\b|\bsum\b"), re.compile(r"(?i)\bav(?:era)?g|mean\b|\bmedian\b|\boverall\b")
+_HIDDEN = re.compile(r"(?i)^\W*(?:\.\.\.|…|⋮)|selected|subset|first \d+ rows|top[- ]\d+|\ball \d+|omitted|truncated")
+
+
+def _means(values: list[Interval]) -> list[Interval]:
+    """Every mean that may be meant, as far as the printed digits say."""
+    mids, n = [v.mid for v in values], len(values)
+    half = max(v.width for v in values if v.mid) / 2 if any(mids) else 0.0
+    found = [sum(mids) / n, statistics.median(mids)]
+    if all(mids):
+        found += [math.prod(m ** (1 / n) for m in mids), n / sum(1 / m for m in mids)]
+    return [Interval(m * (1 - min(half, 1)), m, m * (1 + half)) for m in found]
+
+
+def averages(report: Report) -> Iterator[Finding]:
+    """A row called average or total, column by column, over the rows since the last such row."""
+    for grid in report.grids:
+        if any(_HIDDEN.search(row.label or row.text[:40]) or _HIDDEN.search(row.text) for row in grid.rows):
+            continue
+        held: list[Row] = []
+        for r, row in enumerate(grid.rows):
+            if row.summary and len(held) > 1:
+                yield from _summary(row, held)
+            elif not row.summary:
+                held = [*([] if r and grid.rows[r - 1].summary else held), row]
+
+
+def _summary(row: Row, body: list[Row]) -> Iterator[Finding]:
+    total = bool(_TOTAL.search(row.label)) and not _MEAN.search(row.label)
+    # A total of rates or of ratios is often work over time.
+    judged = ("time", "bytes") if total else ("time", "rate", "tokens_per_s", "items_per_s", "bytes", "bandwidth")
+    odd: list[tuple[Quantity, Interval]] = []
+    good = 0
+    for q in row.quantities:
+        values = [v.value for b in body for v in b.quantities if v.column == q.column and v.kind == q.kind]
+        if len(values) != len(body) or not q.exact:
+            continue
+        whole = Interval(sum(v.lo for v in values), sum(v.mid for v in values), sum(v.hi for v in values))
+        may_be = [whole] if total else [*_means(values), whole]
+        good += any(q.value.meets(m, FIT) for m in may_be)
+        if q.kind in judged and not any(q.value.meets(m, ODD) for m in may_be):
+            odd.append((q, may_be[0]))
+    # Rows may have been left out: another column must fit, or the table be whole by its look.
+    if good >= len(odd) or (len(odd) == 1 and len(body) >= 3):
+        for q, m in odd:
+            span = f"the {'sum' if total else 'mean'} of lines {body[0].line}–{body[-1].line}"
+            message = f"{span} is {si(m.mid, UNIT_OF.get(q.kind, ''))}, not {q.text}"
+            yield finding(INCONSISTENT, "average", message, q, lines=(body[0].line, body[-1].line))
