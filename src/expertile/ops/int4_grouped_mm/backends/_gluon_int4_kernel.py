@@ -360,10 +360,12 @@ def int4_grouped_mm_kernel(
     # Memory of the kernel before is touched only after this; the kernel after may begin to set itself up.
     gdc_wait()
     gdc_launch_dependents()
+    GROUPS: gl.constexpr = BLOCK_K // GROUP if GROUP else 0
     p = Context(
         x_desc, w_desc, s_desc, z_desc, c_desc, x_smem, w_smem, s_smem, z_smem, c_smem, full, empty, offs_ptr, bias_ptr,
-        scales_ptr, zeros_ptr, G, M, N, K, HAS_BIAS, HAS_ZEROS, GROUPS_POW2, CONSUMERS, COLS, BLOCK_M, BLOCK_K, HALF,
-        SLAB, GROUP, SCALE, STAGES, GROUP_M, SPLIT_K, STORE_PARTS, TAILS, TURNS,
+        scales_ptr, zeros_ptr, G, M, N, K, "ragged_m", HAS_BIAS, HAS_ZEROS, GROUPS_POW2, CONSUMERS, COLS, BLOCK_M,
+        COLS * CONSUMERS, BLOCK_K, HALF, SLAB, GROUP, GROUPS, SCALE, STAGES, GROUP_M, SPLIT_K, STORE_PARTS, TAILS,
+        TURNS, x_desc.dtype == gl.bfloat16,
     )  # fmt: skip
     mma_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_M, 16])
     if CONSUMERS == 4:

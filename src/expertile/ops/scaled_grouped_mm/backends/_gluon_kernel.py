@@ -336,10 +336,12 @@ def scaled_grouped_mm_kernel(
     # Memory of the kernel before is touched only after this; the kernel after may begin to set itself up.
     gdc_wait()
     gdc_launch_dependents()
+    TURNS: gl.constexpr = HALVES == 2 and BLOCK_M > ROWS
+    TAIL: gl.constexpr = HALVES == 2 and SPLIT_K == 1
     p = Context(
         a_desc, b_desc, c_desc, a_boxes, a_smem, b_smem, c_smem, full, empty, offs_ptr, bias_ptr, scale_a_ptr,
         scale_b_ptr, G, M, N, K, sa_m, sa_k, sb_g, sb_n, sb_k, LAYOUT, RECIPE, HAS_BIAS, GROUPS_POW2, ROWS, A_BOX,
-        BLOCK_M, BLOCK_N, STAGES, GROUP_M, SPLIT_K, PAIRS, COLS, HALVES,
+        BLOCK_M, BLOCK_N, STAGES, GROUP_M, SPLIT_K, PAIRS, COLS, HALVES, TURNS, TAIL,
     )  # fmt: skip
     mma_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [num_warps, 1], [16, COLS, 32])
     if CONSUMERS == 2:
