@@ -349,7 +349,8 @@ def _modules(kernel: JITFunction) -> list[types.ModuleType]:
             if isinstance(value, JITFunction):
                 home = value.fn.__module__
             elif _is_aggregate(value):
-                home = _initializer(value).__module__
+                home = value.__module__
+                waiting |= {_initializer(value).__module__} - found.keys()
             else:
                 continue
             if home not in found and not home.startswith("triton."):

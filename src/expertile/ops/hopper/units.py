@@ -1,4 +1,4 @@
-"""Device code of the `gluon_fp8` backend: the line of work units that its programs take, p, p + P, p + 2P, …
+"""Device code that the Gluon kernels share: the line of work units that its programs take, p, p + P, p + 2P, …
 
 A unit is a tile, or one of SPLIT_K parts of a tile's steps. With TAIL (tiles in two halves, K not split) the tiles of
 the last wave are two units each, of 128 columns, where that makes the last wave half as long: where they are at most
@@ -38,9 +38,9 @@ def tile_of(p, plan, unit):
 
 
 @gluon.jit
-def span(p, unit, k_len):
+def span(p, unit, k_len, BLOCK_K: gl.constexpr):
     """(first step, number of steps) of a work unit; an empty group has none."""
-    steps = (k_len + 127) // 128
+    steps = (k_len + BLOCK_K - 1) // BLOCK_K
     split = unit % p.SPLIT_K
     first = split * steps // p.SPLIT_K
     return first, (split + 1) * steps // p.SPLIT_K - first

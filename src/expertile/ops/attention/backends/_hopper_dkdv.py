@@ -159,16 +159,6 @@ def _dkdv_consumer(p, WHO: gl.constexpr):
             tile += 1
 
 
-@gluon.jit
-def _dkdv_consumer_0(p):
-    _dkdv_consumer(p, 0)
-
-
-@gluon.jit
-def _dkdv_consumer_1(p):
-    _dkdv_consumer(p, 1)
-
-
 @gluon.jit(
     do_not_specialize=["tiles", "H", "GROUP", "HEADS", "SECTION", "LQ", "LK", "stat_stride_b", "stat_stride_h"],
     do_not_specialize_on_alignment=["lse_ptr", "delta_ptr", "cu_q_ptr", "cu_k_ptr"],
@@ -187,7 +177,7 @@ def attention_dkdv_kernel(
         CAUSAL, VARLEN, D, ROWS, BLOCK, STAGES, SLOTS, AHEAD, STAT_PAD,
     )  # fmt: skip
     gl.warp_specialize(
-        [(_dkdv_consumer_0, (p,)), (_dkdv_consumer_1, (p,)), (_dkdv_producer, (p,))],
+        [(_dkdv_consumer, (p, 0)), (_dkdv_consumer, (p, 1)), (_dkdv_producer, (p,))],
         [4, 1],
         [CONSUMER_REGS, PRODUCER_REGS],
     )

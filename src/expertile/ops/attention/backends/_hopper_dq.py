@@ -136,16 +136,6 @@ def _dq_consumer(p, WHO: gl.constexpr):
             tile += 1
 
 
-@gluon.jit
-def _dq_consumer_0(p):
-    _dq_consumer(p, 0)
-
-
-@gluon.jit
-def _dq_consumer_1(p):
-    _dq_consumer(p, 1)
-
-
 @gluon.jit(
     do_not_specialize=["tiles", "H", "GROUP", "HEADS", "SECTION", "LQ", "LK", "stat_stride_b", "stat_stride_h"],
     do_not_specialize_on_alignment=["lse_ptr", "delta_ptr", "cu_q_ptr", "cu_k_ptr"],
@@ -164,7 +154,7 @@ def attention_dq_kernel(
         CAUSAL, VARLEN, D, ROWS, BLOCK, STAGES, SLOTS, AHEAD, STAT_PAD,
     )  # fmt: skip
     gl.warp_specialize(
-        [(_dq_consumer_0, (p,)), (_dq_consumer_1, (p,)), (_dq_producer, (p,))],
+        [(_dq_consumer, (p, 0)), (_dq_consumer, (p, 1)), (_dq_producer, (p,))],
         [4, 1],
         [CONSUMER_REGS, PRODUCER_REGS],
     )

@@ -263,21 +263,6 @@ def _consumer(p, WHO: gl.constexpr):
     tma.store_wait(0)
 
 
-@gluon.jit
-def _consumer_0(p):
-    _consumer(p, 0)
-
-
-@gluon.jit
-def _consumer_1(p):
-    _consumer(p, 1)
-
-
-@gluon.jit
-def _consumer_2(p):
-    _consumer(p, 2)
-
-
 @gluon.jit(
     # One compilation serves every batch and length.
     do_not_specialize=["tiles", "H", "GROUP", "HEADS", "SECTION", "LQ", "LK", "lse_stride_b", "lse_stride_h"],
@@ -320,13 +305,13 @@ def attention_forward_kernel(
     )  # fmt: skip
     if CONSUMERS == 3:
         gl.warp_specialize(
-            [(_consumer_0, (p,)), (_consumer_1, (p,)), (_consumer_2, (p,)), (_producer, (p,))],
+            [(_consumer, (p, 0)), (_consumer, (p, 1)), (_consumer, (p, 2)), (_producer, (p,))],
             [4, 4, 1],
             [CONSUMER_REGS, CONSUMER_REGS, PRODUCER_REGS],
         )
     else:
         gl.warp_specialize(
-            [(_consumer_0, (p,)), (_consumer_1, (p,)), (_producer, (p,))],
+            [(_consumer, (p, 0)), (_consumer, (p, 1)), (_producer, (p,))],
             [4, 1],
             [CONSUMER_REGS, PRODUCER_REGS],
         )

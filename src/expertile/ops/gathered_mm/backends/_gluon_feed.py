@@ -35,43 +35,14 @@ def _load_b(p, g, col, k, bar, dst):
 
 
 @gluon.jit
-def _fill(p, g, row, col, k, i, phase):
-    """Load one stage by TMA as soon as it is free."""
+def fill_in_order(p, g, row, _row_end, col, _k0, _k_len, k, i, phase):
+    """Load one stage, where rows of a stand in order, by TMA as soon as it is free."""
     mbarrier.wait(p.empty.index(i), phase)
     bar = p.full.index(i)
     mbarrier.expect(bar, p.a_desc.block_type.nbytes + p.b_desc.block_type.nbytes)
     tma_load(p.a_desc, [row, k], bar, p.a_smem.index(i))
     _load_b(p, g, col, k, bar, p.b_smem.index(i))
 
-
-@gluon.jit
-def feed_in_order(p):
-    """The producer where rows of a stand in order: one warp."""
-    plan = make_plan(p)
-    i = 0
-    phase = 1
-    t = gl.program_id(0)
-    number = 0
-    g, row, _row_end, col, _k0, _k_len = locate(p, plan, t)
-    while t < plan.total:
-        _fill(p, g, row, col, 0, i, phase)
-        after = draw(p, number, t)
-        if p.GROUPS_POW2 <= 128:
-            # Looked up while the ring is full, not when the tile after this one is due.
-            next_g, next_row, _row_end, next_col, _k0, _k_len = locate(p, plan, after)
-        i, phase = advance(p, i, phase)
-        for k in range(p.BLOCK_K, p.K, p.BLOCK_K):
-            _fill(p, g, row, col, k, i, phase)
-            i, phase = advance(p, i, phase)
-        if p.GROUPS_POW2 > 128:
-            # The longer plan and two tiles' places would not fit this warp's registers.
-            next_g, next_row, _row_end, next_col, _k0, _k_len = locate(p, plan, after)
-        number += 1
-        t = after
-        g = next_g
-        row = next_row
-        col = next_col
-    publish(p, number + 1, plan.total)
 
 
 @gluon.jit

@@ -26,8 +26,10 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from expertile.ops.gathered_mm.backends._gluon_backward import fetch_pre, routing_weights, store_backward
 from expertile.ops.gathered_mm.backends._gluon_context import Context
 from expertile.ops.gathered_mm.backends._gluon_epilogue import store_gated, store_plain
-from expertile.ops.gathered_mm.backends._gluon_feed import feed_gathered, feed_in_order
+from expertile.ops.gathered_mm.backends._gluon_feed import feed_gathered, fill_in_order
 from expertile.ops.gathered_mm.backends._gluon_wgrad import feed_wgrad
+from expertile.ops.hopper.load import feed
+from expertile.ops.hopper.prologue import make_barriers
 from expertile.ops.hopper.ring import advance, skip
 from expertile.ops.hopper.schedule import make_queue, take
 from expertile.ops.hopper.tiles import k_range, locate, make_plan
@@ -186,13 +188,13 @@ def _consumer(p, WHO: gl.constexpr, mma_layout: gl.constexpr):
 
 
 @gluon.jit
-def _consumer_0(p, mma_layout: gl.constexpr):
-    _consumer(p, 0, mma_layout)
-
-
-@gluon.jit
-def _consumer_1(p, mma_layout: gl.constexpr):
-    _consumer(p, 1, mma_layout)
+def _feed(p):
+    if p.PRODUCT == "wgrad":
+        feed_wgrad(p)
+    elif p.GATHERED != "":
+        feed_gathered(p)
+    else:
+        feed(p, fill_in_order)
 
 
 @gluon.jit(
@@ -221,17 +223,9 @@ def gathered_mm_kernel(
     a_smem = gl.allocate_shared_memory(a_desc.dtype, [STAGES] + a_desc.block_type.shape, a_desc.layout)
     b_smem = gl.allocate_shared_memory(b_desc.dtype, [STAGES] + b_desc.block_type.shape, b_desc.layout)
     c_smem = gl.allocate_shared_memory(out_desc.dtype, [2 * C_SLOTS] + out_desc.block_type.shape, out_desc.layout)
-    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    turn = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
-    loaded = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
-    for s in gl.static_range(STAGES):
-        # One arrival for what TMA brings, and one for each thread of the four gathering warps.
-        mbarrier.init(full.index(s), count=129 if GATHERED != "" else 1)
-        mbarrier.init(empty.index(s), count=BLOCK_M // ROWS)
-    for s in gl.static_range(2):
-        mbarrier.init(turn.index(s), count=1)
-        mbarrier.init(loaded.index(s), count=1)
+    # One arrival for what TMA brings, and one for each thread of the four gathering warps.
+    full, empty = make_barriers(STAGES, 129 if GATHERED != "" else 1, BLOCK_M // ROWS)
+    turn, loaded = make_barriers(2, 1, 1)
     if DYNAMIC:
         queue, queued = make_queue()
     else:
@@ -249,21 +243,8 @@ def gathered_mm_kernel(
         BLOCK_K, STAGES, GROUP_M, C_PARTS, C_SLOTS, DYNAMIC, FENCED, MASKED,
     )  # fmt: skip
     mma_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [num_warps, 1], [16, BLOCK_N, 16])
-    if PRODUCT == "wgrad":
-        gl.warp_specialize(
-            [(_consumer_0, (p, mma_layout)), (_consumer_1, (p, mma_layout)), (feed_wgrad, (p,))],
-            [4, 4],
-            [CONSUMER_REGS, PRODUCER_REGS],
-        )
-    elif GATHERED != "":
-        gl.warp_specialize(
-            [(_consumer_0, (p, mma_layout)), (_consumer_1, (p, mma_layout)), (feed_gathered, (p,))],
-            [4, 4],
-            [CONSUMER_REGS, PRODUCER_REGS],
-        )
-    else:
-        gl.warp_specialize(
-            [(_consumer_0, (p, mma_layout)), (_consumer_1, (p, mma_layout)), (feed_in_order, (p,))],
-            [4, 1],
-            [CONSUMER_REGS, PRODUCER_REGS],
-        )
+    gl.warp_specialize(
+        [(_consumer, (p, 0, mma_layout)), (_consumer, (p, 1, mma_layout)), (_feed, (p,))],
+        [4, 4 if GATHERED != "" else 1],
+        [CONSUMER_REGS, PRODUCER_REGS],
+    )

@@ -4,9 +4,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
-from expertile.ops.hopper.ring import advance
-from expertile.ops.hopper.schedule import draw, publish
-from expertile.ops.hopper.tiles import WRAP, locate, make_plan
+from expertile.ops.hopper.tiles import WRAP
 from expertile.ops.launch.versions import tma_load
 
 
@@ -36,7 +34,7 @@ def _load_b(p, g, col, k0, k_len, k, bar, dst):
 
 
 @gluon.jit
-def _fill(p, g, row, row_end, col, k0, k_len, k, i, phase):
+def fill(p, g, row, row_end, col, k0, k_len, k, i, phase):
     """Load one stage as soon as it is free: of `a` the boxes that have rows of the group, at least one.
 
     What the products make of whatever lies in the others' place is not stored.
@@ -57,37 +55,3 @@ def _fill(p, g, row, row_end, col, k0, k_len, k, i, phase):
     _load_b(p, g, col, k0, k_len, k, bar, p.b_smem.index(i))
     for s in gl.static_range(1, BOXES):
         _load_a(p, g, row + s * p.A_BOX, k0, k_len, k, bar, p.a_boxes.index(i * BOXES + s), s < boxes)
-
-
-@gluon.jit
-def feed(p):
-    """The loading warp: every tile's stages, in the order in which the consumers take them."""
-    plan = make_plan(p)
-    i = 0
-    phase = 1
-    t = gl.program_id(0)
-    number = 0
-    g, row, row_end, col, k0, k_len = locate(p, plan, t)
-    while t < plan.total:
-        # An empty group has one step, of zeros from outside its descriptors.
-        _fill(p, g, row, row_end, col, k0, k_len, 0, i, phase)
-        after = draw(p, number, t)
-        if p.GROUPS_POW2 <= 128:
-            # Looked up while the ring is full, not when the tile after this one is due.
-            next_g, next_row, next_row_end, next_col, next_k0, next_k_len = locate(p, plan, after)
-        i, phase = advance(p, i, phase)
-        for k in range(p.BLOCK_K, k_len, p.BLOCK_K):
-            _fill(p, g, row, row_end, col, k0, k_len, k, i, phase)
-            i, phase = advance(p, i, phase)
-        if p.GROUPS_POW2 > 128:
-            # The longer plan and two tiles' places would not fit this warp's registers.
-            next_g, next_row, next_row_end, next_col, next_k0, next_k_len = locate(p, plan, after)
-        number += 1
-        t = after
-        g = next_g
-        row = next_row
-        row_end = next_row_end
-        col = next_col
-        k0 = next_k0
-        k_len = next_k_len
-    publish(p, number + 1, plan.total)

@@ -25,12 +25,15 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from expertile.ops.grouped_mm.backends._gluon_context import Context
-from expertile.ops.grouped_mm.backends._gluon_feed import feed
+from expertile.ops.grouped_mm.backends._gluon_feed import fill
 from expertile.ops.hopper.columns import pieces
+from expertile.ops.hopper.load import feed
+from expertile.ops.hopper.prologue import make_barriers, prefetch_descriptors
 from expertile.ops.hopper.ring import advance, skip
 from expertile.ops.hopper.schedule import make_queue, take
-from expertile.ops.hopper.tiles import WRAP, k_range, locate, make_plan
-from expertile.ops.launch.versions import reinterpret, tma_store
+from expertile.ops.hopper.store import bias_of, store_tile
+from expertile.ops.hopper.tiles import k_range, locate, make_plan
+from expertile.ops.launch.versions import reinterpret
 
 
 @gluon.jit
@@ -100,26 +103,18 @@ def _store(p, acc, g, row, row_end, col, tile, WHO: gl.constexpr, mma_layout: gl
     Nothing waits for the last stores here: a buffer is waited for when it is needed again, one tile later.
     """
     if p.HAS_BIAS:
-        cols = col + gl.arange(0, p.BLOCK_N, layout=gl.SliceLayout(0, mma_layout))
-        bias = gl.load(p.bias + g * p.N + cols, mask=cols < p.N, other=0.0)
-        acc = acc + gl.expand_dims(bias.to(gl.float32), 0)
+        bias = bias_of(p, g, col, p.N, p.BLOCK_N, gl.SliceLayout(0, mma_layout))
+        acc = acc + gl.expand_dims(bias, 0)
     PART_N: gl.constexpr = p.BLOCK_N // p.C_PARTS
     cut = pieces(acc, p.C_PARTS)
     for s in gl.static_range(p.C_PARTS):
         buf = p.c_smem.index(WHO * p.C_SLOTS + (tile * p.C_PARTS + s) % p.C_SLOTS)
         tma.store_wait(p.C_SLOTS - 1)
-        buf.reshape([p.ROWS, PART_N]).store(cut[s].to(p.c_desc.dtype))
-        fence_async_shared()
-        if p.LAYOUT == "ragged_m":
-            # Rows past the end of the group fall outside the descriptor's box: the hardware drops them.
-            at = [WRAP, row_end, WRAP - (row_end - row), col + s * PART_N]
-            tma_store(p.c_desc, at, buf)
-        else:
-            tma_store(p.c_desc, [g, row, col + s * PART_N], buf)
+        store_tile(p, buf, cut[s], g, row, row_end, row_end, col + s * PART_N)
 
 
 @gluon.jit
-def _consumer_split(p, mma_layout: gl.constexpr, WHO: gl.constexpr):
+def _consumer_split(p, WHO: gl.constexpr, mma_layout: gl.constexpr):
     plan = make_plan(p)
     step = 0
     tile = 0
@@ -161,7 +156,7 @@ def _consumer_split(p, mma_layout: gl.constexpr, WHO: gl.constexpr):
 
 
 @gluon.jit
-def _consumer_pingpong(p, mma_layout: gl.constexpr, WHO: gl.constexpr):
+def _consumer_pingpong(p, WHO: gl.constexpr, mma_layout: gl.constexpr):
     plan = make_plan(p)
     tile = 0
     # The ring's steps go on through the other consumer's tiles.
@@ -201,37 +196,16 @@ def _k_length(p, plan, t):
 
 
 @gluon.jit
-def _consumer(p, mma_layout: gl.constexpr, WHO: gl.constexpr):
+def _consumer(p, WHO: gl.constexpr, mma_layout: gl.constexpr):
     if p.CONSUMERS == 2 and p.BLOCK_M == p.ROWS:
-        _consumer_pingpong(p, mma_layout, WHO)
+        _consumer_pingpong(p, WHO, mma_layout)
     else:
-        _consumer_split(p, mma_layout, WHO)
+        _consumer_split(p, WHO, mma_layout)
 
 
 @gluon.jit
-def _consumer_0(p, mma_layout: gl.constexpr):
-    _consumer(p, mma_layout, 0)
-
-
-@gluon.jit
-def _consumer_1(p, mma_layout: gl.constexpr):
-    _consumer(p, mma_layout, 1)
-
-
-@gluon.constexpr_function
-def _prefetch_descriptors(a_rank, b_rank):
-    """PTX: one thread asks for the three descriptors, which the first load and store would else wait for.
-
-    A descriptor is a parameter of the kernel, and its shape and strides are the next 2 * rank parameters."""
-    b_at = 1 + 2 * a_rank
-    lines = [
-        f"@leader prefetch.param.tensormap [grouped_mm_kernel_param_{at}];" for at in (0, b_at, b_at + 1 + 2 * b_rank)
-    ]
-    return (
-        "{ .reg .pred leader; .reg .b32 thread; mov.u32 thread, %tid.x; setp.eq.u32 leader, thread, 0; "
-        + " ".join(lines)
-        + " mov.b32 $0, 0; }"
-    )
+def _producer(p):
+    feed(p, fill)
 
 
 @gluon.jit(
@@ -254,10 +228,7 @@ def grouped_mm_kernel(
     int32 that is zero, for DYNAMIC.
     Launched as a programmatic dependent, it sets itself up while the kernel before it ends.
     """
-    gl.inline_asm_elementwise(
-        _prefetch_descriptors(len(a_desc.block_type.shape), len(b_desc.block_type.shape)),
-        "=r", [], dtype=gl.int32, is_pure=False, pack=1,
-    )  # fmt: skip
+    prefetch_descriptors(a_desc, b_desc, "grouped_mm_kernel")
     A_PARTS: gl.constexpr = BLOCK_M // ROWS
     a_boxes = gl.allocate_shared_memory(
         a_desc.dtype, [STAGES * BLOCK_M // A_BOX] + a_desc.block_type.shape, a_desc.layout
@@ -267,12 +238,8 @@ def grouped_mm_kernel(
         a_smem = reinterpret(a_boxes, a_desc.dtype, [STAGES * A_PARTS, ROWS, BLOCK_K], a_desc.layout)
     b_smem = gl.allocate_shared_memory(b_desc.dtype, [STAGES] + b_desc.block_type.shape, b_desc.layout)
     c_smem = gl.allocate_shared_memory(c_desc.dtype, [CONSUMERS * C_SLOTS] + c_desc.block_type.shape, c_desc.layout)
-    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    full, empty = make_barriers(STAGES, 1, A_PARTS)
     turn = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
-    for s in gl.static_range(STAGES):
-        mbarrier.init(full.index(s), count=1)
-        mbarrier.init(empty.index(s), count=A_PARTS)
     for s in gl.static_range(2):
         mbarrier.init(turn.index(s), count=1)
     if DYNAMIC:
@@ -292,9 +259,9 @@ def grouped_mm_kernel(
     mma_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [num_warps, 1], [16, BLOCK_N, 16])
     if CONSUMERS == 2:
         gl.warp_specialize(
-            [(_consumer_0, (p, mma_layout)), (_consumer_1, (p, mma_layout)), (feed, (p,))],
+            [(_consumer, (p, 0, mma_layout)), (_consumer, (p, 1, mma_layout)), (_producer, (p,))],
             [4, 1],
             [CONSUMER_REGS, PRODUCER_REGS],
         )
     else:
-        gl.warp_specialize([(_consumer_0, (p, mma_layout)), (feed, (p,))], [1], [PRODUCER_REGS])
+        gl.warp_specialize([(_consumer, (p, 0, mma_layout)), (_producer, (p,))], [1], [PRODUCER_REGS])

@@ -36,9 +36,12 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from expertile.ops.hopper.columns import pieces
+from expertile.ops.hopper.prologue import make_barriers
 from expertile.ops.hopper.ring import advance
+from expertile.ops.hopper.store import bias_of
 from expertile.ops.hopper.tiles import WRAP, locate, make_plan
 from expertile.ops.hopper.turns import close_turns, open_turns, pass_turn, take_turn
+from expertile.ops.hopper.units import span
 from expertile.ops.int4_grouped_mm.backends._gluon_int4_context import Context
 from expertile.ops.int4_grouped_mm.backends._gluon_int4_unpack import (
     fused_scales,
@@ -54,15 +57,6 @@ from expertile.ops.launch.versions import tma_load, tma_store
 
 
 @gluon.jit
-def _span(p, unit):
-    """(first step, number of steps) of a work unit."""
-    steps = (p.K + p.BLOCK_K - 1) // p.BLOCK_K
-    split = unit % p.SPLIT_K
-    first = split * steps // p.SPLIT_K
-    return first, (split + 1) * steps // p.SPLIT_K - first
-
-
-@gluon.jit
 def _producer(p):
     X_BYTES: gl.constexpr = p.x_desc.block_type.nbytes
     W_BYTES: gl.constexpr = p.w_desc.block_type.nbytes
@@ -73,7 +67,7 @@ def _producer(p):
     phase = 1
     for unit in range(gl.program_id(0), plan.total * p.SPLIT_K, gl.num_programs(0)):
         g, row, _row_end, col, _k0, _k_len = locate(p, plan, unit // p.SPLIT_K)
-        first, steps = _span(p, unit)
+        first, steps = span(p, unit, p.K, p.BLOCK_K)
         for s in range(first, first + steps):
             mbarrier.wait(p.empty.index(i), phase)
             bar = p.full.index(i)
@@ -261,10 +255,9 @@ def _store(p, acc, split, g, row, row_end, col, WHO: gl.constexpr, mma_layout: g
     PARTS: gl.constexpr = p.STORE_PARTS * rows_of(mma_layout) // p.BLOCK_M
     ROWS: gl.constexpr = p.BLOCK_M // p.STORE_PARTS
     if p.HAS_BIAS:
-        cols = col + gl.arange(0, p.COLS, layout=gl.SliceLayout(1, mma_layout))
         # The slices of a split K are added up: one of them takes the bias along.
-        bias = gl.load(p.bias + g * p.N + cols, mask=cols < gl.where(split == 0, p.N, 0), other=0.0)
-        acc = acc + gl.expand_dims(bias.to(gl.float32), 1)
+        bias = bias_of(p, g, col, gl.where(split == 0, p.N, 0), p.COLS, gl.SliceLayout(1, mma_layout))
+        acc = acc + gl.expand_dims(bias, 1)
     cut = pieces(acc, PARTS)
     for s in gl.static_range(PARTS):
         buf = p.c_smem.index(WHO)
@@ -284,13 +277,13 @@ def _tile(p, ring, steps, split, g, row, row_end, col, WHO: gl.constexpr, mma_la
 
 
 @gluon.jit
-def _consumer(p, mma_layout: gl.constexpr, WHO: gl.constexpr):
+def _consumer(p, WHO: gl.constexpr, mma_layout: gl.constexpr):
     plan = make_plan(p)
     ring = 0
     open_turns(p, WHO)
     for unit in range(gl.program_id(0), plan.total * p.SPLIT_K, gl.num_programs(0)):
         g, row, row_end, col, _k0, _k_len = locate(p, plan, unit // p.SPLIT_K)
-        _first, steps = _span(p, unit)
+        _first, steps = span(p, unit, p.K, p.BLOCK_K)
         col += WHO * p.COLS
         split = unit % p.SPLIT_K
         if p.TAILS:
@@ -303,26 +296,6 @@ def _consumer(p, mma_layout: gl.constexpr, WHO: gl.constexpr):
         ring += steps
     close_turns(p, WHO)
     tma.store_wait(0)
-
-
-@gluon.jit
-def _consumer_0(p, mma_layout: gl.constexpr):
-    _consumer(p, mma_layout, 0)
-
-
-@gluon.jit
-def _consumer_1(p, mma_layout: gl.constexpr):
-    _consumer(p, mma_layout, 1)
-
-
-@gluon.jit
-def _consumer_2(p, mma_layout: gl.constexpr):
-    _consumer(p, mma_layout, 2)
-
-
-@gluon.jit
-def _consumer_3(p, mma_layout: gl.constexpr):
-    _consumer(p, mma_layout, 3)
 
 
 @gluon.jit(
@@ -351,33 +324,31 @@ def int4_grouped_mm_kernel(
     c_smem = gl.allocate_shared_memory(c_desc.dtype, [CONSUMERS] + c_desc.block_type.shape, c_desc.layout)
     s_smem = gl.allocate_shared_memory(s_desc.dtype, [SCALES] + s_desc.block_type.shape, s_desc.layout)
     z_smem = gl.allocate_shared_memory(z_desc.dtype, [ZEROS] + z_desc.block_type.shape, z_desc.layout)
-    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    for s in gl.static_range(STAGES):
-        mbarrier.init(full.index(s), count=1)
-        mbarrier.init(empty.index(s), count=CONSUMERS)
+    full, empty = make_barriers(STAGES, 1, CONSUMERS)
     fence_async_shared()
     # Memory of the kernel before is touched only after this; the kernel after may begin to set itself up.
     gdc_wait()
     gdc_launch_dependents()
+    GROUPS: gl.constexpr = BLOCK_K // GROUP if GROUP else 0
     p = Context(
         x_desc, w_desc, s_desc, z_desc, c_desc, x_smem, w_smem, s_smem, z_smem, c_smem, full, empty, offs_ptr, bias_ptr,
-        scales_ptr, zeros_ptr, G, M, N, K, HAS_BIAS, HAS_ZEROS, GROUPS_POW2, CONSUMERS, COLS, BLOCK_M, BLOCK_K, HALF,
-        SLAB, GROUP, SCALE, STAGES, GROUP_M, SPLIT_K, STORE_PARTS, TAILS, TURNS,
+        scales_ptr, zeros_ptr, G, M, N, K, "ragged_m", HAS_BIAS, HAS_ZEROS, GROUPS_POW2, CONSUMERS, COLS, BLOCK_M,
+        COLS * CONSUMERS, BLOCK_K, HALF, SLAB, GROUP, GROUPS, SCALE, STAGES, GROUP_M, SPLIT_K, STORE_PARTS, TAILS,
+        TURNS, x_desc.dtype == gl.bfloat16,
     )  # fmt: skip
     mma_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_M, 16])
     if CONSUMERS == 4:
         gl.warp_specialize(
-            [(_consumer_0, (p, mma_layout)), (_consumer_1, (p, mma_layout)), (_consumer_2, (p, mma_layout)),
-             (_consumer_3, (p, mma_layout)), (_producer, (p,))],
+            [(_consumer, (p, 0, mma_layout)), (_consumer, (p, 1, mma_layout)), (_consumer, (p, 2, mma_layout)),
+             (_consumer, (p, 3, mma_layout)), (_producer, (p,))],
             [4, 4, 4, 1],
             [CONSUMER_REGS, CONSUMER_REGS, CONSUMER_REGS, PRODUCER_REGS],
         )  # fmt: skip
     elif CONSUMERS == 2:
         gl.warp_specialize(
-            [(_consumer_0, (p, mma_layout)), (_consumer_1, (p, mma_layout)), (_producer, (p,))],
+            [(_consumer, (p, 0, mma_layout)), (_consumer, (p, 1, mma_layout)), (_producer, (p,))],
             [4, 1],
             [CONSUMER_REGS, PRODUCER_REGS],
         )
     else:
-        gl.warp_specialize([(_consumer_0, (p, mma_layout)), (_producer, (p,))], [1], [PRODUCER_REGS])
+        gl.warp_specialize([(_consumer, (p, 0, mma_layout)), (_producer, (p,))], [1], [PRODUCER_REGS])

@@ -34,7 +34,7 @@ def feed(p):
         tile, shift, wide = tile_of(p, plan, unit)
         g, row, row_end, col, k0, k_len = locate(p, plan, tile)
         col += shift
-        first, steps = span(p, unit, k_len)
+        first, steps = span(p, unit, k_len, 128)
         # Rows past the end of the group are not loaded, but for what shares a box with others: what the products make
         # of whatever lies in their place is not stored.
         boxes = gl.minimum((row_end - row + p.A_BOX - 1) // p.A_BOX, BOXES)

@@ -28,11 +28,13 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from expertile.ops.hopper.prologue import make_barriers, prefetch_descriptors
 from expertile.ops.hopper.ring import advance
-from expertile.ops.hopper.tiles import WRAP, locate, make_plan
+from expertile.ops.hopper.store import bias_of, store_tile
+from expertile.ops.hopper.tiles import locate, make_plan
 from expertile.ops.hopper.turns import close_turns, open_turns, pass_turn, take_turn
 from expertile.ops.hopper.units import span, tile_of, units
-from expertile.ops.launch.versions import reinterpret, tma_store
+from expertile.ops.launch.versions import reinterpret
 from expertile.ops.scaled_grouped_mm.backends._gluon_context import Context
 from expertile.ops.scaled_grouped_mm.backends._gluon_feed import feed
 
@@ -216,24 +218,16 @@ def _skip(p, ring, steps, wide, PART: gl.constexpr):
 def _store(p, acc, split, g, row, row_end, col, WHO: gl.constexpr, mma_layout: gl.constexpr):
     """Sums -> shared memory -> TMA. Nothing waits for the store here: its buffer is waited for one tile later."""
     if p.HAS_BIAS:
-        cols = col + gl.arange(0, p.COLS, layout=gl.SliceLayout(0, mma_layout))
         # The slices of a split K are added up: one of them takes the bias along.
-        bias = gl.load(p.bias + g * p.N + cols, mask=cols < gl.where(split == 0, p.N, 0), other=0.0)
-        acc = acc + gl.expand_dims(bias.to(gl.float32), 0)
+        bias = bias_of(p, g, col, gl.where(split == 0, p.N, 0), p.COLS, gl.SliceLayout(0, mma_layout))
+        acc = acc + gl.expand_dims(bias, 0)
     buf = p.c_smem.index(WHO)
     tma.store_wait(0)
-    buf.reshape([p.ROWS, p.COLS]).store(acc.to(p.c_desc.dtype))
-    fence_async_shared()
-    if p.LAYOUT == "ragged_m":
-        # Rows past the end of the group fall outside the descriptor's box: the hardware drops them.
-        at = [WRAP, row_end + split * p.M, WRAP - (row_end - row), col]
-        tma_store(p.c_desc, at, buf)
-    else:
-        tma_store(p.c_desc, [g, row, col], buf)
+    store_tile(p, buf, acc, g, row, row_end, row_end + split * p.M, col)
 
 
 @gluon.jit
-def _consumer(p, mma_layout: gl.constexpr, WHO: gl.constexpr):
+def _consumer(p, WHO: gl.constexpr, mma_layout: gl.constexpr):
     plan = make_plan(p)
     open_turns(p, WHO)
     ring = 0
@@ -241,7 +235,7 @@ def _consumer(p, mma_layout: gl.constexpr, WHO: gl.constexpr):
         tile, shift, wide = tile_of(p, plan, unit)
         g, row, row_end, col, k0, k_len = locate(p, plan, tile)
         col += shift
-        first, steps = span(p, unit, k_len)
+        first, steps = span(p, unit, k_len, 128)
         row += WHO * p.ROWS
         if WHO == 0 or row < row_end:
             at_a, at_b = _places(p, g, row, col, k0, first, mma_layout)
@@ -267,33 +261,6 @@ def _consumer(p, mma_layout: gl.constexpr, WHO: gl.constexpr):
     tma.store_wait(0)
 
 
-@gluon.jit
-def _consumer_0(p, mma_layout: gl.constexpr):
-    _consumer(p, mma_layout, 0)
-
-
-@gluon.jit
-def _consumer_1(p, mma_layout: gl.constexpr):
-    _consumer(p, mma_layout, 1)
-
-
-@gluon.constexpr_function
-def _prefetch_descriptors(a_rank, b_rank):
-    """PTX: one thread asks for the three descriptors, which the first load and store would else wait for.
-
-    A descriptor is a parameter of the kernel, and its shape and strides are the next 2 * rank parameters."""
-    b_at = 1 + 2 * a_rank
-    lines = [
-        f"@leader prefetch.param.tensormap [scaled_grouped_mm_kernel_param_{at}];"
-        for at in (0, b_at, b_at + 1 + 2 * b_rank)
-    ]
-    return (
-        "{ .reg .pred leader; .reg .b32 thread; mov.u32 thread, %tid.x; setp.eq.u32 leader, thread, 0; "
-        + " ".join(lines)
-        + " mov.b32 $0, 0; }"
-    )
-
-
 @gluon.jit(
     # One compilation serves every token count and every stride of the scales.
     do_not_specialize=["G", "M", "N", "K", "sa_m", "sa_k", "sb_g", "sb_n", "sb_k"],
@@ -312,10 +279,7 @@ def scaled_grouped_mm_kernel(
     are two; BLOCK_N divides 128 or is 256. Grid: any number of programs, one per multiprocessor. Launched as a
     programmatic dependent, it sets itself up while the kernel before it ends.
     """
-    gl.inline_asm_elementwise(
-        _prefetch_descriptors(len(a_desc.block_type.shape), len(b_desc.block_type.shape)),
-        "=r", [], dtype=gl.int32, is_pure=False, pack=1,
-    )  # fmt: skip
+    prefetch_descriptors(a_desc, b_desc, "scaled_grouped_mm_kernel")
     CONSUMERS: gl.constexpr = BLOCK_M // ROWS
     COLS: gl.constexpr = min(BLOCK_N, 128)
     HALVES: gl.constexpr = BLOCK_N // COLS
@@ -327,26 +291,24 @@ def scaled_grouped_mm_kernel(
         a_smem = reinterpret(a_boxes, a_desc.dtype, [STAGES * CONSUMERS, ROWS, 128], a_desc.layout)
     b_smem = gl.allocate_shared_memory(b_desc.dtype, [STAGES * HALVES] + b_desc.block_type.shape, b_desc.layout)
     c_smem = gl.allocate_shared_memory(c_desc.dtype, [CONSUMERS] + c_desc.block_type.shape, c_desc.layout)
-    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    for s in gl.static_range(STAGES):
-        mbarrier.init(full.index(s), count=1)
-        mbarrier.init(empty.index(s), count=CONSUMERS)
+    full, empty = make_barriers(STAGES, 1, CONSUMERS)
     fence_async_shared()
     # Memory of the kernel before is touched only after this; the kernel after may begin to set itself up.
     gdc_wait()
     gdc_launch_dependents()
+    TURNS: gl.constexpr = HALVES == 2 and BLOCK_M > ROWS
+    TAIL: gl.constexpr = HALVES == 2 and SPLIT_K == 1
     p = Context(
         a_desc, b_desc, c_desc, a_boxes, a_smem, b_smem, c_smem, full, empty, offs_ptr, bias_ptr, scale_a_ptr,
         scale_b_ptr, G, M, N, K, sa_m, sa_k, sb_g, sb_n, sb_k, LAYOUT, RECIPE, HAS_BIAS, GROUPS_POW2, ROWS, A_BOX,
-        BLOCK_M, BLOCK_N, STAGES, GROUP_M, SPLIT_K, PAIRS, COLS, HALVES,
+        BLOCK_M, BLOCK_N, STAGES, GROUP_M, SPLIT_K, PAIRS, COLS, HALVES, TURNS, TAIL,
     )  # fmt: skip
     mma_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [num_warps, 1], [16, COLS, 32])
     if CONSUMERS == 2:
         gl.warp_specialize(
-            [(_consumer_0, (p, mma_layout)), (_consumer_1, (p, mma_layout)), (feed, (p,))],
+            [(_consumer, (p, 0, mma_layout)), (_consumer, (p, 1, mma_layout)), (feed, (p,))],
             [4, 1],
             [CONSUMER_REGS, PRODUCER_REGS],
         )
     else:
-        gl.warp_specialize([(_consumer_0, (p, mma_layout)), (feed, (p,))], [1], [PRODUCER_REGS])
+        gl.warp_specialize([(_consumer, (p, 0, mma_layout)), (feed, (p,))], [1], [PRODUCER_REGS])

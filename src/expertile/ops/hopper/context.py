@@ -1,0 +1,26 @@
+"""What every partition of a warp-specialised kernel is handed: one aggregate, made from the annotations of a class."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any, TypeVar, dataclass_transform
+
+from triton.experimental.gluon import language as gl
+from triton.language.core import _aggregate
+
+T = TypeVar("T")
+
+
+@dataclass_transform()
+def context(cls: type[T]) -> type[T]:
+    """The aggregate with the annotated fields of `cls`, constructed from their values in that order."""
+    fields = inspect.get_annotations(cls)
+    constants = {name for name, kind in fields.items() if kind is gl.constexpr}
+
+    def __init__(self: Any, *values: Any) -> None:
+        for name, value in zip(fields, values, strict=True):
+            setattr(self, name, gl.constexpr(value) if name in constants else value)
+
+    __init__.__triton_builtin__ = True  # type: ignore[attr-defined]  # Triton looks for nothing in its source
+    cls.__init__ = __init__  # type: ignore[method-assign]
+    return _aggregate(cls)

@@ -1,0 +1,29 @@
+"""Device code that the Gluon kernels share: from accumulators to memory."""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared
+
+from expertile.ops.hopper.tiles import WRAP
+from expertile.ops.launch.versions import tma_store
+
+
+@gluon.jit
+def bias_of(p, g, col, end, COLS: gl.constexpr, layout: gl.constexpr):
+    """Group g's bias [COLS] from column `col` on, float32; zeros from column `end` on."""
+    cols = col + gl.arange(0, COLS, layout=layout)
+    return gl.load(p.bias + g * p.N + cols, mask=cols < end, other=0.0).to(gl.float32)
+
+
+@gluon.jit
+def store_tile(p, buf, x, g, row, row_end, last, col):
+    """x [rows, columns] -> shared memory -> TMA, rows `row` to `row_end` of a ragged M; `last`: row_end in the
+    descriptor, which counts the rows of all slices of a split K. Nothing waits for the store here.
+
+    Rows past the end of the group fall outside the descriptor's box: the hardware drops them."""
+    buf.reshape([x.shape[0], x.shape[1]]).store(x.to(p.c_desc.dtype))
+    fence_async_shared()
+    if p.LAYOUT == "ragged_m":
+        tma_store(p.c_desc, [WRAP, last, WRAP - (row_end - row), col], buf)
+    else:
+        tma_store(p.c_desc, [g, row, col], buf)
