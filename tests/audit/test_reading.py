@@ -60,7 +60,7 @@ def test_facts_as_people_write_them():
     found = facts("Batch Size (B): 16, seq_len=1024, M=N=K=4096 on 8x RTX 4060 Ti in bfloat16")
     assert found.of("batch") == (16,) and found.of("seq") == (1024,) and found.of("gpus") == (8,)
     assert [found.of(s) for s in "mnk"] == [(4096,)] * 3
-    assert found.formats == ("bf16",) and found.of("devices") == ("NVIDIA GeForce RTX 4060 Ti",)
+    assert found.of("formats") == ("bf16",) and [d.name for d in found.of("devices")] == ["NVIDIA GeForce RTX 4060 Ti"]
     assert size_of_name("Batch Size (B)") == "batch" and size_of_name("Latency") is None
 
 

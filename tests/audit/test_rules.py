@@ -81,3 +81,30 @@ def test_a_table_of_one_row_is_judged_where_all_sizes_are_named(rate, accused):
     """344 counts multiply-adds as one."""
     text = f"| M | N | K | Time (ms) | TFLOPS |\n|-|-|-|-|-|\n| 4096 | 4096 | 4096 | 0.2 | {rate} |\n"
     assert len(audit_text(text).accusations) == accused
+
+
+MODEL = "| Config | Hidden | FFN | Top-K |\n|-|-|-|-|\n| big | 4096 | 14336 | 2 |\n| tiny | 512 | 1024 | 2 |\n"
+RUN = (
+    "# On an RTX 4090, bf16 and int4\n\n| name | Latency |\n|-|-|\n| Triton | ~{} ms |\n\n# Models\n\n"
+    + MODEL
+    + "\nrun.py --config big --batch 16 --seq 512\n"
+)
+MOVED = "# Softmax on a V100\n\n| size | time (ms) |\n|-|-|\n| 4096x4096 | {} |\n\n# Bytes\n\nMatrix: 4096×4096\n\n- Total traffic: 402.7 MB\n"  # noqa: E501
+SIZES = "In bf16 first.\n\n# Sizes\n\n| name | Memory |\n|-|-|\n| naive | 3.7 GB |\n| INT4 | {} GB |\n"
+ASKED = [
+    ("bound", RUN, "4.5", "12"),
+    ("traffic", MOVED, "0.177", "0.577"),
+    ("compression", SIZES, "0.5", "1.0"),
+    (
+        "compression",
+        "Stored in bf16.\n\n# Later\n\nINT4 weights: compress the weights by {} (memory savings)\n",
+        "8x",
+        "4x",
+    ),
+]
+
+
+@pytest.mark.parametrize("rule, text, wrong, right", ASKED, ids=["model and command", "traffic", "column", "words"])
+def test_lines_far_apart_are_asked_about(rule, text, wrong, right):
+    assert [(f.verdict, f.rule) for f in audit_text(text.format(wrong), "x.md").findings] == [("question", rule)]
+    assert audit_text(text.format(right), "x.md").findings == ()

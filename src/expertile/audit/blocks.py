@@ -60,23 +60,18 @@ def split_code(lines: list[Line]) -> list[Block]:
     blocks: list[Block] = []
     i = 0
     while i < len(lines):
-        found = _ruled(lines, i) or _separated(lines, i) or _aligned(lines, i)
-        if found is not None:
-            blocks.append(Block("code", table=found[0]))
-            i += found[1]
-            continue
-        if not blocks or blocks[-1].table:
-            blocks.append(Block("code"))
-        blocks[-1].lines.append(lines[i])
-        i += 1
+        table, used = _ruled(lines, i) or _separated(lines, i) or _aligned(lines, i) or (None, 1)
+        if table or not blocks or blocks[-1].table:
+            blocks.append(Block("code", table=table))
+        blocks[-1].lines += [] if table else [lines[i]]
+        i += used
     return [b for b in blocks if b.table or b.text.strip()]
 
 
 def _header_ok(header: list[str]) -> bool:
-    if any(re.search(r"\d\.\d|\d ?(?:ms|us|s|GB|tokens)\b", h) for h in header):
-        return False  # figures stand here
+    figures = any(re.search(r"\d\.\d|\d ?(?:ms|us|s|GB|tokens)\b", h) for h in header)
     named = [h for h in header if re.search(r"[A-Za-z%]", h) and not is_numeric(h)]
-    return len(named) >= 2 and len(named) >= len([h for h in header if h.strip()]) - 1
+    return not figures and len(named) >= 2 and len(named) >= len([h for h in header if h.strip()]) - 1
 
 
 def _bars(text: str) -> list[str]:

@@ -10,7 +10,7 @@ from expertile.audit.rules import claims, peaks, rates, ratios, serving
 from expertile.device import Device
 
 RULES = (
-    peaks.rates, peaks.bounds, peaks.shares, peaks.sparse_peaks, peaks.links,
+    peaks.rates, peaks.bounds, peaks.traffic, peaks.shares, peaks.sparse_peaks, peaks.links,
     rates.grids, rates.lines, rates.transfers, ratios.grids, ratios.sentences, ratios.averages,
     serving.per_token, serving.token_counts, serving.batches, serving.steps, serving.mfu,
     claims.compression, claims.equal_work, claims.ranges, claims.failed_checks, claims.attention_share,
@@ -50,7 +50,7 @@ def audit_text(text: str, name: str = "", *, gpu: str = "", dtype: str = "", sha
 def _given(gpu: str, dtype: str, shape: str) -> str:
     """The set-up of the command line, written as a report would write it."""
     m = re.fullmatch(r"(\d+)[x×*,](\d+)[x×*,](\d+)", shape.replace(" ", ""))
-    if dtype and not facts(dtype).formats:
+    if dtype and not facts(dtype).of("formats"):
         raise ValueError(f"dtype: expected one of {', '.join(BITS)}, got {dtype!r}")
     if shape and m is None:
         raise ValueError(f"shape: expected M x N x K as in 4096x4096x1024, got {shape!r}")

@@ -98,10 +98,6 @@ class Facts:
     def of(self, what: str) -> tuple[Any, ...]:
         return self.stated.get(what, ())
 
-    @property
-    def formats(self) -> tuple[str, ...]:
-        return self.of("formats")
-
 
 def _int(text: str) -> float:
     value = text.replace(",", "")
@@ -111,7 +107,7 @@ def _int(text: str) -> float:
 @lru_cache(maxsize=20000)
 def facts(text: str) -> Facts:
     """The facts that `text` states. A size that is not named is none."""
-    stated: dict[str, list[Any]] = {"formats": _formats(text), "devices": [d.name for d in find_in_text(text)]}
+    stated: dict[str, list[Any]] = {"formats": _formats(text), "devices": find_in_text(text)}
     if any(c.isdigit() for c in text):
         for m in _CHAIN.finditer(text):
             for name in re.findall(r"[mnk]", m["names"].lower()):

@@ -17,23 +17,18 @@ class Interval:
             raise ValueError(f"interval: expected lo <= mid <= hi, got {self.lo}, {self.mid}, {self.hi}")
 
     def __mul__(self, other: "Interval | float") -> "Interval":
-        if isinstance(other, Interval):
-            return Interval(self.lo * other.lo, self.mid * other.mid, self.hi * other.hi)
-        return Interval(self.lo * other, self.mid * other, self.hi * other)
+        by = exact(other)
+        return Interval(self.lo * by.lo, self.mid * by.mid, self.hi * by.hi)
 
     def __truediv__(self, other: "Interval | float") -> "Interval":
-        if not isinstance(other, Interval):
-            return self * (1 / other)
-        infinity = float("inf")
-        return Interval(
-            self.lo / other.hi, self.mid / other.mid if other.mid else infinity,
-            self.hi / other.lo if other.lo > 0 else infinity,
-        )  # fmt: skip
+        by = exact(other)
+        parts = ((self.lo, by.hi), (self.mid, by.mid), (self.hi, by.lo))
+        return Interval(*(a / b if b > 0 else float("inf") for a, b in parts))
 
     def meets(self, other: "Interval | float", slack: float = 0.0) -> bool:
         """Whether both may be the same number when each may be off by the share `slack`."""
-        lo, hi = (other.lo, other.hi) if isinstance(other, Interval) else (other, other)
-        return self.lo <= hi * (1 + slack) and lo <= self.hi * (1 + slack)
+        to = exact(other)
+        return self.lo <= to.hi * (1 + slack) and to.lo <= self.hi * (1 + slack)
 
     @property
     def width(self) -> float:
@@ -41,8 +36,8 @@ class Interval:
         return (self.hi - self.lo) / self.mid if self.mid > 0 else float("inf")
 
 
-def exact(value: float) -> Interval:
-    return Interval(value, value, value)
+def exact(value: Interval | float) -> Interval:
+    return value if isinstance(value, Interval) else Interval(value, value, value)
 
 
 def printed(digits: str) -> Interval:
@@ -60,8 +55,6 @@ def printed(digits: str) -> Interval:
 
 
 NUMBER = r"(?:\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+\.?\d*(?:[eE][-+]?\d+)?|\.\d+)"
-
-
 FIT = 0.02  # rows within this agree
 ODD = 0.06  # a row this far beyond its printed digits breaks the relation
 _TIGHT = 0.15  # an interval wider than this confirms nothing

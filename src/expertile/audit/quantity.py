@@ -104,9 +104,8 @@ def quantities(text: str, line: int, cell: Unit | None = None) -> list[Quantity]
         of, end = own or (named or NO_UNIT, m.end())
         if named is not None and of.kind == "params" and (first or named.kind == "rate"):
             of = replace(named, low=of.low, high=of.high)
-        bound = (
-            _ABOUT.search(before) or _BOUND.search(before) or "+" in (text[end : end + 1], text[m.end() : m.end() + 1])
-        )
+        ends = (text[end : end + 1], text[m.end() : m.end() + 1])
+        bound = _ABOUT.search(before) or _BOUND.search(before) or "+" in ends
         value = _value(m["a"], of)
         if m["b"]:
             other = _value(m["b"], of)

@@ -12,6 +12,7 @@ from expertile.audit.facts import Facts, facts, size_of_name
 from expertile.audit.quantity import Quantity, clean, quantities, same_statistic, stem
 from expertile.audit.read import read, repair
 from expertile.audit.units import NO_UNIT, unit_of_name
+from expertile.device import Device
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,7 @@ class Row:
     # The set-up that holds for the row: the nearest statement above wins, and two values in one place are unknown.
 
     @cached_property
-    def _above(self) -> list[int]:
+    def above(self) -> list[int]:
         """The blocks above that lead to the row's, the nearest first."""
         sections = self.report.sections
         path = sections[self.block]
@@ -78,7 +79,7 @@ class Row:
         if block.lines and block.kind != "prose" and (found := report.nearest(self.block, what, self.line)):
             return found[1], found[0], True
         # A log's later lines say nothing of its earlier ones; a list or a paragraph is of one piece.
-        for index in self._above if block.lines and block.kind == "code" else (self.block, *self._above):
+        for index in self.above if block.lines and block.kind == "code" else (self.block, *self.above):
             if values := report.facts[index].of(what):
                 return values, report.blocks[index].first, index == self.block or self._near(index)
         given = facts(report.given).of(what)
@@ -92,8 +93,8 @@ class Row:
         return Size(values[0], line, near) if len(values) == 1 else None
 
     @cached_property
-    def devices(self) -> tuple[str, ...]:
-        """The names of the GPUs that the row may have run on."""
+    def devices(self) -> tuple[Device, ...]:
+        """The GPUs that the row may have run on; none where the report speaks of accelerators unknown here."""
         report = self.report
         if not self.facts.of("devices") and not report.facts[self.block].of("devices") and report.names_gpu(self.block):
             return ()  # it names one that is not known here
@@ -118,7 +119,7 @@ class Row:
     @cached_property
     def words(self) -> str:
         """Lower-case words of the row, of its headings, and of the lines and tables' heads that lead to it."""
-        blocks = [self.report.blocks[b] for b in self._above if self._near(b)]
+        blocks = [self.report.blocks[b] for b in self.above if self._near(b)]
         parts = [self.text, self.headings, *(" ".join(b.table.header) if b.table else b.text for b in blocks)]
         return clean("\n".join(parts)).lower()
 
@@ -155,12 +156,8 @@ class Grid:
 
     def columns(self, *kinds: str) -> list[int]:
         """The columns that hold one of `kinds` in at least half of their rows."""
-        found = []
-        for index in range(len(self.header)):
-            held = [q for q in self.column(index) if q is not None]
-            if held and sum(q.kind in kinds for q in held) * 2 >= len(self.rows):
-                found.append(index)
-        return found
+        held = [[q.kind in kinds for q in self.column(c) if q is not None] for c in range(len(self.header))]
+        return [c for c, fits in enumerate(held) if fits and 2 * sum(fits) >= len(self.rows)]
 
 
 _SUMMARY = re.compile(
@@ -231,8 +228,7 @@ class Report:
     def _texts(self, index: int, block: Block) -> None:
         lines = _lines(index, block)
         self.rows.extend(lines)
-        record: list[Row] = []
-        seen: set[str] = set()
+        record: dict[str, Row] = {}
         last = 0  # the line before, which may be a drawn rule
         for row in [*lines, Row("line", 0, "", [], index)] if block.kind in ("code", "list") else ():
             key = re.match(r"\W*(\w[^:=]{0,48}?)\s*[:=]", row.text)
@@ -240,15 +236,14 @@ class Report:
             last = row.line
             if record and not gap and row.line and not re.search(r"\w", row.text):
                 continue
-            if not key or gap or key[1].lower() in seen:
+            if not key or gap or key[1].lower() in record:
                 if len(record) > 1:
-                    figures = [q for r in record for q in r.quantities]
-                    text = "\n".join(r.text for r in record)
-                    self.rows.append(Row("record", record[0].line, text, figures, index))
-                record, seen = [], set()
+                    held = list(record.values())
+                    figures = [q for r in held for q in r.quantities]
+                    self.rows.append(Row("record", held[0].line, "\n".join(r.text for r in held), figures, index))
+                record = {}
             if key:
-                record.append(row)
-                seen.add(key[1].lower())
+                record[key[1].lower()] = row
 
     @lru_cache  # noqa: B019  (a report lives for one audit)
     def names_gpu(self, block: int) -> bool:

@@ -49,7 +49,7 @@ _FORMS: tuple[tuple[str, str], ...] = (
     ("s_per_item", rf"(?P<t>{_TIME}) ?(?:/|per) ?(?P<item>(?i:{_ITEM})|prompt|layer|epoch|call|launch|kernel|op)\b"),
     (
         "rate",
-        r"(?P<p>(?i:[kmgtpe]|kilo|mega|giga|tera|peta)) ?(?i:(?:fl|i)?ops?)"
+        r"(?P<p>(?i:[kmgtpe]|kilo|mega|giga|tera|peta)) ?(?i:(?:fl|i)ops?|ops|op(?=/))"
         r"(?: ?/ ?(?:s|sec|second)|ps| per second)?\b(?!/(?!(?i:gpu|gcd|device|chip|card)))",
     ),
     ("rate", r"(?P<p>[MGTP])(?i:f/s|flop/s)\b"),
@@ -73,7 +73,6 @@ _FORMS: tuple[tuple[str, str], ...] = (
 )
 _COMPILED = tuple((kind, re.compile(form)) for kind, form in _FORMS)
 _PER_DEVICE = re.compile(r"(?i) ?(?:/|per) ?(?:gpu|gcd|device|chip|card)\b")
-_WORDS = {"kilo": "k", "mega": "m", "giga": "g", "tera": "t", "peta": "p"}
 
 
 @lru_cache(maxsize=4096)
@@ -88,8 +87,7 @@ def match_unit(text: str) -> tuple[Unit, int] | None:
 
 
 def _unit(kind: str, groups: dict[str, str | None], each: bool) -> Unit:
-    prefix = (groups.get("p") or "").lower()
-    prefix = _WORDS.get(prefix, prefix)
+    prefix = (groups.get("p") or "")[:1].lower()
     low = high = _TEN.get(prefix, 1.0)
     item = (groups.get("item") or "").lower().rstrip("s")
     if kind in ("bandwidth", "bytes"):
@@ -108,8 +106,6 @@ def _unit(kind: str, groups: dict[str, str | None], each: bool) -> Unit:
 
 
 _STATISTIC = r"(?:p\d\d|avg|mean|median|min|max|best|std|average|geomean|±.*|dense|fwd|bwd|total)"
-
-
 _BARE = re.compile(r"(?i)([kmgt]b|tok|token|tokens)[ _](?:per[ _])?s(?:ec(?:ond)?)?\b")
 
 

@@ -26,12 +26,12 @@ _NOT_BITS = re.compile(
 def _bits(text: str) -> list[int]:
     """The widths of the number formats that a text names."""
     counted = [int(b) for b in re.findall(r"(?i)\b([1-68]|16|32|64)[ -]?bits?\b", text)]
-    return list(dict.fromkeys((*(BITS[f] for f in facts(text).formats), *counted)))
+    return list(dict.fromkeys((*(BITS[f] for f in facts(text).of("formats")), *counted)))
 
 
 def compression(report: Report) -> Iterator[Finding]:
-    """A memory saving beyond the ratio of the two formats that the text names."""
-    lines = report.lines_of_text
+    """A memory saving beyond the ratio of the two formats that the text names; it asks where it names one."""
+    lines, wide = report.lines_of_text, [b for b in _bits(report.text) if b >= 16]
     for i, row in enumerate(lines):
         for q in row.of("ratio", "percent") if re.search(rf"(?i){_MEMORY}", row.text) else ():
             before, after = row.text[: q.start], row.text[q.end : q.end + 24]
@@ -41,34 +41,40 @@ def compression(report: Report) -> Iterator[Finding]:
             near = [r for r in lines[max(0, i - 3) : i + 1] if row.line - r.line <= 3]
             text = row.text if len(_bits(row.text)) > 1 else "\n".join(r.text for r in near)
             bits = sorted(_bits(text))
-            if len(bits) != 2 or bits[0] > 8 or bits[1] < 16 or not _CHANGED.search(text):
+            known = len(bits) == 2 and bits[1] >= 16 and _CHANGED.search(text)
+            bits = bits if known else [*bits[:1], *wide]
+            if len(bits) != 2 or bits[0] > 8:
                 continue
             most, saved = bits[1] / bits[0], q.value.lo if q.exact else q.value.mid
             less = q.kind == "ratio" or re.search(r"(?i)sav|reduc|less|smaller|lower|fewer", before[-40:] + after)
             beyond = (saved if q.kind == "ratio" else 1 / max(1 - saved, 1e-9)) > most * 1.06
             if less and beyond and not _NOT_BITS.search(before[-60:] + after):
                 at_most = f"at most {most:.3g}x smaller ({100 * (1 - 1 / most):.3g} % less), not {q.text}"
-                message = f"{bits[1]} to {bits[0]} bits is {at_most}"
-                yield finding(INCONSISTENT, "compression", message, q, lines=tuple(r.line for r in near))
+                message = f"{bits[1]} to {bits[0]} bits is {at_most}" + ("" if known else ": smaller than what?")
+                verdict = INCONSISTENT if known else QUESTION
+                yield finding(verdict, "compression", message, q, lines=tuple(r.line for r in near))
     for grid in report.grids:
         for c in grid.columns("bytes"):
             if re.search(r"(?i)mem|size|vram|footprint|storage|weights", grid.header[c]):
-                yield from _column([(row.label, size) for row in grid.body if (size := row.figure(c))])
+                yield from _column([(row.label, size) for row in grid.body if (size := row.figure(c))], wide)
 
 
 _FORMAT = re.compile(r"\b(?:(?:fp|bf|int|uint|w|q|nf)\d+\w*|awq|gptq|quantized|baseline|\d+-?bit|half|float\d*)\b")
 _WORD = re.compile(r"[a-z0-9.]+")
 
 
-def _column(held: list[tuple[str, Quantity]]) -> Iterator[Finding]:
-    """Rows of one memory column that differ in their format only."""
-    named = [(bits[0], _WORD.findall(_FORMAT.sub(" ", label.lower())), q) for label, q in held
-             if len(bits := _bits(label)) == 1]  # fmt: skip
+def _column(held: list[tuple[str, Quantity]], wide: list[int]) -> Iterator[Finding]:
+    """Rows of one memory column that differ in their format only; of a row that names none, it asks."""
+    named = [(bits, _WORD.findall(_FORMAT.sub(" ", label.lower())), q) for label, q in held
+             if len(bits := _bits(label)) < 2]  # fmt: skip
     for (to, name, q), (of, other, base) in itertools.permutations(named, 2):
-        if to <= 8 and of > to and name == other and (base.value / q.value).lo > 1.08 * of / to:
+        if [len(to), len(of or wide)] != [1, 1] or to[0] > 8 or (of and name != other):
+            continue
+        most = (of or wide)[0] / to[0]
+        if most > 1 and (base.value / q.value).lo > 1.08 * most:
             ratio = f"{base.text} / {q.text} is {base.value.mid / q.value.mid:.3g}x"
-            message = f"{ratio}; the bits give at most {of / to:.3g}x"
-            yield finding(INCONSISTENT, "compression", message, q, lines=(base.line,))
+            message = f"{ratio}; the bits give at most {most:.3g}x"
+            yield finding(INCONSISTENT if of else QUESTION, "compression", message, q, lines=(base.line,))
 
 
 _EQUAL = re.compile(r"(?i)\b(?:equivalent|equal|same|identical)\s+(?:total\s+|amount of\s+)?(?:work|flops?|compute)\b")
@@ -97,25 +103,22 @@ def equal_work(report: Report) -> Iterator[Finding]:
 def ranges(report: Report) -> Iterator[Finding]:
     """ "2-5x slower" over ratios that reach further: it asks, unless they reach twice as far."""
     for row in report.lines_of_text:
-        for q in row.of("ratio") if report.blocks[row.block].kind == "heading" else ():
-            if not re.search(r"\d ?(?:-|–|to) ?\d", q.text) or not re.search(
-                r"slower|faster|speed-?\s?up", row.text.lower()
-            ):
-                continue
+        said = row.text.lower() if report.blocks[row.block].kind == "heading" else ""
+        spans = [q for q in row.of("ratio") if re.search(r"\d ?(?:-|–|to) ?\d", q.text)]
+        for q in spans if re.search(r"slower|faster|speed-?\s?up", said) else ():
             # A heading without tables of its own speaks of the whole report.
             same = [g for g in report.grids if report.sections[g.block] == report.sections[row.block]] or report.grids
             cells = [x for g in same for c in g.columns("ratio") for r in g.rows if (x := r.figure(c, "ratio"))]
-            slower = "slow" in row.text.lower() and all(x.value.mid <= 1.05 for x in cells)
+            slower = "slow" in said and all(x.value.mid <= 1.05 for x in cells)
             values = [1 / x.value.mid if slower else x.value.mid for x in cells]
             low, high = 0.93 * q.value.lo, 1.07 * q.value.hi
             outside = [x.line for x, v in zip(cells, values, strict=True) if not low <= v <= high]
             if len(values) < 3 or not outside or (not slower and min(values) < 0.9):
                 continue
             sure = max(values) > 2 * q.value.hi
-            span = f"they reach from {min(values):.3g}x to {max(values):.3g}x" + "; are only some rows meant?" * (
-                not sure
-            )
-            message = f"{len(outside)} of {len(values)} rows lie outside {q.text}: {span}"
+            span = f"they reach from {min(values):.3g}x to {max(values):.3g}x"
+            ask = "" if sure else "; are only some rows meant?"
+            message = f"{len(outside)} of {len(values)} rows lie outside {q.text}: {span}{ask}"
             yield finding(INCONSISTENT if sure else QUESTION, "range", message, q, lines=tuple(outside[:6]))
 
 

@@ -7,10 +7,9 @@ from expertile.audit.facts import facts
 from expertile.audit.finding import IMPOSSIBLE, INCONSISTENT, QUESTION, UNCHECKED, Finding, finding, si
 from expertile.audit.quantity import Quantity
 from expertile.audit.report import Report, Row
-from expertile.audit.rules.rates import readings
-from expertile.device import DTYPES, Device, generous_peak, known_devices
+from expertile.audit.rules.rates import largest_run, readings
+from expertile.device import DTYPES, Device, generous_peak
 
-_BY_NAME = {d.name: d for d in known_devices()}
 # A figure that is no measurement of dense work by one run.
 _OTHER = re.compile(
     r"peak|theoretical|roofline|\bspec|data ?sheet|\blimit|\bbound\b|spars|2:4|effective|equivalent|winograd|"
@@ -40,12 +39,7 @@ def _peak(device: Device, formats: Iterable[str], sparse: bool = False) -> float
 
 def _fastest(row: Row, formats: Iterable[str], sparse: bool) -> tuple[float, Device]:
     """The highest peak of the GPUs that the row may have run on, and whose it is."""
-    return max(((_peak(d, formats, sparse), d) for d in devices(row)), key=lambda pair: pair[0] * _slack(pair[1]))
-
-
-def devices(row: Row) -> list[Device]:
-    """The GPUs that a row may have run on; none where the report speaks of accelerators that are not known here."""
-    return [_BY_NAME[name] for name in row.devices]
+    return max(((_peak(d, formats, sparse), d) for d in row.devices), key=lambda pair: pair[0] * _slack(pair[1]))
 
 
 def gpu_counts(row: Row) -> tuple[float, ...]:
@@ -58,7 +52,7 @@ def rates(report: Report) -> Iterator[Finding]:
     for row in report.all_rows:
         for q in row.of("rate", "bandwidth"):
             words = f"{q.words} {row.label}".lower() + (row.text.lower() if row.kind == "line" else "")
-            if not q.value.mid or _OTHER.search(words) or not devices(row):
+            if not q.value.mid or _OTHER.search(words) or not row.devices:
                 continue
             count = 1.0 if q.per_device else max(gpu_counts(row))
             if count > 1 or q.per_device or not _SEVERAL.search(row.words):
@@ -80,7 +74,7 @@ def _rate(report: Report, row: Row, q: Quantity, count: float) -> Iterator[Findi
 
     # float32 products run as tf32 where that is allowed.
     eased = "fp32" in stated and not above((*stated, "tf32"))
-    everything = row.report.everything.formats if own else DTYPES
+    everything = row.report.everything.of("formats") if own else DTYPES
     found = above((*everything, *own)) or (above(stated, QUESTION if eased else IMPOSSIBLE) if stated else None)
     if found:
         yield found
@@ -90,12 +84,12 @@ def _rate(report: Report, row: Row, q: Quantity, count: float) -> Iterator[Findi
 
 def _formats_of(q: Quantity, row: Row) -> tuple[str, ...]:
     """What a table's column or row, or a sentence, calls the format of a figure; another column's is not its."""
-    return facts(q.label).formats or facts(row.label if row.kind == "table" else row.text).formats
+    return facts(q.label).of("formats") or facts(row.label if row.kind == "table" else row.text).of("formats")
 
 
 def _bandwidth(report: Report, row: Row, q: Quantity, count: float) -> Iterator[Finding]:
     text = f"{q.words} {row.text.lower()}"
-    device = max(devices(row), key=lambda d: d.memory_bps or 0)
+    device = max(row.devices, key=lambda d: d.memory_bps or 0)
     most = (device.memory_bps or float("inf")) * count
     slack = 1.1 if "GeForce" in device.name else 1.04
     if q.value.lo <= most * slack or _CACHED.search(f"{text} {row.headings}"):
@@ -109,7 +103,6 @@ def _bandwidth(report: Report, row: Row, q: Quantity, count: float) -> Iterator[
 
 
 _NO_RUN = re.compile(r"launch|overhead|compile|per |sync|saved|ttft|std|queue|h2d|d2h|copy|alloc|token")
-
 _WHOLE = re.compile(
     r"(?i)time|latency|duration|elapsed|gemm|matmul|\bmm\b|kernel|blas|torch|triton|cutlass|attention|[=×]|^$"
 )
@@ -117,13 +110,18 @@ _WHOLE = re.compile(
 
 def bounds(report: Report) -> Iterator[Finding]:
     """Times in which the GPU in scope cannot do the work that the sizes mean."""
-    for row in report.all_rows:
-        times = [q for q in row.of("time") if q.exact and q.value.hi > 0 and not _NO_RUN.search(q.words)]
-        if not times or (row.kind == "line" and len(times) > 1) or not devices(row):
+    largest = largest_run(report)
+    for row in (row for row in report.all_rows if row.of("time") and row.devices):
+        w = readings(row) or (largest if row.kind == "table" and not row.own else None)
+        # Of lines far apart it asks, about figures too that say "about".
+        certain = [q for q in row.of("time") if (q.exact or w is largest) and q.value.hi > 0]
+        times = [q for q in certain if not _NO_RUN.search(q.words)]
+        if not times or (row.kind == "line" and len(times) > 1) or w is None:
             continue
-        w, formats = readings(row), row.report.everything.formats
-        if w is None or not w.named or re.search(r"conv|spars|winograd|layer|epoch|training", row.words):
+        if not w.named or re.search(r"conv|spars|winograd|layer|epoch|training", row.words):
             continue
+        # INT4 weights are multiplied in another format.
+        formats = [f for f in report.everything.of("formats") if w.near or f != "int4"]
         most, device = _fastest(row, formats, "spars" in report.text)
         least = w.work.flops * (0.5 if w.causal else 1.0) / max(gpu_counts(row))
         for q in times:
@@ -134,6 +132,19 @@ def bounds(report: Report) -> Iterator[Finding]:
                 sure = w.near and _WHOLE.search(row.label if row.kind == "table" else row.text)
                 ask = "" if sure else ": is this the time of that shape?"
                 yield finding(IMPOSSIBLE if sure else QUESTION, "bound", message + ask, q, lines=w.lines)
+
+
+def traffic(report: Report) -> Iterator[Finding]:
+    """Traffic for which the slowest time of its shape is too short: the lines are far apart, so it asks."""
+    for row in (r for r in report.lines_of_text if "traffic" in r.text.lower()):
+        shape = next((found for b in row.above if (found := report.facts[b].of("tuples"))), ())
+        rows = [r for g in report.grids for r in g.rows if r.facts.of("tuples") == shape != ()]
+        t = max((t for r in rows for t in r.of("time")), key=lambda t: t.value.hi, default=None)
+        q, most = next(iter(row.of("bytes")), None), max((d.memory_bps or 0.0 for d in row.devices), default=0.0)
+        if t and q and q.exact and most and q.value.lo / t.value.hi > 1.1 * most:
+            rate = f"{q.text} in the {t.text} of line {t.line} is {si(q.value.mid / t.value.mid, 'B/s')}"
+            message = f"{rate}, more than the memory's {si(most, 'B/s')}: is this the same run?"
+            yield finding(QUESTION, "traffic", message, q, lines=(t.line,))
 
 
 _SHARE = re.compile(r"\bpeak\b|theoretical|roofline|\bmfu\b|speed of light|\bsol\b|of (?:the )?(?:hbm|memory|max)")
@@ -155,13 +166,11 @@ def shares(report: Report) -> Iterator[Finding]:
             figures = [q for q in row.of(kind) if q.exact and q not in stated]
             if len(percents) != 1 or len(figures) != 1 or not percents[0].exact or not percents[0].value.mid:
                 continue
-            if (kind == "bandwidth" and row.of("rate")) or not (here or devices(row)):
+            if (kind == "bandwidth" and row.of("rate")) or not (here or row.devices):
                 continue
             q, p = figures[0], percents[0]
-            known = [
-                x for d in devices(row) for f in DTYPES for x in (d.peak(f), d.sparse_peak(f), generous_peak(d, f))
-            ]
-            known = [d.memory_bps for d in devices(row)] if kind == "bandwidth" else known
+            known = [x for d in row.devices for f in DTYPES for x in (d.peak(f), d.sparse_peak(f), generous_peak(d, f))]
+            known = [d.memory_bps for d in row.devices] if kind == "bandwidth" else known
             part, other = q.value / p.value, (*known, *(s.value.mid for s in stated if s not in here))
             near = any(part.meets(x * n, 0.1) for x in other if x for n in gpu_counts(row))
             if not near and not any(part.meets(s.value, 0.02) for s in here):
@@ -179,9 +188,9 @@ def sparse_peaks(report: Report) -> Iterator[Finding]:
     """A peak with structured sparsity, stated where the report never speaks of sparsity."""
     for row, q in _stated_peaks(report, "rate") if not re.search(r"spars|2:4", report.text) else ():
         formats = _formats_of(q, row) or row.stated("formats")
-        if len(formats) != 1 or len(devices(row)) != 1:
+        if len(formats) != 1 or len(row.devices) != 1:
             continue
-        device = devices(row)[0]
+        device = row.devices[0]
         hopper = device.capability == (9, 0) and device.sm_count == 132
         sparse = _SHEETS.get(formats[0]) if hopper else device.sparse_peak(formats[0])
         dense = [x for f in DTYPES for x in (device.peak(f), generous_peak(device, f)) if x]
@@ -229,6 +238,6 @@ def _link(text: str, row: Row) -> tuple[str, float] | None:
     if m and not nvlink:
         lanes = int(m["n"] or 16)
         return f"PCIe {m['g']}.0 x{lanes}", 2 * _LANES[m["g"]] * lanes
-    names = [part for name in row.devices for part in _NVLINK if re.search(rf"\b{part}\b", name)]
+    names = [part for device in row.devices for part in _NVLINK if re.search(rf"\b{part}\b", device.name)]
     one = nvlink and not m and len(row.devices) == 1 and names
     return (f"{names[0]}'s NVLink", _NVLINK[names[0]]) if one else None

@@ -67,6 +67,19 @@ def readings(row: Row) -> Reading | None:
     return _gemm([size] * 3, counts, False) if size else None
 
 
+def largest_run(report: Report) -> Reading | None:
+    """The largest run ("--config mixtral --batch 16 --seq 512") of the one model of a table that any line runs."""
+    models = [r for g in report.grids for r in g.rows if {"hidden", "ffn", "topk"} <= r.own.keys()]
+    lines = [r for r in report.lines_of_text if models and {"batch", "seq"} <= r.facts.stated.keys()]
+    runs = [(m, r) for m in models for r in lines if {*m.label.lower().split()} & {*r.text.lower().split()}]
+    if len({m.line for m, _ in runs}) != 1:
+        return None
+    model = runs[0][0]
+    tokens, line = max((r.facts.of("batch")[0] * r.facts.of("seq")[0], r.line) for _, r in runs)
+    sizes = ((model.own["topk"] * tokens, line), (model.own["ffn"], model.line), (model.own["hidden"], model.line))
+    return _gemm([Size(value, at, False) for value, at in sizes], ())
+
+
 def _gemm(sizes: list[Size], counts: tuple[float, ...], named: bool = True) -> Reading:
     m, n, k = (s.value for s in sizes)
     work, lines = Work(2 * m * n * k, m * k + k * n + m * n), tuple(s.line for s in sizes)

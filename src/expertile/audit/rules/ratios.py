@@ -51,10 +51,9 @@ def follows(q: Quantity, pair: Pair, slack: float, change: str = "") -> bool:
     x = pair[0].value / pair[1].value
     gain = Interval(max(x.lo - 1, 0), max(x.mid - 1, 0), max(x.hi - 1, 0))
     loss = Interval(max(1 - x.hi, 0), max(1 - x.mid, 0), max(1 - x.lo, 0))
+    forms = {"": [x, gain, loss], "change": [gain, loss], "loss": [loss]}[change]
     if q.kind == "ratio":
         forms = [x, gain] if re.search(r"(?i)improve|gain", q.label) else [x]
-    else:
-        forms = {"": [x, gain, loss], "change": [gain, loss], "loss": [loss]}[change]
     return any(form.hi > 0 and q.value.meets(form, slack) for form in forms)
 
 
@@ -141,10 +140,8 @@ def _two(q: Quantity, a: Quantity, b: Quantity, change: str = "") -> Iterator[Fi
 
 def _wrong(q: Quantity, pair: Pair, name: str = "") -> Finding:
     x, unit = pair[0].value.mid / pair[1].value.mid, UNIT_OF.get(pair[0].kind, "")
-    more = (
-        f" ({100 * (x - 1):.3g} % more, {100 * (1 - 1 / x):.3g} % less)" if x > 1 else f" ({100 * (1 - x):.3g} % less)"
-    )
-    should, meant = f"{x:.3g}x" if q.kind == "ratio" else f"{100 * x:.3g} %{more}", f" ({name})" if name else ""
+    more = f"{100 * (x - 1):.3g} % more, " * (x > 1) + f"{100 * (1 - min(x, 1 / x)):.3g} % less"
+    should, meant = f"{x:.3g}x" if q.kind == "ratio" else f"{100 * x:.3g} % ({more})", f" ({name})" if name else ""
     message = f"{si(pair[0].value.mid, unit)} / {si(pair[1].value.mid, unit)} is {should}, not {q.text}{meant}"
     return finding(INCONSISTENT, "ratio", message, q, lines=(pair[0].line, pair[1].line))
 

@@ -9,7 +9,7 @@ from expertile.audit.finding import IMPOSSIBLE, INCONSISTENT, Finding, finding, 
 from expertile.audit.interval import Interval, exact, odd_ones
 from expertile.audit.quantity import Quantity, same_statistic
 from expertile.audit.report import Report, Row
-from expertile.audit.rules.peaks import devices, gpu_counts
+from expertile.audit.rules.peaks import gpu_counts
 from expertile.device import DTYPES
 
 _WIDE = 0.08
@@ -141,8 +141,8 @@ def mfu(report: Report) -> Iterator[Finding]:
             continue
         sizes = [n for n in ({v.value.mid for v in row.of("params")} or everywhere) if n >= 5e7]
         # Whatever was multiplied, many divide by the bf16 peak.
-        formats = {"bf16", "fp16", *(f for f in row.report.everything.formats if f in DTYPES and f != "fp32")}
-        peaks = [x for d in devices(row) for f in formats for x in (d.peak(f), d.sparse_peak(f)) if x]
+        formats = {"bf16", "fp16", *(f for f in row.report.everything.of("formats") if f in DTYPES and f != "fp32")}
+        peaks = [x for d in row.devices for f in formats for x in (d.peak(f), d.sparse_peak(f)) if x]
         if len(sizes) != 1 or not peaks:
             continue
         trained = re.search(r"(?i)train|step|fine-?tun", row.words)
@@ -150,6 +150,6 @@ def mfu(report: Report) -> Iterator[Finding]:
         # "7B" may be 6.7 or 7.6; attention over long texts adds to 6·N.
         if not any((5.1 if trained else 1.7) * e <= p.value.hi and p.value.lo <= 8.3 * e for e in each):
             best = min((k * e for e in each for k in (2, 6)[bool(trained) :]), key=lambda x: abs(x - p.value.mid))
-            at = f"{sizes[0] / 1e9:.3g} B parameters at {q.text} on {devices(row)[0].name}"
+            at = f"{sizes[0] / 1e9:.3g} B parameters at {q.text} on {row.devices[0].name}"
             message = f"{at} are an MFU of {100 * best:.3g} %, not {p.text}"
             yield finding(INCONSISTENT, "MFU", message, p, q)
