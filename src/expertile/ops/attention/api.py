@@ -8,13 +8,13 @@ from typing import Any
 import torch
 
 from expertile.device import Device
-from expertile.ops._select import device_of as _device
 from expertile.ops.attention import op
 from expertile.ops.attention.backend import Backend, Operands, Saved, new_lse
 from expertile.ops.attention.backends import by_name
-from expertile.ops.attention.choose import Choice, choose
+from expertile.ops.attention.choose import choose
 from expertile.ops.attention.explain import Explanation, explain_problem
 from expertile.ops.attention.problem import Problem
+from expertile.ops.backend import device_of as _device
 from expertile.ops.torch_op import once_differentiable, traced
 
 
@@ -120,7 +120,7 @@ def select(problem: Problem, device: Device, backend: str, backward: bool) -> tu
             return chosen, direction.configs(problem, device)[0]
         if not backward:
             raise ValueError(f"backend: {backend} cannot take this problem: {reason}")
-    choice: Choice = choose(problem, device, backward)
+    choice = choose(problem, device, backward)
     return choice.backend, choice.config
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from expertile.ops.backend import Request
 from expertile.ops.gathered_mm.op import call_wgrad, mm_op
 from expertile.ops.gathered_mm.run import mm
 from expertile.ops.gathered_mm.sum_rows import sum_rows
@@ -74,22 +75,21 @@ class GatheredMM(torch.autograd.Function):
         rows: torch.Tensor | None,
         offs: torch.Tensor,
         bias: torch.Tensor | None,
-        backend: str,
-        config: Any,
+        request: Request,
     ) -> torch.Tensor:
         ctx.save_for_backward(x, b, rows, offs, bias)
-        ctx.backend = backend
-        return mm(x, b, rows, offs, bias, backend, config)
+        ctx.backend = request.backend
+        return mm(x, b, rows, offs, bias, request)
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:  # type: ignore[override]
         x, b, rows, offs, bias = ctx.saved_tensors
         if torch.is_grad_enabled():  # create_graph=True: the gradients are differentiated in turn
             dx, db, dbias = gradients_of(partial(_formula, rows, offs), (x, b, bias), grad)
-            return dx, db, None, None, dbias, None, None
+            return dx, db, None, None, dbias, None
         needs = (ctx.needs_input_grad[0], ctx.needs_input_grad[1], ctx.needs_input_grad[4])
         dx, db, dbias = gradients(grad, x, b, rows, offs, bias, needs, ctx.backend)
-        return dx, db, None, None, dbias, None, None
+        return dx, db, None, None, dbias, None
 
 
 def _mm_setup(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from expertile.ops.backend import Request
 from expertile.ops.gathered_mm import run
 from expertile.ops.torch_op import differentiable_once
 
@@ -21,7 +22,7 @@ def _rows_of(x: _T, rows: _T | None) -> Any:
     schema="(Tensor x, Tensor b, Tensor? rows, Tensor offs, Tensor? bias, str backend) -> Tensor",
 )  # fmt: skip
 def mm_op(x: _T, b: _T, rows: _T | None, offs: _T, bias: _T | None, backend: str) -> _T:
-    return run.mm(x, b, rows, offs, bias, backend)
+    return run.mm(x, b, rows, offs, bias, Request(backend))
 
 
 @mm_op.register_fake
@@ -38,7 +39,7 @@ def _gated_op(
     x: _T, b: _T, rows: _T | None, offs: _T, bias: _T | None, activation: str, interleaved: bool, save_pre: bool,
     backend: str,
 ) -> tuple[_T, _T]:  # fmt: skip
-    act, pre = run.gated(x, b, rows, offs, bias, activation, interleaved, save_pre, backend)
+    act, pre = run.gated(x, b, rows, offs, bias, activation, interleaved, save_pre, Request(backend))
     return act, x.new_empty((0, b.shape[-1])) if pre is None else pre
 
 
@@ -60,7 +61,7 @@ def _backward_op(
     dy: _T, down: _T, rows: _T | None, slots: _T, weights: _T, pre: _T, offs: _T, activation: str,
     interleaved: bool, backend: str,
 ) -> tuple[_T, _T, _T]:  # fmt: skip
-    return run.backward(dy, down, rows, slots, weights, pre, offs, activation, interleaved, backend)
+    return run.backward(dy, down, rows, slots, weights, pre, offs, activation, interleaved, Request(backend))
 
 
 @_backward_op.register_fake
@@ -77,7 +78,7 @@ def _fake_backward(
     schema="(Tensor x, Tensor? rows, Tensor d, Tensor offs, bool gather_b, str backend) -> Tensor",
 )  # fmt: skip
 def _wgrad_op(x: _T, rows: _T | None, d: _T, offs: _T, gather_b: bool, backend: str) -> _T:
-    return run.wgrad(x, rows, d, offs, gather_b, backend)
+    return run.wgrad(x, rows, d, offs, gather_b, Request(backend))
 
 
 @_wgrad_op.register_fake

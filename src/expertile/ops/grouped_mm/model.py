@@ -14,6 +14,7 @@ import math
 from dataclasses import dataclass
 
 from expertile.device import Device
+from expertile.ops.backend import Estimate
 from expertile.ops.grouped_mm.backend import Backend
 from expertile.ops.grouped_mm.backends.torch_grouped import uses_kernel
 from expertile.ops.grouped_mm.problem import Layout, Problem
@@ -54,15 +55,6 @@ CPU_PADDED = ("padded_bmm", "torch_grouped", "loop")
 # group may have: oneDNN takes some 20 µs to start a product, memory about as long for so many. (Intel Xeon with AMX,
 # one thread, torch 2.13, 2026-11-23: within 0.97 of the fastest on 144 of 152 problems.)
 _CPU_GROUPS, _CPU_COPIED = 16, 36 * 1024
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """One backend's expected time in seconds and where it comes from, or the reason why there is none."""
-
-    backend: str
-    seconds: float | None
-    reason: str
 
 
 def estimate(backend: Backend, problem: Problem, device: Device) -> Estimate:

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from expertile.ops.backend import Request
 from expertile.ops.grouped_mm import run
 from expertile.ops.grouped_mm.autograd import gradients
 from expertile.ops.torch_op import Placements, differentiable
@@ -27,9 +28,8 @@ def _grouped_mm_op(
     backend: str,
     batch_invariant: bool,
 ) -> torch.Tensor:
-    return run.forward(
-        a, b, offs=offs, bias=bias, out_dtype=out_dtype, backend=backend, batch_invariant=batch_invariant
-    )
+    request = Request(backend, None, batch_invariant)
+    return run.forward(a, b, offs=offs, bias=bias, out_dtype=out_dtype, request=request)
 
 
 @_grouped_mm_op.register_fake

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from expertile.formats.int4.weight import Int4Weight
+from expertile.ops.backend import Request
 from expertile.ops.grouped_mm.autograd import bias_gradient
 from expertile.ops.grouped_mm.op import operator as grouped_operator
 from expertile.ops.grouped_mm.tail import zero_tail
@@ -37,7 +38,7 @@ def _int4_grouped_mm_op(
     backend: str,
 ) -> torch.Tensor:
     w = Int4Weight(packed, scales, zeros, group_size)
-    return run.forward(a, w, offs=offs, bias=bias, out_dtype=out_dtype, backend=backend)
+    return run.forward(a, w, offs=offs, bias=bias, out_dtype=out_dtype, request=Request(backend))
 
 
 @_int4_grouped_mm_op.register_fake

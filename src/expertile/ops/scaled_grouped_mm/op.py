@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from expertile.ops.backend import Request
 from expertile.ops.scaled_grouped_mm import run
 
 _SCHEMA = (
@@ -23,7 +24,7 @@ def scaled_grouped_mm_op(
     out_dtype: torch.dtype,
     backend: str,
 ) -> torch.Tensor:
-    return run.forward(a, b, scale_a, scale_b, offs=offs, bias=bias, out_dtype=out_dtype, backend=backend)
+    return run.forward(a, b, scale_a, scale_b, offs=offs, bias=bias, out_dtype=out_dtype, request=Request(backend))
 
 
 @scaled_grouped_mm_op.register_fake

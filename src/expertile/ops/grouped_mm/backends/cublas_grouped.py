@@ -29,7 +29,8 @@ import numpy as np
 import torch
 
 from expertile.device import Device
-from expertile.ops.grouped_mm.backend import Backend, NoConfig, Operands, new_out
+from expertile.ops.backend import NoConfig
+from expertile.ops.grouped_mm.backend import Backend, Operands, new_out
 from expertile.ops.grouped_mm.problem import Layout, Problem
 from expertile.ragged import sizes_from_offs
 

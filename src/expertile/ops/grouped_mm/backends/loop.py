@@ -21,7 +21,8 @@ from dataclasses import dataclass
 import torch
 
 from expertile.device import Device
-from expertile.ops.grouped_mm.backend import Backend, NoConfig, Operands, new_out, rows_are_tokens
+from expertile.ops.backend import NoConfig
+from expertile.ops.grouped_mm.backend import Backend, Operands, new_out, rows_are_tokens
 from expertile.ops.grouped_mm.problem import Layout, Problem
 from expertile.ragged import sizes_from_offs
 

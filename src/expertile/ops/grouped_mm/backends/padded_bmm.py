@@ -15,7 +15,8 @@ import torch
 from torch.nn.functional import pad
 
 from expertile.device import Device
-from expertile.ops.grouped_mm.backend import Backend, NoConfig, Operands, new_out
+from expertile.ops.backend import NoConfig
+from expertile.ops.grouped_mm.backend import Backend, Operands, new_out
 from expertile.ops.grouped_mm.problem import Layout, Problem
 from expertile.ragged import sizes_from_offs
 

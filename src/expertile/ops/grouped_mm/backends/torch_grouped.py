@@ -22,7 +22,8 @@ from __future__ import annotations
 import torch
 
 from expertile.device import Device
-from expertile.ops.grouped_mm.backend import Backend, NoConfig, Operands, new_out
+from expertile.ops.backend import NoConfig
+from expertile.ops.grouped_mm.backend import Backend, Operands, new_out
 from expertile.ops.grouped_mm.problem import Layout, Problem
 
 # What torch.nn.functional.grouped_mm calls, kept as it was at import: whoever replaces that function by ours would

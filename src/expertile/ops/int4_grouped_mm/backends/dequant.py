@@ -12,11 +12,12 @@ from __future__ import annotations
 import torch
 
 from expertile.device import Device
-from expertile.ops.grouped_mm.backend import NoConfig
+from expertile.ops.backend import NoConfig
 from expertile.ops.grouped_mm.backend import Operands as GroupedOperands
+from expertile.ops.grouped_mm.backend import new_out
 from expertile.ops.grouped_mm.problem import Layout, Problem
 from expertile.ops.grouped_mm.run import select
-from expertile.ops.int4_grouped_mm.backend import Backend, Operands, new_out
+from expertile.ops.int4_grouped_mm.backend import Backend, Operands
 from expertile.ops.int4_grouped_mm.problem import Int4Problem
 
 
@@ -42,7 +43,7 @@ def _run(problem: Int4Problem, operands: Operands, config: NoConfig, out: torch.
     w, a = operands.w, operands.a
     dense = torch.ops.expertile.int4_dequantize(w.packed, w.scales, w.zeros, w.group_size, problem.dtype)
     product = dense_problem(problem)
-    backend, chosen = select(product, Device.current(a.device), "auto", None)
+    backend, chosen = select(product, Device.current(a.device))
     return backend.run(product, GroupedOperands(a, dense.transpose(-2, -1), operands.offs, operands.bias), chosen, out)
 
 
