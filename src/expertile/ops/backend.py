@@ -26,6 +26,20 @@ class NoConfig:
     """The config of a backend that has nothing to configure."""
 
 
+@dataclass(frozen=True)
+class Speed:
+    """What a backend reaches on a GPU, as a model of its time takes it: shares of the dense peak and of memory
+    bandwidth, and fixed costs in seconds."""
+
+    compute: float
+    memory: float
+    launch_s: float  # once per call, kernel start and ramp included
+    per_group_s: float = 0.0  # for every group (a launch each)
+    tile: tuple[int, int] = (128, 128)
+    stores: float | None = None  # in place of `memory` where K is ragged: most of the traffic is results
+    pads: bool = False  # every group to the longest: copies rows and results unless all are equally long
+
+
 def never(problem: Any, device: Device) -> tuple[Any, ...]:
     """The batch-invariant configs of a backend that has none."""
     return ()
@@ -53,9 +67,18 @@ class Backend(Generic[P, R]):
     # The configs, the default first, with which a row of the result has the same bits in every problem that differs
     # from this one in numbers of rows alone, whichever of these configs each problem takes.
     invariant: Callable[[P, Device], tuple[Any, ...]] = never
+    # Whether it copies offs to the host even where the caller knows the sizes; None: `reads_offs_on_host` says all.
+    copies_offs: Callable[[P, Device], bool] | None = None
+    # On an NVIDIA H200; None: not measured, and no model ranks it.
+    speed: Speed | None = None
+    # Its place among those that run on a CPU in earnest, the least first, and why it is taken there.
+    cpu_place: Callable[[P], int] | None = None
+    cpu_why: str = "the first of torch's ways that takes it"
 
     def waits(self, problem: P, device: Device) -> bool:
-        """Whether a call waits for the device, to read group sizes that the host does not know."""
+        """Whether a call waits for the device, to read group sizes."""
+        if self.copies_offs is not None:
+            return self.copies_offs(problem, device)
         return self.reads_offs_on_host and problem.group_sizes is None  # type: ignore[attr-defined]
 
 

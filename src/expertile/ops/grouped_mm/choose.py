@@ -135,16 +135,15 @@ def _by_model(problem: Problem, device: Device, backends: Sequence[Backend]) -> 
     # min is stable: the earlier backend keeps a tie. Without any modelled backend the first one runs.
     best_s, best = min(able, key=lambda pair: pair[0]) if able else (None, backends[0])
     config = next(iter(auto_configs(best, problem, device)))
-    return Choice(best, config, _why_model(best.name, best_s, estimates, problem, device), estimates)
+    return Choice(best, config, _why_model(best, best_s, estimates, problem, device), estimates)
 
 
 def _why_model(
-    name: str, seconds: float | None, estimates: Sequence[Estimate], problem: Problem, device: Device
+    best: Backend, seconds: float | None, estimates: Sequence[Estimate], problem: Problem, device: Device
 ) -> str:
+    name = best.name
     if device.kind != "cuda":
-        if name == "padded_bmm":
-            return f"{name}: on a CPU one product of all groups, which hardly differ in length, saves starting many"
-        return f"{name}: on a CPU the first of torch's ways that takes it"
+        return f"{name}: on a CPU {best.cpu_why}"
     if seconds is None:
         return f"{name}: the only kind of backend that runs here"
     work = problem.work()

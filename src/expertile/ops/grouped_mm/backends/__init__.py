@@ -26,4 +26,7 @@ if find_spec("triton") is not None:
 
     BACKENDS += (triton_pointer.BACKEND, triton_tma.BACKEND, gluon_hopper.BACKEND)
 
+# Those that run on a CPU in earnest, not in the Triton interpreter.
+CPU_ORDER = tuple(b.name for b in BACKENDS if b.cpu_place is not None)
+
 by_name = partial(named, BACKENDS)  # the backend called so; ValueError lists those there are

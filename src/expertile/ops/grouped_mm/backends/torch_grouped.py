@@ -22,7 +22,7 @@ from __future__ import annotations
 import torch
 
 from expertile.device import Device
-from expertile.ops.backend import NoConfig
+from expertile.ops.backend import NoConfig, Speed
 from expertile.ops.grouped_mm.backend import Backend, Operands, new_out
 from expertile.ops.grouped_mm.problem import Layout, Problem
 
@@ -145,4 +145,7 @@ BACKEND = Backend(
     configs=lambda problem, device: (NoConfig(),),
     run=_run,
     peer=True,
+    copies_offs=lambda problem, device: not uses_kernel(problem, device),  # ATen GroupedMMUtils.h
+    speed=Speed(0.575, 0.6, 10e-6),
+    cpu_place=lambda problem: 2,
 )
