@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import torch
@@ -65,7 +64,7 @@ def int4_grouped_mm(
         return op.operator(a, w.packed, w.scales, w.zeros, w.group_size, offs, bias, out_dtype, backend)
     if check:
         Int4Problem.of(a, w, offs, bias, out_dtype, check=True)
-    product = partial(forward, request=AUTO if backend == "auto" and config is None else Request(backend, config))
+    request = AUTO if backend == "auto" and config is None else Request(backend, config)
     if torch.is_grad_enabled() and (a.requires_grad or (bias is not None and bias.requires_grad)):
-        return op.Int4MM.apply(product, a, w, offs, bias, out_dtype)
-    return product(a, w, offs=offs, bias=bias, out_dtype=out_dtype)
+        return op.differentiable_mm(a, w, offs, bias, out_dtype, request)
+    return forward(a, w, offs, bias, out_dtype, request)

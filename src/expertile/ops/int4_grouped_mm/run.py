@@ -27,7 +27,6 @@ def select(problem: Int4Problem, device: Device, request: Request = AUTO) -> tup
 def forward(
     a: torch.Tensor,
     w: Int4Weight,
-    *,
     offs: torch.Tensor | None,
     bias: torch.Tensor | None = None,
     out_dtype: torch.dtype | None = None,
