@@ -15,7 +15,7 @@ RANK = {
     "lab": 4, "audit": 4, "cli": 5,
 }  # fmt: skip
 # The rooms of ops from the ground up: each imports those before it alone.
-OPS = ("_select", "torch_op", "launch", "hopper", "rows", "pointwise", "attention", "grouped_mm", "gathered_mm",
+OPS = ("backend", "torch_op", "launch", "hopper", "rows", "pointwise", "attention", "grouped_mm", "gathered_mm",
        "scaled_grouped_mm", "int4_grouped_mm", "quantize", "any_weight")  # fmt: skip
 
 

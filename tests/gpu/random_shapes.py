@@ -28,6 +28,7 @@ import torch
 
 from expertile.device import Device
 from expertile.lab.race.gate import gate_run, limits, reference_for
+from expertile.ops.backend import Request
 from expertile.ops.grouped_mm.api import grouped_mm
 from expertile.ops.grouped_mm.backend import Backend, Operands
 from expertile.ops.grouped_mm.backends import BACKENDS
@@ -153,7 +154,7 @@ def specialisations(case: Case, profile: Profile, device: Device, backends: tupl
     able = [b for b in compiling if b.supports(p, device) is None]
     chosen = [(b.name, b.configs(p, device)[0]) for b in able]
     if able:
-        auto, config = select(p, device, "auto", None)
+        auto, config = select(p, device)
         chosen += [(auto.name, config)] if auto in compiling else []
     sizes = tuple(_class(x) for x in (p.groups, p.m, p.n, p.k, *p.a_strides, *p.b_strides))
     groups = max(32, 1 << (p.groups - 1).bit_length())
@@ -271,7 +272,7 @@ def check(case: Case, backend: str, seed: int, device: torch.device) -> tuple[st
     problem = Problem.from_tensors(a, b, offs, bias, case.out_dtype)
     if device.type == "cuda":
         problem = problem.with_sizes(None)
-    chosen, config = select(problem, facts, backend, None)
+    chosen, config = select(problem, facts, Request(backend))
     sizes = (problem.m,) * problem.groups if case.layout is Layout.BATCHED else case.sizes
 
     def run(out: torch.Tensor | None) -> torch.Tensor:
@@ -333,7 +334,7 @@ def _checked(
 ) -> bool:  # fmt: skip
     """Check one backend; False where the device can no longer be used."""
     try:
-        chosen, _ = select(problem_of(case, facts), facts, name, None)
+        chosen, _ = select(problem_of(case, facts), facts, Request(name))
     except ValueError:
         summary.unsupported[name] += 1
         return True

@@ -20,7 +20,7 @@ NAMES = ["auto", *(b.name for b in KERNELS)]
 
 def default(backend, case, device):
     problem, _ = make(case, "cuda")
-    reason = backend.refuses(problem, device)
+    reason = backend.supports(problem, device)
     if reason is not None:
         pytest.skip(f"{backend.name} {reason}")
     return backend.configs(problem, device)

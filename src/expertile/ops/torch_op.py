@@ -26,6 +26,50 @@ def traced(x: torch.Tensor) -> bool:
 Placements = list[tuple[list[Any], list[Any]]]
 
 
+def define(
+    name: str,
+    kernel: Callable[..., Any],
+    schema: str | None = None,
+    *,
+    fake: Callable[..., Any],
+    gradient: Callable[..., Any] | None = None,
+    setup: Callable[..., None] | None = None,
+    sharding: Callable[..., Placements] | None = None,
+) -> Callable[..., Any]:
+    """Register `kernel` as the operator expertile::`name` and return what calls it; `fake` makes empty results.
+
+    `schema` may be left out where the kernel's annotations say it. `gradient`, `setup` and `sharding` as for
+    `differentiable`; without a gradient the operator has no derivative."""
+    op = torch.library.custom_op(f"expertile::{name}", kernel, mutates_args=(), schema=schema)
+    op.register_fake(fake)
+    if gradient is None or setup is None:
+        return differentiable_once(op)
+    return differentiable(op, gradient, setup, sharding)
+
+
+def differentiable_eagerly(
+    forward: Callable[..., Any],
+    setup: Callable[..., None],
+    gradient: Callable[..., tuple[Any, ...]],
+    second: Callable[..., tuple[Any, ...]] | None = None,
+) -> Callable[..., Any]:
+    """`forward`, differentiable in eager calls without the dispatch of an operator, with the operator's `gradient` and
+    `setup`; they say how arguments may differ from the operator's. `second`, if given, takes the place of `gradient`
+    where gradients are differentiated in turn."""
+
+    def run(ctx: Any, *arguments: Any) -> Any:
+        out = forward(*arguments)
+        setup(ctx, arguments, out)
+        return out
+
+    def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
+        return (second if torch.is_grad_enabled() else gradient)(ctx, *grads)  # type: ignore[misc]
+
+    functions = {"forward": staticmethod(run), "backward": staticmethod(gradient if second is None else backward)}
+    eager: Any = type(f"Eager_{forward.__name__}", (torch.autograd.Function,), functions)
+    return eager.apply  # type: ignore[no-any-return]
+
+
 def differentiable(
     op: Any,
     gradient: Callable[..., Any],

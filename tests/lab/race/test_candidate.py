@@ -6,7 +6,7 @@ import torch
 from expertile.lab.race.candidate import candidate_name, gather, load, parse_spec
 from expertile.lab.race.operands import make_operands
 from expertile.lab.race.workloads import Workload, ragged_m, wgrad
-from expertile.ops.grouped_mm.backend import NoConfig
+from expertile.ops.backend import NoConfig
 from expertile.ops.grouped_mm.problem import Layout, Problem
 
 PAIRS = """

@@ -9,7 +9,8 @@ from expertile.device import Device
 from expertile.lab.race.contestants import Contestant, backend_contestants, candidate_contestant, make_bench
 from expertile.lab.race.gate import Gate
 from expertile.lab.race.workloads import ragged_m
-from expertile.ops.grouped_mm.backend import Backend, NoConfig
+from expertile.ops.backend import NoConfig
+from expertile.ops.grouped_mm.backend import Backend
 from expertile.roofline import Work
 
 CPU = torch.device("cpu")

@@ -10,7 +10,8 @@ from expertile.lab.race import run as run_module
 from expertile.lab.race.record import read
 from expertile.lab.race.run import Event, record_name, run
 from expertile.lab.race.workloads import ragged_m, wgrad
-from expertile.ops.grouped_mm.backend import Backend, NoConfig
+from expertile.ops.backend import NoConfig
+from expertile.ops.grouped_mm.backend import Backend
 from expertile.ops.grouped_mm.problem import Layout
 from expertile.ops.grouped_mm.reference import reference
 

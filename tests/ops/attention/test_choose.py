@@ -39,9 +39,9 @@ def test_the_highest_measured_rate_wins(backward) -> None:
             assert measured[chosen.backend.name] >= least, (dim, causal, length)
             assert f"{chosen.backend.name}: {measured[chosen.backend.name]} TFLOP/s" in chosen.why
             assert "NVIDIA H200, 2026-" in chosen.why and f"length {length}" in chosen.why
-            seconds = {c.backend: c.seconds for c in chosen.candidates if c.seconds is not None}
+            seconds = {c.backend: c.seconds for c in chosen.estimates if c.seconds is not None}
             assert set(seconds) == set(measured)
-            assert {c.backend for c in chosen.candidates} == {b.name for b in BACKENDS}
+            assert {c.backend for c in chosen.estimates} == {b.name for b in BACKENDS}
             assert seconds[chosen.backend.name] <= _MARGIN * min(seconds.values())
 
 
@@ -71,7 +71,7 @@ def test_with_few_heads_other_rates_hold() -> None:
     many = _of(2048, 64, True)
     few = replace(many, heads=8, kv_heads=8)
     assert choose(many, H200).backend.name == "sdpa_cudnn" and choose(few, H200).backend.name == "gluon_hopper"
-    (triton,) = (c for c in choose(few, H200).candidates if c.backend == "triton")
+    (triton,) = (c for c in choose(few, H200).estimates if c.backend == "triton")
     assert triton.seconds is None and triton.reason == "can; not measured for such problems"
     for key, row in rates.FEW_HEADS.items():
         for name, points in row.items():

@@ -5,7 +5,7 @@ every case that it does not refuse:
 
     problem, operands = make(case, device)
     outputs = poisoned_outputs(problem, operands)
-    backend.run(problem.product)(problem, operands, config, outputs)
+    backend.run(problem, operands, config, outputs)
     check(case, operands, outputs)
 """
 
@@ -196,9 +196,7 @@ def run_case(backend: Backend, case: Case, config: object, device: str = "cpu") 
     """Run and check a case that the backend takes."""
     problem, operands = make(case, device)
     outputs = poisoned_outputs(problem, operands)
-    run = backend.run(case.product)
-    assert run is not None
-    run(problem, operands, config, outputs)
+    backend.run(problem, operands, config, outputs)
     check(case, operands, outputs)
 
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from expertile.device import Device
+from expertile.ops.backend import Request
 from expertile.ops.gathered_mm.choose import choose as choose_gathered
 from expertile.ops.gathered_mm.problem import GatherProblem, Product
 from expertile.ops.grouped_mm.backends import by_name, gluon_hopper, triton_pointer
@@ -68,14 +69,14 @@ def test_gathered_products():
 
 def test_backends_and_configs_by_name():
     p = problem(100)
-    assert select(p, H200, "gluon_hopper", None, True)[0].name == "gluon_hopper"
-    fixed = select(p, H200, "triton_pointer", None, True)[1]
+    assert select(p, H200, Request("gluon_hopper", None, True))[0].name == "gluon_hopper"
+    fixed = select(p, H200, Request("triton_pointer", None, True))[1]
     other = next(c for c in triton_pointer.configs(p, H200) if c != fixed)
     with pytest.raises(ValueError, match="config: expected one of triton_pointer's batch-invariant configs"):
-        select(p, H200, "triton_pointer", other, True)
-    assert select(p, H200, "gluon_hopper", gluon_hopper.configs(p, H200)[-1], True)
+        select(p, H200, Request("triton_pointer", other, True))
+    assert select(p, H200, Request("gluon_hopper", gluon_hopper.configs(p, H200)[-1], True))
     for name in ("loop", "torch_grouped", "padded_bmm", "triton_tma"):
         with pytest.raises(ValueError, match="batch_invariant"):
-            select(p, H200, name, None, True)
+            select(p, H200, Request(name, None, True))
     ragged_k = Problem(Layout.RAGGED_K, 8, 64, 64, 512, torch.bfloat16, torch.bfloat16, (1, 64), (64, 1))
     assert not any(by_name(n).invariant(ragged_k, H200) for n in ("loop", "gluon_hopper", "triton_pointer"))

@@ -13,8 +13,9 @@ import torch
 import triton
 
 import expertile as xt
+from expertile.ops.backend import NoConfig
 from expertile.ops.grouped_mm import run as running
-from expertile.ops.grouped_mm.backend import Backend, NoConfig, Operands
+from expertile.ops.grouped_mm.backend import Backend, Operands
 from expertile.ops.grouped_mm.problem import Problem
 from expertile.ragged import offs_from_sizes
 from tests.support.fake_cuda import CACHES, OWN, fake_cuda

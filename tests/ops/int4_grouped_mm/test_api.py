@@ -178,7 +178,7 @@ def test_choice_on_a_gpu(gpu, rows, names):
     assert choice.backend.name in names
     if gpu == "a100" and rows > 16:
         assert choice.why == "dequant: 4096 rows per group pay for dequantised weights"
-        assert any("rows: from" in reason for _, reason in choice.refused)
+        assert any("rows: from" in e.reason for e in choice.estimates)
 
 
 def test_thresholds_are_of_backends():

@@ -171,7 +171,7 @@ def test_choice_says_why():
     problem = problem_of(case, make(case))
     choice = choose(problem, Device.current("cpu"))
     assert choice.backend.name == "loop" and choice.why.startswith("loop: ")
-    assert {name for name, _ in choice.refused} == {b.name for b in BACKENDS} - {"loop"}
+    assert {e.backend for e in choice.estimates} == {b.name for b in BACKENDS} - {"loop"}
 
 
 @pytest.mark.parametrize("gpu, name", [("h200", "gluon_fp8"), ("rtx 4090", "triton_fp8"), ("b200", "triton_fp8"),

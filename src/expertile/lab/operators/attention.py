@@ -20,10 +20,11 @@ from expertile.lab.operators._compiled import compiled_for
 from expertile.lab.operators.base import ROUNDOFF, Call, Operator, OpWorkload, Rival
 from expertile.lab.race.memory import peak_memory
 from expertile.ops.attention import reference
-from expertile.ops.attention.api import attention, attention_backward, attention_forward
+from expertile.ops.attention.api import attention
 from expertile.ops.attention.backend import Operands, Saved
 from expertile.ops.attention.backends import by_name
 from expertile.ops.attention.problem import Problem
+from expertile.ops.attention.run import attention_backward, attention_forward
 from expertile.roofline import Work
 
 _OURS = ("gluon_hopper", "triton")

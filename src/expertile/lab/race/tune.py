@@ -42,9 +42,9 @@ from expertile.lab.race.tune_field import Entrant, narrowed
 from expertile.lab.race.tune_problems import problems, seed_of
 from expertile.lab.race.workloads import Workload
 from expertile.ops.grouped_mm.backend import Backend, Operands, config_dict
-from expertile.ops.grouped_mm.backends import BACKENDS
+from expertile.ops.grouped_mm.backends import BACKENDS, CPU_ORDER
 from expertile.ops.grouped_mm.choose import auto_configs
-from expertile.ops.grouped_mm.model import CPU_ORDER, synchronises
+from expertile.ops.grouped_mm.model import synchronises
 from expertile.ops.grouped_mm.problem import Layout, Problem, tf32_allowed
 from expertile.ops.grouped_mm.tuned import Measured, Table, Timed, features_of
 from expertile.roofline import bound

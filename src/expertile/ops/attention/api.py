@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 from typing import Any
 
 import torch
 
-from expertile.device import Device
-from expertile.ops._select import device_of as _device
 from expertile.ops.attention import op
-from expertile.ops.attention.backend import Backend, Operands, Saved, new_lse
-from expertile.ops.attention.backends import by_name
-from expertile.ops.attention.choose import Choice, choose
 from expertile.ops.attention.explain import Explanation, explain_problem
 from expertile.ops.attention.problem import Problem
-from expertile.ops.torch_op import once_differentiable, traced
+from expertile.ops.attention.run import attention_forward
+from expertile.ops.backend import device_of as _device
+from expertile.ops.torch_op import traced
 
 
 def attention(
@@ -79,9 +75,9 @@ def attention(
     arguments: Any = (q, k, v, *lengths, causal, scale, return_lse, backend)
     needs_grad = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
     if traced(q):
-        out, lse = _call_forward(*arguments)
+        out, lse = op.call_forward(*arguments)
     elif needs_grad:
-        out, lse = _Attention.apply(*arguments)
+        out, lse = op.differentiable_attention(*arguments)
     else:
         out, lse = attention_forward(*arguments)
     return (out, lse) if return_lse else out
@@ -105,103 +101,3 @@ def explain_attention(
     """
     problem = Problem.from_tensors(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, causal, scale)
     return explain_problem(problem, _device(q.device.type, q.device.index))
-
-
-def select(problem: Problem, device: Device, backend: str, backward: bool) -> tuple[Backend, Any]:
-    """The backend and config for one direction. ValueError when the named backend cannot take it, with its reason.
-
-    The backward of a backend that only has none for this problem is chosen as by "auto".
-    """
-    if backend != "auto":
-        chosen = by_name(backend)
-        direction = chosen.direction(backward)
-        reason = direction.supports(problem, device)
-        if reason is None:
-            return chosen, direction.configs(problem, device)[0]
-        if not backward:
-            raise ValueError(f"backend: {backend} cannot take this problem: {reason}")
-    choice: Choice = choose(problem, device, backward)
-    return choice.backend, choice.config
-
-
-def _on(x: torch.Tensor) -> contextlib.AbstractContextManager[Any]:
-    """Triton launches on the current device."""
-    return torch.cuda.device_of(x) if x.is_cuda else contextlib.nullcontext()
-
-
-def attention_forward(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    cu_q: torch.Tensor | None,
-    cu_k: torch.Tensor | None,
-    max_q: int | None,
-    max_k: int | None,
-    causal: bool,
-    scale: float,
-    lse_grad: bool,
-    backend: str,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    problem = Problem.from_tensors(q, k, v, cu_q, cu_k, max_q, max_k, causal, scale, lse_grad)
-    if problem.empty:
-        return torch.zeros_like(q), new_lse(problem, q).fill_(float("-inf"))
-    chosen, config = select(problem, _device(q.device.type, q.device.index), backend, False)
-    with _on(q):
-        return chosen.forward.run(problem, Operands(q, k, v, cu_q, cu_k), config)
-
-
-def attention_backward(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    cu_q: torch.Tensor | None,
-    cu_k: torch.Tensor | None,
-    max_q: int | None,
-    max_k: int | None,
-    causal: bool,
-    scale: float,
-    lse_grad: bool,
-    backend: str,
-    out: torch.Tensor,
-    lse: torch.Tensor,
-    dout: torch.Tensor,
-    dlse: torch.Tensor | None,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    problem = Problem.from_tensors(q, k, v, cu_q, cu_k, max_q, max_k, causal, scale, dlse is not None)
-    if problem.empty:
-        return torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
-    # out.sum().backward() hands over an expanded scalar: strides of 0, which no kernel takes.
-    if dout.stride(-1) != 1 or 0 in dout.stride():
-        dout = dout.contiguous()
-    if dlse is not None:
-        dlse = dlse.contiguous()
-    chosen, config = select(problem, _device(q.device.type, q.device.index), backend, True)
-    with _on(q):
-        return chosen.backward.run(
-            problem, Operands(q, k, v, cu_q, cu_k), Saved(out, lse, dout.to(q.dtype), dlse), config
-        )
-
-
-class _Attention(torch.autograd.Function):
-    """Autograd for eager calls; compiled ones go through the custom operators in `op`, with the same functions."""
-
-    @staticmethod
-    def forward(ctx: Any, *arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:  # type: ignore[override]
-        out, lse = attention_forward(*arguments)
-        q, k, v, cu_q, cu_k, *ctx.rest = arguments
-        ctx.save_for_backward(q, k, v, cu_q, cu_k, out, lse)
-        ctx.set_materialize_grads(False)
-        return out, lse
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, dout: torch.Tensor | None, dlse: torch.Tensor | None) -> tuple[Any, ...]:  # type: ignore[override]
-        q, k, v, cu_q, cu_k, out, lse = ctx.saved_tensors
-        if dout is None:
-            dout = torch.zeros_like(out)
-        arguments: Any = (q, k, v, cu_q, cu_k, *ctx.rest, out, lse, dout, dlse)
-        dq, dk, dv = attention_backward(*arguments)
-        return dq, dk, dv, *(None,) * (2 + len(ctx.rest))
-
-
-_call_forward = op.install(attention_forward, attention_backward)

@@ -33,11 +33,6 @@ class Saved:
     dlse: torch.Tensor | None = None
 
 
-@dataclass(frozen=True)
-class NoConfig:
-    """The config of a backend that has nothing to configure."""
-
-
 Forward = Callable[[Problem, Operands, Any], tuple[torch.Tensor, torch.Tensor]]
 Backward = Callable[[Problem, Operands, Saved, Any], tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
 Supports = Callable[[Problem, Device], str | None]

@@ -6,15 +6,14 @@ those that can decides. Elsewhere nothing is known, and the first that can of a 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
 
 from expertile.device import Device
 from expertile.ops.attention.backend import Backend
 from expertile.ops.attention.backends import BACKENDS
 from expertile.ops.attention.problem import Problem
 from expertile.ops.attention.rates import DATE, LARGEST_HEAD_DIM, MEASURED_ON, length, rates
+from expertile.ops.backend import Choice, Estimate, none_able
 
 # Where nothing is measured: the order in which those able are taken.
 _ORDER = ("gluon_hopper", "sdpa_fa2", "triton", "sdpa_cudnn", "reference")
@@ -22,34 +21,13 @@ _ORDER = ("gluon_hopper", "sdpa_fa2", "triton", "sdpa_cudnn", "reference")
 _MARGIN = 1.01
 
 
-@dataclass(frozen=True)
-class Candidate:
-    """What is known of a backend for a problem: the expected seconds (None where it cannot or nothing is known)."""
-
-    backend: str
-    seconds: float | None
-    reason: str
-
-
-@dataclass(frozen=True)
-class Choice:
-    """The backend and config to run, a sentence saying why, and what is known of all of them."""
-
-    backend: Backend
-    config: Any
-    why: str
-    candidates: tuple[Candidate, ...]
-
-
 @lru_cache(maxsize=4096)
-def choose(problem: Problem, device: Device, backward: bool = False) -> Choice:
+def choose(problem: Problem, device: Device, backward: bool = False) -> Choice[Backend]:
     """The backend expected to be fastest of those that can. ValueError with every backend's reason where none can."""
     reasons = {b.name: b.direction(backward).supports(problem, device) for b in BACKENDS}
     able = [b for b in BACKENDS if reasons[b.name] is None]
     if not able:
-        raise ValueError(
-            "backend: none supports this problem (" + "; ".join(f"{b}: {r}" for b, r in reasons.items()) + ")"
-        )
+        raise none_able(reasons.items())
     known = _known(problem, device, backward)
     ranked = sorted((b for b in able if b.name in known), key=lambda b: -known[b.name])
     if ranked:
@@ -62,8 +40,8 @@ def choose(problem: Problem, device: Device, backward: bool = False) -> Choice:
         best = min(able, key=lambda b: _ORDER.index(b.name))
         why = f"{best.name}: {_unmeasured(problem, device)}"
     flops = (problem.backward_work() if backward else problem.work()).flops
-    candidates = tuple(_candidate(b, reasons[b.name], known.get(b.name), flops, problem, device) for b in BACKENDS)
-    return Choice(best, best.direction(backward).configs(problem, device)[0], why, candidates)
+    estimates = tuple(_estimate(b, reasons[b.name], known.get(b.name), flops, problem, device) for b in BACKENDS)
+    return Choice(best, best.direction(backward).configs(problem, device)[0], why, estimates)
 
 
 def _known(problem: Problem, device: Device, backward: bool) -> dict[str, float]:
@@ -100,14 +78,14 @@ def _measured(
     return why
 
 
-def _candidate(
+def _estimate(
     backend: Backend, reason: str | None, rate: float | None, flops: float, problem: Problem, device: Device
-) -> Candidate:
+) -> Estimate:
     if reason is not None:
-        return Candidate(backend.name, None, reason)
+        return Estimate(backend.name, None, reason)
     if rate is None:
-        return Candidate(backend.name, None, f"can; {_nothing_known(problem, device)}")
-    return Candidate(backend.name, flops / (rate * 1e12), f"{rate:.0f} TFLOP/s expected ({_source(device)})")
+        return Estimate(backend.name, None, f"can; {_nothing_known(problem, device)}")
+    return Estimate(backend.name, flops / (rate * 1e12), f"{rate:.0f} TFLOP/s expected ({_source(device)})")
 
 
 def _nothing_known(problem: Problem, device: Device) -> str:

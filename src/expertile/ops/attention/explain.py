@@ -6,8 +6,10 @@ from dataclasses import dataclass
 from html import escape
 
 from expertile.device import Device
-from expertile.ops.attention.choose import Choice, choose
+from expertile.ops.attention.backend import Backend
+from expertile.ops.attention.choose import choose
 from expertile.ops.attention.problem import Problem
+from expertile.ops.backend import Choice
 from expertile.roofline import Bound, Work, bound
 
 
@@ -21,8 +23,8 @@ class Explanation:
     backward_work: Work
     forward_bound: Bound
     backward_bound: Bound
-    forward: Choice
-    backward: Choice
+    forward: Choice[Backend]
+    backward: Choice[Backend]
     unfused_bytes: float  # that matmul, softmax, matmul move: the scores written and read twice more
 
     @property
@@ -54,7 +56,7 @@ class Explanation:
                 f"bound {limit.seconds * 1e6:.4g} µs ({limit.limiter})"
             )
             lines.append(f"  {choice.why}")
-            for c in choice.candidates:
+            for c in choice.estimates:
                 time = "" if c.seconds is None else f"{c.seconds * 1e6:.4g} µs, "
                 lines.append(f"    {c.backend:<14} {time}{c.reason}")
         lines.append(f"unfused, the scores go through memory: {self.unfused_bytes / 1e6:.4g} MB")

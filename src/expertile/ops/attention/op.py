@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 
-from expertile.ops.torch_op import differentiable, differentiable_once
+from expertile.ops.attention import run
+from expertile.ops.torch_op import define, differentiable_eagerly, once_differentiable
 
 _INPUTS = (
     "(Tensor q, Tensor k, Tensor v, Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, SymInt? max_seqlen_q, "
@@ -15,26 +17,6 @@ _INPUTS = (
 )
 _FORWARD = _INPUTS + ") -> (Tensor, Tensor)"
 _BACKWARD = _INPUTS + ", Tensor out, Tensor lse, Tensor dout, Tensor? dlse) -> (Tensor, Tensor, Tensor)"
-
-
-def install(forward: Callable[..., Any], backward: Callable[..., Any]) -> Callable[..., Any]:
-    """Register the operators, with `forward(*inputs)` and `backward(*inputs, out, lse, dout, dlse)` as kernels; returns
-    what calls the first."""
-    forward_op = torch.library.custom_op("expertile::attention_forward", forward, mutates_args=(), schema=_FORWARD)
-    backward_op = torch.library.custom_op("expertile::attention_backward", backward, mutates_args=(), schema=_BACKWARD)
-    forward_op.register_fake(_fake_forward)
-    backward_op.register_fake(_fake_backward)
-
-    call_backward = differentiable_once(backward_op)
-
-    def gradient(ctx: Any, dout: torch.Tensor | None, dlse: torch.Tensor | None) -> tuple[Any, ...]:
-        q, k, v, cu_q, cu_k, out, lse = ctx.saved_tensors
-        lse_grad = ctx.rest[-2]
-        dout = torch.zeros_like(out) if dout is None else dout
-        dq, dk, dv = call_backward(q, k, v, cu_q, cu_k, *ctx.rest, out, lse, dout, dlse if lse_grad else None)
-        return dq, dk, dv, *(None,) * (2 + len(ctx.rest))
-
-    return differentiable(forward_op, gradient, _setup)
 
 
 def _fake_forward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *_: Any) -> tuple[torch.Tensor, torch.Tensor]:
@@ -51,3 +33,29 @@ def _fake_backward(
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:
     q, k, v, cu_q, cu_k, *ctx.rest = inputs
     ctx.save_for_backward(q, k, v, cu_q, cu_k, *output)
+    ctx.set_materialize_grads(False)
+
+
+def _gradient(
+    backward: Callable[..., Any], ctx: Any, dout: torch.Tensor | None, dlse: torch.Tensor | None
+) -> tuple[Any, ...]:
+    q, k, v, cu_q, cu_k, out, lse = ctx.saved_tensors
+    lse_grad = ctx.rest[-2]
+    dout = torch.zeros_like(out) if dout is None else dout
+    dq, dk, dv = backward(q, k, v, cu_q, cu_k, *ctx.rest, out, lse, dout, dlse if lse_grad else None)
+    return dq, dk, dv, *(None,) * (2 + len(ctx.rest))
+
+
+_call_backward = define("attention_backward", run.attention_backward, _BACKWARD, fake=_fake_backward)
+# What calls the operator, its arguments in the order of its schema; and attention in eager calls, with the same.
+call_forward = define(
+    "attention_forward",
+    run.attention_forward,
+    _FORWARD,
+    fake=_fake_forward,
+    gradient=partial(_gradient, _call_backward),
+    setup=_setup,
+)
+differentiable_attention = differentiable_eagerly(
+    run.attention_forward, _setup, once_differentiable(partial(_gradient, run.attention_backward))
+)

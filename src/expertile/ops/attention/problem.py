@@ -126,7 +126,7 @@ class Problem:
             q_rows, k_rows = batch * q_len, batch * k_len
         if kv_heads == 0 or heads % kv_heads:
             raise ValueError(f"q: expected a multiple of k's {kv_heads} heads, got {heads}")
-        strides = [row_strides(x, packed) for x in (q, k, v)]
+        strides = row_strides(q, packed), row_strides(k, packed), row_strides(v, packed)
         itemsize = q.dtype.itemsize
         aligned = all(
             x.data_ptr() % 16 == 0 and all(s * itemsize % 16 == 0 for s in strides_of)

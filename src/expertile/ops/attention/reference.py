@@ -9,8 +9,9 @@ from collections.abc import Iterator
 import torch
 
 from expertile.device import Device
-from expertile.ops.attention.backend import Backend, Direction, NoConfig, Operands, Saved, new_lse
+from expertile.ops.attention.backend import Backend, Direction, Operands, Saved, new_lse
 from expertile.ops.attention.problem import Problem
+from expertile.ops.backend import NoConfig
 
 _CHUNK_ELEMENTS = 1 << 24  # of scores at a time
 _NO_CONFIG = NoConfig()

@@ -6,8 +6,9 @@ from typing import Any
 
 import torch
 
+from expertile.ops.backend import Request
 from expertile.ops.gathered_mm import op
-from expertile.ops.gathered_mm.autograd import GatheredMM, call_mm
+from expertile.ops.gathered_mm.autograd import call_mm, differentiable_mm
 from expertile.ops.gathered_mm.run import backward, gated, mm, wgrad
 from expertile.ops.torch_op import traced
 
@@ -46,8 +47,8 @@ def gathered_mm(
     if _traced(x, config):
         return call_mm(x, b, rows, offs, bias, backend)
     if torch.is_grad_enabled() and (x.requires_grad or b.requires_grad or (bias is not None and bias.requires_grad)):
-        return GatheredMM.apply(x, b, rows, offs, bias, backend, config)
-    return mm(x, b, rows, offs, bias, backend, config)
+        return differentiable_mm(x, b, rows, offs, bias, backend, config)
+    return mm(x, b, rows, offs, bias, Request(backend, config))
 
 
 def gathered_gated_mm(
@@ -89,10 +90,8 @@ def gathered_gated_mm(
     if _traced(x, config, batch_invariant):
         act, pre = op.call_gated(x, b, rows, offs, bias, activation, interleaved, save_pre, backend)
         return act, pre if save_pre else None
-    act, pre = gated(
-        x, b, rows, offs, bias, activation, interleaved, save_pre, backend, config, batch_invariant
-    )  # fmt: skip
-    return act, pre
+    request = Request(backend, config, batch_invariant)
+    return gated(x, b, rows, offs, bias, activation, interleaved, save_pre, request)
 
 
 def gated_backward_mm(
@@ -137,9 +136,8 @@ def gated_backward_mm(
     _require_tensors_or_none(rows=rows)
     if _traced(dy, config, batch_invariant):
         return op.call_backward(dy, down, rows, slots, weights, pre, offs, activation, interleaved, backend)
-    return backward(
-        dy, down, rows, slots, weights, pre, offs, activation, interleaved, backend, config, batch_invariant
-    )  # fmt: skip
+    request = Request(backend, config, batch_invariant)
+    return backward(dy, down, rows, slots, weights, pre, offs, activation, interleaved, request)
 
 
 def gathered_wgrad(
@@ -171,7 +169,7 @@ def gathered_wgrad(
     _require_tensors_or_none(rows=rows)
     if _traced(x, config):
         return op.call_wgrad(x, rows, d, offs, gather_b, backend)
-    return wgrad(x, rows, d, offs, gather_b, backend, config)
+    return wgrad(x, rows, d, offs, gather_b, Request(backend, config))
 
 
 def _require_tensors(**arguments: Any) -> None:

@@ -14,40 +14,15 @@ from typing import Any
 
 import torch
 
-from expertile.ops.gathered_mm.op import call_wgrad, mm_op
+from expertile.ops.backend import Request
+from expertile.ops.gathered_mm.op import by_backend, call_wgrad, rows_of
 from expertile.ops.gathered_mm.run import mm
 from expertile.ops.gathered_mm.sum_rows import sum_rows
 from expertile.ops.grouped_mm.api import grouped_mm
 from expertile.ops.grouped_mm.autograd import bias_gradient
 from expertile.ops.grouped_mm.op import operator
 from expertile.ops.grouped_mm.tail import zero_tail
-from expertile.ops.torch_op import differentiable, gradients_of
-
-_Grads = tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]
-
-
-def gradients(
-    grad: torch.Tensor,
-    x: torch.Tensor,
-    b: torch.Tensor,
-    rows: torch.Tensor | None,
-    offs: torch.Tensor,
-    bias: torch.Tensor | None,
-    needs: tuple[bool, bool, bool],
-    backend: str,
-) -> _Grads:
-    """(dx, db, dbias) for `grad` [R, N]; None where `needs` says so. In torch operators, all deterministic."""
-    # out.sum().backward() hands over an expanded scalar: strides of 0, which no copy engine takes.
-    grad = (grad if 0 not in grad.stride() or grad.numel() == 0 else grad.contiguous()).to(x.dtype)
-    dx = db = dbias = None
-    if needs[0]:
-        dx = operator(grad, b.transpose(-2, -1), offs, None, None, "auto", False)
-        dx = zero_tail(dx, offs, 0) if rows is None else sum_rows(dx, rows, offs, x.shape[0])
-    if needs[1]:
-        db = call_wgrad(x, rows, grad, offs, False, backend)
-    if needs[2] and bias is not None:
-        dbias = bias_gradient(_product, grad, offs, bias)
-    return dx, db, dbias
+from expertile.ops.torch_op import define, differentiable_eagerly, gradients_of
 
 
 def _product(
@@ -63,45 +38,49 @@ def _formula(
     return grouped_mm(x if rows is None else x.index_select(0, rows), b, offs=offs, bias=bias)
 
 
-class GatheredMM(torch.autograd.Function):
-    """Autograd for eager calls, and for compiled ones through the operator in `op`, with the same `gradients`."""
-
-    @staticmethod
-    def forward(  # type: ignore[override]
-        ctx: Any,
-        x: torch.Tensor,
-        b: torch.Tensor,
-        rows: torch.Tensor | None,
-        offs: torch.Tensor,
-        bias: torch.Tensor | None,
-        backend: str,
-        config: Any,
-    ) -> torch.Tensor:
-        ctx.save_for_backward(x, b, rows, offs, bias)
-        ctx.backend = backend
-        return mm(x, b, rows, offs, bias, backend, config)
-
-    @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:  # type: ignore[override]
-        x, b, rows, offs, bias = ctx.saved_tensors
-        if torch.is_grad_enabled():  # create_graph=True: the gradients are differentiated in turn
-            dx, db, dbias = gradients_of(partial(_formula, rows, offs), (x, b, bias), grad)
-            return dx, db, None, None, dbias, None, None
-        needs = (ctx.needs_input_grad[0], ctx.needs_input_grad[1], ctx.needs_input_grad[4])
-        dx, db, dbias = gradients(grad, x, b, rows, offs, bias, needs, ctx.backend)
-        return dx, db, None, None, dbias, None, None
+def _setup(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+    *tensors, ctx.backend = inputs[:6]
+    ctx.save_for_backward(*tensors)
 
 
-def _mm_setup(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-    x, b, rows, offs, bias, ctx.backend = inputs
-    ctx.save_for_backward(x, b, rows, offs, bias)
-
-
-def _mm_backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
+def _backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
+    """(dx, db, dbias) for `grad` [R, N] in the places of x, b and bias. In torch operators, all deterministic."""
     x, b, rows, offs, bias = ctx.saved_tensors
-    needs = (ctx.needs_input_grad[0], ctx.needs_input_grad[1], ctx.needs_input_grad[4])
-    dx, db, dbias = gradients(grad, x, b, rows, offs, bias, needs, ctx.backend)
-    return dx, db, None, None, dbias, None
+    needs = ctx.needs_input_grad
+    # out.sum().backward() hands over an expanded scalar: strides of 0, which no copy engine takes.
+    grad = (grad if 0 not in grad.stride() or grad.numel() == 0 else grad.contiguous()).to(x.dtype)
+    dx = db = dbias = None
+    if needs[0]:
+        dx = operator(grad, b.transpose(-2, -1), offs, None, None, "auto", False)
+        dx = zero_tail(dx, offs, 0) if rows is None else sum_rows(dx, rows, offs, x.shape[0])
+    if needs[1]:
+        db = call_wgrad(x, rows, grad, offs, False, ctx.backend)
+    if needs[4] and bias is not None:
+        dbias = bias_gradient(_product, grad, offs, bias)
+    return dx, db, None, None, dbias, *(None,) * (len(needs) - 5)
 
 
-call_mm = differentiable(mm_op, _mm_backward, _mm_setup)
+def _second(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
+    """`_backward` of create_graph=True."""
+    x, b, rows, offs, bias = ctx.saved_tensors
+    dx, db, dbias = gradients_of(partial(_formula, rows, offs), (x, b, bias), grad)
+    return dx, db, None, None, dbias, *(None,) * (len(ctx.needs_input_grad) - 5)
+
+
+def _forward(
+    x: torch.Tensor, b: torch.Tensor, rows: torch.Tensor | None, offs: torch.Tensor, bias: torch.Tensor | None,
+    backend: str, config: Any,
+) -> torch.Tensor:  # fmt: skip
+    return mm(x, b, rows, offs, bias, Request(backend, config))
+
+
+# What calls the operator; and gathered_mm in eager calls, with a config behind the operator's arguments.
+call_mm = define(
+    "gathered_mm",
+    by_backend(mm),
+    "(Tensor x, Tensor b, Tensor? rows, Tensor offs, Tensor? bias, str backend) -> Tensor",
+    fake=lambda x, b, rows, *_: x.new_empty((rows_of(x, rows), b.shape[-1])),
+    gradient=_backward,
+    setup=_setup,
+)
+differentiable_mm = differentiable_eagerly(_forward, _setup, _backward, _second)

@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
 
 from expertile.device import Device
-from expertile.ops._select import NOT_INVARIANT, invariantly
+from expertile.ops.backend import Choice, first_able, invariantly
 from expertile.ops.gathered_mm.backend import Backend
 from expertile.ops.gathered_mm.backends import BACKENDS
 from expertile.ops.gathered_mm.problem import GatherProblem, Product
@@ -31,44 +29,23 @@ LAST = "reference"
 BY_NAME_ONLY: frozenset[tuple[str, Product]] = frozenset({("gluon_gather", Product.WGRAD)})
 
 
-@dataclass(frozen=True)
-class Choice:
-    """The backend and config to run, a sentence saying why, and why each earlier one was passed over."""
-
-    backend: Backend
-    config: Any
-    why: str
-    refused: tuple[tuple[str, str], ...] = ()
-
-
-def refusal(backend: Backend, problem: GatherProblem, device: Device, batch_invariant: bool) -> str | None:
-    """Why the backend cannot take the problem, None if it can; made by `invariantly` where batch_invariant says so."""
-    reason = backend.refuses(problem, device)
-    if reason is None and batch_invariant and not backend.configs(problem, device):
-        return NOT_INVARIANT
-    return reason
-
-
 @lru_cache(maxsize=4096)
 def choose(
     problem: GatherProblem, device: Device, backends: Sequence[Backend] = BACKENDS, batch_invariant: bool = False
-) -> Choice:
+) -> Choice[Backend]:
     """The backend and config for a problem. ValueError with every backend's reason when none takes it. Batch-invariant,
     numbers of rows have no say in the backend."""
-    known = {backend.name: invariantly(backend) if batch_invariant else backend for backend in backends}
     names: tuple[str, ...] = (LAST,)
+    why = "what runs on a CPU"
     if device.kind == "cuda":
         rows = math.inf if batch_invariant else problem.mean_group
         names = (*next(order for most, order in ORDER if rows <= most), LAST)
-    refused: list[tuple[str, str]] = []
-    for name in names:
-        backend = known.get(name)
-        reason = "is not there" if backend is None else refusal(backend, problem, device, batch_invariant)
-        if reason is None and (name, problem.product) in BY_NAME_ONLY:
-            reason = "slower than composed, so only when asked for by name"
-        if backend is None or reason is not None:
-            refused.append((name, str(reason)))
-            continue
-        what = f"the first of {', '.join(names)} that takes it" if device.kind == "cuda" else "what runs on a CPU"
-        return Choice(backend, backend.configs(problem, device)[0], f"{name}: {what}", tuple(refused))
-    raise ValueError("backend: none takes this problem (" + "; ".join(f"{b}: {r}" for b, r in refused) + ")")
+        why = f"the first of {', '.join(names)} that takes it"
+    known = {backend.name: invariantly(backend) if batch_invariant else backend for backend in backends}
+    asked = [known[name] for name in names if name in known]
+
+    def unwanted(backend: Backend) -> str | None:
+        slow = (backend.name, problem.product) in BY_NAME_ONLY
+        return "slower than composed, so only when asked for by name" if slow else None
+
+    return first_able(problem, device, asked, why, unwanted, "takes")

@@ -15,11 +15,11 @@ from dataclasses import replace
 import torch
 
 from expertile.device import Device
+from expertile.ops.backend import NoConfig
 from expertile.ops.gathered_mm import activation as act
 from expertile.ops.gathered_mm.backend import Backend, Operands, Outputs
 from expertile.ops.gathered_mm.problem import GatherProblem, Product
 from expertile.ops.grouped_mm.api import grouped_mm
-from expertile.ops.grouped_mm.backend import NoConfig
 from expertile.ops.grouped_mm.backends.loop import RowByRow
 from expertile.ops.grouped_mm.reference import reference as grouped_reference
 
@@ -126,9 +126,6 @@ BACKEND = Backend(
     summary="plain torch around grouped_mm: rows selected, activation in torch",
     supports=lambda problem, device: None,
     configs=lambda problem, device: (NoConfig(),),
-    mm=_run,
-    gated=_run,
-    backward=_run,
-    wgrad=_run,
+    run=_run,
     invariant=_invariant,
 )

@@ -3,65 +3,52 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
 
 from expertile.device import Device
-from expertile.ops._select import device_of as _device
-from expertile.ops._select import invariantly, selected
-from expertile.ops.gathered_mm.backend import Backend, Operands, Outputs, Run, new_outputs
+from expertile.ops import backend as backends
+from expertile.ops.backend import AUTO, Request
+from expertile.ops.backend import device_of as _device
+from expertile.ops.gathered_mm.backend import Backend, Operands, Outputs, new_outputs
 from expertile.ops.gathered_mm.backends import by_name
-from expertile.ops.gathered_mm.choose import choose, refusal
+from expertile.ops.gathered_mm.choose import choose
 from expertile.ops.gathered_mm.problem import GatherProblem, Product, describe
 from expertile.ops.grouped_mm.problem import described, in_standard_form, tf32_allowed
 
 
-def select(
-    problem: GatherProblem, device: Device, backend: str, config: Any = None, batch_invariant: bool = False
-) -> tuple[Backend, Any]:
+def select(problem: GatherProblem, device: Device, request: Request = AUTO) -> tuple[Backend, Any]:
     """The backend and config for a problem. ValueError when the named backend cannot take it, with its reason."""
-    found = selected(
-        backend, config, choose=lambda: choose(problem, device, batch_invariant=batch_invariant),
-        by_name=lambda name: invariantly(by_name(name)) if batch_invariant else by_name(name),
-        refused=lambda b: refusal(b, problem, device, batch_invariant),
-        default=lambda b: b.configs(problem, device)[0],
-    )  # fmt: skip
-    if batch_invariant and config is not None and config not in found[0].configs(problem, device):
-        raise ValueError(f"config: expected one of {backend}'s batch-invariant configs, got {config!r}")
-    return found
+    auto = partial(choose, batch_invariant=request.batch_invariant)
+    return backends.select(problem, device, request, by_name, auto)
 
 
 @lru_cache(maxsize=4096)
 def _planned(
     product: Product, fields: tuple[tuple[Any, ...] | None, ...], options: tuple[tuple[str, Any], ...],
-    device: torch.device, backend: str, config: Any, batch_invariant: bool,
-) -> tuple[GatherProblem, Run, Any]:  # fmt: skip
-    """Problem, function and config for tensors that are `described` so, whatever their values."""
+    device: torch.device, request: Request,
+) -> tuple[GatherProblem, Backend, Any]:  # fmt: skip
+    """Problem, backend and config for tensors that are `described` so, whatever their values."""
     problem = describe(product, *fields, **dict(options))  # type: ignore[arg-type]
-    chosen, config = select(problem, _device(device.type, device.index), backend, config, batch_invariant)
-    run = chosen.run(product)
-    assert run is not None
-    return problem, run, config
+    return problem, *select(problem, _device(device.type, device.index), request)
 
 
-def _run(
-    product: Product, operands: Operands, options: tuple[tuple[str, Any], ...], backend: str, config: Any,
-    batch_invariant: bool = False,
-) -> Outputs:  # fmt: skip
+def _run(product: Product, operands: Operands, options: tuple[tuple[str, Any], ...], request: Request) -> Outputs:
     """Check, plan and run."""
     o = operands
-    if batch_invariant and isinstance(o.a, torch.Tensor) and o.a.dim() == 2:
+    if request.batch_invariant and isinstance(o.a, torch.Tensor) and o.a.dim() == 2:
         o = replace(o, a=in_standard_form(o.a))
     if o.a.dtype is torch.float32:
         options = (*options, ("allow_tf32", tf32_allowed()))
-    fields = tuple(map(described, (o.a, o.b, o.offs, o.rows, o.bias, o.slots, o.weights, o.pre)))
-    problem, run, config = _planned(product, fields, options, o.a.device, backend, config, batch_invariant)
+    tensors = (o.a, o.b, o.offs, o.rows, o.bias, o.slots, o.weights, o.pre)
+    fields = tuple([None if x is None else described(x) for x in tensors])
+    problem, chosen, config = _planned(product, fields, options, o.a.device, request)
     outputs = new_outputs(problem, o)
     if 0 in (problem.m, problem.n, problem.k, problem.groups):
         return _empty_sums(problem, o, outputs)
-    run(problem, _contiguous(o), config, outputs)
+    chosen.run(problem, _contiguous(o), config, outputs)
     return outputs
 
 
@@ -82,9 +69,7 @@ def _empty_sums(problem: GatherProblem, operands: Operands, outputs: Outputs) ->
     if problem.k == 0 and problem.m and problem.n and problem.groups:
         from expertile.ops.gathered_mm.reference import BACKEND
 
-        run = BACKEND.run(problem.product)
-        assert run is not None
-        run(problem, operands, None, outputs)
+        BACKEND.run(problem, operands, None, outputs)
     return outputs
 
 
@@ -94,10 +79,9 @@ def mm(
     rows: torch.Tensor | None,
     offs: torch.Tensor,
     bias: torch.Tensor | None,
-    backend: str = "auto",
-    config: Any = None,
+    request: Request = AUTO,
 ) -> torch.Tensor:
-    (out,) = _run(Product.MM, Operands(x, b, offs, rows, bias), (), backend, config)
+    (out,) = _run(Product.MM, Operands(x, b, offs, rows, bias), (), request)
     assert out is not None
     return out
 
@@ -111,12 +95,10 @@ def gated(
     activation: str,
     interleaved: bool,
     save_pre: bool,
-    backend: str = "auto",
-    config: Any = None,
-    batch_invariant: bool = False,
+    request: Request = AUTO,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     options = (("activation", activation), ("interleaved", bool(interleaved)), ("save_pre", bool(save_pre)))
-    act, pre = _run(Product.GATED, Operands(x, b, offs, rows, bias), options, backend, config, batch_invariant)
+    act, pre = _run(Product.GATED, Operands(x, b, offs, rows, bias), options, request)
     assert act is not None
     return act, pre
 
@@ -131,15 +113,13 @@ def backward(
     offs: torch.Tensor,
     activation: str,
     interleaved: bool,
-    backend: str = "auto",
-    config: Any = None,
-    batch_invariant: bool = False,
+    request: Request = AUTO,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     if down.dim() != 3:
         raise ValueError(f"down: expected 3 dimensions, got shape {list(down.shape)}")
     options = (("activation", activation), ("interleaved", bool(interleaved)), ("names", ("dy", "down")))
     operands = Operands(dy, down.transpose(1, 2), offs, rows, None, slots, weights, pre)
-    dpre, act_w, dweights = _run(Product.BACKWARD, operands, options, backend, config, batch_invariant)
+    dpre, act_w, dweights = _run(Product.BACKWARD, operands, options, request)
     assert dpre is not None and act_w is not None and dweights is not None
     return dpre, act_w, dweights
 
@@ -150,10 +130,9 @@ def wgrad(
     d: torch.Tensor,
     offs: torch.Tensor,
     gather_b: bool,
-    backend: str = "auto",
-    config: Any = None,
+    request: Request = AUTO,
 ) -> torch.Tensor:
     options = (("gather_b", bool(gather_b) and rows is not None), ("names", ("x", "d")))
-    (out,) = _run(Product.WGRAD, Operands(x, d, offs, rows), options, backend, config)
+    (out,) = _run(Product.WGRAD, Operands(x, d, offs, rows), options, request)
     assert out is not None
     return out

@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 
-from expertile.ops._select import device_of as _device
+from expertile.ops.backend import Request
+from expertile.ops.backend import device_of as _device
 from expertile.ops.grouped_mm.autograd import GroupedMM
 from expertile.ops.grouped_mm.explain import Explanation, explain_problem
 from expertile.ops.grouped_mm.op import operator
@@ -46,9 +47,9 @@ def grouped_mm(
         Problem.from_tensors(a, b, offs, bias, out_dtype, check=True)
     product: Any = forward
     if backend != "auto" or config is not None or batch_invariant:
-        product = partial(forward, backend=backend, config=config, batch_invariant=batch_invariant)
+        product = partial(forward, request=Request(backend, config, batch_invariant))
     if torch.is_grad_enabled() and (a.requires_grad or b.requires_grad or (bias is not None and bias.requires_grad)):
-        over_rows = partial(product, batch_invariant=False) if batch_invariant else product
+        over_rows = partial(forward, request=Request(backend, config)) if batch_invariant else product
         return GroupedMM.apply(product, over_rows, a, b, offs, bias, out_dtype)
     return product(a, b, offs=offs, bias=bias, out_dtype=out_dtype)
 

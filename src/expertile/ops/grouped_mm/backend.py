@@ -1,4 +1,4 @@
-"""What a backend is: one frozen value that says what it can do, with which configs, and runs."""
+"""What a backend of `grouped_mm` is given, and gives."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from expertile.device import Device
+from expertile.ops import backend
 from expertile.ops.grouped_mm.problem import Layout, Problem
 
 
@@ -22,46 +22,18 @@ class Operands:
     bias: torch.Tensor | None = None
 
 
-@dataclass(frozen=True)
-class NoConfig:
-    """The config of a backend that has nothing to configure."""
-
-
-def never(problem: Problem, device: Device) -> tuple[Any, ...]:
-    """The batch-invariant configs of a backend that has none."""
-    return ()
-
-
 def rows_are_tokens(problem: Problem) -> bool:
     """Whether a row of `a` and its row of the result are one token's, so that batch invariance means something."""
     return problem.layout in (Layout.RAGGED_M, Layout.BATCHED)
 
 
-@dataclass(frozen=True)
-class Backend:
-    """One way to compute a grouped product.
-
-    `supports(problem, device)` is pure: the reason why not, or None. `configs(problem, device)` lists the configs
-    worth trying, the default first. `run(problem, operands, config, out)` computes into `out` (or a new tensor of
-    `problem.out_shape`, dtype `problem.out_dtype`) and returns it; rows past offs[-1] are left alone.
-    """
-
-    name: str
-    summary: str
-    supports: Callable[[Problem, Device], str | None]
-    configs: Callable[[Problem, Device], tuple[Any, ...]]
-    run: Callable[[Problem, Operands, Any, torch.Tensor | None], torch.Tensor]
-    # Needs the group sizes on the host: synchronises, and cannot be captured in a CUDA graph, unless
-    # `problem.group_sizes` is known.
-    reads_offs_on_host: bool = False
-    # Somebody else's kernel, measured as a rival and used when it is the fastest.
-    peer: bool = False
-    # The configs, the default first, with which a row of the result has the same bits in every problem that differs
-    # from this one in numbers of rows alone, whichever of these configs each problem takes.
-    invariant: Callable[[Problem, Device], tuple[Any, ...]] = never
+# `run(problem, operands, config, out)` computes into `out` (or a new tensor of `problem.out_shape`, dtype
+# `problem.out_dtype`) and returns it; rows past offs[-1] are left alone.
+Run = Callable[[Problem, Operands, Any, torch.Tensor | None], torch.Tensor]
+Backend = backend.Backend[Problem, Run]
 
 
-def new_out(problem: Problem, operands: Operands, out: torch.Tensor | None) -> torch.Tensor:
+def new_out(problem: Problem, operands: Any, out: torch.Tensor | None) -> torch.Tensor:
     """`out`, or an uninitialised tensor for the result."""
     if out is not None:
         return out

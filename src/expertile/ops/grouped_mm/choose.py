@@ -1,4 +1,4 @@
-"""choose(problem, device) -> Choice: which backend, with which config, and one sentence why.
+"""choose(problem, device) -> Choice[Backend]: which backend, with which config, and one sentence why.
 
 On a GPU that `expertile tune` has measured, the times of the nearest measured problems decide (`tuned`, `transfer`);
 anywhere else, and for problems that nothing measured is like, an analytic model does (`model`).
@@ -12,15 +12,15 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache, lru_cache
 from typing import Any
 
 from expertile.device import Device
-from expertile.ops._select import invariantly
+from expertile.ops.backend import Choice, Estimate, invariantly, none_able
 from expertile.ops.grouped_mm.backend import Backend
 from expertile.ops.grouped_mm.backends import BACKENDS
-from expertile.ops.grouped_mm.model import Estimate, estimate, synchronises
+from expertile.ops.grouped_mm.model import estimate, synchronises
 from expertile.ops.grouped_mm.problem import Layout, Problem
 from expertile.ops.grouped_mm.transfer import Rival, expected_seconds
 from expertile.ops.grouped_mm.tuned import Measured, Table, features_of, load_table, nearest
@@ -34,21 +34,10 @@ TIE = 0.005
 TRUST = 0.05
 
 
-@dataclass(frozen=True)
-class Choice:
-    """The backend and config to run, a sentence saying why, and what is expected of all the others."""
-
-    backend: Backend
-    config: Any
-    why: str
-    estimates: tuple[Estimate, ...]
-    measured: bool = False  # whether measurements on such a GPU decided
-
-
 @lru_cache(maxsize=4096)
 def choose(
     problem: Problem, device: Device, backends: Sequence[Backend] = BACKENDS, policy: str = "graph", quiet: bool = False
-) -> Choice:
+) -> Choice[Backend]:
     """The backend of `backends` with the smallest expected time.
 
     Ragged totals that only the device knows more of are looked up by the nearest of 32 steps per doubling, so that
@@ -60,13 +49,11 @@ def choose(
 
 
 @lru_cache(maxsize=4096)
-def _choose(problem: Problem, device: Device, backends: Sequence[Backend], policy: str, quiet: bool) -> Choice:
+def _choose(problem: Problem, device: Device, backends: Sequence[Backend], policy: str, quiet: bool) -> Choice[Backend]:
     reasons = {b.name: b.supports(problem, device) for b in backends}
     able = [b for b in backends if reasons[b.name] is None]
     if not able:
-        raise ValueError(
-            "backend: none supports this problem (" + "; ".join(f"{b}: {r}" for b, r in reasons.items()) + ")"
-        )
+        raise none_able(reasons.items())
     waiting = {b.name for b in able if synchronises(b, problem, device)}
     eligible = [b for b in able if b.name not in waiting] or able
     table = load_table(device.slug)
@@ -82,13 +69,14 @@ def _choose(problem: Problem, device: Device, backends: Sequence[Backend], polic
 
 
 @lru_cache(maxsize=4096)
-def choose_invariant(problem: Problem, device: Device, backends: Sequence[Backend] = BACKENDS) -> Choice:
+def choose_invariant(problem: Problem, device: Device, backends: Sequence[Backend] = BACKENDS) -> Choice[Backend]:
     """`choose` for batch-invariant products. One backend serves all numbers of rows: the last of `backends` that takes
     the problem, as our own kernels come last; measurements or the model choose among its batch-invariant configs.
     Raises ValueError when there is none."""
+    like = rounded(problem)
     for backend in map(invariantly, reversed(backends)):
-        if backend.supports(problem, device) is None and backend.configs(rounded(problem), device):
-            return _choose(rounded(problem), device, (backend,), "graph", True)
+        if backend.supports(like, device) is None:
+            return _choose(like, device, (backend,), "graph", True)
     raise ValueError(
         f"batch_invariant: no backend multiplies {problem.dtype} on {device.name} in one order for all numbers of rows"
     )
@@ -111,7 +99,7 @@ def _left_out(backend: Backend, problem: Problem, device: Device, reason: str | 
 
 def _by_measurement(
     problem: Problem, device: Device, backends: Sequence[Backend], near: Sequence[tuple[float, Measured]], table: Table
-) -> Choice | None:
+) -> Choice[Backend] | None:
     """The rival with the smallest expected time; None if no neighbour ran any of these backends."""
     known = {name for _, measured in near for name in measured.backends}
     rivals = [Rival(b, c) for b in backends if b.name in known for c in auto_configs(b, problem, device)]
@@ -140,23 +128,22 @@ def _by_measurement(
     return Choice(best.backend, best.config, text + _next(estimates, best.backend.name, best_s), estimates, True)
 
 
-def _by_model(problem: Problem, device: Device, backends: Sequence[Backend]) -> Choice:
+def _by_model(problem: Problem, device: Device, backends: Sequence[Backend]) -> Choice[Backend]:
     """The backend with the smallest modelled time, in its default config."""
     estimates = tuple(estimate(b, problem, device) for b in backends)
     able = [(e.seconds, b) for e, b in zip(estimates, backends, strict=True) if e.seconds is not None]
     # min is stable: the earlier backend keeps a tie. Without any modelled backend the first one runs.
     best_s, best = min(able, key=lambda pair: pair[0]) if able else (None, backends[0])
     config = next(iter(auto_configs(best, problem, device)))
-    return Choice(best, config, _why_model(best.name, best_s, estimates, problem, device), estimates)
+    return Choice(best, config, _why_model(best, best_s, estimates, problem, device), estimates)
 
 
 def _why_model(
-    name: str, seconds: float | None, estimates: Sequence[Estimate], problem: Problem, device: Device
+    best: Backend, seconds: float | None, estimates: Sequence[Estimate], problem: Problem, device: Device
 ) -> str:
+    name = best.name
     if device.kind != "cuda":
-        if name == "padded_bmm":
-            return f"{name}: on a CPU one product of all groups, which hardly differ in length, saves starting many"
-        return f"{name}: on a CPU the first of torch's ways that takes it"
+        return f"{name}: on a CPU {best.cpu_why}"
     if seconds is None:
         return f"{name}: the only kind of backend that runs here"
     work = problem.work()

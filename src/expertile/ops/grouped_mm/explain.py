@@ -8,9 +8,10 @@ from html import escape
 import torch
 
 from expertile.device import Device
-from expertile.ops.grouped_mm.backend import config_dict
-from expertile.ops.grouped_mm.choose import Choice, choose
-from expertile.ops.grouped_mm.model import Estimate, group_sizes_or_even
+from expertile.ops.backend import Choice, Estimate
+from expertile.ops.grouped_mm.backend import Backend, config_dict
+from expertile.ops.grouped_mm.choose import choose
+from expertile.ops.grouped_mm.model import group_sizes_or_even
 from expertile.ops.grouped_mm.problem import Layout, Problem
 from expertile.ragged import tile_waste, tiles_per_group
 from expertile.roofline import Bound, Work, bound
@@ -27,7 +28,7 @@ class Explanation:
     device: Device
     work: Work
     bound: Bound
-    choice: Choice | None  # None when no backend can run here
+    choice: Choice[Backend] | None  # None when no backend can run here
     refusal: str
     block_m: int
     block_n: int

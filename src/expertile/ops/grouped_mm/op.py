@@ -7,41 +7,24 @@ from typing import Any
 
 import torch
 
+from expertile.ops.backend import Request
 from expertile.ops.grouped_mm import run
 from expertile.ops.grouped_mm.autograd import gradients
-from expertile.ops.torch_op import Placements, differentiable
-
-_SCHEMA = (
-    "(Tensor a, Tensor b, Tensor? offs, Tensor? bias, ScalarType? out_dtype, str backend, "
-    "bool batch_invariant) -> Tensor"
-)
+from expertile.ops.torch_op import Placements, define
 
 
-@torch.library.custom_op("expertile::grouped_mm", mutates_args=(), schema=_SCHEMA)
-def _grouped_mm_op(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    offs: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    out_dtype: torch.dtype | None,
-    backend: str,
-    batch_invariant: bool,
-) -> torch.Tensor:
-    return run.forward(
-        a, b, offs=offs, bias=bias, out_dtype=out_dtype, backend=backend, batch_invariant=batch_invariant
-    )
+def _kernel(
+    a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor | None, bias: torch.Tensor | None,
+    out_dtype: torch.dtype | None, backend: str, batch_invariant: bool,
+) -> torch.Tensor:  # fmt: skip
+    request = Request(backend, None, batch_invariant)
+    return run.forward(a, b, offs=offs, bias=bias, out_dtype=out_dtype, request=request)
 
 
-@_grouped_mm_op.register_fake
 def _fake(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    offs: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    out_dtype: torch.dtype | None,
-    backend: str,
-    batch_invariant: bool,
-) -> torch.Tensor:
+    a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor | None, bias: torch.Tensor | None,
+    out_dtype: torch.dtype | None, backend: str, batch_invariant: bool,
+) -> torch.Tensor:  # fmt: skip
     m, n = a.shape[-2], b.shape[-1]
     if a.dim() == 3 and b.dim() == 3:
         shape: tuple[Any, ...] = (a.shape[0], m, n)
@@ -102,4 +85,4 @@ def _backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
 
 
 # What calls the operator, its arguments in the order of its schema.
-operator = differentiable(_grouped_mm_op, _backward, _setup, _sharding)
+operator = define("grouped_mm", _kernel, fake=_fake, gradient=_backward, setup=_setup, sharding=_sharding)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import torch
 
 from expertile.formats.int4.weight import Int4Weight
+from expertile.ops.backend import AUTO, Request
 from expertile.ops.int4_grouped_mm import op
 from expertile.ops.int4_grouped_mm.problem import Int4Problem
 from expertile.ops.int4_grouped_mm.run import forward
@@ -64,7 +64,7 @@ def int4_grouped_mm(
         return op.operator(a, w.packed, w.scales, w.zeros, w.group_size, offs, bias, out_dtype, backend)
     if check:
         Int4Problem.of(a, w, offs, bias, out_dtype, check=True)
-    product = partial(forward, backend=backend, config=config)
+    request = AUTO if backend == "auto" and config is None else Request(backend, config)
     if torch.is_grad_enabled() and (a.requires_grad or (bias is not None and bias.requires_grad)):
-        return op.Int4MM.apply(product, a, w, offs, bias, out_dtype)
-    return product(a, w, offs=offs, bias=bias, out_dtype=out_dtype)
+        return op.differentiable_mm(a, w, offs, bias, out_dtype, request)
+    return forward(a, w, offs, bias, out_dtype, request)

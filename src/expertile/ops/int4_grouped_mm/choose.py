@@ -7,13 +7,13 @@ of rows (`DEQUANT_FROM_ROWS`). On a CPU the loop.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from types import MappingProxyType
-from typing import Any
 
 from expertile.device import Device
+from expertile.ops.backend import Choice, Estimate, first_able
 from expertile.ops.int4_grouped_mm.backend import Backend
 from expertile.ops.int4_grouped_mm.backends import BACKENDS, by_name
 from expertile.ops.int4_grouped_mm.problem import Int4Problem
@@ -24,44 +24,16 @@ from expertile.ops.int4_grouped_mm.problem import Int4Problem
 DEQUANT_FROM_ROWS: Mapping[str, float] = MappingProxyType({"triton_int4": 768.0})
 
 
-@dataclass(frozen=True)
-class Choice:
-    """The backend and config to run, a sentence saying why, and why each earlier one was passed over."""
-
-    backend: Backend
-    config: Any
-    why: str
-    refused: tuple[tuple[str, str], ...] = ()
-
-
 @lru_cache(maxsize=4096)
-def choose(problem: Int4Problem, device: Device, backends: Sequence[Backend] = BACKENDS) -> Choice:
+def choose(problem: Int4Problem, device: Device, backends: Sequence[Backend] = BACKENDS) -> Choice[Backend]:
     """The backend and config for a problem. ValueError with every backend's reason when none supports it."""
-    refused: list[tuple[str, str]] = []
-    waiting: list[Backend] = []
     # A CPU dequantises an expert at a time, into float32, rather than all of them.
-    for backend in backends if device.kind == "cuda" else (by_name("loop"),):
-        reason = backend.supports(problem, device)
-        if reason is not None:
-            refused.append((backend.name, reason))
-        elif backend.reads_offs_on_host and problem.group_sizes is None:
-            waiting.append(backend)
-        else:
-            return _choice(backend, problem, device, refused)
-    if waiting:
-        config = waiting[0].configs(problem, device)[0]
-        why = f"{waiting[0].name}: no other takes it; it waits for the GPU to read offs"
-        return Choice(waiting[0], config, why, tuple(refused))
-    raise ValueError("backend: none supports this problem (" + "; ".join(f"{b}: {r}" for b, r in refused) + ")")
-
-
-def _choice(backend: Backend, problem: Int4Problem, device: Device, refused: Sequence[tuple[str, str]]) -> Choice:
-    limit, rows = DEQUANT_FROM_ROWS.get(backend.name), problem.mean_group
-    why = f"{backend.name}: the first that takes it"
-    if limit is not None and rows >= limit:
-        dense = by_name("dequant")
-        if dense.supports(problem, device) is None:
-            refused = (*refused, (backend.name, f"groups of {rows:.0f} rows: from {limit:.0f} on dequant is faster"))
-            why = f"dequant: {rows:.0f} rows per group pay for dequantised weights"
-            backend = dense
-    return Choice(backend, backend.configs(problem, device)[0], why, tuple(refused))
+    asked = backends if device.kind == "cuda" else (by_name("loop"),)
+    choice = first_able(problem, device, asked, "the first that takes it")
+    name, rows, dense = choice.backend.name, problem.mean_group, by_name("dequant")
+    limit = DEQUANT_FROM_ROWS.get(name, math.inf)
+    if rows < limit or dense.supports(problem, device) is not None:
+        return choice
+    slower = Estimate(name, None, f"groups of {rows:.0f} rows: from {limit:.0f} on dequant is faster")
+    why = f"dequant: {rows:.0f} rows per group pay for dequantised weights"
+    return Choice(dense, dense.configs(problem, device)[0], why, (*choice.estimates, slower))

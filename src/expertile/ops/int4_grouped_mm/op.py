@@ -6,64 +6,42 @@ to a's dtype, all of them at once: 2·G·N·K bytes while it runs.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from expertile.formats.int4.weight import Int4Weight
+from expertile.ops.backend import Request
 from expertile.ops.grouped_mm.autograd import bias_gradient
 from expertile.ops.grouped_mm.op import operator as grouped_operator
 from expertile.ops.grouped_mm.tail import zero_tail
 from expertile.ops.int4_grouped_mm import dequantize, run  # noqa: F401  (registers expertile::int4_dequantize)
-from expertile.ops.torch_op import differentiable
-
-_SCHEMA = (
-    "(Tensor a, Tensor packed, Tensor scales, Tensor? zeros, int group_size, Tensor? offs, Tensor? bias, "
-    "ScalarType? out_dtype, str backend) -> Tensor"
-)
+from expertile.ops.torch_op import define, differentiable_eagerly
 
 
-@torch.library.custom_op("expertile::int4_grouped_mm", mutates_args=(), schema=_SCHEMA)
-def _int4_grouped_mm_op(
-    a: torch.Tensor,
-    packed: torch.Tensor,
-    scales: torch.Tensor,
-    zeros: torch.Tensor | None,
-    group_size: int,
-    offs: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    out_dtype: torch.dtype | None,
-    backend: str,
-) -> torch.Tensor:
+def _kernel(
+    a: torch.Tensor, packed: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor | None, group_size: int,
+    offs: torch.Tensor | None, bias: torch.Tensor | None, out_dtype: torch.dtype | None, backend: str,
+) -> torch.Tensor:  # fmt: skip
     w = Int4Weight(packed, scales, zeros, group_size)
-    return run.forward(a, w, offs=offs, bias=bias, out_dtype=out_dtype, backend=backend)
+    return run.forward(a, w, offs=offs, bias=bias, out_dtype=out_dtype, request=Request(backend))
 
 
-@_int4_grouped_mm_op.register_fake
 def _fake(
-    a: torch.Tensor,
-    packed: torch.Tensor,
-    scales: torch.Tensor,
-    zeros: torch.Tensor | None,
-    group_size: int,
-    offs: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    out_dtype: torch.dtype | None,
-    backend: str,
-) -> torch.Tensor:
+    a: torch.Tensor, packed: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor | None, group_size: int,
+    offs: torch.Tensor | None, bias: torch.Tensor | None, out_dtype: torch.dtype | None, backend: str,
+) -> torch.Tensor:  # fmt: skip
     return a.new_empty((a.shape[0], packed.shape[1]), dtype=a.dtype if out_dtype is None else out_dtype)
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-    a, packed, scales, zeros, group_size, offs, bias, _, _ = inputs
+    a, packed, scales, zeros, group_size, offs, bias, *_ = inputs
     ctx.save_for_backward(packed, scales, zeros, offs, bias)
     ctx.group_size, ctx.dtype = group_size, a.dtype
 
 
-def _backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
+def _gradients(ctx: Any, grad: torch.Tensor, needs_a: bool, needs_bias: bool) -> tuple[Any, Any]:
     packed, scales, zeros, offs, bias = ctx.saved_tensors
-    needs_a, needs_bias = ctx.needs_input_grad[0], ctx.needs_input_grad[6]
     # out.sum().backward() hands over an expanded scalar: strides of 0, which no copy engine takes.
     grad = grad if 0 not in grad.stride() or grad.numel() == 0 else grad.contiguous()
     grad = grad.to(ctx.dtype)
@@ -73,7 +51,23 @@ def _backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
         da = zero_tail(_product(grad, dense, offs=offs, out_dtype=ctx.dtype), offs, dim=0)
     if needs_bias:
         dbias = bias_gradient(_product, grad, offs, bias)
+    return da, dbias
+
+
+def _backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
+    da, dbias = _gradients(ctx, grad, ctx.needs_input_grad[0], ctx.needs_input_grad[6])
     return da, None, None, None, None, None, dbias, None, None
+
+
+def _setup_eager(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+    a, w, offs, bias, _, _ = inputs
+    ctx.save_for_backward(w.packed, w.scales, w.zeros, offs, bias)
+    ctx.group_size, ctx.dtype = w.group_size, a.dtype
+
+
+def _backward_eager(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
+    da, dbias = _gradients(ctx, grad, ctx.needs_input_grad[0], ctx.needs_input_grad[3])
+    return da, None, None, dbias, None, None
 
 
 def _product(
@@ -82,37 +76,6 @@ def _product(
     return grouped_operator(x, y, offs, None, out_dtype, "auto", False)
 
 
-# What calls the operator, its arguments in the order of its schema.
-operator = differentiable(_int4_grouped_mm_op, _backward, _setup)
-
-
-class Int4MM(torch.autograd.Function):
-    """Autograd for eager calls; compiled ones go through the custom operator, with the same gradients."""
-
-    @staticmethod
-    def forward(  # type: ignore[override]
-        ctx: Any,
-        product: Callable[..., torch.Tensor],
-        a: torch.Tensor,
-        w: Int4Weight,
-        offs: torch.Tensor,
-        bias: torch.Tensor | None,
-        out_dtype: torch.dtype | None,
-    ) -> torch.Tensor:
-        ctx.save_for_backward(w.packed, w.scales, w.zeros, offs, bias)
-        ctx.group_size, ctx.dtype = w.group_size, a.dtype
-        return product(a, w, offs=offs, bias=bias, out_dtype=out_dtype)
-
-    @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:  # type: ignore[override]
-        found = _backward(_Needs(ctx, ctx.needs_input_grad[1], ctx.needs_input_grad[4]), grad)
-        return None, found[0], None, None, found[6], None
-
-
-class _Needs:
-    """The context of a call of `Int4MM` as the operator's `_backward` reads it."""
-
-    def __init__(self, ctx: Any, needs_a: bool, needs_bias: bool) -> None:
-        self.saved_tensors = ctx.saved_tensors
-        self.group_size, self.dtype = ctx.group_size, ctx.dtype
-        self.needs_input_grad = (needs_a, False, False, False, False, False, needs_bias, False, False)
+# What calls the operator, its arguments in the order of its schema; and `run.forward` in eager calls.
+operator = define("int4_grouped_mm", _kernel, fake=_fake, gradient=_backward, setup=_setup)
+differentiable_mm = differentiable_eagerly(run.forward, _setup_eager, _backward_eager)

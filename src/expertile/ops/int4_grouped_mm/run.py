@@ -9,8 +9,9 @@ import torch
 
 from expertile.device import Device
 from expertile.formats.int4.weight import Int4Weight
-from expertile.ops._select import device_of as _device
-from expertile.ops._select import selected
+from expertile.ops import backend
+from expertile.ops.backend import AUTO, Request
+from expertile.ops.backend import device_of as _device
 from expertile.ops.grouped_mm.problem import described
 from expertile.ops.int4_grouped_mm.backend import Backend, Operands
 from expertile.ops.int4_grouped_mm.backends import by_name
@@ -18,32 +19,27 @@ from expertile.ops.int4_grouped_mm.choose import choose
 from expertile.ops.int4_grouped_mm.problem import Int4Problem
 
 
-def select(problem: Int4Problem, device: Device, backend: str, config: Any) -> tuple[Backend, Any]:
+def select(problem: Int4Problem, device: Device, request: Request = AUTO) -> tuple[Backend, Any]:
     """The backend and config for a problem. ValueError when the named backend cannot take it, with its reason."""
-    return selected(
-        backend, config, choose=lambda: choose(problem, device), by_name=by_name,
-        refused=lambda b: b.supports(problem, device), default=lambda b: b.configs(problem, device)[0],
-    )  # fmt: skip
+    return backend.select(problem, device, request, by_name, choose)
 
 
 def forward(
     a: torch.Tensor,
     w: Int4Weight,
-    *,
     offs: torch.Tensor | None,
     bias: torch.Tensor | None = None,
     out_dtype: torch.dtype | None = None,
-    backend: str = "auto",
-    config: Any = None,
+    request: Request = AUTO,
 ) -> torch.Tensor:
-    if config is None and (offs is None or offs.is_cuda):
+    if request.config is None and (offs is None or offs.is_cuda):
         problem, chosen, config = _planned(
             described(a), described(w.packed), described(w.scales), described(w.zeros), w.group_size, described(offs),
-            described(bias), out_dtype, a.device, backend,
+            described(bias), out_dtype, a.device, request,
         )  # fmt: skip
     else:  # the values of offs are part of the problem, or somebody tries a config
         problem = Int4Problem.of(a, w, offs, bias, out_dtype)
-        chosen, config = select(problem, _device(a.device.type, a.device.index), backend, config)
+        chosen, config = select(problem, _device(a.device.type, a.device.index), request)
     assert offs is not None
     offs = offs if offs.is_contiguous() else offs.contiguous()
     return chosen.run(problem, Operands(a, w, offs, bias), config, None)
@@ -53,8 +49,8 @@ def forward(
 def _planned(
     a: tuple[Any, ...], packed: tuple[Any, ...], scales: tuple[Any, ...], zeros: tuple[Any, ...] | None,
     group_size: int, offs: tuple[Any, ...] | None, bias: tuple[Any, ...] | None, out_dtype: torch.dtype | None,
-    device: torch.device, backend: str,
+    device: torch.device, request: Request,
 ) -> tuple[Int4Problem, Backend, Any]:  # fmt: skip
     """Problem, backend and config for tensors that are `described` so, whatever their values."""
     problem = Int4Problem.of_descriptions(a, packed, scales, zeros, group_size, offs, bias, out_dtype)
-    return problem, *select(problem, _device(device.type, device.index), backend, None)
+    return problem, *select(problem, _device(device.type, device.index), request)

@@ -27,7 +27,7 @@ import triton.language as tl
 
 from expertile.ops.launch.device import machine, on_kernels
 from expertile.ops.pointwise.launch import VECTOR_BYTES, check_tensor, queue
-from expertile.ops.torch_op import differentiable, traced
+from expertile.ops.torch_op import define, differentiable_eagerly, traced
 
 
 @dataclass(frozen=True)
@@ -101,33 +101,18 @@ def _forward(x: torch.Tensor, value: float) -> torch.Tensor:
     return out
 
 
-class _AddScalar(torch.autograd.Function):
-    """The gradient of x is that of the result: no kernel runs backward."""
-
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, value: float) -> torch.Tensor:  # type: ignore[override]
-        return _forward(x, value)
-
-    @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:  # type: ignore[override]
-        return grad, None
+def _setup(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+    """The gradient of x is that of the result: no kernel runs backward, and nothing is kept for it."""
 
 
-@torch.library.custom_op("expertile::add_scalar", mutates_args=())
-def _add_scalar_op(x: torch.Tensor, value: float) -> torch.Tensor:
-    return _forward(x, value)
-
-
-@_add_scalar_op.register_fake
-def _(x: torch.Tensor, value: float) -> torch.Tensor:
-    return torch.empty_like(x)
-
-
-def _op_backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
+def _gradient(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
     return grad, None
 
 
-_call_add_scalar = differentiable(_add_scalar_op, _op_backward, lambda ctx, inputs, output: None)
+_call_add_scalar = define(
+    "add_scalar", _forward, fake=lambda x, value: torch.empty_like(x), gradient=_gradient, setup=_setup
+)
+_differentiable = differentiable_eagerly(_forward, _setup, _gradient)
 
 
 def add_scalar(x: torch.Tensor, value: float) -> torch.Tensor:
@@ -152,5 +137,5 @@ def add_scalar(x: torch.Tensor, value: float) -> torch.Tensor:
     if traced(x):
         return _call_add_scalar(x, float(value))
     if x.requires_grad and torch.is_grad_enabled():
-        return _AddScalar.apply(x, float(value))
+        return _differentiable(x, float(value))
     return _forward(x, float(value))

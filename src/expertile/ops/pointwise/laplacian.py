@@ -38,7 +38,7 @@ import triton.language as tl
 
 from expertile.ops.launch.device import machine, on_kernels
 from expertile.ops.pointwise.launch import VECTOR_BYTES, check_tensor, queue
-from expertile.ops.torch_op import differentiable, traced
+from expertile.ops.torch_op import define, differentiable_eagerly, traced
 
 BOUNDARIES = ("zero", "replicate", "circular", "interior")
 _TRANSPOSE = {
@@ -262,38 +262,25 @@ def _forward(u: torch.Tensor, boundary: str, scale: float) -> torch.Tensor:
     return out
 
 
-class _Laplacian(torch.autograd.Function):
-    """The gradient is the transposed operator, which is a laplacian too; so gradients have gradients."""
-
-    @staticmethod
-    def forward(ctx: Any, u: torch.Tensor, boundary: str, scale: float) -> torch.Tensor:  # type: ignore[override]
-        ctx.boundary, ctx.scale = boundary, scale
-        return _forward(u, boundary, scale)
-
-    @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:  # type: ignore[override]
-        return _Laplacian.apply(grad, _TRANSPOSE[ctx.boundary], ctx.scale), None, None
-
-
-@torch.library.custom_op("expertile::laplacian", mutates_args=())
-def _laplacian_op(u: torch.Tensor, boundary: str, scale: float) -> torch.Tensor:
-    return _forward(u, boundary, scale)
-
-
-@_laplacian_op.register_fake
-def _(u: torch.Tensor, boundary: str, scale: float) -> torch.Tensor:
+def _fake(u: torch.Tensor, boundary: str, scale: float) -> torch.Tensor:
     return u.new_empty((*u.shape[:-2], *_out_grid(u.shape[-2], u.shape[-1], boundary)))
 
 
-def _op_setup(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+def _setup(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
     _, ctx.boundary, ctx.scale = inputs
 
 
-def _op_backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+# The gradient is the transposed operator, which is a laplacian too; so gradients have gradients.
+def _gradient(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:
     return _call_laplacian(grad, _TRANSPOSE[ctx.boundary], ctx.scale), None, None
 
 
-_call_laplacian = differentiable(_laplacian_op, _op_backward, _op_setup)
+def _gradient_eager(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+    return _differentiable(grad, _TRANSPOSE[ctx.boundary], ctx.scale), None, None
+
+
+_call_laplacian = define("laplacian", _forward, fake=_fake, gradient=_gradient, setup=_setup)
+_differentiable = differentiable_eagerly(_forward, _setup, _gradient_eager)
 
 
 def laplacian(u: torch.Tensor, *, boundary: str = "zero", scale: float = 1.0) -> torch.Tensor:
@@ -322,7 +309,7 @@ def laplacian(u: torch.Tensor, *, boundary: str = "zero", scale: float = 1.0) ->
     if not isinstance(scale, int | float):
         raise TypeError(f"scale: expected a number, got {type(scale).__name__}")
     if u.requires_grad and torch.is_grad_enabled():
-        return _Laplacian.apply(u, boundary, float(scale))
+        return _differentiable(u, boundary, float(scale))
     return _forward(u, boundary, float(scale))
 
 

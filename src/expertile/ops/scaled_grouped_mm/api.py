@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from expertile.ops.backend import AUTO, Request
 from expertile.ops.scaled_grouped_mm import op
 from expertile.ops.scaled_grouped_mm.run import forward
 from expertile.ops.torch_op import traced
@@ -65,7 +66,6 @@ def scaled_grouped_mm(
     if traced(a):
         if config is not None or check:
             raise ValueError("config, check: expected None and False under torch.compile, got other values")
-        return op.scaled_grouped_mm_op(a, b, scale_a, scale_b, offs, bias, out_dtype, backend)
-    return forward(
-        a, b, scale_a, scale_b, offs=offs, bias=bias, out_dtype=out_dtype, backend=backend, config=config, check=check
-    )
+        return op.operator(a, b, scale_a, scale_b, offs, bias, out_dtype, backend)
+    request = AUTO if backend == "auto" and config is None else Request(backend, config)
+    return forward(a, b, scale_a, scale_b, offs=offs, bias=bias, out_dtype=out_dtype, request=request, check=check)

@@ -4,42 +4,29 @@ from __future__ import annotations
 
 import torch
 
+from expertile.ops.backend import Request
 from expertile.ops.scaled_grouped_mm import run
-
-_SCHEMA = (
-    "(Tensor a, Tensor b, Tensor scale_a, Tensor scale_b, Tensor? offs, Tensor? bias, ScalarType out_dtype, "
-    "str backend) -> Tensor"
-)
+from expertile.ops.torch_op import define
 
 
-@torch.library.custom_op("expertile::scaled_grouped_mm", mutates_args=(), schema=_SCHEMA)
-def scaled_grouped_mm_op(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    scale_a: torch.Tensor,
-    scale_b: torch.Tensor,
-    offs: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    out_dtype: torch.dtype,
-    backend: str,
-) -> torch.Tensor:
-    return run.forward(a, b, scale_a, scale_b, offs=offs, bias=bias, out_dtype=out_dtype, backend=backend)
+def _kernel(
+    a: torch.Tensor, b: torch.Tensor, scale_a: torch.Tensor, scale_b: torch.Tensor, offs: torch.Tensor | None,
+    bias: torch.Tensor | None, out_dtype: torch.dtype, backend: str,
+) -> torch.Tensor:  # fmt: skip
+    return run.forward(a, b, scale_a, scale_b, offs=offs, bias=bias, out_dtype=out_dtype, request=Request(backend))
 
 
-@scaled_grouped_mm_op.register_fake
 def _fake(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    scale_a: torch.Tensor,
-    scale_b: torch.Tensor,
-    offs: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    out_dtype: torch.dtype,
-    backend: str,
-) -> torch.Tensor:
+    a: torch.Tensor, b: torch.Tensor, scale_a: torch.Tensor, scale_b: torch.Tensor, offs: torch.Tensor | None,
+    bias: torch.Tensor | None, out_dtype: torch.dtype, backend: str,
+) -> torch.Tensor:  # fmt: skip
     m, n = a.shape[0], b.shape[-1]
     if b.dim() == 3:
         return a.new_empty((m, n), dtype=out_dtype)
     if offs is None:
         raise ValueError("offs: expected an int32 tensor for a 2-D by 2-D product, got None")
     return a.new_empty((offs.shape[0], m, n), dtype=out_dtype)
+
+
+# What calls the operator, its arguments in the order of its schema.
+operator = define("scaled_grouped_mm", _kernel, fake=_fake)

@@ -8,8 +8,9 @@ from typing import Any
 import torch
 
 from expertile.device import Device
-from expertile.ops._select import device_of as _device
-from expertile.ops._select import selected
+from expertile.ops import backend
+from expertile.ops.backend import AUTO, Request
+from expertile.ops.backend import device_of as _device
 from expertile.ops.grouped_mm.problem import described
 from expertile.ops.scaled_grouped_mm.backend import Backend, Operands
 from expertile.ops.scaled_grouped_mm.backends import by_name
@@ -17,12 +18,9 @@ from expertile.ops.scaled_grouped_mm.choose import choose
 from expertile.ops.scaled_grouped_mm.problem import ScaledProblem
 
 
-def select(problem: ScaledProblem, device: Device, backend: str, config: Any) -> tuple[Backend, Any]:
+def select(problem: ScaledProblem, device: Device, request: Request = AUTO) -> tuple[Backend, Any]:
     """The backend and config for a problem. ValueError when the named backend cannot take it, with its reason."""
-    return selected(
-        backend, config, choose=lambda: choose(problem, device), by_name=by_name,
-        refused=lambda b: b.supports(problem, device), default=lambda b: b.configs(problem, device)[0],
-    )  # fmt: skip
+    return backend.select(problem, device, request, by_name, choose)
 
 
 def forward(
@@ -34,18 +32,17 @@ def forward(
     offs: torch.Tensor | None = None,
     bias: torch.Tensor | None = None,
     out_dtype: torch.dtype = torch.bfloat16,
-    backend: str = "auto",
-    config: Any = None,
+    request: Request = AUTO,
     check: bool = False,
 ) -> torch.Tensor:
-    if config is None and not check and (offs is None or offs.is_cuda):
+    if request.config is None and not check and (offs is None or offs.is_cuda):
         problem, chosen, config = _planned(
             described(a), described(b), described(scale_a), described(scale_b), described(offs), described(bias),
-            out_dtype, a.device, backend,
+            out_dtype, a.device, request,
         )  # fmt: skip
     else:  # values are to be looked at, or somebody tries a config
         problem = ScaledProblem.of(a, b, scale_a, scale_b, offs, bias, out_dtype, check)
-        chosen, config = select(problem, _device(a.device.type, a.device.index), backend, config)
+        chosen, config = select(problem, _device(a.device.type, a.device.index), request)
     assert offs is not None
     offs = offs if offs.is_contiguous() else offs.contiguous()
     return chosen.run(problem, Operands(a, b, scale_a, scale_b, offs, bias), config, None)
@@ -55,8 +52,8 @@ def forward(
 def _planned(
     a: tuple[Any, ...], b: tuple[Any, ...], scale_a: tuple[Any, ...], scale_b: tuple[Any, ...],
     offs: tuple[Any, ...] | None, bias: tuple[Any, ...] | None, out_dtype: torch.dtype, device: torch.device,
-    backend: str,
+    request: Request,
 ) -> tuple[ScaledProblem, Backend, Any]:  # fmt: skip
     """Problem, backend and config for tensors that are `described` so, whatever their values."""
     problem = ScaledProblem.of_descriptions(a, b, scale_a, scale_b, offs, bias, out_dtype)
-    return problem, *select(problem, _device(device.type, device.index), backend, None)
+    return problem, *select(problem, _device(device.type, device.index), request)

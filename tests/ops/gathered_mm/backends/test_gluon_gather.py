@@ -46,7 +46,7 @@ MANY_TILES = (
     Case("wgrad-gather-b", WGRAD, (0, 130, 64, 200), n=136, k=136, past=9, gathered="b"),
     Case("many-experts", MM, tuple(g % 3 for g in range(130)), n=64, k=64),
 )
-TAKEN = [c for c in cases.CASES if BACKEND.refuses(cases.make(c)[0], H200) is None]
+TAKEN = [c for c in cases.CASES if BACKEND.supports(cases.make(c)[0], H200) is None]
 
 
 def _emulate(case: Case, config: Any, programs: int, seed: int, kernel: Any = None) -> None:
@@ -202,12 +202,12 @@ def test_wide_tiles_fit_the_registers(height: int, drawn: bool, spills: int) -> 
 
 def test_refusals_say_why() -> None:
     problem, _ = cases.make(Case("x", GATED, (8, 8), n=32, k=64))
-    assert BACKEND.refuses(problem, H200) is None
+    assert BACKEND.supports(problem, H200) is None
 
     def reason(**changes: Any) -> str:
-        return BACKEND.refuses(dataclasses.replace(problem, **changes), H200) or ""
+        return BACKEND.supports(dataclasses.replace(problem, **changes), H200) or ""
 
-    assert "9.0" in (BACKEND.refuses(problem, Device.by_name("a100")) or "")
+    assert "9.0" in (BACKEND.supports(problem, Device.by_name("a100")) or "")
     assert "not torch.float32" in reason(dtype=torch.float32)
     assert "1024 experts" in reason(groups=1025)
     assert "multiple of 8" in reason(k=60)
@@ -218,9 +218,9 @@ def test_refusals_say_why() -> None:
     assert "16-byte multiples" in reason(b_strides=(64 * 64, 1, 66)) or "16 bytes" in reason(b_strides=(64 * 64, 1, 66))
     assert "rows of the result" in reason(n=40)
     wgrad, _ = cases.make(Case("w", WGRAD, (8, 8), n=32, k=64))
-    assert BACKEND.refuses(wgrad, H200) is None
+    assert BACKEND.supports(wgrad, H200) is None
     for changes, words in (({"gathered": ""}, "grouped product"), ({"m": 60}, "rows of a"), ({"n": 60}, "rows of b")):
-        assert words in (BACKEND.refuses(dataclasses.replace(wgrad, **changes), H200) or "")
+        assert words in (BACKEND.supports(dataclasses.replace(wgrad, **changes), H200) or "")
 
 
 def test_short_groups_get_short_tiles() -> None:

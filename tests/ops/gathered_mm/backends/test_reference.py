@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from expertile.ops.backend import NoConfig
 from expertile.ops.gathered_mm import reference
-from expertile.ops.grouped_mm.backend import NoConfig
 from tests.ops.gathered_mm.cases import CASES, expected, make, run_case
 
 

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from expertile.device import Device
-from expertile.ops.grouped_mm.backend import NoConfig, Operands
+from expertile.ops.backend import NoConfig
+from expertile.ops.grouped_mm.backend import Operands
 from expertile.ops.grouped_mm.backends import cublas_grouped
 from expertile.ops.grouped_mm.problem import Layout, Problem
 from tests.ops.grouped_mm.cases import CASES, check, expected, make, poisoned_out

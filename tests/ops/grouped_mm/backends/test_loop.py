@@ -2,7 +2,8 @@ import pytest
 import torch
 
 from expertile.device import Device
-from expertile.ops.grouped_mm.backend import NoConfig, Operands
+from expertile.ops.backend import NoConfig
+from expertile.ops.grouped_mm.backend import Operands
 from expertile.ops.grouped_mm.backends.loop import BACKEND
 from expertile.ops.grouped_mm.problem import Layout, Problem
 from expertile.ragged import offs_from_sizes

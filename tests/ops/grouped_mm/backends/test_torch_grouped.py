@@ -5,7 +5,8 @@ import torch
 import torch.nn.functional as F
 
 from expertile.device import Device
-from expertile.ops.grouped_mm.backend import NoConfig, Operands
+from expertile.ops.backend import NoConfig
+from expertile.ops.grouped_mm.backend import Operands
 from expertile.ops.grouped_mm.backends.torch_grouped import BACKEND
 from expertile.ops.grouped_mm.problem import Layout, Problem
 from expertile.ragged import offs_from_sizes

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from expertile.device import Device
-from expertile.ops.grouped_mm.backend import NoConfig
+from expertile.ops.backend import NoConfig
 from expertile.ops.int4_grouped_mm.backends import BACKENDS, by_name, triton_int4
 from tests.ops.int4_grouped_mm.cases import CASES, FP32, check, make, poisoned_out, problem_of
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from expertile.ops._select import named
+from functools import partial
+
 from expertile.ops.attention import reference
 from expertile.ops.attention.backend import Backend
 from expertile.ops.attention.backends import gluon_hopper, sdpa, triton_portable
+from expertile.ops.backend import named
 
 BACKENDS: tuple[Backend, ...] = (
     gluon_hopper.BACKEND,
@@ -15,7 +17,4 @@ BACKENDS: tuple[Backend, ...] = (
     reference.BACKEND,
 )
 
-
-def by_name(name: str) -> Backend:
-    """The backend of that name. ValueError lists those known."""
-    return named(BACKENDS, name, also="auto or ")
+by_name = partial(named, BACKENDS, also="auto or ")  # the backend called so; ValueError lists those there are

@@ -14,8 +14,9 @@ import math
 import torch
 
 from expertile.device import Device
-from expertile.ops.attention.backend import Backend, Direction, NoConfig, Operands, Saved
+from expertile.ops.attention.backend import Backend, Direction, Operands, Saved
 from expertile.ops.attention.problem import Problem
+from expertile.ops.backend import NoConfig
 
 _DTYPES = (torch.bfloat16, torch.float16)
 

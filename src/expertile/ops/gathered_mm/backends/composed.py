@@ -20,6 +20,7 @@ import torch
 import triton
 
 from expertile.device import Device
+from expertile.ops.backend import Request
 from expertile.ops.gathered_mm import pointwise
 from expertile.ops.gathered_mm.backend import Backend, Operands, Outputs
 from expertile.ops.gathered_mm.problem import GatherProblem, Product
@@ -42,7 +43,7 @@ def _planned(problem: GatherProblem, config: Config, device: int) -> tuple[Probl
     """The grouped product inside, the backend and the config for it, on GPU `device` (-1: the CPU)."""
     inner = problem.grouped()
     on = Device.current("cpu" if device < 0 else device)
-    return inner, *select(inner, on, config.grouped, None, config.batch_invariant)
+    return inner, *select(inner, on, Request(config.grouped, None, config.batch_invariant))
 
 
 def _product(
@@ -114,14 +115,12 @@ def invariant(problem: GatherProblem, device: Device) -> tuple[Config, ...]:
     return () if problem.product is Product.WGRAD else (Config(batch_invariant=True),)
 
 
+_RUN = {Product.MM: mm, Product.GATED: gated, Product.BACKWARD: backward, Product.WGRAD: wgrad}
 BACKEND = Backend(
     name="composed",
     summary="rows copied, grouped_mm, one pointwise kernel (sm_80+)",
     supports=supports,
     configs=lambda problem, device: (Config(),),
-    mm=mm,
-    gated=gated,
-    backward=backward,
-    wgrad=wgrad,
+    run=lambda problem, *rest: _RUN[problem.product](problem, *rest),
     invariant=invariant,
 )

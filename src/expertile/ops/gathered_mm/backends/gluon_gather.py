@@ -219,9 +219,6 @@ BACKEND = Backend(
     summary="warp-specialised Gluon kernel for Hopper: rows gathered by cp.async, gated activation in the epilogue",
     supports=supports,
     configs=configs,
-    mm=run,
-    gated=run,
-    backward=run,
-    wgrad=run,
+    run=run,
     invariant=invariant,
 )

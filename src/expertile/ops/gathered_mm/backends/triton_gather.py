@@ -160,8 +160,5 @@ BACKEND = Backend(
     summary="Triton, pointers: rows gathered and activation applied inside one kernel (sm_80+)",
     supports=supports,
     configs=configs,
-    mm=mm,
-    gated=mm,
-    backward=mm,
-    wgrad=wgrad,
+    run=lambda problem, *rest: (wgrad if problem.product is Product.WGRAD else mm)(problem, *rest),
 )

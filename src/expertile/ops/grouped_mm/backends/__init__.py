@@ -5,9 +5,10 @@ A new backend is one file that ends in `BACKEND = Backend(...)` and one line her
 
 from __future__ import annotations
 
+from functools import partial
 from importlib.util import find_spec
 
-from expertile.ops._select import named
+from expertile.ops.backend import named
 from expertile.ops.grouped_mm.backend import Backend
 from expertile.ops.grouped_mm.backends import cublas_grouped, loop, padded_bmm, quack, torch_grouped
 
@@ -25,7 +26,7 @@ if find_spec("triton") is not None:
 
     BACKENDS += (triton_pointer.BACKEND, triton_tma.BACKEND, gluon_hopper.BACKEND)
 
+# Those that run on a CPU in earnest, not in the Triton interpreter.
+CPU_ORDER = tuple(b.name for b in BACKENDS if b.cpu_place is not None)
 
-def by_name(name: str) -> Backend:
-    """The backend called `name`. ValueError lists those there are."""
-    return named(BACKENDS, name)
+by_name = partial(named, BACKENDS)  # the backend called so; ValueError lists those there are

@@ -28,6 +28,7 @@ import triton
 import triton.language as tl
 
 from expertile.device import Device
+from expertile.ops.backend import Speed
 from expertile.ops.grouped_mm.backend import Backend, Operands, rows_are_tokens
 from expertile.ops.grouped_mm.persistent import (
     RAGGED,
@@ -290,4 +291,5 @@ BACKEND = Backend(
     configs=configs,
     run=run,
     invariant=invariant,
+    speed=Speed(0.55, 0.9, 5e-6, stores=0.53),
 )

@@ -29,6 +29,7 @@ import triton
 import triton.language as tl
 
 from expertile.device import Device
+from expertile.ops.backend import Speed
 from expertile.ops.grouped_mm.backend import Backend, Operands
 from expertile.ops.grouped_mm.persistent import (
     RAGGED,
@@ -416,4 +417,5 @@ BACKEND = Backend(
     supports=supports,
     configs=configs,
     run=run,
+    speed=Speed(0.6, 0.85, 3e-6, stores=0.51),
 )

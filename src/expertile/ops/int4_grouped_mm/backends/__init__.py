@@ -5,9 +5,10 @@ A new backend is one file that ends in `BACKEND = Backend(...)` and one line her
 
 from __future__ import annotations
 
+from functools import partial
 from importlib.util import find_spec
 
-from expertile.ops._select import named
+from expertile.ops.backend import named
 from expertile.ops.int4_grouped_mm.backend import Backend
 from expertile.ops.int4_grouped_mm.backends import dequant, loop
 
@@ -20,7 +21,4 @@ if find_spec("triton") is not None:
 
 BACKENDS: tuple[Backend, ...] = (*_OURS, dequant.BACKEND, loop.BACKEND)
 
-
-def by_name(name: str) -> Backend:
-    """The backend called `name`. ValueError lists those there are."""
-    return named(BACKENDS, name)
+by_name = partial(named, BACKENDS)  # the backend called so; ValueError lists those there are

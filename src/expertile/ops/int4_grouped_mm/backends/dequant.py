@@ -9,24 +9,24 @@ Bytes: for every value of the weights half a byte read, two written, two read ag
 
 from __future__ import annotations
 
+from dataclasses import fields
+
 import torch
 
 from expertile.device import Device
-from expertile.ops.grouped_mm.backend import NoConfig
+from expertile.ops.backend import NoConfig
 from expertile.ops.grouped_mm.backend import Operands as GroupedOperands
-from expertile.ops.grouped_mm.problem import Layout, Problem
+from expertile.ops.grouped_mm.backend import new_out
+from expertile.ops.grouped_mm.problem import Problem
 from expertile.ops.grouped_mm.run import select
-from expertile.ops.int4_grouped_mm.backend import Backend, Operands, new_out
+from expertile.ops.int4_grouped_mm.backend import Backend, Operands
 from expertile.ops.int4_grouped_mm.problem import Int4Problem
 
 
 def dense_problem(problem: Int4Problem) -> Problem:
     """The product of a with the dequantised weights, [G, N, K] passed transposed."""
-    n, k = problem.n, problem.k
-    return Problem(
-        Layout.RAGGED_M, problem.groups, problem.m, n, k, problem.dtype, problem.out_dtype, problem.a_strides,
-        (n * k, 1, k), problem.a_aligned, True, problem.has_bias, problem.device_type, problem.group_sizes,
-    )  # fmt: skip
+    shared = {field.name: getattr(problem, field.name) for field in fields(Problem)}
+    return Problem(**{**shared, "b_strides": (problem.n * problem.k, 1, problem.k), "b_aligned": True})
 
 
 def _supports(problem: Int4Problem, device: Device) -> str | None:
@@ -42,7 +42,7 @@ def _run(problem: Int4Problem, operands: Operands, config: NoConfig, out: torch.
     w, a = operands.w, operands.a
     dense = torch.ops.expertile.int4_dequantize(w.packed, w.scales, w.zeros, w.group_size, problem.dtype)
     product = dense_problem(problem)
-    backend, chosen = select(product, Device.current(a.device), "auto", None)
+    backend, chosen = select(product, Device.current(a.device))
     return backend.run(product, GroupedOperands(a, dense.transpose(-2, -1), operands.offs, operands.bias), chosen, out)
 
 

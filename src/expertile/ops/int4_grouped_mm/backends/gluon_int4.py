@@ -30,8 +30,9 @@ from functools import lru_cache
 import torch
 
 from expertile.device import Device
+from expertile.ops.grouped_mm.backend import new_out
 from expertile.ops.hopper.limits import storable
-from expertile.ops.int4_grouped_mm.backend import Backend, Operands, new_out
+from expertile.ops.int4_grouped_mm.backend import Backend, Operands
 from expertile.ops.int4_grouped_mm.backends._gluon_int4_config import Config
 from expertile.ops.int4_grouped_mm.backends._gluon_int4_model import most_tiles, ranked
 from expertile.ops.int4_grouped_mm.problem import Int4Problem

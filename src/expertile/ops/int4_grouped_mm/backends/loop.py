@@ -13,8 +13,9 @@ import torch
 
 from expertile.device import Device
 from expertile.formats.int4.weight import Int4Weight
-from expertile.ops.grouped_mm.backend import NoConfig
-from expertile.ops.int4_grouped_mm.backend import Backend, Operands, new_out
+from expertile.ops.backend import NoConfig
+from expertile.ops.grouped_mm.backend import new_out
+from expertile.ops.int4_grouped_mm.backend import Backend, Operands
 from expertile.ops.int4_grouped_mm.problem import Int4Problem
 from expertile.ragged import sizes_from_offs
 

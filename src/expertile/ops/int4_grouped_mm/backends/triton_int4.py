@@ -35,6 +35,7 @@ import triton.language as tl
 
 from expertile.device import Device
 from expertile.formats.int4.packing import words
+from expertile.ops.grouped_mm.backend import new_out
 from expertile.ops.grouped_mm.persistent import (
     best_group_m,
     count_tiles,
@@ -43,7 +44,7 @@ from expertile.ops.grouped_mm.persistent import (
     mean_tile_extents,
     tiles_bound,
 )
-from expertile.ops.int4_grouped_mm.backend import Backend, Operands, new_out
+from expertile.ops.int4_grouped_mm.backend import Backend, Operands
 from expertile.ops.int4_grouped_mm.problem import Int4Problem
 from expertile.ops.int4_grouped_mm.triton_unpack import by_word, shifted, unpack
 from expertile.ops.launch import versions

@@ -14,9 +14,10 @@ import torch
 
 from expertile.device import Device
 from expertile.formats.fp8 import dequantize
-from expertile.ops.grouped_mm.backend import NoConfig
+from expertile.ops.backend import NoConfig
+from expertile.ops.grouped_mm.backend import new_out
 from expertile.ops.grouped_mm.problem import Layout
-from expertile.ops.scaled_grouped_mm.backend import Backend, Operands, new_out
+from expertile.ops.scaled_grouped_mm.backend import Backend, Operands
 from expertile.ops.scaled_grouped_mm.problem import BLOCK, Recipe, ScaledProblem
 from expertile.ops.scaled_grouped_mm.reference import dequantize_b
 from expertile.ragged import sizes_from_offs

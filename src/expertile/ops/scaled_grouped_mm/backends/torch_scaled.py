@@ -18,9 +18,10 @@ from __future__ import annotations
 import torch
 
 from expertile.device import Device
-from expertile.ops.grouped_mm.backend import NoConfig
+from expertile.ops.backend import NoConfig
+from expertile.ops.grouped_mm.backend import new_out
 from expertile.ops.grouped_mm.problem import Layout
-from expertile.ops.scaled_grouped_mm.backend import Backend, Operands, new_out
+from expertile.ops.scaled_grouped_mm.backend import Backend, Operands
 from expertile.ops.scaled_grouped_mm.problem import Recipe, ScaledProblem
 
 _MAX_GROUPS = 1023  # "Can't process more than 1024 groups": one thread per group in one block

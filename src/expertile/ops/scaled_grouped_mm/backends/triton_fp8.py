@@ -26,6 +26,7 @@ import triton
 import triton.language as tl
 
 from expertile.device import Device
+from expertile.ops.grouped_mm.backend import new_out
 from expertile.ops.grouped_mm.persistent import (
     RAGGED,
     best_group_m,
@@ -39,7 +40,7 @@ from expertile.ops.grouped_mm.persistent import (
 from expertile.ops.grouped_mm.problem import Layout
 from expertile.ops.launch.device import current_device, program_count
 from expertile.ops.launch.versions import FP_FUSION
-from expertile.ops.scaled_grouped_mm.backend import Backend, Operands, new_out
+from expertile.ops.scaled_grouped_mm.backend import Backend, Operands
 from expertile.ops.scaled_grouped_mm.problem import Recipe, ScaledProblem
 
 
