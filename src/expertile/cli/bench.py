@@ -18,17 +18,17 @@ from expertile.cli.progress import Display
 from expertile.device import Device
 from expertile.lab.operators import for_cpu, memory_workloads
 from expertile.lab.operators.memory import memory_cases
-from expertile.lab.race.arena import Site
 from expertile.lab.race.candidate import candidate_name
+from expertile.lab.race.candidate_gate import UserCandidates
+from expertile.lab.race.case import Site
 from expertile.lab.race.config import BenchSpec, read_bench_file
 from expertile.lab.race.diagnose import diagnose
 from expertile.lab.race.diagnosis import conclude
-from expertile.lab.race.grouped_arena import Candidates
 from expertile.lab.race.memory import MemoryRecord, measure_memory, memory_path, shipped_memory
 from expertile.lab.race.presets import ALL_PRESETS, default_preset
 from expertile.lab.race.record import Record, read, results_path, shipped_records
 from expertile.lab.race.run import run
-from expertile.lab.race.workloads import Workload
+from expertile.lab.race.workloads import GroupedWorkload
 from expertile.lab.report import html, table, verdict
 
 PRESET_NAMES = ", ".join(ALL_PRESETS)
@@ -88,7 +88,7 @@ def bench(
     interrupted = False
     found = parts(spec, device)
     if spec.candidates and not found[0].candidates:
-        with Candidates(spec.candidates, torch.device("cuda" if device.kind == "cuda" else "cpu")):
+        with UserCandidates(spec.candidates, torch.device("cuda" if device.kind == "cuda" else "cpu")):
             pass  # one that cannot be loaded is to be noticed before an earlier part is measured
     for part in found:
         path = results_path(device.slug, part.name, datetime.date.today().isoformat(), root=folder)
@@ -132,7 +132,7 @@ def _measure(
             console.print(f"• {escape(sentence)}", highlight=False)
         return
     for workload in part.workloads:
-        if isinstance(workload, Workload) and workload.groups <= _LISTED_GROUPS:
+        if isinstance(workload, GroupedWorkload) and workload.groups <= _LISTED_GROUPS:
             console.print(f"[dim]{escape(_rows(workload))}[/dim]", highlight=False)
     if part.note:
         console.print(f"[dim]{escape(part.note)}[/dim]", highlight=False)
@@ -157,7 +157,7 @@ def _measure_memory(part: Part, full: bool, device: Device, path: Path, console:
     return found
 
 
-def _rows(workload: Workload) -> str:
+def _rows(workload: GroupedWorkload) -> str:
     """Rows of each group, with the row tiles that they need."""
     pairs = zip(workload.group_sizes, workload.m_tiles(128), strict=True)
     shown = ", ".join(f"{size} ({tiles})" for size, tiles in pairs)

@@ -165,7 +165,7 @@ def test_a_workload_larger_than_memory_is_a_reason(monkeypatch):
 
 def test_a_device_that_dies_ends_in_reasons_not_in_a_lost_run(monkeypatch):
     alive = {"yes": True}
-    for module in ("measure", "run"):
+    for module in ("measure.interleaved", "race.run"):
         monkeypatch.setattr(f"expertile.lab.{module}.device_alive", lambda device: alive["yes"])
 
     def crash(problem, operands, config, out):

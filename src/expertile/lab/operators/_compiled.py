@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 
-from expertile.lab.operators.base import OpWorkload
+from expertile.lab.race.operator import Workload
 
 
 @lru_cache(maxsize=16)
-def compiled_for(workload: OpWorkload, fn: Callable[..., Any]) -> Callable[..., Any]:
+def compiled_for(workload: Workload, fn: Callable[..., Any]) -> Callable[..., Any]:
     """`fn`, a plain function without a closure, compiled with static shapes for `workload`.
 
     Dynamo counts the shapes that one code object has met, turns dimensions dynamic at the second and gives up after
