@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+from collections.abc import Iterator
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -93,18 +94,20 @@ def bench(
     for part in found:
         path = results_path(device.slug, part.name, datetime.date.today().isoformat(), root=folder)
         paths.append(path)
-        before = len(read(path)) if path.is_file() else 0
+        made: list[Record] = []
         try:
-            _measure(part, spec, device, path, resume, tune_configs, console)
+            for record in _measure(part, spec, device, path, resume, tune_configs, console):
+                made.append(record)
             if spec.memory and part.op_workloads:
                 held_memory += _measure_memory(part, spec.full, device, memory_path(path), console)
         except KeyboardInterrupt:
             interrupted = True
-        held = read(path) if path.is_file() else []
-        if resume or len(held) > before:
+        console.print(f"[dim]{escape(part.name)}: {len(made)} new records in {escape(str(path))}[/dim]")
+        if resume and path.is_file():
             # The file may hold earlier runs as well, and runs are not to be mixed.
-            records += [r for r in held if r.run == held[-1].run]
-        console.print(f"[dim]{escape(part.name)}: {len(held) - before} new records in {escape(str(path))}[/dim]")
+            held = read(path)
+            made = [r for r in held if r.run == held[-1].run]
+        records += made
         if interrupted:
             break
     _conclude(records, held_memory, paths, device, console, not no_html)
@@ -123,12 +126,15 @@ def _useless(spec: BenchSpec, records: list[Record]) -> bool:
 
 def _measure(
     part: Part, spec: BenchSpec, device: Device, path: Path, resume: bool, tune_configs: bool, console: Console
-) -> None:
+) -> Iterator[Record]:
     policies = _policies(spec, device)
     if part.name == DIAGNOSE:
+        found = []
         with console.status("diagnose: launches, tensor cores, one product against many"):
-            measured = diagnose(policies=policies, quick=spec.quick, out_path=path)
-        for sentence in conclude(measured):
+            for record in diagnose(policies=policies, quick=spec.quick, out_path=path):
+                found.append(record)
+                yield record
+        for sentence in conclude(found):
             console.print(f"• {escape(sentence)}", highlight=False)
         return
     for workload in part.workloads:
@@ -137,12 +143,11 @@ def _measure(
     if part.note:
         console.print(f"[dim]{escape(part.note)}[/dim]", highlight=False)
     with Display(console, part.name) as display:
-        for _ in run(
+        yield from run(
             part.workloads, part.backends, operators=part.operators, policies=policies, out_path=path, resume=resume,
             quick=spec.quick, candidates=part.candidates, rounds=spec.rounds, tune_configs=tune_configs,
             on_event=display.on_event,
-        ):  # fmt: skip
-            pass  # the display shows each record, and the file holds it
+        )  # fmt: skip
 
 
 def _measure_memory(part: Part, full: bool, device: Device, path: Path, console: Console) -> list[MemoryRecord]:

@@ -112,8 +112,7 @@ def diagnose(
     policies: Sequence[str] = POLICIES,
     quick: bool = False,
     out_path: str | Path | None = None,
-    on_record: Callable[[Record], None] | None = None,
-) -> list[Record]:
+) -> Iterator[Record]:
     """Measure every case under every policy the device has; records go to `out_path` (JSONL) as they are made.
 
     A case that is wrong or fails is a record with a reason.
@@ -122,16 +121,12 @@ def diagnose(
     facts = Device.current(torch_device)
     env, run_id = capture_env(facts), new_run_id()
     budget = Budget(0.5 if quick else 2.0, min_rounds=7 if quick else 9)
-    records = []
     for group in experiments(facts):
         for policy in policies if torch_device.type == "cuda" else ("eager",):
             for record in _group(group, policy, facts, torch_device, budget, env, run_id):
-                records.append(record)
                 if out_path is not None:
                     append(out_path, record)
-                if on_record is not None:
-                    on_record(record)
-    return records
+                yield record
 
 
 def _group(
