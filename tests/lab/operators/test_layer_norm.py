@@ -52,7 +52,7 @@ def test_work():
 
 
 def test_what_peers_refuse(monkeypatch):
-    monkeypatch.setattr("expertile.lab.operators._rows.find_spec", lambda name: name)
+    monkeypatch.setattr("expertile.lab.operators._supports.find_spec", lambda name: name)
     quack, liger = rivals(FORWARD)["quack"], rivals(FORWARD)["liger"]
     assert quack.supports(workload(), H200) is None and liger.supports(workload(), H200) is None
     assert "9.0" in quack.supports(workload(), A100)

@@ -47,7 +47,7 @@ def test_work():
 
 
 def test_what_peers_refuse(monkeypatch):
-    monkeypatch.setattr("expertile.lab.operators._rows.find_spec", lambda name: None)
+    monkeypatch.setattr("expertile.lab.operators._supports.find_spec", lambda name: None)
     assert "not installed" in rivals(FORWARD)["quack"].supports(workload(), H200)
     assert "not installed" in rivals(FORWARD)["liger"].supports(workload(), H200)
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from expertile.lab.race.operator import Workload
+from expertile.lab.race.operator import Call, Workload
 
 
 @lru_cache(maxsize=16)
@@ -22,3 +22,11 @@ def compiled_for(workload: Workload, fn: Callable[..., Any]) -> Callable[..., An
     name = f"{fn.__name__}_{abs(hash(workload)):x}"
     own = types.FunctionType(fn.__code__.replace(co_name=name), fn.__globals__, name, fn.__defaults__)
     return torch.compile(own, dynamic=False, fullgraph=True)
+
+
+def compiled_call(workload: Workload, fn: Callable[..., Any], *args: Any) -> Call:
+    """Calls `fn(*args)`, compiled for `workload`, which gives one tensor or several; compiles now."""
+    run = compiled_for(workload, fn)
+    with torch.no_grad():
+        single = isinstance(run(*args), torch.Tensor)
+    return (lambda: (run(*args),)) if single else (lambda: tuple(run(*args)))

@@ -15,8 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from expertile.lab.operators import products
 from expertile.lab.operators._compiled import compiled_for
+from expertile.lab.operators._supports import Supports, anywhere, installed, on_gpu, on_hopper
 from expertile.lab.race.gate import full_precision
 from expertile.lab.race.operator import Call, Workload
 from expertile.moe.experts import moe_mlp
@@ -43,7 +43,7 @@ class Way:
     name: str
     peer: bool
     make: Callable[[Workload, Tensors], Callable[[], Tensor]]
-    supports: products.Supports = products.anywhere
+    supports: Supports = anywhere
     graph: bool = True
     arrange: Callable[[Tensors], Tensors] = _as_it_is
     interleaves: bool = False
@@ -169,22 +169,16 @@ def _sonic(w: Workload, tensors: Tensors) -> Callable[[], Tensor]:
     return run
 
 
-def _on_hopper(w: Workload, device: Any) -> str | None:
-    if device.kind != "cuda" or device.capability is None or device.capability < (9, 0):
-        return "needs compute capability 9.0 or later"
-    return None
-
-
 WAYS = (
     Way("expertile", False, _eager(ours)),
     Way("torch", True, _eager(gathered_back)),
     Way("torch-index-add", True, _eager(index_added)),
     Way("torch.compile", True, _compiled(gathered_back), compiles=True),
     Way("torch.compile-index-add", True, _compiled(index_added), compiles=True),
-    Way("liger", True, _liger, products.installed("liger_kernel", products.on_gpu), graph=False, compiles=True),
-    Way("transformers", True, _transformers, products.installed("transformers", products.anywhere)),
+    Way("liger", True, _liger, installed("liger_kernel", on_gpu), graph=False, compiles=True),
+    Way("transformers", True, _transformers, installed("transformers", anywhere)),
     Way(
-        "sonicmoe", True, _sonic, products.installed("sonicmoe", _on_hopper), arrange=_interleave, interleaves=True,
+        "sonicmoe", True, _sonic, installed("sonicmoe", on_hopper), arrange=_interleave, interleaves=True,
         compiles=True,
     ),
 )  # fmt: skip

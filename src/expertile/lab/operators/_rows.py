@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from importlib.util import find_spec
 
 import torch
 from torch import Tensor
 
 from expertile.device import Device
-from expertile.lab.race.operator import ROUNDOFF, Call, Rival, Workload
-
-Supports = Callable[[Workload, Device], str | None]
-Bind = Callable[[Workload, tuple[Tensor, ...]], Call]
+from expertile.lab.operators._supports import Supports, anywhere, installed, on_gpu, on_hopper
+from expertile.lab.race.operator import ROUNDOFF, Bind, Rival, Workload
 
 BACKWARD = "_backward"
 EPS = 1e-5
@@ -54,40 +51,32 @@ def tolerance(w: Workload) -> tuple[float, float]:
     return max(2e-5, 2 * ROUNDOFF[w.dtype]), max(1e-4, 4 * ROUNDOFF[w.dtype])
 
 
-def anywhere(w: Workload, device: Device) -> str | None:
-    return None
-
-
-def on_gpu(w: Workload, device: Device) -> str | None:
-    return None if device.kind == "cuda" else "needs a CUDA GPU"
-
-
 def liger(most_cols: int = 65536) -> Supports:
     """Liger keeps a row in one program of at most `most_cols` columns (liger_kernel.ops.utils.calculate_settings)."""
 
     def supports(w: Workload, device: Device) -> str | None:
-        if find_spec("liger_kernel") is None:
-            return "liger-kernel is not installed"
         if w["cols"] > most_cols:
             return f"takes at most {most_cols} columns, got {w['cols']}"
         return on_gpu(w, device)
 
-    return supports
+    return installed("liger_kernel", supports, "liger-kernel")
 
 
 def quack(whole_vectors: bool = False) -> Supports:
     """quack needs sm_90 or later, and for `whole_vectors` rows of whole 16-byte vectors."""
 
     def supports(w: Workload, device: Device) -> str | None:
-        if find_spec("quack") is None:
-            return "quack-kernels is not installed"
-        if device.capability is None or device.capability < (9, 0):
-            return "needs compute capability 9.0 or later"
-        if whole_vectors and w["cols"] * w.torch_dtype.itemsize % 16:
+        reason = on_hopper(w, device)
+        if reason is None and whole_vectors and w["cols"] * w.torch_dtype.itemsize % 16:
             return f"rows must be multiples of 16 bytes, got {w['cols']} {w.dtype} columns"
-        return None
+        return reason
 
-    return supports
+    return installed("quack", supports, "quack-kernels")
+
+
+def one_result(w: Workload) -> float:
+    """Bytes of a result [rows, cols]."""
+    return float(w["rows"] * w["cols"] * w.torch_dtype.itemsize)
 
 
 def rivals(

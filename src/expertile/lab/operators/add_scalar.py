@@ -8,8 +8,8 @@ from types import MappingProxyType
 import torch
 from torch import Tensor
 
-from expertile.device import Device
-from expertile.lab.operators._compiled import compiled_for
+from expertile.lab.operators._compiled import compiled_call
+from expertile.lab.operators._supports import anywhere
 from expertile.lab.race.operator import ROUNDOFF, Call, Operator, Rival, Workload
 from expertile.ops.pointwise.add_scalar import add_scalar
 from expertile.roofline import Work
@@ -37,10 +37,6 @@ def _tolerance(w: Workload) -> tuple[float, float]:
     return 2 * ROUNDOFF[w.dtype], 4 * ROUNDOFF[w.dtype]
 
 
-def _anywhere(w: Workload, device: Device) -> str | None:
-    return None
-
-
 def _plus(x: Tensor, value: float) -> Tensor:
     return x + value
 
@@ -56,10 +52,7 @@ def _torch(w: Workload, inputs: tuple[Tensor, ...]) -> Call:
 
 
 def _compiled(w: Workload, inputs: tuple[Tensor, ...]) -> Call:
-    x, value, plus = inputs[0], w["value"], compiled_for(w, _plus)
-    with torch.no_grad():
-        plus(x, value)
-    return lambda: (plus(x, value),)
+    return compiled_call(w, _plus, inputs[0], w["value"])
 
 
 def _allocated(w: Workload) -> float:
@@ -82,9 +75,9 @@ OPERATORS = (
     Operator(
         "add_scalar", _inputs, _reference, _work,
         (
-            Rival("expertile", False, _anywhere, _ours, peak_nbytes=_allocated),
-            Rival("torch", True, _anywhere, _torch, peak_nbytes=_allocated),
-            Rival("torch.compile", True, _anywhere, _compiled, peak_nbytes=_allocated),
+            Rival("expertile", False, anywhere, _ours, peak_nbytes=_allocated),
+            Rival("torch", True, anywhere, _torch, peak_nbytes=_allocated),
+            Rival("torch.compile", True, anywhere, _compiled, peak_nbytes=_allocated),
         ),
         _tolerance,
     ),

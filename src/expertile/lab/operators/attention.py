@@ -16,7 +16,8 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from expertile.device import Device
-from expertile.lab.operators._compiled import compiled_for
+from expertile.lab.operators._compiled import compiled_call
+from expertile.lab.operators._supports import anywhere
 from expertile.lab.race.memory import peak_memory
 from expertile.lab.race.operator import ROUNDOFF, Call, Operator, Rival, Workload
 from expertile.ops.attention import reference
@@ -210,23 +211,13 @@ def _unfused_backward(w: Workload, inputs: tuple[Tensor, ...]) -> Call:
 
 
 def _compiled(w: Workload, inputs: tuple[Tensor, ...]) -> Call:
-    run, causal = compiled_for(w, _unfused_plain), w["causal"]
-    with torch.no_grad():
-        run(*inputs, causal)
-    return lambda: (run(*inputs, causal),)
+    return compiled_call(w, _unfused_plain, *inputs, w["causal"])
 
 
 def _compiled_backward(w: Workload, inputs: tuple[Tensor, ...]) -> Call:
     dout, q, k, v = inputs
     p = torch.softmax(_scores(q, _of_group(q, k), w["causal"]), -1)
-    run = compiled_for(w, _unfused_backward_plain)
-    with torch.no_grad():
-        run(dout, q, k, v, p)
-    return lambda: run(dout, q, k, v, p)
-
-
-def _anywhere(w: Workload, device: Device) -> str | None:
-    return None
+    return compiled_call(w, _unfused_backward_plain, dout, q, k, v, p)
 
 
 def _peer(name: str, backward: bool) -> Callable[[Workload, Device], str | None]:
@@ -317,8 +308,8 @@ OPERATORS = (
     Operator(
         "attention", _inputs, _reference, _work,
         (
-            Rival("expertile", False, _anywhere, _expertile(own=True), peak_nbytes=_fused_peak),
-            Rival("expertile-auto", False, _anywhere, _expertile(own=False)),
+            Rival("expertile", False, anywhere, _expertile(own=True), peak_nbytes=_fused_peak),
+            Rival("expertile-auto", False, anywhere, _expertile(own=False)),
             Rival("sdpa_fa2", True, _peer("sdpa_fa2", False), _sdpa(SDPBackend.FLASH_ATTENTION)),
             Rival("sdpa_cudnn", True, _peer("sdpa_cudnn", False), _sdpa(SDPBackend.CUDNN_ATTENTION)),
             Rival("unfused", True, _with_scores(3), _unfused, peak_nbytes=_unfused_peak),
@@ -329,8 +320,8 @@ OPERATORS = (
     Operator(
         "attention_backward", _backward_inputs, _backward_reference, _backward_work,
         (
-            Rival("expertile", False, _anywhere, _expertile_backward(own=True), peak_nbytes=_fused_backward_peak),
-            Rival("expertile-auto", False, _anywhere, _expertile_backward(own=False)),
+            Rival("expertile", False, anywhere, _expertile_backward(own=True), peak_nbytes=_fused_backward_peak),
+            Rival("expertile-auto", False, anywhere, _expertile_backward(own=False)),
             Rival("sdpa_fa2", True, _peer("sdpa_fa2", True), _sdpa_backward("sdpa_fa2")),
             Rival("sdpa_cudnn", True, _peer("sdpa_cudnn", True), _sdpa_backward("sdpa_cudnn")),
             Rival("unfused", True, _with_scores(4), _unfused_backward, peak_nbytes=_unfused_peak),

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from expertile.lab.operators import products
 from expertile.lab.operators import scaled_grouped_mm as blocks
+from expertile.lab.operators._supports import anywhere
 from expertile.lab.race.operator import Call, Operator, Rival, Workload
 from expertile.ops.scaled_grouped_mm.api import scaled_grouped_mm
 from expertile.ragged import offs_from_sizes
@@ -99,9 +100,9 @@ OPERATORS = (
     Operator(
         "fp8_causes", blocks.make_inputs, blocks.reference, blocks.work,
         (
-            Rival("expertile", False, products.anywhere, blocks.ours),
-            Rival("expertile-row", False, products.anywhere, _row, reference=blocks.rowwise_reference),
-            Rival("expertile-vector", False, products.anywhere, _vector),
+            Rival("expertile", False, anywhere, blocks.ours),
+            Rival("expertile-row", False, anywhere, _row, reference=blocks.rowwise_reference),
+            Rival("expertile-vector", False, anywhere, _vector),
             *(
                 Rival(
                     f"expertile-{b.name}", False, products.by_backend(b, blocks.problem),
@@ -109,8 +110,8 @@ OPERATORS = (
                 )
                 for b in blocks.OURS if b.name == "triton_fp8"
             ),
-            Rival("expertile-padded", False, products.anywhere, _padded),
-            Rival("multiplied", True, products.anywhere, _multiplied, graph=False),
+            Rival("expertile-padded", False, anywhere, _padded),
+            Rival("multiplied", True, anywhere, _multiplied, graph=False),
         ),
         products.tolerance,
     ),

@@ -24,6 +24,7 @@ from expertile.device import Device
 from expertile.formats.int4.packing import unpack
 from expertile.formats.int4.weight import SYMMETRIC_ZERO, Int4Weight
 from expertile.lab.operators import products
+from expertile.lab.operators._supports import anywhere, installed, on_gpu
 from expertile.lab.race.operator import Call, Dims, Operator, Rival, Workload
 from expertile.ops.grouped_mm.problem import Layout
 from expertile.ops.int4_grouped_mm.api import int4_grouped_mm
@@ -184,14 +185,14 @@ OPERATORS = (
     Operator(
         "int4_grouped_mm", _inputs, _reference, _work,
         (
-            Rival("expertile", False, products.anywhere, _ours),
+            Rival("expertile", False, anywhere, _ours),
             *(
                 Rival(f"expertile-{b.name}", False, products.by_backend(b, _problem), partial(_ours, backend=b.name))
                 for b in _OURS
             ),
-            Rival("bf16", True, products.anywhere, _bf16, reference=_bf16_reference, work=products.bf16_work),
+            Rival("bf16", True, anywhere, _bf16, reference=_bf16_reference, work=products.bf16_work),
             Rival("tinygemm", True, _tinygemm_supports, _tinygemm),
-            Rival("gemlite", True, products.installed("gemlite", products.on_gpu), _gemlite),
+            Rival("gemlite", True, installed("gemlite", on_gpu), _gemlite),
         ),
         products.tolerance,
     ),

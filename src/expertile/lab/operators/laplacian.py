@@ -10,7 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from expertile.device import Device
-from expertile.lab.operators._compiled import compiled_for
+from expertile.lab.operators._compiled import compiled_call
+from expertile.lab.operators._supports import anywhere
 from expertile.lab.race.operator import ROUNDOFF, Call, Operator, Rival, Workload
 from expertile.ops.pointwise.laplacian import laplacian, laplacian_transpose
 from expertile.roofline import Work
@@ -92,10 +93,6 @@ def _tolerance(w: Workload) -> tuple[float, float]:
     return 3 * ROUNDOFF[w.dtype], 6 * ROUNDOFF[w.dtype]
 
 
-def _anywhere(w: Workload, device: Device) -> str | None:
-    return None
-
-
 def _zeros_or_none(w: Workload, device: Device) -> str | None:
     if w["boundary"] in ("zero", "interior"):
         return None
@@ -113,10 +110,7 @@ def _torch(w: Workload, inputs: tuple[Tensor, ...]) -> Call:
 
 
 def _compiled(w: Workload, inputs: tuple[Tensor, ...]) -> Call:
-    u, boundary, run = inputs[0], w["boundary"], compiled_for(w, _sliced)
-    with torch.no_grad():
-        run(u, boundary)
-    return lambda: (run(u, boundary),)
+    return compiled_call(w, _sliced, inputs[0], w["boundary"])
 
 
 def _convolution(w: Workload, inputs: tuple[Tensor, ...]) -> Call:
@@ -148,10 +142,7 @@ def _transposed_by_hand(w: Workload, inputs: tuple[Tensor, ...]) -> Call:
 
 
 def _compiled_backward(w: Workload, inputs: tuple[Tensor, ...]) -> Call:
-    grad, boundary, run = inputs[0], w["boundary"], compiled_for(w, _transposed)
-    with torch.no_grad():
-        run(grad, boundary)
-    return lambda: (run(grad, boundary),)
+    return compiled_call(w, _transposed, inputs[0], w["boundary"])
 
 
 def _allocated(w: Workload) -> float:
@@ -183,9 +174,9 @@ OPERATORS = (
     Operator(
         "laplacian", _inputs, _reference, _work,
         (
-            Rival("expertile", False, _anywhere, _ours, peak_nbytes=_allocated),
-            Rival("torch", True, _anywhere, _torch),
-            Rival("torch.compile", True, _anywhere, _compiled),
+            Rival("expertile", False, anywhere, _ours, peak_nbytes=_allocated),
+            Rival("torch", True, anywhere, _torch),
+            Rival("torch.compile", True, anywhere, _compiled),
             Rival("conv2d", True, _zeros_or_none, _convolution),
         ),
         _tolerance,
@@ -193,11 +184,11 @@ OPERATORS = (
     Operator(
         "laplacian_backward", _backward_inputs, _backward_reference, _backward_work,
         (
-            Rival("expertile", False, _anywhere, _ours_backward, peak_nbytes=_allocated_backward),
-            Rival("torch", True, _anywhere, _transposed_by_hand),
-            Rival("torch.compile", True, _anywhere, _compiled_backward),
+            Rival("expertile", False, anywhere, _ours_backward, peak_nbytes=_allocated_backward),
+            Rival("torch", True, anywhere, _transposed_by_hand),
+            Rival("torch.compile", True, anywhere, _compiled_backward),
             # Autograd runs on the stream of its forward pass, which no graph captures.
-            Rival("torch.autograd", True, _anywhere, _autograd, graph=False),
+            Rival("torch.autograd", True, anywhere, _autograd, graph=False),
         ),
         _tolerance,
     ),

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from expertile.lab.operators import _rows
-from expertile.lab.operators._compiled import compiled_for
+from expertile.lab.operators._compiled import compiled_call
 from expertile.lab.operators._rows import EPS
 from expertile.lab.race.operator import Call, Operator, Workload
 from expertile.ops.rows.layer_norm import layer_norm, layer_norm_backward
@@ -83,10 +83,6 @@ def _backward_work(w: Workload) -> Work:
     return Work(15.0 * n, (3.0 * n + 4 * w["cols"]) * size + 8.0 * w["rows"])
 
 
-def _allocated(w: Workload) -> float:
-    return float(w["rows"] * w["cols"] * w.torch_dtype.itemsize)
-
-
 def _plain(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return F.layer_norm(x, (x.shape[-1],), weight, bias, EPS)
 
@@ -131,17 +127,11 @@ def _torch_backward(w: Workload, inputs: tuple[Tensor, ...]) -> Call:
 
 
 def _compiled(w: Workload, inputs: tuple[Tensor, ...]) -> Call:
-    run = compiled_for(w, _plain)
-    with torch.no_grad():
-        run(*inputs)
-    return lambda: (run(*inputs),)
+    return compiled_call(w, _plain, *inputs)
 
 
 def _compiled_backward(w: Workload, inputs: tuple[Tensor, ...]) -> Call:
-    run = compiled_for(w, _plain_backward)
-    with torch.no_grad():
-        run(*inputs)
-    return lambda: tuple(run(*inputs))
+    return compiled_call(w, _plain_backward, *inputs)
 
 
 def _liger(w: Workload, inputs: tuple[Tensor, ...]) -> Call:
@@ -188,7 +178,7 @@ def rows() -> tuple[Workload, ...]:
 OPERATORS = (
     Operator(
         "layer_norm", _inputs, _reference, _work,
-        _rows.rivals(_ours, _torch, _compiled, _liger, _quack, peak_nbytes=_allocated),
+        _rows.rivals(_ours, _torch, _compiled, _liger, _quack, peak_nbytes=_rows.one_result),
         _rows.tolerance,
     ),
     Operator(

@@ -27,8 +27,8 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from expertile.lab.operators import products
 from expertile.lab.operators._moe_rivals import WAYS, Way, dense, dense_reference, dense_work, interleaved
+from expertile.lab.operators._supports import anywhere
 from expertile.lab.race.baselines import DENSE
 from expertile.lab.race.gate import full_precision
 from expertile.lab.race.operator import ROUNDOFF, Call, Operator, Rival, Workload
@@ -285,7 +285,7 @@ def decode() -> tuple[Workload, ...]:
     return (*models, workload("small", "moe-decode", (8, 192, 96, 16, 2)))
 
 
-_DENSE = Rival(DENSE, True, products.anywhere, dense, reference=dense_reference, work=dense_work)
+_DENSE = Rival(DENSE, True, anywhere, dense, reference=dense_reference, work=dense_work)
 OPERATORS = (
     Operator("moe", make_inputs, reference, work, _rivals(False), tolerance, (_DENSE,), memory_nbytes),
     Operator("moe_train", make_inputs, train_reference, train_work, _rivals(True), tolerance, (_DENSE,), memory_nbytes),

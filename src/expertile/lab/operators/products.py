@@ -8,21 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import lru_cache
-from importlib.util import find_spec
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from expertile.device import Device
+from expertile.lab.operators._supports import Supports
 from expertile.lab.race.gate import full_precision
 from expertile.lab.race.operator import Call, Dims, Workload
 from expertile.lab.race.routing import draw
 from expertile.ops.grouped_mm.api import grouped_mm
 from expertile.ragged import offs_from_sizes
 from expertile.roofline import Work
-
-Supports = Callable[[Workload, Device], str | None]
 
 # (experts, hidden, FFN, top-k): as report 003 prints them, and published configurations (config.json of DeepSeek-V3 and
 # Qwen3-30B-A3B on Hugging Face).
@@ -119,23 +117,6 @@ def bf16_work(w: Workload) -> Work:
 def tolerance(w: Workload) -> tuple[float, float]:
     """One rounding to bfloat16, float32 sums in any order, and the tensor cores' 14 bits within 128 summands of FP8."""
     return 2.0**-8, 2.0**-7
-
-
-def installed(package: str, then: Supports) -> Supports:
-    """`then`, if `package` can be imported."""
-
-    def supports(w: Workload, device: Device) -> str | None:
-        return f"{package} is not installed" if find_spec(package) is None else then(w, device)
-
-    return supports
-
-
-def on_gpu(w: Workload, device: Device) -> str | None:
-    return None if device.kind == "cuda" else "needs a CUDA GPU"
-
-
-def anywhere(w: Workload, device: Device) -> str | None:
-    return None
 
 
 def by_backend(backend: Any, problem_of: Callable[[Workload, str], Any]) -> Supports:

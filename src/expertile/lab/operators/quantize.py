@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from expertile.formats.fp8 import Fp8Blocks
-from expertile.lab.operators import products
-from expertile.lab.operators._compiled import compiled_for
+from expertile.lab.operators._compiled import compiled_call
+from expertile.lab.operators._supports import anywhere
 from expertile.lab.race.operator import Call, Operator, Rival, Workload
 from expertile.ops.quantize.api import quantize_activations, quantize_rms_norm, quantize_swiglu, quantize_weights
 from expertile.ragged import offs_from_sizes
@@ -136,10 +136,7 @@ def _torch(w: Workload, inputs: tuple[Tensor, ...]) -> Call:
 
 
 def _compiled(w: Workload, inputs: tuple[Tensor, ...]) -> Call:
-    run, parts = compiled_for(w, _by_hand), _parts(w, inputs)
-    with torch.no_grad():
-        run(*parts)
-    return lambda: tuple(run(*parts))
+    return compiled_call(w, _by_hand, *_parts(w, inputs))
 
 
 def _allocated(w: Workload) -> float:
@@ -179,9 +176,9 @@ OPERATORS = (
     Operator(
         "quantize_fp8", _inputs, _reference, _work,
         (
-            Rival("expertile", False, products.anywhere, _ours, peak_nbytes=_allocated),
-            Rival("torch", True, products.anywhere, _torch),
-            Rival("torch.compile", True, products.anywhere, _compiled),
+            Rival("expertile", False, anywhere, _ours, peak_nbytes=_allocated),
+            Rival("torch", True, anywhere, _torch),
+            Rival("torch.compile", True, anywhere, _compiled),
         ),
         _tolerance,
     ),

@@ -24,6 +24,7 @@ from torch import Tensor
 from expertile.device import Device
 from expertile.formats.fp8 import E4M3_MAX, dequantize
 from expertile.lab.operators import products
+from expertile.lab.operators._supports import anywhere, installed, on_hopper
 from expertile.lab.race.baselines import DENSE
 from expertile.lab.race.operator import Call, Operator, Rival, Workload
 from expertile.ops.grouped_mm.problem import described
@@ -204,12 +205,10 @@ def _deep_gemm(w: Workload, inputs: Inputs) -> Call:
 
 
 def _deep_gemm_supports(w: Workload, device: Device) -> str | None:
-    if device.kind != "cuda" or device.capability is None or device.capability < (9, 0):
-        return "needs compute capability 9.0 or later"
     sizes = products.sizes(w)
     if len(set(sizes)) > 1 and any(size % 128 for size in sizes):
-        return "needs groups that are equal, or multiples of 128 rows"
-    return None
+        return on_hopper(w, device) or "needs groups that are equal, or multiples of 128 rows"
+    return on_hopper(w, device)
 
 
 def _workload(name: str, preset: str, groups: int, rows: int, n: int, k: int, note: str = "") -> Workload:
@@ -256,14 +255,14 @@ OPERATORS = (
     Operator(
         "scaled_grouped_mm", make_inputs, reference, work,
         (
-            Rival("expertile", False, products.anywhere, ours),
+            Rival("expertile", False, anywhere, ours),
             *(
                 Rival(f"expertile-{b.name}", False, products.by_backend(b, problem), partial(ours, backend=b.name))
                 for b in OURS
             ),
             Rival("torch", True, _torch_supports, _torch, reference=rowwise_reference),
-            Rival("deepgemm", True, products.installed("deep_gemm", _deep_gemm_supports), _deep_gemm),
-            Rival("bf16", True, products.anywhere, _bf16, reference=_bf16_reference, work=products.bf16_work),
+            Rival("deepgemm", True, installed("deep_gemm", _deep_gemm_supports), _deep_gemm),
+            Rival("bf16", True, anywhere, _bf16, reference=_bf16_reference, work=products.bf16_work),
         ),
         products.tolerance,
         (Rival(DENSE, True, _dense_supports, _dense, reference=_dense_reference, work=_dense_work,

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from expertile.lab.operators import _rows
-from expertile.lab.operators._compiled import compiled_for
+from expertile.lab.operators._compiled import compiled_call
 from expertile.lab.race.operator import Call, Operator, Workload
 from expertile.ops.rows.softmax import softmax, softmax_backward
 from expertile.roofline import Work
@@ -60,10 +60,6 @@ def _backward_work(w: Workload) -> Work:
     return Work(4.0 * n, 3.0 * n * w.torch_dtype.itemsize)
 
 
-def _allocated(w: Workload) -> float:
-    return float(w["rows"] * w["cols"] * w.torch_dtype.itemsize)
-
-
 def _plain(x: Tensor) -> Tensor:
     return torch.softmax(x, -1)
 
@@ -93,10 +89,7 @@ def _torch_backward(w: Workload, inputs: tuple[Tensor, ...]) -> Call:
 
 
 def _compiled(w: Workload, inputs: tuple[Tensor, ...]) -> Call:
-    run = compiled_for(w, _plain if w.op == "softmax" else _plain_backward)
-    with torch.no_grad():
-        run(*inputs)
-    return lambda: (run(*inputs),)
+    return compiled_call(w, _plain if w.op == "softmax" else _plain_backward, *inputs)
 
 
 def _liger(w: Workload, inputs: tuple[Tensor, ...]) -> Call:
@@ -142,13 +135,13 @@ def rows() -> tuple[Workload, ...]:
 OPERATORS = (
     Operator(
         "softmax", _inputs, _reference, _work,
-        _rows.rivals(_ours, _torch, _compiled, _liger, _quack, peak_nbytes=_allocated, whole_vectors=True),
+        _rows.rivals(_ours, _torch, _compiled, _liger, _quack, peak_nbytes=_rows.one_result, whole_vectors=True),
         _rows.tolerance,
     ),
     Operator(
         "softmax_backward", _backward_inputs, _backward_reference, _backward_work,
         _rows.rivals(
-            _ours_backward, _torch_backward, _compiled, _liger_backward, _quack_backward, peak_nbytes=_allocated,
+            _ours_backward, _torch_backward, _compiled, _liger_backward, _quack_backward, peak_nbytes=_rows.one_result,
             whole_vectors=True,
         ),
         _rows.tolerance,

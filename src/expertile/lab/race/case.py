@@ -120,7 +120,7 @@ class Case:
         work, own = self.work, self.operator.set_nbytes
         nbytes = int(work.nbytes if own is None else own(self.workload))
         count = set_count(nbytes, self.site)
-        if self.site.device.kind == "cpu" and work.intensity > _CPU_INTENSITY:
+        if own is None and self.site.device.kind == "cpu" and work.intensity > _CPU_INTENSITY:
             count = min(count, _CPU_SETS)  # it computes so long that it does not notice where the inputs come from
         return [self.operator.make_inputs(self.workload, self.site.torch_device, seed + i) for i in range(count)]
 

@@ -45,7 +45,10 @@ class Model:
     def uses(self, batch: int, seq_len: int) -> tuple[Use, ...]:
         """The calls of one pass."""
         tokens = batch * seq_len
-        found = [Use(self.norm, (("rows", tokens * n), ("cols", cols)), *rest) for n, cols, *rest in self.norms]
+        found = [
+            Use(self.norm, (("rows", tokens * rows), ("cols", cols)), calls, where)
+            for rows, cols, calls, where in self.norms
+        ]
         heads, kv_heads, head_dim, causal, count, where, unsupported = self.attention
         sizes = {"batch": batch, "heads": heads, "kv_heads": kv_heads, "q_len": seq_len, "k_len": seq_len}
         dims = (*sizes.items(), ("head_dim", head_dim), ("causal", causal))
