@@ -1,5 +1,7 @@
 """Which backends may be timed, and what each is told about the group sizes."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -105,6 +107,30 @@ def test_overwriting_past_the_end_is_wrong():
 
     found = gated(backend(greedy))
     assert found.status == "wrong" and "past offs[-1]" in found.reason and found.bind is None
+
+
+def test_changing_the_operands_is_wrong():
+    def late(problem, operands, config, out):
+        product = right(problem, operands, config, out)
+        if out is None:
+            operands.a.zero_()
+        return product
+
+    found = gated(backend(late))
+    assert (found.status, found.reason) == ("wrong", "changes its inputs")
+
+
+def test_every_config_is_tried_where_that_is_asked_for_and_the_first_is_right():
+    several = replace(backend(right), configs=lambda p, d: (NoConfig(), NoConfig()))
+    for all_configs, count in ((False, 1), (True, 2)):
+        case = Case(WORKLOAD, SITE, grouped_mm([several]), all_configs=all_configs)
+        assert [c.status for c in case.candidates({"b"}, 0)] == ["ok"] * count
+    case = Case(WORKLOAD, SITE, grouped_mm([replace(several, run=raising)]), all_configs=True)
+    assert [c.status for c in case.candidates({"b"}, 0)] == ["failed"]
+
+
+def raising(problem, operands, config, out):
+    raise RuntimeError("tile out of range")
 
 
 def test_supports_that_raises_is_a_reason():
