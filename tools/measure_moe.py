@@ -26,7 +26,7 @@ from expertile.lab.operators.moe import Size
 from expertile.lab.operators.moe_kernels import SHAPES, kernels_part, measure_kernels
 from expertile.lab.operators.moe_sizes import SIZES, layer_part, measure_layer
 from expertile.lab.operators.moe_stages import measure_stages, stages_part
-from expertile.lab.race.arena import Site
+from expertile.lab.race.case import Site
 from expertile.lab.race.parts import PartsFile, TimeLimit
 
 ONLY = ("sizes", "stages", "kernels")

@@ -33,7 +33,7 @@ from expertile.lab.operators.transformers_layers import (
     measure_case,
     policies,
 )
-from expertile.lab.race.arena import Site
+from expertile.lab.race.case import Site
 from expertile.lab.race.parts import PartsFile, TimeLimit
 
 BUDGETS = {  # of one case under one policy, the preparations not counted

@@ -27,7 +27,8 @@ from typing import Any
 import torch
 
 from expertile.device import Device
-from expertile.lab.race.gate import gate_run, limits, reference_for
+from expertile.lab.race.gate import judge_calls
+from expertile.lab.race.reference import limits_of, reference_for
 from expertile.ops.backend import Request
 from expertile.ops.grouped_mm.api import grouped_mm
 from expertile.ops.grouped_mm.backend import Backend, Operands
@@ -282,14 +283,14 @@ def check(case: Case, backend: str, seed: int, device: torch.device) -> tuple[st
 
     try:
         with torch.no_grad():
-            verdict = gate_run(run, problem, sizes, reference_for(problem, operands, sizes, _HOLD_BYTES), device)
+            reference = reference_for(problem, operands, sizes, _HOLD_BYTES)
+            allowed = limits_of(problem, sizes)
+            verdict = judge_calls(lambda: (run(None),), reference, allowed, run, device)
             if verdict.ok and backend == "auto" and not _same_bits(run, case):
                 return "two calls gave different bits", verdict.rel_error, chosen.name
     except Exception as error:
         return f"{type(error).__name__}: {error}", math.inf, chosen.name
-    summands = max(sizes, default=0) if case.layout is Layout.RAGGED_K else problem.k
-    allowed = limits(problem.dtype_key, problem.out_dtype, summands).rel_error
-    return ("" if verdict.ok else verdict.reason), verdict.rel_error / allowed, chosen.name
+    return ("" if verdict.ok else verdict.reason), verdict.rel_error / allowed.rel_error, chosen.name
 
 
 def _same_bits(run: Callable[[torch.Tensor | None], torch.Tensor], case: Case) -> bool:

@@ -9,7 +9,8 @@ import pytest
 
 from expertile.device import Device
 from expertile.lab.measure.interleaved import Budget
-from expertile.lab.operators import arena, moe_kernels, moe_sizes, moe_stages
+from expertile.lab.operators import moe_kernels, moe_sizes, moe_stages
+from expertile.lab.race import case
 from expertile.lab.race.parts import read_parts
 from tools.pages import moe as page
 
@@ -26,7 +27,7 @@ def run(tmp_path, monkeypatch):
     monkeypatch.setattr(tool, "BUDGETS", {True: dict.fromkeys(tool.ONLY, Budget(0.02, min_rounds=3, max_rounds=3))})
     cpu = replace(Device.current("cpu"), l2_bytes=1)  # one set of inputs
     monkeypatch.setattr(tool.Device, "current", staticmethod(lambda _: cpu))
-    for module in (moe_sizes, moe_stages, moe_kernels, arena):  # collecting garbage takes longest
+    for module in (moe_sizes, moe_stages, moe_kernels, case):  # collecting garbage takes longest
         monkeypatch.setattr(module, "release", lambda device: None)
     path = tmp_path / "2026-01-02.jsonl"
 

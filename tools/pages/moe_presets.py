@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from expertile.lab.operators import presets
-from expertile.lab.operators.base import OpWorkload
 from expertile.lab.operators.moe import size, used
+from expertile.lab.race.operator import Workload
 from expertile.lab.race.record import Record, read, shipped_root
 from expertile.lab.report.rows import BASELINES
 from expertile.lab.report.units import MISSING, cell, listed, markdown_table, micros, percent, significant
@@ -28,7 +28,7 @@ _TRAIN = "-train"
 class Measured:
     """A workload of a preset and its records by backend, all of one run; without any it has not been measured."""
 
-    workload: OpWorkload
+    workload: Workload
     records: Mapping[str, Record]
 
     def ok(self, backend: str) -> Record | None:
@@ -73,7 +73,7 @@ def measured(records: Sequence[Record], preset: str) -> list[Measured]:
     return found
 
 
-def _shown(workload: OpWorkload) -> bool:
+def _shown(workload: Workload) -> bool:
     return not workload.name.startswith("small")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+from collections.abc import Iterator
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -18,17 +19,17 @@ from expertile.cli.progress import Display
 from expertile.device import Device
 from expertile.lab.operators import for_cpu, memory_workloads
 from expertile.lab.operators.memory import memory_cases
-from expertile.lab.race.arena import Site
 from expertile.lab.race.candidate import candidate_name
+from expertile.lab.race.candidate_gate import UserCandidates
+from expertile.lab.race.case import Site
 from expertile.lab.race.config import BenchSpec, read_bench_file
 from expertile.lab.race.diagnose import diagnose
 from expertile.lab.race.diagnosis import conclude
-from expertile.lab.race.grouped_arena import Candidates
 from expertile.lab.race.memory import MemoryRecord, measure_memory, memory_path, shipped_memory
 from expertile.lab.race.presets import ALL_PRESETS, default_preset
 from expertile.lab.race.record import Record, read, results_path, shipped_records
 from expertile.lab.race.run import run
-from expertile.lab.race.workloads import Workload
+from expertile.lab.race.workloads import GroupedWorkload
 from expertile.lab.report import html, table, verdict
 
 PRESET_NAMES = ", ".join(ALL_PRESETS)
@@ -88,23 +89,25 @@ def bench(
     interrupted = False
     found = parts(spec, device)
     if spec.candidates and not found[0].candidates:
-        with Candidates(spec.candidates, torch.device("cuda" if device.kind == "cuda" else "cpu")):
+        with UserCandidates(spec.candidates, torch.device("cuda" if device.kind == "cuda" else "cpu")):
             pass  # one that cannot be loaded is to be noticed before an earlier part is measured
     for part in found:
         path = results_path(device.slug, part.name, datetime.date.today().isoformat(), root=folder)
         paths.append(path)
-        before = len(read(path)) if path.is_file() else 0
+        made: list[Record] = []
         try:
-            _measure(part, spec, device, path, resume, tune_configs, console)
+            for record in _measure(part, spec, device, path, resume, tune_configs, console):
+                made.append(record)
             if spec.memory and part.op_workloads:
                 held_memory += _measure_memory(part, spec.full, device, memory_path(path), console)
         except KeyboardInterrupt:
             interrupted = True
-        held = read(path) if path.is_file() else []
-        if resume or len(held) > before:
+        console.print(f"[dim]{escape(part.name)}: {len(made)} new records in {escape(str(path))}[/dim]")
+        if resume and path.is_file():
             # The file may hold earlier runs as well, and runs are not to be mixed.
-            records += [r for r in held if r.run == held[-1].run]
-        console.print(f"[dim]{escape(part.name)}: {len(held) - before} new records in {escape(str(path))}[/dim]")
+            held = read(path)
+            made = [r for r in held if r.run == held[-1].run]
+        records += made
         if interrupted:
             break
     _conclude(records, held_memory, paths, device, console, not no_html)
@@ -123,26 +126,28 @@ def _useless(spec: BenchSpec, records: list[Record]) -> bool:
 
 def _measure(
     part: Part, spec: BenchSpec, device: Device, path: Path, resume: bool, tune_configs: bool, console: Console
-) -> None:
+) -> Iterator[Record]:
     policies = _policies(spec, device)
     if part.name == DIAGNOSE:
+        found = []
         with console.status("diagnose: launches, tensor cores, one product against many"):
-            measured = diagnose(policies=policies, quick=spec.quick, out_path=path)
-        for sentence in conclude(measured):
+            for record in diagnose(policies=policies, quick=spec.quick, out_path=path):
+                found.append(record)
+                yield record
+        for sentence in conclude(found):
             console.print(f"• {escape(sentence)}", highlight=False)
         return
     for workload in part.workloads:
-        if isinstance(workload, Workload) and workload.groups <= _LISTED_GROUPS:
+        if isinstance(workload, GroupedWorkload) and workload.groups <= _LISTED_GROUPS:
             console.print(f"[dim]{escape(_rows(workload))}[/dim]", highlight=False)
     if part.note:
         console.print(f"[dim]{escape(part.note)}[/dim]", highlight=False)
     with Display(console, part.name) as display:
-        for _ in run(
+        yield from run(
             part.workloads, part.backends, operators=part.operators, policies=policies, out_path=path, resume=resume,
             quick=spec.quick, candidates=part.candidates, rounds=spec.rounds, tune_configs=tune_configs,
             on_event=display.on_event,
-        ):  # fmt: skip
-            pass  # the display shows each record, and the file holds it
+        )  # fmt: skip
 
 
 def _measure_memory(part: Part, full: bool, device: Device, path: Path, console: Console) -> list[MemoryRecord]:
@@ -157,7 +162,7 @@ def _measure_memory(part: Part, full: bool, device: Device, path: Path, console:
     return found
 
 
-def _rows(workload: Workload) -> str:
+def _rows(workload: GroupedWorkload) -> str:
     """Rows of each group, with the row tiles that they need."""
     pairs = zip(workload.group_sizes, workload.m_tiles(128), strict=True)
     shown = ", ".join(f"{size} ({tiles})" for size, tiles in pairs)

@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 from expertile.device import Device
 from expertile.lab.ladder import RUNGS
 from expertile.lab.ladder.workloads import for_device as ladder_for_device
-from expertile.lab.operators import Operator, OpWorkload, for_cpu, operators
-from expertile.lab.race.arena import AnyWorkload
+from expertile.lab.operators import Operator, for_cpu, operators
 from expertile.lab.race.config import BenchSpec
-from expertile.lab.race.workloads import Workload
+from expertile.lab.race.operator import Workload
+from expertile.lab.race.workloads import GroupedWorkload
 from expertile.ops.grouped_mm.backend import Backend
 from expertile.ops.grouped_mm.backends import BACKENDS
 
@@ -31,15 +31,16 @@ class Part:
     """
 
     name: str
-    workloads: tuple[AnyWorkload, ...]
+    workloads: tuple[Workload, ...]
     backends: tuple[Backend, ...]
     operators: tuple[Operator, ...]
     candidates: tuple[str, ...]
     note: str = ""
 
     @property
-    def op_workloads(self) -> tuple[OpWorkload, ...]:
-        return tuple(w for w in self.workloads if isinstance(w, OpWorkload))
+    def op_workloads(self) -> tuple[Workload, ...]:
+        """Those of operators other than the grouped product."""
+        return tuple(w for w in self.workloads if not isinstance(w, GroupedWorkload))
 
 
 def parts(spec: BenchSpec, device: Device) -> tuple[Part, ...]:
@@ -67,9 +68,9 @@ def _part(name: str, spec: BenchSpec, device: Device) -> Part:
     spared = device.kind == "cpu" and not spec.full and name != CUSTOM
     workloads = for_cpu(every) if spared else every
     if name == LADDER:
-        workloads = tuple(ladder_for_device([w for w in workloads if isinstance(w, Workload)], device))
+        workloads = tuple(ladder_for_device([w for w in workloads if isinstance(w, GroupedWorkload)], device))
     racing = _backends(name, workloads)
-    rivals = [operators()[op] for op in dict.fromkeys(w.op for w in workloads if isinstance(w, OpWorkload))]
+    rivals = [operators()[op] for op in dict.fromkeys(w.op for w in workloads if not isinstance(w, GroupedWorkload))]
     backends = tuple(b for b in racing if _chosen(spec, b.name))
     compiled = not spared or COMPILED in spec.include
     left = tuple(
@@ -89,9 +90,9 @@ def _part(name: str, spec: BenchSpec, device: Device) -> Part:
     return Part(name, workloads, backends, left, candidates, note)
 
 
-def _backends(preset: str, workloads: Sequence[AnyWorkload]) -> tuple[Backend, ...]:
+def _backends(preset: str, workloads: Sequence[Workload]) -> tuple[Backend, ...]:
     """Those that race on grouped products of `preset` (the ladder's are its rungs), in display order."""
-    if not any(isinstance(w, Workload) for w in workloads):
+    if not any(isinstance(w, GroupedWorkload) for w in workloads):
         return ()
     return RUNGS if preset == LADDER else BACKENDS
 

@@ -8,9 +8,9 @@ import torch
 from expertile.lab.measure.clocks import Clocks
 from expertile.lab.measure.interleaved import (
     Budget,
-    Candidate,
     Failure,
     Measurement,
+    TimedCall,
     device_alive,
     failure_of,
     is_out_of_memory,
@@ -50,7 +50,7 @@ class Samples:
 
 
 def candidate(name, values, bound_s=0.0):
-    return Candidate(name, lambda i: (name, values), bound_s)
+    return TimedCall(name, lambda i: (name, values), bound_s)
 
 
 def steady(value):
@@ -174,7 +174,7 @@ def test_really_times_on_the_cpu():
     x = torch.randn(64, 64)
     small, large = torch.randn(16, 16), torch.randn(768, 768)
     result = time_interleaved(
-        [Candidate("small", lambda i: small @ small), Candidate("large", lambda i: large @ large)],
+        [TimedCall("small", lambda i: small @ small), TimedCall("large", lambda i: large @ large)],
         policy="eager", device=CPU, budget=Budget(0.3),
     )  # fmt: skip
     assert device_alive(CPU) and x.isfinite().all()

@@ -5,7 +5,7 @@ import torch
 
 from expertile.device import Device
 from expertile.lab.operators.attention import OPERATORS, PRESETS, attention_memory, memory_workloads, workload
-from expertile.lab.operators.gate import judge
+from expertile.lab.race.gate import judge
 
 FORWARD, BACKWARD = OPERATORS
 CPU, H200, A100 = Device.current("cpu"), Device.by_name("h200"), Device.by_name("a100")

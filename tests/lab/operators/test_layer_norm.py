@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from expertile.device import Device
-from expertile.lab.operators.base import OpWorkload
-from expertile.lab.operators.gate import judge
 from expertile.lab.operators.layer_norm import OPERATORS, PRESETS
+from expertile.lab.race.gate import judge
+from expertile.lab.race.operator import Workload
 from tests.ops.rows.cases import assert_close, leaf, norm64
 
 FORWARD, BACKWARD = OPERATORS
@@ -14,7 +14,7 @@ CPU, H200, A100 = Device.current("cpu"), Device.by_name("h200"), Device.by_name(
 
 
 def workload(operator=FORWARD, rows=24, cols=40, dtype="fp32"):
-    return OpWorkload("small", "test", operator.name, (("rows", rows), ("cols", cols)), dtype)
+    return Workload("small", "test", operator.name, (("rows", rows), ("cols", cols)), dtype)
 
 
 def rivals(operator):
@@ -52,7 +52,7 @@ def test_work():
 
 
 def test_what_peers_refuse(monkeypatch):
-    monkeypatch.setattr("expertile.lab.operators._rows.find_spec", lambda name: name)
+    monkeypatch.setattr("expertile.lab.operators._supports.find_spec", lambda name: name)
     quack, liger = rivals(FORWARD)["quack"], rivals(FORWARD)["liger"]
     assert quack.supports(workload(), H200) is None and liger.supports(workload(), H200) is None
     assert "9.0" in quack.supports(workload(), A100)

@@ -4,7 +4,7 @@ import torch
 
 from expertile.device import Device
 from expertile.lab.operators.memory import memory_cases
-from expertile.lab.race.arena import Site
+from expertile.lab.race.case import Site
 from expertile.lab.race.memory import measure_memory
 from tests.lab.operators.toy import operator, right, rival, workload
 

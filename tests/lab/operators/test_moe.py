@@ -10,9 +10,9 @@ from expertile.device import Device
 from expertile.lab.operators import for_cpu, operators, presets
 from expertile.lab.operators import moe as lab
 from expertile.lab.operators._moe_rivals import interleaved
-from expertile.lab.operators.gate import judge
 from expertile.lab.operators.memory import memory_cases
-from expertile.lab.race.arena import Site
+from expertile.lab.race.case import Site
+from expertile.lab.race.gate import judge
 from expertile.lab.race.record import read
 from expertile.lab.race.routing import draw
 from expertile.lab.race.run import run

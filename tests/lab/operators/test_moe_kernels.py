@@ -8,7 +8,7 @@ import torch
 from expertile.device import Device
 from expertile.lab.measure.interleaved import Budget
 from expertile.lab.operators.moe_kernels import SHAPES, check, kernels, kernels_part, measure_kernels
-from expertile.lab.race.arena import Site
+from expertile.lab.race.case import Site
 
 SITE = Site(replace(Device.current("cpu"), l2_bytes=1), torch.device("cpu"))  # one set of inputs
 ALWAYS = {"perm", "route", "route+scores", "route_bwd", "torch topk", "torch argsort"}

@@ -7,8 +7,9 @@ import torch
 
 from expertile.device import Device
 from expertile.lab.measure.interleaved import Budget
-from expertile.lab.operators import arena, moe_sizes
-from expertile.lab.race.arena import Site
+from expertile.lab.operators import moe_sizes
+from expertile.lab.race import case
+from expertile.lab.race.case import Site
 from expertile.lab.race.parts import TimeLimit
 from tools.pages.moe import WAYS as TITLES
 
@@ -21,7 +22,7 @@ EAGER = ("ours", "eager-gather", "eager-add")
 @pytest.fixture(autouse=True)
 def without_collecting_garbage(monkeypatch):
     """Which takes longest where large libraries are imported."""
-    for module in (moe_sizes, arena):
+    for module in (moe_sizes, case):
         monkeypatch.setattr(module, "release", lambda device: None)
 
 
@@ -91,7 +92,7 @@ def test_an_unusable_device_ends_it(monkeypatch):
     def fatal(self, names, seed):
         yield replace(next(real(self, names, seed)), status="failed", reason="gone", fatal=True)
 
-    real = moe_sizes.OpArena.contestants
-    monkeypatch.setattr(moe_sizes.OpArena, "contestants", fatal)
+    real = moe_sizes.Case.candidates
+    monkeypatch.setattr(moe_sizes.Case, "candidates", fatal)
     with pytest.raises(RuntimeError, match="expertile: gone"):
         measured(TimeLimit(100))

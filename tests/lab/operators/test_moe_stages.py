@@ -8,7 +8,7 @@ from expertile.lab.measure.interleaved import Budget
 from expertile.lab.operators import moe_stages
 from expertile.lab.operators.moe import make_inputs, workload
 from expertile.lab.operators.moe_stages import STAGES
-from expertile.lab.race.arena import Site
+from expertile.lab.race.case import Site
 from expertile.moe.experts import moe_mlp
 from expertile.moe.router import RouterConfig, route
 
@@ -53,7 +53,7 @@ def test_a_step_without_a_time_leaves_no_part(monkeypatch):
         def fail(_):
             raise RuntimeError("no such kernel")
 
-        bad = [moe_stages.Candidate(c.name, fail if c.name == "down" else c.call) for c in candidates]
+        bad = [moe_stages.TimedCall(c.name, fail if c.name == "down" else c.call) for c in candidates]
         return timed(bad, **options)
 
     monkeypatch.setattr(moe_stages, "time_interleaved", broken)

@@ -10,16 +10,16 @@ import torch
 
 from expertile.device import Device
 from expertile.lab.operators import operators, presets
-from expertile.lab.operators.base import OpWorkload, Rival
-from expertile.lab.operators.gate import judge
+from expertile.lab.race.gate import judge
+from expertile.lab.race.operator import Rival, Workload
 
 CPU = torch.device("cpu")
-ADD = OpWorkload("a", "t", "add_scalar", (("elements", 1000), ("value", 1.7)), "fp32")
+ADD = Workload("a", "t", "add_scalar", (("elements", 1000), ("value", 1.7)), "fp32")
 
 
 def grid(boundary, op="laplacian", dtype="fp32"):
     dims = (("grids", 2), ("rows", 9), ("columns", 12), ("boundary", boundary))
-    return OpWorkload("g", "t", op, dims, dtype)
+    return Workload("g", "t", op, dims, dtype)
 
 
 WORKLOADS = [

@@ -8,8 +8,8 @@ import torch
 
 from expertile.device import Device
 from expertile.lab.operators import operators, presets
-from expertile.lab.operators.gate import judge
 from expertile.lab.operators.quantize import _workload as quantize_workload
+from expertile.lab.race.gate import judge
 from expertile.lab.race.record import read
 from expertile.lab.race.run import run
 

@@ -14,7 +14,7 @@ from expertile.integrations.transformers import register
 from expertile.lab.measure.interleaved import Budget
 from expertile.lab.operators import transformers_layers as lab
 from expertile.lab.operators.moe import _MODELS
-from expertile.lab.race.arena import Site
+from expertile.lab.race.case import Site
 
 CPU = torch.device("cpu")
 SITE = Site(replace(Device.current("cpu"), l2_bytes=1), CPU)  # one set of inputs

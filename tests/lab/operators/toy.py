@@ -6,26 +6,26 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from expertile.lab.operators import Operator, OpWorkload, Rival
+from expertile.lab.operators import Operator, Rival, Workload
 from expertile.roofline import Work
 
 
-def workload(rows: int = 24, cols: int = 40, dtype: str = "fp32", **fields: Any) -> OpWorkload:
+def workload(rows: int = 24, cols: int = 40, dtype: str = "fp32", **fields: Any) -> Workload:
     values = {"name": f"{rows}x{cols}-{dtype}", "preset": "toy", "op": "double", "dtype": dtype, **fields}
-    return OpWorkload(dims=(("rows", rows), ("cols", cols)), **values)
+    return Workload(dims=(("rows", rows), ("cols", cols)), **values)
 
 
-def make_inputs(w: OpWorkload, device: torch.device, seed: int) -> tuple[Tensor, ...]:
+def make_inputs(w: Workload, device: torch.device, seed: int) -> tuple[Tensor, ...]:
     generator = torch.Generator(device).manual_seed(seed)
     return (torch.randn(w["rows"], w["cols"], device=device, generator=generator).to(w.torch_dtype),)
 
 
-def reference(w: OpWorkload, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+def reference(w: Workload, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     x = inputs[0].double()
     return 2 * x, 2 * x.sum(1)
 
 
-def work(w: OpWorkload) -> Work:
+def work(w: Workload) -> Work:
     size = w.torch_dtype.itemsize
     return Work(2.0 * w["rows"] * w["cols"], 2.0 * w["rows"] * w["cols"] * size + w["rows"] * 4)
 

@@ -3,43 +3,44 @@
 import pytest
 import torch
 
-from expertile.lab.race.baselines import BASELINE_NAMES, BASELINES, COPIES, COPY, DENSE, Copy, copy_work
-from expertile.lab.race.operands import make_operands
-from expertile.lab.race.workloads import Workload, ragged_m, wgrad
-from expertile.ops.grouped_mm.problem import Layout, Problem
+from expertile.device import Device
+from expertile.lab.operators.grouped_mm import grouped_mm
+from expertile.lab.race.baselines import BASELINE_NAMES, COPIES, COPY, DENSE, Copy, copy_work
+from expertile.lab.race.case import Case, Site
+from expertile.lab.race.workloads import grouped, ragged_m, wgrad
+from expertile.ops.grouped_mm.problem import Layout
 
 WORKLOADS = [
     ragged_m("m", "t", (24, 0, 40), 64, 32, "bf16"),
     wgrad("k", "t", (24, 0, 40), 16, 32, "bf16"),
-    Workload("n", "t", Layout.RAGGED_N, (24, 0, 40), 16, 64, 32, "fp32"),
-    Workload("b", "t", Layout.BATCHED, (16, 16), 16, 32, 64, "fp16"),
+    grouped("n", "t", Layout.RAGGED_N, (24, 0, 40), 16, 64, 32, "fp32"),
+    grouped("b", "t", Layout.BATCHED, (16, 16), 16, 32, 64, "fp16"),
 ]
 
 
+def candidates(workload, seed=1):
+    """`dense` and both ways to copy, checked on operands with a tail."""
+    case = Case(workload, Site(Device.current("cpu"), torch.device("cpu")), grouped_mm(()))
+    return case, list(case.candidates(BASELINE_NAMES, seed))
+
+
 @pytest.mark.parametrize("workload", WORKLOADS, ids=lambda w: w.name)
-@pytest.mark.parametrize("baseline", BASELINES, ids=lambda b: f"{b.name}{b.way}")
-def test_passes_its_own_check_with_a_tail(workload, baseline):
-    o = make_operands(workload, "cpu", 1, 0 if workload.layout is Layout.BATCHED else 8)
-    problem = Problem.from_tensors(o.a, o.b, o.offs)
-    verdict = baseline.verify(problem, workload.group_sizes, o)
-    assert verdict.ok, verdict.reason
+def test_passes_its_own_check_with_a_tail(workload):
+    case, found = candidates(workload)
+    assert [c.name for c in found] == [DENSE, COPY, COPY] and case.names == BASELINE_NAMES
+    for candidate in found:
+        assert candidate.status == "ok", candidate.reason
 
 
 @pytest.mark.parametrize("workload", WORKLOADS, ids=lambda w: w.name)
 def test_dense_has_the_flops_and_copy_the_bytes(workload):
-    problem = workload.problem("cpu")
-    work = problem.work(workload.group_sizes)
-    sizes = workload.group_sizes
-    assert DENSE.work(problem, sizes).flops == work.flops > 0
-    copies = [b for b in BASELINES if b.name == COPY]
-    assert [b.config for b in copies] == [{"way": "memcpy"}, {"way": "kernel"}] and DENSE.config == {}
+    case, (dense, *copies) = candidates(workload)
+    work = workload.problem("cpu").work(workload.group_sizes)
+    assert dense.work.flops == case.work.flops == work.flops > 0
+    assert [b.config for b in copies] == [{"way": "memcpy"}, {"way": "kernel"}] and dense.config == {}
     for copy in copies:
-        assert copy.work(problem, sizes).flops == 0
-        assert work.nbytes <= copy.work(problem, sizes).nbytes < work.nbytes + 8
-
-
-def test_names_are_those_of_the_baselines():
-    assert tuple(dict.fromkeys(b.name for b in BASELINES)) == BASELINE_NAMES
+        assert copy.work.flops == 0
+        assert work.nbytes <= copy.work.nbytes < work.nbytes + 8
 
 
 @pytest.mark.parametrize("copy", COPIES, ids=lambda c: c.way)
@@ -59,13 +60,12 @@ def test_a_copy_that_leaves_a_word_out_is_wrong():
         out[:-1] = source[:-1]
         return out
 
-    verdict = Copy("most", most).gate(400.0, torch.device("cpu"))
+    verdict = Copy("most", most).check(400.0, torch.device("cpu"))
     assert not verdict.ok and "differs" in verdict.reason
 
 
 def test_dense_reads_one_weight():
-    workload = WORKLOADS[0]
-    o = make_operands(workload, "cpu", 1)
-    problem = Problem.from_tensors(o.a, o.b, o.offs)
-    out = DENSE.prepare(problem, workload.group_sizes, o)(None)
-    assert torch.equal(out, o.a @ o.b[0])
+    case, (dense, *_) = candidates(WORKLOADS[0])
+    inputs = case.input_sets(1)[0]
+    (out,) = dense.bind(inputs, "eager")()
+    assert torch.equal(out, inputs[0] @ inputs[1][0])

@@ -5,7 +5,7 @@ import torch
 
 from expertile.lab.race.candidate import candidate_name, gather, load, parse_spec
 from expertile.lab.race.operands import make_operands
-from expertile.lab.race.workloads import Workload, ragged_m, wgrad
+from expertile.lab.race.workloads import grouped, ragged_m, wgrad
 from expertile.ops.backend import NoConfig
 from expertile.ops.grouped_mm.problem import Layout, Problem
 
@@ -30,8 +30,8 @@ def write(folder, text, name="kernel.py"):
 WORKLOADS = [
     ragged_m("m", "t", (5, 0, 9), 64, 32, "bf16"),
     wgrad("k", "t", (8, 0, 16), 16, 32, "bf16"),
-    Workload("n", "t", Layout.RAGGED_N, (8, 0, 16), 16, 24, 64, "bf16"),
-    Workload("b", "t", Layout.BATCHED, (6, 6), 6, 32, 64, "bf16"),
+    grouped("n", "t", Layout.RAGGED_N, (8, 0, 16), 16, 24, 64, "bf16"),
+    grouped("b", "t", Layout.BATCHED, (6, 6), 6, 32, 64, "bf16"),
 ]
 
 

@@ -36,7 +36,7 @@ def test_measures_on_the_cpu_and_writes_records(tmp_path, monkeypatch):
     )
     monkeypatch.setattr("expertile.lab.race.diagnose.experiments", lambda device: small)
     path = tmp_path / "diagnose.jsonl"
-    found = diagnose("cpu", quick=True, out_path=path)
+    found = list(diagnose("cpu", quick=True, out_path=path))
     assert [r.status for r in found] == ["ok"] * 5, [r.reason for r in found]
     assert read(path) == found
     assert {r.policy for r in found} == {"eager"} and len({r.run for r in found}) == 1

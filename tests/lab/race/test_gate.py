@@ -5,9 +5,10 @@ import math
 import pytest
 import torch
 
-from expertile.lab.race.gate import check, full_precision, gate_run, limits, reference_for
+from expertile.lab.race.gate import check, full_precision, judge_calls, limits
 from expertile.lab.race.operands import make_operands
-from expertile.lab.race.workloads import Workload, ragged_m, wgrad
+from expertile.lab.race.reference import limits_of, reference_for
+from expertile.lab.race.workloads import grouped, ragged_m, wgrad
 from expertile.ops.grouped_mm.problem import Layout, Problem
 from expertile.ops.grouped_mm.reference import reference as independent
 
@@ -22,8 +23,8 @@ def workload(layout, dtype="bf16"):
     if layout is Layout.RAGGED_K:
         return wgrad("w", "test", SIZES, 32, 48, dtype)
     if layout is Layout.RAGGED_N:
-        return Workload("w", "test", layout, SIZES, 32, sum(SIZES), 96, dtype)
-    return Workload("w", "test", layout, (24,) * 3, 24, 48, 96, dtype)
+        return grouped("w", "test", layout, SIZES, 32, sum(SIZES), 96, dtype)
+    return grouped("w", "test", layout, (24,) * 3, 24, 48, 96, dtype)
 
 
 class Bench:
@@ -53,7 +54,11 @@ class Bench:
             fault(result)
             return result
 
-        return gate_run(run, self.problem, self.sizes, self.reference, CPU)
+        return self.judged(run)
+
+    def judged(self, run):
+        """`run` into a tensor full of NaN, and once more into one of its own."""
+        return judge_calls(lambda: (run(None),), self.reference, limits_of(self.problem, self.sizes), run, CPU)
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "fp16", "fp32"])
@@ -148,13 +153,13 @@ def test_faults_of_the_allocating_path_are_caught():
             result[0] = 0.0
         return result
 
-    verdict = gate_run(run, bench.problem, bench.sizes, bench.reference, CPU)
+    verdict = bench.judged(run)
     assert not verdict.ok and verdict.reason.startswith("without out: ")
 
 
 def test_writing_elsewhere_than_out_is_caught():
     bench = Bench()
-    verdict = gate_run(lambda out: bench.run(None), bench.problem, bench.sizes, bench.reference, CPU)
+    verdict = bench.judged(lambda out: bench.run(None))
     assert not verdict.ok and "never written" in verdict.reason
 
 
@@ -169,7 +174,7 @@ def test_writing_elsewhere_than_out_is_caught():
 def test_wrong_kinds_of_result(result, says):
     bench = Bench()
     run = lambda out: bench.run(out) if out is not None else result  # noqa: E731
-    verdict = gate_run(run, bench.problem, bench.sizes, bench.reference, CPU)
+    verdict = bench.judged(run)
     assert not verdict.ok and says in verdict.reason
 
 
@@ -202,7 +207,7 @@ def test_tf32_does_not_pass_as_float32():
 
 
 def test_sampled_rows_still_find_whole_faults(monkeypatch):
-    monkeypatch.setattr("expertile.lab.race.gate._FLOPS", {"cpu": 0.6e6})
+    monkeypatch.setattr("expertile.lab.race.reference._FLOPS", {"cpu": 0.6e6})
     bench = Bench()
     good = bench.verdict()
     assert good.ok and 0.3 < good.checked < 0.6

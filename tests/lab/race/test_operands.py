@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from expertile.lab.race.operands import free_memory, make_operands, operand_sets, summands
-from expertile.lab.race.workloads import Workload, ragged_m, wgrad
+from expertile.lab.race.workloads import grouped, ragged_m, wgrad
 from expertile.ops.grouped_mm.problem import Layout, Problem
 
 CPU = torch.device("cpu")
@@ -12,8 +12,8 @@ WORKLOADS = [
     ragged_m("m", "t", (5, 0, 9), 64, 32, "bf16"),
     ragged_m("m-kn", "t", (5, 0, 9), 64, 32, "fp16", b_layout="kn"),
     wgrad("k", "t", (5, 0, 9), 16, 32, "bf16"),
-    Workload("n", "t", Layout.RAGGED_N, (5, 0, 9), 16, 14, 64, "fp32"),
-    Workload("b", "t", Layout.BATCHED, (6, 6), 6, 32, 64, "bf16"),
+    grouped("n", "t", Layout.RAGGED_N, (5, 0, 9), 16, 14, 64, "fp32"),
+    grouped("b", "t", Layout.BATCHED, (6, 6), 6, 32, 64, "bf16"),
 ]
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from expertile.lab.race.precompile import Job, precompile, shrink
-from expertile.lab.race.workloads import Workload, ragged_m, wgrad
+from expertile.lab.race.workloads import grouped, ragged_m, wgrad
 from expertile.ops.grouped_mm.problem import Layout
 
 
@@ -16,8 +16,8 @@ from expertile.ops.grouped_mm.problem import Layout
         ragged_m("c", "p", (1,), 300, 64, "bf16"),
         ragged_m("e", "p", (0, 1, 0), 4096, 512, "bf16"),
         wgrad("f", "p", (4096,) * 64, 4096, 11008, "bf16"),
-        Workload("g", "p", Layout.BATCHED, (5000,) * 40, 5000, 1536, 2048, "bf16"),
-        Workload("h", "p", Layout.RAGGED_N, (50, 60), 640, 110, 2048, "bf16", b_layout="kn"),
+        grouped("g", "p", Layout.BATCHED, (5000,) * 40, 5000, 1536, 2048, "bf16"),
+        grouped("h", "p", Layout.RAGGED_N, (50, 60), 640, 110, 2048, "bf16", b_layout="kn"),
     ],
     ids=lambda w: w.name,
 )

@@ -8,8 +8,8 @@ import torch
 
 from expertile.lab.race import tune_verify
 from expertile.lab.race.record import read
-from expertile.lab.race.tune import Machine, entrants, measure, table_of, tune
-from expertile.lab.race.tune_field import Entrant
+from expertile.lab.race.tune import Machine, measure, pairs, table_of, tune
+from expertile.lab.race.tune_field import Pair
 from expertile.lab.race.tune_verify import AUTO, FIRST_SEED, summary, verdicts, verify
 from expertile.lab.race.workloads import ragged_m, wgrad
 from expertile.ops.grouped_mm import choose as choosing
@@ -93,9 +93,9 @@ def test_a_failing_config_is_a_record_and_a_failing_problem_is_said(tmp_path):
     (dead,) = [r for r in made if r.backend == "dies"]
     assert dead.status == "failed" and "no such instruction" in dead.reason
     machine = Machine.current(device="cpu")
-    assert measure(SMALL[0], machine, [Entrant(backend("dies", explode), Config())], say=said.append)[0].time_s is None
+    assert measure(SMALL[0], machine, [Pair(backend("dies", explode), Config())], say=said.append)[0].time_s is None
     huge = ragged_m("huge", "t", (1 << 30,), 1 << 20, 1 << 20, "fp32")
-    assert measure(huge, machine, [Entrant(backend("good"), Config())], say=said.append) == []
+    assert measure(huge, machine, [Pair(backend("good"), Config())], say=said.append) == []
     assert "t/huge: out of memory: needs" in said[-1]
 
 
@@ -105,9 +105,9 @@ def test_real_backends_on_a_cpu(tmp_path):
     assert table_of(made).gpu == made[0].env.gpu
 
 
-def test_entrants_never_wait_or_tune_themselves():
+def test_pairs_never_wait_or_tune_themselves():
     machine = Machine.current(device="cpu")
-    found = entrants(SMALL[0], machine, (backend("a"), by_name("loop")))
+    found = pairs(SMALL[0], machine, (backend("a"), by_name("loop")))
     assert [e.config for e in found[:2]] == [Config(slow=True), Config()] and found[2].backend.name == "loop"
     assert [len(e.alone.configs(None, None)) for e in found] == [1, 1, 1]
 

@@ -6,7 +6,7 @@ import pytest
 
 from expertile.device import Device
 from expertile.lab.race import tune_field
-from expertile.lab.race.tune_field import Entrant, narrowed
+from expertile.lab.race.tune_field import Pair, narrowed
 from expertile.lab.race.workloads import ragged_m
 from expertile.ops.grouped_mm.backend import Backend
 from expertile.ops.grouped_mm.tuned import Measured, Table, Timed, features_of
@@ -20,9 +20,9 @@ class Config:
     index: int
 
 
-def entrants(name, count):
+def pairs(name, count):
     backend = Backend(name, "", lambda p, d: None, lambda p, d: (), lambda *a: a[1].a)
-    return [Entrant(backend, Config(i)) for i in range(count)]
+    return [Pair(backend, Config(i)) for i in range(count)]
 
 
 @pytest.fixture
@@ -37,13 +37,13 @@ def table(monkeypatch):
 
 def test_everyone_without_a_table(table):
     table()
-    everyone = entrants("a", 20) + entrants("b", 3)
+    everyone = pairs("a", 20) + pairs("b", 3)
     assert narrowed(everyone, PROBLEM, H200, "graph", 1) == tuple(everyone)
 
 
 def test_the_expected_best_the_defaults_and_some_at_random(table):
     table(("a", 19, 1.0), ("a", 18, 1.05), ("b", 2, 3.0))
-    everyone = entrants("a", 30) + entrants("b", 8)
+    everyone = pairs("a", 30) + pairs("b", 8)
     kept = narrowed(everyone, PROBLEM, H200, "graph", 1)
     named = [(e.backend.name, e.config.index) for e in kept]
     assert {("a", 19), ("a", 18), ("a", 0), ("b", 0)} <= set(named)
@@ -56,10 +56,10 @@ def test_the_expected_best_the_defaults_and_some_at_random(table):
 
 def test_a_backend_that_nobody_measured_is_screened_in_full(table):
     table(("a", 0, 1.0))
-    new = entrants("new", 15)
-    assert set(new) <= set(narrowed(entrants("a", 20) + new, PROBLEM, H200, "graph", 1))
+    new = pairs("new", 15)
+    assert set(new) <= set(narrowed(pairs("a", 20) + new, PROBLEM, H200, "graph", 1))
 
 
-def test_an_entrant_alone_has_its_config_only():
-    (_, second) = entrants("a", 2)
+def test_a_pair_alone_has_its_config_only():
+    (_, second) = pairs("a", 2)
     assert second.alone.configs(PROBLEM, H200) == (Config(1),)

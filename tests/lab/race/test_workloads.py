@@ -1,4 +1,4 @@
-"""Workload: validation, and shapes, strides, bytes and Problem agreeing with real tensors."""
+"""GroupedWorkload: validation, and shapes, strides, bytes and Problem agreeing with real tensors."""
 
 import dataclasses
 
@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from expertile.device import Device
-from expertile.lab.race.workloads import Workload, memory_refusal, ragged_m, wgrad
+from expertile.lab.race.workloads import grouped, memory_refusal, ragged_m, wgrad
 from expertile.ops.grouped_mm.problem import Layout, Problem
 from expertile.ragged import offs_from_sizes
 
@@ -30,7 +30,7 @@ def _workloads(draw):
             total if layout is ragged else size
             for ragged, size in ((Layout.RAGGED_M, m), (Layout.RAGGED_N, n), (Layout.RAGGED_K, k))
         )
-    return Workload(
+    return grouped(
         "w", "test", layout, tuple(sizes), m, n, k, draw(st.sampled_from(("bf16", "fp16", "fp32"))),
         a_layout=draw(st.sampled_from(("mk", "km"))), b_layout=draw(st.sampled_from(("nk", "kn"))),
     )  # fmt: skip
@@ -85,7 +85,7 @@ def test_m_tiles():
 def test_with_sizes_moves_the_total():
     assert ragged_m("w", "t", [0, 0], k=16, n=16, dtype="bf16").with_sizes([3, 4]).m == 7
     assert wgrad("w", "t", [0, 0], m=8, n=16, dtype="bf16").with_sizes([3, 4], name="x").k == 7
-    batched = Workload("w", "t", Layout.BATCHED, (4, 4), 4, 8, 8, "bf16")
+    batched = grouped("w", "t", Layout.BATCHED, (4, 4), 4, 8, 8, "bf16")
     with pytest.raises(ValueError, match="'w': expected a ragged layout, got batched"):
         batched.with_sizes([1, 2])
 
@@ -105,7 +105,7 @@ def test_shape_is_plain_json_and_tells_workloads_apart():
     [
         ({"name": ""}, "name: expected a non-empty string"),
         ({"op": "matmul"}, "op: expected one of grouped_mm, scaled_grouped_mm, got 'matmul'"),
-        ({"dtype": "bfloat16"}, "dtype: expected one of bf16, fp16, fp32, fp8, got 'bfloat16'"),
+        ({"dtype": "bfloat16"}, "dtype: expected one of fp32, bf16, fp16, fp8, got 'bfloat16'"),
         ({"a_layout": "x"}, "a_layout: expected one of mk, km, got 'x'"),
         ({"b_layout": "x"}, "b_layout: expected one of nk, kn, got 'x'"),
         ({"group_sizes": ()}, "group_sizes: expected at least one group, got none"),

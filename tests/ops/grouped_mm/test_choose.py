@@ -8,7 +8,7 @@ import pytest
 
 from expertile.device import Device
 from expertile.lab.race.presets import preset
-from expertile.lab.race.workloads import Workload, ragged_m
+from expertile.lab.race.workloads import GroupedWorkload, grouped, ragged_m
 from expertile.ops.grouped_mm import choose as choosing
 from expertile.ops.grouped_mm.backend import Backend
 from expertile.ops.grouped_mm.backends import BACKENDS
@@ -126,7 +126,7 @@ def test_nobody_waits_for_the_gpu_unless_nothing_else_runs(tables):
     assert choose(problem(), H200, (loop,), quiet=True).backend.name == "loop"
     tables(timed("loop", 1e-6), timed("triton_pointer", 1e-4))
     assert choose(problem(), H200, (loop, kernel)).backend.name == "triton_pointer"
-    batched = Workload("b", "", Layout.BATCHED, (64,) * 8, 64, 512, 512, "bf16").problem("cuda").with_sizes(None)
+    batched = grouped("b", "", Layout.BATCHED, (64,) * 8, 64, 512, 512, "bf16").problem("cuda").with_sizes(None)
     bmm = backend("padded_bmm", reads_offs_on_host=True)
     tables(timed("padded_bmm", 1e-6), timed("triton_pointer", 1e-4), of=batched)
     assert choose(batched, H200, (kernel, bmm)).backend.name == "padded_bmm"
@@ -182,7 +182,7 @@ def test_changing_row_counts_cost_microseconds(tables):
     assert each < 100e-6, "about 10 µs on an idle machine"
 
 
-def on_cpu(workload: Workload, **changes):
+def on_cpu(workload: GroupedWorkload, **changes):
     return choose(replace(workload.problem("cpu"), **changes), Device.current("cpu")).backend.name
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from expertile.device import Device
-from expertile.lab.race.workloads import Workload, ragged_m, wgrad
+from expertile.lab.race.workloads import grouped, ragged_m, wgrad
 from expertile.ops.grouped_mm.backends import gluon_hopper
 from expertile.ops.grouped_mm.problem import Layout
 from expertile.ops.grouped_mm.tiling import Tile, modelled_logs, tile_of
@@ -48,7 +48,7 @@ def test_groups_that_no_row_can_be_in_do_not_count():
 
 
 def test_every_layout_and_no_rows_at_all():
-    batched = Workload("x", "", Layout.BATCHED, (64,) * 4, 64, 1024, 512, "bf16").problem("cuda")
+    batched = grouped("x", "", Layout.BATCHED, (64,) * 4, 64, 1024, 512, "bf16").problem("cuda")
     found = [features_of(batched), features_of(wgrad("x", "", (0, 0), 512, 768, "bf16").problem("cuda"))]
     found += [features((0, 0)), features((900, 50, 50)), features((7,), dtype="fp16")]
     for f in found:

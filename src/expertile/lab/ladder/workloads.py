@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from expertile.device import Device
 from expertile.lab.race.routing import draw, parse_routing
-from expertile.lab.race.workloads import Workload, ragged_m
+from expertile.lab.race.workloads import GroupedWorkload, ragged_m
 
 PRESET = "ladder"
 _CPU_FLOPS = 2e10  # about a second on a few cores
@@ -19,7 +19,7 @@ _SHAPES = (  # name, groups, tokens, top-k, K, N, dtype, routing
 )
 
 
-def ladder_workloads(seed: int = 0) -> list[Workload]:
+def ladder_workloads(seed: int = 0) -> list[GroupedWorkload]:
     """a [rows, K] times weights [G, N, K] passed transposed; `seed` of the rows per group."""
     out = []
     for name, groups, tokens, top_k, k, n, dtype, routing in _SHAPES:
@@ -28,7 +28,7 @@ def ladder_workloads(seed: int = 0) -> list[Workload]:
     return out
 
 
-def for_device(workloads: Sequence[Workload], device: Device) -> list[Workload]:
+def for_device(workloads: Sequence[GroupedWorkload], device: Device) -> list[GroupedWorkload]:
     """`workloads`, of which a CPU is spared those that would take it minutes: they are listed with the reason."""
     if device.kind == "cuda":
         return list(workloads)

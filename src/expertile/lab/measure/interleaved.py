@@ -25,7 +25,7 @@ LEAST_ROUNDS = 3  # made whatever the budget says: fewer give no interval worth 
 
 
 @dataclass(frozen=True)
-class Candidate:
+class TimedCall:
     """Something to time: `call(i)` computes once on input set i, 0 <= i < the number of sets."""
 
     name: str
@@ -93,7 +93,7 @@ def tie(first: Measurement, second: Measurement) -> bool:
 
 
 def time_interleaved(
-    candidates: Sequence[Candidate],
+    candidates: Sequence[TimedCall],
     *,
     policy: str,
     device: torch.device,
@@ -127,7 +127,7 @@ def time_interleaved(
 class _Run:
     """One candidate while it is being measured."""
 
-    candidate: Candidate
+    candidate: TimedCall
     sampler: Sampler | None = None
     failure: Failure | None = None
     samples: list[float] = field(default_factory=list)
@@ -146,7 +146,7 @@ class _Run:
         return Measurement(middle, interval, tuple(samples), calls, summarize(readings), self.candidate.bound_s)
 
 
-def _prepare(candidates: Sequence[Candidate], timer: Timer, num_sets: int, device: torch.device) -> list[_Run]:
+def _prepare(candidates: Sequence[TimedCall], timer: Timer, num_sets: int, device: torch.device) -> list[_Run]:
     runs = [_Run(c) for c in candidates]
     for run in runs:
         try:

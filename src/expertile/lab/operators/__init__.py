@@ -1,6 +1,7 @@
-"""Operators other than the grouped product, as the lab measures them: one file for each family.
+"""Operators as the lab measures them: one file for each family.
 
-`operators()` joins the families by operator name, `presets()` their workloads by preset name, `memory_workloads` lists
+`operators()` joins the families by operator name (`grouped_mm` alone stands by itself: its rivals are the backends that
+a run names), `presets()` their workloads by preset name, `memory_workloads` lists
 what peak memory is measured on, and `for_cpu` keeps what a CPU measures in seconds.
 """
 
@@ -14,6 +15,7 @@ from expertile.lab.operators import (
     add_scalar,
     attention,
     fp8_causes,
+    grouped_mm,
     int4_grouped_mm,
     laplacian,
     layer_norm,
@@ -23,13 +25,12 @@ from expertile.lab.operators import (
     scaled_grouped_mm,
     softmax,
 )
-from expertile.lab.operators.base import Operator, OpWorkload, Rival
-from expertile.lab.race.arena import AnyWorkload
+from expertile.lab.race.operator import Operator, Rival, Workload
 
-__all__ = ["PRESETS", "OpWorkload", "Operator", "Rival", "for_cpu", "memory_workloads", "operators", "presets"]
+__all__ = ["PRESETS", "Operator", "Rival", "Workload", "for_cpu", "memory_workloads", "operators", "presets"]
 
-W = TypeVar("W", bound=AnyWorkload)
-Build = Callable[[], tuple[OpWorkload, ...]]
+W = TypeVar("W", bound=Workload)
+Build = Callable[[], tuple[Workload, ...]]
 
 PRESETS: Mapping[str, str] = MappingProxyType(
     {
@@ -63,7 +64,7 @@ _MEMORY: Mapping[str, Build] = MappingProxyType({"attention": attention.memory_w
 
 
 def operators() -> Mapping[str, Operator]:
-    """Every operator by its name, as `OpWorkload.op` calls it."""
+    """Every operator by its name, as `Workload.op` calls it."""
     return {operator.name: operator for family in _FAMILIES for operator in family.OPERATORS}
 
 
@@ -76,7 +77,7 @@ def presets() -> Mapping[str, Build]:
     return {name: _joined(tuple(builders)) for name, builders in parts.items()}
 
 
-def memory_workloads(preset: str, workloads: Sequence[OpWorkload]) -> tuple[OpWorkload, ...]:
+def memory_workloads(preset: str, workloads: Sequence[Workload]) -> tuple[Workload, ...]:
     """What peak memory is measured on for `preset`: lengths that double where it has such a list, else `workloads`."""
     return _MEMORY[preset]() if preset in _MEMORY else tuple(workloads)
 
@@ -84,10 +85,10 @@ def memory_workloads(preset: str, workloads: Sequence[OpWorkload]) -> tuple[OpWo
 def for_cpu(workloads: Sequence[W]) -> tuple[W, ...]:
     """`workloads` without the calls of operators that take a CPU seconds: at most `CPU_NBYTES` to move and `CPU_FLOPS`
     to compute."""
-    return tuple(w for w in workloads if not isinstance(w, OpWorkload) or _light(w))
+    return tuple(w for w in workloads if w.op == grouped_mm.OP or _light(w))
 
 
-def _light(workload: OpWorkload) -> bool:
+def _light(workload: Workload) -> bool:
     work = operators()[workload.op].work(workload)
     return work.nbytes <= CPU_NBYTES and work.flops <= CPU_FLOPS
 

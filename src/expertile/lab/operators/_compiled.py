@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 
-from expertile.lab.operators.base import OpWorkload
+from expertile.lab.race.operator import Call, Workload
 
 
 @lru_cache(maxsize=16)
-def compiled_for(workload: OpWorkload, fn: Callable[..., Any]) -> Callable[..., Any]:
+def compiled_for(workload: Workload, fn: Callable[..., Any]) -> Callable[..., Any]:
     """`fn`, a plain function without a closure, compiled with static shapes for `workload`.
 
     Dynamo counts the shapes that one code object has met, turns dimensions dynamic at the second and gives up after
@@ -22,3 +22,11 @@ def compiled_for(workload: OpWorkload, fn: Callable[..., Any]) -> Callable[..., 
     name = f"{fn.__name__}_{abs(hash(workload)):x}"
     own = types.FunctionType(fn.__code__.replace(co_name=name), fn.__globals__, name, fn.__defaults__)
     return torch.compile(own, dynamic=False, fullgraph=True)
+
+
+def compiled_call(workload: Workload, fn: Callable[..., Any], *args: Any) -> Call:
+    """Calls `fn(*args)`, compiled for `workload`, which gives one tensor or several; compiles now."""
+    run = compiled_for(workload, fn)
+    with torch.no_grad():
+        single = isinstance(run(*args), torch.Tensor)
+    return (lambda: (run(*args),)) if single else (lambda: tuple(run(*args)))

@@ -15,10 +15,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from expertile.lab.operators import products
 from expertile.lab.operators._compiled import compiled_for
-from expertile.lab.operators.base import Call, OpWorkload
+from expertile.lab.operators._supports import Supports, anywhere, installed, on_gpu, on_hopper
 from expertile.lab.race.gate import full_precision
+from expertile.lab.race.operator import Call, Workload
 from expertile.moe.experts import moe_mlp
 from expertile.moe.logits import router_logits
 from expertile.moe.router import RouterConfig, route
@@ -42,16 +42,16 @@ class Way:
 
     name: str
     peer: bool
-    make: Callable[[OpWorkload, Tensors], Callable[[], Tensor]]
-    supports: products.Supports = products.anywhere
+    make: Callable[[Workload, Tensors], Callable[[], Tensor]]
+    supports: Supports = anywhere
     graph: bool = True
     arrange: Callable[[Tensors], Tensors] = _as_it_is
     interleaves: bool = False
     compiles: bool = False
 
 
-def _eager(layer: Layer) -> Callable[[OpWorkload, Tensors], Callable[[], Tensor]]:
-    def make(w: OpWorkload, tensors: Tensors) -> Callable[[], Tensor]:
+def _eager(layer: Layer) -> Callable[[Workload, Tensors], Callable[[], Tensor]]:
+    def make(w: Workload, tensors: Tensors) -> Callable[[], Tensor]:
         x, router, gate_up, down = tensors
         top_k = w["top_k"]
         return lambda: layer(x, router, gate_up, down, top_k)
@@ -59,7 +59,7 @@ def _eager(layer: Layer) -> Callable[[OpWorkload, Tensors], Callable[[], Tensor]
     return make
 
 
-def _compiled(layer: Layer) -> Callable[[OpWorkload, Tensors], Callable[[], Tensor]]:
+def _compiled(layer: Layer) -> Callable[[Workload, Tensors], Callable[[], Tensor]]:
     return lambda w, tensors: _eager(compiled_for(w, layer))(w, tensors)
 
 
@@ -104,7 +104,7 @@ def index_added(x: Tensor, router: Tensor, gate_up: Tensor, down: Tensor, top_k:
     return torch.zeros_like(x).index_add(0, tokens, y * weights.flatten()[order, None].to(y.dtype))
 
 
-def _liger(w: OpWorkload, tensors: Tensors) -> Callable[[], Tensor]:
+def _liger(w: Workload, tensors: Tensors) -> Callable[[], Tensor]:
     """Tunes itself; reads the number of tiles on the host."""
     from liger_kernel.ops.fused_moe import LigerFusedMoEFunction
 
@@ -117,7 +117,7 @@ def _liger(w: OpWorkload, tensors: Tensors) -> Callable[[], Tensor]:
     return run
 
 
-def _transformers(w: OpWorkload, tensors: Tensors) -> Callable[[], Tensor]:
+def _transformers(w: Workload, tensors: Tensors) -> Callable[[], Tensor]:
     """Experts of transformers' Qwen3-MoE with experts_implementation="grouped_mm", behind the router above."""
     from transformers import Qwen3MoeConfig
     from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeExperts
@@ -151,7 +151,7 @@ def _interleave(tensors: Tensors) -> Tensors:
     return x, router, interleaved(gate_up), down
 
 
-def _sonic(w: OpWorkload, tensors: Tensors) -> Callable[[], Tensor]:
+def _sonic(w: Workload, tensors: Tensors) -> Callable[[], Tensor]:
     """With its own router, whose softmax is over the chosen: the same weights."""
     from sonicmoe import moe_TC_softmax_topk_layer
     from sonicmoe.enums import ActivationType
@@ -169,22 +169,16 @@ def _sonic(w: OpWorkload, tensors: Tensors) -> Callable[[], Tensor]:
     return run
 
 
-def _on_hopper(w: OpWorkload, device: Any) -> str | None:
-    if device.kind != "cuda" or device.capability is None or device.capability < (9, 0):
-        return "needs compute capability 9.0 or later"
-    return None
-
-
 WAYS = (
     Way("expertile", False, _eager(ours)),
     Way("torch", True, _eager(gathered_back)),
     Way("torch-index-add", True, _eager(index_added)),
     Way("torch.compile", True, _compiled(gathered_back), compiles=True),
     Way("torch.compile-index-add", True, _compiled(index_added), compiles=True),
-    Way("liger", True, _liger, products.installed("liger_kernel", products.on_gpu), graph=False, compiles=True),
-    Way("transformers", True, _transformers, products.installed("transformers", products.anywhere)),
+    Way("liger", True, _liger, installed("liger_kernel", on_gpu), graph=False, compiles=True),
+    Way("transformers", True, _transformers, installed("transformers", anywhere)),
     Way(
-        "sonicmoe", True, _sonic, products.installed("sonicmoe", _on_hopper), arrange=_interleave, interleaves=True,
+        "sonicmoe", True, _sonic, installed("sonicmoe", on_hopper), arrange=_interleave, interleaves=True,
         compiles=True,
     ),
 )  # fmt: skip
@@ -201,25 +195,25 @@ def _products(x: Tensor, gate_up: Tensor, down: Tensor, dy: Tensor | None) -> tu
     return out, dy @ down, dy.t() @ act, pre @ gate_up, pre.t() @ x
 
 
-def _operands(w: OpWorkload, inputs: Tensors) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+def _operands(w: Workload, inputs: Tensors) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """Each token's row top_k times."""
     x, _, gate_up, down, *dy = inputs
     top_k = w["top_k"]
     return x.repeat(top_k, 1), gate_up[0], down[0], dy[0].repeat(top_k, 1) if dy else None
 
 
-def dense(w: OpWorkload, inputs: Tensors) -> Call:
+def dense(w: Workload, inputs: Tensors) -> Call:
     operands = _operands(w, inputs)
     return lambda: _products(*operands)
 
 
-def dense_reference(w: OpWorkload, inputs: Tensors) -> Tensors:
+def dense_reference(w: Workload, inputs: Tensors) -> Tensors:
     x, gate_up, down, dy = _operands(w, inputs)
     with full_precision():
         return _products(x.float(), gate_up.float(), down.float(), None if dy is None else dy.float())
 
 
-def dense_work(w: OpWorkload) -> Work:
+def dense_work(w: Workload) -> Work:
     """Each operand once, each result once."""
     rows, h, i, train = w["tokens"] * w["top_k"], w["hidden"], w["intermediate"], w.op == "moe_train"
     moved = 2 * rows * h + 3 * h * i  # x, out, weights

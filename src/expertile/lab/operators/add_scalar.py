@@ -8,9 +8,9 @@ from types import MappingProxyType
 import torch
 from torch import Tensor
 
-from expertile.device import Device
-from expertile.lab.operators._compiled import compiled_for
-from expertile.lab.operators.base import ROUNDOFF, Call, Operator, OpWorkload, Rival
+from expertile.lab.operators._compiled import compiled_call
+from expertile.lab.operators._supports import anywhere
+from expertile.lab.race.operator import ROUNDOFF, Call, Operator, Rival, Workload
 from expertile.ops.pointwise.add_scalar import add_scalar
 from expertile.roofline import Work
 
@@ -19,59 +19,52 @@ _STUDY = (32_000, 64_000, 128_000, 256_000, 512_000)
 _LARGE = (1_000_000, 10_000_000, 100_000_000)
 
 
-def _inputs(w: OpWorkload, device: torch.device, seed: int) -> tuple[Tensor, ...]:
+def _inputs(w: Workload, device: torch.device, seed: int) -> tuple[Tensor, ...]:
     generator = torch.Generator(device).manual_seed(seed)
     return (torch.randn(w["elements"], device=device, generator=generator).to(w.torch_dtype),)
 
 
-def _reference(w: OpWorkload, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+def _reference(w: Workload, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     return (inputs[0].double() + w["value"],)
 
 
-def _work(w: OpWorkload) -> Work:
+def _work(w: Workload) -> Work:
     return Work(float(w["elements"]), 2.0 * w["elements"] * w.torch_dtype.itemsize)
 
 
-def _tolerance(w: OpWorkload) -> tuple[float, float]:
+def _tolerance(w: Workload) -> tuple[float, float]:
     """One rounding of the result, two where a rival rounds the number as well."""
     return 2 * ROUNDOFF[w.dtype], 4 * ROUNDOFF[w.dtype]
-
-
-def _anywhere(w: OpWorkload, device: Device) -> str | None:
-    return None
 
 
 def _plus(x: Tensor, value: float) -> Tensor:
     return x + value
 
 
-def _ours(w: OpWorkload, inputs: tuple[Tensor, ...]) -> Call:
+def _ours(w: Workload, inputs: tuple[Tensor, ...]) -> Call:
     x, value = inputs[0], w["value"]
     return lambda: (add_scalar(x, value),)
 
 
-def _torch(w: OpWorkload, inputs: tuple[Tensor, ...]) -> Call:
+def _torch(w: Workload, inputs: tuple[Tensor, ...]) -> Call:
     x, value = inputs[0], w["value"]
     return lambda: (x + value,)
 
 
-def _compiled(w: OpWorkload, inputs: tuple[Tensor, ...]) -> Call:
-    x, value, plus = inputs[0], w["value"], compiled_for(w, _plus)
-    with torch.no_grad():
-        plus(x, value)
-    return lambda: (plus(x, value),)
+def _compiled(w: Workload, inputs: tuple[Tensor, ...]) -> Call:
+    return compiled_call(w, _plus, inputs[0], w["value"])
 
 
-def _allocated(w: OpWorkload) -> float:
+def _allocated(w: Workload) -> float:
     return float(w["elements"] * w.torch_dtype.itemsize)
 
 
-def _workload(elements: int, dtype: str, note: str = "") -> OpWorkload:
+def _workload(elements: int, dtype: str, note: str = "") -> Workload:
     dims = (("elements", elements), ("value", 1.0))
-    return OpWorkload(f"{elements}-{dtype}", "add-scalar", "add_scalar", dims, dtype, note)
+    return Workload(f"{elements}-{dtype}", "add-scalar", "add_scalar", dims, dtype, note)
 
 
-def _preset() -> tuple[OpWorkload, ...]:
+def _preset() -> tuple[Workload, ...]:
     study = tuple(_workload(n, "fp32", "size of the study that report 000 sums up") for n in _STUDY)
     large = tuple(_workload(n, "fp32") for n in _LARGE)
     narrow = tuple(_workload(n, dtype) for dtype in ("bf16", "fp16") for n in (32_000, *_LARGE))
@@ -82,11 +75,11 @@ OPERATORS = (
     Operator(
         "add_scalar", _inputs, _reference, _work,
         (
-            Rival("expertile", False, _anywhere, _ours, peak_nbytes=_allocated),
-            Rival("torch", True, _anywhere, _torch, peak_nbytes=_allocated),
-            Rival("torch.compile", True, _anywhere, _compiled, peak_nbytes=_allocated),
+            Rival("expertile", False, anywhere, _ours, peak_nbytes=_allocated),
+            Rival("torch", True, anywhere, _torch, peak_nbytes=_allocated),
+            Rival("torch.compile", True, anywhere, _compiled, peak_nbytes=_allocated),
         ),
         _tolerance,
     ),
 )  # fmt: skip
-PRESETS: Mapping[str, Callable[[], tuple[OpWorkload, ...]]] = MappingProxyType({"add-scalar": _preset})
+PRESETS: Mapping[str, Callable[[], tuple[Workload, ...]]] = MappingProxyType({"add-scalar": _preset})

@@ -16,9 +16,10 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from expertile.device import Device
-from expertile.lab.operators._compiled import compiled_for
-from expertile.lab.operators.base import ROUNDOFF, Call, Operator, OpWorkload, Rival
+from expertile.lab.operators._compiled import compiled_call
+from expertile.lab.operators._supports import anywhere
 from expertile.lab.race.memory import peak_memory
+from expertile.lab.race.operator import ROUNDOFF, Call, Operator, Rival, Workload
 from expertile.ops.attention import reference
 from expertile.ops.attention.api import attention
 from expertile.ops.attention.backend import Operands, Saved
@@ -31,7 +32,7 @@ _OURS = ("gluon_hopper", "triton")
 _MEMORY_LENGTHS = (256, 512, 1024, 2048, 4096, 8192, 16384)
 
 
-def problem(w: OpWorkload) -> Problem:
+def problem(w: Workload) -> Problem:
     """The workload as the operator sees it: contiguous tensors on a GPU."""
     batch, heads, kv_heads, dim = w["batch"], w["heads"], w["kv_heads"], w["head_dim"]
     q_len, k_len = w["q_len"], w["k_len"]
@@ -43,7 +44,7 @@ def problem(w: OpWorkload) -> Problem:
     )  # fmt: skip
 
 
-def _inputs(w: OpWorkload, device: torch.device, seed: int) -> tuple[Tensor, ...]:
+def _inputs(w: Workload, device: torch.device, seed: int) -> tuple[Tensor, ...]:
     generator = torch.Generator(device).manual_seed(seed)
     p = problem(w)
 
@@ -54,58 +55,58 @@ def _inputs(w: OpWorkload, device: torch.device, seed: int) -> tuple[Tensor, ...
     return make(p.heads, p.q_len), make(p.kv_heads, p.k_len), make(p.kv_heads, p.k_len)
 
 
-def _backward_inputs(w: OpWorkload, device: torch.device, seed: int) -> tuple[Tensor, ...]:
+def _backward_inputs(w: Workload, device: torch.device, seed: int) -> tuple[Tensor, ...]:
     q, k, v = _inputs(w, device, seed)
     dout = torch.randn(q.shape, device=device, generator=torch.Generator(device).manual_seed(seed + 1)).to(q.dtype)
     return dout, q, k, v
 
 
-def _reference(w: OpWorkload, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+def _reference(w: Workload, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     wide = Operands(*(x.float() for x in inputs))
     return reference.forward(problem(w), wide)[:1]
 
 
-def _backward_reference(w: OpWorkload, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+def _backward_reference(w: Workload, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     dout, *qkv = (x.float() for x in inputs)
     p, wide = problem(w), Operands(*qkv)
     out, lse = reference.forward(p, wide)
     return reference.backward(p, wide, Saved(out, lse, dout))
 
 
-def _work(w: OpWorkload) -> Work:
+def _work(w: Workload) -> Work:
     return problem(w).work()
 
 
-def _backward_work(w: OpWorkload) -> Work:
+def _backward_work(w: Workload) -> Work:
     return problem(w).backward_work()
 
 
-def _tolerance(w: OpWorkload) -> tuple[float, float]:
+def _tolerance(w: Workload) -> tuple[float, float]:
     """Scores or weights are rounded to the inputs' dtype between the products; unfused ones both."""
     return 3 * ROUNDOFF[w.dtype] + 1e-5, 12 * ROUNDOFF[w.dtype] + 1e-5
 
 
-def _scores_nbytes(w: OpWorkload) -> float:
+def _scores_nbytes(w: Workload) -> float:
     return float(w["batch"] * w["heads"] * w["q_len"] * w["k_len"] * w.torch_dtype.itemsize)
 
 
-def _row_nbytes(w: OpWorkload, of_queries: int, of_keys: int) -> float:
+def _row_nbytes(w: Workload, of_queries: int, of_keys: int) -> float:
     """Bytes of tensors like q and like k."""
     queries, keys = w["heads"] * w["q_len"] * of_queries, w["kv_heads"] * w["k_len"] * of_keys
     return float(w["batch"] * (queries + keys) * w["head_dim"] * w.torch_dtype.itemsize)
 
 
-def _fused_peak(w: OpWorkload) -> float:
+def _fused_peak(w: Workload) -> float:
     """out, and a float32 for each row."""
     return _row_nbytes(w, 1, 0) + 4.0 * w["batch"] * w["heads"] * w["q_len"]
 
 
-def _fused_backward_peak(w: OpWorkload) -> float:
+def _fused_backward_peak(w: Workload) -> float:
     """dq, dk, dv, and two float32 for each row, padded."""
     return _row_nbytes(w, 1, 2) + 8.0 * w["batch"] * w["heads"] * math.ceil(w["q_len"] / 128) * 128
 
 
-def _unfused_peak(w: OpWorkload) -> float:
+def _unfused_peak(w: Workload) -> float:
     """The scores before and after softmax, and the scaled queries."""
     return 2.0 * _scores_nbytes(w) + _row_nbytes(w, 1, 0)
 
@@ -141,7 +142,7 @@ def _unfused_backward_plain(dout: Tensor, q: Tensor, k: Tensor, v: Tensor, p: Te
     return dq, dk, dv
 
 
-def _own(w: OpWorkload, backward: bool) -> str:
+def _own(w: Workload, backward: bool) -> str:
     """The fastest of our kernels that takes the workload where the tensors are; the choice's elsewhere."""
     device = Device.current()
     if device.kind != "cuda":
@@ -150,8 +151,8 @@ def _own(w: OpWorkload, backward: bool) -> str:
     return able[0] if able else "auto"
 
 
-def _expertile(own: bool) -> Callable[[OpWorkload, tuple[Tensor, ...]], Call]:
-    def bind(w: OpWorkload, inputs: tuple[Tensor, ...]) -> Call:
+def _expertile(own: bool) -> Callable[[Workload, tuple[Tensor, ...]], Call]:
+    def bind(w: Workload, inputs: tuple[Tensor, ...]) -> Call:
         q, k, v = inputs
         causal, backend = w["causal"], _own(w, False) if own else "auto"
         return lambda: (attention(q, k, v, causal=causal, backend=backend),)  # type: ignore[return-value]
@@ -159,8 +160,8 @@ def _expertile(own: bool) -> Callable[[OpWorkload, tuple[Tensor, ...]], Call]:
     return bind
 
 
-def _expertile_backward(own: bool) -> Callable[[OpWorkload, tuple[Tensor, ...]], Call]:
-    def bind(w: OpWorkload, inputs: tuple[Tensor, ...]) -> Call:
+def _expertile_backward(own: bool) -> Callable[[Workload, tuple[Tensor, ...]], Call]:
+    def bind(w: Workload, inputs: tuple[Tensor, ...]) -> Call:
         dout, q, k, v = inputs
         backend = _own(w, True) if own else "auto"
         rest = (None, None, None, None, w["causal"], q.shape[-1] ** -0.5, False)
@@ -170,8 +171,8 @@ def _expertile_backward(own: bool) -> Callable[[OpWorkload, tuple[Tensor, ...]],
     return bind
 
 
-def _sdpa(kernel: SDPBackend) -> Callable[[OpWorkload, tuple[Tensor, ...]], Call]:
-    def bind(w: OpWorkload, inputs: tuple[Tensor, ...]) -> Call:
+def _sdpa(kernel: SDPBackend) -> Callable[[Workload, tuple[Tensor, ...]], Call]:
+    def bind(w: Workload, inputs: tuple[Tensor, ...]) -> Call:
         q, k, v = inputs
         causal, grouped = w["causal"], w["heads"] != w["kv_heads"]
 
@@ -184,10 +185,10 @@ def _sdpa(kernel: SDPBackend) -> Callable[[OpWorkload, tuple[Tensor, ...]], Call
     return bind
 
 
-def _sdpa_backward(name: str) -> Callable[[OpWorkload, tuple[Tensor, ...]], Call]:
+def _sdpa_backward(name: str) -> Callable[[Workload, tuple[Tensor, ...]], Call]:
     """The same kernels as autograd runs, called by themselves so that a graph can capture them."""
 
-    def bind(w: OpWorkload, inputs: tuple[Tensor, ...]) -> Call:
+    def bind(w: Workload, inputs: tuple[Tensor, ...]) -> Call:
         dout, q, k, v = inputs
         p, operands, backend = problem(w), Operands(q, k, v), by_name(name)
         config = backend.forward.configs(p, Device.current())[0]
@@ -198,50 +199,40 @@ def _sdpa_backward(name: str) -> Callable[[OpWorkload, tuple[Tensor, ...]], Call
     return bind
 
 
-def _unfused(w: OpWorkload, inputs: tuple[Tensor, ...]) -> Call:
+def _unfused(w: Workload, inputs: tuple[Tensor, ...]) -> Call:
     q, k, v = inputs
     causal = w["causal"]
     return lambda: (_unfused_plain(q, k, v, causal),)
 
 
-def _unfused_backward(w: OpWorkload, inputs: tuple[Tensor, ...]) -> Call:
+def _unfused_backward(w: Workload, inputs: tuple[Tensor, ...]) -> Call:
     dout, q, k, v = inputs
     p = torch.softmax(_scores(q, _of_group(q, k), w["causal"]), -1)
     return lambda: _unfused_backward_plain(dout, q, k, v, p)
 
 
-def _compiled(w: OpWorkload, inputs: tuple[Tensor, ...]) -> Call:
-    run, causal = compiled_for(w, _unfused_plain), w["causal"]
-    with torch.no_grad():
-        run(*inputs, causal)
-    return lambda: (run(*inputs, causal),)
+def _compiled(w: Workload, inputs: tuple[Tensor, ...]) -> Call:
+    return compiled_call(w, _unfused_plain, *inputs, w["causal"])
 
 
-def _compiled_backward(w: OpWorkload, inputs: tuple[Tensor, ...]) -> Call:
+def _compiled_backward(w: Workload, inputs: tuple[Tensor, ...]) -> Call:
     dout, q, k, v = inputs
     p = torch.softmax(_scores(q, _of_group(q, k), w["causal"]), -1)
-    run = compiled_for(w, _unfused_backward_plain)
-    with torch.no_grad():
-        run(dout, q, k, v, p)
-    return lambda: run(dout, q, k, v, p)
+    return compiled_call(w, _unfused_backward_plain, dout, q, k, v, p)
 
 
-def _anywhere(w: OpWorkload, device: Device) -> str | None:
-    return None
-
-
-def _peer(name: str, backward: bool) -> Callable[[OpWorkload, Device], str | None]:
-    def supports(w: OpWorkload, device: Device) -> str | None:
+def _peer(name: str, backward: bool) -> Callable[[Workload, Device], str | None]:
+    def supports(w: Workload, device: Device) -> str | None:
         p, backend = problem(w), by_name(name)
         return backend.forward.supports(p, device) or (backend.backward.supports(p, device) if backward else None)
 
     return supports
 
 
-def _with_scores(tensors: int) -> Callable[[OpWorkload, Device], str | None]:
+def _with_scores(tensors: int) -> Callable[[Workload, Device], str | None]:
     """Where so many tensors of scores fit memory."""
 
-    def supports(w: OpWorkload, device: Device) -> str | None:
+    def supports(w: Workload, device: Device) -> str | None:
         needed = tensors * _scores_nbytes(w)
         if device.kind == "cuda" and needed > 0.8 * device.memory_bytes:
             return f"holds {needed / 1e9:.0f} GB of scores, {device.name} has {device.memory_bytes / 1e9:.0f} GB"
@@ -253,7 +244,7 @@ def _with_scores(tensors: int) -> Callable[[OpWorkload, Device], str | None]:
 def workload(
     preset: str, batch: int, heads: int, length: int, head_dim: int, causal: bool, dtype: str, backward: bool,
     kv_heads: int | None = None, note: str = "",
-) -> OpWorkload:  # fmt: skip
+) -> Workload:  # fmt: skip
     """Self-attention of `length`."""
     kv_heads = heads if kv_heads is None else kv_heads
     grouped = f"-HKV{kv_heads}" if kv_heads != heads else ""
@@ -263,10 +254,10 @@ def workload(
         ("batch", batch), ("heads", heads), ("kv_heads", kv_heads), ("q_len", length), ("k_len", length),
         ("head_dim", head_dim), ("causal", causal),
     )  # fmt: skip
-    return OpWorkload(name, preset, "attention_backward" if backward else "attention", dims, dtype, note)
+    return Workload(name, preset, "attention_backward" if backward else "attention", dims, dtype, note)
 
 
-def attention_v100() -> tuple[OpWorkload, ...]:
+def attention_v100() -> tuple[Workload, ...]:
     """Report 004's sizes: B=4, H=8, D=64, float16, length 256 to 2048."""
     note = "size of report 004"
     return tuple(
@@ -276,12 +267,12 @@ def attention_v100() -> tuple[OpWorkload, ...]:
     )
 
 
-def attention_rows() -> tuple[OpWorkload, ...]:
+def attention_rows() -> tuple[Workload, ...]:
     """B=4, H=16 at head dimensions 64 and 128, causal or not, length 256 to 16384; and grouped heads."""
     return tuple(w for backward in (False, True) for w in _rows(backward))
 
 
-def _rows(backward: bool) -> Iterable[OpWorkload]:
+def _rows(backward: bool) -> Iterable[Workload]:
     for head_dim in (64, 128):
         for causal in (False, True):
             for length in (256, 1024, 2048, 4096, 16384):
@@ -290,7 +281,7 @@ def _rows(backward: bool) -> Iterable[OpWorkload]:
     yield workload("attention", 1, 64, 8192, 128, True, "bf16", backward, kv_heads=8, note="heads of Llama 3 70B")
 
 
-def memory_workloads() -> tuple[OpWorkload, ...]:
+def memory_workloads() -> tuple[Workload, ...]:
     """One shape at lengths that double: what grows with the length, and what with its square."""
     return tuple(
         workload("attention-memory", 1, 16, length, 64, False, "bf16", backward)
@@ -299,7 +290,7 @@ def memory_workloads() -> tuple[OpWorkload, ...]:
     )
 
 
-def attention_memory(w: OpWorkload, device: torch.device | str = "cuda", seed: int = 0) -> dict[str, int]:
+def attention_memory(w: Workload, device: torch.device | str = "cuda", seed: int = 0) -> dict[str, int]:
     """Peak bytes that one call of ours and one of the unfused rival allocate, by rival."""
     operator = next(o for o in OPERATORS if o.name == w.op)
     found = {}
@@ -318,8 +309,8 @@ OPERATORS = (
     Operator(
         "attention", _inputs, _reference, _work,
         (
-            Rival("expertile", False, _anywhere, _expertile(own=True), peak_nbytes=_fused_peak),
-            Rival("expertile-auto", False, _anywhere, _expertile(own=False)),
+            Rival("expertile", False, anywhere, _expertile(own=True), peak_nbytes=_fused_peak),
+            Rival("expertile-auto", False, anywhere, _expertile(own=False)),
             Rival("sdpa_fa2", True, _peer("sdpa_fa2", False), _sdpa(SDPBackend.FLASH_ATTENTION)),
             Rival("sdpa_cudnn", True, _peer("sdpa_cudnn", False), _sdpa(SDPBackend.CUDNN_ATTENTION)),
             Rival("unfused", True, _with_scores(3), _unfused, peak_nbytes=_unfused_peak),
@@ -330,8 +321,8 @@ OPERATORS = (
     Operator(
         "attention_backward", _backward_inputs, _backward_reference, _backward_work,
         (
-            Rival("expertile", False, _anywhere, _expertile_backward(own=True), peak_nbytes=_fused_backward_peak),
-            Rival("expertile-auto", False, _anywhere, _expertile_backward(own=False)),
+            Rival("expertile", False, anywhere, _expertile_backward(own=True), peak_nbytes=_fused_backward_peak),
+            Rival("expertile-auto", False, anywhere, _expertile_backward(own=False)),
             Rival("sdpa_fa2", True, _peer("sdpa_fa2", True), _sdpa_backward("sdpa_fa2")),
             Rival("sdpa_cudnn", True, _peer("sdpa_cudnn", True), _sdpa_backward("sdpa_cudnn")),
             Rival("unfused", True, _with_scores(4), _unfused_backward, peak_nbytes=_unfused_peak),

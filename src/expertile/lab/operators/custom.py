@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from expertile.lab.operators import operators, presets
-from expertile.lab.operators.base import OpWorkload
+from expertile.lab.race.operator import Workload
 
 
-def custom(name: str, op: str, dims: Mapping[str, Any], dtype: str) -> OpWorkload:
+def custom(name: str, op: str, dims: Mapping[str, Any], dtype: str) -> Workload:
     """A call of `op` over `dims`, which must be those of the operator's workloads in the presets, of the same types.
 
     Raises ValueError naming what was expected and what came.
@@ -31,10 +31,10 @@ def custom(name: str, op: str, dims: Mapping[str, Any], dtype: str) -> OpWorkloa
     if (dtype == "fp8") != (example.dtype == "fp8"):
         expected = "fp8" if example.dtype == "fp8" else "fp32, bf16 or fp16"
         raise ValueError(f"dtype: expected {expected} for {op}, got {dtype!r}")
-    return OpWorkload(name, "file", op, tuple((key, dims[key]) for key, _ in example.dims), dtype)
+    return Workload(name, "file", op, tuple((key, dims[key]) for key, _ in example.dims), dtype)
 
 
-def _described(example: OpWorkload) -> str:
+def _described(example: Workload) -> str:
     return ", ".join(f"{key} ({_kind(value)})" for key, value in example.dims)
 
 

@@ -23,7 +23,8 @@ from torch import Tensor
 
 from expertile.lab.operators import products
 from expertile.lab.operators import scaled_grouped_mm as blocks
-from expertile.lab.operators.base import Call, Operator, OpWorkload, Rival
+from expertile.lab.operators._supports import anywhere
+from expertile.lab.race.operator import Call, Operator, Rival, Workload
 from expertile.ops.scaled_grouped_mm.api import scaled_grouped_mm
 from expertile.ragged import offs_from_sizes
 
@@ -31,13 +32,13 @@ Inputs = tuple[Tensor, ...]
 _TILE = 128
 
 
-def _row(w: OpWorkload, inputs: Inputs) -> Call:
+def _row(w: Workload, inputs: Inputs) -> Call:
     a, scale_a, weights, scale_b, offs = blocks.rowwise(inputs)
     b = weights.transpose(-2, -1)
     return lambda: (scaled_grouped_mm(a, b, scale_a, scale_b, offs=offs),)
 
 
-def _vector(w: OpWorkload, inputs: Inputs) -> Call:
+def _vector(w: Workload, inputs: Inputs) -> Call:
     """The same scales, written out for every row of the weights."""
     a, scale_a, weights, scale_b, offs = inputs
     spread = scale_b.repeat_interleave(_TILE, 1)[:, : w["n"]].contiguous()
@@ -45,7 +46,7 @@ def _vector(w: OpWorkload, inputs: Inputs) -> Call:
     return lambda: (scaled_grouped_mm(a, b, scale_a, spread, offs=offs),)
 
 
-def _padded(w: OpWorkload, inputs: Inputs) -> Call:
+def _padded(w: Workload, inputs: Inputs) -> Call:
     """Each group of equal size in room for whole tiles of 128 rows, all in separate calls of torch."""
     a, scale_a, weights, scale_b, _ = inputs
     groups, each = w["groups"], products.sizes(w)[0]
@@ -66,7 +67,7 @@ def _padded(w: OpWorkload, inputs: Inputs) -> Call:
     return call
 
 
-def _multiplied(w: OpWorkload, inputs: Inputs) -> Call:
+def _multiplied(w: Workload, inputs: Inputs) -> Call:
     """In torch, two blocks of K at a time."""
     a, scale_a, weights, scale_b, _ = inputs
     n, k = w["n"], w["k"]
@@ -84,24 +85,24 @@ def _multiplied(w: OpWorkload, inputs: Inputs) -> Call:
     return call
 
 
-def _shapes() -> tuple[OpWorkload, ...]:
+def _shapes() -> tuple[Workload, ...]:
     """The report's two projections of DeepSeek-V3, 8 experts; and one that a CPU computes in a moment."""
     found = []
     for stage, n, k in (("gemm1", 4096, 7168), ("gemm2", 7168, 2048)):
         for rows in (64, 128, 512):
             dims = products.dims(8, 8 * rows, 1, n, k)
-            found.append(OpWorkload(f"{stage}-m{rows}", "fp8-causes", "fp8_causes", dims, "fp8"))
+            found.append(Workload(f"{stage}-m{rows}", "fp8-causes", "fp8_causes", dims, "fp8"))
     dims = products.dims(2, 20, 1, 128, 256)
-    return (*found, OpWorkload("small", "fp8-causes", "fp8_causes", dims, "fp8"))
+    return (*found, Workload("small", "fp8-causes", "fp8_causes", dims, "fp8"))
 
 
 OPERATORS = (
     Operator(
         "fp8_causes", blocks.make_inputs, blocks.reference, blocks.work,
         (
-            Rival("expertile", False, products.anywhere, blocks.ours),
-            Rival("expertile-row", False, products.anywhere, _row, reference=blocks.rowwise_reference),
-            Rival("expertile-vector", False, products.anywhere, _vector),
+            Rival("expertile", False, anywhere, blocks.ours),
+            Rival("expertile-row", False, anywhere, _row, reference=blocks.rowwise_reference),
+            Rival("expertile-vector", False, anywhere, _vector),
             *(
                 Rival(
                     f"expertile-{b.name}", False, products.by_backend(b, blocks.problem),
@@ -109,10 +110,10 @@ OPERATORS = (
                 )
                 for b in blocks.OURS if b.name == "triton_fp8"
             ),
-            Rival("expertile-padded", False, products.anywhere, _padded),
-            Rival("multiplied", True, products.anywhere, _multiplied, graph=False),
+            Rival("expertile-padded", False, anywhere, _padded),
+            Rival("multiplied", True, anywhere, _multiplied, graph=False),
         ),
         products.tolerance,
     ),
 )  # fmt: skip
-PRESETS: Mapping[str, Callable[[], tuple[OpWorkload, ...]]] = MappingProxyType({"fp8-causes": _shapes})
+PRESETS: Mapping[str, Callable[[], tuple[Workload, ...]]] = MappingProxyType({"fp8-causes": _shapes})

@@ -24,7 +24,8 @@ from expertile.device import Device
 from expertile.formats.int4.packing import unpack
 from expertile.formats.int4.weight import SYMMETRIC_ZERO, Int4Weight
 from expertile.lab.operators import products
-from expertile.lab.operators.base import Call, Dims, Operator, OpWorkload, Rival
+from expertile.lab.operators._supports import anywhere, installed, on_gpu
+from expertile.lab.race.operator import Call, Dims, Operator, Rival, Workload
 from expertile.ops.grouped_mm.problem import Layout
 from expertile.ops.int4_grouped_mm.api import int4_grouped_mm
 from expertile.ops.int4_grouped_mm.backends import BACKENDS
@@ -35,11 +36,11 @@ Inputs = tuple[Tensor, ...]
 _OURS = tuple(b for b in BACKENDS if not b.peer and b.name != "loop")
 
 
-def _group(w: OpWorkload) -> int:
+def _group(w: Workload) -> int:
     return w["group_size"] or w["k"]
 
 
-def _inputs(w: OpWorkload, device: torch.device, seed: int) -> Inputs:
+def _inputs(w: Workload, device: torch.device, seed: int) -> Inputs:
     """Weights from bfloat16 numbers, a group at a time, as `Int4Weight.quantize` rounds them."""
     make = products.random(device, seed)
     a = make(products.rows(w), w["k"])
@@ -56,7 +57,7 @@ def _inputs(w: OpWorkload, device: torch.device, seed: int) -> Inputs:
     return (a, packed, scales, ends) if zeros is None else (a, packed, scales, zeros, ends)
 
 
-def _weight(w: OpWorkload, inputs: Inputs) -> Int4Weight:
+def _weight(w: Workload, inputs: Inputs) -> Int4Weight:
     return Int4Weight(inputs[1], inputs[2], inputs[3] if w["zeros"] else None, _group(w))
 
 
@@ -65,7 +66,7 @@ def _expert(weight: Int4Weight, g: int) -> Int4Weight:
     return Int4Weight(weight.packed[g : g + 1], weight.scales[g : g + 1], zeros, weight.group_size)
 
 
-def _reference(w: OpWorkload, inputs: Inputs) -> tuple[Tensor, ...]:
+def _reference(w: Workload, inputs: Inputs) -> tuple[Tensor, ...]:
     weight = _weight(w, inputs)
     return products.product(
         w, lambda start, end: inputs[0][start:end], lambda g: _expert(weight, g).dequantize(torch.float32)[0]
@@ -73,7 +74,7 @@ def _reference(w: OpWorkload, inputs: Inputs) -> tuple[Tensor, ...]:
 
 
 @lru_cache(maxsize=1024)
-def _problem(w: OpWorkload, kind: str) -> Int4Problem:
+def _problem(w: Workload, kind: str) -> Int4Problem:
     m, n, k = products.rows(w), w["n"], w["k"]
     return Int4Problem(
         Layout.RAGGED_M, w["groups"], m, n, k, w.torch_dtype, w.torch_dtype, (k, 1), (n * k // 2, k // 2, 1), True,
@@ -81,26 +82,26 @@ def _problem(w: OpWorkload, kind: str) -> Int4Problem:
     )  # fmt: skip
 
 
-def _work(w: OpWorkload) -> Work:
+def _work(w: Workload) -> Work:
     return _problem(w, "cuda").work(products.sizes(w))
 
 
-def _ours(w: OpWorkload, inputs: Inputs, backend: str = "auto") -> Call:
+def _ours(w: Workload, inputs: Inputs, backend: str = "auto") -> Call:
     a, ends, weight = inputs[0], inputs[-1], _weight(w, inputs)
     return lambda: (int4_grouped_mm(a, weight, offs=ends, backend=backend),)
 
 
-def _bf16(w: OpWorkload, inputs: Inputs) -> Call:
+def _bf16(w: Workload, inputs: Inputs) -> Call:
     return products.bf16_call(inputs[0], _weight(w, inputs).dequantize(), inputs[-1])
 
 
-def _bf16_reference(w: OpWorkload, inputs: Inputs) -> tuple[Tensor, ...]:
+def _bf16_reference(w: Workload, inputs: Inputs) -> tuple[Tensor, ...]:
     """Of the weights as that product has them, rounded to bfloat16."""
     weights = _weight(w, inputs).dequantize()
     return products.product(w, lambda start, end: inputs[0][start:end], lambda g: weights[g])
 
 
-def _in_turn(w: OpWorkload, a: Tensor, experts: Mapping[int, Callable[[Tensor], Tensor]]) -> Call:
+def _in_turn(w: Workload, a: Tensor, experts: Mapping[int, Callable[[Tensor], Tensor]]) -> Call:
     """One call for each group with rows."""
     n, spans = w["n"], tuple(products.spans(w))
 
@@ -113,7 +114,7 @@ def _in_turn(w: OpWorkload, a: Tensor, experts: Mapping[int, Callable[[Tensor], 
     return call
 
 
-def _tinygemm(w: OpWorkload, inputs: Inputs) -> Call:
+def _tinygemm(w: Workload, inputs: Inputs) -> Call:
     """w = (q - 8) · scale + zero, in its terms."""
     weight, group_size = _weight(w, inputs), _group(w)
     experts = {}
@@ -131,7 +132,7 @@ def _tinygemm_call(tiled: Tensor, group_size: int, scales_and_zeros: Tensor, a: 
     return torch._weight_int4pack_mm(a, tiled, group_size, scales_and_zeros)
 
 
-def _tinygemm_supports(w: OpWorkload, device: Device) -> str | None:
+def _tinygemm_supports(w: Workload, device: Device) -> str | None:
     if device.kind != "cuda" or device.capability is None or device.capability < (8, 0):
         return "needs compute capability 8.0 or later"
     if w["group_size"] == 0:
@@ -141,7 +142,7 @@ def _tinygemm_supports(w: OpWorkload, device: Device) -> str | None:
     return None
 
 
-def _gemlite(w: OpWorkload, inputs: Inputs) -> Call:
+def _gemlite(w: Workload, inputs: Inputs) -> Call:
     from gemlite import DType, GemLiteLinear
 
     weight = _weight(w, inputs)
@@ -159,12 +160,12 @@ def _gemlite(w: OpWorkload, inputs: Inputs) -> Call:
     return _in_turn(w, inputs[0], experts)
 
 
-def _workload(name: str, shape: Dims, group_size: int = 128, zeros: bool = False, note: str = "") -> OpWorkload:
+def _workload(name: str, shape: Dims, group_size: int = 128, zeros: bool = False, note: str = "") -> Workload:
     dims = (*shape, ("group_size", group_size), ("zeros", zeros))
-    return OpWorkload(name, "int4-models", "int4_grouped_mm", dims, "bf16", note)
+    return Workload(name, "int4-models", "int4_grouped_mm", dims, "bf16", note)
 
 
-def models() -> tuple[OpWorkload, ...]:
+def models() -> tuple[Workload, ...]:
     """Both projections of each model, decode to prefill, group 128; and the other group sizes on one of them."""
     found = [_workload(name, shape, note=note) for name, shape, note in products.model_products()]
 
@@ -184,16 +185,16 @@ OPERATORS = (
     Operator(
         "int4_grouped_mm", _inputs, _reference, _work,
         (
-            Rival("expertile", False, products.anywhere, _ours),
+            Rival("expertile", False, anywhere, _ours),
             *(
                 Rival(f"expertile-{b.name}", False, products.by_backend(b, _problem), partial(_ours, backend=b.name))
                 for b in _OURS
             ),
-            Rival("bf16", True, products.anywhere, _bf16, reference=_bf16_reference, work=products.bf16_work),
+            Rival("bf16", True, anywhere, _bf16, reference=_bf16_reference, work=products.bf16_work),
             Rival("tinygemm", True, _tinygemm_supports, _tinygemm),
-            Rival("gemlite", True, products.installed("gemlite", products.on_gpu), _gemlite),
+            Rival("gemlite", True, installed("gemlite", on_gpu), _gemlite),
         ),
         products.tolerance,
     ),
 )  # fmt: skip
-PRESETS: Mapping[str, Callable[[], tuple[OpWorkload, ...]]] = MappingProxyType({"int4-models": models})
+PRESETS: Mapping[str, Callable[[], tuple[Workload, ...]]] = MappingProxyType({"int4-models": models})

@@ -10,8 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from expertile.device import Device
-from expertile.lab.operators._compiled import compiled_for
-from expertile.lab.operators.base import ROUNDOFF, Call, Operator, OpWorkload, Rival
+from expertile.lab.operators._compiled import compiled_call
+from expertile.lab.operators._supports import anywhere
+from expertile.lab.race.operator import ROUNDOFF, Call, Operator, Rival, Workload
 from expertile.ops.pointwise.laplacian import laplacian, laplacian_transpose
 from expertile.roofline import Work
 
@@ -34,21 +35,21 @@ _PAD = {"zero": "constant", "replicate": "replicate", "circular": "circular"}
 _KERNEL = ((0.0, 1.0, 0.0), (1.0, -4.0, 1.0), (0.0, 1.0, 0.0))
 
 
-def _cut(w: OpWorkload) -> int:
+def _cut(w: Workload) -> int:
     return 2 if w["boundary"] == "interior" else 0
 
 
-def _random(w: OpWorkload, device: torch.device, seed: int, cut: int) -> Tensor:
+def _random(w: Workload, device: torch.device, seed: int, cut: int) -> Tensor:
     generator = torch.Generator(device).manual_seed(seed)
     shape = (w["grids"], w["rows"] - cut, w["columns"] - cut)
     return torch.randn(shape, device=device, generator=generator).to(w.torch_dtype)
 
 
-def _inputs(w: OpWorkload, device: torch.device, seed: int) -> tuple[Tensor, ...]:
+def _inputs(w: Workload, device: torch.device, seed: int) -> tuple[Tensor, ...]:
     return (_random(w, device, seed, 0),)
 
 
-def _backward_inputs(w: OpWorkload, device: torch.device, seed: int) -> tuple[Tensor, ...]:
+def _backward_inputs(w: Workload, device: torch.device, seed: int) -> tuple[Tensor, ...]:
     return (_random(w, device, seed, _cut(w)),)
 
 
@@ -64,62 +65,55 @@ def _transposed(grad: Tensor, boundary: str) -> Tensor:
     return _sliced(F.pad(grad, (1, 1, 1, 1)), "zero") if boundary == "interior" else _sliced(grad, boundary)
 
 
-def _in_parts(w: OpWorkload, x: Tensor, compute: Callable[[Tensor, str], Tensor]) -> tuple[Tensor, ...]:
+def _in_parts(w: Workload, x: Tensor, compute: Callable[[Tensor, str], Tensor]) -> tuple[Tensor, ...]:
     return (torch.cat([compute(part.double(), w["boundary"]) for part in x.split(max(1, 2**26 // x[0].numel()))]),)
 
 
-def _reference(w: OpWorkload, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+def _reference(w: Workload, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     return _in_parts(w, inputs[0], _sliced)
 
 
-def _backward_reference(w: OpWorkload, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+def _backward_reference(w: Workload, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     return _in_parts(w, inputs[0], _transposed)
 
 
-def _work(w: OpWorkload) -> Work:
+def _work(w: Workload) -> Work:
     """Four additions, a product and a subtraction for each point of the result."""
     grids, rows, columns, cut = w["grids"], w["rows"], w["columns"], _cut(w)
     out = (rows - cut) * (columns - cut)
     return Work(6.0 * grids * out, float(grids * (rows * columns + out) * w.torch_dtype.itemsize))
 
 
-def _backward_work(w: OpWorkload) -> Work:
+def _backward_work(w: Workload) -> Work:
     return Work(6.0 * w["grids"] * w["rows"] * w["columns"], _work(w).nbytes)
 
 
-def _tolerance(w: OpWorkload) -> tuple[float, float]:
+def _tolerance(w: Workload) -> tuple[float, float]:
     """Rivals in torch round each of five partial results to the dtype, ours rounds once."""
     return 3 * ROUNDOFF[w.dtype], 6 * ROUNDOFF[w.dtype]
 
 
-def _anywhere(w: OpWorkload, device: Device) -> str | None:
-    return None
-
-
-def _zeros_or_none(w: OpWorkload, device: Device) -> str | None:
+def _zeros_or_none(w: Workload, device: Device) -> str | None:
     if w["boundary"] in ("zero", "interior"):
         return None
     return "conv2d pads with zeros or not at all"
 
 
-def _ours(w: OpWorkload, inputs: tuple[Tensor, ...]) -> Call:
+def _ours(w: Workload, inputs: tuple[Tensor, ...]) -> Call:
     u, boundary = inputs[0], w["boundary"]
     return lambda: (laplacian(u, boundary=boundary),)
 
 
-def _torch(w: OpWorkload, inputs: tuple[Tensor, ...]) -> Call:
+def _torch(w: Workload, inputs: tuple[Tensor, ...]) -> Call:
     u, boundary = inputs[0], w["boundary"]
     return lambda: (_sliced(u, boundary),)
 
 
-def _compiled(w: OpWorkload, inputs: tuple[Tensor, ...]) -> Call:
-    u, boundary, run = inputs[0], w["boundary"], compiled_for(w, _sliced)
-    with torch.no_grad():
-        run(u, boundary)
-    return lambda: (run(u, boundary),)
+def _compiled(w: Workload, inputs: tuple[Tensor, ...]) -> Call:
+    return compiled_call(w, _sliced, inputs[0], w["boundary"])
 
 
-def _convolution(w: OpWorkload, inputs: tuple[Tensor, ...]) -> Call:
+def _convolution(w: Workload, inputs: tuple[Tensor, ...]) -> Call:
     u, padding = inputs[0][:, None], int(w["boundary"] == "zero")
     kernel = torch.tensor(_KERNEL, dtype=u.dtype, device=u.device)[None, None]
 
@@ -130,50 +124,47 @@ def _convolution(w: OpWorkload, inputs: tuple[Tensor, ...]) -> Call:
     return call
 
 
-def _ours_backward(w: OpWorkload, inputs: tuple[Tensor, ...]) -> Call:
+def _ours_backward(w: Workload, inputs: tuple[Tensor, ...]) -> Call:
     grad, boundary = inputs[0], w["boundary"]
     return lambda: (laplacian_transpose(grad, boundary=boundary),)
 
 
-def _autograd(w: OpWorkload, inputs: tuple[Tensor, ...]) -> Call:
+def _autograd(w: Workload, inputs: tuple[Tensor, ...]) -> Call:
     grad, boundary = inputs[0], w["boundary"]
     u = grad.new_zeros(w["grids"], w["rows"], w["columns"]).requires_grad_()
     out = _sliced(u, boundary)
     return lambda: torch.autograd.grad(out, u, grad, retain_graph=True)
 
 
-def _transposed_by_hand(w: OpWorkload, inputs: tuple[Tensor, ...]) -> Call:
+def _transposed_by_hand(w: Workload, inputs: tuple[Tensor, ...]) -> Call:
     grad, boundary = inputs[0], w["boundary"]
     return lambda: (_transposed(grad, boundary),)
 
 
-def _compiled_backward(w: OpWorkload, inputs: tuple[Tensor, ...]) -> Call:
-    grad, boundary, run = inputs[0], w["boundary"], compiled_for(w, _transposed)
-    with torch.no_grad():
-        run(grad, boundary)
-    return lambda: (run(grad, boundary),)
+def _compiled_backward(w: Workload, inputs: tuple[Tensor, ...]) -> Call:
+    return compiled_call(w, _transposed, inputs[0], w["boundary"])
 
 
-def _allocated(w: OpWorkload) -> float:
+def _allocated(w: Workload) -> float:
     cut = _cut(w)
     return float(w["grids"] * (w["rows"] - cut) * (w["columns"] - cut) * w.torch_dtype.itemsize)
 
 
-def _allocated_backward(w: OpWorkload) -> float:
+def _allocated_backward(w: Workload) -> float:
     return float(w["grids"] * w["rows"] * w["columns"] * w.torch_dtype.itemsize)
 
 
-def _pair(grid: tuple[int, int, int], boundary: str, dtype: str, note: str = "") -> tuple[OpWorkload, OpWorkload]:
+def _pair(grid: tuple[int, int, int], boundary: str, dtype: str, note: str = "") -> tuple[Workload, Workload]:
     grids, rows, columns = grid
     dims = (("grids", grids), ("rows", rows), ("columns", columns), ("boundary", boundary))
     name = f"{grids}x{rows}x{columns}-{boundary}-{dtype}"
     return (
-        OpWorkload(name, "laplacian", "laplacian", dims, dtype, note),
-        OpWorkload(f"{name}-backward", "laplacian", "laplacian_backward", dims, dtype, note),
+        Workload(name, "laplacian", "laplacian", dims, dtype, note),
+        Workload(f"{name}-backward", "laplacian", "laplacian_backward", dims, dtype, note),
     )
 
 
-def _preset() -> tuple[OpWorkload, ...]:
+def _preset() -> tuple[Workload, ...]:
     pairs = [_pair(grid, "interior", "fp32", _STUDY_NOTE) for grid in _STUDY]
     pairs += [_pair(grid, boundary, dtype) for grid, boundary, dtype in _LARGE]
     return tuple(forward for forward, _ in pairs) + tuple(backward for _, backward in pairs)
@@ -183,9 +174,9 @@ OPERATORS = (
     Operator(
         "laplacian", _inputs, _reference, _work,
         (
-            Rival("expertile", False, _anywhere, _ours, peak_nbytes=_allocated),
-            Rival("torch", True, _anywhere, _torch),
-            Rival("torch.compile", True, _anywhere, _compiled),
+            Rival("expertile", False, anywhere, _ours, peak_nbytes=_allocated),
+            Rival("torch", True, anywhere, _torch),
+            Rival("torch.compile", True, anywhere, _compiled),
             Rival("conv2d", True, _zeros_or_none, _convolution),
         ),
         _tolerance,
@@ -193,13 +184,13 @@ OPERATORS = (
     Operator(
         "laplacian_backward", _backward_inputs, _backward_reference, _backward_work,
         (
-            Rival("expertile", False, _anywhere, _ours_backward, peak_nbytes=_allocated_backward),
-            Rival("torch", True, _anywhere, _transposed_by_hand),
-            Rival("torch.compile", True, _anywhere, _compiled_backward),
+            Rival("expertile", False, anywhere, _ours_backward, peak_nbytes=_allocated_backward),
+            Rival("torch", True, anywhere, _transposed_by_hand),
+            Rival("torch.compile", True, anywhere, _compiled_backward),
             # Autograd runs on the stream of its forward pass, which no graph captures.
-            Rival("torch.autograd", True, _anywhere, _autograd, graph=False),
+            Rival("torch.autograd", True, anywhere, _autograd, graph=False),
         ),
         _tolerance,
     ),
 )  # fmt: skip
-PRESETS: Mapping[str, Callable[[], tuple[OpWorkload, ...]]] = MappingProxyType({"laplacian": _preset})
+PRESETS: Mapping[str, Callable[[], tuple[Workload, ...]]] = MappingProxyType({"laplacian": _preset})

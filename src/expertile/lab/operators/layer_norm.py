@@ -10,9 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from expertile.lab.operators import _rows
-from expertile.lab.operators._compiled import compiled_for
+from expertile.lab.operators._compiled import compiled_call
 from expertile.lab.operators._rows import EPS
-from expertile.lab.operators.base import Call, Operator, OpWorkload
+from expertile.lab.race.operator import Call, Operator, Workload
 from expertile.ops.rows.layer_norm import layer_norm, layer_norm_backward
 from expertile.roofline import Work
 
@@ -25,12 +25,12 @@ _ROWS = (
 )  # fmt: skip
 
 
-def _inputs(w: OpWorkload, device: torch.device, seed: int) -> tuple[Tensor, ...]:
+def _inputs(w: Workload, device: torch.device, seed: int) -> tuple[Tensor, ...]:
     make = _rows.random(w, device, seed)
     return make(w["rows"], w["cols"]), make(w["cols"]), make(w["cols"])
 
 
-def _backward_inputs(w: OpWorkload, device: torch.device, seed: int) -> tuple[Tensor, ...]:
+def _backward_inputs(w: Workload, device: torch.device, seed: int) -> tuple[Tensor, ...]:
     make = _rows.random(w, device, seed)
     dy, x = make(w["rows"], w["cols"]), make(w["rows"], w["cols"])
     mean, rstd = torch.empty(2, w["rows"], device=device)
@@ -49,7 +49,7 @@ def _standardized(x: Tensor) -> tuple[Tensor, Tensor]:
     return h * rstd, rstd
 
 
-def _reference(w: OpWorkload, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+def _reference(w: Workload, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     x, weight, bias = inputs
     out = torch.empty(x.shape, device=x.device)
     for part in _rows.in_parts(w):
@@ -57,7 +57,7 @@ def _reference(w: OpWorkload, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     return (out,)
 
 
-def _backward_reference(w: OpWorkload, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+def _backward_reference(w: Workload, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     dy, x, weight = inputs[:3]
     dx = torch.empty(x.shape, device=x.device)
     dweight, dbias = torch.zeros(2, w["cols"], dtype=torch.float64, device=x.device)
@@ -71,20 +71,16 @@ def _backward_reference(w: OpWorkload, inputs: tuple[Tensor, ...]) -> tuple[Tens
     return dx, dweight, dbias
 
 
-def _work(w: OpWorkload) -> Work:
+def _work(w: Workload) -> Work:
     """Additions for the mean, a difference and its square added, two products and an addition for each element."""
     n, size = w["rows"] * w["cols"], w.torch_dtype.itemsize
     return Work(8.0 * n, (2.0 * n + 2 * w["cols"]) * size)
 
 
-def _backward_work(w: OpWorkload) -> Work:
+def _backward_work(w: Workload) -> Work:
     """n, g and both sums take 7 operations for each element, dx 5, the sums over rows 3; statistics are float32."""
     n, size = w["rows"] * w["cols"], w.torch_dtype.itemsize
     return Work(15.0 * n, (3.0 * n + 4 * w["cols"]) * size + 8.0 * w["rows"])
-
-
-def _allocated(w: OpWorkload) -> float:
-    return float(w["rows"] * w["cols"] * w.torch_dtype.itemsize)
 
 
 def _plain(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
@@ -99,7 +95,7 @@ def _plain_backward(
     )
 
 
-def _ours(w: OpWorkload, inputs: tuple[Tensor, ...]) -> Call:
+def _ours(w: Workload, inputs: tuple[Tensor, ...]) -> Call:
     x, weight, bias = inputs
 
     def call() -> tuple[Tensor, ...]:
@@ -110,7 +106,7 @@ def _ours(w: OpWorkload, inputs: tuple[Tensor, ...]) -> Call:
     return call
 
 
-def _ours_backward(w: OpWorkload, inputs: tuple[Tensor, ...]) -> Call:
+def _ours_backward(w: Workload, inputs: tuple[Tensor, ...]) -> Call:
     def call() -> tuple[Tensor, ...]:
         dx, dweight, dbias = layer_norm_backward(*inputs)
         assert dweight is not None and dbias is not None
@@ -119,38 +115,32 @@ def _ours_backward(w: OpWorkload, inputs: tuple[Tensor, ...]) -> Call:
     return call
 
 
-def _torch(w: OpWorkload, inputs: tuple[Tensor, ...]) -> Call:
+def _torch(w: Workload, inputs: tuple[Tensor, ...]) -> Call:
     return lambda: (_plain(*inputs),)
 
 
-def _torch_backward(w: OpWorkload, inputs: tuple[Tensor, ...]) -> Call:
+def _torch_backward(w: Workload, inputs: tuple[Tensor, ...]) -> Call:
     dy, x, weight, bias, mean, rstd = inputs
     if x.device.type == "cpu":  # where torch keeps the statistics in x's dtype
         mean, rstd = mean.to(x.dtype), rstd.to(x.dtype)
     return lambda: _plain_backward(dy, x, weight, bias, mean, rstd)
 
 
-def _compiled(w: OpWorkload, inputs: tuple[Tensor, ...]) -> Call:
-    run = compiled_for(w, _plain)
-    with torch.no_grad():
-        run(*inputs)
-    return lambda: (run(*inputs),)
+def _compiled(w: Workload, inputs: tuple[Tensor, ...]) -> Call:
+    return compiled_call(w, _plain, *inputs)
 
 
-def _compiled_backward(w: OpWorkload, inputs: tuple[Tensor, ...]) -> Call:
-    run = compiled_for(w, _plain_backward)
-    with torch.no_grad():
-        run(*inputs)
-    return lambda: tuple(run(*inputs))
+def _compiled_backward(w: Workload, inputs: tuple[Tensor, ...]) -> Call:
+    return compiled_call(w, _plain_backward, *inputs)
 
 
-def _liger(w: OpWorkload, inputs: tuple[Tensor, ...]) -> Call:
+def _liger(w: Workload, inputs: tuple[Tensor, ...]) -> Call:
     from liger_kernel.ops.layer_norm import layer_norm_forward
 
     return lambda: (layer_norm_forward(*inputs, EPS)[0],)
 
 
-def _liger_backward(w: OpWorkload, inputs: tuple[Tensor, ...]) -> Call:
+def _liger_backward(w: Workload, inputs: tuple[Tensor, ...]) -> Call:
     from liger_kernel.ops.layer_norm import layer_norm_backward as backward
 
     # Its forward pass stores the statistics in x's dtype.
@@ -159,14 +149,14 @@ def _liger_backward(w: OpWorkload, inputs: tuple[Tensor, ...]) -> Call:
     return lambda: backward(dy, x, weight, bias, mean, rstd)
 
 
-def _quack(w: OpWorkload, inputs: tuple[Tensor, ...]) -> Call:
+def _quack(w: Workload, inputs: tuple[Tensor, ...]) -> Call:
     from quack.rmsnorm import layernorm_fwd
 
     x, weight, bias = inputs[0], inputs[1].float(), inputs[2].float()
     return lambda: (layernorm_fwd(x, weight, bias, eps=EPS),)
 
 
-def _quack_backward(w: OpWorkload, inputs: tuple[Tensor, ...]) -> Call:
+def _quack_backward(w: Workload, inputs: tuple[Tensor, ...]) -> Call:
     from quack.rmsnorm import layernorm_bwd
 
     dy, x, weight, _, mean, rstd = inputs
@@ -174,13 +164,13 @@ def _quack_backward(w: OpWorkload, inputs: tuple[Tensor, ...]) -> Call:
     return lambda: layernorm_bwd(x, weight, dy, rstd, mean)
 
 
-def layernorm_v100() -> tuple[OpWorkload, ...]:
+def layernorm_v100() -> tuple[Workload, ...]:
     """Report 004's sizes, float32."""
     pairs = (_rows.pair("layernorm-v100", "layer_norm", 16384, cols, "fp32", note=_NOTE) for cols in _V100)
     return _rows.forward_first(pairs)
 
 
-def rows() -> tuple[OpWorkload, ...]:
+def rows() -> tuple[Workload, ...]:
     """The same in bf16; long and odd rows."""
     return _rows.forward_first(_rows.pair("rows", "layer_norm", r, c, d, "layernorm-") for r, c, d in _ROWS)
 
@@ -188,7 +178,7 @@ def rows() -> tuple[OpWorkload, ...]:
 OPERATORS = (
     Operator(
         "layer_norm", _inputs, _reference, _work,
-        _rows.rivals(_ours, _torch, _compiled, _liger, _quack, peak_nbytes=_allocated),
+        _rows.rivals(_ours, _torch, _compiled, _liger, _quack, peak_nbytes=_rows.one_result),
         _rows.tolerance,
     ),
     Operator(

@@ -7,13 +7,13 @@ from typing import Any
 
 import torch
 
-from expertile.lab.operators.base import Operator, OpWorkload, Rival
-from expertile.lab.race.arena import Site, record_name
+from expertile.lab.race.case import Site
 from expertile.lab.race.memory import MemoryCase
+from expertile.lab.race.operator import Operator, Rival, Workload, record_name
 
 
 def memory_cases(
-    workloads: Sequence[OpWorkload], operators: Mapping[str, Operator], site: Site, seed: int = 0
+    workloads: Sequence[Workload], operators: Mapping[str, Operator], site: Site, seed: int = 0
 ) -> Iterator[MemoryCase]:
     """One case for each rival of each workload, unless it says that it can't. What `bind` allocates does not count.
 
@@ -32,7 +32,7 @@ def memory_cases(
 
 
 def _preparing(
-    workload: OpWorkload, operator: Operator, rival: Rival, device: torch.device, seed: int
+    workload: Workload, operator: Operator, rival: Rival, device: torch.device, seed: int
 ) -> Callable[[], Callable[[], Any]]:
     def prepare() -> Callable[[], Any]:
         inputs = operator.make_inputs(workload, device, seed)

@@ -27,11 +27,11 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from expertile.lab.operators import products
 from expertile.lab.operators._moe_rivals import WAYS, Way, dense, dense_reference, dense_work, interleaved
-from expertile.lab.operators.base import ROUNDOFF, Call, Operator, OpWorkload, Rival
+from expertile.lab.operators._supports import anywhere
 from expertile.lab.race.baselines import DENSE
 from expertile.lab.race.gate import full_precision
+from expertile.lab.race.operator import ROUNDOFF, Call, Operator, Rival, Workload
 from expertile.lab.race.routing import topk_ids
 from expertile.roofline import Work
 
@@ -52,7 +52,7 @@ _MODELS = {  # H, I, E, k: config.json of each on Hugging Face
 }
 
 
-def size(w: OpWorkload) -> Size:
+def size(w: Workload) -> Size:
     """(T, H, I, E, k)."""
     return w["tokens"], w["hidden"], w["intermediate"], w["experts"], w["top_k"]
 
@@ -67,13 +67,13 @@ def _used(routing: str, tokens: int, experts: int, top_k: int) -> int:
     return len(np.unique(_ids(routing, tokens, experts, top_k)))
 
 
-def used(w: OpWorkload) -> int:
+def used(w: Workload) -> int:
     """Experts that have tokens."""
     t, _, _, e, k = size(w)
     return _used(w["routing"], t, e, k)
 
 
-def make_inputs(w: OpWorkload, device: torch.device, seed: int) -> Inputs:
+def make_inputs(w: Workload, device: torch.device, seed: int) -> Inputs:
     """x has unit variance, weights that of 1 / inputs, so that every intermediate is of the order of 1."""
     t, h, i, e, k = size(w)
     generator = torch.Generator(device).manual_seed(seed)
@@ -108,7 +108,7 @@ def _groups(ids: Tensor, experts: int) -> Iterator[tuple[int, Tensor, Tensor]]:
             yield expert, tokens, choice
 
 
-def reference(w: OpWorkload, inputs: Inputs) -> tuple[Tensor, ...]:
+def reference(w: Workload, inputs: Inputs) -> tuple[Tensor, ...]:
     """Expert after expert, in float32."""
     x, router, gate_up, down = inputs
     out = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
@@ -121,7 +121,7 @@ def reference(w: OpWorkload, inputs: Inputs) -> tuple[Tensor, ...]:
     return (out,)
 
 
-def train_reference(w: OpWorkload, inputs: Inputs) -> tuple[Tensor, ...]:
+def train_reference(w: Workload, inputs: Inputs) -> tuple[Tensor, ...]:
     """out, dx, drouter, dgate_up, ddown: the derivatives written out, expert after expert, in float32."""
     x, router, gate_up, down, dy = inputs
 
@@ -152,38 +152,38 @@ def train_reference(w: OpWorkload, inputs: Inputs) -> tuple[Tensor, ...]:
         return out, dx, dlogits.t() @ x.float(), dgate_up, ddown
 
 
-def work(w: OpWorkload) -> Work:
+def work(w: Workload) -> Work:
     t, h, i, e, k = size(w)
     read = 2 * t * h + e * h + used(w) * 3 * h * i  # 2: x and out
     return Work(6.0 * t * k * h * i, float(w.torch_dtype.itemsize * read))
 
 
-def train_work(w: OpWorkload) -> Work:
+def train_work(w: Workload) -> Work:
     t, h, i, e, _ = size(w)
     forward, gradients = work(w), 2 * t * h + e * h + e * 3 * h * i  # 2: dy and dx
     return Work(3.0 * forward.flops, forward.nbytes + w.torch_dtype.itemsize * gradients)
 
 
-def tolerance(w: OpWorkload) -> tuple[float, float]:
+def tolerance(w: Workload) -> tuple[float, float]:
     """Pre-activation, activation, y and out are rounded to the inputs' dtype, as are routing weights and the partial
     sums of index_add in some; in training the gradients of each as well. A slot left out, or sent to another expert,
     changes some element by a tenth of the largest."""
     return 4 * ROUNDOFF[w.dtype], 12 * ROUNDOFF[w.dtype]
 
 
-def routing_nbytes(w: OpWorkload) -> float:
+def routing_nbytes(w: Workload) -> float:
     """Logits, ids, weights, and the permutation: offs, rows, slots, positions."""
     t, _, _, e, k = size(w)
     return float(w.torch_dtype.itemsize * t * e + 20 * t * k + 4 * e)
 
 
-def peak(w: OpWorkload) -> float:
+def peak(w: Workload) -> float:
     """In combine: act, y and out."""
     t, h, i, _, k = size(w)
     return w.torch_dtype.itemsize * float(t * k * (i + h) + t * h) + routing_nbytes(w)
 
 
-def train_peak(w: OpWorkload) -> float:
+def train_peak(w: Workload) -> float:
     """Beside out, pre, dpre and ddown, whichever is more: act_w and the copy of dy in expert order; dgate_up and that
     of x; or dgate_up, dx of each row and dx."""
     t, h, i, e, k = size(w)
@@ -193,7 +193,7 @@ def train_peak(w: OpWorkload) -> float:
     return w.torch_dtype.itemsize * float(kept + most) + routing_nbytes(w) + 4.0 * rows
 
 
-def memory_nbytes(w: OpWorkload) -> float:
+def memory_nbytes(w: Workload) -> float:
     """Inputs and a second gate_up, results three times and in float32 once, the peak of a call twice, and the rows of
     `dense` with its results and references. Weights take part whole, and once: their reference goes by expert."""
     t, h, i, e, k = size(w)
@@ -204,8 +204,8 @@ def memory_nbytes(w: OpWorkload) -> float:
     return w.torch_dtype.itemsize * float(inputs + 5 * outputs + rows) + 2 * peak_nbytes
 
 
-def _binding(way: Way) -> Callable[[OpWorkload, Inputs], Call]:
-    def bind(w: OpWorkload, inputs: Inputs) -> Call:
+def _binding(way: Way) -> Callable[[Workload, Inputs], Call]:
+    def bind(w: Workload, inputs: Inputs) -> Call:
         run = way.make(w, way.arrange(inputs))
         if way.compiles:
             with torch.no_grad():
@@ -215,8 +215,8 @@ def _binding(way: Way) -> Callable[[OpWorkload, Inputs], Call]:
     return bind
 
 
-def _training(way: Way) -> Callable[[OpWorkload, Inputs], Call]:
-    def bind(w: OpWorkload, inputs: Inputs) -> Call:
+def _training(way: Way) -> Callable[[Workload, Inputs], Call]:
+    def bind(w: Workload, inputs: Inputs) -> Call:
         *tensors, dy = inputs
         leaves = tuple(t.detach().requires_grad_() for t in way.arrange(tuple(tensors)))
         run = way.make(w, leaves)
@@ -233,7 +233,7 @@ def _training(way: Way) -> Callable[[OpWorkload, Inputs], Call]:
     return bind
 
 
-def _interleaved_reference(w: OpWorkload, inputs: Inputs) -> tuple[Tensor, ...]:
+def _interleaved_reference(w: Workload, inputs: Inputs) -> tuple[Tensor, ...]:
     out, dx, drouter, dgate_up, ddown = train_reference(w, inputs)
     return out, dx, drouter, interleaved(dgate_up), ddown
 
@@ -249,7 +249,7 @@ def _rivals(train: bool) -> tuple[Rival, ...]:
     )  # fmt: skip
 
 
-def workload(name: str, preset: str, shape: Size, train: bool = False, note: str = "") -> OpWorkload:
+def workload(name: str, preset: str, shape: Size, train: bool = False, note: str = "") -> Workload:
     """Uniformly routed, bfloat16. ValueError unless H >= E >= k: fewer dimensions hold no E orthonormal rows."""
     t, h, i, e, k = shape
     if not h >= e >= k >= 1:
@@ -257,25 +257,25 @@ def workload(name: str, preset: str, shape: Size, train: bool = False, note: str
     dims = (
         ("tokens", t), ("hidden", h), ("intermediate", i), ("experts", e), ("top_k", k), ("routing", "uniform"),
     )  # fmt: skip
-    return OpWorkload(name + "-train" * train, preset, "moe_train" if train else "moe", dims, "bf16", note)
+    return Workload(name + "-train" * train, preset, "moe_train" if train else "moe", dims, "bf16", note)
 
 
-def _both(preset: str, sizes: tuple[Size, ...], small: Size) -> tuple[OpWorkload, ...]:
+def _both(preset: str, sizes: tuple[Size, ...], small: Size) -> tuple[Workload, ...]:
     """Forward and training of each, and of one that a CPU computes in a moment."""
     found = [("T{}-H{}-I{}-E{}-k{}".format(*shape), shape) for shape in sizes] + [("small", small)]
     return tuple(workload(name, preset, shape, train) for train in (False, True) for name, shape in found)
 
 
-def layers() -> tuple[OpWorkload, ...]:
+def layers() -> tuple[Workload, ...]:
     return _both("moe", _SIZES, (96, 64, 32, 8, 2))
 
 
-def sonic() -> tuple[OpWorkload, ...]:
+def sonic() -> tuple[Workload, ...]:
     sizes = tuple((t, h, *iek) for t, h, rows in _SONIC for iek in rows)
     return _both("moe-sonic", sizes, (192, 96, 32, 8, 4))
 
 
-def decode() -> tuple[OpWorkload, ...]:
+def decode() -> tuple[Workload, ...]:
     """Sizes of real models, all routed and activated as the layer above is."""
     note = "sizes of the published configuration; softmax over the chosen, SwiGLU, no bias"
     models = [
@@ -285,11 +285,11 @@ def decode() -> tuple[OpWorkload, ...]:
     return (*models, workload("small", "moe-decode", (8, 192, 96, 16, 2)))
 
 
-_DENSE = Rival(DENSE.name, True, products.anywhere, dense, reference=dense_reference, work=dense_work)
+_DENSE = Rival(DENSE, True, anywhere, dense, reference=dense_reference, work=dense_work)
 OPERATORS = (
     Operator("moe", make_inputs, reference, work, _rivals(False), tolerance, (_DENSE,), memory_nbytes),
     Operator("moe_train", make_inputs, train_reference, train_work, _rivals(True), tolerance, (_DENSE,), memory_nbytes),
 )
-PRESETS: Mapping[str, Callable[[], tuple[OpWorkload, ...]]] = MappingProxyType(
+PRESETS: Mapping[str, Callable[[], tuple[Workload, ...]]] = MappingProxyType(
     {"moe": layers, "moe-sonic": sonic, "moe-decode": decode}
 )

@@ -22,11 +22,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from expertile.lab.measure.interleaved import Budget, Candidate, release, time_interleaved
-from expertile.lab.operators.gate import compare
-from expertile.lab.race.arena import Site
+from expertile.lab.measure.interleaved import Budget, TimedCall, release, time_interleaved
+from expertile.lab.race.case import Site, set_count
+from expertile.lab.race.gate import compare
 from expertile.lab.race.parts import figures
-from expertile.lab.race.timing import set_count
 from expertile.moe.permute import Permutation, permutation
 from expertile.moe.rounding import round_groups
 from expertile.moe.router import RouterConfig, Routing, plan_of, route, select_backward
@@ -151,10 +150,10 @@ def measure_kernels(tokens: int, experts: int, top_k: int, site: Site, budget: B
     device = site.torch_device
     nbytes = tokens * (6 * experts + 48 * top_k)  # logits and scores; ids, weights, rows, slots, positions, ...
     with torch.no_grad():
-        sets = [kernels(tokens, experts, top_k, device, i) for i in range(set_count(nbytes, site.device, device))]
+        sets = [kernels(tokens, experts, top_k, device, i) for i in range(set_count(nbytes, site))]
         check(sets[0])
         outcomes = time_interleaved(
-            [Candidate(name, _over([made[name] for made in sets])) for name in sets[0]],
+            [TimedCall(name, _over([made[name] for made in sets])) for name in sets[0]],
             policy="graph" if device.type == "cuda" else "eager", device=device, num_sets=len(sets), budget=budget,
         )  # fmt: skip
     seconds = figures(outcomes)["seconds"]

@@ -16,10 +16,8 @@ import torch
 
 from expertile.lab.measure.interleaved import Budget, Measurement, release
 from expertile.lab.operators import operators
-from expertile.lab.operators.arena import OpArena
 from expertile.lab.operators.moe import Size, layers, size, workload
-from expertile.lab.race.arena import Site
-from expertile.lab.race.contestants import Contestant
+from expertile.lab.race.case import Candidate, Case, Site
 from expertile.lab.race.memory import peak_memory
 from expertile.lab.race.parts import TimeLimit, figures
 from expertile.lab.race.timing import time_on_sets
@@ -59,65 +57,65 @@ def measure_layer(
         "flops": 0.0, "fwd": {}, "both": {}, "peak_gib": {}, "err": {}, "rel_error": {}, "bound_s": {},
     }  # fmt: skip
     for name, train in (("fwd", False), ("both", True)):
-        arena = OpArena(workload("layer", "moe", shape, train), site, operators()["moe_train" if train else "moe"])
-        ready, reasons = _judged(arena, limit, ways)
+        case = Case(workload("layer", "moe", shape, train), site, operators()["moe_train" if train else "moe"])
+        ready, reasons = _judged(case, limit, ways)
         if not ready and limit.left <= _SLOW_S:
             return
-        sets = arena.input_sets(seed=0)
-        found = _timed(arena, ready, sets, limit, budget)
+        sets = case.input_sets(seed=0)
+        found = _timed(case, ready, sets, limit, budget)
         part[name] = reasons | found.pop("seconds")
         part |= {f"{name}_{key}": values for key, values in found.items()}
-        part["bound_s"][name] = bound(arena.work, site.device, arena.dtype_key).seconds
+        part["bound_s"][name] = bound(case.work, site.device, case.dtype_key).seconds
         ours: torch.Tensor | None = None
-        for way, contestant in ready.items():
+        for way, candidate in ready.items():
             if not isinstance(part[name][way], float):
                 continue
-            out, peak = _once_more(contestant, sets[0], site.torch_device)
+            out, peak = _once_more(candidate, sets[0], site.torch_device)
             part["peak_gib"].setdefault(way, []).append(peak)
-            part["rel_error"].setdefault(way, []).append(contestant.rel_error)
+            part["rel_error"].setdefault(way, []).append(candidate.rel_error)
             ours = out if way == "ours" else ours
             if not train and ours is not None:
                 part["err"][way] = _distance(out, ours)
         if not train:
-            part["flops"] = arena.work.flops
+            part["flops"] = case.work.flops
         del ready, sets, ours
         release(site.torch_device)
         unfinished = not train or _NO_TIME in (*part["fwd"].values(), *part["both"].values())
         yield {**part, "unfinished": True} if unfinished else part
 
 
-def _judged(arena: OpArena, limit: TimeLimit, ways: Sequence[str]) -> tuple[dict[str, Contestant], dict[str, str]]:
+def _judged(case: Case, limit: TimeLimit, ways: Sequence[str]) -> tuple[dict[str, Candidate], dict[str, str]]:
     """By way those that passed, and why others did not; where time runs short nobody else is judged."""
     way_of = {WAYS[way]: way for way in ways}
     reasons = dict.fromkeys(ways, _NO_TIME)
-    ready: dict[str, Contestant] = {}
-    gate = arena.contestants(tuple(way_of), seed=0)
+    ready: dict[str, Candidate] = {}
+    gate = case.candidates(tuple(way_of), seed=0)
     slowest = 0.0
     while limit.left > max(slowest, _SLOW_S):
         start = perf_counter()
-        contestant = next(gate, None)
+        candidate = next(gate, None)
         slowest = max(slowest, perf_counter() - start)
-        if contestant is None:
+        if candidate is None:
             break
-        if contestant.fatal:
-            raise RuntimeError(f"{contestant.name}: {contestant.reason}")
-        way = way_of[contestant.name]
-        if contestant.status == "ok":
-            ready[way] = contestant
+        if candidate.fatal:
+            raise RuntimeError(f"{candidate.name}: {candidate.reason}")
+        way = way_of[candidate.name]
+        if candidate.status == "ok":
+            ready[way] = candidate
             del reasons[way]
         else:
-            reasons[way] = f"{contestant.status}: {contestant.reason}"
+            reasons[way] = f"{candidate.status}: {candidate.reason}"
     return ready, reasons
 
 
 def _timed(
-    arena: OpArena, ready: Mapping[str, Contestant], sets: Sequence[Any], limit: TimeLimit, budget: Budget
+    case: Case, ready: Mapping[str, Candidate], sets: Sequence[Any], limit: TimeLimit, budget: Budget
 ) -> dict[str, dict[str, Any]]:
     """`figures` of those that are ready."""
-    least = bound(arena.work, arena.site.device, arena.dtype_key).seconds
+    least = bound(case.work, case.site.device, case.dtype_key).seconds
     budget = replace(budget, seconds=max(0.0, min(budget.seconds, limit.left)))
-    outcomes = time_on_sets(list(ready.values()), sets, "eager", arena.site.torch_device, budget)
-    release(arena.site.torch_device)
+    outcomes = time_on_sets(list(ready.values()), sets, "eager", case.site.torch_device, budget)
+    release(case.site.torch_device)
     return figures(
         {
             way: replace(outcome, bound_s=least) if isinstance(outcome, Measurement) else outcome
@@ -126,11 +124,11 @@ def _timed(
     )
 
 
-def _once_more(contestant: Contestant, inputs: Any, device: torch.device) -> tuple[torch.Tensor, float]:
+def _once_more(candidate: Candidate, inputs: Any, device: torch.device) -> tuple[torch.Tensor, float]:
     """(out, GiB that a call allocates at its peak)."""
-    assert contestant.bind is not None
+    assert candidate.bind is not None
     with torch.no_grad():
-        call = contestant.bind(inputs, "eager")
+        call = candidate.bind(inputs, "eager")
         peak = peak_memory(call, device)
         return call()[0], round(peak / 2**30, 3)
 

@@ -15,10 +15,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from expertile.lab.measure.interleaved import Budget, Candidate, release, time_interleaved
-from expertile.lab.operators.gate import compare
+from expertile.lab.measure.interleaved import Budget, TimedCall, release, time_interleaved
 from expertile.lab.operators.moe import Size, make_inputs, tolerance, train_reference, workload
-from expertile.lab.race.arena import Site
+from expertile.lab.race.case import Site
+from expertile.lab.race.gate import compare
 from expertile.lab.race.parts import figures
 from expertile.moe.permute import permutation
 from expertile.moe.router import RouterConfig, route
@@ -105,7 +105,7 @@ def measure_stages(shape: Size, site: Site, budget: Budget) -> dict[str, Any]:
         works = stage_works(shape)
         outcomes = time_interleaved(
             [
-                Candidate(name, _on_any_set(call), bound(works[name], site.device, w.dtype).seconds)
+                TimedCall(name, _on_any_set(call), bound(works[name], site.device, w.dtype).seconds)
                 for name, call in made.calls.items()
             ],
             policy="eager", device=site.torch_device, budget=budget,

@@ -8,21 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import lru_cache
-from importlib.util import find_spec
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from expertile.device import Device
-from expertile.lab.operators.base import Call, Dims, OpWorkload
+from expertile.lab.operators._supports import Supports
 from expertile.lab.race.gate import full_precision
+from expertile.lab.race.operator import Call, Dims, Workload
 from expertile.lab.race.routing import draw
 from expertile.ops.grouped_mm.api import grouped_mm
 from expertile.ragged import offs_from_sizes
 from expertile.roofline import Work
-
-Supports = Callable[[OpWorkload, Device], str | None]
 
 # (experts, hidden, FFN, top-k): as report 003 prints them, and published configurations (config.json of DeepSeek-V3 and
 # Qwen3-30B-A3B on Hugging Face).
@@ -57,20 +55,20 @@ def _drawn(routing: str, tokens: int, groups: int, top_k: int) -> tuple[int, ...
     return draw(routing, tokens, groups, top_k, seed=0)[0].group_sizes
 
 
-def sizes(w: OpWorkload) -> tuple[int, ...]:
+def sizes(w: Workload) -> tuple[int, ...]:
     """Rows of each group."""
     return _drawn(w["routing"], w["tokens"], w["groups"], w["top_k"])
 
 
-def rows(w: OpWorkload) -> int:
+def rows(w: Workload) -> int:
     return w["tokens"] * w["top_k"]
 
 
-def offs(w: OpWorkload, device: torch.device) -> Tensor:
+def offs(w: Workload, device: torch.device) -> Tensor:
     return offs_from_sizes(sizes(w)).to(device)
 
 
-def used(w: OpWorkload) -> int:
+def used(w: Workload) -> int:
     """Groups that have rows."""
     return sum(size > 0 for size in sizes(w))
 
@@ -87,7 +85,7 @@ def random(device: torch.device, seed: int) -> Callable[..., Tensor]:
     return make
 
 
-def product(w: OpWorkload, left: Callable[[int, int], Tensor], right: Callable[[int], Tensor]) -> tuple[Tensor, ...]:
+def product(w: Workload, left: Callable[[int, int], Tensor], right: Callable[[int], Tensor]) -> tuple[Tensor, ...]:
     """[M, N] float32: left(start, end) [rows, K] times right(group) [N, K] transposed, for each group with rows."""
     parts = []
     with full_precision():
@@ -96,7 +94,7 @@ def product(w: OpWorkload, left: Callable[[int, int], Tensor], right: Callable[[
     return (torch.cat(parts),)
 
 
-def spans(w: OpWorkload) -> Iterator[tuple[int, int, int]]:
+def spans(w: Workload) -> Iterator[tuple[int, int, int]]:
     """(group, first row, end row) of each group with rows."""
     end = 0
     for group, size in enumerate(sizes(w)):
@@ -111,37 +109,20 @@ def bf16_call(a: Tensor, weights: Tensor, ends: Tensor) -> Call:
     return lambda: (grouped_mm(a, b, offs=ends),)
 
 
-def bf16_work(w: OpWorkload) -> Work:
+def bf16_work(w: Workload) -> Work:
     m, n, k = rows(w), w["n"], w["k"]
     return Work(2.0 * m * n * k, 2.0 * (m * k + used(w) * n * k + m * n))
 
 
-def tolerance(w: OpWorkload) -> tuple[float, float]:
+def tolerance(w: Workload) -> tuple[float, float]:
     """One rounding to bfloat16, float32 sums in any order, and the tensor cores' 14 bits within 128 summands of FP8."""
     return 2.0**-8, 2.0**-7
 
 
-def installed(package: str, then: Supports) -> Supports:
-    """`then`, if `package` can be imported."""
-
-    def supports(w: OpWorkload, device: Device) -> str | None:
-        return f"{package} is not installed" if find_spec(package) is None else then(w, device)
-
-    return supports
-
-
-def on_gpu(w: OpWorkload, device: Device) -> str | None:
-    return None if device.kind == "cuda" else "needs a CUDA GPU"
-
-
-def anywhere(w: OpWorkload, device: Device) -> str | None:
-    return None
-
-
-def by_backend(backend: Any, problem_of: Callable[[OpWorkload, str], Any]) -> Supports:
+def by_backend(backend: Any, problem_of: Callable[[Workload, str], Any]) -> Supports:
     """What a backend of an operator says to the workload's problem."""
 
-    def supports(w: OpWorkload, device: Device) -> str | None:
+    def supports(w: Workload, device: Device) -> str | None:
         return backend.supports(problem_of(w, device.kind), device)
 
     return supports

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from expertile.formats.fp8 import Fp8Blocks
-from expertile.lab.operators import products
-from expertile.lab.operators._compiled import compiled_for
-from expertile.lab.operators.base import Call, Operator, OpWorkload, Rival
+from expertile.lab.operators._compiled import compiled_call
+from expertile.lab.operators._supports import anywhere
+from expertile.lab.race.operator import Call, Operator, Rival, Workload
 from expertile.ops.quantize.api import quantize_activations, quantize_rms_norm, quantize_swiglu, quantize_weights
 from expertile.ragged import offs_from_sizes
 from expertile.roofline import Work
@@ -29,7 +29,7 @@ _ROWS = ((16384, 7168), (32768, 4096), (16384, 2048), (4096, 14336), (8192, 768)
 _WEIGHTS = ((8, 4096, 7168), (8, 14336, 4096), (32, 7168, 2048), (128, 1536, 2048))
 
 
-def _inputs(w: OpWorkload, device: torch.device, seed: int) -> tuple[Tensor, ...]:
+def _inputs(w: Workload, device: torch.device, seed: int) -> tuple[Tensor, ...]:
     generator = torch.Generator(device).manual_seed(seed)
 
     def make(*shape: int) -> Tensor:
@@ -44,7 +44,7 @@ def _inputs(w: OpWorkload, device: torch.device, seed: int) -> tuple[Tensor, ...
     return (*inputs, _offs(w, device)) if w["transposed"] else inputs
 
 
-def _offs(w: OpWorkload, device: torch.device) -> Tensor:
+def _offs(w: Workload, device: torch.device) -> Tensor:
     groups = w["groups"]
     return offs_from_sizes([w["rows"] // groups + (g < w["rows"] % groups) for g in range(groups)]).to(device)
 
@@ -76,17 +76,17 @@ def _by_hand(what: str, x: Tensor, weight: Tensor | None, offs: Tensor | None) -
     return made.values, made.scales, turned.values, turned.scales
 
 
-def _parts(w: OpWorkload, inputs: tuple[Tensor, ...]) -> tuple[str, Tensor, Tensor | None, Tensor | None]:
+def _parts(w: Workload, inputs: tuple[Tensor, ...]) -> tuple[str, Tensor, Tensor | None, Tensor | None]:
     x, *rest = inputs
     offs = rest.pop() if w["transposed"] else None
     return w["what"], x, rest[0] if rest else None, offs
 
 
-def _reference(w: OpWorkload, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+def _reference(w: Workload, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     return tuple(x.float() for x in _by_hand(*_parts(w, inputs)))
 
 
-def _work(w: OpWorkload) -> Work:
+def _work(w: Workload) -> Work:
     """Largest magnitude, quotient and rounding of each element; each copy is quantised on its own."""
     rows, cols, size = w["rows"], w["cols"], w.torch_dtype.itemsize
     if w["what"] == "weights":
@@ -104,7 +104,7 @@ def _work(w: OpWorkload) -> Work:
     return Work(3.0 * n * copies, read * size + written)
 
 
-def _tolerance(w: OpWorkload) -> tuple[float, float]:
+def _tolerance(w: Workload) -> tuple[float, float]:
     """An e4m3 step (2^-3 of a value, 32 of 448) of few elements: where float32 roundings differ, ties fall otherwise.
 
     Ours are the reference's to the bit, which the tests hold them to; a rival may multiply by a rounded 1 / 448.
@@ -112,7 +112,7 @@ def _tolerance(w: OpWorkload) -> tuple[float, float]:
     return (5e-3, 2.0**-3)
 
 
-def _ours(w: OpWorkload, inputs: tuple[Tensor, ...]) -> Call:
+def _ours(w: Workload, inputs: tuple[Tensor, ...]) -> Call:
     what, x, weight, offs = _parts(w, inputs)
     if what == "weights":
         return lambda: _flat(quantize_weights(x))
@@ -130,19 +130,16 @@ def _flat(made: Fp8Blocks | tuple[Fp8Blocks, Fp8Blocks, Tensor]) -> tuple[Tensor
     return made[0].values, made[0].scales, made[1].values, made[1].scales
 
 
-def _torch(w: OpWorkload, inputs: tuple[Tensor, ...]) -> Call:
+def _torch(w: Workload, inputs: tuple[Tensor, ...]) -> Call:
     parts = _parts(w, inputs)
     return lambda: _by_hand(*parts)
 
 
-def _compiled(w: OpWorkload, inputs: tuple[Tensor, ...]) -> Call:
-    run, parts = compiled_for(w, _by_hand), _parts(w, inputs)
-    with torch.no_grad():
-        run(*parts)
-    return lambda: tuple(run(*parts))
+def _compiled(w: Workload, inputs: tuple[Tensor, ...]) -> Call:
+    return compiled_call(w, _by_hand, *_parts(w, inputs))
 
 
-def _allocated(w: OpWorkload) -> float:
+def _allocated(w: Workload) -> float:
     """The results; a norm with a transposed copy also keeps its rstd."""
     work, inputs = _work(w), w["rows"] * w["cols"] * w.torch_dtype.itemsize
     if w["what"] == "weights":
@@ -155,14 +152,14 @@ def _allocated(w: OpWorkload) -> float:
 
 def _workload(
     what: str, groups: int, rows: int, cols: int, transposed: bool = False, dtype: str = "bf16"
-) -> OpWorkload:
+) -> Workload:
     dims = (("what", what), ("groups", groups), ("rows", rows), ("cols", cols), ("transposed", transposed))
     shape = f"{groups}x{rows}x{cols}" if what == "weights" else f"{rows}x{cols}"
     name = f"{what}-{shape}{'-transposed' if transposed else ''}-{dtype}"
-    return OpWorkload(name, "quantize", "quantize_fp8", dims, dtype)
+    return Workload(name, "quantize", "quantize_fp8", dims, dtype)
 
 
-def _preset() -> tuple[OpWorkload, ...]:
+def _preset() -> tuple[Workload, ...]:
     found = [_workload("activations", 1, r, c) for r, c in _ROWS]
     found += [_workload("activations", 1, 16384, 7168, dtype="fp32")]
     found += [_workload(what, 1, r, c) for what in _SWIGLU for r, c in ((16384, 2048), (32768, 1024), (4096, 14336))]
@@ -179,11 +176,11 @@ OPERATORS = (
     Operator(
         "quantize_fp8", _inputs, _reference, _work,
         (
-            Rival("expertile", False, products.anywhere, _ours, peak_nbytes=_allocated),
-            Rival("torch", True, products.anywhere, _torch),
-            Rival("torch.compile", True, products.anywhere, _compiled),
+            Rival("expertile", False, anywhere, _ours, peak_nbytes=_allocated),
+            Rival("torch", True, anywhere, _torch),
+            Rival("torch.compile", True, anywhere, _compiled),
         ),
         _tolerance,
     ),
 )  # fmt: skip
-PRESETS: Mapping[str, Callable[[], tuple[OpWorkload, ...]]] = MappingProxyType({"quantize": _preset})
+PRESETS: Mapping[str, Callable[[], tuple[Workload, ...]]] = MappingProxyType({"quantize": _preset})

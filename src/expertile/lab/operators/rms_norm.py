@@ -10,9 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from expertile.lab.operators import _rows
-from expertile.lab.operators._compiled import compiled_for
+from expertile.lab.operators._compiled import compiled_call
 from expertile.lab.operators._rows import EPS
-from expertile.lab.operators.base import Call, Operator, OpWorkload
+from expertile.lab.race.operator import Call, Operator, Workload
 from expertile.ops.rows.rms_norm import rms_norm, rms_norm_backward
 from expertile.roofline import Work
 
@@ -24,12 +24,12 @@ _ROWS = (
 )  # fmt: skip
 
 
-def _inputs(w: OpWorkload, device: torch.device, seed: int) -> tuple[Tensor, ...]:
+def _inputs(w: Workload, device: torch.device, seed: int) -> tuple[Tensor, ...]:
     make = _rows.random(w, device, seed)
     return make(w["rows"], w["cols"]), make(w["cols"])
 
 
-def _backward_inputs(w: OpWorkload, device: torch.device, seed: int) -> tuple[Tensor, ...]:
+def _backward_inputs(w: Workload, device: torch.device, seed: int) -> tuple[Tensor, ...]:
     make = _rows.random(w, device, seed)
     dy, x = make(w["rows"], w["cols"]), make(w["rows"], w["cols"])
     rstd = torch.empty(w["rows"], device=device)
@@ -44,7 +44,7 @@ def _standardized(x: Tensor) -> tuple[Tensor, Tensor]:
     return x.double() * rstd, rstd
 
 
-def _reference(w: OpWorkload, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+def _reference(w: Workload, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     x, weight = inputs
     out = torch.empty(x.shape, device=x.device)
     for part in _rows.in_parts(w):
@@ -52,7 +52,7 @@ def _reference(w: OpWorkload, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     return (out,)
 
 
-def _backward_reference(w: OpWorkload, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+def _backward_reference(w: Workload, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     dy, x, weight = inputs[:3]
     dx = torch.empty(x.shape, device=x.device)
     dweight = torch.zeros(w["cols"], dtype=torch.float64, device=x.device)
@@ -65,20 +65,16 @@ def _backward_reference(w: OpWorkload, inputs: tuple[Tensor, ...]) -> tuple[Tens
     return dx, dweight
 
 
-def _work(w: OpWorkload) -> Work:
+def _work(w: Workload) -> Work:
     """A square added and two products for each element."""
     n, size = w["rows"] * w["cols"], w.torch_dtype.itemsize
     return Work(4.0 * n, (2.0 * n + w["cols"]) * size)
 
 
-def _backward_work(w: OpWorkload) -> Work:
+def _backward_work(w: Workload) -> Work:
     """n, g and the sum take 4 operations for each element, dx 3, the sum over rows 2; rstd is float32."""
     n, size = w["rows"] * w["cols"], w.torch_dtype.itemsize
     return Work(9.0 * n, (3.0 * n + 2 * w["cols"]) * size + 4.0 * w["rows"])
-
-
-def _allocated(w: OpWorkload) -> float:
-    return float(w["rows"] * w["cols"] * w.torch_dtype.itemsize)
 
 
 def _plain(x: Tensor, weight: Tensor) -> Tensor:
@@ -93,7 +89,7 @@ def _by_hand(dy: Tensor, x: Tensor, weight: Tensor, rstd: Tensor) -> tuple[Tenso
     return dx.to(x.dtype), (d * n).sum(0).to(weight.dtype)
 
 
-def _ours(w: OpWorkload, inputs: tuple[Tensor, ...]) -> Call:
+def _ours(w: Workload, inputs: tuple[Tensor, ...]) -> Call:
     x, weight = inputs
 
     def call() -> tuple[Tensor, ...]:
@@ -104,7 +100,7 @@ def _ours(w: OpWorkload, inputs: tuple[Tensor, ...]) -> Call:
     return call
 
 
-def _ours_backward(w: OpWorkload, inputs: tuple[Tensor, ...]) -> Call:
+def _ours_backward(w: Workload, inputs: tuple[Tensor, ...]) -> Call:
     dy, x, weight, rstd = inputs
 
     def call() -> tuple[Tensor, ...]:
@@ -115,11 +111,11 @@ def _ours_backward(w: OpWorkload, inputs: tuple[Tensor, ...]) -> Call:
     return call
 
 
-def _torch(w: OpWorkload, inputs: tuple[Tensor, ...]) -> Call:
+def _torch(w: Workload, inputs: tuple[Tensor, ...]) -> Call:
     return lambda: (_plain(*inputs),)
 
 
-def _torch_backward(w: OpWorkload, inputs: tuple[Tensor, ...]) -> Call:
+def _torch_backward(w: Workload, inputs: tuple[Tensor, ...]) -> Call:
     """torch's fused gradient, which only CUDA has; by hand elsewhere."""
     dy, x, weight, rstd = inputs
     if x.device.type != "cuda":
@@ -129,28 +125,22 @@ def _torch_backward(w: OpWorkload, inputs: tuple[Tensor, ...]) -> Call:
     return lambda: fused(dy, x, [w["cols"]], column, weight, [True, True])
 
 
-def _compiled(w: OpWorkload, inputs: tuple[Tensor, ...]) -> Call:
-    run = compiled_for(w, _plain)
-    with torch.no_grad():
-        run(*inputs)
-    return lambda: (run(*inputs),)
+def _compiled(w: Workload, inputs: tuple[Tensor, ...]) -> Call:
+    return compiled_call(w, _plain, *inputs)
 
 
-def _compiled_backward(w: OpWorkload, inputs: tuple[Tensor, ...]) -> Call:
-    run = compiled_for(w, _by_hand)
-    with torch.no_grad():
-        run(*inputs)
-    return lambda: tuple(run(*inputs))
+def _compiled_backward(w: Workload, inputs: tuple[Tensor, ...]) -> Call:
+    return compiled_call(w, _by_hand, *inputs)
 
 
-def _liger(w: OpWorkload, inputs: tuple[Tensor, ...]) -> Call:
+def _liger(w: Workload, inputs: tuple[Tensor, ...]) -> Call:
     from liger_kernel.ops.rms_norm import rms_norm_forward
 
     x, weight = inputs
     return lambda: (rms_norm_forward(x, weight, EPS, 0.0, "llama", None)[0],)
 
 
-def _liger_backward(w: OpWorkload, inputs: tuple[Tensor, ...]) -> Call:
+def _liger_backward(w: Workload, inputs: tuple[Tensor, ...]) -> Call:
     from liger_kernel.ops.rms_norm import _CASTING_MODE_LLAMA
     from liger_kernel.ops.rms_norm import rms_norm_backward as backward
     from liger_kernel.ops.utils import calculate_settings
@@ -161,21 +151,21 @@ def _liger_backward(w: OpWorkload, inputs: tuple[Tensor, ...]) -> Call:
     return lambda: backward(dy, x, weight, rstd, 0.0, mode, block, warps, False, None)[:2]
 
 
-def _quack(w: OpWorkload, inputs: tuple[Tensor, ...]) -> Call:
+def _quack(w: Workload, inputs: tuple[Tensor, ...]) -> Call:
     from quack.rmsnorm import rmsnorm_fwd
 
     x, weight = inputs
     return lambda: (rmsnorm_fwd(x, weight, eps=EPS)[0],)
 
 
-def _quack_backward(w: OpWorkload, inputs: tuple[Tensor, ...]) -> Call:
+def _quack_backward(w: Workload, inputs: tuple[Tensor, ...]) -> Call:
     from quack.rmsnorm import rmsnorm_bwd
 
     dy, x, weight, rstd = inputs
     return lambda: rmsnorm_bwd(x, weight, dy, rstd)[:2]
 
 
-def rows() -> tuple[OpWorkload, ...]:
+def rows() -> tuple[Workload, ...]:
     """Hidden sizes of well-known models, and long rows."""
     return _rows.forward_first(_rows.pair("rows", "rms_norm", r, c, d, "rmsnorm-") for r, c, d in _ROWS)
 
@@ -183,7 +173,7 @@ def rows() -> tuple[OpWorkload, ...]:
 OPERATORS = (
     Operator(
         "rms_norm", _inputs, _reference, _work,
-        _rows.rivals(_ours, _torch, _compiled, _liger, _quack, peak_nbytes=_allocated),
+        _rows.rivals(_ours, _torch, _compiled, _liger, _quack, peak_nbytes=_rows.one_result),
         _rows.tolerance,
     ),
     Operator(

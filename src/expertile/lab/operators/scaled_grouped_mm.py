@@ -24,8 +24,9 @@ from torch import Tensor
 from expertile.device import Device
 from expertile.formats.fp8 import E4M3_MAX, dequantize
 from expertile.lab.operators import products
-from expertile.lab.operators.base import Call, Operator, OpWorkload, Rival
+from expertile.lab.operators._supports import anywhere, installed, on_hopper
 from expertile.lab.race.baselines import DENSE
+from expertile.lab.race.operator import Call, Operator, Rival, Workload
 from expertile.ops.grouped_mm.problem import described
 from expertile.ops.quantize.api import quantize_activations, quantize_weights
 from expertile.ops.scaled_grouped_mm.api import scaled_grouped_mm
@@ -37,7 +38,7 @@ Inputs = tuple[Tensor, ...]
 OURS = tuple(b for b in BACKENDS if not b.peer and b.name != "loop")
 
 
-def make_inputs(w: OpWorkload, device: torch.device, seed: int) -> Inputs:
+def make_inputs(w: Workload, device: torch.device, seed: int) -> Inputs:
     """Quantised from bfloat16 numbers, the weights a group at a time."""
     make = products.random(device, seed)
     a = quantize_activations(make(products.rows(w), w["k"]))
@@ -58,12 +59,12 @@ def _right(inputs: Inputs, group: int) -> Tensor:
     return dequantize(inputs[2][group], inputs[3][group], (128, 128))
 
 
-def reference(w: OpWorkload, inputs: Inputs) -> tuple[Tensor, ...]:
+def reference(w: Workload, inputs: Inputs) -> tuple[Tensor, ...]:
     return products.product(w, partial(_left, inputs), partial(_right, inputs))
 
 
 @lru_cache(maxsize=1024)
-def problem(w: OpWorkload, kind: str) -> ScaledProblem:
+def problem(w: Workload, kind: str) -> ScaledProblem:
     """Without tensors: what a call on contiguous operands describes."""
     m, n, k, groups = products.rows(w), w["n"], w["k"], w["groups"]
     e4m3, device = torch.float8_e4m3fn, torch.device(kind)
@@ -81,11 +82,11 @@ def problem(w: OpWorkload, kind: str) -> ScaledProblem:
     )  # fmt: skip
 
 
-def work(w: OpWorkload) -> Work:
+def work(w: Workload) -> Work:
     return problem(w, "cuda").work(products.sizes(w))
 
 
-def ours(w: OpWorkload, inputs: Inputs, backend: str = "auto") -> Call:
+def ours(w: Workload, inputs: Inputs, backend: str = "auto") -> Call:
     a, scale_a, weights, scale_b, offs = inputs
     b = weights.transpose(-2, -1)
     return lambda: (scaled_grouped_mm(a, b, scale_a, scale_b, offs=offs, backend=backend),)
@@ -105,13 +106,13 @@ def _by_row(x: Tensor) -> tuple[Tensor, Tensor]:
     return (x / scale[:, None]).to(torch.float8_e4m3fn), scale
 
 
-def _torch(w: OpWorkload, inputs: Inputs) -> Call:
+def _torch(w: Workload, inputs: Inputs) -> Call:
     a, scale_a, weights, scale_b, offs = rowwise(inputs)
     b = weights.transpose(-2, -1)
     return lambda: (scaled_grouped_mm(a, b, scale_a, scale_b, offs=offs, backend="torch_scaled"),)
 
 
-def rowwise_reference(w: OpWorkload, inputs: Inputs) -> tuple[Tensor, ...]:
+def rowwise_reference(w: Workload, inputs: Inputs) -> tuple[Tensor, ...]:
     a, scale_a, weights, scale_b, _ = rowwise(inputs)
     return products.product(
         w, lambda start, end: a[start:end].float() * scale_a[start:end, None],
@@ -119,7 +120,7 @@ def rowwise_reference(w: OpWorkload, inputs: Inputs) -> tuple[Tensor, ...]:
     )  # fmt: skip
 
 
-def _torch_supports(w: OpWorkload, device: Device) -> str | None:
+def _torch_supports(w: Workload, device: Device) -> str | None:
     if device.kind != "cuda" or device.capability != (9, 0):
         return "PyTorch's kernel for row-wise scales needs compute capability 9.0"
     if w["k"] % 16 or w["n"] % 16:
@@ -127,7 +128,7 @@ def _torch_supports(w: OpWorkload, device: Device) -> str | None:
     return None
 
 
-def _bf16(w: OpWorkload, inputs: Inputs) -> Call:
+def _bf16(w: Workload, inputs: Inputs) -> Call:
     a = _left(inputs, 0, inputs[0].shape[0]).bfloat16()
     weights = torch.empty(inputs[2].shape, dtype=torch.bfloat16, device=a.device)
     for g in range(weights.shape[0]):
@@ -135,14 +136,14 @@ def _bf16(w: OpWorkload, inputs: Inputs) -> Call:
     return products.bf16_call(a, weights, inputs[4])
 
 
-def _bf16_reference(w: OpWorkload, inputs: Inputs) -> tuple[Tensor, ...]:
+def _bf16_reference(w: Workload, inputs: Inputs) -> tuple[Tensor, ...]:
     """Of the operands as that product has them, rounded to bfloat16."""
     return products.product(
         w, lambda start, end: _left(inputs, start, end).bfloat16(), lambda g: _right(inputs, g).bfloat16()
     )
 
 
-def _dense(w: OpWorkload, inputs: Inputs) -> Call:
+def _dense(w: Workload, inputs: Inputs) -> Call:
     a, weight = inputs[0], inputs[2][0].t()
     one = torch.ones((), device=a.device)
 
@@ -152,29 +153,29 @@ def _dense(w: OpWorkload, inputs: Inputs) -> Call:
     return call
 
 
-def _dense_reference(w: OpWorkload, inputs: Inputs) -> tuple[Tensor, ...]:
+def _dense_reference(w: Workload, inputs: Inputs) -> tuple[Tensor, ...]:
     with products.full_precision():
         return (inputs[0].float() @ inputs[2][0].float().t(),)
 
 
-def _dense_supports(w: OpWorkload, device: Device) -> str | None:
+def _dense_supports(w: Workload, device: Device) -> str | None:
     if device.kind != "cuda" or device.capability is None or device.capability < (8, 9):
         return "torch._scaled_mm needs compute capability 8.9 or later"
     m, n, k = products.rows(w), w["n"], w["k"]
     return None if m and n % 16 == 0 and k % 16 == 0 else f"N and K must be multiples of 16, got {n} and {k}"
 
 
-def _dense_tolerance(w: OpWorkload) -> tuple[float, float]:
+def _dense_tolerance(w: Workload) -> tuple[float, float]:
     """Fast accumulation keeps 14 bits of a sum over all of K, where the operator's tolerance is for 128 summands."""
     return 2.0**-8, 2.0**-6
 
 
-def _dense_work(w: OpWorkload) -> Work:
+def _dense_work(w: Workload) -> Work:
     m, n, k = products.rows(w), w["n"], w["k"]
     return Work(2.0 * m * n * k, float(m * k + n * k + 2 * m * n))
 
 
-def _deep_gemm(w: OpWorkload, inputs: Inputs) -> Call:
+def _deep_gemm(w: Workload, inputs: Inputs) -> Call:
     """The masked layout where all groups are equal, else the contiguous one; both without moving a row."""
     import deep_gemm
 
@@ -203,30 +204,28 @@ def _deep_gemm(w: OpWorkload, inputs: Inputs) -> Call:
     return contiguous
 
 
-def _deep_gemm_supports(w: OpWorkload, device: Device) -> str | None:
-    if device.kind != "cuda" or device.capability is None or device.capability < (9, 0):
-        return "needs compute capability 9.0 or later"
+def _deep_gemm_supports(w: Workload, device: Device) -> str | None:
     sizes = products.sizes(w)
     if len(set(sizes)) > 1 and any(size % 128 for size in sizes):
-        return "needs groups that are equal, or multiples of 128 rows"
-    return None
+        return on_hopper(w, device) or "needs groups that are equal, or multiples of 128 rows"
+    return on_hopper(w, device)
 
 
-def _workload(name: str, preset: str, groups: int, rows: int, n: int, k: int, note: str = "") -> OpWorkload:
+def _workload(name: str, preset: str, groups: int, rows: int, n: int, k: int, note: str = "") -> Workload:
     """`rows` of each group."""
     dims = products.dims(groups, groups * rows, 1, n, k)
-    return OpWorkload(name, preset, "scaled_grouped_mm", dims, "fp8", note)
+    return Workload(name, preset, "scaled_grouped_mm", dims, "fp8", note)
 
 
-def models() -> tuple[OpWorkload, ...]:
+def models() -> tuple[Workload, ...]:
     """The products of `int4_grouped_mm`'s models, in FP8."""
     return tuple(
-        OpWorkload(name, "int4-models", "scaled_grouped_mm", dims, "fp8", note)
+        Workload(name, "int4-models", "scaled_grouped_mm", dims, "fp8", note)
         for name, dims, note in products.model_products()
     )
 
 
-def sweep() -> tuple[OpWorkload, ...]:
+def sweep() -> tuple[Workload, ...]:
     """Report 002's 81 shapes: experts × rows of each × N × K."""
     dims = (2048, 4096, 7168)
     return tuple(
@@ -235,7 +234,7 @@ def sweep() -> tuple[OpWorkload, ...]:
     )  # fmt: skip
 
 
-def large() -> tuple[OpWorkload, ...]:
+def large() -> tuple[Workload, ...]:
     """Training and prefill sizes, decode, uneven rows, a square product as a yardstick for compute, and one that a CPU
     computes in a moment."""
     shapes = (
@@ -247,29 +246,29 @@ def large() -> tuple[OpWorkload, ...]:
     for phase, tokens, routing in routed:
         dims = products.dims(256, tokens, 8, 4096, 7168, routing)
         name = f"deepseek-v3-gate-up-{phase}"
-        found.append(OpWorkload(name, "fp8-large", "scaled_grouped_mm", dims, "fp8", "published configuration"))
+        found.append(Workload(name, "fp8-large", "scaled_grouped_mm", dims, "fp8", "published configuration"))
     dims = products.dims(4, 48, 2, 160, 256, "uniform")
-    return (*found, OpWorkload("fp8-small", "fp8-large", "scaled_grouped_mm", dims, "fp8"))
+    return (*found, Workload("fp8-small", "fp8-large", "scaled_grouped_mm", dims, "fp8"))
 
 
 OPERATORS = (
     Operator(
         "scaled_grouped_mm", make_inputs, reference, work,
         (
-            Rival("expertile", False, products.anywhere, ours),
+            Rival("expertile", False, anywhere, ours),
             *(
                 Rival(f"expertile-{b.name}", False, products.by_backend(b, problem), partial(ours, backend=b.name))
                 for b in OURS
             ),
             Rival("torch", True, _torch_supports, _torch, reference=rowwise_reference),
-            Rival("deepgemm", True, products.installed("deep_gemm", _deep_gemm_supports), _deep_gemm),
-            Rival("bf16", True, products.anywhere, _bf16, reference=_bf16_reference, work=products.bf16_work),
+            Rival("deepgemm", True, installed("deep_gemm", _deep_gemm_supports), _deep_gemm),
+            Rival("bf16", True, anywhere, _bf16, reference=_bf16_reference, work=products.bf16_work),
         ),
         products.tolerance,
-        (Rival(DENSE.name, True, _dense_supports, _dense, reference=_dense_reference, work=_dense_work,
+        (Rival(DENSE, True, _dense_supports, _dense, reference=_dense_reference, work=_dense_work,
                tolerance=_dense_tolerance),),
     ),
 )  # fmt: skip
-PRESETS: Mapping[str, Callable[[], tuple[OpWorkload, ...]]] = MappingProxyType(
+PRESETS: Mapping[str, Callable[[], tuple[Workload, ...]]] = MappingProxyType(
     {"fp8-sweep": sweep, "fp8-large": large, "int4-models": models}
 )

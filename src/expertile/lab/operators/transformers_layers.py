@@ -21,13 +21,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from expertile.lab.measure.interleaved import Budget, Candidate, failure_of, release, time_interleaved
-from expertile.lab.operators.base import ROUNDOFF, OpWorkload, Rival
-from expertile.lab.operators.gate import judge
-from expertile.lab.race.arena import Site
-from expertile.lab.race.gate import full_precision
+from expertile.lab.measure.interleaved import Budget, TimedCall, failure_of, release, time_interleaved
+from expertile.lab.race.case import Site, set_count
+from expertile.lab.race.gate import full_precision, judge
+from expertile.lab.race.operator import ROUNDOFF, Rival, Workload
 from expertile.lab.race.parts import figures
-from expertile.lab.race.timing import set_count
 from expertile.roofline import Work, bound
 
 Inputs = tuple[Tensor, ...]  # x [T, H], ids [T, k], weights [T, k], and dy [T, H] with a backward pass
@@ -253,7 +251,7 @@ def measure_case(
     """
     device = site.torch_device
     first = make_inputs(layer, case.tokens, case.both, 0)
-    count = min(set_count(int(work(layer, first).nbytes), site.device, device), _FEW_SETS)
+    count = min(set_count(int(work(layer, first).nbytes), site), _FEW_SETS)
     sets = [first, *(make_inputs(layer, case.tokens, case.both, seed) for seed in range(1, count))]
     least = min((work(layer, inputs) for inputs in sets), key=lambda w: w.nbytes)
     limit = bound(least, site.device, "bf16")
@@ -264,7 +262,7 @@ def measure_case(
     for policy in policies(case, device):
         right = [name for name in errors if policy == "eager" or name != "eager"]  # which waits for the GPU
         outcomes = time_interleaved(
-            [Candidate(name, _over(wanted[name], sets), limit.seconds) for name in right],
+            [TimedCall(name, _over(wanted[name], sets), limit.seconds) for name in right],
             policy=policy, device=device, num_sets=len(sets), budget=budget,
         )  # fmt: skip
         release(device)
@@ -281,7 +279,7 @@ def _judged(
 ) -> tuple[dict[str, float], dict[str, str]]:
     """By implementation: errors of those that are right, and why others are not."""
     truth = reference(layer, inputs)
-    w = OpWorkload(layer.model.name, "transformers", "experts", (("tokens", inputs[0].shape[0]),), "bf16")
+    w = Workload(layer.model.name, "transformers", "experts", (("tokens", inputs[0].shape[0]),), "bf16")
     errors, wrong = {}, {}
     for name, experts in wanted.items():
         rival = Rival(name, name != OURS, lambda *_: None, _binding(experts))
@@ -302,7 +300,7 @@ def _judged(
     return errors, wrong
 
 
-def _binding(experts: Any) -> Callable[[OpWorkload, Inputs], Callable[[], tuple[Tensor, ...]]]:
+def _binding(experts: Any) -> Callable[[Workload, Inputs], Callable[[], tuple[Tensor, ...]]]:
     return lambda _, inputs: _bind(experts, inputs)
 
 

@@ -1,4 +1,4 @@
-"""Gates a candidate in a process of its own, so that a crash or a hang becomes a row and not a lost run.
+"""Gates a user's candidate in a process of its own, so that a crash or a hang becomes a row and not a lost run.
 
 An illegal memory access poisons a CUDA context for good, and a deadlocked kernel never returns; neither
 reaches the process that measures. One child serves many workloads and is replaced when it dies. Requests go
@@ -19,22 +19,72 @@ import subprocess
 import sys
 import tempfile
 import time
-from contextlib import suppress
-from dataclasses import asdict, replace
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
 
 import torch
 
+from expertile.device import Device
 from expertile.lab.measure.interleaved import failure_of, release
-from expertile.lab.race.candidate import candidate_name, gather, load
-from expertile.lab.race.gate import Gate, gate_run, reference_for
+from expertile.lab.race.candidate import candidate_name, gather, load, parse_spec
+from expertile.lab.race.gate import judge as judge_rival
 from expertile.lab.race.operands import make_operands
-from expertile.lab.race.workloads import Workload
+from expertile.lab.race.operator import Call, Inputs, Rival, Verdict, Workload
+from expertile.lab.race.reference import limits_of, reference_for
+from expertile.lab.race.workloads import GroupedWorkload
+from expertile.ops.grouped_mm.backend import Backend
 from expertile.ops.grouped_mm.problem import Problem
 
 _REPEATS = 8  # calls after the gate, to bring out a crash that does not come at once
+
+
+class UserCandidates:
+    """The candidates of one run, each with a process that judges it. Use as a context manager.
+
+    Entering waits until all are loaded: ValueError names the first that cannot be, before anything is measured.
+    """
+
+    def __init__(self, specs: Sequence[str], device: torch.device, timeout_s: float = 180.0) -> None:
+        for spec in specs:
+            parse_spec(spec)
+        self.specs = {candidate_name(spec): spec for spec in specs}
+        self._gates = {name: CandidateGate(spec, device, timeout_s) for name, spec in self.specs.items()}
+        self._loaded: dict[str, Backend] = {}
+        self._open = ExitStack()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(self.specs)
+
+    def __enter__(self) -> UserCandidates:
+        with ExitStack() as stack:
+            for gate in self._gates.values():
+                stack.enter_context(gate)
+                gate.start()
+            for gate in self._gates.values():
+                gate.loaded()
+            self._open = stack.pop_all()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._open.close()
+
+    def check(self, name: str, workload: GroupedWorkload, seed: int) -> Verdict:
+        """The child's verdict; a candidate that passed is loaded into this process."""
+        verdict = self._gates[name].check(workload, seed)
+        if verdict.ok and name not in self._loaded:
+            self._loaded[name] = load(self.specs[name])
+        return verdict
+
+    def loaded(self, name: str) -> Backend | None:
+        """The backend of a candidate that has passed once."""
+        return self._loaded.get(name)
 
 
 class CandidateGate:
@@ -70,7 +120,7 @@ class CandidateGate:
             why = str(reason).removeprefix("candidate: ")
             raise ValueError(f"candidate {candidate_name(self.spec)} cannot be loaded: {why}")
 
-    def check(self, workload: Workload, seed: int) -> Gate:
+    def check(self, workload: GroupedWorkload, seed: int) -> Verdict:
         """The verdict on `workload`: the gate's own, or a failed one (`checked` 0) that says how the
         candidate ended.
         """
@@ -90,7 +140,7 @@ class CandidateGate:
             self.close()
             return _failed(self._unloadable)
         rel, worst = (math.inf if answer[key] is None else answer[key] for key in ("rel_error", "max_error"))
-        return Gate(answer["ok"], rel, worst, answer["reason"], answer["checked"])
+        return Verdict(answer["ok"], rel, worst, answer["reason"], answer["checked"])
 
     def close(self) -> None:
         """End the child, whatever it is doing."""
@@ -161,9 +211,9 @@ class CandidateGate:
         return next((line.strip() for line in reversed(lines) if line.strip()), "")[:200]
 
 
-def _failed(reason: str) -> Gate:
+def _failed(reason: str) -> Verdict:
     """No result to compare: nothing was checked."""
-    return Gate(False, math.inf, math.inf, reason, checked=0.0)
+    return Verdict(False, math.inf, math.inf, reason, checked=0.0)
 
 
 def _kill(child: subprocess.Popen[bytes]) -> None:
@@ -194,12 +244,10 @@ def serve(answers: IO[str], spec: str, device: torch.device) -> None:
         answers.flush()
 
 
-def judge(backend: Any, workload: Workload, device: torch.device, seed: int) -> Gate:
-    """Gate a candidate on two sets of random operands and call it a few times more. Exceptions become
-    reasons.
-    """
+def judge(backend: Backend, workload: GroupedWorkload, device: torch.device, seed: int) -> Verdict:
+    """Gate a candidate on two sets of random operands and call it a few times more. Exceptions become reasons."""
     try:
-        verdict = Gate(True, 0.0, 0.0)
+        verdict = Verdict(True, 0.0, 0.0)
         for attempt in range(2):
             verdict = _judge_once(backend, workload, device, seed + attempt)
             if not verdict.ok:
@@ -210,34 +258,29 @@ def judge(backend: Any, workload: Workload, device: torch.device, seed: int) -> 
         return _failed(failure_of(error, device).reason)
 
 
-def _judge_once(backend: Any, workload: Workload, device: torch.device, seed: int) -> Gate:
+def _judge_once(backend: Backend, workload: GroupedWorkload, device: torch.device, seed: int) -> Verdict:
     operands = make_operands(workload, device, seed)
     problem = Problem.from_tensors(operands.a, operands.b, operands.offs)
     sizes = workload.group_sizes
-    before = _fingerprint(operands.a), _fingerprint(operands.b)
-    config = backend.configs(problem, None)[0]
+    config = backend.configs(problem, Device.current(device))[0]
 
     def run(out: torch.Tensor | None) -> Any:
         return backend.run(problem.with_sizes(sizes if out is not None else None), operands, config, out)
 
-    def collect(result: Any) -> torch.Tensor:
+    def bind(w: Workload, inputs: Inputs) -> Call:
         own = torch.full(problem.out_shape, math.nan, dtype=problem.out_dtype, device=device)
-        return gather(result, problem, operands, own)
+        return lambda: (gather(run(None), problem, operands, own),)
 
+    rival = Rival(backend.name, True, lambda w, d: None, bind, bind_out=lambda w, inputs: run)
+    inputs = tuple(x for x in (operands.a, operands.b, operands.offs) if x is not None)
+    reference = reference_for(problem, operands, sizes)
+    verdict = judge_rival(rival, workload, inputs, reference, limits_of(problem, sizes))
     with torch.no_grad():
-        verdict = gate_run(run, problem, sizes, reference_for(problem, operands, sizes), device, collect)
         for _ in range(_REPEATS):
             run(None)
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-    if verdict.ok and (_fingerprint(operands.a), _fingerprint(operands.b)) != before:
-        return replace(verdict, ok=False, reason="changes its inputs")
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
     return verdict
-
-
-def _fingerprint(x: torch.Tensor) -> tuple[float, float]:
-    """Two sums that hardly any overwriting leaves alike."""
-    return float(x.sum(dtype=torch.float64)), float(torch.linalg.vector_norm(x, dtype=torch.float64))
 
 
 def _main() -> None:

@@ -58,13 +58,12 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from expertile.lab.operators import OpWorkload
 from expertile.lab.operators.custom import custom
-from expertile.lab.race.arena import AnyWorkload
+from expertile.lab.race.operator import Workload
 from expertile.lab.race.presets import ALL_PRESETS, workloads_for
 from expertile.lab.race.routing import draw
 from expertile.lab.race.routing_file import SUFFIXES
-from expertile.lab.race.workloads import Workload
+from expertile.lab.race.workloads import grouped
 from expertile.ops.grouped_mm.problem import Layout
 
 POLICIES = ("graph", "eager", "both")
@@ -81,7 +80,7 @@ class BenchSpec:
     """What to measure and how. Keys as in the module's example; `inline` are the [[workload]] tables."""
 
     presets: tuple[str, ...] = ()
-    inline: tuple[AnyWorkload, ...] = ()
+    inline: tuple[Workload, ...] = ()
     include: tuple[str, ...] = ()
     skip: tuple[str, ...] = ()
     only: tuple[str, ...] = ()
@@ -124,7 +123,7 @@ class BenchSpec:
         """The policies to measure: ("graph", "eager") for "both"."""
         return ("graph", "eager") if self.policy == "both" else (self.policy,)
 
-    def workloads(self) -> tuple[AnyWorkload, ...]:
+    def workloads(self) -> tuple[Workload, ...]:
         """The workloads of the presets, then the inline ones; with `only`, those whose names match one of its patterns
         ("wgrad-*"). ValueError for an option no preset takes."""
         presets = workloads_for(
@@ -187,7 +186,7 @@ def _spec(data: Mapping[str, Any], folder: Path) -> BenchSpec:
     return BenchSpec(inline=inline, **values)
 
 
-def _workload(where: str, table: Mapping[str, Any], folder: Path, seed: int) -> AnyWorkload:
+def _workload(where: str, table: Mapping[str, Any], folder: Path, seed: int) -> Workload:
     if "op" in table:
         return _op_workload(where, table)
     _known_keys(where, table, _WORKLOAD_KEYS)
@@ -214,12 +213,12 @@ def _workload(where: str, table: Mapping[str, Any], folder: Path, seed: int) -> 
     dims = {key: table.get(key, sum(sizes)) for key in ("m", "n", "k")}
     extra = {key: table[key] for key in ("a_layout", "b_layout", "note") if key in table}
     try:
-        return Workload(table["name"], "file", layout, sizes, dtype=table["dtype"], routing=routing, **dims, **extra)
+        return grouped(table["name"], "file", layout, sizes, dtype=table["dtype"], routing=routing, **dims, **extra)
     except ValueError as error:
         raise ValueError(f"{where.rstrip('.')}: {error}") from None
 
 
-def _op_workload(where: str, table: Mapping[str, Any]) -> OpWorkload:
+def _op_workload(where: str, table: Mapping[str, Any]) -> Workload:
     """A call of an operator other than the grouped product."""
     _known_keys(where, table, ("name", "op", "dtype", "dims"))
     for key in ("name", "op", "dtype"):

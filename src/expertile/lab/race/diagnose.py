@@ -1,14 +1,11 @@
 """Three small experiments that tell launch cost, split work and tensor cores apart, and say what they show.
 
-1. One large product against many small ones at EQUAL FLOPs: 8 x 1024³ = 1 x 2048³ = 1 x (8192 x 1024 x 1024).
-Beside
-   them 2896³, which has as many elements per matrix as the eight together (2896² ~ 8 x 1024²) but 2.83 times
-   their FLOPs: a comparison with it measures work, not launches.
-2. float16, bfloat16, TF32 and float32 products against the peak of each: a rate above the float32 peak is
-proof of
+1. One large product against many small ones at EQUAL FLOPs: 8 x 1024³ = 1 x 2048³ = 1 x (8192 x 1024 x 1024). Beside
+   them 2896³, which has as many elements per matrix as the eight together (2896² ~ 8 x 1024²) but 2.83 times their
+   FLOPs: a comparison with it measures work, not launches.
+2. float16, bfloat16, TF32 and float32 products against the peak of each: a rate above the float32 peak is proof of
    tensor cores, a ratio of two times is not.
-3. Cost of a launch: the same 64 calls issued one by one and replayed from a CUDA graph, for products of 256³
-and for a
+3. Cost of a launch: the same 64 calls issued one by one and replayed from a CUDA graph, for products of 256³ and for a
    kernel that does nothing worth mentioning.
 
 `diagnose` measures; `conclude` turns its records, or those of a file, into sentences.
@@ -16,7 +13,6 @@ and for a
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -26,21 +22,21 @@ from typing import Any
 import torch
 
 from expertile.device import Device
-from expertile.lab.measure.environment import Env, capture_env, new_run_id, timestamp, with_clocks
+from expertile.lab.measure.environment import Env, capture_env, new_run_id
 from expertile.lab.measure.interleaved import (
     Budget,
-    Candidate,
     Failure,
-    Measurement,
     Outcome,
+    TimedCall,
     failure_of,
     release,
     time_interleaved,
 )
 from expertile.lab.measure.timers import POLICIES, sets_for
-from expertile.lab.race.gate import Gate, check, full_precision
+from expertile.lab.race.gate import check, full_precision
 from expertile.lab.race.operands import free_memory
-from expertile.lab.race.record import Record, append, rates
+from expertile.lab.race.operator import Verdict
+from expertile.lab.race.record import Record, append, measured
 from expertile.roofline import Work, bound
 
 _DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "tf32": torch.float32, "fp32": torch.float32}
@@ -116,10 +112,8 @@ def diagnose(
     policies: Sequence[str] = POLICIES,
     quick: bool = False,
     out_path: str | Path | None = None,
-    on_record: Callable[[Record], None] | None = None,
-) -> list[Record]:
-    """Measure every case under every policy the device has; records go to `out_path` (JSONL) as they are
-    made.
+) -> Iterator[Record]:
+    """Measure every case under every policy the device has; records go to `out_path` (JSONL) as they are made.
 
     A case that is wrong or fails is a record with a reason.
     """
@@ -127,16 +121,12 @@ def diagnose(
     facts = Device.current(torch_device)
     env, run_id = capture_env(facts), new_run_id()
     budget = Budget(0.5 if quick else 2.0, min_rounds=7 if quick else 9)
-    records = []
     for group in experiments(facts):
         for policy in policies if torch_device.type == "cuda" else ("eager",):
             for record in _group(group, policy, facts, torch_device, budget, env, run_id):
-                records.append(record)
                 if out_path is not None:
                     append(out_path, record)
-                if on_record is not None:
-                    on_record(record)
-    return records
+                yield record
 
 
 def _group(
@@ -146,13 +136,13 @@ def _group(
     everything = sum(c.work.nbytes for c in cases)
     fit = 0.3 * (free_memory(device) or everything) * smallest / everything
     count = sets_for(int(smallest), facts.l2_bytes, fit, most=16)
-    verdicts: dict[Case, Gate | Failure] = {}
+    verdicts: dict[Case, Verdict | Failure] = {}
     candidates = []
     for case in cases:
         try:
             calls = [_prepare(case, device, seed) for seed in range(count)]
             verdicts[case] = _verify(case, calls[0])
-            candidates.append(Candidate(_name(case), lambda i, calls=calls: calls[i][0]()))  # type: ignore[misc]
+            candidates.append(TimedCall(_name(case), lambda i, calls=calls: calls[i][0]()))  # type: ignore[misc]
         except Exception as error:
             verdicts[case] = failure_of(error, device)
     right = [c for c in candidates if any(_name(k) == c.name and _passed(v) for k, v in verdicts.items())]
@@ -167,8 +157,8 @@ def _name(case: Case) -> str:
     return f"{case.workload} {case.dtype} {case.backend}"
 
 
-def _passed(verdict: Gate | Failure) -> bool:
-    return isinstance(verdict, Gate) and verdict.ok
+def _passed(verdict: Verdict | Failure) -> bool:
+    return isinstance(verdict, Verdict) and verdict.ok
 
 
 Prepared = tuple[Callable[[], Any], torch.Tensor, torch.Tensor]
@@ -199,7 +189,7 @@ def _prepare(case: Case, device: torch.device, seed: int) -> Prepared:
     return with_precision, a, b
 
 
-def _verify(case: Case, prepared: Prepared) -> Gate:
+def _verify(case: Case, prepared: Prepared) -> Verdict:
     call, a, b = prepared
     result = call()
     out = torch.stack(list(result)) if isinstance(result, list) else result.reshape(case.count, case.m, case.n)
@@ -222,35 +212,14 @@ def _matmul_precision(precision: str) -> Iterator[None]:
 
 
 def _record(
-    case: Case, policy: str, verdict: Gate | Failure, outcome: Outcome | None, facts: Device, env: Env, run_id: str
+    case: Case, policy: str, verdict: Verdict | Failure, outcome: Outcome | None, facts: Device, env: Env, run_id: str
 ) -> Record:
-    limit = bound(case.work, facts, case.dtype)
-    time_s = ci95_s = tflops = gbps = rel = worst = None
-    status, reason = "ok", ""
-    if isinstance(verdict, Gate):
-        rel, worst = verdict.rel_error, verdict.max_error
-        if not verdict.ok:
-            status, reason = "wrong", verdict.reason
-    else:
-        status, reason = verdict.status, verdict.reason
-    if isinstance(outcome, Measurement):
-        time_s, ci95_s = outcome.time_s, outcome.ci95_s
-        tflops, gbps = rates(case.work.flops, case.work.nbytes, time_s)
-        env = with_clocks(env, outcome.clocks)
-        if time_s < limit.seconds:
-            status = "refused"
-            reason = f"measured {time_s * 1e6:.3g} us, below the bound of {limit.seconds * 1e6:.3g} us"
-    elif outcome is not None:
-        status, reason = outcome.status, outcome.reason
-    elif status == "ok":
-        status, reason = "unsupported", "not measured"
+    gate = {"status": verdict.status, "reason": verdict.reason} if isinstance(verdict, Failure) else {
+        "status": "ok" if verdict.ok else "wrong", "reason": verdict.reason
+    }  # fmt: skip
     shape = {"count": case.count, "m": case.m, "n": case.n, "k": case.k, "launches": case.launches}
-    return Record(
-        case.op, case.workload, shape, case.dtype, case.backend, {}, policy, time_s, ci95_s, case.work.flops,
-        case.work.nbytes, tflops, gbps, limit.seconds, limit.limiter, _finite(rel), _finite(worst), status, reason,
-        env, run_id, timestamp(),
+    return measured(
+        op=case.op, workload=case.workload, shape=shape, dtype=case.dtype, backend=case.backend, config={},
+        policy=policy, work=case.work, limit=bound(case.work, facts, case.dtype), outcome=outcome, env=env, run=run_id,
+        rel_error=getattr(verdict, "rel_error", None), max_error=getattr(verdict, "max_error", None), **gate,
     )  # fmt: skip
-
-
-def _finite(value: float | None) -> float | None:
-    return value if value is not None and math.isfinite(value) else None

@@ -1,11 +1,13 @@
-"""The gate: whoever computes something else has no time.
+"""The gate: a backend that computes something else has no time.
 
-A result is compared with a product in higher precision (float32, float64 for float32 inputs, TF32 off) on
-random inputs. The output is filled with NaN before, so that an element nobody wrote fails, and what lies past
-offs[-1] must still be NaN afterwards. Two figures decide:
+A result on random inputs is compared with the reference in higher precision (TF32 off), from two calls. Memory of the
+outputs' sizes is filled with NaN in between, so that an element that is never written is likely to show. A rival that
+can write into a given tensor is first given one full of NaN, and what lies past offs[-1] must still be NaN afterwards.
+Two figures decide; of several outputs, or several calls, the worst counts:
 
 rel_error = ||out - ref||_F / ||ref||_F finds a systematic fault (a wrong accumulator, a swapped group);
-max_error = max |out - ref| / (|ref| + rms(ref of the group)) finds a single wrong element among millions.
+max_error finds a single wrong element among millions. It is max |out - ref| / max |ref|; in a result that is compared
+block by block |out - ref| / (|ref| + rms(ref of the block)).
 """
 
 from __future__ import annotations
@@ -13,59 +15,37 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
-from expertile.ops.grouped_mm.backend import Operands
-from expertile.ops.grouped_mm.problem import Layout, Problem
+from expertile.lab.race.operator import Blocks, Call, Part, Rival, Verdict, Workload
 
 # Largest relative error of one rounding to nearest (unit roundoff): 2^-(significand bits).
 _ROUNDOFF = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11, torch.float32: 2.0**-24}
-_PART_ELEMENTS = 1 << 25  # 128 MB of float32: what one step of the comparison holds a few times over
-_FLOPS = {"cuda": 2e13, "cpu": 2e11}  # above that, rows are sampled: below a second on either
+PART_ELEMENTS = 1 << 25  # 128 MB of float32: what one step of the comparison holds a few times over
 
 
-@dataclass(frozen=True)
-class Limits:
+class Limits(NamedTuple):
     """The largest relative Frobenius error and the largest error of an element that still count as right."""
 
     rel_error: float
     max_error: float
 
 
-@dataclass(frozen=True)
-class Gate:
-    """Verdict on one result. `checked` is the share of elements compared; all are checked for being
-    written.
-    """
-
-    ok: bool
-    rel_error: float
-    max_error: float
-    reason: str = ""
-    checked: float = 1.0
-
-
-# One block of the result: where it lies in out, and what it must be.
-Part = tuple[tuple[Any, ...], torch.Tensor]
-
-
 def limits(dtype_key: str, out_dtype: torch.dtype, k: int) -> Limits:
-    """What a right kernel may differ by: inputs of `dtype_key` (a key of `Device.peak_flops`), sums of `k`
-    products.
+    """What a right kernel may differ by: inputs of `dtype_key` (a key of `Device.peak_flops`), sums of `k` products.
 
     rel_error is the sum of
-    - rounding the result: at most u = 2^-8 (bf16), 2^-11 (fp16), 2^-24 (fp32) of each element. On random data
-    it is
-      0.42 u, which leaves room for one more rounding of partial sums (split K);
-    - float32 accumulation: 4 sqrt(k) 2^-24 for a random walk of roundings, and for tensor cores, which
-    truncate once
+    - rounding the result: at most u = 2^-8 (bf16), 2^-11 (fp16), 2^-24 (fp32) of each element. On random data the
+      error is 0.42 u, which leaves room for one more rounding of partial sums (split K);
+    - float32 accumulation: 4 sqrt(k) 2^-24 for a random walk of roundings, and for tensor cores, which truncate once
       per 16 products towards zero, another k/8 2^-24;
     - TF32 inputs: 2^-9, two operands cut to 11 bits each, twice over.
-    max_error is 8 times that: a partial sum that is rounded once more may be several times as large as the
-    result. Raises ValueError for a dtype without a stated limit.
+    max_error is 8 times that: a partial sum that is rounded once more may be several times as large as the result.
+    Raises ValueError for a dtype without a stated limit.
     """
     if dtype_key not in ("fp32", "tf32", "fp16", "bf16"):
         raise ValueError(f"dtype_key: expected fp32, tf32, fp16 or bf16, got {dtype_key!r}")
@@ -78,29 +58,28 @@ def limits(dtype_key: str, out_dtype: torch.dtype, k: int) -> Limits:
     return Limits(rel, 8.0 * rel)
 
 
-def check(out: torch.Tensor, reference: torch.Tensor, dtype_key: str, k: int) -> Gate:
+def check(out: Tensor, reference: Tensor, dtype_key: str, k: int) -> Verdict:
     """Compare `out` with `reference` of the same shape (float32 or float64), block by block of rows.
 
     `dtype_key` and `k` as in `limits`. NaN or infinity in `out` never passes.
     """
     if out.shape != reference.shape:
-        return Gate(False, math.inf, math.inf, f"shape: expected {list(reference.shape)}, got {list(out.shape)}")
+        return Verdict(False, math.inf, math.inf, f"shape: expected {list(reference.shape)}, got {list(out.shape)}")
     if out.dim() < 2:
         out, reference = out.reshape(1, -1), reference.reshape(1, -1)
     parts: list[Part] = []
     for index in _leading(tuple(out.shape[:-2])):
-        rows = max(1, _PART_ELEMENTS // max(out.shape[-1], 1))
+        rows = max(1, PART_ELEMENTS // max(out.shape[-1], 1))
         for start in range(0, out.shape[-2], rows):
             where: tuple[Any, ...] = (*index, slice(start, min(start + rows, out.shape[-2])))
             parts.append((where, reference[where]))
     return check_parts(out, parts, limits(dtype_key, out.dtype, k))
 
 
-def check_parts(out: torch.Tensor, parts: Iterable[Part], limit: Limits) -> Gate:
+def check_parts(out: Tensor, parts: Iterable[Part], limit: tuple[float, float]) -> Verdict:
     """Compare `out[where]` with what it must be, for every (where, reference) in `parts`."""
-    device = out.device
-    err2, ref2, largest = (torch.zeros((), dtype=torch.float64, device=device) for _ in range(3))
-    bad = torch.zeros((), dtype=torch.int64, device=device)
+    err2, ref2, largest = (torch.zeros((), dtype=torch.float64, device=out.device) for _ in range(3))
+    bad = torch.zeros((), dtype=torch.int64, device=out.device)
     for where, ref in parts:
         got = out[where].to(ref.dtype)
         if not got.numel():
@@ -115,171 +94,153 @@ def check_parts(out: torch.Tensor, parts: Iterable[Part], limit: Limits) -> Gate
         relative = torch.where(scale > 0, diff / scale, torch.where(diff > 0, math.inf, 0.0))
         largest = torch.maximum(largest, relative.nan_to_num(nan=math.inf, posinf=math.inf).max().double())
     if bad.item():
-        return Gate(False, math.inf, math.inf, f"{int(bad)} elements are NaN, infinite or were never written")
-    rel = math.sqrt(err2.item() / ref2.item()) if ref2.item() else (math.inf if err2.item() else 0.0)
-    worst = largest.item()
-    if not rel <= limit.rel_error:
-        return Gate(False, rel, worst, f"relative error {rel:.2e}, allowed {limit.rel_error:.2e}")
-    if not worst <= limit.max_error:
-        return Gate(False, rel, worst, f"largest error of an element {worst:.2e}, allowed {limit.max_error:.2e}")
-    return Gate(True, rel, worst)
+        return _wrong(f"{int(bad)} elements are NaN, infinite or were never written")
+    return _within(_ratio(math.sqrt(err2.item()), math.sqrt(ref2.item())), largest.item(), limit)
 
 
-@dataclass(frozen=True)
-class Reference:
-    """What a problem's result must be, held once or (where it is large) computed anew for each comparison."""
+def compare(outputs: Sequence[Tensor], reference: Sequence[Tensor] | Blocks, tolerance: tuple[float, float]) -> Verdict:
+    """Hold each of `outputs` against the reference of the same shape; NaN or infinity never passes.
 
-    parts: Callable[[], Iterable[Part]]
-    limit: Limits
-    checked: float
-
-
-def reference_for(
-    problem: Problem, operands: Operands, sizes: Sequence[int], hold_bytes: float = 0.0, seed: int = 0
-) -> Reference:
-    """The reference of `operands`; kept in memory when it takes at most `hold_bytes`.
-
-    `sizes` are the group sizes along the ragged dimension. Products that would take too long are compared on
-    randomly chosen rows of every group (`Reference.checked` is their share).
+    `tolerance` is what `rel_error` and `max_error` may be at most.
     """
-    work = problem.work(sizes)
-    share = min(1.0, _FLOPS[problem.device_type] / max(work.flops, 1.0))
-    summands = max(sizes, default=0) if problem.layout is Layout.RAGGED_K else problem.k
-    limit = limits(problem.dtype_key, problem.out_dtype, summands)
-    wide = torch.float64 if problem.dtype is torch.float32 else torch.float32
+    if not isinstance(outputs, tuple | list) or not all(isinstance(x, Tensor) for x in outputs):
+        what = outputs[0] if isinstance(reference, Blocks) and isinstance(outputs, tuple) else outputs
+        expected = "a tensor" if isinstance(reference, Blocks) else "a tuple of tensors"
+        return _wrong(f"result: expected {expected}, got {type(what).__name__}")
+    if isinstance(reference, Blocks):
+        return _compare_blocks(outputs[0], reference, tolerance)
+    if len(outputs) != len(reference):
+        return _wrong(f"result: expected {len(reference)} tensors, got {len(outputs)}")
+    rel = worst = 0.0
+    for index, (out, ref) in enumerate(zip(outputs, reference, strict=True)):
+        where = f"output {index}: " if len(reference) > 1 else ""
+        if out.shape != ref.shape:
+            return _wrong(f"{where}expected shape {list(ref.shape)}, got {list(out.shape)}")
+        bad, own_rel, own_worst = _errors(out, ref)
+        if bad:
+            return _wrong(f"{where}{bad} of {out.numel()} elements are NaN, infinite or were never written")
+        rel, worst = max(rel, own_rel), max(worst, own_worst)
+        own = _within(own_rel, own_worst, tolerance)
+        if not own.ok:
+            return Verdict(False, rel, worst, f"{where}{own.reason}")
+    return Verdict(True, rel, worst)
 
-    def compute() -> Iterator[Part]:
-        return _parts(problem, operands, sizes, wide, share, seed)
 
-    if math.prod(problem.out_shape) * share * wide.itemsize <= hold_bytes:
-        held = tuple(compute())
-        return Reference(lambda: held, limit, share)
-    return Reference(compute, limit, share)
+def judge(
+    rival: Rival,
+    workload: Workload,
+    inputs: tuple[Tensor, ...],
+    reference: Sequence[Tensor] | Blocks,
+    tolerance: tuple[float, float],
+) -> Verdict:
+    """Judge `rival` on `inputs`; its exceptions pass through. One that changes the inputs is wrong."""
+    before = [_fingerprint(x) for x in inputs]
+    with torch.enable_grad():
+        call = rival.bind(workload, inputs)
+        into = None if rival.bind_out is None else rival.bind_out(workload, inputs)
+    found = judge_calls(call, reference, tolerance, into, inputs[0].device)
+    if found.ok and [_fingerprint(x) for x in inputs] != before:
+        return Verdict(False, found.rel_error, found.max_error, "changes its inputs", found.checked)
+    return found
 
 
-def gate_run(
-    run: Callable[[torch.Tensor | None], Any],
-    problem: Problem,
-    sizes: Sequence[int],
-    reference: Reference,
-    device: torch.device,
-    collect: Callable[[Any], torch.Tensor] = lambda result: result,
-) -> Gate:
-    """Judge `run(out) -> result`, once into a poisoned `out` and once into a tensor of its own.
-
-    `problem` and `sizes` describe the operands behind `run`; rows or columns past offs[-1] of a given `out`
-    must be left alone. `collect` turns an own result into one tensor. Exceptions of `run` pass through.
-    """
-    poisoned = torch.full(problem.out_shape, math.nan, dtype=problem.out_dtype, device=device)
-    run(poisoned)
-    verdict = _judge(poisoned, problem, sizes, reference, tail_untouched=True)
-    del poisoned
-    if not verdict.ok:
-        return verdict
-    # The allocator hands this block to whoever next asks for as much: an unwritten element shows as NaN.
-    torch.full(problem.out_shape, math.nan, dtype=problem.out_dtype, device=device)
-    own = collect(run(None))
-    second = _judge(own, problem, sizes, reference, tail_untouched=False)
+def judge_calls(
+    call: Call,
+    reference: Sequence[Tensor] | Blocks,
+    tolerance: tuple[float, float],
+    into: Callable[[Tensor], Any] | None = None,
+    device: torch.device | None = None,
+) -> Verdict:
+    """Judge two calls: `call` twice, or `into` a tensor full of NaN on `device` and then `call`."""
+    with torch.no_grad():
+        if into is not None and isinstance(reference, Blocks):
+            out = torch.full(reference.shape, math.nan, dtype=reference.dtype, device=device)
+            into(out)
+            first = _compare_blocks(out, reference, tolerance, left_alone=True)
+            outputs: tuple[Tensor, ...] = (out,)
+            del out
+        else:
+            outputs = call()
+            first = compare(outputs, reference, tolerance)
+        if not first.ok:
+            return first
+        # The allocator hands this memory to whoever next asks for as much: an unwritten element shows as NaN.
+        poison = [torch.full_like(x, math.nan) for x in outputs if x.is_floating_point()]
+        del outputs, poison
+        second = compare(call(), reference, tolerance)
     if not second.ok:
-        return Gate(False, second.rel_error, second.max_error, f"without out: {second.reason}", second.checked)
-    worse = max(verdict, second, key=lambda g: g.rel_error)
-    return Gate(True, worse.rel_error, max(verdict.max_error, second.max_error), "", reference.checked)
+        how = "called again" if into is None else "without out"
+        return Verdict(False, second.rel_error, second.max_error, f"{how}: {second.reason}", second.checked)
+    rel, worst = max(first.rel_error, second.rel_error), max(first.max_error, second.max_error)
+    return Verdict(True, rel, worst, "", second.checked)
 
 
-def _judge(
-    out: torch.Tensor, problem: Problem, sizes: Sequence[int], reference: Reference, tail_untouched: bool
-) -> Gate:
-    if not isinstance(out, torch.Tensor):
-        return Gate(False, math.inf, math.inf, f"result: expected a tensor, got {type(out).__name__}")
-    if tuple(out.shape) != problem.out_shape or out.dtype != problem.out_dtype:
-        return Gate(
-            False, math.inf, math.inf,
-            f"result: expected {list(problem.out_shape)} {problem.out_dtype}, got {list(out.shape)} {out.dtype}",
-        )  # fmt: skip
-    live, tail = _split(out, problem, sizes)
-    unwritten = sum(int((~torch.isfinite(block)).sum()) for block in _blocks(live))
+def _compare_blocks(out: Tensor, ref: Blocks, tolerance: tuple[float, float], left_alone: bool = False) -> Verdict:
+    """`left_alone`: what a call must not write still has to be NaN."""
+    if tuple(out.shape) != ref.shape or out.dtype != ref.dtype:
+        return _wrong(f"result: expected {list(ref.shape)} {ref.dtype}, got {list(out.shape)} {out.dtype}")
+    live, tail = ref.split(out)
+    unwritten = sum(int((~torch.isfinite(block)).sum()) for block in _row_blocks(live))
     if unwritten:
-        reason = f"{unwritten} of {live.numel()} elements are NaN, infinite or were never written"
-        return Gate(False, math.inf, math.inf, reason)
-    if tail_untouched and tail.numel():
-        touched = int((~torch.isnan(tail)).sum())
-        if touched:
-            return Gate(False, math.inf, math.inf, f"{touched} elements past offs[-1] were overwritten")
-    verdict = check_parts(out, reference.parts(), reference.limit)
-    return Gate(verdict.ok, verdict.rel_error, verdict.max_error, verdict.reason, reference.checked)
+        return _wrong(f"{unwritten} of {live.numel()} elements are NaN, infinite or were never written")
+    touched = int((~torch.isnan(tail)).sum()) if left_alone and tail.numel() else 0
+    if touched:
+        return _wrong(f"{touched} elements past offs[-1] were overwritten")
+    return replace(check_parts(out, ref.parts(), tolerance), checked=ref.checked)
 
 
-def _split(out: torch.Tensor, problem: Problem, sizes: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
-    """(what the groups cover, what lies past them)."""
-    end = sum(sizes)
-    if problem.layout is Layout.RAGGED_M:
-        return out[:end], out[end:]
-    if problem.layout is Layout.RAGGED_N:
-        return out[:, :end], out[:, end:]
-    return out, out[:0]
-
-
-def _blocks(x: torch.Tensor) -> Iterator[torch.Tensor]:
+def _row_blocks(x: Tensor) -> Iterator[Tensor]:
     """Slices of `x` along its first dimension, of a bounded number of elements."""
-    rows = max(1, _PART_ELEMENTS // max(math.prod(x.shape[1:]), 1))
+    rows = max(1, PART_ELEMENTS // max(math.prod(x.shape[1:]), 1))
     for start in range(0, x.shape[0], rows):
         yield x[start : start + rows]
 
 
-def _parts(
-    problem: Problem, operands: Operands, sizes: Sequence[int], wide: torch.dtype, share: float, seed: int
-) -> Iterator[Part]:
-    generator = torch.Generator().manual_seed(seed)
-    with full_precision():
-        for index, a, b, bias in _products(problem.layout, operands, sizes):
-            b_wide = b.to(wide)
-            step = max(1, _PART_ELEMENTS // max(a.shape[1], b.shape[1], 1))
-            for rows in _row_blocks(a.shape[0], step, share, generator):
-                picked: Any = rows if isinstance(rows, slice) else rows.to(a.device)
-                ref = a[picked].to(wide) @ b_wide
-                if bias is not None:
-                    ref += bias.to(wide)
-                yield _shift(index, picked), ref
+def _errors(out: Tensor, ref: Tensor) -> tuple[int, float, float]:
+    """(elements that are not finite, relative Frobenius error, largest error over the largest entry)."""
+    out, ref = out.reshape(-1), ref.reshape(-1)
+    err2, ref2, largest, scale = (torch.zeros((), dtype=torch.float64, device=ref.device) for _ in range(4))
+    bad = torch.zeros((), dtype=torch.int64, device=ref.device)
+    for start in range(0, ref.numel(), PART_ELEMENTS):
+        want = ref[start : start + PART_ELEMENTS]
+        got = out[start : start + PART_ELEMENTS].to(want.dtype)
+        bad += (~torch.isfinite(got)).sum()
+        diff = (got - want).abs_()
+        err2 += diff.square().sum(dtype=torch.float64)
+        ref2 += want.square().sum(dtype=torch.float64)
+        largest = torch.maximum(largest, diff.max().double())
+        scale = torch.maximum(scale, want.abs().max().double())
+    return int(bad), _ratio(math.sqrt(err2.item()), math.sqrt(ref2.item())), _ratio(largest.item(), scale.item())
 
 
-def _products(
-    layout: Layout, operands: Operands, sizes: Sequence[int]
-) -> Iterator[tuple[tuple[Any, ...], torch.Tensor, torch.Tensor, torch.Tensor | None]]:
-    """(where in out, a of the group [r, k], b of the group [k, n], bias [n]) for every group with a
-    result.
-    """
-    a, b, bias = operands.a, operands.b, operands.bias
-    end = 0
-    for g, size in enumerate(sizes):
-        start, end = end, end + size
-        own = None if bias is None else bias[g]
-        if layout is Layout.BATCHED:
-            yield (g,), a[g], b[g], own
-        elif layout is Layout.RAGGED_K:
-            yield (g,), a[:, start:end], b[start:end], own
-        elif size and layout is Layout.RAGGED_M:
-            yield (slice(start, end),), a[start:end], b[g], own
-        elif size:
-            yield (slice(None), slice(start, end)), a[g], b[:, start:end], own
+def _ratio(error: float, size: float) -> float:
+    """Where all must be zero, nothing but zero is right."""
+    return error / size if size else (math.inf if error else 0.0)
 
 
-def _row_blocks(count: int, step: int, share: float, generator: torch.Generator) -> Iterator[slice | torch.Tensor]:
-    """All rows in blocks of `step`, or a random share of them (at least 16)."""
-    if share >= 1.0 or count <= 16:
-        for start in range(0, count, step):
-            yield slice(start, min(start + step, count))
-        return
-    picked = torch.randperm(count, generator=generator)[: max(16, math.ceil(count * share))].sort().values
-    yield from picked.split(step)
+def _within(rel: float, worst: float, limit: tuple[float, float]) -> Verdict:
+    names = ("relative error", "largest error of an element")
+    for error, allowed, what in zip((rel, worst), limit, names, strict=True):
+        if not error <= allowed:
+            return Verdict(False, rel, worst, f"{what} {error:.2e}, allowed {allowed:.2e}")
+    return Verdict(True, rel, worst)
 
 
-def _shift(index: tuple[Any, ...], rows: slice | torch.Tensor) -> tuple[Any, ...]:
-    """The block `rows` of the result at `index`, as an index into the whole."""
-    if isinstance(index[0], int):
-        return (index[0], rows)
-    base = index[0].start or 0
-    moved = slice(base + rows.start, base + rows.stop) if isinstance(rows, slice) else base + rows
-    return (moved, *index[1:])
+def _wrong(reason: str) -> Verdict:
+    return Verdict(False, math.inf, math.inf, reason)
+
+
+def _fingerprint(x: Tensor) -> tuple[float, float]:
+    """Two sums that hardly any overwriting leaves alike."""
+    if x.is_floating_point() and x.element_size() > 1:
+        with torch.no_grad():
+            return float(x.sum(dtype=torch.float64)), float(torch.linalg.vector_norm(x, dtype=torch.float64))
+    flat = x.reshape(-1).view(torch.uint8) if x.element_size() == 1 else x.reshape(-1)
+    total = squares = 0.0
+    for start in range(0, flat.numel(), PART_ELEMENTS):
+        part = flat[start : start + PART_ELEMENTS].double()
+        total, squares = total + float(part.sum()), squares + float(part.square().sum())
+    return total, squares
 
 
 def _leading(shape: tuple[int, ...]) -> Iterator[tuple[int, ...]]:

@@ -116,8 +116,8 @@ def measure_memory(
         finally:
             release(torch_device)
         record = MemoryRecord(
-            case.op, case.workload, case.shape, case.dtype, case.backend, peak, case.formula_nbytes, reason, env,
-            run_id, timestamp(),
+            op=case.op, workload=case.workload, shape=case.shape, dtype=case.dtype, backend=case.backend,
+            peak_nbytes=peak, formula_nbytes=case.formula_nbytes, reason=reason, env=env, run=run_id, date=timestamp(),
         )  # fmt: skip
         if out_path is not None:
             append(out_path, record)

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import torch
 
-from expertile.lab.race.workloads import Workload
+from expertile.lab.race.workloads import GroupedWorkload
 from expertile.ops.grouped_mm.backend import Operands
 from expertile.ops.grouped_mm.problem import Layout
 from expertile.ragged import offs_from_sizes
 
 
-def make_operands(workload: Workload, device: torch.device | str, seed: int, tail: int = 0) -> Operands:
+def make_operands(workload: GroupedWorkload, device: torch.device | str, seed: int, tail: int = 0) -> Operands:
     """Random operands of `workload` on `device`: a and b normal, b scaled by (mean summands per group)^-1/2.
 
     Shapes, dtype and strides are the workload's; results then have a size of about 1, safe in float16. `tail`
@@ -39,12 +39,12 @@ def make_operands(workload: Workload, device: torch.device | str, seed: int, tai
     return Operands(a, b, offs)
 
 
-def summands(workload: Workload) -> float:
+def summands(workload: GroupedWorkload) -> float:
     """Length of the sums behind one element: k, or its mean over the groups where K is ragged."""
     return workload.k / workload.groups if workload.layout is Layout.RAGGED_K else float(workload.k)
 
 
-def operand_sets(workload: Workload, device: torch.device, count: int, seed: int) -> list[Operands]:
+def operand_sets(workload: GroupedWorkload, device: torch.device, count: int, seed: int) -> list[Operands]:
     """`count` independent sets of operands, with group sizes and offs alike."""
     return [make_operands(workload, device, seed + i) for i in range(count)]
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from expertile.lab.race.workloads import Workload
+from expertile.lab.race.workloads import GroupedWorkload
 from expertile.ops.grouped_mm.backend import Operands
 from expertile.ops.grouped_mm.backends import by_name
 from expertile.ops.grouped_mm.problem import Layout, Problem
@@ -30,12 +30,12 @@ _PROCESS_BYTES = 2 << 30  # device memory that one process may take, its context
 class Job:
     """One backend with one config on one workload."""
 
-    workload: Workload
+    workload: GroupedWorkload
     backend: str
     config: Any
 
 
-def shrink(workload: Workload) -> Workload:
+def shrink(workload: GroupedWorkload) -> GroupedWorkload:
     """A small workload that needs the same code.
 
     Kept are: dtype, memory order, K and N modulo any tile size, the power of two that holds the groups, and what

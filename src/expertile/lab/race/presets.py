@@ -17,9 +17,9 @@ from expertile.device import Device
 from expertile.lab import operators
 from expertile.lab.ladder.workloads import ladder_workloads
 from expertile.lab.race import sweeps
-from expertile.lab.race.arena import AnyWorkload
+from expertile.lab.race.operator import Workload
 from expertile.lab.race.routing import Draw, Routing, draw, parse_routing
-from expertile.lab.race.workloads import Workload, ragged_m, wgrad
+from expertile.lab.race.workloads import GroupedWorkload, ragged_m, wgrad
 
 # Report 000's configurations: (matrices, side).
 _SQUARES = ((4, 512), (16, 512), (8, 1024), (64, 1024), (16, 2048), (32, 2048))
@@ -45,7 +45,7 @@ _REAL_MODELS = {
 }
 
 
-def _squares(routing: str = "zipf(1)", seed: int = 0) -> list[Workload]:
+def _squares(routing: str = "zipf(1)", seed: int = 0) -> list[GroupedWorkload]:
     """Each of report 000's lists of square products, and the same rows spread unevenly."""
     out = []
     parsed = parse_routing(routing)
@@ -57,7 +57,7 @@ def _squares(routing: str = "zipf(1)", seed: int = 0) -> list[Workload]:
     return out
 
 
-def _moe_ffn(routing: str | None = None, seed: int = 0) -> list[Workload]:
+def _moe_ffn(routing: str | None = None, seed: int = 0) -> list[GroupedWorkload]:
     """Report 001's feed-forward layer. Top-2 doubles each expert's share of rows."""
     out = []
     for top_k in (1, 2):
@@ -79,7 +79,7 @@ def _models(
     seq: int = 512,
     routing: str | None = None,
     seed: int = 0,
-) -> list[Workload]:
+) -> list[GroupedWorkload]:
     """Gate-up (both halves of SwiGLU in one product, N = 2·FFN) and down projections of each model.
 
     Prefill has batch·seq tokens (16 × 512 as report 003's full benchmark), decode one token for each of the
@@ -106,7 +106,7 @@ def _models(
     return out
 
 
-def _anchors(seed: int = 0) -> list[Workload]:
+def _anchors(seed: int = 0) -> list[GroupedWorkload]:
     """Grouped products and weight gradients at the sizes of well-known models, bf16, weights [G, N, K]."""
     forward = (  # name, groups, rows, K, N, routing, top-k
         ("moe-ffn-up", 8, 16384, 4096, 14336, "uneven(0.15)", 1),
@@ -143,12 +143,12 @@ def _anchors(seed: int = 0) -> list[Workload]:
     return out
 
 
-def _gradients(seed: int = 0) -> list[Workload]:
+def _gradients(seed: int = 0) -> list[GroupedWorkload]:
     """The weight gradients of `anchors`, and the input gradients of its forward products that compute limits."""
     return sweeps.gradients(_anchors(seed))
 
 
-def _cpu(seed: int = 0) -> list[Workload]:
+def _cpu(seed: int = 0) -> list[GroupedWorkload]:
     """Small products that a CPU multiplies in milliseconds and a GPU in microseconds: the layouts, row
     distributions and regimes (compute, decode, empty groups) that the large presets have."""
     forward = (  # name, groups, K, N, dtype, routing, tokens, top-k
@@ -171,17 +171,17 @@ def _cpu(seed: int = 0) -> list[Workload]:
     return out + _route(gradient, parse_routing("skewed"), 256, 2, seed)
 
 
-def _diagnose() -> list[Workload]:
+def _diagnose() -> list[GroupedWorkload]:
     """No grouped products: its cases are plain ones, measured by `diagnose.diagnose`."""
     return []
 
 
-def _expert_product(name: str, preset_name: str, experts: int, k: int, n: int, dtype: str) -> Workload:
+def _expert_product(name: str, preset_name: str, experts: int, k: int, n: int, dtype: str) -> GroupedWorkload:
     """A ragged-M product that has no rows yet."""
     return ragged_m(name, preset_name, (0,) * experts, k, n, dtype)
 
 
-def _route(workload: Workload, routing: Routing, tokens: int, top_k: int, seed: int) -> list[Workload]:
+def _route(workload: GroupedWorkload, routing: Routing, tokens: int, top_k: int, seed: int) -> list[GroupedWorkload]:
     """`workload` with rows drawn from `routing`: one for each layer of a file, else one.
 
     A file for another number of experts leaves it listed as unsupported, with the reason.
@@ -192,12 +192,12 @@ def _route(workload: Workload, routing: Routing, tokens: int, top_k: int, seed: 
     return [_with_draw(workload, d) for d in draw(routing, tokens, workload.groups, top_k, seed)]
 
 
-def _with_draw(workload: Workload, drawn: Draw) -> Workload:
+def _with_draw(workload: GroupedWorkload, drawn: Draw) -> GroupedWorkload:
     name = f"{workload.name}:{drawn.layer}" if drawn.layer else workload.name
     return workload.with_sizes(drawn.group_sizes, name=name, routing=drawn.label)
 
 
-_BUILDERS: Mapping[str, Callable[..., list[Workload]]] = MappingProxyType(
+_BUILDERS: Mapping[str, Callable[..., list[GroupedWorkload]]] = MappingProxyType(
     {
         "squares": _squares,
         "moe-ffn": _moe_ffn,
@@ -238,7 +238,7 @@ def preset_options(name: str) -> tuple[str, ...]:
     return tuple(inspect.signature(_builder(name)).parameters)
 
 
-def preset(name: str, **options: Any) -> tuple[Workload, ...]:
+def preset(name: str, **options: Any) -> tuple[GroupedWorkload, ...]:
     """The workloads of preset `name`, their names unique within it.
 
     Options (each preset takes those that mean something to it): `routing` (a spec of
@@ -252,7 +252,7 @@ def preset(name: str, **options: Any) -> tuple[Workload, ...]:
     return tuple(builder(**{k: v for k, v in options.items() if v is not None}))
 
 
-def workloads_for(names: Sequence[str], **options: Any) -> tuple[AnyWorkload, ...]:
+def workloads_for(names: Sequence[str], **options: Any) -> tuple[Workload, ...]:
     """The workloads of several of `ALL_PRESETS`; each option goes to the presets that take it.
 
     Raises ValueError for an option that none of them takes.
@@ -265,7 +265,7 @@ def workloads_for(names: Sequence[str], **options: Any) -> tuple[AnyWorkload, ..
                 f"{option}: expected a preset that takes this option ({', '.join(takers) or 'none does'}), "
                 f"got {', '.join(names)}"
             )
-    found: list[AnyWorkload] = []
+    found: list[Workload] = []
     for name in names:
         if name in operators.PRESETS:
             found += operators.presets()[name]()
@@ -285,7 +285,7 @@ def default_preset(device: Device) -> tuple[str, ...]:
     return ("cpu",)
 
 
-def _builder(name: str) -> Callable[..., list[Workload]]:
+def _builder(name: str) -> Callable[..., list[GroupedWorkload]]:
     if name not in _BUILDERS:
         raise ValueError(f"preset: expected one of {', '.join(ALL_PRESETS)}, got {name!r}")
     return _BUILDERS[name]

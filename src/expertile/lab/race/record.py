@@ -23,18 +23,18 @@ import math
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from expertile.lab.measure.environment import Env, check_number, check_text
+from expertile.lab.measure.environment import Env, check_number, check_text, timestamp, with_clocks
+from expertile.lab.measure.interleaved import Measurement, Outcome
+from expertile.roofline import Bound, Work
 
 MEMORY_SUFFIX = "-memory.jsonl"  # of files that hold `memory.MemoryRecord`s instead
 STATUSES = ("ok", "wrong", "refused", "unsupported", "failed")
 POLICIES = ("graph", "eager")
 LIMITERS = ("compute", "memory", "unknown")
-
-
 
 
 @dataclass(frozen=True)
@@ -133,6 +133,30 @@ class Record:
     def from_json(line: str) -> Record:
         """Parse and validate one line. Raises ValueError naming the key, what was expected and what came."""
         return Record(**object_of(line, [f.name for f in fields(Record)]))
+
+
+def measured(
+    *, work: Work, limit: Bound, outcome: Outcome | None, env: Env, status: str = "ok", reason: str = "",
+    unmeasured: str = "not measured", **fields: Any,
+) -> Record:
+    """The record of what was timed, now: `status` and `reason` are the gate's, and `outcome` decides where that passed.
+
+    `unmeasured` is the reason of a right backend without an outcome; `fields` are the record's other keys.
+    """
+    time_s = ci95_s = tflops = gbps = None
+    if isinstance(outcome, Measurement):
+        time_s, ci95_s, env = outcome.time_s, outcome.ci95_s, with_clocks(env, outcome.clocks)
+        tflops, gbps = rates(work.flops, work.nbytes, time_s)
+        if refused := replace(outcome, bound_s=limit.seconds).refused:
+            status, reason = "refused", refused
+    elif outcome is not None:
+        status, reason = outcome.status, outcome.reason
+    elif status == "ok":
+        status, reason = "unsupported", unmeasured
+    return Record(
+        time_s=time_s, ci95_s=ci95_s, flops=work.flops, nbytes=work.nbytes, tflops=tflops, gbps=gbps,
+        bound_s=limit.seconds, limiter=limit.limiter, status=status, reason=reason, env=env, date=timestamp(), **fields,
+    )  # fmt: skip
 
 
 def rates(flops: float, nbytes: float, time_s: float) -> tuple[float, float]:
@@ -287,13 +311,9 @@ def _exact_keys(where: str, data: Mapping[str, Any], expected: Iterable[str]) ->
         raise ValueError(f"{where}{unknown[0]}: unknown key; expected {', '.join(expected)}")
 
 
-
-
 def _choice(name: str, value: Any, known: tuple[str, ...]) -> None:
     if value not in known:
         raise ValueError(f"{name}: expected one of {', '.join(known)}, got {value!r}")
-
-
 
 
 def _interval(value: Any) -> tuple[float, float]:

@@ -1,6 +1,6 @@
 """Runs a bench: each workload is gated, then timed under each policy, and every record is written at once.
 
-    workload -> arena -> gate everyone -> time those that passed, interleaved -> records -> JSONL
+    workload -> case -> gate everyone -> time those that passed, interleaved -> records -> JSONL
 
 Nothing is lost on the way: a backend that does not support a workload, is wrong, runs out of memory or
 crashes is a record with a reason; an interrupted run keeps what it measured and `resume=True` goes on with
@@ -21,31 +21,28 @@ from typing import Any
 import torch
 
 from expertile.device import Device
-from expertile.lab.measure.environment import Env, capture_env, new_run_id, same_machine, timestamp, with_clocks
+from expertile.lab.measure.environment import Env, capture_env, new_run_id, same_machine
 from expertile.lab.measure.interleaved import (
     Budget,
     Failure,
     Measurement,
+    Outcome,
     device_alive,
     failure_of,
     quick_collections,
     release,
 )
 from expertile.lab.measure.timers import POLICIES
-from expertile.lab.operators.arena import OpArena
-from expertile.lab.operators.base import Operator, OpWorkload
-from expertile.lab.race.arena import AnyWorkload, Arena, Site, record_name
+from expertile.lab.operators.grouped_mm import OP, grouped_mm, rivals_of
 from expertile.lab.race.baselines import BASELINE_NAMES
-from expertile.lab.race.contestants import Contestant
-from expertile.lab.race.grouped_arena import Candidates, GroupedArena
+from expertile.lab.race.candidate_gate import UserCandidates
+from expertile.lab.race.case import Candidate, Case, Site
 from expertile.lab.race.operands import free_memory
-from expertile.lab.race.record import Record, append, rates, read
-from expertile.lab.race.timing import time_on_sets
-from expertile.lab.race.workloads import Workload
+from expertile.lab.race.operator import Operator, Workload, record_name
+from expertile.lab.race.record import Record, append, read
+from expertile.lab.race.timing import pick_configs, time_on_sets
 from expertile.ops.grouped_mm.backend import Backend
 from expertile.roofline import bound
-
-__all__ = ["Event", "record_name", "run"]
 
 _CPU_SECONDS = {False: 75.0, True: 25.0}  # keyed by quick: a whole run on a CPU stays within a coffee
 _GPU_BUDGET = {False: Budget(3.0), True: Budget(0.6, min_rounds=7, max_rounds=41, rel_ci=0.01)}
@@ -55,7 +52,7 @@ _GPU_BUDGET = {False: Budget(3.0), True: Budget(0.6, min_rounds=7, max_rounds=41
 class Event:
     """Progress for a display. `kind`:
 
-    "start" (text: run id) · "workload" (begins) · "gate" (a contestant was judged; text: "ok" or the reason)
+    "start" (text: run id) · "workload" (begins) · "gate" (a candidate was judged; text: "ok" or the reason)
     · "round" (text: round number; medians: seconds so far of each rival) · "record" (one was made) · "note" (text)
     · "end". `done` of `total` records are made; `eta_s` estimates the seconds left, None at the beginning.
     """
@@ -92,7 +89,7 @@ Key = tuple[str, str, str, str, str, str]  # op, workload, shape, dtype, backend
 
 
 def run(
-    workloads: Sequence[AnyWorkload],
+    workloads: Sequence[Workload],
     backends: Sequence[Backend] = (),
     *,
     operators: Sequence[Operator] = (),
@@ -111,8 +108,8 @@ def run(
 ) -> Iterator[Record]:
     """Measure `workloads`, with speed-of-light baselines beside them; yields records as they are made.
 
-    - `workloads`: grouped products (`Workload`), computed by `backends` and `candidates` beside `dense` and `copy`; and
-      calls of other operators (`OpWorkload`), computed by the rivals of the one in `operators` beside `copy`.
+    - `workloads`: grouped products (`GroupedWorkload`), computed by `backends` and `candidates`; and calls of other
+      operators, computed by the rivals of the one in `operators`; beside their baselines and `copy`.
     - `policies`: "graph" and/or "eager". A CPU has eager alone.
     - `out_path`: JSONL file that every record is appended to. `resume` skips what that file already holds from
       this machine and software, and carries on under the same run id.
@@ -138,12 +135,14 @@ def run(
     if not policies:
         raise ValueError("policies: the graph policy needs a CUDA device; use eager on this one")
     site = Site(Device.current(torch_device), torch_device)
-    entered = Candidates(candidates, torch_device, candidate_timeout_s)
-    arenas = [
-        _arena(w, site, tuple(backends), entered, {o.name: o for o in operators}, tune_configs, tuple(policies))
-        for w in workloads
-    ]
-    if candidates and workloads and not any(isinstance(a, GroupedArena) for a in arenas):
+    users = UserCandidates(candidates, torch_device, candidate_timeout_s)
+    known = {OP: grouped_mm(backends, rivals_of(users)), **{o.name: o for o in operators}}
+    for w in workloads:
+        if w.op not in known:
+            expected = ", ".join(o.name for o in operators) or "no operator"
+            raise ValueError(f"workload {w.name!r}: op: expected one of those given ({expected}), got {w.op!r}")
+    cases = [Case(w, site, known[w.op], tuple(policies), tune_configs) for w in workloads]
+    if candidates and workloads and not any(w.op == OP for w in workloads):
         raise ValueError(f"candidates: expected grouped products for them to compute, got {workloads[0].op} alone")
     env = capture_env(site.device)
     path = None if out_path is None else Path(out_path)
@@ -154,24 +153,7 @@ def run(
         tuple(policies), site, path, quick, tune_configs, seconds, rounds, run_id, env,
         secrets.randbits(31) if seed is None else seed,
     )  # fmt: skip
-    return _Session(settings, finished, on_event or (lambda event: None)).records(arenas, entered)
-
-
-def _arena(
-    workload: AnyWorkload,
-    site: Site,
-    backends: tuple[Backend, ...],
-    candidates: Candidates,
-    operators: Mapping[str, Operator],
-    all_configs: bool,
-    policies: tuple[str, ...],
-) -> Arena:
-    if isinstance(workload, Workload):
-        return GroupedArena(workload, site, backends, candidates, all_configs)
-    if not isinstance(workload, OpWorkload) or workload.op not in operators:
-        known = ", ".join(operators) or "no operator"
-        raise ValueError(f"workload {workload.name!r}: op: expected one of those given ({known}), got {workload.op!r}")
-    return OpArena(workload, site, operators[workload.op], policies)
+    return _Session(settings, finished, on_event or (lambda event: None)).records(cases, users)
 
 
 class _Session:
@@ -183,130 +165,117 @@ class _Session:
         self.started, self.done, self.total = time.monotonic(), 0, 0
         self.dead = ""  # why the device can no longer be used
 
-    def records(self, arenas: Sequence[Arena], candidates: Candidates) -> Iterator[Record]:
-        todo = [(arena, self._missing(arena)) for arena in arenas]
+    def records(self, cases: Sequence[Case], users: UserCandidates) -> Iterator[Record]:
+        todo = [(case, self._missing(case)) for case in cases]
         self.total = sum(len(missing) for _, missing in todo)
         self._tell("start", text=self.settings.run_id)
         if self.finished:
             self._tell("note", text=f"resuming run {self.settings.run_id}: {len(self.finished)} records are there")
-        with quick_collections(), candidates:
-            for index, (arena, missing) in enumerate(todo):
+        with quick_collections(), users:
+            for index, (case, missing) in enumerate(todo):
                 if missing:
-                    yield from self._workload(arena, missing, sum(1 for _, m in todo[index:] if m))
+                    yield from self._workload(case, missing, sum(1 for _, m in todo[index:] if m))
         self._tell("end")
 
-    def _missing(self, arena: Arena) -> set[tuple[str, str]]:
+    def _missing(self, case: Case) -> set[tuple[str, str]]:
         """(backend, policy) pairs that still need a record."""
         return {
             (name, policy)
             for policy in self.settings.policies
-            for name in arena.names
-            if _key(arena.workload, name, policy) not in self.finished
+            for name in case.names
+            if _key(case.workload, name, policy) not in self.finished
         }
 
-    def _workload(self, arena: Arena, missing: set[tuple[str, str]], workloads_left: int) -> Iterator[Record]:
+    def _workload(self, case: Case, missing: set[tuple[str, str]], workloads_left: int) -> Iterator[Record]:
         s = self.settings
-        self._tell("workload", arena.workload)
-        reason = self.dead or arena.workload.unsupported or self._too_large(arena)
+        self._tell("workload", case.workload)
+        reason = self.dead or case.workload.unsupported or self._too_large(case)
         if reason:
-            yield from self._reasons(arena, missing, "unsupported", reason)
+            yield from self._reasons(case, missing, "unsupported", reason)
             return
         try:
-            contestants = self._contestants(arena, {name for name, _ in missing})
+            candidates = self._candidates(case, {name for name, _ in missing})
         except Exception as error:
             failure = failure_of(error, self.device)
             self.dead = failure.reason if failure.kind == "fatal" else ""
-            yield from self._reasons(arena, missing, failure.status, failure.reason)
+            yield from self._reasons(case, missing, failure.status, failure.reason)
             return
         finally:
             release(self.device)
         for place, policy in enumerate(s.policies):
-            wanted = [c for c in contestants if (c.name, policy) in missing]
+            wanted = [c for c in candidates if (c.name, policy) in missing]
             left = workloads_left * len(s.policies) - place
-            yield from self._policy(arena, policy, wanted, self._budget(left))
+            yield from self._policy(case, policy, wanted, self._budget(left))
             release(self.device)
 
-    def _contestants(self, arena: Arena, names: set[str]) -> list[Contestant]:
+    def _candidates(self, case: Case, names: set[str]) -> list[Candidate]:
         """Everyone in `names`, gated."""
-        found: list[Contestant] = []
-        for contestant in arena.contestants(names, self.settings.seed):
-            found.append(contestant)
-            if contestant.name not in BASELINE_NAMES:
-                self._tell("gate", arena.workload, contestant.name, text=contestant.reason or "ok")
-            if contestant.fatal:
-                self.dead = f"{contestant.name} left the device unusable ({contestant.reason})"
+        found: list[Candidate] = []
+        for candidate in case.candidates(names, self.settings.seed):
+            found.append(candidate)
+            if candidate.name not in BASELINE_NAMES:
+                self._tell("gate", case.workload, candidate.name, text=candidate.reason or "ok")
+            if candidate.fatal:
+                self.dead = f"{candidate.name} left the device unusable ({candidate.reason})"
         return found
 
-    def _policy(self, arena: Arena, policy: str, contestants: list[Contestant], budget: Budget) -> Iterator[Record]:
-        s, workload = self.settings, arena.workload
-        ready = [c for c in contestants if c.bind is not None and policy in c.policies and not self.dead]
-        outcomes: dict[int, Measurement | Failure] = {}
+    def _policy(self, case: Case, policy: str, candidates: list[Candidate], budget: Budget) -> Iterator[Record]:
+        ready = [c for c in candidates if c.bind is not None and policy in c.policies and not self.dead]
+        outcomes: dict[int, Outcome] = {}
         tried: dict[int, int] = {}
-        screened_out: set[int] = set()
-
-        def tell(index: int, medians: Mapping[str, float]) -> None:
-            self._tell("round", workload, policy=policy, text=str(index), medians=_rivals(medians))
-
         try:
             if ready:
-                kept, tried = arena.screen(ready, policy, s.seed)
-                screened_out = {id(c) for c in ready} - {id(c) for c in kept}
-                ready = kept
-                timed = time_on_sets(ready, arena.input_sets(s.seed), policy, self.device, budget, tell)
-                outcomes = {id(c): outcome for c, outcome in zip(ready, timed, strict=True)}
+                outcomes, tried = self._timed(case, policy, ready, budget)
         except Exception as error:  # operands that do not fit, or a device that died while they were made
             failure = failure_of(error, self.device)
             outcomes = {id(c): failure for c in ready}
         if not self.dead and not device_alive(self.device):
             self.dead = next(
-                (f"{c.name}: {o.reason}" for c in ready if isinstance(o := outcomes[id(c)], Failure)),
+                (f"{c.name}: {o.reason}" for c in ready if isinstance(o := outcomes.get(id(c)), Failure)),
                 "the device stopped answering",
             )
-        for contestant in _without_slower_ways(contestants, outcomes):
-            if id(contestant) not in screened_out:
-                outcome = outcomes.get(id(contestant))
-                yield self._emit(self._record(arena, policy, contestant, outcome, tried.get(id(contestant))))
+        for candidate in _without_slower_ways(candidates, outcomes):
+            outcome = outcomes.get(id(candidate))
+            if outcome is not None or candidate not in ready:  # else slower than another config of its backend
+                yield self._emit(self._record(case, policy, candidate, outcome, tried.get(id(candidate))))
+
+    def _timed(
+        self, case: Case, policy: str, ready: list[Candidate], budget: Budget
+    ) -> tuple[dict[int, Outcome], dict[int, int]]:
+        """By `id` the outcome of each of `ready` that is worth a full measurement, and the configs it was one of."""
+        s = self.settings
+
+        def tell(index: int, medians: Mapping[str, float]) -> None:
+            self._tell("round", case.workload, policy=policy, text=str(index), medians=_rivals(medians))
+
+        sets = case.input_sets(s.seed)
+        tried: dict[int, int] = {}
+        if s.tune_configs:
+            ready, tried = pick_configs(ready, sets, policy, self.device)
+        timed = time_on_sets(ready, sets, policy, self.device, budget, tell)
+        return {id(c): outcome for c, outcome in zip(ready, timed, strict=True)}, tried
 
     def _record(
-        self, arena: Arena, policy: str, contestant: Contestant, outcome: Measurement | Failure | None,
-        tried: int | None,
-    ) -> Record:  # fmt: skip
-        s, work, workload = self.settings, contestant.work, arena.workload
-        limit = bound(work, s.site.device, arena.dtype_key)
-        time_s = ci95_s = tflops = gbps = None
-        status, reason, env = contestant.status, contestant.reason, s.env
-        if isinstance(outcome, Failure):
-            status, reason = outcome.status, outcome.reason
-        elif isinstance(outcome, Measurement):
-            outcome = replace(outcome, bound_s=limit.seconds)
-            time_s, ci95_s = outcome.time_s, outcome.ci95_s
-            tflops, gbps = rates(work.flops, work.nbytes, time_s)
-            env = with_clocks(env, outcome.clocks)
-            if outcome.refused:
-                status, reason = "refused", outcome.refused
-        elif status == "ok":
-            why = "it cannot be captured in a CUDA graph" if policy not in contestant.policies else self.dead
-            status, reason = "unsupported", f"not measured: {why}"
-        config = contestant.shown_config(policy)
-        if tried:
-            config["tried"] = tried
-        return Record(
-            workload.op, record_name(workload), workload.shape(), workload.dtype, contestant.name, config, policy,
-            time_s, ci95_s, work.flops, work.nbytes, tflops, gbps, limit.seconds, limit.limiter,
-            contestant.rel_error, contestant.max_error, status, reason, env, s.run_id, timestamp(),
-        )  # fmt: skip
+        self, case: Case, policy: str, candidate: Candidate, outcome: Outcome | None, tried: int | None
+    ) -> Record:
+        s = self.settings
+        why = "it cannot be captured in a CUDA graph" if policy not in candidate.policies else self.dead
+        limit = bound(candidate.work, s.site.device, case.dtype_key)
+        return case.record(
+            candidate, policy, outcome, limit, env=s.env, run=s.run_id, tried=tried, unmeasured=f"not measured: {why}"
+        )
 
-    def _reasons(self, arena: Arena, missing: set[tuple[str, str]], status: str, reason: str) -> Iterator[Record]:
+    def _reasons(self, case: Case, missing: set[tuple[str, str]], status: str, reason: str) -> Iterator[Record]:
         """One record with `reason` for everyone who was to run."""
         self.total -= sum(1 for name, _ in missing if name in BASELINE_NAMES)
         for policy in self.settings.policies:
-            for name in arena.names:
+            for name in case.names:
                 if (name, policy) in missing and name not in BASELINE_NAMES:
-                    nobody = Contestant(name, arena.work, status=status, reason=reason)
-                    yield self._emit(self._record(arena, policy, nobody, None, None))
+                    nobody = Candidate(name, case.work, status=status, reason=reason)
+                    yield self._emit(self._record(case, policy, nobody, None, None))
 
-    def _too_large(self, arena: Arena) -> str:
-        need, free = arena.memory_needed, free_memory(self.device)
+    def _too_large(self, case: Case) -> str:
+        need, free = case.memory_needed, free_memory(self.device)
         if not free or need <= 0.95 * free:
             return ""
         return f"needs about {need / 1e9:.1f} GB, {free / 1e9:.1f} GB are free on {self.settings.site.device.name}"
@@ -330,7 +299,7 @@ class _Session:
         return record
 
     def _tell(
-        self, kind: str, workload: AnyWorkload | None = None, backend: str = "", policy: str = "", **more: Any
+        self, kind: str, workload: Workload | None = None, backend: str = "", policy: str = "", **more: Any
     ) -> None:
         eta = None
         if self.done and self.total:
@@ -343,17 +312,17 @@ class _Session:
 
 
 def _without_slower_ways(
-    contestants: Sequence[Contestant], outcomes: Mapping[int, Measurement | Failure]
-) -> list[Contestant]:
-    """`contestants`, but of each baseline its fastest way alone; the first if none has a time."""
+    candidates: Sequence[Candidate], outcomes: Mapping[int, Outcome]
+) -> list[Candidate]:
+    """`candidates`, but of each baseline its fastest way alone; the first if none has a time."""
 
-    def seconds(contestant: Contestant) -> float:
-        outcome = outcomes.get(id(contestant))
+    def seconds(candidate: Candidate) -> float:
+        outcome = outcomes.get(id(candidate))
         return outcome.time_s if isinstance(outcome, Measurement) else math.inf
 
-    ways = [[c for c in contestants if c.name == name] for name in BASELINE_NAMES]
+    ways = [[c for c in candidates if c.name == name] for name in BASELINE_NAMES]
     best = [min(group, key=seconds) for group in ways if group]
-    return [c for c in contestants if c.name not in BASELINE_NAMES or any(c is b for b in best)]
+    return [c for c in candidates if c.name not in BASELINE_NAMES or any(c is b for b in best)]
 
 
 def _rivals(medians: Mapping[str, float]) -> dict[str, float]:
@@ -361,7 +330,7 @@ def _rivals(medians: Mapping[str, float]) -> dict[str, float]:
     return {name: seconds for name, seconds in medians.items() if name not in BASELINE_NAMES}
 
 
-def _key(workload: AnyWorkload, backend: str, policy: str) -> Key:
+def _key(workload: Workload, backend: str, policy: str) -> Key:
     shape = json.dumps(workload.shape(), sort_keys=True)
     return (workload.op, record_name(workload), shape, workload.dtype, backend, policy)
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from expertile.device import Device
 from expertile.lab.race.routing import draw
-from expertile.lab.race.workloads import Workload, ragged_m
+from expertile.lab.race.workloads import GroupedWorkload, ragged_m
 from expertile.ops.grouped_mm.problem import Layout
 from expertile.roofline import bound
 
@@ -37,7 +37,7 @@ def axis_of(name: str) -> tuple[str, str, int] | None:
     return (match[1], match[2], int(match[3])) if match else None
 
 
-def scaling(routing: str = "balanced", seed: int = 0) -> list[Workload]:
+def scaling(routing: str = "balanced", seed: int = 0) -> list[GroupedWorkload]:
     """How cost grows:
 
     - with tokens, 1 to 65536, in two models;
@@ -62,7 +62,7 @@ def scaling(routing: str = "balanced", seed: int = 0) -> list[Workload]:
     return out
 
 
-def skew(seed: int = 0) -> list[Workload]:
+def skew(seed: int = 0) -> list[GroupedWorkload]:
     """Uneven groups, each with a twin of the same FLOPs and bytes whose groups are even (see `twin`)."""
     rng = np.random.default_rng(seed)
     wide, tall = (2048, 1536), (4096, 14336)
@@ -74,14 +74,14 @@ def skew(seed: int = 0) -> list[Workload]:
         *(_uneven(f"mixtral-{case}", *tall, sizes, seed) for case, sizes in _cases(rng, 8, 16384).items()),
         *(_zipf("mixtral", *tall, 8, 16384, s, seed) for s in (1.0, 2.0)),
     ]
-    twins: dict[tuple[int, ...], Workload] = {}
+    twins: dict[tuple[int, ...], GroupedWorkload] = {}
     for workload in uneven:
         even = twin(workload)
         twins.setdefault((*even.group_sizes, even.k, even.n), even)
     return uneven + list(twins.values())
 
 
-def twin(workload: Workload) -> Workload:
+def twin(workload: GroupedWorkload) -> GroupedWorkload:
     """The same rows on as many groups as have any, spread evenly: same FLOPs, same bytes, no skew."""
     used = sum(size > 0 for size in workload.group_sizes)
     each, extra = divmod(workload.m, used)
@@ -90,12 +90,12 @@ def twin(workload: Workload) -> Workload:
     return ragged_m(name, workload.preset, sizes, workload.k, workload.n, workload.dtype, routing="balanced")
 
 
-def gradients(forward: Iterable[Workload]) -> list[Workload]:
+def gradients(forward: Iterable[GroupedWorkload]) -> list[GroupedWorkload]:
     """For every forward product that compute limits on an H200 the gradient of its input (dgrad), and all weight
     gradients among `forward` as they are.
 
-    dgrad: dout [rows, N] times weights [G, N, K] as they are stored -> [rows, K], in the notation of `Workload` a
-    product with K and N exchanged and b_layout "kn".
+    dgrad: dout [rows, N] times weights [G, N, K] as they are stored -> [rows, K], in the notation of
+    `GroupedWorkload` a product with K and N exchanged and b_layout "kn".
     """
     h200 = Device.by_name("h200")
     out = []
@@ -107,15 +107,15 @@ def gradients(forward: Iterable[Workload]) -> list[Workload]:
     return out
 
 
-def _even(name: str, preset: str, groups: int, rows: int, k: int, n: int) -> Workload:
+def _even(name: str, preset: str, groups: int, rows: int, k: int, n: int) -> GroupedWorkload:
     return ragged_m(name, preset, (rows,) * groups, k, n, "bf16", routing="balanced")
 
 
-def _uneven(name: str, k: int, n: int, sizes: Sequence[int], seed: int) -> Workload:
+def _uneven(name: str, k: int, n: int, sizes: Sequence[int], seed: int) -> GroupedWorkload:
     return ragged_m(name, "skew", sizes, k, n, "bf16", routing=f"{name} seed={seed}")
 
 
-def _zipf(model: str, k: int, n: int, groups: int, rows: int, s: float, seed: int) -> Workload:
+def _zipf(model: str, k: int, n: int, groups: int, rows: int, s: float, seed: int) -> GroupedWorkload:
     # top-1: drawing several experts for each token without replacement would flatten the shares
     (drawn,) = draw(f"zipf({s})", rows, groups, 1, seed)
     return ragged_m(f"{model}-zipf{s:g}", "skew", drawn.group_sizes, k, n, "bf16", routing=drawn.label)

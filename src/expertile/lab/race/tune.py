@@ -20,11 +20,11 @@ from typing import Any
 import torch
 
 from expertile.device import Device
-from expertile.lab.measure.environment import Env, capture_env, new_run_id, same_machine, timestamp, with_clocks
+from expertile.lab.measure.environment import Env, capture_env, new_run_id, same_machine
 from expertile.lab.measure.interleaved import (
     Budget,
-    Candidate,
     Measurement,
+    TimedCall,
     device_alive,
     failure_of,
     quick_collections,
@@ -32,15 +32,16 @@ from expertile.lab.measure.interleaved import (
     time_interleaved,
 )
 from expertile.lab.measure.timers import GraphTimer, HostTimer, Timer, sets_for
-from expertile.lab.race.arena import record_name
-from expertile.lab.race.contestants import Contestant, backend_contestants, make_bench, memory_needed
+from expertile.lab.operators.grouped_mm import grouped_mm, memory_needed
+from expertile.lab.race.case import Candidate, Case, Site
 from expertile.lab.race.operands import free_memory, operand_sets
+from expertile.lab.race.operator import record_name
 from expertile.lab.race.precompile import Job, precompile
-from expertile.lab.race.record import Record, append, rates, read
-from expertile.lab.race.timing import time_contestants
-from expertile.lab.race.tune_field import Entrant, narrowed
+from expertile.lab.race.record import Record, append, read
+from expertile.lab.race.timing import time_on_sets
+from expertile.lab.race.tune_field import Pair, narrowed
 from expertile.lab.race.tune_problems import problems, seed_of
-from expertile.lab.race.workloads import Workload
+from expertile.lab.race.workloads import GroupedWorkload, grouped
 from expertile.ops.grouped_mm.backend import Backend, Operands, config_dict
 from expertile.ops.grouped_mm.backends import BACKENDS, CPU_ORDER
 from expertile.ops.grouped_mm.choose import auto_configs
@@ -85,7 +86,11 @@ class Machine:
         """What `auto` goes by: graph replay, which a CPU does not have."""
         return "graph" if self.torch_device.type == "cuda" else "eager"
 
-    def problem(self, workload: Workload) -> Problem:
+    def case(self, workload: GroupedWorkload, rivals: Sequence[Pair] = ()) -> Case:
+        """`workload` and these pairs of backend and config, without baselines."""
+        return Case(workload, Site(self.device, self.torch_device), grouped_mm([r.alone for r in rivals]))
+
+    def problem(self, workload: GroupedWorkload) -> Problem:
         """What the library would see of `workload`: on a GPU no group sizes."""
         problem = workload.problem(self.torch_device.type, tf32_allowed())
         return problem.with_sizes(workload.group_sizes if self.torch_device.type == "cpu" else None)
@@ -100,14 +105,14 @@ def resumed(machine: Machine, path: Path | None) -> tuple[Machine, list[Record]]
     return (replace(machine, run_id=old[-1].run) if old else machine), old
 
 
-def field(workload: Workload, machine: Machine, backends: Sequence[Backend] = BACKENDS) -> tuple[Entrant, ...]:
-    """Those of `entrants` who are screened on `workload`; the same at every call."""
-    everyone = entrants(workload, machine, backends)
+def field(workload: GroupedWorkload, machine: Machine, backends: Sequence[Backend] = BACKENDS) -> tuple[Pair, ...]:
+    """Those of `pairs` who are screened on `workload`; the same at every call."""
+    everyone = pairs(workload, machine, backends)
     seed = zlib.crc32(f"{machine.seed} {record_name(workload)}".encode())
     return narrowed(everyone, machine.problem(workload), machine.device, machine.policy, seed)
 
 
-def entrants(workload: Workload, machine: Machine, backends: Sequence[Backend] = BACKENDS) -> tuple[Entrant, ...]:
+def pairs(workload: GroupedWorkload, machine: Machine, backends: Sequence[Backend] = BACKENDS) -> tuple[Pair, ...]:
     """Everyone whom `auto` may choose for `workload`, in the order in which ties are settled."""
     problem, device = machine.problem(workload), machine.device
     found = []
@@ -115,7 +120,7 @@ def entrants(workload: Workload, machine: Machine, backends: Sequence[Backend] =
         interpreted = device.kind != "cuda" and backend in BACKENDS and backend.name not in CPU_ORDER
         if interpreted or synchronises(backend, problem, device) or backend.supports(problem, device) is not None:
             continue
-        found += [Entrant(backend, config) for config in auto_configs(backend, problem, device)]
+        found += [Pair(backend, config) for config in auto_configs(backend, problem, device)]
     return tuple(found)
 
 
@@ -126,7 +131,7 @@ def tune(
     resume: bool = False,
     seed: int = 0,
     backends: Sequence[Backend] = BACKENDS,
-    workloads: Iterator[Workload] | None = None,
+    workloads: Iterator[GroupedWorkload] | None = None,
     most: int | None = None,
     device: torch.device | str | None = None,
     say: Say = lambda text: None,
@@ -163,9 +168,9 @@ def tune(
     return records
 
 
-def take(source: Iterator[Workload], finished: set[str], most: int) -> list[Workload]:
+def take(source: Iterator[GroupedWorkload], finished: set[str], most: int) -> list[GroupedWorkload]:
     """The first `most` workloads of `source` that are not among the `finished` names."""
-    found: list[Workload] = []
+    found: list[GroupedWorkload] = []
     for workload in source:
         if len(found) >= most:
             break
@@ -175,7 +180,7 @@ def take(source: Iterator[Workload], finished: set[str], most: int) -> list[Work
 
 
 def compile_all(
-    todo: Sequence[Workload], machine: Machine, backends: Sequence[Backend], seconds: float, say: Say
+    todo: Sequence[GroupedWorkload], machine: Machine, backends: Sequence[Backend], seconds: float, say: Say
 ) -> set[str]:
     """Compile our kernels for `todo` in parallel, for at most `seconds`; the names of the problems that are through."""
     if machine.torch_device.type != "cuda":
@@ -196,11 +201,11 @@ def compile_all(
 
 
 def measure(
-    workload: Workload,
+    workload: GroupedWorkload,
     machine: Machine,
-    rivals: Sequence[Entrant],
+    rivals: Sequence[Pair],
     *,
-    always: Sequence[Entrant] = (),
+    always: Sequence[Pair] = (),
     say: Say = lambda text: None,
 ) -> list[Record]:
     """Records of the fastest of `rivals` (and of each backend's best, and of `always`) on `workload`, gated and timed.
@@ -214,14 +219,13 @@ def measure(
             raise MemoryError(f"needs {need / 1e9:.1f} GB, {free / 1e9:.1f} GB are free")
         finalists = _screen(workload, machine, rivals, always)
         release(machine.torch_device)
-        contestants = _gate(workload, machine, finalists)
+        case = machine.case(workload, finalists)
+        candidates = list(case.candidates({r.backend.name for r in finalists}, machine.seed + 1))
         release(machine.torch_device)
-        records = _final(workload, machine, contestants, machine.policy)
-        limit = bound(
-            machine.problem(workload).work(workload.group_sizes), machine.device, _dtype_key(machine, workload)
-        )
+        records = _final(case, machine, candidates, machine.policy)
+        limit = bound(case.work, machine.device, case.dtype_key)
         if machine.policy == "graph" and limit.seconds < _EAGER_BELOW_S:
-            records += _final(workload, machine, contestants, "eager")
+            records += _final(case, machine, candidates, "eager")
     except Exception as error:
         say(f"{record_name(workload)}: {failure_of(error, machine.torch_device).reason}")
         return []
@@ -239,8 +243,8 @@ def measure(
 
 
 def _screen(
-    workload: Workload, machine: Machine, rivals: Sequence[Entrant], always: Sequence[Entrant]
-) -> list[Entrant]:
+    workload: GroupedWorkload, machine: Machine, rivals: Sequence[Pair], always: Sequence[Pair]
+) -> list[Pair]:
     """The finalists: within _CLOSE of the fastest, and the best of each backend; `always` in any case."""
     count = sets_for(
         workload.memory_nbytes, machine.device.l2_bytes, _MEMORY_SHARE * free_memory(machine.torch_device),
@@ -251,7 +255,7 @@ def _screen(
     cuda = machine.torch_device.type == "cuda"
     timer: Timer = GraphTimer(machine.torch_device, replay_s=2e-4, most=64) if cuda else HostTimer(most=3)
     outcomes = time_interleaved(
-        [Candidate(str(i), _call(r, problem, sets)) for i, r in enumerate(rivals)],
+        [TimedCall(str(i), _call(r, problem, sets)) for i, r in enumerate(rivals)],
         policy=machine.policy, device=machine.torch_device, num_sets=count, budget=_SCREENING, timer=timer,
     )  # fmt: skip
     times = {r: o.time_s for r, o in zip(rivals, outcomes.values(), strict=True) if isinstance(o, Measurement)}
@@ -264,53 +268,26 @@ def _screen(
     return [r for r in rivals if r in keep] + [r for r in always if r not in rivals]
 
 
-def _call(entrant: Entrant, problem: Problem, sets: Sequence[Operands]) -> Callable[[int], Any]:
-    return lambda index: entrant.backend.run(problem, sets[index], entrant.config, None)
+def _call(rival: Pair, problem: Problem, sets: Sequence[Operands]) -> Callable[[int], Any]:
+    return lambda index: rival.backend.run(problem, sets[index], rival.config, None)
 
 
-def _gate(workload: Workload, machine: Machine, finalists: Sequence[Entrant]) -> list[Contestant]:
-    bench = make_bench(workload, machine.device, machine.torch_device, machine.seed + 1)
-    return [c for f in finalists for c in backend_contestants(bench, f.alone)]
-
-
-def _final(workload: Workload, machine: Machine, contestants: Sequence[Contestant], policy: str) -> list[Record]:
-    ready = [c for c in contestants if c.bind is not None]
-    timed = time_contestants(
-        ready, workload, policy, machine.device, machine.torch_device, _FINAL, machine.seed
-    )  # fmt: skip
+def _final(case: Case, machine: Machine, candidates: Sequence[Candidate], policy: str) -> list[Record]:
+    ready = [c for c in candidates if c.bind is not None]
+    timed = time_on_sets(ready, case.input_sets(machine.seed), policy, machine.torch_device, _FINAL)
     outcomes = {id(c): o for c, o in zip(ready, timed, strict=True)}
-    return [_record(workload, machine, c, policy, outcomes.get(id(c))) for c in contestants]
+    limits = [bound(c.work, machine.device, case.dtype_key) for c in candidates]
+    return [
+        case.record(c, policy, outcomes.get(id(c)), limit, env=machine.env, run=machine.run_id)
+        for c, limit in zip(candidates, limits, strict=True)
+    ]
 
 
-def _dtype_key(machine: Machine, workload: Workload) -> str:
-    return machine.problem(workload).dtype_key
-
-
-def _record(workload: Workload, machine: Machine, contestant: Contestant, policy: str, outcome: Any) -> Record:
-    work = contestant.work
-    limit = bound(work, machine.device, _dtype_key(machine, workload))
-    time_s = ci95_s = tflops = gbps = None
-    status, reason, env = contestant.status, contestant.reason, machine.env
-    if isinstance(outcome, Measurement):
-        outcome = replace(outcome, bound_s=limit.seconds)
-        time_s, ci95_s = outcome.time_s, outcome.ci95_s
-        tflops, gbps = rates(work.flops, work.nbytes, time_s)
-        env = with_clocks(env, outcome.clocks)
-        status, reason = ("refused", outcome.refused) if outcome.refused else (status, reason)
-    elif outcome is not None:
-        status, reason = outcome.status, outcome.reason
-    return Record(
-        workload.op, record_name(workload), workload.shape(), workload.dtype, contestant.name,
-        contestant.shown_config(policy), policy, time_s, ci95_s, work.flops, work.nbytes, tflops, gbps, limit.seconds,
-        limit.limiter, contestant.rel_error, contestant.max_error, status, reason, env, machine.run_id, timestamp(),
-    )  # fmt: skip
-
-
-def workload_of(record: Record) -> Workload:
+def workload_of(record: Record) -> GroupedWorkload:
     """The workload that a record of a grouped product was made on."""
     s = record.shape
-    return Workload(
-        record.workload, "", Layout(s["layout"]), tuple(s["group_sizes"]), s["m"], s["n"], s["k"], record.dtype,
+    return grouped(
+        record.workload, "", Layout(s["layout"]), s["group_sizes"], s["m"], s["n"], s["k"], record.dtype,
         op=record.op, a_layout=s["a_layout"], b_layout=s["b_layout"], routing=s["routing"],
     )  # fmt: skip
 

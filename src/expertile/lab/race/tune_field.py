@@ -25,8 +25,8 @@ _AT_RANDOM = 2  # others, so that the table can be wrong and find out
 
 
 @dataclass(frozen=True)
-class Entrant:
-    """A backend with one config, before anything is known of it."""
+class Pair:
+    """A backend with one of its configs."""
 
     backend: Backend
     config: Any
@@ -38,9 +38,9 @@ class Entrant:
 
 
 def narrowed(
-    entrants: Sequence[Entrant], problem: Problem, device: Device, policy: str, seed: int
-) -> tuple[Entrant, ...]:
-    """Those of `entrants` worth timing, in their order; all of them where no table tells.
+    pairs: Sequence[Pair], problem: Problem, device: Device, policy: str, seed: int
+) -> tuple[Pair, ...]:
+    """Those of `pairs` worth timing, in their order; all of them where no table tells.
 
     Always in: every backend's default (its first config), and backends that the nearest problems did not run. Then
     those that are expected to be the fastest, and a few others drawn by `seed`.
@@ -48,12 +48,12 @@ def narrowed(
     table = load_table(device.slug)
     features = features_of(problem)
     near = nearest(table.of(policy), features, NEIGHBOURS) if table is not None else []
-    slowdowns = expected_slowdowns([Rival(e.backend, e.config) for e in entrants], features, near, device)
+    slowdowns = expected_slowdowns([Rival(e.backend, e.config) for e in pairs], features, near, device)
     known = {i: s for i, s in enumerate(slowdowns) if s is not None}
-    names = [e.backend.name for e in entrants]
-    keep = {names.index(name) for name in names} | (set(range(len(entrants))) - set(known))
+    names = [e.backend.name for e in pairs]
+    keep = {names.index(name) for name in names} | (set(range(len(pairs))) - set(known))
     order = sorted(known, key=known.__getitem__)
     keep |= {i for i in order[:_EXPECTED] if known[i] <= known[order[0]] + math.log(_WITHIN)}
     rest = [i for i in order if i not in keep]
     keep |= set(random.Random(seed).sample(rest, min(_AT_RANDOM, len(rest))))
-    return tuple(e for i, e in enumerate(entrants) if i in keep)
+    return tuple(e for i, e in enumerate(pairs) if i in keep)

@@ -18,7 +18,7 @@ import torch
 from expertile.device import Device
 from expertile.lab.race.presets import preset
 from expertile.lab.race.routing import draw
-from expertile.lab.race.workloads import Workload, ragged_m, wgrad
+from expertile.lab.race.workloads import GroupedWorkload, grouped, ragged_m, wgrad
 from expertile.ops.grouped_mm.problem import Layout
 
 # Hidden and FFN sizes of published models, and the halves and doubles that tensor parallelism and SwiGLU make.
@@ -40,7 +40,7 @@ _MEMORY_SHARE = 0.03  # of the device, for one set of operands
 _SEED_STEP = 100003
 
 
-def known(device: Device, seed: int = 0) -> tuple[Workload, ...]:
+def known(device: Device, seed: int = 0) -> tuple[GroupedWorkload, ...]:
     """The workloads of the presets anchors, squares, moe-ffn and models, without those that do not fit."""
     found = [w for name in ("anchors", "squares", "moe-ffn", "models") for w in preset(name, seed=seed)]
     if device.kind != "cuda":
@@ -49,7 +49,9 @@ def known(device: Device, seed: int = 0) -> tuple[Workload, ...]:
     return tuple(w for w in reversed(distinct.values()) if fits(w, device))
 
 
-def design(device: Device, seed: int = 0, preset_name: str = "tune", any_count: bool = False) -> Iterator[Workload]:
+def design(
+    device: Device, seed: int = 0, preset_name: str = "tune", any_count: bool = False
+) -> Iterator[GroupedWorkload]:
     """An endless sequence of workloads that fill the space evenly; the same for the same seed.
 
     Groups are numbers that models have, rows multiples of 16 from 256 on: far fewer kernels to compile. With
@@ -63,7 +65,7 @@ def design(device: Device, seed: int = 0, preset_name: str = "tune", any_count: 
             yield workload
 
 
-def grid(device: Device, seed: int = 0, preset_name: str = "tune") -> Iterator[Workload]:
+def grid(device: Device, seed: int = 0, preset_name: str = "tune") -> Iterator[GroupedWorkload]:
     """Every combination of groups, rows and layers that fits, forward and both gradients in bfloat16, and the half of
     them with skewed rows as well: neighbours on all sides for the problems of MoE layers."""
     for groups, rows, (k, n), routing in itertools.product(_GRID_GROUPS, _GRID_ROWS, _GRID_LAYERS, _GRID_ROUTINGS):
@@ -87,7 +89,7 @@ def seed_of(routing: str) -> int | None:
     return int(found[1]) // _SEED_STEP if found else None
 
 
-def problems(device: Device, seed: int = 0) -> Iterator[Workload]:
+def problems(device: Device, seed: int = 0) -> Iterator[GroupedWorkload]:
     """Known shapes, then the grid's, each of them and a designed one in turn, then designed ones without end; the order
     in which to measure."""
     designed = design(device, seed)
@@ -98,7 +100,7 @@ def problems(device: Device, seed: int = 0) -> Iterator[Workload]:
     yield from designed
 
 
-def fits(workload: Workload, device: Device) -> bool:
+def fits(workload: GroupedWorkload, device: Device) -> bool:
     """Whether a few dozen configs of it can be measured in about a second."""
     work = workload.problem(device.kind).work(workload.group_sizes)
     share = min(1.0, (device.peak("bf16") or device.peak("fp32") or 1e12) / 1e15)
@@ -111,7 +113,9 @@ def fits(workload: Workload, device: Device) -> bool:
     return work.flops <= most_flops and workload.memory_nbytes <= most_bytes
 
 
-def _workload(u: Sequence[float], device: Device, name: str, seed: int, preset_name: str, any_count: bool) -> Workload:
+def _workload(
+    u: Sequence[float], device: Device, name: str, seed: int, preset_name: str, any_count: bool
+) -> GroupedWorkload:
     """The point `u` in [0, 1)^7: rows, groups, K, N, kind, dtype, routing."""
     small = 1 if device.kind == "cuda" else 16
     rows = round((MOST_ROWS // small) ** u[0])
@@ -124,7 +128,7 @@ def _workload(u: Sequence[float], device: Device, name: str, seed: int, preset_n
     if kind == "batched":
         per_group = max(1, rows // groups)
         sizes = (per_group,) * groups
-        return Workload(f"batched-{name}", preset_name, Layout.BATCHED, sizes, per_group, n, k, dtype, routing="equal")
+        return grouped(f"batched-{name}", preset_name, Layout.BATCHED, sizes, per_group, n, k, dtype, routing="equal")
     sizes = group_sizes(routing, rows, groups, seed)
     label = f"{routing} seed={seed}"
     if kind == "wgrad":

@@ -12,12 +12,12 @@ from pathlib import Path
 import torch
 
 from expertile.lab.measure.interleaved import quick_collections
-from expertile.lab.race.arena import record_name
+from expertile.lab.race.operator import record_name
 from expertile.lab.race.record import Record, append
 from expertile.lab.race.tune import Machine, compile_all, field, measure, resumed, take
-from expertile.lab.race.tune_field import Entrant
+from expertile.lab.race.tune_field import Pair
 from expertile.lab.race.tune_problems import design
-from expertile.lab.race.workloads import Workload
+from expertile.lab.race.workloads import GroupedWorkload
 from expertile.ops.grouped_mm.backend import Backend, config_dict
 from expertile.ops.grouped_mm.backends import BACKENDS
 from expertile.ops.grouped_mm.choose import choose
@@ -49,7 +49,7 @@ def verify(
     resume: bool = False,
     seed: int | None = None,
     backends: Sequence[Backend] = BACKENDS,
-    workloads: Iterator[Workload] | None = None,
+    workloads: Iterator[GroupedWorkload] | None = None,
     device: torch.device | str | None = None,
     say: Callable[[str], None] = lambda text: None,
 ) -> list[Record]:
@@ -83,7 +83,7 @@ def verify(
                 break
             rivals = field(workload, machine, backends)
             choice = choose(machine.problem(workload), machine.device, tuple(backends), machine.policy, True)
-            chosen = Entrant(choice.backend, choice.config)
+            chosen = Pair(choice.backend, choice.config)
             made = [
                 r for r in measure(workload, machine, rivals, always=(chosen,), say=say) if r.policy == machine.policy
             ]
@@ -113,7 +113,7 @@ def _fresh_seed(machine: Machine, seed: int | None) -> int:
     return seed
 
 
-def _unseen(machine: Machine, seed: int) -> Iterator[Workload]:
+def _unseen(machine: Machine, seed: int) -> Iterator[GroupedWorkload]:
     """Designed problems that are not in this GPU's table."""
     table = load_table(machine.device.slug)
     seen = {m.features for m in table.problems} if table else set()

@@ -1,39 +1,33 @@
-"""Workload: one grouped product to measure, with exact shapes, dtype and rows per group, and no tensor
-inside.
+"""Grouped products to measure: exact shapes, dtype and rows per group, and no tensor inside.
 
-The dimensions follow `Problem` (ops/grouped_mm/problem.py): `m`, `n`, `k` are per-group sizes, and the ragged
-one is the total over all groups. Presets of workloads are in `presets.py`.
+The dimensions follow `Problem` (ops/grouped_mm/problem.py): `m`, `n`, `k` are per-group sizes, and the ragged one is
+the total over all groups. Presets of workloads are in `presets.py`.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
 from expertile.device import Device
+from expertile.lab.race.operator import Dims, Workload
 from expertile.ops.grouped_mm.problem import Layout, Problem
 from expertile.ragged import tiles_per_group
 
 OPS = ("grouped_mm", "scaled_grouped_mm")
-TORCH_DTYPES = {
-    "bf16": torch.bfloat16,
-    "fp16": torch.float16,
-    "fp32": torch.float32,
-    "fp8": torch.float8_e4m3fn,
-}
 # How the last two dimensions lie in memory. "nk": weights stored [G, N, K] (as torch.nn.Linear does) and
 # passed transposed; "km": activations stored [K_tot, M] and passed transposed, as the weight gradient does.
 A_LAYOUTS = ("mk", "km")
 B_LAYOUTS = ("nk", "kn")
 
 
-@dataclass(frozen=True)
-class Workload:
-    """One grouped product.
+@dataclass(frozen=True, kw_only=True)
+class GroupedWorkload(Workload):
+    """One grouped product; `dims` follow from the other fields.
 
     | layout   | a           | b           | out        | group_sizes             | total held by |
     |----------|-------------|-------------|------------|-------------------------|---------------|
@@ -47,27 +41,24 @@ class Workload:
     Raises ValueError naming the field, what was expected and what came.
     """
 
-    name: str
-    preset: str
+    op: str = "grouped_mm"
+    dims: Dims = field(init=False, default=())
     layout: Layout
     group_sizes: tuple[int, ...]
     m: int
     n: int
     k: int
-    dtype: str
-    op: str = "grouped_mm"
     a_layout: str = "mk"
     b_layout: str = "nk"
     routing: str = ""
-    note: str = ""
-    unsupported: str = ""
 
     def __post_init__(self) -> None:
+        dims = ("layout", "groups", "m", "n", "k", "group_sizes", "a_layout", "b_layout", "routing")
+        values = {**{d: getattr(self, d) for d in dims}, "layout": self.layout.value}
+        object.__setattr__(self, "dims", tuple(values.items()))
+        super().__post_init__()
         where = f"workload {self.name!r}: "
-        if not self.name:
-            raise ValueError("workload: name: expected a non-empty string, got ''")
         _one_of(where, "op", self.op, OPS)
-        _one_of(where, "dtype", self.dtype, tuple(TORCH_DTYPES))
         _one_of(where, "a_layout", self.a_layout, A_LAYOUTS)
         _one_of(where, "b_layout", self.b_layout, B_LAYOUTS)
         if not self.group_sizes:
@@ -76,10 +67,10 @@ class Workload:
             if size < 0:
                 raise ValueError(f"{where}group_sizes[{g}]: expected 0 or more, got {size}")
         ragged = _RAGGED_FIELD.get(self.layout)
-        for field in ("m", "n", "k"):
-            least = 0 if field == ragged else 1
-            if getattr(self, field) < least:
-                raise ValueError(f"{where}{field}: expected {least} or more, got {getattr(self, field)}")
+        for dim in ("m", "n", "k"):
+            least = 0 if dim == ragged else 1
+            if getattr(self, dim) < least:
+                raise ValueError(f"{where}{dim}: expected {least} or more, got {getattr(self, dim)}")
         if ragged is None:
             if set(self.group_sizes) != {self.m}:
                 raise ValueError(
@@ -95,10 +86,6 @@ class Workload:
     @property
     def groups(self) -> int:
         return len(self.group_sizes)
-
-    @property
-    def torch_dtype(self) -> torch.dtype:
-        return TORCH_DTYPES[self.dtype]
 
     @property
     def out_torch_dtype(self) -> torch.dtype:
@@ -173,48 +160,46 @@ class Workload:
             allow_tf32=allow_tf32,
         )
 
-    def shape(self) -> dict[str, Any]:
-        """The shape as it stands in a record: everything that decides what is computed."""
-        return {
-            "layout": self.layout.value,
-            "groups": self.groups,
-            "m": self.m,
-            "n": self.n,
-            "k": self.k,
-            "group_sizes": list(self.group_sizes),
-            "a_layout": self.a_layout,
-            "b_layout": self.b_layout,
-            "routing": self.routing,
-        }
-
-    def with_sizes(self, group_sizes: Sequence[int], **changes: Any) -> Workload:
+    def with_sizes(self, group_sizes: Sequence[int], **changes: Any) -> GroupedWorkload:
         """The same product over other group sizes, the ragged total following.
 
         `changes` replace further fields. Raises ValueError for a batched product, whose groups are equal.
         """
-        field = _RAGGED_FIELD.get(self.layout)
-        if field is None:
+        ragged = _RAGGED_FIELD.get(self.layout)
+        if ragged is None:
             raise ValueError(f"workload {self.name!r}: expected a ragged layout, got {self.layout.value}")
         sizes = tuple(group_sizes)
-        fields: dict[str, Any] = {"group_sizes": sizes, field: sum(sizes), **changes}
+        fields: dict[str, Any] = {"group_sizes": sizes, ragged: sum(sizes), **changes}
         return replace(self, **fields)
 
 
 _RAGGED_FIELD = {Layout.RAGGED_M: "m", Layout.RAGGED_K: "k", Layout.RAGGED_N: "n"}
 
 
-def ragged_m(name: str, preset: str, sizes: Sequence[int], k: int, n: int, dtype: str, **fields: Any) -> Workload:
+def grouped(
+    name: str, preset: str, layout: Layout, sizes: Sequence[int], m: int, n: int, k: int, dtype: str, **fields: Any
+) -> GroupedWorkload:
+    return GroupedWorkload(
+        name, preset, dtype, layout=layout, group_sizes=tuple(sizes), m=m, n=n, k=k, **fields
+    )
+
+
+def ragged_m(
+    name: str, preset: str, sizes: Sequence[int], k: int, n: int, dtype: str, **fields: Any
+) -> GroupedWorkload:
     """a [sum(sizes), k] times weights [G, n, k]: the forward product of experts."""
-    return Workload(name, preset, Layout.RAGGED_M, tuple(sizes), sum(sizes), n, k, dtype, **fields)
+    return grouped(name, preset, Layout.RAGGED_M, sizes, sum(sizes), n, k, dtype, **fields)
 
 
-def wgrad(name: str, preset: str, sizes: Sequence[int], m: int, n: int, dtype: str, **fields: Any) -> Workload:
+def wgrad(
+    name: str, preset: str, sizes: Sequence[int], m: int, n: int, dtype: str, **fields: Any
+) -> GroupedWorkload:
     """Weight gradients dW[g] = a[rows of g]ᵀ b[rows of g] -> [G, m, n]; a stored [rows, m], b [rows, n]."""
-    total, layout = sum(sizes), Layout.RAGGED_K
-    return Workload(name, preset, layout, tuple(sizes), m, n, total, dtype, a_layout="km", b_layout="kn", **fields)
+    stored = {"a_layout": "km", "b_layout": "kn", **fields}
+    return grouped(name, preset, Layout.RAGGED_K, sizes, m, n, sum(sizes), dtype, **stored)
 
 
-def memory_refusal(workload: Workload, device: Device, sets: int = 1, spare: float = 0.1) -> str | None:
+def memory_refusal(workload: GroupedWorkload, device: Device, sets: int = 1, spare: float = 0.1) -> str | None:
     """The reason why `workload` does not fit on `device`, or None.
 
     `sets` operand sets with one result each must fit, leaving the share `spare` of the memory free for what

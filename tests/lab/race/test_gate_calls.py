@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from expertile.lab.operators.gate import compare, judge
+from expertile.lab.race.gate import compare, judge
 from tests.lab.operators.toy import make_inputs, raises, reference, right, rival, workload
 
 CPU = torch.device("cpu")

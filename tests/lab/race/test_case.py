@@ -7,11 +7,10 @@ import pytest
 import torch
 
 from expertile.device import Device
-from expertile.lab.operators import arena as arena_module
-from expertile.lab.operators.arena import OpArena
+from expertile.lab.race import case as case_module
 from expertile.lab.race import run as run_module
-from expertile.lab.race.arena import Site
 from expertile.lab.race.baselines import Copy
+from expertile.lab.race.case import Case, Site
 from expertile.lab.race.record import read
 from expertile.lab.race.run import run
 from expertile.lab.race.workloads import ragged_m
@@ -80,7 +79,7 @@ def _late(source, out):
     ],
 )
 def test_copy_is_the_fastest_way_that_is_right(ways, best, monkeypatch):
-    monkeypatch.setattr(arena_module, "COPIES", tuple(Copy(way, move) for way, move in ways.items()))
+    monkeypatch.setattr(case_module, "COPIES", tuple(Copy(way, move) for way, move in ways.items()))
     ours, copy = records(rival("expertile", right))
     assert (ours.backend, copy.backend, copy.status, copy.config) == ("expertile", "copy", "ok", {"way": best})
     assert (copy.time_s < 0.01) == (best == "fast")
@@ -88,7 +87,7 @@ def test_copy_is_the_fastest_way_that_is_right(ways, best, monkeypatch):
 
 def test_where_no_way_to_copy_is_right_the_record_says_so(monkeypatch):
     wrong = tuple(Copy(way, lambda source, out: out) for way in ("one", "two"))
-    monkeypatch.setattr(arena_module, "COPIES", wrong)
+    monkeypatch.setattr(case_module, "COPIES", wrong)
     _, copy = records(rival("expertile", right))
     assert (copy.status, copy.config, copy.time_s) == ("wrong", {"way": "one"}, None)
 
@@ -144,8 +143,8 @@ def test_a_rival_that_no_graph_can_hold_is_timed_eagerly_alone(monkeypatch):
     # On a CPU there is one policy: both are timed by it.
     real = run_module.time_on_sets
 
-    def eager(contestants, sets, policy, *rest):
-        return real(contestants, sets, "eager", *rest)
+    def eager(candidates, sets, policy, *rest):
+        return real(candidates, sets, "eager", *rest)
 
     monkeypatch.setattr(run_module, "time_on_sets", eager)
     settings = run_module._Session.__init__
@@ -164,8 +163,8 @@ def test_a_rival_that_is_not_to_be_timed_is_not_gated(monkeypatch):
     site = Site(Device.current("cpu"), torch.device("cpu"))
     found = {}
     for policies in (("graph",), ("graph", "eager")):
-        arena = OpArena(W, site, operator(rival("a", right), rival("syncs", raises, graph=False)), policies)
-        found[policies] = {c.name: c.status for c in arena.contestants(("a", "syncs"), seed=1)}
+        case = Case(W, site, operator(rival("a", right), rival("syncs", raises, graph=False)), policies)
+        found[policies] = {c.name: c.status for c in case.candidates(("a", "syncs"), seed=1)}
     assert found["graph",] == {"a": "ok", "syncs": "ok"} and found["graph", "eager"]["syncs"] == "failed"
 
 

@@ -6,8 +6,10 @@ import pytest
 import torch
 
 from expertile.device import Device
-from expertile.lab.race.arena import Site, record_name
-from expertile.lab.race.grouped_arena import Candidates, GroupedArena
+from expertile.lab.operators.grouped_mm import grouped_mm
+from expertile.lab.race.candidate_gate import UserCandidates
+from expertile.lab.race.case import Case, Site
+from expertile.lab.race.operator import record_name
 from expertile.lab.race.run import Event, run
 from expertile.lab.race.workloads import ragged_m
 from expertile.ops.grouped_mm.backends import by_name
@@ -49,23 +51,23 @@ def test_a_candidate_that_hangs_while_it_is_loaded_is_not_waited_for(tmp_path):
     spec = _spec(tmp_path, "import time\ntime.sleep(1000)\ndef fn(a, b, offs): ...\n")
     start = time.monotonic()
     with pytest.raises(ValueError, match="mine.py:fn cannot be loaded: hangs: no result after 6 s"):
-        Candidates([spec], CPU, 6.0).__enter__()
+        UserCandidates([spec], CPU, 6.0).__enter__()
     assert time.monotonic() - start < 20
 
 
 def test_loaded_candidates_are_known_after_they_passed(tmp_path):
     spec = _spec(tmp_path, "import torch\ndef fn(a, b, offs):\n    return torch._grouped_mm(a, b, offs=offs)\n")
-    with Candidates([spec], CPU, 60.0) as candidates:
+    with UserCandidates([spec], CPU, 60.0) as candidates:
         assert candidates.names == ("mine.py:fn",) and candidates.loaded("mine.py:fn") is None
-        assert candidates.verdict("mine.py:fn", PRODUCT, 1).ok
+        assert candidates.check("mine.py:fn", PRODUCT, 1).ok
         assert candidates.loaded("mine.py:fn").name == "mine.py:fn"
 
 
-def test_an_arena_of_a_grouped_product():
-    arena = GroupedArena(PRODUCT, SITE, (by_name("loop"),), Candidates([], CPU, 1.0))
-    assert arena.names == ("loop", "dense", "copy") and arena.dtype_key == "fp32"
-    assert arena.work == PRODUCT.problem("cpu").work(PRODUCT.group_sizes)
-    assert arena.memory_needed > PRODUCT.memory_nbytes
-    assert [c.name for c in arena.contestants({"loop", "copy"}, 1)] == ["loop", "copy", "copy"]
-    assert len(arena.input_sets(1)) * PRODUCT.memory_nbytes > SITE.device.l2_bytes or len(arena.input_sets(1)) == 128
+def test_a_case_of_a_grouped_product():
+    case = Case(PRODUCT, SITE, grouped_mm([by_name("loop")]))
+    assert case.names == ("loop", "dense", "copy") and case.dtype_key == "fp32"
+    assert case.work == PRODUCT.problem("cpu").work(PRODUCT.group_sizes)
+    assert case.memory_needed > PRODUCT.memory_nbytes
+    assert [c.name for c in case.candidates({"loop", "copy"}, 1)] == ["loop", "copy", "copy"]
+    assert len(case.input_sets(1)) * PRODUCT.memory_nbytes > SITE.device.l2_bytes or len(case.input_sets(1)) == 128
     assert record_name(PRODUCT) == "test/small"

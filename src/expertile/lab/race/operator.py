@@ -1,9 +1,9 @@
-"""The three nouns of a bench of any operator: a workload, those who compute it, and what counts as right.
+"""The three nouns of a bench: a workload, those who compute it, and the operator that says what counts as right.
 
-A family of operators is one file of this folder that exports
+A family of operators is one file of `lab/operators` that exports
 
     OPERATORS: tuple[Operator, ...]                                       forward and backward are two operators
-    PRESETS: Mapping[str, Callable[[], tuple[OpWorkload, ...]]]           preset name -> its workloads
+    PRESETS: Mapping[str, Callable[[], tuple[Workload, ...]]]           preset name -> its workloads
 
 Two families may hold parts of one preset ("rows"); the parts are joined. A forward and a backward pass of the same
 dims are two workloads, and names are unique within a preset ("8192x8192-fp32", "8192x8192-fp32-backward").
@@ -11,8 +11,8 @@ dims are two workloads, and names are unique within a preset ("8192x8192-fp32", 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -31,12 +31,15 @@ TORCH_DTYPES = {
 # Largest relative error of one rounding to nearest (unit roundoff): 2^-(significand bits).
 ROUNDOFF = {"fp32": 2.0**-24, "bf16": 2.0**-8, "fp16": 2.0**-11}
 
-Dims = tuple[tuple[str, int | float | bool | str], ...]
+Dims = tuple[tuple[str, int | float | bool | str | tuple[int, ...]], ...]
+Inputs = tuple[Tensor, ...]
 Call = Callable[[], tuple[Tensor, ...]]
+Bind = Callable[["Workload", Inputs], Call]
+Reference = Callable[["Workload", Inputs], "tuple[Tensor, ...] | Blocks"]
 
 
 @dataclass(frozen=True)
-class OpWorkload:
+class Workload:
     """One call of an operator, exact and without tensors.
 
     `dims` are everything that decides what is computed, in the order of display: (("rows", 8192), ("cols", 8192)).
@@ -54,9 +57,9 @@ class OpWorkload:
     unsupported: str = ""
 
     def __post_init__(self) -> None:
-        for field in ("name", "op"):
-            if not getattr(self, field):
-                raise ValueError(f"workload {self.name!r}: {field}: expected a non-empty string, got ''")
+        for key in ("name", "op"):
+            if not getattr(self, key):
+                raise ValueError(f"workload {self.name!r}: {key}: expected a non-empty string, got ''")
         if self.dtype not in TORCH_DTYPES:
             expected = ", ".join(TORCH_DTYPES)
             raise ValueError(f"workload {self.name!r}: dtype: expected one of {expected}, got {self.dtype!r}")
@@ -75,7 +78,42 @@ class OpWorkload:
 
     def shape(self) -> dict[str, Any]:
         """The dims as they stand in a record."""
-        return dict(self.dims)
+        return {key: list(value) if isinstance(value, tuple) else value for key, value in self.dims}
+
+
+def record_name(workload: Workload) -> str:
+    """How records call a workload: "preset/name"."""
+    return f"{workload.preset}/{workload.name}" if workload.preset else workload.name
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What the gate found. `checked` is the share of elements compared; all are checked for being written."""
+
+    ok: bool
+    rel_error: float
+    max_error: float
+    reason: str = ""
+    checked: float = 1.0
+
+
+# One block of a result: where it lies, and what it must be.
+Part = tuple[tuple[Any, ...], Tensor]
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """What one large result must be, block by block: held, or computed anew for each comparison.
+
+    `split(out)`: the elements that a call must write, and those that it must leave alone. `checked` is the share of the
+    elements in the blocks.
+    """
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    parts: Callable[[], Iterable[Part]]
+    split: Callable[[Tensor], tuple[Tensor, Tensor]]
+    checked: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -93,17 +131,29 @@ class Rival:
       None where nobody worked it out. `race/memory.py` sets it beside what was measured.
     - `reference`, `work`, `tolerance`: as the operator's, for one who computes something else on the same inputs: the
       same product from operands rounded in another way, or a baseline.
+    - `config`: what the record shows. `configs(workload, device)`: the same rival once with each of its configs, the
+      default first.
+    - `bind_on_host`: `bind` for a CUDA graph, where the call needs the group sizes on the host and is given them; the
+      record's config says so.
+    - `bind_out(workload, inputs)`: returns a function that computes into a given tensor. The gate fills that tensor
+      with NaN.
+    - `check(workload, seed)`: judges the rival in a process of its own, before inputs take the memory.
     """
 
     name: str
     peer: bool
-    supports: Callable[[OpWorkload, Device], str | None]
-    bind: Callable[[OpWorkload, tuple[Tensor, ...]], Call]
+    supports: Callable[[Workload, Device], str | None]
+    bind: Bind
     graph: bool = True
-    peak_nbytes: Callable[[OpWorkload], float] | None = None
-    reference: Callable[[OpWorkload, tuple[Tensor, ...]], tuple[Tensor, ...]] | None = None
-    work: Callable[[OpWorkload], Work] | None = None
-    tolerance: Callable[[OpWorkload], tuple[float, float]] | None = None
+    peak_nbytes: Callable[[Workload], float] | None = None
+    reference: Reference | None = None
+    work: Callable[[Workload], Work] | None = None
+    tolerance: Callable[[Workload], tuple[float, float]] | None = None
+    config: Mapping[str, Any] = field(default_factory=dict)
+    configs: Callable[[Workload, Device], Iterable[Rival]] | None = None
+    bind_on_host: Bind | None = None
+    bind_out: Callable[[Workload, Inputs], Callable[[Tensor], Any]] | None = None
+    check: Callable[[Workload, int], Verdict] | None = None
 
 
 @dataclass(frozen=True)
@@ -117,13 +167,19 @@ class Operator:
       largest entry) that a right result stays within.
     - `baselines`: speed-of-light rows that nobody has to beat, such as "dense": one product of the same rows.
     - `memory_nbytes(workload)`: what gating needs, where a multiple of `work`'s bytes is far off.
+    - `set_nbytes(workload)`: what one set of inputs and outputs occupies, where `work` counts less.
+    - `gate_inputs`: as `make_inputs`, with more than a call may read or write, such as rows past the last group.
+    - `dtype_key(workload)`: the peak by which FLOPs are judged, a key of `Device.peak_flops`; by default the dtype.
     """
 
     name: str
-    make_inputs: Callable[[OpWorkload, torch.device, int], tuple[Tensor, ...]]
-    reference: Callable[[OpWorkload, tuple[Tensor, ...]], tuple[Tensor, ...]]
-    work: Callable[[OpWorkload], Work]
+    make_inputs: Callable[[Workload, torch.device, int], Inputs]
+    reference: Reference
+    work: Callable[[Workload], Work]
     rivals: tuple[Rival, ...]
-    tolerance: Callable[[OpWorkload], tuple[float, float]]
+    tolerance: Callable[[Workload], tuple[float, float]]
     baselines: tuple[Rival, ...] = ()
-    memory_nbytes: Callable[[OpWorkload], float] | None = None
+    memory_nbytes: Callable[[Workload], float] | None = None
+    set_nbytes: Callable[[Workload], float] | None = None
+    gate_inputs: Callable[[Workload, torch.device, int], Inputs] | None = None
+    dtype_key: Callable[[Workload], str] | None = None

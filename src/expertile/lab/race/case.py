@@ -1,0 +1,231 @@
+"""One workload on one device, with everyone who computes it: gated one after another, and bound to inputs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from expertile.device import Device
+from expertile.lab.measure.environment import Env
+from expertile.lab.measure.interleaved import Outcome, failure_of, release
+from expertile.lab.measure.timers import POLICIES, sets_for
+from expertile.lab.race.baselines import COPIES, COPY, Copy, copy_work
+from expertile.lab.race.gate import judge
+from expertile.lab.race.operands import free_memory
+from expertile.lab.race.operator import Blocks, Inputs, Operator, Rival, Verdict, Workload, record_name
+from expertile.lab.race.record import Record, measured
+from expertile.roofline import Bound, Work
+
+# Share of the free memory for operands and results; the rest is for what backends allocate.
+_MEMORY_SHARE = 0.4
+_CPU_INTENSITY, _CPU_SETS = 32.0, 3  # FLOP per byte
+_REFERENCE_ITEMSIZE = 8  # float64 at most
+
+
+@dataclass(frozen=True)
+class Site:
+    """Where a run takes place: facts of the device, and the device itself."""
+
+    device: Device
+    torch_device: torch.device
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A row of the table: either ready to be timed, or the reason why it has no time.
+
+    `bind(inputs, policy)` makes one call on those inputs, under one of `policies`. `config` is what the record shows;
+    with `sizes_on_host` the call is given the group sizes under the graph policy, and the config says so.
+    """
+
+    name: str
+    work: Work
+    config: Mapping[str, Any] = field(default_factory=dict)
+    bind: Callable[[Any, str], Callable[[], Any]] | None = None
+    sizes_on_host: bool = False
+    rel_error: float | None = None
+    max_error: float | None = None
+    status: str = "ok"
+    reason: str = ""
+    fatal: bool = False
+    policies: tuple[str, ...] = POLICIES
+
+    def shown_config(self, policy: str) -> dict[str, Any]:
+        return {**self.config, "sizes": "host"} if self.sizes_on_host and policy == "graph" else dict(self.config)
+
+    def judged(self, verdict: Verdict) -> Candidate:
+        """With its errors; without a call to time where the result is wrong or there is none."""
+        rel, worst = (x if math.isfinite(x) else None for x in (verdict.rel_error, verdict.max_error))
+        seen = replace(self, rel_error=rel, max_error=worst)
+        status = "wrong" if verdict.checked else "failed"
+        return seen if verdict.ok else replace(seen, bind=None, status=status, reason=verdict.reason)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One call of `operator` and the rivals that make it; with `all_configs` each with all its configs."""
+
+    workload: Workload
+    site: Site
+    operator: Operator
+    policies: tuple[str, ...] = POLICIES  # wanted: who knows none of them is not even gated, which may take minutes
+    all_configs: bool = False
+
+    @property
+    def work(self) -> Work:
+        """What one call must do at least."""
+        return self.operator.work(self.workload)
+
+    @property
+    def dtype_key(self) -> str:
+        """The peak by which FLOPs are judged, a key of `Device.peak_flops`."""
+        key = self.operator.dtype_key
+        return self.workload.dtype if key is None else key(self.workload)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Everyone who is to have a record, the baselines last."""
+        return (*(r.name for r in (*self.operator.rivals, *self.operator.baselines)), COPY)
+
+    @property
+    def memory_needed(self) -> int:
+        """Bytes that gating one rival takes: inputs, two results, a reference, and two steps of its computation; of FP8
+        operands, whose references are worked out group by group, as much as of 16-bit ones."""
+        if self.operator.memory_nbytes is not None:
+            return int(self.operator.memory_nbytes(self.workload))
+        nbytes, itemsize = self.work.nbytes, max(self.workload.torch_dtype.itemsize, 2)
+        return int(2 * nbytes + 3 * _REFERENCE_ITEMSIZE / 2 * nbytes / itemsize)
+
+    def candidates(self, names: Collection[str], seed: int) -> Iterator[Candidate]:
+        """Everyone in `names`, gated one after another on inputs of `seed`. May run out of memory."""
+        operator, workload = self.operator, self.workload
+        rivals = [r for r in (*operator.rivals, *operator.baselines) if r.name in names]
+        # First those judged in processes of their own, which need the memory that the inputs would take.
+        checked = {r.name: r.check(workload, seed + 1) for r in rivals if r.check is not None}
+        gate = _Gate(self, (operator.gate_inputs or operator.make_inputs)(workload, self.site.torch_device, seed))
+        dead = False
+        for rival in rivals:
+            for candidate in self._of(rival, gate, checked.get(rival.name)):
+                dead = dead or candidate.fatal
+                yield candidate
+        if COPY in names and not dead:
+            yield from map(self._copy, COPIES)
+
+    def input_sets(self, seed: int) -> list[Inputs]:
+        """Sets of inputs, together larger than the cache, for the candidates' `bind`. May run out of memory."""
+        work, own = self.work, self.operator.set_nbytes
+        nbytes = int(work.nbytes if own is None else own(self.workload))
+        count = set_count(nbytes, self.site)
+        if own is None and self.site.device.kind == "cpu" and work.intensity > _CPU_INTENSITY:
+            count = min(count, _CPU_SETS)  # it computes so long that it does not notice where the inputs come from
+        return [self.operator.make_inputs(self.workload, self.site.torch_device, seed + i) for i in range(count)]
+
+    def failed(self, name: str, error: Exception) -> Candidate:
+        """One that raised `error` in the gate."""
+        failure = failure_of(error, self.site.torch_device)
+        reason = f"in the gate: {failure.reason}"
+        return Candidate(name, self.work, status=failure.status, reason=reason, fatal=failure.kind == "fatal")
+
+    def record(
+        self, candidate: Candidate, policy: str, outcome: Outcome | None, limit: Bound, *, env: Env, run: str,
+        tried: int | None = None, unmeasured: str = "not measured",
+    ) -> Record:  # fmt: skip
+        """What is known of `candidate` under `policy`; `tried` is the number of configs of which it was the fastest."""
+        config = candidate.shown_config(policy)
+        if tried:
+            config["tried"] = tried
+        return measured(
+            op=self.workload.op, workload=record_name(self.workload), shape=self.workload.shape(),
+            dtype=self.workload.dtype, backend=candidate.name, config=config, policy=policy, work=candidate.work,
+            limit=limit, outcome=outcome, status=candidate.status, reason=candidate.reason, unmeasured=unmeasured,
+            rel_error=candidate.rel_error, max_error=candidate.max_error, env=env, run=run,
+        )  # fmt: skip
+
+    def _of(self, rival: Rival, gate: _Gate, verdict: Verdict | None) -> Iterator[Candidate]:
+        """`rival` with its default config, and with `all_configs` the others as well if the first passed; or the reason
+        why it can't take part."""
+        work = self.work if rival.work is None else rival.work(self.workload)
+        if verdict is not None and not verdict.ok:
+            yield Candidate(rival.name, work).judged(verdict)
+            return
+        try:
+            reason = rival.supports(self.workload, self.site.device)
+            several = [rival] if reason or rival.configs is None else rival.configs(self.workload, self.site.device)
+            several = list(several) if self.all_configs else [next(iter(several))]
+        except Exception as error:
+            yield self.failed(rival.name, error)
+            return
+        if reason is not None:
+            yield Candidate(rival.name, work, status="unsupported", reason=reason)
+            return
+        for index, one in enumerate(several):
+            candidate = self._bound(one, work)
+            if verdict is not None:
+                candidate = candidate.judged(verdict)
+            elif set(candidate.policies) & set(self.policies):
+                candidate = gate.judged(candidate, one)
+            yield candidate
+            if candidate.fatal or (not index and candidate.status != "ok"):
+                return
+
+    def _bound(self, rival: Rival, work: Work) -> Candidate:
+        """A candidate that has not been gated yet."""
+        workload = self.workload
+
+        def bind(inputs: Inputs, policy: str) -> Callable[[], Any]:
+            made = rival.bind_on_host if rival.bind_on_host is not None and policy == "graph" else rival.bind
+            with torch.enable_grad():
+                return made(workload, inputs)
+
+        policies = POLICIES if rival.graph else tuple(p for p in POLICIES if p != "graph")
+        on_host = rival.bind_on_host is not None and self.site.device.kind == "cuda"
+        return Candidate(rival.name, work, rival.config, bind, on_host, policies=policies)
+
+    def _copy(self, copy: Copy) -> Candidate:
+        nbytes, device = self.work.nbytes, self.site.torch_device
+        work = copy_work(nbytes)
+
+        def bind(inputs: Inputs, policy: str) -> Callable[[], Any]:
+            run = copy.run(nbytes, device)
+            return lambda: run(None)
+
+        try:
+            verdict = copy.check(nbytes, device)
+        except Exception as error:
+            return replace(self.failed(COPY, error), work=work)
+        return Candidate(COPY, work, {"way": copy.way}, bind).judged(verdict)
+
+
+def set_count(set_nbytes: int, site: Site) -> int:
+    """How many sets of `set_nbytes` bytes, inputs and results, exceed the cache and leave room in the memory."""
+    free = free_memory(site.torch_device) or 2 * set_nbytes
+    return sets_for(set_nbytes, site.device.l2_bytes, _MEMORY_SHARE * free)
+
+
+class _Gate:
+    """The inputs on which the rivals of a case are judged, and the reference once it is needed."""
+
+    def __init__(self, case: Case, inputs: Inputs) -> None:
+        self.case, self.inputs = case, inputs
+        self.reference: tuple[torch.Tensor, ...] | Blocks | None = None
+
+    def judged(self, candidate: Candidate, rival: Rival) -> Candidate:
+        operator, workload = self.case.operator, self.case.workload
+        try:
+            if rival.reference is not None:
+                reference = rival.reference(workload, self.inputs)
+            else:
+                if self.reference is None:
+                    self.reference = operator.reference(workload, self.inputs)
+                reference = self.reference
+            tolerance = (rival.tolerance or operator.tolerance)(workload)
+            verdict = judge(rival, workload, self.inputs, reference, tolerance)
+        except Exception as error:
+            return replace(self.case.failed(rival.name, error), work=candidate.work, config=candidate.config)
+        finally:
+            release(self.case.site.torch_device)
+        return candidate.judged(verdict)
