@@ -11,7 +11,8 @@ from expertile.lab.operators.grouped_mm import grouped_mm, with_config
 from expertile.lab.race.case import Candidate, Case, Site
 from expertile.lab.race.operator import Verdict
 from expertile.lab.race.workloads import ragged_m
-from expertile.ops.grouped_mm.backend import Backend, NoConfig
+from expertile.ops.backend import NoConfig
+from expertile.ops.grouped_mm.backend import Backend
 from expertile.roofline import Work
 
 CPU = torch.device("cpu")
