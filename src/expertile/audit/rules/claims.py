@@ -31,7 +31,8 @@ def _bits(text: str) -> list[int]:
 
 def compression(report: Report) -> Iterator[Finding]:
     """A memory saving beyond the ratio of the two formats that the text names; it asks where it names one."""
-    lines, wide = report.lines_of_text, [b for b in _bits(report.text) if b >= 16]
+    lines = report.lines_of_text
+    wide = list({BITS[f] for f in report.everything.of("formats") if BITS[f] >= 16})
     for i, row in enumerate(lines):
         for q in row.of("ratio", "percent") if re.search(rf"(?i){_MEMORY}", row.text) else ():
             before, after = row.text[: q.start], row.text[q.end : q.end + 24]
