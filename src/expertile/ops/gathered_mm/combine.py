@@ -22,7 +22,7 @@ from expertile.ops.gathered_mm._tiles import column_block
 from expertile.ops.launch.device import FORMULA_DTYPES, on_kernels, starts_early, wide
 from expertile.ops.launch.kernels import launch
 from expertile.ops.launch.pdl import begin
-from expertile.ops.torch_op import differentiable, differentiable_once, gradients_of, traced
+from expertile.ops.torch_op import define, gradients_of, traced
 
 
 @dataclass(frozen=True)
@@ -229,26 +229,18 @@ class _Combine(torch.autograd.Function):
         return dy if needs[0] else None, None, dweights if needs[1] else None, None
 
 
-@torch.library.custom_op("expertile::combine", mutates_args=())
-def _combine_op(y: torch.Tensor, positions: torch.Tensor, weights: torch.Tensor | None) -> torch.Tensor:
+def _combine(y: torch.Tensor, positions: torch.Tensor, weights: torch.Tensor | None) -> torch.Tensor:
     return forward(y, positions, weights)
 
 
-@_combine_op.register_fake
-def _(y: torch.Tensor, positions: torch.Tensor, weights: torch.Tensor | None) -> torch.Tensor:
-    return y.new_empty((positions.shape[0], y.shape[1]))
-
-
-@torch.library.custom_op("expertile::combine_backward", mutates_args=())
-def _combine_backward_op(
+def _combine_backward(
     grad: torch.Tensor, y: torch.Tensor, positions: torch.Tensor, weights: torch.Tensor | None, needs_y: bool,
     needs_weights: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     return backward(grad, y, positions, weights, (needs_y, needs_weights))
 
 
-@_combine_backward_op.register_fake
-def _(
+def _fake_backward(
     grad: torch.Tensor, y: torch.Tensor, positions: torch.Tensor, weights: torch.Tensor | None, needs_y: bool,
     needs_weights: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
@@ -258,7 +250,7 @@ def _(
     return dy, y.new_empty((tokens if needs_weights else 0, top_k), dtype=dtype)
 
 
-_call_backward = differentiable_once(_combine_backward_op)
+_call_backward = define("combine_backward", _combine_backward, fake=_fake_backward)
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
@@ -271,7 +263,13 @@ def _gradient(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, None, 
     return dy if needs[0] else None, None, dweights if needs[1] else None
 
 
-_call = differentiable(_combine_op, _gradient, _setup)
+_call = define(
+    "combine",
+    _combine,
+    fake=lambda y, positions, weights: y.new_empty((positions.shape[0], y.shape[1])),
+    gradient=_gradient,
+    setup=_setup,
+)
 
 
 def combine(

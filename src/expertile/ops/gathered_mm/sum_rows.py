@@ -14,7 +14,7 @@ import triton.language as tl
 
 from expertile.ops.launch.device import current_device, on_kernels
 from expertile.ops.launch.versions import FP_FUSION
-from expertile.ops.torch_op import differentiable_once
+from expertile.ops.torch_op import define
 
 
 @triton.jit(do_not_specialize=["d_stride"])
@@ -33,8 +33,7 @@ def _sum_rows_kernel(
     tl.store(out_ptr + token.to(tl.int64) * K * UNIT + cols, out, mask=inside)
 
 
-@torch.library.custom_op("expertile::sum_rows", mutates_args=())
-def _sum_rows_op(d: torch.Tensor, rows: torch.Tensor, offs: torch.Tensor, tokens: int) -> torch.Tensor:
+def _sum_rows(d: torch.Tensor, rows: torch.Tensor, offs: torch.Tensor, tokens: int) -> torch.Tensor:
     """[tokens, K] from d [R, K], rows [R] int32 and offs [E] int32; rows past offs[-1] take no part."""
     count, k = d.shape
     key = torch.where(torch.arange(count, device=d.device) < offs[-1], rows, tokens) if count else rows
@@ -56,9 +55,4 @@ def _sum_rows_op(d: torch.Tensor, rows: torch.Tensor, offs: torch.Tensor, tokens
     return out
 
 
-@_sum_rows_op.register_fake
-def _(d: torch.Tensor, rows: torch.Tensor, offs: torch.Tensor, tokens: int) -> torch.Tensor:
-    return d.new_empty((tokens, d.shape[1]))
-
-
-sum_rows = differentiable_once(_sum_rows_op)
+sum_rows = define("sum_rows", _sum_rows, fake=lambda d, rows, offs, tokens: d.new_empty((tokens, d.shape[1])))

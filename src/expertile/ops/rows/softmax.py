@@ -30,7 +30,7 @@ from expertile.ops.rows.softmax_kernels import (
     softmax_kernel,
     softmax_streamed_kernel,
 )
-from expertile.ops.torch_op import differentiable, differentiable_once, traced
+from expertile.ops.torch_op import define, traced
 
 
 def softmax_rows(x: torch.Tensor, config: RowConfig | None = None) -> torch.Tensor:
@@ -131,27 +131,15 @@ class _Softmax(torch.autograd.Function):
         return softmax_backward(dy, y, ctx.config), None, None
 
 
-@torch.library.custom_op("expertile::softmax", mutates_args=())
-def _softmax_op(x: torch.Tensor) -> torch.Tensor:
+def _kernel(x: torch.Tensor) -> torch.Tensor:
     return _forward(x)
 
 
-@_softmax_op.register_fake
-def _(x: torch.Tensor) -> torch.Tensor:
-    return x.new_empty(x.shape)
-
-
-@torch.library.custom_op("expertile::softmax_backward", mutates_args=())
-def _softmax_backward_op(dy: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+def _backward_kernel(dy: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return softmax_backward(dy, y)
 
 
-@_softmax_backward_op.register_fake
-def _(dy: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    return y.new_empty(y.shape)
-
-
-_call_backward = differentiable_once(_softmax_backward_op)
+_call_backward = define("softmax_backward", _backward_kernel, fake=lambda dy, y: y.new_empty(y.shape))
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
@@ -162,7 +150,7 @@ def _gradient(ctx: Any, dy: torch.Tensor) -> torch.Tensor:
     return _call_backward(dy, ctx.saved_tensors[0])
 
 
-_call_softmax = differentiable(_softmax_op, _gradient, _setup)
+_call_softmax = define("softmax", _kernel, fake=lambda x: x.new_empty(x.shape), gradient=_gradient, setup=_setup)
 
 
 def softmax(
