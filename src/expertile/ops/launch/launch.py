@@ -15,7 +15,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
-from triton.runtime.jit import JITFunction, KernelParam
+from triton.runtime.jit import JITFunction
 
 from expertile.ops.launch import driver, versions
 from expertile.ops.launch.blocks import Blocks
@@ -128,8 +128,8 @@ def compiled(
     if not isinstance(kernel, JITFunction):  # the interpreter's functions are of another kind
         return None
     parameters = kernel.params[len(forms) + len(pointers) :]
-    alike = tuple(map(_alike, parameters, numbers))
-    found = _compiled(kernel, forms, pointers, alike, options, device, cluster)
+    some = tuple(alike(n, not p.do_not_specialize) for p, n in zip(parameters, numbers, strict=False))
+    found = _compiled(kernel, forms, pointers, some, options, device, cluster)
     if found is None and cluster > 1:
         raise RuntimeError(_NO_CLUSTERS)
     return found
@@ -152,11 +152,12 @@ def _compiled(
         return driver.prepare(made, cluster)
 
 
-def _alike(parameter: KernelParam, number: int | float) -> int | float:
-    """One of the few numbers that stand for all: Triton compiles for it what it does for `number`."""
+def alike(number: int | float, specialize: bool = True) -> int | float:
+    """One of the few numbers that stand for all: Triton compiles for it what it does for `number`, in a parameter that
+    it specialises on or not."""
     if isinstance(number, float):
         return 0.5
     wide = 0 if -(2**31) <= number < 2**31 else 2**31
-    if parameter.do_not_specialize:
+    if not specialize:
         return wide
     return 1 if number == 1 else wide + (16 if number % 16 == 0 else 2)
