@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from unittest import mock
 
 import torch
-from triton.runtime.driver import driver
+from triton.runtime.driver import driver as triton_driver
 from triton.runtime.jit import JITFunction
 
 from expertile.device import Device
@@ -20,9 +20,8 @@ from expertile.ops.grouped_mm.backend import Backend
 from expertile.ops.grouped_mm.backends import _gluon_launch, gluon_hopper, torch_grouped, triton_pointer, triton_tma
 from expertile.ops.grouped_mm.choose import Choice, choose
 from expertile.ops.grouped_mm.problem import Problem
-from expertile.ops.launch import blocks, plan
 from expertile.ops.launch import device as launch_device
-from expertile.ops.launch import driver as _launch
+from expertile.ops.launch import driver, launch
 from tests.support import fake_launcher
 from tests.support.fake_driver import FakeDriver
 
@@ -32,8 +31,7 @@ OWN = (triton_pointer.BACKEND, triton_tma.BACKEND, gluon_hopper.BACKEND)
 FAKED: tuple[Backend, ...] = (torch_grouped.BACKEND, *OWN)
 # The caches that must not remember what was faked.
 CACHES = (
-    run._planned, _launch._encode, plan._compile, blocks.compiled, _gluon_launch._ready,
-    triton_pointer._plan, triton_tma._plan,
+    run._planned, driver._encode, launch._compiled, _gluon_launch._launch, triton_pointer._launch, triton_tma._launch,
 )  # fmt: skip
 
 
@@ -46,7 +44,7 @@ def fake_cuda() -> Iterator[list[int]]:
     """Within the block every tensor looks like one of cuda:0; yields a list that grows by one for each launch."""
     h200, cuda0 = Device.by_name("h200"), torch.device("cuda", 0)
     launches: list[int] = []
-    compiled = _launch.Compiled(
+    compiled = driver.Compiled(
         lambda programs, *_: launches.append(programs), 0, (BOX,) * 3, lambda device: 0, lambda: 0
     )
     fakes = (
@@ -59,18 +57,18 @@ def fake_cuda() -> Iterator[list[int]]:
         mock.patch.object(run, "choose", _choose),
         mock.patch.object(launch_device, "_sm_count", lambda device: h200.sm_count),
         mock.patch.object(torch_grouped, "_GROUPED_MM", lambda a, b, offs: a),
-        mock.patch.object(_launch, "prepare", lambda kernel: compiled),
+        mock.patch.object(driver, "prepare", lambda kernel, cluster: compiled),
         mock.patch.object(JITFunction, "run", lambda self, *args, **kwargs: None),
     )
-    before = driver._active
+    before = triton_driver._active
     fake = FakeDriver(90)
     fake.utils = fake_launcher.utils(lambda *args: None, [])  # type: ignore[attr-defined]
     with contextlib.ExitStack() as stack:
         for cache in CACHES:
             cache.cache_clear()
             stack.callback(cache.cache_clear)
-        driver.set_active(fake)
-        stack.callback(lambda: setattr(driver, "_active", before))
+        triton_driver.set_active(fake)
+        stack.callback(lambda: setattr(triton_driver, "_active", before))
         for each in fakes:
             stack.enter_context(each)
         yield launches

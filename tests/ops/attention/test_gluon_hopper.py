@@ -46,10 +46,10 @@ PASSES = {
 
 
 def _emulated(config: Any, kernel: Any) -> Any:
-    """A stand-in for `launch.gluon.run`: `kernel`, or the launch's own, in the emulator on few programs."""
+    """A stand-in for `Launch.run`: `kernel`, or the launch's own, in the emulator on few programs."""
     seed, programs = config
 
-    def run(launch: Any, tensors: Any, pointers: Any) -> None:
+    def run(launch: Any, device: int, tensors: Any, pointers: Any) -> None:
         chosen = kernel or launch.kernel
         grid = min(programs, launch.programs)
         attention_emulator.run(chosen, grid, launch.arguments(tensors, pointers), dict(launch.options), seed)
@@ -58,7 +58,7 @@ def _emulated(config: Any, kernel: Any) -> Any:
 
 
 def _forward(made: Made, config: ForwardConfig, patch: pytest.MonkeyPatch, seed: int, kernel: Any = None) -> None:
-    patch.setattr(gluon_hopper.gluon, "run", _emulated((seed, 2 + seed % 2), kernel))
+    patch.setattr(gluon_hopper.Launch, "run", _emulated((seed, 2 + seed % 2), kernel))
     patch.setattr(torch, "empty_like", lambda x: torch.full_like(x, float("nan")))
     check_forward(made, *gluon_hopper.forward(on_gpu(made.problem), made.operands, config))
 
@@ -95,7 +95,7 @@ def _statistics_of(made: Made) -> Statistics:
 
 
 def _pass(made: Made, config: PassConfig, dq: bool, patch: pytest.MonkeyPatch, seed: int, kernel: Any = None) -> None:
-    patch.setattr(gluon_hopper.gluon, "run", _emulated((seed, 2 + seed % 2), kernel))
+    patch.setattr(gluon_hopper.Launch, "run", _emulated((seed, 2 + seed % 2), kernel))
     o = made.operands
     grads = tuple(torch.full_like(x, float("nan")) for x in ((o.q,) if dq else (o.k, o.v)))
     gluon_hopper.run_pass(on_gpu(made.problem), o, made.dout, _statistics_of(made), config, *grads)
@@ -204,8 +204,8 @@ def test_compiles_to_wgmma_and_tma(name: str) -> None:
     lse = new_lse(p, made.operands.q)
     for launch, smem, spilled in launches.values():
         base = {torch.float32: lse.reshape(-1), p.dtype: made.operands.q}
-        tensors = tuple(base[d] for d in launch.tensor_dtypes)
-        pointers = tuple(torch.empty(8, dtype=d) for d in launch.pointer_dtypes)
+        tensors = tuple(base[d] for d in launch.block_dtypes)
+        pointers = tuple(torch.empty(8, dtype=d) for d in launch.pointers)
         with compile_only(90) as kernels:
             launch.kernel[(1,)](*launch.arguments(tensors, pointers), **dict(launch.options))
         (kernel,) = kernels

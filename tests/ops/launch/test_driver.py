@@ -17,8 +17,9 @@ from expertile.ops.grouped_mm.backend import Operands
 from expertile.ops.grouped_mm.backends import _gluon_launch, gluon_hopper
 from expertile.ops.grouped_mm.backends._gluon_kernel import grouped_mm_kernel
 from expertile.ops.grouped_mm.problem import Layout, Problem
-from expertile.ops.launch import blocks, versions
 from expertile.ops.launch import driver as _launch
+from expertile.ops.launch import launch as launching
+from expertile.ops.launch import versions
 from tests.ops.grouped_mm import cases
 from tests.ops.grouped_mm.cases import Case
 from tests.support import fake_launcher
@@ -70,8 +71,9 @@ def test_the_same_launch_as_by_triton(
     operands = Operands(a, b, offs, bias)
     problem = Problem.from_tensors(a, b, offs, bias, case.out_dtype)
     out = cases.poisoned_out(case)
-    args, options = _gluon_launch.arguments(problem, operands, gluon_hopper.Config(), out)
-    compiled = grouped_mm_kernel.run(*args, grid=(1,), warmup=True, **options)
+    launch, _, *given = _gluon_launch.prepared(problem, operands, gluon_hopper.Config(), out)
+    args = launch.arguments(*given)
+    compiled = grouped_mm_kernel.run(*args, grid=(1,), warmup=True, **dict(launch.options))
     kernel = fake_launcher.loaded(compiled, launched, (12, 1, 1000))
     constants = (None,) * (len(grouped_mm_kernel.arg_names) - len(args))
     kernel.launch_by_triton(132, *args, *constants)
@@ -79,12 +81,9 @@ def test_the_same_launch_as_by_triton(
     direct = _launch.prepare(kernel)
     assert direct is not None
     device = driver.active.get_current_device()
-    made = _gluon_launch.plan(problem, gluon_hopper.Config(), out.stride(), 132)
-    tensors = tuple(
-        (direct.tensor(i, list(blocks.shape), list(blocks.strides)), t.data_ptr())
-        for i, (blocks, t) in enumerate(((made.a, operands.a), (made.b, operands.b), (made.c, out)))
-    )
-    rest = (*args[3:6], *made.sizes, *constants)
+    described = enumerate(zip(launch.blocks, given[0], strict=True))
+    tensors = tuple((direct.tensor(i, blocks), t.data_ptr()) for i, (blocks, t) in described)
+    rest = (*args[3:], *constants)
     direct(device, 132, tensors, rest)
     by_triton, by_us = launched
     assert by_triton.head == by_us.head and kernel.run.launch_pdl in by_us.head
@@ -106,8 +105,8 @@ def test_caches_are_bounded(encoded: list[tuple[Any, ...]]) -> None:
     for address in range(0, 16 * (limit + 100), 16):
         _launch._encode(tensor, address)
     assert _launch._encode.cache_info().currsize == limit
-    assert _gluon_launch._ready.cache_info().maxsize is not None
-    assert blocks.compiled.cache_info().maxsize is not None
+    assert _gluon_launch._launch.cache_info().maxsize is not None
+    assert launching._compiled.cache_info().maxsize is not None
 
 
 def test_scratch_memory_and_versions_not_known_are_left_to_triton(monkeypatch: pytest.MonkeyPatch) -> None:

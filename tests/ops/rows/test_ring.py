@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from expertile.ops.launch import driver
-from expertile.ops.launch.blocks import compiled
 from expertile.ops.launch.device import Machine
 from expertile.ops.rows import ring
 from expertile.ops.rows import ring_launch as launch
@@ -265,12 +264,11 @@ def test_compiled_for_hopper(dtype, config, tensors):
 def test_one_kernel_for_all_rows(monkeypatch):
     """Neither rows nor columns are compiled for, and what is prepared ahead of a launch is what Triton would run."""
     config = RingConfig(8, 8, 8, 2)
-    monkeypatch.setattr(driver, "prepare", lambda kernel: kernel)
+    monkeypatch.setattr(driver, "prepare", lambda kernel, cluster: None)
     monkeypatch.setattr(torch.cuda, "device", lambda index: contextlib.nullcontext())
     with compile_only(90) as kernels:
         made = launch.plan(softmax_ring_kernel, 1, config, torch.bfloat16, 300, 50257, 132)
-        dtypes, forms = made.tensor_dtypes + made.pointer_dtypes, tuple(b.form for b in made.tensors)
-        compiled.__wrapped__(made.kernel, forms, dtypes, (2, 2, 2), made.options, 0)
+        made._prepare(0)
         for rows, cols in ((1, 50257), (160, 20000), (300, 16385)):
             x = torch.empty(rows, cols, dtype=torch.bfloat16)
             launch.softmax(x, x, 132, config)

@@ -8,20 +8,16 @@ is stored.
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
-from triton.runtime.jit import MockTensor
 
-from expertile.ops.launch import driver
-from expertile.ops.launch.device import current_device
+from expertile.ops.launch.launch import Launch
 from expertile.ops.launch.versions import FP_FUSION
 
 _BLOCK = 512
-_PARAMETERS = 7  # of the kernel that are no compile-time constants
 
 
 @triton.jit(do_not_specialize=["groups", "M", "N", "out_stride_m"], do_not_specialize_on_alignment=["offs_ptr"])
@@ -47,33 +43,20 @@ def _sum_kernel(
         tl.store(target + cols, acc.to(out_ptr.dtype.element_ty), mask=inside)
 
 
-@lru_cache(maxsize=64)
-def _compile(slices: int, dtype: torch.dtype, device: int) -> driver.Compiled | None:
-    """The kernel for that many slices and an output of `dtype`; `device` is the current one."""
-    tensors = (MockTensor(torch.float32), MockTensor(torch.int32), MockTensor(dtype))
-    return driver.prepare(_sum_kernel.run(*tensors, 2, 2, 2, 2, grid=(1,), warmup=True, **_options(slices, True)))
-
-
-def _options(slices: int, dependent: bool) -> dict[str, Any]:
+@lru_cache(maxsize=1024)
+def _launch(slices: int, groups: int, m: int, n: int, out_stride_m: int, dtype: torch.dtype) -> Launch:
+    """The launch for [slices, m, n] and an output of `dtype` whose rows are `out_stride_m` elements apart."""
+    dependent = not triton.knobs.runtime.interpret
     options = {"SLICES": slices, "BLOCK": _BLOCK, "DEPENDENT": dependent, "num_warps": 4, **FP_FUSION}
-    return {**options, "launch_pdl": True} if dependent else options
+    if dependent:
+        options["launch_pdl"] = True
+    pointers = (torch.float32, torch.int32, dtype)
+    numbers = (groups, m, n, out_stride_m)
+    return Launch(_sum_kernel, (), (), pointers, numbers, tuple(options.items()), m * triton.cdiv(n, _BLOCK))
 
 
-def launch(slices: torch.Tensor, offs: torch.Tensor, out: torch.Tensor) -> None:
+def run(slices: torch.Tensor, offs: torch.Tensor, out: torch.Tensor) -> None:
     """Queue the sum of `slices` [S, M, N] into `out` [M, N] (rows contiguous, its base and row stride multiples of 16
     bytes) on the current stream."""
-    count, m, n = slices.shape
-    programs = m * triton.cdiv(n, _BLOCK)
-    numbers = (offs.shape[0], m, n, out.stride(0))
-    device = out.get_device()
-    if device >= 0 and not driver.hooked():
-        with current_device(out.device):
-            kernel = _compile(count, out.dtype, device)
-        if kernel is not None:
-            constants = (None,) * (len(_sum_kernel.arg_names) - _PARAMETERS)
-            pointers = (slices.data_ptr(), offs.data_ptr(), out.data_ptr())
-            kernel(device, programs, (), (*pointers, *numbers, *constants))
-            return
-    dependent = not triton.knobs.runtime.interpret
-    with current_device(out.device):
-        _sum_kernel[(programs,)](slices, offs, out, *numbers, **_options(count, dependent))
+    launch = _launch(slices.shape[0], offs.shape[0], *slices.shape[1:], out.stride(0), out.dtype)
+    launch.run(out.get_device(), (), (slices, offs, out))

@@ -20,6 +20,11 @@ def _sm_count(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count
 
 
+def torch_device(index: int) -> torch.device:
+    """GPU number `index`; -1: the CPU."""
+    return torch.device("cuda", index) if index >= 0 else torch.device("cpu")
+
+
 def program_count(device: torch.device, tiles_at_most: int, blocks_per_sm: int = 1) -> int:
     """How many programs to launch: as many as run at once, or one for each tile if those are fewer."""
     resident = _sm_count(device) * blocks_per_sm if device.type == "cuda" else _INTERPRETER_PROGRAMS

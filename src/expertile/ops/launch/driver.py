@@ -21,6 +21,7 @@ import triton
 from triton.runtime import driver
 
 from expertile.ops.launch import versions
+from expertile.ops.launch.blocks import Blocks
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,9 +48,9 @@ class Compiled:
     stream_of: Callable[[int], int]
     current_device: Callable[[], int]
 
-    def tensor(self, which: int, shape: list[int], strides: list[int]) -> Tensor:
-        """The kernel's descriptor number `which`, of a tensor of that shape."""
-        return Tensor(shape, strides, self.boxes[which])
+    def tensor(self, which: int, blocks: Blocks) -> Tensor:
+        """The kernel's descriptor number `which`, of a tensor that TMA sees like that."""
+        return Tensor(list(blocks.shape), list(blocks.strides), self.boxes[which])
 
     def __call__(
         self, device: int, programs: int, tensors: Iterable[tuple[Tensor, Any]], rest: tuple[Any, ...]

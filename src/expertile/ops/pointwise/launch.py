@@ -16,7 +16,7 @@ from triton.runtime.jit import JITFunction
 
 from expertile.ops.launch import driver
 from expertile.ops.launch.device import DTYPES, current_device
-from expertile.ops.launch.plan import Pointer
+from expertile.ops.launch.launch import compiled, pointer
 from expertile.ops.launch.versions import FP_FUSION
 
 VECTOR_BYTES = 16  # the widest load of one thread
@@ -37,11 +37,9 @@ def _compiled(
     kernel: JITFunction, dtype: torch.dtype, aligned: bool, numbers: int, constants: tuple[Any, ...], num_warps: int,
     device: int,
 ) -> driver.Compiled | None:  # fmt: skip
-    pointers = (Pointer(dtype, aligned), Pointer(dtype, aligned))
-    with torch.cuda.device(device):
-        return driver.prepare(
-            kernel.run(*pointers, *(0,) * numbers, *constants, grid=(1,), warmup=True, num_warps=num_warps, **FP_FUSION)
-        )
+    named = zip(kernel.arg_names[2 + numbers :], constants, strict=True)
+    options = (*named, ("num_warps", num_warps), *FP_FUSION.items())
+    return compiled(kernel, (), (pointer(dtype, aligned),) * 2, (0,) * numbers, options, device)
 
 
 def queue(

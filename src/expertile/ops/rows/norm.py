@@ -9,7 +9,8 @@ import torch
 import triton
 
 from expertile.ops.launch.device import Machine, machine
-from expertile.ops.launch.kernels import Plan, launch
+from expertile.ops.launch.kernels import launch, met, plan
+from expertile.ops.launch.launch import Launch, Pointer
 from expertile.ops.rows import choose
 from expertile.ops.rows.config import RowConfig, as_rows, unit, vector
 from expertile.ops.rows.norm_backward_kernels import (
@@ -49,20 +50,23 @@ def forward(
     residual_stride = 0 if residual_rows is None else residual_rows.stride(0)
     cut = vector(y, *((x_rows,) if residual_rows is None else (x_rows, residual_rows)))
     vectors, inputs = 2 if weight is not None and bias is not None else 1, 1 if residual is None else 2
-    plan = _planned(
-        rows, cols, x_stride, residual_stride, x.element_size(), x.get_device(), machine(x.get_device()), cut, vectors,
-        inputs, centered, config,
-    )  # fmt: skip
-    plan((x_rows, residual_rows, weight, bias, y, total, mean, rstd), eps)
+    tensors, index = (x_rows, residual_rows, weight, bias, y, total, mean, rstd), x.get_device()
+    addresses, pointers = met(tensors)
+    _launch(
+        rows, cols, x_stride, residual_stride, float(eps), pointers, index, machine(index), cut, vectors, inputs,
+        centered, config,
+    ).run(index, (), tensors, addresses)  # fmt: skip
     return y, total, mean, rstd
 
 
 @lru_cache(maxsize=4096)
-def _planned(
-    rows: int, cols: int, x_stride: int, residual_stride: int, itemsize: int, index: int, here: Machine, cut: int,
-    vectors: int, inputs: int, centered: bool, config: RowConfig | None,
-) -> Plan:  # fmt: skip
+def _launch(
+    rows: int, cols: int, x_stride: int, residual_stride: int, eps: float, pointers: tuple[Pointer | None, ...],
+    index: int, here: Machine, cut: int, vectors: int, inputs: int, centered: bool, config: RowConfig | None,
+) -> Launch:  # fmt: skip
     """The forward launch. cut: elements of a word that rows are cut by, if they can be. vectors, inputs: of a row."""
+    assert pointers[0] is not None
+    itemsize = pointers[0].dtype.itemsize
     if config is None:
         if cut > 1:
             config = choose.cut_norm(rows, cols // cut * cut, itemsize, here, vectors, inputs)
@@ -72,7 +76,8 @@ def _planned(
     by = unit(cols, x_stride, residual_stride)
     strides = (cols // by, x_stride // by, residual_stride // by)
     if config.streamed:
-        return Plan(norm_streamed_kernel, rows, strides, (centered, by, config.block_cols), config.num_warps)
+        by_blocks = (centered, by, config.block_cols)
+        return plan(norm_streamed_kernel, rows, pointers, (*strides, eps), by_blocks, config.num_warps)
     pieces = config.pieces(cols // cut * cut)
     count = programs(config, rows, here, index)
     late = not config.programs_per_sm and _held_per_thread(config, cols) > 32
@@ -86,8 +91,9 @@ def _planned(
         cut == 1 and cols == config.cluster * pieces * config.block_cols, _spread(config, itemsize), late,
         config.programs_per_sm > 0, config.num_stages, cut,
     )  # fmt: skip
-    return Plan(
-        norm_kernel, count, (rows, *strides), constants, config.num_warps, config.cluster, config.most_registers
+    return plan(
+        norm_kernel, count, pointers, (rows, *strides, eps), constants, config.num_warps, config.cluster,
+        config.most_registers,
     )  # fmt: skip
 
 

@@ -1,7 +1,7 @@
 """Host side of rows that pass through a ring in shared memory: which tensors, TMA descriptors, the launch.
 
 A launch is planned once for its shape and dtype, the kernel compiled once for its config and dtype; after that a call
-costs two look-ups and the driver's launch (see launch/gluon.py)."""
+costs two look-ups and the driver's launch (see launch/launch.py)."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ from typing import Any
 
 import torch
 
-from expertile.ops.launch import gluon
 from expertile.ops.launch.blocks import Blocks
 from expertile.ops.launch.device import capability, machine
-from expertile.ops.launch.gluon import Launch
+from expertile.ops.launch.launch import Launch
 from expertile.ops.launch.versions import FP_FUSION
 from expertile.ops.rows.ring_choose import CHUNK_BYTES, RingConfig, choose
 from expertile.ops.rows.ring_softmax import softmax_ring_kernel
@@ -61,7 +60,8 @@ def plan(
 
 
 def _run(kernel: Any, inputs: tuple[torch.Tensor, ...], out: torch.Tensor, config: RingConfig, sm_count: int) -> None:
-    gluon.run(plan(kernel, len(inputs), config, out.dtype, *out.shape, sm_count), inputs, (*inputs, out))
+    launch = plan(kernel, len(inputs), config, out.dtype, *out.shape, sm_count)
+    launch.run(out.get_device(), inputs, (*inputs, out))
 
 
 def softmax(x: torch.Tensor, y: torch.Tensor, sm_count: int, config: RingConfig) -> None:

@@ -19,7 +19,8 @@ from typing import Any
 import torch
 
 from expertile.ops.launch.device import FORMULA_DTYPES, Machine, machine, on_kernels, wide
-from expertile.ops.launch.kernels import Plan
+from expertile.ops.launch.kernels import met, plan
+from expertile.ops.launch.launch import Launch, Pointer
 from expertile.ops.rows import choose
 from expertile.ops.rows import ring_launch as ring
 from expertile.ops.rows.config import RowConfig, as_rows, check_input, unit, vector
@@ -44,8 +45,10 @@ def softmax_rows(x: torch.Tensor, config: RowConfig | None = None) -> torch.Tens
     if config is None and (passing := ring.config_for(y, x_rows)) is not None:
         ring.softmax(x_rows, y.view(rows, cols), machine(index).sm_count, passing)
         return y
-    cut = vector(y, x_rows)
-    _planned(rows, cols, (x_rows.stride(0),), x.element_size(), index, machine(index), cut, config)((x_rows, y))
+    cut, tensors = vector(y, x_rows), (x_rows, y)
+    addresses, pointers = met(tensors)
+    launch = _launch(rows, cols, (x_rows.stride(0),), pointers, index, machine(index), cut, config)
+    launch.run(index, (), tensors, addresses)
     return y
 
 
@@ -61,19 +64,20 @@ def softmax_backward_rows(dy: torch.Tensor, y: torch.Tensor, config: RowConfig |
         ring.softmax_backward(dy_rows, y_rows, dx.view(rows, cols), machine(index).sm_count, passing)
         return dx
     cut, strides = vector(dx, dy_rows, y_rows), (dy_rows.stride(0), y_rows.stride(0))
-    plan = _planned(rows, cols, strides, y.element_size(), index, machine(index), cut, config)
-    plan((dy_rows, y_rows, dx))
+    tensors = (dy_rows, y_rows, dx)
+    addresses, pointers = met(tensors)
+    _launch(rows, cols, strides, pointers, index, machine(index), cut, config).run(index, (), tensors, addresses)
     return dx
 
 
 @lru_cache(maxsize=4096)
-def _planned(
-    rows: int, cols: int, row_strides: tuple[int, ...], itemsize: int, index: int, here: Machine, cut: int,
-    config: RowConfig | None,
-) -> Plan:  # fmt: skip
+def _launch(
+    rows: int, cols: int, row_strides: tuple[int, ...], pointers: tuple[Pointer, ...], index: int, here: Machine,
+    cut: int, config: RowConfig | None,
+) -> Launch:  # fmt: skip
     """The launch for one input (softmax) or two (its backward pass), whose rows are `row_strides` elements apart, on
     GPU `index`, which is `here`. cut: elements of a word that rows are cut by."""
-    backward = len(row_strides) == 2
+    backward, itemsize = len(row_strides) == 2, pointers[0].dtype.itemsize
     if config is None:
         chosen = choose.softmax_backward if backward else choose.forward
         config = chosen(rows, cols // cut * cut, itemsize, here)
@@ -81,16 +85,16 @@ def _planned(
     strides = (cols // by, *(s // by for s in row_strides))
     if config.streamed:
         streamed = softmax_backward_streamed_kernel if backward else softmax_streamed_kernel
-        return Plan(streamed, rows, strides, (by, config.block_cols), config.num_warps)
+        return plan(streamed, rows, pointers, strides, (by, config.block_cols), config.num_warps)
     pieces = config.pieces(cols // cut * cut)
     constants = (
         by, config.block_rows, config.block_cols, pieces, config.cluster, rows % config.block_rows == 0,
         cut == 1 and cols == config.cluster * pieces * config.block_cols, config.programs_per_sm > 0,
         config.num_stages, cut,
     )  # fmt: skip
-    return Plan(
-        softmax_backward_kernel if backward else softmax_kernel, programs(config, rows, here, index), (rows, *strides),
-        constants, config.num_warps, config.cluster, config.most_registers,
+    return plan(
+        softmax_backward_kernel if backward else softmax_kernel, programs(config, rows, here, index), pointers,
+        (rows, *strides), constants, config.num_warps, config.cluster, config.most_registers,
     )  # fmt: skip
 
 

@@ -62,7 +62,8 @@ def _emulate(case: Case, config: Config, programs: int, seed: int, kernel=_gluon
     """Run one case in the emulator and check its result."""
     problem, operands = _problem(case)
     out = cases.poisoned_out(case)
-    args, options = _gluon_launch.arguments(problem, operands, config, out)
+    launch, _, *given = _gluon_launch.prepared(problem, operands, config, out)
+    args, options = launch.arguments(*given), dict(launch.options)
     gluon_emulator.run(kernel, programs, args, options, seed)
     a, b, offs, bias = dataclasses.astuple(operands)
     cases.check(case, out, cases.expected(case, a, b, offs, bias))
@@ -153,7 +154,8 @@ def test_compiles_to_wgmma_and_tma(name: str) -> None:
     # Every config meets one case; the others meet a third of them each, in turn.
     for config in configs if name == "m" else configs[list(COMPILED).index(name) % 3 :: 3]:
         with compile_only(90) as kernels:
-            _gluon_launch.launch(problem, operands, config, cases.poisoned_out(COMPILED[name]))
+            launch, *given = _gluon_launch.prepared(problem, operands, config, cases.poisoned_out(COMPILED[name]))
+            launch.run(*given)
         (kernel,) = kernels
         used = aot.resources(kernel, 90)
         estimate = config.smem_bytes(problem.dtype.itemsize, problem.out_dtype.itemsize)
@@ -200,8 +202,8 @@ def test_short_loads_are_offered_where_groups_are_short() -> None:
     assert not offered(Case("batched", B, (0, 0), m=16, n=512, k=256))
     # Rows of a that lie the other way round, or all have, come in one box of a tile.
     problem, _ = _problem(Case("b", B, (0, 0), m=128, n=512, k=256))
-    made = _gluon_launch.plan(problem, Config(64, 128, 64, 4, "cooperative", short=True), (65536, 512, 1), 132)
-    assert made.a.box == (1, 64, 64)
+    config = Config(64, 128, 64, 4, "cooperative", short=True)
+    assert _gluon_launch._launch(problem, config, (65536, 512, 1), None, -1).blocks[0].box == (1, 64, 64)
 
 
 @pytest.mark.parametrize("wrong", [{"mode": "split"}, {"block_m": 128}, {"block_k": 128}], ids=str)

@@ -55,7 +55,8 @@ def _emulate(case: Case, config: Config, programs: int = 2, seed: int = 0, kerne
     target = out
     if config.split_k > 1:
         target = torch.full((config.split_k, *out.shape), float("nan"))
-    args, options = _gluon_int4_launch.arguments(problem, operands, config, target)
+    launch, _, *given = _gluon_int4_launch.prepared(problem, operands, config, target)
+    args, options = launch.arguments(*given), dict(launch.options)
     int4_emulator.run(kernel or _gluon_int4_kernel.int4_grouped_mm_kernel, programs, args, options, seed)
     if config.split_k > 1:
         out.copy_(target.sum(0))
@@ -101,7 +102,8 @@ def test_one_hot_activations_decode_every_weight(scale: str, dtype: torch.dtype)
         out = torch.full((k, n), float("nan"), dtype=dtype)
         problem = Int4Problem.of(operands.a, w, operands.offs)
         config = Config(64, 64, 2, 128, 2, scale, slab=32)
-        args, options = _gluon_int4_launch.arguments(problem, operands, config, out)
+        launch, _, *given = _gluon_int4_launch.prepared(problem, operands, config, out)
+        args, options = launch.arguments(*given), dict(launch.options)
         int4_emulator.run(_gluon_int4_kernel.int4_grouped_mm_kernel, 1, args, options)
         assert torch.equal(out, w.dequantize(dtype)[0].T)
 
@@ -118,7 +120,7 @@ def test_what_cannot_be_fused_is_not(case: Case) -> None:
     operands = cases.make(case)
     problem = cases.problem_of(case, operands)
     with pytest.raises(ValueError, match='scale "fused" takes bfloat16 without zero points'):
-        _gluon_int4_launch.arguments(problem, operands, SMALL["turns"], cases.poisoned_out(case))
+        _gluon_int4_launch.prepared(problem, operands, SMALL["turns"], cases.poisoned_out(case))
     assert {c.scale for c in BACKEND.configs(problem, H200)} <= {"sum", "weight"}
     per_channel = of_shape(8, 16, 1536, 2048, 2048)
     assert {c.scale for c in BACKEND.configs(per_channel, H200)} <= {"sum", "weight"}
@@ -137,7 +139,8 @@ def test_scales_of_any_size_within_the_range(scale: str, number: float) -> None:
     operands = Operands(torch.eye(k, dtype=BF16), w, torch.tensor([k], dtype=torch.int32))
     out = torch.full((k, n), float("nan"), dtype=BF16)
     problem = Int4Problem.of(operands.a, w, operands.offs)
-    args, options = _gluon_int4_launch.arguments(problem, operands, Config(64, 64, 2, 128, 2, scale, slab=32), out)
+    launch, _, *given = _gluon_int4_launch.prepared(problem, operands, Config(64, 64, 2, 128, 2, scale, slab=32), out)
+    args, options = launch.arguments(*given), dict(launch.options)
     int4_emulator.run(_gluon_int4_kernel.int4_grouped_mm_kernel, 1, args, options)
     assert torch.equal(out, w.dequantize(BF16)[0].T)
 
@@ -151,7 +154,8 @@ def test_scales_behind_the_end_of_k_are_nobody_elses(name: str) -> None:
     if operands.w.zeros is not None:
         operands.w.zeros[1] = float("nan")
     problem, out = cases.problem_of(case, operands), cases.poisoned_out(case)
-    args, options = _gluon_int4_launch.arguments(problem, operands, SMALL[name], out)
+    launch, _, *given = _gluon_int4_launch.prepared(problem, operands, SMALL[name], out)
+    args, options = launch.arguments(*given), dict(launch.options)
     int4_emulator.run(_gluon_int4_kernel.int4_grouped_mm_kernel, 1, args, options)
     cases.check(case, out, operands)
 
@@ -257,7 +261,7 @@ def test_compiles_to_wgmma_and_tma(name: str) -> None:
     operands = cases.make(case)
     problem = replace(cases.problem_of(case, operands), device_type="cuda", group_sizes=None)
     with compile_only(90) as kernels:
-        _gluon_int4_launch.launch(problem, operands, config, cases.poisoned_out(case))
+        _gluon_int4_launch.run(problem, operands, config, cases.poisoned_out(case))
     (used,) = (aot.resources(kernel, 90) for kernel in kernels)
     assert used.fits and used.smem_bytes <= config.smem_bytes(problem), used
     assert used.spills <= aot.most_spills(0, 5), used

@@ -71,7 +71,8 @@ def _emulate(
     target = out
     if config.split_k > 1:
         target = torch.full((config.split_k, *out.shape), float("nan"))
-    args, options = _gluon_launch.arguments(problem, operands, config, target)
+    launch, _, *given = _gluon_launch.prepared(problem, operands, config, target)
+    args, options = launch.arguments(*given), dict(launch.options)
     with mock.patch.object(gluon_emulator, "_Language", _Language):
         gluon_emulator.run(kernel, programs, tuple(map(_flat, args)), options, seed)
     if config.split_k > 1:
@@ -256,7 +257,7 @@ def _compiled(case: Case, config: Config) -> tuple[list[Any], list[aot.Resources
     operands = _made(case)
     problem = replace(cases.problem_of(case, operands), device_type="cuda", group_sizes=None)
     with compile_only(90) as kernels:
-        _gluon_launch.launch(problem, operands, config, cases.poisoned_out(case))
+        _gluon_launch.run(problem, operands, config, cases.poisoned_out(case))
     return kernels, [aot.resources(kernel, 90) for kernel in kernels]
 
 

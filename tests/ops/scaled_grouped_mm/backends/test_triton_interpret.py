@@ -39,7 +39,7 @@ else:
         offs = torch.tensor([used // 2, used], dtype=torch.int32)
         wide = torch.full((6, n + 8), float("nan"), dtype=torch.bfloat16)
         out = wide[:, :n]
-        reduce.launch(partial, offs, out)
+        reduce.run(partial, offs, out)
         total = partial[0]
         for s in range(1, slices):
             total = total + partial[s]

@@ -34,8 +34,7 @@ from expertile.ops.attention.backends._hopper_forward import attention_forward_k
 from expertile.ops.attention.backends._hopper_launch import flat, heads_in_l2, registers, rows_of_heads
 from expertile.ops.attention.backends._statistics import STAT_PAD
 from expertile.ops.attention.problem import Problem, row_strides
-from expertile.ops.launch import gluon
-from expertile.ops.launch.gluon import Launch
+from expertile.ops.launch.launch import Launch
 
 _DTYPES = (torch.bfloat16, torch.float16)
 _LOG2E = math.log2(math.e)
@@ -103,7 +102,7 @@ def forward(problem: Problem, operands: Operands, config: ForwardConfig) -> tupl
         out = torch.empty(out.shape, dtype=out.dtype, device=out.device)
     launch = _forward_launch(p, config, row_strides(out, p.packed), _device(operands.q))
     cu_q, cu_k = _lengths(operands, lse)
-    gluon.run(launch, (operands.q, operands.k, operands.v, out), (lse, cu_q, cu_k))
+    launch.run(out.get_device(), (operands.q, operands.k, operands.v, out), (lse, cu_q, cu_k))
     return out, lse
 
 
@@ -176,7 +175,8 @@ def run_pass(
     shape = (stats.nlse.numel(), stats.stride_b, stats.stride_h)
     device = _device(operands.q)
     launch = _pass_launch(problem, config, dq, strides[0], tuple(strides[1:]), shape, device)
-    gluon.run(launch, tensors, (stats.nlse, stats.ndelta, *_lengths(operands, stats.nlse)))
+    pointers = (stats.nlse, stats.ndelta, *_lengths(operands, stats.nlse))
+    launch.run(operands.q.get_device(), tensors, pointers)
 
 
 def _lengths(operands: Operands, instead: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

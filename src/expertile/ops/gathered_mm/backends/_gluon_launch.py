@@ -12,9 +12,8 @@ from expertile.ops.gathered_mm.backend import Operands, Outputs
 from expertile.ops.gathered_mm.backends._gluon_kernel import gathered_mm_kernel
 from expertile.ops.gathered_mm.backends._gluon_sums import add_row_sums
 from expertile.ops.gathered_mm.problem import GatherProblem, Product
-from expertile.ops.launch import gluon
 from expertile.ops.launch.blocks import Blocks, ragged, tickets
-from expertile.ops.launch.gluon import Launch
+from expertile.ops.launch.launch import Launch
 from expertile.ops.launch.versions import FP_FUSION
 
 _WRAP = 0x40000000
@@ -124,13 +123,14 @@ def row_sums(p: GatherProblem, config: Any, like: torch.Tensor) -> torch.Tensor:
     return like.new_empty((-(-p.n // config.block_n), p.m), dtype=torch.float32)
 
 
-def launch(p: GatherProblem, operands: Operands, config: Any, outputs: Outputs) -> None:
+def run(p: GatherProblem, operands: Operands, config: Any, outputs: Outputs) -> None:
     """Queue the kernel on the current stream of the operands' device, and for BACKWARD the sum of its row sums."""
     programs = Device.current(operands.a.device).sm_count
-    if p.product is not Product.BACKWARD:
-        gluon.run(*prepared(p, operands, config, outputs, programs))
+    sums = row_sums(p, config, operands.a) if p.product is Product.BACKWARD else None
+    launch, tensors, pointers = prepared(p, operands, config, outputs, programs, sums)
+    launch.run(operands.a.get_device(), tensors, pointers)
+    if sums is None:
         return
-    sums, dweights = row_sums(p, config, operands.a), outputs[2]
+    dweights = outputs[2]
     assert operands.slots is not None and dweights is not None
-    gluon.run(*prepared(p, operands, config, outputs, programs, sums))
     add_row_sums(sums, operands.slots, operands.offs, dweights)

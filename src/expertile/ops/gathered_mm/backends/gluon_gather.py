@@ -209,9 +209,9 @@ def run(problem: GatherProblem, operands: Operands, config: Config, outputs: Out
 @lru_cache(maxsize=1)
 def _launch() -> Callable[[GatherProblem, Operands, Config, Outputs], None]:
     """Gluon is imported at the first launch: `import expertile` stays quick and works without Triton."""
-    from expertile.ops.gathered_mm.backends._gluon_launch import launch
+    from expertile.ops.gathered_mm.backends._gluon_launch import run
 
-    return launch
+    return run
 
 
 BACKEND = Backend(

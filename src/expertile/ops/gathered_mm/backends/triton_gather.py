@@ -30,8 +30,9 @@ from expertile.ops.gathered_mm.problem import GatherProblem, Product
 from expertile.ops.grouped_mm.backends import triton_pointer
 from expertile.ops.grouped_mm.backends.triton_pointer import Config
 from expertile.ops.grouped_mm.persistent import groups_p2, tiles_bound
+from expertile.ops.launch.device import program_count, torch_device
 from expertile.ops.launch.kernels import launch
-from expertile.ops.launch.plan import Plan, Pointer, make_plan
+from expertile.ops.launch.launch import Launch, Pointer, pointer
 from expertile.ops.launch.versions import FP_FUSION
 
 _SUM_ROWS = 256  # of one program of the second launch
@@ -45,13 +46,13 @@ def _parts(product: Product, config: Config) -> int:
 
 
 @lru_cache(maxsize=1024)
-def _plan(
+def _launch(
     problem: GatherProblem, config: Config, pointers: tuple[Pointer | None, ...], bias_strides: tuple[int, ...],
     device: int,
-) -> Plan:  # fmt: skip
+) -> Launch:  # fmt: skip
     """The launch on GPU `device` for arguments like `pointers`."""
     block_m, block_n, block_k = config.block_m, config.block_n, config.block_k
-    inner = problem.grouped()
+    inner, where = problem.grouped(), torch_device(device)
     shared = {
         "PRECISION": "tf32" if problem.allow_tf32 else "ieee",
         "GROUPS_P2": groups_p2(inner),
@@ -68,7 +69,8 @@ def _plan(
             problem.m, problem.n, problem.groups, *problem.a_strides, *problem.b_strides, config.group_m,
         )  # fmt: skip
         options = {"GATHERED": problem.gathered, **shared}
-        return make_plan(wgrad_kernel, (), pointers, numbers, options, tiles, config.blocks_per_sm, device)
+        programs = program_count(where, tiles, config.blocks_per_sm)
+        return Launch(wgrad_kernel, (), (), pointers, numbers, tuple(options.items()), programs)
     cols = problem.intermediate if problem.product is Product.GATED else problem.n
     rows = problem.tokens if problem.gathered else block_m
     reach = max(
@@ -89,19 +91,20 @@ def _plan(
         cols, problem.k, problem.groups, *problem.a_strides, *problem.b_strides, *bias_strides, config.group_m,
     )  # fmt: skip
     tiles = tiles_bound("m", problem.groups, problem.m, cols, block_m, block_n)
-    return make_plan(gather_kernel, (), pointers, numbers, options, tiles, config.blocks_per_sm, device)
+    programs = program_count(where, tiles, config.blocks_per_sm)
+    return Launch(gather_kernel, (), (), pointers, numbers, tuple(options.items()), programs)
 
 
-def _launch(
+def _run(
     problem: GatherProblem, config: Config, tensors: tuple[torch.Tensor | None, ...],
     bias: torch.Tensor | None, device: int,
 ) -> None:  # fmt: skip
     addresses = tuple(0 if t is None else t.data_ptr() for t in tensors)
     pointers = tuple(
-        None if t is None else Pointer(t.dtype, at % 16 == 0) for t, at in zip(tensors, addresses, strict=True)
+        None if t is None else pointer(t.dtype, at % 16 == 0) for t, at in zip(tensors, addresses, strict=True)
     )
     strides = (0, 0) if bias is None else bias.stride()
-    _plan(problem, config, pointers, strides, device).launch((), tensors, addresses)
+    _launch(problem, config, pointers, strides, device).run(device, (), tensors, addresses)
 
 
 def mm(problem: GatherProblem, operands: Operands, config: Config, outputs: Outputs) -> None:
@@ -115,7 +118,7 @@ def mm(problem: GatherProblem, operands: Operands, config: Config, outputs: Outp
         parts = -(-problem.n // config.block_n)
         partial = torch.empty((problem.m, parts), dtype=torch.float32, device=o.a.device)
     tensors = (o.a, o.b, out, act, o.rows, o.offs, o.bias, o.pre, o.slots, o.weights, partial)
-    _launch(problem, config, tensors, o.bias, o.a.get_device())
+    _run(problem, config, tensors, o.bias, o.a.get_device())
     if partial is not None:
         programs = -(-problem.m // _SUM_ROWS)
         launch(
@@ -128,7 +131,7 @@ def wgrad(problem: GatherProblem, operands: Operands, config: Config, outputs: O
     """Queue the weight gradient on the current stream."""
     o = operands
     tensors = (o.a, o.b, outputs[0], o.rows if problem.gathered else None, o.offs)
-    _launch(problem, config, tensors, None, o.a.get_device())
+    _run(problem, config, tensors, None, o.a.get_device())
 
 
 def supports(problem: GatherProblem, device: Device) -> str | None:

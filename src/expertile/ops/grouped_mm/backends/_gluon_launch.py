@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -12,8 +11,9 @@ from expertile.device import Device
 from expertile.ops.grouped_mm.backend import Operands
 from expertile.ops.grouped_mm.backends._gluon_kernel import grouped_mm_kernel
 from expertile.ops.grouped_mm.problem import Layout, Problem
-from expertile.ops.launch import driver
-from expertile.ops.launch.blocks import Blocks, Ready, make_ready, ragged, tickets
+from expertile.ops.launch.blocks import Blocks, ragged, tickets
+from expertile.ops.launch.device import torch_device
+from expertile.ops.launch.launch import Launch
 from expertile.ops.launch.versions import FP_FUSION
 
 
@@ -24,20 +24,11 @@ def _plain(shape: tuple[int, ...], strides: tuple[int, ...], box: tuple[int, int
     return Blocks(shape, strides, (1,) * (len(shape) - 2) + box)
 
 
-@dataclass(frozen=True)
-class Plan:
-    """All of a launch that follows from the problem, the config and the output's strides."""
-
-    a: Blocks
-    b: Blocks
-    c: Blocks
-    options: dict[str, Any]
-    sizes: tuple[int, int, int, int]
-    programs: int
-
-
-def plan(p: Problem, config: Any, out_strides: tuple[int, ...], programs: int) -> Plan:
-    """Descriptors, compile-time options and sizes of `grouped_mm_kernel`."""
+@lru_cache(maxsize=1024)
+def _launch(
+    p: Problem, config: Any, out_strides: tuple[int, ...], bias_dtype: torch.dtype | None, device: int
+) -> Launch:
+    """The launch of `grouped_mm_kernel` on GPU number `device` for this problem and an output of those strides."""
     rows, bn, bk = config.rows, config.block_n, config.block_k
     part_n = bn // config.store_parts
     a_k_major = p.layout is not Layout.RAGGED_K and p.a_strides[-1] == 1
@@ -83,44 +74,20 @@ def plan(p: Problem, config: Any, out_strides: tuple[int, ...], programs: int) -
         "maxnreg": min(65536 // (-(-warps // 4) * 4 * 32) // 8 * 8, 248),
         "launch_pdl": True,
     }
-    return Plan(a, b, c, options, (p.groups, p.m, p.n, p.k), programs)
-
-
-def arguments(p: Problem, operands: Operands, config: Any, out: torch.Tensor) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Positional and keyword arguments of `grouped_mm_kernel`, for a launch by Triton."""
-    made = plan(p, config, out.stride(), 0)
-    offs = operands.offs if operands.offs is not None else out
-    bias = operands.bias if operands.bias is not None else out
-    descriptors = (made.a.of(operands.a), made.b.of(operands.b), made.c.of(out))
-    return (*descriptors, offs, bias, tickets(config.dynamic, offs), *made.sizes), made.options
-
-
-@lru_cache(maxsize=1024)
-def _ready(
-    p: Problem, config: Any, out_strides: tuple[int, ...], bias_dtype: torch.dtype | None, device: int
-) -> Ready | None:
-    made = plan(p, config, out_strides, Device.current(f"cuda:{device}").sm_count)
     offs_dtype = p.out_dtype if p.layout is Layout.BATCHED else torch.int32
-    dtypes = (p.dtype, p.dtype, p.out_dtype, offs_dtype, bias_dtype or p.out_dtype, torch.int32)
-    return make_ready(
-        grouped_mm_kernel, (made.a, made.b, made.c), dtypes, made.sizes, made.options, made.programs, device
-    )
-
-
-def launch(p: Problem, operands: Operands, config: Any, out: torch.Tensor) -> None:
-    """Queue the kernel on the current stream of `out`'s device."""
-    offs, bias = operands.offs, operands.bias
-    device = out.get_device()
-    ready = None
-    if device >= 0 and not driver.hooked():
-        ready = _ready(p, config, out.stride(), None if bias is None else bias.dtype, device)
-    if ready is None:
-        args, options = arguments(p, operands, config, out)
-        grouped_mm_kernel[(Device.current(out.device).sm_count,)](*args, **options)
-        return
-    here = out.data_ptr()
-    counter = tickets(config.dynamic, out)
-    pointers = (
-        here if offs is None else offs.data_ptr(), here if bias is None else bias.data_ptr(), counter.data_ptr(),
+    return Launch(
+        grouped_mm_kernel, (a, b, c), (p.dtype, p.dtype, p.out_dtype),
+        (offs_dtype, bias_dtype or p.out_dtype, torch.int32), (p.groups, p.m, p.n, p.k), tuple(options.items()),
+        Device.current(torch_device(device)).sm_count,
     )  # fmt: skip
-    ready(device, operands.a.data_ptr(), operands.b.data_ptr(), here, pointers)
+
+
+def prepared(
+    p: Problem, operands: Operands, config: Any, out: torch.Tensor
+) -> tuple[Launch, int, tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]:
+    """The launch, and what it runs with: the device, the tensors of its descriptors, and those of its pointers (`out`
+    for what is absent)."""
+    offs, bias, device = operands.offs, operands.bias, out.get_device()
+    launch = _launch(p, config, out.stride(), None if bias is None else bias.dtype, device)
+    pointers = (out if offs is None else offs, out if bias is None else bias, tickets(config.dynamic, out))
+    return launch, device, (operands.a, operands.b, out), pointers

@@ -16,6 +16,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import Any
 
 import torch
 
@@ -307,16 +308,17 @@ def run(problem: Problem, operands: Operands, config: Config, out: torch.Tensor 
         return out
     if p.k == 0:
         return zero_rows(p, operands, out)
-    _launch()(p, operands, config, out)
+    launch, device, tensors, pointers = _prepared()(p, operands, config, out)
+    launch.run(device, tensors, pointers)
     return out
 
 
 @lru_cache(maxsize=1)
-def _launch() -> Callable[[Problem, Operands, Config, torch.Tensor], None]:
+def _prepared() -> Callable[[Problem, Operands, Config, torch.Tensor], tuple[Any, Any, Any, Any]]:
     """Gluon is imported at the first launch: `import expertile` stays quick and works without Triton."""
-    from expertile.ops.grouped_mm.backends._gluon_launch import launch
+    from expertile.ops.grouped_mm.backends._gluon_launch import prepared
 
-    return launch
+    return prepared
 
 
 BACKEND = Backend(

@@ -41,7 +41,8 @@ from expertile.ops.grouped_mm.persistent import (
     tiles_bound,
 )
 from expertile.ops.grouped_mm.problem import Layout, Problem
-from expertile.ops.launch.plan import Plan, Pointer, make_plan
+from expertile.ops.launch.device import program_count, torch_device
+from expertile.ops.launch.launch import Launch, pointer
 from expertile.ops.launch.versions import FP_FUSION
 
 
@@ -110,10 +111,10 @@ def _with_group(strides: tuple[int, ...]) -> tuple[int, ...]:
 
 
 @lru_cache(maxsize=1024)
-def _plan(
+def _launch(
     problem: Problem, config: Config, out_strides: tuple[int, ...], aligned: tuple[bool, bool, bool, bool],
     bias: tuple[torch.dtype, bool, tuple[int, ...]] | None, device: int,
-) -> Plan:  # fmt: skip
+) -> Launch:  # fmt: skip
     """The launch on GPU `device` for an output of those strides, a, b, out and offs `aligned` or not to 16 bytes, and a
     bias of (dtype, aligned, strides)."""
     ragged = RAGGED[problem.layout]
@@ -139,24 +140,23 @@ def _plan(
         "num_stages": config.num_stages,
     }
     tiles = tiles_bound(ragged, problem.groups, problem.m, problem.n, block_m, block_n)
-    return make_plan(
+    return Launch(
         _pointer_kernel,
         (),
+        (),
         (
-            Pointer(problem.dtype, aligned[0]),
-            Pointer(problem.dtype, aligned[1]),
-            Pointer(problem.out_dtype, aligned[2]),
-            None if problem.layout is Layout.BATCHED else Pointer(torch.int32, aligned[3]),
-            None if bias is None else Pointer(bias[0], bias[1]),
+            pointer(problem.dtype, aligned[0]),
+            pointer(problem.dtype, aligned[1]),
+            pointer(problem.out_dtype, aligned[2]),
+            None if problem.layout is Layout.BATCHED else pointer(torch.int32, aligned[3]),
+            None if bias is None else pointer(bias[0], bias[1]),
         ),
         (
             *sizes_read(problem), problem.groups, *a_strides, *b_strides, *out_strides,
             *((0, 0) if bias is None else bias[2]), config.group_m,
         ),
-        options,
-        tiles,
-        config.blocks_per_sm,
-        device,
+        tuple(options.items()),
+        program_count(torch_device(device), tiles, config.blocks_per_sm),
     )  # fmt: skip
 
 
@@ -173,8 +173,9 @@ def run(problem: Problem, operands: Operands, config: Config, out: torch.Tensor 
     )  # fmt: skip
     aligned = (at[0] % 16 == 0, at[1] % 16 == 0, at[2] % 16 == 0, at[3] % 16 == 0)
     described = None if bias is None else (bias.dtype, at[4] % 16 == 0, bias.stride())
-    plan = _plan(problem, config, out.stride(), aligned, described, a.get_device())
-    plan.launch((), (a, b, out, offs, bias), at)
+    device = a.get_device()
+    launch = _launch(problem, config, out.stride(), aligned, described, device)
+    launch.run(device, (), (a, b, out, offs, bias), at)
     return out
 
 

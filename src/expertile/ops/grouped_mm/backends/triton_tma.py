@@ -43,8 +43,10 @@ from expertile.ops.grouped_mm.persistent import (
     tiles_bound,
 )
 from expertile.ops.grouped_mm.problem import Layout, Problem
-from expertile.ops.launch.pdl import begin
-from expertile.ops.launch.plan import Blocks, Plan, Pointer, early_options, make_plan
+from expertile.ops.launch.blocks import Blocks
+from expertile.ops.launch.device import program_count, torch_device
+from expertile.ops.launch.launch import Launch, pointer
+from expertile.ops.launch.pdl import begin, early_options
 from expertile.ops.launch.versions import FP_FUSION
 
 _RAGGED_ROWS = 2**30  # the extent of a ragged descriptor: the most rows a tensor may have
@@ -206,8 +208,7 @@ def _aligned_starts(problem: Problem) -> int:
 
 
 def _blocks(
-    dtype: torch.dtype, shape: tuple[int, ...], strides: tuple[int, ...], block: tuple[int, int], column: bool = False,
-    ragged: bool = False,
+    shape: tuple[int, ...], strides: tuple[int, ...], block: tuple[int, int], column: bool = False, ragged: bool = False
 ) -> Blocks:  # fmt: skip
     """Blocks [rows, columns] of a 2-D or 3-D tensor; transposed, block included, if `column`.
 
@@ -216,14 +217,14 @@ def _blocks(
         shape, strides, block = ((*x[:-2], x[-1], x[-2]) for x in (shape, strides, block))  # type: ignore[assignment]
     if ragged:
         shape, strides = (2**31 - 2**16,) * 2 + (_RAGGED_ROWS, shape[1]), (2**34 - strides[0], strides[0], *strides)
-    return Blocks(dtype, list(shape), list(strides), [1] * (len(shape) - 2) + list(block))
+    return Blocks(shape, strides, (1,) * (len(shape) - 2) + block)
 
 
 @lru_cache(maxsize=1024)
-def _plan(
+def _launch(
     problem: Problem, config: Config, out_strides: tuple[int, ...], out_aligned: bool, offs_aligned: bool,
     bias: tuple[torch.dtype, bool, tuple[int, ...]] | None, device: int,
-) -> Plan:  # fmt: skip
+) -> Launch:  # fmt: skip
     """The launch on GPU `device` for an output of those strides, out and offs aligned or not to 16 bytes, and a bias of
     (dtype, aligned, strides)."""
     layout, m, n, k, groups = problem.layout, problem.m, problem.n, problem.k, problem.groups
@@ -263,28 +264,27 @@ def _plan(
         **early_options(device, _smem_bytes(problem, replace(config, num_stages=config.num_stages - 1))),
     }
     tiles = tiles_bound(ragged, groups, m, n, config.block_m, config.block_n)
-    return make_plan(
+    return Launch(
         _tma_kernel,
         (
-            _blocks(dtype, a_shape, problem.a_strides, a_block, a_column, ragged == "k"),
-            _blocks(dtype, b_shape, problem.b_strides, b_block, b_column, ragged == "k"),
-            _blocks(problem.out_dtype, problem.out_shape, out_strides, out_block, False, ragged == "m")
+            _blocks(a_shape, problem.a_strides, a_block, a_column, ragged == "k"),
+            _blocks(b_shape, problem.b_strides, b_block, b_column, ragged == "k"),
+            _blocks(problem.out_shape, out_strides, out_block, False, ragged == "m")
             if out_by_tma
             else None,
         ),
+        (dtype, dtype, problem.out_dtype),
         (
-            None if out_by_tma else Pointer(problem.out_dtype, out_aligned),
-            None if layout is Layout.BATCHED else Pointer(torch.int32, offs_aligned),
-            None if bias is None else Pointer(bias[0], bias[1]),
+            None if out_by_tma else pointer(problem.out_dtype, out_aligned),
+            None if layout is Layout.BATCHED else pointer(torch.int32, offs_aligned),
+            None if bias is None else pointer(bias[0], bias[1]),
         ),
         (
             *sizes_read(problem), groups, *((0, 0, 0) if out_by_tma else (0, *out_strides)[-3:]),
             *((0, 0) if bias is None else bias[2]), config.group_m,
         ),
-        options,
-        tiles,
-        config.blocks_per_sm,
-        device,
+        tuple(options.items()),
+        program_count(torch_device(device), tiles, config.blocks_per_sm),
     )  # fmt: skip
 
 
@@ -298,11 +298,12 @@ def run(problem: Problem, operands: Operands, config: Config, out: torch.Tensor 
     to, offs_at = out.data_ptr(), 0 if offs is None else offs.data_ptr()
     bias_at = 0 if bias is None else bias.data_ptr()
     described = None if bias is None else (bias.dtype, bias_at % 16 == 0, bias.stride())
-    plan = _plan(problem, config, out.stride(), to % 16 == 0, offs_at % 16 == 0, described, a.get_device())
-    if plan.unused:
-        plan.launch((a, b), (out, offs, bias), (a.data_ptr(), b.data_ptr(), to, offs_at, bias_at))
+    device, a_at, b_at = a.get_device(), a.data_ptr(), b.data_ptr()
+    launch = _launch(problem, config, out.stride(), to % 16 == 0, offs_at % 16 == 0, described, device)
+    if launch.blocks[2] is None:
+        launch.run(device, (a, b, None), (out, offs, bias), (a_at, b_at, None, to, offs_at, bias_at))
     else:
-        plan.launch((a, b, out), (None, offs, bias), (a.data_ptr(), b.data_ptr(), to, None, offs_at, bias_at))
+        launch.run(device, (a, b, out), (None, offs, bias), (a_at, b_at, to, None, offs_at, bias_at))
     return out
 
 

@@ -162,9 +162,9 @@ def run(problem: Int4Problem, operands: Operands, config: Config, out: torch.Ten
 @lru_cache(maxsize=1)
 def _launch() -> Callable[[Int4Problem, Operands, Config, torch.Tensor], None]:
     """Gluon is imported at the first launch: `import expertile` stays quick and works without Triton."""
-    from expertile.ops.int4_grouped_mm.backends._gluon_int4_launch import launch
+    from expertile.ops.int4_grouped_mm.backends._gluon_int4_launch import run
 
-    return launch
+    return run
 
 
 GLUON_INT4 = Backend(

@@ -48,7 +48,9 @@ from expertile.ops.int4_grouped_mm.backend import Backend, Operands
 from expertile.ops.int4_grouped_mm.problem import Int4Problem
 from expertile.ops.int4_grouped_mm.triton_unpack import by_word, shifted, unpack
 from expertile.ops.launch import versions
-from expertile.ops.launch.plan import Blocks, Plan, Pointer, make_plan
+from expertile.ops.launch.blocks import Blocks
+from expertile.ops.launch.device import program_count, torch_device
+from expertile.ops.launch.launch import Launch, pointer
 from expertile.ops.launch.versions import FP_FUSION
 
 
@@ -194,10 +196,10 @@ def _scales_in_a_step(problem: Int4Problem) -> str:
 
 
 @lru_cache(maxsize=1024)
-def _plan(
+def _launch(
     problem: Int4Problem, config: Config, out_strides: tuple[int, ...], aligned: tuple[bool, bool],
     bias: tuple[torch.dtype, bool, tuple[int, ...]] | None, device: int,
-) -> Plan:  # fmt: skip
+) -> Launch:  # fmt: skip
     """The launch on GPU `device` (-1: none), for an output of those strides, (out, offs) aligned or not to 16 bytes,
     and a bias of (dtype, aligned, strides)."""
     m, n, k, groups, half = problem.m, problem.n, problem.k, problem.groups, problem.half
@@ -232,32 +234,33 @@ def _plan(
         if reason := _not_for_tma(problem):
             raise ValueError(f"config: expected tma=False for this problem ({reason}), got True")
         per_group = problem.scale_groups
-        scale_block = Blocks(dtype, [groups, per_group, n], [per_group * n, n, 1], [1, 1, block_n])
+        scale_block = Blocks((groups, per_group, n), (per_group * n, n, 1), (1, 1, block_n))
         scaled = problem.group_size != k
         blocks = (
-            Blocks(dtype, [m, k], list(problem.a_strides), [block_m, half]),
-            Blocks(torch.int32, [groups, n, k // 8], [n * k // 8, k // 8, 1], [1, block_n, half // 4]),
+            Blocks((m, k), problem.a_strides, (block_m, half)),
+            Blocks((groups, n, k // 8), (n * k // 8, k // 8, 1), (1, block_n, half // 4)),
             scale_block if scaled else None,
             scale_block if scaled and problem.has_zeros else None,
         )
-    scales = Pointer(dtype, problem.b_aligned)
-    return make_plan(
+    scales = pointer(dtype, problem.b_aligned)
+    return Launch(
         _int4_kernel,
         blocks,
+        (dtype, torch.int32, dtype, dtype),
         (
-            None if config.tma else Pointer(dtype, problem.a_aligned),
-            None if config.tma else Pointer(torch.int32, problem.b_aligned),
-            Pointer(problem.out_dtype, aligned[0]),
+            None if config.tma else pointer(dtype, problem.a_aligned),
+            None if config.tma else pointer(torch.int32, problem.b_aligned),
+            pointer(problem.out_dtype, aligned[0]),
             scales,
             scales if problem.has_zeros else None,
-            Pointer(torch.int32, aligned[1]),
-            None if bias is None else Pointer(bias[0], bias[1]),
+            pointer(torch.int32, aligned[1]),
+            None if bias is None else pointer(bias[0], bias[1]),
         ),
         (0, n, k, groups, *problem.a_strides, *out_strides, *((0, 0) if bias is None else bias[2]), config.group_m),
-        options,
-        tiles_bound("m", groups, m, n, block_m, block_n),
-        config.blocks_per_sm,
-        device,
+        tuple(options.items()),
+        program_count(
+            torch_device(device), tiles_bound("m", groups, m, n, block_m, block_n), config.blocks_per_sm
+        ),
     )  # fmt: skip
 
 
@@ -270,15 +273,19 @@ def run(problem: Int4Problem, operands: Operands, config: Config, out: torch.Ten
     packed = words(w.packed)
     to, offs_at, bias_at = out.data_ptr(), offs.data_ptr(), 0 if bias is None else bias.data_ptr()
     described = None if bias is None else (bias.dtype, bias_at % 16 == 0, bias.stride())
-    plan = _plan(problem, config, out.stride(), (to % 16 == 0, offs_at % 16 == 0), described, a.get_device())
+    device = a.get_device()
+    launch = _launch(problem, config, out.stride(), (to % 16 == 0, offs_at % 16 == 0), described, device)
     zeros_at = 0 if w.zeros is None else w.zeros.data_ptr()
     pointers = (out, w.scales, w.zeros, offs, bias)
     pointers_at = (to, w.scales.data_ptr(), zeros_at, offs_at, bias_at)
-    if not config.tma:
-        plan.launch((), (a, packed, *pointers), (a.data_ptr(), packed.data_ptr(), *pointers_at))
-        return out
-    read = (a, packed, w.scales, w.scales if w.zeros is None else w.zeros)[: 4 - len(plan.unused)]
-    plan.launch(read, (None, None, *pointers), (*(x.data_ptr() for x in read), None, None, *pointers_at))
+    read = a, packed, w.scales, w.scales if w.zeros is None else w.zeros
+    read_at = a.data_ptr(), packed.data_ptr(), pointers_at[1], zeros_at or pointers_at[1]
+    unused = (None, None)
+    if config.tma:
+        launch.run(device, read, (*unused, *pointers), (*read_at, *unused, *pointers_at))
+    else:
+        nothing = (*unused, *unused)
+        launch.run(device, nothing, (*read[:2], *pointers), (*nothing, *read_at[:2], *pointers_at))
     return out
 
 

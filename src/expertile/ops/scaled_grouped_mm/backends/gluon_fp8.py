@@ -223,9 +223,9 @@ def run(problem: ScaledProblem, operands: Operands, config: Config, out: torch.T
 @lru_cache(maxsize=1)
 def _launch() -> Callable[[ScaledProblem, Operands, Config, torch.Tensor], None]:
     """Gluon is imported at the first launch: `import expertile` stays quick and works without Triton."""
-    from expertile.ops.scaled_grouped_mm.backends._gluon_launch import launch
+    from expertile.ops.scaled_grouped_mm.backends._gluon_launch import run
 
-    return launch
+    return run
 
 
 BACKEND = Backend(

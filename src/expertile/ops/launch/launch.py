@@ -1,0 +1,163 @@
+"""One launch of a Triton or Gluon kernel, described in full but for its tensors.
+
+Triton compiles a kernel for what it looks at in an argument: a dtype, whether an address or a number is a multiple of
+16, whether a number is 1 or needs 64 bits. `compiled` makes one kernel for all arguments that are alike in that, by
+stand-ins for them; a `Launch` keeps that kernel, so that a call costs the host the driver's launch and little else
+(driver.py). A profiler's hooks, the interpreter and versions of Triton that are not known go through Triton's own
+launcher.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import torch
+from triton.runtime.jit import JITFunction
+
+from expertile.ops.launch import driver, versions
+from expertile.ops.launch.blocks import Blocks
+from expertile.ops.launch.device import current_device, torch_device
+
+_address: Callable[[Any], int] = torch.Tensor.data_ptr
+_NO_CLUSTERS = f"cluster: expected Triton {versions.KNOWN_RANGE}, whose launcher is known to take clusters"
+
+
+@dataclass(frozen=True, eq=False)
+class Pointer:
+    """A tensor argument, or the tensor of a descriptor, that isn't there yet; made by `pointer`."""
+
+    dtype: torch.dtype
+    aligned: bool  # whether the address is a multiple of 16
+
+    def data_ptr(self) -> int:
+        """What Triton takes for the address."""
+        return 0 if self.aligned else 8
+
+
+@lru_cache(maxsize=64)
+def pointer(dtype: torch.dtype, aligned: bool = True) -> Pointer:
+    """The one `Pointer` of this kind, so that hashing it costs nothing."""
+    return Pointer(dtype, aligned)
+
+
+Pointers = tuple[Pointer | torch.dtype | None, ...]
+
+
+class _Direct(NamedTuple):
+    """What a launch past Triton needs: the kernel, its descriptors, and the arguments behind the pointers."""
+
+    kernel: driver.Compiled
+    described: tuple[driver.Tensor, ...]
+    rest: tuple[Any, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Launch:
+    """A launch without its tensors. A kernel's parameters are descriptors, pointers, numbers and compile-time
+    constants, in this order."""
+
+    kernel: Any
+    blocks: tuple[Blocks | None, ...]  # of the descriptors; the last are None where the kernel does not use them
+    block_dtypes: tuple[torch.dtype, ...]  # as which the descriptors' tensors are seen
+    pointers: Pointers  # a bare dtype: the address is a multiple of 16, or the kernel does not specialise on that
+    numbers: tuple[int | float, ...]
+    options: tuple[tuple[str, Any], ...]  # compile-time constants, and what Triton takes beside a kernel's parameters
+    programs: int  # or clusters
+    cluster: int = 1  # programs of a thread block cluster
+    _direct: dict[int, _Direct | None] = field(default_factory=dict, init=False, repr=False)
+
+    def run(
+        self,
+        device: int,
+        tensors: Sequence[torch.Tensor | None],
+        pointers: Sequence[torch.Tensor | None],
+        addresses: Sequence[int | None] | None = None,
+    ) -> None:
+        """Queue the kernel on the current stream of GPU number `device` (-1: tensors of a CPU).
+
+        `tensors` are those of the descriptors, anything where one is not used; `addresses` those of all `tensors` and
+        then all `pointers`, to be given where one of these is None."""
+        if device >= 0 and (self.cluster > 1 or not driver.hooked()):
+            try:
+                direct = self._direct[device]
+            except KeyError:
+                direct = self._direct[device] = self._prepare(device)
+            if direct is not None:
+                kernel, described, rest = direct
+                if addresses is None:
+                    addresses = (*map(_address, tensors), *map(_address, pointers))
+                used = zip(described, addresses, strict=False)
+                kernel(device, self.programs, used, (*addresses[len(described) :], *rest))
+                return
+        with current_device(torch_device(device)):
+            self.kernel[(self.programs * self.cluster,)](*self.arguments(tensors, pointers), **dict(self.options))
+
+    def arguments(
+        self, tensors: Sequence[torch.Tensor | None], pointers: Sequence[torch.Tensor | None]
+    ) -> tuple[Any, ...]:
+        """What Triton's own launcher takes for the kernel's parameters, compile-time constants aside."""
+        seen = zip(self.blocks, tensors, self.block_dtypes, strict=True)
+        described = (None if b is None or t is None else b.of(t.view(dtype), self.kernel) for b, t, dtype in seen)
+        return (*described, *pointers, *self.numbers)
+
+    def _prepare(self, device: int) -> _Direct | None:
+        seen = zip(self.blocks, self.block_dtypes, strict=True)
+        forms = tuple(None if b is None else (b.form, dtype) for b, dtype in seen)
+        kernel = compiled(self.kernel, forms, self.pointers, self.numbers, self.options, device, self.cluster)
+        if kernel is None:
+            return None
+        described = tuple(kernel.tensor(i, b) for i, b in enumerate(self.blocks) if b is not None)
+        known = len(self.blocks) + len(self.pointers) + len(self.numbers)
+        return _Direct(kernel, described, (*self.numbers, *(None,) * (len(self.kernel.arg_names) - known)))
+
+
+def compiled(
+    kernel: Any,
+    forms: tuple[tuple[Blocks, torch.dtype] | None, ...],
+    pointers: Pointers,
+    numbers: tuple[int | float, ...],
+    options: tuple[tuple[str, Any], ...],
+    device: int,
+    cluster: int = 1,
+) -> driver.Compiled | None:
+    """`kernel` for GPU number `device`, for descriptors of those forms and dtypes and for arguments like the others;
+    None where Triton has to launch it. RuntimeError for clusters that Triton's launcher is not known to take."""
+    if not isinstance(kernel, JITFunction):  # the interpreter's functions are of another kind
+        return None
+    parameters = kernel.params[len(forms) + len(pointers) :]
+    some = tuple(alike(n, not p.do_not_specialize) for p, n in zip(parameters, numbers, strict=False))
+    found = _compiled(kernel, forms, pointers, some, options, device, cluster)
+    if found is None and cluster > 1:
+        raise RuntimeError(_NO_CLUSTERS)
+    return found
+
+
+@lru_cache(maxsize=4096)
+def _compiled(
+    kernel: JITFunction,
+    forms: tuple[tuple[Blocks, torch.dtype] | None, ...],
+    pointers: Pointers,
+    numbers: tuple[int | float, ...],
+    options: tuple[tuple[str, Any], ...],
+    device: int,
+    cluster: int,
+) -> driver.Compiled | None:
+    described = (f and f[0].of(pointer(f[1]), kernel) for f in forms)
+    stand_ins = (p if p is None or isinstance(p, Pointer) else pointer(p) for p in pointers)
+    with torch.cuda.device(device):
+        made = kernel.run(*described, *stand_ins, *numbers, grid=(1,), warmup=True, **dict(options))
+        return driver.prepare(made, cluster)
+
+
+def alike(number: int | float, specialize: bool = True) -> int | float:
+    """One of the few numbers that stand for all: Triton compiles for it what it does for `number`, in a parameter that
+    it specialises on or not."""
+    if isinstance(number, float):
+        return 0.5
+    wide = 0 if -(2**31) <= number < 2**31 else 2**31
+    if not specialize:
+        return wide
+    return 1 if number == 1 else wide + (16 if number % 16 == 0 else 2)
