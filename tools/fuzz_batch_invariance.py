@@ -33,7 +33,8 @@ from typing import Any
 import torch
 
 from expertile.device import Device
-from expertile.lab.measure.environment import capture_env, timestamp
+from expertile.lab.measure.env import timestamp
+from expertile.lab.measure.environment import capture_env
 from expertile.lab.measure.stats import median_ci95, turn_order
 from expertile.lab.measure.timers import timer_for
 from expertile.moe import MoE, moe_mlp

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from expertile.lab.measure.environment import Env
+from expertile.lab.measure.env import Env
 from expertile.lab.race.record import Record, rates
 
 

@@ -7,7 +7,8 @@ import torch
 
 from expertile.device import Device
 from expertile.lab.measure.clocks import Clocks
-from expertile.lab.measure.environment import capture_env, new_run_id, same_machine, timestamp, with_clocks
+from expertile.lab.measure.env import timestamp, with_clocks
+from expertile.lab.measure.environment import capture_env, new_run_id, same_machine
 from expertile.version import __version__, commit
 
 

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from expertile.device import Device
-from expertile.lab.measure.environment import Env
+from expertile.lab.measure.env import Env
 from expertile.lab.race.diagnose import Case, experiments
 from expertile.lab.race.diagnosis import conclude
 from expertile.lab.race.record import Record, rates

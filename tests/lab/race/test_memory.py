@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 
-from expertile.lab.measure.environment import Env
+from expertile.lab.measure.env import Env
 from expertile.lab.race.memory import (
     MemoryCase,
     MemoryRecord,

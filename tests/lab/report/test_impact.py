@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from expertile.device import Device
-from expertile.lab.measure.environment import Env
+from expertile.lab.measure.env import Env
 from expertile.lab.race.config import read_bench_file
 from expertile.lab.race.presets import preset
 from expertile.lab.report.impact import bench_file, impact

@@ -6,7 +6,7 @@ import xml.etree.ElementTree as ET
 
 import pytest
 
-from expertile.lab.measure.environment import Env
+from expertile.lab.measure.env import Env
 from expertile.lab.race.memory import MemoryRecord
 from expertile.lab.race.record import append
 from expertile.lab.report import html

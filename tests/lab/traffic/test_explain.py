@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from expertile.device import Device
-from expertile.lab.measure.environment import Env
+from expertile.lab.measure.env import Env
 from expertile.lab.race.workloads import ragged_m, wgrad
 from expertile.lab.traffic import formulas
 from expertile.lab.traffic.explain import explain_grouped, explain_subject

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from expertile.lab.measure.environment import Env
+from expertile.lab.measure.env import Env
 from expertile.lab.race.record import record_files
 from expertile.lab.traffic import formulas
 from expertile.lab.traffic.child import decode, encode

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from expertile.device import Device
-from expertile.lab.measure.environment import Env
+from expertile.lab.measure.env import Env
 from expertile.lab.operators import operators, presets
 from expertile.lab.race.record import append
 from tests.lab.records import timed, untimed

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from expertile.lab.measure.environment import Env
+from expertile.lab.measure.env import Env
 from expertile.lab.operators import operators, presets
 from expertile.lab.race.record import read, record_files
 from tests.lab.records import timed, untimed

@@ -1,6 +1,6 @@
 """Looking records up, and saying where they come from."""
 
-from expertile.lab.measure.environment import Env
+from expertile.lab.measure.env import Env
 from tests.lab.records import timed, untimed
 from tools.pages.recorded import by_name, ok, recorded, to_ours
 

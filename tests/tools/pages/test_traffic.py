@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from expertile.lab.measure.environment import Env
+from expertile.lab.measure.env import Env
 from expertile.lab.traffic import formulas
 from expertile.lab.traffic.explain import shipped
 from expertile.lab.traffic.measured import measure, shipped_traffic

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import math
 import secrets
-from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any
 
 import torch
 
 from expertile.device import Device
-from expertile.lab.measure.clocks import Clocks, driver_version
+from expertile.lab.measure.clocks import driver_version
+from expertile.lab.measure.env import Env
 from expertile.version import __version__, commit
 
 
@@ -28,13 +25,6 @@ def capture_env(device: Device) -> Env:
     )
 
 
-def with_clocks(env: Env, clocks: Clocks) -> Env:
-    """`env` with clock, power and throttle reasons ("" where they were read and there was none)."""
-    known = clocks.sm_clock_mhz is not None or clocks.power_w is not None or bool(clocks.throttle)
-    throttle = ",".join(clocks.throttle) if known else None
-    return replace(env, sm_clock_mhz=clocks.sm_clock_mhz, power_w=clocks.power_w, throttle=throttle)
-
-
 def same_machine(first: Env, second: Env) -> bool:
     """Whether two records may belong to one run: the same processor, driver, versions and commit."""
     keys = ("gpu", "driver", "torch", "triton", "expertile", "commit")
@@ -46,11 +36,6 @@ def new_run_id() -> str:
     return secrets.token_hex(4)
 
 
-def timestamp() -> str:
-    """Now, in UTC, to the second (ISO 8601)."""
-    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
 def _version(package: str) -> str | None:
     try:
         return version(package)
@@ -58,43 +43,4 @@ def _version(package: str) -> str | None:
         return None
 
 
-@dataclass(frozen=True)
-class Env:
-    """The machine and software of a record; None for what is not there (a driver on a CPU) or could not be
-    read.
 
-    `gpu` is the name of the device measured on, a CPU's model name where there is no GPU. `expertile` is the version,
-    `commit` what `expertile.version.commit` says. `sm_clock_mhz` and `power_w` are medians over the rounds, `throttle`
-    the throttle reasons seen, separated by commas.
-    """
-
-    gpu: str
-    driver: str | None = None
-    torch: str | None = None
-    triton: str | None = None
-    expertile: str | None = None
-    commit: str | None = None
-    sm_clock_mhz: float | None = None
-    power_w: float | None = None
-    throttle: str | None = None
-
-    def __post_init__(self) -> None:
-        check_text("env.gpu", self.gpu)
-        for name in ("driver", "torch", "triton", "expertile", "commit", "throttle"):
-            value = getattr(self, name)
-            if value is not None and not isinstance(value, str):
-                raise ValueError(f"env.{name}: expected a string or null, got {value!r}")
-        check_number("env.sm_clock_mhz", self.sm_clock_mhz, optional=True)
-        check_number("env.power_w", self.power_w, optional=True)
-
-
-def check_text(name: str, value: Any) -> None:
-    if not isinstance(value, str) or not value:
-        raise ValueError(f"{name}: expected a non-empty string, got {value!r}")
-
-
-def check_number(name: str, value: Any, optional: bool = False) -> None:
-    if value is None and optional:
-        return
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
-        raise ValueError(f"{name}: expected a finite number of 0 or more, got {value!r}")

@@ -21,7 +21,8 @@ import torch
 import torch.distributed as dist
 
 from expertile.device import Device
-from expertile.lab.measure.environment import capture_env, timestamp
+from expertile.lab.measure.env import timestamp
+from expertile.lab.measure.environment import capture_env
 from expertile.lab.parallel.case import Case, Job
 from expertile.lab.parallel.team import Team, Timing
 from expertile.lab.parallel.ways import ONE_GPU, Way

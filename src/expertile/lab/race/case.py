@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from expertile.device import Device
-from expertile.lab.measure.environment import Env
+from expertile.lab.measure.env import Env
 from expertile.lab.measure.interleaved import Outcome, failure_of, release
 from expertile.lab.measure.timers import POLICIES, sets_for
 from expertile.lab.race.baselines import COPIES, COPY, Copy, copy_work

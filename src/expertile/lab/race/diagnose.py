@@ -22,7 +22,8 @@ from typing import Any
 import torch
 
 from expertile.device import Device
-from expertile.lab.measure.environment import Env, capture_env, new_run_id
+from expertile.lab.measure.env import Env
+from expertile.lab.measure.environment import capture_env, new_run_id
 from expertile.lab.measure.interleaved import (
     Budget,
     Failure,

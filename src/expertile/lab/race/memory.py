@@ -20,7 +20,8 @@ from typing import Any
 import torch
 
 from expertile.device import Device
-from expertile.lab.measure.environment import Env, capture_env, new_run_id, timestamp
+from expertile.lab.measure.env import Env, timestamp
+from expertile.lab.measure.environment import capture_env, new_run_id
 from expertile.lab.measure.interleaved import failure_of, release
 from expertile.lab.race.record import MEMORY_SUFFIX, append, object_of, read_lines, shipped_files
 

@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from expertile.device import Device
-from expertile.lab.measure.environment import capture_env, new_run_id, timestamp
+from expertile.lab.measure.env import timestamp
+from expertile.lab.measure.environment import capture_env, new_run_id
 from expertile.lab.measure.interleaved import Measurement, Outcome
 
 Part = Mapping[str, Any]

@@ -25,11 +25,13 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from expertile.lab.measure.environment import Env, check_number, check_text, timestamp, with_clocks
-from expertile.lab.measure.interleaved import Measurement, Outcome
+from expertile.lab.measure.env import Env, check_number, check_text, timestamp, with_clocks
 from expertile.roofline import Bound, Work
+
+if TYPE_CHECKING:  # the build of the package reads this file, without torch
+    from expertile.lab.measure.interleaved import Outcome
 
 MEMORY_SUFFIX = "-memory.jsonl"  # of files that hold `memory.MemoryRecord`s instead
 STATUSES = ("ok", "wrong", "refused", "unsupported", "failed")
@@ -144,6 +146,8 @@ def measured(
     `unmeasured` is the reason of a right backend without an outcome; `fields` are the record's other keys.
     """
     time_s = ci95_s = tflops = gbps = None
+    from expertile.lab.measure.interleaved import Measurement
+
     if isinstance(outcome, Measurement):
         time_s, ci95_s, env = outcome.time_s, outcome.ci95_s, with_clocks(env, outcome.clocks)
         tflops, gbps = rates(work.flops, work.nbytes, time_s)
