@@ -77,8 +77,8 @@ def test_a_right_backend_passes_and_a_wrong_one_is_told(monkeypatch):
     reason, error, who = random_shapes.check(case, "auto", 1, torch.device("cpu"))
     assert not reason and 0 < error <= 1 and who == "torch_grouped"
 
-    def wrong(problem, device, backend, config):
-        chosen, config = original(problem, device, backend, config)
+    def wrong(problem, device, request):
+        chosen, config = original(problem, device, request)
         from dataclasses import replace
 
         return replace(chosen, run=lambda *a: chosen.run(*a).mul_(1.05)), config

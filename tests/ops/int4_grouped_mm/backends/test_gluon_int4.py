@@ -189,7 +189,7 @@ MUTANTS = {
     "the scales of another group": Fault("_producer", "_ * _ + gl.minimum(a_, b_)", "gl.minimum(a_, b_)"),
     "both consumers take the same scales": Fault("_of_rows", "a_.slice(_ * c_, c_, 0)", "a_.slice(0, c_, 0)"),
     "the second consumer's columns are the first's": Fault("_producer", "a_ + _ * _.COLS", "a_"),
-    "splits overlap": Fault("_span", "_ * _ // _.SPLIT_K", "0", nth=0),
+    "splits overlap": Fault("span", "_ * _ // _.SPLIT_K", "0", nth=0),
     "slices lie on one another": Fault("_store", "r_ + _ * _.M", "r_"),
     "half a tile is taken for too many rows": Fault("_consumer", "r_ <= b_", "r_ <= b_ + 1"),
     "sums stay 64 times too small": Fault("_multiply", "a_ * unit_of(...)", "a_ * 1.0"),

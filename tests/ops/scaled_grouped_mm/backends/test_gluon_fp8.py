@@ -148,7 +148,7 @@ _MULTIPLY = "_multiply|_multiply_pairs|_multiply_halves"
 _BARRIER = 'f"bar.{a_} {b_}, 256; mov.b32 $0, 0;"'
 MUTANTS = {
     "a stage is freed before its wgmma is done": Fault("_multiply", _ARRIVE, _BEFORE_WAIT, nth=1),
-    "no fence before the TMA store": Fault("_store", "fence_async_shared()"),
+    "no fence before the TMA store": Fault("store_tile", "fence_async_shared()"),
     "the producer starts on phase 0": Fault("feed", "a_ = 1", "a_ = 0"),
     "a consumer mistakes its phase": Fault(_MULTIPLY, "_ // _.STAGES & 1", "0", nth=...),
     "a skipping consumer keeps the stages": Fault("_skip", _ARRIVE),
@@ -166,7 +166,7 @@ MUTANTS = {
     "a stage is freed after its left half": Fault("_multiply_halves", _ARRIVE, _BEFORE_WAIT),
     "an empty group's scales lie outside": Fault("_places", "gl.minimum(a_, (_.K - 1) // 128)", "a_"),
     "the scales of the tile's upper half": Fault("_consumer", "_ += _ * _.ROWS"),
-    "one row too many is stored": Fault("_store", "WRAP - (a_ - b_)", "all_ - 1"),
+    "one row too many is stored": Fault("store_tile", "WRAP - (a_ - b_)", "all_ - 1"),
     "a store's buffer is reused at once": Fault("_store", "tma.store_wait(0)", "tma.store_wait(8)"),
     "a sum is read early": Fault(
         "_multiply|_multiply_halves", "warpgroup_mma_wait(0, a_)", "warpgroup_mma_wait(1, a_)", nth=...
@@ -182,7 +182,7 @@ MUTANTS = {
     "splits overlap": Fault("span", "_ // p_.SPLIT_K - f_", "steps - f_"),
     "every slice takes the bias along": Fault("_store", "gl.where(_ == 0, n_, 0)", "n_"),
     "slices lie on one another": Fault("_store", "r_ + _ * _.M", "r_"),
-    "K runs into the next group": Fault("span", "a_ + 127", "a_ + 255"),
+    "K runs into the next group": Fault("span", "a_ + b_ - 1", "a_ + 2 * b_ - 1"),
     "two steps' scales are swapped": Fault(
         "_multiply_pairs", "_promoted(p_, s_, d_, odd_a, odd_b, l_)", "_promoted(p_, s_, d_, scale_a, scale_b, l_)"
     ),
