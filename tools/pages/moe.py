@@ -49,8 +49,6 @@ def shipped_moe(slug: str, root: str | Path | None = None) -> Path | None:
     return newest_parts((shipped_root() if root is None else Path(root)) / slug / "moe")
 
 
-
-
 def rounded(tokens: int, skew: float, seed: int = 0) -> dict[str, RoundingEffect]:
     """What each mode does to top-8 of 128 experts, tiles of 128 rows and one candidate: logits are N(0, 1) less
     skew · ln(e + 1) for expert e; weights are normalised over the token's eight."""

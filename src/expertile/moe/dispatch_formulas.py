@@ -1,4 +1,4 @@
-"""The index tables of a step of expert parallelism in plain torch; `_dispatch_kernels` has each in one launch.
+"""The index tables of a step of expert parallelism in plain torch; `dispatch_kernels` has each in one launch.
 
 Ids out of range are dropped slots here. Lengths: T tokens, k slots of each, W ranks, S rows sent, N rows received.
 `capacity` is the room of each segment of a buffer, one for each key (`Placement`); None: segments without gaps.

@@ -1,4 +1,4 @@
-"""The index tables of a step of expert parallelism, each in one launch; `_dispatch_formulas` has what they are.
+"""The index tables of a step of expert parallelism, each in one launch; `dispatch_formulas` has what they are.
 
 They take some microseconds each, however they are written: what counts is that there are few of them, for the host
 queues a step of many small operators more slowly than a GPU runs it. So a kernel does all that lies between two

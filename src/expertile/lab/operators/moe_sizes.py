@@ -23,7 +23,7 @@ from expertile.lab.race.parts import TimeLimit, figures
 from expertile.lab.race.timing import time_on_sets
 from expertile.roofline import bound
 
-# What the record calls them (titles in `report.moe`), and the lab's operators do. In the order of the latter.
+# What the record calls them (titles in tools/pages), and the lab's operators do. In the order of the latter.
 WAYS: Mapping[str, str] = MappingProxyType(
     {
         "ours": "expertile",

@@ -44,7 +44,6 @@ def fill_in_order(p, g, row, _row_end, col, _k0, _k_len, k, i, phase):
     _load_b(p, g, col, k, bar, p.b_smem.index(i))
 
 
-
 @gluon.jit
 def _tokens(p, row, row_end, layout: gl.constexpr):
     """Row numbers in `a` of the tile's rows. Past the end of the group -1 if MASKED, else that of its last row: in a

@@ -13,7 +13,7 @@ in turns (`turns.py`), and a short last wave is of half tiles (`units.py`). Scal
 ahead of their use, the next tile's first ones with the last step of this tile, so any strides will do.
 
 With SPLIT_K > 1 the steps of a tile are dealt out to that many programs, neighbours in the grid; each stores its
-float32 sum into a slice of its own, [SPLIT_K, M, N], and `_reduce` adds the slices up in order: same bits every time.
+float32 sum into a slice of its own, [SPLIT_K, M, N], and `reduce` adds the slices up in order: same bits every time.
 """
 # ruff: noqa: RUF005  (Gluon's front end knows no `*` in a list)
 
