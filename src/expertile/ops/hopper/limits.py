@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import torch
 
+MAX_ROWS = 0x40000000  # as in triton.tools.ragged_tma: a row number no tensor reaches
+
 
 def storable(out: torch.Tensor) -> bool:
     """Whether TMA can write `out` in place."""

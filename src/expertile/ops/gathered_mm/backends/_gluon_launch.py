@@ -16,7 +16,6 @@ from expertile.ops.launch.blocks import Blocks, ragged, tickets
 from expertile.ops.launch.launch import Launch
 from expertile.ops.launch.versions import FP_FUSION
 
-_WRAP = 0x40000000
 _VECTOR = 8  # elements of a 16-byte copy
 
 

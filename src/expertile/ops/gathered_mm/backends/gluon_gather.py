@@ -30,8 +30,8 @@ from expertile.device import Device
 from expertile.ops.gathered_mm.backend import Backend, Operands, Outputs
 from expertile.ops.gathered_mm.problem import GatherProblem, Product
 from expertile.ops.grouped_mm.backends.gluon_hopper import QUEUE_BYTES
+from expertile.ops.hopper.limits import MAX_ROWS
 
-_MAX_ROWS = 0x40000000  # as in triton.tools.ragged_tma: a row number no tensor reaches
 _DTYPES = (torch.bfloat16, torch.float16)
 
 
@@ -81,8 +81,8 @@ def supports(problem: GatherProblem, device: Device) -> str | None:
         return "needs compute capability 9.0 (H100, H200): it is written for that architecture's wgmma instructions"
     if p.dtype not in _DTYPES:
         return f"multiplies bfloat16 and float16, not {p.dtype}"
-    if p.product is not Product.WGRAD and p.m > _MAX_ROWS:
-        return f"at most {_MAX_ROWS} rows (the ragged descriptors' limit), not {p.m}"
+    if p.product is not Product.WGRAD and p.m > MAX_ROWS:
+        return f"at most {MAX_ROWS} rows (the ragged descriptors' limit), not {p.m}"
     if p.groups > 1024:
         return f"at most 1024 experts (their prefix sum is kept in registers), not {p.groups}"
     if not (p.a_aligned and p.b_aligned):
@@ -108,8 +108,8 @@ def supports(problem: GatherProblem, device: Device) -> str | None:
 def _supports_wgrad(p: GatherProblem) -> str | None:
     if not p.gathered:
         return "gathers one operand of a weight gradient; without `rows` that is a grouped product"
-    if p.k > _MAX_ROWS:
-        return f"at most {_MAX_ROWS} rows (the ragged descriptors' limit), not {p.k}"
+    if p.k > MAX_ROWS:
+        return f"at most {MAX_ROWS} rows (the ragged descriptors' limit), not {p.k}"
     for name, strides, cols in (("a", p.a_strides, p.m), ("b", p.b_strides, p.n)):
         if strides[1] != 1 or strides[0] % 8 or strides[0] <= 0 or cols % 8:
             return f"16-byte copies need rows of {name} in whole 16 bytes, got {cols} columns and strides {strides}"

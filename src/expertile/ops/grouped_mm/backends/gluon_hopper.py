@@ -25,10 +25,8 @@ from expertile.ops.backend import Speed
 from expertile.ops.grouped_mm.backend import Backend, Operands, rows_are_tokens
 from expertile.ops.grouped_mm.problem import Layout, Problem
 from expertile.ops.grouped_mm.tail import zero_rows
-from expertile.ops.hopper.limits import storable
+from expertile.ops.hopper.limits import MAX_ROWS, storable
 
-_WRAP = 0x40000000  # as in triton.tools.ragged_tma: a row number no tensor reaches
-_MAX_ROWS = _WRAP
 _DTYPES = (torch.bfloat16, torch.float16)
 QUEUE_BYTES = 2048  # numbers of drawn tiles, on their way to the consumers
 
@@ -109,8 +107,8 @@ def supports(problem: Problem, device: Device) -> str | None:
         return "a ragged last dimension of the output cannot be stored by TMA (its strides must be 16-byte multiples)"
     if p.has_bias and p.layout is Layout.RAGGED_K:
         return "no bias when K is ragged"
-    if p.ragged_total > _MAX_ROWS:
-        return f"at most {_MAX_ROWS} rows (the ragged descriptors' limit), not {p.ragged_total}"
+    if p.ragged_total > MAX_ROWS:
+        return f"at most {MAX_ROWS} rows (the ragged descriptors' limit), not {p.ragged_total}"
     if p.groups > 2048:
         return f"at most 2048 groups (their prefix sum is kept in registers), not {p.groups}"
     if not (p.a_aligned and p.b_aligned):

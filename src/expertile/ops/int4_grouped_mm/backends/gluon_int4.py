@@ -31,13 +31,12 @@ import torch
 
 from expertile.device import Device
 from expertile.ops.grouped_mm.backend import new_out
-from expertile.ops.hopper.limits import storable
+from expertile.ops.hopper.limits import MAX_ROWS, storable
 from expertile.ops.int4_grouped_mm.backend import Backend, Operands
 from expertile.ops.int4_grouped_mm.backends._gluon_int4_config import Config
 from expertile.ops.int4_grouped_mm.backends._gluon_int4_model import most_tiles, ranked
 from expertile.ops.int4_grouped_mm.problem import Int4Problem
 
-_MAX_ROWS = 0x40000000  # as in triton.tools.ragged_tma: a row number no tensor reaches
 _MAX_GROUPS = 512
 _INT32 = 2**31
 # Registers of a consumer's thread that `Config.registers` may count, by the number of consumers.
@@ -50,8 +49,8 @@ def supports(problem: Int4Problem, device: Device) -> str | None:
     p = problem
     if device.kind != "cuda" or device.capability != (9, 0):
         return "needs compute capability 9.0 (H100, H200): it is written for that architecture's wgmma instructions"
-    if p.m > _MAX_ROWS // 8:
-        return f"at most {_MAX_ROWS // 8} rows (the ragged descriptors' limit, shared by slices of K), not {p.m}"
+    if p.m > MAX_ROWS // 8:
+        return f"at most {MAX_ROWS // 8} rows (the ragged descriptors' limit, shared by slices of K), not {p.m}"
     if p.groups > _MAX_GROUPS:
         return f"at most {_MAX_GROUPS} groups (their prefix sum is kept in registers), not {p.groups}"
     if not (p.a_aligned and p.b_aligned):

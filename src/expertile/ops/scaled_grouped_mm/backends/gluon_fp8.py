@@ -27,11 +27,10 @@ import torch
 from expertile.device import Device
 from expertile.ops.grouped_mm.problem import Layout
 from expertile.ops.grouped_mm.tail import zero_rows
-from expertile.ops.hopper.limits import storable
+from expertile.ops.hopper.limits import MAX_ROWS, storable
 from expertile.ops.scaled_grouped_mm.backend import Backend, Operands
 from expertile.ops.scaled_grouped_mm.problem import BLOCK, Recipe, ScaledProblem
 
-_MAX_ROWS = 0x40000000  # as in triton.tools.ragged_tma: a row number no tensor reaches
 _INT32 = 2**31
 
 
@@ -84,8 +83,8 @@ def supports(problem: ScaledProblem, device: Device) -> str | None:
         return "needs compute capability 9.0 (H100, H200): it is written for that architecture's wgmma instructions"
     if p.layout is Layout.RAGGED_K and p.recipe is Recipe.ROW:
         return "with one scale per row a ragged K may begin anywhere, where TMA cannot stop"
-    if p.ragged_total > _MAX_ROWS:
-        return f"at most {_MAX_ROWS} rows (the ragged descriptors' limit), not {p.ragged_total}"
+    if p.ragged_total > MAX_ROWS:
+        return f"at most {MAX_ROWS} rows (the ragged descriptors' limit), not {p.ragged_total}"
     if p.groups > 2048:
         return f"at most 2048 groups (their prefix sum is kept in registers), not {p.groups}"
     if not (p.a_aligned and p.b_aligned):
