@@ -31,6 +31,7 @@ test-gpu: $(VENV)/.ready
 
 lint: $(VENV)/.ready
 	$(BIN)/ruff check src tests tools examples
+	$(BIN)/ruff format --check --quiet src tests tools examples
 	$(BIN)/mypy
 
 report: $(VENV)/.ready

@@ -259,11 +259,17 @@ def page(found: dict[str, Any]) -> str:
 def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0], allow_abbrev=False)
     for name, default, meaning in (
-        ("steps", 300, "steps of training"), ("batch", 16, "sequences in a step"), ("context", 128, "bytes in one"),
-        ("layers", 2, "blocks"), ("hidden", 128, "width"), ("intermediate", 128, "width of an expert"),
-        ("heads", 4, "of attention"), ("experts", 8, "in each layer"), ("top-k", 2, "experts of a token"),
+        ("steps", 300, "steps of training"),
+        ("batch", 16, "sequences in a step"),
+        ("context", 128, "bytes in one"),
+        ("layers", 2, "blocks"),
+        ("hidden", 128, "width"),
+        ("intermediate", 128, "width of an expert"),
+        ("heads", 4, "of attention"),
+        ("experts", 8, "in each layer"),
+        ("top-k", 2, "experts of a token"),
         ("seed", 0, "of weights and batches"),
-    ):  # fmt: skip
+    ):
         parser.add_argument(f"--{name}", type=int, default=default, help=f"{meaning} (default: {default})")
     parser.add_argument("--learning-rate", type=float, default=3e-3, help="of AdamW, at its largest (default: 3e-3)")
     parser.add_argument("--text", type=Path, help="a file to learn (default: the standard library)")

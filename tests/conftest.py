@@ -9,9 +9,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("random shapes")
     default = int(os.environ.get("EXPERTILE_RANDOM_SHAPES", "2000"))
     group.addoption(
-        "--random-shapes", type=int, default=default, metavar="N",
+        "--random-shapes",
+        type=int,
+        default=default,
+        metavar="N",
         help="shapes drawn by tests/gpu/test_random_shapes.py (default: $EXPERTILE_RANDOM_SHAPES or 2000)",
-    )  # fmt: skip
+    )
     group.addoption("--random-seed", type=int, default=0, metavar="S", help="their seed (default: 0)")
     group.addoption("--random-out", metavar="FILE.json", help="where to write what was checked")
 

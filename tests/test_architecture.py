@@ -11,12 +11,34 @@ import expertile
 
 SRC = Path(__file__).parents[1] / "src" / "expertile"
 RANK = {
-    "version": 0, "device": 0, "roofline": 0, "ragged": 0, "formats": 1, "ops": 2, "moe": 3, "integrations": 4,
-    "lab": 4, "audit": 4, "cli": 5,
-}  # fmt: skip
+    "version": 0,
+    "device": 0,
+    "roofline": 0,
+    "ragged": 0,
+    "formats": 1,
+    "ops": 2,
+    "moe": 3,
+    "integrations": 4,
+    "lab": 4,
+    "audit": 4,
+    "cli": 5,
+}
 # The rooms of ops from the ground up: each imports those before it alone.
-OPS = ("backend", "torch_op", "launch", "hopper", "rows", "pointwise", "attention", "grouped_mm", "gathered_mm",
-       "scaled_grouped_mm", "int4_grouped_mm", "quantize", "any_weight")  # fmt: skip
+OPS = (
+    "backend",
+    "torch_op",
+    "launch",
+    "hopper",
+    "rows",
+    "pointwise",
+    "attention",
+    "grouped_mm",
+    "gathered_mm",
+    "scaled_grouped_mm",
+    "int4_grouped_mm",
+    "quantize",
+    "any_weight",
+)
 
 
 def _room(module: str) -> str | None:
@@ -162,9 +184,15 @@ def test_the_overview_and_audit_do_not_import_torch(words):
     )
 
 
-@pytest.mark.parametrize("missing, words", [
-    ("typer", ["--help"]), ("rich", ["doctor"]), ("markdown_it", ["audit", "x.md"]), ("plotly", ["bench", "--quick"]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "missing, words",
+    [
+        ("typer", ["--help"]),
+        ("rich", ["doctor"]),
+        ("markdown_it", ["audit", "x.md"]),
+        ("plotly", ["bench", "--quick"]),
+    ],
+)
 def test_a_command_without_the_extra_names_it_in_one_sentence(missing, words):
     code = (
         f"import sys\nsys.modules[{missing!r}] = None\nsys.argv[0] = 'expertile'\n"

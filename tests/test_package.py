@@ -57,9 +57,13 @@ def installed(built, tmp_path_factory):
 
 def _run(place, *words):
     done = subprocess.run(
-        [sys.executable, *words], cwd=place, env={**os.environ, "PYTHONPATH": str(place)},
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        [sys.executable, *words],
+        cwd=place,
+        env={**os.environ, "PYTHONPATH": str(place)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -68,17 +72,19 @@ def test_the_wheel_is_small_and_holds_every_file_of_the_package(built, installed
     assert built[1].stat().st_size < MOST_NBYTES
     here = ROOT / "src"
     wanted = {
-        path.relative_to(here) for path in (here / "expertile").rglob("*")
+        path.relative_to(here)
+        for path in (here / "expertile").rglob("*")
         if path.is_file() and path.suffix in (".py", ".json", ".css", ".js", ".typed")
-    }  # fmt: skip
+    }
     assert wanted <= {path.relative_to(installed) for path in installed.rglob("*") if path.is_file()}
 
 
 def test_the_wheel_brings_the_records_that_commands_show_and_no_others(installed):
     found = {
         path.relative_to(installed / "expertile" / "results"): path
-        for path in (installed / "expertile" / "results").rglob("*") if path.is_file()
-    }  # fmt: skip
+        for path in (installed / "expertile" / "results").rglob("*")
+        if path.is_file()
+    }
     shown = {Path(f"{path.relative_to(ROOT / 'results')}.xz"): path for path in shown_files(ROOT / "results")}
     assert found.keys() == shown.keys()
     for name, path in found.items():

@@ -57,9 +57,15 @@ def child(options: argparse.Namespace) -> int:
         if options.part is not None:
             path, rounds, workloads = None, 3, workloads[options.part :: options.warm]
         for record in run(
-            workloads, part.backends, operators=part.operators, policies=("graph", "eager")[device.kind == "cpu" :][:1],
-            out_path=path, rounds=rounds, seed=0, on_event=hand_over,
-        ):  # fmt: skip
+            workloads,
+            part.backends,
+            operators=part.operators,
+            policies=("graph", "eager")[device.kind == "cpu" :][:1],
+            out_path=path,
+            rounds=rounds,
+            seed=0,
+            on_event=hand_over,
+        ):
             if record.status not in ("ok", "unsupported"):
                 print(f"{record.workload} {record.backend}: {record.status} {record.reason}", file=sys.stderr)
     return 0
@@ -71,8 +77,10 @@ def _start(side: str, words: Sequence[str], options: argparse.Namespace, **more:
     with log.open("ab") as file:
         return subprocess.Popen(
             [sys.executable, __file__, side, *words, "--child", "--out", str(options.out / name)],
-            env={**os.environ, "PYTHONPATH": path}, stderr=file, **more,
-        )  # fmt: skip
+            env={**os.environ, "PYTHONPATH": path},
+            stderr=file,
+            **more,
+        )
 
 
 def take_turns(processes: Sequence[subprocess.Popen[bytes]]) -> list[int]:

@@ -67,8 +67,15 @@ def _form(name: str, dtype: torch.dtype = torch.bfloat16, experts: int = 32, ste
 
 FORMS = (
     _form("softmax", experts=128),
-    _form("sigmoid-groups-shared", score="sigmoid", num_groups=4, top_groups=2, scale=2.5,
-          shared_intermediate_size=96, router_dtype=torch.float32),
+    _form(
+        "sigmoid-groups-shared",
+        score="sigmoid",
+        num_groups=4,
+        top_groups=2,
+        scale=2.5,
+        shared_intermediate_size=96,
+        router_dtype=torch.float32,
+    ),
     _form("gpt-oss", bias=True, router_bias=True, interleaved=True, activation="gpt_oss", order="topk_then_softmax"),
     _form("half-geglu", torch.float16, activation="geglu", normalize=False),
     _form("mlp"),
@@ -77,7 +84,7 @@ FORMS = (
     _form("product-rows-of-b"),
     _form("float32", torch.float32, experts=16),
     _form("odd-reglu", experts=16, step=1, activation="reglu"),
-)  # fmt: skip
+)
 
 
 def bits(x: T) -> T:
@@ -103,8 +110,10 @@ def pool(number: int, device: torch.device, small: bool) -> Pool:
     unit = 4 if form.step == 1 else 8
     experts = unit * draw.randint(1, 2 if small else form.experts // unit)
     top_k = min(draw.choice((1, 2, 4, 8)), experts // 2)
-    hidden, inner = (form.step * draw.randint(max(1, wide // 4), wide * 16 // form.step // (1 if form.step > 1 else 2))
-                     for _ in range(2))  # fmt: skip
+    hidden, inner = (
+        form.step * draw.randint(max(1, wide // 4), wide * 16 // form.step // (1 if form.step > 1 else 2))
+        for _ in range(2)
+    )
     if form.name == "softmax" and not small and draw.random() < 0.5:
         experts, top_k, hidden, inner = 128, 8, 2048, 768
     x = torch.randn(tokens, hidden, device=device).to(form.dtype)
@@ -250,11 +259,18 @@ def fuzz(device: torch.device, small: bool, first: int, cases: int, seconds: flo
             settle()
     settle()
     return {
-        "cases": done, "asked": cases, "first": first, "with_gradient": graded, "tokens_min": min(sizes, default=0),
-        "tokens_max": max(sizes, default=0), "pools": len({n // PER_POOL for n in range(first, first + done)}),
-        "seconds": time.monotonic() - start, "failures": failures[:200], "num_failures": len(failures),
+        "cases": done,
+        "asked": cases,
+        "first": first,
+        "with_gradient": graded,
+        "tokens_min": min(sizes, default=0),
+        "tokens_max": max(sizes, default=0),
+        "pools": len({n // PER_POOL for n in range(first, first + done)}),
+        "seconds": time.monotonic() - start,
+        "failures": failures[:200],
+        "num_failures": len(failures),
         "errors": errors,
-    }  # fmt: skip
+    }
 
 
 def problems(small: bool) -> Iterator[tuple[str, tuple[int, ...], int, int, torch.dtype, torch.dtype, bool, bool]]:
@@ -304,9 +320,12 @@ def configs(device: torch.device, small: bool, part: int = 0, parts: int = 1) ->
 
 
 LAYERS = (
-    ("prefill 8192", 8192, (2048, 768, 128, 8)), ("prefill 8192 large", 8192, (4096, 1024, 128, 8)),
-    ("decode 1", 1, (2048, 768, 128, 8)), ("decode 8", 8, (2048, 768, 128, 8)), ("decode 64", 64, (2048, 768, 128, 8)),
-)  # fmt: skip
+    ("prefill 8192", 8192, (2048, 768, 128, 8)),
+    ("prefill 8192 large", 8192, (4096, 1024, 128, 8)),
+    ("decode 1", 1, (2048, 768, 128, 8)),
+    ("decode 8", 8, (2048, 768, 128, 8)),
+    ("decode 64", 64, (2048, 768, 128, 8)),
+)
 PRODUCTS = (("product prefill", 65536), ("product decode", 64))
 
 
@@ -316,8 +335,10 @@ Calls = dict[bool, Callable[[int], T]]
 def layers(device: torch.device, sets: int, tokens: int, h: int, i: int, e: int, k: int) -> Calls:
     """A layer's forward pass on input set s, batch-invariant and not, with the same weights."""
     xs = torch.randn(sets, tokens, h, device=device).to(torch.bfloat16)
-    usual, invariant = (MoE(h, i, e, k, device="meta", dtype=torch.bfloat16, batch_invariant=flag).requires_grad_(False)
-                        for flag in (False, True))  # fmt: skip
+    usual, invariant = (
+        MoE(h, i, e, k, device="meta", dtype=torch.bfloat16, batch_invariant=flag).requires_grad_(False)
+        for flag in (False, True)
+    )
     usual.to_empty(device=device).reset_parameters()
     invariant.load_state_dict(usual.state_dict(), assign=True)
     return {False: lambda s: usual(xs[s]), True: lambda s: invariant(xs[s])}
@@ -404,10 +425,14 @@ def fuzz_side_by_side(first: int, cases: int, seconds: float, processes: int) ->
     found |= {name: [line for part in parts for line in part[name]][:200] for name in ("failures", "errors")}
     ran = [part for part in parts if part["cases"]]
     return found | {
-        "asked": cases, "first": first, "pools": len(ran), "processes": processes,
+        "asked": cases,
+        "first": first,
+        "pools": len(ran),
+        "processes": processes,
         "tokens_min": min((part["tokens_min"] for part in ran), default=0),
-        "tokens_max": max((part["tokens_max"] for part in ran), default=0), "seconds": time.monotonic() - start,
-    }  # fmt: skip
+        "tokens_max": max((part["tokens_max"] for part in ran), default=0),
+        "seconds": time.monotonic() - start,
+    }
 
 
 def _fuzz_until(first: int, cases: int, deadline: float) -> dict[str, Any]:
@@ -433,9 +458,10 @@ def main(argv: list[str] | None = None) -> int:
     device = torch.device(options.device)
     small = device.type != "cuda"
     found: dict[str, Any] = {
-        "date": timestamp(), "env": asdict(capture_env(Device.current(device))), "arguments": vars(options) | {
-            "out": str(options.out)}
-    }  # fmt: skip
+        "date": timestamp(),
+        "env": asdict(capture_env(Device.current(device))),
+        "arguments": vars(options) | {"out": str(options.out)},
+    }
 
     def write() -> None:
         options.out.parent.mkdir(parents=True, exist_ok=True)
@@ -458,8 +484,11 @@ def main(argv: list[str] | None = None) -> int:
             result = fuzz_side_by_side(options.first, options.cases, options.seconds, options.processes)
         found["fuzz"] = result
         bad += result["num_failures"] + len(result["errors"])
-        print(f"fuzz: {result['cases']} cases of {result['pools']} layers and products in {result['seconds']:.0f} s, "
-              f"{result['num_failures']} differ, {len(result['errors'])} raised", flush=True)  # fmt: skip
+        print(
+            f"fuzz: {result['cases']} cases of {result['pools']} layers and products in {result['seconds']:.0f} s, "
+            f"{result['num_failures']} differ, {len(result['errors'])} raised",
+            flush=True,
+        )
         write()
     if "cost" in only:
         found["cost"] = cost(device, small, options.rounds)

@@ -28,10 +28,30 @@ from typing import IO
 
 # The most telling first. Those with torch.compile among the rivals are marked.
 PRESETS = (
-    "anchors", "gradients", "moe-decode*", "moe-sonic*", "fp8-sweep*", "fp8-large*", "fp8-causes", "int4-models*",
-    "rows*", "attention", "skew", "scaling", "quantize*", "softmax-v100*", "layernorm-v100*", "attention-v100*",
-    "laplacian*", "add-scalar*", "models", "squares", "moe-ffn", "cpu", "ladder",
-)  # fmt: skip
+    "anchors",
+    "gradients",
+    "moe-decode*",
+    "moe-sonic*",
+    "fp8-sweep*",
+    "fp8-large*",
+    "fp8-causes",
+    "int4-models*",
+    "rows*",
+    "attention",
+    "skew",
+    "scaling",
+    "quantize*",
+    "softmax-v100*",
+    "layernorm-v100*",
+    "attention-v100*",
+    "laplacian*",
+    "add-scalar*",
+    "models",
+    "squares",
+    "moe-ffn",
+    "cpu",
+    "ladder",
+)
 # Whose pages show calls from Python as well; a busy host would show in those.
 EAGER = ("fp8-sweep", "fp8-causes")
 TOOLS = {"moe": ("sizes,stages,kernels",), "transformers": (), "parallel": ()}

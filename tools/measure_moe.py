@@ -48,9 +48,7 @@ def items(sizes: tuple[Size, ...], site: Site, limit: TimeLimit, quick: bool) ->
     layers: list[Item] = [
         (layer_part(size), partial(measure_layer, size, site, limit, budgets["sizes"])) for size in sizes
     ]
-    stages: list[Item] = [
-        (stages_part(size), once(measure_stages, size, site, budgets["stages"])) for size in sizes
-    ]
+    stages: list[Item] = [(stages_part(size), once(measure_stages, size, site, budgets["stages"])) for size in sizes]
     kernels: list[Item] = [
         (kernels_part(*shape), once(measure_kernels, *shape, site, budgets["kernels"])) for shape in SHAPES
     ]

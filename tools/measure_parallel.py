@@ -24,8 +24,12 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--seconds", type=float, default=110.0, help="time limit in all, compiling included")
     parser.add_argument("--quick", action="store_true", help="fewer ways, sizes and rounds")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--only", type=lambda text: tuple(text.split(",")), default=(),
-                        help="some of large, qwen, decode, with commas between; all by default")  # fmt: skip
+    parser.add_argument(
+        "--only",
+        type=lambda text: tuple(text.split(",")),
+        default=(),
+        help="some of large, qwen, decode, with commas between; all by default",
+    )
     options = parser.parse_args(argv)
 
     from expertile.lab.parallel.launch import launch

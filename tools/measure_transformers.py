@@ -67,9 +67,7 @@ def main(argv: list[str] | None = None) -> int:
         return measure_all(models, file, limit, site, BUDGETS[options.quick], options.eager)
 
 
-def measure_all(
-    models: list[Model], file: PartsFile, limit: TimeLimit, site: Site, budget: Budget, eager: bool
-) -> int:
+def measure_all(models: list[Model], file: PartsFile, limit: TimeLimit, site: Site, budget: Budget, eager: bool) -> int:
     """Exit status: 1 if any case failed."""
     status = 0
     for model, cases in ((model, cases) for cases in (FIRST, THEN) for model in models):

@@ -79,9 +79,13 @@ def note(src: Any, metadata: dict[str, Any], ptx: Path) -> dict[str, Any]:
     arguments += [f"{named(path)}={_shown(value)}" for path, value in src.constants.items()]
     options = [f"{o}={metadata[o]}" for o in ("num_warps", "num_stages", "num_ctas", "maxnreg") if metadata.get(o)]
     return {
-        "kernel": src.fn.__name__, "arch": metadata["target"].arch, "arguments": " ".join([*options, *arguments]),
-        "ptx": _sha(text), "lines": _sha(_unordered(text)), "at": str(ptx),
-    }  # fmt: skip
+        "kernel": src.fn.__name__,
+        "arch": metadata["target"].arch,
+        "arguments": " ".join([*options, *arguments]),
+        "ptx": _sha(text),
+        "lines": _sha(_unordered(text)),
+        "at": str(ptx),
+    }
 
 
 class Recorder:

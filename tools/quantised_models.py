@@ -56,11 +56,17 @@ def build(shape: Shape, device: torch.device) -> Any:
     from transformers import MixtralConfig, MixtralForCausalLM
 
     config = MixtralConfig(
-        vocab_size=shape.vocabulary, hidden_size=shape.hidden, intermediate_size=2 * shape.hidden,
-        num_hidden_layers=shape.layers, num_attention_heads=shape.hidden // 64, num_key_value_heads=shape.hidden // 128,
-        num_local_experts=shape.experts, num_experts_per_tok=shape.top_k, max_position_embeddings=1024,
+        vocab_size=shape.vocabulary,
+        hidden_size=shape.hidden,
+        intermediate_size=2 * shape.hidden,
+        num_hidden_layers=shape.layers,
+        num_attention_heads=shape.hidden // 64,
+        num_key_value_heads=shape.hidden // 128,
+        num_local_experts=shape.experts,
+        num_experts_per_tok=shape.top_k,
+        max_position_embeddings=1024,
         experts_implementation="eager",
-    )  # fmt: skip
+    )
     torch.manual_seed(shape.seed)
     model = MixtralForCausalLM(config)
     with torch.no_grad():

@@ -115,9 +115,18 @@ def _gpu(
 ) -> Device:
     peaks = {k: v * sms * ghz * 1e9 for k, v in per_sm.items()}
     return Device(
-        name, "cuda", capability, sms, ghz * 1e9, smem_kib * 1024, int(l2_mib * 2**20), int(mem_gb * 1e9), tbps * 1e12,
-        MappingProxyType(peaks), aliases,
-    )  # fmt: skip
+        name,
+        "cuda",
+        capability,
+        sms,
+        ghz * 1e9,
+        smem_kib * 1024,
+        int(l2_mib * 2**20),
+        int(mem_gb * 1e9),
+        tbps * 1e12,
+        MappingProxyType(peaks),
+        aliases,
+    )
 
 
 def _amd(
@@ -132,9 +141,18 @@ def _amd(
 ) -> Device:
     peaks = {key: value * 1e12 for key, value in tflops.items()}
     return Device(
-        name, "rocm", None, units, ghz * 1e9, 64 * 1024, int(cache_mib * 2**20), int(mem_gb * 1e9), tbps * 1e12,
-        MappingProxyType(peaks), aliases,
-    )  # fmt: skip
+        name,
+        "rocm",
+        None,
+        units,
+        ghz * 1e9,
+        64 * 1024,
+        int(cache_mib * 2**20),
+        int(mem_gb * 1e9),
+        tbps * 1e12,
+        MappingProxyType(peaks),
+        aliases,
+    )
 
 
 def _cdna(fp64: float, fp32: float, fp16: float, tf32: float = 0, fp8: float = 0, fp4: float = 0) -> dict[str, float]:
@@ -166,6 +184,7 @@ _GB_PRO = {**_L40S, "fp4": 4096}
 
 # GeForce parts run float32-accumulated tensor products at half rate; the whitepapers' higher figures
 # (142 TFLOP/s fp16 on the 3090, 330 on the 4090) accumulate in float16. See `generous_peak`.
+# fmt: off
 _KNOWN = (
     _gpu("NVIDIA H200", (9, 0), 132, 1.98, 227, 60, 141, 4.8, _HOPPER, ("h200", "h200 sxm")),
     _gpu("NVIDIA H100 80GB HBM3", (9, 0), 132, 1.98, 227, 50, 80, 3.35, _HOPPER, ("h100 sxm", "h100 sxm5", "h100", "h100 80gb", "h100 sxm 80gb", "h100 sxm5 80gb", "h100 80gb sxm", "h100 80gb sxm5")),
@@ -298,7 +317,8 @@ _KNOWN = (
     _amd("AMD Radeon PRO W7900", 96, 2.5, 96, 48, 0.864, _rdna(61.3, 122.6), ("w7900",)),
     _amd("AMD Radeon AI PRO R9700", 64, 2.92, 64, 32, 0.645, _rdna(47.8, 191, 383), ("r9700", "ai pro r9700")),
     _amd("AMD Radeon 8060S", 40, 2.9, 32, 128, 0.256, _rdna(29.7, 59.4), ("8060s", "strix halo", "ryzen ai max 395", "ai max 395")),
-)  # fmt: skip
+)
+# fmt: on
 
 
 def known_devices() -> tuple[Device, ...]:

@@ -62,8 +62,12 @@ def _git(root: Path, *words: str) -> str | None:
     try:
         done = subprocess.run(
             ["git", "--no-optional-locks", "-C", str(root), *words],
-            capture_output=True, text=True, check=False, env=plain, timeout=30,
-        )  # fmt: skip
+            capture_output=True,
+            text=True,
+            check=False,
+            env=plain,
+            timeout=30,
+        )
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout.strip() if done.returncode == 0 else None

@@ -48,9 +48,18 @@ def test_a_printed_figure_is_an_interval():
 
 @pytest.mark.parametrize(
     "name, kind",
-    [("Latency (ms)", "time"), ("avg_time_us", "time"), ("TFLOPS/GPU", "rate"), ("tokens_per_sec", "tokens_per_s"),
-     ("GB/s [read]", "bandwidth"), ("img/s", "items_per_s"), ("% of peak", "percent"), ("M", None), ("GBS", None)],
-)  # fmt: skip
+    [
+        ("Latency (ms)", "time"),
+        ("avg_time_us", "time"),
+        ("TFLOPS/GPU", "rate"),
+        ("tokens_per_sec", "tokens_per_s"),
+        ("GB/s [read]", "bandwidth"),
+        ("img/s", "items_per_s"),
+        ("% of peak", "percent"),
+        ("M", None),
+        ("GBS", None),
+    ],
+)
 def test_units_of_columns(name, kind):
     unit = unit_of_name(name)
     assert (unit and unit.kind) == kind
@@ -71,11 +80,17 @@ def test_a_wrong_decoding_is_undone():
 
 @pytest.mark.parametrize(
     "name, text, kind",
-    [("a.md", "", "markdown"), ("", "# T\n\n| a | b |\n|---|---|\n", "markdown"), ("", '{"a": 1}', "json"),
-     ("", '{"a": 1}\n{"a": 2}', "jsonl"), ("", '{"nbformat": 4, "cells": []}', "notebook"),
-     ("", "<table></table>", "html"),
-     ("a.csv", "", "csv"), ("", "M=1 N=2\ntime: 3 ms", "log")],
-)  # fmt: skip
+    [
+        ("a.md", "", "markdown"),
+        ("", "# T\n\n| a | b |\n|---|---|\n", "markdown"),
+        ("", '{"a": 1}', "json"),
+        ("", '{"a": 1}\n{"a": 2}', "jsonl"),
+        ("", '{"nbformat": 4, "cells": []}', "notebook"),
+        ("", "<table></table>", "html"),
+        ("a.csv", "", "csv"),
+        ("", "M=1 N=2\ntime: 3 ms", "log"),
+    ],
+)
 def test_formats_are_told_by_name_or_text(name, text, kind):
     assert format_of(name, text) == kind
 

@@ -11,25 +11,65 @@ ROWS = "| a | 21.4 | 12.9 | 1.66x |\n| b | 40.2 | 22.1 | 1.82x |\n| c | 33.0 | 1
 CASES = [
     # name, rule, wrong, right
     ("rate", "rate", GEMM.format(gpu="H100", dtype="bf16") + "time: 1.6 ms\nrate: 412 TFLOPS", "rate: 687 TFLOPS"),
-    ("half counted", "rate", GEMM.format(gpu="H100", dtype="bf16") + "time: 1.6 ms\nrate: 412 TFLOPS", "rate: 343.6 TFLOPS"),  # noqa: E501
+    (
+        "half counted",
+        "rate",
+        GEMM.format(gpu="H100", dtype="bf16") + "time: 1.6 ms\nrate: 412 TFLOPS",
+        "rate: 343.6 TFLOPS",
+    ),
     ("peak", "peak", "On an A100 in bf16 the kernel runs at 400 TFLOPS.", "On an A100 in bf16 it runs at 290 TFLOPS."),
-    ("sum of GPUs", "peak", "On an A100 in bf16 the kernel runs at 400 TFLOPS.", "On 8x A100 in bf16 it runs at 2100 TFLOPS."),  # noqa: E501
+    (
+        "sum of GPUs",
+        "peak",
+        "On an A100 in bf16 the kernel runs at 400 TFLOPS.",
+        "On 8x A100 in bf16 it runs at 2100 TFLOPS.",
+    ),
     ("bound", "bound", GEMM.format(gpu="V100", dtype="fp16") + "time: 5 ms", "time: 12 ms"),
-    ("memory", "memory bandwidth", "A100 80GB: device memory bandwidth 2900 GB/s", "L2 cache bandwidth 2900 GB/s on an A100"),  # noqa: E501
+    (
+        "memory",
+        "memory bandwidth",
+        "A100 80GB: device memory bandwidth 2900 GB/s",
+        "L2 cache bandwidth 2900 GB/s on an A100",
+    ),
     ("link", "link", "PCIe 4.0 x16, host to device: 39 GB/s", "PCIe 5.0 x16, host to device: 39 GB/s"),
-    ("share", "share of peak", "402 TFLOPS, 72% of the peak of 756 TFLOPS", "402 TFLOPS, 53% of the peak of 756 TFLOPS"),  # noqa: E501
-    ("sparse", "sparse peak", "The H100 SXM peaks at 1979 TFLOPS in bf16.", "Peak: 1979 TFLOPS in bf16 with sparsity (H100 SXM)."),  # noqa: E501
+    (
+        "share",
+        "share of peak",
+        "402 TFLOPS, 72% of the peak of 756 TFLOPS",
+        "402 TFLOPS, 53% of the peak of 756 TFLOPS",
+    ),
+    (
+        "sparse",
+        "sparse peak",
+        "The H100 SXM peaks at 1979 TFLOPS in bf16.",
+        "Peak: 1979 TFLOPS in bf16 with sparsity (H100 SXM).",
+    ),
     ("row", "ratio", TABLE + ROWS + "| d | 15.5 | 9.8 | 1.28x |", TABLE + ROWS + "| d | 15.5 | 9.8 | 1.58x |"),
     ("sentence", "ratio", "from 9.6 ms to 6.4 ms, 2.1x faster", "from 9.6 ms to 6.4 ms, 1.5x faster"),
     ("drop", "ratio", "dropped by 60%, from 50 ms to 30 ms", "dropped by 40%, from 50 ms to 30 ms"),
     ("bytes", "bandwidth", "moves 1.5 GB in 0.65 ms at 3.3 TB/s", "moves 1.5 GB in 0.65 ms at 2.3 TB/s"),
     ("token", "tokens/s", "25 ms per token, 62 tokens/s", "25 ms per token, 40 tokens/s"),
     ("tokens", "tokens/s", "512 tokens in 12.4 s (61.3 tokens/s)", "512 tokens in 12.4 s (41.3 tokens/s)"),
-    ("batch of tokens", "tokens/s", "512 tokens in 12.4 s (61.3 tokens/s)", "batch size 4: 512 tokens in 12.4 s (165 tokens/s)"),  # noqa: E501
+    (
+        "batch of tokens",
+        "tokens/s",
+        "512 tokens in 12.4 s (61.3 tokens/s)",
+        "batch size 4: 512 tokens in 12.4 s (165 tokens/s)",
+    ),
     ("bits", "compression", "int4 instead of bf16: 6x smaller", "int4 instead of fp32: 6x smaller"),
-    ("work", "equal work", "Equal work:\n1 GEMM (4096x4096)\n16 GEMMs (1024x1024)", "Equal work:\n1 GEMM (2048x2048)\n8 GEMMs (1024x1024)"),  # noqa: E501
-    ("MFU", "MFU", "Training a 7B model on an A100, bf16: 2,900 tokens/s, MFU 61%", "Training a 7B model on an A100, bf16: 2,900 tokens/s, MFU 41%"),  # noqa: E501
-]  # fmt: skip
+    (
+        "work",
+        "equal work",
+        "Equal work:\n1 GEMM (4096x4096)\n16 GEMMs (1024x1024)",
+        "Equal work:\n1 GEMM (2048x2048)\n8 GEMMs (1024x1024)",
+    ),
+    (
+        "MFU",
+        "MFU",
+        "Training a 7B model on an A100, bf16: 2,900 tokens/s, MFU 61%",
+        "Training a 7B model on an A100, bf16: 2,900 tokens/s, MFU 41%",
+    ),
+]
 
 
 @pytest.mark.parametrize("rule, wrong, right", [case[1:] for case in CASES], ids=[case[0] for case in CASES])

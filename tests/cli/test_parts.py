@@ -57,24 +57,34 @@ def test_patterns_choose_among_workloads():
     assert all(w.name.startswith("wgrad-") for w in anchors.workloads)
     found = parts(BenchSpec(presets=presets, inline=inline, only=("mi?e", "16x512*")), H200)
     assert [(p.name, {w.name for w in p.workloads}) for p in found] == [
-        ("anchors", {"16x512"}), ("squares", {"16x512", "16x512-ragged"}), ("custom", {"mine"}),
-    ]  # fmt: skip
+        ("anchors", {"16x512"}),
+        ("squares", {"16x512", "16x512-ragged"}),
+        ("custom", {"mine"}),
+    ]
 
 
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        (BenchSpec(presets=("squares", "anchors"), only=("16x*", "17x*")),
-         "only: expected a pattern of 4x512, .* and [0-9]+ more, got '17x\\*'"),
+        (
+            BenchSpec(presets=("squares", "anchors"), only=("16x*", "17x*")),
+            "only: expected a pattern of 4x512, .* and [0-9]+ more, got '17x\\*'",
+        ),
         (BenchSpec(presets=("squares",), include=("cutlass",)), "backend: expected one of .*loop.*, got 'cutlass'"),
-        (BenchSpec(presets=("squares", "softmax-v100"), include=("torch",)),
-         "backend: expected some of loop, .* for squares, got torch"),
-        (BenchSpec(presets=("softmax-v100",), include=("loop",)),
-         "backend: expected some of .*expertile.* for softmax-v100, got loop"),
-        (BenchSpec(presets=("softmax-v100",), candidates=("mine.py:fn",)),
-         "candidate: expected a preset of grouped products for it, got softmax-v100"),
+        (
+            BenchSpec(presets=("squares", "softmax-v100"), include=("torch",)),
+            "backend: expected some of loop, .* for squares, got torch",
+        ),
+        (
+            BenchSpec(presets=("softmax-v100",), include=("loop",)),
+            "backend: expected some of .*expertile.* for softmax-v100, got loop",
+        ),
+        (
+            BenchSpec(presets=("softmax-v100",), candidates=("mine.py:fn",)),
+            "candidate: expected a preset of grouped products for it, got softmax-v100",
+        ),
     ],
-)  # fmt: skip
+)
 def test_what_cannot_be_is_said_before_anything_is_measured(spec, message):
     with pytest.raises(ValueError, match=message):
         parts(spec, H200)

@@ -37,9 +37,13 @@ def test_the_page_shows_both_curves(main, tmp_path):
     assert page.count("<polyline") == 2 and "expertile" in page and "eager" in page
 
 
-@pytest.mark.parametrize("options, words", [
-    (["--out", "curves.txt"], "--out: expected .*html"), (["--hidden", "30", "--heads", "4"], "--hidden: .*multiple"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "options, words",
+    [
+        (["--out", "curves.txt"], "--out: expected .*html"),
+        (["--hidden", "30", "--heads", "4"], "--hidden: .*multiple"),
+    ],
+)
 def test_wrong_options(main, options, words, capsys):
     with pytest.raises(SystemExit):
         main(options)

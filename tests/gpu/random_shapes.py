@@ -99,14 +99,19 @@ def draw(profile: Profile, rng: random.Random, name: str) -> Case:
     largest = 256 if layout is Layout.BATCHED and profile.many else 600
     m, n, k = (_extent(rng, largest, profile.odd) for _ in range(3))
     return Case(
-        name, layout, sizes,
+        name,
+        layout,
+        sizes,
         m=0 if layout is Layout.RAGGED_M else m,
         n=0 if layout is Layout.RAGGED_N else n,
         k=0 if layout is Layout.RAGGED_K else k,
         past=0 if layout is Layout.BATCHED else past,
-        a_storage=profile.a_storage, b_storage=profile.b_storage, dtype=profile.dtype, out_dtype=profile.out_dtype,
+        a_storage=profile.a_storage,
+        b_storage=profile.b_storage,
+        dtype=profile.dtype,
+        out_dtype=profile.out_dtype,
         bias=profile.bias,
-    )  # fmt: skip
+    )
 
 
 def _length(rng: random.Random, most: int) -> int:
@@ -170,10 +175,22 @@ def problem_of(case: Case, device: Device) -> Problem:
         for shape, storage in ((a_shape, case.a_storage), (b_shape, case.b_storage))
     )
     return Problem(
-        case.layout, len(case.sizes), a_shape[-2], b_shape[-1], a_shape[-1], case.dtype, case.out_torch_dtype,
-        a_strides, b_strides, case.a_storage != "shifted", case.b_storage != "shifted", case.bias, device.kind, None,
+        case.layout,
+        len(case.sizes),
+        a_shape[-2],
+        b_shape[-1],
+        a_shape[-1],
+        case.dtype,
+        case.out_torch_dtype,
+        a_strides,
+        b_strides,
+        case.a_storage != "shifted",
+        case.b_storage != "shifted",
+        case.bias,
+        device.kind,
+        None,
         case.dtype is _FP32 and tf32_allowed(),
-    )  # fmt: skip
+    )
 
 
 def _strides(shape: tuple[int, ...], storage: str, per_16_bytes: int) -> tuple[int, ...]:
@@ -304,9 +321,14 @@ def _same_bits(run: Callable[[torch.Tensor | None], torch.Tensor], case: Case) -
 
 
 def run_part(
-    count: int, seed: int, part: int, parts: int, device: torch.device, tell: Callable[[str], None],
+    count: int,
+    seed: int,
+    part: int,
+    parts: int,
+    device: torch.device,
+    tell: Callable[[str], None],
     seconds: float = math.inf,
-) -> Summary:  # fmt: skip
+) -> Summary:
     """The cases of one part on `auto` and every own backend: all, or as many as are begun in `seconds`.
 
     `tell` gets the program of each run before it starts.
@@ -330,9 +352,15 @@ def run_part(
 
 
 def _checked(
-    case: Case, profile: Profile, name: str, seed: int, device: torch.device, facts: Device, summary: Summary,
+    case: Case,
+    profile: Profile,
+    name: str,
+    seed: int,
+    device: torch.device,
+    facts: Device,
+    summary: Summary,
     tell: Callable[[str], None],
-) -> bool:  # fmt: skip
+) -> bool:
     """Check one backend; False where the device can no longer be used."""
     try:
         chosen, _ = select(problem_of(case, facts), facts, Request(name))

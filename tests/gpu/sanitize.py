@@ -116,11 +116,16 @@ def sanitize(sanitizer: str, tool: str, backend: str, seconds: float) -> dict[st
     cases = re.search(r"(\d+) cases right", text)
     said = [line for line in text.splitlines() if line.startswith("=========") or "Error" in line]
     return {
-        "tool": tool, "backend": backend, "outcome": outcome, "errors": errors, "exit": code,
-        "cases": int(cases[1]) if cases else None, "seconds": round(time.monotonic() - began, 1),
+        "tool": tool,
+        "backend": backend,
+        "outcome": outcome,
+        "errors": errors,
+        "exit": code,
+        "cases": int(cases[1]) if cases else None,
+        "seconds": round(time.monotonic() - began, 1),
         "command": ["compute-sanitizer", *command[1:5], "python", *worker[1:]],
         "text": (said or text.splitlines())[:60],
-    }  # fmt: skip
+    }
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -156,10 +161,15 @@ def main(argv: list[str] | None = None) -> int:
     version = _run([sanitizer, "--version"], {**os.environ}, 60)[0].split() if sanitizer else []
     record = {
         "what": "small cases of every own backend under compute-sanitizer",
-        "env": {"gpu": device.name, "torch": torch.__version__, "expertile": expertile.__version__,
-                "compute_sanitizer": next((w for w in version if re.match(r"\d+\.\d+", w)), None)},
-        "date": now.isoformat(timespec="seconds"), "runs": runs,
-    }  # fmt: skip
+        "env": {
+            "gpu": device.name,
+            "torch": torch.__version__,
+            "expertile": expertile.__version__,
+            "compute_sanitizer": next((w for w in version if re.match(r"\d+\.\d+", w)), None),
+        },
+        "date": now.isoformat(timespec="seconds"),
+        "runs": runs,
+    }
     for run in runs:
         print(f"{run['tool']:10} {run['backend']:16} {run['outcome']:14} {run.get('cases') or '-':>4} cases")
         if run["outcome"] not in ("clean", "not installed"):

@@ -79,8 +79,10 @@ def test_same_bits_no_synchronisation_and_graphs(backend, case):
     if backend == "reference" or not ragged:
         check(dealt, operands, outputs)
     else:
-        live = [o if o is None or p == 2 else torch.nn.functional.pad(
-            o[:used], (0, 0, 0, case.past), value=float("nan")) for p, o in enumerate(outputs)]  # fmt: skip
+        live = [
+            o if o is None or p == 2 else torch.nn.functional.pad(o[:used], (0, 0, 0, case.past), value=float("nan"))
+            for p, o in enumerate(outputs)
+        ]
         check(dealt, operands, tuple(live))
 
 

@@ -24,7 +24,7 @@ ROUTERS = {
     "kimi": RouterConfig(384, 8, score="sigmoid"),
     "many": RouterConfig(1000, 10),
     "rounded": RouterConfig(128, 8, rounding="nearest", candidates=2),
-}  # fmt: skip
+}
 
 
 def assert_same(found, expected):
@@ -32,10 +32,21 @@ def assert_same(found, expected):
         assert torch.equal(getattr(found, name).cpu(), getattr(expected, name)), name
 
 
-@pytest.mark.parametrize("tokens, top_k, experts, dropped", [
-    (1, 1, 1, 0), (1, 8, 128, 0), (16, 8, 256, 0.2), (128, 8, 128, 0), (129, 8, 128, 0.1), (4096, 1, 8, 0),
-    (5000, 3, 11, 0.5), (32768, 8, 128, 0.01), (3001, 10, 1000, 0), (2000, 2, 2048, 0.1),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "tokens, top_k, experts, dropped",
+    [
+        (1, 1, 1, 0),
+        (1, 8, 128, 0),
+        (16, 8, 256, 0.2),
+        (128, 8, 128, 0),
+        (129, 8, 128, 0.1),
+        (4096, 1, 8, 0),
+        (5000, 3, 11, 0.5),
+        (32768, 8, 128, 0.01),
+        (3001, 10, 1000, 0),
+        (2000, 2, 2048, 0.1),
+    ],
+)
 def test_permutation(tokens, top_k, experts, dropped):
     for dtype in (torch.int32, torch.int64):
         ids = draw(tokens, top_k, experts, dropped, dtype=dtype)
@@ -120,11 +131,13 @@ SIZES = {
     "prefill": dict(tokens=2048, top_k=8, experts=32, hidden=512, inner=256),
     "decode": dict(tokens=4, top_k=8, experts=64, hidden=512, inner=256),
     "one expert": dict(tokens=300, top_k=1, experts=1, hidden=256, inner=128),
-}  # fmt: skip
+}
 FORMS = {
-    "swiglu": dict(activation="swiglu", interleaved=False), "gpt_oss": dict(activation="gpt_oss", interleaved=True),
-    "geglu": dict(activation="geglu", interleaved=False), "reglu": dict(activation="reglu", interleaved=True),
-}  # fmt: skip
+    "swiglu": dict(activation="swiglu", interleaved=False),
+    "gpt_oss": dict(activation="gpt_oss", interleaved=True),
+    "geglu": dict(activation="geglu", interleaved=False),
+    "reglu": dict(activation="reglu", interleaved=True),
+}
 
 
 def on_gpu(ids, operands):
@@ -179,7 +192,7 @@ def test_all_dropped_and_nobody_there():
 FEW = {
     "even": dict(top_k=4, experts=12, hidden=1024, inner=1024, dtype=torch.bfloat16),
     "odd": dict(top_k=3, experts=5, hidden=200, inner=72, dropped=0.2, dtype=torch.float16),
-}  # fmt: skip
+}
 
 
 # Sizes of no whole tile, dropped slots, several tokens of an expert; from five tokens on the general way alone.

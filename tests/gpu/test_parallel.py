@@ -20,8 +20,14 @@ def _group(tmp_path_factory):
     if not torch.cuda.is_available():
         pytest.skip("needs a CUDA GPU")
     path = tmp_path_factory.mktemp("group") / "rendezvous"
-    dist.init_process_group("nccl", init_method=f"file://{path}", rank=0, world_size=1, timeout=timedelta(seconds=30),
-                            device_id=torch.device("cuda", torch.cuda.current_device()))  # fmt: skip
+    dist.init_process_group(
+        "nccl",
+        init_method=f"file://{path}",
+        rank=0,
+        world_size=1,
+        timeout=timedelta(seconds=30),
+        device_id=torch.device("cuda", torch.cuda.current_device()),
+    )
     yield
     dist.destroy_process_group()
 
@@ -43,8 +49,12 @@ def close(got, expected, limit=1e-2):
 
 
 OPTIONS = (
-    {}, {"chunks": 4}, {"combine": "partial"}, {"max_tokens": T}, {"max_tokens": T + 9, "combine": "partial"},
-)  # fmt: skip
+    {},
+    {"chunks": 4},
+    {"combine": "partial"},
+    {"max_tokens": T},
+    {"max_tokens": T + 9, "combine": "partial"},
+)
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)

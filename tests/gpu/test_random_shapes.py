@@ -68,8 +68,11 @@ def test_random_shapes(pytestconfig, tmp_path):
     record = {
         "what": "random problems against the float32 (float32 inputs: float64) reference, thresholds of race/gate.py",
         "env": {"gpu": Device.current().name, "torch": torch.__version__, "expertile": expertile.__version__},
-        "date": started.isoformat(timespec="seconds"), "parts": parts, **summary.as_dict(), "lost": lost,
-    }  # fmt: skip
+        "date": started.isoformat(timespec="seconds"),
+        "parts": parts,
+        **summary.as_dict(),
+        "lost": lost,
+    }
     target = pytestconfig.getoption("--random-out")
     if target:
         Path(target).parent.mkdir(parents=True, exist_ok=True)

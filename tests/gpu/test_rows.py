@@ -23,8 +23,24 @@ from tests.ops.rows.cases import DTYPES, assert_close, assert_softmax_gradient, 
 from tests.ops.rows.norm_checks import KINDS
 
 NORMS = {"layer_norm": (layer_norm, True), "rms_norm": (rms_norm, False)}
-SHAPES = ((3, 1), (513, 2), (129, 37), (7, 64), (2, 3, 100), (1000, 768), (65, 1000), (33, 1023), (17, 4100), (9, 5120),
-          (5, 8191), (3, 20000), (2, 33333), (3, 50257), (2, 131071), (2, 262144))  # fmt: skip
+SHAPES = (
+    (3, 1),
+    (513, 2),
+    (129, 37),
+    (7, 64),
+    (2, 3, 100),
+    (1000, 768),
+    (65, 1000),
+    (33, 1023),
+    (17, 4100),
+    (9, 5120),
+    (5, 8191),
+    (3, 20000),
+    (2, 33333),
+    (3, 50257),
+    (2, 131071),
+    (2, 262144),
+)
 CONFIGS = (
     RowConfig(1, 1024, 4),
     RowConfig(4, 512, 2),

@@ -184,10 +184,17 @@ def test_a_shared_parameter_is_not_reached_by_rows_without_an_expert(monkeypatch
     assert_same(found, values_and_gradients(experts, "eager", inputs))
 
 
-@pytest.mark.parametrize("activation, expected", [
-    ("silu", "swiglu"), ("swish", "swiglu"), ("gelu_pytorch_tanh", "geglu"), ("relu", "reglu"), ("gelu", None),
-    ("relu2", None),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "activation, expected",
+    [
+        ("silu", "swiglu"),
+        ("swish", "swiglu"),
+        ("gelu_pytorch_tanh", "geglu"),
+        ("relu", "reglu"),
+        ("gelu", None),
+        ("relu2", None),
+    ],
+)
 def test_which_activations_are_fused(activation, expected):
     from transformers.activations import ACT2FN
 
@@ -273,10 +280,13 @@ def test_fp8_experts():
     assert_close(found, torch.autograd.grad(expected.sum(), x)[0], 0.08)
 
 
-@pytest.mark.parametrize("changes, words", [
-    ({"activation_scheme": "static"}, "'dynamic'.*'static'.*set_experts_implementation"),
-    ({"block_size": (64, 128)}, "blocks of.*64, 128"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "changes, words",
+    [
+        ({"activation_scheme": "static"}, "'dynamic'.*'static'.*set_experts_implementation"),
+        ({"block_size": (64, 128)}, "blocks of.*64, 128"),
+    ],
+)
 def test_fp8_experts_that_are_refused(changes, words):
     experts, _ = make_fp8_experts(**changes)
     with pytest.raises(ValueError, match=words):

@@ -123,8 +123,11 @@ def load(rank: int, world: int, folder: Path, saved_by: int | str) -> None:
         return
     if world == 4:
         stale = torch.load(folder / "0-of-2.pt")
-        raises(ValueError, "expected experts on ranks that are here, got DeviceMesh((2,)",
-               lambda: model.block["moe"].load_state_dict(stale))  # fmt: skip
+        raises(
+            ValueError,
+            "expected experts on ranks that are here, got DeviceMesh((2,)",
+            lambda: model.block["moe"].load_state_dict(stale),
+        )
     # As many do it: the module's own state dict, filled in place.
     other = Model(ExpertParallelMoE(whole_layer(7)))
     state = {"model": other.state_dict()}
@@ -250,8 +253,11 @@ def fsdp_over_the_group(rank: int, world: int, folder: Path) -> None:
     raises(ValueError, message, lambda: fully_shard(layer))
     model = Model(ExpertParallelMoE(whole_layer(5)))
     raises(ValueError, message, lambda: fully_shard(model))
-    raises(ValueError, "down: expected to stay a parameter of the layer",
-           lambda: weight_norm(ExpertParallelMoE(whole_layer(5)), "down"))  # fmt: skip
+    raises(
+        ValueError,
+        "down: expected to stay a parameter of the layer",
+        lambda: weight_norm(ExpertParallelMoE(whole_layer(5)), "down"),
+    )
     layer = ExpertParallelMoE(whole_layer(5))
     model = fully_shard(Model(layer), ignored_params=set(layer.expert_parameters()))
     right_gradients(model, layer, rank, world)
@@ -282,10 +288,16 @@ def experts_and_data(rank: int, world: int, folder: Path) -> None:
     optimizer.step()
     save_and_fill(model, optimizer, folder, "of-data")
     alone = ExpertParallelMoE(whole_layer(5), mesh["experts"])
-    raises(ValueError, "module: expected `replicas` for the experts of block.moe, as ranks",
-           lambda: DistributedDataParallel(Model(alone)))  # fmt: skip
-    raises(ValueError, "experts is range(5, 9) on rank",
-           lambda: ExpertParallelMoE(whole_layer(5), mesh["experts"], replicas=mesh["experts"]))  # fmt: skip
+    raises(
+        ValueError,
+        "module: expected `replicas` for the experts of block.moe, as ranks",
+        lambda: DistributedDataParallel(Model(alone)),
+    )
+    raises(
+        ValueError,
+        "experts is range(5, 9) on rank",
+        lambda: ExpertParallelMoE(whole_layer(5), mesh["experts"], replicas=mesh["experts"]),
+    )
     model = DistributedDataParallel(Model(alone), process_group=mesh["data"].get_group())
     model(inputs(world, rank)).square().mean().backward()
     for p, q in zip(alone.expert_parameters(), layer.expert_parameters(), strict=True):
@@ -318,8 +330,10 @@ def experts_and_fsdp(rank: int, world: int, folder: Path) -> None:
 
 
 SAVED = {"save": save, "load_otherwise": load_otherwise}
-ALONGSIDE = {2: {"ddp": ddp, "fsdp_over_the_group": fsdp_over_the_group},
-             4: {"experts_and_data": experts_and_data, "experts_and_fsdp": experts_and_fsdp}}  # fmt: skip
+ALONGSIDE = {
+    2: {"ddp": ddp, "fsdp_over_the_group": fsdp_over_the_group},
+    4: {"experts_and_data": experts_and_data, "experts_and_fsdp": experts_and_fsdp},
+}
 
 
 def loads(*saved_by: int | str) -> dict[str, Callable[[int, int, Path], None]]:
@@ -331,8 +345,13 @@ def run(
 ) -> None:
     """The process of one rank: everything in turn; what went wrong in each goes to the folder."""
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=world,
-                            timeout=timedelta(seconds=TIMEOUT_S))  # fmt: skip
+    dist.init_process_group(
+        "gloo",
+        init_method=f"file://{folder}/rendezvous",
+        rank=rank,
+        world_size=world,
+        timeout=timedelta(seconds=TIMEOUT_S),
+    )
     found = {}
     for name, check in todo.items():
         try:

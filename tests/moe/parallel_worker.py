@@ -60,8 +60,16 @@ CASES = (
     Case("even", experts=8, top_k=2, tokens=(6,)),
     Case("uneven-tokens-and-experts", experts=9, top_k=3, tokens=(7, 0, 3, 12), chunks=2),
     Case("four-chunks-bf16", experts=16, top_k=4, tokens=(33, 17), chunks=4, dtype=torch.bfloat16),
-    Case("bias-interleaved", experts=8, top_k=2, tokens=(9, 4), activation="gpt_oss", interleaved=True, bias=True,
-         chunks=2),
+    Case(
+        "bias-interleaved",
+        experts=8,
+        top_k=2,
+        tokens=(9, 4),
+        activation="gpt_oss",
+        interleaved=True,
+        bias=True,
+        chunks=2,
+    ),
     Case("bias-bf16", experts=8, top_k=3, tokens=(21, 14), activation="geglu", bias=True, dtype=torch.bfloat16),
     Case("all-to-one-expert", experts=8, top_k=1, tokens=(5, 2), routing="one", chunks=2),
     Case("all-to-the-last-rank", experts=8, top_k=2, tokens=(5, 2), routing="last"),
@@ -73,7 +81,7 @@ CASES = (
     Case("fixed", experts=9, top_k=3, tokens=(7, 0, 3, 5), max_tokens=8),
     Case("fixed-partial", experts=8, top_k=2, tokens=(8, 3), max_tokens=8, combine="partial", bias=True),
     Case("fixed-tight", experts=8, top_k=2, tokens=(4, 3), max_tokens=8, capacity=7, routing="dropped"),
-)  # fmt: skip
+)
 
 
 @dataclass(frozen=True)
@@ -129,9 +137,16 @@ def single(case: Case, layer: Layer) -> torch.Tensor:
     """What one process that holds all experts computes."""
     with torch.no_grad():
         return moe_mlp(
-            layer.x, layer.gate_up, layer.down, layer.ids, layer.weights, activation=case.activation,
-            interleaved=case.interleaved, gate_up_bias=layer.gate_up_bias, down_bias=layer.down_bias,
-        )  # fmt: skip
+            layer.x,
+            layer.gate_up,
+            layer.down,
+            layer.ids,
+            layer.weights,
+            activation=case.activation,
+            interleaved=case.interleaved,
+            gate_up_bias=layer.gate_up_bias,
+            down_bias=layer.down_bias,
+        )
 
 
 def gradients(case: Case, layer: Layer) -> dict[str, torch.Tensor]:
@@ -159,14 +174,23 @@ def compare(
     counts = case.tokens_of(world)
     mine = slice(sum(counts[:rank]), sum(counts[: rank + 1]))
     parallel = ExpertParallel(case.config(), group)
-    local = {name: x.detach()[mine] if name in ("x", "weights") else parallel.shard(x.detach())
-             for name, x in layer.leaves().items()}  # fmt: skip
+    local = {
+        name: x.detach()[mine] if name in ("x", "weights") else parallel.shard(x.detach())
+        for name, x in layer.leaves().items()
+    }
     local = {name: x.clone().requires_grad_() for name, x in local.items()}
     out = parallel.mlp(
-        local["x"], local["gate_up"], local["down"], layer.ids[mine], local["weights"], activation=case.activation,
-        interleaved=case.interleaved, gate_up_bias=local.get("gate_up_bias"), down_bias=local.get("down_bias"),
+        local["x"],
+        local["gate_up"],
+        local["down"],
+        layer.ids[mine],
+        local["weights"],
+        activation=case.activation,
+        interleaved=case.interleaved,
+        gate_up_bias=local.get("gate_up_bias"),
+        down_bias=local.get("down_bias"),
         check=True,
-    )  # fmt: skip
+    )
     parallel.check()
     expected = single(case, layer)[mine]
     if case.combine == "ordered" and bits:
@@ -211,8 +235,9 @@ def overflowing(rank: int, world: int) -> None:
     parallel = ExpertParallel(case.config())
     with torch.no_grad():
         for step in (1, 2):
-            out = parallel.mlp(layer.x[mine], parallel.shard(layer.gate_up), parallel.shard(layer.down), ids,
-                               layer.weights[mine])  # fmt: skip
+            out = parallel.mlp(
+                layer.x[mine], parallel.shard(layer.gate_up), parallel.shard(layer.down), ids, layer.weights[mine]
+            )
             expected = single(case, replace(layer, ids=ids.repeat(world, 1)))[mine]
             assert torch.equal(out[:5], expected[:5]) and out[5].isnan().all()
             assert parallel.overflow is not None and parallel.overflow.tolist() == [step]
@@ -222,8 +247,9 @@ def overflowing(rank: int, world: int) -> None:
 def quantised(rank: int, world: int) -> None:
     """FP8 and INT4 experts give the bits of one process, and no gradients."""
     made = torch.Generator().manual_seed(1)
-    x, gate_up, down = (torch.randn(s, generator=made, dtype=torch.bfloat16)
-                        for s in ((10 * world, 128), (9, 256, 128), (9, 128, 128)))  # fmt: skip
+    x, gate_up, down = (
+        torch.randn(s, generator=made, dtype=torch.bfloat16) for s in ((10 * world, 128), (9, 256, 128), (9, 128, 128))
+    )
     ids = torch.rand(10 * world, 9, generator=made).argsort(1)[:, :3]
     weights = torch.rand(10 * world, 3, generator=made)
     mine = slice(10 * rank, 10 * rank + 10)
@@ -299,13 +325,20 @@ def bad_input(rank: int, world: int) -> None:
         return lambda: parallel.mlp(*good[:place], value, *good[place + 1 :], check=True)
 
     raises(ValueError, "x: expected [T, 16] torch.float32, got", call(0, layer.x.bfloat16()))
-    raises(ValueError, f"gate_up: expected the {8 // world} experts of rank {rank}, got 8",
-           lambda: parallel.mlp(good[0], layer.gate_up, layer.down, *good[3:]))  # fmt: skip
+    raises(
+        ValueError,
+        f"gate_up: expected the {8 // world} experts of rank {rank}, got 8",
+        lambda: parallel.mlp(good[0], layer.gate_up, layer.down, *good[3:]),
+    )
     raises(ValueError, "down: expected shape", call(2, layer.down))
-    raises(ValueError, "topk_ids: expected -1 … 8 (-1 and 8 = dropped), got 9",
-           call(3, layer.ids + 9 - layer.ids.max()))  # fmt: skip
-    raises(ValueError, "topk_ids: expected [12, 2]" if world == 2 else "topk_ids: expected [24, 2]",
-           call(3, layer.ids[:, :1]))  # fmt: skip
+    raises(
+        ValueError, "topk_ids: expected -1 … 8 (-1 and 8 = dropped), got 9", call(3, layer.ids + 9 - layer.ids.max())
+    )
+    raises(
+        ValueError,
+        "topk_ids: expected [12, 2]" if world == 2 else "topk_ids: expected [24, 2]",
+        call(3, layer.ids[:, :1]),
+    )
     raises(ValueError, "topk_weights: expected shape", call(4, layer.weights[1:]))
     raises(ValueError, "weight: expected 8 experts first", lambda: parallel.shard(layer.gate_up[:3]))
 
@@ -327,8 +360,11 @@ def mismatch(rank: int, world: int) -> None:
     case = replace(CASES[0], chunks=2) if rank == 1 else CASES[0]
     raises(ValueError, "chunks is 2 on rank 1 and 1 on rank 0", lambda: ExpertParallel(case.config()))
     settings = {"activation": "geglu" if rank == world - 1 else "swiglu"}
-    raises(ValueError, f"activation is geglu on rank {world - 1} and swiglu on rank 0",
-           lambda: ExpertParallel(CASES[0].config(), settings=settings))  # fmt: skip
+    raises(
+        ValueError,
+        f"activation is geglu on rank {world - 1} and swiglu on rank 0",
+        lambda: ExpertParallel(CASES[0].config(), settings=settings),
+    )
 
 
 def absent(rank: int, world: int) -> None:
@@ -348,15 +384,23 @@ def dying(rank: int, world: int, folder: Path) -> None:
     case = CASES[0]
     layer, parallel = Layer.of(case, world), ExpertParallel(case.config())
     mine = slice(6 * rank, 6 * rank + 6)
-    arguments = (layer.x[mine], parallel.shard(layer.gate_up), parallel.shard(layer.down), layer.ids[mine],
-                 layer.weights[mine])  # fmt: skip
+    arguments = (
+        layer.x[mine],
+        parallel.shard(layer.gate_up),
+        parallel.shard(layer.down),
+        layer.ids[mine],
+        layer.weights[mine],
+    )
     out = parallel.mlp(*arguments)
     dist.barrier()
     if rank == world - 1:
         os._exit(7)
     start = time.monotonic()
-    what, call = ("exchanging counts", lambda: parallel.mlp(*arguments)) if world == 2 else (
-        "dispatch of gradients", lambda: out.sum().backward())  # fmt: skip
+    what, call = (
+        ("exchanging counts", lambda: parallel.mlp(*arguments))
+        if world == 2
+        else ("dispatch of gradients", lambda: out.sum().backward())
+    )
     raises(RuntimeError, f"rank {rank}: {what} failed: of {world} ranks these no longer answer: {world - 1}", call)
     assert time.monotonic() - start < TIMEOUT_S
 
@@ -370,8 +414,10 @@ def few_operators(rank: int, world: int) -> None:
     ):
         layer, parallel = Layer.of(case, world), ExpertParallel(case.config())
         mine = slice(6 * rank, 6 * rank + 6)
-        leaves = [x.detach().requires_grad_() for x in (layer.x[mine], parallel.shard(layer.gate_up),
-                                                        parallel.shard(layer.down), layer.weights[mine])]  # fmt: skip
+        leaves = [
+            x.detach().requires_grad_()
+            for x in (layer.x[mine], parallel.shard(layer.gate_up), parallel.shard(layer.down), layer.weights[mine])
+        ]
 
         def forward(call=parallel.mlp, leaves=leaves, ids=layer.ids[mine]) -> torch.Tensor:
             return call(*leaves[:3], ids, leaves[3])
@@ -418,8 +464,11 @@ def mismatch_and_end(rank: int, world: int, folder: str) -> None:
         _members._POLL_S = 0.6
     found = {}
     try:
-        raises(ValueError, "top_k is 1 on rank 1 and 2 on rank 0",
-               lambda: ExpertParallel(replace(CASES[0], top_k=1 if rank == 1 else 2).config()))  # fmt: skip
+        raises(
+            ValueError,
+            "top_k is 1 on rank 1 and 2 on rank 0",
+            lambda: ExpertParallel(replace(CASES[0], top_k=1 if rank == 1 else 2).config()),
+        )
         found["mismatch"] = ""
     except Exception:
         found["mismatch"] = traceback.format_exc()
@@ -428,9 +477,17 @@ def mismatch_and_end(rank: int, world: int, folder: str) -> None:
 
 
 CHECKS = (
-    uninitialised, overflowing, quantised, module, on_a_mesh, few_operators, bad_input, configs_that_cannot_be,
-    mismatch, absent,
-)  # fmt: skip
+    uninitialised,
+    overflowing,
+    quantised,
+    module,
+    on_a_mesh,
+    few_operators,
+    bad_input,
+    configs_that_cannot_be,
+    mismatch,
+    absent,
+)
 
 
 def names() -> list[str]:
@@ -441,8 +498,13 @@ def names() -> list[str]:
 def run(rank: int, world: int, folder: str) -> None:
     """The process of one rank: everything in turn; what went wrong in each goes to the folder."""
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=world,
-                            timeout=timedelta(seconds=TIMEOUT_S))  # fmt: skip
+    dist.init_process_group(
+        "gloo",
+        init_method=f"file://{folder}/rendezvous",
+        rank=rank,
+        world_size=world,
+        timeout=timedelta(seconds=TIMEOUT_S),
+    )
     todo: dict[str, Callable[[], None]] = {case.name: partial(compare, case, rank, world) for case in CASES}
     todo |= {check.__name__: partial(check, rank, world) for check in CHECKS}
     todo["dying"] = partial(dying, rank, world, Path(folder))
@@ -462,8 +524,14 @@ def run_on_gpu(rank: int, world: int, folder: str) -> None:
     results are close; test_parallel in the gpu tier has the bits of equal problems."""
     device = torch.device("cuda", rank)
     torch.cuda.set_device(device)
-    dist.init_process_group("nccl", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=world,
-                            timeout=timedelta(seconds=20), device_id=device)  # fmt: skip
+    dist.init_process_group(
+        "nccl",
+        init_method=f"file://{folder}/rendezvous",
+        rank=rank,
+        world_size=world,
+        timeout=timedelta(seconds=20),
+        device_id=device,
+    )
     found = {}
     for case in CASES:
         # No width below 16 bytes, which no kernel for bfloat16 takes.

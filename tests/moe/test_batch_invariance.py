@@ -22,10 +22,15 @@ H, I, E, K = 40, 24, 8, 3
 LAYERS = {
     "softmax": {},
     "sigmoid": {"score": "sigmoid", "shared_intermediate_size": 20, "num_groups": 4, "top_groups": 2},
-    "biases": {"bias": True, "router_bias": True, "interleaved": True, "activation": "gpt_oss",
-               "order": "topk_then_softmax"},
+    "biases": {
+        "bias": True,
+        "router_bias": True,
+        "interleaved": True,
+        "activation": "gpt_oss",
+        "order": "topk_then_softmax",
+    },
     "float32 router": {"router_dtype": torch.float32, "activation": "geglu"},
-}  # fmt: skip
+}
 
 
 def layer_of(options, dtype, **more):
@@ -137,8 +142,9 @@ def test_what_cannot_be():
 def of_ranks(rank, world, folder):
     """The process of one rank."""
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=world,
-                            timeout=timedelta(seconds=40))  # fmt: skip
+    dist.init_process_group(
+        "gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=world, timeout=timedelta(seconds=40)
+    )
     found = ""
     try:
         one_process(rank, world)

@@ -135,8 +135,13 @@ def test_what_is_kept_is_x_the_pre_activation_and_the_routing():
     kept = []
     leaves = {n: t.requires_grad_() for n, t in operands.items()}
     with torch.autograd.graph.saved_tensors_hooks(lambda t: (kept.append(t), t)[1], lambda t: t):
-        moe_mlp(*(leaves[n] for n in NAMES[:3]), ids, leaves["topk_weights"],
-                gate_up_bias=leaves["gate_up_bias"], down_bias=leaves["down_bias"])  # fmt: skip
+        moe_mlp(
+            *(leaves[n] for n in NAMES[:3]),
+            ids,
+            leaves["topk_weights"],
+            gate_up_bias=leaves["gate_up_bias"],
+            down_bias=leaves["down_bias"],
+        )
     given = {t.data_ptr() for t in (*leaves.values(), ids)}
     new = [t for t in kept if t.data_ptr() not in given]
     slots = ids.numel()
@@ -202,8 +207,17 @@ def test_fp8(activation, interleaved):
 
     for function in (fp8, torch.compile(fp8, fullgraph=True, backend="aot_eager")):
         leaves = {n: operands[n].clone().requires_grad_() for n in NAMES}
-        out = function(leaves["x"], None, None, ids, leaves["topk_weights"], gate_up_bias=leaves["gate_up_bias"],
-                       down_bias=leaves["down_bias"], activation=activation, interleaved=interleaved)  # fmt: skip
+        out = function(
+            leaves["x"],
+            None,
+            None,
+            ids,
+            leaves["topk_weights"],
+            gate_up_bias=leaves["gate_up_bias"],
+            down_bias=leaves["down_bias"],
+            activation=activation,
+            interleaved=interleaved,
+        )
         assert (out.double() - expected).norm() < 0.05 * expected.norm()
         names = ("x", "topk_weights", "gate_up_bias", "down_bias")
         for name, grad in zip(names, torch.autograd.grad(out, [leaves[n] for n in names], dy), strict=True):

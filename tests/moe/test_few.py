@@ -30,9 +30,16 @@ else:
 
     def mlp(ids, o, activation="swiglu", interleaved=False):
         return _few.mlp(
-            o["x"], o["gate_up"], o["down"], ids, o["topk_weights"], o["gate_up_bias"], o["down_bias"], activation,
+            o["x"],
+            o["gate_up"],
+            o["down"],
+            ids,
+            o["topk_weights"],
+            o["gate_up_bias"],
+            o["down_bias"],
+            activation,
             interleaved,
-        )  # fmt: skip
+        )
 
     @pytest.fixture(params=["small tiles", "default"])
     def tiles(request, monkeypatch):

@@ -85,9 +85,14 @@ def flat(*shape):
 
 
 # Qwen3's sizes and gpt-oss's, which end within a tile.
-@pytest.mark.parametrize("arch, tokens, bias, hidden, inner", [
-    (80, 1, True, 2048, 768), (90, 1, False, 2048, 768), (90, 4, True, 2880, 2880),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "arch, tokens, bias, hidden, inner",
+    [
+        (80, 1, True, 2048, 768),
+        (90, 1, False, 2048, 768),
+        (90, 4, True, 2880, 2880),
+    ],
+)
 def test_few_tokens(arch, tokens, bias, hidden, inner, monkeypatch):
     monkeypatch.setattr(_few, "starts_early", lambda x: arch >= 90)
     biases = (flat(128, 2 * inner), flat(128, hidden)) if bias else (None, None)

@@ -104,8 +104,10 @@ else:
         monkeypatch.setattr(permute, "on_kernels", lambda x: False)
         world, chunks, arrived = placement.world, placement.chunks, []
         keyed = [make.token_keys(i, placement, capacity is None) for i in ids]
-        sent = [dispatch.outgoing(i, w, keys, placement, capacity, max_tokens)
-                for i, w, (keys, _) in zip(ids, weights, keyed, strict=True)]  # fmt: skip
+        sent = [
+            dispatch.outgoing(i, w, keys, placement, capacity, max_tokens)
+            for i, w, (keys, _) in zip(ids, weights, keyed, strict=True)
+        ]
         if capacity is None:
             counts = torch.stack([c[0] for _, c in keyed])  # from, to, rows or slots, chunk
             lengths = [[c[r, 0, chunk].item() for chunk in range(chunks) for r in range(world)] for c in counts]
@@ -126,11 +128,17 @@ else:
     # Tables in several programs; ranks and chunks that are no powers of two; segments that are too short for all.
     @pytest.mark.parametrize(
         "world, chunks, experts, top_k, tokens, capacity, dtype",
-        [(2, 1, 8, 3, (400, 1), None, torch.int64), (3, 2, 11, 2, (30, 7, 19), None, torch.int32),
-         (1, 2, 4, 4, (9,), None, torch.int32), (2, 1, 8, 3, (300, 5), 900, torch.int32),
-         (3, 1, 11, 2, (30, 7, 19), 9, torch.int64), (4, 3, 13, 1, (5, 1, 7, 3), None, torch.int32),
-         (4, 2, 9, 2, (5, 1, 7, 3), None, torch.int32), (4, 1, 9, 2, (5, 1, 7, 3), 14, torch.int32)],
-    )  # fmt: skip
+        [
+            (2, 1, 8, 3, (400, 1), None, torch.int64),
+            (3, 2, 11, 2, (30, 7, 19), None, torch.int32),
+            (1, 2, 4, 4, (9,), None, torch.int32),
+            (2, 1, 8, 3, (300, 5), 900, torch.int32),
+            (3, 1, 11, 2, (30, 7, 19), 9, torch.int64),
+            (4, 3, 13, 1, (5, 1, 7, 3), None, torch.int32),
+            (4, 2, 9, 2, (5, 1, 7, 3), None, torch.int32),
+            (4, 1, 9, 2, (5, 1, 7, 3), 14, torch.int32),
+        ],
+    )
     def test_tables_of_expert_parallelism(world, chunks, experts, top_k, tokens, capacity, dtype, monkeypatch):
         made = torch.Generator().manual_seed(world)
         ids = [torch.rand(n, experts, generator=made).argsort(1)[:, :top_k].to(dtype) for n in tokens]

@@ -22,7 +22,7 @@ KINDS = {
     "gpt-oss": dict(
         activation="gpt_oss", interleaved=True, bias=True, router_bias=True, order="topk_then_softmax", normalize=False
     ),
-}  # fmt: skip
+}
 
 
 def make(kind="qwen3", **more):
@@ -44,8 +44,9 @@ def naive(layer, x):
 
 
 def gradients(layer, out, dy):
-    return dict(zip((n for n, _ in layer.named_parameters()), torch.autograd.grad(out, [*layer.parameters()], dy),
-                    strict=True))  # fmt: skip
+    return dict(
+        zip((n for n, _ in layer.named_parameters()), torch.autograd.grad(out, [*layer.parameters()], dy), strict=True)
+    )
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -76,8 +77,13 @@ def test_habits_of_a_module():
     assert {p.dtype for p in layer.parameters()} == {torch.bfloat16}
     assert "num_experts=8, top_k=2, activation=swiglu, score=sigmoid" in repr(layer) and "groups=2 of 4" in repr(layer)
     assert layer.state_dict().keys() == {
-        "router", "gate_up", "down", "shared_gate_up", "shared_down", "correction_bias",
-    }  # fmt: skip
+        "router",
+        "gate_up",
+        "down",
+        "shared_gate_up",
+        "shared_down",
+        "correction_bias",
+    }
     empty = make("deepseek-v3", dtype=torch.bfloat16, device="meta")
     assert empty.router.is_meta and empty.correction_bias.is_meta
     other = empty.to_empty(device="cpu")

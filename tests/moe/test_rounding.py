@@ -54,8 +54,10 @@ def test_definition(tokens, columns, experts, top_k, tile, mode):
 
 def test_modes_fill_tiles():
     ids, weights = draw(200, 4, 5, 2)
-    sizes = {m: torch.bincount(round_groups(ids, weights, 5, top_k=2, tile=16, mode=m).flatten(), minlength=6)[:5]
-             for m in MODES}  # fmt: skip
+    sizes = {
+        m: torch.bincount(round_groups(ids, weights, 5, top_k=2, tile=16, mode=m).flatten(), minlength=6)[:5]
+        for m in MODES
+    }
     before = torch.bincount(ids[:, :2].flatten(), minlength=5)
     assert all((s % 16 == 0).all() for s in sizes.values())
     assert (sizes["down"] <= before).all() and (sizes["up"] >= before).all()

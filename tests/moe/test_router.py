@@ -9,14 +9,12 @@ MODELS = {
     "switch": RouterConfig(6, 1, normalize=False),
     "mixtral": RouterConfig(8, 2, order="topk_then_softmax", normalize=False),
     "qwen3": RouterConfig(8, 3),
-    "deepseek-v2": RouterConfig(
-        12, 3, normalize=False, scale=16.0, num_groups=4, top_groups=2, group_score="max"
-    ),
+    "deepseek-v2": RouterConfig(12, 3, normalize=False, scale=16.0, num_groups=4, top_groups=2, group_score="max"),
     "deepseek-v3": RouterConfig(16, 4, score="sigmoid", scale=2.5, num_groups=4, top_groups=2),
     "three groups": RouterConfig(9, 2, num_groups=3, top_groups=2),
     "candidates": RouterConfig(8, 2, rounding="up", tile=1),
     "softmax of two of three": RouterConfig(8, 2, order="topk_then_softmax", normalize=False, rounding="up", tile=1),
-}  # fmt: skip
+}
 
 
 def logits_of(tokens, config, seed=0, dtype=torch.float32):

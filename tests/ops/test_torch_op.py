@@ -32,7 +32,7 @@ def mlp(activation: str, x: torch.Tensor, gate_up: torch.Tensor, down: torch.Ten
     gate_up_bias, down_bias = biases or (None, None)
     return xt.moe_mlp(
         x, gate_up, down, IDS, weights, activation=activation, gate_up_bias=gate_up_bias, down_bias=down_bias
-    )  # fmt: skip
+    )
 
 
 def routed(logits: torch.Tensor, **options: object) -> torch.Tensor:
@@ -128,9 +128,10 @@ def test_second_derivatives_of_a_layer_are_right_where_inputs_depend_on_each_oth
 
 def test_a_second_derivative_that_is_not_there_raises_also_for_a_constant_gradient():
     x, weights = random((5, 128), (5, 2), dtype=torch.float32)
-    up, down = Fp8Blocks.quantize(torch.randn(4, 256, 128), (128, 128)), Fp8Blocks.quantize(
-        torch.randn(4, 128, 128), (128, 128)
-    )  # fmt: skip
+    up, down = (
+        Fp8Blocks.quantize(torch.randn(4, 256, 128), (128, 128)),
+        Fp8Blocks.quantize(torch.randn(4, 128, 128), (128, 128)),
+    )
     ids = torch.randint(0, 4, (5, 2))
     (first,) = torch.autograd.grad(xt.moe_mlp(x, up, down, ids, weights).sum(), x, create_graph=True)
     with pytest.raises(RuntimeError, match="only the first derivative is there"):

@@ -82,9 +82,15 @@ def resources(kernel: Any, arch: int) -> Resources:
         raise ValueError(f"cuobjdump printed no resource usage: {usage[-500:]}")
     opcodes = Counter(opcode.split(".")[0] for opcode in _OPCODE.findall(machine_code(cubin)))
     return Resources(
-        kernel.metadata.name, arch, int(found[1]), int(found[2]), kernel.metadata.shared, kernel.metadata.num_warps,
-        opcodes, kernel.asm["ptx"],
-    )  # fmt: skip
+        kernel.metadata.name,
+        arch,
+        int(found[1]),
+        int(found[2]),
+        kernel.metadata.shared,
+        kernel.metadata.num_warps,
+        opcodes,
+        kernel.asm["ptx"],
+    )
 
 
 def ptxas_warnings(compiled: Resources) -> list[str]:

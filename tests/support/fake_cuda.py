@@ -31,8 +31,13 @@ OWN = (triton_pointer.BACKEND, triton_tma.BACKEND, gluon_hopper.BACKEND)
 FAKED: tuple[Backend, ...] = (torch_grouped.BACKEND, *OWN)
 # The caches that must not remember what was faked.
 CACHES = (
-    run._planned, driver._encode, launch._compiled, _gluon_launch._launch, triton_pointer._launch, triton_tma._launch,
-)  # fmt: skip
+    run._planned,
+    driver._encode,
+    launch._compiled,
+    _gluon_launch._launch,
+    triton_pointer._launch,
+    triton_tma._launch,
+)
 
 
 def _choose(problem: Problem, device: Device) -> Choice:

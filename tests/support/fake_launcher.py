@@ -53,7 +53,7 @@ def loaded(kernel: Any, seen: list[Launched], packed: tuple[int, int, int] = (4,
             profile_scratch_size=0,
             launch_cooperative_grid=False,
             launch_pdl=kernel.metadata.launch_pdl,
-        )  # fmt: skip
+        )
 
         def launch_by_triton(programs: int, *arguments: Any) -> None:
             options = (made.launch_cooperative_grid, made.launch_pdl)
@@ -68,6 +68,10 @@ def loaded(kernel: Any, seen: list[Launched], packed: tuple[int, int, int] = (4,
 
     assert driver._active is not None
     return types.SimpleNamespace(
-        run=made, function=FUNCTION, packed_metadata=packed, metadata=kernel.metadata, src=kernel.src,
+        run=made,
+        function=FUNCTION,
+        packed_metadata=packed,
+        metadata=kernel.metadata,
+        src=kernel.src,
         launch_by_triton=launch_by_triton,
-    )  # fmt: skip
+    )

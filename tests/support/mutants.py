@@ -98,9 +98,13 @@ def _definition(tree: ast.Module, name: str) -> ast.FunctionDef:
 
 
 def _imported(
-    kernels: Sequence[Any], modules: dict[str, ModuleType], trees: dict[str, ast.Module], changed: set[str],
-    folder: Path, patch: pytest.MonkeyPatch,
-) -> list:  # fmt: skip
+    kernels: Sequence[Any],
+    modules: dict[str, ModuleType],
+    trees: dict[str, ast.Module],
+    changed: set[str],
+    folder: Path,
+    patch: pytest.MonkeyPatch,
+) -> list:
     """The kernels from copies of the changed modules and of those that import them."""
     froms = {name: {n.module for n in ast.walk(tree) if isinstance(n, ast.ImportFrom)} for name, tree in trees.items()}
     copies = changed | {kernel.fn.__module__ for kernel in kernels}

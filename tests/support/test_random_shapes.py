@@ -20,14 +20,28 @@ OWN = tuple(b for b in BACKENDS if not b.peer)
 @pytest.mark.parametrize("layout", Layout)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_strides_are_known_without_making_the_tensors(storage, layout, dtype):
-    case = Case("x", layout, (0, 0, 0) if layout is Layout.BATCHED else (3, 0, 9), m=7, n=13, k=10, past=0,
-                a_storage=storage, b_storage=storage, dtype=dtype)  # fmt: skip
+    case = Case(
+        "x",
+        layout,
+        (0, 0, 0) if layout is Layout.BATCHED else (3, 0, 9),
+        m=7,
+        n=13,
+        k=10,
+        past=0,
+        a_storage=storage,
+        b_storage=storage,
+        dtype=dtype,
+    )
     made = Problem.from_tensors(*make(case, "cpu")).with_sizes(None)
     foreseen = problem_of(case, Device.current("cpu"))
     assert foreseen.a_strides == made.a_strides and foreseen.b_strides == made.b_strides
     assert (foreseen.layout, foreseen.groups, foreseen.m, foreseen.n, foreseen.k) == (
-        made.layout, made.groups, made.m, made.n, made.k,
-    )  # fmt: skip
+        made.layout,
+        made.groups,
+        made.m,
+        made.n,
+        made.k,
+    )
 
 
 def test_profiles_cover_every_layout_dtype_and_storage():
@@ -111,7 +125,7 @@ def test_summaries_of_parts_add_up():
         ("Traceback\nImportError: no\n", 1, ("wrong", None)),
         ("=========", None, ("timeout", None)),
     ],
-)  # fmt: skip
+)
 def test_the_sanitizers_words_are_understood(text, code, expected):
     assert sanitize.verdict(text, code) == expected
 

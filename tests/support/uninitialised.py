@@ -137,9 +137,10 @@ def _grouped(d: Data, backend: str) -> Iterator[tuple[str, Callable[[], Tensors]
     batch = d.normal(5, 13, k)
     yield "batched", lambda: (xt.grouped_mm(batch, b.transpose(1, 2), backend=backend),)
     whole = d.normal(total, k)
-    yield "gradients", lambda: _gradients(
-        lambda a, b: xt.grouped_mm(a, b.transpose(1, 2), **options)[:USED], (whole, b)
-    )  # fmt: skip
+    yield (
+        "gradients",
+        lambda: _gradients(lambda a, b: xt.grouped_mm(a, b.transpose(1, 2), **options)[:USED], (whole, b)),
+    )
 
 
 def _gathered(d: Data, backend: str) -> Iterator[tuple[str, Callable[[], Tensors]]]:
@@ -168,9 +169,10 @@ def _gathered(d: Data, backend: str) -> Iterator[tuple[str, Callable[[], Tensors
         yield f"backward {activation}", backward
     yield "wgrad", lambda: (gathered.gathered_wgrad(x, rows, grads, d.offs, **options),)
     yield "wgrad of the other", lambda: (gathered.gathered_wgrad(grads, rows, x, d.offs, gather_b=True, **options),)
-    yield "gradients", lambda: _gradients(
-        lambda x, b: gathered.gathered_mm(x, b, rows, d.offs, **options)[:USED], (x, b)
-    )  # fmt: skip
+    yield (
+        "gradients",
+        lambda: _gradients(lambda x, b: gathered.gathered_mm(x, b, rows, d.offs, **options)[:USED], (x, b)),
+    )
 
 
 def _int4(d: Data, backend: str) -> Iterator[tuple[str, Callable[[], Tensors]]]:
@@ -254,10 +256,18 @@ def _moe(d: Data) -> Iterator[tuple[str, Callable[[], Tensors]]]:
 
             yield f"route {rounding} {tokens}", routed
         distinct = d.ints(torch.rand(tokens, experts, generator=d.generator).argsort(1)[:, :3])
-        yield f"round {tokens}", lambda ids=distinct, tokens=tokens: (
-            round_groups(ids, torch.rand(tokens, 3, generator=torch.Generator().manual_seed(1)).to(d.device), experts,
-                         top_k=2, tile=4),
-        )  # fmt: skip
+        yield (
+            f"round {tokens}",
+            lambda ids=distinct, tokens=tokens: (
+                round_groups(
+                    ids,
+                    torch.rand(tokens, 3, generator=torch.Generator().manual_seed(1)).to(d.device),
+                    experts,
+                    top_k=2,
+                    tile=4,
+                ),
+            ),
+        )
         for name, pair in (
             ("fp8", lambda: (quantize_weights(up), quantize_weights(down))),
             ("int4", lambda: (xt.Int4Weight.quantize(up), xt.Int4Weight.quantize(down))),
@@ -307,11 +317,14 @@ def _quantised(d: Data) -> Iterator[tuple[str, Callable[[], Tensors]]]:
 BY_BACKEND = {
     f"{family}:{b.name}": (make, b.name)
     for family, make, backends in (
-        ("grouped", _grouped, GROUPED), ("gathered", _gathered, GATHERED), ("int4", _int4, INT4),
-        ("scaled", _scaled, SCALED), ("attention", _attention, ATTENTION),
+        ("grouped", _grouped, GROUPED),
+        ("gathered", _gathered, GATHERED),
+        ("int4", _int4, INT4),
+        ("scaled", _scaled, SCALED),
+        ("attention", _attention, ATTENTION),
     )
     for b in backends
-}  # fmt: skip
+}
 WITHOUT_BACKEND = {"moe": _moe, "rows": _rows, "quantised": _quantised}
 NAMES = (*BY_BACKEND, *WITHOUT_BACKEND)
 

@@ -51,9 +51,16 @@ def test_parts_in_order_of_importance_and_none_twice(run, monkeypatch):
     status, parts = run()
     first, second, third = moe_sizes.SIZES
     assert status == 0 and [(p["part"], p.get("size", p.get("T"))) for p in parts] == [
-        ("run", None), ("sizes", first[0]), ("stages", list(first)), ("kernels", 64), ("stages", list(second)),
-        ("stages", list(third)), ("kernels", 1), ("sizes", second[0]), ("sizes", third[0]),
-    ]  # fmt: skip
+        ("run", None),
+        ("sizes", first[0]),
+        ("stages", list(first)),
+        ("kernels", 64),
+        ("stages", list(second)),
+        ("stages", list(third)),
+        ("kernels", 1),
+        ("sizes", second[0]),
+        ("sizes", third[0]),
+    ]
     assert run()[1][:-1] == parts
 
 
@@ -95,11 +102,14 @@ def test_a_failure_is_a_line_and_the_rest_goes_on(run, monkeypatch):
     assert status == 0 and [p["part"] for p in parts] == ["run", "stages", "kernels", "kernels", "run"]
 
 
-@pytest.mark.parametrize("options, words", [
-    (["--only", "sizes,nothing"], "--only: expected some of"), (["--size", "1,2,3"], "--size: expected T,H,I,E,k"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "options, words",
+    [
+        (["--only", "sizes,nothing"], "--only: expected some of"),
+        (["--size", "1,2,3"], "--size: expected T,H,I,E,k"),
+    ],
+)
 def test_wrong_options(run, options, words, capsys):
     with pytest.raises(SystemExit):
         run(*options)
     assert words in capsys.readouterr().err
-

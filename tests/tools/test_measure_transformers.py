@@ -50,8 +50,9 @@ def test_every_model_s_first_cases_come_before_the_rest_and_none_twice(run, monk
     names = [model.name for model in (SMALL[0], SMALL[3])]
     assert status == 0 and parts[0]["part"] == "run" and parts[0]["transformers"]
     assert [(p["model"], p["tokens"], p["both"]) for p in parts[1:]] == [
-        *((name, *case) for name in names for case in ((3, False), (20, True))), *((name, 17, False) for name in names)
-    ]  # fmt: skip
+        *((name, *case) for name in names for case in ((3, False), (20, True))),
+        *((name, 17, False) for name in names),
+    ]
     assert run()[1][:-1] == parts
 
 

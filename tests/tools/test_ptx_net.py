@@ -96,8 +96,9 @@ def test_another_order(new, same):
 def _record(**kernels):
     entries = [
         {"kernel": k, "arch": 90, "arguments": f"BLOCK={i}", "ptx": p, "lines": p.lower(), "at": f"/{p}"}
-        for k, hashes in kernels.items() for i, p in enumerate(hashes)
-    ]  # fmt: skip
+        for k, hashes in kernels.items()
+        for i, p in enumerate(hashes)
+    ]
     return {"triton": "3.9.0", "status": 0, "kernels": entries}
 
 

@@ -67,14 +67,22 @@ def against(records: Sequence[Record]) -> str:
             share = f"{times(light.time_s / ours.time_s)} `{light.backend}`"
         body.append(
             [
-                cell(contest.label), f"`{ours.backend}`", micros(ours.time_s), rate(ours),
-                f"`{peer.backend}`", micros(peer.time_s), times(ratio), share,
+                cell(contest.label),
+                f"`{ours.backend}`",
+                micros(ours.time_s),
+                rate(ours),
+                f"`{peer.backend}`",
+                micros(peer.time_s),
+                times(ratio),
+                share,
             ]
-        )  # fmt: skip
+        )
     means = listed(
-        [f"{_NAMES[kind]} {geometric_mean(r):.3f} ({plural(len(r), 'row')}, worst {min(r):.3f})"
-         for kind, r in ratios.items()]
-    )  # fmt: skip
+        [
+            f"{_NAMES[kind]} {geometric_mean(r):.3f} ({plural(len(r), 'row')}, worst {min(r):.3f})"
+            for kind, r in ratios.items()
+        ]
+    )
     where = f"Recorded on {cell(last.device)}, {last.day}, CUDA-graph replay, run `{last.name}`."
     head = ("workload", "ours", "µs", "rate", "best peer", "µs", "speed against it", "of the speed of light")
     table = f"{where} Geometric mean of the speed against the best peer: {means}.\n\n{markdown_table(head, body)}"

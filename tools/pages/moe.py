@@ -82,9 +82,17 @@ def _layer(part: Mapping[str, Any]) -> list[str]:
         row += [significant(gib) for gib in part["peak_gib"].get(way, ())] or [MISSING, MISSING]
         body.append([*row, MISSING if way == OURS else f"{part['err'][way]:.0e}"])
     header = [
-        "layer", "forward, ms", "TFLOP/s", "to ours", "forward + backward, ms", "TFLOP/s", "to ours",
-        "peak forward, GiB", "peak both, GiB", "difference",
-    ]  # fmt: skip
+        "layer",
+        "forward, ms",
+        "TFLOP/s",
+        "to ours",
+        "forward + backward, ms",
+        "TFLOP/s",
+        "to ours",
+        "peak forward, GiB",
+        "peak both, GiB",
+        "difference",
+    ]
     t, h, i, e, k = (part[name] for name in "THIEk")
     lines = [f"**T = {t}, H = {h}, I = {i}, E = {e}, k = {k}**, bf16", markdown_table(header, body)]
     others = [way for way in ways if way != OURS]
@@ -124,12 +132,17 @@ def _stages(parts: Sequence[Mapping[str, Any]], device: Device) -> list[str]:
         rate = work.nbytes / seconds[name] / 1e12 if moved else work.flops / seconds[name] / 1e12
         body.append(
             [
-                title, significant(work.flops / 1e9) if work.flops else MISSING, significant(work.nbytes / 1e6),
-                _ms(least.seconds), least.limiter, _ms(seconds[name]),
-                f"{significant(rate)} {'TB/s' if moved else 'TFLOP/s'}", percent(least.seconds / seconds[name]),
+                title,
+                significant(work.flops / 1e9) if work.flops else MISSING,
+                significant(work.nbytes / 1e6),
+                _ms(least.seconds),
+                least.limiter,
+                _ms(seconds[name]),
+                f"{significant(rate)} {'TB/s' if moved else 'TFLOP/s'}",
+                percent(least.seconds / seconds[name]),
                 *(_ms(other[name]) for other in list(measured.values())[1:]),
             ]
-        )  # fmt: skip
+        )
     more = [f"ms at ({', '.join(map(str, other))})" for other in list(measured)[1:]]
     header = ["stage", "GFLOP", "MB", "bound, ms", "limited by", "ms", "rate", "of bound", *more]
     forward, backward = _sums(seconds)
@@ -156,16 +169,30 @@ def _rounding() -> list[str]:
         for mode, e in rounded(tokens, skew).items():
             body.append(
                 [
-                    f"{tokens}", "even" if not skew else f"skew {skew:g}", mode, f"{e.tiles_before} → {e.tiles_after}",
+                    f"{tokens}",
+                    "even" if not skew else f"skew {skew:g}",
+                    mode,
+                    f"{e.tiles_before} → {e.tiles_after}",
                     f"{percent(e.tile_use_before)} → {percent(e.tile_use_after)}" if e.tiles_after else MISSING,
-                    percent(e.weight_dropped), percent(e.weight_added), percent(e.tokens_changed),
-                    percent(e.tokens_without_expert), percent(e.largest_loss),
+                    percent(e.weight_dropped),
+                    percent(e.weight_added),
+                    percent(e.tokens_changed),
+                    percent(e.tokens_without_expert),
+                    percent(e.largest_loss),
                 ]
-            )  # fmt: skip
+            )
     header = [
-        "tokens", "experts", "mode", "tiles", "of which used", "weight lost", "weight added", "tokens changed",
-        "without expert", "worst token loses",
-    ]  # fmt: skip
+        "tokens",
+        "experts",
+        "mode",
+        "tiles",
+        "of which used",
+        "weight lost",
+        "weight added",
+        "tokens changed",
+        "without expert",
+        "worst token loses",
+    ]
     return [markdown_table(header, body, left=3)]
 
 

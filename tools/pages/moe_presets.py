@@ -65,9 +65,10 @@ def measured(records: Sequence[Record], preset: str) -> list[Measured]:
     found = []
     for w in presets()[preset]():
         of_it = [
-            r for r in records
+            r
+            for r in records
             if (r.op, r.workload, r.dtype) == (w.op, f"{preset}/{w.name}", w.dtype) and dict(r.shape) == w.shape()
-        ]  # fmt: skip
+        ]
         runs = [r.run for r in of_it if r.backend == OURS and r.status == "ok"] or [r.run for r in of_it]
         found.append(Measured(w, {r.backend: r for r in of_it if r.run == runs[-1]}))
     return found
@@ -88,12 +89,17 @@ def _decode(found: Sequence[Measured]) -> list[str]:
         share = copy.time_s / ours.time_s if copy and copy.time_s else None
         body.append(
             [
-                cell(m.workload.name.removesuffix(f"-tokens{tokens}")), str(tokens), f"{used(m.workload)} of {experts}",
-                micros(ours.time_s), significant((ours.gbps or 0.0) / 1e3), percent(share),
-                percent(ours.bound_s / ours.time_s), to_ours(m.fastest(*_COMPILED), ours),
+                cell(m.workload.name.removesuffix(f"-tokens{tokens}")),
+                str(tokens),
+                f"{used(m.workload)} of {experts}",
+                micros(ours.time_s),
+                significant((ours.gbps or 0.0) / 1e3),
+                percent(share),
+                percent(ours.bound_s / ours.time_s),
+                to_ours(m.fastest(*_COMPILED), ours),
                 to_ours(m.ok("transformers"), ours),
             ]
-        )  # fmt: skip
+        )
     if not body:
         return []
     lead = (
@@ -102,8 +108,16 @@ def _decode(found: Sequence[Measured]) -> list[str]:
         "*transformers*: how many times as long."
     )
     header = [
-        "model", "tokens", "experts touched", "µs", "TB/s", "of `copy`", "of bound", "torch.compile", "transformers",
-    ]  # fmt: skip
+        "model",
+        "tokens",
+        "experts touched",
+        "µs",
+        "TB/s",
+        "of `copy`",
+        "of bound",
+        "torch.compile",
+        "transformers",
+    ]
     return [lead, markdown_table(header, body), *_without_a_time(found)]
 
 

@@ -129,17 +129,34 @@ def _scaling(run: Run) -> list[str]:
             least = run.bound(ours, name)
             body.append(
                 [
-                    _case(key), title, _ms(alone), _ms(together), _title(ours), times(speed),
-                    percent(speed / run.world), significant(_flops(size, ours["tokens"], name) / together / 1e12),
-                    _ms(least.seconds), least.limiter, percent(least.seconds / together),
+                    _case(key),
+                    title,
+                    _ms(alone),
+                    _ms(together),
+                    _title(ours),
+                    times(speed),
+                    percent(speed / run.world),
+                    significant(_flops(size, ours["tokens"], name) / together / 1e12),
+                    _ms(least.seconds),
+                    least.limiter,
+                    percent(least.seconds / together),
                 ]
-            )  # fmt: skip
+            )
     if not body:
         return []
     header = [
-        "tokens and sizes", "pass", "1 GPU, ms", f"{run.world} GPUs, ms", "our fastest", "tokens/s", "efficiency",
-        "TFLOP/s of a GPU", "bound, ms", "limited by", "of bound",
-    ]  # fmt: skip
+        "tokens and sizes",
+        "pass",
+        "1 GPU, ms",
+        f"{run.world} GPUs, ms",
+        "our fastest",
+        "tokens/s",
+        "efficiency",
+        "TFLOP/s of a GPU",
+        "bound, ms",
+        "limited by",
+        "of bound",
+    ]
     return [
         markdown_table(header, body, left=2),
         f"tokens/s: {run.world} GPUs to one; efficiency: that over {run.world}. One GPU holds all experts and "
@@ -160,12 +177,23 @@ def _rival(run: Run) -> list[str]:
                 least = None if ours is None else run.seconds(ours, name)
                 row += [_ms(seconds), times(seconds / least if seconds and least else None)]
             away = step["leaving_bytes"].get(FORWARD)
-            row += [MISSING if away is None else significant(away / 1e6), f"{max(step['errors'].values()):.0e}",
-                    "yes" if step["bits"] else "no"]  # fmt: skip
+            row += [
+                MISSING if away is None else significant(away / 1e6),
+                f"{max(step['errors'].values()):.0e}",
+                "yes" if step["bits"] else "no",
+            ]
             body.append(row)
         if body:
-            header = ["way", "forward, ms", "to our fastest", "forward + backward, ms", "to our fastest",
-                      "leaves a GPU forward, MB", "largest difference", "bits of one GPU"]  # fmt: skip
+            header = [
+                "way",
+                "forward, ms",
+                "to our fastest",
+                "forward + backward, ms",
+                "to our fastest",
+                "leaves a GPU forward, MB",
+                "largest difference",
+                "bits of one GPU",
+            ]
             lines += [f"**{_case(key)}**", markdown_table(header, body)]
     return lines
 
@@ -180,14 +208,30 @@ def _communication(run: Run) -> list[str]:
                     continue
                 body.append(
                     [
-                        _case(key), _title(step), title, _ms(whole), _ms(compute), _ms(alone), percent(alone / whole),
-                        _ms(whole - compute), percent((whole - compute) / whole),
+                        _case(key),
+                        _title(step),
+                        title,
+                        _ms(whole),
+                        _ms(compute),
+                        _ms(alone),
+                        percent(alone / whole),
+                        _ms(whole - compute),
+                        percent((whole - compute) / whole),
                     ]
-                )  # fmt: skip
+                )
     if not body:
         return []
-    header = ["tokens and sizes", "way", "pass", "step, ms", "computation alone, ms", "communication alone, ms",
-              "of step", "exposed, ms", "of step"]  # fmt: skip
+    header = [
+        "tokens and sizes",
+        "way",
+        "pass",
+        "step, ms",
+        "computation alone, ms",
+        "communication alone, ms",
+        "of step",
+        "exposed, ms",
+        "of step",
+    ]
     lines = [markdown_table(header, body, left=3)]
     messages = {p["leaving_bytes"]: p["seconds"] for p in run.parts if p["part"] == "bandwidth"}
     if messages:
@@ -209,8 +253,9 @@ def _missing(run: Run) -> str:
                 found.append(f"{where} ({part['reason'] or part['status']})")
             found += [
                 f"{where}, {_PASSES[name]} (refused: {_ms(part['seconds'][name][STEP])} ms is below its bound)"
-                for name in part["seconds"] if part["status"] == "ok" and run.seconds(part, name) is None
-            ]  # fmt: skip
+                for name in part["seconds"]
+                if part["status"] == "ok" and run.seconds(part, name) is None
+            ]
     return f"Without a time: {'; '.join(found)}." if found else ""
 
 

@@ -29,10 +29,16 @@ NOT_MEASURED = "Not measured yet."
 _DEEP_GEMM_DENSE = 1317.0
 _DEEP_GEMM_COLUMNS = ((4096, 7168), (7168, 2048), (7168, 7168))
 _DEEP_GEMM = {
-    (1, 64): (16.8, 11.2, 23.8), (1, 128): (17.1, 12.5, 25.2), (1, 512): (27.6, 22.6, 54.5),
-    (4, 64): (41.8, 26.0, 64.2), (4, 128): (43.0, 27.8, 67.7), (4, 512): (101.6, 55.3, 165.0),
-    (8, 64): (70.8, 42.9, 116.0), (8, 128): (75.2, 50.6, 130.0), (8, 512): (195.0, 107.0, 325.0),
-}  # fmt: skip
+    (1, 64): (16.8, 11.2, 23.8),
+    (1, 128): (17.1, 12.5, 25.2),
+    (1, 512): (27.6, 22.6, 54.5),
+    (4, 64): (41.8, 26.0, 64.2),
+    (4, 128): (43.0, 27.8, 67.7),
+    (4, 512): (101.6, 55.3, 165.0),
+    (8, 64): (70.8, 42.9, 116.0),
+    (8, 128): (75.2, 50.6, 130.0),
+    (8, 512): (195.0, 107.0, 325.0),
+}
 
 _YARDSTICK = "fp8-large/fp8-e1-m8192-n8192-k8192"
 _INT4_GROUPS = (32, 64, 128, 0)
@@ -51,9 +57,12 @@ def blocks(records: Iterable[Record], gpu: str) -> dict[str, str]:
     """The text of every block, by name."""
     here = [r for r in records if r.env.gpu == gpu]
     tables: Mapping[str, tuple[str, Callable[[Times], list[str]]]] = {
-        "sweep": ("fp8-sweep", _sweep), "large": ("fp8-large", _large), "causes": ("fp8-causes", _causes),
-        "quantisers": ("quantize", _quantisers), "models": ("int4-models", _models),
-    }  # fmt: skip
+        "sweep": ("fp8-sweep", _sweep),
+        "large": ("fp8-large", _large),
+        "causes": ("fp8-causes", _causes),
+        "quantisers": ("quantize", _quantisers),
+        "models": ("int4-models", _models),
+    }
     texts = {}
     for name, (preset, table) in tables.items():
         run = _latest(here, preset)
@@ -115,11 +124,18 @@ def _sweep(found: Times) -> list[str]:
         eager = ok(found, op, name, OURS, "eager")
         body.append(
             [
-                str(groups), str(rows), str(n), str(k), *_rates(ours), micros(_time(eager)),
-                to_ours(ok(found, op, name, "torch"), ours), to_ours(ok(found, op, name, "bf16"), ours),
-                MISSING if theirs is None else significant(theirs), against,
+                str(groups),
+                str(rows),
+                str(n),
+                str(k),
+                *_rates(ours),
+                micros(_time(eager)),
+                to_ours(ok(found, op, name, "torch"), ours),
+                to_ours(ok(found, op, name, "bf16"), ours),
+                MISSING if theirs is None else significant(theirs),
+                against,
             ]
-        )  # fmt: skip
+        )
     if not body:
         return []
     lines = [
@@ -135,9 +151,20 @@ def _sweep(found: Times) -> list[str]:
             f"{times(geometric_mean(plain))} and {times(min(plain))}."
         )
     header = [
-        "E", "rows each", "N", "K", "µs", "TFLOP/s", "TB/s", "of bound", "eager, µs", "torch", "bf16", "DeepGEMM, µs",
+        "E",
+        "rows each",
+        "N",
+        "K",
+        "µs",
+        "TFLOP/s",
+        "TB/s",
+        "of bound",
+        "eager, µs",
+        "torch",
+        "bf16",
+        "DeepGEMM, µs",
         "ours to it",
-    ]  # fmt: skip
+    ]
     return [*lines, markdown_table(header, body, left=0)]
 
 
@@ -164,16 +191,27 @@ def _causes(found: Times) -> list[str]:
         error = MISSING if wrong is None or wrong.rel_error is None else significant(wrong.rel_error)
         body.append(
             [
-                cell(name.partition("/")[2]), micros(ours.time_s), *(to_ours(v, ours) for v in variants),
-                micros(_time(eager)), MISSING if eager is None else to_ours(padded, eager), error,
+                cell(name.partition("/")[2]),
+                micros(ours.time_s),
+                *(to_ours(v, ours) for v in variants),
+                micros(_time(eager)),
+                MISSING if eager is None else to_ours(padded, eager),
+                error,
             ]
-        )  # fmt: skip
+        )
     if not body:
         return []
     header = [
-        "shape", "µs", "one scale a row (cause 1)", "128× the weights' scales (2)", "scales loaded when needed (2)",
-        "padded in torch (4)", "eager, µs", "eager, padded (4)", "relative error of multiplied scales",
-    ]  # fmt: skip
+        "shape",
+        "µs",
+        "one scale a row (cause 1)",
+        "128× the weights' scales (2)",
+        "scales loaded when needed (2)",
+        "padded in torch (4)",
+        "eager, µs",
+        "eager, padded (4)",
+        "relative error of multiplied scales",
+    ]
     return ["How many times as long as ours, under CUDA-graph replay unless said.", markdown_table(header, body)]
 
 
@@ -219,12 +257,17 @@ def _models(found: Times) -> list[str]:
                 if seconds is not None:
                     body.append(
                         [
-                            cell(model), f"{phase} ({tokens})", _KINDS[kind], micros(seconds),
-                            times(base / seconds) if base else MISSING, significant(flops / seconds / 1e12),
+                            cell(model),
+                            f"{phase} ({tokens})",
+                            _KINDS[kind],
+                            micros(seconds),
+                            times(base / seconds) if base else MISSING,
+                            significant(flops / seconds / 1e12),
                             significant(weight_nbytes(model, kind) / 1e9),
-                            times(weight_nbytes(model, "bf16") / weight_nbytes(model, kind)), errors[kind],
+                            times(weight_nbytes(model, "bf16") / weight_nbytes(model, kind)),
+                            errors[kind],
                         ]
-                    )  # fmt: skip
+                    )
     if not body:
         return []
     lead = (

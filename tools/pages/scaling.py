@@ -158,8 +158,11 @@ def sentences(sweep: Sweep) -> list[str]:
     for limiter, baseline in (("compute", "dense"), ("memory", "copy")):
         near = [(c.best, c.of(baseline), c.share(c.best)) for _, c in points if c.limiter == limiter and c.best]
         shares = [share for _, _, share in near if share]
-        ratios = [light.time_s / best.time_s for best, light, _ in near
-                  if best.time_s and light and light.timed and light.time_s]  # fmt: skip
+        ratios = [
+            light.time_s / best.time_s
+            for best, light, _ in near
+            if best.time_s and light and light.timed and light.time_s
+        ]
         if shares:
             text = f"Where {limiter} limits, the fastest backend reaches {_range(shares)} of the bound"
             said.append(text + (f" and {_range(ratios)} of `{baseline}`'s speed." if ratios else "."))
@@ -250,11 +253,17 @@ def _sweep_table(sweep: Sweep) -> str:
         if contest.best is None or (index % step and index != last):
             continue
         second = next((row for row in contest.ranked if row not in contest.leaders), None)
-        body.append([
-            str(value), " = ".join(f"`{row.backend}`" for row in contest.leaders), micros(contest.best.time_s),
-            rate(contest.best), percent(contest.share(contest.best)), contest.limiter,
-            f"`{second.backend}` {times(contest.times_best(second))}" if second else MISSING,
-        ])  # fmt: skip
+        body.append(
+            [
+                str(value),
+                " = ".join(f"`{row.backend}`" for row in contest.leaders),
+                micros(contest.best.time_s),
+                rate(contest.best),
+                percent(contest.share(contest.best)),
+                contest.limiter,
+                f"`{second.backend}` {times(contest.times_best(second))}" if second else MISSING,
+            ]
+        )
     return _table([AXIS_NAMES[sweep.axis], "fastest", "µs", "rate", "of bound", "limited by", "next"], body)
 
 

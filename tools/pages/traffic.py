@@ -21,9 +21,12 @@ _PER_OPERATOR = 4  # workloads of an operator in the table of times, the largest
 _LARGE = 64e6  # bytes from which memory, not a launch, is what is measured
 # Which way a rival of the lab goes, where it is not called so.
 _WAYS = {
-    ("laplacian", "torch"): UNFUSED, ("laplacian_backward", "torch"): UNFUSED, ("laplacian", "conv2d"): TORCH,
-    ("attention", "sdpa_fa2"): TORCH, ("attention_backward", "sdpa_fa2"): TORCH,
-}  # fmt: skip
+    ("laplacian", "torch"): UNFUSED,
+    ("laplacian_backward", "torch"): UNFUSED,
+    ("laplacian", "conv2d"): TORCH,
+    ("attention", "sdpa_fa2"): TORCH,
+    ("attention_backward", "sdpa_fa2"): TORCH,
+}
 
 
 def update_pages(
@@ -57,11 +60,15 @@ def formulas_block(device: Device) -> str:
         others = [f"{name}: {told}" for name, told in cells.items() if name not in (UNFUSED, TORCH, OURS)]
         body.append(
             [
-                f"`{op}`", _call(subject), cells.get(UNFUSED, MISSING), cells.get(TORCH, MISSING),
+                f"`{op}`",
+                _call(subject),
+                cells.get(UNFUSED, MISSING),
+                cells.get(TORCH, MISSING),
                 f"{significant(ours.nbytes / 1e6)} in {ours.launches}",
-                significant(formula.work(subject).intensity), ", ".join(others) or MISSING,
+                significant(formula.work(subject).intensity),
+                ", ".join(others) or MISSING,
             ]
-        )  # fmt: skip
+        )
     header = ["operator", "call (bf16)", "unfused", "torch", "ours, MB", "FLOP/byte", "other ways"]
     lead = f"Bytes relative to ours, and kernels; by formula, for a processor of {device.sm_count} SMs ({device.name})."
     return f"{lead}\n\n{markdown_table(header, body, left=2)}"
@@ -92,11 +99,17 @@ def counted_block(counted: Sequence[TrafficRecord]) -> str:
         return "\n\n".join(part for part in (NOT_MEASURED, told) if part)
     body = [
         [
-            f"`{c.op}`", _call(Subject(c.op, tuple(c.shape.items()), c.dtype)), c.way,
-            f"{c.launches} / {c.model_launches}", _mb(c.read), _mb(c.model_read), _mb(c.written), _mb(c.model_written),
+            f"`{c.op}`",
+            _call(Subject(c.op, tuple(c.shape.items()), c.dtype)),
+            c.way,
+            f"{c.launches} / {c.model_launches}",
+            _mb(c.read),
+            _mb(c.model_read),
+            _mb(c.written),
+            _mb(c.model_written),
         ]
         for c in done
-    ]  # fmt: skip
+    ]
     header = ["operator", "call", "way", "kernels / formula", "read, MB", "formula", "written, MB", "formula"]
     first = done[0]
     lead = (
@@ -203,11 +216,15 @@ def _race_lines(race: _Race, device: Device) -> list[list[str]]:
             continue
         lines.append(
             [
-                f"`{ours.op}`", f"{_call(subject)}, {ours.dtype}", rival.backend,
-                times(way.nbytes / ways[OURS].nbytes), times(rival.time_s / ours.time_s),
-                percent(limit / rival.time_s), percent(limit / ours.time_s),
+                f"`{ours.op}`",
+                f"{_call(subject)}, {ours.dtype}",
+                rival.backend,
+                times(way.nbytes / ways[OURS].nbytes),
+                times(rival.time_s / ours.time_s),
+                percent(limit / rival.time_s),
+                percent(limit / ours.time_s),
             ]
-        )  # fmt: skip
+        )
     return lines
 
 

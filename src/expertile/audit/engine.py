@@ -10,11 +10,29 @@ from expertile.audit.rules import claims, peaks, rates, ratios, serving
 from expertile.device import Device
 
 RULES = (
-    peaks.rates, peaks.bounds, peaks.traffic, peaks.shares, peaks.sparse_peaks, peaks.links,
-    rates.grids, rates.lines, rates.transfers, ratios.grids, ratios.sentences, ratios.averages,
-    serving.per_token, serving.token_counts, serving.batches, serving.steps, serving.mfu,
-    claims.compression, claims.equal_work, claims.ranges, claims.failed_checks, claims.attention_share,
-)  # fmt: skip
+    peaks.rates,
+    peaks.bounds,
+    peaks.traffic,
+    peaks.shares,
+    peaks.sparse_peaks,
+    peaks.links,
+    rates.grids,
+    rates.lines,
+    rates.transfers,
+    ratios.grids,
+    ratios.sentences,
+    ratios.averages,
+    serving.per_token,
+    serving.token_counts,
+    serving.batches,
+    serving.steps,
+    serving.mfu,
+    claims.compression,
+    claims.equal_work,
+    claims.ranges,
+    claims.failed_checks,
+    claims.attention_share,
+)
 
 
 @dataclass(frozen=True)

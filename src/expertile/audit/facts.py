@@ -65,8 +65,15 @@ FORMATS = (
     ("fp32", r"fp32|float32|f32|sgemm|32bit"),
 )
 # "double buffering" and "half the time" are no formats.
-_PHRASES = {"single precision": "fp32", "double precision": "fp64", "half precision": "fp16", "mixed precision": "fp16",
-            "4 bit": "int4", "16 bit": "fp16", "32 bit": "fp32"}  # fmt: skip
+_PHRASES = {
+    "single precision": "fp32",
+    "double precision": "fp64",
+    "half precision": "fp16",
+    "mixed precision": "fp16",
+    "4 bit": "int4",
+    "16 bit": "fp16",
+    "32 bit": "fp32",
+}
 BITS = {"fp64": 64, "fp32": 32, "tf32": 32, "fp16": 16, "bf16": 16, "fp8": 8, "int8": 8, "fp4": 4, "int4": 4}
 _FORMAT = re.compile("|".join(rf"(?P<{name}>{form})" for name, form in FORMATS))
 _SPLIT = re.compile(r"[^a-z0-9]+")

@@ -44,5 +44,12 @@ def si(value: float, unit: str) -> str:
     return f"{value / scale:.4g} {prefix}{unit}".strip()
 
 
-UNIT_OF = {"time": "s", "rate": "FLOP/s", "bandwidth": "B/s", "bytes": "B", "tokens_per_s": "tokens/s",
-           "items_per_s": "per s", "s_per_token": "s"}  # fmt: skip
+UNIT_OF = {
+    "time": "s",
+    "rate": "FLOP/s",
+    "bandwidth": "B/s",
+    "bytes": "B",
+    "tokens_per_s": "tokens/s",
+    "items_per_s": "per s",
+    "s_per_token": "s",
+}

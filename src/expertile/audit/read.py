@@ -31,9 +31,21 @@ def _decoded(run: str, charset: str) -> str:
     return fixed if fixed.isprintable() or fixed.isspace() else run
 
 
-_KINDS = {"md": "markdown", "markdown": "markdown", "html": "html", "htm": "html", "csv": "csv", "tsv": "csv",
-          "json": "json", "jsonl": "jsonl", "ndjson": "jsonl", "ipynb": "notebook", "log": "log", "out": "log",
-          "rst": "log"}  # fmt: skip
+_KINDS = {
+    "md": "markdown",
+    "markdown": "markdown",
+    "html": "html",
+    "htm": "html",
+    "csv": "csv",
+    "tsv": "csv",
+    "json": "json",
+    "jsonl": "jsonl",
+    "ndjson": "jsonl",
+    "ipynb": "notebook",
+    "log": "log",
+    "out": "log",
+    "rst": "log",
+}
 _MARKDOWN = re.compile(r"(?m)^ *```|^\s*\|?[\s:]*-{3,}[\s:]*\|[\s:|-]*$|^#{1,6} +\w.*\n\s*\n|^#{2,6} \w|^[-*] \*\*")
 
 

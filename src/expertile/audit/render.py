@@ -62,10 +62,14 @@ def _markdown(shown: Shown) -> str:
 
 def _json(shown: Shown) -> str:
     files = [
-        {"file": audit.name, "figures": audit.figures, "accusations": len(audit.accusations),
-         "findings": [asdict(f) | {"lines": f.all_lines} for f in found]}
+        {
+            "file": audit.name,
+            "figures": audit.figures,
+            "accusations": len(audit.accusations),
+            "findings": [asdict(f) | {"lines": f.all_lines} for f in found],
+        }
         for audit, found in shown
-    ]  # fmt: skip
+    ]
     return json.dumps(files, indent=1, ensure_ascii=False)
 
 

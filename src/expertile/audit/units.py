@@ -17,11 +17,35 @@ _ITEM = (
 # "8x A100" counts, it compares nothing.
 _NOT_RATIO = r"[AHBLVTP]\d|RTX|GTX|GH|GB|MI\d|NVIDIA|Tesla|AMD|GPU|CPU|node|larger than"
 _TIMES = {
-    "ns": 1e-9, "nsec": 1e-9, "nanoseconds": 1e-9, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "usec": 1e-6, "usecs": 1e-6,
-    "microseconds": 1e-6, "microsec": 1e-6, "ms": 1e-3, "msec": 1e-3, "msecs": 1e-3, "millisec": 1e-3,
-    "milliseconds": 1e-3, "millisecond": 1e-3, "s": 1.0, "sec": 1.0, "secs": 1.0, "second": 1.0, "seconds": 1.0,
-    "min": 60.0, "mins": 60.0, "minutes": 60.0, "h": 3600.0, "hr": 3600.0, "hrs": 3600.0, "hours": 3600.0,
-}  # fmt: skip
+    "ns": 1e-9,
+    "nsec": 1e-9,
+    "nanoseconds": 1e-9,
+    "us": 1e-6,
+    "µs": 1e-6,
+    "μs": 1e-6,
+    "usec": 1e-6,
+    "usecs": 1e-6,
+    "microseconds": 1e-6,
+    "microsec": 1e-6,
+    "ms": 1e-3,
+    "msec": 1e-3,
+    "msecs": 1e-3,
+    "millisec": 1e-3,
+    "milliseconds": 1e-3,
+    "millisecond": 1e-3,
+    "s": 1.0,
+    "sec": 1.0,
+    "secs": 1.0,
+    "second": 1.0,
+    "seconds": 1.0,
+    "min": 60.0,
+    "mins": 60.0,
+    "minutes": 60.0,
+    "h": 3600.0,
+    "hr": 3600.0,
+    "hrs": 3600.0,
+    "hours": 3600.0,
+}
 _TIME = "|".join(sorted(_TIMES, key=len, reverse=True))
 
 

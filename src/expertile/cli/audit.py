@@ -23,7 +23,7 @@ def audit(
     fail_on: Annotated[str, typer.Option(help="inconsistent (or worse), impossible, never: exit 1.")] = INCONSISTENT,
     everything: Annotated[bool, typer.Option("--all", help="Show also what could not be checked.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="The same as --format json.")] = False,
-) -> None:  # fmt: skip
+) -> None:
     """Check somebody's benchmark report against arithmetic and hardware limits; exit 1 if a claim fails."""
     failing = {IMPOSSIBLE: (IMPOSSIBLE,), INCONSISTENT: ACCUSATIONS, "never": ()}
     if fail_on not in failing:

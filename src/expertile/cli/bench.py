@@ -37,26 +37,36 @@ _LISTED_GROUPS = 16  # products of more groups go without a list of their rows
 
 
 def bench(
-    preset: Annotated[list[str], typer.Option(help=f"Preset, or several: {PRESET_NAMES}. By default what suits this machine.")] = [],  # noqa: B006, E501
+    preset: Annotated[
+        list[str], typer.Option(help=f"Preset, or several: {PRESET_NAMES}. By default what suits this machine.")
+    ] = [],  # noqa: B006
     config: Annotated[Path | None, typer.Option(help="TOML file with presets, workloads and settings.")] = None,
     backend: Annotated[list[str], typer.Option(help="Only these backends (again for more).")] = [],  # noqa: B006
     skip: Annotated[list[str], typer.Option(help="All backends but these.")] = [],  # noqa: B006
-    only: Annotated[list[str], typer.Option(help="Only workloads whose names match, such as 'wgrad-*' (again for more).")] = [],  # noqa: B006, E501
+    only: Annotated[
+        list[str], typer.Option(help="Only workloads whose names match, such as 'wgrad-*' (again for more).")
+    ] = [],  # noqa: B006
     candidate: Annotated[list[str], typer.Option(help="FILE.py:FUNCTION, gated and raced like any backend.")] = [],  # noqa: B006
     policy: Annotated[str, typer.Option(help="graph, eager or both.")] = "",
-    routing: Annotated[str, typer.Option(help="balanced, uniform, skewed, zipf(1.2), one-expert, half-empty, or a FILE.json / .npz.")] = "",  # noqa: E501
+    routing: Annotated[
+        str, typer.Option(help="balanced, uniform, skewed, zipf(1.2), one-expert, half-empty, or a FILE.json / .npz.")
+    ] = "",
     tokens: Annotated[list[int], typer.Option(help="Tokens (preset models; again for more).")] = [],  # noqa: B006
     batch: Annotated[int | None, typer.Option(help="Sequences (preset models).")] = None,
     seq: Annotated[int | None, typer.Option(help="Tokens of each sequence (preset models).")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of the routing.", min=0)] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Fewer rounds, wider intervals.")] = False,
-    full: Annotated[bool, typer.Option("--full", help="All sizes of operators other than grouped_mm, on a CPU too.")] = False,  # noqa: E501
+    full: Annotated[
+        bool, typer.Option("--full", help="All sizes of operators other than grouped_mm, on a CPU too.")
+    ] = False,
     memory: Annotated[bool, typer.Option("--memory", help="The peak memory of their calls as well.")] = False,
-    tune_configs: Annotated[bool, typer.Option("--tune-configs", help="Also screen every config of each backend.")] = False,  # noqa: E501
+    tune_configs: Annotated[
+        bool, typer.Option("--tune-configs", help="Also screen every config of each backend.")
+    ] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with an interrupted run of today.")] = False,
     out: Annotated[Path | None, typer.Option(help="Folder for records and reports; out/ by default.")] = None,
     no_html: Annotated[bool, typer.Option("--no-html", help="Write no HTML report.")] = False,
-) -> None:  # fmt: skip
+) -> None:
     """Measure workloads: every backend is checked against a float32 reference, then all are timed in turns."""
     given = BenchSpec() if config is None else read_bench_file(config)
     spec = replace(
@@ -144,10 +154,18 @@ def _measure(
         console.print(f"[dim]{escape(part.note)}[/dim]", highlight=False)
     with Display(console, part.name) as display:
         yield from run(
-            part.workloads, part.backends, operators=part.operators, policies=policies, out_path=path, resume=resume,
-            quick=spec.quick, candidates=part.candidates, rounds=spec.rounds, tune_configs=tune_configs,
+            part.workloads,
+            part.backends,
+            operators=part.operators,
+            policies=policies,
+            out_path=path,
+            resume=resume,
+            quick=spec.quick,
+            candidates=part.candidates,
+            rounds=spec.rounds,
+            tune_configs=tune_configs,
             on_event=display.on_event,
-        )  # fmt: skip
+        )
 
 
 def _measure_memory(part: Part, full: bool, device: Device, path: Path, console: Console) -> list[MemoryRecord]:
@@ -176,9 +194,13 @@ def _policies(spec: BenchSpec, device: Device) -> tuple[str, ...]:
 
 
 def _conclude(
-    records: list[Record], memory: list[MemoryRecord], paths: list[Path], device: Device, console: Console,
+    records: list[Record],
+    memory: list[MemoryRecord],
+    paths: list[Path],
+    device: Device,
+    console: Console,
     write_html: bool,
-) -> None:  # fmt: skip
+) -> None:
     if not records:
         console.print("Nothing was measured.")
         return

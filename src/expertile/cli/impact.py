@@ -35,9 +35,18 @@ def impact(
     """Time saved in a forward pass and GPU-hours in a day, from records alone, with the arithmetic shown."""
     own = records_in(records)
     found = lab.impact(
-        model, qps, shipped() if own is None else own, Device.by_name(gpu), batch=batch, seq_len=seq_len, dtype=dtype,
-        policy=policy, baseline=baseline, price_per_gpu_hour=price_per_gpu_hour, scale=scale,
-    )  # fmt: skip
+        model,
+        qps,
+        shipped() if own is None else own,
+        Device.by_name(gpu),
+        batch=batch,
+        seq_len=seq_len,
+        dtype=dtype,
+        policy=policy,
+        baseline=baseline,
+        price_per_gpu_hour=price_per_gpu_hour,
+        scale=scale,
+    )
     console = Console(emoji=False)
     show(found, console)
     if missing is not None:
@@ -103,9 +112,12 @@ def _table(found: lab.Impact) -> Table:
         assert line.pair is not None
         pair = line.pair
         table.add_row(
-            escape(_told(line)), str(line.use.count), f"{micros(pair.baseline_s)} {escape(pair.baseline)}",
-            f"{micros(pair.ours_s)} {escape(pair.ours)}", _us(line.saved_s),
-        )  # fmt: skip
+            escape(_told(line)),
+            str(line.use.count),
+            f"{micros(pair.baseline_s)} {escape(pair.baseline)}",
+            f"{micros(pair.ours_s)} {escape(pair.ours)}",
+            _us(line.saved_s),
+        )
     return table
 
 

@@ -36,12 +36,18 @@ def compare(
 
 
 def report(
-    files: Annotated[list[Path] | None, typer.Argument(help="Record files (JSONL); the shipped ones by default.")] = None,  # noqa: E501
+    files: Annotated[
+        list[Path] | None, typer.Argument(help="Record files (JSONL); the shipped ones by default.")
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="Where to write the HTML report.")] = None,
-    readme: Annotated[Path | None, typer.Option(help="Rewrite the headline table between the markers of this file.")] = None,  # noqa: E501
-    check: Annotated[bool, typer.Option("--check", help="With --readme: write nothing, exit 1 if it is out of date.")] = False,  # noqa: E501
+    readme: Annotated[
+        Path | None, typer.Option(help="Rewrite the headline table between the markers of this file.")
+    ] = None,
+    check: Annotated[
+        bool, typer.Option("--check", help="With --readme: write nothing, exit 1 if it is out of date.")
+    ] = False,
     as_markdown: Annotated[bool, typer.Option("--markdown", help="Print a Markdown summary.")] = False,
-) -> None:  # fmt: skip
+) -> None:
     """Verdict, table and HTML report from records; or the README's headline table."""
     if check and readme is None:
         raise ValueError("check: expected --readme with it")

@@ -26,10 +26,19 @@ from expertile.ops.grouped_mm.problem import Layout, Problem
 GROUPED = "grouped_mm"
 # What an option of the command line is called among an operator's dimensions.
 _DIMENSIONS = {
-    "rows": ("rows",), "cols": ("cols", "columns"), "batch": ("batch",), "heads": ("heads",),
-    "kv_heads": ("kv_heads",), "seq_len": ("q_len",), "k_len": ("k_len",), "head_dim": ("head_dim",),
-    "causal": ("causal",), "grids": ("grids",), "boundary": ("boundary",), "elements": ("elements",),
-}  # fmt: skip
+    "rows": ("rows",),
+    "cols": ("cols", "columns"),
+    "batch": ("batch",),
+    "heads": ("heads",),
+    "kv_heads": ("kv_heads",),
+    "seq_len": ("q_len",),
+    "k_len": ("k_len",),
+    "head_dim": ("head_dim",),
+    "causal": ("causal",),
+    "grids": ("grids",),
+    "boundary": ("boundary",),
+    "elements": ("elements",),
+}
 OPTIONS = tuple(_DIMENSIONS)
 _NAME = 19  # columns for the name of a kernel, so that the table fits a terminal of 80
 OPERATORS = (GROUPED, *formulas())
@@ -73,9 +82,14 @@ def records_in(place: Path | None) -> list[Record] | None:
 
 
 def explain_operator(
-    op: str, given: Mapping[str, Any], dtype: str, device: Device, measured: bool, records: list[Record] | None,
+    op: str,
+    given: Mapping[str, Any],
+    dtype: str,
+    device: Device,
+    measured: bool,
+    records: list[Record] | None,
     console: Console,
-) -> None:  # fmt: skip
+) -> None:
     """Print an operator's work, bound, ways and records; with `measured` also what is counted here."""
     subject = subject_of(op, given, dtype)
     show(explain_subject(subject, device, records), console)
@@ -88,9 +102,13 @@ def explain_operator(
 
 
 def explain_grouped_traffic(
-    problem: Problem, sizes: Sequence[int], device: Device, measured: bool, records: list[Record] | None,
+    problem: Problem,
+    sizes: Sequence[int],
+    device: Device,
+    measured: bool,
+    records: list[Record] | None,
     console: Console,
-) -> None:  # fmt: skip
+) -> None:
     """The same for a grouped product with ragged rows; nothing but a sentence for other layouts."""
     if problem.layout is not Layout.RAGGED_M:
         console.print("Traffic is counted for ragged rows (forward and dgrad) only.")
@@ -106,9 +124,22 @@ def attention_problem(subject: Subject) -> AttentionProblem:
     b, h, kv, lq, lk, d = (subject[key] for key in ("batch", "heads", "kv_heads", "q_len", "k_len", "head_dim"))
     dtype = torch.bfloat16 if subject.dtype == "bf16" else torch.float16
     return AttentionProblem(
-        b, h, kv, lq, lk, d, dtype, subject["causal"], d**-0.5, False, b * lq, b * lk,
-        (h * lq * d, lq * d, d), (kv * lk * d, lk * d, d), (kv * lk * d, lk * d, d),
-    )  # fmt: skip
+        b,
+        h,
+        kv,
+        lq,
+        lk,
+        d,
+        dtype,
+        subject["causal"],
+        d**-0.5,
+        False,
+        b * lq,
+        b * lk,
+        (h * lq * d, lq * d, d),
+        (kv * lk * d, lk * d, d),
+        (kv * lk * d, lk * d, d),
+    )
 
 
 def show(e: Explained, console: Console) -> None:
@@ -132,24 +163,42 @@ def show(e: Explained, console: Console) -> None:
         alone = way.steps[0].name if len(way.steps) == 1 else ""
         label = f"{way.name}: {alone}" if alone not in ("", e.subject.op) else way.name
         table.add_row(
-            escape(label), str(way.launches), _mb(way.read), _mb(way.written), _mb(way.again),
-            significant(way.flops / 1e9), times(e.times_ours(way)), at_least, style="bold",
-        )  # fmt: skip
+            escape(label),
+            str(way.launches),
+            _mb(way.read),
+            _mb(way.written),
+            _mb(way.again),
+            significant(way.flops / 1e9),
+            times(e.times_ours(way)),
+            at_least,
+            style="bold",
+        )
         for step in () if alone else way.steps:
             table.add_row(
-                f"  {escape(step.name)}", str(step.launches), _mb(step.read), _mb(step.written), _mb(step.again),
+                f"  {escape(step.name)}",
+                str(step.launches),
+                _mb(step.read),
+                _mb(step.written),
+                _mb(step.again),
                 significant(step.flops / 1e9),
-            )  # fmt: skip
+            )
     console.print(table)
-    console.print("[dim]again: bytes asked for while still in L1 or L2; least: step after step, each at the "
-                  "device's peak.[/dim]", highlight=False, soft_wrap=True)  # fmt: skip
+    console.print(
+        "[dim]again: bytes asked for while still in L1 or L2; least: step after step, each at the device's peak.[/dim]",
+        highlight=False,
+        soft_wrap=True,
+    )
     for way in e.ways:
         said = "; ".join(part for part in (way.note, f"PyTorch: {way.source}" if way.source else "") if part)
         if said:
             console.print(f"[dim]{escape(way.name)}: {escape(said)}[/dim]", highlight=False, soft_wrap=True)
     if e.fits_in_cache:
-        console.print("[dim]All of it fits the last-level cache: steps that follow each other find their inputs there, "
-                      "and memory sees less than the formula.[/dim]", highlight=False, soft_wrap=True)  # fmt: skip
+        console.print(
+            "[dim]All of it fits the last-level cache: steps that follow each other find their inputs there, "
+            "and memory sees less than the formula.[/dim]",
+            highlight=False,
+            soft_wrap=True,
+        )
     _show_achieved(e, console)
 
 
@@ -173,8 +222,12 @@ def show_measured(subject: Subject, ways: Sequence[Way], console: Console) -> No
     reasons = dict.fromkeys(r.reason for r in records if r.reason)
     if any(r.kernels for r in records):
         console.print(measured_table(records))
-        console.print("[dim]counted: by ncu on this GPU, caches flushed before each kernel; what a kernel leaves in L2 "
-                      "is not yet among its bytes written.[/dim]", highlight=False, soft_wrap=True)  # fmt: skip
+        console.print(
+            "[dim]counted: by ncu on this GPU, caches flushed before each kernel; what a kernel leaves in L2 "
+            "is not yet among its bytes written.[/dim]",
+            highlight=False,
+            soft_wrap=True,
+        )
     for reason in reasons:
         names = [r.way for r in records if r.reason == reason]
         which = "" if len(names) == len(records) else f" ({', '.join(names)})"
@@ -191,9 +244,15 @@ def measured_table(records: Sequence[TrafficRecord]) -> Table:
         column.justify = "right"
     for r in (r for r in records if r.kernels):
         table.add_row(
-            escape(r.way), f"{r.launches} / {r.model_launches}", _mb(r.read), _mb(r.model_read), _mb(r.written),
-            _mb(r.model_written), _mb(r.l2_read), style="bold",
-        )  # fmt: skip
+            escape(r.way),
+            f"{r.launches} / {r.model_launches}",
+            _mb(r.read),
+            _mb(r.model_read),
+            _mb(r.written),
+            _mb(r.model_written),
+            _mb(r.l2_read),
+            style="bold",
+        )
         for name, was_read, was_written in r.kernels:
             table.add_row(f"  {escape(name)}", "", _mb(was_read), "", _mb(was_written))
     return table

@@ -21,15 +21,26 @@ from expertile.ops.grouped_mm.tuned import save_table, user_folder
 
 def tune(
     minutes: Annotated[float, typer.Option(help="About how long to measure.")] = 8.0,
-    verify_count: Annotated[int, typer.Option("--verify", help="Measure no table: time auto against every rival on so many random problems.")] = 0,  # noqa: E501
+    verify_count: Annotated[
+        int,
+        typer.Option("--verify", help="Measure no table: time auto against every rival on so many random problems."),
+    ] = 0,
     backend: Annotated[list[str], typer.Option(help="Only these backends (again for more).")] = [],  # noqa: B006
-    problems: Annotated[int, typer.Option(help="At most so many problems; by default as many as the time allows.", min=0)] = 0,  # noqa: E501
+    problems: Annotated[
+        int, typer.Option(help="At most so many problems; by default as many as the time allows.", min=0)
+    ] = 0,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with today's records.")] = False,
-    seed: Annotated[int | None, typer.Option(help="Seed of the problems and operands; for --verify one that is not in the table.")] = None,  # noqa: E501
+    seed: Annotated[
+        int | None, typer.Option(help="Seed of the problems and operands; for --verify one that is not in the table.")
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="Folder for the records (JSONL); out/ by default.")] = None,
-    tables: Annotated[Path | None, typer.Option(help="Folder for the table; by default this user's, which is read first.")] = None,  # noqa: E501
-    from_records: Annotated[list[Path], typer.Option(help="Measure nothing: make the table from these record files.")] = [],  # noqa: B006, E501
-) -> None:  # fmt: skip
+    tables: Annotated[
+        Path | None, typer.Option(help="Folder for the table; by default this user's, which is read first.")
+    ] = None,
+    from_records: Annotated[
+        list[Path], typer.Option(help="Measure nothing: make the table from these record files.")
+    ] = [],  # noqa: B006
+) -> None:
     """Measure every backend and config on many problems, and write the table that backend="auto" reads."""
     console = Console(emoji=False)
     device = Device.current()
@@ -56,7 +67,7 @@ def tune(
             path.unlink(missing_ok=True)
         records = run_tune(
             minutes, path, resume=resume, seed=seed or 0, backends=chosen, most=problems or None, say=say
-        )  # fmt: skip
+        )
         say(f"Records: {path}")
     table = table_of(records)
     slug = device.slug if table.gpu == device.name else Device.by_name(table.gpu).slug

@@ -55,15 +55,17 @@ _FP8_GATE = "transformers.integrations.finegrained_fp8.FP8Experts._apply_gate"
 _CLAMPED_GATES = {
     "transformers.models.gpt_oss.modeling_gpt_oss.GptOssExperts._apply_gate": (True, "alpha", "limit"),
     "transformers.models.openai_privacy_filter.modeling_openai_privacy_filter.OpenAIPrivacyFilterExperts._apply_gate": (
-        False, "alpha", "limit",
+        False,
+        "alpha",
+        "limit",
     ),
     "transformers.models.minimax_m3_vl.modeling_minimax_m3_vl.MiniMaxM3VLExperts._apply_gate": (
-        False, "swiglu_alpha", "swiglu_limit",
+        False,
+        "swiglu_alpha",
+        "swiglu_limit",
     ),
-}  # fmt: skip
-_WEIGHTS = frozenset(
-    f"{name}{bias}" for name in ("gate_up_proj", "up_proj", "down_proj") for bias in ("", "_bias")
-)  # fmt: skip
+}
+_WEIGHTS = frozenset(f"{name}{bias}" for name in ("gate_up_proj", "up_proj", "down_proj") for bias in ("", "_bias"))
 
 
 def register() -> None:
@@ -149,10 +151,16 @@ def experts_forward(
     if self.is_transposed:
         gate_up, down = gate_up.transpose(1, 2), down.transpose(1, 2)
     return moe_mlp(
-        hidden_states, gate_up, down, top_k_index, top_k_weights, activation=activation, interleaved=interleaved,
+        hidden_states,
+        gate_up,
+        down,
+        top_k_index,
+        top_k_weights,
+        activation=activation,
+        interleaved=interleaved,
         gate_up_bias=self.gate_up_proj_bias if self.has_bias else None,
         down_bias=self.down_proj_bias if self.has_bias else None,
-    )  # fmt: skip
+    )
 
 
 def _has_norm(experts: Any) -> bool:
@@ -213,9 +221,10 @@ def fp8_experts_forward(
     gate_up, down = (
         Fp8Blocks(weight.detach(), scales.detach(), (128, 128))
         for weight, scales in (
-            (self.gate_up_proj, self.gate_up_proj_scale_inv), (self.down_proj, self.down_proj_scale_inv),
+            (self.gate_up_proj, self.gate_up_proj_scale_inv),
+            (self.down_proj, self.down_proj_scale_inv),
         )
-    )  # fmt: skip
+    )
     return moe_mlp(
         hidden_states, gate_up, down, top_k_index, top_k_weights, activation=activation, interleaved=interleaved
     )

@@ -68,9 +68,13 @@ class ExpertState:
                 if not isinstance(like, DTensor):
                     return whole.to_local()
                 return DTensor.from_local(
-                    whole.to_local(), like.device_mesh, like.placements, run_check=False, shape=torch.Size(shape),
+                    whole.to_local(),
+                    like.device_mesh,
+                    like.placements,
+                    run_check=False,
+                    shape=torch.Size(shape),
                     stride=whole.stride(),
-                )  # fmt: skip
+                )
             mesh = whole.device_mesh
             try:
                 whole = whole.full_tensor()
@@ -134,16 +138,14 @@ def _held() -> dict[int, ExpertState]:
 
 def _saved(optimizer: Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
     """A hook of `Optimizer.state_dict`."""
-    return _changed(
-        optimizer, state_dict, lambda state, p, t: state.whole(t) if t.shape[0] == p.shape[0] else t
-    )  # fmt: skip
+    return _changed(optimizer, state_dict, lambda state, p, t: state.whole(t) if t.shape[0] == p.shape[0] else t)
 
 
 def _loaded(optimizer: Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
     """A hook of `Optimizer.load_state_dict`."""
     return _changed(
         optimizer, state_dict, lambda state, p, t: state.part(t, p) if t.shape[0] == state.num_experts else t
-    )  # fmt: skip
+    )
 
 
 _Change = Callable[[ExpertState, torch.Tensor, torch.Tensor], torch.Tensor]

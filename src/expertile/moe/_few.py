@@ -102,16 +102,28 @@ def logits(x: torch.Tensor, router: torch.Tensor, bias: torch.Tensor | None) -> 
     block_h = min(4096, triton.next_power_of_2(hidden))
     early = starts_early(x)
     launch(
-        kernels.logits_kernel, tokens * -(-experts // block_e), (x, router, bias, out),
-        (experts, hidden, x.stride(0)), (block_e, block_h, -(-hidden // block_h), early), num_warps=4, early=early,
-    )  # fmt: skip
+        kernels.logits_kernel,
+        tokens * -(-experts // block_e),
+        (x, router, bias, out),
+        (experts, hidden, x.stride(0)),
+        (block_e, block_h, -(-hidden // block_h), early),
+        num_warps=4,
+        early=early,
+    )
     return out
 
 
 def mlp(
-    x: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor, topk_ids: torch.Tensor, topk_weights: torch.Tensor,
-    gate_up_bias: torch.Tensor | None, down_bias: torch.Tensor | None, activation: str, interleaved: bool,
-) -> torch.Tensor:  # fmt: skip
+    x: torch.Tensor,
+    gate_up: torch.Tensor,
+    down: torch.Tensor,
+    topk_ids: torch.Tensor,
+    topk_weights: torch.Tensor,
+    gate_up_bias: torch.Tensor | None,
+    down_bias: torch.Tensor | None,
+    activation: str,
+    interleaved: bool,
+) -> torch.Tensor:
     """out [T, H]; operands as checked by `moe_mlp`, and such as `serves` takes."""
     x = x if x.stride(1) == 1 else x.contiguous()
     topk_ids, topk_weights = topk_ids.contiguous(), topk_weights.contiguous()
@@ -121,15 +133,21 @@ def mlp(
     early = starts_early(x)
     tile, last = tilings(tokens, inner)
     launch(
-        kernels.up_kernel, tokens * top_k * -(-inner // tile.columns), (x, gate_up, gate_up_bias, topk_ids, act),
+        kernels.up_kernel,
+        tokens * top_k * -(-inner // tile.columns),
+        (x, gate_up, gate_up_bias, topk_ids, act),
         (experts, hidden, inner, x.stride(0)),
         (top_k, *tile[:3], hidden % tile.depth == 0, activation, interleaved, early),
-        num_warps=tile.num_warps, early=early,
-    )  # fmt: skip
+        num_warps=tile.num_warps,
+        early=early,
+    )
     launch(
-        kernels.down_kernel, tokens * -(-hidden // last.columns), (act, down, down_bias, topk_ids, topk_weights, out),
+        kernels.down_kernel,
+        tokens * -(-hidden // last.columns),
+        (act, down, down_bias, topk_ids, topk_weights, out),
         (experts, inner, hidden),
         (top_k, *last[:3], inner % last.depth == 0, -(-inner // last.depth), early),
-        num_warps=last.num_warps, early=early,
-    )  # fmt: skip
+        num_warps=last.num_warps,
+        early=early,
+    )
     return out

@@ -50,9 +50,18 @@ def _gate_up_rows(n, I, INTERLEAVED: tl.constexpr):
 
 @triton.jit
 def logits_kernel(
-    x_ptr, router_ptr, bias_ptr, logits_ptr, experts, H, x_stride,
-    BLOCK_E: tl.constexpr, BLOCK_H: tl.constexpr, CHUNKS: tl.constexpr, EARLY: tl.constexpr,
-):  # fmt: skip
+    x_ptr,
+    router_ptr,
+    bias_ptr,
+    logits_ptr,
+    experts,
+    H,
+    x_stride,
+    BLOCK_E: tl.constexpr,
+    BLOCK_H: tl.constexpr,
+    CHUNKS: tl.constexpr,
+    EARLY: tl.constexpr,
+):
     """logits [T, experts] = x @ router^T (+ bias), BLOCK_E of a token each program; CHUNKS of BLOCK_H columns."""
     begin(EARLY)
     token, e = _place(experts, BLOCK_E)
@@ -71,10 +80,24 @@ def logits_kernel(
 
 @triton.jit
 def up_kernel(
-    x_ptr, w_ptr, bias_ptr, ids_ptr, act_ptr, experts, H, I, x_stride,
-    TOP_K: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr, EVEN: tl.constexpr,
-    ACTIVATION: tl.constexpr, INTERLEAVED: tl.constexpr, EARLY: tl.constexpr,
-):  # fmt: skip
+    x_ptr,
+    w_ptr,
+    bias_ptr,
+    ids_ptr,
+    act_ptr,
+    experts,
+    H,
+    I,
+    x_stride,
+    TOP_K: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    STAGES: tl.constexpr,
+    EVEN: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+    INTERLEAVED: tl.constexpr,
+    EARLY: tl.constexpr,
+):
     """act [T * TOP_K, I], a program for BLOCK_N columns of a slot: products of a matrix with a vector."""
     if EARLY:
         gdc_wait()
@@ -108,10 +131,23 @@ def up_kernel(
 
 @triton.jit
 def down_kernel(
-    act_ptr, w_ptr, bias_ptr, ids_ptr, weights_ptr, out_ptr, experts, I, H,
-    TOP_K: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr, EVEN: tl.constexpr,
-    STEPS: tl.constexpr, EARLY: tl.constexpr,
-):  # fmt: skip
+    act_ptr,
+    w_ptr,
+    bias_ptr,
+    ids_ptr,
+    weights_ptr,
+    out_ptr,
+    experts,
+    I,
+    H,
+    TOP_K: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    STAGES: tl.constexpr,
+    EVEN: tl.constexpr,
+    STEPS: tl.constexpr,
+    EARLY: tl.constexpr,
+):
     """out [T, H], a program for BLOCK_N columns of a token: its experts one after the other, weighted and summed."""
     begin(EARLY)
     token, n = _place(H, BLOCK_N)

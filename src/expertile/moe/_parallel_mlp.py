@@ -49,12 +49,17 @@ class Experts:
         )
         assert up is not None and down is not None
         act, pre = gathered_gated_mm(
-            x, up.transpose(1, 2), rows, offs, activation=self.activation, interleaved=self.interleaved, bias=up_bias,
-            save_pre=save_pre, batch_invariant=self.batch_invariant,
-        )  # fmt: skip
-        y = grouped_mm(
-            act, down.transpose(1, 2), offs=offs, bias=down_bias, batch_invariant=self.batch_invariant
-        )  # fmt: skip
+            x,
+            up.transpose(1, 2),
+            rows,
+            offs,
+            activation=self.activation,
+            interleaved=self.interleaved,
+            bias=up_bias,
+            save_pre=save_pre,
+            batch_invariant=self.batch_invariant,
+        )
+        y = grouped_mm(act, down.transpose(1, 2), offs=offs, bias=down_bias, batch_invariant=self.batch_invariant)
         return y, pre
 
     def _quantized(self, rows: torch.Tensor, arrived: Incoming, start: int, end: int) -> torch.Tensor:
@@ -63,9 +68,16 @@ class Experts:
         there = torch.arange(start, end, device=rows.device)[: slots.shape[0]] < offs[-1]
         ids = torch.where(there, arrived.ids.flatten()[slots], offs.shape[0])[:, None]
         return moe_mlp(
-            rows, self.gate_up, self.down, ids, torch.ones_like(ids, dtype=torch.float32), activation=self.activation,
-            interleaved=self.interleaved, gate_up_bias=self.gate_up_bias, down_bias=self.down_bias,
-        )  # fmt: skip
+            rows,
+            self.gate_up,
+            self.down,
+            ids,
+            torch.ones_like(ids, dtype=torch.float32),
+            activation=self.activation,
+            interleaved=self.interleaved,
+            gate_up_bias=self.gate_up_bias,
+            down_bias=self.down_bias,
+        )
 
 
 def _run_of(x: torch.Tensor, start: int, end: int) -> torch.Tensor:
@@ -74,9 +86,14 @@ def _run_of(x: torch.Tensor, start: int, end: int) -> torch.Tensor:
 
 
 def _forward(
-    exchange: Exchange, experts: Experts, x: torch.Tensor, topk_ids: torch.Tensor, topk_weights: torch.Tensor,
-    ordered: bool, save_pre: bool,
-) -> tuple[torch.Tensor, Step, torch.Tensor, torch.Tensor | None]:  # fmt: skip
+    exchange: Exchange,
+    experts: Experts,
+    x: torch.Tensor,
+    topk_ids: torch.Tensor,
+    topk_weights: torch.Tensor,
+    ordered: bool,
+    save_pre: bool,
+) -> tuple[torch.Tensor, Step, torch.Tensor, torch.Tensor | None]:
     """(out [T, H], plan, rows received [N, H], their experts' pre-activation [R, 2I])."""
     step, dispatched = exchange.step(x, topk_ids, topk_weights)
     splits, sent, arrived = step.splits, step.sent, step.arrived
@@ -100,8 +117,9 @@ def _forward(
     if sent.lost is not None:
         lost = sent.lost[:, None]
         positions = torch.where(lost, 0, positions)
-        weights = torch.where(lost, torch.nan, torch.ones_like(positions, dtype=torch.float32)
-                              if weights is None else weights)  # fmt: skip
+        weights = torch.where(
+            lost, torch.nan, torch.ones_like(positions, dtype=torch.float32) if weights is None else weights
+        )
     return combine(exchange.arrive(back), positions, weights), step, dispatched.buffer, pre
 
 
@@ -110,16 +128,20 @@ def _joined(parts: list[Any]) -> torch.Tensor:
 
 
 def parallel_mlp(
-    exchange: Exchange, experts: Experts, ordered: bool, x: torch.Tensor, topk_ids: torch.Tensor,
+    exchange: Exchange,
+    experts: Experts,
+    ordered: bool,
+    x: torch.Tensor,
+    topk_ids: torch.Tensor,
     topk_weights: torch.Tensor,
-) -> torch.Tensor:  # fmt: skip
+) -> torch.Tensor:
     """out [T, H]; operands as checked by `ExpertParallel.mlp`, T at least 1. Differentiated where that is asked for."""
     e = experts
     differentiable = (x, topk_weights, e.gate_up, e.down, e.gate_up_bias, e.down_bias)
     if torch.is_grad_enabled() and any(isinstance(t, torch.Tensor) and t.requires_grad for t in differentiable):
         return _ParallelMLP.apply(
             exchange, ordered, e.activation, e.interleaved, e.batch_invariant, topk_ids, *differentiable
-        )  # fmt: skip
+        )
     return _forward(exchange, experts, x, topk_ids, topk_weights, ordered, False)[0]
 
 
@@ -128,11 +150,20 @@ class _ParallelMLP(torch.autograd.Function):
 
     @staticmethod
     def forward(  # type: ignore[override]
-        ctx: Any, exchange: Exchange, ordered: bool, activation: str, interleaved: bool,
-        batch_invariant: bool, topk_ids: torch.Tensor,
-        x: torch.Tensor, topk_weights: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor,
-        gate_up_bias: torch.Tensor | None, down_bias: torch.Tensor | None,
-    ) -> torch.Tensor:  # fmt: skip
+        ctx: Any,
+        exchange: Exchange,
+        ordered: bool,
+        activation: str,
+        interleaved: bool,
+        batch_invariant: bool,
+        topk_ids: torch.Tensor,
+        x: torch.Tensor,
+        topk_weights: torch.Tensor,
+        gate_up: torch.Tensor,
+        down: torch.Tensor,
+        gate_up_bias: torch.Tensor | None,
+        down_bias: torch.Tensor | None,
+    ) -> torch.Tensor:
         experts = Experts(gate_up, down, gate_up_bias, down_bias, activation, interleaved, batch_invariant)
         out, step, received, pre = _forward(exchange, experts, x, topk_ids, topk_weights, ordered, True)
         ctx.exchange, ctx.step, ctx.form = exchange, step, (activation, interleaved, batch_invariant)
@@ -148,9 +179,14 @@ class _ParallelMLP(torch.autograd.Function):
 
 
 def _backward(
-    exchange: Exchange, experts: Experts, step: Step, received: torch.Tensor, pre: torch.Tensor, grad: torch.Tensor,
+    exchange: Exchange,
+    experts: Experts,
+    step: Step,
+    received: torch.Tensor,
+    pre: torch.Tensor,
+    grad: torch.Tensor,
     needs: tuple[bool, ...],
-) -> tuple[torch.Tensor | None, ...]:  # fmt: skip
+) -> tuple[torch.Tensor | None, ...]:
     """Gradients of x, topk_weights, gate_up, down, gate_up_bias, down_bias; of the last four those that are needed.
 
     Those of x and topk_weights travel always: whether another rank needs them is not known here.
@@ -163,9 +199,17 @@ def _backward(
     count = pre.shape[0]
     rows, slots, offs = arrived.order.rows[:count], arrived.order.slots[:count], arrived.order.offs
     dpre, act_w, dslots = gated_backward_mm(
-        dy, down.transpose(1, 2), rows, slots, arrived.weights, pre, offs,
-        activation=experts.activation, interleaved=experts.interleaved, batch_invariant=experts.batch_invariant,
-    )  # fmt: skip
+        dy,
+        down.transpose(1, 2),
+        rows,
+        slots,
+        arrived.weights,
+        pre,
+        offs,
+        activation=experts.activation,
+        interleaved=experts.interleaved,
+        batch_invariant=experts.batch_invariant,
+    )
     if experts.down_bias is not None:
         dslots = dslots + _bias_products(dy, experts.down_bias, arrived.ids, arrived.order, experts.batch_invariant)
     what = "combine of gradients"

@@ -15,25 +15,37 @@ _Maybe = torch.Tensor | None
 
 
 def forward(
-    x: _T, gate_up: _T, down: _T, topk_ids: _T, topk_weights: _T, gate_up_bias: _Maybe, down_bias: _Maybe,
-    activation: str, interleaved: bool, save_pre: bool, batch_invariant: bool,
-) -> tuple[_T, _Maybe, Permutation | None]:  # fmt: skip
+    x: _T,
+    gate_up: _T,
+    down: _T,
+    topk_ids: _T,
+    topk_weights: _T,
+    gate_up_bias: _Maybe,
+    down_bias: _Maybe,
+    activation: str,
+    interleaved: bool,
+    save_pre: bool,
+    batch_invariant: bool,
+) -> tuple[_T, _Maybe, Permutation | None]:
     """(out [T, H], pre [R, 2I] if `save_pre`, the order if there is one: with `save_pre` there is); operands as checked
     by `moe_mlp`, nothing differentiated."""
     few = not save_pre and not batch_invariant  # whose sums have another order
     if few and _few.serves(x, topk_ids, gate_up, down, gate_up_bias, down_bias):
-        out = _few.mlp(
-            x, gate_up, down, topk_ids, topk_weights, gate_up_bias, down_bias, activation, interleaved
-        )  # fmt: skip
+        out = _few.mlp(x, gate_up, down, topk_ids, topk_weights, gate_up_bias, down_bias, activation, interleaved)
         return out, None, None
     order = permutation(topk_ids, gate_up.shape[0])
     act, pre = gathered_gated_mm(
-        x, gate_up.transpose(1, 2), order.rows, order.offs, activation=activation, interleaved=interleaved,
-        bias=gate_up_bias, save_pre=save_pre, batch_invariant=batch_invariant,
-    )  # fmt: skip
-    y = grouped_mm(
-        act, down.transpose(1, 2), offs=order.offs, bias=down_bias, batch_invariant=batch_invariant
-    )  # fmt: skip
+        x,
+        gate_up.transpose(1, 2),
+        order.rows,
+        order.offs,
+        activation=activation,
+        interleaved=interleaved,
+        bias=gate_up_bias,
+        save_pre=save_pre,
+        batch_invariant=batch_invariant,
+    )
+    y = grouped_mm(act, down.transpose(1, 2), offs=order.offs, bias=down_bias, batch_invariant=batch_invariant)
     return combine(y, order.positions, topk_weights), pre, order
 
 
@@ -41,17 +53,36 @@ _Grads = tuple[_Maybe, _Maybe, _Maybe, _Maybe, _Maybe, _Maybe]
 
 
 def gradients(
-    dy: _T, x: _T, gate_up: _T, down: _T, topk_ids: _T, topk_weights: _T, pre: _T, order: Permutation,
-    down_bias: _Maybe, activation: str, interleaved: bool, needs: tuple[bool, ...], batch_invariant: bool = False,
-) -> _Grads:  # fmt: skip
+    dy: _T,
+    x: _T,
+    gate_up: _T,
+    down: _T,
+    topk_ids: _T,
+    topk_weights: _T,
+    pre: _T,
+    order: Permutation,
+    down_bias: _Maybe,
+    activation: str,
+    interleaved: bool,
+    needs: tuple[bool, ...],
+    batch_invariant: bool = False,
+) -> _Grads:
     """Gradients of x, gate_up, down, topk_weights, gate_up_bias, down_bias; None where `needs` says so."""
     # out.sum().backward() hands over an expanded scalar: strides of 0, which no copy engine takes.
     dy = (dy if dy.is_contiguous() else dy.contiguous()).to(x.dtype)
     offs, rows = order.offs, order.rows
     dpre, act_w, dweights = gated_backward_mm(
-        dy, down.transpose(1, 2), rows, order.slots, topk_weights, pre, offs, activation=activation,
-        interleaved=interleaved, batch_invariant=batch_invariant,
-    )  # fmt: skip
+        dy,
+        down.transpose(1, 2),
+        rows,
+        order.slots,
+        topk_weights,
+        pre,
+        offs,
+        activation=activation,
+        interleaved=interleaved,
+        batch_invariant=batch_invariant,
+    )
     dx = dgate_up = ddown = dgate_up_bias = ddown_bias = None
     if needs[2]:
         ddown = gathered_wgrad(dy, rows, act_w, offs)
@@ -83,12 +114,8 @@ def _weighted_sums(dy: _T, topk_weights: _T, order: Permutation) -> _T:
     return (sums[:, 0].float() + sums[:, 1].float()).to(dy.dtype)
 
 
-def _bias_products(
-    dy: _T, down_bias: _T, topk_ids: _T, order: Permutation, batch_invariant: bool = False
-) -> _T:  # fmt: skip
+def _bias_products(dy: _T, down_bias: _T, topk_ids: _T, order: Permutation, batch_invariant: bool = False) -> _T:
     """[T, k] float32: <dy[t], down_bias[e]> of each slot, what a routing weight gets from the bias."""
-    products = grouped_mm(
-        dy[None], down_bias.t()[None], out_dtype=torch.float32, batch_invariant=batch_invariant
-    )[0]  # fmt: skip
+    products = grouped_mm(dy[None], down_bias.t()[None], out_dtype=torch.float32, batch_invariant=batch_invariant)[0]
     kept = order.positions >= 0
     return torch.where(kept, products.gather(1, torch.where(kept, topk_ids.long(), 0)), 0.0)

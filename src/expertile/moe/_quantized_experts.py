@@ -45,16 +45,30 @@ def _activated(pre: _T, offs: _T, activation: str, interleaved: bool) -> _T:
 
 
 def _fp8_forward(
-    x: _T, gate_up: _T, gate_up_scales: _T, down: _T, down_scales: _T, topk_ids: _T, topk_weights: _T,
-    activation: str, interleaved: bool, gate_up_bias: _Maybe, down_bias: _Maybe,
-) -> tuple[_T, _T, Permutation]:  # fmt: skip
+    x: _T,
+    gate_up: _T,
+    gate_up_scales: _T,
+    down: _T,
+    down_scales: _T,
+    topk_ids: _T,
+    topk_weights: _T,
+    activation: str,
+    interleaved: bool,
+    gate_up_bias: _Maybe,
+    down_bias: _Maybe,
+) -> tuple[_T, _T, Permutation]:
     order = permutation(topk_ids, gate_up.shape[0])
     x8 = quantize_activations(x)
     rows8 = x8.values.view(torch.uint8).index_select(0, order.rows).view(torch.float8_e4m3fn)
     pre = scaled_grouped_mm(
-        rows8, gate_up.transpose(1, 2), x8.scales.index_select(0, order.rows), gate_up_scales, offs=order.offs,
-        bias=gate_up_bias, out_dtype=x.dtype,
-    )  # fmt: skip
+        rows8,
+        gate_up.transpose(1, 2),
+        x8.scales.index_select(0, order.rows),
+        gate_up_scales,
+        offs=order.offs,
+        bias=gate_up_bias,
+        out_dtype=x.dtype,
+    )
     if activation == "swiglu":
         act = quantize_swiglu(pre, interleaved=interleaved)
     else:
@@ -70,18 +84,48 @@ class _Fp8Mlp(torch.autograd.Function):
 
     @staticmethod
     def forward(  # type: ignore[override]
-        ctx: Any, x: _T, topk_weights: _T, gate_up_bias: _Maybe, down_bias: _Maybe, topk_ids: _T, gate_up: _T,
-        gate_up_scales: _T, down: _T, down_scales: _T, activation: str, interleaved: bool,
-    ) -> _T:  # fmt: skip
+        ctx: Any,
+        x: _T,
+        topk_weights: _T,
+        gate_up_bias: _Maybe,
+        down_bias: _Maybe,
+        topk_ids: _T,
+        gate_up: _T,
+        gate_up_scales: _T,
+        down: _T,
+        down_scales: _T,
+        activation: str,
+        interleaved: bool,
+    ) -> _T:
         out, pre, order = _fp8_forward(
-            x, gate_up, gate_up_scales, down, down_scales, topk_ids, topk_weights, activation, interleaved,
-            gate_up_bias, down_bias,
-        )  # fmt: skip
+            x,
+            gate_up,
+            gate_up_scales,
+            down,
+            down_scales,
+            topk_ids,
+            topk_weights,
+            activation,
+            interleaved,
+            gate_up_bias,
+            down_bias,
+        )
         ctx.activation, ctx.interleaved = activation, interleaved
         ctx.save_for_backward(
-            x, topk_weights, down_bias, topk_ids, gate_up, gate_up_scales, down, down_scales, pre, order.offs,
-            order.rows, order.slots, order.positions,
-        )  # fmt: skip
+            x,
+            topk_weights,
+            down_bias,
+            topk_ids,
+            gate_up,
+            gate_up_scales,
+            down,
+            down_scales,
+            pre,
+            order.offs,
+            order.rows,
+            order.slots,
+            order.positions,
+        )
         return out
 
     @staticmethod
@@ -91,29 +135,60 @@ class _Fp8Mlp(torch.autograd.Function):
         x, topk_weights, down_bias, topk_ids, up8, up_scales, down8, down_scales, pre, *order = ctx.saved_tensors
         needs_x, needs_weights, needs_up_bias, needs_down_bias = ctx.needs_input_grad[:4]
         dx, _, _, dweights, dgate_up_bias, ddown_bias = gradients(
-            dy, x, dequantize(up8, up_scales, (128, 128), x.dtype),
-            dequantize(down8, down_scales, (128, 128), x.dtype), topk_ids, topk_weights, pre, Permutation(*order),
-            down_bias, ctx.activation, ctx.interleaved,
+            dy,
+            x,
+            dequantize(up8, up_scales, (128, 128), x.dtype),
+            dequantize(down8, down_scales, (128, 128), x.dtype),
+            topk_ids,
+            topk_weights,
+            pre,
+            Permutation(*order),
+            down_bias,
+            ctx.activation,
+            ctx.interleaved,
             (needs_x, False, False, needs_weights, needs_up_bias, needs_down_bias),
-        )  # fmt: skip
+        )
         return (dx, dweights, dgate_up_bias, ddown_bias, *(None,) * 7)
 
 
 def fp8_mlp(
-    x: _T, gate_up: Fp8Blocks, down: Fp8Blocks, topk_ids: _T, topk_weights: _T, activation: str, interleaved: bool,
-    gate_up_bias: _Maybe, down_bias: _Maybe,
-) -> _T:  # fmt: skip
+    x: _T,
+    gate_up: Fp8Blocks,
+    down: Fp8Blocks,
+    topk_ids: _T,
+    topk_weights: _T,
+    activation: str,
+    interleaved: bool,
+    gate_up_bias: _Maybe,
+    down_bias: _Maybe,
+) -> _T:
     """`moe_mlp` with Fp8Blocks of 128×128; operands as checked there."""
     return _Fp8Mlp.apply(
-        x, topk_weights, gate_up_bias, down_bias, topk_ids, gate_up.values, gate_up.scales, down.values, down.scales,
-        activation, interleaved,
-    )  # fmt: skip
+        x,
+        topk_weights,
+        gate_up_bias,
+        down_bias,
+        topk_ids,
+        gate_up.values,
+        gate_up.scales,
+        down.values,
+        down.scales,
+        activation,
+        interleaved,
+    )
 
 
 def int4_mlp(
-    x: _T, gate_up: Int4Weight, down: Int4Weight, topk_ids: _T, topk_weights: _T, activation: str, interleaved: bool,
-    gate_up_bias: _Maybe, down_bias: _Maybe,
-) -> _T:  # fmt: skip
+    x: _T,
+    gate_up: Int4Weight,
+    down: Int4Weight,
+    topk_ids: _T,
+    topk_weights: _T,
+    activation: str,
+    interleaved: bool,
+    gate_up_bias: _Maybe,
+    down_bias: _Maybe,
+) -> _T:
     """`moe_mlp` with Int4Weight; operands as checked there. ValueError if a gradient is asked for."""
     from expertile.ops.int4_grouped_mm.api import int4_grouped_mm
 

@@ -43,9 +43,13 @@ def _first_largest(key, PLACES: tl.constexpr):
 
 @triton.jit
 def _within_best_groups(
-    key, BLOCK_T: tl.constexpr, GROUPS_P2: tl.constexpr, SIZE_P2: tl.constexpr, TOP_GROUPS: tl.constexpr,
+    key,
+    BLOCK_T: tl.constexpr,
+    GROUPS_P2: tl.constexpr,
+    SIZE_P2: tl.constexpr,
+    TOP_GROUPS: tl.constexpr,
     BY_TWO: tl.constexpr,
-):  # fmt: skip
+):
     """key [BLOCK_T, GROUPS_P2 * SIZE_P2] with nothing outside the best TOP_GROUPS groups; a group is as good as its
     best expert, or as its two best together."""
     grouped = tl.reshape(key, [BLOCK_T, GROUPS_P2, SIZE_P2])
@@ -91,9 +95,7 @@ def _scores(logits, SIGMOID: tl.constexpr):
 
 
 @triton.jit
-def _raw_weights(
-    chosen, peak, total, inside, counted, SIGMOID: tl.constexpr, SOFTMAX_OF_CHOSEN: tl.constexpr
-):  # fmt: skip
+def _raw_weights(chosen, peak, total, inside, counted, SIGMOID: tl.constexpr, SOFTMAX_OF_CHOSEN: tl.constexpr):
     """Weights before normalisation of chosen logits [BLOCK_T, SELECT_P2]; `counted` are the first top_k of them."""
     if SIGMOID:
         raw = 1.0 / (1.0 + tl.exp(-chosen))
@@ -108,12 +110,30 @@ def _raw_weights(
 
 @triton.jit
 def route_kernel(
-    logits_ptr, bias_ptr, ids_ptr, weights_ptr, scores_ptr, T, stride, experts, size, scale,
-    TOP_K: tl.constexpr, SELECT: tl.constexpr, SELECT_P2: tl.constexpr, SIGMOID: tl.constexpr,
-    SOFTMAX_OF_CHOSEN: tl.constexpr, NORMALIZE: tl.constexpr, GROUPS_P2: tl.constexpr, SIZE_P2: tl.constexpr,
-    TOP_GROUPS: tl.constexpr, BY_TWO: tl.constexpr, PACKED: tl.constexpr, BLOCK_T: tl.constexpr,
+    logits_ptr,
+    bias_ptr,
+    ids_ptr,
+    weights_ptr,
+    scores_ptr,
+    T,
+    stride,
+    experts,
+    size,
+    scale,
+    TOP_K: tl.constexpr,
+    SELECT: tl.constexpr,
+    SELECT_P2: tl.constexpr,
+    SIGMOID: tl.constexpr,
+    SOFTMAX_OF_CHOSEN: tl.constexpr,
+    NORMALIZE: tl.constexpr,
+    GROUPS_P2: tl.constexpr,
+    SIZE_P2: tl.constexpr,
+    TOP_GROUPS: tl.constexpr,
+    BY_TWO: tl.constexpr,
+    PACKED: tl.constexpr,
+    BLOCK_T: tl.constexpr,
     EARLY: tl.constexpr,
-):  # fmt: skip
+):
     """PACKED: the keys' lower 16 bits tell nothing apart, and stand for the place. EARLY: launched before the kernel
     before it is done."""
     begin(EARLY)
@@ -161,10 +181,24 @@ def route_kernel(
 
 @triton.jit
 def route_backward_kernel(
-    logits_ptr, ids_ptr, dweights_ptr, dscores_ptr, dlogits_ptr, T, stride, experts, scale,
-    TOP_K: tl.constexpr, SELECT: tl.constexpr, SELECT_P2: tl.constexpr, SIGMOID: tl.constexpr,
-    SOFTMAX_OF_CHOSEN: tl.constexpr, NORMALIZE: tl.constexpr, EXPERTS_P2: tl.constexpr, BLOCK_T: tl.constexpr,
-):  # fmt: skip
+    logits_ptr,
+    ids_ptr,
+    dweights_ptr,
+    dscores_ptr,
+    dlogits_ptr,
+    T,
+    stride,
+    experts,
+    scale,
+    TOP_K: tl.constexpr,
+    SELECT: tl.constexpr,
+    SELECT_P2: tl.constexpr,
+    SIGMOID: tl.constexpr,
+    SOFTMAX_OF_CHOSEN: tl.constexpr,
+    NORMALIZE: tl.constexpr,
+    EXPERTS_P2: tl.constexpr,
+    BLOCK_T: tl.constexpr,
+):
     """dlogits from the gradients of the weights and of the scores, either of which may be None."""
     token = tl.program_id(0) * BLOCK_T + tl.arange(0, BLOCK_T)
     expert, there, logits = _load_row(logits_ptr, token, stride, experts, experts, T, 1, EXPERTS_P2)

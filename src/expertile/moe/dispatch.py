@@ -65,9 +65,13 @@ def token_keys(
 
 
 def outgoing(
-    topk_ids: torch.Tensor, topk_weights: torch.Tensor, keys: torch.Tensor, placement: Placement, capacity: int | None,
+    topk_ids: torch.Tensor,
+    topk_weights: torch.Tensor,
+    keys: torch.Tensor,
+    placement: Placement,
+    capacity: int | None,
     max_tokens: int,
-) -> Outgoing:  # fmt: skip
+) -> Outgoing:
     """Plan what is sent; topk_weights [T, k] float32, `keys` by `token_keys`. Waits for nothing; with no capacity,
     buffers are of the greatest length they could need, to be cut when the counts are known."""
     tokens, top_k = topk_ids.shape
@@ -146,9 +150,14 @@ class Incoming:
 
 
 def incoming(
-    labels: torch.Tensor, lengths: torch.Tensor | None, splits: Splits, placement: Placement, rank: int,
-    capacity: int | None, max_tokens: int | None,
-) -> Incoming:  # fmt: skip
+    labels: torch.Tensor,
+    lengths: torch.Tensor | None,
+    splits: Splits,
+    placement: Placement,
+    rank: int,
+    capacity: int | None,
+    max_tokens: int | None,
+) -> Incoming:
     """Plan the experts' work for labels [N, 2k] as received, N at least 1; `lengths` [W, 2, chunks] is the second half
     of the exchanged counts on the device (not used with a capacity)."""
     make, experts, top_k = _maker(labels), placement.groups(rank), labels.shape[1] // 2

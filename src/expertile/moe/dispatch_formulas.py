@@ -36,9 +36,7 @@ def _slots_of_rows(order: Permutation, capacity: int | None, rows: int) -> tuple
     return torch.where(used, order.slots[torch.where(used, place, 0)], 0), used
 
 
-def rows_of_slots(
-    positions: torch.Tensor, key: torch.Tensor, offs: torch.Tensor, capacity: int | None
-) -> torch.Tensor:
+def rows_of_slots(positions: torch.Tensor, key: torch.Tensor, offs: torch.Tensor, capacity: int | None) -> torch.Tensor:
     """The row in its buffer of each slot at `positions` of a permutation by `key`; -1 where it has none."""
     if capacity is None:
         return positions
@@ -72,9 +70,13 @@ def token_keys(
 
 
 def pack(
-    topk_ids: torch.Tensor, topk_weights: torch.Tensor, order: Permutation, placement: Placement, capacity: int | None,
+    topk_ids: torch.Tensor,
+    topk_weights: torch.Tensor,
+    order: Permutation,
+    placement: Placement,
+    capacity: int | None,
     rows: int,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """(tokens [S], labels [S, 2k], keys of the labels' slots [S, k]) of S = `rows` rows of the send buffer; `order` is
     the permutation of `token_keys`."""
     w = placement.world
@@ -89,9 +91,13 @@ def pack(
 
 
 def find(
-    topk_ids: torch.Tensor, token_keys: torch.Tensor, sent: Permutation, back: Permutation, placement: Placement,
+    topk_ids: torch.Tensor,
+    token_keys: torch.Tensor,
+    sent: Permutation,
+    back: Permutation,
+    placement: Placement,
     capacities: tuple[int, int] | None,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """(sent_at, label_at, returned_at) of `Outgoing`. `sent` and `back` are the permutations of `token_keys` and of the
     labels' keys, whose segments have room for capacities[0] and capacities[1]."""
     top_k, w = topk_ids.shape[1], placement.world

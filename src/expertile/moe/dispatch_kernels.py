@@ -58,9 +58,19 @@ def _row_of_slot(position, key, offs_ptr, capacity, FIXED: tl.constexpr):
 
 @triton.jit
 def _token_keys_kernel(
-    ids_ptr, table_ptr, out_ptr, counts_ptr, pairs, slots, experts,
-    TOP_K: tl.constexpr, WORLD: tl.constexpr, CHUNKS: tl.constexpr, BINS: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
+    ids_ptr,
+    table_ptr,
+    out_ptr,
+    counts_ptr,
+    pairs,
+    slots,
+    experts,
+    TOP_K: tl.constexpr,
+    WORLD: tl.constexpr,
+    CHUNKS: tl.constexpr,
+    BINS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
     """`pairs` = T · W, `slots` = T · k. counts [W, 2, CHUNKS] hold zeros before; sums of integers are the same in
     whatever order."""
     KEYS: tl.constexpr = CHUNKS * WORLD
@@ -88,9 +98,23 @@ def _token_keys_kernel(
 
 @triton.jit
 def _pack_kernel(
-    ids_ptr, weights_ptr, table_ptr, slots_ptr, offs_ptr, tokens_ptr, labels_ptr, keys_ptr, count, experts, capacity,
-    TOP_K: tl.constexpr, WORLD: tl.constexpr, CHUNKS: tl.constexpr, FIXED: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
+    ids_ptr,
+    weights_ptr,
+    table_ptr,
+    slots_ptr,
+    offs_ptr,
+    tokens_ptr,
+    labels_ptr,
+    keys_ptr,
+    count,
+    experts,
+    capacity,
+    TOP_K: tl.constexpr,
+    WORLD: tl.constexpr,
+    CHUNKS: tl.constexpr,
+    FIXED: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
     KEYS: tl.constexpr = CHUNKS * WORLD
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     there = i < count
@@ -108,10 +132,27 @@ def _pack_kernel(
 
 @triton.jit
 def _find_kernel(
-    ids_ptr, table_ptr, token_keys_ptr, sent_ptr, sent_offs_ptr, back_ptr, back_offs_ptr, sent_at_ptr, label_at_ptr,
-    returned_at_ptr, slots, pairs, experts, sent_capacity, back_capacity,
-    TOP_K: tl.constexpr, WORLD: tl.constexpr, CHUNKS: tl.constexpr, FIXED: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
+    ids_ptr,
+    table_ptr,
+    token_keys_ptr,
+    sent_ptr,
+    sent_offs_ptr,
+    back_ptr,
+    back_offs_ptr,
+    sent_at_ptr,
+    label_at_ptr,
+    returned_at_ptr,
+    slots,
+    pairs,
+    experts,
+    sent_capacity,
+    back_capacity,
+    TOP_K: tl.constexpr,
+    WORLD: tl.constexpr,
+    CHUNKS: tl.constexpr,
+    FIXED: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
     """`slots` = T · k, `pairs` = T · W. sent_at is written where it is not the permutation itself."""
     KEYS: tl.constexpr = CHUNKS * WORLD
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -140,9 +181,23 @@ def _find_kernel(
 
 @triton.jit
 def _unpack_kernel(
-    labels_ptr, table_ptr, lengths_ptr, ids_ptr, weights_ptr, keys_ptr, count, experts, capacity, first, local,
-    TOP_K: tl.constexpr, WORLD: tl.constexpr, CHUNKS: tl.constexpr, FIXED: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
+    labels_ptr,
+    table_ptr,
+    lengths_ptr,
+    ids_ptr,
+    weights_ptr,
+    keys_ptr,
+    count,
+    experts,
+    capacity,
+    first,
+    local,
+    TOP_K: tl.constexpr,
+    WORLD: tl.constexpr,
+    CHUNKS: tl.constexpr,
+    FIXED: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
     """`local` experts from `first` on are here."""
     KEYS: tl.constexpr = CHUNKS * WORLD
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -167,9 +222,18 @@ def _unpack_kernel(
 
 @triton.jit
 def _returned_kernel(
-    keys_ptr, slots_ptr, offs_ptr, positions_ptr, out_ptr, count, capacity,
-    WORLD: tl.constexpr, CHUNKS: tl.constexpr, FIXED: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
+    keys_ptr,
+    slots_ptr,
+    offs_ptr,
+    positions_ptr,
+    out_ptr,
+    count,
+    capacity,
+    WORLD: tl.constexpr,
+    CHUNKS: tl.constexpr,
+    FIXED: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     there = i < count
     slot, used = _slot_of_row(slots_ptr, offs_ptr, i, there, capacity, CHUNKS * WORLD, FIXED)
@@ -187,8 +251,13 @@ def _picked_kernel(values_ptr, at_ptr, out_ptr, count, BLOCK: tl.constexpr):
     tl.store(out_ptr + i, tl.load(values_ptr + at, mask=at >= 0, other=0), mask=i < count)
 
 
-def _run(kernel: Any, count: int, tensors: tuple[torch.Tensor | None, ...], scalars: tuple[int, ...],
-         constants: tuple[Any, ...] = ()) -> None:  # fmt: skip
+def _run(
+    kernel: Any,
+    count: int,
+    tensors: tuple[torch.Tensor | None, ...],
+    scalars: tuple[int, ...],
+    constants: tuple[Any, ...] = (),
+) -> None:
     """`count` elements, _BLOCK in a program."""
     if count:
         launch(kernel, -(-count // _BLOCK), tensors, scalars, (*constants, _BLOCK), num_warps=4)
@@ -202,35 +271,54 @@ def token_keys(
     counts = torch.zeros((2, w, 2, chunks), dtype=torch.int32, device=device) if counting else None
     pairs, slots = tokens * w, tokens * top_k
     _run(
-        _token_keys_kernel, max(pairs, slots) if counting else pairs,
-        (topk_ids.contiguous(), placement.key_table(device), out, counts), (pairs, slots, placement.num_experts),
+        _token_keys_kernel,
+        max(pairs, slots) if counting else pairs,
+        (topk_ids.contiguous(), placement.key_table(device), out, counts),
+        (pairs, slots, placement.num_experts),
         (top_k, w, chunks, max(32, triton.next_power_of_2(placement.keys))),
-    )  # fmt: skip
+    )
     return out, counts
 
 
 def pack(
-    topk_ids: torch.Tensor, topk_weights: torch.Tensor, order: Permutation, placement: Placement, capacity: int | None,
+    topk_ids: torch.Tensor,
+    topk_weights: torch.Tensor,
+    order: Permutation,
+    placement: Placement,
+    capacity: int | None,
     rows: int,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     top_k, device = topk_ids.shape[1], topk_ids.device
     tokens = torch.empty(rows, dtype=torch.int32, device=device)
     labels = torch.empty((rows, 2 * top_k), dtype=torch.int32, device=device)
     keys = torch.empty((rows, top_k), dtype=torch.int32, device=device)
     _run(
-        _pack_kernel, rows * top_k,
-        (topk_ids.contiguous(), topk_weights.contiguous(), placement.key_table(device), order.slots, order.offs, tokens,
-         labels, keys),
+        _pack_kernel,
+        rows * top_k,
+        (
+            topk_ids.contiguous(),
+            topk_weights.contiguous(),
+            placement.key_table(device),
+            order.slots,
+            order.offs,
+            tokens,
+            labels,
+            keys,
+        ),
         (rows * top_k, placement.num_experts, capacity or 0),
         (top_k, placement.world, placement.chunks, capacity is not None),
-    )  # fmt: skip
+    )
     return tokens, labels, keys
 
 
 def find(
-    topk_ids: torch.Tensor, token_keys: torch.Tensor, sent: Permutation, back: Permutation, placement: Placement,
+    topk_ids: torch.Tensor,
+    token_keys: torch.Tensor,
+    sent: Permutation,
+    back: Permutation,
+    placement: Placement,
     capacities: tuple[int, int] | None,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     device = topk_ids.device
     label_at = torch.empty(topk_ids.shape, dtype=torch.int32, device=device)
     returned_at = torch.empty_like(label_at)
@@ -238,12 +326,23 @@ def find(
     sent_at = torch.empty_like(sent.positions) if fixed else sent.positions
     slots, pairs = label_at.numel(), sent_at.numel()
     _run(
-        _find_kernel, max(slots, pairs) if fixed else slots,
-        (topk_ids.contiguous(), placement.key_table(device), token_keys, sent.positions, sent.offs, back.positions,
-         back.offs, sent_at, label_at, returned_at),
+        _find_kernel,
+        max(slots, pairs) if fixed else slots,
+        (
+            topk_ids.contiguous(),
+            placement.key_table(device),
+            token_keys,
+            sent.positions,
+            sent.offs,
+            back.positions,
+            back.offs,
+            sent_at,
+            label_at,
+            returned_at,
+        ),
         (slots, pairs, placement.num_experts, *(capacities or (0, 0))),
         (topk_ids.shape[1], placement.world, placement.chunks, fixed),
-    )  # fmt: skip
+    )
     return sent_at, label_at, returned_at
 
 
@@ -255,10 +354,12 @@ def unpack(
     weights = torch.empty((received, top_k), dtype=torch.float32, device=device)
     keys, experts = torch.empty_like(ids), placement.experts(rank)
     _run(
-        _unpack_kernel, ids.numel(), (labels, placement.key_table(device), lengths, ids, weights, keys),
+        _unpack_kernel,
+        ids.numel(),
+        (labels, placement.key_table(device), lengths, ids, weights, keys),
         (ids.numel(), placement.num_experts, capacity or 0, experts.start, placement.groups(rank)),
         (top_k, placement.world, placement.chunks, capacity is not None),
-    )  # fmt: skip
+    )
     return ids, weights, keys
 
 
@@ -267,9 +368,12 @@ def returned(
 ) -> torch.Tensor:
     out = torch.empty(rows, dtype=torch.int32, device=keys.device)
     _run(
-        _returned_kernel, rows, (keys, back.slots, back.offs, order.positions, out), (rows, capacity or 0),
+        _returned_kernel,
+        rows,
+        (keys, back.slots, back.offs, order.positions, out),
+        (rows, capacity or 0),
         (placement.world, placement.chunks, capacity is not None),
-    )  # fmt: skip
+    )
     return out
 
 

@@ -52,9 +52,16 @@ Weight = torch.Tensor | Fp8Blocks | Int4Weight
 
 
 def formula(
-    topk_ids: _T, activation: str, interleaved: bool, x: _T, gate_up: _T, down: _T, topk_weights: _T,
-    gate_up_bias: _Maybe, down_bias: _Maybe,
-) -> _T:  # fmt: skip
+    topk_ids: _T,
+    activation: str,
+    interleaved: bool,
+    x: _T,
+    gate_up: _T,
+    down: _T,
+    topk_weights: _T,
+    gate_up_bias: _Maybe,
+    down_bias: _Maybe,
+) -> _T:
     """out [T, H] in operators that can be differentiated any number of times; keeps y, act and the permuted x too."""
     order = permutation(topk_ids, gate_up.shape[0])
     pre = grouped_mm(x.index_select(0, order.rows), gate_up.transpose(1, 2), offs=order.offs, bias=gate_up_bias)
@@ -68,19 +75,47 @@ class _MoeMlp(torch.autograd.Function):
 
     @staticmethod
     def forward(  # type: ignore[override]
-        ctx: Any, x: _T, gate_up: _T, down: _T, topk_weights: _T, gate_up_bias: _Maybe, down_bias: _Maybe,
-        topk_ids: _T, activation: str, interleaved: bool, batch_invariant: bool,
-    ) -> _T:  # fmt: skip
+        ctx: Any,
+        x: _T,
+        gate_up: _T,
+        down: _T,
+        topk_weights: _T,
+        gate_up_bias: _Maybe,
+        down_bias: _Maybe,
+        topk_ids: _T,
+        activation: str,
+        interleaved: bool,
+        batch_invariant: bool,
+    ) -> _T:
         out, pre, order = forward(
-            x, gate_up, down, topk_ids, topk_weights, gate_up_bias, down_bias, activation, interleaved, True,
+            x,
+            gate_up,
+            down,
+            topk_ids,
+            topk_weights,
+            gate_up_bias,
+            down_bias,
+            activation,
+            interleaved,
+            True,
             batch_invariant,
-        )  # fmt: skip
+        )
         assert order is not None
         ctx.activation, ctx.interleaved, ctx.batch_invariant = activation, interleaved, batch_invariant
         ctx.save_for_backward(
-            x, gate_up, down, topk_weights, gate_up_bias, down_bias, topk_ids, pre, order.offs, order.rows,
-            order.slots, order.positions,
-        )  # fmt: skip
+            x,
+            gate_up,
+            down,
+            topk_weights,
+            gate_up_bias,
+            down_bias,
+            topk_ids,
+            pre,
+            order.offs,
+            order.rows,
+            order.slots,
+            order.positions,
+        )
         return out
 
     @staticmethod
@@ -91,27 +126,57 @@ class _MoeMlp(torch.autograd.Function):
             inputs = (x, gate_up, down, topk_weights, gate_up_bias, down_bias)
             return (*gradients_of(again, inputs, dy), None, None, None, None)
         grads = gradients(
-            dy, x, gate_up, down, topk_ids, topk_weights, pre, Permutation(*order), down_bias, ctx.activation,
-            ctx.interleaved, ctx.needs_input_grad[:6], ctx.batch_invariant,
-        )  # fmt: skip
+            dy,
+            x,
+            gate_up,
+            down,
+            topk_ids,
+            topk_weights,
+            pre,
+            Permutation(*order),
+            down_bias,
+            ctx.activation,
+            ctx.interleaved,
+            ctx.needs_input_grad[:6],
+            ctx.batch_invariant,
+        )
         return (*grads, None, None, None, None)
 
 
 @torch.library.custom_op(
-    "expertile::moe_mlp", mutates_args=(),
+    "expertile::moe_mlp",
+    mutates_args=(),
     schema="(Tensor x, Tensor gate_up, Tensor down, Tensor topk_weights, Tensor? gate_up_bias, Tensor? down_bias, "
     "Tensor topk_ids, str activation, bool interleaved, bool save_pre, bool batch_invariant) "
     "-> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
-)  # fmt: skip
+)
 def _mlp_op(
-    x: _T, gate_up: _T, down: _T, topk_weights: _T, gate_up_bias: _Maybe, down_bias: _Maybe, topk_ids: _T,
-    activation: str, interleaved: bool, save_pre: bool, batch_invariant: bool,
-) -> tuple[_T, _T, _T, _T, _T, _T]:  # fmt: skip
+    x: _T,
+    gate_up: _T,
+    down: _T,
+    topk_weights: _T,
+    gate_up_bias: _Maybe,
+    down_bias: _Maybe,
+    topk_ids: _T,
+    activation: str,
+    interleaved: bool,
+    save_pre: bool,
+    batch_invariant: bool,
+) -> tuple[_T, _T, _T, _T, _T, _T]:
     check_ids(topk_ids, gate_up.shape[0], topk_ids.device.type == "cpu")
     out, pre, order = forward(
-        x, gate_up, down, topk_ids, topk_weights, gate_up_bias, down_bias, activation, interleaved, save_pre,
+        x,
+        gate_up,
+        down,
+        topk_ids,
+        topk_weights,
+        gate_up_bias,
+        down_bias,
+        activation,
+        interleaved,
+        save_pre,
         batch_invariant,
-    )  # fmt: skip
+    )
     pre = x.new_empty((0, gate_up.shape[1])) if pre is None else pre
     if order is None:
         return out, pre, *_no_order(gate_up, topk_ids)
@@ -127,38 +192,85 @@ def _no_order(gate_up: _T, topk_ids: _T) -> tuple[_T, _T, _T, _T]:
 
 @_mlp_op.register_fake
 def _(
-    x: _T, gate_up: _T, down: _T, topk_weights: _T, gate_up_bias: _Maybe, down_bias: _Maybe, topk_ids: _T,
-    activation: str, interleaved: bool, save_pre: bool, batch_invariant: bool,
-) -> tuple[_T, _T, _T, _T, _T, _T]:  # fmt: skip
+    x: _T,
+    gate_up: _T,
+    down: _T,
+    topk_weights: _T,
+    gate_up_bias: _Maybe,
+    down_bias: _Maybe,
+    topk_ids: _T,
+    activation: str,
+    interleaved: bool,
+    save_pre: bool,
+    batch_invariant: bool,
+) -> tuple[_T, _T, _T, _T, _T, _T]:
     num_slots = topk_ids.shape[0] * topk_ids.shape[1]
     pre = x.new_empty((num_slots if save_pre else 0, gate_up.shape[1]))
     return x.new_empty(x.shape), pre, *_no_order(gate_up, topk_ids)
 
 
 @torch.library.custom_op(
-    "expertile::moe_mlp_backward", mutates_args=(),
+    "expertile::moe_mlp_backward",
+    mutates_args=(),
     schema="(Tensor dy, Tensor x, Tensor gate_up, Tensor down, Tensor topk_weights, Tensor? down_bias, "
     "Tensor topk_ids, Tensor pre, Tensor offs, Tensor rows, Tensor slots, Tensor positions, str activation, "
     "bool interleaved, bool batch_invariant, bool[] needs) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
-)  # fmt: skip
+)
 def _mlp_backward_op(
-    dy: _T, x: _T, gate_up: _T, down: _T, topk_weights: _T, down_bias: _Maybe, topk_ids: _T, pre: _T, offs: _T,
-    rows: _T, slots: _T, positions: _T, activation: str, interleaved: bool, batch_invariant: bool,
+    dy: _T,
+    x: _T,
+    gate_up: _T,
+    down: _T,
+    topk_weights: _T,
+    down_bias: _Maybe,
+    topk_ids: _T,
+    pre: _T,
+    offs: _T,
+    rows: _T,
+    slots: _T,
+    positions: _T,
+    activation: str,
+    interleaved: bool,
+    batch_invariant: bool,
     needs: list[bool],
-) -> tuple[_T, ...]:  # fmt: skip
+) -> tuple[_T, ...]:
     grads = gradients(
-        dy, x, gate_up, down, topk_ids, topk_weights, pre, Permutation(offs, rows, slots, positions), down_bias,
-        activation, interleaved, tuple(needs), batch_invariant,
-    )  # fmt: skip
+        dy,
+        x,
+        gate_up,
+        down,
+        topk_ids,
+        topk_weights,
+        pre,
+        Permutation(offs, rows, slots, positions),
+        down_bias,
+        activation,
+        interleaved,
+        tuple(needs),
+        batch_invariant,
+    )
     return tuple(x.new_empty(0) if g is None else g for g in grads)
 
 
 @_mlp_backward_op.register_fake
 def _(
-    dy: _T, x: _T, gate_up: _T, down: _T, topk_weights: _T, down_bias: _Maybe, topk_ids: _T, pre: _T, offs: _T,
-    rows: _T, slots: _T, positions: _T, activation: str, interleaved: bool, batch_invariant: bool,
+    dy: _T,
+    x: _T,
+    gate_up: _T,
+    down: _T,
+    topk_weights: _T,
+    down_bias: _Maybe,
+    topk_ids: _T,
+    pre: _T,
+    offs: _T,
+    rows: _T,
+    slots: _T,
+    positions: _T,
+    activation: str,
+    interleaved: bool,
+    batch_invariant: bool,
     needs: list[bool],
-) -> tuple[_T, ...]:  # fmt: skip
+) -> tuple[_T, ...]:
     e, two_i, h = gate_up.shape
     shapes = (tuple(x.shape), (e, two_i, h), (e, h, two_i // 2), tuple(topk_weights.shape), (e, two_i), (e, h))
     dtypes = (x.dtype, x.dtype, x.dtype, torch.float32, x.dtype, x.dtype)
@@ -245,9 +357,7 @@ def moe_mlp(
         x, gate_up, down = (t.to(dtype) for t in (x, gate_up, down))
         gate_up_bias, down_bias = (None if b is None else b.to(dtype) for b in (gate_up_bias, down_bias))
     if x.dtype is torch.float64:
-        return formula(
-            topk_ids, activation, interleaved, x, gate_up, down, topk_weights, gate_up_bias, down_bias
-        )  # fmt: skip
+        return formula(topk_ids, activation, interleaved, x, gate_up, down, topk_weights, gate_up_bias, down_bias)
     operands = (x, gate_up, down, topk_weights, gate_up_bias, down_bias)
     grad = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in operands)
     if traced(x):
@@ -255,9 +365,18 @@ def moe_mlp(
     if grad:
         return _MoeMlp.apply(*operands, topk_ids, activation, interleaved, batch_invariant)
     return forward(
-        x, gate_up, down, topk_ids, topk_weights, gate_up_bias, down_bias, activation, interleaved, False,
+        x,
+        gate_up,
+        down,
+        topk_ids,
+        topk_weights,
+        gate_up_bias,
+        down_bias,
+        activation,
+        interleaved,
+        False,
         batch_invariant,
-    )[0]  # fmt: skip
+    )[0]
 
 
 def require_invariant(kind: type, dtype: torch.dtype) -> None:
@@ -275,9 +394,16 @@ def _shape(weight: object) -> tuple[int, ...]:
 
 
 def _check(
-    x: object, gate_up: object, down: object, topk_ids: object, topk_weights: object, activation: str,
-    gate_up_bias: object, down_bias: object, values: bool,
-) -> type:  # fmt: skip
+    x: object,
+    gate_up: object,
+    down: object,
+    topk_ids: object,
+    topk_weights: object,
+    activation: str,
+    gate_up_bias: object,
+    down_bias: object,
+    values: bool,
+) -> type:
     """The kind of the weights. ValueError unless everything fits together."""
     if not isinstance(x, torch.Tensor) or x.dim() != 2 or x.dtype not in FORMULA_DTYPES:
         raise ValueError(f"x: expected [T, H], float32, bfloat16, float16 or float64, got {_described(x)}")

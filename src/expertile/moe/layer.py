@@ -110,9 +110,12 @@ class MoE(nn.Module):
     def _fan_in(self) -> Iterator[tuple[torch.Tensor, int]]:
         """Each parameter with the number of inputs that it is drawn for."""
         pairs = (
-            (self.router, self.router_bias), (self.gate_up, self.gate_up_bias), (self.down, self.down_bias),
-            (self.shared_gate_up, None), (self.shared_down, None),
-        )  # fmt: skip
+            (self.router, self.router_bias),
+            (self.gate_up, self.gate_up_bias),
+            (self.down, self.down_bias),
+            (self.shared_gate_up, None),
+            (self.shared_down, None),
+        )
         for weight, bias in pairs:
             for parameter in (weight, bias):
                 if weight is not None and parameter is not None:
@@ -178,26 +181,42 @@ class MoE(nn.Module):
             raise ValueError(f"x: expected {self.gate_up.dtype}, the dtype of gate_up, got {x.dtype}")
         tokens = x.reshape(-1, self.hidden_size)
         routing: Routing = route(
-            self.logits(tokens), self.config, bias=self.correction_bias, want_scores=return_routing,
+            self.logits(tokens),
+            self.config,
+            bias=self.correction_bias,
+            want_scores=return_routing,
             batch_invariant=self.batch_invariant,
-        )  # fmt: skip
+        )
         out = self._experts(tokens, routing)
         if self.shared_gate_up is not None and self.shared_down is not None:
             ids = torch.zeros((tokens.shape[0], 1), dtype=torch.int32, device=x.device)
             out = out + moe_mlp(
-                tokens, self.shared_gate_up[None], self.shared_down[None], ids, torch.ones_like(ids).float(),
-                activation=self.activation, interleaved=self.interleaved, batch_invariant=self.batch_invariant,
-            )  # fmt: skip
+                tokens,
+                self.shared_gate_up[None],
+                self.shared_down[None],
+                ids,
+                torch.ones_like(ids).float(),
+                activation=self.activation,
+                interleaved=self.interleaved,
+                batch_invariant=self.batch_invariant,
+            )
         out = out if x.dim() == 2 else out.view(x.shape)
         return (out, routing) if return_routing else out
 
     def _experts(self, tokens: torch.Tensor, routing: Routing) -> torch.Tensor:
         """What the routed experts make of tokens [T, H]."""
         return moe_mlp(
-            tokens, self.gate_up, self.down, routing.topk_ids, routing.topk_weights, activation=self.activation,
-            interleaved=self.interleaved, gate_up_bias=self.gate_up_bias, down_bias=self.down_bias,
+            tokens,
+            self.gate_up,
+            self.down,
+            routing.topk_ids,
+            routing.topk_weights,
+            activation=self.activation,
+            interleaved=self.interleaved,
+            gate_up_bias=self.gate_up_bias,
+            down_bias=self.down_bias,
             batch_invariant=self.batch_invariant,
-        )  # fmt: skip
+        )
 
     def extra_repr(self) -> str:
         c = self.config
@@ -211,8 +230,10 @@ class MoE(nn.Module):
             text += f", groups={c.top_groups} of {c.num_groups}"
         if c.capacity_factor is not None:
             text += f", capacity_factor={c.capacity_factor}"
-        return text + (f", rounding={c.rounding}" if c.rounding is not None else "") + (
-            ", batch_invariant=True" if self.batch_invariant else ""
+        return (
+            text
+            + (f", rounding={c.rounding}" if c.rounding is not None else "")
+            + (", batch_invariant=True" if self.batch_invariant else "")
         )
 
 

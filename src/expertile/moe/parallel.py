@@ -241,9 +241,17 @@ class ExpertParallel:
             )
 
     def _validate(
-        self, x: torch.Tensor, dtype: torch.dtype, gate_up: Weight, down: Weight, gate_up_bias: torch.Tensor | None,
-        down_bias: torch.Tensor | None, topk_ids: torch.Tensor, topk_weights: torch.Tensor, activation: str,
-    ) -> None:  # fmt: skip
+        self,
+        x: torch.Tensor,
+        dtype: torch.dtype,
+        gate_up: Weight,
+        down: Weight,
+        gate_up_bias: torch.Tensor | None,
+        down_bias: torch.Tensor | None,
+        topk_ids: torch.Tensor,
+        topk_weights: torch.Tensor,
+        activation: str,
+    ) -> None:
         c, e = self.config, max(1, len(self.experts))
         check_ids(topk_ids, c.num_experts)
         if x.dim() != 2 or x.shape[1] != c.hidden_size or x.dtype != dtype:
@@ -258,8 +266,10 @@ class ExpertParallel:
             raise ValueError(f"gate_up: expected the {e} experts of rank {self.members.name}, got {_shape(gate_up)[0]}")
         asked = any(t is not None and t.requires_grad for t in (x, topk_weights, gate_up_bias, down_bias))
         if kind is not torch.Tensor and torch.is_grad_enabled() and asked:
-            raise ValueError("gate_up, down: quantised experts have no backward pass here; expected torch.no_grad(), "
-                             "got gradients on")  # fmt: skip
+            raise ValueError(
+                "gate_up, down: quantised experts have no backward pass here; expected torch.no_grad(), "
+                "got gradients on"
+            )
 
 
 def require_ordered(combine: str) -> None:
@@ -339,17 +349,36 @@ class ExpertParallelMoE(MoE):
         if moe.batch_invariant:
             require_ordered(combine)
         super().__init__(
-            moe.hidden_size, moe.intermediate_size, activation=moe.activation, interleaved=moe.interleaved,
-            bias=moe.gate_up_bias is not None, router_bias=moe.router_bias is not None, router_dtype=moe.router_dtype,
-            shared_intermediate_size=moe.shared_intermediate_size, batch_invariant=moe.batch_invariant, device="meta",
-            dtype=gate_up.dtype, **asdict(moe.config),
-        )  # fmt: skip
+            moe.hidden_size,
+            moe.intermediate_size,
+            activation=moe.activation,
+            interleaved=moe.interleaved,
+            bias=moe.gate_up_bias is not None,
+            router_bias=moe.router_bias is not None,
+            router_dtype=moe.router_dtype,
+            shared_intermediate_size=moe.shared_intermediate_size,
+            batch_invariant=moe.batch_invariant,
+            device="meta",
+            dtype=gate_up.dtype,
+            **asdict(moe.config),
+        )
         config = ParallelConfig(
-            moe.config.num_experts, moe.config.columns, moe.hidden_size, gate_up.dtype, chunks, combine, max_tokens,
+            moe.config.num_experts,
+            moe.config.columns,
+            moe.hidden_size,
+            gate_up.dtype,
+            chunks,
+            combine,
+            max_tokens,
             capacity,
-        )  # fmt: skip
-        layer = {**asdict(moe.config), "activation": moe.activation, "interleaved": moe.interleaved,
-                 "intermediate_size": moe.intermediate_size, "batch_invariant": moe.batch_invariant}  # fmt: skip
+        )
+        layer = {
+            **asdict(moe.config),
+            "activation": moe.activation,
+            "interleaved": moe.interleaved,
+            "intermediate_size": moe.intermediate_size,
+            "batch_invariant": moe.batch_invariant,
+        }
         self.parallel = ExpertParallel(config, group, timeout=timeout, settings=layer)
         self.replicas = None if replicas is None else Members(_process_group(replicas), timeout)
         if self.replicas is not None:
@@ -361,9 +390,11 @@ class ExpertParallelMoE(MoE):
             setattr(self, name, parameter)
         self.correction_bias = moe.correction_bias
         self.expert_state = ExpertState(
-            config.num_experts, self.parallel.experts, self.parallel.group,
+            config.num_experts,
+            self.parallel.experts,
+            self.parallel.group,
             group if isinstance(group, DeviceMesh) else None,
-        )  # fmt: skip
+        )
         follow(self)
         guard_ddp(ExpertParallelMoE)
 
@@ -412,10 +443,17 @@ class ExpertParallelMoE(MoE):
             weights = [None if w is None else Averaged.apply(w, self.replicas) for w in weights]
         gate_up, down, gate_up_bias, down_bias = weights
         return self.parallel.mlp(
-            tokens, gate_up, down, routing.topk_ids, routing.topk_weights, activation=self.activation,
-            interleaved=self.interleaved, gate_up_bias=gate_up_bias, down_bias=down_bias,
+            tokens,
+            gate_up,
+            down,
+            routing.topk_ids,
+            routing.topk_weights,
+            activation=self.activation,
+            interleaved=self.interleaved,
+            gate_up_bias=gate_up_bias,
+            down_bias=down_bias,
             batch_invariant=self.batch_invariant,
-        )  # fmt: skip
+        )
 
     def extra_repr(self) -> str:
         held, c = self.parallel.experts, self.parallel.config

@@ -63,9 +63,18 @@ def _expert(ids_ptr, slot, mask, experts):
 
 @triton.jit
 def _sort_kernel(
-    ids_ptr, offs_ptr, rows_ptr, slots_ptr, positions_ptr, num_slots, top_k, experts,
-    SLOTS_P2: tl.constexpr, EXPERTS_P2: tl.constexpr, EARLY: tl.constexpr,
-):  # fmt: skip
+    ids_ptr,
+    offs_ptr,
+    rows_ptr,
+    slots_ptr,
+    positions_ptr,
+    num_slots,
+    top_k,
+    experts,
+    SLOTS_P2: tl.constexpr,
+    EXPERTS_P2: tl.constexpr,
+    EARLY: tl.constexpr,
+):
     begin(EARLY)
     i = tl.arange(0, SLOTS_P2)
     expert = _expert(ids_ptr, i, i < num_slots, experts)
@@ -82,9 +91,17 @@ def _sort_kernel(
 
 @triton.jit
 def _count_kernel(
-    ids_ptr, rows_ptr, slots_ptr, counts_ptr, num_slots, blocks, experts,
-    BLOCK: tl.constexpr, BLOCKS: tl.constexpr, EXPERTS_P2: tl.constexpr,
-):  # fmt: skip
+    ids_ptr,
+    rows_ptr,
+    slots_ptr,
+    counts_ptr,
+    num_slots,
+    blocks,
+    experts,
+    BLOCK: tl.constexpr,
+    BLOCKS: tl.constexpr,
+    EXPERTS_P2: tl.constexpr,
+):
     """counts [E, blocks]: slots of each expert in each block; a program takes BLOCKS blocks. Clears rows and slots."""
     program = tl.program_id(0)
     i = tl.arange(0, BLOCK * BLOCKS)
@@ -117,9 +134,20 @@ def _scan_kernel(counts_ptr, totals_ptr, blocks, CHUNK: tl.constexpr):
 
 @triton.jit
 def _place_kernel(
-    ids_ptr, before_ptr, totals_ptr, offs_ptr, rows_ptr, slots_ptr, positions_ptr, num_slots, top_k, blocks, experts,
-    BLOCK: tl.constexpr, EXPERTS_P2: tl.constexpr,
-):  # fmt: skip
+    ids_ptr,
+    before_ptr,
+    totals_ptr,
+    offs_ptr,
+    rows_ptr,
+    slots_ptr,
+    positions_ptr,
+    num_slots,
+    top_k,
+    blocks,
+    experts,
+    BLOCK: tl.constexpr,
+    EXPERTS_P2: tl.constexpr,
+):
     block = tl.program_id(0)
     i = tl.arange(0, BLOCK)
     slot = block * BLOCK + i
@@ -162,24 +190,37 @@ def _on_device(topk_ids: torch.Tensor, num_experts: int) -> _Parts:
     if num_slots <= SMALL:
         slots_p2, early = max(128, triton.next_power_of_2(num_slots)), starts_early(topk_ids)
         launch(
-            _sort_kernel, 1, (topk_ids, offs, rows, slots, positions), (num_slots, top_k, num_experts),
-            (slots_p2, experts_p2, early), num_warps=4, early=early,
-        )  # fmt: skip
+            _sort_kernel,
+            1,
+            (topk_ids, offs, rows, slots, positions),
+            (num_slots, top_k, num_experts),
+            (slots_p2, experts_p2, early),
+            num_warps=4,
+            early=early,
+        )
         return parts
     blocks = -(-num_slots // BLOCK)
     together = min(8, _BINS // experts_p2)
     scratch = torch.empty(num_experts * (blocks + 1), dtype=torch.int32, device=topk_ids.device)
     totals, counts = scratch[:num_experts], scratch[num_experts:]
     launch(
-        _count_kernel, -(-blocks // together), (topk_ids, rows, slots, counts), (num_slots, blocks, num_experts),
-        (BLOCK, together, experts_p2), num_warps=4,
-    )  # fmt: skip
+        _count_kernel,
+        -(-blocks // together),
+        (topk_ids, rows, slots, counts),
+        (num_slots, blocks, num_experts),
+        (BLOCK, together, experts_p2),
+        num_warps=4,
+    )
     chunk = min(2048, max(128, triton.next_power_of_2(blocks)))
     launch(_scan_kernel, num_experts, (counts, totals), (blocks,), (chunk,), num_warps=4)
     launch(
-        _place_kernel, blocks, (topk_ids, counts, totals, offs, rows, slots, positions),
-        (num_slots, top_k, blocks, num_experts), (BLOCK, experts_p2), num_warps=4,
-    )  # fmt: skip
+        _place_kernel,
+        blocks,
+        (topk_ids, counts, totals, offs, rows, slots, positions),
+        (num_slots, top_k, blocks, num_experts),
+        (BLOCK, experts_p2),
+        num_warps=4,
+    )
     return parts
 
 

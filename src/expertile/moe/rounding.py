@@ -99,9 +99,19 @@ def _target(fronts, rows, capacity, dropped, added, MODE: tl.constexpr, TILE: tl
 
 @triton.jit
 def _round_kernel(
-    slots_ptr, offs_ptr, weights_ptr, ids_ptr, experts, columns, top_k, capacity,
-    MODE: tl.constexpr, TILE: tl.constexpr, BLOCK: tl.constexpr, UNIT: tl.constexpr,
-):  # fmt: skip
+    slots_ptr,
+    offs_ptr,
+    weights_ptr,
+    ids_ptr,
+    experts,
+    columns,
+    top_k,
+    capacity,
+    MODE: tl.constexpr,
+    TILE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    UNIT: tl.constexpr,
+):
     expert = tl.program_id(0)
     start = tl.load(offs_ptr + expert - 1, mask=expert > 0, other=0)
     end = tl.load(offs_ptr + expert)
@@ -175,9 +185,14 @@ def _in_torch(
 
 
 def _rounded(
-    topk_ids: torch.Tensor, weights: torch.Tensor, num_experts: int, top_k: int, tile: int, mode: str,
+    topk_ids: torch.Tensor,
+    weights: torch.Tensor,
+    num_experts: int,
+    top_k: int,
+    tile: int,
+    mode: str,
     capacity_factor: float | None,
-) -> torch.Tensor:  # fmt: skip
+) -> torch.Tensor:
     tokens, columns = topk_ids.shape
     capacity = _capacity(tokens, top_k, num_experts, capacity_factor)
     if topk_ids.numel() == 0:
@@ -187,25 +202,39 @@ def _rounded(
     order = permutation(topk_ids, num_experts)
     ids = torch.full(topk_ids.shape, num_experts, dtype=torch.int32, device=topk_ids.device)
     launch(
-        _round_kernel, num_experts, (order.slots, order.offs, weights.contiguous(), ids),
-        (num_experts, columns, top_k, capacity), (mode, tile, _BLOCK, _UNIT), num_warps=4,
-    )  # fmt: skip
+        _round_kernel,
+        num_experts,
+        (order.slots, order.offs, weights.contiguous(), ids),
+        (num_experts, columns, top_k, capacity),
+        (mode, tile, _BLOCK, _UNIT),
+        num_warps=4,
+    )
     return ids
 
 
 @torch.library.custom_op("expertile::moe_round_groups", mutates_args=())
 def _round_op(
-    topk_ids: torch.Tensor, weights: torch.Tensor, num_experts: int, top_k: int, tile: int, mode: str,
+    topk_ids: torch.Tensor,
+    weights: torch.Tensor,
+    num_experts: int,
+    top_k: int,
+    tile: int,
+    mode: str,
     capacity_factor: float | None,
-) -> torch.Tensor:  # fmt: skip
+) -> torch.Tensor:
     return _rounded(topk_ids, weights, num_experts, top_k, tile, mode, capacity_factor)
 
 
 @_round_op.register_fake
 def _(
-    topk_ids: torch.Tensor, weights: torch.Tensor, num_experts: int, top_k: int, tile: int, mode: str,
+    topk_ids: torch.Tensor,
+    weights: torch.Tensor,
+    num_experts: int,
+    top_k: int,
+    tile: int,
+    mode: str,
     capacity_factor: float | None,
-) -> torch.Tensor:  # fmt: skip
+) -> torch.Tensor:
     return topk_ids.new_empty(topk_ids.shape, dtype=torch.int32)
 
 
@@ -285,9 +314,14 @@ class RoundingEffect:
 
 
 def rounding_effect(
-    topk_ids: torch.Tensor, topk_weights: torch.Tensor, rounded_ids: torch.Tensor, num_experts: int,
-    *, top_k: int | None = None, tile: int = 128,
-) -> RoundingEffect:  # fmt: skip
+    topk_ids: torch.Tensor,
+    topk_weights: torch.Tensor,
+    rounded_ids: torch.Tensor,
+    num_experts: int,
+    *,
+    top_k: int | None = None,
+    tile: int = 128,
+) -> RoundingEffect:
     """Compare `rounded_ids`, what `round_groups` returned for the first three arguments, with the routing before it.
 
     Waits for the GPU."""
@@ -311,9 +345,17 @@ def rounding_effect(
         return float(mask.double().mean()) if mask.numel() else 0.0
 
     return RoundingEffect(
-        rows_before, rows_after, tiles_before, tiles_after, use_before, use_after, int(dropped.sum()), int(added.sum()),
+        rows_before,
+        rows_after,
+        tiles_before,
+        tiles_after,
+        use_before,
+        use_after,
+        int(dropped.sum()),
+        int(added.sum()),
         float(weights[dropped].sum()) / total if total else 0.0,
         float(weights[added].sum()) / total if total else 0.0,
-        share((dropped | added).any(1)), share(before.any(1) & ~after.any(1)),
+        share((dropped | added).any(1)),
+        share(before.any(1) & ~after.any(1)),
         float(lost.max()) if lost.numel() else 0.0,
-    )  # fmt: skip
+    )

@@ -90,9 +90,11 @@ class RouterConfig:
         _require(self.order in orders, "order", " or ".join(orders), self.order)
         _require(self.group_score in ("top2", "max"), "group_score", "top2 or max", self.group_score)
         _require(
-            (self.num_groups is None) == (self.top_groups is None), "num_groups, top_groups", "both or neither",
+            (self.num_groups is None) == (self.top_groups is None),
+            "num_groups, top_groups",
+            "both or neither",
             (self.num_groups, self.top_groups),
-        )  # fmt: skip
+        )
         if self.num_groups is not None and self.top_groups is not None:
             divides = self.num_groups >= 1 and self.num_experts % self.num_groups == 0
             _require(divides, "num_groups", f"a divisor of {self.num_experts}", self.num_groups)
@@ -150,10 +152,17 @@ _Plan = tuple[int, int, bool, bool, bool, float, int, int, bool, bool]
 def plan_of(config: RouterConfig, batch_invariant: bool = False) -> _Plan:
     groups, top_groups = config.num_groups or 1, config.top_groups or 0
     return (
-        config.top_k, config.columns, config.score == "sigmoid", config.order == "topk_then_softmax",
-        config.normalize, config.scale, groups, top_groups, bool(top_groups) and config.group_score == "top2",
+        config.top_k,
+        config.columns,
+        config.score == "sigmoid",
+        config.order == "topk_then_softmax",
+        config.normalize,
+        config.scale,
+        groups,
+        top_groups,
+        bool(top_groups) and config.group_score == "top2",
         batch_invariant,
-    )  # fmt: skip
+    )
 
 
 _Selected = tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # weights, ids, scores
@@ -176,15 +185,28 @@ def _select_on_device(logits: torch.Tensor, bias: torch.Tensor | None, want_scor
     block_t = _block_t(tokens, groups_p2 * size_p2, invariant)
     early = starts_early(logits)
     launch(
-        route_kernel, -(-tokens // block_t),
+        route_kernel,
+        -(-tokens // block_t),
         (logits, None if bias is None else bias.contiguous(), ids, weights, scores if want_scores else None),
         (tokens, logits.stride(0), experts, experts // groups, float(scale)),
         (
-            top_k, columns, triton.next_power_of_2(columns), sigmoid, softmax_of_chosen, normalize, groups_p2, size_p2,
-            top_groups, by_two, logits.dtype is torch.bfloat16 and bias is None and not by_two, block_t, early,
+            top_k,
+            columns,
+            triton.next_power_of_2(columns),
+            sigmoid,
+            softmax_of_chosen,
+            normalize,
+            groups_p2,
+            size_p2,
+            top_groups,
+            by_two,
+            logits.dtype is torch.bfloat16 and bias is None and not by_two,
+            block_t,
+            early,
         ),
-        num_warps=4, early=early,
-    )  # fmt: skip
+        num_warps=4,
+        early=early,
+    )
     return weights, ids, scores
 
 
@@ -258,13 +280,13 @@ def select_backward(
     block_t = _block_t(tokens, experts_p2, plan[-1])
     grads = (None if g is None else g.contiguous() for g in (dweights, dscores))
     launch(
-        route_backward_kernel, -(-tokens // block_t), (logits, ids, *grads, dlogits),
+        route_backward_kernel,
+        -(-tokens // block_t),
+        (logits, ids, *grads, dlogits),
         (tokens, logits.stride(0), experts, float(scale)),
-        (
-            top_k, columns, triton.next_power_of_2(columns), sigmoid, softmax_of_chosen, normalize, experts_p2, block_t
-        ),
+        (top_k, columns, triton.next_power_of_2(columns), sigmoid, softmax_of_chosen, normalize, experts_p2, block_t),
         num_warps=4,
-    )  # fmt: skip
+    )
     return dlogits
 
 
@@ -329,9 +351,10 @@ _PLAN = (
 
 
 @torch.library.custom_op(
-    "expertile::moe_select", mutates_args=(),
+    "expertile::moe_select",
+    mutates_args=(),
     schema=f"(Tensor logits, Tensor? bias, bool want_scores, {_PLAN}) -> (Tensor, Tensor, Tensor)",
-)  # fmt: skip
+)
 def _select_op(logits: torch.Tensor, bias: torch.Tensor | None, want_scores: bool, *plan: Any) -> _Selected:
     return _select(logits, bias, want_scores, plan)  # type: ignore[arg-type]
 
@@ -342,15 +365,17 @@ def _(logits: torch.Tensor, bias: torch.Tensor | None, want_scores: bool, *plan:
     scores = (logits.shape[0] if want_scores else 0, logits.shape[1])
     dtype = torch.float64 if logits.dtype is torch.float64 else torch.float32
     return (
-        logits.new_empty(shape, dtype=dtype), logits.new_empty(shape, dtype=torch.int32),
+        logits.new_empty(shape, dtype=dtype),
+        logits.new_empty(shape, dtype=torch.int32),
         logits.new_empty(scores, dtype=dtype),
-    )  # fmt: skip
+    )
 
 
 @torch.library.custom_op(
-    "expertile::moe_select_backward", mutates_args=(),
+    "expertile::moe_select_backward",
+    mutates_args=(),
     schema=f"(Tensor logits, Tensor ids, Tensor? dweights, Tensor? dscores, {_PLAN}) -> Tensor",
-)  # fmt: skip
+)
 def _select_backward_op(
     logits: torch.Tensor, ids: torch.Tensor, dweights: torch.Tensor | None, dscores: torch.Tensor | None, *plan: Any
 ) -> torch.Tensor:
@@ -391,9 +416,13 @@ def require_independent(config: RouterConfig) -> None:
 
 
 def route(
-    logits: torch.Tensor, config: RouterConfig, *, bias: torch.Tensor | None = None, want_scores: bool = True,
+    logits: torch.Tensor,
+    config: RouterConfig,
+    *,
+    bias: torch.Tensor | None = None,
+    want_scores: bool = True,
     batch_invariant: bool = False,
-) -> Routing:  # fmt: skip
+) -> Routing:
     """Choose each token's experts, on the device and without waiting for it.
 
     Args:
@@ -437,8 +466,13 @@ def route(
         weights, ids, scores = _select(logits, bias, want_scores, plan)
     if config.capacity_factor is not None or config.rounding is not None:
         ids = round_groups(
-            ids, weights.detach().float(), config.num_experts, top_k=config.top_k, tile=config.tile,
-            mode=config.rounding, capacity_factor=config.capacity_factor,
-        )  # fmt: skip
+            ids,
+            weights.detach().float(),
+            config.num_experts,
+            top_k=config.top_k,
+            tile=config.tile,
+            mode=config.rounding,
+            capacity_factor=config.capacity_factor,
+        )
         weights = torch.where(ids < config.num_experts, weights, 0.0)
     return Routing(ids, weights, scores if want_scores else None)

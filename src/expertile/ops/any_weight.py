@@ -68,13 +68,26 @@ def grouped_mm(
                 "batch_invariant: expected False with an Int4Weight, whose products depend on numbers of rows"
             )
         return int4_grouped_mm(
-            a, b, offs=offs, bias=bias, out_dtype=out_dtype, backend=backend, config=config,  # type: ignore[arg-type]
+            a,
+            b,
+            offs=offs,
+            bias=bias,
+            out_dtype=out_dtype,
+            backend=backend,
+            config=config,  # type: ignore[arg-type]
             check=check,
-        )  # fmt: skip
+        )
     return dense.grouped_mm(
-        a, b, offs=offs, bias=bias, out_dtype=out_dtype, backend=backend, config=config, check=check,
+        a,
+        b,
+        offs=offs,
+        bias=bias,
+        out_dtype=out_dtype,
+        backend=backend,
+        config=config,
+        check=check,
         batch_invariant=batch_invariant,
-    )  # fmt: skip
+    )
 
 
 def _one_of(name: str, x: Any, alias: str, y: Any) -> Any:

@@ -18,9 +18,15 @@ H200 = Device.by_name("h200")
 
 def test_eight_rungs_in_order():
     assert [rung.name for rung in RUNGS] == [
-        "1_naive_loop", "2_padded_bmm", "3_masked_pointer", "4_hints_unmasked", "5_persistent", "6_tma", "7_l2_order",
+        "1_naive_loop",
+        "2_padded_bmm",
+        "3_masked_pointer",
+        "4_hints_unmasked",
+        "5_persistent",
+        "6_tma",
+        "7_l2_order",
         "8_warp_specialised",
-    ]  # fmt: skip
+    ]
 
 
 def test_every_rung_is_one_short_file_that_says_what_changed():

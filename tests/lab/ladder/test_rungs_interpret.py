@@ -33,9 +33,18 @@ else:
     ]
     # What every Triton rung is for. The table's other rows run on those rungs whose `supports` accepts them.
     COMMON = (
-        "m-plain", "m-empty-groups", "m-all-rows-in-one-group", "m-rows-past-the-end", "m-many-groups", "m-fp16",
-        "m-one-group", "m-ragged-tiles-of-k", "m-k-smaller-than-a-block", "m-padded-rows", "m-all-groups-empty",
-    )  # fmt: skip
+        "m-plain",
+        "m-empty-groups",
+        "m-all-rows-in-one-group",
+        "m-rows-past-the-end",
+        "m-many-groups",
+        "m-fp16",
+        "m-one-group",
+        "m-ragged-tiles-of-k",
+        "m-k-smaller-than-a-block",
+        "m-padded-rows",
+        "m-all-groups-empty",
+    )
     CASES_TO_RUN = [*ROWS, Case("m-padded-rows", Layout.RAGGED_M, (30, 20), n=48, k=64, a_storage="padded")]
 
     def problem_of(case: Case, operands: tuple) -> Problem:

@@ -175,8 +175,10 @@ def test_really_times_on_the_cpu():
     small, large = torch.randn(16, 16), torch.randn(768, 768)
     result = time_interleaved(
         [TimedCall("small", lambda i: small @ small), TimedCall("large", lambda i: large @ large)],
-        policy="eager", device=CPU, budget=Budget(0.3),
-    )  # fmt: skip
+        policy="eager",
+        device=CPU,
+        budget=Budget(0.3),
+    )
     assert device_alive(CPU) and x.isfinite().all()
     assert 0 < result["small"].time_s < result["large"].time_s
 

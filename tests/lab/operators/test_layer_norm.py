@@ -41,8 +41,10 @@ def test_presets():
     ]
     assert [w.op for w in listed[6:]] == ["layer_norm_backward"] * 6
     assert {(w["rows"], w["cols"], w.dtype) for w in PRESETS["rows"]()} >= {
-        (16384, 4096, "bf16"), (4096, 32768, "bf16"), (8192, 8192, "fp32"),
-    }  # fmt: skip
+        (16384, 4096, "bf16"),
+        (4096, 32768, "bf16"),
+        (8192, 8192, "fp32"),
+    }
 
 
 def test_work():

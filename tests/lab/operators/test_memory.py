@@ -23,8 +23,9 @@ def test_every_rival_that_can_is_a_case_with_its_formula():
     listed = workload(unsupported="not on a Sunday")
     found = list(measure_memory(memory_cases([workload(64, 64), listed], {"double": toy}, AS_ON_A_GPU), "cpu"))
     assert [(r.backend, r.workload, r.shape["rows"]) for r in found] == [
-        ("expertile", "toy/64x64-fp32", 64), ("torch", "toy/64x64-fp32", 64),
-    ]  # fmt: skip
+        ("expertile", "toy/64x64-fp32", 64),
+        ("torch", "toy/64x64-fp32", 64),
+    ]
     formula = out_nbytes(workload(64, 64))
     assert found[0].formula_nbytes == formula and formula <= found[0].peak_nbytes < 1.2 * formula
     assert found[1].formula_nbytes is None and found[1].peak_nbytes >= 2 * 64 * 64 * 4

@@ -33,8 +33,10 @@ def measured(limit, ways=EAGER):
 def test_ways_and_sizes_are_those_of_the_page():
     assert moe_sizes.WAYS.keys() == TITLES.keys()
     assert list(moe_sizes.SIZES) == [
-        (32768, 4096, 1024, 128, 8), (24576, 1536, 256, 128, 8), (32768, 4096, 512, 128, 8)
-    ]  # fmt: skip
+        (32768, 4096, 1024, 128, 8),
+        (24576, 1536, 256, 128, 8),
+        (32768, 4096, 512, 128, 8),
+    ]
 
 
 def test_forward_and_both():

@@ -38,8 +38,11 @@ def test_presets():
     ]
     assert [w.op for w in listed[4:]] == ["softmax_backward"] * 4
     assert {(w["rows"], w["cols"], w.dtype) for w in PRESETS["rows"]()} >= {
-        (4096, 32768, "bf16"), (8192, 131072, "bf16"), (32768, 4096, "bf16"), (8192, 8192, "fp32"),
-    }  # fmt: skip
+        (4096, 32768, "bf16"),
+        (8192, 131072, "bf16"),
+        (32768, 4096, "bf16"),
+        (8192, 8192, "fp32"),
+    }
 
 
 def test_work():

@@ -23,10 +23,14 @@ _SMALL = {
     "Qwen3-30B-A3B": dict(moe_intermediate_size=16, num_experts=8, num_experts_per_tok=3),
     "Mixtral-8x7B": dict(intermediate_size=48, num_local_experts=4),
     "DeepSeek-V3": dict(
-        moe_intermediate_size=16, n_routed_experts=8, num_experts_per_tok=2, n_group=4, topk_group=2,
+        moe_intermediate_size=16,
+        n_routed_experts=8,
+        num_experts_per_tok=2,
+        n_group=4,
+        topk_group=2,
     ),
     "gpt-oss-120b": dict(intermediate_size=24, num_local_experts=4, num_experts_per_tok=2),
-}  # fmt: skip
+}
 
 
 def small(name):
@@ -114,9 +118,14 @@ def test_who_is_called():
     assert lab.policies(lab.Case(1), torch.device("cuda")) == ("eager", "graph")
 
 
-@pytest.mark.parametrize("model, case", [
-    *((model, lab.Case(40, both=True)) for model in SMALL), (SMALL[3], lab.Case(12)),
-], ids=lambda x: x.name if isinstance(x, lab.Model) else ("forward", "both")[x.both])
+@pytest.mark.parametrize(
+    "model, case",
+    [
+        *((model, lab.Case(40, both=True)) for model in SMALL),
+        (SMALL[3], lab.Case(12)),
+    ],
+    ids=lambda x: x.name if isinstance(x, lab.Model) else ("forward", "both")[x.both],
+)
 def test_a_part(model, case):
     (part,) = measured(model, case)
     assert part.items() >= lab.layer_part(model, case, "eager").items()

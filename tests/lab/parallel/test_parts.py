@@ -30,8 +30,9 @@ def test_the_most_important_comes_first():
     }
     decode = ways(full[-1], Options())
     assert Way(OURS, fixed=True, graph=True) in decode and full[-1].passes == (FORWARD,)
-    assert not any(w.graph or w.name == COMPILED for job in jobs(Options(device="cpu"))
-                   for w in ways(job, Options(device="cpu")))  # fmt: skip
+    assert not any(
+        w.graph or w.name == COMPILED for job in jobs(Options(device="cpu")) for w in ways(job, Options(device="cpu"))
+    )
     assert len(jobs(Options(quick=True))) < len(full)
 
 

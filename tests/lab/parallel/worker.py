@@ -204,10 +204,16 @@ def judged(team: Team) -> None:
 
 
 CHECKS = (
-    every_way_is_right, graphs_use_nothing_that_was_freed, communication_alone_brings_every_row,
-    computation_alone_needs_nobody, the_slowest_rank_counts, nothing_is_timed_without_time,
-    what_is_wrong_or_fails_has_no_time, a_race_that_fails_leaves_its_lines, judged,
-)  # fmt: skip
+    every_way_is_right,
+    graphs_use_nothing_that_was_freed,
+    communication_alone_brings_every_row,
+    computation_alone_needs_nobody,
+    the_slowest_rank_counts,
+    nothing_is_timed_without_time,
+    what_is_wrong_or_fails_has_no_time,
+    a_race_that_fails_leaves_its_lines,
+    judged,
+)
 
 
 def work(rank: int, world: int, folder: str) -> None:

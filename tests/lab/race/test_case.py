@@ -96,9 +96,12 @@ def test_grouped_products_and_operators_share_a_run():
     product = ragged_m("small", "test", (12, 20), 32, 24, "fp32")
     found = records(rival("expertile", right), workloads=(product, W), backends=[by_name("loop")])
     assert [(r.op, r.backend) for r in found] == [
-        ("grouped_mm", "loop"), ("grouped_mm", "dense"), ("grouped_mm", "copy"),
-        ("double", "expertile"), ("double", "copy"),
-    ]  # fmt: skip
+        ("grouped_mm", "loop"),
+        ("grouped_mm", "dense"),
+        ("grouped_mm", "copy"),
+        ("double", "expertile"),
+        ("double", "copy"),
+    ]
     assert all(r.status == "ok" for r in found) and len({r.run for r in found}) == 1
 
 

@@ -121,8 +121,9 @@ def test_lost_and_won_rows(old, new, verdict, regression):
     assert rows[0].speedup is None
 
 
-@pytest.mark.parametrize(("backend", "status", "regression"), [("a", "ok", True), ("a", "unsupported", False),
-                                                               ("copy", "ok", False)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("backend", "status", "regression"), [("a", "ok", True), ("a", "unsupported", False), ("copy", "ok", False)]
+)
 def test_a_backend_that_a_race_has_lost_is_a_regression_if_it_had_a_time(backend, status, regression):
     gone = timed(backend=backend) if status == "ok" else untimed(status, backend=backend)
     rows = compare([timed(), gone], [timed()])
@@ -219,8 +220,11 @@ def test_80_columns_hold_every_figure():
     long = "models/deepseek-v3-gate-up-prefill-with-a-long-name"
     reason = "wrong: relative error 3.12e-01, allowed 3.91e-03, on every second row of the third group"
     old = [timed(12345.67e-6, workload=long), timed(workload=long, backend="triton_tma"), timed(workload="small")]
-    new = [timed(23456.78e-6, workload=long), untimed("wrong", reason, workload=long, backend="triton_tma"),
-           timed(1.0e-3, workload="small", policy="eager")]  # fmt: skip
+    new = [
+        timed(23456.78e-6, workload=long),
+        untimed("wrong", reason, workload=long, backend="triton_tma"),
+        timed(1.0e-3, workload="small", policy="eager"),
+    ]
     text = _printed(compare(old, new), width=80)
     lines = text.splitlines()
     assert max(map(len, lines)) <= 80

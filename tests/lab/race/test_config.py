@@ -129,7 +129,7 @@ WORKLOAD = '[[workload]]\nname = "w"\ndtype = "bf16"\n'
         ),
         ((WORKLOAD + "n = 8\nk = 8\ngroup_sizes = [1]\n") * 2, "workload: name: expected a name of its own, got 'w'"),
     ],
-)  # fmt: skip
+)
 def test_mistakes_are_named(tmp_path, text, message):
     with pytest.raises(ValueError, match=r"bench\.toml: " + message):
         _read(tmp_path, text)

@@ -18,10 +18,29 @@ def record(case, policy, time_s, status="ok", reason=""):
     tflops, gbps = rates(work.flops, work.nbytes, time_s) if ok else (None, None)
     shape = {"count": case.count, "m": case.m, "n": case.n, "k": case.k, "launches": case.launches}
     return Record(
-        case.op, case.workload, shape, case.dtype, case.backend, {}, policy, time_s if ok else None,
-        (time_s * 0.999, time_s * 1.001) if ok else None, work.flops, work.nbytes, tflops, gbps, limit.seconds,
-        limit.limiter, 1e-3, 1e-3, status, reason, Env("NVIDIA H200", driver="580"), "r", "2026-01-01",
-    )  # fmt: skip
+        case.op,
+        case.workload,
+        shape,
+        case.dtype,
+        case.backend,
+        {},
+        policy,
+        time_s if ok else None,
+        (time_s * 0.999, time_s * 1.001) if ok else None,
+        work.flops,
+        work.nbytes,
+        tflops,
+        gbps,
+        limit.seconds,
+        limit.limiter,
+        1e-3,
+        1e-3,
+        status,
+        reason,
+        Env("NVIDIA H200", driver="580"),
+        "r",
+        "2026-01-01",
+    )
 
 
 def test_sentences_about_splitting():
@@ -56,9 +75,14 @@ def test_tensor_cores_need_a_rate_that_nothing_else_reaches():
 def test_launch_cost_is_the_difference_between_eager_and_graph():
     loop, bmm, add = experiments(H200)[-1]
     found = conclude(
-        [record(loop, "eager", 64 * 6e-6), record(loop, "graph", 64 * 2e-6), record(bmm, "eager", 12e-6),
-         record(add, "eager", 64 * 4e-6), record(add, "graph", 64 * 1e-6)]
-    )  # fmt: skip
+        [
+            record(loop, "eager", 64 * 6e-6),
+            record(loop, "graph", 64 * 2e-6),
+            record(bmm, "eager", 12e-6),
+            record(add, "eager", 64 * 4e-6),
+            record(add, "graph", 64 * 1e-6),
+        ]
+    )
     assert any("64 products of 256³: 6.0 us per call one by one, 2.0 us replayed" in s for s in found)
     assert any("so 4.0 us (67%) of each eager call is launch and not work" in s for s in found)
     assert any("64 additions of one element: 4.0 us per call one by one, 1.0 us" in s for s in found)

@@ -23,10 +23,18 @@ MB = 1 << 20
 
 def record(peak=1000, **changes):
     values = {
-        "op": "attention", "workload": "attention/1k", "shape": {"length": 1024}, "dtype": "bf16",
-        "backend": "expertile", "peak_nbytes": peak, "formula_nbytes": 900.0, "reason": "",
-        "env": Env("NVIDIA H200"), "run": "r", "date": "2026-11-21",
-    }  # fmt: skip
+        "op": "attention",
+        "workload": "attention/1k",
+        "shape": {"length": 1024},
+        "dtype": "bf16",
+        "backend": "expertile",
+        "peak_nbytes": peak,
+        "formula_nbytes": 900.0,
+        "reason": "",
+        "env": Env("NVIDIA H200"),
+        "run": "r",
+        "date": "2026-11-21",
+    }
     return MemoryRecord(**values | changes)
 
 

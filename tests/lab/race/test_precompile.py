@@ -24,8 +24,11 @@ from expertile.ops.grouped_mm.problem import Layout
 def test_what_decides_the_code_is_kept(workload):
     small = shrink(workload)
     assert (small.layout, small.dtype, small.a_layout, small.b_layout) == (
-        workload.layout, workload.dtype, workload.a_layout, workload.b_layout,
-    )  # fmt: skip
+        workload.layout,
+        workload.dtype,
+        workload.a_layout,
+        workload.b_layout,
+    )
     pairs = [(small.m, workload.m), (small.n, workload.n), (small.k, workload.k), (small.groups, workload.groups)]
     for less, size in pairs:
         assert (less == 1) == (size == 1) and (less % 16 == 0) == (size % 16 == 0)

@@ -25,8 +25,14 @@ def test_presets_are_deterministic_and_their_names_unique(name):
 
 def test_squares_are_those_of_report_000_each_with_a_ragged_twin():
     w = _by_name("squares")
-    expected = {"4x512": (4, 512), "16x512": (16, 512), "8x1024": (8, 1024), "64x1024": (64, 1024),
-                "16x2048": (16, 2048), "32x2048": (32, 2048)}  # fmt: skip
+    expected = {
+        "4x512": (4, 512),
+        "16x512": (16, 512),
+        "8x1024": (8, 1024),
+        "64x1024": (64, 1024),
+        "16x2048": (16, 2048),
+        "32x2048": (32, 2048),
+    }
     assert list(w) == [name + twin for name in expected for twin in ("", "-ragged")]
     for name, (groups, side) in expected.items():
         even, ragged = w[name], w[f"{name}-ragged"]
@@ -57,10 +63,15 @@ def test_quantised_presets_are_operators_and_take_no_options():
 
 
 MODELS = {
-    "mixtral": (8, 4096, 14336, 2), "deepseek": (64, 4096, 11008, 8), "glm5": (128, 5120, 13696, 8),
-    "debug": (4, 512, 1024, 2), "mixtral-8x7b": (8, 4096, 14336, 2), "deepseek-v3": (256, 7168, 2048, 8),
-    "qwen3-30b-a3b": (128, 2048, 768, 8), "gpt-oss-120b": (128, 2880, 2880, 4),
-}  # fmt: skip
+    "mixtral": (8, 4096, 14336, 2),
+    "deepseek": (64, 4096, 11008, 8),
+    "glm5": (128, 5120, 13696, 8),
+    "debug": (4, 512, 1024, 2),
+    "mixtral-8x7b": (8, 4096, 14336, 2),
+    "deepseek-v3": (256, 7168, 2048, 8),
+    "qwen3-30b-a3b": (128, 2048, 768, 8),
+    "gpt-oss-120b": (128, 2880, 2880, 4),
+}
 
 
 def test_models_have_both_projections_in_prefill_and_decode():

@@ -63,16 +63,24 @@ def _records(draw):
     time_s = draw(st.floats(1e-9, 1e3))
     spread = draw(st.floats(0, 0.9))
     changes = {
-        "workload": draw(_text), "backend": draw(_text), "run": draw(_text), "reason": draw(_text),
+        "workload": draw(_text),
+        "backend": draw(_text),
+        "run": draw(_text),
+        "reason": draw(_text),
         "shape": draw(st.dictionaries(_text, _json, max_size=3)),
         "config": draw(st.dictionaries(_text, _json, max_size=3)),
         "policy": draw(st.sampled_from(("graph", "eager"))),
         "limiter": draw(st.sampled_from(("compute", "memory", "unknown"))),
-        "flops": draw(st.floats(0, 1e18)), "nbytes": draw(st.floats(0, 1e13)),
+        "flops": draw(st.floats(0, 1e18)),
+        "nbytes": draw(st.floats(0, 1e13)),
         "bound_s": draw(st.floats(0, 1)) * time_s,
-        "env": Env(draw(_text), power_w=draw(st.none() | st.floats(0, 2000)), throttle=draw(st.none() | st.text()),
-                   commit=draw(st.none() | st.just("0123abcd4567+dirty"))),
-    }  # fmt: skip
+        "env": Env(
+            draw(_text),
+            power_w=draw(st.none() | st.floats(0, 2000)),
+            throttle=draw(st.none() | st.text()),
+            commit=draw(st.none() | st.just("0123abcd4567+dirty")),
+        ),
+    }
     status = draw(st.sampled_from(("ok", "wrong", "refused", "unsupported")))
     if status in ("ok", "refused"):
         return timed(time_s, spread, status=status, **changes)

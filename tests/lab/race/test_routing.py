@@ -114,9 +114,15 @@ def test_large_draws_are_made_in_pieces():
 
 @pytest.mark.parametrize(
     ("text", "spec"),
-    [("zipf", "zipf(1)"), ("zipf( 1.20 )", "zipf(1.2)"), ("skewed", "skewed(1, 0.5)"), ("skewed(2)", "skewed(2, 0.5)"),
-     (" uniform ", "uniform"), ("uniform()", "uniform")],
-)  # fmt: skip
+    [
+        ("zipf", "zipf(1)"),
+        ("zipf( 1.20 )", "zipf(1.2)"),
+        ("skewed", "skewed(1, 0.5)"),
+        ("skewed(2)", "skewed(2, 0.5)"),
+        (" uniform ", "uniform"),
+        ("uniform()", "uniform"),
+    ],
+)
 def test_specs_are_parsed_with_their_defaults(text, spec):
     assert parse_routing(text).spec == spec
     assert parse_routing(spec).spec == spec

@@ -114,10 +114,15 @@ def test_records_are_written_at_once_and_a_run_resumes(tmp_path):
     events: list[Event] = []
     rest = list(
         run(
-            workloads, [backend("one"), backend("two")], out_path=path, resume=True, seconds=1.0, device="cpu",
+            workloads,
+            [backend("one"), backend("two")],
+            out_path=path,
+            resume=True,
+            seconds=1.0,
+            device="cpu",
             on_event=events.append,
         )
-    )  # fmt: skip
+    )
     assert {(r.workload, r.backend) for r in rest} == {
         ("test/small", "dense"),
         ("test/small", "copy"),

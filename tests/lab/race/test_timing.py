@@ -30,9 +30,7 @@ def sleeper(name, seconds, seen=None):
 
 def test_every_candidate_sees_the_same_sets_larger_than_the_cache():
     first, second = set(), set()
-    outcomes = time_on_sets(
-        [sleeper("a", 0.0, first), sleeper("b", 0.0, second)], SETS, "eager", CPU, Budget(0.1)
-    )
+    outcomes = time_on_sets([sleeper("a", 0.0, first), sleeper("b", 0.0, second)], SETS, "eager", CPU, Budget(0.1))
     assert all(isinstance(o, Measurement) for o in outcomes)
     assert first == second and 1 < len(first) <= 128
     assert len(first) == 128 or len(first) * WORKLOAD.memory_nbytes >= 3 * CASE.site.device.l2_bytes
@@ -41,9 +39,13 @@ def test_every_candidate_sees_the_same_sets_larger_than_the_cache():
 def test_same_names_are_kept_apart_and_progress_uses_plain_ones():
     seen = []
     outcomes = time_on_sets(
-        [sleeper("a", 0.0), sleeper("a", 0.002)], SETS, "eager", CPU, Budget(0.1),
+        [sleeper("a", 0.0), sleeper("a", 0.002)],
+        SETS,
+        "eager",
+        CPU,
+        Budget(0.1),
         lambda i, medians: seen.append(set(medians)),
-    )  # fmt: skip
+    )
     assert outcomes[0].time_s < 0.002 <= outcomes[1].time_s
     assert seen and seen[0] == {"a"}
 

@@ -27,21 +27,31 @@ def _spec(folder, source, function="fn"):
 @pytest.mark.parametrize(
     ("source", "function", "message"),
     [
-        ("import nothing_of_that_name\n", "fn",
-         "candidate mine.py:fn cannot be loaded: importing mine.py failed at line 1: ModuleNotFoundError"),
-        ("def fn(a, b, offs):\n    return a\n", "gn",
-         "candidate mine.py:gn cannot be loaded: mine.py has no 'gn'; its functions: fn"),
+        (
+            "import nothing_of_that_name\n",
+            "fn",
+            "candidate mine.py:fn cannot be loaded: importing mine.py failed at line 1: ModuleNotFoundError",
+        ),
+        (
+            "def fn(a, b, offs):\n    return a\n",
+            "gn",
+            "candidate mine.py:gn cannot be loaded: mine.py has no 'gn'; its functions: fn",
+        ),
         ("def fn(x):\n    return x\n", "fn", r"candidate mine.py:fn cannot be loaded: expected fn\(a, b, offs\)"),
         ("import os\nos._exit(3)\n", "fn", "candidate mine.py:fn cannot be loaded: crashes: .* exited with code 3"),
     ],
-)  # fmt: skip
+)
 def test_an_unloadable_candidate_ends_the_run_before_the_first_workload(tmp_path, source, function, message):
     events: list[Event] = []
     path = tmp_path / "out.jsonl"
     stream = run(
-        [PRODUCT], [by_name("loop")], candidates=[_spec(tmp_path, source, function)], device="cpu", out_path=path,
+        [PRODUCT],
+        [by_name("loop")],
+        candidates=[_spec(tmp_path, source, function)],
+        device="cpu",
+        out_path=path,
         on_event=events.append,
-    )  # fmt: skip
+    )
     with pytest.raises(ValueError, match=message):
         next(stream)
     assert [e.kind for e in events] == ["start"] and not path.exists()

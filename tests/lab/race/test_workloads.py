@@ -31,9 +31,17 @@ def _workloads(draw):
             for ragged, size in ((Layout.RAGGED_M, m), (Layout.RAGGED_N, n), (Layout.RAGGED_K, k))
         )
     return grouped(
-        "w", "test", layout, tuple(sizes), m, n, k, draw(st.sampled_from(("bf16", "fp16", "fp32"))),
-        a_layout=draw(st.sampled_from(("mk", "km"))), b_layout=draw(st.sampled_from(("nk", "kn"))),
-    )  # fmt: skip
+        "w",
+        "test",
+        layout,
+        tuple(sizes),
+        m,
+        n,
+        k,
+        draw(st.sampled_from(("bf16", "fp16", "fp32"))),
+        a_layout=draw(st.sampled_from(("mk", "km"))),
+        b_layout=draw(st.sampled_from(("nk", "kn"))),
+    )
 
 
 @given(_workloads())

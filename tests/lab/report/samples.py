@@ -39,8 +39,15 @@ def record(
         "op": "grouped_mm",
         "workload": workload,
         "shape": {
-            "layout": "ragged_m", "groups": groups, "m": rows, "n": n, "k": k,
-            "group_sizes": [rows // groups] * groups, "a_layout": "mk", "b_layout": "nk", "routing": "uniform",
+            "layout": "ragged_m",
+            "groups": groups,
+            "m": rows,
+            "n": n,
+            "k": k,
+            "group_sizes": [rows // groups] * groups,
+            "a_layout": "mk",
+            "b_layout": "nk",
+            "routing": "uniform",
         },
         "dtype": dtype,
         "backend": backend,
@@ -59,13 +66,20 @@ def record(
         "status": status,
         "reason": reason,
         "env": {
-            "gpu": device, "driver": "1.2.3", "torch": "2.13.0", "triton": "3.6.0", "expertile": "0.1.0",
-            "commit": "0123abcd4567", "sm_clock_mhz": 1700, "power_w": 600, "throttle": "",
+            "gpu": device,
+            "driver": "1.2.3",
+            "torch": "2.13.0",
+            "triton": "3.6.0",
+            "expertile": "0.1.0",
+            "commit": "0123abcd4567",
+            "sm_clock_mhz": 1700,
+            "power_w": 600,
+            "throttle": "",
         },
         "run": run,
         "date": "2026-01-02T03:04:05Z",
         **more,
-    }  # fmt: skip
+    }
 
 
 def lab(

@@ -94,11 +94,13 @@ def test_baselines_are_held_against_the_workloads_bound_and_only_where_they_appl
 def test_relative_speed_is_a_geometric_mean_over_what_a_backend_ran():
     (run,) = runs(
         [
-            samples.record("w/1", "a", 100e-6), samples.record("w/1", "b", 400e-6),
-            samples.record("w/2", "a", 100e-6), samples.record("w/2", "b", 100e-6),
+            samples.record("w/1", "a", 100e-6),
+            samples.record("w/1", "b", 400e-6),
+            samples.record("w/2", "a", 100e-6),
+            samples.record("w/2", "b", 100e-6),
             samples.record("w/3", "a", 100e-6),
         ]
-    )  # fmt: skip
+    )
     speeds = relative_speed(run.contests)
     assert speeds["a"] == (pytest.approx(1.0), 3)
     assert speeds["b"] == (pytest.approx(0.5), 2)

@@ -17,8 +17,15 @@ def run_of(records):
 
 def validated(figure):
     """Plotly's own schema check, with the page's colour tokens filled in."""
-    return go.Figure(json.loads(json.dumps(figure).replace('"@fg"', '"black"').replace('"@bg"', '"white"')
-                                .replace('"@grid"', '"grey"').replace('"@accent"', '"red"')))  # fmt: skip
+    return go.Figure(
+        json.loads(
+            json.dumps(figure)
+            .replace('"@fg"', '"black"')
+            .replace('"@bg"', '"white"')
+            .replace('"@grid"', '"grey"')
+            .replace('"@accent"', '"red"')
+        )
+    )
 
 
 @pytest.mark.parametrize("workloads", [2, 40])
@@ -92,7 +99,13 @@ def test_log_axis_has_few_ticks_inside_its_range(values):
 
 def test_names_are_escaped_for_plotlys_markup():
     run = run_of([samples.record("w/<b>x", "<i>y"), samples.record("w/<b>x", "<i>y", policy="eager")])
-    text = json.dumps([share_figure(run.contests_of("graph")), time_figure(run.contests_of("graph")),
-                       launch_figure(overhead(run)), roofline_figure(run, run.contests_of("graph"))])  # fmt: skip
+    text = json.dumps(
+        [
+            share_figure(run.contests_of("graph")),
+            time_figure(run.contests_of("graph")),
+            launch_figure(overhead(run)),
+            roofline_figure(run, run.contests_of("graph")),
+        ]
+    )
     assert "<b>x" not in text
     assert text.count("<i>y") == text.count('{"backend": "<i>y"}')  # the page's key, never drawn

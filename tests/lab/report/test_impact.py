@@ -113,8 +113,14 @@ def test_scaling_only_when_asked_and_said():
 
 def test_attention_counts_against_what_torch_takes_by_default():
     shape = {
-        "batch": 32, "heads": 12, "kv_heads": 12, "q_len": 512, "k_len": 512, "head_dim": 64, "causal": False,
-    }  # fmt: skip
+        "batch": 32,
+        "heads": 12,
+        "kv_heads": 12,
+        "q_len": 512,
+        "k_len": 512,
+        "head_dim": 64,
+        "causal": False,
+    }
     values = {"op": "attention", "shape": shape, "dtype": "bf16", "run": "r1", "workload": "a"}
     records = [timed(2e-4, backend="sdpa_fa2", **values), timed(1e-4, backend="expertile-auto", **values)]
     (line,) = bert(records, dtype="bf16").counted
@@ -148,8 +154,11 @@ def counts(model):
 def test_layers_of_the_published_configurations():
     assert counts("bert-base")["after embeddings and twice a layer"] == 2 * 12 + 1
     for model, layers, moe in (
-        ("mixtral-8x7b", 32, 32), ("deepseek-v3", 61, 58), ("qwen3-30b-a3b", 48, 48), ("gpt-oss-120b", 36, 36),
-    ):  # fmt: skip
+        ("mixtral-8x7b", 32, 32),
+        ("deepseek-v3", 61, 58),
+        ("qwen3-30b-a3b", 48, 48),
+        ("gpt-oss-120b", 36, 36),
+    ):
         assert counts(model)["twice a layer and at the end"] == 2 * layers + 1
         assert counts(model)["experts, down"] == counts(model)["experts, gate and up"] == moe
 

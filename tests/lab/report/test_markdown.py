@@ -23,9 +23,12 @@ def rows_of(text):
 
 def test_headline_is_a_table_of_relative_speeds():
     records = [
-        samples.record("p/1", "a", 100e-6), samples.record("p/1", "b", 200e-6),
-        samples.record("p/2", "a", 100e-6), samples.record("p/2", "b", 200e-6), samples.record("p/2", "c", 50e-6),
-    ]  # fmt: skip
+        samples.record("p/1", "a", 100e-6),
+        samples.record("p/1", "b", 200e-6),
+        samples.record("p/2", "a", 100e-6),
+        samples.record("p/2", "b", 200e-6),
+        samples.record("p/2", "c", 50e-6),
+    ]
     text = headline(records)
     header, body = rows_of(text)[:2]
     assert header == ["preset", "workloads", "c", "a", "b", "fastest, of bound"]
@@ -101,9 +104,10 @@ def test_names_cannot_break_out_of_a_cell_or_forge_a_marker(tmp_path):
 
 def test_summary_has_the_verdict_a_table_and_the_failures():
     records = [
-        samples.record("p/1", "a", 100e-6), samples.record("p/1", "b", 200e-6),
+        samples.record("p/1", "a", 100e-6),
+        samples.record("p/1", "b", 200e-6),
         samples.record("p/1", "c", status="wrong", reason="relative error 0.5"),
-    ]  # fmt: skip
+    ]
     text = markdown(records)
     assert "- CUDA-graph replay: a is fastest on 1 of 1 workload, by 2.00× over the next." in text
     assert rows_of(text)[2][:4] == ["1", "b", "200", "±0.2 %"]

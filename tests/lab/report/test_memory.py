@@ -28,8 +28,15 @@ def linear_and_quadratic():
     for length in LENGTHS:
         found.append(record("expertile", length, 2048 * length, 2000.0 * length))
         fits = length < 8192
-        found.append(record("unfused", length, 6 * length**2 if fits else None, 6.0 * length**2,
-                            "" if fits else "out of memory: 1 TB"))  # fmt: skip
+        found.append(
+            record(
+                "unfused",
+                length,
+                6 * length**2 if fits else None,
+                6.0 * length**2,
+                "" if fits else "out of memory: 1 TB",
+            )
+        )
     return found
 
 
@@ -59,8 +66,11 @@ def test_other_dims_operators_and_runs_have_charts_of_their_own(linear_and_quadr
     layer = [record("expertile", n, 99 * n, op="moe") for n in LENGTHS]
     records = [*linear_and_quadratic, *wider, *later, *layer]
     assert [(c.op, c.first.run, dict(c.fixed)["batch"]) for c in memory_charts(records)] == [
-        ("attention", "r", 4), ("attention", "r", 8), ("attention", "s", 4), ("moe", "r", 4),
-    ]  # fmt: skip
+        ("attention", "r", 4),
+        ("attention", "r", 8),
+        ("attention", "s", 4),
+        ("moe", "r", 4),
+    ]
     assert list(memory_svg(records)) == ["memory-attention", "memory-attention-2", "memory-attention-3", "memory-moe"]
 
 

@@ -9,8 +9,21 @@ def test_a_backend_looks_the_same_whoever_it_races():
 
 
 def test_all_of_a_usual_race_differ_in_colour_and_marker():
-    looks = styles(["triton_tma", "triton_pointer", "torch_grouped", "cublas_grouped", "quack", "padded_bmm", "loop",
-                    "gluon_hopper", "mine", "yours", "theirs"])  # fmt: skip
+    looks = styles(
+        [
+            "triton_tma",
+            "triton_pointer",
+            "torch_grouped",
+            "cublas_grouped",
+            "quack",
+            "padded_bmm",
+            "loop",
+            "gluon_hopper",
+            "mine",
+            "yours",
+            "theirs",
+        ]
+    )
     assert len({colour for colour, _ in looks.values()}) == len(looks)
     assert len({symbol for _, symbol in looks.values()}) == len(looks)
 

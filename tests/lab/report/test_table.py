@@ -16,10 +16,11 @@ def printed(renderable, width):
 
 def small():
     return [
-        samples.record("w/1", "a", 200e-6, rows=65536, n=512), samples.record("w/1", "b", 500e-6, rows=65536, n=512),
+        samples.record("w/1", "a", 200e-6, rows=65536, n=512),
+        samples.record("w/1", "b", 500e-6, rows=65536, n=512),
         samples.record("w/1", "dense", 180e-6, rows=65536, n=512),
         samples.record("w/1", "c", rows=65536, n=512, status="unsupported", reason="needs sm_90"),
-    ]  # fmt: skip
+    ]
 
 
 def line(text, start):

@@ -66,8 +66,10 @@ def test_no_share_without_a_bound():
 
 def test_ties_are_called_ties():
     records = [
-        samples.record("w/1", "a", 100e-6), samples.record("w/1", "b", 100.5e-6), samples.record("w/1", "c", 200e-6)
-    ]  # fmt: skip
+        samples.record("w/1", "a", 100e-6),
+        samples.record("w/1", "b", 100.5e-6),
+        samples.record("w/1", "c", 200e-6),
+    ]
     (lead,) = kinds(records, "lead")
     assert "no backend is fastest alone; 1 is a tie; counting ties, a is at the front most often, on 1" in lead
     assert kinds(records, "tie") == ["Ties (95 % intervals overlap, or less than 1 % apart): a and b on 1."]
@@ -135,9 +137,10 @@ def test_throttling_is_said():
 def test_standing():
     (run,) = runs(
         [
-            samples.record(backend="a"), samples.record(backend="b", time_s=150e-6),
+            samples.record(backend="a"),
+            samples.record(backend="b", time_s=150e-6),
             samples.record(backend="c", status="wrong", reason="no"),
         ]
-    )  # fmt: skip
+    )
     (contest,) = run.contests
     assert [standing(contest, row) for row in contest.rows] == ["fastest", "1.50×", "wrong"]

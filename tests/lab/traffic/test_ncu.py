@@ -12,9 +12,18 @@ from expertile.lab.traffic import ncu
 from expertile.lab.traffic.ncu import METRICS, Kernel, parse, profile
 
 COLUMNS = (
-    "ID", "Process ID", "Process Name", "Host Name", "Kernel Name", "Context", "Stream", "Block Size", "Grid Size",
-    "Device", "CC",
-)  # fmt: skip
+    "ID",
+    "Process ID",
+    "Process Name",
+    "Host Name",
+    "Kernel Name",
+    "Context",
+    "Stream",
+    "Block Size",
+    "Grid Size",
+    "Device",
+    "CC",
+)
 
 
 def line(*cells):
@@ -22,8 +31,10 @@ def line(*cells):
 
 
 def table(*rows, units=("byte", "byte", "sector", "sector", "ns"), metrics=METRICS):
-    body = [line(i, 77, "python3", "127.0.0.1", name, 1, 7, "(1024, 1, 1)", "(8192, 1, 1)", 0, "9.0", *values)
-            for i, (name, *values) in enumerate(rows)]  # fmt: skip
+    body = [
+        line(i, 77, "python3", "127.0.0.1", name, 1, 7, "(1024, 1, 1)", "(8192, 1, 1)", 0, "9.0", *values)
+        for i, (name, *values) in enumerate(rows)
+    ]
     return "\n".join([line(*COLUMNS, *metrics), line(*[""] * len(COLUMNS), *units), *body])
 
 

@@ -32,9 +32,16 @@ def _by_torch(q, k, v, causal=False, scale=None):
 
 @settings(max_examples=40, deadline=None)
 @given(
-    st.integers(1, 3), st.integers(1, 3), st.integers(1, 3), st.integers(1, 40), st.integers(1, 40), st.integers(1, 20),
-    st.booleans(), st.sampled_from([None, 0.7, -0.4, 0.0]), st.integers(0, 2**31),
-)  # fmt: skip
+    st.integers(1, 3),
+    st.integers(1, 3),
+    st.integers(1, 3),
+    st.integers(1, 40),
+    st.integers(1, 40),
+    st.integers(1, 20),
+    st.booleans(),
+    st.sampled_from([None, 0.7, -0.4, 0.0]),
+    st.integers(0, 2**31),
+)
 def test_any_shape(batch, kv_heads, group, lq, lk, dim, causal, scale, seed) -> None:
     torch.manual_seed(seed)
     q = _rand(batch, kv_heads * group, lq, dim)

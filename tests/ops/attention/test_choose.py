@@ -23,9 +23,20 @@ TABLES = {False: rates.FORWARD, True: rates.BACKWARD}
 def _of(length: int, dim: int, causal: bool) -> Problem:
     strides = (16 * length * dim, length * dim, dim)
     return replace(
-        DENSE, batch=4, heads=16, kv_heads=16, q_len=length, k_len=length, head_dim=dim, causal=causal,
-        q_rows=4 * length, k_rows=4 * length, q_strides=strides, k_strides=strides, v_strides=strides,
-    )  # fmt: skip
+        DENSE,
+        batch=4,
+        heads=16,
+        kv_heads=16,
+        q_len=length,
+        k_len=length,
+        head_dim=dim,
+        causal=causal,
+        q_rows=4 * length,
+        k_rows=4 * length,
+        q_strides=strides,
+        k_strides=strides,
+        v_strides=strides,
+    )
 
 
 @pytest.mark.parametrize("backward", [False, True])

@@ -17,9 +17,17 @@ SMALL = on_gpu(make(Case("small", 16, 16)).problem)
 
 def _of(length: int, dim: int, causal: bool) -> Problem:
     return replace(
-        SMALL, batch=4, heads=16, kv_heads=16, q_len=length, k_len=length, q_rows=4 * length, k_rows=4 * length,
-        head_dim=dim, causal=causal,
-    )  # fmt: skip
+        SMALL,
+        batch=4,
+        heads=16,
+        kv_heads=16,
+        q_len=length,
+        k_len=length,
+        q_rows=4 * length,
+        k_rows=4 * length,
+        head_dim=dim,
+        causal=causal,
+    )
 
 
 @pytest.mark.parametrize("dim", [32, 64, 72, 128, 256])
@@ -42,12 +50,18 @@ def test_defaults_come_first_and_fit(dim: int, length: int, causal: bool) -> Non
 @pytest.mark.parametrize(
     ("length", "dim", "causal", "name"),
     [
-        (256, 64, False, "grid"), (512, 64, False, "two consumers"), (1024, 64, False, "two consumers"),
-        (2048, 64, True, "two consumers"), (4096, 64, True, "three consumers"), (4096, 64, False, "three consumers"),
-        (256, 128, True, "grid"), (512, 128, True, "64 keys"), (4096, 128, True, "128 keys"),
+        (256, 64, False, "grid"),
+        (512, 64, False, "two consumers"),
+        (1024, 64, False, "two consumers"),
+        (2048, 64, True, "two consumers"),
+        (4096, 64, True, "three consumers"),
+        (4096, 64, False, "three consumers"),
+        (256, 128, True, "grid"),
+        (512, 128, True, "64 keys"),
+        (4096, 128, True, "128 keys"),
         (4096, 80, False, "128 keys"),
     ],
-)  # fmt: skip
+)
 def test_forward_defaults(length: int, dim: int, causal: bool, name: str) -> None:
     of = configs._FORWARD_64 if dim == 64 else configs._FORWARD_128
     assert configs.forward_configs(_of(length, dim, causal), H200)[0] == of[name]
@@ -68,13 +82,17 @@ def test_three_consumers_need_tiles_enough() -> None:
 @pytest.mark.parametrize(
     ("length", "dim", "causal", "dkdv", "dq"),
     [
-        (256, 64, False, "plain", "plain"), (1024, 64, False, "ahead, two buffers", "plain"),
-        (4096, 64, False, "ahead", "ahead"), (4096, 64, True, "ahead, two buffers", "ahead"),
-        (512, 128, False, "two buffers", "plain"), (4096, 128, False, "two buffers", "128 keys"),
-        (16384, 128, False, "two buffers", "grid"), (2048, 128, True, "grid", "grid"),
+        (256, 64, False, "plain", "plain"),
+        (1024, 64, False, "ahead, two buffers", "plain"),
+        (4096, 64, False, "ahead", "ahead"),
+        (4096, 64, True, "ahead, two buffers", "ahead"),
+        (512, 128, False, "two buffers", "plain"),
+        (4096, 128, False, "two buffers", "128 keys"),
+        (16384, 128, False, "two buffers", "grid"),
+        (2048, 128, True, "grid", "grid"),
         (16384, 128, True, "grid", "128 keys"),
     ],
-)  # fmt: skip
+)
 def test_backward_defaults(length: int, dim: int, causal: bool, dkdv: str, dq: str) -> None:
     of_dkdv, of_dq = (configs._DKDV_64, configs._DQ_64) if dim == 64 else (configs._DKDV_128, configs._DQ_128)
     want = configs.BackwardConfig(of_dkdv[dkdv], of_dq[dq])

@@ -105,9 +105,13 @@ def problem_of(case: Case, o: Operands) -> GatherProblem:
     fields = tuple(map(described, (o.a, o.b, o.offs, o.rows, o.bias, o.slots, o.weights, o.pre)))
     gated = case.product in (GATED, BACKWARD)
     return describe(
-        case.product, *fields, activation=case.activation if gated else "", interleaved=case.interleaved,
-        save_pre=case.save_pre, gather_b=case.gathered == "b",
-    )  # fmt: skip
+        case.product,
+        *fields,
+        activation=case.activation if gated else "",
+        interleaved=case.interleaved,
+        save_pre=case.save_pre,
+        gather_b=case.gathered == "b",
+    )
 
 
 def poisoned_outputs(problem: GatherProblem, operands: Operands) -> Outputs:
@@ -227,12 +231,31 @@ CASES: tuple[Case, ...] = (
 LARGE: tuple[Case, ...] = (
     Case("large-mm", MM, (700, 0, 1300, 64, 1, 2031), n=1536, k=2048, past=100, top_k=8),
     Case("large-gated", GATED, (700, 0, 1300, 64, 1, 2031), n=768, k=2048, past=100, top_k=8),
-    Case("large-gated-interleaved", GATED, (513, 255, 256, 257), n=520, k=1040, top_k=4, interleaved=True, bias=True,
-         activation="gpt_oss", std=4.0),
+    Case(
+        "large-gated-interleaved",
+        GATED,
+        (513, 255, 256, 257),
+        n=520,
+        k=1040,
+        top_k=4,
+        interleaved=True,
+        bias=True,
+        activation="gpt_oss",
+        std=4.0,
+    ),
     Case("large-gated-many-experts", GATED, tuple(g % 5 for g in range(512)), n=256, k=1024, top_k=8, save_pre=False),
     Case("large-backward", BACKWARD, (700, 0, 1300, 64, 1, 2031), n=768, k=2048, past=100, top_k=8, storage="kn"),
-    Case("large-backward-interleaved", BACKWARD, (513, 255, 256, 257), n=1032, k=1040, top_k=4, interleaved=True,
-         activation="geglu", storage="kn"),
+    Case(
+        "large-backward-interleaved",
+        BACKWARD,
+        (513, 255, 256, 257),
+        n=1032,
+        k=1040,
+        top_k=4,
+        interleaved=True,
+        activation="geglu",
+        storage="kn",
+    ),
     Case("large-wgrad", WGRAD, (700, 0, 1300, 64, 1, 2031), n=1536, k=1024, past=100, top_k=8),
     Case("large-wgrad-gather-b", WGRAD, (513, 255, 256, 257), n=1032, k=776, top_k=4, gathered="b"),
-)  # fmt: skip
+)

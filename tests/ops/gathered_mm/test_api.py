@@ -118,8 +118,15 @@ def test_compiles_without_a_graph_break_for_any_number_of_rows():
         x, down = torch.randn(tokens, K), torch.randn(2, N, K)
         rows = (torch.arange(2 * tokens) % tokens).int()
         offs = torch.tensor([tokens // 2, 2 * tokens], dtype=torch.int32)
-        args = (x, torch.randn(2, 2 * N, K).transpose(1, 2), down, rows, offs, torch.randperm(2 * tokens).int(),
-                torch.rand(tokens, 2))  # fmt: skip
+        args = (
+            x,
+            torch.randn(2, 2 * N, K).transpose(1, 2),
+            down,
+            rows,
+            offs,
+            torch.randperm(2 * tokens).int(),
+            torch.rand(tokens, 2),
+        )
         for got, want in zip(compiled(*args), step(*args), strict=True):
             torch.testing.assert_close(got, want)
 

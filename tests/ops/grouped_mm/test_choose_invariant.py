@@ -22,11 +22,17 @@ def problem(rows, dtype=torch.bfloat16, k=2048, n=1536, groups=128, **more):
     return Problem(Layout.RAGGED_M, groups, rows, n, k, dtype, dtype, (k, 1), (k * n, 1, k), **more)
 
 
-@pytest.mark.parametrize("device, dtype, k, backend", [
-    (H200, torch.bfloat16, 2048, "gluon_hopper"), (H200, torch.float16, 2048, "gluon_hopper"),
-    (H200, torch.bfloat16, 2047, "triton_pointer"), (H200, torch.float32, 2048, "triton_pointer"),
-    (A100, torch.bfloat16, 2048, "triton_pointer"), (A100, torch.float32, 2048, "triton_pointer"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "device, dtype, k, backend",
+    [
+        (H200, torch.bfloat16, 2048, "gluon_hopper"),
+        (H200, torch.float16, 2048, "gluon_hopper"),
+        (H200, torch.bfloat16, 2047, "triton_pointer"),
+        (H200, torch.float32, 2048, "triton_pointer"),
+        (A100, torch.bfloat16, 2048, "triton_pointer"),
+        (A100, torch.float32, 2048, "triton_pointer"),
+    ],
+)
 def test_one_backend_for_all_numbers_of_rows(device, dtype, k, backend):
     found = [choose_invariant(problem(rows, dtype, k), device) for rows in ROWS]
     assert {c.backend.name for c in found} == {backend}
@@ -42,8 +48,13 @@ def test_a_product_of_one_group(bias, tf32):
     """The router's."""
     found = set()
     for rows in ROWS:
-        p = replace(problem(rows, torch.float32, n=128, groups=1), layout=Layout.BATCHED, has_bias=bias,
-                    a_strides=(rows * 2048, 2048, 1), allow_tf32=tf32)  # fmt: skip
+        p = replace(
+            problem(rows, torch.float32, n=128, groups=1),
+            layout=Layout.BATCHED,
+            has_bias=bias,
+            a_strides=(rows * 2048, 2048, 1),
+            allow_tf32=tf32,
+        )
         choice = choose_invariant(p, H200)
         found.add((choice.backend.name, replace(choice.config, group_m=1, blocks_per_sm=1)))
     assert len(found) == 1
@@ -54,13 +65,25 @@ def test_gathered_products():
         for product in (Product.GATED, Product.BACKWARD):
             found = {
                 choose_gathered(
-                    GatherProblem(product, 128, rows, 1536, 2048, max(1, rows // 8), torch.bfloat16, (2048, 1),
-                                  (2048 * 1536, 1, 2048), activation="swiglu", interleaved=interleaved,
-                                  weights_shape=(rows, 1)),
-                    H200, batch_invariant=True,
+                    GatherProblem(
+                        product,
+                        128,
+                        rows,
+                        1536,
+                        2048,
+                        max(1, rows // 8),
+                        torch.bfloat16,
+                        (2048, 1),
+                        (2048 * 1536, 1, 2048),
+                        activation="swiglu",
+                        interleaved=interleaved,
+                        weights_shape=(rows, 1),
+                    ),
+                    H200,
+                    batch_invariant=True,
                 ).backend.name
                 for rows in ROWS
-            }  # fmt: skip
+            }
             assert found == {name}
     wgrad = GatherProblem(Product.WGRAD, 8, 64, 64, 512, 512, torch.bfloat16, (64, 1), (64, 1))
     with pytest.raises(ValueError, match="depends on numbers of rows"):

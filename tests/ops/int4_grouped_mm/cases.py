@@ -151,6 +151,12 @@ def of_shape(groups: int, rows: int, n: int, k: int, group: int = 128, zeros: bo
 
     scales = empty(groups, k // group, n)
     return Int4Problem.of_descriptions(
-        empty(groups * rows, k), empty(groups, n, k // 2, dtype=torch.uint8), scales, scales if zeros else None, group,
-        empty(groups, dtype=torch.int32), None, None,
-    )  # fmt: skip
+        empty(groups * rows, k),
+        empty(groups, n, k // 2, dtype=torch.uint8),
+        scales,
+        scales if zeros else None,
+        group,
+        empty(groups, dtype=torch.int32),
+        None,
+        None,
+    )

@@ -64,9 +64,7 @@ def encoded(launched: list[Launched]) -> Iterator[list[tuple[Any, ...]]]:
 
 @pytest.mark.compile
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_the_same_launch_as_by_triton(
-    case: Case, encoded: list[tuple[Any, ...]], launched: list[Launched]
-) -> None:
+def test_the_same_launch_as_by_triton(case: Case, encoded: list[tuple[Any, ...]], launched: list[Launched]) -> None:
     a, b, offs, bias = cases.make(case)
     operands = Operands(a, b, offs, bias)
     problem = Problem.from_tensors(a, b, offs, bias, case.out_dtype)

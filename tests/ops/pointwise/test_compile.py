@@ -62,9 +62,7 @@ def grid(rows, columns, dtype, boundary):
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize(
-    "boundary, arch", [*(("zero", arch) for arch in ARCHES), ("replicate", 90), ("circular", 90)]
-)  # fmt: skip
+@pytest.mark.parametrize("boundary, arch", [*(("zero", arch) for arch in ARCHES), ("replicate", 90), ("circular", 90)])
 def test_laplacian(boundary, arch, dtype):
     u, out = grid(4096, 4096, dtype, boundary)
     found, accesses = compiled(arch, laplacian.launch, u, out, boundary, 1.0)

@@ -88,9 +88,13 @@ else:
 
     @settings(max_examples=20, deadline=None)
     @given(
-        grids=st.integers(1, 3), rows=st.integers(2, 12), columns=st.integers(2, 300),
-        boundary=st.sampled_from(laplacian.BOUNDARIES), dtype=st.sampled_from(DTYPES), seed=st.integers(0, 10),
-    )  # fmt: skip
+        grids=st.integers(1, 3),
+        rows=st.integers(2, 12),
+        columns=st.integers(2, 300),
+        boundary=st.sampled_from(laplacian.BOUNDARIES),
+        dtype=st.sampled_from(DTYPES),
+        seed=st.integers(0, 10),
+    )
     def test_laplacian_random_shapes(grids, rows, columns, boundary, dtype, seed):
         u = torch.randn(grids, rows, columns, generator=torch.Generator().manual_seed(seed)).to(dtype)
         assert_right(laplacian.laplacian(u, boundary=boundary), u, boundary)

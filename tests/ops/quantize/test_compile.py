@@ -40,10 +40,14 @@ def wide(found):
 @pytest.mark.parametrize(
     "arch, source, k, dtype",
     [
-        (90, "plain", 7168, BF16), (89, "plain", 7168, FP32), (100, "swiglu", 2048, BF16),
-        (90, "swiglu_interleaved", 2048, BF16), (90, "rms_norm", 7168, BF16), (90, "rms_norm", 32768, BF16),
+        (90, "plain", 7168, BF16),
+        (89, "plain", 7168, FP32),
+        (100, "swiglu", 2048, BF16),
+        (90, "swiglu_interleaved", 2048, BF16),
+        (90, "rms_norm", 7168, BF16),
+        (90, "rms_norm", 32768, BF16),
     ],
-)  # fmt: skip
+)
 def test_rows(arch, source, k, dtype):
     x = torch.empty(4096, 2 * k if source.startswith("swiglu") else k, dtype=dtype)
     weight = torch.empty(k, dtype=BF16) if source == "rms_norm" else None
@@ -67,10 +71,13 @@ def test_tokens(source):
 @pytest.mark.parametrize(
     "arch, source, k, dtype",
     [
-        (90, "plain", 7168, BF16), (89, "plain", 1000, FP32), (90, "swiglu", 2048, BF16),
-        (90, "swiglu_interleaved", 2048, BF16), (90, "rms_norm", 4096, BF16),
+        (90, "plain", 7168, BF16),
+        (89, "plain", 1000, FP32),
+        (90, "swiglu", 2048, BF16),
+        (90, "swiglu_interleaved", 2048, BF16),
+        (90, "rms_norm", 4096, BF16),
     ],
-)  # fmt: skip
+)
 def test_strips(arch, source, k, dtype):
     x = torch.empty(4096, 2 * k if source.startswith("swiglu") else k, dtype=dtype)
     weight = torch.empty(k) if source == "rms_norm" else None

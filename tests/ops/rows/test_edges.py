@@ -60,9 +60,15 @@ if not interpreter.active():
         assert alone <= 9, moves
 
     @pytest.mark.compile
-    @pytest.mark.parametrize("rows, cols, centered, residual", [
-        (8192, 1001, False, True), (8192, 1001, True, False), (8192, 20001, False, False), (4096, 50257, True, False),
-    ])  # fmt: skip
+    @pytest.mark.parametrize(
+        "rows, cols, centered, residual",
+        [
+            (8192, 1001, False, True),
+            (8192, 1001, True, False),
+            (8192, 20001, False, False),
+            (4096, 50257, True, False),
+        ],
+    )
     def test_bodies_of_norms_move_in_vectors(monkeypatch, rows, cols, centered, residual):
         monkeypatch.setattr(norms, "machine", lambda index: MACHINES[90])
         x = torch.empty(rows, cols, dtype=torch.bfloat16)

@@ -54,9 +54,13 @@ def _arguments(tensors: list[torch.Tensor], out: torch.Tensor, box: int) -> tupl
 def _options(case: tuple, dtype: torch.dtype) -> dict[str, int]:
     _, _, group, box, slots, _, consumers = case
     return {
-        "GROUP": group, "BOX": box, "SLOTS": slots * dtype.itemsize // 2, "CONSUMERS": consumers, "REGISTERS": 0,
+        "GROUP": group,
+        "BOX": box,
+        "SLOTS": slots * dtype.itemsize // 2,
+        "CONSUMERS": consumers,
+        "REGISTERS": 0,
         "LOADER_REGISTERS": 0,
-    }  # fmt: skip
+    }
 
 
 def _forward(case: tuple, x: torch.Tensor, seed: int) -> torch.Tensor:
@@ -230,13 +234,20 @@ def test_which_tensors(hopper, monkeypatch):
 
 
 DEFAULTS = [
-    (torch.bfloat16, 10001, 1), (torch.bfloat16, 20001, 1), (torch.bfloat16, 57343, 1), (torch.float16, 50257, 1),
-    (torch.float32, 50257, 1), (torch.bfloat16, 20001, 2), (torch.bfloat16, 50257, 2),
-]  # fmt: skip
+    (torch.bfloat16, 10001, 1),
+    (torch.bfloat16, 20001, 1),
+    (torch.bfloat16, 57343, 1),
+    (torch.float16, 50257, 1),
+    (torch.float32, 50257, 1),
+    (torch.bfloat16, 20001, 2),
+    (torch.bfloat16, 50257, 2),
+]
 OTHERS = [
-    (torch.bfloat16, RingConfig(8, 8, 8, 2), 1), (torch.float32, RingConfig(), 1), (torch.float32, RingConfig(), 2),
+    (torch.bfloat16, RingConfig(8, 8, 8, 2), 1),
+    (torch.float32, RingConfig(), 1),
+    (torch.float32, RingConfig(), 2),
     (torch.bfloat16, RingConfig(8, 8, 8, 1, 2), 2),
-]  # fmt: skip
+]
 
 
 @pytest.mark.compile

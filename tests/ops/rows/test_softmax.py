@@ -136,9 +136,12 @@ else:
 
     @settings(max_examples=25, deadline=None)
     @given(
-        st.integers(1, 9), st.integers(1, 150), st.sampled_from(DTYPES), st.sampled_from(TO_INTERPRET),
+        st.integers(1, 9),
+        st.integers(1, 150),
+        st.sampled_from(DTYPES),
+        st.sampled_from(TO_INTERPRET),
         st.sampled_from([1.0, 30.0]),
-    )  # fmt: skip
+    )
     def test_random_shapes(rows, cols, dtype, config, scale):
         check((rows, cols), dtype, config if fits(config, cols) else None, scale=scale)
 

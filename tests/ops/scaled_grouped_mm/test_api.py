@@ -134,11 +134,13 @@ def bad(**changes):
         ({"backend": "torch_scaled"}, "backend: torch_scaled cannot take this problem: "),
         ({"config": object()}, "config: expected None with backend='auto'"),
         ({"backend": "loop", "config": 3}, "config: expected a NoConfig of backend loop, got 3"),
-        ({"scale_a": lambda s: s.index_fill(0, torch.tensor([3]), float("nan")), "check": True},
-         "scale_a: expected finite scales, got 2 that are NaN or infinite"),
+        (
+            {"scale_a": lambda s: s.index_fill(0, torch.tensor([3]), float("nan")), "check": True},
+            "scale_a: expected finite scales, got 2 that are NaN or infinite",
+        ),
         ({"scale_b": lambda s: s / 0, "check": True}, "scale_b: expected finite scales, got 24 that"),
     ],
-)  # fmt: skip
+)
 def test_errors_name_the_argument(changes, message):
     with pytest.raises(ValueError, match=message):
         scaled_grouped_mm(**bad(**changes))
@@ -174,8 +176,9 @@ def test_choice_says_why():
     assert {e.backend for e in choice.estimates} == {b.name for b in BACKENDS} - {"loop"}
 
 
-@pytest.mark.parametrize("gpu, name", [("h200", "gluon_fp8"), ("rtx 4090", "triton_fp8"), ("b200", "triton_fp8"),
-                                       ("a100", "loop")])  # fmt: skip
+@pytest.mark.parametrize(
+    "gpu, name", [("h200", "gluon_fp8"), ("rtx 4090", "triton_fp8"), ("b200", "triton_fp8"), ("a100", "loop")]
+)
 def test_choice_on_a_gpu(gpu, name):
     from dataclasses import replace
 

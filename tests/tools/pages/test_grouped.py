@@ -28,9 +28,11 @@ def test_our_best_against_the_best_peer_of_the_row():
 
 def test_means_by_kind():
     found = [
-        *rows("up", gluon_hopper=100, quack=121), *rows("down", gluon_hopper=100, quack=100),
-        *rows("wgrad-up", gluon_hopper=100, quack=50), *rows("dgrad-up", gluon_hopper=100, loop=102),
-    ]  # fmt: skip
+        *rows("up", gluon_hopper=100, quack=121),
+        *rows("down", gluon_hopper=100, quack=100),
+        *rows("wgrad-up", gluon_hopper=100, quack=50),
+        *rows("dgrad-up", gluon_hopper=100, loop=102),
+    ]
     text = against(found)
     assert "products 1.100 (2 rows, worst 1.000)" in text
     assert "weight gradients 0.500 (1 row, worst 0.500)" in text and "input gradients 1.020 (1 row" in text
@@ -57,12 +59,21 @@ def test_a_later_run_that_was_cut_short_stands_below():
 
 def test_failures_are_told():
     shapes = {
-        "env": {"gpu": "NVIDIA H200"}, "date": "2026-01-02T03", "seed": 7, "cases": 1000, "runs": {"a": 1500, "b": 500},
-        "failures": [{}, {}], "worst": {"a": {"of_allowed": 0.5}, "b": {"of_allowed": 1.25}}, "repeated": 9,
-    }  # fmt: skip
+        "env": {"gpu": "NVIDIA H200"},
+        "date": "2026-01-02T03",
+        "seed": 7,
+        "cases": 1000,
+        "runs": {"a": 1500, "b": 500},
+        "failures": [{}, {}],
+        "worst": {"a": {"of_allowed": 0.5}, "b": {"of_allowed": 1.25}},
+        "repeated": 9,
+    }
     text = checked({"random-shapes": shapes})
     assert "1,000 problems" in text and "2,000 results" in text and "2 failures" in text and "1.25 of what" in text
-    runs = [{"tool": "racecheck", "backend": "a", "outcome": "not clean"}, {"tool": "racecheck", "backend": "b", "outcome": "clean"}]  # noqa: E501
+    runs = [
+        {"tool": "racecheck", "backend": "a", "outcome": "not clean"},
+        {"tool": "racecheck", "backend": "b", "outcome": "clean"},
+    ]
     text = checked({"sanitize": {"env": {"gpu": "X"}, "date": "2026-01-02", "runs": runs}})
     assert "racecheck" in text and "not clean: `a`; clean: `b`" in text
     assert checked({}) == "Not checked yet."

@@ -32,10 +32,16 @@ def test_a_stale_page_is_named_and_left_alone(tool, monkeypatch, tmp_path, capsy
     assert tool.main(["grouped_mm", "--doc", str(page)]) == 0 and page.read_text() == text
 
 
-@pytest.mark.parametrize("argv", [
-    ["nope"], ["--doc", "x.md"], ["moe", "scaling", "--records", "x.jsonl"],
-    ["moe", "--records", "x.jsonl", "y.jsonl"], ["traffic", "--records", "x.jsonl"],
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["nope"],
+        ["--doc", "x.md"],
+        ["moe", "scaling", "--records", "x.jsonl"],
+        ["moe", "--records", "x.jsonl", "y.jsonl"],
+        ["traffic", "--records", "x.jsonl"],
+    ],
+)
 def test_mistakes_end_with_what_was_expected(tool, argv, capsys):
     with pytest.raises(SystemExit) as end:
         tool.main(argv)

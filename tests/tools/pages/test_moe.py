@@ -27,15 +27,23 @@ def run(tmp_path):
     seconds = dict.fromkeys(STAGES, 0.001)
     parts = [
         {"part": "gate", "bad": []},
-        {"part": "sizes", "T": 64, "H": 32, "I": 16, "E": 4, "k": 2, "flops": 4e9, "fwd": {"ours": 1e-3,
-         "compile-gather": 2e-3, "compile-add": 3e-3, "eager-add": "OutOfMemoryError"},
-         "both": {"ours": 3e-3, "compile-gather": 6e-3, "compile-add": 4.5e-3},
-         "peak_gib": {"ours": [1.0, 2.0], "compile-gather": [3.0, 4.0]},
-         "err": {"ours": 0.0, "compile-gather": 1e-5, "compile-add": 4e-3}},
+        {
+            "part": "sizes",
+            "T": 64,
+            "H": 32,
+            "I": 16,
+            "E": 4,
+            "k": 2,
+            "flops": 4e9,
+            "fwd": {"ours": 1e-3, "compile-gather": 2e-3, "compile-add": 3e-3, "eager-add": "OutOfMemoryError"},
+            "both": {"ours": 3e-3, "compile-gather": 6e-3, "compile-add": 4.5e-3},
+            "peak_gib": {"ours": [1.0, 2.0], "compile-gather": [3.0, 4.0]},
+            "err": {"ours": 0.0, "compile-gather": 1e-5, "compile-add": 4e-3},
+        },
         {"part": "stages", "size": [64, 32, 16, 4, 2], "seconds": seconds},
         {"part": "stages", "size": [128, 32, 16, 4, 2], "seconds": {**seconds, "down": 7e-3}},
         {"part": "kernels", "T": 64, "E": 4, "k": 2, "us": {"perm": 2.5, "route": 3.5, "torch topk": 9.0}},
-    ]  # fmt: skip
+    ]
     path = tmp_path / "2026-01-02.jsonl"
     path.write_text("".join(json.dumps(part) + "\n" for part in parts))
     return path

@@ -22,9 +22,15 @@ def fields(w, backend, **changes):
     op = operators()[w.op]
     work = op.baselines[0].work(w) if backend == "dense" else op.work(w)
     return {
-        "op": w.op, "workload": f"{w.preset}/{w.name}", "shape": w.shape(), "dtype": w.dtype, "backend": backend,
-        "flops": 0.0 if backend == "copy" else work.flops, "nbytes": work.nbytes, **changes,
-    }  # fmt: skip
+        "op": w.op,
+        "workload": f"{w.preset}/{w.name}",
+        "shape": w.shape(),
+        "dtype": w.dtype,
+        "backend": backend,
+        "flops": 0.0 if backend == "copy" else work.flops,
+        "nbytes": work.nbytes,
+        **changes,
+    }
 
 
 def record(w, backend, time_s, **changes):
@@ -45,10 +51,13 @@ SONIC, TRAIN = (named("moe-sonic", f"T40960-H768-I512-E64-k4{end}") for end in (
 
 def test_decode_is_set_beside_copy_the_bound_and_the_others():
     found = [
-        record(QWEN, "expertile", 40e-6), record(QWEN, "copy", 30e-6), record(QWEN, "torch", 50e-6),
-        record(QWEN, "torch.compile", 80e-6), record(QWEN, "torch.compile-index-add", 60e-6),
+        record(QWEN, "expertile", 40e-6),
+        record(QWEN, "copy", 30e-6),
+        record(QWEN, "torch", 50e-6),
+        record(QWEN, "torch.compile", 80e-6),
+        record(QWEN, "torch.compile-index-add", 60e-6),
         record(QWEN, "transformers", 100e-6),
-    ]  # fmt: skip
+    ]
     lines = blocks(found, H200)["decode"]
     # x, out, router and three matrices of 8 experts in 16 bits: 76.0 MB.
     assert rows(lines) == ["| qwen3-30b-a3b | 1 | 8 of 128 | 40.0 | 1.90 | 75 % | 50 % | 1.50× | 2.50× |"]
@@ -75,10 +84,13 @@ def test_with_every_workload_measured_nothing_is_missing():
 def test_a_workload_is_compared_within_its_last_run_that_has_a_time_of_ours():
     other = named("moe-decode", "qwen3-30b-a3b-tokens8")
     found = [
-        record(QWEN, "expertile", 40e-6, run="a"), record(QWEN, "copy", 30e-6, run="a"),
-        record(QWEN, "expertile", 50e-6, run="b"), record(QWEN, "transformers", 100e-6, run="b"),
-        record(QWEN, "copy", 10e-6, run="c"), record(other, "expertile", 70e-6, run="c", date="2026-11-23"),
-    ]  # fmt: skip
+        record(QWEN, "expertile", 40e-6, run="a"),
+        record(QWEN, "copy", 30e-6, run="a"),
+        record(QWEN, "expertile", 50e-6, run="b"),
+        record(QWEN, "transformers", 100e-6, run="b"),
+        record(QWEN, "copy", 10e-6, run="c"),
+        record(other, "expertile", 70e-6, run="c", date="2026-11-23"),
+    ]
     lines = blocks(found, H200)["decode"]
     first, second = rows(lines)
     assert "| 50.0 |" in first and first.endswith("| – | 50 % | – | 2.00× |")
@@ -96,10 +108,14 @@ def test_other_gpus_policies_and_shapes_do_not_count(changes):
 
 def test_sonic_names_the_fastest_other_and_what_is_not_measured():
     found = [
-        record(SONIC, "expertile", 1e-3), record(SONIC, "dense", 0.8e-3), record(SONIC, "copy", 1e-4),
-        record(SONIC, "torch.compile", 2e-3), record(SONIC, "transformers", 1.5e-3),
-        absent(SONIC, "sonicmoe", "sonicmoe is not installed"), absent(SONIC, "liger", "no liger"),
-    ]  # fmt: skip
+        record(SONIC, "expertile", 1e-3),
+        record(SONIC, "dense", 0.8e-3),
+        record(SONIC, "copy", 1e-4),
+        record(SONIC, "torch.compile", 2e-3),
+        record(SONIC, "transformers", 1.5e-3),
+        absent(SONIC, "sonicmoe", "sonicmoe is not installed"),
+        absent(SONIC, "liger", "no liger"),
+    ]
     lines = blocks(found, H200)["sonic"]
     row = "| 40960, 768, 512, 64, 4 | 1.00 | 387 | 80 % | `transformers` 1.50× | not measured | – | – | – |"
     assert rows(lines) == [row]
@@ -108,9 +124,12 @@ def test_sonic_names_the_fastest_other_and_what_is_not_measured():
 
 def test_training_has_columns_of_its_own_and_sonicmoe_can_play():
     found = [
-        record(SONIC, "expertile", 1e-3), record(TRAIN, "expertile", 3e-3), record(TRAIN, "dense", 1.5e-3),
-        record(TRAIN, "sonicmoe", 6e-3), absent(SONIC, "sonicmoe", "forward alone is not offered"),
-    ]  # fmt: skip
+        record(SONIC, "expertile", 1e-3),
+        record(TRAIN, "expertile", 3e-3),
+        record(TRAIN, "dense", 1.5e-3),
+        record(TRAIN, "sonicmoe", 6e-3),
+        absent(SONIC, "sonicmoe", "forward alone is not offered"),
+    ]
     lines = blocks(found, H200)["sonic"]
     assert rows(lines)[0].endswith("| 1.00 | 387 | – | – | 3.00 | 387 | 50 % | `sonicmoe` 2.00× |")
     assert "took no part" not in "\n".join(lines)

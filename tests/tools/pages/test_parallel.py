@@ -23,14 +23,29 @@ def step(way, forward, both, *, scaling="weak", **changed):
     """`forward` and `both`: ms of step, and of computation and communication alone."""
     kinds = ("step", "compute", "communication")
     return {
-        "part": "step", **_CASE, "scaling": scaling, "world": 2, "tokens": 1000 if scaling == "weak" else 500,
-        "way": way, "chunks": 1, "combine": "ordered", "fixed": False, "graph": False, "status": "ok", "reason": "",
-        "bits": False, "errors": {"out": 1e-3, "x": 4e-3}, "leaving_bytes": {"forward": 100_000_000, "both": 2e8},
+        "part": "step",
+        **_CASE,
+        "scaling": scaling,
+        "world": 2,
+        "tokens": 1000 if scaling == "weak" else 500,
+        "way": way,
+        "chunks": 1,
+        "combine": "ordered",
+        "fixed": False,
+        "graph": False,
+        "status": "ok",
+        "reason": "",
+        "bits": False,
+        "errors": {"out": 1e-3, "x": 4e-3},
+        "leaving_bytes": {"forward": 100_000_000, "both": 2e8},
         "work": {"forward": [1e8, 4.8e9], "both": [3e8, 9.6e9]},
-        "seconds": {name: {k: ms * 1e-3 for k, ms in zip(kinds, given, strict=False)}
-                    for name, given in (("forward", forward), ("both", both)) if given},
+        "seconds": {
+            name: {k: ms * 1e-3 for k, ms in zip(kinds, given, strict=False)}
+            for name, given in (("forward", forward), ("both", both))
+            if given
+        },
         **changed,
-    }  # fmt: skip
+    }
 
 
 PARTS = [

@@ -19,9 +19,18 @@ H200 = "NVIDIA H200"
 def record(w, backend, time_s, policy="graph", **changes):
     work = operators()[w.op].work(w)
     return timed(
-        time_s, op=w.op, workload=f"{w.preset}/{w.name}", shape=w.shape(), dtype=w.dtype, backend=backend,
-        policy=policy, flops=work.flops, nbytes=work.nbytes, bound_s=time_s / 2, **changes,
-    )  # fmt: skip
+        time_s,
+        op=w.op,
+        workload=f"{w.preset}/{w.name}",
+        shape=w.shape(),
+        dtype=w.dtype,
+        backend=backend,
+        policy=policy,
+        flops=work.flops,
+        nbytes=work.nbytes,
+        bound_s=time_s / 2,
+        **changes,
+    )
 
 
 def named(preset, name, op="scaled_grouped_mm"):
@@ -46,9 +55,12 @@ def test_the_sweep_stands_against_deep_gemm_by_shares_of_dense():
     other = named("fp8-sweep", "fp8-e1-m64-n2048-k2048")
     dense_s = operators()[square.op].work(square).flops / 1317e12
     found = [
-        record(w, "expertile", 8.4e-6), record(w, "expertile", 50e-6, "eager"), record(w, "torch", 16.8e-6),
-        record(square, "dense", dense_s), record(other, "expertile", 5e-6),
-    ]  # fmt: skip
+        record(w, "expertile", 8.4e-6),
+        record(w, "expertile", 50e-6, "eager"),
+        record(w, "torch", 16.8e-6),
+        record(square, "dense", dense_s),
+        record(other, "expertile", 5e-6),
+    ]
     text = blocks(found, H200)["sweep"]
     # Twice as fast as its 16.8 µs, dense alike; the second shape is none of the 27.
     assert "over 1 shapes: 2.00× in geometric mean" in text
@@ -73,9 +85,12 @@ def test_causes_and_the_error_of_multiplied_scales():
     w = named("fp8-causes", "gemm1-m64", "fp8_causes")
     wrong = untimed("wrong", op=w.op, workload=f"{w.preset}/{w.name}", backend="multiplied", policy="eager")
     found = [
-        record(w, "expertile", 1e-5), record(w, "expertile", 2e-5, "eager"), record(w, "expertile-row", 0.9e-5),
-        record(w, "expertile-padded", 6e-5, "eager"), replace(wrong, rel_error=0.97),
-    ]  # fmt: skip
+        record(w, "expertile", 1e-5),
+        record(w, "expertile", 2e-5, "eager"),
+        record(w, "expertile-row", 0.9e-5),
+        record(w, "expertile-padded", 6e-5, "eager"),
+        replace(wrong, rel_error=0.97),
+    ]
     row = blocks(found, H200)["causes"].splitlines()[-1]
     assert row == "| gemm1-m64 | 10.0 | 0.90× | – | – | – | 20.0 | 3.00× | 0.970 |"
 
@@ -89,8 +104,10 @@ def test_the_table_of_memory_and_speed():
         found += [record(named("int4-models", name), "expertile", 2e-4)]
     rows = [line.split(" | ") for line in blocks(found, H200)["models"].splitlines() if line.startswith("| mixtral")]
     assert [row[2:5] for row in rows] == [
-        ["bf16", "800", "1.00×"], ["FP8", "400", "2.00×"], ["INT4", "200", "4.00×"],
-    ]  # fmt: skip
+        ["bf16", "800", "1.00×"],
+        ["FP8", "400", "2.00×"],
+        ["INT4", "200", "4.00×"],
+    ]
     assert [row[7] for row in rows] == ["1.00×", "2.00×", "3.88×"]
     assert weight_nbytes("mixtral", "bf16") == pytest.approx(3 * 8 * 4096 * 14336 * 2)
 

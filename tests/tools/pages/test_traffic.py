@@ -87,9 +87,16 @@ def test_counted():
 def add(backend, elements, time_s, policy="graph"):
     shape = {"elements": elements, "value": 1.0}
     return timed(
-        time_s, backend=backend, policy=policy, op="add_scalar", workload=f"add-scalar/{elements}-fp32", shape=shape,
-        dtype="fp32", nbytes=8.0 * elements, bound_s=1e-9,
-    )  # fmt: skip
+        time_s,
+        backend=backend,
+        policy=policy,
+        op="add_scalar",
+        workload=f"add-scalar/{elements}-fp32",
+        shape=shape,
+        dtype="fp32",
+        nbytes=8.0 * elements,
+        bound_s=1e-9,
+    )
 
 
 def test_where_the_launch_ends():

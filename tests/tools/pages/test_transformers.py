@@ -18,10 +18,21 @@ EMPTY = "<!-- expertile:transformers layers -->\n<!-- /expertile:transformers la
 def layer(tokens, seconds, both=False, policy="eager", model="Small", **more):
     """A made-up part whose bound on an H200 is that of 4.8 GB: 1 ms."""
     return {
-        "part": "layer", "model": model, "tokens": tokens, "both": both, "policy": policy, "H": 64, "I": 32, "E": 8,
-        "k": 2, "flops": 1e9, "nbytes": H200.memory_bps * 1e-3, "seconds": seconds,
-        "rel_error": {name: 0.004 + 0.001 * (name != "expertile") for name in seconds}, **more,
-    }  # fmt: skip
+        "part": "layer",
+        "model": model,
+        "tokens": tokens,
+        "both": both,
+        "policy": policy,
+        "H": 64,
+        "I": 32,
+        "E": 8,
+        "k": 2,
+        "flops": 1e9,
+        "nbytes": H200.memory_bps * 1e-3,
+        "seconds": seconds,
+        "rel_error": {name: 0.004 + 0.001 * (name != "expertile") for name in seconds},
+        **more,
+    }
 
 
 def written(tmp_path, *parts):

@@ -66,8 +66,9 @@ _WORD = re.compile(r"[a-z0-9.]+")
 
 def _column(held: list[tuple[str, Quantity]], wide: list[int]) -> Iterator[Finding]:
     """Rows of one memory column that differ in their format only; of a row that names none, it asks."""
-    named = [(bits, _WORD.findall(_FORMAT.sub(" ", label.lower())), q) for label, q in held
-             if len(bits := _bits(label)) < 2]  # fmt: skip
+    named = [
+        (bits, _WORD.findall(_FORMAT.sub(" ", label.lower())), q) for label, q in held if len(bits := _bits(label)) < 2
+    ]
     for (to, name, q), (of, other, base) in itertools.permutations(named, 2):
         if [len(to), len(of or wide)] != [1, 1] or to[0] > 8 or (of and name != other):
             continue

@@ -202,9 +202,23 @@ def sparse_peaks(report: Report) -> Iterator[Finding]:
 _LANES = {"3": 0.985e9, "4": 1.969e9, "5": 3.938e9, "6": 7.563e9}  # bytes/s of one PCIe lane, one direction
 _PCIE = re.compile(r"(?i)pci-?e?(?:xpress)? ?(?:gen)? ?\.?(?P<g>[3-6])(?:\.0)?(?: ?[x×] ?(?P<n>\d+))?")
 # Both directions together, bytes/s; NVIDIA data sheets.
-_NVLINK = {"V100": 300e9, "A100": 600e9, "A800": 400e9, "A30": 200e9, "H800": 400e9, "H100": 900e9, "H200": 900e9,
-           "H20": 900e9, "GH200": 900e9, "B200": 1800e9, "GB200": 1800e9, "B300": 1800e9, "A6000": 112.5e9,
-           "A40": 112.5e9, "3090": 112.5e9}  # fmt: skip
+_NVLINK = {
+    "V100": 300e9,
+    "A100": 600e9,
+    "A800": 400e9,
+    "A30": 200e9,
+    "H800": 400e9,
+    "H100": 900e9,
+    "H200": 900e9,
+    "H20": 900e9,
+    "GH200": 900e9,
+    "B200": 1800e9,
+    "GB200": 1800e9,
+    "B300": 1800e9,
+    "A6000": 112.5e9,
+    "A40": 112.5e9,
+    "3090": 112.5e9,
+}
 _ONE_WAY = re.compile(r"(?i)h2d|d2h|host.to.device|device.to.host|unidirection|one[- ]way|per direction|h->d|d->h")
 _NO_LINK = re.compile(
     r"(?i)alg ?bw|switch|all-?to-?all|all-?gather|ethernet|infiniband|\bib\b|\bnodes?\b|total|system|domain|rack|nvl\d|"

@@ -59,9 +59,21 @@ _UNKNOWN = ("a_ptr", "b_ptr", "out_ptr", "N", "K", "a_stride_m", "b_stride_g", "
 
 @triton.jit(do_not_specialize=_UNKNOWN, do_not_specialize_on_alignment=_UNKNOWN)
 def _masked_kernel(
-    a_ptr, b_ptr, out_ptr, offs_ptr, N, K, groups, a_stride_m, b_stride_g, b_stride_n, out_stride_m,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-):  # fmt: skip
+    a_ptr,
+    b_ptr,
+    out_ptr,
+    offs_ptr,
+    N,
+    K,
+    groups,
+    a_stride_m,
+    b_stride_g,
+    b_stride_n,
+    out_stride_m,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
     tiles_n = tl.cdiv(N, BLOCK_N)
     group, start, end, place, found = walk_to_group(tl.program_id(0), offs_ptr, groups, tiles_n, BLOCK_M)
     if found:
@@ -91,11 +103,24 @@ def _run(problem: Problem, operands: Operands, config: Config, out: torch.Tensor
     if p.m and p.n:
         with current_device(operands.a.device):
             _masked_kernel[(programs,)](
-                operands.a, operands.b, out, operands.offs, p.n, p.k, p.groups,
-                p.a_strides[0], p.b_strides[0], p.b_strides[2], out.stride(0),
-                BLOCK_M=config.block_m, BLOCK_N=config.block_n, BLOCK_K=config.block_k,
-                num_warps=config.num_warps, num_stages=config.num_stages, **FP_FUSION,
-            )  # fmt: skip
+                operands.a,
+                operands.b,
+                out,
+                operands.offs,
+                p.n,
+                p.k,
+                p.groups,
+                p.a_strides[0],
+                p.b_strides[0],
+                p.b_strides[2],
+                out.stride(0),
+                BLOCK_M=config.block_m,
+                BLOCK_N=config.block_n,
+                BLOCK_K=config.block_k,
+                num_warps=config.num_warps,
+                num_stages=config.num_stages,
+                **FP_FUSION,
+            )
     return out
 
 

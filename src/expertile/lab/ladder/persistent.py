@@ -35,9 +35,23 @@ class Config(masked_pointer.Config):
 
 @triton.jit
 def _persistent_kernel(
-    a_ptr, b_ptr, out_ptr, offs_ptr, N, K, groups, a_stride_m, b_stride_g, b_stride_n, out_stride_m,
-    EVEN_K: tl.constexpr, GROUPS_P2: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-):  # fmt: skip
+    a_ptr,
+    b_ptr,
+    out_ptr,
+    offs_ptr,
+    N,
+    K,
+    groups,
+    a_stride_m,
+    b_stride_g,
+    b_stride_n,
+    out_stride_m,
+    EVEN_K: tl.constexpr,
+    GROUPS_P2: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
     tiles_n = tl.cdiv(N, BLOCK_N)
     ends = tile_ends(offs_ptr, groups, tiles_n, BLOCK_M, GROUPS_P2)
     for tile in range(tl.program_id(0), tl.max(ends, 0), tl.num_programs(0)):
@@ -46,9 +60,24 @@ def _persistent_kernel(
         row = start + (tile - first) // tiles_n * BLOCK_M
         col = (tile - first) % tiles_n * BLOCK_N
         multiply_tile(
-            a_ptr, b_ptr, out_ptr, group, row, end, col, N, K, a_stride_m, b_stride_g, b_stride_n, out_stride_m,
-            EVEN_K, BLOCK_M, BLOCK_N, BLOCK_K,
-        )  # fmt: skip
+            a_ptr,
+            b_ptr,
+            out_ptr,
+            group,
+            row,
+            end,
+            col,
+            N,
+            K,
+            a_stride_m,
+            b_stride_g,
+            b_stride_n,
+            out_stride_m,
+            EVEN_K,
+            BLOCK_M,
+            BLOCK_N,
+            BLOCK_K,
+        )
 
 
 def _configs(problem: Problem, device: Device) -> tuple[Config, ...]:
@@ -63,12 +92,26 @@ def _run(problem: Problem, operands: Operands, config: Config, out: torch.Tensor
     if p.m and p.n:
         with current_device(operands.a.device):
             _persistent_kernel[(program_count(operands.a.device, tiles, config.blocks_per_sm),)](
-                operands.a, operands.b, out, operands.offs, p.n, p.k, p.groups,
-                p.a_strides[0], p.b_strides[0], p.b_strides[2], out.stride(0), EVEN_K=p.k % config.block_k == 0,
+                operands.a,
+                operands.b,
+                out,
+                operands.offs,
+                p.n,
+                p.k,
+                p.groups,
+                p.a_strides[0],
+                p.b_strides[0],
+                p.b_strides[2],
+                out.stride(0),
+                EVEN_K=p.k % config.block_k == 0,
                 GROUPS_P2=max(32, triton.next_power_of_2(p.groups)),
-                BLOCK_M=config.block_m, BLOCK_N=config.block_n, BLOCK_K=config.block_k,
-                num_warps=config.num_warps, num_stages=config.num_stages, **FP_FUSION,
-            )  # fmt: skip
+                BLOCK_M=config.block_m,
+                BLOCK_N=config.block_n,
+                BLOCK_K=config.block_k,
+                num_warps=config.num_warps,
+                num_stages=config.num_stages,
+                **FP_FUSION,
+            )
     return out
 
 

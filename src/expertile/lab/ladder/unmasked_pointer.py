@@ -25,9 +25,24 @@ from expertile.ops.launch.versions import FP_FUSION
 
 @triton.jit
 def multiply_tile(
-    a_ptr, b_ptr, out_ptr, group, row, row_end, col, N, K, a_stride_m, b_stride_g, b_stride_n, out_stride_m,
-    EVEN_K: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-):  # fmt: skip
+    a_ptr,
+    b_ptr,
+    out_ptr,
+    group,
+    row,
+    row_end,
+    col,
+    N,
+    K,
+    a_stride_m,
+    b_stride_g,
+    b_stride_n,
+    out_stride_m,
+    EVEN_K: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
     """One tile of the result: rows [row, row_end), columns from `col` on, of group `group`."""
     rows = tl.minimum(tl.arange(0, BLOCK_M), row_end - row - 1)[:, None]
     cols = tl.minimum(tl.arange(0, BLOCK_N), N - col - 1)[None, :]
@@ -57,18 +72,46 @@ def multiply_tile(
 
 @triton.jit
 def _unmasked_kernel(
-    a_ptr, b_ptr, out_ptr, offs_ptr, N, K, groups, a_stride_m, b_stride_g, b_stride_n, out_stride_m,
-    EVEN_K: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-):  # fmt: skip
+    a_ptr,
+    b_ptr,
+    out_ptr,
+    offs_ptr,
+    N,
+    K,
+    groups,
+    a_stride_m,
+    b_stride_g,
+    b_stride_n,
+    out_stride_m,
+    EVEN_K: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
     tiles_n = tl.cdiv(N, BLOCK_N)
     group, start, end, place, found = walk_to_group(tl.program_id(0), offs_ptr, groups, tiles_n, BLOCK_M)
     if found:
         row = start + place // tiles_n * BLOCK_M
         col = place % tiles_n * BLOCK_N
         multiply_tile(
-            a_ptr, b_ptr, out_ptr, group, row, end, col, N, K, a_stride_m, b_stride_g, b_stride_n, out_stride_m,
-            EVEN_K, BLOCK_M, BLOCK_N, BLOCK_K,
-        )  # fmt: skip
+            a_ptr,
+            b_ptr,
+            out_ptr,
+            group,
+            row,
+            end,
+            col,
+            N,
+            K,
+            a_stride_m,
+            b_stride_g,
+            b_stride_n,
+            out_stride_m,
+            EVEN_K,
+            BLOCK_M,
+            BLOCK_N,
+            BLOCK_K,
+        )
 
 
 def _run(problem: Problem, operands: Operands, config: Config, out: torch.Tensor | None) -> torch.Tensor:
@@ -78,11 +121,25 @@ def _run(problem: Problem, operands: Operands, config: Config, out: torch.Tensor
     if p.m and p.n:
         with current_device(operands.a.device):
             _unmasked_kernel[(programs,)](
-                operands.a, operands.b, out, operands.offs, p.n, p.k, p.groups,
-                p.a_strides[0], p.b_strides[0], p.b_strides[2], out.stride(0), EVEN_K=p.k % config.block_k == 0,
-                BLOCK_M=config.block_m, BLOCK_N=config.block_n, BLOCK_K=config.block_k,
-                num_warps=config.num_warps, num_stages=config.num_stages, **FP_FUSION,
-            )  # fmt: skip
+                operands.a,
+                operands.b,
+                out,
+                operands.offs,
+                p.n,
+                p.k,
+                p.groups,
+                p.a_strides[0],
+                p.b_strides[0],
+                p.b_strides[2],
+                out.stride(0),
+                EVEN_K=p.k % config.block_k == 0,
+                BLOCK_M=config.block_m,
+                BLOCK_N=config.block_n,
+                BLOCK_K=config.block_k,
+                num_warps=config.num_warps,
+                num_stages=config.num_stages,
+                **FP_FUSION,
+            )
     return out
 
 

@@ -57,9 +57,18 @@ CPU_NBYTES = 64e6  # a CPU moves that in some 10 ms
 CPU_FLOPS = 5e9  # and computes that in some 100 ms
 
 _FAMILIES = (
-    softmax, layer_norm, rms_norm, attention, laplacian, add_scalar, quantize, scaled_grouped_mm, fp8_causes,
-    int4_grouped_mm, moe,
-)  # fmt: skip
+    softmax,
+    layer_norm,
+    rms_norm,
+    attention,
+    laplacian,
+    add_scalar,
+    quantize,
+    scaled_grouped_mm,
+    fp8_causes,
+    int4_grouped_mm,
+    moe,
+)
 _MEMORY: Mapping[str, Build] = MappingProxyType({"attention": attention.memory_workloads})
 
 

@@ -124,9 +124,11 @@ def _transformers(w: Workload, tensors: Tensors) -> Callable[[], Tensor]:
 
     x, router, gate_up, down = tensors
     config = Qwen3MoeConfig(
-        hidden_size=w["hidden"], moe_intermediate_size=w["intermediate"], num_experts=w["experts"],
+        hidden_size=w["hidden"],
+        moe_intermediate_size=w["intermediate"],
+        num_experts=w["experts"],
         num_experts_per_tok=w["top_k"],
-    )  # fmt: skip
+    )
     config._experts_implementation = "grouped_mm"
     with torch.device("meta"):
         experts: Any = Qwen3MoeExperts(config)
@@ -162,9 +164,17 @@ def _sonic(w: Workload, tensors: Tensors) -> Callable[[], Tensor]:
     def run() -> Tensor:
         stream = torch.cuda.current_stream(x.device).cuda_stream
         return moe_TC_softmax_topk_layer(
-            x, router, gate_up.permute(1, 2, 0), None, down.permute(1, 2, 0), None, top_k, stream,
-            ActivationType.SWIGLU, not train,
-        )[0]  # fmt: skip
+            x,
+            router,
+            gate_up.permute(1, 2, 0),
+            None,
+            down.permute(1, 2, 0),
+            None,
+            top_k,
+            stream,
+            ActivationType.SWIGLU,
+            not train,
+        )[0]
 
     return run
 
@@ -178,10 +188,15 @@ WAYS = (
     Way("liger", True, _liger, installed("liger_kernel", on_gpu), graph=False, compiles=True),
     Way("transformers", True, _transformers, installed("transformers", anywhere)),
     Way(
-        "sonicmoe", True, _sonic, installed("sonicmoe", on_hopper), arrange=_interleave, interleaves=True,
+        "sonicmoe",
+        True,
+        _sonic,
+        installed("sonicmoe", on_hopper),
+        arrange=_interleave,
+        interleaves=True,
         compiles=True,
     ),
-)  # fmt: skip
+)
 
 
 def _products(x: Tensor, gate_up: Tensor, down: Tensor, dy: Tensor | None) -> tuple[Tensor, ...]:

@@ -73,7 +73,10 @@ def _preset() -> tuple[Workload, ...]:
 
 OPERATORS = (
     Operator(
-        "add_scalar", _inputs, _reference, _work,
+        "add_scalar",
+        _inputs,
+        _reference,
+        _work,
         (
             Rival("expertile", False, anywhere, _ours, peak_nbytes=_allocated),
             Rival("torch", True, anywhere, _torch, peak_nbytes=_allocated),
@@ -81,5 +84,5 @@ OPERATORS = (
         ),
         _tolerance,
     ),
-)  # fmt: skip
+)
 PRESETS: Mapping[str, Callable[[], tuple[Workload, ...]]] = MappingProxyType({"add-scalar": _preset})

@@ -39,9 +39,22 @@ def problem(w: Workload) -> Problem:
     q_strides = (heads * q_len * dim, q_len * dim, dim)
     k_strides = (kv_heads * k_len * dim, k_len * dim, dim)
     return Problem(
-        batch, heads, kv_heads, q_len, k_len, dim, w.torch_dtype, w["causal"], dim**-0.5, False, batch * q_len,
-        batch * k_len, q_strides, k_strides, k_strides,
-    )  # fmt: skip
+        batch,
+        heads,
+        kv_heads,
+        q_len,
+        k_len,
+        dim,
+        w.torch_dtype,
+        w["causal"],
+        dim**-0.5,
+        False,
+        batch * q_len,
+        batch * k_len,
+        q_strides,
+        k_strides,
+        k_strides,
+    )
 
 
 def _inputs(w: Workload, device: torch.device, seed: int) -> tuple[Tensor, ...]:
@@ -242,18 +255,31 @@ def _with_scores(tensors: int) -> Callable[[Workload, Device], str | None]:
 
 
 def workload(
-    preset: str, batch: int, heads: int, length: int, head_dim: int, causal: bool, dtype: str, backward: bool,
-    kv_heads: int | None = None, note: str = "",
-) -> Workload:  # fmt: skip
+    preset: str,
+    batch: int,
+    heads: int,
+    length: int,
+    head_dim: int,
+    causal: bool,
+    dtype: str,
+    backward: bool,
+    kv_heads: int | None = None,
+    note: str = "",
+) -> Workload:
     """Self-attention of `length`."""
     kv_heads = heads if kv_heads is None else kv_heads
     grouped = f"-HKV{kv_heads}" if kv_heads != heads else ""
     name = f"B{batch}-H{heads}{grouped}-L{length}-D{head_dim}-{dtype}"
     name += ("-causal" if causal else "") + ("-backward" if backward else "")
     dims = (
-        ("batch", batch), ("heads", heads), ("kv_heads", kv_heads), ("q_len", length), ("k_len", length),
-        ("head_dim", head_dim), ("causal", causal),
-    )  # fmt: skip
+        ("batch", batch),
+        ("heads", heads),
+        ("kv_heads", kv_heads),
+        ("q_len", length),
+        ("k_len", length),
+        ("head_dim", head_dim),
+        ("causal", causal),
+    )
     return Workload(name, preset, "attention_backward" if backward else "attention", dims, dtype, note)
 
 
@@ -307,7 +333,10 @@ def attention_memory(w: Workload, device: torch.device | str = "cuda", seed: int
 
 OPERATORS = (
     Operator(
-        "attention", _inputs, _reference, _work,
+        "attention",
+        _inputs,
+        _reference,
+        _work,
         (
             Rival("expertile", False, anywhere, _expertile(own=True), peak_nbytes=_fused_peak),
             Rival("expertile-auto", False, anywhere, _expertile(own=False)),
@@ -319,7 +348,10 @@ OPERATORS = (
         _tolerance,
     ),
     Operator(
-        "attention_backward", _backward_inputs, _backward_reference, _backward_work,
+        "attention_backward",
+        _backward_inputs,
+        _backward_reference,
+        _backward_work,
         (
             Rival("expertile", False, anywhere, _expertile_backward(own=True), peak_nbytes=_fused_backward_peak),
             Rival("expertile-auto", False, anywhere, _expertile_backward(own=False)),
@@ -330,5 +362,5 @@ OPERATORS = (
         ),
         _tolerance,
     ),
-)  # fmt: skip
+)
 PRESETS = MappingProxyType({"attention-v100": attention_v100, "attention": attention_rows})

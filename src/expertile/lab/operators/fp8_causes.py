@@ -98,22 +98,28 @@ def _shapes() -> tuple[Workload, ...]:
 
 OPERATORS = (
     Operator(
-        "fp8_causes", blocks.make_inputs, blocks.reference, blocks.work,
+        "fp8_causes",
+        blocks.make_inputs,
+        blocks.reference,
+        blocks.work,
         (
             Rival("expertile", False, anywhere, blocks.ours),
             Rival("expertile-row", False, anywhere, _row, reference=blocks.rowwise_reference),
             Rival("expertile-vector", False, anywhere, _vector),
             *(
                 Rival(
-                    f"expertile-{b.name}", False, products.by_backend(b, blocks.problem),
+                    f"expertile-{b.name}",
+                    False,
+                    products.by_backend(b, blocks.problem),
                     partial(blocks.ours, backend=b.name),
                 )
-                for b in blocks.OURS if b.name == "triton_fp8"
+                for b in blocks.OURS
+                if b.name == "triton_fp8"
             ),
             Rival("expertile-padded", False, anywhere, _padded),
             Rival("multiplied", True, anywhere, _multiplied, graph=False),
         ),
         products.tolerance,
     ),
-)  # fmt: skip
+)
 PRESETS: Mapping[str, Callable[[], tuple[Workload, ...]]] = MappingProxyType({"fp8-causes": _shapes})

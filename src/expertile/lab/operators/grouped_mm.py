@@ -34,10 +34,18 @@ TAIL = 64
 def grouped_mm(backends: Sequence[Backend], more: Sequence[Rival] = ()) -> Operator:
     """The operator whose rivals are `backends`, and `more`."""
     return Operator(
-        OP, _inputs, _reference, _work, (*map(rival_of, backends), *more), _limits, (_DENSE,),
-        memory_nbytes=memory_needed, set_nbytes=lambda w: _typed(w).memory_nbytes, gate_inputs=_inputs_with_tail,
+        OP,
+        _inputs,
+        _reference,
+        _work,
+        (*map(rival_of, backends), *more),
+        _limits,
+        (_DENSE,),
+        memory_nbytes=memory_needed,
+        set_nbytes=lambda w: _typed(w).memory_nbytes,
+        gate_inputs=_inputs_with_tail,
         dtype_key=lambda w: _typed(w).problem("cuda", tf32_allowed()).dtype_key,
-    )  # fmt: skip
+    )
 
 
 def rival_of(backend: Backend) -> Rival:
@@ -86,11 +94,15 @@ def with_config(backend: Backend, config: Any) -> Rival:
 
     reads = backend.reads_offs_on_host
     return Rival(
-        backend.name, backend.peer, lambda w, device: None, bind, config=config_dict(config),
+        backend.name,
+        backend.peer,
+        lambda w, device: None,
+        bind,
+        config=config_dict(config),
         bind_on_host=partial(bind, on_host=True) if reads else None,
         # One call on the path of each policy: a backend that reads offs on the host has two.
         bind_out=partial(calls, on_host=reads),
-    )  # fmt: skip
+    )
 
 
 def _without_config(w: Workload, inputs: Inputs) -> Call:
@@ -180,6 +192,11 @@ def _dense_limits(w: Workload) -> Limits:
 
 
 _DENSE = Rival(
-    DENSE, True, lambda w, device: None, _dense, reference=_dense_reference, tolerance=_dense_limits,
+    DENSE,
+    True,
+    lambda w, device: None,
+    _dense,
+    reference=_dense_reference,
+    tolerance=_dense_limits,
     work=lambda w: _dense_problem(w).work(),
-)  # fmt: skip
+)

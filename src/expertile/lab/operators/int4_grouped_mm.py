@@ -77,9 +77,24 @@ def _reference(w: Workload, inputs: Inputs) -> tuple[Tensor, ...]:
 def _problem(w: Workload, kind: str) -> Int4Problem:
     m, n, k = products.rows(w), w["n"], w["k"]
     return Int4Problem(
-        Layout.RAGGED_M, w["groups"], m, n, k, w.torch_dtype, w.torch_dtype, (k, 1), (n * k // 2, k // 2, 1), True,
-        True, False, kind, None, False, _group(w), w["zeros"],
-    )  # fmt: skip
+        Layout.RAGGED_M,
+        w["groups"],
+        m,
+        n,
+        k,
+        w.torch_dtype,
+        w.torch_dtype,
+        (k, 1),
+        (n * k // 2, k // 2, 1),
+        True,
+        True,
+        False,
+        kind,
+        None,
+        False,
+        _group(w),
+        w["zeros"],
+    )
 
 
 def _work(w: Workload) -> Work:
@@ -150,9 +165,14 @@ def _gemlite(w: Workload, inputs: Inputs) -> Call:
     for g, _, _ in products.spans(w):
         one = _expert(weight, g)
         layer = GemLiteLinear(
-            4, group_size=_group(w), in_features=w["k"], out_features=w["n"], input_dtype=DType.BF16,
-            output_dtype=DType.BF16, scaled_activations=False,
-        )  # fmt: skip
+            4,
+            group_size=_group(w),
+            in_features=w["k"],
+            out_features=w["n"],
+            input_dtype=DType.BF16,
+            output_dtype=DType.BF16,
+            scaled_activations=False,
+        )
         scales = one.scales[0].t().reshape(-1, 1)
         zeros = torch.full_like(scales, SYMMETRIC_ZERO) if one.zeros is None else one.zeros[0].t().reshape(-1, 1)
         layer.pack(unpack(one.packed[0], one.half), scales.contiguous(), zeros.contiguous(), None)
@@ -183,7 +203,10 @@ def models() -> tuple[Workload, ...]:
 
 OPERATORS = (
     Operator(
-        "int4_grouped_mm", _inputs, _reference, _work,
+        "int4_grouped_mm",
+        _inputs,
+        _reference,
+        _work,
         (
             Rival("expertile", False, anywhere, _ours),
             *(
@@ -196,5 +219,5 @@ OPERATORS = (
         ),
         products.tolerance,
     ),
-)  # fmt: skip
+)
 PRESETS: Mapping[str, Callable[[], tuple[Workload, ...]]] = MappingProxyType({"int4-models": models})

@@ -172,7 +172,10 @@ def _preset() -> tuple[Workload, ...]:
 
 OPERATORS = (
     Operator(
-        "laplacian", _inputs, _reference, _work,
+        "laplacian",
+        _inputs,
+        _reference,
+        _work,
         (
             Rival("expertile", False, anywhere, _ours, peak_nbytes=_allocated),
             Rival("torch", True, anywhere, _torch),
@@ -182,7 +185,10 @@ OPERATORS = (
         _tolerance,
     ),
     Operator(
-        "laplacian_backward", _backward_inputs, _backward_reference, _backward_work,
+        "laplacian_backward",
+        _backward_inputs,
+        _backward_reference,
+        _backward_work,
         (
             Rival("expertile", False, anywhere, _ours_backward, peak_nbytes=_allocated_backward),
             Rival("torch", True, anywhere, _transposed_by_hand),
@@ -192,5 +198,5 @@ OPERATORS = (
         ),
         _tolerance,
     ),
-)  # fmt: skip
+)
 PRESETS: Mapping[str, Callable[[], tuple[Workload, ...]]] = MappingProxyType({"laplacian": _preset})

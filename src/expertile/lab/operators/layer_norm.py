@@ -20,9 +20,14 @@ _V100 = (256, 512, 768, 1024, 2048, 4096)
 _NOTE = "size of report 004: 32 x 512 rows"
 _ROWS = (
     *((16384, cols, "bf16") for cols in _V100),
-    (8192, 8192, "fp32"), (8192, 8192, "bf16"), (4096, 32768, "fp32"), (4096, 32768, "bf16"), (16384, 5120, "bf16"),
-    (16384, 1000, "fp32"), (16384, 4096, "fp16"),
-)  # fmt: skip
+    (8192, 8192, "fp32"),
+    (8192, 8192, "bf16"),
+    (4096, 32768, "fp32"),
+    (4096, 32768, "bf16"),
+    (16384, 5120, "bf16"),
+    (16384, 1000, "fp32"),
+    (16384, 4096, "fp16"),
+)
 
 
 def _inputs(w: Workload, device: torch.device, seed: int) -> tuple[Tensor, ...]:
@@ -177,14 +182,20 @@ def rows() -> tuple[Workload, ...]:
 
 OPERATORS = (
     Operator(
-        "layer_norm", _inputs, _reference, _work,
+        "layer_norm",
+        _inputs,
+        _reference,
+        _work,
         _rows.rivals(_ours, _torch, _compiled, _liger, _quack, peak_nbytes=_rows.one_result),
         _rows.tolerance,
     ),
     Operator(
-        "layer_norm_backward", _backward_inputs, _backward_reference, _backward_work,
+        "layer_norm_backward",
+        _backward_inputs,
+        _backward_reference,
+        _backward_work,
         _rows.rivals(_ours_backward, _torch_backward, _compiled_backward, _liger_backward, _quack_backward),
         _rows.tolerance,
     ),
-)  # fmt: skip
+)
 PRESETS = MappingProxyType({"layernorm-v100": layernorm_v100, "rows": rows})

@@ -25,10 +25,14 @@ def memory_cases(
             if rival.supports(workload, site.device) is None:
                 formula = rival.peak_nbytes if site.device.kind == "cuda" else None
                 yield MemoryCase(
-                    workload.op, record_name(workload), workload.shape(), workload.dtype, rival.name,
+                    workload.op,
+                    record_name(workload),
+                    workload.shape(),
+                    workload.dtype,
+                    rival.name,
                     _preparing(workload, operator, rival, site.torch_device, seed),
                     None if formula is None else formula(workload),
-                )  # fmt: skip
+                )
 
 
 def _preparing(

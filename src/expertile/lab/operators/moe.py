@@ -242,11 +242,16 @@ def _rivals(train: bool) -> tuple[Rival, ...]:
     bind, formula = (_training, train_peak) if train else (_binding, peak)
     return tuple(
         Rival(
-            way.name, way.peer, way.supports, bind(way), way.graph, None if way.peer else formula,
+            way.name,
+            way.peer,
+            way.supports,
+            bind(way),
+            way.graph,
+            None if way.peer else formula,
             _interleaved_reference if train and way.interleaves else None,
         )
         for way in WAYS
-    )  # fmt: skip
+    )
 
 
 def workload(name: str, preset: str, shape: Size, train: bool = False, note: str = "") -> Workload:
@@ -255,8 +260,13 @@ def workload(name: str, preset: str, shape: Size, train: bool = False, note: str
     if not h >= e >= k >= 1:
         raise ValueError(f"shape: expected hidden >= experts >= top_k >= 1, got {h}, {e}, {k}")
     dims = (
-        ("tokens", t), ("hidden", h), ("intermediate", i), ("experts", e), ("top_k", k), ("routing", "uniform"),
-    )  # fmt: skip
+        ("tokens", t),
+        ("hidden", h),
+        ("intermediate", i),
+        ("experts", e),
+        ("top_k", k),
+        ("routing", "uniform"),
+    )
     return Workload(name + "-train" * train, preset, "moe_train" if train else "moe", dims, "bf16", note)
 
 
@@ -280,8 +290,9 @@ def decode() -> tuple[Workload, ...]:
     note = "sizes of the published configuration; softmax over the chosen, SwiGLU, no bias"
     models = [
         workload(f"{model}-tokens{t}", "moe-decode", (t, *sizes), note=note)
-        for model, sizes in _MODELS.items() for t in (1, 8, 32, 128)
-    ]  # fmt: skip
+        for model, sizes in _MODELS.items()
+        for t in (1, 8, 32, 128)
+    ]
     return (*models, workload("small", "moe-decode", (8, 192, 96, 16, 2)))
 
 

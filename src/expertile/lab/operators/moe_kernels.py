@@ -32,8 +32,14 @@ from expertile.moe.router import RouterConfig, Routing, plan_of, route, select_b
 
 Tensors = tuple[Tensor, ...]
 SHAPES = (  # T, E, k
-    (32768, 128, 8), (24576, 128, 8), (1, 128, 8), (16, 128, 8), (128, 128, 8), (32768, 256, 8), (32768, 64, 4),
-)  # fmt: skip
+    (32768, 128, 8),
+    (24576, 128, 8),
+    (1, 128, 8),
+    (16, 128, 8),
+    (128, 128, 8),
+    (32768, 256, 8),
+    (32768, 64, 4),
+)
 _TILE = 128
 _MODES = ("nearest", "adaptive")
 _TOLERANCE = {torch.float32: (1e-5, 1e-4), torch.bfloat16: (2.0**-8, 2.0**-6)}  # of `compare`
@@ -154,8 +160,11 @@ def measure_kernels(tokens: int, experts: int, top_k: int, site: Site, budget: B
         check(sets[0])
         outcomes = time_interleaved(
             [TimedCall(name, _over([made[name] for made in sets])) for name in sets[0]],
-            policy="graph" if device.type == "cuda" else "eager", device=device, num_sets=len(sets), budget=budget,
-        )  # fmt: skip
+            policy="graph" if device.type == "cuda" else "eager",
+            device=device,
+            num_sets=len(sets),
+            budget=budget,
+        )
     seconds = figures(outcomes)["seconds"]
     release(device)
     return kernels_part(tokens, experts, top_k) | {

@@ -54,8 +54,14 @@ def measure_layer(
     relative Frobenius distance of the forward result from ours. RuntimeError if the device is left unusable.
     """
     part: dict[str, Any] = layer_part(shape) | {
-        "flops": 0.0, "fwd": {}, "both": {}, "peak_gib": {}, "err": {}, "rel_error": {}, "bound_s": {},
-    }  # fmt: skip
+        "flops": 0.0,
+        "fwd": {},
+        "both": {},
+        "peak_gib": {},
+        "err": {},
+        "rel_error": {},
+        "bound_s": {},
+    }
     for name, train in (("fwd", False), ("both", True)):
         case = Case(workload("layer", "moe", shape, train), site, operators()["moe_train" if train else "moe"])
         ready, reasons = _judged(case, limit, ways)

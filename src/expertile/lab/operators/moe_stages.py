@@ -108,8 +108,10 @@ def measure_stages(shape: Size, site: Site, budget: Budget) -> dict[str, Any]:
                 TimedCall(name, _on_any_set(call), bound(works[name], site.device, w.dtype).seconds)
                 for name, call in made.calls.items()
             ],
-            policy="eager", device=site.torch_device, budget=budget,
-        )  # fmt: skip
+            policy="eager",
+            device=site.torch_device,
+            budget=budget,
+        )
     found = figures(outcomes)
     reasons = [f"{name}: {value}" for name, value in found["seconds"].items() if not isinstance(value, float)]
     if reasons:
@@ -149,7 +151,7 @@ def stage_works(size: Size, itemsize: int = 2) -> dict[str, Work]:
     def grouped(n: int, inner: int, strides: tuple[int, ...]) -> Work:
         return Problem(
             Layout.RAGGED_M, e, rows, n, inner, dtype, dtype, (inner, 1), strides, True, True, False, "cuda"
-        ).work()  # fmt: skip
+        ).work()
 
     return {
         "router linear": Work(2.0 * t * h * e, s * (t * h + e * h + t * e)),

@@ -150,9 +150,7 @@ def _allocated(w: Workload) -> float:
     return work.nbytes - inputs - (4.0 * w["groups"] if w["transposed"] else 0.0)
 
 
-def _workload(
-    what: str, groups: int, rows: int, cols: int, transposed: bool = False, dtype: str = "bf16"
-) -> Workload:
+def _workload(what: str, groups: int, rows: int, cols: int, transposed: bool = False, dtype: str = "bf16") -> Workload:
     dims = (("what", what), ("groups", groups), ("rows", rows), ("cols", cols), ("transposed", transposed))
     shape = f"{groups}x{rows}x{cols}" if what == "weights" else f"{rows}x{cols}"
     name = f"{what}-{shape}{'-transposed' if transposed else ''}-{dtype}"
@@ -174,7 +172,10 @@ def _preset() -> tuple[Workload, ...]:
 
 OPERATORS = (
     Operator(
-        "quantize_fp8", _inputs, _reference, _work,
+        "quantize_fp8",
+        _inputs,
+        _reference,
+        _work,
         (
             Rival("expertile", False, anywhere, _ours, peak_nbytes=_allocated),
             Rival("torch", True, anywhere, _torch),
@@ -182,5 +183,5 @@ OPERATORS = (
         ),
         _tolerance,
     ),
-)  # fmt: skip
+)
 PRESETS: Mapping[str, Callable[[], tuple[Workload, ...]]] = MappingProxyType({"quantize": _preset})

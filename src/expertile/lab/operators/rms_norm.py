@@ -19,9 +19,17 @@ from expertile.roofline import Work
 # Hidden sizes of well-known models: Qwen3 30B (2048), Llama 3 8B (4096), Qwen2.5 14B (5120), DeepSeek-V3 (7168),
 # Llama 3 70B (8192); and heads of 128 normalised one by one.
 _ROWS = (
-    (16384, 2048, "bf16"), (16384, 4096, "bf16"), (16384, 4096, "fp32"), (16384, 5120, "bf16"), (16384, 7168, "bf16"),
-    (8192, 8192, "bf16"), (4096, 32768, "bf16"), (262144, 128, "bf16"), (256, 7168, "bf16"), (16384, 4096, "fp16"),
-)  # fmt: skip
+    (16384, 2048, "bf16"),
+    (16384, 4096, "bf16"),
+    (16384, 4096, "fp32"),
+    (16384, 5120, "bf16"),
+    (16384, 7168, "bf16"),
+    (8192, 8192, "bf16"),
+    (4096, 32768, "bf16"),
+    (262144, 128, "bf16"),
+    (256, 7168, "bf16"),
+    (16384, 4096, "fp16"),
+)
 
 
 def _inputs(w: Workload, device: torch.device, seed: int) -> tuple[Tensor, ...]:
@@ -172,14 +180,20 @@ def rows() -> tuple[Workload, ...]:
 
 OPERATORS = (
     Operator(
-        "rms_norm", _inputs, _reference, _work,
+        "rms_norm",
+        _inputs,
+        _reference,
+        _work,
         _rows.rivals(_ours, _torch, _compiled, _liger, _quack, peak_nbytes=_rows.one_result),
         _rows.tolerance,
     ),
     Operator(
-        "rms_norm_backward", _backward_inputs, _backward_reference, _backward_work,
+        "rms_norm_backward",
+        _backward_inputs,
+        _backward_reference,
+        _backward_work,
         _rows.rivals(_ours_backward, _torch_backward, _compiled_backward, _liger_backward, _quack_backward),
         _rows.tolerance,
     ),
-)  # fmt: skip
+)
 PRESETS = MappingProxyType({"rows": rows})

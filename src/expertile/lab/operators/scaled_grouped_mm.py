@@ -77,9 +77,14 @@ def problem(w: Workload, kind: str) -> ScaledProblem:
     b = contiguous(e4m3, groups, n, k)
     b = (torch.Size((groups, k, n)), (n * k, 1, k), *b[2:])
     return ScaledProblem.of_descriptions(
-        contiguous(e4m3, m, k), b, contiguous(torch.float32, m, kb), contiguous(torch.float32, groups, nb, kb),
-        contiguous(torch.int32, groups), None, torch.bfloat16,
-    )  # fmt: skip
+        contiguous(e4m3, m, k),
+        b,
+        contiguous(torch.float32, m, kb),
+        contiguous(torch.float32, groups, nb, kb),
+        contiguous(torch.int32, groups),
+        None,
+        torch.bfloat16,
+    )
 
 
 def work(w: Workload) -> Work:
@@ -115,9 +120,10 @@ def _torch(w: Workload, inputs: Inputs) -> Call:
 def rowwise_reference(w: Workload, inputs: Inputs) -> tuple[Tensor, ...]:
     a, scale_a, weights, scale_b, _ = rowwise(inputs)
     return products.product(
-        w, lambda start, end: a[start:end].float() * scale_a[start:end, None],
+        w,
+        lambda start, end: a[start:end].float() * scale_a[start:end, None],
         lambda g: weights[g].float() * scale_b[g, :, None],
-    )  # fmt: skip
+    )
 
 
 def _torch_supports(w: Workload, device: Device) -> str | None:
@@ -230,17 +236,25 @@ def sweep() -> tuple[Workload, ...]:
     dims = (2048, 4096, 7168)
     return tuple(
         _workload(f"fp8-e{e}-m{m}-n{n}-k{k}", "fp8-sweep", e, m, n, k)
-        for e in (1, 4, 8) for m in (64, 128, 512) for n in dims for k in dims
-    )  # fmt: skip
+        for e in (1, 4, 8)
+        for m in (64, 128, 512)
+        for n in dims
+        for k in dims
+    )
 
 
 def large() -> tuple[Workload, ...]:
     """Training and prefill sizes, decode, uneven rows, a square product as a yardstick for compute, and one that a CPU
     computes in a moment."""
     shapes = (
-        (4, 8192, 4096, 7168), (8, 4096, 7168, 2048), (8, 2048, 4096, 4096), (32, 16, 4096, 7168),
-        (32, 128, 4096, 7168), (128, 8, 1536, 2048), (1, 8192, 8192, 8192),
-    )  # fmt: skip
+        (4, 8192, 4096, 7168),
+        (8, 4096, 7168, 2048),
+        (8, 2048, 4096, 4096),
+        (32, 16, 4096, 7168),
+        (32, 128, 4096, 7168),
+        (128, 8, 1536, 2048),
+        (1, 8192, 8192, 8192),
+    )
     found = [_workload(f"fp8-e{e}-m{m}-n{n}-k{k}", "fp8-large", e, m, n, k) for e, m, n, k in shapes]
     routed = (("decode", 128, "uniform"), ("prefill", 8192, "uniform"), ("prefill-zipf", 8192, "zipf(1)"))
     for phase, tokens, routing in routed:
@@ -253,7 +267,10 @@ def large() -> tuple[Workload, ...]:
 
 OPERATORS = (
     Operator(
-        "scaled_grouped_mm", make_inputs, reference, work,
+        "scaled_grouped_mm",
+        make_inputs,
+        reference,
+        work,
         (
             Rival("expertile", False, anywhere, ours),
             *(
@@ -265,10 +282,19 @@ OPERATORS = (
             Rival("bf16", True, anywhere, _bf16, reference=_bf16_reference, work=products.bf16_work),
         ),
         products.tolerance,
-        (Rival(DENSE, True, _dense_supports, _dense, reference=_dense_reference, work=_dense_work,
-               tolerance=_dense_tolerance),),
+        (
+            Rival(
+                DENSE,
+                True,
+                _dense_supports,
+                _dense,
+                reference=_dense_reference,
+                work=_dense_work,
+                tolerance=_dense_tolerance,
+            ),
+        ),
     ),
-)  # fmt: skip
+)
 PRESETS: Mapping[str, Callable[[], tuple[Workload, ...]]] = MappingProxyType(
     {"fp8-sweep": sweep, "fp8-large": large, "int4-models": models}
 )

@@ -16,10 +16,21 @@ from expertile.roofline import Work
 _V100 = (1024, 2048, 4096, 8192)
 _NOTE = "size of report 004"
 _ROWS = (
-    (8192, 8192, "fp32"), (8192, 8192, "bf16"), (32768, 4096, "fp32"), (32768, 4096, "bf16"), (4096, 4096, "bf16"),
-    (1024, 1024, "bf16"), (4096, 32768, "fp32"), (4096, 32768, "bf16"), (8192, 131072, "bf16"), (1024, 131072, "fp32"),
-    (8192, 1000, "fp32"), (4096, 50257, "bf16"), (262144, 128, "bf16"), (4096, 32768, "fp16"),
-)  # fmt: skip
+    (8192, 8192, "fp32"),
+    (8192, 8192, "bf16"),
+    (32768, 4096, "fp32"),
+    (32768, 4096, "bf16"),
+    (4096, 4096, "bf16"),
+    (1024, 1024, "bf16"),
+    (4096, 32768, "fp32"),
+    (4096, 32768, "bf16"),
+    (8192, 131072, "bf16"),
+    (1024, 131072, "fp32"),
+    (8192, 1000, "fp32"),
+    (4096, 50257, "bf16"),
+    (262144, 128, "bf16"),
+    (4096, 32768, "fp16"),
+)
 
 
 def _inputs(w: Workload, device: torch.device, seed: int) -> tuple[Tensor, ...]:
@@ -134,17 +145,28 @@ def rows() -> tuple[Workload, ...]:
 
 OPERATORS = (
     Operator(
-        "softmax", _inputs, _reference, _work,
+        "softmax",
+        _inputs,
+        _reference,
+        _work,
         _rows.rivals(_ours, _torch, _compiled, _liger, _quack, peak_nbytes=_rows.one_result, whole_vectors=True),
         _rows.tolerance,
     ),
     Operator(
-        "softmax_backward", _backward_inputs, _backward_reference, _backward_work,
+        "softmax_backward",
+        _backward_inputs,
+        _backward_reference,
+        _backward_work,
         _rows.rivals(
-            _ours_backward, _torch_backward, _compiled, _liger_backward, _quack_backward, peak_nbytes=_rows.one_result,
+            _ours_backward,
+            _torch_backward,
+            _compiled,
+            _liger_backward,
+            _quack_backward,
+            peak_nbytes=_rows.one_result,
             whole_vectors=True,
         ),
         _rows.tolerance,
     ),
-)  # fmt: skip
+)
 PRESETS = MappingProxyType({"softmax-v100": softmax_v100, "rows": rows})

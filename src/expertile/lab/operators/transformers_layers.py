@@ -53,23 +53,44 @@ def _model(name: str, family: str, **options: Any) -> Model:
 
 MODELS = (  # config.json of each on Hugging Face; what is not named here has no part in the experts
     _model(
-        "Qwen3-30B-A3B", "Qwen3Moe", hidden_size=2048, moe_intermediate_size=768, num_experts=128,
-        num_experts_per_tok=8, norm_topk_prob=True,
+        "Qwen3-30B-A3B",
+        "Qwen3Moe",
+        hidden_size=2048,
+        moe_intermediate_size=768,
+        num_experts=128,
+        num_experts_per_tok=8,
+        norm_topk_prob=True,
     ),
     _model(
-        "Mixtral-8x7B", "Mixtral", hidden_size=4096, intermediate_size=14336, num_local_experts=8,
+        "Mixtral-8x7B",
+        "Mixtral",
+        hidden_size=4096,
+        intermediate_size=14336,
+        num_local_experts=8,
         num_experts_per_tok=2,
     ),
     _model(
-        "DeepSeek-V3", "DeepseekV3", hidden_size=7168, moe_intermediate_size=2048, n_routed_experts=256,
-        num_experts_per_tok=8, n_group=8, topk_group=4, norm_topk_prob=True, routed_scaling_factor=2.5,
+        "DeepSeek-V3",
+        "DeepseekV3",
+        hidden_size=7168,
+        moe_intermediate_size=2048,
+        n_routed_experts=256,
+        num_experts_per_tok=8,
+        n_group=8,
+        topk_group=4,
+        norm_topk_prob=True,
+        routed_scaling_factor=2.5,
         first_k_dense_replace=0,
     ),
     _model(
-        "gpt-oss-120b", "GptOss", hidden_size=2880, intermediate_size=2880, num_local_experts=128,
+        "gpt-oss-120b",
+        "GptOss",
+        hidden_size=2880,
+        intermediate_size=2880,
+        num_local_experts=128,
         num_experts_per_tok=4,
     ),
-)  # fmt: skip
+)
 
 
 @dataclass(frozen=True)
@@ -143,9 +164,7 @@ def make_inputs(layer: Layer, tokens: int, both: bool, seed: int) -> Inputs:
     device = layer.experts.down_proj.device
     generator = torch.Generator(device).manual_seed(seed)
     shape = (tokens, layer.sizes[0])
-    x, *dy = (
-        torch.randn(shape, device=device, generator=generator, dtype=torch.bfloat16) for _ in range(1 + both)
-    )  # fmt: skip
+    x, *dy = (torch.randn(shape, device=device, generator=generator, dtype=torch.bfloat16) for _ in range(1 + both))
 
     def stop(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         raise _Reached(*args, *kwargs.values())
@@ -241,9 +260,7 @@ def layer_part(model: Model, case: Case, policy: str) -> dict[str, Any]:
     return {"part": "layer", "model": model.name, "tokens": case.tokens, "both": case.both, "policy": policy}
 
 
-def measure_case(
-    layer: Layer, case: Case, site: Site, budget: Budget, eager: bool = False
-) -> Iterator[dict[str, Any]]:
+def measure_case(layer: Layer, case: Case, site: Site, budget: Budget, eager: bool = False) -> Iterator[dict[str, Any]]:
     """Yields the part of each policy: "seconds" by implementation, or the reason why it has none; "rel_error" against
     float32.
 
@@ -263,15 +280,27 @@ def measure_case(
         right = [name for name in errors if policy == "eager" or name != "eager"]  # which waits for the GPU
         outcomes = time_interleaved(
             [TimedCall(name, _over(wanted[name], sets), limit.seconds) for name in right],
-            policy=policy, device=device, num_sets=len(sets), budget=budget,
-        )  # fmt: skip
+            policy=policy,
+            device=device,
+            num_sets=len(sets),
+            budget=budget,
+        )
         release(device)
         found = figures(outcomes)
         found["seconds"] = wrong | found["seconds"]
-        yield layer_part(layer.model, case, policy) | shape | found | {
-            "flops": least.flops, "nbytes": least.nbytes, "bound_s": limit.seconds, "limiter": limit.limiter,
-            "rel_error": errors, "input_sets": len(sets),
-        }  # fmt: skip
+        yield (
+            layer_part(layer.model, case, policy)
+            | shape
+            | found
+            | {
+                "flops": least.flops,
+                "nbytes": least.nbytes,
+                "bound_s": limit.seconds,
+                "limiter": limit.limiter,
+                "rel_error": errors,
+                "input_sets": len(sets),
+            }
+        )
 
 
 def _judged(

@@ -111,8 +111,12 @@ def make(job: Job, rank: int, world: int, device: torch.device, seed: int = 0) -
         return torch.randn(shape, generator=generator, device=device, dtype=torch.bfloat16).mul_(scale)
 
     best = torch.rand((tokens, s.experts), generator=generator, device=device).topk(s.top_k, dim=1)
-    own = {"x": normal(tokens, s.hidden), "ids": best.indices.int(), "weights": torch.softmax(best.values, 1),
-           "dy": normal(tokens, s.hidden)}  # fmt: skip
+    own = {
+        "x": normal(tokens, s.hidden),
+        "ids": best.indices.int(),
+        "weights": torch.softmax(best.values, 1),
+        "dy": normal(tokens, s.hidden),
+    }
     gate_up = normal(s.experts, 2 * s.intermediate, s.hidden, scale=s.hidden**-0.5)
     down = normal(s.experts, s.hidden, s.intermediate, scale=s.intermediate**-0.5)
     if world > 1:

@@ -109,9 +109,13 @@ def _measure(rank: int, world: int, options: Options, folder: str, started: floa
         torch.set_num_threads(1)
     store = dist.FileStore(f"{folder}/rendezvous", world)
     dist.init_process_group(
-        "nccl" if gpu else "gloo", store=store, rank=rank, world_size=world,
-        timeout=timedelta(seconds=min(_COLLECTIVE_S, options.seconds)), device_id=device if gpu else None,
-    )  # fmt: skip
+        "nccl" if gpu else "gloo",
+        store=store,
+        rank=rank,
+        world_size=world,
+        timeout=timedelta(seconds=min(_COLLECTIVE_S, options.seconds)),
+        device_id=device if gpu else None,
+    )
     team = Team(rank, world, device, store, started, started + options.seconds - _LAST_S)
     run(team, options, lines.writer(options.out) if rank == 0 else lambda line: None)
     team.gather("done")  # nobody leaves, and takes the group along, before all are done

@@ -36,16 +36,23 @@ def environment(team: Team) -> dict[str, Any]:
     gpu = team.device.type == "cuda"
     nccl: Any = torch.cuda.nccl.version() if gpu else None
     return {
-        "part": "environment", **asdict(capture_env(Device.current(team.device))), "world": team.world,
-        "backend": dist.get_backend(), "nccl": ".".join(map(str, nccl)) if gpu else None,
-        "nccl_nvls_enable": os.environ.get("NCCL_NVLS_ENABLE"), "date": timestamp(),
-    }  # fmt: skip
+        "part": "environment",
+        **asdict(capture_env(Device.current(team.device))),
+        "world": team.world,
+        "backend": dist.get_backend(),
+        "nccl": ".".join(map(str, nccl)) if gpu else None,
+        "nccl_nvls_enable": os.environ.get("NCCL_NVLS_ENABLE"),
+        "date": timestamp(),
+    }
 
 
 def step(
-    case: Case, work: Mapping[int, Mapping[str, Work]], way: Way, parts: Sequence[dict[str, Any]],
+    case: Case,
+    work: Mapping[int, Mapping[str, Work]],
+    way: Way,
+    parts: Sequence[dict[str, Any]],
     timings: Mapping[Any, Timing],
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any]:
     """One way, of which each rank said `parts`. work: `case.work` by the number of GPUs, worked out before: a line is
     made without a GPU, which may be lost by now.
 
@@ -62,20 +69,37 @@ def step(
         seconds.setdefault(name, {})[kind] = timing.seconds
         intervals.setdefault(name, {})[kind] = timing.ci95_s
     return {
-        "part": "step", **_of(case.job), "world": world, "tokens": case.job.tokens_of_rank(world), "way": way.name,
-        "chunks": way.chunks, "combine": way.combine, "fixed": way.fixed, "graph": way.graph,
-        "status": status, "reason": reason, "bits": all(part["bits"] for part in parts),
-        "errors": _worst(part["errors"] for part in parts), "leaving_bytes": _worst(part["leaving"] for part in parts),
+        "part": "step",
+        **_of(case.job),
+        "world": world,
+        "tokens": case.job.tokens_of_rank(world),
+        "way": way.name,
+        "chunks": way.chunks,
+        "combine": way.combine,
+        "fixed": way.fixed,
+        "graph": way.graph,
+        "status": status,
+        "reason": reason,
+        "bits": all(part["bits"] for part in parts),
+        "errors": _worst(part["errors"] for part in parts),
+        "leaving_bytes": _worst(part["leaving"] for part in parts),
         "work": {name: [one.flops, one.nbytes] for name, one in work[world].items()},
-        "seconds": seconds, "ci95_s": intervals, **_race(next(iter(timings.values()), None)),
-    }  # fmt: skip
+        "seconds": seconds,
+        "ci95_s": intervals,
+        **_race(next(iter(timings.values()), None)),
+    }
 
 
 def bandwidth(case: Case, leaving_nbytes: int, timing: Timing) -> dict[str, Any]:
     return {
-        "part": "bandwidth", **_of(case.job), "world": case.world, "leaving_bytes": leaving_nbytes,
-        "seconds": timing.seconds, "ci95_s": timing.ci95_s, **_race(timing),
-    }  # fmt: skip
+        "part": "bandwidth",
+        **_of(case.job),
+        "world": case.world,
+        "leaving_bytes": leaving_nbytes,
+        "seconds": timing.seconds,
+        "ci95_s": timing.ci95_s,
+        **_race(timing),
+    }
 
 
 def skipped(job: Job, reason: str, way: str | None = None) -> dict[str, Any]:

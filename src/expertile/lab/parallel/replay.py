@@ -84,8 +84,9 @@ def communicate(recorded: Recorder, forward: bool) -> None:
     world, works = recorded.members.world, []
     if recorded.capacity is None:
         counts = torch.empty((world, 2, recorded.placement.chunks), dtype=torch.int32, device=recorded.device)
-        works.append(dist.all_to_all_single(torch.empty_like(counts), counts, group=recorded.members.group,
-                                            async_op=True))  # fmt: skip
+        works.append(
+            dist.all_to_all_single(torch.empty_like(counts), counts, group=recorded.members.group, async_op=True)
+        )
     again = [Travelling(t.buffer, [None] * len(t.pieces), t.what) for t in recorded.travelling]
     for post in recorded.posts[: recorded.forward] if forward else recorded.posts:
         Exchange.post(recorded, again[post.travelling], post.chunk, post.rows, post.arriving, post.leaving)

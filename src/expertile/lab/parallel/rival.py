@@ -143,9 +143,7 @@ def _inverse(order: Tensor) -> Tensor:
     return torch.empty_like(order).scatter_(0, order, torch.arange(order.shape[0], device=order.device))
 
 
-def mlp(
-    x: Tensor, gate_up: Tensor, down: Tensor, ids: Tensor, weights: Tensor, experts: int, parts: Parts
-) -> Tensor:  # fmt: skip
+def mlp(x: Tensor, gate_up: Tensor, down: Tensor, ids: Tensor, weights: Tensor, experts: int, parts: Parts) -> Tensor:
     """out [T, H] of this rank of the default group. Each has its tokens x [T, H], ids and weights [T, k], and an equal
     share of the `experts`: gate_up [E/W, 2I, H], down [E/W, H, I]. No slot may be dropped."""
     local, top_k = gate_up.shape[0], ids.shape[1]

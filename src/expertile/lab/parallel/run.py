@@ -69,8 +69,13 @@ def ways(job: Job, options: Options) -> tuple[Way, ...]:
     """By weight, the first three first."""
     gpu = options.device == "cuda"
     if job.decode:
-        found = [Way(ONE_GPU, graph=gpu), Way(OURS, fixed=True, graph=gpu), Way(TORCH),
-                 Way(OURS, combine="partial", fixed=True, graph=gpu), Way(OURS)]  # fmt: skip
+        found = [
+            Way(ONE_GPU, graph=gpu),
+            Way(OURS, fixed=True, graph=gpu),
+            Way(TORCH),
+            Way(OURS, combine="partial", fixed=True, graph=gpu),
+            Way(OURS),
+        ]
         return (*found, *((Way(ONE_GPU), Way(OURS, fixed=True)) if gpu else ()))
     found = [Way(ONE_GPU), Way(OURS), Way(TORCH), Way(OURS, combine="partial"), Way(OURS, 4)]
     if job.scaling == "weak" and not options.quick:
@@ -140,8 +145,11 @@ def _race(team: Team, options: Options, case: Case, emit: lines.Emit) -> bool:
     calls |= {("bandwidth", str(nbytes)): call for nbytes, call in messages.items()}
     gc.collect()
     try:
-        timings = team.race({"|".join(key): call for key, call in calls.items()}, 5 if options.quick else 15,
-                            _RACE_SHARE * options.seconds)  # fmt: skip
+        timings = team.race(
+            {"|".join(key): call for key, call in calls.items()},
+            5 if options.quick else 15,
+            _RACE_SHARE * options.seconds,
+        )
     except Exception as error:
         for way, parts in ready.items():
             emit(lines.step(case, work, way, parts, {}))

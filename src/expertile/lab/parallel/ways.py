@@ -126,9 +126,13 @@ def _one_gpu(way: Way, case: Case, ready: Ready) -> None:
 def _ours(way: Way, case: Case, ready: Ready) -> None:
     s, tokens = case.job.size, case.tokens()
     config = ParallelConfig(
-        s.experts, s.top_k, s.hidden, chunks=way.chunks, combine=way.combine,
+        s.experts,
+        s.top_k,
+        s.hidden,
+        chunks=way.chunks,
+        combine=way.combine,
         max_tokens=len(tokens["x"]) if way.fixed else None,
-    )  # fmt: skip
+    )
     parallel = ExpertParallel(config)
     gate_up, down = parallel.shard(case.gate_up), parallel.shard(case.down)
 

@@ -159,9 +159,13 @@ class CandidateGate:
         env = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
         self._child = subprocess.Popen(
             [sys.executable, "-m", "expertile.lab.race.candidate_gate", str(write_end), self.spec, str(self.device)],
-            stdin=subprocess.PIPE, stdout=self._log, stderr=self._log, pass_fds=(write_end,), env=env,
+            stdin=subprocess.PIPE,
+            stdout=self._log,
+            stderr=self._log,
+            pass_fds=(write_end,),
+            env=env,
             start_new_session=True,
-        )  # fmt: skip
+        )
         os.close(write_end)
         self._answers = read_end
 

@@ -131,19 +131,40 @@ class Case:
         return Candidate(name, self.work, status=failure.status, reason=reason, fatal=failure.kind == "fatal")
 
     def record(
-        self, candidate: Candidate, policy: str, outcome: Outcome | None, limit: Bound, *, env: Env, run: str,
-        tried: int | None = None, unmeasured: str = "not measured",
-    ) -> Record:  # fmt: skip
+        self,
+        candidate: Candidate,
+        policy: str,
+        outcome: Outcome | None,
+        limit: Bound,
+        *,
+        env: Env,
+        run: str,
+        tried: int | None = None,
+        unmeasured: str = "not measured",
+    ) -> Record:
         """What is known of `candidate` under `policy`; `tried` is the number of configs of which it was the fastest."""
         config = candidate.shown_config(policy)
         if tried:
             config["tried"] = tried
         return measured(
-            op=self.workload.op, workload=record_name(self.workload), shape=self.workload.shape(),
-            dtype=self.workload.dtype, backend=candidate.name, config=config, policy=policy, work=candidate.work,
-            limit=limit, outcome=outcome, status=candidate.status, reason=candidate.reason, unmeasured=unmeasured,
-            rel_error=candidate.rel_error, max_error=candidate.max_error, env=env, run=run,
-        )  # fmt: skip
+            op=self.workload.op,
+            workload=record_name(self.workload),
+            shape=self.workload.shape(),
+            dtype=self.workload.dtype,
+            backend=candidate.name,
+            config=config,
+            policy=policy,
+            work=candidate.work,
+            limit=limit,
+            outcome=outcome,
+            status=candidate.status,
+            reason=candidate.reason,
+            unmeasured=unmeasured,
+            rel_error=candidate.rel_error,
+            max_error=candidate.max_error,
+            env=env,
+            run=run,
+        )
 
     def _of(self, rival: Rival, gate: _Gate, verdict: Verdict | None) -> Iterator[Candidate]:
         """`rival` with its default config, and with `all_configs` the others as well if the first passed; or the reason

@@ -141,10 +141,19 @@ def _wide_table(rows: Sequence[Row]) -> Table:
     table.add_column("verdict")
     for row in rows:
         table.add_row(
-            escape(row.workload), row.dtype, escape(row.backend), row.policy,
-            _micros(row.old_time_s), _micros(row.new_time_s), _ratio(row.raw_speedup), _ratio(row.speedup),
-            _interval(row), row.normalised_by, escape(_verdict(row)), style=_style(row),
-        )  # fmt: skip
+            escape(row.workload),
+            row.dtype,
+            escape(row.backend),
+            row.policy,
+            _micros(row.old_time_s),
+            _micros(row.new_time_s),
+            _ratio(row.raw_speedup),
+            _ratio(row.speedup),
+            _interval(row),
+            row.normalised_by,
+            escape(_verdict(row)),
+            style=_style(row),
+        )
     return table
 
 
@@ -158,9 +167,14 @@ def _narrow_table(rows: Sequence[Row]) -> Table:
     for row in rows:
         by = f" (by {row.normalised_by})" if row.normalised_by else ""
         table.add_row(
-            f"  {escape(row.backend)}", _micros(row.old_time_s), _micros(row.new_time_s), _ratio(row.speedup),
-            _interval(row), row.verdict + by, style=_style(row),
-        )  # fmt: skip
+            f"  {escape(row.backend)}",
+            _micros(row.old_time_s),
+            _micros(row.new_time_s),
+            _ratio(row.speedup),
+            _interval(row),
+            row.verdict + by,
+            style=_style(row),
+        )
     return table
 
 
@@ -224,9 +238,17 @@ def _timed(before: Record, after: Record, old: dict[_Key, Record], new: dict[_Ke
         verdict = "slower"
     reason = "" if dict(before.config) == dict(after.config) else "another config"
     return _row(
-        before, before.time_s, after.time_s, math.exp(raw[0]), math.exp(central), (math.exp(low),
-        math.exp(high)), by, verdict, verdict == "slower" and not light, reason,
-    )  # fmt: skip
+        before,
+        before.time_s,
+        after.time_s,
+        math.exp(raw[0]),
+        math.exp(central),
+        (math.exp(low), math.exp(high)),
+        by,
+        verdict,
+        verdict == "slower" and not light,
+        reason,
+    )
 
 
 def _untimed(before: Record | None, after: Record | None, alone: bool) -> Row:
@@ -260,9 +282,22 @@ def _row(
     alone: bool = False,
 ) -> Row:
     return Row(
-        record.op, record.workload, record.dtype, record.backend, record.policy, old_time_s, new_time_s,
-        raw_speedup, speedup, ci95, normalised_by, verdict, regression, reason, alone,
-    )  # fmt: skip
+        record.op,
+        record.workload,
+        record.dtype,
+        record.backend,
+        record.policy,
+        old_time_s,
+        new_time_s,
+        raw_speedup,
+        speedup,
+        ci95,
+        normalised_by,
+        verdict,
+        regression,
+        reason,
+        alone,
+    )
 
 
 def _time(record: Record | None) -> float | None:

@@ -68,9 +68,22 @@ from expertile.ops.grouped_mm.problem import Layout
 
 POLICIES = ("graph", "eager", "both")
 _WORKLOAD_KEYS = (
-    "name", "layout", "dtype", "m", "n", "k", "group_sizes", "groups", "tokens", "top_k", "routing", "seed",
-    "a_layout", "b_layout", "note",
-)  # fmt: skip
+    "name",
+    "layout",
+    "dtype",
+    "m",
+    "n",
+    "k",
+    "group_sizes",
+    "groups",
+    "tokens",
+    "top_k",
+    "routing",
+    "seed",
+    "a_layout",
+    "b_layout",
+    "note",
+)
 _INTEGERS = ("m", "n", "k", "groups", "tokens", "top_k", "seed")
 _RAGGED = {Layout.RAGGED_M: "m", Layout.RAGGED_K: "k", Layout.RAGGED_N: "n"}
 

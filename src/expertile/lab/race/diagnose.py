@@ -215,12 +215,26 @@ def _matmul_precision(precision: str) -> Iterator[None]:
 def _record(
     case: Case, policy: str, verdict: Verdict | Failure, outcome: Outcome | None, facts: Device, env: Env, run_id: str
 ) -> Record:
-    gate = {"status": verdict.status, "reason": verdict.reason} if isinstance(verdict, Failure) else {
-        "status": "ok" if verdict.ok else "wrong", "reason": verdict.reason
-    }  # fmt: skip
+    gate = (
+        {"status": verdict.status, "reason": verdict.reason}
+        if isinstance(verdict, Failure)
+        else {"status": "ok" if verdict.ok else "wrong", "reason": verdict.reason}
+    )
     shape = {"count": case.count, "m": case.m, "n": case.n, "k": case.k, "launches": case.launches}
     return measured(
-        op=case.op, workload=case.workload, shape=shape, dtype=case.dtype, backend=case.backend, config={},
-        policy=policy, work=case.work, limit=bound(case.work, facts, case.dtype), outcome=outcome, env=env, run=run_id,
-        rel_error=getattr(verdict, "rel_error", None), max_error=getattr(verdict, "max_error", None), **gate,
-    )  # fmt: skip
+        op=case.op,
+        workload=case.workload,
+        shape=shape,
+        dtype=case.dtype,
+        backend=case.backend,
+        config={},
+        policy=policy,
+        work=case.work,
+        limit=bound(case.work, facts, case.dtype),
+        outcome=outcome,
+        env=env,
+        run=run_id,
+        rel_error=getattr(verdict, "rel_error", None),
+        max_error=getattr(verdict, "max_error", None),
+        **gate,
+    )

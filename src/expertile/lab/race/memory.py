@@ -117,9 +117,18 @@ def measure_memory(
         finally:
             release(torch_device)
         record = MemoryRecord(
-            op=case.op, workload=case.workload, shape=case.shape, dtype=case.dtype, backend=case.backend,
-            peak_nbytes=peak, formula_nbytes=case.formula_nbytes, reason=reason, env=env, run=run_id, date=timestamp(),
-        )  # fmt: skip
+            op=case.op,
+            workload=case.workload,
+            shape=case.shape,
+            dtype=case.dtype,
+            backend=case.backend,
+            peak_nbytes=peak,
+            formula_nbytes=case.formula_nbytes,
+            reason=reason,
+            env=env,
+            run=run_id,
+            date=timestamp(),
+        )
         if out_path is not None:
             append(out_path, record)
         yield record

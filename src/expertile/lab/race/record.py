@@ -138,8 +138,15 @@ class Record:
 
 
 def measured(
-    *, work: Work, limit: Bound, outcome: Outcome | None, env: Env, status: str = "ok", reason: str = "",
-    unmeasured: str = "not measured", **fields: Any,
+    *,
+    work: Work,
+    limit: Bound,
+    outcome: Outcome | None,
+    env: Env,
+    status: str = "ok",
+    reason: str = "",
+    unmeasured: str = "not measured",
+    **fields: Any,
 ) -> Record:
     """The record of what was timed, now: `status` and `reason` are the gate's, and `outcome` decides where that passed.
 
@@ -158,9 +165,20 @@ def measured(
     elif status == "ok":
         status, reason = "unsupported", unmeasured
     return Record(
-        time_s=time_s, ci95_s=ci95_s, flops=work.flops, nbytes=work.nbytes, tflops=tflops, gbps=gbps,
-        bound_s=limit.seconds, limiter=limit.limiter, status=status, reason=reason, env=env, date=timestamp(), **fields,
-    )  # fmt: skip
+        time_s=time_s,
+        ci95_s=ci95_s,
+        flops=work.flops,
+        nbytes=work.nbytes,
+        tflops=tflops,
+        gbps=gbps,
+        bound_s=limit.seconds,
+        limiter=limit.limiter,
+        status=status,
+        reason=reason,
+        env=env,
+        date=timestamp(),
+        **fields,
+    )
 
 
 def rates(flops: float, nbytes: float, time_s: float) -> tuple[float, float]:

@@ -151,9 +151,17 @@ def run(
     if seconds is None and torch_device.type != "cuda":
         seconds = _CPU_SECONDS[quick]
     settings = Settings(
-        tuple(policies), site, path, quick, tune_configs, seconds, rounds, run_id, env,
+        tuple(policies),
+        site,
+        path,
+        quick,
+        tune_configs,
+        seconds,
+        rounds,
+        run_id,
+        env,
         secrets.randbits(31) if seed is None else seed,
-    )  # fmt: skip
+    )
     return _Session(settings, finished, on_event or (lambda event: None)).records(cases, users)
 
 
@@ -312,9 +320,7 @@ class _Session:
         )
 
 
-def _without_slower_ways(
-    candidates: Sequence[Candidate], outcomes: Mapping[int, Outcome]
-) -> list[Candidate]:
+def _without_slower_ways(candidates: Sequence[Candidate], outcomes: Mapping[int, Outcome]) -> list[Candidate]:
     """`candidates`, but of each baseline its fastest way alone; the first if none has a time."""
 
     def seconds(candidate: Candidate) -> float:

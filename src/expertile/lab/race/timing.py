@@ -35,8 +35,12 @@ def time_on_sets(
 
     outcomes = time_interleaved(
         [TimedCall(name, _over_sets(c, sets, policy)) for name, c in zip(names, candidates, strict=True)],
-        policy=policy, device=torch_device, num_sets=len(sets), budget=budget, on_round=tell,
-    )  # fmt: skip
+        policy=policy,
+        device=torch_device,
+        num_sets=len(sets),
+        budget=budget,
+        on_round=tell,
+    )
     return [outcomes[name] for name in names]
 
 

@@ -243,22 +243,26 @@ def measure(
     return records
 
 
-def _screen(
-    workload: GroupedWorkload, machine: Machine, rivals: Sequence[Pair], always: Sequence[Pair]
-) -> list[Pair]:
+def _screen(workload: GroupedWorkload, machine: Machine, rivals: Sequence[Pair], always: Sequence[Pair]) -> list[Pair]:
     """The finalists: within _CLOSE of the fastest, and the best of each backend; `always` in any case."""
     count = sets_for(
-        workload.memory_nbytes, machine.device.l2_bytes, _MEMORY_SHARE * free_memory(machine.torch_device),
+        workload.memory_nbytes,
+        machine.device.l2_bytes,
+        _MEMORY_SHARE * free_memory(machine.torch_device),
         _SCREENING_SETS,
-    )  # fmt: skip
+    )
     sets = operand_sets(workload, machine.torch_device, count, machine.seed)
     problem = machine.problem(workload)
     cuda = machine.torch_device.type == "cuda"
     timer: Timer = GraphTimer(machine.torch_device, replay_s=2e-4, most=64) if cuda else HostTimer(most=3)
     outcomes = time_interleaved(
         [TimedCall(str(i), _call(r, problem, sets)) for i, r in enumerate(rivals)],
-        policy=machine.policy, device=machine.torch_device, num_sets=count, budget=_SCREENING, timer=timer,
-    )  # fmt: skip
+        policy=machine.policy,
+        device=machine.torch_device,
+        num_sets=count,
+        budget=_SCREENING,
+        timer=timer,
+    )
     times = {r: o.time_s for r, o in zip(rivals, outcomes.values(), strict=True) if isinstance(o, Measurement)}
     order = sorted(times, key=times.__getitem__)
     close = [r for r in order if times[r] <= _CLOSE * times[order[0]]][:_FINALISTS]
@@ -288,9 +292,19 @@ def workload_of(record: Record) -> GroupedWorkload:
     """The workload that a record of a grouped product was made on."""
     s = record.shape
     return grouped(
-        record.workload, "", Layout(s["layout"]), s["group_sizes"], s["m"], s["n"], s["k"], record.dtype,
-        op=record.op, a_layout=s["a_layout"], b_layout=s["b_layout"], routing=s["routing"],
-    )  # fmt: skip
+        record.workload,
+        "",
+        Layout(s["layout"]),
+        s["group_sizes"],
+        s["m"],
+        s["n"],
+        s["k"],
+        record.dtype,
+        op=record.op,
+        a_layout=s["a_layout"],
+        b_layout=s["b_layout"],
+        routing=s["routing"],
+    )
 
 
 def table_of(records: Sequence[Record], backends: Sequence[Backend] = BACKENDS) -> Table:

@@ -37,9 +37,7 @@ class Pair:
         return replace(self.backend, configs=lambda problem, device: (self.config,))
 
 
-def narrowed(
-    pairs: Sequence[Pair], problem: Problem, device: Device, policy: str, seed: int
-) -> tuple[Pair, ...]:
+def narrowed(pairs: Sequence[Pair], problem: Problem, device: Device, policy: str, seed: int) -> tuple[Pair, ...]:
     """Those of `pairs` worth timing, in their order; all of them where no table tells.
 
     Always in: every backend's default (its first config), and backends that the nearest problems did not run. Then

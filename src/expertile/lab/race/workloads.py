@@ -179,9 +179,7 @@ _RAGGED_FIELD = {Layout.RAGGED_M: "m", Layout.RAGGED_K: "k", Layout.RAGGED_N: "n
 def grouped(
     name: str, preset: str, layout: Layout, sizes: Sequence[int], m: int, n: int, k: int, dtype: str, **fields: Any
 ) -> GroupedWorkload:
-    return GroupedWorkload(
-        name, preset, dtype, layout=layout, group_sizes=tuple(sizes), m=m, n=n, k=k, **fields
-    )
+    return GroupedWorkload(name, preset, dtype, layout=layout, group_sizes=tuple(sizes), m=m, n=n, k=k, **fields)
 
 
 def ragged_m(
@@ -191,9 +189,7 @@ def ragged_m(
     return grouped(name, preset, Layout.RAGGED_M, sizes, sum(sizes), n, k, dtype, **fields)
 
 
-def wgrad(
-    name: str, preset: str, sizes: Sequence[int], m: int, n: int, dtype: str, **fields: Any
-) -> GroupedWorkload:
+def wgrad(name: str, preset: str, sizes: Sequence[int], m: int, n: int, dtype: str, **fields: Any) -> GroupedWorkload:
     """Weight gradients dW[g] = a[rows of g]ᵀ b[rows of g] -> [G, m, n]; a stored [rows, m], b [rows, n]."""
     stored = {"a_layout": "km", "b_layout": "kn", **fields}
     return grouped(name, preset, Layout.RAGGED_K, sizes, m, n, sum(sizes), dtype, **stored)

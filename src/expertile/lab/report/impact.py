@@ -140,9 +140,7 @@ def impact(
         r for r in records if r.status == "ok" and r.policy == policy and r.env.gpu == device.name and r.dtype == dtype
     ]
     lines = tuple(_line(use, usable, device, dtype, baseline, scale) for use in found.uses(batch, seq_len))
-    return Impact(
-        found, dtype, batch, seq_len, qps, device.name, policy, baseline, lines, price_per_gpu_hour
-    )  # fmt: skip
+    return Impact(found, dtype, batch, seq_len, qps, device.name, policy, baseline, lines, price_per_gpu_hour)
 
 
 def _line(use: Use, records: list[Record], device: Device, dtype: str, baseline: str, scale: bool) -> Line:

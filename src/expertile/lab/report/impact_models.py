@@ -65,29 +65,45 @@ _TWICE = "twice a layer and at the end"
 _MODELS = (
     # Report 004's sizes: 32 sequences of 512 tokens in float32.
     Model(
-        "bert-base", "google-bert/bert-base-uncased, config.json", "layer_norm",
-        ((1, 768, 25, "after embeddings and twice a layer"),), (12, 12, 64, False, 12, "attention", ""),
-        dtype="fp32", batch=32,
+        "bert-base",
+        "google-bert/bert-base-uncased, config.json",
+        "layer_norm",
+        ((1, 768, 25, "after embeddings and twice a layer"),),
+        (12, 12, 64, False, 12, "attention", ""),
+        dtype="fp32",
+        batch=32,
     ),
     Model(
-        "mixtral-8x7b", "mistralai/Mixtral-8x7B-v0.1, config.json", "rms_norm", ((1, 4096, 65, _TWICE),),
-        (32, 8, 128, True, 32, "attention", ""), (8, 2, 4096, 14336, 32),
+        "mixtral-8x7b",
+        "mistralai/Mixtral-8x7B-v0.1, config.json",
+        "rms_norm",
+        ((1, 4096, 65, _TWICE),),
+        (32, 8, 128, True, 32, "attention", ""),
+        (8, 2, 4096, 14336, 32),
     ),
     Model(
-        "deepseek-v3", "deepseek-ai/DeepSeek-V3, config.json", "rms_norm",
+        "deepseek-v3",
+        "deepseek-ai/DeepSeek-V3, config.json",
+        "rms_norm",
         ((1, 7168, 123, _TWICE), (1, 1536, 61, "compressed queries"), (1, 512, 61, "compressed keys and values")),
         (128, 128, 192, True, 61, "latent attention", "keys of 192 elements beside values of 128 are not supported"),
         (256, 8, 7168, 2048, 58),
     ),
     Model(
-        "qwen3-30b-a3b", "Qwen/Qwen3-30B-A3B, config.json", "rms_norm",
+        "qwen3-30b-a3b",
+        "Qwen/Qwen3-30B-A3B, config.json",
+        "rms_norm",
         ((1, 2048, 97, _TWICE), (32, 128, 48, "queries, head by head"), (4, 128, 48, "keys, head by head")),
-        (32, 4, 128, True, 48, "attention", ""), (128, 8, 2048, 768, 48),
+        (32, 4, 128, True, 48, "attention", ""),
+        (128, 8, 2048, 768, 48),
     ),
     Model(
-        "gpt-oss-120b", "openai/gpt-oss-120b, config.json", "rms_norm", ((1, 2880, 73, _TWICE),),
+        "gpt-oss-120b",
+        "openai/gpt-oss-120b, config.json",
+        "rms_norm",
+        ((1, 2880, 73, _TWICE),),
         (64, 8, 64, True, 36, "attention with sinks, every other layer windowed", "attention sinks are not supported"),
         (128, 4, 2880, 2880, 36),
     ),
-)  # fmt: skip
+)
 MODELS: Mapping[str, Model] = MappingProxyType({model.name: model for model in _MODELS})

@@ -48,9 +48,16 @@ def operator_table(group: Sequence[Run]) -> str:
         "in the same run, geometric mean and worst; to copying the same bytes, where memory limits; and to the bound."
     )
     header = [
-        "preset", "operator", "workloads", "of fastest other", "worst", "fastest others", "`auto`, of fastest other",
-        "of `copy`", "of bound",
-    ]  # fmt: skip
+        "preset",
+        "operator",
+        "workloads",
+        "of fastest other",
+        "worst",
+        "fastest others",
+        "`auto`, of fastest other",
+        "of `copy`",
+        "of bound",
+    ]
     return f"{lead}\n\n{markdown_table(header, body, left=2)}"
 
 
@@ -68,10 +75,16 @@ def _line(preset: str, op: str, contests: Sequence[Contest]) -> list[str] | None
     shares = [ours.share for _, ours, _ in found if ours.share]
     others = dict.fromkeys(other.backend for _, _, other in found)
     return [
-        cell(preset), cell(op), str(len(found)), times(geometric_mean(ratios)), times(min(ratios)),
-        ", ".join(f"`{cell(name)}`" for name in others), times(geometric_mean(autos) if autos else None),
-        _spread(copies), _spread(shares),
-    ]  # fmt: skip
+        cell(preset),
+        cell(op),
+        str(len(found)),
+        times(geometric_mean(ratios)),
+        times(min(ratios)),
+        ", ".join(f"`{cell(name)}`" for name in others),
+        times(geometric_mean(autos) if autos else None),
+        _spread(copies),
+        _spread(shares),
+    ]
 
 
 def _best(contest: Contest, ours: bool) -> Row | None:

@@ -163,10 +163,22 @@ def all_records(run: Run) -> str:
     places = {(contest.sample.key, contest.policy): contest for contest in run.contests}
     body = "".join(_record(row, places[row.key, row.policy]) for row in run.rows)
     columns = (
-        ("Workload", ""), ("Backend", ""), ("Policy", ""), ("µs", "num"), ("95 %", "num"), ("Rate", "num"),
-        ("Of bound", "num"), ("Limited by", ""), ("Standing", ""), ("Status", ""), ("Relative error", "num"),
-        ("Largest error", "num"), ("Config", ""), ("Shape", ""), ("Reason", ""),
-    )  # fmt: skip
+        ("Workload", ""),
+        ("Backend", ""),
+        ("Policy", ""),
+        ("µs", "num"),
+        ("95 %", "num"),
+        ("Rate", "num"),
+        ("Of bound", "num"),
+        ("Limited by", ""),
+        ("Standing", ""),
+        ("Status", ""),
+        ("Relative error", "num"),
+        ("Largest error", "num"),
+        ("Config", ""),
+        ("Shape", ""),
+        ("Reason", ""),
+    )
     head = "".join(
         f'<th scope="col" class="{kind}"><button type="button">{name}</button></th>' for name, kind in columns
     )

@@ -13,8 +13,10 @@ from dataclasses import dataclass
 from html import escape
 
 _CARDS = {"light": "#ffffff", "dark": "#161b22"}
-_INK = {"light": {"fg": "#1f2328", "muted": "#59636e", "grid": "#d8dee4"},
-        "dark": {"fg": "#e6edf3", "muted": "#9aa4af", "grid": "#30363d"}}  # fmt: skip
+_INK = {
+    "light": {"fg": "#1f2328", "muted": "#59636e", "grid": "#d8dee4"},
+    "dark": {"fg": "#e6edf3", "muted": "#9aa4af", "grid": "#30363d"},
+}
 _CONTRAST = 3.0
 _FONT = "12px system-ui, -apple-system, 'Segoe UI', Helvetica, Arial, sans-serif"
 _WIDTH, _LEFT, _RIGHT, _TOP, _BOTTOM = 760, 66, 150, 44, 52

@@ -45,9 +45,14 @@ def _sizes(s: Subject) -> _Sizes:
     # Every block of queries of every head reads the keys and values that it sees; once they come from memory.
     seen = 2.0 * b * h * -(-lq // _BLOCK) * lk * d * s.itemsize * share
     return _Sizes(
-        q, k, float(b * h * lq * lk * s.itemsize), 4.0 * b * h * lq, 2.0 * b * h * lq * lk * d, 2.0 * b * h * pairs * d,
+        q,
+        k,
+        float(b * h * lq * lk * s.itemsize),
+        4.0 * b * h * lq,
+        2.0 * b * h * lq * lk * d,
+        2.0 * b * h * pairs * d,
         max(seen - 2 * k, 0.0),
-    )  # fmt: skip
+    )
 
 
 def _expanded(s: Subject, z: _Sizes) -> tuple[tuple[Step, ...], float]:

@@ -89,9 +89,14 @@ def achieved(subject: Subject, device: Device, records: Iterable[Record]) -> tup
     found = [
         r
         for r in records
-        if r.status == "ok" and r.op == subject.op and r.dtype == subject.dtype and r.env.gpu == device.name
-        and r.time_s is not None and r.backend not in ("copy", "dense") and same_call(subject, r)
-    ]  # fmt: skip
+        if r.status == "ok"
+        and r.op == subject.op
+        and r.dtype == subject.dtype
+        and r.env.gpu == device.name
+        and r.time_s is not None
+        and r.backend not in ("copy", "dense")
+        and same_call(subject, r)
+    ]
     if not found:
         return ()
     latest = max(found, key=lambda r: r.date).run

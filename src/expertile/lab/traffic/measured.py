@@ -121,14 +121,26 @@ def shipped_traffic(slug: str, root: str | Path | None = None) -> tuple[TrafficR
 def _record(subject: Subject, way: Way, found: ncu.Profile, env: Env, run: str) -> TrafficRecord:
     kernels = found.kernels
     return TrafficRecord(
-        op=subject.op, shape=dict(subject.dims), dtype=subject.dtype, way=way.name,
-        read=_total([k.read for k in kernels]), written=_total([k.written for k in kernels]),
-        l2_read=_total([k.l2_read for k in kernels]), l2_written=_total([k.l2_written for k in kernels]),
-        time_s=_total([k.time_s for k in kernels]), launches=len(kernels) or None,
+        op=subject.op,
+        shape=dict(subject.dims),
+        dtype=subject.dtype,
+        way=way.name,
+        read=_total([k.read for k in kernels]),
+        written=_total([k.written for k in kernels]),
+        l2_read=_total([k.l2_read for k in kernels]),
+        l2_written=_total([k.l2_written for k in kernels]),
+        time_s=_total([k.time_s for k in kernels]),
+        launches=len(kernels) or None,
         kernels=tuple((k.name, k.read, k.written) for k in kernels),
-        model_read=way.read, model_written=way.written, model_again=way.again, model_launches=way.launches,
-        reason=found.reason or ("" if kernels else "ncu counted nothing"), env=env, run=run, date=timestamp(),
-    )  # fmt: skip
+        model_read=way.read,
+        model_written=way.written,
+        model_again=way.again,
+        model_launches=way.launches,
+        reason=found.reason or ("" if kernels else "ncu counted nothing"),
+        env=env,
+        run=run,
+        date=timestamp(),
+    )
 
 
 def _total(values: Sequence[float | None]) -> float | None:

@@ -23,9 +23,20 @@ _L2_READ, _L2_WRITTEN = "lts__t_sectors_op_read.sum", "lts__t_sectors_op_write.s
 _TIME = "gpu__time_duration.sum"
 METRICS = (_READ, _WRITTEN, _L2_READ, _L2_WRITTEN, _TIME)
 _SCALE = {
-    "byte": 1.0, "kbyte": 1e3, "mbyte": 1e6, "gbyte": 1e9, "sector": float(SECTOR_BYTES),
-    "s": 1.0, "second": 1.0, "ms": 1e-3, "msecond": 1e-3, "us": 1e-6, "usecond": 1e-6, "ns": 1e-9, "nsecond": 1e-9,
-}  # fmt: skip
+    "byte": 1.0,
+    "kbyte": 1e3,
+    "mbyte": 1e6,
+    "gbyte": 1e9,
+    "sector": float(SECTOR_BYTES),
+    "s": 1.0,
+    "second": 1.0,
+    "ms": 1e-3,
+    "msecond": 1e-3,
+    "us": 1e-6,
+    "usecond": 1e-6,
+    "ns": 1e-9,
+    "nsecond": 1e-9,
+}
 _PERMISSION = (
     "the driver lets only administrators read performance counters (ERR_NVGPUCTRPERM); "
     "see developer.nvidia.com/ERR_NVGPUCTRPERM"
@@ -66,10 +77,28 @@ def find_ncu() -> str | None:
 def command(ncu: str, log: str | Path, child: Sequence[str]) -> list[str]:
     """What counts the kernels of `child`, a command line, into the file `log`."""
     return [
-        ncu, "--csv", "--page", "raw", "--print-units", "base", "--print-kernel-base", "function",
-        "--metrics", ",".join(METRICS), "--profile-from-start", "off", "--target-processes", "all",
-        "--cache-control", "all", "--clock-control", "none", "--log-file", str(log), *child,
-    ]  # fmt: skip
+        ncu,
+        "--csv",
+        "--page",
+        "raw",
+        "--print-units",
+        "base",
+        "--print-kernel-base",
+        "function",
+        "--metrics",
+        ",".join(METRICS),
+        "--profile-from-start",
+        "off",
+        "--target-processes",
+        "all",
+        "--cache-control",
+        "all",
+        "--clock-control",
+        "none",
+        "--log-file",
+        str(log),
+        *child,
+    ]
 
 
 def profile(child: Sequence[str], ncu: str | None = None, timeout_s: float = 300.0) -> Profile:

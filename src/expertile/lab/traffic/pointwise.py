@@ -96,7 +96,9 @@ FORMULAS = (
     Formula("laplacian", _GRID, _work, _laplacian, _check),
     Formula("laplacian_backward", _GRID, _backward_work, _laplacian_backward, _check),
     Formula(
-        "add_scalar", {"elements": 100_000_000, "value": 1.0},
-        lambda s: Work(float(s["elements"]), 2.0 * s["elements"] * s.itemsize), _add,
+        "add_scalar",
+        {"elements": 100_000_000, "value": 1.0},
+        lambda s: Work(float(s["elements"]), 2.0 * s["elements"] * s.itemsize),
+        _add,
     ),
-)  # fmt: skip
+)

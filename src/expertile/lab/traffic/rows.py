@@ -70,9 +70,11 @@ def _softmax_backward(s: Subject, device: Device) -> tuple[Way, ...]:
     )
     kernel, again = _torch_softmax_backward(cols, size)
     torch = Way(
-        TORCH, (Step("mul", 2 * e, e, n), Step(kernel, 2 * e, e, 3 * n, again * e)), _SOFTMAX_CU,
+        TORCH,
+        (Step("mul", 2 * e, e, n), Step(kernel, 2 * e, e, 3 * n, again * e)),
+        _SOFTMAX_CU,
         "softmax_backward_cuda_out multiplies grad by output in a kernel of its own first",
-    )  # fmt: skip
+    )
     streamed = choose.forward(rows, cols, size, _machine(device)).streamed
     ours = Way(
         OURS, (Step("softmax_backward", 2 * e, e, 4 * n, 2 * e if streamed else 0.0),), note=_streamed_note(streamed)
@@ -127,9 +129,7 @@ def _norm(s: Subject, device: Device, centered: bool) -> tuple[Way, ...]:
         note = "columns are no multiple of 4: two kernels"
     torch = Way(TORCH, steps, _LAYER_NORM_CU, note)
     streamed = choose.forward(rows, cols, size, _machine(device)).streamed
-    ours = Way(
-        OURS, (Step(s.op, e + vectors, e, flops, e if streamed else 0.0),), note=_streamed_note(streamed)
-    )  # fmt: skip
+    ours = Way(OURS, (Step(s.op, e + vectors, e, flops, e if streamed else 0.0),), note=_streamed_note(streamed))
     return unfused, torch, ours
 
 

@@ -169,9 +169,7 @@ def _attention(s: Subject, random: Random) -> Call:
 def _math(s: Subject, random: Random) -> Call:
     q, k, v = _qkv(s, random)
     gqa = s["heads"] != s["kv_heads"]
-    return lambda: torch.ops.aten._scaled_dot_product_attention_math(
-        q, k, v, None, 0.0, s["causal"], enable_gqa=gqa
-    )[0]  # fmt: skip
+    return lambda: torch.ops.aten._scaled_dot_product_attention_math(q, k, v, None, 0.0, s["causal"], enable_gqa=gqa)[0]
 
 
 def _flash(s: Subject, random: Random) -> Call:

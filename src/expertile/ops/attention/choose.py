@@ -58,9 +58,13 @@ def _source(device: Device) -> str:
 
 
 def _measured(
-    p: Problem, device: Device, known: dict[str, float], best: Backend, ranked: list[Backend],
+    p: Problem,
+    device: Device,
+    known: dict[str, float],
+    best: Backend,
+    ranked: list[Backend],
     reasons: dict[str, str | None],
-) -> str:  # fmt: skip
+) -> str:
     """The sentence for a choice by rates: the figures, the next best, and what is faster but cannot."""
     rate = known[best.name]
     why = f"{best.name}: {rate:.0f} TFLOP/s at D={p.head_dim}, length {length(p):.0f}{', causal' if p.causal else ''}"

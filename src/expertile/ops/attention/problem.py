@@ -133,10 +133,26 @@ class Problem:
             for x, strides_of in zip((q, k, v), strides, strict=True)
         )
         return Problem(
-            batch, heads, kv_heads, q_len, k_len, head_dim, q.dtype, bool(causal), scale, packed, q_rows, k_rows,
-            strides[0], strides[1], strides[2], aligned, q.device.type, torch.are_deterministic_algorithms_enabled(),
+            batch,
+            heads,
+            kv_heads,
+            q_len,
+            k_len,
+            head_dim,
+            q.dtype,
+            bool(causal),
+            scale,
+            packed,
+            q_rows,
+            k_rows,
+            strides[0],
+            strides[1],
+            strides[2],
+            aligned,
+            q.device.type,
+            torch.are_deterministic_algorithms_enabled(),
             lse_grad,
-        )  # fmt: skip
+        )
 
 
 def row_strides(x: torch.Tensor, packed: bool) -> tuple[int, int, int]:

@@ -68,9 +68,14 @@ def _second(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
 
 
 def _forward(
-    x: torch.Tensor, b: torch.Tensor, rows: torch.Tensor | None, offs: torch.Tensor, bias: torch.Tensor | None,
-    backend: str, config: Any,
-) -> torch.Tensor:  # fmt: skip
+    x: torch.Tensor,
+    b: torch.Tensor,
+    rows: torch.Tensor | None,
+    offs: torch.Tensor,
+    bias: torch.Tensor | None,
+    backend: str,
+    config: Any,
+) -> torch.Tensor:
     return mm(x, b, rows, offs, bias, Request(backend, config))
 
 

@@ -48,10 +48,19 @@ _EARLY_NBYTES = 2**24
 
 @triton.jit(do_not_specialize=["y_stride"])
 def _combine_kernel(
-    y_ptr, positions_ptr, weights_ptr, out_ptr, H, y_stride,
-    UNIT: tl.constexpr, TOP_K: tl.constexpr, UNROLL: tl.constexpr, BLOCK: tl.constexpr, EVEN: tl.constexpr,
+    y_ptr,
+    positions_ptr,
+    weights_ptr,
+    out_ptr,
+    H,
+    y_stride,
+    UNIT: tl.constexpr,
+    TOP_K: tl.constexpr,
+    UNROLL: tl.constexpr,
+    BLOCK: tl.constexpr,
+    EVEN: tl.constexpr,
     EARLY: tl.constexpr,
-):  # fmt: skip
+):
     """One program for BLOCK columns of a token. y_stride is in units of UNIT elements."""
     begin(EARLY)
     chunks = tl.cdiv(H, BLOCK)
@@ -79,9 +88,18 @@ def _combine_kernel(
 
 @triton.jit
 def _add_row(
-    acc, y_ptr, positions_ptr, weights_ptr, slot, col, H, y_stride, UNIT: tl.constexpr, BLOCK: tl.constexpr,
+    acc,
+    y_ptr,
+    positions_ptr,
+    weights_ptr,
+    slot,
+    col,
+    H,
+    y_stride,
+    UNIT: tl.constexpr,
+    BLOCK: tl.constexpr,
     EVEN: tl.constexpr,
-):  # fmt: skip
+):
     """acc + the row of `slot`, weighted."""
     position = tl.load(positions_ptr + slot)
     kept = position >= 0
@@ -95,9 +113,19 @@ def _add_row(
 
 @triton.jit
 def _backward_kernel(
-    grad_ptr, y_ptr, slot_of_ptr, weights_ptr, dy_ptr, dweights_ptr, H, grad_stride, y_stride,
-    TOP_K: tl.constexpr, BLOCK: tl.constexpr, EVEN: tl.constexpr,
-):  # fmt: skip
+    grad_ptr,
+    y_ptr,
+    slot_of_ptr,
+    weights_ptr,
+    dy_ptr,
+    dweights_ptr,
+    H,
+    grad_stride,
+    y_stride,
+    TOP_K: tl.constexpr,
+    BLOCK: tl.constexpr,
+    EVEN: tl.constexpr,
+):
     """One program for a row of y."""
     row = tl.program_id(0).to(tl.int64)
     slot = tl.load(slot_of_ptr + row)
@@ -147,10 +175,14 @@ def forward(
     unit = 16 if y.stride(0) % 16 == 0 else 1
     early = positions.numel() * cols * y.element_size() <= _EARLY_NBYTES and starts_early(y)
     launch(
-        _combine_kernel, tokens * -(-cols // block), (y, positions, weights, out), (cols, y.stride(0) // unit),
-        (unit, top_k, top_k <= _MOST_UNROLLED, block, cols % block == 0, early), num_warps=config.num_warps,
+        _combine_kernel,
+        tokens * -(-cols // block),
+        (y, positions, weights, out),
+        (cols, y.stride(0) // unit),
+        (unit, top_k, top_k <= _MOST_UNROLLED, block, cols % block == 0, early),
+        num_warps=config.num_warps,
         early=early,
-    )  # fmt: skip
+    )
     return out
 
 
@@ -169,9 +201,12 @@ def formula(y: torch.Tensor, positions: torch.Tensor, weights: torch.Tensor | No
 
 
 def backward(
-    grad: torch.Tensor, y: torch.Tensor, positions: torch.Tensor, weights: torch.Tensor | None,
+    grad: torch.Tensor,
+    y: torch.Tensor,
+    positions: torch.Tensor,
+    weights: torch.Tensor | None,
     needs: tuple[bool, bool],
-) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+) -> tuple[torch.Tensor, torch.Tensor]:
     """(dy [R, H], dweights [T, k] float32) for the gradient of the sum; an empty tensor where `needs` says so."""
     count, top_k = y.shape[0], positions.shape[1]
     # Dropped slots all go to one place more, which is cut off.
@@ -200,11 +235,13 @@ def backward(
     weights = None if weights is None else weights.contiguous()
     block = column_block(y.shape[1], 1024)
     launch(
-        _backward_kernel, count,
+        _backward_kernel,
+        count,
         (grad, y, slot_of, weights, dy if needs[0] else None, dweights if needs[1] else None),
-        (y.shape[1], grad.stride(0), y.stride(0)), (top_k, block, y.shape[1] % block == 0),
+        (y.shape[1], grad.stride(0), y.stride(0)),
+        (top_k, block, y.shape[1] % block == 0),
         num_warps=max(1, min(4, block // 256)),
-    )  # fmt: skip
+    )
     return dy, dweights
 
 
@@ -234,16 +271,24 @@ def _combine(y: torch.Tensor, positions: torch.Tensor, weights: torch.Tensor | N
 
 
 def _combine_backward(
-    grad: torch.Tensor, y: torch.Tensor, positions: torch.Tensor, weights: torch.Tensor | None, needs_y: bool,
+    grad: torch.Tensor,
+    y: torch.Tensor,
+    positions: torch.Tensor,
+    weights: torch.Tensor | None,
+    needs_y: bool,
     needs_weights: bool,
-) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+) -> tuple[torch.Tensor, torch.Tensor]:
     return backward(grad, y, positions, weights, (needs_y, needs_weights))
 
 
 def _fake_backward(
-    grad: torch.Tensor, y: torch.Tensor, positions: torch.Tensor, weights: torch.Tensor | None, needs_y: bool,
+    grad: torch.Tensor,
+    y: torch.Tensor,
+    positions: torch.Tensor,
+    weights: torch.Tensor | None,
+    needs_y: bool,
     needs_weights: bool,
-) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+) -> tuple[torch.Tensor, torch.Tensor]:
     tokens, top_k = positions.shape
     dy = y.new_empty((y.shape[0] if needs_y else 0, y.shape[1]))
     dtype = torch.float32 if weights is None else weights.dtype

@@ -30,9 +30,16 @@ def _gated(x: _T, b: _T, *arguments: Any) -> tuple[_T, _T]:
 
 
 def _fake_gated(
-    x: _T, b: _T, rows: _T | None, offs: _T, bias: _T | None, activation: str, interleaved: bool, save_pre: bool,
+    x: _T,
+    b: _T,
+    rows: _T | None,
+    offs: _T,
+    bias: _T | None,
+    activation: str,
+    interleaved: bool,
+    save_pre: bool,
     *_: Any,
-) -> tuple[_T, _T]:  # fmt: skip
+) -> tuple[_T, _T]:
     r, n = rows_of(x, rows), b.shape[-1]
     return x.new_empty((r, n // 2)), x.new_empty((r if save_pre else 0, n))
 

@@ -40,9 +40,17 @@ BACKWARD = Config(1024, 1024, 4)
 
 @triton.jit(do_not_specialize=["groups"])
 def _gather_rows_kernel(
-    x_ptr, rows_ptr, offs_ptr, out_ptr, groups, K, x_stride,
-    BLOCK_ROWS: tl.constexpr, BLOCK_COLS: tl.constexpr, EVEN: tl.constexpr,
-):  # fmt: skip
+    x_ptr,
+    rows_ptr,
+    offs_ptr,
+    out_ptr,
+    groups,
+    K,
+    x_stride,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK_COLS: tl.constexpr,
+    EVEN: tl.constexpr,
+):
     chunks = tl.cdiv(K, BLOCK_COLS)
     end = tl.load(offs_ptr + groups - 1)
     first = tl.program_id(0) // chunks * BLOCK_ROWS
@@ -58,10 +66,17 @@ def _gather_rows_kernel(
 
 @triton.jit(do_not_specialize=["groups"])
 def _activation_kernel(
-    pre_ptr, offs_ptr, act_ptr, groups, I,
-    ACTIVATION: tl.constexpr, INTERLEAVED: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_COLS: tl.constexpr,
+    pre_ptr,
+    offs_ptr,
+    act_ptr,
+    groups,
+    I,
+    ACTIVATION: tl.constexpr,
+    INTERLEAVED: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK_COLS: tl.constexpr,
     EVEN: tl.constexpr,
-):  # fmt: skip
+):
     chunks = tl.cdiv(I, BLOCK_COLS)
     end = tl.load(offs_ptr + groups - 1)
     first = tl.program_id(0) // chunks * BLOCK_ROWS
@@ -78,10 +93,22 @@ def _activation_kernel(
 
 @triton.jit(do_not_specialize=["groups"])
 def _backward_kernel(
-    a_ptr, pre_ptr, slots_ptr, weights_ptr, offs_ptr, dpre_ptr, act_w_ptr, dweights_ptr, groups, I,
-    ACTIVATION: tl.constexpr, INTERLEAVED: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_COLS: tl.constexpr,
+    a_ptr,
+    pre_ptr,
+    slots_ptr,
+    weights_ptr,
+    offs_ptr,
+    dpre_ptr,
+    act_w_ptr,
+    dweights_ptr,
+    groups,
+    I,
+    ACTIVATION: tl.constexpr,
+    INTERLEAVED: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK_COLS: tl.constexpr,
     EVEN: tl.constexpr,
-):  # fmt: skip
+):
     """One program for whole rows, so that it alone sums each of them."""
     end = tl.load(offs_ptr + groups - 1)
     first = tl.program_id(0) * BLOCK_ROWS
@@ -147,39 +174,62 @@ def gather_rows(x: torch.Tensor, rows: torch.Tensor, offs: torch.Tensor, config:
     programs = -(-count // block_rows) * -(-cols // block_cols)
     if programs:
         launch(
-            _gather_rows_kernel, programs, (x, rows, offs, out), (offs.shape[0], cols, x.stride(0)),
-            (block_rows, block_cols, cols % block_cols == 0), num_warps=config.num_warps,
-        )  # fmt: skip
+            _gather_rows_kernel,
+            programs,
+            (x, rows, offs, out),
+            (offs.shape[0], cols, x.stride(0)),
+            (block_rows, block_cols, cols % block_cols == 0),
+            num_warps=config.num_warps,
+        )
     return out
 
 
 def gated_activation(
-    pre: torch.Tensor, offs: torch.Tensor, act: torch.Tensor, activation: str, interleaved: bool,
+    pre: torch.Tensor,
+    offs: torch.Tensor,
+    act: torch.Tensor,
+    activation: str,
+    interleaved: bool,
     config: Config = ACTIVATION,
-) -> None:  # fmt: skip
+) -> None:
     """act [R, I] = f(pre [R, 2I]), both contiguous."""
     count, inner = act.shape
     block_cols = column_block(inner, config.columns)
     block_rows = row_block(config.elements, block_cols)
     programs = -(-count // block_rows) * -(-inner // block_cols)
     launch(
-        _activation_kernel, programs, (pre, offs, act), (offs.shape[0], inner),
-        (activation, interleaved, block_rows, block_cols, inner % block_cols == 0), num_warps=config.num_warps,
-    )  # fmt: skip
+        _activation_kernel,
+        programs,
+        (pre, offs, act),
+        (offs.shape[0], inner),
+        (activation, interleaved, block_rows, block_cols, inner % block_cols == 0),
+        num_warps=config.num_warps,
+    )
 
 
 def gated_backward(
-    a: torch.Tensor, pre: torch.Tensor, slots: torch.Tensor, weights: torch.Tensor, offs: torch.Tensor,
-    dpre: torch.Tensor, act_w: torch.Tensor, dweights: torch.Tensor, activation: str, interleaved: bool,
+    a: torch.Tensor,
+    pre: torch.Tensor,
+    slots: torch.Tensor,
+    weights: torch.Tensor,
+    offs: torch.Tensor,
+    dpre: torch.Tensor,
+    act_w: torch.Tensor,
+    dweights: torch.Tensor,
+    activation: str,
+    interleaved: bool,
     config: Config = BACKWARD,
-) -> None:  # fmt: skip
+) -> None:
     """dpre [R, 2I], act_w [R, I] and dweights [T, k] from a [R, I] and pre [R, 2I]; all contiguous. `a` may be
     `act_w`: every element is read before it is written."""
     count, inner = act_w.shape
     block_cols = column_block(inner, config.columns)
     block_rows = row_block(config.elements, block_cols)
     launch(
-        _backward_kernel, -(-count // block_rows), (a, pre, slots, weights, offs, dpre, act_w, dweights),
-        (offs.shape[0], inner), (activation, interleaved, block_rows, block_cols, inner % block_cols == 0),
+        _backward_kernel,
+        -(-count // block_rows),
+        (a, pre, slots, weights, offs, dpre, act_w, dweights),
+        (offs.shape[0], inner),
+        (activation, interleaved, block_rows, block_cols, inner % block_cols == 0),
         num_warps=config.num_warps,
-    )  # fmt: skip
+    )

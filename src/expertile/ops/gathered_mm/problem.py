@@ -108,9 +108,22 @@ class GatherProblem:
         if self.product is Product.WGRAD:
             layout, a_strides = Layout.RAGGED_K, (a_strides[1], a_strides[0])
         return Problem(
-            layout, self.groups, self.m, self.n, self.k, self.dtype, self.dtype, a_strides, b_strides, a_aligned,
-            b_aligned, self.has_bias, self.device_type, None, self.allow_tf32,
-        )  # fmt: skip
+            layout,
+            self.groups,
+            self.m,
+            self.n,
+            self.k,
+            self.dtype,
+            self.dtype,
+            a_strides,
+            b_strides,
+            a_aligned,
+            b_aligned,
+            self.has_bias,
+            self.device_type,
+            None,
+            self.allow_tf32,
+        )
 
     def work(self, group_sizes: Sequence[int] | None = None) -> Work:
         """Useful FLOPs (2 per multiply-add of the product) and bytes: the gathered tensor, the weights of experts that
@@ -209,10 +222,26 @@ def describe(
         _check_backward(Description(*slots_fields), weights, Description(*pre_fields), rows, a, total, n)
         weights_shape = tuple(weights.shape)
     return GatherProblem(
-        product, groups, m, n, k, tokens_of.shape[0] if rows is not None else total, a.dtype, tuple(a.strides),
-        tuple(b.strides), gathered, a.aligned, b.aligned, bias_fields is not None, activation, interleaved,
-        save_pre, weights_shape, a.device.type, allow_tf32,
-    )  # fmt: skip
+        product,
+        groups,
+        m,
+        n,
+        k,
+        tokens_of.shape[0] if rows is not None else total,
+        a.dtype,
+        tuple(a.strides),
+        tuple(b.strides),
+        gathered,
+        a.aligned,
+        b.aligned,
+        bias_fields is not None,
+        activation,
+        interleaved,
+        save_pre,
+        weights_shape,
+        a.device.type,
+        allow_tf32,
+    )
 
 
 def _check_dims(name: str, x: Description, dims: int) -> None:
@@ -243,9 +272,14 @@ def _check_bias(bias: Description, groups: int, n: int, a: Description, name_a: 
 
 
 def _check_backward(
-    slots: Description, weights: Description, pre: Description, rows: Description | None, a: Description, total: int,
+    slots: Description,
+    weights: Description,
+    pre: Description,
+    rows: Description | None,
+    a: Description,
+    total: int,
     inner: int,
-) -> None:  # fmt: skip
+) -> None:
     _check_index("slots", slots, a, "dy")
     _check_rows("slots", slots, total, "rows" if rows is not None else "dy")
     _check_dims("weights", weights, 2)

@@ -70,9 +70,14 @@ def exact(problem: GatherProblem, operands: Operands, dtype: torch.dtype = torch
     """`compute` in `dtype` throughout. Rows past offs[-1] are NaN. Reads `offs` on the host."""
     wide = {
         name: None if x is None else x.to(dtype)
-        for name, x in (("a", operands.a), ("b", operands.b), ("bias", operands.bias), ("pre", operands.pre),
-                        ("weights", operands.weights))
-    }  # fmt: skip
+        for name, x in (
+            ("a", operands.a),
+            ("b", operands.b),
+            ("bias", operands.bias),
+            ("pre", operands.pre),
+            ("weights", operands.weights),
+        )
+    }
 
     def product(a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         return grouped_reference(a, b, offs, bias, dtype)

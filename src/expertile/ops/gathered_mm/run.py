@@ -27,9 +27,12 @@ def select(problem: GatherProblem, device: Device, request: Request = AUTO) -> t
 
 @lru_cache(maxsize=4096)
 def _planned(
-    product: Product, fields: tuple[tuple[Any, ...] | None, ...], options: tuple[tuple[str, Any], ...],
-    device: torch.device, request: Request,
-) -> tuple[GatherProblem, Backend, Any]:  # fmt: skip
+    product: Product,
+    fields: tuple[tuple[Any, ...] | None, ...],
+    options: tuple[tuple[str, Any], ...],
+    device: torch.device,
+    request: Request,
+) -> tuple[GatherProblem, Backend, Any]:
     """Problem, backend and config for tensors that are `described` so, whatever their values."""
     problem = describe(product, *fields, **dict(options))  # type: ignore[arg-type]
     return problem, *select(problem, _device(device.type, device.index), request)

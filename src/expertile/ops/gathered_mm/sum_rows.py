@@ -18,9 +18,7 @@ from expertile.ops.torch_op import define
 
 
 @triton.jit(do_not_specialize=["d_stride"])
-def _sum_rows_kernel(
-    d_ptr, order_ptr, starts_ptr, out_ptr, K, d_stride, UNIT: tl.constexpr, BLOCK: tl.constexpr
-):  # fmt: skip
+def _sum_rows_kernel(d_ptr, order_ptr, starts_ptr, out_ptr, K, d_stride, UNIT: tl.constexpr, BLOCK: tl.constexpr):
     """One program for BLOCK columns of a token. K and d_stride are given in units of UNIT elements."""
     token = tl.program_id(0)
     cols = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -50,8 +48,17 @@ def _sum_rows(d: torch.Tensor, rows: torch.Tensor, offs: torch.Tensor, tokens: i
     block = max(128, min(1024, triton.next_power_of_2(k)))
     with current_device(d.device):
         _sum_rows_kernel[(tokens, triton.cdiv(k, block))](
-            d, order, starts, out, k // unit, d.stride(0) // unit, UNIT=unit, BLOCK=block, num_warps=4, **FP_FUSION,
-        )  # fmt: skip
+            d,
+            order,
+            starts,
+            out,
+            k // unit,
+            d.stride(0) // unit,
+            UNIT=unit,
+            BLOCK=block,
+            num_warps=4,
+            **FP_FUSION,
+        )
     return out
 
 

@@ -14,17 +14,27 @@ from expertile.ops.torch_op import Placements, define
 
 
 def _kernel(
-    a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor | None, bias: torch.Tensor | None,
-    out_dtype: torch.dtype | None, backend: str, batch_invariant: bool,
-) -> torch.Tensor:  # fmt: skip
+    a: torch.Tensor,
+    b: torch.Tensor,
+    offs: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    out_dtype: torch.dtype | None,
+    backend: str,
+    batch_invariant: bool,
+) -> torch.Tensor:
     request = Request(backend, None, batch_invariant)
     return run.forward(a, b, offs=offs, bias=bias, out_dtype=out_dtype, request=request)
 
 
 def _fake(
-    a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor | None, bias: torch.Tensor | None,
-    out_dtype: torch.dtype | None, backend: str, batch_invariant: bool,
-) -> torch.Tensor:  # fmt: skip
+    a: torch.Tensor,
+    b: torch.Tensor,
+    offs: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    out_dtype: torch.dtype | None,
+    backend: str,
+    batch_invariant: bool,
+) -> torch.Tensor:
     m, n = a.shape[-2], b.shape[-1]
     if a.dim() == 3 and b.dim() == 3:
         shape: tuple[Any, ...] = (a.shape[0], m, n)
@@ -72,15 +82,17 @@ def _backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
     a, b, offs, bias = ctx.saved_tensors
 
     def product(
-        x: torch.Tensor, y: torch.Tensor, *, offs: torch.Tensor | None = None,
-        out_dtype: torch.dtype | None = None, batch_invariant: bool = ctx.batch_invariant,
-    ) -> torch.Tensor:  # fmt: skip
+        x: torch.Tensor,
+        y: torch.Tensor,
+        *,
+        offs: torch.Tensor | None = None,
+        out_dtype: torch.dtype | None = None,
+        batch_invariant: bool = ctx.batch_invariant,
+    ) -> torch.Tensor:
         return operator(x, y, offs, None, out_dtype, ctx.backend, batch_invariant)
 
     needs = (ctx.needs_input_grad[0], ctx.needs_input_grad[1], ctx.needs_input_grad[3])
-    da, db, dbias = gradients(
-        product, grad, a, b, offs, bias, needs, partial(product, batch_invariant=False)
-    )  # fmt: skip
+    da, db, dbias = gradients(product, grad, a, b, offs, bias, needs, partial(product, batch_invariant=False))
     return da, db, None, dbias, None, None, None
 
 

@@ -22,9 +22,7 @@ RAGGED = {Layout.RAGGED_M: "m", Layout.RAGGED_K: "k", Layout.RAGGED_N: "n", Layo
 
 
 @triton.jit
-def tile_ends(
-    offs_ptr, groups, tiles_across, BLOCK: tl.constexpr, GROUPS_P2: tl.constexpr, ALIGN: tl.constexpr = 1
-):  # fmt: skip
+def tile_ends(offs_ptr, groups, tiles_across, BLOCK: tl.constexpr, GROUPS_P2: tl.constexpr, ALIGN: tl.constexpr = 1):
     """For each group the number of tiles up to and including it: int32 [GROUPS_P2], constant behind the last group.
 
     A group's first tile starts at the last multiple of ALIGN that is not behind the group's start."""
@@ -64,9 +62,16 @@ def raster(tile, tiles_m, tiles_n, GROUP_M):
 
 @triton.jit
 def count_tiles(
-    offs_ptr, M, N, groups, RAGGED: tl.constexpr, GROUPS_P2: tl.constexpr, BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr, ALIGN: tl.constexpr = 1,
-):  # fmt: skip
+    offs_ptr,
+    M,
+    N,
+    groups,
+    RAGGED: tl.constexpr,
+    GROUPS_P2: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    ALIGN: tl.constexpr = 1,
+):
     """(tiles of all groups, tile_ends or 0 where every group has the same number of tiles)."""
     if RAGGED == "m":
         ends = tile_ends(offs_ptr, groups, tl.cdiv(N, BLOCK_N), BLOCK_M, GROUPS_P2, ALIGN)
@@ -82,10 +87,19 @@ def count_tiles(
 
 @triton.jit
 def locate_tile(
-    tile, ends, offs_ptr, M, N, K, GROUP_M,
-    RAGGED: tl.constexpr, GROUPS_P2: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    tile,
+    ends,
+    offs_ptr,
+    M,
+    N,
+    K,
+    GROUP_M,
+    RAGGED: tl.constexpr,
+    GROUPS_P2: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
     ALIGN: tl.constexpr = 1,
-):  # fmt: skip
+):
     """(group, first row, end of the group's rows, first column, end of its columns, first summand, number of summands).
 
     In the ragged dimension the numbers count from the start of the whole tensor, in the others from the group's. With

@@ -145,9 +145,13 @@ class Problem:
         if offs is not None and not isinstance(offs, torch.Tensor):
             raise ValueError(f"offs: expected an int32 tensor, got {type(offs).__name__}")
         problem = Problem.from_descriptions(
-            described(a), described(b), described(offs), described(bias), out_dtype,
+            described(a),
+            described(b),
+            described(offs),
+            described(bias),
+            out_dtype,
             a.dtype is torch.float32 and tf32_allowed(),
-        )  # fmt: skip
+        )
         if offs is None or not (check or not offs.is_cuda):
             return problem
         sizes = sizes_from_offs(offs)
@@ -194,9 +198,22 @@ class Problem:
         if bias is not None:
             check_bias(layout, bias, groups, n, a)
         return Problem(
-            layout, groups, m, n, k, a.dtype, out_dtype, a.strides, b.strides, a.aligned, b.aligned, bias is not None,
-            a.device.type, None, allow_tf32,
-        )  # fmt: skip
+            layout,
+            groups,
+            m,
+            n,
+            k,
+            a.dtype,
+            out_dtype,
+            a.strides,
+            b.strides,
+            a.aligned,
+            b.aligned,
+            bias is not None,
+            a.device.type,
+            None,
+            allow_tf32,
+        )
 
 
 def tf32_allowed() -> bool:

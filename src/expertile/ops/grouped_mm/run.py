@@ -38,9 +38,15 @@ def forward(
         a = in_standard_form(a)
     if request.config is None and (offs is None or getattr(offs, "is_cuda", False)):
         problem, chosen, config = _planned(
-            described(a), described(b), described(offs), None if bias is None else described(bias), out_dtype,
-            a.dtype is torch.float32 and tf32_allowed(), a.device, request,
-        )  # fmt: skip
+            described(a),
+            described(b),
+            described(offs),
+            None if bias is None else described(bias),
+            out_dtype,
+            a.dtype is torch.float32 and tf32_allowed(),
+            a.device,
+            request,
+        )
     else:  # the values of offs are part of the problem, or somebody tries a config
         problem = Problem.from_tensors(a, b, offs, bias, out_dtype)
         chosen, config = select(problem, _device(a.device.type, a.device.index), request)
@@ -51,9 +57,15 @@ def forward(
 
 @lru_cache(maxsize=4096)
 def _planned(
-    a: tuple[Any, ...] | None, b: tuple[Any, ...] | None, offs: tuple[Any, ...] | None, bias: tuple[Any, ...] | None,
-    out_dtype: torch.dtype | None, allow_tf32: bool, device: torch.device, request: Request,
-) -> tuple[Problem, Backend, Any]:  # fmt: skip
+    a: tuple[Any, ...] | None,
+    b: tuple[Any, ...] | None,
+    offs: tuple[Any, ...] | None,
+    bias: tuple[Any, ...] | None,
+    out_dtype: torch.dtype | None,
+    allow_tf32: bool,
+    device: torch.device,
+    request: Request,
+) -> tuple[Problem, Backend, Any]:
     """Problem, backend and config for tensors that are `described` so, whatever their values."""
     problem = Problem.from_descriptions(a, b, offs, bias, out_dtype, allow_tf32)
     return problem, *select(problem, _device(device.type, device.index), request)

@@ -1,6 +1,5 @@
 """Device code that the Gluon kernels share: tensors cut along their columns, so that results leave a part at a time."""
 
-
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 

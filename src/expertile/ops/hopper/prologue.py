@@ -21,8 +21,12 @@ def prefetch_descriptors(a_desc, b_desc, KERNEL: gl.constexpr):
     """Ask for the kernel's first three descriptors, of a, b and c, which the first load and store would wait for."""
     gl.inline_asm_elementwise(
         _prefetches(KERNEL, len(a_desc.block_type.shape), len(b_desc.block_type.shape)),
-        "=r", [], dtype=gl.int32, is_pure=False, pack=1,
-    )  # fmt: skip
+        "=r",
+        [],
+        dtype=gl.int32,
+        is_pure=False,
+        pack=1,
+    )
 
 
 @gluon.constexpr_function

@@ -22,9 +22,17 @@ _BLOCK = 512
 
 @triton.jit(do_not_specialize=["groups", "M", "N", "out_stride_m"], do_not_specialize_on_alignment=["offs_ptr"])
 def _sum_kernel(
-    slices_ptr, offs_ptr, out_ptr, groups, M, N, out_stride_m,
-    SLICES: tl.constexpr, BLOCK: tl.constexpr, DEPENDENT: tl.constexpr,
-):  # fmt: skip
+    slices_ptr,
+    offs_ptr,
+    out_ptr,
+    groups,
+    M,
+    N,
+    out_stride_m,
+    SLICES: tl.constexpr,
+    BLOCK: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+):
     """One program for BLOCK columns of a row. N and out_stride_m are multiples of 4."""
     if DEPENDENT:
         gdc_wait()

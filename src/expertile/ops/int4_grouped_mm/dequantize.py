@@ -21,9 +21,18 @@ _ROWS = 64
 
 @triton.jit
 def _dequantize_kernel(
-    packed_ptr, scales_ptr, zeros_ptr, out_ptr, N, K,
-    HALF: tl.constexpr, GROUP_SIZE: tl.constexpr, HAS_ZEROS: tl.constexpr, ROWS: tl.constexpr, BLOCKS: tl.constexpr,
-):  # fmt: skip
+    packed_ptr,
+    scales_ptr,
+    zeros_ptr,
+    out_ptr,
+    N,
+    K,
+    HALF: tl.constexpr,
+    GROUP_SIZE: tl.constexpr,
+    HAS_ZEROS: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCKS: tl.constexpr,
+):
     # One program: ROWS rows of one expert, BLOCKS packed blocks of each.
     group = tl.program_id(2).to(tl.int64)
     rows = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
@@ -58,10 +67,19 @@ def dequantize_on_gpu(w: Int4Weight, dtype: torch.dtype) -> torch.Tensor:
     grid = (triton.cdiv(k, 2 * w.half * blocks), triton.cdiv(n, _ROWS), g)
     with current_device(w.device):
         _dequantize_kernel[grid](
-            words(w.packed), w.scales, w.zeros, out, n, k,
-            HALF=w.half, GROUP_SIZE=w.group_size, HAS_ZEROS=w.zeros is not None, ROWS=_ROWS, BLOCKS=blocks,
+            words(w.packed),
+            w.scales,
+            w.zeros,
+            out,
+            n,
+            k,
+            HALF=w.half,
+            GROUP_SIZE=w.group_size,
+            HAS_ZEROS=w.zeros is not None,
+            ROWS=_ROWS,
+            BLOCKS=blocks,
             **FP_FUSION,
-        )  # fmt: skip
+        )
     return out
 
 

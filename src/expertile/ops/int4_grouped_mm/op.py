@@ -20,17 +20,31 @@ from expertile.ops.torch_op import define, differentiable_eagerly
 
 
 def _kernel(
-    a: torch.Tensor, packed: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor | None, group_size: int,
-    offs: torch.Tensor | None, bias: torch.Tensor | None, out_dtype: torch.dtype | None, backend: str,
-) -> torch.Tensor:  # fmt: skip
+    a: torch.Tensor,
+    packed: torch.Tensor,
+    scales: torch.Tensor,
+    zeros: torch.Tensor | None,
+    group_size: int,
+    offs: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    out_dtype: torch.dtype | None,
+    backend: str,
+) -> torch.Tensor:
     w = Int4Weight(packed, scales, zeros, group_size)
     return run.forward(a, w, offs=offs, bias=bias, out_dtype=out_dtype, request=Request(backend))
 
 
 def _fake(
-    a: torch.Tensor, packed: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor | None, group_size: int,
-    offs: torch.Tensor | None, bias: torch.Tensor | None, out_dtype: torch.dtype | None, backend: str,
-) -> torch.Tensor:  # fmt: skip
+    a: torch.Tensor,
+    packed: torch.Tensor,
+    scales: torch.Tensor,
+    zeros: torch.Tensor | None,
+    group_size: int,
+    offs: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    out_dtype: torch.dtype | None,
+    backend: str,
+) -> torch.Tensor:
     return a.new_empty((a.shape[0], packed.shape[1]), dtype=a.dtype if out_dtype is None else out_dtype)
 
 

@@ -80,9 +80,15 @@ class Int4Problem(Problem):
         if offs is not None and not isinstance(offs, torch.Tensor):
             raise ValueError(f"offs: expected an int32 tensor, got {type(offs).__name__}")
         problem = Int4Problem.of_descriptions(
-            described(a), described(w.packed), described(w.scales), described(w.zeros), w.group_size, described(offs),
-            described(bias), out_dtype,
-        )  # fmt: skip
+            described(a),
+            described(w.packed),
+            described(w.scales),
+            described(w.zeros),
+            w.group_size,
+            described(offs),
+            described(bias),
+            out_dtype,
+        )
         assert offs is not None
         if check:
             _check_numbers(w)
@@ -130,9 +136,24 @@ class Int4Problem(Problem):
             check_bias(Layout.RAGGED_M, bias, groups, n, a)
         aligned = packed.aligned and scales.aligned and (zeros is None or zeros.aligned)
         return Int4Problem(
-            Layout.RAGGED_M, groups, m, n, k, a.dtype, out_dtype, a.strides, (n * half_k, half_k, 1), a.aligned,
-            aligned, bias is not None, a.device.type, None, False, group_size, zeros is not None,
-        )  # fmt: skip
+            Layout.RAGGED_M,
+            groups,
+            m,
+            n,
+            k,
+            a.dtype,
+            out_dtype,
+            a.strides,
+            (n * half_k, half_k, 1),
+            a.aligned,
+            aligned,
+            bias is not None,
+            a.device.type,
+            None,
+            False,
+            group_size,
+            zeros is not None,
+        )
 
 
 def _check_numbers(w: Int4Weight) -> None:

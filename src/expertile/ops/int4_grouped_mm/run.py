@@ -34,9 +34,17 @@ def forward(
 ) -> torch.Tensor:
     if request.config is None and (offs is None or offs.is_cuda):
         problem, chosen, config = _planned(
-            described(a), described(w.packed), described(w.scales), described(w.zeros), w.group_size, described(offs),
-            described(bias), out_dtype, a.device, request,
-        )  # fmt: skip
+            described(a),
+            described(w.packed),
+            described(w.scales),
+            described(w.zeros),
+            w.group_size,
+            described(offs),
+            described(bias),
+            out_dtype,
+            a.device,
+            request,
+        )
     else:  # the values of offs are part of the problem, or somebody tries a config
         problem = Int4Problem.of(a, w, offs, bias, out_dtype)
         chosen, config = select(problem, _device(a.device.type, a.device.index), request)
@@ -47,10 +55,17 @@ def forward(
 
 @lru_cache(maxsize=4096)
 def _planned(
-    a: tuple[Any, ...], packed: tuple[Any, ...], scales: tuple[Any, ...], zeros: tuple[Any, ...] | None,
-    group_size: int, offs: tuple[Any, ...] | None, bias: tuple[Any, ...] | None, out_dtype: torch.dtype | None,
-    device: torch.device, request: Request,
-) -> tuple[Int4Problem, Backend, Any]:  # fmt: skip
+    a: tuple[Any, ...],
+    packed: tuple[Any, ...],
+    scales: tuple[Any, ...],
+    zeros: tuple[Any, ...] | None,
+    group_size: int,
+    offs: tuple[Any, ...] | None,
+    bias: tuple[Any, ...] | None,
+    out_dtype: torch.dtype | None,
+    device: torch.device,
+    request: Request,
+) -> tuple[Int4Problem, Backend, Any]:
     """Problem, backend and config for tensors that are `described` so, whatever their values."""
     problem = Int4Problem.of_descriptions(a, packed, scales, zeros, group_size, offs, bias, out_dtype)
     return problem, *select(problem, _device(device.type, device.index), request)

@@ -83,16 +83,31 @@ def unpack(q, DTYPE: tl.constexpr, BY_WORD: tl.constexpr, ASSEMBLY: tl.constexpr
         g, h = _nibble(q, 12, DTYPE), _nibble(q, 28, DTYPE)
     elif BF16:
         a, b, c, d, e, f, g, h = tl.inline_asm_elementwise(
-            _BF16, "=h,=h,=h,=h,=h,=h,=h,=h,r", [q], is_pure=True, pack=1,
+            _BF16,
+            "=h,=h,=h,=h,=h,=h,=h,=h,r",
+            [q],
+            is_pure=True,
+            pack=1,
             dtype=(
-                tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16,
+                tl.bfloat16,
+                tl.bfloat16,
+                tl.bfloat16,
+                tl.bfloat16,
+                tl.bfloat16,
+                tl.bfloat16,
+                tl.bfloat16,
+                tl.bfloat16,
             ),
-        )  # fmt: skip
+        )
     else:
         a, b, c, d, e, f, g, h = tl.inline_asm_elementwise(
-            _FP16, "=h,=h,=h,=h,=h,=h,=h,=h,r", [q], is_pure=True, pack=1,
+            _FP16,
+            "=h,=h,=h,=h,=h,=h,=h,=h,r",
+            [q],
+            is_pure=True,
+            pack=1,
             dtype=(tl.float16, tl.float16, tl.float16, tl.float16, tl.float16, tl.float16, tl.float16, tl.float16),
-        )  # fmt: skip
+        )
     if BY_WORD:
         return _by_word(a, b, c, d), _by_word(e, f, g, h)
     else:

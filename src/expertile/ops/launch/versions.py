@@ -106,9 +106,22 @@ def launcher(kernel: Any, cluster: int = 1) -> Queue | None:
 
     def queue(programs: int, stream: int, arguments: Sequence[Any]) -> None:
         common(
-            programs, 1, 1, stream, function, *options, metadata, None, None, None, None, None, annotations, signature,
+            programs,
+            1,
+            1,
+            stream,
+            function,
+            *options,
+            metadata,
+            None,
+            None,
+            None,
+            None,
+            None,
+            annotations,
+            signature,
             arguments,
-        )  # fmt: skip
+        )
 
     return queue
 
@@ -124,7 +137,5 @@ def encode_descriptor(box: dict[str, Any], address: int, shape: list[int], strid
     utils = driver.active.utils
     fill = utils.fill_tma_descriptor if TRITON == (3, 6) else utils.fill_tma_descriptor_tiled
     elem_type = TMA_DTYPE_DEVICE_TO_HOST[box["elem_type"]]
-    encoded = fill(
-        address, box["swizzle"], box["elem_size"], elem_type, box["block_size"], shape, strides, _FILL_ZEROS
-    )  # fmt: skip
+    encoded = fill(address, box["swizzle"], box["elem_size"], elem_type, box["block_size"], shape, strides, _FILL_ZEROS)
     return (encoded, *shape, *strides)

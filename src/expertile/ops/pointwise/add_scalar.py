@@ -63,9 +63,15 @@ def _add(x_ptr, out_ptr, value, index, mask, READ: tl.constexpr, WRITE: tl.const
 
 @triton.jit(do_not_specialize=["value", "numel"])
 def _add_scalar_kernel(
-    x_ptr, out_ptr, value: tl.float32, numel: tl.int64,
-    BLOCK: tl.constexpr, VECTOR: tl.constexpr, READ: tl.constexpr, WRITE: tl.constexpr,
-):  # fmt: skip
+    x_ptr,
+    out_ptr,
+    value: tl.float32,
+    numel: tl.int64,
+    BLOCK: tl.constexpr,
+    VECTOR: tl.constexpr,
+    READ: tl.constexpr,
+    WRITE: tl.constexpr,
+):
     start = tl.program_id(0).to(tl.int64) * BLOCK
     left = tl.minimum(numel - start, BLOCK).to(tl.int32)
     # The mask ends at a whole vector, and the compiler sees it: otherwise it would split 16-byte loads. Not a loop of

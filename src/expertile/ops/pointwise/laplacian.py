@@ -112,16 +112,38 @@ def _before(x, last, LANES: tl.constexpr, VECTOR: tl.constexpr):
 
 @triton.jit(
     do_not_specialize=[
-        "scale", "rows", "columns", "out_rows", "out_columns", "u_stride_grid", "u_stride_row", "tiles_across",
+        "scale",
+        "rows",
+        "columns",
+        "out_rows",
+        "out_columns",
+        "u_stride_grid",
+        "u_stride_row",
+        "tiles_across",
         "tiles_down",
     ]
-)  # fmt: skip
+)
 def _laplacian_kernel(
-    u_ptr, out_ptr, scale: tl.float32, rows: tl.int32, columns: tl.int32, out_rows: tl.int32, out_columns: tl.int32,
-    u_stride_grid: tl.int64, u_stride_row: tl.int64, tiles_across: tl.int32, tiles_down: tl.int32,
-    BOUNDARY: tl.constexpr, FRAME_IN: tl.constexpr, FRAME_OUT: tl.constexpr, UNIT_IN: tl.constexpr,
-    UNIT_OUT: tl.constexpr, VECTOR: tl.constexpr, LANES: tl.constexpr, BLOCK_ROWS: tl.constexpr,
-):  # fmt: skip
+    u_ptr,
+    out_ptr,
+    scale: tl.float32,
+    rows: tl.int32,
+    columns: tl.int32,
+    out_rows: tl.int32,
+    out_columns: tl.int32,
+    u_stride_grid: tl.int64,
+    u_stride_row: tl.int64,
+    tiles_across: tl.int32,
+    tiles_down: tl.int32,
+    BOUNDARY: tl.constexpr,
+    FRAME_IN: tl.constexpr,
+    FRAME_OUT: tl.constexpr,
+    UNIT_IN: tl.constexpr,
+    UNIT_OUT: tl.constexpr,
+    VECTOR: tl.constexpr,
+    LANES: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+):
     # Programs tile the larger of the two grids; the other has lost FRAME points on each side. Widths and strides come
     # in UNITs, vectors where they are whole ones, so that the compiler sees which addresses are multiples of 16 bytes.
     columns *= UNIT_IN
@@ -187,9 +209,14 @@ class _Plan:
 
 @lru_cache(maxsize=1024)
 def _plan(
-    shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int, boundary: str, aligned: bool, sm_count: int,
+    shape: tuple[int, ...],
+    strides: tuple[int, ...],
+    itemsize: int,
+    boundary: str,
+    aligned: bool,
+    sm_count: int,
     config: Config | None,
-) -> _Plan:  # fmt: skip
+) -> _Plan:
     """For u [grids, H, W] whose last stride is 1."""
     grids, rows, columns = shape
     frame_in, frame_out = _frames(boundary)
@@ -205,9 +232,15 @@ def _plan(
     across, down = -(-wide // (lanes * vector)), -(-max(rows, out_rows) // config.block_rows)
     unit_in, unit_out = 1 if frame_in else vector, 1 if frame_out else vector
     numbers = (
-        rows, columns // unit_in, out_rows, out_columns // unit_out, strides[0] // unit_in, strides[1] // unit_in,
-        across, down,
-    )  # fmt: skip
+        rows,
+        columns // unit_in,
+        out_rows,
+        out_columns // unit_out,
+        strides[0] // unit_in,
+        strides[1] // unit_in,
+        across,
+        down,
+    )
     outside = "zero" if frame_in or frame_out else boundary
     constants = (outside, frame_in, frame_out, unit_in, unit_out, vector, lanes, config.block_rows)
     return _Plan(numbers, constants, config.num_warps, grids * across * down, vector)
@@ -220,9 +253,15 @@ def launch(u: torch.Tensor, out: torch.Tensor, boundary: str, scale: float, conf
     plan = _plan(tuple(u.shape), u.stride(), u.dtype.itemsize, boundary, aligned, sm_count, config)
     # Without vectors nothing rests on alignment, so one kernel serves whatever address.
     queue(
-        _laplacian_kernel, u, out, plan.vector > 1, (scale, *plan.numbers), plan.constants, plan.num_warps,
+        _laplacian_kernel,
+        u,
+        out,
+        plan.vector > 1,
+        (scale, *plan.numbers),
+        plan.constants,
+        plan.num_warps,
         plan.programs,
-    )  # fmt: skip
+    )
 
 
 def _on_torch(u: torch.Tensor, boundary: str, scale: float) -> torch.Tensor:

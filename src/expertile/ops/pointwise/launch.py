@@ -34,18 +34,29 @@ def check_tensor(name: str, x: object, least_dims: int = 0) -> None:
 
 @lru_cache(maxsize=512)
 def _compiled(
-    kernel: JITFunction, dtype: torch.dtype, aligned: bool, numbers: int, constants: tuple[Any, ...], num_warps: int,
+    kernel: JITFunction,
+    dtype: torch.dtype,
+    aligned: bool,
+    numbers: int,
+    constants: tuple[Any, ...],
+    num_warps: int,
     device: int,
-) -> driver.Compiled | None:  # fmt: skip
+) -> driver.Compiled | None:
     named = zip(kernel.arg_names[2 + numbers :], constants, strict=True)
     options = (*named, ("num_warps", num_warps), *FP_FUSION.items())
     return compiled(kernel, (), (pointer(dtype, aligned),) * 2, (0,) * numbers, options, device)
 
 
 def queue(
-    kernel: JITFunction, x: torch.Tensor, out: torch.Tensor, aligned: bool, numbers: tuple[float, ...],
-    constants: tuple[Any, ...], num_warps: int, programs: int,
-) -> None:  # fmt: skip
+    kernel: JITFunction,
+    x: torch.Tensor,
+    out: torch.Tensor,
+    aligned: bool,
+    numbers: tuple[float, ...],
+    constants: tuple[Any, ...],
+    num_warps: int,
+    programs: int,
+) -> None:
     """Run `programs` programs of `kernel(x, out, *numbers, *constants)` on the current stream of x's device.
 
     `aligned`: both addresses are multiples of 16, and the code may count on it. The kernel must not specialize on

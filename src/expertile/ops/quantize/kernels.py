@@ -135,9 +135,20 @@ def silu(x):
 
 @triton.jit
 def load_source(
-    x_ptr, weight_ptr, rows, live, rstd, first, x_stride, K, SOURCE: tl.constexpr, WIDTH: tl.constexpr,
-    MASK_ROWS: tl.constexpr, MASK_COLS: tl.constexpr, EVICT: tl.constexpr,
-):  # fmt: skip
+    x_ptr,
+    weight_ptr,
+    rows,
+    live,
+    rstd,
+    first,
+    x_stride,
+    K,
+    SOURCE: tl.constexpr,
+    WIDTH: tl.constexpr,
+    MASK_ROWS: tl.constexpr,
+    MASK_COLS: tl.constexpr,
+    EVICT: tl.constexpr,
+):
     """What is quantised, in float32 [U, WIDTH]: rows [U, 1] after that of x_ptr, columns from first [U or 1, 1] on;
     rstd [U, 1] or None, where the norm comes later."""
     x_rows = x_ptr + rows * x_stride
@@ -183,10 +194,24 @@ def load_weight(weight_ptr, cols, K, MASKED: tl.constexpr):
 
 @triton.jit
 def quantize_rows_kernel(
-    x_ptr, weight_ptr, rstd_ptr, values_ptr, scales_ptr, R, k_units, x_stride_units, chunks,
-    SOURCE: tl.constexpr, UNIT: tl.constexpr, BLOCK_R: tl.constexpr, BLOCKS: tl.constexpr, EVEN_R: tl.constexpr,
-    EVEN_K: tl.constexpr, POWER: tl.constexpr, DIVIDE: tl.constexpr,
-):  # fmt: skip
+    x_ptr,
+    weight_ptr,
+    rstd_ptr,
+    values_ptr,
+    scales_ptr,
+    R,
+    k_units,
+    x_stride_units,
+    chunks,
+    SOURCE: tl.constexpr,
+    UNIT: tl.constexpr,
+    BLOCK_R: tl.constexpr,
+    BLOCKS: tl.constexpr,
+    EVEN_R: tl.constexpr,
+    EVEN_K: tl.constexpr,
+    POWER: tl.constexpr,
+    DIVIDE: tl.constexpr,
+):
     """Program (tile of rows, chunk): BLOCK_R rows of BLOCKS blocks of 128 each. "rms_norm" comes with its rstd."""
     K = k_units * UNIT
     x_stride = x_stride_units * UNIT
@@ -201,9 +226,20 @@ def quantize_rows_kernel(
     cols = place[:, None] * 128 + tl.arange(0, 128)[None, :]
     rstd = None if rstd_ptr is None else tl.load(rstd_ptr + start + rows, mask=live, other=0.0)
     x = load_source(
-        x_ptr + start * x_stride, weight_ptr, rows, live, rstd, place[:, None] * 128, x_stride, K,
-        SOURCE, 128, not EVEN_R, not EVEN_K, "evict_first",
-    )  # fmt: skip
+        x_ptr + start * x_stride,
+        weight_ptr,
+        rows,
+        live,
+        rstd,
+        place[:, None] * 128,
+        x_stride,
+        K,
+        SOURCE,
+        128,
+        not EVEN_R,
+        not EVEN_K,
+        "evict_first",
+    )
     scale = scale_of(tl.max(magnitude(x), 1), POWER)
     values = divided(x, scale[:, None], DIVIDE)
     store(values_ptr + start * K + (rows * K + cols), values, live, cols, K, not EVEN_R, not EVEN_K)
@@ -243,10 +279,23 @@ def past_row(i: int, PIECES: int, EVEN_K: bool) -> bool:
 
 @triton.jit
 def quantize_norm_kernel(
-    x_ptr, weight_ptr, values_ptr, scales_ptr, R, k_units, x_stride_units, eps,
-    UNIT: tl.constexpr, BLOCK_R: tl.constexpr, BLOCKS: tl.constexpr, PIECES: tl.constexpr, EVEN_R: tl.constexpr,
-    EVEN_K: tl.constexpr, POWER: tl.constexpr, READ: tl.constexpr,
-):  # fmt: skip
+    x_ptr,
+    weight_ptr,
+    values_ptr,
+    scales_ptr,
+    R,
+    k_units,
+    x_stride_units,
+    eps,
+    UNIT: tl.constexpr,
+    BLOCK_R: tl.constexpr,
+    BLOCKS: tl.constexpr,
+    PIECES: tl.constexpr,
+    EVEN_R: tl.constexpr,
+    EVEN_K: tl.constexpr,
+    POWER: tl.constexpr,
+    READ: tl.constexpr,
+):
     """RMS norm and 1×128 blocks of it: BLOCK_R rows, in PIECES of BLOCKS blocks each, held from the only read on.
 
     rstd cancels in the values, x w rstd / (max |x w| rstd / 448): they go out while the row's sum is under way, and
@@ -302,9 +351,16 @@ def quantize_norm_kernel(
 
 @triton.jit
 def rstd_kernel(
-    x_ptr, rstd_ptr, R, k_units, x_stride_units, eps,
-    UNIT: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr,
-):  # fmt: skip
+    x_ptr,
+    rstd_ptr,
+    R,
+    k_units,
+    x_stride_units,
+    eps,
+    UNIT: tl.constexpr,
+    BLOCK_R: tl.constexpr,
+    BLOCK_C: tl.constexpr,
+):
     """rstd[r] = 1 / sqrt(mean of squares + eps), for rows that no program can hold or that several need."""
     K = k_units * UNIT
     row = tl.program_id(0) * BLOCK_R + tl.arange(0, BLOCK_R)
@@ -319,11 +375,32 @@ def rstd_kernel(
 
 @triton.jit(do_not_specialize=["zero"])
 def quantize_tokens_kernel(
-    x_ptr, weight_ptr, rstd_ptr, offs_ptr, values_ptr, scales_ptr, turned_values_ptr, turned_scales_ptr, ends_ptr,
-    R, k_units, x_stride_units, room_blocks, groups, chunks, zero,
-    SOURCE: tl.constexpr, UNIT: tl.constexpr, GROUPS_P2: tl.constexpr, PER_PROGRAM: tl.constexpr,
-    BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr, EVEN_K: tl.constexpr, POWER: tl.constexpr, DIVIDE: tl.constexpr,
-):  # fmt: skip
+    x_ptr,
+    weight_ptr,
+    rstd_ptr,
+    offs_ptr,
+    values_ptr,
+    scales_ptr,
+    turned_values_ptr,
+    turned_scales_ptr,
+    ends_ptr,
+    R,
+    k_units,
+    x_stride_units,
+    room_blocks,
+    groups,
+    chunks,
+    zero,
+    SOURCE: tl.constexpr,
+    UNIT: tl.constexpr,
+    GROUPS_P2: tl.constexpr,
+    PER_PROGRAM: tl.constexpr,
+    BLOCK_R: tl.constexpr,
+    BLOCK_C: tl.constexpr,
+    EVEN_K: tl.constexpr,
+    POWER: tl.constexpr,
+    DIVIDE: tl.constexpr,
+):
     """Program (128 tokens of one group, chunk): PER_PROGRAM tiles of 128 tokens × 128 channels, each quantised along
     channels where values_ptr is given, BLOCK_R tokens at a time, and then along tokens, BLOCK_C channels at a time,
     and stored transposed. The second time L1 still holds the tile: 16384 elements in registers would leave an SM one
@@ -364,9 +441,20 @@ def quantize_tokens_kernel(
                 rows, own = row[:, None], (row < count)[:, None]
                 row_rstd = None if rstd_ptr is None else tl.load(rstd_ptr + start + rows, mask=own, other=0.0)
                 x = load_source(
-                    x_ptr, weight_ptr, rows, own, row_rstd, tl.full((1, 1), 128, tl.int32) * place, x_stride, K,
-                    SOURCE, 128, True, not EVEN_K, "",
-                )  # fmt: skip
+                    x_ptr,
+                    weight_ptr,
+                    rows,
+                    own,
+                    row_rstd,
+                    tl.full((1, 1), 128, tl.int32) * place,
+                    x_stride,
+                    K,
+                    SOURCE,
+                    128,
+                    True,
+                    not EVEN_K,
+                    "",
+                )
                 scale = scale_of(tl.max(magnitude(x), 1), POWER)
                 values = divided(x, scale[:, None], DIVIDE)
                 store(values_ptr + start * K + (rows * K + cols), values, own, cols, K, True, not EVEN_K)
@@ -381,10 +469,20 @@ def quantize_tokens_kernel(
                     # Of an address that may be odd two elements are loaded at a time, so that a thread has few
                     # channels and many tokens.
                     x = load_source(
-                        x_ptr + 2 * zero, weight_ptr, tokens, live, rstd,
-                        tl.full((1, 1), 128, tl.int32) * place + j, x_stride, K,
-                        SOURCE, BLOCK_C, True, not EVEN_K, "evict_first",
-                    )  # fmt: skip
+                        x_ptr + 2 * zero,
+                        weight_ptr,
+                        tokens,
+                        live,
+                        rstd,
+                        tl.full((1, 1), 128, tl.int32) * place + j,
+                        x_stride,
+                        K,
+                        SOURCE,
+                        BLOCK_C,
+                        True,
+                        not EVEN_K,
+                        "evict_first",
+                    )
                     scale = scale_of(tl.max(magnitude(x), 0), POWER)
                     values = tl.trans(divided(x, scale[None, :], DIVIDE))
                 else:
@@ -400,10 +498,23 @@ def quantize_tokens_kernel(
 
 @triton.jit
 def quantize_weights_kernel(
-    w_ptr, values_ptr, scales_ptr, N, k_units, group_stride_units, row_stride_units, chunks, row_tiles,
-    UNIT: tl.constexpr, PER_PROGRAM: tl.constexpr, STAGES: tl.constexpr, EVEN_N: tl.constexpr, EVEN_K: tl.constexpr,
-    POWER: tl.constexpr, DIVIDE: tl.constexpr,
-):  # fmt: skip
+    w_ptr,
+    values_ptr,
+    scales_ptr,
+    N,
+    k_units,
+    group_stride_units,
+    row_stride_units,
+    chunks,
+    row_tiles,
+    UNIT: tl.constexpr,
+    PER_PROGRAM: tl.constexpr,
+    STAGES: tl.constexpr,
+    EVEN_N: tl.constexpr,
+    EVEN_K: tl.constexpr,
+    POWER: tl.constexpr,
+    DIVIDE: tl.constexpr,
+):
     """Program (group, 128 rows, chunk): PER_PROGRAM tiles of 128×128, one scale each."""
     K = k_units * UNIT
     chunk = tl.program_id(0) % chunks

@@ -185,11 +185,13 @@ def quantize_rows(
     chunks = -(-blocks // across)
     by = unit(k, stride)
     launch(
-        quantize_rows_kernel, -(-rows // block_r) * chunks, (x_rows, weight, rstd, values, scales),
+        quantize_rows_kernel,
+        -(-rows // block_r) * chunks,
+        (x_rows, weight, rstd, values, scales),
         (rows, k // by, stride // by, chunks),
         (source, by, block_r, across, rows % block_r == 0, k == chunks * across * BLOCK, power_of_two, divide),
         num_warps=config.num_warps,
-    )  # fmt: skip
+    )
     return values, scales
 
 
@@ -207,11 +209,14 @@ def _quantize_norm(
     across = triton.next_power_of_2(-(-blocks // config.pieces))
     pieces, block_r, by = -(-blocks // across), config.rows, unit(k, x_rows.stride(0))
     launch(
-        quantize_norm_kernel, -(-rows // block_r), (x_rows, weight, values, scales),
+        quantize_norm_kernel,
+        -(-rows // block_r),
+        (x_rows, weight, values, scales),
         (rows, k // by, x_rows.stride(0) // by, eps),
         (by, block_r, across, pieces, rows % block_r == 0, k == pieces * across * BLOCK, power_of_two, _READ),
-        num_warps=config.num_warps, most_registers=config.most_registers,
-    )  # fmt: skip
+        num_warps=config.num_warps,
+        most_registers=config.most_registers,
+    )
 
 
 def quantize_tokens(
@@ -253,16 +258,24 @@ def quantize_tokens(
     last = (k % BLOCK == 0, power_of_two, _divide(x, source, power_of_two))
     if isinstance(config, StripsConfig):
         launch(
-            quantize_strips_kernel, token_blocks * chunks, tensors, scalars,
+            quantize_strips_kernel,
+            token_blocks * chunks,
+            tensors,
+            scalars,
             (*constants, *last, config.staged),
-            num_warps=config.num_warps, most_registers=_STRIPS_REGISTERS,
-        )  # fmt: skip
+            num_warps=config.num_warps,
+            most_registers=_STRIPS_REGISTERS,
+        )
     else:
         launch(
-            quantize_tokens_kernel, token_blocks * chunks, tensors, (*scalars, 0),
+            quantize_tokens_kernel,
+            token_blocks * chunks,
+            tensors,
+            (*scalars, 0),
             (*constants, config.rows, config.cols, *last),
-            num_warps=config.num_warps, most_registers=config.most_registers,
-        )  # fmt: skip
+            num_warps=config.num_warps,
+            most_registers=config.most_registers,
+        )
     return rows, (turned, turned_scales), ends
 
 
@@ -282,14 +295,22 @@ def quantize_weights(w: torch.Tensor, power_of_two: bool = False, config: Weight
         config = weights_configs(tiles, w.element_size(), machine(w.get_device()).sm_count)[0]
     by, chunks = unit(k, stack.stride(0), stack.stride(1)), -(-blocks // config.per_program)
     launch(
-        quantize_weights_kernel, stack.shape[0] * row_tiles * chunks, (stack, values, scales),
+        quantize_weights_kernel,
+        stack.shape[0] * row_tiles * chunks,
+        (stack, values, scales),
         (n, k // by, stack.stride(0) // by, stack.stride(1) // by, chunks, row_tiles),
         (
-            by, config.per_program, config.num_stages, n % BLOCK == 0, k % BLOCK == 0, power_of_two,
+            by,
+            config.per_program,
+            config.num_stages,
+            n % BLOCK == 0,
+            k % BLOCK == 0,
+            power_of_two,
             _divide(w, "plain", power_of_two),
         ),
-        num_warps=config.num_warps, most_registers=config.most_registers,
-    )  # fmt: skip
+        num_warps=config.num_warps,
+        most_registers=config.most_registers,
+    )
     return values, scales
 
 

@@ -193,9 +193,7 @@ def words_of_tokens(upper, bfloat):
 
 
 @gluon.jit
-def divided(
-    sources, factors, AXIS: gl.constexpr, HALVES: gl.constexpr, AGAIN: gl.constexpr, DIVIDE: gl.constexpr
-):  # fmt: skip
+def divided(sources, factors, AXIS: gl.constexpr, HALVES: gl.constexpr, AGAIN: gl.constexpr, DIVIDE: gl.constexpr):
     """int32 words of four e4m3 values each, as `_four_quotients`; factors for each index but AXIS's: (first, second or
     None) as `store_factors` leaves them."""
     CONSTRAINTS: gl.constexpr = _constraints(len(sources) + (1 if DIVIDE == 0 else DIVIDE + 1))

@@ -123,9 +123,7 @@ def _locate(offs_ptr, ends_ptr, block, first_program, R, groups, GROUPS_P2: gl.c
 
 
 @gluon.jit
-def _store_zeros(
-    values_ptr, scales_ptr, block, room_blocks, first, last, K, EVEN_K: gl.constexpr
-):  # fmt: skip
+def _store_zeros(values_ptr, scales_ptr, block, room_blocks, first, last, K, EVEN_K: gl.constexpr):
     """The transposed copy of tiles first to last of a block of tokens that no group has."""
     LAYOUT: gl.constexpr = gl.BlockedLayout([1, 16], [4, 8], [gl.num_warps(), 1], [1, 0])
     ONE: gl.constexpr = gl.BlockedLayout([1], [32], [gl.num_warps()], [0])
@@ -150,7 +148,7 @@ def _store_zeros(
 @gluon.jit
 def _store_rows(
     x, factors, values_ptr, stride, count, width, DTYPE: gl.constexpr, EVEN_K: gl.constexpr, DIVIDE: gl.constexpr
-):  # fmt: skip
+):
     """A tile quantised along channels: float32 [128, 128], or words [128, 64] of two."""
     if x.shape[1] == 64:
         sources = gl.split(gl.reshape(x, (128, 32, 2)))
@@ -172,9 +170,17 @@ def _store_rows(
 
 @gluon.jit
 def _store_turned(
-    x, factors, staging, values_ptr, stride, width, TILE: gl.constexpr, DTYPE: gl.constexpr, EVEN_K: gl.constexpr,
+    x,
+    factors,
+    staging,
+    values_ptr,
+    stride,
+    width,
+    TILE: gl.constexpr,
+    DTYPE: gl.constexpr,
+    EVEN_K: gl.constexpr,
     DIVIDE: gl.constexpr,
-):  # fmt: skip
+):
     """A tile as in `_store_rows` quantised along tokens and stored as [channel, token], by way of `staging` if any."""
     if x.shape[1] == 64:
         sources = every_fourth(x, 0)
@@ -218,11 +224,30 @@ def _store_turned(
 
 @gluon.jit
 def quantize_strips_kernel(
-    x_ptr, weight_ptr, rstd_ptr, offs_ptr, values_ptr, scales_ptr, turned_values_ptr, turned_scales_ptr, ends_ptr,
-    R, k_units, x_stride_units, room_blocks, groups, chunks,
-    SOURCE: gl.constexpr, UNIT: gl.constexpr, GROUPS_P2: gl.constexpr, PER_PROGRAM: gl.constexpr,
-    EVEN_K: gl.constexpr, POWER: gl.constexpr, DIVIDE: gl.constexpr, STAGED: gl.constexpr,
-):  # fmt: skip
+    x_ptr,
+    weight_ptr,
+    rstd_ptr,
+    offs_ptr,
+    values_ptr,
+    scales_ptr,
+    turned_values_ptr,
+    turned_scales_ptr,
+    ends_ptr,
+    R,
+    k_units,
+    x_stride_units,
+    room_blocks,
+    groups,
+    chunks,
+    SOURCE: gl.constexpr,
+    UNIT: gl.constexpr,
+    GROUPS_P2: gl.constexpr,
+    PER_PROGRAM: gl.constexpr,
+    EVEN_K: gl.constexpr,
+    POWER: gl.constexpr,
+    DIVIDE: gl.constexpr,
+    STAGED: gl.constexpr,
+):
     """Program (128 tokens of one group, chunk): PER_PROGRAM tiles of 128 tokens × 128 channels, each quantised along
     channels where values_ptr is given, and along tokens and stored transposed, by way of shared memory if STAGED.
 
@@ -269,9 +294,11 @@ def quantize_strips_kernel(
     of_channels = gl.allocate_shared_memory(HELD, [128 // TOKENS, 64 if WORDS else 128], PLAIN)
     VECTOR: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
     factors = (
-        gl.allocate_shared_memory(gl.float32, [128], VECTOR), gl.allocate_shared_memory(gl.float32, [128], VECTOR),
-        gl.allocate_shared_memory(gl.float32, [128], VECTOR), gl.allocate_shared_memory(gl.float32, [128], VECTOR),
-    )  # fmt: skip
+        gl.allocate_shared_memory(gl.float32, [128], VECTOR),
+        gl.allocate_shared_memory(gl.float32, [128], VECTOR),
+        gl.allocate_shared_memory(gl.float32, [128], VECTOR),
+        gl.allocate_shared_memory(gl.float32, [128], VECTOR),
+    )
     staging = None
     if STAGED:
         STRIPS: gl.constexpr = gl.SwizzledSharedLayout(4, 8, 8, [1, 0])

@@ -53,17 +53,39 @@ def forward(
     tensors, index = (x_rows, residual_rows, weight, bias, y, total, mean, rstd), x.get_device()
     addresses, pointers = met(tensors)
     _launch(
-        rows, cols, x_stride, residual_stride, float(eps), pointers, index, machine(index), cut, vectors, inputs,
-        centered, config,
-    ).run(index, (), tensors, addresses)  # fmt: skip
+        rows,
+        cols,
+        x_stride,
+        residual_stride,
+        float(eps),
+        pointers,
+        index,
+        machine(index),
+        cut,
+        vectors,
+        inputs,
+        centered,
+        config,
+    ).run(index, (), tensors, addresses)
     return y, total, mean, rstd
 
 
 @lru_cache(maxsize=4096)
 def _launch(
-    rows: int, cols: int, x_stride: int, residual_stride: int, eps: float, pointers: tuple[Pointer | None, ...],
-    index: int, here: Machine, cut: int, vectors: int, inputs: int, centered: bool, config: RowConfig | None,
-) -> Launch:  # fmt: skip
+    rows: int,
+    cols: int,
+    x_stride: int,
+    residual_stride: int,
+    eps: float,
+    pointers: tuple[Pointer | None, ...],
+    index: int,
+    here: Machine,
+    cut: int,
+    vectors: int,
+    inputs: int,
+    centered: bool,
+    config: RowConfig | None,
+) -> Launch:
     """The forward launch. cut: elements of a word that rows are cut by, if they can be. vectors, inputs: of a row."""
     assert pointers[0] is not None
     itemsize = pointers[0].dtype.itemsize
@@ -87,14 +109,30 @@ def _launch(
         count = count // alike * alike or count
         late = count % alike != 0 and count < config.tiles(rows)
     constants = (
-        centered, by, config.block_rows, config.block_cols, pieces, config.cluster, rows % config.block_rows == 0,
-        cut == 1 and cols == config.cluster * pieces * config.block_cols, _spread(config, itemsize), late,
-        config.programs_per_sm > 0, config.num_stages, cut,
-    )  # fmt: skip
+        centered,
+        by,
+        config.block_rows,
+        config.block_cols,
+        pieces,
+        config.cluster,
+        rows % config.block_rows == 0,
+        cut == 1 and cols == config.cluster * pieces * config.block_cols,
+        _spread(config, itemsize),
+        late,
+        config.programs_per_sm > 0,
+        config.num_stages,
+        cut,
+    )
     return plan(
-        norm_kernel, count, pointers, (rows, *strides, eps), constants, config.num_warps, config.cluster,
+        norm_kernel,
+        count,
+        pointers,
+        (rows, *strides, eps),
+        constants,
+        config.num_warps,
+        config.cluster,
         config.most_registers,
-    )  # fmt: skip
+    )
 
 
 def backward(
@@ -130,23 +168,41 @@ def backward(
         config = choose.norm_backward(rows, cols, h.element_size(), here, sum(wanted))
     if config.streamed:
         launch(
-            norm_backward_streamed_kernel, rows, tensors, strides, (centered, by, config.block_cols),
+            norm_backward_streamed_kernel,
+            rows,
+            tensors,
+            strides,
+            (centered, by, config.block_cols),
             num_warps=config.num_warps,
-        )  # fmt: skip
+        )
         partial = _sum_columns(dy_rows, h_rows, mean, rstd, strides[:3], by, wanted, here) if any(wanted) else None
     else:
         pieces = config.pieces(cols)
         count = programs(config, rows, here, h.get_device())
         partial = torch.empty((sum(wanted), count, cols), dtype=torch.float32, device=h.device)
         constants = (
-            centered, *wanted, by, config.block_rows, config.block_cols, pieces, config.cluster,
-            rows % config.block_rows == 0, cols == config.cluster * pieces * config.block_cols,
-            _spread(config, h.element_size()), config.num_stages,
-        )  # fmt: skip
+            centered,
+            *wanted,
+            by,
+            config.block_rows,
+            config.block_cols,
+            pieces,
+            config.cluster,
+            rows % config.block_rows == 0,
+            cols == config.cluster * pieces * config.block_cols,
+            _spread(config, h.element_size()),
+            config.num_stages,
+        )
         launch(
-            norm_backward_kernel, count, (*tensors, partial), (rows, *strides), constants,
-            num_warps=config.num_warps, cluster=config.cluster, most_registers=config.most_registers,
-        )  # fmt: skip
+            norm_backward_kernel,
+            count,
+            (*tensors, partial),
+            (rows, *strides),
+            constants,
+            num_warps=config.num_warps,
+            cluster=config.cluster,
+            most_registers=config.most_registers,
+        )
     if partial is not None and any(wanted):
         _sum_partials(partial, dweight, dbias)
     return dh, dweight, dbias
@@ -179,9 +235,13 @@ def _sum_columns(
     splits = max(1, min(-(-rows // block_rows), 4 * here.sm_count // blocks))
     partial = torch.empty((sum(wanted), splits, cols), dtype=torch.float32, device=h.device)
     launch(
-        norm_columns_kernel, blocks * splits, (dy, h, mean, rstd, partial), (rows, splits, *strides),
-        (mean is not None, *wanted, by, block_rows, block_cols, 2), num_warps=8,
-    )  # fmt: skip
+        norm_columns_kernel,
+        blocks * splits,
+        (dy, h, mean, rstd, partial),
+        (rows, splits, *strides),
+        (mean is not None, *wanted, by, block_rows, block_cols, 2),
+        num_warps=8,
+    )
     return partial
 
 
@@ -191,7 +251,10 @@ def _sum_partials(partial: torch.Tensor, dweight: Optional, dbias: Optional) -> 
     block_cols = 16 if cols <= 2048 else 32 if cols <= 8192 else 64
     block_programs = min(4096 // block_cols, triton.next_power_of_2(programs))
     launch(
-        sum_partials_kernel, wanted * -(-cols // block_cols), (partial, dweight, dbias), (programs, cols),
+        sum_partials_kernel,
+        wanted * -(-cols // block_cols),
+        (partial, dweight, dbias),
+        (programs, cols),
         (dweight is not None, dbias is not None, block_programs, block_cols),
         num_warps=8 if block_programs * block_cols >= 2048 else 1,
-    )  # fmt: skip
+    )

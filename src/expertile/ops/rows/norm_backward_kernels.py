@@ -43,12 +43,32 @@ def _store_partial(ptr, sums, first, C, PIECES: tl.constexpr, CLUSTER: tl.conste
 
 @triton.jit
 def norm_backward_kernel(
-    dy_ptr, h_ptr, weight_ptr, mean_ptr, rstd_ptr, dsum_ptr, dh_ptr, partial_ptr,
-    R, c_units, dy_stride_units, h_stride_units, dsum_stride_units,
-    CENTERED: tl.constexpr, SUM_WEIGHT: tl.constexpr, SUM_BIAS: tl.constexpr,
-    UNIT: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr, PIECES: tl.constexpr, CLUSTER: tl.constexpr,
-    EVEN_R: tl.constexpr, EVEN_C: tl.constexpr, SPREAD: tl.constexpr, STAGES: tl.constexpr,
-):  # fmt: skip
+    dy_ptr,
+    h_ptr,
+    weight_ptr,
+    mean_ptr,
+    rstd_ptr,
+    dsum_ptr,
+    dh_ptr,
+    partial_ptr,
+    R,
+    c_units,
+    dy_stride_units,
+    h_stride_units,
+    dsum_stride_units,
+    CENTERED: tl.constexpr,
+    SUM_WEIGHT: tl.constexpr,
+    SUM_BIAS: tl.constexpr,
+    UNIT: tl.constexpr,
+    BLOCK_R: tl.constexpr,
+    BLOCK_C: tl.constexpr,
+    PIECES: tl.constexpr,
+    CLUSTER: tl.constexpr,
+    EVEN_R: tl.constexpr,
+    EVEN_C: tl.constexpr,
+    SPREAD: tl.constexpr,
+    STAGES: tl.constexpr,
+):
     """dh of all rows, and partial sums [SUM_WEIGHT + SUM_BIAS, programs, C] of dweight and dbias, one read of dy and h.
     A program (a cluster, if rows are shared) strides over the tiles; dsum is the gradient that reaches h directly."""
     C = c_units * UNIT
@@ -163,10 +183,21 @@ def norm_backward_kernel(
 
 @triton.jit
 def norm_backward_streamed_kernel(
-    dy_ptr, h_ptr, weight_ptr, mean_ptr, rstd_ptr, dsum_ptr, dh_ptr,
-    c_units, dy_stride_units, h_stride_units, dsum_stride_units,
-    CENTERED: tl.constexpr, UNIT: tl.constexpr, BLOCK_C: tl.constexpr,
-):  # fmt: skip
+    dy_ptr,
+    h_ptr,
+    weight_ptr,
+    mean_ptr,
+    rstd_ptr,
+    dsum_ptr,
+    dh_ptr,
+    c_units,
+    dy_stride_units,
+    h_stride_units,
+    dsum_stride_units,
+    CENTERED: tl.constexpr,
+    UNIT: tl.constexpr,
+    BLOCK_C: tl.constexpr,
+):
     """dh alone, one row per program, read twice: for the two means, then backwards for dh."""
     C = c_units * UNIT
     row = tl.program_id(0).to(tl.int64)
@@ -206,10 +237,24 @@ def norm_backward_streamed_kernel(
 
 @triton.jit
 def norm_columns_kernel(
-    dy_ptr, h_ptr, mean_ptr, rstd_ptr, partial_ptr, R, splits, c_units, dy_stride_units, h_stride_units,
-    CENTERED: tl.constexpr, SUM_WEIGHT: tl.constexpr, SUM_BIAS: tl.constexpr,
-    UNIT: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr, STAGES: tl.constexpr,
-):  # fmt: skip
+    dy_ptr,
+    h_ptr,
+    mean_ptr,
+    rstd_ptr,
+    partial_ptr,
+    R,
+    splits,
+    c_units,
+    dy_stride_units,
+    h_stride_units,
+    CENTERED: tl.constexpr,
+    SUM_WEIGHT: tl.constexpr,
+    SUM_BIAS: tl.constexpr,
+    UNIT: tl.constexpr,
+    BLOCK_R: tl.constexpr,
+    BLOCK_C: tl.constexpr,
+    STAGES: tl.constexpr,
+):
     """Partial sums [SUM_WEIGHT + SUM_BIAS, splits, C] of dweight and dbias, for rows too long to hold: a program has
     one block of columns and every splits-th tile of rows."""
     C = c_units * UNIT
@@ -240,9 +285,16 @@ def norm_columns_kernel(
 
 @triton.jit
 def sum_partials_kernel(
-    partial_ptr, dweight_ptr, dbias_ptr, programs, C,
-    SUM_WEIGHT: tl.constexpr, SUM_BIAS: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr,
-):  # fmt: skip
+    partial_ptr,
+    dweight_ptr,
+    dbias_ptr,
+    programs,
+    C,
+    SUM_WEIGHT: tl.constexpr,
+    SUM_BIAS: tl.constexpr,
+    BLOCK_P: tl.constexpr,
+    BLOCK_C: tl.constexpr,
+):
     """dweight [C] and dbias [C] from partial sums [SUM_WEIGHT + SUM_BIAS, programs, C] float32, in a fixed order."""
     blocks = tl.cdiv(C, BLOCK_C)
     which = tl.program_id(0) // blocks

@@ -17,9 +17,17 @@ from expertile.ops.rows import tile as piece
 
 @triton.jit
 def load_vector_pieces(
-    ptr, first, C, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr, PIECES: tl.constexpr, CLUSTER: tl.constexpr,
-    EVEN_C: tl.constexpr, SPREAD: tl.constexpr, VECTOR: tl.constexpr = 1,
-):  # fmt: skip
+    ptr,
+    first,
+    C,
+    BLOCK_R: tl.constexpr,
+    BLOCK_C: tl.constexpr,
+    PIECES: tl.constexpr,
+    CLUSTER: tl.constexpr,
+    EVEN_C: tl.constexpr,
+    SPREAD: tl.constexpr,
+    VECTOR: tl.constexpr = 1,
+):
     """A weight or bias, piece by piece from column `first` on, [1, BLOCK_C] each; nothing where there is none. SPREAD:
     [BLOCK_R, BLOCK_C], each warp loading what its own rows need, which is cheaper than to exchange it where warps have
     different rows. So it is too for rows that are cut, whose `first` and end C are [BLOCK_R, 1]."""
@@ -47,7 +55,7 @@ def _at_columns(ptr, given, cols, C, LATE: tl.constexpr, MASK_COLS: tl.constexpr
 @triton.jit
 def _edges(
     x_ptr, residual_ptr, tile, rank, R, C, x_stride, residual_stride, BLOCK_R: tl.constexpr, VECTOR: tl.constexpr
-):  # fmt: skip
+):
     """The edges of a tile's rows of x and of the residual."""
     rows = tile * BLOCK_R + tl.arange(0, BLOCK_R)[None, :]
     x = edge.load(x_ptr, rows, x_stride, R, C, rank, 0.0, VECTOR)
@@ -59,12 +67,38 @@ def _edges(
 
 @triton.jit
 def _forward_tile(
-    x_ptr, residual_ptr, weight_ptr, bias_ptr, y_ptr, sum_ptr, mean_ptr, rstd_ptr, weights, biases, edge_x,
-    edge_residual, tile, rank, place, turn, R, C, x_stride, residual_stride, eps,
-    CENTERED: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr, PIECES: tl.constexpr,
-    CLUSTER: tl.constexpr, EVEN_R: tl.constexpr, EVEN_C: tl.constexpr, LATE: tl.constexpr, STAYS: tl.constexpr,
+    x_ptr,
+    residual_ptr,
+    weight_ptr,
+    bias_ptr,
+    y_ptr,
+    sum_ptr,
+    mean_ptr,
+    rstd_ptr,
+    weights,
+    biases,
+    edge_x,
+    edge_residual,
+    tile,
+    rank,
+    place,
+    turn,
+    R,
+    C,
+    x_stride,
+    residual_stride,
+    eps,
+    CENTERED: tl.constexpr,
+    BLOCK_R: tl.constexpr,
+    BLOCK_C: tl.constexpr,
+    PIECES: tl.constexpr,
+    CLUSTER: tl.constexpr,
+    EVEN_R: tl.constexpr,
+    EVEN_C: tl.constexpr,
+    LATE: tl.constexpr,
+    STAYS: tl.constexpr,
     VECTOR: tl.constexpr,
-):  # fmt: skip
+):
     rows = tile * BLOCK_R + tl.arange(0, BLOCK_R)[:, None]
     row_mask = rows < R
     rows_64 = rows.to(tl.int64)
@@ -221,12 +255,33 @@ def _forward_tile(
 
 @triton.jit
 def norm_kernel(
-    x_ptr, residual_ptr, weight_ptr, bias_ptr, y_ptr, sum_ptr, mean_ptr, rstd_ptr,
-    R, c_units, x_stride_units, residual_stride_units, eps,
-    CENTERED: tl.constexpr, UNIT: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr, PIECES: tl.constexpr,
-    CLUSTER: tl.constexpr, EVEN_R: tl.constexpr, EVEN_C: tl.constexpr, SPREAD: tl.constexpr, LATE: tl.constexpr,
-    STAYS: tl.constexpr, STAGES: tl.constexpr, VECTOR: tl.constexpr,
-):  # fmt: skip
+    x_ptr,
+    residual_ptr,
+    weight_ptr,
+    bias_ptr,
+    y_ptr,
+    sum_ptr,
+    mean_ptr,
+    rstd_ptr,
+    R,
+    c_units,
+    x_stride_units,
+    residual_stride_units,
+    eps,
+    CENTERED: tl.constexpr,
+    UNIT: tl.constexpr,
+    BLOCK_R: tl.constexpr,
+    BLOCK_C: tl.constexpr,
+    PIECES: tl.constexpr,
+    CLUSTER: tl.constexpr,
+    EVEN_R: tl.constexpr,
+    EVEN_C: tl.constexpr,
+    SPREAD: tl.constexpr,
+    LATE: tl.constexpr,
+    STAYS: tl.constexpr,
+    STAGES: tl.constexpr,
+    VECTOR: tl.constexpr,
+):
     """y[r] = (h[r] - mean) * rstd * weight + bias with h = x (+ residual). Lengths and strides come in units of UNIT
     elements, so that the compiler knows what they are multiples of. Weight and bias are loaded beside x, so that nobody
     waits for them after the statistics; LATE: after, where registers are short. VECTOR: where rows are cut into bodies
@@ -268,20 +323,76 @@ def norm_kernel(
                     x_ptr, residual_ptr, next_tile, rank, R, C, x_stride, residual_stride, BLOCK_R, VECTOR
                 )
             _forward_tile(
-                x_ptr, residual_ptr, weight_ptr, bias_ptr, y_ptr, sum_ptr, mean_ptr, rstd_ptr, weights, biases, edge_x,
-                edge_residual, tile, rank, place, turn, R, C, x_stride, residual_stride, eps,
-                CENTERED, BLOCK_R, BLOCK_C, PIECES, CLUSTER, EVEN_R, EVEN_C, LATE, STAYS, VECTOR,
-            )  # fmt: skip
+                x_ptr,
+                residual_ptr,
+                weight_ptr,
+                bias_ptr,
+                y_ptr,
+                sum_ptr,
+                mean_ptr,
+                rstd_ptr,
+                weights,
+                biases,
+                edge_x,
+                edge_residual,
+                tile,
+                rank,
+                place,
+                turn,
+                R,
+                C,
+                x_stride,
+                residual_stride,
+                eps,
+                CENTERED,
+                BLOCK_R,
+                BLOCK_C,
+                PIECES,
+                CLUSTER,
+                EVEN_R,
+                EVEN_C,
+                LATE,
+                STAYS,
+                VECTOR,
+            )
             if VECTOR > 1:
                 edge_x = next_x
                 edge_residual = next_residual
             turn += 1  # noqa: SIM113 (Triton has no enumerate)
     else:
         _forward_tile(
-            x_ptr, residual_ptr, weight_ptr, bias_ptr, y_ptr, sum_ptr, mean_ptr, rstd_ptr, weights, biases, edge_x,
-            edge_residual, program, rank, place, 0, R, C, x_stride, residual_stride, eps,
-            CENTERED, BLOCK_R, BLOCK_C, PIECES, CLUSTER, EVEN_R, EVEN_C, LATE, STAYS, VECTOR,
-        )  # fmt: skip
+            x_ptr,
+            residual_ptr,
+            weight_ptr,
+            bias_ptr,
+            y_ptr,
+            sum_ptr,
+            mean_ptr,
+            rstd_ptr,
+            weights,
+            biases,
+            edge_x,
+            edge_residual,
+            program,
+            rank,
+            place,
+            0,
+            R,
+            C,
+            x_stride,
+            residual_stride,
+            eps,
+            CENTERED,
+            BLOCK_R,
+            BLOCK_C,
+            PIECES,
+            CLUSTER,
+            EVEN_R,
+            EVEN_C,
+            LATE,
+            STAYS,
+            VECTOR,
+        )
 
 
 @triton.jit
@@ -302,10 +413,22 @@ def _load_sum(x_row, residual_row, cols, C, DTYPE: tl.constexpr, HAS_RESIDUAL: t
 
 @triton.jit
 def norm_streamed_kernel(
-    x_ptr, residual_ptr, weight_ptr, bias_ptr, y_ptr, sum_ptr, mean_ptr, rstd_ptr,
-    c_units, x_stride_units, residual_stride_units, eps,
-    CENTERED: tl.constexpr, UNIT: tl.constexpr, BLOCK_C: tl.constexpr,
-):  # fmt: skip
+    x_ptr,
+    residual_ptr,
+    weight_ptr,
+    bias_ptr,
+    y_ptr,
+    sum_ptr,
+    mean_ptr,
+    rstd_ptr,
+    c_units,
+    x_stride_units,
+    residual_stride_units,
+    eps,
+    CENTERED: tl.constexpr,
+    UNIT: tl.constexpr,
+    BLOCK_C: tl.constexpr,
+):
     """One row per program, read twice. In the first reading every lane keeps count, mean and squares about its mean
     (Welford, "Note on a method for calculating corrected sums of squares", 1962); Chan's formula joins the lanes."""
     C = c_units * UNIT

@@ -75,16 +75,24 @@ def _ask(desc, boxes, bar, chunk, chunks, slot, PARTS: gl.constexpr, BOX: gl.con
     """A group from the row's chunk `chunk` on, box by box as far as the row's `chunks` go."""
     for b in gl.static_range(PARTS):
         wanted = chunk + b * BOX < chunks
-        tma_load(
-            desc, [first + chunk + b * BOX, 0], bar, boxes.index(slot * PARTS + b), pred=wanted
-        )
+        tma_load(desc, [first + chunk + b * BOX, 0], bar, boxes.index(slot * PARTS + b), pred=wanted)
 
 
 @gluon.jit
 def produce(
-    a_desc, b_desc, a_boxes, b_boxes, full, empty, R, C, GROUP: gl.constexpr, BOX: gl.constexpr, SLOTS: gl.constexpr,
+    a_desc,
+    b_desc,
+    a_boxes,
+    b_boxes,
+    full,
+    empty,
+    R,
+    C,
+    GROUP: gl.constexpr,
+    BOX: gl.constexpr,
+    SLOTS: gl.constexpr,
     TENSORS: gl.constexpr,
-):  # fmt: skip
+):
     """The loading warp: all groups of all rows of this program, of one tensor or of two side by side."""
     CHUNK: gl.constexpr = a_desc.block_type.shape[1]
     PARTS: gl.constexpr = GROUP // BOX

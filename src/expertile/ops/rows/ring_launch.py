@@ -39,10 +39,16 @@ def options(config: RingConfig, tensors: int) -> dict[str, Any]:
     """Compile-time constants and launch options."""
     start, consumer, loader = config.registers
     return {
-        "GROUP": config.group, "BOX": config.box, "SLOTS": config.slots(tensors), "CONSUMERS": config.consumers,
-        "REGISTERS": consumer, "LOADER_REGISTERS": loader, "num_warps": config.num_warps, "maxnreg": start,
+        "GROUP": config.group,
+        "BOX": config.box,
+        "SLOTS": config.slots(tensors),
+        "CONSUMERS": config.consumers,
+        "REGISTERS": consumer,
+        "LOADER_REGISTERS": loader,
+        "num_warps": config.num_warps,
+        "maxnreg": start,
         **FP_FUSION,
-    }  # fmt: skip
+    }
 
 
 @lru_cache(maxsize=1024)
@@ -54,9 +60,14 @@ def plan(
     chunks = rows * cols // chunk
     seen = Blocks((chunks, chunk), (chunk, 1), (config.box, chunk), plain=True)
     return Launch(
-        kernel, (seen,) * tensors, (dtype,) * tensors, (dtype,) * (tensors + 1), (rows, cols, chunks),
-        tuple(options(config, tensors).items()), min(rows, sm_count * config.programs_per_sm),
-    )  # fmt: skip
+        kernel,
+        (seen,) * tensors,
+        (dtype,) * tensors,
+        (dtype,) * (tensors + 1),
+        (rows, cols, chunks),
+        tuple(options(config, tensors).items()),
+        min(rows, sm_count * config.programs_per_sm),
+    )
 
 
 def _run(kernel: Any, inputs: tuple[torch.Tensor, ...], out: torch.Tensor, config: RingConfig, sm_count: int) -> None:

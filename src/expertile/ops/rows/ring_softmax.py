@@ -48,9 +48,25 @@ def _add(top, total, lanes):
 
 @gluon.jit
 def _forward_row(
-    groups, full, empty, turns, x_row, y_row, shift, n, whole, C, slot, phase, turn, WHO: gl.constexpr,
-    CONSUMERS: gl.constexpr, GROUP: gl.constexpr, CHUNK: gl.constexpr, SLOTS: gl.constexpr,
-):  # fmt: skip
+    groups,
+    full,
+    empty,
+    turns,
+    x_row,
+    y_row,
+    shift,
+    n,
+    whole,
+    C,
+    slot,
+    phase,
+    turn,
+    WHO: gl.constexpr,
+    CONSUMERS: gl.constexpr,
+    GROUP: gl.constexpr,
+    CHUNK: gl.constexpr,
+    SLOTS: gl.constexpr,
+):
     """One row of `n` groups, from `slot` on. Each group is loaded from shared memory while the one before is summed, or
     computed."""
     VECTOR: gl.constexpr = CHUNK // 32
@@ -100,9 +116,21 @@ def _forward_row(
 
 @gluon.jit
 def _forward(
-    groups, full, empty, turns, x_ptr, y_ptr, R, C, whole_chunks, WHO: gl.constexpr, CONSUMERS: gl.constexpr,
-    GROUP: gl.constexpr, CHUNK: gl.constexpr, SLOTS: gl.constexpr,
-):  # fmt: skip
+    groups,
+    full,
+    empty,
+    turns,
+    x_ptr,
+    y_ptr,
+    R,
+    C,
+    whole_chunks,
+    WHO: gl.constexpr,
+    CONSUMERS: gl.constexpr,
+    GROUP: gl.constexpr,
+    CHUNK: gl.constexpr,
+    SLOTS: gl.constexpr,
+):
     """A consumer: every CONSUMERS-th row of this program."""
     slot = 0
     phase = 0
@@ -113,17 +141,43 @@ def _forward(
         if who == WHO:
             start = gl.cast(first, gl.int64) * CHUNK
             _forward_row(
-                groups, full, empty, turns, x_ptr + start, y_ptr + start, shift, n,
-                ring.whole(first, whole_chunks, CHUNK), C, slot, phase, turn, WHO, CONSUMERS, GROUP, CHUNK, SLOTS,
-            )  # fmt: skip
+                groups,
+                full,
+                empty,
+                turns,
+                x_ptr + start,
+                y_ptr + start,
+                shift,
+                n,
+                ring.whole(first, whole_chunks, CHUNK),
+                C,
+                slot,
+                phase,
+                turn,
+                WHO,
+                CONSUMERS,
+                GROUP,
+                CHUNK,
+                SLOTS,
+            )
         slot, phase, turn, who = ring.next_row(slot, phase, turn, who, n, SLOTS, CONSUMERS)
 
 
 @gluon.jit(do_not_specialize=["R", "C", "whole_chunks"])
 def softmax_ring_kernel(
-    x_desc, x_ptr, y_ptr, R, C, whole_chunks, GROUP: gl.constexpr, BOX: gl.constexpr, SLOTS: gl.constexpr,
-    CONSUMERS: gl.constexpr, REGISTERS: gl.constexpr, LOADER_REGISTERS: gl.constexpr,
-):  # fmt: skip
+    x_desc,
+    x_ptr,
+    y_ptr,
+    R,
+    C,
+    whole_chunks,
+    GROUP: gl.constexpr,
+    BOX: gl.constexpr,
+    SLOTS: gl.constexpr,
+    CONSUMERS: gl.constexpr,
+    REGISTERS: gl.constexpr,
+    LOADER_REGISTERS: gl.constexpr,
+):
     """y[r] = exp(x[r] - max) / sum exp(x[r] - max). x_desc: [whole_chunks, CHUNK] in boxes of BOX chunks. A row has at
     least two groups and at most SLOTS."""
     CHUNK: gl.constexpr = x_desc.block_type.shape[1]

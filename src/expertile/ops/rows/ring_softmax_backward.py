@@ -9,9 +9,27 @@ from expertile.ops.rows import ring
 
 @gluon.jit
 def _backward_row(
-    dy_groups, y_groups, full, empty, turns, dy_row, y_row, dx_row, shift, n, whole, C, slot, phase, turn,
-    WHO: gl.constexpr, CONSUMERS: gl.constexpr, GROUP: gl.constexpr, CHUNK: gl.constexpr, SLOTS: gl.constexpr,
-):  # fmt: skip
+    dy_groups,
+    y_groups,
+    full,
+    empty,
+    turns,
+    dy_row,
+    y_row,
+    dx_row,
+    shift,
+    n,
+    whole,
+    C,
+    slot,
+    phase,
+    turn,
+    WHO: gl.constexpr,
+    CONSUMERS: gl.constexpr,
+    GROUP: gl.constexpr,
+    CHUNK: gl.constexpr,
+    SLOTS: gl.constexpr,
+):
     """One row of `n` groups, from `slot` on."""
     VECTOR: gl.constexpr = CHUNK // 32
     layout: gl.constexpr = gl.BlockedLayout([1, VECTOR], [1, 32], [gl.num_warps(), 1], [1, 0])
@@ -60,9 +78,23 @@ def _backward_row(
 
 @gluon.jit
 def _backward(
-    dy_groups, y_groups, full, empty, turns, dy_ptr, y_ptr, dx_ptr, R, C, whole_chunks, WHO: gl.constexpr,
-    CONSUMERS: gl.constexpr, GROUP: gl.constexpr, CHUNK: gl.constexpr, SLOTS: gl.constexpr,
-):  # fmt: skip
+    dy_groups,
+    y_groups,
+    full,
+    empty,
+    turns,
+    dy_ptr,
+    y_ptr,
+    dx_ptr,
+    R,
+    C,
+    whole_chunks,
+    WHO: gl.constexpr,
+    CONSUMERS: gl.constexpr,
+    GROUP: gl.constexpr,
+    CHUNK: gl.constexpr,
+    SLOTS: gl.constexpr,
+):
     """A consumer: every CONSUMERS-th row of this program."""
     slot = 0
     phase = 0
@@ -73,17 +105,47 @@ def _backward(
         if who == WHO:
             start = gl.cast(first, gl.int64) * CHUNK
             _backward_row(
-                dy_groups, y_groups, full, empty, turns, dy_ptr + start, y_ptr + start, dx_ptr + start, shift, n,
-                ring.whole(first, whole_chunks, CHUNK), C, slot, phase, turn, WHO, CONSUMERS, GROUP, CHUNK, SLOTS,
-            )  # fmt: skip
+                dy_groups,
+                y_groups,
+                full,
+                empty,
+                turns,
+                dy_ptr + start,
+                y_ptr + start,
+                dx_ptr + start,
+                shift,
+                n,
+                ring.whole(first, whole_chunks, CHUNK),
+                C,
+                slot,
+                phase,
+                turn,
+                WHO,
+                CONSUMERS,
+                GROUP,
+                CHUNK,
+                SLOTS,
+            )
         slot, phase, turn, who = ring.next_row(slot, phase, turn, who, n, SLOTS, CONSUMERS)
 
 
 @gluon.jit(do_not_specialize=["R", "C", "whole_chunks"])
 def softmax_backward_ring_kernel(
-    dy_desc, y_desc, dy_ptr, y_ptr, dx_ptr, R, C, whole_chunks, GROUP: gl.constexpr, BOX: gl.constexpr,
-    SLOTS: gl.constexpr, CONSUMERS: gl.constexpr, REGISTERS: gl.constexpr, LOADER_REGISTERS: gl.constexpr,
-):  # fmt: skip
+    dy_desc,
+    y_desc,
+    dy_ptr,
+    y_ptr,
+    dx_ptr,
+    R,
+    C,
+    whole_chunks,
+    GROUP: gl.constexpr,
+    BOX: gl.constexpr,
+    SLOTS: gl.constexpr,
+    CONSUMERS: gl.constexpr,
+    REGISTERS: gl.constexpr,
+    LOADER_REGISTERS: gl.constexpr,
+):
     """dx[r] = y[r] * (dy[r] - sum(dy[r] * y[r])); as `softmax_ring_kernel`, with a slot of dy beside each of y, for one
     consumer or two."""
     CHUNK: gl.constexpr = y_desc.block_type.shape[1]
@@ -94,28 +156,79 @@ def softmax_backward_ring_kernel(
     if CONSUMERS == 1:
         gl.warp_specialize(
             [
-                (_backward, (
-                    dy_groups, y_groups, full, empty, turns, dy_ptr, y_ptr, dx_ptr, R, C, whole_chunks,
-                    0, 1, GROUP, CHUNK, SLOTS,
-                )),
+                (
+                    _backward,
+                    (
+                        dy_groups,
+                        y_groups,
+                        full,
+                        empty,
+                        turns,
+                        dy_ptr,
+                        y_ptr,
+                        dx_ptr,
+                        R,
+                        C,
+                        whole_chunks,
+                        0,
+                        1,
+                        GROUP,
+                        CHUNK,
+                        SLOTS,
+                    ),
+                ),
                 (ring.produce, (dy_desc, y_desc, dy_boxes, y_boxes, full, empty, R, C, GROUP, BOX, SLOTS, 2)),
             ],
             [1],
             [LOADER_REGISTERS],
-        )  # fmt: skip
+        )
     else:
         gl.warp_specialize(
             [
-                (_backward, (
-                    dy_groups, y_groups, full, empty, turns, dy_ptr, y_ptr, dx_ptr, R, C, whole_chunks,
-                    0, 2, GROUP, CHUNK, SLOTS,
-                )),
-                (_backward, (
-                    dy_groups, y_groups, full, empty, turns, dy_ptr, y_ptr, dx_ptr, R, C, whole_chunks,
-                    1, 2, GROUP, CHUNK, SLOTS,
-                )),
+                (
+                    _backward,
+                    (
+                        dy_groups,
+                        y_groups,
+                        full,
+                        empty,
+                        turns,
+                        dy_ptr,
+                        y_ptr,
+                        dx_ptr,
+                        R,
+                        C,
+                        whole_chunks,
+                        0,
+                        2,
+                        GROUP,
+                        CHUNK,
+                        SLOTS,
+                    ),
+                ),
+                (
+                    _backward,
+                    (
+                        dy_groups,
+                        y_groups,
+                        full,
+                        empty,
+                        turns,
+                        dy_ptr,
+                        y_ptr,
+                        dx_ptr,
+                        R,
+                        C,
+                        whole_chunks,
+                        1,
+                        2,
+                        GROUP,
+                        CHUNK,
+                        SLOTS,
+                    ),
+                ),
                 (ring.produce, (dy_desc, y_desc, dy_boxes, y_boxes, full, empty, R, C, GROUP, BOX, SLOTS, 2)),
             ],
             [WARPS, 1],
             [REGISTERS, LOADER_REGISTERS],
-        )  # fmt: skip
+        )

@@ -72,9 +72,15 @@ def softmax_backward_rows(dy: torch.Tensor, y: torch.Tensor, config: RowConfig |
 
 @lru_cache(maxsize=4096)
 def _launch(
-    rows: int, cols: int, row_strides: tuple[int, ...], pointers: tuple[Pointer, ...], index: int, here: Machine,
-    cut: int, config: RowConfig | None,
-) -> Launch:  # fmt: skip
+    rows: int,
+    cols: int,
+    row_strides: tuple[int, ...],
+    pointers: tuple[Pointer, ...],
+    index: int,
+    here: Machine,
+    cut: int,
+    config: RowConfig | None,
+) -> Launch:
     """The launch for one input (softmax) or two (its backward pass), whose rows are `row_strides` elements apart, on
     GPU `index`, which is `here`. cut: elements of a word that rows are cut by."""
     backward, itemsize = len(row_strides) == 2, pointers[0].dtype.itemsize
@@ -88,14 +94,27 @@ def _launch(
         return plan(streamed, rows, pointers, strides, (by, config.block_cols), config.num_warps)
     pieces = config.pieces(cols // cut * cut)
     constants = (
-        by, config.block_rows, config.block_cols, pieces, config.cluster, rows % config.block_rows == 0,
-        cut == 1 and cols == config.cluster * pieces * config.block_cols, config.programs_per_sm > 0,
-        config.num_stages, cut,
-    )  # fmt: skip
+        by,
+        config.block_rows,
+        config.block_cols,
+        pieces,
+        config.cluster,
+        rows % config.block_rows == 0,
+        cut == 1 and cols == config.cluster * pieces * config.block_cols,
+        config.programs_per_sm > 0,
+        config.num_stages,
+        cut,
+    )
     return plan(
-        softmax_backward_kernel if backward else softmax_kernel, programs(config, rows, here, index), pointers,
-        (rows, *strides), constants, config.num_warps, config.cluster, config.most_registers,
-    )  # fmt: skip
+        softmax_backward_kernel if backward else softmax_kernel,
+        programs(config, rows, here, index),
+        pointers,
+        (rows, *strides),
+        constants,
+        config.num_warps,
+        config.cluster,
+        config.most_registers,
+    )
 
 
 def _forward(x: torch.Tensor, config: RowConfig | None = None) -> torch.Tensor:

@@ -20,10 +20,25 @@ def _finite(maximum):
 
 @triton.jit
 def _forward_tile(
-    x_ptr, y_ptr, edge_x, tile, rank, place, turn, R, C, x_stride,
-    BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr, PIECES: tl.constexpr, CLUSTER: tl.constexpr,
-    EVEN_R: tl.constexpr, EVEN_C: tl.constexpr, STAYS: tl.constexpr, VECTOR: tl.constexpr,
-):  # fmt: skip
+    x_ptr,
+    y_ptr,
+    edge_x,
+    tile,
+    rank,
+    place,
+    turn,
+    R,
+    C,
+    x_stride,
+    BLOCK_R: tl.constexpr,
+    BLOCK_C: tl.constexpr,
+    PIECES: tl.constexpr,
+    CLUSTER: tl.constexpr,
+    EVEN_R: tl.constexpr,
+    EVEN_C: tl.constexpr,
+    STAYS: tl.constexpr,
+    VECTOR: tl.constexpr,
+):
     rows = tile * BLOCK_R + tl.arange(0, BLOCK_R)[:, None]
     row_mask = rows < R
     if VECTOR > 1:
@@ -97,10 +112,22 @@ def _forward_tile(
 
 @triton.jit
 def softmax_kernel(
-    x_ptr, y_ptr, R, c_units, x_stride_units,
-    UNIT: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr, PIECES: tl.constexpr, CLUSTER: tl.constexpr,
-    EVEN_R: tl.constexpr, EVEN_C: tl.constexpr, STAYS: tl.constexpr, STAGES: tl.constexpr, VECTOR: tl.constexpr,
-):  # fmt: skip
+    x_ptr,
+    y_ptr,
+    R,
+    c_units,
+    x_stride_units,
+    UNIT: tl.constexpr,
+    BLOCK_R: tl.constexpr,
+    BLOCK_C: tl.constexpr,
+    PIECES: tl.constexpr,
+    CLUSTER: tl.constexpr,
+    EVEN_R: tl.constexpr,
+    EVEN_C: tl.constexpr,
+    STAYS: tl.constexpr,
+    STAGES: tl.constexpr,
+    VECTOR: tl.constexpr,
+):
     """y[r] = exp(x[r] - max) / sum exp(x[r] - max). Lengths and strides come in units of UNIT elements, so that the
     compiler knows what they are multiples of. VECTOR: where rows are cut into bodies and edges (see
     edges.py); 1: they are not."""
@@ -122,17 +149,49 @@ def softmax_kernel(
                 next_rows = (tile + tl.num_programs(0) // CLUSTER) * BLOCK_R + lanes
                 next_x = edge.load(x_ptr, next_rows, x_stride, R, C, rank, _NEVER, VECTOR)
             _forward_tile(
-                x_ptr, y_ptr, edge_x, tile, rank, place, turn, R, C, x_stride,
-                BLOCK_R, BLOCK_C, PIECES, CLUSTER, EVEN_R, EVEN_C, STAYS, VECTOR,
-            )  # fmt: skip
+                x_ptr,
+                y_ptr,
+                edge_x,
+                tile,
+                rank,
+                place,
+                turn,
+                R,
+                C,
+                x_stride,
+                BLOCK_R,
+                BLOCK_C,
+                PIECES,
+                CLUSTER,
+                EVEN_R,
+                EVEN_C,
+                STAYS,
+                VECTOR,
+            )
             if VECTOR > 1:
                 edge_x = next_x
             turn += 1  # noqa: SIM113 (Triton has no enumerate)
     else:
         _forward_tile(
-            x_ptr, y_ptr, edge_x, program, rank, place, 0, R, C, x_stride,
-            BLOCK_R, BLOCK_C, PIECES, CLUSTER, EVEN_R, EVEN_C, STAYS, VECTOR,
-        )  # fmt: skip
+            x_ptr,
+            y_ptr,
+            edge_x,
+            program,
+            rank,
+            place,
+            0,
+            R,
+            C,
+            x_stride,
+            BLOCK_R,
+            BLOCK_C,
+            PIECES,
+            CLUSTER,
+            EVEN_R,
+            EVEN_C,
+            STAYS,
+            VECTOR,
+        )
 
 
 @triton.jit
@@ -163,10 +222,28 @@ def softmax_streamed_kernel(x_ptr, y_ptr, c_units, x_stride_units, UNIT: tl.cons
 
 @triton.jit
 def _backward_tile(
-    dy_ptr, y_ptr, dx_ptr, edge_dy, edge_y, tile, rank, place, turn, R, C, dy_stride, y_stride,
-    BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr, PIECES: tl.constexpr, CLUSTER: tl.constexpr,
-    EVEN_R: tl.constexpr, EVEN_C: tl.constexpr, STAYS: tl.constexpr, VECTOR: tl.constexpr,
-):  # fmt: skip
+    dy_ptr,
+    y_ptr,
+    dx_ptr,
+    edge_dy,
+    edge_y,
+    tile,
+    rank,
+    place,
+    turn,
+    R,
+    C,
+    dy_stride,
+    y_stride,
+    BLOCK_R: tl.constexpr,
+    BLOCK_C: tl.constexpr,
+    PIECES: tl.constexpr,
+    CLUSTER: tl.constexpr,
+    EVEN_R: tl.constexpr,
+    EVEN_C: tl.constexpr,
+    STAYS: tl.constexpr,
+    VECTOR: tl.constexpr,
+):
     rows = tile * BLOCK_R + tl.arange(0, BLOCK_R)[:, None]
     row_mask = rows < R
     if VECTOR > 1:
@@ -240,10 +317,24 @@ def _backward_tile(
 
 @triton.jit
 def softmax_backward_kernel(
-    dy_ptr, y_ptr, dx_ptr, R, c_units, dy_stride_units, y_stride_units,
-    UNIT: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr, PIECES: tl.constexpr, CLUSTER: tl.constexpr,
-    EVEN_R: tl.constexpr, EVEN_C: tl.constexpr, STAYS: tl.constexpr, STAGES: tl.constexpr, VECTOR: tl.constexpr,
-):  # fmt: skip
+    dy_ptr,
+    y_ptr,
+    dx_ptr,
+    R,
+    c_units,
+    dy_stride_units,
+    y_stride_units,
+    UNIT: tl.constexpr,
+    BLOCK_R: tl.constexpr,
+    BLOCK_C: tl.constexpr,
+    PIECES: tl.constexpr,
+    CLUSTER: tl.constexpr,
+    EVEN_R: tl.constexpr,
+    EVEN_C: tl.constexpr,
+    STAYS: tl.constexpr,
+    STAGES: tl.constexpr,
+    VECTOR: tl.constexpr,
+):
     """dx[r] = y[r] * (dy[r] - sum(dy[r] * y[r]))."""
     C = c_units * UNIT
     dy_stride = dy_stride_units * UNIT
@@ -267,18 +358,56 @@ def softmax_backward_kernel(
                 next_dy = edge.load(dy_ptr, next_rows, dy_stride, R, C, rank, 0.0, VECTOR)
                 next_y = edge.load(y_ptr, next_rows, y_stride, R, C, rank, 0.0, VECTOR)
             _backward_tile(
-                dy_ptr, y_ptr, dx_ptr, edge_dy, edge_y, tile, rank, place, turn, R, C, dy_stride, y_stride,
-                BLOCK_R, BLOCK_C, PIECES, CLUSTER, EVEN_R, EVEN_C, STAYS, VECTOR,
-            )  # fmt: skip
+                dy_ptr,
+                y_ptr,
+                dx_ptr,
+                edge_dy,
+                edge_y,
+                tile,
+                rank,
+                place,
+                turn,
+                R,
+                C,
+                dy_stride,
+                y_stride,
+                BLOCK_R,
+                BLOCK_C,
+                PIECES,
+                CLUSTER,
+                EVEN_R,
+                EVEN_C,
+                STAYS,
+                VECTOR,
+            )
             if VECTOR > 1:
                 edge_dy = next_dy
                 edge_y = next_y
             turn += 1  # noqa: SIM113 (Triton has no enumerate)
     else:
         _backward_tile(
-            dy_ptr, y_ptr, dx_ptr, edge_dy, edge_y, program, rank, place, 0, R, C, dy_stride, y_stride,
-            BLOCK_R, BLOCK_C, PIECES, CLUSTER, EVEN_R, EVEN_C, STAYS, VECTOR,
-        )  # fmt: skip
+            dy_ptr,
+            y_ptr,
+            dx_ptr,
+            edge_dy,
+            edge_y,
+            program,
+            rank,
+            place,
+            0,
+            R,
+            C,
+            dy_stride,
+            y_stride,
+            BLOCK_R,
+            BLOCK_C,
+            PIECES,
+            CLUSTER,
+            EVEN_R,
+            EVEN_C,
+            STAYS,
+            VECTOR,
+        )
 
 
 @triton.jit

@@ -10,16 +10,28 @@ from expertile.ops.torch_op import define
 
 
 def _kernel(
-    a: torch.Tensor, b: torch.Tensor, scale_a: torch.Tensor, scale_b: torch.Tensor, offs: torch.Tensor | None,
-    bias: torch.Tensor | None, out_dtype: torch.dtype, backend: str,
-) -> torch.Tensor:  # fmt: skip
+    a: torch.Tensor,
+    b: torch.Tensor,
+    scale_a: torch.Tensor,
+    scale_b: torch.Tensor,
+    offs: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    out_dtype: torch.dtype,
+    backend: str,
+) -> torch.Tensor:
     return run.forward(a, b, scale_a, scale_b, offs=offs, bias=bias, out_dtype=out_dtype, request=Request(backend))
 
 
 def _fake(
-    a: torch.Tensor, b: torch.Tensor, scale_a: torch.Tensor, scale_b: torch.Tensor, offs: torch.Tensor | None,
-    bias: torch.Tensor | None, out_dtype: torch.dtype, backend: str,
-) -> torch.Tensor:  # fmt: skip
+    a: torch.Tensor,
+    b: torch.Tensor,
+    scale_a: torch.Tensor,
+    scale_b: torch.Tensor,
+    offs: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    out_dtype: torch.dtype,
+    backend: str,
+) -> torch.Tensor:
     m, n = a.shape[0], b.shape[-1]
     if b.dim() == 3:
         return a.new_empty((m, n), dtype=out_dtype)

@@ -103,9 +103,14 @@ class ScaledProblem(Problem):
         if offs is not None and not isinstance(offs, torch.Tensor):
             raise ValueError(f"offs: expected an int32 tensor, got {type(offs).__name__}")
         problem = ScaledProblem.of_descriptions(
-            described(a), described(b), described(scale_a), described(scale_b), described(offs), described(bias),
+            described(a),
+            described(b),
+            described(scale_a),
+            described(scale_b),
+            described(offs),
+            described(bias),
             out_dtype,
-        )  # fmt: skip
+        )
         assert offs is not None
         if not check and offs.is_cuda:
             return problem
@@ -155,9 +160,25 @@ class ScaledProblem(Problem):
             check_bias(layout, bias, groups, n, a)
         recipe = _recipe(layout, groups, m, n, k, scale_a, scale_b)
         return ScaledProblem(
-            layout, groups, m, n, k, DTYPE, out_dtype, a.strides, b.strides, a.aligned, b.aligned, bias is not None,
-            a.device.type, None, False, recipe, scale_a.strides, scale_b.strides,
-        )  # fmt: skip
+            layout,
+            groups,
+            m,
+            n,
+            k,
+            DTYPE,
+            out_dtype,
+            a.strides,
+            b.strides,
+            a.aligned,
+            b.aligned,
+            bias is not None,
+            a.device.type,
+            None,
+            False,
+            recipe,
+            scale_a.strides,
+            scale_b.strides,
+        )
 
 
 def _recipe(layout: Layout, groups: int, m: int, n: int, k: int, scale_a: Description, scale_b: Description) -> Recipe:

@@ -37,9 +37,16 @@ def forward(
 ) -> torch.Tensor:
     if request.config is None and not check and (offs is None or offs.is_cuda):
         problem, chosen, config = _planned(
-            described(a), described(b), described(scale_a), described(scale_b), described(offs), described(bias),
-            out_dtype, a.device, request,
-        )  # fmt: skip
+            described(a),
+            described(b),
+            described(scale_a),
+            described(scale_b),
+            described(offs),
+            described(bias),
+            out_dtype,
+            a.device,
+            request,
+        )
     else:  # values are to be looked at, or somebody tries a config
         problem = ScaledProblem.of(a, b, scale_a, scale_b, offs, bias, out_dtype, check)
         chosen, config = select(problem, _device(a.device.type, a.device.index), request)
@@ -50,10 +57,16 @@ def forward(
 
 @lru_cache(maxsize=4096)
 def _planned(
-    a: tuple[Any, ...], b: tuple[Any, ...], scale_a: tuple[Any, ...], scale_b: tuple[Any, ...],
-    offs: tuple[Any, ...] | None, bias: tuple[Any, ...] | None, out_dtype: torch.dtype, device: torch.device,
+    a: tuple[Any, ...],
+    b: tuple[Any, ...],
+    scale_a: tuple[Any, ...],
+    scale_b: tuple[Any, ...],
+    offs: tuple[Any, ...] | None,
+    bias: tuple[Any, ...] | None,
+    out_dtype: torch.dtype,
+    device: torch.device,
     request: Request,
-) -> tuple[ScaledProblem, Backend, Any]:  # fmt: skip
+) -> tuple[ScaledProblem, Backend, Any]:
     """Problem, backend and config for tensors that are `described` so, whatever their values."""
     problem = ScaledProblem.of_descriptions(a, b, scale_a, scale_b, offs, bias, out_dtype)
     return problem, *select(problem, _device(device.type, device.index), request)

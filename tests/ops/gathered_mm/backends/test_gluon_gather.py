@@ -251,9 +251,17 @@ def test_short_groups_get_short_tiles() -> None:
 def test_decode_tiles_keep_every_multiprocessor_reading(tokens, experts, top_k, inner, hidden, width) -> None:
     strides = (2 * inner * hidden, 1, hidden)
     problem = GatherProblem(
-        GATED, experts, tokens * top_k, 2 * inner, hidden, tokens, torch.bfloat16, (hidden, 1), strides,
+        GATED,
+        experts,
+        tokens * top_k,
+        2 * inner,
+        hidden,
+        tokens,
+        torch.bfloat16,
+        (hidden, 1),
+        strides,
         activation="swiglu",
-    )  # fmt: skip
+    )
     offered = [c for c in BACKEND.configs(problem, H200) if c.masked]
     assert [c.block_n for c in offered] == [width]
     assert not any(c.masked for c in BACKEND.configs(dataclasses.replace(problem, m=experts * 100), H200))

@@ -36,11 +36,16 @@ def test_every_backend_answers_for_every_case_and_device(backend):
                     assert backend.configs(problem, device)
 
 
-@pytest.mark.parametrize("name, layout, a_storage, b_storage, refused", [
-    ("gluon_hopper", Layout.RAGGED_M, "column", "row", True), ("gluon_hopper", Layout.BATCHED, "column", "row", False),
-    # Its first tiles start a little ahead of the group.
-    ("triton_tma", Layout.RAGGED_M, "column", "column", False), ("triton_tma", Layout.RAGGED_N, "row", "row", False),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "name, layout, a_storage, b_storage, refused",
+    [
+        ("gluon_hopper", Layout.RAGGED_M, "column", "row", True),
+        ("gluon_hopper", Layout.BATCHED, "column", "row", False),
+        # Its first tiles start a little ahead of the group.
+        ("triton_tma", Layout.RAGGED_M, "column", "column", False),
+        ("triton_tma", Layout.RAGGED_N, "row", "row", False),
+    ],
+)
 def test_tma_does_not_start_inside_16_bytes(name, layout, a_storage, b_storage, refused):
     """Where groups begin along the contiguous dimension, a block may start anywhere: illegal for TMA."""
     if name not in {b.name for b in BACKENDS}:

@@ -42,9 +42,28 @@ class ColumnMajorBlas:
         self.compute_types: set[int] = set()
 
     def gemm_grouped_batched_ex(
-        self, handle, transa, transb, m, n, k, alpha, a, a_type, lda, b, b_type, ldb, beta, c, c_type, ldc,
-        group_count, group_size, compute_type,
-    ):  # fmt: skip
+        self,
+        handle,
+        transa,
+        transb,
+        m,
+        n,
+        k,
+        alpha,
+        a,
+        a_type,
+        lda,
+        b,
+        b_type,
+        ldb,
+        beta,
+        c,
+        c_type,
+        ldc,
+        group_count,
+        group_size,
+        compute_type,
+    ):
         assert a_type == b_type == c_type
         dtype = DTYPES[a_type]
         assert ints(group_size, group_count) == [1] * group_count

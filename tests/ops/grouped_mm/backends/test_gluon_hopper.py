@@ -238,16 +238,36 @@ def test_few_tiles_are_small(groups, rows, k, n, mode, tile) -> None:
 def test_weight_gradients_of_short_groups_are_drawn() -> None:
     """They are little but stores: in turn from a counter they stay side by side in memory."""
     short, long = (
-        Problem(K, groups=128, m=4096, n=2048, k=128 * rows, dtype=torch.bfloat16, out_dtype=torch.bfloat16,
-                a_strides=(1, 4096), b_strides=(2048, 1), device_type="cuda")
+        Problem(
+            K,
+            groups=128,
+            m=4096,
+            n=2048,
+            k=128 * rows,
+            dtype=torch.bfloat16,
+            out_dtype=torch.bfloat16,
+            a_strides=(1, 4096),
+            b_strides=(2048, 1),
+            device_type="cuda",
+        )
         for rows in (64, 2048)
-    )  # fmt: skip
+    )
     assert BACKEND.configs(short, H200)[0].dynamic and not BACKEND.configs(long, H200)[0].dynamic
 
 
 def _wgrad(groups: int, rows: int, m: int, n: int) -> Config:
-    problem = Problem(K, groups=groups, m=m, n=n, k=groups * rows, dtype=torch.bfloat16, out_dtype=torch.bfloat16,
-                      a_strides=(1, m), b_strides=(n, 1), device_type="cuda")  # fmt: skip
+    problem = Problem(
+        K,
+        groups=groups,
+        m=m,
+        n=n,
+        k=groups * rows,
+        dtype=torch.bfloat16,
+        out_dtype=torch.bfloat16,
+        a_strides=(1, m),
+        b_strides=(n, 1),
+        device_type="cuda",
+    )
     return BACKEND.configs(problem, H200)[0]
 
 
@@ -265,16 +285,32 @@ def test_groups_of_a_few_hundred_rows_get_low_tiles() -> None:
     """Half as many rows to spare; but not where 256 columns are too many, stores show, or tiles are few."""
 
     def default(groups: int, rows: int, k: int, n: int) -> Config:
-        problem = Problem(M, groups=groups, m=groups * rows, n=n, k=k, dtype=torch.bfloat16, out_dtype=torch.bfloat16,
-                          a_strides=(k, 1), b_strides=(n * k, 1, k), device_type="cuda")  # fmt: skip
+        problem = Problem(
+            M,
+            groups=groups,
+            m=groups * rows,
+            n=n,
+            k=k,
+            dtype=torch.bfloat16,
+            out_dtype=torch.bfloat16,
+            a_strides=(k, 1),
+            b_strides=(n * k, 1, k),
+            device_type="cuda",
+        )
         return BACKEND.configs(problem, H200)[0]
 
     shapes = ((32, 256, 4096, 14336), (128, 600, 1024, 2048), (8, 2048, 4096, 4096), (1, 553, 4096, 7168))
     low = [default(*shape) for shape in shapes]
     assert {(c.block_m, c.block_n, c.mode) for c in low} == {(64, 256, "pingpong")}
-    high = [default(*shape) for shape in (
-        (128, 256, 4096, 1408), (32, 256, 512, 14336), (32, 2048, 1024, 4096), (8, 256, 1024, 4096),
-    )]  # fmt: skip
+    high = [
+        default(*shape)
+        for shape in (
+            (128, 256, 4096, 1408),
+            (32, 256, 512, 14336),
+            (32, 2048, 1024, 4096),
+            (8, 256, 1024, 4096),
+        )
+    ]
     assert {c.block_m for c in high} == {128}
 
 

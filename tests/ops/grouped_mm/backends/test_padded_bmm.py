@@ -51,9 +51,17 @@ def test_equal_groups_are_multiplied_in_place(monkeypatch):
 
 def test_refuses_padding_that_does_not_fit():
     skewed = Problem(
-        Layout.RAGGED_M, 256, 65536, 4096, 7168, torch.bfloat16, torch.bfloat16, (7168, 1), (7168 * 4096, 1, 7168),
+        Layout.RAGGED_M,
+        256,
+        65536,
+        4096,
+        7168,
+        torch.bfloat16,
+        torch.bfloat16,
+        (7168, 1),
+        (7168 * 4096, 1, 7168),
         group_sizes=(65536,) + (0,) * 255,
-    )  # fmt: skip
+    )
     h200 = Device.by_name("h200")
     # 256 x 65536 rows of (7168 + 4096) bfloat16
     assert "65536 rows takes 378 GB" in BACKEND.supports(skewed, h200)

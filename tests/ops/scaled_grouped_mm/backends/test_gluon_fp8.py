@@ -172,9 +172,7 @@ MUTANTS = {
         "_multiply|_multiply_halves", "warpgroup_mma_wait(0, a_)", "warpgroup_mma_wait(1, a_)", nth=...
     ),
     "expected bytes leave out b": Fault("_expect", "a_ + _.HALVES * _", "a_"),
-    "boxes without rows are expected": Fault(
-        "_expect", "(_ == c_) & w_", "(c_ == p.BLOCK_M // p.A_BOX) & w_", nth=...
-    ),
+    "boxes without rows are expected": Fault("_expect", "(_ == c_) & w_", "(c_ == p.BLOCK_M // p.A_BOX) & w_", nth=...),
     "boxes without rows are loaded": Fault("feed", "tma_load(..., _ < _)", "tma_load(..., True)"),
     "a box of rows is left out": Fault("feed", "(a_ + p_.A_BOX - 1) // p_.A_BOX", "a_ // p_.A_BOX"),
     "every box has the first one's rows": Fault("feed", "r_ + _ * _.A_BOX", "r_"),
@@ -327,10 +325,12 @@ def _of_shape(groups: int, rows: int, n: int, k: int):
 
     fp8 = torch.float8_e4m3fn
     o = Operands(
-        empty(groups * rows, k, dtype=fp8), empty(groups, n, k, dtype=fp8).transpose(1, 2),
-        empty(groups * rows, -(-k // 128)), empty(groups, -(-n // 128), -(-k // 128)),
+        empty(groups * rows, k, dtype=fp8),
+        empty(groups, n, k, dtype=fp8).transpose(1, 2),
+        empty(groups * rows, -(-k // 128)),
+        empty(groups, -(-n // 128), -(-k // 128)),
         empty(groups, dtype=torch.int32),
-    )  # fmt: skip
+    )
     from expertile.ops.grouped_mm.problem import described
     from expertile.ops.scaled_grouped_mm.problem import ScaledProblem
 

@@ -55,10 +55,12 @@ def load_held(p, batch, head, start, length, row, tile):
         at = slot * p.CONSUMERS + w
         mbarrier.wait(p.held_empty.index(at), ((tile // p.SLOTS) & 1) ^ 1)
         mbarrier.expect(p.held_full.index(at), 2 * HELD_BYTES)
-        load_rows(p.x_desc, batch, head, start, length, row + w * p.ROWS, p.held_full.index(at), p.x_smem.index(at),
-                  p.VARLEN)  # fmt: skip
-        load_rows(p.y_desc, batch, head, start, length, row + w * p.ROWS, p.held_full.index(at), p.y_smem.index(at),
-                  p.VARLEN)  # fmt: skip
+        load_rows(
+            p.x_desc, batch, head, start, length, row + w * p.ROWS, p.held_full.index(at), p.x_smem.index(at), p.VARLEN
+        )
+        load_rows(
+            p.y_desc, batch, head, start, length, row + w * p.ROWS, p.held_full.index(at), p.y_smem.index(at), p.VARLEN
+        )
 
 
 @gluon.jit
@@ -69,11 +71,39 @@ def as_left(p, x, d_layout: gl.constexpr):
 
 @gluon.jit
 def setup(
-    x_desc, y_desc, a_desc, b_desc, dx_desc, dy_desc, lse_desc, delta_desc, lse_ptr, delta_ptr, cu_q_ptr, cu_k_ptr,
-    tiles, H, GROUP, HEADS, SECTION, LQ, LK, stat_stride_b, stat_stride_h, scale, scale_log2,
-    CAUSAL: gl.constexpr, VARLEN: gl.constexpr, D: gl.constexpr, ROWS: gl.constexpr, BLOCK: gl.constexpr,
-    STAGES: gl.constexpr, SLOTS: gl.constexpr, AHEAD: gl.constexpr, STAT_PAD: gl.constexpr,
-):  # fmt: skip
+    x_desc,
+    y_desc,
+    a_desc,
+    b_desc,
+    dx_desc,
+    dy_desc,
+    lse_desc,
+    delta_desc,
+    lse_ptr,
+    delta_ptr,
+    cu_q_ptr,
+    cu_k_ptr,
+    tiles,
+    H,
+    GROUP,
+    HEADS,
+    SECTION,
+    LQ,
+    LK,
+    stat_stride_b,
+    stat_stride_h,
+    scale,
+    scale_log2,
+    CAUSAL: gl.constexpr,
+    VARLEN: gl.constexpr,
+    D: gl.constexpr,
+    ROWS: gl.constexpr,
+    BLOCK: gl.constexpr,
+    STAGES: gl.constexpr,
+    SLOTS: gl.constexpr,
+    AHEAD: gl.constexpr,
+    STAT_PAD: gl.constexpr,
+):
     """Shared memory and barriers of either kernel: held rows x and y, and a ring of blocks a and b with statistics."""
     CONSUMERS: gl.constexpr = 2
     held: gl.constexpr = [SLOTS * CONSUMERS] + x_desc.block_type.shape
@@ -100,8 +130,50 @@ def setup(
         mbarrier.init(b_empty.index(s), count=CONSUMERS)
     fence_async_shared()
     return Backward(
-        x_desc, y_desc, a_desc, b_desc, dx_desc, dy_desc, lse_desc, delta_desc, x_smem, y_smem, a_smem, b_smem,
-        lse_smem, delta_smem, held_full, held_empty, a_full, a_empty, b_full, b_empty, lse_ptr, delta_ptr, cu_q_ptr,
-        cu_k_ptr, tiles, H, GROUP, HEADS, SECTION, LQ, LK, stat_stride_b, stat_stride_h, scale, scale_log2,
-        CAUSAL, VARLEN, D, CONSUMERS, ROWS, CONSUMERS * ROWS, BLOCK, STAGES, SLOTS, AHEAD, STAT_PAD,
-    )  # fmt: skip
+        x_desc,
+        y_desc,
+        a_desc,
+        b_desc,
+        dx_desc,
+        dy_desc,
+        lse_desc,
+        delta_desc,
+        x_smem,
+        y_smem,
+        a_smem,
+        b_smem,
+        lse_smem,
+        delta_smem,
+        held_full,
+        held_empty,
+        a_full,
+        a_empty,
+        b_full,
+        b_empty,
+        lse_ptr,
+        delta_ptr,
+        cu_q_ptr,
+        cu_k_ptr,
+        tiles,
+        H,
+        GROUP,
+        HEADS,
+        SECTION,
+        LQ,
+        LK,
+        stat_stride_b,
+        stat_stride_h,
+        scale,
+        scale_log2,
+        CAUSAL,
+        VARLEN,
+        D,
+        CONSUMERS,
+        ROWS,
+        CONSUMERS * ROWS,
+        BLOCK,
+        STAGES,
+        SLOTS,
+        AHEAD,
+        STAT_PAD,
+    )

@@ -57,8 +57,23 @@ def _queue_dq(p, q, do, step, s_layout: gl.constexpr):
 
 
 @gluon.jit
-def _dq_block(p, q, do, s, dp, dq, lse, delta, n, masked, last_key, step, AHEAD: gl.constexpr, s_layout: gl.constexpr,
-              d_layout: gl.constexpr):  # fmt: skip
+def _dq_block(
+    p,
+    q,
+    do,
+    s,
+    dp,
+    dq,
+    lse,
+    delta,
+    n,
+    masked,
+    last_key,
+    step,
+    AHEAD: gl.constexpr,
+    s_layout: gl.constexpr,
+    d_layout: gl.constexpr,
+):
     """dQ of the keys [n, n + BLOCK) in stage `step`, as `_dkdv_block` does it."""
     i = step % p.STAGES
     k = p.a_smem.index(i).reshape([p.BLOCK, p.D])
@@ -124,9 +139,22 @@ def _dq_consumer(p, WHO: gl.constexpr):
                 for b in range(1, blocks + 1):
                     n = (blocks - b) * p.BLOCK
                     _s, _dp, dq = _dq_block(
-                        p, q, do, None, None, dq, lse, delta, n, blocks - b >= full, last_key, step, False, s_layout,
+                        p,
+                        q,
+                        do,
+                        None,
+                        None,
+                        dq,
+                        lse,
+                        delta,
+                        n,
+                        blocks - b >= full,
+                        last_key,
+                        step,
+                        False,
+                        s_layout,
                         d_layout,
-                    )  # fmt: skip
+                    )
                     step += 1
             p.x_smem.index(at).reshape([p.ROWS, p.D]).store((dq * p.scale).to(p.a_desc.dtype))
             fence_async_shared()
@@ -141,18 +169,77 @@ def _dq_consumer(p, WHO: gl.constexpr):
     do_not_specialize_on_alignment=["lse_ptr", "delta_ptr", "cu_q_ptr", "cu_k_ptr"],
 )
 def attention_dq_kernel(
-    q_desc, do_desc, k_desc, v_desc, dq_desc, unused_desc, lse_desc, delta_desc, lse_ptr, delta_ptr, cu_q_ptr, cu_k_ptr,
-    tiles, H, GROUP, HEADS, SECTION, LQ, LK, stat_stride_b, stat_stride_h, scale, scale_log2,
-    CAUSAL: gl.constexpr, VARLEN: gl.constexpr, D: gl.constexpr, ROWS: gl.constexpr, BLOCK: gl.constexpr,
-    STAGES: gl.constexpr, SLOTS: gl.constexpr, AHEAD: gl.constexpr, STAT_PAD: gl.constexpr, CONSUMER_REGS: gl.constexpr,
-    PRODUCER_REGS: gl.constexpr, num_warps: gl.constexpr,
-):  # fmt: skip
+    q_desc,
+    do_desc,
+    k_desc,
+    v_desc,
+    dq_desc,
+    unused_desc,
+    lse_desc,
+    delta_desc,
+    lse_ptr,
+    delta_ptr,
+    cu_q_ptr,
+    cu_k_ptr,
+    tiles,
+    H,
+    GROUP,
+    HEADS,
+    SECTION,
+    LQ,
+    LK,
+    stat_stride_b,
+    stat_stride_h,
+    scale,
+    scale_log2,
+    CAUSAL: gl.constexpr,
+    VARLEN: gl.constexpr,
+    D: gl.constexpr,
+    ROWS: gl.constexpr,
+    BLOCK: gl.constexpr,
+    STAGES: gl.constexpr,
+    SLOTS: gl.constexpr,
+    AHEAD: gl.constexpr,
+    STAT_PAD: gl.constexpr,
+    CONSUMER_REGS: gl.constexpr,
+    PRODUCER_REGS: gl.constexpr,
+    num_warps: gl.constexpr,
+):
     """dQ. HEADS: query heads of all sequences."""
     p = setup(
-        q_desc, do_desc, k_desc, v_desc, dq_desc, unused_desc, lse_desc, delta_desc, lse_ptr, delta_ptr, cu_q_ptr,
-        cu_k_ptr, tiles, H, GROUP, HEADS, SECTION, LQ, LK, stat_stride_b, stat_stride_h, scale, scale_log2,
-        CAUSAL, VARLEN, D, ROWS, BLOCK, STAGES, SLOTS, AHEAD, STAT_PAD,
-    )  # fmt: skip
+        q_desc,
+        do_desc,
+        k_desc,
+        v_desc,
+        dq_desc,
+        unused_desc,
+        lse_desc,
+        delta_desc,
+        lse_ptr,
+        delta_ptr,
+        cu_q_ptr,
+        cu_k_ptr,
+        tiles,
+        H,
+        GROUP,
+        HEADS,
+        SECTION,
+        LQ,
+        LK,
+        stat_stride_b,
+        stat_stride_h,
+        scale,
+        scale_log2,
+        CAUSAL,
+        VARLEN,
+        D,
+        ROWS,
+        BLOCK,
+        STAGES,
+        SLOTS,
+        AHEAD,
+        STAT_PAD,
+    )
     gl.warp_specialize(
         [(_dq_consumer, (p, 0)), (_dq_consumer, (p, 1)), (_dq_producer, (p,))],
         [4, 1],

@@ -61,8 +61,17 @@ def _producer(p):
                 at = slot * p.CONSUMERS + w
                 mbarrier.wait(p.q_empty.index(at), ((tile // p.Q_SLOTS) & 1) ^ 1)
                 mbarrier.expect(p.q_full.index(at), p.q_desc.block_type.nbytes)
-                load_rows(p.q_desc, batch, head, q_start, q_len, m + w * p.ROWS, p.q_full.index(at), p.q_smem.index(at),
-                          p.VARLEN)  # fmt: skip
+                load_rows(
+                    p.q_desc,
+                    batch,
+                    head,
+                    q_start,
+                    q_len,
+                    m + w * p.ROWS,
+                    p.q_full.index(at),
+                    p.q_smem.index(at),
+                    p.VARLEN,
+                )
             n = (blocks - 1) * p.BLOCK_N
             _load_keys(p, p.k_desc, p.k_smem, p.k_full, p.k_empty, batch, kv_head, k_start, k_len, n, step)
             for _j in range(1, blocks):
@@ -165,8 +174,21 @@ def _weights(p, s, row_max, row_sum, n, unmasked, last_key, MASKED: gl.constexpr
 
 
 @gluon.jit
-def _block(p, q, o, row_max, row_sum, probs, n, unmasked, last_key, step, MASKED: gl.constexpr, s_layout: gl.constexpr,
-           o_layout: gl.constexpr):  # fmt: skip
+def _block(
+    p,
+    q,
+    o,
+    row_max,
+    row_sum,
+    probs,
+    n,
+    unmasked,
+    last_key,
+    step,
+    MASKED: gl.constexpr,
+    s_layout: gl.constexpr,
+    o_layout: gl.constexpr,
+):
     """Softmax of the block in stage `step`, whose first key is `n`, beside P V of the block before it."""
     left = _as_left(p, probs, o_layout)
     s = _scores(p, q, step, s_layout)
@@ -182,8 +204,9 @@ def _block(p, q, o, row_max, row_sum, probs, n, unmasked, last_key, step, MASKED
 
 
 @gluon.jit
-def _finish(p, o, row_max, row_sum, batch, head, first, q_start, q_len, at, rows, s_layout: gl.constexpr,
-            o_layout: gl.constexpr):  # fmt: skip
+def _finish(
+    p, o, row_max, row_sum, batch, head, first, q_start, q_len, at, rows, s_layout: gl.constexpr, o_layout: gl.constexpr
+):
     """LSE and O of the `rows` from the first on; O leaves through buffer `at`."""
     row_sum = gl.convert_layout(gl.sum(row_sum, axis=1), gl.SliceLayout(1, s_layout))
     # Rows that see no key: zeros, and minus infinity for the log-sum-exp.
@@ -253,9 +276,20 @@ def _consumer(p, WHO: gl.constexpr):
             o = warpgroup_mma_wait(0, (o,))
             mbarrier.arrive(p.v_empty.index((step - 1) % p.STAGES), count=1)
             _finish(
-                p, o, row_max, row_sum, batch, head, m + WHO * p.ROWS, q_start, q_len, slot * p.CONSUMERS + WHO, rows,
-                s_layout, o_layout,
-            )  # fmt: skip
+                p,
+                o,
+                row_max,
+                row_sum,
+                batch,
+                head,
+                m + WHO * p.ROWS,
+                q_start,
+                q_len,
+                slot * p.CONSUMERS + WHO,
+                rows,
+                s_layout,
+                o_layout,
+            )
             if p.Q_SLOTS == 1:
                 tma.store_wait(0)
                 mbarrier.arrive(p.q_empty.index(WHO), count=1)
@@ -269,12 +303,35 @@ def _consumer(p, WHO: gl.constexpr):
     do_not_specialize_on_alignment=["lse_ptr", "cu_q_ptr", "cu_k_ptr"],
 )
 def attention_forward_kernel(
-    q_desc, k_desc, v_desc, o_desc, lse_ptr, cu_q_ptr, cu_k_ptr, tiles, H, GROUP, HEADS, SECTION, LQ, LK,
-    lse_stride_b, lse_stride_h, scale_log2,
-    CAUSAL: gl.constexpr, VARLEN: gl.constexpr, D: gl.constexpr, CONSUMERS: gl.constexpr, ROWS: gl.constexpr,
-    BLOCK_N: gl.constexpr, STAGES: gl.constexpr, Q_SLOTS: gl.constexpr, CONSUMER_REGS: gl.constexpr,
-    PRODUCER_REGS: gl.constexpr, num_warps: gl.constexpr,
-):  # fmt: skip
+    q_desc,
+    k_desc,
+    v_desc,
+    o_desc,
+    lse_ptr,
+    cu_q_ptr,
+    cu_k_ptr,
+    tiles,
+    H,
+    GROUP,
+    HEADS,
+    SECTION,
+    LQ,
+    LK,
+    lse_stride_b,
+    lse_stride_h,
+    scale_log2,
+    CAUSAL: gl.constexpr,
+    VARLEN: gl.constexpr,
+    D: gl.constexpr,
+    CONSUMERS: gl.constexpr,
+    ROWS: gl.constexpr,
+    BLOCK_N: gl.constexpr,
+    STAGES: gl.constexpr,
+    Q_SLOTS: gl.constexpr,
+    CONSUMER_REGS: gl.constexpr,
+    PRODUCER_REGS: gl.constexpr,
+    num_warps: gl.constexpr,
+):
     """O and LSE of attention; see `gluon_hopper` for shapes. Grid: any number of programs.
 
     `tiles`: tiles of CONSUMERS * ROWS query rows over all HEADS = batch * H query heads. GROUP: query heads that share
@@ -299,10 +356,42 @@ def attention_forward_kernel(
         mbarrier.init(v_empty.index(s), count=CONSUMERS)
     fence_async_shared()
     p = Forward(
-        q_desc, k_desc, v_desc, o_desc, q_smem, k_smem, v_smem, q_full, q_empty, k_full, k_empty, v_full, v_empty,
-        lse_ptr, cu_q_ptr, cu_k_ptr, tiles, H, GROUP, HEADS, SECTION, LQ, LK, lse_stride_b, lse_stride_h, scale_log2,
-        CAUSAL, VARLEN, D, CONSUMERS, ROWS, CONSUMERS * ROWS, BLOCK_N, STAGES, Q_SLOTS,
-    )  # fmt: skip
+        q_desc,
+        k_desc,
+        v_desc,
+        o_desc,
+        q_smem,
+        k_smem,
+        v_smem,
+        q_full,
+        q_empty,
+        k_full,
+        k_empty,
+        v_full,
+        v_empty,
+        lse_ptr,
+        cu_q_ptr,
+        cu_k_ptr,
+        tiles,
+        H,
+        GROUP,
+        HEADS,
+        SECTION,
+        LQ,
+        LK,
+        lse_stride_b,
+        lse_stride_h,
+        scale_log2,
+        CAUSAL,
+        VARLEN,
+        D,
+        CONSUMERS,
+        ROWS,
+        CONSUMERS * ROWS,
+        BLOCK_N,
+        STAGES,
+        Q_SLOTS,
+    )
     if CONSUMERS == 3:
         gl.warp_specialize(
             [(_consumer, (p, 0)), (_consumer, (p, 1)), (_consumer, (p, 2)), (_producer, (p,))],

@@ -39,11 +39,29 @@ def compute(problem: Problem, operands: Operands, saved: Saved) -> Statistics:
     nlse, ndelta = torch.empty(2, total, dtype=torch.float32, device=operands.q.device).unbind(0)
     grid = (-(-p.q_len // STAT_PAD) * (STAT_PAD // _BLOCK_M), p.batch * p.heads)
     statistics_kernel[grid](
-        saved.out, saved.dout, saved.lse, saved.dlse, nlse, ndelta, operands.cu_seqlens_q, operands.cu_seqlens_k,
-        *row_strides(saved.out, p.packed), *row_strides(saved.dout, p.packed), *lse_strides(p), stride_b, stride_h,
-        p.heads, p.q_len, 1.0 / p.scale,
-        D=p.head_dim, PACKED=p.packed, HAS_DLSE=saved.dlse is not None, STAT_PAD=STAT_PAD, BLOCK_M=_BLOCK_M,
-        BLOCK_D=max(16, triton.next_power_of_2(p.head_dim)), num_warps=4 if p.head_dim <= 128 else 8,
+        saved.out,
+        saved.dout,
+        saved.lse,
+        saved.dlse,
+        nlse,
+        ndelta,
+        operands.cu_seqlens_q,
+        operands.cu_seqlens_k,
+        *row_strides(saved.out, p.packed),
+        *row_strides(saved.dout, p.packed),
+        *lse_strides(p),
+        stride_b,
+        stride_h,
+        p.heads,
+        p.q_len,
+        1.0 / p.scale,
+        D=p.head_dim,
+        PACKED=p.packed,
+        HAS_DLSE=saved.dlse is not None,
+        STAT_PAD=STAT_PAD,
+        BLOCK_M=_BLOCK_M,
+        BLOCK_D=max(16, triton.next_power_of_2(p.head_dim)),
+        num_warps=4 if p.head_dim <= 128 else 8,
         **FP_FUSION,
-    )  # fmt: skip
+    )
     return Statistics(nlse, ndelta, stride_b, stride_h)

@@ -24,11 +24,34 @@ def _padded_start(q_start, batch, PACKED: tl.constexpr, STAT_PAD: tl.constexpr):
 
 @triton.jit
 def statistics_kernel(
-    o_ptr, do_ptr, lse_ptr, dlse_ptr, nlse_ptr, ndelta_ptr, cu_q_ptr, cu_k_ptr, o_stride_b, o_stride_h, o_stride,
-    do_stride_b, do_stride_h, do_stride, lse_stride_b, lse_stride_h, stat_stride_b, stat_stride_h, H, LQ, inv_scale,
-    D: tl.constexpr, PACKED: tl.constexpr, HAS_DLSE: tl.constexpr, STAT_PAD: tl.constexpr, BLOCK_M: tl.constexpr,
+    o_ptr,
+    do_ptr,
+    lse_ptr,
+    dlse_ptr,
+    nlse_ptr,
+    ndelta_ptr,
+    cu_q_ptr,
+    cu_k_ptr,
+    o_stride_b,
+    o_stride_h,
+    o_stride,
+    do_stride_b,
+    do_stride_h,
+    do_stride,
+    lse_stride_b,
+    lse_stride_h,
+    stat_stride_b,
+    stat_stride_h,
+    H,
+    LQ,
+    inv_scale,
+    D: tl.constexpr,
+    PACKED: tl.constexpr,
+    HAS_DLSE: tl.constexpr,
+    STAT_PAD: tl.constexpr,
+    BLOCK_M: tl.constexpr,
     BLOCK_D: tl.constexpr,
-):  # fmt: skip
+):
     """-LSE / scale (minus infinity where there is no such row, or it sees no key) and -delta, in padded rows.
 
     BLOCK_M divides STAT_PAD. Grid: (padded rows of the longest sequence / BLOCK_M, batch * H).
@@ -42,10 +65,26 @@ def statistics_kernel(
         rows = m + tl.arange(0, BLOCK_M)
         dims = tl.arange(0, BLOCK_D)
         start = tl.full((), 0, tl.int32) + q_start
-        o = _load(_tile(o_ptr, batch, head, start, o_stride_b, o_stride_h, o_stride), rows, o_stride, dims, q_len, D,
-                  EVEN_D, True)  # fmt: skip
-        do = _load(_tile(do_ptr, batch, head, start, do_stride_b, do_stride_h, do_stride), rows, do_stride, dims, q_len,
-                   D, EVEN_D, True)  # fmt: skip
+        o = _load(
+            _tile(o_ptr, batch, head, start, o_stride_b, o_stride_h, o_stride),
+            rows,
+            o_stride,
+            dims,
+            q_len,
+            D,
+            EVEN_D,
+            True,
+        )
+        do = _load(
+            _tile(do_ptr, batch, head, start, do_stride_b, do_stride_h, do_stride),
+            rows,
+            do_stride,
+            dims,
+            q_len,
+            D,
+            EVEN_D,
+            True,
+        )
         delta = tl.sum(o.to(tl.float32) * do.to(tl.float32), 1)
         at = batch.to(tl.int64) * lse_stride_b + head * lse_stride_h + q_start + rows
         lse = tl.load(lse_ptr + at, mask=rows < q_len, other=float("inf"))
@@ -61,9 +100,28 @@ def statistics_kernel(
 
 @triton.jit
 def _queries(
-    dk, dv, k, v, q_ptr, do_ptr, nlse_ptr, ndelta_ptr, q_stride, do_stride, first, last, cols, shift, q_len, dims,
-    scale_log2, MASKED: tl.constexpr, D: tl.constexpr, EVEN_D: tl.constexpr, BLOCK_M: tl.constexpr,
-):  # fmt: skip
+    dk,
+    dv,
+    k,
+    v,
+    q_ptr,
+    do_ptr,
+    nlse_ptr,
+    ndelta_ptr,
+    q_stride,
+    do_stride,
+    first,
+    last,
+    cols,
+    shift,
+    q_len,
+    dims,
+    scale_log2,
+    MASKED: tl.constexpr,
+    D: tl.constexpr,
+    EVEN_D: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+):
     """dK and dV from queries [first, last), blocks of which start at multiples of BLOCK_M."""
     for m in range(first, last, BLOCK_M):
         rows = m + tl.arange(0, BLOCK_M)
@@ -83,13 +141,50 @@ def _queries(
 
 @triton.jit
 def dkdv_kernel(
-    q_ptr, k_ptr, v_ptr, do_ptr, dk_ptr, dv_ptr, nlse_ptr, ndelta_ptr, cu_q_ptr, cu_k_ptr, q_stride_b, q_stride_h,
-    q_stride, k_stride_b, k_stride_h, k_stride, v_stride_b, v_stride_h, v_stride, do_stride_b, do_stride_h, do_stride,
-    dk_stride_b, dk_stride_h, dk_stride, dv_stride_b, dv_stride_h, dv_stride, stat_stride_b, stat_stride_h,
-    HKV, GROUP, LQ, LK, scale, scale_log2,
-    D: tl.constexpr, CAUSAL: tl.constexpr, PACKED: tl.constexpr, STAT_PAD: tl.constexpr, BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
-):  # fmt: skip
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    do_ptr,
+    dk_ptr,
+    dv_ptr,
+    nlse_ptr,
+    ndelta_ptr,
+    cu_q_ptr,
+    cu_k_ptr,
+    q_stride_b,
+    q_stride_h,
+    q_stride,
+    k_stride_b,
+    k_stride_h,
+    k_stride,
+    v_stride_b,
+    v_stride_h,
+    v_stride,
+    do_stride_b,
+    do_stride_h,
+    do_stride,
+    dk_stride_b,
+    dk_stride_h,
+    dk_stride,
+    dv_stride_b,
+    dv_stride_h,
+    dv_stride,
+    stat_stride_b,
+    stat_stride_h,
+    HKV,
+    GROUP,
+    LQ,
+    LK,
+    scale,
+    scale_log2,
+    D: tl.constexpr,
+    CAUSAL: tl.constexpr,
+    PACKED: tl.constexpr,
+    STAT_PAD: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):
     """Grid: (blocks of keys, batch * HKV). With a causal mask the first keys, which most queries see, come first."""
     EVEN_D: tl.constexpr = D == BLOCK_D
     batch = tl.program_id(1) // HKV
@@ -121,13 +216,51 @@ def dkdv_kernel(
             at += _padded_start(q_start, batch, PACKED, STAT_PAD)
             if CAUSAL:
                 dk, dv = _queries(
-                    dk, dv, k, v, q_tile, do_tile, nlse_ptr + at, ndelta_ptr + at, q_stride, do_stride, first,
-                    tl.minimum(full, q_len), cols, shift, q_len, dims, scale_log2, True, D, EVEN_D, BLOCK_M,
-                )  # fmt: skip
+                    dk,
+                    dv,
+                    k,
+                    v,
+                    q_tile,
+                    do_tile,
+                    nlse_ptr + at,
+                    ndelta_ptr + at,
+                    q_stride,
+                    do_stride,
+                    first,
+                    tl.minimum(full, q_len),
+                    cols,
+                    shift,
+                    q_len,
+                    dims,
+                    scale_log2,
+                    True,
+                    D,
+                    EVEN_D,
+                    BLOCK_M,
+                )
             dk, dv = _queries(
-                dk, dv, k, v, q_tile, do_tile, nlse_ptr + at, ndelta_ptr + at, q_stride, do_stride, full, q_len, cols,
-                shift, q_len, dims, scale_log2, False, D, EVEN_D, BLOCK_M,
-            )  # fmt: skip
+                dk,
+                dv,
+                k,
+                v,
+                q_tile,
+                do_tile,
+                nlse_ptr + at,
+                ndelta_ptr + at,
+                q_stride,
+                do_stride,
+                full,
+                q_len,
+                cols,
+                shift,
+                q_len,
+                dims,
+                scale_log2,
+                False,
+                D,
+                EVEN_D,
+                BLOCK_M,
+            )
         dk_tile = _tile(dk_ptr, batch, kv_head, zero + k_start, dk_stride_b, dk_stride_h, dk_stride)
         dv_tile = _tile(dv_ptr, batch, kv_head, zero + k_start, dv_stride_b, dv_stride_h, dv_stride)
         _store(dk_tile, cols, dk_stride, dims, k_len, dk * scale, D, EVEN_D)
@@ -136,9 +269,26 @@ def dkdv_kernel(
 
 @triton.jit
 def _keys(
-    dq, q, do, nlse, ndelta, k_ptr, v_ptr, k_stride, v_stride, first, last, last_key, k_len, dims, scale_log2,
-    MASKED: tl.constexpr, D: tl.constexpr, EVEN_D: tl.constexpr, BLOCK_N: tl.constexpr,
-):  # fmt: skip
+    dq,
+    q,
+    do,
+    nlse,
+    ndelta,
+    k_ptr,
+    v_ptr,
+    k_stride,
+    v_stride,
+    first,
+    last,
+    last_key,
+    k_len,
+    dims,
+    scale_log2,
+    MASKED: tl.constexpr,
+    D: tl.constexpr,
+    EVEN_D: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
     """dQ from keys [first, last)."""
     for n in range(first, last, BLOCK_N):
         cols = n + tl.arange(0, BLOCK_N)
@@ -155,12 +305,46 @@ def _keys(
 
 @triton.jit
 def dq_kernel(
-    q_ptr, k_ptr, v_ptr, do_ptr, dq_ptr, nlse_ptr, ndelta_ptr, cu_q_ptr, cu_k_ptr, q_stride_b, q_stride_h, q_stride,
-    k_stride_b, k_stride_h, k_stride, v_stride_b, v_stride_h, v_stride, do_stride_b, do_stride_h, do_stride,
-    dq_stride_b, dq_stride_h, dq_stride, stat_stride_b, stat_stride_h, H, GROUP, LQ, LK, scale, scale_log2,
-    D: tl.constexpr, CAUSAL: tl.constexpr, PACKED: tl.constexpr, STAT_PAD: tl.constexpr, BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
-):  # fmt: skip
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    do_ptr,
+    dq_ptr,
+    nlse_ptr,
+    ndelta_ptr,
+    cu_q_ptr,
+    cu_k_ptr,
+    q_stride_b,
+    q_stride_h,
+    q_stride,
+    k_stride_b,
+    k_stride_h,
+    k_stride,
+    v_stride_b,
+    v_stride_h,
+    v_stride,
+    do_stride_b,
+    do_stride_h,
+    do_stride,
+    dq_stride_b,
+    dq_stride_h,
+    dq_stride,
+    stat_stride_b,
+    stat_stride_h,
+    H,
+    GROUP,
+    LQ,
+    LK,
+    scale,
+    scale_log2,
+    D: tl.constexpr,
+    CAUSAL: tl.constexpr,
+    PACKED: tl.constexpr,
+    STAT_PAD: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):
     """Grid: (blocks of queries, batch * H). With a causal mask the last queries, which see most keys, come first."""
     EVEN_D: tl.constexpr = D == BLOCK_D
     block = tl.program_id(0)
@@ -194,12 +378,46 @@ def dq_kernel(
         full = full // BLOCK_N * BLOCK_N
         dq = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
         dq = _keys(
-            dq, q, do, nlse, ndelta, k_tile, v_tile, k_stride, v_stride, 0, full, last_key, k_len, dims, scale_log2,
-            False, D, EVEN_D, BLOCK_N,
-        )  # fmt: skip
+            dq,
+            q,
+            do,
+            nlse,
+            ndelta,
+            k_tile,
+            v_tile,
+            k_stride,
+            v_stride,
+            0,
+            full,
+            last_key,
+            k_len,
+            dims,
+            scale_log2,
+            False,
+            D,
+            EVEN_D,
+            BLOCK_N,
+        )
         dq = _keys(
-            dq, q, do, nlse, ndelta, k_tile, v_tile, k_stride, v_stride, full, end, last_key, k_len, dims, scale_log2,
-            True, D, EVEN_D, BLOCK_N,
-        )  # fmt: skip
+            dq,
+            q,
+            do,
+            nlse,
+            ndelta,
+            k_tile,
+            v_tile,
+            k_stride,
+            v_stride,
+            full,
+            end,
+            last_key,
+            k_len,
+            dims,
+            scale_log2,
+            True,
+            D,
+            EVEN_D,
+            BLOCK_N,
+        )
         dq_tile = _tile(dq_ptr, batch, head, zero + q_start, dq_stride_b, dq_stride_h, dq_stride)
         _store(dq_tile, rows, dq_stride, dims, q_len, dq * scale, D, EVEN_D)

@@ -47,9 +47,25 @@ def _store(ptr, rows, stride, dims, length, value, D: tl.constexpr, EVEN_D: tl.c
 
 @triton.jit
 def _keys(
-    acc, row_max, row_sum, q, k_ptr, v_ptr, k_stride, v_stride, first, last, last_key, k_len, dims, scale_log2,
-    MASKED: tl.constexpr, D: tl.constexpr, EVEN_D: tl.constexpr, BLOCK_N: tl.constexpr,
-):  # fmt: skip
+    acc,
+    row_max,
+    row_sum,
+    q,
+    k_ptr,
+    v_ptr,
+    k_stride,
+    v_stride,
+    first,
+    last,
+    last_key,
+    k_len,
+    dims,
+    scale_log2,
+    MASKED: tl.constexpr,
+    D: tl.constexpr,
+    EVEN_D: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
     """One more stretch of keys, [first, last), for a block of queries."""
     for n in range(first, last, BLOCK_N):
         cols = n + tl.arange(0, BLOCK_N)
@@ -71,12 +87,39 @@ def _keys(
 
 @triton.jit
 def forward_kernel(
-    q_ptr, k_ptr, v_ptr, o_ptr, lse_ptr, cu_q_ptr, cu_k_ptr, q_stride_b, q_stride_h, q_stride, k_stride_b, k_stride_h,
-    k_stride, v_stride_b, v_stride_h, v_stride, o_stride_b, o_stride_h, o_stride, lse_stride_b, lse_stride_h,
-    H, GROUP, LQ, LK, scale_log2,
-    D: tl.constexpr, CAUSAL: tl.constexpr, PACKED: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    o_ptr,
+    lse_ptr,
+    cu_q_ptr,
+    cu_k_ptr,
+    q_stride_b,
+    q_stride_h,
+    q_stride,
+    k_stride_b,
+    k_stride_h,
+    k_stride,
+    v_stride_b,
+    v_stride_h,
+    v_stride,
+    o_stride_b,
+    o_stride_h,
+    o_stride,
+    lse_stride_b,
+    lse_stride_h,
+    H,
+    GROUP,
+    LQ,
+    LK,
+    scale_log2,
+    D: tl.constexpr,
+    CAUSAL: tl.constexpr,
+    PACKED: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
-):  # fmt: skip
+):
     """Grid: (blocks of queries, batch * H). With a causal mask the last queries, which see most keys, come first."""
     EVEN_D: tl.constexpr = D == BLOCK_D
     block = tl.program_id(0)
@@ -108,13 +151,45 @@ def forward_kernel(
         row_max = tl.full((BLOCK_M,), float("-inf"), tl.float32)
         row_sum = tl.zeros((BLOCK_M,), tl.float32)
         acc, row_max, row_sum = _keys(
-            acc, row_max, row_sum, q, k_tile, v_tile, k_stride, v_stride, 0, full, last_key, k_len, dims, scale_log2,
-            False, D, EVEN_D, BLOCK_N,
-        )  # fmt: skip
+            acc,
+            row_max,
+            row_sum,
+            q,
+            k_tile,
+            v_tile,
+            k_stride,
+            v_stride,
+            0,
+            full,
+            last_key,
+            k_len,
+            dims,
+            scale_log2,
+            False,
+            D,
+            EVEN_D,
+            BLOCK_N,
+        )
         acc, row_max, row_sum = _keys(
-            acc, row_max, row_sum, q, k_tile, v_tile, k_stride, v_stride, full, end, last_key, k_len, dims, scale_log2,
-            True, D, EVEN_D, BLOCK_N,
-        )  # fmt: skip
+            acc,
+            row_max,
+            row_sum,
+            q,
+            k_tile,
+            v_tile,
+            k_stride,
+            v_stride,
+            full,
+            end,
+            last_key,
+            k_len,
+            dims,
+            scale_log2,
+            True,
+            D,
+            EVEN_D,
+            BLOCK_N,
+        )
         # Rows that see no key: zeros, and minus infinity for the log-sum-exp.
         empty = row_sum == 0.0
         acc = tl.where(empty[:, None], 0.0, acc / tl.where(empty, 1.0, row_sum)[:, None])

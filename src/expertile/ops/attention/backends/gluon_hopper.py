@@ -81,18 +81,37 @@ def _forward_launch(p: Problem, config: ForwardConfig, out_strides: tuple[int, i
     tiles = heads * -(-p.q_len // (config.rows * config.consumers))
     section = min(heads, heads_in_l2(p, p.k_len, 2, _L2_SHARE, device) * p.group)
     numbers = (
-        tiles, p.heads, p.group, heads, section, p.q_len, p.k_len, *lse_strides(p), p.scale * _LOG2E,
-    )  # fmt: skip
+        tiles,
+        p.heads,
+        p.group,
+        heads,
+        section,
+        p.q_len,
+        p.k_len,
+        *lse_strides(p),
+        p.scale * _LOG2E,
+    )
     options = {
-        "CAUSAL": p.causal, "VARLEN": p.packed, "D": dim, "CONSUMERS": config.consumers, "ROWS": config.rows,
-        "BLOCK_N": config.block_n, "STAGES": config.num_stages, "Q_SLOTS": config.q_slots,
+        "CAUSAL": p.causal,
+        "VARLEN": p.packed,
+        "D": dim,
+        "CONSUMERS": config.consumers,
+        "ROWS": config.rows,
+        "BLOCK_N": config.block_n,
+        "STAGES": config.num_stages,
+        "Q_SLOTS": config.q_slots,
         **registers(config.consumers),
-    }  # fmt: skip
+    }
     programs = min(tiles, device.sm_count) if config.persistent else tiles
     return Launch(
-        attention_forward_kernel, (q, k, v, o), (p.dtype,) * 4, (torch.float32, torch.int32, torch.int32), numbers,
-        tuple(options.items()), programs,
-    )  # fmt: skip
+        attention_forward_kernel,
+        (q, k, v, o),
+        (p.dtype,) * 4,
+        (torch.float32, torch.int32, torch.int32),
+        numbers,
+        tuple(options.items()),
+        programs,
+    )
 
 
 def forward(problem: Problem, operands: Operands, config: ForwardConfig) -> tuple[torch.Tensor, torch.Tensor]:
@@ -131,19 +150,40 @@ def _pass_launch(
     else:
         section = heads_in_l2(p, p.q_len * p.group, 2, _L2_SHARE, device)
     numbers = (
-        tiles, p.heads, p.group, heads, min(heads, section), p.q_len, p.k_len, stats[1], stats[2], p.scale,
+        tiles,
+        p.heads,
+        p.group,
+        heads,
+        min(heads, section),
+        p.q_len,
+        p.k_len,
+        stats[1],
+        stats[2],
+        p.scale,
         p.scale * _LOG2E,
-    )  # fmt: skip
+    )
     options = {
-        "CAUSAL": p.causal, "VARLEN": p.packed, "D": dim, "ROWS": 64, "BLOCK": config.block,
-        "STAGES": config.num_stages, "SLOTS": config.slots, "AHEAD": config.ahead, "STAT_PAD": STAT_PAD,
+        "CAUSAL": p.causal,
+        "VARLEN": p.packed,
+        "D": dim,
+        "ROWS": 64,
+        "BLOCK": config.block,
+        "STAGES": config.num_stages,
+        "SLOTS": config.slots,
+        "AHEAD": config.ahead,
+        "STAT_PAD": STAT_PAD,
         **registers(2),
-    }  # fmt: skip
+    }
     programs = min(tiles, device.sm_count) if config.persistent else tiles
     return Launch(
-        attention_dq_kernel if dq else attention_dkdv_kernel, tuple(tensors), (p.dtype,) * 6 + (torch.float32,) * 2,
-        (torch.float32, torch.float32, torch.int32, torch.int32), numbers, tuple(options.items()), programs,
-    )  # fmt: skip
+        attention_dq_kernel if dq else attention_dkdv_kernel,
+        tuple(tensors),
+        (p.dtype,) * 6 + (torch.float32,) * 2,
+        (torch.float32, torch.float32, torch.int32, torch.int32),
+        numbers,
+        tuple(options.items()),
+        programs,
+    )
 
 
 def backward(

@@ -94,9 +94,23 @@ def _cudnn_backward(
     p, q = problem, operands.q
     unused = torch.empty((), dtype=torch.int64, device=q.device)
     dq, dk, dv = torch.ops.aten._scaled_dot_product_cudnn_attention_backward(
-        saved.dout, q, operands.k, operands.v, saved.out, saved.lse.contiguous().unsqueeze(-1), unused, unused, None,
-        None, None, p.q_len, p.k_len, 0.0, p.causal, scale=p.scale,
-    )  # fmt: skip
+        saved.dout,
+        q,
+        operands.k,
+        operands.v,
+        saved.out,
+        saved.lse.contiguous().unsqueeze(-1),
+        unused,
+        unused,
+        None,
+        None,
+        None,
+        p.q_len,
+        p.k_len,
+        0.0,
+        p.causal,
+        scale=p.scale,
+    )
     return _like(dq, q), _like(dk, operands.k), _like(dv, operands.v)
 
 
@@ -135,9 +149,22 @@ def _fa2_backward(
     state = torch.empty(2, dtype=torch.uint64, device=q.device)
     unused = torch.empty((), dtype=torch.uint64, device=q.device)
     grads = torch.ops.aten._flash_attention_backward(
-        dout, q, k, v, out, saved.lse, operands.cu_seqlens_q, operands.cu_seqlens_k, p.q_len, p.k_len, 0.0, p.causal,
-        state, unused, scale=p.scale,
-    )  # fmt: skip
+        dout,
+        q,
+        k,
+        v,
+        out,
+        saved.lse,
+        operands.cu_seqlens_q,
+        operands.cu_seqlens_k,
+        p.q_len,
+        p.k_len,
+        0.0,
+        p.causal,
+        state,
+        unused,
+        scale=p.scale,
+    )
     models = (operands.q, operands.k, operands.v)
     dq, dk, dv = (_like(_rows_first(g, p.packed), m) for g, m in zip(grads, models, strict=True))
     return dq, dk, dv

@@ -53,12 +53,33 @@ def forward(problem: Problem, operands: Operands, config: Config) -> tuple[torch
     out, lse = torch.empty_like(q), new_lse(p, q)
     grid = (-(-p.q_len // config.block_m), p.batch * p.heads)
     forward_kernel[grid](
-        q, k, v, out, lse, operands.cu_seqlens_q, operands.cu_seqlens_k,
-        *p.q_strides, *p.k_strides, *p.v_strides, *row_strides(out, p.packed), *lse_strides(p),
-        p.heads, p.group, p.q_len, p.k_len, p.scale * _LOG2E,
-        D=p.head_dim, CAUSAL=p.causal, PACKED=p.packed, BLOCK_M=config.block_m, BLOCK_N=config.block_n,
-        BLOCK_D=_block_d(p), num_warps=config.num_warps, num_stages=config.num_stages, **FP_FUSION,
-    )  # fmt: skip
+        q,
+        k,
+        v,
+        out,
+        lse,
+        operands.cu_seqlens_q,
+        operands.cu_seqlens_k,
+        *p.q_strides,
+        *p.k_strides,
+        *p.v_strides,
+        *row_strides(out, p.packed),
+        *lse_strides(p),
+        p.heads,
+        p.group,
+        p.q_len,
+        p.k_len,
+        p.scale * _LOG2E,
+        D=p.head_dim,
+        CAUSAL=p.causal,
+        PACKED=p.packed,
+        BLOCK_M=config.block_m,
+        BLOCK_N=config.block_n,
+        BLOCK_D=_block_d(p),
+        num_warps=config.num_warps,
+        num_stages=config.num_stages,
+        **FP_FUSION,
+    )
     return out, lse
 
 
@@ -73,22 +94,57 @@ def backward(
     inputs = (*p.q_strides, *p.k_strides, *p.v_strides, *row_strides(dout, p.packed))
     numbers = (p.group, p.q_len, p.k_len, p.scale, p.scale * _LOG2E)
     dkdv_kernel[(-(-p.k_len // config.dkdv.block_n), p.batch * p.kv_heads)](
-        q, k, v, dout, dk, dv, stats.nlse, stats.ndelta, *cu, *inputs, *row_strides(dk, p.packed),
-        *row_strides(dv, p.packed), stats.stride_b, stats.stride_h, p.kv_heads, *numbers, **_options(p, config.dkdv),
-    )  # fmt: skip
+        q,
+        k,
+        v,
+        dout,
+        dk,
+        dv,
+        stats.nlse,
+        stats.ndelta,
+        *cu,
+        *inputs,
+        *row_strides(dk, p.packed),
+        *row_strides(dv, p.packed),
+        stats.stride_b,
+        stats.stride_h,
+        p.kv_heads,
+        *numbers,
+        **_options(p, config.dkdv),
+    )
     dq_kernel[(-(-p.q_len // config.dq.block_m), p.batch * p.heads)](
-        q, k, v, dout, dq, stats.nlse, stats.ndelta, *cu, *inputs, *row_strides(dq, p.packed), stats.stride_b,
-        stats.stride_h, p.heads, *numbers, **_options(p, config.dq),
-    )  # fmt: skip
+        q,
+        k,
+        v,
+        dout,
+        dq,
+        stats.nlse,
+        stats.ndelta,
+        *cu,
+        *inputs,
+        *row_strides(dq, p.packed),
+        stats.stride_b,
+        stats.stride_h,
+        p.heads,
+        *numbers,
+        **_options(p, config.dq),
+    )
     return dq, dk, dv
 
 
 def _options(problem: Problem, config: Config) -> dict[str, Any]:
     return {
-        "D": problem.head_dim, "CAUSAL": problem.causal, "PACKED": problem.packed, "STAT_PAD": STAT_PAD,
-        "BLOCK_M": config.block_m, "BLOCK_N": config.block_n, "BLOCK_D": _block_d(problem),
-        "num_warps": config.num_warps, "num_stages": config.num_stages, **FP_FUSION,
-    }  # fmt: skip
+        "D": problem.head_dim,
+        "CAUSAL": problem.causal,
+        "PACKED": problem.packed,
+        "STAT_PAD": STAT_PAD,
+        "BLOCK_M": config.block_m,
+        "BLOCK_N": config.block_n,
+        "BLOCK_D": _block_d(problem),
+        "num_warps": config.num_warps,
+        "num_stages": config.num_stages,
+        **FP_FUSION,
+    }
 
 
 def supports(problem: Problem, device: Device) -> str | None:

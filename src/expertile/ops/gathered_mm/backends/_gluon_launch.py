@@ -88,10 +88,14 @@ def plan(p: GatherProblem, config: Any, bias_dtype: torch.dtype, programs: int) 
     i32 = torch.int32
     f32 = torch.float32 if backward else p.dtype
     return Launch(
-        gathered_mm_kernel, (a, b, out, pre, pre), (p.dtype,) * 5,
-        (p.dtype, i32, i32, bias_dtype, i32, f32, f32, i32), (p.groups, p.m, p.n, p.k, pitch // _VECTOR),
-        tuple(options.items()), programs,
-    )  # fmt: skip
+        gathered_mm_kernel,
+        (a, b, out, pre, pre),
+        (p.dtype,) * 5,
+        (p.dtype, i32, i32, bias_dtype, i32, f32, f32, i32),
+        (p.groups, p.m, p.n, p.k, pitch // _VECTOR),
+        tuple(options.items()),
+        programs,
+    )
 
 
 def prepared(

@@ -12,12 +12,41 @@ from expertile.ops.grouped_mm.persistent import count_tiles, locate_tile
 
 @triton.jit(do_not_specialize=["groups", "GROUP_M"])
 def gather_kernel(
-    a_ptr, b_ptr, out_ptr, act_ptr, rows_ptr, offs_ptr, bias_ptr, pre_ptr, slots_ptr, weights_ptr, partial_ptr,
-    N, K, groups, a_stride_m, a_stride_k, b_stride_g, b_stride_k, b_stride_n, bias_stride_g, bias_stride_n, GROUP_M,
-    EPILOGUE: tl.constexpr, ACTIVATION: tl.constexpr, INTERLEAVED: tl.constexpr, EVEN_K: tl.constexpr,
-    EVEN_N: tl.constexpr, PRECISION: tl.constexpr, OFFSET: tl.constexpr, GROUPS_P2: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, PARTS: tl.constexpr,
-):  # fmt: skip
+    a_ptr,
+    b_ptr,
+    out_ptr,
+    act_ptr,
+    rows_ptr,
+    offs_ptr,
+    bias_ptr,
+    pre_ptr,
+    slots_ptr,
+    weights_ptr,
+    partial_ptr,
+    N,
+    K,
+    groups,
+    a_stride_m,
+    a_stride_k,
+    b_stride_g,
+    b_stride_k,
+    b_stride_n,
+    bias_stride_g,
+    bias_stride_n,
+    GROUP_M,
+    EPILOGUE: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+    INTERLEAVED: tl.constexpr,
+    EVEN_K: tl.constexpr,
+    EVEN_N: tl.constexpr,
+    PRECISION: tl.constexpr,
+    OFFSET: tl.constexpr,
+    GROUPS_P2: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    PARTS: tl.constexpr,
+):
     """N: columns of the product; for EPILOGUE "gated" those of the activation, half as many as b has.
 
     out: the product ("mm"), pre or None ("gated"), dpre ("backward"). act: act or act_w. partial [R, tiles across]:
@@ -122,9 +151,7 @@ def _columns(block, PARTS: tl.constexpr):
 
 
 @triton.jit(do_not_specialize=["groups", "parts"])
-def sum_parts_kernel(
-    partial_ptr, slots_ptr, offs_ptr, dweights_ptr, groups, parts, BLOCK: tl.constexpr
-):  # fmt: skip
+def sum_parts_kernel(partial_ptr, slots_ptr, offs_ptr, dweights_ptr, groups, parts, BLOCK: tl.constexpr):
     """dweights[slots[r]] = the sum of partial[r, :], in order. One program for BLOCK rows."""
     row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     used = row < tl.load(offs_ptr + groups - 1)
@@ -138,10 +165,26 @@ def sum_parts_kernel(
 
 @triton.jit(do_not_specialize=["groups", "GROUP_M"])
 def wgrad_kernel(
-    a_ptr, b_ptr, out_ptr, rows_ptr, offs_ptr, M, N, groups, a_stride_r, a_stride_m, b_stride_r, b_stride_n, GROUP_M,
-    GATHERED: tl.constexpr, PRECISION: tl.constexpr, GROUPS_P2: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-):  # fmt: skip
+    a_ptr,
+    b_ptr,
+    out_ptr,
+    rows_ptr,
+    offs_ptr,
+    M,
+    N,
+    groups,
+    a_stride_r,
+    a_stride_m,
+    b_stride_r,
+    b_stride_n,
+    GROUP_M,
+    GATHERED: tl.constexpr,
+    PRECISION: tl.constexpr,
+    GROUPS_P2: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
     """out[g] = Σ a[r]ᵀ b[r] over the rows of g; GATHERED: the operand ("a", "b" or "") whose rows are looked up."""
     total, ends = count_tiles(offs_ptr, M, N, groups, "k", GROUPS_P2, BLOCK_M, BLOCK_N)
     for tile in range(tl.program_id(0), total, tl.num_programs(0)):
@@ -163,12 +206,14 @@ def wgrad_kernel(
                     b_row = token
             a = tl.load(
                 a_ptr + a_row[None, :] * a_stride_r + ms[:, None] * a_stride_m,
-                mask=used[None, :] & (ms < m_end)[:, None], other=0.0,
-            )  # fmt: skip
+                mask=used[None, :] & (ms < m_end)[:, None],
+                other=0.0,
+            )
             b = tl.load(
                 b_ptr + b_row[:, None] * b_stride_r + ns[None, :] * b_stride_n,
-                mask=used[:, None] & (ns < n_end)[None, :], other=0.0,
-            )  # fmt: skip
+                mask=used[:, None] & (ns < n_end)[None, :],
+                other=0.0,
+            )
             acc = tl.dot(a, b, acc, input_precision=PRECISION)
         at = (group.to(tl.int64) * M + ms)[:, None] * N + ns[None, :]
         inside = (ms < m_end)[:, None] & (ns < n_end)[None, :]

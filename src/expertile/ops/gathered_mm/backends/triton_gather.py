@@ -47,9 +47,12 @@ def _parts(product: Product, config: Config) -> int:
 
 @lru_cache(maxsize=1024)
 def _launch(
-    problem: GatherProblem, config: Config, pointers: tuple[Pointer | None, ...], bias_strides: tuple[int, ...],
+    problem: GatherProblem,
+    config: Config,
+    pointers: tuple[Pointer | None, ...],
+    bias_strides: tuple[int, ...],
     device: int,
-) -> Launch:  # fmt: skip
+) -> Launch:
     """The launch on GPU `device` for arguments like `pointers`."""
     block_m, block_n, block_k = config.block_m, config.block_n, config.block_k
     inner, where = problem.grouped(), torch_device(device)
@@ -66,8 +69,13 @@ def _launch(
     if problem.product is Product.WGRAD:
         tiles = tiles_bound("k", problem.groups, problem.m, problem.n, block_m, block_n)
         numbers = (
-            problem.m, problem.n, problem.groups, *problem.a_strides, *problem.b_strides, config.group_m,
-        )  # fmt: skip
+            problem.m,
+            problem.n,
+            problem.groups,
+            *problem.a_strides,
+            *problem.b_strides,
+            config.group_m,
+        )
         options = {"GATHERED": problem.gathered, **shared}
         programs = program_count(where, tiles, config.blocks_per_sm)
         return Launch(wgrad_kernel, (), (), pointers, numbers, tuple(options.items()), programs)
@@ -88,17 +96,26 @@ def _launch(
         **shared,
     }
     numbers = (
-        cols, problem.k, problem.groups, *problem.a_strides, *problem.b_strides, *bias_strides, config.group_m,
-    )  # fmt: skip
+        cols,
+        problem.k,
+        problem.groups,
+        *problem.a_strides,
+        *problem.b_strides,
+        *bias_strides,
+        config.group_m,
+    )
     tiles = tiles_bound("m", problem.groups, problem.m, cols, block_m, block_n)
     programs = program_count(where, tiles, config.blocks_per_sm)
     return Launch(gather_kernel, (), (), pointers, numbers, tuple(options.items()), programs)
 
 
 def _run(
-    problem: GatherProblem, config: Config, tensors: tuple[torch.Tensor | None, ...],
-    bias: torch.Tensor | None, device: int,
-) -> None:  # fmt: skip
+    problem: GatherProblem,
+    config: Config,
+    tensors: tuple[torch.Tensor | None, ...],
+    bias: torch.Tensor | None,
+    device: int,
+) -> None:
     addresses = tuple(0 if t is None else t.data_ptr() for t in tensors)
     pointers = tuple(
         None if t is None else pointer(t.dtype, at % 16 == 0) for t, at in zip(tensors, addresses, strict=True)
@@ -122,9 +139,13 @@ def mm(problem: GatherProblem, operands: Operands, config: Config, outputs: Outp
     if partial is not None:
         programs = -(-problem.m // _SUM_ROWS)
         launch(
-            sum_parts_kernel, programs, (partial, o.slots, o.offs, dweights), (problem.groups, partial.shape[1]),
-            (_SUM_ROWS,), num_warps=4,
-        )  # fmt: skip
+            sum_parts_kernel,
+            programs,
+            (partial, o.slots, o.offs, dweights),
+            (problem.groups, partial.shape[1]),
+            (_SUM_ROWS,),
+            num_warps=4,
+        )
 
 
 def wgrad(problem: GatherProblem, operands: Operands, config: Config, outputs: Outputs) -> None:

@@ -76,10 +76,14 @@ def _launch(
     }
     offs_dtype = p.out_dtype if p.layout is Layout.BATCHED else torch.int32
     return Launch(
-        grouped_mm_kernel, (a, b, c), (p.dtype, p.dtype, p.out_dtype),
-        (offs_dtype, bias_dtype or p.out_dtype, torch.int32), (p.groups, p.m, p.n, p.k), tuple(options.items()),
+        grouped_mm_kernel,
+        (a, b, c),
+        (p.dtype, p.dtype, p.out_dtype),
+        (offs_dtype, bias_dtype or p.out_dtype, torch.int32),
+        (p.groups, p.m, p.n, p.k),
+        tuple(options.items()),
         Device.current(torch_device(device)).sm_count,
-    )  # fmt: skip
+    )
 
 
 def prepared(

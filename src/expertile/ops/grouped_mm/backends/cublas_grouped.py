@@ -251,9 +251,27 @@ def _call(cublas: Any, handle: int, problem: Problem, plan: _Plan, addresses: tu
     dtype = _CUDA_R[problem.dtype]
     compute = _COMPUTE_32F_FAST_TF32 if problem.dtype_key == "tf32" else _COMPUTE_32F
     cublas.gemm_grouped_batched_ex(
-        handle, transa, transb, m, n, k, alpha, b, dtype, lda, a, dtype, ldb, beta, out, dtype, ldc,
-        plan.host.shape[1], ones, compute,
-    )  # fmt: skip
+        handle,
+        transa,
+        transb,
+        m,
+        n,
+        k,
+        alpha,
+        b,
+        dtype,
+        lda,
+        a,
+        dtype,
+        ldb,
+        beta,
+        out,
+        dtype,
+        ldc,
+        plan.host.shape[1],
+        ones,
+        compute,
+    )
 
 
 def _launch(problem: Problem, plan: _Plan, operands: Operands, out: torch.Tensor) -> None:

@@ -79,9 +79,13 @@ def _padded_rows(offs: torch.Tensor, used: int, longest: int) -> torch.Tensor:
 
 
 def _ragged_rows(
-    a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, offs: torch.Tensor, sizes: tuple[int, ...],
+    a: torch.Tensor,
+    b: torch.Tensor,
+    bias: torch.Tensor | None,
+    offs: torch.Tensor,
+    sizes: tuple[int, ...],
     out: torch.Tensor,
-) -> None:  # fmt: skip
+) -> None:
     """out [rows, N] = a [rows, K] @ b [G, K, N], group by group; rows past the last group are left alone."""
     used, longest, groups = sum(sizes), max(sizes, default=0), len(sizes)
     if used == 0:

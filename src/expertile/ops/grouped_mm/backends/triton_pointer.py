@@ -61,12 +61,37 @@ class Config:
 
 @triton.jit(do_not_specialize=["groups", "GROUP_M"])
 def _pointer_kernel(
-    a_ptr, b_ptr, out_ptr, offs_ptr, bias_ptr, M, N, K, groups,
-    a_stride_g, a_stride_m, a_stride_k, b_stride_g, b_stride_k, b_stride_n, out_stride_g, out_stride_m, out_stride_n,
-    bias_stride_g, bias_stride_n, GROUP_M,
-    RAGGED: tl.constexpr, HAS_BIAS: tl.constexpr, EVEN_K: tl.constexpr, PRECISION: tl.constexpr,
-    OFFSET: tl.constexpr, GROUPS_P2: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-):  # fmt: skip
+    a_ptr,
+    b_ptr,
+    out_ptr,
+    offs_ptr,
+    bias_ptr,
+    M,
+    N,
+    K,
+    groups,
+    a_stride_g,
+    a_stride_m,
+    a_stride_k,
+    b_stride_g,
+    b_stride_k,
+    b_stride_n,
+    out_stride_g,
+    out_stride_m,
+    out_stride_n,
+    bias_stride_g,
+    bias_stride_n,
+    GROUP_M,
+    RAGGED: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    EVEN_K: tl.constexpr,
+    PRECISION: tl.constexpr,
+    OFFSET: tl.constexpr,
+    GROUPS_P2: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
     total, ends = count_tiles(offs_ptr, M, N, groups, RAGGED, GROUPS_P2, BLOCK_M, BLOCK_N)
     for tile in range(tl.program_id(0), total, tl.num_programs(0)):
         group, row, row_end, col, col_end, k_start, k_length = locate_tile(
@@ -112,9 +137,13 @@ def _with_group(strides: tuple[int, ...]) -> tuple[int, ...]:
 
 @lru_cache(maxsize=1024)
 def _launch(
-    problem: Problem, config: Config, out_strides: tuple[int, ...], aligned: tuple[bool, bool, bool, bool],
-    bias: tuple[torch.dtype, bool, tuple[int, ...]] | None, device: int,
-) -> Launch:  # fmt: skip
+    problem: Problem,
+    config: Config,
+    out_strides: tuple[int, ...],
+    aligned: tuple[bool, bool, bool, bool],
+    bias: tuple[torch.dtype, bool, tuple[int, ...]] | None,
+    device: int,
+) -> Launch:
     """The launch on GPU `device` for an output of those strides, a, b, out and offs `aligned` or not to 16 bytes, and a
     bias of (dtype, aligned, strides)."""
     ragged = RAGGED[problem.layout]
@@ -152,12 +181,17 @@ def _launch(
             None if bias is None else pointer(bias[0], bias[1]),
         ),
         (
-            *sizes_read(problem), problem.groups, *a_strides, *b_strides, *out_strides,
-            *((0, 0) if bias is None else bias[2]), config.group_m,
+            *sizes_read(problem),
+            problem.groups,
+            *a_strides,
+            *b_strides,
+            *out_strides,
+            *((0, 0) if bias is None else bias[2]),
+            config.group_m,
         ),
         tuple(options.items()),
         program_count(torch_device(device), tiles, config.blocks_per_sm),
-    )  # fmt: skip
+    )
 
 
 def run(problem: Problem, operands: Operands, config: Config, out: torch.Tensor | None = None) -> torch.Tensor:
@@ -168,9 +202,12 @@ def run(problem: Problem, operands: Operands, config: Config, out: torch.Tensor 
     if problem.groups == 0 or problem.m == 0 or problem.n == 0:
         return out
     at = (
-        a.data_ptr(), b.data_ptr(), out.data_ptr(), 0 if offs is None else offs.data_ptr(),
+        a.data_ptr(),
+        b.data_ptr(),
+        out.data_ptr(),
+        0 if offs is None else offs.data_ptr(),
         0 if bias is None else bias.data_ptr(),
-    )  # fmt: skip
+    )
     aligned = (at[0] % 16 == 0, at[1] % 16 == 0, at[2] % 16 == 0, at[3] % 16 == 0)
     described = None if bias is None else (bias.dtype, at[4] % 16 == 0, bias.stride())
     device = a.get_device()

@@ -70,9 +70,17 @@ class Config:
 
 @triton.jit
 def _load_a(
-    a_desc, group, row, k, k_start, k_length, RAGGED: tl.constexpr, A_COLUMN: tl.constexpr, BLOCK_M: tl.constexpr,
+    a_desc,
+    group,
+    row,
+    k,
+    k_start,
+    k_length,
+    RAGGED: tl.constexpr,
+    A_COLUMN: tl.constexpr,
+    BLOCK_M: tl.constexpr,
     BLOCK_K: tl.constexpr,
-):  # fmt: skip
+):
     """a's block [BLOCK_M, BLOCK_K]; A_COLUMN: stored with m contiguous."""
     if RAGGED == "m":
         if A_COLUMN:
@@ -91,9 +99,17 @@ def _load_a(
 
 @triton.jit
 def _load_b(
-    b_desc, group, col, k, k_start, k_length, RAGGED: tl.constexpr, B_COLUMN: tl.constexpr, BLOCK_N: tl.constexpr,
+    b_desc,
+    group,
+    col,
+    k,
+    k_start,
+    k_length,
+    RAGGED: tl.constexpr,
+    B_COLUMN: tl.constexpr,
+    BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
-):  # fmt: skip
+):
     """b's block [BLOCK_K, BLOCK_N]; B_COLUMN: stored with k contiguous (weights [G, N, K])."""
     if RAGGED == "n":
         if B_COLUMN:
@@ -112,9 +128,23 @@ def _load_b(
 
 @triton.jit
 def _store(
-    out_desc, out_ptr, acc, group, row, row_end, col, col_end, start, out_stride_g, out_stride_m, out_stride_n,
-    RAGGED: tl.constexpr, OUT_BY_TMA: tl.constexpr, OUT_DTYPE: tl.constexpr, ALIGN: tl.constexpr,
-):  # fmt: skip
+    out_desc,
+    out_ptr,
+    acc,
+    group,
+    row,
+    row_end,
+    col,
+    col_end,
+    start,
+    out_stride_g,
+    out_stride_m,
+    out_stride_n,
+    RAGGED: tl.constexpr,
+    OUT_BY_TMA: tl.constexpr,
+    OUT_DTYPE: tl.constexpr,
+    ALIGN: tl.constexpr,
+):
     """Store one block; rows past the group's end and columns past n are dropped, by the hardware if OUT_BY_TMA. With
     ALIGN also those ahead of the group, which starts at `start` in the ragged dimension."""
     HEIGHT: tl.constexpr = acc.shape[0]
@@ -143,13 +173,37 @@ def _halves(block):
 # Descriptors know their alignment; whether N is a multiple of 16 concerns stores through pointers, and the bias.
 @triton.jit(do_not_specialize=["M", "K", "groups", "GROUP_M"])
 def _tma_kernel(
-    a_desc, b_desc, out_desc, out_ptr, offs_ptr, bias_ptr, M, N, K, groups,
-    out_stride_g, out_stride_m, out_stride_n, bias_stride_g, bias_stride_n, GROUP_M,
-    RAGGED: tl.constexpr, A_COLUMN: tl.constexpr, B_COLUMN: tl.constexpr, HAS_BIAS: tl.constexpr,
-    OUT_BY_TMA: tl.constexpr, OUT_DTYPE: tl.constexpr, ALIGN: tl.constexpr, GROUPS_P2: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, FLATTEN: tl.constexpr, SUBTILE: tl.constexpr,
+    a_desc,
+    b_desc,
+    out_desc,
+    out_ptr,
+    offs_ptr,
+    bias_ptr,
+    M,
+    N,
+    K,
+    groups,
+    out_stride_g,
+    out_stride_m,
+    out_stride_n,
+    bias_stride_g,
+    bias_stride_n,
+    GROUP_M,
+    RAGGED: tl.constexpr,
+    A_COLUMN: tl.constexpr,
+    B_COLUMN: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    OUT_BY_TMA: tl.constexpr,
+    OUT_DTYPE: tl.constexpr,
+    ALIGN: tl.constexpr,
+    GROUPS_P2: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    FLATTEN: tl.constexpr,
+    SUBTILE: tl.constexpr,
     EARLY: tl.constexpr,
-):  # fmt: skip
+):
     begin(EARLY)
     total, ends = count_tiles(offs_ptr, M, N, groups, RAGGED, GROUPS_P2, BLOCK_M, BLOCK_N, ALIGN)
     for tile in tl.range(tl.program_id(0), total, tl.num_programs(0), flatten=FLATTEN):
@@ -178,9 +232,23 @@ def _tma_kernel(
             parts = _halves(left) + _halves(right)
         for i in tl.static_range(SUBTILE):
             _store(
-                out_desc, out_ptr, parts[i], group, row, row_end, col + i * WIDTH, col_end, start,
-                out_stride_g, out_stride_m, out_stride_n, RAGGED, OUT_BY_TMA, OUT_DTYPE, ALIGN,
-            )  # fmt: skip
+                out_desc,
+                out_ptr,
+                parts[i],
+                group,
+                row,
+                row_end,
+                col + i * WIDTH,
+                col_end,
+                start,
+                out_stride_g,
+                out_stride_m,
+                out_stride_n,
+                RAGGED,
+                OUT_BY_TMA,
+                OUT_DTYPE,
+                ALIGN,
+            )
 
 
 _TRITON_DTYPE = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: tl.float32}
@@ -209,7 +277,7 @@ def _aligned_starts(problem: Problem) -> int:
 
 def _blocks(
     shape: tuple[int, ...], strides: tuple[int, ...], block: tuple[int, int], column: bool = False, ragged: bool = False
-) -> Blocks:  # fmt: skip
+) -> Blocks:
     """Blocks [rows, columns] of a 2-D or 3-D tensor; transposed, block included, if `column`.
 
     A ragged one counts its rows back from the end of a group, by strides -pitch and pitch (modulo 2^64) in front."""
@@ -222,9 +290,14 @@ def _blocks(
 
 @lru_cache(maxsize=1024)
 def _launch(
-    problem: Problem, config: Config, out_strides: tuple[int, ...], out_aligned: bool, offs_aligned: bool,
-    bias: tuple[torch.dtype, bool, tuple[int, ...]] | None, device: int,
-) -> Launch:  # fmt: skip
+    problem: Problem,
+    config: Config,
+    out_strides: tuple[int, ...],
+    out_aligned: bool,
+    offs_aligned: bool,
+    bias: tuple[torch.dtype, bool, tuple[int, ...]] | None,
+    device: int,
+) -> Launch:
     """The launch on GPU `device` for an output of those strides, out and offs aligned or not to 16 bytes, and a bias of
     (dtype, aligned, strides)."""
     layout, m, n, k, groups = problem.layout, problem.m, problem.n, problem.k, problem.groups
@@ -269,9 +342,7 @@ def _launch(
         (
             _blocks(a_shape, problem.a_strides, a_block, a_column, ragged == "k"),
             _blocks(b_shape, problem.b_strides, b_block, b_column, ragged == "k"),
-            _blocks(problem.out_shape, out_strides, out_block, False, ragged == "m")
-            if out_by_tma
-            else None,
+            _blocks(problem.out_shape, out_strides, out_block, False, ragged == "m") if out_by_tma else None,
         ),
         (dtype, dtype, problem.out_dtype),
         (
@@ -280,12 +351,15 @@ def _launch(
             None if bias is None else pointer(bias[0], bias[1]),
         ),
         (
-            *sizes_read(problem), groups, *((0, 0, 0) if out_by_tma else (0, *out_strides)[-3:]),
-            *((0, 0) if bias is None else bias[2]), config.group_m,
+            *sizes_read(problem),
+            groups,
+            *((0, 0, 0) if out_by_tma else (0, *out_strides)[-3:]),
+            *((0, 0) if bias is None else bias[2]),
+            config.group_m,
         ),
         tuple(options.items()),
         program_count(torch_device(device), tiles, config.blocks_per_sm),
-    )  # fmt: skip
+    )
 
 
 def run(problem: Problem, operands: Operands, config: Config, out: torch.Tensor | None = None) -> torch.Tensor:

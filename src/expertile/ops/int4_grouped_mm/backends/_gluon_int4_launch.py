@@ -76,10 +76,14 @@ def _launch(
     }
     of_scales = (p.dtype, p.dtype)
     return Launch(
-        int4_grouped_mm_kernel, blocks, (p.dtype, torch.int32, *of_scales, dtype),
-        (torch.int32, bias_dtype or dtype, *of_scales), (p.groups, p.m, p.n, p.k), tuple(options.items()),
+        int4_grouped_mm_kernel,
+        blocks,
+        (p.dtype, torch.int32, *of_scales, dtype),
+        (torch.int32, bias_dtype or dtype, *of_scales),
+        (p.groups, p.m, p.n, p.k),
+        tuple(options.items()),
         Device.current(torch_device(device)).sm_count,
-    )  # fmt: skip
+    )
 
 
 def prepared(

@@ -88,13 +88,44 @@ def _awaited(acc, WAIT: tl.constexpr):
 
 @triton.jit(do_not_specialize=["M", "groups", "GROUP_M"])
 def _int4_kernel(
-    a_desc, w_desc, scales_desc, zeros_desc, a_ptr, w_ptr, out_ptr, scales_ptr, zeros_ptr, offs_ptr, bias_ptr,
-    M, N, K, groups, a_stride_m, a_stride_k, out_stride_m, out_stride_n, bias_stride_g, bias_stride_n, GROUP_M,
-    TMA: tl.constexpr, DTYPE: tl.constexpr, HAS_ZEROS: tl.constexpr, HAS_BIAS: tl.constexpr, EVEN_N: tl.constexpr,
-    SCALES: tl.constexpr, GROUP_SIZE: tl.constexpr, SCALE_WEIGHTS: tl.constexpr, HALF: tl.constexpr,
-    OFFSET: tl.constexpr, GROUPS_P2: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, PRODUCTS: tl.constexpr,
+    a_desc,
+    w_desc,
+    scales_desc,
+    zeros_desc,
+    a_ptr,
+    w_ptr,
+    out_ptr,
+    scales_ptr,
+    zeros_ptr,
+    offs_ptr,
+    bias_ptr,
+    M,
+    N,
+    K,
+    groups,
+    a_stride_m,
+    a_stride_k,
+    out_stride_m,
+    out_stride_n,
+    bias_stride_g,
+    bias_stride_n,
+    GROUP_M,
+    TMA: tl.constexpr,
+    DTYPE: tl.constexpr,
+    HAS_ZEROS: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    EVEN_N: tl.constexpr,
+    SCALES: tl.constexpr,
+    GROUP_SIZE: tl.constexpr,
+    SCALE_WEIGHTS: tl.constexpr,
+    HALF: tl.constexpr,
+    OFFSET: tl.constexpr,
+    GROUPS_P2: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    PRODUCTS: tl.constexpr,
     ASSEMBLY: tl.constexpr,
-):  # fmt: skip
+):
     # SCALES: "row", one for all of K; "block", one for a step; "half", one for the low and one for the high nibbles.
     total, ends = count_tiles(offs_ptr, M, N, groups, "m", GROUPS_P2, BLOCK_M, BLOCK_N)
     for tile in range(tl.program_id(0), total, tl.num_programs(0)):
@@ -197,9 +228,13 @@ def _scales_in_a_step(problem: Int4Problem) -> str:
 
 @lru_cache(maxsize=1024)
 def _launch(
-    problem: Int4Problem, config: Config, out_strides: tuple[int, ...], aligned: tuple[bool, bool],
-    bias: tuple[torch.dtype, bool, tuple[int, ...]] | None, device: int,
-) -> Launch:  # fmt: skip
+    problem: Int4Problem,
+    config: Config,
+    out_strides: tuple[int, ...],
+    aligned: tuple[bool, bool],
+    bias: tuple[torch.dtype, bool, tuple[int, ...]] | None,
+    device: int,
+) -> Launch:
     """The launch on GPU `device` (-1: none), for an output of those strides, (out, offs) aligned or not to 16 bytes,
     and a bias of (dtype, aligned, strides)."""
     m, n, k, groups, half = problem.m, problem.n, problem.k, problem.groups, problem.half
@@ -258,10 +293,8 @@ def _launch(
         ),
         (0, n, k, groups, *problem.a_strides, *out_strides, *((0, 0) if bias is None else bias[2]), config.group_m),
         tuple(options.items()),
-        program_count(
-            torch_device(device), tiles_bound("m", groups, m, n, block_m, block_n), config.blocks_per_sm
-        ),
-    )  # fmt: skip
+        program_count(torch_device(device), tiles_bound("m", groups, m, n, block_m, block_n), config.blocks_per_sm),
+    )
 
 
 def run(problem: Int4Problem, operands: Operands, config: Config, out: torch.Tensor | None = None) -> torch.Tensor:

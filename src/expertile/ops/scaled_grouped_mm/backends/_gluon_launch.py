@@ -67,11 +67,14 @@ def _launch(
     }
     (_, sa_m, sa_k), (sb_g, sb_n, sb_k) = scale_strides(p)
     return Launch(
-        scaled_grouped_mm_kernel, (a, b, c), (p.dtype, p.dtype, dtype),
+        scaled_grouped_mm_kernel,
+        (a, b, c),
+        (p.dtype, p.dtype, dtype),
         (torch.int32, bias_dtype or dtype, torch.float32, torch.float32),
-        (p.groups, p.m, p.n, p.k, sa_m, sa_k, sb_g, sb_n, sb_k), tuple(options.items()),
+        (p.groups, p.m, p.n, p.k, sa_m, sa_k, sb_g, sb_n, sb_k),
+        tuple(options.items()),
         Device.current(torch_device(device)).sm_count,
-    )  # fmt: skip
+    )
 
 
 def prepared(

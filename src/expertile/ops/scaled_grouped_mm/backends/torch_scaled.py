@@ -63,9 +63,15 @@ def run(problem: ScaledProblem, operands: Operands, config: NoConfig, out: torch
     from torch.nn.functional import ScalingType, scaled_grouped_mm  # type: ignore[attr-defined]
 
     result = scaled_grouped_mm(
-        operands.a, operands.b, operands.scale_a, ScalingType.RowWise, operands.scale_b, ScalingType.RowWise,
-        offs=operands.offs, output_dtype=problem.out_dtype,
-    )  # fmt: skip
+        operands.a,
+        operands.b,
+        operands.scale_a,
+        ScalingType.RowWise,
+        operands.scale_b,
+        ScalingType.RowWise,
+        offs=operands.offs,
+        output_dtype=problem.out_dtype,
+    )
     if out is None:
         return result
     if problem.layout is Layout.RAGGED_K:

@@ -59,12 +59,44 @@ class Config:
 
 @triton.jit(do_not_specialize=["groups", "group_m"])
 def _fp8_kernel(
-    a_ptr, b_ptr, out_ptr, scale_a_ptr, scale_b_ptr, offs_ptr, bias_ptr, M, N, K, groups, group_m,
-    a_stride_m, a_stride_k, b_stride_g, b_stride_k, b_stride_n, out_stride_g, out_stride_m, out_stride_n,
-    sa_stride_g, sa_stride_m, sa_stride_k, sb_stride_g, sb_stride_n, sb_stride_k, bias_stride_g, bias_stride_n,
-    RAGGED: tl.constexpr, RECIPE: tl.constexpr, HAS_BIAS: tl.constexpr, EVEN_K: tl.constexpr, OFFSET: tl.constexpr,
-    GROUPS_P2: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-):  # fmt: skip
+    a_ptr,
+    b_ptr,
+    out_ptr,
+    scale_a_ptr,
+    scale_b_ptr,
+    offs_ptr,
+    bias_ptr,
+    M,
+    N,
+    K,
+    groups,
+    group_m,
+    a_stride_m,
+    a_stride_k,
+    b_stride_g,
+    b_stride_k,
+    b_stride_n,
+    out_stride_g,
+    out_stride_m,
+    out_stride_n,
+    sa_stride_g,
+    sa_stride_m,
+    sa_stride_k,
+    sb_stride_g,
+    sb_stride_n,
+    sb_stride_k,
+    bias_stride_g,
+    bias_stride_n,
+    RAGGED: tl.constexpr,
+    RECIPE: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    EVEN_K: tl.constexpr,
+    OFFSET: tl.constexpr,
+    GROUPS_P2: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
     total, ends = count_tiles(offs_ptr, M, N, groups, RAGGED, GROUPS_P2, BLOCK_M, BLOCK_N)
     for tile in range(tl.program_id(0), total, tl.num_programs(0)):
         group, row, row_end, col, col_end, k_start, k_length = locate_tile(
@@ -162,9 +194,22 @@ def run(problem: ScaledProblem, operands: Operands, config: Config, out: torch.T
     sa_strides, sb_strides = scale_strides(problem)
     with current_device(device):
         _fp8_kernel[(programs,)](
-            operands.a, operands.b, out, operands.scale_a, operands.scale_b, operands.offs, bias,
-            *sizes_read(problem), groups, config.group_m, *a_strides, *b_strides, *out_strides, *sa_strides,
-            *sb_strides, *(bias.stride() if bias is not None else (0, 0)),
+            operands.a,
+            operands.b,
+            out,
+            operands.scale_a,
+            operands.scale_b,
+            operands.offs,
+            bias,
+            *sizes_read(problem),
+            groups,
+            config.group_m,
+            *a_strides,
+            *b_strides,
+            *out_strides,
+            *sa_strides,
+            *sb_strides,
+            *(bias.stride() if bias is not None else (0, 0)),
             RAGGED=ragged,
             RECIPE=problem.recipe.value,
             HAS_BIAS=bias is not None,
@@ -177,7 +222,7 @@ def run(problem: ScaledProblem, operands: Operands, config: Config, out: torch.T
             num_warps=config.num_warps,
             num_stages=config.num_stages,
             **FP_FUSION,
-        )  # fmt: skip
+        )
     return out
 
 
