@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from expertile.lab.race.record import of_memory, read, record_files, shown_files
+from expertile.lab.race.record import read, record_files, shown_files
 from expertile.lab.report import update_readme
 from tools.pages.ladder import update_page
 
@@ -19,7 +19,7 @@ def _shipped(pattern="*"):
 
 def test_readme_shows_the_shipped_records():
     # As `expertile report --readme` does, which writes it.
-    shown = [record for path in shown_files() if not of_memory(path) for record in read(path)]
+    shown = [record for path in shown_files() for record in read(path)]
     assert update_readme(ROOT / "README.md", shown, check=True)
 
 
@@ -37,6 +37,9 @@ def test_shipped_records_hold_no_time_without_a_right_result():
     records = _shipped()
     assert len(records) > 500
     for record in (r for r in records if r.time_s is not None):
-        # Speed-of-light baselines compute something else, so there is nothing to hold them against.
-        assert record.rel_error is not None or record.backend in ("dense", "copy")
+        # Baselines and transfers compute nothing that could be wrong. Kernels of the MoE layer, and its first layers,
+        # were judged when records did not keep the errors.
+        bare = record.backend in ("dense", "copy") or record.op == "all_to_all"
+        early = record.workload.startswith("moe") and record.ci95 is None
+        assert record.rel_error is not None or bare or early
         assert (record.status, record.time_s >= record.bound_s) in (("ok", True), ("refused", False))

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from expertile.lab.operators import PRESETS, for_cpu, operators, presets
+from expertile.lab.operators import PRESETS, for_cpu, moe_routing, operators, presets
 from expertile.lab.race.workloads import ragged_m
 
 
@@ -25,7 +25,7 @@ def test_workloads_name_their_preset_and_a_known_operator_once(name):
 def test_a_cpu_has_something_to_measure(name):
     workloads = presets()[name]()
     left = for_cpu(workloads)
-    assert left and set(left) < set(workloads)
+    assert left and (set(left) < set(workloads) or name == "moe-routing")  # whose every kernel a CPU runs in a moment
     assert {w.op for w in left} == {w.op for w in workloads}
 
 
@@ -43,6 +43,9 @@ def _smallest(op):
     return min(mine, key=lambda w: operators()[op].work(w).nbytes)
 
 
+PARTS = ("moe_stage", *(operator.name for operator in moe_routing.OPERATORS))
+
+
 @pytest.mark.parametrize("op", operators())
 def test_inputs_follow_the_seed_and_work_counts_them(op):
     operator, w = operators()[op], _smallest(op)
@@ -53,6 +56,8 @@ def test_inputs_follow_the_seed_and_work_counts_them(op):
     assert all(x.dtype in (torch.float32, torch.float64) for x in outputs)
     read = sum(x.numel() * x.element_size() for x in first)
     written = sum(x.numel() for x in outputs) * w.torch_dtype.itemsize
+    if op in PARTS:
+        return  # they read some of their inputs, and write integers
     # Statistics may be float32 beside bfloat16 results, and a backward pass may read what its forward pass kept.
     # Quantised results are half as wide as their inputs or less.
     least = 0.7 if op == "quantize_fp8" else 0.9

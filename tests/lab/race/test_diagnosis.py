@@ -6,7 +6,7 @@ from expertile.device import Device
 from expertile.lab.measure.env import Env
 from expertile.lab.race.diagnose import Case, experiments
 from expertile.lab.race.diagnosis import conclude
-from expertile.lab.race.record import Record, rates
+from expertile.lab.race.record import Record
 from expertile.roofline import bound
 
 H200 = Device.by_name("h200")
@@ -15,31 +15,27 @@ H200 = Device.by_name("h200")
 def record(case, policy, time_s, status="ok", reason=""):
     work, limit = case.work, bound(case.work, H200, case.dtype)
     ok = status == "ok"
-    tflops, gbps = rates(work.flops, work.nbytes, time_s) if ok else (None, None)
     shape = {"count": case.count, "m": case.m, "n": case.n, "k": case.k, "launches": case.launches}
     return Record(
-        case.op,
-        case.workload,
-        shape,
-        case.dtype,
-        case.backend,
-        {},
-        policy,
-        time_s if ok else None,
-        (time_s * 0.999, time_s * 1.001) if ok else None,
-        work.flops,
-        work.nbytes,
-        tflops,
-        gbps,
-        limit.seconds,
-        limit.limiter,
-        1e-3,
-        1e-3,
-        status,
-        reason,
-        Env("NVIDIA H200", driver="580"),
-        "r",
-        "2026-01-01",
+        op=case.op,
+        workload=case.workload,
+        shape=shape,
+        dtype=case.dtype,
+        backend=case.backend,
+        policy=policy,
+        value=time_s if ok else None,
+        ci95=(time_s * 0.999, time_s * 1.001) if ok else None,
+        flops=work.flops,
+        nbytes=work.nbytes,
+        bound=limit.seconds,
+        limiter=limit.limiter,
+        rel_error=1e-3,
+        max_error=1e-3,
+        status=status,
+        reason=reason,
+        env=Env("NVIDIA H200", driver="580"),
+        run="r",
+        date="2026-01-01",
     )
 
 

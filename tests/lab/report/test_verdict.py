@@ -51,7 +51,7 @@ def test_baselines_win_nothing():
 
 
 def test_share_of_the_bound_names_the_best_and_the_worst():
-    bound = samples.record(rows=65536)["bound_s"]
+    bound = samples.record(rows=65536)["bound"]
     records = [samples.record(f"w/{i}", "a", bound / share, rows=65536) for i, share in enumerate((0.9, 0.4))]
     assert kinds(records, "bound") == [
         "The fastest backend of each workload reaches 60 % of the bound in geometric mean: from 40 % on 1 "

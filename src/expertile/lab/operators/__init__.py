@@ -1,8 +1,8 @@
 """Operators as the lab measures them: one file for each family.
 
-`operators()` joins the families by operator name (`grouped_mm` alone stands by itself: its rivals are the backends that
-a run names), `presets()` their workloads by preset name, `memory_workloads` lists
-what peak memory is measured on, and `for_cpu` keeps what a CPU measures in seconds.
+`operators()` joins the families by operator name, `presets()` their workloads by preset name. `grouped_mm` is not among
+them: its rivals are the backends that a run names. `memory_workloads` lists what peak memory is measured on, and
+`for_cpu` keeps what a CPU measures in seconds.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from expertile.lab.operators import (
     laplacian,
     layer_norm,
     moe,
+    moe_routing,
+    moe_stages,
     quantize,
     rms_norm,
     scaled_grouped_mm,
@@ -47,6 +49,8 @@ PRESETS: Mapping[str, str] = MappingProxyType(
         "fp8-causes": "report 002's suspicions as variants: promotion, scale loads, padding, multiplied scales",
         "int4-models": "report 003's models and real ones in FP8 and INT4, decode to prefill, and group sizes",
         "moe": "the whole MoE layer, routing included, at three sizes, forward and training",
+        "moe-stages": "the steps of that layer one by one, forward and backward",
+        "moe-routing": "what stands between its products: choice of experts, permutation, token rounding",
         "moe-sonic": "the MoE layer at the sizes of SonicMoE's table, forward and training",
         "moe-decode": "the MoE layer at 1 to 128 tokens, sizes of Qwen3-30B-A3B, DeepSeek-V3 and gpt-oss-120b",
     }
@@ -68,6 +72,8 @@ _FAMILIES = (
     fp8_causes,
     int4_grouped_mm,
     moe,
+    moe_routing,
+    moe_stages,
 )
 _MEMORY: Mapping[str, Build] = MappingProxyType({"attention": attention.memory_workloads})
 
@@ -98,8 +104,10 @@ def for_cpu(workloads: Sequence[W]) -> tuple[W, ...]:
 
 
 def _light(workload: Workload) -> bool:
-    work = operators()[workload.op].work(workload)
-    return work.nbytes <= CPU_NBYTES and work.flops <= CPU_FLOPS
+    operator = operators()[workload.op]
+    work = operator.work(workload)
+    nbytes = work.nbytes if operator.set_nbytes is None else operator.set_nbytes(workload)
+    return nbytes <= CPU_NBYTES and work.flops <= CPU_FLOPS
 
 
 def _joined(builders: tuple[Build, ...]) -> Build:

@@ -36,9 +36,13 @@ class Way:
     fixed: bool = False
     graph: bool = False
 
+    @property
+    def backend(self) -> str:
+        """How records call it."""
+        return self.name + (f" {self.combine} {self.chunks}" + " fixed" * self.fixed if self.name == OURS else "")
+
     def __str__(self) -> str:
-        ours = f" {self.combine} {self.chunks}" + " fixed" * self.fixed if self.name == OURS else ""
-        return self.name + ours + " graph" * self.graph
+        return self.backend + " graph" * self.graph
 
 
 @dataclass

@@ -40,7 +40,7 @@ from expertile.lab.race.candidate_gate import UserCandidates
 from expertile.lab.race.case import Candidate, Case, Site
 from expertile.lab.race.operands import free_memory
 from expertile.lab.race.operator import Operator, Workload, record_name
-from expertile.lab.race.record import Record, append, read
+from expertile.lab.race.record import SECONDS, Record, append, read
 from expertile.lab.race.timing import pick_configs, time_on_sets
 from expertile.ops.grouped_mm.backend import Backend
 from expertile.roofline import bound
@@ -84,9 +84,6 @@ class Settings:
     run_id: str
     env: Env
     seed: int
-
-
-Key = tuple[str, str, str, str, str, str]  # op, workload, shape, dtype, backend, policy
 
 
 def run(
@@ -147,7 +144,7 @@ def run(
         raise ValueError(f"candidates: expected grouped products for them to compute, got {workloads[0].op} alone")
     env = capture_env(site.device)
     path = None if out_path is None else Path(out_path)
-    run_id, finished = _resumed(path, env) if resume and path is not None else (new_run_id(), set())
+    run_id, held = resumed(path, env) if resume and path is not None else (new_run_id(), [])
     if seconds is None and torch_device.type != "cuda":
         seconds = _CPU_SECONDS[quick]
     settings = Settings(
@@ -162,13 +159,13 @@ def run(
         env,
         secrets.randbits(31) if seed is None else seed,
     )
-    return _Session(settings, finished, on_event or (lambda event: None)).records(cases, users)
+    return _Session(settings, {r.key for r in held}, on_event or (lambda event: None)).records(cases, users)
 
 
 class _Session:
     """One run in progress: what is finished, what remains, and whom to tell."""
 
-    def __init__(self, settings: Settings, finished: set[Key], on_event: Callable[[Event], None]) -> None:
+    def __init__(self, settings: Settings, finished: set[tuple[str, ...]], on_event: Callable[[Event], None]) -> None:
         self.settings, self.finished, self.on_event = settings, finished, on_event
         self.device = settings.site.torch_device
         self.started, self.done, self.total = time.monotonic(), 0, 0
@@ -337,22 +334,14 @@ def _rivals(medians: Mapping[str, float]) -> dict[str, float]:
     return {name: seconds for name, seconds in medians.items() if name not in BASELINE_NAMES}
 
 
-def _key(workload: Workload, backend: str, policy: str) -> Key:
+def _key(workload: Workload, backend: str, policy: str) -> tuple[str, ...]:
+    """`Record.key` of a time that is still to be measured."""
     shape = json.dumps(workload.shape(), sort_keys=True)
-    return (workload.op, record_name(workload), shape, workload.dtype, backend, policy)
+    return (workload.op, record_name(workload), shape, workload.dtype, SECONDS, policy, backend)
 
 
-def _resumed(path: Path, env: Env) -> tuple[str, set[Key]]:
-    """The id of the last run on this machine in `path`, and what it has measured; a new id if there is
-    none.
-    """
+def resumed(path: Path, env: Env) -> tuple[str, list[Record]]:
+    """The id of the last run on this machine in `path`, and its records; a new id if there is none."""
     same = [r for r in read(path) if same_machine(r.env, env)] if path.is_file() else []
-    if not same:
-        return new_run_id(), set()
-    run_id = same[-1].run
-    keys = {
-        (r.op, r.workload, json.dumps(r.shape, sort_keys=True), r.dtype, r.backend, r.policy)
-        for r in same
-        if r.run == run_id
-    }
-    return run_id, keys
+    run_id = same[-1].run if same else new_run_id()
+    return run_id, [r for r in same if r.run == run_id]
