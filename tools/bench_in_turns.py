@@ -38,9 +38,9 @@ def child(options: argparse.Namespace) -> int:
 
     from expertile.cli.parts import parts
     from expertile.device import Device
-    from expertile.lab.race.config import BenchSpec
+    from expertile.lab.bench.config import BenchSpec
+    from expertile.lab.bench.run import Event, run
     from expertile.lab.race.record import results_path
-    from expertile.lab.race.run import Event, run
 
     def hand_over(event: Event) -> None:
         if options.part is None and event.kind in ("workload", "round"):

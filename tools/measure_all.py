@@ -69,8 +69,8 @@ ROOT = Path(__file__).parents[1]
 _WARM = """
 import sys
 from expertile.lab import operators
-from expertile.lab.race.presets import workloads_for
-from expertile.lab.race.run import run
+from expertile.lab.bench.presets import workloads_for
+from expertile.lab.bench.run import run
 from expertile.ops.grouped_mm.backends import BACKENDS
 preset, part, parts = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 # quack would tune itself beside its rivals, and remember what it found then.

@@ -21,6 +21,7 @@ import torch
 
 from expertile.device import Device
 from expertile.integrations.transformers import register
+from expertile.lab.bench.run import resumed
 from expertile.lab.measure.env import Env, timestamp
 from expertile.lab.measure.environment import capture_env
 from expertile.lab.measure.interleaved import Budget, device_alive, failure_of, quick_collections, release
@@ -38,7 +39,6 @@ from expertile.lab.operators.transformers_layers import (
 )
 from expertile.lab.race.case import Site
 from expertile.lab.race.record import Record, append
-from expertile.lab.race.run import resumed
 
 BUDGETS = {  # of one case under one policy, the preparations not counted
     False: Budget(1.0, min_rounds=9, max_rounds=101, rel_ci=0.005),

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from expertile.lab.race.presets import ALL_PRESETS
+from expertile.lab.bench.presets import ALL_PRESETS
 from tools import measure_all
 
 

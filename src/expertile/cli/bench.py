@@ -17,17 +17,17 @@ from rich.markup import escape
 from expertile.cli.parts import DIAGNOSE, Part, parts
 from expertile.cli.progress import Display
 from expertile.device import Device
+from expertile.lab.bench.config import BenchSpec, read_bench_file
+from expertile.lab.bench.diagnose import diagnose
+from expertile.lab.bench.diagnosis import conclude
+from expertile.lab.bench.presets import ALL_PRESETS, default_preset
+from expertile.lab.bench.run import run
 from expertile.lab.operators import for_cpu, memory_workloads
 from expertile.lab.race.candidate import candidate_name
 from expertile.lab.race.candidate_gate import UserCandidates
 from expertile.lab.race.case import Site
-from expertile.lab.race.config import BenchSpec, read_bench_file
-from expertile.lab.race.diagnose import diagnose
-from expertile.lab.race.diagnosis import conclude
 from expertile.lab.race.memory import measure_memory
-from expertile.lab.race.presets import ALL_PRESETS, default_preset
 from expertile.lab.race.record import Record, read, results_path, shipped_records
-from expertile.lab.race.run import run
 from expertile.lab.race.workloads import GroupedWorkload
 from expertile.lab.report import html, table, verdict
 

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from expertile.device import Device
+from expertile.lab.bench.config import BenchSpec
 from expertile.lab.ladder import RUNGS
 from expertile.lab.ladder.workloads import for_device as ladder_for_device
 from expertile.lab.operators import Operator, for_cpu, operators
-from expertile.lab.race.config import BenchSpec
 from expertile.lab.race.operator import Workload
 from expertile.lab.race.workloads import GroupedWorkload
 from expertile.ops.grouped_mm.backend import Backend

@@ -7,9 +7,9 @@ import torch
 
 from expertile.device import Device
 from expertile.lab import ladder
+from expertile.lab.bench.run import run
 from expertile.lab.ladder import RUNGS
 from expertile.lab.ladder.workloads import for_device, ladder_workloads
-from expertile.lab.race.run import run
 from expertile.lab.race.workloads import ragged_m
 from expertile.ops.grouped_mm.problem import Layout
 

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from expertile.device import Device
+from expertile.lab.bench.run import run
 from expertile.lab.operators import for_cpu, operators, presets
 from expertile.lab.operators import moe as lab
 from expertile.lab.operators._moe_rivals import interleaved
@@ -15,7 +16,6 @@ from expertile.lab.race.gate import judge
 from expertile.lab.race.memory import FORMULA, measure_memory
 from expertile.lab.race.record import read
 from expertile.lab.race.routing import draw
-from expertile.lab.race.run import run
 
 CPU, H200, A100 = Device.current("cpu"), Device.by_name("h200"), Device.by_name("a100")
 SMALL, TRAIN = for_cpu(presets()["moe"]())

@@ -3,11 +3,11 @@
 import pytest
 import torch
 
+from expertile.lab.bench.run import run
 from expertile.lab.operators import for_cpu, moe_stages, operators
 from expertile.lab.operators.moe import make_inputs, workload
 from expertile.lab.operators.moe_stages import STAGES
 from expertile.lab.race.gate import judge
-from expertile.lab.race.run import run
 from expertile.moe.experts import moe_mlp
 from expertile.moe.router import RouterConfig, route
 

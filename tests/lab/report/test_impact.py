@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from expertile.device import Device
+from expertile.lab.bench.presets import preset
 from expertile.lab.measure.env import Env
-from expertile.lab.race.presets import preset
 from expertile.lab.report.impact import MODELS, impact, uses
 from tests.lab.records import timed
 

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from expertile.lab.race.presets import preset
+from expertile.lab.bench.presets import preset
+from expertile.lab.bench.sweeps import axis_of
 from expertile.lab.race.record import shipped_records
-from expertile.lab.race.sweeps import axis_of
 from expertile.lab.report.contest import runs
 from tests.lab.report.samples import record
 from tools.pages.scaling import (

@@ -1,7 +1,7 @@
 """Grouped products to measure: exact shapes, dtype and rows per group, and no tensor inside.
 
 The dimensions follow `Problem` (ops/grouped_mm/problem.py): `m`, `n`, `k` are per-group sizes, and the ragged one is
-the total over all groups. Presets of workloads are in `presets.py`.
+the total over all groups. Presets of workloads are in `bench/presets.py`.
 """
 
 from __future__ import annotations

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from expertile.lab.race import run as run_module
+from expertile.lab.bench import run as run_module
+from expertile.lab.bench.run import Event, record_name, run
 from expertile.lab.race.record import read
-from expertile.lab.race.run import Event, record_name, run
 from expertile.lab.race.workloads import ragged_m, wgrad
 from expertile.ops.backend import NoConfig
 from expertile.ops.grouped_mm.backend import Backend
@@ -171,7 +171,7 @@ def test_a_workload_larger_than_memory_is_a_reason(monkeypatch):
 
 def test_a_device_that_dies_ends_in_reasons_not_in_a_lost_run(monkeypatch):
     alive = {"yes": True}
-    for module in ("measure.interleaved", "race.run"):
+    for module in ("measure.interleaved", "bench.run"):
         monkeypatch.setattr(f"expertile.lab.{module}.device_alive", lambda device: alive["yes"])
 
     def crash(problem, operands, config, out):

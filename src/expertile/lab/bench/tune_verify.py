@@ -11,12 +11,12 @@ from pathlib import Path
 
 import torch
 
+from expertile.lab.bench.tune import Machine, compile_all, field, measure, resumed, take
+from expertile.lab.bench.tune_field import Pair
+from expertile.lab.bench.tune_problems import design
 from expertile.lab.measure.interleaved import quick_collections
 from expertile.lab.race.operator import record_name
 from expertile.lab.race.record import Record, append
-from expertile.lab.race.tune import Machine, compile_all, field, measure, resumed, take
-from expertile.lab.race.tune_field import Pair
-from expertile.lab.race.tune_problems import design
 from expertile.lab.race.workloads import GroupedWorkload
 from expertile.ops.grouped_mm.backend import Backend, config_dict
 from expertile.ops.grouped_mm.backends import BACKENDS

@@ -6,7 +6,7 @@ import math
 import pytest
 
 from expertile.device import Device
-from expertile.lab.race.tune_problems import DIMS, GROUPS, design, fits, grid, group_sizes, known, problems, seed_of
+from expertile.lab.bench.tune_problems import DIMS, GROUPS, design, fits, grid, group_sizes, known, problems, seed_of
 from expertile.ops.grouped_mm.problem import Layout
 from expertile.ops.grouped_mm.tuned import features_of
 

@@ -5,9 +5,9 @@ import textwrap
 
 import pytest
 
-import expertile.lab.race.config as config
-from expertile.lab.race.config import BenchSpec, read_bench_file
-from expertile.lab.race.presets import preset
+import expertile.lab.bench.config as config
+from expertile.lab.bench.config import BenchSpec, read_bench_file
+from expertile.lab.bench.presets import preset
 from expertile.lab.race.routing import draw
 
 

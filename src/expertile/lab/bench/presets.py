@@ -15,8 +15,8 @@ from typing import Any
 
 from expertile.device import Device
 from expertile.lab import operators
+from expertile.lab.bench import sweeps
 from expertile.lab.ladder.workloads import ladder_workloads
-from expertile.lab.race import sweeps
 from expertile.lab.race.operator import Workload
 from expertile.lab.race.routing import Draw, Routing, draw, parse_routing
 from expertile.lab.race.workloads import GroupedWorkload, ragged_m, wgrad

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import pytest
 
 from expertile.device import Device
-from expertile.lab.race import tune_field
-from expertile.lab.race.tune_field import Pair, narrowed
+from expertile.lab.bench import tune_field
+from expertile.lab.bench.tune_field import Pair, narrowed
 from expertile.lab.race.workloads import ragged_m
 from expertile.ops.grouped_mm.backend import Backend
 from expertile.ops.grouped_mm.tuned import Measured, Table, Timed, features_of

@@ -3,9 +3,9 @@
 from dataclasses import replace
 
 from expertile.device import Device
+from expertile.lab.bench.diagnose import Case, experiments
+from expertile.lab.bench.diagnosis import conclude
 from expertile.lab.measure.env import Env
-from expertile.lab.race.diagnose import Case, experiments
-from expertile.lab.race.diagnosis import conclude
 from expertile.lab.race.record import Record
 from expertile.roofline import bound
 

@@ -20,6 +20,9 @@ from typing import Any
 import torch
 
 from expertile.device import Device
+from expertile.lab.bench.precompile import Job, precompile
+from expertile.lab.bench.tune_field import Pair, narrowed
+from expertile.lab.bench.tune_problems import problems, seed_of
 from expertile.lab.measure.env import Env
 from expertile.lab.measure.environment import capture_env, new_run_id, same_machine
 from expertile.lab.measure.interleaved import (
@@ -37,11 +40,8 @@ from expertile.lab.operators.grouped_mm import grouped_mm, memory_needed
 from expertile.lab.race.case import Candidate, Case, Site
 from expertile.lab.race.operands import free_memory, operand_sets
 from expertile.lab.race.operator import record_name
-from expertile.lab.race.precompile import Job, precompile
 from expertile.lab.race.record import Record, append, read
 from expertile.lab.race.timing import time_on_sets
-from expertile.lab.race.tune_field import Pair, narrowed
-from expertile.lab.race.tune_problems import problems, seed_of
 from expertile.lab.race.workloads import GroupedWorkload, grouped
 from expertile.ops.grouped_mm.backend import Backend, Operands, config_dict
 from expertile.ops.grouped_mm.backends import BACKENDS, CPU_ORDER

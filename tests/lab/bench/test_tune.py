@@ -6,11 +6,11 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 
-from expertile.lab.race import tune_verify
+from expertile.lab.bench import tune_verify
+from expertile.lab.bench.tune import Machine, measure, pairs, table_of, tune
+from expertile.lab.bench.tune_field import Pair
+from expertile.lab.bench.tune_verify import AUTO, FIRST_SEED, summary, verdicts, verify
 from expertile.lab.race.record import read
-from expertile.lab.race.tune import Machine, measure, pairs, table_of, tune
-from expertile.lab.race.tune_field import Pair
-from expertile.lab.race.tune_verify import AUTO, FIRST_SEED, summary, verdicts, verify
 from expertile.lab.race.workloads import ragged_m, wgrad
 from expertile.ops.grouped_mm import choose as choosing
 from expertile.ops.grouped_mm.backend import Backend

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from expertile.device import Device
-from expertile.lab.race.diagnose import Case, diagnose, experiments
-from expertile.lab.race.diagnosis import conclude
+from expertile.lab.bench.diagnose import Case, diagnose, experiments
+from expertile.lab.bench.diagnosis import conclude
 from expertile.lab.race.record import read
 
 H200 = Device.by_name("h200")
@@ -34,7 +34,7 @@ def test_measures_on_the_cpu_and_writes_records(tmp_path, monkeypatch):
         (Case("mm", 1, 32, 32, 32, "fp32"), Case("loop", 8, 16, 16, 16, "fp32"), Case("bmm", 8, 16, 16, 16, "fp32")),
         (Case("mm", 1, 32, 32, 32, "bf16"), Case("add", 64, 1, 1, 1, "fp32")),
     )
-    monkeypatch.setattr("expertile.lab.race.diagnose.experiments", lambda device: small)
+    monkeypatch.setattr("expertile.lab.bench.diagnose.experiments", lambda device: small)
     path = tmp_path / "diagnose.jsonl"
     found = list(diagnose("cpu", quick=True, out_path=path))
     assert [r.status for r in found] == ["ok"] * 5, [r.reason for r in found]
@@ -45,7 +45,7 @@ def test_measures_on_the_cpu_and_writes_records(tmp_path, monkeypatch):
 
 def test_a_wrong_product_has_no_time(monkeypatch):
     case = Case("mm", 1, 32, 32, 32, "fp32")
-    monkeypatch.setattr("expertile.lab.race.diagnose.experiments", lambda device: ((case,),))
+    monkeypatch.setattr("expertile.lab.bench.diagnose.experiments", lambda device: ((case,),))
     monkeypatch.setattr(torch, "mm", lambda x, y: x * 2)
     (found,) = diagnose("cpu", quick=True)
     assert found.status == "wrong" and found.time_s is None

@@ -16,7 +16,7 @@ from functools import lru_cache
 import torch
 
 from expertile.device import Device
-from expertile.lab.race.presets import preset
+from expertile.lab.bench.presets import preset
 from expertile.lab.race.routing import draw
 from expertile.lab.race.workloads import GroupedWorkload, grouped, ragged_m, wgrad
 from expertile.ops.grouped_mm.problem import Layout

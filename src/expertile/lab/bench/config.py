@@ -58,9 +58,9 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
+from expertile.lab.bench.presets import ALL_PRESETS, workloads_for
 from expertile.lab.operators.custom import custom
 from expertile.lab.race.operator import Workload
-from expertile.lab.race.presets import ALL_PRESETS, workloads_for
 from expertile.lab.race.routing import draw
 from expertile.lab.race.routing_file import SUFFIXES
 from expertile.lab.race.workloads import grouped

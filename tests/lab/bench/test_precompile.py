@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from expertile.lab.race.precompile import Job, precompile, shrink
+from expertile.lab.bench.precompile import Job, precompile, shrink
 from expertile.lab.race.workloads import grouped, ragged_m, wgrad
 from expertile.ops.grouped_mm.problem import Layout
 

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from expertile.device import Device
-from expertile.lab.race.presets import ALL_PRESETS, PRESETS, default_preset, preset, preset_options, workloads_for
+from expertile.lab.bench.presets import ALL_PRESETS, PRESETS, default_preset, preset, preset_options, workloads_for
 from expertile.lab.race.workloads import memory_refusal
 from expertile.ops.grouped_mm.problem import Layout
 

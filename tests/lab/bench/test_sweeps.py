@@ -1,7 +1,7 @@
 """Sweeps vary one thing; skewed workloads have twins of equal work; dgrad is the forward product turned round."""
 
-from expertile.lab.race.presets import preset
-from expertile.lab.race.sweeps import axis_of, twin
+from expertile.lab.bench.presets import preset
+from expertile.lab.bench.sweeps import axis_of, twin
 from expertile.lab.race.workloads import ragged_m, wgrad
 from expertile.ops.grouped_mm.problem import Layout
 
@@ -89,7 +89,7 @@ def test_skew_is_drawn_from_its_seed():
 
 
 def test_gradients_keep_weight_gradients_as_they_are():
-    from expertile.lab.race.sweeps import gradients
+    from expertile.lab.bench.sweeps import gradients
 
     (kept,) = gradients([wgrad("w", "anchors", (4, 4), 8, 8, "bf16")])
     assert (kept.name, kept.preset, kept.layout) == ("w", "gradients", Layout.RAGGED_K)
