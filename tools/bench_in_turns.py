@@ -4,7 +4,7 @@
                                    [--only 'wgrad-*'] [--backend gluon_hopper] [--rounds 15] [--warm 4] [--out out]
 
 A side is a name and the PYTHONPATH under which it measures. One process of each does what `expertile bench` does, but
-only one of them has the device at a time: after every round, one sample of each contestant, the other takes over. Both
+only one of them has the device at a time: after every round, one sample of each candidate, the other takes over. Both
 so meet the same clocks, power and neighbours. Records go to OUT/NAME/<gpu>/<date>-<preset>.jsonl; `expertile compare`
 relates the two files workload by workload, each time divided by that of `dense` or `copy` on its own side.
 

@@ -228,8 +228,7 @@ def _rounding() -> list[str]:
 
 
 def blocks(records: Sequence[Record], presets: Iterable[Record], device: Device) -> dict[str, str]:
-    """Markdown of each block: of the records of `PRESETS` and of `moe_presets.PRESETS`, on `device`, and of
-    arithmetic."""
+    """Markdown of each block: of the records of `PRESETS` and `moe_presets.PRESETS` on `device`, and of arithmetic."""
     here = [r for r in records if r.env.gpu == device.name]
     found = {"layer": _layers(here, device), "stages": _stages(here, device), "rounding": _rounding()}
     found |= moe_presets.blocks(presets, device.name)

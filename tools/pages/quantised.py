@@ -79,8 +79,7 @@ def _latest(records: Sequence[Record], preset: str) -> list[Record]:
 
 
 def _yardstick(records: Sequence[Record], run: Sequence[Record]) -> list[Record]:
-    """The last of that day's dense 8192³ products: the sweep holds none large enough to say what the chip makes of
-    FP8."""
+    """The last of that day's dense 8192³ products: the sweep has none that shows what the chip makes of FP8."""
     found = [r for r in records if (r.workload, r.backend, r.status) == (_YARDSTICK, "dense", "ok")]
     return found[-1:] if run and found and found[-1].date[:10] == run[0].date[:10] else []
 

@@ -77,7 +77,7 @@ def test_ties_are_called_ties():
 
 def test_a_lone_backend_is_not_called_fastest():
     assert kinds([samples.record(backend="loop")], "lead") == [
-        "CUDA-graph replay: only loop ran, so there is nobody to be faster than."
+        "CUDA-graph replay: only loop ran, so there is nothing to be faster than."
     ]
 
 

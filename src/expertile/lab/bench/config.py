@@ -45,8 +45,8 @@ Every key may be left out; this file shows them all:
     dtype = "bf16"
     dims = { rows = 4096, cols = 50257 }
 
-Paths of candidates and routing files are relative to the TOML file. A batched product has `groups` and `m`
-instead of group sizes.
+Paths of candidates and routing files are relative to the TOML file. A batched product has `groups` and `m` instead of
+group sizes.
 """
 
 from __future__ import annotations
@@ -154,8 +154,7 @@ class BenchSpec:
 def read_bench_file(path: str | Path) -> BenchSpec:
     """Read a TOML bench file.
 
-    Raises ValueError naming the file, the key, what was expected and what came; FileNotFoundError if there is
-    none.
+    Raises ValueError naming the file, the key, what was expected and what came; FileNotFoundError if there is none.
     """
     path = Path(path)
     if not path.is_file():

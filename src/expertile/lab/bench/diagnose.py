@@ -46,8 +46,8 @@ LAUNCHES = 64
 
 @dataclass(frozen=True)
 class Case:
-    """`count` products [m, k] x [k, n], as one `mm`, a `loop` of mm, or one `bmm`; or `count` additions of
-    one element ("add"), a kernel with nothing to do.
+    """`count` products [m, k] x [k, n], as one `mm`, a `loop` of mm, or one `bmm`; or `count` additions of one element
+    ("add"), a kernel with nothing to do.
     """
 
     how: str

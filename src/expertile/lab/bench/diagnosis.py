@@ -9,9 +9,7 @@ from expertile.lab.race.record import Record
 
 
 def conclude(records: Iterable[Record]) -> list[str]:
-    """What the records of one `diagnose` run show; cases without a time are left out, with the reason
-    last.
-    """
+    """What the records of one `diagnose` run show; cases without a time are left out, with the reason last."""
     mine = [r for r in records if r.workload.startswith("diagnose/")]
     timed = [r for r in mine if r.status == "ok" and r.time_s]
     sentences: list[str] = []

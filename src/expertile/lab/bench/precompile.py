@@ -2,7 +2,7 @@
 
 A kernel's code depends on dtype, memory order, config and a few divisibilities, hardly on the sizes. So every pair of
 workload and config is run once, on a smaller workload with the same remainders, by processes of their own that leave
-nothing behind but the compiled code. Whatever they cannot do is compiled later, by whoever needs it.
+nothing behind but the compiled code. Whatever they cannot do is compiled later, where it is needed.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class Job:
 def shrink(workload: GroupedWorkload) -> GroupedWorkload:
     """A small workload that needs the same code.
 
-    Kept are: dtype, memory order, K and N modulo any tile size, the power of two that holds the groups, and what
-    Triton specialises integers on, whether they are 1 or multiples of 16.
+    Kept are: dtype, memory order, K and N modulo any tile size, the power of two that holds the groups, and what Triton
+    specialises integers on, whether they are 1 or multiples of 16.
     """
     w = workload
     m, n, k = (x if x < _BLOCK else _BLOCK + x % _BLOCK for x in (w.m, w.n, w.k))
@@ -68,7 +68,7 @@ def precompile(
 ) -> set[Job]:
     """Compile what `jobs` need, in their order, for at most about `seconds`; returns those that are done.
 
-    Nothing happens without a CUDA device. A job that fails counts as done: whoever measures it will say why.
+    Nothing happens without a CUDA device. A job that fails counts as done: its measurement will say why.
     """
     if not torch.cuda.is_available() or not jobs:
         return set()

@@ -82,9 +82,9 @@ def _models(
 ) -> list[GroupedWorkload]:
     """Gate-up (both halves of SwiGLU in one product, N = 2·FFN) and down projections of each model.
 
-    Prefill has batch·seq tokens (16 × 512 as report 003's full benchmark), decode one token for each of the
-    batch; `tokens`, one count or several, takes the place of both. Without `routing` the report's models are
-    routed as its benchmark routes them (`skewed`), the real ones `uniform`.
+    Prefill has batch·seq tokens (16 × 512 as report 003's full benchmark), decode one token for each of the batch;
+    `tokens`, one count or several, takes the place of both. Without `routing` the report's models are routed as its
+    benchmark routes them (`skewed`), the real ones `uniform`.
     """
     phases = {"prefill": batch * seq, "decode": batch}
     if tokens is not None:
@@ -149,8 +149,8 @@ def _gradients(seed: int = 0) -> list[GroupedWorkload]:
 
 
 def _cpu(seed: int = 0) -> list[GroupedWorkload]:
-    """Small products that a CPU multiplies in milliseconds and a GPU in microseconds: the layouts, row
-    distributions and regimes (compute, decode, empty groups) that the large presets have."""
+    """Small products that a CPU multiplies in milliseconds and a GPU in microseconds: the layouts, row distributions
+    and regimes (compute, decode, empty groups) that the large presets have."""
     forward = (  # name, groups, K, N, dtype, routing, tokens, top-k
         ("4x256", 4, 256, 256, "fp32", "balanced", 1024, 1),
         ("4x256-ragged", 4, 256, 256, "fp32", "zipf(1)", 1024, 1),
@@ -241,9 +241,9 @@ def preset_options(name: str) -> tuple[str, ...]:
 def preset(name: str, **options: Any) -> tuple[GroupedWorkload, ...]:
     """The workloads of preset `name`, their names unique within it.
 
-    Options (each preset takes those that mean something to it): `routing` (a spec of
-    `routing.parse_routing`), `seed`, and for "models" `tokens` (one count or several), `batch`, `seq`. None
-    leaves an option at its default. Raises ValueError for an unknown preset or option, naming the known ones.
+    Options (each preset takes those that mean something to it): `routing` (a spec of `routing.parse_routing`), `seed`,
+    and for "models" `tokens` (one count or several), `batch`, `seq`. None leaves an option at its default. Raises
+    ValueError for an unknown preset or option, naming the known ones.
     """
     builder, known = _builder(name), preset_options(name)
     for option in options:
@@ -275,8 +275,7 @@ def workloads_for(names: Sequence[str], **options: Any) -> tuple[Workload, ...]:
 
 
 def default_preset(device: Device) -> tuple[str, ...]:
-    """The presets that suit `device`: the large ones on a GPU with bfloat16 matrix units (sm_80 on), else
-    "cpu".
+    """The presets that suit `device`: the large ones on a GPU with bfloat16 matrix units (sm_80 on), else "cpu".
 
     Workloads that do not fit its memory are left out one by one, see `workloads.memory_refusal`.
     """

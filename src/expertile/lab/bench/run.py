@@ -1,10 +1,9 @@
 """Runs a bench: each workload is gated, then timed under each policy, and every record is written at once.
 
-    workload -> case -> gate everyone -> time those that passed, interleaved -> records -> JSONL
+    workload -> case -> gate its candidates -> time those that passed, interleaved -> records -> JSONL
 
-Nothing is lost on the way: a backend that does not support a workload, is wrong, runs out of memory or
-crashes is a record with a reason; an interrupted run keeps what it measured and `resume=True` goes on with
-the rest.
+Nothing is lost on the way: a backend that does not support a workload, is wrong, runs out of memory or crashes is a
+record with a reason; an interrupted run keeps what it measured and `resume=True` goes on with the rest.
 """
 
 from __future__ import annotations
@@ -119,8 +118,8 @@ def run(
     - `seed`: of the random operands; fresh ones by default.
 
     Raises ValueError at once for an unknown policy, the graph policy alone on a CPU, a workload that no operator is
-    given for, or a candidate that names no file or has no grouped product to compute; and before the first workload
-    for a candidate that cannot be loaded.
+    given for, or a candidate that names no file or has no grouped product to compute; and before the first workload for
+    a candidate that cannot be loaded.
     """
     torch_device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     if torch_device.type == "cuda" and torch_device.index is None:
@@ -163,7 +162,7 @@ def run(
 
 
 class _Session:
-    """One run in progress: what is finished, what remains, and whom to tell."""
+    """One run in progress: what is finished, what remains, and where to report it."""
 
     def __init__(self, settings: Settings, finished: set[tuple[str, ...]], on_event: Callable[[Event], None]) -> None:
         self.settings, self.finished, self.on_event = settings, finished, on_event
@@ -215,7 +214,7 @@ class _Session:
             release(self.device)
 
     def _candidates(self, case: Case, names: set[str]) -> list[Candidate]:
-        """Everyone in `names`, gated."""
+        """The candidates of `names`, gated."""
         found: list[Candidate] = []
         for candidate in case.candidates(names, self.settings.seed):
             found.append(candidate)
@@ -272,13 +271,13 @@ class _Session:
         )
 
     def _reasons(self, case: Case, missing: set[tuple[str, str]], status: str, reason: str) -> Iterator[Record]:
-        """One record with `reason` for everyone who was to run."""
+        """One record with `reason` for each candidate that was to run."""
         self.total -= sum(1 for name, _ in missing if name in BASELINE_NAMES)
         for policy in self.settings.policies:
             for name in case.names:
                 if (name, policy) in missing and name not in BASELINE_NAMES:
-                    nobody = Candidate(name, case.work, status=status, reason=reason)
-                    yield self._emit(self._record(case, policy, nobody, None, None))
+                    absent = Candidate(name, case.work, status=status, reason=reason)
+                    yield self._emit(self._record(case, policy, absent, None, None))
 
     def _too_large(self, case: Case) -> str:
         need, free = case.memory_needed, free_memory(self.device)
@@ -330,7 +329,7 @@ def _without_slower_ways(candidates: Sequence[Candidate], outcomes: Mapping[int,
 
 
 def _rivals(medians: Mapping[str, float]) -> dict[str, float]:
-    """Without the baselines, which nobody has to beat."""
+    """Without the baselines, which no rival has to beat."""
     return {name: seconds for name, seconds in medians.items() if name not in BASELINE_NAMES}
 
 

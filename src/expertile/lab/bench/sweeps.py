@@ -1,8 +1,8 @@
-"""Presets in which one thing varies and all else stays: tokens, groups, K or N; skew beside its balanced twin;
-and the gradients of forward products. bf16 throughout.
+"""Presets in which one thing varies and all else stays: tokens, groups, K or N; skew beside its balanced twin; and the
+gradients of forward products. bf16 throughout.
 
-A name of the `scaling` preset reads SWEEP-AXIS+VALUE ("mixtral-up-tokens64"): `axis_of` takes it apart again for
-whoever draws the curve.
+A name of the `scaling` preset reads SWEEP-AXIS+VALUE ("mixtral-up-tokens64"): `axis_of` takes it apart again for the
+curve.
 """
 
 from __future__ import annotations
@@ -94,8 +94,8 @@ def gradients(forward: Iterable[GroupedWorkload]) -> list[GroupedWorkload]:
     """For every forward product that compute limits on an H200 the gradient of its input (dgrad), and all weight
     gradients among `forward` as they are.
 
-    dgrad: dout [rows, N] times weights [G, N, K] as they are stored -> [rows, K], in the notation of
-    `GroupedWorkload` a product with K and N exchanged and b_layout "kn".
+    dgrad: dout [rows, N] times weights [G, N, K] as they are stored -> [rows, K], in the notation of `GroupedWorkload`
+    a product with K and N exchanged and b_layout "kn".
     """
     h200 = Device.by_name("h200")
     out = []

@@ -107,14 +107,14 @@ def resumed(machine: Machine, path: Path | None) -> tuple[Machine, list[Record]]
 
 
 def field(workload: GroupedWorkload, machine: Machine, backends: Sequence[Backend] = BACKENDS) -> tuple[Pair, ...]:
-    """Those of `pairs` who are screened on `workload`; the same at every call."""
-    everyone = pairs(workload, machine, backends)
+    """Those of `pairs` that are screened on `workload`; the same at every call."""
+    every = pairs(workload, machine, backends)
     seed = zlib.crc32(f"{machine.seed} {record_name(workload)}".encode())
-    return narrowed(everyone, machine.problem(workload), machine.device, machine.policy, seed)
+    return narrowed(every, machine.problem(workload), machine.device, machine.policy, seed)
 
 
 def pairs(workload: GroupedWorkload, machine: Machine, backends: Sequence[Backend] = BACKENDS) -> tuple[Pair, ...]:
-    """Everyone whom `auto` may choose for `workload`, in the order in which ties are settled."""
+    """All that `auto` may choose for `workload`, in the order in which ties are settled."""
     problem, device = machine.problem(workload), machine.device
     found = []
     for backend in backends:
@@ -139,9 +139,9 @@ def tune(
 ) -> list[Record]:
     """Measure `workloads` (by default `tune_problems.problems`) for about `minutes`, at most `most` of them.
 
-    Every record is appended to `path` as it is made and all of this run's are returned; with `resume` those that
-    `path` holds from this machine and software are kept and their problems skipped. Raises ValueError for minutes that
-    are not positive.
+    Every record is appended to `path` as it is made and all of this run's are returned; with `resume` those that `path`
+    holds from this machine and software are kept and their problems skipped. Raises ValueError for minutes that are not
+    positive.
     """
     if not minutes > 0:
         raise ValueError(f"minutes: expected more than 0, got {minutes}")

@@ -1,4 +1,4 @@
-"""Who is screened on a problem: everyone on a new machine, afterwards those whom the table so far expects in front.
+"""What is screened on a problem: all configs on a new machine, afterwards those that the table expects in front.
 
 Measured over 150 problems on an H200 (2026-11-21), each expected from the other 149: of about 29 pairs of backend and
 config on a problem 12 are left, and with them the fastest within 1 % on 97 % of the problems and within 3 % on 99 %.

@@ -89,7 +89,7 @@ def rivals(
     peak_nbytes: Callable[[Workload], float] | None = None,
     whole_vectors: bool = False,
 ) -> tuple[Rival, ...]:
-    """Who races on rows: ours, whose peak memory is `peak_nbytes`; torch, compiled torch, Liger and quack, which for
+    """The rivals on rows: ours, whose peak memory is `peak_nbytes`; torch, compiled torch, Liger and quack, which for
     `whole_vectors` needs those."""
     return (
         Rival("expertile", False, anywhere, ours, peak_nbytes=peak_nbytes),

@@ -2,7 +2,7 @@
 
 | operator | what |
 |-|-|
-| moe_permutation | `permutation` of the ids; torch's stable `argsort` is the least that anybody needs for it |
+| moe_permutation | `permutation` of the ids; torch's stable `argsort` is the least that it needs |
 | moe_route, moe_route_scores | `route` of bf16 logits, without and with the scores that auxiliary losses want |
 | moe_route_backward | the gradient of the logits from that of the weights |
 | moe_round | `round_groups` to tiles of 128 rows, one candidate a token |

@@ -136,8 +136,7 @@ class Layer:
 
 
 def make_layer(model: Model, device: torch.device, seed: int = 0) -> Layer:
-    """Weights have the variance 1 / inputs, so that every intermediate is of the order of 1; biases a deviation of
-    0.1."""
+    """Weights have the variance 1 / inputs, so that every intermediate is of the order of 1, and biases 0.01."""
     import transformers
 
     config = getattr(transformers, f"{model.family}Config")(num_hidden_layers=1, vocab_size=32, **model.options)

@@ -109,4 +109,4 @@ def _measure(rank: int, world: int, options: Options, folder: str, started: floa
     )
     team = Team(rank, world, device, store, started, started + options.seconds - _LAST_S)
     run(team, options, partial(append, options.out) if rank == 0 else lambda record: None)
-    team.gather("done")  # nobody leaves, and takes the group along, before all are done
+    team.gather("done")  # no rank leaves, and takes the group along, before all are done

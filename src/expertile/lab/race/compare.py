@@ -42,11 +42,10 @@ _NORMALISER = {"compute": "dense", "memory": "copy", "unknown": "dense"}
 class Row:
     """One matched row. `old` and `new` are in the unit of `metric`; ratios above 1 mean that new is better.
 
-    `speedup` is normalised by the record named in `normalised_by`, if any; `raw_speedup` never is. `verdict`
-    is "faster", "slower" or "tie" for two values; "missing" or "new" for a row that one side lacks; "broken"
-    (had a value, or was unsupported and is now wrong) or "fixed" (the reverse) when the status changed;
-    "untimed" if neither side has one. `alone` marks a missing or new row whose workload the other side did not
-    measure at all.
+    `speedup` is normalised by the record named in `normalised_by`, if any; `raw_speedup` never is. `verdict` is
+    "faster", "slower" or "tie" for two values; "missing" or "new" for a row that one side lacks; "broken" (had a value,
+    or was unsupported and is now wrong) or "fixed" (the reverse) when the status changed; "untimed" if neither side has
+    one. `alone` marks a missing or new row whose workload the other side did not measure at all.
     """
 
     op: str
@@ -70,9 +69,9 @@ class Row:
 def compare(old: Iterable[Record], new: Iterable[Record], min_effect: float = 0.03) -> list[Row]:
     """Match and judge two sets of records, in the order of `old`, rows only `new` has last.
 
-    Where a set holds a row more than once, the last counts. `min_effect` is the smallest relative change that
-    counts (0.03 = 3 %). The speed-of-light records themselves are judged raw and are never a regression: they
-    say how the machines differ. Raises ValueError for a negative `min_effect`.
+    Where a set holds a row more than once, the last counts. `min_effect` is the smallest relative change that counts
+    (0.03 = 3 %). The speed-of-light records themselves are judged raw and are never a regression: they say how the
+    machines differ. Raises ValueError for a negative `min_effect`.
     """
     if not min_effect >= 0:
         raise ValueError(f"min_effect: expected 0 or more, got {min_effect!r}")

@@ -49,8 +49,8 @@ class Record:
 
     Only status "ok" has a value that counts, and that value is never better than `bound`. "refused" may keep the value
     that was refused; the others have none: "wrong" computed something else, "unsupported" says that it can't or meets a
-    limit of the device, "failed" raised an exception, crashed or hung. All but "ok" need a `reason`. `ci95` is the
-    95 % interval of a median; None for what was counted once. Where the limit is not known, `bound` is 0 and `limiter`
+    limit of the device, "failed" raised an exception, crashed or hung. All but "ok" need a `reason`. `ci95` is the 95 %
+    interval of a median; None for what was counted once. Where the limit is not known, `bound` is 0 and `limiter`
     "unknown". A `rel_error` or `max_error` that is not finite is kept as None, since JSON has no such number. Raises
     ValueError naming the key, what was expected and what came.
     """

@@ -27,10 +27,9 @@ def html(
 ) -> Path:
     """Writes the report on `records` to `path` (folders are made) and returns it.
 
-    `records` and `shipped` hold Record objects or mappings with the record's JSON keys. Every run has its own
-    section; runs never share a chart. Runs of `shipped` follow under "Recorded elsewhere", each chart labelled with
-    the GPU and date. Charts of peak memory stand before them. The file needs no network: plotly's script is inlined
-    once.
+    `records` and `shipped` hold Record objects or mappings with the record's JSON keys. Every run has its own section;
+    runs never share a chart. Runs of `shipped` follow under "Recorded elsewhere", each chart labelled with the GPU and
+    date. Charts of peak memory stand before them. The file needs no network: plotly's script is inlined once.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
