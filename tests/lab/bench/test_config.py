@@ -102,7 +102,7 @@ WORKLOAD = '[[workload]]\nname = "w"\ndtype = "bf16"\n'
         ("quick = 1", "quick: expected true or false, got 1"),
         ("full = 1", "full: expected true or false, got 1"),
         ("memory = 'yes'", "memory: expected true or false, got 'yes'"),
-        (WORKLOAD + "op = 'soft'\ndims = {}", r"workload\[0\]\.op: expected one of softmax, .*, got 'soft'"),
+        (WORKLOAD + "op = 'soft'\ndims = {}", r"workload\[0\]\.op: expected one of add_scalar, .*, got 'soft'"),
         (WORKLOAD + "op = 'softmax'\nrows = 3", r"workload\[0\]\.rows: unknown key; expected name, op, dtype, dims"),
         (WORKLOAD + "op = 'softmax'", r"workload\[0\]\.dims: expected a table of dimensions, got None"),
         (WORKLOAD + "op = 'softmax'\ndims = {rows = 3}", r"workload\[0\]\.dims\.cols: expected rows .* got no 'cols'"),

@@ -1,17 +1,25 @@
 """The families of operators: joined by name, complete, and reasonable to ask of a CPU."""
 
+import re
+from pathlib import Path
+
 import pytest
 import torch
 
-from expertile.lab.operators import PRESETS, for_cpu, moe_routing, operators, presets
+from expertile.lab import operators as families
+from expertile.lab.operators import for_cpu, moe_routing, operators, presets
 from expertile.lab.race.workloads import ragged_m
 
 
-def test_the_described_presets_are_those_that_families_hold():
-    assert set(presets()) == set(PRESETS)
+def test_every_file_that_exports_operators_is_a_family():
+    folder = Path(families.__file__).parent
+    files = {p.stem for p in folder.glob("*.py") if re.search(r"^OPERATORS\b", p.read_text(), re.M)}
+    known = {f"expertile.lab.operators.{name}" for name in files}
+    assert {module.__name__ for module in families._families()} == known and len(known) >= 12
+    assert all(module.PRESETS for module in families._families())
 
 
-@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize("name", presets())
 def test_workloads_name_their_preset_and_a_known_operator_once(name):
     workloads = presets()[name]()
     assert workloads and workloads == presets()[name]()
@@ -21,7 +29,7 @@ def test_workloads_name_their_preset_and_a_known_operator_once(name):
     assert len({(w.op, w.dims, w.dtype) for w in workloads}) == len(workloads)
 
 
-@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize("name", presets())
 def test_a_cpu_has_something_to_measure(name):
     workloads = presets()[name]()
     left = for_cpu(workloads)

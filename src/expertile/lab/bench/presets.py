@@ -1,8 +1,8 @@
 """Presets: named lists of workloads, each a source's exact shapes, dtypes and row distributions.
 
-`preset(name, **options)` builds one of grouped products, `PRESETS` describes them. `workloads_for` builds several,
-those of other operators (`lab/operators`) among them, and passes each option to those that take it; `ALL_PRESETS`
-describes them all.
+`preset(name, **options)` builds one of `PRESETS`, of grouped products. `workloads_for` builds several of `ALL_PRESETS`,
+those of other operators (`lab/operators`) among them, and passes each option to those that take it. A preset is a
+function and its line in `_BUILDERS`.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _REAL_MODELS = {
 
 
 def _squares(routing: str = "zipf(1)", seed: int = 0) -> list[GroupedWorkload]:
-    """Each of report 000's lists of square products, and the same rows spread unevenly."""
+    """Report 000: 4 to 64 products of 512³ to 2048³, fp16, each also with its rows spread unevenly."""
     out = []
     parsed = parse_routing(routing)
     for groups, side in _SQUARES:
@@ -58,7 +58,7 @@ def _squares(routing: str = "zipf(1)", seed: int = 0) -> list[GroupedWorkload]:
 
 
 def _moe_ffn(routing: str | None = None, seed: int = 0) -> list[GroupedWorkload]:
-    """Report 001's feed-forward layer. Top-2 doubles each expert's share of rows."""
+    """Report 001's feed-forward layer: 8 experts, 4096 ↔ 14336, 16384 tokens, top-1 and top-2, bf16."""
     out = []
     for top_k in (1, 2):
         counts = [c * top_k for c in _MOE_FFN_COUNTS]
@@ -80,7 +80,7 @@ def _models(
     routing: str | None = None,
     seed: int = 0,
 ) -> list[GroupedWorkload]:
-    """Gate-up (both halves of SwiGLU in one product, N = 2·FFN) and down projections of each model.
+    """Report 003's four models and four real ones: gate-up (N = 2·FFN, both halves of SwiGLU) and down projections.
 
     Prefill has batch·seq tokens (16 × 512 as report 003's full benchmark), decode one token for each of the batch;
     `tokens`, one count or several, takes the place of both. Without `routing` the report's models are routed as its
@@ -212,28 +212,13 @@ _BUILDERS: Mapping[str, Callable[..., list[GroupedWorkload]]] = MappingProxyType
     }
 )
 
-PRESETS: Mapping[str, str] = MappingProxyType(
-    {
-        "squares": "report 000: 4 to 64 products of 512³ to 2048³, fp16, each also with ragged rows",
-        "moe-ffn": "report 001: 8 experts, 4096 ↔ 14336, 16384 tokens, top-1 and top-2, bf16",
-        "models": "report 003's four models and four real ones, gate-up and down, prefill and decode, bf16",
-        "anchors": "forward and weight-gradient products from decode to training sizes, bf16",
-        "gradients": "input and weight gradients of the anchors that compute limits, bf16",
-        "scaling": "how cost grows with tokens, groups, K and N, one at a time, bf16",
-        "skew": "uneven groups beside even ones of the same FLOPs and bytes, bf16",
-        "cpu": "small products of every kind, for machines without a GPU",
-        "ladder": "docs/ladder.md: its eight rungs instead of the backends, on four products",
-        "diagnose": "report 000's three diagnostics done right: one product against many, matrix units, launch cost",
-    }
-)
-
-
-ALL_PRESETS: Mapping[str, str] = MappingProxyType({**PRESETS, **operators.PRESETS})
+PRESETS = tuple(_BUILDERS)
+ALL_PRESETS = (*PRESETS, *operators.presets())
 
 
 def preset_options(name: str) -> tuple[str, ...]:
     """The options that preset `name` takes. ValueError for an unknown preset."""
-    if name in operators.PRESETS:
+    if name in operators.presets():
         return ()
     return tuple(inspect.signature(_builder(name)).parameters)
 
@@ -267,7 +252,7 @@ def workloads_for(names: Sequence[str], **options: Any) -> tuple[Workload, ...]:
             )
     found: list[Workload] = []
     for name in names:
-        if name in operators.PRESETS:
+        if name in operators.presets():
             found += operators.presets()[name]()
         else:
             found += preset(name, **{k: v for k, v in given.items() if k in preset_options(name)})
