@@ -40,7 +40,7 @@ OPS = (
     "any_weight",
 )
 # Those of lab likewise; rooms of one line do not know each other.
-LAB = ("measure", "race", "ladder operators report traffic parallel", "bench")
+LAB = ("measure", "race", "ladder operators report parallel", "traffic bench")
 
 
 def _room(module: str) -> str | None:
