@@ -17,9 +17,6 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-import torch
-
-from expertile.device import Device
 from expertile.integrations.transformers import register
 from expertile.lab.bench.run import resumed
 from expertile.lab.measure.env import Env, timestamp
@@ -62,7 +59,7 @@ def main(argv: list[str] | None = None) -> int:
     models = [model for model in MODELS if model.name in wanted]
     if len(models) != len(wanted):
         parser.error(f"--models: expected some of {', '.join(m.name for m in MODELS)}, got {options.models}")
-    site = Site(Device.current(options.device), torch.device(options.device))
+    site = Site.current(options.device)
     with quick_collections():
         return measure_all(models, options.out, end, site, BUDGETS[options.quick], options.eager)
 

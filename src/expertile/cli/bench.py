@@ -168,7 +168,7 @@ def _measure(
 
 
 def _measure_memory(part: Part, full: bool, device: Device, path: Path, console: Console) -> list[Record]:
-    site = Site(device, torch.device("cuda" if device.kind == "cuda" else "cpu"))
+    site = Site.current()
     workloads = memory_workloads(part.name, part.op_workloads)
     if device.kind == "cpu" and not full:
         workloads = for_cpu(workloads)

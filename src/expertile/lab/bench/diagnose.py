@@ -34,6 +34,7 @@ from expertile.lab.measure.interleaved import (
     time_interleaved,
 )
 from expertile.lab.measure.timers import POLICIES, sets_for
+from expertile.lab.race.case import Site
 from expertile.lab.race.gate import check, full_precision
 from expertile.lab.race.operands import free_memory
 from expertile.lab.race.operator import Verdict
@@ -118,8 +119,8 @@ def diagnose(
 
     A case that is wrong or fails is a record with a reason.
     """
-    torch_device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    facts = Device.current(torch_device)
+    site = Site.current(device)
+    facts, torch_device = site.device, site.torch_device
     env, run_id = capture_env(facts), new_run_id()
     budget = Budget(0.5 if quick else 2.0, min_rounds=7 if quick else 9)
     for group in experiments(facts):

@@ -19,7 +19,6 @@ from typing import Any
 
 import torch
 
-from expertile.device import Device
 from expertile.lab.measure.env import Env
 from expertile.lab.measure.environment import capture_env, new_run_id, same_machine
 from expertile.lab.measure.interleaved import (
@@ -121,9 +120,8 @@ def run(
     given for, or a candidate that names no file or has no grouped product to compute; and before the first workload for
     a candidate that cannot be loaded.
     """
-    torch_device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    if torch_device.type == "cuda" and torch_device.index is None:
-        torch_device = torch.device("cuda", torch.cuda.current_device())
+    site = Site.current(device)
+    torch_device = site.torch_device
     for policy in policies:
         if policy not in POLICIES:
             raise ValueError(f"policies: expected graph or eager, got {policy!r}")
@@ -131,7 +129,6 @@ def run(
         policies = tuple(p for p in policies if p != "graph")
     if not policies:
         raise ValueError("policies: the graph policy needs a CUDA device; use eager on this one")
-    site = Site(Device.current(torch_device), torch_device)
     users = UserCandidates(candidates, torch_device, candidate_timeout_s)
     known = {OP: grouped_mm(backends, rivals_of(users)), **{o.name: o for o in operators}}
     for w in workloads:

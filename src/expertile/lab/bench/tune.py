@@ -76,11 +76,8 @@ class Machine:
 
     @staticmethod
     def current(seed: int = 0, run_id: str = "", device: torch.device | str | None = None) -> Machine:
-        torch_device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-        if torch_device.type == "cuda" and torch_device.index is None:
-            torch_device = torch.device("cuda", torch.cuda.current_device())
-        facts = Device.current(torch_device)
-        return Machine(facts, torch_device, capture_env(facts), run_id or new_run_id(), seed)
+        site = Site.current(device)
+        return Machine(site.device, site.torch_device, capture_env(site.device), run_id or new_run_id(), seed)
 
     @property
     def policy(self) -> str:

@@ -33,6 +33,14 @@ class Site:
     device: Device
     torch_device: torch.device
 
+    @staticmethod
+    def current(device: torch.device | str | None = None) -> Site:
+        """`device`, by default the current GPU or, without one, the CPU."""
+        found = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        if found.type == "cuda" and found.index is None:
+            found = torch.device("cuda", torch.cuda.current_device())
+        return Site(Device.current(found), found)
+
 
 @dataclass(frozen=True)
 class Candidate:
