@@ -82,8 +82,9 @@ class Records:
     def all_to_all(self, case: Case, leaving_nbytes: int, timing: Timing) -> None:
         """Of equal parts, alone."""
         shape = self._shape(case.job) | {"leaving_nbytes": leaving_nbytes}
+        name = f"all-to-all-{self._name(case.job)}-{leaving_nbytes}"
         work = Work(0.0, float(leaving_nbytes))
-        self._emit(case.job, timing, op="all_to_all", shape=shape, backend=self.versions["collectives"], work=work)
+        self._emit(name, timing, work, {}, op="all_to_all", shape=shape, backend=self.versions["collectives"])
 
     def skipped(self, job: Job, ways: Iterable[Way], reason: str) -> None:
         """What there was no time for, or what went wrong around it."""
@@ -108,8 +109,10 @@ class Records:
             status, reason = "refused", f"{timing.seconds:.3g} s is below the bound of {limit.seconds:.3g} s"
         config = {"combine": way.combine, "chunks": way.chunks, "fixed": way.fixed} if way.name == OURS else {}
         self._emit(
-            job,
+            self._name(job) + "-train" * (name == BOTH),
             timing,
+            work,
+            details,
             op=OPS[name == BOTH],
             shape=self._shape(job),
             backend=way.backend if kind == STEP else f"{way.backend}: {kind} alone",
@@ -117,21 +120,19 @@ class Records:
             config={"kind": kind, **config},
             bound=limit.seconds if limit else 0.0,
             limiter=limit.limiter if limit else "unknown",
-            work=work,
             status=status,
             reason=reason,
-            details=details,
             **more,
         )
 
-    def _emit(self, job: Job, timing: Timing | None, work: Work, details: Mapping[str, Any] = {}, **more: Any) -> None:
+    def _emit(self, name: str, timing: Timing | None, work: Work, details: Mapping[str, Any], **more: Any) -> None:
         fields: dict[str, Any] = {"policy": "eager", "flops": work.flops, "nbytes": work.nbytes} | more
         if timing:
             fields |= {"value": timing.seconds, "ci95": timing.ci95_s}
             details = {**details, "rounds": timing.rounds}
         self.emit(
             Record(
-                workload=f"parallel/{job.size}-{job.scaling}-{self.world}-gpus",
+                workload=f"parallel/{name}",
                 dtype="bf16",
                 details={**self.versions, **details},
                 env=with_clocks(self.env, timing.clocks) if timing else self.env,
@@ -140,6 +141,9 @@ class Records:
                 **fields,
             )
         )
+
+    def _name(self, job: Job) -> str:
+        return f"{job.size}-{job.scaling}-{self.world}-gpus"
 
     def _shape(self, job: Job) -> dict[str, Any]:
         return asdict(job.size) | {"scaling": job.scaling, "gpus": self.world}

@@ -62,7 +62,7 @@ def _record(subject: Subject, way: Way, found: ncu.Profile, env: Env, run: str) 
     value = None if read is None or written is None else read + written
     return Record(
         op=subject.op,
-        workload="traffic/" + "x".join(str(value) for _, value in subject.dims),
+        workload=f"traffic/{subject.op}-" + "x".join(str(value) for _, value in subject.dims),
         shape=dict(subject.dims),
         dtype=subject.dtype,
         backend=way.name,
