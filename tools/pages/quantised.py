@@ -1,4 +1,5 @@
-"""The figures of docs/quantised.md, put between its markers: times from records, sizes and errors from arithmetic.
+"""The figures of docs/results/quantised.md, put between its markers: times from records, sizes and errors from
+arithmetic.
 
 Blocks: `sweep` and `large` (FP8 products), `causes` (report 002's suspicions), `models` (report 003's table of memory
 and speed), `errors` (what quantising costs in accuracy), `quantisers`. A block NAME stands between

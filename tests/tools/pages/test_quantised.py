@@ -1,5 +1,5 @@
-"""docs/quantised.md: its figures are the records' and arithmetic's, and without records it says that nothing was
-measured."""
+"""docs/results/quantised.md: its figures are the records' and arithmetic's, and without records it says that nothing
+was measured."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +12,7 @@ from expertile.lab.race.record import read, record_files
 from tests.lab.records import timed, untimed
 from tools.pages.quantised import NOT_MEASURED, _errors, blocks, update_page, weight_nbytes
 
-PAGE = Path(__file__).parents[3] / "docs" / "quantised.md"
+PAGE = Path(__file__).parents[3] / "docs" / "results" / "quantised.md"
 H200 = "NVIDIA H200"
 
 
