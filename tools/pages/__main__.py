@@ -83,7 +83,7 @@ def _quantised(job: Job) -> bool:
 
 def _readme(job: Job) -> bool:
     records = [r for file in job.files for r in read(file)] or headline.shipped(job.device.slug)
-    return headline.update_page(job.doc, Path("docs/results/figures"), records, job.device.name, job.check)
+    return headline.update_page(job.doc, job.doc.parent / "docs/results/figures", records, job.device.name, job.check)
 
 
 def _results(job: Job) -> bool:
