@@ -35,8 +35,8 @@ class Job:
     ours: tuple[str, ...]
     label: str
     chosen: Callable[[str], bool] = lambda workload: True
-    # The specialised libraries that the preset would race and that had no time in the run.
-    absent: tuple[str, ...] = ()
+    # Libraries made for the job; a row says which of them had no time in its run.
+    specialised: tuple[str, ...] = ()
 
 
 def _forward(workload: str) -> bool:
@@ -50,13 +50,27 @@ _ROWS = ("softmax", "layer_norm", "rms_norm")
 JOBS = (
     Job("Grouped products, forward", "anchors", ("grouped_mm",), KERNELS, _FASTEST, _forward),
     Job("Gradients of products", "gradients", ("grouped_mm",), KERNELS, _FASTEST),
-    Job("Random products", "auto", ("grouped_mm",), ("auto",), _AUTO, absent=("quack",)),
-    Job("FP8 products", "fp8-sweep", ("scaled_grouped_mm",), ("expertile",), _AUTO, absent=("DeepGEMM",)),
-    Job("4-bit products", "int4-models", ("int4_grouped_mm",), ("expertile",), _AUTO, absent=("Marlin",)),
-    Job("MoE layer, forward", "moe-sonic", ("moe",), ("expertile",), _AUTO, absent=("SonicMoE",)),
-    Job("MoE layer, training", "moe-sonic", ("moe_train",), ("expertile",), _AUTO, absent=("SonicMoE",)),
-    Job("MoE layer, decode", "moe-decode", ("moe",), ("expertile",), _AUTO, absent=("SonicMoE",)),
-    Job("Attention, both passes", "attention", ("attention", "attention_backward"), ("expertile-auto",), _AUTO),
+    Job("Random products", "auto", ("grouped_mm",), ("auto",), _AUTO, specialised=("quack",)),
+    Job("FP8 products", "fp8-sweep", ("scaled_grouped_mm",), ("expertile",), _AUTO, specialised=("DeepGEMM",)),
+    Job(
+        "4-bit products",
+        "int4-models",
+        ("int4_grouped_mm",),
+        ("expertile",),
+        _AUTO,
+        specialised=("Marlin", "triton_kernels"),
+    ),
+    Job("MoE layer, forward", "moe-sonic", ("moe",), ("expertile",), _AUTO, specialised=("SonicMoE",)),
+    Job("MoE layer, training", "moe-sonic", ("moe_train",), ("expertile",), _AUTO, specialised=("SonicMoE",)),
+    Job("MoE layer, decode", "moe-decode", ("moe",), ("expertile",), _AUTO, specialised=("SonicMoE",)),
+    Job(
+        "Attention, both passes",
+        "attention",
+        ("attention", "attention_backward"),
+        ("expertile-auto",),
+        _AUTO,
+        specialised=("FlashAttention 3",),
+    ),
     Job(
         "Softmax and norms, both passes",
         "rows",
@@ -65,6 +79,15 @@ JOBS = (
         _AUTO,
     ),
 )
+# What the lab calls the libraries of `Job.specialised`.
+_BACKENDS = {
+    "DeepGEMM": "deepgemm",
+    "FlashAttention 3": "fa3",
+    "Marlin": "marlin",
+    "SonicMoE": "sonicmoe",
+    "quack": "quack",
+    "triton_kernels": "triton_kernels",
+}
 # The chart has a pair of bars for each of these.
 SHOWN = {
     "Grouped products, forward": "Grouped GEMM, bf16",
@@ -91,6 +114,12 @@ class Standing:
     @property
     def mean(self) -> float:
         return geometric_mean(self.ratios)
+
+    @property
+    def absent(self) -> list[str]:
+        """Of the job's specialised libraries those without a time in the run."""
+        timed = {row.backend for row in self.run.rows if row.timed}
+        return [name for name in self.job.specialised if _BACKENDS[name] not in timed]
 
     @property
     def ties(self) -> int:
@@ -170,7 +199,7 @@ def table(found: Sequence[Standing]) -> str:
 
 
 def _mark(s: Standing) -> str:
-    return " ¹" if s.job.absent else ""
+    return " ¹" if s.absent else ""
 
 
 def _named(rivals: Sequence[str]) -> str:
@@ -181,9 +210,9 @@ def _named(rivals: Sequence[str]) -> str:
 def _footnote(found: Sequence[Standing]) -> str:
     lacking: dict[str, list[str]] = {}
     for s in found:
-        for name in s.job.absent:
-            lacking.setdefault(name, []).append(s.job.name)
-    said = "; ".join(f"{name} ({', '.join(jobs)})" for name, jobs in lacking.items())
+        subject = s.job.name.partition(", ")[0]  # one for all of the layer
+        lacking.setdefault(subject, []).extend(name for name in s.absent if name not in lacking.get(subject, []))
+    said = "; ".join(f"{listed(names)} ({subject})" for subject, names in lacking.items() if names)
     notes = [f"¹ Without a time in the row's run: {said}." if said else ""]
     if any("bf16" in s.rivals for s in found):
         notes.append("`bf16` is our own product of unquantised weights.")
@@ -215,7 +244,7 @@ def _rival(s: Standing) -> str:
 
 
 def _note(found: Sequence[Standing]) -> str:
-    absent = dict.fromkeys(name for s in found if s.job.name in SHOWN for name in s.job.absent)
+    absent = dict.fromkeys(name for s in found if s.job.name in SHOWN for name in s.absent)
     lacking = f"; no time of {listed(list(absent))}" if absent else ""
     return f"bar: geometric mean, line: worst to best{lacking}"
 

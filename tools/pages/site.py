@@ -81,7 +81,11 @@ def _parameter(parameter: Any) -> list[str] | None:
     help_text = getattr(parameter, "help", None) or ""
     if getattr(parameter, "hidden", False):
         return None
-    names = [str(parameter.name).upper()] if parameter.param_type_name == "argument" else parameter.opts
+    names = (
+        [str(parameter.name).upper()]
+        if parameter.param_type_name == "argument"
+        else [*parameter.opts, *parameter.secondary_opts]
+    )
     default = parameter.default
     shown = (
         f" Default: `{default}`."
