@@ -52,9 +52,11 @@ class ParallelConfig:
     """What every rank of the group must have alike.
 
     Attributes:
-        num_experts, top_k, hidden_size, dtype: of the layer and its activations (autocast, and weights of another
-            dtype, take precedence). num_experts is at least the world size, and need not be a multiple of it: ranks
-            hold ⌈num_experts / world⌉, the last ones fewer or none. top_k is the columns of topk_ids.
+        num_experts: at least the world size, and need not be a multiple of it: ranks hold ⌈num_experts / world⌉, the
+            last ones fewer or none.
+        top_k: columns of topk_ids.
+        hidden_size: H of the layer.
+        dtype: of the activations; autocast, and weights of another dtype, take precedence.
         chunks: into how many runs each rank's experts are cut, so that the results of one travel while the next is
             computed; 1 to ⌈num_experts / world⌉.
         combine: "ordered" (one row for each slot comes back; the bits of one GPU) or "partial" (one for each token and
@@ -116,7 +118,8 @@ class ExpertParallel:
     Attributes:
         experts: range of the global ids of the experts that this rank holds; empty on the last ranks where ⌈num_experts
             / world⌉ on each of the others are all.
-        rank, world: this rank in the group, and how many there are.
+        rank: this rank in the group.
+        world: how many there are.
 
     Raises:
         ValueError: on every rank, naming the settings and ranks that differ; or a config that cannot be.

@@ -47,16 +47,18 @@ _PLACES = 2048  # places (tokens * experts) of one program: 16 a thread
 
 @dataclass(frozen=True)
 class RouterConfig:
-    """How experts are chosen; the formulas are in this module's docstring.
+    """How experts are chosen; `expertile.moe.router` has the formulas.
 
     Attributes:
-        num_experts, top_k: E and k.
+        num_experts: E.
+        top_k: k.
         score: "softmax" or "sigmoid".
         order: "softmax_then_topk" or "topk_then_softmax"; the same thing for sigmoid scores, which know no other
             experts.
         normalize: divide the weights by their sum over the token's k experts.
         scale: a factor on the weights.
-        num_groups, top_groups: the experts are num_groups runs of equal length; a token's experts come from top_groups.
+        num_groups: the experts are this many runs of equal length.
+        top_groups: a token's experts come from this many of the groups.
         group_score: "top2", the sum of a group's two best experts, or "max", its best.
         capacity_factor: an expert takes at most ceil(capacity_factor * T * k / E) slots; the lowest weights are
             dropped.
