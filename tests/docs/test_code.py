@@ -1,10 +1,12 @@
 """The code of the pages runs on a CPU, from top to bottom, as a reader would paste it."""
 
+import ast
 from pathlib import Path
 
 import pytest
 import torch
 
+import expertile as xt
 from tests.docs.code import alone, blocks
 
 __all__ = ["alone"]
@@ -28,6 +30,21 @@ def test_every_page_of_start_and_guide_has_code_or_commands():
     shown = {page.stem for folder in ("start", "guide") for page in (DOCS / folder).glob("*.md")}
     without = {page.stem for page in DOCS.glob("[sg]*/*.md") if "```" not in page.read_text(encoding="utf-8")}
     assert without == {"concepts"} and len(shown) == 12
+
+
+def test_a_public_name_has_one_path():
+    """What `expertile` itself exports is imported from there, in every page and example."""
+    texts = {page: "\n".join(blocks(page)) for page in [*PAGES, DOCS.parent / "README.md"]}
+    texts |= {file: file.read_text(encoding="utf-8") for file in (DOCS.parent / "examples").glob("*.py")}
+    found = {
+        (page.name, alias.name)
+        for page, text in texts.items()
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("expertile.")
+        for alias in node.names
+        if alias.name in xt.__all__
+    }
+    assert not found
 
 
 def test_a_block_that_does_not_run_says_why(tmp_path):
