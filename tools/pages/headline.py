@@ -194,17 +194,18 @@ def table(found: Sequence[Standing]) -> str:
         f"{cell(env['triton'])}, CUDA-graph replay. The ratio is the best rival's time over ours, geometric mean over "
         "the workloads of one run: above 1× ours is faster. Each workload has its own best rival."
     )
-    header = ["job", "ours", "best rival, on how many workloads", "ratio", "worst", "faster / tie / slower"]
+    header = ["job", "ours", "best rival (workloads)", "ratio", "worst", "faster / tie / slower"]
     return "\n\n".join([lead, markdown_table(header, body, left=3), _footnote(found)])
 
 
 def _mark(s: Standing) -> str:
-    return " ¹" if s.absent else ""
+    return "\u00a0¹" if s.absent else ""
 
 
 def _named(rivals: Sequence[str]) -> str:
-    """The best rivals, the most frequent first: `quack` 9, `loop` 2."""
-    return ", ".join(f"`{cell(name)}` {count}" for name, count in Counter(rivals).most_common())
+    """The best rivals, the most frequent first: `quack` 9, `loop` 2. Two ways of one rival to combine are one rival."""
+    counts = Counter(name.removesuffix("-index-add") for name in rivals).most_common()
+    return ", ".join(f"`{cell(name)}`\u00a0{count}" for name, count in counts)
 
 
 def _footnote(found: Sequence[Standing]) -> str:
@@ -239,8 +240,8 @@ def bars(found: Sequence[Standing]) -> list[Bar]:
 
 
 def _rival(s: Standing) -> str:
-    name = Counter(s.rivals).most_common(1)[0][0]
-    return {"bf16": "our own bf16 product", "torch.compile-index-add": "torch.compile"}.get(name, name)
+    name = Counter(s.rivals).most_common(1)[0][0].removesuffix("-index-add")
+    return {"bf16": "our own bf16 product"}.get(name, name)
 
 
 def _note(found: Sequence[Standing]) -> str:
