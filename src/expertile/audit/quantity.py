@@ -35,7 +35,7 @@ class Quantity:
 
 _ABOUT = re.compile(r"(?i)(?:~|≈|∼|about|around|roughly|approx(?:imately|\.)?|nearly|almost|circa|ca\.|some) ?[(*]*$")
 _BOUND = re.compile(
-    r"(?i)(?:>|<|≥|≤|up to|over|more than|at least|less than|under|below|above|exceed(?:s|ing)?|"
+    r"(?i)(?:(?<![-=])>|<|≥|≤|up to|over|more than|at least|less than|under|below|above|exceed(?:s|ing)?|"
     r"as (?:much|little|low|high) as|at most|beyond|max(?:imum)?(?: of)?|within|every|each|±|\+/?-|\+-) ?=? ?[(*]*$"
 )
 _FIGURE = re.compile(
@@ -43,20 +43,10 @@ _FIGURE = re.compile(
     rf"(?: ?(?:±|\+/?-|\\pm) ?{NUMBER})?"
 )
 _LATEX = re.compile(r"\\(?:text|mathrm|textbf|mathbf|mathit|operatorname)\{([^{}]*)\}")
+_PLAIN = r"\times × \% % \mu µ \approx ≈ \sim ~ \cdot ·".split()
 _SYMBOLS = (
-    ("\\times", "×"),
-    ("\\%", "%"),
-    ("\\,", " "),
-    ("\\;", " "),
-    ("\\ ", " "),
-    ("\\mu", "µ"),
-    ("\\approx", "≈"),
-    ("\\sim", "~"),
-    ("~", "~"),
-    ("\\cdot", "·"),
-    ("&nbsp;", " "),
-    ("\u00a0", " "),
-    ("\u202f", " "),
+    *zip(_PLAIN[::2], _PLAIN[1::2], strict=True),
+    *((space, " ") for space in ("\\,", "\\;", "\\ ", "&nbsp;", "\u00a0", "\u202f")),
 )
 _MARKS = re.compile(r"\*\*|__|`|\$+|</?[a-zA-Z][^<>]*>|!?\[(?=[^\]]*\]\()|\]\((?:[^()]*)\)")
 
@@ -125,6 +115,8 @@ def quantities(text: str, line: int, cell: Unit | None = None) -> list[Quantity]
             value = Interval(min(value.lo, other.lo), value.mid, max(value.hi, other.hi, value.mid))
         label = name or re.split(r"[.;|]\s", before)[-1][-64:].strip()
         after = re.split(r"[.;,|()]\s|\n|\s[(|]", text[end : end + 48] + " ")[0].strip()
+        # "2.4x-3.1x" is a range; "12 ms to 3 ms" is a change.
+        bound = bound or (of.kind in ("ratio", "percent") and re.match(r" ?(?:[-–—]|to) ?\d", text[end:]))
         sure, shown = not (bound or m["b"] or (first and m["a"][0] in "-−")), text[m.start() : end].strip()
         q = Quantity(of.kind, value, shown, label, line, after, -1, sure, of.per_device, of.item, m.start(), end)
         found.append(q)

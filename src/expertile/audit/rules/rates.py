@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from expertile.audit.finding import INCONSISTENT, Finding, finding, si
-from expertile.audit.interval import odd_ones
+from expertile.audit.interval import Interval, odd_ones
 from expertile.audit.quantity import Quantity, same_statistic
 from expertile.audit.report import Cells, Report, Row, Size
 from expertile.roofline import Work
@@ -135,6 +135,8 @@ def _against(cells: Cells, other: str, alone: bool) -> Iterator[Finding]:
         more = conventions(w, row.words) if w and own else ()
         # A row of another format moves other bytes.
         more = more if timed else (*more, 0.25, 0.5, 2.0, 4.0)
+        # A row that does twice the work of the others, by its name, says so with a whole number.
+        more = more if known else (*more, 2.0, 3.0, 4.0, 0.5, 1 / 3, 0.25)
         if off.meets(1.0, _WIDE if known or len(found[1]) == 1 else 0.15) or any(off.meets(c, 0.015) for c in more):
             continue
         if known and w and timed:
@@ -180,11 +182,40 @@ _FACTORS = (1.0, 2.0, 3.0, 4.0, 0.5)  # each byte may be read and written
 def transfers(report: Report) -> Iterator[Finding]:
     """A sentence or record that moves so many bytes in so much time at such a rate."""
     for row in report.rows:
-        w, n, t = row.only("bandwidth"), row.only("bytes"), row.only("time")
-        if not (w and n and t) or _HELD.search(n.words) or _NO_RUN.search(w.words):
+        w, t, parts = row.only("bandwidth"), row.only("time"), [n for n in row.of("bytes") if n.exact and n.value.mid]
+        if not (w and parts and t) or any(_HELD.search(n.words) for n in parts) or _NO_RUN.search(w.words):
             continue
-        text, f = row.text.lower(), w.value * t.value / n.value
+        # "reads 2 GB and writes 2 GB" moves both; "512 MiB (536.9 MB)" are the same bytes.
+        n, text = parts[0], row.text.lower()
+        both = len(parts) == 2 and not parts[1].value.meets(n.value, 0.01) or re.search(r"reads?.*writ", text)
+        if len(parts) > 2 or (len(parts) == 2 and not (both and re.search(r"reads?\b.*\bwrit", text))):
+            continue
+        total = Interval(*(sum(x) for x in zip(*((p.value.lo, p.value.mid, p.value.hi) for p in parts), strict=True)))
+        f = w.value * t.value / total
         several = not _MOVED.search(text) or re.search(r"nccl|all-?reduce|ranks|gpus", text)
         if not several and not any(f.meets(c, _WIDE) for c in ((1.0,) if _ONCE.search(text) else _FACTORS)):
-            message = f"{n.text} in {t.text} is {si(n.value.mid / t.value.mid, 'B/s')}, not {w.text}"
-            yield finding(INCONSISTENT, "bandwidth", message, w, n, t)
+            message = (
+                f"{' + '.join(p.text for p in parts)} in {t.text} is {si(total.mid / t.value.mid, 'B/s')}, not {w.text}"
+            )
+            yield finding(INCONSISTENT, "bandwidth", message, w, *parts, t)
+
+
+def copies(report: Report) -> Iterator[Finding]:
+    """A table's bytes, times and bandwidths: the rows count each byte alike, but for one."""
+    for grid in report.grids:
+        sized, timed = grid.columns("bytes"), grid.columns("time")
+        known = len(sized) == len(timed) == 1 and not _HELD.search(grid.header[sized[0]].lower())
+        for c in grid.columns("bandwidth") if known else ():
+            cells = [(row.figure(c), row.figure(timed[0], "time"), row.figure(sized[0], "bytes")) for row in grid.body]
+            held = [(w, t, n) for w, t, n in cells if w and t and n]
+            factors = [w.value * t.value / n.value for w, t, n in held]
+            found = odd_ones(factors, (1.0, 2.0))
+            for r in found[1] if found and len(held) > 2 else ():
+                w, t, n = held[r]
+                off = factors[r] / (found[0] if found else 1.0)
+                # A copy's bytes may be counted once or twice.
+                if not (
+                    off.meets(1.0, _WIDE) or any(abs(off.mid / x - 1) < 0.02 for x in (2, 0.5, 1.5, 2 / 3, 3, 1 / 3))
+                ):
+                    message = f"{n.text} in {t.text} is {si(n.value.mid / t.value.mid, 'B/s')}; {w.text} is {off.mid:.3g} times what the other rows give"
+                    yield finding(INCONSISTENT, "bandwidth", message, w, n, t)

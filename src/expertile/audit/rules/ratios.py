@@ -4,7 +4,7 @@ import math
 import re
 import statistics
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import permutations
 
 from expertile.audit.finding import INCONSISTENT, QUESTION, UNIT_OF, Finding, finding, si
@@ -15,7 +15,7 @@ from expertile.audit.report import RATIO, Grid, Report, Row
 Pair = tuple[Quantity, Quantity]
 _TYPED = ("time", "rate", "bandwidth", "tokens_per_s", "items_per_s", "s_per_token", "s_per_item", "bytes")
 _PART = re.compile(
-    r"(?i)\bpeak|efficien|\bmfu\b|scal|sav|reduction|overhead|(?:%|percent) of|less|more|diff|delta|Δ|change|increase"
+    r"(?i)\bpeak|efficien|\bmfu\b|\bshare\b|scal|sav|reduction|overhead|(?:%|percent) of|less|more|diff|delta|Δ|change|increase"
 )
 _NO_QUOTIENT = re.compile(r"(?i)\bhit|occupancy|active|stall|utili[sz]")  # counters of a profiler
 
@@ -29,7 +29,10 @@ class _Hypothesis:
     direct: bool = False
 
     def fits(self, r: int, target: Quantity, slack: float) -> bool:
-        return r in self.pairs and follows(target, self.pairs[r], slack)
+        a, b = self.pairs.get(r, (target, target))
+        # "1.1x slower" stands among those that are faster.
+        turned = re.match(r"(?i)\W*(?:faster|slower|better|worse)", target.after) and follows(target, (b, a), slack)
+        return r in self.pairs and (bool(turned) or follows(target, (a, b), slack))
 
     def score(self, targets: dict[int, Quantity], telling: list[int]) -> int:
         """The rows that confirm it; 0 where more than one in three does not."""
@@ -59,12 +62,25 @@ def follows(q: Quantity, pair: Pair, slack: float, change: str = "") -> bool:
 
 def grids(report: Report) -> Iterator[Finding]:
     """Every ratio column of every table."""
-    for grid in report.grids:
+    for grid in (*report.grids, *_logs(report)):
         for index in grid.columns("ratio", "percent"):
             name, cells = grid.header[index], [q for q in grid.column(index) if q is not None]
             said = RATIO.search(name) or _PART.search(name) or all(q.kind == "ratio" for q in cells)
             if said and not _NO_QUOTIENT.search(name):
                 yield from _column(grid, index)
+
+
+def _logs(report: Report) -> Iterator[Grid]:
+    """Lines that differ in their figures alone ("512: eager 1.5 ms, fused 0.75 ms -> 2.0x") as tables."""
+    alike: dict[tuple[int, str], list[Row]] = {}
+    for row in report.lines_of_text:
+        if row.of("ratio", "percent") and len(row.quantities) > 2:
+            alike.setdefault((row.block, re.sub(r"[\d.,]+", "0", row.text)), []).append(row)
+    for (block, _), rows in alike.items():
+        labels = tuple(q.label for q in rows[0].quantities)
+        if len(rows) > 2 and all(len(row.quantities) == len(labels) for row in rows):
+            numbered = [[replace(q, column=c) for c, q in enumerate(row.quantities)] for row in rows]
+            yield Grid(block, labels, [replace(row, quantities=q) for row, q in zip(rows, numbered, strict=True)])
 
 
 def _column(grid: Grid, index: int) -> Iterator[Finding]:
@@ -125,6 +141,10 @@ def _hypotheses(grid: Grid, kind: str, target: int, body: list[int], ones: list[
         ("the row before", {r: r - 1 for r in body}),
     ]
     for c, held in columns.items():
+        for s, row in enumerate(grid.rows):
+            if row.summary and s in held:
+                shares = {r: (held[r], held[s]) for r in body if r in held}
+                yield _Hypothesis(f"{grid.header[c]} of line {row.line}", shares, True)
         for name, base in bases:
             there = {r: (held[s], held[r]) for r, s in base.items() if r in held and s in held and s != r}
             yield _Hypothesis(f"{grid.header[c]} of {name}", there)
@@ -235,7 +255,9 @@ def _summary(row: Row, body: list[Row]) -> Iterator[Finding]:
         whole = Interval(sum(v.lo for v in values), sum(v.mid for v in values), sum(v.hi for v in values))
         may_be = [whole] if total else [*_means(values), whole]
         good += any(q.value.meets(m, FIT) for m in may_be)
-        if q.kind in judged and not any(q.value.meets(m, ODD) for m in may_be):
+        least, most = min(v.lo for v in values), max(v.hi for v in values)
+        apart = q.kind == "ratio" and not total and not q.value.meets(Interval(least, least, most), 0.02)
+        if apart or q.kind in judged and not any(q.value.meets(m, ODD) for m in may_be):
             odd.append((q, may_be[0]))
     # Rows may have been left out: another column must fit, or the table be whole by its look.
     if good >= len(odd) or (len(odd) == 1 and len(body) >= 3):
