@@ -105,7 +105,7 @@ def quantities(text: str, line: int, cell: Unit | None = None) -> list[Quantity]
         if own is None and (named is None or (_IN_CELL if first else _IN_TEXT).match(text, m.end())):
             continue
         of, end = own or (named or NO_UNIT, m.end())
-        if named is not None and of.kind == "params" and (first or named.kind == "rate"):
+        if named not in (None, NO_UNIT) and of.kind == "params" and (first or named.kind == "rate"):
             of = replace(named, low=of.low, high=of.high)
         ends = (text[end : end + 1], text[m.end() : m.end() + 1])
         bound = _ABOUT.search(before) or _BOUND.search(before) or "+" in ends
@@ -117,7 +117,7 @@ def quantities(text: str, line: int, cell: Unit | None = None) -> list[Quantity]
         after = re.split(r"[.;,|()]\s|\n|\s[(|]", text[end : end + 48] + " ")[0].strip()
         # "2.4x-3.1x" is a range; "12 ms to 3 ms" is a change.
         bound = bound or (of.kind in ("ratio", "percent") and re.match(r" ?(?:[-–—]|to) ?\d", text[end:]))
-        sure, shown = not (bound or m["b"] or (first and m["a"][0] in "-−")), text[m.start() : end].strip()
+        sure, shown = not (bound or m["b"] or (first and of.kind != "percent" and m["a"][0] in "-−")), text[m.start() : end].strip()
         q = Quantity(of.kind, value, shown, label, line, after, -1, sure, of.per_device, of.item, m.start(), end)
         found.append(q)
     return found

@@ -110,7 +110,9 @@ def _markdown(lines: list[Line]) -> list[Block]:
             else:
                 # A paragraph of bars or columns is a table whose author forgot the rule.
                 parts = split_code(inside)
-                blocks.extend(parts if any(b.table for b in parts) else [Block("prose", inside)])
+                # Lines that differ in their figures alone are no sentence.
+                alike = len({re.sub(r"[\d.,]+", "0", line.text) for line in inside}) < len(inside)
+                blocks.extend(parts if alike or any(b.table for b in parts) else [Block("prose", inside)])
         i += 1
     return [b for b in blocks if b.table or b.lines]
 

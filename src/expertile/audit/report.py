@@ -164,6 +164,7 @@ class Grid:
         return [c for c, fits in enumerate(held) if fits and 2 * sum(fits) >= len(self.rows)]
 
 
+_TAG = re.compile(r"</?[a-zA-Z][^<>]*>")
 _SUMMARY = re.compile(
     r"(?i)^\W*(?:(?:overall|grand)\s+)?(?:average|avg\.?|mean|geo-?\s?mean|total|sum|median|overall|all)\b"
 )
@@ -196,7 +197,7 @@ class Report:
         for row in self.all_rows:
             row.report = self
         self.text = text.lower()
-        self.everything = facts(given + "\n" + clean(text))  # what the whole report states
+        self.everything = facts(given + "\n" + clean(_TAG.sub(" ", text)))  # what the whole report states
         self.lines_of_text = [row for row in self.rows if row.kind == "line"]
         self.facts = [_block_facts(block) for block in self.blocks]
 
@@ -256,7 +257,7 @@ class Report:
     def lead(self, row: Row) -> str:
         """The sentence that ends in a colon, above a list or preformatted text."""
         block, above = self.blocks[row.block], self.blocks[row.block - 1] if row.block else None
-        told = above is not None and block.kind in ("list", "code") and above.kind in ("prose", "heading")
+        told = above is not None and (block.table or block.kind in ("list", "code")) and above.kind in ("prose", "heading")
         return clean(above.text.rstrip()) if above and told and above.text.rstrip().endswith(":") else ""
 
     def bytes_near(self, row: Row) -> list[Quantity]:

@@ -23,7 +23,7 @@ _STEPS = [10.0 ** (3 * k) for k in range(-6, 7)]
 _BINARY = [s * 1.024**j * b for s in _STEPS for j in range(-4, 5) for b in (1, 8, 0.125)]
 _CLOCK = [s * c for s in _STEPS for c in (60, 3600, 86400, 24, 1 / 60, 1 / 3600, 1 / 86400, 1 / 24)]
 _BYTES = re.compile(r"(?:^|\b)(?:[KMGTkmgt]i?[Bb](?:ytes)?|[Bb]ytes?|[Bb]its?|[KMG]i?)(?:/s|ps)?\b")
-_HOURS = re.compile(r"(?i)\b(?:h|hours?|hrs?|d|days?|min\w*|sec\w*|s)\b")
+_HOURS = re.compile(r"(?i)\b(?:h|hours?|hrs?|d|days?|min\w*|sec\w*|s|[km]?Wh?|[km]?J)\b")
 
 
 class _Side:
@@ -86,11 +86,12 @@ def _side(text: str) -> _Side | None:
 
 def equations(report: Report) -> Iterator[Finding]:
     """Every equation of plain numbers, each side of it against the next."""
-    for row in report.all_rows:
+    for row in (r for r in report.all_rows if r.kind != "record"):
         raw = report.lines[row.line - 1] if 0 < row.line <= len(report.lines) else ""
         if "=" not in row.text and "≈" not in row.text or re.search(r"\d ?\*\* ?\d|\\frac|//", raw):
             continue
         text = _SUPER.sub(lambda m: "^" + m[0].translate(_RAISED), row.text)
+        text = re.sub(r"(?<=\+ )[A-Za-z][A-Za-z ]{1,24}(?=\d)", "", text)  # "4 ms + queue 11 ms"
         at = 0
         while left := _SIDE.search(text, at):
             at = left.end()
@@ -124,4 +125,8 @@ def _holds(a: _Side, b: _Side, about: bool) -> bool:
         steps = (_STEPS, _BINARY * any(map(_BYTES.match, units)), _CLOCK * any(map(_HOURS.search, units)))
         forms = [made * s for some in steps for s in some]
     open_share = a.spread() / made + b.spread() / said + (0.06 if about else 0.012)
+    # "4096 / 128 = 32 tiles × 56" goes on with what it is.
+    said_first = b.numbers[0][0] ** b.numbers[0][2]
+    if any(abs(said_first - f) <= open_share * max(said_first, f) for f in forms):
+        return True
     return any(abs(said - f) <= open_share * max(said, f) for f in forms if f > 0)

@@ -86,7 +86,9 @@ def _rate(report: Report, row: Row, q: Quantity, count: float) -> Iterator[Findi
 
 def _formats_of(q: Quantity, row: Row) -> tuple[str, ...]:
     """What a table's column or row, or a sentence, calls the format of a figure; another column's is not its."""
-    return facts(q.label).of("formats") or facts(row.label if row.kind == "table" else row.text).of("formats")
+    if row.kind != "table":
+        return facts(row.text).of("formats")
+    return facts(q.label).of("formats") or facts(row.label).of("formats")
 
 
 def _bandwidth(report: Report, row: Row, q: Quantity, count: float) -> Iterator[Finding]:
@@ -239,7 +241,7 @@ def links(report: Report) -> Iterator[Finding]:
     for row in report.all_rows:
         for q in row.of("bandwidth") if row.kind == "table" or len(row.of("bandwidth")) == 1 else ():
             near = q.label if row.kind == "table" else row.text
-            near += " " + report.lead(row) if row.kind == "line" and not _LINK.search(row.text) else ""
+            near += f" {row.label} {report.lead(row)}" if not _LINK.search(near) and row.kind != "record" else ""
             link = _link(near, row)
             if link is None or _OTHER.search(f"{q.words} {near.lower()}") or _NO_LINK.search(near):
                 continue

@@ -150,6 +150,8 @@ def _against(cells: Cells, other: str, alone: bool) -> Iterator[Finding]:
 
 def _single(row: Row, w: Reading, a: Quantity, b: Quantity) -> Iterator[Finding]:
     f, words = a.value * b.value / w.work.flops, row.words
+    if row.size("m") is None and not 0.01 < f.mid < 100:
+        return  # "128x128x8: 1.05 ms" is a tile
     if any(f.meets(c, _WIDE) for c in conventions(w, words)) or re.search(r"sparse|winograd|strassen|effective", words):
         return
     would, needs = si(w.work.flops / b.value.mid, "FLOP/s"), si(w.work.flops / a.value.mid, "s")
@@ -181,8 +183,11 @@ _FACTORS = (1.0, 2.0, 3.0, 4.0, 0.5)  # each byte may be read and written
 
 def transfers(report: Report) -> Iterator[Finding]:
     """A sentence or record that moves so many bytes in so much time at such a rate."""
+    last: list[Quantity] = []
     for row in report.rows:
         w, t, parts = row.only("bandwidth"), row.only("time"), [n for n in row.of("bytes") if n.exact and n.value.mid]
+        # "the same buffer" is that of the sentence before.
+        parts, last = parts or last * bool(re.search(r"\bsame\b", row.text)), parts or last
         if not (w and parts and t) or any(_HELD.search(n.words) for n in parts) or _NO_RUN.search(w.words):
             continue
         # "reads 2 GB and writes 2 GB" moves both; "512 MiB (536.9 MB)" are the same bytes.
@@ -192,7 +197,7 @@ def transfers(report: Report) -> Iterator[Finding]:
             continue
         total = Interval(*(sum(x) for x in zip(*((p.value.lo, p.value.mid, p.value.hi) for p in parts), strict=True)))
         f = w.value * t.value / total
-        several = not _MOVED.search(text) or re.search(r"nccl|all-?reduce|ranks|gpus", text)
+        several = not ((n.line != w.line) or _MOVED.search(text)) or re.search(r"nccl|all-?reduce|ranks|gpus", text)
         if not several and not any(f.meets(c, _WIDE) for c in ((1.0,) if _ONCE.search(text) else _FACTORS)):
             message = (
                 f"{' + '.join(p.text for p in parts)} in {t.text} is {si(total.mid / t.value.mid, 'B/s')}, not {w.text}"

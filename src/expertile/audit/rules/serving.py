@@ -146,7 +146,8 @@ def mfu(report: Report) -> Iterator[Finding]:
         if len(sizes) != 1 or not peaks:
             continue
         trained = re.search(r"(?i)train|step|fine-?tun", row.words)
-        each = [sizes[0] * q.value.mid / (x * g) for x in peaks for g in gpu_counts(row)]
+        counts = row.facts.of("gpus") if row.kind == "table" else ()
+        each = [sizes[0] * q.value.mid / (x * g) for x in peaks for g in counts or gpu_counts(row)]
         # "7B" may be 6.7 or 7.6; attention over long texts adds to 6·N.
         if not any((5.1 if trained else 1.7) * e <= p.value.hi and p.value.lo <= 8.3 * e for e in each):
             best = min((k * e for e in each for k in (2, 6)[bool(trained) :]), key=lambda x: abs(x - p.value.mid))
