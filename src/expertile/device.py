@@ -349,7 +349,8 @@ def _aliases() -> tuple[re.Pattern[str], Mapping[str, Device], frozenset[str]]:
     """One pattern for every alias, the longest first; whose each is; and the words that they begin with."""
     owner = {_words(alias).strip(): device for device in _KNOWN for alias in (*device.aliases, device.name)}
     longest_first = sorted(owner, key=len, reverse=True)
-    pattern = re.compile(rf"(?<= )(?:{'|'.join(map(re.escape, longest_first))})(?= )")
+    # "GTX 1650 Ti" is no GTX 1650; where the part is not known it is none.
+    pattern = re.compile(rf"(?<= )(?:{'|'.join(map(re.escape, longest_first))})(?= )(?! (?:ti|super|xtx?) )")
     return pattern, owner, frozenset(alias.split()[0] for alias in owner)
 
 

@@ -55,6 +55,7 @@ _CUBE = re.compile(r"\b(?P<a>\d{2,6}) ?(?:\^ ?3|³)")
 # A word that names a number format, and phrases of several words.
 FORMATS = (
     ("fp4", r"(?:nv|mx)?fp4|float4|e2m1"),
+    ("fp6", r"(?:mx)?fp6|e[23]m[23]\w*"),
     ("fp8", r"(?:mx)?fp8|float8|e4m3\w*|e5m2\w*|w8a8"),
     ("int8", r"u?int8|[isu]8|q8"),
     ("int4", r"u?int4|w4a16|w4a8|q4|awq|gptq|nf4|[iu]4|4bit"),
@@ -74,7 +75,7 @@ _PHRASES = {
     "16 bit": "fp16",
     "32 bit": "fp32",
 }
-BITS = {"fp64": 64, "fp32": 32, "tf32": 32, "fp16": 16, "bf16": 16, "fp8": 8, "int8": 8, "fp4": 4, "int4": 4}
+BITS = {"fp64": 64, "fp32": 32, "tf32": 32, "fp16": 16, "bf16": 16, "fp8": 8, "fp6": 6, "int8": 8, "fp4": 4, "int4": 4}
 _FORMAT = re.compile("|".join(rf"(?P<{name}>{form})" for name, form in FORMATS))
 _SPLIT = re.compile(r"[^a-z0-9]+")
 

@@ -54,7 +54,7 @@ def printed(digits: str) -> Interval:
     return Interval(max(0.0, value - unit), value, value + unit)
 
 
-NUMBER = r"(?:\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+\.?\d*(?:[eE][-+]?\d+)?|\.\d+)"
+NUMBER = r"(?:\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+\.?\d*(?:[eE][-+]?\d{1,2}(?!\d))?|\.\d+)"
 FIT = 0.02  # rows within this agree
 ODD = 0.06  # a row this far beyond its printed digits breaks the relation
 _TIGHT = 0.15  # an interval wider than this confirms nothing

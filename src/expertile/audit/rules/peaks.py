@@ -18,9 +18,9 @@ _OTHER = re.compile(
 )
 _CACHED = re.compile(
     r"cache|\bl[12]\b|shared|smem|register|nvlink|pci-?e|infiniband|\bib\b|network|disk|ssd|nvme|host|h2d|d2h|h->d|p2p|dsmem|"
-    r"bus ?bw|alg ?bw|all-?reduce|all-?gather|nccl|effective|logical|equivalent|xgmi|interconnect|bisection|lds"
+    r"bus ?bw|alg ?bw|all-?reduce|all-?gather|nccl|effective|logical|equivalent|xgmi|interconnect|bisection|lds|tmem|per sm\b"
 )
-_MEMORY = re.compile(r"hbm|dram|mem(?:ory)?[ _](?:bandwidth|bw)|global memory|vram|gddr|\bstream\b|device memory")
+_MEMORY = re.compile(r"hbm|dram|\bmem(?:ory)?[ _](?:bandwidth|bw)|global memory|vram|gddr|\bstream\b|device memory")
 _SEVERAL = re.compile(r"multi-?gpu|nodes?\b|cluster|distributed|(?:tensor|data)[ -]parallel|dgx|hgx|nvl72")
 
 
@@ -71,6 +71,10 @@ def _rate(report: Report, row: Row, q: Quantity, count: float) -> Iterator[Findi
             return None
         of = f"the {'/'.join(own)} peak" if own else "the peak of any format"
         ask = ": which format and which GPU ran this?" if verdict == QUESTION else ""
+        # A row with its own share of a peak was run on a part with another peak.
+        share = row.only("percent")
+        if share and share.value.mid <= 1.0 and _SHARE.search(share.words):
+            verdict = QUESTION
         message = f"{q.text} is more than {f'{count:.0f} × ' * (count > 1)}{si(most, 'FLOP/s')}, {of} of {device.name}"
         return finding(verdict, "peak", message + ask, q)
 
@@ -101,7 +105,7 @@ def _bandwidth(report: Report, row: Row, q: Quantity, count: float) -> Iterator[
     # So many bytes fit in no cache.
     moved = row.of("bytes") or report.bytes_near(row)
     big = bool(moved) and all(b.value.lo > 4 * max(device.l2_bytes, 2**25) for b in moved)
-    sure = big or (not row.of("bytes") and _MEMORY.search(f"{text} {row.words}"))
+    sure = big or (not row.of("bytes") and _MEMORY.search(f"{text} {row.headings}"))
     message = f"{q.text} is more than the {si(most, 'B/s')} of {device.name}'s memory"
     ask = "" if sure else ": did the data fit in a cache?"
     yield finding(IMPOSSIBLE if sure else QUESTION, "memory bandwidth", message + ask, q)
@@ -157,7 +161,13 @@ _PEAK = re.compile(r"peak|theoretical|roofline|max(?:imum)?\b|spec|rated|limit|u
 
 
 def _stated_peaks(report: Report, kind: str) -> list[tuple[Row, Quantity]]:
-    return [(row, q) for row in report.all_rows for q in row.of(kind) if _PEAK.search(f"{q.words} {row.label.lower()}")]
+    # A table's row is one of peaks where its first words say so.
+    return [
+        (row, q)
+        for row in report.all_rows
+        for q in row.of(kind)
+        if _PEAK.search(f"{q.words} {' '.join(row.label.lower().split()[:3])}")
+    ]
 
 
 def shares(report: Report) -> Iterator[Finding]:
@@ -172,7 +182,7 @@ def shares(report: Report) -> Iterator[Finding]:
             figures = [q for q in row.of(kind) if q.exact and q not in stated]
             if len(percents) != 1 or len(figures) != 1 or not percents[0].exact or not percents[0].value.mid:
                 continue
-            if (kind == "bandwidth" and row.of("rate")) or not (here or row.devices):
+            if row.of("rate" if kind == "bandwidth" else "bandwidth") or not (here or row.devices):
                 continue
             q, p = figures[0], percents[0]
             known = [x for d in row.devices for f in DTYPES for x in (d.peak(f), d.sparse_peak(f), generous_peak(d, f))]
@@ -190,9 +200,9 @@ def shares(report: Report) -> Iterator[Finding]:
                 )
                 share = f"{100 * q.value.mid / base:.3g} %"
                 message = f"{q.text} of {of} is {share}, not {p.text}; no other peak of the GPU gives it either"
-                yield finding(
-                    INCONSISTENT, "share of peak", message, p, q, lines=tuple(s.line for s in (here or stated)[:1])
-                )
+                sure = here or by_sheet or abs(stated[0].line - row.line) <= 20
+                verdict, lines = INCONSISTENT if sure else QUESTION, tuple(s.line for s in (here or stated)[:1])
+                yield finding(verdict, "share of peak", message, p, q, lines=lines)
             by_sheet |= kind == "bandwidth" and exactly
 
 

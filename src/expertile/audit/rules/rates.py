@@ -136,7 +136,7 @@ def _against(cells: Cells, other: str, alone: bool) -> Iterator[Finding]:
         # A row of another format moves other bytes.
         more = more if timed else (*more, 0.25, 0.5, 2.0, 4.0)
         # A row that does twice the work of the others, by its name, says so with a whole number.
-        more = more if known else (*more, 2.0, 3.0, 4.0, 0.5, 1 / 3, 0.25)
+        more = more if known else (*more, max(1.0, round(off.mid)), 1 / max(1.0, round(1 / off.mid)))
         if off.meets(1.0, _WIDE if known or len(found[1]) == 1 else 0.15) or any(off.meets(c, 0.015) for c in more):
             continue
         if known and w and timed:

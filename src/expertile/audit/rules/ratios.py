@@ -151,9 +151,20 @@ def _hypotheses(grid: Grid, kind: str, target: int, body: list[int], ones: list[
                 shares = {r: (held[r], held[s]) for r in body if r in held}
                 yield _Hypothesis(f"{grid.header[c]} of line {row.line}", shares, True)
         for name, base in bases:
-            there = {r: (held[s], held[r]) for r, s in base.items() if r in held and s in held and s != r}
+            pairs = [(r, s) for r, s in base.items() if r in held and s in held and s != r]
+            there = {r: (held[s], held[r]) for r, s in pairs if _same_work(grid.rows[r], grid.rows[s])}
             yield _Hypothesis(f"{grid.header[c]} of {name}", there)
             yield _Hypothesis(f"{grid.header[c]} over {name}", {r: (b, a) for r, (a, b) in there.items()})
+
+
+_SHAPES = re.compile(r"\b[A-Za-z]{1,3}=?\d+\b|\d+(?:[x×]\d+)+")
+
+
+def _same_work(a: Row, b: Row) -> bool:
+    """Whether two rows may be of one problem: "B4 N512" and "B1 N1024" are not."""
+    shapes = [{re.sub(r"\d", "", s): s for s in _SHAPES.findall(row.label)} for row in (a, b)]
+    shared = shapes[0].keys() & shapes[1].keys()
+    return len(shared) < 2 or all(shapes[0][s] == shapes[1][s] for s in shared)
 
 
 def _each(grid: Grid, columns: dict[int, dict[int, Quantity]]) -> Iterator[tuple[int, dict[int, Quantity]]]:
