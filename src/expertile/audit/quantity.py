@@ -56,7 +56,7 @@ def clean(text: str) -> str:
     """`text` without Markdown's and LaTeX's marks."""
     if not any(mark in text for mark in "*_`$<[\\&\u00a0\u202f"):
         return text
-    text = _MARKS.sub("", _LATEX.sub(r" \1", text))
+    text = _MARKS.sub("", _LATEX.sub(r" \1", text.replace("{,}", ",")))
     for mark, plain in _SYMBOLS:
         text = text.replace(mark, plain)
     return re.sub(r"[{}]", " ", text) if "\\" in text else text

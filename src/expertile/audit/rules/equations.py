@@ -100,7 +100,7 @@ def equations(report: Report) -> Iterator[Finding]:
             before = text[: left.start()]
             # "N × 3 / 4" and "sqrt(16 × 4)" are not made of the numbers alone; nor is "= 2 × M".
             open_end = right and re.match(r" ?[*×/÷·^(] ?\w?|\w| ?[+−-] ?[A-Za-z(]", text[right.end() :])
-            if not (equals and right) or re.search(r"[\w.,)\]]$|[*×/÷·+^−-] ?$| [xX] $|[(\[]\w+, ?$", before) or open_end:
+            if not (equals and right) or re.search(r"[\w.,)\]]$|[*×/÷·+^−-] ?$| [xX] $|\d ?, ?$|[(\[]\w+, ?$", before) or open_end:
                 continue
             at = right.start()
             a, b = _side(left[0]), _side(right[0])

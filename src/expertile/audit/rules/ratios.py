@@ -275,7 +275,7 @@ def _summary(row: Row, body: list[Row]) -> Iterator[Finding]:
     odd: list[tuple[Quantity, Interval]] = []
     good = 0
     for q in row.quantities:
-        values = [v.value for b in body for v in b.quantities if v.column == q.column and v.kind == q.kind]
+        values = [v.value for b in body for v in b.quantities if v.column == q.column and v.kind == q.kind and v.exact]
         if len(values) != len(body) or not q.exact:
             continue
         whole = Interval(sum(v.lo for v in values), sum(v.mid for v in values), sum(v.hi for v in values))
