@@ -117,7 +117,10 @@ def quantities(text: str, line: int, cell: Unit | None = None) -> list[Quantity]
         after = re.split(r"[.;,|()]\s|\n|\s[(|]", text[end : end + 48] + " ")[0].strip()
         # "2.4x-3.1x" is a range; "12 ms to 3 ms" is a change.
         bound = bound or (of.kind in ("ratio", "percent") and re.match(r" ?(?:[-–—]|to) ?\d", text[end:]))
-        sure, shown = not (bound or m["b"] or (first and of.kind != "percent" and m["a"][0] in "-−")), text[m.start() : end].strip()
+        sure, shown = (
+            not (bound or m["b"] or (first and of.kind != "percent" and m["a"][0] in "-−")),
+            text[m.start() : end].strip(),
+        )
         q = Quantity(of.kind, value, shown, label, line, after, -1, sure, of.per_device, of.item, m.start(), end)
         found.append(q)
     return found

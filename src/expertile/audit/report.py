@@ -257,7 +257,9 @@ class Report:
     def lead(self, row: Row) -> str:
         """The sentence that ends in a colon, above a list or preformatted text."""
         block, above = self.blocks[row.block], self.blocks[row.block - 1] if row.block else None
-        told = above is not None and (block.table or block.kind in ("list", "code")) and above.kind in ("prose", "heading")
+        told = (
+            above is not None and (block.table or block.kind in ("list", "code")) and above.kind in ("prose", "heading")
+        )
         return clean(above.text.rstrip()) if above and told and above.text.rstrip().endswith(":") else ""
 
     def bytes_near(self, row: Row) -> list[Quantity]:

@@ -65,7 +65,9 @@ def grids(report: Report) -> Iterator[Finding]:
     for grid in (*report.grids, *_logs(report)):
         for index in grid.columns("ratio", "percent"):
             name, cells = grid.header[index], [q for q in grid.column(index) if q is not None]
-            said = name.strip() == "%" or RATIO.search(name) or _PART.search(name) or all(q.kind == "ratio" for q in cells)
+            said = (
+                name.strip() == "%" or RATIO.search(name) or _PART.search(name) or all(q.kind == "ratio" for q in cells)
+            )
             if said and not _NO_QUOTIENT.search(name):
                 yield from _column(grid, index)
 
@@ -104,7 +106,9 @@ def _column(grid: Grid, index: int) -> Iterator[Finding]:
         return
     # One row that agrees is enough beside one that does not, where nothing else can be meant.
     only = best.direct and any(len(grid.columns(kind)) == 2 for kind in kinds)
-    if score < 2 and not (len(telling) == 2 and (only or (ones and best.name.endswith("1x") and targets[telling[0]].kind == "ratio"))):
+    if score < 2 and not (
+        len(telling) == 2 and (only or (ones and best.name.endswith("1x") and targets[telling[0]].kind == "ratio"))
+    ):
         return
     # Where the rows agree to their last digit, so must every other. A pair that suits another better is its own.
     exactly = sum(best.fits(r, targets[r], 0.0) for r in telling)
@@ -230,7 +234,13 @@ def sentences(report: Report) -> Iterator[Finding]:
             continue
         # "as the length grew 4x" is not of the times: a word of gain stands beside the ratio, or the times do.
         near = {q: row.text[max(0, q.start - 24) : q.start] + row.text[q.end : q.end + 16] for q in ratios}
-        ratios = [q for q in ratios if _OUTCOME.search(near[q]) or _BY.search(row.text[: q.start]) or re.fullmatch(r"\W+", row.text[b.end : q.start])]
+        ratios = [
+            q
+            for q in ratios
+            if _OUTCOME.search(near[q])
+            or _BY.search(row.text[: q.start])
+            or re.fullmatch(r"\W+", row.text[b.end : q.start])
+        ]
         for q in ratios:
             # "dropped by 60 %" is a change; "to 60 % of it" is a share.
             by = _BY.search(row.text[: q.start]) or _CHANGE.search(row.text[q.end :])
