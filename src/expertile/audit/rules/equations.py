@@ -86,6 +86,8 @@ def equations(report: Report) -> Iterator[Finding]:
                 continue
             at = right.start()
             a, b = _side(left[0]), _side(right[0])
+            if b and b.units and re.fullmatch(r"\d+(?:[x×]\d+){1,2}", left[0]):
+                continue  # "64×64×32 = 6.1 TF" is a tile's rate
             about = not equals["is"] or bool(equals["about"])
             if a and b and a.count + b.count > 2 and "B" not in a.units and not _holds(a, b, about):
                 line = max((q.line for q in row.quantities if left.start() <= q.start <= right.end()), default=row.line)

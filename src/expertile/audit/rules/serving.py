@@ -42,8 +42,13 @@ def _is_any(f: Interval, *values: float) -> bool:
 
 def per_token(report: Report) -> Iterator[Finding]:
     """ms per token against tokens/s: one is the inverse of the other, times the sequences at once."""
-    for row in report.all_rows:
-        a, b = row.only("s_per_token"), row.only("tokens_per_s")
+    held = [(row, row.only("s_per_token"), row.only("tokens_per_s")) for row in report.rows]
+    for grid in report.grids:
+        # A table's rows must confirm one another: each column may have its own percentile.
+        cells = grid.pairs("s_per_token", "tokens_per_s")[0] if grid.pairs("s_per_token", "tokens_per_s") else []
+        found = odd_ones([a.value * b.value for _, a, b in cells], (1.0,))
+        held += [cells[r] for r in found[1]] if found else []
+    for row, a, b in held:
         # Below the inverse, prefill or waiting may take the rest of the time.
         slower = a and b and (a.value * b.value).mid < 1 and (row.of("time") or _NOT_WALL.search(row.text))
         if a and b and not slower and not _is_any(a.value * b.value, *_at_once(row)):
