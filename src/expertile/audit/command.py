@@ -12,24 +12,15 @@ from expertile.audit.render import FORMATS, render
 FAIL_ON = {INCONSISTENT: ACCUSATIONS, IMPOSSIBLE: (IMPOSSIBLE,), "never": ()}
 
 
-def run(
-    files: Sequence[str],
-    *,
-    gpu: str = "",
-    dtype: str = "",
-    shape: str = "",
-    form: str = "text",
-    out: Path | None = None,
-    fail_on: str = INCONSISTENT,
-    everything: bool = False,
-) -> bool:
+def run(files: Sequence[str], form: str, out: Path | None, fail_on: str, everything: bool, **setup: str) -> bool:
     """Audit `files` ("-" is standard input), print or write the verdicts, and say whether none fails.
 
-    Raises ValueError for a choice that is not known, OSError for a file that cannot be read.
+    `setup`: gpu, dtype, shape as `audit_text` takes them. Raises ValueError for a choice that is not known, OSError for
+    a file that cannot be read.
     """
     if fail_on not in FAIL_ON:
         raise ValueError(f"fail-on: expected one of {', '.join(FAIL_ON)}, got {fail_on!r}")
-    audits = [_audit(name, gpu, dtype, shape) for name in files]
+    audits = [_audit(name, **setup) for name in files]
     text = render(audits, form, everything)
     if out is None:
         print(text)
@@ -38,10 +29,10 @@ def run(
     return not any(f.verdict in FAIL_ON[fail_on] for audit in audits for f in audit.findings)
 
 
-def _audit(name: str, gpu: str, dtype: str, shape: str) -> Audit:
+def _audit(name: str, **setup: str) -> Audit:
     standard = name == "-"
     text = sys.stdin.read() if standard else Path(name).read_text(encoding="utf-8", errors="replace")
-    return audit_text(text, "" if standard else name, gpu=gpu, dtype=dtype, shape=shape)
+    return audit_text(text, "" if standard else name, **setup)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -16,6 +16,9 @@ class Interval:
         if not self.lo <= self.mid <= self.hi:
             raise ValueError(f"interval: expected lo <= mid <= hi, got {self.lo}, {self.mid}, {self.hi}")
 
+    def __add__(self, other: "Interval") -> "Interval":
+        return Interval(self.lo + other.lo, self.mid + other.mid, self.hi + other.hi)
+
     def __mul__(self, other: "Interval | float") -> "Interval":
         by = exact(other)
         return Interval(self.lo * by.lo, self.mid * by.mid, self.hi * by.hi)

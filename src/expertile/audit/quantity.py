@@ -43,9 +43,8 @@ _FIGURE = re.compile(
     rf"(?: ?(?:±|\+/?-|\\pm) ?{NUMBER})?"
 )
 _LATEX = re.compile(r"\\(?:text|mathrm|textbf|mathbf|mathit|operatorname)\{([^{}]*)\}")
-_PLAIN = r"\times × \% % \mu µ \approx ≈ \sim ~ \cdot ·".split()
 _SYMBOLS = (
-    *zip(_PLAIN[::2], _PLAIN[1::2], strict=True),
+    *(("\\times", "×"), ("\\%", "%"), ("\\mu", "µ"), ("\\approx", "≈"), ("\\sim", "~"), ("\\cdot", "·")),
     *((space, " ") for space in ("\\,", "\\;", "\\ ", "&nbsp;", "\u00a0", "\u202f")),
 )
 _MARKS = re.compile(r"\*\*|__|`|\$+|</?[a-zA-Z][^<>]*>|!?\[(?=[^\]]*\]\()|\]\((?:[^()]*)\)")

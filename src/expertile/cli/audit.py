@@ -26,5 +26,5 @@ def audit(
 ) -> None:
     """Check somebody's benchmark report against arithmetic and hardware limits; exit 1 if a claim fails."""
     form = "json" if as_json else form
-    if not run(files, gpu=gpu, dtype=dtype, shape=shape, form=form, out=out, fail_on=fail_on, everything=everything):
+    if not run(files, form, out, fail_on, everything, gpu=gpu, dtype=dtype, shape=shape):
         raise typer.Exit(1)

@@ -59,7 +59,8 @@ def compression(report: Report) -> Iterator[Finding]:
         if len(b) == 1 and len(bits) == 2 and _CHANGED.search(row.text) and not _NOT_BITS.search(row.text):
             wide_q, q = sorted((*a, *b), key=lambda q: -q.value.mid)
             if q.exact and wide_q.exact and q.value.mid and wide_q.value.lo / q.value.hi > 1.08 * max(bits) / min(bits):
-                message = f"{wide_q.text} / {q.text} is {wide_q.value.mid / q.value.mid:.3g}x; the bits give at most {max(bits) / min(bits):.3g}x"
+                ratio = f"{wide_q.text} / {q.text} is {wide_q.value.mid / q.value.mid:.3g}x"
+                message = f"{ratio}; the bits give at most {max(bits) / min(bits):.3g}x"
                 yield finding(INCONSISTENT, "compression", message, q, wide_q)
     for grid in report.grids:
         for c in grid.columns("bytes"):

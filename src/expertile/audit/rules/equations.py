@@ -57,7 +57,7 @@ def _side(text: str) -> _Side | None:
     def value(i: int = -1) -> float:
         powers = [float(m["power"] or 1) for m in atoms]
         v = [(h.mid + off[j] * (j == i)) ** powers[j] for j, h in enumerate(held)]
-        return float(eval("".join(spelled), {"__builtins__": {}, "v": v}))  # noqa: S307  (signs and numbers only)
+        return float(eval("".join(spelled), {"__builtins__": {}, "v": v}))  # of signs and numbers alone
 
     try:
         middle = value()

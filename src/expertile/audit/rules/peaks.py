@@ -8,7 +8,7 @@ from expertile.audit.finding import IMPOSSIBLE, INCONSISTENT, QUESTION, UNCHECKE
 from expertile.audit.quantity import Quantity
 from expertile.audit.report import Report, Row
 from expertile.audit.rules.rates import largest_run, readings
-from expertile.device import DTYPES, Device, generous_peak
+from expertile.device import DTYPES, NVLINK, PCIE_LANES, SPARSE_SHEET, Device, generous_peak
 
 # A figure that is no measurement of dense work by one run.
 _OTHER = re.compile(
@@ -18,7 +18,7 @@ _OTHER = re.compile(
 )
 _CACHED = re.compile(
     r"cache|\bl[12]\b|shared|smem|register|nvlink|pci-?e|infiniband|\bib\b|network|disk|ssd|nvme|host|h2d|d2h|h->d|p2p|dsmem|"
-    r"bus ?bw|alg ?bw|all-?reduce|all-?gather|nccl|effective|logical|equivalent|xgmi|interconnect|bisection|lds|tmem|per sm\b"
+    r"bus ?bw|alg ?bw|all-?reduce|all-?gather|nccl|effective|logical|equivalent|xgmi|interconnect|bisect|lds|tmem|per sm\b"
 )
 _MEMORY = re.compile(r"hbm|dram|\bmem(?:ory)?[ _](?:bandwidth|bw)|global memory|vram|gddr|\bstream\b|device memory")
 _SEVERAL = re.compile(r"multi-?gpu|nodes?\b|cluster|distributed|(?:tensor|data)[ -]parallel|dgx|hgx|nvl72")
@@ -162,12 +162,8 @@ _PEAK = re.compile(r"peak|theoretical|roofline|max(?:imum)?\b|spec|rated|limit|u
 
 def _stated_peaks(report: Report, kind: str) -> list[tuple[Row, Quantity]]:
     # A table's row is one of peaks where its first words say so.
-    return [
-        (row, q)
-        for row in report.all_rows
-        for q in row.of(kind)
-        if _PEAK.search(f"{q.words} {' '.join(row.label.lower().split()[:3])}")
-    ]
+    named = [(row, " ".join(row.label.lower().split()[:3])) for row in report.all_rows]
+    return [(row, q) for row, name in named for q in row.of(kind) if _PEAK.search(f"{q.words} {name}")]
 
 
 def shares(report: Report) -> Iterator[Finding]:
@@ -193,21 +189,14 @@ def shares(report: Report) -> Iterator[Finding]:
             if by_sheet and not stated:
                 near = any(abs(part.mid / (x * n) - 1) < 0.06 for x in other if x for n in gpu_counts(row))
             if not near and (stated or by_sheet) and not any(part.meets(s.value, 0.02) for s in here):
-                base, of = (
-                    ((here or stated)[0].value.mid, (here or stated)[0].text)
-                    if stated
-                    else (known[0] or 1.0, "the data sheet's peak")
-                )
-                share = f"{100 * q.value.mid / base:.3g} %"
+                base = (here or stated)[:1]
+                of = base[0].text if base else si(known[0] or 1.0, "B/s")
+                share = f"{100 * q.value.mid / (base[0].value.mid if base else known[0] or 1.0):.3g} %"
                 message = f"{q.text} of {of} is {share}, not {p.text}; no other peak of the GPU gives it either"
                 sure = here or by_sheet or abs(stated[0].line - row.line) <= 20
-                verdict, lines = INCONSISTENT if sure else QUESTION, tuple(s.line for s in (here or stated)[:1])
-                yield finding(verdict, "share of peak", message, p, q, lines=lines)
+                lines = tuple(s.line for s in base)
+                yield finding(INCONSISTENT if sure else QUESTION, "share of peak", message, p, q, lines=lines)
             by_sheet |= kind == "bandwidth" and exactly
-
-
-# With sparsity, where the data sheet's clock is below the highest that the part boosts to (NVIDIA H100 data sheet).
-_SHEETS = {"fp16": 1979e12, "bf16": 1979e12, "tf32": 989e12, "fp8": 3958e12, "int8": 3958e12}
 
 
 def sparse_peaks(report: Report) -> Iterator[Finding]:
@@ -218,26 +207,14 @@ def sparse_peaks(report: Report) -> Iterator[Finding]:
             continue
         device = row.devices[0]
         hopper = device.capability == (9, 0) and device.sm_count == 132
-        sparse = _SHEETS.get(formats[0]) if hopper else device.sparse_peak(formats[0])
+        sparse = SPARSE_SHEET.get(formats[0]) if hopper else device.sparse_peak(formats[0])
         dense = [x for f in DTYPES for x in (device.peak(f), generous_peak(device, f)) if x]
         if sparse and q.value.meets(sparse, 0.015) and not any(q.value.meets(d, 0.015) for d in dense):
             message = f"{q.text} is {device.name}'s {formats[0]} peak with 2:4 sparsity; the dense one is half of it"
             yield finding(INCONSISTENT, "sparse peak", message, q)
 
 
-_LANES = {"3": 0.985e9, "4": 1.969e9, "5": 3.938e9, "6": 7.563e9}  # bytes/s of one PCIe lane, one direction
 _PCIE = re.compile(r"(?i)pci-?e?(?:xpress)? ?(?:gen)? ?\.?(?P<g>[3-6])(?:\.0)?(?: ?[x×] ?(?P<n>\d+))?")
-# Both directions together, bytes/s; NVIDIA data sheets.
-_NVLINK_OF = (
-    (112.5e9, "A6000 A40 3090"),
-    (200e9, "A30"),
-    (300e9, "V100"),
-    (400e9, "A800 H800"),
-    (600e9, "A100"),
-    (900e9, "H100 H200 H20 GH200"),
-    (1800e9, "B200 GB200 B300"),
-)
-_NVLINK = {part: both for both, parts in _NVLINK_OF for part in parts.split()}
 _LINK = re.compile(r"(?i)pci-?e|nvlink")
 _ONE_WAY = re.compile(r"(?i)h2d|d2h|host.to.device|device.to.host|unidirection|one[- ]way|per direction|h->d|d->h")
 _NO_LINK = re.compile(
@@ -272,7 +249,7 @@ def _link(text: str, row: Row) -> tuple[str, float] | None:
     m, nvlink = _PCIE.search(text), re.search(r"(?i)nvlink", text)
     if m and not nvlink:
         lanes = int(m["n"] or 16)
-        return f"PCIe {m['g']}.0 x{lanes}", 2 * _LANES[m["g"]] * lanes
-    names = [part for device in row.devices for part in _NVLINK if re.search(rf"\b{part}\b", device.name)]
+        return f"PCIe {m['g']}.0 x{lanes}", 2 * PCIE_LANES[m["g"]] * lanes
+    names = [part for device in row.devices for part in NVLINK if re.search(rf"\b{part}\b", device.name)]
     one = nvlink and not m and len(row.devices) == 1 and names
-    return (f"{names[0]}'s NVLink", _NVLINK[names[0]]) if one else None
+    return (f"{names[0]}'s NVLink", NVLINK[names[0]]) if one else None

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from expertile.audit.finding import INCONSISTENT, Finding, finding, si
-from expertile.audit.interval import Interval, odd_ones
+from expertile.audit.interval import odd_ones
 from expertile.audit.quantity import Quantity, same_statistic
 from expertile.audit.report import Cells, Report, Row, Size
 from expertile.roofline import Work
@@ -182,27 +182,20 @@ _FACTORS = (1.0, 2.0, 3.0, 4.0, 0.5)  # each byte may be read and written
 
 
 def transfers(report: Report) -> Iterator[Finding]:
-    """A sentence or record that moves so many bytes in so much time at such a rate."""
-    last: list[Quantity] = []
+    """A sentence or record that moves so many bytes in so much time at such a rate; "reads 2 GB and writes 2 GB"."""
     for row in report.rows:
-        w, t, parts = row.only("bandwidth"), row.only("time"), [n for n in row.of("bytes") if n.exact and n.value.mid]
-        # "the same buffer" is that of the sentence before.
-        parts, last = parts or last * bool(re.search(r"\bsame\b", row.text)), parts or last
+        w, t, text = row.only("bandwidth"), row.only("time"), row.text.lower()
+        parts = [n for n in row.of("bytes") if n.exact and n.value.mid]
         if not (w and parts and t) or any(_HELD.search(n.words) for n in parts) or _NO_RUN.search(w.words):
             continue
-        # "reads 2 GB and writes 2 GB" moves both; "512 MiB (536.9 MB)" are the same bytes.
-        n, text = parts[0], row.text.lower()
-        both = len(parts) == 2 and not parts[1].value.meets(n.value, 0.01) or re.search(r"reads?.*writ", text)
-        if len(parts) > 2 or (len(parts) == 2 and not (both and re.search(r"reads?\b.*\bwrit", text))):
+        # "512 MiB (536.9 MB)" are the same bytes.
+        if len(parts) > 2 or (len(parts) == 2 and not re.search(r"reads?\b.*\bwrit", text)):
             continue
-        total = Interval(*(sum(x) for x in zip(*((p.value.lo, p.value.mid, p.value.hi) for p in parts), strict=True)))
-        f = w.value * t.value / total
-        several = not ((n.line != w.line) or _MOVED.search(text)) or re.search(r"nccl|all-?reduce|ranks|gpus", text)
+        f = w.value * t.value / (total := sum((p.value for p in parts[1:]), parts[0].value))
+        several = not _MOVED.search(text) or re.search(r"nccl|all-?reduce|ranks|gpus", text)
         if not several and not any(f.meets(c, _WIDE) for c in ((1.0,) if _ONCE.search(text) else _FACTORS)):
-            message = (
-                f"{' + '.join(p.text for p in parts)} in {t.text} is {si(total.mid / t.value.mid, 'B/s')}, not {w.text}"
-            )
-            yield finding(INCONSISTENT, "bandwidth", message, w, *parts, t)
+            moved, rate = " + ".join(p.text for p in parts), si(total.mid / t.value.mid, "B/s")
+            yield finding(INCONSISTENT, "bandwidth", f"{moved} in {t.text} is {rate}, not {w.text}", w, *parts, t)
 
 
 def copies(report: Report) -> Iterator[Finding]:
@@ -216,11 +209,10 @@ def copies(report: Report) -> Iterator[Finding]:
             factors = [w.value * t.value / n.value for w, t, n in held]
             found = odd_ones(factors, (1.0, 2.0))
             for r in found[1] if found and len(held) > 2 else ():
-                w, t, n = held[r]
-                off = factors[r] / (found[0] if found else 1.0)
+                (w, t, n), off = held[r], factors[r] / (found[0] if found else 1.0)
                 # A copy's bytes may be counted once or twice.
-                if not (
-                    off.meets(1.0, _WIDE) or any(abs(off.mid / x - 1) < 0.02 for x in (2, 0.5, 1.5, 2 / 3, 3, 1 / 3))
-                ):
-                    message = f"{n.text} in {t.text} is {si(n.value.mid / t.value.mid, 'B/s')}; {w.text} is {off.mid:.3g} times what the other rows give"
+                twice = any(abs(off.mid / x - 1) < 0.02 for x in (2, 0.5, 1.5, 2 / 3, 3, 1 / 3))
+                if not twice and not off.meets(1.0, _WIDE):
+                    message = f"{n.text} in {t.text} is {si(n.value.mid / t.value.mid, 'B/s')}; {w.text} counts"
+                    message += f" {off.mid:.3g} times the bytes of the other rows"
                     yield finding(INCONSISTENT, "bandwidth", message, w, n, t)

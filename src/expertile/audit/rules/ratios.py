@@ -15,7 +15,7 @@ from expertile.audit.report import RATIO, Grid, Report, Row
 Pair = tuple[Quantity, Quantity]
 _TYPED = ("time", "rate", "bandwidth", "tokens_per_s", "items_per_s", "s_per_token", "s_per_item", "bytes")
 _PART = re.compile(
-    r"(?i)\bpeak|efficien|\bmfu\b|\bshare\b|scal|sav|reduction|overhead|(?:%|percent) of|less|more|diff|delta|Δ|change|increase"
+    r"(?i)\bpeak|efficien|\bmfu\b|\bshare\b|scal|sav|reduc|overhead|(?:%|percent) of|less|more|diff|delta|Δ|change|increase"
 )
 _NO_QUOTIENT = re.compile(r"(?i)\bhit|occupancy|active|stall|utili[sz]")  # counters of a profiler
 
@@ -298,7 +298,7 @@ def _summary(row: Row, body: list[Row]) -> Iterator[Finding]:
         good += any(q.value.meets(m, FIT) for m in may_be)
         least, most = min(v.lo for v in values), max(v.hi for v in values)
         apart = q.kind == "ratio" and not total and not q.value.meets(Interval(least, least, most), 0.02)
-        if apart or q.kind in judged and not any(q.value.meets(m, ODD) for m in may_be):
+        if apart or (q.kind in judged and not any(q.value.meets(m, ODD) for m in may_be)):
             odd.append((q, may_be[0]))
     # Rows may have been left out: another column must fit, or the table be whole by its look.
     if good >= len(odd) or (len(odd) == 1 and len(body) >= 3):
