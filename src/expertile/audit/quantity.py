@@ -108,19 +108,23 @@ def quantities(text: str, line: int, cell: Unit | None = None) -> list[Quantity]
             of = replace(named, low=of.low, high=of.high)
         ends = (text[end : end + 1], text[m.end() : m.end() + 1])
         bound = _ABOUT.search(before) or _BOUND.search(before) or "+" in ends
-        value = _value(m["a"], of)
-        if m["b"]:
+        value, at = _value(m["a"], of), m.start()
+        rose = m["b"] and re.search(r"(?i)\bfrom ?$", before)
+        if m["b"] and not rose:
             other = _value(m["b"], of)
             value = Interval(min(value.lo, other.lo), value.mid, max(value.hi, other.hi, value.mid))
         label = name or re.split(r"[.;|]\s", before)[-1][-64:].strip()
         after = re.split(r"[.;,|()]\s|\n|\s[(|]", text[end : end + 48] + " ")[0].strip()
         # "2.4x-3.1x" is a range; "12 ms to 3 ms" is a change.
         bound = bound or (of.kind in ("ratio", "percent") and re.match(r" ?(?:[-–—]|to) ?\d", text[end:]))
-        sure, shown = (
-            not (bound or m["b"] or (first and of.kind != "percent" and m["a"][0] in "-−")),
-            text[m.start() : end].strip(),
-        )
-        q = Quantity(of.kind, value, shown, label, line, after, -1, sure, of.per_device, of.item, m.start(), end)
+        sure = not (bound or (m["b"] and not rose) or (first and of.kind != "percent" and m["a"][0] in "-−"))
+        if rose:  # "from 1,850 to 2,405 tokens/s" are two figures
+            shown, at = f"{m['a']} {text[m.end() : end].strip()}", m.start("b")
+            parts = (after, -1, sure, of.per_device, of.item, m.start(), m.end("a"))
+            found.append(Quantity(of.kind, value, shown, label, line, *parts))
+            value, label = _value(m["b"], of), "to"
+        shown = text[at:end].strip()
+        q = Quantity(of.kind, value, shown, label, line, after, -1, sure, of.per_device, of.item, at, end)
         found.append(q)
     return found
 

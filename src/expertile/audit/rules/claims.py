@@ -56,6 +56,7 @@ def compression(report: Report) -> Iterator[Finding]:
                 yield finding(verdict, "compression", message, q, lines=tuple(r.line for r in near))
     for row in lines:
         a, b, bits = row.of("bytes")[:1], row.of("bytes")[1:], _bits(row.text)
+        yield from _column([(q.label, q) for q in (*a, *b) if q.exact] if len(b) == 1 else [], [])
         if len(b) == 1 and len(bits) == 2 and _CHANGED.search(row.text) and not _NOT_BITS.search(row.text):
             wide_q, q = sorted((*a, *b), key=lambda q: -q.value.mid)
             if q.exact and wide_q.exact and q.value.mid and wide_q.value.lo / q.value.hi > 1.08 * max(bits) / min(bits):

@@ -9,7 +9,7 @@ from expertile.audit.interval import NUMBER, printed
 from expertile.audit.report import Report
 
 # A number, what it is raised to, and one word of unit; "x" between two numbers is none.
-_UNIT = r"%|[xX](?![\w(]| ?\d)|(?![xX]\b)[A-Za-zµμ][A-Za-zµμ/]{0,11}\b(?![(\d])"
+_UNIT = r"%|[xX](?![\w(]| ?\d)|(?![xX]\b)[A-Za-zµμ](?:[A-Za-zµμ/]|-(?=[a-z])){0,11}\b(?![(\d])"
 _ATOM = rf"(?P<n>{NUMBER})(?: ?(?:\^|\*\*) ?(?P<power>\d+(?:\.\d+)?))?(?: ?(?P<unit>{_UNIT}))?"
 _SIGN = r"(?: ?[*/×÷·] ?| [xX] | ?\+ ?| [-−–] )"
 _TERM = rf"\(*{re.sub(r'[?]P<[a-z]+>', '?:', _ATOM)}\)*"

@@ -148,11 +148,13 @@ def _against(cells: Cells, other: str, alone: bool) -> Iterator[Finding]:
         yield finding(INCONSISTENT, "rate", message, a, b)
 
 
-def _single(row: Row, w: Reading, a: Quantity, b: Quantity) -> Iterator[Finding]:
+def _single(row: Row, w: Reading, a: Quantity, b: Quantity, sure: bool = False) -> Iterator[Finding]:
     f, words = a.value * b.value / w.work.flops, row.words
     if row.size("m") is None and not 0.01 < f.mid < 100:
         return  # "128x128x8: 1.05 ms" is a tile
-    if any(f.meets(c, _WIDE) for c in conventions(w, words)) or re.search(r"sparse|winograd|strassen|effective", words):
+    if (not sure and any(f.meets(c, _WIDE) for c in conventions(w, words))) or re.search(
+        r"sparse|winograd|strassen|effective", words
+    ):
         return
     would, needs = si(w.work.flops / b.value.mid, "FLOP/s"), si(w.work.flops / a.value.mid, "s")
     message = f"{w.formula} = {si(w.work.flops, 'FLOP')} in {b.text} is {would}; {a.text} would take {needs}"
@@ -166,11 +168,14 @@ def lines(report: Report) -> Iterator[Finding]:
         a, b = row.only("rate"), row.only("time")
         if a and b and not _NO_RUN.search(a.words) and same_statistic(a.label, b.label) and (w := readings(row)):
             held.append((row, w, a, b))
-    shared = odd_ones([a.value * b.value / w.work.flops for _, w, a, b in held], (1.0,))
+    factors = [a.value * b.value / w.work.flops for _, w, a, b in held]
+    shared = odd_ones(factors, (1.0,))
     for r, (row, w, a, b) in enumerate(held):
         sure = w.named or (shared is not None and len(held) - len(shared[1]) >= 3)
         if w.near and sure and (shared is None or r in shared[1]):
-            yield from _single(row, w, a, b)
+            # Where the other lines count 2·M·N·K, so does this one.
+            plain = shared is not None and shared[0] == 1.0 and len(held) - len(shared[1]) > 1 and not w.counts
+            yield from _single(row, w, a, b, plain and not factors[r].meets(1.0, _WIDE))
 
 
 _MOVED = re.compile(

@@ -45,9 +45,10 @@ def per_token(report: Report) -> Iterator[Finding]:
     held = [(row, row.only("s_per_token"), row.only("tokens_per_s")) for row in report.rows]
     for grid in report.grids:
         # A table's rows must confirm one another: each column may have its own percentile.
-        cells = grid.pairs("s_per_token", "tokens_per_s")[0] if grid.pairs("s_per_token", "tokens_per_s") else []
-        found = odd_ones([a.value * b.value for _, a, b in cells], (1.0,))
-        held += [cells[r] for r in found[1]] if found else []
+        for i, j in itertools.product(grid.columns("s_per_token"), grid.columns("tokens_per_s")):
+            cells = [(r, a, b) for r in grid.body if (a := r.figure(i, "s_per_token")) and (b := r.figure(j))]
+            found = odd_ones([a.value * b.value for _, a, b in cells], (1.0,))
+            held += [cells[r] for r in found[1]] if found and found[0] == 1.0 else []
     for row, a, b in held:
         # Below the inverse, prefill or waiting may take the rest of the time.
         slower = a and b and (a.value * b.value).mid < 1 and (row.of("time") or _NOT_WALL.search(row.text))
@@ -65,10 +66,12 @@ _TOKENS_KEY = re.compile(
 def token_counts(report: Report) -> Iterator[Finding]:
     """Tokens / time = tokens/s: "512 tokens in 8.0 s (64 tok/s)"."""
     for row in report.rows:
-        q, t = row.only("tokens_per_s"), row.only("time")
-        if not (q and t) or _NOT_WALL.search(row.text) or row.of("rate", "items_per_s"):
+        q, t = row.only("tokens_per_s") or row.only("items_per_s"), row.only("time")
+        if not (q and t) or _NOT_WALL.search(row.text) or row.of("rate") or len(row.of("time")) > 1:
             continue
-        counts = [c for c in row.of("tokens", "items") if c.exact and (c.kind == "tokens" or c.item == "run")]
+        of = "run" if q.kind == "tokens_per_s" else q.item
+        counts = [c for c in row.of("tokens", "items") if c.exact and (c.kind == "tokens" or c.item == of)]
+        counts = counts if q.kind == "tokens_per_s" else [c for c in counts if c.kind == "items"]
         if row.kind == "record":
             keyed = [float(m.replace(",", "")) for m in _TOKENS_KEY.findall(row.text)]
             counts += [Quantity("tokens", exact(v), f"{v:.0f} tokens", "tokens", row.line) for v in keyed]
