@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from expertile.audit.finding import INCONSISTENT, Finding
 from expertile.audit.interval import NUMBER, printed
 from expertile.audit.report import Report
+from expertile.audit.units import match_unit
 
 # A number, what it is raised to, and one word of unit; "x" between two numbers is none.
 _UNIT = r"%|[xX](?![\w(]| ?\d)|(?![xX]\b)[A-Za-zµμ](?:[A-Za-zµμ/]|-(?=[a-z])){0,11}\b(?![(\d])"
@@ -14,7 +15,9 @@ _ATOM = rf"(?P<n>{NUMBER})(?: ?(?:\^|\*\*) ?(?P<power>\d+(?:\.\d+)?))?(?: ?(?P<u
 _SIGN = r"(?: ?[*/×÷·] ?| [xX] | ?\+ ?| [-−–] )"
 _TERM = rf"\(*{re.sub(r'[?]P<[a-z]+>', '?:', _ATOM)}\)*"
 _SIDE = re.compile(rf"{_TERM}(?:{_SIGN}{_TERM})*")
-_EQUALS, _TOKEN = re.compile(r" ?(?:(?P<is>=)|≈|≃|~=) ?(?P<about>[~≈]?) ?"), re.compile(rf"{_ATOM}|[()]|{_SIGN}")
+_EQUALS, _TOKEN = re.compile(r" ?= ?"), re.compile(rf"{_ATOM}|[()]|{_SIGN}")
+# "1/16/256 elements" is a list, "14/14 models × 2" no quotient.
+_NO_SUM = re.compile(r"\d/\d+/\d|\d/\d+ [A-Za-z]+ ?[*x×·]")
 _SPELL = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹·×÷−–xX", "0123456789**/--**")
 # "N × 3 / 4" and "sqrt(16 × 4)" are not made of the numbers alone; nor is "= 2 × M".
 _PART_OF = re.compile(r"[\w.,)\]]$|[*×/÷·+^−-] ?$| [xX] $|\d ?, ?$|[(\[]\w+, ?$")
@@ -73,7 +76,7 @@ def _side(text: str) -> _Side | None:
 
 def equations(report: Report) -> Iterator[Finding]:
     """Every equation of plain numbers, each side of it against the next."""
-    for row in (r for r in report.all_rows if r.kind != "record" and re.search("[=≈]", r.text)):
+    for row in (r for r in report.all_rows if r.kind != "record" and "=" in r.text):
         raw = report.lines[row.line - 1] if 0 < row.line <= len(report.lines) else ""
         text = re.sub(r"(?<=\d)[⁰¹²³⁴-⁹]+", lambda m: "^" + m[0].translate(_SPELL), row.text)
         # "4 ms + queue 11 ms"
@@ -86,16 +89,29 @@ def equations(report: Report) -> Iterator[Finding]:
                 continue
             at = right.start()
             a, b = _side(left[0]), _side(right[0])
-            if b and b.units and re.fullmatch(r"\d+(?:[x×]\d+){1,2}", left[0]):
-                continue  # "64×64×32 = 6.1 TF" is a tile's rate
-            about = not equals["is"] or bool(equals["about"])
-            if a and b and a.count + b.count > 2 and "B" not in a.units and not _holds(a, b, about):
+            if (
+                a
+                and b
+                and a.count > 1
+                and not _NO_SUM.search(left[0])
+                and not (_words(a) or _is_tile(a, b) or _holds(a, b))
+            ):
                 line = max((q.line for q in row.quantities if left.start() <= q.start <= right.end()), default=row.line)
                 message = f"{a.text} is {a.value:.4g}, not {b.text}"
                 yield Finding(INCONSISTENT, "arithmetic", line, f"{a.text} = {b.text}", message, (line,))
 
 
-def _holds(a: _Side, b: _Side, about: bool) -> bool:
+def _words(a: _Side) -> bool:
+    """Whether it counts things of several names, of which not every factor may be spelled out; or billions."""
+    return sum(match_unit(unit) is None for unit in a.units) > 1 or "B" in a.units
+
+
+def _is_tile(a: _Side, b: _Side) -> bool:
+    """ "64×64×32 = 6.1 TF" is a tile's rate."""
+    return bool(re.fullmatch(r"\d+(?:[x×]\d+){1,2}", a.text)) and any(not _BYTES.match(unit) for unit in b.units)
+
+
+def _holds(a: _Side, b: _Side) -> bool:
     made, units = a.value, a.units | b.units
     forms = [made]
     if "%" in units:  # a share, or the change that it is
@@ -103,6 +119,6 @@ def _holds(a: _Side, b: _Side, about: bool) -> bool:
     elif units - {"x", "X"} or "10^" in a.text + b.text:
         steps = (_STEPS, _BINARY * any(map(_BYTES.match, units)), _CLOCK * any(map(_HOURS.search, units)))
         forms = [made * s for some in steps for s in some]
-    share = a.open + b.open + (0.06 if about else 0.012)
+    share = a.open + b.open + 0.012
     # "4096 / 128 = 32 tiles × 56" goes on with what it is.
     return any(abs(said - f) <= share * max(said, f) for f in forms if f > 0 for said in (b.value, b.first))

@@ -12,7 +12,7 @@ from expertile.device import DTYPES, NVLINK, PCIE_LANES, SPARSE_SHEET, Device, g
 
 # A figure that is no measurement of dense work by one run.
 _OTHER = re.compile(
-    r"peak|theoretical|roofline|\bspec|data ?sheet|\blimit|\bbound\b|spars|2:4|effective|equivalent|winograd|"
+    r"peak|theoretical|roofline|\bspec|data ?sheet|\blimit|\bbound\b|spars|2:4|effective|equivalent|emulat|winograd|"
     r"strassen|ideal|\bmax(?:imum)?\b|claimed|marketing|aggregate|cluster|\bsol\b|capab|hardware|advertised|projected|"
     r"\brated\b|boost|would|deliver|offers|provid|\brack|\bpod|supercomput|eflop"
 )
