@@ -107,8 +107,8 @@ def _words(a: _Side) -> bool:
 
 
 def _is_tile(a: _Side, b: _Side) -> bool:
-    """ "64×64×32 = 6.1 TF" is a tile's rate."""
-    return bool(re.fullmatch(r"\d+(?:[x×]\d+){1,2}", a.text)) and any(not _BYTES.match(unit) for unit in b.units)
+    """ "64×64×32 = 6.1 TF" is a tile's rate, "8192×8192 = 128 MiB" a matrix of some format."""
+    return bool(re.fullmatch(r"\d+(?:[x×]\d+){1,2}", a.text) and b.units)
 
 
 def _holds(a: _Side, b: _Side) -> bool:
