@@ -104,7 +104,11 @@ class Row:
             return ()  # it names one that is not known here
         found, _, near = self._stated("devices")
         # Far from the row only where no other processor can be meant, and then any of the report's own.
-        return found if near else () if report.everything.foreign else report.everything.of("devices")
+        if not near:
+            return () if report.everything.foreign else report.everything.of("devices")
+        # A paragraph may speak of another part than its headings.
+        heads = () if self.facts.of("devices") else (report.facts[b].of("devices") for b in report.sections[self.block])
+        return tuple(dict.fromkeys((*found, *itertools.chain(*heads))))
 
     @lru_cache  # noqa: B019
     def stated(self, what: str) -> tuple[Any, ...]:
