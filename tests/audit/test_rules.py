@@ -8,13 +8,34 @@ GEMM = "GPU: {gpu}\ndtype: {dtype}\nM=8192 N=8192 K=8192\n"
 TABLE = "| name | before (us) | after (us) | speedup |\n|---|---|---|---|\n"
 ROWS = "| a | 21.4 | 12.9 | 1.66x |\n| b | 40.2 | 22.1 | 1.82x |\n| c | 33.0 | 18.3 | 1.80x |\n"
 
-CELLS = "| op | torch | cuda |\n|---|---|---|\n| a | 100 us | 40 us (2.5x) |\n| b | 80 us | 32 us (2.5x) |\n| c | 60 us | 25 us ({}) |\n"
-LOG = "512: eager 1.50 ms, compiled 0.75 ms -> 2.00x\n1024: eager 5.60 ms, compiled 2.24 ms -> {}\n2048: eager 21.0 ms, compiled 7.0 ms -> 3.00x\n"
-SCALING = "| GPUs | samples/s | efficiency |\n|---|---|---|\n| 4 | 128 | 100 % |\n| 8 | 251 | 98 % |\n| 16 | 488 | 95 % |\n| 32 | 819 | {} |\n"
-TOTAL = "| part | time (ms) | % |\n|---|---|---|\n| a | 210 | 21.0 |\n| b | 340 | 34.0 |\n| c | 90 | 9.0 |\n| d | 330 | {} |\n| e | 30 | 3.0 |\n| Total | 1000 | 100 |\n"
-CHANGE = "| step | latency (ms) | change |\n|---|---|---|\n| base | 80.0 | |\n| a | 64.0 | -20 % |\n| b | 60.8 | -24 % |\n| c | 52.0 | {} |\n"
-MEAN = "| net | before (ms) | after (ms) | speedup |\n|---|---|---|---|\n| a | 6.0 | 4.0 | 1.50x |\n| b | 2.6 | 2.0 | 1.30x |\n| c | 4.2 | 3.0 | 1.40x |\n| average | | | {} |\n"
-COPIES = "#   size   time  algbw\n#    (B)   (us) (GB/s)\n 1048576  45.1  23.2\n 16777216 101.9 164.6\n 268435456 1099.0 244.3\n 1073741824 3950.0 {}\n"
+CELLS = (
+    "| op | torch | cuda |\n|---|---|---|\n| a | 100 us | 40 us (2.5x) |\n| b | 80 us | 32 us (2.5x) |\n"
+    "| c | 60 us | 25 us ({}) |\n"
+)
+LOG = (
+    "512: eager 1.50 ms, compiled 0.75 ms -> 2.00x\n1024: eager 5.60 ms, compiled 2.24 ms -> {}\n"
+    "2048: eager 21.0 ms, compiled 7.0 ms -> 3.00x\n"
+)
+SCALING = (
+    "| GPUs | samples/s | efficiency |\n|---|---|---|\n| 4 | 128 | 100 % |\n| 8 | 251 | 98 % |\n"
+    "| 16 | 488 | 95 % |\n| 32 | 819 | {} |\n"
+)
+TOTAL = (
+    "| part | time (ms) | % |\n|---|---|---|\n| a | 210 | 21.0 |\n| b | 340 | 34.0 |\n| c | 90 | 9.0 |\n"
+    "| d | 330 | {} |\n| e | 30 | 3.0 |\n| Total | 1000 | 100 |\n"
+)
+CHANGE = (
+    "| step | latency (ms) | change |\n|---|---|---|\n| base | 80.0 | |\n| a | 64.0 | -20 % |\n"
+    "| b | 60.8 | -24 % |\n| c | 52.0 | {} |\n"
+)
+MEAN = (
+    "| net | before (ms) | after (ms) | speedup |\n|---|---|---|---|\n| a | 6.0 | 4.0 | 1.50x |\n"
+    "| b | 2.6 | 2.0 | 1.30x |\n| c | 4.2 | 3.0 | 1.40x |\n| average | | | {} |\n"
+)
+COPIES = (
+    "#   size   time  algbw\n#    (B)   (us) (GB/s)\n 1048576  45.1  23.2\n 16777216 101.9 164.6\n"
+    " 268435456 1099.0 244.3\n 1073741824 3950.0 {}\n"
+)
 SHARES = "RTX 4070\n\n- first: 386.5 GB/s (76.7 % of peak)\n- second: 427.7 GB/s ({} of peak)\n"
 
 CASES = [

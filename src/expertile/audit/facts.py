@@ -38,7 +38,8 @@ _COUNTED = {
     "heads": re.compile(rf"(?P<v>{_INT})[ -](?i:(?:attention |query )?heads)\b"),
     "batch": re.compile(rf"(?i:batch of )(?P<v>{_INT})|\b[bB][sS](?P<w>\d+)\b"),
     "gpus": re.compile(
-        r"\b(?P<v>\d{1,5}) ?(?:(?:[x×*] ?-?|(?=[AHB]\d{2,3}s?\b))(?:(?:NVIDIA |Nvidia |AMD |Tesla )?(?:[A-Z]{1,3}\d{2,4}\w*|RTX|GTX))|"
+        r"\b(?P<v>\d{1,5}) ?(?:(?:[x×*] ?-?|(?=[AHB]\d{2,3}s?\b))"
+        r"(?:(?:NVIDIA |Nvidia |AMD |Tesla )?(?:[A-Z]{1,3}\d{2,4}\w*|RTX|GTX))|"
         r"[x×*-]? ?(?i:(?:\w+ )?gpus?|gcds?))\b"
     ),
 }

@@ -116,10 +116,10 @@ def quantities(text: str, line: int, cell: Unit | None = None) -> list[Quantity]
         label = name or re.split(r"[.;|]\s", before)[-1][-64:].strip()
         after = re.split(r"[.;,|()]\s|\n|\s[(|]", text[end : end + 48] + " ")[0].strip()
         # "2.4x-3.1x" is a range; "12 ms to 3 ms" is a change.
-        bound = bound or (of.kind in ("ratio", "percent") and re.match(r" ?(?:[-–—]|to) ?\d", text[end:]))
+        ranged = of.kind in ("ratio", "percent") and re.match(r" ?(?:[-–—]|to) ?\d", text[end:])
         # "-2.6 % (vs 48 % before)" names a base of its own.
-        bound = bound or (cell and re.match(r" ?\(?(?:vs|versus|compared|relative)\b", text[end:]))
-        sure = not (bound or (m["b"] and not rose) or (of.kind != "percent" and m["a"][0] in "-−"))
+        based = cell and (re.match(r" ?\(?(?:vs|versus|compared|relative)\b", text[end:]))
+        sure = not (bound or ranged or based or (m["b"] and not rose) or (of.kind != "percent" and m["a"][0] in "-−"))
         if rose:  # "from 1,850 to 2,405 tokens/s" are two figures
             shown, at = f"{m['a']} {text[m.end() : end].strip()}", m.start("b")
             parts = (after, -1, sure, of.per_device, of.item, m.start(), m.end("a"))
