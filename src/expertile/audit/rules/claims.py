@@ -141,7 +141,9 @@ def failed_checks(report: Report) -> Iterator[Finding]:
     lines = report.lines_of_text
     for i, row in enumerate(lines):
         for near in lines[i + 1 : i + 4] if _FAILED.search(row.text) else ():
-            if near.line - row.line <= 3 and re.search(r"(?i)equivalent|acceptable|expected|fine\b|\bcorrect\b", near.text):
+            if near.line - row.line <= 3 and re.search(
+                r"(?i)equivalent|acceptable|expected|\b(?:fine|correct)\b", near.text
+            ):
                 message = "the result fails the report's own check, so the times beside it are of no valid run"
                 yield Finding(INCONSISTENT, "failed check", row.line, row.text.strip()[:80], message, (near.line,))
                 break
