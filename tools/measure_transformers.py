@@ -1,4 +1,4 @@
-"""Measure one layer's experts of real models for docs/transformers.md, which tools/pages writes.
+"""Measure one layer's experts of real models for docs/results/transformers.md, which tools/pages writes.
 
     python tools/measure_transformers.py --out results/nvidia-h200/2026-11-22-transformers.jsonl [--seconds 600]
                                          [--quick] [--eager] [--models Qwen3-30B-A3B,…] [--device cuda]

@@ -1,5 +1,5 @@
-"""The figures of docs/moe.md, put between its markers: work of each stage by formula, times and peaks of memory from
-records, and what token rounding does to simulated routings.
+"""The figures of docs/results/moe.md, put between its markers: work of each stage by formula, times and peaks of memory
+from records, and what token rounding does to simulated routings.
 
 Blocks `layer`, `stages`, `decode`, `sonic` and `rounding` stand between <!-- expertile:moe NAME --> and
 <!-- /expertile:moe NAME -->; `decode` and `sonic` are written by `moe_presets.py`, the first two from `PRESETS`. The

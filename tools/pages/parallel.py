@@ -1,4 +1,4 @@
-"""The figures of docs/parallel.md, put between its markers, from the records that `tools/measure_parallel.py` makes
+"""The figures of docs/results/parallel.md, put between its markers, from the records of `tools/measure_parallel.py`
 (`lab/parallel/records.py` says what they hold), one run for each number of GPUs.
 
 Blocks `scaling`, `rival` and `communication` stand between <!-- expertile:parallel NAME --> and

@@ -1,5 +1,5 @@
-"""The figures of docs/transformers.md, put between <!-- expertile:transformers layers --> and its end, from the records
-that tools/measure_transformers.py makes."""
+"""The figures of docs/results/transformers.md, put between <!-- expertile:transformers layers --> and its end, from the
+records that tools/measure_transformers.py makes."""
 
 from __future__ import annotations
 

@@ -70,11 +70,11 @@ def grouped_mm(
         return int4_grouped_mm(
             a,
             b,
-            offs=offs,
+            offs=offs,  # type: ignore[arg-type]
             bias=bias,
             out_dtype=out_dtype,
             backend=backend,
-            config=config,  # type: ignore[arg-type]
+            config=config,
             check=check,
         )
     return dense.grouped_mm(

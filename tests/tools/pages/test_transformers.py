@@ -1,4 +1,4 @@
-"""docs/transformers.md: its figures are those of the shipped run."""
+"""docs/results/transformers.md: its figures are those of the shipped run."""
 
 import importlib
 from dataclasses import replace
@@ -11,7 +11,7 @@ from tests.lab.records import timed, untimed
 from tools.pages.transformers import NOT_MEASURED, blocks, update_page
 
 ROOT = Path(__file__).parents[3]
-PAGE = ROOT / "docs" / "transformers.md"
+PAGE = ROOT / "docs" / "results" / "transformers.md"
 H200 = Device.by_name("h200")
 EMPTY = "<!-- expertile:transformers layers -->\n<!-- /expertile:transformers layers -->\n"
 
