@@ -14,6 +14,7 @@ RANK = {
     "version": 0,
     "device": 0,
     "roofline": 0,
+    "suggest": 0,
     "ragged": 0,
     "formats": 1,
     "ops": 2,

@@ -18,6 +18,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+from expertile.suggest import did_you_mean
+
 if TYPE_CHECKING:
     import torch  # the facts of a device need no torch: `expertile audit` starts without it
 
@@ -85,7 +87,10 @@ class Device:
         # Where a GPU is asked for, "4090" is one; in a text it may be a time.
         found = find_in_text(name) or find_in_text(f"rtx {name}")
         if not found:
-            raise ValueError(f"gpu: no known device in {name!r}; known: {', '.join(d.name for d in known_devices())}")
+            known = {alias: d.name for d in known_devices() for alias in (*d.aliases, d.name)}
+            hint = did_you_mean(name, known)
+            names = ", ".join(dict.fromkeys(known.values()))
+            raise ValueError(f"gpu: no known device in {name!r}; known: {names}{hint}")
         return found[0]
 
     @staticmethod

@@ -14,6 +14,7 @@ import pytest
 
 from expertile.cli import main
 from expertile.cli.app import COMMANDS
+from expertile.version import __version__
 
 
 def expertile(*args, cwd=None, timeout=200):
@@ -112,6 +113,37 @@ def test_report_prints_markdown(bench):
     (path,) = folder.glob("records/*/*.jsonl")
     done = expertile("report", path, "--markdown")
     assert done.returncode == 0 and "| " in done.stdout and "tiny" in done.stdout
+
+
+@pytest.mark.parametrize("option", ["-h", "--help"])
+@pytest.mark.parametrize("command", [(), ("bench",), ("compare",)])
+def test_help_has_a_short_name(command, option):
+    done = expertile_here(*command, option)
+    assert done.returncode == 0 and "Usage: " in done.stdout
+
+
+def test_the_version_and_its_commit():
+    done = expertile_here("--version")
+    assert done.returncode == 0 and done.stdout.split()[:2] == ["expertile", __version__]
+
+
+@pytest.mark.parametrize(
+    ("args", "hint"),
+    [
+        (["bench", "--preset", "squars"], "'squares'"),
+        (["bench", "--backend", "torch_groupd"], "'torch_grouped'"),
+        (["bench", "--skip", "lop"], "'loop'"),
+        (["tune", "--backend", "gluon_hoper"], "'gluon_hopper'"),
+        (["explain", "--gpu", "H2000"], "'H200'"),
+        (["explain", "--op", "atention"], "'attention'"),
+        (["impact", "--model", "mixtral"], "'mixtral-8x7b'"),
+        (["impact", "--baseline", "ligr"], "'liger'"),
+    ],
+)
+def test_a_mistyped_name_is_answered_with_the_nearest(args, hint):
+    done = expertile_here(*args)
+    assert done.returncode == 2
+    assert done.stderr.rstrip().lower().endswith(f"; did you mean {hint}?".lower()), done.stderr
 
 
 def test_doctor_names_every_backend_and_why_not():

@@ -5,10 +5,12 @@ more than a second; the overview (`expertile --help`) and `audit` do not.
 from __future__ import annotations
 
 from importlib import import_module
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
+
+from expertile.version import __version__, commit
 
 # Name: (module in expertile.cli, its line in the overview, which is the first of its docstring).
 COMMANDS = {
@@ -39,7 +41,11 @@ COMMANDS = {
         "Time saved in a forward pass and GPU-hours in a day, from records alone, with the arithmetic shown.",
     ),
 }
-_LOOK: dict[str, Any] = {"pretty_exceptions_show_locals": False, "add_completion": False}
+_LOOK: dict[str, Any] = {
+    "pretty_exceptions_show_locals": False,
+    "add_completion": False,
+    "context_settings": {"help_option_names": ["-h", "--help"]},
+}
 
 
 class _Commands(TyperGroup):
@@ -62,5 +68,23 @@ app = typer.Typer(
     cls=_Commands,
     **_LOOK,
 )
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        held = commit()
+        print(f"expertile {__version__}" + (f" ({held})" if held else ""))
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="The version and commit.")
+    ] = False,
+) -> None:
+    pass
+
+
 for _name, (_, _line) in COMMANDS.items():
     app.command(_name, help=_line)(lambda: None)

@@ -14,7 +14,7 @@ from expertile.lab.traffic.explain import shipped
 
 
 def impact(
-    model: Annotated[str, typer.Option(help=f"One of {', '.join(lab.MODELS)}.")] = "bert-base",
+    model: Annotated[str, typer.Option(help=f"One of {', '.join(lab.MODELS)}.")] = "qwen3-30b-a3b",
     qps: Annotated[float, typer.Option(help="Queries per second; a query is one sequence.", min=0)] = 1000.0,
     batch: Annotated[int | None, typer.Option(help="Queries in one forward pass; the model's own by default.")] = None,
     seq_len: Annotated[int, typer.Option(help="Tokens of a query.")] = 512,
@@ -32,6 +32,8 @@ def impact(
     batch = batch or lab.MODELS[model][-1]
     print(f"{model}: one forward pass of {batch} queries x {seq_len} tokens on {found.name}, {policy}")
     print("\n".join(told(lines, batch, qps, price_per_gpu_hour)))
+    if not any(line.pair for line in lines):
+        raise typer.Exit(2)  # there was nothing to reckon with
 
 
 def told(lines: list[lab.Line], batch: int, qps: float, price: float | None = None) -> list[str]:

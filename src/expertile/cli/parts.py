@@ -14,6 +14,7 @@ from expertile.lab.race.operator import Workload
 from expertile.lab.race.workloads import GroupedWorkload
 from expertile.ops.grouped_mm.backend import Backend
 from expertile.ops.grouped_mm.backends import BACKENDS
+from expertile.suggest import did_you_mean
 
 DIAGNOSE = "diagnose"
 LADDER = "ladder"
@@ -102,9 +103,10 @@ def _check_names(spec: BenchSpec) -> None:
         return
     rivals = (rival.name for operator in operators().values() for rival in operator.rivals)
     known = dict.fromkeys([*(b.name for b in BACKENDS), *(b.name for b in RUNGS), *rivals])
-    for name in (*spec.include, *spec.skip):
+    for option, name in (*(("backend", n) for n in spec.include), *(("skip", n) for n in spec.skip)):
         if name not in known:
-            raise ValueError(f"backend: expected one of {', '.join(known)}, got {name!r}")
+            hint = did_you_mean(name, known)
+            raise ValueError(f"{option}: expected one of {', '.join(known)}, got {name!r}{hint}")
 
 
 def _check_patterns(spec: BenchSpec) -> None:

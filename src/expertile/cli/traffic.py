@@ -22,6 +22,7 @@ from expertile.lab.traffic.measured import measure
 from expertile.ops.attention.explain import explain_problem as explain_attention
 from expertile.ops.attention.problem import Problem as AttentionProblem
 from expertile.ops.grouped_mm.problem import Layout, Problem
+from expertile.suggest import did_you_mean
 
 GROUPED = "grouped_mm"
 # What an option of the command line is called among an operator's dimensions.
@@ -47,7 +48,7 @@ OPERATORS = (GROUPED, *formulas())
 def subject_of(op: str, given: Mapping[str, Any], dtype: str) -> Subject:
     """The call that the command line's options describe. ValueError for an option that the operator does not have."""
     if op not in formulas():
-        raise ValueError(f"op: expected one of {', '.join(OPERATORS)}, got {op!r}")
+        raise ValueError(f"op: expected one of {', '.join(OPERATORS)}, got {op!r}{did_you_mean(op, OPERATORS)}")
     formula = formulas()[op]
     dims: dict[str, Any] = {}
     for option, value in given.items():

@@ -8,6 +8,7 @@ from functools import cache, lru_cache
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from expertile.device import Device
+from expertile.suggest import did_you_mean
 
 
 class _Named(Protocol):
@@ -131,7 +132,9 @@ def named(backends: Iterable[N], name: str, also: str = "") -> N:
     for backend in backends:
         if backend.name == name:
             return backend
-    raise ValueError(f"backend: expected {also}one of {', '.join(b.name for b in backends)}, got {name!r}")
+    known = [b.name for b in backends]
+    hint = did_you_mean(name, known)
+    raise ValueError(f"backend: expected {also}one of {', '.join(known)}, got {name!r}{hint}")
 
 
 @cache

@@ -65,6 +65,7 @@ from expertile.lab.race.routing import draw
 from expertile.lab.race.routing_file import SUFFIXES
 from expertile.lab.race.workloads import grouped
 from expertile.ops.grouped_mm.problem import Layout
+from expertile.suggest import did_you_mean
 
 POLICIES = ("graph", "eager", "both")
 _WORKLOAD_KEYS = (
@@ -113,7 +114,9 @@ class BenchSpec:
     def __post_init__(self) -> None:
         for name in self.presets:
             if name not in ALL_PRESETS:
-                raise ValueError(f"presets: expected some of {', '.join(ALL_PRESETS)}, got {name!r}")
+                raise ValueError(
+                    f"presets: expected some of {', '.join(ALL_PRESETS)}, got {name!r}{did_you_mean(name, ALL_PRESETS)}"
+                )
         if self.policy not in POLICIES:
             raise ValueError(f"policy: expected one of {', '.join(POLICIES)}, got {self.policy!r}")
         for name in self.include:

@@ -20,6 +20,7 @@ from expertile.lab.ladder.workloads import ladder_workloads
 from expertile.lab.race.operator import Workload
 from expertile.lab.race.routing import Draw, Routing, draw, parse_routing
 from expertile.lab.race.workloads import GroupedWorkload, ragged_m, wgrad
+from expertile.suggest import did_you_mean
 
 # Report 000's configurations: (matrices, side).
 _SQUARES = ((4, 512), (16, 512), (8, 1024), (64, 1024), (16, 2048), (32, 2048))
@@ -271,5 +272,6 @@ def default_preset(device: Device) -> tuple[str, ...]:
 
 def _builder(name: str) -> Callable[..., list[GroupedWorkload]]:
     if name not in _BUILDERS:
-        raise ValueError(f"preset: expected one of {', '.join(ALL_PRESETS)}, got {name!r}")
+        hint = did_you_mean(name, ALL_PRESETS)
+        raise ValueError(f"preset: expected one of {', '.join(ALL_PRESETS)}, got {name!r}{hint}")
     return _BUILDERS[name]
