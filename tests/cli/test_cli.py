@@ -14,7 +14,10 @@ import pytest
 
 from expertile.cli import main
 from expertile.cli.app import COMMANDS
+from expertile.lab.measure.env import Env
+from expertile.lab.race.record import append
 from expertile.version import __version__
+from tests.lab.records import timed, untimed
 
 
 def expertile(*args, cwd=None, timeout=200):
@@ -92,7 +95,63 @@ def test_compare_of_a_run_with_itself_is_all_ties(bench):
     folder, _ = bench
     (path,) = folder.glob("records/*/*.jsonl")
     done = expertile_here("compare", path, path)
-    assert done.returncode == 0 and "tie" in done.stdout
+    assert done.returncode == 0 and re.search("no regression: .*(tie|inconclusive)", done.stdout)
+
+
+def test_compare_refuses_two_devices_unless_asked(tmp_path):
+    here, there = tmp_path / "here.jsonl", tmp_path / "there.jsonl"
+    append(here, timed(env=Env("Some CPU")))
+    append(there, timed())
+    done = expertile_here("compare", here, there)
+    assert done.returncode == 2 and not done.stdout
+    assert "records of one device, got Some CPU and NVIDIA H200" in done.stderr
+    assert "gpu: Some CPU -> NVIDIA H200" in expertile_here("compare", here, there, "--across-devices").stdout
+
+
+def test_compare_of_nothing_that_both_measured_is_no_pass(tmp_path):
+    append(tmp_path / "old.jsonl", timed(workload="one"))
+    append(tmp_path / "new.jsonl", timed(workload="another"))
+    done = expertile_here("compare", tmp_path / "old.jsonl", tmp_path / "new.jsonl")
+    assert done.returncode == 2 and "nothing that both measured" in done.stdout
+
+
+def test_rows_without_a_value_are_hidden_with_the_ties(tmp_path):
+    append(tmp_path / "one.jsonl", timed(), untimed("unsupported", backend="quack"))
+    shown = [expertile_here("compare", *[tmp_path / "one.jsonl"] * 2, o).stdout for o in ("--ties", "--no-ties")]
+    assert "quack" in shown[0] and "quack" not in shown[1]
+
+
+@pytest.mark.parametrize(
+    ("place", "why"),
+    [("file", "expected a folder"), ("file/below", "expected a folder"), ("/proc/foo", "cannot make the folder")],
+)
+@pytest.mark.parametrize("command", [("bench", "--preset", "cpu"), ("tune",)])
+def test_out_is_tried_before_anything_is_measured(command, place, why, tmp_path):
+    (tmp_path / "file").touch()
+    done = expertile_here(*command, "--out", place, cwd=tmp_path)
+    assert done.returncode == 2 and not done.stdout
+    assert done.stderr.startswith(f"expertile: out: {why}") and place in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("place", "why"), [(".", "expected a file, got the folder"), ("/proc/foo/x.html", "cannot make the folder")]
+)
+def test_a_report_is_refused_a_place_before_its_records_are_read(place, why, tmp_path):
+    done = expertile_here("report", "absent.jsonl", "--out", place, cwd=tmp_path)
+    assert done.returncode == 2 and done.stderr.startswith(f"expertile: out: {why}")
+
+
+def test_a_candidate_that_hangs_fails_after_its_timeout(bench, tmp_path):
+    folder, _ = bench
+    (folder / "slow.py").write_text("import time\ndef fn(a, b, offs):\n    time.sleep(60)\n")
+    config = (folder / "bench.toml").read_text().replace('["mine.py:right", "mine.py:wrong"]', '["slow.py:fn"]')
+    (folder / "slow.toml").write_text(config)
+    options = ("--config", folder / "slow.toml", "--timeout", "10", "--backend", "loop", "--no-html")
+    done = expertile("bench", *options, "--out", tmp_path)
+    assert done.returncode == 1, done.stdout + done.stderr
+    held = [json.loads(line) for line in next(tmp_path.glob("*/*.jsonl")).read_text().splitlines()]
+    (slow,) = [r for r in held if r["backend"] == "slow.py:fn"]
+    assert (slow["status"], slow["reason"]) == ("failed", "hangs: no result after 10 s")
 
 
 def test_compare_exits_with_1_on_a_regression(bench, tmp_path):

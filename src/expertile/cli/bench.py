@@ -14,6 +14,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
+from expertile.cli.output import check_folder
 from expertile.cli.parts import DIAGNOSE, Part, parts
 from expertile.cli.progress import Display
 from expertile.device import Device
@@ -46,6 +47,9 @@ def bench(
         list[str], typer.Option(help="Only workloads whose names match, such as 'wgrad-*' (again for more).")
     ] = [],  # noqa: B006
     candidate: Annotated[list[str], typer.Option(help="FILE.py:FUNCTION, gated and raced like any backend.")] = [],  # noqa: B006
+    timeout: Annotated[
+        float, typer.Option(help="Seconds that a candidate has for the checks of a workload before it counts as hung.")
+    ] = 180.0,
     policy: Annotated[str, typer.Option(help="graph, eager or both.")] = "",
     routing: Annotated[
         str, typer.Option(help="balanced, uniform, skewed, zipf(1.2), one-expert, half-empty, or a FILE.json / .npz.")
@@ -87,25 +91,27 @@ def bench(
     )
     if not no_html and find_spec("plotly") is None:
         raise ModuleNotFoundError(name="plotly")  # before the minutes of measuring; main says what brings it
+    if not timeout > 0:
+        raise ValueError(f"timeout: expected more than 0 seconds, got {timeout:g}")
     device = Device.current()
     if not spec.presets and not spec.inline:
         spec = replace(spec, presets=default_preset(device))
+    found = parts(spec, device)
     console = Console(emoji=False)
-    folder = out or Path(spec.out or "out")
+    folder = check_folder("out", out or Path(spec.out or "out"))
     records: list[Record] = []
     peaks: list[Record] = []
     paths: list[Path] = []
     interrupted = False
-    found = parts(spec, device)
     if spec.candidates and not found[0].candidates:
-        with UserCandidates(spec.candidates, torch.device("cuda" if device.kind == "cuda" else "cpu")):
+        with UserCandidates(spec.candidates, torch.device("cuda" if device.kind == "cuda" else "cpu"), timeout):
             pass  # one that cannot be loaded is to be noticed before an earlier part is measured
     for part in found:
         path = results_path(device.slug, part.name, datetime.date.today().isoformat(), root=folder)
         paths.append(path)
         made: list[Record] = []
         try:
-            for record in _measure(part, spec, device, path, resume, tune_configs, console):
+            for record in _measure(part, spec, device, path, resume, tune_configs, timeout, console):
                 made.append(record)
             if spec.memory and part.op_workloads:
                 peaks += _measure_memory(part, spec.full, device, path.with_name(f"{path.stem}-memory.jsonl"), console)
@@ -134,7 +140,14 @@ def _useless(spec: BenchSpec, records: list[Record]) -> bool:
 
 
 def _measure(
-    part: Part, spec: BenchSpec, device: Device, path: Path, resume: bool, tune_configs: bool, console: Console
+    part: Part,
+    spec: BenchSpec,
+    device: Device,
+    path: Path,
+    resume: bool,
+    tune_configs: bool,
+    timeout_s: float,
+    console: Console,
 ) -> Iterator[Record]:
     policies = _policies(spec, device)
     if part.name == DIAGNOSE:
@@ -161,6 +174,7 @@ def _measure(
             resume=resume,
             quick=spec.quick,
             candidates=part.candidates,
+            candidate_timeout_s=timeout_s,
             rounds=spec.rounds,
             tune_configs=tune_configs,
             on_event=display.on_event,

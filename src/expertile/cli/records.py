@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
+from expertile.cli.output import check_file
 from expertile.lab.race import compare as comparing
 from expertile.lab.race.record import Record, read, shipped_root, shown_files
 from expertile.lab.report import html, markdown, table, update_readme, verdict
@@ -20,17 +21,28 @@ def compare(
     new: Annotated[Path, typer.Argument(help="Records of the later run (JSONL).")],
     min_effect: Annotated[float, typer.Option(help="Smallest change that counts, as a share.")] = 0.03,
     ties: Annotated[bool, typer.Option(help="List ties as well.")] = True,
+    across_devices: Annotated[
+        bool, typer.Option("--across-devices", help="Compare records of different devices, which are refused else.")
+    ] = False,
 ) -> None:
     """Faster, slower or tie, with confidence; exit code 1 on a regression."""
     before, after = read(old), read(new)
     for path, held in ((old, before), (new, after)):
         if not held:
             raise ValueError(f"{path}: expected records, found none")
+    devices = [sorted({r.env.gpu for r in held}) for held in (before, after)]
+    if devices[0] != devices[1] and not across_devices:
+        was, now = (" and ".join(names) for names in devices)
+        raise ValueError(
+            f"compare: expected records of one device, got {was} and {now}; --across-devices compares them"
+        )
     rows = comparing.compare(before, after, min_effect)
     console = Console(emoji=False)
     for change in comparing.environment_changes(before, after):
         console.print(f"[yellow]{escape(change)}[/yellow]", highlight=False)
     comparing.render(rows, console, ties)
+    if all(row.alone for row in rows):
+        raise typer.Exit(2)  # a gate must not pass because it was given the wrong file
     raise typer.Exit(comparing.exit_code(rows))
 
 
@@ -50,6 +62,8 @@ def report(
     """Verdict, table and HTML report from records; or the README's headline table."""
     if check and readme is None:
         raise ValueError("check: expected --readme with it")
+    if out is not None:
+        check_file("out", out)
     records = _records(files)
     if readme is not None:
         if not update_readme(readme, records, check=check) and check:

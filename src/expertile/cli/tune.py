@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
+from expertile.cli.output import check_folder
 from expertile.device import Device
 from expertile.lab.bench.tune import table_of
 from expertile.lab.bench.tune import tune as run_tune
@@ -48,8 +49,9 @@ def tune(
     def say(text: str) -> None:
         console.print(escape(text), highlight=False, soft_wrap=True)
 
-    folder, today = out or Path("out"), datetime.date.today().isoformat()
     chosen = tuple(by_name(name) for name in backend) or BACKENDS
+    folder, today = check_folder("out", out or Path("out")), datetime.date.today().isoformat()
+    target_folder = check_folder("tables", tables or user_folder())
     if verify_count:
         path = results_path(device.slug, "auto", today, root=folder)
         if not resume:
@@ -71,6 +73,6 @@ def tune(
         say(f"Records: {path}")
     table = table_of(records)
     slug = device.slug if table.gpu == device.name else Device.by_name(table.gpu).slug
-    target = (tables or user_folder()) / f"{slug}.json"
+    target = target_folder / f"{slug}.json"
     save_table(table, target)
     say(f"Table:   {target} ({len(table.problems)} problems)")

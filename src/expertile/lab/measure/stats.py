@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 # Two-sided 95 % quantiles of Student's t for 1, 2, 3, 4 degrees of freedom.
 _T95 = (12.706, 4.303, 3.182, 2.776)
+WIDE = 0.1  # half an interval, as a share of the median, from which on times that overlap are inconclusive
 MIN_ORDER_SAMPLES = 6  # the range of n samples holds the median with probability 1 - 2^(1-n); 96.9 % at 6
 
 
@@ -47,6 +48,11 @@ def is_tie(
 ) -> bool:
     """Whether two medians cannot be told apart: their intervals overlap, or they differ by less than `within`."""
     return overlap(ci_1, ci_2) or abs(time_1 - time_2) < within * min(time_1, time_2)
+
+
+def too_wide(time: float, ci95: tuple[float, float]) -> bool:
+    """Whether a time says too little to call anything a tie: its interval reaches further than `WIDE` from it."""
+    return max(ci95[1] - time, time - ci95[0]) > WIDE * time
 
 
 def turn_order(count: int, round_index: int) -> tuple[int, ...]:

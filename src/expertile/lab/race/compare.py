@@ -10,8 +10,8 @@ was faster in the other run.
 The speed-up is ln(old / new), of tokens/s ln(new / old), minus the same of the normaliser. Each time's uncertainty is
 half its 95 % interval in the logarithm; those of independent measurements add in squares. Bytes are counted and have
 none; a time recorded without an interval is never faster or slower than another. A row is faster or slower (of bytes:
-less or more) only if the 95 % interval of the speed-up excludes 1 and the speed-up itself is at least `min_effect`; all
-else is a tie.
+less or more) only if the 95 % interval of the speed-up excludes 1 and the speed-up itself is at least `min_effect`. All
+else is a tie, or inconclusive where the interval reaches further than 10 % (`WIDE`) from the speed-up.
 
 What only one of the two measured at all, a workload under a policy, is no regression: it is counted apart. A backend
 that had a value there, and has none or no record now, is one.
@@ -29,6 +29,7 @@ from rich.markup import escape
 from rich.padding import Padding
 from rich.table import Table
 
+from expertile.lab.measure.stats import WIDE
 from expertile.lab.race.record import SECONDS, TOKENS_PER_S, Record
 
 Records = dict[tuple[str, ...], Record]
@@ -43,7 +44,7 @@ class Row:
     """One matched row. `old` and `new` are in the unit of `metric`; ratios above 1 mean that new is better.
 
     `speedup` is normalised by the record named in `normalised_by`, if any; `raw_speedup` never is. `verdict` is
-    "faster", "slower" or "tie" for two values; "missing" or "new" for a row that one side lacks; "broken" (had a value,
+    "faster", "slower", "tie" or "inconclusive" for two values; "missing" or "new" for a row that one side lacks; "broken" (had a value,
     or was unsupported and is now wrong) or "fixed" (the reverse) when the status changed; "untimed" if neither side has
     one. `alone` marks a missing or new row whose workload the other side did not measure at all.
     """
@@ -115,7 +116,8 @@ def render(rows: Sequence[Row], console: Console, ties: bool = True) -> None:
         if only:
             names = ", ".join(list(only)[:_NAMED]) + (f" and {len(only) - _NAMED} more" if len(only) > _NAMED else "")
             console.print(escape(f"only in {side} records, not compared: {names}"), highlight=False)
-    shown = sorted((r for r in rows if not r.alone and (ties or r.verdict != "tie")), key=lambda r: not r.regression)
+    hidden = () if ties else ("tie", "untimed")
+    shown = sorted((r for r in rows if not r.alone and r.verdict not in hidden), key=lambda r: not r.regression)
     if not shown:
         return
     if console.width >= _WIDE:
@@ -198,7 +200,7 @@ def _summary(rows: Sequence[Row]) -> str:
     counts: dict[str, int] = {}
     for row in rows:
         counts[row.verdict] = counts.get(row.verdict, 0) + (not row.alone)
-    order = ("faster", "slower", "tie", "broken", "missing", "fixed", "new", "untimed")
+    order = ("faster", "slower", "tie", "inconclusive", "broken", "missing", "fixed", "new", "untimed")
     parts = ", ".join(f"{counts[v]} {v}" for v in order if counts.get(v)) or "nothing that both measured"
     timed = [r.speedup for r in rows if r.speedup and r.backend not in SPEED_OF_LIGHT]
     mean = math.exp(math.fsum(map(math.log, timed)) / len(timed)) if timed else None
@@ -220,7 +222,7 @@ def _timed(before: Record, after: Record, old: Records, new: Records, min_effect
     half_width = math.sqrt(width)
     low, high = central - half_width, central + half_width
     least = math.log1p(min_effect)
-    verdict = "tie"
+    verdict = "inconclusive" if half_width > math.log1p(WIDE) else "tie"
     if low > 0 and central >= least:
         verdict = "faster"
     elif high < 0 and central <= -least:
