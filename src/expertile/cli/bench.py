@@ -29,11 +29,9 @@ from expertile.lab.race.candidate_gate import UserCandidates
 from expertile.lab.race.case import Site
 from expertile.lab.race.memory import measure_memory
 from expertile.lab.race.record import Record, read, results_path, shipped_records
-from expertile.lab.race.workloads import GroupedWorkload
-from expertile.lab.report import html, table, verdict
+from expertile.lab.report import elsewhere_lines, html, of_candidate, table, verdict
 
 PRESET_NAMES = ", ".join(ALL_PRESETS)
-_LISTED_GROUPS = 16  # products of more groups go without a list of their rows
 
 
 def bench(
@@ -125,7 +123,7 @@ def bench(
         records += made
         if interrupted:
             break
-    _conclude(records, peaks, paths, device, console, not no_html)
+    _conclude(records, peaks, paths, device, console, [candidate_name(c) for c in spec.candidates], not no_html)
     if interrupted:
         console.print("Interrupted; what was measured is kept. Go on with the same command and --resume.")
         raise typer.Exit(130)
@@ -159,9 +157,6 @@ def _measure(
         for sentence in conclude(found):
             console.print(f"• {escape(sentence)}", highlight=False)
         return
-    for workload in part.workloads:
-        if isinstance(workload, GroupedWorkload) and workload.groups <= _LISTED_GROUPS:
-            console.print(f"[dim]{escape(_rows(workload))}[/dim]", highlight=False)
     if part.note:
         console.print(f"[dim]{escape(part.note)}[/dim]", highlight=False)
     with Display(console, part.name) as display:
@@ -192,13 +187,6 @@ def _measure_memory(part: Part, full: bool, device: Device, path: Path, console:
     return found
 
 
-def _rows(workload: GroupedWorkload) -> str:
-    """Rows of each group, with the row tiles that they need."""
-    pairs = zip(workload.group_sizes, workload.m_tiles(128), strict=True)
-    shown = ", ".join(f"{size} ({tiles})" for size, tiles in pairs)
-    return f"{workload.name}: rows per group (tiles of 128 rows): {shown}"
-
-
 def _policies(spec: BenchSpec, device: Device) -> tuple[str, ...]:
     if device.kind != "cuda" and spec.policy == "graph":
         raise ValueError("policy: expected eager on a CPU (there are no CUDA graphs), got 'graph'")
@@ -211,6 +199,7 @@ def _conclude(
     paths: list[Path],
     device: Device,
     console: Console,
+    candidates: list[str],
     write_html: bool,
 ) -> None:
     if not records:
@@ -219,9 +208,18 @@ def _conclude(
     presets = {r.workload.split("/")[0] for r in records}
     shipped = [r for name in presets for r in shipped_records(name) if r.env.gpu != device.name]
     shipped += [r for name in presets for r in shipped_records(f"{name}-memory") if r.env.gpu != device.name]
-    for sentence in verdict(records):
+    console.print(table(records))
+    lines = elsewhere_lines(records, shipped)
+    if lines:
+        console.print(f"[dim]The same work elsewhere{' (all of it is in the report)' if write_html else ''}:[/dim]")
+    for line in lines:
+        console.print(f"[dim]  {escape(line)}[/dim]", highlight=False)
+    # Last, so that it stands on the screen when the run is over; of a user's own kernel first.
+    for name in candidates:
+        for sentence in of_candidate(records, name):
+            console.print(f"[bold]•[/bold] {escape(sentence)}", highlight=False)
+    for sentence in verdict([r for r in records if r.status == "ok" or r.backend not in candidates]):
         console.print(f"[bold]•[/bold] {escape(sentence)}", highlight=False)
-    console.print(table(records, shipped))
     console.print("Records: " + ", ".join(escape(str(p)) for p in paths), highlight=False)
     if write_html:
         # One page for everything that this call measured.

@@ -62,6 +62,9 @@ def doctor() -> None:
 def _limits(device: Device) -> list[str]:
     peaks = ", ".join(f"{k} {device.peak_flops[k] / 1e12:.4g}" for k in DTYPES if k in device.peak_flops)
     memory = f"{device.memory_bps / 1e12:.3g} TB/s" if device.memory_bps else "bandwidth not stated"
+    if device.kind == "cpu":
+        cache = f"last-level cache {device.l2_bytes / 2**20:.0f} MiB"
+        return [f"memory: {device.memory_bytes / 1e9:.0f} GB; {cache}", "peak and bandwidth: bench measures them"]
     lines = [f"dense peak at {device.max_clock_hz / 1e9:.3g} GHz, TFLOP/s: {peaks}"]
     cache = f"last-level cache {device.l2_bytes / 2**20:.0f} MiB"
     lines.append(f"memory: {device.memory_bytes / 1e9:.0f} GB, {memory}; {cache}")

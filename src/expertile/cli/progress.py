@@ -7,8 +7,11 @@ from types import TracebackType
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Column
 
 from expertile.lab.bench.run import Event
+
+_WIDE = 100  # columns from which on there is room for a bar
 
 
 class Display:
@@ -18,13 +21,14 @@ class Display:
         self.console, self.title = console, title
         self.progress = Progress(
             SpinnerColumn(),
-            TextColumn("[bold]{task.fields[title]}[/bold]"),
-            BarColumn(bar_width=24),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            TextColumn("{task.fields[left]}"),
-            TextColumn("{task.description}"),
+            TextColumn("[bold]{task.fields[title]}[/bold]", table_column=Column(no_wrap=True)),
+            *([BarColumn(bar_width=24), TimeElapsedColumn()] if console.width >= _WIDE else []),
+            MofNCompleteColumn(table_column=Column(no_wrap=True)),
+            TextColumn("{task.fields[left]}", table_column=Column(no_wrap=True)),
+            # What is left of the line is its: the count and the time are never cut.
+            TextColumn("{task.description}", table_column=Column(ratio=1, no_wrap=True, overflow="ellipsis")),
             console=console,
+            expand=True,
             transient=True,
         )
         self.task = self.progress.add_task("", title=title, left="", total=None)
@@ -44,7 +48,8 @@ class Display:
         if event.kind == "workload":
             self._say(escape(event.workload))
             if not self.console.is_terminal:
-                self.console.print(f"{self.title}: {escape(event.workload)}", highlight=False)
+                place = f"{event.done}/{event.total} records" + (f", {left}" if left else "")
+                self.console.print(f"{self.title}: {escape(event.workload)} ({place})", highlight=False)
         elif event.kind == "gate":
             self._say(f"{escape(event.workload)}: {escape(event.backend)} {'✓' if event.text == 'ok' else '✗'}")
         elif event.kind == "round" and event.medians:

@@ -1,14 +1,15 @@
 """A whole run on the CPU with small workloads and stand-in backends: every outcome becomes a record."""
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
 
+from expertile.device import Device
 from expertile.lab.bench import run as run_module
 from expertile.lab.bench.run import Event, record_name, run
-from expertile.lab.race.record import read
+from expertile.lab.race.record import Record, read
 from expertile.lab.race.workloads import ragged_m, wgrad
 from expertile.ops.backend import NoConfig
 from expertile.ops.grouped_mm.backend import Backend
@@ -253,3 +254,29 @@ def test_candidates_are_raced_and_their_failures_are_rows(tmp_path):
     assert found["mine.py:crash"].status == "failed"
     assert found["mine.py:crash"].reason == "crashes: its process was ended by SIGABRT"
     assert found["one"].status == "ok"
+
+
+def test_the_bounds_of_a_cpu_are_of_what_it_reached(monkeypatch):
+    roofs = replace(Device.current("cpu"), memory_bps=1e6, peak_flops={"fp32": 1e6})
+    monkeypatch.setattr(run_module, "with_measured_roofs", lambda device, dtypes: roofs)
+    found = by_backend(records(backend("good")))
+    right = [r for r in found.values() if r.status == "ok"]
+    assert {"good", "copy", "dense"} <= {r.backend for r in right}
+    assert all(0 < r.bound <= r.value for r in right)
+    # So low are these roofs that the fastest of each limiter stands at its bound.
+    for limiter in {r.limiter for r in right}:
+        assert max(r.bound / r.value for r in right if r.limiter == limiter) == pytest.approx(1)
+
+
+def test_without_a_measured_peak_the_limit_is_unknown(monkeypatch):
+    roofs = replace(Device.current("cpu"), memory_bps=1e12, peak_flops={})
+    monkeypatch.setattr(run_module, "with_measured_roofs", lambda device, dtypes: roofs)
+    found = by_backend(records(backend("good")))
+    assert (found["good"].bound, found["good"].limiter) == (0.0, "unknown")
+    assert found["copy"].limiter == "memory"
+
+
+def test_a_record_of_a_cpu_names_its_threads_cores_and_load():
+    first = records(backend("good"))[0]
+    assert first.env.cores >= 1 and first.env.threads == torch.get_num_threads() and first.env.load >= 0
+    assert Record.from_json(first.to_json()) == first

@@ -7,6 +7,7 @@ from expertile.lab.race.candidate import candidate_name, gather, load, parse_spe
 from expertile.lab.race.operands import make_operands
 from expertile.lab.race.workloads import grouped, ragged_m, wgrad
 from expertile.ops.backend import NoConfig
+from expertile.ops.grouped_mm.backend import Operands
 from expertile.ops.grouped_mm.problem import Layout, Problem
 
 PAIRS = """
@@ -111,3 +112,12 @@ def test_wrong_results_are_explained(result, says):
     out = torch.empty(problem.out_shape, dtype=problem.out_dtype)
     with pytest.raises(ValueError, match=says):
         gather(result, problem, o, out)
+
+
+def test_what_a_candidate_prints_is_cut(tmp_path, capsys):
+    (tmp_path / "loud.py").write_text("def fn(a, b, offs):\n    print('again', offs)\n")
+    loud = load(f"{tmp_path / 'loud.py'}:fn")
+    for turn in range(50):
+        loud.run(None, Operands(a=None, b=None, offs=turn), None, None)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines == [*(f"again {turn}" for turn in range(4)), "(loud.py: what it prints from here on is cut)"]

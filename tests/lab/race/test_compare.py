@@ -237,7 +237,7 @@ def test_80_columns_hold_every_figure():
 
 
 def test_records_of_every_metric_are_compared():
-    """Bytes are counted and have no interval; more tokens a second are better; a time without an interval tells nothing."""
+    """Bytes are counted and have no interval; more tokens a second are better; a bare time tells nothing."""
     bytes_ = {"ci95": None, "bound": 0.0, "policy": "eager"}
 
     def records(peak, moved, rate, time):

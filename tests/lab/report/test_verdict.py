@@ -144,3 +144,31 @@ def test_standing():
     )
     (contest,) = run.contests
     assert [standing(contest, row) for row in contest.rows] == ["fastest", "1.50×", "wrong"]
+
+
+def _of_cpu(**env):
+    found = [samples.record("moe-ffn/up", name, policy="eager") for name in ("loop", "quack")]
+    return [{**r, "env": {**r["env"], "cores": 4, "threads": 4, "quota": None, "throttle": "", **env}} for r in found]
+
+
+def test_a_wide_interval_makes_no_tie():
+    noisy = [samples.record("moe-ffn/up", name, policy="eager", spread=0.3) for name in ("loop", "quack")]
+    said = " ".join(verdict(noisy))
+    assert (
+        "1 is inconclusive" in said and "Inconclusive (an interval reaches further than 10 % from its time): up" in said
+    )
+    assert "is a tie" not in said and "Ties" not in said
+    assert "The times are noisy: 2 of 2" in said
+    (run,) = runs(noisy)
+    assert {standing(run.contests[0], row) for row in run.contests[0].rows} == {"inconclusive"}
+
+
+def test_a_busy_machine_is_said_to_be_busy():
+    assert "The machine was busy: a load of 9.50 on 4.00 cores" in " ".join(verdict(_of_cpu(load=9.5)))
+    assert "busy" not in " ".join(verdict(_of_cpu(load=4.0)))
+    assert "a load of 4.00 on 2.00 cores" in " ".join(verdict(_of_cpu(load=4.0, quota=2.0)))
+
+
+def test_a_quota_that_stopped_the_process_is_named():
+    said = " ".join(verdict(_of_cpu(throttle="cgroup_quota")))
+    assert "The quota of its cgroup stopped this process in 2 of 2 measurements." in said and "GPU held" not in said

@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+from expertile.lab.measure.cpu import known_dtypes, with_measured_roofs
 from expertile.lab.measure.env import Env
 from expertile.lab.measure.environment import capture_env, new_run_id, same_machine
 from expertile.lab.measure.interleaved import (
@@ -41,7 +42,7 @@ from expertile.lab.race.operator import Operator, Workload, record_name
 from expertile.lab.race.record import SECONDS, Record, append, read
 from expertile.lab.race.timing import pick_configs, time_on_sets
 from expertile.ops.grouped_mm.backend import Backend
-from expertile.roofline import bound
+from expertile.roofline import Bound, Work, bound
 
 _CPU_SECONDS = {False: 75.0, True: 25.0}  # keyed by quick: a whole run on a CPU stays within a coffee
 _GPU_BUDGET = {False: Budget(3.0), True: Budget(0.6, min_rounds=7, max_rounds=41, rel_ci=0.01)}
@@ -164,6 +165,7 @@ class _Session:
     def __init__(self, settings: Settings, finished: set[tuple[str, ...]], on_event: Callable[[Event], None]) -> None:
         self.settings, self.finished, self.on_event = settings, finished, on_event
         self.device = settings.site.torch_device
+        self.facts = settings.site.device  # by which bounds are reckoned
         self.started, self.done, self.total = time.monotonic(), 0, 0
         self.dead = ""  # why the device can no longer be used
 
@@ -174,6 +176,8 @@ class _Session:
         if self.finished:
             self._tell("note", text=f"resuming run {self.settings.run_id}: {len(self.finished)} records are there")
         with quick_collections(), users:
+            if self.device.type == "cpu":
+                self.facts = with_measured_roofs(self.facts, known_dtypes({case.dtype_key for case in cases}))
             for index, (case, missing) in enumerate(todo):
                 if missing:
                     yield from self._workload(case, missing, sum(1 for _, m in todo[index:] if m))
@@ -236,10 +240,12 @@ class _Session:
                 (f"{c.name}: {o.reason}" for c in ready if isinstance(o := outcomes.get(id(c)), Failure)),
                 "the device stopped answering",
             )
+        limits = self._limits(case, candidates, outcomes)
         for candidate in _without_slower_ways(candidates, outcomes):
             outcome = outcomes.get(id(candidate))
             if outcome is not None or candidate not in ready:  # else slower than another config of its backend
-                yield self._emit(self._record(case, policy, candidate, outcome, tried.get(id(candidate))))
+                limit = limits[id(candidate)]
+                yield self._emit(self._record(case, policy, candidate, outcome, tried.get(id(candidate)), limit))
 
     def _timed(
         self, case: Case, policy: str, ready: list[Candidate], budget: Budget
@@ -257,12 +263,45 @@ class _Session:
         timed = time_on_sets(ready, sets, policy, self.device, budget, tell)
         return {id(c): outcome for c, outcome in zip(ready, timed, strict=True)}, tried
 
+    def _limits(self, case: Case, candidates: Sequence[Candidate], outcomes: Mapping[int, Outcome]) -> dict[int, Bound]:
+        """The bound of each candidate, by `id`.
+
+        The roofs of a CPU are what it reached, not what it can do. A call may be faster: the bound of its workload is
+        then as far below the roofs as that call.
+        """
+        safe = {id(c): bound(c.work, self.settings.site.device, case.dtype_key) for c in candidates}
+        if self.facts is self.settings.site.device:
+            return safe
+        reached = {id(c): self._reached(c.work, case.dtype_key) for c in candidates}
+        scale: dict[str, float] = {}
+        for key, o in outcomes.items():
+            limit = reached[key]
+            if isinstance(o, Measurement) and limit.seconds and o.time_s >= safe[key].seconds:
+                share = o.time_s / limit.seconds * (1 - 1e-9)  # rounding must not leave the bound above the time
+                scale[limit.limiter] = min(scale.get(limit.limiter, 1.0), share)
+        limits = {key: replace(b, seconds=b.seconds * scale.get(b.limiter, 1.0)) for key, b in reached.items()}
+        # One that no processor of this kind can have done is refused by the safe bound.
+        refused = (key for key, o in outcomes.items() if isinstance(o, Measurement) and o.time_s < safe[key].seconds)
+        return limits | {key: safe[key] for key in refused}
+
+    def _reached(self, work: Work, dtype_key: str) -> Bound:
+        """By the roofs that are known; of a product whose peak is not known, nothing."""
+        if work.flops and not self.facts.peak(dtype_key):
+            return Bound(0.0, "unknown")
+        return bound(work, self.facts, dtype_key)
+
     def _record(
-        self, case: Case, policy: str, candidate: Candidate, outcome: Outcome | None, tried: int | None
+        self,
+        case: Case,
+        policy: str,
+        candidate: Candidate,
+        outcome: Outcome | None,
+        tried: int | None,
+        limit: Bound | None = None,
     ) -> Record:
         s = self.settings
         why = "it cannot be captured in a CUDA graph" if policy not in candidate.policies else self.dead
-        limit = bound(candidate.work, s.site.device, case.dtype_key)
+        limit = limit or self._reached(candidate.work, case.dtype_key)
         return case.record(
             candidate, policy, outcome, limit, env=s.env, run=s.run_id, tried=tried, unmeasured=f"not measured: {why}"
         )

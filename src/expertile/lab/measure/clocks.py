@@ -34,6 +34,7 @@ class Clocks:
     sm_clock_mhz: float | None = None
     power_w: float | None = None
     throttle: tuple[str, ...] = ()
+    load: float | None = None
 
 
 NO_CLOCKS = Clocks()
@@ -46,14 +47,16 @@ def throttle_reasons(bits: int) -> tuple[str, ...]:
 
 
 def summarize(readings: Sequence[Clocks]) -> Clocks:
-    """The median clock and power of `readings`, and every throttle reason that any of them saw."""
+    """The median clock, power and load of `readings`, and every throttle reason that any of them saw."""
     sm = [r.sm_clock_mhz for r in readings if r.sm_clock_mhz is not None]
     power = [r.power_w for r in readings if r.power_w is not None]
+    loads = [r.load for r in readings if r.load is not None]
     seen = {reason for r in readings for reason in r.throttle}
     return Clocks(
         statistics.median(sm) if sm else None,
         statistics.median(power) if power else None,
-        tuple(name for name in _REASONS.values() if name in seen),
+        tuple(sorted(seen, key=[*_REASONS.values(), *sorted(seen)].index)),
+        statistics.median(loads) if loads else None,
     )
 
 

@@ -11,11 +11,15 @@ if TYPE_CHECKING:
     from expertile.lab.measure.clocks import Clocks
 
 
+OF_CPU = ("cores", "threads", "quota", "load")  # keys that records of a CPU alone have
+
+
 def with_clocks(env: Env, clocks: Clocks) -> Env:
-    """`env` with clock, power and throttle reasons ("" where they were read and there was none)."""
-    known = clocks.sm_clock_mhz is not None or clocks.power_w is not None or bool(clocks.throttle)
+    """`env` with clock, power, load and throttle reasons ("" where they were read and there was none)."""
+    read = (clocks.sm_clock_mhz, clocks.power_w, clocks.load)
+    known = any(value is not None for value in read) or bool(clocks.throttle)
     throttle = ",".join(clocks.throttle) if known else None
-    return replace(env, sm_clock_mhz=clocks.sm_clock_mhz, power_w=clocks.power_w, throttle=throttle)
+    return replace(env, sm_clock_mhz=clocks.sm_clock_mhz, power_w=clocks.power_w, throttle=throttle, load=clocks.load)
 
 
 def timestamp() -> str:
@@ -29,7 +33,8 @@ class Env:
 
     `gpu` is the name of the device measured on, a CPU's model name where there is no GPU. `expertile` is the version,
     `commit` what `expertile.version.commit` says. `sm_clock_mhz` and `power_w` are medians over the rounds, `throttle`
-    the throttle reasons seen, separated by commas.
+    the throttle reasons seen, separated by commas. Of a CPU alone: the `cores` that this process may use, `threads`
+    of torch, `quota`, the cores that a cgroup grants, and `load`, the runnable threads of the machine.
     """
 
     gpu: str
@@ -41,6 +46,10 @@ class Env:
     sm_clock_mhz: float | None = None
     power_w: float | None = None
     throttle: str | None = None
+    cores: int | None = None
+    threads: int | None = None
+    quota: float | None = None
+    load: float | None = None
 
     def __post_init__(self) -> None:
         check_text("env.gpu", self.gpu)
@@ -48,8 +57,8 @@ class Env:
             value = getattr(self, name)
             if value is not None and not isinstance(value, str):
                 raise ValueError(f"env.{name}: expected a string or null, got {value!r}")
-        check_number("env.sm_clock_mhz", self.sm_clock_mhz, optional=True)
-        check_number("env.power_w", self.power_w, optional=True)
+        for name in ("sm_clock_mhz", "power_w", *OF_CPU):
+            check_number(f"env.{name}", getattr(self, name), optional=True)
 
 
 def check_text(name: str, value: Any) -> None:

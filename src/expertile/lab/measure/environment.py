@@ -9,12 +9,14 @@ import torch
 
 from expertile.device import Device
 from expertile.lab.measure.clocks import driver_version
+from expertile.lab.measure.cpu import quota
 from expertile.lab.measure.env import Env
 from expertile.version import __version__, commit
 
 
 def capture_env(device: Device) -> Env:
     """The processor, driver and package versions of this process; clocks are added per record."""
+    cpu = device.kind == "cpu"
     return Env(
         gpu=device.name,
         driver=driver_version() if device.kind == "cuda" else None,
@@ -22,6 +24,9 @@ def capture_env(device: Device) -> Env:
         triton=_version("triton"),
         expertile=__version__,
         commit=commit(),
+        cores=device.sm_count if cpu else None,
+        threads=torch.get_num_threads() if cpu else None,
+        quota=quota() if cpu else None,
     )
 
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 import torch
 
 from expertile.lab.measure.clocks import NO_CLOCKS, ClockReader, Clocks, clock_reader, summarize
+from expertile.lab.measure.cpu import cpu_reader
 from expertile.lab.measure.stats import is_tie, median_ci95, turn_order
 from expertile.lab.measure.timers import Call, Sampler, Timer, timer_for
 
@@ -110,7 +111,7 @@ def time_interleaved(
     if len(set(names)) != len(names):
         raise ValueError(f"candidates: expected unique names, got {names}")
     timer = timer or timer_for(policy, device)
-    read_clocks = read_clocks or clock_reader(device)
+    read_clocks = read_clocks or (clock_reader(device) if device.type == "cuda" else cpu_reader())
     runs = _prepare(candidates, timer, num_sets, device)
     _rounds(runs, budget, read_clocks, on_round, now, device)
     return {run.candidate.name: run.outcome() for run in runs}

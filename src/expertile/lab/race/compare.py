@@ -44,9 +44,10 @@ class Row:
     """One matched row. `old` and `new` are in the unit of `metric`; ratios above 1 mean that new is better.
 
     `speedup` is normalised by the record named in `normalised_by`, if any; `raw_speedup` never is. `verdict` is
-    "faster", "slower", "tie" or "inconclusive" for two values; "missing" or "new" for a row that one side lacks; "broken" (had a value,
-    or was unsupported and is now wrong) or "fixed" (the reverse) when the status changed; "untimed" if neither side has
-    one. `alone` marks a missing or new row whose workload the other side did not measure at all.
+    "faster", "slower", "tie" or "inconclusive" for two values; "missing" or "new" for a row that one side lacks;
+    "broken" (had a value, or was unsupported and is now wrong) or "fixed" (the reverse) when the status changed;
+    "untimed" if neither side has one. `alone` marks a missing or new row whose workload the other side did not
+    measure at all.
     """
 
     op: str

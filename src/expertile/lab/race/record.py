@@ -9,6 +9,9 @@ One line of JSON for each record, with exactly these keys (seconds, bytes, FLOPs
      "env": {"gpu", "driver", "torch", "triton", "expertile", "commit", "sm_clock_mhz", "power_w", "throttle"},
      "run", "date"}
 
+The "env" of a CPU has "cores", "threads", "quota" and "load" as well. Its bounds are of what the run itself measured: a
+copy and a product, or the fastest call where one was faster than they promise.
+
 `value`, `ci95` and `bound` are in the unit of `metric`: the time of a call, the memory that it allocates at its peak,
 the bytes that it moves as counted, the tokens in a second. `details` holds what one kind of measurement adds: the bytes
 of each kernel, the formula beside a peak of memory, versions of other packages. Records made before expertile named its
@@ -30,7 +33,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from expertile.lab.measure.env import Env, check_number, check_text, timestamp, with_clocks
+from expertile.lab.measure.env import OF_CPU, Env, check_number, check_text, timestamp, with_clocks
 from expertile.roofline import Bound, Work
 
 if TYPE_CHECKING:  # the build of the package reads this file, without torch
@@ -162,7 +165,11 @@ class Record:
 
     def to_json(self) -> str:
         """One line of JSON, keys in the order of the fields, without a newline."""
-        return json.dumps(asdict(self), ensure_ascii=False, allow_nan=False)
+        data = asdict(self)
+        for name in OF_CPU:
+            if data["env"][name] is None:
+                del data["env"][name]
+        return json.dumps(data, ensure_ascii=False, allow_nan=False)
 
     @staticmethod
     def from_json(line: str) -> Record:
@@ -265,7 +272,7 @@ def _object_of(line: str, keys: Iterable[str]) -> dict[str, Any]:
     _exact_keys("", data, keys)
     if not isinstance(data["env"], dict):
         raise ValueError(f"env: expected an object, got {data['env']!r}")
-    env = {"commit": None, **data["env"]}
+    env = {"commit": None, **dict.fromkeys(OF_CPU), **data["env"]}
     _exact_keys("env.", env, [f.name for f in fields(Env)])
     return {**data, "env": Env(**env)}
 

@@ -12,7 +12,7 @@ from functools import cached_property
 from statistics import geometric_mean
 from typing import Any
 
-from expertile.lab.measure.stats import is_tie
+from expertile.lab.measure.stats import is_tie, too_wide
 from expertile.lab.report.rows import BASELINES, Row, rows
 
 LIMITER = {"dense": "compute", "copy": "memory"}
@@ -49,6 +49,11 @@ class Contest:
     def winner(self) -> Row | None:
         """The single fastest row; None where it ties or nothing ran."""
         return self.leaders[0] if len(self.leaders) == 1 else None
+
+    @property
+    def inconclusive(self) -> bool:
+        """Whether the leaders share the front only because the interval of one of them is too wide to tell."""
+        return len(self.leaders) > 1 and any(_noisy(row) for row in self.leaders)
 
     @property
     def margin(self) -> float | None:
@@ -159,6 +164,10 @@ def tied(first: Row, second: Row) -> bool:
     if first.time_s is None or second.time_s is None or first.interval is None or second.interval is None:
         return False
     return is_tie(first.time_s, first.interval, second.time_s, second.interval)
+
+
+def _noisy(row: Row) -> bool:
+    return row.time_s is not None and row.interval is not None and too_wide(row.time_s, row.interval)
 
 
 def relative_speed(contests: Sequence[Contest]) -> dict[str, tuple[float, int]]:

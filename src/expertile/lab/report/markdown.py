@@ -160,7 +160,8 @@ def _backend_table(contests: Sequence[Contest]) -> str:
     for contest in contests:
         baselines = [row for row in contest.rows if row.timed and row.is_baseline]
         for row in (*contest.ranked, *baselines):
-            mark = " (tie)" if row in contest.leaders and len(contest.leaders) > 1 else ""
+            drawn = "inconclusive" if contest.inconclusive else "tie"
+            mark = f" ({drawn})" if row in contest.leaders and len(contest.leaders) > 1 else ""
             body.append(
                 [
                     cell(contest.label),

@@ -173,7 +173,7 @@ def _row(record: Any) -> Row | None:
         max_error=number("max_error", False),
         status=_text(get("status")) or "refused",
         reason=_text(get("reason")),
-        env=_mapping(get("env")),
+        env={name: value for name, value in _mapping(get("env")).items() if value is not None},
         run=_text(get("run")) or "unnamed run",
         date=_text(get("date")),
     )

@@ -31,6 +31,8 @@ from expertile.lab.report.units import (
 )
 from expertile.lab.report.verdict import failures, overhead, sentences, standing
 
+_LISTED_GROUPS = 64
+
 
 @dataclass
 class Figures:
@@ -77,6 +79,10 @@ def environment(run: Run) -> str:
     facts: list[tuple[str, str]] = [("Device", _values(rows, "gpu"))]
     facts += [(name, _values(rows, name.lower())) for name in ("Driver", "torch", "Triton", "expertile")]
     facts += [
+        ("Cores", _values(rows, "cores")),
+        ("Threads", _values(rows, "threads")),
+        ("Cores granted by cgroup", _values(rows, "quota")),
+        ("Load", _numbers(rows, "load", "runnable threads")),
         ("SM clock", _numbers(rows, "sm_clock_mhz", "MHz")),
         ("Power", _numbers(rows, "power_w", "W")),
         ("Throttle reasons", _throttle(rows)),
@@ -210,11 +216,18 @@ def _record(row: Row, contest: Contest) -> str:
             cell(error(row.rel_error), row.rel_error, "num"),
             cell(error(row.max_error), row.max_error, "num"),
             cell(row.config or MISSING),
-            cell(shape_text(row.shape)),
+            f'<td title="{escape(_sizes(row))}">{escape(shape_text(row.shape))}</td>',
             cell(row.reason),
             "</tr>",
         ]
     )
+
+
+def _sizes(row: Row) -> str:
+    """Rows of each group, of few groups."""
+    sizes = row.shape.get("group_sizes")
+    few = isinstance(sizes, (list, tuple)) and len(sizes) <= _LISTED_GROUPS
+    return f"rows of each group: {', '.join(map(str, sizes or ()))}" if few and sizes else ""
 
 
 def _glance_table(run: Run, policy: str, label: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +11,7 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 from rich.text import Text
 
+from expertile.lab.measure.stats import WIDE
 from expertile.lab.report.contest import Contest, Run, runs
 from expertile.lab.report.rows import BASELINES, POLICY_NAMES, Row
 from expertile.lab.report.units import MISSING, bound_rate, micros, percent, plural, rate, short, times
@@ -18,6 +20,7 @@ from expertile.lab.report.verdict import failures
 _NAME_WIDTH = 23
 _COLUMNS = (("µs", 10), ("rate", 12), ("bound", 6), ("× best", 6))
 _PANEL_WIDTH = sum(width + 1 for _, width in _COLUMNS)
+_LEADS = {False: "bold green", True: "yellow"}
 _LIGHT = {"dense": "same rows with one weight", "copy": "same bytes moved"}
 _STATUS_STYLES = {"wrong": "bold red", "failed": "red", "refused": "yellow", "unsupported": "dim"}
 
@@ -63,6 +66,19 @@ def table(records: Iterable[Any], shipped: Iterable[Any] | None = None) -> Resul
 def elsewhere(run: Run) -> str:
     """The label that any figure from another machine or sitting carries."""
     return f"recorded on {run.device}, {run.day or 'undated'}, not on this machine"
+
+
+def elsewhere_lines(records: Iterable[Any], shipped: Iterable[Any], most: int = 3) -> list[str]:
+    """At most `most` lines on the same work recorded on other machines: where, when, and who led it."""
+    others = runs(shipped)
+    lines = []
+    for run in runs(records):
+        for other, policy, contests in matching(run, others):
+            led = Counter(contest.leaders[0].backend for contest in contests.values() if contest.winner)
+            front = ", ".join(f"{name} fastest on {count}" for name, count in led.most_common(2)) or "ties alone"
+            where = f"{other.device}, {other.day or 'undated'}, {POLICY_NAMES.get(policy, policy)}"
+            lines.append(f"{where}: {front} of {plural(len(contests), 'workload')}")
+    return lines[:most]
 
 
 def matching(run: Run, shipped: Sequence[Run]) -> list[tuple[Run, str, dict[str, Contest]]]:
@@ -182,12 +198,17 @@ def _times_best(contest: Contest, row: Row) -> Text:
     if row.is_baseline:
         return Text(ratio, style="dim")
     if row in contest.leaders and len(contest.ranked) > 1:
-        return Text(f"={ratio}" if len(contest.leaders) > 1 else ratio, style="bold green")
+        return Text(
+            f"{'?' if contest.inconclusive else '='}{ratio}" if len(contest.leaders) > 1 else ratio,
+            style=_LEADS[contest.inconclusive],
+        )
     return Text(ratio)
 
 
 def _notes(run: Run, width: int) -> Iterable[Text]:
-    if any(len(contest.leaders) > 1 for contest in run.contests):
+    if any(contest.inconclusive for contest in run.contests):
+        yield Text(f"? inconclusive: an interval reaches further than {percent(WIDE)} from its time", style="yellow")
+    if any(len(contest.leaders) > 1 and not contest.inconclusive for contest in run.contests):
         yield Text("= ties with the best: 95 % intervals overlap, or less than 1 % apart", style="dim")
     if any(row.is_baseline for row in run.rows):
         held = {row.backend for row in run.rows}

@@ -8,10 +8,13 @@ from dataclasses import dataclass, replace
 from statistics import geometric_mean, median
 from typing import Any
 
+from expertile.lab.measure.cpu import QUOTA
+from expertile.lab.measure.stats import WIDE, too_wide
 from expertile.lab.report.contest import Contest, Run, relative_speed, runs, tied
 from expertile.lab.report.rows import POLICY_NAMES, Row
-from expertile.lab.report.units import listed, micros, percent, plural, rate, short, times
+from expertile.lab.report.units import listed, micros, percent, plural, rate, short, significant, times
 
+_BUSY = 1.25  # runnable threads for each core; a race of this process alone has at most one
 _NAMED = 3  # workloads or reasons spelled out in one sentence before "and n more"
 
 
@@ -112,14 +115,17 @@ def _lead(policy: str, contests: Sequence[Contest]) -> Sentence:
             else f"{name} is fastest on {len(group)} of {plural(total, 'workload')}, by {mean}{margin} over the next"
         )
     parts = [where + (", ".join(wins) or "no backend is fastest alone")]
-    ties = sum(contest.winner is None for contest in raced)
+    unclear = sum(contest.inconclusive for contest in raced)
+    ties = sum(contest.winner is None for contest in raced) - unclear
     if ties:
-        first = Counter(row.backend for contest in raced for row in contest.leaders)
+        first = Counter(row.backend for contest in raced if not contest.inconclusive for row in contest.leaders)
         leader, count = min(first.items(), key=lambda item: (-item[1], item[0]))
         parts.append(
             f"{ties} {'is a tie' if ties == 1 else 'are ties'}; counting ties, {leader} is at the front most often, "
             f"on {count}"
         )
+    if unclear:
+        parts.append(f"{unclear} {'is' if unclear == 1 else 'are'} inconclusive")
     if alone:
         names = listed(sorted({contest.ranked[0].backend for contest in alone}))
         parts.append(f"{len(alone)} {'was' if len(alone) == 1 else 'were'} run by {names} only")
@@ -190,12 +196,18 @@ def _baseline(contests: Sequence[Contest]) -> list[Sentence]:
 
 
 def _ties(contests: Sequence[Contest]) -> list[Sentence]:
-    drawn = [contest for contest in contests if len(contest.leaders) > 1]
+    drawn = [contest for contest in contests if len(contest.leaders) > 1 and not contest.inconclusive]
+    unclear = [contest.label for contest in contests if contest.inconclusive]
+    said = []
+    if unclear:
+        more = f" and {len(unclear) - _NAMED} more" if len(unclear) > _NAMED else ""
+        text = f"Inconclusive (an interval reaches further than {percent(WIDE)} from its time)"
+        said.append(Sentence("tie", f"{text}: {', '.join(unclear[:_NAMED])}{more}."))
     if not drawn:
-        return []
+        return said
     shown = [f"{listed([row.backend for row in contest.leaders])} on {contest.label}" for contest in drawn[:_NAMED]]
     more = f"; and {len(drawn) - _NAMED} more" if len(drawn) > _NAMED else ""
-    return [Sentence("tie", f"Ties (95 % intervals overlap, or less than 1 % apart): {'; '.join(shown)}{more}.")]
+    return [*said, Sentence("tie", f"Ties (95 % intervals overlap, or less than 1 % apart): {'; '.join(shown)}{more}.")]
 
 
 def _launch(run: Run) -> list[Sentence]:
@@ -240,22 +252,47 @@ def _trouble(run: Run) -> list[Sentence]:
 def _machine(run: Run) -> list[Sentence]:
     measured = [row for row in run.rows if row.timed]
     reasons = Counter(reason for row in measured for reason in row.throttle)
-    if not reasons:
-        return []
+    said = [*_busy(measured), *_noise(measured)]
     held = sum(bool(row.throttle) for row in measured)
-    return [
-        Sentence(
-            "machine",
+    if set(reasons) == {QUOTA}:
+        said.append(f"The quota of its cgroup stopped this process in {held} of {len(measured)} measurements.")
+    elif reasons:
+        said.append(
             f"The GPU held its clock back ({listed([name for name, _ in reasons.most_common()])}) in {held} of "
-            f"{len(measured)} measurements: trust the ratios of this run before its absolute numbers.",
+            f"{len(measured)} measurements: trust the ratios of this run before its absolute numbers."
         )
+    return [Sentence("machine", text) for text in said]
+
+
+def _busy(measured: Sequence[Row]) -> list[str]:
+    """Of a CPU: more runnable threads than cores that this process may use."""
+    loads = [value for row in measured if (value := _number(row.env.get("load"))) is not None]
+    granted = [value for row in measured for n in ("cores", "quota") if (value := _number(row.env.get(n))) is not None]
+    if not loads or not granted or median(loads) <= _BUSY * min(granted):
+        return []
+    return [
+        f"The machine was busy: a load of {significant(median(loads))} on {significant(min(granted))} cores (median). "
+        "Other work shared them, so times and ratios may both be wrong; measure again on a quiet machine."
     ]
 
 
+def _noise(measured: Sequence[Row]) -> list[str]:
+    wide = sum(row.interval is not None and too_wide(row.time_s or 0, row.interval) for row in measured)
+    if 3 * wide <= len(measured):
+        return []
+    return [
+        f"The times are noisy: {wide} of {len(measured)} have an interval that reaches further than {percent(WIDE)}."
+    ]
+
+
+def _number(value: Any) -> float | None:
+    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+
+
 def standing(contest: Contest, row: Row) -> str:
-    """Where a row stands in its contest: "fastest", "tie", a multiple of the best time, or its status."""
+    """Where a row stands: "fastest", "tie", "inconclusive", a multiple of the best time, or its status."""
     if not row.timed:
         return "refused" if row.status == "ok" else row.status
     if contest.best and not row.is_baseline and tied(contest.best, row):
-        return "fastest" if len(contest.leaders) == 1 else "tie"
+        return "fastest" if len(contest.leaders) == 1 else "inconclusive" if contest.inconclusive else "tie"
     return times(contest.times_best(row))
