@@ -15,7 +15,7 @@ from expertile.version import __version__, commit
 # Name: (module in expertile.cli, its line in the overview, which is the first of its docstring).
 COMMANDS = {
     "doctor": (
-        "inspect",
+        "doctor",
         "What this machine can run: the GPU, its limits, and each backend with ✓ or the reason it can't.",
     ),
     "bench": (
@@ -23,7 +23,7 @@ COMMANDS = {
         "Measure workloads: every backend is checked against a float32 reference, then all are timed in turns.",
     ),
     "explain": (
-        "inspect",
+        "explain",
         "One workload in numbers: FLOPs, bytes, bound, waves, padding, launch share; which backend, and why.",
     ),
     "audit": (

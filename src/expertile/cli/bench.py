@@ -14,7 +14,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from expertile.cli.output import check_folder
+from expertile.cli.output import check_folder, print_json
 from expertile.cli.parts import DIAGNOSE, Part, parts
 from expertile.cli.progress import Display
 from expertile.device import Device
@@ -67,6 +67,7 @@ def bench(
     resume: Annotated[bool, typer.Option("--resume", help="Go on with an interrupted run of today.")] = False,
     out: Annotated[Path | None, typer.Option(help="Folder for records and reports; out/ by default.")] = None,
     no_html: Annotated[bool, typer.Option("--no-html", help="Write no HTML report.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON; all else goes to standard error.")] = False,
 ) -> None:
     """Measure workloads: every backend is checked against a float32 reference, then all are timed in turns."""
     given = BenchSpec() if config is None else read_bench_file(config)
@@ -95,7 +96,7 @@ def bench(
     if not spec.presets and not spec.inline:
         spec = replace(spec, presets=default_preset(device))
     found = parts(spec, device)
-    console = Console(emoji=False)
+    console = Console(emoji=False, stderr=as_json)
     folder = check_folder("out", out or Path(spec.out or "out"))
     records: list[Record] = []
     peaks: list[Record] = []
@@ -124,6 +125,8 @@ def bench(
         if interrupted:
             break
     _conclude(records, peaks, paths, device, console, [candidate_name(c) for c in spec.candidates], not no_html)
+    if as_json:
+        print_json({"verdict": verdict(records), "paths": paths, "records": [*records, *peaks]})
     if interrupted:
         console.print("Interrupted; what was measured is kept. Go on with the same command and --resume.")
         raise typer.Exit(130)

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from expertile.cli.output import print_json
 from expertile.cli.traffic import records_in
 from expertile.device import Device
 from expertile.lab.report import impact as lab
@@ -24,14 +25,18 @@ def impact(
     baseline: Annotated[str, typer.Option(help="Compared with: torch, torch.compile, unfused, liger …")] = lab.TORCH,
     price_per_gpu_hour: Annotated[float | None, typer.Option(help="In any currency; none is assumed.", min=0)] = None,
     records: Annotated[Path | None, typer.Option(help="Your records (a file or folder) instead of ours.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Time saved in a forward pass and GPU-hours in a day, from records alone, with the arithmetic shown."""
     found, own = Device.by_name(gpu), records_in(records)
     held = shipped() if own is None else own
     lines = lab.impact(model, held, found, batch=batch, seq_len=seq_len, dtype=dtype, policy=policy, baseline=baseline)
     batch = batch or lab.MODELS[model][-1]
-    print(f"{model}: one forward pass of {batch} queries x {seq_len} tokens on {found.name}, {policy}")
-    print("\n".join(told(lines, batch, qps, price_per_gpu_hour)))
+    if as_json:
+        print_json({"model": model, "gpu": found.name, "policy": policy, "batch": batch, "lines": lines})
+    else:
+        print(f"{model}: one forward pass of {batch} queries x {seq_len} tokens on {found.name}, {policy}")
+        print("\n".join(told(lines, batch, qps, price_per_gpu_hour)))
     if not any(line.pair for line in lines):
         raise typer.Exit(2)  # there was nothing to reckon with
 

@@ -1,9 +1,14 @@
-"""Places to write to, tried before anything is measured."""
+"""Places to write to, tried before anything is measured; and answers as JSON."""
 
 from __future__ import annotations
 
+import dataclasses
+import json
+import math
 import os
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 
 def check_folder(option: str, folder: Path) -> Path:
@@ -27,3 +32,20 @@ def check_file(option: str, path: Path) -> Path:
     if path.exists() and not os.access(path, os.W_OK):
         raise ValueError(f"{option}: cannot write to {str(path)!r}: permission denied")
     return path
+
+
+def print_json(data: Any) -> None:
+    """`data` to standard output: dataclasses as objects, paths as text, numbers that JSON has not as null."""
+    print(json.dumps(_plain(data), ensure_ascii=False, indent=2, allow_nan=False))
+
+
+def _plain(value: Any) -> Any:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    return value if value is None or isinstance(value, (bool, int, str)) else str(value)

@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from expertile.cli.output import check_file
+from expertile.cli.output import check_file, print_json
 from expertile.lab.race import compare as comparing
 from expertile.lab.race.record import Record, read, shipped_root, shown_files
 from expertile.lab.report import html, markdown, table, update_readme, verdict
@@ -24,6 +24,7 @@ def compare(
     across_devices: Annotated[
         bool, typer.Option("--across-devices", help="Compare records of different devices, which are refused else.")
     ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Faster, slower or tie, with confidence; exit code 1 on a regression."""
     before, after = read(old), read(new)
@@ -37,10 +38,14 @@ def compare(
             f"compare: expected records of one device, got {was} and {now}; --across-devices compares them"
         )
     rows = comparing.compare(before, after, min_effect)
-    console = Console(emoji=False)
-    for change in comparing.environment_changes(before, after):
-        console.print(f"[yellow]{escape(change)}[/yellow]", highlight=False)
-    comparing.render(rows, console, ties)
+    changes = comparing.environment_changes(before, after)
+    if as_json:
+        print_json({"environment_changes": changes, "rows": rows})
+    else:
+        console = Console(emoji=False)
+        for change in changes:
+            console.print(f"[yellow]{escape(change)}[/yellow]", highlight=False)
+        comparing.render(rows, console, ties)
     if all(row.alone for row in rows):
         raise typer.Exit(2)  # a gate must not pass because it was given the wrong file
     raise typer.Exit(comparing.exit_code(rows))

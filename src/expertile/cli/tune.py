@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from expertile.cli.output import check_folder
+from expertile.cli.output import check_folder, print_json
 from expertile.device import Device
 from expertile.lab.bench.tune import table_of
 from expertile.lab.bench.tune import tune as run_tune
@@ -41,9 +41,10 @@ def tune(
     from_records: Annotated[
         list[Path], typer.Option(help="Measure nothing: make the table from these record files.")
     ] = [],  # noqa: B006
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Measure every backend and config on many problems, and write the table that backend="auto" reads."""
-    console = Console(emoji=False)
+    console = Console(emoji=False, stderr=as_json)
     device = Device.current()
 
     def say(text: str) -> None:
@@ -57,9 +58,12 @@ def tune(
         if not resume:
             path.unlink(missing_ok=True)
         found = verify(verify_count, path, minutes, resume=resume, seed=seed, backends=chosen, say=say)
-        for line in summary(verdicts(found)):
+        lines = summary(verdicts(found))
+        for line in lines:
             say(f"• {line}")
         say(f"Records: {path}")
+        if as_json:
+            print_json({"records": path, "verdict": lines})
         return
     if from_records:
         records = [record for path in from_records for record in read(path)]
@@ -76,3 +80,5 @@ def tune(
     target = target_folder / f"{slug}.json"
     save_table(table, target)
     say(f"Table:   {target} ({len(table.problems)} problems)")
+    if as_json:
+        print_json({"table": target, "gpu": table.gpu, "problems": len(table.problems), "records": len(records)})

@@ -1,18 +1,15 @@
-"""doctor and explain: what this machine can run, and what a workload costs at least."""
+"""explain: what a workload costs at least, and which backend takes it."""
 
 from __future__ import annotations
 
-import platform
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
-import torch
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 
-import expertile
+from expertile.cli.output import print_json
 from expertile.cli.traffic import (
     GROUPED,
     OPERATORS,
@@ -20,88 +17,13 @@ from expertile.cli.traffic import (
     explain_grouped_traffic,
     explain_operator,
     records_in,
+    subject_of,
 )
-from expertile.device import DTYPES, Device
+from expertile.device import Device
 from expertile.lab.race.routing import draw
 from expertile.lab.race.workloads import ragged_m, wgrad
-from expertile.ops.grouped_mm.backends import BACKENDS
-from expertile.ops.grouped_mm.explain import explain_problem
-from expertile.ops.grouped_mm.problem import Problem
-
-
-def doctor() -> None:
-    """What this machine can run: the GPU, its limits, and each backend with ✓ or the reason it can't."""
-    console = Console(emoji=False)
-    device = Device.current()
-    what = f"{device.sm_count} cores"
-    if device.capability:
-        what = f"compute capability {device.capability[0]}.{device.capability[1]}"
-    console.print(f"[bold]{escape(device.name)}[/bold]  ({what})")
-    for line in _limits(device):
-        console.print(f"  {line}")
-    versions = f"torch {torch.__version__}, Triton {_version('triton')}, Python {platform.python_version()}"
-    console.print(f"  expertile {expertile.__version__}, {versions}")
-    table = Table(
-        "backend", "forward", "dgrad", "wgrad", "what it is", title="grouped_mm backends, bfloat16, K = 2048, N = 1536"
-    )
-    probes = _probes(device)
-    reasons: list[str] = []
-    for backend in BACKENDS:
-        cells = []
-        for name, problem in probes.items():
-            reason = backend.supports(problem, device)
-            cells.append("[green]✓[/green]" if reason is None else "[red]✗[/red]")
-            if reason is not None:
-                reasons.append(f"{backend.name} {name}: {reason}")
-        table.add_row(backend.name, *cells, backend.summary + (" (peer)" if backend.peer else ""))
-    console.print(table)
-    for reason in _merged(reasons):
-        console.print(f"  ✗ {escape(reason)}")
-
-
-def _limits(device: Device) -> list[str]:
-    peaks = ", ".join(f"{k} {device.peak_flops[k] / 1e12:.4g}" for k in DTYPES if k in device.peak_flops)
-    memory = f"{device.memory_bps / 1e12:.3g} TB/s" if device.memory_bps else "bandwidth not stated"
-    if device.kind == "cpu":
-        cache = f"last-level cache {device.l2_bytes / 2**20:.0f} MiB"
-        return [f"memory: {device.memory_bytes / 1e9:.0f} GB; {cache}", "peak and bandwidth: bench measures them"]
-    lines = [f"dense peak at {device.max_clock_hz / 1e9:.3g} GHz, TFLOP/s: {peaks}"]
-    cache = f"last-level cache {device.l2_bytes / 2**20:.0f} MiB"
-    lines.append(f"memory: {device.memory_bytes / 1e9:.0f} GB, {memory}; {cache}")
-    if device.kind == "cuda":
-        lines.append(f"{device.sm_count} SMs, {device.smem_bytes / 1024:.0f} KiB shared memory a block")
-    return lines
-
-
-def _probes(device: Device) -> dict[str, Problem]:
-    """The three products of an expert layer's training step, with Linear-layout weights."""
-    sizes, k, n = (128,) * 8, 2048, 1536
-    workloads = {
-        "forward": ragged_m("forward", "", sizes, k, n, "bf16"),
-        "dgrad": ragged_m("dgrad", "", sizes, n, k, "bf16", b_layout="kn"),
-        "wgrad": wgrad("wgrad", "", sizes, k, n, "bf16"),
-    }
-    # The library sees offs on the device only, so the probe does not know the sizes either.
-    return {name: w.problem(device.kind).with_sizes(None) for name, w in workloads.items()}
-
-
-def _merged(reasons: list[str]) -> list[str]:
-    """One line for each reason, with the products it hits."""
-    by_reason: dict[tuple[str, str], list[str]] = {}
-    for line in reasons:
-        head, reason = line.split(": ", 1)
-        backend, product = head.split(" ")
-        by_reason.setdefault((backend, reason), []).append(product)
-    return [f"{backend} ({', '.join(products)}): {reason}" for (backend, reason), products in by_reason.items()]
-
-
-def _version(module: str) -> str:
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        return version(module)
-    except PackageNotFoundError:
-        return "not installed"
+from expertile.lab.traffic.explain import explain_subject
+from expertile.ops.grouped_mm.explain import Explanation, explain_problem
 
 
 def explain(
@@ -137,6 +59,7 @@ def explain(
     elements: Annotated[int | None, typer.Option(help="Elements (add_scalar).")] = None,
     measured: Annotated[bool, typer.Option("--measured", help="With --op: count bytes with Nsight Compute.")] = False,
     records: Annotated[Path | None, typer.Option(help="Your records (a file or folder) instead of ours.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """One workload in numbers: FLOPs, bytes, bound, waves, padding, launch share; which backend, and why.
 
@@ -150,6 +73,9 @@ def explain(
             if name in given:
                 raise ValueError(f"{name}: expected without --op or with --op {GROUPED}, got it with --op {op}")
         device = Device.by_name(gpu) if gpu else Device.current()
+        if as_json:
+            print_json(explain_subject(subject_of(op, of_operators, dtype), device, records_in(records)))
+            return
         explain_operator(op, of_operators, dtype, device, measured, records_in(records), console)
         return
     for name in (*of_operators, *(n for n in ("measured", "records") if n in given and not op)):
@@ -160,20 +86,44 @@ def explain(
         raise ValueError(f"product: expected forward, dgrad or wgrad, got {product!r}")
     here = Device.current()
     device = Device.by_name(gpu) if gpu else here
+    answers = []
     for drawn in draw(routing, tokens, groups, top_k, seed):
         if product == "wgrad":
             workload = wgrad(product, "", drawn.group_sizes, k, n, dtype, routing=drawn.label)
         else:
             order = "nk" if product == "forward" else "kn"
             workload = ragged_m(product, "", drawn.group_sizes, k, n, dtype, b_layout=order, routing=drawn.label)
+        if as_json:
+            answers.append({"routing": drawn.label, **_answer(explain_problem(workload.problem(device.kind), device))})
+            continue
         console.print(f"{escape(drawn.label)}: rows per group {_summary(drawn.group_sizes)}", highlight=False)
         problem = workload.problem(device.kind)
         console.print(escape(str(explain_problem(problem, device))), highlight=False)
         if op:
             explain_grouped_traffic(problem, drawn.group_sizes, device, measured, records_in(records), console)
-    if device.name != here.name:
+    if as_json:
+        print_json(answers)
+    elif device.name != here.name:
         note = "is not this machine's device: nothing was measured here; each line says where its estimate is from."
         console.print(f"[dim]{escape(device.name)} {note}[/dim]")
+
+
+def _answer(found: Explanation) -> dict[str, Any]:
+    """The figures of an explanation under names of their own; times in seconds."""
+    p, choice = found.problem, found.choice
+    return {
+        "device": found.device.name,
+        "shape": {"layout": p.layout.value, "groups": p.groups, "m": p.m, "n": p.n, "k": p.k},
+        "work": found.work,
+        "bound": found.bound,
+        "backend": choice and choice.backend.name,
+        "config": choice and choice.config,
+        "estimates": [
+            {"backend": e.backend, "time_s": e.seconds, "reason": e.reason}
+            for e in (choice.estimates if choice else ())
+        ],
+        "refusal": found.refusal,
+    }
 
 
 def _is_given(ctx: typer.Context, option: str) -> bool:
