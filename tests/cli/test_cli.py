@@ -167,6 +167,18 @@ def test_compare_exits_with_1_on_a_regression(bench, tmp_path):
     assert done.returncode == 1 and "slower" in done.stdout
 
 
+def test_report_without_files_writes_an_index_and_small_pages(tmp_path):
+    done = expertile_here("report", "--out", tmp_path / "site")
+    assert done.returncode == 0, done.stderr
+    index = (tmp_path / "site" / "index.html").read_text()
+    pages = sorted(path for path in (tmp_path / "site").glob("*.html") if path.name != "index.html")
+    assert len(pages) > 5 and all(f'href="{page.name}"' in index for page in pages)
+    assert max(page.stat().st_size for page in pages) < 2e6
+    assert all('<script src="plotly.min.js">' in page.read_text() for page in pages)
+    assert (tmp_path / "site" / "plotly.min.js").is_file()
+    assert len(done.stdout.splitlines()) < 20 * len(pages)
+
+
 def test_report_prints_markdown(bench):
     folder, _ = bench
     (path,) = folder.glob("records/*/*.jsonl")
@@ -234,7 +246,6 @@ def test_explain_for_a_gpu_that_is_not_here():
         (["audit", "absent.md"], "absent.md"),
         (["compare", "absent.jsonl", "absent.jsonl"], "absent.jsonl"),
         (["report", "absent.jsonl"], "absent.jsonl"),
-        (["report", "--check"], "check: expected --readme with it"),
     ],
 )
 def test_a_users_mistake_is_one_line(args, message, tmp_path):

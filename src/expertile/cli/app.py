@@ -35,7 +35,10 @@ COMMANDS = {
         "tune",
         'Measure every backend and config on many problems, and write the table that backend="auto" reads.',
     ),
-    "report": ("records", "Verdict, table and HTML report from records; or the README's headline table."),
+    "report": (
+        "records",
+        "Verdict, table and HTML report from records; of the shipped ones an index with a page for each run.",
+    ),
     "impact": (
         "impact",
         "Time saved in a forward pass and GPU-hours in a day, from records alone, with the arithmetic shown.",

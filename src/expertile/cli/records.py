@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -10,10 +9,10 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from expertile.cli.output import check_file, print_json
+from expertile.cli.output import check_file, check_folder, print_json
 from expertile.lab.race import compare as comparing
 from expertile.lab.race.record import Record, read, shipped_root, shown_files
-from expertile.lab.report import html, markdown, table, update_readme, verdict
+from expertile.lab.report import html, markdown, site, summary, table, verdict
 
 
 def compare(
@@ -55,30 +54,30 @@ def report(
     files: Annotated[
         list[Path] | None, typer.Argument(help="Record files (JSONL); the shipped ones by default.")
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="Where to write the HTML report.")] = None,
-    readme: Annotated[
-        Path | None, typer.Option(help="Rewrite the headline table between the markers of this file.")
+    out: Annotated[
+        Path | None, typer.Option(help="Where to write the HTML report: a file, or without FILES a folder.")
     ] = None,
-    check: Annotated[
-        bool, typer.Option("--check", help="With --readme: write nothing, exit 1 if it is out of date.")
-    ] = False,
     as_markdown: Annotated[bool, typer.Option("--markdown", help="Print a Markdown summary.")] = False,
 ) -> None:
-    """Verdict, table and HTML report from records; or the README's headline table."""
-    if check and readme is None:
-        raise ValueError("check: expected --readme with it")
+    """Verdict, table and HTML report from records; of the shipped ones an index with a page for each run."""
     if out is not None:
-        check_file("out", out)
-    records = _records(files)
-    if readme is not None:
-        if not update_readme(readme, records, check=check) and check:
-            print(f"{readme}: its figures are not what the records say; run expertile report", file=sys.stderr)
-            raise typer.Exit(1)
+        check_file("out", out) if files else check_folder("out", out)
+    console = Console(emoji=False)
+    if not files and not as_markdown:
+        found = {f"{path.parent.name}-{path.name.split('.')[0]}": list(read(path)) for path in shown_files()}
+        if not found:
+            raise ValueError(f"files: expected records, found none in {shipped_root()}")
+        for name, held in found.items():
+            console.print(f"[bold]{escape(name)}[/bold]\n  {escape(summary(held))}", highlight=False)
+        if out is None:
+            console.print("expertile report --out FOLDER writes a page for each, and an index.", highlight=False)
+        else:
+            console.print(f"Report:  {escape(str(site(found, out)))}", highlight=False)
         return
+    records = _records(files)
     if as_markdown:
         print(markdown(records))
         return
-    console = Console(emoji=False)
     for sentence in verdict(records):
         console.print(f"[bold]•[/bold] {escape(sentence)}", highlight=False)
     console.print(table(records))

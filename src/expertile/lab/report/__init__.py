@@ -3,6 +3,7 @@
 from expertile.lab.report.candidates import of_candidate
 from expertile.lab.report.markdown import headline, markdown, update_readme
 from expertile.lab.report.page import html
+from expertile.lab.report.site import site, summary
 from expertile.lab.report.table import ResultTable, elsewhere_lines, table
 from expertile.lab.report.verdict import verdict
 
@@ -13,6 +14,8 @@ __all__ = [
     "html",
     "markdown",
     "of_candidate",
+    "site",
+    "summary",
     "table",
     "update_readme",
     "verdict",

@@ -24,22 +24,24 @@ def html(
     records: Iterable[Any],
     path: str | Path,
     shipped: Iterable[Any] = (),
+    script: str = "",
 ) -> Path:
     """Writes the report on `records` to `path` (folders are made) and returns it.
 
     `records` and `shipped` hold Record objects or mappings with the record's JSON keys. Every run has its own section;
     runs never share a chart. Runs of `shipped` follow under "Recorded elsewhere", each chart labelled with the GPU and
-    date. Charts of peak memory stand before them. The file needs no network: plotly's script is inlined once.
+    date. Charts of peak memory stand before them. The file needs no network: plotly's script is inlined once, or
+    is `script`, a file of that name beside the page.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     records, shipped = list(records), list(shipped)
     memory = [record for record in (*records, *shipped) if isinstance(record, Record)]
-    path.write_text(_page(runs(records), runs(shipped), memory), encoding="utf-8")
+    path.write_text(_page(runs(records), runs(shipped), memory, script), encoding="utf-8")
     return path
 
 
-def _page(here: Sequence[Run], shipped: Sequence[Run], memory: Sequence[Record]) -> str:
+def _page(here: Sequence[Run], shipped: Sequence[Run], memory: Sequence[Record], script: str) -> str:
     from plotly.offline import get_plotlyjs  # a third of a second; only a report needs it
 
     shipped = [run for run in shipped if run.name not in {own.name for own in here}]
@@ -67,7 +69,7 @@ def _page(here: Sequence[Run], shipped: Sequence[Run], memory: Sequence[Record])
             '<meta name="viewport" content="width=device-width, initial-scale=1">',
             # Whatever a record holds, the page can load nothing.
             "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'; "
-            "script-src 'unsafe-inline'; img-src data: blob:\">",
+            "script-src 'unsafe-inline' 'self' file:; img-src data: blob:\">",
             '<meta name="color-scheme" content="light dark">',
             '<link rel="icon" href="data:,">',
             f"<title>{escape(title)}</title>",
@@ -82,7 +84,7 @@ def _page(here: Sequence[Run], shipped: Sequence[Run], memory: Sequence[Record])
             "each output once. × best is time over the fastest right backend’s time in the same run.</footer>",
             # "<" is escaped so that no text of a record can close the element.
             f'<script type="application/json" id="figures">{data.replace("<", chr(92) + "u003c")}</script>',
-            f"<script>{get_plotlyjs()}</script>",
+            f'<script src="{escape(script)}"></script>' if script else f"<script>{get_plotlyjs()}</script>",
             f"<script>\n{(assets / 'report.js').read_text('utf-8')}</script>",
             "</body>\n</html>\n",
         ]

@@ -233,7 +233,12 @@ def _sizes(row: Row) -> str:
 def _glance_table(run: Run, policy: str, label: str) -> str:
     contests = run.contests_of(policy)
     bounded = any(row.share for contest in contests for row in contest.rows)
-    names = [name for name in run.backends if any(contest.of(name) for contest in contests)]
+    # A column of nothing but "unsupported" says once below the tables what it would say in every line.
+    names = [
+        name
+        for name in run.backends
+        if any((row := contest.of(name)) and row.status != "unsupported" for contest in contests)
+    ]
     head = "".join(f'<th scope="col">{_breakable(name)}</th>' for name in names)
     body = "".join(_glance_row(contest, names, bounded) for contest in contests)
     what = "share of the bound" if bounded else "speed relative to the fastest backend"
