@@ -141,3 +141,15 @@ def test_sparse_records_still_make_a_page(tmp_path, records):
     assert all(text in page.text for text in verdict(records) if records)
     assert "None" not in page.text
     assert "nan" not in page.text.lower().split()
+
+
+def test_the_first_table_sorts_and_leaves_out_what_nobody_can_run(tmp_path):
+    found = [samples.record("w/1", name, policy="eager") for name in ("loop", "triton_tma")]
+    found += [samples.record("w/1", "quack", policy="eager", status="unsupported", reason="needs a GPU")]
+    page_of(tmp_path, found)
+    page = next(tmp_path.glob("*.html")).read_text()
+    glance = page[page.index('<table class="glance sortable">') :]
+    glance = glance[: glance.index("</table>")]
+    assert glance.count("<button") == 4 and "loop" in glance and "quack" not in glance
+    assert glance.count("data-sort=") == 3  # the bound and two times
+    assert 'data-save="csv"' in page and 'data-save="json"' in page

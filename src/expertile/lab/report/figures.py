@@ -53,6 +53,8 @@ def share_figure(contests: Sequence[Contest]) -> Figure | None:
         figure["data"].insert(0, _line("bound", [(1, low), (1, high)], "@accent", "solid"))
     if bars <= _MOST_BARS:
         _bar_labels(figure, top)
+        # Labels last, and the strokes of dense and copy under the bars: neither hides a figure.
+        figure["data"].sort(key=lambda trace: {"lines": 0, "text": 2}.get(trace.get("mode", ""), 1))
     return figure
 
 

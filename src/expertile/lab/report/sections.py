@@ -63,7 +63,7 @@ def verdict(run: Run, anchor: str) -> str:
         for sentence in said
         if sentence.kind not in ("scope", "trouble", "machine")
     )
-    bad = [sentence.text for sentence in said if sentence.kind in ("trouble", "machine")]
+    bad = [sentence.text for kind in ("machine", "trouble") for sentence in said if sentence.kind == kind]
     notes = "".join(f"<li>{escape(text)}</li>" for text in bad)
     trouble = f'<ul class="trouble" aria-label="Problems">{notes}</ul>' if bad else ""
     scope = next(sentence.text for sentence in said if sentence.kind == "scope")
@@ -191,6 +191,8 @@ def all_records(run: Run) -> str:
     return (
         f'<details class="records"><summary>All {plural(len(run.rows), "record")}</summary>'
         '<label class="search">Filter <input type="search" placeholder="workload, backend, status …"></label>'
+        '<p class="save">Save as <button type="button" data-save="csv">CSV</button> '
+        '<button type="button" data-save="json">JSON</button></p>'
         '<div class="scroll tall" tabindex="0" role="region" aria-label="All records">'
         f'<table class="sortable"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div></details>'
     )
@@ -239,17 +241,19 @@ def _glance_table(run: Run, policy: str, label: str) -> str:
         for name in run.backends
         if any((row := contest.of(name)) and row.status != "unsupported" for contest in contests)
     ]
-    head = "".join(f'<th scope="col">{_breakable(name)}</th>' for name in names)
+    head = "".join(
+        f'<th scope="col"><button type="button">{text}</button></th>'
+        for text in ("Workload", "Bound, µs", *map(_breakable, names))
+    )
     body = "".join(_glance_row(contest, names, bounded) for contest in contests)
     what = "share of the bound" if bounded else "speed relative to the fastest backend"
     mark = f' <span class="foreign-mark">{escape(label)}</span>' if label else ""
     foot = "".join(f"<td>{_mean(contests, name, bounded)}</td>" for name in names)
     return (
         f'<div{_policy(policy)}><p class="caption">{escape(sentence_case(POLICY_NAMES.get(policy, policy)))}: {what}; '
-        f'<b class="win">bold</b> is fastest or tied{mark}</p>'
+        f'<b class="win">bold</b> is fastest, tied or inconclusive{mark}</p>'
         '<div class="scroll" tabindex="0" role="region" aria-label="Workloads by backend">'
-        '<table class="glance"><thead><tr><th scope="col">Workload</th><th scope="col">Bound, µs</th>'
-        f"{head}</tr></thead>"
+        f'<table class="glance sortable"><thead><tr>{head}</tr></thead>'
         f'<tbody>{body}</tbody><tfoot><tr><th scope="row">Geometric mean</th><td></td>{foot}</tr></tfoot>'
         "</table></div></div>"
     )
@@ -272,11 +276,14 @@ def _glance_row(contest: Contest, names: Sequence[str], bounded: bool) -> str:
         else:
             won = ' class="win"' if row in contest.leaders else ' class="light"' if row.is_baseline else ""
             title = escape(f"{micros(row.time_s)} µs, {rate(row)}, {times(contest.times_best(row))} the best time")
-            cells.append(f'<td{won} style="--share:{min(value, 1):.3f}" title="{title}">{percent(value)}</td>')
+            look = f'style="--share:{min(value, 1):.3f}" title="{title}"'
+            cells.append(f'<td{won} data-sort="{value!r}" {look}>{percent(value)}</td>')
     bound = micros(contest.sample.bound_s)
+    order = f' data-sort="{contest.sample.bound_s or 0.0!r}"'
     limit = escape(contest.limiter) if contest.sample.bound_s else "unknown"
     return (
-        f'<tr><th scope="row">{escape(contest.label)}</th><td class="bound">{bound}<small>{limit}</small></td>'
+        f'<tr><th scope="row">{escape(contest.label)}</th><td class="bound"{order}>{bound}'
+        f"<small>{limit}</small></td>"
         f"{''.join(cells)}</tr>"
     )
 

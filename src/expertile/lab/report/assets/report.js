@@ -71,10 +71,31 @@
         row.hidden = !words.every((word) => text.includes(word));
       }
     });
-    records.querySelectorAll("thead th").forEach((head, column) => {
+    const lines = [...records.querySelectorAll("tr")];
+    const heads = [...lines[0].cells].map((cell) => cell.textContent);
+    const save = (name, kind, text) => {
+      const link = document.createElement("a");
+      link.href = `data:${kind};charset=utf-8,${encodeURIComponent(text)}`;
+      link.download = name;
+      link.click();
+    };
+    const quoted = (text) => `"${text.replaceAll('"', '""')}"`;
+    const texts = () => lines.slice(1).map((row) => [...row.cells].map((cell) => cell.textContent));
+    const object = (row) => Object.fromEntries(row.map((text, index) => [heads[index], text]));
+    records.querySelector("[data-save=csv]").addEventListener("click", () => {
+      save("records.csv", "text/csv", [heads, ...texts()].map((row) => row.map(quoted).join(",")).join("\r\n"));
+    });
+    records.querySelector("[data-save=json]").addEventListener("click", () => {
+      save("records.json", "application/json", JSON.stringify(texts().map(object), null, 1));
+    });
+  }
+
+  for (const table of document.querySelectorAll("table.sortable")) {
+    const body = table.tBodies[0];
+    table.querySelectorAll("thead th").forEach((head, column) => {
       head.querySelector("button").addEventListener("click", () => {
         const descending = head.getAttribute("aria-sort") === "ascending";
-        records.querySelectorAll("thead th").forEach((other) => other.removeAttribute("aria-sort"));
+        table.querySelectorAll("thead th").forEach((other) => other.removeAttribute("aria-sort"));
         head.setAttribute("aria-sort", descending ? "descending" : "ascending");
         const key = (row) => {
           const cell = row.cells[column];
