@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from expertile.ops.any_weight import grouped_mm
     from expertile.ops.attention import attention, explain_attention
     from expertile.ops.grouped_mm.api import explain
-    from expertile.ops.int4_grouped_mm.api import int4_grouped_mm
     from expertile.ops.pointwise.add_scalar import add_scalar
     from expertile.ops.pointwise.laplacian import laplacian
     from expertile.ops.quantize.api import (
@@ -30,6 +29,7 @@ if TYPE_CHECKING:
     from expertile.ops.rows.rms_norm import rms_norm
     from expertile.ops.rows.softmax import softmax
     from expertile.ops.scaled_grouped_mm.api import scaled_grouped_mm
+    from expertile.ops.weight_only_mm.api import int4_grouped_mm
 
 # Imported when first asked for: torch takes a second, and kernels need Triton, which not every platform has.
 _LATER = {
@@ -45,7 +45,7 @@ _LATER = {
     "explain": "expertile.ops.grouped_mm.api",
     "explain_attention": "expertile.ops.attention",
     "grouped_mm": "expertile.ops.any_weight",
-    "int4_grouped_mm": "expertile.ops.int4_grouped_mm.api",
+    "int4_grouped_mm": "expertile.ops.weight_only_mm.api",
     "laplacian": "expertile.ops.pointwise.laplacian",
     "layer_norm": "expertile.ops.rows.layer_norm",
     "moe_mlp": "expertile.moe",

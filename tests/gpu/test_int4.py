@@ -5,12 +5,12 @@ import torch
 
 from expertile.device import Device
 from expertile.formats.int4 import Int4Weight
-from expertile.ops.int4_grouped_mm.api import int4_grouped_mm
-from expertile.ops.int4_grouped_mm.backends import BACKENDS, by_name
-from expertile.ops.int4_grouped_mm.problem import Int4Problem
-from expertile.ops.int4_grouped_mm.reference import reference
+from expertile.ops.weight_only_mm.api import int4_grouped_mm
+from expertile.ops.weight_only_mm.backends import BACKENDS, by_name
+from expertile.ops.weight_only_mm.problem import WeightOnlyProblem
+from expertile.ops.weight_only_mm.reference import reference
 from expertile.ragged import offs_from_sizes
-from tests.ops.int4_grouped_mm.cases import CASES, LARGE, Case, check, make, poisoned_out, problem_of
+from tests.ops.weight_only_mm.cases import CASES, LARGE, Case, check, make, poisoned_out, problem_of
 
 OURS = [b for b in BACKENDS if not b.reads_offs_on_host]
 KERNELS = [b for b in OURS if b.name != "dequant"]
@@ -66,7 +66,7 @@ def close(out, want):
 def test_one_hot_activations_decode_every_weight(backend, group, symmetric):
     _, w, _ = operands(group=group, symmetric=symmetric)
     a, offs = torch.eye(K, device="cuda").bfloat16().repeat(G, 1), offs_from_sizes([K] * G, "cuda")
-    problem, device = Int4Problem.of(a, w, offs), Device.current()
+    problem, device = WeightOnlyProblem.of(a, w, offs), Device.current()
     if reason := backend.supports(problem, device):
         pytest.skip(reason)
     for config in backend.configs(problem, device)[:4]:  # some scale sums, some scale weights
@@ -131,7 +131,7 @@ def test_gradient_and_compile():
 @pytest.mark.parametrize("backend", KERNELS, ids=lambda b: b.name)
 def test_same_bits_every_time(backend):
     a, w, offs = operands([300, 0, 64, 1, 20], group=64, symmetric=False)
-    problem = Int4Problem.of(a, w, offs)
+    problem = WeightOnlyProblem.of(a, w, offs)
     if reason := by_name(backend.name).supports(problem, Device.current()):
         pytest.skip(reason)
     first = int4_grouped_mm(a, w, offs=offs, backend=backend.name)

@@ -23,7 +23,6 @@ from expertile.ops.gathered_mm.backends import BACKENDS as GATHERED
 from expertile.ops.gathered_mm.combine import combine
 from expertile.ops.gathered_mm.problem import ACTIVATIONS
 from expertile.ops.grouped_mm.backends import BACKENDS as GROUPED
-from expertile.ops.int4_grouped_mm.backends import BACKENDS as INT4
 from expertile.ops.quantize.api import (
     quantize_activations,
     quantize_rms_norm,
@@ -32,6 +31,7 @@ from expertile.ops.quantize.api import (
     quantize_weights,
 )
 from expertile.ops.scaled_grouped_mm.backends import BACKENDS as SCALED
+from expertile.ops.weight_only_mm.backends import BACKENDS as INT4
 
 Tensors = tuple[torch.Tensor, ...]
 _EMPTY = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "empty_permuted"}

@@ -190,7 +190,7 @@ def int4_mlp(
     down_bias: _Maybe,
 ) -> _T:
     """`moe_mlp` with Int4Weight; operands as checked there. ValueError if a gradient is asked for."""
-    from expertile.ops.int4_grouped_mm.api import int4_grouped_mm
+    from expertile.ops.weight_only_mm.api import int4_grouped_mm
 
     if torch.is_grad_enabled() and (x.requires_grad or topk_weights.requires_grad):
         raise ValueError("gate_up, down: INT4 experts have no backward pass; expected torch.no_grad()")

@@ -8,7 +8,7 @@ import torch
 
 from expertile.formats.int4.weight import Int4Weight
 from expertile.ops.grouped_mm import api as dense
-from expertile.ops.int4_grouped_mm.api import int4_grouped_mm
+from expertile.ops.weight_only_mm.api import int4_grouped_mm
 
 
 def grouped_mm(

@@ -15,17 +15,17 @@ from expertile.device import Device
 from expertile.formats.int4.weight import Int4Weight
 from expertile.ops.backend import NoConfig
 from expertile.ops.grouped_mm.backend import new_out
-from expertile.ops.int4_grouped_mm.backend import Backend, Operands
-from expertile.ops.int4_grouped_mm.problem import Int4Problem
+from expertile.ops.weight_only_mm.backend import Backend, Operands
+from expertile.ops.weight_only_mm.problem import WeightOnlyProblem
 from expertile.ragged import sizes_from_offs
 
 
-def _supports(problem: Int4Problem, device: Device) -> str | None:
+def _supports(problem: WeightOnlyProblem, device: Device) -> str | None:
     """Every problem: conversions and float32 products exist everywhere."""
     return None
 
 
-def _run(problem: Int4Problem, operands: Operands, config: NoConfig, out: torch.Tensor | None) -> torch.Tensor:
+def _run(problem: WeightOnlyProblem, operands: Operands, config: NoConfig, out: torch.Tensor | None) -> torch.Tensor:
     out = new_out(problem, operands, out)
     w, end = operands.w, 0
     for g, size in enumerate(problem.group_sizes or sizes_from_offs(operands.offs)):

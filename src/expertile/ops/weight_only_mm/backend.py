@@ -10,12 +10,12 @@ import torch
 
 from expertile.formats.int4.weight import Int4Weight
 from expertile.ops import backend
-from expertile.ops.int4_grouped_mm.problem import Int4Problem
+from expertile.ops.weight_only_mm.problem import WeightOnlyProblem
 
 
 @dataclass(frozen=True)
 class Operands:
-    """The tensors of one call, as validated by `Int4Problem.of`."""
+    """The tensors of one call, as validated by `WeightOnlyProblem.of`."""
 
     a: torch.Tensor
     w: Int4Weight
@@ -23,5 +23,5 @@ class Operands:
     bias: torch.Tensor | None = None
 
 
-Run = Callable[[Int4Problem, Operands, Any, torch.Tensor | None], torch.Tensor]  # as of a backend of `grouped_mm`
-Backend = backend.Backend[Int4Problem, Run]
+Run = Callable[[WeightOnlyProblem, Operands, Any, torch.Tensor | None], torch.Tensor]  # as of a backend of `grouped_mm`
+Backend = backend.Backend[WeightOnlyProblem, Run]

@@ -12,9 +12,9 @@ import triton.language as tl
 
 from expertile.formats.int4.packing import words
 from expertile.formats.int4.weight import Int4Weight
-from expertile.ops.int4_grouped_mm.triton_unpack import in_order
 from expertile.ops.launch.device import current_device
 from expertile.ops.launch.versions import FP_FUSION
+from expertile.ops.weight_only_mm.triton_unpack import in_order
 
 _ROWS = 64
 

@@ -44,14 +44,14 @@ from expertile.ops.grouped_mm.persistent import (
     mean_tile_extents,
     tiles_bound,
 )
-from expertile.ops.int4_grouped_mm.backend import Backend, Operands
-from expertile.ops.int4_grouped_mm.problem import Int4Problem
-from expertile.ops.int4_grouped_mm.triton_unpack import by_word, shifted, unpack
 from expertile.ops.launch import versions
 from expertile.ops.launch.blocks import Blocks
 from expertile.ops.launch.device import program_count, torch_device
 from expertile.ops.launch.launch import Launch, pointer
 from expertile.ops.launch.versions import FP_FUSION
+from expertile.ops.weight_only_mm.backend import Backend, Operands
+from expertile.ops.weight_only_mm.problem import WeightOnlyProblem
+from expertile.ops.weight_only_mm.triton_unpack import by_word, shifted, unpack
 
 
 @dataclass(frozen=True)
@@ -219,7 +219,7 @@ def _int4_kernel(
 _TRITON_DTYPE = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 
 
-def _scales_in_a_step(problem: Int4Problem) -> str:
+def _scales_in_a_step(problem: WeightOnlyProblem) -> str:
     """Which values of a packed block share a scale; SCALES of the kernel."""
     if problem.group_size == problem.k:
         return "row"
@@ -228,7 +228,7 @@ def _scales_in_a_step(problem: Int4Problem) -> str:
 
 @lru_cache(maxsize=1024)
 def _launch(
-    problem: Int4Problem,
+    problem: WeightOnlyProblem,
     config: Config,
     out_strides: tuple[int, ...],
     aligned: tuple[bool, bool],
@@ -297,7 +297,9 @@ def _launch(
     )
 
 
-def run(problem: Int4Problem, operands: Operands, config: Config, out: torch.Tensor | None = None) -> torch.Tensor:
+def run(
+    problem: WeightOnlyProblem, operands: Operands, config: Config, out: torch.Tensor | None = None
+) -> torch.Tensor:
     """Queue the kernel on the current stream; `out` (any strides) is written in place if given."""
     out = new_out(problem, operands, out)
     if problem.groups == 0 or problem.m == 0 or problem.n == 0:
@@ -322,7 +324,7 @@ def run(problem: Int4Problem, operands: Operands, config: Config, out: torch.Ten
     return out
 
 
-def supports(problem: Int4Problem, device: Device) -> str | None:
+def supports(problem: WeightOnlyProblem, device: Device) -> str | None:
     """Everything, on a GPU of compute capability 8.0 or later, or under the Triton interpreter."""
     if problem.groups > 4096:
         return f"plans at most 4096 groups in registers, got {problem.groups}"
@@ -361,7 +363,7 @@ _PORTABLE = (
 
 
 @lru_cache(maxsize=4096)
-def configs(problem: Int4Problem, device: Device) -> tuple[Config, ...]:
+def configs(problem: WeightOnlyProblem, device: Device) -> tuple[Config, ...]:
     """The tiles that fit shared memory and that TMA, where they use it, can load; the lowest modelled time first."""
     found = []
     hopper = device.at_least(9) and not device.at_least(10)
@@ -384,7 +386,7 @@ def configs(problem: Int4Problem, device: Device) -> tuple[Config, ...]:
     return tuple(sorted(found, key=lambda c: _cost(problem, device, c)))
 
 
-def _not_for_tma(problem: Int4Problem) -> str | None:
+def _not_for_tma(problem: WeightOnlyProblem) -> str | None:
     """Why TMA cannot load this problem's operands, or None: it takes rows of whole 16 bytes, K contiguous."""
     pitch, step = problem.a_strides
     if step != 1 or pitch <= 0 or pitch % 8 or not problem.a_aligned:
@@ -394,7 +396,7 @@ def _not_for_tma(problem: Int4Problem) -> str | None:
     return None
 
 
-def _cost(problem: Int4Problem, device: Device, config: Config) -> float:
+def _cost(problem: WeightOnlyProblem, device: Device, config: Config) -> float:
     """Modelled clocks of one call. A step of 128 of K takes a multiprocessor the longest of: its packed bytes from
     memory; its instructions (some 3.5 clocks for a column of out, measured in SASS); its products; and the last two
     one after the other, shared by the warp groups that run at once."""

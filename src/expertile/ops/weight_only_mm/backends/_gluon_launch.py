@@ -9,13 +9,13 @@ import torch
 
 from expertile.device import Device
 from expertile.ops.hopper import reduce
-from expertile.ops.int4_grouped_mm.backend import Operands
-from expertile.ops.int4_grouped_mm.backends._gluon_int4_kernel import int4_grouped_mm_kernel
-from expertile.ops.int4_grouped_mm.problem import Int4Problem
 from expertile.ops.launch.blocks import Blocks, ragged
 from expertile.ops.launch.device import torch_device
 from expertile.ops.launch.launch import Launch
 from expertile.ops.launch.versions import FP_FUSION
+from expertile.ops.weight_only_mm.backend import Operands
+from expertile.ops.weight_only_mm.backends._gluon_kernel import weight_only_mm_kernel
+from expertile.ops.weight_only_mm.problem import WeightOnlyProblem
 
 # Registers of a thread: at launch, and of a consumer and of the producer afterwards. A warpgroup counts as four warps
 # even where it has one, and the register file holds 65536.
@@ -26,14 +26,14 @@ _REGISTERS_OF_MANY_GROUPS = (168, 224, 56)
 
 @lru_cache(maxsize=1024)
 def _launch(
-    p: Int4Problem,
+    p: WeightOnlyProblem,
     config: Any,
     strides: tuple[int, ...],
     dtype: torch.dtype,
     bias_dtype: torch.dtype | None,
     device: int,
 ) -> Launch:
-    """The launch of `int4_grouped_mm_kernel` on GPU number `device` that writes a tensor of those strides. Its
+    """The launch of `weight_only_mm_kernel` on GPU number `device` that writes a tensor of those strides. Its
     descriptors: activations, packed weights (as 32-bit words), scales, zeros and results. ValueError for fused scales
     of weights that have zero points or activations that are not bfloat16."""
     if config.scale == "fused" and (p.has_zeros or p.dtype is not torch.bfloat16):
@@ -76,7 +76,7 @@ def _launch(
     }
     of_scales = (p.dtype, p.dtype)
     return Launch(
-        int4_grouped_mm_kernel,
+        weight_only_mm_kernel,
         blocks,
         (p.dtype, torch.int32, *of_scales, dtype),
         (torch.int32, bias_dtype or dtype, *of_scales),
@@ -87,7 +87,7 @@ def _launch(
 
 
 def prepared(
-    p: Int4Problem, operands: Operands, config: Any, target: torch.Tensor
+    p: WeightOnlyProblem, operands: Operands, config: Any, target: torch.Tensor
 ) -> tuple[Launch, int, tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]:
     """The launch that writes `target`, the output or the partial sums [split_k, M, N] of a split K, and what it runs
     with: the device, the tensors of its descriptors, and those of its pointers (others for absent bias, zeros)."""
@@ -99,7 +99,7 @@ def prepared(
     return launch, device, tensors, (operands.offs, target if bias is None else bias, w.scales, zeros)
 
 
-def run(p: Int4Problem, operands: Operands, config: Any, out: torch.Tensor) -> None:
+def run(p: WeightOnlyProblem, operands: Operands, config: Any, out: torch.Tensor) -> None:
     """Queue the kernel, and after a split K the sum of its slices, on the current stream of `out`'s device."""
     target = out
     if config.split_k > 1:

@@ -15,8 +15,8 @@ from expertile.ops.backend import Request
 from expertile.ops.grouped_mm.autograd import bias_gradient
 from expertile.ops.grouped_mm.op import operator as grouped_operator
 from expertile.ops.grouped_mm.tail import zero_tail
-from expertile.ops.int4_grouped_mm import dequantize, run  # noqa: F401  (registers expertile::int4_dequantize)
 from expertile.ops.torch_op import define, differentiable_eagerly
+from expertile.ops.weight_only_mm import dequantize, run  # noqa: F401  (registers expertile::int4_dequantize)
 
 
 def _kernel(

@@ -19,17 +19,17 @@ from expertile.ops.grouped_mm.backend import Operands as GroupedOperands
 from expertile.ops.grouped_mm.backend import new_out
 from expertile.ops.grouped_mm.problem import Problem
 from expertile.ops.grouped_mm.run import select
-from expertile.ops.int4_grouped_mm.backend import Backend, Operands
-from expertile.ops.int4_grouped_mm.problem import Int4Problem
+from expertile.ops.weight_only_mm.backend import Backend, Operands
+from expertile.ops.weight_only_mm.problem import WeightOnlyProblem
 
 
-def dense_problem(problem: Int4Problem) -> Problem:
+def dense_problem(problem: WeightOnlyProblem) -> Problem:
     """The product of a with the dequantised weights, [G, N, K] passed transposed."""
     shared = {field.name: getattr(problem, field.name) for field in fields(Problem)}
     return Problem(**{**shared, "b_strides": (problem.n * problem.k, 1, problem.k), "b_aligned": True})
 
 
-def _supports(problem: Int4Problem, device: Device) -> str | None:
+def _supports(problem: WeightOnlyProblem, device: Device) -> str | None:
     """Every problem whose dense weights fit a quarter of the memory; `grouped_mm` has a backend for each."""
     nbytes = problem.groups * problem.n * problem.k * problem.dtype.itemsize
     if nbytes > device.memory_bytes / 4:
@@ -37,7 +37,7 @@ def _supports(problem: Int4Problem, device: Device) -> str | None:
     return None
 
 
-def _run(problem: Int4Problem, operands: Operands, config: NoConfig, out: torch.Tensor | None) -> torch.Tensor:
+def _run(problem: WeightOnlyProblem, operands: Operands, config: NoConfig, out: torch.Tensor | None) -> torch.Tensor:
     out = new_out(problem, operands, out)
     w, a = operands.w, operands.a
     dense = torch.ops.expertile.int4_dequantize(w.packed, w.scales, w.zeros, w.group_size, problem.dtype)

@@ -10,9 +10,9 @@ import pytest
 import triton
 
 from expertile.device import Device
-from expertile.ops.int4_grouped_mm.backends.triton_int4 import BACKEND
 from expertile.ops.launch.versions import TRITON
-from tests.ops.int4_grouped_mm.cases import FP16, Case, make, problem_of
+from expertile.ops.weight_only_mm.backends.triton_int4 import BACKEND
+from tests.ops.weight_only_mm.cases import FP16, Case, make, problem_of
 from tests.support.aot import ptxas_warnings, resources, spills_in_loops
 from tests.support.fake_driver import compile_only
 from tests.support.wgmma import overwritten_operands

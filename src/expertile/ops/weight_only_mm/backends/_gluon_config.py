@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from expertile.ops.int4_grouped_mm.problem import Int4Problem
+from expertile.ops.weight_only_mm.problem import WeightOnlyProblem
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Config:
         """Columns of the result in a tile."""
         return self.consumers * self.cols
 
-    def smem_bytes(self, problem: Int4Problem) -> int:
+    def smem_bytes(self, problem: WeightOnlyProblem) -> int:
         """Shared memory of one program, bytes (barriers and alignment rounded up to 2 KiB)."""
         p = problem
         scales = self.block_k // p.group_size * self.block_n * 2 * (2 if p.has_zeros else 1)
@@ -59,7 +59,7 @@ class Config:
         itemsize = 4 if self.split_k > 1 else p.out_dtype.itemsize
         return self.num_stages * stage + self.block_m // self.store_parts * self.block_n * itemsize + 2048
 
-    def registers(self, problem: Int4Problem) -> int:
+    def registers(self, problem: WeightOnlyProblem) -> int:
         """About how many registers a consumer's thread fills."""
         p = problem
         slab = min(self.slab, p.half)

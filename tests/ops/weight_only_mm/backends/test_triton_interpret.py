@@ -16,9 +16,9 @@ else:
 
     from expertile.device import Device
     from expertile.formats.int4 import Int4Weight
-    from expertile.ops.int4_grouped_mm.backends import triton_int4
-    from expertile.ops.int4_grouped_mm.dequantize import dequantize_on_gpu
-    from tests.ops.int4_grouped_mm.cases import BF16, CASES, FP16, check, make, poisoned_out, problem_of
+    from expertile.ops.weight_only_mm.backends import triton_int4
+    from expertile.ops.weight_only_mm.dequantize import dequantize_on_gpu
+    from tests.ops.weight_only_mm.cases import BF16, CASES, FP16, check, make, poisoned_out, problem_of
 
     interpreter.repair()
     BACKEND, C = triton_int4.BACKEND, triton_int4.Config
@@ -55,7 +55,7 @@ else:
     def test_one_hot_activations_decode_every_weight(config, group, dtype, zeros):
         w = Int4Weight.quantize(torch.randn(2, 40, 128).to(dtype), group, symmetric=not zeros)
         a, offs = torch.eye(128, dtype=dtype).repeat(2, 1), torch.tensor([128, 256], dtype=torch.int32)
-        problem = triton_int4.Int4Problem.of(a, w, offs)
+        problem = triton_int4.WeightOnlyProblem.of(a, w, offs)
         got = run(problem, triton_int4.Operands(a, w, offs), config, None)
         assert torch.equal(got.view(2, 128, 40).transpose(1, 2), w.dequantize())
 

@@ -1,4 +1,4 @@
-"""int4_grouped_mm without autograd: tensors -> Int4Problem (checked once) -> choose -> backend.run."""
+"""int4_grouped_mm without autograd: tensors -> WeightOnlyProblem (checked once) -> choose -> backend.run."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from expertile.ops import backend
 from expertile.ops.backend import AUTO, Request
 from expertile.ops.backend import device_of as _device
 from expertile.ops.grouped_mm.problem import described
-from expertile.ops.int4_grouped_mm.backend import Backend, Operands
-from expertile.ops.int4_grouped_mm.backends import by_name
-from expertile.ops.int4_grouped_mm.choose import choose
-from expertile.ops.int4_grouped_mm.problem import Int4Problem
+from expertile.ops.weight_only_mm.backend import Backend, Operands
+from expertile.ops.weight_only_mm.backends import by_name
+from expertile.ops.weight_only_mm.choose import choose
+from expertile.ops.weight_only_mm.problem import WeightOnlyProblem
 
 
-def select(problem: Int4Problem, device: Device, request: Request = AUTO) -> tuple[Backend, Any]:
+def select(problem: WeightOnlyProblem, device: Device, request: Request = AUTO) -> tuple[Backend, Any]:
     """The backend and config for a problem. ValueError when the named backend cannot take it, with its reason."""
     return backend.select(problem, device, request, by_name, choose)
 
@@ -46,7 +46,7 @@ def forward(
             request,
         )
     else:  # the values of offs are part of the problem, or somebody tries a config
-        problem = Int4Problem.of(a, w, offs, bias, out_dtype)
+        problem = WeightOnlyProblem.of(a, w, offs, bias, out_dtype)
         chosen, config = select(problem, _device(a.device.type, a.device.index), request)
     assert offs is not None
     offs = offs if offs.is_contiguous() else offs.contiguous()
@@ -65,7 +65,7 @@ def _planned(
     out_dtype: torch.dtype | None,
     device: torch.device,
     request: Request,
-) -> tuple[Int4Problem, Backend, Any]:
+) -> tuple[WeightOnlyProblem, Backend, Any]:
     """Problem, backend and config for tensors that are `described` so, whatever their values."""
-    problem = Int4Problem.of_descriptions(a, packed, scales, zeros, group_size, offs, bias, out_dtype)
+    problem = WeightOnlyProblem.of_descriptions(a, packed, scales, zeros, group_size, offs, bias, out_dtype)
     return problem, *select(problem, _device(device.type, device.index), request)

@@ -7,16 +7,16 @@ from dataclasses import replace
 import pytest
 
 from expertile.device import Device
-from expertile.ops.int4_grouped_mm.backends import _gluon_int4_model as model
-from expertile.ops.int4_grouped_mm.backends._gluon_int4_config import Config
-from expertile.ops.int4_grouped_mm.backends.gluon_int4 import BACKEND
-from expertile.ops.int4_grouped_mm.problem import Int4Problem
-from tests.ops.int4_grouped_mm.cases import of_shape
+from expertile.ops.weight_only_mm.backends import _gluon_model as model
+from expertile.ops.weight_only_mm.backends._gluon_config import Config
+from expertile.ops.weight_only_mm.backends.gluon_int4 import BACKEND
+from expertile.ops.weight_only_mm.problem import WeightOnlyProblem
+from tests.ops.weight_only_mm.cases import of_shape
 
 H200 = Device.by_name("h200")
 
 
-def _first(problem: Int4Problem) -> Config:
+def _first(problem: WeightOnlyProblem) -> Config:
     return BACKEND.configs(problem, H200)[0]
 
 

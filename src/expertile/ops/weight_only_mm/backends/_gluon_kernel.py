@@ -42,8 +42,9 @@ from expertile.ops.hopper.store import bias_of
 from expertile.ops.hopper.tiles import WRAP, locate, make_plan
 from expertile.ops.hopper.turns import close_turns, open_turns, pass_turn, take_turn
 from expertile.ops.hopper.units import span
-from expertile.ops.int4_grouped_mm.backends._gluon_int4_context import Context
-from expertile.ops.int4_grouped_mm.backends._gluon_int4_unpack import (
+from expertile.ops.launch.versions import tma_load, tma_store
+from expertile.ops.weight_only_mm.backends._gluon_context import Context
+from expertile.ops.weight_only_mm.backends._gluon_unpack import (
     fused_scales,
     half_layout,
     packed_layout,
@@ -53,7 +54,6 @@ from expertile.ops.int4_grouped_mm.backends._gluon_int4_unpack import (
     unpacked,
     zeros_twice,
 )
-from expertile.ops.launch.versions import tma_load, tma_store
 
 
 @gluon.jit
@@ -303,7 +303,7 @@ def _consumer(p, WHO: gl.constexpr, mma_layout: gl.constexpr):
     do_not_specialize=["G", "M", "N", "K"],
     do_not_specialize_on_alignment=["offs_ptr", "bias_ptr", "scales_ptr", "zeros_ptr"],
 )
-def int4_grouped_mm_kernel(
+def weight_only_mm_kernel(
     x_desc,
     w_desc,
     s_desc,

@@ -1,4 +1,4 @@
-"""int4_grouped_mm: the public call. Tensors -> Int4Problem (checked once) -> choose -> backend.run."""
+"""int4_grouped_mm: the public call. Tensors -> WeightOnlyProblem (checked once) -> choose -> backend.run."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import torch
 
 from expertile.formats.int4.weight import Int4Weight
 from expertile.ops.backend import AUTO, Request
-from expertile.ops.int4_grouped_mm import op
-from expertile.ops.int4_grouped_mm.problem import Int4Problem
-from expertile.ops.int4_grouped_mm.run import forward
 from expertile.ops.torch_op import traced
+from expertile.ops.weight_only_mm import op
+from expertile.ops.weight_only_mm.problem import WeightOnlyProblem
+from expertile.ops.weight_only_mm.run import forward
 
 
 def int4_grouped_mm(
@@ -63,7 +63,7 @@ def int4_grouped_mm(
             raise ValueError("config, check: expected None and False under torch.compile, got other values")
         return op.operator(a, w.packed, w.scales, w.zeros, w.group_size, offs, bias, out_dtype, backend)
     if check:
-        Int4Problem.of(a, w, offs, bias, out_dtype, check=True)
+        WeightOnlyProblem.of(a, w, offs, bias, out_dtype, check=True)
     request = AUTO if backend == "auto" and config is None else Request(backend, config)
     if torch.is_grad_enabled() and (a.requires_grad or (bias is not None and bias.requires_grad)):
         return op.differentiable_mm(a, w, offs, bias, out_dtype, request)

@@ -20,17 +20,17 @@ from typing import TYPE_CHECKING
 import torch
 
 from expertile.device import Device
-from expertile.ops.int4_grouped_mm.problem import Int4Problem
+from expertile.ops.weight_only_mm.problem import WeightOnlyProblem
 
 if TYPE_CHECKING:
-    from expertile.ops.int4_grouped_mm.backends._gluon_int4_config import Config
+    from expertile.ops.weight_only_mm.backends._gluon_config import Config
 
 _CLOCK = 1.75e9  # Hz, what 700 W leave of 1.98 GHz under products; the clocks below are of this length
 _UNIT_CLOCKS = 1000  # before a unit's first stage and after its last one
 _LAUNCH = 2.5e-6  # seconds, with the last wave's ends
 
 
-def ranked(problem: Int4Problem, device: Device, configs: Sequence[Config]) -> list[Config]:
+def ranked(problem: WeightOnlyProblem, device: Device, configs: Sequence[Config]) -> list[Config]:
     """`configs`, that to be expected the fastest first."""
     routings = routings_of(problem)
     times = [[seconds(problem, device, config, sizes) for sizes in routings] for config in configs]
@@ -43,7 +43,7 @@ def ranked(problem: Int4Problem, device: Device, configs: Sequence[Config]) -> l
     return [configs[i] for i in sorted(range(len(configs)), key=regret)]
 
 
-def routings_of(problem: Int4Problem) -> tuple[tuple[int, ...], ...]:
+def routings_of(problem: WeightOnlyProblem) -> tuple[tuple[int, ...], ...]:
     """Rows of each group: as they are known, or as they may be."""
     if problem.group_sizes is not None:
         return (problem.group_sizes,)
@@ -78,12 +78,12 @@ def _tiles_high(sizes: tuple[int, ...], block_m: int) -> int:
     return max(1, sum(-(-size // block_m) for size in sizes))
 
 
-def most_tiles(problem: Int4Problem, config: Config) -> int:
+def most_tiles(problem: WeightOnlyProblem, config: Config) -> int:
     """Tiles of the routing that has the most."""
     return max(_tiles(problem, config, sizes) for sizes in routings_of(problem))
 
 
-def _tiles(problem: Int4Problem, config: Config, sizes: tuple[int, ...]) -> int:
+def _tiles(problem: WeightOnlyProblem, config: Config, sizes: tuple[int, ...]) -> int:
     return _tiles_high(sizes, config.block_m) * -(-problem.n // config.block_n)
 
 
@@ -93,7 +93,7 @@ def _half_tiles(sizes: tuple[int, ...], block_m: int) -> float:
     return sum(0 < size % block_m <= block_m // 2 for size in sizes) / _tiles_high(sizes, block_m)
 
 
-def seconds(problem: Int4Problem, device: Device, config: Config, sizes: tuple[int, ...]) -> float:
+def seconds(problem: WeightOnlyProblem, device: Device, config: Config, sizes: tuple[int, ...]) -> float:
     """Modelled time of one call, with `sizes` rows of each group.
 
     Waves of work units, each as long as its stages; what memory has to deliver; and the partial sums of a split K,
@@ -121,11 +121,11 @@ def seconds(problem: Int4Problem, device: Device, config: Config, sizes: tuple[i
 
 
 @lru_cache(maxsize=4096)
-def _bytes(problem: Int4Problem, sizes: tuple[int, ...]) -> float:
+def _bytes(problem: WeightOnlyProblem, sizes: tuple[int, ...]) -> float:
     return problem.work(sizes).nbytes
 
 
-def _step_clocks(problem: Int4Problem, config: Config, block_m: int) -> float:
+def _step_clocks(problem: WeightOnlyProblem, config: Config, block_m: int) -> float:
     """Clocks of one stage with products of block_m rows: of these in the tensor cores, and of the instructions of one
     scheduler. The longer of the two hides half of the other, and more where consumers take turns."""
     p, c = problem, config

@@ -7,12 +7,12 @@ Every `Int4Weight` will do: groups of 32, 64 or 128 along K or one for each row,
 multiple of 64. Groups of rows need no padding: TMA drops stores past a group's end. `offs` is read on the device only.
 
 Scales of bfloat16 weights without zero points must be below 2^27 in magnitude (of larger ones products are infinite or
-NaN), and weights lose digits where scales are below about 2^-94 (`_gluon_int4_unpack`). Values are not looked at.
+NaN), and weights lose digits where scales are below about 2^-94 (`_gluon_unpack`). Values are not looked at.
 
 Bytes: packed weights and scales once from HBM (N K (1/2 + 2/group) for each group, with zero points 4/group), `a` and
-the output once. Limits: HBM for short groups; instructions for those in between (`_gluon_int4_model` counts them); the
+the output once. Limits: HBM for short groups; instructions for those in between (`_gluon_model` counts them); the
 tensor cores for long ones; and latency where there are fewer tiles than multiprocessors: `split_k` programs then share
-a tile. See `_gluon_int4_kernel` for how the work is laid out on the chip.
+a tile. See `_gluon_kernel` for how the work is laid out on the chip.
 
 On an H200 (2026-11-21, bf16, group 128, the fastest config, times our bf16 `grouped_mm` in the same run, both out of
 CUDA graphs): 128 experts 2048 -> 1536 with 1 row each 3.1 x (3.49 TB/s), 8 rows 3.2 x (3.42), 16 rows 2.9 x (3.13), 32
@@ -32,10 +32,10 @@ import torch
 from expertile.device import Device
 from expertile.ops.grouped_mm.backend import new_out
 from expertile.ops.hopper.limits import MAX_ROWS, storable
-from expertile.ops.int4_grouped_mm.backend import Backend, Operands
-from expertile.ops.int4_grouped_mm.backends._gluon_int4_config import Config
-from expertile.ops.int4_grouped_mm.backends._gluon_int4_model import most_tiles, ranked
-from expertile.ops.int4_grouped_mm.problem import Int4Problem
+from expertile.ops.weight_only_mm.backend import Backend, Operands
+from expertile.ops.weight_only_mm.backends._gluon_config import Config
+from expertile.ops.weight_only_mm.backends._gluon_model import most_tiles, ranked
+from expertile.ops.weight_only_mm.problem import WeightOnlyProblem
 
 _MAX_GROUPS = 512
 _INT32 = 2**31
@@ -44,7 +44,7 @@ _REGISTERS = {2: 240, 4: 112}
 _REGISTERS_OF_MANY_GROUPS = 232  # more than 256, whose plan takes more of the producer
 
 
-def supports(problem: Int4Problem, device: Device) -> str | None:
+def supports(problem: WeightOnlyProblem, device: Device) -> str | None:
     """The reason this kernel can't compute `problem` on `device`, or None."""
     p = problem
     if device.kind != "cuda" or device.capability != (9, 0):
@@ -66,7 +66,7 @@ def supports(problem: Int4Problem, device: Device) -> str | None:
     return None
 
 
-def _fuses(problem: Int4Problem) -> bool:
+def _fuses(problem: WeightOnlyProblem) -> bool:
     """Whether scales may be fused into unpacking: zero points take its addition, float16 has no room for a scale."""
     return problem.dtype is torch.bfloat16 and not problem.has_zeros and problem.group_size < problem.k
 
@@ -105,7 +105,7 @@ _UNFUSED = (
 _SPLITS = (1, 2, 3, 4, 6, 8)
 
 
-def _fitted(config: Config, problem: Int4Problem, device: Device) -> Config | None:
+def _fitted(config: Config, problem: WeightOnlyProblem, device: Device) -> Config | None:
     """`config` for groups and results of this problem: scaled weights where the sums of many groups would not fit the
     registers, and fewer stages where scales or 4-byte results leave no room for as many; None if it can't be."""
     if config.consumers == 4 and problem.groups > 256:
@@ -126,7 +126,7 @@ def _fitted(config: Config, problem: Int4Problem, device: Device) -> Config | No
 
 
 @lru_cache(maxsize=1024)
-def configs(problem: Int4Problem, device: Device) -> tuple[Config, ...]:
+def configs(problem: WeightOnlyProblem, device: Device) -> tuple[Config, ...]:
     """Configs worth timing, the one that the model expects to be the fastest first."""
     found: dict[Config, None] = {}
     for tile in _FUSED if _fuses(problem) else _UNFUSED:
@@ -144,7 +144,7 @@ def configs(problem: Int4Problem, device: Device) -> tuple[Config, ...]:
     return tuple(best.values())
 
 
-def run(problem: Int4Problem, operands: Operands, config: Config, out: torch.Tensor | None) -> torch.Tensor:
+def run(problem: WeightOnlyProblem, operands: Operands, config: Config, out: torch.Tensor | None) -> torch.Tensor:
     """Compute into `out` (rows past offs[-1] are left alone) or a new tensor; queues one kernel, or two for a split K,
     and waits for nothing."""
     p = problem
@@ -159,9 +159,9 @@ def run(problem: Int4Problem, operands: Operands, config: Config, out: torch.Ten
 
 
 @lru_cache(maxsize=1)
-def _launch() -> Callable[[Int4Problem, Operands, Config, torch.Tensor], None]:
+def _launch() -> Callable[[WeightOnlyProblem, Operands, Config, torch.Tensor], None]:
     """Gluon is imported at the first launch: `import expertile` stays quick and works without Triton."""
-    from expertile.ops.int4_grouped_mm.backends._gluon_int4_launch import run
+    from expertile.ops.weight_only_mm.backends._gluon_launch import run
 
     return run
 

@@ -7,13 +7,13 @@ import torch
 
 from expertile.device import Device
 from expertile.formats.int4 import Int4Weight
-from expertile.ops.int4_grouped_mm.api import int4_grouped_mm
-from expertile.ops.int4_grouped_mm.backends import BACKENDS
-from expertile.ops.int4_grouped_mm.choose import DEQUANT_FROM_ROWS, choose
-from expertile.ops.int4_grouped_mm.problem import Int4Problem
-from expertile.ops.int4_grouped_mm.reference import reference
+from expertile.ops.weight_only_mm.api import int4_grouped_mm
+from expertile.ops.weight_only_mm.backends import BACKENDS
+from expertile.ops.weight_only_mm.choose import DEQUANT_FROM_ROWS, choose
+from expertile.ops.weight_only_mm.problem import WeightOnlyProblem
+from expertile.ops.weight_only_mm.reference import reference
 from expertile.ragged import offs_from_sizes
-from tests.ops.int4_grouped_mm.cases import CASES, check, make, problem_of
+from tests.ops.weight_only_mm.cases import CASES, check, make, problem_of
 
 SIZES = [5, 0, 9, 3]
 OFFS = offs_from_sizes(SIZES)
@@ -149,10 +149,10 @@ def test_scales_are_not_looked_at_unasked():
 
 def test_work_counts_packed_bytes_of_groups_in_use():
     a, w = operands()
-    work = Int4Problem.of(a, w, OFFS).work()
+    work = WeightOnlyProblem.of(a, w, OFFS).work()
     assert work.flops == 2 * T * N * K
     assert work.nbytes == 2 * T * (K + N) + w.nbytes * 3 / 4
-    assert Int4Problem.of(a, w, OFFS).work([1] * G).nbytes == 2 * G * (K + N) + w.nbytes
+    assert WeightOnlyProblem.of(a, w, OFFS).work([1] * G).nbytes == 2 * G * (K + N) + w.nbytes
 
 
 def test_choice_says_why():

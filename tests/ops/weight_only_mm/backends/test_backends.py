@@ -7,8 +7,8 @@ import torch
 
 from expertile.device import Device
 from expertile.ops.backend import NoConfig
-from expertile.ops.int4_grouped_mm.backends import BACKENDS, by_name, triton_int4
-from tests.ops.int4_grouped_mm.cases import CASES, FP32, check, make, poisoned_out, problem_of
+from expertile.ops.weight_only_mm.backends import BACKENDS, by_name, triton_int4
+from tests.ops.weight_only_mm.cases import CASES, FP32, check, make, poisoned_out, problem_of
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)

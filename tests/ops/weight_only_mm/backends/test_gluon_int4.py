@@ -10,13 +10,13 @@ import torch
 
 from expertile.device import Device
 from expertile.formats.int4 import Int4Weight
-from expertile.ops.int4_grouped_mm.backend import Operands
-from expertile.ops.int4_grouped_mm.backends import _gluon_int4_kernel, _gluon_int4_launch
-from expertile.ops.int4_grouped_mm.backends._gluon_int4_config import Config
-from expertile.ops.int4_grouped_mm.backends.gluon_int4 import BACKEND
-from expertile.ops.int4_grouped_mm.problem import Int4Problem
-from tests.ops.int4_grouped_mm import cases
-from tests.ops.int4_grouped_mm.cases import BF16, FP16, FP32, Case, of_shape
+from expertile.ops.weight_only_mm.backend import Operands
+from expertile.ops.weight_only_mm.backends import _gluon_kernel, _gluon_launch
+from expertile.ops.weight_only_mm.backends._gluon_config import Config
+from expertile.ops.weight_only_mm.backends.gluon_int4 import BACKEND
+from expertile.ops.weight_only_mm.problem import WeightOnlyProblem
+from tests.ops.weight_only_mm import cases
+from tests.ops.weight_only_mm.cases import BF16, FP16, FP32, Case, of_shape
 from tests.support import aot, int4_emulator
 from tests.support.fake_driver import compile_only
 from tests.support.gluon_machine import EmulationError
@@ -55,9 +55,9 @@ def _emulate(case: Case, config: Config, programs: int = 2, seed: int = 0, kerne
     target = out
     if config.split_k > 1:
         target = torch.full((config.split_k, *out.shape), float("nan"))
-    launch, _, *given = _gluon_int4_launch.prepared(problem, operands, config, target)
+    launch, _, *given = _gluon_launch.prepared(problem, operands, config, target)
     args, options = launch.arguments(*given), dict(launch.options)
-    int4_emulator.run(kernel or _gluon_int4_kernel.int4_grouped_mm_kernel, programs, args, options, seed)
+    int4_emulator.run(kernel or _gluon_kernel.weight_only_mm_kernel, programs, args, options, seed)
     if config.split_k > 1:
         out.copy_(target.sum(0))
     # Rounded weights are off as much as a rounded result is.
@@ -100,11 +100,11 @@ def test_one_hot_activations_decode_every_weight(scale: str, dtype: torch.dtype)
     for w in (plain,) if scale == "fused" else (plain, with_zeros):
         operands = Operands(torch.eye(k, dtype=dtype), w, torch.tensor([k], dtype=torch.int32))
         out = torch.full((k, n), float("nan"), dtype=dtype)
-        problem = Int4Problem.of(operands.a, w, operands.offs)
+        problem = WeightOnlyProblem.of(operands.a, w, operands.offs)
         config = Config(64, 64, 2, 128, 2, scale, slab=32)
-        launch, _, *given = _gluon_int4_launch.prepared(problem, operands, config, out)
+        launch, _, *given = _gluon_launch.prepared(problem, operands, config, out)
         args, options = launch.arguments(*given), dict(launch.options)
-        int4_emulator.run(_gluon_int4_kernel.int4_grouped_mm_kernel, 1, args, options)
+        int4_emulator.run(_gluon_kernel.weight_only_mm_kernel, 1, args, options)
         assert torch.equal(out, w.dequantize(dtype)[0].T)
 
 
@@ -120,7 +120,7 @@ def test_what_cannot_be_fused_is_not(case: Case) -> None:
     operands = cases.make(case)
     problem = cases.problem_of(case, operands)
     with pytest.raises(ValueError, match='scale "fused" takes bfloat16 without zero points'):
-        _gluon_int4_launch.prepared(problem, operands, SMALL["turns"], cases.poisoned_out(case))
+        _gluon_launch.prepared(problem, operands, SMALL["turns"], cases.poisoned_out(case))
     assert {c.scale for c in BACKEND.configs(problem, H200)} <= {"sum", "weight"}
     per_channel = of_shape(8, 16, 1536, 2048, 2048)
     assert {c.scale for c in BACKEND.configs(per_channel, H200)} <= {"sum", "weight"}
@@ -138,10 +138,10 @@ def test_scales_of_any_size_within_the_range(scale: str, number: float) -> None:
     w = Int4Weight.of_values(values, torch.full((1, k // 64, n), number, dtype=BF16), None, 64)
     operands = Operands(torch.eye(k, dtype=BF16), w, torch.tensor([k], dtype=torch.int32))
     out = torch.full((k, n), float("nan"), dtype=BF16)
-    problem = Int4Problem.of(operands.a, w, operands.offs)
-    launch, _, *given = _gluon_int4_launch.prepared(problem, operands, Config(64, 64, 2, 128, 2, scale, slab=32), out)
+    problem = WeightOnlyProblem.of(operands.a, w, operands.offs)
+    launch, _, *given = _gluon_launch.prepared(problem, operands, Config(64, 64, 2, 128, 2, scale, slab=32), out)
     args, options = launch.arguments(*given), dict(launch.options)
-    int4_emulator.run(_gluon_int4_kernel.int4_grouped_mm_kernel, 1, args, options)
+    int4_emulator.run(_gluon_kernel.weight_only_mm_kernel, 1, args, options)
     assert torch.equal(out, w.dequantize(BF16)[0].T)
 
 
@@ -154,9 +154,9 @@ def test_scales_behind_the_end_of_k_are_nobody_elses(name: str) -> None:
     if operands.w.zeros is not None:
         operands.w.zeros[1] = float("nan")
     problem, out = cases.problem_of(case, operands), cases.poisoned_out(case)
-    launch, _, *given = _gluon_int4_launch.prepared(problem, operands, SMALL[name], out)
+    launch, _, *given = _gluon_launch.prepared(problem, operands, SMALL[name], out)
     args, options = launch.arguments(*given), dict(launch.options)
-    int4_emulator.run(_gluon_int4_kernel.int4_grouped_mm_kernel, 1, args, options)
+    int4_emulator.run(_gluon_kernel.weight_only_mm_kernel, 1, args, options)
     cases.check(case, out, operands)
 
 
@@ -208,7 +208,7 @@ _BIASED = Case("biased", (9, 4), n=72, k=512, past=1, bias=True)
 @pytest.mark.parametrize("name", MUTANTS)
 def test_planted_faults_are_caught(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each mutant must fail some case, config and seed: the emulator and the cases can see that fault."""
-    (kernel,) = planted([_gluon_int4_kernel.int4_grouped_mm_kernel], MUTANTS[name], tmp_path, monkeypatch)
+    (kernel,) = planted([_gluon_kernel.weight_only_mm_kernel], MUTANTS[name], tmp_path, monkeypatch)
     for seed in range(3):
         for config in ("sum", "weight", "split", "four", "tails", "turns-deep"):
             for case in (_TAIL, _BIASED):
@@ -261,7 +261,7 @@ def test_compiles_to_wgmma_and_tma(name: str) -> None:
     operands = cases.make(case)
     problem = replace(cases.problem_of(case, operands), device_type="cuda", group_sizes=None)
     with compile_only(90) as kernels:
-        _gluon_int4_launch.run(problem, operands, config, cases.poisoned_out(case))
+        _gluon_launch.run(problem, operands, config, cases.poisoned_out(case))
     (used,) = (aot.resources(kernel, 90) for kernel in kernels)
     assert used.fits and used.smem_bytes <= config.smem_bytes(problem), used
     assert used.spills <= aot.most_spills(0, 5), used

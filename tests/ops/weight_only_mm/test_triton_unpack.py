@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from expertile.formats.int4.packing import pack, words
-from expertile.ops.int4_grouped_mm import triton_unpack
+from expertile.ops.weight_only_mm import triton_unpack
 from tests.support import int4_emulator
 
 

@@ -17,8 +17,8 @@ import torch
 
 from expertile.formats.int4 import Int4Weight
 from expertile.ops.grouped_mm.problem import described
-from expertile.ops.int4_grouped_mm.backend import Operands
-from expertile.ops.int4_grouped_mm.problem import Int4Problem
+from expertile.ops.weight_only_mm.backend import Operands
+from expertile.ops.weight_only_mm.problem import WeightOnlyProblem
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 PROMISED = 2.0**-7  # of the largest entry of the reference
@@ -68,8 +68,8 @@ def make(case: Case, device: str | torch.device = "cpu", seed: int = 0) -> Opera
     return Operands(a, Int4Weight.of_values(values, scales, zeros, size), offs, bias)
 
 
-def problem_of(case: Case, o: Operands) -> Int4Problem:
-    return Int4Problem.of(o.a, o.w, o.offs, o.bias, case.out_dtype)
+def problem_of(case: Case, o: Operands) -> WeightOnlyProblem:
+    return WeightOnlyProblem.of(o.a, o.w, o.offs, o.bias, case.out_dtype)
 
 
 def poisoned_out(case: Case, device: str | torch.device = "cpu") -> torch.Tensor:
@@ -143,14 +143,14 @@ LARGE: tuple[Case, ...] = (
 )
 
 
-def of_shape(groups: int, rows: int, n: int, k: int, group: int = 128, zeros: bool = False) -> Int4Problem:
+def of_shape(groups: int, rows: int, n: int, k: int, group: int = 128, zeros: bool = False) -> WeightOnlyProblem:
     """The problem of groups with `rows` rows each, of unknown sizes, in bfloat16."""
 
     def empty(*shape: int, dtype: torch.dtype = BF16) -> tuple[Any, ...] | None:
         return described(torch.empty(shape, dtype=dtype, device="meta"))
 
     scales = empty(groups, k // group, n)
-    return Int4Problem.of_descriptions(
+    return WeightOnlyProblem.of_descriptions(
         empty(groups * rows, k),
         empty(groups, n, k // 2, dtype=torch.uint8),
         scales,

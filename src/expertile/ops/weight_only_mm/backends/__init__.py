@@ -9,13 +9,13 @@ from functools import partial
 from importlib.util import find_spec
 
 from expertile.ops.backend import named
-from expertile.ops.int4_grouped_mm.backend import Backend
-from expertile.ops.int4_grouped_mm.backends import dequant, loop
+from expertile.ops.weight_only_mm.backend import Backend
+from expertile.ops.weight_only_mm.backends import dequant, loop
 
 _OURS: tuple[Backend, ...] = ()
 # Triton has no wheels outside Linux; the package works without it.
 if find_spec("triton") is not None:
-    from expertile.ops.int4_grouped_mm.backends import gluon_int4, triton_int4
+    from expertile.ops.weight_only_mm.backends import gluon_int4, triton_int4
 
     _OURS = (gluon_int4.BACKEND, triton_int4.BACKEND)
 

@@ -1,4 +1,4 @@
-"""Int4Problem: the shapes and strides of one grouped product with 4-bit weights, validated once, with no tensor inside.
+"""WeightOnlyProblem: the shapes and strides of one grouped product with 4-bit weights, validated once, with no tensor inside.
 
     out[rows of g] = a[rows of g] @ ŵ[g]ᵀ (+ bias[g]),   ŵ = (q − zero) · scale
 
@@ -32,7 +32,7 @@ OUT_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
 @dataclass(frozen=True)
-class Int4Problem(Problem):
+class WeightOnlyProblem(Problem):
     """A RAGGED_M `Problem` whose b is an `Int4Weight`. `dtype` is that of a and of the scales; `b_strides` are those of
     the packed bytes over (groups, columns of out, bytes); `b_aligned` says that packed, scales and zeros all start on
     multiples of 16 bytes. All three are contiguous: packed uint8 [G, N, K/2], scales and zeros [G, K/group_size, N]."""
@@ -70,7 +70,7 @@ class Int4Problem(Problem):
         bias: torch.Tensor | None = None,
         out_dtype: torch.dtype | None = None,
         check: bool = False,
-    ) -> Int4Problem:
+    ) -> WeightOnlyProblem:
         """Validate the operands of `int4_grouped_mm` and describe them.
 
         Raises ValueError naming the argument, what was expected and what came. Values of `offs`, scales and zeros are
@@ -79,7 +79,7 @@ class Int4Problem(Problem):
         """
         if offs is not None and not isinstance(offs, torch.Tensor):
             raise ValueError(f"offs: expected an int32 tensor, got {type(offs).__name__}")
-        problem = Int4Problem.of_descriptions(
+        problem = WeightOnlyProblem.of_descriptions(
             described(a),
             described(w.packed),
             described(w.scales),
@@ -108,7 +108,7 @@ class Int4Problem(Problem):
         offs_fields: tuple[Any, ...] | None,
         bias_fields: tuple[Any, ...] | None,
         out_dtype: torch.dtype | None,
-    ) -> Int4Problem:
+    ) -> WeightOnlyProblem:
         """`of` what is `described`, and so without values. The weight's own fields fit together (`Int4Weight`)."""
         assert a_fields is not None and packed_fields is not None and scales_fields is not None
         a, packed, scales = Description(*a_fields), Description(*packed_fields), Description(*scales_fields)
@@ -135,7 +135,7 @@ class Int4Problem(Problem):
         if bias is not None:
             check_bias(Layout.RAGGED_M, bias, groups, n, a)
         aligned = packed.aligned and scales.aligned and (zeros is None or zeros.aligned)
-        return Int4Problem(
+        return WeightOnlyProblem(
             Layout.RAGGED_M,
             groups,
             m,

@@ -14,9 +14,9 @@ from types import MappingProxyType
 
 from expertile.device import Device
 from expertile.ops.backend import Choice, Estimate, first_able
-from expertile.ops.int4_grouped_mm.backend import Backend
-from expertile.ops.int4_grouped_mm.backends import BACKENDS, by_name
-from expertile.ops.int4_grouped_mm.problem import Int4Problem
+from expertile.ops.weight_only_mm.backend import Backend
+from expertile.ops.weight_only_mm.backends import BACKENDS, by_name
+from expertile.ops.weight_only_mm.problem import WeightOnlyProblem
 
 # Mean rows per group from which `dequant` beats a backend. Dequantising moves 4.5 bytes a value whatever the rows
 # (1.1 ps at 4.2 TB/s), and a row costs 2 FLOP a value. On an H200 (preset int4-models) gluon_int4 stays ahead of it up
@@ -25,7 +25,7 @@ DEQUANT_FROM_ROWS: Mapping[str, float] = MappingProxyType({"triton_int4": 768.0}
 
 
 @lru_cache(maxsize=4096)
-def choose(problem: Int4Problem, device: Device, backends: Sequence[Backend] = BACKENDS) -> Choice[Backend]:
+def choose(problem: WeightOnlyProblem, device: Device, backends: Sequence[Backend] = BACKENDS) -> Choice[Backend]:
     """The backend and config for a problem. ValueError with every backend's reason when none supports it."""
     # A CPU dequantises an expert at a time, into float32, rather than all of them.
     asked = backends if device.kind == "cuda" else (by_name("loop"),)
