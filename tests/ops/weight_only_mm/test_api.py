@@ -74,8 +74,8 @@ def test_operator_passes_opcheck(symmetric):
     a, w = operands(symmetric)
     a.requires_grad_()
     bias = torch.randn(G, N, requires_grad=True)
-    call = (a, w.packed, w.scales, w.zeros, w.group_size, OFFS, bias, torch.float32, "auto")
-    torch.library.opcheck(torch.ops.expertile.int4_grouped_mm, call)
+    call = (a, w.packed, w.scales, w.zeros, w.format, w.group_size, K, OFFS, bias, torch.float32, "auto")
+    torch.library.opcheck(torch.ops.expertile.weight_only_mm, call)
 
 
 def test_compiles_without_a_graph_break_for_any_number_of_rows():
@@ -105,7 +105,7 @@ def test_autocast_and_offs_of_any_stride():
         ({"a": lambda a: a.float()}, "a: expected dtype torch.bfloat16 or torch.float16, got torch.float32"),
         ({"a": lambda a: a.half()}, "w: expected scales of dtype torch.float16 as a has .*, got torch.bfloat16"),
         ({"a": lambda a: a[:, :-1]}, r"w: expected K = 255 .*, got 256 in shape \[4, 40, 256\]"),
-        ({"w": lambda w: w.packed}, "w: expected an Int4Weight, got Tensor"),
+        ({"w": lambda w: w.packed}, "w: expected an Int4Weight or Mxfp4Weight, got Tensor"),
         ({"w": lambda w: w.to("meta")}, "w: expected device cpu as a has, got meta"),
         (
             {"w": lambda w: replace(w, scales=w.scales.clone().requires_grad_())},

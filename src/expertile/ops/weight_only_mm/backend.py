@@ -1,4 +1,4 @@
-"""What a backend of `int4_grouped_mm` is given."""
+"""What a backend of `weight_only_mm` is given."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from expertile.formats.int4.weight import Int4Weight
+from expertile.formats.quantized import QuantizedWeight
 from expertile.ops import backend
 from expertile.ops.weight_only_mm.problem import WeightOnlyProblem
 
@@ -18,7 +18,7 @@ class Operands:
     """The tensors of one call, as validated by `WeightOnlyProblem.of`."""
 
     a: torch.Tensor
-    w: Int4Weight
+    w: QuantizedWeight
     offs: torch.Tensor
     bias: torch.Tensor | None = None
 

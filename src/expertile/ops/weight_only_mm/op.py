@@ -1,7 +1,7 @@
-"""expertile::int4_grouped_mm as a torch operator: what torch.compile, FakeTensor and opcheck see; and its gradients.
+"""expertile::weight_only_mm as a torch operator: what torch.compile, FakeTensor and opcheck see; and its gradients.
 
 The weights are not trainable. da[rows of g] = dout[rows of g] @ ŵ[g] is a grouped product with the weights dequantised
-to a's dtype, all of them at once: 2·G·N·K bytes while it runs.
+to a's dtype, a range of K after the other: as many of its columns as take `_RANGE_BYTES` for all experts.
 """
 
 from __future__ import annotations
@@ -10,13 +10,15 @@ from typing import Any
 
 import torch
 
-from expertile.formats.int4.weight import Int4Weight
+from expertile.formats.weight_only import weight_of
 from expertile.ops.backend import Request
 from expertile.ops.grouped_mm.autograd import bias_gradient
 from expertile.ops.grouped_mm.op import operator as grouped_operator
 from expertile.ops.grouped_mm.tail import zero_tail
 from expertile.ops.torch_op import define, differentiable_eagerly
-from expertile.ops.weight_only_mm import dequantize, run  # noqa: F401  (registers expertile::int4_dequantize)
+from expertile.ops.weight_only_mm import dequantize, run
+
+_RANGE_BYTES = 2**28
 
 
 def _kernel(
@@ -24,13 +26,15 @@ def _kernel(
     packed: torch.Tensor,
     scales: torch.Tensor,
     zeros: torch.Tensor | None,
+    format: str,
     group_size: int,
+    k: int,
     offs: torch.Tensor | None,
     bias: torch.Tensor | None,
     out_dtype: torch.dtype | None,
     backend: str,
 ) -> torch.Tensor:
-    w = Int4Weight(packed, scales, zeros, group_size)
+    w = weight_of(format, packed, scales, zeros, group_size, k)
     return run.forward(a, w, offs=offs, bias=bias, out_dtype=out_dtype, request=Request(backend))
 
 
@@ -39,7 +43,9 @@ def _fake(
     packed: torch.Tensor,
     scales: torch.Tensor,
     zeros: torch.Tensor | None,
+    format: str,
     group_size: int,
+    k: int,
     offs: torch.Tensor | None,
     bias: torch.Tensor | None,
     out_dtype: torch.dtype | None,
@@ -49,9 +55,15 @@ def _fake(
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-    a, packed, scales, zeros, group_size, offs, bias, *_ = inputs
+    a, packed, scales, zeros, format, group_size, k, offs, bias, *_ = inputs
     ctx.save_for_backward(packed, scales, zeros, offs, bias)
-    ctx.group_size, ctx.dtype = group_size, a.dtype
+    ctx.kind, ctx.dtype = (format, group_size, k), a.dtype
+
+
+def ranges(rows: int, k: int, itemsize: int) -> list[tuple[int, int]]:
+    """The ranges of K, (first, last), in which `rows` rows of weights are dequantised."""
+    width = max(1, _RANGE_BYTES // max(1, rows * itemsize * dequantize.RANGES)) * dequantize.RANGES
+    return [(first, min(first + width, k)) for first in range(0, k, width)]
 
 
 def _gradients(ctx: Any, grad: torch.Tensor, needs_a: bool, needs_bias: bool) -> tuple[Any, Any]:
@@ -61,22 +73,26 @@ def _gradients(ctx: Any, grad: torch.Tensor, needs_a: bool, needs_bias: bool) ->
     grad = grad.to(ctx.dtype)
     da = dbias = None
     if needs_a:
-        dense = torch.ops.expertile.int4_dequantize(packed, scales, zeros, ctx.group_size, ctx.dtype)
-        da = zero_tail(_product(grad, dense, offs=offs, out_dtype=ctx.dtype), offs, dim=0)
+        parts = []
+        for first, last in ranges(packed.shape[0] * packed.shape[1], ctx.kind[2], ctx.dtype.itemsize):
+            dense = torch.ops.expertile.weight_only_dequantize(packed, scales, zeros, *ctx.kind, ctx.dtype, first, last)
+            parts.append(_product(grad, dense, offs=offs, out_dtype=ctx.dtype))
+            del dense  # its memory is the next range's
+        da = zero_tail(parts[0] if len(parts) == 1 else torch.cat(parts, 1), offs, dim=0)
     if needs_bias:
         dbias = bias_gradient(_product, grad, offs, bias)
     return da, dbias
 
 
 def _backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
-    da, dbias = _gradients(ctx, grad, ctx.needs_input_grad[0], ctx.needs_input_grad[6])
-    return da, None, None, None, None, None, dbias, None, None
+    da, dbias = _gradients(ctx, grad, ctx.needs_input_grad[0], ctx.needs_input_grad[8])
+    return da, *(None,) * 7, dbias, None, None
 
 
 def _setup_eager(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
     a, w, offs, bias, _, _ = inputs
     ctx.save_for_backward(w.packed, w.scales, w.zeros, offs, bias)
-    ctx.group_size, ctx.dtype = w.group_size, a.dtype
+    ctx.kind, ctx.dtype = (w.format, w.group_size, w.shape[2]), a.dtype
 
 
 def _backward_eager(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
@@ -91,5 +107,5 @@ def _product(
 
 
 # What calls the operator, its arguments in the order of its schema; and `run.forward` in eager calls.
-operator = define("int4_grouped_mm", _kernel, fake=_fake, gradient=_backward, setup=_setup)
+operator = define("weight_only_mm", _kernel, fake=_fake, gradient=_backward, setup=_setup)
 differentiable_mm = differentiable_eagerly(run.forward, _setup_eager, _backward_eager)

@@ -1,13 +1,14 @@
-"""WeightOnlyProblem: the shapes and strides of one grouped product with 4-bit weights, validated once, with no tensor inside.
+"""WeightOnlyProblem: one grouped product with weights in few bits, validated once, with no tensor inside.
 
-    out[rows of g] = a[rows of g] @ ŵ[g]ᵀ (+ bias[g]),   ŵ = (q − zero) · scale
+    out[rows of g] = a[rows of g] @ ŵ[g]ᵀ (+ bias[g]),   ŵ = `w.dequantize()`
 
-a [M_tot, K] bfloat16 or float16, any strides; w an `Int4Weight` [G, N, K] with scales of a's dtype; offs [G] int32 END
-rows on the device; bias [G, N]; out [M_tot, N] in a's dtype, or the other one, or float32.
+a [M_tot, K] bfloat16 or float16, any strides; w a `QuantizedWeight` [G, N, K], an Int4Weight with scales of a's dtype;
+offs [G] int32 END rows on the device; bias [G, N]; out [M_tot, N] in a's dtype, or the other one, or float32.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -15,7 +16,7 @@ from typing import Any
 import torch
 
 from expertile.formats.int4.packing import half_block
-from expertile.formats.int4.weight import SCALE_DTYPES, SCALE_LIMIT, Int4Weight, validate_groups
+from expertile.formats.quantized import QuantizedWeight
 from expertile.ops.grouped_mm.problem import (
     Description,
     Layout,
@@ -28,17 +29,20 @@ from expertile.ops.grouped_mm.problem import (
 from expertile.ragged import sizes_from_offs
 from expertile.roofline import Work
 
-OUT_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+DTYPES = (torch.bfloat16, torch.float16)
+OUT_DTYPES = (*DTYPES, torch.float32)
 
 
 @dataclass(frozen=True)
 class WeightOnlyProblem(Problem):
-    """A RAGGED_M `Problem` whose b is an `Int4Weight`. `dtype` is that of a and of the scales; `b_strides` are those of
-    the packed bytes over (groups, columns of out, bytes); `b_aligned` says that packed, scales and zeros all start on
-    multiples of 16 bytes. All three are contiguous: packed uint8 [G, N, K/2], scales and zeros [G, K/group_size, N]."""
+    """A RAGGED_M `Problem` whose b is a `QuantizedWeight` of that `format`. `dtype` is that of a; `b_strides` are those
+    of the packed bytes over (groups, columns of out, bytes); `b_aligned` says that packed, scales and zeros all start
+    on multiples of 16 bytes. All three are contiguous; `scale_bytes` are those of a group's scales."""
 
     group_size: int = 128
     has_zeros: bool = False
+    format: str = "int4"
+    scale_bytes: int = 0
 
     @property
     def half(self) -> int:
@@ -50,9 +54,14 @@ class WeightOnlyProblem(Problem):
         """K / group_size."""
         return self.k // self.group_size
 
+    @property
+    def scale_words(self) -> int:
+        """Words of a row's scales where four lie in one: MXFP4."""
+        return self.scale_bytes // max(1, 4 * self.n)
+
     def weight_bytes(self) -> int:
         """Bytes of one group's values, scales and zero points."""
-        return self.n * (self.k // 2 + (4 if self.has_zeros else 2) * self.scale_groups)
+        return self.n * self.b_strides[1] + (2 if self.has_zeros else 1) * self.scale_bytes
 
     def work(self, group_sizes: Sequence[int] | None = None) -> Work:
         """2 FLOPs per multiply-add of rows in groups; a and out once, the packed weights of every group in use once."""
@@ -65,17 +74,17 @@ class WeightOnlyProblem(Problem):
     @staticmethod
     def of(
         a: torch.Tensor,
-        w: Int4Weight,
+        w: QuantizedWeight,
         offs: torch.Tensor | None = None,
         bias: torch.Tensor | None = None,
         out_dtype: torch.dtype | None = None,
         check: bool = False,
     ) -> WeightOnlyProblem:
-        """Validate the operands of `int4_grouped_mm` and describe them.
+        """Validate the operands of `weight_only_mm` and describe them.
 
         Raises ValueError naming the argument, what was expected and what came. Values of `offs`, scales and zeros are
-        read (which synchronises with a GPU; scales must be finite and below 2^27 in magnitude, zeros finite) only with
-        `check=True`; those of `offs` also when it is on the CPU anyway.
+        read (which synchronises with a GPU) only with `check=True`, by `w.check_numbers`; those of `offs` also when it
+        is on the CPU anyway.
         """
         if offs is not None and not isinstance(offs, torch.Tensor):
             raise ValueError(f"offs: expected an int32 tensor, got {type(offs).__name__}")
@@ -84,14 +93,16 @@ class WeightOnlyProblem(Problem):
             described(w.packed),
             described(w.scales),
             described(w.zeros),
+            w.format,
             w.group_size,
+            w.shape[2],
             described(offs),
             described(bias),
             out_dtype,
         )
         assert offs is not None
         if check:
-            _check_numbers(w)
+            w.check_numbers(a.dtype)
         elif offs.is_cuda:
             return problem
         sizes = sizes_from_offs(offs)
@@ -104,12 +115,14 @@ class WeightOnlyProblem(Problem):
         packed_fields: tuple[Any, ...] | None,
         scales_fields: tuple[Any, ...] | None,
         zeros_fields: tuple[Any, ...] | None,
+        format: str,
         group_size: int,
+        k_of_w: int,
         offs_fields: tuple[Any, ...] | None,
         bias_fields: tuple[Any, ...] | None,
         out_dtype: torch.dtype | None,
     ) -> WeightOnlyProblem:
-        """`of` what is `described`, and so without values. The weight's own fields fit together (`Int4Weight`)."""
+        """`of` what is `described`, and so without values. The weight's own fields fit together (its class)."""
         assert a_fields is not None and packed_fields is not None and scales_fields is not None
         a, packed, scales = Description(*a_fields), Description(*packed_fields), Description(*scales_fields)
         zeros = None if zeros_fields is None else Description(*zeros_fields)
@@ -117,20 +130,18 @@ class WeightOnlyProblem(Problem):
         bias = None if bias_fields is None else Description(*bias_fields)
         if len(a.shape) != 2:
             raise ValueError(f"a: expected [M, K], the rows of each group together, got {list(a.shape)}")
-        if a.dtype not in SCALE_DTYPES:
+        if a.dtype not in DTYPES:
             raise ValueError(f"a: expected dtype torch.bfloat16 or torch.float16, got {a.dtype}")
-        if scales.dtype is not a.dtype:
+        if scales.dtype.is_floating_point and scales.dtype is not a.dtype:
             raise ValueError(f"w: expected scales of dtype {a.dtype} as a has (w.to(dtype=…)), got {scales.dtype}")
         if packed.device != a.device:
             raise ValueError(f"w: expected device {a.device} as a has, got {packed.device}")
         out_dtype = a.dtype if out_dtype is None else out_dtype
         if out_dtype not in OUT_DTYPES:
             raise ValueError(f"out_dtype: expected {' or '.join(map(str, OUT_DTYPES))}, got {out_dtype}")
-        groups, n, half_k = packed.shape
-        (m, k), k_of_w = a.shape, 2 * half_k
+        (groups, n, row_bytes), (m, k) = packed.shape, a.shape
         if k != k_of_w:
             raise ValueError(f"w: expected K = {k} (a's last dimension), got {k_of_w} in shape {[groups, n, k_of_w]}")
-        validate_groups(k, group_size)
         groups_of(Layout.RAGGED_M, a, packed, offs)
         if bias is not None:
             check_bias(Layout.RAGGED_M, bias, groups, n, a)
@@ -144,7 +155,7 @@ class WeightOnlyProblem(Problem):
             a.dtype,
             out_dtype,
             a.strides,
-            (n * half_k, half_k, 1),
+            (n * row_bytes, row_bytes, 1),
             a.aligned,
             aligned,
             bias is not None,
@@ -153,15 +164,6 @@ class WeightOnlyProblem(Problem):
             False,
             group_size,
             zeros is not None,
+            format,
+            math.prod(scales.shape[1:]) * scales.dtype.itemsize,
         )
-
-
-def _check_numbers(w: Int4Weight) -> None:
-    for name, x in (("scales", w.scales), ("zeros", w.zeros)):
-        if x is not None:
-            bad = int((~torch.isfinite(x)).sum())
-            if bad:
-                raise ValueError(f"w: expected finite {name}, got {bad} that are NaN or infinite")
-    large = int((w.scales.abs() >= SCALE_LIMIT).sum()) if w.dtype is torch.bfloat16 else 0
-    if large:
-        raise ValueError(f"w: expected scales below 2^27 in magnitude, got {large} larger ones")

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import torch
 
-from expertile.formats.int4.weight import Int4Weight
+from expertile.formats.quantized import QuantizedWeight
 from expertile.ops.grouped_mm.reference import reference as grouped_reference
 
 
 def reference(
     a: torch.Tensor,
-    w: Int4Weight,
+    w: QuantizedWeight,
     offs: torch.Tensor,
     bias: torch.Tensor | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> torch.Tensor:
-    """a [M, K] · ŵᵀ accumulated and returned in `dtype`, with ŵ = (q − zero) · scale exact in float32.
+    """a [M, K] · ŵᵀ accumulated and returned in `dtype`, with ŵ = `w.dequantize()` exact in float32.
 
     Rows past offs[-1] are NaN, so that nobody compares them by accident. Reads `offs` on the host.
     """

@@ -1,4 +1,4 @@
-"""int4_grouped_mm without autograd: tensors -> WeightOnlyProblem (checked once) -> choose -> backend.run."""
+"""weight_only_mm without autograd: tensors -> WeightOnlyProblem (checked once) -> choose -> backend.run."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from expertile.device import Device
-from expertile.formats.int4.weight import Int4Weight
+from expertile.formats.quantized import QuantizedWeight
 from expertile.ops import backend
 from expertile.ops.backend import AUTO, Request
 from expertile.ops.backend import device_of as _device
@@ -26,7 +26,7 @@ def select(problem: WeightOnlyProblem, device: Device, request: Request = AUTO) 
 
 def forward(
     a: torch.Tensor,
-    w: Int4Weight,
+    w: QuantizedWeight,
     offs: torch.Tensor | None,
     bias: torch.Tensor | None = None,
     out_dtype: torch.dtype | None = None,
@@ -38,7 +38,9 @@ def forward(
             described(w.packed),
             described(w.scales),
             described(w.zeros),
+            w.format,
             w.group_size,
+            w.shape[2],
             described(offs),
             described(bias),
             out_dtype,
@@ -59,7 +61,9 @@ def _planned(
     packed: tuple[Any, ...],
     scales: tuple[Any, ...],
     zeros: tuple[Any, ...] | None,
+    format: str,
     group_size: int,
+    k: int,
     offs: tuple[Any, ...] | None,
     bias: tuple[Any, ...] | None,
     out_dtype: torch.dtype | None,
@@ -67,5 +71,5 @@ def _planned(
     request: Request,
 ) -> tuple[WeightOnlyProblem, Backend, Any]:
     """Problem, backend and config for tensors that are `described` so, whatever their values."""
-    problem = WeightOnlyProblem.of_descriptions(a, packed, scales, zeros, group_size, offs, bias, out_dtype)
+    problem = WeightOnlyProblem.of_descriptions(a, packed, scales, zeros, format, group_size, k, offs, bias, out_dtype)
     return problem, *select(problem, _device(device.type, device.index), request)

@@ -56,7 +56,7 @@ def in_order(a, b, c, d):
 
 
 @triton.jit
-def _by_word(a, b, c, d):
+def side_by_side(a, b, c, d):
     """The same [N, words] -> [N, 4 words], a word's four values side by side: 2t, 2t + 1, 2t + 8, 2t + 9 of 16."""
     x = tl.join(tl.join(a, c), tl.join(b, d))  # [.., 8 further, 1 further]
     return x.reshape(a.shape[0], 4 * a.shape[1])
@@ -64,7 +64,7 @@ def _by_word(a, b, c, d):
 
 @triton.jit
 def by_word(x):
-    """[K, M] -> the same rows in the order of `_by_word`'s columns."""
+    """[K, M] -> the same rows in the order of `side_by_side`'s columns."""
     K: tl.constexpr = x.shape[0]
     M: tl.constexpr = x.shape[1]
     return tl.permute(x.reshape(K // 16, 2, 4, 2, M), (0, 2, 1, 3, 4)).reshape(K, M)
@@ -109,7 +109,7 @@ def unpack(q, DTYPE: tl.constexpr, BY_WORD: tl.constexpr, ASSEMBLY: tl.constexpr
             dtype=(tl.float16, tl.float16, tl.float16, tl.float16, tl.float16, tl.float16, tl.float16, tl.float16),
         )
     if BY_WORD:
-        return _by_word(a, b, c, d), _by_word(e, f, g, h)
+        return side_by_side(a, b, c, d), side_by_side(e, f, g, h)
     else:
         return in_order(a, b, c, d), in_order(e, f, g, h)
 

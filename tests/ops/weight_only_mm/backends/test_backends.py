@@ -63,8 +63,7 @@ def test_configs_follow_the_rows():
 
 def test_torch_dispatch_of_dequantize():
     w = make(next(c for c in CASES if c.zeros)).w
-    got = torch.ops.expertile.int4_dequantize(w.packed, w.scales, w.zeros, w.group_size, torch.float32)
+    fields = (w.packed, w.scales, w.zeros, w.format, w.group_size, w.shape[2])
+    got = torch.ops.expertile.weight_only_dequantize(*fields, torch.float32)
     assert torch.equal(got, w.dequantize(torch.float32))
-    torch.library.opcheck(
-        torch.ops.expertile.int4_dequantize, (w.packed, w.scales, w.zeros, w.group_size, torch.bfloat16)
-    )
+    torch.library.opcheck(torch.ops.expertile.weight_only_dequantize, (*fields, torch.bfloat16))

@@ -10,6 +10,7 @@ import torch
 
 from expertile.device import Device
 from expertile.formats.int4 import Int4Weight
+from expertile.formats.mxfp4 import Mxfp4Weight
 from expertile.ops.weight_only_mm.backend import Operands
 from expertile.ops.weight_only_mm.backends import _gluon_kernel, _gluon_launch
 from expertile.ops.weight_only_mm.backends._gluon_config import Config
@@ -40,8 +41,17 @@ SMALL = {
     "tails": Config(16, 64, 2, 128, 3, store_parts=2, tails=True),
     "tails-weight": Config(32, 64, 2, 256, 2, "weight", slab=32, store_parts=4, tails=True),
 }
+MXFP4 = {
+    "mxfp4": Config(8, 64, 2, 128, 3, "mxfp4", slab=32, group_m=2, turns=True),
+    "mxfp4-deep": Config(16, 64, 2, 256, 2, "mxfp4", slab=32, store_parts=2),
+    "mxfp4-tails": Config(16, 128, 2, 128, 3, "mxfp4", slab=32, store_parts=2, tails=True, turns=True),
+    "mxfp4-split": Config(8, 64, 2, 128, 2, "mxfp4", slab=32, split_k=2, turns=True),
+}
+SMALL |= MXFP4
 # Several tiles for each of several programs, and every edge: empty groups, part tiles, rows past the end.
 TILES = Case("tiles", (19, 0, 6, 1, 9), n=200, k=640, past=3, bias=True)
+TILES_MXFP4 = Case("tiles-mxfp4", (19, 0, 6, 1, 9), n=200, k=608, group="mxfp4", past=3, bias=True)
+HALF_MXFP4 = Case("half-mxfp4", (5, 17), n=136, k=320, group="mxfp4", past=2, dtype=FP16)
 TILES_64 = Case("tiles-64", (5, 17), n=136, k=320, group=64, past=2)
 TILES_32 = Case("tiles-32", (5, 17), n=136, k=320, group=32, past=2)
 TILES_ZEROS = Case("tiles-zeros", (5, 17), n=136, k=320, group=64, zeros=True, past=2)
@@ -67,7 +77,9 @@ def _emulate(case: Case, config: Config, programs: int = 2, seed: int = 0, kerne
 
 @pytest.mark.parametrize("name", SMALL)
 def test_right_in_any_order(name: str) -> None:
-    cases = (TILES, TILES_64, TILES_32) if SMALL[name].scale == "fused" else (TILES, TILES_ZEROS)
+    cases = {"fused": (TILES, TILES_64, TILES_32), "mxfp4": (TILES_MXFP4, HALF_MXFP4, HALF_MXFP4)}.get(
+        SMALL[name].scale, (TILES, TILES_ZEROS)
+    )
     for seed, case in enumerate(cases):
         _emulate(case, SMALL[name], programs=max(1, 3 - seed), seed=seed)
 
@@ -81,6 +93,10 @@ SHARED = [c for c in cases.CASES if _supported(c)]
 
 @pytest.mark.parametrize("case", SHARED, ids=str)
 def test_shared_cases(case: Case) -> None:
+    if case.group == "mxfp4":
+        for name in MXFP4:
+            _emulate(case, SMALL[name])
+        return
     names = ["sum", "weight", "four", "deep", "tails", "tails-weight"]
     _emulate(case, SMALL[names[SHARED.index(case) % len(names)]])
     if not case.zeros and case.dtype is BF16:
@@ -106,6 +122,47 @@ def test_one_hot_activations_decode_every_weight(scale: str, dtype: torch.dtype)
         args, options = launch.arguments(*given), dict(launch.options)
         int4_emulator.run(_gluon_kernel.weight_only_mm_kernel, 1, args, options)
         assert torch.equal(out, w.dequantize(dtype)[0].T)
+
+
+@pytest.mark.parametrize("dtype", [BF16, FP16], ids=str)
+def test_one_hot_activations_decode_every_mxfp4_weight(dtype: torch.dtype) -> None:
+    """All codes in all places, with all scales in which a kernel is exact, and below in float16."""
+    k, n = 128, 16
+    codes = torch.arange(n)[:, None].add(torch.arange(k)).remainder(16).to(torch.uint8)
+    low, high = (127 - 93, 127 + 33) if dtype is BF16 else (0, 127 + 1)
+    scales = torch.arange(low, high + 1, dtype=torch.uint8)
+    for few in scales.split(8):
+        some = few[torch.arange(n * k // 32) % len(few)].view(1, n, k // 32)
+        w = Mxfp4Weight.of_codes(codes[None], some)
+        w.check_numbers(dtype)
+        operands = Operands(torch.eye(k, dtype=dtype), w, torch.tensor([k], dtype=torch.int32))
+        out = torch.full((k, n), float("nan"), dtype=dtype)
+        problem = WeightOnlyProblem.of(operands.a, w, operands.offs)
+        launch, _, *given = _gluon_launch.prepared(problem, operands, Config(64, 64, 2, 128, 2, "mxfp4", slab=32), out)
+        args, options = launch.arguments(*given), dict(launch.options)
+        int4_emulator.run(_gluon_kernel.weight_only_mm_kernel, 1, args, options)
+        assert torch.equal(out, w.dequantize(dtype)[0].T)
+
+
+def test_mxfp4_scales_behind_the_end_of_k_are_nobody_elses() -> None:
+    """K = 160 fills a stage of 256 partly; the next expert's scales are NaN, and so is padding."""
+    case = Case("tail", (9, 0), n=72, k=160, group="mxfp4")
+    operands = cases.make(case)
+    operands.w.scales[1] = 255
+    problem, out = cases.problem_of(case, operands), cases.poisoned_out(case)
+    launch, _, *given = _gluon_launch.prepared(problem, operands, SMALL["mxfp4-deep"], out)
+    args, options = launch.arguments(*given), dict(launch.options)
+    int4_emulator.run(_gluon_kernel.weight_only_mm_kernel, 1, args, options)
+    cases.check(case, out, operands)
+
+
+def test_formats_take_their_own_configs() -> None:
+    for case, name in ((Case("i", (3,), 64, 128), "mxfp4"), (Case("m", (3,), 64, 128, group="mxfp4"), "sum")):
+        operands = cases.make(case)
+        problem = cases.problem_of(case, operands)
+        with pytest.raises(ValueError, match='config: scale "mxfp4" takes weights of that format, and no other does'):
+            _gluon_launch.prepared(problem, operands, SMALL[name], cases.poisoned_out(case))
+        assert {c.scale == "mxfp4" for c in BACKEND.configs(problem, H200)} == {case.group == "mxfp4"}
 
 
 def test_turns_are_of_two_consumers_that_fuse() -> None:
@@ -200,8 +257,14 @@ MUTANTS = {
     "a turn is not passed on": Fault("_add_slabs", "pass_turn(...)"),
     "a turn for each slab": Fault("_add_slabs", "s_ == 0", "s_ >= 0"),
     "every slice takes the bias along": Fault("_store", "gl.where(_ == 0, n_, 0)", "n_"),
+    "MXFP4's last half block takes the first one's scale": Fault("factors", "2 * _ + 1", "2 * BLOCK"),
+    "all blocks of a word take its first scales": Fault("_of_block", "b_ % 2", "0"),
+    "all blocks of a stage take its first words": Fault("_of_block", "w_[b_ // 2]", "words[0]"),
+    "the words of another row": Fault("_producer", "gl.cdiv(_.K, _.GROUP)", "1"),
+    "MXFP4's sums stay 2^32 times too small": Fault("_multiply", "a_ * unit_of_mxfp4(...)", "a_ * 1.0"),
 }
 _TAIL = Case("tail", (9, 4), n=72, k=192, group=32, zeros=True, past=1)
+_MXFP4 = Case("mxfp4", (9, 4), n=72, k=480, group="mxfp4", past=1)
 _BIASED = Case("biased", (9, 4), n=72, k=512, past=1, bias=True)
 
 
@@ -210,9 +273,11 @@ def test_planted_faults_are_caught(name: str, tmp_path: Path, monkeypatch: pytes
     """Each mutant must fail some case, config and seed: the emulator and the cases can see that fault."""
     (kernel,) = planted([_gluon_kernel.weight_only_mm_kernel], MUTANTS[name], tmp_path, monkeypatch)
     for seed in range(3):
-        for config in ("sum", "weight", "split", "four", "tails", "turns-deep"):
-            for case in (_TAIL, _BIASED):
-                if config in ("split", "turns-deep") and case is _TAIL:
+        for config in ("sum", "weight", "split", "four", "tails", "turns-deep", "mxfp4-deep"):
+            for case in (_TAIL, _BIASED, _MXFP4):
+                if (config in ("split", "turns-deep") and case is _TAIL) or (case is _MXFP4) != (
+                    config == "mxfp4-deep"
+                ):
                     continue
                 try:
                     _emulate(case, SMALL[config], 1, seed, kernel)
@@ -222,6 +287,22 @@ def test_planted_faults_are_caught(name: str, tmp_path: Path, monkeypatch: pytes
 
 
 COMPILED = {
+    "mxfp4": (
+        Case("cmxfp4", (3,) * 8, n=256, k=512, group="mxfp4"),
+        Config(16, 128, 2, 128, 9, "mxfp4", 32, turns=True),
+    ),
+    "mxfp4-tails": (
+        Case("cmxfp4-256", (1,) * 256, n=256, k=512, group="mxfp4", bias=True),
+        Config(64, 128, 2, 128, 5, "mxfp4", 32, store_parts=2, tails=True, turns=True),
+    ),
+    "mxfp4-deep": (
+        Case("cmxfp4-300", (1,) * 300, n=256, k=512, group="mxfp4", dtype=FP16),
+        Config(16, 128, 2, 256, 4, "mxfp4", 32, turns=True),
+    ),
+    "mxfp4-prefill": (
+        Case("cmxfp4-prefill", (1,) * 256, n=256, k=512, group="mxfp4", bias=True),
+        Config(128, 128, 2, 128, 4, "mxfp4", 32, turns=True, store_parts=4),
+    ),
     "decode": (Case("c", (3,) * 8, n=256, k=512), Config(16, 128, 2, 128, 9)),
     "four": (Case("c32z", (3,) * 8, n=256, k=512, group=32, zeros=True), Config(16, 64, 4, 128, 9)),
     "middle": (Case("cbias", (3,) * 256, n=256, k=512, bias=True), Config(64, 128, 2, 128, 5)),

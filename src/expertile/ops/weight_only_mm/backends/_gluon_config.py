@@ -15,16 +15,17 @@ class Config:
     cols: rows of w, columns of the result, that one consumer multiplies: 64 or 128.
     consumers: 2 or 4 warpgroups, each with its own columns of the tile.
     block_k: depth of a stage, 128 or 256.
-    scale: "fused" scales each weight where it is unpacked, which takes bfloat16, groups along K and no zero points;
-        "sum" the product of each group of K in float32; "weight" the unpacked weights. In any case one activation
-        alone meets each weight as `Int4Weight.dequantize` rounds it.
+    scale: "mxfp4" for weights of that format, and for no others, takes slab 32. Of INT4 "fused" scales each weight
+        where it is unpacked, which takes bfloat16, groups along K and no zero points; "sum" the product of each group
+        of K in float32; "weight" the unpacked weights. In any case one activation alone meets each weight as
+        `dequantize` of its class rounds it.
     slab: values of K unpacked for one run of products, twice (low and high nibbles): 32, or 64 where groups allow it.
     group_m: rows of tiles that share one pass over a group's weights.
     split_k: programs that share a tile's steps.
     store_parts: pieces in which a tile's result leaves.
     tails: a tile that has at most half of its rows is multiplied as half a tile. Takes an even number of store_parts,
         and tiles of at least 16 rows.
-    turns: the consumers queue their products in turns. Takes two of them, and scale "fused".
+    turns: the consumers queue their products in turns. Takes two of them, and scale "fused" or "mxfp4".
     """
 
     block_m: int = 16
@@ -43,8 +44,8 @@ class Config:
     def __post_init__(self) -> None:
         if self.tails and (self.store_parts % 2 or self.block_m < 16):
             raise ValueError(f"tails: expected an even number of store_parts and block_m from 16, got {self}")
-        if self.turns and (self.consumers != 2 or self.scale != "fused"):
-            raise ValueError(f'turns: expected two consumers and scale "fused", got {self}')
+        if self.turns and (self.consumers != 2 or self.scale not in ("fused", "mxfp4")):
+            raise ValueError(f'turns: expected two consumers and scale "fused" or "mxfp4", got {self}')
 
     @property
     def block_n(self) -> int:
@@ -55,6 +56,8 @@ class Config:
         """Shared memory of one program, bytes (barriers and alignment rounded up to 2 KiB)."""
         p = problem
         scales = self.block_k // p.group_size * self.block_n * 2 * (2 if p.has_zeros else 1)
+        if p.format == "mxfp4":
+            scales = self.block_k // p.group_size * self.block_n
         stage = self.block_m * self.block_k * 2 + self.block_n * self.block_k // 2 + scales
         itemsize = 4 if self.split_k > 1 else p.out_dtype.itemsize
         return self.num_stages * stage + self.block_m // self.store_parts * self.block_n * itemsize + 2048
@@ -68,7 +71,7 @@ class Config:
         # The slab that is multiplied and the one that is unpacked; half a slab's registers before that.
         unpacked = self.cols * slab // 128 * (1 if self.block_k == 2 * slab else 2)
         # A thread's rows, cols / 32 of them, have two factors and a summand each, where scaled weights have two scales.
-        scales = self.cols // 32 if self.scale == "fused" else 0
+        scales = self.cols // 32 if self.scale in ("fused", "mxfp4") else 0
         groups = max(32, 1 << (p.groups - 1).bit_length())
         plan = groups // 32 * (2 if groups <= 128 else 1)
         return of_sum * sums + unpacked + scales + plan + 36

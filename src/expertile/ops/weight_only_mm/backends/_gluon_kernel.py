@@ -12,8 +12,9 @@ unpacked, and while one consumer adds up, they work for the others. Scales multi
           instruction, weights rounded as a dequantised one is, and products add up in the tensor cores over all of K;
   sum     the product of each group of K, in float32: exact, BLOCK_M / 128 multiply-adds for each weight;
   weight  the unpacked weight, rounded to the activations' type: half a multiplication for each weight whatever BLOCK_M,
-          and products add up over all of K; or
-  tile    the sum, once, where a row has one scale.
+          and products add up over all of K;
+  tile    the sum, once, where a row has one scale; or
+  mxfp4   the weight of that format: a power of two, whose multiplication makes a number of the code (`_gluon_mxfp4`).
 
 Left to themselves two consumers fall into step: both unpack, then both wait for products (on an H200, tiles of 64 x
 256: 422 clocks for 64 x 128 weights, of which products need 256 and unpacking 160). With TURNS, one queues its products
@@ -44,6 +45,7 @@ from expertile.ops.hopper.turns import close_turns, open_turns, pass_turn, take_
 from expertile.ops.hopper.units import span
 from expertile.ops.launch.versions import tma_load, tma_store
 from expertile.ops.weight_only_mm.backends._gluon_context import Context
+from expertile.ops.weight_only_mm.backends._gluon_mxfp4 import factors, unit_of_mxfp4, unpacked_mxfp4
 from expertile.ops.weight_only_mm.backends._gluon_unpack import (
     fused_scales,
     half_layout,
@@ -79,6 +81,8 @@ def _producer(p):
             for j in gl.static_range(p.GROUPS):
                 # Past the end of K weights and activations are zeros; their scale must only be no one else's.
                 groups = p.K // p.GROUP
+                if p.SCALE == "mxfp4":
+                    groups = gl.cdiv(p.K, p.GROUP)
                 first_scale = (g * groups + gl.minimum(s * p.GROUPS + j, groups - 1)) * p.N + col
                 tma_load(p.s_desc, [first_scale], bar, p.s_smem.index(i * p.GROUPS + j))
                 if p.HAS_ZEROS:
@@ -111,12 +115,24 @@ def _both(p, smem, i, LOW: gl.constexpr, HIGH: gl.constexpr, WHO: gl.constexpr, 
 
 
 @gluon.jit
-def _of_block(p, row_zeros, i, BLOCK: gl.constexpr, WHO: gl.constexpr):
+def _words_of_stage(p, i, WHO: gl.constexpr):
+    """MXFP4's scales of a stage, four of a row in a word, each [COLS, 1]; () for other formats."""
+    words = ()
+    if p.SCALE == "mxfp4":
+        for j in gl.static_range(p.GROUPS):
+            words = words + (_of_rows(p, p.s_smem, i, j, WHO, packed_layout(p.COLS, p.SLAB)),)  # type: ignore[assignment]
+    return words
+
+
+@gluon.jit
+def _of_block(p, row_zeros, words, i, BLOCK: gl.constexpr, WHO: gl.constexpr):
     """Zero points and scales of a stage's block of packed bytes, as `unpacked` takes them."""
     layout: gl.constexpr = packed_layout(p.COLS, p.SLAB)
     zeros = row_zeros
     scales = ()
-    if p.GROUP > 0:
+    if p.SCALE == "mxfp4":
+        scales = factors(words[BLOCK // 2], BLOCK % 2, p.BF16)
+    elif p.GROUP > 0:
         LOW: gl.constexpr = BLOCK * 2 * p.HALF // p.GROUP
         HIGH: gl.constexpr = (BLOCK * 2 * p.HALF + p.HALF) // p.GROUP
         if p.HAS_ZEROS:
@@ -136,7 +152,10 @@ def _slabs(p, zeros, scales, i, SLAB: gl.constexpr, WHO: gl.constexpr, mma_layou
     """Weights [COLS, SLAB] from the low nibbles, and from the high ones, of a slab of packed bytes, unpacked."""
     w = p.w_smem.index(i * p.CONSUMERS + WHO).reshape([p.COLS, p.BLOCK_K // 8])
     q = w.slice(SLAB * p.SLAB // 4, p.SLAB // 4, 1).load(packed_layout(p.COLS, p.SLAB))
-    return unpacked(q, zeros, scales, p.BF16, gl.DotOperandLayout(0, mma_layout, 2))
+    if p.SCALE == "mxfp4":
+        return unpacked_mxfp4(q, scales, p.BF16, gl.DotOperandLayout(0, mma_layout, 2))
+    else:
+        return unpacked(q, zeros, scales, p.BF16, gl.DotOperandLayout(0, mma_layout, 2))
 
 
 @gluon.jit
@@ -171,7 +190,7 @@ def _add_groups(p, acc, row_zeros, i, WHO: gl.constexpr, mma_layout: gl.constexp
     for block in gl.static_range(p.BLOCK_K // (2 * p.HALF)):
         part = gl.zeros((p.COLS, ROWS), gl.float32, mma_layout)
         other = part
-        zeros, scales = _of_block(p, row_zeros, i, block, WHO)
+        zeros, scales = _of_block(p, row_zeros, (), i, block, WHO)
         for slab in gl.static_range(block * PER_BLOCK, (block + 1) * PER_BLOCK):
             low, high = _slabs(p, zeros, scales, i, slab, WHO, mma_layout)
             later = slab > block * PER_BLOCK
@@ -199,8 +218,9 @@ def _add_slabs(p, acc, row_zeros, i, WHO: gl.constexpr, mma_layout: gl.constexpr
     afterwards. (ptxas serialises products whose register operand would have to outlive a loop's step.)"""
     ROWS: gl.constexpr = rows_of(mma_layout)
     PER_BLOCK: gl.constexpr = p.HALF // p.SLAB
+    words = _words_of_stage(p, i, WHO)
     for block in gl.static_range(p.BLOCK_K // (2 * p.HALF)):
-        zeros, scales = _of_block(p, row_zeros, i, block, WHO)
+        zeros, scales = _of_block(p, row_zeros, words, i, block, WHO)
         for slab in gl.static_range(block * PER_BLOCK, (block + 1) * PER_BLOCK):
             low, high = _slabs(p, zeros, scales, i, slab, WHO, mma_layout)
             if slab == 0:
@@ -246,7 +266,10 @@ def _multiply(p, ring, steps, g, col, WHO: gl.constexpr, mma_layout: gl.constexp
         rows = col + gl.arange(0, p.COLS, layout=gl.SliceLayout(1, mma_layout))
         scale = gl.load(p.scales + g * p.N + rows, mask=rows < p.N, other=0.0)
         acc = acc * gl.expand_dims(scale.to(gl.float32), 1)
-    return acc * unit_of(p.BF16, p.SCALE == "fused")
+    if p.SCALE == "mxfp4":
+        return acc * unit_of_mxfp4(p.BF16)
+    else:
+        return acc * unit_of(p.BF16, p.SCALE == "fused")
 
 
 @gluon.jit
@@ -337,7 +360,7 @@ def weight_only_mm_kernel(
     CONSUMER_REGS: gl.constexpr,
     PRODUCER_REGS: gl.constexpr,
 ):
-    """out[rows of g] = a[rows of g] @ ((q[g] - zeros[g]) * scales[g])ᵀ; see `gluon_int4` for shapes. 4 warps.
+    """out[rows of g] = a[rows of g] @ ŵ[g]ᵀ; see `gluon_int4` for shapes. 4 warps.
 
     GROUPS_POW2: a power of two >= max(G, 32). GROUP: HALF or 2 * HALF values of K, or 0 for one scale of a row.
     Grid: any number of programs, one per multiprocessor. Launched as a programmatic dependent, it sets itself up while

@@ -36,19 +36,24 @@ def _launch(
     """The launch of `weight_only_mm_kernel` on GPU number `device` that writes a tensor of those strides. Its
     descriptors: activations, packed weights (as 32-bit words), scales, zeros and results. ValueError for fused scales
     of weights that have zero points or activations that are not bfloat16."""
+    mxfp4 = p.format == "mxfp4"
+    if mxfp4 != (config.scale == "mxfp4"):
+        raise ValueError(f'config: scale "mxfp4" takes weights of that format, and no other does, not {p.format}')
     if config.scale == "fused" and (p.has_zeros or p.dtype is not torch.bfloat16):
         raise ValueError(f'config: scale "fused" takes bfloat16 without zero points, not {p.dtype}, {p.has_zeros = }')
-    scales = Blocks((p.groups * p.scale_groups * p.n,), (1,), (config.block_n,))
+    words = p.b_strides[1] // 4  # of a row
+    of_row = p.scale_words if mxfp4 else p.scale_groups
+    scales = Blocks((p.groups * of_row * p.n,), (1,), (config.block_n,))
     blocks = (
         Blocks((p.m, p.k), p.a_strides, (config.block_m, config.block_k)),
-        Blocks((p.groups, p.n, p.k // 8), (p.n * p.k // 8, p.k // 8, 1), (1, config.cols, config.block_k // 8)),
+        Blocks((p.groups, p.n, words), (p.n * words, words, 1), (1, config.cols, config.block_k // 8)),
         scales,
         scales,
         ragged(p.n, strides[-2], (config.block_m // config.store_parts, config.cols)),
     )
     many = config.consumers == 2 and p.groups > 256
     registers, of_consumer, of_producer = _REGISTERS_OF_MANY_GROUPS if many else _REGISTERS[config.consumers]
-    per_channel = p.group_size == p.k and p.group_size not in (p.half, 2 * p.half)
+    per_channel = not mxfp4 and p.group_size == p.k and p.group_size not in (p.half, 2 * p.half)
     options = {
         "HAS_BIAS": p.has_bias,
         "HAS_ZEROS": p.has_zeros,
@@ -59,7 +64,7 @@ def _launch(
         "BLOCK_K": config.block_k,
         "HALF": p.half,
         "SLAB": min(p.half, config.slab),
-        "GROUP": 0 if per_channel else p.group_size,
+        "GROUP": 4 * p.group_size if mxfp4 else 0 if per_channel else p.group_size,
         "SCALE": "tile" if per_channel else config.scale,
         "STAGES": config.num_stages,
         "GROUP_M": config.group_m,
@@ -74,7 +79,7 @@ def _launch(
         "maxnreg": registers,
         "launch_pdl": True,
     }
-    of_scales = (p.dtype, p.dtype)
+    of_scales = (torch.int32, torch.int32) if mxfp4 else (p.dtype, p.dtype)
     return Launch(
         weight_only_mm_kernel,
         blocks,

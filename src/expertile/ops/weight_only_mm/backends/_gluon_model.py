@@ -131,7 +131,7 @@ def _step_clocks(problem: WeightOnlyProblem, config: Config, block_m: int) -> fl
     p, c = problem, config
     pieces = c.block_n / 64 * c.block_k / 128  # of 64 x 128 weights
     products = 4.0 * block_m
-    if p.group_size == p.k or c.scale == "fused":
+    if p.group_size == p.k or c.scale in ("fused", "mxfp4"):
         scaling = 0.0
     elif c.scale == "weight":
         scaling = 64.0
@@ -142,7 +142,7 @@ def _step_clocks(problem: WeightOnlyProblem, config: Config, block_m: int) -> fl
     # Four consumers hide one another's waits better than two.
     of_stage = 200 if c.consumers == 2 else 176
     # Fused scales were timed with bytes that need no permutation, the others before that.
-    unpacking = 154 if c.scale == "fused" else 174
+    unpacking = {"fused": 154, "mxfp4": 230}.get(c.scale, 174)
     issued = unpacking + zeros + scaling + of_stage / pieces
     if c.turns:
         return pieces * (products**1.5 + issued**1.5) ** (2 / 3)

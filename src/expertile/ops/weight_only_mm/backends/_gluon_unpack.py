@@ -1,4 +1,4 @@
-"""Device code of `gluon_int4`: packed nibbles -> wgmma's register operand.
+"""Device code of `gluon_int4` for INT4: packed nibbles -> wgmma's register operand.
 
 wgmma wants two neighbours in K in each register of its left operand, and of 16 values of a row a lane has two such
 registers: values 2t, 2t + 1 and 2t + 8, 2t + 9. Packed bytes lie so (`formats.int4.packing`) that one word has both,
@@ -145,7 +145,7 @@ def fused_scales(low, high):
 
 
 @gluon.jit
-def _joined(a, b, c, d, layout: gl.constexpr):
+def joined(a, b, c, d, layout: gl.constexpr):
     """Values 2t, 2t + 1, 2t + 8 and 2t + 9 of every 16, each [rows, n] -> [rows, 4n] in the order of K, as wgmma's left
     operand: the same registers."""
     ROWS: gl.constexpr = a.shape[0]
@@ -169,4 +169,4 @@ def unpacked(q, zeros, scales, BF16: gl.constexpr, layout: gl.constexpr):
     operands = (q,) + zeros + scales
     types: gl.constexpr = _eight(gl.bfloat16 if BF16 else gl.float16)
     a, b, c, d, e, f, g, h = gl.inline_asm_elementwise(ptx, constraints, operands, dtype=types, is_pure=True, pack=1)
-    return _joined(a, b, c, d, layout), _joined(e, f, g, h, layout)
+    return joined(a, b, c, d, layout), joined(e, f, g, h, layout)

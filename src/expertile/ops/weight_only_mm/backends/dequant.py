@@ -2,8 +2,8 @@
 
     out[rows of g] = a[rows of g] @ bits16(ŵ[g])ᵀ (+ bias[g])
 
-Bytes: for every value of the weights half a byte read, two written, two read again, whatever the number of rows; and
-2·G·N·K bytes of memory while it runs. Many rows per group pay that off: the product itself is then the fastest of
+Bytes: for every value of the weights about half a byte read, two written, two read again, whatever the number of rows;
+and 2·G·N·K bytes of memory while it runs. Many rows per group pay that off: the product itself is then the fastest of
 `grouped_mm`'s, with nothing to unpack between its matrix instructions.
 """
 
@@ -20,6 +20,7 @@ from expertile.ops.grouped_mm.backend import new_out
 from expertile.ops.grouped_mm.problem import Problem
 from expertile.ops.grouped_mm.run import select
 from expertile.ops.weight_only_mm.backend import Backend, Operands
+from expertile.ops.weight_only_mm.dequantize import dequantized
 from expertile.ops.weight_only_mm.problem import WeightOnlyProblem
 
 
@@ -40,7 +41,7 @@ def _supports(problem: WeightOnlyProblem, device: Device) -> str | None:
 def _run(problem: WeightOnlyProblem, operands: Operands, config: NoConfig, out: torch.Tensor | None) -> torch.Tensor:
     out = new_out(problem, operands, out)
     w, a = operands.w, operands.a
-    dense = torch.ops.expertile.int4_dequantize(w.packed, w.scales, w.zeros, w.group_size, problem.dtype)
+    dense = dequantized(w, problem.dtype)
     product = dense_problem(problem)
     backend, chosen = select(product, Device.current(a.device))
     return backend.run(product, GroupedOperands(a, dense.transpose(-2, -1), operands.offs, operands.bias), chosen, out)

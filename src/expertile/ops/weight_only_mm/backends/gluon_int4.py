@@ -61,9 +61,15 @@ def supports(problem: WeightOnlyProblem, device: Device) -> str | None:
         return f"TMA needs strides that are positive multiples of 16 bytes; a has {p.a_strides} elements"
     if (p.n * p.out_dtype.itemsize) % 16:
         return f"TMA needs rows of the output that are multiples of 16 bytes, not {p.n} x {p.out_dtype.itemsize}"
-    if p.groups * p.scale_groups * p.n >= _INT32:
+    if p.groups * p.scale_bytes >= 2 * _INT32:
         return "scales must lie within 2^31 elements"
     return None
+
+
+def _tiles(problem: WeightOnlyProblem) -> tuple[Config, ...]:
+    if problem.format == "mxfp4":
+        return _MXFP4
+    return _FUSED if _fuses(problem) else _UNFUSED
 
 
 def _fuses(problem: WeightOnlyProblem) -> bool:
@@ -83,6 +89,7 @@ _FUSED = (
     Config(128, 64, 2, 128, 5, "fused", turns=True, store_parts=2),
     Config(128, 128, 2, 128, 4, "fused", slab=32, turns=True, store_parts=4),
 )
+_MXFP4 = tuple(replace(tile, scale="mxfp4", slab=32) for tile in _FUSED)
 _UNFUSED = (
     Config(8, 128, 2, 128, 10),
     Config(16, 128, 2, 128, 9),
@@ -129,7 +136,7 @@ def _fitted(config: Config, problem: WeightOnlyProblem, device: Device) -> Confi
 def configs(problem: WeightOnlyProblem, device: Device) -> tuple[Config, ...]:
     """Configs worth timing, the one that the model expects to be the fastest first."""
     found: dict[Config, None] = {}
-    for tile in _FUSED if _fuses(problem) else _UNFUSED:
+    for tile in _tiles(problem):
         for split in _SPLITS:
             if split > 1 and (split * tile.block_k > problem.k or most_tiles(problem, tile) > 2 * device.sm_count):
                 continue

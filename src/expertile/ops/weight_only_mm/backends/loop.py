@@ -12,7 +12,6 @@ from __future__ import annotations
 import torch
 
 from expertile.device import Device
-from expertile.formats.int4.weight import Int4Weight
 from expertile.ops.backend import NoConfig
 from expertile.ops.grouped_mm.backend import new_out
 from expertile.ops.weight_only_mm.backend import Backend, Operands
@@ -32,8 +31,7 @@ def _run(problem: WeightOnlyProblem, operands: Operands, config: NoConfig, out: 
         start, end = end, end + size
         if size == 0:
             continue
-        zeros = None if w.zeros is None else w.zeros[g : g + 1]
-        one = Int4Weight(w.packed[g : g + 1], w.scales[g : g + 1], zeros, w.group_size)
+        one = w.part(g, g + 1)
         with torch.autocast(out.device.type, enabled=False):  # which would round float32 again
             product = operands.a[start:end].float() @ one.dequantize(torch.float32)[0].t()
         out[start:end] = product if operands.bias is None else product + operands.bias[g]

@@ -51,7 +51,8 @@ from expertile.ops.launch.launch import Launch, pointer
 from expertile.ops.launch.versions import FP_FUSION
 from expertile.ops.weight_only_mm.backend import Backend, Operands
 from expertile.ops.weight_only_mm.problem import WeightOnlyProblem
-from expertile.ops.weight_only_mm.triton_unpack import by_word, shifted, unpack
+from expertile.ops.weight_only_mm.triton_mxfp4 import power_of_two, unpack_mxfp4
+from expertile.ops.weight_only_mm.triton_unpack import by_word, in_order, shifted, side_by_side, unpack
 
 
 @dataclass(frozen=True)
@@ -115,6 +116,7 @@ def _int4_kernel(
     HAS_ZEROS: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     EVEN_N: tl.constexpr,
+    EVEN_K: tl.constexpr,
     SCALES: tl.constexpr,
     GROUP_SIZE: tl.constexpr,
     SCALE_WEIGHTS: tl.constexpr,
@@ -126,7 +128,8 @@ def _int4_kernel(
     PRODUCTS: tl.constexpr,
     ASSEMBLY: tl.constexpr,
 ):
-    # SCALES: "row", one for all of K; "block", one for a step; "half", one for the low and one for the high nibbles.
+    # SCALES: "row", one for all of K; "block", one for a step; "half", one for the low and one for the high nibbles;
+    # "mxfp4", that format's.
     total, ends = count_tiles(offs_ptr, M, N, groups, "m", GROUPS_P2, BLOCK_M, BLOCK_N)
     for tile in range(tl.program_id(0), total, tl.num_programs(0)):
         group, row, row_end, col, _, _, _ = locate_tile(
@@ -141,12 +144,22 @@ def _int4_kernel(
             a_offsets = ks[:, None].to(OFFSET) * a_stride_k + rows[None, :].to(OFFSET) * a_stride_m
             a_tile = a_ptr + row.to(tl.int64) * a_stride_m + a_offsets
             in_row = tl.arange(0, HALF // 4)
-            w_tile = w_ptr + (group_64 * N + col) * (K // 8) + (cols[:, None] * (K // 8) + in_row[None, :])
-        scale_groups = 1 if SCALES == "row" else K // GROUP_SIZE
-        scale_at = (group_64 * scale_groups) * N + col + cols
+            if EVEN_K:
+                w_tile = w_ptr + (group_64 * N + col) * (K // 8) + (cols[:, None] * (K // 8) + in_row[None, :])
+            else:
+                pitch = tl.cdiv(K, 2 * HALF) * (HALF // 4)
+                w_tile = w_ptr + (group_64 * N + col) * pitch + (cols[:, None] * pitch + in_row[None, :])
+        if SCALES == "mxfp4":
+            scale_at = (group_64 * tl.cdiv(K, 128) * N + col + cols) * 4
+        else:
+            scale_groups = 1 if SCALES == "row" else K // GROUP_SIZE
+            scale_at = (group_64 * scale_groups) * N + col + cols
         acc = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
         SECOND: tl.constexpr = 1 if SCALES == "half" else 0
-        if SCALES == "row" or not TMA:
+        if SCALES == "mxfp4":
+            scale_low = tl.load(scales_ptr + scale_at, mask=col_mask, other=0)
+            scale_high = tl.load(scales_ptr + scale_at + 1, mask=col_mask, other=0)
+        elif SCALES == "row" or not TMA:
             # Loaded a step before they are needed: straight into registers, as nothing narrow can be copied ahead.
             scale_low = tl.load(scales_ptr + scale_at, mask=col_mask, other=0.0)
             scale_high = tl.load(scales_ptr + scale_at + SECOND * N, mask=col_mask, other=0.0)
@@ -164,13 +177,33 @@ def _int4_kernel(
                 else:
                     q = tl.load(w_tile, mask=col_mask[:, None], other=0)
                 a_low = tl.load(a_tile, mask=row_mask[None, :], other=0.0)
-                a_high = tl.load(a_tile + HALF * a_stride_k, mask=row_mask[None, :], other=0.0)
+                if EVEN_K:
+                    a_high = tl.load(a_tile + HALF * a_stride_k, mask=row_mask[None, :], other=0.0)
+                else:
+                    high_mask = row_mask[None, :] & (k + HALF + ks[:, None] < K)
+                    a_high = tl.load(a_tile + HALF * a_stride_k, mask=high_mask, other=0.0)
                 w_tile += HALF // 4
                 a_tile += 2 * HALF * a_stride_k
-            low, high = unpack(q, DTYPE, PRODUCTS == "mma.sync", ASSEMBLY)
+            if SCALES == "mxfp4":
+                l0, l1, l2, l3, h0, h1, h2, h3 = unpack_mxfp4(q, DTYPE, ASSEMBLY)
+                if PRODUCTS == "mma.sync":
+                    low, high = side_by_side(l0, l1, l2, l3), side_by_side(h0, h1, h2, h3)
+                else:
+                    low, high = in_order(l0, l1, l2, l3), in_order(h0, h1, h2, h3)
+            else:
+                low, high = unpack(q, DTYPE, PRODUCTS == "mma.sync", ASSEMBLY)
             if PRODUCTS == "mma.sync":
                 a_low, a_high = by_word(a_low), by_word(a_high)
-            if SCALES == "row":
+            if SCALES == "mxfp4":
+                first, second = power_of_two(scale_low).to(DTYPE), power_of_two(scale_high).to(DTYPE)
+                after = k + 2 * HALF
+                next_at = scale_at + after // 128 * N * 4 + after % 128 // HALF
+                next_mask = col_mask & (after < K)
+                scale_low = tl.load(scales_ptr + next_at, mask=next_mask, other=0)
+                scale_high = tl.load(scales_ptr + next_at + 1, mask=next_mask, other=0)
+                acc = tl.dot(low * first[:, None], a_low, acc)
+                acc = _awaited(tl.dot(high * second[:, None], a_high, acc), ASSEMBLY and PRODUCTS == "wgmma")
+            elif SCALES == "row":
                 if HAS_ZEROS:
                     low, high = shifted(low, zero_low, DTYPE), shifted(high, zero_high, DTYPE)
                 acc = tl.dot(low, a_low, acc)
@@ -221,6 +254,8 @@ _TRITON_DTYPE = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 
 def _scales_in_a_step(problem: WeightOnlyProblem) -> str:
     """Which values of a packed block share a scale; SCALES of the kernel."""
+    if problem.format == "mxfp4":
+        return "mxfp4"
     if problem.group_size == problem.k:
         return "row"
     return "half" if problem.group_size == problem.half else "block"
@@ -247,6 +282,7 @@ def _launch(
         "HAS_ZEROS": problem.has_zeros,
         "HAS_BIAS": problem.has_bias,
         "EVEN_N": n % block_n == 0,
+        "EVEN_K": k % (2 * half) == 0,
         "SCALES": _scales_in_a_step(problem),
         "GROUP_SIZE": problem.group_size if problem.group_size != k else 0,
         "SCALE_WEIGHTS": config.scale_weights and problem.group_size != k,
@@ -277,7 +313,7 @@ def _launch(
             scale_block if scaled else None,
             scale_block if scaled and problem.has_zeros else None,
         )
-    scales = pointer(dtype, problem.b_aligned)
+    scales = pointer(torch.uint8 if problem.format == "mxfp4" else dtype, problem.b_aligned)
     return Launch(
         _int4_kernel,
         blocks,
@@ -369,6 +405,10 @@ def configs(problem: WeightOnlyProblem, device: Device) -> tuple[Config, ...]:
     hopper = device.at_least(9) and not device.at_least(10)
     for c in _HOPPER if hopper else _PORTABLE:
         # Zero points, a second scale in a step and masked columns take registers that another block would have.
+        if problem.format == "mxfp4":
+            if c.tma:
+                continue  # their scales come by pointers
+            c = replace(c, scale_weights=True)
         heavy = not c.tma and (problem.has_zeros or problem.group_size == problem.half or problem.n % c.block_n > 0)
         if heavy and not hopper and c.block_m == 128:
             continue
@@ -388,6 +428,8 @@ def configs(problem: WeightOnlyProblem, device: Device) -> tuple[Config, ...]:
 
 def _not_for_tma(problem: WeightOnlyProblem) -> str | None:
     """Why TMA cannot load this problem's operands, or None: it takes rows of whole 16 bytes, K contiguous."""
+    if problem.format == "mxfp4":
+        return "its scales are bytes, four beside one another"
     pitch, step = problem.a_strides
     if step != 1 or pitch <= 0 or pitch % 8 or not problem.a_aligned:
         return f"a must have K contiguous and rows that start on multiples of 16 bytes, got strides {problem.a_strides}"
