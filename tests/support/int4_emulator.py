@@ -78,11 +78,6 @@ def _bytes(a: torch.Tensor, b: torch.Tensor, selectors: torch.Tensor) -> torch.T
     return out
 
 
-def _by_halves(f: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """Unsigned 16-bit halves of 32 bits, each by itself."""
-    return lambda a, b: f(a & 0xFFFF, b & 0xFFFF) | f(a >> 16, b >> 16) << 16
-
-
 def _operation(name: str) -> Callable[..., torch.Tensor]:
     base, *rest = name.split(".")
     if base in ("sub", "mul") and rest[0] == "rn":
@@ -100,8 +95,8 @@ def _operation(name: str) -> Callable[..., torch.Tensor]:
         "and.b32": lambda a, b: a & b,
         "prmt.b32": _bytes,
         "mad.lo.u32": lambda a, b, c: a * b + c & _WORD,
-        "max.u16x2": _by_halves(torch.maximum),
-        "min.u16x2": _by_halves(torch.minimum),
+        "max.u32": torch.maximum,
+        "min.u32": torch.minimum,
         "lop3.b32": lambda a, b, c, table: _looked_up(a, b, c, int(table)),
     }
     if name not in known:

@@ -127,7 +127,7 @@ def test_one_hot_activations_decode_every_weight(scale: str, dtype: torch.dtype)
 @pytest.mark.parametrize("dtype", [BF16, FP16], ids=str)
 def test_one_hot_activations_decode_every_mxfp4_weight(dtype: torch.dtype) -> None:
     """All codes in all places, with all scales in which a kernel is exact, and below in float16."""
-    k, n = 128, 16
+    k, n, config = 128, 16, Config(64, 64, 2, 128, 2, "mxfp4", slab=32)
     codes = torch.arange(n)[:, None].add(torch.arange(k)).remainder(16).to(torch.uint8)
     low, high = (127 - 93, 127 + 33) if dtype is BF16 else (0, 127 + 1)
     scales = torch.arange(low, high + 1, dtype=torch.uint8)
@@ -138,7 +138,7 @@ def test_one_hot_activations_decode_every_mxfp4_weight(dtype: torch.dtype) -> No
         operands = Operands(torch.eye(k, dtype=dtype), w, torch.tensor([k], dtype=torch.int32))
         out = torch.full((k, n), float("nan"), dtype=dtype)
         problem = WeightOnlyProblem.of(operands.a, w, operands.offs)
-        launch, _, *given = _gluon_launch.prepared(problem, operands, Config(64, 64, 2, 128, 2, "mxfp4", slab=32), out)
+        launch, _, *given = _gluon_launch.prepared(problem, operands, config, out)
         args, options = launch.arguments(*given), dict(launch.options)
         int4_emulator.run(_gluon_kernel.weight_only_mm_kernel, 1, args, options)
         assert torch.equal(out, w.dequantize(dtype)[0].T)
@@ -352,7 +352,10 @@ def test_compiles_to_wgmma_and_tma(name: str) -> None:
     # zero points, of the plan of many groups and of stores; one for two bytes would be twice as many as allowed.
     assert ", {" in next(line for line in used.ptx.splitlines() if "wgmma.mma_async" in line)
     assert used.opcodes["SHFL"] < 40
-    assert used.opcodes["PRMT"] < config.block_n * config.block_k // 1024, used.opcodes
+    allowed = config.block_n * config.block_k // 1024
+    if config.scale == "mxfp4":
+        allowed *= 3 if config.tails else 2  # and one for each scale, to take it out of its word
+    assert used.opcodes["PRMT"] < allowed, used.opcodes
     assert used.opcodes["LDSM"] >= config.block_n * config.block_k // 2 // 4 // 128 // 4, used.opcodes
     assert aot.ptxas_warnings(used) == []
     assert overwritten_operands(kernels[0]) == []

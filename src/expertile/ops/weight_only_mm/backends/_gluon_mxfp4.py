@@ -28,12 +28,12 @@ def unit_of_mxfp4(bf16):
 def factor_ptx(byte, bf16):
     """PTX for a word $1 of four scales -> the power of two that register values of scale number `byte` are multiplied
     by, twice in 32 bits."""
-    lines = [f"prmt.b32 $0, $1, 0, 0x4{byte}4{byte};"]
+    lines = [f"prmt.b32 $0, $1, 0, 0x444{byte};"]
     if bf16:
-        lines.append("mad.lo.u32 $0, $0, 128, 0x2f002f00;")  # byte + 94, to bits 14 … 7
+        lines.append("mad.lo.u32 $0, $0, 0x00800080, 0x2f002f00;")  # (byte + 94) · 2^7 in both halves
     else:
-        lines += ["max.u16x2 $0, $0, 0x00620062;", "min.u16x2 $0, $0, 0x00810081;"]
-        lines.append("mad.lo.u32 $0, $0, 1024, 0x77fe7800;")  # less 98 · 2^10 in both halves, modulo 2^32
+        lines += ["max.u32 $0, $0, 98;", "min.u32 $0, $0, 129;"]
+        lines.append("mad.lo.u32 $0, $0, 0x04000400, 0x77fe7800;")  # (byte - 98) · 2^10, modulo 2^32
     return "{ " + " ".join(lines) + " }"
 
 
