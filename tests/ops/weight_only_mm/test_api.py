@@ -5,11 +5,14 @@ from dataclasses import replace
 import pytest
 import torch
 
+import expertile as xt
 from expertile.device import Device
 from expertile.formats.int4 import Int4Weight
-from expertile.ops.weight_only_mm.api import int4_grouped_mm
+from expertile.formats.mxfp4 import Mxfp4Weight
+from expertile.ops.weight_only_mm.api import int4_grouped_mm, weight_only_mm
 from expertile.ops.weight_only_mm.backends import BACKENDS
 from expertile.ops.weight_only_mm.choose import DEQUANT_FROM_ROWS, choose
+from expertile.ops.weight_only_mm.op import ranges
 from expertile.ops.weight_only_mm.problem import WeightOnlyProblem
 from expertile.ops.weight_only_mm.reference import reference
 from expertile.ragged import offs_from_sizes
@@ -42,9 +45,28 @@ def test_one_hot_activations_decode_every_weight():
         assert torch.equal(out.view(G, K, N).transpose(1, 2), w.dequantize())
 
 
+def test_one_operator_for_all_formats():
+    a, w = operands(rows=T)
+    mxfp4 = Mxfp4Weight.quantize(w.dequantize())
+    for b in (w, mxfp4):
+        want = reference(a, b, OFFS)
+        for call in (weight_only_mm, int4_grouped_mm, xt.weight_only_mm, xt.int4_grouped_mm, xt.grouped_mm):
+            torch.testing.assert_close(call(a, b, offs=OFFS).float(), want, rtol=0.02, atol=0.05)
+    with pytest.raises(ValueError, match="batch_invariant: expected False with an Mxfp4Weight"):
+        xt.grouped_mm(a, mxfp4, offs=OFFS, batch_invariant=True)
+    with torch.autocast("cpu", torch.float16):
+        assert weight_only_mm(a.float(), mxfp4, offs=OFFS).dtype is torch.float16
+
+
 @pytest.mark.parametrize("compiled", [False, True])
-def test_gradients(compiled):
+@pytest.mark.parametrize("format", ["int4", "mxfp4"])
+@pytest.mark.parametrize("range_bytes", [2, 2**28])
+def test_gradients(compiled, format, range_bytes, monkeypatch):
+    """Where a range of K has few bytes, the weights are dequantised 128 columns at a time."""
+    monkeypatch.setattr("expertile.ops.weight_only_mm.op._RANGE_BYTES", range_bytes)
+    assert len(ranges(G * N, K, 2)) == (2 if range_bytes == 2 else 1)
     a, w = operands(rows=T + 2)
+    w = Mxfp4Weight.quantize(w.dequantize()) if format == "mxfp4" else w
     bias = torch.randn(G, N).bfloat16().requires_grad_()
     a.requires_grad_()
 
@@ -69,9 +91,10 @@ def test_gradient_of_the_bias_alone():
     assert bias.grad[:, 0].tolist() == SIZES
 
 
-@pytest.mark.parametrize("symmetric", [True, False])
-def test_operator_passes_opcheck(symmetric):
-    a, w = operands(symmetric)
+@pytest.mark.parametrize("kind", ["symmetric", "zeros", "mxfp4"])
+def test_operator_passes_opcheck(kind):
+    a, w = operands(kind == "symmetric")
+    w = Mxfp4Weight.quantize(w.dequantize()) if kind == "mxfp4" else w
     a.requires_grad_()
     bias = torch.randn(G, N, requires_grad=True)
     call = (a, w.packed, w.scales, w.zeros, w.format, w.group_size, K, OFFS, bias, torch.float32, "auto")
@@ -79,13 +102,14 @@ def test_operator_passes_opcheck(symmetric):
 
 
 def test_compiles_without_a_graph_break_for_any_number_of_rows():
-    _, w = operands()
-    compiled = torch.compile(
-        lambda a, offs: int4_grouped_mm(a, w, offs=offs) * 2, fullgraph=True, dynamic=True, backend="aot_eager"
-    )
-    for sizes in (SIZES, [1, 2, 3, 4], [0, 0, 0, 31]):
-        a, offs = torch.randn(sum(sizes), K).bfloat16(), offs_from_sizes(sizes)
-        torch.testing.assert_close(compiled(a, offs).float(), reference(a, w, offs) * 2, rtol=0.02, atol=0.05)
+    int4 = operands()[1]
+    for w in (int4, Mxfp4Weight.quantize(int4.dequantize())):
+        compiled = torch.compile(
+            lambda a, offs, w=w: weight_only_mm(a, w, offs=offs) * 2, fullgraph=True, dynamic=True, backend="aot_eager"
+        )
+        for sizes in (SIZES, [1, 2, 3, 4], [0, 0, 0, 31]):
+            a, offs = torch.randn(sum(sizes), K).bfloat16(), offs_from_sizes(sizes)
+            torch.testing.assert_close(compiled(a, offs).float(), reference(a, w, offs) * 2, rtol=0.02, atol=0.05)
 
 
 def test_autocast_and_offs_of_any_stride():
@@ -153,6 +177,15 @@ def test_work_counts_packed_bytes_of_groups_in_use():
     assert work.flops == 2 * T * N * K
     assert work.nbytes == 2 * T * (K + N) + w.nbytes * 3 / 4
     assert WeightOnlyProblem.of(a, w, OFFS).work([1] * G).nbytes == 2 * G * (K + N) + w.nbytes
+
+
+def test_scales_that_kernels_cannot_take_are_found_when_asked():
+    a = torch.randn(T, 64).bfloat16()
+    scales = torch.full((G, N, 2), 161, dtype=torch.uint8)
+    w = Mxfp4Weight.of_codes(torch.zeros(G, N, 64, dtype=torch.uint8), scales)
+    assert weight_only_mm(a, w, offs=OFFS).shape == (T, N)
+    with pytest.raises(ValueError, match=r"w: expected scales of at most 2\^33 with torch.bfloat16, got 320 larger"):
+        weight_only_mm(a, w, offs=OFFS, check=True)
 
 
 def test_choice_says_why():

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from expertile.formats.quantized import QuantizedWeight
 from expertile.formats.weight_only import weight_of
 from expertile.ops.backend import Request
 from expertile.ops.grouped_mm.autograd import bias_gradient
@@ -66,6 +67,21 @@ def ranges(rows: int, k: int, itemsize: int) -> list[tuple[int, int]]:
     return [(first, min(first + width, k)) for first in range(0, k, width)]
 
 
+def activation_gradient(grad: torch.Tensor, w: QuantizedWeight, offs: torch.Tensor) -> torch.Tensor:
+    """grad[rows of g] @ ŵ[g], [M, K] in grad's dtype, with zeros past offs[-1]. Not differentiable.
+
+    The weights are dequantised a range of K after the other.
+    """
+    g, n, k = w.shape
+    fields = (w.packed, w.scales, w.zeros, w.format, w.group_size, k)
+    parts = []
+    for first, last in ranges(g * n, k, grad.dtype.itemsize):
+        dense = torch.ops.expertile.weight_only_dequantize(*fields, grad.dtype, first, last)
+        parts.append(_product(grad, dense, offs=offs, out_dtype=grad.dtype))
+        del dense  # its memory is the next range's
+    return zero_tail(parts[0] if len(parts) == 1 else torch.cat(parts, 1), offs, dim=0)
+
+
 def _gradients(ctx: Any, grad: torch.Tensor, needs_a: bool, needs_bias: bool) -> tuple[Any, Any]:
     packed, scales, zeros, offs, bias = ctx.saved_tensors
     # out.sum().backward() hands over an expanded scalar: strides of 0, which no copy engine takes.
@@ -73,12 +89,8 @@ def _gradients(ctx: Any, grad: torch.Tensor, needs_a: bool, needs_bias: bool) ->
     grad = grad.to(ctx.dtype)
     da = dbias = None
     if needs_a:
-        parts = []
-        for first, last in ranges(packed.shape[0] * packed.shape[1], ctx.kind[2], ctx.dtype.itemsize):
-            dense = torch.ops.expertile.weight_only_dequantize(packed, scales, zeros, *ctx.kind, ctx.dtype, first, last)
-            parts.append(_product(grad, dense, offs=offs, out_dtype=ctx.dtype))
-            del dense  # its memory is the next range's
-        da = zero_tail(parts[0] if len(parts) == 1 else torch.cat(parts, 1), offs, dim=0)
+        format, group_size, k = ctx.kind
+        da = activation_gradient(grad, weight_of(format, packed, scales, zeros, group_size, k), offs)
     if needs_bias:
         dbias = bias_gradient(_product, grad, offs, bias)
     return da, dbias
