@@ -63,7 +63,7 @@ class Experts:
         return y, pre
 
     def _quantized(self, rows: torch.Tensor, arrived: Incoming, start: int, end: int) -> torch.Tensor:
-        """The same for Fp8Blocks and Int4Weight: rows [R, H] as tokens with one expert each, and weight 1."""
+        """The same for quantised weights: rows [R, H] as tokens with one expert each, and weight 1."""
         slots, offs = arrived.order.slots[start:end], arrived.order.offs
         there = torch.arange(start, end, device=rows.device)[: slots.shape[0]] < offs[-1]
         ids = torch.where(there, arrived.ids.flatten()[slots], offs.shape[0])[:, None]
