@@ -8,7 +8,6 @@ offs [G] int32 END rows on the device; bias [G, N]; out [M_tot, N] in a's dtype,
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -16,6 +15,7 @@ from typing import Any
 import torch
 
 from expertile.formats.int4.packing import half_block
+from expertile.formats.mxfp4 import scale_words
 from expertile.formats.quantized import QuantizedWeight
 from expertile.ops.grouped_mm.problem import (
     Description,
@@ -37,12 +37,11 @@ OUT_DTYPES = (*DTYPES, torch.float32)
 class WeightOnlyProblem(Problem):
     """A RAGGED_M `Problem` whose b is a `QuantizedWeight` of that `format`. `dtype` is that of a; `b_strides` are those
     of the packed bytes over (groups, columns of out, bytes); `b_aligned` says that packed, scales and zeros all start
-    on multiples of 16 bytes. All three are contiguous; `scale_bytes` are those of a group's scales."""
+    on multiples of 16 bytes. All three are contiguous."""
 
     group_size: int = 128
     has_zeros: bool = False
     format: str = "int4"
-    scale_bytes: int = 0
 
     @property
     def half(self) -> int:
@@ -55,9 +54,9 @@ class WeightOnlyProblem(Problem):
         return self.k // self.group_size
 
     @property
-    def scale_words(self) -> int:
-        """Words of a row's scales where four lie in one: MXFP4."""
-        return self.scale_bytes // max(1, 4 * self.n)
+    def scale_bytes(self) -> int:
+        """Bytes of a group's scales."""
+        return self.n * (4 * scale_words(self.k) if self.format == "mxfp4" else 2 * self.scale_groups)
 
     def weight_bytes(self) -> int:
         """Bytes of one group's values, scales and zero points."""
@@ -165,5 +164,4 @@ class WeightOnlyProblem(Problem):
             group_size,
             zeros is not None,
             format,
-            math.prod(scales.shape[1:]) * scales.dtype.itemsize,
         )

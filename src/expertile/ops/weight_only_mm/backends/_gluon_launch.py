@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from expertile.device import Device
+from expertile.formats.mxfp4 import scale_words
 from expertile.ops.hopper import reduce
 from expertile.ops.launch.blocks import Blocks, ragged
 from expertile.ops.launch.device import torch_device
@@ -42,7 +43,7 @@ def _launch(
     if config.scale == "fused" and (p.has_zeros or p.dtype is not torch.bfloat16):
         raise ValueError(f'config: scale "fused" takes bfloat16 without zero points, not {p.dtype}, {p.has_zeros = }')
     words = p.b_strides[1] // 4  # of a row
-    of_row = p.scale_words if mxfp4 else p.scale_groups
+    of_row = scale_words(p.k) if mxfp4 else p.scale_groups
     scales = Blocks((p.groups * of_row * p.n,), (1,), (config.block_n,))
     blocks = (
         Blocks((p.m, p.k), p.a_strides, (config.block_m, config.block_k)),
