@@ -13,16 +13,6 @@ from tests.support.gluon_machine import EmulationError, Pointer, step
 
 
 class _Language(gluon_emulator._Language):
-    def maximum(self, x: Any, y: Any) -> Any:
-        if isinstance(x, torch.Tensor) or isinstance(y, torch.Tensor):
-            return torch.maximum(torch.as_tensor(x), torch.as_tensor(y))
-        return max(x, y)
-
-    def minimum(self, x: Any, y: Any) -> Any:
-        if isinstance(x, torch.Tensor) or isinstance(y, torch.Tensor):
-            return torch.minimum(torch.as_tensor(x), torch.as_tensor(y))
-        return min(x, y)
-
     def sum(self, x: torch.Tensor, axis: int) -> Any:
         return int(x.sum()) if x.dim() == 1 else x.sum(axis)
 
@@ -39,9 +29,6 @@ class _Language(gluon_emulator._Language):
 
     def join(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         return torch.stack((x, y), -1)
-
-    def where(self, condition: Any, x: Any, y: Any) -> Any:
-        return torch.where(condition, x, y) if isinstance(condition, torch.Tensor) else (x if condition else y)
 
     def convert_layout(self, x: torch.Tensor, layout: Any, assert_trivial: bool = False) -> torch.Tensor:
         if not isinstance(x, torch.Tensor):

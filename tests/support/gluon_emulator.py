@@ -114,16 +114,17 @@ class _AsyncCopy:
 
     @staticmethod
     def mbarrier_arrive(bar: Mbarrier, increment_count: bool = True) -> None:
-        """One arrival of each thread of four warps, when all copies before it have landed."""
+        """One arrival of each thread of the partition, when all copies before it have landed."""
         step()
         if increment_count:
             raise EmulationError("arrivals of cp.async that raise the barrier's count are not emulated")
-        copies, current.partition.copies = current.partition.copies, []
+        partition = current.partition
+        copies, partition.copies = partition.copies, []
 
         def arrive() -> None:
             for land in copies:
                 land()
-            bar.missing -= 128
+            bar.missing -= partition.threads
             bar.settle()
 
         current.scheduler.in_flight.append(arrive)
@@ -236,10 +237,14 @@ class _Language:
     def where(self, condition: Any, x: Any, y: Any) -> Any:
         return torch.where(condition, x, y) if isinstance(condition, torch.Tensor) else (x if condition else y)
 
-    def maximum(self, x: int, y: int) -> int:
+    def maximum(self, x: Any, y: Any) -> Any:
+        if isinstance(x, torch.Tensor) or isinstance(y, torch.Tensor):
+            return torch.maximum(torch.as_tensor(x), torch.as_tensor(y))
         return max(x, y)
 
-    def minimum(self, x: int, y: int) -> int:
+    def minimum(self, x: Any, y: Any) -> Any:
+        if isinstance(x, torch.Tensor) or isinstance(y, torch.Tensor):
+            return torch.minimum(torch.as_tensor(x), torch.as_tensor(y))
         return min(x, y)
 
     def sum(self, x: torch.Tensor, axis: int) -> int:

@@ -283,7 +283,7 @@ def test_compiles_to_wgmma_and_tma(name: str) -> None:
         configs = {*BACKEND.configs(problem, H200)[:2], Config(128, 256, 3)}
     for config in configs:
         (kernel, *_), (used, *more) = _compiled(case, config)
-        assert used.fits and used.smem_bytes <= config.smem_bytes(problem.out_dtype.itemsize), (config, used)
+        assert used.fits and used.smem_bytes <= config.smem_bytes(problem), (config, used)
         # Two halves leave no register over: what is kept from tile to tile may wait in memory, never a step's values.
         usual = 24 if config.block_n == 256 else 0
         assert used.spills <= aot.most_spills(usual, 140 if problem.groups > 256 else 32), (config, used)
@@ -353,4 +353,4 @@ def test_every_config_fits() -> None:
     for case in COMPILED.values():
         problem = cases.problem_of(case, _made(case))
         for config in BACKEND.configs(problem, H200):
-            assert config.smem_bytes(problem.out_dtype.itemsize) <= H200.smem_bytes
+            assert config.smem_bytes(problem) <= H200.smem_bytes

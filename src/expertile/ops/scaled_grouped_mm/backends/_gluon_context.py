@@ -21,6 +21,8 @@ class Context:
     a_smem: gl.shared_memory_descriptor
     b_smem: gl.shared_memory_descriptor
     c_smem: gl.shared_memory_descriptor
+    scale_a_smem: gl.shared_memory_descriptor
+    scale_b_smem: gl.shared_memory_descriptor
     full: gl.shared_memory_descriptor
     empty: gl.shared_memory_descriptor
     offs: gl.tensor

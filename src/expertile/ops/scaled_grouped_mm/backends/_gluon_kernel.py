@@ -40,39 +40,21 @@ from expertile.ops.scaled_grouped_mm.backends._gluon_feed import feed
 
 
 @gluon.jit
-def _places(p, g, row, col, k0, first, mma_layout: gl.constexpr):
-    """Where the scales of a unit's first step stand: ROWS offsets for a; one for b, or one for each column.
-
-    Rows and columns that do not exist borrow the last one's; so does an empty group behind all blocks of k.
-    """
-    block = gl.minimum(k0 // 128 + first, (p.K - 1) // 128)
+def _row_scales(p, g, row, col, mma_layout: gl.constexpr):
+    """scale_a ⊗ scale_b of the recipe ROW. Rows and columns that do not exist borrow the last one's."""
     rows = row + gl.arange(0, p.ROWS, layout=gl.SliceLayout(1, mma_layout))
-    at_a = gl.where(rows < p.M, rows, p.M - 1) * p.sa_m + block * p.sa_k
-    at_b = block * p.sb_k
-    if p.LAYOUT == "ragged_m":
-        at_b += g * p.sb_g
-    if p.RECIPE == "block":
-        at_b += gl.minimum(col // 128, (p.N - 1) // 128) * p.sb_n
-    else:
-        cols = col + gl.arange(0, p.COLS, layout=gl.BlockedLayout([1], [32], [gl.num_warps()], [0]))
-        at_b += gl.where(cols < p.N, cols, p.N - 1) * p.sb_n
-    return at_a, at_b
+    cols = col + gl.arange(0, p.COLS, layout=gl.SliceLayout(0, mma_layout))
+    down = gl.load(p.scale_a + gl.minimum(rows, p.M - 1) * p.sa_m)
+    across = gl.load(p.scale_b + g * p.sb_g + gl.minimum(cols, p.N - 1) * p.sb_n)
+    return gl.expand_dims(down, 1) * gl.expand_dims(across, 0)
 
 
 @gluon.jit
-def _load_scales(p, at_a, at_b, step):
-    """The scales `step` blocks of k after the places."""
-    return gl.load(p.scale_a + at_a + step * p.sa_k), gl.load(p.scale_b + at_b + step * p.sb_k)
-
-
-@gluon.jit
-def _outer(p, scale_a, scale_b, mma_layout: gl.constexpr):
-    """scale_a ⊗ scale_b; or, with one scale_b for all columns, their product as a column."""
-    if p.RECIPE == "block":
-        return gl.expand_dims(scale_a * scale_b, 1)
-    else:
-        across = gl.convert_layout(scale_b, gl.SliceLayout(0, mma_layout))
-        return gl.expand_dims(scale_a, 1) * gl.expand_dims(across, 0)
+def _scales(p, i, PART: gl.constexpr, HALF: gl.constexpr, mma_layout: gl.constexpr):
+    """The scales of stage i: this consumer's of a as a column, b's as a row (of one element for a whole block)."""
+    down = p.scale_a_smem.index(i * (p.BLOCK_M // p.ROWS) + PART).load(gl.SliceLayout(1, mma_layout))
+    across = p.scale_b_smem.index(i * p.HALVES + HALF).load(gl.SliceLayout(0, mma_layout))
+    return gl.expand_dims(down, 1), gl.expand_dims(across, 0)
 
 
 @gluon.jit
@@ -85,75 +67,69 @@ def _products(p, i, PART: gl.constexpr, mma_layout: gl.constexpr, HALF: gl.const
 
 
 @gluon.jit
-def _promoted(p, acc, part, scale_a, scale_b, mma_layout: gl.constexpr):
+def _promote(
+    p,
+    acc,
+    part,
+    i,
+    OTHERS: gl.constexpr,
+    LAST: gl.constexpr,
+    PART: gl.constexpr,
+    HALF: gl.constexpr,
+    mma_layout: gl.constexpr,
+):
+    """acc and the products of stage i by their scales, when all products queued but OTHERS are done. LAST: nothing of
+    the stage is read after this; it is free again."""
+    if p.RECIPE == "block":
+        # Read while the tensor cores are busy.
+        down, across = _scales(p, i, PART, HALF, mma_layout)
+    part = warpgroup_mma_wait(OTHERS, (part,))
+    if p.RECIPE == "vector":
+        # Read late: a row of them takes 32 registers.
+        down, across = _scales(p, i, PART, HALF, mma_layout)
+    if LAST:
+        mbarrier.arrive(p.empty.index(i), count=1)
     if p.RECIPE == "row":
         return acc + part
     else:
-        return acc + part * _outer(p, scale_a, scale_b, mma_layout)
+        return acc + part * (down * across)
 
 
 @gluon.jit
-def _multiply(p, ring, steps, at_a, at_b, PART: gl.constexpr, mma_layout: gl.constexpr):
+def _multiply(p, ring, steps, PART: gl.constexpr, mma_layout: gl.constexpr):
     """The sum of one unit, from the ring's step number `ring`."""
     i = ring % p.STAGES
     phase = (ring // p.STAGES) & 1
-    scale_a, scale_b = _load_scales(p, at_a, at_b, 0)
     acc = gl.zeros((p.ROWS, p.COLS), gl.float32, mma_layout)
-    for s in range(steps):
+    for _s in range(steps):
         mbarrier.wait(p.full.index(i), phase)
         take_turn(p, PART)
         part = _products(p, i, PART, mma_layout)
         pass_turn(p, PART)
-        if p.RECIPE == "row":
-            part = warpgroup_mma_wait(0, (part,))
-            mbarrier.arrive(p.empty.index(i), count=1)
-            acc += part
-        else:
-            # The next step's, while the tensor cores are busy.
-            soon_a, soon_b = _load_scales(p, at_a, at_b, gl.minimum(s + 1, steps - 1))
-            part = warpgroup_mma_wait(0, (part,))
-            mbarrier.arrive(p.empty.index(i), count=1)
-            acc += part * _outer(p, scale_a, scale_b, mma_layout)
-            scale_a = soon_a
-            scale_b = soon_b
+        acc = _promote(p, acc, part, i, 0, True, PART, 0, mma_layout)
         i, phase = advance(p, i, phase)
-    if p.RECIPE == "row":
-        acc = acc * _outer(p, scale_a, scale_b, mma_layout)
     return acc
 
 
 @gluon.jit
-def _multiply_pairs(p, ring, steps, at_a, at_b, PART: gl.constexpr, mma_layout: gl.constexpr):
+def _multiply_pairs(p, ring, steps, PART: gl.constexpr, mma_layout: gl.constexpr):
     """`_multiply` two steps at a time: the first one's promotion goes on under the second one's products."""
     i = ring % p.STAGES
     phase = (ring // p.STAGES) & 1
-    scale_a, scale_b = _load_scales(p, at_a, at_b, 0)
     acc = gl.zeros((p.ROWS, p.COLS), gl.float32, mma_layout)
-    for t in range(steps // 2):
+    for _t in range(steps // 2):
         j, phase_j = advance(p, i, phase)
         mbarrier.wait(p.full.index(i), phase)
         even = _products(p, i, PART, mma_layout)
         mbarrier.wait(p.full.index(j), phase_j)
         odd = _products(p, j, PART, mma_layout)
-        odd_a, odd_b = _load_scales(p, at_a, at_b, 2 * t + 1)
-        soon_a, soon_b = _load_scales(p, at_a, at_b, gl.minimum(2 * t + 2, steps - 1))
-        done = warpgroup_mma_wait(1, (even,))
-        mbarrier.arrive(p.empty.index(i), count=1)
-        acc = _promoted(p, acc, done, scale_a, scale_b, mma_layout)
-        done = warpgroup_mma_wait(0, (odd,))
-        mbarrier.arrive(p.empty.index(j), count=1)
-        acc = _promoted(p, acc, done, odd_a, odd_b, mma_layout)
-        scale_a = soon_a
-        scale_b = soon_b
+        acc = _promote(p, acc, even, i, 1, True, PART, 0, mma_layout)
+        acc = _promote(p, acc, odd, j, 0, True, PART, 0, mma_layout)
         i, phase = advance(p, j, phase_j)
     if steps % 2 == 1:
         mbarrier.wait(p.full.index(i), phase)
         even = _products(p, i, PART, mma_layout)
-        done = warpgroup_mma_wait(0, (even,))
-        mbarrier.arrive(p.empty.index(i), count=1)
-        acc = _promoted(p, acc, done, scale_a, scale_b, mma_layout)
-    if p.RECIPE == "row":
-        acc = acc * _outer(p, scale_a, scale_b, mma_layout)
+        acc = _promote(p, acc, even, i, 0, True, PART, 0, mma_layout)
     return acc
 
 
@@ -164,37 +140,23 @@ def _in_order(x):
 
 
 @gluon.jit
-def _multiply_halves(p, ring, steps, at_a, at_b, at_c, PART: gl.constexpr, mma_layout: gl.constexpr):
-    """`_multiply` for two halves of the columns in turn, with b's scales at `at_b` and `at_c`: (left, right) sum."""
+def _multiply_halves(p, ring, steps, PART: gl.constexpr, mma_layout: gl.constexpr):
+    """`_multiply` for two halves of the columns in turn: (left, right) sum."""
     i = ring % p.STAGES
     phase = (ring // p.STAGES) & 1
-    scale_a, scale_b = _load_scales(p, at_a, at_b, 0)
-    scale_c = gl.load(p.scale_b + at_c)
     left = gl.zeros((p.ROWS, p.COLS), gl.float32, mma_layout)
     right = gl.zeros((p.ROWS, p.COLS), gl.float32, mma_layout)
-    for s in range(steps):
+    for _s in range(steps):
         mbarrier.wait(p.full.index(i), phase)
         take_turn(p, PART)
         part = _products(p, i, PART, mma_layout, 0)
         pass_turn(p, PART)
-        next_step = gl.minimum(s + 1, steps - 1)
-        soon_a, soon_b = _load_scales(p, at_a, at_b, next_step)
-        soon_c = gl.load(p.scale_b + at_c + next_step * p.sb_k)
-        part = warpgroup_mma_wait(0, (part,))
-        left = _in_order(_promoted(p, left, part, scale_a, scale_b, mma_layout))
+        left = _in_order(_promote(p, left, part, i, 0, False, PART, 0, mma_layout))
         take_turn(p, PART)
         part = _products(p, i, PART, mma_layout, 1)
         pass_turn(p, PART)
-        part = warpgroup_mma_wait(0, (part,))
-        mbarrier.arrive(p.empty.index(i), count=1)
-        right = _in_order(_promoted(p, right, part, scale_a, scale_c, mma_layout))
-        scale_a = soon_a
-        scale_b = soon_b
-        scale_c = soon_c
+        right = _in_order(_promote(p, right, part, i, 0, True, PART, 1, mma_layout))
         i, phase = advance(p, i, phase)
-    if p.RECIPE == "row":
-        left = left * _outer(p, scale_a, scale_b, mma_layout)
-        right = right * _outer(p, scale_a, scale_c, mma_layout)
     return left, right
 
 
@@ -217,6 +179,8 @@ def _skip(p, ring, steps, wide, PART: gl.constexpr):
 @gluon.jit
 def _store(p, acc, split, g, row, row_end, col, WHO: gl.constexpr, mma_layout: gl.constexpr):
     """Sums -> shared memory -> TMA. Nothing waits for the store here: its buffer is waited for one tile later."""
+    if p.RECIPE == "row":
+        acc = acc * _row_scales(p, g, row, col, mma_layout)
     if p.HAS_BIAS:
         # The slices of a split K are added up: one of them takes the bias along.
         bias = bias_of(p, g, col, gl.where(split == 0, p.N, 0), p.COLS, gl.SliceLayout(0, mma_layout))
@@ -233,26 +197,24 @@ def _consumer(p, WHO: gl.constexpr, mma_layout: gl.constexpr):
     ring = 0
     for unit in range(gl.program_id(0), units(p, plan), gl.num_programs(0)):
         tile, shift, wide = tile_of(p, plan, unit)
-        g, row, row_end, col, k0, k_len = locate(p, plan, tile)
+        g, row, row_end, col, _k0, k_len = locate(p, plan, tile)
         col += shift
-        first, steps = span(p, unit, k_len, 128)
+        _first, steps = span(p, unit, k_len, 128)
         row += WHO * p.ROWS
         if WHO == 0 or row < row_end:
-            at_a, at_b = _places(p, g, row, col, k0, first, mma_layout)
             if p.HALVES == 2:
                 if wide:
-                    _at_a, at_c = _places(p, g, row, col + 128, k0, first, mma_layout)
-                    left, right = _multiply_halves(p, ring, steps, at_a, at_b, at_c, WHO, mma_layout)
+                    left, right = _multiply_halves(p, ring, steps, WHO, mma_layout)
                     _store(p, left, unit % p.SPLIT_K, g, row, row_end, col, WHO, mma_layout)
                     _store(p, right, unit % p.SPLIT_K, g, row, row_end, col + 128, WHO, mma_layout)
                 elif p.TAIL:
-                    acc = _multiply(p, ring, steps, at_a, at_b, WHO, mma_layout)
+                    acc = _multiply(p, ring, steps, WHO, mma_layout)
                     _store(p, acc, 0, g, row, row_end, col, WHO, mma_layout)
             else:
                 if p.PAIRS:
-                    acc = _multiply_pairs(p, ring, steps, at_a, at_b, WHO, mma_layout)
+                    acc = _multiply_pairs(p, ring, steps, WHO, mma_layout)
                 else:
-                    acc = _multiply(p, ring, steps, at_a, at_b, WHO, mma_layout)
+                    acc = _multiply(p, ring, steps, WHO, mma_layout)
                 _store(p, acc, unit % p.SPLIT_K, g, row, row_end, col, WHO, mma_layout)
         else:
             _skip(p, ring, steps, wide, WHO)
@@ -317,7 +279,15 @@ def scaled_grouped_mm_kernel(
         a_smem = reinterpret(a_boxes, a_desc.dtype, [STAGES * CONSUMERS, ROWS, 128], a_desc.layout)
     b_smem = gl.allocate_shared_memory(b_desc.dtype, [STAGES * HALVES] + b_desc.block_type.shape, b_desc.layout)
     c_smem = gl.allocate_shared_memory(c_desc.dtype, [CONSUMERS] + c_desc.block_type.shape, c_desc.layout)
-    full, empty = make_barriers(STAGES, 1, CONSUMERS)
+    # Scales stand beside the stage's operands.
+    BESIDE: gl.constexpr = STAGES if RECIPE != "row" else 1
+    scale_layout: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, order=[0])
+    scale_a_smem = gl.allocate_shared_memory(gl.float32, [BESIDE * CONSUMERS, ROWS], scale_layout)
+    scale_b_smem = gl.allocate_shared_memory(
+        gl.float32, [BESIDE * HALVES, 1 if RECIPE == "block" else COLS], scale_layout
+    )
+    # The threads of the loading warp arrive one by one, each when its copies of scales have landed.
+    full, empty = make_barriers(STAGES, 33 if RECIPE != "row" else 1, CONSUMERS)
     fence_async_shared()
     # Memory of the kernel before is touched only after this; the kernel after may begin to set itself up.
     gdc_wait()
@@ -332,6 +302,8 @@ def scaled_grouped_mm_kernel(
         a_smem,
         b_smem,
         c_smem,
+        scale_a_smem,
+        scale_b_smem,
         full,
         empty,
         offs_ptr,

@@ -41,8 +41,8 @@ def _launch(
     consumers = config.consumers
     groups_pow2 = max(32, 1 << (p.groups - 1).bit_length())
     consumer_regs, producer_regs = 232, 40
-    if config.block_n > 128 and p.recipe is not Recipe.VECTOR:  # fewer spills so, most often none
-        consumer_regs, producer_regs = (216, 72) if groups_pow2 <= 64 else (224, 56)
+    if config.block_n > 128 and p.recipe is Recipe.BLOCK and groups_pow2 <= 64:
+        consumer_regs, producer_regs = 208, 88  # scales of a block leave the consumers some, and nothing spills so
     options = {
         "LAYOUT": p.layout.value,
         "RECIPE": p.recipe.value,

@@ -69,11 +69,12 @@ class Config:
         to 16 rows, 5120 -> 27392: 583 us, and 679 in boxes of 64. In halves the producer has no registers for more.)"""
         return 16 if self.block_m == 64 and self.block_n <= 128 else self.rows
 
-    def smem_bytes(self, out_itemsize: int) -> int:
-        """Shared memory of one program, bytes (barriers, scratch and alignment rounded up to 2 KiB)."""
-        ring = self.num_stages * (self.block_m + self.block_n) * BLOCK
-        itemsize = 4 if self.split_k > 1 else out_itemsize
-        return ring + self.block_m * min(self.block_n, 128) * itemsize + 2048
+    def smem_bytes(self, problem: ScaledProblem) -> int:
+        """Shared memory of one program, bytes (barriers and alignment rounded up to 768)."""
+        beside = {Recipe.BLOCK: self.block_m + 2, Recipe.VECTOR: self.block_m + self.block_n, Recipe.ROW: 0}
+        ring = self.num_stages * ((self.block_m + self.block_n) * BLOCK + 4 * beside[problem.recipe])
+        itemsize = 4 if self.split_k > 1 else problem.out_dtype.itemsize
+        return ring + self.block_m * min(self.block_n, 128) * itemsize + 768
 
 
 def supports(problem: ScaledProblem, device: Device) -> str | None:
@@ -115,12 +116,12 @@ def _reach(strides: tuple[int, ...], shape: tuple[int, ...]) -> int:
 def _fits(config: Config, problem: ScaledProblem, device: Device) -> bool:
     if config.split_k > 1 and (problem.layout is Layout.RAGGED_K or config.split_k > problem.k_blocks):
         return False
-    return config.smem_bytes(problem.out_dtype.itemsize) <= device.smem_bytes
+    return config.smem_bytes(problem) <= device.smem_bytes
 
 
 def _fitted(config: Config, problem: ScaledProblem, device: Device) -> Config:
-    """`config` with fewer stages where 4-byte results leave no room for as many."""
-    while config.num_stages > 2 and config.smem_bytes(problem.out_dtype.itemsize) > device.smem_bytes:
+    """`config` with fewer stages where 4-byte results or scales leave no room for as many."""
+    while config.num_stages > 2 and config.smem_bytes(problem) > device.smem_bytes:
         config = replace(config, num_stages=config.num_stages - 1)
     return config
 
