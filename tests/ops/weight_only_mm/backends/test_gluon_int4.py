@@ -45,6 +45,8 @@ MXFP4 = {
     "mxfp4": Config(8, 64, 2, 128, 3, "mxfp4", slab=32, group_m=2, turns=True),
     "mxfp4-deep": Config(16, 64, 2, 256, 2, "mxfp4", slab=32, store_parts=2),
     "mxfp4-tails": Config(16, 128, 2, 128, 3, "mxfp4", slab=32, store_parts=2, tails=True, turns=True),
+    "mxfp4-pairs": Config(8, 64, 2, 128, 3, "mxfp4", slab=64, group_m=2, turns=True),
+    "mxfp4-deep-pairs": Config(16, 64, 2, 256, 2, "mxfp4", slab=64, store_parts=2, turns=True),
     "mxfp4-split": Config(8, 64, 2, 128, 2, "mxfp4", slab=32, split_k=2, turns=True),
 }
 SMALL |= MXFP4
@@ -261,6 +263,12 @@ MUTANTS = {
     "all blocks of a word take its first scales": Fault("_of_block", "b_ % 2", "0"),
     "all blocks of a stage take its first words": Fault("_of_block", "w_[b_ // 2]", "words[0]"),
     "the words of another row": Fault("_producer", "gl.cdiv(_.K, _.GROUP)", "1"),
+    "the second block of a pair takes the first one's": Fault(
+        "_add_pairs", "_slabs(p_, (), s_, i_, 2 * a_ + 1, ...)", "_slabs(p_, (), s_, i_, 2 * a_, WHO, mma_layout)"
+    ),
+    "a stage is freed before its last pair is done": Fault(
+        "_add_pairs", "mbarrier.arrive(_.empty.index(_), ...)", before("warpgroup_mma_wait(0, ...)")
+    ),
     "MXFP4's sums stay 2^32 times too small": Fault("_multiply", "a_ * unit_of_mxfp4(...)", "a_ * 1.0"),
 }
 _TAIL = Case("tail", (9, 4), n=72, k=192, group=32, zeros=True, past=1)
@@ -273,11 +281,10 @@ def test_planted_faults_are_caught(name: str, tmp_path: Path, monkeypatch: pytes
     """Each mutant must fail some case, config and seed: the emulator and the cases can see that fault."""
     (kernel,) = planted([_gluon_kernel.weight_only_mm_kernel], MUTANTS[name], tmp_path, monkeypatch)
     for seed in range(3):
-        for config in ("sum", "weight", "split", "four", "tails", "turns-deep", "mxfp4-deep"):
-            for case in (_TAIL, _BIASED, _MXFP4):
-                if (config in ("split", "turns-deep") and case is _TAIL) or (case is _MXFP4) != (
-                    config == "mxfp4-deep"
-                ):
+        for config in ("sum", "weight", "split", "four", "tails", "turns-deep", "mxfp4-deep", "mxfp4-deep-pairs"):
+            few = (_MXFP4,) if config.startswith("mxfp4") else (_TAIL, _BIASED)
+            for case in few:
+                if config in ("split", "turns-deep") and case is _TAIL:
                     continue
                 try:
                     _emulate(case, SMALL[config], 1, seed, kernel)
@@ -290,6 +297,10 @@ COMPILED = {
     "mxfp4": (
         Case("cmxfp4", (3,) * 8, n=256, k=512, group="mxfp4"),
         Config(16, 128, 2, 128, 9, "mxfp4", 32, turns=True),
+    ),
+    "mxfp4-pairs": (
+        Case("cmxfp4-pairs", (1,) * 256, n=256, k=512, group="mxfp4", bias=True),
+        Config(64, 128, 2, 128, 5, "mxfp4", 64, turns=True),
     ),
     "mxfp4-tails": (
         Case("cmxfp4-256", (1,) * 256, n=256, k=512, group="mxfp4", bias=True),

@@ -15,11 +15,12 @@ class Config:
     cols: rows of w, columns of the result, that one consumer multiplies: 64 or 128.
     consumers: 2 or 4 warpgroups, each with its own columns of the tile.
     block_k: depth of a stage, 128 or 256.
-    scale: "mxfp4" for weights of that format, and for no others, takes slab 32. Of INT4 "fused" scales each weight
+    scale: "mxfp4" for weights of that format, and for no others. Of INT4 "fused" scales each weight
         where it is unpacked, which takes bfloat16, groups along K and no zero points; "sum" the product of each group
         of K in float32; "weight" the unpacked weights. In any case one activation alone meets each weight as
         `dequantize` of its class rounds it.
-    slab: values of K unpacked for one run of products, twice (low and high nibbles): 32, or 64 where groups allow it.
+    slab: values of K unpacked for one run of products, twice (low and high nibbles): 32, or 64 where groups allow it;
+        of MXFP4 as well, where 64 takes block_k from 128.
     group_m: rows of tiles that share one pass over a group's weights.
     split_k: programs that share a tile's steps.
     store_parts: pieces in which a tile's result leaves.
@@ -65,7 +66,7 @@ class Config:
     def registers(self, problem: WeightOnlyProblem) -> int:
         """About how many registers a consumer's thread fills."""
         p = problem
-        slab = min(self.slab, p.half)
+        slab = self.slab if self.scale == "mxfp4" else min(self.slab, p.half)
         of_sum = self.cols * self.block_m // 128
         sums = 1 + max(1, self.block_k // p.group_size) if self.scale == "sum" and p.group_size < p.k else 1
         # The slab that is multiplied and the one that is unpacked; half a slab's registers before that.

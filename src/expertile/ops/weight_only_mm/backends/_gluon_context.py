@@ -14,7 +14,7 @@ class Context:
     GROUP: values of K that share a scale, 0 where a row has only one. GROUPS: scales of a row in one stage.
     SCALE: what the scales multiply, "fused" or "weight" (the unpacked weights), "sum" (the product of a group) or
     "tile" (the whole sum); "mxfp4": weights of that format, four scales in a word, GROUP 128 for the four. TURNS: two
-    consumers queue their products in turns (`hopper/turns.py`).
+    consumers queue their products in turns (`hopper/turns.py`). PAIRS: two blocks of MXFP4 are unpacked at a time.
     """
 
     x_desc: tma.tensor_descriptor
@@ -57,4 +57,5 @@ class Context:
     STORE_PARTS: gl.constexpr
     TAILS: gl.constexpr
     TURNS: gl.constexpr
+    PAIRS: gl.constexpr
     BF16: gl.constexpr

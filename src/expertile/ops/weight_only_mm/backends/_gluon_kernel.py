@@ -237,6 +237,31 @@ def _add_slabs(p, acc, row_zeros, i, WHO: gl.constexpr, mma_layout: gl.constexpr
 
 
 @gluon.jit
+def _add_pairs(p, acc, i, WHO: gl.constexpr, mma_layout: gl.constexpr):
+    """`_add_slabs` for MXFP4, two blocks of 64 values being unpacked before the first of their products is queued."""
+    ROWS: gl.constexpr = rows_of(mma_layout)
+    words = _words_of_stage(p, i, WHO)
+    for pair in gl.static_range(p.BLOCK_K // 128):
+        _, scales = _of_block(p, (), words, i, 2 * pair, WHO)
+        low, high = _slabs(p, (), scales, i, 2 * pair, WHO, mma_layout)
+        _, scales = _of_block(p, (), words, i, 2 * pair + 1, WHO)
+        later_low, later_high = _slabs(p, (), scales, i, 2 * pair + 1, WHO, mma_layout)
+        if pair == 0:
+            take_turn(p, WHO)
+        acc = warpgroup_mma(low, _low_tokens(p, i, 2 * pair, ROWS), acc, is_async=True)
+        if pair > 0:
+            # The pair before is done, and its registers are free.
+            acc = warpgroup_mma_wait(1, (acc,))
+        acc = warpgroup_mma(high, _high_tokens(p, i, 2 * pair, ROWS), acc, is_async=True)
+        acc = warpgroup_mma(later_low, _low_tokens(p, i, 2 * pair + 1, ROWS), acc, is_async=True)
+        acc = warpgroup_mma(later_high, _high_tokens(p, i, 2 * pair + 1, ROWS), acc, is_async=True)
+    pass_turn(p, WHO)
+    acc = warpgroup_mma_wait(0, (acc,))
+    mbarrier.arrive(p.empty.index(i), count=1)
+    return acc
+
+
+@gluon.jit
 def _zeros_of_rows(p, g, col, layout: gl.constexpr):
     """Zero points where a row has one only, as `unpacked` takes them; else ()."""
     if p.HAS_ZEROS and p.GROUP == 0:
@@ -259,6 +284,8 @@ def _multiply(p, ring, steps, g, col, WHO: gl.constexpr, mma_layout: gl.constexp
         mbarrier.wait(p.full.index(i), phase)
         if p.SCALE == "sum":
             acc = _add_groups(p, acc, row_zeros, i, WHO, mma_layout)
+        elif p.PAIRS:
+            acc = _add_pairs(p, acc, i, WHO, mma_layout)
         else:
             acc = _add_slabs(p, acc, row_zeros, i, WHO, mma_layout)
         i, phase = advance(p, i, phase)
@@ -357,6 +384,7 @@ def weight_only_mm_kernel(
     STORE_PARTS: gl.constexpr,
     TAILS: gl.constexpr,
     TURNS: gl.constexpr,
+    PAIRS: gl.constexpr,
     CONSUMER_REGS: gl.constexpr,
     PRODUCER_REGS: gl.constexpr,
 ):
@@ -420,6 +448,7 @@ def weight_only_mm_kernel(
         STORE_PARTS,
         TAILS,
         TURNS,
+        PAIRS,
         x_desc.dtype == gl.bfloat16,
     )
     mma_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_M, 16])

@@ -73,6 +73,7 @@ def _launch(
         "STORE_PARTS": config.store_parts,
         "TAILS": config.tails,
         "TURNS": config.turns,
+        "PAIRS": mxfp4 and config.slab == 64,
         "CONSUMER_REGS": of_consumer,
         "PRODUCER_REGS": of_producer,
         "num_warps": 4,

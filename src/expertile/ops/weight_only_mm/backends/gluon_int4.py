@@ -89,7 +89,7 @@ _FUSED = (
     Config(128, 64, 2, 128, 5, "fused", turns=True, store_parts=2),
     Config(128, 128, 2, 128, 4, "fused", slab=32, turns=True, store_parts=4),
 )
-_MXFP4 = tuple(replace(tile, scale="mxfp4", slab=32) for tile in _FUSED)
+_MXFP4 = tuple(replace(tile, scale="mxfp4", slab=slab) for tile in _FUSED for slab in (64, 32) if slab <= tile.slab)
 _UNFUSED = (
     Config(8, 128, 2, 128, 10),
     Config(16, 128, 2, 128, 9),
