@@ -112,6 +112,14 @@ def test_compiles_without_a_graph_break_for_any_number_of_rows():
             torch.testing.assert_close(compiled(a, offs).float(), reference(a, w, offs) * 2, rtol=0.02, atol=0.05)
 
 
+@pytest.mark.parametrize("kind", ["int4", "mxfp4"])
+def test_meta_tensors_have_shapes(kind):
+    a, w = operands()
+    w = Mxfp4Weight.quantize(w.dequantize()) if kind == "mxfp4" else w
+    out = weight_only_mm(a.to("meta"), w.to("meta"), offs=OFFS.to("meta"), out_dtype=torch.float32)
+    assert out.is_meta and out.shape == (T, N) and out.dtype is torch.float32
+
+
 def test_autocast_and_offs_of_any_stride():
     a, w = operands()
     want = int4_grouped_mm(a, w, offs=OFFS)

@@ -61,9 +61,12 @@ def test_configs_follow_the_rows():
     assert by_rows == sorted(by_rows) and by_rows[:2] == [16, 16] and by_rows[-1] >= 128
 
 
-def test_torch_dispatch_of_dequantize():
-    w = make(next(c for c in CASES if c.zeros)).w
+@pytest.mark.parametrize("name", ["zeros", "mxfp4-empty-bias"])
+def test_torch_dispatch_of_dequantize(name):
+    w = make(next(c for c in CASES if c.name == name)).w
     fields = (w.packed, w.scales, w.zeros, w.format, w.group_size, w.shape[2])
     got = torch.ops.expertile.weight_only_dequantize(*fields, torch.float32)
     assert torch.equal(got, w.dequantize(torch.float32))
+    part = torch.ops.expertile.weight_only_dequantize(*fields, torch.float32, 128, w.shape[2])
+    assert torch.equal(part, got[..., 128:])
     torch.library.opcheck(torch.ops.expertile.weight_only_dequantize, (*fields, torch.bfloat16))

@@ -6,6 +6,9 @@
 Every `Int4Weight` will do: groups of 32, 64 or 128 along K or one for each row, with zero points or without, K any
 multiple of 64. Groups of rows need no padding: TMA drops stores past a group's end. `offs` is read on the device only.
 
+Every `Mxfp4Weight` as well, K any multiple of 32: codes [G, N, K/2] and scales [G, K/128, N, 4] as
+`expertile.formats.mxfp4` has them, 17/32 bytes a value (`_gluon_mxfp4`).
+
 Scales of bfloat16 weights without zero points must be below 2^27 in magnitude (of larger ones products are infinite or
 NaN), and weights lose digits where scales are below about 2^-94 (`_gluon_unpack`). Values are not looked at.
 

@@ -20,6 +20,8 @@ Zero points and scales come on top:
     scale on the weights  (q − zero) · scale is rounded to 16 bits as `Int4Weight.dequantize` does: half an instruction
                           a value more, one chain of products over all of K
 
+An `Mxfp4Weight` is unpacked by triton_mxfp4.py, steps of 64 of K, and its scales multiply the weights, exactly.
+
 Bytes: a (tiles of a group share it in L2) and out once, the packed weights and scales once for every BLOCK_M rows. Few
 rows are limited by those bytes; many by the unpacking, which every BLOCK_M rows pay for again, and by the tensor cores.
 """
@@ -88,7 +90,7 @@ def _awaited(acc, WAIT: tl.constexpr):
 
 
 @triton.jit(do_not_specialize=["M", "groups", "GROUP_M"])
-def _int4_kernel(
+def _weight_only_kernel(
     a_desc,
     w_desc,
     scales_desc,
@@ -315,7 +317,7 @@ def _launch(
         )
     scales = pointer(torch.uint8 if problem.format == "mxfp4" else dtype, problem.b_aligned)
     return Launch(
-        _int4_kernel,
+        _weight_only_kernel,
         blocks,
         (dtype, torch.int32, dtype, dtype),
         (
