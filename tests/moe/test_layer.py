@@ -8,7 +8,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch.distributed.fsdp import fully_shard
 
-from expertile.formats.by_name import quantize
+from expertile.formats.weight_only import quantize
 from expertile.moe.experts import moe_mlp
 from expertile.moe.layer import MoE
 from expertile.moe.losses import load_balancing_loss, z_loss

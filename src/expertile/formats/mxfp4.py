@@ -29,6 +29,8 @@ from typing import Any, ClassVar
 
 import torch
 
+from expertile.formats.quantized import KernelLayout
+
 BLOCK = 32  # values that share a scale
 BIAS = 127
 NAN_SCALE = 255
@@ -85,6 +87,11 @@ class Mxfp4Weight:
     @property
     def device(self) -> torch.device:
         return self.packed.device
+
+    @staticmethod
+    def kernel_layout(k: int, group_size: int) -> KernelLayout:
+        """Scales are loaded as words of four."""
+        return KernelLayout(BLOCK, row_bytes(k), 4 * BLOCK, torch.int32)
 
     @classmethod
     def of_tensors(

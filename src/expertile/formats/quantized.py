@@ -2,9 +2,30 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol, Self, runtime_checkable
 
 import torch
+
+
+@dataclass(frozen=True)
+class KernelLayout:
+    """How a row of a weight lies in memory, as far as kernels load it.
+
+    half: values of K in one half of a block; a block's halves meet the two halves of its bytes.
+    row_bytes: packed bytes of a row.
+    span: values of K that one element of the scales covers.
+    scale_dtype: as which scales are loaded; None: the dtype of the activations, 16 bits.
+    """
+
+    half: int
+    row_bytes: int
+    span: int
+    scale_dtype: torch.dtype | None
+
+    @property
+    def scale_itemsize(self) -> int:
+        return 2 if self.scale_dtype is None else self.scale_dtype.itemsize
 
 
 @runtime_checkable
@@ -50,6 +71,11 @@ class QuantizedWeight(Protocol):
 
     def check_numbers(self, dtype: torch.dtype) -> None:
         """ValueError where scales or zero points are not what kernels with activations of `dtype` take."""
+        ...
+
+    @staticmethod
+    def kernel_layout(k: int, group_size: int) -> KernelLayout:
+        """The layout of rows of K values."""
         ...
 
     @classmethod

@@ -32,8 +32,8 @@ from typing import Any
 
 import torch
 
-from expertile.formats.by_name import quantize
 from expertile.formats.fp8 import Fp8Blocks, QuantizedBuffers
+from expertile.formats.weight_only import quantize
 from expertile.moe.experts import moe_mlp
 from expertile.moe.permute import Permutation, permutation
 from expertile.ops.gathered_mm.activation import GPT_OSS_LIMIT, GPT_OSS_SCALE

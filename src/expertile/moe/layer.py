@@ -18,8 +18,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from expertile.formats.by_name import quantize
 from expertile.formats.fp8 import QuantizedBuffers
+from expertile.formats.weight_only import quantize
 from expertile.moe.experts import moe_mlp
 from expertile.moe.logits import invariant_logits_in, router_logits
 from expertile.moe.router import RouterConfig, Routing, require_independent, route
@@ -142,8 +142,9 @@ class MoE(nn.Module):
         """Round the routed experts' weights to "mxfp4", "int4" or "fp8", in place, and return the layer.
 
         `gate_up` and `down` become `QuantizedBuffers`: data without gradients, with state_dict keys of their own
-        (`gate_up.packed`, …). All else stays as it is and trainable. See `formats.by_name.quantize`; x is bfloat16 or
-        float16 then. ValueError for another format, sizes that it does not take, or experts that are quantised already.
+        (`gate_up.packed`, …). All else stays as it is and trainable. See `formats.weight_only.quantize`. x is then
+        bfloat16 or float16. ValueError for another format, sizes that it does not take, or experts that are quantised
+        already.
         """
         if not isinstance(self.gate_up, torch.Tensor):
             raise ValueError("gate_up, down: expected weights that are not quantised, got quantised ones")

@@ -19,6 +19,7 @@ from typing import Any, ClassVar
 import torch
 
 from expertile.formats.int4.packing import half_block, pack, unpack
+from expertile.formats.quantized import KernelLayout
 
 GROUP_SIZES = (32, 64, 128)
 SCALE_DTYPES = (torch.bfloat16, torch.float16)
@@ -86,6 +87,10 @@ class Int4Weight:
     def dtype(self) -> torch.dtype:
         """Of the scales, and so of the activations."""
         return self.scales.dtype
+
+    @staticmethod
+    def kernel_layout(k: int, group_size: int) -> KernelLayout:
+        return KernelLayout(half_block(k, group_size), k // 2, group_size, None)
 
     @classmethod
     def of_tensors(

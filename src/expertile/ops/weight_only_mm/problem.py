@@ -14,9 +14,8 @@ from typing import Any
 
 import torch
 
-from expertile.formats.int4.packing import half_block
-from expertile.formats.mxfp4 import scale_words
-from expertile.formats.quantized import QuantizedWeight
+from expertile.formats.quantized import KernelLayout, QuantizedWeight
+from expertile.formats.weight_only import kernel_layout
 from expertile.ops.grouped_mm.problem import (
     Description,
     Layout,
@@ -44,19 +43,24 @@ class WeightOnlyProblem(Problem):
     format: str = "int4"
 
     @property
+    def layout_of_weight(self) -> KernelLayout:
+        """How its rows lie in memory."""
+        return kernel_layout(self.format, self.k, self.group_size)
+
+    @property
     def half(self) -> int:
         """Bytes of a packed block (64 or 32), which holds 2 · half values of K."""
-        return half_block(self.k, self.group_size)
+        return self.layout_of_weight.half
 
     @property
     def scale_groups(self) -> int:
-        """K / group_size."""
-        return self.k // self.group_size
+        """Elements of the scales of a row."""
+        return -(-self.k // self.layout_of_weight.span)
 
     @property
     def scale_bytes(self) -> int:
         """Bytes of a group's scales."""
-        return self.n * (4 * scale_words(self.k) if self.format == "mxfp4" else 2 * self.scale_groups)
+        return self.n * self.scale_groups * self.layout_of_weight.scale_itemsize
 
     def weight_bytes(self) -> int:
         """Bytes of one group's values, scales and zero points."""

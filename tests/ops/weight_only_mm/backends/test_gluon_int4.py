@@ -162,7 +162,7 @@ def test_formats_take_their_own_configs() -> None:
     for case, name in ((Case("i", (3,), 64, 128), "mxfp4"), (Case("m", (3,), 64, 128, group="mxfp4"), "sum")):
         operands = cases.make(case)
         problem = cases.problem_of(case, operands)
-        with pytest.raises(ValueError, match='config: scale "mxfp4" takes weights of that format, and no other does'):
+        with pytest.raises(ValueError, match='config: scale ".*" takes weights of format .*, not .*'):
             _gluon_launch.prepared(problem, operands, SMALL[name], cases.poisoned_out(case))
         assert {c.scale == "mxfp4" for c in BACKEND.configs(problem, H200)} == {case.group == "mxfp4"}
 

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 
 from expertile.device import Device
-from expertile.formats.mxfp4 import scale_words
 from expertile.ops.hopper import reduce
 from expertile.ops.launch.blocks import Blocks, ragged
 from expertile.ops.launch.device import torch_device
@@ -37,14 +36,13 @@ def _launch(
     """The launch of `weight_only_mm_kernel` on GPU number `device` that writes a tensor of those strides. Its
     descriptors: activations, packed weights (as 32-bit words), scales, zeros and results. ValueError for fused scales
     of weights that have zero points or activations that are not bfloat16."""
-    mxfp4 = p.format == "mxfp4"
-    if mxfp4 != (config.scale == "mxfp4"):
-        raise ValueError(f'config: scale "mxfp4" takes weights of that format, and no other does, not {p.format}')
+    if config.format != p.format:
+        raise ValueError(f'config: scale "{config.scale}" takes weights of format {config.format}, not {p.format}')
     if config.scale == "fused" and (p.has_zeros or p.dtype is not torch.bfloat16):
         raise ValueError(f'config: scale "fused" takes bfloat16 without zero points, not {p.dtype}, {p.has_zeros = }')
-    words = p.b_strides[1] // 4  # of a row
-    of_row = scale_words(p.k) if mxfp4 else p.scale_groups
-    scales = Blocks((p.groups * of_row * p.n,), (1,), (config.block_n,))
+    layout = p.layout_of_weight
+    words = layout.row_bytes // 4
+    scales = Blocks((p.groups * p.scale_groups * p.n,), (1,), (config.block_n,))
     blocks = (
         Blocks((p.m, p.k), p.a_strides, (config.block_m, config.block_k)),
         Blocks((p.groups, p.n, words), (p.n * words, words, 1), (1, config.cols, config.block_k // 8)),
@@ -54,7 +52,7 @@ def _launch(
     )
     many = config.consumers == 2 and p.groups > 256
     registers, of_consumer, of_producer = _REGISTERS_OF_MANY_GROUPS if many else _REGISTERS[config.consumers]
-    per_channel = not mxfp4 and p.group_size == p.k and p.group_size not in (p.half, 2 * p.half)
+    per_channel = layout.span == p.k and p.k not in (p.half, 2 * p.half) and layout.scale_dtype is None
     options = {
         "HAS_BIAS": p.has_bias,
         "HAS_ZEROS": p.has_zeros,
@@ -65,7 +63,7 @@ def _launch(
         "BLOCK_K": config.block_k,
         "HALF": p.half,
         "SLAB": min(p.half, config.slab),
-        "GROUP": 4 * p.group_size if mxfp4 else 0 if per_channel else p.group_size,
+        "GROUP": 0 if per_channel else layout.span,
         "SCALE": "tile" if per_channel else config.scale,
         "STAGES": config.num_stages,
         "GROUP_M": config.group_m,
@@ -73,7 +71,7 @@ def _launch(
         "STORE_PARTS": config.store_parts,
         "TAILS": config.tails,
         "TURNS": config.turns,
-        "PAIRS": mxfp4 and config.slab == 64,
+        "PAIRS": config.pairs,
         "CONSUMER_REGS": of_consumer,
         "PRODUCER_REGS": of_producer,
         "num_warps": 4,
@@ -81,7 +79,7 @@ def _launch(
         "maxnreg": registers,
         "launch_pdl": True,
     }
-    of_scales = (torch.int32, torch.int32) if mxfp4 else (p.dtype, p.dtype)
+    of_scales = (layout.scale_dtype or p.dtype,) * 2
     return Launch(
         weight_only_mm_kernel,
         blocks,

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from expertile.device import Device
+from expertile.ops.weight_only_mm.backends._gluon_config import IN_UNPACKING, UNPACKING
 from expertile.ops.weight_only_mm.problem import WeightOnlyProblem
 
 if TYPE_CHECKING:
@@ -131,7 +132,7 @@ def _step_clocks(problem: WeightOnlyProblem, config: Config, block_m: int) -> fl
     p, c = problem, config
     pieces = c.block_n / 64 * c.block_k / 128  # of 64 x 128 weights
     products = 4.0 * block_m
-    if p.group_size == p.k or c.scale in ("fused", "mxfp4"):
+    if p.group_size == p.k or c.scale in IN_UNPACKING:
         scaling = 0.0
     elif c.scale == "weight":
         scaling = 64.0
@@ -142,8 +143,7 @@ def _step_clocks(problem: WeightOnlyProblem, config: Config, block_m: int) -> fl
     # Four consumers hide one another's waits better than two.
     of_stage = 200 if c.consumers == 2 else 176
     # Fused scales were timed with bytes that need no permutation, the others before that.
-    unpacking = {"fused": 154, "mxfp4": 230}.get(c.scale, 174)
-    issued = unpacking + zeros + scaling + of_stage / pieces
+    issued = UNPACKING[c.scale] + zeros + scaling + of_stage / pieces
     if c.turns:
         return pieces * (products**1.5 + issued**1.5) ** (2 / 3)
     return pieces * (max(products, issued) + 0.55 * min(products, issued))

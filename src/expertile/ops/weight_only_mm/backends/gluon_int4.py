@@ -36,7 +36,7 @@ from expertile.device import Device
 from expertile.ops.grouped_mm.backend import new_out
 from expertile.ops.hopper.limits import MAX_ROWS, storable
 from expertile.ops.weight_only_mm.backend import Backend, Operands
-from expertile.ops.weight_only_mm.backends._gluon_config import Config
+from expertile.ops.weight_only_mm.backends._gluon_config import Config, tiles
 from expertile.ops.weight_only_mm.backends._gluon_model import most_tiles, ranked
 from expertile.ops.weight_only_mm.problem import WeightOnlyProblem
 
@@ -69,49 +69,6 @@ def supports(problem: WeightOnlyProblem, device: Device) -> str | None:
     return None
 
 
-def _tiles(problem: WeightOnlyProblem) -> tuple[Config, ...]:
-    if problem.format == "mxfp4":
-        return _MXFP4
-    return _FUSED if _fuses(problem) else _UNFUSED
-
-
-def _fuses(problem: WeightOnlyProblem) -> bool:
-    """Whether scales may be fused into unpacking: zero points take its addition, float16 has no room for a scale."""
-    return problem.dtype is torch.bfloat16 and not problem.has_zeros and problem.group_size < problem.k
-
-
-_FUSED = (
-    Config(8, 128, 2, 128, 10, "fused", turns=True),
-    Config(16, 128, 2, 128, 9, "fused", turns=True),
-    Config(16, 128, 2, 256, 5, "fused", turns=True),
-    Config(16, 64, 2, 256, 8, "fused", turns=True),
-    Config(32, 128, 2, 128, 8, "fused", turns=True),
-    Config(32, 128, 2, 128, 8, "fused", turns=True, store_parts=2, tails=True),
-    Config(64, 128, 2, 128, 5, "fused", turns=True),
-    Config(64, 128, 2, 128, 5, "fused", turns=True, store_parts=2, tails=True),
-    Config(128, 64, 2, 128, 5, "fused", turns=True, store_parts=2),
-    Config(128, 128, 2, 128, 4, "fused", slab=32, turns=True, store_parts=4),
-)
-_MXFP4 = tuple(replace(tile, scale="mxfp4", slab=slab) for tile in _FUSED for slab in (64, 32) if slab <= tile.slab)
-_UNFUSED = (
-    Config(8, 128, 2, 128, 10),
-    Config(16, 128, 2, 128, 9),
-    Config(16, 128, 2, 256, 5),
-    Config(16, 64, 4, 128, 9),
-    Config(16, 64, 2, 256, 8),
-    Config(32, 128, 2, 128, 8),
-    Config(32, 64, 4, 128, 8),
-    Config(32, 128, 2, 128, 8, store_parts=2, tails=True),
-    Config(32, 64, 4, 128, 8, store_parts=2, tails=True),
-    Config(64, 128, 2, 128, 6),
-    Config(64, 128, 2, 128, 5, store_parts=2, tails=True),
-    Config(64, 128, 2, 128, 6, "weight"),
-    Config(64, 128, 2, 256, 3, "weight", slab=32, store_parts=2),
-    Config(128, 64, 2, 128, 5, store_parts=2),
-    Config(128, 128, 2, 128, 4, "weight", slab=32, store_parts=4),
-    Config(128, 128, 2, 256, 2, "weight", slab=32, store_parts=4),
-    Config(256, 64, 2, 128, 3, "weight", store_parts=8),
-)
 _SPLITS = (1, 2, 3, 4, 6, 8)
 
 
@@ -139,7 +96,7 @@ def _fitted(config: Config, problem: WeightOnlyProblem, device: Device) -> Confi
 def configs(problem: WeightOnlyProblem, device: Device) -> tuple[Config, ...]:
     """Configs worth timing, the one that the model expects to be the fastest first."""
     found: dict[Config, None] = {}
-    for tile in _tiles(problem):
+    for tile in tiles(problem):
         for split in _SPLITS:
             if split > 1 and (split * tile.block_k > problem.k or most_tiles(problem, tile) > 2 * device.sm_count):
                 continue
