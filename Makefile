@@ -1,5 +1,6 @@
 # make bench: set up .venv, measure what this machine can run, write the verdict, a record and an HTML report
 # make test:  set up .venv, run the tests that need no GPU (tiers cpu and compile)
+# make docs:  build the site of docs/ into out/docs, to be read from disk
 # make test-triton VERSION=3.6.0:  the same tests with another Triton
 PYTHON ?= python3
 VENV   := .venv
@@ -11,7 +12,7 @@ ARGS   ?=
 VERSION ?= 3.6.0
 TRITON  := $(VENV)/triton-$(VERSION)
 
-.PHONY: bench test test-cpu test-triton test-gpu lint report clean
+.PHONY: bench test test-cpu test-triton test-gpu lint docs report clean
 
 bench: $(VENV)/.ready
 	$(BIN)/expertile bench $(ARGS)
@@ -34,14 +35,24 @@ lint: $(VENV)/.ready
 	$(BIN)/ruff format --check --quiet src tests tools examples
 	$(BIN)/mypy
 
+# Strict: a broken link, anchor or docstring ends it. What it needs is installed for it alone, beside the torch there is.
+docs: $(VENV)/.docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+	@echo "$(CURDIR)/out/docs/index.html"
+
 report: $(VENV)/.ready
-	$(BIN)/expertile report --readme README.md
+	$(BIN)/python -m tools.pages
 
 $(TRITON): $(VENV)/.ready
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target $@ triton==$(VERSION)
 
 clean:
 	rm -rf $(VENV) out build *.egg-info src/*.egg-info
+
+$(VENV)/.docs: $(VENV)/.ready
+	grep -vE '^(torch|triton)==' constraints.txt >$(VENV)/docs.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(VENV)/docs.txt -e '.[docs]'
+	touch $@
 
 $(VENV)/.ready: pyproject.toml constraints.txt tools/setup_venv.sh
 	bash tools/setup_venv.sh "$(PYTHON)" $(VENV)

@@ -5,7 +5,7 @@ in plain PyTorch.
     python examples/train_small_moe.py --experts 32 --top-k 4 --steps 1000 --out out/train_small_moe.json
 
 Both models read bytes: Python's licence and the standard library's modules. They start from the same weights and see
-the same batches; one has `expertile.moe.MoE` layers, the other loops over the experts. What is printed is both losses,
+the same batches; one has `expertile.MoE` layers, the other loops over the experts. What is printed is both losses,
 what a step takes, how evenly the experts are used, and a few lines that the trained model writes. The loss curves go to
 --out: a page with a plot (.html), or the numbers (.json).
 """
@@ -29,7 +29,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from expertile.moe import MoE, Routing, expert_statistics, load_balancing_loss, tokens_per_expert
+from expertile import MoE
+from expertile.moe import Routing, expert_statistics, load_balancing_loss, tokens_per_expert
 
 BYTES = 256
 

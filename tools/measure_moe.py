@@ -1,4 +1,4 @@
-"""Measure the MoE layer for docs/moe.md: results/<gpu>/moe/<date>.jsonl, which tools/pages reads.
+"""Measure the MoE layer for docs/results/moe.md: results/<gpu>/moe/<date>.jsonl, which tools/pages reads.
 
     python tools/measure_moe.py --out results/nvidia-h200/moe/2026-11-21.jsonl [--seconds 600] [--quick]
                                 [--only sizes,stages,kernels] [--size T,H,I,E,k ...] [--device cuda]

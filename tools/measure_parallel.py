@@ -5,7 +5,7 @@
 
 A process for each GPU, NCCL between them. With `--device cpu`: tiny sizes over gloo, which shows that all of it runs.
 The exit status is 0 if something was timed and nothing was wrong or failed. `tools/pages` shows a record
-in docs/parallel.md once it lies in results/<gpu>/parallel/<date>.jsonl.
+in docs/results/parallel.md once it lies in results/<gpu>/parallel/<date>.jsonl.
 """
 
 from __future__ import annotations

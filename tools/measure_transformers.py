@@ -1,5 +1,5 @@
-"""Measure one layer's experts of real models for docs/transformers.md: results/<gpu>/transformers/<date>.jsonl, which
-tools/pages reads.
+"""Measure one layer's experts of real models for docs/results/transformers.md: results/<gpu>/transformers/<date>.jsonl,
+which tools/pages reads.
 
     python tools/measure_transformers.py --out results/nvidia-h200/transformers/2026-11-22.jsonl [--seconds 600]
                                          [--quick] [--eager] [--models Qwen3-30B-A3B,…] [--device cuda]

@@ -8,6 +8,36 @@ GEMM = "GPU: {gpu}\ndtype: {dtype}\nM=8192 N=8192 K=8192\n"
 TABLE = "| name | before (us) | after (us) | speedup |\n|---|---|---|---|\n"
 ROWS = "| a | 21.4 | 12.9 | 1.66x |\n| b | 40.2 | 22.1 | 1.82x |\n| c | 33.0 | 18.3 | 1.80x |\n"
 
+CELLS = (
+    "| op | torch | cuda |\n|---|---|---|\n| a | 100 us | 40 us (2.5x) |\n| b | 80 us | 32 us (2.5x) |\n"
+    "| c | 60 us | 25 us ({}) |\n"
+)
+LOG = (
+    "512: eager 1.50 ms, compiled 0.75 ms -> 2.00x\n1024: eager 5.60 ms, compiled 2.24 ms -> {}\n"
+    "2048: eager 21.0 ms, compiled 7.0 ms -> 3.00x\n"
+)
+SCALING = (
+    "| GPUs | samples/s | efficiency |\n|---|---|---|\n| 4 | 128 | 100 % |\n| 8 | 251 | 98 % |\n"
+    "| 16 | 488 | 95 % |\n| 32 | 819 | {} |\n"
+)
+TOTAL = (
+    "| part | time (ms) | % |\n|---|---|---|\n| a | 210 | 21.0 |\n| b | 340 | 34.0 |\n| c | 90 | 9.0 |\n"
+    "| d | 330 | {} |\n| e | 30 | 3.0 |\n| Total | 1000 | 100 |\n"
+)
+CHANGE = (
+    "| step | latency (ms) | change |\n|---|---|---|\n| base | 80.0 | |\n| a | 64.0 | -20 % |\n"
+    "| b | 60.8 | -24 % |\n| c | 52.0 | {} |\n"
+)
+MEAN = (
+    "| net | before (ms) | after (ms) | speedup |\n|---|---|---|---|\n| a | 6.0 | 4.0 | 1.50x |\n"
+    "| b | 2.6 | 2.0 | 1.30x |\n| c | 4.2 | 3.0 | 1.40x |\n| average | | | {} |\n"
+)
+COPIES = (
+    "#   size   time  algbw\n#    (B)   (us) (GB/s)\n 1048576  45.1  23.2\n 16777216 101.9 164.6\n"
+    " 268435456 1099.0 244.3\n 1073741824 3950.0 {}\n"
+)
+SHARES = "RTX 4070\n\n- first: 386.5 GB/s (76.7 % of peak)\n- second: 427.7 GB/s ({} of peak)\n"
+
 CASES = [
     # name, rule, wrong, right
     ("rate", "rate", GEMM.format(gpu="H100", dtype="bf16") + "time: 1.6 ms\nrate: 412 TFLOPS", "rate: 687 TFLOPS"),
@@ -68,6 +98,44 @@ CASES = [
         "MFU",
         "Training a 7B model on an A100, bf16: 2,900 tokens/s, MFU 61%",
         "Training a 7B model on an A100, bf16: 2,900 tokens/s, MFU 41%",
+    ),
+    ("quotient", "arithmetic", "So 51.44 / 17.52 = 3.44x.", "So 51.44 / 17.52 = 2.94x."),
+    ("product", "arithmetic", "6 × 1.3e9 × 524288 = 6.1e15 FLOP", "6 × 1.3e9 × 524288 = 4.09e15 FLOP"),
+    (
+        "sum",
+        "arithmetic",
+        "queue 11 ms + prefill 142 ms + rest 2 ms = 189 ms",
+        "queue 11 ms + prefill 142 ms + rest 2 ms = 155 ms",
+    ),
+    ("binary", "arithmetic", "2 × 12 × 16 × 64 × 4 bytes = 64 KB", "2 × 12 × 16 × 64 × 4 bytes = 96 KB"),
+    ("of more", "arithmetic", "12 × 16 × 64 × 4 bytes = 96 KB", "2 (K and V) x 12 x 16 x 64 x 4 bytes = 96 KB"),
+    ("tile", "arithmetic", "64 × 64 = 4.8 KB", "64×64×32 = 4.8 TFLOPS"),
+    ("in brackets", "ratio", CELLS.format("3.4x"), CELLS.format("2.4x")),
+    ("log", "ratio", LOG.format("3.50x"), LOG.format("2.50x")),
+    ("weak scaling", "ratio", SCALING.format("92 %"), SCALING.format("80 %")),
+    ("share of a total", "ratio", TOTAL.format("43.0"), TOTAL.format("33.0")),
+    ("change", "ratio", CHANGE.format("-45 %"), CHANGE.format("-35 %")),
+    ("mean of ratios", "average", MEAN.format("1.75x"), MEAN.format("1.40x")),
+    ("copies", "bandwidth", COPIES.format("391.8"), COPIES.format("271.8")),
+    (
+        "both ways",
+        "bandwidth",
+        "reads 4.3 GB and writes 4.3 GB in 5.6 ms: 2.3 TB/s",
+        "reads 4.3 GB and writes 4.3 GB in 5.6 ms: 1.54 TB/s",
+    ),
+    ("by the data sheet", "share of peak", SHARES.format("96.1 %"), SHARES.format("84.9 %")),
+    ("two sizes", "compression", "from bf16 (65.5 GB) to 4 bit, 9.8 GB", "from bf16 (65.5 GB) to 4 bit, 17.9 GB"),
+    (
+        "link above",
+        "link",
+        "## Copies\n\nHost to device, PCIe 4.0 x16:\n\n- 41.7 GB/s\n",
+        "## Copies\n\nHost to device, PCIe 5.0 x16:\n\n- 41.7 GB/s\n",
+    ),
+    (
+        "billions",
+        "tokens/s",
+        "12.0 B tokens in 20 hours, which is 95k tokens/s",
+        "12.0 B tokens in 48 hours, which is 69.4k tokens/s",
     ),
 ]
 

@@ -234,7 +234,7 @@ def ddp(rank: int, world: int, folder: Path) -> None:
 
 
 def clipped(model: nn.Module, layer: ExpertParallelMoE, rank: int, world: int) -> None:
-    """The recipe of docs/parallel.md: one norm of all gradients, alike on all ranks."""
+    """The recipe of docs/guide/several-gpus.md: one norm of all gradients, alike on all ranks."""
     experts = set(layer.expert_parameters())
     for p in experts:
         p.grad.div_(layer.parallel.world)

@@ -5,7 +5,7 @@
 
 Without names all pages are written. `--records` are taken in place of the shipped ones, the newest of results/<gpu>.
 With `--check` nothing is written, and the exit status is 1 if a page is not what the records say; it is 2 where a page
-that was named has no records. (README.md is written by `expertile report`.)
+that was named has no records.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from typing import Any, NamedTuple
 
 from expertile.device import Device
 from expertile.lab.race.memory import read_memory, shipped_memory
-from expertile.lab.race.record import read, shipped_records, shipped_root
+from expertile.lab.race.record import of_memory, read, shipped_records, shipped_root, shown_files
 from expertile.lab.report import memory
 from expertile.lab.traffic.explain import shipped
 from expertile.lab.traffic.measured import shipped_traffic
-from tools.pages import grouped, ladder, moe, parallel, quantised, scaling, transformers
+from tools.pages import grouped, headline, ladder, moe, parallel, quantised, scaling, transformers
 from tools.pages.moe_presets import shipped_presets
 from tools.pages.traffic import update_pages
 
@@ -81,13 +81,24 @@ def _quantised(job: Job) -> bool:
     return quantised.update_page(job.doc, job.records(QUANTISED), job.device.name, job.check)
 
 
+def _readme(job: Job) -> bool:
+    records = [r for file in job.files for r in read(file)] or headline.shipped(job.device.slug)
+    return headline.update_page(job.doc, job.doc.parent / "docs/results/figures", records, job.device.name, job.check)
+
+
+def _results(job: Job) -> bool:
+    """The same table, and every preset as `expertile report` shows it."""
+    shown = [r for file in job.files or shown_files() if not of_memory(file) for r in read(file)]
+    return headline.update_results(job.doc, headline.shipped(job.device.slug), shown, job.device.name, job.check)
+
+
 def _scaling(job: Job) -> bool | None:
     records = job.records(("scaling", "skew"))
     return scaling.update_docs(job.doc, records, check=job.check) if records else None
 
 
 def _traffic(job: Job) -> bool:
-    """With docs/elementwise.md and docs/stencil.md, which lie beside it."""
+    """With elementwise.md and stencil.md, which lie beside it."""
     if job.files:
         raise ValueError("--records: expected none for traffic, whose pages join shipped times and counts")
     return not update_pages(job.doc.parent, shipped(), shipped_traffic(job.device.slug), job.device, job.check)
@@ -99,15 +110,17 @@ def _transformers(job: Job) -> bool:
 
 # Each says whether its page was what the records say; None where there are no records.
 PAGES: dict[str, tuple[str, Callable[[Job], bool | None]]] = {
-    "grouped_mm": ("docs/grouped_mm.md", _grouped),
-    "ladder": ("docs/ladder.md", _ladder),
-    "memory": ("docs/attention.md", _memory),
-    "moe": ("docs/moe.md", _moe),
-    "parallel": ("docs/parallel.md", _parallel),
-    "quantised": ("docs/quantised.md", _quantised),
-    "scaling": ("docs/scaling.md", _scaling),
-    "traffic": ("docs/traffic.md", _traffic),
-    "transformers": ("docs/transformers.md", _transformers),
+    "grouped_mm": ("docs/results/grouped_mm.md", _grouped),
+    "ladder": ("docs/notes/ladder.md", _ladder),
+    "memory": ("docs/results/attention.md", _memory),
+    "moe": ("docs/results/moe.md", _moe),
+    "parallel": ("docs/results/parallel.md", _parallel),
+    "quantised": ("docs/results/quantised.md", _quantised),
+    "readme": ("README.md", _readme),
+    "results": ("docs/results/index.md", _results),
+    "scaling": ("docs/results/scaling.md", _scaling),
+    "traffic": ("docs/results/traffic.md", _traffic),
+    "transformers": ("docs/results/transformers.md", _transformers),
 }
 
 

@@ -1,4 +1,4 @@
-"""Generated blocks of docs/grouped_mm.md: our kernels against the best peer of each row, and what was checked.
+"""Generated blocks of docs/results/grouped_mm.md: our kernels against the best peer of each row, and what was checked.
 
 `against` compares times of one run under CUDA-graph replay: of our kernels the fastest, each with its default
 configuration, of the peers the fastest, and `dense` where compute limits or `copy` where memory does. `checked` reads

@@ -1,4 +1,4 @@
-"""The figures of docs/ladder.md, put between its markers from records of `expertile bench --preset ladder`.
+"""The figures of docs/notes/ladder.md, put between its markers from records of `expertile bench --preset ladder`.
 
 Blocks: `table` (every rung on every workload), one for each rung under its name, and `report-000` (what rungs three and
 four say about that report's two kernels). A block NAME stands between <!-- expertile:ladder NAME --> and

@@ -1,5 +1,5 @@
-"""The figures of docs/moe.md, put between its markers: work of each stage by formula, times from the newest file of
-results/<gpu>/moe/ and from records (`moe_presets.py`), and what token rounding does to simulated routings.
+"""The figures of docs/results/moe.md, put between its markers: work of each stage by formula, times from the newest
+file of results/<gpu>/moe/ and from records (`moe_presets.py`), and what token rounding does to simulated routings.
 
 A file, made by tools/measure_moe.py, is JSON lines, told apart by "part": `sizes` (whole layers, seconds by
 contestant), `stages` (seconds of ours by stage) and `kernels` (µs in a CUDA graph). Only figures of one file, which is

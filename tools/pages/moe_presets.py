@@ -1,4 +1,4 @@
-"""Blocks `decode` and `sonic` of docs/moe.md: the presets moe-decode and moe-sonic from their records.
+"""Blocks `decode` and `sonic` of docs/results/moe.md: the presets moe-decode and moe-sonic from their records.
 
 A preset may be measured in several runs, and in part: each of its workloads counts as its last run has it, and is
 compared with what that run measured of it, under CUDA-graph replay. A record whose shape is not the preset's is of an

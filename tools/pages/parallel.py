@@ -1,5 +1,5 @@
-"""The figures of docs/parallel.md, put between its markers, from files of results/<gpu>/parallel/, the newest for each
-number of GPUs: what `tools/measure_parallel.py` wrote in one run (`lab.parallel.lines` has the format).
+"""The figures of docs/results/parallel.md, put between its markers, from files of results/<gpu>/parallel/, the newest
+for each number of GPUs: what `tools/measure_parallel.py` wrote in one run (`lab.parallel.lines` has the format).
 
 Blocks `scaling`, `rival` and `communication` stand between <!-- expertile:parallel NAME --> and
 <!-- /expertile:parallel NAME -->. A time counts if its result was right and it is not below its bound: the larger of

@@ -1,4 +1,5 @@
-"""The figures of docs/quantised.md, put between its markers: times from records, sizes and errors from arithmetic.
+"""The figures of docs/results/quantised.md, put between its markers: times from records, sizes and errors from
+arithmetic.
 
 Blocks: `sweep` and `large` (FP8 products), `causes` (report 002's suspicions), `models` (report 003's table of memory
 and speed), `errors` (what quantising costs in accuracy), `quantisers`. A block NAME stands between
@@ -10,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
-from statistics import geometric_mean
 
 import torch
 
@@ -24,23 +24,6 @@ from tools.pages.recorded import OURS, Times, by_name, ok, recorded, to_ours
 
 NOT_MEASURED = "Not measured yet."
 
-# DeepGEMM (commit of 2026-06), the better of its contiguous and masked layouts, on an H200 with cold L2, 2026-11-21, in
-# the run in which torch._scaled_mm reached 1317 TFLOP/s at 8192³: µs by (experts, rows of each).
-_DEEP_GEMM_DENSE = 1317.0
-_DEEP_GEMM_COLUMNS = ((4096, 7168), (7168, 2048), (7168, 7168))
-_DEEP_GEMM = {
-    (1, 64): (16.8, 11.2, 23.8),
-    (1, 128): (17.1, 12.5, 25.2),
-    (1, 512): (27.6, 22.6, 54.5),
-    (4, 64): (41.8, 26.0, 64.2),
-    (4, 128): (43.0, 27.8, 67.7),
-    (4, 512): (101.6, 55.3, 165.0),
-    (8, 64): (70.8, 42.9, 116.0),
-    (8, 128): (75.2, 50.6, 130.0),
-    (8, 512): (195.0, 107.0, 325.0),
-}
-
-_YARDSTICK = "fp8-large/fp8-e1-m8192-n8192-k8192"
 _INT4_GROUPS = (32, 64, 128, 0)
 _KINDS = {"bf16": "bf16", "fp8": "FP8", "int4": "INT4"}
 
@@ -66,8 +49,7 @@ def blocks(records: Iterable[Record], gpu: str) -> dict[str, str]:
     texts = {}
     for name, (preset, table) in tables.items():
         run = _latest(here, preset)
-        shown = [*_yardstick(here, run), *run] if name == "sweep" else run
-        lines = table(by_name(shown)) if run else []
+        lines = table(by_name(run)) if run else []
         texts[name] = "\n\n".join([recorded(run), *lines]) if lines else NOT_MEASURED
     return {**texts, "errors": errors_block()}
 
@@ -76,13 +58,6 @@ def _latest(records: Sequence[Record], preset: str) -> list[Record]:
     """All records of the last run that measured something of `preset`, for each operator in it."""
     last = {r.op: r.run for r in records if r.workload.startswith(f"{preset}/") and r.status == "ok"}
     return [r for r in records if r.run == last.get(r.op)]
-
-
-def _yardstick(records: Sequence[Record], run: Sequence[Record]) -> list[Record]:
-    """The last of that day's dense 8192³ products: the sweep holds none large enough to say what the chip makes of
-    FP8."""
-    found = [r for r in records if (r.workload, r.backend, r.status) == (_YARDSTICK, "dense", "ok")]
-    return found[-1:] if run and found and found[-1].date[:10] == run[0].date[:10] else []
 
 
 def _time(record: Record | None) -> float | None:
@@ -99,73 +74,31 @@ def _rates(record: Record) -> list[str]:
     return [micros(record.time_s), significant(tflops), significant(gbps / 1e3), percent(share)]
 
 
-def _dense(found: Times) -> float | None:
-    """TFLOP/s of torch._scaled_mm at 8192³."""
-    record = ok(found, "scaled_grouped_mm", _YARDSTICK, "dense")
-    return None if record is None else record.tflops
-
-
 def _sweep(found: Times) -> list[str]:
-    op, body, ratios, plain = "scaled_grouped_mm", [], [], []
-    dense = _dense(found)
-    for name in _workloads(found, op, "fp8-sweep"):
+    op, preset, body = "scaled_grouped_mm", "fp8-sweep", []
+    names = _workloads(found, op, preset)
+    # A specialised rival has a column where it ran beside ours, and a sentence where it did not.
+    deepgemm = any(ok(found, op, name, "deepgemm") for name in names)
+    rivals = ("torch", "bf16", "deepgemm") if deepgemm else ("torch", "bf16")
+    for name in names:
         ours = ok(found, op, name, OURS)
         if ours is None or ours.time_s is None:
             continue
         s = ours.shape
-        groups, rows, n, k = s["groups"], s["tokens"] * s["top_k"] // s["groups"], s["n"], s["k"]
-        theirs = dict(zip(_DEEP_GEMM_COLUMNS, _DEEP_GEMM.get((groups, rows), ()), strict=False)).get((n, k))
-        against = MISSING
-        if theirs is not None and dense and ours.tflops:
-            share = ours.flops / (theirs * 1e-6) / 1e12 / _DEEP_GEMM_DENSE
-            ratios.append(ours.tflops / dense / share)
-            plain.append(theirs * 1e-6 / ours.time_s)
-            against = times(ratios[-1])
-        eager = ok(found, op, name, OURS, "eager")
+        sizes = (s["groups"], s["tokens"] * s["top_k"] // s["groups"], s["n"], s["k"])
+        eager = micros(_time(ok(found, op, name, OURS, "eager")))
         body.append(
-            [
-                str(groups),
-                str(rows),
-                str(n),
-                str(k),
-                *_rates(ours),
-                micros(_time(eager)),
-                to_ours(ok(found, op, name, "torch"), ours),
-                to_ours(ok(found, op, name, "bf16"), ours),
-                MISSING if theirs is None else significant(theirs),
-                against,
-            ]
+            [*map(str, sizes), *_rates(ours), eager, *(to_ours(ok(found, op, name, rival), ours) for rival in rivals)]
         )
     if not body:
         return []
-    lines = [
+    lead = (
         "Time under CUDA-graph replay, inputs out of cache; *eager* is one call from Python. *torch* (row-wise scales) "
-        "and *bf16* (our `grouped_mm`): how many times as long. *DeepGEMM*: its time on an H200 in another run, and "
-        "our speed relative to its, each as a share of the `torch._scaled_mm` 8192³ of its own day (ours: preset "
-        "fp8-large)."
-    ]
-    if ratios:
-        lines.append(
-            f"Against DeepGEMM over {len(ratios)} shapes: {times(geometric_mean(ratios))} in geometric mean, "
-            f"{times(min(ratios))} at worst. By the times as they stand, whatever the two GPUs' speed: "
-            f"{times(geometric_mean(plain))} and {times(min(plain))}."
-        )
-    header = [
-        "E",
-        "rows each",
-        "N",
-        "K",
-        "µs",
-        "TFLOP/s",
-        "TB/s",
-        "of bound",
-        "eager, µs",
-        "torch",
-        "bf16",
-        "DeepGEMM, µs",
-        "ours to it",
-    ]
-    return [*lines, markdown_table(header, body, left=0)]
+        "and *bf16* (our `grouped_mm`): how many times as long."
+    )
+    lead += " *deepgemm*: the same." if deepgemm else " DeepGEMM has no time in this run."
+    header = ["E", "rows each", "N", "K", "µs", "TFLOP/s", "TB/s", "of bound", "eager, µs", *rivals]
+    return [lead, markdown_table(header, body, left=0)]
 
 
 def _large(found: Times) -> list[str]:

@@ -1,7 +1,7 @@
 """How cost grows, from records of the presets `scaling` and `skew`: figures for docs/, and the words beside them.
 
     records -> scaling_svg: {"qwen3-gate-up-tokens": "<svg …>", …}
-            -> scaling_text: {"tokens": "Markdown", …}, one text for each section of docs/scaling.md
+            -> scaling_text: {"tokens": "Markdown", …}, one text for each section of docs/results/scaling.md
             -> update_docs: both written to docs/, the texts between their markers
 
 Only the newest run of each preset is used: figures of two runs must not stand in one curve.
@@ -23,7 +23,7 @@ from expertile.lab.report.svg import Series, curves, dots
 from expertile.lab.report.units import MISSING, micros, percent, rate, significant, times
 
 SECTIONS = ("tokens", "groups", "shape", "skew")
-"""Sections of docs/scaling.md: of the sweeps over each axis (K and N share one), and of skew."""
+"""Sections of docs/results/scaling.md: of the sweeps over each axis (K and N share one), and of skew."""
 
 AXIS_NAMES = {"tokens": "tokens", "groups": "groups", "k": "K", "n": "N"}
 _DASHES = {"dense": "7 4", "copy": "2 3", "bound": ""}
@@ -86,7 +86,7 @@ def scaling_svg(records: Iterable[Any]) -> dict[str, str]:
 
 
 def scaling_text(records: Iterable[Any]) -> dict[str, str]:
-    """Markdown by section of docs/scaling.md: figures, what is seen in them, and a table of some points."""
+    """Markdown by section of docs/results/scaling.md: figures, what is seen in them, and a table of some points."""
     records = list(records)
     figures = scaling_svg(records)
     parts: dict[str, list[str]] = {section: [] for section in SECTIONS}

@@ -1,5 +1,5 @@
-"""The figures of docs/traffic.md, docs/elementwise.md and docs/stencil.md, put between their markers: formulas from the
-code, times and counted bytes from records. All else in the pages stays byte for byte."""
+"""The figures of docs/results/traffic.md, docs/results/elementwise.md and docs/results/stencil.md, put between their
+markers: formulas from the code, times and counted bytes from records. All else in the pages stays byte for byte."""
 
 from __future__ import annotations
 

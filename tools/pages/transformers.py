@@ -1,5 +1,5 @@
-"""The figures of docs/transformers.md, put between <!-- expertile:transformers layers --> and its end, from the newest
-file of results/<gpu>/transformers/, which tools/measure_transformers.py makes.
+"""The figures of docs/results/transformers.md, put between <!-- expertile:transformers layers --> and its end, from the
+newest file of results/<gpu>/transformers/, which tools/measure_transformers.py makes.
 
 A file is JSON lines, told apart by "part"; `layer` has the seconds of each implementation in calls that took turns.
 """

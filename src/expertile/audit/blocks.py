@@ -113,7 +113,12 @@ def _aligned(lines: list[Line], i: int) -> tuple[Table, int] | None:
             continue
         rows: list[tuple[int, list[str]]] = []
         used = 1
-        for line in lines[i + 1 :]:
+        # "(B) (us) (GB/s)" below the names of nccl-tests are their units.
+        units = split.split(lines[i + 1].text.lstrip("#").strip()) if i + 1 < len(lines) else []
+        if units and all(re.fullmatch(r"\([^()]*\)", u) for u in units):
+            used = 2
+            header = [f"{h} {u}" for h, u in zip(header, units, strict=True)] if len(units) == len(header) else header
+        for line in lines[i + used :]:
             text = line.text.strip()
             cells = split.split(text)
             if len(cells) == len(header) + 1 and cells[0].isdigit():

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from expertile.audit.facts import BITS, facts
 from expertile.audit.finding import ACCUSATIONS, VERDICTS, Finding
 from expertile.audit.report import Report
-from expertile.audit.rules import claims, peaks, rates, ratios, serving
+from expertile.audit.rules import claims, equations, peaks, rates, ratios, serving
 from expertile.device import Device
 
 RULES = (
@@ -19,9 +19,11 @@ RULES = (
     rates.grids,
     rates.lines,
     rates.transfers,
+    rates.copies,
     ratios.grids,
     ratios.sentences,
     ratios.averages,
+    equations.equations,
     serving.per_token,
     serving.token_counts,
     serving.batches,

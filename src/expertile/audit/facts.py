@@ -38,13 +38,14 @@ _COUNTED = {
     "heads": re.compile(rf"(?P<v>{_INT})[ -](?i:(?:attention |query )?heads)\b"),
     "batch": re.compile(rf"(?i:batch of )(?P<v>{_INT})|\b[bB][sS](?P<w>\d+)\b"),
     "gpus": re.compile(
-        r"\b(?P<v>\d{1,5}) ?(?:[x×*] ?-?(?:(?:NVIDIA |Nvidia |AMD |Tesla )?(?:[A-Z]{1,3}\d{2,4}\w*|RTX|GTX))|"
+        r"\b(?P<v>\d{1,5}) ?(?:(?:[x×*] ?-?|(?=[AHB]\d{2,3}s?\b))"
+        r"(?:(?:NVIDIA |Nvidia |AMD |Tesla )?(?:[A-Z]{1,3}\d{2,4}\w*|RTX|GTX))|"
         r"[x×*-]? ?(?i:(?:\w+ )?gpus?|gcds?))\b"
     ),
 }
 # Cheap tests, since most lines state no size.
 _ASSIGNED = re.compile(r"[A-Za-z_)]\s*(?:[:=]|of |is )\s*\(?\d")
-_WORDED = re.compile(r"(?i)batch|seq|context|head|hidden|top[ -]k|experts|gpu|gcd|\bbs\d|\d ?[x×*] ?-?[A-Z]")
+_WORDED = re.compile(r"(?i)batch|seq|context|head|hidden|top[ -]k|experts|gpu|gcd|\bbs\d|\d ?[x×*] ?-?[A-Z]|\d [AHB]\d")
 _CHAIN = re.compile(rf"\b(?P<names>[MNKmnk](?:\s*=\s*[MNKmnk]){{1,2}})\s*[=:)]+,?\s*(?P<v>{_INT})")
 _TUPLE = re.compile(
     r"(?<![\d.x×*])(?P<a>\d{1,7})\s*[x×*,]\s*(?P<b>\d{1,7})(?:\s*[x×*,]\s*(?P<c>\d{1,7}))?(?![\d.]*\d|\s*[x×*]\s*\d)"
@@ -55,6 +56,7 @@ _CUBE = re.compile(r"\b(?P<a>\d{2,6}) ?(?:\^ ?3|³)")
 # A word that names a number format, and phrases of several words.
 FORMATS = (
     ("fp4", r"(?:nv|mx)?fp4|float4|e2m1"),
+    ("fp6", r"(?:mx)?fp6|e[23]m[23]\w*"),
     ("fp8", r"(?:mx)?fp8|float8|e4m3\w*|e5m2\w*|w8a8"),
     ("int8", r"u?int8|[isu]8|q8"),
     ("int4", r"u?int4|w4a16|w4a8|q4|awq|gptq|nf4|[iu]4|4bit"),
@@ -74,7 +76,7 @@ _PHRASES = {
     "16 bit": "fp16",
     "32 bit": "fp32",
 }
-BITS = {"fp64": 64, "fp32": 32, "tf32": 32, "fp16": 16, "bf16": 16, "fp8": 8, "int8": 8, "fp4": 4, "int4": 4}
+BITS = {"fp64": 64, "fp32": 32, "tf32": 32, "fp16": 16, "bf16": 16, "fp8": 8, "fp6": 6, "int8": 8, "fp4": 4, "int4": 4}
 _FORMAT = re.compile("|".join(rf"(?P<{name}>{form})" for name, form in FORMATS))
 _SPLIT = re.compile(r"[^a-z0-9]+")
 

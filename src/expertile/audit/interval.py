@@ -16,6 +16,9 @@ class Interval:
         if not self.lo <= self.mid <= self.hi:
             raise ValueError(f"interval: expected lo <= mid <= hi, got {self.lo}, {self.mid}, {self.hi}")
 
+    def __add__(self, other: "Interval") -> "Interval":
+        return Interval(self.lo + other.lo, self.mid + other.mid, self.hi + other.hi)
+
     def __mul__(self, other: "Interval | float") -> "Interval":
         by = exact(other)
         return Interval(self.lo * by.lo, self.mid * by.mid, self.hi * by.hi)
@@ -54,7 +57,7 @@ def printed(digits: str) -> Interval:
     return Interval(max(0.0, value - unit), value, value + unit)
 
 
-NUMBER = r"(?:\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+\.?\d*(?:[eE][-+]?\d+)?|\.\d+)"
+NUMBER = r"(?:\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+\.?\d*(?:[eE][-+]?\d{1,2}(?!\d))?|\.\d+)"
 FIT = 0.02  # rows within this agree
 ODD = 0.06  # a row this far beyond its printed digits breaks the relation
 _TIGHT = 0.15  # an interval wider than this confirms nothing

@@ -35,7 +35,7 @@ class Quantity:
 
 _ABOUT = re.compile(r"(?i)(?:~|≈|∼|about|around|roughly|approx(?:imately|\.)?|nearly|almost|circa|ca\.|some) ?[(*]*$")
 _BOUND = re.compile(
-    r"(?i)(?:>|<|≥|≤|up to|over|more than|at least|less than|under|below|above|exceed(?:s|ing)?|"
+    r"(?i)(?:(?<![-=])>|<|≥|≤|up to|over|more than|at least|less than|under|below|above|exceed(?:s|ing)?|"
     r"as (?:much|little|low|high) as|at most|beyond|max(?:imum)?(?: of)?|within|every|each|±|\+/?-|\+-) ?=? ?[(*]*$"
 )
 _FIGURE = re.compile(
@@ -44,19 +44,8 @@ _FIGURE = re.compile(
 )
 _LATEX = re.compile(r"\\(?:text|mathrm|textbf|mathbf|mathit|operatorname)\{([^{}]*)\}")
 _SYMBOLS = (
-    ("\\times", "×"),
-    ("\\%", "%"),
-    ("\\,", " "),
-    ("\\;", " "),
-    ("\\ ", " "),
-    ("\\mu", "µ"),
-    ("\\approx", "≈"),
-    ("\\sim", "~"),
-    ("~", "~"),
-    ("\\cdot", "·"),
-    ("&nbsp;", " "),
-    ("\u00a0", " "),
-    ("\u202f", " "),
+    *(("\\times", "×"), ("\\%", "%"), ("\\mu", "µ"), ("\\approx", "≈"), ("\\sim", "~"), ("\\cdot", "·")),
+    *((space, " ") for space in ("\\,", "\\;", "\\ ", "&nbsp;", "\u00a0", "\u202f")),
 )
 _MARKS = re.compile(r"\*\*|__|`|\$+|</?[a-zA-Z][^<>]*>|!?\[(?=[^\]]*\]\()|\]\((?:[^()]*)\)")
 
@@ -66,7 +55,7 @@ def clean(text: str) -> str:
     """`text` without Markdown's and LaTeX's marks."""
     if not any(mark in text for mark in "*_`$<[\\&\u00a0\u202f"):
         return text
-    text = _MARKS.sub("", _LATEX.sub(r" \1", text))
+    text = _MARKS.sub("", _LATEX.sub(r" \1", text.replace("{,}", ",")))
     for mark, plain in _SYMBOLS:
         text = text.replace(mark, plain)
     return re.sub(r"[{}]", " ", text) if "\\" in text else text
@@ -115,18 +104,29 @@ def quantities(text: str, line: int, cell: Unit | None = None) -> list[Quantity]
         if own is None and (named is None or (_IN_CELL if first else _IN_TEXT).match(text, m.end())):
             continue
         of, end = own or (named or NO_UNIT, m.end())
-        if named is not None and of.kind == "params" and (first or named.kind == "rate"):
+        if named not in (None, NO_UNIT) and of.kind == "params" and (first or named.kind == "rate"):
             of = replace(named, low=of.low, high=of.high)
         ends = (text[end : end + 1], text[m.end() : m.end() + 1])
         bound = _ABOUT.search(before) or _BOUND.search(before) or "+" in ends
-        value = _value(m["a"], of)
-        if m["b"]:
+        value, at = _value(m["a"], of), m.start()
+        rose = m["b"] and re.search(r"(?i)\bfrom ?$", before)
+        if m["b"] and not rose:
             other = _value(m["b"], of)
             value = Interval(min(value.lo, other.lo), value.mid, max(value.hi, other.hi, value.mid))
         label = name or re.split(r"[.;|]\s", before)[-1][-64:].strip()
         after = re.split(r"[.;,|()]\s|\n|\s[(|]", text[end : end + 48] + " ")[0].strip()
-        sure, shown = not (bound or m["b"] or (first and m["a"][0] in "-−")), text[m.start() : end].strip()
-        q = Quantity(of.kind, value, shown, label, line, after, -1, sure, of.per_device, of.item, m.start(), end)
+        # "2.4x-3.1x" is a range; "12 ms to 3 ms" is a change.
+        ranged = of.kind in ("ratio", "percent") and re.match(r" ?(?:[-–—]|to) ?\d", text[end:])
+        # "-2.6 % (vs 48 % before)" names a base of its own.
+        based = cell and (re.match(r" ?\(?(?:vs|versus|compared|relative)\b", text[end:]))
+        sure = not (bound or ranged or based or (m["b"] and not rose) or (of.kind != "percent" and m["a"][0] in "-−"))
+        if rose:  # "from 1,850 to 2,405 tokens/s" are two figures
+            shown, at = f"{m['a']} {text[m.end() : end].strip()}", m.start("b")
+            parts = (after, -1, sure, of.per_device, of.item, m.start(), m.end("a"))
+            found.append(Quantity(of.kind, value, shown, label, line, *parts))
+            value, label = _value(m["b"], of), "to"
+        shown = text[at:end].strip()
+        q = Quantity(of.kind, value, shown, label, line, after, -1, sure, of.per_device, of.item, at, end)
         found.append(q)
     return found
 

@@ -31,21 +31,16 @@ def _decoded(run: str, charset: str) -> str:
     return fixed if fixed.isprintable() or fixed.isspace() else run
 
 
-_KINDS = {
-    "md": "markdown",
-    "markdown": "markdown",
-    "html": "html",
-    "htm": "html",
-    "csv": "csv",
-    "tsv": "csv",
+_ENDS = {
+    "markdown": "md markdown",
+    "html": "html htm",
+    "csv": "csv tsv",
     "json": "json",
-    "jsonl": "jsonl",
-    "ndjson": "jsonl",
-    "ipynb": "notebook",
-    "log": "log",
-    "out": "log",
-    "rst": "log",
+    "jsonl": "jsonl ndjson",
+    "notebook": "ipynb",
+    "log": "log out rst",
 }
+_KINDS = {end: kind for kind, ends in _ENDS.items() for end in ends.split()}
 _MARKDOWN = re.compile(r"(?m)^ *```|^\s*\|?[\s:]*-{3,}[\s:]*\|[\s:|-]*$|^#{1,6} +\w.*\n\s*\n|^#{2,6} \w|^[-*] \*\*")
 
 
@@ -115,7 +110,9 @@ def _markdown(lines: list[Line]) -> list[Block]:
             else:
                 # A paragraph of bars or columns is a table whose author forgot the rule.
                 parts = split_code(inside)
-                blocks.extend(parts if any(b.table for b in parts) else [Block("prose", inside)])
+                # Lines that differ in their figures alone are no sentence.
+                alike = len({re.sub(r"[\d.,]+", "0", line.text) for line in inside}) < len(inside)
+                blocks.extend(parts if alike or any(b.table for b in parts) else [Block("prose", inside)])
         i += 1
     return [b for b in blocks if b.table or b.lines]
 

@@ -52,6 +52,10 @@ class Row:
         held = self.of(kind)
         return held[0] if len(held) == 1 and held[0].exact and held[0].value.mid > 0 else None
 
+    def clause(self, q: Quantity) -> str:
+        """The part of a sentence, between semicolons, that a figure stands in."""
+        return self.text[self.text.rfind("; ", 0, q.start) + 1 :].split("; ")[0]
+
     def of(self, *kinds: str) -> list[Quantity]:
         return [q for q in self.quantities if q.kind in kinds]
 
@@ -100,7 +104,11 @@ class Row:
             return ()  # it names one that is not known here
         found, _, near = self._stated("devices")
         # Far from the row only where no other processor can be meant, and then any of the report's own.
-        return found if near else () if report.everything.foreign else report.everything.of("devices")
+        if not near:
+            return () if report.everything.foreign else report.everything.of("devices")
+        # A paragraph may speak of another part than its headings.
+        heads = () if self.facts.of("devices") else (report.facts[b].of("devices") for b in report.sections[self.block])
+        return tuple(dict.fromkeys((*found, *itertools.chain(*heads))))
 
     @lru_cache  # noqa: B019
     def stated(self, what: str) -> tuple[Any, ...]:
@@ -160,6 +168,7 @@ class Grid:
         return [c for c, fits in enumerate(held) if fits and 2 * sum(fits) >= len(self.rows)]
 
 
+_TAG = re.compile(r"</?[a-zA-Z][^<>]*>")
 _SUMMARY = re.compile(
     r"(?i)^\W*(?:(?:overall|grand)\s+)?(?:average|avg\.?|mean|geo-?\s?mean|total|sum|median|overall|all)\b"
 )
@@ -192,7 +201,7 @@ class Report:
         for row in self.all_rows:
             row.report = self
         self.text = text.lower()
-        self.everything = facts(given + "\n" + clean(text))  # what the whole report states
+        self.everything = facts(given + "\n" + clean(_TAG.sub(" ", text)))  # what the whole report states
         self.lines_of_text = [row for row in self.rows if row.kind == "line"]
         self.facts = [_block_facts(block) for block in self.blocks]
 
@@ -210,7 +219,10 @@ class Report:
                     continue
                 where = table.lines[at][column] if table.lines else number
                 found = quantities(cell.strip(), where, units[column] or NO_UNIT)
-                figures = [replace(q, label=name, column=column) for q in found]
+                # "3.2 ms (2.1x)": what stands in brackets is a column of its own, behind the others.
+                second = [bool(i) and q.kind == "ratio" and found[0].kind != "ratio" for i, q in enumerate(found)]
+                at_column = [column + len(header) * s for s in second]
+                figures = [replace(q, label=name, column=c) for q, c in zip(found, at_column, strict=True)]
                 if not figures or not is_numeric(re.split(r"[(±]", cell)[0].strip() or "x"):
                     row.label += cell + " "
                 row.quantities += [_kind(figures[0]), *figures[1:]] if figures else []
@@ -223,7 +235,8 @@ class Report:
             found = [q for number, text in pairs for q in quantities(text, number)]
             self.rows.append(Row("record", rows[0].line, "\n".join(text for _, text in pairs), found, index))
         else:
-            self.grids.append(Grid(index, header, rows))
+            wide = any(q.column >= len(header) for row in rows for q in row.quantities)
+            self.grids.append(Grid(index, header * (1 + wide), rows))
 
     def _texts(self, index: int, block: Block) -> None:
         lines = _lines(index, block)
@@ -244,6 +257,19 @@ class Report:
                 record = {}
             if key:
                 record[key[1].lower()] = row
+
+    def lead(self, row: Row) -> str:
+        """The sentence that ends in a colon, above a list or preformatted text."""
+        block, above = self.blocks[row.block], self.blocks[row.block - 1] if row.block else None
+        told = (
+            above is not None and (block.table or block.kind in ("list", "code")) and above.kind in ("prose", "heading")
+        )
+        return clean(above.text.rstrip()) if above and told and above.text.rstrip().endswith(":") else ""
+
+    def bytes_near(self, row: Row) -> list[Quantity]:
+        """The bytes that the row's block or the text right above it states."""
+        last = next((b for b in range(row.block - 1, -1, -1) if self.blocks[b].kind != "heading"), row.block)
+        return [q for r in self.lines_of_text if r.block in (row.block, last) for q in r.of("bytes")]
 
     @lru_cache  # noqa: B019  (a report lives for one audit)
     def names_gpu(self, block: int) -> bool:

@@ -16,36 +16,15 @@ _ITEM = (
 )
 # "8x A100" counts, it compares nothing.
 _NOT_RATIO = r"[AHBLVTP]\d|RTX|GTX|GH|GB|MI\d|NVIDIA|Tesla|AMD|GPU|CPU|node|larger than"
-_TIMES = {
-    "ns": 1e-9,
-    "nsec": 1e-9,
-    "nanoseconds": 1e-9,
-    "us": 1e-6,
-    "µs": 1e-6,
-    "μs": 1e-6,
-    "usec": 1e-6,
-    "usecs": 1e-6,
-    "microseconds": 1e-6,
-    "microsec": 1e-6,
-    "ms": 1e-3,
-    "msec": 1e-3,
-    "msecs": 1e-3,
-    "millisec": 1e-3,
-    "milliseconds": 1e-3,
-    "millisecond": 1e-3,
-    "s": 1.0,
-    "sec": 1.0,
-    "secs": 1.0,
-    "second": 1.0,
-    "seconds": 1.0,
-    "min": 60.0,
-    "mins": 60.0,
-    "minutes": 60.0,
-    "h": 3600.0,
-    "hr": 3600.0,
-    "hrs": 3600.0,
-    "hours": 3600.0,
-}
+_SECONDS = (
+    (1e-9, "ns nsec nanoseconds"),
+    (1e-6, "us µs μs usec usecs microseconds microsec"),
+    (1e-3, "ms msec msecs millisec millisecond milliseconds"),
+    (1.0, "s sec secs second seconds"),
+    (60.0, "min mins minute minutes"),
+    (3600.0, "h hr hrs hour hours"),
+)
+_TIMES = {name: seconds for seconds, names in _SECONDS for name in names.split()}
 _TIME = "|".join(sorted(_TIMES, key=len, reverse=True))
 
 
@@ -83,6 +62,7 @@ _FORMS: tuple[tuple[str, str], ...] = (
     ("other", r"(?i:ops?|flops?)/(?i:byte|b|clk|clock|cycle)s?\b"),
     ("bytes", r"(?P<p>[KMGTkmgt])(?P<bin>i)?(?P<b>B|b(?=\b)|[Bb]ytes?)\b"),
     ("bytes", r"(?P<p>)(?P<b>[Bb]ytes?)\b"),
+    ("tokens", rf"(?P<p>[kKMBT]|[mbt](?=illion))(?:illion)? ?(?i:{_TOKEN})\b"),
     ("params", r"(?P<p>[BMTkKG])(?:illion)?\b(?: ?-?(?:param(?:eter)?s?|weights))?"),
     ("other", r"(?:[kMGT]?Hz|mW|kW|W|Watts?|kWh|Wh|J|mJ|°C|V|mm2|mm²|nm|dB|RPM|USD|EUR|cents?)\b"),
     ("other", r"(?:cycles|clocks|clk|instructions|warps|threads|blocks|SMs?|cores|registers|layers|heads|epochs)\b"),
@@ -140,6 +120,8 @@ def unit_of_name(name: str) -> Unit | None:
             found = match_unit(piece.strip().lstrip("~≈# "))
             if found and found[1] >= len(piece.strip()) - 2 and found[0].kind not in ("items", "params"):
                 return found[0]
+    if re.search(r"(?i)\b(?:size|length|message|msg|data)\b.*\(B\)$", name):
+        return match_unit("bytes")[0]  # type: ignore[index]
     # "tokens_per_s", "gb_s" and "tok_s" are rates.
     outside = _BARE.sub(r"\1/s", re.sub(r"[(\[][^()\[\]]*[)\]]", " ", name))
     plain = re.sub(rf"(?i)(?:[\s,]+{_STATISTIC})+$", "", outside.replace("_", " ").strip())

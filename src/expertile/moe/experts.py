@@ -313,7 +313,7 @@ def moe_mlp(
     check: bool = False,
     batch_invariant: bool = False,
 ) -> torch.Tensor:
-    """Each token's experts, weighted and summed; the formula is in this module's docstring.
+    """Each token's experts, weighted and summed; `expertile.moe.experts` has the formula.
 
     Args:
         x: [T, H], bfloat16, float16 or float32; or float64, for gradcheck, in torch's own operators. T may be 0.

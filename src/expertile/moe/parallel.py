@@ -51,17 +51,21 @@ _OF_EXPERTS = ("gate_up", "down", "gate_up_bias", "down_bias")
 class ParallelConfig:
     """What every rank of the group must have alike.
 
-    num_experts, top_k, hidden_size, dtype: of the layer and its activations (autocast, and weights of another dtype,
-        take precedence). num_experts is at least the world size, and need not be a multiple of it: ranks hold
-        ⌈num_experts / world⌉, the last ones fewer or none. top_k is the columns of topk_ids.
-    chunks: into how many runs each rank's experts are cut, so that the results of one travel while the next is
-        computed; 1 to ⌈num_experts / world⌉.
-    combine: "ordered" (one row for each slot comes back; the bits of one GPU) or "partial" (one for each token and
-        rank, a sum rounded to dtype).
-    max_tokens: None: buffers as long as what they hold, and one wait for the GPU a step. Otherwise the most tokens of a
-        rank in a step: buffers of fixed size, nothing waits for the GPU, and CUDA graphs can be captured. chunks is 1.
-    capacity: with max_tokens, the slots from one rank to another that a buffer has room for; by default all that can
-        be, max_tokens · min(top_k, experts of a rank). What does not fit makes its token NaN and is counted.
+    Attributes:
+        num_experts: at least the world size, and need not be a multiple of it: ranks hold ⌈num_experts / world⌉, the
+            last ones fewer or none.
+        top_k: columns of topk_ids.
+        hidden_size: H of the layer.
+        dtype: of the activations; autocast, and weights of another dtype, take precedence.
+        chunks: into how many runs each rank's experts are cut, so that the results of one travel while the next is
+            computed; 1 to ⌈num_experts / world⌉.
+        combine: "ordered" (one row for each slot comes back; the bits of one GPU) or "partial" (one for each token and
+            rank, a sum rounded to dtype).
+        max_tokens: None: buffers as long as what they hold, and one wait for the GPU a step. Otherwise the most tokens
+            of a rank in a step: buffers of fixed size, nothing waits for the GPU, and CUDA graphs can be captured.
+            chunks is 1.
+        capacity: with max_tokens, the slots from one rank to another that a buffer has room for; by default all that
+            can be, max_tokens · min(top_k, experts of a rank). What does not fit makes its token NaN and is counted.
     """
 
     num_experts: int
@@ -112,9 +116,10 @@ class ExpertParallel:
         settings: more that must be alike on every rank (the activation, say), compared by its text.
 
     Attributes:
-        experts: range of the global ids of the experts that this rank holds; empty on the last ranks where
-            ⌈num_experts / world⌉ on each of the others are all.
-        rank, world: this rank in the group, and how many there are.
+        experts: range of the global ids of the experts that this rank holds; empty on the last ranks where ⌈num_experts
+            / world⌉ on each of the others are all.
+        rank: this rank in the group.
+        world: how many there are.
 
     Raises:
         ValueError: on every rank, naming the settings and ranks that differ; or a config that cannot be.

@@ -42,10 +42,11 @@ _BINS = 2048  # of one histogram: experts * blocks of one program
 class Permutation:
     """The expert order of T * k slots; R = T * k.
 
-    offs: [E] int32, the end row of each expert.
-    rows: [R] int32, the token of each row; 0 past offs[-1].
-    slots: [R] int32, the slot t * k + j of each row; 0 past offs[-1].
-    positions: [T, k] int32, the row of each slot; -1 for a dropped one.
+    Attributes:
+        offs: [E] int32, the end row of each expert.
+        rows: [R] int32, the token of each row; 0 past offs[-1].
+        slots: [R] int32, the slot t * k + j of each row; 0 past offs[-1].
+        positions: [T, k] int32, the row of each slot; -1 for a dropped one.
     """
 
     offs: torch.Tensor

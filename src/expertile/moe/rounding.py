@@ -288,14 +288,20 @@ def round_groups(
 class RoundingEffect:
     """What a rounding did to a routing. Shares of weight are of the sum of all weights before.
 
-    rows_before, rows_after: rows of the grouped products.
-    tiles_before, tiles_after: their tiles of `tile` rows.
-    tile_use_before, tile_use_after: rows / (tiles * tile); 1 for no tile.
-    slots_dropped, slots_added: slots of the top-k that lost their row, and candidates that got one.
-    weight_dropped, weight_added: their shares of weight.
-    tokens_changed: share of tokens that lost or gained an expert.
-    tokens_without_expert: share of tokens that no expert is left to.
-    largest_loss: the largest share of its own weight that one token lost.
+    Attributes:
+        rows_before: rows of the grouped products.
+        rows_after: the same, rounded.
+        tiles_before: their tiles of `tile` rows.
+        tiles_after: the same, rounded.
+        tile_use_before: rows / (tiles * tile); 1 for no tile.
+        tile_use_after: the same, rounded.
+        slots_dropped: slots of the top-k that lost their row.
+        slots_added: candidates that got one.
+        weight_dropped: share of weight of the slots dropped.
+        weight_added: share of weight of the slots added.
+        tokens_changed: share of tokens that lost or gained an expert.
+        tokens_without_expert: share of tokens that no expert is left to.
+        largest_loss: the largest share of its own weight that one token lost.
     """
 
     rows_before: int

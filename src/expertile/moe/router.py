@@ -47,23 +47,28 @@ _PLACES = 2048  # places (tokens * experts) of one program: 16 a thread
 
 @dataclass(frozen=True)
 class RouterConfig:
-    """How experts are chosen; the formulas are in this module's docstring.
+    """How experts are chosen; `expertile.moe.router` has the formulas.
 
-    num_experts, top_k: E and k.
-    score: "softmax" or "sigmoid".
-    order: "softmax_then_topk" or "topk_then_softmax"; the same thing for sigmoid scores, which know no other experts.
-    normalize: divide the weights by their sum over the token's k experts.
-    scale: a factor on the weights.
-    num_groups, top_groups: the experts are num_groups runs of equal length; a token's experts come from top_groups.
-    group_score: "top2", the sum of a group's two best experts, or "max", its best.
-    capacity_factor: an expert takes at most ceil(capacity_factor * T * k / E) slots; the lowest weights are dropped.
-    rounding: None, "down", "up", "nearest" or "adaptive": the rows of each expert become multiples of `tile`, with all
-        but "down" as far as there are candidates: an expert that has too few takes them all, and its last tile stays
-        partly empty. See `rounding`. All but "down" add tokens: topk_ids has `candidates` columns more, dropped
-        unless taken.
-    tile: rows of a tile of the grouped products.
-    candidates: next-best experts of each token that may take it. An expert has about T * candidates / num_experts of
-        them, and needs up to tile - 1.
+    Attributes:
+        num_experts: E.
+        top_k: k.
+        score: "softmax" or "sigmoid".
+        order: "softmax_then_topk" or "topk_then_softmax"; the same thing for sigmoid scores, which know no other
+            experts.
+        normalize: divide the weights by their sum over the token's k experts.
+        scale: a factor on the weights.
+        num_groups: the experts are this many runs of equal length.
+        top_groups: a token's experts come from this many of the groups.
+        group_score: "top2", the sum of a group's two best experts, or "max", its best.
+        capacity_factor: an expert takes at most ceil(capacity_factor * T * k / E) slots; the lowest weights are
+            dropped.
+        rounding: None, "down", "up", "nearest" or "adaptive": the rows of each expert become multiples of `tile`, with
+            all but "down" as far as there are candidates: an expert that has too few takes them all, and its last tile
+            stays partly empty. See `rounding`. All but "down" add tokens: topk_ids has `candidates` columns more,
+            dropped unless taken.
+        tile: rows of a tile of the grouped products.
+        candidates: next-best experts of each token that may take it. An expert has about T * candidates / num_experts
+            of them, and needs up to tile - 1.
     """
 
     num_experts: int
@@ -129,9 +134,10 @@ def _require(right: bool, name: str, expected: str, got: object) -> None:
 class Routing:
     """Where each token goes.
 
-    topk_ids: [T, k] int32, best first; num_experts = dropped.
-    topk_weights: [T, k] float32; 0 for dropped slots.
-    scores: [T, E] float32 for the auxiliary losses, or None.
+    Attributes:
+        topk_ids: [T, k] int32, best first; num_experts = dropped.
+        topk_weights: [T, k] float32; 0 for dropped slots.
+        scores: [T, E] float32 for the auxiliary losses, or None.
     """
 
     topk_ids: torch.Tensor

@@ -13,11 +13,12 @@ from expertile.moe.permute import permutation
 class ExpertStatistics:
     """Scalars (0-dimensional float32 tensors on the counts' device, so that nobody waits for a GPU):
 
-    gini: 0 when all experts have the same rows, 1 - 1/E when one has all. Half the mean absolute difference of two
-        experts over the mean: sum_i (2 i - E - 1) n_(i) / (E * sum n), with n_(1) <= … <= n_(E).
-    cv: coefficient of variation, standard deviation of the population over the mean.
-    empty_share: share of experts without rows.
-    max_share: share of all rows that the largest expert has.
+    Attributes:
+        gini: 0 when all experts have the same rows, 1 - 1/E when one has all. Half the mean absolute difference of two
+            experts over the mean: sum_i (2 i - E - 1) n_(i) / (E * sum n), with n_(1) <= … <= n_(E).
+        cv: coefficient of variation, standard deviation of the population over the mean.
+        empty_share: share of experts without rows.
+        max_share: share of all rows that the largest expert has.
 
     All are 0 for no rows at all, but empty_share, which is 1.
     """

@@ -1,4 +1,4 @@
-"""docs/grouped_mm.md: ratios of one run, means by kind of product, and what the checks said."""
+"""docs/results/grouped_mm.md: ratios of one run, means by kind of product, and what the checks said."""
 
 from pathlib import Path
 
@@ -87,7 +87,7 @@ def shipped():
 
 
 def test_the_page_is_what_the_records_say(shipped):
-    assert update_page(ROOT / "docs" / "grouped_mm.md", *shipped, check=True)
+    assert update_page(ROOT / "docs" / "results" / "grouped_mm.md", *shipped, check=True)
 
 
 def test_every_workload_of_the_records_has_its_line(shipped):

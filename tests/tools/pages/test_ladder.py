@@ -1,4 +1,4 @@
-"""docs/ladder.md: its figures come from records, its code from the rungs."""
+"""docs/notes/ladder.md: its figures come from records, its code from the rungs."""
 
 import re
 import textwrap
@@ -12,7 +12,7 @@ from tests.lab.records import timed, untimed
 from tools.pages.ladder import NOT_MEASURED, blocks, update_page
 
 ROOT = Path(__file__).parents[3]
-PAGE = ROOT / "docs" / "ladder.md"
+PAGE = ROOT / "docs" / "notes" / "ladder.md"
 NAMES = [rung.name for rung in RUNGS]
 
 

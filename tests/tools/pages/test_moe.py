@@ -1,4 +1,5 @@
-"""docs/moe.md: its figures are those of the shipped run and of arithmetic, its code prints what stands below it."""
+"""docs/results/moe.md: its figures are those of the shipped run and of arithmetic; docs/reference/moe-layer.md: its
+code prints what stands below it."""
 
 import contextlib
 import importlib
@@ -15,7 +16,8 @@ from tools.pages.moe import NOT_MEASURED, blocks, read_parts, rounded, shipped_m
 from tools.pages.moe_presets import shipped_presets
 
 ROOT = Path(__file__).parents[3]
-PAGE = ROOT / "docs" / "moe.md"
+PAGE = ROOT / "docs" / "results" / "moe.md"
+LAYER = ROOT / "docs" / "reference" / "moe-layer.md"
 H200 = Device.by_name("h200")
 NAMES = ("layer", "stages", "decode", "sonic", "rounding")
 EMPTY = "".join(f"<!-- expertile:moe {n} -->\n<!-- /expertile:moe {n} -->\n" for n in NAMES)
@@ -135,7 +137,7 @@ def test_the_tool_fills_a_page(tmp_path, run, capsys):
 
 
 def test_the_code_of_the_page_prints_what_stands_below_it():
-    shown = re.findall(r"```python\n((?:(?!```).)*?)```\n\n```text\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.S)
+    shown = re.findall(r"```python\n((?:(?!```).)*?)```\n\n```text\n(.*?)```", LAYER.read_text(encoding="utf-8"), re.S)
     assert len(shown) == 2
     names = {}
     for code, expected in shown:

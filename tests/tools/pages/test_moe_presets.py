@@ -1,4 +1,5 @@
-"""Decode and SonicMoE's sizes in docs/moe.md: ratios within a run, gaps named, prose that the shipped records bear."""
+"""Decode and SonicMoE's sizes in docs/results/moe.md: ratios within a run, gaps named, prose that the shipped records
+bear."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""docs/parallel.md: its figures are those of the shipped run on several GPUs."""
+"""docs/results/parallel.md: its figures are those of the shipped run on several GPUs."""
 
 import importlib
 import json
@@ -11,7 +11,7 @@ from expertile.device import Device
 from tools.pages.parallel import BLOCKS, NOT_MEASURED, blocks, shipped_parallel, update_page
 
 ROOT = Path(__file__).parents[3]
-PAGE = ROOT / "docs" / "parallel.md"
+PAGE = ROOT / "docs" / "results" / "parallel.md"
 H200 = Device.by_name("h200")
 EMPTY = "".join(f"<!-- expertile:parallel {n} -->\n<!-- /expertile:parallel {n} -->\n" for n in BLOCKS)
 

@@ -1,5 +1,5 @@
-"""docs/quantised.md: its figures are the records' and arithmetic's, and without records it says that nothing was
-measured."""
+"""docs/results/quantised.md: its figures are the records' and arithmetic's, and without records it says that nothing
+was measured."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +12,7 @@ from expertile.lab.race.record import read, record_files
 from tests.lab.records import timed, untimed
 from tools.pages.quantised import NOT_MEASURED, _errors, blocks, update_page, weight_nbytes
 
-PAGE = Path(__file__).parents[3] / "docs" / "quantised.md"
+PAGE = Path(__file__).parents[3] / "docs" / "results" / "quantised.md"
 H200 = "NVIDIA H200"
 
 
@@ -50,35 +50,16 @@ def test_without_records_nothing_is_measured():
     assert blocks([elsewhere], H200)["large"] == NOT_MEASURED
 
 
-def test_the_sweep_stands_against_deep_gemm_by_shares_of_dense():
-    w, square = named("fp8-sweep", "fp8-e1-m64-n4096-k7168"), named("fp8-large", "fp8-e1-m8192-n8192-k8192")
-    other = named("fp8-sweep", "fp8-e1-m64-n2048-k2048")
-    dense_s = operators()[square.op].work(square).flops / 1317e12
-    found = [
-        record(w, "expertile", 8.4e-6),
-        record(w, "expertile", 50e-6, "eager"),
-        record(w, "torch", 16.8e-6),
-        record(square, "dense", dense_s),
-        record(other, "expertile", 5e-6),
-    ]
+def test_the_sweep_has_deep_gemm_where_it_ran_beside_ours():
+    w = named("fp8-sweep", "fp8-e1-m64-n4096-k7168")
+    found = [record(w, "expertile", 8e-6), record(w, "expertile", 50e-6, "eager"), record(w, "torch", 16e-6)]
     text = blocks(found, H200)["sweep"]
-    # Twice as fast as its 16.8 µs, dense alike; the second shape is none of the 27.
-    assert "over 1 shapes: 2.00× in geometric mean" in text
-    row = next(line for line in text.splitlines() if line.startswith("| 1 | 64 | 4096 | 7168 |"))
-    assert "| 8.40 |" in row and "| 50.0 | 2.00× | – | 16.8 | 2.00× |" in row
-    faster = [record(square, "dense", dense_s / 2) if r.backend == "dense" else r for r in found]
-    told = blocks(faster, H200)["sweep"]
-    assert "over 1 shapes: 1.00× in geometric mean" in told and "whatever the two GPUs' speed: 2.00× and 2.00×" in told
-    assert next(line for line in text.splitlines() if line.startswith("| 1 | 64 | 2048 | 2048 |")).endswith("| – | – |")
-
-
-def test_the_yardstick_is_that_of_the_day():
-    w, square = named("fp8-sweep", "fp8-e1-m64-n4096-k7168"), named("fp8-large", "fp8-e1-m8192-n8192-k8192")
-    dense_s = operators()[square.op].work(square).flops / 1317e12
-    ours, large = record(w, "expertile", 8.4e-6), record(square, "dense", dense_s, run="another")
-    assert "2.00× in geometric mean" in blocks([ours, large], H200)["sweep"]
-    earlier = replace(large, date="1999-01-01T00:00:00Z")
-    assert "geometric mean" not in blocks([ours, earlier], H200)["sweep"]
+    assert "DeepGEMM has no time in this run" in text
+    assert text.splitlines()[-1].endswith("| 50.0 | 2.00× | – |")
+    beside = blocks([*found, record(w, "deepgemm", 12e-6)], H200)["sweep"]
+    assert "has no time" not in beside and beside.splitlines()[-1].endswith("| 50.0 | 2.00× | – | 1.50× |")
+    elsewhere = record(w, "deepgemm", 12e-6, run="another")
+    assert "DeepGEMM has no time" in blocks([elsewhere, *found], H200)["sweep"]
 
 
 def test_causes_and_the_error_of_multiplied_scales():

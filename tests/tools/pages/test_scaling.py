@@ -1,4 +1,4 @@
-"""Figures and words of docs/scaling.md, from made-up records whose growth is known."""
+"""Figures and words of docs/results/scaling.md, from made-up records whose growth is known."""
 
 import xml.etree.ElementTree as ET
 from pathlib import Path
@@ -21,7 +21,7 @@ from tools.pages.scaling import (
     update_docs,
 )
 
-DOC = Path(__file__).parents[3] / "docs" / "scaling.md"
+DOC = Path(__file__).parents[3] / "docs" / "results" / "scaling.md"
 SLOW = {"quick": 1.1, "slow": 3.0, "dense": 1.02, "copy": 1.02}  # time over the bound
 
 

@@ -1,4 +1,4 @@
-"""The generated parts of docs/traffic.md, docs/elementwise.md and docs/stencil.md."""
+"""The generated parts of docs/results/traffic.md, docs/results/elementwise.md and docs/results/stencil.md."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tools.pages.traffic import (
     update_pages,
 )
 
-DOCS = Path(__file__).parents[3] / "docs"
+DOCS = Path(__file__).parents[3] / "docs" / "results"
 
 
 def test_the_pages_show_formulas_and_shipped_records():

@@ -1,4 +1,4 @@
-"""docs/transformers.md: its figures are those of the shipped run."""
+"""docs/results/transformers.md: its figures are those of the shipped run."""
 
 import importlib
 import json
@@ -10,7 +10,7 @@ from expertile.device import Device
 from tools.pages.transformers import NOT_MEASURED, blocks, shipped_transformers, update_page
 
 ROOT = Path(__file__).parents[3]
-PAGE = ROOT / "docs" / "transformers.md"
+PAGE = ROOT / "docs" / "results" / "transformers.md"
 H200 = Device.by_name("h200")
 EMPTY = "<!-- expertile:transformers layers -->\n<!-- /expertile:transformers layers -->\n"
 

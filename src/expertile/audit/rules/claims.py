@@ -54,6 +54,15 @@ def compression(report: Report) -> Iterator[Finding]:
                 message = f"{bits[1]} to {bits[0]} bits is {at_most}" + ("" if known else ": smaller than what?")
                 verdict = INCONSISTENT if known else QUESTION
                 yield finding(verdict, "compression", message, q, lines=tuple(r.line for r in near))
+    for row in lines:
+        a, b, bits = row.of("bytes")[:1], row.of("bytes")[1:], _bits(row.text)
+        yield from _column([(q.label, q) for q in (*a, *b) if q.exact] if len(b) == 1 else [], [])
+        if len(b) == 1 and len(bits) == 2 and _CHANGED.search(row.text) and not _NOT_BITS.search(row.text):
+            wide_q, q = sorted((*a, *b), key=lambda q: -q.value.mid)
+            if q.exact and wide_q.exact and q.value.mid and wide_q.value.lo / q.value.hi > 1.08 * max(bits) / min(bits):
+                ratio = f"{wide_q.text} / {q.text} is {wide_q.value.mid / q.value.mid:.3g}x"
+                message = f"{ratio}; the bits give at most {max(bits) / min(bits):.3g}x"
+                yield finding(INCONSISTENT, "compression", message, q, wide_q)
     for grid in report.grids:
         for c in grid.columns("bytes"):
             if re.search(r"(?i)mem|size|vram|footprint|storage|weights", grid.header[c]):
@@ -132,7 +141,9 @@ def failed_checks(report: Report) -> Iterator[Finding]:
     lines = report.lines_of_text
     for i, row in enumerate(lines):
         for near in lines[i + 1 : i + 4] if _FAILED.search(row.text) else ():
-            if near.line - row.line <= 3 and re.search(r"(?i)equivalent|acceptable|expected|fine|correct\b", near.text):
+            if near.line - row.line <= 3 and re.search(
+                r"(?i)equivalent|acceptable|expected|\b(?:fine|correct)\b", near.text
+            ):
                 message = "the result fails the report's own check, so the times beside it are of no valid run"
                 yield Finding(INCONSISTENT, "failed check", row.line, row.text.strip()[:80], message, (near.line,))
                 break

@@ -8,19 +8,20 @@ from expertile.audit.finding import IMPOSSIBLE, INCONSISTENT, QUESTION, UNCHECKE
 from expertile.audit.quantity import Quantity
 from expertile.audit.report import Report, Row
 from expertile.audit.rules.rates import largest_run, readings
-from expertile.device import DTYPES, Device, generous_peak
+from expertile.device import DTYPES, NVLINK, PCIE_LANES, SPARSE_SHEET, Device, generous_peak
 
 # A figure that is no measurement of dense work by one run.
 _OTHER = re.compile(
-    r"peak|theoretical|roofline|\bspec|data ?sheet|\blimit|\bbound\b|spars|2:4|effective|equivalent|winograd|"
+    r"peak|theoretical|roofline|\bspec|data ?sheet|\blimit|\bbound\b|spars|2:4|effective|equivalent|emulat|winograd|"
     r"strassen|ideal|\bmax(?:imum)?\b|claimed|marketing|aggregate|cluster|\bsol\b|capab|hardware|advertised|projected|"
     r"\brated\b|boost|would|deliver|offers|provid|\brack|\bpod|supercomput|eflop"
 )
 _CACHED = re.compile(
-    r"cache|\bl[12]\b|shared|smem|register|nvlink|pci-?e|infiniband|\bib\b|network|disk|ssd|nvme|host|h2d|d2h|h->d|p2p|dsmem|"
-    r"bus ?bw|alg ?bw|all-?reduce|all-?gather|nccl|effective|logical|equivalent|xgmi|interconnect|bisection|lds"
+    r"cache|\bl[12]\b|shared|smem|register|nvlink|pci-?e|infiniband|\bib\b|network|disk|ssd|nvme|host|h2d|d2h|h->d|p2p|tile|"
+    r"bus ?bw|alg ?bw|all-?reduce|all-?gather|nccl|effective|"
+    r"logical|equivalent|xgmi|interconnect|bisect|lds|[dt]s?mem|per sm\b"
 )
-_MEMORY = re.compile(r"hbm|dram|mem(?:ory)?[ _](?:bandwidth|bw)|global memory|vram|gddr|\bstream\b|device memory")
+_MEMORY = re.compile(r"hbm|dram|\bmem(?:ory)?[ _](?:bandwidth|bw)|global memory|vram|gddr|\bstream\b|device memory")
 _SEVERAL = re.compile(r"multi-?gpu|nodes?\b|cluster|distributed|(?:tensor|data)[ -]parallel|dgx|hgx|nvl72")
 
 
@@ -32,9 +33,11 @@ def _slack(device: Device) -> float:
 def _peak(device: Device, formats: Iterable[str], sparse: bool = False) -> float:
     """The highest rate of any of `formats`; of all formats where one of them has no peak there (int4)."""
     known = [f for f in formats if device.peak(f)]
+    # INT4 runs as fast as sparse INT8, where there is such.
+    twice = 2.0 if "int4" in formats and not (device.peak("int4") or device.sparse_peak("int8")) else 1.0
     if not known or len(known) < len(list(formats)):
         known, sparse = list(DTYPES), True
-    return max((device.sparse_peak(f) if sparse else None) or generous_peak(device, f) or 0.0 for f in known)
+    return twice * max((device.sparse_peak(f) if sparse else None) or generous_peak(device, f) or 0.0 for f in known)
 
 
 def _fastest(row: Row, formats: Iterable[str], sparse: bool) -> tuple[float, Device]:
@@ -51,7 +54,7 @@ def rates(report: Report) -> Iterator[Finding]:
     """Every FLOP/s and GB/s against what the GPU in scope can do."""
     for row in report.all_rows:
         for q in row.of("rate", "bandwidth"):
-            words = f"{q.words} {row.label}".lower() + (row.text.lower() if row.kind == "line" else "")
+            words = f"{q.words} {row.label}".lower() + (row.clause(q).lower() if row.kind == "line" else "")
             if not q.value.mid or _OTHER.search(words) or not row.devices:
                 continue
             count = 1.0 if q.per_device else max(gpu_counts(row))
@@ -69,6 +72,10 @@ def _rate(report: Report, row: Row, q: Quantity, count: float) -> Iterator[Findi
             return None
         of = f"the {'/'.join(own)} peak" if own else "the peak of any format"
         ask = ": which format and which GPU ran this?" if verdict == QUESTION else ""
+        # A row with its own share of a peak was run on a part with another peak.
+        share = row.only("percent")
+        if share and share.value.mid <= 1.0 and _SHARE.search(share.words):
+            verdict = QUESTION
         message = f"{q.text} is more than {f'{count:.0f} × ' * (count > 1)}{si(most, 'FLOP/s')}, {of} of {device.name}"
         return finding(verdict, "peak", message + ask, q)
 
@@ -84,7 +91,9 @@ def _rate(report: Report, row: Row, q: Quantity, count: float) -> Iterator[Findi
 
 def _formats_of(q: Quantity, row: Row) -> tuple[str, ...]:
     """What a table's column or row, or a sentence, calls the format of a figure; another column's is not its."""
-    return facts(q.label).of("formats") or facts(row.label if row.kind == "table" else row.text).of("formats")
+    if row.kind != "table":
+        return facts(row.text).of("formats")
+    return facts(q.label).of("formats") or facts(row.label).of("formats")
 
 
 def _bandwidth(report: Report, row: Row, q: Quantity, count: float) -> Iterator[Finding]:
@@ -95,8 +104,9 @@ def _bandwidth(report: Report, row: Row, q: Quantity, count: float) -> Iterator[
     if q.value.lo <= most * slack or _CACHED.search(f"{text} {row.headings}"):
         return
     # So many bytes fit in no cache.
-    big = any(b.value.lo > 4 * max(device.l2_bytes, 2**25) for b in row.of("bytes"))
-    sure = big or (not row.of("bytes") and _MEMORY.search(f"{text} {row.words}"))
+    moved = row.of("bytes") or report.bytes_near(row)
+    big = bool(moved) and all(b.value.lo > 4 * max(device.l2_bytes, 2**25) for b in moved)
+    sure = big or (not row.of("bytes") and _MEMORY.search(f"{text} {row.headings}"))
     message = f"{q.text} is more than the {si(most, 'B/s')} of {device.name}'s memory"
     ask = "" if sure else ": did the data fit in a cache?"
     yield finding(IMPOSSIBLE if sure else QUESTION, "memory bandwidth", message + ask, q)
@@ -152,36 +162,42 @@ _PEAK = re.compile(r"peak|theoretical|roofline|max(?:imum)?\b|spec|rated|limit|u
 
 
 def _stated_peaks(report: Report, kind: str) -> list[tuple[Row, Quantity]]:
-    return [(row, q) for row in report.all_rows for q in row.of(kind) if _PEAK.search(f"{q.words} {row.label.lower()}")]
+    # A table's row is one of peaks where its first words say so.
+    named = [(row, " ".join(row.label.lower().split()[:3])) for row in report.all_rows]
+    return [(row, q) for row, name in named for q in row.of(kind) if _PEAK.search(f"{q.words} {name}")]
 
 
 def shares(report: Report) -> Iterator[Finding]:
     """ "612 TFLOPS (68% of peak)" against every peak that may be meant, stated or known."""
     for kind in ("rate", "bandwidth"):
         stated = [q for _, q in _stated_peaks(report, kind)]
-        for row in report.all_rows if stated else ():
+        by_sheet = False  # whether another share of the report is one of the data sheet's peak
+        for row in report.all_rows:
             here = [s for s in stated if s in row.quantities]
             told = re.compile(rf"{_SHARE.pattern}|efficien") if here else _SHARE
             percents = [q for q in row.of("percent") if told.search(q.words) and "hfu" not in q.words]
             figures = [q for q in row.of(kind) if q.exact and q not in stated]
             if len(percents) != 1 or len(figures) != 1 or not percents[0].exact or not percents[0].value.mid:
                 continue
-            if (kind == "bandwidth" and row.of("rate")) or not (here or row.devices):
+            if row.of("rate" if kind == "bandwidth" else "bandwidth") or not (here or row.devices):
                 continue
             q, p = figures[0], percents[0]
             known = [x for d in row.devices for f in DTYPES for x in (d.peak(f), d.sparse_peak(f), generous_peak(d, f))]
             known = [d.memory_bps for d in row.devices] if kind == "bandwidth" else known
             part, other = q.value / p.value, (*known, *(s.value.mid for s in stated if s not in here))
             near = any(part.meets(x * n, 0.1) for x in other if x for n in gpu_counts(row))
-            if not near and not any(part.meets(s.value, 0.02) for s in here):
-                base = (here or stated)[0]
-                share = f"{100 * q.value.mid / base.value.mid:.3g} %"
-                message = f"{q.text} of {base.text} is {share}, not {p.text}; no other peak of the GPU gives it either"
-                yield finding(INCONSISTENT, "share of peak", message, p, q, lines=(base.line,))
-
-
-# With sparsity, where the data sheet's clock is below the highest that the part boosts to (NVIDIA H100 data sheet).
-_SHEETS = {"fp16": 1979e12, "bf16": 1979e12, "tf32": 989e12, "fp8": 3958e12, "int8": 3958e12}
+            exactly = any(abs(part.mid / x - 1) < 0.015 for x in known if x)
+            if by_sheet and not stated:
+                near = any(abs(part.mid / (x * n) - 1) < 0.06 for x in other if x for n in gpu_counts(row))
+            if not near and (stated or by_sheet) and not any(part.meets(s.value, 0.02) for s in here):
+                base = (here or stated)[:1]
+                of = base[0].text if base else si(known[0] or 1.0, "B/s")
+                share = f"{100 * q.value.mid / (base[0].value.mid if base else known[0] or 1.0):.3g} %"
+                message = f"{q.text} of {of} is {share}, not {p.text}; no other peak of the GPU gives it either"
+                sure = here or by_sheet or abs(stated[0].line - row.line) <= 20
+                lines = tuple(s.line for s in base)
+                yield finding(INCONSISTENT if sure else QUESTION, "share of peak", message, p, q, lines=lines)
+            by_sheet |= kind == "bandwidth" and exactly
 
 
 def sparse_peaks(report: Report) -> Iterator[Finding]:
@@ -192,33 +208,15 @@ def sparse_peaks(report: Report) -> Iterator[Finding]:
             continue
         device = row.devices[0]
         hopper = device.capability == (9, 0) and device.sm_count == 132
-        sparse = _SHEETS.get(formats[0]) if hopper else device.sparse_peak(formats[0])
+        sparse = SPARSE_SHEET.get(formats[0]) if hopper else device.sparse_peak(formats[0])
         dense = [x for f in DTYPES for x in (device.peak(f), generous_peak(device, f)) if x]
         if sparse and q.value.meets(sparse, 0.015) and not any(q.value.meets(d, 0.015) for d in dense):
             message = f"{q.text} is {device.name}'s {formats[0]} peak with 2:4 sparsity; the dense one is half of it"
             yield finding(INCONSISTENT, "sparse peak", message, q)
 
 
-_LANES = {"3": 0.985e9, "4": 1.969e9, "5": 3.938e9, "6": 7.563e9}  # bytes/s of one PCIe lane, one direction
 _PCIE = re.compile(r"(?i)pci-?e?(?:xpress)? ?(?:gen)? ?\.?(?P<g>[3-6])(?:\.0)?(?: ?[x×] ?(?P<n>\d+))?")
-# Both directions together, bytes/s; NVIDIA data sheets.
-_NVLINK = {
-    "V100": 300e9,
-    "A100": 600e9,
-    "A800": 400e9,
-    "A30": 200e9,
-    "H800": 400e9,
-    "H100": 900e9,
-    "H200": 900e9,
-    "H20": 900e9,
-    "GH200": 900e9,
-    "B200": 1800e9,
-    "GB200": 1800e9,
-    "B300": 1800e9,
-    "A6000": 112.5e9,
-    "A40": 112.5e9,
-    "3090": 112.5e9,
-}
+_LINK = re.compile(r"(?i)pci-?e|nvlink")
 _ONE_WAY = re.compile(r"(?i)h2d|d2h|host.to.device|device.to.host|unidirection|one[- ]way|per direction|h->d|d->h")
 _NO_LINK = re.compile(
     r"(?i)alg ?bw|switch|all-?to-?all|all-?gather|ethernet|infiniband|\bib\b|\bnodes?\b|total|system|domain|rack|nvl\d|"
@@ -231,6 +229,7 @@ def links(report: Report) -> Iterator[Finding]:
     for row in report.all_rows:
         for q in row.of("bandwidth") if row.kind == "table" or len(row.of("bandwidth")) == 1 else ():
             near = q.label if row.kind == "table" else row.text
+            near += f" {row.label} {report.lead(row)}" if not _LINK.search(near) and row.kind != "record" else ""
             link = _link(near, row)
             if link is None or _OTHER.search(f"{q.words} {near.lower()}") or _NO_LINK.search(near):
                 continue
@@ -251,7 +250,7 @@ def _link(text: str, row: Row) -> tuple[str, float] | None:
     m, nvlink = _PCIE.search(text), re.search(r"(?i)nvlink", text)
     if m and not nvlink:
         lanes = int(m["n"] or 16)
-        return f"PCIe {m['g']}.0 x{lanes}", 2 * _LANES[m["g"]] * lanes
-    names = [part for device in row.devices for part in _NVLINK if re.search(rf"\b{part}\b", device.name)]
+        return f"PCIe {m['g']}.0 x{lanes}", 2 * PCIE_LANES[m["g"]] * lanes
+    names = [part for device in row.devices for part in NVLINK if re.search(rf"\b{part}\b", device.name)]
     one = nvlink and not m and len(row.devices) == 1 and names
-    return (f"{names[0]}'s NVLink", _NVLINK[names[0]]) if one else None
+    return (f"{names[0]}'s NVLink", NVLINK[names[0]]) if one else None

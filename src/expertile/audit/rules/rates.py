@@ -135,6 +135,8 @@ def _against(cells: Cells, other: str, alone: bool) -> Iterator[Finding]:
         more = conventions(w, row.words) if w and own else ()
         # A row of another format moves other bytes.
         more = more if timed else (*more, 0.25, 0.5, 2.0, 4.0)
+        # A row that does twice the work of the others, by its name, says so with a whole number.
+        more = more if known else (*more, max(1.0, round(off.mid)), 1 / max(1.0, round(1 / off.mid)))
         if off.meets(1.0, _WIDE if known or len(found[1]) == 1 else 0.15) or any(off.meets(c, 0.015) for c in more):
             continue
         if known and w and timed:
@@ -146,9 +148,13 @@ def _against(cells: Cells, other: str, alone: bool) -> Iterator[Finding]:
         yield finding(INCONSISTENT, "rate", message, a, b)
 
 
-def _single(row: Row, w: Reading, a: Quantity, b: Quantity) -> Iterator[Finding]:
+def _single(row: Row, w: Reading, a: Quantity, b: Quantity, sure: bool = False) -> Iterator[Finding]:
     f, words = a.value * b.value / w.work.flops, row.words
-    if any(f.meets(c, _WIDE) for c in conventions(w, words)) or re.search(r"sparse|winograd|strassen|effective", words):
+    if row.size("m") is None and not 0.01 < f.mid < 100:
+        return  # "128x128x8: 1.05 ms" is a tile
+    if (not sure and any(f.meets(c, _WIDE) for c in conventions(w, words))) or re.search(
+        r"sparse|winograd|strassen|effective", words
+    ):
         return
     would, needs = si(w.work.flops / b.value.mid, "FLOP/s"), si(w.work.flops / a.value.mid, "s")
     message = f"{w.formula} = {si(w.work.flops, 'FLOP')} in {b.text} is {would}; {a.text} would take {needs}"
@@ -162,11 +168,14 @@ def lines(report: Report) -> Iterator[Finding]:
         a, b = row.only("rate"), row.only("time")
         if a and b and not _NO_RUN.search(a.words) and same_statistic(a.label, b.label) and (w := readings(row)):
             held.append((row, w, a, b))
-    shared = odd_ones([a.value * b.value / w.work.flops for _, w, a, b in held], (1.0,))
+    factors = [a.value * b.value / w.work.flops for _, w, a, b in held]
+    shared = odd_ones(factors, (1.0,))
     for r, (row, w, a, b) in enumerate(held):
         sure = w.named or (shared is not None and len(held) - len(shared[1]) >= 3)
         if w.near and sure and (shared is None or r in shared[1]):
-            yield from _single(row, w, a, b)
+            # Where the other lines count 2·M·N·K, so does this one.
+            plain = shared is not None and shared[0] == 1.0 and len(held) - len(shared[1]) > 1 and not w.counts
+            yield from _single(row, w, a, b, plain and not factors[r].meets(1.0, _WIDE))
 
 
 _MOVED = re.compile(
@@ -178,13 +187,37 @@ _FACTORS = (1.0, 2.0, 3.0, 4.0, 0.5)  # each byte may be read and written
 
 
 def transfers(report: Report) -> Iterator[Finding]:
-    """A sentence or record that moves so many bytes in so much time at such a rate."""
+    """A sentence or record that moves so many bytes in so much time at such a rate; "reads 2 GB and writes 2 GB"."""
     for row in report.rows:
-        w, n, t = row.only("bandwidth"), row.only("bytes"), row.only("time")
-        if not (w and n and t) or _HELD.search(n.words) or _NO_RUN.search(w.words):
+        w, t, text = row.only("bandwidth"), row.only("time"), row.text.lower()
+        parts = [n for n in row.of("bytes") if n.exact and n.value.mid]
+        if not (w and parts and t) or any(_HELD.search(n.words) for n in parts) or _NO_RUN.search(w.words):
             continue
-        text, f = row.text.lower(), w.value * t.value / n.value
+        # "512 MiB (536.9 MB)" are the same bytes.
+        if len(parts) > 2 or (len(parts) == 2 and not re.search(r"reads?\b.*\bwrit", text)):
+            continue
+        f = w.value * t.value / (total := sum((p.value for p in parts[1:]), parts[0].value))
         several = not _MOVED.search(text) or re.search(r"nccl|all-?reduce|ranks|gpus", text)
         if not several and not any(f.meets(c, _WIDE) for c in ((1.0,) if _ONCE.search(text) else _FACTORS)):
-            message = f"{n.text} in {t.text} is {si(n.value.mid / t.value.mid, 'B/s')}, not {w.text}"
-            yield finding(INCONSISTENT, "bandwidth", message, w, n, t)
+            moved, rate = " + ".join(p.text for p in parts), si(total.mid / t.value.mid, "B/s")
+            yield finding(INCONSISTENT, "bandwidth", f"{moved} in {t.text} is {rate}, not {w.text}", w, *parts, t)
+
+
+def copies(report: Report) -> Iterator[Finding]:
+    """A table's bytes, times and bandwidths: the rows count each byte alike, but for one."""
+    for grid in report.grids:
+        sized, timed = grid.columns("bytes"), grid.columns("time")
+        known = len(sized) == len(timed) == 1 and not _HELD.search(grid.header[sized[0]].lower())
+        for c in grid.columns("bandwidth") if known else ():
+            cells = [(row.figure(c), row.figure(timed[0], "time"), row.figure(sized[0], "bytes")) for row in grid.body]
+            held = [(w, t, n) for w, t, n in cells if w and t and n]
+            factors = [w.value * t.value / n.value for w, t, n in held]
+            found = odd_ones(factors, (1.0, 2.0))
+            for r in found[1] if found and len(held) > 2 else ():
+                (w, t, n), off = held[r], factors[r] / (found[0] if found else 1.0)
+                # A copy's bytes may be counted once or twice.
+                twice = any(abs(off.mid / x - 1) < 0.02 for x in (2, 0.5, 1.5, 2 / 3, 3, 1 / 3))
+                if not twice and not off.meets(1.0, _WIDE):
+                    message = f"{n.text} in {t.text} is {si(n.value.mid / t.value.mid, 'B/s')}; {w.text} counts"
+                    message += f" {off.mid:.3g} times the bytes of the other rows"
+                    yield finding(INCONSISTENT, "bandwidth", message, w, n, t)

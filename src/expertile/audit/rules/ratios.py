@@ -4,7 +4,7 @@ import math
 import re
 import statistics
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import permutations
 
 from expertile.audit.finding import INCONSISTENT, QUESTION, UNIT_OF, Finding, finding, si
@@ -15,7 +15,7 @@ from expertile.audit.report import RATIO, Grid, Report, Row
 Pair = tuple[Quantity, Quantity]
 _TYPED = ("time", "rate", "bandwidth", "tokens_per_s", "items_per_s", "s_per_token", "s_per_item", "bytes")
 _PART = re.compile(
-    r"(?i)\bpeak|efficien|\bmfu\b|scal|sav|reduction|overhead|(?:%|percent) of|less|more|diff|delta|Δ|change|increase"
+    r"(?i)\bpeak|efficien|\bmfu\b|\bshare\b|scal|sav|reduc|overhead|(?:%|percent) of|less|more|diff|delta|Δ|chang|incr"
 )
 _NO_QUOTIENT = re.compile(r"(?i)\bhit|occupancy|active|stall|utili[sz]")  # counters of a profiler
 
@@ -29,7 +29,10 @@ class _Hypothesis:
     direct: bool = False
 
     def fits(self, r: int, target: Quantity, slack: float) -> bool:
-        return r in self.pairs and follows(target, self.pairs[r], slack)
+        a, b = self.pairs.get(r, (target, target))
+        # "1.1x slower" stands among those that are faster.
+        turned = re.match(r"(?i)\W*(?:faster|slower|better|worse)", target.after) and follows(target, (b, a), slack)
+        return r in self.pairs and (bool(turned) or follows(target, (a, b), slack))
 
     def score(self, targets: dict[int, Quantity], telling: list[int]) -> int:
         """The rows that confirm it; 0 where more than one in three does not."""
@@ -59,12 +62,33 @@ def follows(q: Quantity, pair: Pair, slack: float, change: str = "") -> bool:
 
 def grids(report: Report) -> Iterator[Finding]:
     """Every ratio column of every table."""
-    for grid in report.grids:
+    for grid in (*report.grids, *_logs(report)):
         for index in grid.columns("ratio", "percent"):
             name, cells = grid.header[index], [q for q in grid.column(index) if q is not None]
-            said = RATIO.search(name) or _PART.search(name) or all(q.kind == "ratio" for q in cells)
+            said = (
+                name.strip() == "%" or RATIO.search(name) or _PART.search(name) or all(q.kind == "ratio" for q in cells)
+            )
             if said and not _NO_QUOTIENT.search(name):
                 yield from _column(grid, index)
+
+
+def _logs(report: Report) -> Iterator[Grid]:
+    """Lines that differ in their figures alone ("512: eager 1.5 ms, fused 0.75 ms -> 2.0x") as tables."""
+    alike: dict[tuple[int, str], list[Row]] = {}
+    for row in report.lines_of_text:
+        if len(row.of("ratio")) == 1 and 1 < len(row.quantities) < 4:
+            behind = row.text[row.quantities[0].start :]
+            alike.setdefault((row.block, re.sub(r"[\d.,]+", "0", behind)), []).append(row)
+    for (block, _), rows in alike.items():
+        labels = tuple(q.label for q in rows[0].quantities)
+        if len(rows) > 2 and all(len(row.quantities) == len(labels) for row in rows):
+            numbered = [[replace(q, column=c) for c, q in enumerate(row.quantities)] for row in rows]
+            yield Grid(block, labels, [replace(row, quantities=q) for row, q in zip(rows, numbered, strict=True)])
+
+
+def _rank(scored: tuple[int, _Hypothesis]) -> tuple[int, bool, bool]:
+    score, h = scored
+    return score, h.direct, h.name.endswith("1x")
 
 
 def _column(grid: Grid, index: int) -> Iterator[Finding]:
@@ -72,18 +96,24 @@ def _column(grid: Grid, index: int) -> Iterator[Finding]:
     body = [r for r, row in enumerate(grid.rows) if not row.summary]
     targets = {r: q for r in body if (q := cells[r]) is not None and q.exact and q.value.mid > 0}
     # A row whose ratio is 1 is a baseline: that it equals itself confirms nothing.
-    ones = [r for r, q in targets.items() if q.kind != "percent" and q.value.meets(1.0) and q.value.width < 0.3]
+    ones = [r for r, q in targets.items() if q.value.meets(1.0) and q.value.width < 0.3]
     telling = [r for r in targets if r not in ones]
     if not telling:
         return
+    # So is the one row that has none.
+    blank = [r for r in body if cells[r] is None and grid.rows[r].quantities]
+    ones = ones or (blank if len(blank) == 1 and len(telling) == len(body) - 1 else [])
     kinds = tuple(k for k in _TYPED if any(c != index for c in grid.columns(k)))
     scored = [(h.score(targets, telling), h) for kind in kinds for h in _hypotheses(grid, kind, index, body, ones)]
-    score, best = max(((s, h) for s, h in scored if s), key=lambda sh: sh[0], default=(0, None))
-    if best is None or (score < 3 and not best.direct and targets[telling[0]].kind != "ratio"):
+    score, best = max(((s, h) for s, h in scored if s), key=_rank, default=(0, None))
+    told = best is not None and (best.direct or best.name.endswith("1x") or targets[telling[0]].kind == "ratio")
+    if best is None or (score < 3 and not told):
         return
     # One row that agrees is enough beside one that does not, where nothing else can be meant.
     only = best.direct and any(len(grid.columns(kind)) == 2 for kind in kinds)
-    if score < 2 and not (len(telling) == 2 and (only or (ones and best.name.endswith("1x")))):
+    if score < 2 and not (
+        len(telling) == 2 and (only or (ones and best.name.endswith("1x") and targets[telling[0]].kind == "ratio"))
+    ):
         return
     # Where the rows agree to their last digit, so must every other. A pair that suits another better is its own.
     exactly = sum(best.fits(r, targets[r], 0.0) for r in telling)
@@ -124,11 +154,34 @@ def _hypotheses(grid: Grid, kind: str, target: int, body: list[int], ones: list[
         *((f"line {grid.rows[s].line}", dict.fromkeys(body, s)) for s in some),
         ("the row before", {r: r - 1 for r in body}),
     ]
-    for c, held in columns.items():
+    for c, held in [*columns.items(), *_each(grid, columns)]:
+        for s, row in enumerate(grid.rows):
+            if row.summary and s in held:
+                shares = {r: (held[r], held[s]) for r in body if r in held}
+                yield _Hypothesis(f"{grid.header[c]} of line {row.line}", shares, True)
         for name, base in bases:
-            there = {r: (held[s], held[r]) for r, s in base.items() if r in held and s in held and s != r}
+            pairs = [(r, s) for r, s in base.items() if r in held and s in held and s != r]
+            there = {r: (held[s], held[r]) for r, s in pairs if _same_work(grid.rows[r], grid.rows[s])}
             yield _Hypothesis(f"{grid.header[c]} of {name}", there)
             yield _Hypothesis(f"{grid.header[c]} over {name}", {r: (b, a) for r, (a, b) in there.items()})
+
+
+_SHAPES = re.compile(r"\b[A-Za-z]{1,3}=?\d+\b|\d+(?:[x×]\d+)+")
+
+
+def _same_work(a: Row, b: Row) -> bool:
+    """Whether two rows may be of one problem: "B4 N512" and "B1 N1024" are not."""
+    shapes = [{re.sub(r"\d", "", s): s for s in _SHAPES.findall(row.label)} for row in (a, b)]
+    shared = shapes[0].keys() & shapes[1].keys()
+    return len(shared) < 2 or all(shapes[0][s] == shapes[1][s] for s in shared)
+
+
+def _each(grid: Grid, columns: dict[int, dict[int, Quantity]]) -> Iterator[tuple[int, dict[int, Quantity]]]:
+    """The columns for each GPU, which a scaling efficiency compares."""
+    gpus = {r: row.own.get("gpus", 0.0) for r, row in enumerate(grid.rows)}
+    for c, held in columns.items() if len({*gpus.values()}) > 1 else ():
+        by = {r: gpus[r] if q.kind == "time" else 1 / gpus[r] for r, q in held.items() if gpus[r]}
+        yield c, {r: replace(held[r], value=held[r].value * x) for r, x in by.items()}
 
 
 def _two(q: Quantity, a: Quantity, b: Quantity, change: str = "") -> Iterator[Finding]:
@@ -157,6 +210,7 @@ _SPEED, _SIZE = re.compile(r"(?i)speed|faster|slower|latency|throughput|\btime")
 _APART = re.compile(r"(?i)peak|theor|limit|max|\bmin\b|\bp\d\d|std|total|best|worst")
 _PARTIAL = re.compile(r"(?i)sav|differ|delta|reduc|overhead")
 _LESS = re.compile(r"(?i)drop|reduc|decreas|\bless|lower|sav|\bcut")
+_BY = re.compile(r"(?i)\bby\W*$")
 _NOT_OF = re.compile(
     r"(?i)peak|utili|efficien|accuracy|recall|confidence|error|sparsity|occupancy|of (?:the )?(?:total|time|runtime)"
 )
@@ -185,11 +239,18 @@ def sentences(report: Report) -> Iterator[Finding]:
             continue
         # "as the length grew 4x" is not of the times: a word of gain stands beside the ratio, or the times do.
         near = {q: row.text[max(0, q.start - 24) : q.start] + row.text[q.end : q.end + 16] for q in ratios}
-        ratios = [q for q in ratios if _OUTCOME.search(near[q]) or re.fullmatch(r"\W+", row.text[b.end : q.start])]
+        ratios = [
+            q
+            for q in ratios
+            if _OUTCOME.search(near[q])
+            or _BY.search(row.text[: q.start])
+            or re.fullmatch(r"\W+", row.text[b.end : q.start])
+        ]
         for q in ratios:
             # "dropped by 60 %" is a change; "to 60 % of it" is a share.
-            by = re.search(r"(?i)\bby\W*$", row.text[: q.start]) or _CHANGE.search(row.text[q.end :])
-            down = by and _LESS.search(row.text[max(0, q.start - 24) : q.end + 12])
+            by = _BY.search(row.text[: q.start]) or _CHANGE.search(row.text[q.end :])
+            reach = 24 if len(ratios) > 1 else len(row.text)
+            down = by and _LESS.search(row.text[max(0, q.start - reach) : q.end + 12])
             # Where the sentence has two ratios, the other must follow.
             if all(o is q or follows(o, (a, b), ODD) or follows(o, (b, a), ODD) for o in ratios):
                 yield from _two(q, a, b, "loss" if down else "change" if by else "")
@@ -229,13 +290,15 @@ def _summary(row: Row, body: list[Row]) -> Iterator[Finding]:
     odd: list[tuple[Quantity, Interval]] = []
     good = 0
     for q in row.quantities:
-        values = [v.value for b in body for v in b.quantities if v.column == q.column and v.kind == q.kind]
+        values = [v.value for b in body for v in b.quantities if v.column == q.column and v.kind == q.kind and v.exact]
         if len(values) != len(body) or not q.exact:
             continue
         whole = Interval(sum(v.lo for v in values), sum(v.mid for v in values), sum(v.hi for v in values))
         may_be = [whole] if total else [*_means(values), whole]
         good += any(q.value.meets(m, FIT) for m in may_be)
-        if q.kind in judged and not any(q.value.meets(m, ODD) for m in may_be):
+        least, most = min(v.lo for v in values), max(v.hi for v in values)
+        apart = q.kind == "ratio" and not total and not q.value.meets(Interval(least, least, most), 0.02)
+        if apart or (q.kind in judged and not any(q.value.meets(m, ODD) for m in may_be)):
             odd.append((q, may_be[0]))
     # Rows may have been left out: another column must fit, or the table be whole by its look.
     if good >= len(odd) or (len(odd) == 1 and len(body) >= 3):

@@ -42,9 +42,17 @@ def _is_any(f: Interval, *values: float) -> bool:
 
 def per_token(report: Report) -> Iterator[Finding]:
     """ms per token against tokens/s: one is the inverse of the other, times the sequences at once."""
-    for row in report.all_rows:
-        a, b = row.only("s_per_token"), row.only("tokens_per_s")
-        if a and b and not _is_any(a.value * b.value, *_at_once(row)):
+    held = [(row, row.only("s_per_token"), row.only("tokens_per_s")) for row in report.rows]
+    for grid in report.grids:
+        # A table's rows must confirm one another: each column may have its own percentile.
+        for i, j in itertools.product(grid.columns("s_per_token"), grid.columns("tokens_per_s")):
+            cells = [(r, a, b) for r in grid.body if (a := r.figure(i, "s_per_token")) and (b := r.figure(j))]
+            found = odd_ones([a.value * b.value for _, a, b in cells], (1.0,))
+            held += [cells[r] for r in found[1]] if found and found[0] == 1.0 else []
+    for row, a, b in held:
+        # Below the inverse, prefill or waiting may take the rest of the time.
+        slower = a and b and (a.value * b.value).mid < 1 and (row.of("time") or _NOT_WALL.search(row.text))
+        if a and b and not slower and not _is_any(a.value * b.value, *_at_once(row)):
             message = f"{a.text} per token is {si(1 / a.value.mid, 'tokens/s')}, not {b.text}"
             yield finding(INCONSISTENT, "tokens/s", message, b, a)
 
@@ -58,10 +66,12 @@ _TOKENS_KEY = re.compile(
 def token_counts(report: Report) -> Iterator[Finding]:
     """Tokens / time = tokens/s: "512 tokens in 8.0 s (64 tok/s)"."""
     for row in report.rows:
-        q, t = row.only("tokens_per_s"), row.only("time")
-        if not (q and t) or _NOT_WALL.search(row.text) or row.of("rate", "items_per_s"):
+        q, t = row.only("tokens_per_s") or row.only("items_per_s"), row.only("time")
+        if not (q and t) or _NOT_WALL.search(row.text) or row.of("rate") or len(row.of("time")) > 1:
             continue
-        counts = [c for c in row.of("tokens", "items") if c.exact and (c.kind == "tokens" or c.item == "run")]
+        of = "run" if q.kind == "tokens_per_s" else q.item
+        counts = [c for c in row.of("tokens", "items") if c.exact and (c.kind == "tokens" or c.item == of)]
+        counts = counts if q.kind == "tokens_per_s" else [c for c in counts if c.kind == "items"]
         if row.kind == "record":
             keyed = [float(m.replace(",", "")) for m in _TOKENS_KEY.findall(row.text)]
             counts += [Quantity("tokens", exact(v), f"{v:.0f} tokens", "tokens", row.line) for v in keyed]
@@ -146,7 +156,8 @@ def mfu(report: Report) -> Iterator[Finding]:
         if len(sizes) != 1 or not peaks:
             continue
         trained = re.search(r"(?i)train|step|fine-?tun", row.words)
-        each = [sizes[0] * q.value.mid / (x * g) for x in peaks for g in gpu_counts(row)]
+        counts = row.facts.of("gpus") if row.kind == "table" else ()
+        each = [sizes[0] * q.value.mid / (x * g) for x in peaks for g in counts or gpu_counts(row)]
         # "7B" may be 6.7 or 7.6; attention over long texts adds to 6·N.
         if not any((5.1 if trained else 1.7) * e <= p.value.hi and p.value.lo <= 8.3 * e for e in each):
             best = min((k * e for e in each for k in (2, 6)[bool(trained) :]), key=lambda x: abs(x - p.value.mid))

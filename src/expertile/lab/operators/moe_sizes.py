@@ -1,4 +1,4 @@
-"""Whole MoE layers beside torch's, as docs/moe.md shows them: part "sizes" of results/<gpu>/moe/.
+"""Whole MoE layers beside torch's, as docs/results/moe.md shows them: part "sizes" of results/<gpu>/moe/.
 
 Everyone is held against the float32 reference of `operators.moe` on the very operands, forward and with all gradients,
 before any is timed; then they take turns, in eager calls.

@@ -5,9 +5,8 @@ limits, a grouped product can hope for this; each operator that has such a produ
 moved as the operator must read and write. Where memory limits, it can hope for that.
 
 There are two ways to copy, since either alone may fall short of the memory: the driver's, which a CUDA graph holds as a
-memcpy node (on an H200 at two thirds of the bandwidth for many sizes, docs/measuring.md), and an element-wise kernel.
-Both are raced; the record of `copy` is that of the faster one, and its config says which.
-"""
+memcpy node (on an H200 at two thirds of the bandwidth for many sizes, docs/notes/measuring.md), and an element-wise
+kernel. Both are raced; the record of `copy` is that of the faster one, and its config says which."""
 
 from __future__ import annotations
 

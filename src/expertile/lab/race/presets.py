@@ -222,7 +222,7 @@ PRESETS: Mapping[str, str] = MappingProxyType(
         "scaling": "how cost grows with tokens, groups, K and N, one at a time, bf16",
         "skew": "uneven groups beside even ones of the same FLOPs and bytes, bf16",
         "cpu": "small products of every kind, for machines without a GPU",
-        "ladder": "docs/ladder.md: its eight rungs instead of the backends, on four products",
+        "ladder": "docs/notes/ladder.md: its eight rungs instead of the backends, on four products",
         "diagnose": "report 000's three diagnostics done right: one product against many, matrix units, launch cost",
     }
 )

@@ -11,7 +11,7 @@ left to lose is the launch. With a launch of L seconds and B bytes/s,
     t(N) = max(L, 2 * itemsize * N / B)    back to back from the host, which runs ahead of the GPU
     t(N) = L + 2 * itemsize * N / B        a single call that is waited for
 
-and below N = L * B / (2 * itemsize) the launch is most of it. See docs/elementwise.md.
+and below N = L * B / (2 * itemsize) the launch is most of it. See docs/results/elementwise.md.
 
 Source of the loop: Callahan, Dongarra, Levine, "Vectorizing compilers: a test suite and results", Supercomputing 1988.
 """

@@ -336,7 +336,7 @@ def laplacian(u: torch.Tensor, *, boundary: str = "zero", scale: float = 1.0) ->
         [*, H, W], for "interior" [*, H-2, W-2]; u's dtype, contiguous. Differentiable, as often as wanted.
 
     Raises:
-        TypeError or ValueError naming the argument, what was expected and what came.
+        TypeError, ValueError: naming the argument, what was expected and what came.
     """
     check_tensor("u", u, least_dims=2)
     if boundary not in BOUNDARIES:

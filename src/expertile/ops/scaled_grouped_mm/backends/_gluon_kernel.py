@@ -9,8 +9,9 @@ scales. One or two warpgroups ("consumers") multiply them, each its own ROWS of 
 While one consumer promotes, the tensor cores work for the other. A tile 256 columns wide is two halves of 128, one
 after the other in each consumer, because registers hold both halves' sums but only one half's products: it reads 48
 bytes through L2 for every clock of the tensor cores, where 128 columns read 64. Its two consumers queue their products
-in turns (`turns.py`), and a short last wave is of half tiles (`units.py`). Scales come by plain loads, one step
-ahead of their use, the next tile's first ones with the last step of this tile, so any strides will do.
+in turns (`turns.py`), and a short last wave is of half tiles (`units.py`). The loading warp copies each step's scales
+beside its operands, element by element, so any strides will do; one scale for each row or column (ROW) is loaded after
+the last step.
 
 With SPLIT_K > 1 the steps of a tile are dealt out to that many programs, neighbours in the grid; each stores its
 float32 sum into a slice of its own, [SPLIT_K, M, N], and `reduce` adds the slices up in order: same bits every time.

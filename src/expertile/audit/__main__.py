@@ -1,0 +1,3 @@
+from expertile.audit.command import main
+
+raise SystemExit(main())

@@ -1,0 +1,50 @@
+"""`python -m expertile.audit`: what a reviewer runs without torch, Triton or the command line's libraries."""
+
+import subprocess
+import sys
+
+import pytest
+
+from expertile.audit.command import main
+
+WRONG, RIGHT = "So 51.44 / 17.52 = 3.44x.\n", "So 51.44 / 17.52 = 2.94x.\n"
+# None in sys.modules makes an import fail.
+ALONE = """
+import runpy, sys
+for absent in ("torch", "triton", "typer", "rich", "numpy"):
+    sys.modules[absent] = None
+sys.argv = ["audit", *sys.argv[1:]]
+runpy.run_module("expertile.audit", run_name="__main__")
+"""
+
+
+@pytest.mark.parametrize(("text", "code"), [(WRONG, 1), (RIGHT, 0)])
+def test_markdown_it_is_all_it_needs(tmp_path, text, code):
+    report = tmp_path / "report.md"
+    report.write_text(text)
+    done = subprocess.run([sys.executable, "-c", ALONE, str(report)], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (code, "")
+    assert ("2.936, not 3.44x" in done.stdout) == bool(code)
+
+
+def test_several_files_one_verdict(tmp_path, capsys):
+    for name, text in (("a.md", RIGHT), ("b.md", WRONG)):
+        (tmp_path / name).write_text(text)
+    files = [str(tmp_path / name) for name in ("a.md", "b.md")]
+    assert main(files) == 1
+    assert main([*files, "--fail-on", "impossible"]) == 0
+    assert capsys.readouterr().out.count("a.md: nothing contradicts") == 2
+
+
+def test_out_takes_the_place_of_the_terminal(tmp_path, capsys):
+    report, out = tmp_path / "a.md", tmp_path / "a.json"
+    report.write_text(WRONG)
+    assert main([str(report), "--format", "json", "--out", str(out)]) == 1
+    assert '"rule": "arithmetic"' in out.read_text()
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize("arguments", [["absent.md"], ["--gpu", "no such part", __file__]])
+def test_a_mistake_is_one_line(arguments, capsys):
+    assert main(arguments) == 2
+    assert len(capsys.readouterr().err.splitlines()) == 1
