@@ -22,6 +22,8 @@ def grouped_mm(
     config: Any = None,
     check: bool = False,
     batch_invariant: bool = False,
+    out: torch.Tensor | None = None,
+    accumulate: bool = False,
     mat_a: torch.Tensor | None = None,
     mat_b: torch.Tensor | AnyQuantizedWeight | None = None,
 ) -> torch.Tensor:
@@ -51,6 +53,10 @@ def grouped_mm(
             backend that has such configs. On one kind of GPU, with one version of expertile and Triton; on a CPU with
             one number of threads, where rows are multiplied one by one. It holds of the gradient of `a` too. The
             gradients of `b` and `bias` are sums over rows.
+        out: a tensor for the result, of its shape, in the dtype that the result is to have; any strides. Not
+            differentiable then, and not for torch.compile. Rows past offs[-1] are left alone.
+        accumulate: add the result to `out` instead: weight gradients (2-D × 2-D) into the float32 buffer that
+            Megatron and Transformer Engine keep. `gluon_hopper` adds as it stores; others make the product first.
         mat_a, mat_b: torch's names for `a` and `b`; given in their place.
 
     Returns:
@@ -63,6 +69,8 @@ def grouped_mm(
     if mat_a is not None or mat_b is not None:
         a, b = _one_of("a", a, "mat_a", mat_a), _one_of("b", b, "mat_b", mat_b)
     if isinstance(b, AnyQuantizedWeight):
+        if out is not None or accumulate:
+            raise ValueError(f"out, accumulate: expected None and False with an {type(b).__name__}, got other values")
         if batch_invariant:
             raise ValueError(
                 f"batch_invariant: expected False with an {type(b).__name__}, whose products depend on numbers of rows"
@@ -87,6 +95,8 @@ def grouped_mm(
         config=config,
         check=check,
         batch_invariant=batch_invariant,
+        out=out,
+        accumulate=accumulate,
     )
 
 
