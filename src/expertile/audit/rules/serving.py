@@ -10,7 +10,8 @@ _WIDE = 0.08
 # Times of a part of the run, and tokens of several requests.
 _NOT_ALL = re.compile(
     r"(?i)ttft|first token|prefill|prompt|load|warm-?up|compile|p9\d|std|queue|tpot|itl|inter-?token|"
-    r"(?:per|next) token|concurren|requests|users?\b|clients|parallel|steady|decode only|excluding|worker|stream|pipeline|accum"
+    r"(?:per|next) token|concurren|requests|users?\b|clients|parallel|steady|decode only|"
+    r"excluding|worker|stream|pipeline|accum"
 )
 
 
