@@ -126,8 +126,8 @@ def _not(*_):
 
 # A part of the kernel -> what it is replaced by, given the original.
 MUTANTS = {
-    "waits for no turn": ("take_turn", lambda f: _not),
-    "never ends a turn": ("end_turn", lambda f: _not),
+    "does not wait in order": ("ordered_wait", lambda f: _not),
+    "does not arrive at the next consumer": ("ordered_arrive", lambda f: _not),
     "keeps its slots": ("give_back", lambda f: _not),
     "gives back the slot after": ("give_back", lambda f: lambda empty, slot: f(empty, (slot + 1) % 4)),
     "leaves the tensor's end": ("complete", lambda f: lambda slot, ptr, at, whole, end, layout: slot.load(layout)),

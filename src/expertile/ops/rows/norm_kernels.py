@@ -82,7 +82,7 @@ def _forward_tile(
     tile,
     rank,
     place,
-    turn,
+    exchange,
     R,
     C,
     x_stride,
@@ -195,10 +195,10 @@ def _forward_tile(
             centered = tl.where(on_edge, centered - mean[None, :], 0.0)
         squares += tl.sum(centered * centered, 0)
     if CLUSTER > 1:
-        peers.send(place, turn, rank, mean, squares, CLUSTER)
-        peers.wait(place, turn)
+        peers.send(place, exchange, rank, mean, squares, CLUSTER)
+        peers.wait(place, exchange)
         for r in tl.static_range(BLOCK_R):
-            means, parts = peers.received(place, turn, r, BLOCK_R, CLUSTER)
+            means, parts = peers.received(place, exchange, r, BLOCK_R, CLUSTER)
             total = tl.sum(parts, 0)
             if CENTERED:
                 ranks = tl.arange(0, CLUSTER)
@@ -315,7 +315,7 @@ def norm_kernel(
     if STAYS:
         if CLUSTER > 1:
             peers.joined()
-        turn = 0
+        exchange = 0
         for tile in tl.range(program, tl.cdiv(R, BLOCK_R), tl.num_programs(0) // CLUSTER, num_stages=STAGES):
             if VECTOR > 1:  # one tile ahead: such short loads are not copied to shared memory
                 next_tile = tile + tl.num_programs(0) // CLUSTER
@@ -338,7 +338,7 @@ def norm_kernel(
                 tile,
                 rank,
                 place,
-                turn,
+                exchange,
                 R,
                 C,
                 x_stride,
@@ -358,7 +358,7 @@ def norm_kernel(
             if VECTOR > 1:
                 edge_x = next_x
                 edge_residual = next_residual
-            turn += 1  # noqa: SIM113 (Triton has no enumerate)
+            exchange += 1  # noqa: SIM113 (Triton has no enumerate)
     else:
         _forward_tile(
             x_ptr,

@@ -26,7 +26,7 @@ def _forward_tile(
     tile,
     rank,
     place,
-    turn,
+    exchange,
     R,
     C,
     x_stride,
@@ -85,11 +85,11 @@ def _forward_tile(
         edge_exps = tl.exp(edge_x.to(tl.float32) - subtract[None, :])
         row_sum += tl.sum(edge_exps, 0)
     if CLUSTER > 1:
-        peers.send(place, turn, rank, row_max, row_sum, CLUSTER)
-        peers.wait(place, turn)
+        peers.send(place, exchange, rank, row_max, row_sum, CLUSTER)
+        peers.wait(place, exchange)
         scale = row_max
         for r in tl.static_range(BLOCK_R):
-            maxima, sums = peers.received(place, turn, r, BLOCK_R, CLUSTER)
+            maxima, sums = peers.received(place, exchange, r, BLOCK_R, CLUSTER)
             top = tl.max(maxima, 0)
             total = tl.sum(sums * tl.exp(maxima - top), 0)
             scale = peers.with_one(scale, r, tl.exp(peers.one_of(row_max, r) - top) / total)
@@ -143,7 +143,7 @@ def softmax_kernel(
     if STAYS:
         if CLUSTER > 1:
             peers.joined()
-        turn = 0
+        exchange = 0
         for tile in tl.range(program, tl.cdiv(R, BLOCK_R), tl.num_programs(0) // CLUSTER, num_stages=STAGES):
             if VECTOR > 1:  # one tile ahead: such short loads are not copied to shared memory
                 next_rows = (tile + tl.num_programs(0) // CLUSTER) * BLOCK_R + lanes
@@ -155,7 +155,7 @@ def softmax_kernel(
                 tile,
                 rank,
                 place,
-                turn,
+                exchange,
                 R,
                 C,
                 x_stride,
@@ -170,7 +170,7 @@ def softmax_kernel(
             )
             if VECTOR > 1:
                 edge_x = next_x
-            turn += 1  # noqa: SIM113 (Triton has no enumerate)
+            exchange += 1  # noqa: SIM113 (Triton has no enumerate)
     else:
         _forward_tile(
             x_ptr,
@@ -230,7 +230,7 @@ def _backward_tile(
     tile,
     rank,
     place,
-    turn,
+    exchange,
     R,
     C,
     dy_stride,
@@ -293,10 +293,10 @@ def _backward_tile(
     if VECTOR > 1:
         dot += tl.sum(edge_dy.to(tl.float32) * edge_y.to(tl.float32), 0)
     if CLUSTER > 1:
-        peers.send(place, turn, rank, dot, dot, CLUSTER)
-        peers.wait(place, turn)
+        peers.send(place, exchange, rank, dot, dot, CLUSTER)
+        peers.wait(place, exchange)
         for r in tl.static_range(BLOCK_R):
-            dots, _ = peers.received(place, turn, r, BLOCK_R, CLUSTER)
+            dots, _ = peers.received(place, exchange, r, BLOCK_R, CLUSTER)
             dot = peers.with_one(dot, r, tl.sum(dots, 0))
     for i in tl.static_range(PIECES):
         dx = ys[i].to(tl.float32) * (dys[i].to(tl.float32) - dot[:, None])
@@ -351,7 +351,7 @@ def softmax_backward_kernel(
     if STAYS:
         if CLUSTER > 1:
             peers.joined()
-        turn = 0
+        exchange = 0
         for tile in tl.range(program, tl.cdiv(R, BLOCK_R), tl.num_programs(0) // CLUSTER, num_stages=STAGES):
             if VECTOR > 1:  # one tile ahead: such short loads are not copied to shared memory
                 next_rows = (tile + tl.num_programs(0) // CLUSTER) * BLOCK_R + lanes
@@ -366,7 +366,7 @@ def softmax_backward_kernel(
                 tile,
                 rank,
                 place,
-                turn,
+                exchange,
                 R,
                 C,
                 dy_stride,
@@ -383,7 +383,7 @@ def softmax_backward_kernel(
             if VECTOR > 1:
                 edge_dy = next_dy
                 edge_y = next_y
-            turn += 1  # noqa: SIM113 (Triton has no enumerate)
+            exchange += 1  # noqa: SIM113 (Triton has no enumerate)
     else:
         _backward_tile(
             dy_ptr,

@@ -105,7 +105,7 @@ MUTANTS = {
     "rows without token are read": Fault("_fill_gathered", "a_ >= 0", "a_ >= -1"),
     "a consumer mistakes its phase": Fault("_multiply", "_ // _.STAGES & 1", "0"),
     "the other consumer's steps are not counted": Fault("_consumer_pingpong", "_steps(...) + a_", "a_"),
-    "the turn is not handed over": Fault("_multiply", "mbarrier.arrive(_.turn.index(_), ...)"),
+    "the ordered barrier is not arrived at": Fault("_multiply", "mbarrier.arrive(_.order.index(_), ...)"),
     "the pieces of a result lie on one another": Fault("_store", "a_ + _ * _", "a_", nth=...),
     "a store's buffer is reused at once": Fault("_buffer", "tma.store_wait(_)", "tma.store_wait(8)"),
     "one row too many is stored": Fault("_store", "[WRAP, a_, b_, HALF, c_]", "[WRAP, a_, b_ - 1, HALF, c_]"),

@@ -102,7 +102,7 @@ MUTANTS = {
     "a tile is stored where the next one belongs": Fault(
         "_consumer_split", "_store(p_, a_, g_, row, ...)", "_store(p_, a_, g_, next_row, ...)"
     ),
-    "the turn is not handed over": Fault("_multiply", "mbarrier.arrive(_.turn.index(_), ...)"),
+    "the ordered barrier is not arrived at": Fault("_multiply", "mbarrier.arrive(_.order.index(_), ...)"),
     "one row too many is stored": Fault("store_tile", "WRAP - (a_ - b_)", "all_ - 1"),
     "a store's buffer is reused at once": Fault("_store", "tma.store_wait(_)", "tma.store_wait(8)"),
     "the buffers are not used in turn": Fault("_store", "(_ * _.C_PARTS + s_) % c_", "s_ % c_"),

@@ -39,8 +39,8 @@ class Config:
           "split": two consumers, one warpgroup each, with half of the tile's rows each, running freely.
           "pingpong": two consumers of one warpgroup each, taking tiles in turn.
     group_m: rows of tiles that share one pass over a group's weights.
-    store_parts, store_slots: the output tile leaves in `store_parts` pieces through `store_slots` buffers. In turns,
-        the other consumer multiplies meanwhile: stores that wait for one another cost nothing and disturb loads less.
+    store_parts, store_slots: the output tile leaves in `store_parts` pieces through `store_slots` buffers. With
+        "pingpong" the other consumer multiplies meanwhile: stores that wait for one another cost nothing.
         (H200, 26 large products: in four pieces 1.2 % faster than in two; 12 of them: through two buffers 3.5 % slower
         than through one.)
     lag: steps by which the second consumer of "split" starts late.

@@ -55,5 +55,5 @@ class Context:
     SPLIT_K: gl.constexpr
     STORE_PARTS: gl.constexpr
     TAILS: gl.constexpr
-    TURNS: gl.constexpr
+    ORDERED: gl.constexpr
     BF16: gl.constexpr

@@ -36,11 +36,14 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from expertile.ops.hopper.columns import pieces
+from expertile.ops.hopper.ordered_barrier import ordered_arrive as pass_turn
+from expertile.ops.hopper.ordered_barrier import ordered_begin as open_turns
+from expertile.ops.hopper.ordered_barrier import ordered_end as close_turns
+from expertile.ops.hopper.ordered_barrier import ordered_wait as take_turn
 from expertile.ops.hopper.prologue import make_barriers
 from expertile.ops.hopper.ring import advance
 from expertile.ops.hopper.store import bias_of
 from expertile.ops.hopper.tiles import WRAP, locate, make_plan
-from expertile.ops.hopper.turns import close_turns, open_turns, pass_turn, take_turn
 from expertile.ops.hopper.units import span
 from expertile.ops.int4_grouped_mm.backends._gluon_int4_context import Context
 from expertile.ops.int4_grouped_mm.backends._gluon_int4_unpack import (

@@ -39,7 +39,8 @@ class Config:
     """Tile sizes and schedule. Steps are 128 deep, one block of scales.
 
     block_m: 64 (one consumer of 64 rows) or 128 (two).
-    block_n: 32, 64, 128, or 256 in two halves (`pairs` is nothing to those). Two consumers of halves take turns.
+    block_n: 32, 64, 128, or 256 in two halves (`pairs` is nothing to those). Two consumers of halves queue their
+        products in order.
     group_m: rows of tiles that share one pass over a group's weights. (H200, 8 groups of 512 rows, 7168 -> 7168: 331 us
         in bands of 4, 366 of 8, 368 of 16; within 1 % of each other on 26 other shapes.)
     split_k: programs that share a tile's steps.
@@ -170,9 +171,9 @@ def _seconds(problem: ScaledProblem, device: Device, config: Config) -> float:
     units = p.groups * tiles_m * tiles_n * config.split_k
     steps = math.ceil(depth / BLOCK) / config.split_k
     # 4096 multiply-adds a clock and SM. One consumer alone waits for its own promotion, less where that goes on under
-    # the products of a pair; two cover each other's, entirely in pairs, best in halves, which they queue in turns.
+    # the products of a pair; two cover each other's, entirely in pairs, best in halves, which they queue in order.
     # (Factors and the 64 bytes a clock that reach each SM from L2: fitted to 31 shapes on an H200, 2026-11-21, where
-    # the config of the lowest modelled time was at 0.994 of the fastest in geometric mean, 0.90 at worst; turns and
+    # the config of the lowest modelled time was at 0.994 of the fastest in geometric mean, 0.90 at worst; order and
     # narrow tiles to three shapes of 512 rows, 2026-11-22.)
     halves = config.block_n > 128
     if config.consumers == 1:
