@@ -1,6 +1,6 @@
 """Runs a Hopper Gluon kernel's Python source on CPU tensors, as an adversary would schedule it.
 
-Partitions of `warp_specialize` take turns in an order drawn from a seed, and asynchronous work lands as late as the
+Partitions of `warp_specialize` run in an order that a seed decides, and asynchronous work lands as late as the
 kernel's own synchronisation allows: TMA loads and cp.async at random or when nobody can go on, wgmma operands when the
 wgmma is waited for, TMA stores when `store_wait` asks for them. Memory in flight holds NaN. So a stage freed too early,
 a missing fence, a wrong phase, a store's buffer reused too soon or a deadlock shows as an `EmulationError` or as a
@@ -214,7 +214,7 @@ class _Language:
 
     def __init__(self, rng: random.Random, grid: int) -> None:
         self.rng, self.grid, self.program = rng, grid, 0
-        self.drawn: dict[int, int] = {}
+        self.fetched: dict[int, int] = {}
 
     def __getattr__(self, name: str) -> Any:
         return getattr(real_gl, name)
@@ -257,10 +257,10 @@ class _Language:
         return int(x.min())
 
     def atomic_add(self, pointer: Pointer, value: int, sem: str) -> int:
-        """A ticket. Programs run one after the other, so all but the last stop getting any after some."""
+        """The next tile number. Programs run one after the other, so all but the last get a few numbers only."""
         step()
-        self.drawn[self.program] = self.drawn.get(self.program, 0) + 1
-        if self.program < self.grid - 1 and self.drawn[self.program] > 2 + self.program:
+        self.fetched[self.program] = self.fetched.get(self.program, 0) + 1
+        if self.program < self.grid - 1 and self.fetched[self.program] > 2 + self.program:
             return 2**30
         flat = pointer.tensor.view(-1)
         before = int(flat[pointer.offset])

@@ -35,9 +35,9 @@ SMALL = {
     "pingpong": Config(128, 64, 64, 3, "pingpong", 2, 1, 1),
     "pingpong, buffers in turn": Config(128, 64, 64, 2, "pingpong", 2, 1, 2),
     "pingpong, 64 rows": Config(64, 128, 64, 2, "pingpong", 2, 2, 1),
-    "split, drawn": Config(128, 64, 64, 3, "split", 2, 1, 1, dynamic=True),
-    "cooperative, drawn": Config(64, 128, 64, 4, "cooperative", 3, 2, 2, dynamic=True),
-    "pingpong, drawn": Config(64, 64, 64, 3, "pingpong", 2, 1, 2, dynamic=True),
+    "split, dynamic": Config(128, 64, 64, 3, "split", 2, 1, 1, dynamic=True),
+    "cooperative, dynamic": Config(64, 128, 64, 4, "cooperative", 3, 2, 2, dynamic=True),
+    "pingpong, dynamic": Config(64, 64, 64, 3, "pingpong", 2, 1, 2, dynamic=True),
     "cooperative, short": Config(64, 128, 64, 3, "cooperative", 3, 1, 1, short=True),
     "pingpong, short": Config(64, 64, 64, 3, "pingpong", 2, 1, 1, short=True),
 }
@@ -72,7 +72,7 @@ def _emulate(case: Case, config: Config, programs: int, seed: int, kernel=_gluon
 @pytest.mark.parametrize("name", SMALL)
 @pytest.mark.parametrize("case", MANY_TILES, ids=str)
 def test_right_in_any_order(case: Case, name: str) -> None:
-    for seed in range(1 if "drawn" in name else 3):
+    for seed in range(1 if "dynamic" in name else 3):
         _emulate(case, SMALL[name], programs=2 + seed % 2, seed=seed)
 
 
@@ -92,7 +92,7 @@ _WAIT = "warpgroup_mma_wait(0, ...)"
 MUTANTS = {
     "a stage is freed before its wgmma is done": Fault("_multiply", _ARRIVE, before(_WAIT), nth=-1),
     "no fence before the TMA store": Fault("store_tile", "fence_async_shared()"),
-    "the producer starts on phase 0": Fault("feed", "a_ = 1", "a_ = 0"),
+    "the producer starts on phase 0": Fault("produce", "a_ = 1", "a_ = 0"),
     "a consumer mistakes its phase": Fault("_multiply", "_ // _.STAGES & 1", "0"),
     "a skipping consumer keeps the stages": Fault("skip", _ARRIVE),
     "the other consumer's steps are not counted": Fault(
@@ -235,7 +235,7 @@ def test_few_tiles_are_small(groups, rows, k, n, mode, tile) -> None:
     assert (config.mode, (config.block_m, config.block_n)) == (mode, tile)
 
 
-def test_weight_gradients_of_short_groups_are_drawn() -> None:
+def test_weight_gradients_of_small_groups_have_a_dynamic_scheduler() -> None:
     """They are little but stores: in turn from a counter they stay side by side in memory."""
     short, long = (
         Problem(
@@ -271,8 +271,8 @@ def _wgrad(groups: int, rows: int, m: int, n: int) -> Config:
     return BACKEND.configs(problem, H200)[0]
 
 
-def test_short_weight_gradients_get_small_tiles() -> None:
-    """Where they are too few to be drawn: from 128 rows a group down each consumer stores its half of 128x128."""
+def test_weight_gradients_of_small_groups_get_small_tiles() -> None:
+    """Too few tiles for a dynamic scheduler: from 128 rows a group down each consumer stores its half of 128x128."""
     expected = ((4, "split", 128), (128, "split", 128), (256, "pingpong", 128), (512, "pingpong", 128))
     for rows, mode, width in expected:
         config = _wgrad(8, rows, 1024, 4096)
@@ -314,7 +314,7 @@ def test_groups_of_a_few_hundred_rows_get_low_tiles() -> None:
     assert {c.block_m for c in high} == {128}
 
 
-def test_short_groups_are_drawn_where_there_are_waves_enough() -> None:
+def test_small_groups_have_a_dynamic_scheduler_where_there_are_many_waves() -> None:
     many, few = (_problem(Case("", M, (128,) * groups, n=1536, k=64))[0] for groups in (128, 32))
     assert BACKEND.configs(many, H200)[0].dynamic and not BACKEND.configs(few, H200)[0].dynamic
 

@@ -149,7 +149,7 @@ _BARRIER = 'f"bar.{a_} {b_}, 256; mov.b32 $0, 0;"'
 MUTANTS = {
     "a stage is freed before its wgmma is done": Fault("_promote", _FREE, before("warpgroup_mma_wait(...)")),
     "no fence before the TMA store": Fault("store_tile", "fence_async_shared()"),
-    "the producer starts on phase 0": Fault("feed", "a_ = 1", "a_ = 0"),
+    "the producer starts on phase 0": Fault("produce", "a_ = 1", "a_ = 0"),
     "a consumer mistakes its phase": Fault(_MULTIPLY, "_ // _.STAGES & 1", "0", nth=...),
     "a skipping consumer keeps the stages": Fault("_skip", _ARRIVE),
     "the ring forgets a tile's steps": Fault("_consumer", "ring += _", "ring += 1"),
@@ -158,7 +158,7 @@ MUTANTS = {
     ),
     "the scales of another block of k": Fault("_copy_scales", "b_ * p_.sa_k", "0 * p_.sa_k"),
     "b's scales of another block of k": Fault("_copy_scales", "b_ * p_.sb_k", "0 * p_.sb_k"),
-    "the scales of another group": Fault("feed", "l_ * p_.sb_g", "0 * p_.sb_g"),
+    "the scales of another group": Fault("produce", "l_ * p_.sb_g", "0 * p_.sb_g"),
     "the scales of another block of columns": Fault("_copy_scales", "c_ * p_.sb_n", "0 * p_.sb_n"),
     "scales of rows that do not exist": Fault("_copy_scales", "gl.minimum(a_, p_.M - 1)", "a_"),
     "scales of columns that do not exist": Fault("_copy_scales", "gl.minimum(a_, (_.N - 1) // 128)", "a_"),
@@ -177,10 +177,10 @@ MUTANTS = {
     ),
     "expected bytes leave out b": Fault("_expect", "a_ + _.HALVES * _", "a_"),
     "boxes without rows are expected": Fault("_expect", "(_ == c_) & w_", "(c_ == p.BLOCK_M // p.A_BOX) & w_", nth=...),
-    "boxes without rows are loaded": Fault("feed", "tma_load(..., _ < _)", "tma_load(..., True)"),
-    "a box of rows is left out": Fault("feed", "(a_ + p_.A_BOX - 1) // p_.A_BOX", "a_ // p_.A_BOX"),
-    "every box has the first one's rows": Fault("feed", "r_ + _ * _.A_BOX", "r_"),
-    "boxes lie on one another": Fault("feed", "p_.a_boxes.index(a_ + _)", "p_.a_boxes.index(a_)"),
+    "boxes without rows are loaded": Fault("produce", "tma_load(..., _ < _)", "tma_load(..., True)"),
+    "a box of rows is left out": Fault("produce", "(a_ + p_.A_BOX - 1) // p_.A_BOX", "a_ // p_.A_BOX"),
+    "every box has the first one's rows": Fault("produce", "r_ + _ * _.A_BOX", "r_"),
+    "boxes lie on one another": Fault("produce", "p_.a_boxes.index(a_ + _)", "p_.a_boxes.index(a_)"),
     "splits overlap": Fault("span", "_ // p_.SPLIT_K - f_", "steps - f_"),
     "every slice takes the bias along": Fault("_store", "gl.where(_ == 0, n_, 0)", "n_"),
     "slices lie on one another": Fault("_store", "r_ + _ * _.M", "r_"),
@@ -194,7 +194,7 @@ MUTANTS = {
     "a narrow tile waits for a whole one's bytes": Fault(
         "_expect", "mbarrier.expect(b_, a_ + n_, ...)", "mbarrier.expect(b_, a_ + 2 * n_, ...)", nth=1
     ),
-    "more boxes than the tile has": Fault("feed", "gl.minimum(a_, b_)", "gl.minimum(a_, b_ + 1)"),
+    "more boxes than the tile has": Fault("produce", "gl.minimum(a_, b_)", "gl.minimum(a_, b_ + 1)"),
     "the other consumer is not let go": Fault("_multiply_halves", _ORDER_ARRIVE, nth=0),
     "the right half is not ordered": [Fault("_multiply_halves", what, nth=1) for what in (_ORDER_WAIT, _ORDER_ARRIVE)],
     "a narrow tile is not ordered": [Fault("_multiply", what) for what in (_ORDER_WAIT, _ORDER_ARRIVE)],
@@ -208,7 +208,7 @@ MUTANTS = {
     "the first arrival comes with each unit": Fault(
         "_consumer", "_ += _ * p_.ROWS", "all_; ordered_begin(p_, CONSUMER)"
     ),
-    "both narrow tiles are the left one": Fault("_consumer|feed", "_ += shift", nth=...),
+    "both narrow tiles are the left one": Fault("_consumer|produce", "_ += shift", nth=...),
     "the odd step is left out": Fault("_multiply_pairs", "_ % 2 == 1", "False"),
     "a pair's stages are mistaken": Fault("_multiply_pairs", "advance(p_, j, phase_j)", "advance(p_, i, phase)"),
 }

@@ -1,7 +1,7 @@
 """Device code of `gluon_gather`: persistent, warp-specialised grouped GEMM for sm_90a whose rows may be gathered.
 
-Producers keep a ring of STAGES shared-memory stages full (`_gluon_feed`). Two consumers, a warpgroup each, multiply,
-and while one finishes its tile (`_gluon_epilogue`, `_gluon_backward`) the other has the tensor cores. As in
+Producers keep a ring of STAGES shared-memory stages full (`_gluon_producer`). Two consumers, a warpgroup each,
+multiply, and while one finishes its tile (`_gluon_epilogue`, `_gluon_backward`) the other has the tensor cores. As in
 `grouped_mm`'s kernel they share the tiles in one of two ways:
 
   pingpong  Each takes every other tile of the program; a pair of barriers keeps their main loops apart.
@@ -26,9 +26,9 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from expertile.ops.gathered_mm.backends._gluon_backward import fetch_pre, routing_weights, store_backward
 from expertile.ops.gathered_mm.backends._gluon_context import Context
 from expertile.ops.gathered_mm.backends._gluon_epilogue import store_gated, store_plain
-from expertile.ops.gathered_mm.backends._gluon_feed import feed_gathered, fill_in_order
-from expertile.ops.gathered_mm.backends._gluon_wgrad import feed_wgrad
-from expertile.ops.hopper.load import feed
+from expertile.ops.gathered_mm.backends._gluon_producer import fill_in_order, produce_gathered
+from expertile.ops.gathered_mm.backends._gluon_wgrad import produce_wgrad
+from expertile.ops.hopper.load import produce
 from expertile.ops.hopper.prologue import make_barriers
 from expertile.ops.hopper.ring import advance, skip
 from expertile.ops.hopper.schedule import make_queue, take
@@ -188,13 +188,13 @@ def _consumer(p, CONSUMER: gl.constexpr, mma_layout: gl.constexpr):
 
 
 @gluon.jit
-def _feed(p):
+def _producer(p):
     if p.PRODUCT == "wgrad":
-        feed_wgrad(p)
+        produce_wgrad(p)
     elif p.GATHERED != "":
-        feed_gathered(p)
+        produce_gathered(p)
     else:
-        feed(p, fill_in_order)
+        produce(p, fill_in_order)
 
 
 @gluon.jit(
@@ -207,7 +207,7 @@ def _feed(p):
         "slots_ptr",
         "weights_ptr",
         "sums_ptr",
-        "tickets_ptr",
+        "tile_counter_ptr",
     ],
 )
 def gathered_mm_kernel(
@@ -223,7 +223,7 @@ def gathered_mm_kernel(
     slots_ptr,
     weights_ptr,
     sums_ptr,
-    tickets_ptr,
+    tile_counter_ptr,
     G,
     M,
     N,
@@ -296,7 +296,7 @@ def gathered_mm_kernel(
         slots_ptr,
         weights_ptr,
         sums_ptr,
-        tickets_ptr,
+        tile_counter_ptr,
         G,
         M,
         N,
@@ -325,7 +325,7 @@ def gathered_mm_kernel(
     )
     mma_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [num_warps, 1], [16, BLOCK_N, 16])
     gl.warp_specialize(
-        [(_consumer, (p, 0, mma_layout)), (_consumer, (p, 1, mma_layout)), (_feed, (p,))],
+        [(_consumer, (p, 0, mma_layout)), (_consumer, (p, 1, mma_layout)), (_producer, (p,))],
         [4, 4 if GATHERED != "" else 1],
         [CONSUMER_REGS, PRODUCER_REGS],
     )

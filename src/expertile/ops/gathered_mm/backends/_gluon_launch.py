@@ -12,7 +12,7 @@ from expertile.ops.gathered_mm.backend import Operands, Outputs
 from expertile.ops.gathered_mm.backends._gluon_kernel import gathered_mm_kernel
 from expertile.ops.gathered_mm.backends._gluon_sums import add_row_sums
 from expertile.ops.gathered_mm.problem import GatherProblem, Product
-from expertile.ops.launch.blocks import Blocks, ragged, tickets
+from expertile.ops.launch.blocks import Blocks, ragged, tile_counter
 from expertile.ops.launch.launch import Launch
 from expertile.ops.launch.versions import FP_FUSION
 
@@ -107,7 +107,7 @@ def prepared(
     o = operands
     made = plan(p, config, p.dtype if o.bias is None else o.bias.dtype, programs)
     rows = o.offs if o.rows is None else o.rows
-    counter = tickets(config.dynamic, o.offs)
+    counter = tile_counter(config.dynamic, o.offs)
     if p.product is Product.BACKWARD:
         dpre, act_w, _ = outputs
         assert dpre is not None and act_w is not None and sums is not None

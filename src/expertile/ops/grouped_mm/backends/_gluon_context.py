@@ -25,7 +25,7 @@ class Context:
     queued: gl.shared_memory_descriptor
     offs: gl.tensor
     bias: gl.tensor
-    tickets: gl.tensor
+    tile_counter: gl.tensor
     G: gl.tensor
     M: gl.tensor
     N: gl.tensor

@@ -25,9 +25,9 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from expertile.ops.grouped_mm.backends._gluon_context import Context
-from expertile.ops.grouped_mm.backends._gluon_feed import fill
+from expertile.ops.grouped_mm.backends._gluon_producer import fill
 from expertile.ops.hopper.columns import pieces
-from expertile.ops.hopper.load import feed
+from expertile.ops.hopper.load import produce
 from expertile.ops.hopper.prologue import make_barriers, prefetch_descriptors
 from expertile.ops.hopper.ring import advance, skip
 from expertile.ops.hopper.schedule import make_queue, take
@@ -205,13 +205,13 @@ def _consumer(p, CONSUMER: gl.constexpr, mma_layout: gl.constexpr):
 
 @gluon.jit
 def _producer(p):
-    feed(p, fill)
+    produce(p, fill)
 
 
 @gluon.jit(
     # One compilation serves every token count.
     do_not_specialize=["G", "M", "N", "K"],
-    do_not_specialize_on_alignment=["offs_ptr", "bias_ptr", "tickets_ptr"],
+    do_not_specialize_on_alignment=["offs_ptr", "bias_ptr", "tile_counter_ptr"],
 )
 def grouped_mm_kernel(
     a_desc,
@@ -219,7 +219,7 @@ def grouped_mm_kernel(
     c_desc,
     offs_ptr,
     bias_ptr,
-    tickets_ptr,
+    tile_counter_ptr,
     G,
     M,
     N,
@@ -248,9 +248,10 @@ def grouped_mm_kernel(
     """out[g] = a[g] @ b[g] over groups g; see `gluon_hopper` for shapes. Grid: one program per multiprocessor.
 
     GROUPS_POW2: a power of two >= max(G, 32). BLOCK_M = ROWS * CONSUMERS (split) or ROWS (pingpong). A_BOX: rows of a
-    that one load brings, ROWS or, for a with 64 elements of K in a row of a box, a divisor of 64 rows. tickets_ptr: an
-    int32 that is zero, for DYNAMIC.
-    Launched as a programmatic dependent, it sets itself up while the kernel before it ends.
+    that one load brings, ROWS or, for a with 64 elements of K in a row of a box, a divisor of 64 rows.
+    tile_counter_ptr: an int32 that is zero, for DYNAMIC.
+
+    Launched as a programmatic dependent, the kernel sets itself up while the kernel before it ends.
     """
     prefetch_descriptors(a_desc, b_desc, "grouped_mm_kernel")
     A_PARTS: gl.constexpr = BLOCK_M // ROWS
@@ -289,7 +290,7 @@ def grouped_mm_kernel(
         queued,
         offs_ptr,
         bias_ptr,
-        tickets_ptr,
+        tile_counter_ptr,
         G,
         M,
         N,

@@ -13,7 +13,7 @@ whether neighbouring elements can be loaded 16 bytes at a time (contiguous dimen
 multiples of 16 bytes), which Triton finds out from the arguments' divisibility.
 
 Bytes: a and b at least once and out once; a tile reads (BLOCK_M + BLOCK_N) * K elements, mostly from L2 by the raster
-order of `persistent.py`. Limits: cp.async feeds the tensor cores through registers' addresses, which costs issue slots
+order of `persistent.py`. Limits: cp.async takes its addresses from registers, which costs issue slots
 that TMA does not: about 0.6 of the peak on Hopper. Small groups are limited by the bytes of b.
 float32 without TF32 has no tensor cores and runs on FMA units.
 """

@@ -10,7 +10,7 @@ For each group g:  out_g[m, n] = sum_k a_g[m, k] * b_g[k, n] (+ bias[g, n]), acc
 Every operand has one descriptor over the whole tensor, made by the host once per call. Where a block must end at the
 group's end it is a ragged descriptor: two more dimensions whose strides cancel modulo 2^64 (the trick of
 triton.tools.ragged_tma), so that the hardware drops stores past the end (out of RAGGED_M) and fills loads with zeros
-(both operands of RAGGED_K). Elsewhere a block that reads into the next group only feeds elements that are not stored.
+(both operands of RAGGED_K). Elsewhere a block that reads into the next group only reaches elements that are not stored.
 A block starts at a multiple of 16 bytes of the contiguous dimension, so where that is the ragged one (a of RAGGED_M by
 columns, b of RAGGED_N by rows) the first tile of a group starts a little ahead of it.
 

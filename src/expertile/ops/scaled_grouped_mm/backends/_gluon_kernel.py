@@ -37,7 +37,7 @@ from expertile.ops.hopper.tiles import locate, make_plan
 from expertile.ops.hopper.units import span, tile_of, units
 from expertile.ops.launch.versions import reinterpret
 from expertile.ops.scaled_grouped_mm.backends._gluon_context import Context
-from expertile.ops.scaled_grouped_mm.backends._gluon_feed import feed
+from expertile.ops.scaled_grouped_mm.backends._gluon_producer import produce
 
 
 @gluon.jit
@@ -340,9 +340,9 @@ def scaled_grouped_mm_kernel(
     mma_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [num_warps, 1], [16, COLS, 32])
     if CONSUMERS == 2:
         gl.warp_specialize(
-            [(_consumer, (p, 0, mma_layout)), (_consumer, (p, 1, mma_layout)), (feed, (p,))],
+            [(_consumer, (p, 0, mma_layout)), (_consumer, (p, 1, mma_layout)), (produce, (p,))],
             [4, 1],
             [CONSUMER_REGS, PRODUCER_REGS],
         )
     else:
-        gl.warp_specialize([(_consumer, (p, 0, mma_layout)), (feed, (p,))], [1], [PRODUCER_REGS])
+        gl.warp_specialize([(_consumer, (p, 0, mma_layout)), (produce, (p,))], [1], [PRODUCER_REGS])
