@@ -275,6 +275,9 @@ def _loads_wide(problem: Problem) -> bool:
     return True
 
 
+_variant = lru_cache(maxsize=1024)(replace)  # few differ, and making one takes longer than finding it
+
+
 @lru_cache(maxsize=4096)
 def configs(problem: Problem, device: Device) -> tuple[Config, ...]:
     """The tiles whose stages fit shared memory, the one with the lowest modelled time first."""
@@ -295,7 +298,7 @@ def configs(problem: Problem, device: Device) -> tuple[Config, ...]:
         registers = c.block_m * c.block_n + 96 * 32 * c.num_warps  # accumulators, and some 96 for everything else
         blocks = max(1, min(4, smem // stages, 65536 // registers))
         group_m = best_group_m(problem, c.block_m, c.block_n, blocks * device.sm_count, device.l2_bytes)
-        found.append(replace(c, group_m=group_m, blocks_per_sm=blocks))
+        found.append(_variant(c, group_m=group_m, blocks_per_sm=blocks))
     return tuple(sorted(found, key=lambda c: _cost(problem, device, c)))
 
 

@@ -434,24 +434,28 @@ _TILES = (
 )
 
 
+_variant = lru_cache(maxsize=1024)(replace)  # few differ, and making one takes longer than finding it
+
+
 @lru_cache(maxsize=4096)
 def configs(problem: Problem, device: Device) -> tuple[Config, ...]:
     """The tiles whose stages fit shared memory, the one with the lowest modelled time first."""
     itemsize = problem.dtype.itemsize
+    by_pointers = problem.layout is Layout.RAGGED_N or _aligned_starts(problem) > 1
+    by_pointers = by_pointers or problem.n * problem.out_dtype.itemsize % 16 != 0
     found = []
     for tile in _TILES:
-        config = replace(tile, block_k=tile.block_k * 2 // itemsize)
+        config = _variant(tile, block_k=tile.block_k * 2 // itemsize)
         if _smem_bytes(problem, config) > (device.smem_bytes or 232448) // config.blocks_per_sm:
             continue
         programs = device.sm_count * config.blocks_per_sm
         group_m = best_group_m(problem, config.block_m, config.block_n, programs, device.l2_bytes)
-        config = replace(config, group_m=group_m, flatten=config.flatten and problem.layout is not Layout.RAGGED_K)
-        by_pointers = problem.layout is Layout.RAGGED_N or _aligned_starts(problem) > 1
-        if by_pointers or problem.n * problem.out_dtype.itemsize % 16 != 0:
-            # stores through pointers: more than 32 addresses per thread at a time spill
-            subtile = config.block_m * config.block_n // (1024 * config.num_warps)
-            config = replace(config, flatten=False, subtile=max(1, min(4, subtile)))
-        found.append(config)
+        flatten = config.flatten and problem.layout is not Layout.RAGGED_K and not by_pointers
+        subtile = config.subtile
+        if by_pointers:
+            # More than 32 addresses per thread at a time spill.
+            subtile = max(1, min(4, config.block_m * config.block_n // (1024 * config.num_warps)))
+        found.append(_variant(config, group_m=group_m, flatten=flatten, subtile=subtile))
     return tuple(sorted(dict.fromkeys(found), key=lambda c: _cost(problem, device, c)))
 
 
