@@ -131,7 +131,7 @@ MUTANTS = {
     "keeps its slots": ("give_back", lambda f: _not),
     "gives back the slot after": ("give_back", lambda f: lambda empty, slot: f(empty, (slot + 1) % 4)),
     "leaves the tensor's end": ("complete", lambda f: lambda slot, ptr, at, whole, end, layout: slot.load(layout)),
-    "leaves the edges": ("edges", lambda f: lambda *a: (f(*a)[0], f(*a)[1] & False)),
+    "leaves the head and the tail": ("head_and_tail", lambda f: lambda *a: (f(*a)[0], f(*a)[1] & False)),
     "writes whole words of others": ("words", lambda f: lambda shift, c, v: (f(shift, c, v)[0], f(shift, c, v)[1] + v)),
     "leaves the last group": ("place", lambda f: lambda *a: (*f(*a)[:2], f(*a)[2] - 1)),
 }
@@ -255,7 +255,7 @@ OTHERS = [
     "dtype, config, tensors", [(d, choose(c, d.itemsize, t), t) for d, c, t in DEFAULTS] + OTHERS, ids=str
 )
 def test_compiled_for_hopper(dtype, config, tensors):
-    """Programs fit an SM, do not spill, and write whole words but for the edges, which one store writes."""
+    """Programs fit an SM, do not spill, and write whole words but for head and tail, which one store writes."""
     x = torch.empty(3, 50257, dtype=dtype)
     with compile_only(90) as kernels:
         if tensors == 1:

@@ -186,7 +186,7 @@ def words(shift, C, VECTOR: gl.constexpr):
 
 
 @gluon.jit
-def edges(shift, C, VECTOR: gl.constexpr, layout: gl.constexpr):
+def head_and_tail(shift, C, VECTOR: gl.constexpr, layout: gl.constexpr):
     """The elements of a row before and after its whole words, [2 * VECTOR], and which of them there are: read and
     written one by one, as their words are the neighbours' too."""
     head, tail = words(shift, C, VECTOR)

@@ -72,8 +72,8 @@ def _forward_row(
     VECTOR: gl.constexpr = CHUNK // 32
     layout: gl.constexpr = gl.BlockedLayout([1, VECTOR], [1, 32], [gl.num_warps(), 1], [1, 0])
     alone: gl.constexpr = gl.BlockedLayout([1], [32], [gl.num_warps()], [0])
-    edge_at, edge_inside = ring.edges(shift, C, VECTOR, alone)
-    edge_x = gl.load(x_row + edge_at, mask=edge_inside, other=0.0)
+    ends_at, ends_inside = ring.head_and_tail(shift, C, VECTOR, alone)
+    ends_x = gl.load(x_row + ends_at, mask=ends_inside, other=0.0)
     ring.ordered_wait(order, order_phase, CONSUMER, CONSUMERS)
 
     mbarrier.wait(full.index(slot), phase)
@@ -110,8 +110,8 @@ def _forward_row(
         gl.store(y_row + at, y.to(y_row.dtype.element_ty), mask=(at >= head) & (at < tail))
         x = following
         s = after
-    edge_y = _exp_from(edge_x.to(gl.float32), base) * scale
-    gl.store(y_row + edge_at, edge_y.to(y_row.dtype.element_ty), mask=edge_inside)
+    ends_y = _exp_from(ends_x.to(gl.float32), base) * scale
+    gl.store(y_row + ends_at, ends_y.to(y_row.dtype.element_ty), mask=ends_inside)
 
 
 @gluon.jit

@@ -34,9 +34,9 @@ def _backward_row(
     VECTOR: gl.constexpr = CHUNK // 32
     layout: gl.constexpr = gl.BlockedLayout([1, VECTOR], [1, 32], [gl.num_warps(), 1], [1, 0])
     alone: gl.constexpr = gl.BlockedLayout([1], [32], [gl.num_warps()], [0])
-    edge_at, edge_inside = ring.edges(shift, C, VECTOR, alone)
-    edge_dy = gl.load(dy_row + edge_at, mask=edge_inside, other=0.0)
-    edge_y = gl.load(y_row + edge_at, mask=edge_inside, other=0.0)
+    ends_at, ends_inside = ring.head_and_tail(shift, C, VECTOR, alone)
+    ends_dy = gl.load(dy_row + ends_at, mask=ends_inside, other=0.0)
+    ends_y = gl.load(y_row + ends_at, mask=ends_inside, other=0.0)
     ring.ordered_wait(order, order_phase, CONSUMER, CONSUMERS)
 
     mbarrier.wait(full.index(slot), phase)
@@ -72,8 +72,8 @@ def _backward_row(
         dx = y * (dy - dot)
         gl.store(dx_row + at, dx.to(dx_row.dtype.element_ty), mask=(at >= head) & (at < tail))
         s, p = ring.forward_by(s, p, 1, SLOTS)
-    edge_dx = edge_y.to(gl.float32) * (edge_dy.to(gl.float32) - dot)
-    gl.store(dx_row + edge_at, edge_dx.to(dx_row.dtype.element_ty), mask=edge_inside)
+    ends_dx = ends_y.to(gl.float32) * (ends_dy.to(gl.float32) - dot)
+    gl.store(dx_row + ends_at, ends_dx.to(dx_row.dtype.element_ty), mask=ends_inside)
 
 
 @gluon.jit
