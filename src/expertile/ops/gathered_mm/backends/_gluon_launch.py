@@ -80,9 +80,8 @@ def plan(p: GatherProblem, config: Any, bias_dtype: torch.dtype, programs: int) 
         "num_warps": 4,
         **FP_FUSION,
         "maxnreg": 168,
-        # Worth its while for few rows, of which the launch is a good part. Layers with many were 3 to 8 % faster before
-        # the product after this one could come early (H200, SonicMoE's sizes, peers within 1 %). `combine` had a part
-        # in it; why the rest, is not known.
+        # Worth its while for few rows, where the launch is a good part of the time. Layers with many rows were 3 to 8 %
+        # slower with PDL (H200, SonicMoE's sizes, peers within 1 %): partly because of `combine`, else unexplained.
         "launch_pdl": config.masked,
     }
     i32 = torch.int32

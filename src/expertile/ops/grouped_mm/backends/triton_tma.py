@@ -46,7 +46,7 @@ from expertile.ops.grouped_mm.problem import Layout, Problem
 from expertile.ops.launch.blocks import Blocks
 from expertile.ops.launch.device import program_count, torch_device
 from expertile.ops.launch.launch import Launch, pointer
-from expertile.ops.launch.pdl import begin, early_options
+from expertile.ops.launch.pdl import begin, pdl_options
 from expertile.ops.launch.versions import FP_FUSION
 
 _RAGGED_ROWS = 2**30  # the extent of a ragged descriptor: the most rows a tensor may have
@@ -202,9 +202,9 @@ def _tma_kernel(
     BLOCK_K: tl.constexpr,
     FLATTEN: tl.constexpr,
     SUBTILE: tl.constexpr,
-    EARLY: tl.constexpr,
+    PDL: tl.constexpr,
 ):
-    begin(EARLY)
+    begin(PDL)
     total, ends = count_tiles(offs_ptr, M, N, groups, RAGGED, GROUPS_P2, BLOCK_M, BLOCK_N, ALIGN)
     for tile in tl.range(tl.program_id(0), total, tl.num_programs(0), flatten=FLATTEN):
         group, row, row_end, col, col_end, k_start, k_length = locate_tile(
@@ -334,7 +334,7 @@ def _launch(
         **FP_FUSION,
         "num_stages": config.num_stages,
         # Triton may keep one stage less than it is asked for.
-        **early_options(device, _smem_bytes(problem, replace(config, num_stages=config.num_stages - 1))),
+        **pdl_options(device, _smem_bytes(problem, replace(config, num_stages=config.num_stages - 1))),
     }
     tiles = tiles_bound(ragged, groups, m, n, config.block_m, config.block_n)
     return Launch(
