@@ -38,8 +38,8 @@ SMALL = {
     "split, dynamic": Config(128, 64, 64, 3, "split", 2, 1, 1, dynamic=True),
     "cooperative, dynamic": Config(64, 128, 64, 4, "cooperative", 3, 2, 2, dynamic=True),
     "pingpong, dynamic": Config(64, 64, 64, 3, "pingpong", 2, 1, 2, dynamic=True),
-    "cooperative, short": Config(64, 128, 64, 3, "cooperative", 3, 1, 1, short=True),
-    "pingpong, short": Config(64, 64, 64, 3, "pingpong", 2, 1, 1, short=True),
+    "cooperative, small M": Config(64, 128, 64, 3, "cooperative", 3, 1, 1, small_m=True),
+    "pingpong, small M": Config(64, 64, 64, 3, "pingpong", 2, 1, 1, small_m=True),
 }
 
 # Several tiles for each of several programs, and every edge: empty groups, part tiles, rows past the end.
@@ -195,27 +195,27 @@ def test_only_hopper() -> None:
 def test_short_loads_are_offered_where_groups_are_short() -> None:
     def offered(case: Case) -> list[Config]:
         problem = _problem(case)[0]
-        return [c for c in BACKEND.configs(problem, H200) if c.short]
+        return [c for c in BACKEND.configs(problem, H200) if c.small_m]
 
     assert offered(Case("decode", M, (1,) * 128, n=512, k=256))
     assert not offered(Case("prefill", M, (100, 100), n=512, k=256))
     assert not offered(Case("batched", B, (0, 0), m=16, n=512, k=256))
     # Rows of a that lie the other way round, or all have, come in one box of a tile.
     problem, _ = _problem(Case("b", B, (0, 0), m=128, n=512, k=256))
-    config = Config(64, 128, 64, 4, "cooperative", short=True)
+    config = Config(64, 128, 64, 4, "cooperative", small_m=True)
     assert _gluon_launch._launch(problem, config, (65536, 512, 1), None, -1).blocks[0].box == (1, 64, 64)
 
 
 @pytest.mark.parametrize("wrong", [{"mode": "split"}, {"block_m": 128}, {"block_k": 128}], ids=str)
 def test_short_loads_need_their_tile(wrong) -> None:
-    with pytest.raises(ValueError, match="short: expected block_m 64, block_k 64"):
-        Config(**{"block_m": 64, "block_k": 64, "mode": "pingpong", "short": True, **wrong})
+    with pytest.raises(ValueError, match="small_m: expected block_m 64, block_k 64"):
+        Config(**{"block_m": 64, "block_k": 64, "mode": "pingpong", "small_m": True, **wrong})
 
 
 def test_short_groups_get_short_tiles() -> None:
     cases_of = (Case("decode", M, (1,) * 128, n=512, k=256), Case("prefill", M, (4096, 4096), n=1024, k=256))
     decode, prefill = (BACKEND.configs(_problem(case)[0], H200)[0] for case in cases_of)
-    assert decode.block_m == 64 and decode.short
+    assert decode.block_m == 64 and decode.small_m
     assert prefill.block_m == 128
 
 

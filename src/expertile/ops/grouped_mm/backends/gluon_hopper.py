@@ -45,10 +45,10 @@ class Config:
         than through one.)
     lag: steps by which the second consumer of "split" starts late.
     dynamic: a dynamic tile scheduler, with a counter in memory; else program p of P takes p, p + P, p + 2P, …
-    short: only rows that the group has are loaded, 16 at a time (block_m 64, not "split", block_k 64; ragged M alone).
+    small_m: only rows that the group has are loaded, 16 at a time (block_m 64, block_k 64, not "split", ragged M).
         All programs of a group ask L2 for the same rows at the same time, and most of 64 would be other groups'.
 
-    ValueError for `short` with another tile or mode, whose rows do not lie as 16 at a time bring them.
+    ValueError for `small_m` with another tile or mode, whose rows do not lie as 16 at a time bring them.
     """
 
     block_m: int = 128
@@ -61,12 +61,12 @@ class Config:
     store_slots: int = 1
     lag: int = 1
     dynamic: bool = False
-    short: bool = False
+    small_m: bool = False
 
     def __post_init__(self) -> None:
-        if self.short and (self.block_m, self.block_k, self.mode == "split") != (64, 64, False):
+        if self.small_m and (self.block_m, self.block_k, self.mode == "split") != (64, 64, False):
             got = f"{self.block_m}, {self.block_k} and {self.mode}"
-            raise ValueError(f"short: expected block_m 64, block_k 64 and a mode other than split, got {got}")
+            raise ValueError(f"small_m: expected block_m 64, block_k 64 and a mode other than split, got {got}")
 
     @property
     def consumers(self) -> int:
@@ -80,7 +80,7 @@ class Config:
     @property
     def box(self) -> int:
         """Rows of `a` that one load brings, where a group may have fewer than a tile."""
-        return 16 if self.short else self.rows
+        return 16 if self.small_m else self.rows
 
     @property
     def num_warps(self) -> int:
@@ -165,7 +165,7 @@ _STORING = Config(mode="pingpong", block_n=128, num_stages=3, store_slots=2, gro
 
 # H200: decode of ten layers of models, 1 to 16 rows a group: 1 to 10 % faster than the best of the others; 128 groups
 # of which one has 90 % of 1024 rows, 2048 -> 1536: 157 us against 161. With 64 rows a group up to 14 % slower.
-_SMALL_M = Config(mode="cooperative", block_m=64, block_n=128, num_stages=8, short=True)
+_SMALL_M = Config(mode="cooperative", block_m=64, block_n=128, num_stages=8, small_m=True)
 
 # Each wins some problem.
 _CANDIDATES = (

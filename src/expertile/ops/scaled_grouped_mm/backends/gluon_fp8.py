@@ -10,7 +10,7 @@ contiguous. K need be no multiple of 128, only of 16: TMA reads zeros past the e
 the rest. Groups need no padding in RAGGED_M: TMA drops stores past a group's end. `offs` is read on the device only.
 
 Limits: for long groups the tensor cores and the power they draw, as long as L2 keeps up: a tile reads
-(block_m + block_n) · 128 bytes for block_m · block_n · 256 FLOP. For short ones HBM, where each group's weights are
+(block_m + block_n) · 128 bytes for block_m · block_n · 256 FLOP. For small ones HBM, where each group's weights are
 read once; and where there are fewer tiles than multiprocessors, latency: `split_k` programs then share a tile. See
 `_gluon_kernel` for how the work is laid out on the chip.
 """
@@ -65,7 +65,7 @@ class Config:
 
     @property
     def a_box(self) -> int:
-        """Rows of a that one TMA load brings. Tiles 64 high are for short groups: all programs of a group ask L2 for
+        """Rows of a that one TMA load brings. Tiles 64 high are for small groups: all programs of a group ask L2 for
         the same rows at the same time, and of 64 rows each most would be other groups'. (H200, 18 of 128 groups with 1
         to 16 rows, 5120 -> 27392: 583 us, and 679 in boxes of 64. In halves the producer has no registers for more.)"""
         return 16 if self.block_m == 64 and self.block_n <= 128 else self.rows
