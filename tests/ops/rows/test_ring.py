@@ -17,10 +17,10 @@ from expertile.ops.rows import softmax as operator
 from expertile.ops.rows.ring_choose import RingConfig, choose
 from expertile.ops.rows.ring_softmax import softmax_ring_kernel
 from expertile.ops.rows.ring_softmax_backward import softmax_backward_ring_kernel
+from tests.support import gluon_emulator
 from tests.support.aot import resources
 from tests.support.fake_driver import compile_only
 from tests.support.gluon_machine import EmulationError
-from tests.support.rows_emulator import run
 
 TOLERANCE = {torch.bfloat16: 2e-2, torch.float16: 3e-3, torch.float32: 1e-5}
 # rows, columns, chunks of a group and of a box, slots for two-byte elements, programs, consumers
@@ -63,16 +63,23 @@ def _options(case: tuple, dtype: torch.dtype) -> dict[str, int]:
     }
 
 
+def run(kernel: Any, grid: int, args: tuple, options: dict, out: torch.Tensor, seed: int = 0) -> None:
+    """Run a kernel in the emulator; an EmulationError unless each element of `out` is stored once."""
+    writes = gluon_emulator.run(kernel, grid, args, options, seed).writes
+    if out.data_ptr() not in writes or bool((writes[out.data_ptr()] != 1).any()):
+        raise EmulationError("some elements of the result are not written once")
+
+
 def _forward(case: tuple, x: torch.Tensor, seed: int) -> torch.Tensor:
     y = torch.full_like(x, 7)
-    run(softmax_ring_kernel, case[5], _arguments([x], y, case[3]), _options(case, x.dtype), x.numel(), seed)
+    run(softmax_ring_kernel, case[5], _arguments([x], y, case[3]), _options(case, x.dtype), y, seed)
     return y
 
 
 def _backward(case: tuple, dy: torch.Tensor, y: torch.Tensor, seed: int) -> torch.Tensor:
     dx = torch.full_like(y, 7)
     options = _options(case, y.dtype)
-    run(softmax_backward_ring_kernel, case[5], _arguments([dy, y], dx, case[3]), options, y.numel(), seed)
+    run(softmax_backward_ring_kernel, case[5], _arguments([dy, y], dx, case[3]), options, dx, seed)
     return dx
 
 
@@ -186,7 +193,7 @@ def hopper(monkeypatch):
         taken.append(config)
         args = _arguments(list(inputs), out, config.box)
         monkeypatch.setattr(torch.Tensor, "is_cuda", False)
-        run(kernel, programs, args, launch.options(config, len(inputs)), out.numel())
+        run(kernel, programs, args, launch.options(config, len(inputs)), out)
         monkeypatch.setattr(torch.Tensor, "is_cuda", True)
 
     monkeypatch.setattr(torch.Tensor, "is_cuda", True)

@@ -15,7 +15,7 @@ from expertile.ops.gathered_mm.backends.gluon_gather import _DECODE, BACKEND, Co
 from expertile.ops.gathered_mm.problem import GatherProblem
 from tests.ops.gathered_mm import cases
 from tests.ops.gathered_mm.cases import BACKWARD, GATED, MM, WGRAD, Case
-from tests.support import aot, gather_emulator
+from tests.support import aot, gluon_emulator
 from tests.support.fake_driver import compile_only
 from tests.support.mutants import Fault, before, planted
 
@@ -59,7 +59,7 @@ def _emulate(case: Case, config: Any, programs: int, seed: int, kernel: Any = No
         sums = _gluon_launch.row_sums(problem, config, operands.a).fill_(float("nan"))
     launch, tensors, pointers = _gluon_launch.prepared(problem, operands, config, outputs, programs, sums)
     kernel = launch.kernel if kernel is None else kernel
-    gather_emulator.run(kernel, programs, launch.arguments(tensors, pointers), dict(launch.options), seed)
+    gluon_emulator.run(kernel, programs, launch.arguments(tensors, pointers), dict(launch.options), seed)
     if sums is not None:
         used = sum(case.sizes)
         assert operands.slots is not None and outputs[2] is not None
@@ -137,7 +137,7 @@ def test_planted_faults_are_caught(name: str, tmp_path: Path, monkeypatch: pytes
         for case in (*MANY_TILES[:3], *MANY_TILES[5:9]):
             try:
                 _emulate(case, SMALL[seed % len(SMALL)], programs=2, seed=seed, kernel=kernel)
-            except (gather_emulator.EmulationError, AssertionError, IndexError):
+            except (gluon_emulator.EmulationError, AssertionError, IndexError):
                 return
     pytest.fail("no case, config or seed caught it")
 

@@ -8,7 +8,6 @@ from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import pytest
 import torch
@@ -49,18 +48,6 @@ MANY_TILES = (
 LAST_EMPTY = next(c for c in cases.CASES if c.name == "wgrad-last-empty")
 
 
-class _Language(gluon_emulator._Language):
-    def convert_layout(self, x: torch.Tensor, layout: object) -> torch.Tensor:
-        return x
-
-
-def _flat(x: object) -> object:
-    """A tensor of any strides as the memory that a kernel reaches from its first element."""
-    if isinstance(x, torch.Tensor) and not x.is_contiguous():
-        return x.as_strided((x.untyped_storage().nbytes() // x.element_size() - x.storage_offset(),), (1,))
-    return x
-
-
 def _emulate(
     case: Case, config: Config, programs: int, seed: int, kernel=_gluon_kernel.scaled_grouped_mm_kernel
 ) -> None:
@@ -73,8 +60,7 @@ def _emulate(
         target = torch.full((config.split_k, *out.shape), float("nan"))
     launch, _, *given = _gluon_launch.prepared(problem, operands, config, target)
     args, options = launch.arguments(*given), dict(launch.options)
-    with mock.patch.object(gluon_emulator, "_Language", _Language):
-        gluon_emulator.run(kernel, programs, tuple(map(_flat, args)), options, seed)
+    gluon_emulator.run(kernel, programs, args, options, seed)
     if config.split_k > 1:
         out.copy_(target.sum(0))
     cases.check(case, out, operands, limit=2e-6)
