@@ -137,7 +137,7 @@ def wait(place, exchange):
 
 @triton.jit
 def received(place, exchange, r: tl.constexpr, ROWS: tl.constexpr, CLUSTER: tl.constexpr):
-    """Everyone's two numbers of row r, [CLUSTER] float32 each, in order of rank: the same sum in every CTA and run."""
+    """All CTAs' two numbers of row r, [CLUSTER] float32 each, in order of rank: the same sum in every CTA and run."""
     first = place + 16 + (exchange & 1) * (CLUSTER * ROWS * 8) + r * (CLUSTER * 8)
     return tl.inline_asm_elementwise(
         "ld.shared.v2.f32 {$0, $1}, [$2];",

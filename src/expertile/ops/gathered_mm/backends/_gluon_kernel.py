@@ -116,8 +116,8 @@ def _consumer_split(p, CONSUMER: gl.constexpr, mma_layout: gl.constexpr):
     step = 0
     tile = 0
     if CONSUMER == 1:
-        # A late start puts one consumer's stores beside the other's products. It lasts: whoever stores leaves the
-        # tensor cores to the other, and so falls behind again by just that much.
+        # A late start puts one consumer's stores beside the other's products. It lasts: the consumer that
+        # stores leaves the tensor cores to the other and falls behind by as much.
         mbarrier.wait(p.full.index(1), 0, pred=(steps > 1) & (t < plan.total))
     while t < plan.total:
         number += 1

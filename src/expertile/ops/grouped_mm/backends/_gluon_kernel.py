@@ -131,8 +131,8 @@ def _consumer_split(p, CONSUMER: gl.constexpr, mma_layout: gl.constexpr):
             _store(p, acc, g, row, row_end, col, tile, 0, mma_layout)
             tile += 1
         else:
-            # The late start that puts one consumer's stores beside the other's products. It lasts: whoever stores
-            # leaves the tensor cores to the other, and so falls behind again by just that much.
+            # The late start that puts one consumer's stores beside the other's products. It lasts: the
+            # consumer that stores leaves the tensor cores to the other and falls behind by as much.
             late = (step == 0) & (steps > p.LAG) & (t + gl.num_programs(0) < plan.total)
             mbarrier.wait(p.full.index(p.LAG), 0, pred=late)
             if row + p.ROWS < row_end:
