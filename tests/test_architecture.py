@@ -35,10 +35,12 @@ OPS = (
     "grouped_mm",
     "gathered_mm",
     "scaled_grouped_mm",
-    "int4_grouped_mm",
+    "weight_only_mm",
     "quantize",
     "any_weight",
 )
+# Those of lab likewise; rooms of one line do not know each other.
+LAB = ("measure", "race", "ladder operators report parallel", "traffic bench")
 
 
 def _room(module: str) -> str | None:
@@ -118,6 +120,16 @@ def test_the_rooms_of_ops_stand_on_one_another():
             for module in _reached(path):
                 if module.startswith("expertile.ops."):
                     assert OPS.index(module.split(".")[2]) <= room, f"{name} imports {module}"
+
+
+def test_the_rooms_of_lab_stand_on_one_another():
+    floor = {room: index for index, rooms in enumerate(LAB) for room in rooms.split()}
+    for name, path in FILES.items():
+        if name.startswith("expertile.lab."):
+            room = name.split(".")[2]
+            for module in (m for m in _reached(path) if m.startswith("expertile.lab.")):
+                other = module.split(".")[2]
+                assert other == room or floor[other] < floor[room], f"{name} imports {module}"
 
 
 @pytest.mark.parametrize("path", sorted((SRC / "audit").rglob("*.py")), ids=lambda p: str(p.relative_to(SRC)))

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from expertile.lab.race.record import read_lines, shown_files
+from expertile.lab.race.record import read, shown_files
 from expertile.version import COMMIT_VARIABLE, __version__
 
 ROOT = Path(__file__).parents[1]
@@ -88,12 +88,7 @@ def test_the_wheel_brings_the_records_that_commands_show_and_no_others(installed
     shown = {Path(f"{path.relative_to(ROOT / 'results')}.xz"): path for path in shown_files(ROOT / "results")}
     assert found.keys() == shown.keys()
     for name, path in found.items():
-        assert read_lines(path, _Text) == read_lines(shown[name], _Text)
-
-
-class _Text(str):
-    def to_json(self):
-        return self
+        assert read(path) == read(shown[name])
 
 
 def test_an_installed_package_answers_from_its_records_as_the_tree_does(installed):

@@ -4,7 +4,7 @@
                                    [--only 'wgrad-*'] [--backend gluon_hopper] [--rounds 15] [--warm 4] [--out out]
 
 A side is a name and the PYTHONPATH under which it measures. One process of each does what `expertile bench` does, but
-only one of them has the device at a time: after every round, one sample of each contestant, the other takes over. Both
+only one of them has the device at a time: after every round, one sample of each candidate, the other takes over. Both
 so meet the same clocks, power and neighbours. Records go to OUT/NAME/<gpu>/<date>-<preset>.jsonl; `expertile compare`
 relates the two files workload by workload, each time divided by that of `dense` or `copy` on its own side.
 
@@ -38,9 +38,9 @@ def child(options: argparse.Namespace) -> int:
 
     from expertile.cli.parts import parts
     from expertile.device import Device
-    from expertile.lab.race.config import BenchSpec
+    from expertile.lab.bench.config import BenchSpec
+    from expertile.lab.bench.run import Event, run
     from expertile.lab.race.record import results_path
-    from expertile.lab.race.run import Event, run
 
     def hand_over(event: Event) -> None:
         if options.part is None and event.kind in ("workload", "round"):

@@ -61,7 +61,7 @@ def short_bench(
 
 
 def in_two_steps(tuner: ModuleType, short: Callable[..., Any] = short_bench) -> None:
-    """Change `quack.autotuner`: when a shape has to be measured, first everyone by `short`, then the best as ever."""
+    """Change `quack.autotuner`: when a shape has to be measured, first all by `short`, then the best as ever."""
     whole, check = tuner._bench_cuda_graph_l2_rotate, tuner.Autotuner.check_disk_cache
     bench = whole
 
@@ -74,12 +74,12 @@ def in_two_steps(tuner: ModuleType, short: Callable[..., Any] = short_bench) -> 
 
         def both() -> None:
             nonlocal bench
-            everyone = list(configs)
+            every = list(configs)
             try:
-                times = step(short, everyone)
-                step(whole, sorted(everyone, key=times.__getitem__)[:FINALISTS])
+                times = step(short, every)
+                step(whole, sorted(every, key=times.__getitem__)[:FINALISTS])
             finally:
-                bench, configs[:] = whole, everyone
+                bench, configs[:] = whole, every
 
         return check(self, key, configs, both)
 

@@ -2,7 +2,7 @@
 
     python tools/measure_all.py [JOB …] [--out out] [--seconds 3600] [--warm 8] [--list]
 
-A job is a preset of `expertile bench` (under a CUDA graph, two also eagerly, quickly), one of `moe`, `transformers`,
+A job is a preset of `expertile bench` (under a CUDA graph, some also or only eagerly, quickly), `transformers` or
 `parallel` for the tools that measure those, or `auto` for `expertile tune --verify`. Without names all are done, in the
 order of `--list`. Each GPU takes the next job when it is free; `parallel`, which wants them all, waits for the others
 to end. What a job has measured is kept when time runs out; the same command goes on with what is left (`--resume` of
@@ -29,6 +29,9 @@ from typing import IO
 # The most telling first. Those with torch.compile among the rivals are marked.
 PRESETS = (
     "anchors",
+    "moe*",
+    "moe-stages",
+    "moe-routing",
     "gradients",
     "moe-decode*",
     "moe-sonic*",
@@ -52,12 +55,13 @@ PRESETS = (
     "cpu",
     "ladder",
 )
-# Whose pages show calls from Python as well; a busy host would show in those.
-EAGER = ("fp8-sweep", "fp8-causes")
-TOOLS = {"moe": ("sizes,stages,kernels",), "transformers": (), "parallel": ()}
+# Whose pages show calls from Python, as well or alone; a busy host would show in those.
+POLICIES = {"fp8-sweep": "both", "fp8-causes": "both", "moe": "eager", "moe-stages": "eager"}
+MEMORY = ("moe",)  # whose page shows peak memory
+TOOLS = ("transformers", "parallel")
 AUTO = "auto"
 _PROBLEMS = 200  # that auto is asked about
-ALL = ("moe", *(p.rstrip("*") for p in PRESETS), "transformers", AUTO, "parallel")
+ALL = (*(p.rstrip("*") for p in PRESETS), "transformers", AUTO, "parallel")
 # Seconds until bench has named its first workload, which takes it ten: on an H200 one process never came to it, and the
 # same command did so at once afterwards.
 _SILENT_SECONDS = 90.0
@@ -65,8 +69,8 @@ ROOT = Path(__file__).parents[1]
 _WARM = """
 import sys
 from expertile.lab import operators
-from expertile.lab.race.presets import workloads_for
-from expertile.lab.race.run import run
+from expertile.lab.bench.presets import workloads_for
+from expertile.lab.bench.run import run
 from expertile.ops.grouped_mm.backends import BACKENDS
 preset, part, parts = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 # quack would tune itself beside its rivals, and remember what it found then.
@@ -84,12 +88,13 @@ def commands(job: str, out: Path, seconds: float, warm: int) -> list[list[list[s
     if job in TOOLS:
         file = out / f"{job}.jsonl"
         words = [*python, str(ROOT / "tools" / f"measure_{job}.py"), "--out", str(file), "--seconds", f"{seconds:.0f}"]
-        return [[words + (["--only", TOOLS[job][0]] if TOOLS[job] else [])]]
+        return [[words]]
     if job == AUTO:
         words = [*python, "-m", "expertile", "tune", "--verify", str(_PROBLEMS), "--minutes", f"{seconds / 60:.2f}"]
         return [[[*words, "--resume", "--out", str(out)]]]
-    policy = "both" if job in EAGER else "graph"
+    policy = POLICIES.get(job, "graph")
     bench = [*python, "-m", "expertile", "bench", "--preset", job, "--policy", policy, "--quick", "--no-html"]
+    bench += ["--memory"] * (job in MEMORY)
     steps = [[[*bench, "--resume", "--out", str(out)]]]
     if warm and f"{job}*" in PRESETS:
         steps.insert(0, [[*python, "-c", _WARM, job, str(i), str(warm)] for i in range(warm)])
@@ -172,7 +177,7 @@ def measure(jobs: Sequence[str], gpus: Sequence[str], out: Path, seconds: float,
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("jobs", nargs="*", help="presets, or moe, transformers, auto, parallel; all by default")
+    parser.add_argument("jobs", nargs="*", help="presets, or transformers, auto, parallel; all by default")
     parser.add_argument("--out", type=Path, default=Path("out"))
     parser.add_argument("--seconds", type=float, default=3600.0, help="when to stop")
     parser.add_argument("--warm", type=int, default=8, help="processes that compile beforehand; 0: none")

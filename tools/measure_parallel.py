@@ -1,11 +1,11 @@
-"""Measure expert parallelism on the GPUs of this machine, in a limited time; lines of JSON as they are made.
+"""Measure expert parallelism on the GPUs of this machine, in a limited time; records are kept as they are made.
 
     python tools/measure_parallel.py [--out out/parallel.jsonl] [--ranks 2] [--seconds 110] [--quick] [--device cuda]
                                      [--only large,qwen,decode]
 
 A process for each GPU, NCCL between them. With `--device cpu`: tiny sizes over gloo, which shows that all of it runs.
-The exit status is 0 if something was timed and nothing was wrong or failed. `tools/pages` shows a record
-in docs/results/parallel.md once it lies in results/<gpu>/parallel/<date>.jsonl.
+The exit status is 0 if something was timed and nothing was wrong or failed. `tools/pages` shows a record in
+docs/results/parallel.md once it lies in results/<gpu>/<date>-parallel-<ranks>-gpus.jsonl.
 """
 
 from __future__ import annotations

@@ -2,76 +2,63 @@
 
 from __future__ import annotations
 
-import io
 import re
 
 import pytest
-from rich.console import Console
 
-from expertile.cli.impact import arithmetic, show
+from expertile.cli.impact import told
 from expertile.lab.race.record import append
 from tests.cli.test_cli import expertile, expertile_here
-from tests.lab.report.test_impact import PAIR, bert
+from tests.lab.report.test_impact import PAIR, bert, norm
 
 
-def printed(found):
-    out = io.StringIO()
-    show(found, Console(file=out, width=200, force_terminal=False))
-    return out.getvalue()
-
-
-def number(text):
-    return float(text.replace(",", ""))
+def numbers(pattern, line):
+    return [float(text) for text in re.search(pattern, line).groups()]
 
 
 def test_the_lines_recompute():
-    lines = arithmetic(bert(PAIR, price_per_gpu_hour=2.5))
-    per_pass = re.search(r"saved per pass: ([\d.,]+) ms = ([\d.,]+) ms of ([\d.,]+) ms", lines[0])
-    per_query = re.search(r"([\d.,]+) ms / (\d+) queries = ([\d.,]+) µs", lines[1])
-    day = re.search(
-        r"([\d.,]+) queries/s x 86,400 s x ([\d.,]+) µs = ([\d.,]+) GPU-s; / 3600 = ([\d.,]+) GPU", lines[2]
-    )
-    price = re.search(r"([\d.,]+) GPU-hours x ([\d.,]+) = ([\d.,]+) a day", lines[3])
-    assert number(per_pass[1]) == number(per_pass[2]) == 25 * 0.03
-    assert number(per_query[1]) * 1e3 / number(per_query[2]) == pytest.approx(number(per_query[3]))
-    assert number(day[1]) * 86400 * number(day[2]) * 1e-6 == pytest.approx(number(day[3]), rel=1e-5)
-    assert number(day[3]) / 3600 == pytest.approx(number(day[4]), rel=1e-5)
-    assert number(price[1]) * number(price[2]) == pytest.approx(number(price[3]), rel=1e-5)
+    operator, _, per_pass, per_query, day, price = told(bert(PAIR), 32, 1000.0, 2.5)
+    calls, theirs, ours = numbers(r"(\d+) calls x \(([\d.]+) µs torch - ([\d.]+) µs expertile\)", operator)
+    saved, whole = numbers(r"saved per pass: ([\d.]+) ms of ([\d.]+) ms", per_pass)
+    assert saved * 1e3 == pytest.approx(calls * (theirs - ours)) and whole * 1e3 == pytest.approx(calls * theirs)
+    shared, queries, each = numbers(r"([\d.]+) ms / (\d+) queries = ([\d.]+) µs", per_query)
+    assert shared == saved and each == pytest.approx(saved * 1e3 / queries)
+    qps, seconds, us, hours = numbers(r"([\d.]+) queries/s x (\d+) s x ([\d.]+) µs / 3600 = ([\d.]+)", day)
+    assert us == each and hours == pytest.approx(qps * seconds * us * 1e-6 / 3600, rel=1e-5)
+    assert numbers(r"([\d.]+) GPU-hours x ([\d.]+) = ([\d.]+)", price) == [hours, 2.5, pytest.approx(2.5 * hours)]
 
 
-def test_no_price_is_invented():
-    assert not any("price" in line for line in arithmetic(bert(PAIR)))
+def test_report_004s_own_figures_by_its_own_arithmetic():
+    """It saves 24 x 39 µs in a pass of 32 sequences and multiplies by 1000 inferences a second: one inference of its is
+    a pass of 32 queries."""
+    lines = told(bert([norm("torch", 0.170e-3), norm("expertile", 0.131e-3)]), 32, 32 * 1000.0)
+    (saved,) = numbers(r"saved per pass: ([\d.]+) ms", lines[2])
+    (hours,) = numbers(r"= ([\d.]+) GPU-hours", lines[4])
+    assert saved * 24 / 25 == pytest.approx(0.94, rel=0.01) and hours * 24 / 25 == pytest.approx(22.6, rel=0.01)
+
+
+def test_a_slower_kernel_costs_and_no_price_is_invented():
+    lines = told(bert([norm("torch", 20e-6), norm("expertile", 50e-6)]), 32, 1000.0)
+    assert "saved per pass: -0.75 ms" in lines[2] and not any("price" in line for line in lines)
 
 
 def test_what_is_left_out_is_said():
-    text = printed(bert(PAIR))
-    assert "left out: attention" in text and "layer_norm" in text and "32 queries x 512 tokens" in text
-    assert "Nothing can be said without records." in printed(bert([]))
-
-
-def test_scaled_times_are_marked():
-    assert "not measured at this size" in printed(bert(PAIR, batch=8, scale=True))
-    assert "not measured at this size" not in printed(bert(PAIR))
-
-
-def test_a_loss_is_called_one():
-    slower = [
-        PAIR[0].__class__(**{**r.__dict__, "backend": b}) for r, b in zip(PAIR, ("expertile", "torch"), strict=True)
-    ]
-    assert "more" in arithmetic(bert(slower))[0]
+    assert any(line.startswith("left out: attention (batch 32") for line in told(bert(PAIR), 32, 1.0))
+    assert told(bert([]), 32, 1.0)[-1] == "Nothing can be said without records."
 
 
 def test_the_command(tmp_path):
     append(tmp_path / "own.jsonl", *PAIR)
     options = ("--records", tmp_path / "own.jsonl", "--qps", "1000", "--price-per-gpu-hour", "3")
-    done = expertile("impact", "--model", "bert-base", *options, "--missing", tmp_path / "missing.toml")
+    done = expertile("impact", "--model", "bert-base", *options)
     assert done.returncode == 0, done.stderr
-    assert "GPU-hours" in done.stdout and "a day" in done.stdout and (tmp_path / "missing.toml").is_file()
+    assert "32 queries x 512 tokens" in done.stdout and "GPU-hours" in done.stdout and "a day" in done.stdout
 
 
-def test_the_shipped_records_serve_the_mixture_models():
-    done = expertile_here("impact", "--model", "deepseek-v3")
-    assert done.returncode == 0 and "experts, down" in done.stdout and "GPU-hours" in done.stdout
+def test_the_shipped_records_serve_bert_and_the_mixture_models():
+    for model, operator in (("bert-base", "layer_norm"), ("deepseek-v3", "grouped_mm")):
+        done = expertile_here("impact", "--model", model)
+        assert done.returncode == 0 and f"\n{operator} (" in done.stdout and "GPU-hours" in done.stdout
 
 
 @pytest.mark.parametrize(
@@ -79,7 +66,7 @@ def test_the_shipped_records_serve_the_mixture_models():
     [
         (("--model", "gpt-5"), "model: expected one of bert-base"),
         (("--gpu", "abacus"), "gpu: no known device in 'abacus'"),
-        (("--policy", "warm"), "policy: expected graph or eager, got 'warm'"),
+        (("--policy", "warm"), "policy: expected one of graph, eager, got 'warm'"),
         (("--records", "nowhere"), "records: nowhere does not exist"),
     ],
 )

@@ -40,7 +40,7 @@ def test_every_rival_has_a_row_and_copy_stands_beside(bench):
 def test_memory_is_a_file_of_its_own_and_a_chart_of_the_report(bench):
     folder, _ = bench
     _, found = records(folder, "custom-memory")
-    ours = {r["shape"]["rows"]: r["peak_nbytes"] for r in found if r["backend"] == "expertile"}
+    ours = {r["shape"]["rows"]: r["value"] for r in found if r["backend"] == "expertile"}
     assert set(ours) == {1024, 2048, 4096} and all(n * 64 * 4 <= peak for n, peak in ours.items())
     (page,) = folder.glob("records/*/*.html")
     assert "Peak memory of a call" in page.read_text()

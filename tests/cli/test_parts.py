@@ -6,9 +6,9 @@ import pytest
 
 from expertile.cli.parts import parts
 from expertile.device import Device
+from expertile.lab.bench.config import BenchSpec
 from expertile.lab.ladder import RUNGS
 from expertile.lab.operators import operators, presets
-from expertile.lab.race.config import BenchSpec
 from expertile.lab.race.workloads import ragged_m
 from expertile.ops.grouped_mm.backends import BACKENDS
 

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
+from expertile.lab.bench.run import run
 from expertile.lab.operators import operators, presets
 from expertile.lab.race.memory import peak_memory
-from expertile.lab.race.run import run
 from tests.lab.operators.toy import operator, right, rival, workload
 
 W = workload(2048, 4096, "bf16")

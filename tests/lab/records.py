@@ -3,7 +3,7 @@
 from typing import Any
 
 from expertile.lab.measure.env import Env
-from expertile.lab.race.record import Record, rates
+from expertile.lab.race.record import Record
 
 
 def timed(time_s: float = 1e-3, spread: float = 0.01, **changes: Any) -> Record:
@@ -16,11 +16,11 @@ def timed(time_s: float = 1e-3, spread: float = 0.01, **changes: Any) -> Record:
         "backend": "loop",
         "config": {},
         "policy": "graph",
-        "time_s": time_s,
-        "ci95_s": (time_s * (1 - spread), time_s * (1 + spread)),
+        "value": time_s,
+        "ci95": (time_s * (1 - spread), time_s * (1 + spread)),
         "flops": 1e9,
         "nbytes": 1e6,
-        "bound_s": 1e-6,
+        "bound": 1e-6,
         "limiter": "compute",
         "rel_error": 1e-3,
         "max_error": 1e-2,
@@ -30,13 +30,11 @@ def timed(time_s: float = 1e-3, spread: float = 0.01, **changes: Any) -> Record:
         "run": "r1",
         "date": "2026-11-21",
     }
-    values |= changes
-    values["tflops"], values["gbps"] = rates(values["flops"], values["nbytes"], time_s)
-    return Record(**values)
+    return Record(**values | changes)
 
 
 def untimed(status: str, reason: str = "because", **changes: Any) -> Record:
     """A record without a time."""
     base = timed(**changes).__dict__
-    nothing = dict.fromkeys(("time_s", "ci95_s", "tflops", "gbps", "rel_error", "max_error"))
+    nothing = dict.fromkeys(("value", "ci95", "rel_error", "max_error"))
     return Record(**{**base, **nothing, "status": status, "reason": reason})

@@ -267,6 +267,7 @@ def _emulated(module: types.ModuleType, language: Language) -> Iterator[None]:
         "thread_barrier": step,
         "tma_load": Tma.load,
         "tma_store": Tma.store,
+        "tma_add": Tma.add,
         "reinterpret": lambda smem, *as_what: smem.reinterpret(*as_what),
         "mbarrier": MbarrierOps,
         "fence_async_shared": fence_async_shared,

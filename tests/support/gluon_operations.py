@@ -45,14 +45,19 @@ class Tma:
         current.scheduler.in_flight.append(land)
 
     @staticmethod
-    def store(desc: Descriptor, coord: Any, src: Shared) -> None:
+    def add(desc: Descriptor, coord: Any, src: Shared) -> None:
+        Tma.store(desc, coord, src, add=True)
+
+    @staticmethod
+    def store(desc: Descriptor, coord: Any, src: Shared, add: bool = False) -> None:
         step()
         if src.key in current.partition.unfenced:
             raise EmulationError("a TMA store reads shared memory written without fence_async_shared")
         index, inside = desc.reach(coord)
 
         def land() -> None:
-            desc.flat[index[inside]] = src.tensor.reshape(desc.box)[inside]
+            before = desc.flat[index[inside]] if add else 0
+            desc.flat[index[inside]] = before + src.tensor.reshape(desc.box)[inside]
 
         current.partition.stores.append(land)
 

@@ -64,6 +64,18 @@ def _fused(kind: str) -> Callable[..., torch.Tensor]:
     return apply
 
 
+def _bytes(a: torch.Tensor, b: torch.Tensor, selectors: torch.Tensor) -> torch.Tensor:
+    """prmt: each byte of the result is one of the eight of a and b."""
+    eight = a | b << 32
+    out = torch.zeros_like(a | b)
+    for i in range(4):
+        selector = int(selectors) >> 4 * i & 15
+        if selector > 7:
+            raise EmulationError("prmt that replicates signs is not emulated")
+        out = out | (eight >> 8 * selector & 255) << 8 * i
+    return out
+
+
 def _operation(name: str) -> Callable[..., torch.Tensor]:
     base, *rest = name.split(".")
     if base in ("sub", "mul") and rest[0] == "rn":
@@ -76,7 +88,13 @@ def _operation(name: str) -> Callable[..., torch.Tensor]:
         "mov.b32": lambda a: a,
         "shr.b32": lambda a, b: a >> b,
         "shr.u32": lambda a, b: a >> b,
+        "shl.b32": lambda a, b: a << b & _WORD,
+        "shf.r.wrap.b32": lambda low, high, b: (low | high << 32) >> b & _WORD,
         "and.b32": lambda a, b: a & b,
+        "prmt.b32": _bytes,
+        "mad.lo.u32": lambda a, b, c: a * b + c & _WORD,
+        "max.u32": torch.maximum,
+        "min.u32": torch.minimum,
         "lop3.b32": lambda a, b, c, table: _looked_up(a, b, c, int(table)),
     }
     if name not in known:

@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from expertile.lab.race.presets import ALL_PRESETS
+from expertile.lab.bench.presets import ALL_PRESETS
 from tools import measure_all
 
 
@@ -50,7 +50,7 @@ def test_what_stays_silent_is_begun_once_more(monkeypatch, tmp_path):
     # The tools may be as silent as they like.
     begun.unlink()
     monkeypatch.setattr(measure_all, "commands", lambda *_: [[[sys.executable, "-c", "import time; time.sleep(1.5)"]]])
-    assert measure_all.measure(["moe"], ["0"], tmp_path, 20.0, 0)["moe"].startswith("done")
+    assert measure_all.measure(["transformers"], ["0"], tmp_path, 20.0, 0)["transformers"].startswith("done")
 
 
 def test_a_failure_is_told(monkeypatch, tmp_path):
@@ -64,7 +64,9 @@ def test_commands_warm_only_what_compiles_for_every_shape(tmp_path):
     assert len(measure_all.commands("skew", tmp_path, 60.0, 3)) == 1
     policies = [measure_all.commands(job, tmp_path, 60.0, 0)[0][0] for job in ("skew", "fp8-sweep")]
     assert [words[words.index("--policy") + 1] for words in policies] == ["graph", "both"]
-    assert "measure_moe.py" in measure_all.commands("moe", tmp_path, 60.0, 3)[0][0][1]
+    ((layers,),) = measure_all.commands("moe", tmp_path, 60.0, 0)
+    assert "--memory" in layers and layers[layers.index("--policy") + 1] == "eager"
+    assert "measure_transformers.py" in measure_all.commands("transformers", tmp_path, 60.0, 3)[0][0][1]
     ((auto,),) = measure_all.commands("auto", tmp_path, 90.0, 3)
     assert auto[auto.index("--minutes") + 1] == "1.50" and "--verify" in auto
 

@@ -1,6 +1,7 @@
 """tools/measure_transformers.py: first what matters of every model, each in the file, failures with reasons."""
 
 import importlib.util
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,8 +11,9 @@ pytest.importorskip("transformers", minversion="5.7")
 from expertile.device import Device
 from expertile.lab.measure.interleaved import Budget
 from expertile.lab.operators import transformers_layers as lab
-from expertile.lab.race.parts import read_parts
+from expertile.lab.race.record import read
 from tests.lab.operators.test_transformers_layers import SMALL
+from tests.lab.records import timed
 from tools.pages.transformers import blocks
 
 _PATH = Path(__file__).parents[2] / "tools" / "measure_transformers.py"
@@ -22,7 +24,7 @@ _SPEC.loader.exec_module(tool)
 
 @pytest.fixture
 def run(tmp_path, monkeypatch):
-    """The tool on a CPU, with two small models: (exit status, parts)."""
+    """The tool on a CPU, with two small models: (exit status, records)."""
     monkeypatch.setattr(tool, "MODELS", (SMALL[0], SMALL[3]))
     monkeypatch.setattr(tool, "FIRST", (lab.Case(3), lab.Case(20, both=True)))
     monkeypatch.setattr(tool, "THEN", (lab.Case(17),))
@@ -30,30 +32,30 @@ def run(tmp_path, monkeypatch):
     monkeypatch.setattr(lab, "set_count", lambda *_: 2)
     for module in (tool, lab):  # collecting garbage takes longest
         monkeypatch.setattr(module, "release", lambda device: None)
-    path = tmp_path / "2026-01-02.jsonl"
+    path = tmp_path / "x.jsonl"
 
     def call(*options):
         status = tool.main(["--out", str(path), "--device", "cpu", "--quick", *options])
-        return status, read_parts(path)
+        return status, read(path) if path.exists() else []
 
-    call.path = path
     return call
 
 
 def test_every_model_s_first_cases_come_before_the_rest_and_none_twice(run, monkeypatch):
-    def stub(layer, case, *_):
-        return iter([lab.layer_part(layer, case, "eager")])
+    def stub(model, case, site, budget, env, run, *_):
+        op = "experts_train" if case.both else "experts"
+        return [timed(op=op, workload=f"transformers/{lab.name(model, case)}", env=env, run=run)]
 
     monkeypatch.setattr(tool, "measure_case", stub)
     monkeypatch.setattr(tool, "make_layer", lambda model, device: model)
-    status, parts = run()
+    status, records = run()
     names = [model.name for model in (SMALL[0], SMALL[3])]
-    assert status == 0 and parts[0]["part"] == "run" and parts[0]["transformers"]
-    assert [(p["model"], p["tokens"], p["both"]) for p in parts[1:]] == [
-        *((name, *case) for name in names for case in ((3, False), (20, True))),
-        *((name, 17, False) for name in names),
+    assert status == 0
+    assert [r.workload.removeprefix("transformers/") for r in records] == [
+        *(f"{name}-{case}" for name in names for case in ("T3", "T20-train")),
+        *(f"{name}-T17" for name in names),
     ]
-    assert run()[1][:-1] == parts
+    assert run()[1] == records
 
 
 def test_the_page_reads_what_is_measured_and_a_failure_is_a_line(run, monkeypatch):
@@ -65,16 +67,20 @@ def test_the_page_reads_what_is_measured_and_a_failure_is_a_line(run, monkeypatc
         return real(layer, case, *arguments)
 
     monkeypatch.setattr(tool, "measure_case", broken)
-    status, parts = run("--models", "gpt-oss-120b", "--eager", "--seconds", "100")
-    assert status == 1 and [p["part"] for p in parts] == ["run", "layer", "failed", "layer"]
-    assert parts[2]["both"] and "no such kernel" in parts[2]["reason"]
-    text = blocks(run.path, Device.by_name("h200"))["layers"]
-    assert "**gpt-oss-120b**, H = 32" in text and "`eager`, ms" in text and "has no time" not in text
+    status, records = run("--models", "gpt-oss-120b", "--eager", "--seconds", "100")
+    assert status == 1 and len({r.run for r in records}) == 1
+    failed = [r for r in records if r.op == "experts_train"]
+    assert {r.backend for r in failed} == {"expertile", "grouped_mm"}
+    assert all(r.status == "failed" and "no such kernel" in r.reason for r in failed)
+    device = Device.by_name("h200")
+    text = blocks([replace(r, env=replace(r.env, gpu=device.name)) for r in records], device)["layers"]
+    assert "**gpt-oss-120b**, H = 32" in text and "`eager`, ms" in text
+    assert "20, with backward: `expertile` has no time: RuntimeError: no such kernel" in text
 
 
 def test_no_time_and_no_such_model(run, capsys):
-    status, parts = run("--seconds", "0")
-    assert status == 0 and len(parts) == 1 and "no time left for gpt-oss-120b" in capsys.readouterr().err
+    status, records = run("--seconds", "0")
+    assert status == 0 and records == [] and "no time left for gpt-oss-120b" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         run("--models", "Qwen3-30B-A3B,other")
     assert "--models: expected some of Qwen3-30B-A3B, gpt-oss-120b" in capsys.readouterr().err

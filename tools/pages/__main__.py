@@ -17,11 +17,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from expertile.device import Device
-from expertile.lab.race.memory import read_memory, shipped_memory
-from expertile.lab.race.record import of_memory, read, shipped_records, shipped_root, shown_files
+from expertile.lab.race.record import read, shipped_records, shipped_root, shown_files
 from expertile.lab.report import memory
 from expertile.lab.traffic.explain import shipped
-from expertile.lab.traffic.measured import shipped_traffic
 from tools.pages import grouped, headline, ladder, moe, parallel, quantised, scaling, transformers
 from tools.pages.moe_presets import shipped_presets
 from tools.pages.traffic import update_pages
@@ -43,12 +41,6 @@ class Job(NamedTuple):
             return [record for file in self.files for record in read(file)]
         return [record for preset in presets for record in shipped_records(preset, self.device.slug)]
 
-    def file(self, newest: Callable[[str], Path]) -> Path:
-        """The only one of `files`, or what `newest` finds for the device; ValueError if there are several."""
-        if len(self.files) > 1:
-            raise ValueError(f"--records: expected one file for {self.doc}, got {len(self.files)}")
-        return self.files[0] if self.files else newest(self.device.slug)
-
 
 def _grouped(job: Job) -> bool:
     checks = grouped.read_checks(shipped_root() / job.device.slug)
@@ -60,21 +52,17 @@ def _ladder(job: Job) -> bool:
 
 
 def _memory(job: Job) -> bool | None:
-    if job.files:
-        records = [record for file in job.files for record in read_memory(file)]
-    else:
-        records = list(shipped_memory("attention", job.device.slug))
+    records = job.records(("attention-memory",))
     return memory.update_docs(job.doc, records, check=job.check) if records else None
 
 
 def _moe(job: Job) -> bool:
     presets = shipped_presets(job.device.slug)
-    return moe.update_page(job.doc, job.file(moe.shipped_moe), presets, job.device, job.check)
+    return moe.update_page(job.doc, job.records(moe.PRESETS), presets, job.device, job.check)
 
 
 def _parallel(job: Job) -> bool:
-    files = job.files or parallel.shipped_parallel(job.device.slug)
-    return parallel.update_page(job.doc, files, job.device, job.check)
+    return parallel.update_page(job.doc, job.records(parallel.presets(job.device.slug)), job.device, job.check)
 
 
 def _quantised(job: Job) -> bool:
@@ -88,7 +76,7 @@ def _readme(job: Job) -> bool:
 
 def _results(job: Job) -> bool:
     """The same table, and every preset as `expertile report` shows it."""
-    shown = [r for file in job.files or shown_files() if not of_memory(file) for r in read(file)]
+    shown = [r for file in job.files or shown_files() for r in read(file)]
     return headline.update_results(job.doc, headline.shipped(job.device.slug), shown, job.device.name, job.check)
 
 
@@ -101,11 +89,12 @@ def _traffic(job: Job) -> bool:
     """With elementwise.md and stencil.md, which lie beside it."""
     if job.files:
         raise ValueError("--records: expected none for traffic, whose pages join shipped times and counts")
-    return not update_pages(job.doc.parent, shipped(), shipped_traffic(job.device.slug), job.device, job.check)
+    records = [*shipped(), *shipped_records("traffic", job.device.slug)]
+    return not update_pages(job.doc.parent, records, job.device, job.check)
 
 
 def _transformers(job: Job) -> bool:
-    return transformers.update_page(job.doc, job.file(transformers.shipped_transformers), job.device, job.check)
+    return transformers.update_page(job.doc, job.records(("transformers",)), job.device, job.check)
 
 
 # Each says whether its page was what the records say; None where there are no records.

@@ -1,52 +1,45 @@
-"""The figures of docs/results/moe.md, put between its markers: work of each stage by formula, times from the newest
-file of results/<gpu>/moe/ and from records (`moe_presets.py`), and what token rounding does to simulated routings.
+"""The figures of docs/results/moe.md, put between its markers: work of each stage by formula, times and peaks of memory
+from records, and what token rounding does to simulated routings.
 
-A file, made by tools/measure_moe.py, is JSON lines, told apart by "part": `sizes` (whole layers, seconds by
-contestant), `stages` (seconds of ours by stage) and `kernels` (µs in a CUDA graph). Only figures of one file, which is
-of one machine and one set of versions, stand beside each other; those of one line were taken in turns. Blocks
-`layer`, `stages`, `decode`, `sonic` and `rounding` stand between <!-- expertile:moe NAME --> and
-<!-- /expertile:moe NAME -->.
+Blocks `layer`, `stages`, `decode`, `sonic` and `rounding` stand between <!-- expertile:moe NAME --> and
+<!-- /expertile:moe NAME -->; `decode` and `sonic` are written by `moe_presets.py`, the first two from `PRESETS`. The
+layers and their stages are eager calls, the kernels between them calls of a CUDA graph.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from expertile.device import Device
-from expertile.lab.operators.moe_stages import STAGES, stage_works
-from expertile.lab.race.parts import newest_parts, read_parts
-from expertile.lab.race.record import Record, shipped_root
+from expertile.lab.operators.moe_stages import STAGES
+from expertile.lab.race.record import PEAK_BYTES, SECONDS, Record
 from expertile.lab.report.markers import fill_file
 from expertile.lab.report.units import MISSING, markdown_table, percent, significant, times
 from expertile.moe.rounding import MODES, RoundingEffect, round_groups, rounding_effect
 from expertile.moe.router import RouterConfig, route
-from expertile.roofline import bound
+from expertile.roofline import Work, bound
 from tools.pages import moe_presets
 
 NOT_MEASURED = "Not measured yet."
-OURS = "ours"
+OURS = "expertile"
+PRESETS = ("moe", "moe-memory", "moe-stages", "moe-routing")
 Size = tuple[int, int, int, int, int]  # T, H, I, E, k
+Found = Mapping[tuple[str, str, str], Record]  # by operator, backend and metric
 
-WAYS = {
+TITLES = {
     OURS: "expertile",
-    "compile-gather": "`torch.compile`, results gathered by token",
-    "compile-add": "`torch.compile`, results added by `index_add`",
-    "eager-gather": "eager, gathered by token",
-    "eager-add": "eager, `index_add`",
+    "torch.compile": "`torch.compile`, results gathered by token",
+    "torch.compile-index-add": "`torch.compile`, results added by `index_add`",
+    "torch": "eager, gathered by token",
+    "torch-index-add": "eager, `index_add`",
 }
 _OPTIONAL = "up+act (infer)"  # not a part of the sum: the stage above it in another form
 
 ROUNDED = ((1024, 0.0), (4096, 0.0), (4096, 1.0), (32768, 0.0), (32768, 1.0))
 _EXPERTS, _TOP_K, _TILE = 128, 8, 128
-
-
-def shipped_moe(slug: str, root: str | Path | None = None) -> Path | None:
-    """The newest file of `results/<slug>/moe/`, or None."""
-    return newest_parts((shipped_root() if root is None else Path(root)) / slug / "moe")
 
 
 def rounded(tokens: int, skew: float, seed: int = 0) -> dict[str, RoundingEffect]:
@@ -69,18 +62,46 @@ def _ms(seconds: float) -> str:
     return significant(seconds * 1e3)
 
 
-def _layer(part: Mapping[str, Any]) -> list[str]:
-    forward, both, flops = part["fwd"], part["both"], part["flops"]
-    ways = [way for way in WAYS if isinstance(forward.get(way), float) and isinstance(both.get(way), float)]
-    if OURS not in ways:
+def _size(record: Record) -> Size:
+    t, h, i, e, k = (record.shape[name] for name in ("tokens", "hidden", "intermediate", "experts", "top_k"))
+    return t, h, i, e, k
+
+
+def _by_size(records: Iterable[Record], *ops: str) -> dict[Size, list[Record]]:
+    """The eager records of the operators, size after size."""
+    found: dict[Size, list[Record]] = {}
+    for record in records:
+        if record.op in ops and record.policy == "eager" and record.status == "ok":
+            found.setdefault(_size(record), []).append(record)
+    return found
+
+
+def _source(record: Record, preset: str, device: Device) -> str:
+    day = record.date[:10]
+    return f"One run on {device.name}, {day}: `results/{device.slug}/{day}-{preset}.jsonl`."
+
+
+def _time(record: Record) -> float:
+    assert record.time_s is not None
+    return record.time_s
+
+
+def _layer(size: Size, records: Sequence[Record]) -> list[str]:
+    found: Found = {(r.op, r.backend, r.metric): r for r in records}
+    timed = [way for way in TITLES if all((op, way, SECONDS) in found for op in ("moe", "moe_train"))]
+    if OURS not in timed:
         return []
     body = []
-    for way in ways:
-        row = [WAYS[way]]
-        for seconds, work in ((forward, flops), (both, 3 * flops)):
-            row += [_ms(seconds[way]), significant(work / seconds[way] / 1e12), times(seconds[way] / seconds[OURS])]
-        row += [significant(gib) for gib in part["peak_gib"].get(way, ())] or [MISSING, MISSING]
-        body.append([*row, MISSING if way == OURS else f"{part['err'][way]:.0e}"])
+    for way in timed:
+        row = [TITLES[way]]
+        for op in ("moe", "moe_train"):
+            record, ours = found[op, way, SECONDS], found[op, OURS, SECONDS]
+            row += [_ms(_time(record)), significant(record.tflops), times(_time(record) / _time(ours))]
+        for op in ("moe", "moe_train"):
+            peak = found.get((op, way, PEAK_BYTES))
+            row.append(MISSING if peak is None or peak.value is None else significant(peak.value / 2**30))
+        distance = found["moe", way, SECONDS].details.get("distance")
+        body.append([*row, MISSING if way == OURS or distance is None else f"{distance:.0e}"])
     header = [
         "layer",
         "forward, ms",
@@ -93,12 +114,13 @@ def _layer(part: Mapping[str, Any]) -> list[str]:
         "peak both, GiB",
         "difference",
     ]
-    t, h, i, e, k = (part[name] for name in "THIEk")
+    t, h, i, e, k = size
     lines = [f"**T = {t}, H = {h}, I = {i}, E = {e}, k = {k}**, bf16", markdown_table(header, body)]
-    others = [way for way in ways if way != OURS]
+    others = [way for way in timed if way != OURS]
     if others:
+        forward, both = ({way: _time(found[op, way, SECONDS]) for way in timed} for op in ("moe", "moe_train"))
         first, second = (min(s[way] for way in others) / s[OURS] for s in (forward, both))
-        backward = 2 * flops / (both[OURS] - forward[OURS]) / 1e12
+        backward = 2 * found["moe", OURS, SECONDS].flops / (both[OURS] - forward[OURS]) / 1e12
         lines.append(
             f"The fastest other takes {times(first)} our time forward and {times(second)} forward and backward; our "
             f"backward pass alone, the difference, runs at {significant(backward)} TFLOP/s."
@@ -106,8 +128,10 @@ def _layer(part: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def _layers(parts: Sequence[Mapping[str, Any]]) -> list[str]:
-    return [line for part in parts if part["part"] == "sizes" for line in _layer(part)]
+def _layers(records: Sequence[Record], device: Device) -> list[str]:
+    sizes = _by_size(records, "moe", "moe_train")
+    lines = [line for size, found in sizes.items() for line in _layer(size, found)]
+    return [_source(next(iter(sizes.values()))[0], "moe", device), *lines] if lines else []
 
 
 def _sums(seconds: Mapping[str, float]) -> tuple[float, float]:
@@ -117,19 +141,20 @@ def _sums(seconds: Mapping[str, float]) -> tuple[float, float]:
     return sum(counted.values()) - backward, backward
 
 
-def _stages(parts: Sequence[Mapping[str, Any]], device: Device) -> list[str]:
-    measured = {tuple(part["size"]): part["seconds"] for part in parts if part["part"] == "stages"}
+def _stages(records: Sequence[Record], device: Device) -> list[str]:
+    measured = {size: {r.shape["stage"]: r for r in found} for size, found in _by_size(records, "moe_stage").items()}
     if not measured:
         return []
     size = next(iter(measured))
-    works, seconds = stage_works(size), measured[size]
+    stages = measured[size]
     body = []
     for name, title in STAGES.items():
-        if not isinstance(seconds.get(name), float):
+        if name not in stages:
             continue
-        work, least = works[name], bound(works[name], device, "bf16")
+        work, seconds = stages[name], _time(stages[name])
+        least = bound(Work(work.flops, work.nbytes), device, "bf16")
         moved = least.limiter == "memory"
-        rate = work.nbytes / seconds[name] / 1e12 if moved else work.flops / seconds[name] / 1e12
+        rate = (work.nbytes if moved else work.flops) / seconds / 1e12
         body.append(
             [
                 title,
@@ -137,28 +162,34 @@ def _stages(parts: Sequence[Mapping[str, Any]], device: Device) -> list[str]:
                 significant(work.nbytes / 1e6),
                 _ms(least.seconds),
                 least.limiter,
-                _ms(seconds[name]),
+                _ms(seconds),
                 f"{significant(rate)} {'TB/s' if moved else 'TFLOP/s'}",
-                percent(least.seconds / seconds[name]),
-                *(_ms(other[name]) for other in list(measured.values())[1:]),
+                percent(least.seconds / seconds),
+                *(_ms(_time(other[name])) for other in list(measured.values())[1:]),
             ]
         )
     more = [f"ms at ({', '.join(map(str, other))})" for other in list(measured)[1:]]
     header = ["stage", "GFLOP", "MB", "bound, ms", "limited by", "ms", "rate", "of bound", *more]
-    forward, backward = _sums(seconds)
+    forward, backward = _sums({name: _time(record) for name, record in stages.items()})
     lines = [
+        _source(next(iter(stages.values())), "moe-stages", device),
         f"(T, H, I, E, k) = ({', '.join(map(str, size))}); FLOPs, bytes and bound by formula.",
         markdown_table(header, body),
         f"The stages sum to {_ms(forward)} ms forward and {_ms(backward)} ms backward.",
     ]
-    graph = next(
-        (p["us"] for p in parts if p["part"] == "kernels" and (p["T"], p["E"], p["k"]) == (size[0], *size[3:])), None
-    )
-    if graph and {"route", "perm", "torch topk"} <= graph.keys():
+    graph = {
+        (r.op, r.backend): f"{significant(_time(r) * 1e6)} µs"
+        for r in records
+        if r.policy == "graph"
+        and r.status == "ok"
+        and tuple(r.shape.get(name) for name in ("tokens", "experts", "top_k")) == (size[0], *size[3:])
+    }
+    needed = (("moe_route", OURS), ("moe_permutation", OURS), ("moe_route", "torch.topk"))
+    if graph.keys() >= set(needed):
+        choice, order, topk = (graph[key] for key in needed)
         lines.append(
             "Each stage is timed as a call from Python, so choice and permutation show the host's launches. In a CUDA "
-            f"graph they take {significant(graph['route'])} µs and {significant(graph['perm'])} µs, and softmax and "
-            f"`topk` of torch {significant(graph['torch topk'])} µs."
+            f"graph they take {choice} and {order}, and softmax and `topk` of torch {topk}."
         )
     return lines
 
@@ -196,22 +227,17 @@ def _rounding() -> list[str]:
     return [markdown_table(header, body, left=3)]
 
 
-def blocks(path: Path | None, records: Iterable[Record], device: Device) -> dict[str, str]:
-    """Markdown of each block: of the file at `path` and the records of `moe_presets.PRESETS`, on `device`, and of
-    arithmetic."""
-    parts = [] if path is None else read_parts(path)
-    found = {"layer": _layers(parts), "stages": _stages(parts, device), "rounding": _rounding()}
-    found |= moe_presets.blocks(records, device.name)
-    if path is not None:
-        source = f"One run on {device.name}, {path.stem}: `results/{device.slug}/moe/{path.name}`."
-        for name in ("layer", "stages"):
-            found[name] = [source, *found[name]] if found[name] else []
+def blocks(records: Sequence[Record], presets: Iterable[Record], device: Device) -> dict[str, str]:
+    """Markdown of each block: of the records of `PRESETS` and `moe_presets.PRESETS` on `device`, and of arithmetic."""
+    here = [r for r in records if r.env.gpu == device.name]
+    found = {"layer": _layers(here, device), "stages": _stages(here, device), "rounding": _rounding()}
+    found |= moe_presets.blocks(presets, device.name)
     return {name: "\n\n".join(lines) or NOT_MEASURED for name, lines in found.items()}
 
 
 def update_page(
-    page: str | Path, path: Path | None, records: Iterable[Record], device: Device, check: bool = False
+    page: str | Path, records: Sequence[Record], presets: Iterable[Record], device: Device, check: bool = False
 ) -> bool:
     """Fill the blocks of the page; returns whether they were up to date. With `check` nothing is written. ValueError
     unless every block's markers stand in the page exactly once, in order."""
-    return fill_file(page, {f"moe {name}": text for name, text in blocks(path, records, device).items()}, check)
+    return fill_file(page, {f"moe {name}": text for name, text in blocks(records, presets, device).items()}, check)

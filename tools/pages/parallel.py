@@ -1,5 +1,5 @@
-"""The figures of docs/results/parallel.md, put between its markers, from files of results/<gpu>/parallel/, the newest
-for each number of GPUs: what `tools/measure_parallel.py` wrote in one run (`lab.parallel.lines` has the format).
+"""The figures of docs/results/parallel.md, put between its markers, from the records of `tools/measure_parallel.py`
+(`lab/parallel/records.py` says what they hold), one run for each number of GPUs.
 
 Blocks `scaling`, `rival` and `communication` stand between <!-- expertile:parallel NAME --> and
 <!-- /expertile:parallel NAME -->. A time counts if its result was right and it is not below its bound: the larger of
@@ -11,13 +11,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from expertile.device import Device
 from expertile.lab.parallel.case import BOTH, FORWARD
+from expertile.lab.parallel.records import OPS
 from expertile.lab.parallel.ways import COMMUNICATION, COMPUTE, ONE_GPU, OURS, STEP
-from expertile.lab.race.parts import read_parts
-from expertile.lab.race.record import shipped_root
+from expertile.lab.race.record import Record, shipped_root
 from expertile.lab.report.markers import fill_file
 from expertile.lab.report.units import MISSING, markdown_table, percent, significant, times
 from expertile.roofline import Bound, Work, bound
@@ -25,78 +24,94 @@ from expertile.roofline import Bound, Work, bound
 NOT_MEASURED = "Not measured yet."
 BLOCKS = ("scaling", "rival", "communication")
 _PASSES = {FORWARD: "forward", BOTH: "forward + backward"}
+_OF_PASS = dict(zip(OPS, _PASSES, strict=True))
 
-Part = Mapping[str, Any]
 Key = tuple[tuple[int, ...], str]  # size, scaling
 
 
-def shipped_parallel(slug: str, root: str | Path | None = None) -> tuple[Path, ...]:
-    """Of `results/<slug>/parallel/` the newest file (<date>.jsonl, <date>-….jsonl) for each number of GPUs, fewest
-    first. ValueError for one that does not begin with its environment."""
-    newest: dict[int, Path] = {}
-    folder = (shipped_root() if root is None else Path(root)) / slug / "parallel"
-    for path in sorted(folder.glob("????-??-??*.jsonl")):
-        newest[_environment(path, read_parts(path))["world"]] = path
-    return tuple(newest[world] for world in sorted(newest))
+def presets(slug: str, root: str | Path | None = None) -> tuple[str, ...]:
+    """The presets of `results/<slug>/`, one for each number of GPUs, fewest first: "parallel-2-gpus" …"""
+    folder = (shipped_root() if root is None else Path(root)) / slug
+    found = {path.name.split(".")[0][len("2026-01-01-") :] for path in folder.glob("????-??-??-parallel-*-gpus.jsonl")}
+    return tuple(sorted(found, key=lambda name: int(name.split("-")[1])))
 
 
-def _environment(path: Path, parts: Sequence[Part]) -> Part:
-    if not parts or parts[0]["part"] != "environment":
-        raise ValueError(f"{path}: expected an environment first, got {dict(parts[0]) if parts else 'nothing'}")
-    return parts[0]
+@dataclass(frozen=True)
+class Way:
+    """How a case was computed: its records by pass and kind ("step", "compute", "communication")."""
+
+    records: Mapping[tuple[str, str], Record]
+
+    @property
+    def first(self) -> Record:
+        return next(iter(self.records.values()))
+
+    @property
+    def name(self) -> str:
+        """What the rivals are called; ours is "expertile" in all its forms."""
+        return OURS if "combine" in self.first.config else self.first.backend
+
+    @property
+    def title(self) -> str:
+        config = self.first.config
+        if self.name != OURS:
+            name = self.name if self.name == ONE_GPU else f"`{self.name}`"
+        else:
+            name = f"`{config['combine']}`" + (", `max_tokens`" if config["fixed"] else f", chunks={config['chunks']}")
+        return name + ", CUDA graph" * (self.first.policy == "graph")
 
 
 @dataclass(frozen=True)
 class Run:
-    """The lines of one file; `world` GPUs of kind `device`."""
+    """The records of one run on `world` GPUs of kind `device`."""
 
-    parts: Sequence[Part]
+    records: Sequence[Record]
     device: Device
     world: int
 
     @property
+    def messages(self) -> dict[int, float]:
+        """Seconds of the all-to-alls of equal parts, by the bytes that leave a GPU."""
+        found = (r for r in self.records if r.op == "all_to_all" and r.time_s)
+        return {r.shape["leaving_nbytes"]: r.time_s for r in found if r.time_s}
+
+    @property
     def bandwidth(self) -> float | None:
         """Bytes/s that left a GPU in the fastest all-to-all of the run."""
-        rates = [p["leaving_bytes"] / p["seconds"] for p in self.parts if p["part"] == "bandwidth"]
-        return max(rates, default=None)
+        return max((nbytes / seconds for nbytes, seconds in self.messages.items()), default=None)
 
-    def bound(self, step: Part, name: str) -> Bound:
-        """Of pass `name` of a step; the limiter may be "links"."""
-        chip = bound(Work(*step["work"][name]), self.device, "bf16")
-        away, rate = step["leaving_bytes"].get(name, 0), self.bandwidth
+    def bound(self, way: Way, name: str) -> Bound:
+        """Of pass `name` of a way; the limiter may be "links"."""
+        record = way.records[name, STEP]
+        chip = bound(Work(record.flops, record.nbytes), self.device, "bf16")
+        away, rate = record.details.get("leaving_nbytes", 0), self.bandwidth
         links = away / rate if rate else 0.0
         return Bound(links, "links") if links > chip.seconds else chip
 
-    def seconds(self, step: Part, name: str, kind: str = STEP) -> float | None:
-        """Of a step that counts."""
-        found = step["seconds"].get(name, {})
-        if step["status"] != "ok" or STEP not in found or found[STEP] < self.bound(step, name).seconds:
+    def seconds(self, way: Way, name: str, kind: str = STEP) -> float | None:
+        """Of a pass that counts."""
+        step, found = way.records.get((name, STEP)), way.records.get((name, kind))
+        if step is None or step.status != "ok" or step.time_s is None or found is None:
             return None
-        return found.get(kind)
+        return None if step.time_s < self.bound(way, name).seconds else found.time_s
 
-    def cases(self) -> dict[Key, list[Part]]:
-        """The steps of each race, in the order of the file."""
-        found: dict[Key, list[Part]] = {}
-        for part in self.parts:
-            if part["part"] == "step":
-                found.setdefault((tuple(part["size"]), part["scaling"]), []).append(part)
-        return found
+    def cases(self) -> dict[Key, list[Way]]:
+        """The ways of each race, in the order of the records."""
+        found: dict[Key, dict[tuple[str, str], dict[tuple[str, str], Record]]] = {}
+        for r in (r for r in self.records if r.op in OPS):
+            size = tuple(r.shape[name] for name in ("tokens", "hidden", "intermediate", "experts", "top_k"))
+            ways = found.setdefault((size, r.shape["scaling"]), {})
+            name = r.backend.partition(":")[0], r.policy
+            ways.setdefault(name, {})[_OF_PASS[r.op], r.config["kind"]] = r
+        return {key: [Way(records) for records in ways.values()] for key, ways in found.items()}
 
-    def fastest(self, steps: Iterable[Part], name: str) -> Part | None:
-        timed = [(s, step) for step in steps if (s := self.seconds(step, name)) is not None]
+    def fastest(self, ways: Iterable[Way], name: str) -> Way | None:
+        timed = [(s, way) for way in ways if (s := self.seconds(way, name)) is not None]
         return min(timed, key=lambda pair: pair[0])[1] if timed else None
 
 
-def _ours(steps: Iterable[Part]) -> list[Part]:
-    return [step for step in steps if step["way"] == OURS]
-
-
-def _title(step: Part) -> str:
-    if step["way"] != OURS:
-        name = step["way"] if step["way"] == ONE_GPU else f"`{step['way']}`"
-    else:
-        name = f"`{step['combine']}`" + (f", chunks={step['chunks']}" if not step["fixed"] else ", `max_tokens`")
-    return name + ", CUDA graph" * step["graph"]
+def _ours(ways: Iterable[Way]) -> list[Way]:
+    return [way for way in ways if way.name == OURS]
 
 
 def _case(key: Key) -> str:
@@ -116,11 +131,11 @@ def _flops(size: Sequence[int], tokens: int, name: str) -> float:
 
 def _scaling(run: Run) -> list[str]:
     body = []
-    for key, steps in run.cases().items():
+    for key, ways in run.cases().items():
         size, scaling = key
         for name, title in _PASSES.items():
-            one = run.fastest((s for s in steps if s["way"] == ONE_GPU), name)
-            ours = run.fastest(_ours(steps), name)
+            one = run.fastest((way for way in ways if way.name == ONE_GPU), name)
+            ours = run.fastest(_ours(ways), name)
             if one is None or ours is None:
                 continue
             alone, together = run.seconds(one, name), run.seconds(ours, name)
@@ -133,10 +148,10 @@ def _scaling(run: Run) -> list[str]:
                     title,
                     _ms(alone),
                     _ms(together),
-                    _title(ours),
+                    ours.title,
                     times(speed),
                     percent(speed / run.world),
-                    significant(_flops(size, ours["tokens"], name) / together / 1e12),
+                    significant(_flops(size, ours.first.details["tokens_of_gpu"], name) / together / 1e12),
                     _ms(least.seconds),
                     least.limiter,
                     percent(least.seconds / together),
@@ -167,20 +182,21 @@ def _scaling(run: Run) -> list[str]:
 
 def _rival(run: Run) -> list[str]:
     lines = []
-    for key, steps in run.cases().items():
-        best = {name: run.fastest(_ours(steps), name) for name in _PASSES}
+    for key, ways in run.cases().items():
+        best = {name: run.fastest(_ours(ways), name) for name in _PASSES}
         body = []
-        for step in (s for s in steps if s["way"] != ONE_GPU and any(run.seconds(s, name) for name in _PASSES)):
-            row = [_title(step) if step["way"] != OURS else f"expertile, {_title(step)}"]
+        for way in (w for w in ways if w.name != ONE_GPU and any(run.seconds(w, name) for name in _PASSES)):
+            row = [way.title if way.name != OURS else f"expertile, {way.title}"]
             for name in _PASSES:
-                seconds, ours = run.seconds(step, name), best[name]
+                seconds, ours = run.seconds(way, name), best[name]
                 least = None if ours is None else run.seconds(ours, name)
                 row += [_ms(seconds), times(seconds / least if seconds and least else None)]
-            away = step["leaving_bytes"].get(FORWARD)
+            forward = way.records.get((FORWARD, STEP))
+            away = None if forward is None else forward.details["leaving_nbytes"]
             row += [
                 MISSING if away is None else significant(away / 1e6),
-                f"{max(step['errors'].values()):.0e}",
-                "yes" if step["bits"] else "no",
+                f"{way.first.rel_error:.0e}",
+                "yes" if way.first.details["same_bits"] else "no",
             ]
             body.append(row)
         if body:
@@ -200,16 +216,16 @@ def _rival(run: Run) -> list[str]:
 
 def _communication(run: Run) -> list[str]:
     body = []
-    for key, steps in run.cases().items():
-        for step in _ours(steps):
+    for key, ways in run.cases().items():
+        for way in _ours(ways):
             for name, title in _PASSES.items():
-                whole, compute, alone = (run.seconds(step, name, kind) for kind in (STEP, COMPUTE, COMMUNICATION))
+                whole, compute, alone = (run.seconds(way, name, kind) for kind in (STEP, COMPUTE, COMMUNICATION))
                 if whole is None or compute is None or alone is None:
                     continue
                 body.append(
                     [
                         _case(key),
-                        _title(step),
+                        way.title,
                         title,
                         _ms(whole),
                         _ms(compute),
@@ -233,50 +249,46 @@ def _communication(run: Run) -> list[str]:
         "of step",
     ]
     lines = [markdown_table(header, body, left=3)]
-    messages = {p["leaving_bytes"]: p["seconds"] for p in run.parts if p["part"] == "bandwidth"}
-    if messages:
-        told = [f"{significant(n / 1e6)} MB at {significant(n / s / 1e9)} GB/s" for n, s in sorted(messages.items())]
+    if run.messages:
+        rates = [(nbytes, nbytes / seconds) for nbytes, seconds in sorted(run.messages.items())]
+        told = [f"{significant(nbytes / 1e6)} MB at {significant(rate / 1e9)} GB/s" for nbytes, rate in rates]
         lines.append("An all-to-all of equal parts, alone, by bytes that leave a GPU: " + ", ".join(told) + ".")
     return lines
 
 
 def _missing(run: Run) -> str:
     """What has no time in this run, and why."""
-    found = []
-    for part in run.parts:
-        if part["part"] == "skipped":
-            what = f"{_case((tuple(part['size']), part['scaling']))}" + (f", {part['way']}" if part["way"] else "")
-            found.append(f"{what} ({part['reason']})")
-        elif part["part"] == "step":
-            where = f"{_case((tuple(part['size']), part['scaling']))}, {_title(part)}"
-            if part["status"] != "ok":
-                found.append(f"{where} ({part['reason'] or part['status']})")
-            found += [
-                f"{where}, {_PASSES[name]} (refused: {_ms(part['seconds'][name][STEP])} ms is below its bound)"
-                for name in part["seconds"]
-                if part["status"] == "ok" and run.seconds(part, name) is None
-            ]
+    found: dict[str, None] = {}
+    for key, ways in run.cases().items():
+        for way in ways:
+            for (name, kind), record in way.records.items():
+                where = f"{_case(key)}, {way.title}"
+                if record.status != "ok":
+                    found[f"{where} ({record.reason})"] = None
+                elif kind == STEP and run.seconds(way, name) is None:
+                    refused = f"refused: {_ms(record.time_s)} ms is below its bound"
+                    found[f"{where}, {_PASSES[name]} ({refused})"] = None
     return f"Without a time: {'; '.join(found)}." if found else ""
 
 
-def blocks(paths: Sequence[Path], device: Device) -> dict[str, str]:
-    """Markdown of each block, of one file after the other, on GPUs of kind `device`. ValueError for a file without an
-    environment line, or of another GPU."""
-    found = [_blocks(path, device) for path in paths]
+def blocks(records: Sequence[Record], device: Device) -> dict[str, str]:
+    """Markdown of each block, of the last run for each number of GPUs, on GPUs of kind `device`."""
+    last: dict[int, str] = {}
+    here = [r for r in records if r.env.gpu == device.name and r.op in (*OPS, "all_to_all")]
+    for r in here:
+        last[r.shape["gpus"]] = r.run
+    found = [_blocks(Run([r for r in here if r.run == run], device, world)) for world, run in sorted(last.items())]
     return {name: "\n\n".join(f[name] for f in found if f[name]) or NOT_MEASURED for name in BLOCKS}
 
 
-def _blocks(path: Path, device: Device) -> dict[str, str]:
-    parts = read_parts(path)
-    first = _environment(path, parts)
-    if first["gpu"] != device.name:
-        raise ValueError(f"{path}: expected the environment of an {device.name} first, got {first['gpu']!r}")
-    run = Run(parts, device, first["world"])
+def _blocks(run: Run) -> dict[str, str]:
+    first, slug = run.records[0], run.device.slug
     found = {"scaling": _scaling(run), "rival": _rival(run), "communication": _communication(run)}
-    versions = f"torch {first['torch']}, NCCL {first['nccl']}"
+    versions = f"torch {first.env.torch}, NCCL {first.details['nccl']}"
+    day = first.date[:10]
     source = (
-        f"One run on {run.world} GPUs, {device.name}, bf16, {path.stem[:10]} ({versions}): "
-        f"`results/{device.slug}/parallel/{path.name}`."
+        f"One run on {run.world} GPUs, {run.device.name}, bf16, {day} ({versions}): "
+        f"`results/{slug}/{day}-parallel-{run.world}-gpus.jsonl`."
     )
     for name, lines in found.items():
         found[name] = [source, *lines] if lines else []
@@ -285,7 +297,7 @@ def _blocks(path: Path, device: Device) -> dict[str, str]:
     return {name: "\n\n".join(lines) for name, lines in found.items()}
 
 
-def update_page(page: str | Path, paths: Sequence[Path], device: Device, check: bool = False) -> bool:
+def update_page(page: str | Path, records: Sequence[Record], device: Device, check: bool = False) -> bool:
     """Fill the blocks of the page; returns whether they were up to date. With `check` nothing is written. ValueError
     unless every block's markers stand in the page exactly once, in order."""
-    return fill_file(page, {f"parallel {name}": text for name, text in blocks(paths, device).items()}, check)
+    return fill_file(page, {f"parallel {name}": text for name, text in blocks(records, device).items()}, check)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from expertile.lab.race.sweeps import axis_of
+from expertile.lab.bench.sweeps import axis_of
 from expertile.lab.report.contest import Contest, Run, runs
 from expertile.lab.report.markers import filled
 from expertile.lab.report.palette import styles

@@ -8,11 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from expertile.device import Device
-from expertile.lab.race.record import Record
+from expertile.lab.race.record import MOVED_BYTES, SECONDS, Record
 from expertile.lab.report.markers import fill_file
 from expertile.lab.report.units import MISSING, byte_rate, cell, markdown_table, micros, percent, significant, times
 from expertile.lab.traffic import Subject, Way, formulas
-from expertile.lab.traffic.measured import TrafficRecord
 from expertile.lab.traffic.model import OURS, TORCH, UNFUSED
 from expertile.roofline import bound
 
@@ -29,19 +28,18 @@ _WAYS = {
 }
 
 
-def update_pages(
-    docs: Path, records: Sequence[Record], counted: Sequence[TrafficRecord], device: Device, check: bool = False
-) -> list[Path]:
+def update_pages(docs: Path, records: Sequence[Record], device: Device, check: bool = False) -> list[Path]:
     """Fill every block of the three pages in folder `docs`; returns those that were out of date.
 
-    With `check` nothing is written. `records` and `counted` of other devices than `device` are left out.
+    With `check` nothing is written. `records` of other devices than `device` are left out.
     """
-    here = [r for r in records if r.env.gpu == device.name]
+    here = [r for r in records if r.env.gpu == device.name and r.metric == SECONDS]
+    counted = [r for r in records if r.env.gpu == device.name and r.metric == MOVED_BYTES]
     pages: Mapping[str, Mapping[str, str]] = {
         "traffic.md": {
             "traffic formulas": formulas_block(device),
             "traffic times": times_block(here, device),
-            "traffic counted": counted_block([c for c in counted if c.env.gpu == device.name]),
+            "traffic counted": counted_block(counted),
         },
         "elementwise.md": {"elementwise launch": launch_block(here)},
         "stencil.md": {"stencil times": stencil_block(here)},
@@ -90,9 +88,9 @@ def times_block(records: Sequence[Record], device: Device) -> str:
     return f"{lead}\n\n{markdown_table(header, body, left=3)}"
 
 
-def counted_block(counted: Sequence[TrafficRecord]) -> str:
+def counted_block(counted: Sequence[Record]) -> str:
     """Bytes that Nsight Compute counted beside those of the formula."""
-    done = [c for c in counted if c.kernels]
+    done = [c for c in counted if c.status == "ok"]
     reasons = dict.fromkeys(c.reason for c in counted if c.reason)
     told = "\n".join(f"Not counted: {cell(reason)}." for reason in reasons)
     if not done:
@@ -101,12 +99,9 @@ def counted_block(counted: Sequence[TrafficRecord]) -> str:
         [
             f"`{c.op}`",
             _call(Subject(c.op, tuple(c.shape.items()), c.dtype)),
-            c.way,
-            f"{c.launches} / {c.model_launches}",
-            _mb(c.read),
-            _mb(c.model_read),
-            _mb(c.written),
-            _mb(c.model_written),
+            c.backend,
+            f"{c.details['launches']} / {c.details['model_launches']}",
+            *(_mb(c.details[key]) for key in ("read", "model_read", "written", "model_written")),
         ]
         for c in done
     ]

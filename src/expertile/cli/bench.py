@@ -17,18 +17,17 @@ from rich.markup import escape
 from expertile.cli.parts import DIAGNOSE, Part, parts
 from expertile.cli.progress import Display
 from expertile.device import Device
+from expertile.lab.bench.config import BenchSpec, read_bench_file
+from expertile.lab.bench.diagnose import diagnose
+from expertile.lab.bench.diagnosis import conclude
+from expertile.lab.bench.presets import ALL_PRESETS, default_preset
+from expertile.lab.bench.run import run
 from expertile.lab.operators import for_cpu, memory_workloads
-from expertile.lab.operators.memory import memory_cases
 from expertile.lab.race.candidate import candidate_name
 from expertile.lab.race.candidate_gate import UserCandidates
 from expertile.lab.race.case import Site
-from expertile.lab.race.config import BenchSpec, read_bench_file
-from expertile.lab.race.diagnose import diagnose
-from expertile.lab.race.diagnosis import conclude
-from expertile.lab.race.memory import MemoryRecord, measure_memory, memory_path, shipped_memory
-from expertile.lab.race.presets import ALL_PRESETS, default_preset
+from expertile.lab.race.memory import measure_memory
 from expertile.lab.race.record import Record, read, results_path, shipped_records
-from expertile.lab.race.run import run
 from expertile.lab.race.workloads import GroupedWorkload
 from expertile.lab.report import html, table, verdict
 
@@ -94,7 +93,7 @@ def bench(
     console = Console(emoji=False)
     folder = out or Path(spec.out or "out")
     records: list[Record] = []
-    held_memory: list[MemoryRecord] = []
+    peaks: list[Record] = []
     paths: list[Path] = []
     interrupted = False
     found = parts(spec, device)
@@ -109,7 +108,7 @@ def bench(
             for record in _measure(part, spec, device, path, resume, tune_configs, console):
                 made.append(record)
             if spec.memory and part.op_workloads:
-                held_memory += _measure_memory(part, spec.full, device, memory_path(path), console)
+                peaks += _measure_memory(part, spec.full, device, path.with_name(f"{path.stem}-memory.jsonl"), console)
         except KeyboardInterrupt:
             interrupted = True
         console.print(f"[dim]{escape(part.name)}: {len(made)} new records in {escape(str(path))}[/dim]")
@@ -120,7 +119,7 @@ def bench(
         records += made
         if interrupted:
             break
-    _conclude(records, held_memory, paths, device, console, not no_html)
+    _conclude(records, peaks, paths, device, console, not no_html)
     if interrupted:
         console.print("Interrupted; what was measured is kept. Go on with the same command and --resume.")
         raise typer.Exit(130)
@@ -168,14 +167,13 @@ def _measure(
         )
 
 
-def _measure_memory(part: Part, full: bool, device: Device, path: Path, console: Console) -> list[MemoryRecord]:
-    site = Site(device, torch.device("cuda" if device.kind == "cuda" else "cpu"))
+def _measure_memory(part: Part, full: bool, device: Device, path: Path, console: Console) -> list[Record]:
+    site = Site.current()
     workloads = memory_workloads(part.name, part.op_workloads)
     if device.kind == "cpu" and not full:
         workloads = for_cpu(workloads)
-    cases = memory_cases(workloads, {o.name: o for o in part.operators}, site)
     with console.status(f"{part.name}: peak memory"):
-        found = list(measure_memory(cases, site.torch_device, path))
+        found = list(measure_memory(workloads, {o.name: o for o in part.operators}, site, path))
     console.print(f"[dim]{escape(part.name)}: {len(found)} new records of memory in {escape(str(path))}[/dim]")
     return found
 
@@ -195,7 +193,7 @@ def _policies(spec: BenchSpec, device: Device) -> tuple[str, ...]:
 
 def _conclude(
     records: list[Record],
-    memory: list[MemoryRecord],
+    peaks: list[Record],
     paths: list[Path],
     device: Device,
     console: Console,
@@ -206,7 +204,7 @@ def _conclude(
         return
     presets = {r.workload.split("/")[0] for r in records}
     shipped = [r for name in presets for r in shipped_records(name) if r.env.gpu != device.name]
-    elsewhere = [m for name in presets for m in shipped_memory(name) if m.env.gpu != device.name]
+    shipped += [r for name in presets for r in shipped_records(f"{name}-memory") if r.env.gpu != device.name]
     for sentence in verdict(records):
         console.print(f"[bold]•[/bold] {escape(sentence)}", highlight=False)
     console.print(table(records, shipped))
@@ -214,4 +212,4 @@ def _conclude(
     if write_html:
         # One page for everything that this call measured.
         page = paths[0].with_suffix(".html") if len(paths) == 1 else paths[0].with_name("report.html")
-        console.print(f"Report:  {escape(str(html(records, page, shipped, [*memory, *elsewhere])))}", highlight=False)
+        console.print(f"Report:  {escape(str(html([*records, *peaks], page, shipped)))}", highlight=False)

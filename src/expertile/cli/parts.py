@@ -1,4 +1,4 @@
-"""What one call of bench measures, part by part: each preset with its workloads and with everyone who races on them."""
+"""What one call of bench measures, part by part: each preset with its workloads and those that race on them."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from expertile.device import Device
+from expertile.lab.bench.config import BenchSpec
 from expertile.lab.ladder import RUNGS
 from expertile.lab.ladder.workloads import for_device as ladder_for_device
 from expertile.lab.operators import Operator, for_cpu, operators
-from expertile.lab.race.config import BenchSpec
 from expertile.lab.race.operator import Workload
 from expertile.lab.race.workloads import GroupedWorkload
 from expertile.ops.grouped_mm.backend import Backend
@@ -47,8 +47,8 @@ def parts(spec: BenchSpec, device: Device) -> tuple[Part, ...]:
     """The parts of `spec` on `device`, in order.
 
     Candidates take part wherever there are grouped products; presets in which `only` leaves no workload are left out.
-    Raises ValueError for a name in `include` or `skip` that nobody has, for a pattern in `only` that no workload's name
-    matches, for a part in which they leave nobody, and for candidates with nothing to compute.
+    Raises ValueError for a name in `include` or `skip` that no rival has, for a pattern in `only` that matches no name
+    of a workload, for a part in which they leave none, and for candidates with nothing to compute.
     """
     _check_names(spec)
     if spec.only:

@@ -11,8 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from expertile.lab.race import compare as comparing
-from expertile.lab.race.memory import MemoryRecord, read_memory
-from expertile.lab.race.record import Record, of_memory, read, shipped_root, shown_files
+from expertile.lab.race.record import Record, read, shipped_root, shown_files
 from expertile.lab.report import html, markdown, table, update_readme, verdict
 
 
@@ -51,7 +50,7 @@ def report(
     """Verdict, table and HTML report from records; or the README's headline table."""
     if check and readme is None:
         raise ValueError("check: expected --readme with it")
-    records, memory = _records(files)
+    records = _records(files)
     if readme is not None:
         if not update_readme(readme, records, check=check) and check:
             print(f"{readme}: its figures are not what the records say; run expertile report", file=sys.stderr)
@@ -65,15 +64,13 @@ def report(
         console.print(f"[bold]•[/bold] {escape(sentence)}", highlight=False)
     console.print(table(records))
     if out is not None:
-        console.print(f"Report:  {escape(str(html(records, out, memory=memory)))}", highlight=False)
+        console.print(f"Report:  {escape(str(html(records, out)))}", highlight=False)
 
 
-def _records(files: list[Path] | None) -> tuple[list[Record], list[MemoryRecord]]:
-    """The records of `files`, or the shipped ones that commands show; those of memory (`*-memory.jsonl`) apart."""
+def _records(files: list[Path] | None) -> list[Record]:
+    """The records of `files`, or the shipped ones that commands show."""
     chosen = files or shown_files()
-    memory = [path for path in chosen if of_memory(path)]
-    records = [record for path in chosen if path not in memory for record in read(path)]
-    held = [record for path in memory for record in read_memory(path)]
-    if not records and not held:
+    records = [record for path in chosen for record in read(path)]
+    if not records:
         raise ValueError(f"files: expected records, found none in {', '.join(map(str, chosen)) or shipped_root()}")
-    return records, held
+    return records

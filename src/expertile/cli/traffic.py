@@ -14,11 +14,11 @@ from rich.table import Column, Table
 
 from expertile.device import Device
 from expertile.lab.measure.environment import capture_env, new_run_id
-from expertile.lab.race.record import Record, of_memory, read
+from expertile.lab.race.record import SECONDS, Record, read
 from expertile.lab.report.units import byte_rate, micros, percent, significant, times
 from expertile.lab.traffic import Subject, Way, formulas
 from expertile.lab.traffic.explain import Explained, explain_grouped, explain_subject
-from expertile.lab.traffic.measured import TrafficRecord, measure
+from expertile.lab.traffic.measured import measure
 from expertile.ops.attention.explain import explain_problem as explain_attention
 from expertile.ops.attention.problem import Problem as AttentionProblem
 from expertile.ops.grouped_mm.problem import Layout, Problem
@@ -74,8 +74,7 @@ def records_in(place: Path | None) -> list[Record] | None:
     if not place.exists():
         raise FileNotFoundError(f"records: {place} does not exist")
     files = [place] if place.is_file() else sorted(place.rglob("*.jsonl*"))
-    times_only = [f for f in files if not of_memory(f) and f.parent.name != "traffic"]
-    records = [record for file in times_only for record in read(file)]
+    records = [record for file in files for record in read(file) if record.metric == SECONDS]
     if not records:
         raise ValueError(f"records: expected record files (JSONL), found none in {place}")
     return records
@@ -220,7 +219,7 @@ def show_measured(subject: Subject, ways: Sequence[Way], console: Console) -> No
     """Count the ways with Nsight Compute on this machine's GPU and print model and count side by side."""
     records = list(measure(subject, ways, capture_env(Device.current()), new_run_id()))
     reasons = dict.fromkeys(r.reason for r in records if r.reason)
-    if any(r.kernels for r in records):
+    if any(r.status == "ok" for r in records):
         console.print(measured_table(records))
         console.print(
             "[dim]counted: by ncu on this GPU, caches flushed before each kernel; what a kernel leaves in L2 "
@@ -229,12 +228,12 @@ def show_measured(subject: Subject, ways: Sequence[Way], console: Console) -> No
             soft_wrap=True,
         )
     for reason in reasons:
-        names = [r.way for r in records if r.reason == reason]
+        names = [r.backend for r in records if r.reason == reason]
         which = "" if len(names) == len(records) else f" ({', '.join(names)})"
         console.print(f"not counted{escape(which)}: {escape(reason)}.", highlight=False, soft_wrap=True)
 
 
-def measured_table(records: Sequence[TrafficRecord]) -> Table:
+def measured_table(records: Sequence[Record]) -> Table:
     """Bytes by formula beside bytes counted, kernel by kernel."""
     columns = ("kernels", "read", "by formula", "written", "by formula", "from L2")
     table = Table(
@@ -242,18 +241,15 @@ def measured_table(records: Sequence[TrafficRecord]) -> Table:
     )
     for column in table.columns[1:]:
         column.justify = "right"
-    for r in (r for r in records if r.kernels):
+    for r in (r for r in records if r.status == "ok"):
+        found = r.details
         table.add_row(
-            escape(r.way),
-            f"{r.launches} / {r.model_launches}",
-            _mb(r.read),
-            _mb(r.model_read),
-            _mb(r.written),
-            _mb(r.model_written),
-            _mb(r.l2_read),
+            escape(r.backend),
+            f"{found['launches']} / {found['model_launches']}",
+            *(_mb(found[key]) for key in ("read", "model_read", "written", "model_written", "l2_read")),
             style="bold",
         )
-        for name, was_read, was_written in r.kernels:
+        for name, was_read, was_written in found["kernels"]:
             table.add_row(f"  {escape(name)}", "", _mb(was_read), "", _mb(was_written))
     return table
 

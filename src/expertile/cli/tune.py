@@ -11,10 +11,10 @@ from rich.console import Console
 from rich.markup import escape
 
 from expertile.device import Device
+from expertile.lab.bench.tune import table_of
+from expertile.lab.bench.tune import tune as run_tune
+from expertile.lab.bench.tune_verify import summary, verdicts, verify
 from expertile.lab.race.record import read, results_path
-from expertile.lab.race.tune import table_of
-from expertile.lab.race.tune import tune as run_tune
-from expertile.lab.race.tune_verify import summary, verdicts, verify
 from expertile.ops.grouped_mm.backends import BACKENDS, by_name
 from expertile.ops.grouped_mm.tuned import save_table, user_folder
 

@@ -66,6 +66,8 @@ class Backend(Generic[P, R]):
     reads_offs_on_host: bool = False
     # Another library's kernel, measured as a rival and used when it is the fastest.
     peer: bool = False
+    # As `run`, but adds the result to the given `out`; None: it cannot.
+    add: R | None = None
     # The configs, the default first, with which a row of the result has the same bits in every problem that differs
     # from this one in numbers of rows alone, whichever of these configs each problem takes.
     invariant: Callable[[P, Device], tuple[Any, ...]] = never

@@ -1,11 +1,15 @@
 """attention in the lab: the truth, the rivals that run here, what each refuses, the presets, the memory."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from expertile.device import Device
-from expertile.lab.operators.attention import OPERATORS, PRESETS, attention_memory, memory_workloads, workload
+from expertile.lab.operators.attention import OPERATORS, PRESETS, memory_workloads, workload
+from expertile.lab.race.case import Site
 from expertile.lab.race.gate import judge
+from expertile.lab.race.memory import measure_memory
 
 FORWARD, BACKWARD = OPERATORS
 CPU, H200, A100 = Device.current("cpu"), Device.by_name("h200"), Device.by_name("a100")
@@ -93,11 +97,13 @@ def test_what_peers_refuse():
 
 @pytest.mark.parametrize("backward", [False, True])
 def test_memory_of_the_unfused_grows_with_the_square(backward):
-    peaks = [
-        attention_memory(workload("test", 1, 2, length, 16, False, "fp32", backward), "cpu") for length in (256, 512)
-    ]
-    assert peaks[1]["unfused"] > 3.5 * peaks[0]["unfused"]
-    assert set(peaks[0]) == {"expertile", "unfused"}
+    workloads = [workload("test", 1, 2, length, 16, False, "fp32", backward) for length in (256, 512)]
+    operators = {
+        o.name: replace(o, rivals=tuple(r for r in o.rivals if r.name in ("expertile", "unfused"))) for o in OPERATORS
+    }
+    site = Site(Device.current("cpu"), torch.device("cpu"))
+    peaks = {(r.backend, r.shape["q_len"]): r.value for r in measure_memory(workloads, operators, site)}
+    assert peaks["unfused", 512] > 3.5 * peaks["unfused", 256] and peaks["expertile", 512]
 
 
 def test_formulas_of_memory():

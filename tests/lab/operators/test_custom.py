@@ -24,7 +24,7 @@ def test_a_given_workload_is_computed():
 @pytest.mark.parametrize(
     ("op", "dims", "message"),
     [
-        ("soft", {}, "op: expected one of softmax, .*, got 'soft'"),
+        ("soft", {}, "op: expected one of add_scalar, .*, got 'soft'"),
         ("softmax", {"rows": 3}, r"dims\.cols: expected rows \(an integer\), cols \(an integer\) for softmax, got no"),
         ("softmax", {"rows": 3, "columns": 4}, r"dims\.columns: expected rows .* got 'columns'"),
         ("softmax", {"rows": 3, "cols": 4.0}, r"dims\.cols: expected an integer, got 4\.0"),

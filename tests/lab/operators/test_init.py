@@ -1,17 +1,25 @@
 """The families of operators: joined by name, complete, and reasonable to ask of a CPU."""
 
+import re
+from pathlib import Path
+
 import pytest
 import torch
 
-from expertile.lab.operators import PRESETS, for_cpu, operators, presets
+from expertile.lab import operators as families
+from expertile.lab.operators import for_cpu, moe_routing, operators, presets
 from expertile.lab.race.workloads import ragged_m
 
 
-def test_the_described_presets_are_those_that_families_hold():
-    assert set(presets()) == set(PRESETS)
+def test_every_file_that_exports_operators_is_a_family():
+    folder = Path(families.__file__).parent
+    files = {p.stem for p in folder.glob("*.py") if re.search(r"^OPERATORS\b", p.read_text(), re.M)}
+    known = {f"expertile.lab.operators.{name}" for name in files}
+    assert {module.__name__ for module in families._families()} == known and len(known) >= 12
+    assert all(module.PRESETS for module in families._families())
 
 
-@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize("name", presets())
 def test_workloads_name_their_preset_and_a_known_operator_once(name):
     workloads = presets()[name]()
     assert workloads and workloads == presets()[name]()
@@ -21,11 +29,11 @@ def test_workloads_name_their_preset_and_a_known_operator_once(name):
     assert len({(w.op, w.dims, w.dtype) for w in workloads}) == len(workloads)
 
 
-@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize("name", presets())
 def test_a_cpu_has_something_to_measure(name):
     workloads = presets()[name]()
     left = for_cpu(workloads)
-    assert left and set(left) < set(workloads)
+    assert left and (set(left) < set(workloads) or name == "moe-routing")  # whose every kernel a CPU runs in a moment
     assert {w.op for w in left} == {w.op for w in workloads}
 
 
@@ -43,6 +51,9 @@ def _smallest(op):
     return min(mine, key=lambda w: operators()[op].work(w).nbytes)
 
 
+PARTS = ("moe_stage", *(operator.name for operator in moe_routing.OPERATORS))
+
+
 @pytest.mark.parametrize("op", operators())
 def test_inputs_follow_the_seed_and_work_counts_them(op):
     operator, w = operators()[op], _smallest(op)
@@ -53,6 +64,8 @@ def test_inputs_follow_the_seed_and_work_counts_them(op):
     assert all(x.dtype in (torch.float32, torch.float64) for x in outputs)
     read = sum(x.numel() * x.element_size() for x in first)
     written = sum(x.numel() for x in outputs) * w.torch_dtype.itemsize
+    if op in PARTS:
+        return  # they read some of their inputs, and write integers
     # Statistics may be float32 beside bfloat16 results, and a backward pass may read what its forward pass kept.
     # Quantised results are half as wide as their inputs or less.
     least = 0.7 if op == "quantize_fp8" else 0.9

@@ -1,61 +1,58 @@
-"""The steps of the MoE layer: the page's stages in order, right as a chain, and nothing timed otherwise."""
+"""The steps of the MoE layer: right one by one and as a chain, and a fault is found where it is."""
 
 import pytest
 import torch
 
-from expertile.device import Device
-from expertile.lab.measure.interleaved import Budget
-from expertile.lab.operators import moe_stages
+from expertile.lab.bench.run import run
+from expertile.lab.operators import for_cpu, moe_stages, operators
 from expertile.lab.operators.moe import make_inputs, workload
 from expertile.lab.operators.moe_stages import STAGES
-from expertile.lab.race.case import Site
+from expertile.lab.race.gate import judge
 from expertile.moe.experts import moe_mlp
 from expertile.moe.router import RouterConfig, route
 
-SITE = Site(Device.current("cpu"), torch.device("cpu"))
-SHAPE = (40, 64, 32, 8, 2)
-BUDGET = Budget(0.02, min_rounds=3, max_rounds=3)
+CPU = torch.device("cpu")
+SMALL = {w["stage"]: w for w in for_cpu(moe_stages.workloads())}
+(OPERATOR,) = moe_stages.OPERATORS
+
+
+def judged(stage):
+    w = SMALL[stage]
+    inputs = OPERATOR.make_inputs(w, CPU, 0)
+    return judge(OPERATOR.rivals[0], w, inputs, OPERATOR.reference(w, inputs), OPERATOR.tolerance(w))
 
 
 def test_the_chain_gives_what_the_layer_gives():
-    x, router, gate_up, down, dy = make_inputs(workload("w", "moe", SHAPE, train=True), torch.device("cpu"), 0)
-    found = moe_stages.steps(x, router, gate_up, down, dy, top_k=2)
-    assert list(found.calls) == list(STAGES)
-    leaves = [t.requires_grad_() for t in (x, router, gate_up, down)]
+    inputs = x, router, gate_up, down, dy = make_inputs(workload("w", "moe", (40, 64, 32, 8, 2), train=True), CPU, 0)
+    calls = moe_stages.calls(inputs, top_k=2)
+    assert list(calls) == list(STAGES) == list(SMALL)
     routing = route(x @ router.t(), RouterConfig(8, 2), want_scores=False)
+    leaves = [t.requires_grad_() for t in (x, gate_up, down)]
     out = moe_mlp(x, gate_up, down, routing.topk_ids, routing.topk_weights)
     want = (out, *torch.autograd.grad(out, leaves, dy))
-    assert all(torch.equal(found.results[i], want[i]) for i in (0, 3, 4))
-    for i in (1, 2):  # autograd adds the router's share of dx in another order
-        torch.testing.assert_close(found.results[i], want[i], rtol=2e-2, atol=2e-2)
+    with torch.no_grad():
+        got = [calls[stage]() for stage in ("combine", "B combine", "B wgrad up", "B wgrad down")]
+    assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
 
 
-def test_a_part():
-    part = moe_stages.measure_stages(SHAPE, SITE, BUDGET)
-    assert part["part"] == "stages" and part["size"] == list(SHAPE)
-    assert list(part["seconds"]) == list(STAGES) and all(s > 0 for s in part["seconds"].values())
-    assert 0 < part["rel_error"] < 0.02
+@pytest.mark.parametrize("stage", STAGES)
+def test_every_stage_is_right(stage):
+    verdict = judged(stage)
+    assert verdict.ok and verdict.rel_error < 0.01, verdict
 
 
-@pytest.mark.parametrize("name", ["combine", "gathered_wgrad"])
-def test_a_wrong_step_is_not_timed(name, monkeypatch):
+@pytest.mark.parametrize(
+    ("name", "stage", "later"), [("combine", "combine", "B combine"), ("gathered_wgrad", "B wgrad up", "B wgrad down")]
+)
+def test_a_wrong_step_is_found_where_it_is(name, stage, later, monkeypatch):
     right = getattr(moe_stages, name)
     monkeypatch.setattr(moe_stages, name, lambda *args, **options: right(*args, **options) * 1.05)
-    monkeypatch.setattr(moe_stages, "time_interleaved", None)
-    with pytest.raises(RuntimeError, match="wrong result: output"):
-        moe_stages.measure_stages(SHAPE, SITE, BUDGET)
+    assert not judged(stage).ok and not judged(later).ok and judged("down").ok
 
 
-def test_a_step_without_a_time_leaves_no_part(monkeypatch):
-    timed = moe_stages.time_interleaved
-
-    def broken(candidates, **options):
-        def fail(_):
-            raise RuntimeError("no such kernel")
-
-        bad = [moe_stages.TimedCall(c.name, fail if c.name == "down" else c.call) for c in candidates]
-        return timed(bad, **options)
-
-    monkeypatch.setattr(moe_stages, "time_interleaved", broken)
-    with pytest.raises(RuntimeError, match="down: RuntimeError: no such kernel"):
-        moe_stages.measure_stages(SHAPE, SITE, BUDGET)
+def test_a_run():
+    kept = [SMALL["router linear"], SMALL["B dgrad"]]
+    found = list(run(kept, operators=[operators()["moe_stage"]], device="cpu", quick=True, seconds=0.1, seed=1))
+    assert [(r.shape["stage"], r.backend, r.status) for r in found if r.backend != "copy"] == [
+        (w["stage"], "expertile", "ok") for w in kept
+    ]

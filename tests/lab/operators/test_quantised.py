@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from expertile.device import Device
+from expertile.lab.bench.run import run
 from expertile.lab.operators import operators, presets
 from expertile.lab.operators.quantize import _workload as quantize_workload
 from expertile.lab.race.gate import judge
 from expertile.lab.race.record import read
-from expertile.lab.race.run import run
 
 CPU, H200, A100 = Device.current("cpu"), Device.by_name("h200"), Device.by_name("a100")
 FP8, INT4 = (

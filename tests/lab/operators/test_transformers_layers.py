@@ -11,6 +11,7 @@ from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 from expertile.device import Device
 from expertile.integrations.transformers import register
+from expertile.lab.measure.env import Env
 from expertile.lab.measure.interleaved import Budget
 from expertile.lab.operators import transformers_layers as lab
 from expertile.lab.operators.moe import _MODELS
@@ -54,7 +55,7 @@ def without_collecting_garbage(monkeypatch):
 
 
 def measured(model, case, **options):
-    return list(lab.measure_case(lab.make_layer(model, CPU), case, SITE, BUDGET, **options))
+    return list(lab.measure_case(lab.make_layer(model, CPU), case, SITE, BUDGET, Env("a CPU"), "run", **options))
 
 
 def test_sizes_are_those_of_the_published_configurations():
@@ -126,13 +127,14 @@ def test_who_is_called():
     ],
     ids=lambda x: x.name if isinstance(x, lab.Model) else ("forward", "both")[x.both],
 )
-def test_a_part(model, case):
-    (part,) = measured(model, case)
-    assert part.items() >= lab.layer_part(model, case, "eager").items()
-    names = set(lab.implementations(case))
-    assert part["seconds"].keys() == part["rel_error"].keys() == part["ci95_s"].keys() == names
-    assert all(isinstance(s, float) and s >= part["bound_s"] for s in part["seconds"].values())
-    assert max(part["rel_error"].values()) < 0.032 and (part["E"], part["H"]) in ((8, 32), (4, 32))
+def test_records_of_a_case(model, case):
+    found = {r.backend: r for r in measured(model, case)}
+    assert found.keys() == set(lab.implementations(case)) and {r.policy for r in found.values()} == {"eager"}
+    for r in found.values():
+        assert r.status == "ok" and r.time_s >= r.bound_s and r.rel_error < 0.032
+        assert r.workload == f"transformers/{lab.name(model, case)}" and r.op == "experts" + "_train" * case.both
+        assert (r.shape["experts"], r.shape["hidden"]) in ((8, 32), (4, 32)) and r.details["transformers"]
+        assert r.shape["top_k"] == model.options.get("num_experts_per_tok", 2)
 
 
 def test_a_wrong_one_and_one_that_raises_have_reasons_and_no_time(monkeypatch):
@@ -145,7 +147,7 @@ def test_a_wrong_one_and_one_that_raises_have_reasons_and_no_time(monkeypatch):
     monkeypatch.setattr(lab, "implementations", lambda case, eager: ("expertile", "wrong", "raising"))
     monkeypatch.setitem(ALL_EXPERTS_FUNCTIONS, "wrong", wrong)
     monkeypatch.setitem(ALL_EXPERTS_FUNCTIONS, "raising", raising)
-    (part,) = measured(SMALL[1], lab.Case(12))
-    assert isinstance(part["seconds"]["expertile"], float) and part["rel_error"].keys() == {"expertile"}
-    assert part["seconds"]["wrong"].startswith("wrong: relative error")
-    assert "no such kernel" in part["seconds"]["raising"]
+    found = {r.backend: r for r in measured(SMALL[1], lab.Case(12))}
+    assert found["expertile"].time_s and {r.status for r in found.values()} == {"ok", "wrong", "failed"}
+    assert found["wrong"].reason.startswith("relative error") and found["wrong"].time_s is None
+    assert "no such kernel" in found["raising"].reason

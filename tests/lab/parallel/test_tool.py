@@ -1,6 +1,5 @@
 """tools/measure_parallel.py on a CPU: the whole of it, and its end when time is up or a rank has died."""
 
-import json
 import os
 import subprocess
 import sys
@@ -10,7 +9,10 @@ from pathlib import Path
 import pytest
 
 from expertile.lab.parallel import launch
+from expertile.lab.parallel.records import OPS
 from expertile.lab.parallel.run import Options
+from expertile.lab.parallel.ways import COMMUNICATION, COMPUTE, STEP
+from expertile.lab.race.record import read
 
 TOOL = Path(__file__).parents[3] / "tools" / "measure_parallel.py"
 
@@ -20,17 +22,16 @@ def test_it_measures_within_its_limit(tmp_path):
     command = [sys.executable, str(TOOL), "--device", "cpu", "--quick", "--seconds", "60", "--out", str(out)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=90, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    first, *parts = map(json.loads, out.read_text().splitlines())
-    assert first["part"] == "environment" and first["world"] == 2 and first["backend"] == "gloo"
-    assert first["nccl_nvls_enable"] == "0"
-    steps = [part for part in parts if part["part"] == "step"]
-    assert {step["status"] for step in steps} == {"ok"}
-    assert {step["decode"] for step in steps} == {False, True} and {s["world"] for s in steps} == {1, 2}
-    for step in steps:
-        assert step["errors"]["out"] <= 0.0157 and step["rounds"] >= 3
-        for name, seconds in step["seconds"].items():
-            assert all(seconds.values()) and step["work"][name][0] > 0
-    assert any(part["part"] == "bandwidth" for part in parts)
+    records = read(out)
+    assert {r.status for r in records} == {"ok"} and len({r.run for r in records}) == 1
+    steps = [r for r in records if r.config.get("kind") == STEP]
+    assert {r.op for r in steps} == set(OPS) and {r.details["tokens_of_gpu"] for r in steps} == {4, 48}
+    for r in records:
+        assert r.shape["gpus"] == 2 and r.details["collectives"] == "gloo" and r.details["nccl_nvls_enable"] == "0"
+        assert r.details["rounds"] >= 3 and r.ci95_s[0] <= r.time_s <= r.ci95_s[1]
+    assert all(r.details["errors"]["out"] <= 0.0157 and r.flops > 0 for r in steps)
+    assert {"all_to_all", *OPS} == {r.op for r in records}
+    assert {r.config["kind"] for r in records if r.op in OPS} == {STEP, COMPUTE, COMMUNICATION}
 
 
 def _hanging(rank, world, options, folder, started):

@@ -20,6 +20,7 @@ from expertile.lab.parallel.replay import Recorder, Silent, communicate
 from expertile.lab.parallel.run import Options, run
 from expertile.lab.parallel.team import Team
 from expertile.lab.parallel.ways import COMMUNICATION, COMPUTE, ONE_GPU, OURS, STEP, TORCH, Way, prepare
+from expertile.lab.race.record import Record
 from expertile.moe.parallel import ExpertParallel, ParallelConfig
 from tests.support.fake_graph import fake_graphs
 
@@ -131,9 +132,10 @@ def nothing_is_timed_without_time(team: Team) -> None:
     late = copy.copy(team)
     late.deadline = time.monotonic() - 1.0
     assert late.race({"call": lambda: None}, 5, 2.0) == {}
-    lines: list[dict] = []
-    run(late, Options(device="cpu", seconds=60.0), lines.append)
-    assert [line["part"] for line in lines] == ["environment", *["skipped"] * 3]
+    records: list[Record] = []
+    run(late, Options(device="cpu", seconds=60.0), records.append)
+    assert len({r.workload for r in records}) == 3
+    assert {(r.status, r.reason, r.config["kind"]) for r in records} == {("unsupported", "no time left", STEP)}
     team._said = late._said  # what was said counts on
 
 
@@ -149,28 +151,28 @@ def what_is_wrong_or_fails_has_no_time(team: Team) -> None:
             raise RuntimeError("out of something")
         return run_one(*arguments)  # type: ignore[arg-type]
 
-    lines: list[dict] = []
+    records: list[Record] = []
     parts, all_jobs = rival.Parts, runs.jobs
     runs.jobs = lambda options: all_jobs(options)[:1]
     rival.Parts = lambda: replace(parts(), weighted_sum=wrong)  # type: ignore[assignment,misc]
     ways.one_gpu = failing
     try:
-        run(team, Options(device="cpu", seconds=60.0, quick=True), lines.append)
+        run(team, Options(device="cpu", seconds=60.0, quick=True), records.append)
     finally:
         rival.Parts, ways.one_gpu, runs.jobs = parts, run_one, all_jobs  # type: ignore[misc]
-    steps = [line for line in lines if line["part"] == "step"]
-    assert {line["way"]: line["status"] for line in steps} == {ONE_GPU: "failed", TORCH: "wrong", OURS: "ok"}
-    for line in steps:
-        assert bool(line["seconds"]) == bool(line["ci95_s"]) == (line["way"] == OURS)
-        if line["way"] == ONE_GPU:
-            assert "RuntimeError: out of something" in line["reason"]
-        if line["way"] == TORCH:
-            assert "out: relative error" in line["reason"] and line["errors"]["out"] > 0.05
+    steps = [r for r in records if r.config.get("kind") == STEP]
+    assert {r.backend.split()[0]: r.status for r in steps} == {"one": "failed", TORCH: "wrong", OURS: "ok"}
+    for record in steps:
+        assert bool(record.time_s) == bool(record.ci95_s) == (record.backend.split()[0] == OURS)
+        if record.backend == ONE_GPU:
+            assert "RuntimeError: out of something" in record.reason
+        if record.backend == TORCH:
+            assert "out: relative error" in record.reason and record.details["errors"]["out"] > 0.05
 
 
-def a_race_that_fails_leaves_its_lines(team: Team) -> None:
+def a_race_that_fails_leaves_its_records(team: Team) -> None:
     """Made without the GPU, which a failing kernel takes along."""
-    lines: list[dict] = []
+    records: list[Record] = []
     work, race = Case.work, Team.race
 
     def failing(team: Team, calls: Mapping[str, Callable[[], object]], rounds: int, seconds: float) -> object:
@@ -183,17 +185,16 @@ def a_race_that_fails_leaves_its_lines(team: Team) -> None:
 
     Team.race = failing  # type: ignore[assignment,method-assign]
     try:
-        run(team, Options(device="cpu", seconds=60.0, quick=True), lines.append)
+        run(team, Options(device="cpu", seconds=60.0, quick=True), records.append)
     except RuntimeError as error:
         assert "device-side assert" in str(error)
     else:
         raise AssertionError("nobody heard of it")
     finally:
         Case.work, Team.race = work, race  # type: ignore[method-assign]
-    *steps, last = lines[1:]
-    assert len(steps) == 5 and {(s["part"], s["status"]) for s in steps} == {("step", "untimed")}
-    assert all(step["work"] and not step["seconds"] for step in steps)
-    assert last["part"] == "skipped" and "device-side assert (timing torch|both|step, worker.py:" in last["reason"]
+    assert len(records) == 10 and {(r.config["kind"], r.status) for r in records} == {(STEP, "unsupported")}
+    assert all(r.flops and r.value is None for r in records)
+    assert all("device-side assert (timing torch|both|step, worker.py:" in r.reason for r in records)
 
 
 def judged(team: Team) -> None:
@@ -211,7 +212,7 @@ CHECKS = (
     the_slowest_rank_counts,
     nothing_is_timed_without_time,
     what_is_wrong_or_fails_has_no_time,
-    a_race_that_fails_leaves_its_lines,
+    a_race_that_fails_leaves_its_records,
     judged,
 )
 

@@ -1,6 +1,5 @@
 """Candidates are judged in their own process: right, wrong, crashing, hanging ones."""
 
-
 import pytest
 import torch
 

@@ -7,12 +7,12 @@ import pytest
 import torch
 
 from expertile.device import Device
+from expertile.lab.bench import run as run_module
+from expertile.lab.bench.run import run
 from expertile.lab.race import case as case_module
-from expertile.lab.race import run as run_module
 from expertile.lab.race.baselines import Copy
 from expertile.lab.race.case import Case, Site
 from expertile.lab.race.record import read
-from expertile.lab.race.run import run
 from expertile.lab.race.workloads import ragged_m
 from expertile.ops.grouped_mm.backends import by_name
 from expertile.roofline import Bound

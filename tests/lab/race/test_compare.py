@@ -10,6 +10,7 @@ from rich.console import Console
 
 from expertile.lab.measure.env import Env
 from expertile.lab.race.compare import compare, environment_changes, exit_code, render
+from expertile.lab.race.record import read, record_files
 from tests.lab.records import timed, untimed
 
 
@@ -101,7 +102,7 @@ def test_the_uncertainty_of_the_normaliser_counts():
     [
         (timed(), untimed("wrong", "NaN"), "broken", True),
         (timed(), untimed("unsupported", "no TMA"), "broken", True),
-        (timed(), timed(bound_s=1.0, status="refused", reason="below its bound"), "broken", True),
+        (timed(), timed(bound=1.0, status="refused", reason="below its bound"), "broken", True),
         (untimed("unsupported"), untimed("wrong"), "broken", True),
         (untimed("wrong"), timed(), "fixed", False),
         (untimed("unsupported"), timed(), "fixed", False),
@@ -175,8 +176,8 @@ _times = st.floats(1e-6, 1e-1)
 @given(_times, _times, _times, _times, st.floats(0.001, 0.3))
 @settings(max_examples=100, deadline=None)
 def test_swapping_old_and_new_swaps_the_verdict(t_old, t_new, dense_old, dense_new, spread):
-    old = [timed(t_old, spread, bound_s=0.0), timed(dense_old, spread, backend="dense", bound_s=0.0)]
-    new = [timed(t_new, spread, bound_s=0.0), timed(dense_new, spread, backend="dense", bound_s=0.0)]
+    old = [timed(t_old, spread, bound=0.0), timed(dense_old, spread, backend="dense", bound=0.0)]
+    new = [timed(t_new, spread, bound=0.0), timed(dense_new, spread, backend="dense", bound=0.0)]
     there, back = _one(old, new), _one(new, old)
     assert math.isclose(there.speedup * back.speedup, 1.0, rel_tol=1e-9)
     assert {there.verdict, back.verdict} in ({"faster", "slower"}, {"tie"})
@@ -230,5 +231,39 @@ def test_80_columns_hold_every_figure():
     assert max(map(len, lines)) <= 80
     assert lines[2:4] == ["only in the new records, not compared: small (bf16, eager)", f"{long} (bf16, graph)"]
     (row,) = [line for line in lines if line.startswith("  loop")]
-    assert row.split() == ["loop", "12345.67", "23456.78", "0.526", "0.519–0.534", "slower"]
+    assert row.split() == ["loop", "12345.67", "µs", "23456.78", "µs", "0.526", "0.519–0.534", "slower"]
     assert " ".join(" ".join(line.split()) for line in lines if line).count("third group") == 1
+
+
+def test_records_of_every_metric_are_compared():
+    """Bytes are counted and have no interval; more tokens a second are better; a time without an interval ties."""
+    bytes_ = {"ci95": None, "bound": 0.0, "policy": "eager"}
+
+    def records(peak, moved, rate, time):
+        return [
+            timed(metric="peak_bytes", value=peak, workload="peak", **bytes_),
+            timed(metric="moved_bytes", value=moved, workload="moved", **bytes_),
+            timed(metric="tokens/s", value=rate, ci95=(0.99 * rate, 1.01 * rate), bound=0.0, workload="rate"),
+            timed(time, ci95=None, workload="once"),
+        ]
+
+    rows = compare(records(200 << 20, 100 << 20, 1000.0, 2e-3), records(100 << 20, 110 << 20, 1500.0, 1e-3))
+    assert [(r.metric, r.verdict, round(r.speedup, 2)) for r in rows] == [
+        ("peak_bytes", "faster", 2.0),
+        ("moved_bytes", "slower", 0.91),
+        ("tokens/s", "faster", 1.5),
+        ("seconds", "tie", 2.0),
+    ]
+    assert [r.regression for r in rows] == [False, True, False, False] and rows[-1].ci95 is None
+    text = _printed(rows, width=160)
+    assert all(figure in text for figure in ("200.00 MiB", "110.00 MiB", "1500 tokens/s", "2000.00 µs"))
+
+
+def test_every_shipped_file_compares_with_itself():
+    for path in record_files():
+        if "tune" not in path.name and "auto" not in path.name:
+            held = read(path)
+            rows = compare(held, held)
+            assert rows and not any(r.regression for r in rows) and {r.verdict for r in rows} <= {"tie", "untimed"}, (
+                path
+            )

@@ -1,41 +1,18 @@
-"""Peak memory: counted where it is known, stored and read back, failures told."""
-
-import json
+"""Peak memory: counted where it is known, stored and read back, failures told, formulas beside it."""
 
 import pytest
 import torch
 
-from expertile.lab.measure.env import Env
-from expertile.lab.race.memory import (
-    MemoryCase,
-    MemoryRecord,
-    measure_memory,
-    memory_path,
-    peak_memory,
-    read_memory,
-    shipped_memory,
-)
-from expertile.lab.race.record import append, record_files
+from expertile.device import Device
+from expertile.lab.race.case import Site
+from expertile.lab.race.memory import FORMULA, measure_memory, peak_memory
+from expertile.lab.race.record import read
+from tests.lab.operators.toy import operator, right, rival, workload
 
 CPU = torch.device("cpu")
 MB = 1 << 20
-
-
-def record(peak=1000, **changes):
-    values = {
-        "op": "attention",
-        "workload": "attention/1k",
-        "shape": {"length": 1024},
-        "dtype": "bf16",
-        "backend": "expertile",
-        "peak_nbytes": peak,
-        "formula_nbytes": 900.0,
-        "reason": "",
-        "env": Env("NVIDIA H200"),
-        "run": "r",
-        "date": "2026-11-21",
-    }
-    return MemoryRecord(**values | changes)
+SITE = Site(Device.current("cpu"), CPU)
+AS_ON_A_GPU = Site(Device.by_name("h200"), CPU)
 
 
 @pytest.mark.parametrize(
@@ -57,60 +34,47 @@ def test_the_profiler_is_not_heard(capfd):
     assert capfd.readouterr() == ("", "")
 
 
-def test_cases_become_records_as_they_are_measured(tmp_path):
-    path = memory_path(tmp_path / "2026-11-21-toy.jsonl")
-    assert path.name == "2026-11-21-toy-memory.jsonl"
+def out_nbytes(w):
+    return w["rows"] * (w["cols"] + 1) * 4
+
+
+def measured(*rivals, site=SITE, path=None, workloads=None):
+    return list(measure_memory(workloads or [workload(64, 64)], {"double": operator(*rivals)}, site, path))
+
+
+def test_every_rival_that_can_is_a_record_with_its_formula(tmp_path):
+    path = tmp_path / "2026-11-21-toy-memory.jsonl"
+    ours = rival("expertile", right, peak_nbytes=out_nbytes)
+    picky = rival("picky", right, supports=lambda w, device: "no")
+    twice = rival("torch", lambda x: ((x + 0) * 2, right(x)[1]))
+    listed = workload(unsupported="not on a Sunday")
+    found = measured(ours, twice, picky, site=AS_ON_A_GPU, path=path, workloads=[workload(64, 64), listed])
+    assert [(r.backend, r.workload, r.shape["rows"], r.metric) for r in found] == [
+        ("expertile", "toy/64x64-fp32", 64, "peak_bytes"),
+        ("torch", "toy/64x64-fp32", 64, "peak_bytes"),
+    ]
+    formula = out_nbytes(workload(64, 64))
+    assert found[0].details[FORMULA] == formula and formula <= found[0].value < 1.2 * formula
+    assert not found[1].details and found[1].value >= 2 * 64 * 64 * 4
+    assert read(path) == found and found[0].run == found[1].run and found[0].env.torch == torch.__version__
+    assert not measured(ours)[0].details, "formulas are those of the GPU's kernels"
+
+
+def test_the_first_call_and_what_bind_allocates_do_not_count():
     calls = []
 
-    def prepare():
-        x = torch.zeros(MB)
-        return lambda: calls.append(1) or x + 1
+    def bind(w, inputs):
+        kept = torch.empty(1 << 20)
+        return lambda: calls.append(1) or (kept, inputs[0] + 1)[1:]
 
-    def too_much():
+    (found,) = measured(rival("a", right, bind=bind))
+    assert len(calls) == 2 and 64 * 64 * 4 <= found.value < 1 << 16
+
+
+def test_one_that_fails_is_a_record_with_the_reason():
+    def too_much(x):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1 TB")
 
-    cases = [
-        MemoryCase("add", "toy/1", {"n": MB}, "fp32", "torch", prepare, 4.0 * MB),
-        MemoryCase("add", "toy/1", {"n": MB}, "fp32", "greedy", too_much),
-    ]
-    good, bad = measure_memory(cases, CPU, path)
-    assert len(calls) == 2  # the first call does not count
-    assert 4 * MB <= good.peak_nbytes <= 4 * MB + 4096 and good.reason == ""
-    assert bad.peak_nbytes is None and bad.reason.startswith("out of memory: ")
-    assert read_memory(path) == [good, bad] and good.run == bad.run
-    assert good.env.torch == torch.__version__
-
-
-def test_records_survive_a_round_trip_and_are_no_records_of_times(tmp_path):
-    files = tmp_path / "nvidia-h200"
-    append(files / "2026-11-20-attention-memory.jsonl", record(1))
-    append(files / "2026-11-21-attention-memory.jsonl", record(2), record(None, reason="out of memory"))
-    assert MemoryRecord.from_json(record().to_json()) == record()
-    assert [r.peak_nbytes for r in shipped_memory("attention", root=tmp_path)] == [2, None]
-    assert shipped_memory("attention", "nvidia-a100", tmp_path) == ()
-    assert record_files(tmp_path) == ()
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"op": ""}, "op: expected a non-empty string, got ''"),
-        ({"shape": [1]}, "shape: expected an object"),
-        ({"peak": -1}, "peak_nbytes: expected a number of bytes, 0 or more, or null; got -1"),
-        ({"formula_nbytes": "many"}, "formula_nbytes: expected a number of bytes"),
-        ({"peak": None}, "reason: expected one where there is no peak_nbytes, and only there, got ''"),
-        ({"reason": "why"}, "reason: expected one where there is no peak_nbytes, and only there, got 'why'"),
-    ],
-)
-def test_impossible_records_are_refused(change, message):
-    with pytest.raises(ValueError, match=message):
-        record(**change)
-
-
-def test_a_line_that_is_none_is_named(tmp_path):
-    path = tmp_path / "x-memory.jsonl"
-    data = json.loads(record().to_json())
-    del data["peak_nbytes"]
-    path.write_text(json.dumps(data) + "\n")
-    with pytest.raises(ValueError, match=r"x-memory\.jsonl:1: peak_nbytes: missing key"):
-        read_memory(path)
+    bad, good = measured(rival("greedy", too_much), rival("torch", right))
+    assert bad.value is None and bad.status == "unsupported" and bad.reason.startswith("out of memory: ")
+    assert good.status == "ok"

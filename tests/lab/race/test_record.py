@@ -13,7 +13,6 @@ from expertile.lab.measure.env import Env
 from expertile.lab.race.record import (
     Record,
     append,
-    rates,
     read,
     record_files,
     results_path,
@@ -24,30 +23,8 @@ from expertile.lab.race.record import (
 )
 from tests.lab.records import timed, untimed
 
-KEYS = [
-    "op",
-    "workload",
-    "shape",
-    "dtype",
-    "backend",
-    "config",
-    "policy",
-    "time_s",
-    "ci95_s",
-    "flops",
-    "nbytes",
-    "tflops",
-    "gbps",
-    "bound_s",
-    "limiter",
-    "rel_error",
-    "max_error",
-    "status",
-    "reason",
-    "env",
-    "run",
-    "date",
-]
+KEYS = ["op", "workload", "shape", "dtype", "backend", "config", "policy", "metric", "value", "ci95", "bound"]
+KEYS += ["limiter", "flops", "nbytes", "rel_error", "max_error", "status", "reason", "details", "env", "run", "date"]
 ENV_KEYS = ["gpu", "driver", "torch", "triton", "expertile", "commit", "sm_clock_mhz", "power_w", "throttle"]
 
 _text = st.text(min_size=1, max_size=20)
@@ -69,11 +46,12 @@ def _records(draw):
         "reason": draw(_text),
         "shape": draw(st.dictionaries(_text, _json, max_size=3)),
         "config": draw(st.dictionaries(_text, _json, max_size=3)),
+        "details": draw(st.dictionaries(_text, _json, max_size=3)),
         "policy": draw(st.sampled_from(("graph", "eager"))),
         "limiter": draw(st.sampled_from(("compute", "memory", "unknown"))),
         "flops": draw(st.floats(0, 1e18)),
         "nbytes": draw(st.floats(0, 1e13)),
-        "bound_s": draw(st.floats(0, 1)) * time_s,
+        "bound": draw(st.floats(0, 1)) * time_s,
         "env": Env(
             draw(_text),
             power_w=draw(st.none() | st.floats(0, 2000)),
@@ -107,8 +85,20 @@ def test_file_round_trip(tmp_path_factory, records):
     assert read(path) == records
 
 
-def test_rates():
-    assert rates(2e12, 4e9, 0.5) == (4.0, 8.0)
+def test_rates_follow_from_the_time():
+    found = timed(0.5, flops=2e12, nbytes=4e9)
+    assert (found.tflops, found.gbps) == (4.0, 8.0)
+    assert untimed("failed").tflops is None and untimed("failed").gbps is None
+
+
+def test_bytes_and_tokens_are_no_times():
+    peak = timed(metric="peak_bytes", value=0, ci95=None, bound=0.0)
+    assert peak.value == 0 and peak.time_s is peak.ci95_s is peak.tflops is None and peak.bound_s == 0
+    rate = timed(metric="tokens/s", value=2e6, ci95=(1.9e6, 2.1e6), bound=3e6)
+    assert rate.time_s is None and Record.from_json(rate.to_json()) == rate
+    with pytest.raises(ValueError, match="value 4e\\+06 is better than bound 3e\\+06 \\(tokens/s\\)"):
+        replace(rate, value=4e6)
+    assert len({timed().key, peak.key, rate.key}) == 3
 
 
 @pytest.mark.parametrize(
@@ -122,17 +112,16 @@ def test_rates():
         ({"date": "yesterday"}, "date: expected an ISO 8601 date or time, got 'yesterday'"),
         ({"flops": math.inf}, "flops: expected a finite number of 0 or more, got inf"),
         ({"nbytes": -1}, "nbytes: expected a finite number of 0 or more, got -1"),
-        ({"time_s": None}, "time_s, ci95_s: expected both for status 'ok', got None"),
-        ({"time_s": 0.0}, "time_s: expected more than 0"),
-        ({"time_s": math.nan}, "time_s: expected a finite number"),
-        ({"ci95_s": None}, "time_s, ci95_s: expected both"),
-        ({"ci95_s": (2.0, 1.0)}, r"ci95_s: expected lo <= hi, got \[2.0, 1.0\]"),
-        ({"ci95_s": (1.0,)}, r"ci95_s: expected \[lo, hi\]"),
-        ({"tflops": 9163.0}, "tflops: expected 1 from flops, nbytes and time_s, got 9163.0"),
-        ({"gbps": None}, "gbps: expected a finite number of 0 or more, got None"),
-        ({"bound_s": 2e-3}, r"status: expected 'refused', since time_s 0\.001 is below bound_s 0\.002"),
-        ({"status": "wrong", "reason": "nan"}, "time_s: expected none for status 'wrong', got 0.001"),
-        ({"status": "failed", "reason": "raises"}, "time_s: expected none for status 'failed', got 0.001"),
+        ({"metric": "miles"}, "metric: expected one of seconds, peak_bytes, moved_bytes, tokens/s, got 'miles'"),
+        ({"value": None}, "value: expected one for status 'ok', got None"),
+        ({"value": 0.0}, "value: expected more than 0 seconds"),
+        ({"value": math.nan}, "value: expected a finite number"),
+        ({"ci95": (2.0, 1.0)}, r"ci95: expected lo <= hi, got \[2.0, 1.0\]"),
+        ({"ci95": (1.0,)}, r"ci95: expected \[lo, hi\]"),
+        ({"details": 3}, "details: expected an object, got 3"),
+        ({"bound": 2e-3}, r"status: expected 'refused', since value 0\.001 is better than bound 0\.002"),
+        ({"status": "wrong", "reason": "nan"}, "value: expected none for status 'wrong', got 0.001"),
+        ({"status": "failed", "reason": "raises"}, "value: expected none for status 'failed', got 0.001"),
         ({"status": "refused"}, "reason: expected why the status is 'refused', got ''"),
         ({"max_error": -1.0}, "max_error: expected a finite number of 0 or more"),
         ({"reason": None}, "reason: expected a string"),
@@ -144,13 +133,13 @@ def test_impossible_records_are_refused(change, message):
         replace(timed(), **change)
 
 
-def test_a_time_without_a_result_has_no_rates():
-    with pytest.raises(ValueError, match=r"tflops: expected none without time_s, got 1\.0"):
-        replace(untimed("unsupported"), tflops=1.0)
+def test_no_value_no_interval():
+    with pytest.raises(ValueError, match=r"ci95: expected none without a value, got \(1\.0, 2\.0\)"):
+        replace(untimed("unsupported"), ci95=(1.0, 2.0))
 
 
 def test_a_refused_time_may_be_kept():
-    assert replace(timed(), bound_s=2e-3, status="refused", reason="below its bound").time_s == 1e-3
+    assert replace(timed(), bound=2e-3, status="refused", reason="below its bound").time_s == 1e-3
 
 
 def test_errors_that_are_not_finite_become_null():
@@ -239,14 +228,20 @@ def test_commands_show_the_newest_of_each_preset_and_nothing_of_the_tuner(tmp_pa
             path.write_bytes(lzma.compress(path.read_bytes()))
         return path
 
-    for old in ("2026-01-02-cpu", "2026-01-02-tune", "2026-01-03-auto", "2026-01-02-rows-memory"):
+    for old in (
+        "2026-01-02-cpu",
+        "2026-01-02-tune",
+        "2026-01-03-auto",
+        "2026-01-02-rows-memory",
+        "2026-01-02-parallel-2-gpus",
+    ):
         made("h200", old)
     (tmp_path / "h200" / "2026-01-02-checks.json").write_text("{}")
     cpu = made("h200", "2026-02-01-cpu", compressed=True)
     memory, other = made("h200", "2026-01-03-rows-memory", compressed=True), made("a100", "2025-12-31-cpu")
     assert shown_files(tmp_path) == (other, cpu, memory)
     assert [r.run for r in shipped_records("cpu", root=tmp_path)] == ["2025-12-31-cpu", "2026-02-01-cpu"]
-    assert memory not in record_files(tmp_path) and cpu in record_files(tmp_path)
+    assert memory in record_files(tmp_path) and cpu in record_files(tmp_path)
 
 
 def test_a_compressed_file_that_is_none(tmp_path):

@@ -4,11 +4,11 @@ import pytest
 import torch
 
 from expertile.device import Device
+from expertile.lab.bench.run import Event, run
 from expertile.lab.operators.grouped_mm import grouped_mm
 from expertile.lab.race.candidate_gate import UserCandidates
 from expertile.lab.race.case import Case, Site
 from expertile.lab.race.operator import record_name
-from expertile.lab.race.run import Event, run
 from expertile.lab.race.workloads import ragged_m
 from expertile.ops.grouped_mm.backends import by_name
 

@@ -53,18 +53,18 @@ def record(
         "backend": backend,
         "config": {"block_m": 128, "num_warps": 8} if backend.startswith("triton") else {},
         "policy": policy,
-        "time_s": time,
-        "ci95_s": [time * (1 - spread), time * (1 + spread)] if time else None,
+        "metric": "seconds",
+        "value": time,
+        "ci95": [time * (1 - spread), time * (1 + spread)] if time else None,
         "flops": flops,
         "nbytes": nbytes,
-        "tflops": flops / time / 1e12 if time else None,
-        "gbps": nbytes / time / 1e9 if time else None,
-        "bound_s": max(compute, memory) if bounded else 0.0,
+        "bound": max(compute, memory) if bounded else 0.0,
         "limiter": ("compute" if compute >= memory else "memory") if bounded else "unknown",
         "rel_error": 2e-3 if status in ("ok", "wrong") else None,
         "max_error": 0.03 if status in ("ok", "wrong") else None,
         "status": status,
         "reason": reason,
+        "details": {},
         "env": {
             "gpu": device,
             "driver": "1.2.3",
@@ -104,7 +104,7 @@ def lab(
         if index < 4:
             size = {"groups": 64, "rows": 64 * 4 ** (index + 1), "n": 4096, "k": 2048}
         name = f"{preset}/{size['groups']}x{size['rows'] // size['groups']}-n{size['n']}-k{size['k']}-{index}"
-        floor = record(name, **size, **more)["bound_s"] or 20e-6
+        floor = record(name, **size, **more)["bound"] or 20e-6
         for backend in backends:
             share = {"loop": 0.3, "padded_bmm": 0.6, "dense": 0.93, "copy": 0.9}.get(backend, 0.8)
             time = floor / (share * draw.uniform(0.8, 1.06))

@@ -83,7 +83,7 @@ def test_a_single_preset_is_not_repeated_in_every_name():
 def test_baselines_are_held_against_the_workloads_bound_and_only_where_they_apply():
     big = contest(
         samples.record(time_s=1e-3, rows=65536),
-        samples.record(backend="dense", time_s=0.8e-3, rows=65536, bound_s=1e-9),
+        samples.record(backend="dense", time_s=0.8e-3, rows=65536, bound=1e-9),
         samples.record(backend="copy", time_s=0.1e-3, rows=65536),
     )
     assert big.limiter == "compute"

@@ -39,7 +39,7 @@ def test_every_figure_obeys_plotlys_schema(workloads):
 
 
 def test_share_bars_hold_the_shares_and_their_intervals():
-    bound = samples.record()["bound_s"]
+    bound = samples.record()["bound"]
     run = run_of([samples.record(backend="a", time_s=bound / 0.8, spread=0.1)])
     (bar,) = [trace for trace in share_figure(run.contests)["data"] if trace["type"] == "bar"]
     assert bar["x"] == [pytest.approx(0.8)]

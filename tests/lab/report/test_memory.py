@@ -7,10 +7,11 @@ import xml.etree.ElementTree as ET
 import pytest
 
 from expertile.lab.measure.env import Env
-from expertile.lab.race.memory import MemoryRecord
+from expertile.lab.race.memory import FORMULA
 from expertile.lab.race.record import append
 from expertile.lab.report import html
 from expertile.lab.report.memory import memory_charts, memory_svg, memory_text, sentences, update_docs
+from tests.lab.records import timed, untimed
 from tests.lab.report import samples
 
 LENGTHS = (1024, 2048, 4096, 8192)
@@ -18,8 +19,9 @@ LENGTHS = (1024, 2048, 4096, 8192)
 
 def record(backend, length, peak, formula=None, reason="", run="r", op="attention", **dims):
     shape = {"batch": 4, "length": length, "causal": True, **dims}
-    env = Env("Imaginary GPU")
-    return MemoryRecord(op, f"a/{length}", shape, "bf16", backend, peak, formula, reason, env, run, "2026-11-21")
+    values = {"op": op, "workload": f"a/{length}", "shape": shape, "backend": backend, "run": run, "policy": "eager"}
+    values |= {"metric": "peak_bytes", "env": Env("Imaginary GPU"), "details": {FORMULA: formula} if formula else {}}
+    return untimed("unsupported", reason, **values) if reason else timed(value=peak, ci95=None, bound=0.0, **values)
 
 
 @pytest.fixture
@@ -110,7 +112,7 @@ def test_docs_are_kept_up_to_date(tmp_path, linear_and_quadratic):
 
 
 def test_the_html_report_holds_the_chart(tmp_path, linear_and_quadratic):
-    text = html([samples.record()], tmp_path / "r.html", memory=linear_and_quadratic).read_text()
+    text = html([samples.record(), *linear_and_quadratic], tmp_path / "r.html").read_text()
     assert "Peak memory of a call" in text and 'src="data:image/svg+xml;base64,' in text
     assert "to the power 2.00" in text
     assert "Peak memory of a call" not in html([samples.record()], tmp_path / "s.html").read_text()

@@ -22,7 +22,7 @@ def fused(op="softmax", preset="softmax-v100", sizes=(1024, 2048, 4096), factors
             time = bound * factor
             work = 0.0 if backend == "copy" else flops
             fields = {"shape": {"rows": size, "cols": size}, "flops": work, "nbytes": nbytes, "op": op}
-            fields |= {"limiter": "memory", "bound_s": bound, "dtype": "fp32"}
+            fields |= {"limiter": "memory", "bound": bound, "dtype": "fp32"}
             fields |= {"tflops": work / time / 1e12, "gbps": nbytes / time / 1e9}
             found.append(samples.record(f"{preset}/{size}x{size}-fp32", backend, time, run=run, **{**fields, **more}))
     return found

@@ -51,7 +51,7 @@ def test_baselines_win_nothing():
 
 
 def test_share_of_the_bound_names_the_best_and_the_worst():
-    bound = samples.record(rows=65536)["bound_s"]
+    bound = samples.record(rows=65536)["bound"]
     records = [samples.record(f"w/{i}", "a", bound / share, rows=65536) for i, share in enumerate((0.9, 0.4))]
     assert kinds(records, "bound") == [
         "The fastest backend of each workload reaches 60 % of the bound in geometric mean: from 40 % on 1 "
@@ -77,7 +77,7 @@ def test_ties_are_called_ties():
 
 def test_a_lone_backend_is_not_called_fastest():
     assert kinds([samples.record(backend="loop")], "lead") == [
-        "CUDA-graph replay: only loop ran, so there is nobody to be faster than."
+        "CUDA-graph replay: only loop ran, so there is nothing to be faster than."
     ]
 
 

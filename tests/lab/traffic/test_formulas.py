@@ -162,9 +162,9 @@ def test_work_counts_inputs_and_outputs_once():
 def test_useful_work_is_that_of_the_lab(preset):
     for workload in presets()[preset]():
         formula = formulas().get(workload.op)
-        if formula is None:  # quantised products and whole layers: `explain` has no formulas of theirs
-            others = ("quantize_fp8", "scaled_grouped_mm", "int4_grouped_mm", "fp8_causes", "moe", "moe_train")
-            assert workload.op in others
+        if formula is None:  # quantised products, whole layers and their parts: `explain` has no formulas of theirs
+            others = ("quantize_fp8", "scaled_grouped_mm", "int4_grouped_mm", "fp8_causes")
+            assert workload.op in others or workload.op.startswith("moe")
             continue
         if workload.dtype not in formula.dtypes:
             continue

@@ -165,3 +165,50 @@ def test_explanation_names_bound_choice_and_every_backend():
     assert explanation.choice.backend.name == "torch_grouped"
     for backend in BACKENDS:
         assert backend.name in text
+
+
+def test_out_takes_the_result():
+    with torch.no_grad():
+        for layout in LAYOUTS:
+            a, b, offs = operands(layout, torch.bfloat16)
+            want = xt.grouped_mm(a, b, offs=offs, out_dtype=torch.float32)
+            out = torch.full((*want.shape[:-1], 2 * want.shape[-1]), float("nan"))[..., ::2]
+            assert xt.grouped_mm(a, b, offs=offs, out=out) is out
+            torch.testing.assert_close(out, want)
+
+
+@pytest.mark.parametrize("backend", ["auto", *(b.name for b in BACKENDS if not b.peer)])
+def test_weight_gradients_are_added_to_a_buffer(backend):
+    with torch.no_grad():
+        a, b, offs = operands("ragged_k", torch.bfloat16)
+        try:
+            xt.grouped_mm(a, b, offs=offs, out_dtype=torch.float32, backend=backend)
+        except ValueError as refused:
+            pytest.skip(str(refused))
+        buffer = torch.randn(G, K, N, generator=torch.Generator().manual_seed(1))
+        want = buffer + reference(a, b, offs)
+        got = xt.grouped_mm(a, b, offs=offs, out=buffer, accumulate=True, backend=backend)
+        assert got is buffer
+        torch.testing.assert_close(buffer, want, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("layout", "given", "words"),
+    [
+        ("ragged_k", {"accumulate": True}, "a tensor `out` to add to"),
+        ("ragged_m", {"out": torch.zeros(M, N), "accumulate": True}, "weight gradient"),
+        ("ragged_k", {"out": torch.zeros(G, N, K)}, r"out: expected \[4, 16, 24\]"),
+        ("ragged_k", {"out": torch.zeros(G, K, N), "out_dtype": torch.bfloat16}, "out_dtype: expected that of out"),
+        ("ragged_k", {"out": torch.zeros(G, K, N, dtype=torch.int32)}, "out_dtype"),
+    ],
+)
+def test_bad_outs_are_refused(layout, given, words):
+    a, b, offs = (x.detach() if isinstance(x, torch.Tensor) else x for x in operands(layout, torch.bfloat16))
+    with pytest.raises(ValueError, match=words):
+        xt.grouped_mm(a, b, offs=offs, **given)
+
+
+def test_out_and_gradients_exclude_each_other():
+    a, b, offs = operands("ragged_k", torch.bfloat16)
+    with pytest.raises(ValueError, match="out: expected operands without gradients"):
+        xt.grouped_mm(a, b, offs=offs, out=torch.zeros(G, K, N))

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import pytest
 
 from expertile.device import Device
-from expertile.lab.race.presets import preset
+from expertile.lab.bench.presets import preset
 from expertile.lab.race.workloads import GroupedWorkload, grouped, ragged_m
 from expertile.ops.grouped_mm import choose as choosing
 from expertile.ops.grouped_mm.backend import Backend

@@ -14,7 +14,7 @@ GPU = "NVIDIA H200"
 
 def record(backend, time_s, workload="a", preset="anchors", op="grouped_mm", **changes):
     interval = (time_s * 0.999, time_s * 1.001)
-    values = {"op": op, "workload": f"{preset}/{workload}", "backend": backend, "bound_s": 1e-6, "ci95_s": interval}
+    values = {"op": op, "workload": f"{preset}/{workload}", "backend": backend, "bound": 1e-6, "ci95": interval}
     return timed(time_s, **{**values, "policy": "graph", "run": "one", **changes})
 
 

@@ -28,7 +28,7 @@ def records(run="r1", rungs=NAMES, date="2026-11-21", policy="graph"):
             date=date,
             policy=policy,
             flops=1e11,
-            bound_s=4e-4,
+            bound=4e-4,
         )
         found += [timed((9 - NAMES.index(name) - 1) * 1e-3, backend=name, **common) for name in rungs]
         found += [untimed("unsupported", "needs a GPU", backend=n, **common) for n in NAMES if n not in rungs]

@@ -38,7 +38,6 @@ def test_a_stale_page_is_named_and_left_alone(tool, monkeypatch, tmp_path, capsy
         ["nope"],
         ["--doc", "x.md"],
         ["moe", "scaling", "--records", "x.jsonl"],
-        ["moe", "--records", "x.jsonl", "y.jsonl"],
         ["traffic", "--records", "x.jsonl"],
     ],
 )

@@ -4,15 +4,15 @@ code prints what stands below it."""
 import contextlib
 import importlib
 import io
-import json
 import re
 from pathlib import Path
 
-import pytest
-
 from expertile.device import Device
+from expertile.lab.operators import moe, moe_routing, moe_stages
 from expertile.lab.operators.moe_stages import STAGES, stage_works
-from tools.pages.moe import NOT_MEASURED, blocks, read_parts, rounded, shipped_moe, update_page
+from expertile.lab.race.record import append, shipped_records
+from tests.lab.records import timed, untimed
+from tools.pages.moe import NOT_MEASURED, PRESETS, blocks, rounded, update_page
 from tools.pages.moe_presets import shipped_presets
 
 ROOT = Path(__file__).parents[3]
@@ -23,32 +23,51 @@ NAMES = ("layer", "stages", "decode", "sonic", "rounding")
 EMPTY = "".join(f"<!-- expertile:moe {n} -->\n<!-- /expertile:moe {n} -->\n" for n in NAMES)
 
 
-@pytest.fixture
-def run(tmp_path):
-    """A made-up run: ours twice as fast forward and 1.5 times as fast in both."""
-    seconds = dict.fromkeys(STAGES, 0.001)
-    parts = [
-        {"part": "gate", "bad": []},
-        {
-            "part": "sizes",
-            "T": 64,
-            "H": 32,
-            "I": 16,
-            "E": 4,
-            "k": 2,
-            "flops": 4e9,
-            "fwd": {"ours": 1e-3, "compile-gather": 2e-3, "compile-add": 3e-3, "eager-add": "OutOfMemoryError"},
-            "both": {"ours": 3e-3, "compile-gather": 6e-3, "compile-add": 4.5e-3},
-            "peak_gib": {"ours": [1.0, 2.0], "compile-gather": [3.0, 4.0]},
-            "err": {"ours": 0.0, "compile-gather": 1e-5, "compile-add": 4e-3},
-        },
-        {"part": "stages", "size": [64, 32, 16, 4, 2], "seconds": seconds},
-        {"part": "stages", "size": [128, 32, 16, 4, 2], "seconds": {**seconds, "down": 7e-3}},
-        {"part": "kernels", "T": 64, "E": 4, "k": 2, "us": {"perm": 2.5, "route": 3.5, "torch topk": 9.0}},
-    ]
-    path = tmp_path / "2026-01-02.jsonl"
-    path.write_text("".join(json.dumps(part) + "\n" for part in parts))
-    return path
+SIZE = (64, 32, 16, 4, 2)
+
+
+def layer(backend, forward, both, peaks=(), distance=None):
+    """Milliseconds and GiB, of a layer of 4 GFLOP forward."""
+    found = []
+    for train, ms in ((False, forward), (True, both)):
+        w = moe.workload("made-up", "moe", SIZE, train)
+        fields = {"op": w.op, "workload": f"moe/{w.name}", "shape": w.shape(), "backend": backend, "policy": "eager"}
+        details = {} if distance is None else {"distance": distance}
+        if isinstance(ms, str):
+            found.append(untimed("failed", ms, **fields))
+            continue
+        found.append(timed(ms * 1e-3, flops=12e9 if train else 4e9, details=details, date="2026-01-02", **fields))
+        if peaks:
+            found.append(timed(value=peaks[train] * 2**30, metric="peak_bytes", ci95=None, bound=0.0, **fields))
+    return found
+
+
+def stage(size, name, ms):
+    w = moe_stages.workload(size, name)
+    work = stage_works(size)[name]
+    fields = {"shape": w.shape(), "flops": work.flops, "nbytes": work.nbytes, "bound": 0.0, "date": "2026-01-02"}
+    return timed(
+        ms * 1e-3, op="moe_stage", workload=f"moe-stages/{w.name}", backend="expertile", policy="eager", **fields
+    )
+
+
+def kernel(op, backend, us):
+    w = moe_routing.workload(op, 64, 4, 2)
+    return timed(us * 1e-6, op=op, workload=f"moe-routing/{w.name}", backend=backend, shape=w.shape(), bound=0.0)
+
+
+# Made up: ours twice as fast forward and 1.5 times as fast in both.
+RECORDS = [
+    *layer("expertile", 1.0, 3.0, (1.0, 2.0), 0.0),
+    *layer("torch.compile", 2.0, 6.0, (3.0, 4.0), 1e-5),
+    *layer("torch.compile-index-add", 3.0, 4.5, (), 4e-3),
+    *layer("torch-index-add", "OutOfMemoryError", 9.0),
+    *(stage(SIZE, name, 1.0) for name in STAGES),
+    *(stage((128, *SIZE[1:]), name, 7.0 if name == "down" else 1.0) for name in STAGES),
+    kernel("moe_permutation", "expertile", 2.5),
+    kernel("moe_route", "expertile", 3.5),
+    kernel("moe_route", "torch.topk", 9.0),
+]
 
 
 def test_work_is_that_of_the_page():
@@ -73,17 +92,17 @@ def test_work_is_that_of_the_page():
     assert list(found) == list(STAGES)
 
 
-def test_ratios_are_to_ours_and_to_the_fastest_other(run):
-    text = blocks(run, [], H200)["layer"]
-    assert "One run on NVIDIA H200, 2026-01-02: `results/nvidia-h200/moe/2026-01-02.jsonl`." in text
+def test_ratios_are_to_ours_and_to_the_fastest_other():
+    text = blocks(RECORDS, [], H200)["layer"]
+    assert "One run on NVIDIA H200, 2026-01-02: `results/nvidia-h200/2026-01-02-moe.jsonl`." in text
     assert "| expertile | 1.00 | 4.00 | 1.00× | 3.00 | 4.00 | 1.00× | 1.00 | 2.00 | – |" in text
     assert "| 2.00 | 2.00 | 2.00× | 6.00 | 2.00 | 2.00× | 3.00 | 4.00 | 1e-05 |" in text
     assert "takes 2.00× our time forward and 1.50× forward and backward" in text
     assert "runs at 4.00 TFLOP/s" in text and "eager" not in text
 
 
-def test_stages_are_set_beside_their_bounds(run):
-    text = blocks(run, [], H200)["stages"]
+def test_stages_are_set_beside_their_bounds():
+    text = blocks(RECORDS, [], H200)["stages"]
     rows = [line.split(" | ") for line in text.splitlines() if line.startswith("| ")][2:]
     assert [row[0].removeprefix("| ") for row in rows] == list(STAGES.values())
     down = next(row for row in rows if "down-projection" in row[0])
@@ -93,7 +112,7 @@ def test_stages_are_set_beside_their_bounds(run):
 
 
 def test_without_a_run_only_arithmetic_stands():
-    found = blocks(None, [], H200)
+    found = blocks([], [], H200)
     assert {name for name in NAMES if found[name] == NOT_MEASURED} == set(NAMES) - {"rounding"}
     assert "| adaptive |" in found["rounding"]
 
@@ -105,32 +124,17 @@ def test_rounding_down_drops_what_makes_no_tile_and_up_adds():
     assert effects["up"].tiles_after == effects["up"].tiles_before
 
 
-def test_lines_that_are_no_parts_are_refused(tmp_path):
-    path = tmp_path / "x.jsonl"
-    path.write_text('{"part": "gate"}\n[1]\n')
-    with pytest.raises(ValueError, match='x.jsonl:2: expected an object with a "part"'):
-        read_parts(path)
-
-
-def test_the_newest_file_is_shipped(tmp_path):
-    folder = tmp_path / "gpu" / "moe"
-    folder.mkdir(parents=True)
-    assert shipped_moe("gpu", tmp_path) is None
-    for name in ("2026-01-02.jsonl", "2026-01-10.jsonl", "notes.jsonl"):
-        (folder / name).touch()
-    assert shipped_moe("gpu", tmp_path) == folder / "2026-01-10.jsonl"
-
-
 def test_the_page_shows_the_shipped_run():
-    shipped = shipped_moe(H200.slug), shipped_presets(H200.slug)
-    assert update_page(PAGE, *shipped, H200, check=True), "run python -m tools.pages moe"
+    records = [r for name in PRESETS for r in shipped_records(name, H200.slug)]
+    assert update_page(PAGE, records, shipped_presets(H200.slug), H200, check=True), "run python -m tools.pages moe"
 
 
-def test_the_tool_fills_a_page(tmp_path, run, capsys):
+def test_the_tool_fills_a_page(tmp_path, capsys):
     tool = importlib.import_module("tools.pages.__main__")
     page = tmp_path / "moe.md"
     page.write_text(EMPTY)
-    arguments = ["moe", "--records", str(run), "--doc", str(page)]
+    append(tmp_path / "x.jsonl", *RECORDS)
+    arguments = ["moe", "--records", str(tmp_path / "x.jsonl"), "--doc", str(page)]
     assert tool.main([*arguments, "--check"]) == 1 and "not what the records say" in capsys.readouterr().err
     assert page.read_text() == EMPTY
     assert tool.main(arguments) == 0 and tool.main([*arguments, "--check"]) == 0

@@ -35,7 +35,7 @@ def fields(w, backend, **changes):
 
 
 def record(w, backend, time_s, **changes):
-    return timed(time_s, **fields(w, backend, bound_s=time_s / 2, **changes))
+    return timed(time_s, **fields(w, backend, bound=time_s / 2, **changes))
 
 
 def absent(w, backend, reason, status="unsupported"):

@@ -28,7 +28,7 @@ def record(w, backend, time_s, policy="graph", **changes):
         policy=policy,
         flops=work.flops,
         nbytes=work.nbytes,
-        bound_s=time_s / 2,
+        bound=time_s / 2,
         **changes,
     )
 

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from expertile.lab.race.presets import preset
+from expertile.lab.bench.presets import preset
+from expertile.lab.bench.sweeps import axis_of
 from expertile.lab.race.record import shipped_records
-from expertile.lab.race.sweeps import axis_of
 from expertile.lab.report.contest import runs
 from tests.lab.report.samples import record
 from tools.pages.scaling import (
@@ -36,7 +36,7 @@ def _records(name, run="r", skewed=1.5, **more):
         for backend, factor in SLOW.items():
             for policy in ("graph", "eager"):
                 time = bound * factor * (skewed if uneven and backend == "slow" else 1.0) + (policy == "eager") * 2e-5
-                fields = {"shape": w.shape(), "flops": work.flops, "nbytes": work.nbytes, "bound_s": bound}
+                fields = {"shape": w.shape(), "flops": work.flops, "nbytes": work.nbytes, "bound": bound}
                 fields |= {"limiter": limiter, "tflops": work.flops / time / 1e12, "gbps": work.nbytes / time / 1e9}
                 found.append(record(f"{name}/{w.name}", backend, time, run=run, policy=policy, **fields, **more))
     return found

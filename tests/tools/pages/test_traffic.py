@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from expertile.lab.measure.env import Env
+from expertile.lab.race.record import shipped_records
 from expertile.lab.traffic import formulas
 from expertile.lab.traffic.explain import shipped
-from expertile.lab.traffic.measured import measure, shipped_traffic
+from expertile.lab.traffic.measured import measure
 from tests.lab.records import timed
 from tests.lab.traffic.test_formulas import H200
 from tests.lab.traffic.test_measured import ENV, SOFTMAX, WAYS, two_kernels
@@ -28,7 +29,7 @@ DOCS = Path(__file__).parents[3] / "docs" / "results"
 
 
 def test_the_pages_show_formulas_and_shipped_records():
-    stale = update_pages(DOCS, shipped(), shipped_traffic(H200.slug), H200, check=True)
+    stale = update_pages(DOCS, [*shipped(), *shipped_records("traffic", H200.slug)], H200, check=True)
     assert not stale, f"run python -m tools.pages traffic: {stale}"
 
 
@@ -79,7 +80,7 @@ def test_counted():
     records = list(measure(SOFTMAX, WAYS, ENV, "run", two_kernels, has_gpu=True))
     block = counted_block(records)
     assert "2 / 4" in block and "NVIDIA H200" in block and NOT_MEASURED not in block
-    refused = [replace(r, kernels=(), read=None, written=None, reason="no permission") for r in records]
+    refused = [replace(r, value=None, status="unsupported", reason="no permission") for r in records]
     assert counted_block(refused) == f"{NOT_MEASURED}\n\nNot counted: no permission."
     assert counted_block([]) == NOT_MEASURED
 
@@ -95,7 +96,7 @@ def add(backend, elements, time_s, policy="graph"):
         shape=shape,
         dtype="fp32",
         nbytes=8.0 * elements,
-        bound_s=1e-9,
+        bound=1e-9,
     )
 
 
@@ -132,17 +133,17 @@ def test_only_records_of_the_device_count(tmp_path):
         blocks = "\n".join(f"<!-- expertile:{key} -->\n<!-- /expertile:{key} -->" for key in keys)
         (tmp_path / name).write_text(f"# Title\n\n{blocks}\nend\n")
     other = [replace(r, env=Env("NVIDIA B200")) for r in (add("expertile", 1000, 1e-6),)]
-    assert len(update_pages(tmp_path, other, [], H200)) == 3
+    assert len(update_pages(tmp_path, other, H200)) == 3
     assert NOT_MEASURED in (tmp_path / "elementwise.md").read_text()
-    assert update_pages(tmp_path, other, [], H200, check=True) == []
+    assert update_pages(tmp_path, other, H200, check=True) == []
     assert (tmp_path / "traffic.md").read_text().startswith("# Title") and "end" in (
         tmp_path / "stencil.md"
     ).read_text()
     here = [add("expertile", 1000, 1e-6)]
-    assert update_pages(tmp_path, here, [], H200, check=True) == [tmp_path / "elementwise.md"]
+    assert update_pages(tmp_path, here, H200, check=True) == [tmp_path / "elementwise.md"]
 
 
 def test_a_page_without_its_markers_is_an_error(tmp_path):
     (tmp_path / "traffic.md").write_text("nothing")
     with pytest.raises(ValueError, match="expected <!-- expertile:traffic formulas -->"):
-        update_pages(tmp_path, [], [], H200)
+        update_pages(tmp_path, [], H200)

@@ -1,4 +1,4 @@
-"""Rung 1, the naive loop: what anybody writes first, and report 000's baseline.
+"""Rung 1, the naive loop: what one writes first, and report 000's baseline.
 
     products = [a[rows of g] @ b[g] for g in groups];  out = torch.cat(products)
 

@@ -3,8 +3,8 @@
 Changed from rung 4: the walk over the groups is gone. Each program turns offs into a prefix sum of tile counts once, in
 registers, and finds the group of each of its tiles by one reduction over them.
 Spends less of: metadata loads (G once per program instead of G / 2 one after another per tile) and program starts.
-Spends more of: registers that outlive a tile, and the hardware no longer hands the next tile to whoever is free.
-The order of the tiles, row by row of each group, is still that of rungs 3 and 4.
+Spends more of: registers that outlive a tile, and the hardware no longer hands the next tile to a free SM. The
+order of the tiles, row by row of each group, is still that of rungs 3 and 4.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@ Changed from rung 5: a, b and out have descriptors; a block is one instruction, 
 tensor by itself and arrives swizzled as wgmma reads it; rows past the end of the group are dropped at the store. Blocks
 of k are 64 wide, the 128 bytes that TMA swizzles over.
 Spends less of: issue slots and registers for addresses, so that one program per SM keeps the tensor cores as busy as
-two did and the loops over tiles and k can be fused (`flatten`): the next tile's loads start during the epilogue.
-The kernel is that of the backend `triton_tma`, its raster order switched off (one tile row per panel: rung 5's order).
+two did and the loops over tiles and k can be fused (`flatten`): the next tile's loads start during the epilogue. The
+kernel is that of the backend `triton_tma`, its raster order switched off (one tile row per panel: rung 5's order).
 """
 
 from __future__ import annotations

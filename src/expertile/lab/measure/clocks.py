@@ -1,7 +1,7 @@
 """Clocks, power and throttle reasons of a GPU, read through NVML and never set.
 
-A chip that is held back by its power limit runs the same product 15 % slower than a moment before; a time
-without these readings cannot be told from a slower kernel.
+A chip that is held back by its power limit runs the same product 15 % slower than a moment before; a time without these
+readings cannot be told from a slower kernel.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-# Bits of nvmlDeviceGetCurrentClocksEventReasons (nvml.h). An idle chip and clocks that somebody chose are
+# Bits of nvmlDeviceGetCurrentClocksEventReasons (nvml.h). An idle chip and clocks that were set by hand are
 # reasons in NVML's eyes, but hold nothing back that the run could have had.
 _REASONS = {
     0x004: "sw_power_cap",
@@ -58,9 +58,7 @@ def summarize(readings: Sequence[Clocks]) -> Clocks:
 
 
 def clock_reader(device: torch.device) -> ClockReader:
-    """A function that reads the clocks of `device`. On a CPU, or where NVML is absent, it returns empty
-    readings.
-    """
+    """A function that reads the clocks of `device`. On a CPU, or where NVML is absent, it returns empty readings."""
     if device.type != "cuda":
         return Clocks
     try:

@@ -25,8 +25,7 @@ def timestamp() -> str:
 
 @dataclass(frozen=True)
 class Env:
-    """The machine and software of a record; None for what is not there (a driver on a CPU) or could not be
-    read.
+    """The machine and software of a record; None for what is not there (a driver on a CPU) or could not be read.
 
     `gpu` is the name of the device measured on, a CPU's model name where there is no GPU. `expertile` is the version,
     `commit` what `expertile.version.commit` says. `sm_clock_mhz` and `power_w` are medians over the rounds, `throttle`

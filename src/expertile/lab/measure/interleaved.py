@@ -1,8 +1,7 @@
-"""Times candidates against each other: interleaved round by round, until their medians are known or time is
-up.
+"""Times candidates against each other: interleaved round by round, until their medians are known or time is up.
 
-A candidate that fails (out of memory, a capture that CUDA refuses, any exception) becomes a `Failure` with a
-reason; the others go on. A time below its bound is a measuring error, and `Measurement.refused` says so.
+A candidate that fails (out of memory, a capture that CUDA refuses, any exception) becomes a `Failure` with a reason;
+the others go on. A time below its bound is a measuring error, and `Measurement.refused` says so.
 """
 
 from __future__ import annotations
@@ -75,9 +74,7 @@ Outcome = Measurement | Failure
 
 @dataclass(frozen=True)
 class Budget:
-    """When to stop: all intervals within `rel_ci` (half width / median) after `min_rounds`, or `seconds`
-    spent.
-    """
+    """When to stop: all intervals within `rel_ci` (half width / median) after `min_rounds`, or `seconds` spent."""
 
     seconds: float = 3.0
     min_rounds: int = 9
@@ -86,9 +83,7 @@ class Budget:
 
 
 def tie(first: Measurement, second: Measurement) -> bool:
-    """Whether two measurements of one run cannot be told apart: overlapping intervals, or less than 1 %
-    between.
-    """
+    """Whether two measurements of one run cannot be told apart: overlapping intervals, or less than 1 % between."""
     return is_tie(first.time_s, first.ci95_s, second.time_s, second.ci95_s)
 
 
@@ -104,14 +99,12 @@ def time_interleaved(
     on_round: Callable[[int, Mapping[str, float]], None] | None = None,
     now: Callable[[], float] = time.perf_counter,
 ) -> dict[str, Outcome]:
-    """Time `candidates` under `policy` ("graph" or "eager") and return one outcome per name, in the order
-    given.
+    """Time `candidates` under `policy` ("graph" or "eager") and return one outcome per name, in the order given.
 
-    All are warmed up (and captured) first; then each makes one sample per round, in an order that changes
-    from round to round (`turn_order`); the first round is thrown away. `read_clocks` is called once a round,
-    beside the first candidate in the order. `on_round(round, {name: median so far})` reports progress.
-    `timer`, `read_clocks` and `now` can be replaced by others. Raises ValueError for names that are not
-    unique, or an unknown policy.
+    All are warmed up (and captured) first; then each makes one sample per round, in an order that changes from round to
+    round (`turn_order`); the first round is thrown away. `read_clocks` is called once a round, beside the first
+    candidate in the order. `on_round(round, {name: median so far})` reports progress. `timer`, `read_clocks` and `now`
+    can be replaced by others. Raises ValueError for names that are not unique, or an unknown policy.
     """
     names = [c.name for c in candidates]
     if len(set(names)) != len(names):
@@ -214,7 +207,7 @@ def _tight(samples: Sequence[float], rel_ci: float) -> bool:
 
 
 def _strand(runs: Sequence[_Run], culprit: str) -> None:
-    """The device is gone: whoever has enough samples keeps them, the others have no time."""
+    """The device is gone: candidates with enough samples keep them, the others have no time."""
     for run in runs:
         if run.failure is None and len(run.samples) < LEAST_ROUNDS:
             run.failure = Failure("stranded", f"not measured: {culprit} left the device unusable")

@@ -1,9 +1,8 @@
-"""Stopwatches: each prepares one call over rotating input sets and then yields one sample at a time, in
-seconds.
+"""Stopwatches: each prepares one call over rotating input sets and then yields one sample at a time, in seconds.
 
-`GraphTimer` replays a CUDA graph of many calls: what the kernels take. `EventTimer` puts CUDA events around
-single calls on an idle stream: what a caller waits, launch cost included. `HostTimer` does the same on a CPU.
-Nothing here sets a clock, a power limit or any other state of the machine.
+`GraphTimer` replays a CUDA graph of many calls: what the kernels take. `EventTimer` puts CUDA events around single
+calls on an idle stream: what a caller waits, launch cost included. `HostTimer` does the same on a CPU. Nothing here
+sets a clock, a power limit or any other state of the machine.
 """
 
 from __future__ import annotations
@@ -53,8 +52,8 @@ def timer_for(policy: str, device: torch.device) -> Timer:
 def sets_for(set_nbytes: int, l2_bytes: int, free_bytes: float, most: int = 128) -> int:
     """How many input sets to rotate: enough for three caches full, at most `most`, and no more than fit.
 
-    A set of `set_nbytes` (inputs and output) is one that a call touches. One set that alone exceeds three
-    caches needs no second.
+    A set of `set_nbytes` (inputs and output) is one that a call touches. One set that alone exceeds three caches needs
+    no second.
     """
     wanted = math.ceil(3 * l2_bytes / max(set_nbytes, 1))
     fit = int(free_bytes // max(set_nbytes, 1))
@@ -62,9 +61,7 @@ def sets_for(set_nbytes: int, l2_bytes: int, free_bytes: float, most: int = 128)
 
 
 class HostTimer:
-    """`time.perf_counter` around single calls, each sample the median of enough of them to last
-    `sample_s`.
-    """
+    """`time.perf_counter` around single calls, each sample the median of enough of them to last `sample_s`."""
 
     def __init__(self, sample_s: float = 2e-3, most: int = 25, now: Callable[[], float] = time.perf_counter) -> None:
         self.sample_s, self.most, self.now = sample_s, most, now
@@ -135,11 +132,10 @@ def _event_time(ring: _Ring, during: During | None) -> float:
 class GraphTimer:
     """Replays of a CUDA graph that holds several calls over all input sets; a sample is elapsed time / calls.
 
-    Calls per graph are chosen so that a replay lasts about `replay_s`. Before each timed replay a buffer of
-    several caches is read: that hides the latency of the graph's launch behind running work, and leaves the
-    cache in the same state for every candidate, with no dirty line whose write-back the replay would pay for.
-    Graphs of one timer share a memory pool: they never run at the same time, and nobody reads their results
-    after a replay.
+    Calls per graph are chosen so that a replay lasts about `replay_s`. Before each timed replay a buffer of several
+    caches is read: that hides the latency of the graph's launch behind running work, and leaves the cache in the same
+    state for every candidate, with no dirty line whose write-back the replay would pay for. Graphs of one timer share a
+    memory pool: they never run at the same time, and their results are not read after a replay.
     """
 
     def __init__(self, device: torch.device, replay_s: float = 1e-3, most: int = 512) -> None:

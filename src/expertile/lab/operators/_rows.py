@@ -46,6 +46,62 @@ def in_parts(w: Workload) -> Iterable[slice]:
     return (slice(start, start + step) for start in range(0, w["rows"], step))
 
 
+def is_centered(w: Workload) -> bool:
+    """Whether a norm subtracts the mean (layer norm), and adds a bias."""
+    return w.op.startswith("layer_norm")
+
+
+def norm_inputs(w: Workload, device: torch.device, seed: int) -> tuple[Tensor, ...]:
+    """x [rows, cols], weight [cols], and for layer norm bias [cols]."""
+    make = random(w, device, seed)
+    return make(w["rows"], w["cols"]), *(make(w["cols"]) for _ in range(1 + is_centered(w)))
+
+
+def norm_backward_inputs(w: Workload, device: torch.device, seed: int) -> tuple[Tensor, ...]:
+    """dy, x, weight and rstd [rows] float32; for layer norm bias and mean as well: dy, x, weight, bias, mean, rstd."""
+    make = random(w, device, seed)
+    dy, x = make(w["rows"], w["cols"]), make(w["rows"], w["cols"])
+    mean, rstd = torch.empty(2, w["rows"], device=device)
+    for part in in_parts(w):
+        mean[part] = x[part].double().mean(-1)
+        rstd[part] = _standardized(w, x[part])[1][:, 0]
+    weight = make(w["cols"])
+    return (dy, x, weight, make(w["cols"]), mean, rstd) if is_centered(w) else (dy, x, weight, rstd)
+
+
+def _standardized(w: Workload, x: Tensor) -> tuple[Tensor, Tensor]:
+    """(x - mean) * rstd, for RMS norm x * rstd, and rstd [rows, 1], in float64."""
+    h = x.double()
+    if is_centered(w):
+        h = h - h.mean(-1, keepdim=True)
+    rstd = torch.rsqrt(h.square().mean(-1, keepdim=True) + EPS)
+    return h * rstd, rstd
+
+
+def norm_reference(w: Workload, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    x, weight, *bias = inputs
+    out = torch.empty(x.shape, device=x.device)
+    for part in in_parts(w):
+        out[part] = _standardized(w, x[part])[0] * weight.double() + (bias[0].double() if bias else 0.0)
+    return (out,)
+
+
+def norm_backward_reference(w: Workload, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """dx, dweight, and for layer norm dbias."""
+    dy, x, weight = inputs[:3]
+    dx = torch.empty(x.shape, device=x.device)
+    dweight, dbias = torch.zeros(2, w["cols"], dtype=torch.float64, device=x.device)
+    for part in in_parts(w):
+        n, rstd = _standardized(w, x[part])
+        d = dy[part].double()
+        g = d * weight.double()
+        dh = g - n * (g * n).mean(-1, keepdim=True)
+        dx[part] = rstd * (dh - g.mean(-1, keepdim=True) if is_centered(w) else dh)
+        dweight += (d * n).sum(0)
+        dbias += d.sum(0)
+    return (dx, dweight, dbias) if is_centered(w) else (dx, dweight)
+
+
 def tolerance(w: Workload) -> tuple[float, float]:
     """float32 sums of up to 10^5 terms in any order, and one rounding to the dtype; peers keep statistics in it."""
     return max(2e-5, 2 * ROUNDOFF[w.dtype]), max(1e-4, 4 * ROUNDOFF[w.dtype])
@@ -89,7 +145,7 @@ def rivals(
     peak_nbytes: Callable[[Workload], float] | None = None,
     whole_vectors: bool = False,
 ) -> tuple[Rival, ...]:
-    """Who races on rows: ours, whose peak memory is `peak_nbytes`; torch, compiled torch, Liger and quack, which for
+    """The rivals on rows: ours, whose peak memory is `peak_nbytes`; torch, compiled torch, Liger and quack, which for
     `whole_vectors` needs those."""
     return (
         Rival("expertile", False, anywhere, ours, peak_nbytes=peak_nbytes),

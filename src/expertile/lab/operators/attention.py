@@ -1,7 +1,7 @@
 """attention in the lab: forward (q, k, v -> out) and backward (dout, q, k, v -> dq, dk, dv; out and LSE are there).
 
 FLOPs are those of unmasked query-key pairs: two products forward, five backward. The unfused rivals write the scores of
-every pair to memory; how much that is, `attention_memory` measures.
+every pair to memory; `race/memory.py` measures how much that is.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from expertile.device import Device
 from expertile.lab.operators._compiled import compiled_call
 from expertile.lab.operators._supports import anywhere
-from expertile.lab.race.memory import peak_memory
 from expertile.lab.race.operator import ROUNDOFF, Call, Operator, Rival, Workload
 from expertile.ops.attention import reference
 from expertile.ops.attention.api import attention
@@ -314,21 +313,6 @@ def memory_workloads() -> tuple[Workload, ...]:
         for backward in (False, True)
         for length in _MEMORY_LENGTHS
     )
-
-
-def attention_memory(w: Workload, device: torch.device | str = "cuda", seed: int = 0) -> dict[str, int]:
-    """Peak bytes that one call of ours and one of the unfused rival allocate, by rival."""
-    operator = next(o for o in OPERATORS if o.name == w.op)
-    found = {}
-    for rival in operator.rivals:
-        if rival.peak_nbytes is None or rival.supports(w, Device.current(device)) is not None:
-            continue
-        call = rival.bind(w, operator.make_inputs(w, torch.device(device), seed))
-        with torch.no_grad():
-            call()
-            found[rival.name] = peak_memory(call, device)
-        del call
-    return found
 
 
 OPERATORS = (

@@ -30,52 +30,6 @@ _ROWS = (
 )
 
 
-def _inputs(w: Workload, device: torch.device, seed: int) -> tuple[Tensor, ...]:
-    make = _rows.random(w, device, seed)
-    return make(w["rows"], w["cols"]), make(w["cols"]), make(w["cols"])
-
-
-def _backward_inputs(w: Workload, device: torch.device, seed: int) -> tuple[Tensor, ...]:
-    make = _rows.random(w, device, seed)
-    dy, x = make(w["rows"], w["cols"]), make(w["rows"], w["cols"])
-    mean, rstd = torch.empty(2, w["rows"], device=device)
-    for part in _rows.in_parts(w):
-        h = x[part].double()
-        mean[part] = h.mean(-1)
-        rstd[part] = torch.rsqrt(h.var(-1, unbiased=False) + EPS)
-    return dy, x, make(w["cols"]), make(w["cols"]), mean, rstd
-
-
-def _standardized(x: Tensor) -> tuple[Tensor, Tensor]:
-    """(x - mean) * rstd and rstd [rows, 1] in float64."""
-    h = x.double()
-    h = h - h.mean(-1, keepdim=True)
-    rstd = torch.rsqrt(h.square().mean(-1, keepdim=True) + EPS)
-    return h * rstd, rstd
-
-
-def _reference(w: Workload, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    x, weight, bias = inputs
-    out = torch.empty(x.shape, device=x.device)
-    for part in _rows.in_parts(w):
-        out[part] = _standardized(x[part])[0] * weight.double() + bias.double()
-    return (out,)
-
-
-def _backward_reference(w: Workload, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    dy, x, weight = inputs[:3]
-    dx = torch.empty(x.shape, device=x.device)
-    dweight, dbias = torch.zeros(2, w["cols"], dtype=torch.float64, device=x.device)
-    for part in _rows.in_parts(w):
-        n, rstd = _standardized(x[part])
-        d = dy[part].double()
-        g = d * weight.double()
-        dx[part] = rstd * (g - g.mean(-1, keepdim=True) - n * (g * n).mean(-1, keepdim=True))
-        dweight += (d * n).sum(0)
-        dbias += d.sum(0)
-    return dx, dweight, dbias
-
-
 def _work(w: Workload) -> Work:
     """Additions for the mean, a difference and its square added, two products and an addition for each element."""
     n, size = w["rows"] * w["cols"], w.torch_dtype.itemsize
@@ -183,16 +137,16 @@ def rows() -> tuple[Workload, ...]:
 OPERATORS = (
     Operator(
         "layer_norm",
-        _inputs,
-        _reference,
+        _rows.norm_inputs,
+        _rows.norm_reference,
         _work,
         _rows.rivals(_ours, _torch, _compiled, _liger, _quack, peak_nbytes=_rows.one_result),
         _rows.tolerance,
     ),
     Operator(
         "layer_norm_backward",
-        _backward_inputs,
-        _backward_reference,
+        _rows.norm_backward_inputs,
+        _rows.norm_backward_reference,
         _backward_work,
         _rows.rivals(_ours_backward, _torch_backward, _compiled_backward, _liger_backward, _quack_backward),
         _rows.tolerance,

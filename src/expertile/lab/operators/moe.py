@@ -39,7 +39,8 @@ Inputs = tuple[Tensor, ...]
 Size = tuple[int, int, int, int, int]  # T, H, I, E, k
 
 # Of SonicMoE's paper (arXiv:2512.14080): the sizes that it gives in full first, then every row of its table.
-_SIZES: tuple[Size, ...] = ((32768, 4096, 1024, 128, 8), (24576, 1536, 256, 128, 8), (32768, 4096, 512, 128, 8))
+SIZES: tuple[Size, ...] = ((32768, 4096, 1024, 128, 8), (24576, 1536, 256, 128, 8), (32768, 4096, 512, 128, 8))
+SMALL: Size = (96, 64, 32, 8, 2)  # what a CPU computes in a moment
 _SONIC: tuple[tuple[int, int, tuple[tuple[int, int, int], ...]], ...] = (  # T, H, (I, E, k) …
     (40960, 768, ((256, 128, 8), (512, 64, 4), (1024, 32, 2))),
     (24576, 1536, ((256, 128, 8), (512, 64, 4), (1024, 32, 2))),
@@ -277,7 +278,7 @@ def _both(preset: str, sizes: tuple[Size, ...], small: Size) -> tuple[Workload, 
 
 
 def layers() -> tuple[Workload, ...]:
-    return _both("moe", _SIZES, (96, 64, 32, 8, 2))
+    return _both("moe", SIZES, SMALL)
 
 
 def sonic() -> tuple[Workload, ...]:

@@ -1,25 +1,25 @@
-"""The steps of `moe/experts.py`, forward and backward, called one after another with real operands: part "stages" of
-results/<gpu>/moe/. `STAGES` names them.
+"""The steps of `moe/experts.py`, forward and backward, each timed alone: operator "moe_stage", preset "moe-stages".
 
-What the chain of steps gives, completed by the router's gradient, is held against the float32 reference of
-`operators.moe` before any step is timed.
+Inputs are those of "moe_train". `bind` computes the steps before a stage, so that it gets what they give. The result of
+every stage is held against the float32 computation of all steps up to it. The order of a token's experts is not
+compared where two of its logits are equal in bfloat16: of routing the weights, of the permutation each expert's rows.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from expertile.lab.measure.interleaved import Budget, TimedCall, release, time_interleaved
-from expertile.lab.operators.moe import Size, make_inputs, tolerance, train_reference, workload
-from expertile.lab.race.case import Site
-from expertile.lab.race.gate import compare
-from expertile.lab.race.parts import figures
+from expertile.lab.operators import moe
+from expertile.lab.operators._supports import anywhere
+from expertile.lab.race.gate import full_precision
+from expertile.lab.race.operator import Call, Inputs, Operator, Rival, Workload
 from expertile.moe.permute import permutation
 from expertile.moe.router import RouterConfig, route
 from expertile.ops.gathered_mm.api import gated_backward_mm, gathered_gated_mm, gathered_wgrad
@@ -27,26 +27,48 @@ from expertile.ops.gathered_mm.combine import combine
 from expertile.ops.gathered_mm.problem import GatherProblem, Product
 from expertile.ops.grouped_mm.api import grouped_mm
 from expertile.ops.grouped_mm.problem import Layout, Problem
-from expertile.roofline import Work, bound
+from expertile.roofline import Work
+
+STAGES = MappingProxyType(
+    {
+        "router linear": "logits",
+        "route": "choice of experts",
+        "permutation": "permutation",
+        "up+act (keeps pre)": "up-projection and activation",
+        "up+act (infer)": "the same, pre not kept",
+        "down": "down-projection",
+        "combine": "combine",
+        "B gated_backward": "dpre, act_w, dweights",
+        "B wgrad down": "ddown",
+        "B wgrad up": "dgate_up",
+        "B dgrad": "dx of each row",
+        "B combine": "dx of each token",
+    }
+)
 
 
-@dataclass(frozen=True)
-class Steps:
-    """`calls` by the names of `STAGES`, in order; `results`: out and the gradients of x, router, gate_up and
-    down, put together from what the steps gave."""
-
-    calls: Mapping[str, Callable[[], Any]]
-    results: tuple[Tensor, ...]
+def workload(size: moe.Size, stage: str, name: str = "") -> Workload:
+    """`stage`, a key of `STAGES`, of the layer at (T, H, I, E, k)."""
+    name = name or "T{}-H{}-I{}-E{}-k{}".format(*size)
+    whole = moe.workload(name, "moe-stages", size)
+    return replace(whole, name=f"{name}: {stage}", op="moe_stage", dims=(*whole.dims, ("stage", stage)))
 
 
-def steps(x: Tensor, router: Tensor, gate_up: Tensor, down: Tensor, dy: Tensor, top_k: int) -> Steps:
-    """Each step bound to what the ones before it gave; shapes as in `operators.moe`."""
+def workloads() -> tuple[Workload, ...]:
+    """Every stage at the sizes of preset "moe", and at one that a CPU computes in a moment."""
+    large = [workload(size, stage) for size in moe.SIZES for stage in STAGES]
+    return (*large, *(workload(moe.SMALL, stage, "small") for stage in STAGES))
+
+
+def calls(inputs: Inputs, top_k: int) -> dict[str, Callable[[], Any]]:
+    """Each stage bound to what the ones before it gave; shapes as in `operators.moe`."""
+    x, router, gate_up, down, dy = inputs
     experts = router.shape[0]
     config = RouterConfig(experts, top_k)
-    calls: dict[str, Callable[[], Any]] = {}
+    found: dict[str, Callable[[], Any]] = {}
 
     def step(name: str, call: Callable[[], Any]) -> Any:
-        calls[name] = call
+        found[name] = call
         return call()
 
     def up(save_pre: bool) -> tuple[Tensor, Tensor | None]:
@@ -62,80 +84,87 @@ def steps(x: Tensor, router: Tensor, gate_up: Tensor, down: Tensor, dy: Tensor, 
     act, pre = step("up+act (keeps pre)", lambda: up(True))
     step("up+act (infer)", lambda: up(False))
     y = step("down", lambda: grouped_mm(act, down.transpose(1, 2), offs=offs))
-    out = step("combine", lambda: combine(y, order.positions, weights))
-    dpre, act_w, dweights = step(
+    step("combine", lambda: combine(y, order.positions, weights))
+    dpre, act_w, _ = step(
         "B gated_backward",
         lambda: gated_backward_mm(
             dy, down.transpose(1, 2), rows, order.slots, weights, pre, offs, activation="swiglu", interleaved=False
         ),
     )
-    ddown = step("B wgrad down", lambda: gathered_wgrad(dy, rows, act_w, offs))
-    dgate_up = step("B wgrad up", lambda: gathered_wgrad(dpre, rows, x, offs, gather_b=True))
+    step("B wgrad down", lambda: gathered_wgrad(dy, rows, act_w, offs))
+    step("B wgrad up", lambda: gathered_wgrad(dpre, rows, x, offs, gather_b=True))
     dx_rows = step("B dgrad", lambda: grouped_mm(dpre, gate_up, offs=offs))
-    dx = step("B combine", lambda: combine(dx_rows, order.positions))
-    with torch.enable_grad():
-        leaf = logits.detach().requires_grad_()
-        (dlogits,) = torch.autograd.grad(route(leaf, config, want_scores=False).topk_weights, leaf, dweights)
-    return Steps(calls, (out, dx + dlogits @ router, dlogits.t() @ x, dgate_up, ddown))
+    step("B combine", lambda: combine(dx_rows, order.positions))
+    return found
 
 
-def _on_any_set(call: Callable[[], Any]) -> Callable[[int], Any]:
-    return lambda _: call()
+# What of a stage's result is compared.
+_SEEN: Mapping[str, Callable[[Any], tuple[Tensor, ...]]] = MappingProxyType(
+    {
+        "route": lambda found: (found.topk_weights,),
+        "permutation": lambda found: (found.offs, found.rows),
+        "up+act (keeps pre)": lambda found: found,
+        "up+act (infer)": lambda found: found[:1],
+        "B gated_backward": lambda found: found[:2],
+    }
+)
 
 
-def stages_part(shape: Size) -> dict[str, Any]:
-    """What says which part it is."""
-    return {"part": "stages", "size": list(shape)}
-
-
-def measure_stages(shape: Size, site: Site, budget: Budget) -> dict[str, Any]:
-    """The part: "seconds" of each step, in eager calls that take turns.
-
-    RuntimeError if a result is wrong, or a step cannot be timed.
-    """
-    w = workload("layer", "moe", shape, train=True)
-    inputs = make_inputs(w, site.torch_device, 0)
+def _bind(w: Workload, inputs: Inputs) -> Call:
     with torch.no_grad():
-        x, router, gate_up, down, dy = inputs
-        made = steps(x, router, gate_up, down, dy, w["top_k"])
-        verdict = compare(made.results, train_reference(w, inputs), tolerance(w))
-        release(site.torch_device)
-        if not verdict.ok:
-            raise RuntimeError(f"the steps give a wrong result: {verdict.reason}")
-        works = stage_works(shape)
-        outcomes = time_interleaved(
-            [
-                TimedCall(name, _on_any_set(call), bound(works[name], site.device, w.dtype).seconds)
-                for name, call in made.calls.items()
-            ],
-            policy="eager",
-            device=site.torch_device,
-            budget=budget,
-        )
-    found = figures(outcomes)
-    reasons = [f"{name}: {value}" for name, value in found["seconds"].items() if not isinstance(value, float)]
-    if reasons:
-        raise RuntimeError("; ".join(reasons))
-    return stages_part(shape) | found | {"rel_error": verdict.rel_error}
+        call = calls(inputs, w["top_k"])[w["stage"]]
+    seen = _SEEN.get(w["stage"], lambda found: (found,))
+    return lambda: seen(call())
 
 
-STAGES = {
-    "router linear": "logits",
-    "route": "choice of experts",
-    "permutation": "permutation",
-    "up+act (keeps pre)": "up-projection and activation",
-    "up+act (infer)": "the same, pre not kept",
-    "down": "down-projection",
-    "combine": "combine",
-    "B gated_backward": "dpre, act_w, dweights",
-    "B wgrad down": "ddown",
-    "B wgrad up": "dgate_up",
-    "B dgrad": "dx of each row",
-    "B combine": "dx of each token",
-}
+def reference(w: Workload, inputs: Inputs) -> tuple[Tensor, ...]:
+    """What the stage must give, in float32: rows in the order of the experts, each expert's in that of the tokens."""
+    x, router, gate_up, down, dy = inputs
+    stage, top_k, experts = w["stage"], w["top_k"], w["experts"]
+    with full_precision():
+        logits = x.float() @ router.float().t()
+        best = logits.topk(top_k)
+        weights = torch.softmax(best.values, 1)
+        order = best.indices.flatten().argsort(stable=True)
+        rows, ends = order // top_k, best.indices.flatten().bincount(minlength=experts).cumsum(0)
+        if stage in ("router linear", "route", "permutation"):
+            early = {"router linear": (logits,), "route": (weights,), "permutation": (ends.double(), rows.double())}
+            return early[stage]
+        spans = list(zip([0, *ends.tolist()[:-1]], ends.tolist(), strict=True))
+
+        def grouped(a: Tensor, b: Tensor) -> Tensor:
+            return torch.cat([a[i:j] @ b[e].float() for e, (i, j) in enumerate(spans)])
+
+        def wgrad(a: Tensor, b: Tensor) -> tuple[Tensor, ...]:
+            return (torch.stack([a[i:j].t() @ b[i:j] for i, j in spans]),)
+
+        def of_tokens(of_rows: Tensor) -> tuple[Tensor, ...]:
+            return (torch.zeros(x.shape, device=x.device).index_add_(0, rows, of_rows),)
+
+        xs, weight = x[rows].float(), weights.flatten()[order, None]
+        pre = grouped(xs, gate_up.transpose(1, 2))
+        gate, up = pre.chunk(2, 1)
+        sigmoid = torch.sigmoid(gate)
+        act = gate * sigmoid * up
+        if stage.startswith("up+act"):
+            return (act, pre) if "keeps" in stage else (act,)
+        if stage in ("down", "combine"):
+            y = grouped(act, down.transpose(1, 2))
+            return (y,) if stage == "down" else of_tokens(weight * y)
+        dys = dy[rows].float()
+        if stage == "B wgrad down":
+            return wgrad(dys, weight * act)
+        dact = weight * grouped(dys, down)
+        dpre = torch.cat((dact * up * sigmoid * (1 + gate * (1 - sigmoid)), dact * gate * sigmoid), 1)
+        if stage == "B gated_backward":
+            return dpre, weight * act
+        if stage == "B wgrad up":
+            return wgrad(dpre, xs)
+        dx_rows = grouped(dpre, gate_up)
+        return (dx_rows,) if stage == "B dgrad" else of_tokens(dx_rows)
 
 
-def stage_works(size: Size, itemsize: int = 2) -> dict[str, Work]:
+def stage_works(size: moe.Size, itemsize: int = 2) -> dict[str, Work]:
     """Useful FLOPs, and bytes with each input and output counted once, of each of `STAGES` for T tokens, hidden size H,
     intermediate size I, E experts (all with rows) and top-k; 16-bit elements."""
     t, h, i, e, k = size
@@ -167,3 +196,22 @@ def stage_works(size: Size, itemsize: int = 2) -> dict[str, Work]:
         "B dgrad": grouped(h, 2 * i, (2 * i * h, h, 1)),
         "B combine": Work(1.0 * rows * h, s * (rows + t) * h + 4.0 * rows),
     }
+
+
+def _as_layer(w: Workload) -> Workload:
+    return replace(w, op="moe_train")
+
+
+OPERATORS = (
+    Operator(
+        "moe_stage",
+        lambda w, device, seed: moe.make_inputs(_as_layer(w), device, seed),
+        reference,
+        lambda w: stage_works(moe.size(w))[w["stage"]],
+        (Rival("expertile", False, anywhere, _bind),),
+        moe.tolerance,
+        memory_nbytes=lambda w: 2 * moe.memory_nbytes(_as_layer(w)),
+        set_nbytes=lambda w: moe.train_work(w).nbytes,
+    ),
+)
+PRESETS: Mapping[str, Callable[[], tuple[Workload, ...]]] = MappingProxyType({"moe-stages": workloads})

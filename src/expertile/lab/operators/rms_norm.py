@@ -32,47 +32,6 @@ _ROWS = (
 )
 
 
-def _inputs(w: Workload, device: torch.device, seed: int) -> tuple[Tensor, ...]:
-    make = _rows.random(w, device, seed)
-    return make(w["rows"], w["cols"]), make(w["cols"])
-
-
-def _backward_inputs(w: Workload, device: torch.device, seed: int) -> tuple[Tensor, ...]:
-    make = _rows.random(w, device, seed)
-    dy, x = make(w["rows"], w["cols"]), make(w["rows"], w["cols"])
-    rstd = torch.empty(w["rows"], device=device)
-    for part in _rows.in_parts(w):
-        rstd[part] = torch.rsqrt(x[part].double().square().mean(-1) + EPS)
-    return dy, x, make(w["cols"]), rstd
-
-
-def _standardized(x: Tensor) -> tuple[Tensor, Tensor]:
-    """x * rstd and rstd [rows, 1] in float64."""
-    rstd = torch.rsqrt(x.double().square().mean(-1, keepdim=True) + EPS)
-    return x.double() * rstd, rstd
-
-
-def _reference(w: Workload, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    x, weight = inputs
-    out = torch.empty(x.shape, device=x.device)
-    for part in _rows.in_parts(w):
-        out[part] = _standardized(x[part])[0] * weight.double()
-    return (out,)
-
-
-def _backward_reference(w: Workload, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    dy, x, weight = inputs[:3]
-    dx = torch.empty(x.shape, device=x.device)
-    dweight = torch.zeros(w["cols"], dtype=torch.float64, device=x.device)
-    for part in _rows.in_parts(w):
-        n, rstd = _standardized(x[part])
-        d = dy[part].double()
-        g = d * weight.double()
-        dx[part] = rstd * (g - n * (g * n).mean(-1, keepdim=True))
-        dweight += (d * n).sum(0)
-    return dx, dweight
-
-
 def _work(w: Workload) -> Work:
     """A square added and two products for each element."""
     n, size = w["rows"] * w["cols"], w.torch_dtype.itemsize
@@ -181,16 +140,16 @@ def rows() -> tuple[Workload, ...]:
 OPERATORS = (
     Operator(
         "rms_norm",
-        _inputs,
-        _reference,
+        _rows.norm_inputs,
+        _rows.norm_reference,
         _work,
         _rows.rivals(_ours, _torch, _compiled, _liger, _quack, peak_nbytes=_rows.one_result),
         _rows.tolerance,
     ),
     Operator(
         "rms_norm_backward",
-        _backward_inputs,
-        _backward_reference,
+        _rows.norm_backward_inputs,
+        _rows.norm_backward_reference,
         _backward_work,
         _rows.rivals(_ours_backward, _torch_backward, _compiled_backward, _liger_backward, _quack_backward),
         _rows.tolerance,

@@ -9,6 +9,7 @@ are held against the product of what they were given:
   operands, with twice the bytes and half the peak.
 - "dense": `torch._scaled_mm` of the same rows against the first group's weights, one scale for each tensor, sums in the
   tensor cores' own precision: the speed of light where compute limits.
+- "deepgemm", "deepgemm-masked": `_deep_gemm.py`.
 """
 
 from __future__ import annotations
@@ -23,10 +24,10 @@ from torch import Tensor
 
 from expertile.device import Device
 from expertile.formats.fp8 import E4M3_MAX, dequantize
-from expertile.lab.operators import products
-from expertile.lab.operators._supports import anywhere, installed, on_hopper
+from expertile.lab.operators import _deep_gemm, products
+from expertile.lab.operators._supports import anywhere, installed
 from expertile.lab.race.baselines import DENSE
-from expertile.lab.race.operator import Call, Operator, Rival, Workload
+from expertile.lab.race.operator import Blocks, Call, Operator, Rival, Workload
 from expertile.ops.grouped_mm.problem import described
 from expertile.ops.quantize.api import quantize_activations, quantize_weights
 from expertile.ops.scaled_grouped_mm.api import scaled_grouped_mm
@@ -181,40 +182,21 @@ def _dense_work(w: Workload) -> Work:
     return Work(2.0 * m * n * k, float(m * k + n * k + 2 * m * n))
 
 
-def _deep_gemm(w: Workload, inputs: Inputs) -> Call:
-    """The masked layout where all groups are equal, else the contiguous one; both without moving a row."""
-    import deep_gemm
+def _deep_gemm_reference(w: Workload, inputs: Inputs, masked: bool = False) -> Blocks:
+    return _deep_gemm.reference(w, reference(w, inputs)[0], masked)
 
-    a, scale_a, weights, scale_b, _ = inputs
-    groups, sizes, n = w["groups"], products.sizes(w), w["n"]
-    if len(set(sizes)) == 1:
-        each = sizes[0]
-        left = (a.view(groups, each, -1), scale_a.view(groups, each, -1))
-        counts = torch.full((groups,), each, dtype=torch.int32, device=a.device)
 
-        def masked() -> tuple[Tensor, ...]:
-            out = torch.empty(groups, each, n, dtype=torch.bfloat16, device=a.device)
-            deep_gemm.m_grouped_fp8_gemm_nt_masked(left, (weights, scale_b), out, counts, each)
-            return (out.view(-1, n),)
-
-        return masked
-    each_row = torch.repeat_interleave(
-        torch.arange(groups, dtype=torch.int32, device=a.device), torch.tensor(sizes, device=a.device)
+def _deep_gemms() -> tuple[Rival, ...]:
+    return tuple(
+        Rival(
+            name,
+            True,
+            installed("deep_gemm", partial(_deep_gemm.supports, masked=masked)),
+            partial(_deep_gemm.bind, masked=masked),
+            reference=partial(_deep_gemm_reference, masked=masked),
+        )
+        for name, masked in (("deepgemm", False), ("deepgemm-masked", True))
     )
-
-    def contiguous() -> tuple[Tensor, ...]:
-        out = torch.empty(a.shape[0], n, dtype=torch.bfloat16, device=a.device)
-        deep_gemm.m_grouped_fp8_gemm_nt_contiguous((a, scale_a), (weights, scale_b), out, each_row)
-        return (out,)
-
-    return contiguous
-
-
-def _deep_gemm_supports(w: Workload, device: Device) -> str | None:
-    sizes = products.sizes(w)
-    if len(set(sizes)) > 1 and any(size % 128 for size in sizes):
-        return on_hopper(w, device) or "needs groups that are equal, or multiples of 128 rows"
-    return on_hopper(w, device)
 
 
 def _workload(name: str, preset: str, groups: int, rows: int, n: int, k: int, note: str = "") -> Workload:
@@ -278,7 +260,7 @@ OPERATORS = (
                 for b in OURS
             ),
             Rival("torch", True, _torch_supports, _torch, reference=rowwise_reference),
-            Rival("deepgemm", True, installed("deep_gemm", _deep_gemm_supports), _deep_gemm),
+            *_deep_gemms(),
             Rival("bf16", True, anywhere, _bf16, reference=_bf16_reference, work=products.bf16_work),
         ),
         products.tolerance,

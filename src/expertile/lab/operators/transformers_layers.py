@@ -1,5 +1,5 @@
-"""The experts of real models, one layer at full size, on expertile and on transformers' own implementations: part
-"layer" of results/<gpu>/transformers/.
+"""The experts of real models, one layer at full size, on expertile and on transformers' own implementations: records of
+"experts" (forward) and "experts_train" (forward and backward).
 
 What is called is the experts module of transformers' model class, made from the published sizes with random weights in
 bfloat16 on the device. Ids and routing weights are those that the model's own router, with random weights too, gives
@@ -21,11 +21,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from expertile.lab.measure.interleaved import Budget, TimedCall, failure_of, release, time_interleaved
+from expertile.lab.measure.env import Env
+from expertile.lab.measure.interleaved import Budget, Failure, TimedCall, failure_of, release, time_interleaved
 from expertile.lab.race.case import Site, set_count
 from expertile.lab.race.gate import full_precision, judge
-from expertile.lab.race.operator import ROUNDOFF, Rival, Workload
-from expertile.lab.race.parts import figures
+from expertile.lab.race.operator import ROUNDOFF, Rival, Verdict, Workload, record_name
+from expertile.lab.race.record import Record, measured
 from expertile.roofline import Work, bound
 
 Inputs = tuple[Tensor, ...]  # x [T, H], ids [T, k], weights [T, k], and dy [T, H] with a backward pass
@@ -135,8 +136,7 @@ class Layer:
 
 
 def make_layer(model: Model, device: torch.device, seed: int = 0) -> Layer:
-    """Weights have the variance 1 / inputs, so that every intermediate is of the order of 1; biases a deviation of
-    0.1."""
+    """Weights have the variance 1 / inputs, so that every intermediate is of the order of 1, and biases 0.01."""
     import transformers
 
     config = getattr(transformers, f"{model.family}Config")(num_hidden_layers=1, vocab_size=32, **model.options)
@@ -255,17 +255,31 @@ def _bind(experts: Any, inputs: Inputs) -> Callable[[], tuple[Tensor, ...]]:
     return call
 
 
-def layer_part(model: Model, case: Case, policy: str) -> dict[str, Any]:
-    """What says which part it is."""
-    return {"part": "layer", "model": model.name, "tokens": case.tokens, "both": case.both, "policy": policy}
+def workload(layer: Layer, case: Case) -> Workload:
+    """The call that a case makes of a layer."""
+    hidden, intermediate, experts = layer.sizes
+    dims: tuple[tuple[str, int | str], ...] = (
+        ("model", layer.model.name),
+        ("tokens", case.tokens),
+        ("hidden", hidden),
+        ("intermediate", intermediate),
+        ("experts", experts),
+        ("top_k", layer.experts.config.num_experts_per_tok),
+    )
+    return Workload(name(layer.model, case), "transformers", "experts_train" if case.both else "experts", dims, "bf16")
 
 
-def measure_case(layer: Layer, case: Case, site: Site, budget: Budget, eager: bool = False) -> Iterator[dict[str, Any]]:
-    """Yields the part of each policy: "seconds" by implementation, or the reason why it has none; "rel_error" against
-    float32.
+def name(model: Model, case: Case) -> str:
+    """How records call a case, without the preset."""
+    return f"{model.name}-T{case.tokens}{'-train' * case.both}"
 
-    RuntimeError if the device is left unusable.
-    """
+
+def measure_case(
+    layer: Layer, case: Case, site: Site, budget: Budget, env: Env, run: str, eager: bool = False
+) -> Iterator[Record]:
+    """The records of each implementation, policy after policy. RuntimeError if the device is left unusable."""
+    import transformers
+
     device = site.torch_device
     first = make_inputs(layer, case.tokens, case.both, 0)
     count = min(set_count(int(work(layer, first).nbytes), site), _FEW_SETS)
@@ -273,11 +287,14 @@ def measure_case(layer: Layer, case: Case, site: Site, budget: Budget, eager: bo
     least = min((work(layer, inputs) for inputs in sets), key=lambda w: w.nbytes)
     limit = bound(least, site.device, "bf16")
     wanted = {name: layer.runs(name) for name in implementations(case, eager)}
-    errors, wrong = _judged(layer, wanted, first, device)
-    hidden, intermediate, experts = layer.sizes
-    shape = {"H": hidden, "I": intermediate, "E": experts, "k": first[1].shape[1]}
+    verdicts = _judged(layer, wanted, first, device)
+    w = workload(layer, case)
     for policy in policies(case, device):
-        right = [name for name in errors if policy == "eager" or name != "eager"]  # which waits for the GPU
+        right = [
+            name
+            for name, verdict in verdicts.items()
+            if isinstance(verdict, Verdict) and verdict.ok and (policy == "eager" or name != "eager")
+        ]
         outcomes = time_interleaved(
             [TimedCall(name, _over(wanted[name], sets), limit.seconds) for name in right],
             policy=policy,
@@ -286,47 +303,48 @@ def measure_case(layer: Layer, case: Case, site: Site, budget: Budget, eager: bo
             budget=budget,
         )
         release(device)
-        found = figures(outcomes)
-        found["seconds"] = wrong | found["seconds"]
-        yield (
-            layer_part(layer.model, case, policy)
-            | shape
-            | found
-            | {
-                "flops": least.flops,
-                "nbytes": least.nbytes,
-                "bound_s": limit.seconds,
-                "limiter": limit.limiter,
-                "rel_error": errors,
-                "input_sets": len(sets),
-            }
-        )
+        for name, verdict in verdicts.items():
+            gate = (verdict.status if isinstance(verdict, Failure) else "ok" if verdict.ok else "wrong", verdict.reason)
+            yield measured(
+                op=w.op,
+                workload=record_name(w),
+                shape=w.shape(),
+                dtype=w.dtype,
+                backend=name,
+                policy=policy,
+                work=least,
+                limit=limit,
+                outcome=outcomes.get(name),
+                status=gate[0],
+                reason=gate[1],
+                unmeasured="not measured: it waits for the GPU, which no CUDA graph captures",
+                rel_error=getattr(verdict, "rel_error", None),
+                max_error=getattr(verdict, "max_error", None),
+                details={"transformers": transformers.__version__, "input_sets": len(sets)},
+                env=env,
+                run=run,
+            )
 
 
 def _judged(
     layer: Layer, wanted: Mapping[str, Any], inputs: Inputs, device: torch.device
-) -> tuple[dict[str, float], dict[str, str]]:
-    """By implementation: errors of those that are right, and why others are not."""
+) -> dict[str, Verdict | Failure]:
+    """What the gate says of each implementation."""
     truth = reference(layer, inputs)
     w = Workload(layer.model.name, "transformers", "experts", (("tokens", inputs[0].shape[0]),), "bf16")
-    errors, wrong = {}, {}
+    found: dict[str, Verdict | Failure] = {}
     for name, experts in wanted.items():
         rival = Rival(name, name != OURS, lambda *_: None, _binding(experts))
         tolerance = _OTHERS_BACKWARD if len(truth) > 1 and rival.peer else _TOLERANCE
         try:
-            verdict = judge(rival, w, inputs, truth, tolerance)
+            found[name] = judge(rival, w, inputs, truth, tolerance)
         except Exception as error:
             failure = failure_of(error, device)
             if failure.kind == "fatal":
                 raise RuntimeError(f"{name}: {failure.reason}") from error
-            wrong[name] = failure.reason
-        else:
-            if verdict.ok:
-                errors[name] = verdict.rel_error
-            else:
-                wrong[name] = f"wrong: {verdict.reason}"
+            found[name] = failure
         release(device)
-    return errors, wrong
+    return found
 
 
 def _binding(experts: Any) -> Callable[[Workload, Inputs], Callable[[], tuple[Tensor, ...]]]:

@@ -102,8 +102,8 @@ class Case:
 
 
 def make(job: Job, rank: int, world: int, device: torch.device, seed: int = 0) -> Case:
-    """Operands from seeds, sent to all ranks of the default group by whoever made them, so that all have the same bits;
-    routing is uniform, k distinct experts."""
+    """Operands from seeds; the rank that made them sends them to all ranks of the default group, so that all have the
+    same bits. Routing is uniform, k distinct experts."""
     s, tokens = job.size, job.tokens_of_rank(world)
     generator = torch.Generator(device).manual_seed(seed + rank)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import multiprocessing
 import os
 import sys
@@ -12,14 +11,14 @@ import time
 import traceback
 from collections import Counter
 from datetime import timedelta
-from pathlib import Path
+from functools import partial
 
 import torch
 import torch.distributed as dist
 
-from expertile.lab.parallel import lines
 from expertile.lab.parallel.run import Options, jobs, run
 from expertile.lab.parallel.team import Team
+from expertile.lab.race.record import append, read
 
 _COLLECTIVE_S = 60.0  # after which a collective is given up
 _LAST_S, _EXIT_S = 4.0, 1.5  # before the limit: nothing new is begun; a rank that still runs ends itself
@@ -48,7 +47,7 @@ def launch(options: Options, started: float | None = None) -> int:
     options.out.write_text("")
     with tempfile.TemporaryDirectory() as folder:
         codes = _ranks(world, options, folder, started)
-    statuses = _statuses(options.out)
+    statuses = Counter(record.status for record in read(options.out))
     print(f"{options.out}: {dict(statuses)}, ranks ended with {codes}", flush=True)
     return 0 if statuses["ok"] and not statuses["wrong"] + statuses["failed"] and not any(codes) else 1
 
@@ -72,14 +71,6 @@ def _ranks(world: int, options: Options, folder: str, started: float) -> list[in
             process.kill()
         process.join(5)
     return [process.exitcode for process in ranks]
-
-
-def _statuses(path: Path) -> Counter[str]:
-    found: Counter[str] = Counter()
-    for line in path.read_text(encoding="utf-8").splitlines():
-        part = json.loads(line)
-        found[part.get("status", part["part"])] += 1
-    return found
 
 
 def rank_main(rank: int, world: int, options: Options, folder: str, started: float) -> None:
@@ -117,5 +108,5 @@ def _measure(rank: int, world: int, options: Options, folder: str, started: floa
         device_id=device if gpu else None,
     )
     team = Team(rank, world, device, store, started, started + options.seconds - _LAST_S)
-    run(team, options, lines.writer(options.out) if rank == 0 else lambda line: None)
-    team.gather("done")  # nobody leaves, and takes the group along, before all are done
+    run(team, options, partial(append, options.out) if rank == 0 else lambda record: None)
+    team.gather("done")  # no rank leaves, and takes the group along, before all are done

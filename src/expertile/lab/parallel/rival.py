@@ -66,7 +66,7 @@ class Parts:
     products: Callable[[Tensor, Tensor, Tensor], Tensor] = products
 
     def compiled(self, x: Tensor, ids: Tensor, weights: Tensor) -> Parts:
-        """Each by torch.compile, for these tokens. All but `gated`, whose rows nobody knows yet, are compiled now:
+        """Each by torch.compile, for these tokens. All but `gated`, whose rows are not known yet, are compiled now:
         before any rank waits for another, and not on autograd's thread."""
         parts = Parts(**{f.name: torch.compile(getattr(self, f.name), dynamic=False) for f in fields(self)})
         with torch.no_grad():

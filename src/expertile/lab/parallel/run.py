@@ -13,8 +13,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from expertile.lab.parallel import lines
 from expertile.lab.parallel.case import FORWARD, SCALINGS, Case, Job, Size, make
+from expertile.lab.parallel.records import Emit, Records
 from expertile.lab.parallel.team import Call, Team
 from expertile.lab.parallel.ways import COMPILED, ONE_GPU, OURS, TORCH, Ready, Way, prepare
 
@@ -84,12 +84,12 @@ def ways(job: Job, options: Options) -> tuple[Way, ...]:
     return tuple(found)
 
 
-def run(team: Team, options: Options, emit: lines.Emit) -> None:
-    """All jobs, as far as the time goes. `emit` takes the lines on rank 0."""
-    emit(lines.environment(team))
+def run(team: Team, options: Options, emit: Emit) -> None:
+    """All jobs, as far as the time goes. `emit` takes the records on rank 0."""
+    records = Records(team, emit)
     for job in jobs(options):
         if team.leader_says(team.remaining() < _FOR_RACE * options.seconds):
-            emit(lines.skipped(job, "no time left"))
+            records.skipped(job, ways(job, options), "no time left")
             continue
         lost = False
         try:
@@ -101,22 +101,22 @@ def run(team: Team, options: Options, emit: lines.Emit) -> None:
             lost = _lost(team)
         said = team.gather([reason, lost])
         if any(reason for reason, _ in said):
-            emit(lines.skipped(job, "; ".join(r for r, _ in said if r)))
+            records.skipped(job, ways(job, options), "; ".join(r for r, _ in said if r))
         else:
-            lost = _race(team, options, case, emit)
+            lost = _race(team, options, case, records)
             del case
         if any(team.gather(lost or any(x for _, x in said))):
-            emit(lines.skipped(job, "a GPU no longer answers; the run ends"))
+            _progress(team, f"{job.size} {job.scaling}: a GPU no longer answers; the run ends")
             return
         gc.collect()
         if team.device.type == "cuda":
             torch.cuda.empty_cache()
 
 
-def _race(team: Team, options: Options, case: Case, emit: lines.Emit) -> bool:
-    """Prepare the ways of a job, time those that are right, and write their lines. Whether a GPU was lost.
+def _race(team: Team, options: Options, case: Case, records: Records) -> bool:
+    """Prepare the ways of a job, time those that are right, and make their records. Whether a GPU was lost.
 
-    An exception in the timing passes through, after the lines: the ranks are no longer in step.
+    An exception in the timing passes through, after the records: the ranks are no longer in step.
     """
     work = {gpus: case.work(gpus) for gpus in {1, case.world}}
     ready: dict[Way, list[dict[str, Any]]] = {}  # of each rank
@@ -124,7 +124,7 @@ def _race(team: Team, options: Options, case: Case, emit: lines.Emit) -> bool:
     for index, way in enumerate(ways(case.job, options)):
         share = _FOR_COMPILING if way.name == COMPILED else _FOR_MORE if index >= _ESSENTIAL else 0.0
         if team.leader_says(team.remaining() < share * options.seconds):
-            emit(lines.skipped(case.job, "no time left", str(way)))
+            records.skipped(case.job, [way], "no time left")
             continue
         found, lost = Ready(), False
         try:
@@ -137,7 +137,7 @@ def _race(team: Team, options: Options, case: Case, emit: lines.Emit) -> bool:
         _progress(team, f"{case.job.size} {case.job.scaling}: {way}: {found.reason or 'right'}")
         if any(part["lost"] for part in ready[way]):
             for w, parts in ready.items():
-                emit(lines.step(case, work, w, parts, {}))
+                records.step(case, work, w, parts, {})
             return True
         if not any(part["reason"] for part in ready[way]):
             calls |= {(str(way), *key): call for key, call in found.calls.items()}
@@ -152,15 +152,14 @@ def _race(team: Team, options: Options, case: Case, emit: lines.Emit) -> bool:
         )
     except Exception as error:
         for way, parts in ready.items():
-            emit(lines.step(case, work, way, parts, {}))
-        emit(lines.skipped(case.job, f"the race failed: {_said(error)}"))
+            records.step(case, work, way, parts, {}, f"the race failed: {_said(error)}")
         raise
     for nbytes in messages:
         if timing := timings.get(f"bandwidth|{nbytes}"):
-            emit(lines.bandwidth(case, nbytes // team.world * (team.world - 1), timing))
+            records.all_to_all(case, nbytes // team.world * (team.world - 1), timing)
     for way, parts in ready.items():
         of_way = {key[1:]: timings["|".join(key)] for key in calls if key[0] == str(way) and timings}
-        emit(lines.step(case, work, way, parts, of_way))
+        records.step(case, work, way, parts, of_way)
     _progress(team, f"{case.job.size} {case.job.scaling}: timed")
     return False
 

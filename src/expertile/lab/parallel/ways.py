@@ -1,7 +1,7 @@
 """Ways to compute a case, ready to be timed once their results are right.
 
-A way's calls have names (pass, kind): kind "step" is the whole; "compute" and "communication" are its parts, each
-alone (`replay`), for ours on several ranks. Every rank makes the same ways in the same order.
+A way's calls have names (pass, kind): kind "step" is the whole; "compute" and "communication" are its parts, each alone
+(`replay`), for ours on several ranks. Every rank makes the same ways in the same order.
 """
 
 from __future__ import annotations
@@ -36,9 +36,13 @@ class Way:
     fixed: bool = False
     graph: bool = False
 
+    @property
+    def backend(self) -> str:
+        """How records call it."""
+        return self.name + (f" {self.combine} {self.chunks}" + " fixed" * self.fixed if self.name == OURS else "")
+
     def __str__(self) -> str:
-        ours = f" {self.combine} {self.chunks}" + " fixed" * self.fixed if self.name == OURS else ""
-        return self.name + ours + " graph" * self.graph
+        return self.backend + " graph" * self.graph
 
 
 @dataclass

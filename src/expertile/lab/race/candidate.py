@@ -8,8 +8,8 @@ Two signatures are understood, told apart by the parameters:
     fn(group_A, group_B) -> list of tensors    one pair of 2-D matrices per group that has rows, one product
     each
 
-The list of products is what report-style grouped kernels compute; splitting the operands into views is part
-of the call, stacking the results is not. Results have the dtype of the operands.
+The list of products is what report-style grouped kernels compute; splitting the operands into views is part of the
+call, stacking the results is not. Results have the dtype of the operands.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ def candidate_name(spec: str) -> str:
 def load(spec: str) -> Backend:
     """Run the candidate's file and make its function a backend.
 
-    Raises ValueError with a message for the author: no such file or function, an exception during import
-    (named, with its line), or a signature that is neither of the two.
+    Raises ValueError with a message for the author: no such file or function, an exception during import (named, with
+    its line), or a signature that is neither of the two.
     """
     path, name = parse_spec(spec)
     module = _import(path)

@@ -1,9 +1,9 @@
 """Gates a user's candidate in a process of its own, so that a crash or a hang becomes a row and not a lost run.
 
-An illegal memory access poisons a CUDA context for good, and a deadlocked kernel never returns; neither
-reaches the process that measures. One child serves many workloads and is replaced when it dies. Requests go
-to its standard input (pickled; None asks whether the candidate could be loaded), answers come back as JSON
-lines through a pipe of their own, since candidates may print.
+An illegal memory access poisons a CUDA context for good, and a deadlocked kernel never returns; neither reaches the
+process that measures. One child serves many workloads and is replaced when it dies. Requests go to its standard input
+(pickled; None asks whether the candidate could be loaded), answers come back as JSON lines through a pipe of their own,
+since candidates may print.
 """
 
 from __future__ import annotations
@@ -121,9 +121,7 @@ class CandidateGate:
             raise ValueError(f"candidate {candidate_name(self.spec)} cannot be loaded: {why}")
 
     def check(self, workload: GroupedWorkload, seed: int) -> Verdict:
-        """The verdict on `workload`: the gate's own, or a failed one (`checked` 0) that says how the
-        candidate ended.
-        """
+        """The verdict on `workload`: the gate's, or a failed one (`checked` 0) that says how the candidate ended."""
         if self._unloadable:
             return _failed(self._unloadable)
         if self._child is None:

@@ -1,4 +1,4 @@
-"""One workload on one device, with everyone who computes it: gated one after another, and bound to inputs."""
+"""One workload on one device, with its candidates: gated one after another, and bound to inputs."""
 
 from __future__ import annotations
 
@@ -32,6 +32,14 @@ class Site:
 
     device: Device
     torch_device: torch.device
+
+    @staticmethod
+    def current(device: torch.device | str | None = None) -> Site:
+        """`device`, by default the current GPU or, without one, the CPU."""
+        found = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        if found.type == "cuda" and found.index is None:
+            found = torch.device("cuda", torch.cuda.current_device())
+        return Site(Device.current(found), found)
 
 
 @dataclass(frozen=True)
@@ -72,7 +80,9 @@ class Case:
     workload: Workload
     site: Site
     operator: Operator
-    policies: tuple[str, ...] = POLICIES  # wanted: who knows none of them is not even gated, which may take minutes
+    policies: tuple[str, ...] = (
+        POLICIES  # wanted: a rival that knows none of them is not even gated, which may take minutes
+    )
     all_configs: bool = False
 
     @property
@@ -88,7 +98,7 @@ class Case:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Everyone who is to have a record, the baselines last."""
+        """Of all that are to have a record, the baselines last."""
         return (*(r.name for r in (*self.operator.rivals, *self.operator.baselines)), COPY)
 
     @property
@@ -101,7 +111,7 @@ class Case:
         return int(2 * nbytes + 3 * _REFERENCE_ITEMSIZE / 2 * nbytes / itemsize)
 
     def candidates(self, names: Collection[str], seed: int) -> Iterator[Candidate]:
-        """Everyone in `names`, gated one after another on inputs of `seed`. May run out of memory."""
+        """The candidates of `names`, gated one after another on inputs of `seed`. May run out of memory."""
         operator, workload = self.operator, self.workload
         rivals = [r for r in (*operator.rivals, *operator.baselines) if r.name in names]
         # First those judged in processes of their own, which need the memory that the inputs would take.

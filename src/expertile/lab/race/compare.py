@@ -1,50 +1,51 @@
 """Compare two sets of records: faster, slower or tie, with confidence, and what was lost.
 
-Rows are matched by (op, workload, shape, dtype, backend, policy). Two runs differ in power, clocks and
-temperature, so the same kernel's time differs too; a row is therefore judged, where possible, relative to the
-speed of light of its own run: `dense` for rows that compute limits, `copy` for those that memory limits, in
-both runs on the same workload, dtype and policy. Without one the raw times are compared. Records of `copy` made before
-its ways were raced are of memcpy alone, which is no limit for many sizes: where a kernel was faster in the other run,
-they do not serve.
+Rows are matched by `Record.key`: operator, workload, shape, dtype, metric, policy and backend. Two runs differ in
+power, clocks and temperature, so the same kernel's time differs too. A time is therefore judged, where possible,
+relative to the speed of light of its own run: `dense` for rows that compute limits, `copy` for those that memory
+limits, in both runs on the same workload, dtype and policy. Without one the raw values are compared. Records of `copy`
+made before its ways were raced are of memcpy alone. That is no limit for many sizes: they do not serve where a kernel
+was faster in the other run.
 
-The speed-up is ln(t_old / t_new), minus the same of the normaliser. Each time's uncertainty is half its 95 %
-interval in the logarithm; those of independent measurements add in squares. A row is faster or slower only if
-the 95 % interval of the speed-up excludes 1 and the speed-up itself is at least `min_effect`; all else is a
-tie.
+The speed-up is ln(old / new), of tokens/s ln(new / old), minus the same of the normaliser. Each time's uncertainty is
+half its 95 % interval in the logarithm; those of independent measurements add in squares. Bytes are counted and have
+none; a time recorded without an interval is never faster or slower than another. A row is faster or slower (of bytes:
+less or more) only if the 95 % interval of the speed-up excludes 1 and the speed-up itself is at least `min_effect`; all
+else is a tie.
 
 What only one of the two measured at all, a workload under a policy, is no regression: it is counted apart. A backend
-that had a time there, and has none or no record now, is one.
+that had a value there, and has none or no record now, is one.
 """
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
 from rich.padding import Padding
 from rich.table import Table
 
-from expertile.lab.race.record import Record
+from expertile.lab.race.record import SECONDS, TOKENS_PER_S, Record
 
+Records = dict[tuple[str, ...], Record]
 SPEED_OF_LIGHT = ("dense", "copy")
 _WIDE = 130  # columns that one table of everything takes
 _NAMED = 4  # workloads named of those that only one side has
 _NORMALISER = {"compute": "dense", "memory": "copy", "unknown": "dense"}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Row:
-    """One matched row. Seconds; ratios are t_old / t_new, so above 1 means that new is faster.
+    """One matched row. `old` and `new` are in the unit of `metric`; ratios above 1 mean that new is better.
 
-    `speedup` is normalised by the record named in `normalised_by`, if any; `raw_speedup` never is. `verdict`
-    is "faster", "slower" or "tie" for two times; "missing" or "new" for a row that one side lacks; "broken"
-    (had a time, or was unsupported and is now wrong) or "fixed" (the reverse) when the status changed;
-    "untimed" if neither side has a time. `alone` marks a missing or new row whose workload the other side did not
-    measure at all.
+    `speedup` is normalised by the record named in `normalised_by`, if any; `raw_speedup` never is. `verdict` is
+    "faster", "slower" or "tie" for two values; "missing" or "new" for a row that one side lacks; "broken" (had a value,
+    or was unsupported and is now wrong) or "fixed" (the reverse) when the status changed; "untimed" if neither side has
+    one. `alone` marks a missing or new row whose workload the other side did not measure at all.
     """
 
     op: str
@@ -52,12 +53,13 @@ class Row:
     dtype: str
     backend: str
     policy: str
-    old_time_s: float | None
-    new_time_s: float | None
-    raw_speedup: float | None
-    speedup: float | None
-    ci95: tuple[float, float] | None
-    normalised_by: str
+    metric: str
+    old: float | None
+    new: float | None
+    raw_speedup: float | None = None
+    speedup: float | None = None
+    ci95: tuple[float, float] | None = None
+    normalised_by: str = ""
     verdict: str
     regression: bool
     reason: str
@@ -67,21 +69,21 @@ class Row:
 def compare(old: Iterable[Record], new: Iterable[Record], min_effect: float = 0.03) -> list[Row]:
     """Match and judge two sets of records, in the order of `old`, rows only `new` has last.
 
-    Where a set holds a row more than once, the last counts. `min_effect` is the smallest relative change that
-    counts (0.03 = 3 %). The speed-of-light records themselves are judged raw and are never a regression: they
-    say how the machines differ. Raises ValueError for a negative `min_effect`.
+    Where a set holds a row more than once, the last counts. `min_effect` is the smallest relative change that counts
+    (0.03 = 3 %). The speed-of-light records themselves are judged raw and are never a regression: they say how the
+    machines differ. Raises ValueError for a negative `min_effect`.
     """
     if not min_effect >= 0:
         raise ValueError(f"min_effect: expected 0 or more, got {min_effect!r}")
-    old_rows, new_rows = {_key(r): r for r in old}, {_key(r): r for r in new}
-    races = {_race(key) for key in old_rows} & {_race(key) for key in new_rows}
+    old_rows, new_rows = {r.key: r for r in old}, {r.key: r for r in new}
+    both = {key[:-1] for key in old_rows} & {key[:-1] for key in new_rows}  # all but the backend
     rows = []
     for key in [*old_rows, *(k for k in new_rows if k not in old_rows)]:
         before, after = old_rows.get(key), new_rows.get(key)
         if before is not None and after is not None and before.status == after.status == "ok":
             rows.append(_timed(before, after, old_rows, new_rows, min_effect))
         else:
-            rows.append(_untimed(before, after, alone=_race(key) not in races))
+            rows.append(_untimed(before, after, alone=key[:-1] not in both))
     return rows
 
 
@@ -135,7 +137,7 @@ def _label(row: Row) -> str:
 
 def _wide_table(rows: Sequence[Row]) -> Table:
     table = Table("workload", "dtype", "backend", "policy", box=None, pad_edge=False)
-    for column in ("old µs", "new µs", "raw", "speed-up", "95 %"):
+    for column in ("old", "new", "raw", "speed-up", "95 %"):
         table.add_column(column, justify="right")
     table.add_column("by")
     table.add_column("verdict")
@@ -145,8 +147,8 @@ def _wide_table(rows: Sequence[Row]) -> Table:
             row.dtype,
             escape(row.backend),
             row.policy,
-            _micros(row.old_time_s),
-            _micros(row.new_time_s),
+            _value(row.metric, row.old),
+            _value(row.metric, row.new),
             _ratio(row.raw_speedup),
             _ratio(row.speedup),
             _interval(row),
@@ -161,15 +163,15 @@ def _narrow_table(rows: Sequence[Row]) -> Table:
     """Rows of one workload in at most 80 columns; the reasons follow below."""
     table = Table(box=None, pad_edge=False, show_header=True, padding=(0, 1, 0, 0))
     table.add_column("  backend", width=17, overflow="fold")
-    for column, width in (("old µs", 10), ("new µs", 10), ("speed-up", 8), ("95 %", 11)):
+    for column, width in (("old", 12), ("new", 12), ("speed-up", 8), ("95 %", 11)):
         table.add_column(column, justify="right", width=width, no_wrap=True)
     table.add_column("verdict", ratio=1, overflow="fold")
     for row in rows:
         by = f" (by {row.normalised_by})" if row.normalised_by else ""
         table.add_row(
             f"  {escape(row.backend)}",
-            _micros(row.old_time_s),
-            _micros(row.new_time_s),
+            _value(row.metric, row.old),
+            _value(row.metric, row.new),
             _ratio(row.speedup),
             _interval(row),
             row.verdict + by,
@@ -205,24 +207,11 @@ def _summary(rows: Sequence[Row]) -> str:
     return f"{verdict}: {parts}" + (f"; geometric mean speed-up {mean:.3f} over {len(timed)} rows" if mean else "")
 
 
-_Key = tuple[str, str, str, str, str, str]
-
-
-def _key(record: Record, backend: str | None = None) -> _Key:
-    shape = json.dumps(record.shape, sort_keys=True)
-    return (record.op, record.workload, shape, record.dtype, backend or record.backend, record.policy)
-
-
-def _race(key: _Key) -> tuple[str, ...]:
-    """What its rivals have in common: all of `key` but the backend."""
-    return (*key[:4], key[5])
-
-
-def _timed(before: Record, after: Record, old: dict[_Key, Record], new: dict[_Key, Record], min_effect: float) -> Row:
+def _timed(before: Record, after: Record, old: Records, new: Records, min_effect: float) -> Row:
     raw = _log_ratio(before, after)
     central, width, by = raw[0], raw[1] ** 2, ""
     light = before.backend in SPEED_OF_LIGHT
-    if not light:
+    if not light and before.metric == SECONDS:
         name = _NORMALISER[before.limiter]
         norm_before, norm_after = _same_run(before, name, old), _same_run(after, name, new)
         if norm_before is not None and norm_after is not None and _alike(norm_before, norm_after):
@@ -236,77 +225,48 @@ def _timed(before: Record, after: Record, old: dict[_Key, Record], new: dict[_Ke
         verdict = "faster"
     elif high < 0 and central <= -least:
         verdict = "slower"
-    reason = "" if dict(before.config) == dict(after.config) else "another config"
     return _row(
         before,
-        before.time_s,
-        after.time_s,
-        math.exp(raw[0]),
-        math.exp(central),
-        (math.exp(low), math.exp(high)),
-        by,
-        verdict,
-        verdict == "slower" and not light,
-        reason,
+        before,
+        after,
+        raw_speedup=math.exp(raw[0]),
+        speedup=math.exp(central),
+        ci95=(math.exp(low), math.exp(high)) if math.isfinite(half_width) else None,
+        normalised_by=by,
+        verdict=verdict,
+        regression=verdict == "slower" and not light,
+        reason="" if dict(before.config) == dict(after.config) else "another config",
     )
 
 
 def _untimed(before: Record | None, after: Record | None, alone: bool) -> Row:
-    """Rows of which one side, or both, has no time that counts."""
-    times = (_time(before), _time(after))
+    """Rows of which one side, or both, has no value that counts."""
+    record = after or before
+    assert record is not None
+    reason = f"{record.status}: {record.reason}"
     if after is None:
-        assert before is not None
-        lost = before.status == "ok" and before.backend not in SPEED_OF_LIGHT and not alone
-        why = "workload not in the new records" if alone else "not in the new records"
-        return _row(before, *times, None, None, None, "", "missing", lost, why, alone)
-    if before is None:
-        return _row(after, *times, None, None, None, "", "new", False, after.reason, alone)
-    if before.status == "ok" or (before.status != "wrong" and after.status == "wrong"):
-        return _row(after, *times, None, None, None, "", "broken", True, f"{after.status}: {after.reason}")
-    if after.status == "ok":
-        return _row(after, *times, None, None, None, "", "fixed", False, f"was {before.status}: {before.reason}")
-    return _row(after, *times, None, None, None, "", "untimed", False, f"{after.status}: {after.reason}")
+        lost = record.status == "ok" and record.backend not in SPEED_OF_LIGHT and not alone
+        verdict, reason = "missing", "workload not in the new records" if alone else "not in the new records"
+    elif before is None:
+        verdict, lost, reason = "new", False, record.reason
+    elif before.status == "ok" or (before.status != "wrong" and after.status == "wrong"):
+        verdict, lost = "broken", True
+    elif after.status == "ok":
+        verdict, lost, reason = "fixed", False, f"was {before.status}: {before.reason}"
+    else:
+        verdict, lost = "untimed", False
+    return _row(record, before, after, verdict=verdict, regression=lost, reason=reason, alone=alone)
 
 
-def _row(
-    record: Record,
-    old_time_s: float | None,
-    new_time_s: float | None,
-    raw_speedup: float | None,
-    speedup: float | None,
-    ci95: tuple[float, float] | None,
-    normalised_by: str,
-    verdict: str,
-    regression: bool,
-    reason: str,
-    alone: bool = False,
-) -> Row:
-    return Row(
-        record.op,
-        record.workload,
-        record.dtype,
-        record.backend,
-        record.policy,
-        old_time_s,
-        new_time_s,
-        raw_speedup,
-        speedup,
-        ci95,
-        normalised_by,
-        verdict,
-        regression,
-        reason,
-        alone,
-    )
+def _row(record: Record, before: Record | None, after: Record | None, **more: Any) -> Row:
+    old, new = (r.value if r is not None and r.status == "ok" else None for r in (before, after))
+    same = {name: getattr(record, name) for name in ("op", "workload", "dtype", "backend", "policy", "metric")}
+    return Row(**same, old=old, new=new, **more)
 
 
-def _time(record: Record | None) -> float | None:
-    return record.time_s if record is not None and record.status == "ok" else None
-
-
-def _same_run(record: Record, backend: str, records: dict[_Key, Record]) -> Record | None:
+def _same_run(record: Record, backend: str, records: Records) -> Record | None:
     """The speed-of-light record beside `record`, if it was timed in the same run."""
-    found = records.get(_key(record, backend))
+    found = records.get((*record.key[:-1], backend))
     return found if found is not None and found.status == "ok" and found.run == record.run else None
 
 
@@ -317,20 +277,29 @@ def _alike(before: Record, after: Record) -> bool:
 
 
 def _log_ratio(before: Record, after: Record) -> tuple[float, float]:
-    """ln(t_before / t_after) and half the width of its 95 % interval."""
-    assert before.time_s is not None and after.time_s is not None
-    return math.log(before.time_s / after.time_s), math.hypot(_log_half_width(before), _log_half_width(after))
+    """By how much `after` is better, in the logarithm, and half the width of that figure's 95 % interval."""
+    assert before.value is not None and after.value is not None
+    ratio = math.log(before.value / after.value) if before.value and after.value else 0.0
+    half_width = math.hypot(_log_half_width(before), _log_half_width(after))
+    return -ratio if before.metric == TOKENS_PER_S else ratio, half_width
 
 
 def _log_half_width(record: Record) -> float:
-    """Half the 95 % interval of ln(time): the larger side, for intervals of medians are not symmetric."""
-    assert record.time_s is not None and record.ci95_s is not None
-    low, high = record.ci95_s
-    return max(math.log(record.time_s / low) if low > 0 else math.inf, math.log(high / record.time_s), 0.0)
+    """Half the 95 % interval in the logarithm: the larger side, for intervals of medians are not symmetric."""
+    if record.ci95 is None:
+        return 0.0 if record.metric.endswith("bytes") else math.inf
+    assert record.value is not None
+    low, high = record.ci95
+    return max(math.log(record.value / low) if low > 0 else math.inf, math.log(high / record.value), 0.0)
 
 
-def _micros(time_s: float | None) -> str:
-    return "" if time_s is None else f"{time_s * 1e6:.2f}"
+def _value(metric: str, value: float | None) -> str:
+    """With its unit: µs, MiB or tokens/s."""
+    if value is None:
+        return ""
+    if metric == SECONDS:
+        return f"{value * 1e6:.2f} µs"
+    return f"{value:.0f} {metric}" if metric == TOKENS_PER_S else f"{value / 2**20:.2f} MiB"
 
 
 def _ratio(value: float | None) -> str:

@@ -5,9 +5,9 @@ outputs' sizes is filled with NaN in between, so that an element that is never w
 can write into a given tensor is first given one full of NaN, and what lies past offs[-1] must still be NaN afterwards.
 Two figures decide; of several outputs, or several calls, the worst counts:
 
-rel_error = ||out - ref||_F / ||ref||_F finds a systematic fault (a wrong accumulator, a swapped group);
-max_error finds a single wrong element among millions. It is max |out - ref| / max |ref|; in a result that is compared
-block by block |out - ref| / (|ref| + rms(ref of the block)).
+rel_error = ||out - ref||_F / ||ref||_F finds a systematic fault (a wrong accumulator, a swapped group); max_error finds
+a single wrong element among millions. It is max |out - ref| / max |ref|; in a result that is compared block by block
+|out - ref| / (|ref| + rms(ref of the block)).
 """
 
 from __future__ import annotations
@@ -164,7 +164,7 @@ def judge_calls(
             first = compare(outputs, reference, tolerance)
         if not first.ok:
             return first
-        # The allocator hands this memory to whoever next asks for as much: an unwritten element shows as NaN.
+        # The allocator hands this memory to the next call that asks for as much: an unwritten element shows as NaN.
         poison = [torch.full_like(x, math.nan) for x in outputs if x.is_floating_point()]
         del outputs, poison
         second = compare(call(), reference, tolerance)

@@ -1,12 +1,12 @@
-"""The three nouns of a bench: a workload, those who compute it, and the operator that says what counts as right.
+"""The three nouns of a bench: a workload, its rivals, and the operator that says what counts as right.
 
 A family of operators is one file of `lab/operators` that exports
 
     OPERATORS: tuple[Operator, ...]                                       forward and backward are two operators
     PRESETS: Mapping[str, Callable[[], tuple[Workload, ...]]]           preset name -> its workloads
 
-Two families may hold parts of one preset ("rows"); the parts are joined. A forward and a backward pass of the same
-dims are two workloads, and names are unique within a preset ("8192x8192-fp32", "8192x8192-fp32-backward").
+Two families may hold parts of one preset ("rows"); the parts are joined. A forward and a backward pass of the same dims
+are two workloads, and names are unique within a preset ("8192x8192-fp32", "8192x8192-fp32-backward").
 """
 
 from __future__ import annotations
@@ -128,9 +128,9 @@ class Rival:
       binds once to each of several sets of inputs.
     - `graph`: whether that call can be captured in a CUDA graph; if not, it is measured eagerly alone.
     - `peak_nbytes(workload)`: by formula, the bytes that one call allocates on a GPU at its peak, outputs included;
-      None where nobody worked it out. `race/memory.py` sets it beside what was measured.
-    - `reference`, `work`, `tolerance`: as the operator's, for one who computes something else on the same inputs: the
-      same product from operands rounded in another way, or a baseline.
+      None where there is no formula. `race/memory.py` sets it beside what was measured.
+    - `reference`, `work`, `tolerance`: as the operator's, for a rival that computes something else on the same inputs:
+      the same product from operands rounded in another way, or a baseline.
     - `config`: what the record shows. `configs(workload, device)`: the same rival once with each of its configs, the
       default first.
     - `bind_on_host`: `bind` for a CUDA graph, where the call needs the group sizes on the host and is given them; the
@@ -158,14 +158,14 @@ class Rival:
 
 @dataclass(frozen=True)
 class Operator:
-    """What an operator computes, and everyone who does.
+    """What an operator computes, and its rivals.
 
     - `make_inputs(workload, device, seed)`: fresh random inputs, the same for the same seed and device.
     - `reference(workload, inputs)`: what must come out, in float32 or float64, one tensor for each output.
     - `work(workload)`: useful FLOPs; bytes count each input once and each output once.
     - `tolerance(workload)`: (relative Frobenius error, largest error of an element relative to the reference's
       largest entry) that a right result stays within.
-    - `baselines`: speed-of-light rows that nobody has to beat, such as "dense": one product of the same rows.
+    - `baselines`: speed-of-light rows that no rival has to beat, such as "dense": one product of the same rows.
     - `memory_nbytes(workload)`: what gating needs, where a multiple of `work`'s bytes is far off.
     - `set_nbytes(workload)`: what one set of inputs and outputs occupies, where `work` counts less.
     - `gate_inputs`: as `make_inputs`, with more than a call may read or write, such as rows past the last group.

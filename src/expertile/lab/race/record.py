@@ -1,18 +1,21 @@
-"""Record: one measured (or refused) figure, and the JSONL files that hold them.
+"""Record: one figure of one backend, measured or refused, and the JSONL files that hold such figures.
 
 One line of JSON for each record, with exactly these keys (seconds, bytes, FLOPs):
 
-    {"op", "workload", "shape": {…}, "dtype", "backend", "config", "policy": "graph"|"eager",
-     "time_s", "ci95_s": [lo, hi], "flops", "nbytes", "tflops", "gbps", "bound_s", "limiter",
-     "rel_error", "max_error", "status": "ok"|"wrong"|"refused"|"unsupported"|"failed", "reason",
+    {"op", "workload", "shape": {…}, "dtype", "backend", "config": {…}, "policy": "graph"|"eager",
+     "metric": "seconds"|"peak_bytes"|"moved_bytes"|"tokens/s", "value", "ci95": [lo, hi], "bound", "limiter",
+     "flops", "nbytes", "rel_error", "max_error",
+     "status": "ok"|"wrong"|"refused"|"unsupported"|"failed", "reason", "details": {…},
      "env": {"gpu", "driver", "torch", "triton", "expertile", "commit", "sm_clock_mhz", "power_w", "throttle"},
      "run", "date"}
 
-Records made before expertile named its commit have no "commit".
+`value`, `ci95` and `bound` are in the unit of `metric`: the time of a call, the memory that it allocates at its peak,
+the bytes that it moves as counted, the tokens in a second. `details` holds what one kind of measurement adds: the bytes
+of each kernel, the formula beside a peak of memory, versions of other packages. Records made before expertile named its
+commit have no "commit".
 
-Files are `results/<gpu-slug>/<date>-<preset>.jsonl`; those that end in `-memory.jsonl` belong to `memory.py`. An
-installed package has them compressed (`.jsonl.xz`), and every reader takes them so.
-Records of one `run` may be compared with each other; those of two runs only through `compare.py`.
+Files are `results/<gpu-slug>/<date>-<preset>.jsonl`. An installed package has them compressed (`.jsonl.xz`), and every
+reader takes them so. Records of one `run` may be compared with each other; those of two runs only through `compare.py`.
 """
 
 from __future__ import annotations
@@ -22,10 +25,10 @@ import lzma
 import math
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from expertile.lab.measure.env import Env, check_number, check_text, timestamp, with_clocks
 from expertile.roofline import Bound, Work
@@ -33,22 +36,23 @@ from expertile.roofline import Bound, Work
 if TYPE_CHECKING:  # the build of the package reads this file, without torch
     from expertile.lab.measure.interleaved import Outcome
 
-MEMORY_SUFFIX = "-memory.jsonl"  # of files that hold `memory.MemoryRecord`s instead
+SECONDS, PEAK_BYTES, MOVED_BYTES, TOKENS_PER_S = METRICS = ("seconds", "peak_bytes", "moved_bytes", "tokens/s")
 STATUSES = ("ok", "wrong", "refused", "unsupported", "failed")
 POLICIES = ("graph", "eager")
 LIMITERS = ("compute", "memory", "unknown")
+_UNSHOWN = re.compile("tune|auto|moe|moe-(memory|stages|routing)|parallel-.*|traffic|transformers")  # presets
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Record:
-    """One backend on one workload under one policy. See the module for the keys.
+    """One figure of one backend on one workload under one policy. See the module for the keys.
 
-    Only status "ok" has a time that counts: it needs `time_s`, `ci95_s`, `tflops`, `gbps` (which must follow
-    from `flops`, `nbytes` and `time_s`) and no `time_s` below `bound_s`. "refused" may keep the time that was
-    refused; the others have none: "wrong" computed something else, "unsupported" says that it can't or meets a limit
-    of the device, "failed" raised an exception, crashed or hung. All but "ok" need a `reason`. A `rel_error` or
-    `max_error` that is not finite is kept as None, since JSON has no such number. Raises ValueError naming
-    the key, what was expected and what came.
+    Only status "ok" has a value that counts, and that value is never better than `bound`. "refused" may keep the value
+    that was refused; the others have none: "wrong" computed something else, "unsupported" says that it can't or meets a
+    limit of the device, "failed" raised an exception, crashed or hung. All but "ok" need a `reason`. `ci95` is the 95 %
+    interval of a median; None for what was counted once. Where the limit is not known, `bound` is 0 and `limiter`
+    "unknown". A `rel_error` or `max_error` that is not finite is kept as None, since JSON has no such number. Raises
+    ValueError naming the key, what was expected and what came.
     """
 
     op: str
@@ -56,20 +60,20 @@ class Record:
     shape: Mapping[str, Any] = field(hash=False)
     dtype: str
     backend: str
-    config: Mapping[str, Any] = field(hash=False)
+    config: Mapping[str, Any] = field(default_factory=dict, hash=False)
     policy: str
-    time_s: float | None
-    ci95_s: tuple[float, float] | None
-    flops: float
-    nbytes: float
-    tflops: float | None
-    gbps: float | None
-    bound_s: float
-    limiter: str
-    rel_error: float | None
-    max_error: float | None
-    status: str
-    reason: str
+    metric: str = SECONDS
+    value: float | None = None
+    ci95: tuple[float, float] | None = None
+    bound: float = 0.0
+    limiter: str = "unknown"
+    flops: float = 0.0
+    nbytes: float = 0.0
+    rel_error: float | None = None
+    max_error: float | None = None
+    status: str = "ok"
+    reason: str = ""
+    details: Mapping[str, Any] = field(default_factory=dict, hash=False)
     env: Env
     run: str
     date: str
@@ -77,17 +81,17 @@ class Record:
     def __post_init__(self) -> None:
         for name in ("op", "workload", "dtype", "backend", "run"):
             check_text(name, getattr(self, name))
-        for name in ("shape", "config"):
+        for name in ("shape", "config", "details"):
             if not isinstance(getattr(self, name), Mapping):
                 raise ValueError(f"{name}: expected an object, got {getattr(self, name)!r}")
-        _choice("policy", self.policy, POLICIES)
-        _choice("limiter", self.limiter, LIMITERS)
-        _choice("status", self.status, STATUSES)
+        for name, known in (("policy", POLICIES), ("metric", METRICS), ("limiter", LIMITERS), ("status", STATUSES)):
+            if getattr(self, name) not in known:
+                raise ValueError(f"{name}: expected one of {', '.join(known)}, got {getattr(self, name)!r}")
         if not isinstance(self.date, str) or not re.match(r"\d{4}-\d{2}-\d{2}(T|$)", self.date):
             raise ValueError(f"date: expected an ISO 8601 date or time, got {self.date!r}")
         if not isinstance(self.env, Env):
             raise ValueError(f"env: expected an Env, got {self.env!r}")
-        for name in ("flops", "nbytes", "bound_s"):
+        for name in ("flops", "nbytes", "bound"):
             check_number(name, getattr(self, name))
         for name in ("rel_error", "max_error"):
             value = getattr(self, name)
@@ -95,37 +99,66 @@ class Record:
                 object.__setattr__(self, name, None)
             else:
                 check_number(name, value, optional=True)
-        if self.ci95_s is not None:
-            object.__setattr__(self, "ci95_s", _interval(self.ci95_s))
+        if self.ci95 is not None:
+            object.__setattr__(self, "ci95", _interval(self.ci95))
         if not isinstance(self.reason, str):
             raise ValueError(f"reason: expected a string, got {self.reason!r}")
-        self._check_status()
+        self._check_value()
 
-    def _check_status(self) -> None:
+    def _check_value(self) -> None:
         if self.status != "ok" and not self.reason:
             raise ValueError(f"reason: expected why the status is {self.status!r}, got ''")
-        if self.status in ("wrong", "unsupported", "failed") and self.time_s is not None:
-            raise ValueError(f"time_s: expected none for status {self.status!r}, got {self.time_s!r}")
-        if self.status == "ok" and (self.time_s is None or self.ci95_s is None):
-            raise ValueError(f"time_s, ci95_s: expected both for status 'ok', got {self.time_s!r}, {self.ci95_s!r}")
-        if self.time_s is None:
-            for name in ("ci95_s", "tflops", "gbps"):
-                if getattr(self, name) is not None:
-                    raise ValueError(f"{name}: expected none without time_s, got {getattr(self, name)!r}")
+        if self.status in ("wrong", "unsupported", "failed") and self.value is not None:
+            raise ValueError(f"value: expected none for status {self.status!r}, got {self.value!r}")
+        if self.status == "ok" and self.value is None:
+            raise ValueError("value: expected one for status 'ok', got None")
+        if self.value is None:
+            if self.ci95 is not None:
+                raise ValueError(f"ci95: expected none without a value, got {self.ci95!r}")
             return
-        check_number("time_s", self.time_s)
-        if self.time_s <= 0:
-            raise ValueError(f"time_s: expected more than 0, got {self.time_s!r}")
-        if self.status == "ok" and self.time_s < self.bound_s:
+        check_number("value", self.value)
+        if self.value == 0 and not self.metric.endswith("bytes"):
+            raise ValueError(f"value: expected more than 0 {self.metric}, got {self.value!r}")
+        if self.status == "ok" and self.bound and self.better(self.value, self.bound):
             raise ValueError(
-                f"status: expected 'refused', since time_s {self.time_s:.4g} is below bound_s "
-                f"{self.bound_s:.4g}, a measuring error; got 'ok'"
+                f"status: expected 'refused', since value {self.value:.4g} is better than bound {self.bound:.4g} "
+                f"({self.metric}), a measuring error; got 'ok'"
             )
-        for name, expected in zip(("tflops", "gbps"), rates(self.flops, self.nbytes, self.time_s), strict=True):
-            value = getattr(self, name)
-            check_number(name, value)
-            if not math.isclose(value, expected, rel_tol=1e-3, abs_tol=1e-9):
-                raise ValueError(f"{name}: expected {expected:.6g} from flops, nbytes and time_s, got {value!r}")
+
+    def better(self, value: float, than: float) -> bool:
+        """Whether one value of this metric is better than another: less of all but tokens/s."""
+        return value > than if self.metric == TOKENS_PER_S else value < than
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        """What makes two records figures of the same thing; the last of it is the backend."""
+        shape = json.dumps(self.shape, sort_keys=True)
+        return (self.op, self.workload, shape, self.dtype, self.metric, self.policy, self.backend)
+
+    @property
+    def time_s(self) -> float | None:
+        """The value in seconds; None for another metric."""
+        return self.value if self.metric == SECONDS else None
+
+    @property
+    def ci95_s(self) -> tuple[float, float] | None:
+        """The 95 % interval of `time_s`."""
+        return self.ci95 if self.metric == SECONDS else None
+
+    @property
+    def bound_s(self) -> float:
+        """The least seconds; 0 where they are not known, and for another metric."""
+        return self.bound if self.metric == SECONDS else 0.0
+
+    @property
+    def tflops(self) -> float | None:
+        """TFLOP/s of useful work; None without a time."""
+        return self.flops / self.time_s / 1e12 if self.time_s else None
+
+    @property
+    def gbps(self) -> float | None:
+        """GB/s of useful bytes; None without a time."""
+        return self.nbytes / self.time_s / 1e9 if self.time_s else None
 
     def to_json(self) -> str:
         """One line of JSON, keys in the order of the fields, without a newline."""
@@ -134,7 +167,7 @@ class Record:
     @staticmethod
     def from_json(line: str) -> Record:
         """Parse and validate one line. Raises ValueError naming the key, what was expected and what came."""
-        return Record(**object_of(line, [f.name for f in fields(Record)]))
+        return Record(**_object_of(line, [f.name for f in fields(Record)]))
 
 
 def measured(
@@ -152,12 +185,11 @@ def measured(
 
     `unmeasured` is the reason of a right backend without an outcome; `fields` are the record's other keys.
     """
-    time_s = ci95_s = tflops = gbps = None
+    value = ci95 = None
     from expertile.lab.measure.interleaved import Measurement
 
     if isinstance(outcome, Measurement):
-        time_s, ci95_s, env = outcome.time_s, outcome.ci95_s, with_clocks(env, outcome.clocks)
-        tflops, gbps = rates(work.flops, work.nbytes, time_s)
+        value, ci95, env = outcome.time_s, outcome.ci95_s, with_clocks(env, outcome.clocks)
         if refused := replace(outcome, bound_s=limit.seconds).refused:
             status, reason = "refused", refused
     elif outcome is not None:
@@ -165,13 +197,11 @@ def measured(
     elif status == "ok":
         status, reason = "unsupported", unmeasured
     return Record(
-        time_s=time_s,
-        ci95_s=ci95_s,
+        value=value,
+        ci95=ci95,
         flops=work.flops,
         nbytes=work.nbytes,
-        tflops=tflops,
-        gbps=gbps,
-        bound_s=limit.seconds,
+        bound=limit.seconds,
         limiter=limit.limiter,
         status=status,
         reason=reason,
@@ -181,21 +211,7 @@ def measured(
     )
 
 
-def rates(flops: float, nbytes: float, time_s: float) -> tuple[float, float]:
-    """(TFLOP/s, GB/s) of work done in `time_s` seconds."""
-    return flops / time_s / 1e12, nbytes / time_s / 1e9
-
-
-class Line(Protocol):
-    """What stands on one line of a JSONL file: a `Record`, or a `memory.MemoryRecord`."""
-
-    def to_json(self) -> str: ...
-
-
-L = TypeVar("L", bound=Line)
-
-
-def append(path: str | Path, *records: Line) -> None:
+def append(path: str | Path, *records: Record) -> None:
     """Append records, each line in one write, so that an interruption leaves whole lines or none.
 
     Folders are made as needed. A last line that an earlier interruption cut short is removed first.
@@ -215,13 +231,7 @@ def append(path: str | Path, *records: Line) -> None:
 
 
 def read(path: str | Path) -> list[Record]:
-    """The records of a file, in order; see `read_lines`."""
-    return read_lines(path, Record.from_json)
-
-
-def read_lines(path: str | Path, parse: Callable[[str], L]) -> list[L]:
-    """The lines of a file, parsed, in order. A last line without a newline, cut short by an interruption, is left
-    out.
+    """The records of a file, in order, without a last line that an interruption cut short.
 
     Raises ValueError naming file and line, FileNotFoundError if there is no such file.
     """
@@ -238,13 +248,13 @@ def read_lines(path: str | Path, parse: Callable[[str], L]) -> list[L]:
         if not line.strip():
             continue
         try:
-            records.append(parse(line))
+            records.append(Record.from_json(line))
         except ValueError as error:
             raise ValueError(f"{path}:{number}: {error}") from None
     return records
 
 
-def object_of(line: str, keys: Iterable[str]) -> dict[str, Any]:
+def _object_of(line: str, keys: Iterable[str]) -> dict[str, Any]:
     """The JSON object on `line`, with exactly `keys` and under "env" an `Env`. ValueError says what is wrong."""
     try:
         data = json.loads(line)
@@ -266,8 +276,7 @@ def results_path(slug: str, preset: str, date: str, root: str | Path = "results"
 
 
 def shipped_root() -> Path:
-    """Where the records that come with the package lie: `results/` of a source checkout, else of the
-    installed package.
+    """Where the records that come with the package lie: `results/` of a source checkout, else of the installed package.
 
     The folder need not exist.
     """
@@ -277,23 +286,19 @@ def shipped_root() -> Path:
 
 
 def record_files(root: str | Path | None = None) -> tuple[Path, ...]:
-    """All files of times under `root` (the shipped ones by default), sorted; those of memory are not among them."""
+    """All files of records under `root` (the shipped ones by default), sorted."""
     root = shipped_root() if root is None else Path(root)
-    return tuple(path for path in sorted(root.glob("*/*.jsonl*")) if not of_memory(path))
-
-
-def of_memory(path: Path) -> bool:
-    """Whether a file holds records of memory, by its name."""
-    return path.name.removesuffix(".xz").endswith(MEMORY_SUFFIX)
+    return tuple(sorted(root.glob("*/*.jsonl*")))
 
 
 def shown_files(root: str | Path | None = None) -> tuple[Path, ...]:
     """What commands show, and a wheel brings, of the shipped records: of each GPU the newest file of each preset.
 
-    Those of memory are among them. Those of `expertile tune` are not: their problems are drawn to fill a table.
+    Those of `expertile tune` are not among them, whose problems are drawn to fill a table, nor those of which a page of
+    the documentation shows every figure.
     """
     newest = _newest(shipped_root() if root is None else Path(root))
-    return tuple(path for (_, preset), path in newest.items() if preset not in ("tune", "auto"))
+    return tuple(path for (_, preset), path in newest.items() if not _UNSHOWN.fullmatch(preset))
 
 
 def shipped_files(preset: str, slug: str | None = None, root: str | Path | None = None) -> tuple[Path, ...]:
@@ -303,7 +308,7 @@ def shipped_files(preset: str, slug: str | None = None, root: str | Path | None 
 
 
 def _newest(root: Path) -> dict[tuple[str, str], Path]:
-    """The newest file of times or of memory by (slug of the GPU, preset), sorted."""
+    """The newest file by (slug of the GPU, preset), sorted."""
     newest = {}
     for path in sorted(root.glob("*/????-??-??-*.jsonl*")):
         newest[path.parent.name, path.name.split(".")[0][len("2026-01-01-") :]] = path
@@ -333,17 +338,12 @@ def _exact_keys(where: str, data: Mapping[str, Any], expected: Iterable[str]) ->
         raise ValueError(f"{where}{unknown[0]}: unknown key; expected {', '.join(expected)}")
 
 
-def _choice(name: str, value: Any, known: tuple[str, ...]) -> None:
-    if value not in known:
-        raise ValueError(f"{name}: expected one of {', '.join(known)}, got {value!r}")
-
-
 def _interval(value: Any) -> tuple[float, float]:
     if not isinstance(value, list | tuple) or len(value) != 2:
-        raise ValueError(f"ci95_s: expected [lo, hi], got {value!r}")
+        raise ValueError(f"ci95: expected [lo, hi], got {value!r}")
     low, high = value
-    check_number("ci95_s[0]", low)
-    check_number("ci95_s[1]", high)
+    check_number("ci95[0]", low)
+    check_number("ci95[1]", high)
     if low > high:
-        raise ValueError(f"ci95_s: expected lo <= hi, got {list(value)!r}")
+        raise ValueError(f"ci95: expected lo <= hi, got {list(value)!r}")
     return low, high

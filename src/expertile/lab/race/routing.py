@@ -1,7 +1,6 @@
 """How tokens are spread over experts: distributions by name, drawn from a seed, or read from a file.
 
-With T tokens, E experts and top-k, every token chooses k distinct experts, so the rows of all experts sum to
-T·k.
+With T tokens, E experts and top-k, every token chooses k distinct experts, so the rows of all experts sum to T·k.
 
 | spec                | rows of each expert, or choice of token t                                            |
 |---------------------|--------------------------------------------------------------------------------------|
@@ -15,12 +14,11 @@ T·k.
 | `half-empty`        | `uniform` over half of the experts (at least k); the others get nothing              |
 | `FILE.json`, `.npz` | real counts or top-k ids for each layer; see `routing_file.py`                       |
 
-Which expert has which rank in `zipf`, takes all, or is empty, is a permutation drawn from the seed. `skewed`
-is the "token routing simulation" of the benchmark behind report 003 (benchmark/moe_grouped_gemm/routing.py:
-logits ln(1 / (e + 1)) + 0.5·randn, then top-k), so its ranks are the expert indices. With 128 experts and
-top-8 it sends almost every token to the same few experts. Drawing without replacement uses the Gumbel top-k
-trick (Kool, van Hoof, Welling, ICML 2019): the k largest of ln p_e + Gumbel noise. It flattens the shares
-when k approaches E.
+Which expert has which rank in `zipf`, takes all, or is empty, is a permutation drawn from the seed. `skewed` is the
+"token routing simulation" of the benchmark behind report 003 (benchmark/moe_grouped_gemm/routing.py): logits of
+-ln(e + 1) + 0.5·randn, then top-k, so its ranks are the expert indices. With 128 experts and top-8 it sends almost
+every token to the same few experts. Drawing without replacement uses the Gumbel top-k trick (Kool, van Hoof, Welling,
+ICML 2019): the k largest of ln p_e + Gumbel noise. It flattens the shares when k approaches E.
 """
 
 from __future__ import annotations
@@ -56,8 +54,8 @@ class Routing:
 class Draw:
     """Rows of each expert, and how they came about.
 
-    `label` holds the spec, tokens, top-k and seed, or the file and layer. `layer` is the name of the layer in
-    a routing file, otherwise empty.
+    `label` holds the spec, tokens, top-k and seed, or the file and layer. `layer` is the name of the layer in a routing
+    file, otherwise empty.
     """
 
     label: str
@@ -106,8 +104,8 @@ def usage() -> tuple[str, ...]:
 def draw(routing: Routing | str, tokens: int, num_experts: int, top_k: int = 1, seed: int = 0) -> tuple[Draw, ...]:
     """Rows of each expert: one draw of a distribution, or one for each layer of a routing file.
 
-    A file states its own tokens and top-k; `num_experts` must be that of the file. Raises ValueError
-    otherwise, and for top_k not in 1 … num_experts or tokens < 0.
+    A file states its own tokens and top-k; `num_experts` must be that of the file. Raises ValueError otherwise, and for
+    top_k not in 1 … num_experts or tokens < 0.
     """
     routing = parse_routing(routing) if isinstance(routing, str) else routing
     if routing.file is not None:
@@ -130,8 +128,8 @@ def draw(routing: Routing | str, tokens: int, num_experts: int, top_k: int = 1, 
 def topk_ids(routing: Routing | str, tokens: int, num_experts: int, top_k: int = 1, seed: int = 0) -> NDArray[np.int32]:
     """The experts that each token chooses, [tokens, top_k] int32, distinct within a token.
 
-    The rows of each expert are those of `draw` with the same arguments. Raises ValueError as `draw` does, and
-    for a routing file (whose ids are in its layers).
+    The rows of each expert are those of `draw` with the same arguments. Raises ValueError as `draw` does, and for a
+    routing file (whose ids are in its layers).
     """
     routing = parse_routing(routing) if isinstance(routing, str) else routing
     if routing.file is not None:
@@ -162,8 +160,8 @@ def _check(tokens: int, num_experts: int, top_k: int) -> None:
 def _spread(counts: NDArray[np.int64], tokens: int, top_k: int) -> NDArray[np.int32]:
     """Top-k ids [tokens, top_k] with exactly these counts, none of which exceeds `tokens`.
 
-    Token t takes places t, t + T, t + 2T … of the experts laid end to end; no expert fills more than T places
-    in a row, so a token's ids differ.
+    Token t takes places t, t + T, t + 2T … of the experts laid end to end; no expert fills more than T places in a row,
+    so a token's ids differ.
     """
     return np.repeat(np.arange(len(counts), dtype=np.int32), counts).reshape(top_k, tokens).T
 

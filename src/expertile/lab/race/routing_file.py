@@ -6,11 +6,11 @@ JSON, one object:
      "layers": [{"name": "model.layers.0", "counts": [1842, 2341, 1756, 2103, 1987, 2254, 1881, 2220]},
                 {"name": "model.layers.1", "topk_ids": [[3, 5], [0, 3], [7, 1]]}]}
 
-`counts` holds the rows of each expert; `topk_ids` the experts chosen by each token, distinct within a token.
-A layer has one of the two. `name` may be left out (it becomes the layer's index).
+`counts` holds the rows of each expert; `topk_ids` the experts chosen by each token, distinct within a token. A layer
+has one of the two. `name` may be left out (it becomes the layer's index).
 
-`.npz`, for many tokens: a scalar `num_experts`, and for each layer one integer array named `counts/<layer>`
-[E] or `topk_ids/<layer>` [T, k].
+`.npz`, for many tokens: a scalar `num_experts`, and for each layer one integer array named `counts/<layer>` [E] or
+`topk_ids/<layer>` [T, k].
 """
 
 from __future__ import annotations
@@ -46,8 +46,7 @@ class RoutingFile:
 def read_routing_file(path: str | Path) -> RoutingFile:
     """Read and validate a routing file.
 
-    Raises ValueError naming the file, the field, what was expected and what came; FileNotFoundError if there
-    is none.
+    Raises ValueError naming the file, the field, what was expected and what came; FileNotFoundError if there is none.
     """
     path = Path(path)
     if path.suffix not in SUFFIXES:

@@ -49,8 +49,8 @@ def pick_configs(
 ) -> tuple[list[Candidate], dict[int, int]]:
     """Screen candidates that share a name (configs of one backend) in a short measurement.
 
-    Returns those that go on, the default (the first) of each name and the fastest other where that is faster,
-    and baselines in all their ways, in order; and by `id` of those others how many configs were tried.
+    Returns those that go on, the default (the first) of each name and the fastest other where that is faster, and
+    baselines in all their ways, in order; and by `id` of those others how many configs were tried.
     """
     keep: list[Candidate] = []
     tried: dict[int, int] = {}

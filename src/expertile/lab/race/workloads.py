@@ -1,7 +1,7 @@
 """Grouped products to measure: exact shapes, dtype and rows per group, and no tensor inside.
 
 The dimensions follow `Problem` (ops/grouped_mm/problem.py): `m`, `n`, `k` are per-group sizes, and the ragged one is
-the total over all groups. Presets of workloads are in `presets.py`.
+the total over all groups. Presets of workloads are in `bench/presets.py`.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ class GroupedWorkload(Workload):
     | RAGGED_N | [G, m, k]   | [k, n]      | [m, n]     | columns of each group   | n             |
     | BATCHED  | [G, m, k]   | [G, k, n]   | [G, m, n]  | m of each group, equal  | –             |
 
-    `dtype` is "bf16", "fp16", "fp32" or "fp8" (e4m3, bfloat16 out). `routing` says how the rows were
-    distributed, with the seed. A workload with a reason in `unsupported` is listed and never run.
-    Raises ValueError naming the field, what was expected and what came.
+    `dtype` is "bf16", "fp16", "fp32" or "fp8" (e4m3, bfloat16 out). `routing` says how the rows were distributed, with
+    the seed. A workload with a reason in `unsupported` is listed and never run. Raises ValueError naming the field,
+    what was expected and what came.
     """
 
     op: str = "grouped_mm"
@@ -198,8 +198,8 @@ def wgrad(name: str, preset: str, sizes: Sequence[int], m: int, n: int, dtype: s
 def memory_refusal(workload: GroupedWorkload, device: Device, sets: int = 1, spare: float = 0.1) -> str | None:
     """The reason why `workload` does not fit on `device`, or None.
 
-    `sets` operand sets with one result each must fit, leaving the share `spare` of the memory free for what
-    backends allocate (padding, workspaces). A device of unknown size refuses nothing.
+    `sets` operand sets with one result each must fit, leaving the share `spare` of the memory free for what backends
+    allocate (padding, workspaces). A device of unknown size refuses nothing.
     """
     if device.memory_bytes <= 0:
         return None

@@ -1,7 +1,7 @@
 """Who won: rows of one run sorted into contests, one per workload and policy.
 
-A tie is two times whose 95 % intervals overlap or that differ by less than 1 %; calling the smaller of them
-"faster" would be reporting noise. Rows of different runs never meet in a contest: clocks and temperature differ.
+A tie is two times whose 95 % intervals overlap or that differ by less than 1 %; calling the smaller of them "faster"
+would be reporting noise. Rows of different runs never meet in a contest: clocks and temperature differ.
 """
 
 from __future__ import annotations
@@ -72,8 +72,8 @@ class Contest:
     def share(self, row: Row) -> float | None:
         """The part of the bound that `row` reaches.
 
-        A baseline is held against this workload's bound, not its own, and only where it is the speed of light:
-        `dense` where compute limits (it reads one weight only), `copy` where memory does (it multiplies nothing).
+        A baseline is held against this workload's bound, not its own, and only where it is the speed of light: `dense`
+        where compute limits (it reads one weight only), `copy` where memory does (it multiplies nothing).
         """
         if not row.is_baseline:
             return row.share

@@ -1,7 +1,7 @@
 """Charts of one preset under one policy, as plotly figure dictionaries: share of the bound, and time.
 
-Colours that depend on the page's theme are tokens ("@fg", "@muted", "@grid", "@bg"), replaced in the browser.
-Workload names stand above their rows, inside the plot, so that long names cost no width on a phone.
+Colours that depend on the page's theme are tokens ("@fg", "@muted", "@grid", "@bg"), replaced in the browser. Workload
+names stand above their rows, inside the plot, so that long names cost no width on a phone.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from expertile.lab.report.units import micros, percent, rate, short, spread, tim
 Figure = dict[str, Any]
 
 _LINE = 19  # pixels per line of bars or text
-_MOST_BARS = 130  # more would be a chart nobody scrolls through; dots on one line per workload instead
+_MOST_BARS = 130  # more would be too long to scroll through; dots on one line per workload instead
 _LABEL_CHARS = 46
 _PITCH = 2.2  # lines per workload in a chart of dots: its name, its dots, and air
 

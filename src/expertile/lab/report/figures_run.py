@@ -185,8 +185,8 @@ def _scaling(members: Sequence[tuple[int, Contest]]) -> Figure:
 def launch_figure(costs: Mapping[str, Sequence[tuple[Contest, float]]]) -> Figure | None:
     """`costs` (of `verdict.overhead`) in µs: a dot per workload, a stroke at the median. None where there are none.
 
-    The axis is logarithmic, since a loop over groups costs a hundred times a single launch; what is not measurably
-    more than zero stands at its left end.
+    The axis is logarithmic, since a loop over groups costs a hundred times a single launch; what is not measurably more
+    than zero stands at its left end.
     """
     if not costs:
         return None

@@ -1,4 +1,4 @@
-"""Peak memory against a length, from memory records: a chart, the words beside it, and docs pages kept up to date.
+"""Peak memory against a length, from records: a chart, the words beside it, and docs pages kept up to date.
 
     records -> memory_charts: one for each operator and dtype over the one dimension that varies
             -> memory_svg: {"memory-attention": "<svg …>", …}; memory_text: Markdown; update_docs: both in docs/
@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from expertile.lab.race.memory import MemoryRecord
+from expertile.lab.race.memory import FORMULA
+from expertile.lab.race.record import PEAK_BYTES, Record
 from expertile.lab.report.markers import filled
 from expertile.lab.report.palette import styles
 from expertile.lab.report.svg import Series, curves
@@ -36,7 +37,7 @@ class MemoryChart:
     dtype: str
     x: str
     fixed: tuple[tuple[str, Any], ...]
-    points: Mapping[str, tuple[MemoryRecord, ...]]
+    points: Mapping[str, tuple[Record, ...]]
 
     @property
     def title(self) -> str:
@@ -44,17 +45,17 @@ class MemoryChart:
         return ", ".join([self.op, self.dtype, *(f"{name} {value}" for name, value in self.fixed)])
 
     @property
-    def first(self) -> MemoryRecord:
+    def first(self) -> Record:
         return next(iter(self.points.values()))[0]
 
     def measured(self, backend: str) -> tuple[tuple[float, float], ...]:
         """(x, peak in MiB) of a backend."""
-        return tuple((float(r.shape[self.x]), r.peak_nbytes / _MIB) for r in self.points[backend] if r.peak_nbytes)
+        return tuple((float(r.shape[self.x]), r.value / _MIB) for r in self.points[backend] if r.value)
 
     def formula(self, backend: str) -> tuple[tuple[float, float], ...]:
         """(x, formula in MiB) of a backend."""
         rows = self.points[backend]
-        return tuple((float(r.shape[self.x]), r.formula_nbytes / _MIB) for r in rows if r.formula_nbytes)
+        return tuple((float(r.shape[self.x]), r.details[FORMULA] / _MIB) for r in rows if r.details.get(FORMULA))
 
     def power(self, backend: str) -> float | None:
         """The exponent by which the peak grows between the largest two lengths measured; 1 is linear, 2 quadratic."""
@@ -65,15 +66,16 @@ class MemoryChart:
         return math.log(y1 / y0) / math.log(x1 / x0)
 
 
-def memory_charts(records: Iterable[MemoryRecord]) -> list[MemoryChart]:
-    """A chart for each run, operator, dtype and set of fixed dimensions that has `LEAST_POINTS` lengths or more."""
-    families: dict[tuple[str, str, str], list[MemoryRecord]] = {}
-    for record in records:
+def memory_charts(records: Iterable[Record]) -> list[MemoryChart]:
+    """Of the records of peak memory: a chart for each run, operator, dtype and set of fixed dimensions that has
+    `LEAST_POINTS` lengths or more."""
+    families: dict[tuple[str, str, str], list[Record]] = {}
+    for record in (r for r in records if r.metric == PEAK_BYTES):
         families.setdefault((record.run, record.op, record.dtype), []).append(record)
     return [chart for family in families.values() for chart in _charts(family)]
 
 
-def memory_svg(records: Iterable[MemoryRecord]) -> dict[str, str]:
+def memory_svg(records: Iterable[Record]) -> dict[str, str]:
     """SVG figures by name, "memory-<operator>" and a number where an operator has several."""
     found: dict[str, str] = {}
     for chart in memory_charts(records):
@@ -84,7 +86,7 @@ def memory_svg(records: Iterable[MemoryRecord]) -> dict[str, str]:
     return found
 
 
-def memory_text(records: Iterable[MemoryRecord]) -> str:
+def memory_text(records: Iterable[Record]) -> str:
     """Markdown: every figure with how the peaks grow, and a table. Empty where nothing makes a chart."""
     records = list(records)
     parts = []
@@ -96,7 +98,7 @@ def memory_text(records: Iterable[MemoryRecord]) -> str:
     return "\n\n".join(parts)
 
 
-def update_docs(path: str | Path, records: Iterable[MemoryRecord], check: bool = False) -> bool:
+def update_docs(path: str | Path, records: Iterable[Record], check: bool = False) -> bool:
     """Writes the figures to `figures/` beside the document at `path`, and the text between its markers
     `<!-- expertile:memory -->` and `<!-- /expertile:memory -->`; all else stays as it is.
 
@@ -140,17 +142,17 @@ def sentences(chart: MemoryChart) -> list[str]:
                 f"`{backend}`: {significant(y0)} MiB at {chart.x} {x0:g}, {significant(y1)} MiB at {x1:g}; at the end "
                 f"it grows as {chart.x} to the power {power:.2f}"
             )
-            ratios = [r.peak_nbytes / r.formula_nbytes for r in rows if r.peak_nbytes and r.formula_nbytes]
+            ratios = [r.value / r.details[FORMULA] for r in rows if r.value and r.details.get(FORMULA)]
             if ratios:
                 text += f"; {min(ratios):.2f} to {max(ratios):.2f} times its formula"
             said.append(f"{text}.")
-        failed = [r for r in rows if r.peak_nbytes is None]
+        failed = [r for r in rows if r.value is None]
         if failed:
             said.append(f"`{backend}` fails from {chart.x} {failed[0].shape[chart.x]} on: {cell(failed[0].reason)}.")
     return said
 
 
-def _charts(family: Sequence[MemoryRecord]) -> list[MemoryChart]:
+def _charts(family: Sequence[Record]) -> list[MemoryChart]:
     """Charts of one run, operator and dtype."""
     names = list(dict.fromkeys(name for record in family for name in record.shape))
     covered = {name: _groups(family, name) for name in names}
@@ -158,11 +160,11 @@ def _charts(family: Sequence[MemoryRecord]) -> list[MemoryChart]:
     return [_chart(group, x, names) for group in covered.get(x, [])]
 
 
-def _groups(family: Sequence[MemoryRecord], x: str) -> list[list[MemoryRecord]]:
+def _groups(family: Sequence[Record], x: str) -> list[list[Record]]:
     """Records that differ in dimension `x` (and those always equal to it, as the two lengths of self-attention) and in
     nothing else, at least `LEAST_POINTS` values of it."""
     twins = _twins(family, x)
-    groups: dict[str, list[MemoryRecord]] = {}
+    groups: dict[str, list[Record]] = {}
     for record in family:
         value = record.shape.get(x)
         if isinstance(value, int) and not isinstance(value, bool) and value > 0:
@@ -171,14 +173,14 @@ def _groups(family: Sequence[MemoryRecord], x: str) -> list[list[MemoryRecord]]:
     return [group for group in groups.values() if len({r.shape[x] for r in group}) >= LEAST_POINTS]
 
 
-def _twins(records: Sequence[MemoryRecord], x: str) -> set[str]:
+def _twins(records: Sequence[Record], x: str) -> set[str]:
     """`x` and the dimensions that have its value in every record."""
     names = {name for record in records for name in record.shape}
     return {name for name in names if all(record.shape.get(name) == record.shape.get(x) for record in records)}
 
 
-def _chart(group: Sequence[MemoryRecord], x: str, names: Sequence[str]) -> MemoryChart:
-    points: dict[str, dict[int, MemoryRecord]] = {}
+def _chart(group: Sequence[Record], x: str, names: Sequence[str]) -> MemoryChart:
+    points: dict[str, dict[int, Record]] = {}
     for record in group:
         points.setdefault(record.backend, {})[record.shape[x]] = record
     first = group[0]
@@ -195,7 +197,7 @@ def _table(chart: MemoryChart) -> str:
     return markdown_table([f"{chart.x}, MiB", *(f"`{cell(backend)}`" for backend in chart.points)], body)
 
 
-def _cell_of(record: MemoryRecord | None) -> str:
+def _cell_of(record: Record | None) -> str:
     if record is None:
         return MISSING
-    return "fails" if record.peak_nbytes is None else significant(record.peak_nbytes / _MIB)
+    return "fails" if record.value is None else significant(record.value / _MIB)

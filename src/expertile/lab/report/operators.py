@@ -14,7 +14,7 @@ GROUPED_OPS = ("grouped_mm",)
 
 
 AUTO = "expertile-auto"
-"""What a user gets who names no backend. It may choose another's kernel, so it counts neither as ours nor as theirs."""
+"""What a user gets without naming a backend. It may choose a kernel of others, so it is neither ours nor theirs."""
 
 
 def is_ours(row: Row) -> bool:

@@ -9,7 +9,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from expertile.lab.race.memory import MemoryRecord
+from expertile.lab.race.record import Record
 from expertile.lab.report import sections
 from expertile.lab.report.contest import Run, runs
 from expertile.lab.report.palette import styles
@@ -23,22 +23,23 @@ _POLICY_BUTTONS = (("graph", "Graph"), ("eager", "Eager"), ("both", "Side by sid
 def html(
     records: Iterable[Any],
     path: str | Path,
-    shipped: Iterable[Any] | None = None,
-    memory: Iterable[MemoryRecord] = (),
+    shipped: Iterable[Any] = (),
 ) -> Path:
     """Writes the report on `records` to `path` (folders are made) and returns it.
 
-    `records` and `shipped` hold Record objects or mappings with the record's JSON keys. Every run has its own
-    section; runs never share a chart. Runs of `shipped` follow under "Recorded elsewhere", each chart labelled with
-    the GPU and date. Charts of `memory` stand before them. The file needs no network: plotly's script is inlined once.
+    `records` and `shipped` hold Record objects or mappings with the record's JSON keys. Every run has its own section;
+    runs never share a chart. Runs of `shipped` follow under "Recorded elsewhere", each chart labelled with the GPU and
+    date. Charts of peak memory stand before them. The file needs no network: plotly's script is inlined once.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(_page(runs(records), runs(shipped or ()), list(memory)), encoding="utf-8")
+    records, shipped = list(records), list(shipped)
+    memory = [record for record in (*records, *shipped) if isinstance(record, Record)]
+    path.write_text(_page(runs(records), runs(shipped), memory), encoding="utf-8")
     return path
 
 
-def _page(here: Sequence[Run], shipped: Sequence[Run], memory: Sequence[MemoryRecord]) -> str:
+def _page(here: Sequence[Run], shipped: Sequence[Run], memory: Sequence[Record]) -> str:
     from plotly.offline import get_plotlyjs  # a third of a second; only a report needs it
 
     shipped = [run for run in shipped if run.name not in {own.name for own in here}]

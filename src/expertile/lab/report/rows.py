@@ -1,7 +1,7 @@
 """The reader's side of a record: JSON lines or Record objects become plain, comparable rows.
 
-A report must also open files written by other versions and other people, so nothing here trusts a value:
-a missing or malformed number becomes None and is shown as missing.
+A report must also open files written by other versions and other people, so nothing here trusts a value: a missing or
+malformed number becomes None and is shown as missing.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
+
+from expertile.lab.race.record import SECONDS
 
 BASELINES = ("dense", "copy")
 """Deliberately wrong backends: the same rows against one weight, and the same bytes moved. Never rivals."""
@@ -134,18 +136,23 @@ class Row:
 
 
 def rows(records: Iterable[Any]) -> tuple[Row, ...]:
-    """Rows of `records`: mappings with the record's JSON keys, or objects with attributes of those names."""
-    return tuple(record if isinstance(record, Row) else _row(record) for record in records)
+    """Rows of those of `records` that are times: mappings with the record's JSON keys, or objects with attributes of
+    those names."""
+    found = (record if isinstance(record, Row) else _row(record) for record in records)
+    return tuple(row for row in found if row is not None)
 
 
-def _row(record: Any) -> Row:
+def _row(record: Any) -> Row | None:
     def get(name: str) -> Any:
         return record.get(name) if isinstance(record, Mapping) else getattr(record, name, None)
+
+    if get("metric") != SECONDS:
+        return None
 
     def number(name: str, positive: bool = True) -> float | None:
         return _number(get(name), positive)
 
-    time_s, flops, nbytes = number("time_s"), number("flops", False), number("nbytes", False)
+    time_s, flops, nbytes = number("value"), number("flops", False), number("nbytes", False)
     return Row(
         op=_text(get("op")),
         workload=_text(get("workload")) or "unnamed",
@@ -155,12 +162,12 @@ def _row(record: Any) -> Row:
         config=config_text(get("config")),
         policy=_text(get("policy")) or "eager",
         time_s=time_s,
-        ci95_s=_interval(get("ci95_s")),
+        ci95_s=_interval(get("ci95")),
         flops=flops,
         nbytes=nbytes,
-        tflops=flops / time_s / 1e12 if flops is not None and time_s else number("tflops", False),
-        gbps=nbytes / time_s / 1e9 if nbytes is not None and time_s else number("gbps", False),
-        bound_s=number("bound_s"),
+        tflops=flops / time_s / 1e12 if flops is not None and time_s else None,
+        gbps=nbytes / time_s / 1e9 if nbytes is not None and time_s else None,
+        bound_s=number("bound"),
         limiter=_text(get("limiter")) or "unknown",
         rel_error=number("rel_error", False),
         max_error=number("max_error", False),

@@ -10,7 +10,7 @@ from html import escape
 from statistics import geometric_mean, median
 from typing import Any
 
-from expertile.lab.race.memory import MemoryRecord
+from expertile.lab.race.record import Record
 from expertile.lab.report.contest import Contest, Run
 from expertile.lab.report.figures import Figure, share_figure, time_figure
 from expertile.lab.report.figures_run import growth_figures, launch_figure, roofline_figure, roofs, scaling_figures
@@ -122,7 +122,7 @@ def preset(run: Run, name: str, figures: Figures, label: str) -> str:
     )
 
 
-def memory(records: Sequence[MemoryRecord]) -> str:
+def memory(records: Sequence[Record]) -> str:
     """Peak memory against length, with what is seen; empty where nothing makes a chart."""
     charts = [c for c in memory_charts(records) if any(c.measured(backend) for backend in c.points)]
     body = "".join(_memory_chart(chart) for chart in charts)

@@ -54,8 +54,8 @@ def table(records: Iterable[Any], shipped: Iterable[Any] | None = None) -> Resul
     """A renderable for `rich.console.Console.print`, per run one table of all workloads and backends.
 
     Columns per policy: time in µs, the rate that limits (TFLOP/s or TB/s), share of the bound, and time over the best
-    time ("=" marks a tie with the best). `shipped` records of the same workloads follow as panels labelled
-    "recorded on <gpu>, <date>, not on this machine": beside where the console is wide enough, below where not.
+    time ("=" marks a tie with the best). `shipped` records of the same workloads follow as panels labelled "recorded on
+    <gpu>, <date>, not on this machine": beside where the console is wide enough, below where not.
     """
     return ResultTable(runs(records), runs(shipped or ()))
 

@@ -28,8 +28,8 @@ def verdict(records: Iterable[Any]) -> list[str]:
     """Plain-language findings, run by run, most important first.
 
     `records` are Record objects or mappings with the record's JSON keys. Says per policy which backend is fastest on
-    how many workloads and by what geometric mean, how much of the bound is reached, which workloads are ties, what
-    was wrong, failed, was refused or unsupported and why, what a launch costs, and whether the machine was throttled.
+    how many workloads and by what geometric mean, how much of the bound is reached, which workloads are ties, what was
+    wrong, failed, was refused or unsupported and why, what a launch costs, and whether the machine was throttled.
     """
     found = runs(records)
     if not found:
@@ -97,7 +97,7 @@ def _lead(policy: str, contests: Sequence[Contest]) -> Sentence:
     raced = [contest for contest in contests if len(contest.ranked) > 1]
     if not raced:
         names = listed(sorted({contest.ranked[0].backend for contest in alone}))
-        return Sentence("lead", f"{where}only {names} ran, so there is nobody to be faster than.")
+        return Sentence("lead", f"{where}only {names} ran, so there is nothing to be faster than.")
     won: dict[str, list[Contest]] = {}
     for contest in raced:
         if contest.winner:

@@ -2,8 +2,8 @@
 
 The scores of all heads are B * H * Lq * Lk elements: what every way but a fused kernel writes to memory and reads back.
 torch's ways as of PyTorch 2.11: `_scaled_dot_product_attention_math` and `_safe_softmax` in
-aten/src/ATen/native/transformers/attention.cpp; FlashAttention 2 in
-aten/src/ATen/native/transformers/cuda/flash_attn (forward kernel; backward: dot_do_o, dq_dk_dv, convert_dq).
+aten/src/ATen/native/transformers/attention.cpp; FlashAttention 2 in aten/src/ATen/native/transformers/cuda/flash_attn
+(forward kernel; backward: dot_do_o, dq_dk_dv, convert_dq).
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from expertile.device import Device
-from expertile.lab.race.record import Record, of_memory, read, shown_files
+from expertile.lab.race.record import Record, read, shown_files
 from expertile.lab.traffic import formulas
 from expertile.lab.traffic.grouped import grouped_ways
 from expertile.lab.traffic.model import OURS, Subject, Way
@@ -80,8 +80,8 @@ def _explained(
 
 
 def shipped() -> list[Record]:
-    """The shipped records of times that commands show."""
-    return [r for path in shown_files() if not of_memory(path) for r in read(path)]
+    """The shipped records that commands show."""
+    return [r for path in shown_files() for r in read(path)]
 
 
 def achieved(subject: Subject, device: Device, records: Iterable[Record]) -> tuple[Achieved, ...]:

@@ -1,7 +1,7 @@
 """Traffic of a grouped matrix product with ragged rows: a [M, K] times the weights b [G, K, N] of the rows' groups.
 
-Weights of groups without rows are not read. torch's kernel as of PyTorch 2.11: aten/src/ATen/native/cuda/GroupMM.cu
-(a kernel that writes the problems' addresses, and CUTLASS's grouped GEMM).
+Weights of groups without rows are not read. torch's kernel as of PyTorch 2.11: aten/src/ATen/native/cuda/GroupMM.cu (a
+kernel that writes the problems' addresses, and CUTLASS's grouped GEMM).
 """
 
 from __future__ import annotations

@@ -1,25 +1,21 @@
 """Traffic as counted on a GPU, beside the formula: one record for each way of a subject.
 
-One line of JSON: {"op", "shape", "dtype", "way", "read", "written", "l2_read", "l2_written", "time_s", "launches",
-"kernels", "model_read", "model_written", "model_again", "model_launches", "reason", "env", "run", "date"}. Bytes;
-`kernels` holds [name, read, written] of every launch; all figures are null, with a `reason`, where nothing was counted.
-Files: `results/<gpu-slug>/traffic/<date>.jsonl`.
+The record's value is the bytes read from and written to memory. Its details: "read", "written", "l2_read",
+"l2_written", "time_s", "launches" as counted; "kernels", [name, read, written] of every launch; "model_read",
+"model_written", "model_again", "model_launches" by formula. Figures that were not counted are null.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from expertile.device import Device
 from expertile.lab.measure.env import Env, timestamp
 from expertile.lab.measure.environment import capture_env, new_run_id
-from expertile.lab.race.record import append, object_of, read_lines, shipped_root
+from expertile.lab.race.record import MOVED_BYTES, Record, append
 from expertile.lab.traffic import ncu
 from expertile.lab.traffic.child import encode
 from expertile.lab.traffic.model import Subject, Way
@@ -30,48 +26,6 @@ _CHILD = "expertile.lab.traffic.child"
 NO_GPU = "there is no CUDA GPU here"
 
 
-@dataclass(frozen=True)
-class TrafficRecord:
-    """Bytes of one way of one subject, counted and by formula. Raises ValueError naming the key."""
-
-    op: str
-    shape: dict[str, Any] = field(hash=False)
-    dtype: str
-    way: str
-    read: float | None
-    written: float | None
-    l2_read: float | None
-    l2_written: float | None
-    time_s: float | None
-    launches: int | None
-    kernels: tuple[tuple[str, float | None, float | None], ...]
-    model_read: float
-    model_written: float
-    model_again: float
-    model_launches: int
-    reason: str
-    env: Env
-    run: str
-    date: str
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "kernels", tuple(tuple(kernel) for kernel in self.kernels))
-        for name in ("op", "dtype", "way", "run", "date"):
-            if not isinstance(getattr(self, name), str) or not getattr(self, name):
-                raise ValueError(f"{name}: expected a non-empty string, got {getattr(self, name)!r}")
-        if bool(self.kernels) == bool(self.reason):
-            raise ValueError(f"reason: expected one where no kernel was counted, and only there, got {self.reason!r}")
-
-    def to_json(self) -> str:
-        """One line of JSON, without a newline."""
-        return json.dumps(asdict(self), ensure_ascii=False, allow_nan=False)
-
-    @staticmethod
-    def from_json(line: str) -> TrafficRecord:
-        """Parse and validate one line."""
-        return TrafficRecord(**object_of(line, [f.name for f in fields(TrafficRecord)]))
-
-
 def measure(
     subject: Subject,
     ways: Iterable[Way],
@@ -79,7 +33,7 @@ def measure(
     run: str,
     profiler: Profiler = ncu.profile,
     has_gpu: bool | None = None,
-) -> Iterator[TrafficRecord]:
+) -> Iterator[Record]:
     """Count every way that can be run; after the first that ncu may not count, the others get the same reason."""
     has_gpu = torch.cuda.is_available() if has_gpu is None else has_gpu
     refused = "" if has_gpu else NO_GPU
@@ -98,45 +52,38 @@ def collect(cases: Iterable[tuple[Subject, Sequence[Way]]], path: str | Path, pr
     for subject, ways in cases:
         for record in measure(subject, ways, env, run, profiler):
             append(path, record)
-            counted += bool(record.kernels)
+            counted += record.status == "ok"
     return counted
 
 
-def read_traffic(path: str | Path) -> list[TrafficRecord]:
-    """The records of a file, as `record.read` reads others."""
-    return read_lines(path, TrafficRecord.from_json)
-
-
-def traffic_path(slug: str, date: str, root: str | Path = "results") -> Path:
-    """`root`/<gpu-slug>/traffic/<date>.jsonl; `date` is an ISO date or time, of which the day counts."""
-    return Path(root) / slug / "traffic" / f"{date[:10]}.jsonl"
-
-
-def shipped_traffic(slug: str, root: str | Path | None = None) -> tuple[TrafficRecord, ...]:
-    """The newest shipped file of a GPU; nothing if there is none."""
-    files = sorted(((shipped_root() if root is None else Path(root)) / slug / "traffic").glob("????-??-??.jsonl"))
-    return tuple(read_traffic(files[-1])) if files else ()
-
-
-def _record(subject: Subject, way: Way, found: ncu.Profile, env: Env, run: str) -> TrafficRecord:
+def _record(subject: Subject, way: Way, found: ncu.Profile, env: Env, run: str) -> Record:
     kernels = found.kernels
-    return TrafficRecord(
+    read, written = _total([k.read for k in kernels]), _total([k.written for k in kernels])
+    value = None if read is None or written is None else read + written
+    return Record(
         op=subject.op,
+        workload=f"traffic/{subject.op}-" + "x".join(str(value) for _, value in subject.dims),
         shape=dict(subject.dims),
         dtype=subject.dtype,
-        way=way.name,
-        read=_total([k.read for k in kernels]),
-        written=_total([k.written for k in kernels]),
-        l2_read=_total([k.l2_read for k in kernels]),
-        l2_written=_total([k.l2_written for k in kernels]),
-        time_s=_total([k.time_s for k in kernels]),
-        launches=len(kernels) or None,
-        kernels=tuple((k.name, k.read, k.written) for k in kernels),
-        model_read=way.read,
-        model_written=way.written,
-        model_again=way.again,
-        model_launches=way.launches,
-        reason=found.reason or ("" if kernels else "ncu counted nothing"),
+        backend=way.name,
+        policy="eager",
+        metric=MOVED_BYTES,
+        value=value,
+        status="unsupported" if value is None else "ok",
+        reason="" if value is not None else found.reason or "ncu counted nothing",
+        details={
+            "read": read,
+            "written": written,
+            "l2_read": _total([k.l2_read for k in kernels]),
+            "l2_written": _total([k.l2_written for k in kernels]),
+            "time_s": _total([k.time_s for k in kernels]),
+            "launches": len(kernels) or None,
+            "kernels": [[k.name, k.read, k.written] for k in kernels],
+            "model_read": way.read,
+            "model_written": way.written,
+            "model_again": way.again,
+            "model_launches": way.launches,
+        },
         env=env,
         run=run,
         date=timestamp(),

@@ -28,6 +28,8 @@ def grouped_mm(
     config: Any = None,
     check: bool = False,
     batch_invariant: bool = False,
+    out: torch.Tensor | None = None,
+    accumulate: bool = False,
 ) -> torch.Tensor:
     """`expertile.grouped_mm`, which says what the arguments are, where b is a tensor."""
     if batch_invariant and isinstance(b, torch.Tensor) and b.dim() == 2:
@@ -35,6 +37,8 @@ def grouped_mm(
     if not (isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor)) or bias is not None:
         _require_tensors(a=a, b=b, bias=bias)
     kind = "cuda" if a.is_cuda else a.device.type
+    if out is not None or accumulate:
+        out_dtype = _given_out(a, b, offs, bias, out, accumulate, out_dtype)
     if kind != "meta" and torch.is_autocast_enabled(kind):
         a, b, bias = _autocast(a, b, bias)
     if traced(a):
@@ -43,6 +47,9 @@ def grouped_mm(
         if a.is_meta:  # no value to look at, but the shapes
             Problem.from_descriptions(described(a), described(b), described(offs), described(bias), out_dtype)
         return operator(a, b, offs, bias, out_dtype, backend, batch_invariant)
+    if out is not None:
+        request = Request(backend, config, batch_invariant)
+        return forward(a, b, offs=offs, bias=bias, out_dtype=out_dtype, request=request, out=out, accumulate=accumulate)
     if check and kind == "cuda":  # on a CPU the values of offs are always checked
         Problem.from_tensors(a, b, offs, bias, out_dtype, check=True)
     product: Any = forward
@@ -74,6 +81,35 @@ def _require_tensors(**arguments: Any) -> None:
     for name, x in arguments.items():
         if not isinstance(x, torch.Tensor) and (x is not None or name != "bias"):
             raise ValueError(f"{name}: expected a torch.Tensor, got {type(x).__name__}")
+
+
+def _given_out(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    offs: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    out: torch.Tensor | None,
+    accumulate: bool,
+    out_dtype: torch.dtype | None,
+) -> torch.dtype:
+    """The dtype of `out`, if it can take the result."""
+    if out is None:
+        raise ValueError("accumulate: expected a tensor `out` to add to, got None")
+    if accumulate and not (a.dim() == 2 and b.dim() == 2):
+        raise ValueError(f"accumulate: expected 2-D a and b (a weight gradient), got {a.dim()}-D and {b.dim()}-D")
+    if traced(a):
+        raise ValueError("out: expected None under torch.compile and for meta tensors, got a tensor")
+    inputs = (a, b, *(() if bias is None else (bias,)))
+    if torch.is_grad_enabled() and any(x.requires_grad for x in (*inputs, out)):
+        raise ValueError("out: expected operands without gradients (torch.no_grad), got one that requires its gradient")
+    if out_dtype is not None and out_dtype is not out.dtype:
+        raise ValueError(f"out_dtype: expected that of out, {out.dtype}, or None, got {out_dtype}")
+    problem = Problem.from_tensors(a, b, offs, bias, out.dtype)
+    if tuple(out.shape) != problem.out_shape or out.device != a.device:
+        raise ValueError(
+            f"out: expected {list(problem.out_shape)} on {a.device}, got {list(out.shape)} on {out.device}"
+        )
+    return out.dtype
 
 
 def _autocast(

@@ -33,6 +33,8 @@ def forward(
     bias: torch.Tensor | None = None,
     out_dtype: torch.dtype | None = None,
     request: Request = AUTO,
+    out: torch.Tensor | None = None,
+    accumulate: bool = False,
 ) -> torch.Tensor:
     if request.batch_invariant:
         a = in_standard_form(a)
@@ -52,7 +54,12 @@ def forward(
         chosen, config = select(problem, _device(a.device.type, a.device.index), request)
     if offs is not None and not offs.is_contiguous():
         offs = offs.contiguous()
-    return chosen.run(problem, Operands(a, b, offs, bias), config, None)
+    operands = Operands(a, b, offs, bias)
+    if accumulate and out is not None:
+        if chosen.add is None:
+            return out.add_(chosen.run(problem, operands, config, None))
+        return chosen.add(problem, operands, config, out)
+    return chosen.run(problem, operands, config, out)
 
 
 @lru_cache(maxsize=4096)

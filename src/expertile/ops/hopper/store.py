@@ -5,7 +5,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared
 
 from expertile.ops.hopper.tiles import WRAP
-from expertile.ops.launch.versions import tma_store
+from expertile.ops.launch.versions import tma_add, tma_store
 
 
 @gluon.jit
@@ -16,14 +16,17 @@ def bias_of(p, g, col, end, COLS: gl.constexpr, layout: gl.constexpr):
 
 
 @gluon.jit
-def store_tile(p, buf, x, g, row, row_end, last, col):
+def store_tile(p, buf, x, g, row, row_end, last, col, ADD: gl.constexpr = False):
     """x [rows, columns] -> shared memory -> TMA, rows `row` to `row_end` of a ragged M; `last`: row_end in the
-    descriptor, which counts the rows of all slices of a split K. Nothing waits for the store here.
+    descriptor, which counts the rows of all slices of a split K. ADD: add to what stands there, with other layouts than
+    ragged M. Nothing waits for the store here.
 
     Rows past the end of the group fall outside the descriptor's box: the hardware drops them."""
     buf.reshape([x.shape[0], x.shape[1]]).store(x.to(p.c_desc.dtype))
     fence_async_shared()
     if p.LAYOUT == "ragged_m":
         tma_store(p.c_desc, [WRAP, last, WRAP - (row_end - row), col], buf)
+    elif ADD:
+        tma_add(p.c_desc, [g, row, col], buf)
     else:
         tma_store(p.c_desc, [g, row, col], buf)

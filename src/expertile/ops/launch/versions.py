@@ -25,6 +25,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import triton
+from triton._C.libtriton import ir
 from triton.backends.nvidia.driver import TMA_DTYPE_DEVICE_TO_HOST
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language._core import builtin
@@ -53,6 +54,15 @@ if hasattr(tma, "async_load"):
 else:
     tma_load, tma_store = tma.async_copy_global_to_shared, tma.async_copy_shared_to_global
     cp_async = async_copy.async_copy_global_to_shared
+
+
+@builtin
+def tma_add(tensor_desc, coord, src, _semantic=None):
+    """Add shared memory to global memory by TMA, element by element: a name that Gluon has in newer versions only."""
+    coord = _semantic._convert_to_ir_values(coord, require_i64=False)
+    _semantic.builder.create_async_tma_reduce(ir.DESCRIPTOR_REDUCE_KIND.ADD, tensor_desc.handle, coord, src.handle)
+
+
 # Of the threads of a program, or of a partition of `warp_specialize`.
 thread_barrier = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier
 

@@ -76,6 +76,18 @@ def test_right_in_any_order(case: Case, name: str) -> None:
         _emulate(case, SMALL[name], programs=2 + seed % 2, seed=seed)
 
 
+@pytest.mark.parametrize("name", ["split", "cooperative, 64 rows", "pingpong, buffers in turn"])
+def test_adds_to_what_stands_in_out(name: str) -> None:
+    """Empty groups add nothing, part tiles nothing past their edge."""
+    case = dataclasses.replace(next(c for c in MANY_TILES if c.layout is K), out_dtype=torch.float32)
+    problem, operands = _problem(case)
+    before = torch.randn(problem.out_shape)
+    out = before.clone()
+    launch, _, *given = _gluon_launch.prepared(problem, operands, SMALL[name], out, add=True)
+    gluon_emulator.run(_gluon_kernel.grouped_mm_kernel, 2, launch.arguments(*given), dict(launch.options))
+    cases.check(case, out, before + cases.expected(case, *dataclasses.astuple(operands)))
+
+
 @pytest.mark.parametrize("case", [c for c in cases.CASES if BACKEND.supports(_problem(c)[0], H200) is None], ids=str)
 def test_shared_cases(case: Case) -> None:
     problem, operands = _problem(case)
@@ -165,6 +177,18 @@ def test_compiles_to_wgmma_and_tma(name: str) -> None:
         assert used.spills <= (few if config.dynamic else aot.most_spills(0, few)), (config, used)
         assert used.opcodes["HGMMA"] and used.opcodes["UTMALDG"] and used.opcodes["UTMASTG"], (config, used)
         assert aot.ptxas_warnings(used) == [], config
+
+
+@pytest.mark.compile
+def test_adding_is_done_by_tma() -> None:
+    problem, operands = _problem(dataclasses.replace(COMPILED["k"], out_dtype=torch.float32))
+    for config in BACKEND.configs(problem, H200)[:3]:
+        with compile_only(90) as kernels:
+            out = torch.zeros(problem.out_shape)
+            launch, *given = _gluon_launch.prepared(problem, operands, config, out, add=True)
+            launch.run(*given)
+        used = aot.resources(kernels[0], 90)
+        assert used.fits and used.spills == 0 and used.opcodes["UTMAREDG"] and not used.opcodes["UTMASTG"], config
 
 
 @pytest.mark.parametrize(

@@ -47,3 +47,4 @@ class Context:
     C_PARTS: gl.constexpr
     C_SLOTS: gl.constexpr
     DYNAMIC: gl.constexpr
+    ADD: gl.constexpr

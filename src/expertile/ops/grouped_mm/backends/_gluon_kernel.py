@@ -110,7 +110,7 @@ def _store(p, acc, g, row, row_end, col, tile, CONSUMER: gl.constexpr, mma_layou
     for s in gl.static_range(p.C_PARTS):
         buf = p.c_smem.index(CONSUMER * p.C_SLOTS + (tile * p.C_PARTS + s) % p.C_SLOTS)
         tma.store_wait(p.C_SLOTS - 1)
-        store_tile(p, buf, cut[s], g, row, row_end, row_end, col + s * PART_N)
+        store_tile(p, buf, cut[s], g, row, row_end, row_end, col + s * PART_N, p.ADD)
 
 
 @gluon.jit
@@ -241,6 +241,7 @@ def grouped_mm_kernel(
     C_PARTS: gl.constexpr,
     C_SLOTS: gl.constexpr,
     DYNAMIC: gl.constexpr,
+    ADD: gl.constexpr,
     CONSUMER_REGS: gl.constexpr,
     PRODUCER_REGS: gl.constexpr,
     num_warps: gl.constexpr,
@@ -249,7 +250,7 @@ def grouped_mm_kernel(
 
     GROUPS_POW2: a power of two >= max(G, 32). BLOCK_M = ROWS * CONSUMERS (split) or ROWS (pingpong). A_BOX: rows of a
     that one load brings, ROWS or, for a with 64 elements of K in a row of a box, a divisor of 64 rows.
-    tile_counter_ptr: an int32 that is zero, for DYNAMIC.
+    tile_counter_ptr: an int32 that is zero, for DYNAMIC. ADD: results are added to the elements of out.
 
     Launched as a programmatic dependent, the kernel sets itself up while the kernel before it ends.
     """
@@ -312,6 +313,7 @@ def grouped_mm_kernel(
         C_PARTS,
         C_SLOTS,
         DYNAMIC,
+        ADD,
     )
     mma_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [num_warps, 1], [16, BLOCK_N, 16])
     if CONSUMERS == 2:

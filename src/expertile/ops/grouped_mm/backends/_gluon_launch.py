@@ -26,9 +26,15 @@ def _plain(shape: tuple[int, ...], strides: tuple[int, ...], box: tuple[int, int
 
 @lru_cache(maxsize=1024)
 def _launch(
-    p: Problem, config: Any, out_strides: tuple[int, ...], bias_dtype: torch.dtype | None, device: int
+    p: Problem,
+    config: Any,
+    out_strides: tuple[int, ...],
+    bias_dtype: torch.dtype | None,
+    device: int,
+    add: bool = False,
 ) -> Launch:
-    """The launch of `grouped_mm_kernel` on GPU number `device` for this problem and an output of those strides."""
+    """The launch of `grouped_mm_kernel` on GPU number `device` for this problem and an output of those strides, with
+    `add` to add to that."""
     rows, bn, bk = config.rows, config.block_n, config.block_k
     part_n = bn // config.store_parts
     a_k_major = p.layout is not Layout.RAGGED_K and p.a_strides[-1] == 1
@@ -65,6 +71,7 @@ def _launch(
         "C_PARTS": config.store_parts,
         "C_SLOTS": config.store_slots,
         "DYNAMIC": config.dynamic,
+        "ADD": add,
         # The first consumer gets what the second and the producer leave: as many.
         "CONSUMER_REGS": 232,
         "PRODUCER_REGS": 40,
@@ -87,11 +94,11 @@ def _launch(
 
 
 def prepared(
-    p: Problem, operands: Operands, config: Any, out: torch.Tensor
+    p: Problem, operands: Operands, config: Any, out: torch.Tensor, add: bool = False
 ) -> tuple[Launch, int, tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]:
     """The launch, and what it runs with: the device, the tensors of its descriptors, and those of its pointers (`out`
     for what is absent)."""
     offs, bias, device = operands.offs, operands.bias, out.get_device()
-    launch = _launch(p, config, out.stride(), None if bias is None else bias.dtype, device)
+    launch = _launch(p, config, out.stride(), None if bias is None else bias.dtype, device, add)
     pointers = (out if offs is None else offs, out if bias is None else bias, tile_counter(config.dynamic, out))
     return launch, device, (operands.a, operands.b, out), pointers

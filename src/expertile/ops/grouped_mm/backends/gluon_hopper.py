@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
@@ -295,26 +295,29 @@ def invariant(problem: Problem, device: Device) -> tuple[Config, ...]:
     return configs(problem, device) if rows_are_tokens(problem) else ()
 
 
-def run(problem: Problem, operands: Operands, config: Config, out: torch.Tensor | None) -> torch.Tensor:
-    """Compute into `out` (rows past offs[-1] are left alone) or a new tensor; queues one kernel, waits for nothing."""
+def run(
+    problem: Problem, operands: Operands, config: Config, out: torch.Tensor | None, add: bool = False
+) -> torch.Tensor:
+    """Compute into `out` (rows past offs[-1] are left alone; or `add` to it) or a new tensor; queues one kernel, waits
+    for nothing."""
     p = problem
     if out is None:
         out = operands.a.new_empty(p.out_shape, dtype=p.out_dtype)
     elif not storable(out):
         # The copy carries the rows that are to be left alone.
         aligned = out.new_empty(out.shape).copy_(out)
-        return out.copy_(run(p, operands, config, aligned))
+        return out.copy_(run(p, operands, config, aligned, add))
     if not (p.groups and p.m and p.n):
         return out
     if p.k == 0:
-        return zero_rows(p, operands, out)
-    launch, device, tensors, pointers = _prepared()(p, operands, config, out)
+        return out if add else zero_rows(p, operands, out)
+    launch, device, tensors, pointers = _prepared()(p, operands, config, out, add)
     launch.run(device, tensors, pointers)
     return out
 
 
 @lru_cache(maxsize=1)
-def _prepared() -> Callable[[Problem, Operands, Config, torch.Tensor], tuple[Any, Any, Any, Any]]:
+def _prepared() -> Callable[[Problem, Operands, Config, torch.Tensor, bool], tuple[Any, Any, Any, Any]]:
     """Gluon is imported at the first launch: `import expertile` stays quick and works without Triton."""
     from expertile.ops.grouped_mm.backends._gluon_launch import prepared
 
@@ -327,6 +330,7 @@ BACKEND = Backend(
     supports=supports,
     configs=configs,
     run=run,
+    add=partial(run, add=True),
     invariant=invariant,
     speed=Speed(0.625, 0.8, 3e-6, stores=0.74),
 )

@@ -1,0 +1,312 @@
+"""BenchSpec: what `expertile bench` runs, from a TOML file or from the command line.
+
+Every key may be left out; this file shows them all:
+
+    presets = ["squares", "models"]      # names of presets
+    policy = "both"                      # "graph", "eager" or "both"
+    rounds = 30                          # timed rounds of each row; left out, the lab decides
+    quick = false                        # fewer rounds
+    full = false                         # all sizes of operators other than grouped_mm, on a CPU too
+    memory = false                       # the peak memory of their calls as well
+    include = ["torch_grouped", "loop"]  # only these backends
+    skip = ["padded_bmm"]                # all but these
+    only = ["*"]                         # only workloads whose names match, such as "wgrad-*"
+    candidates = ["my_kernel.py:fn"]     # own kernels, gated and raced like any backend
+    out = "results"                      # folder of the records
+    routing = "zipf(1.2)"                # options of the presets, see presets.preset
+    tokens = [128, 8192]
+    batch = 16
+    seq = 512
+    seed = 0
+
+    [[workload]]                         # a product of one's own, its group sizes drawn
+    name = "my-up"
+    dtype = "bf16"
+    n = 2048
+    k = 4096
+    groups = 64
+    tokens = 4096
+    top_k = 8
+    routing = "skewed"                   # "balanced" if left out; seed as above
+
+    [[workload]]                         # or given
+    name = "my-wgrad"
+    layout = "ragged_k"                  # "ragged_m" (default), "ragged_k", "ragged_n" or "batched"
+    dtype = "fp32"
+    m = 512
+    n = 1024
+    group_sizes = [100, 0, 412]
+    a_layout = "km"                      # how operands lie in memory, see workloads.py
+    b_layout = "kn"
+
+    [[workload]]                         # a call of another operator, its dims those of the operator's presets
+    name = "my-vocabulary"
+    op = "softmax"
+    dtype = "bf16"
+    dims = { rows = 4096, cols = 50257 }
+
+Paths of candidates and routing files are relative to the TOML file. A batched product has `groups` and `m` instead of
+group sizes.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+from expertile.lab.bench.presets import ALL_PRESETS, workloads_for
+from expertile.lab.operators.custom import custom
+from expertile.lab.race.operator import Workload
+from expertile.lab.race.routing import draw
+from expertile.lab.race.routing_file import SUFFIXES
+from expertile.lab.race.workloads import grouped
+from expertile.ops.grouped_mm.problem import Layout
+
+POLICIES = ("graph", "eager", "both")
+_WORKLOAD_KEYS = (
+    "name",
+    "layout",
+    "dtype",
+    "m",
+    "n",
+    "k",
+    "group_sizes",
+    "groups",
+    "tokens",
+    "top_k",
+    "routing",
+    "seed",
+    "a_layout",
+    "b_layout",
+    "note",
+)
+_INTEGERS = ("m", "n", "k", "groups", "tokens", "top_k", "seed")
+_RAGGED = {Layout.RAGGED_M: "m", Layout.RAGGED_K: "k", Layout.RAGGED_N: "n"}
+
+
+@dataclass(frozen=True)
+class BenchSpec:
+    """What to measure and how. Keys as in the module's example; `inline` are the [[workload]] tables."""
+
+    presets: tuple[str, ...] = ()
+    inline: tuple[Workload, ...] = ()
+    include: tuple[str, ...] = ()
+    skip: tuple[str, ...] = ()
+    only: tuple[str, ...] = ()
+    candidates: tuple[str, ...] = ()
+    policy: str = "both"
+    rounds: int | None = None
+    quick: bool = False
+    full: bool = False
+    memory: bool = False
+    routing: str | None = None
+    tokens: tuple[int, ...] | None = None
+    batch: int | None = None
+    seq: int | None = None
+    seed: int | None = None
+    out: str | None = None
+
+    def __post_init__(self) -> None:
+        for name in self.presets:
+            if name not in ALL_PRESETS:
+                raise ValueError(f"presets: expected some of {', '.join(ALL_PRESETS)}, got {name!r}")
+        if self.policy not in POLICIES:
+            raise ValueError(f"policy: expected one of {', '.join(POLICIES)}, got {self.policy!r}")
+        for name in self.include:
+            if name in self.skip:
+                raise ValueError(f"include, skip: expected a backend in one of the two, got {name!r} in both")
+        for key, least in (("rounds", 1), ("batch", 1), ("seq", 1), ("seed", 0)):
+            value = getattr(self, key)
+            if value is not None and value < least:
+                raise ValueError(f"{key}: expected {least} or more, got {value}")
+        for value in self.tokens or ():
+            if value < 1:
+                raise ValueError(f"tokens: expected 1 or more, got {value}")
+        names = [w.name for w in self.inline]
+        for i, name in enumerate(names):
+            if name in names[:i]:
+                raise ValueError(f"workload: name: expected a name of its own, got {name!r} a second time")
+
+    @property
+    def policies(self) -> tuple[str, ...]:
+        """The policies to measure: ("graph", "eager") for "both"."""
+        return ("graph", "eager") if self.policy == "both" else (self.policy,)
+
+    def workloads(self) -> tuple[Workload, ...]:
+        """The workloads of the presets, then the inline ones; with `only`, those whose names match one of its patterns
+        ("wgrad-*"). ValueError for an option no preset takes."""
+        presets = workloads_for(
+            self.presets,
+            routing=self.routing,
+            tokens=self.tokens,
+            batch=self.batch,
+            seq=self.seq,
+            seed=self.seed,
+        )
+        found = (*presets, *self.inline)
+        return tuple(w for w in found if not self.only or any(fnmatchcase(w.name, p) for p in self.only))
+
+
+def read_bench_file(path: str | Path) -> BenchSpec:
+    """Read a TOML bench file.
+
+    Raises ValueError naming the file, the key, what was expected and what came; FileNotFoundError if there is none.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise FileNotFoundError(f"bench file {path} does not exist")
+    try:
+        data = tomllib.loads(path.read_text(encoding="utf-8"))
+        return _spec(data, path.parent)
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path}: expected TOML: {error}") from None
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
+
+
+def _spec(data: Mapping[str, Any], folder: Path) -> BenchSpec:
+    known = [f.name for f in fields(BenchSpec) if f.name != "inline"]
+    _known_keys("", data, (*known, "workload"))
+    values: dict[str, Any] = {}
+    for key in ("presets", "include", "skip", "only", "candidates"):
+        if key in data:
+            values[key] = _strings(key, data[key])
+    for key in ("policy", "routing", "out"):
+        if key in data:
+            values[key] = _string(key, data[key])
+    for key in ("rounds", "batch", "seq", "seed"):
+        if key in data:
+            values[key] = _integer(key, data[key])
+    for key in ("quick", "full", "memory"):
+        if key in data:
+            if not isinstance(data[key], bool):
+                raise ValueError(f"{key}: expected true or false, got {data[key]!r}")
+            values[key] = data[key]
+    if "tokens" in data:
+        values["tokens"] = _integers("tokens", data["tokens"])
+    if "routing" in values:
+        values["routing"] = _beside(values["routing"], folder)
+    values["candidates"] = tuple(_candidate(c, folder) for c in values.get("candidates", ()))
+    tables = data.get("workload", [])
+    if not isinstance(tables, list) or not all(isinstance(t, dict) for t in tables):
+        raise ValueError(f"workload: expected [[workload]] tables, got {tables!r}")
+    inline = tuple(_workload(f"workload[{i}].", t, folder, values.get("seed", 0)) for i, t in enumerate(tables))
+    return BenchSpec(inline=inline, **values)
+
+
+def _workload(where: str, table: Mapping[str, Any], folder: Path, seed: int) -> Workload:
+    if "op" in table:
+        return _op_workload(where, table)
+    _known_keys(where, table, _WORKLOAD_KEYS)
+    for key in ("name", "dtype"):
+        if key not in table:
+            raise ValueError(f"{where}{key}: expected a string, got nothing")
+    for key in ("name", "layout", "dtype", "routing", "a_layout", "b_layout", "note"):
+        if key in table:
+            _string(f"{where}{key}", table[key])
+    for key in _INTEGERS:
+        if key in table:
+            _integer(f"{where}{key}", table[key])
+    if table.get("layout", "ragged_m") not in [layout.value for layout in Layout]:
+        expected = ", ".join(layout.value for layout in Layout)
+        raise ValueError(f"{where}layout: expected one of {expected}, got {table['layout']!r}")
+    layout = Layout(table.get("layout", "ragged_m"))
+    ragged = _RAGGED.get(layout)
+    for key in ("m", "n", "k"):
+        if key == ragged and key in table:
+            raise ValueError(f"{where}{key}: expected none, since group_sizes decide it for {layout.value}")
+        if key != ragged and key not in table:
+            raise ValueError(f"{where}{key}: expected an integer for {layout.value}, got nothing")
+    sizes, routing = _group_sizes(where, table, layout, folder, seed)
+    dims = {key: table.get(key, sum(sizes)) for key in ("m", "n", "k")}
+    extra = {key: table[key] for key in ("a_layout", "b_layout", "note") if key in table}
+    try:
+        return grouped(table["name"], "file", layout, sizes, dtype=table["dtype"], routing=routing, **dims, **extra)
+    except ValueError as error:
+        raise ValueError(f"{where.rstrip('.')}: {error}") from None
+
+
+def _op_workload(where: str, table: Mapping[str, Any]) -> Workload:
+    """A call of an operator other than the grouped product."""
+    _known_keys(where, table, ("name", "op", "dtype", "dims"))
+    for key in ("name", "op", "dtype"):
+        _string(f"{where}{key}", table.get(key))
+    if not isinstance(table.get("dims"), dict):
+        raise ValueError(f"{where}dims: expected a table of dimensions, got {table.get('dims')!r}")
+    try:
+        return custom(table["name"], table["op"], table["dims"], table["dtype"])
+    except ValueError as error:
+        raise ValueError(f"{where}{error}") from None
+
+
+def _group_sizes(
+    where: str, table: Mapping[str, Any], layout: Layout, folder: Path, seed: int
+) -> tuple[tuple[int, ...], str]:
+    """Group sizes as given, equal (batched) or drawn; and how they were drawn."""
+    drawn = [key for key in ("groups", "tokens", "top_k", "routing", "seed") if key in table]
+    if "group_sizes" in table:
+        if drawn:
+            raise ValueError(f"{where}{drawn[0]}: expected none beside group_sizes")
+        return _integers(f"{where}group_sizes", table["group_sizes"]), "given"
+    if "groups" not in table:
+        raise ValueError(f"{where}group_sizes: expected a list of integers, or groups and tokens; got neither")
+    if layout is Layout.BATCHED:
+        if len(drawn) > 1:
+            raise ValueError(f"{where}{drawn[1]}: expected none for a batched product")
+        return (table["m"],) * table["groups"], "balanced"
+    routing = _beside(table.get("routing", "balanced"), folder)
+    if "tokens" not in table and not routing.endswith(SUFFIXES):
+        raise ValueError(f"{where}tokens: expected an integer beside groups, got nothing")
+    tokens, top_k, seed = table.get("tokens", 0), table.get("top_k", 1), table.get("seed", seed)
+    try:
+        draws = draw(routing, tokens, table["groups"], top_k, seed)
+    except ValueError as error:
+        raise ValueError(f"{where.rstrip('.')}: {error}") from None
+    if len(draws) != 1:
+        raise ValueError(f"{where}routing: expected a routing file with one layer, got {len(draws)} layers")
+    return draws[0].group_sizes, draws[0].label
+
+
+def _beside(routing: str, folder: Path) -> str:
+    return str(folder / routing) if routing.endswith(SUFFIXES) else routing
+
+
+def _candidate(text: str, folder: Path) -> str:
+    file, colon, function = text.rpartition(":")
+    if not colon or not file or not function.isidentifier():
+        raise ValueError(f"candidates: expected FILE.py:FUNCTION, got {text!r}")
+    return f"{folder / file}:{function}"
+
+
+def _known_keys(where: str, data: Mapping[str, Any], known: tuple[str, ...]) -> None:
+    for key in data:
+        if key not in known:
+            raise ValueError(f"{where}{key}: unknown key; expected {', '.join(known)}")
+
+
+def _string(key: str, value: Any) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"{key}: expected a string, got {value!r}")
+    return value
+
+
+def _strings(key: str, value: Any) -> tuple[str, ...]:
+    if not isinstance(value, list) or not all(isinstance(v, str) for v in value):
+        raise ValueError(f"{key}: expected a list of strings, got {value!r}")
+    return tuple(value)
+
+
+def _integer(key: str, value: Any) -> int:
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise ValueError(f"{key}: expected an integer, got {value!r}")
+    return value
+
+
+def _integers(key: str, value: Any) -> tuple[int, ...]:
+    if not isinstance(value, list):
+        return (_integer(key, value),)
+    return tuple(_integer(f"{key}[{i}]", v) for i, v in enumerate(value))

@@ -1,0 +1,127 @@
+"""Fill Triton's on-disk cache in parallel, before anything is timed: compiling is most of what tuning waits for.
+
+A kernel's code depends on dtype, memory order, config and a few divisibilities, hardly on the sizes. So every pair of
+workload and config is run once, on a smaller workload with the same remainders, by processes of their own that leave
+nothing behind but the compiled code. Whatever they cannot do is compiled later, where it is needed.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from expertile.lab.race.workloads import GroupedWorkload
+from expertile.ops.grouped_mm.backend import Operands
+from expertile.ops.grouped_mm.backends import by_name
+from expertile.ops.grouped_mm.problem import Layout, Problem
+from expertile.ragged import offs_from_sizes
+
+_BLOCK = 256  # every tile size divides it, so remainders by any tile are kept
+_PROCESS_BYTES = 2 << 30  # device memory that one process may take, its context included
+
+
+@dataclass(frozen=True)
+class Job:
+    """One backend with one config on one workload."""
+
+    workload: GroupedWorkload
+    backend: str
+    config: Any
+
+
+def shrink(workload: GroupedWorkload) -> GroupedWorkload:
+    """A small workload that needs the same code.
+
+    Kept are: dtype, memory order, K and N modulo any tile size, the power of two that holds the groups, and what Triton
+    specialises integers on, whether they are 1 or multiples of 16.
+    """
+    w = workload
+    m, n, k = (x if x < _BLOCK else _BLOCK + x % _BLOCK for x in (w.m, w.n, w.k))
+    groups = _like(w.groups, max(32, 1 << (w.groups - 1).bit_length()))
+    sizes = (16,) * (groups - 1)
+    fields: dict[str, Any] = {"name": "shrunk", "preset": "", "routing": "", "note": "", "m": m, "n": n, "k": k}
+    if w.layout is Layout.BATCHED:
+        return replace(w, **fields, group_sizes=(m,) * groups)
+    total = sum(w.group_sizes)
+    sizes = (0,) * (groups - 1) + (1,) if total == 1 else (*sizes, 16 + (total % 16 != 0))
+    ragged = {Layout.RAGGED_M: "m", Layout.RAGGED_K: "k", Layout.RAGGED_N: "n"}[w.layout]
+    fields[ragged] = sum(sizes)
+    return replace(w, **fields, group_sizes=sizes)
+
+
+def _like(count: int, power: int) -> int:
+    """`power`, or the number below it, whichever is a multiple of 16 or not as `count` is; 1 for 1."""
+    return count if count == 1 else power - (count % 16 != 0)
+
+
+def precompile(
+    jobs: Sequence[Job],
+    seconds: float,
+    processes: int | None = None,
+    on_progress: Callable[[int, int], None] = lambda done, total: None,
+) -> set[Job]:
+    """Compile what `jobs` need, in their order, for at most about `seconds`; returns those that are done.
+
+    Nothing happens without a CUDA device. A job that fails counts as done: its measurement will say why.
+    """
+    if not torch.cuda.is_available() or not jobs:
+        return set()
+    small: dict[Job, list[Job]] = {}
+    for job in jobs:
+        small.setdefault(Job(shrink(job.workload), job.backend, job.config), []).append(job)
+    free, _ = torch.cuda.mem_get_info()
+    cores = len(os.sched_getaffinity(0))
+    unique = list(small)
+    count = max(1, min(processes or cores, int(free // _PROCESS_BYTES), len(unique)))
+    done: set[Job] = set()
+    deadline = time.monotonic() + seconds
+    # A process that a kernel takes down is replaced and its job never answers: the deadline ends the wait.
+    with multiprocessing.get_context("spawn").Pool(count) as pool:
+        answers = pool.imap_unordered(_compile_at, list(enumerate(unique)))
+        for _ in unique:
+            try:
+                index, usable = answers.next(max(0.01, deadline - time.monotonic()))
+            except multiprocessing.TimeoutError:
+                break
+            if usable:
+                done.update(small[unique[index]])
+            on_progress(len(done), len(jobs))
+    pool.join()  # their contexts must be off the device before anything is timed
+    return done
+
+
+def _compile_at(job: tuple[int, Job]) -> tuple[int, bool]:
+    return job[0], _compile(job[1])
+
+
+def _compile(job: Job) -> bool:
+    """Run once on unfilled operands; whether this process can go on."""
+    torch.set_num_threads(1)
+    w = job.workload
+    device = torch.device("cuda")
+    try:
+        a = _empty(w.a_shape, w.a_layout == "km", w.torch_dtype, device)
+        b = _empty(w.b_shape, w.b_layout == "nk", w.torch_dtype, device)
+        offs = offs_from_sizes(w.group_sizes, device) if w.needs_offs else None
+        problem = Problem.from_tensors(a, b, offs)
+        with torch.no_grad():
+            by_name(job.backend).run(problem, Operands(a, b, offs), job.config, None)
+        torch.cuda.synchronize()
+    except Exception:
+        try:
+            torch.cuda.synchronize()
+        except Exception:
+            return False  # the context is lost, and every later job here fails: none of them counts as done
+    return True
+
+
+def _empty(shape: tuple[int, ...], transposed: bool, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    stored = (*shape[:-2], shape[-1], shape[-2]) if transposed else shape
+    x = torch.empty(stored, dtype=dtype, device=device)
+    return x.transpose(-1, -2) if transposed else x

@@ -1,0 +1,275 @@
+"""Presets: named lists of workloads, each a source's exact shapes, dtypes and row distributions.
+
+`preset(name, **options)` builds one of `PRESETS`, of grouped products. `workloads_for` builds several of `ALL_PRESETS`,
+those of other operators (`lab/operators`) among them, and passes each option to those that take it. A preset is a
+function and its line in `_BUILDERS`.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Any
+
+from expertile.device import Device
+from expertile.lab import operators
+from expertile.lab.bench import sweeps
+from expertile.lab.ladder.workloads import ladder_workloads
+from expertile.lab.race.operator import Workload
+from expertile.lab.race.routing import Draw, Routing, draw, parse_routing
+from expertile.lab.race.workloads import GroupedWorkload, ragged_m, wgrad
+
+# Report 000's configurations: (matrices, side).
+_SQUARES = ((4, 512), (16, 512), (8, 1024), (64, 1024), (16, 2048), (32, 2048))
+
+# Report 001 prints the first three experts of eight and elides the rest; these five lie, as its three do,
+# within 15 % of the mean and complete its 16384 tokens.
+_MOE_FFN_COUNTS = (1842, 2341, 1756, 2103, 1987, 2254, 1881, 2220)
+
+# (experts, hidden, FFN, top-k). The first four as report 003 prints them, whatever the models they are named
+# after look like; the others from the published configurations: Mixtral-8x7B-v0.1, DeepSeek-V3, Qwen3-30B-A3B
+# and gpt-oss-120b (config.json of each on Hugging Face).
+_REPORT_MODELS = {
+    "mixtral": (8, 4096, 14336, 2),
+    "deepseek": (64, 4096, 11008, 8),
+    "glm5": (128, 5120, 13696, 8),
+    "debug": (4, 512, 1024, 2),
+}
+_REAL_MODELS = {
+    "mixtral-8x7b": (8, 4096, 14336, 2),
+    "deepseek-v3": (256, 7168, 2048, 8),
+    "qwen3-30b-a3b": (128, 2048, 768, 8),
+    "gpt-oss-120b": (128, 2880, 2880, 4),
+}
+
+
+def _squares(routing: str = "zipf(1)", seed: int = 0) -> list[GroupedWorkload]:
+    """Report 000: 4 to 64 products of 512³ to 2048³, fp16, each also with its rows spread unevenly."""
+    out = []
+    parsed = parse_routing(routing)
+    for groups, side in _SQUARES:
+        sizes = (side,) * groups
+        square = ragged_m(f"{groups}x{side}", "squares", sizes, side, side, "fp16", routing="balanced")
+        ragged = replace(square, name=f"{square.name}-ragged")
+        out += [square, *_route(ragged, parsed, groups * side, 1, seed)]
+    return out
+
+
+def _moe_ffn(routing: str | None = None, seed: int = 0) -> list[GroupedWorkload]:
+    """Report 001's feed-forward layer: 8 experts, 4096 ↔ 14336, 16384 tokens, top-1 and top-2, bf16."""
+    out = []
+    for top_k in (1, 2):
+        counts = [c * top_k for c in _MOE_FFN_COUNTS]
+        for projection, k, n in (("up", 4096, 14336), ("down", 14336, 4096)):
+            note = "experts 0-2 as report 001 prints them, the five it elides completed to 16384 tokens"
+            name = f"moe-ffn-{projection}-top{top_k}"
+            workload = ragged_m(name, "moe-ffn", counts, k, n, "bf16", routing="report 001", note=note)
+            if routing is None:
+                out.append(workload)
+            else:
+                out.extend(_route(replace(workload, note=""), parse_routing(routing), 16384, top_k, seed))
+    return out
+
+
+def _models(
+    tokens: int | Sequence[int] | None = None,
+    batch: int = 16,
+    seq: int = 512,
+    routing: str | None = None,
+    seed: int = 0,
+) -> list[GroupedWorkload]:
+    """Report 003's four models and four real ones: gate-up (N = 2·FFN, both halves of SwiGLU) and down projections.
+
+    Prefill has batch·seq tokens (16 × 512 as report 003's full benchmark), decode one token for each of the batch;
+    `tokens`, one count or several, takes the place of both. Without `routing` the report's models are routed as its
+    benchmark routes them (`skewed`), the real ones `uniform`.
+    """
+    phases = {"prefill": batch * seq, "decode": batch}
+    if tokens is not None:
+        phases = {f"tokens{t}": t for t in ([tokens] if isinstance(tokens, int) else tokens)}
+    for phase, count in phases.items():
+        if count < 1:
+            raise ValueError(f"tokens: expected 1 or more for {phase}, got {count}")
+    out = []
+    for table, default, source in (
+        (_REPORT_MODELS, "skewed", "dimensions as report 003 prints them"),
+        (_REAL_MODELS, "uniform", "published configuration"),
+    ):
+        parsed = parse_routing(routing or default)
+        for model, (experts, hidden, ffn, top_k) in table.items():
+            for phase, count in phases.items():
+                for projection, k, n in (("gate-up", hidden, 2 * ffn), ("down", ffn, hidden)):
+                    base = _expert_product(f"{model}-{projection}-{phase}", "models", experts, k, n, "bf16")
+                    out += _route(replace(base, note=source), parsed, count, top_k, seed)
+    return out
+
+
+def _anchors(seed: int = 0) -> list[GroupedWorkload]:
+    """Grouped products and weight gradients at the sizes of well-known models, bf16, weights [G, N, K]."""
+    forward = (  # name, groups, rows, K, N, routing, top-k
+        ("moe-ffn-up", 8, 16384, 4096, 14336, "uneven(0.15)", 1),
+        ("mixtral-zipf", 8, 16384, 4096, 14336, "zipf(1)", 1),
+        ("mixtral-small", 8, 2048, 4096, 14336, "uniform", 2),
+        ("g128-gate-up", 128, 262144, 4096, 2048, "uniform", 8),
+        ("g128-down", 128, 262144, 1024, 4096, "uniform", 8),
+        ("g64-up", 64, 65536, 4096, 11008, "uniform", 8),
+        ("g8-wide-k", 8, 32768, 7168, 4096, "uniform", 2),
+        ("64x1024", 64, 65536, 1024, 1024, "balanced", 1),
+        ("32x2048", 32, 65536, 2048, 2048, "balanced", 1),
+        ("8x1024", 8, 8192, 1024, 1024, "balanced", 1),
+        ("16x512", 16, 8192, 512, 512, "balanced", 1),
+        ("decode-g128-128", 128, 128, 2048, 1536, "balanced", 8),
+        ("decode-g128-1024", 128, 1024, 2048, 1536, "uniform", 8),
+        ("decode-g256-1024", 256, 1024, 7168, 4096, "zipf(1)", 8),
+        ("prefill-g256-65536", 256, 65536, 7168, 4096, "zipf(1)", 8),
+    )
+    gradient = (  # name, groups, rows, M, N, routing, top-k
+        ("wgrad-moe-ffn-up", 8, 16384, 4096, 14336, "uneven(0.15)", 1),
+        ("wgrad-g128-gate-up", 128, 262144, 4096, 2048, "uniform", 8),
+        ("wgrad-g128-down", 128, 262144, 1024, 4096, "uniform", 8),
+        ("wgrad-g64-up", 64, 65536, 4096, 11008, "uniform", 8),
+        ("wgrad-g128-8192", 128, 8192, 2048, 768, "uniform", 8),
+        ("wgrad-g256-65536", 256, 65536, 2048, 1024, "zipf(1)", 8),
+    )
+    out = []
+    for name, groups, rows, k, n, routing, top_k in forward:
+        base = _expert_product(name, "anchors", groups, k, n, "bf16")
+        out += _route(base, parse_routing(routing), rows // top_k, top_k, seed)
+    for name, groups, rows, m, n, routing, top_k in gradient:
+        base = wgrad(name, "anchors", (0,) * groups, m, n, "bf16")
+        out += _route(base, parse_routing(routing), rows // top_k, top_k, seed)
+    return out
+
+
+def _gradients(seed: int = 0) -> list[GroupedWorkload]:
+    """The weight gradients of `anchors`, and the input gradients of its forward products that compute limits."""
+    return sweeps.gradients(_anchors(seed))
+
+
+def _cpu(seed: int = 0) -> list[GroupedWorkload]:
+    """Small products that a CPU multiplies in milliseconds and a GPU in microseconds: the layouts, row distributions
+    and regimes (compute, decode, empty groups) that the large presets have."""
+    forward = (  # name, groups, K, N, dtype, routing, tokens, top-k
+        ("4x256", 4, 256, 256, "fp32", "balanced", 1024, 1),
+        ("4x256-ragged", 4, 256, 256, "fp32", "zipf(1)", 1024, 1),
+        ("16x128", 16, 128, 128, "fp32", "balanced", 2048, 1),
+        ("debug-gate-up", 4, 512, 2048, "bf16", "skewed", 256, 2),
+        ("debug-down", 4, 1024, 512, "bf16", "skewed", 256, 2),
+        ("debug-gate-up-fp32", 4, 512, 2048, "fp32", "skewed", 128, 2),
+        ("many-experts", 32, 256, 512, "bf16", "uniform", 256, 4),
+        ("many-experts-decode", 32, 512, 512, "bf16", "uniform", 8, 4),
+        ("one-expert", 8, 512, 512, "bf16", "one-expert", 512, 1),
+        ("half-empty", 8, 512, 512, "bf16", "half-empty", 512, 1),
+    )
+    out = []
+    for name, groups, k, n, dtype, routing, tokens, top_k in forward:
+        base = _expert_product(f"cpu-{name}", "cpu", groups, k, n, dtype)
+        out += _route(base, parse_routing(routing), tokens, top_k, seed)
+    gradient = wgrad("cpu-debug-wgrad", "cpu", (0,) * 4, 512, 1024, "bf16")
+    return out + _route(gradient, parse_routing("skewed"), 256, 2, seed)
+
+
+def _diagnose() -> list[GroupedWorkload]:
+    """No grouped products: its cases are plain ones, measured by `diagnose.diagnose`."""
+    return []
+
+
+def _expert_product(name: str, preset_name: str, experts: int, k: int, n: int, dtype: str) -> GroupedWorkload:
+    """A ragged-M product that has no rows yet."""
+    return ragged_m(name, preset_name, (0,) * experts, k, n, dtype)
+
+
+def _route(workload: GroupedWorkload, routing: Routing, tokens: int, top_k: int, seed: int) -> list[GroupedWorkload]:
+    """`workload` with rows drawn from `routing`: one for each layer of a file, else one.
+
+    A file for another number of experts leaves it listed as unsupported, with the reason.
+    """
+    if routing.file is not None and routing.file.num_experts != workload.groups:
+        reason = f"{routing.name} has {routing.file.num_experts} experts, this workload {workload.groups}"
+        return [replace(workload, routing=routing.name, unsupported=workload.unsupported or reason)]
+    return [_with_draw(workload, d) for d in draw(routing, tokens, workload.groups, top_k, seed)]
+
+
+def _with_draw(workload: GroupedWorkload, drawn: Draw) -> GroupedWorkload:
+    name = f"{workload.name}:{drawn.layer}" if drawn.layer else workload.name
+    return workload.with_sizes(drawn.group_sizes, name=name, routing=drawn.label)
+
+
+_BUILDERS: Mapping[str, Callable[..., list[GroupedWorkload]]] = MappingProxyType(
+    {
+        "squares": _squares,
+        "moe-ffn": _moe_ffn,
+        "models": _models,
+        "anchors": _anchors,
+        "gradients": _gradients,
+        "scaling": sweeps.scaling,
+        "skew": sweeps.skew,
+        "cpu": _cpu,
+        "ladder": ladder_workloads,
+        "diagnose": _diagnose,
+    }
+)
+
+PRESETS = tuple(_BUILDERS)
+ALL_PRESETS = (*PRESETS, *operators.presets())
+
+
+def preset_options(name: str) -> tuple[str, ...]:
+    """The options that preset `name` takes. ValueError for an unknown preset."""
+    if name in operators.presets():
+        return ()
+    return tuple(inspect.signature(_builder(name)).parameters)
+
+
+def preset(name: str, **options: Any) -> tuple[GroupedWorkload, ...]:
+    """The workloads of preset `name`, their names unique within it.
+
+    Options (each preset takes those that mean something to it): `routing` (a spec of `routing.parse_routing`), `seed`,
+    and for "models" `tokens` (one count or several), `batch`, `seq`. None leaves an option at its default. Raises
+    ValueError for an unknown preset or option, naming the known ones.
+    """
+    builder, known = _builder(name), preset_options(name)
+    for option in options:
+        if option not in known:
+            raise ValueError(f"preset {name!r}: expected options {', '.join(known) or '(none)'}, got {option!r}")
+    return tuple(builder(**{k: v for k, v in options.items() if v is not None}))
+
+
+def workloads_for(names: Sequence[str], **options: Any) -> tuple[Workload, ...]:
+    """The workloads of several of `ALL_PRESETS`; each option goes to the presets that take it.
+
+    Raises ValueError for an option that none of them takes.
+    """
+    given = {k: v for k, v in options.items() if v is not None}
+    for option in given:
+        if names and not any(option in preset_options(name) for name in names):
+            takers = [p for p in PRESETS if option in preset_options(p)]
+            raise ValueError(
+                f"{option}: expected a preset that takes this option ({', '.join(takers) or 'none does'}), "
+                f"got {', '.join(names)}"
+            )
+    found: list[Workload] = []
+    for name in names:
+        if name in operators.presets():
+            found += operators.presets()[name]()
+        else:
+            found += preset(name, **{k: v for k, v in given.items() if k in preset_options(name)})
+    return tuple(found)
+
+
+def default_preset(device: Device) -> tuple[str, ...]:
+    """The presets that suit `device`: the large ones on a GPU with bfloat16 matrix units (sm_80 on), else "cpu".
+
+    Workloads that do not fit its memory are left out one by one, see `workloads.memory_refusal`.
+    """
+    if device.kind == "cuda" and device.capability is not None and device.capability >= (8, 0):
+        return ("squares", "moe-ffn", "models")
+    return ("cpu",)
+
+
+def _builder(name: str) -> Callable[..., list[GroupedWorkload]]:
+    if name not in _BUILDERS:
+        raise ValueError(f"preset: expected one of {', '.join(ALL_PRESETS)}, got {name!r}")
+    return _BUILDERS[name]

@@ -1,0 +1,343 @@
+"""Runs a bench: each workload is gated, then timed under each policy, and every record is written at once.
+
+    workload -> case -> gate its candidates -> time those that passed, interleaved -> records -> JSONL
+
+Nothing is lost on the way: a backend that does not support a workload, is wrong, runs out of memory or crashes is a
+record with a reason; an interrupted run keeps what it measured and `resume=True` goes on with the rest.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import secrets
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from expertile.lab.measure.env import Env
+from expertile.lab.measure.environment import capture_env, new_run_id, same_machine
+from expertile.lab.measure.interleaved import (
+    Budget,
+    Failure,
+    Measurement,
+    Outcome,
+    device_alive,
+    failure_of,
+    quick_collections,
+    release,
+)
+from expertile.lab.measure.timers import POLICIES
+from expertile.lab.operators.grouped_mm import OP, grouped_mm, rivals_of
+from expertile.lab.race.baselines import BASELINE_NAMES
+from expertile.lab.race.candidate_gate import UserCandidates
+from expertile.lab.race.case import Candidate, Case, Site
+from expertile.lab.race.operands import free_memory
+from expertile.lab.race.operator import Operator, Workload, record_name
+from expertile.lab.race.record import SECONDS, Record, append, read
+from expertile.lab.race.timing import pick_configs, time_on_sets
+from expertile.ops.grouped_mm.backend import Backend
+from expertile.roofline import bound
+
+_CPU_SECONDS = {False: 75.0, True: 25.0}  # keyed by quick: a whole run on a CPU stays within a coffee
+_GPU_BUDGET = {False: Budget(3.0), True: Budget(0.6, min_rounds=7, max_rounds=41, rel_ci=0.01)}
+
+
+@dataclass(frozen=True)
+class Event:
+    """Progress for a display. `kind`:
+
+    "start" (text: run id) · "workload" (begins) · "gate" (a candidate was judged; text: "ok" or the reason)
+    · "round" (text: round number; medians: seconds so far of each rival) · "record" (one was made) · "note" (text)
+    · "end". `done` of `total` records are made; `eta_s` estimates the seconds left, None at the beginning.
+    """
+
+    kind: str
+    workload: str = ""
+    backend: str = ""
+    policy: str = ""
+    text: str = ""
+    record: Record | None = None
+    medians: Mapping[str, float] = field(default_factory=dict)
+    done: int = 0
+    total: int = 0
+    eta_s: float | None = None
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How to run; see `run`."""
+
+    policies: tuple[str, ...]
+    site: Site
+    out_path: Path | None
+    quick: bool
+    tune_configs: bool
+    seconds: float | None
+    rounds: int | None
+    run_id: str
+    env: Env
+    seed: int
+
+
+def run(
+    workloads: Sequence[Workload],
+    backends: Sequence[Backend] = (),
+    *,
+    operators: Sequence[Operator] = (),
+    policies: Sequence[str] = POLICIES,
+    device: torch.device | str | None = None,
+    out_path: str | Path | None = None,
+    resume: bool = False,
+    quick: bool = False,
+    candidates: Sequence[str] = (),
+    candidate_timeout_s: float = 180.0,
+    tune_configs: bool = False,
+    seconds: float | None = None,
+    rounds: int | None = None,
+    seed: int | None = None,
+    on_event: Callable[[Event], None] | None = None,
+) -> Iterator[Record]:
+    """Measure `workloads`, with speed-of-light baselines beside them; yields records as they are made.
+
+    - `workloads`: grouped products (`GroupedWorkload`), computed by `backends` and `candidates`; and calls of other
+      operators, computed by the rivals of the one in `operators`; beside their baselines and `copy`.
+    - `policies`: "graph" and/or "eager". A CPU has eager alone.
+    - `out_path`: JSONL file that every record is appended to. `resume` skips what that file already holds from
+      this machine and software, and carries on under the same run id.
+    - `candidates`: "FILE.py:FUNCTION", gated in a process of their own, `candidate_timeout_s` for each workload.
+    - `tune_configs`: also screen every config of each backend, and measure the best beside the default; its
+      record's config says how many were tried ("tried").
+    - `seconds`: about how long the whole run may take; 75 on a CPU (25 if `quick`) and no limit on a GPU by default.
+    - `rounds`: exactly so many timed rounds of each workload, however long they take.
+    - `seed`: of the random operands; fresh ones by default.
+
+    Raises ValueError at once for an unknown policy, the graph policy alone on a CPU, a workload that no operator is
+    given for, or a candidate that names no file or has no grouped product to compute; and before the first workload for
+    a candidate that cannot be loaded.
+    """
+    site = Site.current(device)
+    torch_device = site.torch_device
+    for policy in policies:
+        if policy not in POLICIES:
+            raise ValueError(f"policies: expected graph or eager, got {policy!r}")
+    if torch_device.type != "cuda":
+        policies = tuple(p for p in policies if p != "graph")
+    if not policies:
+        raise ValueError("policies: the graph policy needs a CUDA device; use eager on this one")
+    users = UserCandidates(candidates, torch_device, candidate_timeout_s)
+    known = {OP: grouped_mm(backends, rivals_of(users)), **{o.name: o for o in operators}}
+    for w in workloads:
+        if w.op not in known:
+            expected = ", ".join(o.name for o in operators) or "no operator"
+            raise ValueError(f"workload {w.name!r}: op: expected one of those given ({expected}), got {w.op!r}")
+    cases = [Case(w, site, known[w.op], tuple(policies), tune_configs) for w in workloads]
+    if candidates and workloads and not any(w.op == OP for w in workloads):
+        raise ValueError(f"candidates: expected grouped products for them to compute, got {workloads[0].op} alone")
+    env = capture_env(site.device)
+    path = None if out_path is None else Path(out_path)
+    run_id, held = resumed(path, env) if resume and path is not None else (new_run_id(), [])
+    if seconds is None and torch_device.type != "cuda":
+        seconds = _CPU_SECONDS[quick]
+    settings = Settings(
+        tuple(policies),
+        site,
+        path,
+        quick,
+        tune_configs,
+        seconds,
+        rounds,
+        run_id,
+        env,
+        secrets.randbits(31) if seed is None else seed,
+    )
+    return _Session(settings, {r.key for r in held}, on_event or (lambda event: None)).records(cases, users)
+
+
+class _Session:
+    """One run in progress: what is finished, what remains, and where to report it."""
+
+    def __init__(self, settings: Settings, finished: set[tuple[str, ...]], on_event: Callable[[Event], None]) -> None:
+        self.settings, self.finished, self.on_event = settings, finished, on_event
+        self.device = settings.site.torch_device
+        self.started, self.done, self.total = time.monotonic(), 0, 0
+        self.dead = ""  # why the device can no longer be used
+
+    def records(self, cases: Sequence[Case], users: UserCandidates) -> Iterator[Record]:
+        todo = [(case, self._missing(case)) for case in cases]
+        self.total = sum(len(missing) for _, missing in todo)
+        self._tell("start", text=self.settings.run_id)
+        if self.finished:
+            self._tell("note", text=f"resuming run {self.settings.run_id}: {len(self.finished)} records are there")
+        with quick_collections(), users:
+            for index, (case, missing) in enumerate(todo):
+                if missing:
+                    yield from self._workload(case, missing, sum(1 for _, m in todo[index:] if m))
+        self._tell("end")
+
+    def _missing(self, case: Case) -> set[tuple[str, str]]:
+        """(backend, policy) pairs that still need a record."""
+        return {
+            (name, policy)
+            for policy in self.settings.policies
+            for name in case.names
+            if _key(case.workload, name, policy) not in self.finished
+        }
+
+    def _workload(self, case: Case, missing: set[tuple[str, str]], workloads_left: int) -> Iterator[Record]:
+        s = self.settings
+        self._tell("workload", case.workload)
+        reason = self.dead or case.workload.unsupported or self._too_large(case)
+        if reason:
+            yield from self._reasons(case, missing, "unsupported", reason)
+            return
+        try:
+            candidates = self._candidates(case, {name for name, _ in missing})
+        except Exception as error:
+            failure = failure_of(error, self.device)
+            self.dead = failure.reason if failure.kind == "fatal" else ""
+            yield from self._reasons(case, missing, failure.status, failure.reason)
+            return
+        finally:
+            release(self.device)
+        for place, policy in enumerate(s.policies):
+            wanted = [c for c in candidates if (c.name, policy) in missing]
+            left = workloads_left * len(s.policies) - place
+            yield from self._policy(case, policy, wanted, self._budget(left))
+            release(self.device)
+
+    def _candidates(self, case: Case, names: set[str]) -> list[Candidate]:
+        """The candidates of `names`, gated."""
+        found: list[Candidate] = []
+        for candidate in case.candidates(names, self.settings.seed):
+            found.append(candidate)
+            if candidate.name not in BASELINE_NAMES:
+                self._tell("gate", case.workload, candidate.name, text=candidate.reason or "ok")
+            if candidate.fatal:
+                self.dead = f"{candidate.name} left the device unusable ({candidate.reason})"
+        return found
+
+    def _policy(self, case: Case, policy: str, candidates: list[Candidate], budget: Budget) -> Iterator[Record]:
+        ready = [c for c in candidates if c.bind is not None and policy in c.policies and not self.dead]
+        outcomes: dict[int, Outcome] = {}
+        tried: dict[int, int] = {}
+        try:
+            if ready:
+                outcomes, tried = self._timed(case, policy, ready, budget)
+        except Exception as error:  # operands that do not fit, or a device that died while they were made
+            failure = failure_of(error, self.device)
+            outcomes = {id(c): failure for c in ready}
+        if not self.dead and not device_alive(self.device):
+            self.dead = next(
+                (f"{c.name}: {o.reason}" for c in ready if isinstance(o := outcomes.get(id(c)), Failure)),
+                "the device stopped answering",
+            )
+        for candidate in _without_slower_ways(candidates, outcomes):
+            outcome = outcomes.get(id(candidate))
+            if outcome is not None or candidate not in ready:  # else slower than another config of its backend
+                yield self._emit(self._record(case, policy, candidate, outcome, tried.get(id(candidate))))
+
+    def _timed(
+        self, case: Case, policy: str, ready: list[Candidate], budget: Budget
+    ) -> tuple[dict[int, Outcome], dict[int, int]]:
+        """By `id` the outcome of each of `ready` that is worth a full measurement, and the configs it was one of."""
+        s = self.settings
+
+        def tell(index: int, medians: Mapping[str, float]) -> None:
+            self._tell("round", case.workload, policy=policy, text=str(index), medians=_rivals(medians))
+
+        sets = case.input_sets(s.seed)
+        tried: dict[int, int] = {}
+        if s.tune_configs:
+            ready, tried = pick_configs(ready, sets, policy, self.device)
+        timed = time_on_sets(ready, sets, policy, self.device, budget, tell)
+        return {id(c): outcome for c, outcome in zip(ready, timed, strict=True)}, tried
+
+    def _record(
+        self, case: Case, policy: str, candidate: Candidate, outcome: Outcome | None, tried: int | None
+    ) -> Record:
+        s = self.settings
+        why = "it cannot be captured in a CUDA graph" if policy not in candidate.policies else self.dead
+        limit = bound(candidate.work, s.site.device, case.dtype_key)
+        return case.record(
+            candidate, policy, outcome, limit, env=s.env, run=s.run_id, tried=tried, unmeasured=f"not measured: {why}"
+        )
+
+    def _reasons(self, case: Case, missing: set[tuple[str, str]], status: str, reason: str) -> Iterator[Record]:
+        """One record with `reason` for each candidate that was to run."""
+        self.total -= sum(1 for name, _ in missing if name in BASELINE_NAMES)
+        for policy in self.settings.policies:
+            for name in case.names:
+                if (name, policy) in missing and name not in BASELINE_NAMES:
+                    absent = Candidate(name, case.work, status=status, reason=reason)
+                    yield self._emit(self._record(case, policy, absent, None, None))
+
+    def _too_large(self, case: Case) -> str:
+        need, free = case.memory_needed, free_memory(self.device)
+        if not free or need <= 0.95 * free:
+            return ""
+        return f"needs about {need / 1e9:.1f} GB, {free / 1e9:.1f} GB are free on {self.settings.site.device.name}"
+
+    def _budget(self, measurements_left: int) -> Budget:
+        s = self.settings
+        base = _GPU_BUDGET[s.quick]
+        if s.rounds is not None:
+            return replace(base, seconds=math.inf, min_rounds=s.rounds, max_rounds=s.rounds, rel_ci=0.0)
+        if s.seconds is None:
+            return base
+        left = max(s.seconds - (time.monotonic() - self.started), 0.0)
+        # Gating takes its part of a share, too.
+        return replace(base, seconds=min(base.seconds, 0.7 * left / max(measurements_left, 1)))
+
+    def _emit(self, record: Record) -> Record:
+        if self.settings.out_path is not None:
+            append(self.settings.out_path, record)
+        self.done += 1
+        self._tell("record", None, record.backend, record.policy, record=record)
+        return record
+
+    def _tell(
+        self, kind: str, workload: Workload | None = None, backend: str = "", policy: str = "", **more: Any
+    ) -> None:
+        eta = None
+        if self.done and self.total:
+            spent = time.monotonic() - self.started
+            eta = spent / self.done * max(self.total - self.done, 0)
+        name = record_name(workload) if workload else more["record"].workload if more.get("record") else ""
+        self.on_event(
+            Event(kind, name, backend, policy, done=self.done, total=max(self.total, self.done), eta_s=eta, **more)
+        )
+
+
+def _without_slower_ways(candidates: Sequence[Candidate], outcomes: Mapping[int, Outcome]) -> list[Candidate]:
+    """`candidates`, but of each baseline its fastest way alone; the first if none has a time."""
+
+    def seconds(candidate: Candidate) -> float:
+        outcome = outcomes.get(id(candidate))
+        return outcome.time_s if isinstance(outcome, Measurement) else math.inf
+
+    ways = [[c for c in candidates if c.name == name] for name in BASELINE_NAMES]
+    best = [min(group, key=seconds) for group in ways if group]
+    return [c for c in candidates if c.name not in BASELINE_NAMES or any(c is b for b in best)]
+
+
+def _rivals(medians: Mapping[str, float]) -> dict[str, float]:
+    """Without the baselines, which no rival has to beat."""
+    return {name: seconds for name, seconds in medians.items() if name not in BASELINE_NAMES}
+
+
+def _key(workload: Workload, backend: str, policy: str) -> tuple[str, ...]:
+    """`Record.key` of a time that is still to be measured."""
+    shape = json.dumps(workload.shape(), sort_keys=True)
+    return (workload.op, record_name(workload), shape, workload.dtype, SECONDS, policy, backend)
+
+
+def resumed(path: Path, env: Env) -> tuple[str, list[Record]]:
+    """The id of the last run on this machine in `path`, and its records; a new id if there is none."""
+    same = [r for r in read(path) if same_machine(r.env, env)] if path.is_file() else []
+    run_id = same[-1].run if same else new_run_id()
+    return run_id, [r for r in same if r.run == run_id]

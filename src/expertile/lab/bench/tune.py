@@ -1,0 +1,345 @@
+"""Measure every backend and config on many problems, and turn the records into the table that `auto` reads.
+
+    problem -> narrow the field by the table so far (`tune_field`) -> screen it in a short measurement
+            -> gate the finalists -> time them interleaved -> records
+    records -> table (`ops/grouped_mm/tuned.py`)
+
+The screening's times go nowhere: what stands in a record or in the table has passed the gate and was timed beside its
+rivals. Only backends that `auto` may choose take part: on a GPU none that reads group sizes on the host.
+"""
+
+from __future__ import annotations
+
+import time
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from expertile.device import Device
+from expertile.lab.bench.precompile import Job, precompile
+from expertile.lab.bench.tune_field import Pair, narrowed
+from expertile.lab.bench.tune_problems import problems, seed_of
+from expertile.lab.measure.env import Env
+from expertile.lab.measure.environment import capture_env, new_run_id, same_machine
+from expertile.lab.measure.interleaved import (
+    Budget,
+    Measurement,
+    TimedCall,
+    device_alive,
+    failure_of,
+    quick_collections,
+    release,
+    time_interleaved,
+)
+from expertile.lab.measure.timers import GraphTimer, HostTimer, Timer, sets_for
+from expertile.lab.operators.grouped_mm import grouped_mm, memory_needed
+from expertile.lab.race.case import Candidate, Case, Site
+from expertile.lab.race.operands import free_memory, operand_sets
+from expertile.lab.race.operator import record_name
+from expertile.lab.race.record import Record, append, read
+from expertile.lab.race.timing import time_on_sets
+from expertile.lab.race.workloads import GroupedWorkload, grouped
+from expertile.ops.grouped_mm.backend import Backend, Operands, config_dict
+from expertile.ops.grouped_mm.backends import BACKENDS, CPU_ORDER
+from expertile.ops.grouped_mm.choose import auto_configs
+from expertile.ops.grouped_mm.model import synchronises
+from expertile.ops.grouped_mm.problem import Layout, Problem, tf32_allowed
+from expertile.ops.grouped_mm.tuned import Measured, Table, Timed, features_of
+from expertile.roofline import bound
+
+PRECOMPILE_SHARE = 0.5  # of the time, at most
+_CLOSE = 1.10  # a config within that of the fastest in the screening is a finalist
+_FINALISTS = 6  # besides the best of each backend
+_EAGER_BELOW_S = 30e-6  # below that bound an eager call is mostly launch, and is measured as well
+_SCREENING = Budget(0.4, min_rounds=3, max_rounds=3, rel_ci=1.0)
+# Enough for intervals of 1 %: median and 95 % interval of 9 samples or more.
+_FINAL = Budget(0.6, min_rounds=9, max_rounds=15, rel_ci=0.01)
+_MEMORY_SHARE = 0.4
+_SCREENING_SETS = 32
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Where and how a run measures."""
+
+    device: Device
+    torch_device: torch.device
+    env: Env
+    run_id: str
+    seed: int
+
+    @staticmethod
+    def current(seed: int = 0, run_id: str = "", device: torch.device | str | None = None) -> Machine:
+        site = Site.current(device)
+        return Machine(site.device, site.torch_device, capture_env(site.device), run_id or new_run_id(), seed)
+
+    @property
+    def policy(self) -> str:
+        """What `auto` goes by: graph replay, which a CPU does not have."""
+        return "graph" if self.torch_device.type == "cuda" else "eager"
+
+    def case(self, workload: GroupedWorkload, rivals: Sequence[Pair] = ()) -> Case:
+        """`workload` and these pairs of backend and config, without baselines."""
+        return Case(workload, Site(self.device, self.torch_device), grouped_mm([r.alone for r in rivals]))
+
+    def problem(self, workload: GroupedWorkload) -> Problem:
+        """What the library would see of `workload`: on a GPU no group sizes."""
+        problem = workload.problem(self.torch_device.type, tf32_allowed())
+        return problem.with_sizes(workload.group_sizes if self.torch_device.type == "cpu" else None)
+
+
+def resumed(machine: Machine, path: Path | None) -> tuple[Machine, list[Record]]:
+    """What `path` holds from this machine and software, and the machine under the run id of the last such record.
+
+    Nothing and the machine as it is where there is no path, no file or no such record.
+    """
+    old = [r for r in read(path) if same_machine(r.env, machine.env)] if path is not None and path.is_file() else []
+    return (replace(machine, run_id=old[-1].run) if old else machine), old
+
+
+def field(workload: GroupedWorkload, machine: Machine, backends: Sequence[Backend] = BACKENDS) -> tuple[Pair, ...]:
+    """Those of `pairs` that are screened on `workload`; the same at every call."""
+    every = pairs(workload, machine, backends)
+    seed = zlib.crc32(f"{machine.seed} {record_name(workload)}".encode())
+    return narrowed(every, machine.problem(workload), machine.device, machine.policy, seed)
+
+
+def pairs(workload: GroupedWorkload, machine: Machine, backends: Sequence[Backend] = BACKENDS) -> tuple[Pair, ...]:
+    """All that `auto` may choose for `workload`, in the order in which ties are settled."""
+    problem, device = machine.problem(workload), machine.device
+    found = []
+    for backend in backends:
+        interpreted = device.kind != "cuda" and backend in BACKENDS and backend.name not in CPU_ORDER
+        if interpreted or synchronises(backend, problem, device) or backend.supports(problem, device) is not None:
+            continue
+        found += [Pair(backend, config) for config in auto_configs(backend, problem, device)]
+    return tuple(found)
+
+
+def tune(
+    minutes: float,
+    path: Path,
+    *,
+    resume: bool = False,
+    seed: int = 0,
+    backends: Sequence[Backend] = BACKENDS,
+    workloads: Iterator[GroupedWorkload] | None = None,
+    most: int | None = None,
+    device: torch.device | str | None = None,
+    say: Say = lambda text: None,
+) -> list[Record]:
+    """Measure `workloads` (by default `tune_problems.problems`) for about `minutes`, at most `most` of them.
+
+    Every record is appended to `path` as it is made and all of this run's are returned; with `resume` those that `path`
+    holds from this machine and software are kept and their problems skipped. Raises ValueError for minutes that are not
+    positive.
+    """
+    if not minutes > 0:
+        raise ValueError(f"minutes: expected more than 0, got {minutes}")
+    start = time.monotonic()
+    machine, old = resumed(Machine.current(seed, device=device), path if resume else None)
+    if old:
+        say(f"resuming run {machine.run_id}: {len({r.workload for r in old})} problems are there")
+    finished = {r.workload for r in old}
+    source = workloads if workloads is not None else problems(machine.device, seed)
+    todo = take(source, finished, most if most is not None else max(4, round(60 * minutes)))
+    ready = compile_all(todo, machine, backends, PRECOMPILE_SHARE * minutes * 60, say)
+    deadline = start + minutes * 60
+    records = list(old)
+    with quick_collections():
+        for done, workload in enumerate(sorted(todo, key=lambda w: record_name(w) not in ready)):
+            if time.monotonic() > deadline:
+                say(f"time is up after {done} of {len(todo)} problems; --resume goes on")
+                break
+            made = measure(workload, machine, field(workload, machine, backends), say=say)
+            append(path, *made)
+            records += made
+            if not device_alive(machine.torch_device):
+                say("the device stopped answering; --resume goes on with the next problem")
+                break
+    return records
+
+
+def take(source: Iterator[GroupedWorkload], finished: set[str], most: int) -> list[GroupedWorkload]:
+    """The first `most` workloads of `source` that are not among the `finished` names."""
+    found: list[GroupedWorkload] = []
+    for workload in source:
+        if len(found) >= most:
+            break
+        if record_name(workload) not in finished:
+            found.append(workload)
+    return found
+
+
+def compile_all(
+    todo: Sequence[GroupedWorkload], machine: Machine, backends: Sequence[Backend], seconds: float, say: Say
+) -> set[str]:
+    """Compile our kernels for `todo` in parallel, for at most `seconds`; the names of the problems that are through."""
+    if machine.torch_device.type != "cuda":
+        return set()
+    jobs = {
+        record_name(w): [
+            Job(w, e.backend.name, e.config)
+            for e in field(w, machine, backends)
+            if not e.backend.peer and config_dict(e.config)
+        ]
+        for w in todo
+    }
+    flat = [job for of_workload in jobs.values() for job in of_workload]
+    start = time.monotonic()
+    done = precompile(flat, seconds)
+    say(f"compiled {len(done)} of {len(flat)} pairs of problem and config in {time.monotonic() - start:.0f} s")
+    return {name for name, of_workload in jobs.items() if done.issuperset(of_workload)}
+
+
+def measure(
+    workload: GroupedWorkload,
+    machine: Machine,
+    rivals: Sequence[Pair],
+    *,
+    always: Sequence[Pair] = (),
+    say: Say = lambda text: None,
+) -> list[Record]:
+    """Records of the fastest of `rivals` (and of each backend's best, and of `always`) on `workload`, gated and timed.
+
+    A rival that fails is a record with a reason. Where the whole problem cannot be measured nothing comes back.
+    """
+    start = time.monotonic()
+    try:
+        need, free = memory_needed(workload), free_memory(machine.torch_device)
+        if free and need > 0.9 * free:
+            raise MemoryError(f"needs {need / 1e9:.1f} GB, {free / 1e9:.1f} GB are free")
+        finalists = _screen(workload, machine, rivals, always)
+        release(machine.torch_device)
+        case = machine.case(workload, finalists)
+        candidates = list(case.candidates({r.backend.name for r in finalists}, machine.seed + 1))
+        release(machine.torch_device)
+        records = _final(case, machine, candidates, machine.policy)
+        limit = bound(case.work, machine.device, case.dtype_key)
+        if machine.policy == "graph" and limit.seconds < _EAGER_BELOW_S:
+            records += _final(case, machine, candidates, "eager")
+    except Exception as error:
+        say(f"{record_name(workload)}: {failure_of(error, machine.torch_device).reason}")
+        return []
+    finally:
+        release(machine.torch_device)
+    ok = [r for r in records if r.status == "ok" and r.policy == machine.policy]
+    if ok:
+        best = min(ok, key=lambda r: r.time_s or 0.0)
+        took = time.monotonic() - start
+        say(
+            f"{record_name(workload)}: {best.backend} {(best.time_s or 0.0) * 1e6:.1f} µs, {best.tflops:.0f} TFLOP/s, "
+            f"{best.gbps:.0f} GB/s ({len(rivals)} screened, {took:.1f} s)"
+        )
+    return records
+
+
+def _screen(workload: GroupedWorkload, machine: Machine, rivals: Sequence[Pair], always: Sequence[Pair]) -> list[Pair]:
+    """The finalists: within _CLOSE of the fastest, and the best of each backend; `always` in any case."""
+    count = sets_for(
+        workload.memory_nbytes,
+        machine.device.l2_bytes,
+        _MEMORY_SHARE * free_memory(machine.torch_device),
+        _SCREENING_SETS,
+    )
+    sets = operand_sets(workload, machine.torch_device, count, machine.seed)
+    problem = machine.problem(workload)
+    cuda = machine.torch_device.type == "cuda"
+    timer: Timer = GraphTimer(machine.torch_device, replay_s=2e-4, most=64) if cuda else HostTimer(most=3)
+    outcomes = time_interleaved(
+        [TimedCall(str(i), _call(r, problem, sets)) for i, r in enumerate(rivals)],
+        policy=machine.policy,
+        device=machine.torch_device,
+        num_sets=count,
+        budget=_SCREENING,
+        timer=timer,
+    )
+    times = {r: o.time_s for r, o in zip(rivals, outcomes.values(), strict=True) if isinstance(o, Measurement)}
+    order = sorted(times, key=times.__getitem__)
+    close = [r for r in order if times[r] <= _CLOSE * times[order[0]]][:_FINALISTS]
+    best_of = {r.backend.name: r for r in reversed(order)}
+    keep = {*close, *best_of.values(), *always}
+    # Backends whose every config failed are kept once: their record says why.
+    keep |= {r for i, r in enumerate(rivals) if r.backend.name not in {x.backend.name for x in (*keep, *rivals[:i])}}
+    return [r for r in rivals if r in keep] + [r for r in always if r not in rivals]
+
+
+def _call(rival: Pair, problem: Problem, sets: Sequence[Operands]) -> Callable[[int], Any]:
+    return lambda index: rival.backend.run(problem, sets[index], rival.config, None)
+
+
+def _final(case: Case, machine: Machine, candidates: Sequence[Candidate], policy: str) -> list[Record]:
+    ready = [c for c in candidates if c.bind is not None]
+    timed = time_on_sets(ready, case.input_sets(machine.seed), policy, machine.torch_device, _FINAL)
+    outcomes = {id(c): o for c, o in zip(ready, timed, strict=True)}
+    limits = [bound(c.work, machine.device, case.dtype_key) for c in candidates]
+    return [
+        case.record(c, policy, outcomes.get(id(c)), limit, env=machine.env, run=machine.run_id)
+        for c, limit in zip(candidates, limits, strict=True)
+    ]
+
+
+def workload_of(record: Record) -> GroupedWorkload:
+    """The workload that a record of a grouped product was made on."""
+    s = record.shape
+    return grouped(
+        record.workload,
+        "",
+        Layout(s["layout"]),
+        s["group_sizes"],
+        s["m"],
+        s["n"],
+        s["k"],
+        record.dtype,
+        op=record.op,
+        a_layout=s["a_layout"],
+        b_layout=s["b_layout"],
+        routing=s["routing"],
+    )
+
+
+def table_of(records: Sequence[Record], backends: Sequence[Backend] = BACKENDS) -> Table:
+    """The table of the records of one machine. Raises ValueError where none has a time, or for several machines.
+
+    Of a problem that several runs measured the one begun last alone counts, as times are compared within a run; of
+    several records of one backend and config in it, the last.
+    """
+    names = {b.name for b in backends}
+    ok = [r for r in records if r.status == "ok" and r.backend in names]
+    if not ok:
+        raise ValueError("records: expected at least one with a time, got none")
+    gpus = sorted({r.env.gpu for r in ok})
+    if len(gpus) > 1:
+        raise ValueError(f"records: expected those of one GPU, got {', '.join(gpus)}")
+    begun: dict[str, str] = {}
+    for r in ok:
+        begun[r.run] = min(r.date, begun.get(r.run, r.date))
+    ok.sort(key=lambda r: begun[r.run])
+    times: dict[tuple[str, str], dict[tuple[str, str], Timed]] = {}
+    first: dict[str, Record] = {}
+    runs: dict[tuple[str, str], str] = {}
+    for r in ok:
+        # A name is unique within a run only.
+        name = f"{r.workload} {r.dtype} {sorted(r.shape.items())}"
+        first.setdefault(name, r)
+        config: Mapping[str, Any] = {k: v for k, v in r.config.items() if k not in ("tried", "sizes")}
+        if runs.setdefault((name, r.policy), r.run) != r.run:
+            runs[(name, r.policy)] = r.run
+            times.pop((name, r.policy))
+        found = times.setdefault((name, r.policy), {})
+        found[(r.backend, str(sorted(config.items())))] = Timed(r.backend, config, r.time_s or 0.0)
+    kind = "cpu" if ok[-1].env.driver is None and not any(r.policy == "graph" for r in ok) else "cuda"
+    measured = []
+    for (name, policy), found in times.items():
+        features = features_of(workload_of(first[name]).problem(kind))
+        measured.append(Measured(features, policy, tuple(sorted(found.values(), key=lambda t: t.seconds))))
+    env = ok[-1].env
+    versions = {"torch": env.torch, "triton": env.triton, "expertile": env.expertile, "driver": env.driver}
+    seeds = {seed for r in ok if (seed := seed_of(r.shape["routing"])) is not None}
+    return Table(env.gpu, max(r.date for r in ok)[:10], versions, tuple(measured), tuple(sorted(seeds)))

@@ -1,0 +1,165 @@
+"""Does `auto` keep its promise? On problems that no table has seen, its choice is timed beside every rival."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from expertile.lab.bench.tune import Machine, compile_all, field, measure, resumed, take
+from expertile.lab.bench.tune_field import Pair
+from expertile.lab.bench.tune_problems import design
+from expertile.lab.measure.interleaved import quick_collections
+from expertile.lab.race.operator import record_name
+from expertile.lab.race.record import Record, append
+from expertile.lab.race.workloads import GroupedWorkload
+from expertile.ops.grouped_mm.backend import Backend, config_dict
+from expertile.ops.grouped_mm.backends import BACKENDS
+from expertile.ops.grouped_mm.choose import choose
+from expertile.ops.grouped_mm.tuned import features_of, load_table
+
+AUTO = "auto"
+PROMISE = 0.97
+# Far from the seeds of `tune`; those that are in the table already are passed over.
+FIRST_SEED = 20011
+_PRESET = "auto"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """`auto` on one problem: `share` is the best time over auto's, 1 where auto is the best."""
+
+    workload: str
+    backend: str
+    share: float
+    best: str
+    why: str
+
+
+def verify(
+    count: int,
+    path: Path,
+    minutes: float,
+    *,
+    resume: bool = False,
+    seed: int | None = None,
+    backends: Sequence[Backend] = BACKENDS,
+    workloads: Iterator[GroupedWorkload] | None = None,
+    device: torch.device | str | None = None,
+    say: Callable[[str], None] = lambda text: None,
+) -> list[Record]:
+    """Time `auto` against every rival on `count` random problems, as far as `minutes` go.
+
+    The records of each problem are those of the finalists and one more with backend "auto", the same measurement as
+    that of the rival it chose; its `reason` says why it was chosen. Appended to `path`; `resume` keeps what is there.
+    `seed` draws the problems: by default the first from FIRST_SEED on that drew none in this GPU's table. It stands in
+    the records (`shape.routing`). Raises ValueError for a seed that is in the table, and for a count or minutes that
+    are not positive.
+    """
+    if count < 1:
+        raise ValueError(f"verify: expected 1 problem or more, got {count}")
+    if not minutes > 0:
+        raise ValueError(f"minutes: expected more than 0, got {minutes}")
+    start = time.monotonic()
+    machine = Machine.current(device=device)
+    seed = _fresh_seed(machine, seed)
+    machine, old = resumed(replace(machine, seed=seed), path if resume else None)
+    say(f"problems drawn by seed {seed}")
+    finished = {r.workload for r in old}
+    source = workloads if workloads is not None else _unseen(machine, seed)
+    left = count - len(finished)
+    todo = take(source, finished, left) if left > 0 else []
+    ready = compile_all(todo, machine, backends, 0.5 * minutes * 60, say)
+    records = list(old)
+    with quick_collections():
+        for done, workload in enumerate(sorted(todo, key=lambda w: record_name(w) not in ready)):
+            if time.monotonic() > start + minutes * 60:
+                say(f"time is up after {done} of {len(todo)} problems; --resume goes on")
+                break
+            rivals = field(workload, machine, backends)
+            choice = choose(machine.problem(workload), machine.device, tuple(backends), machine.policy, True)
+            chosen = Pair(choice.backend, choice.config)
+            made = [
+                r for r in measure(workload, machine, rivals, always=(chosen,), say=say) if r.policy == machine.policy
+            ]
+            shown = config_dict(chosen.config)
+            mine = [r for r in made if r.backend == chosen.backend.name and _same(r, shown)]
+            made += [
+                replace(r, backend=AUTO, config={"backend": r.backend, **r.config}, reason=r.reason or choice.why)
+                for r in mine
+            ]
+            append(path, *made)
+            records += made
+    return records
+
+
+def _same(record: Record, config: dict[str, object]) -> bool:
+    return {k: v for k, v in record.config.items() if k != "sizes"} == config
+
+
+def _fresh_seed(machine: Machine, seed: int | None) -> int:
+    """`seed`, or one of our own, that is not among those that drew problems of this GPU's table."""
+    table = load_table(machine.device.slug)
+    seen = table.seeds if table is not None else ()
+    if seed is None:
+        return next(s for s in itertools.count(FIRST_SEED) if s not in seen)
+    if seed in seen:
+        raise ValueError(f"seed: expected one that drew no problem of the table, got {seed} (there are {list(seen)})")
+    return seed
+
+
+def _unseen(machine: Machine, seed: int) -> Iterator[GroupedWorkload]:
+    """Designed problems that are not in this GPU's table."""
+    table = load_table(machine.device.slug)
+    seen = {m.features for m in table.problems} if table else set()
+    for workload in design(machine.device, seed, _PRESET, any_count=True):
+        if features_of(workload.problem(machine.device.kind)) not in seen:
+            yield workload
+
+
+def verdicts(records: Sequence[Record]) -> list[Verdict]:
+    """One for each problem on which auto and another have a time, the worst first.
+
+    A problem where auto has none although a rival has one counts as a share of 0.
+    """
+    by_problem: dict[str, list[Record]] = {}
+    for r in records:
+        by_problem.setdefault(r.workload, []).append(r)
+    found = []
+    for name, of_problem in by_problem.items():
+        rivals = [r for r in of_problem if r.status == "ok" and r.backend != AUTO]
+        if not rivals:
+            continue
+        best = min(rivals, key=lambda r: r.time_s or math.inf)
+        auto = next((r for r in of_problem if r.backend == AUTO), None)
+        time_s = auto.time_s if auto is not None and auto.status == "ok" else None
+        share = (best.time_s or 0.0) / time_s if time_s else 0.0
+        backend = str(auto.config.get("backend", "")) if auto is not None else ""
+        found.append(Verdict(name, backend, share, _named(best), auto.reason if auto is not None else "no time"))
+    return sorted(found, key=lambda v: v.share)
+
+
+def _named(record: Record) -> str:
+    config = " ".join(f"{k}={v}" for k, v in record.config.items())
+    return f"{record.backend} {config}".strip()
+
+
+def summary(found: Sequence[Verdict], worst: int = 10) -> list[str]:
+    """Sentences: how often auto keeps within PROMISE, the geometric mean, and the worst problems with the reason."""
+    if not found:
+        return ["auto: nothing was measured"]
+    kept = sum(v.share >= PROMISE for v in found)
+    mean = math.exp(sum(math.log(max(v.share, 1e-3)) for v in found) / len(found))
+    lines = [
+        f"auto is at {PROMISE:.2f} or more of the best on {kept} of {len(found)} problems ({kept / len(found):.1%}); "
+        f"geometric mean {mean:.4f}, worst {found[0].share:.3f}"
+    ]
+    for v in found[:worst]:
+        if v.share < 1.0:
+            lines.append(f"{v.share:.3f} {v.workload}: best is {v.best}; auto took {v.why or 'nothing'}")
+    return lines
