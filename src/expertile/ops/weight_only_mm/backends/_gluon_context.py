@@ -14,7 +14,7 @@ class Context:
     GROUP: values of K that share a scale, 0 where a row has only one. GROUPS: scales of a row in one stage. SCALE: what
     the scales multiply, "fused" or "weight" (the unpacked weights), "sum" (the product of a group) or "tile" (the whole
     sum); "mxfp4": weights of that format, four scales in a word, GROUP 128 for the four. ORDERED: two consumers queue
-    their products in order (`hopper/ordered_barrier.py`). PAIRS: two blocks of MXFP4 are unpacked at a time. """
+    their products in order (`hopper/ordered_barrier.py`). PAIRS: two blocks of MXFP4 are unpacked at a time."""
 
     x_desc: tma.tensor_descriptor
     w_desc: tma.tensor_descriptor
