@@ -11,11 +11,10 @@ class Context:
     """Shared memory: x of a stage [BLOCK_M, BLOCK_K]; w of a stage and consumer [COLS, BLOCK_K / 8] words; scales and
     zeros of a stage and group of K [BLOCK_N]; results of a consumer [BLOCK_M / STORE_PARTS, COLS].
 
-    GROUP: values of K that share a scale, 0 where a row has only one. GROUPS: scales of a row in one stage.
-    SCALE: what the scales multiply, "fused" or "weight" (the unpacked weights), "sum" (the product of a group) or
-    "tile" (the whole sum); "mxfp4": weights of that format, four scales in a word, GROUP 128 for the four. TURNS: two
-    consumers queue their products in turns (`hopper/turns.py`). PAIRS: two blocks of MXFP4 are unpacked at a time.
-    """
+    GROUP: values of K that share a scale, 0 where a row has only one. GROUPS: scales of a row in one stage. SCALE: what
+    the scales multiply, "fused" or "weight" (the unpacked weights), "sum" (the product of a group) or "tile" (the whole
+    sum); "mxfp4": weights of that format, four scales in a word, GROUP 128 for the four. ORDERED: two consumers queue
+    their products in order (`hopper/ordered_barrier.py`). PAIRS: two blocks of MXFP4 are unpacked at a time."""
 
     x_desc: tma.tensor_descriptor
     w_desc: tma.tensor_descriptor
@@ -56,6 +55,6 @@ class Context:
     SPLIT_K: gl.constexpr
     STORE_PARTS: gl.constexpr
     TAILS: gl.constexpr
-    TURNS: gl.constexpr
+    ORDERED: gl.constexpr
     PAIRS: gl.constexpr
     BF16: gl.constexpr

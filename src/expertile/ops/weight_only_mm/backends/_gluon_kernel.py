@@ -18,7 +18,7 @@ unpacked, and while one consumer adds up, they work for the others. Scales multi
 
 Left to themselves two consumers fall into step: both unpack, then both wait for products (on an H200, tiles of 64 x
 256: 422 clocks for 64 x 128 weights, of which products need 256 and unpacking 160). With TURNS, one queues its products
-while the other unpacks (`hopper/turns.py`, one turn a stage).
+while the other unpacks (`hopper/ordered_barrier.py`, one round a stage).
 
 With SPLIT_K > 1 the steps of a tile are dealt out to that many programs, each storing its float32 sum into a slice of
 its own, [SPLIT_K, M, N], which are added up in order afterwards: same bits every time.
@@ -37,11 +37,14 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from expertile.ops.hopper.columns import pieces
+from expertile.ops.hopper.ordered_barrier import ordered_arrive as pass_turn
+from expertile.ops.hopper.ordered_barrier import ordered_begin as open_turns
+from expertile.ops.hopper.ordered_barrier import ordered_end as close_turns
+from expertile.ops.hopper.ordered_barrier import ordered_wait as take_turn
 from expertile.ops.hopper.prologue import make_barriers
 from expertile.ops.hopper.ring import advance
 from expertile.ops.hopper.store import bias_of
 from expertile.ops.hopper.tiles import WRAP, locate, make_plan
-from expertile.ops.hopper.turns import close_turns, open_turns, pass_turn, take_turn
 from expertile.ops.hopper.units import span
 from expertile.ops.launch.versions import tma_load, tma_store
 from expertile.ops.weight_only_mm.backends._gluon_context import Context

@@ -44,7 +44,7 @@ def _copy_scales(p, i, rows, cols, at_b, block, bar):
 
 
 @gluon.jit
-def feed(p):
+def produce(p):
     """The loading warp: every unit's stages, in the order in which the consumers take them."""
     BOXES: gl.constexpr = p.BLOCK_M // p.A_BOX
     along: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])

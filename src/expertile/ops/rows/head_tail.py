@@ -1,12 +1,13 @@
-"""Rows that start anywhere, read and written 16 bytes at a time: a body between 16-byte boundaries, and two edges.
+"""Vectorised rows that start anywhere: a body of whole 16-byte words, and a head and a tail of single elements.
 
 Where rows are no multiple of 16 bytes, each starts at another place of its first 16-byte word. The body of a row is its
-whole words, which can be moved as vectors; what is left are fewer than VECTOR elements before it and as many after it,
-one by one. No byte of another row is read or written. VECTOR is 16 bytes in elements, or a multiple of that; tensors
-start at such a boundary and their strides are alike modulo VECTOR, so that all their rows are cut at the same columns.
+whole words, which move as vectors. The head (fewer than VECTOR elements before the body) and the tail (fewer than
+VECTOR after it) move one element at a time. No byte of another row is read or written. VECTOR is 16 bytes in elements,
+or a multiple of that. Tensors start at such a boundary and their strides are alike modulo VECTOR, so that all their
+rows are cut at the same columns.
 
-Edges stand upright, [2 * VECTOR, BLOCK_R], rows side by side: lying like the body, they would be given its layout, in
-which a thread has 16 bytes side by side, and two threads of a warp would do all the work.
+Head and tail, the ends, stand upright: [2 * VECTOR, BLOCK_R], rows side by side. In the layout of the body a thread has
+16 bytes side by side, and two threads of a warp would do all the work.
 """
 
 from __future__ import annotations
@@ -30,19 +31,19 @@ def cut(rows, C, VECTOR: tl.constexpr):
 
 @triton.jit
 def slice_length(row, C, rank, SLICE: tl.constexpr, VECTOR: tl.constexpr):
-    """Elements of a row's slice `rank`, of SLICE elements of the body or fewer; the first has the edges too."""
+    """Elements of a row's slice `rank`, of SLICE elements of the body or fewer; slice 0 has head and tail too."""
     if VECTOR > 1:
         _, body = cut(row, C, VECTOR)
-        edges = tl.where(rank == 0, C - body, 0)
-        return tl.minimum(tl.maximum(body - rank * SLICE, 0), SLICE) + edges
+        ends = tl.where(rank == 0, C - body, 0)
+        return tl.minimum(tl.maximum(body - rank * SLICE, 0), SLICE) + ends
     else:
         return tl.minimum(tl.maximum(C - (rank + 0 * row) * SLICE, 0), SLICE)
 
 
 @triton.jit
 def place(rows, R, C, rank, VECTOR: tl.constexpr):
-    """Columns of the edges of `rows` [1, BLOCK_R], head then tail, [2 * VECTOR, BLOCK_R], and which lanes have one.
-    If several programs share a row, its edges are the first one's."""
+    """Columns of the heads and tails of `rows` [1, BLOCK_R], [2 * VECTOR, BLOCK_R], and which lanes have an element. If
+    several programs share a row, the first has its head and tail."""
     head, body = cut(rows, C, VECTOR)
     lanes = tl.arange(0, 2 * VECTOR)[:, None]
     after = head + body - VECTOR + lanes
@@ -54,7 +55,7 @@ def place(rows, R, C, rank, VECTOR: tl.constexpr):
 
 @triton.jit
 def load(ptr, rows, stride, R, C, rank, OTHER: tl.constexpr, VECTOR: tl.constexpr):
-    """The edges of `rows` of a tensor; OTHER in lanes that have none."""
+    """Heads and tails of `rows` of a tensor; OTHER in lanes that have no element."""
     cols, inside = place(rows, R, C, rank, VECTOR)
     return tl.load(ptr + (rows.to(tl.int64) * stride + cols), mask=inside, other=OTHER)
 

@@ -6,7 +6,7 @@ column of BLOCK_M / 16 rows, so the addresses of a tile's rows stay in its regis
 tile's row numbers are fetched while the ring is full.
 
 A stage's `full` barrier counts one arrival with b's bytes and one of every gathering thread, which the hardware
-delivers when that thread's copies have landed: nobody waits in between.
+delivers when that thread's copies have landed. No thread waits in between.
 """
 
 from triton.experimental import gluon
@@ -15,7 +15,7 @@ from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 from expertile.ops.hopper.ring import advance
-from expertile.ops.hopper.schedule import draw, publish
+from expertile.ops.hopper.schedule import next_tile, publish
 from expertile.ops.hopper.tiles import locate, make_plan
 from expertile.ops.launch.versions import cp_async, tma_load
 
@@ -76,7 +76,7 @@ def _fill_gathered(p, source, token, g, col, k, left, column, i, phase):
 
 
 @gluon.jit
-def feed_gathered(p):
+def produce_gathered(p):
     """The producers where rows of a are gathered: four warps."""
     ACROSS: gl.constexpr = p.BLOCK_K // _VECTOR
     layout: gl.constexpr = gl.BlockedLayout([1, _VECTOR], [32 // ACROSS, ACROSS], [gl.num_warps(), 1], [1, 0])
@@ -94,7 +94,7 @@ def feed_gathered(p):
     while t < plan.total:
         source = p.a + gl.expand_dims(token.to(gl.int64) * p.A_PITCH * _VECTOR, 1) + gl.expand_dims(column, 0)
         _fill_gathered(p, source, token, g, col, 0, k_len, column, i, phase)
-        after = draw(p, number, t)
+        after = next_tile(p, number, t)
         if p.GROUPS_POW2 <= 128:
             next_g, next_row, next_row_end, next_col, _k0, _k_len = locate(p, plan, after)
             next_token = _tokens(p, next_row, next_row_end, by_row)

@@ -1,4 +1,4 @@
-"""Softmax and norms of rows that are no multiple of 16 bytes, cut into bodies and edges: values, neighbours, loads,
+"""Softmax and norms of rows that are no multiple of 16 bytes, cut into body, head and tail: values, neighbours, loads,
 spills."""
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ if not interpreter.active():
         other = torch.float32 if dtype is torch.float16 else torch.float16
         assert vector(odd, odd, odd.to(other)) == 1
 
-    # Columns, and the most loads and stores of single elements: those of the edges, twice where they come a tile ahead.
+    # Columns, and the most loads and stores of single elements: head and tail, twice where they come a tile ahead.
     @pytest.mark.compile
     @pytest.mark.parametrize("rows, cols", [(8192, 1001), (16384, 4097), (4096, 50257)])
     @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -76,7 +76,7 @@ if not interpreter.active():
         arguments = (x, x if residual else None, weight, weight if centered else None, 1e-6, centered, True)
         (found,) = compiled(90, lambda: norms.forward(*arguments))
         assert found.fits and found.spills <= most_spills(4, 6), str(found)
-        # No row is stored, none is copied in single elements but its edges.
+        # No row is stored, none is copied in single elements but its head and tail.
         stores = re.findall(r"st\.global[.\w]*b16\b", found.ptx)
         assert len(re.findall(r"st\.global[.\w]*v4", found.ptx)) >= 2 + residual
         assert len(stores) <= 2 * (1 + residual), stores
