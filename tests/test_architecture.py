@@ -36,7 +36,7 @@ OPS = (
     "grouped_mm",
     "gathered_mm",
     "scaled_grouped_mm",
-    "int4_grouped_mm",
+    "weight_only_mm",
     "quantize",
     "any_weight",
 )

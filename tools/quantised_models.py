@@ -30,9 +30,9 @@ from typing import Any
 import torch
 
 from expertile.formats.int4 import Int4Weight
-from expertile.ops.int4_grouped_mm.api import int4_grouped_mm
 from expertile.ops.quantize.api import quantize_activations, quantize_weights
 from expertile.ops.scaled_grouped_mm.api import scaled_grouped_mm
+from expertile.ops.weight_only_mm.api import int4_grouped_mm
 
 # A product of rows in expert order with all experts' weights: (rows [R, K], offs [E]) -> [R, N].
 Product = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]

@@ -11,12 +11,12 @@ if TYPE_CHECKING:
     from expertile.device import Device
     from expertile.formats.fp8 import Fp8Blocks
     from expertile.formats.int4 import Int4Weight
+    from expertile.formats.mxfp4 import Mxfp4Weight
     from expertile.moe import MoE, moe_mlp, route
     from expertile.moe.parallel import ExpertParallel, ExpertParallelMoE, ParallelConfig
     from expertile.ops.any_weight import grouped_mm
     from expertile.ops.attention import attention, explain_attention
     from expertile.ops.grouped_mm.api import explain
-    from expertile.ops.int4_grouped_mm.api import int4_grouped_mm
     from expertile.ops.pointwise.add_scalar import add_scalar
     from expertile.ops.pointwise.laplacian import laplacian
     from expertile.ops.quantize.api import (
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from expertile.ops.rows.rms_norm import rms_norm
     from expertile.ops.rows.softmax import softmax
     from expertile.ops.scaled_grouped_mm.api import scaled_grouped_mm
+    from expertile.ops.weight_only_mm.api import int4_grouped_mm, weight_only_mm
 
 # Imported when first asked for: torch takes a second, and kernels need Triton, which not every platform has.
 _LATER = {
@@ -39,13 +40,14 @@ _LATER = {
     "Fp8Blocks": "expertile.formats.fp8",
     "Int4Weight": "expertile.formats.int4",
     "MoE": "expertile.moe",
+    "Mxfp4Weight": "expertile.formats.mxfp4",
     "ParallelConfig": "expertile.moe.parallel",
     "add_scalar": "expertile.ops.pointwise.add_scalar",
     "attention": "expertile.ops.attention",
     "explain": "expertile.ops.grouped_mm.api",
     "explain_attention": "expertile.ops.attention",
     "grouped_mm": "expertile.ops.any_weight",
-    "int4_grouped_mm": "expertile.ops.int4_grouped_mm.api",
+    "int4_grouped_mm": "expertile.ops.weight_only_mm.api",
     "laplacian": "expertile.ops.pointwise.laplacian",
     "layer_norm": "expertile.ops.rows.layer_norm",
     "moe_mlp": "expertile.moe",
@@ -58,6 +60,7 @@ _LATER = {
     "route": "expertile.moe",
     "scaled_grouped_mm": "expertile.ops.scaled_grouped_mm.api",
     "softmax": "expertile.ops.rows.softmax",
+    "weight_only_mm": "expertile.ops.weight_only_mm.api",
 }
 
 __all__ = [
@@ -67,6 +70,7 @@ __all__ = [
     "Fp8Blocks",
     "Int4Weight",
     "MoE",
+    "Mxfp4Weight",
     "ParallelConfig",
     "__version__",
     "add_scalar",
@@ -87,6 +91,7 @@ __all__ = [
     "route",
     "scaled_grouped_mm",
     "softmax",
+    "weight_only_mm",
 ]
 
 

@@ -28,15 +28,10 @@ CHANGE = (
     "| step | latency (ms) | change |\n|---|---|---|\n| base | 80.0 | |\n| a | 64.0 | -20 % |\n"
     "| b | 60.8 | -24 % |\n| c | 52.0 | {} |\n"
 )
-MEAN = (
-    "| net | before (ms) | after (ms) | speedup |\n|---|---|---|---|\n| a | 6.0 | 4.0 | 1.50x |\n"
-    "| b | 2.6 | 2.0 | 1.30x |\n| c | 4.2 | 3.0 | 1.40x |\n| average | | | {} |\n"
-)
 COPIES = (
     "#   size   time  algbw\n#    (B)   (us) (GB/s)\n 1048576  45.1  23.2\n 16777216 101.9 164.6\n"
     " 268435456 1099.0 244.3\n 1073741824 3950.0 {}\n"
 )
-SHARES = "RTX 4070\n\n- first: 386.5 GB/s (76.7 % of peak)\n- second: 427.7 GB/s ({} of peak)\n"
 
 CASES = [
     # name, rule, wrong, right
@@ -61,24 +56,15 @@ CASES = [
         "A100 80GB: device memory bandwidth 2900 GB/s",
         "L2 cache bandwidth 2900 GB/s on an A100",
     ),
-    ("link", "link", "PCIe 4.0 x16, host to device: 39 GB/s", "PCIe 5.0 x16, host to device: 39 GB/s"),
     (
         "share",
         "share of peak",
         "402 TFLOPS, 72% of the peak of 756 TFLOPS",
         "402 TFLOPS, 53% of the peak of 756 TFLOPS",
     ),
-    (
-        "sparse",
-        "sparse peak",
-        "The H100 SXM peaks at 1979 TFLOPS in bf16.",
-        "Peak: 1979 TFLOPS in bf16 with sparsity (H100 SXM).",
-    ),
     ("row", "ratio", TABLE + ROWS + "| d | 15.5 | 9.8 | 1.28x |", TABLE + ROWS + "| d | 15.5 | 9.8 | 1.58x |"),
     ("sentence", "ratio", "from 9.6 ms to 6.4 ms, 2.1x faster", "from 9.6 ms to 6.4 ms, 1.5x faster"),
     ("drop", "ratio", "dropped by 60%, from 50 ms to 30 ms", "dropped by 40%, from 50 ms to 30 ms"),
-    ("bytes", "bandwidth", "moves 1.5 GB in 0.65 ms at 3.3 TB/s", "moves 1.5 GB in 0.65 ms at 2.3 TB/s"),
-    ("token", "tokens/s", "25 ms per token, 62 tokens/s", "25 ms per token, 40 tokens/s"),
     ("tokens", "tokens/s", "512 tokens in 12.4 s (61.3 tokens/s)", "512 tokens in 12.4 s (41.3 tokens/s)"),
     (
         "batch of tokens",
@@ -92,12 +78,6 @@ CASES = [
         "equal work",
         "Equal work:\n1 GEMM (4096x4096)\n16 GEMMs (1024x1024)",
         "Equal work:\n1 GEMM (2048x2048)\n8 GEMMs (1024x1024)",
-    ),
-    (
-        "MFU",
-        "MFU",
-        "Training a 7B model on an A100, bf16: 2,900 tokens/s, MFU 61%",
-        "Training a 7B model on an A100, bf16: 2,900 tokens/s, MFU 41%",
     ),
     ("quotient", "arithmetic", "So 51.44 / 17.52 = 3.44x.", "So 51.44 / 17.52 = 2.94x."),
     ("product", "arithmetic", "6 × 1.3e9 × 524288 = 6.1e15 FLOP", "6 × 1.3e9 × 524288 = 4.09e15 FLOP"),
@@ -115,22 +95,8 @@ CASES = [
     ("weak scaling", "ratio", SCALING.format("92 %"), SCALING.format("80 %")),
     ("share of a total", "ratio", TOTAL.format("43.0"), TOTAL.format("33.0")),
     ("change", "ratio", CHANGE.format("-45 %"), CHANGE.format("-35 %")),
-    ("mean of ratios", "average", MEAN.format("1.75x"), MEAN.format("1.40x")),
     ("copies", "bandwidth", COPIES.format("391.8"), COPIES.format("271.8")),
-    (
-        "both ways",
-        "bandwidth",
-        "reads 4.3 GB and writes 4.3 GB in 5.6 ms: 2.3 TB/s",
-        "reads 4.3 GB and writes 4.3 GB in 5.6 ms: 1.54 TB/s",
-    ),
-    ("by the data sheet", "share of peak", SHARES.format("96.1 %"), SHARES.format("84.9 %")),
     ("two sizes", "compression", "from bf16 (65.5 GB) to 4 bit, 9.8 GB", "from bf16 (65.5 GB) to 4 bit, 17.9 GB"),
-    (
-        "link above",
-        "link",
-        "## Copies\n\nHost to device, PCIe 4.0 x16:\n\n- 41.7 GB/s\n",
-        "## Copies\n\nHost to device, PCIe 5.0 x16:\n\n- 41.7 GB/s\n",
-    ),
     (
         "billions",
         "tokens/s",
@@ -179,9 +145,19 @@ def test_what_the_text_leaves_out_can_be_given():
             audit_text(text, **wrong)
 
 
-def test_a_format_that_is_not_stated_is_said():
-    found = audit_text("The A100 ran at 500 TFLOPS.").findings
-    assert [f.verdict for f in found] == ["unchecked"]
+@pytest.mark.parametrize(
+    ("text", "verdict"),
+    [
+        ("On an A100 in bf16 the kernel runs at 400 TFLOPS.", ["impossible"]),
+        ("On an A100 in bf16 the kernel runs at 350 TFLOPS.", ["question"]),
+        ("On an A100 in bf16 the kernel runs at 400 TFLOPS.\n\nThe V100 is slower.", ["question"]),
+        ("A100 80GB: device memory bandwidth 2900 GB/s\n\nThe V100 is slower.", ["question"]),
+        ("On an A100 in bf16 we expect about 400 TFLOPS.", ["question"]),
+    ],
+    ids=["certain", "close", "two GPUs", "memory of two", "about"],
+)
+def test_a_peak_accuses_where_nothing_else_can_be_meant(text, verdict):
+    assert [f.verdict for f in audit_text(text).findings] == verdict
 
 
 @pytest.mark.parametrize(("rate", "accused"), [("12", 1), ("687", 0), ("344", 0)])

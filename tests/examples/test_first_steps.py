@@ -2,7 +2,6 @@
 
 import ast
 import json
-import time
 from pathlib import Path
 
 import pytest
@@ -26,13 +25,12 @@ def run(code, names):
 
 def test_it_runs_and_shows_something_in_every_part(cells, monkeypatch, capsys):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    names, shown, began = {}, [], time.monotonic()
+    names, shown = {}, []
     for cell in cells:
         if cell["cell_type"] == "code":
             value = run("".join(cell["source"]), names)
             printed = capsys.readouterr().out
             shown.append(printed or value)
-    assert time.monotonic() - began < 60
     imports, *parts = shown
     assert imports is None and len(parts) == 6 and all(part is not None for part in parts)
     assert "backend:" in str(parts[1]) and parts[2]._repr_svg_().startswith("<svg")

@@ -5,6 +5,7 @@ import torch
 
 from expertile.formats.fp8 import Fp8Blocks
 from expertile.formats.int4 import Int4Weight
+from expertile.formats.mxfp4 import Mxfp4Weight
 from expertile.moe import _few
 from expertile.moe.experts import moe_mlp
 from expertile.moe.layer import MoE
@@ -307,11 +308,24 @@ def test_fp8(form):
     assert_close([out, *grads.values()], [truth["out"], *(truth[n] for n in grads)], 0.07)
 
 
-def test_int4():
-    ids, operands = on_gpu(*make(300, 4, 8, 512, 256, biased=True, dropped=0.1, dtype=torch.bfloat16))
-    int4 = {n: Int4Weight.quantize(operands[n]) for n in ("gate_up", "down")}
-    exact = {n: t.double() for n, t in (operands | {n: w.dequantize() for n, w in int4.items()}).items()}
-    assert_close([moe_mlp(topk_ids=ids, **operands | int4)], [naive(ids, exact)], 1.5e-2)
+@pytest.mark.parametrize("tokens", [1, 300])
+@pytest.mark.parametrize("form", [{}, dict(activation="gpt_oss", interleaved=True)], ids=["swiglu", "gpt_oss"])
+@pytest.mark.parametrize("quantize", [Int4Weight.quantize, Mxfp4Weight.quantize], ids=["int4", "mxfp4"])
+def test_four_bit_weights(quantize, form, tokens):
+    ids, operands = on_gpu(*make(tokens, 4, 8, 512, 256, biased=True, dropped=0.1, dtype=torch.bfloat16))
+    packed = {n: quantize(operands[n]) for n in ("gate_up", "down")}
+    values = {n: w.dequantize() for n, w in packed.items()}
+    names = ("x", "topk_weights", "gate_up_bias", "down_bias")
+    ours = {n: operands[n].clone().requires_grad_() for n in names}
+    exact = {n: operands[n].double().requires_grad_() for n in names}
+    truth = naive(ids, {n: w.double() for n, w in values.items()} | exact, **form)
+    out = moe_mlp(topk_ids=ids, **ours, **packed, **form)
+    with torch.no_grad():
+        assert torch.equal(moe_mlp(topk_ids=ids, **ours, **packed, **form), out)
+    dy = torch.randn_like(out)
+    grads = torch.autograd.grad(out, [*ours.values()], dy)
+    expected_grads = torch.autograd.grad(truth, [*exact.values()], dy.double())
+    assert_close([out, *grads], [truth, *expected_grads], 3e-2)
 
 
 @pytest.mark.parametrize("tokens", [1, 300])

@@ -17,6 +17,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from expertile.formats.fp8 import Fp8Blocks
 from expertile.formats.int4 import Int4Weight
+from expertile.formats.mxfp4 import Mxfp4Weight
 from expertile.moe import _members
 from expertile.moe.experts import moe_mlp
 from expertile.moe.layer import MoE
@@ -245,7 +246,7 @@ def overflowing(rank: int, world: int) -> None:
 
 
 def quantised(rank: int, world: int) -> None:
-    """FP8 and INT4 experts give the bits of one process, and no gradients."""
+    """Quantised experts give the bits of one process, and no gradients."""
     made = torch.Generator().manual_seed(1)
     x, gate_up, down = (
         torch.randn(s, generator=made, dtype=torch.bfloat16) for s in ((10 * world, 128), (9, 256, 128), (9, 128, 128))
@@ -256,6 +257,7 @@ def quantised(rank: int, world: int) -> None:
     for quantize, options in (
         (partial(Fp8Blocks.quantize, block=(128, 128)), dict(chunks=2)),
         (Int4Weight.quantize, dict(max_tokens=16)),
+        (Mxfp4Weight.quantize, dict(chunks=2)),
     ):
         experts = quantize(gate_up), quantize(down)
         parallel = ExpertParallel(ParallelConfig(9, 3, 128, **options))

@@ -1,6 +1,7 @@
 """moe_mlp on the CPU: values and gradients against float64 autograd of a loop over experts; edges, tracing, errors."""
 
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ import torch.nn.functional as F
 
 from expertile.formats.fp8 import Fp8Blocks
 from expertile.formats.int4 import Int4Weight
+from expertile.formats.mxfp4 import Mxfp4Weight
 from expertile.moe.experts import moe_mlp
 from expertile.ops.gathered_mm.problem import ACTIVATIONS
 from tests.moe.test_permute import draw
@@ -234,8 +236,55 @@ def test_int4(activation, interleaved):
     expected = naive(ids, exact, **form)
     out = moe_mlp(**operands | int4, topk_ids=ids, **form)
     assert (out.double() - expected).norm() < 1.5e-2 * expected.norm() and out.dtype is torch.bfloat16
-    with pytest.raises(ValueError, match="INT4 experts have no backward pass"):
-        moe_mlp(**operands | int4 | {"x": operands["x"].requires_grad_()}, topk_ids=ids, **form)
+
+
+def quantised(operands, format):
+    quantize = Mxfp4Weight.quantize if format == "mxfp4" else partial(Int4Weight.quantize, group_size=32)
+    return {n: quantize(operands[n]) for n in ("gate_up", "down")}
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("format", ["int4", "mxfp4"])
+@pytest.mark.parametrize("activation, interleaved", [("swiglu", False), ("gpt_oss", True)])
+def test_four_bit_weights(activation, interleaved, format, compiled, monkeypatch):
+    """The result, and the gradients of x, routing weights and biases, the weights dequantised in several ranges."""
+    monkeypatch.setattr("expertile.ops.weight_only_mm.op._RANGE_BYTES", 2)
+    ids, operands = make(24, hidden=192, inner=160 if format == "mxfp4" else 64, biased=True, dropped=0.1)
+    operands = {n: t.bfloat16() if n != "topk_weights" else t for n, t in operands.items()}
+    weights, form = quantised(operands, format), {"activation": activation, "interleaved": interleaved}
+    names = ("x", "topk_weights", "gate_up_bias", "down_bias")
+
+    def leaves(of, dtype=None):
+        return {n: of[n].detach().to(dtype or of[n].dtype).requires_grad_() for n in names}
+
+    def call(ids, x, topk_weights, gate_up_bias, down_bias):
+        return moe_mlp(x, *weights.values(), ids, topk_weights, gate_up_bias=gate_up_bias, down_bias=down_bias, **form)
+
+    run = torch.compile(call, fullgraph=True, backend="aot_eager") if compiled else call
+    dense = {n: w.dequantize(torch.float64) for n, w in weights.items()}
+    ours, exact = leaves(operands), leaves(operands, torch.float64)
+    expected = naive(ids, operands | dense | exact, **form)
+    out = run(ids, **ours)
+    assert (out.double() - expected).norm() < 1.5e-2 * expected.norm() and out.dtype is torch.bfloat16
+    with torch.no_grad():
+        assert torch.equal(run(ids, **ours), out)
+    grad = torch.randn(out.shape, generator=torch.Generator().manual_seed(1)).bfloat16()
+    got = torch.autograd.grad(out, [ours[n] for n in names], grad)
+    want = torch.autograd.grad(expected, [exact[n] for n in names], grad.double())
+    for name, g, w in zip(names, got, want, strict=True):
+        assert (g.double() - w).norm() < 3e-2 * w.norm(), name
+        assert g.dtype is ours[name].dtype
+
+
+def test_few_tokens_with_four_bit_weights():
+    ids, operands = make(1, hidden=64, inner=32, dtype=torch.bfloat16)
+    weights = quantised(operands, "mxfp4")
+    exact = {
+        n: t.double() for n, t in (operands | {n: w.dequantize() for n, w in weights.items()}).items() if t is not None
+    }
+    out = moe_mlp(**operands | weights, topk_ids=ids)
+    expected = naive(ids, {**dict.fromkeys(operands), **exact})
+    assert (out.double() - expected).norm() < 1.5e-2 * expected.norm()
 
 
 @pytest.mark.parametrize(

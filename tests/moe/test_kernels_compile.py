@@ -94,7 +94,7 @@ def flat(*shape):
     ],
 )
 def test_few_tokens(arch, tokens, bias, hidden, inner, monkeypatch):
-    monkeypatch.setattr(_few, "starts_early", lambda x: arch >= 90)
+    monkeypatch.setattr(_few, "supports_pdl", lambda x: arch >= 90)
     biases = (flat(128, 2 * inner), flat(128, hidden)) if bias else (None, None)
     ids, weights = torch.empty(tokens, 8, dtype=torch.int32), torch.empty(tokens, 8)
     x = torch.empty(tokens, hidden, dtype=torch.bfloat16)
@@ -110,6 +110,6 @@ def test_few_tokens(arch, tokens, bias, hidden, inner, monkeypatch):
 
 @pytest.mark.parametrize("arch", [80, 90])
 def test_router_of_few_tokens(arch, monkeypatch):
-    monkeypatch.setattr(_few, "starts_early", lambda x: arch >= 90)
+    monkeypatch.setattr(_few, "supports_pdl", lambda x: arch >= 90)
     x = torch.empty(2, 2048, dtype=torch.bfloat16)
     assert_sound(compiled(arch, _few.logits, x, flat(128, 2048), None), "logits_kernel")

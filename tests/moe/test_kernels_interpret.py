@@ -14,6 +14,7 @@ else:
     import pytest
     import torch
 
+    from expertile.moe import _weight_only_experts as weight_only
     from expertile.moe import dispatch, dispatch_formulas, dispatch_kernels, permute, rounding, router
     from expertile.moe._placement import Placement
     from tests.moe.test_permute import assert_right, draw
@@ -166,3 +167,18 @@ else:
         assert torch.equal(dispatch_kernels.picked(values, at), dispatch_formulas.picked(values, at))
         nothing = dispatch_kernels.picked(values[:0], torch.full((2, 2), -1, dtype=torch.int32))
         assert torch.equal(nothing, torch.zeros(2, 2))
+
+    @pytest.mark.parametrize("activation, interleaved", [("swiglu", False), ("gpt_oss", True)])
+    def test_activation_backward_of_four_bit_experts(activation, interleaved, monkeypatch):
+        """The kernel against the formula that traced calls take, dropped slots included."""
+        ids, g = draw(21, 3, 5, 0.2), torch.Generator().manual_seed(0)
+        order, weights = permute.permutation(ids, 5), torch.rand(21, 3, generator=g)
+        a, pre = torch.randn(63, 24, generator=g), torch.randn(63, 48, generator=g)
+        used = int(order.offs[-1])
+        form = (order, weights, activation, interleaved)
+        got = weight_only._activation_backward(a.clone(), pre, *form)
+        monkeypatch.setattr(weight_only, "on_kernels_eagerly", lambda pre: False)
+        want = weight_only._activation_backward(a, pre, *form)
+        torch.testing.assert_close(got[0][:used], want[0][:used])
+        torch.testing.assert_close(got[1], want[1])
+        assert (got[1][order.positions < 0] == 0).all() and (order.positions < 0).any()

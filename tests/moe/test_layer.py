@@ -1,11 +1,15 @@
 """The MoE module: values and gradients against the formula, the habits of a module, FSDP2, errors."""
 
+import copy
+
 import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch.distributed.fsdp import fully_shard
 
+from expertile.formats.weight_only import quantize
+from expertile.moe.experts import moe_mlp
 from expertile.moe.layer import MoE
 from expertile.moe.losses import load_balancing_loss, z_loss
 from expertile.moe.router import RouterConfig
@@ -200,3 +204,38 @@ def test_wrong_input():
     with pytest.raises(ValueError, match=r"x: expected shape \[..., 16\], got \[3, 8\]"):
         make()(torch.zeros(3, 8))
     assert make().config == RouterConfig(8, 2)
+
+
+@pytest.mark.parametrize("format", ["mxfp4", "int4", "fp8"])
+def test_quantised_experts(format):
+    """The layer's routing with moe_mlp of the quantised weights; its state comes back; all else keeps its gradients."""
+    torch.manual_seed(3)
+    made = dict(activation="gpt_oss", interleaved=True, bias=True, router_bias=True, dtype=torch.bfloat16)
+    layer, other = (MoE(128, 64, 8, 2, **made) for _ in range(2))
+    up, down = quantize(layer.gate_up.detach(), format), quantize(layer.down.detach(), format)
+    x = torch.randn(3, 5, 128).bfloat16()
+    assert layer.quantize_experts(format) is layer
+    out, routing = layer(x, return_routing=True)
+    biases = dict(gate_up_bias=layer.gate_up_bias, down_bias=layer.down_bias)
+    form = dict(activation="gpt_oss", interleaved=True)
+    want = moe_mlp(x.view(-1, 128), up, down, routing.topk_ids, routing.topk_weights, **biases, **form)
+    assert torch.equal(out, want.view(x.shape))
+    other.quantize_experts(format).load_state_dict(layer.state_dict())
+    assert torch.equal(other(x), out) and torch.equal(copy.deepcopy(layer)(x), out)
+    assert sum(p.numel() for n, p in layer.named_parameters() if n in ("gate_up", "down")) == 0
+    out.float().square().sum().backward()
+    assert all(p.grad is not None for p in layer.parameters())
+    layer.reset_parameters()
+    assert torch.equal(layer.down.weight.scales, down.scales)
+    with pytest.raises(ValueError, match="gate_up, down: expected weights that are not quantised"):
+        layer.quantize_experts(format)
+    with pytest.raises(ValueError, match="format: expected one of mxfp4, int4, fp8, got 'int3'"):
+        MoE(128, 64, 8, 2).quantize_experts("int3")
+
+
+@pytest.mark.parametrize("format", ["mxfp4", "int4"])
+def test_quantised_experts_compile(format):
+    layer = MoE(128, 64, 4, 2, dtype=torch.bfloat16).quantize_experts(format)
+    x = torch.randn(6, 128).bfloat16()
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(x), layer(x), rtol=0.02, atol=0.02)

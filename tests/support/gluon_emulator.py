@@ -1,6 +1,6 @@
 """Runs a Hopper Gluon kernel's Python source on CPU tensors, as an adversary would schedule it.
 
-Partitions of `warp_specialize` take turns in an order drawn from a seed, and asynchronous work lands as late as the
+Partitions of `warp_specialize` run in an order that a seed decides, and asynchronous work lands as late as the
 kernel's own synchronisation allows: TMA loads and cp.async at random or when nobody can go on, wgmma operands when the
 wgmma is waited for, TMA stores when `store_wait` asks for them. Memory in flight holds NaN. So a stage freed too early,
 a missing fence, a wrong phase, a store's buffer reused too soon or a deadlock shows as an `EmulationError` or as a
@@ -25,7 +25,6 @@ from triton.runtime.jit import JITFunction
 from tests.support.gluon_machine import (
     Descriptor,
     EmulationError,
-    Mbarrier,
     Mbarriers,
     Partition,
     Pointer,
@@ -35,183 +34,18 @@ from tests.support.gluon_machine import (
     current,
     step,
 )
-
-# ---------------------------------------------------------------------------------------------- hopper operations
-
-
-class _Accumulator:
-    """The result of an unfinished wgmma: may be passed on to the next wgmma or waited for, not read."""
-
-    value: torch.Tensor | None = None
-
-    def to(self, *_: Any) -> torch.Tensor:
-        raise EmulationError("the accumulator of an unfinished wgmma is read")
-
-    shape = property(to)
+from tests.support.gluon_operations import (
+    AsyncCopy,
+    MbarrierOps,
+    Tma,
+    fence_async_shared,
+    named_barrier,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
 
 
-class _Tma:
-    tensor_descriptor = object
-
-    @staticmethod
-    def load(desc: Descriptor, coord: Any, bar: Mbarrier, dst: Shared, pred: Any = True) -> None:
-        step()
-        if not pred:
-            return
-        if list(dst.tensor.shape) != desc.box:
-            raise EmulationError(f"TMA box {desc.box} loaded into a buffer of {list(dst.tensor.shape)}")
-        index, inside = desc.reach(coord)
-        dst.tensor.fill_(float("nan"))
-
-        def land() -> None:
-            dst.tensor.copy_(torch.where(inside, desc.flat[torch.where(inside, index, 0)], 0))
-            bar.tx_bytes -= desc.block_type.nbytes
-            bar.settle()
-
-        current.scheduler.in_flight.append(land)
-
-    @staticmethod
-    def add(desc: Descriptor, coord: Any, src: Shared) -> None:
-        _Tma.store(desc, coord, src, add=True)
-
-    @staticmethod
-    def store(desc: Descriptor, coord: Any, src: Shared, add: bool = False) -> None:
-        step()
-        if src.key in current.partition.unfenced:
-            raise EmulationError("a TMA store reads shared memory written without fence_async_shared")
-        index, inside = desc.reach(coord)
-
-        def land() -> None:
-            before = desc.flat[index[inside]] if add else 0
-            desc.flat[index[inside]] = before + src.tensor.reshape(desc.box)[inside]
-
-        current.partition.stores.append(land)
-
-    @staticmethod
-    def store_wait(pendings: int = 0) -> None:
-        step()
-        stores = current.partition.stores
-        while len(stores) > pendings:
-            stores.pop(0)()
-
-
-class _AsyncCopy:
-    """cp.async: lands when the barrier that was told of it is due, written through the generic proxy."""
-
-    @staticmethod
-    def load(dst: Shared, pointer: Pointer, mask: Any = True) -> None:
-        step()
-        index, inside = torch.broadcast_tensors(torch.as_tensor(pointer.offset), torch.as_tensor(mask))
-        if dst.tensor.shape != index.shape:
-            raise EmulationError(f"cp.async of {list(index.shape)} into a buffer of {list(dst.tensor.shape)}")
-        flat = pointer.tensor.view(-1)
-        if bool((inside & ((index < 0) | (index >= flat.numel()))).any()):
-            raise EmulationError("cp.async reads outside its tensor")
-        dst.tensor.fill_(float("nan"))
-        partitions = current.scheduler.partitions
-
-        def land() -> None:
-            dst.tensor.copy_(torch.where(inside, flat[torch.where(inside, index, 0)], 0))
-            for partition in partitions:
-                partition.unfenced.add(dst.key)
-
-        current.partition.copies.append(land)
-
-    @staticmethod
-    def mbarrier_arrive(bar: Mbarrier, increment_count: bool = True) -> None:
-        """One arrival of each thread of the partition, when all copies before it have landed."""
-        step()
-        if increment_count:
-            raise EmulationError("arrivals of cp.async that raise the barrier's count are not emulated")
-        partition = current.partition
-        copies, partition.copies = partition.copies, []
-
-        def arrive() -> None:
-            for land in copies:
-                land()
-            bar.missing -= partition.threads
-            bar.settle()
-
-        current.scheduler.in_flight.append(arrive)
-
-
-class _MbarrierOps:
-    MBarrierLayout = real_gl.nvidia.hopper.mbarrier.MBarrierLayout
-
-    @staticmethod
-    def init(bar: Mbarrier, count: int) -> None:
-        bar.init(count)
-
-    @staticmethod
-    def expect(bar: Mbarrier, nbytes: int, pred: Any = True) -> None:
-        step()
-        if pred:
-            bar.tx_bytes += int(nbytes)
-            bar.missing -= 1
-            bar.settle()
-
-    @staticmethod
-    def arrive(bar: Mbarrier, *, count: int = 1, pred: Any = True) -> None:
-        step()
-        if pred:
-            bar.missing -= count
-            bar.settle()
-
-    @staticmethod
-    def wait(bar: Mbarrier, phase: int, pred: Any = True, deps: Any = ()) -> None:
-        if pred:
-            step(lambda: (bar.phases_done & 1) != (int(phase) & 1))
-
-
-def _fence_async_shared(cluster: bool = False) -> None:
-    step()
-    current.partition.unfenced.clear()
-
-
-def _warpgroup_mma(a: Any, b: Any, acc: Any, *, use_acc: Any = True, is_async: bool = False, **_: Any) -> Any:
-    step()
-    if not isinstance(b, Shared):
-        raise EmulationError("wgmma takes b from shared memory only")
-    for operand in (a, b):
-        if isinstance(operand, Shared) and operand.key in current.partition.unfenced:
-            raise EmulationError("wgmma reads shared memory written without fence_async_shared")
-    out = _Accumulator()
-    a_registers = None if isinstance(a, Shared) else a.clone()
-
-    def finish() -> None:
-        left = a.tensor if a_registers is None else a_registers
-        out.value = left.float() @ b.tensor.float()
-        if use_acc:
-            out.value = out.value + (acc.value if isinstance(acc, _Accumulator) else acc)
-
-    current.partition.wgmmas.append(finish)
-    return out if is_async else _warpgroup_mma_wait(0, (out,))
-
-
-def _warpgroup_mma_wait(num_outstanding: int = 0, deps: tuple[Any, ...] = ()) -> Any:
-    step()
-    queue = current.partition.wgmmas
-    while len(queue) > num_outstanding:
-        queue.pop(0)()
-    done = tuple(d.value if isinstance(d, _Accumulator) and d.value is not None else d for d in deps)
-    return done[0] if len(done) == 1 else done
-
-
-def _named_barrier(asm: str) -> None:
-    """`bar.sync number, threads` or `bar.arrive number, threads`."""
-    found = re.match(r"bar\.(sync|arrive) (\d+), (\d+);", asm)
-    if found is None or getattr(current, "scheduler", None) is None:
-        raise EmulationError(f"PTX that is not emulated here: {asm}")
-    step()
-    over = current.scheduler.named.come(int(found[2]), int(found[3]), current.partition)
-    if found[1] == "sync":
-        step(over)
-
-
-# ---------------------------------------------------------------------------------------------- the language
-
-
-class _Language:
+class Language:
     """Stands in for `gluon.language`; what is not listed (layouts, constexpr types) is the real module's."""
 
     bfloat16, float16, float32 = torch.bfloat16, torch.float16, torch.float32
@@ -219,7 +53,8 @@ class _Language:
 
     def __init__(self, rng: random.Random, grid: int) -> None:
         self.rng, self.grid, self.program = rng, grid, 0
-        self.drawn: dict[int, int] = {}
+        self.fetched: dict[int, int] = {}
+        self.writes: dict[int, torch.Tensor] = {}  # address of a tensor -> how often each element was stored
 
     def __getattr__(self, name: str) -> Any:
         return getattr(real_gl, name)
@@ -243,29 +78,47 @@ class _Language:
         return torch.where(condition, x, y) if isinstance(condition, torch.Tensor) else (x if condition else y)
 
     def maximum(self, x: Any, y: Any) -> Any:
-        if isinstance(x, torch.Tensor) or isinstance(y, torch.Tensor):
-            return torch.maximum(torch.as_tensor(x), torch.as_tensor(y))
-        return max(x, y)
+        tensors = isinstance(x, torch.Tensor) or isinstance(y, torch.Tensor)
+        return torch.maximum(torch.as_tensor(x), torch.as_tensor(y)) if tensors else max(x, y)
 
     def minimum(self, x: Any, y: Any) -> Any:
-        if isinstance(x, torch.Tensor) or isinstance(y, torch.Tensor):
-            return torch.minimum(torch.as_tensor(x), torch.as_tensor(y))
-        return min(x, y)
+        tensors = isinstance(x, torch.Tensor) or isinstance(y, torch.Tensor)
+        return torch.minimum(torch.as_tensor(x), torch.as_tensor(y)) if tensors else min(x, y)
 
-    def sum(self, x: torch.Tensor, axis: int) -> int:
-        return int(x.sum())
+    def sum(self, x: torch.Tensor, axis: int) -> Any:
+        return _scalar(x.sum(axis))
 
-    def max(self, x: torch.Tensor, axis: int) -> int:
-        return int(x.max())
+    def max(self, x: torch.Tensor, axis: int) -> Any:
+        return _scalar(x.amax(axis))
 
-    def min(self, x: torch.Tensor, axis: int) -> int:
-        return int(x.min())
+    def min(self, x: torch.Tensor, axis: int) -> Any:
+        return _scalar(x.amin(axis))
+
+    def exp(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.exp(x)
+
+    def exp2(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.exp2(x)
+
+    def log2(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.log2(x)
+
+    def cast(self, x: Any, dtype: torch.dtype) -> Any:
+        return x.to(dtype) if isinstance(x, torch.Tensor) else x
+
+    def join(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return torch.stack((x, y), -1)
+
+    def convert_layout(self, x: torch.Tensor, layout: Any, assert_trivial: bool = False) -> torch.Tensor:
+        if not isinstance(x, torch.Tensor):
+            raise EmulationError("the accumulator of an unfinished wgmma is converted")
+        return x
 
     def atomic_add(self, pointer: Pointer, value: int, sem: str) -> int:
-        """A ticket. Programs run one after the other, so all but the last stop getting any after some."""
+        """The next tile number. Programs run one after the other, so all but the last get a few numbers only."""
         step()
-        self.drawn[self.program] = self.drawn.get(self.program, 0) + 1
-        if self.program < self.grid - 1 and self.drawn[self.program] > 2 + self.program:
+        self.fetched[self.program] = self.fetched.get(self.program, 0) + 1
+        if self.program < self.grid - 1 and self.fetched[self.program] > 2 + self.program:
             return 2**30
         flat = pointer.tensor.view(-1)
         before = int(flat[pointer.offset])
@@ -276,11 +129,14 @@ class _Language:
         return torch.full(tuple(shape), value, dtype=dtype)
 
     def inline_asm_elementwise(self, asm: str, constraints: str, args: Any, **_: Any) -> Any:
-        """Named barriers. Nothing else of what kernels say in PTX (prefetches) has an effect here; empty PTX hands its
-        argument on."""
+        """Named barriers, moves and exp2. Prefetches have no effect here; empty PTX hands its argument on."""
         if re.search(r"\bbar(rier)?\.", asm):
-            _named_barrier(asm)
-        return args[0] if not asm else None
+            named_barrier(asm)
+        elif asm.startswith("ex2.approx.ftz.f32 "):
+            return torch.exp2(args[0])
+        elif args and asm and not asm.startswith("mov.b32"):
+            raise EmulationError(f"PTX that is not emulated here: {asm}")
+        return args[0] if args else None
 
     def associative_scan(self, x: torch.Tensor, axis: int, combine: Any) -> torch.Tensor:
         out = x.clone()
@@ -307,23 +163,44 @@ class _Language:
         return x[..., 0], x[..., 1]
 
     def allocate_shared_memory(self, dtype: torch.dtype, shape: list[int], layout: Any) -> Any:
-        if isinstance(layout, _MbarrierOps.MBarrierLayout):
+        if isinstance(layout, MbarrierOps.MBarrierLayout):
             return Mbarriers(shape[0])
         tensor = torch.zeros(shape, dtype=dtype)
         return Shared(tensor.fill_(float("nan")) if dtype.is_floating_point else tensor, layout)
 
     def load(self, pointer: Pointer, mask: Any = True, other: Any = 0) -> Any:
         step()
-        if not isinstance(pointer.offset, torch.Tensor):
-            return pointer.tensor.view(-1)[int(pointer.offset)].item() if mask else other
-        mask = torch.as_tensor(mask)
-        value = pointer.tensor.view(-1)[torch.where(mask, pointer.offset, 0)]
-        return torch.where(mask, value, torch.as_tensor(other, dtype=value.dtype))
+        at, inside = self._reach("load", pointer, mask)
+        if not isinstance(pointer.offset, torch.Tensor) and at.dim() == 0:
+            return pointer.tensor.view(-1)[at].item() if inside else other
+        value = pointer.tensor.view(-1)[torch.where(inside, at, 0)]
+        return torch.where(inside, value, torch.as_tensor(other, dtype=value.dtype))
+
+    def store(self, pointer: Pointer, value: torch.Tensor, mask: Any = True) -> None:
+        step()
+        at, inside, value = torch.broadcast_tensors(*self._reach("store", pointer, mask), torch.as_tensor(value))
+        flat, at = pointer.tensor.view(-1), at[inside].long()
+        flat[at] = value[inside].to(flat.dtype)
+        if flat.data_ptr() not in self.writes:
+            self.writes[flat.data_ptr()] = torch.zeros(len(flat), dtype=torch.int32)
+        self.writes[flat.data_ptr()].index_add_(0, at, torch.ones(len(at), dtype=torch.int32))
+
+    def _reach(self, what: str, pointer: Pointer, mask: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        """Offsets and mask of an access, which must not lie outside its tensor."""
+        at, inside = torch.broadcast_tensors(torch.as_tensor(pointer.offset), torch.as_tensor(mask, dtype=torch.bool))
+        if bool((inside & ((at < 0) | (at >= pointer.tensor.numel()))).any()):
+            raise EmulationError(f"a {what} lies outside its tensor")
+        return at, inside
 
     def warp_specialize(self, jobs: list[Any], worker_warps: list[int], worker_registers: list[int]) -> None:
         if not len(jobs) - 1 == len(worker_warps) == len(worker_registers):
             raise EmulationError("warp_specialize: a warp and a register count for every worker, none for the default")
         Scheduler(self.rng).run(jobs, [self.num_warps(), *worker_warps])
+
+
+def _scalar(x: torch.Tensor) -> Any:
+    """Sums of integers are Python numbers; floats divide by zero as tensors do."""
+    return x.item() if x.dim() == 0 and not x.dtype.is_floating_point else x
 
 
 def _initializer(cls: Any) -> Any:
@@ -349,14 +226,16 @@ def _is_aggregate(value: Any) -> bool:
 
 
 def _modules(kernel: JITFunction) -> list[types.ModuleType]:
-    """The kernel's module and, in turn, those that jitted functions and aggregates come from; not Triton's own."""
+    """The kernel's module and those that its jitted functions, aggregates and modules of ours come from."""
     found: dict[str, types.ModuleType] = {}
     waiting = {kernel.fn.__module__}
     while waiting:
         name = waiting.pop()
         found[name] = sys.modules[name]
         for value in vars(found[name]).values():
-            if isinstance(value, JITFunction):
+            if isinstance(value, types.ModuleType) and value.__name__.startswith("expertile.ops."):
+                home = value.__name__
+            elif isinstance(value, JITFunction):
                 home = value.fn.__module__
             elif _is_aggregate(value):
                 home = value.__module__
@@ -368,25 +247,32 @@ def _modules(kernel: JITFunction) -> list[types.ModuleType]:
     return [found[name] for name in sorted(found)]
 
 
+def _flat(x: torch.Tensor) -> torch.Tensor:
+    """A tensor of any strides as the memory that a kernel reaches from its first element."""
+    if x.is_contiguous():
+        return x
+    return x.as_strided((x.untyped_storage().nbytes() // x.element_size() - x.storage_offset(),), (1,))
+
+
 @contextlib.contextmanager
-def _emulated(module: types.ModuleType, language: _Language) -> Iterator[None]:
+def _emulated(module: types.ModuleType, language: Language) -> Iterator[None]:
     """A module with the Gluon names it imported replaced by those above."""
     ours = {
         "gdc_wait": step,
         "gdc_launch_dependents": step,
         "gl": language,
-        "async_copy": _AsyncCopy,
-        "tma": _Tma,
-        "cp_async": _AsyncCopy.load,
+        "async_copy": AsyncCopy,
+        "tma": Tma,
+        "cp_async": AsyncCopy.load,
         "thread_barrier": step,
-        "tma_load": _Tma.load,
-        "tma_store": _Tma.store,
-        "tma_add": _Tma.add,
+        "tma_load": Tma.load,
+        "tma_store": Tma.store,
+        "tma_add": Tma.add,
         "reinterpret": lambda smem, *as_what: smem.reinterpret(*as_what),
-        "mbarrier": _MbarrierOps,
-        "fence_async_shared": _fence_async_shared,
-        "warpgroup_mma": _warpgroup_mma,
-        "warpgroup_mma_wait": _warpgroup_mma_wait,
+        "mbarrier": MbarrierOps,
+        "fence_async_shared": fence_async_shared,
+        "warpgroup_mma": warpgroup_mma,
+        "warpgroup_mma_wait": warpgroup_mma_wait,
     }
     saved = dict(vars(module))
     for name, value in saved.items():
@@ -403,18 +289,26 @@ def _emulated(module: types.ModuleType, language: _Language) -> Iterator[None]:
             setattr(module, name, value)
 
 
-def run(kernel: Any, grid: int, args: tuple[Any, ...], options: dict[str, Any], seed: int = 0) -> None:
-    """Run `kernel[(grid,)](*args, **options)` on the CPU, programs one after the other.
+def run(
+    kernel: Any,
+    grid: int,
+    args: tuple[Any, ...],
+    options: dict[str, Any],
+    seed: int = 0,
+    language_type: type[Language] = Language,
+) -> Language:
+    """Run `kernel[(grid,)](*args, **options)` on the CPU, programs one after the other; returns the language, which
+    has counted the stores.
 
     Host TMA descriptors and tensors among `args` are converted; launch options the kernel has no parameter for are
     dropped. Raises EmulationError, or leaves wrong numbers in the output, when the kernel's synchronisation is wrong.
     """
-    language = _Language(random.Random(seed), grid)
+    language = language_type(random.Random(seed), grid)
 
     def convert(x: Any) -> Any:
         if hasattr(x, "block_shape"):
             return Descriptor(x)
-        return Pointer(x) if isinstance(x, torch.Tensor) else x
+        return Pointer(_flat(x)) if isinstance(x, torch.Tensor) else x
 
     options = {k: v for k, v in options.items() if k in kernel.arg_names}
     with contextlib.ExitStack() as stack:
@@ -426,3 +320,4 @@ def run(kernel: Any, grid: int, args: tuple[Any, ...], options: dict[str, Any], 
         for language.program in range(grid):
             current.scheduler, current.partition = None, Partition("main body")
             kernel.fn(*map(convert, args), **options)
+    return language

@@ -1,4 +1,4 @@
-"""The machine below `gluon_emulator`: partitions in turn, shared memory, barriers of both kinds, TMA descriptors."""
+"""The machine below `gluon_emulator`: partitions, one at a time, shared memory, both kinds of barriers, descriptors."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def step(condition: Callable[[], bool] | None = None) -> None:
     scheduler = getattr(current, "scheduler", None)
     if scheduler is None:
         if condition and not condition():
-            raise EmulationError("the kernel's main body waits on a barrier that nobody completes")
+            raise EmulationError("the kernel's main body waits on a barrier that no thread completes")
         return
     current.partition.blocked_on = condition
     if condition is not None or scheduler.rng.random() < 0.3:
@@ -235,7 +235,7 @@ class NamedBarriers:
     def check_empty(self) -> None:
         left = {number: [p.name for p in came] for number, came in enumerate(self.came) if came}
         if left:
-            raise EmulationError(f"named barriers that somebody came to and nobody waited for: {left}")
+            raise EmulationError(f"named barriers with arrivals that no thread waited for: {left}")
 
 
 class Descriptor:
@@ -275,6 +275,10 @@ class Descriptor:
 class Pointer:
     def __init__(self, tensor: torch.Tensor, offset: Any = 0) -> None:
         self.tensor, self.offset = tensor, offset
+
+    @property
+    def dtype(self) -> types.SimpleNamespace:
+        return types.SimpleNamespace(element_ty=self.tensor.dtype)
 
     def __add__(self, offset: Any) -> Pointer:
         return Pointer(self.tensor, self.offset + offset)

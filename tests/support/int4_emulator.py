@@ -1,18 +1,16 @@
 """`gluon_emulator` with what kernels for 4-bit weights need beyond matrix products: the PTX that unpacks nibbles,
-carried out bit by bit on tensors, and rearrangements of registers."""
+carried out bit by bit on tensors."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from copy import copy
 from typing import Any
-from unittest import mock
 
 import torch
 
 from tests.support import gluon_emulator
-from tests.support.gluon_machine import Descriptor, EmulationError, Mbarrier, Shared
+from tests.support.gluon_machine import EmulationError
 
 _WORD = 0xFFFFFFFF
 _FLOATS = {"bf16x2": torch.bfloat16, "f16x2": torch.float16}
@@ -66,6 +64,18 @@ def _fused(kind: str) -> Callable[..., torch.Tensor]:
     return apply
 
 
+def _bytes(a: torch.Tensor, b: torch.Tensor, selectors: torch.Tensor) -> torch.Tensor:
+    """prmt: each byte of the result is one of the eight of a and b."""
+    eight = a | b << 32
+    out = torch.zeros_like(a | b)
+    for i in range(4):
+        selector = int(selectors) >> 4 * i & 15
+        if selector > 7:
+            raise EmulationError("prmt that replicates signs is not emulated")
+        out = out | (eight >> 8 * selector & 255) << 8 * i
+    return out
+
+
 def _operation(name: str) -> Callable[..., torch.Tensor]:
     base, *rest = name.split(".")
     if base in ("sub", "mul") and rest[0] == "rn":
@@ -78,7 +88,13 @@ def _operation(name: str) -> Callable[..., torch.Tensor]:
         "mov.b32": lambda a: a,
         "shr.b32": lambda a, b: a >> b,
         "shr.u32": lambda a, b: a >> b,
+        "shl.b32": lambda a, b: a << b & _WORD,
+        "shf.r.wrap.b32": lambda low, high, b: (low | high << 32) >> b & _WORD,
         "and.b32": lambda a, b: a & b,
+        "prmt.b32": _bytes,
+        "mad.lo.u32": lambda a, b, c: a * b + c & _WORD,
+        "max.u32": torch.maximum,
+        "min.u32": torch.minimum,
         "lop3.b32": lambda a, b, c, table: _looked_up(a, b, c, int(table)),
     }
     if name not in known:
@@ -115,27 +131,7 @@ def ptx(asm: str, results: int, inputs: list[torch.Tensor]) -> list[torch.Tensor
     return [registers[f"${i}"] for i in range(results)]
 
 
-_PLAIN = gluon_emulator._Tma
-
-
-class Tma(_PLAIN):
-    @staticmethod
-    def load(desc: Descriptor, coord: Any, bar: Mbarrier, dst: Shared, pred: Any = True) -> None:
-        if dst.tensor.dtype is torch.int32:
-            # Words have no NaN to stand for what is still in flight; the bits of one do.
-            desc = copy(desc)
-            desc.flat = desc.flat.view(torch.float32)
-            dst = Shared(dst.tensor.view(torch.float32), dst.layout, dst.key)
-        _PLAIN.load(desc, coord, bar, dst, pred)
-
-
-class Language(gluon_emulator._Language):
-    def convert_layout(self, x: torch.Tensor, layout: object) -> torch.Tensor:
-        return x
-
-    def join(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        return torch.stack([x, y], -1)
-
+class Language(gluon_emulator.Language):
     def inline_asm_elementwise(self, asm: str, constraints: str, args: Any, *, dtype: Any = None, **_: Any) -> Any:
         if not args:
             return super().inline_asm_elementwise(asm, constraints, args)  # barriers, prefetches
@@ -148,6 +144,4 @@ class Language(gluon_emulator._Language):
 
 def run(kernel: Any, grid: int, args: tuple[Any, ...], options: dict[str, Any], seed: int = 0) -> None:
     """`gluon_emulator.run` with the language above."""
-    ours = mock.patch.multiple(gluon_emulator, _Language=Language, _Tma=Tma)
-    with ours:
-        gluon_emulator.run(kernel, grid, args, options, seed)
+    gluon_emulator.run(kernel, grid, args, options, seed, Language)

@@ -23,7 +23,6 @@ from expertile.ops.gathered_mm.backends import BACKENDS as GATHERED
 from expertile.ops.gathered_mm.combine import combine
 from expertile.ops.gathered_mm.problem import ACTIVATIONS
 from expertile.ops.grouped_mm.backends import BACKENDS as GROUPED
-from expertile.ops.int4_grouped_mm.backends import BACKENDS as INT4
 from expertile.ops.quantize.api import (
     quantize_activations,
     quantize_rms_norm,
@@ -32,6 +31,7 @@ from expertile.ops.quantize.api import (
     quantize_weights,
 )
 from expertile.ops.scaled_grouped_mm.backends import BACKENDS as SCALED
+from expertile.ops.weight_only_mm.backends import BACKENDS as WEIGHT_ONLY
 
 Tensors = tuple[torch.Tensor, ...]
 _EMPTY = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "empty_permuted"}
@@ -175,11 +175,14 @@ def _gathered(d: Data, backend: str) -> Iterator[tuple[str, Callable[[], Tensors
     )
 
 
-def _int4(d: Data, backend: str) -> Iterator[tuple[str, Callable[[], Tensors]]]:
+def _weight_only(d: Data, backend: str) -> Iterator[tuple[str, Callable[[], Tensors]]]:
     a = d.rows(USED + PAST, 128)
     for group, symmetric in ((32, True), (128, False)):
         w = xt.Int4Weight.quantize(d.normal(5, 24, 128), group, symmetric)
         yield f"group {group}", lambda w=w: (xt.grouped_mm(a, w, offs=d.offs, backend=backend)[:USED],)
+    mxfp4 = xt.Mxfp4Weight.quantize(d.normal(5, 24, 96))
+    b = d.rows(USED + PAST, 96)
+    yield "mxfp4", lambda: (xt.grouped_mm(b, mxfp4, offs=d.offs, backend=backend)[:USED],)
 
 
 def _scaled(d: Data, backend: str) -> Iterator[tuple[str, Callable[[], Tensors]]]:
@@ -271,8 +274,9 @@ def _moe(d: Data) -> Iterator[tuple[str, Callable[[], Tensors]]]:
         for name, pair in (
             ("fp8", lambda: (quantize_weights(up), quantize_weights(down))),
             ("int4", lambda: (xt.Int4Weight.quantize(up), xt.Int4Weight.quantize(down))),
+            ("mxfp4", lambda: (xt.Mxfp4Weight.quantize(up), xt.Mxfp4Weight.quantize(down))),
         ):
-            if d.dtype is torch.float32 and name == "int4":
+            if d.dtype is torch.float32 and name != "fp8":
                 continue
             quantised = pair()
             yield (
@@ -319,7 +323,7 @@ BY_BACKEND = {
     for family, make, backends in (
         ("grouped", _grouped, GROUPED),
         ("gathered", _gathered, GATHERED),
-        ("int4", _int4, INT4),
+        ("weight-only", _weight_only, WEIGHT_ONLY),
         ("scaled", _scaled, SCALED),
         ("attention", _attention, ATTENTION),
     )

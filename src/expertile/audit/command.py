@@ -12,7 +12,7 @@ from expertile.audit.render import FORMATS, render
 FAIL_ON = {INCONSISTENT: ACCUSATIONS, IMPOSSIBLE: (IMPOSSIBLE,), "never": ()}
 
 
-def run(files: Sequence[str], form: str, out: Path | None, fail_on: str, everything: bool, **setup: str) -> bool:
+def run(files: Sequence[str], form: str, out: Path | None, fail_on: str, **setup: str) -> bool:
     """Audit `files` ("-" is standard input), print or write the verdicts, and say whether none fails.
 
     `setup`: gpu, dtype, shape as `audit_text` takes them. Raises ValueError for a choice that is not known, OSError for
@@ -21,7 +21,7 @@ def run(files: Sequence[str], form: str, out: Path | None, fail_on: str, everyth
     if fail_on not in FAIL_ON:
         raise ValueError(f"fail-on: expected one of {', '.join(FAIL_ON)}, got {fail_on!r}")
     audits = [_audit(name, **setup) for name in files]
-    text = render(audits, form, everything)
+    text = render(audits, form)
     if out is None:
         print(text)
     else:
@@ -44,7 +44,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--format", dest="form", default="text", choices=FORMATS)
     parser.add_argument("--out", type=Path, help="write to this file instead of the terminal")
     parser.add_argument("--fail-on", default=INCONSISTENT, choices=list(FAIL_ON), help="what exits with 1")
-    parser.add_argument("--all", dest="everything", action="store_true", help="also what could not be checked")
     try:
         return 0 if run(**vars(parser.parse_args(arguments))) else 1
     except (ValueError, OSError) as error:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from expertile.audit.quantity import Quantity
 
-IMPOSSIBLE, INCONSISTENT, QUESTION, UNCHECKED = VERDICTS = ("impossible", "inconsistent", "question", "unchecked")
+IMPOSSIBLE, INCONSISTENT, QUESTION = VERDICTS = ("impossible", "inconsistent", "question")
 ACCUSATIONS = (IMPOSSIBLE, INCONSISTENT)
 Lines = tuple[int, ...]
 
@@ -12,7 +12,7 @@ Lines = tuple[int, ...]
 @dataclass(frozen=True)
 class Finding:
     """`impossible` and `inconsistent` accuse: they follow from one row or one stated peak. `question` ties distant
-    lines together and asks. `unchecked` says what a check lacks. `lines` are all that the arithmetic used."""
+    lines together, or rests on what the text leaves open, and asks. `lines` are all that the arithmetic used."""
 
     verdict: str
     rule: str

@@ -33,6 +33,10 @@ class Interval:
         to = exact(other)
         return self.lo <= to.hi * (1 + slack) and to.lo <= self.hi * (1 + slack)
 
+    def beyond(self, factor: float) -> bool:
+        """Whether every number of it is off 1 by more than `factor`."""
+        return self.lo > factor or self.hi * factor < 1
+
     @property
     def width(self) -> float:
         """Relative: 0.1 means that the print leaves a tenth open."""
@@ -60,6 +64,7 @@ def printed(digits: str) -> Interval:
 NUMBER = r"(?:\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+\.?\d*(?:[eE][-+]?\d{1,2}(?!\d))?|\.\d+)"
 FIT = 0.02  # rows within this agree
 ODD = 0.06  # a row this far beyond its printed digits breaks the relation
+FAR = 1.25  # a miss by less may be another convention, clock or part
 _TIGHT = 0.15  # an interval wider than this confirms nothing
 
 

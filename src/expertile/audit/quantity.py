@@ -24,7 +24,6 @@ class Quantity:
     column: int = -1
     exact: bool = True
     per_device: bool = False
-    item: str = ""
     start: int = 0
     end: int = 0
 
@@ -122,11 +121,11 @@ def quantities(text: str, line: int, cell: Unit | None = None) -> list[Quantity]
         sure = not (bound or ranged or based or (m["b"] and not rose) or (of.kind != "percent" and m["a"][0] in "-−"))
         if rose:  # "from 1,850 to 2,405 tokens/s" are two figures
             shown, at = f"{m['a']} {text[m.end() : end].strip()}", m.start("b")
-            parts = (after, -1, sure, of.per_device, of.item, m.start(), m.end("a"))
+            parts = (after, -1, sure, of.per_device, m.start(), m.end("a"))
             found.append(Quantity(of.kind, value, shown, label, line, *parts))
             value, label = _value(m["b"], of), "to"
         shown = text[at:end].strip()
-        q = Quantity(of.kind, value, shown, label, line, after, -1, sure, of.per_device, of.item, at, end)
+        q = Quantity(of.kind, value, shown, label, line, after, -1, sure, of.per_device, at, end)
         found.append(q)
     return found
 

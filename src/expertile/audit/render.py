@@ -6,21 +6,21 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 from expertile.audit.engine import Audit
-from expertile.audit.finding import ACCUSATIONS, IMPOSSIBLE, INCONSISTENT, QUESTION, UNCHECKED, Finding
+from expertile.audit.finding import ACCUSATIONS, IMPOSSIBLE, INCONSISTENT, QUESTION, Finding
 
 FORMATS = ("text", "md", "json", "sarif", "html")
-Shown = Sequence[tuple[Audit, list[Finding]]]
-_MARK = {IMPOSSIBLE: "✗", INCONSISTENT: "✗", QUESTION: "?", UNCHECKED: "·"}
+Shown = Sequence[tuple[Audit, Sequence[Finding]]]
+_MARK = {IMPOSSIBLE: "✗", INCONSISTENT: "✗", QUESTION: "?"}
 
 
-def render(audits: Sequence[Audit], form: str, everything: bool = False) -> str:
-    """The audits in one of FORMATS: accusations and questions; what could not be checked only with `everything`.
+def render(audits: Sequence[Audit], form: str) -> str:
+    """The audits in one of FORMATS: accusations and questions.
 
     Raises ValueError for another format.
     """
     if form not in FORMATS:
         raise ValueError(f"format: expected one of {', '.join(FORMATS)}, got {form!r}")
-    shown = [(audit, [f for f in audit.findings if everything or f.verdict != UNCHECKED]) for audit in audits]
+    shown = [(audit, audit.findings) for audit in audits]
     return {"text": _text, "md": _markdown, "json": _json, "sarif": _sarif, "html": _html}[form](shown)
 
 

@@ -258,14 +258,6 @@ class Report:
             if key:
                 record[key[1].lower()] = row
 
-    def lead(self, row: Row) -> str:
-        """The sentence that ends in a colon, above a list or preformatted text."""
-        block, above = self.blocks[row.block], self.blocks[row.block - 1] if row.block else None
-        told = (
-            above is not None and (block.table or block.kind in ("list", "code")) and above.kind in ("prose", "heading")
-        )
-        return clean(above.text.rstrip()) if above and told and above.text.rstrip().endswith(":") else ""
-
     def bytes_near(self, row: Row) -> list[Quantity]:
         """The bytes that the row's block or the text right above it states."""
         last = next((b for b in range(row.block - 1, -1, -1) if self.blocks[b].kind != "heading"), row.block)

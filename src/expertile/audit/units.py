@@ -36,7 +36,6 @@ class Unit:
     low: float
     high: float
     per_device: bool = False
-    item: str = ""
 
 
 NO_UNIT = Unit("number", 1.0, 1.0)
@@ -46,10 +45,10 @@ _FORMS: tuple[tuple[str, str], ...] = (
     ("tokens_per_s", rf"(?P<p>[kKM])? ?(?:(?i:{_TOKEN}) ?{_PER_S}|(?:t/s|TPS|tps|toks/s)\b)"),
     (
         "items_per_s",
-        rf"(?P<p>[kKM])? ?(?P<item>(?i:{_ITEM})(?= ?{_PER_S})|(?:fps|FPS|qps|QPS|rps|RPS)\b)(?: ?{_PER_S})?",
+        rf"(?P<p>[kKM])? ?(?:(?i:{_ITEM})(?= ?{_PER_S})|(?:fps|FPS|qps|QPS|rps|RPS)\b)(?: ?{_PER_S})?",
     ),
-    ("items_per_s", rf"(?P<item>(?i:{_ITEM})) ?(?:/|per) ?(?P<t>min(?:ute)?|h(?:our)?)\b"),
-    ("s_per_item", rf"(?P<t>{_TIME}) ?(?:/|per) ?(?P<item>(?i:{_ITEM})|prompt|layer|epoch|call|launch|kernel|op)\b"),
+    ("items_per_s", rf"(?:(?i:{_ITEM})) ?(?:/|per) ?(?P<t>min(?:ute)?|h(?:our)?)\b"),
+    ("s_per_item", rf"(?P<t>{_TIME}) ?(?:/|per) ?(?:(?i:{_ITEM})|prompt|layer|epoch|call|launch|kernel|op)\b"),
     (
         "rate",
         r"(?P<p>(?i:[kmgtpe]|kilo|mega|giga|tera|peta)) ?(?i:(?:fl|i)ops?|ops|op(?=/))"
@@ -73,7 +72,7 @@ _FORMS: tuple[tuple[str, str], ...] = (
         rf"[x×X](?![\w(])(?! ?(?:\d|{_NOT_RATIO}))|times (?=faster|slower|higher|lower|more|less|fewer|the )|-?fold\b",
     ),
     ("tokens", rf"(?P<p>[kKM])? ?(?i:{_TOKEN})\b"),
-    ("items", r"(?P<item>(?i:images?|imgs?|samples?|sequences?|requests?|prompts?|runs))\b"),
+    ("items", r"(?:(?i:images?|imgs?|samples?|sequences?|requests?|prompts?|runs))\b"),
 )
 _COMPILED = tuple((kind, re.compile(form)) for kind, form in _FORMS)
 _PER_DEVICE = re.compile(r"(?i) ?(?:/|per) ?(?:gpu|gcd|device|chip|card)\b")
@@ -93,7 +92,6 @@ def match_unit(text: str) -> tuple[Unit, int] | None:
 def _unit(kind: str, groups: dict[str, str | None], each: bool) -> Unit:
     prefix = (groups.get("p") or "")[:1].lower()
     low = high = _TEN.get(prefix, 1.0)
-    item = (groups.get("item") or "").lower().rstrip("s")
     if kind in ("bandwidth", "bytes"):
         low, high = (_TWO[prefix], _TWO[prefix]) if groups.get("bin") else (_TEN[prefix], _TWO[prefix])
         name = groups.get("b") or "B"
@@ -106,7 +104,7 @@ def _unit(kind: str, groups: dict[str, str | None], each: bool) -> Unit:
         low = high = 1 / (60.0 if (groups["t"] or "").startswith("min") else 3600.0)
     elif kind == "percent":
         low = high = 0.01
-    return Unit(kind, low, high, each, item)
+    return Unit(kind, low, high, each)
 
 
 _STATISTIC = r"(?:p\d\d|avg|mean|median|min|max|best|std|average|geomean|±.*|dense|fwd|bwd|total)"

@@ -21,10 +21,9 @@ def audit(
     fail_on: Annotated[str, typer.Option(help="inconsistent (or worse), impossible, never: exit 1.")] = next(
         iter(FAIL_ON)
     ),
-    everything: Annotated[bool, typer.Option("--all", help="Show also what could not be checked.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="The same as --format json.")] = False,
 ) -> None:
     """Check somebody's benchmark report against arithmetic and hardware limits; exit 1 if a claim fails."""
     form = "json" if as_json else form
-    if not run(files, form, out, fail_on, everything, gpu=gpu, dtype=dtype, shape=shape):
+    if not run(files, form, out, fail_on, gpu=gpu, dtype=dtype, shape=shape):
         raise typer.Exit(1)

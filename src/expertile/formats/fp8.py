@@ -121,7 +121,7 @@ torch.serialization.add_safe_globals([_of_bytes])
 
 
 class QuantizedBuffers(torch.nn.Module):
-    """A module that holds one quantised weight (`Fp8Blocks` or `Int4Weight`). Its buffers are the weight's tensors.
+    """A module that holds one quantised weight (`Fp8Blocks`, `Int4Weight`, `Mxfp4Weight`); buffers are its tensors.
 
         self.up = QuantizedBuffers(Int4Weight.quantize(w))      and in forward      moe_mlp(x, self.up.weight, …)
 

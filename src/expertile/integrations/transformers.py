@@ -20,6 +20,8 @@ Where the gate is one that the kernels know, everything is `moe_mlp`. Otherwise 
 stands between them is the module's own: up-projection with gathered rows, gate, grouped down-projection, combine. Ids
 that are no expert's (expert parallelism marks so what other ranks compute) are dropped.
 
+`quantize_experts(model, "mxfp4")` rounds the weights of all such experts, in place.
+
 Experts that transformers holds in FP8 (`FineGrainedFP8Config`, blocks of 128×128) run as `Fp8Blocks`.
 """
 
@@ -30,7 +32,8 @@ from typing import Any
 
 import torch
 
-from expertile.formats.fp8 import Fp8Blocks
+from expertile.formats.fp8 import Fp8Blocks, QuantizedBuffers
+from expertile.formats.weight_only import quantize
 from expertile.moe.experts import moe_mlp
 from expertile.moe.permute import Permutation, permutation
 from expertile.ops.gathered_mm.activation import GPT_OSS_LIMIT, GPT_OSS_SCALE
@@ -84,6 +87,41 @@ def register() -> None:
 
     ALL_EXPERTS_FUNCTIONS.register(NAME, experts_forward)
     finegrained_fp8.ALL_FP8_EXPERTS_FUNCTIONS.register(NAME, fp8_experts_forward)
+
+
+def quantize_experts(model: Any, format: str) -> Any:
+    """Round the weights of all experts of `model` to "mxfp4", "int4" or "fp8", in place, a layer at a time; returns it.
+
+    Each weight becomes `QuantizedBuffers`, [E, rows, columns] whatever the module's order was, with state_dict keys of
+    its own (`gate_up_proj.packed`, …): to read a saved state_dict back, quantise a model of the same config first. The
+    model then runs with experts_implementation="expertile", in bfloat16 or float16. All other parameters stay as they
+    are and trainable. ValueError for a model without experts of the kind above, or with some whose gate no kernel has.
+    """
+    register()
+    found = {name: m for name, m in model.named_modules() if _holds_experts(m)}
+    if not found:
+        raise ValueError("model: expected experts with gate_up_proj and down_proj parameters [E, …, …], got none")
+    for name, experts in found.items():
+        if fused_gate(experts) is None or _has_norm(experts):
+            raise ValueError(f"{name}: expected experts with a gate that expertile's kernels have, got another")
+    for experts in found.values():
+        for projection in ("gate_up_proj", "down_proj"):
+            weight = getattr(experts, projection).detach()
+            replace_weight(experts, projection, quantize(weight.mT if experts.is_transposed else weight, format))
+    model.set_experts_implementation(NAME)
+    return model
+
+
+def replace_weight(experts: Any, projection: str, weight: Any) -> None:
+    """Put a quantised weight [E, rows, columns] in the place of a parameter."""
+    delattr(experts, projection)
+    setattr(experts, projection, QuantizedBuffers(weight))
+
+
+def _holds_experts(module: Any) -> bool:
+    weights = [getattr(module, name, None) for name in ("gate_up_proj", "down_proj")]
+    described = all(hasattr(module, name) for name in ("has_gate", "has_bias", "is_transposed"))
+    return described and all(isinstance(w, torch.nn.Parameter) and w.dim() == 3 for w in weights)
 
 
 def _require_version(version: str) -> None:
@@ -148,7 +186,9 @@ def experts_forward(
         return _composed(self, hidden_states, top_k_index, top_k_weights)
     activation, interleaved = gate
     gate_up, down = self.gate_up_proj, self.down_proj
-    if self.is_transposed:
+    if isinstance(gate_up, QuantizedBuffers):
+        gate_up, down = gate_up.weight, down.weight
+    elif self.is_transposed:
         gate_up, down = gate_up.transpose(1, 2), down.transpose(1, 2)
     return moe_mlp(
         hidden_states,

@@ -77,7 +77,7 @@ def guard_ddp(kind: type[nn.Module]) -> None:
 def _leave_out(model: nn.Module, ranks: set[int], kind: type[nn.Module]) -> None:
     """Mark experts of `model` that are not the same on all `ranks`.
 
-    ValueError if nobody averages the gradients of those that some of the ranks have alike.
+    ValueError if the gradients of parameters that some ranks share are not averaged.
     """
     names = []
     for prefix, layer in model.named_modules():

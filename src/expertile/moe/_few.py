@@ -5,7 +5,7 @@ that of reading the weights of the experts touched once. What the general way ad
 one for combine, and products in tiles of 64 rows, too few to fill the GPU. Here
 
     logits   x @ router^T, a program for an expert or two of a token
-    route    as ever, started early
+    route    as ever, with PDL
     up       act[slot] = f(gate_up[e] @ x[t]), a program for some columns of a slot
     down     out[t] = sum over j of w[t, j] * down[e] @ act[t * k + j], a program for some columns of a token
 
@@ -34,7 +34,7 @@ import torch
 import triton
 
 from expertile.moe import _few_kernels as kernels
-from expertile.ops.launch.device import on_kernels, starts_early
+from expertile.ops.launch.device import on_kernels, supports_pdl
 from expertile.ops.launch.kernels import launch
 from expertile.ops.torch_op import traced
 
@@ -100,15 +100,15 @@ def logits(x: torch.Tensor, router: torch.Tensor, bias: torch.Tensor | None) -> 
     out = x.new_empty((tokens, experts))
     block_e = 1 if tokens * experts <= 512 else 2
     block_h = min(4096, triton.next_power_of_2(hidden))
-    early = starts_early(x)
+    pdl = supports_pdl(x)
     launch(
         kernels.logits_kernel,
         tokens * -(-experts // block_e),
         (x, router, bias, out),
         (experts, hidden, x.stride(0)),
-        (block_e, block_h, -(-hidden // block_h), early),
+        (block_e, block_h, -(-hidden // block_h), pdl),
         num_warps=4,
-        early=early,
+        pdl=pdl,
     )
     return out
 
@@ -130,24 +130,24 @@ def mlp(
     (tokens, top_k), (experts, hidden, inner) = topk_ids.shape, down.shape
     # Rows of dropped slots are neither written nor read.
     act, out = x.new_empty((tokens * top_k, inner)), x.new_empty((tokens, hidden))
-    early = starts_early(x)
+    pdl = supports_pdl(x)
     tile, last = tilings(tokens, inner)
     launch(
         kernels.up_kernel,
         tokens * top_k * -(-inner // tile.columns),
         (x, gate_up, gate_up_bias, topk_ids, act),
         (experts, hidden, inner, x.stride(0)),
-        (top_k, *tile[:3], hidden % tile.depth == 0, activation, interleaved, early),
+        (top_k, *tile[:3], hidden % tile.depth == 0, activation, interleaved, pdl),
         num_warps=tile.num_warps,
-        early=early,
+        pdl=pdl,
     )
     launch(
         kernels.down_kernel,
         tokens * -(-hidden // last.columns),
         (act, down, down_bias, topk_ids, topk_weights, out),
         (experts, inner, hidden),
-        (top_k, *last[:3], inner % last.depth == 0, -(-inner // last.depth), early),
+        (top_k, *last[:3], inner % last.depth == 0, -(-inner // last.depth), pdl),
         num_warps=last.num_warps,
-        early=early,
+        pdl=pdl,
     )
     return out

@@ -2,7 +2,7 @@
 
 There is no order by expert here: a program looks at topk_ids and knows which weights it reads. What must be fast is
 the reading of weights, so programs are many and small, each with several tiles on their way (`num_stages`), and no
-kernel is launched only when another is done: with EARLY each begins while the one before it still runs (programmatic
+kernel is launched only when another is done: with PDL each begins while the one before it still runs (programmatic
 dependent launch), and waits there before it reads anything.
 """
 
@@ -60,10 +60,10 @@ def logits_kernel(
     BLOCK_E: tl.constexpr,
     BLOCK_H: tl.constexpr,
     CHUNKS: tl.constexpr,
-    EARLY: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """logits [T, experts] = x @ router^T (+ bias), BLOCK_E of a token each program; CHUNKS of BLOCK_H columns."""
-    begin(EARLY)
+    begin(PDL)
     token, e = _place(experts, BLOCK_E)
     acc = tl.zeros([BLOCK_E, BLOCK_H], tl.float32)
     # Unrolled, so that the loads of several chunks are on their way at once.
@@ -96,10 +96,10 @@ def up_kernel(
     EVEN: tl.constexpr,
     ACTIVATION: tl.constexpr,
     INTERLEAVED: tl.constexpr,
-    EARLY: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """act [T * TOP_K, I], a program for BLOCK_N columns of a slot: products of a matrix with a vector."""
-    if EARLY:
+    if PDL:
         gdc_wait()
     slot, n = _place(I, BLOCK_N)
     expert = _expert(ids_ptr, slot, experts)
@@ -117,7 +117,7 @@ def up_kernel(
             gate += gate_w.to(tl.float32) * x
             up += up_w.to(tl.float32) * x
         # `down` may start when all programs have read their weights: sooner, it would only take their place.
-        if EARLY:
+        if PDL:
             gdc_launch_dependents()
         gate_sum = tl.sum(gate, 1)
         up_sum = tl.sum(up, 1)
@@ -146,10 +146,10 @@ def down_kernel(
     STAGES: tl.constexpr,
     EVEN: tl.constexpr,
     STEPS: tl.constexpr,
-    EARLY: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """out [T, H], a program for BLOCK_N columns of a token: its experts one after the other, weighted and summed."""
-    begin(EARLY)
+    begin(PDL)
     token, n = _place(H, BLOCK_N)
     acc = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
     for step in tl.range(0, TOP_K * STEPS, num_stages=STAGES):

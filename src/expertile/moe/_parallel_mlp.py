@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from expertile.moe._passes import _bias_products, _weighted_sums
+from expertile.moe._passes import bias_products, weighted_sums
 from expertile.moe.dispatch import Incoming, own_slots, starts
 from expertile.moe.exchange import Exchange, Step
 from expertile.moe.experts import Weight, _shape, moe_mlp
@@ -63,7 +63,7 @@ class Experts:
         return y, pre
 
     def _quantized(self, rows: torch.Tensor, arrived: Incoming, start: int, end: int) -> torch.Tensor:
-        """The same for Fp8Blocks and Int4Weight: rows [R, H] as tokens with one expert each, and weight 1."""
+        """The same for quantised weights: rows [R, H] as tokens with one expert each, and weight 1."""
         slots, offs = arrived.order.slots[start:end], arrived.order.offs
         there = torch.arange(start, end, device=rows.device)[: slots.shape[0]] < offs[-1]
         ids = torch.where(there, arrived.ids.flatten()[slots], offs.shape[0])[:, None]
@@ -211,7 +211,7 @@ def _backward(
         batch_invariant=experts.batch_invariant,
     )
     if experts.down_bias is not None:
-        dslots = dslots + _bias_products(dy, experts.down_bias, arrived.ids, arrived.order, experts.batch_invariant)
+        dslots = dslots + bias_products(dy, experts.down_bias, arrived.ids, arrived.order, experts.batch_invariant)
     what = "combine of gradients"
     slots_coming = exchange.send(what, dslots, splits.rows_to, splits.rows_from)
     dx_rows = grouped_mm(dpre, gate_up, offs=offs, batch_invariant=experts.batch_invariant)
@@ -223,7 +223,7 @@ def _backward(
     dgate_up_bias = None
     if experts.gate_up_bias is not None and needs[4]:
         dgate_up_bias = bias_gradient(grouped_mm, dpre, offs, experts.gate_up_bias)
-    ddown_bias = _weighted_sums(dy, arrived.weights, arrived.order) if needs[5] else None
+    ddown_bias = weighted_sums(dy, arrived.weights, arrived.order) if needs[5] else None
     dx = combine(exchange.arrive(rows_coming), sent.sent_at)
     dweights = own_slots(exchange.arrive(slots_coming), sent)
     return dx, dweights, dgate_up, ddown, dgate_up_bias, ddown_bias

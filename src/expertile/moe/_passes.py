@@ -90,20 +90,25 @@ def gradients(
     if needs[1]:
         dgate_up = gathered_wgrad(dpre, rows, x, offs, gather_b=True)
     if needs[4]:
-        ones = torch.ones((dpre.shape[0], 8), dtype=dpre.dtype, device=dpre.device)
-        dgate_up_bias = grouped_mm(ones.t(), dpre, offs=offs, out_dtype=torch.float32)[:, 0].contiguous().to(x.dtype)
+        dgate_up_bias = bias_sums(dpre, offs).to(x.dtype)
     if needs[0]:
         dx = combine(grouped_mm(dpre, gate_up, offs=offs, batch_invariant=batch_invariant), order.positions)
     if needs[5]:
-        ddown_bias = _weighted_sums(dy, topk_weights, order)
+        ddown_bias = weighted_sums(dy, topk_weights, order)
     if not needs[3]:
         return dx, dgate_up, ddown, None, dgate_up_bias, ddown_bias
     if down_bias is not None:
-        dweights = dweights + _bias_products(dy, down_bias, topk_ids, order, batch_invariant)
+        dweights = dweights + bias_products(dy, down_bias, topk_ids, order, batch_invariant)
     return dx, dgate_up, ddown, dweights, dgate_up_bias, ddown_bias
 
 
-def _weighted_sums(dy: _T, topk_weights: _T, order: Permutation) -> _T:
+def bias_sums(dpre: _T, offs: _T) -> _T:
+    """[E, 2I] float32: the sum of each expert's rows."""
+    ones = torch.ones((dpre.shape[0], 8), dtype=dpre.dtype, device=dpre.device)
+    return grouped_mm(ones.t(), dpre, offs=offs, out_dtype=torch.float32)[:, 0].contiguous()
+
+
+def weighted_sums(dy: _T, topk_weights: _T, order: Permutation) -> _T:
     """[E, H]: the sum of w * dy[token] over the rows of each expert, as a wgrad with few columns."""
     weights = topk_weights.flatten()[order.slots.long()]
     high = weights.to(dy.dtype)
@@ -114,7 +119,7 @@ def _weighted_sums(dy: _T, topk_weights: _T, order: Permutation) -> _T:
     return (sums[:, 0].float() + sums[:, 1].float()).to(dy.dtype)
 
 
-def _bias_products(dy: _T, down_bias: _T, topk_ids: _T, order: Permutation, batch_invariant: bool = False) -> _T:
+def bias_products(dy: _T, down_bias: _T, topk_ids: _T, order: Permutation, batch_invariant: bool = False) -> _T:
     """[T, k] float32: <dy[t], down_bias[e]> of each slot, what a routing weight gets from the bias."""
     products = grouped_mm(dy[None], down_bias.t()[None], out_dtype=torch.float32, batch_invariant=batch_invariant)[0]
     kept = order.positions >= 0

@@ -1,4 +1,4 @@
-"""The expert MLPs with quantised weights.
+"""The expert MLPs with FP8 weights.
 
 FP8 (e4m3, weights in blocks of 128×128): activations are quantised in blocks of 1×128, as DeepSeek-V3 does
 (arXiv:2412.19437, 3.3.2), x once for each token and not for each of its rows,
@@ -7,8 +7,6 @@ FP8 (e4m3, weights in blocks of 128×128): activations are quantised in blocks o
 
 and the backward pass is that of `experts` in x's dtype, with the weights' values (values · scales): quantisation of the
 activations is differentiated as if it did nothing. The weights themselves are data without gradients.
-
-INT4 (Int4Weight): activations stay in x's dtype, `int4_grouped_mm` reads a quarter of the bytes; forward only.
 """
 
 from __future__ import annotations
@@ -19,7 +17,6 @@ import torch
 import triton
 
 from expertile.formats.fp8 import Fp8Blocks, dequantize
-from expertile.formats.int4 import Int4Weight
 from expertile.moe._passes import gradients
 from expertile.moe.permute import Permutation, permutation
 from expertile.ops.gathered_mm import pointwise
@@ -33,10 +30,14 @@ _T = torch.Tensor
 _Maybe = torch.Tensor | None
 
 
-def _activated(pre: _T, offs: _T, activation: str, interleaved: bool) -> _T:
+def on_kernels_eagerly(pre: _T) -> bool:
+    """Whether kernels may be launched on pre's rows: there are some, on a GPU, and nothing is traced."""
+    return not torch.compiler.is_compiling() and (pre.is_cuda or triton.knobs.runtime.interpret) and bool(pre.shape[0])
+
+
+def activated(pre: _T, offs: _T, activation: str, interleaved: bool) -> _T:
     """f(pre) [R, I] in pre's dtype, computed in float32."""
-    eager = not torch.compiler.is_compiling()
-    if eager and (pre.is_cuda or triton.knobs.runtime.interpret) and pre.shape[0]:
+    if on_kernels_eagerly(pre):
         act = pre.new_empty((pre.shape[0], pre.shape[1] // 2))
         pointwise.gated_activation(pre, offs, act, activation, interleaved)
         return act
@@ -72,7 +73,7 @@ def _fp8_forward(
     if activation == "swiglu":
         act = quantize_swiglu(pre, interleaved=interleaved)
     else:
-        act = quantize_activations(_activated(pre, order.offs, activation, interleaved))
+        act = quantize_activations(activated(pre, order.offs, activation, interleaved))
     y = scaled_grouped_mm(
         act.values, down.transpose(1, 2), act.scales, down_scales, offs=order.offs, bias=down_bias, out_dtype=x.dtype
     )
@@ -176,25 +177,3 @@ def fp8_mlp(
         activation,
         interleaved,
     )
-
-
-def int4_mlp(
-    x: _T,
-    gate_up: Int4Weight,
-    down: Int4Weight,
-    topk_ids: _T,
-    topk_weights: _T,
-    activation: str,
-    interleaved: bool,
-    gate_up_bias: _Maybe,
-    down_bias: _Maybe,
-) -> _T:
-    """`moe_mlp` with Int4Weight; operands as checked there. ValueError if a gradient is asked for."""
-    from expertile.ops.int4_grouped_mm.api import int4_grouped_mm
-
-    if torch.is_grad_enabled() and (x.requires_grad or topk_weights.requires_grad):
-        raise ValueError("gate_up, down: INT4 experts have no backward pass; expected torch.no_grad()")
-    order = permutation(topk_ids, gate_up.shape[0])
-    pre = int4_grouped_mm(x.index_select(0, order.rows), gate_up, offs=order.offs, bias=gate_up_bias)
-    act = _activated(pre, order.offs, activation, interleaved)
-    return combine(int4_grouped_mm(act, down, offs=order.offs, bias=down_bias), order.positions, topk_weights)

@@ -132,11 +132,11 @@ def route_kernel(
     BY_TWO: tl.constexpr,
     PACKED: tl.constexpr,
     BLOCK_T: tl.constexpr,
-    EARLY: tl.constexpr,
+    PDL: tl.constexpr,
 ):
-    """PACKED: the keys' lower 16 bits tell nothing apart, and stand for the place. EARLY: launched before the kernel
+    """PACKED: the keys' lower 16 bits tell nothing apart, and stand for the place. PDL: launched before the kernel
     before it is done."""
-    begin(EARLY)
+    begin(PDL)
     PLACES: tl.constexpr = GROUPS_P2 * SIZE_P2
     token = tl.program_id(0) * BLOCK_T + tl.arange(0, BLOCK_T)
     expert, there, logits = _load_row(logits_ptr, token, stride, experts, size, T, GROUPS_P2, SIZE_P2)

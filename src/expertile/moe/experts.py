@@ -24,8 +24,8 @@ R (2I + 2I + I + H) backward. Every sum is formed in one order, so equal inputs 
 
 With few tokens and no gradient there is no order, and `_few` does it all.
 
-Weights are stored as `torch.nn.Linear` has them: gate_up [E, 2I, H], down [E, H, I]. As Fp8Blocks of 128×128 or as
-Int4Weight they are used as they are: see `_quantized_experts`.
+Weights are stored as `torch.nn.Linear` has them: gate_up [E, 2I, H], down [E, H, I]. As Fp8Blocks of 128×128,
+Int4Weight or Mxfp4Weight they are used as they are: see `_quantized_experts` and `_weight_only_experts`.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ import torch
 
 from expertile.formats.fp8 import Fp8Blocks
 from expertile.formats.int4 import Int4Weight
+from expertile.formats.mxfp4 import Mxfp4Weight
 from expertile.moe._passes import forward, gradients
 from expertile.moe.permute import Permutation, check_ids, permutation
 from expertile.ops.gathered_mm.activation import activate, split
@@ -48,7 +49,7 @@ from expertile.ops.torch_op import differentiable, differentiable_once, gradient
 
 _T = torch.Tensor
 _Maybe = torch.Tensor | None
-Weight = torch.Tensor | Fp8Blocks | Int4Weight
+Weight = torch.Tensor | Fp8Blocks | Int4Weight | Mxfp4Weight
 
 
 def formula(
@@ -317,7 +318,7 @@ def moe_mlp(
     Args:
         x: [T, H], bfloat16, float16 or float32; or float64, for gradcheck, in torch's own operators. T may be 0.
         gate_up: [E, 2I, H] of x's dtype, gate and up rows as `interleaved` says; or Fp8Blocks with blocks of 128×128,
-            or Int4Weight, of that shape.
+            Int4Weight or Mxfp4Weight, of that shape.
         down: [E, H, I], of the same kind.
         topk_ids: [T, k] int32 or int64. E and -1 mark a dropped slot. Any other id out of range is an error, which is
             found on a CPU always and on a GPU with `check`; without, the slot is dropped there.
@@ -329,14 +330,14 @@ def moe_mlp(
         batch_invariant: a token's bits depend on that token, its experts and their weights alone: not on how many
             tokens there are, nor on which, nor on whether a gradient is wanted. Where that holds, and what of: see
             `grouped_mm`. It holds of the gradients of x and topk_weights too; those of weights and biases are sums over
-            tokens. ValueError with float64, Fp8Blocks and Int4Weight, whose products have no such form.
+            tokens. ValueError with float64 and quantised weights, whose products have no such form.
 
     Returns:
         [T, H] in x's dtype. Differentiable in x, topk_weights, weights and biases: any number of times (the second
         derivative in grouped_mm and torch's operators, which keep all intermediate results), under torch.compile and
-        torch.func once. With Fp8Blocks once, in all but the weights (the backward pass in x's dtype, from the weights'
-        values); with Int4Weight not at all. A derivative that is not there raises a RuntimeError. No host
-        synchronisation: it can be captured in a CUDA graph.
+        torch.func once. With quantised weights once, in all but the weights (the backward pass in x's dtype, from the
+        weights' values, of which 4-bit ones are dequantised in parts). A derivative that is not there raises a
+        RuntimeError. No host synchronisation: it can be captured in a CUDA graph.
 
     Raises:
         ValueError: naming the argument, what was expected and what came.
@@ -347,9 +348,9 @@ def moe_mlp(
         require_invariant(kind, x.dtype)
     topk_weights = topk_weights.to(wide(x[:0]).dtype)
     if kind is not torch.Tensor:
-        from expertile.moe import _quantized_experts as quantized
+        from expertile.moe import _quantized_experts, _weight_only_experts
 
-        mlp: Any = quantized.fp8_mlp if kind is Fp8Blocks else quantized.int4_mlp
+        mlp: Any = _quantized_experts.fp8_mlp if kind is Fp8Blocks else _weight_only_experts.weight_only_mlp
         return mlp(x, gate_up, down, topk_ids, topk_weights, activation, interleaved, gate_up_bias, down_bias)
     assert isinstance(gate_up, torch.Tensor) and isinstance(down, torch.Tensor)
     if x.device.type != "meta" and torch.is_autocast_enabled(x.device.type):
@@ -390,7 +391,7 @@ def require_invariant(kind: type, dtype: torch.dtype) -> None:
 def _shape(weight: object) -> tuple[int, ...]:
     if isinstance(weight, Fp8Blocks):
         return tuple(weight.values.shape)
-    return tuple(weight.shape) if isinstance(weight, torch.Tensor | Int4Weight) else ()
+    return tuple(weight.shape) if isinstance(weight, torch.Tensor | Int4Weight | Mxfp4Weight) else ()
 
 
 def _check(
@@ -407,10 +408,10 @@ def _check(
     """The kind of the weights. ValueError unless everything fits together."""
     if not isinstance(x, torch.Tensor) or x.dim() != 2 or x.dtype not in FORMULA_DTYPES:
         raise ValueError(f"x: expected [T, H], float32, bfloat16, float16 or float64, got {_described(x)}")
-    kind = next((k for k in (torch.Tensor, Fp8Blocks, Int4Weight) if isinstance(gate_up, k)), None)
+    kind = next((k for k in (torch.Tensor, Fp8Blocks, Int4Weight, Mxfp4Weight) if isinstance(gate_up, k)), None)
     if kind is None or not isinstance(down, kind):
         raise ValueError(
-            "gate_up, down: expected two tensors, two Fp8Blocks or two Int4Weights, "
+            "gate_up, down: expected two tensors, Fp8Blocks, Int4Weights or Mxfp4Weights, "
             f"got {type(gate_up).__name__} and {type(down).__name__}"
         )
     if kind is not torch.Tensor and x.dtype is torch.float64:

@@ -18,6 +18,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from expertile.formats.fp8 import QuantizedBuffers
+from expertile.formats.weight_only import quantize
 from expertile.moe.experts import moe_mlp
 from expertile.moe.logits import invariant_logits_in, router_logits
 from expertile.moe.router import RouterConfig, Routing, require_independent, route
@@ -55,6 +57,8 @@ class MoE(nn.Module):
     """
 
     correction_bias: torch.Tensor | None
+    gate_up: Any  # a parameter, or QuantizedBuffers
+    down: Any
 
     def __init__(
         self,
@@ -118,17 +122,37 @@ class MoE(nn.Module):
         )
         for weight, bias in pairs:
             for parameter in (weight, bias):
-                if weight is not None and parameter is not None:
+                if isinstance(weight, torch.Tensor) and parameter is not None:
                     yield parameter, weight.shape[-1]
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Draw every weight and bias as `torch.nn.Linear` does, from U(-1, 1) / sqrt(inputs); no correction."""
+        """Draw every weight and bias as `torch.nn.Linear` does, from U(-1, 1) / sqrt(inputs); no correction.
+
+        Quantised experts, and their biases, stay as they are.
+        """
         for parameter, inputs in self._fan_in():
             bound = 1.0 / math.sqrt(inputs)
             nn.init.uniform_(parameter, -bound, bound)
         if self.correction_bias is not None:
             self.correction_bias.zero_()
+
+    @torch.no_grad()
+    def quantize_experts(self, format: str) -> MoE:
+        """Round the routed experts' weights to "mxfp4", "int4" or "fp8", in place, and return the layer.
+
+        `gate_up` and `down` become `QuantizedBuffers`: data without gradients, with state_dict keys of their own
+        (`gate_up.packed`, …). All else stays as it is and trainable. See `formats.weight_only.quantize`. x is then
+        bfloat16 or float16. ValueError for another format, sizes that it does not take, or experts that are quantised
+        already.
+        """
+        if not isinstance(self.gate_up, torch.Tensor):
+            raise ValueError("gate_up, down: expected weights that are not quantised, got quantised ones")
+        made = {name: QuantizedBuffers(quantize(getattr(self, name), format)) for name in ("gate_up", "down")}
+        for name, buffers in made.items():
+            delattr(self, name)
+            setattr(self, name, buffers)
+        return self
 
     @torch.no_grad()
     def update_correction_bias(self, counts: torch.Tensor, rate: float = 1e-3) -> None:
@@ -177,7 +201,7 @@ class MoE(nn.Module):
         """
         if x.dim() < 1 or x.shape[-1] != self.hidden_size:
             raise ValueError(f"x: expected shape [..., {self.hidden_size}], got {list(x.shape)}")
-        if x.dtype is not self.gate_up.dtype and not _autocasts(x):
+        if isinstance(self.gate_up, torch.Tensor) and x.dtype is not self.gate_up.dtype and not _autocasts(x):
             raise ValueError(f"x: expected {self.gate_up.dtype}, the dtype of gate_up, got {x.dtype}")
         tokens = x.reshape(-1, self.hidden_size)
         routing: Routing = route(
@@ -207,8 +231,8 @@ class MoE(nn.Module):
         """What the routed experts make of tokens [T, H]."""
         return moe_mlp(
             tokens,
-            self.gate_up,
-            self.down,
+            _weight(self.gate_up),
+            _weight(self.down),
             routing.topk_ids,
             routing.topk_weights,
             activation=self.activation,
@@ -235,6 +259,10 @@ class MoE(nn.Module):
             + (f", rounding={c.rounding}" if c.rounding is not None else "")
             + (", batch_invariant=True" if self.batch_invariant else "")
         )
+
+
+def _weight(held: Any) -> Any:
+    return held.weight if isinstance(held, QuantizedBuffers) else held
 
 
 def _autocasts(x: torch.Tensor) -> bool:

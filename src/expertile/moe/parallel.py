@@ -154,7 +154,7 @@ class ExpertParallel:
         return self._exchange.overflow
 
     def shard(self, weight: Any) -> Any:
-        """This rank's part, views, of a tensor, Fp8Blocks or Int4Weight with all experts as its first dimension."""
+        """This rank's part, views, of a tensor or quantised weight with all experts as its first dimension."""
         if not isinstance(weight, torch.Tensor):
             tensors = {f.name: getattr(weight, f.name) for f in fields(weight)}
             return replace(weight, **{n: self.shard(t) for n, t in tensors.items() if isinstance(t, torch.Tensor)})
@@ -184,7 +184,7 @@ class ExpertParallel:
                 of the config's. Under autocast all are cast, and the result is of autocast's dtype; on every rank or on
                 none.
             gate_up, down: [E_local, 2I, H] and [E_local, H, I], the experts of this rank (`experts`, `shard`);
-                Fp8Blocks and Int4Weight without gradients.
+                quantised ones without gradients.
             topk_ids: [T, k] int32 or int64 global ids; num_experts (or any other id out of range) is a dropped slot.
             topk_weights: [T, k], floating point; used in float32.
             activation, interleaved: as `moe_mlp` has them.
@@ -350,7 +350,8 @@ class ExpertParallelMoE(MoE):
         timeout: timedelta | None = None,
     ) -> None:
         gate_up = moe.gate_up
-        assert gate_up is not None
+        if not isinstance(gate_up, torch.Tensor):
+            raise ValueError("moe: expected experts that are not quantised; ExpertParallel.mlp takes quantised ones")
         if moe.batch_invariant:
             require_ordered(combine)
         super().__init__(

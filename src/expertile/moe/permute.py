@@ -27,7 +27,7 @@ import torch
 import triton
 import triton.language as tl
 
-from expertile.ops.launch.device import on_kernels, starts_early
+from expertile.ops.launch.device import on_kernels, supports_pdl
 from expertile.ops.launch.kernels import launch
 from expertile.ops.launch.pdl import begin
 from expertile.ops.torch_op import traced
@@ -74,9 +74,9 @@ def _sort_kernel(
     experts,
     SLOTS_P2: tl.constexpr,
     EXPERTS_P2: tl.constexpr,
-    EARLY: tl.constexpr,
+    PDL: tl.constexpr,
 ):
-    begin(EARLY)
+    begin(PDL)
     i = tl.arange(0, SLOTS_P2)
     expert = _expert(ids_ptr, i, i < num_slots, experts)
     key = tl.sort(tl.where(expert < 0, experts, expert) * SLOTS_P2 + i)
@@ -189,15 +189,15 @@ def _on_device(topk_ids: torch.Tensor, num_experts: int) -> _Parts:
     num_slots, top_k = topk_ids.numel(), topk_ids.shape[1]
     experts_p2 = max(32, triton.next_power_of_2(num_experts))
     if num_slots <= SMALL:
-        slots_p2, early = max(128, triton.next_power_of_2(num_slots)), starts_early(topk_ids)
+        slots_p2, pdl = max(128, triton.next_power_of_2(num_slots)), supports_pdl(topk_ids)
         launch(
             _sort_kernel,
             1,
             (topk_ids, offs, rows, slots, positions),
             (num_slots, top_k, num_experts),
-            (slots_p2, experts_p2, early),
+            (slots_p2, experts_p2, pdl),
             num_warps=4,
-            early=early,
+            pdl=pdl,
         )
         return parts
     blocks = -(-num_slots // BLOCK)

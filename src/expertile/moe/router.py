@@ -35,7 +35,7 @@ import triton
 
 from expertile.moe._route_kernels import route_backward_kernel, route_kernel
 from expertile.moe.rounding import MODES, round_groups
-from expertile.ops.launch.device import FORMULA_DTYPES, on_kernels, starts_early, wide
+from expertile.ops.launch.device import FORMULA_DTYPES, on_kernels, supports_pdl, wide
 from expertile.ops.launch.kernels import launch
 from expertile.ops.torch_op import differentiable, differentiable_once, traced
 
@@ -189,7 +189,7 @@ def _select_on_device(logits: torch.Tensor, bias: torch.Tensor | None, want_scor
     groups_p2 = triton.next_power_of_2(groups)
     size_p2 = max(32 // groups_p2, triton.next_power_of_2(experts // groups))
     block_t = _block_t(tokens, groups_p2 * size_p2, invariant)
-    early = starts_early(logits)
+    pdl = supports_pdl(logits)
     launch(
         route_kernel,
         -(-tokens // block_t),
@@ -208,10 +208,10 @@ def _select_on_device(logits: torch.Tensor, bias: torch.Tensor | None, want_scor
             by_two,
             logits.dtype is torch.bfloat16 and bias is None and not by_two,
             block_t,
-            early,
+            pdl,
         ),
         num_warps=4,
-        early=early,
+        pdl=pdl,
     )
     return weights, ids, scores
 

@@ -11,7 +11,7 @@ from expertile.moe.permute import permutation
 
 @dataclass(frozen=True)
 class ExpertStatistics:
-    """Scalars (0-dimensional float32 tensors on the counts' device, so that nobody waits for a GPU):
+    """Scalars (0-dimensional float32 tensors on the counts' device, so that the host does not wait for a GPU):
 
     Attributes:
         gini: 0 when all experts have the same rows, 1 - 1/E when one has all. Half the mean absolute difference of two

@@ -6,14 +6,14 @@ from typing import Any
 
 import torch
 
-from expertile.formats.int4.weight import Int4Weight
+from expertile.formats.weight_only import AnyQuantizedWeight
 from expertile.ops.grouped_mm import api as dense
-from expertile.ops.int4_grouped_mm.api import int4_grouped_mm
+from expertile.ops.weight_only_mm.api import weight_only_mm
 
 
 def grouped_mm(
     a: torch.Tensor = None,  # type: ignore[assignment]
-    b: torch.Tensor | Int4Weight = None,  # type: ignore[assignment]
+    b: torch.Tensor | AnyQuantizedWeight = None,  # type: ignore[assignment]
     *,
     offs: torch.Tensor | None = None,
     bias: torch.Tensor | None = None,
@@ -25,7 +25,7 @@ def grouped_mm(
     out: torch.Tensor | None = None,
     accumulate: bool = False,
     mat_a: torch.Tensor | None = None,
-    mat_b: torch.Tensor | Int4Weight | None = None,
+    mat_b: torch.Tensor | AnyQuantizedWeight | None = None,
 ) -> torch.Tensor:
     """Many matrix products in one call: out[rows of group g] = a[rows of group g] @ b[g].
 
@@ -36,8 +36,8 @@ def grouped_mm(
         a: [M, K] with the rows of each group together, or [G, M, K].
         b: [G, K, N], or [K, N]; weights stored [G, N, K] are passed as `w.transpose(-2, -1)`. Same dtype as `a`:
             bfloat16, float16 or float32 (TF32 only where `torch.backends.cuda.matmul.allow_tf32` allows it); or
-            float64, in torch's own products, for gradcheck. Or an `Int4Weight` [G, N, K], as it is: see
-            `int4_grouped_mm`, whose backends and errors are meant then.
+            float64, in torch's own products, for gradcheck. Or an `Int4Weight` or `Mxfp4Weight` [G, N, K], as it is:
+            see `weight_only_mm`, whose backends and errors are meant then.
         offs: [G] int32 on a's device: the END of each group along the ragged dimension. That is the rows of `a`
             (2-D × 3-D), the columns of `b` (3-D × 2-D) or the summed dimension (2-D × 2-D). None for 3-D × 3-D.
             Empty groups are allowed. Rows past offs[-1] of the result are left as they come: unspecified, and
@@ -68,14 +68,14 @@ def grouped_mm(
     """
     if mat_a is not None or mat_b is not None:
         a, b = _one_of("a", a, "mat_a", mat_a), _one_of("b", b, "mat_b", mat_b)
-    if isinstance(b, Int4Weight):
+    if isinstance(b, AnyQuantizedWeight):
         if out is not None or accumulate:
-            raise ValueError("out, accumulate: expected None and False with an Int4Weight, got other values")
+            raise ValueError(f"out, accumulate: expected None and False with an {type(b).__name__}, got other values")
         if batch_invariant:
             raise ValueError(
-                "batch_invariant: expected False with an Int4Weight, whose products depend on numbers of rows"
+                f"batch_invariant: expected False with an {type(b).__name__}, whose products depend on numbers of rows"
             )
-        return int4_grouped_mm(
+        return weight_only_mm(
             a,
             b,
             offs=offs,  # type: ignore[arg-type]

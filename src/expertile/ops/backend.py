@@ -19,7 +19,9 @@ class _Named(Protocol):
 N = TypeVar("N", bound=_Named)
 P = TypeVar("P")  # the operator's Problem
 R = TypeVar("R", bound=Callable[..., Any])  # the type of its `run`
-NOT_INVARIANT = "batch_invariant: the order of its sums depends on numbers of rows, or nobody says that it does not"
+NOT_INVARIANT = (
+    "batch_invariant: the order of its sums depends on numbers of rows, or is not known to be independent of them"
+)
 
 
 @dataclass(frozen=True)
@@ -63,7 +65,7 @@ class Backend(Generic[P, R]):
     # Needs the group sizes on the host: synchronises, and cannot be captured in a CUDA graph, unless
     # `problem.group_sizes` is known.
     reads_offs_on_host: bool = False
-    # Somebody else's kernel, measured as a rival and used when it is the fastest.
+    # Another library's kernel, measured as a rival and used when it is the fastest.
     peer: bool = False
     # As `run`, but adds the result to the given `out`; None: it cannot.
     add: R | None = None

@@ -125,7 +125,7 @@ _shardings: dict[Any, Callable[..., Placements] | None] = {}  # of operators tha
 
 @torch.compiler.assume_constant_result  # run while a compiler traces, which guards nothing in here
 def _register_shardings() -> None:
-    """Tell DTensor of the operators, once somebody has imported it: that takes as long as importing torch."""
+    """Tell DTensor of the operators, once it is imported: an import takes as long as importing torch."""
     if "torch.distributed.tensor" not in sys.modules:
         return
     from torch.distributed.tensor import Replicate

@@ -48,8 +48,6 @@ def _dying(rank, world, options, folder, started):
 def test_it_ends_whatever_its_ranks_do(process, seconds, codes, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(launch, "rank_main", process)
     monkeypatch.setattr(launch, "_AFTER_ANOTHER_S", 0.5)
-    begin = time.monotonic()
     options = Options(out=tmp_path / "x.jsonl", device="cpu", seconds=seconds)
     assert launch.launch(options) == 1
-    assert time.monotonic() - begin < 20
     assert f"ranks ended with {codes}" in capsys.readouterr().out

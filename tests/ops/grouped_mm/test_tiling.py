@@ -11,6 +11,7 @@ from expertile.ops.grouped_mm.tuned import features_of
 
 H200 = Device.by_name("h200")
 HIGH, LOW, WIDE = Tile(128, 128, 64, 128, 1), Tile(64, 128, 64, 64, 1), Tile(128, 256, 64, 128, 1)
+TILES = frozenset((HIGH, LOW, WIDE))
 
 
 def features(sizes, k=4096, n=4096, dtype="bf16"):
@@ -26,25 +27,26 @@ def test_fields_that_are_no_tile():
 
 
 def test_the_best_tile_is_at_zero_and_the_others_above():
-    logs = modelled_logs(features((1024,) * 8), (HIGH, None, LOW, WIDE, WIDE), H200)
-    assert min(logs) == 0 == logs[1] and logs[2] > logs[0] and logs[3] == logs[4]
+    logs = modelled_logs(features((1024,) * 8), frozenset((HIGH, LOW, WIDE)), H200)
+    assert min(logs.values()) == 0 and logs[LOW] > logs[HIGH]
 
 
-def test_large_tiles_suit_long_groups_and_low_ones_those_of_few_rows():
-    long, short = (modelled_logs(features((rows,) * 64), (WIDE, LOW), H200) for rows in (4096, 32))
-    assert long[0] == 0 < long[1] and short[1] == 0 < short[0]
+def test_large_tiles_suit_large_groups_and_low_tiles_small_groups():
+    large, small = (modelled_logs(features((rows,) * 64), frozenset((WIDE, LOW)), H200) for rows in (4096, 32))
+    assert large[WIDE] == 0 < large[LOW] and small[LOW] == 0 < small[WIDE]
 
 
 @pytest.mark.parametrize("rows", [120, 136])
 def test_a_wave_more_costs(rows):
     """16 groups and 8 columns of tiles are one wave of 128 rows up to there, two behind."""
-    high, wide = modelled_logs(features((rows,) * 16, n=1024), (HIGH, Tile(256, 128, 64, 256, 1)), H200)
-    assert (high < wide) == (rows == 120)
+    higher = Tile(256, 128, 64, 256, 1)
+    logs = modelled_logs(features((rows,) * 16, n=1024), frozenset((HIGH, higher)), H200)
+    assert (logs[HIGH] < logs[higher]) == (rows == 120)
 
 
 def test_groups_that_no_row_can_be_in_do_not_count():
     few, many = (features((1,) * 4 + (0,) * empty) for empty in (0, 124))
-    assert modelled_logs(few, (HIGH, LOW, WIDE), H200) == modelled_logs(many, (HIGH, LOW, WIDE), H200)
+    assert modelled_logs(few, TILES, H200) == modelled_logs(many, TILES, H200)
 
 
 def test_every_layout_and_no_rows_at_all():
@@ -52,6 +54,6 @@ def test_every_layout_and_no_rows_at_all():
     found = [features_of(batched), features_of(wgrad("x", "", (0, 0), 512, 768, "bf16").problem("cuda"))]
     found += [features((0, 0)), features((900, 50, 50)), features((7,), dtype="fp16")]
     for f in found:
-        logs = modelled_logs(f, (HIGH, LOW, WIDE), H200)
-        assert min(logs) == 0 and max(logs) < 3
-    assert modelled_logs(features((64,) * 8, dtype="fp32"), (HIGH, LOW), H200) == (0.0, 0.0)
+        logs = modelled_logs(f, TILES, H200)
+        assert min(logs.values()) == 0 and max(logs.values()) < 3
+    assert modelled_logs(features((64,) * 8, dtype="fp32"), TILES, H200) == {}

@@ -167,15 +167,15 @@ def _moved(t: torch.Tensor) -> torch.Tensor:
     return room.as_strided(t.shape, t.stride(), 1).copy_(t)
 
 
-@pytest.mark.parametrize("block_n, early", [(256, True), (128, False)])
-def test_what_fills_a_multiprocessor_starts_early(block_n: int, early: bool) -> None:
+@pytest.mark.parametrize("block_n, pdl", [(256, True), (128, False)])
+def test_what_fills_a_multiprocessor_has_pdl(block_n: int, pdl: bool) -> None:
     case, config = CASES[0], triton_tma.Config(64, block_n, 64, 4, 4)
     operands = Operands(*cases.make(case))
     with fake_gpu() as calls, mock.patch.object(_launch, "prepare", lambda kernel, cluster: None):
         triton_tma.BACKEND.run(_problem(case, operands), operands, config, cases.poisoned_out(case))
     kernel = calls[-1][0]
-    assert kernel.metadata.launch_pdl == early == ("griddepcontrol.wait" in kernel.asm["ptx"])
-    assert (2 * kernel.metadata.shared > H200.smem_bytes) == early
+    assert kernel.metadata.launch_pdl == pdl == ("griddepcontrol.wait" in kernel.asm["ptx"])
+    assert (2 * kernel.metadata.shared > H200.smem_bytes) == pdl
 
 
 def test_profilers_see_launches(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,10 +17,10 @@ from expertile.ops.rows import softmax as operator
 from expertile.ops.rows.ring_choose import RingConfig, choose
 from expertile.ops.rows.ring_softmax import softmax_ring_kernel
 from expertile.ops.rows.ring_softmax_backward import softmax_backward_ring_kernel
+from tests.support import gluon_emulator
 from tests.support.aot import resources
 from tests.support.fake_driver import compile_only
 from tests.support.gluon_machine import EmulationError
-from tests.support.rows_emulator import run
 
 TOLERANCE = {torch.bfloat16: 2e-2, torch.float16: 3e-3, torch.float32: 1e-5}
 # rows, columns, chunks of a group and of a box, slots for two-byte elements, programs, consumers
@@ -63,16 +63,23 @@ def _options(case: tuple, dtype: torch.dtype) -> dict[str, int]:
     }
 
 
+def run(kernel: Any, grid: int, args: tuple, options: dict, out: torch.Tensor, seed: int = 0) -> None:
+    """Run a kernel in the emulator; an EmulationError unless each element of `out` is stored once."""
+    writes = gluon_emulator.run(kernel, grid, args, options, seed).writes
+    if out.data_ptr() not in writes or bool((writes[out.data_ptr()] != 1).any()):
+        raise EmulationError("some elements of the result are not written once")
+
+
 def _forward(case: tuple, x: torch.Tensor, seed: int) -> torch.Tensor:
     y = torch.full_like(x, 7)
-    run(softmax_ring_kernel, case[5], _arguments([x], y, case[3]), _options(case, x.dtype), x.numel(), seed)
+    run(softmax_ring_kernel, case[5], _arguments([x], y, case[3]), _options(case, x.dtype), y, seed)
     return y
 
 
 def _backward(case: tuple, dy: torch.Tensor, y: torch.Tensor, seed: int) -> torch.Tensor:
     dx = torch.full_like(y, 7)
     options = _options(case, y.dtype)
-    run(softmax_backward_ring_kernel, case[5], _arguments([dy, y], dx, case[3]), options, y.numel(), seed)
+    run(softmax_backward_ring_kernel, case[5], _arguments([dy, y], dx, case[3]), options, dx, seed)
     return dx
 
 
@@ -126,12 +133,12 @@ def _not(*_):
 
 # A part of the kernel -> what it is replaced by, given the original.
 MUTANTS = {
-    "waits for no turn": ("take_turn", lambda f: _not),
-    "never ends a turn": ("end_turn", lambda f: _not),
+    "does not wait in order": ("ordered_wait", lambda f: _not),
+    "does not arrive at the next consumer": ("ordered_arrive", lambda f: _not),
     "keeps its slots": ("give_back", lambda f: _not),
     "gives back the slot after": ("give_back", lambda f: lambda empty, slot: f(empty, (slot + 1) % 4)),
     "leaves the tensor's end": ("complete", lambda f: lambda slot, ptr, at, whole, end, layout: slot.load(layout)),
-    "leaves the edges": ("edges", lambda f: lambda *a: (f(*a)[0], f(*a)[1] & False)),
+    "leaves the head and the tail": ("head_and_tail", lambda f: lambda *a: (f(*a)[0], f(*a)[1] & False)),
     "writes whole words of others": ("words", lambda f: lambda shift, c, v: (f(shift, c, v)[0], f(shift, c, v)[1] + v)),
     "leaves the last group": ("place", lambda f: lambda *a: (*f(*a)[:2], f(*a)[2] - 1)),
 }
@@ -186,7 +193,7 @@ def hopper(monkeypatch):
         taken.append(config)
         args = _arguments(list(inputs), out, config.box)
         monkeypatch.setattr(torch.Tensor, "is_cuda", False)
-        run(kernel, programs, args, launch.options(config, len(inputs)), out.numel())
+        run(kernel, programs, args, launch.options(config, len(inputs)), out)
         monkeypatch.setattr(torch.Tensor, "is_cuda", True)
 
     monkeypatch.setattr(torch.Tensor, "is_cuda", True)
@@ -255,7 +262,7 @@ OTHERS = [
     "dtype, config, tensors", [(d, choose(c, d.itemsize, t), t) for d, c, t in DEFAULTS] + OTHERS, ids=str
 )
 def test_compiled_for_hopper(dtype, config, tensors):
-    """Programs fit an SM, do not spill, and write whole words but for the edges, which one store writes."""
+    """Programs fit an SM, do not spill, and write whole words but for head and tail, which one store writes."""
     x = torch.empty(3, 50257, dtype=dtype)
     with compile_only(90) as kernels:
         if tensors == 1:

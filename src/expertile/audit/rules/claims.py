@@ -144,8 +144,8 @@ def failed_checks(report: Report) -> Iterator[Finding]:
             if near.line - row.line <= 3 and re.search(
                 r"(?i)equivalent|acceptable|expected|\b(?:fine|correct)\b", near.text
             ):
-                message = "the result fails the report's own check, so the times beside it are of no valid run"
-                yield Finding(INCONSISTENT, "failed check", row.line, row.text.strip()[:80], message, (near.line,))
+                message = "the result fails the report's own check: of which run are the times beside it?"
+                yield Finding(QUESTION, "failed check", row.line, row.text.strip()[:80], message, (near.line,))
                 break
 
 

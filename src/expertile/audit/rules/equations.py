@@ -94,16 +94,16 @@ def equations(report: Report) -> Iterator[Finding]:
                 and b
                 and a.count > 1
                 and not _NO_SUM.search(left[0])
-                and not (_words(a) or _is_tile(a, b) or _holds(a, b))
+                and not (_counts(a) or b.count > 1 or _is_tile(a, b) or _holds(a, b))
             ):
                 line = max((q.line for q in row.quantities if left.start() <= q.start <= right.end()), default=row.line)
                 message = f"{a.text} is {a.value:.4g}, not {b.text}"
                 yield Finding(INCONSISTENT, "arithmetic", line, f"{a.text} = {b.text}", message, (line,))
 
 
-def _words(a: _Side) -> bool:
-    """Whether it counts things of several names, of which not every factor may be spelled out; or billions."""
-    return sum(match_unit(unit) is None for unit in a.units) > 1 or "B" in a.units
+def _counts(a: _Side) -> bool:
+    """Whether it multiplies things, of which not every factor may be spelled out, or billions of something."""
+    return any(match_unit(unit) is None or unit == "B" for unit in a.units)
 
 
 def _is_tile(a: _Side, b: _Side) -> bool:

@@ -4,11 +4,12 @@ import re
 from collections.abc import Iterable, Iterator
 
 from expertile.audit.facts import facts
-from expertile.audit.finding import IMPOSSIBLE, INCONSISTENT, QUESTION, UNCHECKED, Finding, finding, si
+from expertile.audit.finding import IMPOSSIBLE, INCONSISTENT, QUESTION, Finding, finding, si
+from expertile.audit.interval import FAR
 from expertile.audit.quantity import Quantity
 from expertile.audit.report import Report, Row
 from expertile.audit.rules.rates import largest_run, readings
-from expertile.device import DTYPES, NVLINK, PCIE_LANES, SPARSE_SHEET, Device, generous_peak
+from expertile.device import DTYPES, Device, generous_peak
 
 # A figure that is no measurement of dense work by one run.
 _OTHER = re.compile(
@@ -62,31 +63,33 @@ def rates(report: Report) -> Iterator[Finding]:
                 yield from (_rate if q.kind == "rate" else _bandwidth)(report, row, q, count)
 
 
+def _one_part(report: Report) -> bool:
+    """Whether the report names one GPU and nothing else that may have run."""
+    return len(report.everything.of("devices")) == 1 and not report.everything.foreign
+
+
 def _rate(report: Report, row: Row, q: Quantity, count: float) -> Iterator[Finding]:
     lowest, sparse, stated = q.value.lo / count, "spars" in report.text or "2:4" in report.text, _formats_of(q, row)
     own = stated or row.stated("formats")
+    # A row with its own share of a peak was run on a part with another peak.
+    share = row.only("percent")
+    other = share and share.value.mid <= 1.0 and _SHARE.search(share.words)
 
-    def above(formats: Iterable[str], verdict: str = IMPOSSIBLE) -> Finding | None:
+    def above(formats: Iterable[str], eased: bool = False) -> Finding | None:
         most, device = _fastest(row, formats, sparse)
         if lowest <= most * _slack(device):
             return None
         of = f"the {'/'.join(own)} peak" if own else "the peak of any format"
-        ask = ": which format and which GPU ran this?" if verdict == QUESTION else ""
-        # A row with its own share of a peak was run on a part with another peak.
-        share = row.only("percent")
-        if share and share.value.mid <= 1.0 and _SHARE.search(share.words):
-            verdict = QUESTION
+        sure = not (eased or other) and _one_part(report) and lowest > FAR * most
         message = f"{q.text} is more than {f'{count:.0f} × ' * (count > 1)}{si(most, 'FLOP/s')}, {of} of {device.name}"
-        return finding(verdict, "peak", message + ask, q)
+        ask = "" if sure else ": which format and which GPU ran this?"
+        return finding(IMPOSSIBLE if sure else QUESTION, "peak", message + ask, q)
 
     # float32 products run as tf32 where that is allowed.
     eased = "fp32" in stated and not above((*stated, "tf32"))
     everything = row.report.everything.of("formats") if own else DTYPES
-    found = above((*everything, *own)) or (above(stated, QUESTION if eased else IMPOSSIBLE) if stated else None)
-    if found:
+    if found := above((*everything, *own)) or (above(stated, eased) if stated else None):
         yield found
-    elif not own and lowest > 1.05 * (half := _fastest(row, ("fp16", "bf16"), False))[0]:
-        yield finding(UNCHECKED, "peak", f"{q.text} is above {half[1].name}'s fp16 peak, and no format is stated", q)
 
 
 def _formats_of(q: Quantity, row: Row) -> tuple[str, ...]:
@@ -107,6 +110,7 @@ def _bandwidth(report: Report, row: Row, q: Quantity, count: float) -> Iterator[
     moved = row.of("bytes") or report.bytes_near(row)
     big = bool(moved) and all(b.value.lo > 4 * max(device.l2_bytes, 2**25) for b in moved)
     sure = big or (not row.of("bytes") and _MEMORY.search(f"{text} {row.headings}"))
+    sure = sure and _one_part(report)
     message = f"{q.text} is more than the {si(most, 'B/s')} of {device.name}'s memory"
     ask = "" if sure else ": did the data fit in a cache?"
     yield finding(IMPOSSIBLE if sure else QUESTION, "memory bandwidth", message + ask, q)
@@ -161,96 +165,30 @@ _SHARE = re.compile(r"\bpeak\b|theoretical|roofline|\bmfu\b|speed of light|\bsol
 _PEAK = re.compile(r"peak|theoretical|roofline|max(?:imum)?\b|spec|rated|limit|up to|of \(?$|\bof \d")
 
 
-def _stated_peaks(report: Report, kind: str) -> list[tuple[Row, Quantity]]:
-    # A table's row is one of peaks where its first words say so.
-    named = [(row, " ".join(row.label.lower().split()[:3])) for row in report.all_rows]
-    return [(row, q) for row, name in named for q in row.of(kind) if _PEAK.search(f"{q.words} {name}")]
-
-
 def shares(report: Report) -> Iterator[Finding]:
-    """ "612 TFLOPS (68% of peak)" against every peak that may be meant, stated or known."""
-    for kind in ("rate", "bandwidth"):
-        stated = [q for _, q in _stated_peaks(report, kind)]
-        by_sheet = False  # whether another share of the report is one of the data sheet's peak
-        for row in report.all_rows:
+    """ "612 TFLOPS of 989 (68% of peak)" against the peak of its own row, record or the lines right above it."""
+    named = [(row, " ".join(row.label.lower().split()[:3])) for row in report.all_rows]
+    for kind, unlike in (("rate", "bandwidth"), ("bandwidth", "rate")):
+        # A table's row is one of peaks where its first words say so.
+        stated = [q for row, name in named for q in row.of(kind) if _PEAK.search(f"{q.words} {name}")]
+        for row in report.all_rows if stated else ():
             here = [s for s in stated if s in row.quantities]
             told = re.compile(rf"{_SHARE.pattern}|efficien") if here else _SHARE
             percents = [q for q in row.of("percent") if told.search(q.words) and "hfu" not in q.words]
             figures = [q for q in row.of(kind) if q.exact and q not in stated]
             if len(percents) != 1 or len(figures) != 1 or not percents[0].exact or not percents[0].value.mid:
                 continue
-            if row.of("rate" if kind == "bandwidth" else "bandwidth") or not (here or row.devices):
+            if row.of(unlike) or not (here or row.devices):
                 continue
             q, p = figures[0], percents[0]
             known = [x for d in row.devices for f in DTYPES for x in (d.peak(f), d.sparse_peak(f), generous_peak(d, f))]
             known = [d.memory_bps for d in row.devices] if kind == "bandwidth" else known
             part, other = q.value / p.value, (*known, *(s.value.mid for s in stated if s not in here))
             near = any(part.meets(x * n, 0.1) for x in other if x for n in gpu_counts(row))
-            exactly = any(abs(part.mid / x - 1) < 0.015 for x in known if x)
-            if by_sheet and not stated:
-                near = any(abs(part.mid / (x * n) - 1) < 0.06 for x in other if x for n in gpu_counts(row))
-            if not near and (stated or by_sheet) and not any(part.meets(s.value, 0.02) for s in here):
-                base = (here or stated)[:1]
-                of = base[0].text if base else si(known[0] or 1.0, "B/s")
-                share = f"{100 * q.value.mid / (base[0].value.mid if base else known[0] or 1.0):.3g} %"
-                message = f"{q.text} of {of} is {share}, not {p.text}; no other peak of the GPU gives it either"
-                sure = here or by_sheet or abs(stated[0].line - row.line) <= 20
-                lines = tuple(s.line for s in base)
-                yield finding(INCONSISTENT if sure else QUESTION, "share of peak", message, p, q, lines=lines)
-            by_sheet |= kind == "bandwidth" and exactly
-
-
-def sparse_peaks(report: Report) -> Iterator[Finding]:
-    """A peak with structured sparsity, stated where the report never speaks of sparsity."""
-    for row, q in _stated_peaks(report, "rate") if not re.search(r"spars|2:4", report.text) else ():
-        formats = _formats_of(q, row) or row.stated("formats")
-        if len(formats) != 1 or len(row.devices) != 1:
-            continue
-        device = row.devices[0]
-        hopper = device.capability == (9, 0) and device.sm_count == 132
-        sparse = SPARSE_SHEET.get(formats[0]) if hopper else device.sparse_peak(formats[0])
-        dense = [x for f in DTYPES for x in (device.peak(f), generous_peak(device, f)) if x]
-        if sparse and q.value.meets(sparse, 0.015) and not any(q.value.meets(d, 0.015) for d in dense):
-            message = f"{q.text} is {device.name}'s {formats[0]} peak with 2:4 sparsity; the dense one is half of it"
-            yield finding(INCONSISTENT, "sparse peak", message, q)
-
-
-_PCIE = re.compile(r"(?i)pci-?e?(?:xpress)? ?(?:gen)? ?\.?(?P<g>[3-6])(?:\.0)?(?: ?[x×] ?(?P<n>\d+))?")
-_LINK = re.compile(r"(?i)pci-?e|nvlink")
-_ONE_WAY = re.compile(r"(?i)h2d|d2h|host.to.device|device.to.host|unidirection|one[- ]way|per direction|h->d|d->h")
-_NO_LINK = re.compile(
-    r"(?i)alg ?bw|switch|all-?to-?all|all-?gather|ethernet|infiniband|\bib\b|\bnodes?\b|total|system|domain|rack|nvl\d|"
-    r"fabric|generation|supports?|provides?|offers?|up to|\b[48] ?[x×]|\b[48] gpus|aggregat|hbm|memory bandwidth"
-)
-
-
-def links(report: Report) -> Iterator[Finding]:
-    """PCIe and NVLink against their own peaks."""
-    for row in report.all_rows:
-        for q in row.of("bandwidth") if row.kind == "table" or len(row.of("bandwidth")) == 1 else ():
-            near = q.label if row.kind == "table" else row.text
-            near += f" {row.label} {report.lead(row)}" if not _LINK.search(near) and row.kind != "record" else ""
-            link = _link(near, row)
-            if link is None or _OTHER.search(f"{q.words} {near.lower()}") or _NO_LINK.search(near):
-                continue
-            name, both = link
-            limit, ways = (both / 2, "one direction") if _ONE_WAY.search(near) else (both, "both directions")
-            p = row.only("percent")
-            said = p and re.search(r"peak|of|util|effic|theor|line rate", p.words)
-            if q.value.lo > 1.03 * limit:
-                message = f"{q.text} is more than the {si(limit, 'B/s')} of {name}, {ways}"
-                yield finding(IMPOSSIBLE, "link", message, q)
-            elif p and said and q.exact and not any((q.value / p.value).meets(x, 0.06) for x in (both, both / 2)):
-                one, two = (f"{100 * q.value.mid / x:.3g} %" for x in (both / 2, both))
-                message = f"{q.text} is {one} of one direction of {name} and {two} of both, not {p.text}"
-                yield finding(INCONSISTENT, "link", message, q, p)
-
-
-def _link(text: str, row: Row) -> tuple[str, float] | None:
-    m, nvlink = _PCIE.search(text), re.search(r"(?i)nvlink", text)
-    if m and not nvlink:
-        lanes = int(m["n"] or 16)
-        return f"PCIe {m['g']}.0 x{lanes}", 2 * PCIE_LANES[m["g"]] * lanes
-    names = [part for device in row.devices for part in NVLINK if re.search(rf"\b{part}\b", device.name)]
-    one = nvlink and not m and len(row.devices) == 1 and names
-    return (f"{names[0]}'s NVLink", NVLINK[names[0]]) if one else None
+            if not near and not any(part.meets(s.value, 0.02) for s in here):
+                base = (here or stated)[0]
+                share = f"{100 * q.value.mid / base.value.mid:.3g} %"
+                message = f"{q.text} of {base.text} is {share}, not {p.text}; no other peak of the GPU gives it either"
+                sure = here or (len(stated) == 1 and abs(base.line - row.line) <= 20)
+                verdict = INCONSISTENT if sure else QUESTION
+                yield finding(verdict, "share of peak", message, p, q, lines=(base.line,))

@@ -1,11 +1,12 @@
-"""The FLOPs that a row's sizes mean; rate = work / time; bytes / time; TFLOP/s against GB/s of one row."""
+"""The FLOPs that a row's sizes mean; rate = work / time; products of columns that the rows count alike."""
 
+import itertools
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from expertile.audit.finding import INCONSISTENT, Finding, finding, si
-from expertile.audit.interval import odd_ones
+from expertile.audit.interval import FAR, Interval, exact, odd_ones
 from expertile.audit.quantity import Quantity, same_statistic
 from expertile.audit.report import Cells, Report, Row, Size
 from expertile.roofline import Work
@@ -102,58 +103,41 @@ _NO_RUN = re.compile(r"peak|theoretical|roofline|limit|bound|expected|model|esti
 
 
 def grids(report: Report) -> Iterator[Finding]:
-    """Per table: each column of rates with its column of times, of bandwidths."""
+    """Per table: each column of rates with its column of times, over rows that name their sizes."""
     for grid in report.grids:
-        for other in ("time", "bandwidth"):
-            for cells in grid.pairs("rate", other):
-                if not _NO_RUN.search(f"{cells[0][1].label} {cells[0][2].label}".lower()):
-                    yield from _against(cells, other, alone=len(grid.body) <= 2)
+        for cells in grid.pairs("rate", "time"):
+            works = [w for row, _, _ in cells if (w := readings(row))]
+            if len(works) == len(cells) and not _NO_RUN.search(f"{cells[0][1].label} {cells[0][2].label}".lower()):
+                yield from _against(cells, works, alone=len(grid.body) <= 2)
 
 
-def _against(cells: Cells, other: str, alone: bool) -> Iterator[Finding]:
-    timed = other == "time"
-    works = [readings(row) for row, _, _ in cells]
-    both = [a.value * b.value if timed else a.value / b.value for _, a, b in cells]
-    sized = [f / (w.work.flops if timed else w.work.intensity) if w else None for f, w in zip(both, works, strict=True)]
-    found = odd_ones(sized, (1.0,) if timed else ()) if all(works) else None
-    known, factors = found is not None, sized if found else both
-    found = found or odd_ones(both)
-    if found is None:
-        # Rows that agree on nothing: each by itself, if it names its sizes.
-        for (row, a, b), w in zip(cells, works, strict=True):
-            if alone and timed and w and w.named and w.near:
-                yield from _single(row, w, a, b)
-        return
-    alike = odd_ones(both) or (0.0, found[1])
-    for r in found[1]:
-        (row, a, b), w, f = cells[r], works[r], factors[r]
-        if f is None or r not in alike[1]:
-            continue  # "tiled 16x16" names no size: the row does the work of the others
-        off = f / found[0]
+def _against(cells: Cells, works: list[Reading], alone: bool) -> Iterator[Finding]:
+    factors = [a.value * b.value / w.work.flops for (_, a, b), w in zip(cells, works, strict=True)]
+    found = odd_ones(factors, (1.0,))
+    # Rows that agree on nothing: each by itself, if it names its sizes.
+    for (row, a, b), w in zip(cells, works, strict=True) if alone and found is None else ():
+        if w.named and w.near:
+            yield from _single(row, w, a, b)
+    for r in found[1] if found else ():
+        (row, a, b), w = cells[r], works[r]
+        off = factors[r] / (found[0] if found else 1.0)
         # The rows share a convention; a backward pass, a causal mask or a batch may be one row's own.
-        own = known and w and (w.counts or w.causal or not w.named)
-        more = conventions(w, row.words) if w and own else ()
-        # A row of another format moves other bytes.
-        more = more if timed else (*more, 0.25, 0.5, 2.0, 4.0)
-        # A row that does twice the work of the others, by its name, says so with a whole number.
-        more = more if known else (*more, max(1.0, round(off.mid)), 1 / max(1.0, round(1 / off.mid)))
-        if off.meets(1.0, _WIDE if known or len(found[1]) == 1 else 0.15) or any(off.meets(c, 0.015) for c in more):
-            continue
-        if known and w and timed:
-            message = f"{w.formula} FLOP in {b.text} is {si(w.work.flops * found[0] / b.value.mid, 'FLOP/s')}"
-            message += f", not {a.text}"
-        else:
-            of = "FLOP" if timed else "FLOP per byte"
-            message = f"{a.text} and {b.text} give {off.mid:.3g} times the {of} of the other rows"
-        yield finding(INCONSISTENT, "rate", message, a, b)
+        more = conventions(w, row.words) if w.counts or w.causal or not w.named else ()
+        # Where the others count 2·M·N·K so does this one.
+        far = 1.1 if found and found[0] == 1.0 and w.named else FAR
+        if off.beyond(far) and not any(off.meets(c, 0.015) for c in more):
+            would = si(a.value.mid / off.mid, "FLOP/s")
+            yield finding(INCONSISTENT, "rate", f"{w.formula} FLOP in {b.text} is {would}, not {a.text}", a, b)
 
 
 def _single(row: Row, w: Reading, a: Quantity, b: Quantity, sure: bool = False) -> Iterator[Finding]:
     f, words = a.value * b.value / w.work.flops, row.words
     if row.size("m") is None and not 0.01 < f.mid < 100:
         return  # "128x128x8: 1.05 ms" is a tile
-    if (not sure and any(f.meets(c, _WIDE) for c in conventions(w, words))) or re.search(
-        r"sparse|winograd|strassen|effective", words
+    if (
+        not f.beyond(1.1 if row.size("m") else FAR)
+        or (not sure and any(f.meets(c, _WIDE) for c in conventions(w, words)))
+        or re.search(r"sparse|winograd|strassen|effective", words)
     ):
         return
     would, needs = si(w.work.flops / b.value.mid, "FLOP/s"), si(w.work.flops / a.value.mid, "s")
@@ -178,46 +162,33 @@ def lines(report: Report) -> Iterator[Finding]:
             yield from _single(row, w, a, b, plain and not factors[r].meets(1.0, _WIDE))
 
 
-_MOVED = re.compile(
-    r"transfer|size|data|\bmove|copied|cop(?:y|ies)|traffic|read|writ|buffer|message|bytes|payload|memcpy|h2d|d2h"
-)
 _HELD = re.compile(r"usage|alloc|vram|footprint|peak|model|param|weights|cache|reserved")
-_ONCE = re.compile(r"(?i)to (?:the )?(?:device|gpu|host|cpu)|h2d|d2h|\bmove[sd]\b|traffic|transferred")
-_FACTORS = (1.0, 2.0, 3.0, 4.0, 0.5)  # each byte may be read and written
 
 
-def transfers(report: Report) -> Iterator[Finding]:
-    """A sentence or record that moves so many bytes in so much time at such a rate; "reads 2 GB and writes 2 GB"."""
-    for row in report.rows:
-        w, t, text = row.only("bandwidth"), row.only("time"), row.text.lower()
-        parts = [n for n in row.of("bytes") if n.exact and n.value.mid]
-        if not (w and parts and t) or any(_HELD.search(n.words) for n in parts) or _NO_RUN.search(w.words):
-            continue
-        # "512 MiB (536.9 MB)" are the same bytes.
-        if len(parts) > 2 or (len(parts) == 2 and not re.search(r"reads?\b.*\bwrit", text)):
-            continue
-        f = w.value * t.value / (total := sum((p.value for p in parts[1:]), parts[0].value))
-        several = not _MOVED.search(text) or re.search(r"nccl|all-?reduce|ranks|gpus", text)
-        if not several and not any(f.meets(c, _WIDE) for c in ((1.0,) if _ONCE.search(text) else _FACTORS)):
-            moved, rate = " + ".join(p.text for p in parts), si(total.mid / t.value.mid, "B/s")
-            yield finding(INCONSISTENT, "bandwidth", f"{moved} in {t.text} is {rate}, not {w.text}", w, *parts, t)
-
-
-def copies(report: Report) -> Iterator[Finding]:
-    """A table's bytes, times and bandwidths: the rows count each byte alike, but for one."""
+def products(report: Report) -> Iterator[Finding]:
+    """Bandwidth × time = bytes, throughput × latency = batch: a table's rows count alike, but for one."""
     for grid in report.grids:
-        sized, timed = grid.columns("bytes"), grid.columns("time")
-        known = len(sized) == len(timed) == 1 and not _HELD.search(grid.header[sized[0]].lower())
-        for c in grid.columns("bandwidth") if known else ():
-            cells = [(row.figure(c), row.figure(timed[0], "time"), row.figure(sized[0], "bytes")) for row in grid.body]
-            held = [(w, t, n) for w, t, n in cells if w and t and n]
-            factors = [w.value * t.value / n.value for w, t, n in held]
-            found = odd_ones(factors, (1.0, 2.0))
-            for r in found[1] if found and len(held) > 2 else ():
-                (w, t, n), off = held[r], factors[r] / (found[0] if found else 1.0)
-                # A copy's bytes may be counted once or twice.
-                twice = any(abs(off.mid / x - 1) < 0.02 for x in (2, 0.5, 1.5, 2 / 3, 3, 1 / 3))
-                if not twice and not off.meets(1.0, _WIDE):
-                    message = f"{n.text} in {t.text} is {si(n.value.mid / t.value.mid, 'B/s')}; {w.text} counts"
-                    message += f" {off.mid:.3g} times the bytes of the other rows"
-                    yield finding(INCONSISTENT, "bandwidth", message, w, n, t)
+        sized = grid.columns("bytes")
+        if len(sized) == 1 and not _HELD.search(grid.header[sized[0]].lower()):
+            for i, j in itertools.product(grid.columns("bandwidth"), grid.columns("time")):
+                three = [(r.figure(i), r.figure(j, "time"), r.figure(sized[0], "bytes")) for r in grid.body]
+                held = [(a, b, n.value) for a, b, n in three if a and b and n]
+                yield from _alike(held, "bandwidth", (1.0, 2.0), (2, 0.5, 1.5, 2 / 3, 3, 1 / 3))
+        for kind, time in itertools.product(("items_per_s", "tokens_per_s"), ("time", "s_per_item")):
+            for cells in grid.pairs(kind, time):
+                batch = [(a, b, exact(n.value)) for row, a, b in cells if (n := row.size("batch"))]
+                if len({n.mid for _, _, n in batch}) > 1:
+                    yield from _alike(batch, "throughput", (1.0,), ())
+
+
+def _alike(
+    held: list[tuple[Quantity, Quantity, Interval]], rule: str, usual: Sequence[float], more: Sequence[float]
+) -> Iterator[Finding]:
+    factors = [a.value * b.value / n for a, b, n in held]
+    found = odd_ones(factors, usual)
+    for r in found[1] if found and len(held) - len(found[1]) > 1 else ():
+        (a, b, _), off = held[r], factors[r] / (found[0] if found else 1.0)
+        # A row's bytes may be counted once or twice.
+        if off.beyond(1.1) and not any(abs(off.mid / x - 1) < 0.02 for x in more):
+            message = f"{a.text} × {b.text} is {off.mid:.3g} times what the other rows give for their size"
+            yield finding(INCONSISTENT, rule, message, a, b)

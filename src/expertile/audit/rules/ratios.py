@@ -1,8 +1,6 @@
 """Speed-ups, percentages, averages and totals that do not follow from the figures of their own table or sentence."""
 
-import math
 import re
-import statistics
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import permutations
@@ -254,55 +252,3 @@ def sentences(report: Report) -> Iterator[Finding]:
             # Where the sentence has two ratios, the other must follow.
             if all(o is q or follows(o, (a, b), ODD) or follows(o, (b, a), ODD) for o in ratios):
                 yield from _two(q, a, b, "loss" if down else "change" if by else "")
-
-
-_TOTAL, _MEAN = re.compile(r"(?i)\btotal\b|\bsum\b"), re.compile(r"(?i)\bav(?:era)?g|mean\b|\bmedian\b|\boverall\b")
-_HIDDEN = re.compile(r"(?i)^\W*(?:\.\.\.|…|⋮)|selected|subset|first \d+ rows|top[- ]\d+|\ball \d+|omitted|truncated")
-
-
-def _means(values: list[Interval]) -> list[Interval]:
-    """Every mean that may be meant, as far as the printed digits say."""
-    mids, n = [v.mid for v in values], len(values)
-    half = max(v.width for v in values if v.mid) / 2 if any(mids) else 0.0
-    found = [sum(mids) / n, statistics.median(mids)]
-    if all(mids):
-        found += [math.prod(m ** (1 / n) for m in mids), n / sum(1 / m for m in mids)]
-    return [Interval(m * (1 - min(half, 1)), m, m * (1 + half)) for m in found]
-
-
-def averages(report: Report) -> Iterator[Finding]:
-    """A row called average or total, column by column, over the rows since the last such row."""
-    for grid in report.grids:
-        if any(_HIDDEN.search(row.label or row.text[:40]) or _HIDDEN.search(row.text) for row in grid.rows):
-            continue
-        held: list[Row] = []
-        for r, row in enumerate(grid.rows):
-            if row.summary and len(held) > 1:
-                yield from _summary(row, held)
-            elif not row.summary:
-                held = [*([] if r and grid.rows[r - 1].summary else held), row]
-
-
-def _summary(row: Row, body: list[Row]) -> Iterator[Finding]:
-    total = bool(_TOTAL.search(row.label)) and not _MEAN.search(row.label)
-    # A total of rates or of ratios is often work over time.
-    judged = ("time", "bytes") if total else ("time", "rate", "tokens_per_s", "items_per_s", "bytes", "bandwidth")
-    odd: list[tuple[Quantity, Interval]] = []
-    good = 0
-    for q in row.quantities:
-        values = [v.value for b in body for v in b.quantities if v.column == q.column and v.kind == q.kind and v.exact]
-        if len(values) != len(body) or not q.exact:
-            continue
-        whole = Interval(sum(v.lo for v in values), sum(v.mid for v in values), sum(v.hi for v in values))
-        may_be = [whole] if total else [*_means(values), whole]
-        good += any(q.value.meets(m, FIT) for m in may_be)
-        least, most = min(v.lo for v in values), max(v.hi for v in values)
-        apart = q.kind == "ratio" and not total and not q.value.meets(Interval(least, least, most), 0.02)
-        if apart or (q.kind in judged and not any(q.value.meets(m, ODD) for m in may_be)):
-            odd.append((q, may_be[0]))
-    # Rows may have been left out: another column must fit, or the table be whole by its look.
-    if good >= len(odd) or (len(odd) == 1 and len(body) >= 3):
-        for q, m in odd:
-            span = f"the {'sum' if total else 'mean'} of lines {body[0].line}–{body[-1].line}"
-            message = f"{span} is {si(m.mid, UNIT_OF.get(q.kind, ''))}, not {q.text}"
-            yield finding(INCONSISTENT, "average", message, q, lines=(body[0].line, body[-1].line))

@@ -6,8 +6,7 @@ models come, with model.safetensors.index.json or without). Reading and writing 
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from expertile.formats.int4.compressed_tensors import from_compressed_tensors, t
 from expertile.formats.int4.gptq import FIELDS as GPTQ_FIELDS
 from expertile.formats.int4.gptq import from_gptq, to_gptq
 from expertile.formats.int4.weight import Int4Weight
+from expertile.formats.source import Source, reader
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,6 @@ FORMATS: dict[str, Format] = {
     "compressed-tensors": Format(COMPRESSED_FIELDS, from_compressed_tensors, to_compressed_tensors),
 }
 
-Source = Mapping[str, torch.Tensor] | str | Path | Sequence[str | Path]
 Names = Sequence[str | Sequence[str]]
 
 
@@ -67,7 +66,7 @@ def load_int4(
         ValueError: a missing tensor, a format that does not fit, an activation order; with the layer's name.
         ImportError: a file is to be read and `safetensors` is not installed.
     """
-    get = _reader(source)
+    get = reader(source)
     experts = []
     for entry in names:
         parts = [entry] if isinstance(entry, str) else list(entry)
@@ -153,36 +152,3 @@ def _format(name: str) -> Format:
     if name not in FORMATS:
         raise ValueError(f"format: expected one of {', '.join(FORMATS)}, got {name!r}")
     return FORMATS[name]
-
-
-def _reader(source: Source) -> Callable[[str], torch.Tensor | None]:
-    """A function from a tensor's name to the tensor, or None where there is none; files stay open, tensors on disk."""
-    if isinstance(source, Mapping):
-        return source.get
-    from safetensors import safe_open
-
-    if isinstance(source, (str, Path)):
-        paths = _files(Path(source))
-    else:
-        paths = [Path(p) for p in source]
-    place: dict[str, Any] = {}
-    for path in paths:
-        opened = safe_open(str(path), framework="pt")
-        place.update(dict.fromkeys(opened.keys(), opened))
-
-    def get(name: str) -> torch.Tensor | None:
-        return place[name].get_tensor(name) if name in place else None
-
-    return get
-
-
-def _files(path: Path) -> Iterable[Path]:
-    if not path.is_dir():
-        return [path]
-    index = path / "model.safetensors.index.json"
-    if index.exists():
-        return [path / name for name in sorted(set(json.loads(index.read_text())["weight_map"].values()))]
-    found = sorted(path.glob("*.safetensors"))
-    if not found:
-        raise ValueError(f"source: expected a folder with safetensors files, got {path} without any")
-    return found

@@ -14,11 +14,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
 from expertile.formats.int4.packing import half_block, pack, unpack
+from expertile.formats.quantized import KernelLayout
 
 GROUP_SIZES = (32, 64, 128)
 SCALE_DTYPES = (torch.bfloat16, torch.float16)
@@ -40,6 +41,8 @@ class Int4Weight:
     K is a multiple of 64 and of group_size; all tensors are contiguous and on one device. ValueError otherwise, naming
     the field.
     """
+
+    format: ClassVar[str] = "int4"
 
     packed: torch.Tensor
     scales: torch.Tensor
@@ -84,6 +87,17 @@ class Int4Weight:
     def dtype(self) -> torch.dtype:
         """Of the scales, and so of the activations."""
         return self.scales.dtype
+
+    @staticmethod
+    def kernel_layout(k: int, group_size: int) -> KernelLayout:
+        return KernelLayout(half_block(k, group_size), k // 2, group_size, None)
+
+    @classmethod
+    def of_tensors(
+        cls, packed: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor | None, group_size: int, k: int
+    ) -> Int4Weight:
+        """The weight of these fields; K is told by `packed`."""
+        return cls(packed, scales, zeros, group_size)
 
     @staticmethod
     def quantize(
@@ -142,6 +156,21 @@ class Int4Weight:
             zero = float(SYMMETRIC_ZERO) if self.zeros is None else self.zeros[e].t().float()[..., None]
             out[e] = ((q - zero) * self.scales[e].t().float()[..., None]).flatten(-2).to(dtype)
         return out
+
+    def part(self, first: int, last: int) -> Int4Weight:
+        """Experts first … last - 1: views."""
+        zeros = None if self.zeros is None else self.zeros[first:last]
+        return replace(self, packed=self.packed[first:last], scales=self.scales[first:last], zeros=zeros)
+
+    def check_numbers(self, dtype: torch.dtype) -> None:
+        """ValueError unless scales and zero points are finite and scales, for bfloat16 activations, below 2^27."""
+        for name, x in (("scales", self.scales), ("zeros", self.zeros)):
+            bad = 0 if x is None else int((~torch.isfinite(x)).sum())
+            if bad:
+                raise ValueError(f"w: expected finite {name}, got {bad} that are NaN or infinite")
+        large = int((self.scales.abs() >= SCALE_LIMIT).sum()) if dtype is torch.bfloat16 else 0
+        if large:
+            raise ValueError(f"w: expected scales below 2^27 in magnitude, got {large} larger ones")
 
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Int4Weight:
         """On another device, or with scales of another dtype (which rounds them; zero points stay whole numbers)."""

@@ -9,7 +9,6 @@ its work on padding; the gate looks at rows of groups alone.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from itertools import accumulate
 
 import torch
@@ -17,7 +16,7 @@ from torch import Tensor
 
 from expertile.device import Device
 from expertile.lab.operators import products
-from expertile.lab.race.operator import Blocks, Call, Part, Workload
+from expertile.lab.race.operator import Call, Workload
 
 ALIGNMENT = 128  # rows; `deep_gemm.get_mk_alignment_for_contiguous_layout()` on compute capability 9.0
 _MOST_NBYTES = 16 * 2**30
@@ -50,6 +49,7 @@ def bind(w: Workload, inputs: tuple[Tensor, ...], masked: bool = False) -> Call:
     left = (a, deep_gemm.get_mn_major_tma_aligned_tensor(scale_a))
     sizes = torch.tensor(products.sizes(w), dtype=torch.int32, device=a.device)
     expected = max(1, round(products.rows(w) / groups))
+    live = [(start, size) for start, size in zip(_starts(w, masked), products.sizes(w), strict=True) if size]
     room = torch.tensor(_rooms(w, False))
     of_rows = torch.arange(groups, dtype=torch.int32).repeat_interleave(room).to(a.device)
 
@@ -59,24 +59,15 @@ def bind(w: Workload, inputs: tuple[Tensor, ...], masked: bool = False) -> Call:
             deep_gemm.m_grouped_fp8_gemm_nt_masked(left, (weights, scale_b), out, sizes, expected)
         else:
             deep_gemm.m_grouped_fp8_gemm_nt_contiguous(left, (weights, scale_b), out, of_rows)
-        return (out.view(-1, n),)
+        rows_of = out.view(-1, n)
+        return tuple(rows_of[start : start + size] for start, size in live)
 
     return call
 
 
-def reference(w: Workload, product: Tensor, masked: bool = False) -> Blocks:
-    """The rows of `product` [M, N] where the layout has them."""
-    index = _index(w, masked)
-
-    def parts() -> Iterator[Part]:
-        starts = _starts(w, masked)
-        for group, start, end in products.spans(w):
-            yield (slice(starts[group], starts[group] + end - start),), product[start:end]
-
-    def split(out: Tensor) -> tuple[Tensor, Tensor]:
-        return out[index.to(out.device)], out[:0]
-
-    return Blocks((sum(_rooms(w, masked)), w["n"]), torch.bfloat16, parts, split)
+def reference(w: Workload, product: Tensor) -> tuple[Tensor, ...]:
+    """The rows of `product` [M, N], group by group: the results are views of the layout's rows."""
+    return tuple(product[start:end] for _, start, end in products.spans(w))
 
 
 def _rooms(w: Workload, masked: bool) -> tuple[int, ...]:

@@ -27,9 +27,9 @@ from expertile.lab.operators import products
 from expertile.lab.operators._supports import anywhere, installed, on_gpu
 from expertile.lab.race.operator import Call, Dims, Operator, Rival, Workload
 from expertile.ops.grouped_mm.problem import Layout
-from expertile.ops.int4_grouped_mm.api import int4_grouped_mm
-from expertile.ops.int4_grouped_mm.backends import BACKENDS
-from expertile.ops.int4_grouped_mm.problem import Int4Problem
+from expertile.ops.weight_only_mm.api import int4_grouped_mm
+from expertile.ops.weight_only_mm.backends import BACKENDS
+from expertile.ops.weight_only_mm.problem import WeightOnlyProblem
 from expertile.roofline import Work
 
 Inputs = tuple[Tensor, ...]
@@ -74,9 +74,9 @@ def _reference(w: Workload, inputs: Inputs) -> tuple[Tensor, ...]:
 
 
 @lru_cache(maxsize=1024)
-def _problem(w: Workload, kind: str) -> Int4Problem:
+def _problem(w: Workload, kind: str) -> WeightOnlyProblem:
     m, n, k = products.rows(w), w["n"], w["k"]
-    return Int4Problem(
+    return WeightOnlyProblem(
         Layout.RAGGED_M,
         w["groups"],
         m,

@@ -27,7 +27,7 @@ from expertile.formats.fp8 import E4M3_MAX, dequantize
 from expertile.lab.operators import _deep_gemm, products
 from expertile.lab.operators._supports import anywhere, installed
 from expertile.lab.race.baselines import DENSE
-from expertile.lab.race.operator import Blocks, Call, Operator, Rival, Workload
+from expertile.lab.race.operator import Call, Operator, Rival, Workload
 from expertile.ops.grouped_mm.problem import described
 from expertile.ops.quantize.api import quantize_activations, quantize_weights
 from expertile.ops.scaled_grouped_mm.api import scaled_grouped_mm
@@ -182,8 +182,8 @@ def _dense_work(w: Workload) -> Work:
     return Work(2.0 * m * n * k, float(m * k + n * k + 2 * m * n))
 
 
-def _deep_gemm_reference(w: Workload, inputs: Inputs, masked: bool = False) -> Blocks:
-    return _deep_gemm.reference(w, reference(w, inputs)[0], masked)
+def _deep_gemm_reference(w: Workload, inputs: Inputs) -> tuple[Tensor, ...]:
+    return _deep_gemm.reference(w, reference(w, inputs)[0])
 
 
 def _deep_gemms() -> tuple[Rival, ...]:
@@ -193,7 +193,7 @@ def _deep_gemms() -> tuple[Rival, ...]:
             True,
             installed("deep_gemm", partial(_deep_gemm.supports, masked=masked)),
             partial(_deep_gemm.bind, masked=masked),
-            reference=partial(_deep_gemm_reference, masked=masked),
+            reference=_deep_gemm_reference,
         )
         for name, masked in (("deepgemm", False), ("deepgemm-masked", True))
     )

@@ -62,7 +62,7 @@ class Backend:
     summary: str
     forward: Direction
     backward: Direction
-    peer: bool = False  # somebody else's kernel
+    peer: bool = False  # another library's kernel
 
     def direction(self, backward: bool) -> Direction:
         return self.backward if backward else self.forward

@@ -19,7 +19,7 @@ import triton
 import triton.language as tl
 
 from expertile.ops.gathered_mm._tiles import column_block
-from expertile.ops.launch.device import FORMULA_DTYPES, on_kernels, starts_early, wide
+from expertile.ops.launch.device import FORMULA_DTYPES, on_kernels, supports_pdl, wide
 from expertile.ops.launch.kernels import launch
 from expertile.ops.launch.pdl import begin
 from expertile.ops.torch_op import define, gradients_of, traced
@@ -43,7 +43,7 @@ _MOST_UNROLLED = 32
 # Bytes of y up to which the kernel starts before the product that writes y is done. It saves 1 to 2 us; but where much
 # is to be read it then reads at half the speed. (H200, 40960 tokens of 768 columns, top-2: 76 us, and 70 more; a likely
 # cause is L1, which stays as small as the product left it.)
-_EARLY_NBYTES = 2**24
+_PDL_NBYTES = 2**24
 
 
 @triton.jit(do_not_specialize=["y_stride"])
@@ -59,10 +59,10 @@ def _combine_kernel(
     UNROLL: tl.constexpr,
     BLOCK: tl.constexpr,
     EVEN: tl.constexpr,
-    EARLY: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """One program for BLOCK columns of a token. y_stride is in units of UNIT elements."""
-    begin(EARLY)
+    begin(PDL)
     chunks = tl.cdiv(H, BLOCK)
     token = tl.program_id(0) // chunks
     col = tl.program_id(0) % chunks * BLOCK + tl.arange(0, BLOCK)
@@ -173,15 +173,15 @@ def forward(
         config = default_config(cols, y.element_size())
     block = column_block(cols, config.columns)
     unit = 16 if y.stride(0) % 16 == 0 else 1
-    early = positions.numel() * cols * y.element_size() <= _EARLY_NBYTES and starts_early(y)
+    pdl = positions.numel() * cols * y.element_size() <= _PDL_NBYTES and supports_pdl(y)
     launch(
         _combine_kernel,
         tokens * -(-cols // block),
         (y, positions, weights, out),
         (cols, y.stride(0) // unit),
-        (unit, top_k, top_k <= _MOST_UNROLLED, block, cols % block == 0, early),
+        (unit, top_k, top_k <= _MOST_UNROLLED, block, cols % block == 0, pdl),
         num_warps=config.num_warps,
-        early=early,
+        pdl=pdl,
     )
     return out
 

@@ -71,7 +71,7 @@ class Explanation:
     def _time(self, estimate: Estimate) -> str:
         if estimate.seconds is None:
             return "cannot"
-        # On a CPU a rule gives the order of preference, and nobody models a time.
+        # On a CPU a rule gives the order of preference, and no time is modelled.
         return f"{estimate.seconds * 1e6:.4g} µs" if self.device.kind == "cuda" else "can"
 
 

@@ -1,4 +1,4 @@
-"""An analytic model of every backend's time, for GPUs and problems that nobody has measured.
+"""An analytic model of every backend's time, for GPUs and problems without measurements.
 
     time = launch + groups x launch per group + host synchronisation
            + max(FLOPs of whole tile waves / reached FLOP/s, bytes / reached bytes/s)

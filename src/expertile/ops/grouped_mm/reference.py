@@ -17,7 +17,7 @@ def reference(
 ) -> torch.Tensor:
     """The grouped product of `a` and `b` accumulated and returned in `dtype`; shapes as in `Problem`.
 
-    Rows (RAGGED_M) or columns (RAGGED_N) past offs[-1] are NaN, so that nobody compares them by accident.
+    Rows (RAGGED_M) or columns (RAGGED_N) past offs[-1] are NaN, so that no comparison takes them for results.
     TF32 is off while it runs. Reads `offs` on the host.
     """
     if not tf32_allowed():

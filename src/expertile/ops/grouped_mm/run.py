@@ -49,7 +49,7 @@ def forward(
             a.device,
             request,
         )
-    else:  # the values of offs are part of the problem, or somebody tries a config
+    else:  # the values of offs are part of the problem, or the caller names a config
         problem = Problem.from_tensors(a, b, offs, bias, out_dtype)
         chosen, config = select(problem, _device(a.device.type, a.device.index), request)
     if offs is not None and not offs.is_contiguous():

@@ -46,20 +46,22 @@ def tile_of(fields: Mapping[str, Any]) -> Tile | None:
 
 
 @lru_cache(maxsize=4096)
-def modelled_logs(f: Features, tiles: tuple[Tile | None, ...], device: Device) -> tuple[float, ...]:
-    """For each tile log(its modelled time / that of the best of `tiles`) on the problem of `f`; 0 where there is no
-    tile, and for dtypes other than 16-bit, to whose times nothing was fitted."""
+def modelled_logs(f: Features, tiles: frozenset[Tile], device: Device) -> Mapping[Tile, float]:
+    """For each tile log(its modelled time / that of the best of `tiles`) on the problem of `f`; none for dtypes other
+    than 16-bit, to whose times nothing was fitted."""
     if f.dtype != "16-bit":
-        return (0.0,) * len(tiles)
-    logs = {t: _modelled_log(f, t, device) for t in set(tiles) if t is not None}
+        return {}
+    rows_of = {height: _rows_of_tiles(f, height) for t in tiles for height in (t.block_m, t.alone)}
+    logs = {t: _modelled_log(f, t, device, rows_of[t.block_m], rows_of[t.alone]) for t in tiles}
     best = min(logs.values(), default=0.0)
-    return tuple(0.0 if t is None else logs[t] - best for t in tiles)
+    return {t: log - best for t, log in logs.items()}
 
 
-def _modelled_log(f: Features, tile: Tile, device: Device) -> float:
+def _modelled_log(f: Features, tile: Tile, device: Device, down: float, worked_down: float) -> float:
+    """`down`, `worked_down`: rows of tiles block_m and `alone` high."""
     block_m, block_n, block_k, alone, per_sm = tile
     products, memory = device.peak("bf16") or 1e15, device.memory_bps or 1e12
-    down, worked = _rows_of_tiles(f, block_m), alone * _rows_of_tiles(f, alone)
+    worked = alone * worked_down
     ragged_k = f.layout == Layout.RAGGED_K
     depth = block_k * (_tiles(f.mean, block_k) if ragged_k else math.ceil(f.k / block_k))
     waves = down * math.ceil(f.n / block_n) / (device.sm_count * per_sm)

@@ -21,7 +21,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from expertile.device import Device
 from expertile.ops.grouped_mm.backend import Backend, config_dict
@@ -50,35 +50,22 @@ class Rival:
     backend: Backend
     config: Any
 
-    @property
-    def keys(self) -> tuple[str, str]:
-        """How tables call it: by all of its config, and without what changes times least."""
-        return _keys(self.backend.name, self.config)
 
-    @property
-    def flags(self) -> frozenset[str]:
-        """The flags that its config has on."""
-        return _flags(self.config)
+class _Facts(NamedTuple):
+    """How tables call a backend with a config, by all of the config (`exact`) and without what changes times least;
+    the flags that are on, and the tile."""
 
-    @property
-    def tile(self) -> Tile | None:
-        return _tile(self.config)
+    exact: str
+    loose: str
+    flags: frozenset[str]
+    tile: Tile | None
 
 
 @lru_cache(maxsize=4096)
-def _keys(backend: str, config: Any) -> tuple[str, str]:
+def _facts(backend: str, config: Any) -> _Facts:
     fields = config_dict(config)
-    return candidate_key(backend, fields), loose_key(backend, fields)
-
-
-@lru_cache(maxsize=4096)
-def _flags(config: Any) -> frozenset[str]:
-    return frozenset(k for k, v in config_dict(config).items() if v is True)
-
-
-@lru_cache(maxsize=4096)
-def _tile(config: Any) -> Tile | None:
-    return tile_of(config_dict(config))
+    flags = frozenset(k for k, v in fields.items() if v is True)
+    return _Facts(candidate_key(backend, fields), loose_key(backend, fields), flags, tile_of(fields))
 
 
 def expected_seconds(
@@ -101,10 +88,9 @@ def expected_slowdowns(
     """For each rival the expected log(time / best time) on the problem of `features`: the weighted mean over the
     neighbours that ran its backend, or None."""
     names = [r.backend.name for r in rivals]
-    keys = _comparable(rivals)
-    likes = [r.keys[1] for r in rivals]
-    flags = [r.flags for r in rivals]
-    tiles = tuple(r.tile for r in rivals)
+    facts = [_facts(name, r.config) for name, r in zip(names, rivals, strict=True)]
+    candidates = list(zip(range(len(rivals)), names, _comparable(names, facts), facts, strict=True))
+    tiles = frozenset(f.tile for f in facts if f.tile is not None)
     here = modelled_logs(features, tiles, device)
     sums = [0.0] * len(rivals)
     weights = [0.0] * len(rivals)
@@ -112,24 +98,26 @@ def expected_slowdowns(
         weight = 1.0 / (_BLUR + distance * distance)
         slowdowns, backends = measured.slowdowns, measured.backends
         there = modelled_logs(measured.features, tiles, device)
-        for i, key in enumerate(keys):
-            log = slowdowns.get(key, slowdowns.get(likes[i]))
+        differ: dict[Tile | None, float] = {tile: _CARRIED * (here[tile] - there[tile]) for tile in here}
+        for i, name, key, (_, loose, flags, tile) in candidates:
+            log = slowdowns.get(key)
             if log is None:
-                of_backend = backends.get(names[i])
-                if of_backend is None or not flags[i] <= measured.fields[names[i]]:
+                log = slowdowns.get(loose)
+            if log is None:
+                of_backend = backends.get(name)
+                if of_backend is None or not flags <= measured.fields[name]:
                     continue
                 log = max(of_backend, _SCREENED_OUT) + _PENALTY
-            sums[i] += weight * (log + _CARRIED * (here[i] - there[i]))
+            sums[i] += weight * (log + differ.get(tile, 0.0))
             weights[i] += weight
     return [s / w if w else None for s, w in zip(sums, weights, strict=True)]
 
 
-def _comparable(rivals: Sequence[Rival]) -> list[str]:
+def _comparable(names: Sequence[str], facts: Sequence[_Facts]) -> list[str]:
     """The key of each rival: the loose one, unless two configs of its backend differ in nothing that it tells."""
-    exact, loose = zip(*(r.keys for r in rivals), strict=True) if rivals else ((), ())
-    counts = Counter(loose)
-    twice = {r.backend.name for r, key in zip(rivals, loose, strict=True) if counts[key] > 1}
-    return [e if r.backend.name in twice else x for r, e, x in zip(rivals, exact, loose, strict=True)]
+    counts = Counter(f.loose for f in facts)
+    twice = {name for name, f in zip(names, facts, strict=True) if counts[f.loose] > 1}
+    return [f.exact if name in twice else f.loose for name, f in zip(names, facts, strict=True)]
 
 
 @lru_cache(maxsize=4096)

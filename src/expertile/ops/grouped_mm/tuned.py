@@ -18,6 +18,8 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from expertile.ops.grouped_mm.problem import Layout, Problem
 
 VERSION = 1
@@ -166,6 +168,38 @@ class Measured:
         return {t.backend: frozenset(t.config) for t in self.times}
 
 
+class Problems(tuple[Measured, ...]):
+    """Measured problems, and where they lie by layout and dtype, worked out once."""
+
+    @cached_property
+    def places(self) -> Mapping[tuple[str, str], tuple[Any, ...]]:
+        """(layout, dtype) -> their places in the tuple, points [n, 5], orders and skews [n]."""
+        found: dict[tuple[str, str], list[int]] = {}
+        for i, m in enumerate(self):
+            found.setdefault((m.features.layout, m.features.dtype), []).append(i)
+        return {
+            kind: (
+                at,
+                np.array([self[i].features.point for i in at]),
+                np.array([self[i].features.orders for i in at]),
+                np.array([self[i].features.skew for i in at]),
+            )
+            for kind, at in found.items()
+        }
+
+    def near(self, f: Features, most: int) -> list[int]:
+        """The places of at least the `most` problems of the same layout and dtype nearest to `f`."""
+        if (f.layout, f.dtype) not in self.places:
+            return []
+        at, points, orders, skews = self.places[f.layout, f.dtype]
+        steps = _OTHER_ORDER * (orders != f.orders) + _OTHER_SKEW * (skews != f.skew)
+        distances = np.sqrt(((points - np.array(f.point)) ** 2).sum(1)) + steps
+        if len(at) <= most:
+            return at  # type: ignore[no-any-return]
+        # Rounding may order equal distances otherwise than `Features.distance` does.
+        return [at[i] for i in np.flatnonzero(distances <= np.partition(distances, most - 1)[most - 1] + 1e-9)]
+
+
 @dataclass(frozen=True)
 class Table:
     """All measured problems of one GPU, with the versions they were measured with and the seeds that drew them."""
@@ -176,13 +210,17 @@ class Table:
     problems: tuple[Measured, ...]
     seeds: tuple[int, ...] = ()
 
-    def of(self, policy: str) -> tuple[Measured, ...]:
+    def of(self, policy: str) -> Problems:
         """The problems measured under `policy`; all of them where none was."""
-        return self._of_policy.get(policy) or self.problems
+        return self._of_policy.get(policy) or self._all
 
     @cached_property
-    def _of_policy(self) -> Mapping[str, tuple[Measured, ...]]:
-        return {p: tuple(m for m in self.problems if m.policy == p) for p in POLICIES}
+    def _all(self) -> Problems:
+        return Problems(self.problems)
+
+    @cached_property
+    def _of_policy(self) -> Mapping[str, Problems]:
+        return {p: Problems(m for m in self.problems if m.policy == p) for p in POLICIES}
 
     def to_json(self) -> str:
         """Compact JSON: candidates are listed once and named by their place; times are in µs."""
@@ -241,8 +279,9 @@ def loose_key(backend: str, config: Mapping[str, Any]) -> str:
 
 def nearest(measured: Sequence[Measured], features: Features, most: int) -> list[tuple[float, Measured]]:
     """Up to `most` problems of the same layout and dtype by distance; none where the nearest is at FAR or beyond."""
-    found = sorted((d, i) for i, m in enumerate(measured) if (d := m.features.distance(features)) < math.inf)
-    return [(d, measured[i]) for d, i in found[:most]] if found and found[0][0] < FAR else []
+    problems = measured if isinstance(measured, Problems) else Problems(measured)
+    found = sorted((problems[i].features.distance(features), i) for i in problems.near(features, most))
+    return [(d, problems[i]) for d, i in found[:most]] if found and found[0][0] < FAR else []
 
 
 def package_folder() -> Path:

@@ -1,17 +1,19 @@
-"""Device code that the Gluon kernels share: the warp that keeps the ring of shared-memory stages full, tile by tile."""
+"""Device code that the Gluon kernels share: the producer warp, which keeps the ring of shared-memory stages full."""
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from expertile.ops.hopper.ring import advance
-from expertile.ops.hopper.schedule import draw, publish
+from expertile.ops.hopper.schedule import next_tile, publish
 from expertile.ops.hopper.tiles import locate, make_plan
 
 
 @gluon.jit
-def feed(p, FILL: gl.constexpr):
-    """Every tile's stages, in the order in which the consumers take them. FILL(p, g, row, row_end, col, k0, k_len, k,
-    i, phase) loads stage i with the step that begins at k as soon as the stage is free."""
+def produce(p, FILL: gl.constexpr):
+    """The producer: every tile's stages, in the order in which the consumers take them.
+
+    FILL(p, g, row, row_end, col, k0, k_len, k, i, phase) loads stage i with the step that begins at k as soon as the
+    stage is free."""
     plan = make_plan(p)
     i = 0
     phase = 1
@@ -21,7 +23,7 @@ def feed(p, FILL: gl.constexpr):
     while t < plan.total:
         # An empty group has one step, of zeros from outside its descriptors.
         FILL(p, g, row, row_end, col, k0, k_len, 0, i, phase)
-        after = draw(p, number, t)
+        after = next_tile(p, number, t)
         if p.GROUPS_POW2 <= 128:
             # Looked up while the ring is full, not when the tile after this one is due.
             next_g, next_row, next_row_end, next_col, next_k0, next_k_len = locate(p, plan, after)

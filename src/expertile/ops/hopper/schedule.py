@@ -1,22 +1,22 @@
-"""Device code of `gluon_hopper` and `gluon_gather`: which tile a program takes next.
+"""Tile schedulers of `gluon_hopper` and `gluon_gather`: which tile a program takes next.
 
-Not DYNAMIC: program p of P takes tiles p, p + P, p + 2P, …, which every partition knows for itself. Programs do not run
-at the same speed, and over many tiles they drift apart: what neighbours in the line of tiles share (rows of a, columns
-of b) is then no longer in L2 when the later one comes, and the fastest wait at the end for the slowest.
+Static (not DYNAMIC): program p of P takes tiles p, p + P, p + 2P, … Every partition knows these numbers. Programs
+differ in speed and drift apart over many tiles. Rows of a and columns of b that neighbouring tiles share have then left
+L2 when the later tile needs them, and the fastest program idles at the end.
 
-DYNAMIC: program p begins with tile p and then draws from a counter in memory, so that all stay within a tile of each
-other. The producer draws, and hands the tiles' numbers to its consumers through a ring of SLOTS in shared memory.
-Nobody reports that a slot has been read: a tile is drawn when the first stage of the one before it has been filled,
-when all but the last STAGES have been multiplied; and before a consumer multiplies a tile it has read which it is, and
-which the other consumer's before it was. Hence SLOTS >= STAGES + 2.
+DYNAMIC: program p begins with tile p and then fetches tile numbers from a counter in memory, so that all programs stay
+within a tile of each other. The producer fetches the number and passes it to its consumers through a ring of SLOTS in
+shared memory. No barrier tells that a slot has been read, because SLOTS >= STAGES + 2 is enough. The producer fetches a
+tile when it has filled the first stage of the tile before; all but the last STAGES have then been multiplied. A
+consumer reads a tile's number, and the other consumer's number before, before it multiplies the tile.
 
-On an H200, 128 groups of about 2048 rows, 4096 -> 2048 (Nsight Compute): drawn, 128x256 tiles read 5.2 GB from memory
-and 128x128 tiles 5.7, taken in turn 128x128 tiles 11.6; cuBLAS reads 3.2 for one dense product of that size. But
-programs that run side by side then no longer have neighbouring tiles: L2 answers a third more requests (62.7 GB against
-46.4), and small tiles, which live on L2, lose more by that than they gain.
+On an H200, 128 groups of about 2048 rows, 4096 -> 2048 (Nsight Compute): dynamic, 128x256 tiles read 5.2 GB from memory
+and 128x128 tiles 5.7 GB; static, 128x128 tiles read 11.6 GB. cuBLAS reads 3.2 GB for one dense product of that size.
+But programs that run side by side no longer have neighbouring tiles: L2 answers a third more requests (62.7 GB against
+46.4 GB), and small tiles lose more by that than they gain.
 
-`p` is the kernel's context, with DYNAMIC, tickets (pointer to an int32 that is zero when the kernel begins), queue and
-queued (the slots, and a barrier for each).
+`p` is the kernel's context, with DYNAMIC, tile_counter (pointer to an int32 that is zero when the kernel begins), queue
+and queued (the slots, and a barrier for each).
 """
 
 from triton.experimental import gluon
@@ -39,10 +39,10 @@ def make_queue():
 
 @gluon.jit
 def publish(p, number, t):
-    """Producer: tile number `number` of this program is t. One more than the last tile's must be published, for the
-    consumer whose turn that would be."""
+    """Producer: tile number `number` of this program is t. One number more than the last tile's is published, for the
+    consumer that would be next."""
     if p.DYNAMIC:
-        # Number 0 is known to everyone.
+        # Every partition knows number 0.
         slot = (number - 1) % SLOTS
         layout: gl.constexpr = gl.BlockedLayout([1], [32], [gl.num_warps()], [0])
         p.queue.index(slot).store(gl.full([_LANES], t, gl.int32, layout))
@@ -50,10 +50,10 @@ def publish(p, number, t):
 
 
 @gluon.jit
-def draw(p, number, t):
+def next_tile(p, number, t):
     """Producer: the tile after t, which is this program's tile number `number`; published."""
     if p.DYNAMIC:
-        after = gl.num_programs(0) + gl.atomic_add(p.tickets, 1, sem="relaxed")
+        after = gl.num_programs(0) + gl.atomic_add(p.tile_counter, 1, sem="relaxed")
         publish(p, number + 1, after)
         return after
     else:

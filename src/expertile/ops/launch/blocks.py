@@ -18,8 +18,8 @@ _WRAP = 0x40000000
 class Blocks:
     """Shape and strides of a tensor as TMA sees it, and the box that one copy moves; contiguous dimension last.
 
-    What feeds the tensor cores is swizzled in shared memory; a `plain` box lies there as in the tensor. Triton decides
-    that by itself, for a Gluon kernel it is said here."""
+    Operands of the tensor cores are swizzled in shared memory; a `plain` box lies there as in the tensor. Triton
+    decides that by itself; for a Gluon kernel `plain` does."""
 
     shape: tuple[int, ...]
     strides: tuple[int, ...]
@@ -49,7 +49,8 @@ def ragged(inner: int, stride: int, box: tuple[int, int]) -> Blocks:
     return Blocks((0x7FFF0000, 0x7FFF0000, _WRAP, inner), (2**34 - stride, stride, stride, 1), (1, 1, *box))
 
 
-def tickets(dynamic: bool, like: torch.Tensor) -> torch.Tensor:
-    """The counter that one launch draws tile numbers from: fresh, so that launches on other streams and replays of
-    CUDA graphs have their own. Any tensor where none is needed."""
+def tile_counter(dynamic: bool, like: torch.Tensor) -> torch.Tensor:
+    """The counter of a launch's dynamic tile scheduler; `like` itself where there is none.
+
+    Each launch has a fresh counter, so that launches on other streams and replays of CUDA graphs have their own."""
     return torch.zeros(1, dtype=torch.int32, device=like.device) if dynamic else like

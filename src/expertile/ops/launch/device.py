@@ -84,6 +84,6 @@ def wide(x: torch.Tensor) -> torch.Tensor:
     return x if x.dtype is torch.float64 else x.float()
 
 
-def starts_early(x: torch.Tensor) -> bool:
-    """Whether a kernel on x's device can be launched `early`: on compute capability 9.0 and later."""
+def supports_pdl(x: torch.Tensor) -> bool:
+    """Whether kernels on x's device take programmatic dependent launch: on compute capability 9.0 and later."""
     return x.is_cuda and capability(x.get_device()) >= (9, 0)

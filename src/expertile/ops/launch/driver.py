@@ -81,6 +81,6 @@ def prepare(kernel: Any, cluster: int = 1) -> Compiled | None:
 
 
 def hooked() -> bool:
-    """Whether somebody (a profiler) wants to see every launch, which only Triton's own path shows."""
+    """Whether a profiler hooks launches, which only Triton's own path shows."""
     runtime = triton.knobs.runtime
     return bool(runtime.launch_enter_hook.calls or runtime.launch_exit_hook.calls)

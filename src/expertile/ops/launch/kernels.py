@@ -65,13 +65,13 @@ def plan(
     num_warps: int,
     cluster: int = 1,
     most_registers: int | None = None,
-    early: bool = False,
+    pdl: bool = False,
 ) -> Launch:
     """The launch of `count` programs (clusters of `cluster` programs each) of at most `most_registers` a thread.
 
-    `early`: the kernel may start while the one before it runs (programmatic dependent launch, where `starts_early` says
-    so), and waits for it itself."""
-    options = _options(kernel, len(pointers) + len(scalars), constants, num_warps, most_registers, early)
+    `pdl`: the kernel may start while the kernel before it runs (programmatic dependent launch, where `supports_pdl`
+    allows it), and waits for it itself."""
+    options = _options(kernel, len(pointers) + len(scalars), constants, num_warps, most_registers, pdl)
     return Launch(kernel, (), (), pointers, scalars, options, count, cluster)
 
 
@@ -85,7 +85,7 @@ def launch(
     num_warps: int,
     cluster: int = 1,
     most_registers: int | None = None,
-    early: bool = False,
+    pdl: bool = False,
 ) -> None:
     """`plan` and run at once on the first tensor's device, for launches whose numbers are new at most calls: only the
     compiled kernel is kept. The kernel may not read or write what is not reachable from `tensors`."""
@@ -93,7 +93,7 @@ def launch(
     assert first is not None
     device = first.get_device()
     addresses, pointers = met(tensors)
-    how = num_warps, cluster, most_registers, early
+    how = num_warps, cluster, most_registers, pdl
     ready = None
     if device >= 0 and (cluster > 1 or not driver.hooked()):
         key = (kernel.fn, device, constants, how, pointers, tuple(map(alike, scalars)))
@@ -102,7 +102,7 @@ def launch(
         except KeyError:
             if len(_READY) >= _MOST_READY:
                 _READY.clear()
-            options = _options(kernel, len(tensors) + len(scalars), constants, num_warps, most_registers, early)
+            options = _options(kernel, len(tensors) + len(scalars), constants, num_warps, most_registers, pdl)
             ready = _READY[key] = compiled(kernel, (), pointers, scalars, options, device, cluster)
     if ready is None:
         plan(kernel, count, pointers, scalars, constants, *how).run(device, (), tensors, addresses)
@@ -116,12 +116,12 @@ def _options(
     constants: tuple[Any, ...],
     num_warps: int,
     most_registers: int | None = None,
-    early: bool = False,
+    pdl: bool = False,
 ) -> tuple[tuple[str, Any], ...]:
     """Constants by name, which follow so many other arguments, and what Triton takes beside a kernel's parameters."""
     options = dict(zip(kernel.arg_names[arguments:], constants, strict=True)) | {"num_warps": num_warps} | FP_FUSION
     if most_registers is not None:
         options["maxnreg"] = most_registers
-    if early:
+    if pdl:
         options["launch_pdl"] = True
     return tuple(options.items())

@@ -12,21 +12,21 @@ from expertile.device import Device
 
 
 @triton.jit
-def begin(EARLY: tl.constexpr):
-    """Until the kernels before this one are done; then the one after it may start, to wait in its turn."""
-    if EARLY:
+def begin(PDL: tl.constexpr):
+    """Wait until the kernels before this one are done; then the kernel after it may start, and waits likewise."""
+    if PDL:
         gdc_wait()
         gdc_launch_dependents()
 
 
-def early_options(device: int, smem_bytes: int) -> dict[str, Any]:
-    """Options of a kernel that starts by `begin(EARLY)` and takes `smem_bytes` a program: early on compute capability
-    9.0 and later.
+def pdl_options(device: int, smem_bytes: int) -> dict[str, Any]:
+    """Options of a kernel that begins with `begin(PDL)` and takes `smem_bytes` a program: PDL on compute capability 9.0
+    and later, where a program leaves no room for another on its multiprocessor.
 
-    Only where a program leaves no room for another on its multiprocessor. Programs that come early go to those that are
-    the first to fall idle, as many as fit; of a persistent kernel these then have more than their share of tiles, and
-    the others less. (H200: layers of Qwen3 and gpt-oss with few tokens took 3 and 7 % longer with `triton_pointer`
-    early, two or three of whose programs fit; with `triton_tma`, of which one does, 262 us instead of 267.)"""
+    Else programs of the next kernel go to the multiprocessors that are idle first, as many as fit, and a persistent
+    kernel's tiles are then shared out unevenly. (H200, layers of Qwen3 and gpt-oss with few tokens: 3 and 7 % longer
+    with PDL for `triton_pointer`, two or three of whose programs fit; 262 us instead of 267 for `triton_tma`, of which
+    one fits.)"""
     machine = Device.current(f"cuda:{device}") if device >= 0 else None
-    early = machine is not None and machine.at_least(9) and 2 * smem_bytes > machine.smem_bytes
-    return {"EARLY": early} | ({"launch_pdl": True} if early else {})
+    pdl = machine is not None and machine.at_least(9) and 2 * smem_bytes > machine.smem_bytes
+    return {"PDL": pdl} | ({"launch_pdl": True} if pdl else {})

@@ -77,8 +77,9 @@ _FORWARD_LONG_VECTORS = {
 }
 # With one (RMS norm):
 _FORWARD_LONG_ONE_VECTOR = {**_FORWARD_LONG_VECTORS, 32768: (RowConfig(2, 4096, 8, 8, 2, 3), RowConfig(1, 4096, 4, 8))}
-# Norms of long rows that are cut into bodies and edges (edges.py): programs stay, two on an SM, so that one's
-# edges are loaded while the other works. One alone, or a program for every tile, takes longer than rows not cut.
+# Norms of long rows that are cut into body, head and tail (head_tail.py): programs stay, two on an SM, so that one's
+# heads and tails are loaded while the other works. One alone, or a program for every tile, takes longer than rows not
+# cut.
 _FORWARD_LONG_CUT = {
     32768: (RowConfig(2, 4096, 8, 8, 2, 3), RowConfig(2, 4096, 8, 8, 2, 3)),
     65536: (RowConfig(1, 8192, 8, 8, 2, 3), RowConfig(1, 8192, 8, 8, 2, 3)),
@@ -235,8 +236,8 @@ def forward(rows: int, cols: int, itemsize: int, machine: Machine, vectors: int 
 def cut_norm(
     rows: int, cols: int, itemsize: int, machine: Machine, vectors: int = 1, inputs: int = 1
 ) -> RowConfig | None:
-    """As `forward`, for norms of rows that could be cut into edges and bodies of at most `cols`, whole vectors. None
-    where rows are better not cut."""
+    """As `forward`, for norms of rows that could be cut into head, tail and bodies of at most `cols`, whole vectors.
+    None where rows are better not cut."""
     if cols * inputs <= _EASILY_HELD:
         return forward(rows, cols, itemsize, machine, vectors, inputs)
     long = _look_up(_FORWARD_LONG_CUT, cols, itemsize) if inputs == 1 and machine.clusters else None

@@ -3,13 +3,13 @@
 The CTAs of a cluster (compute capability 9.0 and later) write each other's shared memory. Triton has no operation for
 that, so these are PTX: `mapa` finds another CTA's copy of an address, `st.async` writes there and counts its bytes on
 that CTA's mbarrier, whose phase ends when all have come (PTX ISA, "Data Movement and Conversion Instructions: st.async"
-and "Parallel Synchronization and Communication Instructions: mbarrier"). A turn has no fence over global memory, as
-`barrier.cluster` with release and acquire would be, so nobody waits for the stores of earlier rows.
+and "Parallel Synchronization and Communication Instructions: mbarrier"). An exchange has no fence
+over global memory, unlike `barrier.cluster` with release and acquire: stores of earlier rows are not waited for.
 
-Order in a kernel: `join` first, `joined` before the first `send`, then in turns 0, 1, ... `send`, `wait`, `received`.
-Two sets of slots alternate. One is written again two turns later, by a CTA that has seen this CTA's numbers of the turn
-between, which were sent after a reduction over all warps, hence after all threads had read the slots. A CTA may leave
-after its last `wait`: nothing more is on its way to it.
+Order in a kernel: `join` first, `joined` before the first `send`, then `send`, `wait`, `received` for exchange 0, 1, …
+Two sets of slots alternate. A set is written again two exchanges later, by a CTA that has this CTA's numbers of the
+exchange between. Those were sent after a reduction over all warps, hence after all threads had read the slots. A CTA
+may leave after its last `wait`: nothing more is on its way to it.
 """
 
 from __future__ import annotations
@@ -106,18 +106,18 @@ def with_one(values, r: tl.constexpr, value):
 
 
 @triton.jit
-def send(place, turn, rank, a, b, CLUSTER: tl.constexpr):
+def send(place, exchange, rank, a, b, CLUSTER: tl.constexpr):
     """Give all CTAs of the cluster, this one included, the float32 vectors a and b of one number per row."""
     ROWS: tl.constexpr = a.shape[0]
-    barrier = place + (turn & 1) * 8
+    barrier = place + (exchange & 1) * 8
     _expect(barrier, CLUSTER * ROWS * 8)
-    own = place + 16 + (turn & 1) * (CLUSTER * ROWS * 8) + rank * 8
+    own = place + 16 + (exchange & 1) * (CLUSTER * ROWS * 8) + rank * 8
     for r in tl.static_range(ROWS):
         _send_one(own + r * (CLUSTER * 8), barrier, one_of(a, r), one_of(b, r), CLUSTER)
 
 
 @triton.jit
-def wait(place, turn):
+def wait(place, exchange):
     """Until the numbers of all CTAs have come."""
     tl.inline_asm_elementwise(
         """{
@@ -128,7 +128,7 @@ def wait(place, turn):
         mov.u32 $0, 0;
         }""",
         "=r,r,r",
-        [place + (turn & 1) * 8, (turn >> 1) & 1],
+        [place + (exchange & 1) * 8, (exchange >> 1) & 1],
         dtype=tl.int32,
         is_pure=False,
         pack=1,
@@ -136,9 +136,9 @@ def wait(place, turn):
 
 
 @triton.jit
-def received(place, turn, r: tl.constexpr, ROWS: tl.constexpr, CLUSTER: tl.constexpr):
-    """Everyone's two numbers of row r, [CLUSTER] float32 each, in order of rank: the same sum in every CTA and run."""
-    first = place + 16 + (turn & 1) * (CLUSTER * ROWS * 8) + r * (CLUSTER * 8)
+def received(place, exchange, r: tl.constexpr, ROWS: tl.constexpr, CLUSTER: tl.constexpr):
+    """All CTAs' two numbers of row r, [CLUSTER] float32 each, in order of rank: the same sum in every CTA and run."""
+    first = place + 16 + (exchange & 1) * (CLUSTER * ROWS * 8) + r * (CLUSTER * 8)
     return tl.inline_asm_elementwise(
         "ld.shared.v2.f32 {$0, $1}, [$2];",
         "=f,=f,r",

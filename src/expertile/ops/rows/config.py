@@ -79,12 +79,12 @@ def unit(cols: int, *strides: int) -> int:
 
 # Bodies of rows that are cut start and end at multiples of so many bytes: 16, what a thread moves at once, or more.
 CUT_BYTES = 16
-# Rows that are cut have at least so many columns: shorter ones are hardly more than their edges.
+# Rows that are cut have at least so many columns: shorter ones are hardly more than head and tail.
 LEAST_CUT = 256
 
 
 def vector(out: torch.Tensor, *inputs: torch.Tensor) -> int:
-    """How rows [R, C] of `inputs` and of `out`, which is contiguous, are cut into bodies and edges (edges.py):
+    """How rows [R, C] of `inputs` and of `out`, which is contiguous, are cut into body, head and tail (head_tail.py):
     the elements of CUT_BYTES, if rows are no multiple of 16 bytes but lie alike in all tensors; otherwise 1: not."""
     rows, cols = inputs[0].shape
     itemsize = out.element_size()

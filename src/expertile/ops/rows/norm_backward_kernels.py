@@ -85,7 +85,7 @@ def norm_backward_kernel(
     dbiases = _zeros(PIECES if SUM_BIAS else 0, KEPT, BLOCK_C)
     if CLUSTER > 1:
         peers.joined()
-    turn = 0
+    exchange = 0
     for tile in tl.range(program, tl.cdiv(R, BLOCK_R), programs, num_stages=STAGES):
         rows = tile * BLOCK_R + tl.arange(0, BLOCK_R)[:, None]
         row_mask = rows < R
@@ -130,13 +130,13 @@ def norm_backward_kernel(
             sum_gn = tl.sum(lane_gn, 1)
             sum_g = tl.zeros_like(sum_gn)
         if CLUSTER > 1:
-            peers.send(place, turn, rank, sum_g, sum_gn, CLUSTER)
-            peers.wait(place, turn)
+            peers.send(place, exchange, rank, sum_g, sum_gn, CLUSTER)
+            peers.wait(place, exchange)
             for r in tl.static_range(BLOCK_R):
-                all_g, all_gn = peers.received(place, turn, r, BLOCK_R, CLUSTER)
+                all_g, all_gn = peers.received(place, exchange, r, BLOCK_R, CLUSTER)
                 sum_g = peers.with_one(sum_g, r, tl.sum(all_g, 0))
                 sum_gn = peers.with_one(sum_gn, r, tl.sum(all_gn, 0))
-        turn += 1  # noqa: SIM113 (Triton has no enumerate)
+        exchange += 1  # noqa: SIM113 (Triton has no enumerate)
         mean_g = (sum_g / C)[:, None]
         mean_gn = (sum_gn / C)[:, None]
 

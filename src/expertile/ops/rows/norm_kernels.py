@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from expertile.ops.rows import cluster as peers
-from expertile.ops.rows import edges as edge
+from expertile.ops.rows import head_tail
 from expertile.ops.rows import tile as piece
 
 
@@ -53,16 +53,16 @@ def _at_columns(ptr, given, cols, C, LATE: tl.constexpr, MASK_COLS: tl.constexpr
 
 
 @triton.jit
-def _edges(
+def _ends(
     x_ptr, residual_ptr, tile, rank, R, C, x_stride, residual_stride, BLOCK_R: tl.constexpr, VECTOR: tl.constexpr
 ):
-    """The edges of a tile's rows of x and of the residual."""
+    """Heads and tails of a tile's rows of x and of the residual."""
     rows = tile * BLOCK_R + tl.arange(0, BLOCK_R)[None, :]
-    x = edge.load(x_ptr, rows, x_stride, R, C, rank, 0.0, VECTOR)
+    x = head_tail.load(x_ptr, rows, x_stride, R, C, rank, 0.0, VECTOR)
     if residual_ptr is None:
         return x, 0.0
     else:
-        return x, edge.load(residual_ptr, rows, residual_stride, R, C, rank, 0.0, VECTOR)
+        return x, head_tail.load(residual_ptr, rows, residual_stride, R, C, rank, 0.0, VECTOR)
 
 
 @triton.jit
@@ -77,12 +77,12 @@ def _forward_tile(
     rstd_ptr,
     weights,
     biases,
-    edge_x,
-    edge_residual,
+    ends_x,
+    ends_residual,
     tile,
     rank,
     place,
-    turn,
+    exchange,
     R,
     C,
     x_stride,
@@ -105,14 +105,14 @@ def _forward_tile(
     first = rank * (PIECES * BLOCK_C)
     cols = first + tl.arange(0, BLOCK_C)[None, :]
     if VECTOR > 1:
-        x_rows = x_ptr + edge.body_start(rows, x_stride, VECTOR)
-        y_rows = y_ptr + edge.body_start(rows, C, VECTOR)
-        head, width = edge.cut(rows, C, VECTOR)
+        x_rows = x_ptr + head_tail.body_start(rows, x_stride, VECTOR)
+        y_rows = y_ptr + head_tail.body_start(rows, C, VECTOR)
+        head, width = head_tail.cut(rows, C, VECTOR)
         vector_cols = cols + head
         vector_width = head + width
-        # Edges, upright: rows lie along the other dimension.
-        edge_rows = tile * BLOCK_R + tl.arange(0, BLOCK_R)[None, :]
-        edge_cols, on_edge = edge.place(edge_rows, R, C, rank, VECTOR)
+        # Head and tail, upright: rows lie along the other dimension.
+        ends_rows = tile * BLOCK_R + tl.arange(0, BLOCK_R)[None, :]
+        ends_cols, on_end = head_tail.place(ends_rows, R, C, rank, VECTOR)
     else:
         x_rows = x_ptr + rows_64 * x_stride
         y_rows = y_ptr + rows_64 * C
@@ -132,8 +132,8 @@ def _forward_tile(
         )
         if residual_ptr is not None:
             if VECTOR > 1:
-                residual_rows = residual_ptr + edge.body_start(rows, residual_stride, VECTOR)
-                sum_rows = sum_ptr + edge.body_start(rows, C, VECTOR)
+                residual_rows = residual_ptr + head_tail.body_start(rows, residual_stride, VECTOR)
+                sum_rows = sum_ptr + head_tail.body_start(rows, C, VECTOR)
             else:
                 residual_rows = residual_ptr + rows_64 * residual_stride
                 sum_rows = sum_ptr + rows_64 * C
@@ -159,8 +159,8 @@ def _forward_tile(
             )
         xs = piece.append(xs, x)
     if VECTOR > 1 and residual_ptr is not None:
-        edge_x = (edge_x.to(tl.float32) + edge_residual.to(tl.float32)).to(sum_ptr.dtype.element_ty)
-        edge.store(sum_ptr, edge_rows, edge_x, R, C, rank, VECTOR)
+        ends_x = (ends_x.to(tl.float32) + ends_residual.to(tl.float32)).to(sum_ptr.dtype.element_ty)
+        head_tail.store(sum_ptr, ends_rows, ends_x, R, C, rank, VECTOR)
 
     if CLUSTER > 1 and not STAYS:
         peers.joined()
@@ -170,13 +170,13 @@ def _forward_tile(
             lane_sum += xs[i].to(tl.float32)
         total = tl.sum(lane_sum, 1)
         if VECTOR > 1:
-            total += tl.sum(edge_x.to(tl.float32), 0)
+            total += tl.sum(ends_x.to(tl.float32), 0)
         if CLUSTER == 1:
             # Rounded as IEEE says: a row of one constant has that mean exactly, and nothing for rstd to blow up.
             mean = tl.div_rn(total, C * 1.0)
         else:
-            # Of the elements of this slice; edges count for the first.
-            length = edge.slice_length(tile * BLOCK_R + tl.arange(0, BLOCK_R), C, rank, PIECES * BLOCK_C, VECTOR)
+            # Of the elements of this slice; head and tail count for slice 0.
+            length = head_tail.slice_length(tile * BLOCK_R + tl.arange(0, BLOCK_R), C, rank, PIECES * BLOCK_C, VECTOR)
             mean = total / tl.maximum(length.to(tl.float32), 1.0)
     else:
         mean = tl.zeros((BLOCK_R,), tl.float32)
@@ -190,19 +190,19 @@ def _forward_tile(
         lane_square += centered * centered
     squares = tl.sum(lane_square, 1)
     if VECTOR > 1:
-        centered = edge_x.to(tl.float32)
+        centered = ends_x.to(tl.float32)
         if CENTERED:
-            centered = tl.where(on_edge, centered - mean[None, :], 0.0)
+            centered = tl.where(on_end, centered - mean[None, :], 0.0)
         squares += tl.sum(centered * centered, 0)
     if CLUSTER > 1:
-        peers.send(place, turn, rank, mean, squares, CLUSTER)
-        peers.wait(place, turn)
+        peers.send(place, exchange, rank, mean, squares, CLUSTER)
+        peers.wait(place, exchange)
         for r in tl.static_range(BLOCK_R):
-            means, parts = peers.received(place, turn, r, BLOCK_R, CLUSTER)
+            means, parts = peers.received(place, exchange, r, BLOCK_R, CLUSTER)
             total = tl.sum(parts, 0)
             if CENTERED:
                 ranks = tl.arange(0, CLUSTER)
-                counts = edge.slice_length(tile * BLOCK_R + r, C, ranks, PIECES * BLOCK_C, VECTOR).to(tl.float32)
+                counts = head_tail.slice_length(tile * BLOCK_R + r, C, ranks, PIECES * BLOCK_C, VECTOR).to(tl.float32)
                 row_mean = tl.sum(means * counts, 0) / C
                 total += tl.sum(counts * (means - row_mean) * (means - row_mean), 0)
                 mean = peers.with_one(mean, r, row_mean)
@@ -242,15 +242,15 @@ def _forward_tile(
             y_rows, cols + i * BLOCK_C, y, row_mask, width, not EVEN_R, piece.ragged(i, PIECES, CLUSTER, EVEN_C, VECTOR)
         )
     if VECTOR > 1:
-        y = edge_x.to(tl.float32)
+        y = ends_x.to(tl.float32)
         if CENTERED:
             y -= mean[None, :]
         y *= rstd[None, :]
         if weight_ptr is not None:
-            y *= tl.load(weight_ptr + edge_cols, mask=on_edge, other=0.0, eviction_policy="evict_last").to(tl.float32)
+            y *= tl.load(weight_ptr + ends_cols, mask=on_end, other=0.0, eviction_policy="evict_last").to(tl.float32)
         if bias_ptr is not None:
-            y += tl.load(bias_ptr + edge_cols, mask=on_edge, other=0.0, eviction_policy="evict_last").to(tl.float32)
-        edge.store(y_ptr, edge_rows, y, R, C, rank, VECTOR)
+            y += tl.load(bias_ptr + ends_cols, mask=on_end, other=0.0, eviction_policy="evict_last").to(tl.float32)
+        head_tail.store(y_ptr, ends_rows, y, R, C, rank, VECTOR)
 
 
 @triton.jit
@@ -283,10 +283,10 @@ def norm_kernel(
     VECTOR: tl.constexpr,
 ):
     """y[r] = (h[r] - mean) * rstd * weight + bias with h = x (+ residual). Lengths and strides come in units of UNIT
-    elements, so that the compiler knows what they are multiples of. Weight and bias are loaded beside x, so that nobody
-    waits for them after the statistics; LATE: after, where registers are short. VECTOR: where rows are cut into bodies
-    and edges (see edges.py); 1: they are not. Unless LATE, all tiles of a program are then cut alike, since its
-    weights are those of the columns of its bodies."""
+    elements, so that the compiler knows what they are multiples of. Weight and bias are loaded beside x, so that no
+    thread waits for them after the statistics; LATE: after, where registers are scarce. VECTOR > 1: rows are cut into
+    body, head and tail (see head_tail.py). Unless LATE, all tiles of a program are then cut alike, since its weights
+    are those of the columns of its bodies."""
     C = c_units * UNIT
     x_stride = x_stride_units * UNIT
     residual_stride = residual_stride_units * UNIT
@@ -295,7 +295,7 @@ def norm_kernel(
     place = peers.join() if CLUSTER > 1 else 0
     first = rank * (PIECES * BLOCK_C)
     if VECTOR > 1:
-        head, width = edge.cut(program * BLOCK_R + tl.arange(0, BLOCK_R)[:, None], C, VECTOR)
+        head, width = head_tail.cut(program * BLOCK_R + tl.arange(0, BLOCK_R)[:, None], C, VECTOR)
         first += head
         limit = head + width
     else:
@@ -306,20 +306,20 @@ def norm_kernel(
     biases = load_vector_pieces(
         None if LATE else bias_ptr, first, limit, BLOCK_R, BLOCK_C, PIECES, CLUSTER, EVEN_C, SPREAD, VECTOR
     )
-    edge_x = 0.0
-    edge_residual = 0.0
+    ends_x = 0.0
+    ends_residual = 0.0
     if VECTOR > 1:
-        edge_x, edge_residual = _edges(
+        ends_x, ends_residual = _ends(
             x_ptr, residual_ptr, program, rank, R, C, x_stride, residual_stride, BLOCK_R, VECTOR
         )
     if STAYS:
         if CLUSTER > 1:
             peers.joined()
-        turn = 0
+        exchange = 0
         for tile in tl.range(program, tl.cdiv(R, BLOCK_R), tl.num_programs(0) // CLUSTER, num_stages=STAGES):
             if VECTOR > 1:  # one tile ahead: such short loads are not copied to shared memory
                 next_tile = tile + tl.num_programs(0) // CLUSTER
-                next_x, next_residual = _edges(
+                next_x, next_residual = _ends(
                     x_ptr, residual_ptr, next_tile, rank, R, C, x_stride, residual_stride, BLOCK_R, VECTOR
                 )
             _forward_tile(
@@ -333,12 +333,12 @@ def norm_kernel(
                 rstd_ptr,
                 weights,
                 biases,
-                edge_x,
-                edge_residual,
+                ends_x,
+                ends_residual,
                 tile,
                 rank,
                 place,
-                turn,
+                exchange,
                 R,
                 C,
                 x_stride,
@@ -356,9 +356,9 @@ def norm_kernel(
                 VECTOR,
             )
             if VECTOR > 1:
-                edge_x = next_x
-                edge_residual = next_residual
-            turn += 1  # noqa: SIM113 (Triton has no enumerate)
+                ends_x = next_x
+                ends_residual = next_residual
+            exchange += 1  # noqa: SIM113 (Triton has no enumerate)
     else:
         _forward_tile(
             x_ptr,
@@ -371,8 +371,8 @@ def norm_kernel(
             rstd_ptr,
             weights,
             biases,
-            edge_x,
-            edge_residual,
+            ends_x,
+            ends_residual,
             program,
             rank,
             place,

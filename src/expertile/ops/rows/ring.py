@@ -6,8 +6,8 @@ belongs to its neighbours is masked when it is read, and never written. A group 
 
 A program stays on its SM and strides over the rows. One warp asks for the groups, as slots come free. The others, its
 consumers, read a row from shared memory twice, for its sum and for its result, and give each slot back after the second
-time: copies go on all the time, and nobody waits for DRAM while there is work. Several consumers take the rows in turn,
-so that one's result is computed while another sums: see `take_turn`.
+time: copies go on all the time, and DRAM is read while there is work. Several consumers take the rows in turn,
+so that one's result is computed while another sums: see `ordered_wait`.
 
 TMA reads whole chunks only, as it fills what lies outside a tensor by rows: the tensor's last elements, fewer than a
 chunk, are read by the last row's consumer, see `complete`.
@@ -54,17 +54,17 @@ def allocate(desc, GROUP: gl.constexpr, BOX: gl.constexpr, SLOTS: gl.constexpr):
 
 @gluon.jit
 def barriers(SLOTS: gl.constexpr, CONSUMERS: gl.constexpr):
-    """Which slots are full, which empty, and whose turn it is."""
+    """Barriers: of full slots, of empty slots, and the consumers' ordered barrier."""
     full = gl.allocate_shared_memory(gl.int64, [SLOTS, 1], mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [SLOTS, 1], mbarrier.MBarrierLayout())
-    turns = gl.allocate_shared_memory(gl.int64, [CONSUMERS, 1], mbarrier.MBarrierLayout())
+    order = gl.allocate_shared_memory(gl.int64, [CONSUMERS, 1], mbarrier.MBarrierLayout())
     for i in gl.static_range(SLOTS):
         mbarrier.init(full.index(i), count=1)
         mbarrier.init(empty.index(i), count=1)
     for i in gl.static_range(CONSUMERS):
-        mbarrier.init(turns.index(i), count=1)
+        mbarrier.init(order.index(i), count=1)
     fence_async_shared()
-    return full, empty, turns
+    return full, empty, order
 
 
 # ----------------------------------------------------------------------------------------------------- the loading warp
@@ -117,33 +117,33 @@ def produce(
 
 
 @gluon.jit
-def take_turn(turns, turn, WHO: gl.constexpr, CONSUMERS: gl.constexpr):
+def ordered_wait(order, order_phase, CONSUMER: gl.constexpr, CONSUMERS: gl.constexpr):
     """Wait until the consumer of the row before has seen all of that row arrive.
 
-    A barrier tells a phase from the next, not from the one after it. Who waited for a slot's contents while those
-    before them, of another consumer's row, were still on their way would take these for his."""
+    A barrier tells a phase from the next, not from the one after it. A consumer that waited for its contents of a slot
+    too soon would take those of another consumer's row for its own."""
     if CONSUMERS > 1:
-        if WHO == 0:  # begins
-            mbarrier.wait(turns.index(WHO), turn ^ 1)
+        if CONSUMER == 0:  # begins
+            mbarrier.wait(order.index(CONSUMER), order_phase ^ 1)
         else:
-            mbarrier.wait(turns.index(WHO), turn)
+            mbarrier.wait(order.index(CONSUMER), order_phase)
 
 
 @gluon.jit
-def end_turn(turns, WHO: gl.constexpr, CONSUMERS: gl.constexpr):
+def ordered_arrive(order, CONSUMER: gl.constexpr, CONSUMERS: gl.constexpr):
     """All warps have seen all of their row arrive, as they have if they have its sum."""
     if CONSUMERS > 1:
         thread_barrier()
-        mbarrier.arrive(turns.index((WHO + 1) % CONSUMERS), count=1)
+        mbarrier.arrive(order.index((CONSUMER + 1) % CONSUMERS), count=1)
 
 
 @gluon.jit
-def next_row(slot, phase, turn, who, groups, SLOTS: gl.constexpr, CONSUMERS: gl.constexpr):
-    """Behind a row of so many groups: the slot and phase where the next one begins, its turn, and whose it is."""
+def next_row(slot, phase, order_phase, consumer, groups, SLOTS: gl.constexpr, CONSUMERS: gl.constexpr):
+    """Behind a row of so many groups: where the next one begins (slot, phase), its order phase and its consumer."""
     slot, phase = forward_by(slot, phase, groups, SLOTS)
-    turn = gl.where(who == CONSUMERS - 1, turn ^ 1, turn)
-    who = gl.where(who == CONSUMERS - 1, 0, who + 1)
-    return slot, phase, turn, who
+    order_phase = gl.where(consumer == CONSUMERS - 1, order_phase ^ 1, order_phase)
+    consumer = gl.where(consumer == CONSUMERS - 1, 0, consumer + 1)
+    return slot, phase, order_phase, consumer
 
 
 @gluon.jit
@@ -186,7 +186,7 @@ def words(shift, C, VECTOR: gl.constexpr):
 
 
 @gluon.jit
-def edges(shift, C, VECTOR: gl.constexpr, layout: gl.constexpr):
+def head_and_tail(shift, C, VECTOR: gl.constexpr, layout: gl.constexpr):
     """The elements of a row before and after its whole words, [2 * VECTOR], and which of them there are: read and
     written one by one, as their words are the neighbours' too."""
     head, tail = words(shift, C, VECTOR)

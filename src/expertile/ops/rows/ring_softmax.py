@@ -51,7 +51,7 @@ def _forward_row(
     groups,
     full,
     empty,
-    turns,
+    order,
     x_row,
     y_row,
     shift,
@@ -60,8 +60,8 @@ def _forward_row(
     C,
     slot,
     phase,
-    turn,
-    WHO: gl.constexpr,
+    order_phase,
+    CONSUMER: gl.constexpr,
     CONSUMERS: gl.constexpr,
     GROUP: gl.constexpr,
     CHUNK: gl.constexpr,
@@ -72,9 +72,9 @@ def _forward_row(
     VECTOR: gl.constexpr = CHUNK // 32
     layout: gl.constexpr = gl.BlockedLayout([1, VECTOR], [1, 32], [gl.num_warps(), 1], [1, 0])
     alone: gl.constexpr = gl.BlockedLayout([1], [32], [gl.num_warps()], [0])
-    edge_at, edge_inside = ring.edges(shift, C, VECTOR, alone)
-    edge_x = gl.load(x_row + edge_at, mask=edge_inside, other=0.0)
-    ring.take_turn(turns, turn, WHO, CONSUMERS)
+    ends_at, ends_inside = ring.head_and_tail(shift, C, VECTOR, alone)
+    ends_x = gl.load(x_row + ends_at, mask=ends_inside, other=0.0)
+    ring.ordered_wait(order, order_phase, CONSUMER, CONSUMERS)
 
     mbarrier.wait(full.index(slot), phase)
     x = groups.index(slot).load(layout)
@@ -96,7 +96,7 @@ def _forward_row(
     top, total = _add(top, total, _in_lanes(gl.where(at < shift + C, x.to(gl.float32), float("-inf")), VECTOR))
     base = _finite(gl.max(gl.max(top, 1), 0))
     scale = 1.0 / gl.sum(gl.sum(total * _exp_from(top, base), 1), 0)
-    ring.end_turn(turns, WHO, CONSUMERS)
+    ring.ordered_arrive(order, CONSUMER, CONSUMERS)
 
     head, tail = ring.words(shift, C, VECTOR)
     s, p = slot, phase
@@ -110,8 +110,8 @@ def _forward_row(
         gl.store(y_row + at, y.to(y_row.dtype.element_ty), mask=(at >= head) & (at < tail))
         x = following
         s = after
-    edge_y = _exp_from(edge_x.to(gl.float32), base) * scale
-    gl.store(y_row + edge_at, edge_y.to(y_row.dtype.element_ty), mask=edge_inside)
+    ends_y = _exp_from(ends_x.to(gl.float32), base) * scale
+    gl.store(y_row + ends_at, ends_y.to(y_row.dtype.element_ty), mask=ends_inside)
 
 
 @gluon.jit
@@ -119,13 +119,13 @@ def _forward(
     groups,
     full,
     empty,
-    turns,
+    order,
     x_ptr,
     y_ptr,
     R,
     C,
     whole_chunks,
-    WHO: gl.constexpr,
+    CONSUMER: gl.constexpr,
     CONSUMERS: gl.constexpr,
     GROUP: gl.constexpr,
     CHUNK: gl.constexpr,
@@ -134,17 +134,17 @@ def _forward(
     """A consumer: every CONSUMERS-th row of this program."""
     slot = 0
     phase = 0
-    turn = 0
-    who = 0
+    order_phase = 0
+    consumer = 0
     for row in range(gl.program_id(0), R, gl.num_programs(0)):
         first, shift, n = ring.place(row, C, GROUP, CHUNK)
-        if who == WHO:
+        if consumer == CONSUMER:
             start = gl.cast(first, gl.int64) * CHUNK
             _forward_row(
                 groups,
                 full,
                 empty,
-                turns,
+                order,
                 x_ptr + start,
                 y_ptr + start,
                 shift,
@@ -153,14 +153,14 @@ def _forward(
                 C,
                 slot,
                 phase,
-                turn,
-                WHO,
+                order_phase,
+                CONSUMER,
                 CONSUMERS,
                 GROUP,
                 CHUNK,
                 SLOTS,
             )
-        slot, phase, turn, who = ring.next_row(slot, phase, turn, who, n, SLOTS, CONSUMERS)
+        slot, phase, order_phase, consumer = ring.next_row(slot, phase, order_phase, consumer, n, SLOTS, CONSUMERS)
 
 
 @gluon.jit(do_not_specialize=["R", "C", "whole_chunks"])
@@ -183,11 +183,11 @@ def softmax_ring_kernel(
     CHUNK: gl.constexpr = x_desc.block_type.shape[1]
     WARPS: gl.constexpr = gl.num_warps()
     boxes, groups = ring.allocate(x_desc, GROUP, BOX, SLOTS)
-    full, empty, turns = ring.barriers(SLOTS, CONSUMERS)
+    full, empty, order = ring.barriers(SLOTS, CONSUMERS)
     if CONSUMERS == 1:
         gl.warp_specialize(
             [
-                (_forward, (groups, full, empty, turns, x_ptr, y_ptr, R, C, whole_chunks, 0, 1, GROUP, CHUNK, SLOTS)),
+                (_forward, (groups, full, empty, order, x_ptr, y_ptr, R, C, whole_chunks, 0, 1, GROUP, CHUNK, SLOTS)),
                 (ring.produce, (x_desc, x_desc, boxes, boxes, full, empty, R, C, GROUP, BOX, SLOTS, 1)),
             ],
             [1],
@@ -196,8 +196,8 @@ def softmax_ring_kernel(
     else:
         gl.warp_specialize(
             [
-                (_forward, (groups, full, empty, turns, x_ptr, y_ptr, R, C, whole_chunks, 0, 2, GROUP, CHUNK, SLOTS)),
-                (_forward, (groups, full, empty, turns, x_ptr, y_ptr, R, C, whole_chunks, 1, 2, GROUP, CHUNK, SLOTS)),
+                (_forward, (groups, full, empty, order, x_ptr, y_ptr, R, C, whole_chunks, 0, 2, GROUP, CHUNK, SLOTS)),
+                (_forward, (groups, full, empty, order, x_ptr, y_ptr, R, C, whole_chunks, 1, 2, GROUP, CHUNK, SLOTS)),
                 (ring.produce, (x_desc, x_desc, boxes, boxes, full, empty, R, C, GROUP, BOX, SLOTS, 1)),
             ],
             [WARPS, 1],

@@ -13,7 +13,7 @@ def _backward_row(
     y_groups,
     full,
     empty,
-    turns,
+    order,
     dy_row,
     y_row,
     dx_row,
@@ -23,8 +23,8 @@ def _backward_row(
     C,
     slot,
     phase,
-    turn,
-    WHO: gl.constexpr,
+    order_phase,
+    CONSUMER: gl.constexpr,
     CONSUMERS: gl.constexpr,
     GROUP: gl.constexpr,
     CHUNK: gl.constexpr,
@@ -34,10 +34,10 @@ def _backward_row(
     VECTOR: gl.constexpr = CHUNK // 32
     layout: gl.constexpr = gl.BlockedLayout([1, VECTOR], [1, 32], [gl.num_warps(), 1], [1, 0])
     alone: gl.constexpr = gl.BlockedLayout([1], [32], [gl.num_warps()], [0])
-    edge_at, edge_inside = ring.edges(shift, C, VECTOR, alone)
-    edge_dy = gl.load(dy_row + edge_at, mask=edge_inside, other=0.0)
-    edge_y = gl.load(y_row + edge_at, mask=edge_inside, other=0.0)
-    ring.take_turn(turns, turn, WHO, CONSUMERS)
+    ends_at, ends_inside = ring.head_and_tail(shift, C, VECTOR, alone)
+    ends_dy = gl.load(dy_row + ends_at, mask=ends_inside, other=0.0)
+    ends_y = gl.load(y_row + ends_at, mask=ends_inside, other=0.0)
+    ring.ordered_wait(order, order_phase, CONSUMER, CONSUMERS)
 
     mbarrier.wait(full.index(slot), phase)
     at = ring.positions(0, GROUP, CHUNK, layout)
@@ -60,7 +60,7 @@ def _backward_row(
     y = y_groups.index(s).load(layout).to(gl.float32)
     lane_dot += gl.where(at < shift + C, dy * y, 0.0)
     dot = gl.sum(gl.sum(lane_dot, 1), 0)
-    ring.end_turn(turns, WHO, CONSUMERS)
+    ring.ordered_arrive(order, CONSUMER, CONSUMERS)
 
     head, tail = ring.words(shift, C, VECTOR)
     s, p = slot, phase
@@ -72,8 +72,8 @@ def _backward_row(
         dx = y * (dy - dot)
         gl.store(dx_row + at, dx.to(dx_row.dtype.element_ty), mask=(at >= head) & (at < tail))
         s, p = ring.forward_by(s, p, 1, SLOTS)
-    edge_dx = edge_y.to(gl.float32) * (edge_dy.to(gl.float32) - dot)
-    gl.store(dx_row + edge_at, edge_dx.to(dx_row.dtype.element_ty), mask=edge_inside)
+    ends_dx = ends_y.to(gl.float32) * (ends_dy.to(gl.float32) - dot)
+    gl.store(dx_row + ends_at, ends_dx.to(dx_row.dtype.element_ty), mask=ends_inside)
 
 
 @gluon.jit
@@ -82,14 +82,14 @@ def _backward(
     y_groups,
     full,
     empty,
-    turns,
+    order,
     dy_ptr,
     y_ptr,
     dx_ptr,
     R,
     C,
     whole_chunks,
-    WHO: gl.constexpr,
+    CONSUMER: gl.constexpr,
     CONSUMERS: gl.constexpr,
     GROUP: gl.constexpr,
     CHUNK: gl.constexpr,
@@ -98,18 +98,18 @@ def _backward(
     """A consumer: every CONSUMERS-th row of this program."""
     slot = 0
     phase = 0
-    turn = 0
-    who = 0
+    order_phase = 0
+    consumer = 0
     for row in range(gl.program_id(0), R, gl.num_programs(0)):
         first, shift, n = ring.place(row, C, GROUP, CHUNK)
-        if who == WHO:
+        if consumer == CONSUMER:
             start = gl.cast(first, gl.int64) * CHUNK
             _backward_row(
                 dy_groups,
                 y_groups,
                 full,
                 empty,
-                turns,
+                order,
                 dy_ptr + start,
                 y_ptr + start,
                 dx_ptr + start,
@@ -119,14 +119,14 @@ def _backward(
                 C,
                 slot,
                 phase,
-                turn,
-                WHO,
+                order_phase,
+                CONSUMER,
                 CONSUMERS,
                 GROUP,
                 CHUNK,
                 SLOTS,
             )
-        slot, phase, turn, who = ring.next_row(slot, phase, turn, who, n, SLOTS, CONSUMERS)
+        slot, phase, order_phase, consumer = ring.next_row(slot, phase, order_phase, consumer, n, SLOTS, CONSUMERS)
 
 
 @gluon.jit(do_not_specialize=["R", "C", "whole_chunks"])
@@ -152,7 +152,7 @@ def softmax_backward_ring_kernel(
     WARPS: gl.constexpr = gl.num_warps()
     dy_boxes, dy_groups = ring.allocate(dy_desc, GROUP, BOX, SLOTS)
     y_boxes, y_groups = ring.allocate(y_desc, GROUP, BOX, SLOTS)
-    full, empty, turns = ring.barriers(SLOTS, CONSUMERS)
+    full, empty, order = ring.barriers(SLOTS, CONSUMERS)
     if CONSUMERS == 1:
         gl.warp_specialize(
             [
@@ -163,7 +163,7 @@ def softmax_backward_ring_kernel(
                         y_groups,
                         full,
                         empty,
-                        turns,
+                        order,
                         dy_ptr,
                         y_ptr,
                         dx_ptr,
@@ -192,7 +192,7 @@ def softmax_backward_ring_kernel(
                         y_groups,
                         full,
                         empty,
-                        turns,
+                        order,
                         dy_ptr,
                         y_ptr,
                         dx_ptr,
@@ -213,7 +213,7 @@ def softmax_backward_ring_kernel(
                         y_groups,
                         full,
                         empty,
-                        turns,
+                        order,
                         dy_ptr,
                         y_ptr,
                         dx_ptr,

@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 
 from expertile.ops.rows import cluster as peers
-from expertile.ops.rows import edges as edge
+from expertile.ops.rows import head_tail
 from expertile.ops.rows import tile as piece
 
 _NEVER = tl.constexpr(float("-inf"))
@@ -22,11 +22,11 @@ def _finite(maximum):
 def _forward_tile(
     x_ptr,
     y_ptr,
-    edge_x,
+    ends_x,
     tile,
     rank,
     place,
-    turn,
+    exchange,
     R,
     C,
     x_stride,
@@ -42,9 +42,9 @@ def _forward_tile(
     rows = tile * BLOCK_R + tl.arange(0, BLOCK_R)[:, None]
     row_mask = rows < R
     if VECTOR > 1:
-        x_rows = x_ptr + edge.body_start(rows, x_stride, VECTOR)
-        y_rows = y_ptr + edge.body_start(rows, C, VECTOR)
-        _, width = edge.cut(rows, C, VECTOR)
+        x_rows = x_ptr + head_tail.body_start(rows, x_stride, VECTOR)
+        y_rows = y_ptr + head_tail.body_start(rows, C, VECTOR)
+        _, width = head_tail.cut(rows, C, VECTOR)
     else:
         x_rows = x_ptr + rows.to(tl.int64) * x_stride
         y_rows = y_ptr + rows.to(tl.int64) * C
@@ -71,7 +71,7 @@ def _forward_tile(
         lane_max = tl.maximum(lane_max, xs[i].to(tl.float32))
     row_max = tl.max(lane_max, 1)
     if VECTOR > 1:
-        row_max = tl.maximum(row_max, tl.max(edge_x.to(tl.float32), 0))
+        row_max = tl.maximum(row_max, tl.max(ends_x.to(tl.float32), 0))
     # A whole row of -inf is NaN, as in torch; a slice of it may be all -inf and count for nothing.
     subtract = row_max if CLUSTER == 1 else _finite(row_max)
     exps = piece.nothing()
@@ -82,14 +82,14 @@ def _forward_tile(
         lane_sum += exps[i]
     row_sum = tl.sum(lane_sum, 1)
     if VECTOR > 1:
-        edge_exps = tl.exp(edge_x.to(tl.float32) - subtract[None, :])
-        row_sum += tl.sum(edge_exps, 0)
+        ends_exps = tl.exp(ends_x.to(tl.float32) - subtract[None, :])
+        row_sum += tl.sum(ends_exps, 0)
     if CLUSTER > 1:
-        peers.send(place, turn, rank, row_max, row_sum, CLUSTER)
-        peers.wait(place, turn)
+        peers.send(place, exchange, rank, row_max, row_sum, CLUSTER)
+        peers.wait(place, exchange)
         scale = row_max
         for r in tl.static_range(BLOCK_R):
-            maxima, sums = peers.received(place, turn, r, BLOCK_R, CLUSTER)
+            maxima, sums = peers.received(place, exchange, r, BLOCK_R, CLUSTER)
             top = tl.max(maxima, 0)
             total = tl.sum(sums * tl.exp(maxima - top), 0)
             scale = peers.with_one(scale, r, tl.exp(peers.one_of(row_max, r) - top) / total)
@@ -106,8 +106,8 @@ def _forward_tile(
             piece.ragged(i, PIECES, CLUSTER, EVEN_C, VECTOR),
         )
     if VECTOR > 1:
-        edge_rows = tile * BLOCK_R + tl.arange(0, BLOCK_R)[None, :]
-        edge.store(y_ptr, edge_rows, edge_exps * scale[None, :], R, C, rank, VECTOR)
+        ends_rows = tile * BLOCK_R + tl.arange(0, BLOCK_R)[None, :]
+        head_tail.store(y_ptr, ends_rows, ends_exps * scale[None, :], R, C, rank, VECTOR)
 
 
 @triton.jit
@@ -129,33 +129,33 @@ def softmax_kernel(
     VECTOR: tl.constexpr,
 ):
     """y[r] = exp(x[r] - max) / sum exp(x[r] - max). Lengths and strides come in units of UNIT elements, so that the
-    compiler knows what they are multiples of. VECTOR: where rows are cut into bodies and edges (see
-    edges.py); 1: they are not."""
+    compiler knows what they are multiples of. VECTOR: where rows are cut into body, head and tail (see
+    head_tail.py); 1: they are not."""
     C = c_units * UNIT
     x_stride = x_stride_units * UNIT
     program = tl.program_id(0) // CLUSTER
     rank = tl.program_id(0) % CLUSTER
     place = peers.join() if CLUSTER > 1 else 0
-    edge_x = 0.0
+    ends_x = 0.0
     if VECTOR > 1:
         lanes = tl.arange(0, BLOCK_R)[None, :]
-        edge_x = edge.load(x_ptr, program * BLOCK_R + lanes, x_stride, R, C, rank, _NEVER, VECTOR)
+        ends_x = head_tail.load(x_ptr, program * BLOCK_R + lanes, x_stride, R, C, rank, _NEVER, VECTOR)
     if STAYS:
         if CLUSTER > 1:
             peers.joined()
-        turn = 0
+        exchange = 0
         for tile in tl.range(program, tl.cdiv(R, BLOCK_R), tl.num_programs(0) // CLUSTER, num_stages=STAGES):
             if VECTOR > 1:  # one tile ahead: such short loads are not copied to shared memory
                 next_rows = (tile + tl.num_programs(0) // CLUSTER) * BLOCK_R + lanes
-                next_x = edge.load(x_ptr, next_rows, x_stride, R, C, rank, _NEVER, VECTOR)
+                next_x = head_tail.load(x_ptr, next_rows, x_stride, R, C, rank, _NEVER, VECTOR)
             _forward_tile(
                 x_ptr,
                 y_ptr,
-                edge_x,
+                ends_x,
                 tile,
                 rank,
                 place,
-                turn,
+                exchange,
                 R,
                 C,
                 x_stride,
@@ -169,13 +169,13 @@ def softmax_kernel(
                 VECTOR,
             )
             if VECTOR > 1:
-                edge_x = next_x
-            turn += 1  # noqa: SIM113 (Triton has no enumerate)
+                ends_x = next_x
+            exchange += 1  # noqa: SIM113 (Triton has no enumerate)
     else:
         _forward_tile(
             x_ptr,
             y_ptr,
-            edge_x,
+            ends_x,
             program,
             rank,
             place,
@@ -225,12 +225,12 @@ def _backward_tile(
     dy_ptr,
     y_ptr,
     dx_ptr,
-    edge_dy,
-    edge_y,
+    ends_dy,
+    ends_y,
     tile,
     rank,
     place,
-    turn,
+    exchange,
     R,
     C,
     dy_stride,
@@ -247,10 +247,10 @@ def _backward_tile(
     rows = tile * BLOCK_R + tl.arange(0, BLOCK_R)[:, None]
     row_mask = rows < R
     if VECTOR > 1:
-        dy_rows = dy_ptr + edge.body_start(rows, dy_stride, VECTOR)
-        y_rows = y_ptr + edge.body_start(rows, y_stride, VECTOR)
-        dx_rows = dx_ptr + edge.body_start(rows, C, VECTOR)
-        _, width = edge.cut(rows, C, VECTOR)
+        dy_rows = dy_ptr + head_tail.body_start(rows, dy_stride, VECTOR)
+        y_rows = y_ptr + head_tail.body_start(rows, y_stride, VECTOR)
+        dx_rows = dx_ptr + head_tail.body_start(rows, C, VECTOR)
+        _, width = head_tail.cut(rows, C, VECTOR)
     else:
         dy_rows = dy_ptr + rows.to(tl.int64) * dy_stride
         y_rows = y_ptr + rows.to(tl.int64) * y_stride
@@ -291,12 +291,12 @@ def _backward_tile(
         lane_dot += dys[i].to(tl.float32) * ys[i].to(tl.float32)
     dot = tl.sum(lane_dot, 1)
     if VECTOR > 1:
-        dot += tl.sum(edge_dy.to(tl.float32) * edge_y.to(tl.float32), 0)
+        dot += tl.sum(ends_dy.to(tl.float32) * ends_y.to(tl.float32), 0)
     if CLUSTER > 1:
-        peers.send(place, turn, rank, dot, dot, CLUSTER)
-        peers.wait(place, turn)
+        peers.send(place, exchange, rank, dot, dot, CLUSTER)
+        peers.wait(place, exchange)
         for r in tl.static_range(BLOCK_R):
-            dots, _ = peers.received(place, turn, r, BLOCK_R, CLUSTER)
+            dots, _ = peers.received(place, exchange, r, BLOCK_R, CLUSTER)
             dot = peers.with_one(dot, r, tl.sum(dots, 0))
     for i in tl.static_range(PIECES):
         dx = ys[i].to(tl.float32) * (dys[i].to(tl.float32) - dot[:, None])
@@ -310,9 +310,9 @@ def _backward_tile(
             piece.ragged(i, PIECES, CLUSTER, EVEN_C, VECTOR),
         )
     if VECTOR > 1:
-        edge_rows = tile * BLOCK_R + tl.arange(0, BLOCK_R)[None, :]
-        edge_dx = edge_y.to(tl.float32) * (edge_dy.to(tl.float32) - dot[None, :])
-        edge.store(dx_ptr, edge_rows, edge_dx, R, C, rank, VECTOR)
+        ends_rows = tile * BLOCK_R + tl.arange(0, BLOCK_R)[None, :]
+        ends_dx = ends_y.to(tl.float32) * (ends_dy.to(tl.float32) - dot[None, :])
+        head_tail.store(dx_ptr, ends_rows, ends_dx, R, C, rank, VECTOR)
 
 
 @triton.jit
@@ -342,31 +342,31 @@ def softmax_backward_kernel(
     program = tl.program_id(0) // CLUSTER
     rank = tl.program_id(0) % CLUSTER
     place = peers.join() if CLUSTER > 1 else 0
-    edge_dy = 0.0
-    edge_y = 0.0
+    ends_dy = 0.0
+    ends_y = 0.0
     if VECTOR > 1:
         lanes = tl.arange(0, BLOCK_R)[None, :]
-        edge_dy = edge.load(dy_ptr, program * BLOCK_R + lanes, dy_stride, R, C, rank, 0.0, VECTOR)
-        edge_y = edge.load(y_ptr, program * BLOCK_R + lanes, y_stride, R, C, rank, 0.0, VECTOR)
+        ends_dy = head_tail.load(dy_ptr, program * BLOCK_R + lanes, dy_stride, R, C, rank, 0.0, VECTOR)
+        ends_y = head_tail.load(y_ptr, program * BLOCK_R + lanes, y_stride, R, C, rank, 0.0, VECTOR)
     if STAYS:
         if CLUSTER > 1:
             peers.joined()
-        turn = 0
+        exchange = 0
         for tile in tl.range(program, tl.cdiv(R, BLOCK_R), tl.num_programs(0) // CLUSTER, num_stages=STAGES):
             if VECTOR > 1:  # one tile ahead: such short loads are not copied to shared memory
                 next_rows = (tile + tl.num_programs(0) // CLUSTER) * BLOCK_R + lanes
-                next_dy = edge.load(dy_ptr, next_rows, dy_stride, R, C, rank, 0.0, VECTOR)
-                next_y = edge.load(y_ptr, next_rows, y_stride, R, C, rank, 0.0, VECTOR)
+                next_dy = head_tail.load(dy_ptr, next_rows, dy_stride, R, C, rank, 0.0, VECTOR)
+                next_y = head_tail.load(y_ptr, next_rows, y_stride, R, C, rank, 0.0, VECTOR)
             _backward_tile(
                 dy_ptr,
                 y_ptr,
                 dx_ptr,
-                edge_dy,
-                edge_y,
+                ends_dy,
+                ends_y,
                 tile,
                 rank,
                 place,
-                turn,
+                exchange,
                 R,
                 C,
                 dy_stride,
@@ -381,16 +381,16 @@ def softmax_backward_kernel(
                 VECTOR,
             )
             if VECTOR > 1:
-                edge_dy = next_dy
-                edge_y = next_y
-            turn += 1  # noqa: SIM113 (Triton has no enumerate)
+                ends_dy = next_dy
+                ends_y = next_y
+            exchange += 1  # noqa: SIM113 (Triton has no enumerate)
     else:
         _backward_tile(
             dy_ptr,
             y_ptr,
             dx_ptr,
-            edge_dy,
-            edge_y,
+            ends_dy,
+            ends_y,
             program,
             rank,
             place,

@@ -47,7 +47,7 @@ def store(row_ptrs, cols, value, row_mask, C, MASK_ROWS: tl.constexpr, MASK_COLS
 @triton.constexpr_function
 def ragged(i: int, PIECES: int, CLUSTER: int, EVEN_C: bool, VECTOR: int = 1) -> bool:
     """Whether piece i of a slice may reach past the row: only the last one, and any of them with slices, or if a row is
-    cut into a body, whose length differs from row to row, and edges (VECTOR > 1)."""
+    cut into a body, whose length differs from row to row, head and tail (VECTOR > 1)."""
     return not EVEN_C and (CLUSTER > 1 or VECTOR > 1 or i == PIECES - 1)
 
 

@@ -217,7 +217,7 @@ def _check_aligned(sizes: Sequence[int]) -> None:
 
 
 def _check_finite(problem: ScaledProblem, scale_a: torch.Tensor, scale_b: torch.Tensor, used: int) -> None:
-    """Scales behind the last group are nobody's and may be anything."""
+    """Scales behind the last group may be anything."""
     if problem.layout is Layout.RAGGED_M:
         scale_a = scale_a[:used]
     elif problem.recipe is not Recipe.ROW:

@@ -23,7 +23,7 @@ def reference(
 ) -> torch.Tensor:
     """The scaled grouped product accumulated and returned in `dtype`; shapes as in `ScaledProblem`.
 
-    Rows past offs[-1] are NaN, so that nobody compares them by accident. Reads `offs` on the host.
+    Rows past offs[-1] are NaN, so that no comparison takes them for results. Reads `offs` on the host.
     """
     problem = ScaledProblem.of(a, b, scale_a, scale_b, offs, bias)
     assert offs is not None

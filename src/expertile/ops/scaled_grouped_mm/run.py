@@ -47,7 +47,7 @@ def forward(
             a.device,
             request,
         )
-    else:  # values are to be looked at, or somebody tries a config
+    else:  # values are to be looked at, or the caller names a config
         problem = ScaledProblem.of(a, b, scale_a, scale_b, offs, bias, out_dtype, check)
         chosen, config = select(problem, _device(a.device.type, a.device.index), request)
     assert offs is not None

@@ -15,7 +15,7 @@ from expertile.ops.gathered_mm.backends.gluon_gather import _DECODE, BACKEND, Co
 from expertile.ops.gathered_mm.problem import GatherProblem
 from tests.ops.gathered_mm import cases
 from tests.ops.gathered_mm.cases import BACKWARD, GATED, MM, WGRAD, Case
-from tests.support import aot, gather_emulator
+from tests.support import aot, gluon_emulator
 from tests.support.fake_driver import compile_only
 from tests.support.mutants import Fault, before, planted
 
@@ -59,7 +59,7 @@ def _emulate(case: Case, config: Any, programs: int, seed: int, kernel: Any = No
         sums = _gluon_launch.row_sums(problem, config, operands.a).fill_(float("nan"))
     launch, tensors, pointers = _gluon_launch.prepared(problem, operands, config, outputs, programs, sums)
     kernel = launch.kernel if kernel is None else kernel
-    gather_emulator.run(kernel, programs, launch.arguments(tensors, pointers), dict(launch.options), seed)
+    gluon_emulator.run(kernel, programs, launch.arguments(tensors, pointers), dict(launch.options), seed)
     if sums is not None:
         used = sum(case.sizes)
         assert operands.slots is not None and outputs[2] is not None
@@ -87,25 +87,25 @@ def test_shared_cases(case: Case) -> None:
         _emulate(case, config, programs=2, seed=seed)
 
 
-_FEEDS = "feed_in_order|feed_gathered|feed_wgrad"
+_PRODUCERS = "produce_gathered|produce_wgrad"
 MUTANTS = {
     "a stage is freed before its wgmma is done": Fault(
         "_multiply", "mbarrier.arrive(_.empty.index(_), ...)", before("warpgroup_mma_wait(0, ...)"), nth=-1
     ),
     "no fence between cp.async and wgmma": Fault("_batch", '_.GATHERED != "" and _.FENCED', "False"),
     "no fence before the TMA store": Fault("_store", "fence_async_shared()"),
-    "the producers start on phase 0": Fault(_FEEDS, "a_ = 1", "a_ = 0", nth=...),
+    "the producers start on phase 0": Fault(_PRODUCERS, "a_ = 1", "a_ = 0", nth=...),
     "the producers do not wait for the stage": Fault("_fill_gathered", "mbarrier.wait(...)"),
     "copies are not reported": Fault(
         "_fill_gathered|_fill", "async_copy.mbarrier_arrive(b_, ...)", "mbarrier.arrive(b_, count=128)", nth=...
     ),
-    "the rows of the tile before are fed": Fault("feed_gathered", "token = next_token"),
+    "the rows of the tile before are loaded": Fault("produce_gathered", "token = next_token"),
     "K does not end": Fault("_fill_gathered", "a_ < b_", "a_ < b_ + 8"),
     "the last row's group is mistaken": Fault("_tokens", "gl.minimum(_, m_.M)", "m_.M + 8"),
     "rows without token are read": Fault("_fill_gathered", "a_ >= 0", "a_ >= -1"),
     "a consumer mistakes its phase": Fault("_multiply", "_ // _.STAGES & 1", "0"),
     "the other consumer's steps are not counted": Fault("_consumer_pingpong", "_steps(...) + a_", "a_"),
-    "the turn is not handed over": Fault("_multiply", "mbarrier.arrive(_.turn.index(_), ...)"),
+    "the ordered barrier is not arrived at": Fault("_multiply", "mbarrier.arrive(_.order.index(_), ...)"),
     "the pieces of a result lie on one another": Fault("_store", "a_ + _ * _", "a_", nth=...),
     "a store's buffer is reused at once": Fault("_buffer", "tma.store_wait(_)", "tma.store_wait(8)"),
     "one row too many is stored": Fault("_store", "[WRAP, a_, b_, HALF, c_]", "[WRAP, a_, b_ - 1, HALF, c_]"),
@@ -116,7 +116,7 @@ MUTANTS = {
     "the up columns are loaded from the gate": Fault("_load_b", "a_ // 2", "a_"),
     "bias of the wrong half": Fault("_biased_halves", "a_ // b_ * _", "a_ // b_ * b_"),
     "rows that stand in order are off by one": Fault("_fill", "WRAP - a_ + b_", "WRAP - a_ - 1 + b_"),
-    "row numbers come a step late": Fault("feed_wgrad", "a_ + 2 * p_.BLOCK_K", "a_ + 1 * p_.BLOCK_K"),
+    "row numbers come a step late": Fault("produce_wgrad", "a_ + 2 * p_.BLOCK_K", "a_ + 1 * p_.BLOCK_K"),
     "steps of the other consumer's group are not counted": Fault(
         "_consumer_pingpong", "_steps(p_, a_, t_) + _steps(...)", "_steps(p_, a_, t_) + _steps(p_, a_, t_)"
     ),
@@ -137,7 +137,7 @@ def test_planted_faults_are_caught(name: str, tmp_path: Path, monkeypatch: pytes
         for case in (*MANY_TILES[:3], *MANY_TILES[5:9]):
             try:
                 _emulate(case, SMALL[seed % len(SMALL)], programs=2, seed=seed, kernel=kernel)
-            except (gather_emulator.EmulationError, AssertionError, IndexError):
+            except (gluon_emulator.EmulationError, AssertionError, IndexError):
                 return
     pytest.fail("no case, config or seed caught it")
 
@@ -181,12 +181,12 @@ def test_compiles_to_wgmma_and_copies(name: str) -> None:
 
 
 @pytest.mark.compile
-@pytest.mark.parametrize(("height", "drawn", "spills"), [(128, True, 8), (64, False, 24)])
-def test_wide_tiles_fit_the_registers(height: int, drawn: bool, spills: int) -> None:
+@pytest.mark.parametrize(("height", "dynamic", "spills"), [(128, True, 8), (64, False, 24)])
+def test_wide_tiles_fit_the_registers(height: int, dynamic: bool, spills: int) -> None:
     """Half a tile of 128x256, or all of 64x256, is 128 registers of every thread: what the epilogue spills is little,
     and the loop over K nothing."""
     problem, operands = cases.make(Case("halves", GATED, (4,) * 128, n=256, k=128))
-    wanted = (height, 256, drawn)
+    wanted = (height, 256, dynamic)
     config = next(c for c in BACKEND.configs(problem, H200) if (c.block_m, c.block_n, c.dynamic) == wanted)
     outputs = cases.poisoned_outputs(problem, operands)
     launch, tensors, pointers = _gluon_launch.prepared(problem, operands, config, outputs, 132, None)
@@ -229,7 +229,7 @@ def test_short_groups_get_short_tiles() -> None:
     assert BACKEND.configs(decode, H200)[0].block_m == 64
     assert BACKEND.configs(prefill, H200)[0].block_m == 128
     assert all(c.smem_bytes <= H200.smem_bytes for c in BACKEND.configs(prefill, H200))
-    # Many wide tiles are drawn; few, or rows in order, are not.
+    # Many wide tiles have a dynamic scheduler; few, or rows in order, do not.
     wide = dataclasses.replace(prefill, n=2048, k=4096)
     assert BACKEND.configs(wide, H200)[0].dynamic and BACKEND.configs(wide, H200)[0].split
     assert not BACKEND.configs(dataclasses.replace(wide, groups=2, m=4096), H200)[0].dynamic

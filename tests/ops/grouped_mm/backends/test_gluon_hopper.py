@@ -35,11 +35,11 @@ SMALL = {
     "pingpong": Config(128, 64, 64, 3, "pingpong", 2, 1, 1),
     "pingpong, buffers in turn": Config(128, 64, 64, 2, "pingpong", 2, 1, 2),
     "pingpong, 64 rows": Config(64, 128, 64, 2, "pingpong", 2, 2, 1),
-    "split, drawn": Config(128, 64, 64, 3, "split", 2, 1, 1, dynamic=True),
-    "cooperative, drawn": Config(64, 128, 64, 4, "cooperative", 3, 2, 2, dynamic=True),
-    "pingpong, drawn": Config(64, 64, 64, 3, "pingpong", 2, 1, 2, dynamic=True),
-    "cooperative, short": Config(64, 128, 64, 3, "cooperative", 3, 1, 1, short=True),
-    "pingpong, short": Config(64, 64, 64, 3, "pingpong", 2, 1, 1, short=True),
+    "split, dynamic": Config(128, 64, 64, 3, "split", 2, 1, 1, dynamic=True),
+    "cooperative, dynamic": Config(64, 128, 64, 4, "cooperative", 3, 2, 2, dynamic=True),
+    "pingpong, dynamic": Config(64, 64, 64, 3, "pingpong", 2, 1, 2, dynamic=True),
+    "cooperative, small M": Config(64, 128, 64, 3, "cooperative", 3, 1, 1, small_m=True),
+    "pingpong, small M": Config(64, 64, 64, 3, "pingpong", 2, 1, 1, small_m=True),
 }
 
 # Several tiles for each of several programs, and every edge: empty groups, part tiles, rows past the end.
@@ -72,7 +72,7 @@ def _emulate(case: Case, config: Config, programs: int, seed: int, kernel=_gluon
 @pytest.mark.parametrize("name", SMALL)
 @pytest.mark.parametrize("case", MANY_TILES, ids=str)
 def test_right_in_any_order(case: Case, name: str) -> None:
-    for seed in range(1 if "drawn" in name else 3):
+    for seed in range(1 if "dynamic" in name else 3):
         _emulate(case, SMALL[name], programs=2 + seed % 2, seed=seed)
 
 
@@ -104,7 +104,7 @@ _WAIT = "warpgroup_mma_wait(0, ...)"
 MUTANTS = {
     "a stage is freed before its wgmma is done": Fault("_multiply", _ARRIVE, before(_WAIT), nth=-1),
     "no fence before the TMA store": Fault("store_tile", "fence_async_shared()"),
-    "the producer starts on phase 0": Fault("feed", "a_ = 1", "a_ = 0"),
+    "the producer starts on phase 0": Fault("produce", "a_ = 1", "a_ = 0"),
     "a consumer mistakes its phase": Fault("_multiply", "_ // _.STAGES & 1", "0"),
     "a skipping consumer keeps the stages": Fault("skip", _ARRIVE),
     "the other consumer's steps are not counted": Fault(
@@ -114,7 +114,7 @@ MUTANTS = {
     "a tile is stored where the next one belongs": Fault(
         "_consumer_split", "_store(p_, a_, g_, row, ...)", "_store(p_, a_, g_, next_row, ...)"
     ),
-    "the turn is not handed over": Fault("_multiply", "mbarrier.arrive(_.turn.index(_), ...)"),
+    "the ordered barrier is not arrived at": Fault("_multiply", "mbarrier.arrive(_.order.index(_), ...)"),
     "one row too many is stored": Fault("store_tile", "WRAP - (a_ - b_)", "all_ - 1"),
     "a store's buffer is reused at once": Fault("_store", "tma.store_wait(_)", "tma.store_wait(8)"),
     "the buffers are not used in turn": Fault("_store", "(_ * _.C_PARTS + s_) % c_", "s_ % c_"),
@@ -219,27 +219,27 @@ def test_only_hopper() -> None:
 def test_short_loads_are_offered_where_groups_are_short() -> None:
     def offered(case: Case) -> list[Config]:
         problem = _problem(case)[0]
-        return [c for c in BACKEND.configs(problem, H200) if c.short]
+        return [c for c in BACKEND.configs(problem, H200) if c.small_m]
 
     assert offered(Case("decode", M, (1,) * 128, n=512, k=256))
     assert not offered(Case("prefill", M, (100, 100), n=512, k=256))
     assert not offered(Case("batched", B, (0, 0), m=16, n=512, k=256))
     # Rows of a that lie the other way round, or all have, come in one box of a tile.
     problem, _ = _problem(Case("b", B, (0, 0), m=128, n=512, k=256))
-    config = Config(64, 128, 64, 4, "cooperative", short=True)
+    config = Config(64, 128, 64, 4, "cooperative", small_m=True)
     assert _gluon_launch._launch(problem, config, (65536, 512, 1), None, -1).blocks[0].box == (1, 64, 64)
 
 
 @pytest.mark.parametrize("wrong", [{"mode": "split"}, {"block_m": 128}, {"block_k": 128}], ids=str)
 def test_short_loads_need_their_tile(wrong) -> None:
-    with pytest.raises(ValueError, match="short: expected block_m 64, block_k 64"):
-        Config(**{"block_m": 64, "block_k": 64, "mode": "pingpong", "short": True, **wrong})
+    with pytest.raises(ValueError, match="small_m: expected block_m 64, block_k 64"):
+        Config(**{"block_m": 64, "block_k": 64, "mode": "pingpong", "small_m": True, **wrong})
 
 
 def test_short_groups_get_short_tiles() -> None:
     cases_of = (Case("decode", M, (1,) * 128, n=512, k=256), Case("prefill", M, (4096, 4096), n=1024, k=256))
     decode, prefill = (BACKEND.configs(_problem(case)[0], H200)[0] for case in cases_of)
-    assert decode.block_m == 64 and decode.short
+    assert decode.block_m == 64 and decode.small_m
     assert prefill.block_m == 128
 
 
@@ -259,7 +259,7 @@ def test_few_tiles_are_small(groups, rows, k, n, mode, tile) -> None:
     assert (config.mode, (config.block_m, config.block_n)) == (mode, tile)
 
 
-def test_weight_gradients_of_short_groups_are_drawn() -> None:
+def test_weight_gradients_of_small_groups_have_a_dynamic_scheduler() -> None:
     """They are little but stores: in turn from a counter they stay side by side in memory."""
     short, long = (
         Problem(
@@ -295,8 +295,8 @@ def _wgrad(groups: int, rows: int, m: int, n: int) -> Config:
     return BACKEND.configs(problem, H200)[0]
 
 
-def test_short_weight_gradients_get_small_tiles() -> None:
-    """Where they are too few to be drawn: from 128 rows a group down each consumer stores its half of 128x128."""
+def test_weight_gradients_of_small_groups_get_small_tiles() -> None:
+    """Too few tiles for a dynamic scheduler: from 128 rows a group down each consumer stores its half of 128x128."""
     expected = ((4, "split", 128), (128, "split", 128), (256, "pingpong", 128), (512, "pingpong", 128))
     for rows, mode, width in expected:
         config = _wgrad(8, rows, 1024, 4096)
@@ -338,7 +338,7 @@ def test_groups_of_a_few_hundred_rows_get_low_tiles() -> None:
     assert {c.block_m for c in high} == {128}
 
 
-def test_short_groups_are_drawn_where_there_are_waves_enough() -> None:
+def test_small_groups_have_a_dynamic_scheduler_where_there_are_many_waves() -> None:
     many, few = (_problem(Case("", M, (128,) * groups, n=1536, k=64))[0] for groups in (128, 32))
     assert BACKEND.configs(many, H200)[0].dynamic and not BACKEND.configs(few, H200)[0].dynamic
 

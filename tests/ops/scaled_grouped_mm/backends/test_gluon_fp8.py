@@ -8,7 +8,6 @@ from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import pytest
 import torch
@@ -49,18 +48,6 @@ MANY_TILES = (
 LAST_EMPTY = next(c for c in cases.CASES if c.name == "wgrad-last-empty")
 
 
-class _Language(gluon_emulator._Language):
-    def convert_layout(self, x: torch.Tensor, layout: object) -> torch.Tensor:
-        return x
-
-
-def _flat(x: object) -> object:
-    """A tensor of any strides as the memory that a kernel reaches from its first element."""
-    if isinstance(x, torch.Tensor) and not x.is_contiguous():
-        return x.as_strided((x.untyped_storage().nbytes() // x.element_size() - x.storage_offset(),), (1,))
-    return x
-
-
 def _emulate(
     case: Case, config: Config, programs: int, seed: int, kernel=_gluon_kernel.scaled_grouped_mm_kernel
 ) -> None:
@@ -73,8 +60,7 @@ def _emulate(
         target = torch.full((config.split_k, *out.shape), float("nan"))
     launch, _, *given = _gluon_launch.prepared(problem, operands, config, target)
     args, options = launch.arguments(*given), dict(launch.options)
-    with mock.patch.object(gluon_emulator, "_Language", _Language):
-        gluon_emulator.run(kernel, programs, tuple(map(_flat, args)), options, seed)
+    gluon_emulator.run(kernel, programs, args, options, seed)
     if config.split_k > 1:
         out.copy_(target.sum(0))
     cases.check(case, out, operands, limit=2e-6)
@@ -120,7 +106,7 @@ def _drawn(seed: int) -> tuple[Case, Config, int]:
 
 @pytest.mark.parametrize("seed", range(24))
 def test_turns_end_for_any_sizes(seed: int) -> None:
-    """Neither consumer waits for a turn that never comes, nor for a stage, whatever rows it has."""
+    """Neither consumer waits for an arrival or a stage that never comes, whatever rows it has."""
     case, config, programs = _drawn(seed)
     if case.total:
         _emulate(case, config, programs, seed)
@@ -143,13 +129,13 @@ def test_shared_cases(case: Case) -> None:
 
 _ARRIVE = "mbarrier.arrive(_.empty.index(_), ...)"
 _FREE = "if LAST: ..."
-_TAKE, _PASS = "take_turn(...)", "pass_turn(...)"
+_ORDER_WAIT, _ORDER_ARRIVE = "ordered_wait(...)", "ordered_arrive(...)"
 _MULTIPLY = "_multiply|_multiply_pairs|_multiply_halves"
 _BARRIER = 'f"bar.{a_} {b_}, 256; mov.b32 $0, 0;"'
 MUTANTS = {
     "a stage is freed before its wgmma is done": Fault("_promote", _FREE, before("warpgroup_mma_wait(...)")),
     "no fence before the TMA store": Fault("store_tile", "fence_async_shared()"),
-    "the producer starts on phase 0": Fault("feed", "a_ = 1", "a_ = 0"),
+    "the producer starts on phase 0": Fault("produce", "a_ = 1", "a_ = 0"),
     "a consumer mistakes its phase": Fault(_MULTIPLY, "_ // _.STAGES & 1", "0", nth=...),
     "a skipping consumer keeps the stages": Fault("_skip", _ARRIVE),
     "the ring forgets a tile's steps": Fault("_consumer", "ring += _", "ring += 1"),
@@ -158,13 +144,13 @@ MUTANTS = {
     ),
     "the scales of another block of k": Fault("_copy_scales", "b_ * p_.sa_k", "0 * p_.sa_k"),
     "b's scales of another block of k": Fault("_copy_scales", "b_ * p_.sb_k", "0 * p_.sb_k"),
-    "the scales of another group": Fault("feed", "l_ * p_.sb_g", "0 * p_.sb_g"),
+    "the scales of another group": Fault("produce", "l_ * p_.sb_g", "0 * p_.sb_g"),
     "the scales of another block of columns": Fault("_copy_scales", "c_ * p_.sb_n", "0 * p_.sb_n"),
     "scales of rows that do not exist": Fault("_copy_scales", "gl.minimum(a_, p_.M - 1)", "a_"),
     "scales of columns that do not exist": Fault("_copy_scales", "gl.minimum(a_, (_.N - 1) // 128)", "a_"),
     "both consumers take the upper one's scales": Fault("_copy_scales", "r_ + _ * _.ROWS", "r_"),
     "both halves take the left one's scales": Fault("_scales", "i_ * p_.HALVES + h_", "i_ * p_.HALVES"),
-    "nobody waits for the scales": Fault("_copy_scales", "async_copy.mbarrier_arrive(...)"),
+    "the scales are not waited for": Fault("_copy_scales", "async_copy.mbarrier_arrive(...)"),
     "the right half multiplies the left one's columns": Fault(
         "_multiply_halves", "_products(..., 1)", "_products(..., 0)"
     ),
@@ -172,13 +158,15 @@ MUTANTS = {
     "both consumers store the upper one's rows": Fault("_consumer", "_ += _ * _.ROWS"),
     "one row too many is stored": Fault("store_tile", "WRAP - (a_ - b_)", "all_ - 1"),
     "a store's buffer is reused at once": Fault("_store", "tma.store_wait(0)", "tma.store_wait(8)"),
-    "a sum is read early": Fault("_promote", "warpgroup_mma_wait(n_, a_)", "warpgroup_mma_wait(n_ + 1, a_)"),
+    "a sum is read before it is done": Fault(
+        "_promote", "warpgroup_mma_wait(n_, a_)", "warpgroup_mma_wait(n_ + 1, a_)"
+    ),
     "expected bytes leave out b": Fault("_expect", "a_ + _.HALVES * _", "a_"),
     "boxes without rows are expected": Fault("_expect", "(_ == c_) & w_", "(c_ == p.BLOCK_M // p.A_BOX) & w_", nth=...),
-    "boxes without rows are loaded": Fault("feed", "tma_load(..., _ < _)", "tma_load(..., True)"),
-    "a box of rows is left out": Fault("feed", "(a_ + p_.A_BOX - 1) // p_.A_BOX", "a_ // p_.A_BOX"),
-    "every box has the first one's rows": Fault("feed", "r_ + _ * _.A_BOX", "r_"),
-    "boxes lie on one another": Fault("feed", "p_.a_boxes.index(a_ + _)", "p_.a_boxes.index(a_)"),
+    "boxes without rows are loaded": Fault("produce", "tma_load(..., _ < _)", "tma_load(..., True)"),
+    "a box of rows is left out": Fault("produce", "(a_ + p_.A_BOX - 1) // p_.A_BOX", "a_ // p_.A_BOX"),
+    "every box has the first one's rows": Fault("produce", "r_ + _ * _.A_BOX", "r_"),
+    "boxes lie on one another": Fault("produce", "p_.a_boxes.index(a_ + _)", "p_.a_boxes.index(a_)"),
     "splits overlap": Fault("span", "_ // p_.SPLIT_K - f_", "steps - f_"),
     "every slice takes the bias along": Fault("_store", "gl.where(_ == 0, n_, 0)", "n_"),
     "slices lie on one another": Fault("_store", "r_ + _ * _.M", "r_"),
@@ -186,42 +174,44 @@ MUTANTS = {
     "two steps' scales are swapped": Fault(
         "_multiply_pairs", "_promote(p_, s_, odd, j, ...)", "_promote(p_, s_, odd, i, ...)"
     ),
-    "a pair's first sum is read early": Fault(
+    "a pair's first sum is read before it is done": Fault(
         "_multiply_pairs", "_promote(p_, s_, even, i, 1, ...)", "_promote(p_, s_, even, i, 2, ...)"
     ),
     "a narrow tile waits for a whole one's bytes": Fault(
         "_expect", "mbarrier.expect(b_, a_ + n_, ...)", "mbarrier.expect(b_, a_ + 2 * n_, ...)", nth=1
     ),
-    "more boxes than the tile has": Fault("feed", "gl.minimum(a_, b_)", "gl.minimum(a_, b_ + 1)"),
-    "a turn is not passed on": Fault("_multiply_halves", _PASS, nth=0),
-    "the right half takes no turn": [Fault("_multiply_halves", what, nth=1) for what in (_TAKE, _PASS)],
-    "a narrow tile takes no turns": [Fault("_multiply", what) for what in (_TAKE, _PASS)],
-    "a consumer without rows takes no turns": [Fault("_skip", what, nth=...) for what in (_TAKE, _PASS)],
-    "a consumer without rows takes a narrow tile's turns": Fault("_skip", "if _: ..."),
-    "a consumer without rows takes a wide tile's turns": Fault("_skip", "if _: ...", "if 1: ..."),
-    "a consumer without rows does not pass its turns on": Fault("_skip", _PASS, nth=0),
+    "more boxes than the tile has": Fault("produce", "gl.minimum(a_, b_)", "gl.minimum(a_, b_ + 1)"),
+    "the other consumer is not let go": Fault("_multiply_halves", _ORDER_ARRIVE, nth=0),
+    "the right half is not ordered": [Fault("_multiply_halves", what, nth=1) for what in (_ORDER_WAIT, _ORDER_ARRIVE)],
+    "a narrow tile is not ordered": [Fault("_multiply", what) for what in (_ORDER_WAIT, _ORDER_ARRIVE)],
+    "a consumer without rows is not ordered": [Fault("_skip", what, nth=...) for what in (_ORDER_WAIT, _ORDER_ARRIVE)],
+    "a consumer without rows waits as often as in a narrow tile": Fault("_skip", "if _: ..."),
+    "a consumer without rows waits as often as in a wide tile": Fault("_skip", "if _: ...", "if 1: ..."),
+    "a consumer without rows does not arrive": Fault("_skip", _ORDER_ARRIVE, nth=0),
     "a consumer without rows goes away": Fault("_consumer", "_skip(...)"),
-    "nobody opens the turns": Fault("_consumer", "open_turns(...)"),
-    "nobody closes the turns": Fault("_consumer", "close_turns(...)"),
-    "the turns open anew with each unit": Fault("_consumer", "_ += _ * p_.ROWS", "all_; open_turns(p_, WHO)"),
-    "both narrow tiles are the left one": Fault("_consumer|feed", "_ += shift", nth=...),
+    "the first arrival is missing": Fault("_consumer", "ordered_begin(...)"),
+    "the last wait is missing": Fault("_consumer", "ordered_end(...)"),
+    "the first arrival comes with each unit": Fault(
+        "_consumer", "_ += _ * p_.ROWS", "all_; ordered_begin(p_, CONSUMER)"
+    ),
+    "both narrow tiles are the left one": Fault("_consumer|produce", "_ += shift", nth=...),
     "the odd step is left out": Fault("_multiply_pairs", "_ % 2 == 1", "False"),
     "a pair's stages are mistaken": Fault("_multiply_pairs", "advance(p_, j, phase_j)", "advance(p_, i, phase)"),
 }
 
 
-# The same where the kernel takes its turns and its units from.
+# The same in the ordered barrier and in the units.
 PART_MUTANTS = {
-    "a consumer passes the turn to itself": Fault("pass_turn", "1 - w_", "w_"),
-    "both wait for the same turn": Fault("take_turn", '_at_barrier("sync", _)', '_at_barrier("sync", 0)'),
+    "a consumer arrives at its own barrier": Fault("ordered_arrive", "1 - w_", "w_"),
+    "both wait at the same barrier": Fault("ordered_wait", '_at_barrier("sync", _)', '_at_barrier("sync", 0)'),
     "waits and arrivals are at different barriers": Fault("_at_barrier", "8 + w_", "8 + w_ + 2 * (what != 'sync')"),
     "the barriers are Triton's": Fault("_at_barrier", "8 + w_", "2 + w_"),
     "the barriers do not exist": Fault("_at_barrier", "8 + w_", "15 + w_"),
     "a barrier of more threads than come": Fault("_at_barrier", _BARRIER, _BARRIER.replace("256", "288")),
     "a barrier of two sizes": Fault("_at_barrier", _BARRIER, _BARRIER.replace("256", "{256 if a_ == 'sync' else 384}")),
-    "the wrong consumer opens": Fault("open_turns", "_ == 1", "WHO == 0"),
-    "both consumers open": Fault("open_turns", "_ == 1", "WHO <= 1"),
-    "the wrong consumer closes": Fault("close_turns", "_ == 0", "WHO == 1"),
+    "the wrong consumer arrives first": Fault("ordered_begin", "_ == 1", "CONSUMER == 0"),
+    "both consumers arrive first": Fault("ordered_begin", "_ == 1", "CONSUMER <= 1"),
+    "the wrong consumer waits last": Fault("ordered_end", "_ == 0", "CONSUMER == 1"),
     "the last narrow unit is left out": Fault("units", "a_ + _narrow_tiles(_)", "a_"),
     "narrow units are taken in the wrong order": Fault("tile_of", "a_ + b_ // 2", "a_ + b_"),
 }
@@ -291,7 +281,7 @@ def test_compiles_to_wgmma_and_tma(name: str) -> None:
         assert not used.spills or aot.spills_in_loops(kernel, "QGMMA") == 0, (config, used)
         assert used.opcodes["QGMMA"] and used.opcodes["UTMALDG"] and used.opcodes["UTMASTG"], (config, used)
         assert aot.ptxas_warnings(used) == [], config
-        # Triton's own named barriers have the lowest numbers; those of the turns are no others'.
+        # Triton's own named barriers have the lowest numbers; the ordered barrier has others.
         named = set(map(int, re.findall(r"\bbar(?:rier)?\.(?:sync|arrive)\s+(\d+)", used.ptx)))
         assert {b for b in named if b > 3} == ({8, 9} if config.block_n == 256 and config.consumers == 2 else set())
         assert len(more) == (config.split_k > 1)

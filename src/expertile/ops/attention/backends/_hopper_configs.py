@@ -1,21 +1,14 @@
 """Configs of the `gluon_hopper` kernels, and which of them is the default for a problem.
 
 Defaults are the fastest measured on an H200 (bf16, B=4, lengths 256 to 16384, D 64 and 128, causal or not), where they
-gain more than 1 %; between two lengths the change lies at their geometric mean. What the numbers say:
+gain more than 1 %. Between two lengths the change lies at their geometric mean. docs/notes/attention.md has the times.
 
-- Forward, 2026-11-22, D = 64: three consumers, whose tiles have 192 rows, take 0.84 to 0.91 of the time that two take
-  for a row, but have fewer tiles to spread over SMs. By how many each SM gets (causal ones, of half the work, counted
-  half), time over that of two: length 1024, 1.26 at 1.3 tiles and 1.02 at 2.6; 2048, 0.99 at 2.6 and 1.00 at 5.2; 4096,
-  0.98 at 5.2 and 0.88 at 10.3; 16384, 0.86 at 10.3; causal 1024, 1.28 at 0.6 and 1.23 at 1.3; 2048, 1.10 at 1.3 and
-  1.09 at 2.6; 4096, 1.03 at 2.6 and 0.95 at 5.2; 16384, 0.94 at 5.2. Hence three from 4 tiles on; not below length
-  1449, where they never won and ends of tiles weigh most. At D = 128 one config wins at all of these lengths.
-- Forward, 2026-11-21 (H=16): at length 256, with fewer tiles than SMs, one program for each tile is 7 % faster than a
-  persistent one for each SM; blocks of 64 keys win at D = 128, 512 causal.
-- dK and dV, 2026-11-21: at D = 64 queueing ahead wins from 1024 on, by up to 12 %; at D = 128 there are no registers
-  for it. Held rows in two buffers win nearly everywhere, but at D = 128 causal from 2048 on one program for each tile
-  is 1 to 9 % faster: its tiles go to whichever SM comes free.
-- dQ, the same day: blocks of 128 keys win from 1024 on (D = 128) or everywhere (D = 64); queueing ahead only where
-  loops are long.
+- Forward, D = 64: three consumers (tiles of 192 rows) from 4 tiles an SM and length 1449 on, else two. A causal tile
+  counts half. At D = 128 one config wins at all lengths but 256.
+- Length 256, with fewer tiles than SMs: one program for each tile. Causal and 512 long at D = 128: blocks of 64 keys.
+- dK and dV: at D = 64 products are queued ahead from length 1024 on; at D = 128 registers do not suffice. Rows are held
+  in two buffers, but at D = 128 causal from 2048 on one program for each tile is faster.
+- dQ: blocks of 128 keys from 1024 on (D = 128) or everywhere (D = 64); products are queued ahead where loops are long.
 """
 
 from __future__ import annotations

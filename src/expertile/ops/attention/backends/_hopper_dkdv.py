@@ -123,7 +123,7 @@ def _dkdv_block(
 
 
 @gluon.jit
-def _dkdv_consumer(p, WHO: gl.constexpr):
+def _dkdv_consumer(p, CONSUMER: gl.constexpr):
     s_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, p.BLOCK, 16])
     d_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, p.D, 16])
     step = 0
@@ -133,8 +133,8 @@ def _dkdv_consumer(p, WHO: gl.constexpr):
         _q_start, q_len, k_start, k_len = lengths(p, batch)
         if n < k_len:
             first, full, end = query_blocks(p, n, q_len, k_len)
-            keys = n + WHO * p.ROWS - (k_len - q_len) + gl.arange(0, p.ROWS, layout=gl.SliceLayout(1, s_layout))
-            at = tile % p.SLOTS * p.CONSUMERS + WHO
+            keys = n + CONSUMER * p.ROWS - (k_len - q_len) + gl.arange(0, p.ROWS, layout=gl.SliceLayout(1, s_layout))
+            at = tile % p.SLOTS * p.CONSUMERS + CONSUMER
             mbarrier.wait(p.held_full.index(at), (tile // p.SLOTS) & 1)
             k = p.x_smem.index(at).reshape([p.ROWS, p.D])
             v = p.y_smem.index(at).reshape([p.ROWS, p.D])
@@ -166,7 +166,7 @@ def _dkdv_consumer(p, WHO: gl.constexpr):
             p.x_smem.index(at).reshape([p.ROWS, p.D]).store((dk * p.scale).to(p.a_desc.dtype))
             p.y_smem.index(at).reshape([p.ROWS, p.D]).store(dv.to(p.a_desc.dtype))
             fence_async_shared()
-            row = n + WHO * p.ROWS
+            row = n + CONSUMER * p.ROWS
             store_rows(p.dx_desc, batch, kv_head, k_start, k_len, row, p.x_smem.index(at), p.VARLEN)
             store_rows(p.dy_desc, batch, kv_head, k_start, k_len, row, p.y_smem.index(at), p.VARLEN)
             tma.store_wait(0)

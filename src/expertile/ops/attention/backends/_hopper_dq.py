@@ -101,7 +101,7 @@ def _dq_block(
 
 
 @gluon.jit
-def _dq_consumer(p, WHO: gl.constexpr):
+def _dq_consumer(p, CONSUMER: gl.constexpr):
     s_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, p.BLOCK, 16])
     d_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, p.D, 16])
     step = 0
@@ -111,14 +111,14 @@ def _dq_consumer(p, WHO: gl.constexpr):
         q_start, q_len, _k_start, k_len = lengths(p, batch)
         if m < q_len:
             blocks, full = key_blocks(p, m, p.HELD, p.BLOCK, q_len, k_len)
-            rows = m + WHO * p.ROWS + gl.arange(0, p.ROWS, layout=gl.SliceLayout(1, s_layout))
+            rows = m + CONSUMER * p.ROWS + gl.arange(0, p.ROWS, layout=gl.SliceLayout(1, s_layout))
             last_key = gl.full((p.ROWS,), 0, gl.int32, gl.SliceLayout(1, s_layout)) + (k_len - 1)
             if p.CAUSAL:
                 last_key = gl.minimum(last_key, rows + (k_len - q_len))
             stats = batch * p.stat_stride_b + head * p.stat_stride_h + padded_start(p, q_start, batch) + rows
             lse = gl.load(p.lse_ptr + stats) * p.scale_log2
             delta = gl.load(p.delta_ptr + stats)
-            at = tile % p.SLOTS * p.CONSUMERS + WHO
+            at = tile % p.SLOTS * p.CONSUMERS + CONSUMER
             mbarrier.wait(p.held_full.index(at), (tile // p.SLOTS) & 1)
             q = p.x_smem.index(at).reshape([p.ROWS, p.D])
             do = p.y_smem.index(at).reshape([p.ROWS, p.D])
@@ -158,7 +158,7 @@ def _dq_consumer(p, WHO: gl.constexpr):
                     step += 1
             p.x_smem.index(at).reshape([p.ROWS, p.D]).store((dq * p.scale).to(p.a_desc.dtype))
             fence_async_shared()
-            store_rows(p.dx_desc, batch, head, q_start, q_len, m + WHO * p.ROWS, p.x_smem.index(at), p.VARLEN)
+            store_rows(p.dx_desc, batch, head, q_start, q_len, m + CONSUMER * p.ROWS, p.x_smem.index(at), p.VARLEN)
             tma.store_wait(0)
             mbarrier.arrive(p.held_empty.index(at), count=1)
             tile += 1

@@ -224,7 +224,7 @@ def _finish(
 
 
 @gluon.jit
-def _consumer(p, WHO: gl.constexpr):
+def _consumer(p, CONSUMER: gl.constexpr):
     s_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, p.BLOCK_N, 16])
     o_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, p.D, 16])
     step = 0
@@ -234,22 +234,22 @@ def _consumer(p, WHO: gl.constexpr):
         q_start, q_len, _k_start, k_len = lengths(p, batch)
         if m < q_len:
             blocks, full = key_blocks(p, m, p.BLOCK_M, p.BLOCK_N, q_len, k_len)
-            rows = m + WHO * p.ROWS + gl.arange(0, p.ROWS, layout=gl.SliceLayout(1, s_layout))
+            rows = m + CONSUMER * p.ROWS + gl.arange(0, p.ROWS, layout=gl.SliceLayout(1, s_layout))
             last_key = gl.full((p.ROWS,), 0, gl.int32, gl.SliceLayout(1, s_layout)) + (k_len - 1)
             # The first key from which on a block needs a mask.
             unmasked = k_len - p.BLOCK_N + 1
             if p.CAUSAL:
                 last_key = gl.minimum(last_key, rows + (k_len - q_len))
-                unmasked = gl.minimum(unmasked, m + WHO * p.ROWS + k_len - q_len - p.BLOCK_N + 2)
+                unmasked = gl.minimum(unmasked, m + CONSUMER * p.ROWS + k_len - q_len - p.BLOCK_N + 2)
             slot = tile % p.Q_SLOTS
-            mbarrier.wait(p.q_full.index(slot * p.CONSUMERS + WHO), (tile // p.Q_SLOTS) & 1)
-            q = p.q_smem.index(slot * p.CONSUMERS + WHO).reshape([p.ROWS, p.D])
+            mbarrier.wait(p.q_full.index(slot * p.CONSUMERS + CONSUMER), (tile // p.Q_SLOTS) & 1)
+            q = p.q_smem.index(slot * p.CONSUMERS + CONSUMER).reshape([p.ROWS, p.D])
             s = _scores(p, q, step, s_layout)
             if p.Q_SLOTS == 2:
                 # The tile before has left its buffer by now, so waiting for that costs nothing.
                 if tile > 0:
                     tma.store_wait(0)
-                    mbarrier.arrive(p.q_empty.index((1 - slot) * p.CONSUMERS + WHO), count=1)
+                    mbarrier.arrive(p.q_empty.index((1 - slot) * p.CONSUMERS + CONSUMER), count=1)
             s = warpgroup_mma_wait(0, (s,))
             n = (blocks - 1) * p.BLOCK_N
             row_max = gl.full((p.ROWS,), float("-inf"), gl.float32, gl.SliceLayout(1, s_layout))
@@ -282,17 +282,17 @@ def _consumer(p, WHO: gl.constexpr):
                 row_sum,
                 batch,
                 head,
-                m + WHO * p.ROWS,
+                m + CONSUMER * p.ROWS,
                 q_start,
                 q_len,
-                slot * p.CONSUMERS + WHO,
+                slot * p.CONSUMERS + CONSUMER,
                 rows,
                 s_layout,
                 o_layout,
             )
             if p.Q_SLOTS == 1:
                 tma.store_wait(0)
-                mbarrier.arrive(p.q_empty.index(WHO), count=1)
+                mbarrier.arrive(p.q_empty.index(CONSUMER), count=1)
             tile += 1
     tma.store_wait(0)
 

@@ -47,14 +47,14 @@ def routing_weights(p, row, row_end, part_layout: gl.constexpr):
 
 
 @gluon.jit
-def fetch_pre(p, row, row_end, col, WHO: gl.constexpr):
+def fetch_pre(p, row, row_end, col, CONSUMER: gl.constexpr):
     """Gate and up of half a tile, from column `col` of the activation on, when the buffers' last stores are done."""
     HALF: gl.constexpr = p.BLOCK_N // 2
     tma.store_wait(0)
-    bar = p.loaded.index(WHO)
+    bar = p.loaded.index(CONSUMER)
     mbarrier.expect(bar, 2 * p.pre_desc.block_type.nbytes)
     for h in gl.static_range(2):
-        buf = p.c_smem.index(3 * WHO + h)
+        buf = p.c_smem.index(3 * CONSUMER + h)
         if p.INTERLEAVED:
             at = [WRAP, row_end, WRAP - (row_end - row), 2 * col + h * HALF]
             tma_load(p.pre_desc, at, bar, buf)
@@ -88,19 +88,19 @@ def _part(p, a, x, y, z, weight, part_layout: gl.constexpr):
 
 
 @gluon.jit
-def _half(p, a, weight, row, row_end, col, PHASE: gl.constexpr, WHO: gl.constexpr, part_layout: gl.constexpr):
+def _half(p, a, weight, row, row_end, col, PHASE: gl.constexpr, CONSUMER: gl.constexpr, part_layout: gl.constexpr):
     """Half a tile, from column `col` of the activation on; its row sums."""
     HALF: gl.constexpr = p.BLOCK_N // 2
     PART: gl.constexpr = HALF // _PARTS
-    first = p.c_smem.index(3 * WHO)
-    second = p.c_smem.index(3 * WHO + 1)
-    third = p.c_smem.index(3 * WHO + 2)
+    first = p.c_smem.index(3 * CONSUMER)
+    second = p.c_smem.index(3 * CONSUMER + 1)
+    third = p.c_smem.index(3 * CONSUMER + 2)
     x = first.reshape([p.BLOCK_M, HALF])
     y = second.reshape([p.BLOCK_M, HALF])
     z = third.reshape([p.BLOCK_M, HALF])
     cut = pieces(a, _PARTS)
     sums = gl.zeros((p.BLOCK_M,), gl.float32, gl.SliceLayout(1, part_layout))
-    mbarrier.wait(p.loaded.index(WHO), PHASE)
+    mbarrier.wait(p.loaded.index(CONSUMER), PHASE)
     for j in gl.static_range(_PARTS):
         if p.INTERLEAVED:
             both = x if 2 * j < _PARTS else y
@@ -124,12 +124,12 @@ def _half(p, a, weight, row, row_end, col, PHASE: gl.constexpr, WHO: gl.constexp
 
 
 @gluon.jit
-def store_backward(p, acc, weight, row, row_end, col, WHO: gl.constexpr, part_layout: gl.constexpr):
+def store_backward(p, acc, weight, row, row_end, col, CONSUMER: gl.constexpr, part_layout: gl.constexpr):
     """dpre, act_w and row sums of one tile; `fetch_pre` has been called for its first half."""
     HALF: gl.constexpr = p.BLOCK_N // 2
     left, right = halves(acc)
-    sums = _half(p, left, weight, row, row_end, col, 0, WHO, part_layout)
-    fetch_pre(p, row, row_end, col + HALF, WHO)
-    sums += _half(p, right, weight, row, row_end, col + HALF, 1, WHO, part_layout)
+    sums = _half(p, left, weight, row, row_end, col, 0, CONSUMER, part_layout)
+    fetch_pre(p, row, row_end, col + HALF, CONSUMER)
+    sums += _half(p, right, weight, row, row_end, col + HALF, 1, CONSUMER, part_layout)
     r = row + gl.arange(0, p.BLOCK_M, layout=gl.SliceLayout(1, part_layout))
     gl.store(p.sums + col // p.BLOCK_N * p.M + r, sums, mask=r < row_end)

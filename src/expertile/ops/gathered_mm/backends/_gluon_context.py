@@ -11,7 +11,7 @@ class Context:
     """What every partition needs: descriptors, shared memory, the problem, and how it is laid out on the chip.
 
     LAYOUT, G, M, N, K, offs, BLOCK_M, BLOCK_N, GROUP_M and GROUPS_POW2 are what `grouped_mm`'s tile plan reads; queue,
-    queued, tickets and DYNAMIC what says which tiles. ROWS: those of a tile that one consumer multiplies.
+    queued, tile_counter and DYNAMIC what says which tiles. ROWS: those of a tile that one consumer multiplies.
     """
 
     a_desc: tma.tensor_descriptor
@@ -24,7 +24,7 @@ class Context:
     c_smem: gl.shared_memory_descriptor
     full: gl.shared_memory_descriptor
     empty: gl.shared_memory_descriptor
-    turn: gl.shared_memory_descriptor
+    order: gl.shared_memory_descriptor
     loaded: gl.shared_memory_descriptor
     queue: gl.shared_memory_descriptor
     queued: gl.shared_memory_descriptor
@@ -35,7 +35,7 @@ class Context:
     slots: gl.tensor
     weights: gl.tensor
     sums: gl.tensor
-    tickets: gl.tensor
+    tile_counter: gl.tensor
     G: gl.tensor
     M: gl.tensor
     N: gl.tensor

@@ -36,21 +36,21 @@ def _activate(gate, up, ACTIVATION: gl.constexpr, PARTS: gl.constexpr):
 
 
 @gluon.jit
-def _buffer(p, count, WHO: gl.constexpr):
+def _buffer(p, count, CONSUMER: gl.constexpr):
     """The consumer's buffer for its store number `count`, empty again."""
-    buf = p.c_smem.index(WHO * p.C_SLOTS + count % p.C_SLOTS)
+    buf = p.c_smem.index(CONSUMER * p.C_SLOTS + count % p.C_SLOTS)
     tma.store_wait(p.C_SLOTS - 1)
     return buf
 
 
 @gluon.jit
-def _store(p, desc, x, g, row, row_end, col, count, WHO: gl.constexpr, HALF: gl.constexpr = None):
+def _store(p, desc, x, g, row, row_end, col, count, CONSUMER: gl.constexpr, HALF: gl.constexpr = None):
     """x, half a tile's width, to column `col` and following, as this consumer's store number `count`. HALF: into the
     gate half (0) or the up half (1) of the pre-activation."""
     cut = pieces(x, p.C_PARTS)
     PART: gl.constexpr = x.shape[1] // p.C_PARTS
     for s in gl.static_range(p.C_PARTS):
-        buf = _buffer(p, count * p.C_PARTS + s, WHO)
+        buf = _buffer(p, count * p.C_PARTS + s, CONSUMER)
         buf.reshape([x.shape[0], PART]).store(cut[s])
         fence_async_shared()
         if p.PRODUCT == "wgrad":
@@ -83,15 +83,15 @@ def _biased_halves(p, acc, g, col, mma_layout: gl.constexpr):
 
 
 @gluon.jit
-def store_plain(p, acc, g, row, row_end, col, tile, WHO: gl.constexpr, mma_layout: gl.constexpr):
+def store_plain(p, acc, g, row, row_end, col, tile, CONSUMER: gl.constexpr, mma_layout: gl.constexpr):
     """out = acc (+ bias)"""
     left, right = _biased_halves(p, acc, g, col, mma_layout)
-    _store(p, p.out_desc, left, g, row, row_end, col, 2 * tile, WHO)
-    _store(p, p.out_desc, right, g, row, row_end, col + p.BLOCK_N // 2, 2 * tile + 1, WHO)
+    _store(p, p.out_desc, left, g, row, row_end, col, 2 * tile, CONSUMER)
+    _store(p, p.out_desc, right, g, row, row_end, col + p.BLOCK_N // 2, 2 * tile + 1, CONSUMER)
 
 
 @gluon.jit
-def store_gated(p, acc, g, row, row_end, col, tile, WHO: gl.constexpr, mma_layout: gl.constexpr):
+def store_gated(p, acc, g, row, row_end, col, tile, CONSUMER: gl.constexpr, mma_layout: gl.constexpr):
     """pre = acc (+ bias), if it is kept, and act = activation(gate, up) of the rounded pre, which is what a backward
     pass starts from."""
     HALF: gl.constexpr = p.BLOCK_N // 2
@@ -102,11 +102,11 @@ def store_gated(p, acc, g, row, row_end, col, tile, WHO: gl.constexpr, mma_layou
     if p.SAVE_PRE:
         count = 3 * tile + 2
         if p.INTERLEAVED:
-            _store(p, p.pre_desc, left, g, row, row_end, col, 3 * tile, WHO)
-            _store(p, p.pre_desc, right, g, row, row_end, col + HALF, 3 * tile + 1, WHO)
+            _store(p, p.pre_desc, left, g, row, row_end, col, 3 * tile, CONSUMER)
+            _store(p, p.pre_desc, right, g, row, row_end, col + HALF, 3 * tile + 1, CONSUMER)
         else:
-            _store(p, p.pre_desc, left, g, row, row_end, col // 2, 3 * tile, WHO, 0)
-            _store(p, p.pre_desc, right, g, row, row_end, col // 2, 3 * tile + 1, WHO, 1)
+            _store(p, p.pre_desc, left, g, row, row_end, col // 2, 3 * tile, CONSUMER, 0)
+            _store(p, p.pre_desc, right, g, row, row_end, col // 2, 3 * tile + 1, CONSUMER, 1)
     if p.INTERLEAVED:
         left_gate, left_up = pairs(left)
         right_gate, right_up = pairs(right)
@@ -117,4 +117,4 @@ def store_gated(p, acc, g, row, row_end, col, tile, WHO: gl.constexpr, mma_layou
         act = gl.convert_layout(act, half_layout)
     else:
         act = _activate(left, right, p.ACTIVATION, PARTS)
-    _store(p, p.out_desc, act, g, row, row_end, col // 2, count, WHO)
+    _store(p, p.out_desc, act, g, row, row_end, col // 2, count, CONSUMER)

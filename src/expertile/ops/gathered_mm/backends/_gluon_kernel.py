@@ -1,7 +1,7 @@
 """Device code of `gluon_gather`: persistent, warp-specialised grouped GEMM for sm_90a whose rows may be gathered.
 
-Producers keep a ring of STAGES shared-memory stages full (`_gluon_feed`). Two consumers, a warpgroup each, multiply,
-and while one finishes its tile (`_gluon_epilogue`, `_gluon_backward`) the other has the tensor cores. As in
+Producers keep a ring of STAGES shared-memory stages full (`_gluon_producer`). Two consumers, a warpgroup each,
+multiply, and while one finishes its tile (`_gluon_epilogue`, `_gluon_backward`) the other has the tensor cores. As in
 `grouped_mm`'s kernel they share the tiles in one of two ways:
 
   pingpong  Each takes every other tile of the program; a pair of barriers keeps their main loops apart.
@@ -26,9 +26,9 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from expertile.ops.gathered_mm.backends._gluon_backward import fetch_pre, routing_weights, store_backward
 from expertile.ops.gathered_mm.backends._gluon_context import Context
 from expertile.ops.gathered_mm.backends._gluon_epilogue import store_gated, store_plain
-from expertile.ops.gathered_mm.backends._gluon_feed import feed_gathered, fill_in_order
-from expertile.ops.gathered_mm.backends._gluon_wgrad import feed_wgrad
-from expertile.ops.hopper.load import feed
+from expertile.ops.gathered_mm.backends._gluon_producer import fill_in_order, produce_gathered
+from expertile.ops.gathered_mm.backends._gluon_wgrad import produce_wgrad
+from expertile.ops.hopper.load import produce
 from expertile.ops.hopper.prologue import make_barriers
 from expertile.ops.hopper.ring import advance, skip
 from expertile.ops.hopper.schedule import make_queue, take
@@ -62,9 +62,9 @@ def _batch(p, acc, i, phase, PART: gl.constexpr, FIRST: gl.constexpr):
 def _multiply(p, step, k_len, PART: gl.constexpr, NEXT: gl.constexpr, mma_layout: gl.constexpr):
     """One tile's K loop, from the ring's step number `step`. An empty group of a weight gradient has one step.
 
-    NEXT: the consumer whose turn it is afterwards, None if nobody waits for one. It is told when the last products are
-    queued, not when they are done, so that its own are there when the tensor cores come free; no earlier, because the
-    phases of `full` that it waits for are only unambiguous once this tile's have all been seen.
+    NEXT: the consumer that is next in order; None if the consumers run freely. This consumer arrives for NEXT when its
+    last products are queued, not when they are done: NEXT's products are there when the tensor cores come free. It
+    arrives no earlier, because the phases of `full` are ambiguous to NEXT until this tile's have all been seen.
     """
     i = step % p.STAGES
     phase = (step // p.STAGES) & 1
@@ -77,7 +77,7 @@ def _multiply(p, step, k_len, PART: gl.constexpr, NEXT: gl.constexpr, mma_layout
         # drops a loop-carried name that starts as an alias of another.)
         mbarrier.arrive(p.empty.index(gl.where(i == 0, p.STAGES - 1, i - 1)), count=1)
     if NEXT is not None:
-        mbarrier.arrive(p.turn.index(NEXT), count=1)
+        mbarrier.arrive(p.order.index(NEXT), count=1)
     acc = warpgroup_mma_wait(0, (acc,))
     mbarrier.arrive(p.empty.index(i), count=1)
     return acc
@@ -99,15 +99,15 @@ def _steps(p, plan, t):
 
 
 @gluon.jit
-def _store_tile(p, acc, g, row, row_end, col, tile, WHO: gl.constexpr, mma_layout: gl.constexpr):
+def _store_tile(p, acc, g, row, row_end, col, tile, CONSUMER: gl.constexpr, mma_layout: gl.constexpr):
     if p.PRODUCT == "gated":
-        store_gated(p, acc, g, row, row_end, col, tile, WHO, mma_layout)
+        store_gated(p, acc, g, row, row_end, col, tile, CONSUMER, mma_layout)
     else:
-        store_plain(p, acc, g, row, row_end, col, tile, WHO, mma_layout)
+        store_plain(p, acc, g, row, row_end, col, tile, CONSUMER, mma_layout)
 
 
 @gluon.jit
-def _consumer_split(p, WHO: gl.constexpr, mma_layout: gl.constexpr):
+def _consumer_split(p, CONSUMER: gl.constexpr, mma_layout: gl.constexpr):
     plan = make_plan(p)
     steps = _steps(p, plan, 0)
     t = gl.program_id(0)
@@ -115,17 +115,17 @@ def _consumer_split(p, WHO: gl.constexpr, mma_layout: gl.constexpr):
     g, row, row_end, col, _k0, _k_len = locate(p, plan, t)
     step = 0
     tile = 0
-    if WHO == 1:
-        # A late start puts one consumer's stores beside the other's products. It lasts: whoever stores leaves the
-        # tensor cores to the other, and so falls behind again by just that much.
+    if CONSUMER == 1:
+        # A late start puts one consumer's stores beside the other's products. It lasts: the consumer that
+        # stores leaves the tensor cores to the other and falls behind by as much.
         mbarrier.wait(p.full.index(1), 0, pred=(steps > 1) & (t < plan.total))
     while t < plan.total:
         number += 1
-        if row + WHO * p.ROWS < row_end:
-            acc = _multiply(p, step, p.K, WHO, None, mma_layout)
+        if row + CONSUMER * p.ROWS < row_end:
+            acc = _multiply(p, step, p.K, CONSUMER, None, mma_layout)
             after = take(p, number, t + gl.num_programs(0))
             next_g, next_row, next_row_end, next_col, _k0, _k_len = locate(p, plan, after)
-            _store_tile(p, acc, g, row + WHO * p.ROWS, row_end, col, tile, WHO, mma_layout)
+            _store_tile(p, acc, g, row + CONSUMER * p.ROWS, row_end, col, tile, CONSUMER, mma_layout)
             tile += 1
         else:
             skip(p, step, p.K)
@@ -141,34 +141,34 @@ def _consumer_split(p, WHO: gl.constexpr, mma_layout: gl.constexpr):
 
 
 @gluon.jit
-def _consumer_pingpong(p, WHO: gl.constexpr, mma_layout: gl.constexpr):
+def _consumer_pingpong(p, CONSUMER: gl.constexpr, mma_layout: gl.constexpr):
     part_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [gl.num_warps(), 1], [16, p.BLOCK_N // 8, 16])
     plan = make_plan(p)
     tile = 0
     # The ring's steps go on through the other consumer's tiles.
     step = 0
     t = gl.program_id(0)
-    if WHO == 1:
+    if CONSUMER == 1:
         step += _steps(p, plan, t)
         t = take(p, 1, t + gl.num_programs(0))
     g, row, row_end, col, _k0, _k_len = locate(p, plan, t)
     while t < plan.total:
         if p.PRODUCT == "backward":
             # Both are there by the time the products are.
-            fetch_pre(p, row, row_end, col, WHO)
+            fetch_pre(p, row, row_end, col, CONSUMER)
             weight = routing_weights(p, row, row_end, part_layout)
         # Not carried from tile to tile as g and row are: Triton 3.6 drops that, and every tile gets the first one's.
         k_len = _depth(p, plan, t)
-        mbarrier.wait(p.turn.index(WHO), (tile & 1) ^ (1 - WHO))
-        acc = _multiply(p, step, k_len, 0, 1 - WHO, mma_layout)
+        mbarrier.wait(p.order.index(CONSUMER), (tile & 1) ^ (1 - CONSUMER))
+        acc = _multiply(p, step, k_len, 0, 1 - CONSUMER, mma_layout)
         # Looked up while the other consumer keeps the tensor cores busy.
-        other = take(p, 2 * tile + WHO + 1, t + gl.num_programs(0))
-        after = take(p, 2 * tile + WHO + 2, t + 2 * gl.num_programs(0))
+        other = take(p, 2 * tile + CONSUMER + 1, t + gl.num_programs(0))
+        after = take(p, 2 * tile + CONSUMER + 2, t + 2 * gl.num_programs(0))
         next_g, next_row, next_row_end, next_col, _k0, _k_len = locate(p, plan, after)
         if p.PRODUCT == "backward":
-            store_backward(p, acc, weight, row, row_end, col, WHO, part_layout)
+            store_backward(p, acc, weight, row, row_end, col, CONSUMER, part_layout)
         else:
-            _store_tile(p, acc, g, row, row_end, col, tile, WHO, mma_layout)
+            _store_tile(p, acc, g, row, row_end, col, tile, CONSUMER, mma_layout)
         step += _steps(p, plan, t) + _steps(p, plan, other)
         tile += 1
         t = after
@@ -180,21 +180,21 @@ def _consumer_pingpong(p, WHO: gl.constexpr, mma_layout: gl.constexpr):
 
 
 @gluon.jit
-def _consumer(p, WHO: gl.constexpr, mma_layout: gl.constexpr):
+def _consumer(p, CONSUMER: gl.constexpr, mma_layout: gl.constexpr):
     if p.ROWS < p.BLOCK_M:
-        _consumer_split(p, WHO, mma_layout)
+        _consumer_split(p, CONSUMER, mma_layout)
     else:
-        _consumer_pingpong(p, WHO, mma_layout)
+        _consumer_pingpong(p, CONSUMER, mma_layout)
 
 
 @gluon.jit
-def _feed(p):
+def _producer(p):
     if p.PRODUCT == "wgrad":
-        feed_wgrad(p)
+        produce_wgrad(p)
     elif p.GATHERED != "":
-        feed_gathered(p)
+        produce_gathered(p)
     else:
-        feed(p, fill_in_order)
+        produce(p, fill_in_order)
 
 
 @gluon.jit(
@@ -207,7 +207,7 @@ def _feed(p):
         "slots_ptr",
         "weights_ptr",
         "sums_ptr",
-        "tickets_ptr",
+        "tile_counter_ptr",
     ],
 )
 def gathered_mm_kernel(
@@ -223,7 +223,7 @@ def gathered_mm_kernel(
     slots_ptr,
     weights_ptr,
     sums_ptr,
-    tickets_ptr,
+    tile_counter_ptr,
     G,
     M,
     N,
@@ -263,7 +263,7 @@ def gathered_mm_kernel(
     c_smem = gl.allocate_shared_memory(out_desc.dtype, [2 * C_SLOTS] + out_desc.block_type.shape, out_desc.layout)
     # One arrival for what TMA brings, and one for each thread of the four gathering warps.
     full, empty = make_barriers(STAGES, 129 if GATHERED != "" else 1, BLOCK_M // ROWS)
-    turn, loaded = make_barriers(2, 1, 1)
+    order, loaded = make_barriers(2, 1, 1)
     if DYNAMIC:
         queue, queued = make_queue()
     else:
@@ -285,7 +285,7 @@ def gathered_mm_kernel(
         c_smem,
         full,
         empty,
-        turn,
+        order,
         loaded,
         queue,
         queued,
@@ -296,7 +296,7 @@ def gathered_mm_kernel(
         slots_ptr,
         weights_ptr,
         sums_ptr,
-        tickets_ptr,
+        tile_counter_ptr,
         G,
         M,
         N,
@@ -325,7 +325,7 @@ def gathered_mm_kernel(
     )
     mma_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [num_warps, 1], [16, BLOCK_N, 16])
     gl.warp_specialize(
-        [(_consumer, (p, 0, mma_layout)), (_consumer, (p, 1, mma_layout)), (_feed, (p,))],
+        [(_consumer, (p, 0, mma_layout)), (_consumer, (p, 1, mma_layout)), (_producer, (p,))],
         [4, 4 if GATHERED != "" else 1],
         [CONSUMER_REGS, PRODUCER_REGS],
     )

@@ -12,7 +12,7 @@ from expertile.ops.gathered_mm.backend import Operands, Outputs
 from expertile.ops.gathered_mm.backends._gluon_kernel import gathered_mm_kernel
 from expertile.ops.gathered_mm.backends._gluon_sums import add_row_sums
 from expertile.ops.gathered_mm.problem import GatherProblem, Product
-from expertile.ops.launch.blocks import Blocks, ragged, tickets
+from expertile.ops.launch.blocks import Blocks, ragged, tile_counter
 from expertile.ops.launch.launch import Launch
 from expertile.ops.launch.versions import FP_FUSION
 
@@ -80,9 +80,8 @@ def plan(p: GatherProblem, config: Any, bias_dtype: torch.dtype, programs: int) 
         "num_warps": 4,
         **FP_FUSION,
         "maxnreg": 168,
-        # Worth its while for few rows, of which the launch is a good part. Layers with many were 3 to 8 % faster before
-        # the product after this one could come early (H200, SonicMoE's sizes, peers within 1 %). `combine` had a part
-        # in it; why the rest, is not known.
+        # Worth its while for few rows, where the launch is a good part of the time. Layers with many rows were 3 to 8 %
+        # slower with PDL (H200, SonicMoE's sizes, peers within 1 %): partly because of `combine`, else unexplained.
         "launch_pdl": config.masked,
     }
     i32 = torch.int32
@@ -107,7 +106,7 @@ def prepared(
     o = operands
     made = plan(p, config, p.dtype if o.bias is None else o.bias.dtype, programs)
     rows = o.offs if o.rows is None else o.rows
-    counter = tickets(config.dynamic, o.offs)
+    counter = tile_counter(config.dynamic, o.offs)
     if p.product is Product.BACKWARD:
         dpre, act_w, _ = outputs
         assert dpre is not None and act_w is not None and sums is not None

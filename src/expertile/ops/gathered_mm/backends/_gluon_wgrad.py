@@ -11,7 +11,7 @@ from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 from expertile.ops.hopper.ring import advance
-from expertile.ops.hopper.schedule import draw, publish
+from expertile.ops.hopper.schedule import next_tile, publish
 from expertile.ops.hopper.tiles import WRAP, locate, make_plan
 from expertile.ops.launch.versions import cp_async, tma_load
 
@@ -51,7 +51,7 @@ def _fill(p, token, row, col, k0, k_len, k, r, column, i, phase):
 
 
 @gluon.jit
-def feed_wgrad(p):
+def produce_wgrad(p):
     """The producers: four warps."""
     WIDTH: gl.constexpr = p.BLOCK_N if p.GATHERED == "b" else p.BLOCK_M
     ACROSS: gl.constexpr = min(WIDTH // _VECTOR, 32)
@@ -69,7 +69,7 @@ def feed_wgrad(p):
     while t < plan.total:
         # An empty group has one step, of zeros.
         _fill(p, token, row, col, k0, k_len, 0, r, column, i, phase)
-        after_tile = draw(p, number, t)
+        after_tile = next_tile(p, number, t)
         token = _tokens(p, k0, k_len, 2 * p.BLOCK_K, r)
         i, phase = advance(p, i, phase)
         for k in range(p.BLOCK_K, k_len, p.BLOCK_K):

@@ -10,7 +10,7 @@ bf16 and fp16, float32 accumulation. Rows are gathered inside by cp.async, 16 by
 `rows` is None; b comes by TMA and all results leave by TMA, so groups need no padding. The activation is that of the
 rounded pre-activation, whether that is kept or not. `offs` and `rows` are read on the device only: a call never
 synchronises, and a captured CUDA graph follows new routings. Limits: tensor cores (and the power they draw) for long
-groups; HBM for short ones, where each expert's weights are read once. See `_gluon_kernel` for how the work is laid out
+groups; HBM for small ones, where each expert's weights are read once. See `_gluon_kernel` for how the work is laid out
 on the chip.
 
 Weight gradients that gather are slower on an H200 than copying the rows into order and multiplying the copy (392
@@ -43,8 +43,8 @@ class Config:
     group_m: rows of tiles that share one pass over an expert's weights.
     store_parts: pieces in which a result of half a tile's width leaves; 1 for the backward pass.
     store_slots: buffers, of a piece each, through which each of the two consumers stores.
-    split: both consumers share a tile, half of its rows each; else they take tiles in turn.
-    dynamic: programs draw their tiles from a counter; else program p of P takes p, p + P, p + 2P, …
+    split: both consumers share a tile, half of its rows each; else each takes every other tile.
+    dynamic: a dynamic tile scheduler, with a counter in memory; else program p of P takes p, p + P, p + 2P, …
     fenced: consumers order what cp.async wrote before what wgmma reads with a proxy fence, as PTX demands.
     masked: rows of a tile past the end of its group are filled with zeros; else the group's last row is read for them.
     """
@@ -116,25 +116,25 @@ def _supports_wgrad(p: GatherProblem) -> str | None:
     return None
 
 
-_LONG = Config()
+_LARGE_M = Config()
 _SPLIT = Config(block_n=256, num_stages=4, store_slots=1, split=True)
-_DRAWN = replace(_SPLIT, dynamic=True)
-_LONG_ONE_OUTPUT = Config(num_stages=6, store_slots=1)
-_SHORT = Config(block_m=64, num_stages=8)
+_DYNAMIC = replace(_SPLIT, dynamic=True)
+_LARGE_M_ONE_OUTPUT = Config(num_stages=6, store_slots=1)
+_SMALL_M = Config(block_m=64, num_stages=8)
 # Widest first; as many stages as shared memory takes.
 _DECODE = tuple(Config(64, n, 64, stages, masked=True) for n, stages in ((128, 8), (64, 12), (32, 16)))
 _TILE_COLUMNS = 8  # what a tile costs beside its weights: plan, first load and store, in columns of weights
 # As wide as _SPLIT, so as few gathered bytes; in turn, so that stores are hidden; the small buffer makes a fifth stage.
-_LOW = Config(block_m=64, block_n=256, num_stages=5, group_m=16, store_parts=2, store_slots=1)
+_HIGH_64 = Config(block_m=64, block_n=256, num_stages=5, group_m=16, store_parts=2, store_slots=1)
 _BACKWARD = Config(num_stages=4, store_slots=3)
-_BACKWARD_SHORT = Config(block_m=64, num_stages=7, store_slots=3)
+_BACKWARD_SMALL_M = Config(block_m=64, num_stages=7, store_slots=3)
 _CANDIDATES = (
-    _LONG,
+    _LARGE_M,
     _SPLIT,
-    _DRAWN,
-    _LONG_ONE_OUTPUT,
-    _SHORT,
-    _LOW,
+    _DYNAMIC,
+    _LARGE_M_ONE_OUTPUT,
+    _SMALL_M,
+    _HIGH_64,
     Config(num_stages=4, store_slots=3),
 )
 
@@ -144,9 +144,9 @@ def configs(problem: GatherProblem, device: Device) -> tuple[Config, ...]:
     """Configs worth timing, the default first."""
     if problem.product is Product.BACKWARD:
         # Its epilogue has three buffers, no more and no fewer.
-        return (_BACKWARD_SHORT, _BACKWARD) if problem.mean_group <= 400 else (_BACKWARD, _BACKWARD_SHORT)
+        return (_BACKWARD_SMALL_M, _BACKWARD) if problem.mean_group <= 400 else (_BACKWARD, _BACKWARD_SMALL_M)
     if problem.product is Product.WGRAD:
-        return (_LONG, _LONG_ONE_OUTPUT, _CANDIDATES[-1])
+        return (_LARGE_M, _LARGE_M_ONE_OUTPUT, _CANDIDATES[-1])
     decode = (_decode(problem, device),) if problem.gathered and problem.mean_group <= 64 else ()
     candidates = (_default(problem, device), *decode, *_CANDIDATES)
     fitting = (c for c in candidates if c.smem_bytes <= device.smem_bytes)
@@ -163,12 +163,12 @@ def _default(problem: GatherProblem, device: Device) -> Config:
     """The schedule of an up-projection or plain product, from measurements on an H200 (128 experts of 2048 rows,
     4096 -> 2 x 1024).
 
-    Gathered rows cost most where they cross from L2 most often: in tiles of 128x128 490 to 515 TFLOP/s, in 128x256 555
-    to 570, drawn from a counter 574 to 580 (the drawing saves 12 of 16.8 GB read from memory). Rows in order do not
-    gain from it. Without pre, six stages and a single buffer for act took longer than five stages and two (8.66 against
-    8.16 ms).
+    Gathered rows cost most where they cross from L2 most often: tiles of 128x128 reach 490 to 515 TFLOP/s, 128x256 555
+    to 570, with a dynamic scheduler 574 to 580 (which saves 12 of 16.8 GB read from memory). Rows in order gain nothing
+    by a dynamic scheduler. Without pre, six stages and a single buffer for act took longer than five stages and two
+    (8.66 against 8.16 ms).
 
-    With a short K the epilogue is much of a tile's time, and tiles in turn hide it. Up-projections with K of 768 to
+    With a small K the epilogue is much of a tile's time, and ping-pong hides it. Up-projections with K of 768 to
     2048 and 512 to 2560 rows of an expert, alone: 1.03 to 1.16 of the best of the other tiles (nine sizes; four whole
     layers gained 0 to 4 %). K = 4096, 2048 rows: 1.02 to 1.05. Two with K = 2880 have 4096 and 8192 rows and lose 10 %.
     """
@@ -176,13 +176,13 @@ def _default(problem: GatherProblem, device: Device) -> Config:
     if p.gathered and p.mean_group <= 16:
         return _decode(p, device)
     if p.mean_group <= 400:
-        return _SHORT
+        return _SMALL_M
     if not p.gathered or p.interleaved or p.n <= 128:  # interleaved, the wide tile's epilogue spills
-        return _LONG
+        return _LARGE_M
     if p.product is Product.GATED and p.k <= 2048 and p.mean_group <= 3072:
-        return _LOW
+        return _HIGH_64
     tiles = p.groups * math.ceil(p.mean_group / 128) * math.ceil(p.n / 256)
-    return _DRAWN if tiles >= 8 * device.sm_count else _SPLIT
+    return _DYNAMIC if tiles >= 8 * device.sm_count else _SPLIT
 
 
 def _decode(problem: GatherProblem, device: Device) -> Config:

@@ -20,12 +20,12 @@ class Context:
     c_smem: gl.shared_memory_descriptor
     full: gl.shared_memory_descriptor
     empty: gl.shared_memory_descriptor
-    turn: gl.shared_memory_descriptor
+    order: gl.shared_memory_descriptor
     queue: gl.shared_memory_descriptor
     queued: gl.shared_memory_descriptor
     offs: gl.tensor
     bias: gl.tensor
-    tickets: gl.tensor
+    tile_counter: gl.tensor
     G: gl.tensor
     M: gl.tensor
     N: gl.tensor

@@ -25,9 +25,9 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from expertile.ops.grouped_mm.backends._gluon_context import Context
-from expertile.ops.grouped_mm.backends._gluon_feed import fill
+from expertile.ops.grouped_mm.backends._gluon_producer import fill
 from expertile.ops.hopper.columns import pieces
-from expertile.ops.hopper.load import feed
+from expertile.ops.hopper.load import produce
 from expertile.ops.hopper.prologue import make_barriers, prefetch_descriptors
 from expertile.ops.hopper.ring import advance, skip
 from expertile.ops.hopper.schedule import make_queue, take
@@ -66,9 +66,9 @@ def _multiply(p, plan, step, k_len, number, t, PART: gl.constexpr, NEXT: gl.cons
     """One tile's K loop, from the ring's step number `step`; and this program's tile number `number`, which is t where
     that is known beforehand: which it is, and where.
 
-    NEXT: the consumer whose turn it is afterwards, None if nobody waits for one. It is told when the last products are
-    queued, not when they are done, so that its own are there when the tensor cores come free; no earlier, because the
-    phases of `full` that it waits for are only unambiguous once this tile's have all been seen.
+    NEXT: the consumer that is next in order; None if the consumers run freely. This consumer arrives for NEXT when its
+    last products are queued, not when they are done: NEXT's products are there when the tensor cores come free. It
+    arrives no earlier, because the phases of `full` are ambiguous to NEXT until this tile's have all been seen.
     """
     i = step % p.STAGES
     phase = (step // p.STAGES) & 1
@@ -85,7 +85,7 @@ def _multiply(p, plan, step, k_len, number, t, PART: gl.constexpr, NEXT: gl.cons
         # drops a loop-carried name that starts as an alias of another.)
         mbarrier.arrive(p.empty.index(gl.where(i == 0, p.STAGES - 1, i - 1)), count=1)
     if NEXT is not None:
-        mbarrier.arrive(p.turn.index(NEXT), count=1)
+        mbarrier.arrive(p.order.index(NEXT), count=1)
     acc = warpgroup_mma_wait(0, (acc,))
     mbarrier.arrive(p.empty.index(i), count=1)
     if NEXT is not None:
@@ -96,7 +96,7 @@ def _multiply(p, plan, step, k_len, number, t, PART: gl.constexpr, NEXT: gl.cons
 
 
 @gluon.jit
-def _store(p, acc, g, row, row_end, col, tile, WHO: gl.constexpr, mma_layout: gl.constexpr):
+def _store(p, acc, g, row, row_end, col, tile, CONSUMER: gl.constexpr, mma_layout: gl.constexpr):
     """Accumulators -> shared memory -> TMA, in C_PARTS pieces through C_SLOTS buffers, used in turn; `tile` counts this
     consumer's tiles.
 
@@ -108,13 +108,13 @@ def _store(p, acc, g, row, row_end, col, tile, WHO: gl.constexpr, mma_layout: gl
     PART_N: gl.constexpr = p.BLOCK_N // p.C_PARTS
     cut = pieces(acc, p.C_PARTS)
     for s in gl.static_range(p.C_PARTS):
-        buf = p.c_smem.index(WHO * p.C_SLOTS + (tile * p.C_PARTS + s) % p.C_SLOTS)
+        buf = p.c_smem.index(CONSUMER * p.C_SLOTS + (tile * p.C_PARTS + s) % p.C_SLOTS)
         tma.store_wait(p.C_SLOTS - 1)
         store_tile(p, buf, cut[s], g, row, row_end, row_end, col + s * PART_N, p.ADD)
 
 
 @gluon.jit
-def _consumer_split(p, WHO: gl.constexpr, mma_layout: gl.constexpr):
+def _consumer_split(p, CONSUMER: gl.constexpr, mma_layout: gl.constexpr):
     plan = make_plan(p)
     step = 0
     tile = 0
@@ -124,15 +124,15 @@ def _consumer_split(p, WHO: gl.constexpr, mma_layout: gl.constexpr):
     while t < plan.total:
         number += 1
         steps = _steps(p, k_len)
-        if WHO == 0:
+        if CONSUMER == 0:
             after, acc, next_g, next_row, next_row_end, next_col, next_k_len = _multiply(
                 p, plan, step, k_len, number, t + gl.num_programs(0), 0, None, mma_layout
             )
             _store(p, acc, g, row, row_end, col, tile, 0, mma_layout)
             tile += 1
         else:
-            # The late start that puts one consumer's stores beside the other's products. It lasts: whoever stores
-            # leaves the tensor cores to the other, and so falls behind again by just that much.
+            # The late start that puts one consumer's stores beside the other's products. It lasts: the
+            # consumer that stores leaves the tensor cores to the other and falls behind by as much.
             late = (step == 0) & (steps > p.LAG) & (t + gl.num_programs(0) < plan.total)
             mbarrier.wait(p.full.index(p.LAG), 0, pred=late)
             if row + p.ROWS < row_end:
@@ -156,25 +156,25 @@ def _consumer_split(p, WHO: gl.constexpr, mma_layout: gl.constexpr):
 
 
 @gluon.jit
-def _consumer_pingpong(p, WHO: gl.constexpr, mma_layout: gl.constexpr):
+def _consumer_pingpong(p, CONSUMER: gl.constexpr, mma_layout: gl.constexpr):
     plan = make_plan(p)
     tile = 0
     # The ring's steps go on through the other consumer's tiles.
     step = 0
     t = gl.program_id(0)
-    if WHO == 1:
+    if CONSUMER == 1:
         step += _steps(p, _k_length(p, plan, t))
         t = take(p, 1, t + gl.num_programs(0))
     g, row, row_end, col, _k0, k_len = locate(p, plan, t)
     while t < plan.total:
-        mbarrier.wait(p.turn.index(WHO), (tile & 1) ^ (1 - WHO))
+        mbarrier.wait(p.order.index(CONSUMER), (tile & 1) ^ (1 - CONSUMER))
         after, acc, next_g, next_row, next_row_end, next_col, next_k_len = _multiply(
-            p, plan, step, k_len, 2 * tile + WHO + 2, t + 2 * gl.num_programs(0), 0, 1 - WHO, mma_layout
+            p, plan, step, k_len, 2 * tile + CONSUMER + 2, t + 2 * gl.num_programs(0), 0, 1 - CONSUMER, mma_layout
         )
-        _store(p, acc, g, row, row_end, col, tile, WHO, mma_layout)
+        _store(p, acc, g, row, row_end, col, tile, CONSUMER, mma_layout)
         step += _steps(p, k_len)
         if p.LAYOUT == "ragged_k":
-            step += _steps(p, _k_length(p, plan, take(p, 2 * tile + WHO + 1, t + gl.num_programs(0))))
+            step += _steps(p, _k_length(p, plan, take(p, 2 * tile + CONSUMER + 1, t + gl.num_programs(0))))
         else:
             step += _steps(p, p.K)
         tile += 1
@@ -196,22 +196,22 @@ def _k_length(p, plan, t):
 
 
 @gluon.jit
-def _consumer(p, WHO: gl.constexpr, mma_layout: gl.constexpr):
+def _consumer(p, CONSUMER: gl.constexpr, mma_layout: gl.constexpr):
     if p.CONSUMERS == 2 and p.BLOCK_M == p.ROWS:
-        _consumer_pingpong(p, WHO, mma_layout)
+        _consumer_pingpong(p, CONSUMER, mma_layout)
     else:
-        _consumer_split(p, WHO, mma_layout)
+        _consumer_split(p, CONSUMER, mma_layout)
 
 
 @gluon.jit
 def _producer(p):
-    feed(p, fill)
+    produce(p, fill)
 
 
 @gluon.jit(
     # One compilation serves every token count.
     do_not_specialize=["G", "M", "N", "K"],
-    do_not_specialize_on_alignment=["offs_ptr", "bias_ptr", "tickets_ptr"],
+    do_not_specialize_on_alignment=["offs_ptr", "bias_ptr", "tile_counter_ptr"],
 )
 def grouped_mm_kernel(
     a_desc,
@@ -219,7 +219,7 @@ def grouped_mm_kernel(
     c_desc,
     offs_ptr,
     bias_ptr,
-    tickets_ptr,
+    tile_counter_ptr,
     G,
     M,
     N,
@@ -249,9 +249,10 @@ def grouped_mm_kernel(
     """out[g] = a[g] @ b[g] over groups g; see `gluon_hopper` for shapes. Grid: one program per multiprocessor.
 
     GROUPS_POW2: a power of two >= max(G, 32). BLOCK_M = ROWS * CONSUMERS (split) or ROWS (pingpong). A_BOX: rows of a
-    that one load brings, ROWS or, for a with 64 elements of K in a row of a box, a divisor of 64 rows. tickets_ptr: an
-    int32 that is zero, for DYNAMIC. ADD: results are added to what stands in out.
-    Launched as a programmatic dependent, it sets itself up while the kernel before it ends.
+    that one load brings, ROWS or, for a with 64 elements of K in a row of a box, a divisor of 64 rows.
+    tile_counter_ptr: an int32 that is zero, for DYNAMIC. ADD: results are added to the elements of out.
+
+    Launched as a programmatic dependent, the kernel sets itself up while the kernel before it ends.
     """
     prefetch_descriptors(a_desc, b_desc, "grouped_mm_kernel")
     A_PARTS: gl.constexpr = BLOCK_M // ROWS
@@ -264,9 +265,9 @@ def grouped_mm_kernel(
     b_smem = gl.allocate_shared_memory(b_desc.dtype, [STAGES] + b_desc.block_type.shape, b_desc.layout)
     c_smem = gl.allocate_shared_memory(c_desc.dtype, [CONSUMERS * C_SLOTS] + c_desc.block_type.shape, c_desc.layout)
     full, empty = make_barriers(STAGES, 1, A_PARTS)
-    turn = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
+    order = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
     for s in gl.static_range(2):
-        mbarrier.init(turn.index(s), count=1)
+        mbarrier.init(order.index(s), count=1)
     if DYNAMIC:
         queue, queued = make_queue()
     else:
@@ -285,12 +286,12 @@ def grouped_mm_kernel(
         c_smem,
         full,
         empty,
-        turn,
+        order,
         queue,
         queued,
         offs_ptr,
         bias_ptr,
-        tickets_ptr,
+        tile_counter_ptr,
         G,
         M,
         N,

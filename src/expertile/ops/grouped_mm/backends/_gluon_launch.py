@@ -11,7 +11,7 @@ from expertile.device import Device
 from expertile.ops.grouped_mm.backend import Operands
 from expertile.ops.grouped_mm.backends._gluon_kernel import grouped_mm_kernel
 from expertile.ops.grouped_mm.problem import Layout, Problem
-from expertile.ops.launch.blocks import Blocks, ragged, tickets
+from expertile.ops.launch.blocks import Blocks, ragged, tile_counter
 from expertile.ops.launch.device import torch_device
 from expertile.ops.launch.launch import Launch
 from expertile.ops.launch.versions import FP_FUSION
@@ -100,5 +100,5 @@ def prepared(
     for what is absent)."""
     offs, bias, device = operands.offs, operands.bias, out.get_device()
     launch = _launch(p, config, out.stride(), None if bias is None else bias.dtype, device, add)
-    pointers = (out if offs is None else offs, out if bias is None else bias, tickets(config.dynamic, out))
+    pointers = (out if offs is None else offs, out if bias is None else bias, tile_counter(config.dynamic, out))
     return launch, device, (operands.a, operands.b, out), pointers

@@ -21,8 +21,8 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from dataclasses import dataclass
-from functools import lru_cache
-from importlib.util import find_spec
+from functools import cache, lru_cache
+from importlib import util
 from typing import Any
 
 import numpy as np
@@ -33,6 +33,8 @@ from expertile.ops.backend import NoConfig, Speed
 from expertile.ops.grouped_mm.backend import Backend, Operands, new_out
 from expertile.ops.grouped_mm.problem import Layout, Problem
 from expertile.ragged import sizes_from_offs
+
+find_spec = cache(util.find_spec)  # looks on the disk, and `supports` is asked for every new problem
 
 # cudaDataType_t (library_types.h); cublasOperation_t and cublasComputeType_t (cublas_api.h).
 _CUDA_R = {torch.float32: 0, torch.float16: 2, torch.bfloat16: 14}

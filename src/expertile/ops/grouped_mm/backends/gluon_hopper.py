@@ -6,7 +6,7 @@
 
 Every tile of `a` and `b` arrives by TMA, every tile of `out` leaves by TMA; groups need no padding. `offs` is read on
 the device only, so a call never synchronises and a captured CUDA graph follows new offsets. Limits: tensor cores (and
-the power they draw) for long groups; HBM for short ones, where each group's weights are read once; see `_gluon_kernel`
+the power they draw) for large groups; HBM for small ones, where each group's weights are read once; see `_gluon_kernel`
 for how the work is laid out on the chip.
 """
 
@@ -28,7 +28,7 @@ from expertile.ops.grouped_mm.tail import zero_rows
 from expertile.ops.hopper.limits import MAX_ROWS, storable
 
 _DTYPES = (torch.bfloat16, torch.float16)
-QUEUE_BYTES = 2048  # numbers of drawn tiles, on their way to the consumers
+QUEUE_BYTES = 2048  # tile numbers of the dynamic scheduler, on their way to the consumers
 
 
 @dataclass(frozen=True)
@@ -39,16 +39,16 @@ class Config:
           "split": two consumers, one warpgroup each, with half of the tile's rows each, running freely.
           "pingpong": two consumers of one warpgroup each, taking tiles in turn.
     group_m: rows of tiles that share one pass over a group's weights.
-    store_parts, store_slots: the output tile leaves in `store_parts` pieces through `store_slots` buffers. In turns,
-        the other consumer multiplies meanwhile: stores that wait for one another cost nothing and disturb loads less.
+    store_parts, store_slots: the output tile leaves in `store_parts` pieces through `store_slots` buffers. With
+        "pingpong" the other consumer multiplies meanwhile: stores that wait for one another cost nothing.
         (H200, 26 large products: in four pieces 1.2 % faster than in two; 12 of them: through two buffers 3.5 % slower
         than through one.)
     lag: steps by which the second consumer of "split" starts late.
-    dynamic: programs draw their tiles from a counter; else program p of P takes p, p + P, p + 2P, …
-    short: only rows that the group has are loaded, 16 at a time (block_m 64, not "split", block_k 64; ragged M alone).
+    dynamic: a dynamic tile scheduler, with a counter in memory; else program p of P takes p, p + P, p + 2P, …
+    small_m: only rows that the group has are loaded, 16 at a time (block_m 64, block_k 64, not "split", ragged M).
         All programs of a group ask L2 for the same rows at the same time, and most of 64 would be other groups'.
 
-    ValueError for `short` with another tile or mode, whose rows do not lie as 16 at a time bring them.
+    ValueError for `small_m` with another tile or mode, whose rows do not lie as 16 at a time bring them.
     """
 
     block_m: int = 128
@@ -61,12 +61,12 @@ class Config:
     store_slots: int = 1
     lag: int = 1
     dynamic: bool = False
-    short: bool = False
+    small_m: bool = False
 
     def __post_init__(self) -> None:
-        if self.short and (self.block_m, self.block_k, self.mode == "split") != (64, 64, False):
+        if self.small_m and (self.block_m, self.block_k, self.mode == "split") != (64, 64, False):
             got = f"{self.block_m}, {self.block_k} and {self.mode}"
-            raise ValueError(f"short: expected block_m 64, block_k 64 and a mode other than split, got {got}")
+            raise ValueError(f"small_m: expected block_m 64, block_k 64 and a mode other than split, got {got}")
 
     @property
     def consumers(self) -> int:
@@ -80,7 +80,7 @@ class Config:
     @property
     def box(self) -> int:
         """Rows of `a` that one load brings, where a group may have fewer than a tile."""
-        return 16 if self.short else self.rows
+        return 16 if self.small_m else self.rows
 
     @property
     def num_warps(self) -> int:
@@ -157,23 +157,23 @@ _PINGPONG = Config(mode="pingpong", block_n=128, num_stages=6, store_parts=4)
 _BANDS_OF_2, _BANDS_OF_4, _BANDS_OF_8 = (replace(_PINGPONG, group_m=rows) for rows in (2, 4, 8))
 _COOPERATIVE = Config(mode="cooperative", num_stages=4, store_parts=2)
 _SHARED = Config(block_n=128, num_stages=6)
-_DRAWN = Config(num_stages=4, store_parts=2, dynamic=True)
-_LOW = Config(mode="pingpong", block_m=64, num_stages=5, store_parts=4)
+_DYNAMIC = Config(num_stages=4, store_parts=2, dynamic=True)
+_HIGH_64 = Config(mode="pingpong", block_m=64, num_stages=5, store_parts=4)
 _DECODE = Config(mode="cooperative", block_m=64, block_n=128, block_k=128, num_stages=4)
 _WIDE_DECODE = Config(mode="cooperative", block_m=64, num_stages=4)
 _STORING = Config(mode="pingpong", block_n=128, num_stages=3, store_slots=2, group_m=8)
 
 # H200: decode of ten layers of models, 1 to 16 rows a group: 1 to 10 % faster than the best of the others; 128 groups
 # of which one has 90 % of 1024 rows, 2048 -> 1536: 157 us against 161. With 64 rows a group up to 14 % slower.
-_SHORT = Config(mode="cooperative", block_m=64, block_n=128, num_stages=8, short=True)
+_SMALL_M = Config(mode="cooperative", block_m=64, block_n=128, num_stages=8, small_m=True)
 
 # Each wins some problem.
 _CANDIDATES = (
     _BANDS_OF_4,
-    _DRAWN,
+    _DYNAMIC,
     _COOPERATIVE,
     _SHARED,
-    _LOW,
+    _HIGH_64,
     _DECODE,
     _WIDE_DECODE,
     _PINGPONG,
@@ -194,9 +194,9 @@ def _tiles(p: Problem, height: int = 128, width: int = 128) -> int:
     return p.groups * math.ceil(_rows(p) / height) * math.ceil(p.n / width)
 
 
-def _gain_of_low_tiles(p: Problem, device: Device) -> float:
-    """Waves of 128x128 over waves of 64x256, which has as many products: what fewer rows to spare save, or more columns
-    to spare cost. A dozen waves even out."""
+def _gain_of_64_rows(p: Problem, device: Device) -> float:
+    """Waves of 128x128 tiles over waves of 64x256 tiles, which have as many products: above 1 where fewer idle rows
+    save more than idle columns cost. A dozen waves even out."""
 
     def waves(tiles: int) -> float:
         part = tiles / device.sm_count
@@ -207,10 +207,10 @@ def _gain_of_low_tiles(p: Problem, device: Device) -> float:
 
 def _default(problem: Problem, device: Device) -> Config:
     """The schedule for a problem: rules fitted to 393 problems measured on an H200 with every config (8 to 128 groups,
-    16 to 4096 rows, even and skewed; 768 to 14336 columns), and those for _LOW, bands and weight gradients anew to 304
-    that were measured with the tiles as they are now, 25 of them at full power. In geometric mean they lose to the best
-    config of each 1.0 % (419 problems with ragged M), 1.4 % (168 weight gradients, where group sizes are known to
-    nobody) and 3.2 % (81 batched), most measured after the fit; a default that was screened out counts as 12 %."""
+    16 to 4096 rows, even and skewed; 768 to 14336 columns), and those for _HIGH_64, bands and weight gradients anew to
+    304 that were measured with the tiles as they are now, 25 of them at full power. In geometric mean they lose to the
+    best config of each 1.0 % (419 problems with ragged M), 1.4 % (168 weight gradients, where group sizes are unknown)
+    and 3.2 % (81 batched), most measured after the fit; a default that was screened out counts as 12 %."""
     p = problem
     if p.layout is Layout.RAGGED_K:
         return _wgrad_default(p)
@@ -220,7 +220,7 @@ def _default(problem: Problem, device: Device) -> Config:
     k_contiguous = _b_inner(p) == 1
     if rows <= 48:
         if p.layout is Layout.RAGGED_M:
-            return _SHORT
+            return _SMALL_M
         return _WIDE_DECODE if p.groups * math.ceil(p.n / 256) >= 4 * device.sm_count else _DECODE
     # Not even one wave of 128x128, and not so many bytes of weights that memory limits.
     few = tiles <= device.sm_count and weights_mb <= 100
@@ -230,24 +230,24 @@ def _default(problem: Problem, device: Device) -> Config:
         return _DECODE
     if rows <= 111:
         # 128 rows of tiles and two consumers, one of which drops out where a group has less than 65.
-        return _DRAWN if weights_mb > 658 else _SHARED
+        return _DYNAMIC if weights_mb > 658 else _SHARED
     if few:
         # H200: 175 rows, 1536 -> 7168 in 12.2 us by two consumers on each such tile, 16.4 by one; 8 groups of 128,
         # 2048 -> 1536 at 0.98 of the best, where 128x256 is at 0.77.
         return _SHARED
-    gain = _gain_of_low_tiles(p, device)
+    gain = _gain_of_64_rows(p, device)
     if gain >= 1.03 and p.k >= 512 and tiles > device.sm_count and weights_mb <= 7500:
         # H200: 553 rows, 4096 -> 7168 in 50 us, of 128x128 76; 75 groups of 822, 2048 -> 2048 in 751 and 799.
-        return _LOW
+        return _HIGH_64
     # With K as long the stores are hidden. Few tiles of ragged M are faster in bands: H200, 8 groups of 256 or 512
     # rows, 1024 -> 4096 and 4096 -> 2048, 1.04 to 1.08; of 11 problems with 360 to 1024 tiles 10, on average 1.04.
-    low = gain >= 1 and p.k >= 1024 and (tiles > 1024 or p.layout is Layout.BATCHED)
-    if low and 175 < rows <= (724 if k_contiguous else 362) and tiles > 272 and weights_mb <= 7500:
+    few_rows = gain >= 1 and p.k >= 1024 and (tiles > 1024 or p.layout is Layout.BATCHED)
+    if few_rows and 175 < rows <= (724 if k_contiguous else 362) and tiles > 272 and weights_mb <= 7500:
         # Groups that are not alike have fewer rows to spare. 32 groups of about 256, 4096 -> 14336: 1665 us, in other
         # tiles 1790 and more.
-        return _LOW
+        return _HIGH_64
     if p.n > 7663 and rows <= 1536 and weights_mb > 222:
-        return _DRAWN
+        return _DYNAMIC
     if full_tiles <= 222:
         return _COOPERATIVE
     if tiles <= 272:
@@ -255,21 +255,23 @@ def _default(problem: Problem, device: Device) -> Config:
     if rows <= 222:
         if p.k > 2896:
             return _COOPERATIVE
-        # Groups of one or two rows of tiles differ in work, which drawn tiles even out where there are waves enough:
-        # H200, 128 groups of 128, 1024 -> 4096: 1.00 of the best drawn, 0.95 not; 32 of 128, 2048 -> 1536: 0.89, 0.96.
-        return _DRAWN if tiles > 4 * device.sm_count else _LOW if low else _PINGPONG
-    # Drawn tiles read large weights from memory fewer times. H200, 256 groups of 256 on average, Zipf, 7168 -> 4096:
-    # 0.98 of that low; 64 of 1024, 11008 -> 4096 with n contiguous in b: 0.98 in bands.
+        # Groups of one or two rows of tiles differ in work, which a dynamic scheduler evens out over many waves: H200,
+        # 128 groups of 128, 1024 -> 4096: 1.00 of the best dynamic, 0.95 static; 32 of 128, 2048 -> 1536: 0.89 and
+        # 0.96.
+        return _DYNAMIC if tiles > 4 * device.sm_count else _HIGH_64 if few_rows else _PINGPONG
+    # With a dynamic scheduler large weights are read from memory fewer times. H200, 256 groups of 256 on average, Zipf,
+    # 7168 -> 4096: 0.98 of that with static tiles 64 high; 64 of 1024, 11008 -> 4096 with n contiguous in b: 0.98 in
+    # bands.
     if weights_mb > 7500 or (weights_mb > 3520 and not k_contiguous):
-        return _DRAWN
-    return _LOW if low and k_contiguous and p.k >= 4096 and p.n >= 1024 else _BANDS_OF_4
+        return _DYNAMIC
+    return _HIGH_64 if few_rows and k_contiguous and p.k >= 4096 and p.n >= 1024 else _BANDS_OF_4
 
 
 def _wgrad_default(p: Problem) -> Config:
     if _tiles(p) > 7094:
         # Little but stores, or groups that differ in work: all programs stay side by side in memory.
         if p.mean_group <= 362:
-            return _DRAWN
+            return _DYNAMIC
         return _BANDS_OF_4 if p.m <= 2896 else _BANDS_OF_2
     if p.mean_group <= 128:
         # So few products that each tile's stores are most of its time: small tiles, which overlap them.
@@ -283,7 +285,7 @@ def _wgrad_default(p: Problem) -> Config:
 def configs(problem: Problem, device: Device) -> tuple[Config, ...]:
     """Configs worth timing, the default first."""
     few = problem.layout is Layout.RAGGED_M and problem.mean_group <= 64
-    ordered = (_default(problem, device), *_CANDIDATES, *((_SHORT,) if few else ()))
+    ordered = (_default(problem, device), *_CANDIDATES, *((_SMALL_M,) if few else ()))
     return tuple(dict.fromkeys(_fitted(c, problem, device) for c in ordered))
 
 

@@ -20,7 +20,8 @@ which suits callers whose row counts change from step to step.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from importlib.util import find_spec
+from functools import cache
+from importlib import util
 
 import torch
 
@@ -28,6 +29,8 @@ from expertile.device import Device
 from expertile.ops.backend import Speed
 from expertile.ops.grouped_mm.backend import Backend, Operands, new_out
 from expertile.ops.grouped_mm.problem import Layout, Problem
+
+find_spec = cache(util.find_spec)  # looks on the disk, and `supports` is asked for every new problem
 
 
 @dataclass(frozen=True)

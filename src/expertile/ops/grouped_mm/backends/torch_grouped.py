@@ -26,8 +26,8 @@ from expertile.ops.backend import NoConfig, Speed
 from expertile.ops.grouped_mm.backend import Backend, Operands, new_out
 from expertile.ops.grouped_mm.problem import Layout, Problem
 
-# What torch.nn.functional.grouped_mm calls, kept as it was at import: whoever replaces that function by ours would
-# meet ours again here.
+# What torch.nn.functional.grouped_mm calls, kept as it was at import: were that function
+# replaced by ours, it would call itself here.
 _GROUPED_MM = torch._grouped_mm
 
 _MAX_KERNEL_GROUPS = 1023  # "Can't process more than 1024 groups", GroupMM.cu: one thread per group in one block

@@ -13,7 +13,7 @@ whether neighbouring elements can be loaded 16 bytes at a time (contiguous dimen
 multiples of 16 bytes), which Triton finds out from the arguments' divisibility.
 
 Bytes: a and b at least once and out once; a tile reads (BLOCK_M + BLOCK_N) * K elements, mostly from L2 by the raster
-order of `persistent.py`. Limits: cp.async feeds the tensor cores through registers' addresses, which costs issue slots
+order of `persistent.py`. Limits: cp.async takes its addresses from registers, which costs issue slots
 that TMA does not: about 0.6 of the peak on Hopper. Small groups are limited by the bytes of b.
 float32 without TF32 has no tensor cores and runs on FMA units.
 """
@@ -275,6 +275,9 @@ def _loads_wide(problem: Problem) -> bool:
     return True
 
 
+_variant = lru_cache(maxsize=1024)(replace)  # few differ, and making one takes longer than finding it
+
+
 @lru_cache(maxsize=4096)
 def configs(problem: Problem, device: Device) -> tuple[Config, ...]:
     """The tiles whose stages fit shared memory, the one with the lowest modelled time first."""
@@ -295,7 +298,7 @@ def configs(problem: Problem, device: Device) -> tuple[Config, ...]:
         registers = c.block_m * c.block_n + 96 * 32 * c.num_warps  # accumulators, and some 96 for everything else
         blocks = max(1, min(4, smem // stages, 65536 // registers))
         group_m = best_group_m(problem, c.block_m, c.block_n, blocks * device.sm_count, device.l2_bytes)
-        found.append(replace(c, group_m=group_m, blocks_per_sm=blocks))
+        found.append(_variant(c, group_m=group_m, blocks_per_sm=blocks))
     return tuple(sorted(found, key=lambda c: _cost(problem, device, c)))
 
 

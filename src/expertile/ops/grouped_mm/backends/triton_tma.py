@@ -10,7 +10,7 @@ For each group g:  out_g[m, n] = sum_k a_g[m, k] * b_g[k, n] (+ bias[g, n]), acc
 Every operand has one descriptor over the whole tensor, made by the host once per call. Where a block must end at the
 group's end it is a ragged descriptor: two more dimensions whose strides cancel modulo 2^64 (the trick of
 triton.tools.ragged_tma), so that the hardware drops stores past the end (out of RAGGED_M) and fills loads with zeros
-(both operands of RAGGED_K). Elsewhere a block that reads into the next group only feeds elements that are not stored.
+(both operands of RAGGED_K). Elsewhere a block that reads into the next group only reaches elements that are not stored.
 A block starts at a multiple of 16 bytes of the contiguous dimension, so where that is the ragged one (a of RAGGED_M by
 columns, b of RAGGED_N by rows) the first tile of a group starts a little ahead of it.
 
@@ -46,7 +46,7 @@ from expertile.ops.grouped_mm.problem import Layout, Problem
 from expertile.ops.launch.blocks import Blocks
 from expertile.ops.launch.device import program_count, torch_device
 from expertile.ops.launch.launch import Launch, pointer
-from expertile.ops.launch.pdl import begin, early_options
+from expertile.ops.launch.pdl import begin, pdl_options
 from expertile.ops.launch.versions import FP_FUSION
 
 _RAGGED_ROWS = 2**30  # the extent of a ragged descriptor: the most rows a tensor may have
@@ -202,9 +202,9 @@ def _tma_kernel(
     BLOCK_K: tl.constexpr,
     FLATTEN: tl.constexpr,
     SUBTILE: tl.constexpr,
-    EARLY: tl.constexpr,
+    PDL: tl.constexpr,
 ):
-    begin(EARLY)
+    begin(PDL)
     total, ends = count_tiles(offs_ptr, M, N, groups, RAGGED, GROUPS_P2, BLOCK_M, BLOCK_N, ALIGN)
     for tile in tl.range(tl.program_id(0), total, tl.num_programs(0), flatten=FLATTEN):
         group, row, row_end, col, col_end, k_start, k_length = locate_tile(
@@ -334,7 +334,7 @@ def _launch(
         **FP_FUSION,
         "num_stages": config.num_stages,
         # Triton may keep one stage less than it is asked for.
-        **early_options(device, _smem_bytes(problem, replace(config, num_stages=config.num_stages - 1))),
+        **pdl_options(device, _smem_bytes(problem, replace(config, num_stages=config.num_stages - 1))),
     }
     tiles = tiles_bound(ragged, groups, m, n, config.block_m, config.block_n)
     return Launch(
@@ -434,24 +434,28 @@ _TILES = (
 )
 
 
+_variant = lru_cache(maxsize=1024)(replace)  # few differ, and making one takes longer than finding it
+
+
 @lru_cache(maxsize=4096)
 def configs(problem: Problem, device: Device) -> tuple[Config, ...]:
     """The tiles whose stages fit shared memory, the one with the lowest modelled time first."""
     itemsize = problem.dtype.itemsize
+    by_pointers = problem.layout is Layout.RAGGED_N or _aligned_starts(problem) > 1
+    by_pointers = by_pointers or problem.n * problem.out_dtype.itemsize % 16 != 0
     found = []
     for tile in _TILES:
-        config = replace(tile, block_k=tile.block_k * 2 // itemsize)
+        config = _variant(tile, block_k=tile.block_k * 2 // itemsize)
         if _smem_bytes(problem, config) > (device.smem_bytes or 232448) // config.blocks_per_sm:
             continue
         programs = device.sm_count * config.blocks_per_sm
         group_m = best_group_m(problem, config.block_m, config.block_n, programs, device.l2_bytes)
-        config = replace(config, group_m=group_m, flatten=config.flatten and problem.layout is not Layout.RAGGED_K)
-        by_pointers = problem.layout is Layout.RAGGED_N or _aligned_starts(problem) > 1
-        if by_pointers or problem.n * problem.out_dtype.itemsize % 16 != 0:
-            # stores through pointers: more than 32 addresses per thread at a time spill
-            subtile = config.block_m * config.block_n // (1024 * config.num_warps)
-            config = replace(config, flatten=False, subtile=max(1, min(4, subtile)))
-        found.append(config)
+        flatten = config.flatten and problem.layout is not Layout.RAGGED_K and not by_pointers
+        subtile = config.subtile
+        if by_pointers:
+            # More than 32 addresses per thread at a time spill.
+            subtile = max(1, min(4, config.block_m * config.block_n // (1024 * config.num_warps)))
+        found.append(_variant(config, group_m=group_m, flatten=flatten, subtile=subtile))
     return tuple(sorted(dict.fromkeys(found), key=lambda c: _cost(problem, device, c)))
 
 

@@ -10,9 +10,9 @@ from expertile.ops.hopper.context import context
 class Context:
     """Sizes and strides count elements. `sb_g`, `sb_n`, `sb_k`: strides of scale_b over groups, columns (or blocks of
     128 columns) and blocks of k; `sa_m`, `sa_k`: of scale_a over rows and blocks of k. `a_boxes` is `a_smem` cut into
-    what one load brings, A_BOX rows. A tile has HALVES of COLS columns; with two, two consumers take TURNS
-    (`hopper/turns.py`), and the last wave may be of half tiles: TAIL (`units.py`; a split K has other means against a
-    short last wave)."""
+    what one load brings, A_BOX rows. A tile has HALVES of COLS columns. With two halves, ORDERED: two consumers
+    queue their products in order (`hopper/ordered_barrier.py`). TAIL: the last wave may be of half tiles
+    (`hopper/units.py`); a split K needs no TAIL."""
 
     a_desc: tma.tensor_descriptor
     b_desc: tma.tensor_descriptor
@@ -52,5 +52,5 @@ class Context:
     PAIRS: gl.constexpr
     COLS: gl.constexpr
     HALVES: gl.constexpr
-    TURNS: gl.constexpr
+    ORDERED: gl.constexpr
     TAIL: gl.constexpr

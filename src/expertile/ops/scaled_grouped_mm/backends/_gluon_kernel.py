@@ -9,9 +9,9 @@ scales. One or two warpgroups ("consumers") multiply them, each its own ROWS of 
 While one consumer promotes, the tensor cores work for the other. A tile 256 columns wide is two halves of 128, one
 after the other in each consumer, because registers hold both halves' sums but only one half's products: it reads 48
 bytes through L2 for every clock of the tensor cores, where 128 columns read 64. Its two consumers queue their products
-in turns (`turns.py`), and a short last wave is of half tiles (`units.py`). The loading warp copies each step's scales
-beside its operands, element by element, so any strides will do; one scale for each row or column (ROW) is loaded after
-the last step.
+in order (`hopper/ordered_barrier.py`), and a short last wave is of half tiles (`hopper/units.py`). The loading warp
+copies each step's scales beside its operands, element by element, so any strides will do. One scale for each row or
+column (ROW) is loaded after the last step.
 
 With SPLIT_K > 1 the steps of a tile are dealt out to that many programs, neighbours in the grid; each stores its
 float32 sum into a slice of its own, [SPLIT_K, M, N], and `reduce` adds the slices up in order: same bits every time.
@@ -29,15 +29,15 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from expertile.ops.hopper.ordered_barrier import ordered_arrive, ordered_begin, ordered_end, ordered_wait
 from expertile.ops.hopper.prologue import make_barriers, prefetch_descriptors
 from expertile.ops.hopper.ring import advance
 from expertile.ops.hopper.store import bias_of, store_tile
 from expertile.ops.hopper.tiles import locate, make_plan
-from expertile.ops.hopper.turns import close_turns, open_turns, pass_turn, take_turn
 from expertile.ops.hopper.units import span, tile_of, units
 from expertile.ops.launch.versions import reinterpret
 from expertile.ops.scaled_grouped_mm.backends._gluon_context import Context
-from expertile.ops.scaled_grouped_mm.backends._gluon_feed import feed
+from expertile.ops.scaled_grouped_mm.backends._gluon_producer import produce
 
 
 @gluon.jit
@@ -104,9 +104,9 @@ def _multiply(p, ring, steps, PART: gl.constexpr, mma_layout: gl.constexpr):
     acc = gl.zeros((p.ROWS, p.COLS), gl.float32, mma_layout)
     for _s in range(steps):
         mbarrier.wait(p.full.index(i), phase)
-        take_turn(p, PART)
+        ordered_wait(p, PART)
         part = _products(p, i, PART, mma_layout)
-        pass_turn(p, PART)
+        ordered_arrive(p, PART)
         acc = _promote(p, acc, part, i, 0, True, PART, 0, mma_layout)
         i, phase = advance(p, i, phase)
     return acc
@@ -149,13 +149,13 @@ def _multiply_halves(p, ring, steps, PART: gl.constexpr, mma_layout: gl.constexp
     right = gl.zeros((p.ROWS, p.COLS), gl.float32, mma_layout)
     for _s in range(steps):
         mbarrier.wait(p.full.index(i), phase)
-        take_turn(p, PART)
+        ordered_wait(p, PART)
         part = _products(p, i, PART, mma_layout, 0)
-        pass_turn(p, PART)
+        ordered_arrive(p, PART)
         left = _in_order(_promote(p, left, part, i, 0, False, PART, 0, mma_layout))
-        take_turn(p, PART)
+        ordered_wait(p, PART)
         part = _products(p, i, PART, mma_layout, 1)
-        pass_turn(p, PART)
+        ordered_arrive(p, PART)
         right = _in_order(_promote(p, right, part, i, 0, True, PART, 1, mma_layout))
         i, phase = advance(p, i, phase)
     return left, right
@@ -163,22 +163,22 @@ def _multiply_halves(p, ring, steps, PART: gl.constexpr, mma_layout: gl.constexp
 
 @gluon.jit
 def _skip(p, ring, steps, wide, PART: gl.constexpr):
-    """Give back the stages of a unit that this consumer has no rows in, and the turns that it would have taken."""
+    """Give back the stages of a unit in which this consumer has no rows, and do its rounds of the ordered barrier."""
     i = ring % p.STAGES
     phase = (ring // p.STAGES) & 1
     for _s in range(steps):
         mbarrier.wait(p.full.index(i), phase)
-        take_turn(p, PART)
-        pass_turn(p, PART)
+        ordered_wait(p, PART)
+        ordered_arrive(p, PART)
         if wide:
-            take_turn(p, PART)
-            pass_turn(p, PART)
+            ordered_wait(p, PART)
+            ordered_arrive(p, PART)
         mbarrier.arrive(p.empty.index(i), count=1)
         i, phase = advance(p, i, phase)
 
 
 @gluon.jit
-def _store(p, acc, split, g, row, row_end, col, WHO: gl.constexpr, mma_layout: gl.constexpr):
+def _store(p, acc, split, g, row, row_end, col, CONSUMER: gl.constexpr, mma_layout: gl.constexpr):
     """Sums -> shared memory -> TMA. Nothing waits for the store here: its buffer is waited for one tile later."""
     if p.RECIPE == "row":
         acc = acc * _row_scales(p, g, row, col, mma_layout)
@@ -186,41 +186,41 @@ def _store(p, acc, split, g, row, row_end, col, WHO: gl.constexpr, mma_layout: g
         # The slices of a split K are added up: one of them takes the bias along.
         bias = bias_of(p, g, col, gl.where(split == 0, p.N, 0), p.COLS, gl.SliceLayout(0, mma_layout))
         acc = acc + gl.expand_dims(bias, 0)
-    buf = p.c_smem.index(WHO)
+    buf = p.c_smem.index(CONSUMER)
     tma.store_wait(0)
     store_tile(p, buf, acc, g, row, row_end, row_end + split * p.M, col)
 
 
 @gluon.jit
-def _consumer(p, WHO: gl.constexpr, mma_layout: gl.constexpr):
+def _consumer(p, CONSUMER: gl.constexpr, mma_layout: gl.constexpr):
     plan = make_plan(p)
-    open_turns(p, WHO)
+    ordered_begin(p, CONSUMER)
     ring = 0
     for unit in range(gl.program_id(0), units(p, plan), gl.num_programs(0)):
         tile, shift, wide = tile_of(p, plan, unit)
         g, row, row_end, col, _k0, k_len = locate(p, plan, tile)
         col += shift
         _first, steps = span(p, unit, k_len, 128)
-        row += WHO * p.ROWS
-        if WHO == 0 or row < row_end:
+        row += CONSUMER * p.ROWS
+        if CONSUMER == 0 or row < row_end:
             if p.HALVES == 2:
                 if wide:
-                    left, right = _multiply_halves(p, ring, steps, WHO, mma_layout)
-                    _store(p, left, unit % p.SPLIT_K, g, row, row_end, col, WHO, mma_layout)
-                    _store(p, right, unit % p.SPLIT_K, g, row, row_end, col + 128, WHO, mma_layout)
+                    left, right = _multiply_halves(p, ring, steps, CONSUMER, mma_layout)
+                    _store(p, left, unit % p.SPLIT_K, g, row, row_end, col, CONSUMER, mma_layout)
+                    _store(p, right, unit % p.SPLIT_K, g, row, row_end, col + 128, CONSUMER, mma_layout)
                 elif p.TAIL:
-                    acc = _multiply(p, ring, steps, WHO, mma_layout)
-                    _store(p, acc, 0, g, row, row_end, col, WHO, mma_layout)
+                    acc = _multiply(p, ring, steps, CONSUMER, mma_layout)
+                    _store(p, acc, 0, g, row, row_end, col, CONSUMER, mma_layout)
             else:
                 if p.PAIRS:
-                    acc = _multiply_pairs(p, ring, steps, WHO, mma_layout)
+                    acc = _multiply_pairs(p, ring, steps, CONSUMER, mma_layout)
                 else:
-                    acc = _multiply(p, ring, steps, WHO, mma_layout)
-                _store(p, acc, unit % p.SPLIT_K, g, row, row_end, col, WHO, mma_layout)
+                    acc = _multiply(p, ring, steps, CONSUMER, mma_layout)
+                _store(p, acc, unit % p.SPLIT_K, g, row, row_end, col, CONSUMER, mma_layout)
         else:
-            _skip(p, ring, steps, wide, WHO)
+            _skip(p, ring, steps, wide, CONSUMER)
         ring += steps
-    close_turns(p, WHO)
+    ordered_end(p, CONSUMER)
     tma.store_wait(0)
 
 
@@ -293,7 +293,7 @@ def scaled_grouped_mm_kernel(
     # Memory of the kernel before is touched only after this; the kernel after may begin to set itself up.
     gdc_wait()
     gdc_launch_dependents()
-    TURNS: gl.constexpr = HALVES == 2 and BLOCK_M > ROWS
+    ORDERED: gl.constexpr = HALVES == 2 and BLOCK_M > ROWS
     TAIL: gl.constexpr = HALVES == 2 and SPLIT_K == 1
     p = Context(
         a_desc,
@@ -334,15 +334,15 @@ def scaled_grouped_mm_kernel(
         PAIRS,
         COLS,
         HALVES,
-        TURNS,
+        ORDERED,
         TAIL,
     )
     mma_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [num_warps, 1], [16, COLS, 32])
     if CONSUMERS == 2:
         gl.warp_specialize(
-            [(_consumer, (p, 0, mma_layout)), (_consumer, (p, 1, mma_layout)), (feed, (p,))],
+            [(_consumer, (p, 0, mma_layout)), (_consumer, (p, 1, mma_layout)), (produce, (p,))],
             [4, 1],
             [CONSUMER_REGS, PRODUCER_REGS],
         )
     else:
-        gl.warp_specialize([(_consumer, (p, 0, mma_layout)), (feed, (p,))], [1], [PRODUCER_REGS])
+        gl.warp_specialize([(_consumer, (p, 0, mma_layout)), (produce, (p,))], [1], [PRODUCER_REGS])

@@ -41,8 +41,10 @@ def _launch(
     consumers = config.consumers
     groups_pow2 = max(32, 1 << (p.groups - 1).bit_length())
     consumer_regs, producer_regs = 232, 40
-    if config.block_n > 128 and p.recipe is Recipe.BLOCK and groups_pow2 <= 64:
-        consumer_regs, producer_regs = 208, 88  # scales of a block leave the consumers some, and nothing spills so
+    if config.block_n > 128 and p.recipe is Recipe.BLOCK:  # with these the fewest values spill, most often none
+        consumer_regs, producer_regs = (
+            (208, 88) if groups_pow2 <= 64 else (216, 72) if groups_pow2 <= 256 else (224, 56)
+        )
     options = {
         "LAYOUT": p.layout.value,
         "RECIPE": p.recipe.value,

@@ -10,7 +10,7 @@ contiguous. K need be no multiple of 128, only of 16: TMA reads zeros past the e
 the rest. Groups need no padding in RAGGED_M: TMA drops stores past a group's end. `offs` is read on the device only.
 
 Limits: for long groups the tensor cores and the power they draw, as long as L2 keeps up: a tile reads
-(block_m + block_n) · 128 bytes for block_m · block_n · 256 FLOP. For short ones HBM, where each group's weights are
+(block_m + block_n) · 128 bytes for block_m · block_n · 256 FLOP. For small ones HBM, where each group's weights are
 read once; and where there are fewer tiles than multiprocessors, latency: `split_k` programs then share a tile. See
 `_gluon_kernel` for how the work is laid out on the chip.
 """
@@ -39,7 +39,8 @@ class Config:
     """Tile sizes and schedule. Steps are 128 deep, one block of scales.
 
     block_m: 64 (one consumer of 64 rows) or 128 (two).
-    block_n: 32, 64, 128, or 256 in two halves (`pairs` is nothing to those). Two consumers of halves take turns.
+    block_n: 32, 64, 128, or 256 in two halves (`pairs` is nothing to those). Two consumers of halves queue their
+        products in order.
     group_m: rows of tiles that share one pass over a group's weights. (H200, 8 groups of 512 rows, 7168 -> 7168: 331 us
         in bands of 4, 366 of 8, 368 of 16; within 1 % of each other on 26 other shapes.)
     split_k: programs that share a tile's steps.
@@ -64,7 +65,7 @@ class Config:
 
     @property
     def a_box(self) -> int:
-        """Rows of a that one TMA load brings. Tiles 64 high are for short groups: all programs of a group ask L2 for
+        """Rows of a that one TMA load brings. Tiles 64 high are for small groups: all programs of a group ask L2 for
         the same rows at the same time, and of 64 rows each most would be other groups'. (H200, 18 of 128 groups with 1
         to 16 rows, 5120 -> 27392: 583 us, and 679 in boxes of 64. In halves the producer has no registers for more.)"""
         return 16 if self.block_m == 64 and self.block_n <= 128 else self.rows
@@ -170,9 +171,9 @@ def _seconds(problem: ScaledProblem, device: Device, config: Config) -> float:
     units = p.groups * tiles_m * tiles_n * config.split_k
     steps = math.ceil(depth / BLOCK) / config.split_k
     # 4096 multiply-adds a clock and SM. One consumer alone waits for its own promotion, less where that goes on under
-    # the products of a pair; two cover each other's, entirely in pairs, best in halves, which they queue in turns.
+    # the products of a pair; two cover each other's, entirely in pairs, best in halves, which they queue in order.
     # (Factors and the 64 bytes a clock that reach each SM from L2: fitted to 31 shapes on an H200, 2026-11-21, where
-    # the config of the lowest modelled time was at 0.994 of the fastest in geometric mean, 0.90 at worst; turns and
+    # the config of the lowest modelled time was at 0.994 of the fastest in geometric mean, 0.90 at worst; order and
     # narrow tiles to three shapes of 512 rows, 2026-11-22.)
     halves = config.block_n > 128
     if config.consumers == 1:

@@ -1,0 +1,342 @@
+"""Mxfp4Weight: the weights of all experts in MXFP4 (OCP Microscaling Formats 1.0), in the layout that the kernels read.
+
+A value is an e2m1 code, sign, two exponent bits and one mantissa bit: ±0, 0.5, 1, 1.5, 2, 3, 4, 6. 32 values along K
+share a scale e8m0, the power of two 2^(byte - 127); the byte 255 is NaN, and refused. So a value takes 4.25 bits.
+
+From floating point, the scale's exponent is floor(log2(max|w|)) - 2. Values are rounded to nearest, ties to the even
+code, and saturate at 6: normally distributed weights come back with a relative Frobenius error of 0.115.
+
+**Where the bits lie.** A row is cut into blocks of 64 values, 32 bytes or 8 little-endian words. Word 4j + t has values
+16j + 2t, 2t + 1, 2t + 8 and 2t + 9 of the block's first 32 (registers 0 and 1 of a lane of a 16-bit matrix product:
+two neighbours each) and of its last 32 (registers 2 and 3). bfloat16 keeps its sign in bit 15 and its exponent's low
+bits and first mantissa bit in bits 8, 7 and 6, so the four bits of a code go there. Bits of the first of two neighbours
+(the second one's are 16 higher, modulo 32), for a code s e1 e0 m:
+
+    register    s   e1  e0   m      in place after
+        0       15   8   7   6      nothing
+        1       21  14  13  12      a rotation to the right by 6
+        2       11   4   3   2      a shift to the left by 4
+        3        9  10   1   0      a shift to the left by 6, of e1 to the right by 2
+
+K need only be a multiple of 32: an odd last half block is filled with zeros.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+
+from expertile.formats.quantized import KernelLayout
+
+BLOCK = 32  # values that share a scale
+BIAS = 127
+NAN_SCALE = 255
+# Largest scale bytes with which kernels decode exactly, by the activations' dtype: 2^33 and 2.
+LARGEST_SCALE = {torch.bfloat16: BIAS + 33, torch.float16: BIAS + 1}
+
+_VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+_PADDING_SCALE = BIAS
+# For each register: (bits of the code, where the lowest of them lies for the first of two neighbours).
+_PLACES = (((8, 15), (7, 6)), ((8, 21), (7, 12)), ((8, 11), (7, 2)), ((8, 9), (4, 10), (3, 0)))
+_FIELDS = ("weight_packed", "weight_scale")
+
+
+@dataclass(frozen=True)
+class Mxfp4Weight:
+    """Weights [G, N, K] (G experts, N outputs, K inputs: as `torch.nn.Linear` stores them) in MXFP4.
+
+    packed: uint8 [G, N, K/2], K rounded up to a multiple of 64; bits as the module says.
+    scales: uint8 [G, K/128, N, 4], K/128 rounded up: that of values 32i … 32i + 31 of row n is [g, i // 4, n, i % 4].
+    k: K, a multiple of 32.
+
+    All tensors are contiguous and on one device. ValueError otherwise, naming the field. Values are not looked at here.
+    Kernels decode exactly with scales from 2^-93 to 2^33 where activations are bfloat16, and from 2^-23 to 2 where they
+    are float16, which rounds smaller weights and has no room for larger ones.
+    """
+
+    format: ClassVar[str] = "mxfp4"
+    zeros: ClassVar[None] = None
+    group_size: ClassVar[int] = BLOCK
+
+    packed: torch.Tensor
+    scales: torch.Tensor
+    k: int
+
+    def __post_init__(self) -> None:
+        _validate(self.packed, self.scales, self.k)
+
+    def __repr__(self) -> str:
+        return f"Mxfp4Weight({list(self.shape)}, device={self.device})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Mxfp4Weight, (self.packed, self.scales, self.k)
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """(G, N, K), in values."""
+        return self.packed.shape[0], self.packed.shape[1], self.k
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of values and scales together, padding counted: 4.25 bits a value where 128 divides K."""
+        return self.packed.numel() + self.scales.numel()
+
+    @property
+    def device(self) -> torch.device:
+        return self.packed.device
+
+    @staticmethod
+    def kernel_layout(k: int, group_size: int) -> KernelLayout:
+        """Scales are loaded as words of four."""
+        return KernelLayout(BLOCK, row_bytes(k), 4 * BLOCK, torch.int32)
+
+    @classmethod
+    def of_tensors(
+        cls, packed: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor | None, group_size: int, k: int
+    ) -> Mxfp4Weight:
+        """The weight of these fields; `zeros` and `group_size` are those of every MXFP4 weight."""
+        return cls(packed, scales, k)
+
+    @staticmethod
+    def quantize(w: torch.Tensor) -> Mxfp4Weight:
+        """`w` [G, N, K] or [N, K] (one expert), finite and floating point, rounded as the module says.
+
+        A block of zeros has scale 1. Works an expert at a time, in float32. ValueError for NaN and infinities.
+        """
+        if w.dim() not in (2, 3) or not w.is_floating_point():
+            raise ValueError(f"w: expected a floating-point [G, N, K] or [N, K], got {w.dtype} {list(w.shape)}")
+        w = w if w.dim() == 3 else w[None]
+        made = _empty(tuple(w.shape), w.device)
+        for e in range(w.shape[0]):
+            codes, scales = _rounded(w[e].float().unflatten(-1, (-1, BLOCK)))
+            made._fill(e, codes.flatten(-2), scales)
+        return made
+
+    @staticmethod
+    def of_codes(codes: torch.Tensor, scales: torch.Tensor) -> Mxfp4Weight:
+        """From `codes` [G, N, K] (integers 0 … 15) and scale bytes [G, N, K/32]. ValueError for scales of 255."""
+        if codes.dim() != 3:
+            raise ValueError(f"codes: expected [G, N, K], got {list(codes.shape)}")
+        made = _empty(tuple(codes.shape), codes.device)
+        scales = _scale_bytes("scales", scales, (*codes.shape[:2], made.k // BLOCK))
+        for e in range(codes.shape[0]):
+            made._fill(e, codes[e], scales[e])
+        return made
+
+    @staticmethod
+    def from_blocks(blocks: torch.Tensor, scales: torch.Tensor) -> Mxfp4Weight:
+        """gpt-oss's tensors: `*_blocks` uint8 [G, N, K/32, 16], the even value in the low nibble, and `*_scales` uint8
+        (or float8_e8m0fnu) [G, N, K/32]. Rearranged, not rounded; `blocks` and `scale_bytes` give them back."""
+        if blocks.dtype is not torch.uint8 or blocks.dim() != 4 or blocks.shape[-1] != BLOCK // 2:
+            raise ValueError(f"blocks: expected uint8 [G, N, K/32, 16], got {blocks.dtype} {list(blocks.shape)}")
+        made = _empty((*blocks.shape[:2], BLOCK * blocks.shape[2]), blocks.device)
+        scales = _scale_bytes("scales", scales, tuple(blocks.shape[:3]))
+        for e in range(blocks.shape[0]):
+            made._fill(e, _nibbles(blocks[e].flatten(-2)), scales[e])
+        return made
+
+    @staticmethod
+    def from_compressed_tensors(tensors: Mapping[str, torch.Tensor]) -> Mxfp4Weight:
+        """One layer of a compressed-tensors checkpoint in the format "mxfp4-pack-quantized" -> [1, N, K].
+
+        weight_packed uint8 [N, K/2], the even value in the low nibble; weight_scale uint8 [N, K/32].
+        """
+        missing = [name for name in _FIELDS if name not in tensors]
+        if missing:
+            raise ValueError(f"{missing[0]}: expected a tensor of that name, got only {', '.join(sorted(tensors))}")
+        packed, scales = (tensors[name] for name in _FIELDS)
+        if packed.dtype is not torch.uint8 or packed.dim() != 2 or packed.shape[1] % (BLOCK // 2):
+            raise ValueError(f"weight_packed: expected uint8 [N, K/2], got {packed.dtype} {list(packed.shape)}")
+        blocks = packed.unflatten(1, (-1, BLOCK // 2))
+        scales = _scale_bytes("weight_scale", scales, tuple(blocks.shape[:2]))
+        return Mxfp4Weight.from_blocks(blocks[None], scales[None])
+
+    def to_compressed_tensors(self, expert: int = 0) -> dict[str, torch.Tensor]:
+        """The tensors of one expert, as `from_compressed_tensors` takes them."""
+        one = self.part(expert, expert + 1)
+        return dict(zip(_FIELDS, (one.blocks()[0].flatten(1), one.scale_bytes()[0]), strict=True))
+
+    def codes(self) -> torch.Tensor:
+        """e2m1 codes, uint8 0 … 15 [G, N, K]."""
+        return _unpacked(self.packed)[..., : self.k]
+
+    def scale_bytes(self) -> torch.Tensor:
+        """e8m0 scales, uint8 [G, N, K/32]."""
+        return self.scales.movedim(1, 2).flatten(2)[..., : self.k // BLOCK].contiguous()
+
+    def blocks(self) -> torch.Tensor:
+        """What `from_blocks` took: uint8 [G, N, K/32, 16]."""
+        codes = self.codes()
+        return (codes[..., ::2] | codes[..., 1::2] << 4).unflatten(-1, (-1, BLOCK // 2))
+
+    def dequantize(self, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+        """Value · scale, exact in float32 and rounded once: [G, N, K] in `dtype`.
+
+        Works an expert at a time, so float32 copies are those of one expert.
+        """
+        out = torch.empty(self.shape, dtype=dtype, device=self.device)
+        table = torch.tensor([*_VALUES, *(-v for v in _VALUES)], device=self.device)
+        for e in range(self.shape[0]):
+            one = self.part(e, e + 1)
+            values = table[one.codes()[0].int()].unflatten(-1, (-1, BLOCK))
+            out[e] = (values * _powers(one.scale_bytes()[0])[..., None]).flatten(-2).to(dtype)
+        return out
+
+    def part(self, first: int, last: int) -> Mxfp4Weight:
+        """Experts first … last - 1: views."""
+        return Mxfp4Weight(self.packed[first:last], self.scales[first:last], self.k)
+
+    def to(self, device: torch.device | str | None = None) -> Mxfp4Weight:
+        """On another device; itself if it is there already."""
+        packed, scales = self.packed.to(device=device), self.scales.to(device=device)
+        same = packed is self.packed and scales is self.scales
+        return self if same else Mxfp4Weight(packed, scales, self.k)
+
+    def check_numbers(self, dtype: torch.dtype) -> None:
+        """ValueError where a scale is more than kernels with activations of `dtype` decode."""
+        most = LARGEST_SCALE[dtype]
+        large = int((self.scales > most).sum())
+        if large:
+            raise ValueError(f"w: expected scales of at most 2^{most - BIAS} with {dtype}, got {large} larger ones")
+
+    @staticmethod
+    def stack(weights: Sequence[Mxfp4Weight]) -> Mxfp4Weight:
+        """The experts of all `weights`, one after another: [G₁ + G₂ + …, N, K]."""
+        return _joined(weights, 0, 0)
+
+    @staticmethod
+    def cat_rows(weights: Sequence[Mxfp4Weight]) -> Mxfp4Weight:
+        """The rows of all `weights` within each expert: [G, N₁ + N₂ + …, K], as gate and up are read together."""
+        return _joined(weights, 1, 2)
+
+    def _fill(self, expert: int, codes: torch.Tensor, scales: torch.Tensor) -> None:
+        """Write one expert: codes [N, K] and scale bytes [N, K/32]."""
+        pad = torch.nn.functional.pad
+        self.packed[expert] = _packed(pad(codes, (0, 2 * self.packed.shape[2] - self.k)))
+        filled = pad(scales, (0, -scales.shape[-1] % 4), value=_PADDING_SCALE)
+        self.scales[expert] = filled.unflatten(-1, (-1, 4)).movedim(0, 1)
+
+
+# So that torch.load(weights_only=True) takes them.
+torch.serialization.add_safe_globals([Mxfp4Weight])
+
+
+def row_bytes(k: int) -> int:
+    """Packed bytes of a row of K values."""
+    return -(-k // (2 * BLOCK)) * BLOCK
+
+
+def scale_words(k: int) -> int:
+    """Words of four scales of a row of K values."""
+    return -(-k // (4 * BLOCK))
+
+
+def validate_k(k: int) -> None:
+    """ValueError unless K is a positive multiple of 32."""
+    if k % BLOCK or k <= 0:
+        raise ValueError(
+            f"K: expected a positive multiple of {BLOCK} (values that share a scale), got {k}; pad the weights and the "
+            "activations with zeros"
+        )
+
+
+def _empty(shape: tuple[int, ...], device: torch.device) -> Mxfp4Weight:
+    g, n, k = shape
+    validate_k(k)
+    packed = torch.empty(g, n, row_bytes(k), dtype=torch.uint8, device=device)
+    return Mxfp4Weight(packed, torch.empty(g, scale_words(k), n, 4, dtype=torch.uint8, device=device), k)
+
+
+def _validate(packed: torch.Tensor, scales: torch.Tensor, k: int) -> None:
+    validate_k(k)
+    if packed.dtype is not torch.uint8 or packed.dim() != 3 or packed.shape[2] != row_bytes(k):
+        raise ValueError(
+            f"packed: expected uint8 [G, N, {row_bytes(k)}] for K = {k}, got {packed.dtype} {list(packed.shape)}"
+        )
+    shape = (packed.shape[0], scale_words(k), packed.shape[1], 4)
+    if scales.dtype is not torch.uint8 or tuple(scales.shape) != shape:
+        raise ValueError(
+            f"scales: expected uint8 {list(shape)} (G, K/128, N, 4), got {scales.dtype} {list(scales.shape)}; "
+            "Mxfp4Weight.from_blocks takes scales [G, N, K/32]"
+        )
+    for name, x in (("packed", packed), ("scales", scales)):
+        if not x.is_contiguous():
+            raise ValueError(f"{name}: expected a contiguous tensor, got strides {x.stride()}")
+        if x.device != packed.device:
+            raise ValueError(f"{name}: expected device {packed.device} as packed has, got {x.device}")
+
+
+def _scale_bytes(name: str, scales: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
+    """Scales as bytes. ValueError unless they are of that shape and none is NaN."""
+    scales = scales.view(torch.uint8) if scales.dtype is torch.float8_e8m0fnu else scales
+    if scales.dtype is not torch.uint8 or tuple(scales.shape) != shape:
+        raise ValueError(f"{name}: expected uint8 {list(shape)} (…, N, K/32), got {scales.dtype} {list(scales.shape)}")
+    bad = 0 if scales.is_meta else int((scales == NAN_SCALE).sum())
+    if bad:
+        raise ValueError(f"{name}: expected bytes below {NAN_SCALE}, which is e8m0's NaN, got {bad} of them")
+    return scales
+
+
+def _joined(weights: Sequence[Mxfp4Weight], packed_dim: int, scale_dim: int) -> Mxfp4Weight:
+    if not weights:
+        raise ValueError("weights: expected at least one Mxfp4Weight, got none")
+    packed = torch.cat([w.packed for w in weights], packed_dim)
+    return Mxfp4Weight(packed, torch.cat([w.scales for w in weights], scale_dim), weights[0].k)
+
+
+def _powers(scales: torch.Tensor) -> torch.Tensor:
+    """e8m0 bytes -> 2^(byte - 127), float32; that of 0 is subnormal."""
+    bits = scales.to(torch.int32) << 23
+    return torch.where(bits == 0, 1 << 22, bits).view(torch.float32)
+
+
+def _rounded(w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """float32 [N, K/32, 32] -> (e2m1 codes, uint8 of that shape; scale bytes, uint8 [N, K/32])."""
+    largest = w.abs().amax(-1)
+    if not bool(torch.isfinite(largest).all()):
+        raise ValueError("w: expected finite values, got NaN or infinities, for which e2m1 has no code")
+    exponent = torch.frexp(largest).exponent - 3  # floor(log2(largest)) - 2
+    scales = torch.where(largest == 0, BIAS, (exponent + BIAS).clamp(0, 2 * BIAS)).to(torch.uint8)
+    size = w.abs() / _powers(scales)[..., None]
+    # Halfway between an even code and the next one: the even one.
+    codes = (size > 0.25).to(torch.uint8)
+    for code in range(1, 7):
+        middle = (_VALUES[code] + _VALUES[code + 1]) / 2
+        codes += size >= middle if code % 2 else size > middle
+    return codes + 8 * torch.signbit(w), scales
+
+
+def _nibbles(packed: torch.Tensor) -> torch.Tensor:
+    """Bytes [..., K/2], the even value low -> [..., K]."""
+    return torch.stack([packed & 15, packed >> 4], -1).flatten(-2)
+
+
+def _packed(codes: torch.Tensor) -> torch.Tensor:
+    """Codes [..., K] -> bytes [..., K/2], K a multiple of 64, in the kernels' order."""
+    x = codes.to(torch.int32).unflatten(-1, (-1, 2, 2, 2, 4, 2))  # block, half, sixteen, 8 further, t, neighbour
+    words = torch.zeros_like(x[..., 0, :, 0, :, 0])
+    for register, pieces in enumerate(_PLACES):
+        for neighbour in range(2):
+            of_register = x[..., register // 2, :, register % 2, :, neighbour]
+            for bits, place in pieces:
+                lowest = (bits & -bits).bit_length() - 1
+                words |= ((of_register & bits) >> lowest) << (place + 16 * neighbour) % 32
+    return words.flatten(-3).contiguous().view(torch.uint8)
+
+
+def _unpacked(packed: torch.Tensor) -> torch.Tensor:
+    """The inverse of `_packed`; uint8."""
+    packed = packed.clone() if packed.storage_offset() % 4 or packed.data_ptr() % 4 else packed
+    words = packed.view(torch.int32).unflatten(-1, (-1, 2, 4))
+    x = torch.zeros(*words.shape[:-2], 2, 2, 2, 4, 2, dtype=torch.uint8, device=packed.device)
+    for register, pieces in enumerate(_PLACES):
+        for neighbour in range(2):
+            of_register = x[..., register // 2, :, register % 2, :, neighbour]
+            for bits, place in pieces:
+                lowest = (bits & -bits).bit_length() - 1
+                found = words >> (place + 16 * neighbour) % 32 & bits >> lowest
+                of_register |= (found << lowest).to(torch.uint8)
+    return x.flatten(-6)

@@ -1,0 +1,46 @@
+"""Where the tensors of a checkpoint come from: a mapping, safetensors files, or a folder of them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+Source = Mapping[str, torch.Tensor] | str | Path | Sequence[str | Path]
+
+
+def reader(source: Source) -> Callable[[str], torch.Tensor | None]:
+    """A function from a tensor's name to the tensor, or None where there is none; files stay open, tensors on disk."""
+    if isinstance(source, Mapping):
+        return source.get
+    from safetensors import safe_open
+
+    if isinstance(source, (str, Path)):
+        paths = files(Path(source))
+    else:
+        paths = [Path(p) for p in source]
+    place: dict[str, Any] = {}
+    for path in paths:
+        opened = safe_open(str(path), framework="pt")
+        place.update(dict.fromkeys(opened.keys(), opened))
+
+    def get(name: str) -> torch.Tensor | None:
+        return place[name].get_tensor(name) if name in place else None
+
+    return get
+
+
+def files(path: Path) -> Iterable[Path]:
+    """The safetensors files of a folder, by its index or by their names; a file itself."""
+    if not path.is_dir():
+        return [path]
+    index = path / "model.safetensors.index.json"
+    if index.exists():
+        return [path / name for name in sorted(set(json.loads(index.read_text())["weight_map"].values()))]
+    found = sorted(path.glob("*.safetensors"))
+    if not found:
+        raise ValueError(f"source: expected a folder with safetensors files, got {path} without any")
+    return found

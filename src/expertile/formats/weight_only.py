@@ -1,0 +1,49 @@
+"""The formats of weights in few bits, by name. A new one is a class, here in `AnyQuantizedWeight` and `WEIGHTS`."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+from expertile.formats.fp8 import Fp8Blocks
+from expertile.formats.int4.weight import GROUP_SIZES, Int4Weight
+from expertile.formats.mxfp4 import Mxfp4Weight
+from expertile.formats.quantized import KernelLayout
+
+AnyQuantizedWeight = Int4Weight | Mxfp4Weight
+WEIGHTS: dict[str, type[AnyQuantizedWeight]] = {w.format: w for w in (Int4Weight, Mxfp4Weight)}
+NAMES = " or ".join(w.__name__ for w in WEIGHTS.values())
+
+
+def weight_of(
+    format: str, packed: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor | None, group_size: int, k: int
+) -> AnyQuantizedWeight:
+    """The weight [G, N, K] of that format with these tensors."""
+    return WEIGHTS[format].of_tensors(packed, scales, zeros, group_size, k)
+
+
+@lru_cache(maxsize=4096)
+def kernel_layout(format: str, k: int, group_size: int) -> KernelLayout:
+    """How rows of K values of that format lie in memory."""
+    return WEIGHTS[format].kernel_layout(k, group_size)
+
+
+FORMATS = ("mxfp4", "int4", "fp8")  # by the names that users give
+
+
+def quantize(w: torch.Tensor, format: str) -> Any:
+    """`w` [G, N, K] as an Mxfp4Weight, an Int4Weight or Fp8Blocks of 128×128, rounded to nearest.
+
+    INT4 has no zero points, and the largest of the groups of 128, 64 and 32 that divides K. ValueError for another
+    format, or a K that it does not take.
+    """
+    if format == "mxfp4":
+        return Mxfp4Weight.quantize(w)
+    if format == "int4":
+        group = next((size for size in sorted(GROUP_SIZES, reverse=True) if w.shape[-1] % size == 0), min(GROUP_SIZES))
+        return Int4Weight.quantize(w, group)
+    if format == "fp8":
+        return Fp8Blocks.quantize(w, (128, 128))
+    raise ValueError(f"format: expected one of {', '.join(FORMATS)}, got {format!r}")

@@ -1,0 +1,24 @@
+"""The backends of `int4_grouped_mm`, one file each, in the order in which `auto` asks them on a GPU.
+
+A new backend is one file that ends in `BACKEND = Backend(...)` and one line here.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from importlib.util import find_spec
+
+from expertile.ops.backend import named
+from expertile.ops.weight_only_mm.backend import Backend
+from expertile.ops.weight_only_mm.backends import dequant, loop
+
+_OURS: tuple[Backend, ...] = ()
+# Triton has no wheels outside Linux; the package works without it.
+if find_spec("triton") is not None:
+    from expertile.ops.weight_only_mm.backends import gluon_int4, triton_int4
+
+    _OURS = (gluon_int4.BACKEND, triton_int4.BACKEND)
+
+BACKENDS: tuple[Backend, ...] = (*_OURS, dequant.BACKEND, loop.BACKEND)
+
+by_name = partial(named, BACKENDS)  # the backend called so; ValueError lists those there are

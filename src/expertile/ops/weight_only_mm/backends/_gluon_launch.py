@@ -1,0 +1,115 @@
+"""Host side of the `gluon_int4` backend: TMA descriptors of one problem, the launch, and the sum of a split K."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+from expertile.device import Device
+from expertile.ops.hopper import reduce
+from expertile.ops.launch.blocks import Blocks, ragged
+from expertile.ops.launch.device import torch_device
+from expertile.ops.launch.launch import Launch
+from expertile.ops.launch.versions import FP_FUSION
+from expertile.ops.weight_only_mm.backend import Operands
+from expertile.ops.weight_only_mm.backends._gluon_kernel import weight_only_mm_kernel
+from expertile.ops.weight_only_mm.problem import WeightOnlyProblem
+
+# Registers of a thread: at launch, and of a consumer and of the producer afterwards. A warpgroup counts as four warps
+# even where it has one, and the register file holds 65536.
+_REGISTERS = {2: (168, 232, 40), 4: (96, 112, 32)}
+# The plan of more than 256 groups fills a producer's 40.
+_REGISTERS_OF_MANY_GROUPS = (168, 224, 56)
+
+
+@lru_cache(maxsize=1024)
+def _launch(
+    p: WeightOnlyProblem,
+    config: Any,
+    strides: tuple[int, ...],
+    dtype: torch.dtype,
+    bias_dtype: torch.dtype | None,
+    device: int,
+) -> Launch:
+    """The launch of `weight_only_mm_kernel` on GPU number `device` that writes a tensor of those strides. Its
+    descriptors: activations, packed weights (as 32-bit words), scales, zeros and results. ValueError for fused scales
+    of weights that have zero points or activations that are not bfloat16."""
+    if config.format != p.format:
+        raise ValueError(f'config: scale "{config.scale}" takes weights of format {config.format}, not {p.format}')
+    if config.scale == "fused" and (p.has_zeros or p.dtype is not torch.bfloat16):
+        raise ValueError(f'config: scale "fused" takes bfloat16 without zero points, not {p.dtype}, {p.has_zeros = }')
+    layout = p.layout_of_weight
+    words = layout.row_bytes // 4
+    scales = Blocks((p.groups * p.scale_groups * p.n,), (1,), (config.block_n,))
+    blocks = (
+        Blocks((p.m, p.k), p.a_strides, (config.block_m, config.block_k)),
+        Blocks((p.groups, p.n, words), (p.n * words, words, 1), (1, config.cols, config.block_k // 8)),
+        scales,
+        scales,
+        ragged(p.n, strides[-2], (config.block_m // config.store_parts, config.cols)),
+    )
+    many = config.consumers == 2 and p.groups > 256
+    registers, of_consumer, of_producer = _REGISTERS_OF_MANY_GROUPS if many else _REGISTERS[config.consumers]
+    per_channel = layout.span == p.k and p.k not in (p.half, 2 * p.half) and layout.scale_dtype is None
+    options = {
+        "HAS_BIAS": p.has_bias,
+        "HAS_ZEROS": p.has_zeros,
+        "GROUPS_POW2": max(32, 1 << (p.groups - 1).bit_length()),
+        "CONSUMERS": config.consumers,
+        "COLS": config.cols,
+        "BLOCK_M": config.block_m,
+        "BLOCK_K": config.block_k,
+        "HALF": p.half,
+        "SLAB": min(p.half, config.slab),
+        "GROUP": 0 if per_channel else layout.span,
+        "SCALE": "tile" if per_channel else config.scale,
+        "STAGES": config.num_stages,
+        "GROUP_M": config.group_m,
+        "SPLIT_K": config.split_k,
+        "STORE_PARTS": config.store_parts,
+        "TAILS": config.tails,
+        "TURNS": config.turns,
+        "PAIRS": config.pairs,
+        "CONSUMER_REGS": of_consumer,
+        "PRODUCER_REGS": of_producer,
+        "num_warps": 4,
+        **FP_FUSION,
+        "maxnreg": registers,
+        "launch_pdl": True,
+    }
+    of_scales = (layout.scale_dtype or p.dtype,) * 2
+    return Launch(
+        weight_only_mm_kernel,
+        blocks,
+        (p.dtype, torch.int32, *of_scales, dtype),
+        (torch.int32, bias_dtype or dtype, *of_scales),
+        (p.groups, p.m, p.n, p.k),
+        tuple(options.items()),
+        Device.current(torch_device(device)).sm_count,
+    )
+
+
+def prepared(
+    p: WeightOnlyProblem, operands: Operands, config: Any, target: torch.Tensor
+) -> tuple[Launch, int, tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]:
+    """The launch that writes `target`, the output or the partial sums [split_k, M, N] of a split K, and what it runs
+    with: the device, the tensors of its descriptors, and those of its pointers (others for absent bias, zeros)."""
+    w, bias = operands.w, operands.bias
+    device, bias_dtype = target.get_device(), None if bias is None else bias.dtype
+    launch = _launch(p, config, target.stride(), target.dtype, bias_dtype, device)
+    zeros = w.scales if w.zeros is None else w.zeros
+    tensors = (operands.a, w.packed, w.scales, zeros, target)
+    return launch, device, tensors, (operands.offs, target if bias is None else bias, w.scales, zeros)
+
+
+def run(p: WeightOnlyProblem, operands: Operands, config: Any, out: torch.Tensor) -> None:
+    """Queue the kernel, and after a split K the sum of its slices, on the current stream of `out`'s device."""
+    target = out
+    if config.split_k > 1:
+        target = out.new_empty((config.split_k, p.m, p.n), dtype=torch.float32)
+    launch, device, tensors, pointers = prepared(p, operands, config, target)
+    launch.run(device, tensors, pointers)
+    if config.split_k > 1:
+        reduce.run(target, operands.offs, out)

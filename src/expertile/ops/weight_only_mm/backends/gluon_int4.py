@@ -1,0 +1,143 @@
+"""gluon_int4: our warp-specialised Gluon kernel for sm_90a (H100, H200); 4-bit weights, bf16 or fp16 activations.
+
+    out[rows of g] = a[rows of g] @ ((q[g] - zero) * scale)ᵀ (+ bias[g])
+    a [M_tot, K], q [G, N, K] packed two to a byte (`expertile.formats.int4.packing`), scales and zeros [G, K/group, N]
+
+Every `Int4Weight` will do: groups of 32, 64 or 128 along K or one for each row, with zero points or without, K any
+multiple of 64. Groups of rows need no padding: TMA drops stores past a group's end. `offs` is read on the device only.
+
+Every `Mxfp4Weight` as well, K any multiple of 32: codes [G, N, K/2] and scales [G, K/128, N, 4] as
+`expertile.formats.mxfp4` has them, 17/32 bytes a value (`_gluon_mxfp4`).
+
+Scales of bfloat16 weights without zero points must be below 2^27 in magnitude (of larger ones products are infinite or
+NaN), and weights lose digits where scales are below about 2^-94 (`_gluon_unpack`). Values are not looked at.
+
+Bytes: packed weights and scales once from HBM (N K (1/2 + 2/group) for each group, with zero points 4/group), `a` and
+the output once. Limits: HBM for short groups; instructions for those in between (`_gluon_model` counts them); the
+tensor cores for long ones; and latency where there are fewer tiles than multiprocessors: `split_k` programs then share
+a tile. See `_gluon_kernel` for how the work is laid out on the chip.
+
+On an H200 (2026-11-21, bf16, group 128, the fastest config, times our bf16 `grouped_mm` in the same run, both out of
+CUDA graphs): 128 experts 2048 -> 1536 with 1 row each 3.1 x (3.49 TB/s), 8 rows 3.2 x (3.42), 16 rows 2.9 x (3.13), 32
+rows 2.6 x, 64 rows 2.0 x (503 TFLOP/s), 128 rows 1.5 x (662 TFLOP/s); 8 experts 4096 -> 14336 with 1 to 16 rows 2.9 to
+3.0 x (3.1 to 3.3 TB/s). Those were without fused scales and turns, and with bytes that took permutations to unpack;
+with all three it takes 0.87 to 0.92 of the time at 16 to 256 rows each (32 experts 7168 -> 4096).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import lru_cache
+
+import torch
+
+from expertile.device import Device
+from expertile.ops.grouped_mm.backend import new_out
+from expertile.ops.hopper.limits import MAX_ROWS, storable
+from expertile.ops.weight_only_mm.backend import Backend, Operands
+from expertile.ops.weight_only_mm.backends._gluon_config import Config, tiles
+from expertile.ops.weight_only_mm.backends._gluon_model import most_tiles, ranked
+from expertile.ops.weight_only_mm.problem import WeightOnlyProblem
+
+_MAX_GROUPS = 512
+_INT32 = 2**31
+# Registers of a consumer's thread that `Config.registers` may count, by the number of consumers.
+_REGISTERS = {2: 240, 4: 112}
+_REGISTERS_OF_MANY_GROUPS = 232  # more than 256, whose plan takes more of the producer
+
+
+def supports(problem: WeightOnlyProblem, device: Device) -> str | None:
+    """The reason this kernel can't compute `problem` on `device`, or None."""
+    p = problem
+    if device.kind != "cuda" or device.capability != (9, 0):
+        return "needs compute capability 9.0 (H100, H200): it is written for that architecture's wgmma instructions"
+    if p.m > MAX_ROWS // 8:
+        return f"at most {MAX_ROWS // 8} rows (the ragged descriptors' limit, shared by slices of K), not {p.m}"
+    if p.groups > _MAX_GROUPS:
+        return f"at most {_MAX_GROUPS} groups (their prefix sum is kept in registers), not {p.groups}"
+    if not (p.a_aligned and p.b_aligned):
+        return "TMA needs base addresses that are multiples of 16 bytes"
+    if p.a_strides[1] != 1:
+        return f"a needs a contiguous K (strides {p.a_strides})"
+    if p.a_strides[0] <= 0 or p.a_strides[0] % 8:
+        return f"TMA needs strides that are positive multiples of 16 bytes; a has {p.a_strides} elements"
+    if (p.n * p.out_dtype.itemsize) % 16:
+        return f"TMA needs rows of the output that are multiples of 16 bytes, not {p.n} x {p.out_dtype.itemsize}"
+    if p.groups * p.scale_bytes >= 2 * _INT32:
+        return "scales must lie within 2^31 elements"
+    return None
+
+
+_SPLITS = (1, 2, 3, 4, 6, 8)
+
+
+def _fitted(config: Config, problem: WeightOnlyProblem, device: Device) -> Config | None:
+    """`config` for groups and results of this problem: scaled weights where the sums of many groups would not fit the
+    registers, and fewer stages where scales or 4-byte results leave no room for as many; None if it can't be."""
+    if config.consumers == 4 and problem.groups > 256:
+        return None  # their producer has 32 registers, too few for the plan
+    most = _REGISTERS[config.consumers] if problem.groups <= 256 else _REGISTERS_OF_MANY_GROUPS
+    if config.scale == "sum" and config.registers(problem) > most:
+        config = replace(config, scale="weight", slab=32)
+    if config.registers(problem) > most:
+        return None
+    while config.smem_bytes(problem) > device.smem_bytes:
+        if config.num_stages <= 2 and config.block_m // config.store_parts <= 16:
+            return None
+        if config.num_stages > 2:
+            config = replace(config, num_stages=config.num_stages - 1)
+        else:
+            config = replace(config, store_parts=2 * config.store_parts)
+    return config
+
+
+@lru_cache(maxsize=1024)
+def configs(problem: WeightOnlyProblem, device: Device) -> tuple[Config, ...]:
+    """Configs worth timing, the one that the model expects to be the fastest first."""
+    found: dict[Config, None] = {}
+    for tile in tiles(problem):
+        for split in _SPLITS:
+            if split > 1 and (split * tile.block_k > problem.k or most_tiles(problem, tile) > 2 * device.sm_count):
+                continue
+            config = _fitted(replace(tile, split_k=split), problem, device)
+            if config is not None:
+                found[config] = None
+    ordered = ranked(problem, device, tuple(found))
+    # Splits further than the best one of each tile are not worth a try.
+    best: dict[Config, Config] = {}
+    for config in ordered:
+        best.setdefault(replace(config, split_k=1, num_stages=0, store_parts=2), config)
+    return tuple(best.values())
+
+
+def run(problem: WeightOnlyProblem, operands: Operands, config: Config, out: torch.Tensor | None) -> torch.Tensor:
+    """Compute into `out` (rows past offs[-1] are left alone) or a new tensor; queues one kernel, or two for a split K,
+    and waits for nothing."""
+    p = problem
+    if out is not None and not storable(out):
+        # The copy carries the rows that are to be left alone.
+        aligned = out.new_empty(out.shape).copy_(out)
+        return out.copy_(run(p, operands, config, aligned))
+    out = new_out(p, operands, out)
+    if p.groups and p.m and p.n:
+        _launch()(p, operands, config, out)
+    return out
+
+
+@lru_cache(maxsize=1)
+def _launch() -> Callable[[WeightOnlyProblem, Operands, Config, torch.Tensor], None]:
+    """Gluon is imported at the first launch: `import expertile` stays quick and works without Triton."""
+    from expertile.ops.weight_only_mm.backends._gluon_launch import run
+
+    return run
+
+
+GLUON_INT4 = Backend(
+    name="gluon_int4",
+    summary="warp-specialised Gluon kernel for Hopper: TMA ring, nibbles unpacked into wgmma's register operand",
+    supports=supports,
+    configs=configs,
+    run=run,
+)
+BACKEND = GLUON_INT4

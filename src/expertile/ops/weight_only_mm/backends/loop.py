@@ -1,0 +1,48 @@
+"""Dequantise and multiply: one float32 product per group. What any device can do, and what CPUs use.
+
+    out[rows of g] = a[rows of g] @ ŵ[g]ᵀ (+ bias[g])
+
+Only one group's weights are dequantised at a time. Bytes moved: the packed weights of groups with rows once, and their
+float32 copies written and read. What limits it: float32 products and a few launches per group; the host must know the
+group sizes.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from expertile.device import Device
+from expertile.ops.backend import NoConfig
+from expertile.ops.grouped_mm.backend import new_out
+from expertile.ops.weight_only_mm.backend import Backend, Operands
+from expertile.ops.weight_only_mm.problem import WeightOnlyProblem
+from expertile.ragged import sizes_from_offs
+
+
+def _supports(problem: WeightOnlyProblem, device: Device) -> str | None:
+    """Every problem: conversions and float32 products exist everywhere."""
+    return None
+
+
+def _run(problem: WeightOnlyProblem, operands: Operands, config: NoConfig, out: torch.Tensor | None) -> torch.Tensor:
+    out = new_out(problem, operands, out)
+    w, end = operands.w, 0
+    for g, size in enumerate(problem.group_sizes or sizes_from_offs(operands.offs)):
+        start, end = end, end + size
+        if size == 0:
+            continue
+        one = w.part(g, g + 1)
+        with torch.autocast(out.device.type, enabled=False):  # which would round float32 again
+            product = operands.a[start:end].float() @ one.dequantize(torch.float32)[0].t()
+        out[start:end] = product if operands.bias is None else product + operands.bias[g]
+    return out
+
+
+BACKEND = Backend(
+    name="loop",
+    summary="dequantised, one float32 product per group",
+    supports=_supports,
+    configs=lambda problem, device: (NoConfig(),),
+    run=_run,
+    reads_offs_on_host=True,
+)

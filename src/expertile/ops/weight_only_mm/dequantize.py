@@ -1,0 +1,147 @@
+"""expertile::weight_only_dequantize: weights in few bits -> 16 (or 32) bits, [G, N, K] or a range of K.
+
+Computed in float32 and rounded once, as `dequantize` of the weight's class, bit for bit. Bytes: about half a byte read
+and two written for every value; that is what limits it.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from expertile.formats.int4.packing import words
+from expertile.formats.quantized import QuantizedWeight
+from expertile.formats.weight_only import weight_of
+from expertile.ops.launch.device import current_device
+from expertile.ops.launch.versions import FP_FUSION
+from expertile.ops.weight_only_mm.triton_mxfp4 import power_of_two, registers, value
+from expertile.ops.weight_only_mm.triton_unpack import in_order
+
+_ROWS = 64
+RANGES = 128  # a range of K begins on a multiple of this
+
+
+@triton.jit
+def _dequantize_kernel(
+    packed_ptr,
+    scales_ptr,
+    zeros_ptr,
+    out_ptr,
+    N,
+    K,
+    K_FIRST,
+    K_LAST,
+    HALF: tl.constexpr,
+    GROUP_SIZE: tl.constexpr,
+    HAS_ZEROS: tl.constexpr,
+    MXFP4: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCKS: tl.constexpr,
+):
+    # One program: ROWS rows of one expert, BLOCKS packed blocks of each.
+    group = tl.program_id(2).to(tl.int64)
+    rows = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
+    keep = rows < N
+    words_of_row = tl.cdiv(K, 2 * HALF) * (HALF // 4)
+    packed_rows = packed_ptr + (group * N + rows)[:, None] * words_of_row + tl.arange(0, HALF // 4)[None, :]
+    out_rows = out_ptr + (group * N + rows)[:, None] * (K_LAST - K_FIRST) + tl.arange(0, HALF)[None, :]
+    for i in range(BLOCKS):
+        k = K_FIRST + (tl.program_id(0) * BLOCKS + i) * 2 * HALF
+        mask = keep & (k < K_LAST)
+        q = tl.load(packed_rows + k // 8, mask=mask[:, None], other=0)
+        for high in tl.static_range(2):
+            first = k + high * HALF
+            if MXFP4:
+                low_pair, high_pair = registers(q, high)
+                w = in_order(value(low_pair), value(low_pair >> 16), value(high_pair), value(high_pair >> 16))
+                word = (group * tl.cdiv(K, 128) + first // 128) * N + rows
+                mask = mask & (first < K_LAST)
+                scale = tl.load(scales_ptr + word * 4 + first % 128 // 32, mask=mask, other=0)
+                w *= power_of_two(scale)[:, None]
+            else:
+                scale_at = (group * (K // GROUP_SIZE) + first // GROUP_SIZE) * N + rows
+                scale = tl.load(scales_ptr + scale_at, mask=mask, other=0.0).to(tl.float32)
+                v = q >> (4 * high)
+                w = in_order(v & 15, (v >> 16) & 15, (v >> 8) & 15, (v >> 24) & 15).to(tl.float32)
+                if HAS_ZEROS:
+                    w -= tl.load(zeros_ptr + scale_at, mask=mask, other=0.0).to(tl.float32)[:, None]
+                else:
+                    w -= 8.0
+                w *= scale[:, None]
+            tl.store(out_rows + (first - K_FIRST), w.to(out_ptr.dtype.element_ty), mask=mask[:, None])
+
+
+def dequantize_on_gpu(w: QuantizedWeight, dtype: torch.dtype, first: int = 0, last: int | None = None) -> torch.Tensor:
+    """Values first … last - 1 of K of `w.dequantize(dtype)` in one launch on the current stream; both multiples of
+    RANGES, or `last` None or K."""
+    g, n, k = w.shape
+    last = k if last is None else last
+    out = torch.empty(g, n, last - first, dtype=dtype, device=w.device)
+    if out.numel() == 0:
+        return out
+    mxfp4, blocks = w.format == "mxfp4", 4
+    half = 32 if mxfp4 else w.half  # type: ignore[attr-defined]
+    grid = (triton.cdiv(last - first, 2 * half * blocks), triton.cdiv(n, _ROWS), g)
+    with current_device(w.device):
+        _dequantize_kernel[grid](
+            words(w.packed),
+            w.scales,
+            w.zeros,
+            out,
+            n,
+            k,
+            first,
+            last,
+            HALF=half,
+            GROUP_SIZE=w.group_size,
+            HAS_ZEROS=w.zeros is not None,
+            MXFP4=mxfp4,
+            ROWS=_ROWS,
+            BLOCKS=blocks,
+            **FP_FUSION,
+        )
+    return out
+
+
+@torch.library.custom_op("expertile::weight_only_dequantize", mutates_args=())
+def weight_only_dequantize(
+    packed: torch.Tensor,
+    scales: torch.Tensor,
+    zeros: torch.Tensor | None,
+    format: str,
+    group_size: int,
+    k: int,
+    dtype: torch.dtype,
+    first: int = 0,
+    last: int | None = None,
+) -> torch.Tensor:
+    """[G, N, last - first] in `dtype`; not differentiable. On any device."""
+    w = weight_of(format, packed, scales, zeros, group_size, k)
+    if w.packed.is_cuda:
+        return dequantize_on_gpu(w, dtype, first, last)
+    experts = [w.part(e, e + 1).dequantize(dtype)[..., first:last] for e in range(w.shape[0])]
+    return torch.cat(experts) if experts else packed.new_empty((0, packed.shape[1], k), dtype=dtype)[..., first:last]
+
+
+@weight_only_dequantize.register_fake
+def _(
+    packed: torch.Tensor,
+    scales: torch.Tensor,
+    zeros: torch.Tensor | None,
+    format: str,
+    group_size: int,
+    k: int,
+    dtype: torch.dtype,
+    first: int = 0,
+    last: int | None = None,
+) -> torch.Tensor:
+    width = (k if last is None else last) - first
+    return packed.new_empty((packed.shape[0], packed.shape[1], width), dtype=dtype)
+
+
+def dequantized(w: QuantizedWeight, dtype: torch.dtype) -> torch.Tensor:
+    """`w.dequantize(dtype)` by the operator."""
+    return torch.ops.expertile.weight_only_dequantize(
+        w.packed, w.scales, w.zeros, w.format, w.group_size, w.shape[2], dtype
+    )

@@ -1,0 +1,171 @@
+"""WeightOnlyProblem: one grouped product with weights in few bits, validated once, with no tensor inside.
+
+    out[rows of g] = a[rows of g] @ ŵ[g]ᵀ (+ bias[g]),   ŵ = `w.dequantize()`
+
+a [M_tot, K] bfloat16 or float16, any strides; w a `QuantizedWeight` [G, N, K], an Int4Weight with scales of a's dtype;
+offs [G] int32 END rows on the device; bias [G, N]; out [M_tot, N] in a's dtype, or the other one, or float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from expertile.formats.quantized import KernelLayout, QuantizedWeight
+from expertile.formats.weight_only import kernel_layout
+from expertile.ops.grouped_mm.problem import (
+    Description,
+    Layout,
+    Problem,
+    check_bias,
+    check_offs_values,
+    described,
+    groups_of,
+)
+from expertile.ragged import sizes_from_offs
+from expertile.roofline import Work
+
+DTYPES = (torch.bfloat16, torch.float16)
+OUT_DTYPES = (*DTYPES, torch.float32)
+
+
+@dataclass(frozen=True)
+class WeightOnlyProblem(Problem):
+    """A RAGGED_M `Problem` whose b is a `QuantizedWeight` of that `format`. `dtype` is that of a; `b_strides` are those
+    of the packed bytes over (groups, columns of out, bytes); `b_aligned` says that packed, scales and zeros all start
+    on multiples of 16 bytes. All three are contiguous."""
+
+    group_size: int = 128
+    has_zeros: bool = False
+    format: str = "int4"
+
+    @property
+    def layout_of_weight(self) -> KernelLayout:
+        """How its rows lie in memory."""
+        return kernel_layout(self.format, self.k, self.group_size)
+
+    @property
+    def half(self) -> int:
+        """Bytes of a packed block (64 or 32), which holds 2 · half values of K."""
+        return self.layout_of_weight.half
+
+    @property
+    def scale_groups(self) -> int:
+        """Elements of the scales of a row."""
+        return -(-self.k // self.layout_of_weight.span)
+
+    @property
+    def scale_bytes(self) -> int:
+        """Bytes of a group's scales."""
+        return self.n * self.scale_groups * self.layout_of_weight.scale_itemsize
+
+    def weight_bytes(self) -> int:
+        """Bytes of one group's values, scales and zero points."""
+        return self.n * self.b_strides[1] + (2 if self.has_zeros else 1) * self.scale_bytes
+
+    def work(self, group_sizes: Sequence[int] | None = None) -> Work:
+        """2 FLOPs per multiply-add of rows in groups; a and out once, the packed weights of every group in use once."""
+        sizes = group_sizes if group_sizes is not None else self.group_sizes
+        total = self.m if sizes is None else sum(sizes)
+        used = self.groups if sizes is None else sum(s > 0 for s in sizes)
+        activations = total * (self.k * self.dtype.itemsize + self.n * self.out_dtype.itemsize)
+        return Work(2.0 * total * self.n * self.k, float(activations + used * self.weight_bytes()))
+
+    @staticmethod
+    def of(
+        a: torch.Tensor,
+        w: QuantizedWeight,
+        offs: torch.Tensor | None = None,
+        bias: torch.Tensor | None = None,
+        out_dtype: torch.dtype | None = None,
+        check: bool = False,
+    ) -> WeightOnlyProblem:
+        """Validate the operands of `weight_only_mm` and describe them.
+
+        Raises ValueError naming the argument, what was expected and what came. Values of `offs`, scales and zeros are
+        read (which synchronises with a GPU) only with `check=True`, by `w.check_numbers`; those of `offs` also when it
+        is on the CPU anyway.
+        """
+        if offs is not None and not isinstance(offs, torch.Tensor):
+            raise ValueError(f"offs: expected an int32 tensor, got {type(offs).__name__}")
+        problem = WeightOnlyProblem.of_descriptions(
+            described(a),
+            described(w.packed),
+            described(w.scales),
+            described(w.zeros),
+            w.format,
+            w.group_size,
+            w.shape[2],
+            described(offs),
+            described(bias),
+            out_dtype,
+        )
+        assert offs is not None
+        if check:
+            w.check_numbers(a.dtype)
+        elif offs.is_cuda:
+            return problem
+        sizes = sizes_from_offs(offs)
+        check_offs_values(sizes, problem.m)
+        return replace(problem, group_sizes=sizes)
+
+    @staticmethod
+    def of_descriptions(
+        a_fields: tuple[Any, ...] | None,
+        packed_fields: tuple[Any, ...] | None,
+        scales_fields: tuple[Any, ...] | None,
+        zeros_fields: tuple[Any, ...] | None,
+        format: str,
+        group_size: int,
+        k_of_w: int,
+        offs_fields: tuple[Any, ...] | None,
+        bias_fields: tuple[Any, ...] | None,
+        out_dtype: torch.dtype | None,
+    ) -> WeightOnlyProblem:
+        """`of` what is `described`, and so without values. The weight's own fields fit together (its class)."""
+        assert a_fields is not None and packed_fields is not None and scales_fields is not None
+        a, packed, scales = Description(*a_fields), Description(*packed_fields), Description(*scales_fields)
+        zeros = None if zeros_fields is None else Description(*zeros_fields)
+        offs = None if offs_fields is None else Description(*offs_fields)
+        bias = None if bias_fields is None else Description(*bias_fields)
+        if len(a.shape) != 2:
+            raise ValueError(f"a: expected [M, K], the rows of each group together, got {list(a.shape)}")
+        if a.dtype not in DTYPES:
+            raise ValueError(f"a: expected dtype torch.bfloat16 or torch.float16, got {a.dtype}")
+        if scales.dtype.is_floating_point and scales.dtype is not a.dtype:
+            raise ValueError(f"w: expected scales of dtype {a.dtype} as a has (w.to(dtype=…)), got {scales.dtype}")
+        if packed.device != a.device:
+            raise ValueError(f"w: expected device {a.device} as a has, got {packed.device}")
+        out_dtype = a.dtype if out_dtype is None else out_dtype
+        if out_dtype not in OUT_DTYPES:
+            raise ValueError(f"out_dtype: expected {' or '.join(map(str, OUT_DTYPES))}, got {out_dtype}")
+        (groups, n, row_bytes), (m, k) = packed.shape, a.shape
+        if k != k_of_w:
+            raise ValueError(f"w: expected K = {k} (a's last dimension), got {k_of_w} in shape {[groups, n, k_of_w]}")
+        groups_of(Layout.RAGGED_M, a, packed, offs)
+        if bias is not None:
+            check_bias(Layout.RAGGED_M, bias, groups, n, a)
+        aligned = packed.aligned and scales.aligned and (zeros is None or zeros.aligned)
+        return WeightOnlyProblem(
+            Layout.RAGGED_M,
+            groups,
+            m,
+            n,
+            k,
+            a.dtype,
+            out_dtype,
+            a.strides,
+            (n * row_bytes, row_bytes, 1),
+            a.aligned,
+            aligned,
+            bias is not None,
+            a.device.type,
+            None,
+            False,
+            group_size,
+            zeros is not None,
+            format,
+        )

@@ -1,0 +1,135 @@
+"""transformers' models with quantised experts, rounded or as gpt-oss stores them, against their values in bfloat16."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+pytest.importorskip("transformers", minversion="5.7")
+
+import transformers
+from safetensors.torch import save_file
+
+from expertile.formats.fp8 import QuantizedBuffers
+from expertile.formats.mxfp4 import Mxfp4Weight
+from expertile.integrations.gpt_oss import load_gpt_oss, load_gpt_oss_experts
+from expertile.integrations.transformers import quantize_experts
+from tests.support.transformers_models import MODELS, VOCABULARY, make_model, tokens
+
+SIZES = {
+    "qwen3_moe": dict(hidden_size=64, moe_intermediate_size=64),
+    "mixtral": dict(hidden_size=64, intermediate_size=64),
+    "deepseek_v3": dict(hidden_size=64, moe_intermediate_size=64),
+    "gpt_oss": dict(hidden_size=64, intermediate_size=64),
+}
+
+
+@pytest.fixture(autouse=True)
+def larger(monkeypatch):
+    """Sizes that four-bit formats take."""
+    for name, (family, options) in list(MODELS.items()):
+        monkeypatch.setitem(MODELS, name, (family, options | SIZES[name]))
+
+
+def dequantised(model, plain):
+    """`plain` with the values of the quantised experts of `model`."""
+    with torch.no_grad():
+        for name, module in model.named_modules():
+            if isinstance(module, QuantizedBuffers):
+                parameter = plain.get_parameter(name)
+                values = module.weight.dequantize()
+                experts = plain.get_submodule(name.rpartition(".")[0])
+                parameter.copy_(values.mT if experts.is_transposed else values)
+    return plain
+
+
+def close(found, expected, tolerance=0.03):
+    assert (found.double() - expected.double()).norm() <= tolerance * expected.double().norm()
+
+
+@pytest.mark.parametrize("format", ["mxfp4", "int4", "fp8"])
+@pytest.mark.parametrize("name", MODELS)
+def test_a_model_with_rounded_experts(name, format, tmp_path):
+    model = quantize_experts(make_model(name).bfloat16().eval(), format)
+    held = [m for m in model.modules() if isinstance(m, QuantizedBuffers)]
+    assert len(held) == 4, "two layers, two weights each"
+    ids, prompt = tokens(2, 12), tokens(1, 4)
+    logits = model(ids).logits
+    plain = dequantised(model, make_model(name).bfloat16().eval())
+    plain.set_experts_implementation("eager")
+    close(logits, plain(ids).logits, 0.15 if format == "fp8" else 0.03)
+    options = dict(max_new_tokens=4, do_sample=False, pad_token_id=0)
+    text = model.generate(prompt, **options)
+    save_file({k: v.contiguous() for k, v in model.state_dict().items()}, tmp_path / "m.safetensors")
+    again = quantize_experts(make_model(name, seed=1).bfloat16().eval(), format)
+    from safetensors.torch import load_file
+
+    again.load_state_dict(load_file(tmp_path / "m.safetensors"))
+    assert torch.equal(again(ids).logits, logits) and torch.equal(again.generate(prompt, **options), text)
+
+
+def test_training_around_frozen_experts():
+    model = quantize_experts(make_model("gpt_oss").bfloat16(), "mxfp4")
+    ids = tokens(2, 12)
+    model(ids, labels=ids).loss.backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
+    plain = dequantised(model, make_model("gpt_oss").bfloat16())
+    plain.set_experts_implementation("eager")
+    plain(ids, labels=ids).loss.backward()
+    gradients = {n: p.grad for n, p in plain.named_parameters()}
+    for name in ("model.embed_tokens.weight", "model.layers.0.mlp.experts.down_proj_bias"):
+        close(model.get_parameter(name).grad, gradients[name], 0.08)
+
+
+def checkpoint(folder):
+    """A folder as gpt-oss is published, of a small model; and the model, its experts' values as they are packed."""
+    plain = make_model("gpt_oss").bfloat16().eval()
+    tensors = dict(plain.state_dict())
+    for name in [n for n in tensors if n.endswith(("experts.gate_up_proj", "experts.down_proj"))]:
+        weight = Mxfp4Weight.quantize(tensors.pop(name).mT)
+        tensors[f"{name}_blocks"], tensors[f"{name}_scales"] = weight.blocks(), weight.scale_bytes()
+        with torch.no_grad():
+            plain.get_parameter(name).copy_(weight.dequantize().mT)
+    plain.config.save_pretrained(folder)
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn"]}
+    (folder / "config.json").write_text(json.dumps(config))
+    save_file({k: v.contiguous() for k, v in tensors.items()}, folder / "model.safetensors")
+    return plain, tensors
+
+
+def test_gpt_oss_as_it_is_published(tmp_path):
+    plain, tensors = checkpoint(tmp_path)
+    seen = []
+    model = load_gpt_oss(tmp_path, progress=lambda done, of: seen.append((done, of)))
+    assert seen == [(1, 2), (2, 2)] and not any(p.is_meta for p in model.parameters())
+    weight = model.model.layers[1].mlp.experts.down_proj.weight
+    stored = "model.layers.1.mlp.experts.down_proj"
+    assert torch.equal(weight.blocks(), tensors[f"{stored}_blocks"])
+    assert torch.equal(weight.scale_bytes(), tensors[f"{stored}_scales"])
+    ids = tokens(2, 12)
+    plain.set_experts_implementation("eager")
+    close(model(ids).logits, plain(ids).logits)
+    assert model.generate(tokens(1, 4), max_new_tokens=4, do_sample=False, pad_token_id=0).shape == (1, 8)
+    assert int(tokens(1, 4).max()) < VOCABULARY
+
+
+def test_errors(tmp_path):
+    _, tensors = checkpoint(tmp_path)
+    name = "model.layers.0.mlp.experts.gate_up_proj"
+    with pytest.raises(ValueError, match=f"{name}_scales: expected a tensor of that name, got none"):
+        load_gpt_oss_experts(make_model("gpt_oss"), {k: v for k, v in tensors.items() if k != f"{name}_scales"})
+    with pytest.raises(ValueError, match=rf"{name}: scales: expected bytes below 255"):
+        bad = torch.full_like(tensors[f"{name}_scales"], 255)
+        load_gpt_oss_experts(make_model("gpt_oss"), tensors | {f"{name}_scales": bad})
+    with pytest.raises(ValueError, match=rf"{name}: expected \[4, 128, 64\] values, got \[4, 64, 64\]"):
+        cut = {f"{name}_{kind}": tensors[f"{name}_{kind}"][:, :64] for kind in ("blocks", "scales")}
+        load_gpt_oss_experts(make_model("gpt_oss"), tensors | cut)
+    with pytest.raises(ValueError, match="model: expected experts with gate_up_proj"):
+        quantize_experts(transformers.PreTrainedModel(transformers.PretrainedConfig()), "mxfp4")
+    with pytest.raises(ValueError, match="model: expected experts"):
+        load_gpt_oss_experts(torch.nn.Linear(2, 2), {})
+    with pytest.raises(ValueError, match="format: expected one of mxfp4, int4, fp8, got 'nf4'"):
+        quantize_experts(make_model("mixtral"), "nf4")
