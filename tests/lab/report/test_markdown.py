@@ -1,10 +1,15 @@
 import pytest
 from markdown_it import MarkdownIt
 
-from expertile.lab.report import headline, markdown, update_readme
+from expertile.lab.report import headline, markdown
+from expertile.lab.report.markers import fill_file
 from tests.lab.report import samples
 
 README = "# Title\n\nbefore <!-- expertile:headline -->old<!-- /expertile:headline --> after\n"
+
+
+def fill(path, records, check=False):
+    return fill_file(path, {"headline": headline(records)}, check)
 
 
 def rows_of(text):
@@ -50,43 +55,43 @@ def test_runs_of_two_machines_do_not_share_a_table():
     assert text.index("GPU one") < text.index("| preset") < text.index("GPU two") < text.rindex("| preset")
 
 
-def test_update_readme_round_trip(tmp_path):
+def test_fill_round_trip(tmp_path):
     path, records = tmp_path / "README.md", samples.lab(seed=4, workloads=3)
     path.write_text(README)
-    assert update_readme(path, records, check=True) is False
+    assert fill(path, records, check=True) is False
     assert path.read_text() == README
-    assert update_readme(path, records) is False
+    assert fill(path, records) is False
     text = path.read_text()
     assert headline(records) in text
     assert text.startswith("# Title\n\nbefore <!--")
     assert text.endswith("--> after\n")
-    assert update_readme(path, records, check=True) is True
-    assert update_readme(path, records) is True
+    assert fill(path, records, check=True) is True
+    assert fill(path, records) is True
     assert path.read_text() == text
 
 
-def test_update_readme_keeps_line_ends(tmp_path):
+def test_fill_keeps_line_ends(tmp_path):
     path = tmp_path / "README.md"
     path.write_bytes(README.replace("\n", "\r\n").encode())
-    update_readme(path, [samples.record()])
+    fill(path, [samples.record()])
     assert b"\n" not in path.read_bytes().replace(b"\r\n", b"")
-    assert update_readme(path, [samples.record()], check=True) is True
+    assert fill(path, [samples.record()], check=True) is True
 
 
 @pytest.mark.parametrize("text", ["no markers", README + README, README.replace("<!-- exp", "<!-- x")])
-def test_update_readme_wants_each_marker_once(tmp_path, text):
+def test_fill_wants_each_marker_once(tmp_path, text):
     path = tmp_path / "README.md"
     path.write_text(text)
     with pytest.raises(ValueError, match="each exactly once, got"):
-        update_readme(path, [samples.record()])
+        fill(path, [samples.record()])
     assert path.read_text() == text
 
 
-def test_update_readme_wants_the_markers_in_order(tmp_path):
+def test_fill_wants_the_markers_in_order(tmp_path):
     path = tmp_path / "README.md"
     path.write_text("<!-- /expertile:headline --> <!-- expertile:headline -->")
     with pytest.raises(ValueError, match="and then .* got 1 and 1"):
-        update_readme(path, [samples.record()])
+        fill(path, [samples.record()])
 
 
 def test_names_cannot_break_out_of_a_cell_or_forge_a_marker(tmp_path):
@@ -98,8 +103,8 @@ def test_names_cannot_break_out_of_a_cell_or_forge_a_marker(tmp_path):
         assert len({len(row) for row in rows_of(text) if row and row[0].startswith("a|b")}) == 1
     path = tmp_path / "README.md"
     path.write_text(README)
-    update_readme(path, records)
-    assert update_readme(path, records, check=True) is True
+    fill(path, records)
+    assert fill(path, records, check=True) is True
 
 
 def test_summary_has_the_verdict_a_table_and_the_failures():

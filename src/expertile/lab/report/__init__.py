@@ -1,7 +1,7 @@
 """Reports from records: verdict, terminal table, Markdown, README headline and a self-contained HTML page."""
 
 from expertile.lab.report.candidates import of_candidate
-from expertile.lab.report.markdown import headline, markdown, update_readme
+from expertile.lab.report.markdown import headline, markdown
 from expertile.lab.report.page import html
 from expertile.lab.report.site import site, summary
 from expertile.lab.report.table import ResultTable, elsewhere_lines, table
@@ -17,6 +17,5 @@ __all__ = [
     "site",
     "summary",
     "table",
-    "update_readme",
     "verdict",
 ]

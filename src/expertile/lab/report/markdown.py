@@ -1,13 +1,11 @@
-"""Markdown exports: a summary of all records, and the README's headline table with its markers."""
+"""Markdown exports: a summary of all records, and the headline table of several runs."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import Any
 
 from expertile.lab.report.contest import Contest, Run, relative_speed, runs
-from expertile.lab.report.markers import fill_file
 from expertile.lab.report.operators import GROUPED_OPS, operator_table
 from expertile.lab.report.rows import POLICY_NAMES
 from expertile.lab.report.units import MISSING, cell, markdown_table, micros, percent, plural, rate, spread, times
@@ -35,7 +33,7 @@ def markdown(records: Iterable[Any]) -> str:
 
 
 def headline(records: Iterable[Any]) -> str:
-    """The README's headline: a table of presets × backends, and every workload below it, ready to paste.
+    """The headline of the results page: a table of presets × backends, and every workload below it, ready to paste.
 
     Only ratios within one run are averaged; a figure of several runs stands in rows of its own run.
     The graph policy where a run has it, eager otherwise. What races something other than the backends (the rungs of the
@@ -63,15 +61,6 @@ def headline(records: Iterable[Any]) -> str:
         parts.append("<details><summary>Every workload</summary>")
         parts += [*details, "</details>"]
     return "\n\n".join([*parts, *filter(None, fused)])
-
-
-def update_readme(path: str | Path, records: Iterable[Any], check: bool = False) -> bool:
-    """Puts `headline(records)` between the markers of the README at `path`; all else stays byte for byte.
-
-    Returns whether the README was already up to date. With `check` nothing is written.
-    Raises ValueError unless the file has each marker exactly once, in order.
-    """
-    return fill_file(path, {"headline": headline(records)}, check)
 
 
 def _grouped(run: Run) -> bool:
