@@ -38,7 +38,7 @@ def grouped_mm(
         _require_tensors(a=a, b=b, bias=bias)
     kind = "cuda" if a.is_cuda else a.device.type
     if out is not None or accumulate:
-        out_dtype = _given_out(a, b, offs, bias, out, accumulate, out_dtype)
+        out_dtype = _given_out(a, b, bias, out, accumulate, out_dtype)
     if kind != "meta" and torch.is_autocast_enabled(kind):
         a, b, bias = _autocast(a, b, bias)
     if traced(a):
@@ -47,14 +47,13 @@ def grouped_mm(
         if a.is_meta:  # no value to look at, but the shapes
             Problem.from_descriptions(described(a), described(b), described(offs), described(bias), out_dtype)
         return operator(a, b, offs, bias, out_dtype, backend, batch_invariant)
-    if out is not None:
-        request = Request(backend, config, batch_invariant)
-        return forward(a, b, offs=offs, bias=bias, out_dtype=out_dtype, request=request, out=out, accumulate=accumulate)
     if check and kind == "cuda":  # on a CPU the values of offs are always checked
         Problem.from_tensors(a, b, offs, bias, out_dtype, check=True)
     product: Any = forward
     if backend != "auto" or config is not None or batch_invariant:
         product = partial(forward, request=Request(backend, config, batch_invariant))
+    if out is not None:
+        product = partial(product, out=out, accumulate=accumulate)
     if torch.is_grad_enabled() and (a.requires_grad or b.requires_grad or (bias is not None and bias.requires_grad)):
         over_rows = partial(forward, request=Request(backend, config)) if batch_invariant else product
         return GroupedMM.apply(product, over_rows, a, b, offs, bias, out_dtype)
@@ -86,13 +85,12 @@ def _require_tensors(**arguments: Any) -> None:
 def _given_out(
     a: torch.Tensor,
     b: torch.Tensor,
-    offs: torch.Tensor | None,
     bias: torch.Tensor | None,
     out: torch.Tensor | None,
     accumulate: bool,
     out_dtype: torch.dtype | None,
 ) -> torch.dtype:
-    """The dtype of `out`, if it can take the result."""
+    """The dtype of `out`, which is to take the result; `forward` looks at its shape."""
     if out is None:
         raise ValueError("accumulate: expected a tensor `out` to add to, got None")
     if accumulate and not (a.dim() == 2 and b.dim() == 2):
@@ -104,11 +102,6 @@ def _given_out(
         raise ValueError("out: expected operands without gradients (torch.no_grad), got one that requires its gradient")
     if out_dtype is not None and out_dtype is not out.dtype:
         raise ValueError(f"out_dtype: expected that of out, {out.dtype}, or None, got {out_dtype}")
-    problem = Problem.from_tensors(a, b, offs, bias, out.dtype)
-    if tuple(out.shape) != problem.out_shape or out.device != a.device:
-        raise ValueError(
-            f"out: expected {list(problem.out_shape)} on {a.device}, got {list(out.shape)} on {out.device}"
-        )
     return out.dtype
 
 

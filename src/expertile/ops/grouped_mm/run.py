@@ -52,6 +52,9 @@ def forward(
     else:  # the values of offs are part of the problem, or the caller names a config
         problem = Problem.from_tensors(a, b, offs, bias, out_dtype)
         chosen, config = select(problem, _device(a.device.type, a.device.index), request)
+    if out is not None and (tuple(out.shape) != tuple(problem.out_shape) or out.device != a.device):
+        expected = f"{list(problem.out_shape)} on {a.device}"
+        raise ValueError(f"out: expected {expected}, got {list(out.shape)} on {out.device}")
     if offs is not None and not offs.is_contiguous():
         offs = offs.contiguous()
     operands = Operands(a, b, offs, bias)
