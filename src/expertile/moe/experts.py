@@ -45,7 +45,7 @@ from expertile.ops.gathered_mm.combine import formula as combine_formula
 from expertile.ops.gathered_mm.problem import ACTIVATIONS
 from expertile.ops.grouped_mm.api import grouped_mm
 from expertile.ops.launch.device import FORMULA_DTYPES, wide
-from expertile.ops.torch_op import differentiable, differentiable_once, gradients_of, traced
+from expertile.ops.torch_op import differentiable, differentiable_once, gradients_of, graph_is_kept, traced
 
 _T = torch.Tensor
 _Maybe = torch.Tensor | None
@@ -140,6 +140,7 @@ class _MoeMlp(torch.autograd.Function):
             ctx.interleaved,
             ctx.needs_input_grad[:6],
             ctx.batch_invariant,
+            overwrite_pre=not graph_is_kept(),
         )
         return (*grads, None, None, None, None)
 

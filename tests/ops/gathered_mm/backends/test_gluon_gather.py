@@ -38,6 +38,8 @@ MANY_TILES = (
     Case("halves", GATED, (100, 0, 70, 1, 64), n=104, k=136, past=9),
     Case("halves-no-pre", GATED, (70, 3, 130), n=72, k=64, save_pre=False, bias=True),
     Case("interleaved", GATED, (66, 0, 130), n=104, k=72, interleaved=True, bias=True, dtype=torch.float16),
+    Case("interleaved-kn", GATED, (66, 0, 130), n=72, k=72, interleaved=True, storage="kn"),
+    Case("interleaved-no-pre", GATED, (66, 0, 130), n=72, k=72, interleaved=True, bias=True, save_pre=False),
     Case("ordered", GATED, (66, 0, 130), n=104, k=72, interleaved=True, gathered="", past=5, storage="kn"),
     Case("mm", MM, (100, 0, 70, 1), n=136, k=136, past=3, bias=True, storage="kn"),
     Case("backward", BACKWARD, (100, 0, 70, 1), n=136, k=72, past=9, storage="kn"),
@@ -49,10 +51,14 @@ MANY_TILES = (
 TAKEN = [c for c in cases.CASES if BACKEND.supports(cases.make(c)[0], H200) is None]
 
 
-def _emulate(case: Case, config: Any, programs: int, seed: int, kernel: Any = None) -> None:
+def _emulate(
+    case: Case, config: Any, programs: int, seed: int, kernel: Any = None, overwrite_pre: bool = False
+) -> None:
     """Run one case in the emulator and check its result."""
-    problem, operands = cases.make(case, seed=seed)
-    outputs = cases.poisoned_outputs(problem, operands)
+    problem, given = cases.make(case, seed=seed)
+    operands, outputs = given, cases.poisoned_outputs(problem, given)
+    if overwrite_pre:
+        operands, outputs = cases.over_pre(given, outputs)
     sums = None
     if case.product is BACKWARD:
         config = dataclasses.replace(config, store_parts=1, store_slots=3)
@@ -64,7 +70,7 @@ def _emulate(case: Case, config: Any, programs: int, seed: int, kernel: Any = No
         used = sum(case.sizes)
         assert operands.slots is not None and outputs[2] is not None
         outputs[2].view(-1)[operands.slots[:used].long()] = sums[:, :used].sum(0)
-    cases.check(case, operands, outputs)
+    cases.check(case, given, outputs)
 
 
 @pytest.mark.parametrize("config", SMALL, ids=str)
@@ -72,6 +78,12 @@ def _emulate(case: Case, config: Any, programs: int, seed: int, kernel: Any = No
 def test_right_in_any_order(case: Case, config: Config) -> None:
     seed = SMALL.index(config)
     _emulate(case, config, programs=2 + seed % 2, seed=seed)
+
+
+@pytest.mark.parametrize("case", [c for c in MANY_TILES if c.product is BACKWARD], ids=str)
+def test_dpre_over_pre(case: Case) -> None:
+    for seed, config in enumerate(SMALL[:2]):
+        _emulate(case, config, programs=2 + seed, seed=seed, overwrite_pre=True)
 
 
 @pytest.mark.parametrize("config", SPLIT, ids=str)

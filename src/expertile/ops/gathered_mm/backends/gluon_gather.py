@@ -177,7 +177,9 @@ def _default(problem: GatherProblem, device: Device) -> Config:
         return _decode(p, device)
     if p.mean_group <= 400:
         return _SMALL_M
-    if not p.gathered or p.interleaved or p.n <= 128:  # interleaved, the wide tile's epilogue spills
+    if not p.gathered or p.n <= 128:
+        return _LARGE_M
+    if p.interleaved and p.b_strides[1] != 1:  # whose wide tile spills in the epilogue
         return _LARGE_M
     if p.product is Product.GATED and p.k <= 2048 and p.mean_group <= 3072:
         return _HIGH_64
