@@ -6,8 +6,9 @@ kernel. What the fused kernels have to beat.
     BACKWARD  gather_rows, grouped_mm -> act_w's place, gated_backward over it   … + 6 R I
     WGRAD     gather_rows, grouped_mm (ragged K), for some columns of the gathered operand after another
 
-in elements; without `rows` nothing is copied. The copies of a weight gradient take `COPY_NBYTES` at a time, not 2 R K. Limits: the products are compute-bound and run at `grouped_mm`'s rate;
-the passes before and after are bound by memory, and nothing overlaps them.
+in elements; without `rows` nothing is copied. The copies of a weight gradient take `COPY_NBYTES` at a time, not 2 R K.
+Limits: the products are compute-bound and run at `grouped_mm`'s rate; the passes before and after are bound by memory,
+and nothing overlaps them.
 """
 
 from __future__ import annotations
@@ -28,7 +29,6 @@ from expertile.ops.grouped_mm.backend import Backend as GroupedBackend
 from expertile.ops.grouped_mm.backend import Operands as GroupedOperands
 from expertile.ops.grouped_mm.problem import Problem
 from expertile.ops.grouped_mm.run import select
-
 
 # Bytes of one copy for a weight gradient, of all rows and some columns. Each product reads the other operand once more.
 COPY_NBYTES = 2**29
