@@ -87,7 +87,7 @@ def test_dpre_over_pre(case: Case) -> None:
 
 
 @pytest.mark.parametrize("config", SPLIT, ids=str)
-@pytest.mark.parametrize("case", [c for c in MANY_TILES if c.product in (MM, GATED)], ids=str)
+@pytest.mark.parametrize("case", [c for c in MANY_TILES if c.product is not BACKWARD], ids=str)
 def test_split_tiles_in_any_order(case: Case, config: Config) -> None:
     seed = SPLIT.index(config)
     _emulate(case, config, programs=2 + seed % 2, seed=seed)
@@ -161,6 +161,7 @@ COMPILED = {
     ),
     "backward, 128 experts": Case("backward", BACKWARD, (4,) * 128, n=256, k=128, storage="kn"),
     "weight gradient, 128 experts": Case("wgrad", WGRAD, (4,) * 128, n=256, k=256),
+    "weight gradient, b gathered": Case("wgrad-b", WGRAD, (4,) * 128, n=256, k=256, gathered="b"),
     "mm, ordered, 512 experts": Case(
         "mm", MM, (1,) * 512, n=256, k=128, gathered="", storage="kn", dtype=torch.float16
     ),
@@ -182,12 +183,14 @@ def test_compiles_to_wgmma_and_copies(name: str) -> None:
     (kernel,) = kernels
     used = aot.resources(kernel, 90)
     assert used.fits and used.smem_bytes <= config.smem_bytes, used
-    assert used.spills <= aot.most_spills(0, 26 if case.product is BACKWARD else 2), used
+    assert used.spills <= aot.most_spills(0, 26 if case.product is BACKWARD else 8), used
     assert not used.spills or aot.spills_in_loops(kernel, "HGMMA") == 0, used
     assert used.opcodes["HGMMA"] and used.opcodes["UTMALDG"] and used.opcodes["UTMASTG"], used
-    # 16 bytes a thread: rows of one step over 128 threads, for a tile's first step and the others.
-    places = 2 if case.gathered else 0
-    copies = places * config.block_m * config.block_k // 8 // 128
+    # 16 bytes a thread: rows of one step over 128 threads, for a tile's first step and the others (two at a time, of a
+    # weight gradient).
+    places = (3 if case.product is WGRAD else 2) if case.gathered else 0
+    wide = config.block_n if case.gathered == "b" else config.block_m
+    copies = places * wide * config.block_k // 8 // 128
     assert used.opcodes["LDGSTS"] == copies, used
     assert aot.ptxas_warnings(used) == []
 

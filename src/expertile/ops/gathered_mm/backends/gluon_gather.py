@@ -128,6 +128,9 @@ _TILE_COLUMNS = 8  # what a tile costs beside its weights: plan, first load and 
 _HIGH_64 = Config(block_m=64, block_n=256, num_stages=5, group_m=16, store_parts=2, store_slots=1)
 _BACKWARD = Config(num_stages=4, store_slots=3)
 _BACKWARD_SMALL_M = Config(block_m=64, num_stages=7, store_slots=3)
+# Weight gradients: the gathered operand is the narrow side of a tile of 128x256 or 256x128, so half as many bytes of it.
+_WGRAD_A = _DYNAMIC
+_WGRAD_B = replace(_DYNAMIC, block_m=256, block_n=128)
 _CANDIDATES = (
     _LARGE_M,
     _SPLIT,
@@ -146,7 +149,8 @@ def configs(problem: GatherProblem, device: Device) -> tuple[Config, ...]:
         # Its epilogue has three buffers, no more and no fewer.
         return (_BACKWARD_SMALL_M, _BACKWARD) if problem.mean_group <= 400 else (_BACKWARD, _BACKWARD_SMALL_M)
     if problem.product is Product.WGRAD:
-        return (_LARGE_M, _LARGE_M_ONE_OUTPUT, _CANDIDATES[-1])
+        wide = _WGRAD_B if problem.gathered == "b" else _WGRAD_A
+        return (wide, replace(wide, dynamic=False), _LARGE_M, _LARGE_M_ONE_OUTPUT, _CANDIDATES[-1])
     decode = (_decode(problem, device),) if problem.gathered and problem.mean_group <= 64 else ()
     candidates = (_default(problem, device), *decode, *_CANDIDATES)
     fitting = (c for c in candidates if c.smem_bytes <= device.smem_bytes)
