@@ -129,6 +129,10 @@ MUTANTS = {
     "bias of the wrong half": Fault("_biased_halves", "a_ // b_ * _", "a_ // b_ * b_"),
     "rows that stand in order are off by one": Fault("_fill", "WRAP - a_ + b_", "WRAP - a_ - 1 + b_"),
     "row numbers come a step late": Fault("produce_wgrad", "a_ + 2 * p_.BLOCK_K", "a_ + 1 * p_.BLOCK_K"),
+    "row numbers of every other step come a step late": Fault(
+        "produce_wgrad", "a_ + 3 * p_.BLOCK_K", "a_ + 2 * p_.BLOCK_K"
+    ),
+    "gate and up change places in pairs": Fault("_store_pairs", "unpair(a_, b_)", "unpair(b_, a_)"),
     "steps of the other consumer's group are not counted": Fault(
         "_consumer_pingpong", "_steps(p_, a_, t_) + _steps(...)", "_steps(p_, a_, t_) + _steps(p_, a_, t_)"
     ),
@@ -146,7 +150,7 @@ def test_planted_faults_are_caught(name: str, tmp_path: Path, monkeypatch: pytes
     """Each mutant must fail some case, config and seed: the emulator and the cases can see that fault."""
     (kernel,) = planted([_gluon_kernel.gathered_mm_kernel], MUTANTS[name], tmp_path, monkeypatch)
     for seed in range(4):
-        for case in (*MANY_TILES[:3], *MANY_TILES[5:9]):
+        for case in (*MANY_TILES[:3], *MANY_TILES[7:11]):
             try:
                 _emulate(case, SMALL[seed % len(SMALL)], programs=2, seed=seed, kernel=kernel)
             except (gluon_emulator.EmulationError, AssertionError, IndexError):

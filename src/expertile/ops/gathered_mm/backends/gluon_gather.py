@@ -128,7 +128,7 @@ _TILE_COLUMNS = 8  # what a tile costs beside its weights: plan, first load and 
 _HIGH_64 = Config(block_m=64, block_n=256, num_stages=5, group_m=16, store_parts=2, store_slots=1)
 _BACKWARD = Config(num_stages=4, store_slots=3)
 _BACKWARD_SMALL_M = Config(block_m=64, num_stages=7, store_slots=3)
-# Weight gradients: the gathered operand is the narrow side of a tile of 128x256 or 256x128, so half as many bytes of it.
+# Weight gradients: the gathered operand is the narrow side of the tile, so half as many bytes of it cross from L2.
 _WGRAD_A = _DYNAMIC
 _WGRAD_B = replace(_DYNAMIC, block_m=256, block_n=128)
 _CANDIDATES = (
