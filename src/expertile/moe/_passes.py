@@ -76,7 +76,8 @@ def gradients(
     # out.sum().backward() hands over an expanded scalar: strides of 0, which no copy engine takes.
     dy = (dy if dy.is_contiguous() else dy.contiguous()).to(x.dtype)
     offs, rows = order.offs, order.rows
-    # The gradient of `down` wants dy in order anyway, and the product before it is faster on rows in order.
+    # The gradient of `down` wants dy in order anyway, and the product before it is faster on rows in order (H200, copy
+    # and both products: 8.2 against 9.1 ms at H 4096, I 1024, 2048 rows of an expert; 2.5 against 2.9 at 2880, 256).
     ordered_dy, dy_rows = (ordered(dy, rows, offs), None) if needs[2] else (dy, rows)
     dpre, act_w, dweights = gated_backward_mm(
         ordered_dy,

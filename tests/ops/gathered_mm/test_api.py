@@ -285,6 +285,25 @@ def test_choice(product):
     assert old.backend.name == "reference" and len(old.estimates) == len(ORDER[0][1])
 
 
+@pytest.mark.parametrize(
+    ("rows", "inner", "gathered", "composed"),
+    [
+        (16, 2880, "", False),
+        (256, 2880, "", True),
+        (256, 1024, "", True),
+        (256, 2880, "a", True),
+        (256, 1024, "a", False),  # the copy would cost more than it saves
+        (2048, 2880, "", False),
+    ],
+)
+def test_a_gated_backward_with_few_rows_is_composed(rows, inner, gathered, composed):
+    problem = large(Product.BACKWARD, 128 * rows, n=inner, gathered=gathered)
+    device = Device.by_name("h200")
+    assert (choose(problem, device).backend.name == "composed") is composed
+    # Without regard to the number of rows, for each row's bits must not depend on the others.
+    assert choose(problem, device, batch_invariant=True).backend.name == "gluon_gather"
+
+
 def test_select_takes_a_config():
     backend, config = select(large(MM, 128), Device.by_name("h200"), Request("triton_gather"))
     chosen = replace(config, group_m=3)

@@ -87,7 +87,7 @@ def test_dpre_over_pre(case: Case) -> None:
 
 
 @pytest.mark.parametrize("config", SPLIT, ids=str)
-@pytest.mark.parametrize("case", [c for c in MANY_TILES if c.product is not BACKWARD], ids=str)
+@pytest.mark.parametrize("case", [c for c in MANY_TILES if c.product in (MM, GATED)], ids=str)
 def test_split_tiles_in_any_order(case: Case, config: Config) -> None:
     seed = SPLIT.index(config)
     _emulate(case, config, programs=2 + seed % 2, seed=seed)
@@ -129,9 +129,6 @@ MUTANTS = {
     "bias of the wrong half": Fault("_biased_halves", "a_ // b_ * _", "a_ // b_ * b_"),
     "rows that stand in order are off by one": Fault("_fill", "WRAP - a_ + b_", "WRAP - a_ - 1 + b_"),
     "row numbers come a step late": Fault("produce_wgrad", "a_ + 2 * p_.BLOCK_K", "a_ + 1 * p_.BLOCK_K"),
-    "row numbers of every other step come a step late": Fault(
-        "produce_wgrad", "a_ + 3 * p_.BLOCK_K", "a_ + 2 * p_.BLOCK_K"
-    ),
     "gate and up change places in pairs": Fault("_store_pairs", "unpair(a_, b_)", "unpair(b_, a_)"),
     "steps of the other consumer's group are not counted": Fault(
         "_consumer_pingpong", "_steps(p_, a_, t_) + _steps(...)", "_steps(p_, a_, t_) + _steps(p_, a_, t_)"
@@ -165,7 +162,6 @@ COMPILED = {
     ),
     "backward, 128 experts": Case("backward", BACKWARD, (4,) * 128, n=256, k=128, storage="kn"),
     "weight gradient, 128 experts": Case("wgrad", WGRAD, (4,) * 128, n=256, k=256),
-    "weight gradient, b gathered": Case("wgrad-b", WGRAD, (4,) * 128, n=256, k=256, gathered="b"),
     "mm, ordered, 512 experts": Case(
         "mm", MM, (1,) * 512, n=256, k=128, gathered="", storage="kn", dtype=torch.float16
     ),
@@ -187,14 +183,12 @@ def test_compiles_to_wgmma_and_copies(name: str) -> None:
     (kernel,) = kernels
     used = aot.resources(kernel, 90)
     assert used.fits and used.smem_bytes <= config.smem_bytes, used
-    assert used.spills <= aot.most_spills(0, 26 if case.product is BACKWARD else 8), used
+    assert used.spills <= aot.most_spills(0, 26 if case.product is BACKWARD else 2), used
     assert not used.spills or aot.spills_in_loops(kernel, "HGMMA") == 0, used
     assert used.opcodes["HGMMA"] and used.opcodes["UTMALDG"] and used.opcodes["UTMASTG"], used
-    # 16 bytes a thread: rows of one step over 128 threads, for a tile's first step and the others (two at a time, of a
-    # weight gradient).
-    places = (3 if case.product is WGRAD else 2) if case.gathered else 0
-    wide = config.block_n if case.gathered == "b" else config.block_m
-    copies = places * wide * config.block_k // 8 // 128
+    # 16 bytes a thread: rows of one step over 128 threads, for a tile's first step and the others.
+    places = 2 if case.gathered else 0
+    copies = places * config.block_m * config.block_k // 8 // 128
     assert used.opcodes["LDGSTS"] == copies, used
     assert aot.ptxas_warnings(used) == []
 
@@ -249,13 +243,32 @@ def test_short_groups_get_short_tiles() -> None:
     assert BACKEND.configs(prefill, H200)[0].block_m == 128
     assert all(c.smem_bytes <= H200.smem_bytes for c in BACKEND.configs(prefill, H200))
     # Many wide tiles have a dynamic scheduler; few, or rows in order, do not.
-    wide = dataclasses.replace(prefill, n=2048, k=4096)
+    wide = dataclasses.replace(prefill, n=2048, m=16 * 8192)
     assert BACKEND.configs(wide, H200)[0].dynamic and BACKEND.configs(wide, H200)[0].split
-    assert not BACKEND.configs(dataclasses.replace(wide, groups=2, m=4096), H200)[0].dynamic
+    few = BACKEND.configs(dataclasses.replace(wide, product=MM, groups=2, m=2 * 8192), H200)[0]
+    assert few.split and not few.dynamic
     assert not BACKEND.configs(dataclasses.replace(wide, gathered=""), H200)[0].split
-    # With a short K the epilogue is much of a tile's time, which consumers in turn hide.
-    short = BACKEND.configs(dataclasses.replace(wide, k=1536), H200)[0]
-    assert (short.block_m, short.block_n, short.split) == (64, 256, False)
+
+
+@pytest.mark.parametrize(
+    "rows, experts, n, k, tile",
+    [
+        (2048, 128, 2048, 4096, (64, 256)),  # 7.48 ms on an H200, 7.73 with 128x256
+        (256, 128, 5760, 2880, (64, 256)),  # 2.42, 2.52, and 3.16 with 64x128
+        (1536, 128, 512, 1536, (64, 256)),
+        (4096, 32, 5760, 2880, (128, 256)),
+        (8192, 32, 5760, 2880, (128, 256)),
+        (2048, 128, 128, 2048, (128, 128)),  # half of a wide tile's columns would be empty
+        (64, 128, 1536, 2048, (64, 128)),  # limited by the weights' bytes
+    ],
+)
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_the_default_wastes_least(rows, experts, n, k, tile, interleaved) -> None:
+    made, _ = cases.make(Case("up", GATED, (1,) * 16, n=32, k=64, interleaved=interleaved))
+    sizes = {"groups": experts, "m": experts * rows, "n": n, "k": k, "tokens": experts * rows // 4}
+    problem = dataclasses.replace(made, a_strides=(k, 1), b_strides=(n * k, 1, k), **sizes)
+    chosen = BACKEND.configs(problem, H200)[0]
+    assert (chosen.block_m, chosen.block_n) == tile
 
 
 @pytest.mark.parametrize(

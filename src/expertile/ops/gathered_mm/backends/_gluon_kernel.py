@@ -42,11 +42,12 @@ def _batch(p, acc, i, phase, PART: gl.constexpr, FIRST: gl.constexpr):
     if p.GATHERED != "" and p.FENCED:
         # cp.async writes through the generic proxy, wgmma reads through the asynchronous one.
         fence_async_shared()
+    a = p.a_smem.index(i)
     b = p.b_smem.index(i)
     if p.PRODUCT == "wgrad":
-        a = p.a_smem.index(i * (p.BLOCK_M // p.ROWS) + PART).reshape([p.BLOCK_K, p.ROWS]).permute((1, 0))
+        a = a.reshape([p.BLOCK_K, p.BLOCK_M]).permute((1, 0))
     else:
-        a = p.a_smem.index(i).reshape([p.BLOCK_M, p.BLOCK_K])
+        a = a.reshape([p.BLOCK_M, p.BLOCK_K])
         if p.ROWS < p.BLOCK_M:
             a = a.slice(PART * p.ROWS, p.ROWS)
     if p.B_K_MAJOR:
@@ -108,6 +109,7 @@ def _store_tile(p, acc, g, row, row_end, col, tile, CONSUMER: gl.constexpr, mma_
 @gluon.jit
 def _consumer_split(p, CONSUMER: gl.constexpr, mma_layout: gl.constexpr):
     plan = make_plan(p)
+    steps = _steps(p, plan, 0)
     t = gl.program_id(0)
     number = 0
     g, row, row_end, col, _k0, _k_len = locate(p, plan, t)
@@ -116,22 +118,20 @@ def _consumer_split(p, CONSUMER: gl.constexpr, mma_layout: gl.constexpr):
     if CONSUMER == 1:
         # A late start puts one consumer's stores beside the other's products. It lasts: the consumer that
         # stores leaves the tensor cores to the other and falls behind by as much.
-        mbarrier.wait(p.full.index(1), 0, pred=(_steps(p, plan, t) > 1) & (t < plan.total))
+        mbarrier.wait(p.full.index(1), 0, pred=(steps > 1) & (t < plan.total))
     while t < plan.total:
         number += 1
-        # Not carried from tile to tile as g and row are: Triton 3.6 drops that, and every tile gets the first one's.
-        k_len = _depth(p, plan, t)
         if row + CONSUMER * p.ROWS < row_end:
-            acc = _multiply(p, step, k_len, CONSUMER, None, mma_layout)
+            acc = _multiply(p, step, p.K, CONSUMER, None, mma_layout)
             after = take(p, number, t + gl.num_programs(0))
             next_g, next_row, next_row_end, next_col, _k0, _k_len = locate(p, plan, after)
             _store_tile(p, acc, g, row + CONSUMER * p.ROWS, row_end, col, tile, CONSUMER, mma_layout)
             tile += 1
         else:
-            skip(p, step, k_len)
+            skip(p, step, p.K)
             after = take(p, number, t + gl.num_programs(0))
             next_g, next_row, next_row_end, next_col, _k0, _k_len = locate(p, plan, after)
-        step += _steps(p, plan, t)
+        step += steps
         t = after
         g = next_g
         row = next_row
@@ -259,9 +259,7 @@ def gathered_mm_kernel(
     elements between its rows divided by 8. For few rows (MASKED) it is launched as a programmatic dependent: it sets
     itself up while the kernel before it ends, and lets the one after it do so.
     """
-    # A weight gradient's a lies in a part for each consumer that shares the tile.
-    A_PARTS: gl.constexpr = BLOCK_M // ROWS if PRODUCT == "wgrad" else 1
-    a_smem = gl.allocate_shared_memory(a_desc.dtype, [STAGES * A_PARTS] + a_desc.block_type.shape, a_desc.layout)
+    a_smem = gl.allocate_shared_memory(a_desc.dtype, [STAGES] + a_desc.block_type.shape, a_desc.layout)
     b_smem = gl.allocate_shared_memory(b_desc.dtype, [STAGES] + b_desc.block_type.shape, b_desc.layout)
     c_smem = gl.allocate_shared_memory(out_desc.dtype, [2 * C_SLOTS] + out_desc.block_type.shape, out_desc.layout)
     # One arrival for what TMA brings, and one for each thread of the four gathering warps.

@@ -52,7 +52,7 @@ def plan(p: GatherProblem, config: Any, bias_dtype: torch.dtype, programs: int) 
     inner = p.intermediate
     if p.product is Product.WGRAD:
         # The gathered one's descriptor is not used, but for the shape of its box.
-        a = ragged(p.m, p.a_strides[0], (config.block_k, config.rows))
+        a = ragged(p.m, p.a_strides[0], (config.block_k, config.block_m))
         b = ragged(p.n, p.b_strides[0], (config.block_k, config.block_n))
         out = pre = Blocks((p.groups, p.m, p.n), (p.m * p.n, p.n, 1), (1, *box))
     else:
