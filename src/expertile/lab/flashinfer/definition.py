@@ -159,6 +159,10 @@ def _definition(path: Path) -> Definition:
         if not isinstance(data.get(key), str if key in texts else dict) or not data[key]:
             kind = "a text" if key in texts else "an object"
             raise ValueError(f"{path}: {key}: expected {kind} that is not empty, got {data.get(key)!r}")
+    for key, needed in (("axes", {"type"}), ("inputs", {"shape", "dtype"}), ("outputs", {"shape", "dtype"})):
+        for name, spec in data[key].items():
+            if not isinstance(spec, dict) or not needed <= spec.keys():
+                raise ValueError(f"{path}: {key}.{name}: expected an object with {', '.join(sorted(needed))}, got {spec!r}")
     for key in ("name", "op_type"):  # folders and files are called after them
         if not re.fullmatch(r"\w[\w.+-]*", data[key]):
             raise ValueError(f"{path}: {key}: expected letters, digits and ._+-, got {data[key]!r}")
