@@ -45,7 +45,8 @@ def definition_parts(root: Path, spec: BenchSpec, tell: Callable[[str], None]) -
     if alike := sum(reasons.values()) - len(reasons):
         tell(f"{alike} more are left out for the same reasons.")
     if not found:
-        raise ValueError(f"definition: expected one in {root} that expertile serves, with workloads, got none")
+        asked = f" and --only names ({', '.join(spec.only)})" if spec.only else ""
+        raise ValueError(f"definition: expected one with workloads in {root} that expertile serves{asked}, got none")
     return tuple(found)
 
 

@@ -162,7 +162,9 @@ def _definition(path: Path) -> Definition:
     for key, needed in (("axes", {"type"}), ("inputs", {"shape", "dtype"}), ("outputs", {"shape", "dtype"})):
         for name, spec in data[key].items():
             if not isinstance(spec, dict) or not needed <= spec.keys():
-                raise ValueError(f"{path}: {key}.{name}: expected an object with {', '.join(sorted(needed))}, got {spec!r}")
+                raise ValueError(
+                    f"{path}: {key}.{name}: expected an object with {', '.join(sorted(needed))}, got {spec!r}"
+                )
     for key in ("name", "op_type"):  # folders and files are called after them
         if not re.fullmatch(r"\w[\w.+-]*", data[key]):
             raise ValueError(f"{path}: {key}: expected letters, digits and ._+-, got {data[key]!r}")
