@@ -64,6 +64,17 @@ def test_an_fp8_layer_with_renormalised_weights(tmp_path):
     assert statuses(race(tmp_path, name)) == ALL
 
 
+def test_logits_of_16_bits_have_one_right_choice(tmp_path):
+    """Of 64 experts in bfloat16, drawn as they come, the 8th and 9th are equal for some of 200 tokens."""
+    name = datasets.add(tmp_path, datasets.moe("moe_renorm", 64, k=8), ({"T": 200}, {}))
+    definitions, tasks = load(tmp_path)
+    op, w = operator(definitions[name], tasks[name]), workload(tasks[name][0])
+    drawn = tasks[name][0].make(("routing_logits",), torch.device("cpu"), 0)["routing_logits"].sort(1).values
+    assert (drawn[:, -8] == drawn[:, -9]).any()
+    logits = op.make_inputs(w, torch.device("cpu"), 1)[definitions[name].tensors.index("routing_logits")]
+    assert all(row.unique().numel() == 64 for row in logits) and logits.dtype is torch.bfloat16
+
+
 def test_experts_that_are_not_those_of_the_reference_are_wrong(tmp_path):
     name = datasets.add(tmp_path, datasets.moe("moe_renorm", 8, k=4, said_k=3), ({"T": 17}, {}))
     assert statuses(race(tmp_path, name)) == {(b, "ok" if b == "reference" else "wrong") for b, _ in ALL}

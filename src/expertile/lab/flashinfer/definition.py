@@ -85,6 +85,10 @@ class Task:
             return sum(map(self.nbytes, (*self.definition.tensors, *self.definition.outputs)))
         return torch.Size(self.shape(name)).numel() * self.dtype(name).itemsize
 
+    def is_random(self, name: str) -> bool:
+        """Whether an input is drawn, which is so of one that the workload does not name."""
+        return self._source(name)["type"] == "random"
+
     def make(self, names: Collection[str], device: torch.device, seed: int) -> dict[str, Any]:
         """The inputs `names` in the order of the definition, random ones drawn as flashinfer-bench draws them."""
         return {name: self._made(name, device, seed) for name in self.definition.inputs if name in names}
@@ -92,13 +96,16 @@ class Task:
     def _spec(self, name: str) -> Mapping[str, Any]:
         return {**self.definition.inputs, **self.definition.outputs}[name]
 
+    def _source(self, name: str) -> Mapping[str, Any]:
+        return self.data["inputs"].get(name, {"type": "random"})
+
     def _made(self, name: str, device: torch.device, seed: int) -> Tensor | int | float | bool:
-        source, shape, dtype = self.data["inputs"].get(name, {"type": "random"}), self.shape(name), self.dtype(name)
+        source, shape, dtype = self._source(name), self.shape(name), self.dtype(name)
         if source["type"] == "scalar":
             return source["value"]
         if source["type"] == "safetensors":
             return _loaded(self.root / source["path"], source["tensor_key"], shape, dtype).to(device)
-        if source["type"] != "random":
+        if not self.is_random(name):
             raise ValueError(f"{self.uuid}: {name}: expected random, safetensors or scalar, got {source['type']!r}")
         generator = torch.Generator(device).manual_seed(zlib.crc32(name.encode()) * 2**31 + seed)
         made = _random(shape, dtype, device, generator)

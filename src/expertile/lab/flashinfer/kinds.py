@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -42,8 +43,15 @@ class Kind:
     capturable: bool = False
 
     def fixed_inputs(self, task: Task) -> Inputs:
-        """Those in `fixed`, on the CPU."""
-        return task.make(self.fixed, torch.device("cpu"), 0)
+        """Those in `fixed`, on the CPU. Random logits of 16 bits are made different: the choice is no one's among equal
+        ones, and of 128 experts many a token has some at the edge of its top-k."""
+        made = task.make(self.fixed, torch.device("cpu"), 0)
+        logits = made.get("routing_logits")
+        if logits is not None and logits.itemsize == 2 and task.is_random("routing_logits"):
+            ranks, experts = logits.argsort(dim=1, stable=True).argsort(dim=1), logits.shape[1]
+            step = 2.0 ** -max(4, math.ceil(math.log2(experts / 8)))  # within ±4: bfloat16 tells 512 experts apart
+            made["routing_logits"] = ((ranks - experts // 2) * step).to(logits.dtype)
+        return made
 
 
 def kind_of(definition: Definition) -> Kind:
