@@ -24,7 +24,10 @@ def grouped():
     return [
         timed(2e-3, backend="loop", shape=NK, policy="eager"),
         timed(1e-3, backend="loop", shape=NK),
-        timed(3e-3, backend="auto", shape=KN),
+        timed(5e-4, backend="loop", shape=NK, config={"tried": 3}),
+        timed(5e-4, backend="cublas_grouped", shape=NK, config={"sizes": "host"}),
+        untimed("failed", "not captured", backend="auto", shape=KN),
+        timed(3e-3, backend="auto", shape=KN, policy="eager"),
         untimed("wrong", "relative error 1", backend="padded_bmm", shape=NK),
         untimed("failed", "out of luck", backend="torch_grouped", shape=NK),
         untimed("unsupported", backend="gluon_hopper", shape=NK),
@@ -38,7 +41,7 @@ def grouped():
 def dataset(tmp_path):
     found = write(tmp_path, grouped())
     assert found.traces == 4 and found.definitions == (NAME, f"{NAME}_kn")
-    assert sorted(found.left_out.values()) == [1, 1, 1]
+    assert sorted(found.left_out.values()) == [1, 1, 1, 2]
     return tmp_path
 
 
@@ -50,6 +53,8 @@ def test_traces_have_the_fields_of_the_format(dataset):
     assert passed["correctness"]["max_relative_error"] == 1e-2 and wrong["correctness"]["max_relative_error"] == "NaN"
     assert passed["correctness"]["extra"]["relative_frobenius_error"] == 1e-3
     assert "performance" not in wrong and failed.keys() == {"status", "environment", "timestamp", "log"}
+    (eager,) = lines(dataset / f"traces/expertile/grouped_gemm/{NAME}_kn.jsonl")
+    assert eager["evaluation"]["performance"] == {"latency_ms": 3.0}  # a call that cannot be captured is no failure
     assert failed["log"] == "out of luck" and failed["environment"]["hardware"] == "NVIDIA H200"
     assert all(isinstance(text, str) for text in passed["environment"]["libs"].values())
     for trace in traces:

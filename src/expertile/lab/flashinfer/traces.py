@@ -89,7 +89,7 @@ def write(root: Path, records: Sequence[Record]) -> Written:
             placed.setdefault(key, []).append((record, place))
     lines: dict[Path, list[Any]] = {}
     for found in placed.values():
-        record, place = min(found, key=lambda pair: (_of(pair[0]) not in references, pair[0].policy != "graph"))
+        record, place = min(found, key=lambda pair: _rank(pair[0], references))
         task, d = place.task, place.task.definition
         below = Path(d.op_type) / d.name
         if (d.name, task.uuid) not in held:
@@ -104,6 +104,10 @@ def write(root: Path, records: Sequence[Record]) -> Written:
     added = {path: _append(path, made) for path, made in lines.items()}
     traces = {path.stem: count for path, count in added.items() if root / "traces" in path.parents}
     return Written(sum(traces.values()), tuple(traces), left_out)
+
+
+def _rank(r: Record, references: Mapping[tuple[str, ...], Record]) -> tuple[bool, ...]:
+    return r.status != "ok", _of(r) not in references, r.policy != "graph"
 
 
 def _of(r: Record) -> tuple[str, ...]:
@@ -127,6 +131,8 @@ def _place(r: Record, held: Mapping[tuple[str, str], Task], root: Path) -> _Plac
         return "of other operators than grouped_mm with ragged M"
     if r.backend not in ("auto", *(b.name for b in BACKENDS)):
         return "of kernels that are no backend of expertile"
+    if "tried" in r.config or r.config.get("sizes") == "host":
+        return "of calls with a config of the race or with group sizes on the host, which no solution has"
     task = _grouped(r, root)
     call = partial(kind_of(task.definition).compute, backend=r.backend)
     return _Place(task, f"{AUTHOR}_{r.backend}_{task.definition.name}", call, r.shape["group_sizes"])
