@@ -25,6 +25,7 @@ from expertile.ops.backend import Speed
 from expertile.ops.grouped_mm.backend import Backend, Operands, rows_are_tokens
 from expertile.ops.grouped_mm.problem import Layout, Problem
 from expertile.ops.grouped_mm.tail import zero_rows
+from expertile.ops.grouped_mm.tiling import load_rows
 from expertile.ops.hopper.limits import MAX_ROWS, storable
 
 _DTYPES = (torch.bfloat16, torch.float16)
@@ -212,6 +213,8 @@ def _default(problem: Problem, device: Device) -> Config:
     best config of each 1.0 % (419 problems with ragged M), 1.4 % (168 weight gradients, where group sizes are unknown)
     and 3.2 % (81 batched), most measured after the fit; a default that was screened out counts as 12 %."""
     p = problem
+    if not all(p.aligned_rows) and _rows(p) > 48:
+        return _load_bound_default(p, device)
     if p.layout is Layout.RAGGED_K:
         return _wgrad_default(p)
     rows, tiles = _rows(p), _tiles(p)
@@ -265,6 +268,20 @@ def _default(problem: Problem, device: Device) -> Config:
     if weights_mb > 7500 or (weights_mb > 3520 and not k_contiguous):
         return _DYNAMIC
     return _HIGH_64 if few_rows and k_contiguous and p.k >= 4096 and p.n >= 1024 else _BANDS_OF_4
+
+
+def _load_bound_default(p: Problem, device: Device) -> Config:
+    """Where rows begin anywhere in L2's lines their loads take longest: the tile with the fewest in all its waves.
+
+    H200, 8 problems, K of 680 to 3000: 128x256 at 0.98 to 1.00 of the best, 128x128 at 0.72 to 0.79 where there are
+    waves of it."""
+
+    def loads(config: Config) -> float:
+        part = _tiles(p, config.block_m, config.block_n) / device.sm_count
+        waves = part if part > 12 else math.ceil(part)
+        return waves * load_rows(config.block_m, config.block_n, p.aligned_rows)
+
+    return min((_DYNAMIC, _SHARED, _DECODE), key=loads)
 
 
 def _wgrad_default(p: Problem) -> Config:
