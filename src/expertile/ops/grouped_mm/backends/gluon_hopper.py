@@ -287,7 +287,7 @@ def _load_bound_default(p: Problem, device: Device) -> Config:
 def _wgrad_default(p: Problem) -> Config:
     if _tiles(p) > 7094:
         # Little but stores, or groups that differ in work: all programs stay side by side in memory.
-        if p.mean_group <= 362:
+        if p.mean_group <= 262:
             return _DYNAMIC
         return _BANDS_OF_4 if p.m <= 2896 else _BANDS_OF_2
     if p.mean_group <= 128:
