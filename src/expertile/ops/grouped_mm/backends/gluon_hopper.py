@@ -244,7 +244,7 @@ def _default(problem: Problem, device: Device) -> Config:
         return _HIGH_64
     # With K as long the stores are hidden. Few tiles of ragged M are faster in bands: H200, 8 groups of 256 or 512
     # rows, 1024 -> 4096 and 4096 -> 2048, 1.04 to 1.08; of 11 problems with 360 to 1024 tiles 10, on average 1.04.
-    few_rows = gain >= 1 and p.k >= 1024 and (tiles > 1024 or p.layout is Layout.BATCHED)
+    few_rows = gain >= 1 and p.k >= 1024 and (_wins_low(p, tiles, weights_mb) or p.layout is Layout.BATCHED)
     if few_rows and 175 < rows <= (724 if k_contiguous else 362) and tiles > 272 and weights_mb <= 7500:
         # Groups that are not alike have fewer rows to spare. 32 groups of about 256, 4096 -> 14336: 1665 us, in other
         # tiles 1790 and more.
@@ -257,7 +257,7 @@ def _default(problem: Problem, device: Device) -> Config:
         return _SHARED
     if rows <= 222:
         if p.k > 2896:
-            return _COOPERATIVE
+            return _BANDS_OF_4 if rows > 175 else _COOPERATIVE
         # Groups of one or two rows of tiles differ in work, which a dynamic scheduler evens out over many waves: H200,
         # 128 groups of 128, 1024 -> 4096: 1.00 of the best dynamic, 0.95 static; 32 of 128, 2048 -> 1536: 0.89 and
         # 0.96.
@@ -268,6 +268,18 @@ def _default(problem: Problem, device: Device) -> Config:
     if weights_mb > 7500 or (weights_mb > 3520 and not k_contiguous):
         return _DYNAMIC
     return _HIGH_64 if few_rows and k_contiguous and p.k >= 4096 and p.n >= 1024 else _BANDS_OF_4
+
+
+def _fits_256(p: Problem) -> bool:
+    """Whether tiles of 256 columns have few to spare."""
+    return 256 * math.ceil(p.n / 256) <= 1.03 * p.n
+
+
+def _wins_low(p: Problem, tiles: int, weights_mb: float) -> bool:
+    """Whether tiles of 64x256 gain by large weights what they lose by loading more for each product. H200, 128 groups
+    of about 256 rows, 5760 -> 2880, where columns are to spare: 2.87 ms, in 128x128 2.13."""
+    many = tiles > 1024 and _fits_256(p) and p.n >= 1024
+    return many and (_rows(p) > 362 or (p.k >= 2048 and p.n >= 2048 and weights_mb > 1800))
 
 
 def _load_bound_default(p: Problem, device: Device) -> Config:
@@ -287,7 +299,7 @@ def _load_bound_default(p: Problem, device: Device) -> Config:
 def _wgrad_default(p: Problem) -> Config:
     if _tiles(p) > 7094:
         # Little but stores, or groups that differ in work: all programs stay side by side in memory.
-        if p.mean_group <= 262:
+        if p.mean_group <= (262 if _fits_256(p) else 128):
             return _DYNAMIC
         return _BANDS_OF_4 if p.m <= 2896 else _BANDS_OF_2
     if p.mean_group <= 128:
