@@ -265,7 +265,7 @@ def _default(problem: Problem, device: Device) -> Config:
     # With a dynamic scheduler large weights are read from memory fewer times. H200, 256 groups of 256 on average, Zipf,
     # 7168 -> 4096: 0.98 of that with static tiles 64 high; 64 of 1024, 11008 -> 4096 with n contiguous in b: 0.98 in
     # bands.
-    if weights_mb > 7500 or (weights_mb > 3520 and not k_contiguous):
+    if weights_mb > 7500 or (weights_mb > 3520 and not k_contiguous and _fits_256(p)):
         return _DYNAMIC
     return _HIGH_64 if few_rows and k_contiguous and p.k >= 4096 and p.n >= 1024 else _BANDS_OF_4
 
