@@ -195,11 +195,13 @@ def test_compiles_to_wgmma_and_copies(name: str) -> None:
 
 
 @pytest.mark.compile
+@pytest.mark.parametrize("interleaved", [False, True])
 @pytest.mark.parametrize(("height", "dynamic", "spills"), [(128, True, 8), (64, False, 24)])
-def test_wide_tiles_fit_the_registers(height: int, dynamic: bool, spills: int) -> None:
+def test_wide_tiles_fit_the_registers(height: int, dynamic: bool, spills: int, interleaved: bool) -> None:
     """Half a tile of 128x256, or all of 64x256, is 128 registers of every thread: what the epilogue spills is little,
-    and the loop over K nothing."""
-    problem, operands = cases.make(Case("halves", GATED, (4,) * 128, n=256, k=128))
+    and the loop over K nothing. gpt-oss's formula with a bias and pairs spills more, and takes 2 to 5 % longer."""
+    form = {"interleaved": True, "bias": True, "activation": "gpt_oss"} if interleaved else {}
+    problem, operands = cases.make(Case("wide", GATED, (4,) * 128, n=256, k=128, **form))
     wanted = (height, 256, dynamic)
     config = next(c for c in BACKEND.configs(problem, H200) if (c.block_m, c.block_n, c.dynamic) == wanted)
     outputs = cases.poisoned_outputs(problem, operands)
@@ -208,7 +210,7 @@ def test_wide_tiles_fit_the_registers(height: int, dynamic: bool, spills: int) -
         launch.kernel[(132,)](*launch.arguments(tensors, pointers), **dict(launch.options))
     used = aot.resources(kernels[0], 90)
     assert used.fits and used.smem_bytes <= config.smem_bytes, used
-    assert used.spills <= spills and aot.spills_in_loops(kernels[0], "HGMMA") == 0, used
+    assert used.spills <= spills + 256 * interleaved and aot.spills_in_loops(kernels[0], "HGMMA") == 0, used
     assert aot.ptxas_warnings(used) == []
     # Only tiles for few rows come early, and let others.
     assert not kernels[0].metadata.launch_pdl and "griddepcontrol" not in used.ptx
