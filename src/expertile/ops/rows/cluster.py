@@ -45,6 +45,15 @@ def join():
 
 
 @triton.jit
+def position(CLUSTER: tl.constexpr):
+    """This program's number among clusters, its rank in its cluster, and what `join` returned."""
+    program = tl.program_id(0) // CLUSTER
+    rank = tl.program_id(0) % CLUSTER
+    place = join() if CLUSTER > 1 else 0
+    return program, rank, place
+
+
+@triton.jit
 def joined():
     """Until every CTA of the cluster has joined."""
     tl.inline_asm_elementwise(
