@@ -1,8 +1,8 @@
 """What one processor can do at most: frozen facts about a GPU or CPU, by name or from the driver.
 
-Peaks are *dense* (no structured sparsity) FLOP/s with float32 accumulation where the hardware offers a choice,
-at the highest clock the part may boost to, so that a measured time can never honestly fall below them. `gpus` has the
-parts that are known by name, and the sources.
+Peaks are *dense* (no structured sparsity) FLOP/s, with float32 accumulation where the hardware offers a choice, at the
+highest clock the part may boost to. So a measured time can never honestly fall below them. `gpus` has the parts that
+are known by name, and the sources.
 """
 
 from __future__ import annotations

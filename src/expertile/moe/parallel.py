@@ -1,7 +1,7 @@
 """Expert parallelism: the experts of a layer divided among the ranks of a process group.
 
-Every rank routes its own tokens to global expert ids. Their rows travel to the ranks that hold those experts, the
-experts' products run there with the kernels of a single GPU, and the results travel back:
+Every rank routes its own tokens to global expert ids. Their rows travel to the ranks that hold those experts. The
+experts' products run there, with the kernels of a single GPU, and the results travel back:
 
     counts      [2, chunks, W] int32 to every rank; the host reads them             exact mode only
     labels      a row's k ids and weights, 8 k bytes                                in chunks, as the rows
@@ -12,12 +12,12 @@ experts' products run there with the kernels of a single GPU, and the results tr
     sum         out[t] = Σ_j w[t, j] y[t, j] in the order of j; or Σ over ranks of their sums
 
 All chunks' dispatches are queued at once, and a chunk's results start back while the next chunk's products run. The
-order of sums in "ordered" is that of one GPU, and so are the bits, as long as the products are computed the same way
-for other numbers of rows. "partial" rounds each rank's sum to x's dtype.
+order of sums in "ordered" is that of one GPU. So are the bits, as long as the products are computed the same way for
+other numbers of rows. "partial" rounds each rank's sum to x's dtype.
 
-The backward pass sends dy as x was sent, sums dx over a rank's experts before it returns (so both move ≤ min(W, k) rows
-a token), and computes the weights' gradients while dx travels. What is kept: the rows received, the pre-activation, the
-plan. A weight's gradient is complete on the rank that holds it: do not all-reduce it over the group.
+The backward pass sends dy as x was sent, and sums dx over a rank's experts before it returns: both move ≤ min(W, k)
+rows a token. It computes the weights' gradients while dx travels. What is kept: the rows received, the pre-activation,
+the plan. A weight's gradient is complete on the rank that holds it: do not all-reduce it over the group.
 """
 
 from __future__ import annotations

@@ -73,8 +73,8 @@ def store(row_ptrs, cols, value, row_mask, C, MASK_ROWS: tl.constexpr, MASK_COLS
 
 @triton.constexpr_function
 def ragged(i: int, PIECES: int, CLUSTER: int, EVEN_C: bool, VECTOR: int = 1) -> bool:
-    """Whether piece i of a slice may reach past the row: only the last one, and any of them with slices, or if a row is
-    cut into a body, whose length differs from row to row, head and tail (VECTOR > 1)."""
+    """Whether piece i of a slice may reach past the row. Only the last one may, unless rows have several slices or are
+    cut (VECTOR > 1): then bodies differ in length, and any piece may."""
     return not EVEN_C and (CLUSTER > 1 or VECTOR > 1 or i == PIECES - 1)
 
 

@@ -53,6 +53,11 @@ class WeightOnlyProblem(Problem):
         return self.layout_of_weight.half
 
     @property
+    def scales_are_codes(self) -> bool:
+        """Whether scales are bytes of the format's own, not numbers of a's dtype."""
+        return self.layout_of_weight.scale_dtype is not None
+
+    @property
     def scale_groups(self) -> int:
         """Elements of the scales of a row."""
         return -(-self.k // self.layout_of_weight.span)

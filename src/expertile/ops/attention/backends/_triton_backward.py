@@ -3,8 +3,8 @@
     P = exp(scale · S − LSE),  dP = dO Vᵀ,  dS = P · (dP − delta),  delta = rowsum(dO · O) − dLSE
     dV = Pᵀ dO,  dK = scale · dSᵀ Q,  dQ = scale · dS K
 
-One kernel holds a block of keys and goes over the queries of all query heads that share the key head, another holds a
-block of queries and goes over the keys; both compute S and dP.
+One kernel holds a block of keys and goes over the queries of all query heads that share the key head. Another holds a
+block of queries and goes over the keys. Both compute S and dP.
 """
 
 from __future__ import annotations
