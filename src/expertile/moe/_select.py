@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,7 +12,7 @@ import triton
 from expertile.moe._route_kernels import route_backward_kernel, route_kernel
 from expertile.ops.launch.device import on_kernels, supports_pdl, wide
 from expertile.ops.launch.kernels import launch
-from expertile.ops.torch_op import differentiable, differentiable_once, traced
+from expertile.ops.torch_op import define, differentiable_eagerly, traced
 
 MOST_EXPERTS = 1024  # of the kernels
 _NOTHING = -(2**31)
@@ -177,47 +179,17 @@ def _backward_in_torch(
     return (dlogits + scores * (dscores - (dscores * scores).sum(1, keepdim=True))).to(logits.dtype)
 
 
-class _Select(torch.autograd.Function):
-    """Autograd for eager calls; compiled ones go through the operators below, with the same kernels."""
-
-    @staticmethod
-    def forward(  # type: ignore[override]
-        ctx: Any, logits: torch.Tensor, bias: torch.Tensor | None, want_scores: bool, plan: Plan
-    ) -> Selected:
-        weights, ids, scores = _select(logits, bias, want_scores, plan)
-        ctx.set_materialize_grads(False)
-        ctx.mark_non_differentiable(ids, *(() if want_scores else (scores,)))
-        ctx.save_for_backward(logits, ids)
-        ctx.plan = plan
-        return weights, ids, scores
-
-    @staticmethod
-    def backward(ctx: Any, dweights: Any, _: Any, dscores: Any) -> tuple[Any, ...]:  # type: ignore[override]
-        logits, ids = ctx.saved_tensors
-        if dweights is None and dscores is None:
-            return None, None, None, None
-        # create_graph=True: the gradients are differentiated in turn.
-        backward = _backward_in_torch if torch.is_grad_enabled() else select_backward
-        return backward(logits, ids, dweights, dscores, ctx.plan), None, None, None
-
-
 _PLAN = (
     "int top_k, int columns, bool sigmoid, bool softmax_of_chosen, bool normalize, float scale, int groups, "
     "int top_groups, bool by_two, bool batch_invariant"
 )
 
 
-@torch.library.custom_op(
-    "expertile::moe_select",
-    mutates_args=(),
-    schema=f"(Tensor logits, Tensor? bias, bool want_scores, {_PLAN}) -> (Tensor, Tensor, Tensor)",
-)
-def _select_op(logits: torch.Tensor, bias: torch.Tensor | None, want_scores: bool, *plan: Any) -> Selected:
+def _kernel(logits: torch.Tensor, bias: torch.Tensor | None, want_scores: bool, *plan: Any) -> Selected:
     return _select(logits, bias, want_scores, plan)  # type: ignore[arg-type]
 
 
-@_select_op.register_fake
-def _(logits: torch.Tensor, bias: torch.Tensor | None, want_scores: bool, *plan: Any) -> Selected:
+def _fake(logits: torch.Tensor, bias: torch.Tensor | None, want_scores: bool, *plan: Any) -> Selected:
     shape = (logits.shape[0], plan[1])
     scores = (logits.shape[0] if want_scores else 0, logits.shape[1])
     dtype = torch.float64 if logits.dtype is torch.float64 else torch.float32
@@ -228,25 +200,16 @@ def _(logits: torch.Tensor, bias: torch.Tensor | None, want_scores: bool, *plan:
     )
 
 
-@torch.library.custom_op(
-    "expertile::moe_select_backward",
-    mutates_args=(),
-    schema=f"(Tensor logits, Tensor ids, Tensor? dweights, Tensor? dscores, {_PLAN}) -> Tensor",
-)
-def _select_backward_op(
-    logits: torch.Tensor, ids: torch.Tensor, dweights: torch.Tensor | None, dscores: torch.Tensor | None, *plan: Any
-) -> torch.Tensor:
+def _backward_kernel(logits: torch.Tensor, ids: torch.Tensor, dweights: Any, dscores: Any, *plan: Any) -> torch.Tensor:
     return select_backward(logits, ids, dweights, dscores, plan)  # type: ignore[arg-type]
 
 
-@_select_backward_op.register_fake
-def _(
-    logits: torch.Tensor, ids: torch.Tensor, dweights: torch.Tensor | None, dscores: torch.Tensor | None, *plan: Any
-) -> torch.Tensor:
-    return logits.new_empty(logits.shape)
-
-
-_call_backward = differentiable_once(_select_backward_op)
+_call_backward = define(
+    "moe_select_backward",
+    _backward_kernel,
+    f"(Tensor logits, Tensor ids, Tensor? dweights, Tensor? dscores, {_PLAN}) -> Tensor",
+    fake=lambda logits, *_: logits.new_empty(logits.shape),
+)
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: Selected) -> None:
@@ -262,7 +225,32 @@ def _gradient(ctx: Any, dweights: Any, _: Any, dscores: Any) -> tuple[Any, ...]:
     return (dlogits, *(None,) * (2 + len(ctx.plan)))
 
 
-_call = differentiable(_select_op, _gradient, _setup)
+def _setup_eager(ctx: Any, inputs: tuple[Any, ...], output: Selected) -> None:
+    logits, _, want_scores, ctx.plan = inputs
+    _, ids, scores = output
+    ctx.set_materialize_grads(False)
+    ctx.mark_non_differentiable(ids, *(() if want_scores else (scores,)))
+    ctx.save_for_backward(logits, ids)
+
+
+def _gradient_eager(backward: Callable[..., Any], ctx: Any, dweights: Any, _: Any, dscores: Any) -> tuple[Any, ...]:
+    if dweights is None and dscores is None:
+        return None, None, None, None
+    return backward(*ctx.saved_tensors, dweights, dscores, ctx.plan), None, None, None
+
+
+# What calls the operator; and eager calls, with the same kernels.
+_call = define(
+    "moe_select",
+    _kernel,
+    f"(Tensor logits, Tensor? bias, bool want_scores, {_PLAN}) -> (Tensor, Tensor, Tensor)",
+    fake=_fake,
+    gradient=_gradient,
+    setup=_setup,
+)
+_differentiable_select = differentiable_eagerly(
+    _select, _setup_eager, partial(_gradient_eager, select_backward), partial(_gradient_eager, _backward_in_torch)
+)
 
 
 def select(logits: torch.Tensor, bias: torch.Tensor | None, want_scores: bool, plan: Plan) -> Selected:
@@ -270,5 +258,5 @@ def select(logits: torch.Tensor, bias: torch.Tensor | None, want_scores: bool, p
     if traced(logits):
         return _call(logits, bias, want_scores, *plan)  # type: ignore[no-any-return]
     if logits.requires_grad and torch.is_grad_enabled():
-        return _Select.apply(logits, bias, want_scores, plan)  # type: ignore[no-any-return]
+        return _differentiable_select(logits, bias, want_scores, plan)  # type: ignore[no-any-return]
     return _select(logits, bias, want_scores, plan)

@@ -162,7 +162,9 @@ def softmax_ring_kernel(
     WARPS: gl.constexpr = gl.num_warps()
     boxes, groups = ring.allocate(x_desc, GROUP, BOX, SLOTS)
     full, empty, order = ring.barriers(SLOTS, CONSUMERS)
-    p = _Forward((groups, full, empty, order), (x_ptr, y_ptr, R, C, whole_chunks), (CONSUMERS, GROUP, CHUNK, SLOTS))
+    p = _Forward(  # type: ignore[call-arg]
+        (groups, full, empty, order), (x_ptr, y_ptr, R, C, whole_chunks), (CONSUMERS, GROUP, CHUNK, SLOTS)
+    )
     if CONSUMERS == 1:
         gl.warp_specialize(
             [

@@ -128,7 +128,7 @@ def softmax_backward_ring_kernel(
     dy_boxes, dy_groups = ring.allocate(dy_desc, GROUP, BOX, SLOTS)
     y_boxes, y_groups = ring.allocate(y_desc, GROUP, BOX, SLOTS)
     full, empty, order = ring.barriers(SLOTS, CONSUMERS)
-    p = _Backward(
+    p = _Backward(  # type: ignore[call-arg]
         (dy_groups, y_groups, full, empty, order),
         (dy_ptr, y_ptr, dx_ptr, R, C, whole_chunks),
         (CONSUMERS, GROUP, CHUNK, SLOTS),

@@ -262,7 +262,7 @@ MUTANTS = {
     "MXFP4's last half block takes the first one's scale": Fault("factors", "2 * _ + 1", "2 * BLOCK"),
     "all blocks of a word take its first scales": Fault("_of_block", "b_ % 2", "0"),
     "all blocks of a stage take its first words": Fault("_of_block", "w_[b_ // 2]", "words[0]"),
-    "the words of another row": Fault("_producer", "gl.cdiv(_.K, _.GROUP)", "1"),
+    "the words of another row": Fault("scale_groups", "gl.cdiv(_.K, _.GROUP)", "1"),
     "the second block of a pair takes the first one's": Fault(
         "_add_pairs", "_slabs(p_, (), s_, i_, 2 * a_ + 1, ...)", "_slabs(p_, (), s_, i_, 2 * a_, WHO, mma_layout)"
     ),

@@ -111,7 +111,7 @@ def setup(
         mbarrier.init(b_full.index(s), count=1)
         mbarrier.init(b_empty.index(s), count=CONSUMERS)
     fence_async_shared()
-    return Backward(
+    return Backward(  # type: ignore[call-arg]
         descs,
         (x_smem, y_smem, a_smem, b_smem, lse_smem, delta_smem),
         (held_full, held_empty, a_full, a_empty, b_full, b_empty),

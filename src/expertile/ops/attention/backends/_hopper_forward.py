@@ -354,7 +354,7 @@ def attention_forward_kernel(
         mbarrier.init(v_full.index(s), count=1)
         mbarrier.init(v_empty.index(s), count=CONSUMERS)
     fence_async_shared()
-    p = Forward(
+    p = Forward(  # type: ignore[call-arg]
         (q_desc, k_desc, v_desc, o_desc),
         (q_smem, k_smem, v_smem),
         (q_full, q_empty, k_full, k_empty, v_full, v_empty),

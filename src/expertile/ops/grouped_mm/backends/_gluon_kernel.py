@@ -276,7 +276,7 @@ def grouped_mm_kernel(
     # Memory of the kernel before is touched only after this; the kernel after may begin to set itself up.
     gdc_wait()
     gdc_launch_dependents()
-    p = Context(
+    p = Context(  # type: ignore[call-arg]
         (a_desc, b_desc, c_desc),
         (a_boxes, a_smem, b_smem, c_smem),
         (full, empty, order, queue, queued),

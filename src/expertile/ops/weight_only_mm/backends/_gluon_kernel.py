@@ -172,7 +172,7 @@ def weight_only_mm_kernel(
     gdc_wait()
     gdc_launch_dependents()
     GROUPS: gl.constexpr = BLOCK_K // GROUP if GROUP else 0
-    p = Context(
+    p = Context(  # type: ignore[call-arg]
         (x_desc, w_desc, s_desc, z_desc, c_desc),
         (x_smem, w_smem, s_smem, z_smem, c_smem),
         (full, empty),
