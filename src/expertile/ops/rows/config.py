@@ -45,6 +45,13 @@ class RowConfig:
         """Pieces of one slice of a row of `cols` elements."""
         return -(-cols // (self.cluster * self.block_cols))
 
+    def shape(self, rows: int, cols: int, cut: int = 1) -> tuple[int | bool, ...]:
+        """The fields of a kernel's `tile.Shape` for [rows, cols], but for the last: `cut`, elements that rows are cut
+        by."""
+        pieces = self.pieces(cols // cut * cut)
+        even = cut == 1 and cols == self.cluster * pieces * self.block_cols
+        return self.block_rows, self.block_cols, pieces, self.cluster, rows % self.block_rows == 0, even
+
     def tiles(self, rows: int) -> int:
         """Tiles of `rows` rows."""
         return -(-rows // self.block_rows)

@@ -92,19 +92,7 @@ def _launch(
     if config.streamed:
         streamed = softmax_backward_streamed_kernel if backward else softmax_streamed_kernel
         return plan(streamed, rows, pointers, strides, (by, config.block_cols), config.num_warps)
-    pieces = config.pieces(cols // cut * cut)
-    constants = (
-        by,
-        config.block_rows,
-        config.block_cols,
-        pieces,
-        config.cluster,
-        rows % config.block_rows == 0,
-        cut == 1 and cols == config.cluster * pieces * config.block_cols,
-        config.programs_per_sm > 0,
-        config.num_stages,
-        cut,
-    )
+    constants = (by, *config.shape(rows, cols, cut), config.programs_per_sm > 0, config.num_stages, cut)
     return plan(
         softmax_backward_kernel if backward else softmax_kernel,
         programs(config, rows, here, index),
