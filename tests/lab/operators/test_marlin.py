@@ -35,7 +35,9 @@ def unpacked(words, n, k):
 
 
 def plain_scales(moved, halves):
-    """The inverse of `permuted_scales`, from the list of columns that Marlin permutes by."""
+    """The inverse of `permuted_scales`, from the lists of columns that Marlin permutes by."""
+    if len(moved) == 1:
+        return plain_bias(moved)
     if halves:
         moved = moved.view(-1, 4)[:, [0, 2, 1, 3]].reshape(moved.shape)
     columns = torch.tensor([i + 8 * j for i in range(8) for j in range(8)])
@@ -121,6 +123,9 @@ def test_scales_and_biases_come_back():
         moved = _marlin.permuted_scales(of_groups, halves)
         assert torch.equal(plain_scales(moved, halves), of_groups) and not torch.equal(moved, of_groups)
     assert torch.equal(plain_bias(_marlin.permuted_bias(of_groups)), of_groups)
+    # vLLM's marlin_permute_scales: columns of the first lane where a group is all of K.
+    assert _marlin.permuted_scales(of_groups[:1], False)[0, :8].tolist() == [0, 1, 8, 9, 16, 17, 24, 25]
+    assert _marlin.permuted_scales(of_groups[:2], False)[0, :8].tolist() == [0, 8, 16, 24, 32, 40, 48, 56]
 
 
 def test_scalar_types_have_vllms_numbers():

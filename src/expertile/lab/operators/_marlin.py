@@ -68,7 +68,10 @@ def repack(values: Tensor) -> Tensor:
 
 def permuted_scales(of_groups: Tensor, halves: bool) -> Tensor:
     """[K / group_size, N], in Marlin's order of columns: that of a lane's 8 columns out of 64 together. `halves`: four
-    neighbours are then exchanged as its conversion of 8-bit scales wants them."""
+    neighbours are then exchanged as its conversion of 8-bit scales wants them. The scales of one group of all of K
+    multiply its results instead, in the order of biases."""
+    if len(of_groups) == 1:
+        return permuted_bias(of_groups)
     moved = of_groups.reshape(-1, 8, 8).transpose(1, 2).contiguous()
     if halves:
         moved = moved.view(-1, 2, 2).transpose(1, 2).contiguous()
