@@ -113,11 +113,7 @@ class Prepared:
             self.words,
             self.bias,
             self.scales,
-            None,
-            None,
-            None,
-            None,
-            None,
+            *(None,) * 5,
             self.workspace,
             *order,
             weights,
@@ -132,9 +128,7 @@ class Prepared:
             False,
             True,
             False,
-            -1,
-            -1,
-            -1,
+            *(-1,) * 3,
         )
         return out
 
