@@ -19,6 +19,7 @@ import torch
 from expertile.formats.weight_only import AnyQuantizedWeight, weight_of
 from expertile.moe._passes import bias_products, bias_sums, weighted_sums
 from expertile.moe._quantized_experts import activated, on_kernels_eagerly
+from expertile.moe.expert_weights import Experts, autocasts
 from expertile.moe.permute import Permutation, permutation
 from expertile.ops.gathered_mm import pointwise
 from expertile.ops.gathered_mm.activation import activate_backward, join, split
@@ -31,20 +32,11 @@ _T = torch.Tensor
 _Maybe = torch.Tensor | None
 
 
-def _forward(
-    x: _T,
-    gate_up: AnyQuantizedWeight,
-    down: AnyQuantizedWeight,
-    topk_ids: _T,
-    topk_weights: _T,
-    activation: str,
-    interleaved: bool,
-    gate_up_bias: _Maybe,
-    down_bias: _Maybe,
-) -> tuple[_T, _T, Permutation]:
-    order = permutation(topk_ids, gate_up.shape[0])
+def _forward(x: _T, topk_ids: _T, topk_weights: _T, experts: Experts) -> tuple[_T, _T, Permutation]:
+    gate_up, down, gate_up_bias, down_bias = experts.tensors
+    order = permutation(topk_ids, experts.shape[0])
     pre = weight_only_mm(x.index_select(0, order.rows), gate_up, offs=order.offs, bias=gate_up_bias)
-    act = activated(pre, order.offs, activation, interleaved)
+    act = activated(pre, order.offs, experts.activation, experts.interleaved)
     y = weight_only_mm(act, down, offs=order.offs, bias=down_bias)
     return combine(y, order.positions, topk_weights), pre, order
 
@@ -83,10 +75,8 @@ class _WeightOnlyMlp(torch.autograd.Function):
         kinds: tuple[tuple[str, int, int], tuple[str, int, int]],
         *tensors: _Maybe,
     ) -> _T:
-        gate_up, down = _weights(kinds, tensors)
-        out, pre, order = _forward(
-            x, gate_up, down, topk_ids, topk_weights, activation, interleaved, gate_up_bias, down_bias
-        )
+        experts = Experts(*_weights(kinds, tensors), gate_up_bias, down_bias, activation, interleaved)
+        out, pre, order = _forward(x, topk_ids, topk_weights, experts)
         ctx.form, ctx.kinds = (activation, interleaved), kinds
         routing = (order.offs, order.rows, order.slots, order.positions)
         ctx.save_for_backward(topk_weights, gate_up_bias, down_bias, topk_ids, pre, *routing, *tensors)
@@ -125,25 +115,13 @@ def _weights(
     return first, second
 
 
-def weight_only_mlp(
-    x: _T,
-    gate_up: AnyQuantizedWeight,
-    down: AnyQuantizedWeight,
-    topk_ids: _T,
-    topk_weights: _T,
-    activation: str,
-    interleaved: bool,
-    gate_up_bias: _Maybe,
-    down_bias: _Maybe,
-) -> _T:
+def weight_only_mlp(x: _T, topk_ids: _T, topk_weights: _T, experts: Experts) -> _T:
     """`moe_mlp` with two weights in 4 bits; operands as checked there."""
-    differentiated = (x, topk_weights, gate_up_bias, down_bias)
-    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in differentiated):
-        if x.device.type != "meta" and torch.is_autocast_enabled(x.device.type):
-            x = x.to(torch.get_autocast_dtype(x.device.type))
-        kinds = tuple((w.format, w.group_size, w.shape[2]) for w in (gate_up, down))
-        tensors = (gate_up.packed, gate_up.scales, gate_up.zeros, down.packed, down.scales, down.zeros)
-        return _WeightOnlyMlp.apply(
-            x, topk_weights, gate_up_bias, down_bias, topk_ids, activation, interleaved, kinds, *tensors
-        )
-    return _forward(x, gate_up, down, topk_ids, topk_weights, activation, interleaved, gate_up_bias, down_bias)[0]
+    gate_up, down, *biases = experts.tensors
+    if not torch.is_grad_enabled() or not any(t is not None and t.requires_grad for t in (x, topk_weights, *biases)):
+        return _forward(x, topk_ids, topk_weights, experts)[0]
+    if autocasts(x):
+        x = x.to(torch.get_autocast_dtype(x.device.type))
+    kinds = tuple((w.format, w.group_size, w.shape[2]) for w in (gate_up, down))
+    tensors = (gate_up.packed, gate_up.scales, gate_up.zeros, down.packed, down.scales, down.zeros)
+    return _WeightOnlyMlp.apply(x, topk_weights, *biases, topk_ids, *experts.form[:2], kinds, *tensors)

@@ -20,6 +20,7 @@ from torch import nn
 
 from expertile.formats.fp8 import QuantizedBuffers
 from expertile.formats.weight_only import quantize
+from expertile.moe.expert_weights import autocasts
 from expertile.moe.experts import moe_mlp
 from expertile.moe.logits import invariant_logits_in, router_logits
 from expertile.moe.router import RouterConfig, Routing, require_independent, route
@@ -182,13 +183,13 @@ class MoE(nn.Module):
         """
         dtype = self.router_dtype
         if dtype is None:
-            if x.dtype is not self.router.dtype and not _autocasts(x):
+            if x.dtype is not self.router.dtype and not autocasts(x):
                 raise ValueError(
                     f"router: expected {x.dtype}, x's dtype, or a router_dtype to cast both to, got {self.router.dtype}"
                 )
             return router_logits(x, self.router, self.router_bias, batch_invariant=self.batch_invariant)
         bias = None if self.router_bias is None else self.router_bias.to(dtype)
-        with torch.autocast(x.device.type, enabled=False) if _autocasts(x) else nullcontext():
+        with torch.autocast(x.device.type, enabled=False) if autocasts(x) else nullcontext():
             if self.batch_invariant:
                 return invariant_logits_in(dtype, x, self.router, bias)
             return F.linear(x.to(dtype), self.router.to(dtype), bias)
@@ -201,7 +202,7 @@ class MoE(nn.Module):
         """
         if x.dim() < 1 or x.shape[-1] != self.hidden_size:
             raise ValueError(f"x: expected shape [..., {self.hidden_size}], got {list(x.shape)}")
-        if isinstance(self.gate_up, torch.Tensor) and x.dtype is not self.gate_up.dtype and not _autocasts(x):
+        if isinstance(self.gate_up, torch.Tensor) and x.dtype is not self.gate_up.dtype and not autocasts(x):
             raise ValueError(f"x: expected {self.gate_up.dtype}, the dtype of gate_up, got {x.dtype}")
         tokens = x.reshape(-1, self.hidden_size)
         routing: Routing = route(
@@ -263,7 +264,3 @@ class MoE(nn.Module):
 
 def _weight(held: Any) -> Any:
     return held.weight if isinstance(held, QuantizedBuffers) else held
-
-
-def _autocasts(x: torch.Tensor) -> bool:
-    return x.device.type != "meta" and torch.is_autocast_enabled(x.device.type)
