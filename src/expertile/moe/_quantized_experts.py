@@ -17,6 +17,7 @@ import torch
 import triton
 
 from expertile.formats.fp8 import Fp8Blocks, dequantize
+from expertile.moe._base_products import BaseProducts
 from expertile.moe._passes import gradients
 from expertile.moe.expert_weights import Experts
 from expertile.moe.permute import Permutation, permutation
@@ -24,7 +25,6 @@ from expertile.ops.gathered_mm import pointwise
 from expertile.ops.gathered_mm.activation import activate, split
 from expertile.ops.gathered_mm.combine import combine
 from expertile.ops.quantize.api import quantize_activations, quantize_swiglu
-from expertile.ops.scaled_grouped_mm.api import scaled_grouped_mm
 from expertile.ops.torch_op import once_differentiable
 
 _T = torch.Tensor
@@ -47,27 +47,13 @@ def activated(pre: _T, offs: _T, activation: str, interleaved: bool) -> _T:
 
 
 def _forward(x: _T, topk_ids: _T, topk_weights: _T, experts: Experts) -> tuple[_T, _T, Permutation]:
-    gate_up, down, gate_up_bias, down_bias = experts.tensors
-    order = permutation(topk_ids, experts.shape[0])
-    x8 = quantize_activations(x)
-    rows8 = x8.values.view(torch.uint8).index_select(0, order.rows).view(torch.float8_e4m3fn)
-    pre = scaled_grouped_mm(
-        rows8,
-        gate_up.values.transpose(1, 2),
-        x8.scales.index_select(0, order.rows),
-        gate_up.scales,
-        offs=order.offs,
-        bias=gate_up_bias,
-        out_dtype=x.dtype,
-    )
+    base, order = BaseProducts(experts.gate_up, experts.down), permutation(topk_ids, experts.shape[0])
+    pre = base.up(x, order, experts.gate_up_bias)
     if experts.activation == "swiglu":
         act = quantize_swiglu(pre, interleaved=experts.interleaved)
     else:
         act = quantize_activations(activated(pre, order.offs, experts.activation, experts.interleaved))
-    weight = down.values.transpose(1, 2)
-    y = scaled_grouped_mm(
-        act.values, weight, act.scales, down.scales, offs=order.offs, bias=down_bias, out_dtype=x.dtype
-    )
+    y = base.down_of_fp8(act, order, experts.down_bias, x.dtype)
     return combine(y, order.positions, topk_weights), pre, order
 
 

@@ -37,6 +37,7 @@ import torch
 from expertile.formats.fp8 import Fp8Blocks
 from expertile.moe._passes import forward, gradients
 from expertile.moe.expert_weights import Experts, Weight, autocasts
+from expertile.moe.lora import Lora, lora_mlp
 from expertile.moe.permute import Permutation, check_ids, permutation
 from expertile.ops.gathered_mm.activation import activate, split
 from expertile.ops.gathered_mm.combine import formula as combine_formula
@@ -181,6 +182,7 @@ def moe_mlp(
     down_bias: torch.Tensor | None = None,
     check: bool = False,
     batch_invariant: bool = False,
+    lora: Lora | None = None,
 ) -> torch.Tensor:
     """Each token's experts, weighted and summed; `expertile.moe.experts` has the formula.
 
@@ -199,7 +201,9 @@ def moe_mlp(
         batch_invariant: a token's bits depend on that token, its experts and their weights alone: not on how many
             tokens there are, nor on which, nor on whether a gradient is wanted. Where that holds, and what of: see
             `grouped_mm`. It holds of the gradients of x and topk_weights too; those of weights and biases are sums over
-            tokens. ValueError with float64 and quantised weights, whose products have no such form.
+            tokens. ValueError with float64, quantised weights and lora, whose products have no such form.
+        lora: adapters of low rank for gate_up, down or both, `expertile.moe.lora.Lora`; gate_up and down, of any kind,
+            are then frozen. Differentiable in the adapters too, once.
 
     Returns:
         [T, H] in x's dtype. Differentiable in x, topk_weights, weights and biases: any number of times (the second
@@ -215,7 +219,9 @@ def moe_mlp(
     experts = Experts(gate_up, down, gate_up_bias, down_bias, activation, interleaved, batch_invariant)
     kind = experts.check(x, topk_ids, topk_weights, check)
     topk_weights = topk_weights.to(wide(x[:0]).dtype)
-    if kind is not torch.Tensor:
+    if lora is not None:
+        lora.check(experts, x.device)
+    if kind is not torch.Tensor and lora is None:
         from expertile.moe import _quantized_experts, _weight_only_experts
 
         mlp: Any = _quantized_experts.fp8_mlp if kind is Fp8Blocks else _weight_only_experts.weight_only_mlp
@@ -223,6 +229,10 @@ def moe_mlp(
     if autocasts(x):
         dtype = torch.get_autocast_dtype(x.device.type)
         x, experts = x.to(dtype), experts.map(lambda t: t.to(dtype))
+    if lora is not None and x.dtype is not torch.float64:
+        return lora_mlp(x, topk_ids, topk_weights, experts, lora)
+    if lora is not None:
+        experts = Experts.of((*lora.merged(experts), gate_up_bias, down_bias), experts.form)
     operands: _Operands = (x, *experts.tensors[:2], topk_weights, *experts.tensors[2:])
     if x.dtype is torch.float64:
         return formula(operands, topk_ids, activation, interleaved)
