@@ -5,6 +5,7 @@ import torch
 
 from expertile.formats.weight_only import quantize
 from expertile.moe.experts import moe_mlp
+from expertile.moe.layer import MoE
 from expertile.moe.lora import Adapter, Lora
 from tests.moe.test_experts import make, naive
 
@@ -174,3 +175,44 @@ def test_weights_that_are_trained():
         moe_mlp(x, gate_up, down.requires_grad_(), ids, weights, lora=lora)
     with torch.no_grad():
         moe_mlp(x, gate_up, down, ids, weights, lora=lora)
+
+
+@pytest.mark.parametrize("format", [None, "mxfp4"])
+def test_a_layer_with_adapters(format):
+    torch.manual_seed(0)
+    dtype = torch.float32 if format is None else torch.bfloat16
+    layer = MoE(HIDDEN, INNER, EXPERTS, 2, bias=True, dtype=dtype)
+    if format is not None:
+        layer.quantize_experts(format)
+    x = torch.randn(9, HIDDEN, dtype=dtype)
+    before = layer(x)
+    assert layer.add_lora(4, alpha=8) is layer and layer.lora_scale == 2
+    torch.testing.assert_close(layer(x), before, rtol=2e-2, atol=2e-2)  # B is zero
+    trained = {n for n, p in layer.named_parameters() if p.requires_grad}
+    assert trained == {"router", *(f"{n}_lora_{part}" for n in BOTH for part in "ab")}
+    optimizer = torch.optim.Adam([p for p in layer.parameters() if p.requires_grad], lr=0.05)
+    losses = []
+    for _ in range(12):
+        loss = (layer(x) - 1).float().square().mean()
+        losses.append(loss.item())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    assert losses[-1] < 0.9 * losses[0] and layer.down_lora_b.any()
+    other = MoE(HIDDEN, INNER, EXPERTS, 2, bias=True, dtype=dtype)
+    if format is not None:
+        other.quantize_experts(format)
+    other.add_lora(4, alpha=8).load_state_dict(layer.state_dict())
+    assert torch.equal(other(x), layer(x)) and "lora" in repr(layer)
+
+
+def test_adapters_that_cannot_be():
+    layer = MoE(HIDDEN, INNER, EXPERTS, 2)
+    with pytest.raises(ValueError, match="rank: expected at least 1, got 0"):
+        layer.add_lora(0)
+    with pytest.raises(ValueError, match="targets: expected gate_up, down or both"):
+        layer.add_lora(4, targets=("router",))
+    layer.add_lora(4, targets=("down",))
+    assert layer.lora.gate_up is None and layer.lora.down.a.shape == (4 * EXPERTS, INNER)
+    with pytest.raises(ValueError, match="add_lora: expected a layer without adapters"):
+        layer.add_lora(4)
