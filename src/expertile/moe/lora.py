@@ -3,13 +3,13 @@
 For expert e, A_e [r, in] and B_e [out, r], the product with a weight becomes x @ (W_e + scale · B_e A_e)^T. W stays as
 it is, in bf16, FP8, INT4 or MXFP4, and no sum of the size of W is formed: R rows in expert order pass small factors.
 
-    up       u = x[rows] @ A^T, pre = x[rows] @ W^T (+ bias)                     shrink, the base's product
-    act      act = f(pre + s u @ B^T), v = act @ A2^T                            activated: pre is kept as it is
-    down     y = act @ W2^T (+ bias) + s v @ B2^T                                the base's product, expand
+    up       u = s x[rows] @ A^T, pre = x[rows] @ W^T (+ bias)                   shrink, the base's product
+    act      act = f(pre + u @ B^T), v = s act @ A2^T                            activated: pre is kept as it is
+    down     y = act @ W2^T (+ bias) + v @ B2^T                                  the base's product, expand
     dact     dv = s dy[rows] @ B2, da = dy[rows] @ W2                            shrink, the base's product
     dpre     f' of da + dv @ A2, the routing weights' gradient, du = s dpre @ B  backward
     dx       dpre @ W + du @ A, each token's rows summed                         the base's product, expand, combine
-    dA, dB   sums over each expert's rows: dA = du^T x[rows], dB = s dpre^T u, …   outer
+    dA, dB   sums over each expert's rows: dA = du^T x[rows], dB = dpre^T u, …     outer
 
 The delta of pre must be there before the activation, so pre leaves the base's product without its activation epilogue.
 What is kept beside the base's is u and v, [R, r] each; pre is kept without its delta, which `backward` adds again: that
@@ -74,11 +74,11 @@ class Adapter:
         return self.scale * (b.to(dtype) @ a.to(dtype))
 
     def factors(self, experts: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-        """(A [E, rank, in], scale · B [E, out, rank]) in `dtype`, contiguous, r filled up with zeros to a rank that the
-        kernels take. Differentiable."""
+        """(A [E, rank, in], B [E, out, rank]) in `dtype`, contiguous, r filled up with zeros to a rank that the kernels
+        take. Differentiable."""
         a, b = self._by_expert(experts)
         more = max(low_rank.LEAST_RANK, triton.next_power_of_2(a.shape[1])) - a.shape[1]
-        a, b = a.to(dtype), (b * self.scale).to(dtype)
+        a, b = a.to(dtype), b.to(dtype)
         if more:
             a, b = F.pad(a, (0, 0, 0, more)), F.pad(b, (0, more))
         return a.contiguous(), b.contiguous()
@@ -136,18 +136,19 @@ class _LoraMlp(torch.autograd.Function):
         topk_ids: _T,
         activation: str,
         interleaved: bool,
+        scales: tuple[float, float],
         kinds: tuple[Any, ...],
         *weights: _Maybe,
     ) -> _T:
         base = BaseProducts.of(kinds, weights)
         order = permutation(topk_ids, base.experts)
-        u = None if a1 is None else low_rank.shrink(x, order.rows, a1.transpose(1, 2), order.offs)
+        u = None if a1 is None else low_rank.shrink(x, order.rows, a1.transpose(1, 2), order.offs, scales[0])
         pre = base.up(x, order, gate_up_bias)
-        act, v = low_rank.activated(pre, u, b1, a2, order.offs, activation, interleaved)
+        act, v = low_rank.activated(pre, u, b1, a2, order.offs, activation, interleaved, scales[1])
         y = base.down_of(act, order, down_bias)
         if v is not None and b2 is not None:
             y = low_rank.expand(y, v, b2, order.offs)
-        ctx.form, ctx.kinds = (activation, interleaved), kinds
+        ctx.form, ctx.kinds, ctx.scales = (activation, interleaved), kinds, scales
         routing = (order.offs, order.rows, order.slots, order.positions)
         kept = (x, topk_weights, gate_up_bias, down_bias, a1, b1, a2, b2, topk_ids, pre, u, v)
         ctx.save_for_backward(*kept, *routing, *weights)
@@ -161,10 +162,11 @@ class _LoraMlp(torch.autograd.Function):
         needs_x, needs_weights, needs_up_bias, needs_down_bias = ctx.needs_input_grad[:4]
         offs, rows, weights = order.offs, order.rows, topk_weights.contiguous()
         dy = (dy if dy.is_contiguous() else dy.contiguous()).to(x.dtype)
-        dv = None if b2 is None else low_rank.shrink(dy, rows, b2, offs)
-        dpre, act_w, dweights, du = low_rank.backward(
-            base.down_gradient(dy, order), pre, u, b1, dv, a2, order.slots, order.positions, weights, offs, *ctx.form
-        )
+        dv = None if b2 is None else low_rank.shrink(dy, rows, b2, offs, ctx.scales[1])
+        a = base.down_gradient(dy, order)
+        how: Any = (order.slots, order.positions, weights, offs, *ctx.form, ctx.scales[0])
+        dpre, act_w, dweights, du = low_rank.backward(a, pre, u, b1, dv, a2, *how)
+        del a
         da1 = db1 = da2 = db2 = dx = dgate_up_bias = ddown_bias = None
         if dv is not None:
             da2 = low_rank.outer(dv, act_w, None, offs)
@@ -185,7 +187,7 @@ class _LoraMlp(torch.autograd.Function):
                 dx_rows = low_rank.expand(dx_rows, du, a1.transpose(1, 2), offs)
             dx = combine(dx_rows, order.positions)
         grads = (dx, dweights if needs_weights else None, dgate_up_bias, ddown_bias, da1, db1, da2, db2)
-        return *grads, *(None,) * len(rest)
+        return *grads, *(None,) * (len(rest) + 1)
 
 
 def lora_mlp(x: _T, topk_ids: _T, topk_weights: _T, experts: Experts, lora: Lora) -> _T:
@@ -194,6 +196,7 @@ def lora_mlp(x: _T, topk_ids: _T, topk_weights: _T, experts: Experts, lora: Lora
     factors: list[_Maybe] = []
     for adapter in (lora.gate_up, lora.down):
         factors += [None, None] if adapter is None else adapter.factors(count, x.dtype)
+    scales = tuple(0.0 if adapter is None else float(adapter.scale) for adapter in (lora.gate_up, lora.down))
     kinds, weights = BaseProducts.parts(experts)
     biases = (experts.gate_up_bias, experts.down_bias)
-    return _LoraMlp.apply(x, topk_weights, *biases, *factors, topk_ids, *experts.form[:2], kinds, *weights)
+    return _LoraMlp.apply(x, topk_weights, *biases, *factors, topk_ids, *experts.form[:2], scales, kinds, *weights)

@@ -70,7 +70,9 @@ else:
         if not gathered:
             x[case.last :] = 0  # the formula's products read them
         for b in (case.shrinking.transpose(1, 2), case.shrinking.transpose(1, 2).contiguous()):
-            assert_alike(case, *both(monkeypatch, lambda b=b: api.shrink(x, rows, b, case.offs, api.Config(16, 32, 4))))
+            assert_alike(
+                case, *both(monkeypatch, lambda b=b: api.shrink(x, rows, b, case.offs, 0.5, api.Config(16, 32, 4)))
+            )
 
     @pytest.mark.parametrize("interleaved", [False, True])
     @pytest.mark.parametrize("first, second", [(True, True), (True, False), (False, True)])
@@ -80,11 +82,11 @@ else:
         config = api.Config(16, 32, 4)
 
         def forward():
-            return api.activated(case.pre, u, b, a, case.offs, "swiglu", interleaved, config)
+            return api.activated(case.pre, u, b, a, case.offs, "swiglu", interleaved, 0.5, config)
 
         def backward():
             routing = (case.slots, case.order.positions, case.weights, case.offs)
-            return api.backward(case.grad.clone(), case.pre, u, b, v, a, *routing, "swiglu", interleaved, config)
+            return api.backward(case.grad.clone(), case.pre, u, b, v, a, *routing, "swiglu", interleaved, 0.5, config)
 
         (act, more), (true_act, true_more) = both(monkeypatch, forward)
         assert_alike(case, act, true_act)

@@ -1,14 +1,14 @@
 """Products of small rank on rows in expert order, for adapters of experts; formulas and bytes:
 
-    shrink    out[r] = x[rows[r]] @ b[g]                                  R · K elements, from L2 where x fits there
-    activated act[r] = f(pre[r] + u[r] @ b[g]^T), v[r] = act[r] @ a[g]^T  3 · R · I elements
+    shrink    out[r] = s x[rows[r]] @ b[g]                                R · K elements, from L2 where x fits there
+    activated act[r] = f(pre[r] + u[r] @ b[g]^T), v[r] = s act[r] @ a[g]^T  3 · R · I elements
     backward  from grad [R, I]: the gradients of all of these             7 · R · I elements
     expand    y[r] += u[r] @ b[g]^T                                       2 · R · N elements
     outer     out[g] = sum over rows r of g of w u[r]^T x[rows[r]]        R · N elements, from L2 where x fits there
 
-for row r of expert g, r < offs[-1]; other rows are left alone. A factor's rank is 16 or another multiple of 16 that is
-a power of two. On a GPU one Triton kernel each; elsewhere, and under torch.compile, torch and `grouped_mm`. Nothing
-here is differentiable.
+for row r of expert g and a scale s, r < offs[-1]; other rows are left alone. A factor's rank is 16 or a larger power of
+two. On a GPU one Triton kernel each; elsewhere, and under torch.compile, torch and `grouped_mm`. Nothing here is
+differentiable.
 """
 
 from __future__ import annotations
@@ -51,18 +51,18 @@ def on_device(x: _T) -> bool:
     return not traced(x) and on_kernels(x) and 0 not in x.shape
 
 
-def shrink(x: _T, rows: _Maybe, b: _T, offs: _T, config: Config = SHRINK) -> _T:
+def shrink(x: _T, rows: _Maybe, b: _T, offs: _T, scale: float = 1.0, config: Config = SHRINK) -> _T:
     """[R, rank] in x's dtype. x [T, K], contiguous rows; rows [R] int32, or None for x's own; b [E, K, rank]."""
     count, rank = x.shape[0] if rows is None else rows.shape[0], b.shape[2]
     if not on_device(x):
-        return grouped_mm(x if rows is None else x.index_select(0, rows), b, offs=offs)
+        return grouped_mm(x if rows is None else x.index_select(0, rows), b, offs=offs) * scale
     x = x if x.stride(1) == 1 else x.contiguous()
     out = x.new_empty((count, rank))
     launch(
         kernels.shrink_kernel,
         _tiles(count, offs, config),
         (x, rows, b, offs, out),
-        (offs.shape[0], x.shape[1], x.stride(0), *b.stride()),
+        (offs.shape[0], x.shape[1], x.stride(0), float(scale), *b.stride()),
         (rank, config.rows, config.columns, _power(offs.shape[0])),
         num_warps=config.num_warps,
     )
@@ -70,14 +70,22 @@ def shrink(x: _T, rows: _Maybe, b: _T, offs: _T, config: Config = SHRINK) -> _T:
 
 
 def activated(
-    pre: _T, u: _Maybe, b: _Maybe, a: _Maybe, offs: _T, activation: str, interleaved: bool, config: Config = ACTIVATE
+    pre: _T,
+    u: _Maybe,
+    b: _Maybe,
+    a: _Maybe,
+    offs: _T,
+    activation: str,
+    interleaved: bool,
+    scale: float = 1.0,
+    config: Config = ACTIVATE,
 ) -> tuple[_T, _Maybe]:
     """(act [R, I], v [R, rank of a] or None). pre [R, 2I]; u [R, rank], b [E, 2I, rank], or None both: nothing is added
     to pre; a [E, rank, I], or None: no v. All contiguous."""
     if not on_device(pre):
         gate, up = formulas.split(_sum(pre, u, b, offs), interleaved)
         act = formulas.activate(gate, up, activation).to(pre.dtype)
-        return act, None if a is None else grouped_mm(act, a.transpose(1, 2), offs=offs)
+        return act, None if a is None else grouped_mm(act, a.transpose(1, 2), offs=offs) * scale
     (count, two_i), groups = pre.shape, offs.shape[0]
     inner = two_i // 2
     act = pre.new_empty((count, inner))
@@ -86,7 +94,7 @@ def activated(
         kernels.activate_kernel,
         _tiles(count, offs, config),
         (pre, u, b, a, offs, act, v),
-        (groups, inner),
+        (groups, inner, float(scale)),
         (activation, interleaved, *_ranks(b, a), *_tile(config, inner), _power(groups)),
         num_warps=config.num_warps,
     )
@@ -106,12 +114,13 @@ def backward(
     offs: _T,
     activation: str,
     interleaved: bool,
+    scale: float = 1.0,
     config: Config = BACKWARD,
 ) -> tuple[_T, _T, _T, _Maybe]:
     """With h = grad + v @ a, z = pre + u @ b^T and w the row's weight, weights.flatten()[slots]:
 
-    (dpre = f'(z) (w h) [R, 2I], w f(z) [R, I], <h, f(z)> for each slot as `weights` [T, k] has them, dpre @ b [R, rank]
-    or None). positions [T, k]: the row of each slot. `grad` may be overwritten.
+    (dpre = f'(z) (w h) [R, 2I], w f(z) [R, I], <h, f(z)> for each slot as `weights` [T, k] has them, s dpre @ b [R,
+    rank] or None). positions [T, k]: the row of each slot. `grad` may be overwritten.
     """
     if not on_device(pre):
         weight = weights.flatten()[slots.long()][:, None]
@@ -121,7 +130,7 @@ def backward(
         products, kept = (wide * act).sum(1), positions >= 0
         dweights = torch.where(kept, products[torch.where(kept, positions, 0).long()], 0.0)
         dpre = formulas.join(dgate, dup, interleaved).to(pre.dtype)
-        du = None if b is None else grouped_mm(dpre, b, offs=offs)
+        du = None if b is None else grouped_mm(dpre, b, offs=offs) * scale
         return dpre, (act * weight).to(pre.dtype), dweights, du
     (count, two_i), groups = pre.shape, offs.shape[0]
     dpre, dweights = torch.empty_like(pre), torch.zeros_like(weights)
@@ -130,7 +139,7 @@ def backward(
         kernels.backward_kernel,
         _tiles(count, offs, config),
         (grad, pre, u, b, v, a, slots, weights, offs, dpre, grad, dweights, du),
-        (groups, two_i // 2),
+        (groups, two_i // 2, float(scale)),
         (activation, interleaved, *_ranks(b, a), *_tile(config, two_i // 2), _power(groups)),
         num_warps=config.num_warps,
     )

@@ -27,7 +27,7 @@ def _rows_of_tile(offs_ptr, groups, tile, BLOCK: tl.constexpr, GROUPS_P2: tl.con
     return group.to(tl.int64), row, (row < end) & there
 
 
-@triton.jit(do_not_specialize=["groups"])
+@triton.jit(do_not_specialize=["groups", "scale"])
 def shrink_kernel(
     x_ptr,
     rows_ptr,
@@ -37,6 +37,7 @@ def shrink_kernel(
     groups,
     K,
     x_stride,
+    scale,
     b_stride_g,
     b_stride_k,
     b_stride_r,
@@ -59,7 +60,7 @@ def shrink_kernel(
         b = tl.load(b_ptr + at, mask=(k < K)[:, None], other=0.0)
         sums = tl.dot(x, b, sums, input_precision="ieee")
     at = row.to(tl.int64)[:, None] * RANK + rank[None, :]
-    tl.store(out_ptr + at, sums.to(out_ptr.dtype.element_ty), mask=used[:, None])
+    tl.store(out_ptr + at, (sums * scale).to(out_ptr.dtype.element_ty), mask=used[:, None])
 
 
 @triton.jit
@@ -81,7 +82,7 @@ def _rows_of(ptr, row, used, RANK: tl.constexpr):
     return tl.load(ptr + at, mask=used[:, None], other=0.0)
 
 
-@triton.jit(do_not_specialize=["groups"])
+@triton.jit(do_not_specialize=["groups", "scale"])
 def activate_kernel(
     pre_ptr,
     u_ptr,
@@ -92,6 +93,7 @@ def activate_kernel(
     v_ptr,
     groups,
     I,
+    scale,
     ACTIVATION: tl.constexpr,
     INTERLEAVED: tl.constexpr,
     RANK: tl.constexpr,
@@ -101,7 +103,7 @@ def activate_kernel(
     EVEN: tl.constexpr,
     GROUPS_P2: tl.constexpr,
 ):
-    """act and v = act @ a^T. u, b None: nothing is added to pre. a, v None: no v."""
+    """act and v = scale act @ a^T. u, b None: nothing is added to pre. a, v None: no v."""
     group, row, used = _rows_of_tile(offs_ptr, groups, tl.program_id(0), BLOCK_M, GROUPS_P2)
     at = row.to(tl.int64)[:, None] * I
     if u_ptr is not None:
@@ -124,10 +126,10 @@ def activate_kernel(
             sums = tl.dot(act, a, sums, input_precision="ieee")
     if v_ptr is not None:
         where = row.to(tl.int64)[:, None] * NEXT_RANK + tl.arange(0, NEXT_RANK)[None, :]
-        tl.store(v_ptr + where, sums.to(v_ptr.dtype.element_ty), mask=used[:, None])
+        tl.store(v_ptr + where, (sums * scale).to(v_ptr.dtype.element_ty), mask=used[:, None])
 
 
-@triton.jit(do_not_specialize=["groups"])
+@triton.jit(do_not_specialize=["groups", "scale"])
 def backward_kernel(
     grad_ptr,
     pre_ptr,
@@ -144,6 +146,7 @@ def backward_kernel(
     du_ptr,
     groups,
     I,
+    scale,
     ACTIVATION: tl.constexpr,
     INTERLEAVED: tl.constexpr,
     RANK: tl.constexpr,
@@ -189,7 +192,7 @@ def backward_kernel(
     tl.store(dweights_ptr + slot, total, mask=used)
     if u_ptr is not None:
         where = row.to(tl.int64)[:, None] * RANK + tl.arange(0, RANK)[None, :]
-        tl.store(du_ptr + where, du.to(du_ptr.dtype.element_ty), mask=used[:, None])
+        tl.store(du_ptr + where, (du * scale).to(du_ptr.dtype.element_ty), mask=used[:, None])
 
 
 @triton.jit(do_not_specialize=["groups"])
