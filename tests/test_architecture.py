@@ -36,6 +36,7 @@ OPS = (
     "attention",
     "grouped_mm",
     "gathered_mm",
+    "low_rank",
     "scaled_grouped_mm",
     "weight_only_mm",
     "quantize",

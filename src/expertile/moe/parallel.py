@@ -31,10 +31,10 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from expertile.moe._members import Members
-from expertile.moe._parallel_mlp import Experts, parallel_mlp
+from expertile.moe._parallel_mlp import parallel_mlp
 from expertile.moe._placement import Placement
 from expertile.moe.exchange import Exchange
-from expertile.moe.experts import Weight, _check, _shape, require_invariant
+from expertile.moe.expert_weights import Experts, Weight
 from expertile.moe.permute import check_ids
 
 _ORDERS = ("ordered", "partial")
@@ -198,17 +198,14 @@ class ExpertParallel:
         if batch_invariant:
             require_ordered(self.config.combine)
         topk_weights = topk_weights.float()
-        weights: list[Any] = [gate_up, down, gate_up_bias, down_bias]
+        experts = Experts(gate_up, down, gate_up_bias, down_bias, activation, interleaved, batch_invariant)
         dtype = gate_up.dtype if isinstance(gate_up, torch.Tensor) else self.config.dtype
         if torch.is_autocast_enabled(x.device.type):
             dtype = torch.get_autocast_dtype(x.device.type)
-            x, weights = x.to(dtype), [t.to(dtype) if isinstance(t, torch.Tensor) else t for t in weights]
+            x, experts = x.to(dtype), experts.map(lambda t: t.to(dtype))
         if not self.experts:
-            weights = list(map(_with_one, weights))
-        gate_up, down, gate_up_bias, down_bias = weights
-        if batch_invariant:
-            require_invariant(torch.Tensor if isinstance(gate_up, torch.Tensor) else type(gate_up), dtype)
-        self._validate(x, dtype, gate_up, down, gate_up_bias, down_bias, topk_ids, topk_weights, activation)
+            experts = Experts.of(map(_with_one, experts.tensors), experts.form)
+        self._validate(x, dtype, experts, topk_ids, topk_weights)
         if check:
             check_ids(topk_ids, self.config.num_experts, values=True)
         tokens = x.shape[0]
@@ -216,7 +213,6 @@ class ExpertParallel:
             x = torch.cat([x, x.new_zeros(1, x.shape[1])])
             topk_ids = topk_ids.new_full((1, self.config.top_k), self.config.num_experts)
             topk_weights = torch.cat([topk_weights, topk_weights.new_zeros(1, self.config.top_k)])
-        experts = Experts(gate_up, down, gate_up_bias, down_bias, activation, interleaved, batch_invariant)
         out = parallel_mlp(self._exchange, experts, self.config.combine == "ordered", x, topk_ids, topk_weights)
         return out if tokens else out[:0]
 
@@ -242,13 +238,9 @@ class ExpertParallel:
         self,
         x: torch.Tensor,
         dtype: torch.dtype,
-        gate_up: Weight,
-        down: Weight,
-        gate_up_bias: torch.Tensor | None,
-        down_bias: torch.Tensor | None,
+        experts: Experts,
         topk_ids: torch.Tensor,
         topk_weights: torch.Tensor,
-        activation: str,
     ) -> None:
         c, e = self.config, max(1, len(self.experts))
         check_ids(topk_ids, c.num_experts)
@@ -259,10 +251,10 @@ class ExpertParallel:
         if topk_ids.shape[1] != c.top_k:
             raise ValueError(f"topk_ids: expected [{x.shape[0]}, {c.top_k}], got {list(topk_ids.shape)}")
         # The rest is what `moe_mlp` requires of these weights and tokens.
-        kind = _check(x, gate_up, down, topk_ids, topk_weights, activation, gate_up_bias, down_bias, False)
-        if _shape(gate_up)[0] != e:
-            raise ValueError(f"gate_up: expected the {e} experts of rank {self.members.name}, got {_shape(gate_up)[0]}")
-        asked = any(t is not None and t.requires_grad for t in (x, topk_weights, gate_up_bias, down_bias))
+        kind = experts.check(x, topk_ids, topk_weights, False)
+        if experts.shape[0] != e:
+            raise ValueError(f"gate_up: expected the {e} experts of rank {self.members.name}, got {experts.shape[0]}")
+        asked = any(t is not None and t.requires_grad for t in (x, topk_weights, *experts.tensors[2:]))
         if kind is not torch.Tensor and torch.is_grad_enabled() and asked:
             raise ValueError(
                 "gate_up, down: quantised experts have no backward pass here; expected torch.no_grad(), "
@@ -295,7 +287,7 @@ def process_group(group: dist.ProcessGroup | DeviceMesh | None) -> dist.ProcessG
     if group is not None:
         return group
     if not dist.is_initialized():
-        raise ValueError("group: expected a process group, got None without torch.distributed.initprocess_group")
+        raise ValueError("group: expected a process group, got None without torch.distributed.init_process_group")
     found = dist.group.WORLD
     assert found is not None
     return found

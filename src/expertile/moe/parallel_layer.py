@@ -64,6 +64,8 @@ class ExpertParallelMoE(MoE):
         timeout: timedelta | None = None,
     ) -> None:
         gate_up = moe.gate_up
+        if moe.lora is not None:
+            raise ValueError("moe: expected experts without adapters, which expert parallelism does not have")
         if not isinstance(gate_up, torch.Tensor):
             raise ValueError("moe: expected experts that are not quantised; ExpertParallel.mlp takes quantised ones")
         if moe.batch_invariant:
@@ -139,6 +141,10 @@ class ExpertParallelMoE(MoE):
                 "ignored_states=list(layer.expert_parameters()) would do"
             )
         super().__delattr__(name)
+
+    def add_lora(self, rank: int, **options: Any) -> MoE:
+        """ValueError: expert parallelism has no adapters."""
+        raise ValueError("add_lora: expected a layer on one GPU, got one whose experts are on the ranks of a group")
 
     def expert_parameters(self) -> Iterator[nn.Parameter]:
         """Those of this rank's experts, which no reduction over the group may touch."""
