@@ -28,7 +28,7 @@ _INT = r"\d{1,3}(?:,\d{3})+|\d+[kK]?(?![\w%]|\.\d)"
 _SPACE = dict.fromkeys(("batch", "seq", "head_dim", "hidden", "topk"), r"|(?<=[A-Za-z]{2})\s+")
 _KEYED = {
     name: re.compile(
-        rf"(?<![\w.])(?<!\w-)(?:{form})(?:(?:\s*\([A-Za-z_]+\))?\s*(?:[:=]|==|\bof\b|\bis\b)\s*\(?"
+        rf"(?<![\w.*×·])(?<!\w-)(?:{form})(?:(?:\s*\([A-Za-z_]+\))?\s*(?:[:=]|==|\bof\b|\bis\b)\s*\(?"
         rf"{_SPACE.get(name, '')})(?P<v>{_INT})(?!\s*[x×*=/]\s*\d|:\d)"
     )
     for name, form in _NAMES.items()
@@ -46,7 +46,7 @@ _COUNTED = {
 # Cheap tests, since most lines state no size.
 _ASSIGNED = re.compile(r"[A-Za-z_)]\s*(?:[:=]|of |is )\s*\(?\d")
 _WORDED = re.compile(r"(?i)batch|seq|context|head|hidden|top[ -]k|experts|gpu|gcd|\bbs\d|\d ?[x×*] ?-?[A-Z]|\d [AHB]\d")
-_CHAIN = re.compile(rf"\b(?P<names>[MNKmnk](?:\s*=\s*[MNKmnk]){{1,2}})\s*[=:)]+,?\s*(?P<v>{_INT})")
+_CHAIN = re.compile(rf"(?<![\w*×·])(?P<names>[MNKmnk](?:\s*=\s*[MNKmnk]){{1,2}})\s*[=:)]+,?\s*(?P<v>{_INT})")
 _TUPLE = re.compile(
     r"(?<![\d.x×*])(?P<a>\d{1,7})\s*[x×*,]\s*(?P<b>\d{1,7})(?:\s*[x×*,]\s*(?P<c>\d{1,7}))?(?![\d.]*\d|\s*[x×*]\s*\d)"
 )

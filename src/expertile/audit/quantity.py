@@ -28,6 +28,11 @@ class Quantity:
     end: int = 0
 
     @property
+    def plain(self) -> Interval:
+        """`value` where a column's unit is the same in every row: GB are not GiB in one of them."""
+        return Interval(self.value.lo, self.value.mid, 2 * self.value.mid - self.value.lo)
+
+    @property
     def words(self) -> str:
         return f"{self.label} {self.after}".lower()
 

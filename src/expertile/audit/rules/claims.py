@@ -69,7 +69,7 @@ def compression(report: Report) -> Iterator[Finding]:
                 yield from _column([(row.label, size) for row in grid.body if (size := row.figure(c))], wide)
 
 
-_FORMAT = re.compile(r"\b(?:(?:fp|bf|int|uint|w|q|nf)\d+\w*|awq|gptq|quantized|baseline|\d+-?bit|half|float\d*)\b")
+_FORMAT = re.compile(r"\b(?:(?:fp|bf|int|uint|w|q|nf)\d+\w*|awq|gptq|quantized|baseline|\d+-?bit|half|float\d*|g\d+|group\d*|weights?|memory|model|size)\b")
 _WORD = re.compile(r"[a-z0-9.]+")
 
 

@@ -60,28 +60,15 @@ def follows(q: Quantity, pair: Pair, slack: float, change: str = "") -> bool:
 
 def grids(report: Report) -> Iterator[Finding]:
     """Every ratio column of every table."""
-    for grid in (*report.grids, *_logs(report)):
-        for index in grid.columns("ratio", "percent"):
+    for grid in report.tables:
+        kinds = ("ratio", "percent") if grid.drawn else ("ratio",) * (len(grid.header) < 4)
+        for index in grid.columns(*kinds):
             name, cells = grid.header[index], [q for q in grid.column(index) if q is not None]
             said = (
                 name.strip() == "%" or RATIO.search(name) or _PART.search(name) or all(q.kind == "ratio" for q in cells)
             )
             if said and not _NO_QUOTIENT.search(name):
                 yield from _column(grid, index)
-
-
-def _logs(report: Report) -> Iterator[Grid]:
-    """Lines that differ in their figures alone ("512: eager 1.5 ms, fused 0.75 ms -> 2.0x") as tables."""
-    alike: dict[tuple[int, str], list[Row]] = {}
-    for row in report.lines_of_text:
-        if len(row.of("ratio")) == 1 and 1 < len(row.quantities) < 4:
-            behind = row.text[row.quantities[0].start :]
-            alike.setdefault((row.block, re.sub(r"[\d.,]+", "0", behind)), []).append(row)
-    for (block, _), rows in alike.items():
-        labels = tuple(q.label for q in rows[0].quantities)
-        if len(rows) > 2 and all(len(row.quantities) == len(labels) for row in rows):
-            numbered = [[replace(q, column=c) for c, q in enumerate(row.quantities)] for row in rows]
-            yield Grid(block, labels, [replace(row, quantities=q) for row, q in zip(rows, numbered, strict=True)])
 
 
 def _rank(scored: tuple[int, _Hypothesis]) -> tuple[int, bool, bool]:
