@@ -4,6 +4,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from expertile.audit.engine import Audit, audit_text
 from expertile.audit.finding import ACCUSATIONS, IMPOSSIBLE, INCONSISTENT
@@ -50,14 +51,14 @@ def main(arguments: Sequence[str] | None = None, program: str = "python -m exper
     """Without the command line's libraries: 0 where nothing fails, 1 where a claim does, 2 for the caller's mistake."""
     parser = argparse.ArgumentParser(program, description=WHAT)
     parser.add_argument("files", nargs="+", help=HELP["files"])
-    special = {
+    special: dict[str, dict[str, Any]] = {
         "--format": {"dest": "form", "default": "text"},
         "--out": {"type": Path, "default": None},
         "--fail-on": {"default": INCONSISTENT},
         "--json": {"dest": "form", "action": "store_const", "const": "json"},
     }
     for flag in list(HELP)[1:]:
-        parser.add_argument(flag, help=HELP[flag], **({"default": ""} | special.get(flag, {})))  # type: ignore[arg-type]
+        parser.add_argument(flag, help=HELP[flag], **{"default": "", **special.get(flag, {})})
     try:
         return 0 if run(**vars(parser.parse_intermixed_args(arguments))) else 1
     except (ValueError, OSError) as error:

@@ -13,7 +13,7 @@ _NAMES = {
     "k": r"K|k",
     "batch": r"(?i:(?:(?:global|micro|max|per[- ]gpu) )?batch(?:[ _-]?size)?|bsz?|num[ _]seqs|--batch-size)|B",
     "heads": r"(?i:(?:num|n|number of|attention|query|q)[ _]?heads?|heads?|n_?heads?|num_attention_heads)|H",
-    "seq": r"(?i:seq(?:uence)?[ _-]?len(?:gth)?|seqlen(?:_[qk])?|(?:--)?seq|context(?:[ _-]?len(?:gth)?)?|n_ctx)|S|L",
+    "seq": r"(?i:(?:--)?seq(?:uence)?(?:[ _-]?len(?:gth)?)?|seqlen(?:_[qk])?|context(?:[ _-]?len(?:gth)?)?|n_ctx)|S|L",
     "head_dim": r"(?i:head[ _-]?dim(?:ension)?s?|headdim|head[ _-]size|hdim|d_head|dim per head)|D",
     "hidden": r"(?i:hidden(?:[ _-]?(?:dim(?:ension)?|size))?|d_model|embed(?:ding)?[ _-]?dim|model[ _]dim)",
     "ffn": r"(?i:ffn(?:[ _-]?(?:hidden|intermediate))?(?:[ _-]?(?:dim|size))?|intermediate[ _-]?(?:dim|size)|d_ff)",

@@ -53,6 +53,19 @@ class Row:
         held = self.of(kind)
         return held[0] if len(held) == 1 and held[0].exact and held[0].value.mid > 0 else None
 
+    def parts(self) -> list["Row"]:
+        """A sentence that says the same of several ("19 ms (3,368/s), the other 33 ms (2,940/s)") as a row for each."""
+        kinds = [q.kind for q in self.quantities]
+        periods = [p for p in range(2, len(kinds) // 2 + 1) if kinds == kinds[:p] * (len(kinds) // p)]
+        # "from 3 to 4 req/s (+33 %), from 90 to 60 ms (-33 %)"
+        changes = all(a == b != "percent" == c for a, b, c in zip(*(kinds[i::3] for i in range(3)), strict=False))
+        periods += [3] if len(kinds) > 3 and len(kinds) % 3 == 0 and changes else []
+        starts = range(0, len(kinds), periods[0]) if periods and self.kind == "line" else ()
+        rows = [replace(self, quantities=self.quantities[s : s + periods[0]]) for s in starts]
+        for row in rows:
+            row.report = self.report
+        return rows or [self]
+
     def clause(self, q: Quantity) -> str:
         """The part of a sentence, between semicolons, that a figure stands in."""
         return self.text[self.text.rfind("; ", 0, q.start) + 1 :].split("; ")[0]
@@ -129,7 +142,8 @@ class Row:
     def lead(self) -> str:
         """The lines of the row's block above it, and the sentence that leads to the block."""
         blocks = self.report.blocks
-        own = [clean(line.text) for line in blocks[self.block].lines if self.line - 8 <= line.number < self.line]
+        of = blocks[self.block]
+        own = [clean(n.text) for n in of.lines if self.line - 8 <= n.number < self.line or of.kind == "prose"]
         above = blocks[self.block - 1] if self.block else None
         return " ".join([clean(above.text) if above and above.kind in ("prose", "heading") else "", *own])
 
@@ -182,7 +196,7 @@ _TAG = re.compile(r"</?[a-zA-Z][^<>]*>")
 _SUMMARY = re.compile(
     r"(?i)^\W*(?:(?:overall|grand)\s+)?(?:average|avg\.?|mean|geo(?:metric|\.)?-?\s?mean|total|sum|median|overall|all)\b"
 )
-_SENTENCE = re.compile(r"\S.*?(?:[.!?](?=\s+[A-Z*(\[#]|\s*$)|(?<=[a-z]{4})\.(?=\s+\d)|$)")
+_SENTENCE = re.compile(r"\S.*?(?:[.!?](?=\s+(?:[a-z]{0,2}[A-Z]|[*(\[#])|\s*$)|(?<=[a-z]{4})\.(?=\s+\d)|$)")
 _REACH = 60  # lines
 RATIO = re.compile(
     r"(?i)speed-?\s?up|\bratio\b|\brelative\b|\brel\b|slow-?\s?down|improvement|\bgain\b|faster|\bvs\.?\b|\bfactor\b|"

@@ -1,4 +1,4 @@
-"""audit: the options of `expertile audit` for the overview and the reference; `expertile.cli.main` runs it without typer."""
+"""audit: its options for the overview and the reference; `expertile.cli.main` runs the command without typer."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ about where the work is not known. A row alone is judged where it names its work
 """
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 
 from expertile.audit.finding import INCONSISTENT, QUESTION, UNIT_OF, Finding, finding, si
@@ -54,8 +54,16 @@ _NOT_ALL = re.compile(
     r"concurren|requests|users?\b|clients|parallel|steady|decode only|excluding|worker|stream|pipeline|accum"
 )
 _HELD = re.compile(r"usage|alloc|vram|footprint|peak|model|param|\bweights\b|cache|reserved|chunk|batch|buffer")
-_MOVED = re.compile(r"transfer|data|\bmove|copied|cop(?:y|ies)|traffic|\bread|writ|message|payload|memcpy|h2d|d2h|shard")
+_MOVED = re.compile(
+    r"transfer|data|\bmove|copied|cop(?:y|ies)|traffic|\bread|writ|message|payload|memcpy|h2d|d2h|shard"
+)
 _ONE_WAY = re.compile(r"to (?:the )?(?:device|gpu|host|cpu)|h2d|d2h|\bmove[sd]\b|traffic|transferred|copied|^reading")
+
+
+def _counts(row: Row) -> list[float]:
+    """Whole numbers of the row: a count of sequences may hide among them."""
+    found = re.findall(r"(?<![\d.,])(\d{1,3})(?![\d.,%]|\s?(?:ms|s|x|tok\w*)\b)", row.text)
+    return [float(n) for n in found if int(n)]
 
 
 def _flops(row: Row, a: Quantity, b: Quantity) -> _Amount | None:
@@ -77,17 +85,21 @@ def _bytes(row: Row, a: Quantity, b: Quantity) -> _Amount | None:
     once = _ONE_WAY.search(text)
     sure = row.kind == "line" and (once or _MOVED.search(text)) and not _NO_RUN.search(a.words)
     # GB may be GiB on either side.
-    also = (1.0, 1.0737, 1 / 1.0737) if once else (1.0, 2.0, 0.5, 1.5, 2 / 3, 3.0, 1 / 3, 4.0)  # each byte may be read and written
+    also = (
+        (1.0, 1.0737, 1 / 1.0737) if once else (1.0, 2.0, 0.5, 1.5, 2 / 3, 3.0, 1 / 3, 4.0)
+    )  # each byte may be read and written
     return _Amount(q.plain, q.text, (q.line,), also, False, INCONSISTENT if sure else "")
 
 
 def _tokens(row: Row, a: Quantity, b: Quantity) -> _Amount | None:
     """The tokens that the row counts, times every number of sequences or GPUs that the row or the report states."""
     counts = [c for c in row.of("tokens") if c.exact and c.value.mid]
+    if (own := row.own.get("tokens")) and not counts:
+        return _Amount(exact(own), f"{own:.0f} tokens", (), (), True)
     if len(counts) > 3 or row.of("rate") or _NOT_ALL.search(row.text):
         return None
     several = [n for name in ("batch", "gpus") for n in row.report.everything.of(name)]
-    small = [float(n) for n in re.findall(r"(?<![\d.,])(\d{1,3})(?![\d.,%]|\s?(?:ms|s|x|tok))", row.text) if int(n)]
+    small = _counts(row)
     sums = [*(c.value for c in counts), sum((c.value for c in counts[1:]), counts[0].value)] if counts else []
     text, verdict = counts[0].text if counts else "", INCONSISTENT
     if not counts and b.kind != "s_per_token":
@@ -106,7 +118,8 @@ def _one(row: Row, a: Quantity, b: Quantity) -> _Amount | None:
     """One token takes one time per token; several sequences at once or waiting make more of it."""
     everything = row.report.everything
     several = tuple(n for name in ("batch", "gpus") for n in everything.of(name))
-    slower = (a.value * b.value).mid < 1 and (row.of("time") or _NOT_ALL.search(row.text))
+    shared = re.search(r"(?i)users?\b|concurren|total|clients|parallel|each", row.text)
+    slower = shared or ((a.value * b.value).mid < 1 and (row.of("time") or _NOT_ALL.search(row.text)))
     close = row.kind == "line" and abs(a.start - b.start) < 40
     verdict = "" if slower or row.kind == "table" else INCONSISTENT if close else QUESTION
     return _Amount(exact(1.0), "1 token", (), (1.0, *several), True, verdict)
@@ -114,17 +127,16 @@ def _one(row: Row, a: Quantity, b: Quantity) -> _Amount | None:
 
 def _batch(row: Row, a: Quantity, b: Quantity) -> _Amount | None:
     size, items = row.size("batch"), row.only("items")
-    if _NOT_ALL.search(row.text) or not (size or items):
+    if _NOT_ALL.search(row.text):
         return None
-    if items:
+    if items and a.kind == "items_per_s":
         return _Amount(items.value, items.text, (items.line,), (1.0,), True, INCONSISTENT if row.kind == "line" else "")
-    numbers = (float(n) for n in re.findall(r"(?<![\d.,])(\d{1,3})(?![\d.,%]|\s?(?:ms|s|x)\b)", row.text))
-    several = [n for n in (*row.report.everything.of("gpus"), *numbers) if n > 1]
+    if size is None or (a.kind == "tokens_per_s" and row.size("seq")):
+        return None
+    several = [n for n in (*row.report.everything.of("gpus"), *_counts(row)) if n > 1]
     also = (1.0, *several, *(n / size.value for n in (1.0, *several)), *(1 / n for n in several if n != size.value))
     own = size.near and row.kind != "table" and not re.search(r"(?i)\b(?:it|iter\w*|steps?|batch\w*)/", a.text)
-    return _Amount(
-        exact(size.value), f"a batch of {size.value:.0f}", (size.line,), also, True, QUESTION if own else ""
-    )
+    return _Amount(exact(size.value), f"a batch of {size.value:.0f}", (size.line,), also, True, QUESTION if own else "")
 
 
 def _memory(row: Row, a: Quantity, b: Quantity) -> _Amount | None:
@@ -148,6 +160,7 @@ _LAWS = (
     _Law("throughput", "items_per_s", "s_per_item", _batch),
     _Law("throughput", "tokens_per_s", "time", _batch),
     _Law("intensity", "rate", "bandwidth", _none, (), True),
+    _Law("share", "time", "percent", _none, (), divides=True),
     _Law("share of peak", "bandwidth", "percent", _memory, divides=True),
 )
 
@@ -157,26 +170,26 @@ def laws(report: Report) -> Iterator[Finding]:
     for law in _LAWS:
         done: set[int] = set()  # lines that have been judged with their like
         groups = [(cells, False) for grid in report.tables for cells in grid.pairs(law.a, law.b, law.any_pair)]
-        rows = [(row, row.only(law.a), row.only(law.b)) for row in report.rows]
+        rows = [(part, part.only(law.a), part.only(law.b)) for row in report.rows for part in row.parts()]
         lone = [(r, a, b) for r, a, b in rows if a and b and same_statistic(a.label, b.label)]
         for cells, alone in (*groups, (lone, True)):
             held = [(row, a, b, law.amount(row, a, b)) for row, a, b in cells if not alone or row.line not in done]
             done |= yield from _judge(law, held, alone)
 
 
-def _judge(law: _Law, cells: list[_Held], alone: bool) -> Iterator[Finding]:
+def _judge(law: _Law, cells: list[_Held], alone: bool) -> Generator[Finding, None, set[int]]:
     """Returns the lines that it has judged."""
     known = [h for h in cells if h[3] is not None]
     several = law.amount is not _batch or len({h[3].value.mid for h in known if h[3]}) > 1
     # Rows without a size, in a table, do the work of the others.
-    unsized = not alone and len(known) < len(cells) and law.b != "percent"
+    unsized = not alone and len(known) < len(cells) and law.amount is not _memory
     held = cells if unsized else known
     factors = [law.factor((r, a, b, None if unsized else n)) for r, a, b, n in held]
     found = odd_ones(factors, () if unsized else law.usual) if several or unsized else None
     if found is not None and len(held) - len(found[1]) < 2 and not (alone or len(held) == 2):
         found = None
     for r in found[1] if found else ():
-        row, a, b, n = held[r]
+        _, a, b, n = held[r]
         off = factors[r] / found[0]  # type: ignore[index]
         if n is None or unsized:
             whole = {max(1.0, round(off.mid)), 1 / max(1.0, round(1 / off.mid))}

@@ -56,6 +56,7 @@ def rates(report: Report) -> Iterator[Finding]:
     for row in report.all_rows:
         for q in row.of("rate", "bandwidth"):
             words = f"{q.words} {row.label}".lower() + (row.clause(q).lower() if row.kind == "line" else "")
+            words = words.replace("effective", "") if _MEMORY.search(words) else words
             if not q.value.mid or NO_RUN_OF_ONE.search(words) or not row.devices:
                 continue
             count = 1.0 if q.per_device else max(gpu_counts(row))
@@ -167,12 +168,18 @@ _SHARE = re.compile(r"\bpeak\b|theoretical|roofline|\bmfu\b|speed of light|\bsol
 _PEAK = re.compile(r"peak|theoretical|roofline|max(?:imum)?\b|spec|rated|limit|up to|of \(?$|\bof \d")
 
 
+def _sheet(row: Row, q: Quantity) -> bool:
+    """Whether a figure that names its GPU just before it is that GPU's peak."""
+    devices = facts(q.label).of("devices")
+    return any(x and q.value.meets(x, 0.005) for d in devices for x in (d.memory_bps, *(d.peak(f) for f in DTYPES)))
+
+
 def shares(report: Report) -> Iterator[Finding]:
     """ "612 TFLOPS of 989 (68% of peak)" against the peak of its own row, record or the lines right above it."""
     named = [(row, " ".join(row.label.lower().split()[:3])) for row in report.all_rows]
     for kind, unlike in (("rate", "bandwidth"), ("bandwidth", "rate")):
         # A table's row is one of peaks where its first words say so.
-        stated = [q for row, name in named for q in row.of(kind) if _PEAK.search(f"{q.words} {name}")]
+        stated = [q for row, name in named for q in row.of(kind) if _PEAK.search(f"{q.words} {name}") or _sheet(row, q)]
         for row in report.all_rows if stated else ():
             here = [s for s in stated if s in row.quantities]
             told = re.compile(rf"{_SHARE.pattern}|efficien") if here else _SHARE
@@ -185,9 +192,14 @@ def shares(report: Report) -> Iterator[Finding]:
             q, p = figures[0], percents[0]
             known = [x for d in row.devices for f in DTYPES for x in (d.peak(f), d.sparse_peak(f), generous_peak(d, f))]
             known = [d.memory_bps for d in row.devices] if kind == "bandwidth" else known
+            known = [x for x in known if x and not any(s.value.meets(x, 0.05) for s in here)]
             part, other = q.value / p.value, (*known, *(s.value.mid for s in stated if s not in here))
             near = any(part.meets(x * n, 0.1) for x in other if x for n in gpu_counts(row))
-            if not near and not any(part.meets(s.value, 0.02) for s in here) and not any(q.value.meets(s.value) for s in stated):
+            if (
+                not near
+                and not any((q.plain / p.value).meets(s.plain, 0.05) for s in here)
+                and not any(q.value.meets(s.value) for s in stated)
+            ):
                 base = (here or stated)[0]
                 share = f"{100 * q.value.mid / base.value.mid:.3g} %"
                 message = f"{q.text} of {base.text} is {share}, not {p.text}; no other peak of the GPU gives it either"
@@ -201,12 +213,16 @@ def sparse_peaks(report: Report) -> Iterator[Finding]:
     for row in report.all_rows if not re.search(r"spars|2:4", report.text) else ():
         for q in row.of("rate"):
             formats = _formats_of(q, row) or row.stated("formats")
-            if not formats or len(row.devices) != 1 or not _PEAK.search(f"{q.words} {row.headings}"):
+            if (
+                not formats
+                or len(row.devices) != 1
+                or not re.search(rf"dense|{_PEAK.pattern}", f"{q.text} {q.words} {row.headings}")
+            ):
                 continue
             device = row.devices[0]
             hopper = device.capability == (9, 0) and device.sm_count == 132
             sparse = max((SPARSE_SHEET.get(f) if hopper else device.sparse_peak(f)) or 0.0 for f in formats)
-            dense = [x for f in DTYPES for x in (device.peak(f), generous_peak(device, f)) if x]
+            dense = [x for f in formats for x in (device.peak(f), generous_peak(device, f)) if x]
             if sparse and q.value.meets(sparse, 0.015) and not any(q.value.meets(d, 0.015) for d in dense):
                 sure = "dense" in row.text.lower()
                 ask = "" if sure else ": is half of it meant?"

@@ -13,7 +13,8 @@ from expertile.audit.report import RATIO, Grid, Report, Row
 Pair = tuple[Quantity, Quantity]
 _TYPED = ("time", "rate", "bandwidth", "tokens_per_s", "items_per_s", "s_per_token", "s_per_item", "bytes")
 _PART = re.compile(
-    r"(?i)\bpeak|efficien|\bmfu\b|\bshare\b|scal|sav|reduc|overhead|(?:%|percent) of|less|more|diff|delta|Δ|chang|incr"
+    r"(?i)^of\b|\bpeak|efficien|\bmfu\b|\bshare\b|scal|sav|reduc|overhead|(?:%|percent) of|"
+    r"less|more|diff|delta|Δ|chang|incr"
 )
 _NO_QUOTIENT = re.compile(r"(?i)\bhit|occupancy|active|stall|utili[sz]")  # counters of a profiler
 
@@ -40,16 +41,21 @@ class _Hypothesis:
             a, b = self.pairs[r]
             if not self.fits(r, targets[r], FIT):
                 bad += 1
-            elif targets[r].value.width < 0.3 and a.value.width + b.value.width < 0.2:
+            elif targets[r].value.width < 0.3 and a.plain.width + b.plain.width < 0.2:
                 good += 1  # a wide one confirms nothing
-            if bad > max(targets[r].kind == "ratio", 0.34 * len(held)):
+            if bad > max(targets[r].kind == "ratio" or self.name.endswith("1x"), 0.34 * len(held)):
                 return 0
         return good
 
 
+_UNIT = re.compile(r"[\d., ]|[kKMGT](?=i?B)")
+
+
 def follows(q: Quantity, pair: Pair, slack: float, change: str = "") -> bool:
     """Whether `q` may be what is printed for the quotient of `pair`; as a "change" or a "loss" only if that is said."""
-    x = pair[0].value / pair[1].value
+    a, b = pair
+    alike = _UNIT.sub("", a.text) == _UNIT.sub("", b.text)
+    x = a.plain / b.plain if alike else a.value / b.value
     gain = Interval(max(x.lo - 1, 0), max(x.mid - 1, 0), max(x.hi - 1, 0))
     loss = Interval(max(1 - x.hi, 0), max(1 - x.mid, 0), max(1 - x.lo, 0))
     forms = {"": [x, gain, loss], "change": [gain, loss], "loss": [loss]}[change]
@@ -96,16 +102,14 @@ def _column(grid: Grid, index: int) -> Iterator[Finding]:
         return
     # One row that agrees is enough beside one that does not, where nothing else can be meant.
     only = best.direct and any(len(grid.columns(kind)) == 2 for kind in kinds)
-    if score < 2 and not (
-        len(telling) == 2 and (only or (ones and best.name.endswith("1x") and targets[telling[0]].kind == "ratio"))
-    ):
+    if score < 2 and not (len(telling) == 2 and (only or (ones and best.name.endswith("1x")))):
         return
     # Where the rows agree to their last digit, so must every other. A pair that suits another better is its own.
     exactly = sum(best.fits(r, targets[r], 0.0) for r in telling)
     others = [enumerate(grid.column(c)) for c in grid.columns("ratio", "percent") if c != index]
     if best.direct and any(sum(bool(q and best.fits(r, q, 0.0)) for r, q in cells) > exactly for cells in others):
         return
-    slack = 0.01 if score >= 3 and exactly >= score else ODD
+    slack = 0.01 if score >= 3 and exactly >= score else ODD / 2 if exactly >= score > 1 else ODD
     rivals = [h for s, h in scored if (score < 2 or h.direct or s > 1) and h is not best and h.direct == best.direct]
     for r in telling:
         # Another baseline of the same table may be meant in this row.
@@ -124,6 +128,7 @@ def _column(grid: Grid, index: int) -> Iterator[Finding]:
 
 
 def _hypotheses(grid: Grid, kind: str, target: int, body: list[int], ones: list[int]) -> Iterator[_Hypothesis]:
+    blank = [r for r in body if grid.column(target)[r] is None and grid.rows[r].own]
     columns = {
         c: {r: q for r, q in enumerate(grid.column(c)) if q is not None and q.kind == kind and q.value.mid > 0}
         for c in grid.columns(kind)
@@ -136,6 +141,7 @@ def _hypotheses(grid: Grid, kind: str, target: int, body: list[int], ones: list[
     bases = [
         ("the row of 1x", {r: max((o for o in ones if o < r), default=-1) for r in body}),
         ("the next row of 1x", {r: min((o for o in ones if o > r), default=-1) for r in body}),
+        ("its like", {r: next((b for b in blank if grid.rows[b].own == grid.rows[r].own), -1) for r in body}),
         *((f"line {grid.rows[s].line}", dict.fromkeys(body, s)) for s in some),
         ("the row before", {r: r - 1 for r in body}),
     ]
@@ -204,7 +210,7 @@ _NOT_OF = re.compile(
 def sentences(report: Report) -> Iterator[Finding]:
     """Two figures of one kind and what the sentence or record makes of them: "from 12.4 ms to 3.1 ms, 4.0x faster"."""
     mixed = [r for grid in report.grids for r in grid.body if any(_OUTCOME.search(q.after) for q in r.of("ratio"))]
-    for row in (*report.rows, *mixed):
+    for row in (*(part for whole in report.rows for part in whole.parts()), *mixed):
         ratios = [q for q in row.of("ratio", "percent") if not _NOT_OF.search(q.words)]
         parts = [q for q in row.of(*_TYPED) if row.kind == "line" or not _PARTIAL.search(q.label)]
         if len({q.kind for q in parts}) != 1 or len(parts) != 2:

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 from expertile.audit.facts import BITS
 from expertile.audit.finding import IMPOSSIBLE, QUESTION, Finding, finding, si
+from expertile.audit.quantity import Quantity
 from expertile.audit.report import Report, Row
 from expertile.audit.rules.peaks import gpu_counts
 from expertile.device import DTYPES
@@ -15,13 +16,13 @@ _SPARSE = re.compile(
     r"(?i)\bmoe\b|mixture|mixtral|\d+x\d+b|a\d+(?:\.\d+)?b\b|lora|frozen|vision|vit\b|diffusion|active|distill|speculat|"
     r"draft|medusa|eagle|offload|spars|gpt-?oss|deepseek"
 )
-_MODEL = re.compile(r"(?i)(?<![\w.])(\d+(?:\.\d+)?)b\b(?! ?(?:tokens|/s|gpu))")
+_MODEL = re.compile(r"(?i)(?<![\w.])(\d+(?:\.\d+)?)([bm])\b(?! ?(?:tokens|/s|gpu|rows|elem|param\w* active))")
 
 
 def _parameters(row: Row) -> float | None:
     """The one number of parameters that the row states, or the whole report."""
     for text in (row.text, row.report.text):
-        if found := {float(v) * 1e9 for v in _MODEL.findall(text)}:
+        if found := {float(v) * (1e9 if of in "bB" else 1e6) for v, of in _MODEL.findall(text)}:
             other = _SPARSE.search(re.sub(r"(?i)\b(?:no|without) \w+", "", text))
             return found.pop() if len(found) == 1 and not other else None
     return None
@@ -37,6 +38,7 @@ def mfu(report: Report) -> Iterator[Finding]:
             yield finding(IMPOSSIBLE, "MFU", f"an MFU of {p.text} is above 100 %", p)
         n = _parameters(row) if p and q and p.value.mid else None
         if not (p and q and n):
+            yield from _forward(row, q)
             continue
         # Whatever was multiplied, many divide by the bf16 peak.
         formats = {"bf16", "fp16", *(f for f in report.everything.of("formats") if f in DTYPES and f != "fp32")}
@@ -51,13 +53,28 @@ def mfu(report: Report) -> Iterator[Finding]:
             yield finding(QUESTION, "MFU", message, p, q)
 
 
+def _forward(row: Row, q: Quantity | None) -> Iterator[Finding]:
+    """2·N FLOPs for each token that is read, on the fastest formats of the GPUs."""
+    n = _parameters(row) if q and q.exact and len(row.devices) == 1 else None
+    if q and n:
+        device = row.devices[0]
+        formats = row.report.everything.of("formats")
+        most = max(device.peak(f) or 0.0 for f in (formats or DTYPES)) * (1.0 if q.per_device else max(gpu_counts(row)))
+        if 2 * n * q.value.lo > 1.25 * most > 0:
+            message = f"2 · {n / 1e9:.3g} B · {q.text} is {si(2 * n * q.value.mid, 'FLOP/s')}"
+            message += f", more than the {si(most, 'FLOP/s')} of {device.name}: on how many GPUs?"
+            yield finding(QUESTION, "bound", message, q)
+
+
 def decoding(report: Report) -> Iterator[Finding]:
     """A token of a single stream takes the time in which the memory yields every weight once."""
     for row in report.all_rows:
         q = row.only("s_per_token")
         formats = row.facts.of("formats") or report.everything.of("formats")
         n = _parameters(row) if q and len(formats) == 1 else None
-        if not (q and n and len(row.devices) == 1) or re.search(r"(?i)prompt|prefill|input|batch(?! size 1\b)", row.text):
+        if not (q and n and len(row.devices) == 1) or re.search(
+            r"(?i)prompt|prefill|input|batch(?! size 1\b)", row.text
+        ):
             continue
         device, nbytes = row.devices[0], n * BITS[formats[0]] / 8
         most = (device.memory_bps or float("inf")) * max(gpu_counts(row))

@@ -13,8 +13,11 @@ from expertile.audit.units import unit_of_name
 _TOTAL = re.compile(r"(?i)\b(?:total|sum)\b")
 _MEAN = re.compile(r"(?i)\bav(?:era)?g|mean\b|\bmedian\b|\boverall\b")
 # Rows may be left out, or be parts of one another.
-_HIDDEN = re.compile(r"(?i)^\W*(?:\.\.\.|…|⋮)|selected|subset|first \d+ rows|top[- ]\d+|\ball \d+|omitted|overlap|p9\d")
-_ADDS, _AVERAGES = ("time", "bytes", "percent"), ("time", "rate", "tokens_per_s", "items_per_s", "bytes", "bandwidth", "ratio")
+_HIDDEN = re.compile(r"(?i)^\W*(?:\.\.\.|…|⋮)|selected|subset|first \d+ rows|top[- ]\d+|\ball \d+|omit|overlap|p9\d")
+_ADDS, _AVERAGES = (
+    ("time", "bytes", "percent"),
+    ("time", "rate", "tokens_per_s", "items_per_s", "bytes", "bandwidth", "ratio"),
+)
 
 
 def totals(report: Report) -> Iterator[Finding]:
