@@ -13,7 +13,7 @@ _NVLINKS = {2: "V100", 3: "A100", 4: "H100", 5: "B200"}
 _LINK = re.compile(r"(?i)pci-?e|nvlink")
 _ONE_WAY = re.compile(
     r"(?i)h2d|d2h|host.to.device|device.to.host|unidirection|one[- ]way|"
-    r"(?:per|one) direction|from host|(?:to|from) (?:the )?cpu|loading|upload|download|h->d|d->h|pinned"
+    r"(?:per|one) direction|from (?:the )?host|(?:to|from) (?:the )?cpu|loading|upload|download|h->d|d->h|pinned"
 )
 # Figures of several links, of a switch, or of what a link carries by its data sheet.
 _OTHER = re.compile(

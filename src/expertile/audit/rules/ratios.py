@@ -200,6 +200,7 @@ _OUTCOME, _CHANGE = re.compile(rf"(?i){_GAINS}"), re.compile(rf"(?i)^\W*{_GAINS}
 _SPEED, _SIZE = re.compile(r"(?i)speed|faster|slower|latency|throughput|\btime"), re.compile(r"(?i)memory|vram|size")
 _APART = re.compile(r"(?i)peak|theor|limit|max|\bmin\b|\bp\d\d|std|total|best|worst")
 _PARTIAL = re.compile(r"(?i)sav|differ|delta|reduc|overhead")
+_THAN = re.compile(r"(?i)\b(?:than|over|vs)\b")
 _LESS = re.compile(r"(?i)drop|reduc|decreas|\bless|lower|sav|\bcut")
 _BY = re.compile(r"(?i)\bby\W*$")
 _NOT_OF = re.compile(
@@ -226,7 +227,10 @@ def sentences(report: Report) -> Iterator[Finding]:
             continue
         before, between = row.text[max(0, a.start - 8) : a.start], row.text[a.end : b.start]
         # Another figure between the two: the ratio is of something else.
-        if len(ratios) > 2 or re.search(r"\d", between) or not _FROM.search(f"{before} {between}"):
+        # "12.6 ms, ours 4.2 ms: 3.0x faster"
+        close = [q for q in ratios if re.fullmatch(r"\W{1,3}", row.text[b.end : q.start]) and not _THAN.search(q.after)]
+        told = _FROM.search(f"{before} {between}") or (close and _OUTCOME.search(close[0].after))
+        if len(ratios) > 2 or re.search(r"\d", between) or not told:
             continue
         # "as the length grew 4x" is not of the times: a word of gain stands beside the ratio, or the times do.
         near = {q: row.text[max(0, q.start - 24) : q.start] + row.text[q.end : q.end + 16] for q in ratios}
