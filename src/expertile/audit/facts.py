@@ -135,6 +135,7 @@ def facts(text: str) -> Facts:
     return Facts(each, bool(_FOREIGN.search(text)))
 
 
+@lru_cache(maxsize=4096)
 def size_of_name(header: str) -> str | None:
     """The size that a column or key of this name holds: "Batch Size (B)" -> "batch"; None for any other."""
     name = re.sub(r"\s*\([A-Za-z_ ]+\)\s*$", "", header.strip().replace("_", " ")).strip()

@@ -167,6 +167,7 @@ class Grid:
     rows: list[Row]
     drawn: bool = True  # else lines alike
 
+    @lru_cache  # noqa: B019
     def column(self, index: int) -> list[Quantity | None]:
         return [next((q for q in row.quantities if q.column == index), None) for row in self.rows]
 
@@ -186,6 +187,7 @@ class Grid:
                 found.append([(r, p, q) for r in self.body if (p := r.figure(i, a)) and (q := r.figure(j, b))])
         return [cells for cells in found if cells]
 
+    @lru_cache  # noqa: B019
     def columns(self, *kinds: str) -> list[int]:
         """The columns that hold one of `kinds` in at least half of their rows."""
         held = [[q.kind in kinds for q in self.column(c) if q is not None] for c in range(len(self.header))]
