@@ -24,7 +24,7 @@ from expertile.ops.gathered_mm.activation import activate, split
 from expertile.ops.gathered_mm.combine import combine
 from expertile.ops.quantize.api import quantize_activations, quantize_swiglu
 from expertile.ops.scaled_grouped_mm.api import scaled_grouped_mm
-from expertile.ops.torch_op import once_differentiable
+from expertile.ops.torch_op import graph_is_kept, once_differentiable
 
 _T = torch.Tensor
 _Maybe = torch.Tensor | None
@@ -64,7 +64,7 @@ def _fp8_forward(
     pre = scaled_grouped_mm(
         rows8,
         gate_up.transpose(1, 2),
-        x8.scales.index_select(0, order.rows),
+        x8.scales.t().index_select(1, order.rows).t(),  # scales of a tile's rows side by side
         gate_up_scales,
         offs=order.offs,
         bias=gate_up_bias,
@@ -148,6 +148,7 @@ class _Fp8Mlp(torch.autograd.Function):
             ctx.activation,
             ctx.interleaved,
             (needs_x, False, False, needs_weights, needs_up_bias, needs_down_bias),
+            overwrite_pre=not graph_is_kept(),
         )
         return (dx, dweights, dgate_up_bias, ddown_bias, *(None,) * 7)
 

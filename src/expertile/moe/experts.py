@@ -15,12 +15,13 @@ What is kept for the backward pass is x, pre [R, 2I] and the routing; act, y and
 
     dpre, act_w, dw   from dy[rows] @ down and pre, one product with an epilogue    gated_backward_mm
     ddown             dy[rows]^T @ act_w                                            gathered_wgrad
-    dgate_up          dpre^T @ x[rows]                                              gathered_wgrad
     dx                dpre @ gate_up, then each token's rows summed                 grouped_mm, combine
+    dgate_up          dpre^T @ x[rows], rows copied some columns at a time          gathered_wgrad
 
 That the gradient of the routing weights is <dy[rows] @ down, f(pre)>, from what the product has in registers, is
-SonicMoE's (arXiv:2512.14080): y need not be kept. Peak memory beyond the results: R (2I + I + H) elements forward and
-R (2I + 2I + I + H) backward. Every sum is formed in one order, so equal inputs give equal bits.
+SonicMoE's (arXiv:2512.14080): y need not be kept. dy is put in order once, for both products of it; dpre takes pre's
+memory, unless the graph is kept (`retain_graph`) or compiled. Peak memory beyond the results: R (2I + I + H) elements
+forward and backward. Every sum is formed in one order, so equal inputs give equal bits.
 
 With few tokens and no gradient there is no order, and `_few` does it all.
 
@@ -45,7 +46,7 @@ from expertile.ops.gathered_mm.combine import formula as combine_formula
 from expertile.ops.gathered_mm.problem import ACTIVATIONS
 from expertile.ops.grouped_mm.api import grouped_mm
 from expertile.ops.launch.device import FORMULA_DTYPES, wide
-from expertile.ops.torch_op import differentiable, differentiable_once, gradients_of, traced
+from expertile.ops.torch_op import differentiable, differentiable_once, gradients_of, graph_is_kept, traced
 
 _T = torch.Tensor
 _Maybe = torch.Tensor | None
@@ -140,6 +141,7 @@ class _MoeMlp(torch.autograd.Function):
             ctx.interleaved,
             ctx.needs_input_grad[:6],
             ctx.batch_invariant,
+            overwrite_pre=not graph_is_kept(),
         )
         return (*grads, None, None, None, None)
 
