@@ -167,6 +167,26 @@ def known_devices() -> tuple[Device, ...]:
     return _KNOWN
 
 
+# Bytes/s of one PCIe lane in one direction, by generation.
+PCIE_LANES = {"3": 0.985e9, "4": 1.969e9, "5": 3.938e9, "6": 7.563e9}
+# Bytes/s of a part's NVLink, both directions together; NVIDIA data sheets.
+NVLINK = {
+    part: both
+    for both, parts in (
+        (112.5e9, "A6000 A40 3090"),
+        (200e9, "A30"),
+        (300e9, "V100"),
+        (400e9, "A800 H800"),
+        (600e9, "A100"),
+        (900e9, "H100 H200 H20 GH200"),
+        (1800e9, "B200 GB200 B300"),
+    )
+    for part in parts.split()
+}
+# Hopper's peaks with 2:4 sparsity as the data sheet has them, at a clock below the highest that the part boosts to.
+SPARSE_SHEET = {"fp16": 1979e12, "bf16": 1979e12, "tf32": 989e12, "fp8": 3958e12, "int8": 3958e12}
+
+
 def generous_peak(device: Device, key: str) -> float | None:
     """The highest peak anybody states for `key`: float16 accumulation doubles it on GeForce parts (GA102, AD102,
     GB202 whitepapers). For judging figures whose accumulation type is not stated."""
