@@ -173,9 +173,10 @@ def test_report_without_files_writes_an_index_and_small_pages(tmp_path):
     index = (tmp_path / "site" / "index.html").read_text()
     pages = sorted(path for path in (tmp_path / "site").glob("*.html") if path.name != "index.html")
     assert len(pages) > 5 and all(f'href="{page.name}"' in index for page in pages)
-    assert max(page.stat().st_size for page in pages) < 2e6
-    assert all('<script src="plotly.min.js">' in page.read_text() for page in pages)
-    assert (tmp_path / "site" / "plotly.min.js").is_file()
+    assert max(page.stat().st_size for page in pages) < 500e3
+    assert sum(path.stat().st_size for path in (tmp_path / "site").iterdir()) < 2e6
+    assert all('<script src="report.js">' in page.read_text() for page in pages)
+    assert (tmp_path / "site" / "report.js").is_file() and (tmp_path / "site" / "report.css").is_file()
     assert len(done.stdout.splitlines()) < 20 * len(pages)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime
 from collections.abc import Iterator
 from dataclasses import replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
@@ -88,8 +87,6 @@ def bench(
         full=full or given.full,
         memory=memory or given.memory,
     )
-    if not no_html and find_spec("plotly") is None:
-        raise ModuleNotFoundError(name="plotly")  # before the minutes of measuring; main says what brings it
     if not timeout > 0:
         raise ValueError(f"timeout: expected more than 0 seconds, got {timeout:g}")
     device = Device.current()
