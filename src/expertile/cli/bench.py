@@ -28,7 +28,7 @@ from expertile.lab.race.candidate_gate import UserCandidates
 from expertile.lab.race.case import Site
 from expertile.lab.race.memory import measure_memory
 from expertile.lab.race.record import Record, read, results_path, shipped_records
-from expertile.lab.report import elsewhere_lines, html, of_candidate, table, verdict
+from expertile.lab.report import elsewhere_lines, html, leaderboard, of_candidate, table, tables, verdict
 
 PRESET_NAMES = ", ".join(ALL_PRESETS)
 
@@ -123,7 +123,8 @@ def bench(
             break
     _conclude(records, peaks, paths, device, console, [candidate_name(c) for c in spec.candidates], not no_html)
     if as_json:
-        print_json({"verdict": verdict(records), "paths": paths, "records": [*records, *peaks]})
+        scores = leaderboard(records)
+        print_json({"verdict": verdict(records), "leaderboard": scores, "paths": paths, "records": [*records, *peaks]})
     if interrupted:
         console.print("Interrupted; what was measured is kept. Go on with the same command and --resume.")
         raise typer.Exit(130)
@@ -208,7 +209,7 @@ def _conclude(
     presets = {r.workload.split("/")[0] for r in records}
     shipped = [r for name in presets for r in shipped_records(name) if r.env.gpu != device.name]
     shipped += [r for name in presets for r in shipped_records(f"{name}-memory") if r.env.gpu != device.name]
-    console.print(table(records))
+    console.print(table(records), *tables(leaderboard(records)), sep="\n")
     lines = elsewhere_lines(records, shipped)
     if lines:
         console.print(f"[dim]The same work elsewhere{' (all of it is in the report)' if write_html else ''}:[/dim]")

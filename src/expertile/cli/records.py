@@ -12,7 +12,7 @@ from rich.markup import escape
 from expertile.cli.output import check_file, check_folder, print_json
 from expertile.lab.race import compare as comparing
 from expertile.lab.race.record import Record, read, shipped_root, shown_files
-from expertile.lab.report import html, markdown, site, summary, table, verdict
+from expertile.lab.report import html, leaderboard, markdown, site, summary, table, tables, verdict
 
 
 def compare(
@@ -80,7 +80,7 @@ def report(
         return
     for sentence in verdict(records):
         console.print(f"[bold]•[/bold] {escape(sentence)}", highlight=False)
-    console.print(table(records))
+    console.print(table(records), *tables(leaderboard(records)), sep="\n")
     if out is not None:
         console.print(f"Report:  {escape(str(html(records, out)))}", highlight=False)
 

@@ -1,6 +1,7 @@
 """Reports from records: verdict, terminal table, Markdown, README headline and a self-contained HTML page."""
 
 from expertile.lab.report.candidates import of_candidate
+from expertile.lab.report.leaderboard import leaderboard, tables
 from expertile.lab.report.markdown import headline, markdown
 from expertile.lab.report.page import html
 from expertile.lab.report.site import site, summary
@@ -12,10 +13,12 @@ __all__ = [
     "elsewhere_lines",
     "headline",
     "html",
+    "leaderboard",
     "markdown",
     "of_candidate",
     "site",
     "summary",
     "table",
+    "tables",
     "verdict",
 ]

@@ -14,6 +14,7 @@ from typing import Any
 from expertile.lab.race.record import Record
 from expertile.lab.report import sections
 from expertile.lab.report.contest import Run, runs
+from expertile.lab.report.leaderboard import html_boards
 from expertile.lab.report.palette import styles, theme_css
 from expertile.lab.report.rows import BASELINES, Row
 from expertile.lab.report.svg import outlines
@@ -186,6 +187,7 @@ def _run(run: Run, anchor: str, figures: sections.Figures, label: str) -> str:
         badge,
         sections.verdict(run, anchor),
         sections.environment(run),
+        html_boards(run),
         sections.glance(run, anchor, figures, label),
         *(sections.preset(run, name, figures, label) for name in run.presets),
         sections.without_time(run),

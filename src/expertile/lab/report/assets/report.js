@@ -265,5 +265,5 @@
       });
     });
   }
-  every(".glance").forEach(makeSortable);
+  every(".glance, .scores").forEach(makeSortable);
 })();
