@@ -8,7 +8,8 @@ from pathlib import Path
 
 from expertile.lab.race.record import Record
 from expertile.lab.report.contest import runs
-from expertile.lab.report.page import ASSETS, asset, html
+from expertile.lab.report.frame import ASSETS, asset
+from expertile.lab.report.page import html
 from expertile.lab.report.units import listed, plural
 from expertile.lab.report.verdict import sentences
 
