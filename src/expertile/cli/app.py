@@ -69,7 +69,7 @@ app = typer.Typer(
     help="Grouped matrix products of Mixture-of-Experts models: measure them, explain them, check figures.",
     no_args_is_help=True,
     cls=_Commands,
-    **_LOOK,
+    **{**_LOOK, "add_completion": True},
 )
 
 

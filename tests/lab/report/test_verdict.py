@@ -101,8 +101,10 @@ def test_wrong_failed_refused_and_unsupported_with_reasons():
         "d gave a wrong result on 1 workload: relative error 0.5.",
         "f failed on 1 workload: RuntimeError: tile out of range.",
         "e was refused a time on 1 workload: faster than the bound.",
-        "c does not support 2 workloads: needs sm_90.",
+        "Not supported on any workload: c (needs sm_90).",
     ]
+    able = [*records, samples.record("w/3", "c", 300e-6), samples.record("w/3", "a", 200e-6)]
+    assert "c does not support 2 workloads: needs sm_90." in kinds(able, "trouble")
     (run,) = runs(records)
     assert failures(run)[-1] == ("unsupported", "c", "needs sm_90", ("1", "2"))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -229,10 +230,32 @@ def _launch(run: Run) -> list[Sentence]:
     return [Sentence("launch", text)]
 
 
+def nowhere(run: Run) -> dict[str, str]:
+    """Backends that could run no workload of the run, with the first reason, without what it says in brackets."""
+    able = {row.backend for row in run.rows if row.status != "unsupported"}
+    found: dict[str, str] = {}
+    for row in run.rows:
+        if row.backend not in able:
+            found.setdefault(row.backend, re.split(r" \(|[:;]", row.reason)[0] or "no reason was recorded")
+    return found
+
+
+def unable(run: Run) -> str:
+    """One sentence on the backends of `nowhere`; empty for none."""
+    reasons: dict[str, list[str]] = {}
+    for backend, reason in nowhere(run).items():
+        reasons.setdefault(reason, []).append(backend)
+    told = "; ".join(f"{', '.join(names)} ({short(reason, 80)})" for reason, names in reasons.items())
+    return f"Not supported on any workload: {told}." if told else ""
+
+
 def _trouble(run: Run) -> list[Sentence]:
+    absent = nowhere(run)
     said = []
     grouped: dict[tuple[str, str], list[tuple[str, tuple[str, ...]]]] = {}
     for status, backend, reason, names in failures(run):
+        if backend in absent:
+            continue
         grouped.setdefault((status, backend), []).append((reason, names))
     verbs = {
         "wrong": "gave a wrong result on",
@@ -246,7 +269,7 @@ def _trouble(run: Run) -> list[Sentence]:
         more = f"; and {plural(len(reasons) - _NAMED, 'more reason')}" if len(reasons) > _NAMED else ""
         verb = verbs.get(status, f"is “{status}” on")
         said.append(Sentence("trouble", f"{backend} {verb} {plural(count, 'workload')}: {shown}{more}."))
-    return said
+    return [*said, *([Sentence("trouble", unable(run))] if absent else [])]
 
 
 def _machine(run: Run) -> list[Sentence]:
