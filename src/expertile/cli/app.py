@@ -8,7 +8,7 @@ from importlib import import_module
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from expertile.version import __version__, commit
 
@@ -51,7 +51,22 @@ _LOOK: dict[str, Any] = {
 }
 
 
-class _Commands(TyperGroup):
+class _Plain:
+    """Help that names no type of a flag: "--json <bool>" looks as if it wanted an argument."""
+
+    def get_params(self, ctx: Any) -> Any:
+        params = super().get_params(ctx)  # type: ignore[misc]
+        for param in params:
+            if getattr(param, "is_flag", False):
+                param.metavar = ""
+        return params
+
+
+class _OneCommand(_Plain, TyperCommand):
+    pass
+
+
+class _Commands(_Plain, TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name, known, rest = super().resolve_command(ctx, args)
         return name, known and _command(str(name)), rest
@@ -60,7 +75,7 @@ class _Commands(TyperGroup):
 def _command(name: str) -> Any:
     """The command itself, with its options."""
     alone = typer.Typer(**_LOOK)
-    alone.command(name)(getattr(import_module(f"expertile.cli.{COMMANDS[name][0]}"), name))
+    alone.command(name, cls=_OneCommand)(getattr(import_module(f"expertile.cli.{COMMANDS[name][0]}"), name))
     return typer.main.get_command(alone)
 
 

@@ -13,6 +13,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
+from expertile.cli.complete import policies, presets, rivals
 from expertile.cli.output import check_folder, print_json
 from expertile.cli.parts import DIAGNOSE, Part, parts
 from expertile.cli.progress import Display
@@ -35,11 +36,16 @@ PRESET_NAMES = ", ".join(ALL_PRESETS)
 
 def bench(
     preset: Annotated[
-        list[str], typer.Option(help=f"Preset, or several: {PRESET_NAMES}. By default what suits this machine.")
+        list[str],
+        typer.Option(
+            help=f"Preset, or several: {PRESET_NAMES}. By default what suits this machine.", autocompletion=presets
+        ),
     ] = [],  # noqa: B006
     config: Annotated[Path | None, typer.Option(help="TOML file with presets, workloads and settings.")] = None,
-    backend: Annotated[list[str], typer.Option(help="Only these backends (again for more).")] = [],  # noqa: B006
-    skip: Annotated[list[str], typer.Option(help="All backends but these.")] = [],  # noqa: B006
+    backend: Annotated[
+        list[str], typer.Option(help="Only these backends (again for more).", autocompletion=rivals)
+    ] = [],  # noqa: B006
+    skip: Annotated[list[str], typer.Option(help="All backends but these.", autocompletion=rivals)] = [],  # noqa: B006
     only: Annotated[
         list[str], typer.Option(help="Only workloads whose names match, such as 'wgrad-*' (again for more).")
     ] = [],  # noqa: B006
@@ -47,7 +53,7 @@ def bench(
     timeout: Annotated[
         float, typer.Option(help="Seconds that a candidate has for the checks of a workload before it counts as hung.")
     ] = 180.0,
-    policy: Annotated[str, typer.Option(help="graph, eager or both.")] = "",
+    policy: Annotated[str, typer.Option(help="graph, eager or both.", autocompletion=policies)] = "",
     routing: Annotated[
         str, typer.Option(help="balanced, uniform, skewed, zipf(1.2), one-expert, half-empty, or a FILE.json / .npz.")
     ] = "",

@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
+from expertile.cli.complete import gpus, models
 from expertile.cli.output import print_json
 from expertile.cli.traffic import records_in
 from expertile.device import Device
@@ -19,12 +20,14 @@ from expertile.lab.traffic.explain import shipped
 
 
 def impact(
-    model: Annotated[str, typer.Option(help=f"One of {', '.join(lab.MODELS)}.")] = "qwen3-30b-a3b",
+    model: Annotated[
+        str, typer.Option(help=f"One of {', '.join(lab.MODELS)}.", autocompletion=models)
+    ] = "qwen3-30b-a3b",
     qps: Annotated[float, typer.Option(help="Queries per second; a query is one sequence.", min=0)] = 1000.0,
     batch: Annotated[int | None, typer.Option(help="Queries in one forward pass; the model's own by default.")] = None,
     seq_len: Annotated[int, typer.Option(help="Tokens of a query.")] = 512,
     dtype: Annotated[str | None, typer.Option(help="bf16, fp16 or fp32; the model's own by default.")] = None,
-    gpu: Annotated[str, typer.Option(help="The GPU whose records count.")] = "h200",
+    gpu: Annotated[str, typer.Option(help="The GPU whose records count.", autocompletion=gpus)] = "h200",
     policy: Annotated[str, typer.Option(help="graph or eager: which times count.")] = "graph",
     baseline: Annotated[str, typer.Option(help="Compared with: torch, torch.compile, unfused, liger …")] = lab.TORCH,
     price_per_gpu_hour: Annotated[float | None, typer.Option(help="In any currency; none is assumed.", min=0)] = None,
