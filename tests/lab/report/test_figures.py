@@ -78,3 +78,9 @@ def test_ticks_of_shares_differ_and_fit(share):
     texts = [text for _, text in axis["ticks"]]
     assert 2 <= len(texts) == len(set(texts)) <= 6 and texts[0] == "0 %"
     assert all(at <= axis["range"][1] for at, _ in axis["ticks"])
+
+
+def test_the_highest_of_several_measured_roofs_is_drawn():
+    rows = [samples.record(rows=65536), samples.record("w/2", rows=65536)]
+    rows[1]["bound"] *= 2
+    assert roofs(run_of(rows))[0] == {"bf16": pytest.approx(samples.PEAK_FLOPS / 1e12)}

@@ -1,8 +1,10 @@
+import io
 import math
 
 import pytest
+from rich.console import Console
 
-from expertile.lab.report import html, leaderboard, markdown
+from expertile.lab.report import html, leaderboard, markdown, tables
 from expertile.lab.report.contest import runs
 from expertile.lab.report.leaderboard import NOTE, boards
 from tests.lab.report import samples
@@ -57,6 +59,22 @@ def test_one_without_any_time_is_named():
 def test_overlapping_intervals_share_a_rank():
     found = board_of(race({"a": [1, 1.01], "b": [1.01, 1], "c": [3, 3]}, spread=0.02))
     assert [found[name].rank for name in "abc"] == [1, 1, 3]
+
+
+@pytest.mark.parametrize(("spread", "mark"), [(0.02, "=1"), (0.3, "?1")])
+def test_a_shared_rank_is_a_tie_or_inconclusive(spread, mark):
+    text = markdown(race({"a": [1, 1.01], "b": [1.01, 1]}, spread=spread))
+    assert text.count(f"| {mark} | ") == 2
+
+
+def test_on_the_terminal_only_what_failed_is_named_again():
+    console = Console(file=io.StringIO(), width=80)
+    records = race({"a": [1, 1], "b": [2, 2], "c": [None, None], "d": [None, None]})
+    records[-1]["status"] = "failed"
+    for board in (records, records[:-2]):
+        console.print(*tables(leaderboard(board)), sep="\n")
+    text = console.file.getvalue()
+    assert text.count("Without a right time") == 1 and max(map(len, text.splitlines())) <= 80
 
 
 def test_baselines_have_no_score_and_a_race_of_one_no_board():

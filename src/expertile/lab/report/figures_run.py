@@ -48,7 +48,8 @@ def roofline_figure(run: Run, contests: Sequence[Contest]) -> Figure | None:
 
 
 def roofs(run: Run) -> tuple[dict[str, float], float | None]:
-    """(TFLOP/s peak by dtype, TB/s or None) behind the run's bounds: work ÷ bound of the records each one limits.
+    """(TFLOP/s peak by dtype, TB/s or None) behind the run's bounds: work ÷ bound of the records each one limits,
+    the highest where workloads differ (a CPU's are measured beside each).
 
     A roof that limited no record is taken from the device's datasheet where the device is known.
     """
@@ -56,9 +57,9 @@ def roofs(run: Run) -> tuple[dict[str, float], float | None]:
     memory: float | None = None
     for row in run.rows:
         if row.bound_s and row.limiter == "compute" and row.flops:
-            compute[row.dtype] = row.flops / row.bound_s / 1e12
+            compute[row.dtype] = max(row.flops / row.bound_s / 1e12, compute.get(row.dtype, 0.0))
         elif row.bound_s and row.limiter == "memory" and row.nbytes:
-            memory = row.nbytes / row.bound_s / 1e12
+            memory = max(row.nbytes / row.bound_s / 1e12, memory or 0.0)
     known: list[Device] = find_in_text(run.device)
     if known:
         for dtype in {row.dtype for row in run.rows} - set(compute):

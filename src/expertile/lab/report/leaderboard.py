@@ -21,6 +21,7 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
+from expertile.lab.measure.stats import too_wide
 from expertile.lab.report.contest import Contest, Run, runs
 from expertile.lab.report.rows import BASELINES, POLICY_NAMES, Row
 from expertile.lab.report.units import MISSING, cell, listed, markdown_table, percent, plural
@@ -135,16 +136,21 @@ def _overlap(first: Score, second: Score) -> bool:
     return bool(first.ci95 and second.ci95 and second.ci95[1] >= first.ci95[0])
 
 
+def _unclear(score: Score) -> bool:
+    return score.speed is not None and score.ci95 is not None and too_wide(score.speed, score.ci95)
+
+
 def _reasons(score: Score) -> str:
     return ", ".join(f"{count} {status}" for status, count in score.missing.items())
 
 
 def _cells(board: Board, score: Score) -> list[str]:
-    alike = sum(other.rank == score.rank for other in board.scores) > 1
+    peers = [other for other in board.scores if other.rank == score.rank]
+    alike = "" if len(peers) < 2 else "?" if any(_unclear(other) for other in peers) else "="
     low, high = score.ci95 or (0.0, 0.0)
     lacks = f": {_reasons(score)}" if score.missing else ""
     return [
-        MISSING if score.rank is None else f"{'=' if alike else ''}{score.rank}",
+        MISSING if score.rank is None else f"{alike}{score.rank}",
         score.backend,
         f"{score.speed:.3f}",
         f"{low:.3f}–{high:.3f}",
@@ -154,8 +160,8 @@ def _cells(board: Board, score: Score) -> list[str]:
 
 
 NOTE = (
-    "Score: geometric mean of the fastest backend’s time over this one’s. “=” shares a rank: the intervals overlap. "
-    "“–” has no rank, since workloads are missing."
+    "Score: geometric mean of the fastest backend’s time over this one’s. “=” shares a rank: the intervals overlap; "
+    "“?” also, but one of them is too wide to tell. “–” has no rank, since workloads are missing."
 )
 
 
@@ -174,7 +180,9 @@ def tables(found: Sequence[Board]) -> list[Table | Text]:
             table.add_column(name, justify="left" if name in ("backend", "workloads") else "right", overflow="fold")
         for score in board.able:
             table.add_row(*map(Text, _cells(board, score)))
-        said += [table, *([Text(board.absent, style="dim")] if board.absent else [])]
+        # What is supported nowhere stands below the table of times already.
+        failed = any(set(score.missing) != {"unsupported"} for score in board.scores if not score.timed)
+        said += [table, *([Text(board.absent, style="dim")] if failed else [])]
     return [*said, Text(NOTE, style="dim")] if said else []
 
 

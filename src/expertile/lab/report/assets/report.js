@@ -42,7 +42,7 @@
       add(svg, "path", { class: "grid", d: `M${at} ${box.top}V${box.bottom}` });
       if (at - half < end + 4) continue;
       end = at + half;
-      add(svg, "text", { x: Math.max(at, half), y: x.top ? box.top - 6 : box.bottom + 16, "text-anchor": "middle" }, text);
+      add(svg, "text", { x: Math.min(Math.max(at, half), box.right + 14 - half), y: x.top ? box.top - 6 : box.bottom + 16, "text-anchor": "middle" }, text);
     }
     for (const [value, text] of y.ticks || []) {
       add(svg, "path", { class: "grid", d: `M${box.left} ${toY(value)}H${box.right}` });
@@ -76,8 +76,8 @@
       }
       if (mark.kind !== "bar") return marker(group, mark.symbol, mark.colour, x, y);
       const inside = x - box.left > mark.text[i].length * CHAR + 12;
-      const style = inside ? `fill:${ink(mark.colour, "t")}` : "";
-      const place = { class: inside ? "" : "halo", x: inside ? box.left + 6 : end + 6, y: y + 4, style };
+      const style = inside ? `fill:${ink(mark.colour, "t")};stroke:${ink(mark.colour)}` : "";
+      const place = { class: "halo", x: inside ? box.left + 6 : end + 6, y: y + 4, style };
       add(group, "text", place, mark.text[i]);
     });
   }
