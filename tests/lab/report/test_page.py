@@ -4,6 +4,7 @@ import re
 import shutil
 import subprocess
 import zlib
+from html import unescape
 from html.parser import HTMLParser
 
 import pytest
@@ -139,21 +140,65 @@ def test_pages_share_what_they_can_and_are_small(tmp_path):
     assert 'src="report.js"' in shared.read_text() and 'href="report.css"' in shared.read_text()
 
 
-@pytest.mark.skipif(BROWSER is None, reason="needs chromium")
-@pytest.mark.parametrize("workloads", [3, 40], ids=["bars", "dots"])
-def test_a_browser_draws_the_charts(tmp_path, workloads):
-    page = html(samples.lab(seed=8, workloads=workloads), tmp_path / "report.html")
-    options = ["--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=3000", "--window-size=1200,9000"]
+def opened(page, *options):
+    """The document after the page's script has run."""
+    fixed = ["--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=5000", "--window-size=1200,9000"]
     done = subprocess.run(
-        [BROWSER, *options, "--enable-logging=stderr", f"--user-data-dir={tmp_path}", "--dump-dom", page.as_uri()],
+        [BROWSER, *fixed, "--enable-logging=stderr", f"--user-data-dir={page.parent}", "--dump-dom", page.as_uri()],
         capture_output=True,
         text=True,
         timeout=120,
     )
-    assert "CONSOLE" not in done.stderr
-    drawn = Drawn(done.stdout)
+    assert "CONSOLE" not in done.stderr, done.stderr
+    return done.stdout
+
+
+@pytest.mark.skipif(BROWSER is None, reason="needs chromium")
+@pytest.mark.parametrize("workloads", [3, 40], ids=["bars", "dots"])
+def test_a_browser_draws_the_charts(tmp_path, workloads):
+    drawn = Drawn(opened(html(samples.lab(seed=8, workloads=workloads), tmp_path / "report.html")))
     assert drawn.tags.count("svg") >= 3 and (drawn.tags.count("rect") > 10) == (workloads == 3)
     assert "NaN" not in "".join(drawn.values)
+
+
+USE = """
+setTimeout(() => {
+  const records = document.querySelector(".records"), plot = document.querySelector(".plot");
+  records.open = true;
+  setTimeout(() => {
+    const column = (index) => [...records.querySelectorAll("tbody tr")].map((row) => row.cells[index].textContent);
+    const click = (index) => records.querySelectorAll("thead button")[index].click();
+    const told = {};
+    click(3); told.rising = column(3);
+    click(3); told.falling = column(3);
+    const filter = records.querySelector("input");
+    filter.value = "loop"; filter.dispatchEvent(new Event("input"));
+    told.shown = [...records.querySelectorAll("tbody tr")].filter((row) => !row.hidden).length;
+    const frame = plot.getBoundingClientRect(), point = plot.points[0];
+    const at = { bubbles: true, clientX: frame.left + point.x, clientY: frame.top + point.y };
+    plot.dispatchEvent(new PointerEvent("pointermove", at));
+    told.tip = document.querySelector(".tip").textContent;
+    document.querySelector(".chip[data-backend=quack]").click();
+    const marks = [...document.querySelectorAll("g[data-backend]")];
+    told.hidden = [...new Set(marks.filter((g) => g.style.display === "none").map((g) => g.dataset.backend))];
+    document.title = "told" + JSON.stringify(told) + "told";
+  }, 300);
+}, 800);
+"""
+
+
+@pytest.mark.skipif(BROWSER is None, reason="needs chromium")
+def test_a_browser_sorts_filters_tells_and_hides(tmp_path):
+    records = [
+        samples.record("w/1", name, time * 1e-6) for name, time in (("loop", 1500), ("quack", 90), ("mine", 700))
+    ]
+    records.append(samples.record("w/1", "theirs", status="failed", reason="no"))
+    page = html(records, tmp_path / "report.html")
+    page.write_text(page.read_text().replace("</body>", f"<script>{USE}</script></body>"))
+    told = json.loads(unescape(opened(page)).split("told{")[1].split("}told")[0].join("{}"))
+    assert told["rising"] == ["90.0", "700", "1,500", "–"] and told["falling"] == ["1,500", "700", "90.0", "–"]
+    assert told["shown"] == 1 and told["hidden"] == ["quack"]
+    assert told["tip"].startswith("quack, graph") and "90.0 µs ±0.2 %" in told["tip"]
 
 
 def test_text_of_records_is_escaped(tmp_path):

@@ -268,7 +268,9 @@ def _trouble(run: Run) -> list[Sentence]:
         shown = "; ".join(short(reason, 160) for reason, _ in reasons[:_NAMED])
         more = f"; and {plural(len(reasons) - _NAMED, 'more reason')}" if len(reasons) > _NAMED else ""
         verb = verbs.get(status, f"is “{status}” on")
-        said.append(Sentence("trouble", f"{backend} {verb} {plural(count, 'workload')}: {shown}{more}."))
+        said.append(
+            Sentence("trouble", f"{backend} {verb} {plural(count, 'workload')}: {shown}{more}".rstrip("….") + ".")
+        )
     return [*said, *([Sentence("trouble", unable(run))] if absent else [])]
 
 
