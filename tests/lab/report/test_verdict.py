@@ -30,6 +30,17 @@ def test_wins_and_geometric_means():
     ]
 
 
+def test_the_lead_names_two_and_counts_the_others():
+    won = {"a": 3, "b": 2, "c": 1, "d": 1}
+    records, place = [], 0
+    for winner, count in won.items():
+        for _ in range(count):
+            place += 1
+            records += [samples.record(f"w/{place}", name, (1 if name == winner else 2) * 1e-4) for name in won]
+    (lead,) = kinds(records, "lead")
+    assert lead.endswith("b on 2 (by 2.00×), 2 others on 2.") and "a is fastest on 3 of 7 workloads" in lead
+
+
 def test_the_first_sentence_is_the_scope_and_then_comes_the_lead():
     found = verdict(three(policy="eager"))
     assert found[0] == (

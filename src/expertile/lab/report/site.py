@@ -29,7 +29,7 @@ def site(found: Mapping[str, Sequence[Record]], folder: Path) -> Path:
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         '<meta name="color-scheme" content="light dark">\n<link rel="icon" href="data:,">\n'
         f"<title>expertile: {plural(len(entries), 'report')}</title>\n"
-        f'<link rel="stylesheet" href="{ASSETS[0]}">\n</head>\n<body>\n'
+        f'<link rel="stylesheet" href="{ASSETS[0]}">\n</head>\n<body class="index">\n'
         '<header class="top"><p class="brand">expertile <span>benchmark reports</span></p></header>\n<main>\n'
         f"{''.join(entries)}</main>\n</body>\n</html>\n",
         encoding="utf-8",

@@ -16,6 +16,7 @@ from expertile.lab.report.rows import POLICY_NAMES, Row
 from expertile.lab.report.units import listed, micros, percent, plural, rate, short, significant, times
 
 _BUSY = 1.25  # runnable threads for each core; a race of this process alone has at most one
+_LEADERS = 2  # backends that the first sentence names, so that it is read at a glance
 _NAMED = 3  # workloads or reasons spelled out in one sentence before "and n more"
 
 
@@ -107,7 +108,8 @@ def _lead(policy: str, contests: Sequence[Contest]) -> Sentence:
         if contest.winner:
             won.setdefault(contest.winner.backend, []).append(contest)
     wins: list[str] = []
-    for name, group in sorted(won.items(), key=lambda item: (-len(item[1]), item[0])):
+    ranked = sorted(won.items(), key=lambda item: (-len(item[1]), item[0]))
+    for name, group in ranked[:_LEADERS]:
         margin = times(geometric_mean([contest.margin or 1 for contest in group]))
         mean = "a geometric mean of " if len(group) > 1 else ""
         wins.append(
@@ -115,6 +117,9 @@ def _lead(policy: str, contests: Sequence[Contest]) -> Sentence:
             if wins
             else f"{name} is fastest on {len(group)} of {plural(total, 'workload')}, by {mean}{margin} over the next"
         )
+    if len(ranked) > _LEADERS:
+        rest = sum(len(group) for _, group in ranked[_LEADERS:])
+        wins.append(f"{plural(len(ranked) - _LEADERS, 'other')} on {rest}")
     parts = [where + (", ".join(wins) or "no backend is fastest alone")]
     unclear = sum(contest.inconclusive for contest in raced)
     ties = sum(contest.winner is None for contest in raced) - unclear
