@@ -58,3 +58,8 @@ def test_the_shell_is_given_its_script():
 def test_flags_look_as_if_they_wanted_no_argument():
     for words in (["--help"], ["compare", "--help"]):
         assert "<bool>" not in expertile_here(*words).stdout
+
+
+def test_the_command_alone_shows_its_help():
+    done = expertile_here()
+    assert done.returncode == 0 and "bench" in done.stdout and "--version" in done.stdout

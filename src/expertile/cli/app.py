@@ -82,7 +82,6 @@ def _command(name: str) -> Any:
 app = typer.Typer(
     name="expertile",
     help="Grouped matrix products of Mixture-of-Experts models: measure them, explain them, check figures.",
-    no_args_is_help=True,
     cls=_Commands,
     **{**_LOOK, "add_completion": True},
 )
@@ -95,13 +94,15 @@ def _print_version(asked: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
+@app.callback(invoke_without_command=True)
 def _options(
+    ctx: typer.Context,
     version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="The version and commit.")
     ] = False,
 ) -> None:
-    pass
+    if ctx.invoked_subcommand is None:
+        print(ctx.get_help())
 
 
 for _name, (_, _line) in COMMANDS.items():

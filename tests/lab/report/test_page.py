@@ -140,11 +140,18 @@ def test_pages_share_what_they_can_and_are_small(tmp_path):
     assert 'src="report.js"' in shared.read_text() and 'href="report.css"' in shared.read_text()
 
 
-def opened(page, *options):
-    """The document after the page's script has run."""
+def opened(page, anchor=""):
+    """The document, gone to `anchor`, after the page's script has run."""
     fixed = ["--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=5000", "--window-size=1200,9000"]
     done = subprocess.run(
-        [BROWSER, *fixed, "--enable-logging=stderr", f"--user-data-dir={page.parent}", "--dump-dom", page.as_uri()],
+        [
+            BROWSER,
+            *fixed,
+            "--enable-logging=stderr",
+            f"--user-data-dir={page.parent}",
+            "--dump-dom",
+            f"{page.as_uri()}#{anchor}",
+        ],
         capture_output=True,
         text=True,
         timeout=120,
@@ -199,6 +206,14 @@ def test_a_browser_sorts_filters_tells_and_hides(tmp_path):
     assert told["rising"] == ["90.0", "700", "1,500", "–"] and told["falling"] == ["1,500", "700", "90.0", "–"]
     assert told["shown"] == 1 and told["hidden"] == ["quack"]
     assert told["tip"].startswith("quack, graph") and "90.0 µs ±0.2 %" in told["tip"]
+
+
+@pytest.mark.skipif(BROWSER is None, reason="needs chromium")
+def test_a_link_to_a_workload_of_the_other_policy_shows_it(tmp_path):
+    page = html(samples.lab(seed=8, workloads=4), tmp_path / "report.html")
+    (anchor, *_) = re.findall(r'id="(run-1-[^"]*-eager)"', page.read_text())
+    assert '<html lang="en" data-policy="graph"' in opened(page)
+    assert '<html lang="en" data-policy="eager"' in opened(page, anchor)
 
 
 def test_text_of_records_is_escaped(tmp_path):

@@ -1,3 +1,5 @@
+import pytest
+
 from expertile.lab.report import verdict
 from expertile.lab.report.contest import runs
 from expertile.lab.report.verdict import failures, overhead, sentences, standing
@@ -118,6 +120,13 @@ def test_wrong_failed_refused_and_unsupported_with_reasons():
     assert "c does not support 2 workloads: needs sm_90." in kinds(able, "trouble")
     (run,) = runs(records)
     assert failures(run)[-1] == ("unsupported", "c", "needs sm_90", ("1", "2"))
+
+
+@pytest.mark.parametrize(("reason", "end"), [("no" * 100, "nonon…"), ("is done.", "is done."), ("is done", "is done.")])
+def test_a_reason_ends_once(reason, end):
+    records = [*three(), samples.record("w/1", "d", status="failed", reason=reason)]
+    (said,) = kinds(records, "trouble")
+    assert said.endswith(end) and not said.endswith(("….", ".."))
 
 
 def test_only_failures():

@@ -273,9 +273,8 @@ def _trouble(run: Run) -> list[Sentence]:
         shown = "; ".join(short(reason, 160) for reason, _ in reasons[:_NAMED])
         more = f"; and {plural(len(reasons) - _NAMED, 'more reason')}" if len(reasons) > _NAMED else ""
         verb = verbs.get(status, f"is “{status}” on")
-        said.append(
-            Sentence("trouble", f"{backend} {verb} {plural(count, 'workload')}: {shown}{more}".rstrip("….") + ".")
-        )
+        text = f"{backend} {verb} {plural(count, 'workload')}: {shown}{more}"
+        said.append(Sentence("trouble", text if text.endswith("…") else f"{text.rstrip('.')}."))
     return [*said, *([Sentence("trouble", unable(run))] if absent else [])]
 
 
