@@ -64,7 +64,7 @@ def _fp8_forward(
     pre = scaled_grouped_mm(
         rows8,
         gate_up.transpose(1, 2),
-        x8.scales.index_select(0, order.rows),
+        x8.scales.t().index_select(1, order.rows).t(),  # scales of a tile's rows side by side
         gate_up_scales,
         offs=order.offs,
         bias=gate_up_bias,
