@@ -14,6 +14,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
+from expertile.cli.definitions import definition_parts
 from expertile.cli.output import check_folder, print_json
 from expertile.cli.parts import DIAGNOSE, Part, parts
 from expertile.cli.progress import Display
@@ -39,6 +40,10 @@ def bench(
         list[str], typer.Option(help=f"Preset, or several: {PRESET_NAMES}. By default what suits this machine.")
     ] = [],  # noqa: B006
     config: Annotated[Path | None, typer.Option(help="TOML file with presets, workloads and settings.")] = None,
+    definition: Annotated[
+        Path | None,
+        typer.Option(help="Folder of flashinfer-bench definitions and workloads; RUNS the Python references in it."),
+    ] = None,
     backend: Annotated[list[str], typer.Option(help="Only these backends (again for more).")] = [],  # noqa: B006
     skip: Annotated[list[str], typer.Option(help="All backends but these.")] = [],  # noqa: B006
     only: Annotated[
@@ -93,10 +98,13 @@ def bench(
     if not timeout > 0:
         raise ValueError(f"timeout: expected more than 0 seconds, got {timeout:g}")
     device = Device.current()
-    if not spec.presets and not spec.inline:
-        spec = replace(spec, presets=default_preset(device))
-    found = parts(spec, device)
     console = Console(emoji=False, stderr=as_json)
+    if definition is not None:
+        found = definition_parts(definition, spec, lambda line: console.print(escape(line), highlight=False))
+    else:
+        if not spec.presets and not spec.inline:
+            spec = replace(spec, presets=default_preset(device))
+        found = parts(spec, device)
     folder = check_folder("out", out or Path(spec.out or "out"))
     records: list[Record] = []
     peaks: list[Record] = []

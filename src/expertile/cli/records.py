@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from expertile.cli.output import check_file, check_folder, print_json
+from expertile.lab.flashinfer import write as write_traces
 from expertile.lab.race import compare as comparing
 from expertile.lab.race.record import Record, read, shipped_root, shown_files
 from expertile.lab.report import html, markdown, site, summary, table, verdict
@@ -58,11 +59,20 @@ def report(
         Path | None, typer.Option(help="Where to write the HTML report: a file, or without FILES a folder.")
     ] = None,
     as_markdown: Annotated[bool, typer.Option("--markdown", help="Print a Markdown summary.")] = False,
+    traces: Annotated[
+        Path | None, typer.Option(help="Folder for definitions, solutions and traces that flashinfer-bench reads.")
+    ] = None,
 ) -> None:
     """Verdict, table and HTML report from records; of the shipped ones an index with a page for each run."""
     if out is not None:
         check_file("out", out) if files else check_folder("out", out)
     console = Console(emoji=False)
+    if traces is not None:
+        written = write_traces(check_folder("traces", traces), _records(files))
+        print(f"Traces: {written.traces} new in {traces}, of {', '.join(written.definitions) or 'no definition'}")
+        for why, count in written.left_out.items():
+            print(f"Left out: {count} {why}")
+        return
     if not files and not as_markdown:
         found = {f"{path.parent.name}-{path.name.split('.')[0]}": list(read(path)) for path in shown_files()}
         if not found:

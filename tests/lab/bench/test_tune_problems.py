@@ -6,7 +6,18 @@ import math
 import pytest
 
 from expertile.device import Device
-from expertile.lab.bench.tune_problems import DIMS, GROUPS, design, fits, grid, group_sizes, known, problems, seed_of
+from expertile.lab.bench.tune_problems import (
+    DIMS,
+    GROUPS,
+    design,
+    fits,
+    grid,
+    group_sizes,
+    known,
+    mixed,
+    problems,
+    seed_of,
+)
 from expertile.ops.grouped_mm.problem import Layout
 from expertile.ops.grouped_mm.tuned import features_of
 
@@ -56,6 +67,16 @@ def test_seeds():
     assert {seed_of(w.routing) for w in itertools.islice(design(H200, 20011), 20) if w.routing != "equal"} == {20011}
     assert seed_of("equal") is None and seed_of("") is None
     assert any(w.groups not in GROUPS for w in itertools.islice(design(H200, 3, any_count=True), 20))
+
+
+def test_every_eighth_is_unaligned_on_a_gpu():
+    found = list(itertools.islice(mixed(H200, 3), 32))
+    features = [features_of(w.problem("cuda")) for w in found]
+    assert [any(f.aligned) for f in features] == [i % 8 != 7 for i in range(32)]
+    assert all(f.k % 8 == 0 and f.n % 8 == 0 for f in features) and all(fits(w, H200) for w in found)
+    assert len({w.name for w in found}) == 32
+    cpu = Device.current("cpu")
+    assert [w.name for w in itertools.islice(mixed(cpu), 9)] == [w.name for w in itertools.islice(design(cpu), 9)]
 
 
 def test_known_shapes_come_first_and_in_turn():

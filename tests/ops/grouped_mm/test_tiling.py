@@ -44,6 +44,14 @@ def test_a_wave_more_costs(rows):
     assert (logs[HIGH] < logs[higher]) == (rows == 120)
 
 
+def test_rows_that_begin_anywhere_want_tiles_with_few_loads():
+    """Products hide the loads of a tile of 128x128 only where rows are whole lines of L2 apart."""
+    aligned, not_so = (
+        modelled_logs(features((2048,) * 8, k=k, n=1536), frozenset((HIGH, WIDE)), H200) for k in (1024, 1000)
+    )
+    assert not_so[WIDE] == 0 and not_so[HIGH] > aligned[HIGH] + 0.15
+
+
 def test_groups_that_no_row_can_be_in_do_not_count():
     few, many = (features((1,) * 4 + (0,) * empty) for empty in (0, 124))
     assert modelled_logs(few, TILES, H200) == modelled_logs(many, TILES, H200)

@@ -50,19 +50,33 @@ def known(device: Device, seed: int = 0) -> tuple[GroupedWorkload, ...]:
 
 
 def design(
-    device: Device, seed: int = 0, preset_name: str = "tune", any_count: bool = False
+    device: Device, seed: int = 0, preset_name: str = "tune", any_count: bool = False, unaligned: bool = False
 ) -> Iterator[GroupedWorkload]:
     """An endless sequence of workloads that fill the space evenly; the same for the same seed.
 
     Groups are numbers that models have, rows multiples of 16 from 256 on: far fewer kernels to compile. With
-    `any_count` they may be anything. On a CPU rows, groups, K and N are a sixteenth of what a GPU gets.
+    `any_count` they may be anything. With `unaligned` K and N are multiples of 8 and none of 64, so that rows begin
+    anywhere in lines of L2. On a CPU rows, groups, K and N are a sixteenth of what a GPU gets.
     """
     sobol = torch.quasirandom.SobolEngine(dimension=7, scramble=True, seed=seed)
     for index in itertools.count():
         u = [min(x, 1 - 1e-7) for x in sobol.draw(1)[0].tolist()]
-        workload = _workload(u, device, f"{seed}.{index:04d}", seed * _SEED_STEP + index, preset_name, any_count)
+        less = (8 + 8 * (index % 7), 8 + 8 * (3 * index % 7)) if unaligned else (0, 0)
+        name = f"unaligned-{seed}.{index:04d}" if unaligned else f"{seed}.{index:04d}"
+        workload = _workload(u, device, name, seed * _SEED_STEP + index, preset_name, any_count, less)
         if fits(workload, device):
             yield workload
+
+
+def mixed(
+    device: Device, seed: int = 0, preset_name: str = "tune", any_count: bool = False
+) -> Iterator[GroupedWorkload]:
+    """`design`; on a GPU with an unaligned workload in place of every eighth."""
+    designed = design(device, seed, preset_name, any_count)
+    if device.kind != "cuda":
+        return designed
+    others = design(device, seed, preset_name, any_count, unaligned=True)
+    return (next(others) if i % 8 == 7 else w for i, w in enumerate(designed))
 
 
 def grid(device: Device, seed: int = 0, preset_name: str = "tune") -> Iterator[GroupedWorkload]:
@@ -92,7 +106,7 @@ def seed_of(routing: str) -> int | None:
 def problems(device: Device, seed: int = 0) -> Iterator[GroupedWorkload]:
     """Known shapes, then the grid's, each of them and a designed one in turn, then designed ones without end; the order
     in which to measure."""
-    designed = design(device, seed)
+    designed = mixed(device, seed)
     on_grid = grid(device, seed) if device.kind == "cuda" else iter(())
     for workload in itertools.chain(known(device, seed), on_grid):
         yield workload
@@ -114,16 +128,22 @@ def fits(workload: GroupedWorkload, device: Device) -> bool:
 
 
 def _workload(
-    u: Sequence[float], device: Device, name: str, seed: int, preset_name: str, any_count: bool
+    u: Sequence[float],
+    device: Device,
+    name: str,
+    seed: int,
+    preset_name: str,
+    any_count: bool,
+    less: tuple[int, int] = (0, 0),
 ) -> GroupedWorkload:
-    """The point `u` in [0, 1)^7: rows, groups, K, N, kind, dtype, routing."""
+    """The point `u` in [0, 1)^7: rows, groups, K, N, kind, dtype, routing. K and N are `less` than what models have."""
     small = 1 if device.kind == "cuda" else 16
     rows = round((MOST_ROWS // small) ** u[0])
     groups = round((MOST_GROUPS // small) ** u[1])
     if not any_count:
         groups = min((g for g in GROUPS if g <= MOST_GROUPS // small), key=lambda g: abs(math.log(g / groups)))
         rows = rows if rows < 256 else rows // 16 * 16
-    k, n = (DIMS[int(x * len(DIMS))] // small for x in u[2:4])
+    k, n = (DIMS[int(x * len(DIMS))] // small - few for x, few in zip(u[2:4], less, strict=True))
     kind, dtype, routing = _pick(u[4], _KIND_SHARES), _pick(u[5], _DTYPE_SHARES), _pick(u[6], _ROUTING_SHARES)
     if kind == "batched":
         per_group = max(1, rows // groups)

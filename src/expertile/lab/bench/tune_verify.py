@@ -13,7 +13,7 @@ import torch
 
 from expertile.lab.bench.tune import Machine, compile_all, field, measure, resumed, take
 from expertile.lab.bench.tune_field import Pair
-from expertile.lab.bench.tune_problems import design
+from expertile.lab.bench.tune_problems import mixed
 from expertile.lab.measure.interleaved import quick_collections
 from expertile.lab.race.operator import record_name
 from expertile.lab.race.record import Record, append
@@ -117,7 +117,7 @@ def _unseen(machine: Machine, seed: int) -> Iterator[GroupedWorkload]:
     """Designed problems that are not in this GPU's table."""
     table = load_table(machine.device.slug)
     seen = {m.features for m in table.problems} if table else set()
-    for workload in design(machine.device, seed, _PRESET, any_count=True):
+    for workload in mixed(machine.device, seed, _PRESET, any_count=True):
         if features_of(workload.problem(machine.device.kind)) not in seen:
             yield workload
 

@@ -26,6 +26,7 @@ from expertile.ragged import sizes_from_offs
 from expertile.roofline import Work
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+LINE_BYTES = 128  # of L2
 ALL_DTYPES = (*DTYPES, torch.float64)  # the last in torch's own products, one per group: so that gradcheck runs
 
 
@@ -99,6 +100,12 @@ class Problem:
     def ragged_total(self) -> int:
         """Length of the ragged dimension (0 for BATCHED)."""
         return {Layout.RAGGED_M: self.m, Layout.RAGGED_K: self.k, Layout.RAGGED_N: self.n}.get(self.layout, 0)
+
+    @property
+    def aligned_rows(self) -> tuple[bool, bool]:
+        """Whether the rows of `a` and of `b` are multiples of L2's lines apart. Others take TMA 2.7 times as long."""
+        a, b = (max(s[-2:]) * self.dtype.itemsize % LINE_BYTES == 0 for s in (self.a_strides, self.b_strides))
+        return a, b
 
     @property
     def mean_group(self) -> float:

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from expertile.ops.grouped_mm.problem import Layout, Problem
+from expertile.ops.grouped_mm.problem import LINE_BYTES, Layout, Problem
 
 VERSION = 1
 POLICIES = ("graph", "eager")
@@ -30,6 +30,8 @@ SKEWS = ("even", "skewed", "one")
 # problems on an H200 (2026-11-21); of rows per group anew over 844 (`transfer`).
 _ROWS, _SUMMANDS, _TILES, _INTENSITY, _BYTES = 0.85, 0.5, 0.7, 0.5, 0.4
 _OTHER_ORDER, _OTHER_SKEW = 0.3, 0.5
+# For problems with rows that begin anywhere in L2's lines loads decide (`tiling`).
+_OTHER_ALIGNMENT = 1.0
 # The tile by which problems are compared.
 _TILE = (128, 256)
 # Beyond that nothing measured is like the problem.
@@ -70,6 +72,15 @@ class Features:
         return max(1, self.rows * (self.k + self.n) + used * self.k * self.n)
 
     @cached_property
+    def aligned(self) -> tuple[bool, bool]:
+        """`Problem.aligned_rows` of operands without padding."""
+        ragged_k, (a_order, b_order) = self.layout == Layout.RAGGED_K, self.orders.split(",")
+        a_pitch = self.k if ragged_k or a_order == "mk" else self.rows
+        b_pitch = self.k if b_order == "nk" else self.n
+        line = LINE_BYTES // (2 if self.dtype == "16-bit" else 4)
+        return a_pitch % line == 0, b_pitch % line == 0
+
+    @cached_property
     def point(self) -> tuple[float, float, float, float, float]:
         """Where it lies: weighted log2 of rows per group (which tile), K, tiles (how many waves), products per element
         (compute or memory), and elements."""
@@ -88,6 +99,7 @@ class Features:
         if self.layout != other.layout or self.dtype != other.dtype:
             return math.inf
         step = _OTHER_ORDER * (self.orders != other.orders) + _OTHER_SKEW * (self.skew != other.skew)
+        step += _OTHER_ALIGNMENT * (all(self.aligned) != all(other.aligned))
         return math.dist(self.point, other.point) + step
 
     def __str__(self) -> str:
@@ -173,7 +185,7 @@ class Problems(tuple[Measured, ...]):
 
     @cached_property
     def places(self) -> Mapping[tuple[str, str], tuple[Any, ...]]:
-        """(layout, dtype) -> their places in the tuple, points [n, 5], orders and skews [n]."""
+        """(layout, dtype) -> their places in the tuple, points [n, 5], orders, skews, whether all rows are aligned."""
         found: dict[tuple[str, str], list[int]] = {}
         for i, m in enumerate(self):
             found.setdefault((m.features.layout, m.features.dtype), []).append(i)
@@ -183,6 +195,7 @@ class Problems(tuple[Measured, ...]):
                 np.array([self[i].features.point for i in at]),
                 np.array([self[i].features.orders for i in at]),
                 np.array([self[i].features.skew for i in at]),
+                np.array([all(self[i].features.aligned) for i in at]),
             )
             for kind, at in found.items()
         }
@@ -191,8 +204,9 @@ class Problems(tuple[Measured, ...]):
         """The places of at least the `most` problems of the same layout and dtype nearest to `f`."""
         if (f.layout, f.dtype) not in self.places:
             return []
-        at, points, orders, skews = self.places[f.layout, f.dtype]
+        at, points, orders, skews, aligned = self.places[f.layout, f.dtype]
         steps = _OTHER_ORDER * (orders != f.orders) + _OTHER_SKEW * (skews != f.skew)
+        steps += _OTHER_ALIGNMENT * (aligned != all(f.aligned))
         distances = np.sqrt(((points - np.array(f.point)) ** 2).sum(1)) + steps
         if len(at) <= most:
             return at  # type: ignore[no-any-return]

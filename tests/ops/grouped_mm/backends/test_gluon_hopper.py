@@ -305,6 +305,17 @@ def test_weight_gradients_of_small_groups_get_small_tiles() -> None:
     assert (wide.mode, wide.block_n) == ("cooperative", 256)
 
 
+def test_rows_that_begin_anywhere_get_the_tile_with_the_fewest_loads() -> None:
+    def default(sizes: tuple[int, ...], k: int, n: int) -> tuple[int, int]:
+        config = BACKEND.configs(_problem(Case("unaligned", M, sizes, n=n, k=k))[0], H200)[0]
+        return config.block_m, config.block_n
+
+    assert default((800,) * 16, 1000, 1496) == (128, 256)
+    assert default((800,) * 16, 1024, 1536) != (128, 256)
+    assert default((400,), 1000, 1496) == (64, 128), "84 tiles: all side by side"
+    assert default((16,) * 8, 1000, 1496) == (64, 128) and _wgrad(32, 1024, 1496, 1000).block_n == 256
+
+
 def test_groups_of_a_few_hundred_rows_get_low_tiles() -> None:
     """Half as many rows to spare; but not where 256 columns are too many, stores show, or tiles are few."""
 

@@ -92,6 +92,7 @@ _POINTER_HOPPER = {
     "m": (operands_of(_M), {}),
     "m-kn-odd": (operands_of(_M, k=500, n=509, b_storage="row", bias=True), {}),
     "m-odd-n": (operands_of(_M, n=509), {}),
+    "m-eights": (operands_of(_M, k=504, n=520), {}),
     "k": (operands_of(_K), {}),
     "n": (operands_of(_N), {}),
     "tf32": (operands_of(_M, dtype=torch.float32), {"allow_tf32": True}),
@@ -131,6 +132,17 @@ def test_pointer(arch, config, problem, operands):
         assert found.opcodes["HMMA"] > 0, str(found)
     if problem.k % 8 == 0:
         assert found.opcodes["LDGSTS"] > 0, f"loads are not asynchronous: {found}"
+
+
+def test_multiples_of_8_are_loaded_16_bytes_at_a_time():
+    """As many asynchronous copies as of multiples of 16, which Triton sees by itself."""
+
+    def copies(k, n):
+        operands = operands_of(_M, k=k, n=n)
+        config = triton_pointer.Config(128, 128, 64, 8, 3)
+        return compiled(triton_pointer.BACKEND, 90, config, problem_of(operands), operands).opcodes["LDGSTS"]
+
+    assert copies(504, 520) == copies(496, 528) > 0
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,7 @@ from expertile.ops.backend import Speed
 from expertile.ops.grouped_mm.backend import Backend, Operands, rows_are_tokens
 from expertile.ops.grouped_mm.problem import Layout, Problem
 from expertile.ops.grouped_mm.tail import zero_rows
+from expertile.ops.grouped_mm.tiling import load_rows
 from expertile.ops.hopper.limits import MAX_ROWS, storable
 
 _DTYPES = (torch.bfloat16, torch.float16)
@@ -212,6 +213,8 @@ def _default(problem: Problem, device: Device) -> Config:
     best config of each 1.0 % (419 problems with ragged M), 1.4 % (168 weight gradients, where group sizes are unknown)
     and 3.2 % (81 batched), most measured after the fit; a default that was screened out counts as 12 %."""
     p = problem
+    if not all(p.aligned_rows) and _rows(p) > 48:
+        return _load_bound_default(p, device)
     if p.layout is Layout.RAGGED_K:
         return _wgrad_default(p)
     rows, tiles = _rows(p), _tiles(p)
@@ -241,7 +244,7 @@ def _default(problem: Problem, device: Device) -> Config:
         return _HIGH_64
     # With K as long the stores are hidden. Few tiles of ragged M are faster in bands: H200, 8 groups of 256 or 512
     # rows, 1024 -> 4096 and 4096 -> 2048, 1.04 to 1.08; of 11 problems with 360 to 1024 tiles 10, on average 1.04.
-    few_rows = gain >= 1 and p.k >= 1024 and (tiles > 1024 or p.layout is Layout.BATCHED)
+    few_rows = gain >= 1 and p.k >= 1024 and (_wins_low(p, tiles, weights_mb) or p.layout is Layout.BATCHED)
     if few_rows and 175 < rows <= (724 if k_contiguous else 362) and tiles > 272 and weights_mb <= 7500:
         # Groups that are not alike have fewer rows to spare. 32 groups of about 256, 4096 -> 14336: 1665 us, in other
         # tiles 1790 and more.
@@ -254,7 +257,7 @@ def _default(problem: Problem, device: Device) -> Config:
         return _SHARED
     if rows <= 222:
         if p.k > 2896:
-            return _COOPERATIVE
+            return _BANDS_OF_4 if rows > 175 else _COOPERATIVE
         # Groups of one or two rows of tiles differ in work, which a dynamic scheduler evens out over many waves: H200,
         # 128 groups of 128, 1024 -> 4096: 1.00 of the best dynamic, 0.95 static; 32 of 128, 2048 -> 1536: 0.89 and
         # 0.96.
@@ -262,15 +265,41 @@ def _default(problem: Problem, device: Device) -> Config:
     # With a dynamic scheduler large weights are read from memory fewer times. H200, 256 groups of 256 on average, Zipf,
     # 7168 -> 4096: 0.98 of that with static tiles 64 high; 64 of 1024, 11008 -> 4096 with n contiguous in b: 0.98 in
     # bands.
-    if weights_mb > 7500 or (weights_mb > 3520 and not k_contiguous):
+    if weights_mb > 7500 or (weights_mb > 3520 and not k_contiguous and _fits_256(p)):
         return _DYNAMIC
     return _HIGH_64 if few_rows and k_contiguous and p.k >= 4096 and p.n >= 1024 else _BANDS_OF_4
+
+
+def _fits_256(p: Problem) -> bool:
+    """Whether tiles of 256 columns have few to spare."""
+    return 256 * math.ceil(p.n / 256) <= 1.03 * p.n
+
+
+def _wins_low(p: Problem, tiles: int, weights_mb: float) -> bool:
+    """Whether tiles of 64x256 gain by large weights what they lose by loading more for each product. H200, 128 groups
+    of about 256 rows, 5760 -> 2880, where columns are to spare: 2.87 ms, in 128x128 2.13."""
+    many = tiles > 1024 and _fits_256(p) and p.n >= 1024
+    return many and (_rows(p) > 362 or (p.k >= 2048 and p.n >= 2048 and weights_mb > 1800))
+
+
+def _load_bound_default(p: Problem, device: Device) -> Config:
+    """Where rows begin anywhere in L2's lines their loads take longest: the tile with the fewest in all its waves.
+
+    H200, 8 problems, K of 680 to 3000: 128x256 at 0.98 to 1.00 of the best, 128x128 at 0.72 to 0.79 where there are
+    waves of it."""
+
+    def loads(config: Config) -> float:
+        part = _tiles(p, config.block_m, config.block_n) / device.sm_count
+        waves = part if part > 12 else math.ceil(part)
+        return waves * load_rows(config.block_m, config.block_n, p.aligned_rows)
+
+    return min((_DYNAMIC, _SHARED, _DECODE), key=loads)
 
 
 def _wgrad_default(p: Problem) -> Config:
     if _tiles(p) > 7094:
         # Little but stores, or groups that differ in work: all programs stay side by side in memory.
-        if p.mean_group <= 362:
+        if p.mean_group <= (262 if _fits_256(p) else 128):
             return _DYNAMIC
         return _BANDS_OF_4 if p.m <= 2896 else _BANDS_OF_2
     if p.mean_group <= 128:

@@ -59,6 +59,14 @@ class Config:
     blocks_per_sm: int = 1
 
 
+@triton.jit
+def _in_eights(x, EIGHTS: tl.constexpr):
+    """x, known to be a multiple of 8 where EIGHTS says so."""
+    if EIGHTS:
+        x = x // 8 * 8
+    return x
+
+
 @triton.jit(do_not_specialize=["groups", "GROUP_M"])
 def _pointer_kernel(
     a_ptr,
@@ -91,7 +99,14 @@ def _pointer_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
+    EIGHTS: tl.constexpr,
 ):
+    M, N, K = _in_eights(M, EIGHTS[0]), _in_eights(N, EIGHTS[1]), _in_eights(K, EIGHTS[2])
+    a_stride_g, a_stride_m = _in_eights(a_stride_g, EIGHTS[3]), _in_eights(a_stride_m, EIGHTS[4])
+    a_stride_k, b_stride_g = _in_eights(a_stride_k, EIGHTS[5]), _in_eights(b_stride_g, EIGHTS[6])
+    b_stride_k, b_stride_n = _in_eights(b_stride_k, EIGHTS[7]), _in_eights(b_stride_n, EIGHTS[8])
+    out_stride_g, out_stride_m = _in_eights(out_stride_g, EIGHTS[9]), _in_eights(out_stride_m, EIGHTS[10])
+    out_stride_n = _in_eights(out_stride_n, EIGHTS[11])
     total, ends = count_tiles(offs_ptr, M, N, groups, RAGGED, GROUPS_P2, BLOCK_M, BLOCK_N)
     for tile in range(tl.program_id(0), total, tl.num_programs(0)):
         group, row, row_end, col, col_end, k_start, k_length = locate_tile(
@@ -168,6 +183,9 @@ def _launch(
         **FP_FUSION,
         "num_stages": config.num_stages,
     }
+    sizes = sizes_read(problem)
+    # Triton looks for multiples of 16 by itself. Of 16-bit elements 8 are enough for a load of 16 bytes.
+    options["EIGHTS"] = tuple(x % 16 == 8 for x in (*sizes, *a_strides, *b_strides, *out_strides))
     tiles = tiles_bound(ragged, problem.groups, problem.m, problem.n, block_m, block_n)
     return Launch(
         _pointer_kernel,
@@ -181,7 +199,7 @@ def _launch(
             None if bias is None else pointer(bias[0], bias[1]),
         ),
         (
-            *sizes_read(problem),
+            *sizes,
             problem.groups,
             *a_strides,
             *b_strides,

@@ -43,6 +43,7 @@ from expertile.ops.grouped_mm.persistent import (
     tiles_bound,
 )
 from expertile.ops.grouped_mm.problem import Layout, Problem
+from expertile.ops.grouped_mm.tiling import load_rows
 from expertile.ops.launch.blocks import Blocks
 from expertile.ops.launch.device import program_count, torch_device
 from expertile.ops.launch.launch import Launch, pointer
@@ -472,7 +473,8 @@ def _cost(problem: Problem, device: Device, config: Config) -> float:
 
     Products run at the dense peak (2048 multiply-adds per clock and SM on Hopper) times a share that falls with the
     tile, as narrower wgmma and more blocks per SM read shared memory oftener. From memory come a and b once per group;
-    what a tile reads through L2 (64 bytes per clock and SM) mostly overlaps, a tenth is counted: it settles ties.
+    what a tile reads through L2 (64 bytes per clock and SM) mostly overlaps, a tenth is counted: it settles ties. Where
+    rows begin anywhere in L2's lines it is what takes longest.
     """
     rows, cols = mean_tile_extents(problem)
     summands = problem.mean_group if problem.layout is Layout.RAGGED_K else problem.k
@@ -485,9 +487,11 @@ def _cost(problem: Problem, device: Device, config: Config) -> float:
     per_group = (rows + cols) * summands * problem.dtype.itemsize + rows * cols * problem.out_dtype.itemsize
     bytes_per_clock = (device.memory_bps or 4e12) / device.max_clock_hz / device.sm_count
     bytes_clocks = per_group / (tiles_m * tiles_n) / bytes_per_clock
-    l2_clocks = (config.block_m + config.block_n) * summands * problem.dtype.itemsize / 64
+    loaded = load_rows(config.block_m, config.block_n, problem.aligned_rows)
+    l2_clocks = loaded * summands * problem.dtype.itemsize / 64
     ends = 1600 if config.flatten else 2400
-    return waves * ((max(products, bytes_clocks) + 0.1 * l2_clocks) * config.blocks_per_sm + ends)
+    slowest = max(products, bytes_clocks, 0.0 if all(problem.aligned_rows) else l2_clocks)
+    return waves * ((slowest + 0.1 * l2_clocks) * config.blocks_per_sm + ends)
 
 
 BACKEND = Backend(

@@ -59,9 +59,14 @@ def _scales(p, i, PART: gl.constexpr, HALF: gl.constexpr, mma_layout: gl.constex
 
 
 @gluon.jit
-def _products(p, i, PART: gl.constexpr, mma_layout: gl.constexpr, HALF: gl.constexpr = 0):
-    """Queue the wgmmas of one stage: this consumer's rows of a by the columns of b, or one half of them."""
-    a = p.a_smem.index(i * (p.BLOCK_M // p.ROWS) + PART)
+def _rows_of_a(p, i, PART: gl.constexpr):
+    """This consumer's rows of stage i of a."""
+    return p.a_smem.index(i * (p.BLOCK_M // p.ROWS) + PART)
+
+
+@gluon.jit
+def _products(p, a, i, mma_layout: gl.constexpr, HALF: gl.constexpr = 0):
+    """Queue the wgmmas of one stage: `a` by the columns of b, or one half of them."""
     b = p.b_smem.index(i * p.HALVES + HALF).reshape([p.COLS, 128]).permute((1, 0))
     zeros = gl.zeros((p.ROWS, p.COLS), gl.float32, mma_layout)
     return warpgroup_mma(a, b, zeros, use_acc=False, is_async=True)
@@ -105,7 +110,7 @@ def _multiply(p, ring, steps, PART: gl.constexpr, mma_layout: gl.constexpr):
     for _s in range(steps):
         mbarrier.wait(p.full.index(i), phase)
         ordered_wait(p, PART)
-        part = _products(p, i, PART, mma_layout)
+        part = _products(p, _rows_of_a(p, i, PART), i, mma_layout)
         ordered_arrive(p, PART)
         acc = _promote(p, acc, part, i, 0, True, PART, 0, mma_layout)
         i, phase = advance(p, i, phase)
@@ -121,15 +126,15 @@ def _multiply_pairs(p, ring, steps, PART: gl.constexpr, mma_layout: gl.constexpr
     for _t in range(steps // 2):
         j, phase_j = advance(p, i, phase)
         mbarrier.wait(p.full.index(i), phase)
-        even = _products(p, i, PART, mma_layout)
+        even = _products(p, _rows_of_a(p, i, PART), i, mma_layout)
         mbarrier.wait(p.full.index(j), phase_j)
-        odd = _products(p, j, PART, mma_layout)
+        odd = _products(p, _rows_of_a(p, j, PART), j, mma_layout)
         acc = _promote(p, acc, even, i, 1, True, PART, 0, mma_layout)
         acc = _promote(p, acc, odd, j, 0, True, PART, 0, mma_layout)
         i, phase = advance(p, j, phase_j)
     if steps % 2 == 1:
         mbarrier.wait(p.full.index(i), phase)
-        even = _products(p, i, PART, mma_layout)
+        even = _products(p, _rows_of_a(p, i, PART), i, mma_layout)
         acc = _promote(p, acc, even, i, 0, True, PART, 0, mma_layout)
     return acc
 
@@ -142,19 +147,21 @@ def _in_order(x):
 
 @gluon.jit
 def _multiply_halves(p, ring, steps, PART: gl.constexpr, mma_layout: gl.constexpr):
-    """`_multiply` for two halves of the columns in turn: (left, right) sum."""
+    """`_multiply` for two halves of the columns in turn: (left, right) sum. Rows of a are read once into registers for
+    both: tensor cores that read both operands from shared memory would ask it for more bytes than it gives."""
     i = ring % p.STAGES
     phase = (ring // p.STAGES) & 1
     left = gl.zeros((p.ROWS, p.COLS), gl.float32, mma_layout)
     right = gl.zeros((p.ROWS, p.COLS), gl.float32, mma_layout)
     for _s in range(steps):
         mbarrier.wait(p.full.index(i), phase)
+        a = _rows_of_a(p, i, PART).load(gl.DotOperandLayout(0, mma_layout, 4))
         ordered_wait(p, PART)
-        part = _products(p, i, PART, mma_layout, 0)
+        part = _products(p, a, i, mma_layout, 0)
         ordered_arrive(p, PART)
         left = _in_order(_promote(p, left, part, i, 0, False, PART, 0, mma_layout))
         ordered_wait(p, PART)
-        part = _products(p, i, PART, mma_layout, 1)
+        part = _products(p, a, i, mma_layout, 1)
         ordered_arrive(p, PART)
         right = _in_order(_promote(p, right, part, i, 0, True, PART, 1, mma_layout))
         i, phase = advance(p, i, phase)

@@ -40,11 +40,6 @@ def _launch(
         c = Blocks((p.groups, p.m, p.n), strides, (1, rows, cols))
     consumers = config.consumers
     groups_pow2 = max(32, 1 << (p.groups - 1).bit_length())
-    consumer_regs, producer_regs = 232, 40
-    if config.block_n > 128 and p.recipe is Recipe.BLOCK:  # with these the fewest values spill, most often none
-        consumer_regs, producer_regs = (
-            (208, 88) if groups_pow2 <= 64 else (216, 72) if groups_pow2 <= 256 else (224, 56)
-        )
     options = {
         "LAYOUT": p.layout.value,
         "RECIPE": p.recipe.value,
@@ -59,8 +54,8 @@ def _launch(
         "SPLIT_K": config.split_k,
         "PAIRS": config.pairs,
         # The first consumer gets what the second and the producer leave: as many.
-        "CONSUMER_REGS": consumer_regs,
-        "PRODUCER_REGS": producer_regs,
+        "CONSUMER_REGS": 232,
+        "PRODUCER_REGS": 40,
         "num_warps": 4,
         **FP_FUSION,
         # Warps come in fours; the register file holds 65536.
