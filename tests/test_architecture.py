@@ -13,6 +13,7 @@ SRC = Path(__file__).parents[1] / "src" / "expertile"
 RANK = {
     "version": 0,
     "device": 0,
+    "gpus": 0,
     "roofline": 0,
     "suggest": 0,
     "ragged": 0,

@@ -55,7 +55,7 @@ class BaseProducts:
         if isinstance(self.gate_up, Fp8Blocks):  # quantised once for each token and not for each of its rows
             x8 = quantize_activations(x)
             rows = x8.values.view(torch.uint8).index_select(0, order.rows).view(torch.float8_e4m3fn)
-            scales = x8.scales.t().index_select(1, order.rows).t()  # scales of a tile's rows side by side
+            scales = x8.scales.t().index_select(1, order.rows).t()  # those of a tile's rows side by side
             return _scaled(Fp8Blocks(rows, scales), self.gate_up, order, bias, x.dtype)
         return weight_only_mm(x.index_select(0, order.rows), self.gate_up, offs=order.offs, bias=bias)
 

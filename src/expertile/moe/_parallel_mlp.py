@@ -12,11 +12,12 @@ from expertile.moe.dispatch import Incoming, own_slots, starts
 from expertile.moe.exchange import Exchange, Step
 from expertile.moe.expert_weights import Experts
 from expertile.moe.experts import moe_mlp
+from expertile.ops.gathered_mm import pointwise
 from expertile.ops.gathered_mm.api import gated_backward_mm, gathered_gated_mm, gathered_wgrad
 from expertile.ops.gathered_mm.combine import combine
 from expertile.ops.grouped_mm.api import grouped_mm
 from expertile.ops.grouped_mm.autograd import bias_gradient
-from expertile.ops.torch_op import once_differentiable
+from expertile.ops.torch_op import graph_is_kept, once_differentiable
 
 
 def _rows_of_experts(
@@ -155,8 +156,9 @@ class _ParallelMLP(torch.autograd.Function):
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:  # type: ignore[override]
         received, pre, *weights = ctx.saved_tensors
         experts = Experts.of(weights, ctx.form)
+        overwrite_pre = not graph_is_kept()
         needs = ctx.needs_input_grad[4:]
-        return (None,) * 4 + _backward(ctx.exchange, experts, ctx.step, received, pre, grad, needs)
+        return (None,) * 4 + _backward(ctx.exchange, experts, ctx.step, received, pre, grad, needs, overwrite_pre)
 
 
 def _backward(
@@ -167,8 +169,10 @@ def _backward(
     pre: torch.Tensor,
     grad: torch.Tensor,
     needs: tuple[bool, ...],
+    overwrite_pre: bool,
 ) -> tuple[torch.Tensor | None, ...]:
     """Gradients of x, topk_weights, gate_up, down, gate_up_bias, down_bias; of the last four those that are needed.
+    `overwrite_pre`: pre is not needed again, and its memory is used.
 
     Those of x and topk_weights travel always: whether another rank needs them is not known here.
     """
@@ -179,16 +183,19 @@ def _backward(
     dy = exchange.arrive(exchange.send("dispatch of gradients", grad, splits.rows_from, splits.rows_to))
     count = pre.shape[0]
     rows, slots, offs = arrived.order.rows[:count], arrived.order.slots[:count], arrived.order.offs
+    # As in `_passes.gradients`.
+    ordered_dy, dy_rows = (pointwise.ordered(dy, rows, offs), None) if needs[3] else (dy, rows)
     dpre, act_w, dslots = gated_backward_mm(
-        dy,
+        ordered_dy,
         down.transpose(1, 2),
-        rows,
+        dy_rows,
         slots,
         arrived.weights,
         pre,
         offs,
         activation=experts.activation,
         interleaved=experts.interleaved,
+        overwrite_pre=overwrite_pre,
         batch_invariant=experts.batch_invariant,
     )
     if experts.down_bias is not None:
@@ -197,10 +204,12 @@ def _backward(
     slots_coming = exchange.send(what, dslots, splits.rows_to, splits.rows_from)
     dx_rows = grouped_mm(dpre, gate_up, offs=offs, batch_invariant=experts.batch_invariant)
     sums = combine(dx_rows, arrived.order.positions)
+    del dx_rows
     rows_coming = exchange.send(what, sums, splits.rows_to, splits.rows_from)
     # The weights' gradients are computed while those of the tokens travel.
+    ddown = gathered_wgrad(ordered_dy, None, act_w, offs) if needs[3] else None
+    del ordered_dy, act_w
     dgate_up = gathered_wgrad(dpre, rows, received, offs, gather_b=True) if needs[2] else None
-    ddown = gathered_wgrad(dy, rows, act_w, offs) if needs[3] else None
     dgate_up_bias = None
     if experts.gate_up_bias is not None and needs[4]:
         dgate_up_bias = bias_gradient(grouped_mm, dpre, offs, experts.gate_up_bias)

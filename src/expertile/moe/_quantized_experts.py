@@ -25,7 +25,7 @@ from expertile.ops.gathered_mm import pointwise
 from expertile.ops.gathered_mm.activation import activate, split
 from expertile.ops.gathered_mm.combine import combine
 from expertile.ops.quantize.api import quantize_activations, quantize_swiglu
-from expertile.ops.torch_op import once_differentiable
+from expertile.ops.torch_op import graph_is_kept, once_differentiable
 
 _T = torch.Tensor
 _Maybe = torch.Tensor | None
@@ -89,7 +89,7 @@ class _Fp8Mlp(torch.autograd.Function):
         gate_up = dequantize(up8, up_scales, (128, 128), x.dtype)
         down = dequantize(down8, down_scales, (128, 128), x.dtype)
         routing = (topk_ids, topk_weights, pre, Permutation(*order))
-        form: Any = (down_bias, *ctx.form, needs)
+        form = (down_bias, *ctx.form, needs, False, not graph_is_kept())
         grads = gradients(dy, x, gate_up, down, *routing, *form)
         dx, _, _, dweights, dgate_up_bias, ddown_bias = grads
         return (dx, dweights, dgate_up_bias, ddown_bias, *(None,) * 7)

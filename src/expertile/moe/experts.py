@@ -15,12 +15,13 @@ What is kept for the backward pass is x, pre [R, 2I] and the routing; act, y and
 
     dpre, act_w, dw   from dy[rows] @ down and pre, one product with an epilogue    gated_backward_mm
     ddown             dy[rows]^T @ act_w                                            gathered_wgrad
-    dgate_up          dpre^T @ x[rows]                                              gathered_wgrad
     dx                dpre @ gate_up, then each token's rows summed                 grouped_mm, combine
+    dgate_up          dpre^T @ x[rows], rows copied some columns at a time          gathered_wgrad
 
 That the gradient of the routing weights is <dy[rows] @ down, f(pre)>, from what the product has in registers, is
-SonicMoE's (arXiv:2512.14080): y need not be kept. Peak memory beyond the results: R (2I + I + H) elements forward and
-R (2I + 2I + I + H) backward. Every sum is formed in one order, so equal inputs give equal bits.
+SonicMoE's (arXiv:2512.14080): y need not be kept. dy is put in order once, for both products of it; dpre takes pre's
+memory, unless the graph is kept (`retain_graph`) or compiled. Peak memory beyond the results: R (2I + I + H) elements
+forward and backward. Every sum is formed in one order, so equal inputs give equal bits.
 
 With few tokens and no gradient there is no order, and `_few` does it all.
 
@@ -43,7 +44,7 @@ from expertile.ops.gathered_mm.activation import activate, split
 from expertile.ops.gathered_mm.combine import formula as combine_formula
 from expertile.ops.grouped_mm.api import grouped_mm
 from expertile.ops.launch.device import wide
-from expertile.ops.torch_op import define, gradients_of, traced
+from expertile.ops.torch_op import define, gradients_of, graph_is_kept, traced
 
 _T = torch.Tensor
 _Maybe = torch.Tensor | None
@@ -69,12 +70,15 @@ def _forward(operands: _Operands, topk_ids: _T, form: _Form, save_pre: bool) -> 
     return forward(x, gate_up, down, *arguments)
 
 
-def _backward(dy: _T, saved: tuple[Any, ...], form: _Form, needs: tuple[bool, ...]) -> tuple[_Maybe, ...]:
+def _backward(
+    dy: _T, saved: tuple[Any, ...], form: _Form, needs: tuple[bool, ...], overwrite_pre: bool = False
+) -> tuple[_Maybe, ...]:
     """Gradients of the operands; `saved`: all of them but gate_up_bias, topk_ids, pre and the order."""
     x, gate_up, down, topk_weights, down_bias, topk_ids, pre, *order = saved
     activation, interleaved, invariant = form
     routing = (topk_ids, topk_weights, pre, Permutation(*order))
-    return gradients(dy, x, gate_up, down, *routing, down_bias, activation, interleaved, needs, invariant)
+    form_and_needs = (activation, interleaved, needs, invariant)
+    return gradients(dy, x, gate_up, down, *routing, down_bias, *form_and_needs, overwrite_pre=overwrite_pre)
 
 
 class _MoeMlp(torch.autograd.Function):
@@ -95,7 +99,8 @@ class _MoeMlp(torch.autograd.Function):
             topk_ids, (activation, interleaved, _) = saved[6], ctx.form
             again = lambda *operands: formula(operands, topk_ids, activation, interleaved)  # noqa: E731
             return None, None, *gradients_of(again, saved[:6], dy)
-        return None, None, *_backward(dy, (*saved[:4], *saved[5:]), ctx.form, needs)
+        kept = (*saved[:4], *saved[5:])
+        return None, None, *_backward(dy, kept, ctx.form, needs, overwrite_pre=not graph_is_kept())
 
 
 def _mlp(*arguments: Any) -> tuple[_T, ...]:
