@@ -160,7 +160,7 @@ def test_use_does_not_touch_cuda_or_optional_libraries():
         "import sys, expertile as xt, torch\n"
         "for name in xt.__all__: getattr(xt, name)\n"
         "assert not torch.cuda.is_initialized()\n"
-        "extra = {'typer', 'rich', 'plotly', 'markdown_it', 'quack', 'nvmath', 'transformers', 'cutlass'}\n"
+        "extra = {'typer', 'rich', 'markdown_it', 'quack', 'nvmath', 'transformers', 'cutlass'}\n"
         "assert not extra & set(sys.modules), extra & set(sys.modules)\n"
     )
 
@@ -194,7 +194,7 @@ def test_the_overview_and_audit_do_not_import_torch(words):
         "sys.argv[0] = 'expertile'\n"
         "try: main()\n"
         "except SystemExit: pass\n"
-        "assert not {'torch', 'triton', 'plotly'} & set(sys.modules)\n",
+        "assert not {'torch', 'triton'} & set(sys.modules)\n",
         *words,
     )
 
@@ -205,7 +205,6 @@ def test_the_overview_and_audit_do_not_import_torch(words):
         ("typer", ["--help"]),
         ("rich", ["doctor"]),
         ("markdown_it", ["audit", "x.md"]),
-        ("plotly", ["bench", "--quick"]),
     ],
 )
 def test_a_command_without_the_extra_names_it_in_one_sentence(missing, words):

@@ -45,6 +45,9 @@ def dtype_key(dtype: torch.dtype, allow_tf32: bool = False) -> str:
     return "tf32" if key == "fp32" and allow_tf32 else key
 
 
+_NAMED = 8  # GPUs that an error lists
+
+
 @dataclass(frozen=True)
 class Device:
     """Facts of one processor. Bytes, hertz, FLOP/s and bytes/s; `memory_bps` is None where nobody states it."""
@@ -87,9 +90,9 @@ class Device:
         found = find_in_text(name) or find_in_text(f"rtx {name}")
         if not found:
             known = {alias: d.name for d in known_devices() for alias in (*d.aliases, d.name)}
-            hint = did_you_mean(name, known)
-            names = ", ".join(dict.fromkeys(known.values()))
-            raise ValueError(f"gpu: no known device in {name!r}; known: {names}{hint}")
+            names = list(dict.fromkeys(known.values()))
+            others = f"; known: {', '.join(names[:_NAMED])} and {len(names) - _NAMED} more"
+            raise ValueError(f"gpu: no known device in {name!r}{did_you_mean(name, known) or others}")
         return found[0]
 
     @staticmethod

@@ -55,3 +55,10 @@ def test_bench_prints_json_alone(tmp_path):
     found = json.loads(done.stdout)
     assert {r["backend"] for r in found["records"]} == {"loop", "dense", "copy"}
     assert found["verdict"] and "Records:" in done.stderr
+
+
+def test_compare_history(tmp_path):
+    append(tmp_path / "gpu" / "a.jsonl", timed(1e-3), timed(2e-3, run="r2", date="2026-11-22"))
+    (found,) = answer("compare", "--history", tmp_path, "--json")
+    assert (found["device"], found["unit"]) == ("NVIDIA H200", "µs")
+    assert [held["value"] for held in found["records"]["loop"]] == [1e-3, 2e-3]

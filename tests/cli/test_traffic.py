@@ -56,7 +56,7 @@ def test_options_become_dimensions():
 
 
 def test_attention_says_which_backend_and_why():
-    assert "unfused, the scores go through memory" in printed("attention", {"seq_len": 512})
+    assert '"auto" takes ' in printed("attention", {"seq_len": 512})
 
 
 def test_records_are_shown_with_their_share_of_the_bound():

@@ -29,7 +29,7 @@ def test_the_code_of_a_page_runs(page, alone, monkeypatch, tmp_path):
 def test_every_page_of_start_and_guide_has_code_or_commands():
     shown = {page.stem for folder in ("start", "guide") for page in (DOCS / folder).glob("*.md")}
     without = {page.stem for page in DOCS.glob("[sg]*/*.md") if "```" not in page.read_text(encoding="utf-8")}
-    assert without == {"concepts"} and len(shown) == 13
+    assert without == {"concepts"} and without < shown and len(shown) > 10
 
 
 def test_a_public_name_has_one_path():

@@ -8,7 +8,7 @@ from importlib import import_module
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from expertile.version import __version__, commit
 
@@ -51,7 +51,22 @@ _LOOK: dict[str, Any] = {
 }
 
 
-class _Commands(TyperGroup):
+class _Plain:
+    """Help that names no type of a flag: "--json <bool>" looks as if it wanted an argument."""
+
+    def get_params(self, ctx: Any) -> Any:
+        params = super().get_params(ctx)  # type: ignore[misc]
+        for param in params:
+            if getattr(param, "is_flag", False):
+                param.metavar = ""
+        return params
+
+
+class _OneCommand(_Plain, TyperCommand):
+    pass
+
+
+class _Commands(_Plain, TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name, known, rest = super().resolve_command(ctx, args)
         return name, known and _command(str(name)), rest
@@ -60,16 +75,15 @@ class _Commands(TyperGroup):
 def _command(name: str) -> Any:
     """The command itself, with its options."""
     alone = typer.Typer(**_LOOK)
-    alone.command(name)(getattr(import_module(f"expertile.cli.{COMMANDS[name][0]}"), name))
+    alone.command(name, cls=_OneCommand)(getattr(import_module(f"expertile.cli.{COMMANDS[name][0]}"), name))
     return typer.main.get_command(alone)
 
 
 app = typer.Typer(
     name="expertile",
     help="Grouped matrix products of Mixture-of-Experts models: measure them, explain them, check figures.",
-    no_args_is_help=True,
     cls=_Commands,
-    **_LOOK,
+    **{**_LOOK, "add_completion": True},
 )
 
 
@@ -80,13 +94,15 @@ def _print_version(asked: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
+@app.callback(invoke_without_command=True)
 def _options(
+    ctx: typer.Context,
     version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="The version and commit.")
     ] = False,
 ) -> None:
-    pass
+    if ctx.invoked_subcommand is None:
+        print(ctx.get_help())
 
 
 for _name, (_, _line) in COMMANDS.items():

@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime
 from collections.abc import Iterator
 from dataclasses import replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
@@ -14,6 +13,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
+from expertile.cli.complete import policies, presets, rivals
 from expertile.cli.definitions import definition_parts
 from expertile.cli.output import check_folder, print_json
 from expertile.cli.parts import DIAGNOSE, Part, parts
@@ -30,22 +30,27 @@ from expertile.lab.race.candidate_gate import UserCandidates
 from expertile.lab.race.case import Site
 from expertile.lab.race.memory import measure_memory
 from expertile.lab.race.record import Record, read, results_path, shipped_records
-from expertile.lab.report import elsewhere_lines, html, of_candidate, table, verdict
+from expertile.lab.report import elsewhere_lines, html, leaderboard, of_candidate, table, tables, verdict
 
 PRESET_NAMES = ", ".join(ALL_PRESETS)
 
 
 def bench(
     preset: Annotated[
-        list[str], typer.Option(help=f"Preset, or several: {PRESET_NAMES}. By default what suits this machine.")
+        list[str],
+        typer.Option(
+            help=f"Preset, or several: {PRESET_NAMES}. By default what suits this machine.", autocompletion=presets
+        ),
     ] = [],  # noqa: B006
     config: Annotated[Path | None, typer.Option(help="TOML file with presets, workloads and settings.")] = None,
     definition: Annotated[
         Path | None,
         typer.Option(help="Folder of flashinfer-bench definitions and workloads; RUNS the Python references in it."),
     ] = None,
-    backend: Annotated[list[str], typer.Option(help="Only these backends (again for more).")] = [],  # noqa: B006
-    skip: Annotated[list[str], typer.Option(help="All backends but these.")] = [],  # noqa: B006
+    backend: Annotated[
+        list[str], typer.Option(help="Only these backends (again for more).", autocompletion=rivals)
+    ] = [],  # noqa: B006
+    skip: Annotated[list[str], typer.Option(help="All backends but these.", autocompletion=rivals)] = [],  # noqa: B006
     only: Annotated[
         list[str], typer.Option(help="Only workloads whose names match, such as 'wgrad-*' (again for more).")
     ] = [],  # noqa: B006
@@ -53,7 +58,7 @@ def bench(
     timeout: Annotated[
         float, typer.Option(help="Seconds that a candidate has for the checks of a workload before it counts as hung.")
     ] = 180.0,
-    policy: Annotated[str, typer.Option(help="graph, eager or both.")] = "",
+    policy: Annotated[str, typer.Option(help="graph, eager or both.", autocompletion=policies)] = "",
     routing: Annotated[
         str, typer.Option(help="balanced, uniform, skewed, zipf(1.2), one-expert, half-empty, or a FILE.json / .npz.")
     ] = "",
@@ -93,8 +98,6 @@ def bench(
         full=full or given.full,
         memory=memory or given.memory,
     )
-    if not no_html and find_spec("plotly") is None:
-        raise ModuleNotFoundError(name="plotly")  # before the minutes of measuring; main says what brings it
     if not timeout > 0:
         raise ValueError(f"timeout: expected more than 0 seconds, got {timeout:g}")
     device = Device.current()
@@ -134,7 +137,8 @@ def bench(
             break
     _conclude(records, peaks, paths, device, console, [candidate_name(c) for c in spec.candidates], not no_html)
     if as_json:
-        print_json({"verdict": verdict(records), "paths": paths, "records": [*records, *peaks]})
+        scores = leaderboard(records)
+        print_json({"verdict": verdict(records), "leaderboard": scores, "paths": paths, "records": [*records, *peaks]})
     if interrupted:
         console.print("Interrupted; what was measured is kept. Go on with the same command and --resume.")
         raise typer.Exit(130)
@@ -219,7 +223,7 @@ def _conclude(
     presets = {r.workload.split("/")[0] for r in records}
     shipped = [r for name in presets for r in shipped_records(name) if r.env.gpu != device.name]
     shipped += [r for name in presets for r in shipped_records(f"{name}-memory") if r.env.gpu != device.name]
-    console.print(table(records))
+    console.print(table(records), *tables(leaderboard(records)), sep="\n")
     lines = elsewhere_lines(records, shipped)
     if lines:
         console.print(f"[dim]The same work elsewhere{' (all of it is in the report)' if write_html else ''}:[/dim]")

@@ -9,6 +9,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
+from expertile.cli.complete import gpus, operators_explained
 from expertile.cli.output import print_json
 from expertile.cli.traffic import (
     GROUPED,
@@ -28,7 +29,12 @@ from expertile.ops.grouped_mm.explain import Explanation, explain_problem
 
 def explain(
     ctx: typer.Context,
-    op: Annotated[str, typer.Option(help=f"Also memory traffic, of one operator: {', '.join(OPERATORS)}.")] = "",
+    op: Annotated[
+        str,
+        typer.Option(
+            help=f"Also memory traffic, of one operator: {', '.join(OPERATORS)}.", autocompletion=operators_explained
+        ),
+    ] = "",
     tokens: Annotated[int, typer.Option(help="Tokens; each takes top-k rows.", min=0)] = 16384,
     top_k: Annotated[int, typer.Option(help="Experts that each token goes to.", min=1)] = 1,
     groups: Annotated[int, typer.Option(help="Groups (experts).", min=1)] = 8,
@@ -44,7 +50,9 @@ def explain(
         typer.Option(help="balanced, uniform, skewed, zipf(1.2), one-expert, half-empty, or a FILE.json / .npz."),
     ] = "uniform",
     seed: Annotated[int, typer.Option(help="Seed of the routing.", min=0)] = 0,
-    gpu: Annotated[str, typer.Option(help="A GPU by name (RTX 4090, H200 …); by default this machine's.")] = "",
+    gpu: Annotated[
+        str, typer.Option(help="A GPU by name (RTX 4090, H200 …); by default this machine's.", autocompletion=gpus)
+    ] = "",
     rows: Annotated[int | None, typer.Option(help="Rows (softmax, norms), or of each grid (laplacian).")] = None,
     cols: Annotated[int | None, typer.Option(help="Columns of a row or grid.")] = None,
     batch: Annotated[int | None, typer.Option(help="Sequences (attention).")] = None,

@@ -14,7 +14,7 @@ from expertile.lab.race.operator import Workload
 from expertile.lab.race.workloads import GroupedWorkload
 from expertile.ops.grouped_mm.backend import Backend
 from expertile.ops.grouped_mm.backends import BACKENDS
-from expertile.suggest import did_you_mean
+from expertile.suggest import one_of
 
 DIAGNOSE = "diagnose"
 LADDER = "ladder"
@@ -105,8 +105,7 @@ def _check_names(spec: BenchSpec) -> None:
     known = dict.fromkeys([*(b.name for b in BACKENDS), *(b.name for b in RUNGS), *rivals])
     for option, name in (*(("backend", n) for n in spec.include), *(("skip", n) for n in spec.skip)):
         if name not in known:
-            hint = did_you_mean(name, known)
-            raise ValueError(f"{option}: expected one of {', '.join(known)}, got {name!r}{hint}")
+            raise ValueError(f"{option}: expected {one_of(name, known)}")
 
 
 def _check_patterns(spec: BenchSpec) -> None:

@@ -13,12 +13,32 @@ from expertile.cli.output import check_file, check_folder, print_json
 from expertile.lab.flashinfer import write as write_traces
 from expertile.lab.race import compare as comparing
 from expertile.lab.race.record import Record, read, shipped_root, shown_files
-from expertile.lab.report import html, markdown, site, summary, table, verdict
+from expertile.lab.report import history as history_of
+from expertile.lab.report import (
+    history_page,
+    html,
+    leaderboard,
+    markdown,
+    show_history,
+    site,
+    summary,
+    table,
+    tables,
+    verdict,
+)
 
 
 def compare(
-    old: Annotated[Path, typer.Argument(help="Records of the earlier run (JSONL).")],
-    new: Annotated[Path, typer.Argument(help="Records of the later run (JSONL).")],
+    old: Annotated[Path | None, typer.Argument(help="Records of the earlier run (JSONL).")] = None,
+    new: Annotated[Path | None, typer.Argument(help="Records of the later run (JSONL).")] = None,
+    history: Annotated[
+        Path | None, typer.Option(help="Instead of two files a folder: each workload over its runs and commits.")
+    ] = None,
+    only: Annotated[
+        list[str],
+        typer.Option(help="With --history: workloads whose names match, 'models/*' (again for more)."),
+    ] = [],  # noqa: B006
+    out: Annotated[Path | None, typer.Option(help="With --history: an HTML file with a chart for each.")] = None,
     min_effect: Annotated[float, typer.Option(help="Smallest change that counts, as a share.")] = 0.03,
     ties: Annotated[bool, typer.Option(help="List ties as well.")] = True,
     across_devices: Annotated[
@@ -27,6 +47,16 @@ def compare(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Faster, slower or tie, with confidence; exit code 1 on a regression."""
+    if history is not None:
+        if old or new:
+            raise ValueError(f"history: expected a folder and no files, got {old or new} as well")
+        _history(history, only, out, as_json)
+        return
+    for name, given in (("only", only), ("out", out)):
+        if given:
+            raise ValueError(f"{name}: expected with --history, got it without")
+    if old is None or new is None:
+        raise ValueError("compare: expected OLD and NEW, two files of records, or --history FOLDER")
     before, after = read(old), read(new)
     for path, held in ((old, before), (new, after)):
         if not held:
@@ -49,6 +79,24 @@ def compare(
     if all(row.alone for row in rows):
         raise typer.Exit(2)  # a gate must not pass because it was given the wrong file
     raise typer.Exit(comparing.exit_code(rows))
+
+
+def _history(folder: Path, only: list[str], out: Path | None, as_json: bool) -> None:
+    """Prints, and with `out` draws, the workloads that two runs or more have measured; exits with 2 without any."""
+    if out is not None:
+        check_file("out", out)
+    found = history_of(folder, only)
+    if as_json:
+        print_json(found)
+    elif found:
+        console = Console(emoji=False)
+        show_history(found, console, every=bool(only))
+        if out is not None:
+            console.print(f"History: {escape(str(history_page(found, out)))}", highlight=False)
+    else:
+        print(f"history: no workload in {folder} has been measured in two runs")
+    if not found:
+        raise typer.Exit(2)
 
 
 def report(
@@ -90,7 +138,7 @@ def report(
         return
     for sentence in verdict(records):
         console.print(f"[bold]•[/bold] {escape(sentence)}", highlight=False)
-    console.print(table(records))
+    console.print(table(records), *tables(leaderboard(records)), sep="\n")
     if out is not None:
         console.print(f"Report:  {escape(str(html(records, out)))}", highlight=False)
 

@@ -22,7 +22,7 @@ from expertile.lab.traffic.measured import measure
 from expertile.ops.attention.explain import explain_problem as explain_attention
 from expertile.ops.attention.problem import Problem as AttentionProblem
 from expertile.ops.grouped_mm.problem import Layout, Problem
-from expertile.suggest import did_you_mean
+from expertile.suggest import one_of
 
 GROUPED = "grouped_mm"
 # What an option of the command line is called among an operator's dimensions.
@@ -48,7 +48,7 @@ OPERATORS = (GROUPED, *formulas())
 def subject_of(op: str, given: Mapping[str, Any], dtype: str) -> Subject:
     """The call that the command line's options describe. ValueError for an option that the operator does not have."""
     if op not in formulas():
-        raise ValueError(f"op: expected one of {', '.join(OPERATORS)}, got {op!r}{did_you_mean(op, OPERATORS)}")
+        raise ValueError(f"op: expected {one_of(op, OPERATORS)}")
     formula = formulas()[op]
     dims: dict[str, Any] = {}
     for option, value in given.items():
@@ -92,13 +92,25 @@ def explain_operator(
 ) -> None:
     """Print an operator's work, bound, ways and records; with `measured` also what is counted here."""
     subject = subject_of(op, given, dtype)
-    show(explain_subject(subject, device, records), console)
+    explained = explain_subject(subject, device, records)
+    show(explained, console)
     if op.startswith("attention"):
-        console.print(
-            escape(str(explain_attention(attention_problem(subject), device))), highlight=False, soft_wrap=True
-        )
+        for line in _choices(attention_problem(subject), explained):
+            console.print(escape(line), highlight=False, soft_wrap=True)
     if measured:
         show_measured(subject, formulas()[op].ways(subject, Device.current()), console)
+
+
+def _choices(problem: AttentionProblem, explained: Explained) -> list[str]:
+    """What "auto" takes; why, and what is expected, only where no record of this very call says what it takes."""
+    found = explain_attention(problem, explained.device)
+    taken = f'"auto" takes {found.forward.backend.name} forward and {found.backward.backend.name} backward'
+    if explained.achieved:
+        return [taken + "."]
+    lines = [f"{taken}; forward, {found.forward.why}"]
+    for e in found.forward.estimates:
+        lines.append(f"  {e.backend:<14} {'' if e.seconds is None else f'{micros(e.seconds)} µs, '}{e.reason}")
+    return lines
 
 
 def explain_grouped_traffic(

@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
+from expertile.cli.complete import backends
 from expertile.cli.output import check_folder, print_json
 from expertile.device import Device
 from expertile.lab.bench.tune import table_of
@@ -26,7 +27,9 @@ def tune(
         int,
         typer.Option("--verify", help="Measure no table: time auto against every rival on so many random problems."),
     ] = 0,
-    backend: Annotated[list[str], typer.Option(help="Only these backends (again for more).")] = [],  # noqa: B006
+    backend: Annotated[
+        list[str], typer.Option(help="Only these backends (again for more).", autocompletion=backends)
+    ] = [],  # noqa: B006
     problems: Annotated[
         int, typer.Option(help="At most so many problems; by default as many as the time allows.", min=0)
     ] = 0,

@@ -8,7 +8,7 @@ from functools import cache, lru_cache
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from expertile.device import Device
-from expertile.suggest import did_you_mean
+from expertile.suggest import one_of
 
 
 class _Named(Protocol):
@@ -135,8 +135,7 @@ def named(backends: Iterable[N], name: str, also: str = "") -> N:
         if backend.name == name:
             return backend
     known = [b.name for b in backends]
-    hint = did_you_mean(name, known)
-    raise ValueError(f"backend: expected {also}one of {', '.join(known)}, got {name!r}{hint}")
+    raise ValueError(f"backend: expected {also}{one_of(name, known)}")
 
 
 @cache

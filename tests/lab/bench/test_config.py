@@ -93,7 +93,7 @@ WORKLOAD = '[[workload]]\nname = "w"\ndtype = "bf16"\n'
         ("presets = [", "expected TOML: "),
         ("round = 3", "round: unknown key; expected presets, .*rounds, .*workload"),
         ('presets = "squares"', "presets: expected a list of strings, got 'squares'"),
-        ('presets = ["square"]', "presets: expected some of squares, .*, got 'square'"),
+        ('presets = ["square"]', "presets: expected one of .*, got 'square'; did you mean 'squares'"),
         ('policy = "fast"', "policy: expected one of graph, eager, both, got 'fast'"),
         ("policy = 1", "policy: expected a string, got 1"),
         ("rounds = 2.5", "rounds: expected an integer, got 2.5"),

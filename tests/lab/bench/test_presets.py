@@ -154,7 +154,7 @@ def test_defaults_suit_the_machine():
 
 
 def test_unknown_names_and_options_are_named():
-    with pytest.raises(ValueError, match="preset: expected one of squares, .*, got 'square'"):
+    with pytest.raises(ValueError, match="preset: expected one of .*, got 'square'; did you mean 'squares'"):
         preset("square")
     with pytest.raises(ValueError, match="preset 'squares': expected options routing, seed, got 'tokens'"):
         preset("squares", tokens=4)

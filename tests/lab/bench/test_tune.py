@@ -1,6 +1,7 @@
 """Tuning for real on the CPU with a tiny budget, and the table that records make."""
 
 import itertools
+import re
 from dataclasses import dataclass, replace
 
 import pytest
@@ -68,6 +69,8 @@ def test_tune_gates_screens_and_times(tmp_path):
     assert all(r.status == "ok" and r.rel_error < 1e-2 and r.policy == "eager" for r in good)
     assert {r.status for r in made if r.backend == "bad"} == {"wrong"}
     assert any("t/first: good" in line and "4 screened" in line for line in said)
+    rates = [float(found[1]) for line in said if (found := re.search(r"([\d.]+) [GT]FLOP/s", line))]
+    assert rates and all(rates), "a CPU's small rates are not rounded to 0"
     table = table_of(made, (backend("good"), backend("bad")))
     assert len(table.problems) == 2 and {t.backend for m in table.problems for t in m.times} == {"good"}
     assert table.problems[0].features.skew == "one" and table.problems[1].features.layout == "ragged_k"

@@ -1,7 +1,11 @@
+import re
+from importlib.resources import files
+
 import pytest
 
 from expertile.lab.operators import operators
-from expertile.lab.report.palette import styles, text_on
+from expertile.lab.report.palette import CARDS, styles, theme_css
+from expertile.lab.report.svg import contrast
 
 
 def test_a_backend_looks_the_same_whoever_it_races():
@@ -38,6 +42,44 @@ def test_baselines_have_no_rival_style():
     assert styles(["dense", "copy"]) == {}
 
 
-def test_text_contrasts():
-    assert text_on("#ffffff") == "#000000"
-    assert text_on("#0000aa") == "#ffffff"
+def colours(css):
+    return dict(re.findall(r"--(\w+): ?(#\w{6})", css))
+
+
+@pytest.fixture(params=["light", "dark"])
+def theme(request):
+    """The custom properties of the page in one theme, and the least contrast of graphics on it."""
+    light, dark = re.findall(r":root \{(.*?)\}", PAGE_CSS, re.DOTALL)
+    own = colours(light) | (colours(dark) if request.param == "dark" else {})
+    shade = re.findall(r"--shade: ([\d, ]+);", PAGE_CSS)[request.param == "dark"]
+    own["shade"] = [int(part) for part in shade.split(",")]
+    assert own["bg"] == CARDS[request.param]
+    return own, colours(theme_css(request.param))
+
+
+PAGE_CSS = (files("expertile.lab.report") / "assets" / "report.css").read_text("utf-8")
+
+
+@pytest.mark.parametrize("text", ["fg", "muted", "accent", "bad", "warn", "good"])
+def test_text_stands_out_by_four_and_a_half(theme, text):
+    own, _ = theme
+    assert min(contrast(own[text], own[card]) for card in ("bg", "panel")) >= 4.5
+
+
+def test_text_stands_out_on_the_shades_of_the_first_table(theme):
+    own, _ = theme
+    deepest = 0.46  # .04 + .42 of a share of 1, in the rule of a cell
+    assert "calc(.04 + .42 * var(--share) * var(--share))" in PAGE_CSS
+    under = [int(own["bg"][i : i + 2], 16) for i in (1, 3, 5)]
+    mixed = [round(deepest * a + (1 - deepest) * b) for a, b in zip(own["shade"], under, strict=True)]
+    assert contrast("#" + "".join(f"{c:02x}" for c in mixed), own["fg"]) >= 4.5
+
+
+def test_backends_stand_out_from_the_page_and_text_from_them(theme):
+    own, marks = theme
+    least = 4.5 if own["bg"] == CARDS["dark"] else 3.0  # graphics need 3
+    shown = {name: colour for name, colour in marks.items() if name[0] == "c"}
+    assert len(shown) > 10 and len(set(shown.values())) == len(shown)
+    for name, colour in shown.items():
+        assert contrast(colour, own["bg"]) >= least, name
+        assert contrast(colour, marks["t" + name[1:]]) >= 4.5, name

@@ -35,7 +35,7 @@ def test_figures_of_a_row():
     assert line(text, "a ") == "a 200 344 TFLOP/s 69 % 1.00"
     assert line(text, "b ") == "b 500 137 TFLOP/s 27 % 2.50"
     assert line(text, "dense ").endswith("0.90")
-    assert "unsupported: c on 1 workload: needs sm_90" in text
+    assert "Not supported on any workload: c (needs sm_90)." in text
 
 
 def test_a_backend_that_can_nothing_is_named_once_below_the_table():

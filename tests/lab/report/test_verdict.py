@@ -1,3 +1,5 @@
+import pytest
+
 from expertile.lab.report import verdict
 from expertile.lab.report.contest import runs
 from expertile.lab.report.verdict import failures, overhead, sentences, standing
@@ -28,6 +30,17 @@ def test_wins_and_geometric_means():
         "CUDA-graph replay: a is fastest on 2 of 3 workloads, by a geometric mean of 4.00× over the next, "
         "b on 1 (by 1.50×)."
     ]
+
+
+def test_the_lead_names_two_and_counts_the_others():
+    won = {"a": 3, "b": 2, "c": 1, "d": 1}
+    records, place = [], 0
+    for winner, count in won.items():
+        for _ in range(count):
+            place += 1
+            records += [samples.record(f"w/{place}", name, (1 if name == winner else 2) * 1e-4) for name in won]
+    (lead,) = kinds(records, "lead")
+    assert lead.endswith("b on 2 (by 2.00×), 2 others on 2.") and "a is fastest on 3 of 7 workloads" in lead
 
 
 def test_the_first_sentence_is_the_scope_and_then_comes_the_lead():
@@ -101,10 +114,19 @@ def test_wrong_failed_refused_and_unsupported_with_reasons():
         "d gave a wrong result on 1 workload: relative error 0.5.",
         "f failed on 1 workload: RuntimeError: tile out of range.",
         "e was refused a time on 1 workload: faster than the bound.",
-        "c does not support 2 workloads: needs sm_90.",
+        "Not supported on any workload: c (needs sm_90).",
     ]
+    able = [*records, samples.record("w/3", "c", 300e-6), samples.record("w/3", "a", 200e-6)]
+    assert "c does not support 2 workloads: needs sm_90." in kinds(able, "trouble")
     (run,) = runs(records)
     assert failures(run)[-1] == ("unsupported", "c", "needs sm_90", ("1", "2"))
+
+
+@pytest.mark.parametrize(("reason", "end"), [("no" * 100, "nonon…"), ("is done.", "is done."), ("is done", "is done.")])
+def test_a_reason_ends_once(reason, end):
+    records = [*three(), samples.record("w/1", "d", status="failed", reason=reason)]
+    (said,) = kinds(records, "trouble")
+    assert said.endswith(end) and not said.endswith(("….", ".."))
 
 
 def test_only_failures():

@@ -65,7 +65,7 @@ from expertile.lab.race.routing import draw
 from expertile.lab.race.routing_file import SUFFIXES
 from expertile.lab.race.workloads import grouped
 from expertile.ops.grouped_mm.problem import Layout
-from expertile.suggest import did_you_mean
+from expertile.suggest import one_of
 
 POLICIES = ("graph", "eager", "both")
 _WORKLOAD_KEYS = (
@@ -114,9 +114,7 @@ class BenchSpec:
     def __post_init__(self) -> None:
         for name in self.presets:
             if name not in ALL_PRESETS:
-                raise ValueError(
-                    f"presets: expected some of {', '.join(ALL_PRESETS)}, got {name!r}{did_you_mean(name, ALL_PRESETS)}"
-                )
+                raise ValueError(f"presets: expected {one_of(name, ALL_PRESETS)}")
         if self.policy not in POLICIES:
             raise ValueError(f"policy: expected one of {', '.join(POLICIES)}, got {self.policy!r}")
         for name in self.include:

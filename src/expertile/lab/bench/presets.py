@@ -20,7 +20,7 @@ from expertile.lab.ladder.workloads import ladder_workloads
 from expertile.lab.race.operator import Workload
 from expertile.lab.race.routing import Draw, Routing, draw, parse_routing
 from expertile.lab.race.workloads import GroupedWorkload, ragged_m, wgrad
-from expertile.suggest import did_you_mean
+from expertile.suggest import one_of
 
 # Report 000's configurations: (matrices, side).
 _SQUARES = ((4, 512), (16, 512), (8, 1024), (64, 1024), (16, 2048), (32, 2048))
@@ -272,6 +272,5 @@ def default_preset(device: Device) -> tuple[str, ...]:
 
 def _builder(name: str) -> Callable[..., list[GroupedWorkload]]:
     if name not in _BUILDERS:
-        hint = did_you_mean(name, ALL_PRESETS)
-        raise ValueError(f"preset: expected one of {', '.join(ALL_PRESETS)}, got {name!r}{hint}")
+        raise ValueError(f"preset: expected {one_of(name, ALL_PRESETS)}")
     return _BUILDERS[name]

@@ -43,6 +43,7 @@ from expertile.lab.race.operator import record_name
 from expertile.lab.race.record import Record, append, read
 from expertile.lab.race.timing import time_on_sets
 from expertile.lab.race.workloads import GroupedWorkload, grouped
+from expertile.lab.report.units import byte_rate, flop_rate, micros
 from expertile.ops.grouped_mm.backend import Backend, Operands, config_dict
 from expertile.ops.grouped_mm.backends import BACKENDS, CPU_ORDER
 from expertile.ops.grouped_mm.choose import auto_configs
@@ -234,8 +235,8 @@ def measure(
         best = min(ok, key=lambda r: r.time_s or 0.0)
         took = time.monotonic() - start
         say(
-            f"{record_name(workload)}: {best.backend} {(best.time_s or 0.0) * 1e6:.1f} µs, {best.tflops:.0f} TFLOP/s, "
-            f"{best.gbps:.0f} GB/s ({len(rivals)} screened, {took:.1f} s)"
+            f"{record_name(workload)}: {best.backend} {micros(best.time_s)} µs, {flop_rate(best.tflops)}, "
+            f"{byte_rate(best.gbps)} ({len(rivals)} screened, {took:.1f} s)"
         )
     return records
 

@@ -1,6 +1,8 @@
 """Reports from records: verdict, terminal table, Markdown, README headline and a self-contained HTML page."""
 
 from expertile.lab.report.candidates import of_candidate
+from expertile.lab.report.history import history, history_page, show_history
+from expertile.lab.report.leaderboard import leaderboard, tables
 from expertile.lab.report.markdown import headline, markdown
 from expertile.lab.report.page import html
 from expertile.lab.report.site import site, summary
@@ -11,11 +13,16 @@ __all__ = [
     "ResultTable",
     "elsewhere_lines",
     "headline",
+    "history",
+    "history_page",
     "html",
+    "leaderboard",
     "markdown",
     "of_candidate",
+    "show_history",
     "site",
     "summary",
     "table",
+    "tables",
     "verdict",
 ]

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from html import escape
-from math import log10
 from statistics import median
 from typing import Any
 
 from expertile.device import Device, find_in_text
 from expertile.lab.report.contest import Contest, Run
-from expertile.lab.report.figures import Figure, base_layout, hover, log_axis, marker_trace, row_label
+from expertile.lab.report.figures import Figure, add, dots, line, log_axis, row_label
 from expertile.lab.report.palette import baseline_style, styles
-from expertile.lab.report.rows import fixed_routing
+from expertile.lab.report.rows import Row, fixed_routing
 from expertile.lab.report.units import byte_rate, flop_rate, micros, short
 
 _LEAST_POINTS = 3
@@ -33,27 +31,25 @@ def roofline_figure(run: Run, contests: Sequence[Contest]) -> Figure | None:
     if not points:
         return None
     looks = styles(row.backend for _, row, _, _ in points)
-    traces: dict[str, Figure] = {}
-    for contest, row, x, y in points:
-        colour, symbol = looks.get(row.backend, (baseline_style("dense")[0], "line-ew-open"))
-        trace = traces.setdefault(row.backend, marker_trace(row.backend, colour, symbol))
-        trace["x"].append(x)
-        trace["y"].append(y)
-        trace["hovertext"].append(hover(contest, row))
+    marks: dict[str, Figure] = {}
+    for _, row, x, y in points:
+        add(marks.setdefault(row.backend, dots(row.backend, *_look(looks, row))), x, y, row)
     compute, memory = roofs(run)
     xs, ys = [x for _, _, x, _ in points], [y for _, _, _, y in points]
     left, right = min(xs) / 1.8, max(xs) * 1.8
     lines, labels = _roof_lines(compute, memory, left, right)
-    layout = base_layout(440)
-    layout["xaxis"] |= {**log_axis([left, right]), "title": {"text": "FLOP per byte (logarithmic)"}}
-    layout["yaxis"] |= {**log_axis([*ys, *compute.values()]), "title": {"text": "TFLOP/s (logarithmic)"}}
-    layout["margin"] |= {"t": 16}
-    layout["annotations"] = labels
-    return {"data": [*lines, *traces.values()], "layout": layout}
+    return {
+        "height": 440,
+        "x": log_axis([left, right], "FLOP per byte (logarithmic)"),
+        "y": log_axis([*ys, *compute.values()], "TFLOP/s (logarithmic)"),
+        "marks": [*lines, *marks.values()],
+        "labels": labels,
+    }
 
 
 def roofs(run: Run) -> tuple[dict[str, float], float | None]:
-    """(TFLOP/s peak by dtype, TB/s or None) behind the run's bounds: work ÷ bound of the records each one limits.
+    """(TFLOP/s peak by dtype, TB/s or None) behind the run's bounds: work ÷ bound of the records each one limits,
+    the highest where workloads differ (a CPU's are measured beside each).
 
     A roof that limited no record is taken from the device's datasheet where the device is known.
     """
@@ -61,9 +57,9 @@ def roofs(run: Run) -> tuple[dict[str, float], float | None]:
     memory: float | None = None
     for row in run.rows:
         if row.bound_s and row.limiter == "compute" and row.flops:
-            compute[row.dtype] = row.flops / row.bound_s / 1e12
+            compute[row.dtype] = max(row.flops / row.bound_s / 1e12, compute.get(row.dtype, 0.0))
         elif row.bound_s and row.limiter == "memory" and row.nbytes:
-            memory = row.nbytes / row.bound_s / 1e12
+            memory = max(row.nbytes / row.bound_s / 1e12, memory or 0.0)
     known: list[Device] = find_in_text(run.device)
     if known:
         for dtype in {row.dtype for row in run.rows} - set(compute):
@@ -102,28 +98,31 @@ def _size(contest: Contest, moves: bool) -> float:
 
 def _growth(members: Sequence[Contest], moves: bool) -> Figure:
     looks = styles(row.backend for contest in members for row in contest.rows)
-    traces: dict[str, Figure] = {}
+    marks: dict[str, Figure] = {}
     for contest in members:
         for row in contest.rows:
             y = (row.gbps or 0.0) if moves else row.tflops
             if not row.timed or not y:
                 continue
-            colour, symbol = looks.get(row.backend, (baseline_style("copy")[0], "line-ew-open"))
-            trace = traces.setdefault(row.backend, marker_trace(row.backend, colour, symbol))
-            trace["x"].append(_size(contest, moves))
-            trace["y"].append(y)
-            trace["hovertext"].append(hover(contest, row))
+            add(marks.setdefault(row.backend, dots(row.backend, *_look(looks, row))), _size(contest, moves), y, row)
     sizes = [(_size(contest, moves), contest.sample.bound_s) for contest in members]
     bounds = [(size, size / 1e3 / bound_s) for size, bound_s in sizes if bound_s]  # MB -> GB/s, GFLOP -> TFLOP/s
-    data = [*([_reference("bound", bounds)] if bounds else []), *traces.values()]
-    layout = base_layout(320)
-    layout["margin"] |= {"t": 12}
-    what = "MB moved" if moves else "GFLOP"
-    layout["xaxis"] |= {**log_axis([size for size, _ in sizes]), "title": {"text": f"{what} (logarithmic)"}}
-    values = [y for trace in traces.values() for y in trace["y"]] + [y for _, y in bounds]
-    unit = "GB/s" if moves else "TFLOP/s"
-    layout["yaxis"] |= {**log_axis(values), "title": {"text": f"{unit} (logarithmic)"}}
-    return {"data": data, "layout": layout}
+    what, unit = ("MB moved", "GB/s") if moves else ("GFLOP", "TFLOP/s")
+    return _over([size for size, _ in sizes], what, unit, bounds, marks)
+
+
+def _over(
+    xs: Sequence[float], what: str, unit: str, bounds: Sequence[tuple[float, float]], marks: Mapping[str, Figure]
+) -> Figure:
+    """Rates over sizes, with the bound as a line."""
+    values = [y for mark in marks.values() for y in mark["y"]] + [y for _, y in bounds]
+    return {
+        "height": 320,
+        "x": log_axis(xs, f"{what} (logarithmic)"),
+        "y": log_axis(values, f"{unit} (logarithmic)"),
+        "marks": [*([line("bound", bounds)] if bounds else []), *marks.values()],
+        "labels": [],
+    }
 
 
 def scaling_figures(contests: Sequence[Contest]) -> dict[str, Figure]:
@@ -153,7 +152,7 @@ def scaling_figures(contests: Sequence[Contest]) -> dict[str, Figure]:
 
 def _scaling(members: Sequence[tuple[int, Contest]]) -> Figure:
     looks = styles(row.backend for _, contest in members for row in contest.rows)
-    traces: dict[str, Figure] = {}
+    marks: dict[str, Figure] = {}
     bound: list[tuple[int, float]] = []
     for tokens, contest in members:
         sample = contest.sample
@@ -162,24 +161,9 @@ def _scaling(members: Sequence[tuple[int, Contest]]) -> Figure:
         for row in contest.rows:
             if not row.timed or not row.tflops or row.backend == "copy":
                 continue
-            colour, symbol = looks.get(row.backend, (baseline_style("dense")[0], "line-ew-open"))
-            trace = traces.setdefault(row.backend, marker_trace(row.backend, colour, symbol))
-            trace |= {"mode": "lines+markers", "line": {"color": colour, "width": 2}}
-            trace["x"].append(tokens)
-            trace["y"].append(row.tflops)
-            trace["hovertext"].append(hover(contest, row))
-    data = list(traces.values())
-    if bound:
-        data.insert(0, _reference("bound", bound))
-    values = [y for trace in traces.values() for y in trace["y"]] + [y for _, y in bound]
-    layout = base_layout(320)
-    layout["margin"] |= {"t": 12}
-    layout["xaxis"] |= {
-        **log_axis([tokens for tokens, _ in members]),
-        "title": {"text": "rows in all (logarithmic)"},
-    }
-    layout["yaxis"] |= {**log_axis(values), "title": {"text": "TFLOP/s (logarithmic)"}}
-    return {"data": data, "layout": layout}
+            mark = marks.setdefault(row.backend, dots(row.backend, *_look(looks, row)) | {"kind": "curve"})
+            add(mark, tokens, row.tflops, row)
+    return _over([tokens for tokens, _ in members], "rows in all", "TFLOP/s", bound, marks)
 
 
 def launch_figure(costs: Mapping[str, Sequence[tuple[Contest, float]]]) -> Figure | None:
@@ -192,31 +176,33 @@ def launch_figure(costs: Mapping[str, Sequence[tuple[Contest, float]]]) -> Figur
         return None
     names = sorted(costs, key=lambda name: median(cost for _, cost in costs[name]))
     looks = styles(names)
-    data, labels, values = [], [], []
+    marks, labels, values = [], [], []
     for index, name in enumerate(names):
         y = 2.2 * index + 0.9
-        trace = marker_trace(name, *looks[name])
-        trace["marker"] |= {"opacity": 0.6}
-        for contest, cost in costs[name]:
-            trace["x"].append(max(cost * 1e6, _LEAST_COST_US))
-            trace["y"].append(y)
-            where = f"{escape(short(name, 40))}<br>{escape(short(contest.label, 60))}"
-            trace["hovertext"].append(f"{where}<br>eager − graph {micros(cost)} µs")
+        xs = [max(cost * 1e6, _LEAST_COST_US) for _, cost in costs[name]]
+        notes = [f"{name}\n{contest.label}\neager − graph {micros(cost)} µs" for contest, cost in costs[name]]
+        mark = dots(name, *looks[name]) | {"x": xs, "y": [y] * len(xs), "notes": notes}
+        del mark["rows"]
         middle = median(cost for _, cost in costs[name])
         at = max(middle * 1e6, _LEAST_COST_US)
-        stroke: Figure = {"x": [at, at], "y": [y - 0.5, y + 0.5], "mode": "lines", "type": "scatter"}
-        stroke |= {"line": {"color": "@fg", "width": 2}, "hoverinfo": "skip", "meta": {"backend": name}}
-        data += [trace, stroke]
-        values += trace["x"]
-        text = f"<b>{escape(short(name, 30))}</b>  median {micros(middle)} µs"
-        labels.append(row_label(2.2 * index, text))
-    layout = base_layout(len(names) * 44 + 64, annotations=labels)
-    layout["xaxis"] |= {**log_axis([_LEAST_COST_US, *values]), "side": "top"}
-    layout["xaxis"]["title"] = {"text": "eager − graph, µs per call (logarithmic)", "standoff": 6}
-    least = f"{_LEAST_COST_US:g}"
-    layout["xaxis"]["ticktext"] = [f"≤{t}" if t == least else t for t in layout["xaxis"]["ticktext"]]
-    layout["yaxis"] |= {"range": [2.2 * len(names) - 0.4, -0.7], "visible": False}
-    return {"data": data, "layout": layout}
+        stroke = line("dense", [(at, y - 0.5), (at, y + 0.5)]) | {"backend": name}
+        marks += [mark, stroke]
+        values += xs
+        labels.append(row_label(2.2 * index, f"{short(name, 24)}: median {micros(middle)} µs"))
+    axis = log_axis([_LEAST_COST_US, *values], "eager − graph, µs per call (logarithmic)") | {"top": True}
+    axis["ticks"] = [[at, f"≤{text}" if at == _LEAST_COST_US else text] for at, text in axis["ticks"]]
+    return {
+        "height": len(names) * 44 + 64,
+        "x": axis,
+        "y": {"range": [2.2 * len(names) - 0.4, -0.7]},
+        "marks": marks,
+        "labels": labels,
+    }
+
+
+def _look(looks: Mapping[str, tuple[str, str]], row: Row) -> tuple[str, str]:
+    """Colour and marker; a baseline's is a short stroke in the colour of text."""
+    return looks.get(row.backend) or (baseline_style(row.backend)[0], "stroke")
 
 
 def _roof_lines(
@@ -225,46 +211,13 @@ def _roof_lines(
     lines, labels = [], []
     for dtype, peak in sorted(compute.items()):
         start = max(left, peak / memory) if memory else left
-        lines.append(_reference("bound", [(min(start, right), peak), (right, peak)]))
-        labels.append(
-            {
-                "x": log10(right),
-                "y": log10(peak),
-                "xanchor": "right",
-                "yanchor": "bottom",
-                "showarrow": False,
-                "text": escape(f"{dtype} peak {flop_rate(peak)}"),
-                "font": {"color": "@accent", "size": 11},
-            }
-        )
+        lines.append(line("bound", [(min(start, right), peak), (right, peak)]))
+        labels.append({"x": right, "y": peak, "anchor": "end", "text": f"{dtype} peak {flop_rate(peak)}"})
     if memory:
         top = max(compute.values(), default=memory * right)
         end = min(right, top / memory)
         if end > left:
-            lines.append(_reference("bound", [(left, left * memory), (end, end * memory)]))
+            lines.append(line("bound", [(left, left * memory), (end, end * memory)]))
             middle = (left * end) ** 0.5
-            labels.append(
-                {
-                    "x": log10(middle),
-                    "y": log10(middle * memory),
-                    "xanchor": "right",
-                    "yanchor": "bottom",
-                    "showarrow": False,
-                    "text": byte_rate(memory * 1e3),
-                    "font": {"color": "@accent", "size": 11},
-                }
-            )
+            labels.append({"x": middle, "y": middle * memory, "anchor": "end", "text": byte_rate(memory * 1e3)})
     return lines, labels
-
-
-def _reference(name: str, points: Sequence[tuple[float, float]]) -> Figure:
-    return {
-        "type": "scatter",
-        "mode": "lines",
-        "name": name,
-        "meta": {"backend": name},
-        "x": [x for x, _ in points],
-        "y": [y for _, y in points],
-        "line": {"color": "@accent", "width": 1.6},
-        "hoverinfo": "skip",
-    }

@@ -13,7 +13,7 @@ from expertile.device import Device
 from expertile.lab.race.record import POLICIES, Record
 from expertile.lab.race.workloads import ragged_m
 from expertile.ops.grouped_mm.choose import choose
-from expertile.suggest import did_you_mean
+from expertile.suggest import one_of
 
 TORCH = "torch"
 # What "torch" is called in the records of an operator: F.grouped_mm, and what F.sdpa takes by default.
@@ -85,13 +85,11 @@ def impact(
     default. Raises ValueError naming the argument, what was expected and what came."""
     for name, value, known in (("model", model, MODELS), ("policy", policy, POLICIES)):
         if value not in known:
-            hint = did_you_mean(value, known)
-            raise ValueError(f"{name}: expected one of {', '.join(known)}, got {value!r}{hint}")
+            raise ValueError(f"{name}: expected {one_of(value, known)}")
     records = list(records)
     baselines = dict.fromkeys([TORCH, *sorted({r.backend for r in records if r.op in _operators(model)})])
     if baseline not in baselines and records:
-        hint = did_you_mean(baseline, baselines)
-        raise ValueError(f"baseline: expected one of {', '.join(baselines)}, got {baseline!r}{hint}")
+        raise ValueError(f"baseline: expected {one_of(baseline, baselines)}")
     own_dtype, own_batch = MODELS[model][-2:]
     dtype, batch = dtype or own_dtype, own_batch if batch is None else batch
     if min(batch, seq_len) < 1:

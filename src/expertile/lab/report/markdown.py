@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from expertile.lab.report.contest import Contest, Run, relative_speed, runs
+from expertile.lab.report.leaderboard import markdown_boards
 from expertile.lab.report.operators import GROUPED_OPS, operator_table
 from expertile.lab.report.rows import POLICY_NAMES
 from expertile.lab.report.units import MISSING, cell, markdown_table, micros, percent, plural, rate, spread, times
@@ -15,11 +16,14 @@ _OTHER_RACES = {"ladder", "diagnose", "tune", "auto"}
 
 
 def markdown(records: Iterable[Any]) -> str:
-    """A Markdown summary: per run the verdict, one table per preset and policy, and what has no time and why."""
+    """A Markdown summary: per run the verdict, leaderboards, one table per preset and policy, and what has no
+    time and why.
+    """
     parts = []
     for run in runs(records):
         parts.append(f"## {cell(run.device)}, {cell(run.day)} (run {cell(run.name)})")
         parts.append("\n".join(f"- {cell(sentence.text)}" for sentence in sentences(run)))
+        parts += markdown_boards(run)
         for policy in run.policies:
             for preset in run.presets:
                 contests = run.contests_of(policy, preset)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from expertile.lab.report.rows import BASELINES
+from expertile.lab.report.svg import contrast, readable
 
 _KNOWN = {
     "triton_tma": ("#0072B2", "circle"),
@@ -36,11 +37,14 @@ _SPARE = (
     ("#6F63BB", "star-triangle-up"),
     ("#B15928", "star-square"),
 )
-_BASELINE_STYLES = {"dense": ("@fg", "solid"), "copy": ("@fg", "dot")}
+_LINES = {"dense": ("@fg", ""), "copy": ("@fg", "dot"), "bound": ("@accent", "")}
+CARDS = {"light": "#ffffff", "dark": "#14171b"}
+"""The page's background, on which the colours of backends are to be told apart."""
+_CONTRAST = {"light": 3.0, "dark": 4.5}
 
 
 def styles(backends: Iterable[str]) -> dict[str, tuple[str, str]]:
-    """(colour, plotly marker symbol) per rival backend; backends not known here take spare ones in name order."""
+    """(colour, marker) per rival backend; backends not known here take spare ones in name order."""
     names = sorted(set(backends) - set(BASELINES))
     unknown = [name for name in names if name not in _KNOWN]
     spare = {name: _SPARE[index % len(_SPARE)] for index, name in enumerate(unknown)}
@@ -48,13 +52,19 @@ def styles(backends: Iterable[str]) -> dict[str, tuple[str, str]]:
 
 
 def baseline_style(name: str) -> tuple[str, str]:
-    """(colour token, plotly dash) of a speed-of-light line."""
-    return _BASELINE_STYLES[name]
+    """(colour of the page, dash) of the line of the bound or a speed of light."""
+    return _LINES[name]
 
 
-def text_on(colour: str) -> str:
-    """Black or white, whichever contrasts more with `colour` (relative luminance of WCAG 2.1)."""
-    channels = [int(colour[index : index + 2], 16) / 255 for index in (1, 3, 5)]
-    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
-    luminance = 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
-    return "#000000" if (luminance + 0.05) / 0.05 > 1.05 / (luminance + 0.05) else "#ffffff"
+def theme_css(theme: str) -> str:
+    """Custom properties for "light" or "dark": `--c0072B2` is the colour as the page can be read with it,
+    `--t0072B2` that of text on it.
+    """
+    colours = dict.fromkeys(colour for colour, _ in (*_KNOWN.values(), *_SPARE))
+    shown = {colour: readable(colour, CARDS[theme], _CONTRAST[theme]) for colour in colours}
+    return "".join(f"--c{name[1:]}:{seen};--t{name[1:]}:{_text_on(seen)};" for name, seen in shown.items())
+
+
+def _text_on(colour: str) -> str:
+    """Black or white, whichever contrasts more with `colour`."""
+    return max("#000000", "#ffffff", key=lambda text: contrast(text, colour))

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from base64 import b64encode
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
 from statistics import geometric_mean, median
@@ -27,18 +28,43 @@ from expertile.lab.report.units import (
     short,
     significant,
     spread,
-    times,
 )
 from expertile.lab.report.verdict import failures, overhead, sentences, standing
 
 _LISTED_GROUPS = 64
+COLUMNS = (
+    ("Workload", ""),
+    ("Backend", ""),
+    ("Policy", ""),
+    ("µs", "num"),
+    ("95 %", "num"),
+    ("Rate", "num"),
+    ("Of bound", "num"),
+    ("Limited by", ""),
+    ("Standing", "num"),
+    ("Status", ""),
+    ("Relative error", "num"),
+    ("Largest error", "num"),
+    ("Config", ""),
+    ("Shape", ""),
+    ("Rows of each group", ""),
+    ("Reason", ""),
+)
+"""Names of a record's texts on the page, and whether they are numbers."""
 
 
 @dataclass
 class Figures:
-    """The charts of one page, in order; the page's script draws item i into the element with data-figure=i."""
+    """The charts of one page, in order, and its records; the page's script draws item i into the element with
+    data-figure=i, and tells record i where data-row=i.
+    """
 
+    rows: Sequence[Row]
     items: list[Figure] = field(default_factory=list)
+    lines: list[list[str]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.places = {id(row): place for place, row in enumerate(self.rows)}
 
     def add(self, figure: Figure | None, title: str, policy: str = "", label: str = "") -> str:
         """The element that will hold `figure`; empty for None. `label` marks records from elsewhere."""
@@ -50,7 +76,7 @@ class Figures:
         return (
             f"<figure{_policy(policy)}><figcaption>{escape(shown)}{marker}</figcaption>"
             f'<div class="plot" role="img" aria-label="{escape(shown)}. The same figures stand in the tables below." '
-            f'data-figure="{len(self.items) - 1}" style="height:{figure["layout"]["height"]}px"></div></figure>'
+            f'data-figure="{len(self.items) - 1}" style="height:{figure["height"]}px"></div></figure>'
         )
 
 
@@ -94,9 +120,16 @@ def environment(run: Run) -> str:
     return f'<dl class="environment" aria-label="Environment">{items}</dl>'
 
 
-def glance(run: Run, label: str) -> str:
-    """Workloads × backends, one table per policy: share of the bound (or relative speed), shaded."""
-    tables = [_glance_table(run, policy, label) for policy in run.policies]
+def glance(run: Run, anchor: str, figures: Figures, label: str) -> str:
+    """Workloads × backends, one table per policy: share of the bound (or relative speed), shaded.
+
+    Every workload is an anchor: `anchor` and its name, under the second policy with that policy's name.
+    """
+    slugs = _slugs(run, anchor)
+    tables = [
+        _glance_table(run, policy, label, figures, slugs, f"-{policy}" if policy != run.policies[0] else "")
+        for policy in run.policies
+    ]
     return f'<h2>At a glance</h2><div class="panels">{"".join(tables)}</div>'
 
 
@@ -164,75 +197,62 @@ def without_time(run: Run) -> str:
     )
 
 
-def all_records(run: Run) -> str:
-    """Every record, sortable and searchable."""
+def all_records(run: Run, figures: Figures) -> str:
+    """Every record, sortable and searchable; the page's script fills the table."""
     places = {(contest.sample.key, contest.policy): contest for contest in run.contests}
-    body = "".join(_record(row, places[row.key, row.policy]) for row in run.rows)
-    columns = (
-        ("Workload", ""),
-        ("Backend", ""),
-        ("Policy", ""),
-        ("µs", "num"),
-        ("95 %", "num"),
-        ("Rate", "num"),
-        ("Of bound", "num"),
-        ("Limited by", ""),
-        ("Standing", ""),
-        ("Status", ""),
-        ("Relative error", "num"),
-        ("Largest error", "num"),
-        ("Config", ""),
-        ("Shape", ""),
-        ("Reason", ""),
-    )
-    head = "".join(
-        f'<th scope="col" class="{kind}"><button type="button">{name}</button></th>' for name, kind in columns
-    )
+    first = len(figures.lines)
+    figures.lines += [_record(row, places[row.key, row.policy]) for row in run.rows]
     return (
-        f'<details class="records"><summary>All {plural(len(run.rows), "record")}</summary>'
+        f'<details class="records" data-first="{first}" data-count="{len(run.rows)}">'
+        f"<summary>All {plural(len(run.rows), 'record')}</summary>"
         '<label class="search">Filter <input type="search" placeholder="workload, backend, status …"></label>'
         '<p class="save">Save as <button type="button" data-save="csv">CSV</button> '
         '<button type="button" data-save="json">JSON</button></p>'
         '<div class="scroll tall" tabindex="0" role="region" aria-label="All records">'
-        f'<table class="sortable"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div></details>'
+        '<table class="sortable"></table></div></details>'
     )
 
 
-def _record(row: Row, contest: Contest) -> str:
-    def cell(text: str, sort: float | None = None, kind: str = "") -> str:
-        order = f' data-sort="{sort!r}"' if sort is not None else ""
-        return f"<td{f' class={kind}' if kind else ''}{order}>{escape(text)}</td>"
-
-    return "".join(
-        [
-            f'<tr class="{"baseline" if row.is_baseline else "rival"}"><th scope="row">{escape(contest.label)}</th>',
-            cell(row.backend),
-            cell(row.policy),
-            cell(micros(row.time_s), row.time_s, "num"),
-            cell(spread(row), kind="num"),
-            cell(rate(row), row.tflops, "num"),
-            cell(percent(contest.share(row)), contest.share(row), "num"),
-            cell(row.limiter),
-            cell(standing(contest, row), contest.times_best(row)),
-            f'<td><span class="status {escape(row.status)}">{escape(row.status)}</span></td>',
-            cell(error(row.rel_error), row.rel_error, "num"),
-            cell(error(row.max_error), row.max_error, "num"),
-            cell(row.config or MISSING),
-            f'<td title="{escape(_sizes(row))}">{escape(shape_text(row.shape))}</td>',
-            cell(row.reason),
-            "</tr>",
-        ]
-    )
+def _record(row: Row, contest: Contest) -> list[str]:
+    """The texts of `COLUMNS`, and whether it is a baseline."""
+    return [
+        contest.label,
+        row.backend,
+        row.policy,
+        micros(row.time_s),
+        spread(row),
+        rate(row),
+        percent(contest.share(row)),
+        row.limiter if row.timed else MISSING,
+        standing(contest, row),
+        row.status,
+        error(row.rel_error),
+        error(row.max_error),
+        row.config or MISSING,
+        shape_text(row.shape),
+        _sizes(row),
+        row.reason,
+        "baseline" if row.is_baseline else "",
+    ]
 
 
 def _sizes(row: Row) -> str:
-    """Rows of each group, of few groups."""
+    """Of few groups."""
     sizes = row.shape.get("group_sizes")
     few = isinstance(sizes, (list, tuple)) and len(sizes) <= _LISTED_GROUPS
-    return f"rows of each group: {', '.join(map(str, sizes or ()))}" if few and sizes else ""
+    return ", ".join(map(str, sizes or ())) if few else ""
 
 
-def _glance_table(run: Run, policy: str, label: str) -> str:
+def _slugs(run: Run, anchor: str) -> dict[str, str]:
+    """The anchor of each workload on the page."""
+    found: dict[str, str] = {}
+    for label in run.workloads:
+        slug = f"{anchor}-{re.sub('[^a-z0-9]+', '-', label.lower()).strip('-')}"
+        found[label] = slug if slug not in found.values() else f"{slug}-{len(found) + 1}"
+    return found
+
+
+def _glance_table(run: Run, policy: str, label: str, figures: Figures, slugs: Mapping[str, str], suffix: str) -> str:
     contests = run.contests_of(policy)
     bounded = any(row.share for contest in contests for row in contest.rows)
     # A column of nothing but "unsupported" says once below the tables what it would say in every line.
@@ -242,16 +262,18 @@ def _glance_table(run: Run, policy: str, label: str) -> str:
         if any((row := contest.of(name)) and row.status != "unsupported" for contest in contests)
     ]
     head = "".join(
-        f'<th scope="col"><button type="button">{text}</button></th>'
-        for text in ("Workload", "Bound, µs", *map(_breakable, names))
+        f'<th scope="col"{kind}><button type="button">{text}</button></th>'
+        for text, kind in (("Workload", ""), *((t, ' class="num"') for t in ("Bound, µs", *map(_breakable, names))))
     )
-    body = "".join(_glance_row(contest, names, bounded) for contest in contests)
+    body = "".join(
+        _glance_row(contest, names, bounded, figures.places, slugs[contest.label] + suffix) for contest in contests
+    )
     what = "share of the bound" if bounded else "speed relative to the fastest backend"
     mark = f' <span class="foreign-mark">{escape(label)}</span>' if label else ""
     foot = "".join(f"<td>{_mean(contests, name, bounded)}</td>" for name in names)
     return (
         f'<div{_policy(policy)}><p class="caption">{escape(sentence_case(POLICY_NAMES.get(policy, policy)))}: {what}; '
-        f'<b class="win">bold</b> is fastest, tied or inconclusive{mark}</p>'
+        f'<b class="win">bold</b> is fastest or tied, <i class="unclear">?</i> inconclusive{mark}</p>'
         '<div class="scroll" tabindex="0" role="region" aria-label="Workloads by backend">'
         f'<table class="glance sortable"><thead><tr>{head}</tr></thead>'
         f'<tbody>{body}</tbody><tfoot><tr><th scope="row">Geometric mean</th><td></td>{foot}</tr></tfoot>'
@@ -259,32 +281,28 @@ def _glance_table(run: Run, policy: str, label: str) -> str:
     )
 
 
-def _glance_row(contest: Contest, names: Sequence[str], bounded: bool) -> str:
+def _glance_row(contest: Contest, names: Sequence[str], bounded: bool, places: Mapping[int, int], anchor: str) -> str:
     cells = []
     for name in names:
         row = contest.of(name)
         value = _value(contest, row, bounded) if row else None
         if row is None:
             cells.append("<td></td>")
-        elif value is None:
+            continue
+        place = f' data-row="{places[id(row)]}"'
+        if value is None:
             text = MISSING if row.timed else standing(contest, row)
-            title = f"{micros(row.time_s)} µs" if row.timed else row.reason
-            cells.append(
-                f'<td class="none"><span class="status {escape(row.status)}" title="{escape(title)}">{escape(text)}'
-                "</span></td>"
-            )
+            status = f'<span class="status {escape(row.status)}">{escape(text)}</span>'
+            cells.append(f'<td class="none"{place}>{status}</td>')
         else:
-            won = ' class="win"' if row in contest.leaders else ' class="light"' if row.is_baseline else ""
-            title = escape(f"{micros(row.time_s)} µs, {rate(row)}, {times(contest.times_best(row))} the best time")
-            look = f'style="--share:{min(value, 1):.3f}" title="{title}"'
-            cells.append(f'<td{won} data-sort="{value!r}" {look}>{percent(value)}</td>')
-    bound = micros(contest.sample.bound_s)
-    order = f' data-sort="{contest.sample.bound_s or 0.0!r}"'
+            kind = ' class="light"' if row.is_baseline else ""
+            if row in contest.leaders:
+                kind = ' class="unclear"' if contest.inconclusive else ' class="win"'
+            cells.append(f'<td{kind}{place} style="--share:{min(value, 1):.2f}">{percent(value)}</td>')
     limit = escape(contest.limiter) if contest.sample.bound_s else "unknown"
     return (
-        f'<tr><th scope="row">{escape(contest.label)}</th><td class="bound"{order}>{bound}'
-        f"<small>{limit}</small></td>"
-        f"{''.join(cells)}</tr>"
+        f'<tr id="{anchor}"><th scope="row"><a href="#{anchor}">{escape(contest.label)}</a></th>'
+        f'<td class="bound">{micros(contest.sample.bound_s)}<small>{limit}</small></td>{"".join(cells)}</tr>'
     )
 
 

@@ -1,38 +1,35 @@
-"""A folder of reports: a page for each file of records, an index of them, and the script that they share."""
+"""A folder of reports: a page for each file of records, an index of them, and the style and script that they share."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from html import escape
-from importlib.resources import files
 from pathlib import Path
 
 from expertile.lab.race.record import Record
 from expertile.lab.report.contest import runs
+from expertile.lab.report.frame import ASSETS, asset
 from expertile.lab.report.page import html
 from expertile.lab.report.units import listed, plural
 from expertile.lab.report.verdict import sentences
 
-SCRIPT = "plotly.min.js"
-
 
 def site(found: Mapping[str, Sequence[Record]], folder: Path) -> Path:
     """Writes a page for each of `found`, records by the page's name, and `index.html`, whose path is returned."""
-    from plotly.offline import get_plotlyjs  # a third of a second; only a report needs it
-
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / SCRIPT).write_text(get_plotlyjs(), encoding="utf-8")
+    for name in ASSETS:
+        (folder / name).write_text(asset(name), encoding="utf-8")
     entries = []
     for name, records in found.items():
-        html(records, folder / f"{name}.html", script=SCRIPT)
+        html(records, folder / f"{name}.html", shared=True)
         entries.append(_entry(name, records))
-    css = (files("expertile.lab.report") / "assets" / "report.css").read_text("utf-8")
     index = folder / "index.html"
     index.write_text(
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         '<meta name="color-scheme" content="light dark">\n<link rel="icon" href="data:,">\n'
-        f"<title>expertile: {plural(len(entries), 'report')}</title>\n<style>\n{css}</style>\n</head>\n<body>\n"
+        f"<title>expertile: {plural(len(entries), 'report')}</title>\n"
+        f'<link rel="stylesheet" href="{ASSETS[0]}">\n</head>\n<body class="index">\n'
         '<header class="top"><p class="brand">expertile <span>benchmark reports</span></p></header>\n<main>\n'
         f"{''.join(entries)}</main>\n</body>\n</html>\n",
         encoding="utf-8",

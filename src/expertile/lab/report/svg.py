@@ -28,8 +28,8 @@ _MOST_TICKS = 9
 class Series:
     """One backend or reference line. `points`: (x, y) of a curve, both above 0; of dots (value, row index).
 
-    `colour` "#rrggbb", or "" for the text colour; `symbol` a plotly marker name, or "" for a line without markers;
-    `dash` an SVG dash pattern such as "6 4", or "".
+    `colour` "#rrggbb", or "" for the text colour; `symbol` a marker's name (`outlines`), or "" for a line without
+    markers; `dash` an SVG dash pattern such as "6 4", or "".
     """
 
     name: str
@@ -109,14 +109,14 @@ def ticks(low: float, high: float, base: int) -> list[float]:
     return found
 
 
-def readable(colour: str, card: str) -> str:
-    """`colour`, moved towards white or black until its contrast with `card` is at least 3 : 1."""
+def readable(colour: str, card: str, least: float = _CONTRAST) -> str:
+    """`colour`, moved towards white or black until its contrast with `card` is at least `least` : 1."""
     target = 0 if _luminance(card) > 0.5 else 255
     channels = _channels(colour)
     for share in range(0, 101, 5):
         moved = [round(c + (target - c) * share / 100) for c in channels]
         text = "#" + "".join(f"{c:02x}" for c in moved)
-        if contrast(text, card) >= _CONTRAST:
+        if contrast(text, card) >= least:
             break
     return text
 
@@ -225,6 +225,18 @@ _POLYGONS = {
     "hourglass": ((-0.8, -1), (0.8, -1), (-0.8, 1), (0.8, 1)),
 }
 _STROKES = {"cross": ((1, 0), (0, 1)), "x": ((0.75, 0.75), (-0.75, 0.75))}
+
+
+def outlines(size: float = 4.6) -> dict[str, str]:
+    """The SVG path of every marker by its name, around the origin; what is not closed ("Z") is drawn with strokes."""
+    r = 0.85 * size
+    found = {"circle": f"M{-r:.1f} 0a{r:.1f} {r:.1f} 0 1 0 {2 * r:.1f} 0a{r:.1f} {r:.1f} 0 1 0 {-2 * r:.1f} 0Z"}
+    for name, corners in _POLYGONS.items():
+        found[name] = "M" + "L".join(f"{x * size:.1f} {y * size:.1f}" for x, y in corners) + "Z"
+    for name, strokes in _STROKES.items():
+        ends = ((x * size, y * size) for x, y in strokes)
+        found[name] = "".join(f"M{-x:.1f} {-y:.1f}L{x:.1f} {y:.1f}" for x, y in ends)
+    return found
 
 
 def _marker(index: int, symbol: str, x: float, y: float, size: float = 4.6) -> str:

@@ -15,7 +15,7 @@ from expertile.lab.measure.stats import WIDE
 from expertile.lab.report.contest import Contest, Run, runs
 from expertile.lab.report.rows import BASELINES, POLICY_NAMES, Row
 from expertile.lab.report.units import MISSING, bound_rate, micros, percent, plural, rate, short, times
-from expertile.lab.report.verdict import failures
+from expertile.lab.report.verdict import failures, nowhere, unable
 
 _NAME_WIDTH = 23
 _COLUMNS = (("µs", 10), ("rate", 12), ("bound", 6), ("× best", 6))
@@ -160,14 +160,8 @@ def _order(run: Run, contests: Sequence[Contest]) -> list[str]:
     names |= dict.fromkeys(row.backend for contest in contests for row in contest.rows)
     # Shipped records may time a backend that this machine cannot run.
     timed = {row.backend for contest in contests for row in contest.rows if row.timed}
-    absent = _absent(run) - timed
+    absent = nowhere(run).keys() - timed
     return [name for name in names if name not in absent]
-
-
-def _absent(run: Run) -> set[str]:
-    """Backends that no workload of the run could use: the notes below the table say why, once."""
-    rows = [row for contest in run.contests for row in contest.rows]
-    return {row.backend for row in rows} - {row.backend for row in rows if row.status != "unsupported"}
 
 
 def _bound_cells(contest: Contest | None) -> list[Text]:
@@ -214,6 +208,11 @@ def _notes(run: Run, width: int) -> Iterable[Text]:
         held = {row.backend for row in run.rows}
         shown = {name: what for name, what in _LIGHT.items() if name in held}
         yield Text(f"{', '.join(shown)}: speed of light ({'; '.join(shown.values())}), not rivals", style="dim")
+    absent = nowhere(run)
     for status, backend, reason, names in failures(run):
+        if backend in absent:
+            continue
         line = f"{status}: {backend} on {plural(len(names), 'workload')}: {reason}"
         yield Text(short(line, 2 * width), style=_STATUS_STYLES.get(status, ""))
+    if absent:
+        yield Text(unable(run), style="dim")

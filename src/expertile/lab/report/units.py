@@ -91,7 +91,7 @@ def listed(items: list[str]) -> str:
 
 
 def short(text: str, limit: int) -> str:
-    return text if len(text) <= limit else text[: limit - 1].rstrip() + "…"
+    return text if len(text) <= limit else text[: limit - 1].rstrip(" .…") + "…"
 
 
 def markdown_table(header: Sequence[str], body: Sequence[Sequence[str]], left: int = 1) -> str:

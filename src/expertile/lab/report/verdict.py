@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -15,6 +16,7 @@ from expertile.lab.report.rows import POLICY_NAMES, Row
 from expertile.lab.report.units import listed, micros, percent, plural, rate, short, significant, times
 
 _BUSY = 1.25  # runnable threads for each core; a race of this process alone has at most one
+_LEADERS = 2  # backends that the first sentence names, so that it is read at a glance
 _NAMED = 3  # workloads or reasons spelled out in one sentence before "and n more"
 
 
@@ -106,7 +108,8 @@ def _lead(policy: str, contests: Sequence[Contest]) -> Sentence:
         if contest.winner:
             won.setdefault(contest.winner.backend, []).append(contest)
     wins: list[str] = []
-    for name, group in sorted(won.items(), key=lambda item: (-len(item[1]), item[0])):
+    ranked = sorted(won.items(), key=lambda item: (-len(item[1]), item[0]))
+    for name, group in ranked[:_LEADERS]:
         margin = times(geometric_mean([contest.margin or 1 for contest in group]))
         mean = "a geometric mean of " if len(group) > 1 else ""
         wins.append(
@@ -114,6 +117,9 @@ def _lead(policy: str, contests: Sequence[Contest]) -> Sentence:
             if wins
             else f"{name} is fastest on {len(group)} of {plural(total, 'workload')}, by {mean}{margin} over the next"
         )
+    if len(ranked) > _LEADERS:
+        rest = sum(len(group) for _, group in ranked[_LEADERS:])
+        wins.append(f"{plural(len(ranked) - _LEADERS, 'other')} on {rest}")
     parts = [where + (", ".join(wins) or "no backend is fastest alone")]
     unclear = sum(contest.inconclusive for contest in raced)
     ties = sum(contest.winner is None for contest in raced) - unclear
@@ -229,10 +235,32 @@ def _launch(run: Run) -> list[Sentence]:
     return [Sentence("launch", text)]
 
 
+def nowhere(run: Run) -> dict[str, str]:
+    """Backends that could run no workload of the run, with the first reason, without what it says in brackets."""
+    able = {row.backend for row in run.rows if row.status != "unsupported"}
+    found: dict[str, str] = {}
+    for row in run.rows:
+        if row.backend not in able:
+            found.setdefault(row.backend, re.split(r" \(|[:;]", row.reason)[0] or "no reason was recorded")
+    return found
+
+
+def unable(run: Run) -> str:
+    """One sentence on the backends of `nowhere`; empty for none."""
+    reasons: dict[str, list[str]] = {}
+    for backend, reason in nowhere(run).items():
+        reasons.setdefault(reason, []).append(backend)
+    told = "; ".join(f"{', '.join(names)} ({short(reason, 80)})" for reason, names in reasons.items())
+    return f"Not supported on any workload: {told}." if told else ""
+
+
 def _trouble(run: Run) -> list[Sentence]:
+    absent = nowhere(run)
     said = []
     grouped: dict[tuple[str, str], list[tuple[str, tuple[str, ...]]]] = {}
     for status, backend, reason, names in failures(run):
+        if backend in absent:
+            continue
         grouped.setdefault((status, backend), []).append((reason, names))
     verbs = {
         "wrong": "gave a wrong result on",
@@ -245,8 +273,9 @@ def _trouble(run: Run) -> list[Sentence]:
         shown = "; ".join(short(reason, 160) for reason, _ in reasons[:_NAMED])
         more = f"; and {plural(len(reasons) - _NAMED, 'more reason')}" if len(reasons) > _NAMED else ""
         verb = verbs.get(status, f"is “{status}” on")
-        said.append(Sentence("trouble", f"{backend} {verb} {plural(count, 'workload')}: {shown}{more}."))
-    return said
+        text = f"{backend} {verb} {plural(count, 'workload')}: {shown}{more}"
+        said.append(Sentence("trouble", text if text.endswith("…") else f"{text.rstrip('.')}."))
+    return [*said, *([Sentence("trouble", unable(run))] if absent else [])]
 
 
 def _machine(run: Run) -> list[Sentence]:

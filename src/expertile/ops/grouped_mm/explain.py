@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from html import escape
 
@@ -56,23 +57,32 @@ class Explanation:
         lines = [
             self._problem(),
             f"work: {w.flops / 1e9:.4g} GFLOP, {w.nbytes / 1e6:.4g} MB, {w.intensity:.1f} {unit}",
-            f"bound: {self.bound.seconds * 1e6:.4g} µs ({self.bound.limiter})",
-            f"tiles of {self.block_m}x{self.block_n}: {self.tiles}, {self.waves:.2f} waves over "
-            f"{self.device.sm_count} {'SMs' if self.device.kind == 'cuda' else 'cores'}, {self.padding:.1%} padding",
-            f"launch: {self.launch_share:.1%} of an eager call at the bound",
+            f"bound: {self.bound.seconds * 1e6:.4g} µs ({self.bound.limiter})"
+            if self.device.kind != "cpu"
+            else f"bound: {self.bound.seconds:.3g} s by FLOPs; expertile bench measures this CPU's peak and memory",
         ]
+        if self.device.kind == "cuda":
+            lines += [
+                f"tiles of {self.block_m}x{self.block_n}: {self.tiles}, {self.waves:.2f} waves over "
+                f"{self.device.sm_count} SMs, {self.padding:.1%} padding",
+                f"launch: {self.launch_share:.1%} of an eager call at the bound",
+            ]
         if self.choice is None:
             return "\n".join([*lines, f"backend: none ({self.refusal})"])
         lines.append(f"backend: {self.choice.why}")
+        able = [e for e in self.choice.estimates if e.seconds is not None]
+        lines += [f"  {e.backend:<16} {self._time(e):>12}  {e.reason}" for e in able]
+        reasons: dict[str, list[str]] = {}
         for e in self.choice.estimates:
-            lines.append(f"  {e.backend:<16} {self._time(e):>12}  {e.reason}")
-        return "\n".join(lines)
+            if e.seconds is None:
+                reasons.setdefault(re.split(r"[(:;]", e.reason)[0].strip(), []).append(e.backend)
+        told = "; ".join(f"{', '.join(names)} ({reason})" for reason, names in reasons.items())
+        return "\n".join([*lines, *([f"  cannot: {told}"] if told else [])])
 
     def _time(self, estimate: Estimate) -> str:
-        if estimate.seconds is None:
-            return "cannot"
         # On a CPU a rule gives the order of preference, and no time is modelled.
-        return f"{estimate.seconds * 1e6:.4g} µs" if self.device.kind == "cuda" else "can"
+        seconds = estimate.seconds or 0.0
+        return f"{seconds * 1e6:.4g} µs" if self.device.kind == "cuda" else "can"
 
 
 def _dtype(problem: Problem) -> str:

@@ -1,0 +1,226 @@
+"""One score for each backend on each preset, with its interval.
+
+The score is the geometric mean, over the workloads of the preset, of (time of the fastest) / (time of the backend), all
+of one run: 1 is a backend that is fastest everywhere, 0.5 takes twice the best time. Its interval follows from those of
+the times: half the 95 % interval of each, in the logarithm, added in squares. It is an interval of these workloads and
+says nothing about others.
+
+A workload that a backend cannot run, or computes wrongly, has no ratio. The score is then of fewer workloads than
+others' and has no rank; how many are missing, and why, stands beside it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import Any
+
+from rich.table import Table
+from rich.text import Text
+
+from expertile.lab.measure.stats import too_wide
+from expertile.lab.report.contest import Contest, Run, runs
+from expertile.lab.report.rows import BASELINES, POLICY_NAMES, Row
+from expertile.lab.report.units import MISSING, cell, listed, markdown_table, percent, plural
+
+_HEADER = ("rank", "backend", "score", "95 %", "of bound", "workloads")
+
+
+@dataclass(frozen=True)
+class Score:
+    """The standing of one backend. `rank` is None where it lacks a workload, `speed` where it has none at all.
+
+    `speed` is the score, in (0, 1], `ci95` its interval, `share` the geometric mean of bound / time where every bound
+    is known; `missing` counts the workloads without a right time by their status.
+    """
+
+    backend: str
+    rank: int | None
+    speed: float | None
+    ci95: tuple[float, float] | None
+    share: float | None
+    timed: int
+    total: int
+    missing: Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class Board:
+    """The scores of one operator of a preset under one policy in one run, best first."""
+
+    preset: str
+    op: str
+    policy: str
+    scores: tuple[Score, ...]
+
+    @property
+    def title(self) -> str:
+        op = "" if self.op in ("grouped_mm", self.preset) else f", {self.op}"
+        return f"{self.preset}{op}, {POLICY_NAMES.get(self.policy, self.policy)}"
+
+    @property
+    def able(self) -> tuple[Score, ...]:
+        """Those with a right time of at least one workload."""
+        return tuple(score for score in self.scores if score.timed)
+
+    @property
+    def absent(self) -> str:
+        """One sentence on the others; empty for none."""
+        found = [f"{score.backend} ({_reasons(score)})" for score in self.scores if not score.timed]
+        return f"Without a right time: {listed(found)}." if found else ""
+
+
+def boards(run: Run, policies: Sequence[str] | None = None) -> tuple[Board, ...]:
+    """A board for each preset, operator and policy that has times of two rivals or more."""
+    found: dict[tuple[str, str, str], list[Contest]] = {}
+    for contest in run.contests:
+        if contest.ranked and contest.policy in (run.policies if policies is None else policies):
+            found.setdefault((contest.preset, contest.sample.op, contest.policy), []).append(contest)
+    made = (Board(*key, _scores(contests)) for key, contests in found.items())
+    return tuple(board for board in made if len(board.able) > 1)
+
+
+def _scores(contests: Sequence[Contest]) -> tuple[Score, ...]:
+    names = dict.fromkeys(row.backend for contest in contests for row in contest.rows if row.backend not in BASELINES)
+    found = [_score(name, contests) for name in names]
+    found.sort(key=lambda score: (-(score.speed or 0.0), score.backend))
+    ranked: list[Score] = []
+    place = 0
+    for score in found:
+        if score.timed < score.total:
+            ranked.append(score)
+            continue
+        place += 1
+        before = next((other for other in reversed(ranked) if other.rank), None)
+        rank = before.rank if before and _overlap(before, score) else place
+        ranked.append(Score(**{**vars(score), "rank": rank}))
+    return tuple(ranked)
+
+
+def _score(name: str, contests: Sequence[Contest]) -> Score:
+    ratios, squares, shares, missing = [], 0.0, [], Counter[str]()
+    for contest in contests:
+        row, best = contest.of(name), contest.ranked[0]
+        if row is None or not row.timed or not row.time_s or not best.time_s:
+            missing["not measured" if row is None else "refused" if row.status == "ok" else row.status] += 1
+            continue
+        ratios.append(math.log(best.time_s / row.time_s))
+        squares += 0.0 if row is best else _half(row) ** 2 + _half(best) ** 2
+        shares.append(row.share)
+    if not ratios:
+        return Score(name, None, None, None, None, 0, len(contests), missing)
+    mean, half = math.fsum(ratios) / len(ratios), math.sqrt(squares) / len(ratios)
+    known = [math.log(share) for share in shares if share]
+    return Score(
+        name,
+        None,
+        math.exp(mean),
+        (math.exp(mean - half), min(1.0, math.exp(mean + half))),
+        math.exp(math.fsum(known) / len(known)) if len(known) == len(shares) else None,
+        len(ratios),
+        len(contests),
+        missing,
+    )
+
+
+def _half(row: Row) -> float:
+    """Half the 95 % interval of a time in the logarithm: the larger side."""
+    low, high = row.interval or (0.0, 0.0)
+    return max(math.log((row.time_s or 1) / low), math.log(high / (row.time_s or 1))) if low > 0 else math.inf
+
+
+def _overlap(first: Score, second: Score) -> bool:
+    return bool(first.ci95 and second.ci95 and second.ci95[1] >= first.ci95[0])
+
+
+def _unclear(score: Score) -> bool:
+    return score.speed is not None and score.ci95 is not None and too_wide(score.speed, score.ci95)
+
+
+def _reasons(score: Score) -> str:
+    return ", ".join(f"{count} {status}" for status, count in score.missing.items())
+
+
+def _cells(board: Board, score: Score) -> list[str]:
+    peers = [other for other in board.scores if other.rank == score.rank]
+    alike = "" if len(peers) < 2 else "?" if any(_unclear(other) for other in peers) else "="
+    low, high = score.ci95 or (0.0, 0.0)
+    lacks = f": {_reasons(score)}" if score.missing else ""
+    return [
+        MISSING if score.rank is None else f"{alike}{score.rank}",
+        score.backend,
+        f"{score.speed:.3f}",
+        f"{low:.3f}–{high:.3f}",
+        percent(score.share),
+        f"{score.timed} of {score.total}{lacks}",
+    ]
+
+
+NOTE = (
+    "Score: geometric mean of the fastest backend’s time over this one’s. “=” shares a rank: the intervals overlap; "
+    "“?” also, but one of them is too wide to tell. “–” has no rank, since workloads are missing."
+)
+
+
+def leaderboard(records: Iterable[Any]) -> list[Board]:
+    """The boards of every run of `records`, in order, each under the run's first policy."""
+    return [board for run in runs(records) for board in boards(run, run.policies[:1])]
+
+
+def tables(found: Sequence[Board]) -> list[Table | Text]:
+    """Renderables for a terminal of 80 columns: a title and a table for each board; nothing for none."""
+    said: list[Table | Text] = []
+    for board in found:
+        said.append(Text(f"Leaderboard: {board.title}", style="bold"))
+        table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+        for name in _HEADER:
+            table.add_column(name, justify="left" if name in ("backend", "workloads") else "right", overflow="fold")
+        for score in board.able:
+            table.add_row(*map(Text, _cells(board, score)))
+        # What is supported nowhere stands below the table of times already.
+        failed = any(set(score.missing) != {"unsupported"} for score in board.scores if not score.timed)
+        said += [table, *([Text(board.absent, style="dim")] if failed else [])]
+    return [*said, Text(NOTE, style="dim")] if said else []
+
+
+def markdown_boards(run: Run) -> list[str]:
+    """Parts of a Markdown document: a heading, a table and what is missing, board by board."""
+    parts = []
+    for board in boards(run):
+        body = [[cell(text) for text in _cells(board, score)] for score in board.able]
+        parts += [f"### Leaderboard: {cell(board.title)}", markdown_table(_HEADER, body, left=2)]
+        parts += [cell(board.absent)] if board.absent else []
+    return [*parts, NOTE] if parts else []
+
+
+def html_boards(run: Run) -> str:
+    """A section of the page of a run; empty for none."""
+    panels = [_panel(board) for board in boards(run)]
+    if not panels:
+        return ""
+    return f'<h2>Leaderboard</h2><p class="caption">{NOTE}</p><div class="panels">{"".join(panels)}</div>'
+
+
+def _panel(board: Board) -> str:
+    head = "".join(
+        f'<th scope="col"{_kind(name)}><button type="button">{name.capitalize()}</button></th>' for name in _HEADER
+    )
+    body = "".join(
+        "<tr>" + "".join(f"<td{_kind(n)}>{escape(t)}</td>" for n, t in zip(_HEADER, texts, strict=True)) + "</tr>"
+        for texts in (_cells(board, score) for score in board.able)
+    )
+    absent = f'<p class="caption">{escape(board.absent)}</p>' if board.absent else ""
+    return (
+        f'<div data-policy="{board.policy}"><p class="caption">{escape(board.title)}: '
+        f"{plural(board.scores[0].total, 'workload')}</p>"
+        f'<div class="scroll" tabindex="0" role="region" aria-label="Leaderboard of {escape(board.title)}">'
+        f'<table class="sortable scores"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+        f"{absent}</div>"
+    )
+
+
+def _kind(name: str) -> str:
+    return "" if name in ("backend", "workloads") else ' class="num"'
