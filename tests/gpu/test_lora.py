@@ -5,6 +5,7 @@ import torch
 
 from expertile.formats.weight_only import quantize
 from expertile.moe.experts import moe_mlp
+from expertile.moe.lora import Adapter, Lora
 from tests.gpu.test_moe import captured
 from tests.moe.test_experts import make
 from tests.moe.test_lora import BOTH, EXPERTS, HIDDEN, INNER, adapters, assert_alike, run, truth
@@ -51,6 +52,16 @@ def test_the_same_bits_and_graphs(format):
     graph.replay()
     torch.cuda.synchronize()
     assert all(torch.equal(a, b) for a, b in zip(first, results, strict=True))
+
+
+def test_a_graph_that_is_kept():
+    ids, operands, dy = case(300)
+    leaves = [*leaves_of(16).values()]
+    lora = Lora(Adapter(*leaves[:2], 0.5), Adapter(*leaves[2:], 0.5))
+    x, gate_up, down, weights = (operands[n] for n in ("x", "gate_up", "down", "topk_weights"))
+    out = moe_mlp(x, gate_up, down, ids, weights, lora=lora)
+    first, second = (torch.autograd.grad(out, leaves, dy, retain_graph=keep) for keep in (True, False))
+    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
 
 
 def test_compiled():

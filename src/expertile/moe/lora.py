@@ -34,7 +34,7 @@ from expertile.moe.expert_weights import Experts
 from expertile.moe.permute import Permutation, permutation
 from expertile.ops.gathered_mm.combine import combine
 from expertile.ops.low_rank import api as low_rank
-from expertile.ops.torch_op import once_differentiable
+from expertile.ops.torch_op import graph_is_kept, once_differentiable
 
 _T = torch.Tensor
 _Maybe = torch.Tensor | None
@@ -164,7 +164,7 @@ class _LoraMlp(torch.autograd.Function):
         dy = (dy if dy.is_contiguous() else dy.contiguous()).to(x.dtype)
         dv = None if b2 is None else low_rank.shrink(dy, rows, b2, offs, ctx.scales[1])
         a = base.down_gradient(dy, order)
-        how: Any = (order.slots, order.positions, weights, offs, *ctx.form, ctx.scales[0])
+        how: Any = (order.slots, order.positions, weights, offs, *ctx.form, ctx.scales[0], not graph_is_kept())
         dpre, act_w, dweights, du = low_rank.backward(a, pre, u, b1, dv, a2, *how)
         del a
         da1 = db1 = da2 = db2 = dx = dgate_up_bias = ddown_bias = None

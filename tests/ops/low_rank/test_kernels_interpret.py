@@ -75,8 +75,10 @@ else:
             )
 
     @pytest.mark.parametrize("interleaved", [False, True])
-    @pytest.mark.parametrize("first, second", [(True, True), (True, False), (False, True)])
-    def test_forward_and_backward(case, first, second, interleaved, monkeypatch):
+    @pytest.mark.parametrize(
+        "first, second, overwrite", [(True, True, True), (True, False, False), (False, True, True)]
+    )
+    def test_forward_and_backward(case, first, second, overwrite, interleaved, monkeypatch):
         u, b = (case.u, case.b) if first else (None, None)
         v, a = (case.v, case.a) if second else (None, None)
         config = api.Config(16, 32, 4)
@@ -86,7 +88,8 @@ else:
 
         def backward():
             routing = (case.slots, case.order.positions, case.weights, case.offs)
-            return api.backward(case.grad.clone(), case.pre, u, b, v, a, *routing, "swiglu", interleaved, 0.5, config)
+            form = ("swiglu", interleaved, 0.5, overwrite, config)
+            return api.backward(case.grad.clone(), case.pre.clone(), u, b, v, a, *routing, *form)
 
         (act, more), (true_act, true_more) = both(monkeypatch, forward)
         assert_alike(case, act, true_act)

@@ -115,12 +115,14 @@ def backward(
     activation: str,
     interleaved: bool,
     scale: float = 1.0,
+    overwrite_pre: bool = False,
     config: Config = BACKWARD,
 ) -> tuple[_T, _T, _T, _Maybe]:
     """With h = grad + v @ a, z = pre + u @ b^T and w the row's weight, weights.flatten()[slots]:
 
     (dpre = f'(z) (w h) [R, 2I], w f(z) [R, I], <h, f(z)> for each slot as `weights` [T, k] has them, s dpre @ b [R,
-    rank] or None). positions [T, k]: the row of each slot. `grad` may be overwritten.
+    rank] or None). positions [T, k]: the row of each slot. `grad` may be overwritten, and
+    with `overwrite_pre`, as pre is not needed again, so may pre.
     """
     if not on_device(pre):
         weight = weights.flatten()[slots.long()][:, None]
@@ -133,7 +135,7 @@ def backward(
         du = None if b is None else grouped_mm(dpre, b, offs=offs) * scale
         return dpre, (act * weight).to(pre.dtype), dweights, du
     (count, two_i), groups = pre.shape, offs.shape[0]
-    dpre, dweights = torch.empty_like(pre), torch.zeros_like(weights)
+    dpre, dweights = pre if overwrite_pre else torch.empty_like(pre), torch.zeros_like(weights)
     du = None if u is None else torch.empty_like(u)
     launch(
         kernels.backward_kernel,

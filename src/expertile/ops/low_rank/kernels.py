@@ -156,7 +156,8 @@ def backward_kernel(
     EVEN: tl.constexpr,
     GROUPS_P2: tl.constexpr,
 ):
-    """grad [R, I] may be act_w. u, b, du None: without the adapter of pre; v, a None: without that of act."""
+    """grad [R, I] may be act_w, and pre may be dpre. u, b, du None: without the adapter of pre; v, a None: without that
+    of act."""
     group, row, used = _rows_of_tile(offs_ptr, groups, tl.program_id(0), BLOCK_M, GROUPS_P2)
     at = row.to(tl.int64)[:, None] * I
     slot = tl.load(slots_ptr + row, mask=used, other=0)
@@ -183,7 +184,8 @@ def backward_kernel(
             up += more
         value, d_gate, d_up = activate_backward(gate, up, grad * weight, ACTIVATION)
         total += tl.sum(grad * value, 1)
-        tl.debug_barrier()  # grad may be act_w, and another thread may store an element than loads it
+        # grad may be act_w and pre may be dpre, and another thread may store an element than loads it.
+        tl.debug_barrier()
         tl.store(act_w_ptr + at + col[None, :], (value * weight).to(act_w_ptr.dtype.element_ty), mask=inside)
         store_pre(dpre_ptr, at, start, used[:, None], I, d_gate, d_up, INTERLEAVED, BLOCK_N, EVEN)
         if u_ptr is not None:
