@@ -13,6 +13,7 @@ SRC = Path(__file__).parents[1] / "src" / "expertile"
 RANK = {
     "version": 0,
     "device": 0,
+    "gpus": 0,
     "roofline": 0,
     "suggest": 0,
     "ragged": 0,
@@ -35,6 +36,7 @@ OPS = (
     "attention",
     "grouped_mm",
     "gathered_mm",
+    "low_rank",
     "scaled_grouped_mm",
     "weight_only_mm",
     "quantize",

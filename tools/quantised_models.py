@@ -1,10 +1,10 @@
-"""How many top-1 tokens a small MoE model keeps when its experts are quantised: FP8, and INT4 for each group size.
+"""How many top-1 tokens a small MoE model keeps when its experts are quantised: FP8, MXFP4, INT4 of each group size.
 
     python tools/quantised_models.py [--device cuda] [--layers 4] [--hidden 512] [--experts 8] [--embedding-std 1]
 
 Needs `transformers` 5, but nothing from the network: a Mixtral is built from a configuration, with random weights drawn
 from a seed, and read with random tokens. Its experts are then replaced one way after another, by `scaled_grouped_mm`
-with e4m3 weights (128×128 scales; activations quantised 1×128 on the way) or by `int4_grouped_mm`, and for every
+with e4m3 weights (128×128 scales; activations quantised 1×128 on the way) or by `weight_only_mm`, and for every
 position the most likely next token is compared with that of the unquantised model. A line of JSON for each way; the
 exit status is 1 if FP8 keeps fewer than `--least` (99 %) of them.
 
@@ -30,9 +30,10 @@ from typing import Any
 import torch
 
 from expertile.formats.int4 import Int4Weight
+from expertile.formats.mxfp4 import Mxfp4Weight
 from expertile.ops.quantize.api import quantize_activations, quantize_weights
 from expertile.ops.scaled_grouped_mm.api import scaled_grouped_mm
-from expertile.ops.weight_only_mm.api import int4_grouped_mm
+from expertile.ops.weight_only_mm.api import weight_only_mm
 
 # A product of rows in expert order with all experts' weights: (rows [R, K], offs [E]) -> [R, N].
 Product = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -112,7 +113,23 @@ def fp8(weights: torch.Tensor) -> Product:
 def int4(weights: torch.Tensor, group_size: int | None, symmetric: bool = True) -> Product:
     """weights [E, N, K] in 4 bits; `group_size` None: one scale for each row."""
     w = Int4Weight.quantize(weights, group_size, symmetric)
-    return lambda x, offs: int4_grouped_mm(x, w, offs=offs)
+    return lambda x, offs: weight_only_mm(x, w, offs=offs)
+
+
+def mxfp4(weights: torch.Tensor) -> Product:
+    """weights [E, N, K] in e2m1, 32 values a scale."""
+    w = Mxfp4Weight.quantize(weights)
+    return lambda x, offs: weight_only_mm(x, w, offs=offs)
+
+
+def of_fp8(way: Callable[[torch.Tensor], Product]) -> Callable[[torch.Tensor], Product]:
+    """`way` with activations rounded to e4m3, 128 a scale: what a product of 8-bit activations gets to see."""
+
+    def rounded(weights: torch.Tensor) -> Product:
+        product = way(weights)
+        return lambda x, offs: product(quantize_activations(x).dequantize(x.dtype), offs)
+
+    return rounded
 
 
 WAYS: Mapping[str, Callable[[torch.Tensor], Product]] = {
@@ -122,6 +139,9 @@ WAYS: Mapping[str, Callable[[torch.Tensor], Product]] = {
     "int4 group 128": partial(int4, group_size=128),
     "int4 per channel": partial(int4, group_size=None),
     "int4 group 128 with zero points": partial(int4, group_size=128, symmetric=False),
+    "int4 group 128, e4m3 activations": of_fp8(partial(int4, group_size=128)),
+    "mxfp4": mxfp4,
+    "mxfp4, e4m3 activations": of_fp8(mxfp4),
 }
 
 

@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from expertile.formats.int4 import Int4Weight
     from expertile.formats.mxfp4 import Mxfp4Weight
     from expertile.moe import MoE, moe_mlp, route
-    from expertile.moe.parallel import ExpertParallel, ExpertParallelMoE, ParallelConfig
+    from expertile.moe.parallel import ExpertParallel, ParallelConfig
+    from expertile.moe.parallel_layer import ExpertParallelMoE
     from expertile.ops.any_weight import grouped_mm
     from expertile.ops.attention import attention, explain_attention
     from expertile.ops.grouped_mm.api import explain
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
 _LATER = {
     "Device": "expertile.device",
     "ExpertParallel": "expertile.moe.parallel",
-    "ExpertParallelMoE": "expertile.moe.parallel",
+    "ExpertParallelMoE": "expertile.moe.parallel_layer",
     "Fp8Blocks": "expertile.formats.fp8",
     "Int4Weight": "expertile.formats.int4",
     "MoE": "expertile.moe",

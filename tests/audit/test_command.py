@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from expertile.audit.command import main
+from expertile.audit.command import HELP, main
 
 WRONG, RIGHT = "So 51.44 / 17.52 = 3.44x.\n", "So 51.44 / 17.52 = 2.94x.\n"
 # None in sys.modules makes an import fail.
@@ -16,13 +16,22 @@ for absent in ("torch", "triton", "typer", "rich", "numpy"):
 sys.argv = ["audit", *sys.argv[1:]]
 runpy.run_module("expertile.audit", run_name="__main__")
 """
+ENTRY = """
+import sys
+for absent in ("torch", "triton", "typer", "rich", "numpy"):
+    sys.modules[absent] = None
+sys.argv = ["expertile", "audit", *sys.argv[1:]]
+from expertile.cli import main
+main()
+"""
 
 
+@pytest.mark.parametrize("start", [ALONE, ENTRY], ids=["module", "command"])
 @pytest.mark.parametrize(("text", "code"), [(WRONG, 1), (RIGHT, 0)])
-def test_markdown_it_is_all_it_needs(tmp_path, text, code):
+def test_markdown_it_is_all_it_needs(tmp_path, text, code, start):
     report = tmp_path / "report.md"
     report.write_text(text)
-    done = subprocess.run([sys.executable, "-c", ALONE, str(report)], capture_output=True, text=True, check=False)
+    done = subprocess.run([sys.executable, "-c", start, str(report)], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (code, "")
     assert ("2.936, not 3.44x" in done.stdout) == bool(code)
 
@@ -48,3 +57,24 @@ def test_out_takes_the_place_of_the_terminal(tmp_path, capsys):
 def test_a_mistake_is_one_line(arguments, capsys):
     assert main(arguments) == 2
     assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+def test_the_help_names_what_the_overview_documents(capsys):
+    typer = pytest.importorskip("typer")
+    from expertile.cli.audit import audit
+
+    app = typer.Typer()
+    app.command()(audit)
+    documented = {o for p in typer.main.get_command(app).params for o in p.opts if o.startswith("--")}
+    with pytest.raises(SystemExit):
+        main(["--help"], "expertile audit")
+    said = capsys.readouterr().out
+    assert documented - {"--install-completion", "--show-completion"} == {*HELP} - {"files"}
+    assert said.startswith("usage: expertile audit") and all(flag in said for flag in HELP)
+
+
+def test_options_may_stand_between_files(tmp_path, capsys):
+    for name in ("a.md", "b.md"):
+        (tmp_path / name).write_text(WRONG)
+    assert main([str(tmp_path / "a.md"), "--json", str(tmp_path / "b.md")]) == 1
+    assert capsys.readouterr().out.count('"rule": "arithmetic"') == 2

@@ -98,6 +98,31 @@ CASES = [
     ("copies", "bandwidth", COPIES.format("391.8"), COPIES.format("271.8")),
     ("two sizes", "compression", "from bf16 (65.5 GB) to 4 bit, 9.8 GB", "from bf16 (65.5 GB) to 4 bit, 17.9 GB"),
     (
+        "per token",
+        "tokens/s",
+        "eval time = 3702.50 ms / 127 runs (29.15 ms per token, 54.30 tokens per second)",
+        "eval time = 3702.50 ms / 127 runs (29.15 ms per token, 34.30 tokens per second)",
+    ),
+    (
+        "sparse",
+        "sparse peak",
+        "The dense bf16 peak of an A100 is 624 TFLOPS.",
+        "The dense bf16 peak of an A100 is 312 TFLOPS.",
+    ),
+    (
+        "pcie",
+        "link",
+        "Pinned H2D over PCIe 4.0 x16 runs at 41.2 GB/s.",
+        "Pinned H2D over PCIe 4.0 x16 runs at 25.2 GB/s.",
+    ),
+    ("staged", "bandwidth", "copied 512 MiB in 21.3 ms (38.2 GB/s)", "copied 512 MiB in 21.3 ms (25.2 GB/s)"),
+    (
+        "two in one",
+        "ratio",
+        "rose from 20 to 30 req/s (+80 %), fell from 90 ms to 60 ms (-33 %)",
+        "rose from 20 to 30 req/s (+50 %), fell from 90 ms to 60 ms (-33 %)",
+    ),
+    (
         "billions",
         "tokens/s",
         "12.0 B tokens in 20 hours, which is 95k tokens/s",
@@ -175,7 +200,21 @@ RUN = (
 )
 MOVED = "# Softmax on a V100\n\n| size | time (ms) |\n|-|-|\n| 4096x4096 | {} |\n\n# Bytes\n\nMatrix: 4096×4096\n\n- Total traffic: 402.7 MB\n"  # noqa: E501
 SIZES = "In bf16 first.\n\n# Sizes\n\n| name | Memory |\n|-|-|\n| naive | 3.7 GB |\n| INT4 | {} GB |\n"
+LINK = "One A100 on PCIe 4.0 x16.\n\n| what | GB/s |\n|-|-|\n| H2D | {} |\n"
 ASKED = [
+    ("link", LINK, "41.2", "25.2"),
+    ("MFU", "Training a 7B model on 8x A100: 24,000 tokens/s, an MFU of {}.", "58 %", "40 %"),
+    ("decoding", "Llama-7B in fp16 on one RTX 3090, no offloading: {} per token.", "6.1 ms", "18.1 ms"),
+    ("throughput", "With batch size 32 one pass of the server takes 41 ms, so {} images/s.", "1,280", "780"),
+    ("sparse peak", "The bf16 peak of an A100 is {} TFLOPS.", "624", "312"),
+    ("total", "| part | ms |\n|-|-|\n| a | 10 |\n| b | 21 |\n| c | 32 |\n| total | {} |\n", "83", "63"),
+    (
+        "intensity",
+        "| n | GFLOPS | GB/s |\n|-|-|-|\n| a | 98.9 | 1187 |\n| b | 118.5 | 1422 |\n| c | 119.8 | 1437 |\n"
+        "| d | {} | 1461 |\n",
+        "181.8",
+        "121.8",
+    ),
     ("bound", RUN, "4.5", "12"),
     ("traffic", MOVED, "0.177", "0.577"),
     ("compression", SIZES, "0.5", "1.0"),
@@ -188,7 +227,7 @@ ASKED = [
 ]
 
 
-@pytest.mark.parametrize("rule, text, wrong, right", ASKED, ids=["model and command", "traffic", "column", "words"])
+@pytest.mark.parametrize("rule, text, wrong, right", ASKED, ids=[case[0] for case in ASKED])
 def test_lines_far_apart_are_asked_about(rule, text, wrong, right):
     assert [(f.verdict, f.rule) for f in audit_text(text.format(wrong), "x.md").findings] == [("question", rule)]
     assert audit_text(text.format(right), "x.md").findings == ()

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from expertile.lab.operators import operators, presets
 from expertile.lab.race.record import read, record_files
 
 ROOT = Path(__file__).parents[2]
@@ -45,3 +46,17 @@ def test_shipped_records_hold_no_time_without_a_right_result():
         early = record.workload.startswith("moe") and record.ci95 is None
         assert record.rel_error is not None or bare or early
         assert (record.status, record.time_s >= record.bound_s) in (("ok", True), ("refused", False))
+
+
+def test_the_racing_page_names_presets_and_rivals_that_they_have():
+    guide, reference = ((DOCS / p).read_text(encoding="utf-8") for p in ("guide/race.md", "reference/backends.md"))
+    rows = re.findall(r"^\| (`.*?) \| .*? \| (.*?) \|$", guide.partition("## Specialised rivals")[2], re.M)
+    found, families = set(), presets()
+    for named, rivals in rows:
+        for preset in re.findall(r"`(.+?)`", named):
+            theirs = {r.name for w in families[preset]() for r in operators()[w.op].rivals if r.peer}
+            assert set(re.findall(r"`(.+?)`", rivals)) <= theirs, preset
+            found |= theirs
+    assert len(rows) >= 6
+    listed = re.findall(r"^\| `([\w.-]+)", reference.partition("## Rivals in the lab")[2], re.M)
+    assert len(listed) >= 8 and set(listed) <= found

@@ -13,7 +13,10 @@ import transformers
 from safetensors.torch import save_file
 
 from expertile.formats.fp8 import QuantizedBuffers
+from expertile.formats.int4.checkpoint import int4_tensors
 from expertile.formats.mxfp4 import Mxfp4Weight
+from expertile.formats.weight_only import quantize
+from expertile.integrations.checkpoints import load_model
 from expertile.integrations.gpt_oss import load_gpt_oss, load_gpt_oss_experts
 from expertile.integrations.transformers import quantize_experts
 from tests.support.transformers_models import MODELS, VOCABULARY, make_model, tokens
@@ -133,3 +136,61 @@ def test_errors(tmp_path):
         load_gpt_oss_experts(torch.nn.Linear(2, 2), {})
     with pytest.raises(ValueError, match="format: expected one of mxfp4, int4, fp8, got 'nf4'"):
         quantize_experts(make_model("mixtral"), "nf4")
+
+
+def one_by_one(name, kind, folder):
+    """A folder with the experts of a small model stored one linear layer each, as they are published; and the model in
+    bfloat16."""
+    plain = make_model(name).eval()
+    for parameter in plain.parameters():  # and not the buffers
+        parameter.data = parameter.data.bfloat16()
+    parts = (("w1", "w3"), ("w2",)) if name == "mixtral" else (("gate_proj", "up_proj"), ("down_proj",))
+    tensors = dict(plain.state_dict())
+    for full in [n for n in tensors if n.endswith(("experts.gate_up_proj", "experts.down_proj"))]:
+        w, names = tensors.pop(full), parts[full.endswith("down_proj")]
+        stem = full.rpartition(".")[0]
+        made = w if kind == "dense" else quantize(w, kind)
+        entries = [[f"{stem}.{e}.{part}" for part in names] for e in range(w.shape[0])]
+        if kind == "int4":
+            tensors |= int4_tensors(made, entries, "gptq")
+        for e, entry in enumerate(entries if kind != "int4" else []):
+            rows = w.shape[1] // len(entry)
+            for i, linear in enumerate(entry):
+                half = slice(i * rows, (i + 1) * rows)
+                if kind == "dense":
+                    tensors[f"{linear}.weight"] = w[e, half]
+                elif kind == "fp8":
+                    tensors[f"{linear}.weight"] = made.values[e, half]
+                    tensors[f"{linear}.weight_scale_inv"] = made.scales[e, half.start // 128 : -(-half.stop // 128)]
+                else:
+                    found = made.to_compressed_tensors(e)
+                    tensors |= {f"{linear}.{n}": t[half] for n, t in found.items()}
+    if name == "mixtral":
+        tensors = {n.replace(".mlp.", ".block_sparse_moe."): t for n, t in tensors.items()}
+    plain.config.save_pretrained(folder)
+    save_file({k: v.contiguous() for k, v in tensors.items()}, folder / "model.safetensors")
+    return plain
+
+
+@pytest.mark.parametrize("name", ["qwen3_moe", "mixtral"])
+@pytest.mark.parametrize("kind", ["dense", "mxfp4", "int4", "fp8"])
+def test_experts_stored_one_by_one(name, kind, tmp_path, monkeypatch):
+    family, options = MODELS[name]
+    size = "intermediate_size" if name == "mixtral" else "moe_intermediate_size"
+    monkeypatch.setitem(MODELS, name, (family, options | {size: 128}))
+    plain, seen = one_by_one(name, kind, tmp_path), []
+    model = load_model(tmp_path, progress=lambda done, of: seen.append((done, of)))
+    assert seen == [(1, 2), (2, 2)] and not any(p.is_meta for p in model.parameters())
+    assert any(isinstance(m, QuantizedBuffers) for m in model.modules()) == (kind != "dense")
+    plain.set_experts_implementation("expertile")
+    model.set_attn_implementation("eager")
+    expected = plain if kind == "dense" else quantize_experts(plain, kind)
+    ids = tokens(2, 12)
+    assert torch.equal(model(ids).logits, expected(ids).logits)
+    if kind == "dense":
+        rounded = load_model(tmp_path, format="mxfp4")
+        rounded.set_attn_implementation("eager")
+        assert torch.equal(rounded(ids).logits, quantize_experts(plain, "mxfp4")(ids).logits)
+    elif kind == "fp8":
+        with pytest.raises(ValueError, match="expected weights in int4 or floating point, got fp8"):
+            load_model(tmp_path, format="int4")

@@ -32,7 +32,7 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from torch.nn.utils.parametrizations import weight_norm
 
 from expertile.moe.layer import MoE
-from expertile.moe.parallel import ExpertParallelMoE
+from expertile.moe.parallel_layer import ExpertParallelMoE
 from tests.moe.parallel_worker import close, raises
 
 TIMEOUT_S = 20.0

@@ -21,7 +21,8 @@ from expertile.formats.mxfp4 import Mxfp4Weight
 from expertile.moe import _members
 from expertile.moe.experts import moe_mlp
 from expertile.moe.layer import MoE
-from expertile.moe.parallel import ExpertParallel, ExpertParallelMoE, ParallelConfig
+from expertile.moe.parallel import ExpertParallel, ParallelConfig
+from expertile.moe.parallel_layer import ExpertParallelMoE
 from tests.moe.operators import counted
 
 TIMEOUT_S = 8.0

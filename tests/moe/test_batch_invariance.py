@@ -11,7 +11,7 @@ import torch.distributed as dist
 from expertile.formats.fp8 import Fp8Blocks
 from expertile.formats.int4 import Int4Weight
 from expertile.moe import MoE, moe_mlp
-from expertile.moe.parallel import ExpertParallelMoE
+from expertile.moe.parallel_layer import ExpertParallelMoE
 from expertile.moe.router import RouterConfig, route
 from expertile.ops.any_weight import grouped_mm
 from tests.moe import parallel_worker

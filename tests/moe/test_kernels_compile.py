@@ -4,7 +4,7 @@ import pytest
 import torch
 import triton
 
-from expertile.moe import _few, dispatch_kernels, permute, rounding, router
+from expertile.moe import _few, _select, dispatch_kernels, permute, rounding, router
 from expertile.moe._placement import Placement
 from tests.support.aot import resources
 from tests.support.fake_driver import compile_only
@@ -44,13 +44,13 @@ def test_permutation_of_few_slots():
 
 @pytest.mark.parametrize("arch, model", [(80, "qwen3"), (90, "qwen3"), (90, "deepseek-v3")])
 def test_router(arch, model, monkeypatch):
-    monkeypatch.setattr(router, "on_kernels", lambda x: True)
+    monkeypatch.setattr(_select, "on_kernels", lambda x: True)
     config = ROUTERS[model]
     plan, logits = router.plan_of(config), torch.empty(4096, config.num_experts, dtype=torch.bfloat16)
     bias = torch.empty(config.num_experts) if config.score == "sigmoid" else None
-    assert_sound(compiled(arch, router._select_on_device, logits, bias, True, plan), "route_kernel")
+    assert_sound(compiled(arch, _select._select_on_device, logits, bias, True, plan), "route_kernel")
     ids, dweights = torch.empty(4096, 8, dtype=torch.int32), torch.empty(4096, 8)
-    assert_sound(compiled(arch, router.select_backward, logits, ids, dweights, None, plan), "route_backward_kernel")
+    assert_sound(compiled(arch, _select.select_backward, logits, ids, dweights, None, plan), "route_backward_kernel")
 
 
 def test_rounding(monkeypatch):

@@ -14,8 +14,8 @@ else:
     import pytest
     import torch
 
+    from expertile.moe import _select, dispatch, dispatch_formulas, dispatch_kernels, permute, rounding, router
     from expertile.moe import _weight_only_experts as weight_only
-    from expertile.moe import dispatch, dispatch_formulas, dispatch_kernels, permute, rounding, router
     from expertile.moe._placement import Placement
     from tests.moe.test_permute import assert_right, draw
     from tests.moe.test_rounding import draw as draw_candidates
@@ -49,13 +49,13 @@ else:
 
     def assert_as_torch(logits, config, bias=None, want_scores=True):
         plan = router.plan_of(config)
-        found = router._select_on_device(logits, bias, want_scores, plan)
-        weights, ids, scores = router._select_in_torch(logits, bias, want_scores, plan)
+        found = _select._select_on_device(logits, bias, want_scores, plan)
+        weights, ids, scores = _select._select_in_torch(logits, bias, want_scores, plan)
         assert torch.equal(found[1], ids)
         torch.testing.assert_close(found[0], weights, rtol=1e-5, atol=1e-6)
         torch.testing.assert_close(found[2], scores, rtol=1e-5, atol=1e-6)
         dweights, dscores = torch.randn(weights.shape), torch.randn(scores.shape) if want_scores else None
-        grads = [f(logits, ids, dweights, dscores, plan) for f in (router.select_backward, router._backward_in_torch)]
+        grads = [f(logits, ids, dweights, dscores, plan) for f in (_select.select_backward, _select._backward_in_torch)]
         assert grads[0].dtype is logits.dtype
         torch.testing.assert_close(*grads, rtol=1e-2 if logits.dtype is torch.bfloat16 else 1e-4, atol=1e-5)
 
@@ -79,7 +79,7 @@ else:
         )
         plan = router.plan_of(config)
         for x in (logits, logits.to(torch.bfloat16)):
-            found, truth = (f(x, None, True, plan)[1] for f in (router._select_on_device, router._select_in_torch))
+            found, truth = (f(x, None, True, plan)[1] for f in (_select._select_on_device, _select._select_in_torch))
             assert torch.equal(found, truth) and truth[0].tolist() == [1, 2, 4, 0]
 
     # The last in several blocks of rows for each expert.

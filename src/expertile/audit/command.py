@@ -4,12 +4,24 @@ import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from expertile.audit.engine import Audit, audit_text
 from expertile.audit.finding import ACCUSATIONS, IMPOSSIBLE, INCONSISTENT
 from expertile.audit.render import FORMATS, render
 
 FAIL_ON = {INCONSISTENT: ACCUSATIONS, IMPOSSIBLE: (IMPOSSIBLE,), "never": ()}
+WHAT = "Check somebody's benchmark report against arithmetic and hardware limits; exit 1 if a claim fails."
+HELP = {
+    "files": "Markdown, HTML, CSV, JSON, notebooks, logs; - is stdin.",
+    "--shape": "The shape that the text leaves out: MxNxK.",
+    "--gpu": "The GPU that the text leaves out.",
+    "--dtype": "The format that the text leaves out: bf16, fp16, fp32, fp8 …",
+    "--format": f"One of {', '.join(FORMATS)}.",
+    "--out": "Write to this file instead of the terminal.",
+    "--fail-on": "inconsistent (or worse), impossible, never: exit 1.",
+    "--json": "The same as --format json.",
+}
 
 
 def run(files: Sequence[str], form: str, out: Path | None, fail_on: str, **setup: str) -> bool:
@@ -35,17 +47,20 @@ def _audit(name: str, **setup: str) -> Audit:
     return audit_text(text, "" if standard else name, **setup)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """`python -m expertile.audit`: 0 where nothing fails, 1 where a claim does, 2 for a mistake of the caller's."""
-    parser = argparse.ArgumentParser("python -m expertile.audit", description=__doc__)
-    parser.add_argument("files", nargs="+", help="Markdown, HTML, CSV, JSON, notebooks, logs; - is stdin")
-    for flag, help_of in (("shape", "MxNxK"), ("gpu", "the GPU"), ("dtype", "the format")):
-        parser.add_argument(f"--{flag}", default="", help=f"{help_of} that the text leaves out")
-    parser.add_argument("--format", dest="form", default="text", choices=FORMATS)
-    parser.add_argument("--out", type=Path, help="write to this file instead of the terminal")
-    parser.add_argument("--fail-on", default=INCONSISTENT, choices=list(FAIL_ON), help="what exits with 1")
+def main(arguments: Sequence[str] | None = None, program: str = "python -m expertile.audit") -> int:
+    """Without the command line's libraries: 0 where nothing fails, 1 where a claim does, 2 for the caller's mistake."""
+    parser = argparse.ArgumentParser(program, description=WHAT)
+    parser.add_argument("files", nargs="+", help=HELP["files"])
+    special: dict[str, dict[str, Any]] = {
+        "--format": {"dest": "form", "default": "text"},
+        "--out": {"type": Path, "default": None},
+        "--fail-on": {"default": INCONSISTENT},
+        "--json": {"dest": "form", "action": "store_const", "const": "json"},
+    }
+    for flag in list(HELP)[1:]:
+        parser.add_argument(flag, help=HELP[flag], **{"default": "", **special.get(flag, {})})
     try:
-        return 0 if run(**vars(parser.parse_args(arguments))) else 1
+        return 0 if run(**vars(parser.parse_intermixed_args(arguments))) else 1
     except (ValueError, OSError) as error:
         print(f"expertile: {error}", file=sys.stderr)
         return 2

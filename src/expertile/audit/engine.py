@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from expertile.audit.facts import BITS, facts
 from expertile.audit.finding import ACCUSATIONS, QUESTION, VERDICTS, Finding
 from expertile.audit.report import Report
-from expertile.audit.rules import claims, equations, peaks, rates, ratios, serving
+from expertile.audit.rules import claims, equations, laws, links, peaks, ratios, serving, totals
 from expertile.device import Device
 
 RULES = (
@@ -14,13 +14,15 @@ RULES = (
     peaks.bounds,
     peaks.traffic,
     peaks.shares,
-    rates.grids,
-    rates.lines,
-    rates.products,
+    peaks.sparse_peaks,
+    links.links,
+    laws.laws,
     ratios.grids,
     ratios.sentences,
     equations.equations,
-    serving.token_counts,
+    totals.totals,
+    serving.mfu,
+    serving.decoding,
     claims.compression,
     claims.equal_work,
     claims.ranges,
@@ -90,6 +92,7 @@ def _causes(found: list[Finding]) -> list[Finding]:
         figures = {(f.line, part) for part in f.quote.split(", ")}
         # A time under the bound and a rate above the peak, side by side, are one cause.
         same = f.rule == "bound" and any(k.rule == "peak" and abs(k.line - f.line) <= 6 for k in kept)
+        same |= f.rule == "total" and any(k.line in f.lines for k in kept)
         if not (figures & seen or same):
             seen |= figures
             kept.append(f)

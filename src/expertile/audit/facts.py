@@ -13,7 +13,7 @@ _NAMES = {
     "k": r"K|k",
     "batch": r"(?i:(?:(?:global|micro|max|per[- ]gpu) )?batch(?:[ _-]?size)?|bsz?|num[ _]seqs|--batch-size)|B",
     "heads": r"(?i:(?:num|n|number of|attention|query|q)[ _]?heads?|heads?|n_?heads?|num_attention_heads)|H",
-    "seq": r"(?i:seq(?:uence)?[ _-]?len(?:gth)?|seqlen(?:_[qk])?|(?:--)?seq|context(?:[ _-]?len(?:gth)?)?|n_ctx)|S|L",
+    "seq": r"(?i:(?:--)?seq(?:uence)?(?:[ _-]?len(?:gth)?)?|seqlen(?:_[qk])?|context(?:[ _-]?len(?:gth)?)?|n_ctx)|S|L",
     "head_dim": r"(?i:head[ _-]?dim(?:ension)?s?|headdim|head[ _-]size|hdim|d_head|dim per head)|D",
     "hidden": r"(?i:hidden(?:[ _-]?(?:dim(?:ension)?|size))?|d_model|embed(?:ding)?[ _-]?dim|model[ _]dim)",
     "ffn": r"(?i:ffn(?:[ _-]?(?:hidden|intermediate))?(?:[ _-]?(?:dim|size))?|intermediate[ _-]?(?:dim|size)|d_ff)",
@@ -28,7 +28,7 @@ _INT = r"\d{1,3}(?:,\d{3})+|\d+[kK]?(?![\w%]|\.\d)"
 _SPACE = dict.fromkeys(("batch", "seq", "head_dim", "hidden", "topk"), r"|(?<=[A-Za-z]{2})\s+")
 _KEYED = {
     name: re.compile(
-        rf"(?<![\w.])(?<!\w-)(?:{form})(?:(?:\s*\([A-Za-z_]+\))?\s*(?:[:=]|==|\bof\b|\bis\b)\s*\(?"
+        rf"(?<![\w.*×·])(?<!\w-)(?:{form})(?:(?:\s*\([A-Za-z_]+\))?\s*(?:[:=]|==|\bof\b|\bis\b)\s*\(?"
         rf"{_SPACE.get(name, '')})(?P<v>{_INT})(?!\s*[x×*=/]\s*\d|:\d)"
     )
     for name, form in _NAMES.items()
@@ -46,7 +46,7 @@ _COUNTED = {
 # Cheap tests, since most lines state no size.
 _ASSIGNED = re.compile(r"[A-Za-z_)]\s*(?:[:=]|of |is )\s*\(?\d")
 _WORDED = re.compile(r"(?i)batch|seq|context|head|hidden|top[ -]k|experts|gpu|gcd|\bbs\d|\d ?[x×*] ?-?[A-Z]|\d [AHB]\d")
-_CHAIN = re.compile(rf"\b(?P<names>[MNKmnk](?:\s*=\s*[MNKmnk]){{1,2}})\s*[=:)]+,?\s*(?P<v>{_INT})")
+_CHAIN = re.compile(rf"(?<![\w*×·])(?P<names>[MNKmnk](?:\s*=\s*[MNKmnk]){{1,2}})\s*[=:)]+,?\s*(?P<v>{_INT})")
 _TUPLE = re.compile(
     r"(?<![\d.x×*])(?P<a>\d{1,7})\s*[x×*,]\s*(?P<b>\d{1,7})(?:\s*[x×*,]\s*(?P<c>\d{1,7}))?(?![\d.]*\d|\s*[x×*]\s*\d)"
 )
@@ -135,6 +135,7 @@ def facts(text: str) -> Facts:
     return Facts(each, bool(_FOREIGN.search(text)))
 
 
+@lru_cache(maxsize=4096)
 def size_of_name(header: str) -> str | None:
     """The size that a column or key of this name holds: "Batch Size (B)" -> "batch"; None for any other."""
     name = re.sub(r"\s*\([A-Za-z_ ]+\)\s*$", "", header.strip().replace("_", " ")).strip()

@@ -28,6 +28,11 @@ class Quantity:
     end: int = 0
 
     @property
+    def plain(self) -> Interval:
+        """`value` where a column's unit is the same in every row: GB are not GiB in one of them."""
+        return Interval(self.value.lo, self.value.mid, 2 * self.value.mid - self.value.lo)
+
+    @property
     def words(self) -> str:
         return f"{self.label} {self.after}".lower()
 
@@ -61,7 +66,7 @@ def clean(text: str) -> str:
 
 
 def _unit_at(text: str, at: int) -> tuple[Unit, int] | None:
-    gap = re.compile(r"[)\] -]{0,4}\(?").match(text, at)
+    gap = re.compile(r"[)\] -]{0,4}(?:(?:dense|sparse|peak) |\()?").match(text, at)
     for start in dict.fromkeys((at, gap.end() if gap else at)):
         if start < len(text) and (start == at or text[start - 1] != "-" or text[start] in "xX"):
             found = match_unit(text[start:])

@@ -112,6 +112,7 @@ def _markdown(lines: list[Line]) -> list[Block]:
                 parts = split_code(inside)
                 # Lines that differ in their figures alone are no sentence.
                 alike = len({re.sub(r"[\d.,]+", "0", line.text) for line in inside}) < len(inside)
+                alike |= len(inside) > 1 and all(re.match(r"[\w .()/-]{1,40}[:=] *\S", line.text) for line in inside)
                 blocks.extend(parts if alike or any(b.table for b in parts) else [Block("prose", inside)])
         i += 1
     return [b for b in blocks if b.table or b.lines]
@@ -131,7 +132,7 @@ def _csv(lines: list[Line]) -> list[Block]:
 
 def _loads(text: str) -> Any:
     try:
-        return json.loads(text)
+        return json.loads(text, parse_float=str)  # 1.70 has three digits
     except ValueError:
         return None
 
@@ -209,7 +210,7 @@ def _json(text: str) -> list[Block]:
                 blocks.append(Block("heading", [Line(finder.line(key), key)], level=level + 1))
                 walk(inner, level + 1)
 
-    walk(json.loads(text), 0)
+    walk(json.loads(text, parse_float=str), 0)
     return blocks
 
 
@@ -226,8 +227,8 @@ def _notebook(text: str) -> list[Block]:
         return [Line(finder.line(piece), piece) for piece in "".join(source).splitlines()]
 
     for cell in loaded.get("cells", []) if isinstance(loaded, dict) else []:
-        source = lines_of(cell.get("source", ""))
-        blocks.extend(_markdown(source) if cell.get("cell_type") == "markdown" else [])
+        if cell.get("cell_type") == "markdown":
+            blocks.extend(_markdown(lines_of(cell.get("source", ""))))
         for output in cell.get("outputs", []):
             data = output.get("data", {})
             if "text/html" in data:

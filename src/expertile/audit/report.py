@@ -3,6 +3,7 @@
 import itertools
 import re
 from bisect import bisect_left, bisect_right
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from typing import Any
@@ -51,6 +52,19 @@ class Row:
         """The one figure of a kind, if there is one only and it equals something."""
         held = self.of(kind)
         return held[0] if len(held) == 1 and held[0].exact and held[0].value.mid > 0 else None
+
+    def parts(self) -> list["Row"]:
+        """A sentence that says the same of several ("19 ms (3,368/s), the other 33 ms (2,940/s)") as a row for each."""
+        kinds = [q.kind for q in self.quantities]
+        periods = [p for p in range(2, len(kinds) // 2 + 1) if kinds == kinds[:p] * (len(kinds) // p)]
+        # "from 3 to 4 req/s (+33 %), from 90 to 60 ms (-33 %)"
+        changes = all(a == b != "percent" == c for a, b, c in zip(*(kinds[i::3] for i in range(3)), strict=False))
+        periods += [3] if len(kinds) > 3 and len(kinds) % 3 == 0 and changes else []
+        starts = range(0, len(kinds), periods[0]) if periods and self.kind == "line" else ()
+        rows = [replace(self, quantities=self.quantities[s : s + periods[0]]) for s in starts]
+        for row in rows:
+            row.report = self.report
+        return rows or [self]
 
     def clause(self, q: Quantity) -> str:
         """The part of a sentence, between semicolons, that a figure stands in."""
@@ -125,6 +139,15 @@ class Row:
         return clean("\n".join(parts)).lower()
 
     @cached_property
+    def lead(self) -> str:
+        """The lines of the row's block above it, and the sentence that leads to the block."""
+        blocks = self.report.blocks
+        of = blocks[self.block]
+        own = [clean(n.text) for n in of.lines if self.line - 8 <= n.number < self.line or of.kind == "prose"]
+        above = blocks[self.block - 1] if self.block else None
+        return " ".join([clean(above.text) if above and above.kind in ("prose", "heading") else "", *own])
+
+    @cached_property
     def words(self) -> str:
         """Lower-case words of the row, of its headings, and of the lines and tables' heads that lead to it."""
         blocks = [self.report.blocks[b] for b in self.above if self._near(b)]
@@ -142,7 +165,9 @@ class Grid:
     block: int
     header: tuple[str, ...]
     rows: list[Row]
+    drawn: bool = True  # else lines alike
 
+    @lru_cache  # noqa: B019
     def column(self, index: int) -> list[Quantity | None]:
         return [next((q for q in row.quantities if q.column == index), None) for row in self.rows]
 
@@ -150,11 +175,11 @@ class Grid:
     def body(self) -> list[Row]:
         return [row for row in self.rows if not row.summary]
 
-    def pairs(self, a: str, b: str) -> list[Cells]:
+    def pairs(self, a: str, b: str, any_pair: bool = False) -> list[Cells]:
         """The rows' figures of kinds `a` and `b`, for each two columns that belong together: alone of their kinds, or
-        named alike."""
+        named alike; or of any two columns."""
         first, second = self.columns(a), self.columns(b)
-        alone = len(first) == len(second) == 1
+        alone = any_pair or len(first) == len(second) == 1
         found = []
         for i, j in itertools.product(first, second):
             names = self.header[i], self.header[j]
@@ -162,6 +187,7 @@ class Grid:
                 found.append([(r, p, q) for r in self.body if (p := r.figure(i, a)) and (q := r.figure(j, b))])
         return [cells for cells in found if cells]
 
+    @lru_cache  # noqa: B019
     def columns(self, *kinds: str) -> list[int]:
         """The columns that hold one of `kinds` in at least half of their rows."""
         held = [[q.kind in kinds for q in self.column(c) if q is not None] for c in range(len(self.header))]
@@ -170,9 +196,9 @@ class Grid:
 
 _TAG = re.compile(r"</?[a-zA-Z][^<>]*>")
 _SUMMARY = re.compile(
-    r"(?i)^\W*(?:(?:overall|grand)\s+)?(?:average|avg\.?|mean|geo-?\s?mean|total|sum|median|overall|all)\b"
+    r"(?i)^\W*(?:(?:overall|grand)\s+)?(?:average|avg\.?|mean|geo(?:metric|\.)?-?\s?mean|total|sum|median|overall|all)\b"
 )
-_SENTENCE = re.compile(r"\S.*?(?:[.!?](?=\s+[A-Z*(\[#]|\s*$)|(?<=[a-z]{4})\.(?=\s+\d)|$)")
+_SENTENCE = re.compile(r"\S.*?(?:[.!?](?=\s+(?:[a-z]{0,2}[A-Z]|[*(\[#])|\s*$)|(?<=[a-z]{4})\.(?=\s+\d)|$)")
 _REACH = 60  # lines
 RATIO = re.compile(
     r"(?i)speed-?\s?up|\bratio\b|\brelative\b|\brel\b|slow-?\s?down|improvement|\bgain\b|faster|\bvs\.?\b|\bfactor\b|"
@@ -198,11 +224,12 @@ class Report:
             else:
                 self._texts(index, block)
         self.all_rows = [*self.rows, *(row for grid in self.grids for row in grid.rows)]
-        for row in self.all_rows:
+        self.lines_of_text = [row for row in self.rows if row.kind == "line"]
+        self.tables = [*self.grids, *_alike(self.lines_of_text)]
+        for row in (*self.rows, *(row for grid in self.tables for row in grid.rows)):
             row.report = self
         self.text = text.lower()
         self.everything = facts(given + "\n" + clean(_TAG.sub(" ", text)))  # what the whole report states
-        self.lines_of_text = [row for row in self.rows if row.kind == "line"]
         self.facts = [_block_facts(block) for block in self.blocks]
 
     def _grid(self, index: int, table: Table) -> None:
@@ -294,6 +321,25 @@ def _kind(q: Quantity) -> Quantity:
     if q.kind == "number" and RATIO.search(q.label):
         return replace(q, kind="ratio")
     return replace(q, kind="s_per_token") if q.kind == "time" and _PER_TOKEN.search(q.label) else q
+
+
+def _alike(lines: list[Row]) -> Iterator[Grid]:
+    """Lines that differ in their figures alone ("512: eager 1.5 ms, fused 0.75 ms -> 2.0x") as tables; a line that has
+    the first of the figures only ("naive: 10.5 ms") is the baseline of the others."""
+    alike: dict[int, dict[str, list[Row]]] = {}
+    for row in lines:
+        if 0 < len(row.quantities) < 7:
+            behind = re.sub(r"[\d.,]+", "0", row.text[row.quantities[0].start :]).strip()
+            alike.setdefault(row.block, {}).setdefault(behind, []).append(row)
+    for block, groups in alike.items():
+        for behind, rows in groups.items():
+            bare = [r for b, group in groups.items() if b != behind and behind.startswith(b) for r in group]
+            if len(rows) + bool(bare) < 3 or len(rows) < 2 or len(rows[0].quantities) < 2:
+                continue
+            rows = sorted([*rows, *(bare if len(bare) == 1 else ())], key=lambda row: row.line)
+            labels = max((tuple(q.label for q in row.quantities) for row in rows), key=len)
+            numbered = [[replace(q, column=c) for c, q in enumerate(row.quantities)] for row in rows]
+            yield Grid(block, labels, [replace(r, quantities=q) for r, q in zip(rows, numbered, strict=True)], False)
 
 
 def _sections(blocks: list[Block]) -> list[tuple[int, ...]]:

@@ -11,6 +11,10 @@ _OF_LAB = ("markdown_it", "pynvml", "rich", "safetensors", "typer")
 def main() -> None:
     """Entry point: a user's mistake is one line on stderr and exit code 2, never a traceback."""
     try:
+        if sys.argv[1:2] == ["audit"]:  # typer alone takes as long as the audit of a report
+            from expertile.audit.command import main as audit
+
+            raise SystemExit(audit(sys.argv[2:], "expertile audit"))
         from expertile.cli.app import app
 
         app()

@@ -1,4 +1,4 @@
-"""audit: somebody's benchmark report against arithmetic and hardware limits. Needs neither torch nor Triton."""
+"""audit: its options for the overview and the reference; `expertile.cli.main` runs the command without typer."""
 
 from __future__ import annotations
 
@@ -7,23 +7,20 @@ from typing import Annotated
 
 import typer
 
-from expertile.audit.command import FAIL_ON, run
-from expertile.audit.render import FORMATS
+from expertile.audit.command import HELP, run
+from expertile.audit.finding import INCONSISTENT
 
 
 def audit(
-    files: Annotated[list[str], typer.Argument(help="Markdown, HTML, CSV, JSON, notebooks, logs; - is stdin.")],
-    shape: Annotated[str, typer.Option(help="The shape that the text leaves out: MxNxK.")] = "",
-    gpu: Annotated[str, typer.Option(help="The GPU that the text leaves out.")] = "",
-    dtype: Annotated[str, typer.Option(help="The format that the text leaves out: bf16, fp16, fp32, fp8 …")] = "",
-    form: Annotated[str, typer.Option("--format", help=f"One of {', '.join(FORMATS)}.")] = "text",
-    out: Annotated[Path | None, typer.Option(help="Write to this file instead of the terminal.")] = None,
-    fail_on: Annotated[str, typer.Option(help="inconsistent (or worse), impossible, never: exit 1.")] = next(
-        iter(FAIL_ON)
-    ),
-    as_json: Annotated[bool, typer.Option("--json", help="The same as --format json.")] = False,
+    files: Annotated[list[str], typer.Argument(help=HELP["files"])],
+    shape: Annotated[str, typer.Option(help=HELP["--shape"])] = "",
+    gpu: Annotated[str, typer.Option(help=HELP["--gpu"])] = "",
+    dtype: Annotated[str, typer.Option(help=HELP["--dtype"])] = "",
+    form: Annotated[str, typer.Option("--format", help=HELP["--format"])] = "text",
+    out: Annotated[Path | None, typer.Option(help=HELP["--out"])] = None,
+    fail_on: Annotated[str, typer.Option(help=HELP["--fail-on"])] = INCONSISTENT,
+    as_json: Annotated[bool, typer.Option("--json", help=HELP["--json"])] = False,
 ) -> None:
     """Check somebody's benchmark report against arithmetic and hardware limits; exit 1 if a claim fails."""
-    form = "json" if as_json else form
-    if not run(files, form, out, fail_on, gpu=gpu, dtype=dtype, shape=shape):
+    if not run(files, "json" if as_json else form, out, fail_on, gpu=gpu, dtype=dtype, shape=shape):
         raise typer.Exit(1)

@@ -35,6 +35,7 @@ import torch
 from expertile.formats.fp8 import Fp8Blocks, QuantizedBuffers
 from expertile.formats.weight_only import quantize
 from expertile.moe.experts import moe_mlp
+from expertile.moe.lora import Lora
 from expertile.moe.permute import Permutation, permutation
 from expertile.ops.gathered_mm.activation import GPT_OSS_LIMIT, GPT_OSS_SCALE
 from expertile.ops.gathered_mm.api import gathered_mm
@@ -102,7 +103,7 @@ def quantize_experts(model: Any, format: str) -> Any:
     if not found:
         raise ValueError("model: expected experts with gate_up_proj and down_proj parameters [E, …, …], got none")
     for name, experts in found.items():
-        if fused_gate(experts) is None or _has_norm(experts):
+        if fused_gate(experts) is None or has_norm(experts):
             raise ValueError(f"{name}: expected experts with a gate that expertile's kernels have, got another")
     for experts in found.values():
         for projection in ("gate_up_proj", "down_proj"):
@@ -165,7 +166,12 @@ def _name(thing: Any) -> str:
 
 
 def experts_forward(
-    self: Any, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
+    self: Any,
+    hidden_states: torch.Tensor,
+    top_k_index: torch.Tensor,
+    top_k_weights: torch.Tensor,
+    *,
+    lora: Lora | None = None,
 ) -> torch.Tensor:
     """The experts of a module that transformers' `use_experts_implementation` has decorated.
 
@@ -174,6 +180,7 @@ def experts_forward(
         hidden_states: [T, H] bfloat16, float16 or float32.
         top_k_index: [T, k], the experts of each token; ids that are no expert's are dropped.
         top_k_weights: [T, k], floating point.
+        lora: adapters of the weights, for a gate that the kernels have.
 
     Returns:
         [T, H] in hidden_states' dtype, in autocast's inside it. Differentiable; no host synchronisation.
@@ -182,7 +189,7 @@ def experts_forward(
         ValueError: tensors that do not fit together; the sentence is `moe_mlp`'s or `gathered_mm`'s.
     """
     gate = fused_gate(self)
-    if gate is None or _has_norm(self):
+    if gate is None or has_norm(self):
         return _composed(self, hidden_states, top_k_index, top_k_weights)
     activation, interleaved = gate
     gate_up, down = self.gate_up_proj, self.down_proj
@@ -200,10 +207,12 @@ def experts_forward(
         interleaved=interleaved,
         gate_up_bias=self.gate_up_proj_bias if self.has_bias else None,
         down_bias=self.down_proj_bias if self.has_bias else None,
+        lora=lora,
     )
 
 
-def _has_norm(experts: Any) -> bool:
+def has_norm(experts: Any) -> bool:
+    """Whether a norm stands behind each expert's result."""
     return getattr(experts, "has_post_expert_norm", False)  # 5.7 knows no such norm
 
 
@@ -225,7 +234,7 @@ def _composed(experts: Any, x: torch.Tensor, topk_ids: torch.Tensor, topk_weight
         pre = _known_rows(pre, order)
     act = experts._apply_gate(pre) if experts.has_gate else experts.act_fn(pre)
     y = grouped_mm(act.to(x.dtype), down, offs=order.offs, bias=down_bias)
-    if _has_norm(experts):
+    if has_norm(experts):
         y = experts.post_expert_norm(_known_rows(y, order) if own else y).to(x.dtype)
     return combine(y, order.positions, topk_weights.float())
 

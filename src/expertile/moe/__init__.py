@@ -15,7 +15,8 @@ from expertile.moe.router import RouterConfig, Routing, route
 from expertile.moe.statistics import ExpertStatistics, expert_statistics, tokens_per_expert
 
 if TYPE_CHECKING:
-    from expertile.moe.parallel import ExpertParallel, ExpertParallelMoE, ParallelConfig
+    from expertile.moe.parallel import ExpertParallel, ParallelConfig
+    from expertile.moe.parallel_layer import ExpertParallelMoE
 
 __all__ = [
     "ExpertParallel",
@@ -42,8 +43,12 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     # When first asked for: DTensors take torch the better part of a second to import.
-    if name in ("ExpertParallel", "ExpertParallelMoE", "ParallelConfig"):
+    if name in ("ExpertParallel", "ParallelConfig"):
         from expertile.moe import parallel
 
         return getattr(parallel, name)
+    if name == "ExpertParallelMoE":
+        from expertile.moe.parallel_layer import ExpertParallelMoE
+
+        return ExpertParallelMoE
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

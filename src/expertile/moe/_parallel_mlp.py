@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -11,73 +10,63 @@ import torch
 from expertile.moe._passes import bias_products, weighted_sums
 from expertile.moe.dispatch import Incoming, own_slots, starts
 from expertile.moe.exchange import Exchange, Step
-from expertile.moe.experts import Weight, _shape, moe_mlp
+from expertile.moe.expert_weights import Experts
+from expertile.moe.experts import moe_mlp
+from expertile.ops.gathered_mm import pointwise
 from expertile.ops.gathered_mm.api import gated_backward_mm, gathered_gated_mm, gathered_wgrad
 from expertile.ops.gathered_mm.combine import combine
 from expertile.ops.grouped_mm.api import grouped_mm
 from expertile.ops.grouped_mm.autograd import bias_gradient
-from expertile.ops.torch_op import once_differentiable
+from expertile.ops.torch_op import graph_is_kept, once_differentiable
 
 
-@dataclass(frozen=True)
-class Experts:
-    """This rank's experts as `moe_mlp` takes them: gate_up [E, 2I, H], down [E, H, I], biases [E, 2I] and [E, H]."""
+def _rows_of_experts(
+    experts: Experts, x: torch.Tensor, arrived: Incoming, start: int, end: int, first: int, last: int, save_pre: bool
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """(y [R, H], pre-activation [R, 2I]) of expert rows start … end - 1, those of experts first … last - 1."""
+    if first == last:  # none here: the rows are unused room
+        pre = x.new_zeros((end - start, experts.shape[1])) if save_pre else None
+        return x.new_zeros((end - start, x.shape[1])), pre
+    rows, offs = _run_of(arrived.order.rows, start, end), _run_of(arrived.order.offs, first, last)
+    if not isinstance(experts.gate_up, torch.Tensor):
+        return _quantized(experts, x.index_select(0, rows), arrived, start, end), None
+    if start:  # copied: kernels are compiled for 16-byte aligned pointers
+        rows, offs = rows.clone(), offs - start
+    experts = experts.map(lambda t: _run_of(t, first, last))
+    act, pre = gathered_gated_mm(
+        x,
+        experts.gate_up.transpose(1, 2),
+        rows,
+        offs,
+        activation=experts.activation,
+        interleaved=experts.interleaved,
+        bias=experts.gate_up_bias,
+        save_pre=save_pre,
+        batch_invariant=experts.batch_invariant,
+    )
+    invariant = experts.batch_invariant
+    return grouped_mm(
+        act, experts.down.transpose(1, 2), offs=offs, bias=experts.down_bias, batch_invariant=invariant
+    ), pre
 
-    gate_up: Weight
-    down: Weight
-    gate_up_bias: torch.Tensor | None
-    down_bias: torch.Tensor | None
-    activation: str
-    interleaved: bool
-    batch_invariant: bool
 
-    def forward(
-        self, x: torch.Tensor, arrived: Incoming, start: int, end: int, first: int, last: int, save_pre: bool
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """(y [R, H], pre-activation [R, 2I]) of expert rows start … end - 1, those of experts first … last - 1."""
-        if first == last:  # none here: the rows are unused room
-            pre = x.new_zeros((end - start, _shape(self.gate_up)[1])) if save_pre else None
-            return x.new_zeros((end - start, x.shape[1])), pre
-        rows, offs = _run_of(arrived.order.rows, start, end), _run_of(arrived.order.offs, first, last)
-        if not isinstance(self.gate_up, torch.Tensor) or not isinstance(self.down, torch.Tensor):
-            return self._quantized(x.index_select(0, rows), arrived, start, end), None
-        if start:  # copied: kernels are compiled for 16-byte aligned pointers
-            rows, offs = rows.clone(), offs - start
-        up, down, up_bias, down_bias = (
-            None if t is None else _run_of(t, first, last)
-            for t in (self.gate_up, self.down, self.gate_up_bias, self.down_bias)
-        )
-        assert up is not None and down is not None
-        act, pre = gathered_gated_mm(
-            x,
-            up.transpose(1, 2),
-            rows,
-            offs,
-            activation=self.activation,
-            interleaved=self.interleaved,
-            bias=up_bias,
-            save_pre=save_pre,
-            batch_invariant=self.batch_invariant,
-        )
-        y = grouped_mm(act, down.transpose(1, 2), offs=offs, bias=down_bias, batch_invariant=self.batch_invariant)
-        return y, pre
-
-    def _quantized(self, rows: torch.Tensor, arrived: Incoming, start: int, end: int) -> torch.Tensor:
-        """The same for quantised weights: rows [R, H] as tokens with one expert each, and weight 1."""
-        slots, offs = arrived.order.slots[start:end], arrived.order.offs
-        there = torch.arange(start, end, device=rows.device)[: slots.shape[0]] < offs[-1]
-        ids = torch.where(there, arrived.ids.flatten()[slots], offs.shape[0])[:, None]
-        return moe_mlp(
-            rows,
-            self.gate_up,
-            self.down,
-            ids,
-            torch.ones_like(ids, dtype=torch.float32),
-            activation=self.activation,
-            interleaved=self.interleaved,
-            gate_up_bias=self.gate_up_bias,
-            down_bias=self.down_bias,
-        )
+def _quantized(experts: Experts, rows: torch.Tensor, arrived: Incoming, start: int, end: int) -> torch.Tensor:
+    """The same for quantised weights: rows [R, H] as tokens with one expert each, and weight 1."""
+    slots, offs = arrived.order.slots[start:end], arrived.order.offs
+    there = torch.arange(start, end, device=rows.device)[: slots.shape[0]] < offs[-1]
+    ids = torch.where(there, arrived.ids.flatten()[slots], offs.shape[0])[:, None]
+    gate_up, down, gate_up_bias, down_bias = experts.tensors
+    return moe_mlp(
+        rows,
+        gate_up,
+        down,
+        ids,
+        torch.ones_like(ids, dtype=torch.float32),
+        activation=experts.activation,
+        interleaved=experts.interleaved,
+        gate_up_bias=gate_up_bias,
+        down_bias=down_bias,
+    )
 
 
 def _run_of(x: torch.Tensor, start: int, end: int) -> torch.Tensor:
@@ -102,7 +91,7 @@ def _forward(
     at = starts(splits.slots_to)
     for chunk, (first, last) in enumerate(pairwise(exchange.placement.chunk_bounds(exchange.members.rank))):
         received = exchange.arrive(dispatched, chunk)
-        y, pre = experts.forward(received, arrived, at[chunk], at[chunk + 1], first, last, save_pre)
+        y, pre = _rows_of_experts(experts, received, arrived, at[chunk], at[chunk + 1], first, last, save_pre)
         pres.append(pre)
         if ordered:
             y = y.index_select(0, _run_of(arrived.return_rows, at[chunk], at[chunk + 1]))
@@ -136,12 +125,9 @@ def parallel_mlp(
     topk_weights: torch.Tensor,
 ) -> torch.Tensor:
     """out [T, H]; operands as checked by `ExpertParallel.mlp`, T at least 1. Differentiated where that is asked for."""
-    e = experts
-    differentiable = (x, topk_weights, e.gate_up, e.down, e.gate_up_bias, e.down_bias)
+    differentiable = (x, topk_weights, *experts.tensors)
     if torch.is_grad_enabled() and any(isinstance(t, torch.Tensor) and t.requires_grad for t in differentiable):
-        return _ParallelMLP.apply(
-            exchange, ordered, e.activation, e.interleaved, e.batch_invariant, topk_ids, *differentiable
-        )
+        return _ParallelMLP.apply(exchange, ordered, experts.form, topk_ids, *differentiable)
     return _forward(exchange, experts, x, topk_ids, topk_weights, ordered, False)[0]
 
 
@@ -153,29 +139,26 @@ class _ParallelMLP(torch.autograd.Function):
         ctx: Any,
         exchange: Exchange,
         ordered: bool,
-        activation: str,
-        interleaved: bool,
-        batch_invariant: bool,
+        form: tuple[str, bool, bool],
         topk_ids: torch.Tensor,
         x: torch.Tensor,
         topk_weights: torch.Tensor,
-        gate_up: torch.Tensor,
-        down: torch.Tensor,
-        gate_up_bias: torch.Tensor | None,
-        down_bias: torch.Tensor | None,
+        *weights: torch.Tensor | None,
     ) -> torch.Tensor:
-        experts = Experts(gate_up, down, gate_up_bias, down_bias, activation, interleaved, batch_invariant)
+        experts = Experts.of(weights, form)
         out, step, received, pre = _forward(exchange, experts, x, topk_ids, topk_weights, ordered, True)
-        ctx.exchange, ctx.step, ctx.form = exchange, step, (activation, interleaved, batch_invariant)
-        ctx.save_for_backward(received, pre, gate_up, down, gate_up_bias, down_bias)
+        ctx.exchange, ctx.step, ctx.form = exchange, step, form
+        ctx.save_for_backward(received, pre, *weights)
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:  # type: ignore[override]
         received, pre, *weights = ctx.saved_tensors
-        experts = Experts(*weights, *ctx.form)
-        return (None,) * 6 + _backward(ctx.exchange, experts, ctx.step, received, pre, grad, ctx.needs_input_grad[6:])
+        experts = Experts.of(weights, ctx.form)
+        overwrite_pre = not graph_is_kept()
+        needs = ctx.needs_input_grad[4:]
+        return (None,) * 4 + _backward(ctx.exchange, experts, ctx.step, received, pre, grad, needs, overwrite_pre)
 
 
 def _backward(
@@ -186,8 +169,10 @@ def _backward(
     pre: torch.Tensor,
     grad: torch.Tensor,
     needs: tuple[bool, ...],
+    overwrite_pre: bool,
 ) -> tuple[torch.Tensor | None, ...]:
     """Gradients of x, topk_weights, gate_up, down, gate_up_bias, down_bias; of the last four those that are needed.
+    `overwrite_pre`: pre is not needed again, and its memory is used.
 
     Those of x and topk_weights travel always: whether another rank needs them is not known here.
     """
@@ -198,16 +183,19 @@ def _backward(
     dy = exchange.arrive(exchange.send("dispatch of gradients", grad, splits.rows_from, splits.rows_to))
     count = pre.shape[0]
     rows, slots, offs = arrived.order.rows[:count], arrived.order.slots[:count], arrived.order.offs
+    # As in `_passes.gradients`.
+    ordered_dy, dy_rows = (pointwise.ordered(dy, rows, offs), None) if needs[3] else (dy, rows)
     dpre, act_w, dslots = gated_backward_mm(
-        dy,
+        ordered_dy,
         down.transpose(1, 2),
-        rows,
+        dy_rows,
         slots,
         arrived.weights,
         pre,
         offs,
         activation=experts.activation,
         interleaved=experts.interleaved,
+        overwrite_pre=overwrite_pre,
         batch_invariant=experts.batch_invariant,
     )
     if experts.down_bias is not None:
@@ -216,10 +204,12 @@ def _backward(
     slots_coming = exchange.send(what, dslots, splits.rows_to, splits.rows_from)
     dx_rows = grouped_mm(dpre, gate_up, offs=offs, batch_invariant=experts.batch_invariant)
     sums = combine(dx_rows, arrived.order.positions)
+    del dx_rows
     rows_coming = exchange.send(what, sums, splits.rows_to, splits.rows_from)
     # The weights' gradients are computed while those of the tokens travel.
+    ddown = gathered_wgrad(ordered_dy, None, act_w, offs) if needs[3] else None
+    del ordered_dy, act_w
     dgate_up = gathered_wgrad(dpre, rows, received, offs, gather_b=True) if needs[2] else None
-    ddown = gathered_wgrad(dy, rows, act_w, offs) if needs[3] else None
     dgate_up_bias = None
     if experts.gate_up_bias is not None and needs[4]:
         dgate_up_bias = bias_gradient(grouped_mm, dpre, offs, experts.gate_up_bias)

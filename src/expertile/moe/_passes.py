@@ -8,6 +8,7 @@ from expertile.moe import _few
 from expertile.moe.permute import Permutation, permutation
 from expertile.ops.gathered_mm.api import gated_backward_mm, gathered_gated_mm, gathered_wgrad
 from expertile.ops.gathered_mm.combine import combine
+from expertile.ops.gathered_mm.pointwise import ordered
 from expertile.ops.grouped_mm.api import grouped_mm
 
 _T = torch.Tensor
@@ -66,33 +67,41 @@ def gradients(
     interleaved: bool,
     needs: tuple[bool, ...],
     batch_invariant: bool = False,
+    overwrite_pre: bool = False,
 ) -> _Grads:
-    """Gradients of x, gate_up, down, topk_weights, gate_up_bias, down_bias; None where `needs` says so."""
+    """Gradients of x, gate_up, down, topk_weights, gate_up_bias, down_bias; None where `needs` says so.
+    `overwrite_pre`: pre is not needed again, and its memory is used.
+
+    In this order each intermediate result is gone before the largest ones are made: see `moe.experts`."""
     # out.sum().backward() hands over an expanded scalar: strides of 0, which no copy engine takes.
     dy = (dy if dy.is_contiguous() else dy.contiguous()).to(x.dtype)
     offs, rows = order.offs, order.rows
+    # The gradient of `down` wants dy in order anyway, and the product before it is faster on rows in order (H200, copy
+    # and both products: 8.2 against 9.1 ms at H 4096, I 1024, 2048 rows of an expert; 2.5 against 2.9 at 2880, 256).
+    ordered_dy, dy_rows = (ordered(dy, rows, offs), None) if needs[2] else (dy, rows)
     dpre, act_w, dweights = gated_backward_mm(
-        dy,
+        ordered_dy,
         down.transpose(1, 2),
-        rows,
+        dy_rows,
         order.slots,
         topk_weights,
         pre,
         offs,
         activation=activation,
         interleaved=interleaved,
+        overwrite_pre=overwrite_pre,
         batch_invariant=batch_invariant,
     )
     dx = dgate_up = ddown = dgate_up_bias = ddown_bias = None
     if needs[2]:
-        ddown = gathered_wgrad(dy, rows, act_w, offs)
-    del act_w
+        ddown = gathered_wgrad(ordered_dy, None, act_w, offs)
+    del act_w, ordered_dy
+    if needs[0]:
+        dx = combine(grouped_mm(dpre, gate_up, offs=offs, batch_invariant=batch_invariant), order.positions)
     if needs[1]:
         dgate_up = gathered_wgrad(dpre, rows, x, offs, gather_b=True)
     if needs[4]:
         dgate_up_bias = bias_sums(dpre, offs).to(x.dtype)
-    if needs[0]:
-        dx = combine(grouped_mm(dpre, gate_up, offs=offs, batch_invariant=batch_invariant), order.positions)
     if needs[5]:
         ddown_bias = weighted_sums(dy, topk_weights, order)
     if not needs[3]:

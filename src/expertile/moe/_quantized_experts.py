@@ -17,14 +17,15 @@ import torch
 import triton
 
 from expertile.formats.fp8 import Fp8Blocks, dequantize
+from expertile.moe._base_products import BaseProducts
 from expertile.moe._passes import gradients
+from expertile.moe.expert_weights import Experts
 from expertile.moe.permute import Permutation, permutation
 from expertile.ops.gathered_mm import pointwise
 from expertile.ops.gathered_mm.activation import activate, split
 from expertile.ops.gathered_mm.combine import combine
 from expertile.ops.quantize.api import quantize_activations, quantize_swiglu
-from expertile.ops.scaled_grouped_mm.api import scaled_grouped_mm
-from expertile.ops.torch_op import once_differentiable
+from expertile.ops.torch_op import graph_is_kept, once_differentiable
 
 _T = torch.Tensor
 _Maybe = torch.Tensor | None
@@ -45,43 +46,19 @@ def activated(pre: _T, offs: _T, activation: str, interleaved: bool) -> _T:
     return activate(gate, up, activation).to(pre.dtype)
 
 
-def _fp8_forward(
-    x: _T,
-    gate_up: _T,
-    gate_up_scales: _T,
-    down: _T,
-    down_scales: _T,
-    topk_ids: _T,
-    topk_weights: _T,
-    activation: str,
-    interleaved: bool,
-    gate_up_bias: _Maybe,
-    down_bias: _Maybe,
-) -> tuple[_T, _T, Permutation]:
-    order = permutation(topk_ids, gate_up.shape[0])
-    x8 = quantize_activations(x)
-    rows8 = x8.values.view(torch.uint8).index_select(0, order.rows).view(torch.float8_e4m3fn)
-    pre = scaled_grouped_mm(
-        rows8,
-        gate_up.transpose(1, 2),
-        x8.scales.t().index_select(1, order.rows).t(),  # scales of a tile's rows side by side
-        gate_up_scales,
-        offs=order.offs,
-        bias=gate_up_bias,
-        out_dtype=x.dtype,
-    )
-    if activation == "swiglu":
-        act = quantize_swiglu(pre, interleaved=interleaved)
+def _forward(x: _T, topk_ids: _T, topk_weights: _T, experts: Experts) -> tuple[_T, _T, Permutation]:
+    base, order = BaseProducts(experts.gate_up, experts.down), permutation(topk_ids, experts.shape[0])
+    pre = base.up(x, order, experts.gate_up_bias)
+    if experts.activation == "swiglu":
+        act = quantize_swiglu(pre, interleaved=experts.interleaved)
     else:
-        act = quantize_activations(activated(pre, order.offs, activation, interleaved))
-    y = scaled_grouped_mm(
-        act.values, down.transpose(1, 2), act.scales, down_scales, offs=order.offs, bias=down_bias, out_dtype=x.dtype
-    )
+        act = quantize_activations(activated(pre, order.offs, experts.activation, experts.interleaved))
+    y = base.down_of_fp8(act, order, experts.down_bias, x.dtype)
     return combine(y, order.positions, topk_weights), pre, order
 
 
 class _Fp8Mlp(torch.autograd.Function):
-    """FP8 forward, backward in x's dtype; traced through by torch.compile."""
+    """FP8 forward, backward in x's dtype; traced through by torch.compile. `weights`: values and scales of both."""
 
     @staticmethod
     def forward(  # type: ignore[override]
@@ -91,89 +68,35 @@ class _Fp8Mlp(torch.autograd.Function):
         gate_up_bias: _Maybe,
         down_bias: _Maybe,
         topk_ids: _T,
-        gate_up: _T,
-        gate_up_scales: _T,
-        down: _T,
-        down_scales: _T,
         activation: str,
         interleaved: bool,
+        *weights: _T,
     ) -> _T:
-        out, pre, order = _fp8_forward(
-            x,
-            gate_up,
-            gate_up_scales,
-            down,
-            down_scales,
-            topk_ids,
-            topk_weights,
-            activation,
-            interleaved,
-            gate_up_bias,
-            down_bias,
-        )
-        ctx.activation, ctx.interleaved = activation, interleaved
-        ctx.save_for_backward(
-            x,
-            topk_weights,
-            down_bias,
-            topk_ids,
-            gate_up,
-            gate_up_scales,
-            down,
-            down_scales,
-            pre,
-            order.offs,
-            order.rows,
-            order.slots,
-            order.positions,
-        )
+        gate_up, down = (Fp8Blocks(values, scales, (128, 128)) for values, scales in (weights[:2], weights[2:]))
+        experts = Experts(gate_up, down, gate_up_bias, down_bias, activation, interleaved)
+        out, pre, order = _forward(x, topk_ids, topk_weights, experts)
+        ctx.form = (activation, interleaved)
+        routing = (order.offs, order.rows, order.slots, order.positions)
+        ctx.save_for_backward(x, topk_weights, down_bias, topk_ids, *weights, pre, *routing)
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: _T) -> tuple[Any, ...]:  # type: ignore[override]
-
         x, topk_weights, down_bias, topk_ids, up8, up_scales, down8, down_scales, pre, *order = ctx.saved_tensors
         needs_x, needs_weights, needs_up_bias, needs_down_bias = ctx.needs_input_grad[:4]
-        dx, _, _, dweights, dgate_up_bias, ddown_bias = gradients(
-            dy,
-            x,
-            dequantize(up8, up_scales, (128, 128), x.dtype),
-            dequantize(down8, down_scales, (128, 128), x.dtype),
-            topk_ids,
-            topk_weights,
-            pre,
-            Permutation(*order),
-            down_bias,
-            ctx.activation,
-            ctx.interleaved,
-            (needs_x, False, False, needs_weights, needs_up_bias, needs_down_bias),
-        )
+        needs = (needs_x, False, False, needs_weights, needs_up_bias, needs_down_bias)
+        gate_up = dequantize(up8, up_scales, (128, 128), x.dtype)
+        down = dequantize(down8, down_scales, (128, 128), x.dtype)
+        routing = (topk_ids, topk_weights, pre, Permutation(*order))
+        form = (down_bias, *ctx.form, needs, False, not graph_is_kept())
+        grads = gradients(dy, x, gate_up, down, *routing, *form)
+        dx, _, _, dweights, dgate_up_bias, ddown_bias = grads
         return (dx, dweights, dgate_up_bias, ddown_bias, *(None,) * 7)
 
 
-def fp8_mlp(
-    x: _T,
-    gate_up: Fp8Blocks,
-    down: Fp8Blocks,
-    topk_ids: _T,
-    topk_weights: _T,
-    activation: str,
-    interleaved: bool,
-    gate_up_bias: _Maybe,
-    down_bias: _Maybe,
-) -> _T:
+def fp8_mlp(x: _T, topk_ids: _T, topk_weights: _T, experts: Experts) -> _T:
     """`moe_mlp` with Fp8Blocks of 128×128; operands as checked there."""
-    return _Fp8Mlp.apply(
-        x,
-        topk_weights,
-        gate_up_bias,
-        down_bias,
-        topk_ids,
-        gate_up.values,
-        gate_up.scales,
-        down.values,
-        down.scales,
-        activation,
-        interleaved,
-    )
+    gate_up, down, gate_up_bias, down_bias = experts.tensors
+    weights = (gate_up.values, gate_up.scales, down.values, down.scales)
+    return _Fp8Mlp.apply(x, topk_weights, gate_up_bias, down_bias, topk_ids, *experts.form[:2], *weights)

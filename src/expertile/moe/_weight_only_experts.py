@@ -16,37 +16,25 @@ from typing import Any
 
 import torch
 
-from expertile.formats.weight_only import AnyQuantizedWeight, weight_of
+from expertile.moe._base_products import BaseProducts
 from expertile.moe._passes import bias_products, bias_sums, weighted_sums
 from expertile.moe._quantized_experts import activated, on_kernels_eagerly
+from expertile.moe.expert_weights import Experts, autocasts
 from expertile.moe.permute import Permutation, permutation
 from expertile.ops.gathered_mm import pointwise
 from expertile.ops.gathered_mm.activation import activate_backward, join, split
 from expertile.ops.gathered_mm.combine import combine
 from expertile.ops.torch_op import once_differentiable
-from expertile.ops.weight_only_mm.api import weight_only_mm
-from expertile.ops.weight_only_mm.op import activation_gradient
 
 _T = torch.Tensor
 _Maybe = torch.Tensor | None
 
 
-def _forward(
-    x: _T,
-    gate_up: AnyQuantizedWeight,
-    down: AnyQuantizedWeight,
-    topk_ids: _T,
-    topk_weights: _T,
-    activation: str,
-    interleaved: bool,
-    gate_up_bias: _Maybe,
-    down_bias: _Maybe,
-) -> tuple[_T, _T, Permutation]:
-    order = permutation(topk_ids, gate_up.shape[0])
-    pre = weight_only_mm(x.index_select(0, order.rows), gate_up, offs=order.offs, bias=gate_up_bias)
-    act = activated(pre, order.offs, activation, interleaved)
-    y = weight_only_mm(act, down, offs=order.offs, bias=down_bias)
-    return combine(y, order.positions, topk_weights), pre, order
+def _forward(x: _T, topk_ids: _T, topk_weights: _T, experts: Experts) -> tuple[_T, _T, Permutation]:
+    base, order = BaseProducts(experts.gate_up, experts.down), permutation(topk_ids, experts.shape[0])
+    pre = base.up(x, order, experts.gate_up_bias)
+    act = activated(pre, order.offs, experts.activation, experts.interleaved)
+    return combine(base.down_of(act, order, experts.down_bias), order.positions, topk_weights), pre, order
 
 
 def _activation_backward(
@@ -68,7 +56,7 @@ def _activation_backward(
 
 
 class _WeightOnlyMlp(torch.autograd.Function):
-    """Traced through by torch.compile. `kinds`: (format, group_size, K) of gate_up and of down."""
+    """Traced through by torch.compile. `kinds`: of gate_up and of down, as `BaseProducts.parts` has them."""
 
     @staticmethod
     def forward(  # type: ignore[override]
@@ -80,13 +68,12 @@ class _WeightOnlyMlp(torch.autograd.Function):
         topk_ids: _T,
         activation: str,
         interleaved: bool,
-        kinds: tuple[tuple[str, int, int], tuple[str, int, int]],
+        kinds: tuple[Any, ...],
         *tensors: _Maybe,
     ) -> _T:
-        gate_up, down = _weights(kinds, tensors)
-        out, pre, order = _forward(
-            x, gate_up, down, topk_ids, topk_weights, activation, interleaved, gate_up_bias, down_bias
-        )
+        base = BaseProducts.of(kinds, tensors)
+        experts = Experts(base.gate_up, base.down, gate_up_bias, down_bias, activation, interleaved)
+        out, pre, order = _forward(x, topk_ids, topk_weights, experts)
         ctx.form, ctx.kinds = (activation, interleaved), kinds
         routing = (order.offs, order.rows, order.slots, order.positions)
         ctx.save_for_backward(topk_weights, gate_up_bias, down_bias, topk_ids, pre, *routing, *tensors)
@@ -97,15 +84,15 @@ class _WeightOnlyMlp(torch.autograd.Function):
     def backward(ctx: Any, dy: _T) -> tuple[Any, ...]:  # type: ignore[override]
         topk_weights, gate_up_bias, down_bias, topk_ids, pre, *rest = ctx.saved_tensors
         order = Permutation(*rest[:4])
-        gate_up, down = _weights(ctx.kinds, rest[4:])
+        base = BaseProducts.of(ctx.kinds, rest[4:])
         needs_x, needs_weights, needs_up_bias, needs_down_bias = ctx.needs_input_grad[:4]
         dy = (dy if dy.is_contiguous() else dy.contiguous()).to(pre.dtype)
         dx = dweights = dgate_up_bias = ddown_bias = None
         if needs_x or needs_weights or needs_up_bias:
-            a = activation_gradient(dy.index_select(0, order.rows), down, order.offs)
+            a = base.down_gradient(dy, order)
             dpre, dweights = _activation_backward(a, pre, order, topk_weights, *ctx.form)
             if needs_x:
-                dx = combine(activation_gradient(dpre, gate_up, order.offs), order.positions)
+                dx = combine(base.up_gradient(dpre, order), order.positions)
             if needs_up_bias:
                 dgate_up_bias = bias_sums(dpre, order.offs).to(gate_up_bias.dtype)
             if needs_weights and down_bias is not None:
@@ -115,35 +102,12 @@ class _WeightOnlyMlp(torch.autograd.Function):
         return dx, dweights if needs_weights else None, dgate_up_bias, ddown_bias, *(None,) * (len(rest))
 
 
-def _weights(
-    kinds: tuple[tuple[str, int, int], tuple[str, int, int]], tensors: Any
-) -> tuple[AnyQuantizedWeight, AnyQuantizedWeight]:
-    first, second = (
-        weight_of(format, tensors[3 * i], tensors[3 * i + 1], tensors[3 * i + 2], group_size, k)
-        for i, (format, group_size, k) in enumerate(kinds)
-    )
-    return first, second
-
-
-def weight_only_mlp(
-    x: _T,
-    gate_up: AnyQuantizedWeight,
-    down: AnyQuantizedWeight,
-    topk_ids: _T,
-    topk_weights: _T,
-    activation: str,
-    interleaved: bool,
-    gate_up_bias: _Maybe,
-    down_bias: _Maybe,
-) -> _T:
+def weight_only_mlp(x: _T, topk_ids: _T, topk_weights: _T, experts: Experts) -> _T:
     """`moe_mlp` with two weights in 4 bits; operands as checked there."""
-    differentiated = (x, topk_weights, gate_up_bias, down_bias)
-    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in differentiated):
-        if x.device.type != "meta" and torch.is_autocast_enabled(x.device.type):
-            x = x.to(torch.get_autocast_dtype(x.device.type))
-        kinds = tuple((w.format, w.group_size, w.shape[2]) for w in (gate_up, down))
-        tensors = (gate_up.packed, gate_up.scales, gate_up.zeros, down.packed, down.scales, down.zeros)
-        return _WeightOnlyMlp.apply(
-            x, topk_weights, gate_up_bias, down_bias, topk_ids, activation, interleaved, kinds, *tensors
-        )
-    return _forward(x, gate_up, down, topk_ids, topk_weights, activation, interleaved, gate_up_bias, down_bias)[0]
+    biases = experts.tensors[2:]
+    if not torch.is_grad_enabled() or not any(t is not None and t.requires_grad for t in (x, topk_weights, *biases)):
+        return _forward(x, topk_ids, topk_weights, experts)[0]
+    if autocasts(x):
+        x = x.to(torch.get_autocast_dtype(x.device.type))
+    kinds, tensors = BaseProducts.parts(experts)
+    return _WeightOnlyMlp.apply(x, topk_weights, *biases, topk_ids, *experts.form[:2], kinds, *tensors)

@@ -10,7 +10,7 @@ Parameters are stored as `torch.nn.Linear` has them, one expert after the other:
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -20,8 +20,10 @@ from torch import nn
 
 from expertile.formats.fp8 import QuantizedBuffers
 from expertile.formats.weight_only import quantize
+from expertile.moe.expert_weights import autocasts
 from expertile.moe.experts import moe_mlp
 from expertile.moe.logits import invariant_logits_in, router_logits
+from expertile.moe.lora import Adapter, Lora
 from expertile.moe.router import RouterConfig, Routing, require_independent, route
 from expertile.ops.gathered_mm.problem import ACTIVATIONS
 
@@ -109,6 +111,7 @@ class MoE(nn.Module):
         self.shared_down = None if shared is None else parameter(h, shared)
         correction = torch.zeros(e, dtype=torch.float32, device=device) if self.config.score == "sigmoid" else None
         self.register_buffer("correction_bias", correction)
+        self.lora_scale: float | None = None
         self.reset_parameters()
 
     def _fan_in(self) -> Iterator[tuple[torch.Tensor, int]]:
@@ -155,6 +158,58 @@ class MoE(nn.Module):
         return self
 
     @torch.no_grad()
+    def add_lora(
+        self,
+        rank: int,
+        *,
+        alpha: float | None = None,
+        targets: Sequence[str] = ("gate_up", "down"),
+        dtype: torch.dtype | None = None,
+    ) -> MoE:
+        """Freeze the routed experts, quantised or not, put adapters of low rank beside them, and return the layer.
+
+        New parameters, laid out as PEFT does (`expertile.moe.lora.Adapter`), for each of `targets`:
+        `gate_up_lora_a` [E · rank, H], drawn as by `torch.nn.Linear`, and `gate_up_lora_b` [2I, rank · E], zeros; so
+        the layer computes what it did. `alpha`: the delta is scaled by alpha / rank; rank by default. `dtype`: of the
+        adapters; the router's by default. Router and shared expert stay as they are.
+
+        Raises:
+            ValueError: a rank below 1, targets other than gate_up and down, or a layer with adapters already or with
+                batch_invariant.
+        """
+        if rank < 1:
+            raise ValueError(f"rank: expected at least 1, got {rank}")
+        if not targets or not set(targets) <= {"gate_up", "down"}:
+            raise ValueError(f"targets: expected gate_up, down or both, got {targets!r}")
+        if self.lora_scale is not None or self.batch_invariant:
+            raise ValueError("add_lora: expected a layer without adapters and without batch_invariant, got another")
+        e, h, i = self.config.num_experts, self.hidden_size, self.intermediate_size
+        options: Any = {"device": self.router.device, "dtype": dtype or self.router.dtype}
+        for frozen in (self.gate_up, self.down, self.gate_up_bias, self.down_bias):
+            if frozen is not None:
+                frozen.requires_grad_(False)
+        for name, (out, columns) in {"gate_up": (2 * i, h), "down": (h, i)}.items():
+            if name in targets:
+                a = nn.Parameter(torch.empty(e * rank, columns, **options))
+                nn.init.uniform_(a, -(columns**-0.5), columns**-0.5)
+                setattr(self, f"{name}_lora_a", a)
+                setattr(self, f"{name}_lora_b", nn.Parameter(torch.zeros(out, e * rank, **options)))
+        self.lora_scale = (rank if alpha is None else alpha) / rank
+        return self
+
+    @property
+    def lora(self) -> Lora | None:
+        """The adapters, or None without."""
+        if self.lora_scale is None:
+            return None
+        found: dict[str, Adapter] = {}
+        for name in ("gate_up", "down"):
+            if hasattr(self, f"{name}_lora_a"):
+                a, b = (getattr(self, f"{name}_lora_{part}") for part in "ab")
+                found[name] = Adapter(a, b, self.lora_scale)
+        return Lora(**found)
+
+    @torch.no_grad()
     def update_correction_bias(self, counts: torch.Tensor, rate: float = 1e-3) -> None:
         """Move the bias of experts with fewer rows than the mean up by `rate`, of those with more down: DeepSeek-V3's
         balancing without a loss (arXiv:2408.15664, algorithm 1). `counts` [E]: rows of each expert over a step, on all
@@ -182,13 +237,13 @@ class MoE(nn.Module):
         """
         dtype = self.router_dtype
         if dtype is None:
-            if x.dtype is not self.router.dtype and not _autocasts(x):
+            if x.dtype is not self.router.dtype and not autocasts(x):
                 raise ValueError(
                     f"router: expected {x.dtype}, x's dtype, or a router_dtype to cast both to, got {self.router.dtype}"
                 )
             return router_logits(x, self.router, self.router_bias, batch_invariant=self.batch_invariant)
         bias = None if self.router_bias is None else self.router_bias.to(dtype)
-        with torch.autocast(x.device.type, enabled=False) if _autocasts(x) else nullcontext():
+        with torch.autocast(x.device.type, enabled=False) if autocasts(x) else nullcontext():
             if self.batch_invariant:
                 return invariant_logits_in(dtype, x, self.router, bias)
             return F.linear(x.to(dtype), self.router.to(dtype), bias)
@@ -201,7 +256,7 @@ class MoE(nn.Module):
         """
         if x.dim() < 1 or x.shape[-1] != self.hidden_size:
             raise ValueError(f"x: expected shape [..., {self.hidden_size}], got {list(x.shape)}")
-        if isinstance(self.gate_up, torch.Tensor) and x.dtype is not self.gate_up.dtype and not _autocasts(x):
+        if isinstance(self.gate_up, torch.Tensor) and x.dtype is not self.gate_up.dtype and not autocasts(x):
             raise ValueError(f"x: expected {self.gate_up.dtype}, the dtype of gate_up, got {x.dtype}")
         tokens = x.reshape(-1, self.hidden_size)
         routing: Routing = route(
@@ -240,6 +295,7 @@ class MoE(nn.Module):
             gate_up_bias=self.gate_up_bias,
             down_bias=self.down_bias,
             batch_invariant=self.batch_invariant,
+            lora=self.lora,
         )
 
     def extra_repr(self) -> str:
@@ -258,12 +314,9 @@ class MoE(nn.Module):
             text
             + (f", rounding={c.rounding}" if c.rounding is not None else "")
             + (", batch_invariant=True" if self.batch_invariant else "")
+            + (", lora" if self.lora_scale is not None else "")
         )
 
 
 def _weight(held: Any) -> Any:
     return held.weight if isinstance(held, QuantizedBuffers) else held
-
-
-def _autocasts(x: torch.Tensor) -> bool:
-    return x.device.type != "meta" and torch.is_autocast_enabled(x.device.type)

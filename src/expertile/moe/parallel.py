@@ -1,7 +1,7 @@
 """Expert parallelism: the experts of a layer divided among the ranks of a process group.
 
-Every rank routes its own tokens to global expert ids. Their rows travel to the ranks that hold those experts, the
-experts' products run there with the kernels of a single GPU, and the results travel back:
+Every rank routes its own tokens to global expert ids. Their rows travel to the ranks that hold those experts. The
+experts' products run there, with the kernels of a single GPU, and the results travel back:
 
     counts      [2, chunks, W] int32 to every rank; the host reads them             exact mode only
     labels      a row's k ids and weights, 8 k bytes                                in chunks, as the rows
@@ -12,39 +12,32 @@ experts' products run there with the kernels of a single GPU, and the results tr
     sum         out[t] = Σ_j w[t, j] y[t, j] in the order of j; or Σ over ranks of their sums
 
 All chunks' dispatches are queued at once, and a chunk's results start back while the next chunk's products run. The
-order of sums in "ordered" is that of one GPU, and so are the bits, as long as the products are computed the same way
-for other numbers of rows. "partial" rounds each rank's sum to x's dtype.
+order of sums in "ordered" is that of one GPU. So are the bits, as long as the products are computed the same way for
+other numbers of rows. "partial" rounds each rank's sum to x's dtype.
 
-The backward pass sends dy as x was sent, sums dx over a rank's experts before it returns (so both move ≤ min(W, k) rows
-a token), and computes the weights' gradients while dx travels. What is kept: the rows received, the pre-activation, the
-plan. A weight's gradient is complete on the rank that holds it: do not all-reduce it over the group.
+The backward pass sends dy as x was sent, and sums dx over a rank's experts before it returns: both move ≤ min(W, k)
+rows a token. It computes the weights' gradients while dx travels. What is kept: the rows received, the pre-activation,
+the plan. A weight's gradient is complete on the rank that holds it: do not all-reduce it over the group.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields, replace
 from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from expertile.moe._data_parallel import Averaged, check_sharding, guard_ddp
-from expertile.moe._expert_state import ExpertState, follow
 from expertile.moe._members import Members
-from expertile.moe._parallel_mlp import Experts, parallel_mlp
+from expertile.moe._parallel_mlp import parallel_mlp
 from expertile.moe._placement import Placement
 from expertile.moe.exchange import Exchange
-from expertile.moe.experts import Weight, _check, _shape, require_invariant
-from expertile.moe.layer import MoE
+from expertile.moe.expert_weights import Experts, Weight
 from expertile.moe.permute import check_ids
-from expertile.moe.router import Routing
 
 _ORDERS = ("ordered", "partial")
-_OF_EXPERTS = ("gate_up", "down", "gate_up_bias", "down_bias")
 
 
 @dataclass(frozen=True)
@@ -135,7 +128,7 @@ class ExpertParallel:
         settings: dict[str, Any] | None = None,
     ):
         self.config = config
-        self.group = _process_group(group)
+        self.group = process_group(group)
         self.members = Members(self.group, timeout)
         self.rank, self.world = self.members.rank, self.members.world
         self.members.agree({**asdict(config), **(settings or {})})
@@ -205,17 +198,14 @@ class ExpertParallel:
         if batch_invariant:
             require_ordered(self.config.combine)
         topk_weights = topk_weights.float()
-        weights: list[Any] = [gate_up, down, gate_up_bias, down_bias]
+        experts = Experts(gate_up, down, gate_up_bias, down_bias, activation, interleaved, batch_invariant)
         dtype = gate_up.dtype if isinstance(gate_up, torch.Tensor) else self.config.dtype
         if torch.is_autocast_enabled(x.device.type):
             dtype = torch.get_autocast_dtype(x.device.type)
-            x, weights = x.to(dtype), [t.to(dtype) if isinstance(t, torch.Tensor) else t for t in weights]
+            x, experts = x.to(dtype), experts.map(lambda t: t.to(dtype))
         if not self.experts:
-            weights = list(map(_with_one, weights))
-        gate_up, down, gate_up_bias, down_bias = weights
-        if batch_invariant:
-            require_invariant(torch.Tensor if isinstance(gate_up, torch.Tensor) else type(gate_up), dtype)
-        self._validate(x, dtype, gate_up, down, gate_up_bias, down_bias, topk_ids, topk_weights, activation)
+            experts = Experts.of(map(_with_one, experts.tensors), experts.form)
+        self._validate(x, dtype, experts, topk_ids, topk_weights)
         if check:
             check_ids(topk_ids, self.config.num_experts, values=True)
         tokens = x.shape[0]
@@ -223,7 +213,6 @@ class ExpertParallel:
             x = torch.cat([x, x.new_zeros(1, x.shape[1])])
             topk_ids = topk_ids.new_full((1, self.config.top_k), self.config.num_experts)
             topk_weights = torch.cat([topk_weights, topk_weights.new_zeros(1, self.config.top_k)])
-        experts = Experts(gate_up, down, gate_up_bias, down_bias, activation, interleaved, batch_invariant)
         out = parallel_mlp(self._exchange, experts, self.config.combine == "ordered", x, topk_ids, topk_weights)
         return out if tokens else out[:0]
 
@@ -249,13 +238,9 @@ class ExpertParallel:
         self,
         x: torch.Tensor,
         dtype: torch.dtype,
-        gate_up: Weight,
-        down: Weight,
-        gate_up_bias: torch.Tensor | None,
-        down_bias: torch.Tensor | None,
+        experts: Experts,
         topk_ids: torch.Tensor,
         topk_weights: torch.Tensor,
-        activation: str,
     ) -> None:
         c, e = self.config, max(1, len(self.experts))
         check_ids(topk_ids, c.num_experts)
@@ -266,10 +251,10 @@ class ExpertParallel:
         if topk_ids.shape[1] != c.top_k:
             raise ValueError(f"topk_ids: expected [{x.shape[0]}, {c.top_k}], got {list(topk_ids.shape)}")
         # The rest is what `moe_mlp` requires of these weights and tokens.
-        kind = _check(x, gate_up, down, topk_ids, topk_weights, activation, gate_up_bias, down_bias, False)
-        if _shape(gate_up)[0] != e:
-            raise ValueError(f"gate_up: expected the {e} experts of rank {self.members.name}, got {_shape(gate_up)[0]}")
-        asked = any(t is not None and t.requires_grad for t in (x, topk_weights, gate_up_bias, down_bias))
+        kind = experts.check(x, topk_ids, topk_weights, False)
+        if experts.shape[0] != e:
+            raise ValueError(f"gate_up: expected the {e} experts of rank {self.members.name}, got {experts.shape[0]}")
+        asked = any(t is not None and t.requires_grad for t in (x, topk_weights, *experts.tensors[2:]))
         if kind is not torch.Tensor and torch.is_grad_enabled() and asked:
             raise ValueError(
                 "gate_up, down: quantised experts have no backward pass here; expected torch.no_grad(), "
@@ -294,7 +279,7 @@ def _with_one(weight: Any) -> Any:
     return replace(weight, **zeros)
 
 
-def _process_group(group: dist.ProcessGroup | DeviceMesh | None) -> dist.ProcessGroup:
+def process_group(group: dist.ProcessGroup | DeviceMesh | None) -> dist.ProcessGroup:
     if isinstance(group, DeviceMesh):
         if group.ndim != 1:
             raise ValueError(f"group: expected a one-dimensional DeviceMesh (mesh['name'] is one), got {group.ndim}")
@@ -306,166 +291,3 @@ def _process_group(group: dist.ProcessGroup | DeviceMesh | None) -> dist.Process
     found = dist.group.WORLD
     assert found is not None
     return found
-
-
-class ExpertParallelMoE(MoE):
-    """`MoE` with its experts divided among the ranks of a group; router and shared expert are on every rank.
-
-    Each rank passes its own tokens. The gradients of this rank's experts are sums over the tokens of all ranks of the
-    group; those of the router and the shared expert are of its own tokens, to be reduced as in data parallelism.
-
-    Args:
-        moe: the whole layer, alike on every rank (same seed, or loaded); this rank's experts are copied, all else is
-            taken over. On the meta device nothing is allocated: `to_empty`, then load.
-        group, timeout: as for `ExpertParallel`.
-        replicas: group or one-dimensional DeviceMesh of the ranks, this one among them, that hold the same experts in
-            other expert groups: the experts' gradients are averaged over it. Not for experts that fully_shard reduces.
-        chunks, combine, max_tokens, capacity: as for `ParallelConfig`.
-
-    Attributes:
-        parallel: ExpertParallel.
-
-    `state_dict` has the experts as DTensors of all experts, Shard(0) over the group, as torch.distributed.checkpoint
-    needs them, also to load on another number of ranks; an optimizer's, from its first step on, too. `load_state_dict`
-    takes those, plain tensors of the whole layer, or plain tensors of this rank's experts. Under torch.compile, disable
-    this module (`torch.compiler.disable`): collectives are not traced.
-
-    DistributedDataParallel leaves the experts out, in a model around the layer too. fully_shard of experts over ranks
-    of the group, FullyShardedDataParallel and parametrizations of them are ValueErrors.
-
-    Raises:
-        ValueError, RuntimeError: as `ExpertParallel`; ValueError for replicas with other experts.
-    """
-
-    def __init__(
-        self,
-        moe: MoE,
-        group: dist.ProcessGroup | DeviceMesh | None = None,
-        *,
-        replicas: dist.ProcessGroup | DeviceMesh | None = None,
-        chunks: int = 1,
-        combine: str = "ordered",
-        max_tokens: int | None = None,
-        capacity: int | None = None,
-        timeout: timedelta | None = None,
-    ) -> None:
-        gate_up = moe.gate_up
-        if not isinstance(gate_up, torch.Tensor):
-            raise ValueError("moe: expected experts that are not quantised; ExpertParallel.mlp takes quantised ones")
-        if moe.batch_invariant:
-            require_ordered(combine)
-        super().__init__(
-            moe.hidden_size,
-            moe.intermediate_size,
-            activation=moe.activation,
-            interleaved=moe.interleaved,
-            bias=moe.gate_up_bias is not None,
-            router_bias=moe.router_bias is not None,
-            router_dtype=moe.router_dtype,
-            shared_intermediate_size=moe.shared_intermediate_size,
-            batch_invariant=moe.batch_invariant,
-            device="meta",
-            dtype=gate_up.dtype,
-            **asdict(moe.config),
-        )
-        config = ParallelConfig(
-            moe.config.num_experts,
-            moe.config.columns,
-            moe.hidden_size,
-            gate_up.dtype,
-            chunks,
-            combine,
-            max_tokens,
-            capacity,
-        )
-        layer = {
-            **asdict(moe.config),
-            "activation": moe.activation,
-            "interleaved": moe.interleaved,
-            "intermediate_size": moe.intermediate_size,
-            "batch_invariant": moe.batch_invariant,
-        }
-        self.parallel = ExpertParallel(config, group, timeout=timeout, settings=layer)
-        self.replicas = None if replicas is None else Members(_process_group(replicas), timeout)
-        if self.replicas is not None:
-            self.replicas.agree({"experts": self.parallel.experts})
-        for name, parameter in moe.named_parameters(recurse=False):
-            if name in _OF_EXPERTS:
-                part = self.parallel.shard(parameter.detach()).clone()
-                parameter = nn.Parameter(part, requires_grad=parameter.requires_grad)
-            setattr(self, name, parameter)
-        self.correction_bias = moe.correction_bias
-        self.expert_state = ExpertState(
-            config.num_experts,
-            self.parallel.experts,
-            self.parallel.group,
-            group if isinstance(group, DeviceMesh) else None,
-        )
-        follow(self)
-        guard_ddp(ExpertParallelMoE)
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
-        follow(self)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        # As it is; but fully_shard, which else writes to the module's dictionary, thus calls register_parameter.
-        super().__setattr__(name, value)
-
-    def register_parameter(self, name: str, param: nn.Parameter | None) -> None:
-        if name in _OF_EXPERTS and hasattr(self, "parallel"):
-            check_sharding(name, param, self.parallel.members)
-        super().register_parameter(name, param)
-
-    def __delattr__(self, name: str) -> None:
-        if name in _OF_EXPERTS:
-            raise ValueError(
-                f"{name}: expected to stay a parameter of the layer, else experts of different ranks are taken for one "
-                "thing; got its removal by a parametrization or by FullyShardedDataParallel, for which fully_shard or "
-                "ignored_states=list(layer.expert_parameters()) would do"
-            )
-        super().__delattr__(name)
-
-    def expert_parameters(self) -> Iterator[nn.Parameter]:
-        """Those of this rank's experts, which no reduction over the group may touch."""
-        return (p for name, p in self.named_parameters(recurse=False) if name in _OF_EXPERTS)
-
-    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
-        super()._save_to_state_dict(destination, prefix, keep_vars)
-        for key in (prefix + name for name in _OF_EXPERTS):
-            if key in destination:
-                destination[key] = self.expert_state.whole(destination[key])
-
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
-        for name in _OF_EXPERTS:
-            given, mine = state_dict.get(prefix + name), getattr(self, name)
-            if given is not None and mine is not None and given.shape[0] == self.config.num_experts:
-                state_dict[prefix + name] = self.expert_state.part(given, mine)
-        super()._load_from_state_dict(state_dict, prefix, *rest)
-
-    def _experts(self, tokens: torch.Tensor, routing: Routing) -> torch.Tensor:
-        weights: list[Any] = [self.gate_up, self.down, self.gate_up_bias, self.down_bias]
-        if self.replicas is not None and torch.is_grad_enabled():
-            weights = [None if w is None else Averaged.apply(w, self.replicas) for w in weights]
-        gate_up, down, gate_up_bias, down_bias = weights
-        return self.parallel.mlp(
-            tokens,
-            gate_up,
-            down,
-            routing.topk_ids,
-            routing.topk_weights,
-            activation=self.activation,
-            interleaved=self.interleaved,
-            gate_up_bias=gate_up_bias,
-            down_bias=down_bias,
-            batch_invariant=self.batch_invariant,
-        )
-
-    def extra_repr(self) -> str:
-        held, c = self.parallel.experts, self.parallel.config
-        of = f"experts {held.start} … {held.stop - 1}" if held else "no experts"
-        fixed = "" if c.max_tokens is None else f", max_tokens={c.max_tokens}, capacity={c.capacity}"
-        return (
-            f"{super().extra_repr()}, {of} on rank {self.parallel.rank} of {self.parallel.world}, "
-            f"chunks={c.chunks}, combine={c.combine}{fixed}"
-        )

@@ -21,6 +21,12 @@ def traced(x: torch.Tensor) -> bool:
     return is_compiling() or type(x) not in PLAIN or _transforms_active() or x.is_meta
 
 
+def graph_is_kept() -> bool:
+    """In a backward pass: whether its graph may be walked again (`retain_graph`), so that what it saved must stay.
+    True under torch.compile, which does not tell."""
+    return is_compiling() or bool(torch._C._autograd._get_current_graph_task_keep_graph())
+
+
 # (outputs' placements, inputs' placements) of one mesh dimension, as torch.distributed.tensor's register_sharding takes
 # them: None for what is no tensor.
 Placements = list[tuple[list[Any], list[Any]]]

@@ -12,7 +12,7 @@ every case that it does not refuse:
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -196,11 +196,22 @@ def check(case: Case, operands: Operands, outputs: Outputs) -> None:
         assert largest <= MARGIN * limit, f"{name}: largest error {largest:.3g} > {MARGIN * limit:.3g}"
 
 
-def run_case(backend: Backend, case: Case, config: object, device: str = "cpu") -> None:
+def over_pre(operands: Operands, outputs: Outputs) -> tuple[Operands, Outputs]:
+    """BACKWARD with dpre in a copy of pre."""
+    assert operands.pre is not None
+    spare = operands.pre.clone()
+    spare[operands.offs[-1] :] = float("nan")
+    return replace(operands, pre=spare), (spare, *outputs[1:])
+
+
+def run_case(backend: Backend, case: Case, config: object, device: str = "cpu", overwrite_pre: bool = False) -> None:
     """Run and check a case that the backend takes."""
     problem, operands = make(case, device)
     outputs = poisoned_outputs(problem, operands)
-    backend.run(problem, operands, config, outputs)
+    given = operands
+    if overwrite_pre:
+        given, outputs = over_pre(operands, outputs)
+    backend.run(problem, given, config, outputs)
     check(case, operands, outputs)
 
 

@@ -131,6 +131,29 @@ def test_compiles_without_a_graph_break_for_any_number_of_rows():
             torch.testing.assert_close(got, want)
 
 
+def test_dpre_takes_pre_only_where_it_may():
+    x, b, rows, offs, _ = operands(past=0)
+    slots, weights = torch.arange(13, dtype=torch.int32), torch.rand(T, 2)
+    wide = torch.randn(13, 2 * N + 3)
+
+    def step(pre, overwrite_pre=True):
+        down = b.transpose(1, 2)
+        return gated_backward_mm(
+            x, down, rows, slots, weights, pre, offs, interleaved=True, overwrite_pre=overwrite_pre
+        )
+
+    for pre, taken in ((wide[:, : 2 * N].contiguous(), True), (wide[:, : 2 * N], False)):
+        before = pre.clone()
+        want = step(pre, False)
+        assert torch.equal(pre, before)
+        got = step(pre)
+        assert (got[0].data_ptr() == pre.data_ptr()) is taken
+        assert all(map(torch.equal, got, want)) and torch.equal(pre, before) is not taken
+    compiled = torch.compile(step, fullgraph=True, backend="aot_eager")
+    before = pre.clone()
+    assert torch.equal(compiled(pre)[0], want[0]) and torch.equal(pre, before)
+
+
 def test_compiled_gradients():
     x, b, rows, offs, _ = operands(past=0)
     x, b = x.requires_grad_(), b.requires_grad_()
@@ -260,6 +283,25 @@ def test_choice(product):
     assert cpu.backend.name == "reference"
     old = choose(large(product, 128), Device.by_name("v100"))
     assert old.backend.name == "reference" and len(old.estimates) == len(ORDER[0][1])
+
+
+@pytest.mark.parametrize(
+    ("rows", "inner", "gathered", "composed"),
+    [
+        (16, 2880, "", False),
+        (256, 2880, "", True),
+        (256, 1024, "", True),
+        (256, 2880, "a", True),
+        (256, 1024, "a", False),  # the copy would cost more than it saves
+        (2048, 2880, "", False),
+    ],
+)
+def test_a_gated_backward_with_few_rows_is_composed(rows, inner, gathered, composed):
+    problem = large(Product.BACKWARD, 128 * rows, n=inner, gathered=gathered)
+    device = Device.by_name("h200")
+    assert (choose(problem, device).backend.name == "composed") is composed
+    # Without regard to the number of rows, for each row's bits must not depend on the others.
+    assert choose(problem, device, batch_invariant=True).backend.name == "gluon_gather"
 
 
 def test_select_takes_a_config():

@@ -19,7 +19,7 @@ from expertile.formats.int4 import Int4Weight
 from expertile.formats.mxfp4 import Mxfp4Weight
 from expertile.ops.grouped_mm.problem import described
 from expertile.ops.weight_only_mm.backend import Operands
-from expertile.ops.weight_only_mm.problem import WeightOnlyProblem
+from expertile.ops.weight_only_mm.problem import DescribedWeight, WeightOnlyProblem
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 PROMISED = 2.0**-7  # of the largest entry of the reference
@@ -190,15 +190,6 @@ def of_shape(groups: int, rows: int, n: int, k: int, group: int = 128, zeros: bo
         return described(torch.empty(shape, dtype=dtype, device="meta"))
 
     scales = empty(groups, k // group, n)
-    return WeightOnlyProblem.of_descriptions(
-        empty(groups * rows, k),
-        empty(groups, n, k // 2, dtype=torch.uint8),
-        scales,
-        scales if zeros else None,
-        "int4",
-        group,
-        k,
-        empty(groups, dtype=torch.int32),
-        None,
-        None,
-    )
+    packed = empty(groups, n, k // 2, dtype=torch.uint8)
+    w = DescribedWeight(packed, scales, scales if zeros else None, "int4", group, k)
+    return WeightOnlyProblem.of_descriptions(empty(groups * rows, k), w, empty(groups, dtype=torch.int32), None, None)

@@ -81,8 +81,9 @@ def test_work_is_that_of_the_page():
         "up+act (infer)": (4 * r * h * i, t * h + 2 * e * i * h + r * i, 4 * r),
         "down": (2 * r * h * i, r * i + e * i * h + r * h, 0),
         "combine": (2 * r * h, r * h + t * h, 8 * r),
-        "B gated_backward": (2 * r * h * i, t * h + e * i * h + 5 * r * i, 16 * r),
-        "B wgrad down": (2 * r * h * i, t * h + r * i + e * i * h, 4 * r),
+        "B order dy": (0, t * h + r * h, 4 * r),
+        "B gated_backward": (2 * r * h * i, r * h + e * i * h + 5 * r * i, 12 * r),
+        "B wgrad down": (2 * r * h * i, r * h + r * i + e * i * h, 0),
         "B wgrad up": (4 * r * h * i, t * h + 2 * r * i + 2 * e * i * h, 4 * r),
         "B dgrad": (4 * r * h * i, 2 * r * i + 2 * e * i * h + r * h, 0),
         "B combine": (r * h, r * h + t * h, 4 * r),
@@ -107,7 +108,7 @@ def test_stages_are_set_beside_their_bounds():
     assert [row[0].removeprefix("| ") for row in rows] == list(STAGES.values())
     down = next(row for row in rows if "down-projection" in row[0])
     assert down[5] == "1.00" and down[-1] == "7.00 |" and "ms at (128, 32, 16, 4, 2)" in text
-    assert "sum to 6.00 ms forward and 5.00 ms backward" in text  # the form that keeps no pre is no part of it
+    assert "sum to 6.00 ms forward and 6.00 ms backward" in text  # the form that keeps no pre is no part of it
     assert "3.50 µs and 2.50 µs" in text
 
 

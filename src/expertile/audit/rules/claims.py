@@ -19,7 +19,7 @@ _CHANGED = re.compile(
     r"instead of|\bvs\b|versus|compared (?:to|with)|relative to|(?:over|than) (?:the )?(?:fp|bf|float|half|\d+)"
 )
 _NOT_BITS = re.compile(
-    r"(?i)prun|spars|evict|offload|kv|distill|activation|gradient|optimizer|batch|communicat|gpus?\b|network"
+    r"(?i)prun|spars|evict|offload|distill|activation|gradient|optimizer|batch|communicat|gpus?\b|network"
 )
 
 
@@ -49,11 +49,14 @@ def compression(report: Report) -> Iterator[Finding]:
             most, saved = bits[1] / bits[0], q.value.lo if q.exact else q.value.mid
             less = q.kind == "ratio" or re.search(r"(?i)sav|reduc|less|smaller|lower|fewer", before[-40:] + after)
             beyond = (saved if q.kind == "ratio" else 1 / max(1 - saved, 1e-9)) > most * 1.06
-            if less and beyond and not _NOT_BITS.search(before[-60:] + after):
+            other = _NOT_BITS.search(before[-60:] + after) or (not known and "kv" in row.text.lower())
+            if less and beyond and not other:
                 at_most = f"at most {most:.3g}x smaller ({100 * (1 - 1 / most):.3g} % less), not {q.text}"
                 message = f"{bits[1]} to {bits[0]} bits is {at_most}" + ("" if known else ": smaller than what?")
                 verdict = INCONSISTENT if known else QUESTION
                 yield finding(verdict, "compression", message, q, lines=tuple(r.line for r in near))
+    for row in (row for grid in report.grids for row in grid.body):
+        yield from _column([(q.label, q) for q in row.of("bytes") if q.exact], [])
     for row in lines:
         a, b, bits = row.of("bytes")[:1], row.of("bytes")[1:], _bits(row.text)
         yield from _column([(q.label, q) for q in (*a, *b) if q.exact] if len(b) == 1 else [], [])
@@ -69,7 +72,9 @@ def compression(report: Report) -> Iterator[Finding]:
                 yield from _column([(row.label, size) for row in grid.body if (size := row.figure(c))], wide)
 
 
-_FORMAT = re.compile(r"\b(?:(?:fp|bf|int|uint|w|q|nf)\d+\w*|awq|gptq|quantized|baseline|\d+-?bit|half|float\d*)\b")
+_FORMAT = re.compile(
+    r"\b(?:(?:fp|bf|int|uint|w|q|nf)\d+\w*|awq|gptq|quantized|baseline|\d+-?bit|half|float\d*|g\d+|group\d*|weights?|memory|model|size)\b"
+)
 _WORD = re.compile(r"[a-z0-9.]+")
 
 
@@ -93,6 +98,7 @@ _SHAPE = re.compile(
     r"(?i)(?:(?P<n>\d+)\s*(?:[x×]\s+)?(?:separate |small )?(?:gemms?|matmuls?|matrices|products?)\D{0,12})?"
     r"(?<!\d)(?P<a>\d{2,6})\s*[x×]\s*(?P<b>\d{2,6})(?:\s*[x×]\s*(?P<c>\d{2,6}))?"
 )
+_PRODUCTS = re.compile(r"(?i)gemm|matmul|matri|product")
 
 
 def equal_work(report: Report) -> Iterator[Finding]:
@@ -102,7 +108,11 @@ def equal_work(report: Report) -> Iterator[Finding]:
         said = _EQUAL.search(row.text)
         near = [r for r in lines[i : i + 8] if r.line - row.line <= 8] if said else []
         shapes = [(r.line, m) for r in near for m in _SHAPE.finditer(r.text) if m["c"] or m["a"] == m["b"]]
-        if said is None or len(shapes) != 2 or not re.search(r"(?i)gemm|matmul|matri", " ".join(r.text for r in near)):
+        if (
+            said is None
+            or len(shapes) != 2
+            or not re.search(r"(?i)gemm|matmul|matri|product", " ".join(r.text for r in near))
+        ):
             continue
         work = [2.0 * int(m["n"] or 1) * int(m["a"]) * int(m["b"]) * int(m["c"] or m["b"]) for _, m in shapes]
         if max(work) > 1.1 * min(work):

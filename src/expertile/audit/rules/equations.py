@@ -26,6 +26,7 @@ _GOES_ON = re.compile(r" ?[*×/÷·^(] ?\w?|\w| ?[+−-] ?[A-Za-z(]")
 _STEPS = [10.0 ** (3 * k) for k in range(-6, 7)]
 _BINARY = [s * 1.024**j * b for s in _STEPS for j in range(-4, 5) for b in (1, 8, 0.125)]
 _CLOCK = [s * c**e for s in _STEPS for c in (60, 3600, 86400, 24) for e in (1, -1)]
+_WHOLE = re.compile(r"(?:[Bb](?:ytes?|its?)?|GPUs?|layers|heads|tokens)?")
 _BYTES = re.compile(r"(?:[KMGTkmgt]i?[Bb](?:ytes)?|[Bb]ytes?|[Bb]its?|[KMG]i?)(?:/s|ps)?\b")
 _HOURS = re.compile(r"(?i)\b(?:h|hours?|hrs?|d|days?|min\w*|sec\w*|s|[km]?Wh?|[km]?J)\b")
 
@@ -49,9 +50,9 @@ def _side(text: str) -> _Side | None:
     text = text[more:] if more > 0 and text.startswith("(" * more) else text[: len(text) + min(more, 0)]
     atoms = [m for m in _TOKEN.finditer(text) if m["n"]]
     held = [printed(m["n"]) for m in atoms]
-    # A whole number without a unit is a count.
+    # A whole number without a unit is a count, and one of bytes or bits is exact.
     off = [
-        0.0 if m["n"].replace(",", "").isdigit() and not m["unit"] else h.hi - h.mid
+        0.0 if m["n"].replace(",", "").isdigit() and _WHOLE.fullmatch(m["unit"] or "") else h.hi - h.mid
         for m, h in zip(atoms, held, strict=True)
     ]
     numbers = iter(range(len(atoms)))

@@ -8,18 +8,18 @@ from expertile.audit.finding import IMPOSSIBLE, INCONSISTENT, QUESTION, Finding,
 from expertile.audit.interval import FAR
 from expertile.audit.quantity import Quantity
 from expertile.audit.report import Report, Row
-from expertile.audit.rules.rates import largest_run, readings
-from expertile.device import DTYPES, Device, generous_peak
+from expertile.audit.rules.work import largest_run, readings
+from expertile.device import DTYPES, SPARSE_SHEET, Device, generous_peak
 
 # A figure that is no measurement of dense work by one run.
-_OTHER = re.compile(
+NO_RUN_OF_ONE = re.compile(
     r"peak|theoretical|roofline|\bspec|data ?sheet|\blimit|\bbound\b|spars|2:4|effective|equivalent|emulat|winograd|"
     r"strassen|ideal|\bmax(?:imum)?\b|claimed|marketing|aggregate|cluster|\bsol\b|capab|hardware|advertised|projected|"
     r"\brated\b|boost|would|deliver|offers|provid|\brack|\bpod|supercomput|eflop"
 )
 _CACHED = re.compile(
     r"cache|\bl[12]\b|shared|smem|register|nvlink|pci-?e|infiniband|\bib\b|network|disk|ssd|nvme|host|h2d|d2h|h->d|p2p|tile|"
-    r"bus ?bw|alg ?bw|all-?reduce|all-?gather|nccl|effective|"
+    r"sram|on-chip|movement|bus ?bw|alg ?bw|all-?reduce|all-?gather|nccl|effective|"
     r"logical|equivalent|xgmi|interconnect|bisect|lds|[dt]s?mem|per sm\b"
 )
 _MEMORY = re.compile(r"hbm|dram|\bmem(?:ory)?[ _](?:bandwidth|bw)|global memory|vram|gddr|\bstream\b|device memory")
@@ -56,7 +56,8 @@ def rates(report: Report) -> Iterator[Finding]:
     for row in report.all_rows:
         for q in row.of("rate", "bandwidth"):
             words = f"{q.words} {row.label}".lower() + (row.clause(q).lower() if row.kind == "line" else "")
-            if not q.value.mid or _OTHER.search(words) or not row.devices:
+            words = words.replace("effective", "") if _MEMORY.search(words) else words
+            if not q.value.mid or NO_RUN_OF_ONE.search(words) or not row.devices:
                 continue
             count = 1.0 if q.per_device else max(gpu_counts(row))
             if count > 1 or q.per_device or not _SEVERAL.search(row.words):
@@ -139,7 +140,9 @@ def bounds(report: Report) -> Iterator[Finding]:
         most, device = _fastest(row, formats, "spars" in report.text)
         least = w.work.flops * (0.5 if w.causal else 1.0) / max(gpu_counts(row))
         for q in times:
-            if least / q.value.hi > most * _slack(device):
+            # A time that is absurd, or a part of a profile, is of something else.
+            part = least / q.value.mid > 100 * most or any(not _SHARE.search(p.words) for p in row.of("percent"))
+            if least / q.value.hi > most * _slack(device) and not part:
                 can = f"{device.name} can do ({si(most, 'FLOP/s')}, {'/'.join(formats) or 'its fastest format'})"
                 message = f"{w.formula} FLOP in {q.text} is {si(w.work.flops / q.value.mid, 'FLOP/s')}, more than {can}"
                 # A named step of a profile may be another operation.
@@ -165,12 +168,18 @@ _SHARE = re.compile(r"\bpeak\b|theoretical|roofline|\bmfu\b|speed of light|\bsol
 _PEAK = re.compile(r"peak|theoretical|roofline|max(?:imum)?\b|spec|rated|limit|up to|of \(?$|\bof \d")
 
 
+def _sheet(row: Row, q: Quantity) -> bool:
+    """Whether a figure that names its GPU just before it is that GPU's peak."""
+    devices = facts(q.label).of("devices")
+    return any(x and q.value.meets(x, 0.005) for d in devices for x in (d.memory_bps, *(d.peak(f) for f in DTYPES)))
+
+
 def shares(report: Report) -> Iterator[Finding]:
     """ "612 TFLOPS of 989 (68% of peak)" against the peak of its own row, record or the lines right above it."""
     named = [(row, " ".join(row.label.lower().split()[:3])) for row in report.all_rows]
     for kind, unlike in (("rate", "bandwidth"), ("bandwidth", "rate")):
         # A table's row is one of peaks where its first words say so.
-        stated = [q for row, name in named for q in row.of(kind) if _PEAK.search(f"{q.words} {name}")]
+        stated = [q for row, name in named for q in row.of(kind) if _PEAK.search(f"{q.words} {name}") or _sheet(row, q)]
         for row in report.all_rows if stated else ():
             here = [s for s in stated if s in row.quantities]
             told = re.compile(rf"{_SHARE.pattern}|efficien") if here else _SHARE
@@ -183,12 +192,39 @@ def shares(report: Report) -> Iterator[Finding]:
             q, p = figures[0], percents[0]
             known = [x for d in row.devices for f in DTYPES for x in (d.peak(f), d.sparse_peak(f), generous_peak(d, f))]
             known = [d.memory_bps for d in row.devices] if kind == "bandwidth" else known
+            known = [x for x in known if x and not any(s.value.meets(x, 0.05) for s in here)]
             part, other = q.value / p.value, (*known, *(s.value.mid for s in stated if s not in here))
             near = any(part.meets(x * n, 0.1) for x in other if x for n in gpu_counts(row))
-            if not near and not any(part.meets(s.value, 0.02) for s in here):
+            if (
+                not near
+                and not any((q.plain / p.value).meets(s.plain, 0.05) for s in here)
+                and not any(q.value.meets(s.value) for s in stated)
+            ):
                 base = (here or stated)[0]
                 share = f"{100 * q.value.mid / base.value.mid:.3g} %"
                 message = f"{q.text} of {base.text} is {share}, not {p.text}; no other peak of the GPU gives it either"
                 sure = here or (len(stated) == 1 and abs(base.line - row.line) <= 20)
                 verdict = INCONSISTENT if sure else QUESTION
                 yield finding(verdict, "share of peak", message, p, q, lines=(base.line,))
+
+
+def sparse_peaks(report: Report) -> Iterator[Finding]:
+    """A peak with structured sparsity, stated where the report never speaks of sparsity; "dense" makes it certain."""
+    for row in report.all_rows if not re.search(r"spars|2:4", report.text) else ():
+        for q in row.of("rate"):
+            formats = _formats_of(q, row) or row.stated("formats")
+            if (
+                not formats
+                or len(row.devices) != 1
+                or not re.search(rf"dense|{_PEAK.pattern}", f"{q.text} {q.words} {row.headings}")
+            ):
+                continue
+            device = row.devices[0]
+            hopper = device.capability == (9, 0) and device.sm_count == 132
+            sparse = max((SPARSE_SHEET.get(f) if hopper else device.sparse_peak(f)) or 0.0 for f in formats)
+            dense = [x for f in formats for x in (device.peak(f), generous_peak(device, f)) if x]
+            if sparse and q.value.meets(sparse, 0.015) and not any(q.value.meets(d, 0.015) for d in dense):
+                sure = "dense" in row.text.lower()
+                ask = "" if sure else ": is half of it meant?"
+                message = f"{q.text} is {device.name}'s {'/'.join(formats)} peak with 2:4 sparsity{ask}"
+                yield finding(INCONSISTENT if sure else QUESTION, "sparse peak", message, q)

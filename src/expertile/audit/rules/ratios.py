@@ -13,7 +13,8 @@ from expertile.audit.report import RATIO, Grid, Report, Row
 Pair = tuple[Quantity, Quantity]
 _TYPED = ("time", "rate", "bandwidth", "tokens_per_s", "items_per_s", "s_per_token", "s_per_item", "bytes")
 _PART = re.compile(
-    r"(?i)\bpeak|efficien|\bmfu\b|\bshare\b|scal|sav|reduc|overhead|(?:%|percent) of|less|more|diff|delta|Δ|chang|incr"
+    r"(?i)^of\b|\bpeak|efficien|\bmfu\b|\bshare\b|scal|sav|reduc|overhead|(?:%|percent) of|"
+    r"less|more|diff|delta|Δ|chang|incr"
 )
 _NO_QUOTIENT = re.compile(r"(?i)\bhit|occupancy|active|stall|utili[sz]")  # counters of a profiler
 
@@ -40,16 +41,21 @@ class _Hypothesis:
             a, b = self.pairs[r]
             if not self.fits(r, targets[r], FIT):
                 bad += 1
-            elif targets[r].value.width < 0.3 and a.value.width + b.value.width < 0.2:
+            elif targets[r].value.width < 0.3 and a.plain.width + b.plain.width < 0.2:
                 good += 1  # a wide one confirms nothing
-            if bad > max(targets[r].kind == "ratio", 0.34 * len(held)):
+            if bad > max(targets[r].kind == "ratio" or self.name.endswith("1x"), 0.34 * len(held)):
                 return 0
         return good
 
 
+_UNIT = re.compile(r"[\d., ]|[kKMGT](?=i?B)")
+
+
 def follows(q: Quantity, pair: Pair, slack: float, change: str = "") -> bool:
     """Whether `q` may be what is printed for the quotient of `pair`; as a "change" or a "loss" only if that is said."""
-    x = pair[0].value / pair[1].value
+    a, b = pair
+    alike = _UNIT.sub("", a.text) == _UNIT.sub("", b.text)
+    x = a.plain / b.plain if alike else a.value / b.value
     gain = Interval(max(x.lo - 1, 0), max(x.mid - 1, 0), max(x.hi - 1, 0))
     loss = Interval(max(1 - x.hi, 0), max(1 - x.mid, 0), max(1 - x.lo, 0))
     forms = {"": [x, gain, loss], "change": [gain, loss], "loss": [loss]}[change]
@@ -60,28 +66,15 @@ def follows(q: Quantity, pair: Pair, slack: float, change: str = "") -> bool:
 
 def grids(report: Report) -> Iterator[Finding]:
     """Every ratio column of every table."""
-    for grid in (*report.grids, *_logs(report)):
-        for index in grid.columns("ratio", "percent"):
+    for grid in report.tables:
+        kinds = ("ratio", "percent") if grid.drawn else ("ratio",) * (len(grid.header) < 4)
+        for index in grid.columns(*kinds):
             name, cells = grid.header[index], [q for q in grid.column(index) if q is not None]
             said = (
                 name.strip() == "%" or RATIO.search(name) or _PART.search(name) or all(q.kind == "ratio" for q in cells)
             )
             if said and not _NO_QUOTIENT.search(name):
                 yield from _column(grid, index)
-
-
-def _logs(report: Report) -> Iterator[Grid]:
-    """Lines that differ in their figures alone ("512: eager 1.5 ms, fused 0.75 ms -> 2.0x") as tables."""
-    alike: dict[tuple[int, str], list[Row]] = {}
-    for row in report.lines_of_text:
-        if len(row.of("ratio")) == 1 and 1 < len(row.quantities) < 4:
-            behind = row.text[row.quantities[0].start :]
-            alike.setdefault((row.block, re.sub(r"[\d.,]+", "0", behind)), []).append(row)
-    for (block, _), rows in alike.items():
-        labels = tuple(q.label for q in rows[0].quantities)
-        if len(rows) > 2 and all(len(row.quantities) == len(labels) for row in rows):
-            numbered = [[replace(q, column=c) for c, q in enumerate(row.quantities)] for row in rows]
-            yield Grid(block, labels, [replace(row, quantities=q) for row, q in zip(rows, numbered, strict=True)])
 
 
 def _rank(scored: tuple[int, _Hypothesis]) -> tuple[int, bool, bool]:
@@ -109,16 +102,14 @@ def _column(grid: Grid, index: int) -> Iterator[Finding]:
         return
     # One row that agrees is enough beside one that does not, where nothing else can be meant.
     only = best.direct and any(len(grid.columns(kind)) == 2 for kind in kinds)
-    if score < 2 and not (
-        len(telling) == 2 and (only or (ones and best.name.endswith("1x") and targets[telling[0]].kind == "ratio"))
-    ):
+    if score < 2 and not (len(telling) == 2 and (only or (ones and best.name.endswith("1x")))):
         return
     # Where the rows agree to their last digit, so must every other. A pair that suits another better is its own.
     exactly = sum(best.fits(r, targets[r], 0.0) for r in telling)
     others = [enumerate(grid.column(c)) for c in grid.columns("ratio", "percent") if c != index]
     if best.direct and any(sum(bool(q and best.fits(r, q, 0.0)) for r, q in cells) > exactly for cells in others):
         return
-    slack = 0.01 if score >= 3 and exactly >= score else ODD
+    slack = 0.01 if score >= 3 and exactly >= score else ODD / 2 if exactly >= score > 1 else ODD
     rivals = [h for s, h in scored if (score < 2 or h.direct or s > 1) and h is not best and h.direct == best.direct]
     for r in telling:
         # Another baseline of the same table may be meant in this row.
@@ -137,6 +128,7 @@ def _column(grid: Grid, index: int) -> Iterator[Finding]:
 
 
 def _hypotheses(grid: Grid, kind: str, target: int, body: list[int], ones: list[int]) -> Iterator[_Hypothesis]:
+    blank = [r for r in body if grid.column(target)[r] is None and grid.rows[r].own]
     columns = {
         c: {r: q for r, q in enumerate(grid.column(c)) if q is not None and q.kind == kind and q.value.mid > 0}
         for c in grid.columns(kind)
@@ -149,6 +141,7 @@ def _hypotheses(grid: Grid, kind: str, target: int, body: list[int], ones: list[
     bases = [
         ("the row of 1x", {r: max((o for o in ones if o < r), default=-1) for r in body}),
         ("the next row of 1x", {r: min((o for o in ones if o > r), default=-1) for r in body}),
+        ("its like", {r: next((b for b in blank if grid.rows[b].own == grid.rows[r].own), -1) for r in body}),
         *((f"line {grid.rows[s].line}", dict.fromkeys(body, s)) for s in some),
         ("the row before", {r: r - 1 for r in body}),
     ]
@@ -207,6 +200,7 @@ _OUTCOME, _CHANGE = re.compile(rf"(?i){_GAINS}"), re.compile(rf"(?i)^\W*{_GAINS}
 _SPEED, _SIZE = re.compile(r"(?i)speed|faster|slower|latency|throughput|\btime"), re.compile(r"(?i)memory|vram|size")
 _APART = re.compile(r"(?i)peak|theor|limit|max|\bmin\b|\bp\d\d|std|total|best|worst")
 _PARTIAL = re.compile(r"(?i)sav|differ|delta|reduc|overhead")
+_THAN = re.compile(r"(?i)\b(?:than|over|vs)\b")
 _LESS = re.compile(r"(?i)drop|reduc|decreas|\bless|lower|sav|\bcut")
 _BY = re.compile(r"(?i)\bby\W*$")
 _NOT_OF = re.compile(
@@ -217,7 +211,7 @@ _NOT_OF = re.compile(
 def sentences(report: Report) -> Iterator[Finding]:
     """Two figures of one kind and what the sentence or record makes of them: "from 12.4 ms to 3.1 ms, 4.0x faster"."""
     mixed = [r for grid in report.grids for r in grid.body if any(_OUTCOME.search(q.after) for q in r.of("ratio"))]
-    for row in (*report.rows, *mixed):
+    for row in (*(part for whole in report.rows for part in whole.parts()), *mixed):
         ratios = [q for q in row.of("ratio", "percent") if not _NOT_OF.search(q.words)]
         parts = [q for q in row.of(*_TYPED) if row.kind == "line" or not _PARTIAL.search(q.label)]
         if len({q.kind for q in parts}) != 1 or len(parts) != 2:
@@ -233,7 +227,10 @@ def sentences(report: Report) -> Iterator[Finding]:
             continue
         before, between = row.text[max(0, a.start - 8) : a.start], row.text[a.end : b.start]
         # Another figure between the two: the ratio is of something else.
-        if len(ratios) > 2 or re.search(r"\d", between) or not _FROM.search(f"{before} {between}"):
+        # "12.6 ms, ours 4.2 ms: 3.0x faster"
+        close = [q for q in ratios if re.fullmatch(r"\W{1,3}", row.text[b.end : q.start]) and not _THAN.search(q.after)]
+        told = _FROM.search(f"{before} {between}") or (close and _OUTCOME.search(close[0].after))
+        if len(ratios) > 2 or re.search(r"\d", between) or not told:
             continue
         # "as the length grew 4x" is not of the times: a word of gain stands beside the ratio, or the times do.
         near = {q: row.text[max(0, q.start - 24) : q.start] + row.text[q.end : q.end + 16] for q in ratios}

@@ -1,32 +1,84 @@
-"""Tokens / time = tokens/s, in a sentence or a record."""
+"""What the number of parameters says of tokens/s: MFU, and the time of one decoded token."""
 
 import re
 from collections.abc import Iterator
 
-from expertile.audit.finding import INCONSISTENT, Finding, finding, si
-from expertile.audit.report import Report
+from expertile.audit.facts import BITS
+from expertile.audit.finding import IMPOSSIBLE, QUESTION, Finding, finding, si
+from expertile.audit.quantity import Quantity
+from expertile.audit.report import Report, Row
+from expertile.audit.rules.peaks import gpu_counts
+from expertile.device import DTYPES
 
-_WIDE = 0.08
-# Times of a part of the run, and tokens of several requests.
-_NOT_ALL = re.compile(
-    r"(?i)ttft|first token|prefill|prompt|load|warm-?up|compile|p9\d|std|queue|tpot|itl|inter-?token|"
-    r"(?:per|next) token|concurren|requests|users?\b|clients|parallel|steady|decode only|"
-    r"excluding|worker|stream|pipeline|accum"
+_MFU = re.compile(r"(?i)\bmfu\b|model flops? utili[sz]ation")
+# Models of which not every parameter is used, or not as often as 6·N says.
+_SPARSE = re.compile(
+    r"(?i)\bmoe\b|mixture|mixtral|\d+x\d+b|a\d+(?:\.\d+)?b\b|lora|frozen|vision|vit\b|diffusion|active|distill|speculat|"
+    r"draft|medusa|eagle|offload|spars|gpt-?oss|deepseek"
 )
+_MODEL = re.compile(r"(?i)(?<![\w.])(\d+(?:\.\d+)?)([bm])\b(?! ?(?:tokens|/s|gpu|rows|elem|param\w* active))")
 
 
-def token_counts(report: Report) -> Iterator[Finding]:
-    """ "512 tokens in 8.0 s (64 tok/s)", times every number of sequences or GPUs that the row or the report states."""
-    several = [n for name in ("batch", "gpus") for n in report.everything.of(name)]
-    for row in report.rows:
-        q, t, counts = row.only("tokens_per_s"), row.only("time"), [c for c in row.of("tokens") if c.exact]
-        if not (q and t and counts) or len(counts) > 3 or row.of("rate") or _NOT_ALL.search(row.text):
+def _parameters(row: Row) -> float | None:
+    """The one number of parameters that the row states, or the whole report."""
+    for text in (row.text, row.report.text):
+        if found := {float(v) * (1e9 if of in "bB" else 1e6) for v, of in _MODEL.findall(text)}:
+            other = _SPARSE.search(re.sub(r"(?i)\b(?:no|without) \w+", "", text))
+            return found.pop() if len(found) == 1 and not other else None
+    return None
+
+
+def mfu(report: Report) -> Iterator[Finding]:
+    """6·N FLOPs for a trained token give the rate (Kaplan et al. 2020, arXiv:2001.08361), and the rate the MFU
+    (Chowdhery et al. 2022, arXiv:2204.02311). Attention over long texts adds to 6·N, and "7B" may be 6.7 or 7.6."""
+    for row in report.all_rows:
+        shares = [q for q in row.of("percent") if _MFU.search(q.words) and q.exact]
+        p, q = shares[0] if len(shares) == 1 else None, row.only("tokens_per_s")
+        if p and p.value.lo > 1.0:
+            yield finding(IMPOSSIBLE, "MFU", f"an MFU of {p.text} is above 100 %", p)
+        n = _parameters(row) if p and q and p.value.mid else None
+        if not (p and q and n):
+            yield from _forward(row, q)
             continue
-        # A whole number of the row may count sequences.
-        small = [float(n) for n in re.findall(r"(?<![\d.,])(\d{1,3})(?![\d.,%]|\s?(?:ms|s|x|tok))", row.text) if int(n)]
-        sums = [*(c.value for c in counts), sum((c.value for c in counts[1:]), counts[0].value)]
-        ratios = [q.value * t.value / s for s in sums if s.mid]
-        if not any(r.meets(x, _WIDE) for r in ratios for n in (1.0, *several, *small) for x in (n, 1 / n)):
-            would = si(counts[0].value.mid / t.value.mid, "tokens/s")
-            message = f"{counts[0].text} in {t.text} is {would}, not {q.text}"
-            yield finding(INCONSISTENT, "tokens/s", message, q, counts[0], t)
+        # Whatever was multiplied, many divide by the bf16 peak.
+        formats = {"bf16", "fp16", *(f for f in report.everything.of("formats") if f in DTYPES and f != "fp32")}
+        peaks = [x for d in row.devices for f in formats for x in (d.peak(f), d.sparse_peak(f)) if x]
+        counts = row.facts.of("gpus") or ((row.own["gpus"],) if "gpus" in row.own else gpu_counts(row))
+        each = [n * q.value.mid / (x * g) for x in peaks for g in ((1.0,) if q.per_device else counts)]
+        least = 5.1 if re.search(r"(?i)train|step|fine-?tun|fsdp", row.words) else 1.7
+        if each and not any(least * e <= p.value.hi and p.value.lo <= 8.3 * e for e in each):
+            best = min((6 * e for e in each), key=lambda x: abs(x - p.value.mid))
+            at = f"{n / 1e9:.3g} B parameters at {q.text} on {row.devices[0].name}"
+            message = f"{at} are an MFU of {100 * best:.3g} %, not {p.text}: on how many GPUs, of which peak?"
+            yield finding(QUESTION, "MFU", message, p, q)
+
+
+def _forward(row: Row, q: Quantity | None) -> Iterator[Finding]:
+    """2·N FLOPs for each token that is read, on the fastest formats of the GPUs."""
+    n = _parameters(row) if q and q.exact and len(row.devices) == 1 else None
+    if q and n:
+        device = row.devices[0]
+        formats = row.report.everything.of("formats")
+        most = max(device.peak(f) or 0.0 for f in (formats or DTYPES)) * (1.0 if q.per_device else max(gpu_counts(row)))
+        if 2 * n * q.value.lo > 1.25 * most > 0:
+            message = f"2 · {n / 1e9:.3g} B · {q.text} is {si(2 * n * q.value.mid, 'FLOP/s')}"
+            message += f", more than the {si(most, 'FLOP/s')} of {device.name}: on how many GPUs?"
+            yield finding(QUESTION, "bound", message, q)
+
+
+def decoding(report: Report) -> Iterator[Finding]:
+    """A token of a single stream takes the time in which the memory yields every weight once."""
+    for row in report.all_rows:
+        q = row.only("s_per_token")
+        formats = row.facts.of("formats") or report.everything.of("formats")
+        n = _parameters(row) if q and len(formats) == 1 else None
+        if not (q and n and len(row.devices) == 1) or re.search(
+            r"(?i)prompt|prefill|input|batch(?! size 1\b)", row.text
+        ):
+            continue
+        device, nbytes = row.devices[0], n * BITS[formats[0]] / 8
+        most = (device.memory_bps or float("inf")) * max(gpu_counts(row))
+        if nbytes / q.value.hi > 1.2 * most and max(report.everything.of("batch") or (1,)) == 1:
+            rate = f"{si(nbytes, 'B')} of {formats[0]} weights in {q.text} are {si(nbytes / q.value.mid, 'B/s')}"
+            message = f"{rate}, more than the {si(most, 'B/s')} of {device.name}'s memory: how many tokens at once?"
+            yield finding(QUESTION, "decoding", message, q)

@@ -70,7 +70,7 @@ def load_int4(
     experts = []
     for entry in names:
         parts = [entry] if isinstance(entry, str) else list(entry)
-        experts.append(Int4Weight.cat_rows([_read_layer(get, name, format, dtype, device) for name in parts]))
+        experts.append(Int4Weight.cat_rows([read_linear_int4(get, name, format, dtype, device) for name in parts]))
     return Int4Weight.stack(_alike(experts))
 
 
@@ -114,13 +114,14 @@ def _alike(experts: list[Int4Weight]) -> list[Int4Weight]:
     return [w.with_zeros() for w in experts]
 
 
-def _read_layer(
+def read_linear_int4(
     get: Callable[[str], torch.Tensor | None],
     name: str,
     format: str | None,
     dtype: torch.dtype | None,
     device: torch.device | str | None,
 ) -> Int4Weight:
+    """The linear layer `name`, [1, N, K]; arguments and errors as for `load_int4`, `get` a tensor by its name."""
     fields = (
         FORMATS[format].fields if format in FORMATS else dict.fromkeys(f for x in FORMATS.values() for f in x.fields)
     )

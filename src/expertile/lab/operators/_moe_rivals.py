@@ -1,8 +1,14 @@
 """Ways to compute an MoE layer from (x, router, gate_up, down), and `dense`: products of the same FLOPs.
 
-In torch there are two ways to bring results back to their tokens: gathered by the inverse permutation and summed in
-float32 ("torch"), or added by index_add, in bfloat16 and whatever order ("…-index-add"). The router is the same in all
-that have none of their own.
+In torch there are several ways to bring results back to their tokens, and which is fastest under torch.compile differs
+from size to size: each is a rival of its own. The router is the same in all that have none of their own.
+
+- "": gathered by the inverse permutation, weighted and summed in float32;
+- "-index-add": weighted in expert order, added by index_add in bfloat16 and whatever order;
+- "-weighted": weighted in bfloat16 in expert order, gathered and summed;
+- "-permuted": the same between two permutations whose gradients are gathers too, instead of additions;
+- "-weighted-act": the weights go to the I columns before the down product instead of the H after it;
+- "-permuted-act": both.
 """
 
 from __future__ import annotations
@@ -80,9 +86,11 @@ def _ends(ids: Tensor, experts: int) -> Tensor:
     return counts.scatter_add_(0, ids, torch.ones_like(ids, dtype=torch.int32)).cumsum(0, dtype=torch.int32)
 
 
-def _experts(rows: Tensor, gate_up: Tensor, down: Tensor, offs: Tensor) -> Tensor:
+def _experts(rows: Tensor, gate_up: Tensor, down: Tensor, offs: Tensor, weights: Tensor | None = None) -> Tensor:
     gate, up = F.grouped_mm(rows, gate_up.transpose(-2, -1), offs=offs).chunk(2, -1)
-    return F.grouped_mm(F.silu(gate) * up, down.transpose(-2, -1), offs=offs)
+    act = F.silu(gate) * up
+    act = act if weights is None else act * weights.to(act.dtype)
+    return F.grouped_mm(act, down.transpose(-2, -1), offs=offs)
 
 
 def gathered_back(x: Tensor, router: Tensor, gate_up: Tensor, down: Tensor, top_k: int) -> Tensor:
@@ -95,6 +103,42 @@ def gathered_back(x: Tensor, router: Tensor, gate_up: Tensor, down: Tensor, top_
     return (of_token.float() * weights[..., None]).sum(1).to(x.dtype)
 
 
+class _Permute(torch.autograd.Function):
+    """Rows x[order // top_k]. The gradient gathers each token's rows and sums them."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, order: Tensor, inverse: Tensor, top_k: int) -> Tensor:  # type: ignore[override]
+        ctx.save_for_backward(inverse)
+        ctx.top_k = top_k
+        return x.index_select(0, order // top_k)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
+        (inverse,) = ctx.saved_tensors
+        return grad.index_select(0, inverse).unflatten(0, (-1, ctx.top_k)).sum(1), None, None, None
+
+
+class _Unpermute(torch.autograd.Function):
+    """Rows y[inverse]. The gradient is grad[order]."""
+
+    @staticmethod
+    def forward(ctx: Any, y: Tensor, order: Tensor, inverse: Tensor) -> Tensor:  # type: ignore[override]
+        ctx.save_for_backward(order)
+        return y.index_select(0, inverse)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
+        (order,) = ctx.saved_tensors
+        return grad.index_select(0, order), None, None
+
+
+def _sorted(ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """(expert of each slot, slots in expert order, where each slot went)."""
+    flat = ids.flatten()
+    order = flat.argsort(stable=True)
+    return flat, order, torch.empty_like(order).scatter_(0, order, torch.arange(order.shape[0], device=ids.device))
+
+
 def index_added(x: Tensor, router: Tensor, gate_up: Tensor, down: Tensor, top_k: int) -> Tensor:
     ids, weights = _routed(x, router, top_k)
     flat = ids.flatten()
@@ -102,6 +146,39 @@ def index_added(x: Tensor, router: Tensor, gate_up: Tensor, down: Tensor, top_k:
     tokens = order // top_k
     y = _experts(x.index_select(0, tokens), gate_up, down, _ends(flat, router.shape[0]))
     return torch.zeros_like(x).index_add(0, tokens, y * weights.flatten()[order, None].to(y.dtype))
+
+
+def weighted(x: Tensor, router: Tensor, gate_up: Tensor, down: Tensor, top_k: int) -> Tensor:
+    ids, weights = _routed(x, router, top_k)
+    flat, order, inverse = _sorted(ids)
+    y = _experts(x.index_select(0, order // top_k), gate_up, down, _ends(flat, router.shape[0]))
+    y = y * weights.flatten()[order, None].to(y.dtype)
+    return y[inverse].view(x.shape[0], top_k, -1).sum(1)
+
+
+def permuted(x: Tensor, router: Tensor, gate_up: Tensor, down: Tensor, top_k: int) -> Tensor:
+    ids, weights = _routed(x, router, top_k)
+    flat, order, inverse = _sorted(ids)
+    rows = _Permute.apply(x, order, inverse, top_k)
+    y = _experts(rows, gate_up, down, _ends(flat, router.shape[0]))
+    of_token = _Unpermute.apply(y, order, inverse).unflatten(0, (x.shape[0], top_k))
+    return (of_token * weights[..., None].to(y.dtype)).sum(1)
+
+
+def weighted_act(x: Tensor, router: Tensor, gate_up: Tensor, down: Tensor, top_k: int) -> Tensor:
+    ids, weights = _routed(x, router, top_k)
+    flat, order, inverse = _sorted(ids)
+    of_rows = weights.flatten()[order, None]
+    y = _experts(x.index_select(0, order // top_k), gate_up, down, _ends(flat, router.shape[0]), of_rows)
+    return y[inverse].view(x.shape[0], top_k, -1).sum(1)
+
+
+def permuted_act(x: Tensor, router: Tensor, gate_up: Tensor, down: Tensor, top_k: int) -> Tensor:
+    ids, weights = _routed(x, router, top_k)
+    flat, order, inverse = _sorted(ids)
+    of_rows = _Unpermute.apply(weights.flatten(), inverse, order)[:, None]
+    y = _experts(_Permute.apply(x, order, inverse, top_k), gate_up, down, _ends(flat, router.shape[0]), of_rows)
+    return _Unpermute.apply(y, order, inverse).view(x.shape[0], top_k, -1).sum(1)
 
 
 def _liger(w: Workload, tensors: Tensors) -> Callable[[], Tensor]:
@@ -185,6 +262,10 @@ WAYS = (
     Way("torch-index-add", True, _eager(index_added)),
     Way("torch.compile", True, _compiled(gathered_back), compiles=True),
     Way("torch.compile-index-add", True, _compiled(index_added), compiles=True),
+    Way("torch.compile-weighted", True, _compiled(weighted), compiles=True),
+    Way("torch.compile-permuted", True, _compiled(permuted), compiles=True),
+    Way("torch.compile-weighted-act", True, _compiled(weighted_act), compiles=True),
+    Way("torch.compile-permuted-act", True, _compiled(permuted_act), compiles=True),
     Way("liger", True, _liger, installed("liger_kernel", on_gpu), graph=False, compiles=True),
     Way("transformers", True, _transformers, installed("transformers", anywhere)),
     Way(

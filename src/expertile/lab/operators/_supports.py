@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from functools import cache
 from importlib.util import find_spec
+from pathlib import Path
+
+import torch
 
 from expertile.device import Device
 from expertile.lab.race.operator import Workload
@@ -32,3 +37,25 @@ def installed(package: str, then: Supports, named: str = "") -> Supports:
         return f"{named or package} is not installed" if find_spec(package) is None else then(w, device)
 
     return supports
+
+
+def library(files: tuple[str, ...]) -> Path | None:
+    """The first of `files`, compiled torch operators without a Python package, that lies in a folder of sys.path."""
+    return next((path for folder in sys.path for file in files if (path := Path(folder, file)).is_file()), None)
+
+
+def with_library(files: tuple[str, ...], then: Supports) -> Supports:
+    """`then`, if one of `files` is found."""
+
+    def supports(w: Workload, device: Device) -> str | None:
+        return f"no {files[0]} in a folder of PYTHONPATH" if library(files) is None else then(w, device)
+
+    return supports
+
+
+@cache
+def load(files: tuple[str, ...]) -> None:
+    """Make their operators known to `torch.ops`, once."""
+    path = library(files)
+    if path is not None:
+        torch.ops.load_library(path)

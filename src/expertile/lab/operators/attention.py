@@ -17,7 +17,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from expertile.device import Device
 from expertile.lab.operators._compiled import compiled_call
-from expertile.lab.operators._supports import anywhere
+from expertile.lab.operators._supports import anywhere, load, on_hopper, with_library
 from expertile.lab.race.operator import ROUNDOFF, Call, Operator, Rival, Workload
 from expertile.ops.attention import reference
 from expertile.ops.attention.api import attention
@@ -28,6 +28,7 @@ from expertile.ops.attention.run import attention_backward, attention_forward
 from expertile.roofline import Work
 
 _OURS = ("gluon_hopper", "triton")
+_FA3 = ("fa3.so", "vllm/vllm_flash_attn/_vllm_fa3_C.abi3.so")  # FlashAttention 3 as vLLM builds it: forward alone
 _MEMORY_LENGTHS = (256, 512, 1024, 2048, 4096, 8192, 16384)
 
 
@@ -211,6 +212,26 @@ def _sdpa_backward(name: str) -> Callable[[Workload, tuple[Tensor, ...]], Call]:
     return bind
 
 
+def _fa3(w: Workload, inputs: tuple[Tensor, ...]) -> Call:
+    """[batch, length, heads, head_dim], contiguous, is its layout; its result is seen in ours."""
+    load(_FA3)
+    q, k, v = (x.transpose(1, 2).contiguous() for x in inputs)
+    before, after = (None,) * 20, (0.0, True, None, 1, None, 0, None, 1, 0, None)
+    options = (w["head_dim"] ** -0.5, w["causal"], -1, -1)
+
+    def call() -> tuple[Tensor, ...]:
+        out = torch.ops._vllm_fa3_C.fwd(q, k, v, *before, *options, *after)[0]
+        return (out.transpose(1, 2),)
+
+    return call
+
+
+def _fa3_supports(w: Workload, device: Device) -> str | None:
+    if device.kind == "cuda" and device.capability != (9, 0):
+        return "needs compute capability 9.0"
+    return "knows bfloat16 and float16" if w.dtype not in ("bf16", "fp16") else on_hopper(w, device)
+
+
 def _unfused(w: Workload, inputs: tuple[Tensor, ...]) -> Call:
     q, k, v = inputs
     causal = w["causal"]
@@ -326,6 +347,7 @@ OPERATORS = (
             Rival("expertile-auto", False, anywhere, _expertile(own=False)),
             Rival("sdpa_fa2", True, _peer("sdpa_fa2", False), _sdpa(SDPBackend.FLASH_ATTENTION)),
             Rival("sdpa_cudnn", True, _peer("sdpa_cudnn", False), _sdpa(SDPBackend.CUDNN_ATTENTION)),
+            Rival("fa3", True, with_library(_FA3, _fa3_supports), _fa3),
             Rival("unfused", True, _with_scores(3), _unfused, peak_nbytes=_unfused_peak),
             Rival("torch.compile", True, _with_scores(3), _compiled),
         ),

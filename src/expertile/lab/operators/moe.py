@@ -74,34 +74,45 @@ def used(w: Workload) -> int:
     return _used(w["routing"], t, e, k)
 
 
-def make_inputs(w: Workload, device: torch.device, seed: int) -> Inputs:
-    """x has unit variance, weights that of 1 / inputs, so that every intermediate is of the order of 1."""
-    t, h, i, e, k = size(w)
+def tokens_and_router(w: Workload, device: torch.device, seed: int) -> Inputs:
+    """x, of unit variance, and router."""
+    t, h, _, e, k = size(w)
     generator = torch.Generator(device).manual_seed(seed)
 
-    def normal(*shape: int, dtype: torch.dtype = w.torch_dtype) -> Tensor:
-        return torch.randn(shape, device=device, generator=generator, dtype=dtype)
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(shape, device=device, generator=generator, dtype=torch.float32)
 
     def uniform(*shape: int) -> Tensor:
         return torch.rand(shape, device=device, generator=generator)
 
-    router = torch.linalg.qr(normal(h, e, dtype=torch.float32)).Q.t().to(w.torch_dtype).contiguous()
+    router = torch.linalg.qr(normal(h, e)).Q.t().to(w.torch_dtype).contiguous()
     chosen = torch.from_numpy(_ids(w["routing"], t, e, k)).to(device).long()
     logits = (uniform(t, e) - 1.5).scatter_(1, chosen, 1.5 * uniform(t, k))
     with full_precision():
-        rows, x = router.float(), normal(t, h, dtype=torch.float32)
+        rows, x = router.float(), normal(t, h)
         x = (x + (logits - x @ rows.t()) @ rows).to(w.torch_dtype)
-    gate_up, down = normal(e, 2 * i, h).mul_(h**-0.5), normal(e, h, i).mul_(i**-0.5)
-    return (x, router, gate_up, down, normal(t, h)) if w.op == "moe_train" else (x, router, gate_up, down)
+    return x, router
 
 
-def _routed(x: Tensor, router: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
+def make_inputs(w: Workload, device: torch.device, seed: int) -> Inputs:
+    """x has unit variance, weights that of 1 / inputs, so that every intermediate is of the order of 1."""
+    t, h, i, e, _ = size(w)
+    generator = torch.Generator(device).manual_seed(seed + 1)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(shape, device=device, generator=generator, dtype=w.torch_dtype)
+
+    inputs = (*tokens_and_router(w, device, seed), normal(e, 2 * i, h).mul_(h**-0.5), normal(e, h, i).mul_(i**-0.5))
+    return (*inputs, normal(t, h)) if w.op == "moe_train" else inputs
+
+
+def routed(x: Tensor, router: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
     """(ids, weights) [T, k], in float32."""
     best = torch.topk(x.float() @ router.float().t(), top_k, dim=1)
     return best.indices, torch.softmax(best.values, 1)
 
 
-def _groups(ids: Tensor, experts: int) -> Iterator[tuple[int, Tensor, Tensor]]:
+def groups(ids: Tensor, experts: int) -> Iterator[tuple[int, Tensor, Tensor]]:
     """(expert, its tokens, at which of their choices) for each expert that has tokens."""
     for expert in range(experts):
         tokens, choice = (ids == expert).nonzero(as_tuple=True)
@@ -114,8 +125,8 @@ def reference(w: Workload, inputs: Inputs) -> tuple[Tensor, ...]:
     x, router, gate_up, down = inputs
     out = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
     with full_precision():
-        ids, weights = _routed(x, router, w["top_k"])
-        for expert, tokens, choice in _groups(ids, w["experts"]):
+        ids, weights = routed(x, router, w["top_k"])
+        for expert, tokens, choice in groups(ids, w["experts"]):
             gate, up = (x[tokens].float() @ gate_up[expert].float().t()).chunk(2, 1)
             y = (F.silu(gate) * up) @ down[expert].float().t()
             out[tokens] += weights[tokens, choice, None] * y  # a token meets an expert once
@@ -131,9 +142,9 @@ def train_reference(w: Workload, inputs: Inputs) -> tuple[Tensor, ...]:
 
     out, dx, dgate_up, ddown = zeros(x), zeros(x), zeros(gate_up), zeros(down)
     with full_precision():
-        ids, weights = _routed(x, router, w["top_k"])
+        ids, weights = routed(x, router, w["top_k"])
         dweights = zeros(weights)
-        for e, tokens, choice in _groups(ids, w["experts"]):
+        for e, tokens, choice in groups(ids, w["experts"]):
             rows, wide_up, wide_down = x[tokens].float(), gate_up[e].float(), down[e].float()
             gate, up = (rows @ wide_up.t()).chunk(2, 1)
             sigmoid = torch.sigmoid(gate)

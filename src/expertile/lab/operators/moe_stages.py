@@ -24,6 +24,7 @@ from expertile.moe.permute import permutation
 from expertile.moe.router import RouterConfig, route
 from expertile.ops.gathered_mm.api import gated_backward_mm, gathered_gated_mm, gathered_wgrad
 from expertile.ops.gathered_mm.combine import combine
+from expertile.ops.gathered_mm.pointwise import ordered
 from expertile.ops.gathered_mm.problem import GatherProblem, Product
 from expertile.ops.grouped_mm.api import grouped_mm
 from expertile.ops.grouped_mm.problem import Layout, Problem
@@ -38,6 +39,7 @@ STAGES = MappingProxyType(
         "up+act (infer)": "the same, pre not kept",
         "down": "down-projection",
         "combine": "combine",
+        "B order dy": "dy in the order of rows",
         "B gated_backward": "dpre, act_w, dweights",
         "B wgrad down": "ddown",
         "B wgrad up": "dgate_up",
@@ -85,13 +87,15 @@ def calls(inputs: Inputs, top_k: int) -> dict[str, Callable[[], Any]]:
     step("up+act (infer)", lambda: up(False))
     y = step("down", lambda: grouped_mm(act, down.transpose(1, 2), offs=offs))
     step("combine", lambda: combine(y, order.positions, weights))
+    dy_rows = step("B order dy", lambda: ordered(dy, rows, offs))
+    # Not over pre, as in the layer: a stage is computed again and again.
     dpre, act_w, _ = step(
         "B gated_backward",
         lambda: gated_backward_mm(
-            dy, down.transpose(1, 2), rows, order.slots, weights, pre, offs, activation="swiglu", interleaved=False
+            dy_rows, down.transpose(1, 2), None, order.slots, weights, pre, offs, activation="swiglu", interleaved=False
         ),
     )
-    step("B wgrad down", lambda: gathered_wgrad(dy, rows, act_w, offs))
+    step("B wgrad down", lambda: gathered_wgrad(dy_rows, None, act_w, offs))
     step("B wgrad up", lambda: gathered_wgrad(dpre, rows, x, offs, gather_b=True))
     dx_rows = step("B dgrad", lambda: grouped_mm(dpre, gate_up, offs=offs))
     step("B combine", lambda: combine(dx_rows, order.positions))
@@ -152,6 +156,8 @@ def reference(w: Workload, inputs: Inputs) -> tuple[Tensor, ...]:
             y = grouped(act, down.transpose(1, 2))
             return (y,) if stage == "down" else of_tokens(weight * y)
         dys = dy[rows].float()
+        if stage == "B order dy":
+            return (dys,)
         if stage == "B wgrad down":
             return wgrad(dys, weight * act)
         dact = weight * grouped(dys, down)
@@ -190,8 +196,9 @@ def stage_works(size: moe.Size, itemsize: int = 2) -> dict[str, Work]:
         "up+act (infer)": gathered(Product.GATED, 2 * i, up, save_pre=False),
         "down": grouped(h, i, down),
         "combine": Work(2.0 * rows * h, s * (rows + t) * h + 8.0 * rows),
-        "B gated_backward": gathered(Product.BACKWARD, i, (h * i, i, 1), weights_shape=(t, k)),
-        "B wgrad down": wgrad(h, i, "a"),
+        "B order dy": Work(0.0, s * (t + rows) * h + 4.0 * rows),
+        "B gated_backward": gathered(Product.BACKWARD, i, (h * i, i, 1), weights_shape=(t, k), gathered=""),
+        "B wgrad down": wgrad(h, i, ""),
         "B wgrad up": wgrad(2 * i, h, "b"),
         "B dgrad": grouped(h, 2 * i, (2 * i * h, h, 1)),
         "B combine": Work(1.0 * rows * h, s * (rows + t) * h + 4.0 * rows),

@@ -105,6 +105,7 @@ def gated_backward_mm(
     *,
     activation: str = "swiglu",
     interleaved: bool,
+    overwrite_pre: bool = False,
     backend: str = "auto",
     config: Any = None,
     batch_invariant: bool = False,
@@ -123,6 +124,8 @@ def gated_backward_mm(
         rows, slots: [R] int32, token and slot t · k + j of each row; valid indices past offs[-1] too.
         weights: [T, k] float32.
         pre: [R, 2I] of dy's dtype, columns as `interleaved` says.
+        overwrite_pre: pre is not needed again: dpre takes its memory, 2 R I elements less. Under torch.compile, and
+            where pre is not contiguous or does not begin at a multiple of 16 bytes, dpre has its own memory anyway.
         offs, activation, interleaved, backend, config, batch_invariant: as for `gathered_gated_mm`.
 
     Returns:
@@ -137,7 +140,7 @@ def gated_backward_mm(
     if _traced(dy, config, batch_invariant):
         return op.call_backward(dy, down, rows, slots, weights, pre, offs, activation, interleaved, backend)
     request = Request(backend, config, batch_invariant)
-    return backward(dy, down, rows, slots, weights, pre, offs, activation, interleaved, request)
+    return backward(dy, down, rows, slots, weights, pre, offs, activation, interleaved, request, overwrite_pre)
 
 
 def gathered_wgrad(

@@ -34,17 +34,23 @@ class Operands:
 Outputs = tuple[torch.Tensor | None, ...]
 # `run(problem, operands, config, outputs)` queues the work of the problem's product, which fills the outputs. Rows past
 # offs[-1] are left alone; the routing weights' gradient comes zeroed, and the slots of rows before offs[-1] are
-# written. There is at least one expert, one row and one column. Nothing waits for the GPU.
+# written. There is at least one expert, one row and one column. Nothing waits for the GPU. BACKWARD's dpre may be pre
+# itself: an element of pre is read before the same element of dpre is written.
 Run = Callable[[GatherProblem, Operands, Any, Outputs], None]
 
 
 Backend = backend.Backend[GatherProblem, Run]
 
 
-def new_outputs(problem: GatherProblem, operands: Operands) -> Outputs:
-    """Fresh outputs: uninitialised, but for the routing weights' gradient, which is zero."""
+def new_outputs(problem: GatherProblem, operands: Operands, overwrite_pre: bool = False) -> Outputs:
+    """Fresh outputs: uninitialised, but for the routing weights' gradient, which is zero. BACKWARD's dpre is pre with
+    `overwrite_pre`, where every backend can write there."""
     a = operands.a
-    made = [None if shape is None else a.new_empty(shape) for shape in problem.out_shapes]
-    if problem.product is Product.BACKWARD:
-        made[2] = torch.zeros(problem.weights_shape, dtype=torch.float32, device=a.device)
-    return tuple(made)
+    if problem.product is not Product.BACKWARD:
+        return tuple(None if shape is None else a.new_empty(shape) for shape in problem.out_shapes)
+    dpre_shape, act_shape, _ = problem.out_shapes
+    assert dpre_shape is not None and act_shape is not None and operands.pre is not None
+    spare = overwrite_pre and operands.pre.is_contiguous() and operands.pre.data_ptr() % 16 == 0
+    dpre = operands.pre if spare else a.new_empty(dpre_shape)
+    dweights = torch.zeros(problem.weights_shape, dtype=torch.float32, device=a.device)
+    return dpre, a.new_empty(act_shape), dweights

@@ -1,7 +1,7 @@
 """choose(problem, device) -> Choice: which backend, with which config, and one sentence why.
 
 On a CPU the reference. On a GPU the first backend, in the order that `ORDER` gives for the mean number of rows of an
-expert, that takes the problem.
+expert, that takes the problem; of a gated backward with few rows, `composed` before the others.
 """
 
 from __future__ import annotations
@@ -24,6 +24,13 @@ ORDER: tuple[tuple[float, tuple[str, ...]], ...] = (
 )
 LAST = "reference"
 
+# BACKWARD with more rows than the first line of `ORDER` and up to these: composed first. A fused epilogue takes as long
+# for the rows that fill up a tile as for others, the pointwise kernel has nothing to do for them (H200, 256 rows of
+# 2880 x 2880: 1.28 ms against 1.34 to 1.50, and with its copy 1.36 against 1.70; 2048 rows of 4096 x 1024: 4.07
+# against 3.95). The copy of rows pays from this many columns on.
+COMPOSED_BACKWARD_ROWS = 400
+COMPOSED_BACKWARD_COLUMNS = 1536
+
 # Taken only when asked for by name: on an H200 gluon_gather's weight gradient makes 392 TFLOP/s where copying the rows
 # into order and multiplying the copy makes 587 (128 experts of 2048 rows, 2048 x 4096).
 BY_NAME_ONLY: frozenset[tuple[str, Product]] = frozenset({("gluon_gather", Product.WGRAD)})
@@ -39,7 +46,10 @@ def choose(
     why = "what runs on a CPU"
     if device.kind == "cuda":
         rows = math.inf if batch_invariant else problem.mean_group
-        names = (*next(order for most, order in ORDER if rows <= most), LAST)
+        order = next(order for most, order in ORDER if rows <= most)
+        if _composed_backward(problem, rows):
+            order = ("composed", *(name for name in order if name != "composed"))
+        names = (*order, LAST)
         why = f"the first of {', '.join(names)} that takes it"
     known = {backend.name: invariantly(backend) if batch_invariant else backend for backend in backends}
     asked = [known[name] for name in names if name in known]
@@ -49,3 +59,11 @@ def choose(
         return "slower than composed, so only when asked for by name" if slow else None
 
     return first_able(problem, device, asked, why, unwanted, "takes")
+
+
+def _composed_backward(problem: GatherProblem, rows: float) -> bool:
+    """Whether product and pointwise kernel beat the fused backward of the activation."""
+    p = problem
+    if p.product is not Product.BACKWARD or not ORDER[0][0] < rows <= COMPOSED_BACKWARD_ROWS:
+        return False
+    return not p.gathered or p.intermediate >= COMPOSED_BACKWARD_COLUMNS

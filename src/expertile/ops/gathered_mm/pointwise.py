@@ -20,6 +20,7 @@ import triton.language as tl
 
 from expertile.ops.gathered_mm._tiles import column_block, row_block
 from expertile.ops.gathered_mm.activation_kernel import activate, activate_backward, deinterleave
+from expertile.ops.launch.device import on_kernels
 from expertile.ops.launch.kernels import launch
 
 
@@ -126,7 +127,8 @@ def _backward_kernel(
             gate, up = load_pre(pre_ptr, at, start, used[:, None], I, INTERLEAVED, BLOCK_COLS, EVEN)
             value, d_gate, d_up = activate_backward(gate, up, grad * weight, ACTIVATION)
             total += tl.sum(grad * value, 1)
-            tl.debug_barrier()  # a may be act_w, and another thread may store an element than loads it
+            # a may be act_w and pre may be dpre, and another thread may store an element than loads it.
+            tl.debug_barrier()
             tl.store(act_w_ptr + at + col, (value * weight).to(act_w_ptr.dtype.element_ty), mask=inside)
             store_pre(dpre_ptr, at, start, used[:, None], I, d_gate, d_up, INTERLEAVED, BLOCK_COLS, EVEN)
         tl.store(dweights_ptr + slot, total, mask=used)
@@ -184,6 +186,11 @@ def gather_rows(x: torch.Tensor, rows: torch.Tensor, offs: torch.Tensor, config:
     return out
 
 
+def ordered(x: torch.Tensor, rows: torch.Tensor, offs: torch.Tensor) -> torch.Tensor:
+    """`gather_rows`, by torch where the kernels do not run."""
+    return gather_rows(x, rows, offs) if on_kernels(x) else x.index_select(0, rows)
+
+
 def gated_activation(
     pre: torch.Tensor,
     offs: torch.Tensor,
@@ -221,7 +228,7 @@ def gated_backward(
     config: Config = BACKWARD,
 ) -> None:
     """dpre [R, 2I], act_w [R, I] and dweights [T, k] from a [R, I] and pre [R, 2I]; all contiguous. `a` may be
-    `act_w`: every element is read before it is written."""
+    `act_w`, and `pre` may be `dpre`: every element is read before it is written."""
     count, inner = act_w.shape
     block_cols = column_block(inner, config.columns)
     block_rows = row_block(config.elements, block_cols)

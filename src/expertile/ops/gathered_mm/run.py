@@ -38,7 +38,13 @@ def _planned(
     return problem, *select(problem, _device(device.type, device.index), request)
 
 
-def _run(product: Product, operands: Operands, options: tuple[tuple[str, Any], ...], request: Request) -> Outputs:
+def _run(
+    product: Product,
+    operands: Operands,
+    options: tuple[tuple[str, Any], ...],
+    request: Request,
+    overwrite_pre: bool = False,
+) -> Outputs:
     """Check, plan and run."""
     o = operands
     if request.batch_invariant and isinstance(o.a, torch.Tensor) and o.a.dim() == 2:
@@ -48,7 +54,7 @@ def _run(product: Product, operands: Operands, options: tuple[tuple[str, Any], .
     tensors = (o.a, o.b, o.offs, o.rows, o.bias, o.slots, o.weights, o.pre)
     fields = tuple([None if x is None else described(x) for x in tensors])
     problem, chosen, config = _planned(product, fields, options, o.a.device, request)
-    outputs = new_outputs(problem, o)
+    outputs = new_outputs(problem, o, overwrite_pre)
     if 0 in (problem.m, problem.n, problem.k, problem.groups):
         return _empty_sums(problem, o, outputs)
     chosen.run(problem, _contiguous(o), config, outputs)
@@ -117,12 +123,13 @@ def backward(
     activation: str,
     interleaved: bool,
     request: Request = AUTO,
+    overwrite_pre: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     if down.dim() != 3:
         raise ValueError(f"down: expected 3 dimensions, got shape {list(down.shape)}")
     options = (("activation", activation), ("interleaved", bool(interleaved)), ("names", ("dy", "down")))
     operands = Operands(dy, down.transpose(1, 2), offs, rows, None, slots, weights, pre)
-    dpre, act_w, dweights = _run(Product.BACKWARD, operands, options, request)
+    dpre, act_w, dweights = _run(Product.BACKWARD, operands, options, request, overwrite_pre)
     assert dpre is not None and act_w is not None and dweights is not None
     return dpre, act_w, dweights
 

@@ -40,10 +40,10 @@ def choose(
 ) -> Choice[Backend]:
     """The backend of `backends` with the smallest expected time.
 
-    Ragged totals that only the device knows more of are looked up by the nearest of 32 steps per doubling, so that
-    row counts that change from call to call cost microseconds. `policy` says which measurements count: "graph" (the
-    GPU's time) or "eager" (launch included). A GPU without measurements, or a problem far from all of them, is warned
-    of once per process, unless `quiet`. Raises ValueError with every backend's reason when none supports the problem.
+    Ragged totals whose groups only the device knows are rounded to the nearest of 32 steps per doubling. So row counts
+    that change from call to call cost microseconds. `policy` says which measurements count: "graph" (the GPU's time) or
+    "eager" (launch included). A GPU without measurements, or a problem far from all of them, is warned of once per
+    process, unless `quiet`. Raises ValueError with every backend's reason when none supports the problem.
     """
     return _choose(rounded(problem), device, backends, policy, quiet)
 

@@ -1,11 +1,10 @@
 """What the persistent Triton kernels share: which tile of which group a program computes, and how many programs run.
 
-The tiles of all groups stand in one line, group after group, and program p of P takes tiles p, p + P, p + 2P, …
-Every program works out the plan for itself from `offs` [G] int32 on the device: group g has ceil(size_g / block) tiles
-in the ragged dimension, prefix-summed in registers. Nothing is read back by the host, so a CUDA graph may be replayed
-with other offs.
-Inside a group, panels of GROUP_M tile rows are walked column by column, so that the programs of one wave read a
-near-square part of a and b and find the rest in L2. That height is an argument of the kernels, not a constant: it
+The tiles of all groups stand in one line, group after group, and program p of P takes tiles p, p + P, p + 2P, … Every
+program works out the plan for itself from `offs` [G] int32 on the device: group g has ceil(size_g / block) tiles in the
+ragged dimension, prefix-summed in registers. Nothing is read back by the host, so a CUDA graph may be replayed with
+other offs. Inside a group, panels of GROUP_M tile rows are walked column by column. So the programs of one wave read a
+near-square part of a and b, and find the rest in L2. That height is an argument of the kernels, not a constant: it
 follows from the sizes, and sizes that change from call to call must not compile anything.
 """
 

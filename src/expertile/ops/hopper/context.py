@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from itertools import chain
 from typing import Any, TypeVar, dataclass_transform
 
 from triton.experimental.gluon import language as gl
@@ -13,11 +14,13 @@ T = TypeVar("T")
 
 @dataclass_transform()
 def context(cls: type[T]) -> type[T]:
-    """The aggregate with the annotated fields of `cls`, constructed from their values in that order."""
+    """The aggregate with the annotated fields of `cls`, constructed from their values in that order; a tuple of values
+    stands for several fields."""
     fields = inspect.get_annotations(cls)
     constants = {name for name, kind in fields.items() if kind is gl.constexpr}
 
-    def __init__(self: Any, *values: Any) -> None:
+    def __init__(self: Any, *groups: Any) -> None:
+        values = chain.from_iterable(v if isinstance(v, (tuple, gl.tuple)) else (v,) for v in groups)
         for name, value in zip(fields, values, strict=True):
             setattr(self, name, gl.constexpr(value) if name in constants else value)
 

@@ -2,7 +2,7 @@
 
 Static (not DYNAMIC): program p of P takes tiles p, p + P, p + 2P, … Every partition knows these numbers. Programs
 differ in speed and drift apart over many tiles. Rows of a and columns of b that neighbouring tiles share have then left
-L2 when the later tile needs them, and the fastest program idles at the end.
+L2 when the later tile needs them. The fastest program idles at the end.
 
 DYNAMIC: program p begins with tile p and then fetches tile numbers from a counter in memory, so that all programs stay
 within a tile of each other. The producer fetches the number and passes it to its consumers through a ring of SLOTS in

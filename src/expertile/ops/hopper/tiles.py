@@ -55,8 +55,8 @@ def make_plan(p):
 def _raster(tile, tiles_m, tiles_n, GROUP_M: gl.constexpr):
     """(row tile, column tile) of a group's tile: about GROUP_M rows of tiles at a time, down the rows first.
 
-    The rows are cut evenly (17 rows of tiles are one band, 25 are 13 and 12), because a thin last band would read all
-    of the group's weights once more for little work.
+    The rows are cut evenly: 17 rows of tiles are one band, 25 are 13 and 12. A thin last band would read all of the
+    group's weights once more for little work.
     """
     bands = gl.maximum((tiles_m + GROUP_M // 2) // GROUP_M, 1)
     height = gl.maximum((tiles_m + bands - 1) // bands, 1)

@@ -63,8 +63,8 @@ class Config:
 def configs(grids: int, rows: int, lanes: int, sm_count: int) -> tuple[Config, ...]:
     """Configs for `grids` grids of `rows` rows that keep `lanes` threads busy, the default first.
 
-    The default takes 8 rows, which reads 1.25 rows for one (16 would read 1.125 and need twice the registers), as long
-    as that leaves two programs for every SM.
+    The default takes 8 rows, as long as that leaves two programs for every SM. It reads 1.25 rows for one; 16 would
+    read 1.125 and need twice the registers.
     """
     num_warps = min(4, triton.next_power_of_2(-(-lanes // 32)))
     across = -(-lanes // (32 * num_warps))

@@ -1,136 +1,13 @@
-"""Triton kernels of the FP8 quantisers: what a program loads, and how a block gets its scale; see quantize.py.
-
-Quotients decide e4m3 values that lie on a tie as IEEE division does: bit for bit what `Fp8Blocks.quantize` makes.
-Dividing each element so would cost more than memory does; a block is divided for once, in one of three ways (DIVIDE):
-
-1, of float16 and bfloat16: 1 / s in two parts, h + l with 0 <= l, and RN(x · h + RN(x · l)). Not the quotient in every
-   bit, but on its side of every tie: elements and largest ones of 11 bits come near a tie only by lying on it
-   (tests/ops/quantize/test_quotients.py).
-2, of float32: q = RN(x · y) with y = RN(1 / s) is corrected by its remainder, q ← RN(q + RN(x - q · s) · y). q begins
-   within 1.5 units in the last place and is within one after a first step; a second step makes it RN(x / s) (Markstein,
-   "Computation of elementary functions on the IBM RISC System/6000 processor", 1990). That needs remainders that do not
-   underflow, so blocks below 2^-80 are lifted by 2^100.
-0, of what float32 has computed (SwiGLU, a norm), and where s is a power of two: RN(x · y). Such an x is known
-   to a few units in the last place, and its own rounding decides what lies on a tie.
-"""
+"""Triton kernels of the FP8 quantisers: what a program loads, and how a block gets its scale; see numbers.py."""
 
 from __future__ import annotations
 
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import libdevice
 
 from expertile.ops.grouped_mm.persistent import group_of_tile, group_range, tile_ends
-
-_SMALLEST_SCALE = tl.constexpr(2.0**-126)
-_LIFT_BELOW = tl.constexpr(2.0**-80)
-_LIFT = tl.constexpr(2.0**100)
-_UNLIFT = tl.constexpr(2.0**-100)
-_BY_448 = tl.constexpr(float.fromhex("0x1.24924ap-9"))  # RN(1 / 448)
-_INFINITY = tl.constexpr(float("inf"))
-_INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
-
-
-@triton.jit
-def magnitude(x):
-    """|x| as the integer of its bits, whose order is that of magnitudes, NaN above infinity."""
-    return x.to(tl.int32, bitcast=True) & 0x7FFFFFFF
-
-
-@triton.jit
-def scale_of(largest, POWER: tl.constexpr):
-    """The scale of blocks whose largest `magnitude` is given: amax / 448, 1 for zeros; rounded up to 2^i for POWER."""
-    amax = largest.to(tl.float32, bitcast=True)
-    small = amax < _LIFT_BELOW
-    lifted = tl.where(small, amax * _LIFT, amax)
-    # amax / 448 as IEEE divides, by one correction: checked for every significand.
-    scale = lifted * _BY_448
-    scale = tl.fma(tl.fma(scale, -448.0, lifted), _BY_448, scale)
-    scale = tl.where(small, scale * _UNLIFT, scale)
-    scale = tl.where(amax == _INFINITY, amax, scale)
-    scale = tl.where(scale < _SMALLEST_SCALE, _SMALLEST_SCALE, scale)
-    scale = tl.where(largest == 0, 1.0, scale)
-    if POWER:
-        bits = scale.to(tl.int32, bitcast=True)
-        up = (bits + 0x7FFFFF) & 0x7F800000
-        scale = tl.where(bits < 0x7F800000, up, bits).to(tl.float32, bitcast=True)
-    return scale
-
-
-@triton.jit
-def in_two_parts(scale):
-    """1 / scale = high + low with low >= 0, so that -0 stays -0; low = 0 for infinity."""
-    one = tl.full(scale.shape, 1.0, tl.float32)
-    high = tl.div_rn(one, scale)
-    above = tl.fma(-scale, high, one) < 0
-    high = (high.to(tl.int32, bitcast=True) - above.to(tl.int32)).to(tl.float32, bitcast=True)
-    rest = tl.fma(-scale, high, one)
-    return high, tl.where(rest >= 0, rest * high, 0.0)
-
-
-@triton.jit
-def divided(x, scale, DIVIDE: tl.constexpr):
-    """x / scale as e4m3, `scale` of a shape that spreads over x's. Of a block with an infinity: zeros and NaN."""
-    if DIVIDE == 0:
-        return (x * tl.div_rn(tl.full(scale.shape, 1.0, tl.float32), scale)).to(tl.float8e4nv)
-    elif DIVIDE == 1:
-        high, low = in_two_parts(scale)
-        return tl.fma(x, high, x * low).to(tl.float8e4nv)
-    else:
-        lift = tl.where(scale < _LIFT_BELOW, _LIFT, 1.0)
-        inverse = tl.div_rn(tl.full(scale.shape, -1.0, tl.float32), scale * lift)
-        divisor = tl.where(scale == _INFINITY, 1.0, scale * lift)
-        # All with the sign turned, so that the quotient of -0 is -0.
-        negative = x * (0.0 - lift)
-        quotient = negative * inverse
-        for _ in tl.static_range(2):
-            quotient = tl.fma(tl.fma(quotient, divisor, negative), inverse, quotient)
-        return quotient.to(tl.float8e4nv)
-
-
-@triton.jit
-def inside(live, cols, K, MASK_ROWS: tl.constexpr, MASK_COLS: tl.constexpr):
-    """The mask for live rows [U, 1] and cols [U or 1, C], where anything is masked."""
-    if MASK_ROWS and MASK_COLS:
-        return live & (cols < K)
-    elif MASK_ROWS:
-        return live
-    else:
-        return cols < K
-
-
-@triton.jit
-def load_as_is(pointers, live, cols, K, MASK_ROWS: tl.constexpr, MASK_COLS: tl.constexpr, EVICT: tl.constexpr):
-    """Zeros outside."""
-    if MASK_ROWS or MASK_COLS:
-        mask = inside(live, cols, K, MASK_ROWS, MASK_COLS)
-        return tl.load(pointers, mask=mask, other=0.0, eviction_policy=EVICT)
-    else:
-        return tl.load(pointers, eviction_policy=EVICT)
-
-
-@triton.jit
-def load(pointers, live, cols, K, MASK_ROWS: tl.constexpr, MASK_COLS: tl.constexpr, EVICT: tl.constexpr):
-    """In float32, zeros outside."""
-    return load_as_is(pointers, live, cols, K, MASK_ROWS, MASK_COLS, EVICT).to(tl.float32)
-
-
-@triton.jit
-def store(pointers, values, live, cols, K, MASK_ROWS: tl.constexpr, MASK_COLS: tl.constexpr):
-    if MASK_ROWS or MASK_COLS:
-        tl.store(pointers, values, mask=inside(live, cols, K, MASK_ROWS, MASK_COLS))
-    else:
-        tl.store(pointers, values)
-
-
-@triton.jit
-def silu(x):
-    """x / (1 + exp(-x)) from one exponential and one reciprocal of the hardware, which flush subnormals: what guards
-    them otherwise takes as long as memory does. The interpreter has neither."""
-    if _INTERPRETED:
-        return x * tl.sigmoid(x)
-    else:
-        return libdevice.fast_dividef(x, 1.0 + libdevice.fast_expf(-x))
+from expertile.ops.quantize.masked import inside, load, load_as_is, store
+from expertile.ops.quantize.numbers import SMALLEST_SCALE, divided, largest_magnitude, magnitude, scale_of, silu
 
 
 @triton.jit
@@ -225,20 +102,10 @@ def quantize_rows_kernel(
     live = rows < R - start
     cols = place[:, None] * 128 + tl.arange(0, 128)[None, :]
     rstd = None if rstd_ptr is None else tl.load(rstd_ptr + start + rows, mask=live, other=0.0)
+    x_tile = x_ptr + start * x_stride
+    first = place[:, None] * 128
     x = load_source(
-        x_ptr + start * x_stride,
-        weight_ptr,
-        rows,
-        live,
-        rstd,
-        place[:, None] * 128,
-        x_stride,
-        K,
-        SOURCE,
-        128,
-        not EVEN_R,
-        not EVEN_K,
-        "evict_first",
+        x_tile, weight_ptr, rows, live, rstd, first, x_stride, K, SOURCE, 128, not EVEN_R, not EVEN_K, "evict_first"
     )
     scale = scale_of(tl.max(magnitude(x), 1), POWER)
     values = divided(x, scale[:, None], DIVIDE)
@@ -255,20 +122,6 @@ def store_scales(scales_ptr, scale, row, place, start, R, K, EVEN_R: tl.constexp
         tl.store(scales_at, scale)
     else:
         tl.store(scales_at, scale, mask=(row < R - start) & (place < blocks_of_row))
-
-
-@triton.jit
-def _larger(x, y):
-    return tl.maximum(x, y, propagate_nan=tl.PropagateNan.ALL)
-
-
-@triton.jit
-def largest_magnitude(x):
-    """The largest `magnitude` of each row of float32 x; the hardware takes |x| on the way."""
-    if _INTERPRETED:
-        return tl.max(magnitude(x), 1)
-    else:
-        return magnitude(tl.reduce(tl.abs(x), 1, _larger))
 
 
 @triton.constexpr_function
@@ -344,7 +197,7 @@ def quantize_norm_kernel(
             store(to_rows + cols, divided(y, scale[:, None], 0), live, cols, K, not EVEN_R, past_row(i, PIECES, EVEN_K))
         else:
             scale = scales[i] * rstd
-            scale = tl.where(scale < _SMALLEST_SCALE, _SMALLEST_SCALE, scale)
+            scale = tl.where(scale < SMALLEST_SCALE, SMALLEST_SCALE, scale)
             scale = tl.where(scales[i] == -1.0, 1.0, scale)
         store_scales(scales_ptr, scale, row, place, start, R, K, EVEN_R, not past_row(i, PIECES, EVEN_K))
 
@@ -440,20 +293,9 @@ def quantize_tokens_kernel(
                 row = i + tl.arange(0, BLOCK_R)
                 rows, own = row[:, None], (row < count)[:, None]
                 row_rstd = None if rstd_ptr is None else tl.load(rstd_ptr + start + rows, mask=own, other=0.0)
+                at_col = tl.full((1, 1), 128, tl.int32) * place
                 x = load_source(
-                    x_ptr,
-                    weight_ptr,
-                    rows,
-                    own,
-                    row_rstd,
-                    tl.full((1, 1), 128, tl.int32) * place,
-                    x_stride,
-                    K,
-                    SOURCE,
-                    128,
-                    True,
-                    not EVEN_K,
-                    "",
+                    x_ptr, weight_ptr, rows, own, row_rstd, at_col, x_stride, K, SOURCE, 128, True, not EVEN_K, ""
                 )
                 scale = scale_of(tl.max(magnitude(x), 1), POWER)
                 values = divided(x, scale[:, None], DIVIDE)
@@ -468,13 +310,15 @@ def quantize_tokens_kernel(
                 if block < used:
                     # Of an address that may be odd two elements are loaded at a time, so that a thread has few
                     # channels and many tokens.
+                    odd_ptr = x_ptr + 2 * zero
+                    j_col = tl.full((1, 1), 128, tl.int32) * place + j
                     x = load_source(
-                        x_ptr + 2 * zero,
+                        odd_ptr,
                         weight_ptr,
                         tokens,
                         live,
                         rstd,
-                        tl.full((1, 1), 128, tl.int32) * place + j,
+                        j_col,
                         x_stride,
                         K,
                         SOURCE,

@@ -1,13 +1,13 @@
 """Gluon kernel of the FP8 quantisers that also write the transposed copy: each element is loaded once and held.
 
-Same results to the bit as `quantize_tokens_kernel` of kernels.py, which is for interpreters and for rows that
-16-byte copies cannot take. What plain Triton cannot say is who holds what: here a thread holds a strip of 16 or 8
-neighbouring tokens of 8 neighbouring channels. So a load fills 16 bytes; 8 bytes of a row go out as they are; and the
-transposed copy goes out as it is too, 16 or 8 bytes of a channel a thread, neighbouring threads filling the 32 bytes
-in which memory is written: nothing is turned in shared memory. Only the largest magnitudes of strips go through it, to
-the one thread that works out the scale of a row or channel and its reciprocal, some 50 instructions, and these back:
-two barriers a tile. (For SwiGLU, whose strips are short, the copy goes through shared memory all the same, so that
-neighbouring threads fill the 128 bytes of a channel: 5 % less time.)
+Same results to the bit as `quantize_tokens_kernel` of kernels.py, which is for interpreters and for rows that 16-byte
+copies cannot take. What plain Triton cannot say is who holds what: here a thread holds a strip of 16 or 8 neighbouring
+tokens of 8 neighbouring channels. So a load fills 16 bytes; 8 bytes of a row go out as they are; and the transposed
+copy goes out as it is too, 16 or 8 bytes of a channel a thread, neighbouring threads filling the 32 bytes in which
+memory is written: nothing is turned in shared memory. Only the largest magnitudes of strips go through it, to the one
+thread that works out the scale of a row or channel. That takes some 50 instructions, its reciprocal included; both come
+back: two barriers a tile. (For SwiGLU, whose strips are short, the copy goes through shared memory all the same, so
+that neighbouring threads fill the 128 bytes of a channel: 5 % less time.)
 
 Memory is kept busy by the 2 to 4 programs that share an SM, 32 KB (64 KB for SwiGLU and float32) on their way each; by
 Little's law an SM needs about 40 KB for its share of 4.2 TB/s. A program of several tiles also brings the next one by
@@ -248,8 +248,8 @@ def quantize_strips_kernel(
     DIVIDE: gl.constexpr,
     STAGED: gl.constexpr,
 ):
-    """Program (128 tokens of one group, chunk): PER_PROGRAM tiles of 128 tokens × 128 channels, each quantised along
-    channels where values_ptr is given, and along tokens and stored transposed, by way of shared memory if STAGED.
+    """Program (128 tokens of one group, chunk): PER_PROGRAM tiles of 128 tokens × 128 channels. Each is quantised along
+    channels where values_ptr is given, then along tokens and stored transposed, by way of shared memory if STAGED.
 
     Blocks behind the groups are as in `quantize_tokens_kernel`."""
     WARPS: gl.constexpr = gl.num_warps()

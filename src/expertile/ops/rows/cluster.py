@@ -1,10 +1,10 @@
 """Rows that several CTAs share: each reduces its slice, then sends its two numbers for each row to all the others.
 
 The CTAs of a cluster (compute capability 9.0 and later) write each other's shared memory. Triton has no operation for
-that, so these are PTX: `mapa` finds another CTA's copy of an address, `st.async` writes there and counts its bytes on
+that, so these are PTX: `mapa` finds another CTA's copy of an address. `st.async` writes there and counts its bytes on
 that CTA's mbarrier, whose phase ends when all have come (PTX ISA, "Data Movement and Conversion Instructions: st.async"
-and "Parallel Synchronization and Communication Instructions: mbarrier"). An exchange has no fence
-over global memory, unlike `barrier.cluster` with release and acquire: stores of earlier rows are not waited for.
+and "Parallel Synchronization and Communication Instructions: mbarrier"). An exchange has no fence over global memory,
+unlike `barrier.cluster` with release and acquire: stores of earlier rows are not waited for.
 
 Order in a kernel: `join` first, `joined` before the first `send`, then `send`, `wait`, `received` for exchange 0, 1, …
 Two sets of slots alternate. A set is written again two exchanges later, by a CTA that has this CTA's numbers of the
@@ -42,6 +42,15 @@ def join():
         is_pure=False,
         pack=1,
     )
+
+
+@triton.jit
+def position(CLUSTER: tl.constexpr):
+    """This program's number among clusters, its rank in its cluster, and what `join` returned."""
+    program = tl.program_id(0) // CLUSTER
+    rank = tl.program_id(0) % CLUSTER
+    place = join() if CLUSTER > 1 else 0
+    return program, rank, place
 
 
 @triton.jit

@@ -1,8 +1,8 @@
 """What the row operators (softmax, layer norm, RMS norm) share on the host: rows of a tensor, configs, checks.
 
 A tensor [..., C] is R = numel / C rows of C elements. A row is cut into `cluster` slices, one for each CTA of a thread
-block cluster, and a slice into pieces of `block_cols` elements that its CTA holds in registers from the only read to
-the only write. A streamed row does not stay: it is read twice, the second time from L2 as far as that reaches.
+block cluster. A slice is cut into pieces of `block_cols` elements, which its CTA holds in registers from the only read
+to the only write. A streamed row does not stay: it is read twice, the second time from L2 as far as that reaches.
 """
 
 from __future__ import annotations
@@ -44,6 +44,13 @@ class RowConfig:
     def pieces(self, cols: int) -> int:
         """Pieces of one slice of a row of `cols` elements."""
         return -(-cols // (self.cluster * self.block_cols))
+
+    def shape(self, rows: int, cols: int, cut: int = 1) -> tuple[int | bool, ...]:
+        """The fields of a kernel's `tile.Shape` for [rows, cols], but for the last: `cut`, elements that rows are cut
+        by."""
+        pieces = self.pieces(cols // cut * cut)
+        even = cut == 1 and cols == self.cluster * pieces * self.block_cols
+        return self.block_rows, self.block_cols, pieces, self.cluster, rows % self.block_rows == 0, even
 
     def tiles(self, rows: int) -> int:
         """Tiles of `rows` rows."""

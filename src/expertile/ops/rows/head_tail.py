@@ -23,6 +23,25 @@ def body_start(rows, stride, VECTOR: tl.constexpr):
 
 
 @triton.jit
+def row_pointers(ptr, rows, stride, VECTOR: tl.constexpr):
+    """Where `rows` start in a tensor, or if they are cut (VECTOR > 1) their bodies."""
+    if VECTOR > 1:
+        return ptr + body_start(rows, stride, VECTOR)
+    else:
+        return ptr + rows.to(tl.int64) * stride
+
+
+@triton.jit
+def width(rows, C, VECTOR: tl.constexpr):
+    """Elements of `rows`, or if they are cut of their bodies."""
+    if VECTOR > 1:
+        _, inside = cut(rows, C, VECTOR)
+        return inside
+    else:
+        return C
+
+
+@triton.jit
 def cut(rows, C, VECTOR: tl.constexpr):
     """Elements before the bodies of `rows`, and in them."""
     head = tl.minimum(((VECTOR - (rows & (VECTOR - 1))) * C) & (VECTOR - 1), C)

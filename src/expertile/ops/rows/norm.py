@@ -100,7 +100,6 @@ def _launch(
     if config.streamed:
         by_blocks = (centered, by, config.block_cols)
         return plan(norm_streamed_kernel, rows, pointers, (*strides, eps), by_blocks, config.num_warps)
-    pieces = config.pieces(cols // cut * cut)
     count = programs(config, rows, here, index)
     late = not config.programs_per_sm and _held_per_thread(config, cols) > 32
     if cut > 1 and config.programs_per_sm:
@@ -108,21 +107,8 @@ def _launch(
         alike = cut // gcd(cut, config.block_rows)
         count = count // alike * alike or count
         late = count % alike != 0 and count < config.tiles(rows)
-    constants = (
-        centered,
-        by,
-        config.block_rows,
-        config.block_cols,
-        pieces,
-        config.cluster,
-        rows % config.block_rows == 0,
-        cut == 1 and cols == config.cluster * pieces * config.block_cols,
-        _spread(config, itemsize),
-        late,
-        config.programs_per_sm > 0,
-        config.num_stages,
-        cut,
-    )
+    shape, stays = config.shape(rows, cols, cut), config.programs_per_sm > 0
+    constants = (centered, by, *shape, _spread(config, itemsize), late, stays, config.num_stages, cut)
     return plan(
         norm_kernel,
         count,
@@ -177,22 +163,10 @@ def backward(
         )
         partial = _sum_columns(dy_rows, h_rows, mean, rstd, strides[:3], by, wanted, here) if any(wanted) else None
     else:
-        pieces = config.pieces(cols)
         count = programs(config, rows, here, h.get_device())
         partial = torch.empty((sum(wanted), count, cols), dtype=torch.float32, device=h.device)
-        constants = (
-            centered,
-            *wanted,
-            by,
-            config.block_rows,
-            config.block_cols,
-            pieces,
-            config.cluster,
-            rows % config.block_rows == 0,
-            cols == config.cluster * pieces * config.block_cols,
-            _spread(config, h.element_size()),
-            config.num_stages,
-        )
+        spread = _spread(config, h.element_size())
+        constants = (centered, *wanted, by, *config.shape(rows, cols), spread, config.num_stages)
         launch(
             norm_backward_kernel,
             count,

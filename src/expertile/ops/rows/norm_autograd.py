@@ -3,6 +3,8 @@ expertile::row_norm_backward for torch.compile, and the same in plain torch for 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,7 +12,7 @@ import torch
 from expertile.ops.launch.device import FORMULA_DTYPES, on_kernels, wide
 from expertile.ops.rows import norm as kernels
 from expertile.ops.rows.config import RowConfig, check_input
-from expertile.ops.torch_op import differentiable, differentiable_once, traced
+from expertile.ops.torch_op import define, differentiable_eagerly, traced
 
 Optional = torch.Tensor | None
 
@@ -46,7 +48,7 @@ def normalize(
         or (residual is not None and residual.requires_grad)
     )
     if needs:
-        return _Norm.apply(x, residual, weight, bias, eps, centered, config, backward_config)
+        return _differentiable_norm(x, residual, weight, bias, eps, centered, config, backward_config)
     return row_norm(x, residual, weight, bias, eps, centered, return_stats, config)
 
 
@@ -164,116 +166,34 @@ def row_norm_backward(
     return dh.contiguous(), dweight, dbias
 
 
-class _Norm(torch.autograd.Function):
-    """Autograd for eager calls; compiled ones go through the operators below, with the same kernels."""
-
-    @staticmethod
-    def forward(  # type: ignore[override]
-        ctx: Any,
-        x: torch.Tensor,
-        residual: Optional,
-        weight: Optional,
-        bias: Optional,
-        eps: float,
-        centered: bool,
-        config: RowConfig | None,
-        backward_config: RowConfig | None,
-    ) -> tuple[torch.Tensor, Optional, Optional, Optional]:
-        y, total, mean, rstd = row_norm(x, residual, weight, bias, eps, centered, True, config)
-        ctx.save_for_backward(x if total is None else total, weight, bias, mean, rstd)
-        ctx.eps, ctx.centered, ctx.config = eps, centered, backward_config
-        ctx.dtypes = x.dtype, None if residual is None else residual.dtype
-        ctx.set_materialize_grads(False)
-        ctx.mark_non_differentiable(*[t for t in (mean, rstd) if t is not None])
-        return y, total, mean, rstd
-
-    @staticmethod
-    def backward(ctx: Any, dy: Optional, dsum: Optional, *_: Any) -> tuple[Any, ...]:  # type: ignore[override]
-        h, weight, bias, mean, rstd = ctx.saved_tensors
-        need_x, need_residual, *sums = ctx.needs_input_grad[:4]
-        dy = torch.zeros_like(h, dtype=ctx.dtypes[0]) if dy is None else dy
-        if torch.is_grad_enabled():  # create_graph=True: the gradients are differentiated in turn
-            n, _mean, rstd = _standardize(h, ctx.eps, ctx.centered)
-            dh, dweight, dbias = _formula(dy, n, rstd, h.dtype, weight, bias, dsum, ctx.centered, tuple(sums))
-        else:
-            dh, dweight, dbias = row_norm_backward(dy, h, weight, bias, mean, rstd, dsum, tuple(sums), ctx.config)
-        dx = dh.to(ctx.dtypes[0]) if need_x else None
-        dresidual = dh.to(ctx.dtypes[1]) if need_residual else None
-        return dx, dresidual, dweight, dbias, None, None, None, None
-
-
 def _none(like: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
     """What an operator returns where there is nothing: its outputs must be tensors."""
     return torch.empty(0, dtype=dtype or like.dtype, device=like.device)
 
 
-@torch.library.custom_op(
-    "expertile::row_norm",
-    mutates_args=(),
-    schema="(Tensor x, Tensor? residual, Tensor? weight, Tensor? bias, float eps, bool centered)"
-    " -> (Tensor, Tensor, Tensor, Tensor)",
-)
-def _row_norm(
+def _kernel(
     x: torch.Tensor, residual: Optional, weight: Optional, bias: Optional, eps: float, centered: bool
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+) -> tuple[torch.Tensor, ...]:
     if residual is not None:
         _check_residual(residual, x)
     y, total, mean, rstd = row_norm(x, residual, weight, bias, eps, centered, True)
     assert rstd is not None
-    return (
-        y,
-        _none(x) if total is None else total,
-        _none(x, torch.float32) if mean is None else mean,
-        rstd,
-    )
+    return y, _none(x) if total is None else total, _none(x, torch.float32) if mean is None else mean, rstd
 
 
-@_row_norm.register_fake
-def _(
-    x: torch.Tensor, residual: Optional, weight: Optional, bias: Optional, eps: float, centered: bool
-) -> tuple[torch.Tensor, ...]:
+def _fake(x: torch.Tensor, residual: Optional, weight: Optional, bias: Optional, eps: float, centered: bool) -> Any:
     stats = x.new_empty(x.shape[:-1], dtype=torch.float64 if x.dtype is torch.float64 else torch.float32)
-    return (
-        x.new_empty(x.shape),
-        _none(x) if residual is None else x.new_empty(x.shape, dtype=residual.dtype),
-        torch.empty_like(stats) if centered else _none(x, torch.float32),
-        stats,
-    )
+    total = _none(x) if residual is None else x.new_empty(x.shape, dtype=residual.dtype)
+    return x.new_empty(x.shape), total, torch.empty_like(stats) if centered else _none(x, torch.float32), stats
 
 
-@torch.library.custom_op(
-    "expertile::row_norm_backward",
-    mutates_args=(),
-    schema="(Tensor dy, Tensor h, Tensor? weight, Tensor? bias, Tensor? mean, Tensor rstd, Tensor? dsum,"
-    " bool need_weight, bool need_bias) -> (Tensor, Tensor, Tensor)",
-)
-def _row_norm_backward(
-    dy: torch.Tensor,
-    h: torch.Tensor,
-    weight: Optional,
-    bias: Optional,
-    mean: Optional,
-    rstd: torch.Tensor,
-    dsum: Optional,
-    need_weight: bool,
-    need_bias: bool,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    dh, dweight, dbias = row_norm_backward(dy, h, weight, bias, mean, rstd, dsum, (need_weight, need_bias))
-    return dh, _none(h) if dweight is None else dweight, _none(h) if dbias is None else dbias
+def _backward_kernel(*given: Any) -> tuple[torch.Tensor, ...]:
+    dh, dweight, dbias = row_norm_backward(*(*given[:-2], given[-2:]))
+    return dh, _none(dh) if dweight is None else dweight, _none(dh) if dbias is None else dbias
 
 
-@_row_norm_backward.register_fake
-def _(
-    dy: torch.Tensor,
-    h: torch.Tensor,
-    weight: Optional,
-    bias: Optional,
-    mean: Optional,
-    rstd: torch.Tensor,
-    dsum: Optional,
-    need_weight: bool,
-    need_bias: bool,
-) -> tuple[torch.Tensor, ...]:
+def _backward_fake(_dy: Any, h: torch.Tensor, weight: Optional, bias: Optional, *rest: Any) -> tuple[torch.Tensor, ...]:
+    *_, need_weight, need_bias = rest
     return (
         h.new_empty(h.shape),
         _none(h) if weight is None or not need_weight else torch.empty_like(weight),
@@ -281,32 +201,69 @@ def _(
     )
 
 
-_call_backward = differentiable_once(_row_norm_backward)
+_call_backward = define(
+    "row_norm_backward",
+    _backward_kernel,
+    "(Tensor dy, Tensor h, Tensor? weight, Tensor? bias, Tensor? mean, Tensor rstd, Tensor? dsum,"
+    " bool need_weight, bool need_bias) -> (Tensor, Tensor, Tensor)",
+    fake=_backward_fake,
+)
 
 
-def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
-    x, residual, weight, bias, ctx.eps, ctx.centered = inputs
+def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
+    """Of the operator, and of eager calls, whose last input is the config of the backward pass."""
+    x, residual, weight, bias, ctx.eps, ctx.centered, *configs = inputs
     _, total, mean, rstd = output
+    ctx.config = configs[-1] if configs else None
     ctx.save_for_backward(x if residual is None else total, weight, bias, mean if ctx.centered else None, rstd)
     ctx.dtypes = x.dtype, None if residual is None else residual.dtype
     ctx.set_materialize_grads(False)
-    ctx.mark_non_differentiable(mean, rstd)
+    ctx.mark_non_differentiable(*[t for t in (mean, rstd) if t is not None])
 
 
-def _gradients(ctx: Any, dy: Optional, dsum: Optional, *_: Any) -> tuple[Any, ...]:
-    h, weight, bias, mean, rstd = ctx.saved_tensors
-    need_x, need_residual, need_weight, need_bias = ctx.needs_input_grad[:4]
+def _gradients(backward: Callable[..., Any], ctx: Any, dy: Optional, dsum: Optional, *_: Any) -> tuple[Any, ...]:
+    """`backward(ctx, dy, h, weight, bias, mean, rstd, dsum, sums)` for the inputs that need it."""
+    h, *rest = ctx.saved_tensors
+    need_x, need_residual, *sums = ctx.needs_input_grad[:4]
     dy = torch.zeros_like(h, dtype=ctx.dtypes[0]) if dy is None else dy
     dsum = None if ctx.dtypes[1] is None else dsum
-    dh, dweight, dbias = _call_backward(dy, h, weight, bias, mean, rstd, dsum, need_weight, need_bias)
-    return (
-        dh.to(ctx.dtypes[0]) if need_x else None,
-        dh.to(ctx.dtypes[1]) if need_residual else None,
-        dweight if need_weight else None,
-        dbias if need_bias else None,
-        None,
-        None,
-    )
+    dh, dweight, dbias = backward(ctx, dy, h, *rest, dsum, tuple(sums))
+    dx = dh.to(ctx.dtypes[0]) if need_x else None
+    dresidual = dh.to(ctx.dtypes[1]) if need_residual else None
+    none = (None,) * (len(ctx.needs_input_grad) - 4)
+    return dx, dresidual, dweight if sums[0] else None, dbias if sums[1] else None, *none
 
 
-_call_row_norm = differentiable(_row_norm, _gradients, _setup)
+def _by_operator(ctx: Any, *inputs: Any) -> Any:
+    return _call_backward(*inputs[:-1], *inputs[-1])
+
+
+def _by_kernels(ctx: Any, *inputs: Any) -> Any:
+    return row_norm_backward(*(*inputs, ctx.config))
+
+
+def _by_formula(ctx: Any, dy: torch.Tensor, h: torch.Tensor, weight: Optional, bias: Optional, *rest: Any) -> Any:
+    """For create_graph=True: the gradients are differentiated in turn."""
+    n, _, rstd = _standardize(h, ctx.eps, ctx.centered)
+    *_, dsum, sums = rest
+    return _formula(dy, n, rstd, h.dtype, weight, bias, dsum, ctx.centered, sums)
+
+
+def _eager(*inputs: Any) -> tuple[torch.Tensor, Optional, Optional, Optional]:
+    x, residual, weight, bias, eps, centered, config, _ = inputs
+    return row_norm(x, residual, weight, bias, eps, centered, True, config)
+
+
+# What calls the operator; and eager calls, with the same kernels.
+_call_row_norm = define(
+    "row_norm",
+    _kernel,
+    "(Tensor x, Tensor? residual, Tensor? weight, Tensor? bias, float eps, bool centered)"
+    " -> (Tensor, Tensor, Tensor, Tensor)",
+    fake=_fake,
+    gradient=partial(_gradients, _by_operator),
+    setup=_setup,
+)
+_differentiable_norm = differentiable_eagerly(
+    _eager, _setup, partial(_gradients, _by_kernels), partial(_gradients, _by_formula)
+)

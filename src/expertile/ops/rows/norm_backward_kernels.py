@@ -78,7 +78,9 @@ def norm_backward_kernel(
     place = peers.join() if CLUSTER > 1 else 0
     first = rank * (PIECES * BLOCK_C)
     cols = first + tl.arange(0, BLOCK_C)[None, :]
-    weights = load_vector_pieces(weight_ptr, first, C, BLOCK_R, BLOCK_C, PIECES, CLUSTER, EVEN_C, SPREAD)
+    weights = load_vector_pieces(
+        weight_ptr, first, C, piece.Shape(BLOCK_R, BLOCK_C, PIECES, CLUSTER, EVEN_R, EVEN_C), SPREAD
+    )
     # With slices every thread has the same columns of all rows of the tile: they are added before they are kept.
     KEPT: tl.constexpr = BLOCK_R if CLUSTER == 1 else 1
     dweights = _zeros(PIECES if SUM_WEIGHT else 0, KEPT, BLOCK_C)

@@ -7,250 +7,182 @@ LeVeque, "Algorithms for computing the sample variance", 1983), never as E[x^2] 
 
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+
 import triton
 import triton.language as tl
 
 from expertile.ops.rows import cluster as peers
 from expertile.ops.rows import head_tail
 from expertile.ops.rows import tile as piece
+from expertile.ops.rows.tiles import over_tiles
 
 
 @triton.jit
-def load_vector_pieces(
-    ptr,
-    first,
-    C,
-    BLOCK_R: tl.constexpr,
-    BLOCK_C: tl.constexpr,
-    PIECES: tl.constexpr,
-    CLUSTER: tl.constexpr,
-    EVEN_C: tl.constexpr,
-    SPREAD: tl.constexpr,
-    VECTOR: tl.constexpr = 1,
-):
+def load_vector_pieces(ptr, first, C, s, SPREAD: tl.constexpr):
     """A weight or bias, piece by piece from column `first` on, [1, BLOCK_C] each; nothing where there is none. SPREAD:
     [BLOCK_R, BLOCK_C], each warp loading what its own rows need, which is cheaper than to exchange it where warps have
     different rows. So it is too for rows that are cut, whose `first` and end C are [BLOCK_R, 1]."""
     pieces = piece.nothing()
     if ptr is not None:
-        for i in tl.static_range(PIECES):
-            cols = first + i * BLOCK_C + tl.arange(0, BLOCK_C)[None, :]
+        for i in tl.static_range(s.PIECES):
+            cols = first + i * s.BLOCK_C + tl.arange(0, s.BLOCK_C)[None, :]
             if SPREAD:
-                cols += tl.zeros((BLOCK_R, 1), tl.int32)
-            pieces = piece.append(
-                pieces, piece.load_vector(ptr, cols, C, piece.ragged(i, PIECES, CLUSTER, EVEN_C, VECTOR))
-            )
+                cols += tl.zeros((s.BLOCK_R, 1), tl.int32)
+            pieces = piece.append(pieces, piece.load_vector_piece(i, ptr, cols, C, s))
     return pieces
 
 
+class _Given(NamedTuple):
+    """What a tile is computed with beside its rows, and where its results go; LATE: see `norm_kernel`."""
+
+    weight_ptr: Any
+    bias_ptr: Any
+    y_ptr: Any
+    sum_ptr: Any
+    mean_ptr: Any
+    rstd_ptr: Any
+    eps: Any
+    CENTERED: Any
+    LATE: Any
+
+
 @triton.jit
-def _at_columns(ptr, given, cols, C, LATE: tl.constexpr, MASK_COLS: tl.constexpr):
-    """A piece of a weight or bias in float32: `given`, or LATE loaded now."""
+def _at_columns(i: tl.constexpr, ptr, held, cols, C, s, LATE: tl.constexpr):
+    """Piece i of a weight or bias in float32: one of those held, or LATE loaded now."""
     if LATE:
-        return piece.load_vector(ptr, cols, C, MASK_COLS).to(tl.float32)
+        return piece.load_vector_piece(i, ptr, cols, C, s).to(tl.float32)
     else:
-        return given.to(tl.float32)
+        return held[i].to(tl.float32)
 
 
 @triton.jit
-def _ends(
-    x_ptr, residual_ptr, tile, rank, R, C, x_stride, residual_stride, BLOCK_R: tl.constexpr, VECTOR: tl.constexpr
-):
-    """Heads and tails of a tile's rows of x and of the residual."""
-    rows = tile * BLOCK_R + tl.arange(0, BLOCK_R)[None, :]
-    x = head_tail.load(x_ptr, rows, x_stride, R, C, rank, 0.0, VECTOR)
-    if residual_ptr is None:
-        return x, 0.0
-    else:
-        return x, head_tail.load(residual_ptr, rows, residual_stride, R, C, rank, 0.0, VECTOR)
-
-
-@triton.jit
-def _forward_tile(
-    x_ptr,
-    residual_ptr,
-    weight_ptr,
-    bias_ptr,
-    y_ptr,
-    sum_ptr,
-    mean_ptr,
-    rstd_ptr,
-    weights,
-    biases,
-    ends_x,
-    ends_residual,
-    tile,
-    rank,
-    place,
-    exchange,
-    R,
-    C,
-    x_stride,
-    residual_stride,
-    eps,
-    CENTERED: tl.constexpr,
-    BLOCK_R: tl.constexpr,
-    BLOCK_C: tl.constexpr,
-    PIECES: tl.constexpr,
-    CLUSTER: tl.constexpr,
-    EVEN_R: tl.constexpr,
-    EVEN_C: tl.constexpr,
-    LATE: tl.constexpr,
-    STAYS: tl.constexpr,
-    VECTOR: tl.constexpr,
-):
-    rows = tile * BLOCK_R + tl.arange(0, BLOCK_R)[:, None]
+def _forward_tile(inputs, given, held, ends, tile, rank, place, exchange, R, C, s, STAYS: tl.constexpr):
+    rows = tile * s.BLOCK_R + tl.arange(0, s.BLOCK_R)[:, None]
     row_mask = rows < R
     rows_64 = rows.to(tl.int64)
-    first = rank * (PIECES * BLOCK_C)
-    cols = first + tl.arange(0, BLOCK_C)[None, :]
-    if VECTOR > 1:
-        x_rows = x_ptr + head_tail.body_start(rows, x_stride, VECTOR)
-        y_rows = y_ptr + head_tail.body_start(rows, C, VECTOR)
-        head, width = head_tail.cut(rows, C, VECTOR)
+    cols = rank * (s.PIECES * s.BLOCK_C) + tl.arange(0, s.BLOCK_C)[None, :]
+    x_rows = head_tail.row_pointers(inputs[0][0], rows_64, inputs[0][1], s.VECTOR)
+    y_rows = head_tail.row_pointers(given.y_ptr, rows_64, C, s.VECTOR)
+    if s.VECTOR > 1:
+        head, width = head_tail.cut(rows, C, s.VECTOR)
         vector_cols = cols + head
         vector_width = head + width
         # Head and tail, upright: rows lie along the other dimension.
-        ends_rows = tile * BLOCK_R + tl.arange(0, BLOCK_R)[None, :]
-        ends_cols, on_end = head_tail.place(ends_rows, R, C, rank, VECTOR)
+        ends_x = ends[0]
+        ends_rows = tile * s.BLOCK_R + tl.arange(0, s.BLOCK_R)[None, :]
+        ends_cols, on_end = head_tail.place(ends_rows, R, C, rank, s.VECTOR)
     else:
-        x_rows = x_ptr + rows_64 * x_stride
-        y_rows = y_ptr + rows_64 * C
         width = C
         vector_cols = cols
         vector_width = C
+    at = piece.Spot(cols, row_mask, width)
     xs = piece.nothing()
-    for i in tl.static_range(PIECES):
-        x = piece.load(
-            x_rows,
-            cols + i * BLOCK_C,
-            row_mask,
-            width,
-            0.0,
-            not EVEN_R,
-            piece.ragged(i, PIECES, CLUSTER, EVEN_C, VECTOR),
-        )
-        if residual_ptr is not None:
-            if VECTOR > 1:
-                residual_rows = residual_ptr + head_tail.body_start(rows, residual_stride, VECTOR)
-                sum_rows = sum_ptr + head_tail.body_start(rows, C, VECTOR)
-            else:
-                residual_rows = residual_ptr + rows_64 * residual_stride
-                sum_rows = sum_ptr + rows_64 * C
-            residual = piece.load(
-                residual_rows,
-                cols + i * BLOCK_C,
-                row_mask,
-                width,
-                0.0,
-                not EVEN_R,
-                piece.ragged(i, PIECES, CLUSTER, EVEN_C, VECTOR),
-            )
+    for i in tl.static_range(s.PIECES):
+        x = piece.load_piece(i, x_rows, at, s, 0.0)
+        if given.sum_ptr is not None:
+            residual_rows = head_tail.row_pointers(inputs[1][0], rows_64, inputs[1][1], s.VECTOR)
+            sum_rows = head_tail.row_pointers(given.sum_ptr, rows_64, C, s.VECTOR)
+            residual = piece.load_piece(i, residual_rows, at, s, 0.0)
             # What is normalised is the sum as it is returned, so that fused and separate calls agree.
-            x = (x.to(tl.float32) + residual.to(tl.float32)).to(sum_ptr.dtype.element_ty)
-            piece.store(
-                sum_rows,
-                cols + i * BLOCK_C,
-                x,
-                row_mask,
-                width,
-                not EVEN_R,
-                piece.ragged(i, PIECES, CLUSTER, EVEN_C, VECTOR),
-            )
+            x = (x.to(tl.float32) + residual.to(tl.float32)).to(given.sum_ptr.dtype.element_ty)
+            piece.store_piece(i, sum_rows, x, at, s)
         xs = piece.append(xs, x)
-    if VECTOR > 1 and residual_ptr is not None:
-        ends_x = (ends_x.to(tl.float32) + ends_residual.to(tl.float32)).to(sum_ptr.dtype.element_ty)
-        head_tail.store(sum_ptr, ends_rows, ends_x, R, C, rank, VECTOR)
+    if s.VECTOR > 1 and given.sum_ptr is not None:
+        ends_x = (ends_x.to(tl.float32) + ends[1].to(tl.float32)).to(given.sum_ptr.dtype.element_ty)
+        head_tail.store(given.sum_ptr, ends_rows, ends_x, R, C, rank, s.VECTOR)
 
-    if CLUSTER > 1 and not STAYS:
+    if s.CLUSTER > 1 and not STAYS:
         peers.joined()
-    if CENTERED:
+    if given.CENTERED:
         lane_sum = xs[0].to(tl.float32)
-        for i in tl.static_range(1, PIECES):
+        for i in tl.static_range(1, s.PIECES):
             lane_sum += xs[i].to(tl.float32)
         total = tl.sum(lane_sum, 1)
-        if VECTOR > 1:
+        if s.VECTOR > 1:
             total += tl.sum(ends_x.to(tl.float32), 0)
-        if CLUSTER == 1:
+        if s.CLUSTER == 1:
             # Rounded as IEEE says: a row of one constant has that mean exactly, and nothing for rstd to blow up.
             mean = tl.div_rn(total, C * 1.0)
         else:
             # Of the elements of this slice; head and tail count for slice 0.
-            length = head_tail.slice_length(tile * BLOCK_R + tl.arange(0, BLOCK_R), C, rank, PIECES * BLOCK_C, VECTOR)
+            own = tile * s.BLOCK_R + tl.arange(0, s.BLOCK_R)
+            length = head_tail.slice_length(own, C, rank, s.PIECES * s.BLOCK_C, s.VECTOR)
             mean = total / tl.maximum(length.to(tl.float32), 1.0)
     else:
-        mean = tl.zeros((BLOCK_R,), tl.float32)
-    lane_square = tl.zeros((BLOCK_R, BLOCK_C), tl.float32)
-    for i in tl.static_range(PIECES):
+        mean = tl.zeros((s.BLOCK_R,), tl.float32)
+    lane_square = tl.zeros((s.BLOCK_R, s.BLOCK_C), tl.float32)
+    for i in tl.static_range(s.PIECES):
         centered = xs[i].to(tl.float32)
-        if CENTERED:
+        if given.CENTERED:
             centered -= mean[:, None]
-            if piece.ragged(i, PIECES, CLUSTER, EVEN_C, VECTOR):
-                centered = tl.where(cols + i * BLOCK_C < width, centered, 0.0)
+            if piece.ragged(i, s.PIECES, s.CLUSTER, s.EVEN_C, s.VECTOR):
+                centered = tl.where(cols + i * s.BLOCK_C < width, centered, 0.0)
         lane_square += centered * centered
     squares = tl.sum(lane_square, 1)
-    if VECTOR > 1:
+    if s.VECTOR > 1:
         centered = ends_x.to(tl.float32)
-        if CENTERED:
+        if given.CENTERED:
             centered = tl.where(on_end, centered - mean[None, :], 0.0)
         squares += tl.sum(centered * centered, 0)
-    if CLUSTER > 1:
-        peers.send(place, exchange, rank, mean, squares, CLUSTER)
+    if s.CLUSTER > 1:
+        peers.send(place, exchange, rank, mean, squares, s.CLUSTER)
         peers.wait(place, exchange)
-        for r in tl.static_range(BLOCK_R):
-            means, parts = peers.received(place, exchange, r, BLOCK_R, CLUSTER)
+        for r in tl.static_range(s.BLOCK_R):
+            means, parts = peers.received(place, exchange, r, s.BLOCK_R, s.CLUSTER)
             total = tl.sum(parts, 0)
-            if CENTERED:
-                ranks = tl.arange(0, CLUSTER)
-                counts = head_tail.slice_length(tile * BLOCK_R + r, C, ranks, PIECES * BLOCK_C, VECTOR).to(tl.float32)
+            if given.CENTERED:
+                ranks = tl.arange(0, s.CLUSTER)
+                length = head_tail.slice_length(tile * s.BLOCK_R + r, C, ranks, s.PIECES * s.BLOCK_C, s.VECTOR)
+                counts = length.to(tl.float32)
                 row_mean = tl.sum(means * counts, 0) / C
                 total += tl.sum(counts * (means - row_mean) * (means - row_mean), 0)
                 mean = peers.with_one(mean, r, row_mean)
             squares = peers.with_one(squares, r, total)
-    rstd = tl.rsqrt(squares / C + eps)
+    rstd = tl.rsqrt(squares / C + given.eps)
 
     if rank == 0:
-        stat_rows = tile * BLOCK_R + tl.arange(0, BLOCK_R)
-        if mean_ptr is not None:
-            tl.store(mean_ptr + stat_rows, mean, mask=stat_rows < R)
-        if rstd_ptr is not None:
-            tl.store(rstd_ptr + stat_rows, rstd, mask=stat_rows < R)
-    for i in tl.static_range(PIECES):
+        stat_rows = tile * s.BLOCK_R + tl.arange(0, s.BLOCK_R)
+        if given.mean_ptr is not None:
+            tl.store(given.mean_ptr + stat_rows, mean, mask=stat_rows < R)
+        if given.rstd_ptr is not None:
+            tl.store(given.rstd_ptr + stat_rows, rstd, mask=stat_rows < R)
+    for i in tl.static_range(s.PIECES):
         y = xs[i].to(tl.float32)
-        if CENTERED:
+        if given.CENTERED:
             y -= mean[:, None]
         y *= rstd[:, None]
-        if weight_ptr is not None:
-            y *= _at_columns(
-                weight_ptr,
-                None if LATE else weights[i],
-                vector_cols + i * BLOCK_C,
-                vector_width,
-                LATE,
-                piece.ragged(i, PIECES, CLUSTER, EVEN_C, VECTOR),
-            )
-        if bias_ptr is not None:
-            y += _at_columns(
-                bias_ptr,
-                None if LATE else biases[i],
-                vector_cols + i * BLOCK_C,
-                vector_width,
-                LATE,
-                piece.ragged(i, PIECES, CLUSTER, EVEN_C, VECTOR),
-            )
-        piece.store(
-            y_rows, cols + i * BLOCK_C, y, row_mask, width, not EVEN_R, piece.ragged(i, PIECES, CLUSTER, EVEN_C, VECTOR)
-        )
-    if VECTOR > 1:
+        if given.weight_ptr is not None:
+            y *= _at_columns(i, given.weight_ptr, held[0], vector_cols + i * s.BLOCK_C, vector_width, s, given.LATE)
+        if given.bias_ptr is not None:
+            y += _at_columns(i, given.bias_ptr, held[1], vector_cols + i * s.BLOCK_C, vector_width, s, given.LATE)
+        piece.store_piece(i, y_rows, y, at, s)
+    if s.VECTOR > 1:
         y = ends_x.to(tl.float32)
-        if CENTERED:
+        if given.CENTERED:
             y -= mean[None, :]
         y *= rstd[None, :]
-        if weight_ptr is not None:
-            y *= tl.load(weight_ptr + ends_cols, mask=on_end, other=0.0, eviction_policy="evict_last").to(tl.float32)
-        if bias_ptr is not None:
-            y += tl.load(bias_ptr + ends_cols, mask=on_end, other=0.0, eviction_policy="evict_last").to(tl.float32)
-        head_tail.store(y_ptr, ends_rows, y, R, C, rank, VECTOR)
+        if given.weight_ptr is not None:
+            y *= piece.load_vector_lanes(given.weight_ptr, ends_cols, on_end)
+        if given.bias_ptr is not None:
+            y += piece.load_vector_lanes(given.bias_ptr, ends_cols, on_end)
+        head_tail.store(given.y_ptr, ends_rows, y, R, C, rank, s.VECTOR)
+
+
+@triton.jit
+def _norm(inputs, given, R, C, s, SPREAD: tl.constexpr, STAYS: tl.constexpr, STAGES: tl.constexpr):
+    """Weight and bias of this program's columns, unless LATE, then its tiles."""
+    program, rank, place = peers.position(s.CLUSTER)
+    first = rank * (s.PIECES * s.BLOCK_C)
+    if s.VECTOR > 1:
+        head, width = head_tail.cut(program * s.BLOCK_R + tl.arange(0, s.BLOCK_R)[:, None], C, s.VECTOR)
+        first += head
+        limit = head + width
+    else:
+        limit = C
+    weights = load_vector_pieces(None if given.LATE else given.weight_ptr, first, limit, s, SPREAD)
+    biases = load_vector_pieces(None if given.LATE else given.bias_ptr, first, limit, s, SPREAD)
+    over_tiles(_forward_tile, inputs, given, (weights, biases), (program, rank, place), R, C, s, 0.0, STAYS, STAGES)
 
 
 @triton.jit
@@ -288,111 +220,16 @@ def norm_kernel(
     body, head and tail (see head_tail.py). Unless LATE, all tiles of a program are then cut alike, since its weights
     are those of the columns of its bodies."""
     C = c_units * UNIT
-    x_stride = x_stride_units * UNIT
-    residual_stride = residual_stride_units * UNIT
-    program = tl.program_id(0) // CLUSTER
-    rank = tl.program_id(0) % CLUSTER
-    place = peers.join() if CLUSTER > 1 else 0
-    first = rank * (PIECES * BLOCK_C)
-    if VECTOR > 1:
-        head, width = head_tail.cut(program * BLOCK_R + tl.arange(0, BLOCK_R)[:, None], C, VECTOR)
-        first += head
-        limit = head + width
-    else:
-        limit = C
-    weights = load_vector_pieces(
-        None if LATE else weight_ptr, first, limit, BLOCK_R, BLOCK_C, PIECES, CLUSTER, EVEN_C, SPREAD, VECTOR
+    _norm(
+        ((x_ptr, x_stride_units * UNIT), (residual_ptr, residual_stride_units * UNIT)),
+        _Given(weight_ptr, bias_ptr, y_ptr, sum_ptr, mean_ptr, rstd_ptr, eps, CENTERED, LATE),
+        R,
+        C,
+        piece.Shape(BLOCK_R, BLOCK_C, PIECES, CLUSTER, EVEN_R, EVEN_C, VECTOR),
+        SPREAD,
+        STAYS,
+        STAGES,
     )
-    biases = load_vector_pieces(
-        None if LATE else bias_ptr, first, limit, BLOCK_R, BLOCK_C, PIECES, CLUSTER, EVEN_C, SPREAD, VECTOR
-    )
-    ends_x = 0.0
-    ends_residual = 0.0
-    if VECTOR > 1:
-        ends_x, ends_residual = _ends(
-            x_ptr, residual_ptr, program, rank, R, C, x_stride, residual_stride, BLOCK_R, VECTOR
-        )
-    if STAYS:
-        if CLUSTER > 1:
-            peers.joined()
-        exchange = 0
-        for tile in tl.range(program, tl.cdiv(R, BLOCK_R), tl.num_programs(0) // CLUSTER, num_stages=STAGES):
-            if VECTOR > 1:  # one tile ahead: such short loads are not copied to shared memory
-                next_tile = tile + tl.num_programs(0) // CLUSTER
-                next_x, next_residual = _ends(
-                    x_ptr, residual_ptr, next_tile, rank, R, C, x_stride, residual_stride, BLOCK_R, VECTOR
-                )
-            _forward_tile(
-                x_ptr,
-                residual_ptr,
-                weight_ptr,
-                bias_ptr,
-                y_ptr,
-                sum_ptr,
-                mean_ptr,
-                rstd_ptr,
-                weights,
-                biases,
-                ends_x,
-                ends_residual,
-                tile,
-                rank,
-                place,
-                exchange,
-                R,
-                C,
-                x_stride,
-                residual_stride,
-                eps,
-                CENTERED,
-                BLOCK_R,
-                BLOCK_C,
-                PIECES,
-                CLUSTER,
-                EVEN_R,
-                EVEN_C,
-                LATE,
-                STAYS,
-                VECTOR,
-            )
-            if VECTOR > 1:
-                ends_x = next_x
-                ends_residual = next_residual
-            exchange += 1  # noqa: SIM113 (Triton has no enumerate)
-    else:
-        _forward_tile(
-            x_ptr,
-            residual_ptr,
-            weight_ptr,
-            bias_ptr,
-            y_ptr,
-            sum_ptr,
-            mean_ptr,
-            rstd_ptr,
-            weights,
-            biases,
-            ends_x,
-            ends_residual,
-            program,
-            rank,
-            place,
-            0,
-            R,
-            C,
-            x_stride,
-            residual_stride,
-            eps,
-            CENTERED,
-            BLOCK_R,
-            BLOCK_C,
-            PIECES,
-            CLUSTER,
-            EVEN_R,
-            EVEN_C,
-            LATE,
-            STAYS,
-            VECTOR,
-        )
 
 
 @triton.jit

@@ -22,8 +22,8 @@ from expertile.ops.rows.ring_softmax_backward import softmax_backward_ring_kerne
 def config_for(out: torch.Tensor, *inputs: torch.Tensor) -> RingConfig | None:
     """The config for rows [R, C] of `inputs` and of `out`, which is contiguous; None where the ring does not take them.
 
-    It takes rows on compute capability 9.0, long and no multiple of 16 bytes, at least one for each SM, of tensors
-    that are contiguous, start at multiples of 16 bytes and have one dtype."""
+    It takes long rows that are no multiple of 16 bytes, at least one for each SM, on compute capability 9.0. Tensors
+    are contiguous, start at multiples of 16 bytes and have one dtype."""
     rows, cols = inputs[0].shape
     found = choose(cols, out.element_size(), len(inputs))
     if found is None or not out.is_cuda:

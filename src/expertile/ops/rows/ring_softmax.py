@@ -4,6 +4,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
+from expertile.ops.hopper.context import context
 from expertile.ops.rows import ring
 
 _LOG2_E: gl.constexpr = gl.constexpr(1.4426950408889634)
@@ -46,66 +47,66 @@ def _add(top, total, lanes):
     return larger, total * _exp_from(top, base) + gl.sum(_exp_from(lanes, gl.expand_dims(base, 2)), 2)
 
 
+@context
+class _Forward:
+    """What a consumer is handed: the ring, x and y [R, C], and how many whole chunks x has."""
+
+    groups: gl.shared_memory_descriptor
+    full: gl.shared_memory_descriptor
+    empty: gl.shared_memory_descriptor
+    order: gl.shared_memory_descriptor
+    x_ptr: gl.tensor
+    y_ptr: gl.tensor
+    R: gl.tensor
+    C: gl.tensor
+    whole_chunks: gl.tensor
+    CONSUMERS: gl.constexpr
+    GROUP: gl.constexpr
+    CHUNK: gl.constexpr
+    SLOTS: gl.constexpr
+
+
 @gluon.jit
-def _forward_row(
-    groups,
-    full,
-    empty,
-    order,
-    x_row,
-    y_row,
-    shift,
-    n,
-    whole,
-    C,
-    slot,
-    phase,
-    order_phase,
-    CONSUMER: gl.constexpr,
-    CONSUMERS: gl.constexpr,
-    GROUP: gl.constexpr,
-    CHUNK: gl.constexpr,
-    SLOTS: gl.constexpr,
-):
+def _forward_row(p, x_row, y_row, shift, n, whole, slot, phase, order_phase, CONSUMER: gl.constexpr):
     """One row of `n` groups, from `slot` on. Each group is loaded from shared memory while the one before is summed, or
     computed."""
-    VECTOR: gl.constexpr = CHUNK // 32
+    VECTOR: gl.constexpr = p.CHUNK // 32
     layout: gl.constexpr = gl.BlockedLayout([1, VECTOR], [1, 32], [gl.num_warps(), 1], [1, 0])
     alone: gl.constexpr = gl.BlockedLayout([1], [32], [gl.num_warps()], [0])
-    ends_at, ends_inside = ring.head_and_tail(shift, C, VECTOR, alone)
+    ends_at, ends_inside = ring.head_and_tail(shift, p.C, VECTOR, alone)
     ends_x = gl.load(x_row + ends_at, mask=ends_inside, other=0.0)
-    ring.ordered_wait(order, order_phase, CONSUMER, CONSUMERS)
+    ring.ordered_wait(p.order, order_phase, CONSUMER, p.CONSUMERS)
 
-    mbarrier.wait(full.index(slot), phase)
-    x = groups.index(slot).load(layout)
-    s, p = ring.forward_by(slot, phase, 1, SLOTS)
-    mbarrier.wait(full.index(s), p)
-    following = groups.index(s).load(layout)
-    at = ring.positions(0, GROUP, CHUNK, layout)
+    mbarrier.wait(p.full.index(slot), phase)
+    x = p.groups.index(slot).load(layout)
+    s, at_phase = ring.forward_by(slot, phase, 1, p.SLOTS)
+    mbarrier.wait(p.full.index(s), at_phase)
+    following = p.groups.index(s).load(layout)
+    at = ring.positions(0, p.GROUP, p.CHUNK, layout)
     top, total = _start(_in_lanes(gl.where(at >= shift, x.to(gl.float32), float("-inf")), VECTOR))
     x = following
     for _ in range(2, n):
-        s, p = ring.forward_by(s, p, 1, SLOTS)
-        mbarrier.wait(full.index(s), p)
-        following = groups.index(s).load(layout)
+        s, at_phase = ring.forward_by(s, at_phase, 1, p.SLOTS)
+        mbarrier.wait(p.full.index(s), at_phase)
+        following = p.groups.index(s).load(layout)
         top, total = _add(top, total, _in_lanes(x, VECTOR))
         x = following
-    at = ring.positions(n - 1, GROUP, CHUNK, layout)
-    if whole < shift + C:
-        x = ring.complete(groups.index(s), x_row, at, whole, shift + C, layout)
-    top, total = _add(top, total, _in_lanes(gl.where(at < shift + C, x.to(gl.float32), float("-inf")), VECTOR))
+    at = ring.positions(n - 1, p.GROUP, p.CHUNK, layout)
+    if whole < shift + p.C:
+        x = ring.complete(p.groups.index(s), x_row, at, whole, shift + p.C, layout)
+    top, total = _add(top, total, _in_lanes(gl.where(at < shift + p.C, x.to(gl.float32), float("-inf")), VECTOR))
     base = _finite(gl.max(gl.max(top, 1), 0))
     scale = 1.0 / gl.sum(gl.sum(total * _exp_from(top, base), 1), 0)
-    ring.ordered_arrive(order, CONSUMER, CONSUMERS)
+    ring.ordered_arrive(p.order, CONSUMER, p.CONSUMERS)
 
-    head, tail = ring.words(shift, C, VECTOR)
-    s, p = slot, phase
-    x = groups.index(s).load(layout)
+    head, tail = ring.words(shift, p.C, VECTOR)
+    s, at_phase = slot, phase
+    x = p.groups.index(s).load(layout)
     for g in range(0, n):
-        after, p = ring.forward_by(s, p, 1, SLOTS)
-        following = groups.index(gl.where(g == n - 1, s, after)).load(layout)
-        ring.give_back(empty, s)
-        at = ring.positions(g, GROUP, CHUNK, layout)
+        after, at_phase = ring.forward_by(s, at_phase, 1, p.SLOTS)
+        following = p.groups.index(gl.where(g == n - 1, s, after)).load(layout)
+        ring.give_back(p.empty, s)
+        at = ring.positions(g, p.GROUP, p.CHUNK, layout)
         y = _exp_from(x.to(gl.float32), base) * scale
         gl.store(y_row + at, y.to(y_row.dtype.element_ty), mask=(at >= head) & (at < tail))
         x = following
@@ -115,52 +116,29 @@ def _forward_row(
 
 
 @gluon.jit
-def _forward(
-    groups,
-    full,
-    empty,
-    order,
-    x_ptr,
-    y_ptr,
-    R,
-    C,
-    whole_chunks,
-    CONSUMER: gl.constexpr,
-    CONSUMERS: gl.constexpr,
-    GROUP: gl.constexpr,
-    CHUNK: gl.constexpr,
-    SLOTS: gl.constexpr,
-):
+def _forward(p, CONSUMER: gl.constexpr):
     """A consumer: every CONSUMERS-th row of this program."""
     slot = 0
     phase = 0
     order_phase = 0
     consumer = 0
-    for row in range(gl.program_id(0), R, gl.num_programs(0)):
-        first, shift, n = ring.place(row, C, GROUP, CHUNK)
+    for row in range(gl.program_id(0), p.R, gl.num_programs(0)):
+        first, shift, n = ring.place(row, p.C, p.GROUP, p.CHUNK)
         if consumer == CONSUMER:
-            start = gl.cast(first, gl.int64) * CHUNK
+            start = gl.cast(first, gl.int64) * p.CHUNK
             _forward_row(
-                groups,
-                full,
-                empty,
-                order,
-                x_ptr + start,
-                y_ptr + start,
+                p,
+                p.x_ptr + start,
+                p.y_ptr + start,
                 shift,
                 n,
-                ring.whole(first, whole_chunks, CHUNK),
-                C,
+                ring.whole(first, p.whole_chunks, p.CHUNK),
                 slot,
                 phase,
                 order_phase,
                 CONSUMER,
-                CONSUMERS,
-                GROUP,
-                CHUNK,
-                SLOTS,
             )
-        slot, phase, order_phase, consumer = ring.next_row(slot, phase, order_phase, consumer, n, SLOTS, CONSUMERS)
+        slot, phase, order_phase, consumer = ring.next_row(slot, phase, order_phase, consumer, n, p.SLOTS, p.CONSUMERS)
 
 
 @gluon.jit(do_not_specialize=["R", "C", "whole_chunks"])
@@ -184,10 +162,13 @@ def softmax_ring_kernel(
     WARPS: gl.constexpr = gl.num_warps()
     boxes, groups = ring.allocate(x_desc, GROUP, BOX, SLOTS)
     full, empty, order = ring.barriers(SLOTS, CONSUMERS)
+    p = _Forward(  # type: ignore[call-arg]
+        (groups, full, empty, order), (x_ptr, y_ptr, R, C, whole_chunks), (CONSUMERS, GROUP, CHUNK, SLOTS)
+    )
     if CONSUMERS == 1:
         gl.warp_specialize(
             [
-                (_forward, (groups, full, empty, order, x_ptr, y_ptr, R, C, whole_chunks, 0, 1, GROUP, CHUNK, SLOTS)),
+                (_forward, (p, 0)),
                 (ring.produce, (x_desc, x_desc, boxes, boxes, full, empty, R, C, GROUP, BOX, SLOTS, 1)),
             ],
             [1],
@@ -196,8 +177,8 @@ def softmax_ring_kernel(
     else:
         gl.warp_specialize(
             [
-                (_forward, (groups, full, empty, order, x_ptr, y_ptr, R, C, whole_chunks, 0, 2, GROUP, CHUNK, SLOTS)),
-                (_forward, (groups, full, empty, order, x_ptr, y_ptr, R, C, whole_chunks, 1, 2, GROUP, CHUNK, SLOTS)),
+                (_forward, (p, 0)),
+                (_forward, (p, 1)),
                 (ring.produce, (x_desc, x_desc, boxes, boxes, full, empty, R, C, GROUP, BOX, SLOTS, 1)),
             ],
             [WARPS, 1],

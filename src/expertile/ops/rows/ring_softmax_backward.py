@@ -4,129 +4,104 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
+from expertile.ops.hopper.context import context
 from expertile.ops.rows import ring
 
 
+@context
+class _Backward:
+    """What a consumer is handed: the rings, dy, y and dx [R, C], and how many whole chunks each has."""
+
+    dy_groups: gl.shared_memory_descriptor
+    y_groups: gl.shared_memory_descriptor
+    full: gl.shared_memory_descriptor
+    empty: gl.shared_memory_descriptor
+    order: gl.shared_memory_descriptor
+    dy_ptr: gl.tensor
+    y_ptr: gl.tensor
+    dx_ptr: gl.tensor
+    R: gl.tensor
+    C: gl.tensor
+    whole_chunks: gl.tensor
+    CONSUMERS: gl.constexpr
+    GROUP: gl.constexpr
+    CHUNK: gl.constexpr
+    SLOTS: gl.constexpr
+
+
 @gluon.jit
-def _backward_row(
-    dy_groups,
-    y_groups,
-    full,
-    empty,
-    order,
-    dy_row,
-    y_row,
-    dx_row,
-    shift,
-    n,
-    whole,
-    C,
-    slot,
-    phase,
-    order_phase,
-    CONSUMER: gl.constexpr,
-    CONSUMERS: gl.constexpr,
-    GROUP: gl.constexpr,
-    CHUNK: gl.constexpr,
-    SLOTS: gl.constexpr,
-):
+def _backward_row(p, dy_row, y_row, dx_row, shift, n, whole, slot, phase, order_phase, CONSUMER: gl.constexpr):
     """One row of `n` groups, from `slot` on."""
-    VECTOR: gl.constexpr = CHUNK // 32
+    VECTOR: gl.constexpr = p.CHUNK // 32
     layout: gl.constexpr = gl.BlockedLayout([1, VECTOR], [1, 32], [gl.num_warps(), 1], [1, 0])
     alone: gl.constexpr = gl.BlockedLayout([1], [32], [gl.num_warps()], [0])
-    ends_at, ends_inside = ring.head_and_tail(shift, C, VECTOR, alone)
+    ends_at, ends_inside = ring.head_and_tail(shift, p.C, VECTOR, alone)
     ends_dy = gl.load(dy_row + ends_at, mask=ends_inside, other=0.0)
     ends_y = gl.load(y_row + ends_at, mask=ends_inside, other=0.0)
-    ring.ordered_wait(order, order_phase, CONSUMER, CONSUMERS)
+    ring.ordered_wait(p.order, order_phase, CONSUMER, p.CONSUMERS)
 
-    mbarrier.wait(full.index(slot), phase)
-    at = ring.positions(0, GROUP, CHUNK, layout)
-    dy = dy_groups.index(slot).load(layout).to(gl.float32)
-    y = y_groups.index(slot).load(layout).to(gl.float32)
+    mbarrier.wait(p.full.index(slot), phase)
+    at = ring.positions(0, p.GROUP, p.CHUNK, layout)
+    dy = p.dy_groups.index(slot).load(layout).to(gl.float32)
+    y = p.y_groups.index(slot).load(layout).to(gl.float32)
     lane_dot = gl.where(at >= shift, dy * y, 0.0)
-    s, p = ring.forward_by(slot, phase, 1, SLOTS)
+    s, at_phase = ring.forward_by(slot, phase, 1, p.SLOTS)
     for _ in range(1, n - 1):
-        mbarrier.wait(full.index(s), p)
-        dy = dy_groups.index(s).load(layout).to(gl.float32)
-        y = y_groups.index(s).load(layout).to(gl.float32)
+        mbarrier.wait(p.full.index(s), at_phase)
+        dy = p.dy_groups.index(s).load(layout).to(gl.float32)
+        y = p.y_groups.index(s).load(layout).to(gl.float32)
         lane_dot += dy * y
-        s, p = ring.forward_by(s, p, 1, SLOTS)
-    mbarrier.wait(full.index(s), p)
-    at = ring.positions(n - 1, GROUP, CHUNK, layout)
-    if whole < shift + C:
-        ring.complete(dy_groups.index(s), dy_row, at, whole, shift + C, layout)
-        ring.complete(y_groups.index(s), y_row, at, whole, shift + C, layout)
-    dy = dy_groups.index(s).load(layout).to(gl.float32)
-    y = y_groups.index(s).load(layout).to(gl.float32)
-    lane_dot += gl.where(at < shift + C, dy * y, 0.0)
+        s, at_phase = ring.forward_by(s, at_phase, 1, p.SLOTS)
+    mbarrier.wait(p.full.index(s), at_phase)
+    at = ring.positions(n - 1, p.GROUP, p.CHUNK, layout)
+    if whole < shift + p.C:
+        ring.complete(p.dy_groups.index(s), dy_row, at, whole, shift + p.C, layout)
+        ring.complete(p.y_groups.index(s), y_row, at, whole, shift + p.C, layout)
+    dy = p.dy_groups.index(s).load(layout).to(gl.float32)
+    y = p.y_groups.index(s).load(layout).to(gl.float32)
+    lane_dot += gl.where(at < shift + p.C, dy * y, 0.0)
     dot = gl.sum(gl.sum(lane_dot, 1), 0)
-    ring.ordered_arrive(order, CONSUMER, CONSUMERS)
+    ring.ordered_arrive(p.order, CONSUMER, p.CONSUMERS)
 
-    head, tail = ring.words(shift, C, VECTOR)
-    s, p = slot, phase
+    head, tail = ring.words(shift, p.C, VECTOR)
+    s, at_phase = slot, phase
     for g in range(0, n):
-        dy = dy_groups.index(s).load(layout).to(gl.float32)
-        y = y_groups.index(s).load(layout).to(gl.float32)
-        ring.give_back(empty, s)
-        at = ring.positions(g, GROUP, CHUNK, layout)
+        dy = p.dy_groups.index(s).load(layout).to(gl.float32)
+        y = p.y_groups.index(s).load(layout).to(gl.float32)
+        ring.give_back(p.empty, s)
+        at = ring.positions(g, p.GROUP, p.CHUNK, layout)
         dx = y * (dy - dot)
         gl.store(dx_row + at, dx.to(dx_row.dtype.element_ty), mask=(at >= head) & (at < tail))
-        s, p = ring.forward_by(s, p, 1, SLOTS)
+        s, at_phase = ring.forward_by(s, at_phase, 1, p.SLOTS)
     ends_dx = ends_y.to(gl.float32) * (ends_dy.to(gl.float32) - dot)
     gl.store(dx_row + ends_at, ends_dx.to(dx_row.dtype.element_ty), mask=ends_inside)
 
 
 @gluon.jit
-def _backward(
-    dy_groups,
-    y_groups,
-    full,
-    empty,
-    order,
-    dy_ptr,
-    y_ptr,
-    dx_ptr,
-    R,
-    C,
-    whole_chunks,
-    CONSUMER: gl.constexpr,
-    CONSUMERS: gl.constexpr,
-    GROUP: gl.constexpr,
-    CHUNK: gl.constexpr,
-    SLOTS: gl.constexpr,
-):
+def _backward(p, CONSUMER: gl.constexpr):
     """A consumer: every CONSUMERS-th row of this program."""
     slot = 0
     phase = 0
     order_phase = 0
     consumer = 0
-    for row in range(gl.program_id(0), R, gl.num_programs(0)):
-        first, shift, n = ring.place(row, C, GROUP, CHUNK)
+    for row in range(gl.program_id(0), p.R, gl.num_programs(0)):
+        first, shift, n = ring.place(row, p.C, p.GROUP, p.CHUNK)
         if consumer == CONSUMER:
-            start = gl.cast(first, gl.int64) * CHUNK
+            start = gl.cast(first, gl.int64) * p.CHUNK
             _backward_row(
-                dy_groups,
-                y_groups,
-                full,
-                empty,
-                order,
-                dy_ptr + start,
-                y_ptr + start,
-                dx_ptr + start,
+                p,
+                p.dy_ptr + start,
+                p.y_ptr + start,
+                p.dx_ptr + start,
                 shift,
                 n,
-                ring.whole(first, whole_chunks, CHUNK),
-                C,
+                ring.whole(first, p.whole_chunks, p.CHUNK),
                 slot,
                 phase,
                 order_phase,
                 CONSUMER,
-                CONSUMERS,
-                GROUP,
-                CHUNK,
-                SLOTS,
             )
-        slot, phase, order_phase, consumer = ring.next_row(slot, phase, order_phase, consumer, n, SLOTS, CONSUMERS)
+        slot, phase, order_phase, consumer = ring.next_row(slot, phase, order_phase, consumer, n, p.SLOTS, p.CONSUMERS)
 
 
 @gluon.jit(do_not_specialize=["R", "C", "whole_chunks"])
@@ -153,30 +128,15 @@ def softmax_backward_ring_kernel(
     dy_boxes, dy_groups = ring.allocate(dy_desc, GROUP, BOX, SLOTS)
     y_boxes, y_groups = ring.allocate(y_desc, GROUP, BOX, SLOTS)
     full, empty, order = ring.barriers(SLOTS, CONSUMERS)
+    p = _Backward(  # type: ignore[call-arg]
+        (dy_groups, y_groups, full, empty, order),
+        (dy_ptr, y_ptr, dx_ptr, R, C, whole_chunks),
+        (CONSUMERS, GROUP, CHUNK, SLOTS),
+    )
     if CONSUMERS == 1:
         gl.warp_specialize(
             [
-                (
-                    _backward,
-                    (
-                        dy_groups,
-                        y_groups,
-                        full,
-                        empty,
-                        order,
-                        dy_ptr,
-                        y_ptr,
-                        dx_ptr,
-                        R,
-                        C,
-                        whole_chunks,
-                        0,
-                        1,
-                        GROUP,
-                        CHUNK,
-                        SLOTS,
-                    ),
-                ),
+                (_backward, (p, 0)),
                 (ring.produce, (dy_desc, y_desc, dy_boxes, y_boxes, full, empty, R, C, GROUP, BOX, SLOTS, 2)),
             ],
             [1],
@@ -185,48 +145,8 @@ def softmax_backward_ring_kernel(
     else:
         gl.warp_specialize(
             [
-                (
-                    _backward,
-                    (
-                        dy_groups,
-                        y_groups,
-                        full,
-                        empty,
-                        order,
-                        dy_ptr,
-                        y_ptr,
-                        dx_ptr,
-                        R,
-                        C,
-                        whole_chunks,
-                        0,
-                        2,
-                        GROUP,
-                        CHUNK,
-                        SLOTS,
-                    ),
-                ),
-                (
-                    _backward,
-                    (
-                        dy_groups,
-                        y_groups,
-                        full,
-                        empty,
-                        order,
-                        dy_ptr,
-                        y_ptr,
-                        dx_ptr,
-                        R,
-                        C,
-                        whole_chunks,
-                        1,
-                        2,
-                        GROUP,
-                        CHUNK,
-                        SLOTS,
-                    ),
-                ),
+                (_backward, (p, 0)),
+                (_backward, (p, 1)),
                 (ring.produce, (dy_desc, y_desc, dy_boxes, y_boxes, full, empty, R, C, GROUP, BOX, SLOTS, 2)),
             ],
             [WARPS, 1],

@@ -31,7 +31,7 @@ from expertile.ops.rows.softmax_kernels import (
     softmax_kernel,
     softmax_streamed_kernel,
 )
-from expertile.ops.torch_op import define, traced
+from expertile.ops.torch_op import define, differentiable_eagerly, traced
 
 
 def softmax_rows(x: torch.Tensor, config: RowConfig | None = None) -> torch.Tensor:
@@ -92,19 +92,7 @@ def _launch(
     if config.streamed:
         streamed = softmax_backward_streamed_kernel if backward else softmax_streamed_kernel
         return plan(streamed, rows, pointers, strides, (by, config.block_cols), config.num_warps)
-    pieces = config.pieces(cols // cut * cut)
-    constants = (
-        by,
-        config.block_rows,
-        config.block_cols,
-        pieces,
-        config.cluster,
-        rows % config.block_rows == 0,
-        cut == 1 and cols == config.cluster * pieces * config.block_cols,
-        config.programs_per_sm > 0,
-        config.num_stages,
-        cut,
-    )
+    constants = (by, *config.shape(rows, cols, cut), config.programs_per_sm > 0, config.num_stages, cut)
     return plan(
         softmax_backward_kernel if backward else softmax_kernel,
         programs(config, rows, here, index),
@@ -134,26 +122,6 @@ def softmax_backward(dy: torch.Tensor, y: torch.Tensor, config: RowConfig | None
     return softmax_backward_rows(dy, y, config) if on_kernels(y) else _formula(dy, y).contiguous()
 
 
-class _Softmax(torch.autograd.Function):
-    """Autograd for eager calls; compiled ones go through the operators below, with the same kernels."""
-
-    @staticmethod
-    def forward(  # type: ignore[override]
-        ctx: Any, x: torch.Tensor, config: RowConfig | None, backward_config: RowConfig | None
-    ) -> torch.Tensor:
-        y = _forward(x, config)
-        ctx.save_for_backward(y)
-        ctx.config = backward_config
-        return y
-
-    @staticmethod
-    def backward(ctx: Any, dy: torch.Tensor) -> tuple[Any, ...]:  # type: ignore[override]
-        (y,) = ctx.saved_tensors
-        if torch.is_grad_enabled():  # create_graph=True: the gradient is differentiated in turn
-            return _formula(dy, y), None, None
-        return softmax_backward(dy, y, ctx.config), None, None
-
-
 def _kernel(x: torch.Tensor) -> torch.Tensor:
     return _forward(x)
 
@@ -174,6 +142,24 @@ def _gradient(ctx: Any, dy: torch.Tensor) -> torch.Tensor:
 
 
 _call_softmax = define("softmax", _kernel, fake=lambda x: x.new_empty(x.shape), gradient=_gradient, setup=_setup)
+
+
+def _eager(x: torch.Tensor, config: RowConfig | None, backward_config: RowConfig | None) -> torch.Tensor:
+    return _forward(x, config)
+
+
+def _setup_eager(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+    ctx.save_for_backward(output)
+    ctx.config = inputs[2]
+
+
+# Eager calls, with the same kernels; with create_graph=True the gradient is differentiated in turn.
+_differentiable_softmax = differentiable_eagerly(
+    _eager,
+    _setup_eager,
+    lambda ctx, dy: (softmax_backward(dy, ctx.saved_tensors[0], ctx.config), None, None),
+    lambda ctx, dy: (_formula(dy, ctx.saved_tensors[0]), None, None),
+)
 
 
 def softmax(
@@ -210,5 +196,5 @@ def softmax(
             raise ValueError("config, backward_config: expected None under torch.compile, got a config")
         return _call_softmax(x)
     if x.requires_grad and torch.is_grad_enabled():
-        return _Softmax.apply(x, config, backward_config)
+        return _differentiable_softmax(x, config, backward_config)
     return _forward(x, config)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+
 import triton
 import triton.language as tl
 
@@ -9,6 +11,31 @@ import triton.language as tl
 # cost 3 to 4 % (softmax bf16 32768 x 4096: 3.96 against 4.13 TB/s), stores marked ".cs" 1 %, ".wt" nothing either way.
 READ = tl.constexpr("")
 WRITE = tl.constexpr("")
+
+
+class Shape(NamedTuple):
+    """How rows lie on programs, known when compiling: tiles of BLOCK_R rows, CLUSTER slices of a row, PIECES of BLOCK_C
+    columns in a slice. EVEN_R, EVEN_C: nothing reaches past the last row, or past a row. VECTOR > 1: rows are cut into
+    body, head and tail (head_tail.py).
+
+    Make one in the call that takes it: Triton makes variables of the constants in a tuple that has a name."""
+
+    BLOCK_R: Any
+    BLOCK_C: Any
+    PIECES: Any
+    CLUSTER: Any
+    EVEN_R: Any
+    EVEN_C: Any
+    VECTOR: Any = 1
+
+
+class Spot(NamedTuple):
+    """The elements of a tile: columns [1, BLOCK_C] of its first piece, which rows there are [BLOCK_R, 1], and where
+    rows end."""
+
+    cols: Any
+    row_mask: Any
+    width: Any
 
 
 @triton.jit
@@ -46,9 +73,23 @@ def store(row_ptrs, cols, value, row_mask, C, MASK_ROWS: tl.constexpr, MASK_COLS
 
 @triton.constexpr_function
 def ragged(i: int, PIECES: int, CLUSTER: int, EVEN_C: bool, VECTOR: int = 1) -> bool:
-    """Whether piece i of a slice may reach past the row: only the last one, and any of them with slices, or if a row is
-    cut into a body, whose length differs from row to row, head and tail (VECTOR > 1)."""
+    """Whether piece i of a slice may reach past the row. Only the last one may, unless rows have several slices or are
+    cut (VECTOR > 1): then bodies differ in length, and any piece may."""
     return not EVEN_C and (CLUSTER > 1 or VECTOR > 1 or i == PIECES - 1)
+
+
+@triton.jit
+def load_piece(i: tl.constexpr, row_ptrs, at, s, OTHER: tl.constexpr):
+    """Piece i of the rows of a tile `at` a Spot, of Shape s."""
+    RAGGED: tl.constexpr = ragged(i, s.PIECES, s.CLUSTER, s.EVEN_C, s.VECTOR)
+    return load(row_ptrs, at.cols + i * s.BLOCK_C, at.row_mask, at.width, OTHER, not s.EVEN_R, RAGGED)
+
+
+@triton.jit
+def store_piece(i: tl.constexpr, row_ptrs, value, at, s):
+    """The counterpart of `load_piece`."""
+    RAGGED: tl.constexpr = ragged(i, s.PIECES, s.CLUSTER, s.EVEN_C, s.VECTOR)
+    store(row_ptrs, at.cols + i * s.BLOCK_C, value, at.row_mask, at.width, not s.EVEN_R, RAGGED)
 
 
 @triton.jit
@@ -58,6 +99,18 @@ def load_vector(ptr, cols, C, MASK_COLS: tl.constexpr):
         return tl.load(ptr + cols, mask=cols < C, other=0.0, eviction_policy="evict_last")
     else:
         return tl.load(ptr + cols, eviction_policy="evict_last")
+
+
+@triton.jit
+def load_vector_piece(i: tl.constexpr, ptr, cols, C, s):
+    """Piece i of a weight or bias, at `cols`; C: where rows end."""
+    return load_vector(ptr, cols, C, ragged(i, s.PIECES, s.CLUSTER, s.EVEN_C, s.VECTOR))
+
+
+@triton.jit
+def load_vector_lanes(ptr, cols, inside):
+    """As `load_vector`, in float32, where lanes are `inside`."""
+    return tl.load(ptr + cols, mask=inside, other=0.0, eviction_policy="evict_last").to(tl.float32)
 
 
 @triton.jit

@@ -28,9 +28,9 @@ def weight_only_mm(
 ) -> torch.Tensor:
     """Products of 16-bit activations with 4-bit weights: out[rows of group g] = a[rows of group g] @ ŵ[g]ᵀ (+ bias[g]).
 
-    ŵ = `w.dequantize()` is made in registers, tile by tile, and never stored (except by the backend "dequant", which
-    `auto` takes for many hundreds of rows per group, where it is faster). No group needs padding. Differentiable in a
-    and bias; the weights are not trainable, and the gradient of a dequantises a part of them at a time.
+    ŵ = `w.dequantize()` is made in registers, tile by tile, and never stored. The backend "dequant" alone stores it;
+    `auto` takes that for many hundreds of rows per group, where it is faster. No group needs padding. Differentiable in
+    a and bias; the weights are not trainable, and the gradient of a dequantises a part of them at a time.
 
     Args:
         a: [M, K] bfloat16 or float16, the rows of each group together. Under torch.autocast it is cast to the dtype of

@@ -12,7 +12,7 @@ import triton.language as tl
 
 from expertile.formats.int4.packing import words
 from expertile.formats.quantized import QuantizedWeight
-from expertile.formats.weight_only import weight_of
+from expertile.formats.weight_only import kernel_layout, weight_of
 from expertile.ops.launch.device import current_device
 from expertile.ops.launch.versions import FP_FUSION
 from expertile.ops.weight_only_mm.triton_mxfp4 import power_of_two, registers, value
@@ -35,7 +35,7 @@ def _dequantize_kernel(
     HALF: tl.constexpr,
     GROUP_SIZE: tl.constexpr,
     HAS_ZEROS: tl.constexpr,
-    MXFP4: tl.constexpr,
+    FORMAT: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCKS: tl.constexpr,
 ):
@@ -52,7 +52,7 @@ def _dequantize_kernel(
         q = tl.load(packed_rows + k // 8, mask=mask[:, None], other=0)
         for high in tl.static_range(2):
             first = k + high * HALF
-            if MXFP4:
+            if FORMAT == "mxfp4":
                 low_pair, high_pair = registers(q, high)
                 w = in_order(value(low_pair), value(low_pair >> 16), value(high_pair), value(high_pair >> 16))
                 word = (group * tl.cdiv(K, 128) + first // 128) * N + rows
@@ -80,8 +80,7 @@ def dequantize_on_gpu(w: QuantizedWeight, dtype: torch.dtype, first: int = 0, la
     out = torch.empty(g, n, last - first, dtype=dtype, device=w.device)
     if out.numel() == 0:
         return out
-    mxfp4, blocks = w.format == "mxfp4", 4
-    half = 32 if mxfp4 else w.half  # type: ignore[attr-defined]
+    half, blocks = kernel_layout(w.format, k, w.group_size).half, 4
     grid = (triton.cdiv(last - first, 2 * half * blocks), triton.cdiv(n, _ROWS), g)
     with current_device(w.device):
         _dequantize_kernel[grid](
@@ -96,7 +95,7 @@ def dequantize_on_gpu(w: QuantizedWeight, dtype: torch.dtype, first: int = 0, la
             HALF=half,
             GROUP_SIZE=w.group_size,
             HAS_ZEROS=w.zeros is not None,
-            MXFP4=mxfp4,
+            FORMAT=w.format,
             ROWS=_ROWS,
             BLOCKS=blocks,
             **FP_FUSION,

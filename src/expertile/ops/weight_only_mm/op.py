@@ -39,19 +39,8 @@ def _kernel(
     return run.forward(a, w, offs=offs, bias=bias, out_dtype=out_dtype, request=Request(backend))
 
 
-def _fake(
-    a: torch.Tensor,
-    packed: torch.Tensor,
-    scales: torch.Tensor,
-    zeros: torch.Tensor | None,
-    format: str,
-    group_size: int,
-    k: int,
-    offs: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    out_dtype: torch.dtype | None,
-    backend: str,
-) -> torch.Tensor:
+def _fake(a: torch.Tensor, packed: torch.Tensor, *rest: Any) -> torch.Tensor:
+    *_, out_dtype, _backend = rest
     return a.new_empty((a.shape[0], packed.shape[1]), dtype=a.dtype if out_dtype is None else out_dtype)
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -32,6 +32,22 @@ DTYPES = (torch.bfloat16, torch.float16)
 OUT_DTYPES = (*DTYPES, torch.float32)
 
 
+class DescribedWeight(NamedTuple):
+    """A `QuantizedWeight` without values: its tensors as `described` has them."""
+
+    packed: tuple[Any, ...] | None
+    scales: tuple[Any, ...] | None
+    zeros: tuple[Any, ...] | None
+    format: str
+    group_size: int
+    k: int
+
+    @staticmethod
+    def of(w: QuantizedWeight) -> DescribedWeight:
+        tensors = described(w.packed), described(w.scales), described(w.zeros)
+        return DescribedWeight(*tensors, w.format, w.group_size, w.shape[2])
+
+
 @dataclass(frozen=True)
 class WeightOnlyProblem(Problem):
     """A RAGGED_M `Problem` whose b is a `QuantizedWeight` of that `format`. `dtype` is that of a; `b_strides` are those
@@ -51,6 +67,11 @@ class WeightOnlyProblem(Problem):
     def half(self) -> int:
         """Bytes of a packed block (64 or 32), which holds 2 · half values of K."""
         return self.layout_of_weight.half
+
+    @property
+    def scales_are_codes(self) -> bool:
+        """Whether scales are bytes of the format's own, not numbers of a's dtype."""
+        return self.layout_of_weight.scale_dtype is not None
 
     @property
     def scale_groups(self) -> int:
@@ -91,18 +112,8 @@ class WeightOnlyProblem(Problem):
         """
         if offs is not None and not isinstance(offs, torch.Tensor):
             raise ValueError(f"offs: expected an int32 tensor, got {type(offs).__name__}")
-        problem = WeightOnlyProblem.of_descriptions(
-            described(a),
-            described(w.packed),
-            described(w.scales),
-            described(w.zeros),
-            w.format,
-            w.group_size,
-            w.shape[2],
-            described(offs),
-            described(bias),
-            out_dtype,
-        )
+        fields = described(a), DescribedWeight.of(w), described(offs), described(bias)
+        problem = WeightOnlyProblem.of_descriptions(*fields, out_dtype)
         assert offs is not None
         if check:
             w.check_numbers(a.dtype)
@@ -115,20 +126,15 @@ class WeightOnlyProblem(Problem):
     @staticmethod
     def of_descriptions(
         a_fields: tuple[Any, ...] | None,
-        packed_fields: tuple[Any, ...] | None,
-        scales_fields: tuple[Any, ...] | None,
-        zeros_fields: tuple[Any, ...] | None,
-        format: str,
-        group_size: int,
-        k_of_w: int,
+        w: DescribedWeight,
         offs_fields: tuple[Any, ...] | None,
         bias_fields: tuple[Any, ...] | None,
         out_dtype: torch.dtype | None,
     ) -> WeightOnlyProblem:
         """`of` what is `described`, and so without values. The weight's own fields fit together (its class)."""
-        assert a_fields is not None and packed_fields is not None and scales_fields is not None
-        a, packed, scales = Description(*a_fields), Description(*packed_fields), Description(*scales_fields)
-        zeros = None if zeros_fields is None else Description(*zeros_fields)
+        assert a_fields is not None and w.packed is not None and w.scales is not None
+        a, packed, scales = Description(*a_fields), Description(*w.packed), Description(*w.scales)
+        zeros = None if w.zeros is None else Description(*w.zeros)
         offs = None if offs_fields is None else Description(*offs_fields)
         bias = None if bias_fields is None else Description(*bias_fields)
         if len(a.shape) != 2:
@@ -143,8 +149,8 @@ class WeightOnlyProblem(Problem):
         if out_dtype not in OUT_DTYPES:
             raise ValueError(f"out_dtype: expected {' or '.join(map(str, OUT_DTYPES))}, got {out_dtype}")
         (groups, n, row_bytes), (m, k) = packed.shape, a.shape
-        if k != k_of_w:
-            raise ValueError(f"w: expected K = {k} (a's last dimension), got {k_of_w} in shape {[groups, n, k_of_w]}")
+        if k != w.k:
+            raise ValueError(f"w: expected K = {k} (a's last dimension), got {w.k} in shape {[groups, n, w.k]}")
         groups_of(Layout.RAGGED_M, a, packed, offs)
         if bias is not None:
             check_bias(Layout.RAGGED_M, bias, groups, n, a)
@@ -165,7 +171,7 @@ class WeightOnlyProblem(Problem):
             a.device.type,
             None,
             False,
-            group_size,
+            w.group_size,
             zeros is not None,
-            format,
+            w.format,
         )

@@ -16,7 +16,7 @@ from expertile.ops.grouped_mm.problem import described
 from expertile.ops.weight_only_mm.backend import Backend, Operands
 from expertile.ops.weight_only_mm.backends import by_name
 from expertile.ops.weight_only_mm.choose import choose
-from expertile.ops.weight_only_mm.problem import WeightOnlyProblem
+from expertile.ops.weight_only_mm.problem import DescribedWeight, WeightOnlyProblem
 
 
 def select(problem: WeightOnlyProblem, device: Device, request: Request = AUTO) -> tuple[Backend, Any]:
@@ -33,20 +33,8 @@ def forward(
     request: Request = AUTO,
 ) -> torch.Tensor:
     if request.config is None and (offs is None or offs.is_cuda):
-        problem, chosen, config = _planned(
-            described(a),
-            described(w.packed),
-            described(w.scales),
-            described(w.zeros),
-            w.format,
-            w.group_size,
-            w.shape[2],
-            described(offs),
-            described(bias),
-            out_dtype,
-            a.device,
-            request,
-        )
+        fields = described(a), DescribedWeight.of(w), described(offs), described(bias)
+        problem, chosen, config = _planned(*fields, out_dtype, a.device, request)
     else:  # the values of offs are part of the problem, or somebody tries a config
         problem = WeightOnlyProblem.of(a, w, offs, bias, out_dtype)
         chosen, config = select(problem, _device(a.device.type, a.device.index), request)
@@ -58,12 +46,7 @@ def forward(
 @lru_cache(maxsize=4096)
 def _planned(
     a: tuple[Any, ...],
-    packed: tuple[Any, ...],
-    scales: tuple[Any, ...],
-    zeros: tuple[Any, ...] | None,
-    format: str,
-    group_size: int,
-    k: int,
+    w: DescribedWeight,
     offs: tuple[Any, ...] | None,
     bias: tuple[Any, ...] | None,
     out_dtype: torch.dtype | None,
@@ -71,5 +54,5 @@ def _planned(
     request: Request,
 ) -> tuple[WeightOnlyProblem, Backend, Any]:
     """Problem, backend and config for tensors that are `described` so, whatever their values."""
-    problem = WeightOnlyProblem.of_descriptions(a, packed, scales, zeros, format, group_size, k, offs, bias, out_dtype)
+    problem = WeightOnlyProblem.of_descriptions(a, w, offs, bias, out_dtype)
     return problem, *select(problem, _device(device.type, device.index), request)

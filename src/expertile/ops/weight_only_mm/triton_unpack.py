@@ -2,7 +2,7 @@
 
 `0x4300 | v` is the bfloat16 128 + v, and `0x6400 | v` the float16 1024 + v: nibbles are masked out of a word of packed
 bytes, the exponent is or-ed in, and a multiply-add with 1 (sm_80 has no sub.bf16x2) takes 128 + 8 or 1024 + 8 away,
-exactly. A word's nibbles are 16 bits apart where their values are neighbours in K (`formats.int4.packing`), so each
+exactly. A word's nibbles are 16 bits apart where their values are neighbours in K (`formats.int4.packing`). So each
 mask finds the two of one register of a matrix product's operand, and the four registers of a word are one lane's.
 """
 

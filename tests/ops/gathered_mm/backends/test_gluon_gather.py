@@ -38,6 +38,8 @@ MANY_TILES = (
     Case("halves", GATED, (100, 0, 70, 1, 64), n=104, k=136, past=9),
     Case("halves-no-pre", GATED, (70, 3, 130), n=72, k=64, save_pre=False, bias=True),
     Case("interleaved", GATED, (66, 0, 130), n=104, k=72, interleaved=True, bias=True, dtype=torch.float16),
+    Case("interleaved-kn", GATED, (66, 0, 130), n=72, k=72, interleaved=True, storage="kn"),
+    Case("interleaved-no-pre", GATED, (66, 0, 130), n=72, k=72, interleaved=True, bias=True, save_pre=False),
     Case("ordered", GATED, (66, 0, 130), n=104, k=72, interleaved=True, gathered="", past=5, storage="kn"),
     Case("mm", MM, (100, 0, 70, 1), n=136, k=136, past=3, bias=True, storage="kn"),
     Case("backward", BACKWARD, (100, 0, 70, 1), n=136, k=72, past=9, storage="kn"),
@@ -49,10 +51,14 @@ MANY_TILES = (
 TAKEN = [c for c in cases.CASES if BACKEND.supports(cases.make(c)[0], H200) is None]
 
 
-def _emulate(case: Case, config: Any, programs: int, seed: int, kernel: Any = None) -> None:
+def _emulate(
+    case: Case, config: Any, programs: int, seed: int, kernel: Any = None, overwrite_pre: bool = False
+) -> None:
     """Run one case in the emulator and check its result."""
-    problem, operands = cases.make(case, seed=seed)
-    outputs = cases.poisoned_outputs(problem, operands)
+    problem, given = cases.make(case, seed=seed)
+    operands, outputs = given, cases.poisoned_outputs(problem, given)
+    if overwrite_pre:
+        operands, outputs = cases.over_pre(given, outputs)
     sums = None
     if case.product is BACKWARD:
         config = dataclasses.replace(config, store_parts=1, store_slots=3)
@@ -64,7 +70,7 @@ def _emulate(case: Case, config: Any, programs: int, seed: int, kernel: Any = No
         used = sum(case.sizes)
         assert operands.slots is not None and outputs[2] is not None
         outputs[2].view(-1)[operands.slots[:used].long()] = sums[:, :used].sum(0)
-    cases.check(case, operands, outputs)
+    cases.check(case, given, outputs)
 
 
 @pytest.mark.parametrize("config", SMALL, ids=str)
@@ -72,6 +78,12 @@ def _emulate(case: Case, config: Any, programs: int, seed: int, kernel: Any = No
 def test_right_in_any_order(case: Case, config: Config) -> None:
     seed = SMALL.index(config)
     _emulate(case, config, programs=2 + seed % 2, seed=seed)
+
+
+@pytest.mark.parametrize("case", [c for c in MANY_TILES if c.product is BACKWARD], ids=str)
+def test_dpre_over_pre(case: Case) -> None:
+    for seed, config in enumerate(SMALL[:2]):
+        _emulate(case, config, programs=2 + seed, seed=seed, overwrite_pre=True)
 
 
 @pytest.mark.parametrize("config", SPLIT, ids=str)
@@ -117,6 +129,7 @@ MUTANTS = {
     "bias of the wrong half": Fault("_biased_halves", "a_ // b_ * _", "a_ // b_ * b_"),
     "rows that stand in order are off by one": Fault("_fill", "WRAP - a_ + b_", "WRAP - a_ - 1 + b_"),
     "row numbers come a step late": Fault("produce_wgrad", "a_ + 2 * p_.BLOCK_K", "a_ + 1 * p_.BLOCK_K"),
+    "gate and up change places in pairs": Fault("_store_pairs", "unpair(a_, b_)", "unpair(b_, a_)"),
     "steps of the other consumer's group are not counted": Fault(
         "_consumer_pingpong", "_steps(p_, a_, t_) + _steps(...)", "_steps(p_, a_, t_) + _steps(p_, a_, t_)"
     ),
@@ -134,7 +147,7 @@ def test_planted_faults_are_caught(name: str, tmp_path: Path, monkeypatch: pytes
     """Each mutant must fail some case, config and seed: the emulator and the cases can see that fault."""
     (kernel,) = planted([_gluon_kernel.gathered_mm_kernel], MUTANTS[name], tmp_path, monkeypatch)
     for seed in range(4):
-        for case in (*MANY_TILES[:3], *MANY_TILES[5:9]):
+        for case in (*MANY_TILES[:3], *MANY_TILES[7:11]):
             try:
                 _emulate(case, SMALL[seed % len(SMALL)], programs=2, seed=seed, kernel=kernel)
             except (gluon_emulator.EmulationError, AssertionError, IndexError):
@@ -230,13 +243,32 @@ def test_short_groups_get_short_tiles() -> None:
     assert BACKEND.configs(prefill, H200)[0].block_m == 128
     assert all(c.smem_bytes <= H200.smem_bytes for c in BACKEND.configs(prefill, H200))
     # Many wide tiles have a dynamic scheduler; few, or rows in order, do not.
-    wide = dataclasses.replace(prefill, n=2048, k=4096)
+    wide = dataclasses.replace(prefill, n=2048, m=16 * 8192)
     assert BACKEND.configs(wide, H200)[0].dynamic and BACKEND.configs(wide, H200)[0].split
-    assert not BACKEND.configs(dataclasses.replace(wide, groups=2, m=4096), H200)[0].dynamic
+    few = BACKEND.configs(dataclasses.replace(wide, product=MM, groups=2, m=2 * 8192), H200)[0]
+    assert few.split and not few.dynamic
     assert not BACKEND.configs(dataclasses.replace(wide, gathered=""), H200)[0].split
-    # With a short K the epilogue is much of a tile's time, which consumers in turn hide.
-    short = BACKEND.configs(dataclasses.replace(wide, k=1536), H200)[0]
-    assert (short.block_m, short.block_n, short.split) == (64, 256, False)
+
+
+@pytest.mark.parametrize(
+    "rows, experts, n, k, tile",
+    [
+        (2048, 128, 2048, 4096, (64, 256)),  # 7.48 ms on an H200, 7.73 with 128x256
+        (256, 128, 5760, 2880, (64, 256)),  # 2.42, 2.52, and 3.16 with 64x128
+        (1536, 128, 512, 1536, (64, 256)),
+        (4096, 32, 5760, 2880, (128, 256)),
+        (8192, 32, 5760, 2880, (128, 256)),
+        (2048, 128, 128, 2048, (128, 128)),  # half of a wide tile's columns would be empty
+        (64, 128, 1536, 2048, (64, 128)),  # limited by the weights' bytes
+    ],
+)
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_the_default_wastes_least(rows, experts, n, k, tile, interleaved) -> None:
+    made, _ = cases.make(Case("up", GATED, (1,) * 16, n=32, k=64, interleaved=interleaved))
+    sizes = {"groups": experts, "m": experts * rows, "n": n, "k": k, "tokens": experts * rows // 4}
+    problem = dataclasses.replace(made, a_strides=(k, 1), b_strides=(n * k, 1, k), **sizes)
+    chosen = BACKEND.configs(problem, H200)[0]
+    assert (chosen.block_m, chosen.block_n) == tile
 
 
 @pytest.mark.parametrize(

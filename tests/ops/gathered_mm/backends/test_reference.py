@@ -5,12 +5,17 @@ import torch
 
 from expertile.ops.backend import NoConfig
 from expertile.ops.gathered_mm import reference
-from tests.ops.gathered_mm.cases import CASES, expected, make, run_case
+from tests.ops.gathered_mm.cases import BACKWARD, CASES, expected, make, run_case
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_case(case):
     run_case(reference.BACKEND, case, NoConfig())
+
+
+@pytest.mark.parametrize("case", [c for c in CASES if c.product is BACKWARD], ids=str)
+def test_dpre_over_pre(case):
+    run_case(reference.BACKEND, case, NoConfig(), overwrite_pre=True)
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)

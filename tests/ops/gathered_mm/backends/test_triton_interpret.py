@@ -13,6 +13,7 @@ if not interpreter.active():
 
 else:
     from dataclasses import replace
+    from types import SimpleNamespace
 
     import torch
 
@@ -21,7 +22,7 @@ else:
     from expertile.ops.gathered_mm.backends import composed, triton_gather
     from expertile.ops.gathered_mm.combine import Config, combine, forward
     from expertile.ops.gathered_mm.sum_rows import sum_rows
-    from tests.ops.gathered_mm.cases import CASES, make, run_case
+    from tests.ops.gathered_mm.cases import BACKWARD, CASES, WGRAD, Case, make, run_case
     from tests.ops.gathered_mm.test_combine import dense_combine, routed
 
     interpreter.repair()
@@ -41,6 +42,26 @@ else:
         monkeypatch.setattr(pointwise.gated_activation, "__defaults__", (pointwise.Config(64, 16, 4),))
         monkeypatch.setattr(pointwise.gated_backward, "__defaults__", (pointwise.Config(64, 16, 4),))
         run_case(composed.BACKEND, case, composed.Config("loop"))
+
+    @pytest.mark.parametrize("case", [c for c in CASES if c.product is BACKWARD], ids=str)
+    def test_dpre_over_pre(case):
+        run_case(triton_gather.BACKEND, case, TILE, overwrite_pre=True)
+        run_case(composed.BACKEND, case, composed.Config("loop"), overwrite_pre=True)
+
+    @pytest.mark.parametrize("gathered", ["a", "b"])
+    def test_composed_copies_columns_at_a_time(gathered, monkeypatch):
+        monkeypatch.setattr(composed, "COPY_NBYTES", 2 * 71 * 24)
+        monkeypatch.setattr(composed, "_COLUMNS", 8)
+        made = []
+
+        def gather_rows(x, *rest):
+            made.append(x.shape[1])
+            return pointwise.gather_rows(x, *rest)
+
+        monkeypatch.setattr(composed, "pointwise", SimpleNamespace(gather_rows=gather_rows))
+        case = Case("wgrad", WGRAD, (20, 0, 45), n=56, k=56, past=6, gathered=gathered)
+        run_case(composed.BACKEND, case, composed.Config("loop"))
+        assert made == [24, 24, 8]
 
     def test_offsets_of_64_bits():
         case = next(c for c in CASES if c.name == "gated-interleaved-bias")

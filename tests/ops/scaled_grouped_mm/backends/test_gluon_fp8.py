@@ -277,7 +277,7 @@ def test_compiles_to_wgmma_and_tma(name: str) -> None:
         assert used.fits and used.smem_bytes <= config.smem_bytes(problem), (config, used)
         # Two halves leave no register over: what is kept from tile to tile may wait in memory, never a step's values.
         usual = 24 if config.block_n == 256 else 0
-        assert used.spills <= aot.most_spills(usual, 190 if problem.groups > 256 else 32), (config, used)
+        assert used.spills <= aot.most_spills(usual, 190 if problem.groups > 256 else 40), (config, used)
         assert not used.spills or aot.spills_in_loops(kernel, "QGMMA") == 0, (config, used)
         assert used.opcodes["QGMMA"] and used.opcodes["UTMALDG"] and used.opcodes["UTMASTG"], (config, used)
         assert aot.ptxas_warnings(used) == [], config

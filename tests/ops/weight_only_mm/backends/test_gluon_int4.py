@@ -251,25 +251,25 @@ MUTANTS = {
     "splits overlap": Fault("span", "_ * _ // _.SPLIT_K", "0", nth=0),
     "slices lie on one another": Fault("_store", "r_ + _ * _.M", "r_"),
     "half a tile is taken for too many rows": Fault("_consumer", "r_ <= b_", "r_ <= b_ + 1"),
-    "sums stay 64 times too small": Fault("_multiply", "a_ * unit_of(...)", "a_ * 1.0"),
-    "fused sums are taken for scaled ones": Fault("_multiply", "unit_of(b_, _)", "unit_of(b_, False)"),
+    "sums stay 64 times too small": Fault("multiply", "a_ * unit_of(...)", "a_ * 1.0"),
+    "fused sums are taken for scaled ones": Fault("multiply", "unit_of(b_, _)", "unit_of(b_, False)"),
     "all blocks take the first one's scales": Fault("_of_block", "b_ * 2 * _.HALF // _.GROUP", "0"),
-    "nobody opens the turns": Fault("_consumer", "open_turns(...)"),
-    "nobody closes the turns": Fault("_consumer", "close_turns(...)"),
-    "a turn is not passed on": Fault("_add_slabs", "pass_turn(...)"),
-    "a turn for each slab": Fault("_add_slabs", "s_ == 0", "s_ >= 0"),
+    "nobody begins the order": Fault("_consumer", "ordered_begin(...)"),
+    "nobody ends the order": Fault("_consumer", "ordered_end(...)"),
+    "an arrival is missing": Fault("_add_slabs", "ordered_arrive(...)"),
+    "a wait for each slab": Fault("_add_slabs", "s_ == 0", "s_ >= 0"),
     "every slice takes the bias along": Fault("_store", "gl.where(_ == 0, n_, 0)", "n_"),
     "MXFP4's last half block takes the first one's scale": Fault("factors", "2 * _ + 1", "2 * BLOCK"),
     "all blocks of a word take its first scales": Fault("_of_block", "b_ % 2", "0"),
     "all blocks of a stage take its first words": Fault("_of_block", "w_[b_ // 2]", "words[0]"),
-    "the words of another row": Fault("_producer", "gl.cdiv(_.K, _.GROUP)", "1"),
+    "the words of another row": Fault("scale_groups", "gl.cdiv(_.K, _.GROUP)", "1"),
     "the second block of a pair takes the first one's": Fault(
         "_add_pairs", "_slabs(p_, (), s_, i_, 2 * a_ + 1, ...)", "_slabs(p_, (), s_, i_, 2 * a_, WHO, mma_layout)"
     ),
     "a stage is freed before its last pair is done": Fault(
         "_add_pairs", "mbarrier.arrive(_.empty.index(_), ...)", before("warpgroup_mma_wait(0, ...)")
     ),
-    "MXFP4's sums stay 2^32 times too small": Fault("_multiply", "a_ * unit_of_mxfp4(...)", "a_ * 1.0"),
+    "MXFP4's sums stay 2^32 times too small": Fault("multiply", "a_ * unit_of_mxfp4(...)", "a_ * 1.0"),
 }
 _TAIL = Case("tail", (9, 4), n=72, k=192, group=32, zeros=True, past=1)
 _MXFP4 = Case("mxfp4", (9, 4), n=72, k=480, group="mxfp4", past=1)

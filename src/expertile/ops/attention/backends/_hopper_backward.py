@@ -8,8 +8,8 @@ TMA.
 head; `_hopper_dq` holds a block of queries and goes over its keys. S and dP are computed in both: seven products
 instead of the five that one kernel with atomic additions to dQ needs, and every run gives the same bits.
 
-Both compute so that P and dS, or their transposes, come out of the tensor cores in the registers in which the next
-product takes its left operand. A consumer never waits for its last product before it queues the next block's first.
+The tensor cores leave P and dS, or their transposes, in the registers in which the next product takes its left operand.
+A consumer never waits for its last product before it queues the next block's first.
 """
 # ruff: noqa: RUF005  (Gluon's front end knows no `*` in a list)
 
@@ -71,29 +71,9 @@ def as_left(p, x, d_layout: gl.constexpr):
 
 @gluon.jit
 def setup(
-    x_desc,
-    y_desc,
-    a_desc,
-    b_desc,
-    dx_desc,
-    dy_desc,
-    lse_desc,
-    delta_desc,
-    lse_ptr,
-    delta_ptr,
-    cu_q_ptr,
-    cu_k_ptr,
-    tiles,
-    H,
-    GROUP,
-    HEADS,
-    SECTION,
-    LQ,
-    LK,
-    stat_stride_b,
-    stat_stride_h,
-    scale,
-    scale_log2,
+    descs,
+    pointers,
+    numbers,
     CAUSAL: gl.constexpr,
     VARLEN: gl.constexpr,
     D: gl.constexpr,
@@ -104,7 +84,9 @@ def setup(
     AHEAD: gl.constexpr,
     STAT_PAD: gl.constexpr,
 ):
-    """Shared memory and barriers of either kernel: held rows x and y, and a ring of blocks a and b with statistics."""
+    """Shared memory and barriers of either kernel: held rows x and y, and a ring of blocks a and b with statistics.
+    `descs`, `pointers` and `numbers` as `Backward` has them."""
+    x_desc, y_desc, a_desc, b_desc, _dx_desc, _dy_desc, lse_desc, delta_desc = descs
     CONSUMERS: gl.constexpr = 2
     held: gl.constexpr = [SLOTS * CONSUMERS] + x_desc.block_type.shape
     ring: gl.constexpr = [STAGES] + a_desc.block_type.shape
@@ -129,51 +111,11 @@ def setup(
         mbarrier.init(b_full.index(s), count=1)
         mbarrier.init(b_empty.index(s), count=CONSUMERS)
     fence_async_shared()
-    return Backward(
-        x_desc,
-        y_desc,
-        a_desc,
-        b_desc,
-        dx_desc,
-        dy_desc,
-        lse_desc,
-        delta_desc,
-        x_smem,
-        y_smem,
-        a_smem,
-        b_smem,
-        lse_smem,
-        delta_smem,
-        held_full,
-        held_empty,
-        a_full,
-        a_empty,
-        b_full,
-        b_empty,
-        lse_ptr,
-        delta_ptr,
-        cu_q_ptr,
-        cu_k_ptr,
-        tiles,
-        H,
-        GROUP,
-        HEADS,
-        SECTION,
-        LQ,
-        LK,
-        stat_stride_b,
-        stat_stride_h,
-        scale,
-        scale_log2,
-        CAUSAL,
-        VARLEN,
-        D,
-        CONSUMERS,
-        ROWS,
-        CONSUMERS * ROWS,
-        BLOCK,
-        STAGES,
-        SLOTS,
-        AHEAD,
-        STAT_PAD,
+    return Backward(  # type: ignore[call-arg]
+        descs,
+        (x_smem, y_smem, a_smem, b_smem, lse_smem, delta_smem),
+        (held_full, held_empty, a_full, a_empty, b_full, b_empty),
+        pointers,
+        numbers,
+        (CAUSAL, VARLEN, D, CONSUMERS, ROWS, CONSUMERS * ROWS, BLOCK, STAGES, SLOTS, AHEAD, STAT_PAD),
     )

@@ -96,8 +96,8 @@ def _dkdv_block(
 ):
     """dK and dV of block j of the queries, which is in stage `step`. `keys`: the first query that sees each key.
 
-    With AHEAD, S and dP of this stage are on their way already, and those of the next one are sent on theirs before the
-    products of this one are waited for. That takes registers for both; without, dP runs beside the exponentials of S.
+    With AHEAD, S and dP of this stage are on their way already. Those of the next stage are sent before this one's
+    products are waited for. That takes registers for both; without, dP runs beside the exponentials of S.
     """
     i = step % p.STAGES
     q = p.a_smem.index(i).reshape([p.BLOCK, p.D])
@@ -217,29 +217,9 @@ def attention_dkdv_kernel(
 ):
     """dK and dV, summed over the GROUP query heads of each key head. HEADS: key heads of all sequences."""
     p = setup(
-        k_desc,
-        v_desc,
-        q_desc,
-        do_desc,
-        dk_desc,
-        dv_desc,
-        lse_desc,
-        delta_desc,
-        lse_ptr,
-        delta_ptr,
-        cu_q_ptr,
-        cu_k_ptr,
-        tiles,
-        H,
-        GROUP,
-        HEADS,
-        SECTION,
-        LQ,
-        LK,
-        stat_stride_b,
-        stat_stride_h,
-        scale,
-        scale_log2,
+        (k_desc, v_desc, q_desc, do_desc, dk_desc, dv_desc, lse_desc, delta_desc),
+        (lse_ptr, delta_ptr, cu_q_ptr, cu_k_ptr),
+        (tiles, H, GROUP, HEADS, SECTION, LQ, LK, stat_stride_b, stat_stride_h, scale, scale_log2),
         CAUSAL,
         VARLEN,
         D,

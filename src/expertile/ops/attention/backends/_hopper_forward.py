@@ -3,10 +3,9 @@
     S = Q Kᵀ,  P = exp(scale · (S − rowmax S)),  O = P V / rowsum P,  LSE = scale · rowmax S + ln rowsum P
 
 One warp loads tiles of Q, K and V with TMA; two or three warpgroups ("consumers") hold 64 query rows each. The keys of
-a tile are taken from the last block to the first, so that the blocks that need a mask come first and the long rest has
-none. In a consumer the softmax of block j + 1 runs while the tensor cores do P V of block j (Shah et al.,
-FlashAttention-3, 2024, §3.2). P never leaves the registers: the first product's accumulator layout is the second's
-operand layout.
+a tile are taken from the last block to the first: blocks that need a mask come first, and the long rest needs none. In
+a consumer the softmax of block j + 1 runs while the tensor cores do P V of block j (Shah et al., FlashAttention-3,
+2024, §3.2). P never leaves the registers: the first product's accumulator layout is the second's operand layout.
 
 Shared memory: Q twice (the next tile's arrives while this one's is in use; O leaves through the buffer that Q came in),
 K and V in rings of STAGES blocks.
@@ -355,42 +354,13 @@ def attention_forward_kernel(
         mbarrier.init(v_full.index(s), count=1)
         mbarrier.init(v_empty.index(s), count=CONSUMERS)
     fence_async_shared()
-    p = Forward(
-        q_desc,
-        k_desc,
-        v_desc,
-        o_desc,
-        q_smem,
-        k_smem,
-        v_smem,
-        q_full,
-        q_empty,
-        k_full,
-        k_empty,
-        v_full,
-        v_empty,
-        lse_ptr,
-        cu_q_ptr,
-        cu_k_ptr,
-        tiles,
-        H,
-        GROUP,
-        HEADS,
-        SECTION,
-        LQ,
-        LK,
-        lse_stride_b,
-        lse_stride_h,
-        scale_log2,
-        CAUSAL,
-        VARLEN,
-        D,
-        CONSUMERS,
-        ROWS,
-        CONSUMERS * ROWS,
-        BLOCK_N,
-        STAGES,
-        Q_SLOTS,
+    p = Forward(  # type: ignore[call-arg]
+        (q_desc, k_desc, v_desc, o_desc),
+        (q_smem, k_smem, v_smem),
+        (q_full, q_empty, k_full, k_empty, v_full, v_empty),
+        (lse_ptr, cu_q_ptr, cu_k_ptr),
+        (tiles, H, GROUP, HEADS, SECTION, LQ, LK, lse_stride_b, lse_stride_h, scale_log2),
+        (CAUSAL, VARLEN, D, CONSUMERS, ROWS, CONSUMERS * ROWS, BLOCK_N, STAGES, Q_SLOTS),
     )
     if CONSUMERS == 3:
         gl.warp_specialize(

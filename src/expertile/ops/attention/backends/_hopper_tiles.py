@@ -22,8 +22,8 @@ def locate(p, t, length, heads, BLOCK: gl.constexpr, LAST_FIRST: gl.constexpr):
     sequences, `heads` of them in each. The first row is `length` where there is no such tile.
 
     Heads come in sections that share L2; in a section the tiles with most work come first, of all its heads. A program
-    that takes several tiles does so there and back again, so that more work in one lap is less in the next, or
-    none where a last lap back is not full.
+    takes its tiles there and back again: more work in one lap is less in the next, or none where the last lap is not
+    full.
     """
     programs = gl.num_programs(0)
     lap = t // programs

@@ -3,14 +3,18 @@
     P = exp(scale · S − LSE),  dP = dO Vᵀ,  dS = P · (dP − delta),  delta = rowsum(dO · O) − dLSE
     dV = Pᵀ dO,  dK = scale · dSᵀ Q,  dQ = scale · dS K
 
-One kernel holds a block of keys and goes over the queries of all query heads that share the key head, another holds a
-block of queries and goes over the keys; both compute S and dP.
+One kernel holds a block of keys and goes over the queries of all query heads that share the key head. Another holds a
+block of queries and goes over the keys. Both compute S and dP.
 """
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
 
 import triton
 import triton.language as tl
 
-from expertile.ops.attention.backends._triton_forward import _load, _sequence, _store, _tile
+from expertile.ops.attention.backends._triton_forward import Keys, _load, _sequence, _store, _tile
 
 
 @triton.jit
@@ -65,26 +69,10 @@ def statistics_kernel(
         rows = m + tl.arange(0, BLOCK_M)
         dims = tl.arange(0, BLOCK_D)
         start = tl.full((), 0, tl.int32) + q_start
-        o = _load(
-            _tile(o_ptr, batch, head, start, o_stride_b, o_stride_h, o_stride),
-            rows,
-            o_stride,
-            dims,
-            q_len,
-            D,
-            EVEN_D,
-            True,
-        )
-        do = _load(
-            _tile(do_ptr, batch, head, start, do_stride_b, do_stride_h, do_stride),
-            rows,
-            do_stride,
-            dims,
-            q_len,
-            D,
-            EVEN_D,
-            True,
-        )
+        o_tile = _tile(o_ptr, batch, head, start, o_stride_b, o_stride_h, o_stride)
+        o = _load(o_tile, rows, o_stride, dims, q_len, D, EVEN_D, True)
+        do_tile = _tile(do_ptr, batch, head, start, do_stride_b, do_stride_h, do_stride)
+        do = _load(do_tile, rows, do_stride, dims, q_len, D, EVEN_D, True)
         delta = tl.sum(o.to(tl.float32) * do.to(tl.float32), 1)
         at = batch.to(tl.int64) * lse_stride_b + head * lse_stride_h + q_start + rows
         lse = tl.load(lse_ptr + at, mask=rows < q_len, other=float("inf"))
@@ -98,37 +86,43 @@ def statistics_kernel(
         tl.store(ndelta_ptr + at, -delta)
 
 
+class _Queries(NamedTuple):
+    """The queries of a head: pointers to its first row, strides of rows, and how many there are."""
+
+    q_ptr: Any
+    do_ptr: Any
+    nlse_ptr: Any
+    ndelta_ptr: Any
+    q_stride: Any
+    do_stride: Any
+    length: Any
+
+
 @triton.jit
-def _queries(
-    dk,
-    dv,
+def _over_queries(
+    sums,
     k,
     v,
-    q_ptr,
-    do_ptr,
-    nlse_ptr,
-    ndelta_ptr,
-    q_stride,
-    do_stride,
+    of,
     first,
     last,
     cols,
     shift,
-    q_len,
     dims,
     scale_log2,
     MASKED: tl.constexpr,
     D: tl.constexpr,
-    EVEN_D: tl.constexpr,
     BLOCK_M: tl.constexpr,
 ):
     """dK and dV from queries [first, last), blocks of which start at multiples of BLOCK_M."""
+    dk, dv = sums
+    EVEN_D: tl.constexpr = dims.shape[0] == D
     for m in range(first, last, BLOCK_M):
         rows = m + tl.arange(0, BLOCK_M)
-        q = _load(q_ptr, rows, q_stride, dims, q_len, D, EVEN_D, True)
-        do = _load(do_ptr, rows, do_stride, dims, q_len, D, EVEN_D, True)
-        nlse = tl.load(nlse_ptr + rows)
-        ndelta = tl.load(ndelta_ptr + rows)
+        q = _load(of.q_ptr, rows, of.q_stride, dims, of.length, D, EVEN_D, True)
+        do = _load(of.do_ptr, rows, of.do_stride, dims, of.length, D, EVEN_D, True)
+        nlse = tl.load(of.nlse_ptr + rows)
+        ndelta = tl.load(of.ndelta_ptr + rows)
         s = tl.dot(k, q.T)
         if MASKED:
             s = tl.where(cols[:, None] <= rows[None, :] + shift, s, float("-inf"))
@@ -214,52 +208,14 @@ def dkdv_kernel(
             do_tile = _tile(do_ptr, batch, head, zero + q_start, do_stride_b, do_stride_h, do_stride)
             at = batch.to(tl.int64) * stat_stride_b + head * stat_stride_h
             at += _padded_start(q_start, batch, PACKED, STAT_PAD)
+            queries = _Queries(q_tile, do_tile, nlse_ptr + at, ndelta_ptr + at, q_stride, do_stride, q_len)
             if CAUSAL:
-                dk, dv = _queries(
-                    dk,
-                    dv,
-                    k,
-                    v,
-                    q_tile,
-                    do_tile,
-                    nlse_ptr + at,
-                    ndelta_ptr + at,
-                    q_stride,
-                    do_stride,
-                    first,
-                    tl.minimum(full, q_len),
-                    cols,
-                    shift,
-                    q_len,
-                    dims,
-                    scale_log2,
-                    True,
-                    D,
-                    EVEN_D,
-                    BLOCK_M,
+                last = tl.minimum(full, q_len)
+                dk, dv = _over_queries(
+                    (dk, dv), k, v, queries, first, last, cols, shift, dims, scale_log2, True, D, BLOCK_M
                 )
-            dk, dv = _queries(
-                dk,
-                dv,
-                k,
-                v,
-                q_tile,
-                do_tile,
-                nlse_ptr + at,
-                ndelta_ptr + at,
-                q_stride,
-                do_stride,
-                full,
-                q_len,
-                cols,
-                shift,
-                q_len,
-                dims,
-                scale_log2,
-                False,
-                D,
-                EVEN_D,
-                BLOCK_M,
+            dk, dv = _over_queries(
+                (dk, dv), k, v, queries, full, q_len, cols, shift, dims, scale_log2, False, D, BLOCK_M
             )
         dk_tile = _tile(dk_ptr, batch, kv_head, zero + k_start, dk_stride_b, dk_stride_h, dk_stride)
         dv_tile = _tile(dv_ptr, batch, kv_head, zero + k_start, dv_stride_b, dv_stride_h, dv_stride)
@@ -268,32 +224,28 @@ def dkdv_kernel(
 
 
 @triton.jit
-def _keys(
+def _over_keys(
     dq,
     q,
     do,
     nlse,
     ndelta,
-    k_ptr,
-    v_ptr,
-    k_stride,
-    v_stride,
+    of,
     first,
     last,
     last_key,
-    k_len,
     dims,
     scale_log2,
     MASKED: tl.constexpr,
     D: tl.constexpr,
-    EVEN_D: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
     """dQ from keys [first, last)."""
+    EVEN_D: tl.constexpr = dims.shape[0] == D
     for n in range(first, last, BLOCK_N):
         cols = n + tl.arange(0, BLOCK_N)
-        k = _load(k_ptr, cols, k_stride, dims, k_len, D, EVEN_D, MASKED)
-        v = _load(v_ptr, cols, v_stride, dims, k_len, D, EVEN_D, MASKED)
+        k = _load(of.k_ptr, cols, of.k_stride, dims, of.length, D, EVEN_D, MASKED)
+        v = _load(of.v_ptr, cols, of.v_stride, dims, of.length, D, EVEN_D, MASKED)
         s = tl.dot(q, k.T)
         if MASKED:
             s = tl.where(cols[None, :] <= last_key[:, None], s, float("-inf"))
@@ -377,47 +329,8 @@ def dq_kernel(
             last_key = tl.minimum(last_key, rows + k_len - q_len)
         full = full // BLOCK_N * BLOCK_N
         dq = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
-        dq = _keys(
-            dq,
-            q,
-            do,
-            nlse,
-            ndelta,
-            k_tile,
-            v_tile,
-            k_stride,
-            v_stride,
-            0,
-            full,
-            last_key,
-            k_len,
-            dims,
-            scale_log2,
-            False,
-            D,
-            EVEN_D,
-            BLOCK_N,
-        )
-        dq = _keys(
-            dq,
-            q,
-            do,
-            nlse,
-            ndelta,
-            k_tile,
-            v_tile,
-            k_stride,
-            v_stride,
-            full,
-            end,
-            last_key,
-            k_len,
-            dims,
-            scale_log2,
-            True,
-            D,
-            EVEN_D,
-            BLOCK_N,
-        )
+        keys = Keys(k_tile, v_tile, k_stride, v_stride, k_len)
+        dq = _over_keys(dq, q, do, nlse, ndelta, keys, 0, full, last_key, dims, scale_log2, False, D, BLOCK_N)
+        dq = _over_keys(dq, q, do, nlse, ndelta, keys, full, end, last_key, dims, scale_log2, True, D, BLOCK_N)
         dq_tile = _tile(dq_ptr, batch, head, zero + q_start, dq_stride_b, dq_stride_h, dq_stride)
         _store(dq_tile, rows, dq_stride, dims, q_len, dq * scale, D, EVEN_D)

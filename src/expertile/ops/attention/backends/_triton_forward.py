@@ -1,5 +1,9 @@
 """Device code of the `triton` backend, forward: one program for a block of queries, pointers and masks (sm_80+)."""
 
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
 import triton
 import triton.language as tl
 
@@ -45,31 +49,26 @@ def _store(ptr, rows, stride, dims, length, value, D: tl.constexpr, EVEN_D: tl.c
     tl.store(ptr + rows[:, None] * stride + dims[None, :], value.to(ptr.dtype.element_ty), mask=mask)
 
 
+class Keys(NamedTuple):
+    """The keys and values of a head: pointers to its first row, strides of rows, and how many there are."""
+
+    k_ptr: Any
+    v_ptr: Any
+    k_stride: Any
+    v_stride: Any
+    length: Any
+
+
 @triton.jit
-def _keys(
-    acc,
-    row_max,
-    row_sum,
-    q,
-    k_ptr,
-    v_ptr,
-    k_stride,
-    v_stride,
-    first,
-    last,
-    last_key,
-    k_len,
-    dims,
-    scale_log2,
-    MASKED: tl.constexpr,
-    D: tl.constexpr,
-    EVEN_D: tl.constexpr,
-    BLOCK_N: tl.constexpr,
+def _over_keys(
+    sums, q, of, first, last, last_key, dims, scale_log2, MASKED: tl.constexpr, D: tl.constexpr, BLOCK_N: tl.constexpr
 ):
     """One more stretch of keys, [first, last), for a block of queries."""
+    acc, row_max, row_sum = sums
+    EVEN_D: tl.constexpr = dims.shape[0] == D
     for n in range(first, last, BLOCK_N):
         cols = n + tl.arange(0, BLOCK_N)
-        k = _load(k_ptr, cols, k_stride, dims, k_len, D, EVEN_D, MASKED)
+        k = _load(of.k_ptr, cols, of.k_stride, dims, of.length, D, EVEN_D, MASKED)
         s = tl.dot(q, k.T)
         if MASKED:
             s = tl.where(cols[None, :] <= last_key[:, None], s, float("-inf"))
@@ -79,7 +78,7 @@ def _keys(
         factor = tl.exp2(row_max * scale_log2 - shift)
         weights = tl.exp2(s * scale_log2 - shift[:, None])
         row_sum = row_sum * factor + tl.sum(weights, 1)
-        v = _load(v_ptr, cols, v_stride, dims, k_len, D, EVEN_D, MASKED)
+        v = _load(of.v_ptr, cols, of.v_stride, dims, of.length, D, EVEN_D, MASKED)
         acc = tl.dot(weights.to(v.dtype), v, acc * factor[:, None])
         row_max = new_max
     return acc, row_max, row_sum
@@ -149,47 +148,10 @@ def forward_kernel(
         full = full // BLOCK_N * BLOCK_N
         acc = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
         row_max = tl.full((BLOCK_M,), float("-inf"), tl.float32)
-        row_sum = tl.zeros((BLOCK_M,), tl.float32)
-        acc, row_max, row_sum = _keys(
-            acc,
-            row_max,
-            row_sum,
-            q,
-            k_tile,
-            v_tile,
-            k_stride,
-            v_stride,
-            0,
-            full,
-            last_key,
-            k_len,
-            dims,
-            scale_log2,
-            False,
-            D,
-            EVEN_D,
-            BLOCK_N,
-        )
-        acc, row_max, row_sum = _keys(
-            acc,
-            row_max,
-            row_sum,
-            q,
-            k_tile,
-            v_tile,
-            k_stride,
-            v_stride,
-            full,
-            end,
-            last_key,
-            k_len,
-            dims,
-            scale_log2,
-            True,
-            D,
-            EVEN_D,
-            BLOCK_N,
-        )
+        sums = (acc, row_max, tl.zeros((BLOCK_M,), tl.float32))
+        keys = Keys(k_tile, v_tile, k_stride, v_stride, k_len)
+        sums = _over_keys(sums, q, keys, 0, full, last_key, dims, scale_log2, False, D, BLOCK_N)
+        acc, row_max, row_sum = _over_keys(sums, q, keys, full, end, last_key, dims, scale_log2, True, D, BLOCK_N)
         # Rows that see no key: zeros, and minus infinity for the log-sum-exp.
         empty = row_sum == 0.0
         acc = tl.where(empty[:, None], 0.0, acc / tl.where(empty, 1.0, row_sum)[:, None])

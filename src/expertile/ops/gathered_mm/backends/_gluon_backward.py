@@ -14,7 +14,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 
 from expertile.ops.gathered_mm.backends._gluon_activation import activate_backward
-from expertile.ops.gathered_mm.backends._gluon_epilogue import pairs
+from expertile.ops.gathered_mm.backends._gluon_epilogue import pairs, unpair
 from expertile.ops.hopper.columns import halves, pieces
 from expertile.ops.hopper.tiles import WRAP
 from expertile.ops.launch.versions import tma_load, tma_store
@@ -30,12 +30,6 @@ def _pairs_layout(rows, cols):
     registers = [[0, 1], [0, 2], [8, 0], *columns, *([[64, 0]] if rows == 128 else [])]
     lanes = [[0, 4], [0, 8], [1, 0], [2, 0], [4, 0]]
     return gl.DistributedLinearLayout(registers, lanes, [[16, 0], [32, 0]], [], [rows, cols])
-
-
-@gluon.jit
-def _unpair(even, odd):
-    """The inverse of `pairs`."""
-    return gl.reshape(gl.join(even, odd), [even.shape[0], 2 * even.shape[1]])
 
 
 @gluon.jit
@@ -79,7 +73,7 @@ def _part(p, a, x, y, z, weight, part_layout: gl.constexpr):
     value, d_gate, d_up = activate_backward(gate.to(gl.float32), up.to(gl.float32), a * w, p.ACTIVATION)
     dtype: gl.constexpr = p.out_desc.dtype
     if p.INTERLEAVED:
-        x.store(_unpair(d_gate.to(dtype), d_up.to(dtype)))
+        x.store(unpair(d_gate.to(dtype), d_up.to(dtype)))
     else:
         x.store(d_gate.to(dtype))
         y.store(d_up.to(dtype))

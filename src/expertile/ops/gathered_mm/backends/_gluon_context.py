@@ -45,6 +45,7 @@ class Context:
     PRODUCT: gl.constexpr
     ACTIVATION: gl.constexpr
     INTERLEAVED: gl.constexpr
+    HALVED: gl.constexpr
     SAVE_PRE: gl.constexpr
     GATHERED: gl.constexpr
     B_K_MAJOR: gl.constexpr

@@ -22,6 +22,12 @@ def pairs(x):
 
 
 @gluon.jit
+def unpair(even, odd):
+    """The inverse of `pairs`."""
+    return gl.reshape(gl.join(even, odd), [even.shape[0], 2 * even.shape[1]])
+
+
+@gluon.jit
 def _activate(gate, up, ACTIVATION: gl.constexpr, PARTS: gl.constexpr):
     """`activate` of 16-bit values, rounded to their dtype, a part of the columns after another: Triton orders the work
     by operation, and would hold the intermediate results of all columns in registers."""
@@ -63,6 +69,20 @@ def _store(p, desc, x, g, row, row_end, col, count, CONSUMER: gl.constexpr, HALF
 
 
 @gluon.jit
+def _store_pairs(p, gate, up, row, row_end, col, count, CONSUMER: gl.constexpr):
+    """Gate and up columns in turn, as pieces of the box's width: `_store` of twice as much."""
+    PIECES: gl.constexpr = 2 * p.C_PARTS
+    WIDTH: gl.constexpr = 2 * gate.shape[1] // PIECES
+    gates = pieces(gate, PIECES)
+    ups = pieces(up, PIECES)
+    for s in gl.static_range(PIECES):
+        buf = _buffer(p, count * p.C_PARTS + s, CONSUMER)
+        buf.reshape([gate.shape[0], WIDTH]).store(unpair(gates[s], ups[s]))
+        fence_async_shared()
+        tma_store(p.pre_desc, [WRAP, row_end, WRAP - (row_end - row), col + s * WIDTH], buf)
+
+
+@gluon.jit
 def _biased_halves(p, acc, g, col, mma_layout: gl.constexpr):
     """The left and the right half of acc + bias, rounded."""
     HALF: gl.constexpr = p.BLOCK_N // 2
@@ -71,11 +91,14 @@ def _biased_halves(p, acc, g, col, mma_layout: gl.constexpr):
         j = gl.arange(0, p.BLOCK_N, layout=gl.SliceLayout(0, mma_layout))
         cols = col + j
         inside = cols < p.N
-        if p.PRODUCT == "gated" and not p.INTERLEAVED:
+        if p.HALVED:
             inner = p.N // 2
             cols = col // 2 + j % HALF
             inside = cols < inner
-            cols += j // HALF * inner
+            if p.INTERLEAVED:
+                cols = 2 * cols + j // HALF
+            else:
+                cols += j // HALF * inner
         bias = gl.load(p.bias + g * p.N + cols, mask=inside, other=0.0)
         acc = acc + gl.expand_dims(bias.to(gl.float32), 0)
     left, right = halves(acc)
@@ -101,13 +124,15 @@ def store_gated(p, acc, g, row, row_end, col, tile, CONSUMER: gl.constexpr, mma_
     left, right = _biased_halves(p, acc, g, col, mma_layout)
     if p.SAVE_PRE:
         count = 3 * tile + 2
-        if p.INTERLEAVED:
+        if p.INTERLEAVED and p.HALVED:
+            _store_pairs(p, left, right, row, row_end, col, 3 * tile, CONSUMER)
+        elif p.INTERLEAVED:
             _store(p, p.pre_desc, left, g, row, row_end, col, 3 * tile, CONSUMER)
             _store(p, p.pre_desc, right, g, row, row_end, col + HALF, 3 * tile + 1, CONSUMER)
         else:
             _store(p, p.pre_desc, left, g, row, row_end, col // 2, 3 * tile, CONSUMER, 0)
             _store(p, p.pre_desc, right, g, row, row_end, col // 2, 3 * tile + 1, CONSUMER, 1)
-    if p.INTERLEAVED:
+    if not p.HALVED:
         left_gate, left_up = pairs(left)
         right_gate, right_up = pairs(right)
         act_left = _activate(left_gate, left_up, p.ACTIVATION, PARTS)

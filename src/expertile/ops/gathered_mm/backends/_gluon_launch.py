@@ -25,11 +25,18 @@ def _ragged_halves(inner: int, stride: int, box: tuple[int, int]) -> Blocks:
     return Blocks((*rows.shape[:3], 2, inner), (*rows.strides[:3], inner, 1), (1, 1, box[0], 1, box[1]))
 
 
+def _halved(p: GatherProblem) -> bool:
+    """Whether a tile of an up-projection has gate columns to the left and up columns to the right. Where K is
+    contiguous in b, TMA brings them so from either order of the rows."""
+    return p.product is Product.GATED and (p.b_strides[1] == 1 or not p.interleaved)
+
+
 def _weights(p: GatherProblem, config: Any) -> Blocks:
     expert, k, n = p.b_strides
     bn, bk = config.block_n, config.block_k
-    if p.product is Product.GATED and not p.interleaved:
-        return Blocks((p.groups, 2, p.n // 2, p.k), (expert, p.n // 2 * n, n, 1), (1, 2, bn // 2, bk))
+    if _halved(p):
+        half, step = (n, 2 * n) if p.interleaved else (p.n // 2 * n, n)
+        return Blocks((p.groups, 2, p.n // 2, p.k), (expert, half, step, 1), (1, 2, bn // 2, bk))
     if k == 1:
         return Blocks((p.groups, p.n, p.k), (expert, n, 1), (1, bn, bk))
     return Blocks((p.groups, p.k, p.n), (expert, k, 1), (1, bk, bn))
@@ -58,6 +65,7 @@ def plan(p: GatherProblem, config: Any, bias_dtype: torch.dtype, programs: int) 
         "PRODUCT": p.product.value,
         "ACTIVATION": p.activation,
         "INTERLEAVED": p.interleaved,
+        "HALVED": _halved(p),
         "SAVE_PRE": p.save_pre,
         "GATHERED": p.gathered,
         "B_K_MAJOR": p.product is not Product.WGRAD and p.b_strides[1] == 1,

@@ -25,7 +25,7 @@ _VECTOR: gl.constexpr = gl.constexpr(8)
 
 @gluon.jit
 def _load_b(p, g, col, k, bar, dst):
-    if p.PRODUCT == "gated" and not p.INTERLEAVED:
+    if p.HALVED:
         # Gate columns and the up columns that belong to them: one box of [2, BLOCK_N / 2].
         tma_load(p.b_desc, [g, 0, col // 2, k], bar, dst)
     elif p.B_K_MAJOR:

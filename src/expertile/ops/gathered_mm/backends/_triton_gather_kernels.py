@@ -122,6 +122,8 @@ def gather_kernel(
                 tl.store(act_ptr + target, value.to(act_ptr.dtype.element_ty), mask=inside)
             else:
                 gate, up = load_pre(pre_ptr, at, start, used[:, None], N, INTERLEAVED, WIDTH, EVEN_N)
+                # pre may be dpre, and another thread may store an element than loads it.
+                tl.debug_barrier()
                 value, d_gate, d_up = activate_backward(gate, up, piece * weight, ACTIVATION)
                 total_of_row += tl.sum(piece * value, 1)
                 tl.store(act_ptr + target, (value * weight).to(act_ptr.dtype.element_ty), mask=inside)

@@ -4,15 +4,16 @@ kernel. What the fused kernels have to beat.
     MM        gather_rows, grouped_mm                              R (K read + K written) + the product's bytes
     GATED     gather_rows, grouped_mm -> pre, gated_activation     … + 3 R I
     BACKWARD  gather_rows, grouped_mm -> act_w's place, gated_backward over it   … + 6 R I
-    WGRAD     gather_rows, grouped_mm (ragged K)
+    WGRAD     gather_rows, grouped_mm (ragged K), for some columns of the gathered operand after another
 
-in elements; without `rows` nothing is copied. Limits: the products are compute-bound and run at `grouped_mm`'s rate;
-the passes before and after are bound by memory, and nothing overlaps them.
+in elements; without `rows` nothing is copied. The copies of a weight gradient take `COPY_NBYTES` at a time, not 2 R K.
+Limits: the products are compute-bound and run at `grouped_mm`'s rate; the passes before and after are bound by memory,
+and nothing overlaps them.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -28,6 +29,10 @@ from expertile.ops.grouped_mm.backend import Backend as GroupedBackend
 from expertile.ops.grouped_mm.backend import Operands as GroupedOperands
 from expertile.ops.grouped_mm.problem import Problem
 from expertile.ops.grouped_mm.run import select
+
+# Bytes of one copy for a weight gradient, of all rows and some columns. Each product reads the other operand once more.
+COPY_NBYTES = 2**29
+_COLUMNS = 512  # of a copy, a multiple: tiles stay whole
 
 
 @dataclass(frozen=True)
@@ -90,15 +95,29 @@ def backward(problem: GatherProblem, operands: Operands, config: Config, outputs
 
 
 def wgrad(problem: GatherProblem, operands: Operands, config: Config, outputs: Outputs) -> None:
-    """Queue gather and product on the current stream."""
+    """Queue gathers and products on the current stream."""
     (out,) = outputs
     assert out is not None
-    a, b = operands.a, operands.b
-    if problem.gathered:
-        assert operands.rows is not None
-        copied = pointwise.gather_rows(a if problem.gathered == "a" else b, operands.rows, operands.offs)
-        a, b = (copied, b) if problem.gathered == "a" else (a, copied)
-    _product(problem, operands, config, a.t(), b, out)
+    a, b, rows = operands.a, operands.b, operands.rows
+    if rows is None:
+        _product(problem, operands, config, a.t(), b, out)
+        return
+    gathered, dim = (a, 1) if problem.gathered == "a" else (b, 2)
+    for start, count in _parts(problem, gathered.shape[1]):
+        copied = pointwise.gather_rows(gathered.narrow(1, start, count), rows, operands.offs)
+        target = out.narrow(dim, start, count)
+        if problem.gathered == "a":
+            _product(replace(problem, m=count), operands, config, copied.t(), b, target)
+        else:
+            _product(replace(problem, n=count), operands, config, a.t(), copied, target)
+        del copied  # before the next one is made
+
+
+def _parts(problem: GatherProblem, columns: int) -> list[tuple[int, int]]:
+    """(first, number) of the columns that are copied at a time."""
+    row = max(1, problem.rows * problem.dtype.itemsize)
+    most = max(_COLUMNS, COPY_NBYTES // row // _COLUMNS * _COLUMNS)
+    return [(start, min(most, columns - start)) for start in range(0, columns, most)]
 
 
 def supports(problem: GatherProblem, device: Device) -> str | None:

@@ -128,6 +128,9 @@ _TILE_COLUMNS = 8  # what a tile costs beside its weights: plan, first load and 
 _HIGH_64 = Config(block_m=64, block_n=256, num_stages=5, group_m=16, store_parts=2, store_slots=1)
 _BACKWARD = Config(num_stages=4, store_slots=3)
 _BACKWARD_SMALL_M = Config(block_m=64, num_stages=7, store_slots=3)
+# FLOP/s of whole tiles with gathered rows, by (block_m, block_n), of those of 128x256 (H200, 2026-11-23, medians of
+# 4096 -> 2 x 1024 with 2048 rows of an expert and 2880 -> 2 x 2880 with 256). What lowers it is what crosses from L2.
+_RATES = {(128, 256): 1.0, (64, 256): 0.99, (128, 128): 0.86, (64, 128): 0.69}
 _CANDIDATES = (
     _LARGE_M,
     _SPLIT,
@@ -143,8 +146,10 @@ _CANDIDATES = (
 def configs(problem: GatherProblem, device: Device) -> tuple[Config, ...]:
     """Configs worth timing, the default first."""
     if problem.product is Product.BACKWARD:
-        # Its epilogue has three buffers, no more and no fewer.
-        return (_BACKWARD_SMALL_M, _BACKWARD) if problem.mean_group <= 400 else (_BACKWARD, _BACKWARD_SMALL_M)
+        # Its epilogue has three buffers, no more and no fewer. With rows in order and gate and up apart 128 rows cost
+        # less than the half tile that they waste.
+        few = problem.mean_group <= (400 if problem.gathered or problem.interleaved else 128)
+        return (_BACKWARD_SMALL_M, _BACKWARD) if few else (_BACKWARD, _BACKWARD_SMALL_M)
     if problem.product is Product.WGRAD:
         return (_LARGE_M, _LARGE_M_ONE_OUTPUT, _CANDIDATES[-1])
     decode = (_decode(problem, device),) if problem.gathered and problem.mean_group <= 64 else ()
@@ -160,29 +165,34 @@ def invariant(problem: GatherProblem, device: Device) -> tuple[Config, ...]:
 
 
 def _default(problem: GatherProblem, device: Device) -> Config:
-    """The schedule of an up-projection or plain product, from measurements on an H200 (128 experts of 2048 rows,
-    4096 -> 2 x 1024).
-
-    Gathered rows cost most where they cross from L2 most often: tiles of 128x128 reach 490 to 515 TFLOP/s, 128x256 555
-    to 570, with a dynamic scheduler 574 to 580 (which saves 12 of 16.8 GB read from memory). Rows in order gain nothing
-    by a dynamic scheduler. Without pre, six stages and a single buffer for act took longer than five stages and two
-    (8.66 against 8.16 ms).
-
-    With a small K the epilogue is much of a tile's time, and ping-pong hides it. Up-projections with K of 768 to
-    2048 and 512 to 2560 rows of an expert, alone: 1.03 to 1.16 of the best of the other tiles (nine sizes; four whole
-    layers gained 0 to 4 %). K = 4096, 2048 rows: 1.02 to 1.05. Two with K = 2880 have 4096 and 8192 rows and lose 10 %.
-    """
+    """The schedule of an up-projection or plain product. Where rows are gathered, the one of least `_cost`."""
     p = problem
     if p.gathered and p.mean_group <= 16:
         return _decode(p, device)
-    if p.mean_group <= 400:
-        return _SMALL_M
-    if not p.gathered or p.interleaved or p.n <= 128:  # interleaved, the wide tile's epilogue spills
-        return _LARGE_M
-    if p.product is Product.GATED and p.k <= 2048 and p.mean_group <= 3072:
-        return _HIGH_64
-    tiles = p.groups * math.ceil(p.mean_group / 128) * math.ceil(p.n / 256)
-    return _DYNAMIC if tiles >= 8 * device.sm_count else _SPLIT
+    if not p.gathered:  # a dynamic scheduler gains nothing
+        return _SMALL_M if p.mean_group <= 400 else _LARGE_M
+    offered = [_SMALL_M, _LARGE_M]
+    if not p.interleaved or p.b_strides[1] == 1:  # else wide tiles spill in the epilogue
+        tiles = p.groups * math.ceil(p.mean_group / 128) * math.ceil(p.n / 256)
+        offered.append(_DYNAMIC if tiles >= 8 * device.sm_count else _SPLIT)
+        if p.product is Product.GATED:
+            offered.append(_HIGH_64)
+    return min(offered, key=lambda c: _cost(p, device, c))  # of equals the first
+
+
+def _cost(problem: GatherProblem, device: Device, config: Config) -> float:
+    """Time of a product with gathered rows, in the time that one row takes with one column at the rate of 128x256.
+
+    Counted: the rows that fill up a group's last tile, half a tile on average, the columns that fill up the last one,
+    and half a round of tiles at the end, when some multiprocessors are done. A tile takes at least the time of reading
+    its weights once for all tiles of the group. Steps of K are the same for all. At K = 4096, 2048 rows of an expert,
+    64x256 and 128x256 are within 4 %; at K = 2880, 64x256 is 4 to 7 % ahead with 256 rows, and 10 % behind with 4096
+    and 8192. Up to K = 2048, 512 to 2560 rows, 64x256 is 1.03 to 1.16 times as fast as others."""
+    p, c = problem, config
+    tiles_m = max(1.0, p.mean_group / c.block_m + 0.5)
+    tiles = p.groups * tiles_m * math.ceil(p.n / c.block_n)
+    ridge = (device.peak(p.dtype_key) or 0.0) / (device.memory_bps or math.inf)  # rows multiplied in a weight's time
+    return (tiles / device.sm_count + 0.5) * c.block_n * max(c.block_m / _RATES[c.block_m, c.block_n], ridge / tiles_m)
 
 
 def _decode(problem: GatherProblem, device: Device) -> Config:

@@ -3,9 +3,9 @@
     out[rows of g] = a[rows of g] @ b[g]          and the same for the other three layouts, one call for all groups
 
 cuBLAS is column-major, so each group asks for outᵀ = bᵀ aᵀ: its "A" is our b, its "B" our a, its m our n. It reads
-sizes, leading dimensions and transposes of every group from host memory and the addresses of the matrices from device
-memory (cuBLAS documentation, cublasGemmGroupedBatchedEx), so the host must know the group sizes. Empty groups are left
-out of the call. Products accumulate in float32; float32 operands use TF32 where the problem allows it.
+sizes, leading dimensions and transposes of every group from host memory, so the host must know the group sizes. The
+addresses of the matrices it reads from device memory (cuBLAS documentation, cublasGemmGroupedBatchedEx). Empty groups
+are left out of the call. Products accumulate in float32; float32 operands use TF32 where the problem allows it.
 
 For each set of sizes the offsets of the matrices are copied to the device once, and for each tensor the addresses are
 made from them there and kept: a repeated call launches nothing but the product. After one eager call with the same

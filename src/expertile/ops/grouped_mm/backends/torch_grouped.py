@@ -2,9 +2,9 @@
 
     out[rows of g] = a[rows of g] @ b[g]          and the same for the other three layouts
 
-On sm_90 and sm_100 bfloat16 runs in one CUTLASS kernel that reads `offs` on the device. Everything else takes
-PyTorch's fallback: `offs` is copied to the host and `torch.mm` is called once per group, so it synchronises and
-cannot be captured in a CUDA graph, whether or not the caller knows the group sizes.
+On sm_90 and sm_100 bfloat16 runs in one CUTLASS kernel that reads `offs` on the device. Everything else takes PyTorch's
+fallback: `offs` is copied to the host and `torch.mm` is called once per group. So it synchronises and cannot be
+captured in a CUDA graph, even where the caller knows the group sizes.
 
 What it refuses, and `supports` with it (torch 2.11 and 2.13: ATen/native/GroupedMMUtils.h for all devices,
 ATen/native/cuda/GroupMMCommon.cuh for the kernel): bias, an out_dtype that differs from the operands', a leading

@@ -32,7 +32,7 @@ class Config:
     store_parts: pieces in which a tile's result leaves.
     tails: a tile that has at most half of its rows is multiplied as half a tile. Takes an even number of store_parts,
         and tiles of at least 16 rows.
-    turns: the consumers queue their products in turns. Takes two of them, and scale "fused" or "mxfp4".
+    turns: consumers queue their products by an ordered barrier. Takes two of them, and scale "fused" or "mxfp4".
     """
 
     block_m: int = 16

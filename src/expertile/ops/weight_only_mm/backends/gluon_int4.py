@@ -9,8 +9,8 @@ multiple of 64. Groups of rows need no padding: TMA drops stores past a group's 
 Every `Mxfp4Weight` as well, K any multiple of 32: codes [G, N, K/2] and scales [G, K/128, N, 4] as
 `expertile.formats.mxfp4` has them, 17/32 bytes a value (`_gluon_mxfp4`).
 
-Scales of bfloat16 weights without zero points must be below 2^27 in magnitude (of larger ones products are infinite or
-NaN), and weights lose digits where scales are below about 2^-94 (`_gluon_unpack`). Values are not looked at.
+Scales of bfloat16 weights without zero points must be below 2^27 in magnitude: of larger ones products are infinite or
+NaN. Weights lose digits where scales are below about 2^-94 (`_gluon_unpack`). Values are not looked at.
 
 Bytes: packed weights and scales once from HBM (N K (1/2 + 2/group) for each group, with zero points 4/group), `a` and
 the output once. Limits: HBM for short groups; instructions for those in between (`_gluon_model` counts them); the

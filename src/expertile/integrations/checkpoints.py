@@ -1,0 +1,195 @@
+"""Checkpoints of MoE models under transformers, the experts kept as they are stored or rounded as they are read.
+
+    from expertile.integrations.checkpoints import load_model
+
+    model = load_model("path/of/gpt-oss-120b", device="cuda")                      # MXFP4, as published
+    model = load_model("path/of/Qwen3-30B-A3B", format="int4", device="cuda")      # bfloat16, rounded on the way
+    model.generate(...)
+
+Experts are found as stacked tensors (`gate_up_proj`, or gpt-oss's `gate_up_proj_blocks` and `_scales`), or one linear
+layer for each expert (gate_proj, up_proj and down_proj; w1, w3 and w2) in a format that `formats.checkpoint` tells
+apart: MXFP4, INT4 of GPTQ, AWQ and compressed-tensors, FP8 with blocks of 128×128, floating point. All else becomes
+`dtype`; layers beside the experts that are quantised are dequantised. Peak memory beyond the model: the stored tensors
+of one weight.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from expertile.formats.checkpoint import Get, in_format, read_linear, read_weight
+from expertile.formats.fp8 import Fp8Blocks
+from expertile.formats.mxfp4 import Mxfp4Weight
+from expertile.formats.source import Source, reader
+from expertile.integrations.transformers import NAME, fused_gate, has_norm, register, replace_weight
+
+_PROJECTIONS = ("gate_up_proj", "down_proj")
+# How checkpoints call the linear layers of one expert: those under one another in gate_up_proj, and down_proj.
+_LINEAR = ((("gate_proj", "up_proj"), ("down_proj",)), (("w1", "w3"), ("w2",)))
+_FIELDS = ("weight", "weight_packed", "qweight")
+# What transformers calls otherwise than the checkpoints do.
+_RENAMED = (".mlp.", ".block_sparse_moe.")
+
+
+def load_model(
+    path: str | Path,
+    *,
+    format: str | None = None,
+    device: torch.device | str | None = None,
+    dtype: torch.dtype = torch.bfloat16,
+    progress: Callable[[int, int], None] | None = None,
+) -> Any:
+    """The model of a folder with config.json and safetensors files, on `device`, for inference.
+
+    `format`: "mxfp4", "int4" or "fp8" to round experts in floating point to; None: as they are stored. `dtype` of all
+    that is not packed, and of the activations: bfloat16 or float16. `progress` is called with the number of layers done
+    and that of all.
+
+    Raises:
+        ImportError: transformers is missing or too old.
+        ValueError: a tensor is missing or of another shape or format, with its name.
+    """
+    register()
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    config = AutoConfig.from_pretrained(path)
+    if hasattr(config, "quantization_config"):
+        del config.quantization_config  # or transformers would quantise itself
+    with _parameters_on_meta():
+        model = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    get = reader(path)
+    load_experts(model, path, format=format, device=device, dtype=dtype, progress=progress)
+    for name, parameter in list(model.named_parameters()):
+        if parameter.is_meta:
+            found = _dense(get, name, dtype, device)
+            if found is None:
+                if name in (getattr(model, "_tied_weights_keys", None) or ()):
+                    continue  # tie_weights finds it
+                raise ValueError(f"{name}: expected a tensor of that name in {path}, got none")
+            _assign(model, name, found)
+    model.tie_weights()
+    model.set_experts_implementation(NAME)
+    return model.to(device).eval()
+
+
+def load_experts(
+    model: Any,
+    source: Source,
+    *,
+    format: str | None = None,
+    device: torch.device | str | None = None,
+    dtype: torch.dtype = torch.bfloat16,
+    progress: Callable[[int, int], None] | None = None,
+) -> Any:
+    """Put the experts of `source` in the place of those of `model`, which may be on the meta device; returns it.
+
+    `source`: tensors by name, safetensors files, or a folder of them. Packed values are rearranged, not rounded. Other
+    arguments as for `load_model`.
+
+    Raises:
+        ValueError: a tensor is missing or of another shape or format, with its name; a model without such experts, or
+            quantised ones whose gate no kernel has.
+    """
+    get = reader(source)
+    layers = [(n, m) for n, m in model.named_modules() if all(hasattr(m, p) for p in _PROJECTIONS)]
+    if not layers:
+        raise ValueError("model: expected experts with gate_up_proj and down_proj, got none")
+    for done, (name, experts) in enumerate(layers, 1):
+        for projection in _PROJECTIONS:
+            weight = _stored(get, name, projection, experts, format, dtype, device)
+            parameter, full = getattr(experts, projection), f"{name}.{projection}"
+            expected = tuple(parameter.mT.shape if experts.is_transposed else parameter.shape)
+            shape = tuple(weight.values.shape if isinstance(weight, Fp8Blocks) else weight.shape)
+            if shape != expected:
+                raise ValueError(f"{full}: expected {list(expected)} values, got {list(shape)}")
+            if isinstance(weight, torch.Tensor):
+                _assign(model, full, weight.mT.contiguous() if experts.is_transposed else weight)
+            elif fused_gate(experts) is None or has_norm(experts):
+                raise ValueError(f"{name}: expected experts with a gate that expertile's kernels have, got another")
+            else:
+                replace_weight(experts, projection, weight)
+        if progress is not None:
+            progress(done, len(layers))
+    return model
+
+
+def _stored(
+    get: Get,
+    name: str,
+    projection: str,
+    experts: Any,
+    format: str | None,
+    dtype: torch.dtype,
+    device: torch.device | str | None,
+) -> Any:
+    """A projection of all experts, [E, N, K], as it is stored, or in `format`."""
+    which = _PROJECTIONS.index(projection)
+    for stem in _called(name):
+        full = f"{stem}.{projection}"
+        blocks = get(f"{full}_blocks")
+        if blocks is not None:
+            scales = get(f"{full}_scales")
+            if scales is None:
+                raise ValueError(f"{full}_scales: expected a tensor of that name, got none")
+            try:
+                weight = Mxfp4Weight.from_blocks(blocks.to(device), scales.to(device))
+            except ValueError as error:
+                raise ValueError(f"{full}: {error}") from None
+            return in_format(weight, format, full)
+        stacked = get(full)
+        if stacked is not None:
+            return in_format((stacked.mT if experts.is_transposed else stacked).to(device, dtype), format, full)
+        for parts in (linear[which] for linear in _LINEAR):
+            if any(get(f"{stem}.0.{parts[0]}.{field}") is not None for field in _FIELDS):
+                count = getattr(experts, projection).shape[0]
+                names = [[f"{stem}.{e}.{part}" for part in parts] for e in range(count)]
+                return read_weight(get, names, format=format, dtype=dtype, device=device)
+    raise ValueError(f"{name}.{projection}: expected tensors of the experts, stacked or one by one, got none")
+
+
+def _dense(get: Get, name: str, dtype: torch.dtype, device: torch.device | str | None) -> torch.Tensor | None:
+    """A parameter that is no expert's, dequantised where it is quantised; None: there is none of that name."""
+    for full in _called(name):
+        found = get(full)
+        if found is not None and found.dtype is not torch.float8_e4m3fn:
+            return found.to(device, dtype)
+        stem, _, last = full.rpartition(".")
+        if last == "weight" and any(get(f"{stem}.{field}") is not None for field in _FIELDS):
+            weight = read_linear(get, stem, dtype=dtype, device=device)
+            return weight.dequantize(dtype)[0]  # type: ignore[no-any-return]
+    return None
+
+
+def _called(name: str) -> tuple[str, ...]:
+    """The names that a checkpoint may have for what the model calls `name`."""
+    here, there = _RENAMED
+    return (name, name.replace(here, there)) if here in name else (name,)
+
+
+def _assign(model: Any, name: str, value: torch.Tensor) -> None:
+    owner, _, last = name.rpartition(".")
+    old = model.get_parameter(name)
+    if old.shape != value.shape:
+        raise ValueError(f"{name}: expected shape {list(old.shape)}, got {list(value.shape)}")
+    setattr(model.get_submodule(owner), last, torch.nn.Parameter(value, requires_grad=old.requires_grad))
+
+
+@contextmanager
+def _parameters_on_meta() -> Iterator[None]:
+    """Parameters of modules made within are on the meta device; buffers, which no checkpoint has, are not."""
+    original = torch.nn.Module.register_parameter
+
+    def register_parameter(self: torch.nn.Module, name: str, param: torch.nn.Parameter | None) -> None:
+        meta = None if param is None else torch.nn.Parameter(param.detach().to("meta"), param.requires_grad)
+        original(self, name, meta)
+
+    torch.nn.Module.register_parameter = register_parameter  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        torch.nn.Module.register_parameter = original  # type: ignore[method-assign]

@@ -1,0 +1,137 @@
+"""gpt-oss's MoE layer with its experts in MXFP4: router, top-k, both products with biases, the clamped activation.
+
+    pre = gate_up[e] @ x[t] + b1[e], rows of gate and up in turn;  g = min(gate, 7),  u = clamp(up, ±7)
+    out[t] = Σ_j w[t, j] · (down[e] @ (g σ(1.702 g) · (u + 1)) + b2[e]),   e = ids[t, j]
+
+dims: as those of "moe". Inputs: x [T, H], router [E, H], gate_up's packed and scales ([E, 2I, H] in values), its bias
+[E, 2I], down's packed and scales ([E, H, I]) and bias [E, H]. FLOPs are those of the products, 6 T k H I; bytes
+count x, router, out, and the values, scales and biases of experts that have tokens once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+
+import torch
+from torch import Tensor
+
+from expertile.formats.mxfp4 import Mxfp4Weight
+from expertile.lab.operators import _marlin, _triton_kernels, moe
+from expertile.lab.operators._supports import anywhere, installed, with_library
+from expertile.lab.race.gate import full_precision
+from expertile.lab.race.operator import Call, Operator, Rival, Workload
+from expertile.moe.experts import moe_mlp
+from expertile.moe.logits import router_logits
+from expertile.moe.router import RouterConfig, route
+from expertile.ops.gathered_mm.activation import activate, split
+from expertile.roofline import Work
+
+Inputs = tuple[Tensor, ...]
+_BIAS = 0.1
+_BITS = 4.25  # of a value, its share of a scale included
+
+
+def _inputs(w: Workload, device: torch.device, seed: int) -> Inputs:
+    """x and router as "moe" has them; weights of variance 1 / inputs, rounded an expert at a time."""
+    _, h, i, e, _ = moe.size(w)
+    generator = torch.Generator(device).manual_seed(seed + 1)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(shape, device=device, generator=generator, dtype=torch.bfloat16)
+
+    def weights(n: int, k: int) -> tuple[Tensor, Tensor, Tensor]:
+        made = [Mxfp4Weight.quantize(normal(n, k).mul_(k**-0.5)) for _ in range(e)]
+        packed, scales = torch.cat([one.packed for one in made]), torch.cat([one.scales for one in made])
+        return packed, scales, normal(e, n).mul_(_BIAS)
+
+    return (*moe.tokens_and_router(w, device, seed), *weights(2 * i, h), *weights(h, i))
+
+
+def _weights(w: Workload, inputs: Inputs) -> tuple[Mxfp4Weight, Tensor, Mxfp4Weight, Tensor]:
+    _, _, up, up_scales, up_bias, down, down_scales, down_bias = inputs
+    gate_up = Mxfp4Weight(up, up_scales, w["hidden"])
+    return gate_up, up_bias, Mxfp4Weight(down, down_scales, w["intermediate"]), down_bias
+
+
+def _reference(w: Workload, inputs: Inputs) -> tuple[Tensor, ...]:
+    """Expert after expert, in float32."""
+    x, router = inputs[:2]
+    gate_up, up_bias, down, down_bias = _weights(w, inputs)
+    out = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
+    with full_precision():
+        ids, weights = moe.routed(x, router, w["top_k"])
+        for e, tokens, choice in moe.groups(ids, w["experts"]):
+            wide_up, wide_down = (one.part(e, e + 1).dequantize(torch.float32)[0] for one in (gate_up, down))
+            pre = x[tokens].float() @ wide_up.t() + up_bias[e].float()
+            y = activate(*split(pre, True), "gpt_oss") @ wide_down.t() + down_bias[e].float()
+            out[tokens] += weights[tokens, choice, None] * y
+    return (out,)
+
+
+def _work(w: Workload) -> Work:
+    t, h, i, e, k = moe.size(w)
+    experts = moe.used(w) * (3 * h * i * _BITS / 8 + 2 * (2 * i + h))
+    return Work(6.0 * t * k * h * i, 2.0 * (2 * t * h + e * h) + experts)
+
+
+def _ours(w: Workload, inputs: Inputs) -> Call:
+    x, router = inputs[:2]
+    gate_up, up_bias, down, down_bias = _weights(w, inputs)
+    config = RouterConfig(w["experts"], w["top_k"])
+
+    def call() -> tuple[Tensor, ...]:
+        routing = route(router_logits(x, router), config, want_scores=False)
+        return (
+            moe_mlp(
+                x,
+                gate_up,
+                down,
+                routing.topk_ids,
+                routing.topk_weights,
+                activation="gpt_oss",
+                interleaved=True,
+                gate_up_bias=up_bias,
+                down_bias=down_bias,
+            ),
+        )
+
+    return call
+
+
+def _triton(w: Workload, inputs: Inputs) -> Call:
+    return _triton_kernels.layer(w, inputs[0], inputs[1], _weights(w, inputs))
+
+
+def _marlins(w: Workload, inputs: Inputs) -> Call:
+    gate_up, up_bias, down, down_bias = _weights(w, inputs)
+    up, low = _marlin.Prepared(gate_up, up_bias), _marlin.Prepared(down, down_bias)
+    return _marlin.layer(w, inputs[0], inputs[1], up, low)
+
+
+def _workload(name: str, tokens: int, h: int, i: int, e: int, k: int) -> Workload:
+    sizes = (("tokens", tokens), ("hidden", h), ("intermediate", i), ("experts", e), ("top_k", k))
+    return Workload(name, "gpt-oss", "moe_mxfp4", (*sizes, ("routing", "uniform")), "bf16")
+
+
+def layers() -> tuple[Workload, ...]:
+    """gpt-oss-120b, decode to prefill, and a layer that a CPU computes in a moment."""
+    found = [_workload(f"gpt-oss-120b-tokens{t}", t, 2880, 2880, 128, 4) for t in (1, 8, 64, 2048)]
+    return (*found, _workload("small-mxfp4", 6, 64, 128, 4, 2))
+
+
+OPERATORS = (
+    Operator(
+        "moe_mxfp4",
+        _inputs,
+        _reference,
+        _work,
+        (
+            Rival("expertile", False, anywhere, _ours),
+            Rival("triton_kernels", True, installed("triton_kernels", _triton_kernels.supports), _triton),
+            Rival("marlin", True, with_library(_marlin.FILES, _marlin.supports_layer), _marlins),
+        ),
+        moe.tolerance,
+    ),
+)
+PRESETS: Mapping[str, Callable[[], tuple[Workload, ...]]] = MappingProxyType({"gpt-oss": layers})

@@ -1,0 +1,178 @@
+"""weight_only_mm in the lab: bfloat16 activations times weights in 4 bits of either format, beside their specialists.
+
+dims: as `products`, format ("int4", symmetric, or "mxfp4") and group_size (values of K that share a scale). Inputs:
+a [M, K], packed uint8 and scales as Int4Weight and Mxfp4Weight hold them, offs [G]. Bytes count activations and results
+once, and values and scales of groups that have rows once, without padding.
+
+- "bf16": our own `grouped_mm` of the dequantised weights; "triton_kernels-bf16": theirs.
+
+"weight_only_mm_fp8" is the same product where activations may be rounded to e4m3 on the way, under a tolerance of its
+own. Ours keeps them in 16 bits there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from types import MappingProxyType
+
+import torch
+from torch import Tensor
+
+from expertile.formats.int4.weight import Int4Weight
+from expertile.formats.mxfp4 import Mxfp4Weight
+from expertile.lab.operators import _humming, _marlin, _triton_kernels, products
+from expertile.lab.operators._plain import Weight
+from expertile.lab.operators._supports import anywhere, installed, on_gpu, with_library
+from expertile.lab.race.operator import Call, Operator, Rival, Workload
+from expertile.ops.weight_only_mm.api import weight_only_mm
+from expertile.roofline import Work
+
+Inputs = tuple[Tensor, ...]
+Bind = Callable[..., Call]
+
+# Both projections' (groups, N, K), from config.json of each on Hugging Face; gate_up's N is 2I.
+_MODELS = {
+    "qwen3-30b": (128, 2048, 768),
+    "gpt-oss-120b": (128, 2880, 2880),
+    "deepseek-v3": (256, 7168, 2048),
+    "mixtral": (8, 4096, 14336),
+}
+_ROWS = (1, 8, 32, 256, 2048)  # of each group
+
+
+def weight_of(w: Workload, inputs: Inputs) -> Weight:
+    if w["format"] == "mxfp4":
+        return Mxfp4Weight(inputs[1], inputs[2], w["k"])
+    return Int4Weight(inputs[1], inputs[2], None, w["group_size"])
+
+
+def _inputs(w: Workload, device: torch.device, seed: int) -> Inputs:
+    """Weights from bfloat16 numbers, an expert at a time, as the formats round them."""
+    make, n, k = products.random(device, seed), w["n"], w["k"]
+    a = make(products.rows(w), k)
+
+    def one() -> Weight:
+        made = make(n, k)
+        return Mxfp4Weight.quantize(made) if w["format"] == "mxfp4" else Int4Weight.quantize(made, w["group_size"])
+
+    weights = [one() for _ in range(w["groups"])]
+    packed, scales = (torch.cat([getattr(x, name) for x in weights]) for name in ("packed", "scales"))
+    return a, packed, scales, products.offs(w, device)
+
+
+def _reference(w: Workload, inputs: Inputs) -> tuple[Tensor, ...]:
+    weight = weight_of(w, inputs)
+    return products.product(
+        w, lambda start, end: inputs[0][start:end], lambda g: weight.part(g, g + 1).dequantize(torch.float32)[0]
+    )
+
+
+def _bf16_reference(w: Workload, inputs: Inputs) -> tuple[Tensor, ...]:
+    """Of the weights as that product has them, rounded to bfloat16."""
+    weight = weight_of(w, inputs)
+    return products.product(
+        w, lambda start, end: inputs[0][start:end], lambda g: weight.part(g, g + 1).dequantize(torch.bfloat16)[0]
+    )
+
+
+def _work(w: Workload) -> Work:
+    m, n, k = products.rows(w), w["n"], w["k"]
+    scale = 1 if w["format"] == "mxfp4" else 2
+    weight = n * k / 2 + scale * n * k / w["group_size"]
+    return Work(2.0 * m * n * k, 2.0 * (m * k + m * n) + products.used(w) * weight)
+
+
+def _ours(w: Workload, inputs: Inputs) -> Call:
+    a, ends, weight = inputs[0], inputs[-1], weight_of(w, inputs)
+    return lambda: (weight_only_mm(a, weight, offs=ends),)
+
+
+def _bf16(w: Workload, inputs: Inputs) -> Call:
+    return products.bf16_call(inputs[0], weight_of(w, inputs).dequantize(torch.bfloat16), inputs[-1])
+
+
+def _theirs(bind: Bind) -> Callable[[Workload, Inputs], Call]:
+    return lambda w, inputs: bind(w, inputs[0], weight_of(w, inputs))
+
+
+def _eight_bits(w: Workload) -> tuple[float, float]:
+    """e4m3 rounds an activation by up to 2^-4 of itself."""
+    return 2.0**-5, 2.0**-4
+
+
+def _workload(
+    name: str, preset: str, shape: tuple[int, int, int], rows: int, form: str, op: str = "weight_only_mm"
+) -> Workload:
+    """`rows` of each group."""
+    groups, n, k = shape
+    group_size = 32 if form == "mxfp4" else 128 if k % 128 == 0 else 64
+    dims = products.dims(groups, groups * rows, 1, n, k)
+    return Workload(name, preset, op, (*dims, ("format", form), ("group_size", group_size)), "bf16")
+
+
+def _products(preset: str, projection: str, op: str = "weight_only_mm") -> tuple[Workload, ...]:
+    found = []
+    for form in ("mxfp4", "int4"):
+        for model, (groups, hidden, inner) in _MODELS.items():
+            shape = (groups, 2 * inner, hidden) if projection == "gate-up" else (groups, hidden, inner)
+            found += [
+                _workload(f"{model}-{projection}-{form}-rows{rows}", preset, shape, rows, form, op) for rows in _ROWS
+            ]
+        # What a CPU computes in a moment.
+        found.append(_workload(f"small-{projection}-{form}", preset, (3, 128, 128), 5, form, op))
+    return tuple(found)
+
+
+OPERATORS = (
+    Operator(
+        "weight_only_mm",
+        _inputs,
+        _reference,
+        _work,
+        (
+            Rival("expertile", False, anywhere, _ours),
+            Rival("marlin", True, with_library(_marlin.FILES, _marlin.supports), _theirs(_marlin.bind)),
+            Rival(
+                "triton_kernels",
+                True,
+                installed("triton_kernels", _triton_kernels.supports),
+                _theirs(_triton_kernels.bind),
+            ),
+            Rival("humming", True, installed("humming", _humming.supports), _theirs(_humming.bind)),
+            Rival("bf16", True, anywhere, _bf16, reference=_bf16_reference, work=products.bf16_work),
+            Rival(
+                "triton_kernels-bf16",
+                True,
+                installed("triton_kernels", on_gpu),
+                _theirs(_triton_kernels.bind_bf16),
+                reference=_bf16_reference,
+                work=products.bf16_work,
+            ),
+        ),
+        products.tolerance,
+    ),
+    Operator(
+        "weight_only_mm_fp8",
+        _inputs,
+        _reference,
+        _work,
+        (
+            Rival("expertile", False, anywhere, _ours),
+            Rival(
+                "humming",
+                True,
+                installed("humming", _humming.supports),
+                _theirs(partial(_humming.bind, eight_bits=True)),
+            ),
+        ),
+        _eight_bits,
+    ),
+)
+PRESETS: Mapping[str, Callable[[], tuple[Workload, ...]]] = MappingProxyType(
+    {
+        "weight-only": partial(_products, "weight-only", "gate-up"),
+        "weight-only-down": partial(_products, "weight-only-down", "down"),
+        "w4a8": partial(_products, "w4a8", "gate-up", "weight_only_mm_fp8"),
+    }
+)

@@ -1,0 +1,110 @@
+"""The two products of the expert MLPs and their gradients, rows in expert order, whatever the weights are kept as."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from expertile.formats.fp8 import Fp8Blocks
+from expertile.formats.weight_only import weight_of
+from expertile.moe.expert_weights import Experts, shape_of
+from expertile.moe.permute import Permutation
+from expertile.ops.gathered_mm.api import gathered_mm
+from expertile.ops.grouped_mm.api import grouped_mm
+from expertile.ops.quantize.api import quantize_activations
+from expertile.ops.scaled_grouped_mm.api import scaled_grouped_mm
+from expertile.ops.weight_only_mm.api import weight_only_mm
+from expertile.ops.weight_only_mm.op import activation_gradient
+
+_T = torch.Tensor
+_Maybe = torch.Tensor | None
+
+
+@dataclass(frozen=True)
+class BaseProducts:
+    """gate_up [E, 2I, H] and down [E, H, I], of one kind and frozen. Nothing here is differentiable by itself."""
+
+    gate_up: Any
+    down: Any
+
+    @staticmethod
+    def parts(experts: Experts) -> tuple[tuple[Any, ...], tuple[_Maybe, ...]]:
+        """(kinds, tensors) of the two weights, which is what autograd and torch.compile take; `of` joins them."""
+        kinds, tensors = zip(*(_parts(w) for w in (experts.gate_up, experts.down)), strict=True)
+        return kinds, sum(tensors, ())
+
+    @staticmethod
+    def of(kinds: tuple[Any, ...], tensors: Sequence[_Maybe]) -> BaseProducts:
+        """From what `parts` made."""
+        half = len(tensors) // 2
+        gate_up, down = (_joined(k, t) for k, t in zip(kinds, (tensors[:half], tensors[half:]), strict=True))
+        return BaseProducts(gate_up, down)
+
+    @property
+    def experts(self) -> int:
+        """E."""
+        return shape_of(self.gate_up)[0]
+
+    def up(self, x: _T, order: Permutation, bias: _Maybe) -> _T:
+        """[R, 2I]: x[rows] @ gate_up^T (+ bias). x [T, H]."""
+        if isinstance(self.gate_up, torch.Tensor):
+            return gathered_mm(x, self.gate_up.transpose(1, 2), order.rows, order.offs, bias=bias)
+        if isinstance(self.gate_up, Fp8Blocks):  # quantised once for each token and not for each of its rows
+            x8 = quantize_activations(x)
+            rows = x8.values.view(torch.uint8).index_select(0, order.rows).view(torch.float8_e4m3fn)
+            scales = x8.scales.t().index_select(1, order.rows).t()  # those of a tile's rows side by side
+            return _scaled(Fp8Blocks(rows, scales), self.gate_up, order, bias, x.dtype)
+        return weight_only_mm(x.index_select(0, order.rows), self.gate_up, offs=order.offs, bias=bias)
+
+    def down_of(self, act: _T, order: Permutation, bias: _Maybe) -> _T:
+        """[R, H]: act [R, I] @ down^T (+ bias)."""
+        if isinstance(self.down, torch.Tensor):
+            return grouped_mm(act, self.down.transpose(1, 2), offs=order.offs, bias=bias)
+        if isinstance(self.down, Fp8Blocks):
+            return self.down_of_fp8(quantize_activations(act), order, bias, act.dtype)
+        return weight_only_mm(act, self.down, offs=order.offs, bias=bias)
+
+    def down_of_fp8(self, act: Fp8Blocks, order: Permutation, bias: _Maybe, dtype: torch.dtype) -> _T:
+        """The same for an FP8 act and down, in `dtype`."""
+        return _scaled(act, self.down, order, bias, dtype)
+
+    def down_gradient(self, dy: _T, order: Permutation) -> _T:
+        """[R, I]: dy[rows] @ down. dy [T, H]."""
+        if isinstance(self.down, torch.Tensor | Fp8Blocks):
+            return gathered_mm(dy, _dense(self.down, dy.dtype), order.rows, order.offs)
+        return activation_gradient(dy.index_select(0, order.rows), self.down, order.offs)
+
+    def up_gradient(self, dpre: _T, order: Permutation) -> _T:
+        """[R, H]: dpre [R, 2I] @ gate_up."""
+        if isinstance(self.gate_up, torch.Tensor | Fp8Blocks):
+            return grouped_mm(dpre, _dense(self.gate_up, dpre.dtype), offs=order.offs)
+        return activation_gradient(dpre, self.gate_up, order.offs)
+
+
+def _scaled(a: Fp8Blocks, w: Fp8Blocks, order: Permutation, bias: _Maybe, dtype: torch.dtype) -> _T:
+    values, scales = w.values.transpose(1, 2), w.scales
+    return scaled_grouped_mm(a.values, values, a.scales, scales, offs=order.offs, bias=bias, out_dtype=dtype)
+
+
+def _dense(weight: torch.Tensor | Fp8Blocks, dtype: torch.dtype) -> _T:
+    return weight if isinstance(weight, torch.Tensor) else weight.dequantize(dtype)
+
+
+def _parts(weight: Any) -> tuple[Any, tuple[_Maybe, ...]]:
+    if isinstance(weight, torch.Tensor):
+        return None, (weight,)
+    if isinstance(weight, Fp8Blocks):
+        return weight.block, (weight.values, weight.scales)
+    return (weight.format, weight.group_size, weight.shape[2]), (weight.packed, weight.scales, weight.zeros)
+
+
+def _joined(kind: Any, tensors: Sequence[Any]) -> Any:
+    if kind is None:
+        return tensors[0]
+    if len(tensors) == 2:
+        return Fp8Blocks(tensors[0], tensors[1], kind)
+    format, group_size, k = kind
+    return weight_of(format, tensors[0], tensors[1], tensors[2], group_size, k)

@@ -1,0 +1,1 @@
+"""Products of small rank beside the grouped products: what adapters of experts (LoRA) add to them."""

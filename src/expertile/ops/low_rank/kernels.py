@@ -1,0 +1,271 @@
+"""The Triton kernels of `low_rank.api`, which has their formulas. float32 inside, rounded once.
+
+Each is a stream of wide rows [R, N] past factors of RANK columns, 16 or a few times that, which stay in L2. So memory
+limits them: time ≥ bytes / bandwidth. Rows lie in expert order; a program has rows of one expert, which it finds from
+`offs` as the persistent products do. Row and column sums are made by one program each, in a fixed order.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from expertile.ops.gathered_mm.activation_kernel import activate, activate_backward
+from expertile.ops.gathered_mm.pointwise import load_pre, store_pre
+from expertile.ops.grouped_mm.persistent import group_of_tile, group_range, tile_ends
+
+
+@triton.jit
+def _rows_of_tile(offs_ptr, groups, tile, BLOCK: tl.constexpr, GROUPS_P2: tl.constexpr):
+    """(expert, rows [BLOCK], which of them are there); no row is there for a tile past the last."""
+    ends = tile_ends(offs_ptr, groups, 1, BLOCK, GROUPS_P2)
+    group, first = group_of_tile(tile, ends, GROUPS_P2)
+    there = group < groups
+    group = tl.where(there, group, 0)
+    start, end = group_range(offs_ptr, group)
+    row = start + (tile - first) * BLOCK + tl.arange(0, BLOCK)
+    return group.to(tl.int64), row, (row < end) & there
+
+
+@triton.jit(do_not_specialize=["groups", "scale"])
+def shrink_kernel(
+    x_ptr,
+    rows_ptr,
+    b_ptr,
+    offs_ptr,
+    out_ptr,
+    groups,
+    K,
+    x_stride,
+    scale,
+    b_stride_g,
+    b_stride_k,
+    b_stride_r,
+    RANK: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    GROUPS_P2: tl.constexpr,
+):
+    group, row, used = _rows_of_tile(offs_ptr, groups, tl.program_id(0), BLOCK_M, GROUPS_P2)
+    if rows_ptr is None:
+        source = row.to(tl.int64)
+    else:
+        source = tl.load(rows_ptr + row, mask=used, other=0).to(tl.int64)
+    rank = tl.arange(0, RANK)
+    sums = tl.zeros((BLOCK_M, RANK), tl.float32)
+    for start in range(0, K, BLOCK_K):
+        k = start + tl.arange(0, BLOCK_K)
+        x = tl.load(x_ptr + source[:, None] * x_stride + k[None, :], mask=used[:, None] & (k < K)[None, :], other=0.0)
+        at = group * b_stride_g + k[:, None].to(tl.int64) * b_stride_k + rank[None, :].to(tl.int64) * b_stride_r
+        b = tl.load(b_ptr + at, mask=(k < K)[:, None], other=0.0)
+        sums = tl.dot(x, b, sums, input_precision="ieee")
+    at = row.to(tl.int64)[:, None] * RANK + rank[None, :]
+    tl.store(out_ptr + at, (sums * scale).to(out_ptr.dtype.element_ty), mask=used[:, None])
+
+
+@triton.jit
+def _delta(
+    u, b_ptr, at, start, I, half: tl.constexpr, INTERLEAVED: tl.constexpr, RANK: tl.constexpr, BLOCK_N: tl.constexpr
+):
+    """(u @ b^T for columns from `start` on of gate (half 0) or up (half 1), that part of b as [RANK, BLOCK_N])."""
+    col = start + tl.arange(0, BLOCK_N)
+    place = 2 * col + half if INTERLEAVED else col + half * I
+    rank = tl.arange(0, RANK)
+    where = at + place[None, :].to(tl.int64) * RANK + rank[:, None]
+    b = tl.load(b_ptr + where, mask=(col < I)[None, :], other=0.0)
+    return tl.dot(u, b, input_precision="ieee"), b
+
+
+@triton.jit
+def _rows_of(ptr, row, used, RANK: tl.constexpr):
+    at = row.to(tl.int64)[:, None] * RANK + tl.arange(0, RANK)[None, :]
+    return tl.load(ptr + at, mask=used[:, None], other=0.0)
+
+
+@triton.jit(do_not_specialize=["groups", "scale"])
+def activate_kernel(
+    pre_ptr,
+    u_ptr,
+    b_ptr,
+    a_ptr,
+    offs_ptr,
+    act_ptr,
+    v_ptr,
+    groups,
+    I,
+    scale,
+    ACTIVATION: tl.constexpr,
+    INTERLEAVED: tl.constexpr,
+    RANK: tl.constexpr,
+    NEXT_RANK: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    EVEN: tl.constexpr,
+    GROUPS_P2: tl.constexpr,
+):
+    """act and v = scale act @ a^T. u, b None: nothing is added to pre. a, v None: no v."""
+    group, row, used = _rows_of_tile(offs_ptr, groups, tl.program_id(0), BLOCK_M, GROUPS_P2)
+    at = row.to(tl.int64)[:, None] * I
+    if u_ptr is not None:
+        u = _rows_of(u_ptr, row, used, RANK)
+    sums = tl.zeros((BLOCK_M, NEXT_RANK), tl.float32)
+    for start in range(0, I, BLOCK_N):
+        col = start + tl.arange(0, BLOCK_N)
+        gate, up = load_pre(pre_ptr, at, start, used[:, None], I, INTERLEAVED, BLOCK_N, EVEN)
+        if u_ptr is not None:
+            more, _ = _delta(u, b_ptr, group * 2 * I * RANK, start, I, 0, INTERLEAVED, RANK, BLOCK_N)
+            gate += more
+            more, _ = _delta(u, b_ptr, group * 2 * I * RANK, start, I, 1, INTERLEAVED, RANK, BLOCK_N)
+            up += more
+        act = activate(gate, up, ACTIVATION).to(act_ptr.dtype.element_ty)
+        tl.store(act_ptr + at + col[None, :], act, mask=used[:, None] & (col < I)[None, :])
+        if v_ptr is not None:
+            rank = tl.arange(0, NEXT_RANK)
+            where = (group * NEXT_RANK + rank[None, :]) * I + col[:, None]
+            a = tl.load(a_ptr + where, mask=(col < I)[:, None], other=0.0)
+            sums = tl.dot(act, a, sums, input_precision="ieee")
+    if v_ptr is not None:
+        where = row.to(tl.int64)[:, None] * NEXT_RANK + tl.arange(0, NEXT_RANK)[None, :]
+        tl.store(v_ptr + where, (sums * scale).to(v_ptr.dtype.element_ty), mask=used[:, None])
+
+
+@triton.jit(do_not_specialize=["groups", "scale"])
+def backward_kernel(
+    grad_ptr,
+    pre_ptr,
+    u_ptr,
+    b_ptr,
+    v_ptr,
+    a_ptr,
+    slots_ptr,
+    weights_ptr,
+    offs_ptr,
+    dpre_ptr,
+    act_w_ptr,
+    dweights_ptr,
+    du_ptr,
+    groups,
+    I,
+    scale,
+    ACTIVATION: tl.constexpr,
+    INTERLEAVED: tl.constexpr,
+    RANK: tl.constexpr,
+    NEXT_RANK: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    EVEN: tl.constexpr,
+    GROUPS_P2: tl.constexpr,
+):
+    """grad [R, I] may be act_w. u, b, du None: without the adapter of pre; v, a None: without that of act."""
+    group, row, used = _rows_of_tile(offs_ptr, groups, tl.program_id(0), BLOCK_M, GROUPS_P2)
+    at = row.to(tl.int64)[:, None] * I
+    slot = tl.load(slots_ptr + row, mask=used, other=0)
+    weight = tl.load(weights_ptr + slot, mask=used, other=0.0)[:, None]
+    if u_ptr is not None:
+        u = _rows_of(u_ptr, row, used, RANK)
+    if v_ptr is not None:
+        v = _rows_of(v_ptr, row, used, NEXT_RANK)
+    du = tl.zeros((BLOCK_M, RANK), tl.float32)
+    total = tl.zeros((BLOCK_M,), tl.float32)
+    for start in range(0, I, BLOCK_N):
+        col = start + tl.arange(0, BLOCK_N)
+        inside = used[:, None] & (col < I)[None, :]
+        grad = tl.load(grad_ptr + at + col[None, :], mask=inside, other=0.0).to(tl.float32)
+        if v_ptr is not None:
+            rank = tl.arange(0, NEXT_RANK)
+            where = (group * NEXT_RANK + rank[:, None]) * I + col[None, :]
+            grad = tl.dot(v, tl.load(a_ptr + where, mask=(col < I)[None, :], other=0.0), grad, input_precision="ieee")
+        gate, up = load_pre(pre_ptr, at, start, used[:, None], I, INTERLEAVED, BLOCK_N, EVEN)
+        if u_ptr is not None:
+            more, b_gate = _delta(u, b_ptr, group * 2 * I * RANK, start, I, 0, INTERLEAVED, RANK, BLOCK_N)
+            gate += more
+            more, b_up = _delta(u, b_ptr, group * 2 * I * RANK, start, I, 1, INTERLEAVED, RANK, BLOCK_N)
+            up += more
+        value, d_gate, d_up = activate_backward(gate, up, grad * weight, ACTIVATION)
+        total += tl.sum(grad * value, 1)
+        tl.debug_barrier()  # grad may be act_w, and another thread may store an element than loads it
+        tl.store(act_w_ptr + at + col[None, :], (value * weight).to(act_w_ptr.dtype.element_ty), mask=inside)
+        store_pre(dpre_ptr, at, start, used[:, None], I, d_gate, d_up, INTERLEAVED, BLOCK_N, EVEN)
+        if u_ptr is not None:
+            du = tl.dot(d_gate.to(b_gate.dtype), tl.trans(b_gate), du, input_precision="ieee")
+            du = tl.dot(d_up.to(b_up.dtype), tl.trans(b_up), du, input_precision="ieee")
+    tl.store(dweights_ptr + slot, total, mask=used)
+    if u_ptr is not None:
+        where = row.to(tl.int64)[:, None] * RANK + tl.arange(0, RANK)[None, :]
+        tl.store(du_ptr + where, (du * scale).to(du_ptr.dtype.element_ty), mask=used[:, None])
+
+
+@triton.jit(do_not_specialize=["groups"])
+def expand_kernel(
+    y_ptr,
+    u_ptr,
+    b_ptr,
+    offs_ptr,
+    groups,
+    N,
+    b_stride_g,
+    b_stride_n,
+    b_stride_r,
+    RANK: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    GROUPS_P2: tl.constexpr,
+):
+    """y += u @ b^T, in place."""
+    chunks = tl.cdiv(N, BLOCK_N)
+    group, row, used = _rows_of_tile(offs_ptr, groups, tl.program_id(0) // chunks, BLOCK_M, GROUPS_P2)
+    col = tl.program_id(0) % chunks * BLOCK_N + tl.arange(0, BLOCK_N)
+    u = _rows_of(u_ptr, row, used, RANK)
+    rank = tl.arange(0, RANK)[:, None].to(tl.int64)
+    where = group * b_stride_g + rank * b_stride_r + col[None, :].to(tl.int64) * b_stride_n
+    b = tl.load(b_ptr + where, mask=(col < N)[None, :], other=0.0)
+    at = row.to(tl.int64)[:, None] * N + col[None, :]
+    inside = used[:, None] & (col < N)[None, :]
+    y = tl.load(y_ptr + at, mask=inside, other=0.0).to(tl.float32)
+    y = tl.dot(u, b, y, input_precision="ieee")
+    tl.store(y_ptr + at, y.to(y_ptr.dtype.element_ty), mask=inside)
+
+
+@triton.jit(do_not_specialize=["groups"])
+def outer_kernel(
+    u_ptr,
+    slots_ptr,
+    weights_ptr,
+    x_ptr,
+    rows_ptr,
+    offs_ptr,
+    out_ptr,
+    groups,
+    N,
+    x_stride,
+    out_stride_g,
+    out_stride_n,
+    out_stride_r,
+    RANK: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    """A program sums some columns of x over all rows of an expert. weights None: ones; rows None: x's own."""
+    chunks = tl.cdiv(N, BLOCK_N)
+    group = (tl.program_id(0) // chunks).to(tl.int64)
+    col = tl.program_id(0) % chunks * BLOCK_N + tl.arange(0, BLOCK_N)
+    start, end = group_range(offs_ptr, group)
+    rank = tl.arange(0, RANK)
+    sums = tl.zeros((RANK, BLOCK_N), tl.float32)
+    for first in range(start, end, BLOCK_K):
+        row = first + tl.arange(0, BLOCK_K)
+        used = row < end
+        u = tl.load(u_ptr + row.to(tl.int64)[None, :] * RANK + rank[:, None], mask=used[None, :], other=0.0)
+        if weights_ptr is not None:
+            slot = tl.load(slots_ptr + row, mask=used, other=0)
+            weight = tl.load(weights_ptr + slot, mask=used, other=0.0)
+            u = (u.to(tl.float32) * weight[None, :]).to(u.dtype)
+        if rows_ptr is None:
+            source = row.to(tl.int64)
+        else:
+            source = tl.load(rows_ptr + row, mask=used, other=0).to(tl.int64)
+        inside = used[:, None] & (col < N)[None, :]
+        x = tl.load(x_ptr + source[:, None] * x_stride + col[None, :], mask=inside, other=0.0)
+        sums = tl.dot(u, x, sums, input_precision="ieee")
+    where = group * out_stride_g + rank[:, None].to(tl.int64) * out_stride_r + col[None, :].to(tl.int64) * out_stride_n
+    tl.store(out_ptr + where, sums.to(out_ptr.dtype.element_ty), mask=(col < N)[None, :])
