@@ -26,6 +26,7 @@ H200 = Device.by_name("h200")
 
 # Small tiles, few stages: many trips around the ring for little work.
 SMALL = {
+    "three consumers": Config(192, 128, 3, 2),
     "two consumers": Config(128, 64, 3, 2),
     "pairs": Config(128, 128, 2, 2, pairs=True),
     "halves": Config(128, 256, 2, 2),
@@ -202,15 +203,15 @@ MUTANTS = {
 
 # The same in the ordered barrier and in the units.
 PART_MUTANTS = {
-    "a consumer arrives at its own barrier": Fault("ordered_arrive", "1 - w_", "w_"),
+    "a consumer arrives at its own barrier": Fault("ordered_arrive", "(w_ + 1) % _.CONSUMERS", "w_"),
     "both wait at the same barrier": Fault("ordered_wait", '_at_barrier("sync", _)', '_at_barrier("sync", 0)'),
     "waits and arrivals are at different barriers": Fault("_at_barrier", "8 + w_", "8 + w_ + 2 * (what != 'sync')"),
     "the barriers are Triton's": Fault("_at_barrier", "8 + w_", "2 + w_"),
     "the barriers do not exist": Fault("_at_barrier", "8 + w_", "15 + w_"),
     "a barrier of more threads than come": Fault("_at_barrier", _BARRIER, _BARRIER.replace("256", "288")),
     "a barrier of two sizes": Fault("_at_barrier", _BARRIER, _BARRIER.replace("256", "{256 if a_ == 'sync' else 384}")),
-    "the wrong consumer arrives first": Fault("ordered_begin", "_ == 1", "CONSUMER == 0"),
-    "both consumers arrive first": Fault("ordered_begin", "_ == 1", "CONSUMER <= 1"),
+    "the wrong consumer arrives first": Fault("ordered_begin", "_ == _.CONSUMERS - 1", "CONSUMER == 0"),
+    "both consumers arrive first": Fault("ordered_begin", "_ == _.CONSUMERS - 1", "CONSUMER <= 1"),
     "the wrong consumer waits last": Fault("ordered_end", "_ == 0", "CONSUMER == 1"),
     "the last narrow unit is left out": Fault("units", "a_ + _narrow_tiles(_)", "a_"),
     "narrow units are taken in the wrong order": Fault("tile_of", "a_ + b_ // 2", "a_ + b_"),
@@ -269,7 +270,7 @@ def test_compiles_to_wgmma_and_tma(name: str) -> None:
     if name == "block":  # every tile meets block scales, the likeliest with K split as well
         split = BACKEND.configs(problem, H200)[:3]
         configs |= {replace(c, split_k=2, num_stages=min(c.num_stages, 5)) for c in split}
-        configs.add(Config(128, 256, 3, split_k=2))
+        configs |= {Config(128, 256, 3, split_k=2), Config(192, 128, 4)}
     else:
         configs = {*BACKEND.configs(problem, H200)[:2], Config(128, 256, 3)}
     for config in configs:
@@ -277,13 +278,19 @@ def test_compiles_to_wgmma_and_tma(name: str) -> None:
         assert used.fits and used.smem_bytes <= config.smem_bytes(problem), (config, used)
         # Two halves leave no register over: what is kept from tile to tile may wait in memory, never a step's values.
         usual = 24 if config.block_n == 256 else 0
-        assert used.spills <= aot.most_spills(usual, 190 if problem.groups > 256 else 40), (config, used)
+        assert used.spills <= aot.most_spills(usual, 140 if problem.groups > 256 else 32), (config, used)
         assert not used.spills or aot.spills_in_loops(kernel, "QGMMA") == 0, (config, used)
         assert used.opcodes["QGMMA"] and used.opcodes["UTMALDG"] and used.opcodes["UTMASTG"], (config, used)
         assert aot.ptxas_warnings(used) == [], config
         # Triton's own named barriers have the lowest numbers; the ordered barrier has others.
         named = set(map(int, re.findall(r"\bbar(?:rier)?\.(?:sync|arrive)\s+(\d+)", used.ptx)))
-        assert {b for b in named if b > 3} == ({8, 9} if config.block_n == 256 and config.consumers == 2 else set())
+        assert {b for b in named if b > 3} == (
+            {8, 9, 10}
+            if config.consumers == 3
+            else {8, 9}
+            if config.block_n == 256 and config.consumers == 2
+            else set()
+        )
         assert len(more) == (config.split_k > 1)
         for summing in more:
             assert summing.spills == 0 and summing.fits

@@ -10,8 +10,8 @@ from expertile.ops.hopper.context import context
 class Context:
     """Sizes and strides count elements. `sb_g`, `sb_n`, `sb_k`: strides of scale_b over groups, columns (or blocks of
     128 columns) and blocks of k; `sa_m`, `sa_k`: of scale_a over rows and blocks of k. `a_boxes` is `a_smem` cut into
-    what one load brings, A_BOX rows. A tile has HALVES of COLS columns. With two halves, ORDERED: two consumers
-    queue their products in order (`hopper/ordered_barrier.py`). TAIL: the last wave may be of half tiles
+    what one load brings, A_BOX rows. A tile has HALVES of COLS columns. ORDERED: three consumers, or two of
+    halves, queue their products in order (`hopper/ordered_barrier.py`). TAIL: the last wave may be of half tiles
     (`hopper/units.py`); a split K needs no TAIL."""
 
     a_desc: tma.tensor_descriptor
@@ -52,5 +52,6 @@ class Context:
     PAIRS: gl.constexpr
     COLS: gl.constexpr
     HALVES: gl.constexpr
+    CONSUMERS: gl.constexpr
     ORDERED: gl.constexpr
     TAIL: gl.constexpr

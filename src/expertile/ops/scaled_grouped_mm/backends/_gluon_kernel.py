@@ -1,7 +1,7 @@
 """Device code of the `gluon_fp8` backend: one persistent, warp-specialised FP8 grouped GEMM for sm_90a.
 
 One warp loads tiles with TMA into a ring of `STAGES` shared-memory stages, each 128 summands deep: one block of
-scales. One or two warpgroups ("consumers") multiply them, each its own ROWS of the tile:
+scales. One to three warpgroups ("consumers") multiply them, each its own ROWS of the tile:
 
     part = a_stage · b_stageᵀ                 four wgmmas of 32 summands, accumulated by the tensor cores
     acc += part * (scale_a ⊗ scale_b)         in float32, "promotion"; 128 FMAs a clock and SM
@@ -9,7 +9,8 @@ scales. One or two warpgroups ("consumers") multiply them, each its own ROWS of 
 While one consumer promotes, the tensor cores work for the other. A tile 256 columns wide is two halves of 128, one
 after the other in each consumer, because registers hold both halves' sums but only one half's products: it reads 48
 bytes through L2 for every clock of the tensor cores, where 128 columns read 64. Its two consumers queue their products
-in order (`hopper/ordered_barrier.py`), and a short last wave is of half tiles (`hopper/units.py`). The loading warp
+in order (`hopper/ordered_barrier.py`), and a short last wave is of half tiles (`hopper/units.py`). Three consumers
+queue theirs in order too: two of them promote while the third one's products run. The loading warp
 copies each step's scales beside its operands, element by element, so any strides will do. One scale for each row or
 column (ROW) is loaded after the last step.
 
@@ -53,20 +54,15 @@ def _row_scales(p, g, row, col, mma_layout: gl.constexpr):
 @gluon.jit
 def _scales(p, i, PART: gl.constexpr, HALF: gl.constexpr, mma_layout: gl.constexpr):
     """The scales of stage i: this consumer's of a as a column, b's as a row (of one element for a whole block)."""
-    down = p.scale_a_smem.index(i * (p.BLOCK_M // p.ROWS) + PART).load(gl.SliceLayout(1, mma_layout))
+    down = p.scale_a_smem.index(i * p.CONSUMERS + PART).load(gl.SliceLayout(1, mma_layout))
     across = p.scale_b_smem.index(i * p.HALVES + HALF).load(gl.SliceLayout(0, mma_layout))
     return gl.expand_dims(down, 1), gl.expand_dims(across, 0)
 
 
 @gluon.jit
-def _rows_of_a(p, i, PART: gl.constexpr):
-    """This consumer's rows of stage i of a."""
-    return p.a_smem.index(i * (p.BLOCK_M // p.ROWS) + PART)
-
-
-@gluon.jit
-def _products(p, a, i, mma_layout: gl.constexpr, HALF: gl.constexpr = 0):
-    """Queue the wgmmas of one stage: `a` by the columns of b, or one half of them."""
+def _products(p, i, PART: gl.constexpr, mma_layout: gl.constexpr, HALF: gl.constexpr = 0):
+    """Queue the wgmmas of one stage: this consumer's rows of a by the columns of b, or one half of them."""
+    a = p.a_smem.index(i * p.CONSUMERS + PART)
     b = p.b_smem.index(i * p.HALVES + HALF).reshape([p.COLS, 128]).permute((1, 0))
     zeros = gl.zeros((p.ROWS, p.COLS), gl.float32, mma_layout)
     return warpgroup_mma(a, b, zeros, use_acc=False, is_async=True)
@@ -110,7 +106,7 @@ def _multiply(p, ring, steps, PART: gl.constexpr, mma_layout: gl.constexpr):
     for _s in range(steps):
         mbarrier.wait(p.full.index(i), phase)
         ordered_wait(p, PART)
-        part = _products(p, _rows_of_a(p, i, PART), i, mma_layout)
+        part = _products(p, i, PART, mma_layout)
         ordered_arrive(p, PART)
         acc = _promote(p, acc, part, i, 0, True, PART, 0, mma_layout)
         i, phase = advance(p, i, phase)
@@ -126,15 +122,15 @@ def _multiply_pairs(p, ring, steps, PART: gl.constexpr, mma_layout: gl.constexpr
     for _t in range(steps // 2):
         j, phase_j = advance(p, i, phase)
         mbarrier.wait(p.full.index(i), phase)
-        even = _products(p, _rows_of_a(p, i, PART), i, mma_layout)
+        even = _products(p, i, PART, mma_layout)
         mbarrier.wait(p.full.index(j), phase_j)
-        odd = _products(p, _rows_of_a(p, j, PART), j, mma_layout)
+        odd = _products(p, j, PART, mma_layout)
         acc = _promote(p, acc, even, i, 1, True, PART, 0, mma_layout)
         acc = _promote(p, acc, odd, j, 0, True, PART, 0, mma_layout)
         i, phase = advance(p, j, phase_j)
     if steps % 2 == 1:
         mbarrier.wait(p.full.index(i), phase)
-        even = _products(p, _rows_of_a(p, i, PART), i, mma_layout)
+        even = _products(p, i, PART, mma_layout)
         acc = _promote(p, acc, even, i, 0, True, PART, 0, mma_layout)
     return acc
 
@@ -147,21 +143,19 @@ def _in_order(x):
 
 @gluon.jit
 def _multiply_halves(p, ring, steps, PART: gl.constexpr, mma_layout: gl.constexpr):
-    """`_multiply` for two halves of the columns in turn: (left, right) sum. Rows of a are read once into registers for
-    both: tensor cores that read both operands from shared memory would ask it for more bytes than it gives."""
+    """`_multiply` for two halves of the columns in turn: (left, right) sum."""
     i = ring % p.STAGES
     phase = (ring // p.STAGES) & 1
     left = gl.zeros((p.ROWS, p.COLS), gl.float32, mma_layout)
     right = gl.zeros((p.ROWS, p.COLS), gl.float32, mma_layout)
     for _s in range(steps):
         mbarrier.wait(p.full.index(i), phase)
-        a = _rows_of_a(p, i, PART).load(gl.DotOperandLayout(0, mma_layout, 4))
         ordered_wait(p, PART)
-        part = _products(p, a, i, mma_layout, 0)
+        part = _products(p, i, PART, mma_layout, 0)
         ordered_arrive(p, PART)
         left = _in_order(_promote(p, left, part, i, 0, False, PART, 0, mma_layout))
         ordered_wait(p, PART)
-        part = _products(p, a, i, mma_layout, 1)
+        part = _products(p, i, PART, mma_layout, 1)
         ordered_arrive(p, PART)
         right = _in_order(_promote(p, right, part, i, 0, True, PART, 1, mma_layout))
         i, phase = advance(p, i, phase)
@@ -177,7 +171,7 @@ def _skip(p, ring, steps, wide, PART: gl.constexpr):
         mbarrier.wait(p.full.index(i), phase)
         ordered_wait(p, PART)
         ordered_arrive(p, PART)
-        if wide:
+        if p.HALVES == 2 and wide:
             ordered_wait(p, PART)
             ordered_arrive(p, PART)
         mbarrier.arrive(p.empty.index(i), count=1)
@@ -272,7 +266,7 @@ def scaled_grouped_mm_kernel(
     """out[g] = (a[g] ∘ scale_a[g]) @ (b[g] ∘ scale_b[g]) over groups g; see `gluon_fp8` for shapes.
 
     GROUPS_POW2: a power of two >= max(G, 32). BLOCK_M = ROWS * consumers; A_BOX divides ROWS, and is ROWS where there
-    are two; BLOCK_N divides 128 or is 256. Grid: any number of programs, one per multiprocessor. Launched as a
+    are more; BLOCK_N divides 128 or is 256. Grid: any number of programs, one per multiprocessor. Launched as a
     programmatic dependent, it sets itself up while the kernel before it ends.
     """
     prefetch_descriptors(a_desc, b_desc, "scaled_grouped_mm_kernel")
@@ -300,7 +294,7 @@ def scaled_grouped_mm_kernel(
     # Memory of the kernel before is touched only after this; the kernel after may begin to set itself up.
     gdc_wait()
     gdc_launch_dependents()
-    ORDERED: gl.constexpr = HALVES == 2 and BLOCK_M > ROWS
+    ORDERED: gl.constexpr = CONSUMERS == 3 or (CONSUMERS == 2 and HALVES == 2)
     TAIL: gl.constexpr = HALVES == 2 and SPLIT_K == 1
     p = Context(
         a_desc,
@@ -341,11 +335,23 @@ def scaled_grouped_mm_kernel(
         PAIRS,
         COLS,
         HALVES,
+        CONSUMERS,
         ORDERED,
         TAIL,
     )
     mma_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [num_warps, 1], [16, COLS, 32])
-    if CONSUMERS == 2:
+    if CONSUMERS == 3:
+        gl.warp_specialize(
+            [
+                (_consumer, (p, 0, mma_layout)),
+                (_consumer, (p, 1, mma_layout)),
+                (_consumer, (p, 2, mma_layout)),
+                (produce, (p,)),
+            ],
+            [4, 4, 1],
+            [CONSUMER_REGS, CONSUMER_REGS, PRODUCER_REGS],
+        )
+    elif CONSUMERS == 2:
         gl.warp_specialize(
             [(_consumer, (p, 0, mma_layout)), (_consumer, (p, 1, mma_layout)), (produce, (p,))],
             [4, 1],

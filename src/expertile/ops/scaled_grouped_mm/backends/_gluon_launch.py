@@ -17,7 +17,7 @@ from expertile.ops.launch.versions import FP_FUSION
 from expertile.ops.scaled_grouped_mm.backend import Operands
 from expertile.ops.scaled_grouped_mm.backends._gluon_kernel import scaled_grouped_mm_kernel
 from expertile.ops.scaled_grouped_mm.backends.triton_fp8 import scale_strides
-from expertile.ops.scaled_grouped_mm.problem import BLOCK, ScaledProblem
+from expertile.ops.scaled_grouped_mm.problem import BLOCK, Recipe, ScaledProblem
 
 
 @lru_cache(maxsize=1024)
@@ -40,6 +40,11 @@ def _launch(
         c = Blocks((p.groups, p.m, p.n), strides, (1, rows, cols))
     consumers = config.consumers
     groups_pow2 = max(32, 1 << (p.groups - 1).bit_length())
+    consumer_regs, producer_regs = (152, 56) if consumers == 3 else (232, 40)
+    if config.block_n > 128 and p.recipe is Recipe.BLOCK:  # with these the fewest values spill, most often none
+        consumer_regs, producer_regs = (
+            (208, 88) if groups_pow2 <= 64 else (216, 72) if groups_pow2 <= 256 else (224, 56)
+        )
     options = {
         "LAYOUT": p.layout.value,
         "RECIPE": p.recipe.value,
@@ -54,12 +59,12 @@ def _launch(
         "SPLIT_K": config.split_k,
         "PAIRS": config.pairs,
         # The first consumer gets what the second and the producer leave: as many.
-        "CONSUMER_REGS": 232,
-        "PRODUCER_REGS": 40,
+        "CONSUMER_REGS": consumer_regs,
+        "PRODUCER_REGS": producer_regs,
         "num_warps": 4,
         **FP_FUSION,
         # Warps come in fours; the register file holds 65536.
-        "maxnreg": 168 if consumers == 2 else 248,
+        "maxnreg": {1: 248, 2: 168, 3: 128}[consumers],
         "launch_pdl": True,
     }
     (_, sa_m, sa_k), (sb_g, sb_n, sb_k) = scale_strides(p)

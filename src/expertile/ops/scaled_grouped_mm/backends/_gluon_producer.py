@@ -30,10 +30,9 @@ def _copy_scales(p, i, rows, cols, at_b, block, bar):
 
     rows: those of a's first ROWS scales; cols: of b's first half (columns, or what stands for a block of them). Rows
     and columns that do not exist borrow the last one's."""
-    CONSUMERS: gl.constexpr = p.BLOCK_M // p.ROWS
-    for part in gl.static_range(CONSUMERS):
+    for part in gl.static_range(p.CONSUMERS):
         r = gl.minimum(rows + part * p.ROWS, p.M - 1)
-        cp_async(p.scale_a_smem.index(i * CONSUMERS + part), p.scale_a + (r * p.sa_m + block * p.sa_k))
+        cp_async(p.scale_a_smem.index(i * p.CONSUMERS + part), p.scale_a + (r * p.sa_m + block * p.sa_k))
     for half in gl.static_range(p.HALVES):
         if p.RECIPE == "block":
             c = gl.minimum(cols + half, (p.N - 1) // 128)
