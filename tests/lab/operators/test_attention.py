@@ -1,11 +1,13 @@
 """attention in the lab: the truth, the rivals that run here, what each refuses, the presets, the memory."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from expertile.device import Device
+from expertile.lab.operators import attention
 from expertile.lab.operators.attention import OPERATORS, PRESETS, memory_workloads, workload
 from expertile.lab.race.case import Site
 from expertile.lab.race.gate import judge
@@ -113,3 +115,27 @@ def test_formulas_of_memory():
     assert unfused > 2 * 16 * 4096**2 * 2
     twice = workload("test", 1, 16, 8192, 64, False, "bf16", False)
     assert rivals(FORWARD)["expertile"].peak_nbytes(twice) == 2 * own
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_fa3_is_handed_sequences_as_its_signature_has_them(causal, monkeypatch):
+    """A stand-in with the order of vLLM's `fwd`: q, k, v, then the places of cu_seqlens and of the longest sequences."""
+
+    def fwd(q, k, v, *rest):
+        given = {place: x for place, x in enumerate(rest[:20]) if x is not None}
+        assert set(given) == {4, 5, 9, 10} and rest[20:24] == (0.25, causal, -1, -1) and len(rest) == 34
+        starts_q, starts_k, longest_q, longest_k = given.values()
+        assert (longest_q, longest_k) == (40, 40) and starts_q.dtype == starts_k.dtype == torch.int32
+        out = torch.empty_like(q)
+        for at in range(len(starts_q) - 1):
+            rows, keys = (slice(s[at], s[at + 1]) for s in (starts_q, starts_k))
+            heads = [x[rows if x is q else keys].transpose(0, 1)[None] for x in (q, k, v)]
+            done = torch.nn.functional.scaled_dot_product_attention(*heads, is_causal=causal, enable_gqa=True)
+            out[rows] = done[0].transpose(0, 1)
+        return (out,)
+
+    monkeypatch.setattr(attention, "load", lambda paths: None)
+    monkeypatch.setattr(torch.ops, "_vllm_fa3_C", SimpleNamespace(fwd=fwd), raising=False)
+    w = small(causal=causal)
+    inputs = FORWARD.make_inputs(w, torch.device("cpu"), 0)
+    torch.testing.assert_close(rivals(FORWARD)["fa3"].bind(w, inputs)()[0], FORWARD.reference(w, inputs)[0])

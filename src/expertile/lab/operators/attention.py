@@ -213,15 +213,17 @@ def _sdpa_backward(name: str) -> Callable[[Workload, tuple[Tensor, ...]], Call]:
 
 
 def _fa3(w: Workload, inputs: tuple[Tensor, ...]) -> Call:
-    """[batch, length, heads, head_dim], contiguous, is its layout; its result is seen in ours."""
+    """[tokens, heads, head_dim] is its layout, sequence after sequence: vLLM's build has no other. Returned in ours."""
     load(_FA3)
-    q, k, v = (x.transpose(1, 2).contiguous() for x in inputs)
-    before, after = (None,) * 20, (0.0, True, None, 1, None, 0, None, 1, 0, None)
-    options = (w["head_dim"] ** -0.5, w["causal"], -1, -1)
+    q, k, v = (x.transpose(1, 2).flatten(0, 1) for x in inputs)
+    batch, longest = w["batch"], (w["q_len"], w["k_len"])
+    starts = [torch.arange(batch + 1, dtype=torch.int32, device=q.device) * length for length in longest]
+    before = (*(None,) * 4, *starts, *(None,) * 3, *longest, *(None,) * 9)
+    options, after = (w["head_dim"] ** -0.5, w["causal"], -1, -1), (0.0, True, None, 1, None, 0, None, 1, 0, None)
 
     def call() -> tuple[Tensor, ...]:
         out = torch.ops._vllm_fa3_C.fwd(q, k, v, *before, *options, *after)[0]
-        return (out.transpose(1, 2),)
+        return (out.unflatten(0, (batch, longest[0])).transpose(1, 2),)
 
     return call
 
