@@ -119,7 +119,7 @@ def test_formulas_of_memory():
 
 @pytest.mark.parametrize("causal", [False, True])
 def test_fa3_is_handed_sequences_as_its_signature_has_them(causal, monkeypatch):
-    """A stand-in with the order of vLLM's `fwd`: q, k, v, then the places of cu_seqlens and of the longest sequences."""
+    """A stand-in with the order of vLLM's `fwd`: q, k, v, then places of cu_seqlens and of the longest sequences."""
 
     def fwd(q, k, v, *rest):
         given = {place: x for place, x in enumerate(rest[:20]) if x is not None}
