@@ -23,8 +23,9 @@ def traced(x: torch.Tensor) -> bool:
 
 def graph_is_kept() -> bool:
     """In a backward pass: whether its graph may be walked again (`retain_graph`), so that what it saved must stay.
-    True under torch.compile, which does not tell."""
-    return is_compiling() or bool(torch._C._autograd._get_current_graph_task_keep_graph())
+    True under torch.compile, which does not tell, and where torch has no such question."""
+    asked = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", None)
+    return is_compiling() or asked is None or bool(asked())
 
 
 # (outputs' placements, inputs' placements) of one mesh dimension, as torch.distributed.tensor's register_sharding takes
