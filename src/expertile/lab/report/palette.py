@@ -36,6 +36,8 @@ _SPARE = (
     ("#44AA99", "hourglass"),
     ("#6F63BB", "star-triangle-up"),
     ("#B15928", "star-square"),
+    ("#CC6677", "octagon"),
+    ("#5E8C31", "star-hexagon"),
 )
 _LINES = {"dense": ("@fg", ""), "copy": ("@fg", "dot"), "bound": ("@accent", "")}
 CARDS = {"light": "#ffffff", "dark": "#14171b"}

@@ -220,6 +220,8 @@ _POLYGONS = {
     "hexagon": _polygon(6),
     "star": _polygon(5, inner=0.45),
     "star-square": _polygon(4, inner=0.45),
+    "star-hexagon": _polygon(6, inner=0.5),
+    "octagon": _polygon(8),
     "star-triangle-up": _polygon(3, inner=0.4),
     "bowtie": ((-1, -0.8), (1, 0.8), (1, -0.8), (-1, 0.8)),
     "hourglass": ((-0.8, -1), (0.8, -1), (-0.8, 1), (0.8, 1)),
