@@ -86,7 +86,7 @@ class _WeightOnlyMlp(torch.autograd.Function):
         order = Permutation(*rest[:4])
         base = BaseProducts.of(ctx.kinds, rest[4:])
         needs_x, needs_weights, needs_up_bias, needs_down_bias = ctx.needs_input_grad[:4]
-        dy = (dy if dy.is_contiguous() else dy.contiguous()).to(pre.dtype)
+        dy = dy.contiguous().to(pre.dtype)
         dx = dweights = dgate_up_bias = ddown_bias = None
         if needs_x or needs_weights or needs_up_bias:
             a = base.down_gradient(dy, order)

@@ -161,7 +161,7 @@ class _LoraMlp(torch.autograd.Function):
         order, base = Permutation(*rest[:4]), BaseProducts.of(ctx.kinds, rest[4:])
         needs_x, needs_weights, needs_up_bias, needs_down_bias = ctx.needs_input_grad[:4]
         offs, rows, weights = order.offs, order.rows, topk_weights.contiguous()
-        dy = (dy if dy.is_contiguous() else dy.contiguous()).to(x.dtype)
+        dy = dy.contiguous().to(x.dtype)
         dv = None if b2 is None else low_rank.shrink(dy, rows, b2, offs, ctx.scales[1])
         a = base.down_gradient(dy, order)
         how: Any = (order.slots, order.positions, weights, offs, *ctx.form, ctx.scales[0], not graph_is_kept())
