@@ -220,8 +220,9 @@ def norm_kernel(
     body, head and tail (see head_tail.py). Unless LATE, all tiles of a program are then cut alike, since its weights
     are those of the columns of its bodies."""
     C = c_units * UNIT
+    x = (x_ptr, x_stride_units * UNIT)
     _norm(
-        ((x_ptr, x_stride_units * UNIT), (residual_ptr, residual_stride_units * UNIT)),
+        (x,) if residual_ptr is None else (x, (residual_ptr, residual_stride_units * UNIT)),
         _Given(weight_ptr, bias_ptr, y_ptr, sum_ptr, mean_ptr, rstd_ptr, eps, CENTERED, LATE),
         R,
         C,

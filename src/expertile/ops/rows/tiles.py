@@ -12,13 +12,12 @@ from expertile.ops.rows import tile as piece
 
 @triton.jit
 def _ends(inputs, tile, rank, R, C, s, OTHER: tl.constexpr):
-    """Heads and tails of a tile's rows of each input that there is."""
+    """Heads and tails of a tile's rows of each input."""
     lanes = tl.arange(0, s.BLOCK_R)[None, :]
     rows = tile * s.BLOCK_R + lanes
     ends = piece.nothing()
     for i in tl.static_range(len(inputs)):
-        if inputs[i][0] is not None:
-            ends = piece.append(ends, head_tail.load(inputs[i][0], rows, inputs[i][1], R, C, rank, OTHER, s.VECTOR))
+        ends = piece.append(ends, head_tail.load(inputs[i][0], rows, inputs[i][1], R, C, rank, OTHER, s.VECTOR))
     return ends
 
 
@@ -38,7 +37,7 @@ def over_tiles(
 ):
     """ONE(inputs, given, held, ends, tile, rank, place, exchange, R, C, s, STAYS) for each tile of this program.
 
-    `inputs`: pairs of a pointer, or None, and the stride of its rows in elements. `ends`: a tile's heads and tails of
+    `inputs`: pairs of a pointer and the stride of its rows in elements. `ends`: a tile's heads and tails of
     each, OTHER outside; () where rows are not cut. `position`: as `cluster.position` has it. s: a Shape. STAYS: the
     program strides over the tiles, STAGES of which are on their way at once."""
     program, rank, place = position
