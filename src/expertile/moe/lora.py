@@ -33,6 +33,7 @@ from expertile.moe._passes import bias_products, bias_sums, weighted_sums
 from expertile.moe.expert_weights import Experts
 from expertile.moe.permute import Permutation, permutation
 from expertile.ops.gathered_mm.combine import combine
+from expertile.ops.grouped_mm.backend import Pair
 from expertile.ops.low_rank import api as low_rank
 from expertile.ops.torch_op import graph_is_kept, once_differentiable
 
@@ -143,12 +144,15 @@ class _LoraMlp(torch.autograd.Function):
         base = BaseProducts.of(kinds, weights)
         order = permutation(topk_ids, base.experts)
         u = None if a1 is None else low_rank.shrink(x, order.rows, a1.transpose(1, 2), order.offs, scales[0])
-        pre = base.up(x, order, gate_up_bias)
-        act, v = low_rank.activated(pre, u, b1, a2, order.offs, activation, interleaved, scales[1])
-        y = base.down_of(act, order, down_bias)
-        if v is not None and b2 is not None:
-            y = low_rank.expand(y, v, b2, order.offs)
-        ctx.form, ctx.kinds, ctx.scales = (activation, interleaved), kinds, scales
+        both = base.gated_up(x, order, gate_up_bias, activation, interleaved, _pair(u, b1))
+        if both is None:
+            pre = base.up(x, order, gate_up_bias)
+            act, v = low_rank.activated(pre, u, b1, a2, order.offs, activation, interleaved, scales[1])
+        else:
+            act, pre = both
+            v = None if a2 is None else low_rank.shrink(act, None, a2.transpose(1, 2), order.offs, scales[1])
+        y = base.down_of(act, order, down_bias, _pair(v, b2))
+        ctx.form, ctx.kinds, ctx.scales, ctx.summed = (activation, interleaved), kinds, scales, both is not None
         routing = (order.offs, order.rows, order.slots, order.positions)
         kept = (x, topk_weights, gate_up_bias, down_bias, a1, b1, a2, b2, topk_ids, pre, u, v)
         ctx.save_for_backward(*kept, *routing, *weights)
@@ -163,10 +167,7 @@ class _LoraMlp(torch.autograd.Function):
         offs, rows, weights = order.offs, order.rows, topk_weights.contiguous()
         dy = dy.contiguous().to(x.dtype)
         dv = None if b2 is None else low_rank.shrink(dy, rows, b2, offs, ctx.scales[1])
-        a = base.down_gradient(dy, order)
-        how: Any = (order.slots, order.positions, weights, offs, *ctx.form, ctx.scales[0], not graph_is_kept())
-        dpre, act_w, dweights, du = low_rank.backward(a, pre, u, b1, dv, a2, *how)
-        del a
+        dpre, act_w, dweights, du = _gradients(base, dy, order, weights, pre, u, b1, dv, a2, ctx)
         da1 = db1 = da2 = db2 = dx = dgate_up_bias = ddown_bias = None
         if dv is not None:
             da2 = low_rank.outer(dv, act_w, None, offs)
@@ -182,12 +183,35 @@ class _LoraMlp(torch.autograd.Function):
         if needs_weights and down_bias is not None:
             dweights = dweights + bias_products(dy, down_bias, topk_ids, order)
         if needs_x:
-            dx_rows = base.up_gradient(dpre, order)
-            if du is not None:
-                dx_rows = low_rank.expand(dx_rows, du, a1.transpose(1, 2), offs)
-            dx = combine(dx_rows, order.positions)
+            dx = combine(base.up_gradient(dpre, order, _pair(du, a1)), order.positions)
         grads = (dx, dweights if needs_weights else None, dgate_up_bias, ddown_bias, da1, db1, da2, db2)
         return *grads, *(None,) * (len(rest) + 1)
+
+
+def _pair(u: _Maybe, factor: _Maybe) -> Pair | None:
+    return None if u is None or factor is None else (u, factor)
+
+
+def _gradients(
+    base: BaseProducts,
+    dy: _T,
+    order: Permutation,
+    weights: _T,
+    pre: _T,
+    u: _Maybe,
+    b1: _Maybe,
+    dv: _Maybe,
+    a2: _Maybe,
+    ctx: Any,
+) -> tuple[_T, _T, _T, _Maybe]:
+    """(dpre, act_w, dweights, du) as `low_rank.backward` makes them, in the base's product where that can."""
+    scale, spare = ctx.scales[0], not graph_is_kept()
+    if not ctx.summed:
+        how: Any = (order.slots, order.positions, weights, order.offs, *ctx.form, scale, spare)
+        return low_rank.backward(base.down_gradient(dy, order), pre, u, b1, dv, a2, *how)
+    made = base.gated_down_gradient(dy, order, weights, pre, *ctx.form, spare, _pair(dv, a2))
+    du = None if b1 is None else low_rank.shrink(made[0], None, b1, order.offs, scale)
+    return *made, du
 
 
 def lora_mlp(x: _T, topk_ids: _T, topk_weights: _T, experts: Experts, lora: Lora) -> _T:

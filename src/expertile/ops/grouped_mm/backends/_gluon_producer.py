@@ -17,6 +17,10 @@ def _load_a(p, g, row, k0, k_len, k, bar, dst, pred):
             tma_load(p.a_desc, [g, row, k], bar, dst, pred)
         else:
             tma_load(p.a_desc, [g, k, row], bar, dst, pred)
+    elif p.MORE > 0:
+        more = k - (p.K - p.MORE * p.BLOCK_K)
+        tma_load(p.a_desc, [row, k], bar, dst, pred & (more < 0))
+        tma_load(p.more_a_desc, [row, more], bar, dst, pred & (more >= 0))
     elif p.A_K_MAJOR:
         tma_load(p.a_desc, [row, k], bar, dst, pred)
     else:
@@ -27,10 +31,20 @@ def _load_a(p, g, row, k0, k_len, k, bar, dst, pred):
 def _load_b(p, g, col, k0, k_len, k, bar, dst):
     if p.LAYOUT == "ragged_k":
         tma_load(p.b_desc, [WRAP, k0 + k_len, WRAP - k_len + k, col], bar, dst)
-    elif p.B_K_MAJOR:
-        tma_load(p.b_desc, [g, col, k], bar, dst)
+    elif p.MORE > 0:
+        more = k - (p.K - p.MORE * p.BLOCK_K)
+        _load_weights(p, p.b_desc, g, col, k, bar, dst, more < 0)
+        _load_weights(p, p.more_b_desc, g, col, more, bar, dst, more >= 0)
     else:
-        tma_load(p.b_desc, [g, k, col], bar, dst)
+        _load_weights(p, p.b_desc, g, col, k, bar, dst, True)
+
+
+@gluon.jit
+def _load_weights(p, desc, g, col, k, bar, dst, pred):
+    if p.B_K_MAJOR:
+        tma_load(desc, [g, col, k], bar, dst, pred)
+    else:
+        tma_load(desc, [g, k, col], bar, dst, pred)
 
 
 @gluon.jit
