@@ -209,7 +209,8 @@ def _gradients(
     if not ctx.summed:
         how: Any = (order.slots, order.positions, weights, order.offs, *ctx.form, scale, spare)
         return low_rank.backward(base.down_gradient(dy, order), pre, u, b1, dv, a2, *how)
-    made = base.gated_down_gradient(dy, order, weights, pre, *ctx.form, spare, _pair(dv, a2))
+    activation, interleaved = ctx.form
+    made = base.gated_down_gradient(dy, order, weights, pre, activation, interleaved, spare, _pair(dv, a2))
     du = None if b1 is None else low_rank.shrink(made[0], None, b1, order.offs, scale)
     return *made, du
 

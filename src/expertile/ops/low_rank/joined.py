@@ -105,7 +105,8 @@ def _laid_out(more: Pair, b: _T) -> Pair:
 @lru_cache(maxsize=1024)
 def _grouped(fields: tuple[Any, ...], device: Device) -> tuple[Problem, Any] | None:
     """The problem and a config of `gluon_hopper` that takes a second pair, that of `select` if it is one."""
-    problem = Problem.from_descriptions(*fields, None, False)
+    a, b, offs, bias = fields
+    problem = Problem.from_descriptions(a, b, offs, bias, None, False)
     if gluon_hopper.supports(problem, device):
         return None
     chosen, config = grouped.select(problem, device)
