@@ -11,12 +11,18 @@ it is, in bf16, FP8, INT4 or MXFP4, and no sum of the size of W is formed: R row
     dx       dpre @ W + du @ A, each token's rows summed                         the base's product, expand, combine
     dA, dB   sums over each expert's rows: dA = du^T x[rows], dB = dpre^T u, …     outer
 
-The delta of pre must be there before the activation, so pre leaves the base's product without its activation epilogue.
-What is kept beside the base's is u and v, [R, r] each; pre is kept without its delta, which `backward` adds again: that
-costs a product with r columns and saves writing pre twice. Bytes beyond the base's, of Qwen3-30B-A3B's layer with 8192
-tokens (R = 65,536, H = 2048, I = 768, r = 16) in bfloat16: forward 201 MB (pre read again) and 537 MB (y read and
-written), backward 201 MB (da written and read), 537 MB (dx's rows) and 302 MB (dpre and act for dB and dA2), and four
-passes of 268 MB over x and dy, which L2 holds.
+What is kept beside the base's is u and v, [R, r] each.
+
+Dense weights on sm_90: the products with u, v, dv and du are more steps of K of the base's products
+(`ops/low_rank/joined.py`), which keep their fused epilogues; pre comes with its delta. v and du are then products of
+their own. Bytes beyond the base's, of Qwen3-30B-A3B's layer with 8192 tokens (R = 65,536, H = 2048, I = 768, r = 16) in
+bfloat16: 101 MB (act read for v), 201 MB (dpre for du), 302 MB (act and dpre for dA2 and dB), and four passes of 268 MB
+over x and dy, which L2 holds.
+
+Other weights and GPUs: the delta of pre must be there before the activation, so pre leaves the base's product without
+its activation epilogue. It is kept without its delta, which `backward` adds again: that costs a product with r columns
+and saves writing pre twice. Bytes: in place of act's and dpre's reads for v and du, forward 201 MB (pre read again) and
+537 MB (y read and written), backward 201 MB (da written and read) and 537 MB (dx's rows).
 """
 
 from __future__ import annotations

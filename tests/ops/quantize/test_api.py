@@ -14,6 +14,7 @@ from expertile.ops.quantize.api import (
     quantize_tokens,
     quantize_weights,
 )
+from expertile.ops.scaled_grouped_mm.api import scaled_grouped_mm
 from expertile.ragged import offs_from_sizes
 from tests.support import interpreter
 
@@ -199,22 +200,35 @@ else:
         x, offs = torch.randn(5, 256), offs_from_sizes((2, 3))
         ops = torch.ops.expertile
         tests = ("test_schema", "test_faketensor", "test_aot_dispatch_dynamic")
+        opcheck(ops.quantize_rows.default, (torch.randn(2, 3, 200), "plain", None, 0.0, False), test_utils=tests)
         opcheck(ops.quantize_rows.default, (x, "swiglu", None, 0.0, False), test_utils=tests)
         opcheck(ops.quantize_both.default, (x, offs, "rms_norm", torch.ones(256), 1e-6, True), test_utils=tests)
         opcheck(ops.quantize_tokens.default, (x, offs, False), test_utils=tests[:2])
         opcheck(ops.quantize_weights.default, (torch.randn(2, 130, 256), False), test_utils=tests[:2])
 
+    @pytest.mark.parametrize("tokens", [0, 1, 6, 8])
+    def test_products_take_the_scales_as_they_lie(tokens):
+        x, w = data(tokens + 2, 200), quantize_weights(data(2, 130, 200))
+        offs = offs_from_sizes((2, tokens))
+        fused = quantize_swiglu(torch.cat([x, x], -1))
+        for made in (quantize_activations(x), quantize_activations(x, offs=offs)[0], fused):
+            assert made.scales.shape == (tokens + 2, 2) and made.scales.stride() == strides_of_scales(made)
+            b, rows = w.values.transpose(1, 2), made.scales.contiguous()
+            got, want = (scaled_grouped_mm(made.values, b, s, w.scales, offs=offs) for s in (made.scales, rows))
+            assert torch.equal(got, want)
+
     def test_compiles_without_a_break():
         def both(x, w, offs):
             rows, turned, ends = quantize_activations(x, offs=offs)
             weights = quantize_weights(w)
-            return rows.values, rows.scales, turned.values, ends, weights.scales
+            alone = quantize_activations(x)
+            return rows.values, rows.scales, turned.values, ends, weights.scales, alone.values, alone.scales
 
         compiled = torch.compile(both, fullgraph=True, dynamic=True, backend="aot_eager")
         for tokens in (5, 9):
             x, w, offs = torch.randn(tokens, 256), torch.randn(2, 130, 256), offs_from_sizes((2, 3))
             for got, want in zip(compiled(x, w, offs), both(x, w, offs), strict=True):
-                assert torch.equal(got.float(), want.float())
+                assert torch.equal(got.float(), want.float()) and got.stride() == want.stride()
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -120,12 +120,8 @@ def _grouped(fields: tuple[Any, ...], device: Device) -> tuple[Problem, Any] | N
 def _gather(
     product: Product, fields: tuple[Any, ...], options: tuple[tuple[str, Any], ...], device: Device
 ) -> tuple[GatherProblem, Any] | None:
-    """As `_grouped`, of `gluon_gather`."""
+    """The problem and `gluon_gather`'s config for it, where that is chosen and takes a second pair."""
     problem: GatherProblem = describe(product, *fields, **dict(options))
-    if gluon_gather.supports(problem, device):
-        return None
     chosen, config = gathered.select(problem, device)
-    configs = gluon_gather.configs(problem, device)
-    if chosen is gluon_gather.BACKEND:
-        configs = (config, *configs)
-    return next(((problem, c) for c in configs if gluon_gather.takes_more(problem, c)), None)
+    ours = chosen is gluon_gather.BACKEND and gluon_gather.takes_more(problem, config)
+    return (problem, config) if ours else None
