@@ -84,10 +84,12 @@ class Adapter:
         """(A [E, rank, in], B [E, out, rank]) in `dtype`, contiguous, r filled up with zeros to a rank that the kernels
         take. Differentiable."""
         a, b = self._by_expert(experts)
-        more = max(low_rank.LEAST_RANK, triton.next_power_of_2(a.shape[1])) - a.shape[1]
-        a, b = a.to(dtype), b.to(dtype)
-        if more:
-            a, b = F.pad(a, (0, 0, 0, more)), F.pad(b, (0, more))
+        r = a.shape[1]
+        rank = max(low_rank.LEAST_RANK, triton.next_power_of_2(r))
+        a = a.to(dtype) if r == rank else F.pad(a.to(dtype), (0, 0, 0, rank - r))
+        if low_rank.on_device(self.b):
+            return a.contiguous(), _Turned.apply(self.b, experts, rank, dtype)
+        b = b.to(dtype) if r == rank else F.pad(b.to(dtype), (0, rank - r))
         return a.contiguous(), b.contiguous()
 
     def _by_expert(self, experts: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -124,6 +126,24 @@ class Lora:
         pairs = ((experts.gate_up, self.gate_up), (experts.down, self.down))
         first, second = (w if adapter is None else w + adapter.delta(e, w.dtype) for w, adapter in pairs)
         return first, second
+
+
+class _Turned(torch.autograd.Function):
+    """B as PEFT lays it out, [out, r · E], -> [E, out, rank] in `dtype`, in one pass; and back."""
+
+    @staticmethod
+    def forward(ctx: Any, b: _T, experts: int, rank: int, dtype: torch.dtype) -> _T:  # type: ignore[override]
+        ctx.like, ctx.experts = b.detach()[:0], experts
+        turned = torch.empty((experts, b.shape[0], rank), dtype=dtype, device=b.device)
+        low_rank.turn(b.detach().unflatten(1, (-1, experts)).permute(2, 0, 1), turned)
+        return turned
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: _T) -> tuple[Any, ...]:  # type: ignore[override]
+        out = ctx.like.new_empty((grad.shape[1], ctx.like.shape[1]))
+        low_rank.turn(grad, out.unflatten(1, (-1, ctx.experts)).permute(2, 0, 1))
+        return out, None, None, None
 
 
 class _LoraMlp(torch.autograd.Function):

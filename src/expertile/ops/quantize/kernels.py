@@ -80,7 +80,6 @@ def quantize_rows_kernel(
     k_units,
     x_stride_units,
     chunks,
-    blocks_beside,
     scale_pitch,
     SOURCE: tl.constexpr,
     UNIT: tl.constexpr,
@@ -91,9 +90,7 @@ def quantize_rows_kernel(
     POWER: tl.constexpr,
     DIVIDE: tl.constexpr,
 ):
-    """Program (tile of rows, chunk): BLOCK_R rows of BLOCKS blocks of 128 each. "rms_norm" comes with its rstd.
-
-    A row may be one block of a longer row, which is `blocks_beside` of them."""
+    """Program (tile of rows, chunk): BLOCK_R rows of BLOCKS blocks of 128 each. "rms_norm" comes with its rstd."""
     K = k_units * UNIT
     x_stride = x_stride_units * UNIT
     chunk = tl.program_id(0) % chunks
@@ -115,12 +112,7 @@ def quantize_rows_kernel(
     values = divided(x, scale[:, None], DIVIDE)
     store(values_ptr + start * K + (rows * K + cols), values, live, cols, K, not EVEN_R, not EVEN_K)
     row += tile * BLOCK_R
-    in_rows = row < R
-    if blocks_beside != 1:
-        place += row % blocks_beside
-        row //= blocks_beside
-    # Where blocks lie beside each other K is 128, and every place is inside.
-    store_scales(scales_ptr, scale, row, place, in_rows, K * blocks_beside, scale_pitch, EVEN_R, EVEN_K)
+    store_scales(scales_ptr, scale, row, place, row < R, K, scale_pitch, EVEN_R, EVEN_K)
 
 
 @triton.jit

@@ -175,23 +175,20 @@ def quantize_rows(
     if values.numel() == 0:
         return values, scales
     x_rows = _near_rows(x)
-    rows, stride = x_rows.shape[0], x_rows.stride(0)
+    rows, stride, pitch = x_rows.shape[0], x_rows.stride(0), scales.stride(-1)
     if source == "rms_norm" and blocks <= _MOST_HELD:
         itemsize = max(t.element_size() for t in (x, weight) if t is not None)
         norm = config if isinstance(config, NormConfig) else norm_configs(k, itemsize)[0]
         _quantize_norm(x_rows, weight, values, scales, eps, power_of_two, norm)
         return values, scales
     config = config if isinstance(config, RowsConfig) else rows_configs(source)[0]
-    beside, pitch = 1, scales.stride(-1)
     rstd = _rstd(x_rows, eps) if source == "rms_norm" else None
-    if source in ("plain", "swiglu_interleaved") and k % BLOCK == 0 and stride == x_rows.shape[1]:
-        # Blocks lie side by side whatever row they are of.
-        rows, k, stride, blocks, beside = rows * blocks, BLOCK, stride // blocks, 1, blocks
     divide = _divide(x, source, power_of_two)
     if source == "swiglu_interleaved" and x.dtype.itemsize == 2 and stride % 2 == 0 and x_rows.data_ptr() % 4 == 0:
         source = "swiglu_words_bf16" if x.dtype is torch.bfloat16 else "swiglu_words_fp16"
         x_rows, stride = x_rows.view(torch.int32), stride // 2
-    across = gcd(blocks, 16) if blocks % 4 == 0 else min(triton.next_power_of_2(blocks), 8)
+    # Blocks of many rows, so that a program stores neighbouring scales.
+    across = gcd(blocks, 2)
     block_r = max(1, config.blocks // across)
     chunks = -(-blocks // across)
     by = unit(k, stride)
@@ -199,7 +196,7 @@ def quantize_rows(
         quantize_rows_kernel,
         -(-rows // block_r) * chunks,
         (x_rows, weight, rstd, values, scales),
-        (rows, k // by, stride // by, chunks, beside, pitch),
+        (rows, k // by, stride // by, chunks, pitch),
         (source, by, block_r, across, rows % block_r == 0, k == chunks * across * BLOCK, power_of_two, divide),
         num_warps=config.num_warps,
     )
