@@ -24,7 +24,7 @@ from expertile.lab.bench.diagnose import diagnose
 from expertile.lab.bench.diagnosis import conclude
 from expertile.lab.bench.presets import ALL_PRESETS, default_preset
 from expertile.lab.bench.run import run
-from expertile.lab.operators import for_cpu, memory_workloads
+from expertile.lab.operators import end_to_end, for_cpu, memory_workloads
 from expertile.lab.race.candidate import candidate_name
 from expertile.lab.race.candidate_gate import UserCandidates
 from expertile.lab.race.case import Site
@@ -171,6 +171,13 @@ def _measure(
                 yield record
         for sentence in conclude(found):
             console.print(f"• {escape(sentence)}", highlight=False)
+        return
+    if part.name in end_to_end.PRESETS:
+        of_models = end_to_end.measure(
+            part.name, Site.current(), out_path=path, quick=spec.quick, backends=spec.include, only=spec.only or ("*",)
+        )
+        with console.status(f"{part.name}: whole models"):
+            yield from of_models
         return
     if part.note:
         console.print(f"[dim]{escape(part.note)}[/dim]", highlight=False)
