@@ -29,7 +29,7 @@ from expertile.lab.race.candidate import candidate_name
 from expertile.lab.race.candidate_gate import UserCandidates
 from expertile.lab.race.case import Site
 from expertile.lab.race.memory import measure_memory
-from expertile.lab.race.record import Record, read, results_path, shipped_records
+from expertile.lab.race.record import SECONDS, Record, read, results_path, shipped_records
 from expertile.lab.report import elsewhere_lines, html, leaderboard, of_candidate, table, tables, verdict
 
 PRESET_NAMES = ", ".join(ALL_PRESETS)
@@ -174,10 +174,17 @@ def _measure(
         return
     if part.name in end_to_end.PRESETS:
         of_models = end_to_end.measure(
-            part.name, Site.current(), out_path=path, quick=spec.quick, backends=spec.include, only=spec.only or ("*",)
+            part.name,
+            Site.current(),
+            out_path=path,
+            seconds=4.0 if spec.quick else 12.0,
+            backends=spec.include,
+            only=spec.only or ("*",),
         )
         with console.status(f"{part.name}: whole models"):
-            yield from of_models
+            for record in of_models:
+                console.print(escape(end_to_end.line(record)), highlight=False)
+                yield record
         return
     if part.note:
         console.print(f"[dim]{escape(part.note)}[/dim]", highlight=False)
@@ -226,6 +233,9 @@ def _conclude(
 ) -> None:
     if not records:
         console.print("Nothing was measured.")
+        return
+    if all(r.metric != SECONDS for r in records):  # each was shown when it was made
+        console.print("Records: " + ", ".join(escape(str(p)) for p in paths), highlight=False)
         return
     presets = {r.workload.split("/")[0] for r in records}
     shipped = [r for name in presets for r in shipped_records(name) if r.env.gpu != device.name]

@@ -139,7 +139,8 @@ class _Bench:
                 **fields,
                 **errors,
             )
-            ci95 = one.ci95 and (call.tokens / one.ci95[1], call.tokens / one.ci95[0])
+            low, high = one.ci95 or (0.0, 0.0)
+            ci95 = (call.tokens / high, call.tokens / low) if low else None
             value, best = one.value and call.tokens / one.value, one.bound and call.tokens / one.bound
             yield replace(one, metric=TOKENS_PER_S, value=value, ci95=ci95, bound=best)
             if one.status == "ok":
@@ -154,7 +155,7 @@ def measure(
     site: Site,
     *,
     out_path: str | Path | None = None,
-    quick: bool = False,
+    seconds: float = 12.0,
     backends: Sequence[str] = (),
     only: Sequence[str] = ("*",),
     batches: Sequence[int] = (1, 8, 64),
@@ -163,15 +164,14 @@ def measure(
 ) -> Iterator[Record]:
     """The records of a preset, each in `out_path` as soon as it is made; models one after another.
 
-    `backends`: some of TRAINERS or SERVERS; `only`: patterns of models' names; `layers`: fewer than the models have.
-    A CPU takes small models, and few tokens.
+    `seconds`: of timing for each workload; `backends`: some of TRAINERS or SERVERS; `only`: patterns of models' names;
+    `layers`: fewer than the models have. A CPU takes small models, and few tokens.
     """
     on_gpu = site.torch_device.type == "cuda"
-    budget = Budget(4.0, 5, 101, 0.01) if quick else Budget(12.0, 9, 201, 0.005)
     known = backends or (TRAINERS if preset == TRAIN else SERVERS)
     bench = _Bench(
         site,
-        budget if on_gpu else Budget(0.1, 3, 3),
+        Budget(seconds) if on_gpu else Budget(0.1, 3, 3),
         capture_env(site.device),
         new_run_id(),
         preset,
@@ -187,6 +187,19 @@ def measure(
                     append(out_path, record)
                 yield record
             release(site.torch_device)
+
+
+def line(record: Record) -> str:
+    """A record in a few words."""
+    name = f"{record.workload.partition('/')[2]}  {record.backend}: "
+    if record.value is None or record.status != "ok":
+        return f"{name}{record.status}, {record.reason}"
+    if record.metric == PEAK_BYTES:
+        return f"{name}{record.value / 1e9:.2f} GB at the peak"
+    share = record.details.get("experts_share")
+    inside = "" if share is None else f", {share:.0%} of the step in the experts"
+    bound_ = f", {record.value / record.bound:.0%} of the bound" if record.bound else ""
+    return f"{name}{record.value:.5g} tokens/s{bound_}{inside}, error {record.rel_error or 0:.1e}"
 
 
 def _sizes(model: Any) -> tuple[float, float, float]:
@@ -209,7 +222,7 @@ def _judge(fn: Callable[[], Verdict], device: torch.device) -> Verdict | Failure
     try:
         return fn()
     except ImportError as error:
-        return Failure("memory", f"{type(error).__name__}: {error}"[:300])
+        return Failure("missing", f"{type(error).__name__}: {error}"[:300])
     except Exception as error:
         return failure_of(error, device)
     finally:
