@@ -61,7 +61,9 @@ def build(plan: Plan, device: torch.device, seed: int = 0) -> Any:
         if like.dim() == 1 and last == "weight":
             made.fill_(1.0)
         else:
-            fan_in = 100 if last in ("bias", "sinks") or last.endswith("_bias") else like.shape[-2 if transposed else -1]
+            fan_in = (
+                100 if last in ("bias", "sinks") or last.endswith("_bias") else like.shape[-2 if transposed else -1]
+            )
             made.uniform_(-((3 / fan_in) ** 0.5), (3 / fan_in) ** 0.5, generator=generator)
         setattr(module, last, torch.nn.Parameter(made))
     return model.to(device).eval()
@@ -94,7 +96,9 @@ def quantised(model: Any, plan: Plan, format: str) -> Any:
 
 
 def named_experts(model: Any) -> list[tuple[str, Any]]:
-    return [(n, m) for n, m in model.named_modules() if all(hasattr(m, p) for p in PROJECTIONS) and hasattr(m, "has_gate")]
+    return [
+        (n, m) for n, m in model.named_modules() if all(hasattr(m, p) for p in PROJECTIONS) and hasattr(m, "has_gate")
+    ]
 
 
 def nbytes(*modules: Any) -> int:
@@ -164,6 +168,7 @@ def bring(implementation: str) -> None:
         sonicmoe._SONICMOE = sonicmoe.SonicMoE(ActivationType, moe_general_routing_inputs)
 
 
+@torch.no_grad()
 def to_triton_kernels(model: Any, tolerance: float) -> Verdict:
     """transformers' own MXFP4 layers in the place of ours, layer by layer; what the gate says of the first."""
     import triton_kernels.matmul_ogs
