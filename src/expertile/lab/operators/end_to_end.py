@@ -4,21 +4,19 @@
     expertile bench --preset end-to-end-serve      Qwen3-30B-A3B and gpt-oss-120b at full size
 
 Everything beside the experts is transformers' own, attention included. A decode step reads a static cache of random
-keys and is replayed from a CUDA graph; a prefill of one sequence writes no cache. The presets hold no workloads of
+keys, and a CUDA graph replays it; a prefill of one sequence writes no cache. The presets hold no workloads of
 `bench.run`: a model fills the memory, and its candidates share one set of parameters.
 
 Gate: logits (training: loss and three gradients) against transformers' grouped_mm on the same weights, quantised ones
-dequantised layer by layer. Both are called with the routing of the first pass. A compiled step keeps its own routing,
-and has wider limits.
+dequantised layer by layer. Both get the routing of the first pass. A compiled step keeps its own, within wider limits.
 
-Bounds: a training step takes 6 FLOPs a token for each active parameter, and reads and writes parameters and moments
-once. Decode reads the cache, the dense weights and the experts that have tokens; 2 FLOPs a token and parameter.
+Bounds: a training step takes 6 FLOPs for each token and active parameter, and reads and writes parameters and moments
+once. Decode takes 2, and reads the cache, the dense weights and the experts that have tokens.
 """
 
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatch
@@ -46,124 +44,123 @@ TRAIN, SERVE = "end-to-end-train", "end-to-end-serve"
 PRESETS: Mapping[str, Callable[[], tuple[Workload, ...]]] = MappingProxyType({TRAIN: tuple, SERVE: tuple})
 COMPILED = "-compiled"
 TRAINERS = ("expertile", "grouped_mm", "sonicmoe", f"grouped_mm{COMPILED}", f"expertile{COMPILED}")
-SERVERS = (
-    "expertile",
-    "grouped_mm",
-    "batched_mm",
-    "expertile-mxfp4",
-    "expertile-int4",
-    "expertile-fp8",
-    "triton_kernels",
-)
+IN_BF16, IN_MXFP4 = ("expertile", "grouped_mm", "batched_mm"), "expertile-mxfp4"
+SERVERS = (*IN_BF16, IN_MXFP4, "expertile-int4", "expertile-fp8", "triton_kernels")
 # Relative error of logits and gradients: what bfloat16 rounds in a layer, added over the layers like a random walk. FP8
 # rounds activations to 4 bits too, and a compiled step routes some tokens otherwise.
 LIMIT_OF_LAYER, FP8_LIMIT, COMPILED_LIMIT = 0.025, 0.2, 0.3
-_DENSE = {"Qwen3-30B-A3B": dict(vocab_size=151936, num_attention_heads=32, num_key_value_heads=4, head_dim=128)}
-
-
-def _plan(name: str, layers: int, **more: Any) -> Plan:
-    of = next(model for model in MODELS if model.name == name)
-    return Plan(name, of.family, {**of.options, **_DENSE.get(name, {}), "num_hidden_layers": layers}, **more)
-
-
-_TOY = dict(
-    hidden_size=64, num_hidden_layers=2, vocab_size=256, num_attention_heads=4, num_key_value_heads=2, head_dim=16
-)
+_FULL = dict(vocab_size=151936, num_attention_heads=32, num_key_value_heads=4, head_dim=128)
+_SMALL = dict(hidden_size=64, vocab_size=256, num_attention_heads=4, num_key_value_heads=2, head_dim=16)
 
 
 def plans(preset: str, device: torch.device) -> tuple[Plan, ...]:
     """At full size for a GPU, with two small layers for a CPU."""
-    if device.type == "cuda":
-        if preset == TRAIN:
-            return (_plan("Qwen3-30B-A3B", 12),)
-        return (_plan("Qwen3-30B-A3B", 48), _plan("gpt-oss-120b", 36, attention="eager", packed=True))
-    qwen = dict(moe_intermediate_size=64, num_experts=8, num_experts_per_tok=2, norm_topk_prob=True)
-    oss = dict(intermediate_size=64, num_local_experts=4, num_experts_per_tok=2)
-    toys = (
-        Plan("toy-qwen3", "Qwen3Moe", {**_TOY, **qwen}),
-        Plan("toy-gpt-oss", "GptOss", {**_TOY, **oss}, attention="eager", packed=True),
+    own = {model.name: dict(model.options) for model in MODELS}
+    qwen, oss = own["Qwen3-30B-A3B"] | _FULL, own["gpt-oss-120b"]
+    layers, name = (12 if preset == TRAIN else 48, 36), ""
+    if device.type != "cuda":
+        qwen |= _SMALL | dict(moe_intermediate_size=64, num_experts=8, num_experts_per_tok=2)
+        oss |= _SMALL | dict(intermediate_size=64, num_local_experts=4, num_experts_per_tok=2)
+        layers, name = (2, 2), "small-"
+    found = (
+        Plan(f"{name}Qwen3-30B-A3B", "Qwen3Moe", qwen | {"num_hidden_layers": layers[0]}),
+        Plan(f"{name}gpt-oss-120b", "GptOss", oss | {"num_hidden_layers": layers[1]}, attention="eager", packed=True),
     )
-    return toys[:1] if preset == TRAIN else toys
+    return found[:1] if preset == TRAIN else found
 
 
 @dataclass(frozen=True)
 class Call:
-    """One thing that a model does: `run(model)` -> its results. `context`: tokens in the cache."""
+    """What a model is timed at: `context` tokens lie in the cache of each of `batch` sequences."""
 
     op: str
     name: str
     tokens: int
-    batch: int
-    context: int
-    policy: str
-
-
-def _limit(plan: Plan, name: str) -> float:
-    least = FP8_LIMIT if name.endswith("fp8") else COMPILED_LIMIT if name.endswith(COMPILED) else 0.0
-    return max(least, LIMIT_OF_LAYER * math.sqrt(plan.options["num_hidden_layers"]))
+    batch: int = 1
+    context: int = 0
+    policy: str = "eager"
 
 
 @dataclass(frozen=True)
-class _Bench:
+class Bench:
+    """Where and for how long to measure, and which candidates."""
+
+    preset: str
     site: Site
     budget: Budget
+    backends: Sequence[str]
     env: Env
-    id: str
-    preset: str
-    wanted: Callable[[str], bool]
+    run: str
+
+    def judge(self, plan: Plan, name: str, run: Callable[[], tuple[Tensor, ...]], truth: Any) -> Verdict | Failure:
+        least = FP8_LIMIT if name.endswith("fp8") else COMPILED_LIMIT if name.endswith(COMPILED) else 0.0
+        limit = max(least, LIMIT_OF_LAYER * math.sqrt(plan.options["num_hidden_layers"]))
+        return self.tried(lambda: models.within(run(), truth, limit))
+
+    def tried(self, fn: Callable[[], Verdict]) -> Verdict | Failure:
+        try:
+            return fn()
+        except ImportError as error:
+            return Failure("missing", f"{type(error).__name__}: {error}"[:300])
+        except Exception as error:
+            return failure_of(error, self.site.torch_device)
+        finally:
+            release(self.site.torch_device)
 
     def records(
         self,
         plan: Plan,
         call: Call,
-        calls: Mapping[str, Callable[[], Any]],
+        run: Callable[[str], Any],
         verdicts: Mapping[str, Verdict | Failure],
-        work: Mapping[str, Work],
-        held: Mapping[str, float],
-        details: Mapping[str, Mapping[str, Any]] | None = None,
+        work: Work,
+        held: float,
+        details: Callable[[str], Mapping[str, Any]] = lambda name: {},
     ) -> Iterator[Record]:
-        """tokens/s of every candidate, timed in turns where it is right, and then its memory: `held` and the peak."""
+        """tokens/s of every candidate, timed in turns where it is right; then its peak memory, `held` included."""
         import transformers
 
         device = self.site.torch_device
         right = [n for n, v in verdicts.items() if isinstance(v, Verdict) and v.ok]
-        timed = [TimedCall(n, lambda _, run=calls[n]: run()) for n in right]
+        more = {n: details(n) if n in right else {} for n in verdicts}
+        timed = [TimedCall(n, _named(run, n)) for n in right]
         outcomes = time_interleaved(timed, policy=call.policy, device=device, budget=self.budget)
         release(device)
+        sizes = {"model": plan.name, "layers": plan.options["num_hidden_layers"]}
         for name, verdict in verdicts.items():
-            limit = bound(work[name], self.site.device, "fp8" if name.endswith("fp8") else "bf16")
-            status = verdict.status if isinstance(verdict, Failure) else "ok" if verdict.ok else "wrong"
             fields: dict[str, Any] = dict(
                 op=call.op,
                 workload=f"{self.preset}/{plan.name}-{call.name}",
-                shape={"model": plan.name, "layers": plan.options["num_hidden_layers"], "batch": call.batch}
-                | {"tokens": call.tokens, "context": call.context},
+                shape=sizes | {"batch": call.batch, "tokens": call.tokens, "context": call.context},
                 dtype="bf16",
                 backend=name,
                 policy=call.policy,
-                run=self.id,
-                details={"transformers": transformers.__version__, **(details or {}).get(name, {})},
+                run=self.run,
+                details={"transformers": transformers.__version__, "held_nbytes": held, **more[name]},
             )
-            errors = {key: getattr(verdict, key, None) for key in ("rel_error", "max_error")}
+            of_gate: dict[str, Any] = {key: getattr(verdict, key, None) for key in ("rel_error", "max_error", "reason")}
             one = measured(
-                work=work[name],
-                limit=limit,
+                work=work,
+                limit=bound(work, self.site.device, "fp8" if name.endswith("fp8") else "bf16"),
                 outcome=outcomes.get(name),
-                status=status,
-                reason=verdict.reason,
+                status=verdict.status if isinstance(verdict, Failure) else "ok" if verdict.ok else "wrong",
                 env=self.env,
                 **fields,
-                **errors,
+                **of_gate,
             )
             low, high = one.ci95 or (0.0, 0.0)
             ci95 = (call.tokens / high, call.tokens / low) if low else None
-            value, best = one.value and call.tokens / one.value, one.bound and call.tokens / one.bound
-            yield replace(one, metric=TOKENS_PER_S, value=value, ci95=ci95, bound=best)
+            value, most = one.value and call.tokens / one.value, one.bound and call.tokens / one.bound
+            yield replace(one, metric=TOKENS_PER_S, value=value, ci95=ci95, bound=most)
             if one.status == "ok":
                 with torch.no_grad():
-                    peak = held[name] + peak_memory(calls[name], device)
+                    peak = held + peak_memory(lambda name=name: run(name), device)  # type: ignore[misc]
                 yield Record(metric=PEAK_BYTES, value=peak, env=one.env, date=timestamp(), **fields)
                 release(device)
+
+
+def _named(run: Callable[[str], Any], name: str) -> Callable[[int], Any]:
+    return lambda _: run(name)
 
 
 def measure(
@@ -184,21 +181,16 @@ def measure(
     `layers`: fewer than the models have. A CPU takes small models, and few tokens.
     """
     on_gpu = site.torch_device.type == "cuda"
-    known = backends or (TRAINERS if preset == TRAIN else SERVERS)
-    bench = _Bench(
-        site,
-        Budget(seconds) if on_gpu else Budget(0.1, 3, 3),
-        capture_env(site.device),
-        new_run_id(),
-        preset,
-        lambda name: name in known and (on_gpu or COMPILED not in name),
-    )
+    few = tuple(n for n in (TRAINERS if preset == TRAIN else SERVERS) if on_gpu or COMPILED not in n)
+    chosen = tuple(n for n in few if not backends or n in backends)
+    budget = Budget(seconds) if on_gpu else Budget(0.1, 3, 3)
+    bench = Bench(preset, site, budget, chosen, capture_env(site.device), new_run_id())
     for plan in plans(preset, site.torch_device):
         if any(fnmatch(plan.name, pattern) for pattern in only):
             if layers is not None:
                 plan = replace(plan, options={**plan.options, "num_hidden_layers": layers})
-            found = train(bench, plan, 8192 if on_gpu else 64) if preset == TRAIN else None
-            for record in found or serve(bench, plan, batches, prefill if on_gpu else 32):
+            tokens = prefill if on_gpu else 32
+            for record in train(bench, plan, tokens) if preset == TRAIN else serve(bench, plan, batches, tokens):
                 if out_path is not None:
                     append(out_path, record)
                 yield record
@@ -214,197 +206,151 @@ def line(record: Record) -> str:
         return f"{name}{record.value / 1e9:.2f} GB at the peak"
     share = record.details.get("experts_share")
     inside = "" if share is None else f", {share:.0%} of the step in the experts"
-    bound_ = f", {record.value / record.bound:.0%} of the bound" if record.bound else ""
-    return f"{name}{record.value:.5g} tokens/s{bound_}{inside}, error {record.rel_error or 0:.1e}"
+    of_bound = f", {record.value / record.bound:.0%} of the bound" if record.bound else ""
+    return f"{name}{record.value:.5g} tokens/s{of_bound}{inside}, error {record.rel_error or 0:.1e}"
 
 
-def _sizes(model: Any) -> tuple[float, float, float]:
-    """Parameters beside experts and embedding; those of one expert over all layers; FLOPs of attention for each query
-    and key."""
+def _flops(model: Any, tokens: int, keys: float) -> float:
+    """Of a forward pass in which a token meets so many keys."""
     c, inside = model.config, {id(p) for _, m in models.named_experts(model) for p in m.parameters()}
     dense = sum(p.numel() for n, p in model.named_parameters() if id(p) not in inside and "embed_tokens" not in n)
     intermediate = getattr(c, "moe_intermediate_size", None) or c.intermediate_size
-    expert = 3 * c.hidden_size * intermediate * c.num_hidden_layers
-    return float(dense), float(expert), 4.0 * c.num_attention_heads * c.head_dim * c.num_hidden_layers
+    experts = 3 * c.num_experts_per_tok * c.hidden_size * intermediate * c.num_hidden_layers
+    return tokens * (2.0 * (dense + experts) + 4.0 * keys * c.num_attention_heads * c.head_dim * c.num_hidden_layers)
 
 
-def _flops(model: Any, tokens: int, pairs: float) -> float:
-    """Of a forward pass with so many pairs of query and key."""
-    dense, expert, attention = _sizes(model)
-    return 2 * tokens * (dense + model.config.num_experts_per_tok * expert) + attention * pairs
-
-
-def _judge(fn: Callable[[], Verdict], device: torch.device) -> Verdict | Failure:
-    try:
-        return fn()
-    except ImportError as error:
-        return Failure("missing", f"{type(error).__name__}: {error}"[:300])
-    except Exception as error:
-        return failure_of(error, device)
-    finally:
-        release(device)
-
-
-def train(bench: _Bench, plan: Plan, tokens: int) -> Iterator[Record]:
+def train(bench: Bench, plan: Plan, tokens: int) -> Iterator[Record]:
     """A step of `tokens` tokens: forward, loss, backward, AdamW."""
     device = bench.site.torch_device
     model = models.build(plan, device).train()
     config, experts = model.config, [m for _, m in models.named_experts(model)]
     ids = torch.randint(0, config.vocab_size, (1, tokens), device=device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6, fused=True)
+    some = (experts[0].gate_up_proj, experts[-1].down_proj, model.lm_head.weight)
 
     def loss() -> Tensor:
         return model(input_ids=ids, labels=ids, use_cache=False).loss  # type: ignore[no-any-return]
 
-    forwards = {n: torch.compile(loss, dynamic=False) if n.endswith(COMPILED) else loss for n in TRAINERS}
-    some = (experts[0].gate_up_proj, experts[-1].down_proj, model.lm_head.weight)
+    forwards = {n: torch.compile(loss, dynamic=False) for n in bench.backends if n.endswith(COMPILED)}
+
+    def forward(name: str) -> Tensor:
+        config._experts_implementation = name.removesuffix(COMPILED)
+        with torch.enable_grad():
+            return forwards.get(name, loss)()
 
     def gradients(name: str) -> tuple[Tensor, ...]:
-        config._experts_implementation = name.removesuffix(COMPILED)
-        value = forwards[name]()
+        if name == "sonicmoe":
+            models.bring_sonicmoe()
+        value = forward(name)
         return value.detach()[None], *torch.autograd.grad(value, some)
 
     def step(name: str) -> Tensor:
-        config._experts_implementation = name.removesuffix(COMPILED)
-        with torch.enable_grad():
-            value = forwards[name]()
-            value.backward()
+        value = forward(name)
+        value.backward()
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         return value.detach()
 
     kept: dict[int, tuple[Tensor, ...]] = {}
-    own = gradients("grouped_mm")
+    free = gradients("grouped_mm")
     with models.routing(model, kept):
         truth = gradients("grouped_mm")
 
-    def right(name: str) -> Verdict:
-        models.bring(name)
-        if name.endswith(COMPILED):
-            return models.within(gradients(name), own, _limit(plan, name))
+    def as_routed(name: str) -> tuple[Tensor, ...]:
+        if name in forwards:
+            return gradients(name)
         with models.routing(model, kept):
-            return models.within(gradients(name), truth, _limit(plan, name))
+            return gradients(name)
 
-    names = [n for n in TRAINERS if bench.wanted(n)]
-    verdicts = {n: _judge(lambda n=n: right(n), device) for n in names}  # type: ignore[misc]
-    good = [n for n in names if isinstance(v := verdicts[n], Verdict) and v.ok]
-    for name in good:
-        step(name)  # the optimizer's moments are there from now on
+    verdicts = {
+        n: bench.judge(plan, n, lambda n=n: as_routed(n), free if n in forwards else truth)  # type: ignore[misc]
+        for n in bench.backends
+    }
+    step("grouped_mm")  # the optimizer's moments are there from now on
     held = models.nbytes(model) + sum(t.nbytes for s in optimizer.state.values() for t in s.values())
-    details = {n: {"experts_share": _share(lambda n=n: step(n), experts, device)} for n in good if COMPILED not in n}  # type: ignore[misc]
-    flops = 3 * _flops(model, tokens, tokens * tokens / 2)
-    work = Work(flops, 12.0 * sum(p.numel() for p in model.parameters()))
-    call = Call("train_step", f"T{tokens}", tokens, 1, 0, "eager")
-    calls = {n: lambda n=n: step(n) for n in good}  # type: ignore[misc]
-    yield from bench.records(
-        plan, call, calls, verdicts, dict.fromkeys(names, work), dict.fromkeys(names, held), details
-    )
+    work = Work(3 * _flops(model, tokens, tokens / 2), 12.0 * sum(p.numel() for p in model.parameters()))
+
+    def details(name: str) -> dict[str, float]:
+        seen = name not in forwards and device.type == "cuda"
+        return {"experts_share": _share(lambda: step(name), experts)} if seen else {}
+
+    call = Call("train_step", f"T{tokens}", tokens)
+    yield from bench.records(plan, call, step, verdicts, work, held, details)
 
 
-def _share(step: Callable[[], Any], experts: Sequence[Any], device: torch.device) -> float:
-    """Of a step's time, what passes inside the experts, forward and backward."""
-    marks: list[Any] = []
+def _share(step: Callable[[], Any], experts: Sequence[Any]) -> float:
+    """Of a step's time on the GPU, what passes inside the experts, forward and backward."""
+    marks: list[torch.cuda.Event] = []
 
     def mark(*_: Any) -> None:
-        if device.type == "cuda":
-            marks.append(torch.cuda.Event(enable_timing=True))
-            marks[-1].record()
-        else:
-            marks.append(time.perf_counter())
+        marks.append(torch.cuda.Event(enable_timing=True))
+        marks[-1].record()
 
-    hooks = [
-        hook
-        for m in experts
-        for hook in (
-            m.register_forward_pre_hook(mark),
-            m.register_forward_hook(mark),
-            m.register_full_backward_pre_hook(mark),
-            m.register_full_backward_hook(mark),
-        )
-    ]
+    places = ("forward_pre", "forward", "full_backward_pre", "full_backward")
+    hooks = [getattr(m, f"register_{place}_hook")(mark) for m in experts for place in places]
     mark()
     step()
     mark()
     for one in hooks:
         one.remove()
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-        marks = [marks[0].elapsed_time(later) for later in marks]
-    pairs = zip(marks[1:-1:2], marks[2:-1:2], strict=True)
-    return float(sum(end - start for start, end in pairs) / (marks[-1] - marks[0]))
+    torch.cuda.synchronize()
+    inside = sum(start.elapsed_time(end) for start, end in zip(marks[1:-1:2], marks[2:-1:2], strict=True))
+    return float(inside / marks[0].elapsed_time(marks[-1]))
 
 
-def serve(bench: _Bench, plan: Plan, batches: Sequence[int], prefill: int) -> Iterator[Record]:
-    """Decode at each batch and a prefill of one sequence: of the model as it is built, then in each format, then on
-    triton_kernels."""
+def serve(bench: Bench, plan: Plan, batches: Sequence[int], prefill: int) -> Iterator[Record]:
+    """Decode at each batch and a prefill of one sequence: as the model is built, then in each format."""
     device = bench.site.torch_device
     model = models.build(plan, device)
-    first = ("expertile-mxfp4",) if plan.packed else ("expertile", "grouped_mm", "batched_mm")
-    context = 120 if plan.packed else 256  # a sliding window's cache is captured in a graph while it is not full
+    context = 120 if plan.packed else 256  # a graph holds a sliding window's cache while it is not full
     policy = "graph" if device.type == "cuda" else "eager"
     calls = [Call("decode", f"decode-B{b}-C{context}", b, b, context, policy) for b in batches]
-    calls.append(Call("prefill", f"prefill-T{prefill}", prefill, 1, 0, "eager"))
-    yield from _served(bench, plan, model, calls, [n for n in first if bench.wanted(n)])
+    calls.append(Call("prefill", f"prefill-T{prefill}", prefill))
     if plan.packed:
-        if bench.wanted("triton_kernels"):
-            yield from _served(bench, plan, model, calls, ["triton_kernels"])
+        for name in (IN_MXFP4, "triton_kernels"):
+            yield from _served(bench, plan, model, calls, [n for n in bench.backends if n == name])
         return
-    for name in (n for n in SERVERS if n.startswith("expertile-") and bench.wanted(n)):
+    yield from _served(bench, plan, model, calls, [n for n in bench.backends if n in IN_BF16])
+    for name in (n for n in bench.backends if n.startswith("expertile-")):
         other = models.quantised(model, plan, name.removeprefix("expertile-"))
         yield from _served(bench, plan, other, calls, [name])
-        del other
-        release(device)
 
 
-def _served(bench: _Bench, plan: Plan, model: Any, calls: Sequence[Call], names: Sequence[str]) -> Iterator[Record]:
-    device, config = bench.site.torch_device, model.config
-    experts = [m for _, m in models.named_experts(model)]
-    whole = [models.nbytes(m) for m in experts]
-    count = experts[0].num_experts
-    dense = models.nbytes(model) - sum(whole) - model.get_input_embeddings().weight.nbytes
-    held, foreign = models.nbytes(model), "triton_kernels" in names
-    verdict: Verdict | Failure = Verdict(True, 0.0, 0.0)
-    truths: dict[Call, tuple[Work, dict[int, Any], Tensor]] = {}
+def _served(bench: Bench, plan: Plan, model: Any, calls: Sequence[Call], names: Sequence[str]) -> Iterator[Record]:
+    if not names:
+        return
+    config = model.config
+    whole = [models.nbytes(m) for _, m in models.named_experts(model)]
+    held, count = models.nbytes(model), getattr(config, "num_local_experts", None) or config.num_experts
+    dense = held - sum(whole) - model.get_input_embeddings().weight.nbytes
+    first: list[tuple[Call, Work, dict[int, tuple[Tensor, ...]], Tensor]] = []
     for call in calls:
         kept: dict[int, tuple[Tensor, ...]] = {}
         config._experts_implementation = DEQUANTISED
         with models.routing(model, kept):
             truth = _bound_to(model, call)()
         active = sum(own[0].unique().numel() / count * n for own, n in zip(kept.values(), whole, strict=True))
-        keys = call.context + 1 if call.context else call.tokens / 2
         cache = 4 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * call.batch * call.context
-        work = Work(_flops(model, call.tokens, call.tokens * keys), float(dense + active + cache))
-        truths[call] = work, {} if foreign else kept, truth[:0] if foreign else truth
-        release(device)
-    if foreign:
-        verdict = _judge(lambda: models.to_triton_kernels(model, LIMIT_OF_LAYER), device)
-        held = torch.cuda.memory_allocated(device) if device.type == "cuda" else held
+        keys = call.context + 1 if call.context else call.tokens / 2
+        first.append((call, Work(_flops(model, call.tokens, keys), float(dense + active + cache)), kept, truth))
+    foreign = "triton_kernels" in names
+    changed = bench.tried(lambda: models.to_triton_kernels(model, LIMIT_OF_LAYER)) if foreign else None
+    for call, work, kept, truth in first:
+        step = _bound_to(model, call)
 
-    for call in calls:
-        work, kept, truth = truths[call]
-        run = _bound_to(model, call)
-
-        def as_(name: str, run: Callable[[], Tensor] = run) -> Tensor:
-            if not foreign:
-                config._experts_implementation = name.partition("-")[0]
-            return run()
-
-        def right(name: str, as_: Any = as_, kept: Any = kept, truth: Tensor = truth) -> Verdict:
-            with models.routing(model, kept):
-                return models.within((as_(name),), (truth,), _limit(plan, name))
+        def run(name: str, step: Callable[[], Tensor] = step) -> Tensor:
+            config._experts_implementation = "expertile" if foreign else name.partition("-")[0]
+            return step()
 
         here = [n for n in names if n != "batched_mm" or call.tokens <= BATCHED_TOKENS]
-        verdicts = {n: verdict if foreign else _judge(lambda n=n: right(n), device) for n in here}  # type: ignore[misc]
-        runs = {n: lambda n=n, as_=as_: as_(n) for n in here}  # type: ignore[misc]
-        works, helds = dict.fromkeys(here, work), dict.fromkeys(here, float(held))
-        yield from bench.records(
-            plan, call, runs, verdicts, works, helds, dict.fromkeys(here, {"weights_nbytes": held})
-        )
+        with models.routing(model, kept):
+            verdicts = {n: changed or bench.judge(plan, n, lambda n=n: (run(n),), (truth,)) for n in here}  # type: ignore[misc]
+        yield from bench.records(plan, call, run, verdicts, work, float(held))
 
 
 def _bound_to(model: Any, call: Call) -> Callable[[], Tensor]:
-    """A step on `model`: -> logits [batch, vocabulary] of the last token of each sequence. The same tokens, and keys
-    and values in the cache, for every model."""
+    """A call of `model`: -> logits [batch, vocabulary] of each sequence's last token. Tokens, keys and values are drawn
+    from the same seed for every model."""
     config, device = model.config, next(model.parameters()).device
     generator = torch.Generator(device).manual_seed(call.tokens)
     shape = (call.batch, call.tokens // call.batch)
@@ -414,36 +360,26 @@ def _bound_to(model: Any, call: Call) -> Callable[[], Tensor]:
     from transformers import StaticCache
     from transformers.masking_utils import create_masks_for_generate
 
-    cache = StaticCache(config=config, max_cache_len=call.context + 1)
-    heads, width = config.num_key_value_heads, config.head_dim
-    cache.early_initialization(call.batch, heads, width, torch.bfloat16, device)
+    cache: Any = StaticCache(config=config, max_cache_len=call.context + 1)
+    cache.early_initialization(call.batch, config.num_key_value_heads, config.head_dim, torch.bfloat16, device)
     lengths = torch.full((len(cache.layers),), call.context, device=device)
     for layer, length in zip(cache.layers, lengths.unbind(), strict=True):
         layer.keys.normal_(generator=generator)
         layer.values.normal_(generator=generator)
         layer.cumulative_length = length
+    places = torch.full(shape, call.context, device=device)
+    same = dict(input_ids=ids, position_ids=places, past_key_values=cache, use_cache=True, logits_to_keep=1)
 
     def back() -> None:
         lengths.fill_(call.context)
         for layer in cache.layers:
-            if hasattr(layer, "cumulative_length_int"):
-                layer.cumulative_length_int = call.context
-
-    back()
-    places = torch.full(shape, call.context, device=device)
-    mask = create_masks_for_generate(config, model.get_input_embeddings()(ids), None, cache, places)
+            layer.cumulative_length_int = call.context  # which a sliding window's cache counts on the host
 
     @torch.no_grad()
     def step() -> Tensor:
         back()
-        found = model(
-            input_ids=ids,
-            attention_mask=mask,
-            position_ids=places,
-            past_key_values=cache,
-            use_cache=True,
-            logits_to_keep=1,
-        )
-        return found.logits[:, -1]  # type: ignore[no-any-return]
+        return model(attention_mask=mask, **same).logits[:, -1]  # type: ignore[no-any-return]
 
+    back()
+    mask = create_masks_for_generate(config, model.get_input_embeddings()(ids), None, cache, places)
     return step
