@@ -172,15 +172,10 @@ def _measure(
         for sentence in conclude(found):
             console.print(f"• {escape(sentence)}", highlight=False)
         return
-    if part.name in end_to_end.PRESETS:
-        of_models = end_to_end.measure(
-            part.name,
-            Site.current(),
-            out_path=path,
-            seconds=4.0 if spec.quick else 12.0,
-            backends=spec.include,
-            only=spec.only or ("*",),
-        )
+    if part.name in end_to_end.BACKENDS:
+        chosen = tuple(n for n in end_to_end.BACKENDS[part.name] if spec.chooses(n))
+        seconds = 4.0 if spec.quick else 12.0
+        of_models = end_to_end.measure(part.name, Site.current(), out_path=path, seconds=seconds, backends=chosen)
         with console.status(f"{part.name}: whole models"):
             for record in of_models:
                 console.print(escape(end_to_end.line(record)), highlight=False)

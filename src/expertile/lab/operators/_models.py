@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from expertile.formats.fp8 import QuantizedBuffers
-from expertile.formats.mxfp4 import Mxfp4Weight
+from expertile.formats.mxfp4 import Mxfp4Weight, row_bytes, scale_words
 from expertile.formats.weight_only import quantize
 from expertile.integrations.checkpoints import parameters_on_meta
 from expertile.integrations.transformers import register, replace_weight
@@ -27,7 +27,7 @@ _SCALE_BYTE = 120  # 2^-7: random e2m1 codes of standard deviation 2.9 become we
 
 @dataclass(frozen=True)
 class Plan:
-    """A configuration of transformers, `<family>Config(**options)`. `packed`: its experts are random MXFP4 blocks.
+    """A configuration of transformers, `<family>Config(**options)`. `packed`: its experts are random MXFP4 codes.
     `attention`: "eager" where the model takes no SDPA."""
 
     name: str
@@ -51,11 +51,10 @@ def build(plan: Plan, device: torch.device, seed: int = 0) -> Any:
     model, generator = _empty(plan), torch.Generator(device).manual_seed(seed)
     for module, last, like, weight_of in _places(model):
         if plan.packed and weight_of is not None:
-            experts, rows, columns = weight_of(like).shape
-            codes = torch.empty((experts, rows, columns // 32, 16), dtype=torch.uint8, device=device)
-            scales = torch.full(codes.shape[:-1], _SCALE_BYTE, dtype=torch.uint8, device=device)
-            blocks = codes.random_(0, 256, generator=generator)
-            replace_weight(module, last, Mxfp4Weight.from_blocks(blocks, scales))
+            g, n, k = weight_of(like).shape
+            packed = torch.empty((g, n, row_bytes(k)), dtype=torch.uint8, device=device)
+            scales = torch.full((g, scale_words(k), n, 4), _SCALE_BYTE, dtype=torch.uint8, device=device)
+            replace_weight(module, last, Mxfp4Weight(packed.random_(0, 256, generator=generator), scales, k))
             continue
         made = torch.empty(like.shape, dtype=like.dtype, device=device)
         if like.dim() == 1 and last == "weight":

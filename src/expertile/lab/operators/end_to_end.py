@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatch
 from pathlib import Path
-from types import MappingProxyType
+from types import MethodType
 from typing import Any
 
 import torch
@@ -35,17 +35,16 @@ from expertile.lab.operators._models import DEQUANTISED, Plan
 from expertile.lab.operators.transformers_layers import BATCHED_TOKENS, MODELS
 from expertile.lab.race.case import Site
 from expertile.lab.race.memory import peak_memory
-from expertile.lab.race.operator import Operator, Verdict, Workload
+from expertile.lab.race.operator import Verdict
 from expertile.lab.race.record import PEAK_BYTES, TOKENS_PER_S, Record, append, measured
 from expertile.roofline import Work, bound
 
-OPERATORS: tuple[Operator, ...] = ()
 TRAIN, SERVE = "end-to-end-train", "end-to-end-serve"
-PRESETS: Mapping[str, Callable[[], tuple[Workload, ...]]] = MappingProxyType({TRAIN: tuple, SERVE: tuple})
 COMPILED = "-compiled"
 TRAINERS = ("expertile", "grouped_mm", "sonicmoe", f"grouped_mm{COMPILED}", f"expertile{COMPILED}")
 IN_BF16, IN_MXFP4 = ("expertile", "grouped_mm", "batched_mm"), "expertile-mxfp4"
 SERVERS = (*IN_BF16, IN_MXFP4, "expertile-int4", "expertile-fp8", "triton_kernels")
+BACKENDS = {TRAIN: TRAINERS, SERVE: SERVERS}
 # Relative error of logits and gradients: what bfloat16 rounds in a layer, added over the layers like a random walk. FP8
 # rounds activations to 4 bits too, and a compiled step routes some tokens otherwise.
 LIMIT_OF_LAYER, FP8_LIMIT, COMPILED_LIMIT = 0.025, 0.2, 0.3
@@ -177,11 +176,11 @@ def measure(
 ) -> Iterator[Record]:
     """The records of a preset, each in `out_path` as soon as it is made; models one after another.
 
-    `seconds`: of timing for each workload; `backends`: some of TRAINERS or SERVERS; `only`: patterns of models' names;
+    `seconds`: of timing for each workload; `backends`: some of BACKENDS; `only`: patterns of models' names;
     `layers`: fewer than the models have. A CPU takes small models, and few tokens.
     """
     on_gpu = site.torch_device.type == "cuda"
-    few = tuple(n for n in (TRAINERS if preset == TRAIN else SERVERS) if on_gpu or COMPILED not in n)
+    few = tuple(n for n in BACKENDS[preset] if on_gpu or COMPILED not in n)
     chosen = tuple(n for n in few if not backends or n in backends)
     budget = Budget(seconds) if on_gpu else Budget(0.1, 3, 3)
     bench = Bench(preset, site, budget, chosen, capture_env(site.device), new_run_id())
@@ -210,13 +209,15 @@ def line(record: Record) -> str:
     return f"{name}{record.value:.5g} tokens/s{of_bound}{inside}, error {record.rel_error or 0:.1e}"
 
 
-def _flops(model: Any, tokens: int, keys: float) -> float:
-    """Of a forward pass in which a token meets so many keys."""
+def _flops(model: Any, tokens: int, logits: int, keys: float) -> float:
+    """Of a forward pass in which a token meets so many keys, and `logits` tokens the head."""
     c, inside = model.config, {id(p) for _, m in models.named_experts(model) for p in m.parameters()}
     dense = sum(p.numel() for n, p in model.named_parameters() if id(p) not in inside and "embed_tokens" not in n)
     intermediate = getattr(c, "moe_intermediate_size", None) or c.intermediate_size
     experts = 3 * c.num_experts_per_tok * c.hidden_size * intermediate * c.num_hidden_layers
-    return tokens * (2.0 * (dense + experts) + 4.0 * keys * c.num_attention_heads * c.head_dim * c.num_hidden_layers)
+    head = model.lm_head.weight.numel()
+    of_token = 2.0 * (dense - head + experts) + 4.0 * keys * c.num_attention_heads * c.head_dim * c.num_hidden_layers
+    return tokens * of_token + 2.0 * logits * head
 
 
 def train(bench: Bench, plan: Plan, tokens: int) -> Iterator[Record]:
@@ -228,15 +229,13 @@ def train(bench: Bench, plan: Plan, tokens: int) -> Iterator[Record]:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6, fused=True)
     some = (experts[0].gate_up_proj, experts[-1].down_proj, model.lm_head.weight)
 
-    def loss() -> Tensor:
-        return model(input_ids=ids, labels=ids, use_cache=False).loss  # type: ignore[no-any-return]
-
-    forwards = {n: torch.compile(loss, dynamic=False) for n in bench.backends if n.endswith(COMPILED)}
+    compiled = _compilable(model)
 
     def forward(name: str) -> Tensor:
         config._experts_implementation = name.removesuffix(COMPILED)
+        compiled(name.endswith(COMPILED))
         with torch.enable_grad():
-            return forwards.get(name, loss)()
+            return model(input_ids=ids, labels=ids, use_cache=False).loss  # type: ignore[no-any-return]
 
     def gradients(name: str) -> tuple[Tensor, ...]:
         if name == "sonicmoe":
@@ -257,25 +256,40 @@ def train(bench: Bench, plan: Plan, tokens: int) -> Iterator[Record]:
         truth = gradients("grouped_mm")
 
     def as_routed(name: str) -> tuple[Tensor, ...]:
-        if name in forwards:
+        if name.endswith(COMPILED):
             return gradients(name)
         with models.routing(model, kept):
             return gradients(name)
 
     verdicts = {
-        n: bench.judge(plan, n, lambda n=n: as_routed(n), free if n in forwards else truth)  # type: ignore[misc]
+        n: bench.judge(plan, n, lambda n=n: as_routed(n), free if n.endswith(COMPILED) else truth)  # type: ignore[misc]
         for n in bench.backends
     }
+    work = Work(3 * _flops(model, tokens, tokens, tokens / 2), 12.0 * sum(p.numel() for p in model.parameters()))
     step("grouped_mm")  # the optimizer's moments are there from now on
     held = models.nbytes(model) + sum(t.nbytes for s in optimizer.state.values() for t in s.values())
-    work = Work(3 * _flops(model, tokens, tokens / 2), 12.0 * sum(p.numel() for p in model.parameters()))
 
     def details(name: str) -> dict[str, float]:
-        seen = name not in forwards and device.type == "cuda"
+        seen = not name.endswith(COMPILED) and device.type == "cuda"
         return {"experts_share": _share(lambda: step(name), experts)} if seen else {}
 
     call = Call("train_step", f"T{tokens}", tokens)
     yield from bench.records(plan, call, step, verdicts, work, held, details)
+
+
+def _compilable(model: Any) -> Callable[[bool], None]:
+    """Sets whether the model runs with torch.compile: its decoder layers, which share one graph, and the loss."""
+    layers, losses = model.model.layers, (model.loss_function, torch.compile(model.loss_function, dynamic=False))
+    forward = torch.compile(type(layers[0]).forward, dynamic=False)
+
+    def switch(on: bool) -> None:
+        model.loss_function = losses[on]
+        for layer in layers:
+            vars(layer).pop("forward", None)
+            if on:
+                layer.forward = MethodType(forward, layer)
+
+    return switch
 
 
 def _share(step: Callable[[], Any], experts: Sequence[Any]) -> float:
@@ -332,7 +346,9 @@ def _served(bench: Bench, plan: Plan, model: Any, calls: Sequence[Call], names: 
         active = sum(own[0].unique().numel() / count * n for own, n in zip(kept.values(), whole, strict=True))
         cache = 4 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * call.batch * call.context
         keys = call.context + 1 if call.context else call.tokens / 2
-        first.append((call, Work(_flops(model, call.tokens, keys), float(dense + active + cache)), kept, truth))
+        first.append(
+            (call, Work(_flops(model, call.tokens, call.batch, keys), float(dense + active + cache)), kept, truth)
+        )
     foreign = "triton_kernels" in names
     changed = bench.tried(lambda: models.to_triton_kernels(model, LIMIT_OF_LAYER)) if foreign else None
     for call, work, kept, truth in first:
