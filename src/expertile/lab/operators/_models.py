@@ -180,8 +180,8 @@ def to_triton_kernels(model: Any, limit: float) -> Verdict:
         for projection in _PROJECTIONS:
             weight = getattr(experts, projection).weight
             delattr(experts, projection)
-            blocks = weight.blocks(), weight.scale_bytes()
-            mxfp4.swizzle_mxfp4_convertops(*blocks, own, projection, device, triton_kernels)
+            blocks = torch.cat([weight.part(e, e + 1).blocks() for e in range(weight.shape[0])])
+            mxfp4.swizzle_mxfp4_convertops(blocks, weight.scale_bytes(), own, projection, device, triton_kernels)
             bias = getattr(experts, f"{projection}_bias").detach().float()
             setattr(own, f"{projection}_bias", torch.nn.Parameter(bias, requires_grad=False))
         if hasattr(mxfp4, "Mxfp4GptOssMLP"):  # from transformers 5.18 on
