@@ -202,7 +202,7 @@ def line(record: Record) -> str:
     if record.value is None or record.status != "ok":
         return f"{name}{record.status}, {record.reason}"
     if record.metric == PEAK_BYTES:
-        return f"{name}{record.value / 1e9:.2f} GB at the peak"
+        return f"{name}{record.value / 1e9:.3g} GB at the peak"
     share = record.details.get("experts_share")
     inside = "" if share is None else f", {share:.0%} of the step in the experts"
     of_bound = f", {record.value / record.bound:.0%} of the bound" if record.bound else ""
