@@ -23,7 +23,7 @@ def candidate(backend, rate, name="Small-T64", **details):
         "date": "2026-01-02",
     }
     if isinstance(rate, str):
-        return [untimed("unsupported", rate, **{**fields, "metric": TOKENS_PER_S})]
+        return [untimed("unsupported", rate, metric=TOKENS_PER_S, bound=0.0, **fields)]
     of_rate = timed(1.0, **fields, bound=0.0, rel_error=0.01)
     return [
         replace(of_rate, metric=TOKENS_PER_S, value=rate, ci95=None, bound=5000.0),
