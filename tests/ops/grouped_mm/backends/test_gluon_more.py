@@ -61,9 +61,9 @@ def test_right_in_any_order(case: Case, rank: int, name: str) -> None:
 
 
 MUTANTS = {
-    "the second pair is left out": Fault("_load_a", "m_ >= 0", "m_ > 0"),
-    "its weights come from the first": Fault("_load_b", "p_.more_b_desc", "p_.b_desc"),
-    "both pairs are loaded": Fault("_load_a", "m_ < 0", "m_ < 1"),
+    "the second pair starts late": Fault("produce", "m_ * p_.BLOCK_K", "(m_ + 1) * p_.BLOCK_K", nth=-1),
+    "its weights come from the first": Fault("fill_more", "p_.more_b_desc", "p_.b_desc"),
+    "the first pair goes on": Fault("produce", "k_ - p_.MORE * _", "k_"),
 }
 
 

@@ -25,7 +25,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from expertile.ops.grouped_mm.backends._gluon_context import Context
-from expertile.ops.grouped_mm.backends._gluon_producer import fill
+from expertile.ops.grouped_mm.backends._gluon_producer import fill_first, fill_more
 from expertile.ops.hopper.columns import pieces
 from expertile.ops.hopper.load import produce
 from expertile.ops.hopper.prologue import make_barriers, prefetch_descriptors
@@ -205,7 +205,10 @@ def _consumer(p, CONSUMER: gl.constexpr, mma_layout: gl.constexpr):
 
 @gluon.jit
 def _producer(p):
-    produce(p, fill)
+    if p.MORE > 0:
+        produce(p, fill_first, fill_more)
+    else:
+        produce(p, fill_first)
 
 
 @gluon.jit(
