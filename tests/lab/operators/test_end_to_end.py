@@ -143,3 +143,12 @@ def test_a_decode_step_sees_the_cache_and_leaves_it_as_it_was():
         once = step()
         assert list(once.shape) == [2, 256] and torch.equal(once, step())
         assert error(lab._bound_to(model, replace(call, context=99))().float(), once.float()) > 0.01
+
+
+def test_without_transformers_a_preset_is_refused_in_a_sentence(monkeypatch):
+    def missing():
+        raise ImportError("transformers is not installed")
+
+    monkeypatch.setattr(models, "register", missing)
+    with pytest.raises(ValueError, match="end-to-end-serve: transformers is not installed"):
+        measured(lab.SERVE)

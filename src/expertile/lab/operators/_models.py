@@ -80,10 +80,10 @@ def quantised(model: Any, plan: Plan, format: str) -> Any:
 
 
 def _empty(plan: Plan) -> Any:
+    register()
     import transformers
     from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS as functions
 
-    register()
     grouped = functions["grouped_mm"]
     functions.register(DEQUANTISED, lambda self, *args: grouped(_Plain(self), *args))
     config = getattr(transformers, f"{plan.family}Config")(**plan.options)

@@ -177,8 +177,12 @@ def measure(
     """The records of a preset, each in `out_path` as soon as it is made; models one after another.
 
     `seconds`: of timing for each workload; `backends`: some of BACKENDS; `only`: patterns of models' names;
-    `layers`: fewer than the models have. A CPU takes small models, and few tokens.
+    `layers`: fewer than the models have. A CPU takes small models, and few tokens. ValueError without transformers 5.7.
     """
+    try:
+        models.register()
+    except ImportError as error:
+        raise ValueError(f"{preset}: {error}") from None
     on_gpu = site.torch_device.type == "cuda"
     few = tuple(n for n in BACKENDS[preset] if on_gpu or COMPILED not in n)
     chosen = tuple(n for n in few if not backends or n in backends)
