@@ -9,8 +9,8 @@ import re
 import subprocess
 import tempfile
 from collections import Counter
-from dataclasses import dataclass
-from functools import lru_cache
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +43,7 @@ _LABEL_MEANT = re.compile(r"`\(([.$\w]+)\)")
 
 @dataclass(frozen=True)
 class Resources:
-    """Resources of one compiled kernel. `opcodes` counts SASS instructions by their first name ("HGMMA", "LDGSTS")."""
+    """Resources of one compiled kernel."""
 
     name: str
     arch: int
@@ -51,8 +51,14 @@ class Resources:
     stack_bytes: int
     smem_bytes: int
     num_warps: int
-    opcodes: Counter[str]
     ptx: str
+    cubin: bytes = field(repr=False)
+
+    @cached_property
+    def opcodes(self) -> Counter[str]:
+        """SASS instructions by their first name ("HGMMA", "LDGSTS"). The disassembler takes as long to start as Triton
+        takes to compile a small kernel: it runs for those who ask."""
+        return Counter(opcode.split(".")[0] for opcode in _OPCODE.findall(machine_code(self.cubin)))
 
     @property
     def fits(self) -> bool:
@@ -61,8 +67,8 @@ class Resources:
 
     @property
     def spills(self) -> int:
-        """Loads and stores of registers to local memory."""
-        return self.opcodes["LDL"] + self.opcodes["STL"]
+        """Loads and stores of registers to local memory; a kernel without a stack has none."""
+        return self.opcodes["LDL"] + self.opcodes["STL"] if self.stack_bytes else 0
 
     def __str__(self) -> str:
         keep = ("HMMA", "HGMMA", "QGMMA", "UTCHMMA", "UTMALDG", "UTMASTG", "LDGSTS", "FFMA")
@@ -80,7 +86,6 @@ def resources(kernel: Any, arch: int) -> Resources:
     found = re.search(r"REG:(\d+).*?STACK:(\d+)", usage)
     if found is None:
         raise ValueError(f"cuobjdump printed no resource usage: {usage[-500:]}")
-    opcodes = Counter(opcode.split(".")[0] for opcode in _OPCODE.findall(machine_code(cubin)))
     return Resources(
         kernel.metadata.name,
         arch,
@@ -88,8 +93,8 @@ def resources(kernel: Any, arch: int) -> Resources:
         int(found[2]),
         kernel.metadata.shared,
         kernel.metadata.num_warps,
-        opcodes,
         kernel.asm["ptx"],
+        cubin,
     )
 
 
