@@ -18,6 +18,7 @@ from triton import knobs
 from triton.backends.nvidia.compiler import get_ptxas
 
 from expertile.ops.launch.versions import TRITON
+from tests.support.fake_driver import ptxas_logs
 
 # Most dynamic shared memory one block may use, bytes (CUDA C++ Programming Guide, table of compute capabilities).
 SMEM_LIMIT = {80: 166912, 86: 101376, 89: 101376, 90: 232448, 100: 232448, 120: 101376}
@@ -101,14 +102,21 @@ def resources(kernel: Any, arch: int) -> Resources:
 def ptxas_warnings(compiled: Resources) -> list[str]:
     """ptxas's performance warnings about a kernel: C7510 (wgmma serialised), C7508 (setmaxnreg ignored) and their like.
 
-    Triton shows them nowhere, so its PTX goes through the bundled ptxas again."""
+    Triton shows them where it compiles; the PTX of a kernel from its cache goes through the bundled ptxas again."""
+    log = ptxas_logs.get(compiled.cubin)
+    if log is None:
+        log = _assembled(compiled)
+    return [line for line in log.splitlines() if re.search(r"\bC75\d\d\b", line)]
+
+
+def _assembled(compiled: Resources) -> str:
+    """What ptxas says of a kernel's PTX."""
     tool = get_ptxas(compiled.arch).path
     feature = "a" if compiled.arch >= 90 else ""
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder) / "kernel.ptx"
         source.write_text(compiled.ptx)
-        log = _output(tool, "-v", f"--gpu-name=sm_{compiled.arch}{feature}", str(source), "-o", f"{folder}/kernel.o")
-    return [line for line in log.splitlines() if re.search(r"\bC75\d\d\b", line)]
+        return _output(tool, "-v", f"--gpu-name=sm_{compiled.arch}{feature}", str(source), "-o", f"{folder}/kernel.o")
 
 
 def spills_in_loops(kernel: Any, opcode: str) -> int:

@@ -20,7 +20,7 @@ pytestmark = [
 ]
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-# Every dtype is compiled for the first and for sm_90; the others, which have the same loads, stores and arithmetic, take
+# Every dtype is compiled for the first and for sm_90. The others have the same loads, stores and arithmetic, and take
 # turns at the dtypes.
 ARCHES = (80, 86, 89, 90, 100, 120)
 TARGETS = [(d, a) for i, a in enumerate(ARCHES) for j, d in enumerate(DTYPES) if a in (80, 90) or i % 3 == j]
@@ -98,9 +98,10 @@ def test_laplacian_of_any_width(dtype):
     assert set(accesses) == {("ld", dtype.itemsize), ("st", dtype.itemsize)}
 
 
-@pytest.mark.parametrize("dtype", DTYPES[:2], ids=str)
-def test_laplacian_configs(dtype):
+# Two-byte elements are twice as many in a vector: they have the fewest registers to spare.
+@pytest.mark.parametrize("dtype, step", [(torch.float32, 4), (torch.bfloat16, 2)], ids=str)
+def test_laplacian_configs(dtype, step):
     u, out = grid(8192, 8192, dtype, "zero")
-    for config in laplacian.configs(1, 8192, 8192 * dtype.itemsize // 16, 132)[::2]:
+    for config in laplacian.configs(1, 8192, 8192 * dtype.itemsize // 16, 132)[::step]:
         found, _ = compiled(90, laplacian.launch, u, out, "zero", 1.0, config)
         assert found.spills == 0 and found.smem_bytes == 0, (config, str(found))

@@ -72,7 +72,7 @@ def assert_sound(found):
 
 def every_config(backend, arches, variants, first=0):
     """(arch, config, problem, operands): on each arch every config that the backend lists for the first variant, and of
-    the others each meets a quarter of theirs, in turn; with first=1 the first one as well."""
+    the others each meets a third of theirs, in turn; with first=1 the first one as well."""
     for arch in arches:
         device = Device.by_name(DEVICES[arch])
         assert device.capability == divmod(arch, 10)
@@ -80,7 +80,7 @@ def every_config(backend, arches, variants, first=0):
             problem = problem_of(operands, **options)
             assert backend.supports(problem, device) is None, f"{name} on sm_{arch}"
             configs = backend.configs(problem, device)
-            for config in configs if turn == 0 else configs[turn % 4 :: 4]:
+            for config in configs if turn == 0 else configs[turn % 3 :: 3]:
                 tile = f"{config.block_m}x{config.block_n}x{config.block_k}-w{config.num_warps}-s{config.num_stages}"
                 extra = f"-f{config.flatten:d}-p{config.subtile}" if hasattr(config, "subtile") else ""
                 case_id = f"sm{arch}-{name}-{tile}{extra}-b{config.blocks_per_sm}"
