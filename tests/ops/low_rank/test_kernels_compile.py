@@ -33,8 +33,9 @@ def test_kernels(arch, rank, interleaved, monkeypatch):
         api.backward(act, pre, u, b, u, a, slots, rows, weights, offs, "swiglu", interleaved)
         api.expand(y, u, wide, offs)
         api.outer(u, x, rows, offs, weighted=(slots, weights), last=True)
+        api.turn(torch.empty(2 * I, rank, E).permute(2, 0, 1), b)
     found = {k.metadata.name: resources(k, arch) for k in kernels}
-    names = ("shrink", "activate", "backward", "expand", "outer")
+    names = ("shrink", "activate", "backward", "expand", "outer", "turn")
     assert tuple(found) == tuple(f"{name}_kernel" for name in names)
     for each in found.values():
         assert each.spills == 0 and each.fits, str(each)
