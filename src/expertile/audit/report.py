@@ -53,6 +53,12 @@ class Row:
         held = self.of(kind)
         return held[0] if len(held) == 1 and held[0].exact and held[0].value.mid > 0 else None
 
+    def mean(self, kind: str) -> Quantity | None:
+        """The one figure of a kind, or the one that is called the mean of several."""
+        called = [q for q in self.of(kind) if re.search(r"(?i)\b(?:avg|average|mean)\b", q.label)]
+        good = len(called) == 1 and called[0].exact and called[0].value.mid > 0
+        return self.only(kind) or (called[0] if good and self.kind == "record" else None)
+
     def parts(self) -> list["Row"]:
         """A sentence that says the same of several ("19 ms (3,368/s), the other 33 ms (2,940/s)") as a row for each."""
         kinds = [q.kind for q in self.quantities]
@@ -145,7 +151,8 @@ class Row:
         of = blocks[self.block]
         own = [clean(n.text) for n in of.lines if self.line - 8 <= n.number < self.line or of.kind == "prose"]
         above = blocks[self.block - 1] if self.block else None
-        return " ".join([clean(above.text) if above and above.kind in ("prose", "heading") else "", *own])
+        lead = above.lines[-8:] if above and above.kind != "list" else []
+        return " ".join([*(clean(line.text) for line in lead), *own])
 
     @cached_property
     def words(self) -> str:

@@ -47,7 +47,9 @@ def compression(report: Report) -> Iterator[Finding]:
             if len(bits) != 2 or bits[0] > 8:
                 continue
             most, saved = bits[1] / bits[0], q.value.lo if q.exact else q.value.mid
-            less = q.kind == "ratio" or re.search(r"(?i)sav|reduc|less|smaller|lower|fewer", before[-40:] + after)
+            less = q.kind == "ratio" or re.search(
+                r"(?i)sav|reduc|less|smaller|lower|fewer|\bcut|shr[iau]nk", before[-40:] + after
+            )
             beyond = (saved if q.kind == "ratio" else 1 / max(1 - saved, 1e-9)) > most * 1.06
             other = _NOT_BITS.search(before[-60:] + after) or (not known and "kv" in row.text.lower())
             if less and beyond and not other:
@@ -66,14 +68,17 @@ def compression(report: Report) -> Iterator[Finding]:
                 ratio = f"{wide_q.text} / {q.text} is {wide_q.value.mid / q.value.mid:.3g}x"
                 message = f"{ratio}; the bits give at most {max(bits) / min(bits):.3g}x"
                 yield finding(INCONSISTENT, "compression", message, q, wide_q)
+    for row in (row for row in report.rows if row.kind == "record"):
+        yield from _column([(q.label, q) for q in row.of("bytes") if q.exact and not _SPEED_OF.search(q.label)], [])
     for grid in report.grids:
         for c in grid.columns("bytes"):
             if re.search(r"(?i)mem|size|vram|footprint|storage|weights", grid.header[c]):
                 yield from _column([(row.label, size) for row in grid.body if (size := row.figure(c))], wide)
 
 
+_SPEED_OF = re.compile(r"(?i)\bact|kv|cache|traffic|moved|read|writ")
 _FORMAT = re.compile(
-    r"\b(?:(?:fp|bf|int|uint|w|q|nf)\d+\w*|awq|gptq|quantized|baseline|\d+-?bit|half|float\d*|g\d+|group\d*|weights?|memory|model|size)\b"
+    r"\b(?:group[ _-]?size\W*\d+|(?:fp|bf|int|uint|w|q|nf)\d+\w*|awq|gptq|quantized|baseline|\d+-?bit|half|float\d*|g\d+|group\d*|weights?|memory|model|size|checkpoint|vram|to|with)\b"
 )
 _WORD = re.compile(r"[a-z0-9.]+")
 

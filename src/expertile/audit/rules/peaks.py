@@ -41,6 +41,12 @@ def _peak(device: Device, formats: Iterable[str], sparse: bool = False) -> float
     return twice * max((device.sparse_peak(f) if sparse else None) or generous_peak(device, f) or 0.0 for f in known)
 
 
+def peaks_of(device: Device) -> tuple[float, ...]:
+    """Every peak FLOP/s that anybody may mean: dense, sparse, with the accumulation that is faster."""
+    known = (x for f in DTYPES for x in (device.peak(f), device.sparse_peak(f), generous_peak(device, f)))
+    return tuple(dict.fromkeys(x for x in known if x))
+
+
 def _fastest(row: Row, formats: Iterable[str], sparse: bool) -> tuple[float, Device]:
     """The highest peak of the GPUs that the row may have run on, and whose it is."""
     return max(((_peak(d, formats, sparse), d) for d in row.devices), key=lambda pair: pair[0] * _slack(pair[1]))
@@ -71,7 +77,8 @@ def _one_part(report: Report) -> bool:
 
 def _rate(report: Report, row: Row, q: Quantity, count: float) -> Iterator[Finding]:
     lowest, sparse, stated = q.value.lo / count, "spars" in report.text or "2:4" in report.text, _formats_of(q, row)
-    own = stated or row.stated("formats")
+    whole = report.everything.of("formats")
+    own = stated or row.stated("formats") or (whole if whole in (("bf16",), ("fp16",), ("fp8",)) else ())
     # A row with its own share of a peak was run on a part with another peak.
     share = row.only("percent")
     other = share and share.value.mid <= 1.0 and _SHARE.search(share.words)
@@ -102,6 +109,7 @@ def _formats_of(q: Quantity, row: Row) -> tuple[str, ...]:
 
 def _bandwidth(report: Report, row: Row, q: Quantity, count: float) -> Iterator[Finding]:
     text = f"{q.words} {row.text.lower()}"
+    text = text.replace("effective", "") if _MEMORY.search(text) else text
     device = max(row.devices, key=lambda d: d.memory_bps or 0)
     most = (device.memory_bps or float("inf")) * count
     slack = 1.1 if "GeForce" in device.name else 1.04
@@ -168,6 +176,9 @@ _SHARE = re.compile(r"\bpeak\b|theoretical|roofline|\bmfu\b|speed of light|\bsol
 _PEAK = re.compile(r"peak|theoretical|roofline|max(?:imum)?\b|spec|rated|limit|up to|of \(?$|\bof \d")
 
 
+_OF = re.compile(r"(?i)\W*of (?:(?:the|its|a|peak|theoretical|gpu|dense|hbm)\W*)*")
+
+
 def _sheet(row: Row, q: Quantity) -> bool:
     """Whether a figure that names its GPU just before it is that GPU's peak."""
     devices = facts(q.label).of("devices")
@@ -190,15 +201,18 @@ def shares(report: Report) -> Iterator[Finding]:
             if row.of(unlike) or not (here or row.devices):
                 continue
             q, p = figures[0], percents[0]
-            known = [x for d in row.devices for f in DTYPES for x in (d.peak(f), d.sparse_peak(f), generous_peak(d, f))]
-            known = [d.memory_bps for d in row.devices] if kind == "bandwidth" else known
+            known = [x for d in row.devices for x in (peaks_of(d) if kind == "rate" else (d.memory_bps or 0.0,))]
             known = [x for x in known if x and not any(s.value.meets(x, 0.05) for s in here)]
             part, other = q.value / p.value, (*known, *(s.value.mid for s in stated if s not in here))
-            near = any(part.meets(x * n, 0.1) for x in other if x for n in gpu_counts(row))
+            # "88 % of the 1555 GB/s peak" leaves nothing open.
+            direct = [s for s in here if s.start > p.end and _OF.fullmatch(row.text[p.end : s.start])]
+            near = not direct and any(
+                part.meets(x * n, 0.03 if here else 0.1) for x in other if x for n in gpu_counts(row)
+            )
             if (
                 not near
                 and not any((q.plain / p.value).meets(s.plain, 0.05) for s in here)
-                and not any(q.value.meets(s.value) for s in stated)
+                and not any(q.plain.meets(s.plain) for s in stated)
             ):
                 base = (here or stated)[0]
                 share = f"{100 * q.value.mid / base.value.mid:.3g} %"

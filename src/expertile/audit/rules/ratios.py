@@ -77,11 +77,6 @@ def grids(report: Report) -> Iterator[Finding]:
                 yield from _column(grid, index)
 
 
-def _rank(scored: tuple[int, _Hypothesis]) -> tuple[int, bool, bool]:
-    score, h = scored
-    return score, h.direct, h.name.endswith("1x")
-
-
 def _column(grid: Grid, index: int) -> Iterator[Finding]:
     cells = grid.column(index)
     body = [r for r, row in enumerate(grid.rows) if not row.summary]
@@ -96,7 +91,12 @@ def _column(grid: Grid, index: int) -> Iterator[Finding]:
     ones = ones or (blank if len(blank) == 1 and len(telling) == len(body) - 1 else [])
     kinds = tuple(k for k in _TYPED if any(c != index for c in grid.columns(k)))
     scored = [(h.score(targets, telling), h) for kind in kinds for h in _hypotheses(grid, kind, index, body, ones)]
-    score, best = max(((s, h) for s, h in scored if s), key=_rank, default=(0, None))
+
+    def rank(scored: tuple[int, _Hypothesis]) -> tuple[int, bool, bool]:
+        score, h = scored
+        return score + 2 * sum(h.fits(r, targets[r], 0.0) for r in telling), h.direct, h.name.endswith("1x")
+
+    score, best = max(((s, h) for s, h in scored if s), key=rank, default=(0, None))
     told = best is not None and (best.direct or best.name.endswith("1x") or targets[telling[0]].kind == "ratio")
     if best is None or (score < 3 and not told):
         return
