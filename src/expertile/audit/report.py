@@ -64,7 +64,7 @@ class Row:
         kinds = [q.kind for q in self.quantities]
         periods = [p for p in range(2, len(kinds) // 2 + 1) if kinds == kinds[:p] * (len(kinds) // p)]
         # "from 3 to 4 req/s (+33 %), from 90 to 60 ms (-33 %)"
-        changes = all(a == b != "percent" == c for a, b, c in zip(*(kinds[i::3] for i in range(3)), strict=False))
+        changes = all(a == b and c in ("percent", "ratio") and a != c for a, b, c in zip(*(kinds[i::3] for i in range(3)), strict=False))
         periods += [3] if len(kinds) > 3 and len(kinds) % 3 == 0 and changes else []
         starts = range(0, len(kinds), periods[0]) if periods and self.kind == "line" else ()
         rows = [replace(self, quantities=self.quantities[s : s + periods[0]]) for s in starts]
@@ -209,7 +209,7 @@ _SENTENCE = re.compile(r"\S.*?(?:[.!?](?=\s+(?:[a-z]{0,2}[A-Z]|[*(\[#])|\s*$)|(?
 _REACH = 60  # lines
 RATIO = re.compile(
     r"(?i)speed-?\s?up|\bratio\b|\brelative\b|\brel\b|slow-?\s?down|improvement|\bgain\b|faster|\bvs\.?\b|\bfactor\b|"
-    r"normalized|\w ?/ ?\w"
+    r"normalized|\w ?/ ?\w|[x×] (?:baseline|over\b)"
 )
 _PER_TOKEN = re.compile(r"(?i)\b(?:tpot|itl|inter-?token|per[ _-](?:output[ _-])?token)\b")
 

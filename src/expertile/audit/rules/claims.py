@@ -12,6 +12,7 @@ from expertile.audit.report import Report
 
 _MEMORY = r"(?:memory|smaller|compress|footprint|storage|vram|saving)"
 _AFTER = re.compile(rf"(?i)\W*(?:(?:the|in|of|lower|less|fewer|reduction)\W+)*{_MEMORY}")
+_LESS = re.compile(r"(?i)\W*(?:less|smaller|fewer|lower)\b")
 _SHRUNK = re.compile(r"(?i)(?:compress|shrink|shrank|reduc|sav|smaller|cut|footprint)[^.;]{0,40}$")
 _FASTER = re.compile(r"(?i)speed|faster|throughput|latency|quick|tokens|bandwidth|flops|accura|perplex")
 _CHANGED = re.compile(
@@ -34,9 +35,11 @@ def compression(report: Report) -> Iterator[Finding]:
     lines = report.lines_of_text
     wide = list({BITS[f] for f in report.everything.of("formats") if BITS[f] >= 16})
     for i, row in enumerate(lines):
-        for q in row.of("ratio", "percent") if re.search(rf"(?i){_MEMORY}", row.text) else ():
+        for q in row.of("ratio", "percent") if row.of("bytes") or re.search(rf"(?i){_MEMORY}", row.text) else ():
             before, after = row.text[: q.start], row.text[q.end : q.end + 24]
-            if _FASTER.search(after) or not (_AFTER.match(after) or _SHRUNK.search(before)) or not q.value.mid:
+            if _FASTER.search(after) or not (
+                _AFTER.match(after) or _SHRUNK.search(before) or (row.of("bytes") and _LESS.match(after))
+            ) or not q.value.mid:
                 continue
             # The two formats stand in the sentence, or in the lines just before it.
             near = [r for r in lines[max(0, i - 3) : i + 1] if row.line - r.line <= 3]

@@ -156,6 +156,8 @@ _OF_PEAK = re.compile(r"peak|theor|of (?:hbm|max)|\bmfu\b|roof|\bsol\b")
 
 def _peaks(row: Row, a: Quantity, b: Quantity) -> _Amount | None:
     """A share of a peak of the row's GPU, the same one in every row."""
+    if row.of("rate") and row.of("bandwidth"):
+        return None  # of which of the two?
     known = tuple(x for d in row.devices for x in (peaks_of(d) if a.kind == "rate" else (d.memory_bps or 0.0,)) if x)
     return _Amount(exact(1.0), "the others' peak", (), known) if known and _OF_PEAK.search(b.words) else None
 
@@ -166,7 +168,7 @@ def _none(row: Row, a: Quantity, b: Quantity) -> None:
 
 _LAWS = (
     _Law("rate", "rate", "time", _flops),
-    _Law("bandwidth", "bandwidth", "time", _bytes, (1.0, 2.0), any_pair=True),
+    _Law("bandwidth", "bandwidth", "time", _bytes, (1.0, 2.0, 1.0486, 1.0737), any_pair=True),
     _Law("tokens/s", "tokens_per_s", "s_per_token", _one, any_pair=True),
     _Law("tokens/s", "tokens_per_s", "time", _tokens),
     _Law("tokens/s", "tokens_per_s", "s_per_item", _tokens),

@@ -173,10 +173,15 @@ def traffic(report: Report) -> Iterator[Finding]:
 
 
 _SHARE = re.compile(r"\bpeak\b|theoretical|roofline|\bmfu\b|speed of light|\bsol\b|of (?:the )?(?:hbm|memory|max)")
-_PEAK = re.compile(r"peak|theoretical|roofline|max(?:imum)?\b|spec|rated|limit|up to|of \(?$|\bof \d")
+_PEAK = re.compile(r"peak(?!s? at|ed)|theoretical|roofline|max(?:imum)?\b|spec|rated|limit|up to|of \(?$|\bof \d")
 
 
 _OF = re.compile(r"(?i)\W*of (?:(?:the|its|a|peak|theoretical|gpu|dense|hbm)\W*)*")
+
+
+def _of(row: Row, p: Quantity, base: Quantity) -> bool:
+    """Whether a sentence says "64 % of 756 TFLOPS"."""
+    return row.kind == "line" and p.end < base.start and bool(_OF.fullmatch(row.text[p.end : base.start]))
 
 
 def _sheet(row: Row, q: Quantity) -> bool:
@@ -190,11 +195,16 @@ def shares(report: Report) -> Iterator[Finding]:
     named = [(row, " ".join(row.label.lower().split()[:3])) for row in report.all_rows]
     for kind, unlike in (("rate", "bandwidth"), ("bandwidth", "rate")):
         # A table's row is one of peaks where its first words say so.
-        stated = [q for row, name in named for q in row.of(kind) if _PEAK.search(f"{q.words} {name}") or _sheet(row, q)]
+        stated = [
+            q
+            for row, name in named
+            for q in row.of(kind)
+            if _PEAK.search(f"{q.words} {name}") or _sheet(row, q) or any(_of(row, p, q) for p in row.of("percent"))
+        ]
         for row in report.all_rows if stated else ():
             here = [s for s in stated if s in row.quantities]
             told = re.compile(rf"{_SHARE.pattern}|efficien") if here else _SHARE
-            percents = [q for q in row.of("percent") if told.search(q.words) and "hfu" not in q.words]
+            percents = [q for q in row.of("percent") if (told.search(q.words) or any(_of(row, q, s) for s in here)) and "hfu" not in q.words]
             figures = [q for q in row.of(kind) if q.exact and q not in stated]
             if len(percents) != 1 or len(figures) != 1 or not percents[0].exact or not percents[0].value.mid:
                 continue
@@ -205,8 +215,7 @@ def shares(report: Report) -> Iterator[Finding]:
             known = [x for x in known if x and not any(s.value.meets(x, 0.05) for s in here)]
             part, other = q.value / p.value, (*known, *(s.value.mid for s in stated if s not in here))
             # "88 % of the 1555 GB/s peak" leaves nothing open.
-            direct = [s for s in here if s.start > p.end and _OF.fullmatch(row.text[p.end : s.start])]
-            near = not direct and any(
+            near = not any(_of(row, p, s) for s in here) and any(
                 part.meets(x * n, 0.03 if here else 0.1) for x in other if x for n in gpu_counts(row)
             )
             if (

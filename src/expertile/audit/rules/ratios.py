@@ -84,7 +84,7 @@ def _column(grid: Grid, index: int) -> Iterator[Finding]:
     # A row whose ratio is 1 is a baseline: that it equals itself confirms nothing.
     ones = [r for r, q in targets.items() if q.value.meets(1.0) and q.value.width < 0.3]
     telling = [r for r in targets if r not in ones]
-    if not telling:
+    if not telling or (len(telling) > 2 and len({targets[r].text for r in telling}) == 1):
         return
     # So is the one row that has none.
     blank = [r for r in body if cells[r] is None and grid.rows[r].quantities]
@@ -214,9 +214,16 @@ def sentences(report: Report) -> Iterator[Finding]:
     for row in (*(part for whole in report.rows for part in whole.parts()), *mixed):
         ratios = [q for q in row.of("ratio", "percent") if not _NOT_OF.search(q.words)]
         parts = [q for q in row.of(*_TYPED) if row.kind == "line" or not _PARTIAL.search(q.label)]
-        if len({q.kind for q in parts}) != 1 or len(parts) != 2:
+        pairs = [held for kind in dict.fromkeys(q.kind for q in parts) if len(held := [q for q in parts if q.kind == kind]) == 2]
+        if row.kind == "line" and len(parts) != 2:
             continue
-        a, b = parts
+        # A record of two variants: the ratio is of one of their figures.
+        said = [q for q in ratios if RATIO.search(q.label)] if row.kind == "record" and len(pairs) > 1 else []
+        if len(said) == 1 and any(follows(said[0], (x, y), ODD) or follows(said[0], (y, x), ODD) for x, y in pairs):
+            continue
+        if not pairs or (len(pairs) > 1 and not said):
+            continue
+        a, b = pairs[0]
         # A ratio of memory is not of the times beside it, nor one of speed of the bytes.
         other = _SPEED if a.kind == "bytes" else _SIZE
         ratios = [q for q in ratios if not other.search(q.after[:16] if row.kind == "line" else q.words)]
@@ -240,6 +247,7 @@ def sentences(report: Report) -> Iterator[Finding]:
             if _OUTCOME.search(near[q])
             or _BY.search(row.text[: q.start])
             or re.fullmatch(r"\W+", row.text[b.end : q.start])
+            or (q.kind == "ratio" and len(row.quantities) == 3 and re.search("→|->", between))
         ]
         for q in ratios:
             # "dropped by 60 %" is a change; "to 60 % of it" is a share.

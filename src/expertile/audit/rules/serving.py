@@ -92,7 +92,7 @@ def served(report: Report) -> Iterator[Finding]:
         held["token"] += [sum(held["token"][1:], held["token"][0])] if len(held["token"]) > 1 else []
         judged = []
         for q in rates if len(walls) == 1 else ():
-            noun = "token" if q.kind == "tokens_per_s" or re.search(_OF["token"], q.label.lower()) else "request"
+            noun = "request" if q.kind == "items_per_s" or re.search(_OF["request"], q.label.lower()) else "token"
             if counts := [n for n in held[noun] if n.mid > 1]:
                 judged.append((q, counts, any((n / walls[0].value).meets(q.value, 0.03) for n in counts)))
         for q, counts, follows in judged:

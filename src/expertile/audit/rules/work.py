@@ -43,7 +43,9 @@ def readings(row: Row) -> Reading | None:
     if (mnk := sizes("m", "n", "k")) and not _ATTENTION.search(text) and not re.search(r"conv|sparse", row.words):
         return _gemm(mnk, counts)
     words = f"{row.words} {row.lead.lower()}"
-    if (bhsd := sizes("batch", "heads", "seq", "head_dim")) and _ATTENTION.search(words):
+    if (bhsd := sizes("batch", "heads", "seq", "head_dim")) and (
+        _ATTENTION.search(words) or {"batch", "heads", "seq", "head_dim"} <= row.own.keys()
+    ):
         b, h, length, d = (size.value for size in bhsd)
         work = Work(4 * b * h * length**2 * d, 8 * b * h * length * d)
         formula = f"4·{b:.0f}·{h:.0f}·{length:.0f}²·{d:.0f}"
