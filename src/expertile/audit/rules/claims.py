@@ -20,7 +20,7 @@ _CHANGED = re.compile(
     r"instead of|\bvs\b|versus|compared (?:to|with)|relative to|(?:over|than) (?:the )?(?:fp|bf|float|half|\d+)"
 )
 _NOT_BITS = re.compile(
-    r"(?i)prun|spars|evict|offload|distill|activation|gradient|optimizer|batch|communicat|gpus?\b|network"
+    r"(?i)lora|prun|spars|evict|offload|distill|activation|gradient|optimizer|batch|communicat|gpus?\b|network"
 )
 
 
@@ -37,9 +37,11 @@ def compression(report: Report) -> Iterator[Finding]:
     for i, row in enumerate(lines):
         for q in row.of("ratio", "percent") if row.of("bytes") or re.search(rf"(?i){_MEMORY}", row.text) else ():
             before, after = row.text[: q.start], row.text[q.end : q.end + 24]
-            if _FASTER.search(after) or not (
-                _AFTER.match(after) or _SHRUNK.search(before) or (row.of("bytes") and _LESS.match(after))
-            ) or not q.value.mid:
+            if (
+                _FASTER.search(after)
+                or not (_AFTER.match(after) or _SHRUNK.search(before) or (row.of("bytes") and _LESS.match(after)))
+                or not q.value.mid
+            ):
                 continue
             # The two formats stand in the sentence, or in the lines just before it.
             near = [r for r in lines[max(0, i - 3) : i + 1] if row.line - r.line <= 3]
@@ -63,6 +65,10 @@ def compression(report: Report) -> Iterator[Finding]:
     for row in (row for grid in report.grids for row in grid.body):
         yield from _column([(q.label, q) for q in row.of("bytes") if q.exact], [])
     for row in lines:
+        # "12 GB in FP16 and 2 GB in INT4", of one thing
+        if len({*_OBJECT.findall(row.text.lower())}) < 2:
+            beside = [(q, _IN.search(f"{q.label[-24:]}|{row.text[q.end : q.end + 16]}")) for q in row.of("bytes")]
+            yield from _column([(m[1] or m[2], q) for q, m in beside if m and q.exact], [])
         a, b, bits = row.of("bytes")[:1], row.of("bytes")[1:], _bits(row.text)
         yield from _column([(q.label, q) for q in (*a, *b) if q.exact] if len(b) == 1 else [], [])
         if len(b) == 1 and len(bits) == 2 and _CHANGED.search(row.text) and not _NOT_BITS.search(row.text):
@@ -79,9 +85,13 @@ def compression(report: Report) -> Iterator[Finding]:
                 yield from _column([(row.label, size) for row in grid.body if (size := row.figure(c))], wide)
 
 
+_OBJECT = re.compile(r"cache|activation|gradient|optimi[sz]er|buffer|embedding|state|lora|adapter|layer|batch")
+_NAME = r"(?:fp|bf|int|float|bfloat)\d+|\d+[ -]?bits?"
+_IN = re.compile(rf"(?i)\b({_NAME})(?: \w+){{0,2}}\W*(?=\|)|(?<=\|)\W*(?:in|as|with|at)? ?\(?({_NAME})")
 _SPEED_OF = re.compile(r"(?i)\bact|kv|cache|traffic|moved|read|writ")
 _FORMAT = re.compile(
-    r"\b(?:group[ _-]?size\W*\d+|(?:fp|bf|int|uint|w|q|nf)\d+\w*|awq|gptq|quantized|baseline|\d+-?bit|half|float\d*|g\d+|group\d*|weights?|memory|model|size|checkpoint|vram|to|with)\b"
+    r"\b(?:group[ _-]?size\W*\d+|(?:fp|bf|int|uint|w|q|nf)\d+\w*|awq|gptq|quantized|baseline|\d+-?bit|half|float\d*|"
+    r"g\d+|group\d*|weights?|memory|model|size|checkpoint|vram|to|with)\b"
 )
 _WORD = re.compile(r"[a-z0-9.]+")
 
@@ -119,7 +129,7 @@ def equal_work(report: Report) -> Iterator[Finding]:
         if (
             said is None
             or len(shapes) != 2
-            or not re.search(r"(?i)gemm|matmul|matri|product", " ".join(r.text for r in near))
+            or not (all(m["c"] for _, m in shapes) or _PRODUCTS.search(" ".join(r.text for r in near)))
         ):
             continue
         work = [2.0 * int(m["n"] or 1) * int(m["a"]) * int(m["b"]) * int(m["c"] or m["b"]) for _, m in shapes]

@@ -63,7 +63,8 @@ _ONE_WAY = re.compile(r"to (?:the )?(?:device|gpu|host|cpu)|h2d|d2h|\bmove[sd]\b
 
 # "14 GB in 2 s = 7 GB/s", "9.8 ms for 4 GB, that is 400 GB/s"
 _WRITTEN = re.compile(
-    r"(?i)\b(?:[KMGT]i?B|[munµ]?s)\b (?:in|per|over|takes|took|needs|for)\b[^;]{2,24}(?:[=→:,(~≈]|->|that is|i\.e\.|or|which is)\W*$"
+    r"(?i)\b(?:[KMGT]i?B|[munµ]?s)\b (?:in|per|over|takes|took|needs|for)\b[^;]{2,24}"
+    r"(?:[=→:,(~≈]|->|that is|i\.e\.|or|which is)\W*$"
 )
 
 
@@ -204,7 +205,8 @@ def _judge(law: _Law, cells: list[_Held], alone: bool) -> Generator[Finding, Non
     factors = [law.factor((r, a, b, None if unsized else n)) for r, a, b, n in held]
     # The work that is stated for all of them is what they keep.
     stated = {n.value.mid for *_, n in held if n} if unsized else set[float]()
-    usual = tuple(stated) if len(stated) == 1 else () if unsized else law.usual or (held[0][3].also if held else ())  # type: ignore[union-attr]
+    usual = () if unsized else law.usual or next((n.also for *_, n in held if n), ())
+    usual = tuple(stated) if len(stated) == 1 else usual
     found = odd_ones(factors, usual) if several or unsized else None
     if found is not None and len(held) - len(found[1]) < 2 and not (alone or len(held) == 2):
         found = None

@@ -54,7 +54,7 @@ def links(report: Report) -> Iterator[Finding]:
             if report.blocks[row.block].kind == "prose" and row.kind == "line" and not told:
                 continue
             name, both = link
-            one_way = _ONE_WAY.search(near) and not re.search(r"(?i)bidi|both dir|duplex", own)
+            one_way = _ONE_WAY.search(near) and not re.search(r"(?i)bidi|both|duplex|together", own)
             limit, ways = (both / 2, "one direction") if one_way else (both, "both directions")
             p = row.only("percent")
             sure = near is own and one_way and name.startswith("PCIe")

@@ -113,12 +113,14 @@ def _bandwidth(report: Report, row: Row, q: Quantity, count: float) -> Iterator[
     device = max(row.devices, key=lambda d: d.memory_bps or 0)
     most = (device.memory_bps or float("inf")) * count
     slack = 1.1 if "GeForce" in device.name else 1.04
-    if q.value.lo <= most * slack or _CACHED.search(f"{text} {row.headings}"):
+    # "… at 5.9 TB/s from HBM" says it of the figure itself.
+    said = re.search(r"\b(?:from|to|of) (?:hbm|dram)|(?:hbm|dram) (?:bandwidth|throughput|traffic)", q.words)
+    if q.value.lo <= most * slack or (not said and _CACHED.search(f"{text} {row.headings}")):
         return
     # So many bytes fit in no cache.
     moved = row.of("bytes") or report.bytes_near(row)
     big = bool(moved) and all(b.value.lo > 4 * max(device.l2_bytes, 2**25) for b in moved)
-    sure = big or (not row.of("bytes") and _MEMORY.search(f"{text} {row.headings}"))
+    sure = big or (not row.of("bytes") and (said or _MEMORY.search(f"{text} {row.headings}")))
     sure = sure and _one_part(report)
     message = f"{q.text} is more than the {si(most, 'B/s')} of {device.name}'s memory"
     ask = "" if sure else ": did the data fit in a cache?"
@@ -204,7 +206,11 @@ def shares(report: Report) -> Iterator[Finding]:
         for row in report.all_rows if stated else ():
             here = [s for s in stated if s in row.quantities]
             told = re.compile(rf"{_SHARE.pattern}|efficien") if here else _SHARE
-            percents = [q for q in row.of("percent") if (told.search(q.words) or any(_of(row, q, s) for s in here)) and "hfu" not in q.words]
+            percents = [
+                q
+                for q in row.of("percent")
+                if (told.search(q.words) and "hfu" not in q.words) or any(_of(row, q, s) for s in here)
+            ]
             figures = [q for q in row.of(kind) if q.exact and q not in stated]
             if len(percents) != 1 or len(figures) != 1 or not percents[0].exact or not percents[0].value.mid:
                 continue

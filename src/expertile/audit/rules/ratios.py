@@ -89,7 +89,9 @@ def _column(grid: Grid, index: int) -> Iterator[Finding]:
     # So is the one row that has none.
     blank = [r for r in body if cells[r] is None and grid.rows[r].quantities]
     ones = ones or (blank if len(blank) == 1 and len(telling) == len(body) - 1 else [])
-    kinds = tuple(k for k in _TYPED if any(c != index for c in grid.columns(k)))
+    # Times in several units stand in a table without any.
+    bare = ("number",) * bool(re.search(r"(?i)speed|gain", grid.header[index]))
+    kinds = tuple(k for k in (*_TYPED, *bare) if any(c != index for c in grid.columns(k)))
     scored = [(h.score(targets, telling), h) for kind in kinds for h in _hypotheses(grid, kind, index, body, ones)]
 
     def rank(scored: tuple[int, _Hypothesis]) -> tuple[int, bool, bool]:
@@ -201,6 +203,7 @@ _SPEED, _SIZE = re.compile(r"(?i)speed|faster|slower|latency|throughput|\btime")
 _APART = re.compile(r"(?i)peak|theor|limit|max|\bmin\b|\bp\d\d|std|total|best|worst")
 _PARTIAL = re.compile(r"(?i)sav|differ|delta|reduc|overhead")
 _THAN = re.compile(r"(?i)\b(?:than|over|vs)\b")
+_SPEED_UP = re.compile(r"(?i)\W*(?:overall |total )?speed-?\s?up\W*")
 _LESS = re.compile(r"(?i)drop|reduc|decreas|\bless|lower|sav|\bcut")
 _BY = re.compile(r"(?i)\bby\W*$")
 _NOT_OF = re.compile(
@@ -214,14 +217,13 @@ def sentences(report: Report) -> Iterator[Finding]:
     for row in (*(part for whole in report.rows for part in whole.parts()), *mixed):
         ratios = [q for q in row.of("ratio", "percent") if not _NOT_OF.search(q.words)]
         parts = [q for q in row.of(*_TYPED) if row.kind == "line" or not _PARTIAL.search(q.label)]
-        pairs = [held for kind in dict.fromkeys(q.kind for q in parts) if len(held := [q for q in parts if q.kind == kind]) == 2]
-        if row.kind == "line" and len(parts) != 2:
+        by_kind = ([q for q in parts if q.kind == kind] for kind in dict.fromkeys(q.kind for q in parts))
+        pairs = [held for held in by_kind if len(held) == 2]
+        # A record of two variants: its speed-up is of one of their figures.
+        said = [q for q in ratios if row.kind == "record" and len(pairs) > 1 and _SPEED_UP.fullmatch(q.label)]
+        if not said and (len(parts) != 2 or len(pairs) != 1):
             continue
-        # A record of two variants: the ratio is of one of their figures.
-        said = [q for q in ratios if RATIO.search(q.label)] if row.kind == "record" and len(pairs) > 1 else []
-        if len(said) == 1 and any(follows(said[0], (x, y), ODD) or follows(said[0], (y, x), ODD) for x, y in pairs):
-            continue
-        if not pairs or (len(pairs) > 1 and not said):
+        if said and any(follows(said[0], pair, ODD) for x, y in pairs for pair in ((x, y), (y, x))):
             continue
         a, b = pairs[0]
         # A ratio of memory is not of the times beside it, nor one of speed of the bytes.
@@ -236,7 +238,10 @@ def sentences(report: Report) -> Iterator[Finding]:
         # Another figure between the two: the ratio is of something else.
         # "12.6 ms, ours 4.2 ms: 3.0x faster"
         close = [q for q in ratios if re.fullmatch(r"\W{1,3}", row.text[b.end : q.start]) and not _THAN.search(q.after)]
+        # "1.9 ms, the unfused one 5.1 ms, which makes it 3.7x faster"
+        last = [q for q in ratios if q is row.quantities[-1] and len(row.quantities) == 3]
         told = _FROM.search(f"{before} {between}") or (close and _OUTCOME.search(close[0].after))
+        told = told or (last and re.match(r"\W*(?:faster|slower|speed)", last[0].after))
         if len(ratios) > 2 or re.search(r"\d", between) or not told:
             continue
         # "as the length grew 4x" is not of the times: a word of gain stands beside the ratio, or the times do.

@@ -37,6 +37,9 @@ def mfu(report: Report) -> Iterator[Finding]:
     for row in report.all_rows:
         shares = [q for q in row.of("percent") if _MFU.search(q.words) and q.exact]
         p, q = shares[0] if len(shares) == 1 else None, row.only("tokens_per_s")
+        if p and not q and row.kind == "line":  # the one rate of its paragraph
+            near = [x for r in report.lines_of_text if r.block == row.block for x in r.of("tokens_per_s")]
+            q = near[0] if len(near) == 1 else None
         if p and p.value.lo > 1.0:
             yield finding(IMPOSSIBLE, "MFU", f"an MFU of {p.text} is above 100 %", p)
         n = _parameters(row) if p and q and p.value.mid else None
