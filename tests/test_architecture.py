@@ -28,6 +28,7 @@ RANK = {
 # The rooms of ops from the ground up: each imports those before it alone.
 OPS = (
     "backend",
+    "measure",
     "torch_op",
     "launch",
     "hopper",

@@ -80,6 +80,8 @@ def quantize_rows_kernel(
     k_units,
     x_stride_units,
     chunks,
+    blocks_beside,
+    scale_pitch,
     SOURCE: tl.constexpr,
     UNIT: tl.constexpr,
     BLOCK_R: tl.constexpr,
@@ -89,7 +91,9 @@ def quantize_rows_kernel(
     POWER: tl.constexpr,
     DIVIDE: tl.constexpr,
 ):
-    """Program (tile of rows, chunk): BLOCK_R rows of BLOCKS blocks of 128 each. "rms_norm" comes with its rstd."""
+    """Program (tile of rows, chunk): BLOCK_R rows of BLOCKS blocks of 128 each. "rms_norm" comes with its rstd.
+
+    A row may be one block of a longer row, which is `blocks_beside` of them."""
     K = k_units * UNIT
     x_stride = x_stride_units * UNIT
     chunk = tl.program_id(0) % chunks
@@ -110,18 +114,24 @@ def quantize_rows_kernel(
     scale = scale_of(tl.max(magnitude(x), 1), POWER)
     values = divided(x, scale[:, None], DIVIDE)
     store(values_ptr + start * K + (rows * K + cols), values, live, cols, K, not EVEN_R, not EVEN_K)
-    store_scales(scales_ptr, scale, row, place, start, R, K, EVEN_R, EVEN_K)
+    row += tile * BLOCK_R
+    in_rows = row < R
+    if blocks_beside != 1:
+        place += row % blocks_beside
+        row //= blocks_beside
+    # Where blocks lie beside each other K is 128, and every place is inside.
+    store_scales(scales_ptr, scale, row, place, in_rows, K * blocks_beside, scale_pitch, EVEN_R, EVEN_K)
 
 
 @triton.jit
-def store_scales(scales_ptr, scale, row, place, start, R, K, EVEN_R: tl.constexpr, EVEN_K: tl.constexpr):
-    """Of block `place` of row start + `row`, each."""
-    blocks_of_row = tl.cdiv(K, 128)
-    scales_at = scales_ptr + start * blocks_of_row + (row * blocks_of_row + place)
+def store_scales(scales_ptr, scale, row, place, in_rows, K, pitch, EVEN_R: tl.constexpr, EVEN_K: tl.constexpr):
+    """Of block `place` of each row, beside those of the same block of other rows: programs of neighbouring rows fill
+    L2's sectors together."""
+    scales_at = scales_ptr + (place.to(tl.int64) * pitch + row)
     if EVEN_R and EVEN_K:
         tl.store(scales_at, scale)
     else:
-        tl.store(scales_at, scale, mask=(row < R - start) & (place < blocks_of_row))
+        tl.store(scales_at, scale, mask=in_rows & (place < tl.cdiv(K, 128)))
 
 
 @triton.constexpr_function
@@ -139,6 +149,7 @@ def quantize_norm_kernel(
     R,
     k_units,
     x_stride_units,
+    scale_pitch,
     eps,
     UNIT: tl.constexpr,
     BLOCK_R: tl.constexpr,
@@ -199,7 +210,8 @@ def quantize_norm_kernel(
             scale = scales[i] * rstd
             scale = tl.where(scale < SMALLEST_SCALE, SMALLEST_SCALE, scale)
             scale = tl.where(scales[i] == -1.0, 1.0, scale)
-        store_scales(scales_ptr, scale, row, place, start, R, K, EVEN_R, not past_row(i, PIECES, EVEN_K))
+        to_row, past = start + row, past_row(i, PIECES, EVEN_K)
+        store_scales(scales_ptr, scale, to_row, place, to_row < R, K, scale_pitch, EVEN_R, not past)
 
 
 @triton.jit
@@ -279,6 +291,7 @@ def quantize_tokens_kernel(
         end = R + 0 * start
     blocks_of_row = tl.cdiv(K, 128)
     room = room_blocks * 128
+    pitch = tl.cdiv(R, 4) * 4  # `scales_like`'s
     # Rows of this block from its first on, so that 32 bits hold their places.
     count = end - start
     start = start.to(tl.int64)
@@ -300,7 +313,7 @@ def quantize_tokens_kernel(
                 scale = scale_of(tl.max(magnitude(x), 1), POWER)
                 values = divided(x, scale[:, None], DIVIDE)
                 store(values_ptr + start * K + (rows * K + cols), values, own, cols, K, True, not EVEN_K)
-                tl.store(scales_ptr + tl.full((), 1, tl.int64) * place * R + start + row, scale, mask=row < count)
+                tl.store(scales_ptr + tl.full((), 1, tl.int64) * place * pitch + start + row, scale, mask=row < count)
         if block < room_blocks:
             for j in range(0, 128, BLOCK_C):
                 col = j + tl.arange(0, BLOCK_C)
