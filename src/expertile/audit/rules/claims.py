@@ -87,7 +87,7 @@ def compression(report: Report) -> Iterator[Finding]:
 
 _OBJECT = re.compile(r"cache|activation|gradient|optimi[sz]er|buffer|embedding|state|lora|adapter|layer|batch")
 _NAME = r"(?:fp|bf|int|float|bfloat)\d+|\d+[ -]?bits?"
-_IN = re.compile(rf"(?i)\b({_NAME})(?: \w+){{0,2}}\W*(?=\|)|(?<=\|)\W*(?:in|as|with|at)? ?\(?({_NAME})")
+_IN = re.compile(rf"(?i)\b({_NAME})(?: (?!and|to|from|vs)\w+){{0,2}}\W*(?=\|)|(?<=\|)\W*(?:in|as|at)? ?\(?({_NAME})")
 _SPEED_OF = re.compile(r"(?i)\bact|kv|cache|traffic|moved|read|writ")
 _FORMAT = re.compile(
     r"\b(?:group[ _-]?size\W*\d+|(?:fp|bf|int|uint|w|q|nf)\d+\w*|awq|gptq|quantized|baseline|\d+-?bit|half|float\d*|"
