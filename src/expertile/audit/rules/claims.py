@@ -62,23 +62,13 @@ def compression(report: Report) -> Iterator[Finding]:
                 message = f"{bits[1]} to {bits[0]} bits is {at_most}" + ("" if known else ": smaller than what?")
                 verdict = INCONSISTENT if known else QUESTION
                 yield finding(verdict, "compression", message, q, lines=tuple(r.line for r in near))
-    for row in (row for grid in report.grids for row in grid.body):
-        yield from _column([(q.label, q) for q in row.of("bytes") if q.exact], [])
-    for row in lines:
-        # "12 GB in FP16 and 2 GB in INT4", of one thing
-        if len({*_OBJECT.findall(row.text.lower())}) < 2:
-            beside = [(q, _IN.search(f"{q.label[-24:]}|{row.text[q.end : q.end + 16]}")) for q in row.of("bytes")]
-            yield from _column([(m[1] or m[2], q) for q, m in beside if m and q.exact], [])
-        a, b, bits = row.of("bytes")[:1], row.of("bytes")[1:], _bits(row.text)
-        yield from _column([(q.label, q) for q in (*a, *b) if q.exact] if len(b) == 1 else [], [])
-        if len(b) == 1 and len(bits) == 2 and _CHANGED.search(row.text) and not _NOT_BITS.search(row.text):
-            wide_q, q = sorted((*a, *b), key=lambda q: -q.value.mid)
-            if q.exact and wide_q.exact and q.value.mid and wide_q.value.lo / q.value.hi > 1.08 * max(bits) / min(bits):
-                ratio = f"{wide_q.text} / {q.text} is {wide_q.value.mid / q.value.mid:.3g}x"
-                message = f"{ratio}; the bits give at most {max(bits) / min(bits):.3g}x"
-                yield finding(INCONSISTENT, "compression", message, q, wide_q)
-    for row in (row for row in report.rows if row.kind == "record"):
-        yield from _column([(q.label, q) for q in row.of("bytes") if q.exact and not _SPEED_OF.search(q.label)], [])
+    for row in (*(r for grid in report.grids for r in grid.body), *(r for r in report.rows if r.kind == "record")):
+        yield from _column([(q.label, q) for q in row.of("bytes") if q.exact and not _MOVED.search(q.label)], [])
+    # "12 GB in FP16 and 2 GB in INT4", of one thing
+    for row in (r for r in lines if len({*_OBJECT.findall(r.text.lower())}) < 2 and not _NOT_BITS.search(r.text)):
+        around = ((q, row.text[max(0, q.start - 24) : q.start] + "|" + row.text[q.end :][:16]) for q in row.of("bytes"))
+        beside = ((q, m) for q, text in around if q.exact and (m := _IN.search(text)))
+        yield from _column([((m[1] or m[2]).replace(" ", ""), q) for q, m in beside], [])
     for grid in report.grids:
         for c in grid.columns("bytes"):
             if re.search(r"(?i)mem|size|vram|footprint|storage|weights", grid.header[c]):
@@ -88,7 +78,7 @@ def compression(report: Report) -> Iterator[Finding]:
 _OBJECT = re.compile(r"cache|activation|gradient|optimi[sz]er|buffer|embedding|state|lora|adapter|layer|batch")
 _NAME = r"(?:fp|bf|int|float|bfloat)\d+|\d+[ -]?bits?"
 _IN = re.compile(rf"(?i)\b({_NAME})(?: (?!and|to|from|vs)\w+){{0,2}}\W*(?=\|)|(?<=\|)\W*(?:in|as|at)? ?\(?({_NAME})")
-_SPEED_OF = re.compile(r"(?i)\bact|kv|cache|traffic|moved|read|writ")
+_MOVED = re.compile(r"(?i)\bact|kv|cache|traffic|moved|read|writ")
 _FORMAT = re.compile(
     r"\b(?:group[ _-]?size\W*\d+|(?:fp|bf|int|uint|w|q|nf)\d+\w*|awq|gptq|quantized|baseline|\d+-?bit|half|float\d*|"
     r"g\d+|group\d*|weights?|memory|model|size|checkpoint|vram|to|with)\b"

@@ -97,7 +97,7 @@ def equations(report: Report) -> Iterator[Finding]:
                 a
                 and b
                 and a.count > 1
-                and not _NO_SUM.search(left[0])
+                and not (_NO_SUM.search(left[0]) or (len(a.units) > 1 and b.units <= {"x", "X"}))
                 and not (_counts(a) or b.count > 1 or _is_tile(a, b) or _holds(a, b))
             ):
                 line = max((q.line for q in row.quantities if left.start() <= q.start <= right.end()), default=row.line)

@@ -77,6 +77,7 @@ _THROUGHPUT = re.compile(r"(?i)throughput|per[ _]sec|/s\b|\b[trq]ps\b")
 _NOT_MEAN = re.compile(
     r"(?i)peak|max|p\d\d|std|median|per[ _/](?:user|gpu|request|stream)|goodput|ttft|tpot|prefill|decode"
 )
+_NO_COUNT = re.compile(r"/|concurren|max|fail|\brate\b|limit|peak|mean|avg|\bper\b|p\d\d|median")
 _FIELD = re.compile(r"(?m)(?:^|; )\W*([A-Za-z#][^:=;\n]{2,50}?)\s*[:=]\s*([\d,]+)\s*(?=$|;|tokens|requests|prompts)")
 _OF = {"token": r"token|tok\b", "request": r"request|req\b|completed|prompts|successful"}
 
@@ -89,7 +90,7 @@ def served(report: Report) -> Iterator[Finding]:
         rates = [q for q in rates if q.exact and q.value.mid and not _NOT_MEAN.search(q.label)]
         fields = [(label.lower(), printed(n)) for label, n in _FIELD.findall(row.text) if rates]
         held = {
-            noun: [n for label, n in fields if re.search(form, label) and "/" not in label]
+            noun: [n for label, n in fields if re.search(form, label) and not _NO_COUNT.search(label)]
             for noun, form in _OF.items()
         }
         held["token"] += [sum(held["token"][1:], held["token"][0])] if len(held["token"]) > 1 else []
