@@ -69,6 +69,12 @@ def compression(report: Report) -> Iterator[Finding]:
         around = ((q, row.text[max(0, q.start - 24) : q.start] + "|" + row.text[q.end :][:16]) for q in row.of("bytes"))
         beside = ((q, m) for q, text in around if q.exact and (m := _IN.search(text)))
         yield from _column([((m[1] or m[2]).replace(" ", ""), q) for q, m in beside], [])
+        sizes, bits = sorted(row.of("bytes"), key=lambda q: -q.value.mid), _bits(row.text)
+        if len(sizes) == len(bits) == 2 and _CHANGED.search(row.text) and all(q.exact and q.value.mid for q in sizes):
+            (big, small), most = sizes, max(bits) / min(bits)
+            if big.value.lo / small.value.hi > 1.08 * most:
+                ratio = f"{big.text} / {small.text} is {big.value.mid / small.value.mid:.3g}x"
+                yield finding(INCONSISTENT, "compression", f"{ratio}; the bits give at most {most:.3g}x", small, big)
     for grid in report.grids:
         for c in grid.columns("bytes"):
             if re.search(r"(?i)mem|size|vram|footprint|storage|weights", grid.header[c]):

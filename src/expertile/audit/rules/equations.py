@@ -98,6 +98,8 @@ def equations(report: Report) -> Iterator[Finding]:
                 and b
                 and a.count > 1
                 and not (_NO_SUM.search(left[0]) or (len(a.units) > 1 and b.units <= {"x", "X"}))
+                # "6.5 + 0.26 × 2048 = 7 GB" has MB in it that are not spelled out.
+                and not (not a.units and b.units and "+" in a.text and re.search("[×*x/]", a.text))
                 and not (_counts(a) or b.count > 1 or _is_tile(a, b) or _holds(a, b))
             ):
                 line = max((q.line for q in row.quantities if left.start() <= q.start <= right.end()), default=row.line)

@@ -52,7 +52,8 @@ _NO_RUN = re.compile(r"peak|theoretical|roofline|limit|bound|expected|model|esti
 # Times of a part of the run, and figures of several requests.
 _NOT_ALL = re.compile(
     r"(?i)ttft|first token|prefill|load|warm-?up|compile|p9\d|std|queue|tpot|itl|inter-?token|(?:per|next) token|"
-    r"concurren|requests|users?\b|clients|parallel|steady|decode only|excluding|worker|stream|pipeline|accum"
+    r"concurren|requests|users?\b|clients|parallel|steady|decode only|chunk|per device|"
+    r"excluding|worker|stream|pipeline|accum"
 )
 _HELD = re.compile(r"usage|alloc|vram|footprint|peak|model|param|\bweights\b|cache|reserved|chunk|batch|buffer")
 _MOVED = re.compile(

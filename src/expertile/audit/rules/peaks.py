@@ -183,7 +183,9 @@ _OF = re.compile(r"(?i)\W*of (?:(?:the|its|a|peak|theoretical|gpu|dense|hbm)\W*)
 
 def _of(row: Row, p: Quantity, base: Quantity) -> bool:
     """Whether a sentence says "64 % of 756 TFLOPS"."""
-    return row.kind == "line" and p.end < base.start and bool(_OF.fullmatch(row.text[p.end : base.start]))
+    if row.kind != "line" or p.end >= base.start or re.match(r"\W*(?:out )?of\b|\W*/", row.text[base.end :]):
+        return False
+    return bool(_OF.fullmatch(row.text[p.end : base.start]))
 
 
 def _sheet(row: Row, q: Quantity) -> bool:
@@ -201,6 +203,7 @@ def shares(report: Report) -> Iterator[Finding]:
             q
             for row, name in named
             for q in row.of(kind)
+            if not q.after.startswith("out of")
             if _PEAK.search(f"{q.words} {name}") or _sheet(row, q) or any(_of(row, p, q) for p in row.of("percent"))
         ]
         for row in report.all_rows if stated else ():

@@ -82,7 +82,7 @@ def _column(grid: Grid, index: int) -> Iterator[Finding]:
     body = [r for r, row in enumerate(grid.rows) if not row.summary]
     targets = {r: q for r in body if (q := cells[r]) is not None and q.exact and q.value.mid > 0}
     # A row whose ratio is 1 is a baseline: that it equals itself confirms nothing.
-    ones = [r for r, q in targets.items() if q.value.meets(1.0) and q.value.width < 0.3]
+    ones = [r for r, q in targets.items() if q.value.meets(1.0) and (q.value.width < 0.3 or q.value.mid == 1)]
     telling = [r for r in targets if r not in ones]
     if not telling or (len(telling) > 2 and len({targets[r].text for r in telling}) == 1):
         return
@@ -235,7 +235,7 @@ def sentences(report: Report) -> Iterator[Finding]:
         ratios = [q for q in ratios if not other.search(q.after[:16] if row.kind == "line" else q.words)]
         if row.kind != "line":
             ratios = [q for q in ratios if _OUTCOME.search(q.label + row.text * (row.kind == "table"))]
-            if len(ratios) == 1 and not _APART.search(a.label + b.label):
+            if len(ratios) == 1 and not _THAN.search(ratios[0].after) and not _APART.search(a.label + b.label):
                 yield from _two(ratios[0], a, b)
             continue
         before, between = row.text[max(0, a.start - 8) : a.start], row.text[a.end : b.start]
