@@ -77,6 +77,9 @@ def _counts(row: Row) -> list[float]:
 
 def _flops(row: Row, a: Quantity, b: Quantity) -> _Amount | None:
     w, words = readings(row), f"{a.label} {b.label}".lower()
+    # "Total FLOP: 137.4 GFLOP" is the work.
+    if re.search(r"(?i)flop\b", a.label) and re.search(r"(?i)flops?$", a.text) and row.kind != "table":
+        return None
     if w is None or _NO_RUN.search(words) or re.search(r"sparse|winograd|strassen|effective", row.words):
         return None
     sized, f = row.size("m") is not None, a.value.mid * b.value.mid / w.work.flops

@@ -82,8 +82,8 @@ def _column(grid: Grid, index: int) -> Iterator[Finding]:
     body = [r for r, row in enumerate(grid.rows) if not row.summary]
     targets = {r: q for r in body if (q := cells[r]) is not None and q.exact and q.value.mid > 0}
     # A row whose ratio is 1 is a baseline: that it equals itself confirms nothing.
-    ones = [r for r, q in targets.items() if q.value.meets(1.0) and (q.value.width < 0.3 or q.value.mid == 1)]
-    telling = [r for r in targets if r not in ones]
+    ones = [r for r, q in targets.items() if q.value.meets(1.0) and q.value.width < 0.3]
+    telling = [r for r in targets if r not in ones and targets[r].value.mid != 1]
     if not telling or (len(telling) > 2 and len({targets[r].text for r in telling}) == 1):
         return
     # So is the one row that has none.
@@ -199,7 +199,10 @@ _GAINS = (
     r"(?:faster|slower|speed|slow|improve|reduc|less|lower|higher|more|increas|gain|decreas|drop|sav|better|smaller)"
 )
 _OUTCOME, _CHANGE = re.compile(rf"(?i){_GAINS}"), re.compile(rf"(?i)^\W*{_GAINS}")
-_SPEED, _SIZE = re.compile(r"(?i)speed|faster|slower|latency|throughput|\btime"), re.compile(r"(?i)memory|vram|size")
+_SPEED, _SIZE = (
+    re.compile(r"(?i)concurren|speed|faster|slower|latency|throughput|\btime"),
+    re.compile(r"(?i)memory|vram|size"),
+)
 _APART = re.compile(r"(?i)peak|theor|limit|max|\bmin\b|\bp\d\d|std|total|best|worst")
 _PARTIAL = re.compile(r"(?i)sav|differ|delta|reduc|overhead")
 _THAN = re.compile(r"(?i)\b(?:than|over|vs)\b")
