@@ -33,8 +33,12 @@ COPIES = (
     " 268435456 1099.0 244.3\n 1073741824 3950.0 {}\n"
 )
 
+BUS = "| message | algbw | busbw |\n|-|-|-|\n| 1 GB | 262 GB/s | 458 GB/s |\n| 4 GB | 352 GB/s | {} GB/s |\n"
+TABULAR = "GPU (A100 40GB, 1555 GB/s) & ms & HBM bandwidth, GB/s \\\\ \\hline\nnaive & 1.92 & 559 \\\\\nfused & 0.60 & {} \\\\\n"
 CASES = [
     # name, rule, wrong, right
+    ("bus bandwidth", "bus bandwidth", BUS.format("880"), BUS.format("616")),
+    ("LaTeX", "memory bandwidth", TABULAR.format("1790"), TABULAR.format("1430")),
     ("rate", "rate", GEMM.format(gpu="H100", dtype="bf16") + "time: 1.6 ms\nrate: 412 TFLOPS", "rate: 687 TFLOPS"),
     (
         "half counted",
@@ -271,6 +275,18 @@ ASKED = [
         "| d | {} | 1461 |\n",
         "181.8",
         "121.8",
+    ),
+    (
+        "total",
+        "On average ours is {} faster.\n\n| model | speedup |\n|-|-|\n| a | 1.8x |\n| b | 2.1x |\n| c | 1.6x |\n",
+        "2.9x",
+        "1.9x",
+    ),
+    (
+        "memory bandwidth",
+        "# Decode on an L40S\n\n| KV read | latency | effective bandwidth |\n|-|-|-|\n| 8.59 GB | {} GB/s |\n",
+        "8.10 ms | 1060",
+        "11.5 ms | 747",
     ),
     ("bound", RUN, "4.5", "12"),
     ("traffic", MOVED, "0.177", "0.577"),

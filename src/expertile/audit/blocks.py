@@ -100,7 +100,9 @@ _END, _LATEX_RULE = re.compile(r"\\\\.*$"), re.compile(r"\s*\\[a-z]*(?:rule|line
 def _separated(lines: list[Line], i: int) -> tuple[Table, int] | None:
     for mark in (",", ";", "\t", "&"):
         header = [c.strip() for c in _END.sub("", lines[i].text.lstrip("# ")).split(mark)]
-        if len(header) < 3 or not _header_ok(header) or max(map(len, header)) > 40:
+        # Where the marks leave no doubt, a heading may name a part and its figures.
+        names = [re.sub(r"\(.*?\)", "", h) for h in header] if mark == "&" else header
+        if len(header) < 3 or not _header_ok(names) or max(map(len, header)) > 40:
             continue
         below = [line for line in lines[i + 1 :] if mark != "&" or not _LATEX_RULE.match(line.text)]
         split = ((line.number, [c.strip() for c in _END.sub("", line.text).split(mark)]) for line in below)

@@ -79,9 +79,9 @@ def test_the_same_launch_as_by_triton(case: Case, encoded: list[tuple[Any, ...]]
     direct = _launch.prepare(kernel)
     assert direct is not None
     device = driver.active.get_current_device()
-    described = enumerate(zip(launch.blocks, given[0], strict=True))
-    tensors = tuple((direct.tensor(i, blocks), t.data_ptr()) for i, (blocks, t) in described)
-    rest = (*args[3:], *constants)
+    used = [(blocks, t) for blocks, t in zip(launch.blocks, given[0], strict=True) if blocks is not None]
+    tensors = tuple((direct.tensor(i, blocks), t.data_ptr()) for i, (blocks, t) in enumerate(used))
+    rest = (*args[len(used) :], *constants)
     direct(device, 132, tensors, rest)
     by_triton, by_us = launched
     assert by_triton.head == by_us.head and kernel.run.launch_pdl in by_us.head

@@ -24,6 +24,7 @@ _OTHER = re.compile(
 _MEASURED = re.compile(
     r"(?i)measur|achiev|reach|\brun|\bmov|transfer|cop[yi]|\bget|\bsee|tak|took|load|read|show|give|stream|\bat\b|\bis\b"
 )
+_BW = ("alg(?:o|orithm)?", "bus")
 _SHARE = re.compile(r"peak|of|util|effic|theor|line rate")
 
 
@@ -31,6 +32,7 @@ def links(report: Report) -> Iterator[Finding]:
     """A link's GB/s above its limit, and shares of the limit; where the link stands lines above it asks."""
     for row in report.all_rows:
         past = 0
+        yield from _bus(row)
         for q in row.of("bandwidth"):
             # Of several figures in a sentence, the words since the last one.
             own = f"{q.label} {row.label}"
@@ -71,6 +73,14 @@ def links(report: Report) -> Iterator[Finding]:
                 one, two = (f"{100 * q.value.mid / x:.3g} %" for x in (both / 2, both))
                 message = f"{q.text} is {one} of one direction of {name} and {two} of both, not {p.text}"
                 yield finding(INCONSISTENT if sure else QUESTION, "link", message, q, p)
+
+
+def _bus(row: Row) -> Iterator[Finding]:
+    """Of all collectives all-reduce has the highest bus bandwidth: 2 (n − 1) / n times the algorithm's (nccl-tests)."""
+    alg, bus = ([q for q in row.of("bandwidth") if re.search(rf"(?i){w} ?(?:bw|bandwidth)", q.words)] for w in _BW)
+    if len(alg) == len(bus) == 1 and alg[0].value.mid and bus[0].value.lo > 2.02 * alg[0].value.hi:
+        message = f"{bus[0].text} of bus bandwidth is more than twice the algorithm's {alg[0].text}"
+        yield finding(INCONSISTENT, "bus bandwidth", message, bus[0], alg[0])
 
 
 def _link(text: str, row: Row) -> tuple[str, float] | None:

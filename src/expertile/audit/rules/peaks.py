@@ -62,7 +62,7 @@ def rates(report: Report) -> Iterator[Finding]:
     for row in report.all_rows:
         for q in row.of("rate", "bandwidth"):
             words = f"{q.words} {row.label}".lower() + (row.clause(q).lower() if row.kind == "line" else "")
-            words = words.replace("effective", "") if _MEMORY.search(words) else words
+            words = words.replace("effective", "") if q.kind == "bandwidth" else words
             if not q.value.mid or NO_RUN_OF_ONE.search(words) or not row.devices:
                 continue
             count = 1.0 if q.per_device else max(gpu_counts(row))
@@ -115,13 +115,14 @@ def _bandwidth(report: Report, row: Row, q: Quantity, count: float) -> Iterator[
     slack = 1.1 if "GeForce" in device.name else 1.04
     # "… at 5.9 TB/s from HBM" says it of the figure itself.
     said = re.search(r"\b(?:from|to|of) (?:hbm|dram)|(?:hbm|dram) (?:bandwidth|throughput|traffic)", q.words)
-    if q.value.lo <= most * slack or (not said and _CACHED.search(f"{text} {row.headings}")):
-        return
     # So many bytes fit in no cache.
     moved = row.of("bytes") or report.bytes_near(row)
     big = bool(moved) and all(b.value.lo > 4 * max(device.l2_bytes, 2**25) for b in moved)
+    other = not said and _CACHED.search(f"{text} {row.headings}")
+    if q.value.lo <= most * slack or (other and not (big and other[0] == "effective")):
+        return
     sure = big or (not row.of("bytes") and (said or _MEMORY.search(f"{text} {row.headings}")))
-    sure = sure and _one_part(report)
+    sure = sure and not other and _one_part(report)
     message = f"{q.text} is more than the {si(most, 'B/s')} of {device.name}'s memory"
     ask = "" if sure else ": did the data fit in a cache?"
     yield finding(IMPOSSIBLE if sure else QUESTION, "memory bandwidth", message + ask, q)

@@ -22,7 +22,8 @@ _ADDS, _AVERAGES = (
 
 
 def totals(report: Report) -> Iterator[Finding]:
-    """Column by column, over the rows since the last such row."""
+    """Column by column, over the rows since the last such row; a sentence's average beside the one column of ratios."""
+    yield from _told(report)
     for grid in report.grids:
         held: list[Row] = []
         for row in grid.rows if not any(_HIDDEN.search(row.text) for row in grid.rows) else ():
@@ -31,6 +32,27 @@ def totals(report: Report) -> Iterator[Finding]:
                 held = []
             elif not row.summary:
                 held.append(row)
+
+
+def _told(report: Report) -> Iterator[Finding]:
+    """ "2.9x on average" where no ratio of the report's only column of ratios is as high, or as low."""
+    columns = [(g, c) for g in report.grids for c in g.columns("ratio")]
+    for row in report.lines_of_text if len(columns) == 1 else ():
+        (grid, column), q = columns[0], row.only("ratio")
+        held = [v for b in grid.rows if not b.summary and (v := b.figure(column, "ratio"))]
+        if (
+            q is None
+            or not q.exact
+            or abs(q.line - grid.rows[0].line) > 12
+            or not _MEAN.search(row.text)
+            or len(held) < 3
+            or _HIDDEN.search(row.text)
+        ):
+            continue
+        low, high = min(v.value.lo for v in held), max(v.value.hi for v in held)
+        if q.value.lo > 1.02 * high or q.value.hi * 1.02 < low:
+            message = f"{q.text} on average is none of ratios from {low:.3g} to {high:.3g}: which rows does it count?"
+            yield finding(QUESTION, "total", message, q, lines=tuple(v.line for v in held))
 
 
 def _may_be(values: list[Interval], total: bool) -> list[Interval]:
