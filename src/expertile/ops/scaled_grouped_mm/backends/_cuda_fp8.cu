@@ -1,0 +1,378 @@
+// Device code of the `cuda_fp8` backend: a persistent, warp-specialised FP8 grouped GEMM for sm_90a, tiles 128 x BLOCK_N.
+//
+// Two consumer warpgroups of 64 rows each and one producer warp share a ring of STAGES stages, each 128 summands deep:
+// a [128, 128] and b [BLOCK_N, 128] in bytes with the 128-byte swizzle, and the step's scales. A consumer multiplies a
+// stage into `part`, gives the stage back and adds part * scales to `sum` in float32, while the other one multiplies.
+//
+// SKEW: the second consumer begins a tile that many steps after the first, so that one stores its rows under the
+// other's products. ORDERED: consumers queue their products in turns instead.
+//
+// Tiles: those of full width of all groups come first, then the narrow ones at the right edge, in which consumers
+// multiply as few columns as there are, in multiples of 64: the short tiles level out the last wave.
+//
+// cuda_fp8.py puts in front: the macros (BLOCK_N, STAGES, GROUP_M, SKEW, ORDERED, OUT_HALF) and multiply<N>, the wgmma
+// of N columns, whose N/2 operands are written out.
+
+constexpr int ROWS = 128, K_STEP = 128, GRAIN = 64;  // GRAIN: columns that surely share a scale of b
+constexpr int SEGMENTS = BLOCK_N / GRAIN;
+constexpr u32 A_HALF = 64 * K_STEP, A_BYTES = ROWS * K_STEP, B_BYTES = BLOCK_N * K_STEP;
+constexpr int LANES = 32;
+static_assert(BLOCK_N % GRAIN == 0, "scales of b change every 128 columns, tiles begin on multiples of BLOCK_N");
+
+struct alignas(64) TensorMap { char opaque[128]; };
+
+struct Tile { int group, row, row_end, col; };
+
+// ---- barriers ----
+
+__device__ __forceinline__ void barrier_init(u32 bar, u32 count) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(bar), "r"(count) : "memory");
+}
+
+__device__ __forceinline__ void barrier_wait(u32 bar, u32 parity) {
+  asm volatile(
+      "{\n .reg .pred done;\n"
+      "again:\n mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+      " @done bra.uni over;\n bra.uni again;\nover:\n}" ::"r"(bar), "r"(parity) : "memory");
+}
+
+__device__ __forceinline__ void barrier_arrive(u32 bar) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(bar) : "memory");
+}
+
+__device__ __forceinline__ void barrier_expect(u32 bar, u32 bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"(bytes) : "memory");
+}
+
+__device__ __forceinline__ void named_sync(int id) { asm volatile("bar.sync %0, 256;" ::"r"(id) : "memory"); }
+__device__ __forceinline__ void named_arrive(int id) { asm volatile("bar.arrive %0, 256;" ::"r"(id) : "memory"); }
+
+// ---- copies ----
+
+__device__ __forceinline__ void tma_2d(u32 to, const TensorMap& map, u32 bar, int x, int y) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4}], [%2];" ::"r"(to),
+      "l"(&map), "r"(bar), "r"(x), "r"(y) : "memory");
+}
+
+__device__ __forceinline__ void tma_3d(u32 to, const TensorMap& map, u32 bar, int x, int y, int z) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5}], [%2];" ::"r"(
+          to), "l"(&map), "r"(bar), "r"(x), "r"(y), "r"(z) : "memory");
+}
+
+__device__ __forceinline__ void copy_4(u32 to, const float* from) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to), "l"(from) : "memory");
+}
+
+__device__ __forceinline__ float load_shared(u32 at) {
+  float x;
+  asm volatile("ld.shared.f32 %0, [%1];" : "=f"(x) : "r"(at) : "memory");
+  return x;
+}
+
+// ---- tensor cores ----
+
+// A matrix in shared memory, K contiguous in rows of 128 bytes, 128-byte swizzle: 8 rows make 1024 bytes.
+__device__ __forceinline__ u64 matrix(u32 address) {
+  return (u64(1) << 62) | (u64(1024 >> 4) << 32) | (u64(1) << 16) | ((address & 0x3FFFF) >> 4);
+}
+
+template <int N>
+__device__ __forceinline__ void hold(float* x) {
+#pragma unroll
+  for (int i = 0; i < N; i++) asm volatile("" : "+f"(x[i])::"memory");
+}
+
+// ---- tiles ----
+
+// Tile number -> tile. row_tiles[g]: rows of tiles up to and including group g; row_ends[g]: its last row + 1.
+__device__ __forceinline__ Tile locate(int t, int full, int n_full, int G, const int* row_tiles, const int* row_ends) {
+  const int lane = threadIdx.x % LANES;
+  const bool narrow = t >= full;
+  const int across = narrow ? 1 : n_full;
+  const int within = narrow ? t - full : t;
+  const int q = within / across;
+  int g = 0;
+  for (int base = 0; base < G; base += LANES) {
+    const int at = base + lane;
+    const unsigned before = __ballot_sync(0xffffffffu, at < G && row_tiles[at < G ? at : 0] <= q);
+    g += __popc(before);
+    if (before != 0xffffffffu) break;
+  }
+  const int first = g ? row_tiles[g - 1] : 0;
+  const int row = g ? row_ends[g - 1] : 0;
+  const int tiles_m = row_tiles[g] - first;
+  const int tile = within - first * across;
+  // About GROUP_M rows of tiles at a time, cut evenly, down the rows first.
+  int bands = (tiles_m + GROUP_M / 2) / GROUP_M;
+  bands = bands < 1 ? 1 : bands;
+  const int height = (tiles_m + bands - 1) / bands;
+  const int band = tile / (height * across);
+  const int rest = tile - band * height * across;
+  const int left = tiles_m - band * height;
+  const int here = left < height ? left : height;
+  const int n = rest / here;
+  Tile found;
+  found.group = g;
+  found.row = row + (band * height + rest - n * here) * ROWS;
+  found.row_end = row_ends[g];
+  found.col = (narrow ? n_full : n) * BLOCK_N;
+  return found;
+}
+
+struct Ring {
+  int stage;
+  u32 phase;
+  __device__ __forceinline__ void advance() {
+    if (++stage == STAGES) {
+      stage = 0;
+      phase ^= 1;
+    }
+  }
+};
+
+struct Shared {
+  u32 a, b, scale_a, scale_b, full, empty;
+};
+
+// One tile of WIDTH columns: sum += (a_stage . b_stage) * scales over all steps. row: this thread's first row in the tile.
+template <int WIDTH>
+__device__ __forceinline__ void multiply_tile(float* sum, Ring& ring, const Shared& s, int steps, int part_no, int row,
+                                              bool skewed) {
+  float part[WIDTH / 2];
+  const bool leader = threadIdx.x % LANES == 0;
+#pragma unroll
+  for (int i = 0; i < WIDTH / 2; i++) sum[i] = 0.0f;
+  if (SKEW && part_no == 1 && skewed) named_sync(1);
+#pragma unroll 1
+  for (int step = 0; step < steps; step++) {
+    barrier_wait(s.full + ring.stage * 8, ring.phase);
+    const u32 at_a = s.scale_a + (ring.stage * ROWS + row) * 4, at_b = s.scale_b + ring.stage * SEGMENTS * 4;
+    const float down_0 = load_shared(at_a), down_1 = load_shared(at_a + 32);
+    float across[WIDTH / GRAIN];
+#pragma unroll
+    for (int i = 0; i < WIDTH / GRAIN; i++) across[i] = load_shared(at_b + i * 4);
+    const u64 a = matrix(s.a + ring.stage * A_BYTES + part_no * A_HALF), b = matrix(s.b + ring.stage * B_BYTES);
+    if (ORDERED) named_sync(2 + part_no);
+    hold<WIDTH / 2>(part);
+    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+#pragma unroll
+    for (int k = 0; k < K_STEP / 32; k++) multiply<WIDTH>(part, a + k * 2, b + k * 2, k);
+    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+    hold<WIDTH / 2>(part);
+    if (ORDERED) named_arrive(3 - part_no);
+    asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+    hold<WIDTH / 2>(part);
+    if (leader) barrier_arrive(s.empty + ring.stage * 8);
+    if (SKEW && part_no == 0 && skewed && step == SKEW - 1) named_arrive(1);
+#pragma unroll
+    for (int i = 0; i < WIDTH / GRAIN; i++) {
+      const float scale_0 = down_0 * across[i], scale_1 = down_1 * across[i];
+#pragma unroll
+      for (int n = 0; n < GRAIN / 8; n++) {
+        const int j = (i * GRAIN / 8 + n) * 4;
+        sum[j + 0] = fmaf(part[j + 0], scale_0, sum[j + 0]);
+        sum[j + 1] = fmaf(part[j + 1], scale_0, sum[j + 1]);
+        sum[j + 2] = fmaf(part[j + 2], scale_1, sum[j + 2]);
+        sum[j + 3] = fmaf(part[j + 3], scale_1, sum[j + 3]);
+      }
+    }
+    ring.advance();
+  }
+}
+
+__device__ __forceinline__ u32 packed(float low, float high) {
+  u32 x;
+#if OUT_HALF
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(x) : "f"(high), "f"(low));
+#else
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(x) : "f"(high), "f"(low));
+#endif
+  return x;
+}
+
+// Four lanes of a row hold columns 2q, 2q+1 of four blocks of 8 columns; after this lane q holds all of block q.
+__device__ __forceinline__ void transpose(u32 (&x)[4], int q) {
+#pragma unroll
+  for (int bit = 1; bit < 4; bit *= 2) {
+    const bool upper = q & bit;
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+      if (i & bit) continue;
+      const u32 got = __shfl_xor_sync(0xffffffffu, upper ? x[i] : x[i + bit], bit);
+      if (upper) x[i] = got;
+      else x[i + bit] = got;
+    }
+  }
+}
+
+// Rows of the group, columns that exist: 64 bytes of each row at a time, straight from registers.
+template <int WIDTH>
+__device__ __forceinline__ void store_tile(const float* sum, char* out, long long pitch, int row, int row_end, int col,
+                                           int N) {
+  const int q = threadIdx.x % 4;
+#pragma unroll
+  for (int half = 0; half < 2; half++) {
+    const bool mine = row + half * 8 < row_end;
+    char* at = out + (row + half * 8) * pitch;
+#pragma unroll
+    for (int block = 0; block < WIDTH / 32; block++) {
+      u32 x[4];
+#pragma unroll
+      for (int i = 0; i < 4; i++) {
+        const int j = (block * 4 + i) * 4 + half * 2;
+        x[i] = packed(sum[j], sum[j + 1]);
+      }
+      transpose(x, q);
+      const int c = col + block * 32 + q * 8;
+      if (mine && c < N)
+        asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(at + c * 2), "r"(x[0]), "r"(x[1]), "r"(x[2]),
+                     "r"(x[3]) : "memory");
+    }
+  }
+}
+
+template <int WIDTH>
+__device__ __forceinline__ void compute(Ring& ring, const Shared& s, int steps, int part_no, int row,
+                                        bool skewed, const Tile& tile, char* out, long long pitch, int N) {
+  float sum[WIDTH / 2];
+  multiply_tile<WIDTH>(sum, ring, s, steps, part_no, row, skewed);
+  store_tile<WIDTH>(sum, out, pitch, tile.row + row, tile.row_end, tile.col, N);
+}
+
+extern "C" __global__ void __launch_bounds__(384, 1)
+scaled_grouped_mm(const __grid_constant__ TensorMap a_map, const __grid_constant__ TensorMap b_map, const int* offs,
+                  const float* scale_a, const float* scale_b, char* out, int G, int M, int N, int K, long long sa_m,
+                  long long sa_k, long long sb_g, long long sb_n, long long sb_k, long long pitch) {
+  extern __shared__ char memory[];
+  u32 at;
+  asm("{ .reg .u64 t; cvta.to.shared.u64 t, %1; cvt.u32.u64 %0, t; }" : "=r"(at) : "l"(memory));
+  const u32 start = (at + 1023) & ~1023u;
+  char* generic = memory + (start - at);
+  Shared s;
+  s.a = start;
+  s.b = s.a + STAGES * A_BYTES;
+  s.scale_a = s.b + STAGES * B_BYTES;
+  s.full = s.scale_a + STAGES * ROWS * 4;
+  s.empty = s.full + STAGES * 8;
+  s.scale_b = s.empty + STAGES * 8;
+  const u32 lists = s.scale_b + STAGES * SEGMENTS * 4;
+  int* row_tiles = reinterpret_cast<int*>(generic + (lists - start));
+  int* row_ends = row_tiles + G;
+
+  const int warp = __shfl_sync(0xffffffffu, threadIdx.x / LANES, 0), lane = threadIdx.x % LANES;
+  if (warp == 8 && lane == 0) {
+    asm volatile("prefetch.tensormap [%0];" ::"l"(&a_map) : "memory");
+    asm volatile("prefetch.tensormap [%0];" ::"l"(&b_map) : "memory");
+    for (int i = 0; i < STAGES; i++) {
+      barrier_init(s.full + i * 8, 1 + LANES);
+      barrier_init(s.empty + i * 8, 8);
+    }
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+  }
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+  if (warp == 0) {
+    int tiles = 0;
+    for (int base = 0; base < G; base += LANES) {
+      const int g = base + lane;
+      const int end = g < G ? offs[g] : 0, begin = g < G && g ? offs[g - 1] : 0;
+      int x = g < G ? (end - begin + ROWS - 1) / ROWS : 0;
+#pragma unroll
+      for (int d = 1; d < LANES; d *= 2) {
+        const int y = __shfl_up_sync(0xffffffffu, x, d);
+        if (lane >= d) x += y;
+      }
+      if (g < G) {
+        row_tiles[g] = tiles + x;
+        row_ends[g] = end;
+      }
+      tiles += __shfl_sync(0xffffffffu, x, LANES - 1);
+    }
+  }
+  __syncthreads();
+
+  const int steps = (K + K_STEP - 1) / K_STEP;
+  const int n_full = N / BLOCK_N, n_rest = N - n_full * BLOCK_N;
+  const int full = row_tiles[G - 1] * n_full, total = full + (n_rest ? row_tiles[G - 1] : 0);
+  const int group = warp / 4;
+  Ring ring;
+  ring.stage = 0;
+
+  if (group == 2) {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
+    if (warp == 8) {
+      ring.phase = 1;
+      const int scales_n = (N + 127) / 128;
+      for (int t = blockIdx.x; t < total; t += gridDim.x) {
+        const Tile tile = locate(t, full, n_full, G, row_tiles, row_ends);
+        const bool both = tile.row + 64 < tile.row_end;
+        const float* from_a[4];
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+          const int r = tile.row + i * LANES + lane;
+          from_a[i] = scale_a + (r < M ? r : M - 1) * sa_m;
+        }
+        const int c = (tile.col + lane * GRAIN) / 128;
+        const float* from_b = scale_b + tile.group * sb_g + (c < scales_n ? c : scales_n - 1) * sb_n;
+        for (int step = 0; step < steps; step++) {
+          const u32 bar = s.full + ring.stage * 8;
+          barrier_wait(s.empty + ring.stage * 8, ring.phase);
+          if (lane == 0) {
+            const u32 a = s.a + ring.stage * A_BYTES;
+            barrier_expect(bar, (both ? A_BYTES : A_HALF) + B_BYTES);
+            tma_2d(a, a_map, bar, step * K_STEP, tile.row);
+            if (both) tma_2d(a + A_HALF, a_map, bar, step * K_STEP, tile.row + 64);
+            tma_3d(s.b + ring.stage * B_BYTES, b_map, bar, step * K_STEP, tile.col, tile.group);
+          }
+          __syncwarp();
+#pragma unroll
+          for (int i = 0; i < 4; i++) {
+            copy_4(s.scale_a + (ring.stage * ROWS + i * LANES + lane) * 4, from_a[i]);
+            from_a[i] += sa_k;
+          }
+          if (lane < SEGMENTS) copy_4(s.scale_b + (ring.stage * SEGMENTS + lane) * 4, from_b);
+          from_b += sb_k;
+          asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(bar) : "memory");
+          ring.advance();
+        }
+      }
+    }
+  } else {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
+    ring.phase = 0;
+    const int row = warp * 16 + lane / 4;
+    if (ORDERED && group == 1) named_arrive(2);
+    for (int t = blockIdx.x; t < total; t += gridDim.x) {
+      const Tile tile = locate(t, full, n_full, G, row_tiles, row_ends);
+      const bool both = tile.row + 64 < tile.row_end;
+      if (group == 1 && !both) {
+        for (int step = 0; step < steps; step++) {
+          barrier_wait(s.full + ring.stage * 8, ring.phase);
+          if (ORDERED) {
+            named_sync(3);
+            named_arrive(2);
+          }
+          if (lane == 0) barrier_arrive(s.empty + ring.stage * 8);
+          ring.advance();
+        }
+        continue;
+      }
+      // Where the first consumer cannot be a tile ahead, or the named barrier would count it twice.
+      const bool skewed = both && steps >= STAGES + SKEW;
+      const int left = N - tile.col;
+      if (left > (SEGMENTS - 1) * GRAIN)
+        compute<BLOCK_N>(ring, s, steps, group, row, skewed, tile, out, pitch, N);
+#if BLOCK_N > 64
+      else if (left <= 64)
+        compute<64>(ring, s, steps, group, row, skewed, tile, out, pitch, N);
+#endif
+#if BLOCK_N > 128
+      else
+        compute<128>(ring, s, steps, group, row, skewed, tile, out, pitch, N);
+#endif
+    }
+    if (ORDERED && group == 0) named_sync(2);
+  }
+}
