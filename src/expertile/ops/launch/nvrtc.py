@@ -148,9 +148,7 @@ class Kernel:
         _check(_driver().cuLaunchKernelEx(ctypes.byref(config), self.function, pointers, None), "cuLaunchKernelEx")
 
 
-def kernel(
-    cubin: bytes, name: str, types: Sequence[Any], threads: int, smem_bytes: int, cluster: int = 1
-) -> Kernel:
+def kernel(cubin: bytes, name: str, types: Sequence[Any], threads: int, smem_bytes: int, cluster: int = 1) -> Kernel:
     """Load `name` of a binary on the current GPU; `types` are ctypes of its parameters."""
     module, function = ctypes.c_void_p(), ctypes.c_void_p()
     _check(_driver().cuModuleLoadData(ctypes.byref(module), cubin), "cuModuleLoadData")

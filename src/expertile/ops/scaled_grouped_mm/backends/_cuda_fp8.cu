@@ -15,13 +15,15 @@
 
 constexpr int ROWS = 128, K_STEP = 128, GRAIN = 64;  // GRAIN: columns that surely share a scale of b
 constexpr int SEGMENTS = BLOCK_N / GRAIN;
-constexpr u32 A_HALF = 64 * K_STEP, A_BYTES = ROWS * K_STEP, B_BYTES = BLOCK_N * K_STEP;
+constexpr int CLUSTER = SHARE_A || SHARE_B ? 2 : 1;
+constexpr int UNIT_ROWS = SHARE_B ? 2 * ROWS : ROWS, UNIT_COLS = SHARE_A ? 2 * BLOCK_N : BLOCK_N;
+constexpr u32 A_HALF = 64 * K_STEP, A_BYTES = ROWS * K_STEP, B_BYTES = BLOCK_N * K_STEP, B_HALF = B_BYTES / 2;
 constexpr int LANES = 32;
 static_assert(BLOCK_N % GRAIN == 0, "scales of b change every 128 columns, tiles begin on multiples of BLOCK_N");
 
 struct alignas(64) TensorMap { char opaque[128]; };
 
-struct Tile { int group, row, row_end, col; };
+struct Tile { int group, row, row_end, col, width; };
 
 // ---- barriers ----
 
@@ -38,6 +40,11 @@ __device__ __forceinline__ void barrier_wait(u32 bar, u32 parity) {
 
 __device__ __forceinline__ void barrier_arrive(u32 bar) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(bar) : "memory");
+}
+
+// At the barrier of block `rank` of the cluster.
+__device__ __forceinline__ void barrier_arrive_at(u32 bar, int rank) {
+  asm volatile("{ .reg .b32 there; mapa.shared::cluster.u32 there, %0, %1; mbarrier.arrive.shared::cluster.b64 _, [there]; }" ::"r"(bar), "r"(rank) : "memory");
 }
 
 __device__ __forceinline__ void barrier_expect(u32 bar, u32 bytes) {
@@ -59,6 +66,19 @@ __device__ __forceinline__ void tma_3d(u32 to, const TensorMap& map, u32 bar, in
   asm volatile(
       "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5}], [%2];" ::"r"(
           to), "l"(&map), "r"(bar), "r"(x), "r"(y), "r"(z) : "memory");
+}
+
+// The same into both blocks of the cluster, at the same place, and told to the same barrier of each.
+__device__ __forceinline__ void tma_2d_both(u32 to, const TensorMap& map, u32 bar, int x, int y) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, {%3, %4}], [%2], %5;" ::"r"(to),
+      "l"(&map), "r"(bar), "r"(x), "r"(y), "h"((unsigned short)3) : "memory");
+}
+
+__device__ __forceinline__ void tma_3d_both(u32 to, const TensorMap& map, u32 bar, int x, int y, int z) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, {%3, %4, %5}], [%2], %6;" ::"r"(
+          to), "l"(&map), "r"(bar), "r"(x), "r"(y), "r"(z), "h"((unsigned short)3) : "memory");
 }
 
 __device__ __forceinline__ void copy_4(u32 to, const float* from) {
@@ -86,8 +106,9 @@ __device__ __forceinline__ void hold(float* x) {
 
 // ---- tiles ----
 
-// Tile number -> tile. row_tiles[g]: rows of tiles up to and including group g; row_ends[g]: its last row + 1.
-__device__ __forceinline__ Tile locate(int t, int full, int n_full, int G, const int* row_tiles, const int* row_ends) {
+// Unit number -> this block's tile. row_tiles[g]: rows of tiles up to and including group g; row_ends[g]: its last row + 1.
+__device__ __forceinline__ Tile locate(int t, int full, int n_full, int rest, int rank, int G,
+                                       const int* row_tiles, const int* row_ends) {
   const int lane = threadIdx.x % LANES;
   const bool narrow = t >= full;
   const int across = narrow ? 1 : n_full;
@@ -109,15 +130,16 @@ __device__ __forceinline__ Tile locate(int t, int full, int n_full, int G, const
   bands = bands < 1 ? 1 : bands;
   const int height = (tiles_m + bands - 1) / bands;
   const int band = tile / (height * across);
-  const int rest = tile - band * height * across;
+  const int inner = tile - band * height * across;
   const int left = tiles_m - band * height;
   const int here = left < height ? left : height;
-  const int n = rest / here;
+  const int n = inner / here;
   Tile found;
   found.group = g;
-  found.row = row + (band * height + rest - n * here) * ROWS;
+  found.row = row + (band * height + inner - n * here) * UNIT_ROWS + (SHARE_B ? rank * ROWS : 0);
   found.row_end = row_ends[g];
-  found.col = (narrow ? n_full : n) * BLOCK_N;
+  found.width = narrow ? (rest + GRAIN * (SHARE_A + 1) - 1) / (GRAIN * (SHARE_A + 1)) * GRAIN : BLOCK_N;
+  found.col = (narrow ? n_full : n) * UNIT_COLS + (SHARE_A ? rank * found.width : 0);
   return found;
 }
 
@@ -134,6 +156,15 @@ struct Ring {
 
 struct Shared {
   u32 a, b, scale_a, scale_b, full, empty;
+  // A warp of consumers is through with a stage; loads of either block may come into it.
+  __device__ __forceinline__ void give_back(int stage) const {
+    const int lane = threadIdx.x % LANES;
+    if (CLUSTER == 1) {
+      if (lane == 0) barrier_arrive(empty + stage * 8);
+    } else if (lane < CLUSTER) {
+      barrier_arrive_at(empty + stage * 8, lane);
+    }
+  }
 };
 
 // One tile of WIDTH columns: sum += (a_stage . b_stage) * scales over all steps. row: this thread's first row in the tile.
@@ -141,7 +172,6 @@ template <int WIDTH>
 __device__ __forceinline__ void multiply_tile(float* sum, Ring& ring, const Shared& s, int steps, int part_no, int row,
                                               bool skewed) {
   float part[WIDTH / 2];
-  const bool leader = threadIdx.x % LANES == 0;
 #pragma unroll
   for (int i = 0; i < WIDTH / 2; i++) sum[i] = 0.0f;
   if (SKEW && part_no == 1 && skewed) named_sync(1);
@@ -164,7 +194,7 @@ __device__ __forceinline__ void multiply_tile(float* sum, Ring& ring, const Shar
     if (ORDERED) named_arrive(3 - part_no);
     asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
     hold<WIDTH / 2>(part);
-    if (leader) barrier_arrive(s.empty + ring.stage * 8);
+    s.give_back(ring.stage);
     if (SKEW && part_no == 0 && skewed && step == SKEW - 1) named_arrive(1);
 #pragma unroll
     for (int i = 0; i < WIDTH / GRAIN; i++) {
@@ -267,7 +297,7 @@ scaled_grouped_mm(const __grid_constant__ TensorMap a_map, const __grid_constant
     asm volatile("prefetch.tensormap [%0];" ::"l"(&b_map) : "memory");
     for (int i = 0; i < STAGES; i++) {
       barrier_init(s.full + i * 8, 1 + LANES);
-      barrier_init(s.empty + i * 8, 8);
+      barrier_init(s.empty + i * 8, 8 * CLUSTER);
     }
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   }
@@ -278,7 +308,7 @@ scaled_grouped_mm(const __grid_constant__ TensorMap a_map, const __grid_constant
     for (int base = 0; base < G; base += LANES) {
       const int g = base + lane;
       const int end = g < G ? offs[g] : 0, begin = g < G && g ? offs[g - 1] : 0;
-      int x = g < G ? (end - begin + ROWS - 1) / ROWS : 0;
+      int x = g < G ? (end - begin + UNIT_ROWS - 1) / UNIT_ROWS : 0;
 #pragma unroll
       for (int d = 1; d < LANES; d *= 2) {
         const int y = __shfl_up_sync(0xffffffffu, x, d);
@@ -291,10 +321,14 @@ scaled_grouped_mm(const __grid_constant__ TensorMap a_map, const __grid_constant
       tiles += __shfl_sync(0xffffffffu, x, LANES - 1);
     }
   }
-  __syncthreads();
+  if (CLUSTER > 1) asm volatile("barrier.cluster.arrive.release.aligned;\n barrier.cluster.wait.acquire.aligned;" ::: "memory");
+  else __syncthreads();
 
+  int rank = 0;
+  if (CLUSTER > 1) asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  const int first_unit = blockIdx.x / CLUSTER, stride = gridDim.x / CLUSTER;
   const int steps = (K + K_STEP - 1) / K_STEP;
-  const int n_full = N / BLOCK_N, n_rest = N - n_full * BLOCK_N;
+  const int n_full = N / UNIT_COLS, n_rest = N - n_full * UNIT_COLS;
   const int full = row_tiles[G - 1] * n_full, total = full + (n_rest ? row_tiles[G - 1] : 0);
   const int group = warp / 4;
   Ring ring;
@@ -305,9 +339,9 @@ scaled_grouped_mm(const __grid_constant__ TensorMap a_map, const __grid_constant
     if (warp == 8) {
       ring.phase = 1;
       const int scales_n = (N + 127) / 128;
-      for (int t = blockIdx.x; t < total; t += gridDim.x) {
-        const Tile tile = locate(t, full, n_full, G, row_tiles, row_ends);
-        const bool both = tile.row + 64 < tile.row_end;
+      for (int t = first_unit; t < total; t += stride) {
+        const Tile tile = locate(t, full, n_full, n_rest, rank, G, row_tiles, row_ends);
+        const bool some = tile.row < tile.row_end, both = tile.row + 64 < tile.row_end;
         const float* from_a[4];
 #pragma unroll
         for (int i = 0; i < 4; i++) {
@@ -321,10 +355,17 @@ scaled_grouped_mm(const __grid_constant__ TensorMap a_map, const __grid_constant
           barrier_wait(s.empty + ring.stage * 8, ring.phase);
           if (lane == 0) {
             const u32 a = s.a + ring.stage * A_BYTES;
-            barrier_expect(bar, (both ? A_BYTES : A_HALF) + B_BYTES);
-            tma_2d(a, a_map, bar, step * K_STEP, tile.row);
-            if (both) tma_2d(a + A_HALF, a_map, bar, step * K_STEP, tile.row + 64);
-            tma_3d(s.b + ring.stage * B_BYTES, b_map, bar, step * K_STEP, tile.col, tile.group);
+            const u32 b = s.b + ring.stage * B_BYTES;
+            const int k = step * K_STEP;
+            barrier_expect(bar, (both ? A_BYTES : some ? A_HALF : 0) + B_BYTES);
+            if (SHARE_A) {
+              if (rank == 0 || both) tma_2d_both(a + rank * A_HALF, a_map, bar, k, tile.row + rank * 64);
+            } else {
+              if (some) tma_2d(a, a_map, bar, k, tile.row);
+              if (both) tma_2d(a + A_HALF, a_map, bar, k, tile.row + 64);
+            }
+            if (SHARE_B) tma_3d_both(b + rank * B_HALF, b_map, bar, k, tile.col + rank * (BLOCK_N / 2), tile.group);
+            else tma_3d(b, b_map, bar, k, tile.col, tile.group);
           }
           __syncwarp();
 #pragma unroll
@@ -344,28 +385,27 @@ scaled_grouped_mm(const __grid_constant__ TensorMap a_map, const __grid_constant
     ring.phase = 0;
     const int row = warp * 16 + lane / 4;
     if (ORDERED && group == 1) named_arrive(2);
-    for (int t = blockIdx.x; t < total; t += gridDim.x) {
-      const Tile tile = locate(t, full, n_full, G, row_tiles, row_ends);
+    for (int t = first_unit; t < total; t += stride) {
+      const Tile tile = locate(t, full, n_full, n_rest, rank, G, row_tiles, row_ends);
       const bool both = tile.row + 64 < tile.row_end;
-      if (group == 1 && !both) {
+      if (tile.row + group * 64 >= tile.row_end) {
         for (int step = 0; step < steps; step++) {
           barrier_wait(s.full + ring.stage * 8, ring.phase);
           if (ORDERED) {
-            named_sync(3);
-            named_arrive(2);
+            named_sync(2 + group);
+            named_arrive(3 - group);
           }
-          if (lane == 0) barrier_arrive(s.empty + ring.stage * 8);
+          s.give_back(ring.stage);
           ring.advance();
         }
         continue;
       }
       // Where the first consumer cannot be a tile ahead, or the named barrier would count it twice.
       const bool skewed = both && steps >= STAGES + SKEW;
-      const int left = N - tile.col;
-      if (left > (SEGMENTS - 1) * GRAIN)
+      if (tile.width == BLOCK_N)
         compute<BLOCK_N>(ring, s, steps, group, row, skewed, tile, out, pitch, N);
 #if BLOCK_N > 64
-      else if (left <= 64)
+      else if (tile.width == 64)
         compute<64>(ring, s, steps, group, row, skewed, tile, out, pitch, N);
 #endif
 #if BLOCK_N > 128
@@ -375,4 +415,6 @@ scaled_grouped_mm(const __grid_constant__ TensorMap a_map, const __grid_constant
     }
     if (ORDERED && group == 0) named_sync(2);
   }
+  // The other block may still load or arrive here.
+  if (CLUSTER > 1) asm volatile("barrier.cluster.arrive.release.aligned;\n barrier.cluster.wait.acquire.aligned;" ::: "memory");
 }

@@ -4,8 +4,8 @@
 
     RAGGED_M  a [M_tot, K]  b [G, K, N] stored [G, N, K]  scales BLOCK  out[rows of g], bfloat16 or float16
 
-What Gluon (`gluon_fp8`) lacked: tiles of 192 columns, since its tensors are powers of two. Two consumers of 64 x 192 read
-(128 + 192) · 128 bytes for 128 · 192 · 256 FLOP, 40 KB a step: five stages of them fit. The sums and the products of
+What Gluon (`gluon_fp8`) lacked: tiles of 192 columns, since its tensors are powers of two. Two consumers of 64 x 192
+read (128 + 192) · 128 bytes for 128 · 192 · 256 FLOP, 40 KB a step: five stages of them fit. The sums and the products of
 192 columns take 192 of a thread's 232 registers, so that a consumer promotes all at once while the other multiplies.
 And Gluon stands two `bar.sync` beside each step's barriers, where here one lane of a warp arrives.
 
@@ -42,6 +42,8 @@ class Config:
     group_m: rows of tiles that share one pass over a group's weights.
     skew: steps by which the second consumer begins a tile later, so that one stores under the other's products.
     ordered: consumers queue their products in turns; not with a skew.
+    share: "a": two programs of a cluster take neighbouring columns, and each loads half of their rows of a for both;
+        "b": neighbouring rows, half of their columns of b; "": no clusters.
     """
 
     block_n: int = 192
@@ -49,6 +51,11 @@ class Config:
     group_m: int = 8
     skew: int = 1
     ordered: bool = False
+    share: str = ""
+
+    @property
+    def cluster(self) -> int:
+        return 2 if self.share else 1
 
     def smem_bytes(self, groups: int) -> int:
         """Shared memory of one program: ring, scales, barriers, the groups' tiles and rows, and up to 1024 to align."""
@@ -63,6 +70,8 @@ class Config:
             "GROUP_M": self.group_m,
             "SKEW": self.skew,
             "ORDERED": int(self.ordered),
+            "SHARE_A": int(self.share == "a"),
+            "SHARE_B": int(self.share == "b"),
             "OUT_HALF": int(dtype is torch.float16),
         }
         defined = "".join(f"#define {name} {value}\n" for name, value in macros.items())
@@ -80,7 +89,7 @@ def _multiply(n: int) -> str:
     return (
         f"template <> __device__ __forceinline__ void multiply<{n}>(float* d, u64 a, u64 b, int more) {{\n"
         f'  asm volatile("{{ .reg .pred p; setp.ne.b32 p, {more}, 0; '
-        f"wgmma.mma_async.sync.aligned.m64n{n}k32.f32.e4m3.e4m3 {{{names}}}, {a}, {b}, p, 1, 1; }}\"\n"
+        f'wgmma.mma_async.sync.aligned.m64n{n}k32.f32.e4m3.e4m3 {{{names}}}, {a}, {b}, p, 1, 1; }}"\n'
         f'    : {registers} : "l"(a), "l"(b), "r"(more));\n}}\n'
     )
 
@@ -124,7 +133,8 @@ def _binary(config: Config, dtype: torch.dtype) -> bytes:
 @lru_cache(maxsize=64)
 def _kernel(config: Config, dtype: torch.dtype, groups: int, device: int) -> nvrtc.Kernel:
     """The kernel on GPU number `device`, the current one."""
-    return nvrtc.kernel(_binary(config, dtype), "scaled_grouped_mm", _TYPES, 384, config.smem_bytes(groups))
+    smem_bytes, binary = config.smem_bytes(groups), _binary(config, dtype)
+    return nvrtc.kernel(binary, "scaled_grouped_mm", _TYPES, 384, smem_bytes, config.cluster)
 
 
 def run(problem: ScaledProblem, operands: Operands, config: Config, out: torch.Tensor | None) -> torch.Tensor:
@@ -142,12 +152,14 @@ def run(problem: ScaledProblem, operands: Operands, config: Config, out: torch.T
     with torch.cuda.device(out.device):
         a = nvrtc.tensor_map(o.a.data_ptr(), (p.m, p.k), p.a_strides[:1], (64, BLOCK))
         shape, pitches = (p.groups, p.n, p.k), (p.b_strides[0], p.b_strides[2])
-        b = nvrtc.tensor_map(o.b.data_ptr(), shape, pitches, (1, config.block_n, BLOCK))
+        b = nvrtc.tensor_map(
+            o.b.data_ptr(), shape, pitches, (1, config.block_n // (2 if config.share == "b" else 1), BLOCK)
+        )
         # Powers of two, so that few numbers of groups have kernels of their own.
         groups = max(32, 1 << (p.groups - 1).bit_length())
         tensors = (o.offs, o.scale_a, o.scale_b, out)
         _kernel(config, p.out_dtype, groups, out.get_device())(
-            Device.current(out.device).sm_count,
+            Device.current(out.device).sm_count // config.cluster * config.cluster,
             torch.cuda.current_stream().cuda_stream,
             (
                 *(a, b, *(t.data_ptr() for t in tensors), p.groups, p.m, p.n, p.k),
