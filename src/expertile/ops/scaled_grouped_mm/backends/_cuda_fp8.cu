@@ -7,8 +7,8 @@
 // SKEW: the second consumer begins a tile that many steps after the first, so that one stores its rows under the
 // other's products. ORDERED: consumers queue their products in turns instead.
 //
-// Tiles: those of full width of all groups come first, then the narrow ones at the right edge, in which consumers
-// multiply as few columns as there are, in multiples of 64: the short tiles level out the last wave.
+// In tiles at the right edge consumers multiply as few columns as there are, in multiples of 64. With NARROW_LAST these
+// tiles come after those of full width of all groups, and level out the last wave.
 //
 // cuda_fp8.py puts in front: the macros (BLOCK_N, STAGES, GROUP_M, SKEW, ORDERED, OUT_HALF) and multiply<N>, the wgmma
 // of N columns, whose N/2 operands are written out.
@@ -110,9 +110,9 @@ __device__ __forceinline__ void hold(float* x) {
 __device__ __forceinline__ Tile locate(int t, int full, int n_full, int rest, int rank, int G,
                                        const int* row_tiles, const int* row_ends) {
   const int lane = threadIdx.x % LANES;
-  const bool narrow = t >= full;
-  const int across = narrow ? 1 : n_full;
-  const int within = narrow ? t - full : t;
+  const bool after = t >= full;
+  const int across = after ? 1 : n_full + (!NARROW_LAST && rest);
+  const int within = after ? t - full : t;
   const int q = within / across;
   int g = 0;
   for (int base = 0; base < G; base += LANES) {
@@ -134,6 +134,7 @@ __device__ __forceinline__ Tile locate(int t, int full, int n_full, int rest, in
   const int left = tiles_m - band * height;
   const int here = left < height ? left : height;
   const int n = inner / here;
+  const bool narrow = after || n == n_full;
   Tile found;
   found.group = g;
   found.row = row + (band * height + inner - n * here) * UNIT_ROWS + (SHARE_B ? rank * ROWS : 0);
@@ -329,7 +330,8 @@ scaled_grouped_mm(const __grid_constant__ TensorMap a_map, const __grid_constant
   const int first_unit = blockIdx.x / CLUSTER, stride = gridDim.x / CLUSTER;
   const int steps = (K + K_STEP - 1) / K_STEP;
   const int n_full = N / UNIT_COLS, n_rest = N - n_full * UNIT_COLS;
-  const int full = row_tiles[G - 1] * n_full, total = full + (n_rest ? row_tiles[G - 1] : 0);
+  const int full = row_tiles[G - 1] * (n_full + (!NARROW_LAST && n_rest));
+  const int total = full + (NARROW_LAST && n_rest ? row_tiles[G - 1] : 0);
   const int group = warp / 4;
   Ring ring;
   ring.stage = 0;

@@ -5,8 +5,8 @@
     RAGGED_M  a [M_tot, K]  b [G, K, N] stored [G, N, K]  scales BLOCK  out[rows of g], bfloat16 or float16
 
 What Gluon (`gluon_fp8`) lacked: tiles of 192 columns, since its tensors are powers of two. Two consumers of 64 x 192
-read (128 + 192) · 128 bytes for 128 · 192 · 256 FLOP, 40 KB a step: five stages of them fit. The sums and the products of
-192 columns take 192 of a thread's 232 registers, so that a consumer promotes all at once while the other multiplies.
+read (128 + 192) · 128 bytes for 128 · 192 · 256 FLOP, 40 KB a step: five stages of them fit. The sums and the products
+of 192 columns take 192 of a thread's 232 registers, so that a consumer promotes while the other multiplies.
 And Gluon stands two `bar.sync` beside each step's barriers, where here one lane of a warp arrives.
 
 Limits: the tensor cores and the power they draw. `_cuda_fp8.cu` says how the work is laid out on the chip.
@@ -44,6 +44,7 @@ class Config:
     ordered: consumers queue their products in turns; not with a skew.
     share: "a": two programs of a cluster take neighbouring columns, and each loads half of their rows of a for both;
         "b": neighbouring rows, half of their columns of b; "": no clusters.
+    narrow_last: the tiles at the right edge come after all others.
     """
 
     block_n: int = 192
@@ -52,6 +53,7 @@ class Config:
     skew: int = 1
     ordered: bool = False
     share: str = ""
+    narrow_last: bool = True
 
     @property
     def cluster(self) -> int:
@@ -72,6 +74,7 @@ class Config:
             "ORDERED": int(self.ordered),
             "SHARE_A": int(self.share == "a"),
             "SHARE_B": int(self.share == "b"),
+            "NARROW_LAST": int(self.narrow_last),
             "OUT_HALF": int(dtype is torch.float16),
         }
         defined = "".join(f"#define {name} {value}\n" for name, value in macros.items())
