@@ -5,20 +5,23 @@
 // stage into `part`, gives the stage back and adds part * scales to `sum` in float32, while the other one multiplies.
 //
 // SKEW: the second consumer begins a tile that many steps after the first, so that one stores its rows under the
-// other's products. ORDERED: consumers queue their products in turns instead.
+// other's products.
 //
 // In tiles at the right edge consumers multiply as few columns as there are, in multiples of 64. With NARROW_LAST these
 // tiles come after those of full width of all groups, and level out the last wave.
 //
-// cuda_fp8.py puts in front: the macros (BLOCK_N, STAGES, GROUP_M, SKEW, ORDERED, OUT_HALF) and multiply<N>, the wgmma
+// cuda_fp8.py puts in front: the macros (BLOCK_N, STAGES, GROUP_M, …) and multiply<N>, the wgmma
 // of N columns, whose N/2 operands are written out.
 
-constexpr int ROWS = 128, K_STEP = 128, GRAIN = 64;  // GRAIN: columns that surely share a scale of b
+constexpr int ROWS = 64 * CONSUMERS, K_STEP = 128, GRAIN = 64;  // GRAIN: columns that surely share a scale of b
 constexpr int SEGMENTS = BLOCK_N / GRAIN;
 constexpr int CLUSTER = SHARE_A || SHARE_B ? 2 : 1;
 constexpr int UNIT_ROWS = SHARE_B ? 2 * ROWS : ROWS, UNIT_COLS = SHARE_A ? 2 * BLOCK_N : BLOCK_N;
-constexpr u32 A_HALF = 64 * K_STEP, A_BYTES = ROWS * K_STEP, B_BYTES = BLOCK_N * K_STEP, B_HALF = B_BYTES / 2;
+constexpr u32 A_BOX = 64 * K_STEP, A_BYTES = ROWS * K_STEP, B_BYTES = BLOCK_N * K_STEP, B_HALF = B_BYTES / 2;
 constexpr int LANES = 32;
+static_assert(STAGES <= 8, "steps are written out for so many stages");
+static_assert(!SHARE_A || CONSUMERS == 2, "each block of a cluster loads the rows of one consumer for both");
+static_assert(!SKEW || CONSUMERS == 2, "one consumer waits for the other");
 static_assert(BLOCK_N % GRAIN == 0, "scales of b change every 128 columns, tiles begin on multiples of BLOCK_N");
 
 struct alignas(64) TensorMap { char opaque[128]; };
@@ -36,6 +39,15 @@ __device__ __forceinline__ void barrier_wait(u32 bar, u32 parity) {
       "{\n .reg .pred done;\n"
       "again:\n mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
       " @done bra.uni over;\n bra.uni again;\nover:\n}" ::"r"(bar), "r"(parity) : "memory");
+}
+
+// Whether the wait would be over at once.
+__device__ __forceinline__ bool barrier_passed(u32 bar, u32 parity) {
+  u32 passed;
+  asm volatile(
+      "{ .reg .pred done; mbarrier.test_wait.parity.shared::cta.b64 done, [%1], %2; selp.u32 %0, 1, 0, done; }"
+      : "=r"(passed) : "r"(bar), "r"(parity) : "memory");
+  return passed;
 }
 
 __device__ __forceinline__ void barrier_arrive(u32 bar) {
@@ -93,10 +105,10 @@ __device__ __forceinline__ float load_shared(u32 at) {
 
 // ---- tensor cores ----
 
-// A matrix in shared memory, K contiguous in rows of 128 bytes, 128-byte swizzle: 8 rows make 1024 bytes.
-__device__ __forceinline__ u64 matrix(u32 address) {
-  return (u64(1) << 62) | (u64(1024 >> 4) << 32) | (u64(1) << 16) | ((address & 0x3FFFF) >> 4);
-}
+// The low word of the descriptor of a matrix in shared memory, K contiguous in rows of 128 bytes with the 128-byte
+// swizzle: the address in units of 16 bytes. 32 summands further are 2 units. (The high word says that 8 rows make 1024
+// bytes, and names the swizzle.)
+__device__ __forceinline__ u32 low_word(u32 address) { return ((address & 0x3FFFF) >> 4) | 1 << 16; }
 
 template <int N>
 __device__ __forceinline__ void hold(float* x) {
@@ -144,15 +156,12 @@ __device__ __forceinline__ Tile locate(int t, int full, int n_full, int rest, in
   return found;
 }
 
+// A tile's steps take the stages from the first on, so that consumers know them at compile time; the last steps of a
+// tile may leave some unused. `phases`: bit i is the parity of what stage i is waited for next.
 struct Ring {
-  int stage;
-  u32 phase;
-  __device__ __forceinline__ void advance() {
-    if (++stage == STAGES) {
-      stage = 0;
-      phase ^= 1;
-    }
-  }
+  u32 phases;
+  __device__ __forceinline__ u32 parity(int stage) const { return phases >> stage & 1; }
+  __device__ __forceinline__ void passed(int stage) { phases ^= 1u << stage; }
 };
 
 struct Shared {
@@ -168,7 +177,67 @@ struct Shared {
   }
 };
 
-// One tile of WIDTH columns: sum += (a_stage . b_stage) * scales over all steps. row: this thread's first row in the tile.
+template <int WIDTH>
+struct Scales {
+  float down_0, down_1, across[(WIDTH + GRAIN - 1) / GRAIN];
+  __device__ __forceinline__ void load(u32 at_a, u32 at_b, int stage) {
+    down_0 = load_shared(at_a + stage * ROWS * 4);
+    down_1 = load_shared(at_a + stage * ROWS * 4 + 32);
+#pragma unroll
+    for (int i = 0; i < (WIDTH + GRAIN - 1) / GRAIN; i++) across[i] = load_shared(at_b + (stage * SEGMENTS + i) * 4);
+  }
+  __device__ __forceinline__ void promote(float* sum, const float* part) const {
+#pragma unroll
+    for (int n = 0; n < WIDTH / 8; n++) {
+      const float by = across[n * 8 / GRAIN], scale_0 = down_0 * by, scale_1 = down_1 * by;
+      float* to = sum + n * 4;
+      to[0] = fmaf(part[n * 4 + 0], scale_0, to[0]);
+      to[1] = fmaf(part[n * 4 + 1], scale_0, to[1]);
+      to[2] = fmaf(part[n * 4 + 2], scale_1, to[2]);
+      to[3] = fmaf(part[n * 4 + 3], scale_1, to[3]);
+    }
+  }
+};
+
+// What a consumer needs for a tile's steps; a, b: low words of the descriptors of the first stage's matrices.
+struct Steps {
+  const Shared& s;
+  Ring& ring;
+  u32 a, b, at_a;
+  int part_no, step, steps;
+  bool skewed;
+};
+
+// One step, from stage STAGE: sum += (a_stage . b_stage) * scales. Whether it was the tile's last.
+template <int WIDTH, int STAGE>
+__device__ __forceinline__ bool multiply_step(float* sum, float* part, Steps& t) {
+  constexpr int NEXT = (STAGE + 1) % STAGES;
+  Scales<WIDTH> scales;
+  scales.load(t.at_a, t.s.scale_b, STAGE);
+  hold<WIDTH / 2>(part);
+  asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+  constexpr int A = STAGE * A_BYTES / 16, B = STAGE * B_BYTES / 16;
+  multiply<A, B, 0>(Columns<WIDTH>(), part, t.a, t.b);
+  multiply<A + 2, B + 2, 1>(Columns<WIDTH>(), part, t.a, t.b);
+  multiply<A + 4, B + 4, 1>(Columns<WIDTH>(), part, t.a, t.b);
+  multiply<A + 6, B + 6, 1>(Columns<WIDTH>(), part, t.a, t.b);
+  asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+  t.ring.passed(STAGE);
+  const u32 next_parity = t.ring.parity(NEXT);
+  t.step++;
+  asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+  hold<WIDTH / 2>(part);
+  t.s.give_back(STAGE);
+  if (SKEW && STAGE == SKEW - 1 && t.part_no == 0 && t.skewed && t.step == SKEW) named_arrive(1);
+  // Nothing but the products shall stand behind the promotion: the next stage is looked at before.
+  const bool ready = barrier_passed(t.s.full + NEXT * 8, next_parity);
+  scales.promote(sum, part);
+  if (t.step == t.steps) return true;
+  if (!ready) barrier_wait(t.s.full + NEXT * 8, next_parity);
+  return false;
+}
+
+// One tile of WIDTH columns. row: this thread's first row in the tile.
 template <int WIDTH>
 __device__ __forceinline__ void multiply_tile(float* sum, Ring& ring, const Shared& s, int steps, int part_no, int row,
                                               bool skewed) {
@@ -176,41 +245,16 @@ __device__ __forceinline__ void multiply_tile(float* sum, Ring& ring, const Shar
 #pragma unroll
   for (int i = 0; i < WIDTH / 2; i++) sum[i] = 0.0f;
   if (SKEW && part_no == 1 && skewed) named_sync(1);
-#pragma unroll 1
-  for (int step = 0; step < steps; step++) {
-    barrier_wait(s.full + ring.stage * 8, ring.phase);
-    const u32 at_a = s.scale_a + (ring.stage * ROWS + row) * 4, at_b = s.scale_b + ring.stage * SEGMENTS * 4;
-    const float down_0 = load_shared(at_a), down_1 = load_shared(at_a + 32);
-    float across[WIDTH / GRAIN];
-#pragma unroll
-    for (int i = 0; i < WIDTH / GRAIN; i++) across[i] = load_shared(at_b + i * 4);
-    const u64 a = matrix(s.a + ring.stage * A_BYTES + part_no * A_HALF), b = matrix(s.b + ring.stage * B_BYTES);
-    if (ORDERED) named_sync(2 + part_no);
-    hold<WIDTH / 2>(part);
-    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
-#pragma unroll
-    for (int k = 0; k < K_STEP / 32; k++) multiply<WIDTH>(part, a + k * 2, b + k * 2, k);
-    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
-    hold<WIDTH / 2>(part);
-    if (ORDERED) named_arrive(3 - part_no);
-    asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
-    hold<WIDTH / 2>(part);
-    s.give_back(ring.stage);
-    if (SKEW && part_no == 0 && skewed && step == SKEW - 1) named_arrive(1);
-#pragma unroll
-    for (int i = 0; i < WIDTH / GRAIN; i++) {
-      const float scale_0 = down_0 * across[i], scale_1 = down_1 * across[i];
-#pragma unroll
-      for (int n = 0; n < GRAIN / 8; n++) {
-        const int j = (i * GRAIN / 8 + n) * 4;
-        sum[j + 0] = fmaf(part[j + 0], scale_0, sum[j + 0]);
-        sum[j + 1] = fmaf(part[j + 1], scale_0, sum[j + 1]);
-        sum[j + 2] = fmaf(part[j + 2], scale_1, sum[j + 2]);
-        sum[j + 3] = fmaf(part[j + 3], scale_1, sum[j + 3]);
-      }
-    }
-    ring.advance();
+  Steps t{s, ring, low_word(s.a + part_no * A_BOX), low_word(s.b), s.scale_a + row * 4, part_no, 0, steps, skewed};
+  barrier_wait(s.full, ring.parity(0));
+  // Written out, because compilers do not unroll loops that end in the middle.
+#define STEP(i)                                                    \
+  if constexpr (i < STAGES)                                        \
+    if (multiply_step<WIDTH, i % STAGES>(sum, part, t)) break;
+  for (;;) {
+    STEP(0) STEP(1) STEP(2) STEP(3) STEP(4) STEP(5) STEP(6) STEP(7)
   }
+#undef STEP
 }
 
 __device__ __forceinline__ u32 packed(float low, float high) {
@@ -272,7 +316,7 @@ __device__ __forceinline__ void compute(Ring& ring, const Shared& s, int steps, 
   store_tile<WIDTH>(sum, out, pitch, tile.row + row, tile.row_end, tile.col, N);
 }
 
-extern "C" __global__ void __launch_bounds__(384, 1)
+extern "C" __global__ void __launch_bounds__(128 * (CONSUMERS + 1), 1)
 scaled_grouped_mm(const __grid_constant__ TensorMap a_map, const __grid_constant__ TensorMap b_map, const int* offs,
                   const float* scale_a, const float* scale_b, char* out, int G, int M, int N, int K, long long sa_m,
                   long long sa_k, long long sb_g, long long sb_n, long long sb_k, long long pitch) {
@@ -293,12 +337,12 @@ scaled_grouped_mm(const __grid_constant__ TensorMap a_map, const __grid_constant
   int* row_ends = row_tiles + G;
 
   const int warp = __shfl_sync(0xffffffffu, threadIdx.x / LANES, 0), lane = threadIdx.x % LANES;
-  if (warp == 8 && lane == 0) {
+  if (warp == 4 * CONSUMERS && lane == 0) {
     asm volatile("prefetch.tensormap [%0];" ::"l"(&a_map) : "memory");
     asm volatile("prefetch.tensormap [%0];" ::"l"(&b_map) : "memory");
     for (int i = 0; i < STAGES; i++) {
       barrier_init(s.full + i * 8, 1 + LANES);
-      barrier_init(s.empty + i * 8, 8 * CLUSTER);
+      barrier_init(s.empty + i * 8, 4 * CONSUMERS * CLUSTER);
     }
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   }
@@ -334,71 +378,67 @@ scaled_grouped_mm(const __grid_constant__ TensorMap a_map, const __grid_constant
   const int total = full + (NARROW_LAST && n_rest ? row_tiles[G - 1] : 0);
   const int group = warp / 4;
   Ring ring;
-  ring.stage = 0;
 
-  if (group == 2) {
-    asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
-    if (warp == 8) {
-      ring.phase = 1;
+  if (group == CONSUMERS) {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(CONSUMERS == 2 ? 40 : 56));
+    if (warp == 4 * CONSUMERS) {
+      ring.phases = ~0u;
       const int scales_n = (N + 127) / 128;
       for (int t = first_unit; t < total; t += stride) {
         const Tile tile = locate(t, full, n_full, n_rest, rank, G, row_tiles, row_ends);
-        const bool some = tile.row < tile.row_end, both = tile.row + 64 < tile.row_end;
-        const float* from_a[4];
+        const int rows = tile.row_end - tile.row;
+        const int boxes = rows <= 0 ? 0 : rows > ROWS - 64 ? CONSUMERS : (rows + 63) / 64;
+        const float* from_a[ROWS / LANES];
 #pragma unroll
-        for (int i = 0; i < 4; i++) {
+        for (int i = 0; i < ROWS / LANES; i++) {
           const int r = tile.row + i * LANES + lane;
           from_a[i] = scale_a + (r < M ? r : M - 1) * sa_m;
         }
         const int c = (tile.col + lane * GRAIN) / 128;
         const float* from_b = scale_b + tile.group * sb_g + (c < scales_n ? c : scales_n - 1) * sb_n;
-        for (int step = 0; step < steps; step++) {
-          const u32 bar = s.full + ring.stage * 8;
-          barrier_wait(s.empty + ring.stage * 8, ring.phase);
+        for (int step = 0, stage = 0; step < steps; step++) {
+          const u32 bar = s.full + stage * 8;
+          barrier_wait(s.empty + stage * 8, ring.parity(stage));
           if (lane == 0) {
-            const u32 a = s.a + ring.stage * A_BYTES;
-            const u32 b = s.b + ring.stage * B_BYTES;
+            const u32 a = s.a + stage * A_BYTES;
+            const u32 b = s.b + stage * B_BYTES;
             const int k = step * K_STEP;
-            barrier_expect(bar, (both ? A_BYTES : some ? A_HALF : 0) + B_BYTES);
+            barrier_expect(bar, boxes * A_BOX + B_BYTES);
             if (SHARE_A) {
-              if (rank == 0 || both) tma_2d_both(a + rank * A_HALF, a_map, bar, k, tile.row + rank * 64);
+              if (rank < boxes) tma_2d_both(a + rank * A_BOX, a_map, bar, k, tile.row + rank * 64);
             } else {
-              if (some) tma_2d(a, a_map, bar, k, tile.row);
-              if (both) tma_2d(a + A_HALF, a_map, bar, k, tile.row + 64);
+              for (int i = 0; i < boxes; i++) tma_2d(a + i * A_BOX, a_map, bar, k, tile.row + i * 64);
             }
             if (SHARE_B) tma_3d_both(b + rank * B_HALF, b_map, bar, k, tile.col + rank * (BLOCK_N / 2), tile.group);
             else tma_3d(b, b_map, bar, k, tile.col, tile.group);
           }
           __syncwarp();
 #pragma unroll
-          for (int i = 0; i < 4; i++) {
-            copy_4(s.scale_a + (ring.stage * ROWS + i * LANES + lane) * 4, from_a[i]);
+          for (int i = 0; i < ROWS / LANES; i++) {
+            copy_4(s.scale_a + (stage * ROWS + i * LANES + lane) * 4, from_a[i]);
             from_a[i] += sa_k;
           }
-          if (lane < SEGMENTS) copy_4(s.scale_b + (ring.stage * SEGMENTS + lane) * 4, from_b);
+          if (lane < SEGMENTS) copy_4(s.scale_b + (stage * SEGMENTS + lane) * 4, from_b);
           from_b += sb_k;
           asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(bar) : "memory");
-          ring.advance();
+          ring.passed(stage);
+          stage = stage + 1 == STAGES ? 0 : stage + 1;
         }
       }
     }
   } else {
-    asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
-    ring.phase = 0;
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(CONSUMERS == 2 ? 232 : 152));
+    ring.phases = 0;
     const int row = warp * 16 + lane / 4;
-    if (ORDERED && group == 1) named_arrive(2);
     for (int t = first_unit; t < total; t += stride) {
       const Tile tile = locate(t, full, n_full, n_rest, rank, G, row_tiles, row_ends);
       const bool both = tile.row + 64 < tile.row_end;
       if (tile.row + group * 64 >= tile.row_end) {
-        for (int step = 0; step < steps; step++) {
-          barrier_wait(s.full + ring.stage * 8, ring.phase);
-          if (ORDERED) {
-            named_sync(2 + group);
-            named_arrive(3 - group);
-          }
-          s.give_back(ring.stage);
-          ring.advance();
+        for (int step = 0, stage = 0; step < steps; step++) {
+          barrier_wait(s.full + stage * 8, ring.parity(stage));
+          s.give_back(stage);
+          ring.passed(stage);
+          stage = stage + 1 == STAGES ? 0 : stage + 1;
         }
         continue;
       }
@@ -415,7 +455,6 @@ scaled_grouped_mm(const __grid_constant__ TensorMap a_map, const __grid_constant
         compute<128>(ring, s, steps, group, row, skewed, tile, out, pitch, N);
 #endif
     }
-    if (ORDERED && group == 0) named_sync(2);
   }
   // The other block may still load or arrive here.
   if (CLUSTER > 1) asm volatile("barrier.cluster.arrive.release.aligned;\n barrier.cluster.wait.acquire.aligned;" ::: "memory");

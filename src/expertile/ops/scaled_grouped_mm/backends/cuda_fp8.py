@@ -28,32 +28,36 @@ from expertile.ops.launch import nvrtc
 from expertile.ops.scaled_grouped_mm.backend import Backend, Operands
 from expertile.ops.scaled_grouped_mm.problem import BLOCK, Recipe, ScaledProblem
 
-_ROWS = 128  # of a tile
 _SOURCE = Path(__file__).with_name("_cuda_fp8.cu")
 _ADDRESS, _INT, _LONG = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
+_HIGH_WORD = hex(1 << 30 | 1024 >> 4)  # of a matrix descriptor: the 128-byte swizzle, 1024 bytes for 8 rows
 _TYPES = (*(nvrtc.TensorMap,) * 2, *(_ADDRESS,) * 4, *(_INT,) * 4, *(_LONG,) * 6)
 
 
 @dataclass(frozen=True)
 class Config:
-    """Tiles of 128 rows and schedule.
+    """Tile sizes and schedule.
 
-    block_n: 64, 128 or 192.
+    block_m: 128 (two consumers of 64 rows) or 192 (three).
+    block_n: 64, 128 or 192; 192 only for two consumers.
     group_m: rows of tiles that share one pass over a group's weights.
     skew: steps by which the second consumer begins a tile later, so that one stores under the other's products.
-    ordered: consumers queue their products in turns; not with a skew.
     share: "a": two programs of a cluster take neighbouring columns, and each loads half of their rows of a for both;
         "b": neighbouring rows, half of their columns of b; "": no clusters.
     narrow_last: the tiles at the right edge come after all others.
     """
 
+    block_m: int = 128
     block_n: int = 192
-    num_stages: int = 5
+    num_stages: int = 4
     group_m: int = 8
-    skew: int = 1
-    ordered: bool = False
+    skew: int = 0
     share: str = ""
     narrow_last: bool = True
+
+    @property
+    def consumers(self) -> int:
+        return self.block_m // 64
 
     @property
     def cluster(self) -> int:
@@ -61,7 +65,7 @@ class Config:
 
     def smem_bytes(self, groups: int) -> int:
         """Shared memory of one program: ring, scales, barriers, the groups' tiles and rows, and up to 1024 to align."""
-        stage = (_ROWS + self.block_n) * BLOCK + _ROWS * 4 + 16 + self.block_n // 64 * 4
+        stage = (self.block_m + self.block_n) * BLOCK + self.block_m * 4 + 16 + self.block_n // 64 * 4
         return 1024 + self.num_stages * stage + 8 * groups
 
     def source(self, dtype: torch.dtype) -> str:
@@ -71,7 +75,7 @@ class Config:
             "STAGES": self.num_stages,
             "GROUP_M": self.group_m,
             "SKEW": self.skew,
-            "ORDERED": int(self.ordered),
+            "CONSUMERS": self.consumers,
             "SHARE_A": int(self.share == "a"),
             "SHARE_B": int(self.share == "b"),
             "NARROW_LAST": int(self.narrow_last),
@@ -79,21 +83,25 @@ class Config:
         }
         defined = "".join(f"#define {name} {value}\n" for name, value in macros.items())
         types = "typedef unsigned int u32;\ntypedef unsigned long long u64;\n"
-        general = "template <int N> __device__ void multiply(float* d, u64 a, u64 b, int more);\n"
+        general = "template <int N> struct Columns {};\n"
         products = "".join(map(_multiply, sorted({*range(64, self.block_n, 64), self.block_n})))
         return defined + types + general + products + _SOURCE.read_text()
 
 
 def _multiply(n: int) -> str:
-    """One wgmma of n columns and 32 summands: d += a · bᵀ, or d = where `more` is 0."""
+    """One wgmma of n columns and 32 summands: d += a · bᵀ, or d = where MORE is 0. A, B are added to the low words of the
+    descriptors in here: the compiler would keep each sum in a register of its own."""
     names = ", ".join(f"%{i}" for i in range(n // 2))
     registers = ", ".join(f'"+f"(d[{i}])' for i in range(n // 2))
-    a, b, more = (f"%{n // 2 + i}" for i in range(3))
+    a, b, to_a, to_b, more = (f"%{n // 2 + i}" for i in range(5))
     return (
-        f"template <> __device__ __forceinline__ void multiply<{n}>(float* d, u64 a, u64 b, int more) {{\n"
-        f'  asm volatile("{{ .reg .pred p; setp.ne.b32 p, {more}, 0; '
-        f'wgmma.mma_async.sync.aligned.m64n{n}k32.f32.e4m3.e4m3 {{{names}}}, {a}, {b}, p, 1, 1; }}"\n'
-        f'    : {registers} : "l"(a), "l"(b), "r"(more));\n}}\n'
+        "template <int A, int B, int MORE>\n"
+        f"__device__ __forceinline__ void multiply(Columns<{n}>, float* d, u32 a, u32 b) {{\n"
+        '  asm volatile("{ .reg .pred more; .reg .b32 x, y; .reg .b64 p, q; "\n'
+        f'    "add.u32 x, {a}, {to_a}; add.u32 y, {b}, {to_b}; setp.ne.b32 more, {more}, 0; "\n'
+        f'    "mov.b64 p, {{x, {_HIGH_WORD}}}; mov.b64 q, {{y, {_HIGH_WORD}}}; "\n'
+        f'    "wgmma.mma_async.sync.aligned.m64n{n}k32.f32.e4m3.e4m3 {{{names}}}, p, q, more, 1, 1; }}"\n'
+        f'    : {registers} : "r"(a), "r"(b), "n"(A), "n"(B), "n"(MORE));\n}}\n'
     )
 
 
@@ -124,7 +132,7 @@ def supports(problem: ScaledProblem, device: Device) -> str | None:
 @lru_cache(maxsize=1024)
 def configs(problem: ScaledProblem, device: Device) -> tuple[Config, ...]:
     """Configs worth timing, the default first."""
-    found = (Config(), Config(skew=0), Config(group_m=16), Config(num_stages=4), Config(128, 6))
+    found = (Config(), Config(skew=1), Config(group_m=16), Config(192, 128), Config(128, 128, 6))
     return tuple(c for c in found if c.smem_bytes(problem.groups) <= device.smem_bytes)
 
 
@@ -137,7 +145,7 @@ def _binary(config: Config, dtype: torch.dtype) -> bytes:
 def _kernel(config: Config, dtype: torch.dtype, groups: int, device: int) -> nvrtc.Kernel:
     """The kernel on GPU number `device`, the current one."""
     smem_bytes, binary = config.smem_bytes(groups), _binary(config, dtype)
-    return nvrtc.kernel(binary, "scaled_grouped_mm", _TYPES, 384, smem_bytes, config.cluster)
+    return nvrtc.kernel(binary, "scaled_grouped_mm", _TYPES, 128 * config.consumers + 128, smem_bytes, config.cluster)
 
 
 def run(problem: ScaledProblem, operands: Operands, config: Config, out: torch.Tensor | None) -> torch.Tensor:
