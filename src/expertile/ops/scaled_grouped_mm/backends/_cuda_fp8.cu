@@ -156,6 +156,21 @@ __device__ __forceinline__ Tile locate(int t, int full, int n_full, int rest, in
   return found;
 }
 
+// The producer finds tiles and tells consumers, for whom the divisions would stand between two tiles. It writes when stage
+// 0 is empty, they read when stage 0 is full.
+__device__ __forceinline__ void send(u32 at, const Tile& t) {
+  asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(at), "r"(t.row), "r"(t.row_end), "r"(t.col), "r"(t.width)
+               : "memory");
+}
+
+__device__ __forceinline__ Tile received(u32 at) {
+  Tile t;
+  asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(t.row), "=r"(t.row_end), "=r"(t.col), "=r"(t.width) : "r"(at) : "memory");
+  t.group = 0;
+  return t;
+}
+
 // A tile's steps take the stages from the first on, so that consumers know them at compile time; the last steps of a
 // tile may leave some unused. `phases`: bit i is the parity of what stage i is waited for next.
 struct Ring {
@@ -165,7 +180,7 @@ struct Ring {
 };
 
 struct Shared {
-  u32 a, b, scale_a, scale_b, full, empty;
+  u32 a, b, scale_a, scale_b, full, empty, tile;
   // A warp of consumers is through with a stage; loads of either block may come into it.
   __device__ __forceinline__ void give_back(int stage) const {
     const int lane = threadIdx.x % LANES;
@@ -246,7 +261,6 @@ __device__ __forceinline__ void multiply_tile(float* sum, Ring& ring, const Shar
   for (int i = 0; i < WIDTH / 2; i++) sum[i] = 0.0f;
   if (SKEW && part_no == 1 && skewed) named_sync(1);
   Steps t{s, ring, low_word(s.a + part_no * A_BOX), low_word(s.b), s.scale_a + row * 4, part_no, 0, steps, skewed};
-  barrier_wait(s.full, ring.parity(0));
   // Written out, because compilers do not unroll loops that end in the middle.
 #define STEP(i)                                                    \
   if constexpr (i < STAGES)                                        \
@@ -329,7 +343,8 @@ scaled_grouped_mm(const __grid_constant__ TensorMap a_map, const __grid_constant
   s.a = start;
   s.b = s.a + STAGES * A_BYTES;
   s.scale_a = s.b + STAGES * B_BYTES;
-  s.full = s.scale_a + STAGES * ROWS * 4;
+  s.tile = s.scale_a + STAGES * ROWS * 4;
+  s.full = s.tile + 16;
   s.empty = s.full + STAGES * 8;
   s.scale_b = s.empty + STAGES * 8;
   const u32 lists = s.scale_b + STAGES * SEGMENTS * 4;
@@ -399,6 +414,7 @@ scaled_grouped_mm(const __grid_constant__ TensorMap a_map, const __grid_constant
         for (int step = 0, stage = 0; step < steps; step++) {
           const u32 bar = s.full + stage * 8;
           barrier_wait(s.empty + stage * 8, ring.parity(stage));
+          if (step == 0 && lane == 0) send(s.tile, tile);
           if (lane == 0) {
             const u32 a = s.a + stage * A_BYTES;
             const u32 b = s.b + stage * B_BYTES;
@@ -431,7 +447,8 @@ scaled_grouped_mm(const __grid_constant__ TensorMap a_map, const __grid_constant
     ring.phases = 0;
     const int row = warp * 16 + lane / 4;
     for (int t = first_unit; t < total; t += stride) {
-      const Tile tile = locate(t, full, n_full, n_rest, rank, G, row_tiles, row_ends);
+      barrier_wait(s.full, ring.parity(0));
+      const Tile tile = received(s.tile);
       const bool both = tile.row + 64 < tile.row_end;
       if (tile.row + group * 64 >= tile.row_end) {
         for (int step = 0, stage = 0; step < steps; step++) {

@@ -66,7 +66,7 @@ class Config:
     def smem_bytes(self, groups: int) -> int:
         """Shared memory of one program: ring, scales, barriers, the groups' tiles and rows, and up to 1024 to align."""
         stage = (self.block_m + self.block_n) * BLOCK + self.block_m * 4 + 16 + self.block_n // 64 * 4
-        return 1024 + self.num_stages * stage + 8 * groups
+        return 1024 + 16 + self.num_stages * stage + 8 * groups
 
     def source(self, dtype: torch.dtype) -> str:
         """The program, for results of that dtype."""
