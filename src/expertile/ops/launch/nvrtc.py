@@ -44,9 +44,8 @@ class _Config(ctypes.Structure):
 @cache
 def _nvrtc() -> ctypes.CDLL | None:
     """NVRTC of the CUDA that torch was built with, or None."""
-    if torch.version.cuda is None:
-        return None
-    name = f"libnvrtc.so.{torch.version.cuda.split('.')[0]}"
+    # Without CUDA in torch kernels still compile, for a GPU that is elsewhere.
+    name = f"libnvrtc.so.{(torch.version.cuda or '13').split('.')[0]}"
     # Wheels keep it beside torch, where the loader does not look unless torch has loaded it.
     beside = sorted(Path(torch.__file__).parents[1].glob(f"nvidia/*/lib/{name}"))
     for place in (name, *map(str, beside)):

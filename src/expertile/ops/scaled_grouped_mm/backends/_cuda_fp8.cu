@@ -123,8 +123,7 @@ __device__ __forceinline__ Tile locate(int t, int full, int n_full, int rest, in
   const int q = within / across;
   int g = 0;
   for (int base = 0; base < G; base += LANES) {
-    const int at = base + lane;
-    const unsigned before = __ballot_sync(0xffffffffu, at < G && row_tiles[at < G ? at : 0] <= q);
+    const unsigned before = __ballot_sync(0xffffffffu, base + lane < G && row_tiles[min(base + lane, G - 1)] <= q);
     g += __popc(before);
     if (before != 0xffffffffu) break;
   }
@@ -296,39 +295,24 @@ __device__ __forceinline__ void transpose(u32 (&x)[4], int q) {
   }
 }
 
-// Rows of the group, columns that exist: 64 bytes of each row at a time, straight from registers.
-template <int WIDTH>
-__device__ __forceinline__ void store_tile(const u32* sum, char* out, long long pitch, int row, int row_end, int col,
-                                           int N) {
-  const int q = threadIdx.x % 4;
+// Rows of the group and columns of the tile that exist, 64 bytes of each row at a time, straight from registers; without
+// branches, which would stand among products in flight.
+__device__ __forceinline__ void store(const u32* sum, char* out, long long pitch, int row, const Tile& tile, int N) {
+  const int q = threadIdx.x % 4, end = min(N, tile.col + tile.width);
+  char* at = out + (tile.row + row) * pitch + (tile.col + q * 8) * 2;
 #pragma unroll
   for (int half = 0; half < 2; half++) {
-    const bool mine = row + half * 8 < row_end;
-    char* at = out + (row + half * 8) * pitch;
 #pragma unroll
-    for (int block = 0; block < WIDTH / 32; block++) {
+    for (int block = 0; block < BLOCK_N / 32; block++) {
       u32 x[4];
 #pragma unroll
-      for (int i = 0; i < 4; i++) {
-        x[i] = sum[(block * 4 + i) * 2 + half];
-      }
+      for (int i = 0; i < 4; i++) x[i] = sum[(block * 4 + i) * 2 + half];
       transpose(x, q);
-      const int c = col + block * 32 + q * 8;
-      if (mine && c < N)
-        asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(at + c * 2), "r"(x[0]), "r"(x[1]), "r"(x[2]),
-                     "r"(x[3]) : "memory");
+      const bool exists = tile.row + row + half * 8 < tile.row_end && tile.col + block * 32 + q * 8 < end;
+      asm volatile("{ .reg .pred p; setp.ne.b32 p, %5, 0; @p st.global.v4.b32 [%0], {%1, %2, %3, %4}; }" ::"l"(
+                       at + half * 8 * pitch + block * 64), "r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3]), "r"((int)exists) : "memory");
     }
   }
-}
-
-__device__ __forceinline__ void store(const u32* sum, char* out, long long pitch, int row, const Tile& tile, int N) {
-  if (tile.width == BLOCK_N) store_tile<BLOCK_N>(sum, out, pitch, tile.row + row, tile.row_end, tile.col, N);
-#if BLOCK_N > 64
-  else if (tile.width == 64) store_tile<64>(sum, out, pitch, tile.row + row, tile.row_end, tile.col, N);
-#endif
-#if BLOCK_N > 128
-  else if (tile.width == 128) store_tile<128>(sum, out, pitch, tile.row + row, tile.row_end, tile.col, N);
-#endif
 }
 
 extern "C" __global__ void __launch_bounds__(128 * (CONSUMERS + 1), 1)
@@ -451,7 +435,9 @@ scaled_grouped_mm(const __grid_constant__ TensorMap a_map, const __grid_constant
     float part[BLOCK_N / 2];
     u32 result[BLOCK_N / 4];
     Tile done;  // whose result is not stored yet
-    done.width = 0;
+    done.row = done.row_end = done.col = done.width = 0;
+#pragma unroll
+    for (int i = 0; i < BLOCK_N / 4; i++) result[i] = 0;
     for (int t = first_unit; t < total; t += stride) {
       barrier_wait(s.full, ring.parity(0));
       const Tile tile = received(s.tile);

@@ -49,9 +49,9 @@ class Config:
     block_m: int = 128
     block_n: int = 192
     num_stages: int = 4
-    group_m: int = 8
+    group_m: int = 16
     share: str = ""
-    narrow_last: bool = True
+    narrow_last: bool = False
 
     @property
     def consumers(self) -> int:
@@ -129,7 +129,7 @@ def supports(problem: ScaledProblem, device: Device) -> str | None:
 @lru_cache(maxsize=1024)
 def configs(problem: ScaledProblem, device: Device) -> tuple[Config, ...]:
     """Configs worth timing, the default first."""
-    found = (Config(), Config(group_m=16), Config(192, 128), Config(128, 128, 6))
+    found = (Config(), Config(group_m=8), Config(192, 128), Config(128, 128, 6))
     return tuple(c for c in found if c.smem_bytes(problem.groups) <= device.smem_bytes)
 
 
