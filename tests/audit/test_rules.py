@@ -128,6 +128,63 @@ CASES = [
         "12.0 B tokens in 20 hours, which is 95k tokens/s",
         "12.0 B tokens in 48 hours, which is 69.4k tokens/s",
     ),
+    (
+        "one GPU's peak in every row",
+        "share of peak",
+        "A100 80GB, bf16\n\n| run | TFLOPS | MFU |\n|---|---|---|\n"
+        "| a | 109.2 | 35.0% |\n| b | 146.6 | 47.0% |\n| c | 171.6 | 63.0% |",
+        "| c | 171.6 | 55.0% |",
+    ),
+    (
+        "share of what is named",
+        "share of peak",
+        "The stencil reaches 1210 GB/s on an A100 40GB, i.e. 64% of 1555 GB/s.",
+        "The stencil reaches 1210 GB/s on an A100 40GB, i.e. 78% of 1555 GB/s.",
+    ),
+    (
+        "attention by its letters",
+        "rate",
+        "b,h,s,d,fwd_ms,fwd_tflops\n2,8,1024,64,0.0430,99.9\n2,8,2048,64,0.1610,106.7\n2,8,4096,64,0.6200,150.0",
+        "2,8,4096,64,0.6200,110.8",
+    ),
+    (
+        "served",
+        "throughput",
+        "Completed requests: 300\nDuration (s): 25.0\nGenerated tokens: 60000\nRequest throughput (req/s): 12.0\n"
+        "Output throughput (tok/s): 3100.0",
+        "Output throughput (tok/s): 2400.0",
+    ),
+    (
+        "one batch for all rows",
+        "throughput",
+        "Batch size 12.\n\n| engine | s/batch | images/s |\n|---|---|---|\n"
+        "| a | 6.00 | 2.00 |\n| b | 4.80 | 2.50 |\n| c | 4.00 | 3.90 |",
+        "| c | 4.00 | 3.00 |",
+    ),
+    (
+        "two formats of one thing",
+        "compression",
+        "The table of 40M rows takes 20.5 GB in FP32 and 3.1 GB in FP8.",
+        "The table of 40M rows takes 20.5 GB in FP32 and 5.2 GB in FP8.",
+    ),
+    (
+        "work in a time",
+        "arithmetic",
+        "2199.0 GFLOP in 15.0 ms = 171.6 TFLOPS",
+        "2199.0 GFLOP in 15.0 ms = 146.6 TFLOPS",
+    ),
+    (
+        "a record of two variants",
+        "ratio",
+        "eager: 4.20 ms, 512.0 GB/s\nfused: 1.50 ms, 1433.6 GB/s\nspeedup: 3.60x",
+        "speedup: 2.80x",
+    ),
+    (
+        "behind both times",
+        "ratio",
+        "Ours takes 2.5 ms, the library 6.0 ms, which makes it 3.4x faster.",
+        "Ours takes 2.5 ms, the library 6.0 ms, which makes it 2.4x faster.",
+    ),
 ]
 
 

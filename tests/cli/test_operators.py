@@ -88,3 +88,16 @@ def test_a_mistake_is_one_line_before_anything_is_measured(args, message, tmp_pa
     (line,) = done.stderr.strip().splitlines()
     assert line.startswith("expertile: ") and message.split(".*")[0] in line
     assert not list(tmp_path.glob("out/*/*.jsonl"))
+
+
+def test_whole_models_are_a_preset_whose_candidates_are_chosen_by_name(tmp_path):
+    pytest.importorskip("transformers", minversion="5.7")
+    folder = tmp_path / "records"
+    done = expertile_here("bench", "--preset", "end-to-end-train", "--backend", "grouped_mm", "--out", folder)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "small-Qwen3-30B-A3B-T32  grouped_mm: " in done.stdout and " tokens/s" in done.stdout
+    _, found = records(tmp_path, "end-to-end-train")
+    assert [(r["backend"], r["metric"], r["status"]) for r in found] == [
+        ("grouped_mm", "tokens/s", "ok"),
+        ("grouped_mm", "peak_bytes", "ok"),
+    ]

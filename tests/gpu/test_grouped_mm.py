@@ -139,3 +139,20 @@ def test_weight_gradients_are_added_to_a_buffer(backend, sizes):
     except ValueError as e:
         pytest.skip(str(e))
     assert (buffer - want).norm() / want.norm() < 1e-4
+
+
+def test_measured_once_forward_and_backward(monkeypatch):
+    from expertile.ops import measure
+
+    monkeypatch.setattr(measure, "_winners", {})
+    a, b, offs = operands()
+    a.requires_grad_()
+    out = xt.grouped_mm(a, b, offs=offs, backend="measure")
+    close(out[: sum(SIZES)], reference(a.detach(), b, offs)[: sum(SIZES)])
+    (measured,) = measure._winners
+    out.sum().backward()
+    assert len(measure._winners) == 2, "the gradient of a is another problem"
+    first, (_, problem, device) = measure._winners[measured], measured
+    assert first.config in first.backend.configs(problem, device)
+    again = xt.grouped_mm(a, b, offs=offs, backend="measure")
+    assert torch.equal(again[: sum(SIZES)], out[: sum(SIZES)]) and len(measure._winners) == 2

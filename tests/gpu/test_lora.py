@@ -6,6 +6,11 @@ import torch
 from expertile.formats.weight_only import quantize
 from expertile.moe.experts import moe_mlp
 from expertile.moe.lora import Adapter, Lora
+from expertile.moe.permute import permutation
+from expertile.ops.gathered_mm.api import gathered_mm
+from expertile.ops.grouped_mm.api import grouped_mm
+from expertile.ops.low_rank import api as low_rank
+from expertile.ops.low_rank import joined
 from tests.gpu.test_moe import captured
 from tests.moe.test_experts import make
 from tests.moe.test_lora import BOTH, EXPERTS, HIDDEN, INNER, adapters, assert_alike, run, truth
@@ -52,6 +57,45 @@ def test_the_same_bits_and_graphs(format):
     graph.replay()
     torch.cuda.synchronize()
     assert all(torch.equal(a, b) for a, b in zip(first, results, strict=True))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0), reason="sm_90")
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize("rank", [16, 96])
+def test_products_with_a_second_pair(rank, interleaved):
+    """[a | u] @ [w | b] against the products by themselves; weights stored either way."""
+    ids, operands, dy = case(700)
+    x, gate_up, down, weights = (operands[n] for n in ("x", "gate_up", "down", "topk_weights"))
+    o = permutation(ids, EXPERTS)
+    used = int(o.offs[-1])
+
+    def normal(*shape):
+        return torch.randn(shape, device="cuda", dtype=torch.bfloat16) / shape[-1] ** 0.5
+
+    def near(found, wanted):
+        error = (found[:used].float() - wanted[:used].float()).norm() / wanted[:used].float().norm()
+        assert error < 1e-2, float(error)
+
+    u, b1, a2 = normal(o.rows.shape[0], rank), normal(EXPERTS, 2 * INNER, rank), normal(EXPERTS, rank, INNER)
+    form = ("swiglu", interleaved)
+    act, pre = joined.gated(x, gate_up.transpose(1, 2), o.rows, o.offs, None, *form, (u, b1.transpose(1, 2)))
+    want = gathered_mm(x, gate_up.transpose(1, 2), o.rows, o.offs)
+    want = want.float() + grouped_mm(u, b1.transpose(1, 2), offs=o.offs).float()
+    near(pre, want)
+    near(act, low_rank.activated(pre, None, None, None, o.offs, *form)[0])
+    for w in (gate_up, gate_up.transpose(1, 2).contiguous().transpose(1, 2)):
+        near(
+            joined.product(want.bfloat16(), w, o.offs, (u, normal_a := normal(EXPERTS, rank, HIDDEN))),
+            grouped_mm(want.bfloat16(), w, offs=o.offs).float() + grouped_mm(u, normal_a, offs=o.offs).float(),
+        )
+    dpre, act_w, dweights = joined.gated_backward(
+        dy, down, o.rows, o.slots, weights, pre, o.offs, *form, False, (u, a2)
+    )
+    grad = gathered_mm(dy, down, o.rows, o.offs)
+    right = low_rank.backward(grad, pre, None, None, u, a2, o.slots, o.positions, weights, o.offs, *form)
+    near(dpre, right[0])
+    near(act_w, right[1])
+    torch.testing.assert_close(dweights, right[2], rtol=2e-2, atol=2e-2)
 
 
 def test_a_graph_that_is_kept():

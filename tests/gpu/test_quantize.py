@@ -87,7 +87,7 @@ def check_config_of_tokens(config, source, k=1024):
     want, ends = Fp8Blocks.quantize_tokens(truth.float(), offs)
     assert torch.equal(found, ends)
     if source == "plain":
-        assert_same(Fp8Blocks(*rows), Fp8Blocks.quantize(x), str(config), True)
+        assert_same(Fp8Blocks(*rows), Fp8Blocks.quantize(x), str(config))
         assert_same(Fp8Blocks(*turned), want, str(config), True)
     else:
         assert_near(Fp8Blocks(*rows), truth)
@@ -160,8 +160,8 @@ def test_graph_with_other_offs():
     offs.copy_(offs_from_sizes((1, 600, 50)))
     graph.replay()
     want, want_ends = Fp8Blocks.quantize_tokens(x, offs)
-    assert_same(turned, want, by_columns=True)
-    assert_same(rows, Fp8Blocks.quantize(x), by_columns=True)
+    assert_same(turned, want, turned=True)
+    assert_same(rows, Fp8Blocks.quantize(x))
     assert torch.equal(ends, want_ends)
 
 

@@ -9,8 +9,8 @@ import re
 import subprocess
 import tempfile
 from collections import Counter
-from dataclasses import dataclass
-from functools import lru_cache
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from triton import knobs
 from triton.backends.nvidia.compiler import get_ptxas
 
 from expertile.ops.launch.versions import TRITON
+from tests.support.fake_driver import ptxas_logs
 
 # Most dynamic shared memory one block may use, bytes (CUDA C++ Programming Guide, table of compute capabilities).
 SMEM_LIMIT = {80: 166912, 86: 101376, 89: 101376, 90: 232448, 100: 232448, 120: 101376}
@@ -43,7 +44,7 @@ _LABEL_MEANT = re.compile(r"`\(([.$\w]+)\)")
 
 @dataclass(frozen=True)
 class Resources:
-    """Resources of one compiled kernel. `opcodes` counts SASS instructions by their first name ("HGMMA", "LDGSTS")."""
+    """Resources of one compiled kernel."""
 
     name: str
     arch: int
@@ -51,8 +52,14 @@ class Resources:
     stack_bytes: int
     smem_bytes: int
     num_warps: int
-    opcodes: Counter[str]
     ptx: str
+    cubin: bytes = field(repr=False)
+
+    @cached_property
+    def opcodes(self) -> Counter[str]:
+        """SASS instructions by their first name ("HGMMA", "LDGSTS"). The disassembler takes as long to start as Triton
+        takes to compile a small kernel: it runs for those who ask."""
+        return Counter(opcode.split(".")[0] for opcode in _OPCODE.findall(machine_code(self.cubin)))
 
     @property
     def fits(self) -> bool:
@@ -61,8 +68,8 @@ class Resources:
 
     @property
     def spills(self) -> int:
-        """Loads and stores of registers to local memory."""
-        return self.opcodes["LDL"] + self.opcodes["STL"]
+        """Loads and stores of registers to local memory; a kernel without a stack has none."""
+        return self.opcodes["LDL"] + self.opcodes["STL"] if self.stack_bytes else 0
 
     def __str__(self) -> str:
         keep = ("HMMA", "HGMMA", "QGMMA", "UTCHMMA", "UTMALDG", "UTMASTG", "LDGSTS", "FFMA")
@@ -80,7 +87,6 @@ def resources(kernel: Any, arch: int) -> Resources:
     found = re.search(r"REG:(\d+).*?STACK:(\d+)", usage)
     if found is None:
         raise ValueError(f"cuobjdump printed no resource usage: {usage[-500:]}")
-    opcodes = Counter(opcode.split(".")[0] for opcode in _OPCODE.findall(machine_code(cubin)))
     return Resources(
         kernel.metadata.name,
         arch,
@@ -88,22 +94,29 @@ def resources(kernel: Any, arch: int) -> Resources:
         int(found[2]),
         kernel.metadata.shared,
         kernel.metadata.num_warps,
-        opcodes,
         kernel.asm["ptx"],
+        cubin,
     )
 
 
 def ptxas_warnings(compiled: Resources) -> list[str]:
     """ptxas's performance warnings about a kernel: C7510 (wgmma serialised), C7508 (setmaxnreg ignored) and their like.
 
-    Triton shows them nowhere, so its PTX goes through the bundled ptxas again."""
+    Triton shows them where it compiles; the PTX of a kernel from its cache goes through the bundled ptxas again."""
+    log = ptxas_logs.get(compiled.cubin)
+    if log is None:
+        log = _assembled(compiled)
+    return [line for line in log.splitlines() if re.search(r"\bC75\d\d\b", line)]
+
+
+def _assembled(compiled: Resources) -> str:
+    """What ptxas says of a kernel's PTX."""
     tool = get_ptxas(compiled.arch).path
     feature = "a" if compiled.arch >= 90 else ""
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder) / "kernel.ptx"
         source.write_text(compiled.ptx)
-        log = _output(tool, "-v", f"--gpu-name=sm_{compiled.arch}{feature}", str(source), "-o", f"{folder}/kernel.o")
-    return [line for line in log.splitlines() if re.search(r"\bC75\d\d\b", line)]
+        return _output(tool, "-v", f"--gpu-name=sm_{compiled.arch}{feature}", str(source), "-o", f"{folder}/kernel.o")
 
 
 def spills_in_loops(kernel: Any, opcode: str) -> int:

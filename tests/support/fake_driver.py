@@ -7,13 +7,17 @@ function, so what is compiled is what users will run. Works for plain Triton and
 from __future__ import annotations
 
 import contextlib
+import io
 from collections.abc import Iterator
 from typing import Any
 
 import torch
+from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
+
+ptxas_logs: dict[bytes, str] = {}  # by what ptxas wrote, of kernels compiled in this process
 
 
 class FakeDriver:
@@ -48,7 +52,11 @@ def compile_only(arch: int) -> Iterator[list[Any]]:
     def warm_up(self: JITFunction, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
         if self.fn.__module__.startswith("expertile."):
             assert kwargs.get("enable_fp_fusion") is not None, f"{self.fn.__name__}: Triton's default decides"
-        kernel = original(self, *args, grid=grid, warmup=True, **kwargs)
+        with knobs.nvidia.scope(), contextlib.redirect_stdout(io.StringIO()) as log:
+            knobs.nvidia.dump_ptxas_log = True
+            kernel = original(self, *args, grid=grid, warmup=True, **kwargs)
+        if "Compiling entry function" in log.getvalue():  # not of a kernel that Triton has from its cache
+            ptxas_logs[kernel.asm["cubin"]] = log.getvalue()
         compiled.append(kernel)
         return kernel
 

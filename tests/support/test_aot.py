@@ -9,7 +9,7 @@ import triton.language as tl
 from triton import knobs
 
 from tests.support import aot
-from tests.support.fake_driver import compile_only
+from tests.support.fake_driver import compile_only, ptxas_logs
 
 
 @triton.jit
@@ -34,3 +34,23 @@ def test_machine_code(arch):
     # A loop and a call: targets before and behind the instruction, of another function.
     assert re.search(r"BRA 0x", shown) and re.search(r"CALL.* 0x", shown)
     assert _instructions(aot.machine_code(kernel.asm["cubin"])) == _instructions(shown)
+
+
+@pytest.mark.compile
+def test_warnings_are_those_of_ptxas(monkeypatch, tmp_path):
+    """Of the run in which Triton compiled, and of a second one where Triton had the kernel from its cache."""
+    monkeypatch.setattr(aot.knobs.cache, "dir", str(tmp_path))
+    monkeypatch.setattr(aot, "ptxas_logs", {})
+    found = []
+    for _ in range(2):
+        _mean_kernel.device_caches.clear()
+        with compile_only(90) as kernels:
+            _mean_kernel[(1,)](torch.empty(8), torch.empty(1), 8)
+        found.append(aot.resources(kernels[0], 90))
+    first = ptxas_logs[found[0].cubin]
+    second = aot._assembled(found[1])
+    assert aot.ptxas_warnings(found[0]) == aot.ptxas_warnings(found[1]) == []
+    for log in (first, second):
+        assert f"Used {found[0].registers} registers" in log
+        monkeypatch.setattr(aot, "ptxas_logs", {found[0].cubin: log + "(C7510) Potential Performance Loss: wgmma"})
+        assert len(aot.ptxas_warnings(found[0])) == 1

@@ -20,7 +20,7 @@ from expertile.device import Device
 from expertile.lab.race.record import read, shipped_records, shipped_root, shown_files
 from expertile.lab.report import memory
 from expertile.lab.traffic.explain import shipped
-from tools.pages import grouped, headline, ladder, moe, parallel, quantised, scaling, transformers
+from tools.pages import end_to_end, grouped, headline, ladder, moe, parallel, quantised, scaling, transformers
 from tools.pages.moe_presets import shipped_presets
 from tools.pages.traffic import update_pages
 
@@ -97,8 +97,13 @@ def _transformers(job: Job) -> bool:
     return transformers.update_page(job.doc, job.records(("transformers",)), job.device, job.check)
 
 
+def _end_to_end(job: Job) -> bool:
+    return end_to_end.update_page(job.doc, job.records(end_to_end.PRESETS), job.device, job.check)
+
+
 # Each says whether its page was what the records say; None where there are no records.
 PAGES: dict[str, tuple[str, Callable[[Job], bool | None]]] = {
+    "end-to-end": ("docs/results/end-to-end.md", _end_to_end),
     "grouped_mm": ("docs/results/grouped_mm.md", _grouped),
     "ladder": ("docs/notes/ladder.md", _ladder),
     "memory": ("docs/results/attention.md", _memory),

@@ -51,7 +51,7 @@ JOBS = (
     Job("Grouped products, forward", "anchors", ("grouped_mm",), KERNELS, _FASTEST, _forward),
     Job("Gradients of products", "gradients", ("grouped_mm",), KERNELS, _FASTEST),
     Job("Random products", "auto", ("grouped_mm",), ("auto",), _AUTO, specialised=("quack",)),
-    Job("FP8 products", "fp8-sweep", ("scaled_grouped_mm",), ("expertile",), _AUTO, specialised=("DeepGEMM",)),
+    Job("FP8 products", "fp8-large", ("scaled_grouped_mm",), ("expertile",), _AUTO, specialised=("DeepGEMM",)),
     Job(
         "4-bit products",
         "int4-models",

@@ -93,35 +93,48 @@ def _ruled(lines: list[Line], i: int) -> tuple[Table, int] | None:
     return (table_of(taken[0][1], rows, lines[i].number), j - i) if rows else None
 
 
+# Of LaTeX's tables: the end of a row, and lines that are none.
+_END, _LATEX_RULE = re.compile(r"\\\\.*$"), re.compile(r"\s*\\[a-z]*(?:rule|line)|\s*$")
+
+
 def _separated(lines: list[Line], i: int) -> tuple[Table, int] | None:
-    for mark in (",", ";", "\t"):
-        header = [c.strip() for c in lines[i].text.lstrip("# ").split(mark)]
+    for mark in (",", ";", "\t", "&"):
+        header = [c.strip() for c in _END.sub("", lines[i].text.lstrip("# ")).split(mark)]
         if len(header) < 3 or not _header_ok(header) or max(map(len, header)) > 40:
             continue
-        split = ((line.number, [c.strip() for c in line.text.split(mark)]) for line in lines[i + 1 :])
+        below = [line for line in lines[i + 1 :] if mark != "&" or not _LATEX_RULE.match(line.text)]
+        split = ((line.number, [c.strip() for c in _END.sub("", line.text).split(mark)]) for line in below)
         rows = list(itertools.takewhile(lambda row: len(row[1]) == len(header), split))  # noqa: B023
         if rows and all(any(is_numeric(c) for c in cells) for _, cells in rows):
-            return table_of(header, rows, lines[i].number), len(rows) + 1
+            return table_of(header, rows, lines[i].number), rows[-1][0] - lines[i].number + 1
     return None
 
 
 def _aligned(lines: list[Line], i: int) -> tuple[Table, int] | None:
     """Columns set with spaces; a column of row numbers before the header's first is dropped."""
+    found: list[tuple[Table, int]] = []
     for split in (re.compile(r"\s{2,}|\t+"), re.compile(r"\s+")):
         header = split.split(lines[i].text.lstrip("#").strip())
-        if len(header) < 3 or not _header_ok(header) or any(":" in h or "=" in h for h in header):
+        # Two columns are a table where both names have their units.
+        enough = len(header) >= 3 or (len(header) == 2 and all(re.search(r"\(.+\)$", h) for h in header))
+        if not enough or not _header_ok(header) or any(":" in h or "=" in h for h in header):
             continue
         rows: list[tuple[int, list[str]]] = []
         used = 1
-        # "(B) (us) (GB/s)" below the names of nccl-tests are their units.
-        units = split.split(lines[i + 1].text.lstrip("#").strip()) if i + 1 < len(lines) else []
-        if units and all(re.fullmatch(r"\([^()]*\)", u) for u in units):
-            used = 2
-            header = [f"{h} {u}" for h, u in zip(header, units, strict=True)] if len(units) == len(header) else header
+        # "(B) (us) (GB/s)" below the names of nccl-tests are their units, each under the end of its name.
+        below = lines[i + 1].text.lstrip("#").strip() if i + 1 < len(lines) else ""
+        if below and all(re.fullmatch(r"\([^()]*\)", u) for u in below.split()):
+            used, at, ends = 2, 0, list[int]()
+            for name in header:
+                at = lines[i].text.index(name, at) + len(name)
+                ends.append(at)
+            for c, m in enumerate(units := list(re.finditer(r"\S+", lines[i + 1].text.replace("#", " ")))):
+                at = c if len(units) == len(ends) else min(range(len(ends)), key=lambda c: abs(ends[c] - m.end()))
+                header[at] += f" {m[0]}"
         for line in lines[i + used :]:
             text = line.text.strip()
             cells = split.split(text)
-            if len(cells) == len(header) + 1 and cells[0].isdigit():
+            if len(cells) == len(header) + 1 and cells[0] in (str(len(rows)), str(len(rows) + 1)):
                 cells = cells[1:]
             if text and not _RULE.match(text):
                 if len(cells) != len(header) or sum(map(is_numeric, cells)) * 2 < len(cells):
@@ -131,5 +144,5 @@ def _aligned(lines: list[Line], i: int) -> tuple[Table, int] | None:
                 break
             used += 1
         if rows and used <= 3 * len(rows) + 3:
-            return table_of(header, rows, lines[i].number), used
-    return None
+            found.append((table_of(header, rows, lines[i].number), used))
+    return max(found, key=lambda each: len(each[0].rows), default=None)

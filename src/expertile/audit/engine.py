@@ -23,6 +23,7 @@ RULES = (
     totals.totals,
     serving.mfu,
     serving.decoding,
+    serving.served,
     claims.compression,
     claims.equal_work,
     claims.ranges,

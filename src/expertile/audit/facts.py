@@ -34,8 +34,8 @@ _KEYED = {
     for name, form in _NAMES.items()
 }
 _COUNTED = {
-    "experts": re.compile(rf"(?P<v>{_INT})[ -](?i:experts)\b"),
-    "heads": re.compile(rf"(?P<v>{_INT})[ -](?i:(?:attention |query )?heads)\b"),
+    "experts": re.compile(rf"(?P<v>{_INT})[ -](?i:experts)\b(?! ?=)"),
+    "heads": re.compile(rf"(?P<v>{_INT})[ -](?i:(?:attention |query )?heads)\b(?! ?=)"),
     "batch": re.compile(rf"(?i:batch of )(?P<v>{_INT})|\b[bB][sS](?P<w>\d+)\b"),
     "gpus": re.compile(
         r"\b(?P<v>\d{1,5}) ?(?:(?:[x×*] ?-?|(?=[AHB]\d{2,3}s?\b))"

@@ -48,8 +48,8 @@ def exact(value: Interval | float) -> Interval:
 
 
 def printed(digits: str) -> Interval:
-    """What `digits` ("1,234.50", "1.2e-3", "1300") may stand for: rounded or cut off, so one unit of the last digit to
-    either side. The zeros of 4,000 may be rounded too, up to 2.5 %."""
+    """What `digits` ("1,234.50", "1.2e-3", "1300") may stand for: rounded, so half a unit of the last digit to either
+    side, or cut off, so a whole one above. The zeros of 4,000 may be rounded too, up to 2.5 %."""
     text = digits.replace(",", "").replace("_", "").lstrip("+")
     value = abs(float(text))
     mantissa, _, exponent = text.lower().partition("e")
@@ -58,7 +58,7 @@ def printed(digits: str) -> Interval:
     if "." not in mantissa and not exponent:
         zeros = len(mantissa) - len(mantissa.rstrip("0")) if value else 0
         unit = max(1.0, min(0.5 * 10.0**zeros, 0.025 * value) if zeros > 1 else 1.0)
-    return Interval(max(0.0, value - unit), value, value + unit)
+    return Interval(max(0.0, value - unit / (2 if unit <= 1 else 1)), value, value + unit)
 
 
 NUMBER = r"(?:\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+\.?\d*(?:[eE][-+]?\d{1,2}(?!\d))?|\.\d+)"

@@ -70,8 +70,10 @@ def _unit_at(text: str, at: int) -> tuple[Unit, int] | None:
     for start in dict.fromkeys((at, gap.end() if gap else at)):
         if start < len(text) and (start == at or text[start - 1] != "-" or text[start] in "xX"):
             found = match_unit(text[start:])
-            # A single letter must stand at the figure ("102T") or be a second: "4 B" may be anything.
-            if found and not (found[0].kind in ("params", "other") and start > at + 1):
+            # A single letter must stand at the figure ("102T") or be a second: "4 B" may be anything. "8 tokens=512"
+            # begins the next key.
+            key = found and start > at and text[start + found[1] :][:1] == "="
+            if found and not key and not (found[0].kind in ("params", "other") and start > at + 1):
                 return found[0], start + found[1]
     return None
 

@@ -53,12 +53,19 @@ class Row:
         held = self.of(kind)
         return held[0] if len(held) == 1 and held[0].exact and held[0].value.mid > 0 else None
 
+    def mean(self, kind: str) -> Quantity | None:
+        """The one figure of a kind, or the one that is called the mean of several."""
+        called = [q for q in self.of(kind) if re.search(r"(?i)\b(?:avg|average|mean)\b", q.label)]
+        good = len(called) == 1 and called[0].exact and called[0].value.mid > 0
+        return self.only(kind) or (called[0] if good and self.kind == "record" else None)
+
     def parts(self) -> list["Row"]:
         """A sentence that says the same of several ("19 ms (3,368/s), the other 33 ms (2,940/s)") as a row for each."""
         kinds = [q.kind for q in self.quantities]
         periods = [p for p in range(2, len(kinds) // 2 + 1) if kinds == kinds[:p] * (len(kinds) // p)]
         # "from 3 to 4 req/s (+33 %), from 90 to 60 ms (-33 %)"
-        changes = all(a == b != "percent" == c for a, b, c in zip(*(kinds[i::3] for i in range(3)), strict=False))
+        threes = zip(kinds[::3], kinds[1::3], kinds[2::3], strict=False)
+        changes = all(a == b != c and c in ("percent", "ratio") for a, b, c in threes)
         periods += [3] if len(kinds) > 3 and len(kinds) % 3 == 0 and changes else []
         starts = range(0, len(kinds), periods[0]) if periods and self.kind == "line" else ()
         rows = [replace(self, quantities=self.quantities[s : s + periods[0]]) for s in starts]
@@ -145,7 +152,8 @@ class Row:
         of = blocks[self.block]
         own = [clean(n.text) for n in of.lines if self.line - 8 <= n.number < self.line or of.kind == "prose"]
         above = blocks[self.block - 1] if self.block else None
-        return " ".join([clean(above.text) if above and above.kind in ("prose", "heading") else "", *own])
+        lead = above.lines[-8:] if above and above.kind != "list" else []
+        return " ".join([*(clean(line.text) for line in lead), *own])
 
     @cached_property
     def words(self) -> str:
@@ -198,11 +206,11 @@ _TAG = re.compile(r"</?[a-zA-Z][^<>]*>")
 _SUMMARY = re.compile(
     r"(?i)^\W*(?:(?:overall|grand)\s+)?(?:average|avg\.?|mean|geo(?:metric|\.)?-?\s?mean|total|sum|median|overall|all)\b"
 )
-_SENTENCE = re.compile(r"\S.*?(?:[.!?](?=\s+(?:[a-z]{0,2}[A-Z]|[*(\[#])|\s*$)|(?<=[a-z]{4})\.(?=\s+\d)|$)")
+_SENTENCE = re.compile(r"\S.*?(?:[.!?](?=\s+(?:[a-z]{0,2}[A-Z]|p\d\d\b|[*(\[#])|\s*$)|(?<=[a-z]{4})\.(?=\s+\d)|$)")
 _REACH = 60  # lines
 RATIO = re.compile(
     r"(?i)speed-?\s?up|\bratio\b|\brelative\b|\brel\b|slow-?\s?down|improvement|\bgain\b|faster|\bvs\.?\b|\bfactor\b|"
-    r"normalized|\w ?/ ?\w"
+    r"normalized|\w ?/ ?\w|[x×] (?:baseline|over\b)"
 )
 _PER_TOKEN = re.compile(r"(?i)\b(?:tpot|itl|inter-?token|per[ _-](?:output[ _-])?token)\b")
 
@@ -235,17 +243,20 @@ class Report:
     def _grid(self, index: int, table: Table) -> None:
         header = tuple(clean(h) for h in table.header)
         units = list(map(unit_of_name, header))
+        short = {"b", "h", "s", "d"} <= set(header)  # of attention
         rows = []
         for at, (number, raw) in enumerate(table.rows):
             row = Row("table", number, "", [], index)
             cells = [clean(c) for c in raw]
             for column, (cell, name) in enumerate(zip(cells, header, strict=True)):
-                size, plain = size_of_name(name), re.fullmatch(r"\s*(\d[\d,]*)([kK]?)\s*", cell)
-                if size and plain and units[column] is None:
+                size = size_of_name(name.upper() if short and len(name) == 1 else name)
+                plain = re.fullmatch(r"\s*(\d[\d,]*)([kK]?)\s*", cell)
+                unit = units[column] or NO_UNIT
+                if size and plain and unit.kind in ("number", "other"):
                     row.own[size] = float(plain[1].replace(",", "")) * (1024 if plain[2] else 1)
                     continue
                 where = table.lines[at][column] if table.lines else number
-                found = quantities(cell.strip(), where, units[column] or NO_UNIT)
+                found = quantities(cell.strip(), where, unit)
                 # "3.2 ms (2.1x)": what stands in brackets is a column of its own, behind the others.
                 second = [bool(i) and q.kind == "ratio" and found[0].kind != "ratio" for i, q in enumerate(found)]
                 at_column = [column + len(header) * s for s in second]
@@ -329,8 +340,8 @@ def _alike(lines: list[Row]) -> Iterator[Grid]:
     alike: dict[int, dict[str, list[Row]]] = {}
     for row in lines:
         if 0 < len(row.quantities) < 7:
-            behind = re.sub(r"[\d.,]+", "0", row.text[row.quantities[0].start :]).strip()
-            alike.setdefault(row.block, {}).setdefault(behind, []).append(row)
+            behind = re.sub(r"[\d.,]+|\s+", lambda m: "0" if m[0].strip() else " ", row.text[row.quantities[0].start :])
+            alike.setdefault(row.block, {}).setdefault(behind.strip(), []).append(row)
     for block, groups in alike.items():
         for behind, rows in groups.items():
             bare = [r for b, group in groups.items() if b != behind and behind.startswith(b) for r in group]

@@ -108,7 +108,7 @@ def _unit(kind: str, groups: dict[str, str | None], each: bool) -> Unit:
 
 
 _STATISTIC = r"(?:p\d\d|avg|mean|median|min|max|best|std|average|geomean|±.*|dense|fwd|bwd|total)"
-_BARE = re.compile(r"(?i)([kmgt]b|tok|token|tokens)[ _](?:per[ _])?s(?:ec(?:ond)?)?\b")
+_BARE = re.compile(rf"(?i)\b([kmgt]b|{_TOKEN}|{_ITEM})[ _](?:per[ _])?s(?:ec(?:ond)?)?\b")
 
 _GBS = re.compile(r"(?i)(?:(?<=bandwidth[ _])|(?<=bw[ _]))([kmgt]i?b)s\b")
 
@@ -123,8 +123,9 @@ def unit_of_name(name: str) -> Unit | None:
     if re.search(r"(?i)\b(?:size|length|message|msg|data)\b.*\(B\)$", name):
         return match_unit("bytes")[0]  # type: ignore[index]
     # "tokens_per_s", "gb_s" and "tok_s" are rates.
-    outside = _GBS.sub(r"\1/s", _BARE.sub(r"\1/s", re.sub(r"[(\[][^()\[\]]*[)\]]", " ", name)))
-    plain = re.sub(rf"(?i)(?:[\s,]+{_STATISTIC})+$", "", outside.replace("_", " ").strip())
+    bare = re.sub(r"[(\[][^()\[\]]*[)\]]", " ", name).replace("_", " ")
+    outside = _GBS.sub(r"\1/s", _BARE.sub(r"\1/s", bare))
+    plain = re.sub(rf"(?i)(?:[\s,]+{_STATISTIC})+$", "", outside.strip())
     words = re.split(r"[\s,;:]+", plain)
     # "MB moved", "ms total"
     first = match_unit(words[0]) if len(words) == 2 and words[1] not in ("per", "each", "of") else None

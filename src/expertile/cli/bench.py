@@ -24,12 +24,12 @@ from expertile.lab.bench.diagnose import diagnose
 from expertile.lab.bench.diagnosis import conclude
 from expertile.lab.bench.presets import ALL_PRESETS, default_preset
 from expertile.lab.bench.run import run
-from expertile.lab.operators import for_cpu, memory_workloads
+from expertile.lab.operators import end_to_end, for_cpu, memory_workloads
 from expertile.lab.race.candidate import candidate_name
 from expertile.lab.race.candidate_gate import UserCandidates
 from expertile.lab.race.case import Site
 from expertile.lab.race.memory import measure_memory
-from expertile.lab.race.record import Record, read, results_path, shipped_records
+from expertile.lab.race.record import SECONDS, Record, read, results_path, shipped_records
 from expertile.lab.report import elsewhere_lines, html, leaderboard, of_candidate, table, tables, verdict
 
 PRESET_NAMES = ", ".join(ALL_PRESETS)
@@ -172,6 +172,15 @@ def _measure(
         for sentence in conclude(found):
             console.print(f"• {escape(sentence)}", highlight=False)
         return
+    if part.name in end_to_end.BACKENDS:
+        chosen = tuple(n for n in end_to_end.BACKENDS[part.name] if spec.chooses(n))
+        seconds = 4.0 if spec.quick else 12.0
+        of_models = end_to_end.measure(part.name, Site.current(), out_path=path, seconds=seconds, backends=chosen)
+        with console.status(f"{part.name}: whole models"):
+            for record in of_models:
+                console.print(escape(end_to_end.line(record)), highlight=False)
+                yield record
+        return
     if part.note:
         console.print(f"[dim]{escape(part.note)}[/dim]", highlight=False)
     with Display(console, part.name) as display:
@@ -219,6 +228,9 @@ def _conclude(
 ) -> None:
     if not records:
         console.print("Nothing was measured.")
+        return
+    if all(r.metric != SECONDS for r in records):  # each was shown when it was made
+        console.print("Records: " + ", ".join(escape(str(p)) for p in paths), highlight=False)
         return
     presets = {r.workload.split("/")[0] for r in records}
     shipped = [r for name in presets for r in shipped_records(name) if r.env.gpu != device.name]

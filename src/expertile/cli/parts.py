@@ -9,7 +9,7 @@ from expertile.device import Device
 from expertile.lab.bench.config import BenchSpec
 from expertile.lab.ladder import RUNGS
 from expertile.lab.ladder.workloads import for_device as ladder_for_device
-from expertile.lab.operators import Operator, for_cpu, operators
+from expertile.lab.operators import Operator, end_to_end, for_cpu, operators
 from expertile.lab.race.operator import Workload
 from expertile.lab.race.workloads import GroupedWorkload
 from expertile.ops.grouped_mm.backend import Backend
@@ -72,10 +72,10 @@ def _part(name: str, spec: BenchSpec, device: Device) -> Part:
         workloads = tuple(ladder_for_device([w for w in workloads if isinstance(w, GroupedWorkload)], device))
     racing = _backends(name, workloads)
     rivals = [operators()[op] for op in dict.fromkeys(w.op for w in workloads if not isinstance(w, GroupedWorkload))]
-    backends = tuple(b for b in racing if _chosen(spec, b.name))
+    backends = tuple(b for b in racing if spec.chooses(b.name))
     compiled = not spared or COMPILED in spec.include
     left = tuple(
-        replace(o, rivals=tuple(r for r in o.rivals if _chosen(spec, r.name) and (compiled or COMPILED not in r.name)))
+        replace(o, rivals=tuple(r for r in o.rivals if spec.chooses(r.name) and (compiled or COMPILED not in r.name)))
         for o in rivals
     )
     candidates = spec.candidates if racing else ()
@@ -102,7 +102,8 @@ def _check_names(spec: BenchSpec) -> None:
     if not (spec.include or spec.skip):
         return
     rivals = (rival.name for operator in operators().values() for rival in operator.rivals)
-    known = dict.fromkeys([*(b.name for b in BACKENDS), *(b.name for b in RUNGS), *rivals])
+    of_models = (name for names in end_to_end.BACKENDS.values() for name in names)
+    known = dict.fromkeys([*(b.name for b in BACKENDS), *(b.name for b in RUNGS), *rivals, *of_models])
     for option, name in (*(("backend", n) for n in spec.include), *(("skip", n) for n in spec.skip)):
         if name not in known:
             raise ValueError(f"{option}: expected {one_of(name, known)}")
@@ -114,7 +115,3 @@ def _check_patterns(spec: BenchSpec) -> None:
             names = [w.name for w in replace(spec, only=()).workloads()]
             more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
             raise ValueError(f"only: expected a pattern of {', '.join(names[:_NAMED])}{more}, got {pattern!r}")
-
-
-def _chosen(spec: BenchSpec, name: str) -> bool:
-    return (not spec.include or name in spec.include) and name not in spec.skip

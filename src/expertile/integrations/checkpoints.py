@@ -60,7 +60,7 @@ def load_model(
     config = AutoConfig.from_pretrained(path)
     if hasattr(config, "quantization_config"):
         del config.quantization_config  # or transformers would quantise itself
-    with _parameters_on_meta():
+    with parameters_on_meta():
         model = AutoModelForCausalLM.from_config(config, dtype=dtype)
     get = reader(path)
     load_experts(model, path, format=format, device=device, dtype=dtype, progress=progress)
@@ -180,7 +180,7 @@ def _assign(model: Any, name: str, value: torch.Tensor) -> None:
 
 
 @contextmanager
-def _parameters_on_meta() -> Iterator[None]:
+def parameters_on_meta() -> Iterator[None]:
     """Parameters of modules made within are on the meta device; buffers, which no checkpoint has, are not."""
     original = torch.nn.Module.register_parameter
 

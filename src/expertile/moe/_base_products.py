@@ -13,7 +13,9 @@ from expertile.formats.weight_only import weight_of
 from expertile.moe.expert_weights import Experts, shape_of
 from expertile.moe.permute import Permutation
 from expertile.ops.gathered_mm.api import gathered_mm
-from expertile.ops.grouped_mm.api import grouped_mm
+from expertile.ops.grouped_mm.backend import Pair
+from expertile.ops.low_rank import api as low_rank
+from expertile.ops.low_rank import joined
 from expertile.ops.quantize.api import quantize_activations
 from expertile.ops.scaled_grouped_mm.api import scaled_grouped_mm
 from expertile.ops.weight_only_mm.api import weight_only_mm
@@ -59,13 +61,27 @@ class BaseProducts:
             return _scaled(Fp8Blocks(rows, scales), self.gate_up, order, bias, x.dtype)
         return weight_only_mm(x.index_select(0, order.rows), self.gate_up, offs=order.offs, bias=bias)
 
-    def down_of(self, act: _T, order: Permutation, bias: _Maybe) -> _T:
-        """[R, H]: act [R, I] @ down^T (+ bias)."""
+    def gated_up(
+        self, x: _T, order: Permutation, bias: _Maybe, activation: str, interleaved: bool, more: Pair | None
+    ) -> tuple[_T, _T] | None:
+        """(f(pre), pre) with pre = x[rows] @ gate_up^T + u @ b^T (+ bias), more = (u [R, r], b [E, 2I, r]); None where
+        no kernel makes both at once."""
+        if not (isinstance(self.gate_up, torch.Tensor) and isinstance(self.down, torch.Tensor)):
+            return None
+        pair = None if more is None else (more[0], more[1].transpose(1, 2))
+        w = self.gate_up.transpose(1, 2)
+        return joined.gated(x, w, order.rows, order.offs, bias, activation, interleaved, pair)
+
+    def down_of(self, act: _T, order: Permutation, bias: _Maybe, more: Pair | None = None) -> _T:
+        """[R, H]: act [R, I] @ down^T (+ bias) + v @ b^T, more = (v [R, r], b [E, H, r])."""
         if isinstance(self.down, torch.Tensor):
-            return grouped_mm(act, self.down.transpose(1, 2), offs=order.offs, bias=bias)
+            pair = None if more is None else (more[0], more[1].transpose(1, 2))
+            return joined.product(act, self.down.transpose(1, 2), order.offs, pair, bias)
         if isinstance(self.down, Fp8Blocks):
-            return self.down_of_fp8(quantize_activations(act), order, bias, act.dtype)
-        return weight_only_mm(act, self.down, offs=order.offs, bias=bias)
+            y = self.down_of_fp8(quantize_activations(act), order, bias, act.dtype)
+        else:
+            y = weight_only_mm(act, self.down, offs=order.offs, bias=bias)
+        return y if more is None else low_rank.expand(y, *more, order.offs)
 
     def down_of_fp8(self, act: Fp8Blocks, order: Permutation, bias: _Maybe, dtype: torch.dtype) -> _T:
         """The same for an FP8 act and down, in `dtype`."""
@@ -77,11 +93,35 @@ class BaseProducts:
             return gathered_mm(dy, _dense(self.down, dy.dtype), order.rows, order.offs)
         return activation_gradient(dy.index_select(0, order.rows), self.down, order.offs)
 
-    def up_gradient(self, dpre: _T, order: Permutation) -> _T:
-        """[R, H]: dpre [R, 2I] @ gate_up."""
+    def gated_down_gradient(
+        self,
+        dy: _T,
+        order: Permutation,
+        weights: _T,
+        pre: _T,
+        activation: str,
+        interleaved: bool,
+        overwrite_pre: bool,
+        more: Pair | None,
+    ) -> tuple[_T, _T, _T]:
+        """(dpre, act_w, dweights) of `gated_backward_mm` with the gradient of act as dy[rows] @ down + dv @ a, more =
+        (dv [R, r], a [E, r, I]). For dense weights."""
+        routing = (order.slots, weights)
+        made = joined.gated_backward(
+            dy, self.down, order.rows, *routing, pre, order.offs, activation, interleaved, overwrite_pre, more
+        )
+        if made is not None:
+            return made
+        v, a = (None, None) if more is None else more
+        how: Any = (order.slots, order.positions, weights, order.offs, activation, interleaved, 0.0, overwrite_pre)
+        return low_rank.backward(self.down_gradient(dy, order), pre, None, None, v, a, *how)[:3]
+
+    def up_gradient(self, dpre: _T, order: Permutation, more: Pair | None = None) -> _T:
+        """[R, H]: dpre [R, 2I] @ gate_up + du @ a, more = (du [R, r], a [E, r, H])."""
         if isinstance(self.gate_up, torch.Tensor | Fp8Blocks):
-            return grouped_mm(dpre, _dense(self.gate_up, dpre.dtype), offs=order.offs)
-        return activation_gradient(dpre, self.gate_up, order.offs)
+            return joined.product(dpre, _dense(self.gate_up, dpre.dtype), order.offs, more)
+        dx = activation_gradient(dpre, self.gate_up, order.offs)
+        return dx if more is None else low_rank.expand(dx, more[0], more[1].transpose(1, 2), order.offs)
 
 
 def _scaled(a: Fp8Blocks, w: Fp8Blocks, order: Permutation, bias: _Maybe, dtype: torch.dtype) -> _T:

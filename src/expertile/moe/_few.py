@@ -31,12 +31,12 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
-import triton
 
 from expertile.moe import _few_kernels as kernels
 from expertile.ops.launch.device import on_kernels, supports_pdl
 from expertile.ops.launch.kernels import launch
 from expertile.ops.torch_op import traced
+from expertile.ragged import power_of_two
 
 MOST_TOKENS = 4
 # Of the router alone, whose product rereads its weights for each token: so many tokens, and so many multiplications.
@@ -99,7 +99,7 @@ def logits(x: torch.Tensor, router: torch.Tensor, bias: torch.Tensor | None) -> 
     x = x if x.stride(1) == 1 else x.contiguous()
     out = x.new_empty((tokens, experts))
     block_e = 1 if tokens * experts <= 512 else 2
-    block_h = min(4096, triton.next_power_of_2(hidden))
+    block_h = min(4096, power_of_two(hidden))
     pdl = supports_pdl(x)
     launch(
         kernels.logits_kernel,

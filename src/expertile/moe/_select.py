@@ -7,12 +7,12 @@ from functools import partial
 from typing import Any
 
 import torch
-import triton
 
 from expertile.moe._route_kernels import route_backward_kernel, route_kernel
 from expertile.ops.launch.device import on_kernels, supports_pdl, wide
 from expertile.ops.launch.kernels import launch
 from expertile.ops.torch_op import define, differentiable_eagerly, traced
+from expertile.ragged import power_of_two
 
 MOST_EXPERTS = 1024  # of the kernels
 _NOTHING = -(2**31)
@@ -30,7 +30,7 @@ Selected = tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # weights, ids, scor
 def _block_t(tokens: int, places: int, batch_invariant: bool) -> int:
     """Tokens of a program. Batch-invariant, always as many: how threads share a row, and sum it, depends on it."""
     most = min(64, max(1, _PLACES // places))
-    return most if batch_invariant else min(triton.next_power_of_2(tokens), most)
+    return most if batch_invariant else min(power_of_two(tokens), most)
 
 
 def _select_on_device(logits: torch.Tensor, bias: torch.Tensor | None, want_scores: bool, plan: Plan) -> Selected:
@@ -39,8 +39,8 @@ def _select_on_device(logits: torch.Tensor, bias: torch.Tensor | None, want_scor
     ids = torch.empty((tokens, columns), dtype=torch.int32, device=logits.device)
     weights = torch.empty((tokens, columns), dtype=torch.float32, device=logits.device)
     scores = torch.empty((tokens if want_scores else 0, experts), dtype=torch.float32, device=logits.device)
-    groups_p2 = triton.next_power_of_2(groups)
-    size_p2 = max(32 // groups_p2, triton.next_power_of_2(experts // groups))
+    groups_p2 = power_of_two(groups)
+    size_p2 = max(32 // groups_p2, power_of_two(experts // groups))
     block_t = _block_t(tokens, groups_p2 * size_p2, invariant)
     pdl = supports_pdl(logits)
     launch(
@@ -51,7 +51,7 @@ def _select_on_device(logits: torch.Tensor, bias: torch.Tensor | None, want_scor
         (
             top_k,
             columns,
-            triton.next_power_of_2(columns),
+            power_of_two(columns),
             sigmoid,
             softmax_of_chosen,
             normalize,
@@ -135,7 +135,7 @@ def select_backward(
     tokens, experts = logits.shape
     logits = logits if logits.stride(1) == 1 else logits.contiguous()
     dlogits = torch.empty((tokens, experts), dtype=logits.dtype, device=logits.device)
-    experts_p2 = max(32, triton.next_power_of_2(experts))
+    experts_p2 = max(32, power_of_two(experts))
     block_t = _block_t(tokens, experts_p2, plan[-1])
     grads = (None if g is None else g.contiguous() for g in (dweights, dscores))
     launch(
@@ -143,7 +143,7 @@ def select_backward(
         -(-tokens // block_t),
         (logits, ids, *grads, dlogits),
         (tokens, logits.stride(0), experts, float(scale)),
-        (top_k, columns, triton.next_power_of_2(columns), sigmoid, softmax_of_chosen, normalize, experts_p2, block_t),
+        (top_k, columns, power_of_two(columns), sigmoid, softmax_of_chosen, normalize, experts_p2, block_t),
         num_warps=4,
     )
     return dlogits

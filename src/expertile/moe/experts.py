@@ -43,7 +43,7 @@ from expertile.moe.permute import Permutation, check_ids, permutation
 from expertile.ops.gathered_mm.activation import activate, split
 from expertile.ops.gathered_mm.combine import formula as combine_formula
 from expertile.ops.grouped_mm.api import grouped_mm
-from expertile.ops.launch.device import wide
+from expertile.ops.launch.device import wide, wide_dtype
 from expertile.ops.torch_op import define, gradients_of, graph_is_kept, traced
 
 _T = torch.Tensor
@@ -223,7 +223,7 @@ def moe_mlp(
     check = check or (isinstance(topk_ids, torch.Tensor) and topk_ids.device.type == "cpu" and not traced(topk_ids))
     experts = Experts(gate_up, down, gate_up_bias, down_bias, activation, interleaved, batch_invariant)
     kind = experts.check(x, topk_ids, topk_weights, check)
-    topk_weights = topk_weights.to(wide(x[:0]).dtype)
+    topk_weights = topk_weights.to(wide_dtype(x))
     if lora is not None:
         lora.check(experts, x.device)
     if kind is not torch.Tensor and lora is None:

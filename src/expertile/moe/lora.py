@@ -11,12 +11,18 @@ it is, in bf16, FP8, INT4 or MXFP4, and no sum of the size of W is formed: R row
     dx       dpre @ W + du @ A, each token's rows summed                         the base's product, expand, combine
     dA, dB   sums over each expert's rows: dA = du^T x[rows], dB = dpre^T u, …     outer
 
-The delta of pre must be there before the activation, so pre leaves the base's product without its activation epilogue.
-What is kept beside the base's is u and v, [R, r] each; pre is kept without its delta, which `backward` adds again: that
-costs a product with r columns and saves writing pre twice. Bytes beyond the base's, of Qwen3-30B-A3B's layer with 8192
-tokens (R = 65,536, H = 2048, I = 768, r = 16) in bfloat16: forward 201 MB (pre read again) and 537 MB (y read and
-written), backward 201 MB (da written and read), 537 MB (dx's rows) and 302 MB (dpre and act for dB and dA2), and four
-passes of 268 MB over x and dy, which L2 holds.
+What is kept beside the base's is u and v, [R, r] each.
+
+Dense weights on sm_90: the products with u, v, dv and du are more steps of K of the base's products
+(`ops/low_rank/joined.py`), which keep their fused epilogues; pre comes with its delta. v and du are then products of
+their own. Bytes beyond the base's, of Qwen3-30B-A3B's layer with 8192 tokens (R = 65,536, H = 2048, I = 768, r = 16) in
+bfloat16: 101 MB (act read for v), 201 MB (dpre for du), 302 MB (act and dpre for dA2 and dB), and four passes of 268 MB
+over x and dy, which L2 holds.
+
+Other weights and GPUs: the delta of pre must be there before the activation, so pre leaves the base's product without
+its activation epilogue. It is kept without its delta, which `backward` adds again: that costs a product with r columns
+and saves writing pre twice. Bytes: in place of act's and dpre's reads for v and du, forward 201 MB (pre read again) and
+537 MB (y read and written), backward 201 MB (da written and read) and 537 MB (dx's rows).
 """
 
 from __future__ import annotations
@@ -33,6 +39,7 @@ from expertile.moe._passes import bias_products, bias_sums, weighted_sums
 from expertile.moe.expert_weights import Experts
 from expertile.moe.permute import Permutation, permutation
 from expertile.ops.gathered_mm.combine import combine
+from expertile.ops.grouped_mm.backend import Pair
 from expertile.ops.low_rank import api as low_rank
 from expertile.ops.torch_op import graph_is_kept, once_differentiable
 
@@ -77,10 +84,12 @@ class Adapter:
         """(A [E, rank, in], B [E, out, rank]) in `dtype`, contiguous, r filled up with zeros to a rank that the kernels
         take. Differentiable."""
         a, b = self._by_expert(experts)
-        more = max(low_rank.LEAST_RANK, triton.next_power_of_2(a.shape[1])) - a.shape[1]
-        a, b = a.to(dtype), b.to(dtype)
-        if more:
-            a, b = F.pad(a, (0, 0, 0, more)), F.pad(b, (0, more))
+        r = a.shape[1]
+        rank = max(low_rank.LEAST_RANK, triton.next_power_of_2(r))
+        a = a.to(dtype) if r == rank else F.pad(a.to(dtype), (0, 0, 0, rank - r))
+        if low_rank.on_device(self.b):
+            return a.contiguous(), _Turned.apply(self.b, experts, rank, dtype)
+        b = b.to(dtype) if r == rank else F.pad(b.to(dtype), (0, rank - r))
         return a.contiguous(), b.contiguous()
 
     def _by_expert(self, experts: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -119,6 +128,24 @@ class Lora:
         return first, second
 
 
+class _Turned(torch.autograd.Function):
+    """B as PEFT lays it out, [out, r · E], -> [E, out, rank] in `dtype`, in one pass; and back."""
+
+    @staticmethod
+    def forward(ctx: Any, b: _T, experts: int, rank: int, dtype: torch.dtype) -> _T:  # type: ignore[override]
+        ctx.like, ctx.experts = b.detach()[:0], experts
+        turned = torch.empty((experts, b.shape[0], rank), dtype=dtype, device=b.device)
+        low_rank.turn(b.detach().unflatten(1, (-1, experts)).permute(2, 0, 1), turned)
+        return turned
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: _T) -> tuple[Any, ...]:  # type: ignore[override]
+        out = ctx.like.new_empty((grad.shape[1], ctx.like.shape[1]))
+        low_rank.turn(grad, out.unflatten(1, (-1, ctx.experts)).permute(2, 0, 1))
+        return out, None, None, None
+
+
 class _LoraMlp(torch.autograd.Function):
     """Traced through by torch.compile. a1, b1: factors of gate_up's adapter, or None; a2, b2 those of down's."""
 
@@ -143,12 +170,15 @@ class _LoraMlp(torch.autograd.Function):
         base = BaseProducts.of(kinds, weights)
         order = permutation(topk_ids, base.experts)
         u = None if a1 is None else low_rank.shrink(x, order.rows, a1.transpose(1, 2), order.offs, scales[0])
-        pre = base.up(x, order, gate_up_bias)
-        act, v = low_rank.activated(pre, u, b1, a2, order.offs, activation, interleaved, scales[1])
-        y = base.down_of(act, order, down_bias)
-        if v is not None and b2 is not None:
-            y = low_rank.expand(y, v, b2, order.offs)
-        ctx.form, ctx.kinds, ctx.scales = (activation, interleaved), kinds, scales
+        both = base.gated_up(x, order, gate_up_bias, activation, interleaved, _pair(u, b1))
+        if both is None:
+            pre = base.up(x, order, gate_up_bias)
+            act, v = low_rank.activated(pre, u, b1, a2, order.offs, activation, interleaved, scales[1])
+        else:
+            act, pre = both
+            v = None if a2 is None else low_rank.shrink(act, None, a2.transpose(1, 2), order.offs, scales[1])
+        y = base.down_of(act, order, down_bias, _pair(v, b2))
+        ctx.form, ctx.kinds, ctx.scales, ctx.summed = (activation, interleaved), kinds, scales, both is not None
         routing = (order.offs, order.rows, order.slots, order.positions)
         kept = (x, topk_weights, gate_up_bias, down_bias, a1, b1, a2, b2, topk_ids, pre, u, v)
         ctx.save_for_backward(*kept, *routing, *weights)
@@ -163,10 +193,7 @@ class _LoraMlp(torch.autograd.Function):
         offs, rows, weights = order.offs, order.rows, topk_weights.contiguous()
         dy = dy.contiguous().to(x.dtype)
         dv = None if b2 is None else low_rank.shrink(dy, rows, b2, offs, ctx.scales[1])
-        a = base.down_gradient(dy, order)
-        how: Any = (order.slots, order.positions, weights, offs, *ctx.form, ctx.scales[0], not graph_is_kept())
-        dpre, act_w, dweights, du = low_rank.backward(a, pre, u, b1, dv, a2, *how)
-        del a
+        dpre, act_w, dweights, du = _gradients(base, dy, order, weights, pre, u, b1, dv, a2, ctx)
         da1 = db1 = da2 = db2 = dx = dgate_up_bias = ddown_bias = None
         if dv is not None:
             da2 = low_rank.outer(dv, act_w, None, offs)
@@ -182,12 +209,36 @@ class _LoraMlp(torch.autograd.Function):
         if needs_weights and down_bias is not None:
             dweights = dweights + bias_products(dy, down_bias, topk_ids, order)
         if needs_x:
-            dx_rows = base.up_gradient(dpre, order)
-            if du is not None:
-                dx_rows = low_rank.expand(dx_rows, du, a1.transpose(1, 2), offs)
-            dx = combine(dx_rows, order.positions)
+            dx = combine(base.up_gradient(dpre, order, _pair(du, a1)), order.positions)
         grads = (dx, dweights if needs_weights else None, dgate_up_bias, ddown_bias, da1, db1, da2, db2)
         return *grads, *(None,) * (len(rest) + 1)
+
+
+def _pair(u: _Maybe, factor: _Maybe) -> Pair | None:
+    return None if u is None or factor is None else (u, factor)
+
+
+def _gradients(
+    base: BaseProducts,
+    dy: _T,
+    order: Permutation,
+    weights: _T,
+    pre: _T,
+    u: _Maybe,
+    b1: _Maybe,
+    dv: _Maybe,
+    a2: _Maybe,
+    ctx: Any,
+) -> tuple[_T, _T, _T, _Maybe]:
+    """(dpre, act_w, dweights, du) as `low_rank.backward` makes them, in the base's product where that can."""
+    scale, spare = ctx.scales[0], not graph_is_kept()
+    if not ctx.summed:
+        how: Any = (order.slots, order.positions, weights, order.offs, *ctx.form, scale, spare)
+        return low_rank.backward(base.down_gradient(dy, order), pre, u, b1, dv, a2, *how)
+    activation, interleaved = ctx.form
+    made = base.gated_down_gradient(dy, order, weights, pre, activation, interleaved, spare, _pair(dv, a2))
+    du = None if b1 is None else low_rank.shrink(made[0], None, b1, order.offs, scale)
+    return *made, du
 
 
 def lora_mlp(x: _T, topk_ids: _T, topk_weights: _T, experts: Experts, lora: Lora) -> _T:

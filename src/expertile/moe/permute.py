@@ -31,6 +31,7 @@ from expertile.ops.launch.device import on_kernels, supports_pdl
 from expertile.ops.launch.kernels import launch
 from expertile.ops.launch.pdl import begin
 from expertile.ops.torch_op import traced
+from expertile.ragged import power_of_two
 
 BLOCK = 128  # slots that are ranked against each other
 SMALL = 1024  # slots that one program sorts
@@ -187,9 +188,9 @@ def _empty(topk_ids: torch.Tensor, num_experts: int) -> _Parts:
 def _on_device(topk_ids: torch.Tensor, num_experts: int) -> _Parts:
     offs, rows, slots, positions = parts = _empty(topk_ids, num_experts)
     num_slots, top_k = topk_ids.numel(), topk_ids.shape[1]
-    experts_p2 = max(32, triton.next_power_of_2(num_experts))
+    experts_p2 = max(32, power_of_two(num_experts))
     if num_slots <= SMALL:
-        slots_p2, pdl = max(128, triton.next_power_of_2(num_slots)), supports_pdl(topk_ids)
+        slots_p2, pdl = max(128, power_of_two(num_slots)), supports_pdl(topk_ids)
         launch(
             _sort_kernel,
             1,
@@ -212,7 +213,7 @@ def _on_device(topk_ids: torch.Tensor, num_experts: int) -> _Parts:
         (BLOCK, together, experts_p2),
         num_warps=4,
     )
-    chunk = min(2048, max(128, triton.next_power_of_2(blocks)))
+    chunk = min(2048, max(128, power_of_two(blocks)))
     launch(_scan_kernel, num_experts, (counts, totals), (blocks,), (chunk,), num_warps=4)
     launch(
         _place_kernel,

@@ -8,6 +8,7 @@ import torch
 
 from expertile.formats.weight_only import AnyQuantizedWeight
 from expertile.ops.grouped_mm import api as dense
+from expertile.ops.measure import MEASURE
 from expertile.ops.weight_only_mm.api import weight_only_mm
 
 
@@ -45,7 +46,9 @@ def grouped_mm(
         bias: [G, N], added to every row of its group; for 2-D × 3-D and 3-D × 3-D.
         out_dtype: dtype of the result; that of `a` by default. Products accumulate in float32 (float64: in
             float64).
-        backend: "auto", or a backend's name (`expertile doctor` lists them).
+        backend: "auto", or a backend's name (`expertile doctor` lists them), or "measure": the first call with a new
+            problem races the candidates on these operands, which takes seconds and waits for the GPU; later calls take
+            the winner. On a CPU, while a CUDA graph is captured, and for quantised weights it is "auto".
         config: a config of that backend (one of its `configs`); its default otherwise.
         check: also check the values of `offs`, which waits for the GPU. On a CPU they always are.
         batch_invariant: a row's bits depend on that row and its group's weight alone, not on how many rows there are,
@@ -81,7 +84,7 @@ def grouped_mm(
             offs=offs,  # type: ignore[arg-type]
             bias=bias,
             out_dtype=out_dtype,
-            backend=backend,
+            backend="auto" if backend == MEASURE else backend,
             config=config,
             check=check,
         )

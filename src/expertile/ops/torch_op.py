@@ -130,7 +130,6 @@ def _transformable(
 _shardings: dict[Any, Callable[..., Placements] | None] = {}  # of operators that DTensor does not know yet
 
 
-@torch.compiler.assume_constant_result  # run while a compiler traces, which guards nothing in here
 def _register_shardings() -> None:
     """Tell DTensor of the operators, once it is imported: an import takes as long as importing torch."""
     if "torch.distributed.tensor" not in sys.modules:
@@ -145,6 +144,11 @@ def _register_shardings() -> None:
     while _shardings:
         op, sharding = _shardings.popitem()
         register_sharding(op)(sharding or functools.partial(whole, len(op._schema.returns)))
+
+
+# Run while a compiler traces, which guards nothing in here. torch.compiler.assume_constant_result sets the same, and
+# imports all of torch._dynamo, which takes longer than importing torch.
+_register_shardings._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def once_differentiable(backward: Callable[..., Any]) -> Callable[..., Any]:

@@ -16,9 +16,8 @@ pytestmark = [
 E, T, K, H, I = 128, 64, 8, 2048, 768
 
 
-@pytest.mark.parametrize("arch", [80, 90])
-@pytest.mark.parametrize("rank", [16, 64])
-@pytest.mark.parametrize("interleaved", [False, True])
+# Each pair of values is met.
+@pytest.mark.parametrize("arch, rank, interleaved", [(80, 16, False), (80, 64, True), (90, 16, True), (90, 64, False)])
 def test_kernels(arch, rank, interleaved, monkeypatch):
     monkeypatch.setattr(api, "on_device", lambda x: True)
     rows, slots = (torch.empty(T * K, dtype=torch.int32) for _ in range(2))
@@ -34,8 +33,9 @@ def test_kernels(arch, rank, interleaved, monkeypatch):
         api.backward(act, pre, u, b, u, a, slots, rows, weights, offs, "swiglu", interleaved)
         api.expand(y, u, wide, offs)
         api.outer(u, x, rows, offs, weighted=(slots, weights), last=True)
+        api.turn(torch.empty(2 * I, rank, E).permute(2, 0, 1), b)
     found = {k.metadata.name: resources(k, arch) for k in kernels}
-    names = ("shrink", "activate", "backward", "expand", "outer")
+    names = ("shrink", "activate", "backward", "expand", "outer", "turn")
     assert tuple(found) == tuple(f"{name}_kernel" for name in names)
     for each in found.values():
         assert each.spills == 0 and each.fits, str(each)

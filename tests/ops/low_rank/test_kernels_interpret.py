@@ -131,3 +131,30 @@ else:
         assert (sizes == 0).any()
         found = api.outer(case.u, case.x, case.rows, case.offs, config=api.Config(16, 32, 4))
         assert not found[sizes == 0].any() and found[sizes > 0].any()
+
+    @pytest.mark.parametrize("ranks, columns, experts", [((3, 16), 10, 5), ((16, 16), 40, 70), ((20, 32), 7, 3)])
+    def test_turned_and_back(ranks, columns, experts):
+        (few, rank), generator = ranks, torch.Generator().manual_seed(0)
+        x = torch.randn(columns, few * experts, generator=generator)
+        seen = x.unflatten(1, (few, experts)).permute(2, 0, 1)
+        made = torch.full((experts, columns, rank), torch.nan, dtype=torch.bfloat16)
+        api.turn(seen, made)
+        assert torch.equal(made, torch.nn.functional.pad(seen, (0, rank - few)).bfloat16())
+        back = torch.full_like(x, torch.nan)
+        api.turn(made, back.unflatten(1, (few, experts)).permute(2, 0, 1))
+        assert torch.equal(back, x.bfloat16().float())
+
+    def test_factors_of_an_adapter_and_their_gradients():
+        from expertile.moe.lora import Adapter
+
+        generator = torch.Generator().manual_seed(0)
+        a, b = (torch.randn(s, generator=generator).requires_grad_() for s in ((12, 24), (10, 12)))
+        grads = []
+        for dtype in (torch.float32, torch.float64):
+            wide = [t.detach().to(dtype).requires_grad_() for t in (a, b)]
+            made = Adapter(*wide, 1.0).factors(4, dtype)
+            weights = (torch.randn(m.shape, generator=torch.Generator().manual_seed(1)).to(dtype) for m in made)
+            loss = sum((m * w).sum() for m, w in zip(made, weights, strict=True))
+            grads.append((*made, *torch.autograd.grad(loss, wide)))
+        for found, expected in zip(*grads, strict=True):
+            torch.testing.assert_close(found.double(), expected.double())

@@ -20,7 +20,10 @@ pytestmark = [
 ]
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+# Every dtype is compiled for the first and for sm_90. The others have the same loads, stores and arithmetic, and take
+# turns at the dtypes.
 ARCHES = (80, 86, 89, 90, 100, 120)
+TARGETS = [(d, a) for i, a in enumerate(ARCHES) for j, d in enumerate(DTYPES) if a in (80, 90) or i % 3 == j]
 
 
 def compiled(arch, launch, *args):
@@ -34,8 +37,7 @@ def compiled(arch, launch, *args):
     return found, accesses
 
 
-@pytest.mark.parametrize("arch", ARCHES)
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("dtype, arch", TARGETS, ids=str)
 def test_add_scalar(dtype, arch):
     numel = 10**8 + 3
     x = torch.empty(numel, dtype=dtype)
@@ -61,9 +63,16 @@ def grid(rows, columns, dtype, boundary):
     return u, u.new_empty(1, *laplacian._out_grid(rows, columns, boundary))
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("boundary, arch", [*(("zero", arch) for arch in ARCHES), ("replicate", 90), ("circular", 90)])
-def test_laplacian(boundary, arch, dtype):
+@pytest.mark.parametrize(
+    "dtype, arch, boundary",
+    [
+        *((dtype, arch, "zero") for dtype, arch in TARGETS),
+        # Boundaries differ in addresses, which dtypes do not change: the widest and the narrowest.
+        *((dtype, 90, boundary) for dtype in DTYPES[:2] for boundary in ("replicate", "circular")),
+    ],
+    ids=str,
+)
+def test_laplacian(dtype, arch, boundary):
     u, out = grid(4096, 4096, dtype, boundary)
     found, accesses = compiled(arch, laplacian.launch, u, out, boundary, 1.0)
     assert found.spills == 0 and found.smem_bytes == 0, str(found)
@@ -89,9 +98,10 @@ def test_laplacian_of_any_width(dtype):
     assert set(accesses) == {("ld", dtype.itemsize), ("st", dtype.itemsize)}
 
 
-@pytest.mark.parametrize("dtype", DTYPES[:2], ids=str)
-def test_laplacian_configs(dtype):
+# Two-byte elements are twice as many in a vector: they have the fewest registers to spare.
+@pytest.mark.parametrize("dtype, step", [(torch.float32, 4), (torch.bfloat16, 2)], ids=str)
+def test_laplacian_configs(dtype, step):
     u, out = grid(8192, 8192, dtype, "zero")
-    for config in laplacian.configs(1, 8192, 8192 * dtype.itemsize // 16, 132)[::2]:
+    for config in laplacian.configs(1, 8192, 8192 * dtype.itemsize // 16, 132)[::step]:
         found, _ = compiled(90, laplacian.launch, u, out, "zero", 1.0, config)
         assert found.spills == 0 and found.smem_bytes == 0, (config, str(found))

@@ -14,6 +14,7 @@ from expertile.ops.quantize.api import (
     quantize_tokens,
     quantize_weights,
 )
+from expertile.ops.scaled_grouped_mm.api import scaled_grouped_mm
 from expertile.ragged import offs_from_sizes
 from tests.support import interpreter
 
@@ -46,12 +47,26 @@ def odd_blocks():
     return x
 
 
-def assert_same(made, truth, where="", by_columns=False):
-    """Bit for bit, but NaN is NaN. `by_columns`: scales lie column-major."""
+def strides_of_scales(made, turned=False):
+    """What a product is promised: of weights contiguous, else the scales of a block side by side."""
+    shape = made.scales.shape
+    if made.block == (128, 128):
+        return torch.empty(shape, device="meta").stride()
+    if turned:
+        return 1, shape[0]
+    leading = shape[:-1]
+    pitch = -(-leading.numel() // 4) * 4
+    return *torch.empty(leading, device="meta").stride(), pitch
+
+
+def assert_same(made, truth, where="", turned=False):
+    """Bit for bit, but NaN is NaN. `turned`: the transposed copy."""
+    assert made.values.is_contiguous(), where
+    if made.values.numel():
+        assert made.scales.stride() == strides_of_scales(made, turned), (where, made.scales.stride())
     for name in ("values", "scales"):
         got, want = getattr(made, name), getattr(truth, name)
-        laid_out = (got.t() if by_columns and name == "scales" else got).is_contiguous()
-        assert got.shape == want.shape and got.dtype is want.dtype and laid_out, (where, name)
+        assert got.shape == want.shape and got.dtype is want.dtype, (where, name)
         got, want = (x.view(torch.uint8) if name == "values" else x for x in (got, want))
         nan = want & 0x7F == 0x7F if name == "values" else want.isnan()
         got_nan = got & 0x7F == 0x7F if name == "values" else got.isnan()
@@ -70,7 +85,7 @@ def check_tokens(x, sizes, power_of_two=False):
     truth, ends = Fp8Blocks.quantize_tokens(x, offs, power_of_two)
     rows, turned, found = quantize_activations(x, offs=offs, power_of_two=power_of_two)
     assert_same(turned, truth, "turned", True)
-    assert_same(rows, Fp8Blocks.quantize(x, power_of_two=power_of_two), "rows", True)
+    assert_same(rows, Fp8Blocks.quantize(x, power_of_two=power_of_two), "rows")
     assert found.dtype is torch.int32 and found.tolist() == ends.tolist()
     alone, found = quantize_tokens(x, offs, power_of_two=power_of_two)
     assert_same(alone, truth, "alone", True)
@@ -185,22 +200,35 @@ else:
         x, offs = torch.randn(5, 256), offs_from_sizes((2, 3))
         ops = torch.ops.expertile
         tests = ("test_schema", "test_faketensor", "test_aot_dispatch_dynamic")
+        opcheck(ops.quantize_rows.default, (torch.randn(2, 3, 200), "plain", None, 0.0, False), test_utils=tests)
         opcheck(ops.quantize_rows.default, (x, "swiglu", None, 0.0, False), test_utils=tests)
         opcheck(ops.quantize_both.default, (x, offs, "rms_norm", torch.ones(256), 1e-6, True), test_utils=tests)
         opcheck(ops.quantize_tokens.default, (x, offs, False), test_utils=tests[:2])
         opcheck(ops.quantize_weights.default, (torch.randn(2, 130, 256), False), test_utils=tests[:2])
 
+    @pytest.mark.parametrize("tokens", [0, 1, 6, 8])
+    def test_products_take_the_scales_as_they_lie(tokens):
+        x, w = data(tokens + 2, 200), quantize_weights(data(2, 130, 200))
+        offs = offs_from_sizes((2, tokens))
+        fused = quantize_swiglu(torch.cat([x, x], -1))
+        for made in (quantize_activations(x), quantize_activations(x, offs=offs)[0], fused):
+            assert made.scales.shape == (tokens + 2, 2) and made.scales.stride() == strides_of_scales(made)
+            b, rows = w.values.transpose(1, 2), made.scales.contiguous()
+            got, want = (scaled_grouped_mm(made.values, b, s, w.scales, offs=offs) for s in (made.scales, rows))
+            assert torch.equal(got, want)
+
     def test_compiles_without_a_break():
         def both(x, w, offs):
             rows, turned, ends = quantize_activations(x, offs=offs)
             weights = quantize_weights(w)
-            return rows.values, rows.scales, turned.values, ends, weights.scales
+            alone = quantize_activations(x)
+            return rows.values, rows.scales, turned.values, ends, weights.scales, alone.values, alone.scales
 
         compiled = torch.compile(both, fullgraph=True, dynamic=True, backend="aot_eager")
         for tokens in (5, 9):
             x, w, offs = torch.randn(tokens, 256), torch.randn(2, 130, 256), offs_from_sizes((2, 3))
             for got, want in zip(compiled(x, w, offs), both(x, w, offs), strict=True):
-                assert torch.equal(got.float(), want.float())
+                assert torch.equal(got.float(), want.float()) and got.stride() == want.stride()
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

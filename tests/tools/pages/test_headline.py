@@ -68,7 +68,7 @@ def test_auto_alone_is_ours_where_it_was_raced_and_what_choosing_lost_is_said():
 
 
 def test_a_specialised_rival_is_named_until_it_has_a_time_in_the_run():
-    values = {"preset": "fp8-sweep", "op": "scaled_grouped_mm"}
+    values = {"preset": "fp8-large", "op": "scaled_grouped_mm"}
     found = [record("expertile", 10e-6, **values), record("torch", 15e-6, **values)]
     assert only(found).absent == ["DeepGEMM"] and "DeepGEMM (FP8 products)" in table([only(found)])
     beside = only([*found, record("deepgemm", 9e-6, **values)])

@@ -12,6 +12,7 @@ from expertile.audit.report import Report
 
 _MEMORY = r"(?:memory|smaller|compress|footprint|storage|vram|saving)"
 _AFTER = re.compile(rf"(?i)\W*(?:(?:the|in|of|lower|less|fewer|reduction)\W+)*{_MEMORY}")
+_LESS = re.compile(r"(?i)\W*(?:less|smaller|fewer|lower)\b")
 _SHRUNK = re.compile(r"(?i)(?:compress|shrink|shrank|reduc|sav|smaller|cut|footprint)[^.;]{0,40}$")
 _FASTER = re.compile(r"(?i)speed|faster|throughput|latency|quick|tokens|bandwidth|flops|accura|perplex")
 _CHANGED = re.compile(
@@ -19,7 +20,7 @@ _CHANGED = re.compile(
     r"instead of|\bvs\b|versus|compared (?:to|with)|relative to|(?:over|than) (?:the )?(?:fp|bf|float|half|\d+)"
 )
 _NOT_BITS = re.compile(
-    r"(?i)prun|spars|evict|offload|distill|activation|gradient|optimizer|batch|communicat|gpus?\b|network"
+    r"(?i)lora|prun|spars|evict|offload|distill|activation|gradient|optimizer|batch|communicat|gpus?\b|network"
 )
 
 
@@ -34,9 +35,13 @@ def compression(report: Report) -> Iterator[Finding]:
     lines = report.lines_of_text
     wide = list({BITS[f] for f in report.everything.of("formats") if BITS[f] >= 16})
     for i, row in enumerate(lines):
-        for q in row.of("ratio", "percent") if re.search(rf"(?i){_MEMORY}", row.text) else ():
+        for q in row.of("ratio", "percent") if row.of("bytes") or re.search(rf"(?i){_MEMORY}", row.text) else ():
             before, after = row.text[: q.start], row.text[q.end : q.end + 24]
-            if _FASTER.search(after) or not (_AFTER.match(after) or _SHRUNK.search(before)) or not q.value.mid:
+            if (
+                _FASTER.search(after)
+                or not (_AFTER.match(after) or _SHRUNK.search(before) or (row.of("bytes") and _LESS.match(after)))
+                or not q.value.mid
+            ):
                 continue
             # The two formats stand in the sentence, or in the lines just before it.
             near = [r for r in lines[max(0, i - 3) : i + 1] if row.line - r.line <= 3]
@@ -47,7 +52,9 @@ def compression(report: Report) -> Iterator[Finding]:
             if len(bits) != 2 or bits[0] > 8:
                 continue
             most, saved = bits[1] / bits[0], q.value.lo if q.exact else q.value.mid
-            less = q.kind == "ratio" or re.search(r"(?i)sav|reduc|less|smaller|lower|fewer", before[-40:] + after)
+            less = q.kind == "ratio" or re.search(
+                r"(?i)sav|reduc|less|smaller|lower|fewer|\bcut|shr[iau]nk", before[-40:] + after
+            )
             beyond = (saved if q.kind == "ratio" else 1 / max(1 - saved, 1e-9)) > most * 1.06
             other = _NOT_BITS.search(before[-60:] + after) or (not known and "kv" in row.text.lower())
             if less and beyond and not other:
@@ -55,25 +62,32 @@ def compression(report: Report) -> Iterator[Finding]:
                 message = f"{bits[1]} to {bits[0]} bits is {at_most}" + ("" if known else ": smaller than what?")
                 verdict = INCONSISTENT if known else QUESTION
                 yield finding(verdict, "compression", message, q, lines=tuple(r.line for r in near))
-    for row in (row for grid in report.grids for row in grid.body):
-        yield from _column([(q.label, q) for q in row.of("bytes") if q.exact], [])
-    for row in lines:
-        a, b, bits = row.of("bytes")[:1], row.of("bytes")[1:], _bits(row.text)
-        yield from _column([(q.label, q) for q in (*a, *b) if q.exact] if len(b) == 1 else [], [])
-        if len(b) == 1 and len(bits) == 2 and _CHANGED.search(row.text) and not _NOT_BITS.search(row.text):
-            wide_q, q = sorted((*a, *b), key=lambda q: -q.value.mid)
-            if q.exact and wide_q.exact and q.value.mid and wide_q.value.lo / q.value.hi > 1.08 * max(bits) / min(bits):
-                ratio = f"{wide_q.text} / {q.text} is {wide_q.value.mid / q.value.mid:.3g}x"
-                message = f"{ratio}; the bits give at most {max(bits) / min(bits):.3g}x"
-                yield finding(INCONSISTENT, "compression", message, q, wide_q)
+    for row in (*(r for grid in report.grids for r in grid.body), *(r for r in report.rows if r.kind == "record")):
+        yield from _column([(q.label, q) for q in row.of("bytes") if q.exact and not _MOVED.search(q.label)], [])
+    # "12 GB in FP16 and 2 GB in INT4", of one thing
+    for row in (r for r in lines if len({*_OBJECT.findall(r.text.lower())}) < 2 and not _NOT_BITS.search(r.text)):
+        around = ((q, row.text[max(0, q.start - 24) : q.start] + "|" + row.text[q.end :][:16]) for q in row.of("bytes"))
+        beside = ((q, m) for q, text in around if q.exact and (m := _IN.search(text)))
+        yield from _column([((m[1] or m[2]).replace(" ", ""), q) for q, m in beside], [])
+        sizes, bits = sorted(row.of("bytes"), key=lambda q: -q.value.mid), _bits(row.text)
+        if len(sizes) == len(bits) == 2 and _CHANGED.search(row.text) and all(q.exact and q.value.mid for q in sizes):
+            (big, small), most = sizes, max(bits) / min(bits)
+            if big.value.lo / small.value.hi > 1.08 * most:
+                ratio = f"{big.text} / {small.text} is {big.value.mid / small.value.mid:.3g}x"
+                yield finding(INCONSISTENT, "compression", f"{ratio}; the bits give at most {most:.3g}x", small, big)
     for grid in report.grids:
         for c in grid.columns("bytes"):
             if re.search(r"(?i)mem|size|vram|footprint|storage|weights", grid.header[c]):
                 yield from _column([(row.label, size) for row in grid.body if (size := row.figure(c))], wide)
 
 
+_OBJECT = re.compile(r"cache|activation|gradient|optimi[sz]er|buffer|embedding|state|lora|adapter|layer|batch")
+_NAME = r"(?:fp|bf|int|float|bfloat)\d+|\d+[ -]?bits?"
+_IN = re.compile(rf"(?i)\b({_NAME})(?: (?!and|to|from|vs)\w+){{0,2}}\W*(?=\|)|(?<=\|)\W*(?:in|as|at)? ?\(?({_NAME})")
+_MOVED = re.compile(r"(?i)\bact|kv|cache|traffic|moved|read|writ")
 _FORMAT = re.compile(
-    r"\b(?:(?:fp|bf|int|uint|w|q|nf)\d+\w*|awq|gptq|quantized|baseline|\d+-?bit|half|float\d*|g\d+|group\d*|weights?|memory|model|size)\b"
+    r"\b(?:group[ _-]?size\W*\d+|(?:fp|bf|int|uint|w|q|nf)\d+\w*|awq|gptq|quantized|baseline|\d+-?bit|half|float\d*|"
+    r"g\d+|group\d*|weights?|memory|model|size|checkpoint|vram|to|with)\b"
 )
 _WORD = re.compile(r"[a-z0-9.]+")
 
@@ -111,7 +125,7 @@ def equal_work(report: Report) -> Iterator[Finding]:
         if (
             said is None
             or len(shapes) != 2
-            or not re.search(r"(?i)gemm|matmul|matri|product", " ".join(r.text for r in near))
+            or not (all(m["c"] for _, m in shapes) or _PRODUCTS.search(" ".join(r.text for r in near)))
         ):
             continue
         work = [2.0 * int(m["n"] or 1) * int(m["a"]) * int(m["b"]) * int(m["c"] or m["b"]) for _, m in shapes]

@@ -18,9 +18,11 @@ _SIDE = re.compile(rf"{_TERM}(?:{_SIGN}{_TERM})*")
 _EQUALS, _TOKEN = re.compile(r" ?= ?"), re.compile(rf"{_ATOM}|[()]|{_SIGN}")
 # "1/16/256 elements" is a list, "14/14 models × 2" no quotient.
 _NO_SUM = re.compile(r"\d/\d+/\d|\d/\d+ [A-Za-z]+ ?[*x×·]")
+# "1,100 GFLOP in 12.9 ms = 85.2 TFLOPS"
+_IN = re.compile(rf"({NUMBER} ?[A-Za-zµμ]+) (?:in|over|per) ({NUMBER} ?(?:[munµμ]?s|sec\w*|min\w*)) ?(?:=|→)")
 _SPELL = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹·×÷−–xX", "0123456789**/--**")
 # "N × 3 / 4" and "sqrt(16 × 4)" are not made of the numbers alone; nor is "= 2 × M".
-_PART_OF = re.compile(r"[\w.,)\]]$|[*×/÷·+^−-] ?$| [xX] $|\d ?, ?$|[(\[]\w+, ?$")
+_PART_OF = re.compile(r"[<>≤≥] ?$|[\w.,)\]]$|[*×/÷·+^−-] ?$| [xX] $|\d ?, ?$|[(\[]\w+, ?$")
 _GOES_ON = re.compile(r" ?[*×/÷·^(] ?\w?|\w| ?[+−-] ?[A-Za-z(]")
 # Where units stand beside the figures their prefixes are not spelled out: decimal steps, binary ones, bits, the clock.
 _STEPS = [10.0 ** (3 * k) for k in range(-6, 7)]
@@ -82,6 +84,7 @@ def equations(report: Report) -> Iterator[Finding]:
         text = re.sub(r"(?<=\d)[⁰¹²³⁴-⁹]+", lambda m: "^" + m[0].translate(_SPELL), row.text)
         # "4 ms + queue 11 ms"
         text, at = re.sub(r"(?<=\+ )[A-Za-z][A-Za-z ]{1,24}(?=\d)|(?<= ) +", "", text), 0
+        text = _IN.sub(r"\1 / \2 =", text)
         while (left := _SIDE.search(text, at)) and not re.search(r"\d ?\*\* ?\d|\\frac|//", raw):
             at = left.end()
             equals = _EQUALS.match(text, at)
@@ -94,7 +97,9 @@ def equations(report: Report) -> Iterator[Finding]:
                 a
                 and b
                 and a.count > 1
-                and not _NO_SUM.search(left[0])
+                and not (_NO_SUM.search(left[0]) or (len(a.units) > 1 and b.units <= {"x", "X"}))
+                # "6.5 + 0.26 × 2048 = 7 GB" has MB in it that are not spelled out.
+                and not (not a.units and b.units and "+" in a.text and re.search("[×*x/]", a.text))
                 and not (_counts(a) or b.count > 1 or _is_tile(a, b) or _holds(a, b))
             ):
                 line = max((q.line for q in row.quantities if left.start() <= q.start <= right.end()), default=row.line)

@@ -12,6 +12,7 @@ from expertile.audit.finding import INCONSISTENT, QUESTION, UNIT_OF, Finding, fi
 from expertile.audit.interval import FAR, Interval, exact, odd_ones
 from expertile.audit.quantity import Quantity, same_statistic
 from expertile.audit.report import Report, Row
+from expertile.audit.rules.peaks import peaks_of
 from expertile.audit.rules.work import conventions, readings
 
 
@@ -51,13 +52,21 @@ _NO_RUN = re.compile(r"peak|theoretical|roofline|limit|bound|expected|model|esti
 # Times of a part of the run, and figures of several requests.
 _NOT_ALL = re.compile(
     r"(?i)ttft|first token|prefill|load|warm-?up|compile|p9\d|std|queue|tpot|itl|inter-?token|(?:per|next) token|"
-    r"concurren|requests|users?\b|clients|parallel|steady|decode only|excluding|worker|stream|pipeline|accum"
+    r"concurren|requests|users?\b|clients|parallel|steady|decode only|chunk|per device|"
+    r"excluding|worker|stream|pipeline|accum"
 )
 _HELD = re.compile(r"usage|alloc|vram|footprint|peak|model|param|\bweights\b|cache|reserved|chunk|batch|buffer")
 _MOVED = re.compile(
     r"transfer|data|\bmove|copied|cop(?:y|ies)|traffic|\bread|writ|message|payload|memcpy|h2d|d2h|shard"
 )
 _ONE_WAY = re.compile(r"to (?:the )?(?:device|gpu|host|cpu)|h2d|d2h|\bmove[sd]\b|traffic|transferred|copied|^reading")
+
+
+# "14 GB in 2 s = 7 GB/s", "9.8 ms for 4 GB, that is 400 GB/s"
+_WRITTEN = re.compile(
+    r"(?i)\b(?:[KMGT]i?B|[munµ]?s)\b (?:in|per|over|takes|took|needs|for)\b[^;]{2,24}"
+    r"(?:[=→:,(~≈]|->|that is|i\.e\.|or|which is)\W*$"
+)
 
 
 def _counts(row: Row) -> list[float]:
@@ -68,6 +77,9 @@ def _counts(row: Row) -> list[float]:
 
 def _flops(row: Row, a: Quantity, b: Quantity) -> _Amount | None:
     w, words = readings(row), f"{a.label} {b.label}".lower()
+    # "Total FLOP: 137.4 GFLOP" is the work.
+    if re.search(r"(?i)flop\b", a.label) and re.search(r"(?i)flops?$", a.text) and row.kind != "table":
+        return None
     if w is None or _NO_RUN.search(words) or re.search(r"sparse|winograd|strassen|effective", row.words):
         return None
     sized, f = row.size("m") is not None, a.value.mid * b.value.mid / w.work.flops
@@ -80,14 +92,14 @@ def _flops(row: Row, a: Quantity, b: Quantity) -> _Amount | None:
 
 def _bytes(row: Row, a: Quantity, b: Quantity) -> _Amount | None:
     q, text = row.only("bytes"), row.text.lower()
-    if q is None or _HELD.search(q.label.lower()) or re.search(r"nccl|all-?reduce|ranks|gpus", text):
+    told = q and row.kind == "line" and max(q.start, b.start) < a.start and _WRITTEN.search(row.text[: a.start])
+    if q is None or (_HELD.search(q.label.lower()) and not told) or re.search(r"nccl|all-?reduce|ranks|gpus", text):
         return None
     once = _ONE_WAY.search(text)
-    sure = row.kind == "line" and (once or _MOVED.search(text)) and not _NO_RUN.search(a.words)
-    # GB may be GiB on either side.
-    also = (
-        (1.0, 1.0737, 1 / 1.0737) if once else (1.0, 2.0, 0.5, 1.5, 2 / 3, 3.0, 1 / 3, 4.0)
-    )  # each byte may be read and written
+    sure = row.kind == "line" and (once or told or _MOVED.search(text)) and not _NO_RUN.search(a.words)
+    # GB may be GiB on either side, and each byte be read and written.
+    copies = (2.0, 0.5, 3.0, 1 / 3, 4.0, *(() if told else (1.5, 2 / 3)))
+    also = (1.0, 1.0737, 1 / 1.0737, *(() if once else copies))
     return _Amount(q.plain, q.text, (q.line,), also, False, INCONSISTENT if sure else "")
 
 
@@ -127,23 +139,32 @@ def _one(row: Row, a: Quantity, b: Quantity) -> _Amount | None:
 
 def _batch(row: Row, a: Quantity, b: Quantity) -> _Amount | None:
     size, items = row.size("batch"), row.only("items")
-    if _NOT_ALL.search(row.text):
+    # A table of requests is one of several at once, "requests/s" in a record is but a unit.
+    if _NOT_ALL.search(row.text if row.kind == "table" else re.sub("requests ?/", "", row.text)):
         return None
     if items and a.kind == "items_per_s":
         return _Amount(items.value, items.text, (items.line,), (1.0,), True, INCONSISTENT if row.kind == "line" else "")
-    if size is None or (a.kind == "tokens_per_s" and row.size("seq")):
+    if size is None or (a.kind == "tokens_per_s" and (row.size("seq") or (a.value * b.value).mid > 8 * size.value)):
         return None
+    # "A batch of 32 takes 41 ms, so …"
+    said = row.kind == "line" and row.facts.of("batch") and _HENCE.search(row.text)
     several = [n for n in (*row.report.everything.of("gpus"), *_counts(row)) if n > 1]
     also = (1.0, *several, *(n / size.value for n in (1.0, *several)), *(1 / n for n in several if n != size.value))
     own = size.near and row.kind != "table" and not re.search(r"(?i)\b(?:it|iter\w*|steps?|batch\w*)/", a.text)
-    return _Amount(exact(size.value), f"a batch of {size.value:.0f}", (size.line,), also, True, QUESTION if own else "")
+    verdict = INCONSISTENT if said and own else QUESTION if own else ""
+    return _Amount(exact(size.value), f"a batch of {size.value:.0f}", (size.line,), also, True, verdict)
 
 
-def _memory(row: Row, a: Quantity, b: Quantity) -> _Amount | None:
-    """A share of the memory's bandwidth."""
-    if len(row.devices) != 1 or not row.devices[0].memory_bps or not re.search(r"peak|theor|of (?:hbm|max)", b.words):
-        return None
-    return _Amount(exact(row.devices[0].memory_bps), "the memory's peak", (), (), True)
+_HENCE = re.compile(r"(?i)\b(?:i\.e\.|that is|which is)|=|→|batch of [\d,]+ in ")
+_OF_PEAK = re.compile(r"peak|theor|of (?:hbm|max)|\bmfu\b|roof|\bsol\b")
+
+
+def _peaks(row: Row, a: Quantity, b: Quantity) -> _Amount | None:
+    """A share of a peak of the row's GPU, the same one in every row."""
+    if row.of("rate") and row.of("bandwidth"):
+        return None  # of which of the two?
+    known = tuple(x for d in row.devices for x in (peaks_of(d) if a.kind == "rate" else (d.memory_bps or 0.0,)) if x)
+    return _Amount(exact(1.0), "the others' peak", (), known) if known and _OF_PEAK.search(b.words) else None
 
 
 def _none(row: Row, a: Quantity, b: Quantity) -> None:
@@ -152,7 +173,7 @@ def _none(row: Row, a: Quantity, b: Quantity) -> None:
 
 _LAWS = (
     _Law("rate", "rate", "time", _flops),
-    _Law("bandwidth", "bandwidth", "time", _bytes, (1.0, 2.0), any_pair=True),
+    _Law("bandwidth", "bandwidth", "time", _bytes, (1.0, 2.0, 1.0486, 1.0737), any_pair=True),
     _Law("tokens/s", "tokens_per_s", "s_per_token", _one, any_pair=True),
     _Law("tokens/s", "tokens_per_s", "time", _tokens),
     _Law("tokens/s", "tokens_per_s", "s_per_item", _tokens),
@@ -161,7 +182,8 @@ _LAWS = (
     _Law("throughput", "tokens_per_s", "time", _batch),
     _Law("intensity", "rate", "bandwidth", _none, (), True),
     _Law("share", "time", "percent", _none, (), divides=True),
-    _Law("share of peak", "bandwidth", "percent", _memory, divides=True),
+    _Law("share of peak", "bandwidth", "percent", _peaks, (), divides=True),
+    _Law("share of peak", "rate", "percent", _peaks, (), divides=True, any_pair=True),
 )
 
 
@@ -170,7 +192,7 @@ def laws(report: Report) -> Iterator[Finding]:
     for law in _LAWS:
         done: set[int] = set()  # lines that have been judged with their like
         groups = [(cells, False) for grid in report.tables for cells in grid.pairs(law.a, law.b, law.any_pair)]
-        rows = [(part, part.only(law.a), part.only(law.b)) for row in report.rows for part in row.parts()]
+        rows = [(part, part.mean(law.a), part.mean(law.b)) for row in report.rows for part in row.parts()]
         lone = [(r, a, b) for r, a, b in rows if a and b and same_statistic(a.label, b.label)]
         for cells, alone in (*groups, (lone, True)):
             held = [(row, a, b, law.amount(row, a, b)) for row, a, b in cells if not alone or row.line not in done]
@@ -181,18 +203,28 @@ def _judge(law: _Law, cells: list[_Held], alone: bool) -> Generator[Finding, Non
     """Returns the lines that it has judged."""
     known = [h for h in cells if h[3] is not None]
     several = law.amount is not _batch or len({h[3].value.mid for h in known if h[3]}) > 1
-    # Rows without a size, in a table, do the work of the others.
-    unsized = not alone and len(known) < len(cells) and law.amount is not _memory
+    # Rows without a size, in a table, do the work of the others; so do those of the one batch of the report.
+    unsized = not alone and (len(known) < len(cells) or not several) and law.amount is not _peaks
     held = cells if unsized else known
     factors = [law.factor((r, a, b, None if unsized else n)) for r, a, b, n in held]
-    found = odd_ones(factors, () if unsized else law.usual) if several or unsized else None
+    # The work that is stated for all of them is what they keep.
+    stated = {n.value.mid for *_, n in held if n} if unsized else set[float]()
+    usual = () if unsized else law.usual or next((n.also for *_, n in held if n), ())
+    usual = tuple(stated) if len(stated) == 1 else usual
+    found = odd_ones(factors, usual) if several or unsized else None
     if found is not None and len(held) - len(found[1]) < 2 and not (alone or len(held) == 2):
         found = None
     for r in found[1] if found else ():
         _, a, b, n = held[r]
         off = factors[r] / found[0]  # type: ignore[index]
+        if n is not None and not alone and found[0] in stated and len(held) - len(found[1]) > 1:  # type: ignore[index]
+            if off.beyond(1.1) and not any(off.meets(c, 0.04) for c in n.also):
+                yield _broken(law, INCONSISTENT, a, b, n, factors[r] / n.value)
+            continue
         if n is None or unsized:
-            whole = {max(1.0, round(off.mid)), 1 / max(1.0, round(1 / off.mid))}
+            # Twice the work is twice the size, but not twice the intensity.
+            like = law.rule == "intensity" and len({re.sub(r"\d+", "", h[0].label) for h in held}) == 1
+            whole = {1.0} if like else {max(1.0, round(off.mid)), 1 / max(1.0, round(1 / off.mid))}
             if off.beyond(1.4 if law.divides else 1.15) and not any(off.meets(w, 0.04) for w in whole):
                 of = f"{a.text} {'÷' if law.divides else '×'} {b.text}"
                 message = f"{of} is {off.mid:.3g} times that of the other rows: is it of the same work?"
@@ -202,11 +234,12 @@ def _judge(law: _Law, cells: list[_Held], alone: bool) -> Generator[Finding, Non
         plain = found[0] == 1.0 and n.free  # type: ignore[index]
         if alone and not (n.alone and _off(factors[r], n, plain)):
             continue
-        sure = found[0] in law.usual or len(held) - len(found[1]) > 2  # type: ignore[index]
-        if off.beyond(1.1 if sure else FAR) and (plain or not any(off.meets(c, 0.02) for c in n.also)):
-            yield _broken(law, INCONSISTENT, a, b, n, factors[r])
+        sure = found[0] in usual or len(held) - len(found[1]) > 2  # type: ignore[index]
+        other = (factors[r] if law.amount is _peaks else off).meets
+        if off.beyond(1.1 if sure else FAR) and (plain or not any(other(c, 0.02) for c in n.also)):
+            yield _broken(law, INCONSISTENT, a, b, n, off if law.amount is _peaks else factors[r])
     # Where all of them break it alike they count something else, if it is not in the row itself.
-    agree = found is not None and (found[0] in law.usual or law.amount is _flops)
+    agree = found is not None and (found[0] in usual or law.amount is _flops)
     if not agree and (alone or len(held) <= 2) and not unsized:
         for (_, a, b, n), f in zip(held, factors, strict=True):
             if n and n.alone and _off(f, n, False):
@@ -221,5 +254,5 @@ def _off(f: Interval, n: _Amount, plain: bool) -> bool:
 def _broken(law: _Law, verdict: str, a: Quantity, b: Quantity, n: _Amount, f: Interval) -> Finding:
     would, unit = a.value.mid / f.mid, UNIT_OF.get(a.kind, "")
     ask = "" if verdict == INCONSISTENT else ": is this the same run?"
-    message = f"{n.text} in {b.text} is {si(would, unit)}, not {a.text}{ask}"
+    message = f"{n.text} {'at' if law.divides else 'in'} {b.text} is {si(would, unit)}, not {a.text}{ask}"
     return finding(verdict, law.rule, message, a, b, lines=n.lines)

@@ -21,7 +21,9 @@ _OTHER = re.compile(
     r"nvl\d|fabric|generation|supports?|provides?|offers?|up to|\b[48] gpus|aggregat|hbm|memory bandwidth|vram|d2d|"
     r"device to device|all-?reduce"
 )
-_MEASURED = re.compile(r"(?i)measur|achiev|reach|\brun|\bmov|transfer|cop[yi]|\bget|\bsee|tak|took|load|read|show|give")
+_MEASURED = re.compile(
+    r"(?i)measur|achiev|reach|\brun|\bmov|transfer|cop[yi]|\bget|\bsee|tak|took|load|read|show|give|stream|\bat\b|\bis\b"
+)
 _SHARE = re.compile(r"peak|of|util|effic|theor|line rate")
 
 
@@ -37,14 +39,22 @@ def links(report: Report) -> Iterator[Finding]:
             past, near = q.end, own if _LINK.search(own) else f"{row.lead} {row.headings} {own}"
             link = _link(near, row) or _link(f"{row.lead} {own}", row)
             between = re.search(r"(?i)gpu ?\d|p2p", own) and not re.search(r"(?i)nvlink", near)
-            if link is None or between or _OTHER.search(own) or NO_RUN_OF_ONE.search(q.words) or not q.exact:
+            past_all = link and near is not own and q.value.lo > 6 * link[1]
+            if (
+                link is None
+                or between
+                or past_all
+                or _OTHER.search(own)
+                or NO_RUN_OF_ONE.search(q.words)
+                or not q.exact
+            ):
                 continue
             # A paragraph speaks of many things.
-            told = _LINK.search(own) and _MEASURED.search(row.text)
+            told = _LINK.search(own) and (_MEASURED.search(row.text) or row.of("time") or _ONE_WAY.search(own))
             if report.blocks[row.block].kind == "prose" and row.kind == "line" and not told:
                 continue
             name, both = link
-            one_way = _ONE_WAY.search(near) and not re.search(r"(?i)bidi|both dir|duplex", own)
+            one_way = _ONE_WAY.search(near) and not re.search(r"(?i)bidi|both|duplex|together", own)
             limit, ways = (both / 2, "one direction") if one_way else (both, "both directions")
             p = row.only("percent")
             sure = near is own and one_way and name.startswith("PCIe")

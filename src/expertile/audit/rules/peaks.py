@@ -41,6 +41,12 @@ def _peak(device: Device, formats: Iterable[str], sparse: bool = False) -> float
     return twice * max((device.sparse_peak(f) if sparse else None) or generous_peak(device, f) or 0.0 for f in known)
 
 
+def peaks_of(device: Device) -> tuple[float, ...]:
+    """Every peak FLOP/s that anybody may mean: dense, sparse, with the accumulation that is faster."""
+    known = (x for f in DTYPES for x in (device.peak(f), device.sparse_peak(f), generous_peak(device, f)))
+    return tuple(dict.fromkeys(x for x in known if x))
+
+
 def _fastest(row: Row, formats: Iterable[str], sparse: bool) -> tuple[float, Device]:
     """The highest peak of the GPUs that the row may have run on, and whose it is."""
     return max(((_peak(d, formats, sparse), d) for d in row.devices), key=lambda pair: pair[0] * _slack(pair[1]))
@@ -71,7 +77,8 @@ def _one_part(report: Report) -> bool:
 
 def _rate(report: Report, row: Row, q: Quantity, count: float) -> Iterator[Finding]:
     lowest, sparse, stated = q.value.lo / count, "spars" in report.text or "2:4" in report.text, _formats_of(q, row)
-    own = stated or row.stated("formats")
+    whole = report.everything.of("formats")
+    own = stated or row.stated("formats") or (whole if whole in (("bf16",), ("fp16",), ("fp8",)) else ())
     # A row with its own share of a peak was run on a part with another peak.
     share = row.only("percent")
     other = share and share.value.mid <= 1.0 and _SHARE.search(share.words)
@@ -102,15 +109,18 @@ def _formats_of(q: Quantity, row: Row) -> tuple[str, ...]:
 
 def _bandwidth(report: Report, row: Row, q: Quantity, count: float) -> Iterator[Finding]:
     text = f"{q.words} {row.text.lower()}"
+    text = text.replace("effective", "") if _MEMORY.search(text) else text
     device = max(row.devices, key=lambda d: d.memory_bps or 0)
     most = (device.memory_bps or float("inf")) * count
     slack = 1.1 if "GeForce" in device.name else 1.04
-    if q.value.lo <= most * slack or _CACHED.search(f"{text} {row.headings}"):
+    # "… at 5.9 TB/s from HBM" says it of the figure itself.
+    said = re.search(r"\b(?:from|to|of) (?:hbm|dram)|(?:hbm|dram) (?:bandwidth|throughput|traffic)", q.words)
+    if q.value.lo <= most * slack or (not said and _CACHED.search(f"{text} {row.headings}")):
         return
     # So many bytes fit in no cache.
     moved = row.of("bytes") or report.bytes_near(row)
     big = bool(moved) and all(b.value.lo > 4 * max(device.l2_bytes, 2**25) for b in moved)
-    sure = big or (not row.of("bytes") and _MEMORY.search(f"{text} {row.headings}"))
+    sure = big or (not row.of("bytes") and (said or _MEMORY.search(f"{text} {row.headings}")))
     sure = sure and _one_part(report)
     message = f"{q.text} is more than the {si(most, 'B/s')} of {device.name}'s memory"
     ask = "" if sure else ": did the data fit in a cache?"
@@ -165,7 +175,17 @@ def traffic(report: Report) -> Iterator[Finding]:
 
 
 _SHARE = re.compile(r"\bpeak\b|theoretical|roofline|\bmfu\b|speed of light|\bsol\b|of (?:the )?(?:hbm|memory|max)")
-_PEAK = re.compile(r"peak|theoretical|roofline|max(?:imum)?\b|spec|rated|limit|up to|of \(?$|\bof \d")
+_PEAK = re.compile(r"peak(?!s? at|ed)|theoretical|roofline|max(?:imum)?\b|spec|rated|limit|up to|of \(?$|\bof \d")
+
+
+_OF = re.compile(r"(?i)\W*of (?:(?:the|its|a|peak|theoretical|gpu|dense|hbm)\W*)*")
+
+
+def _of(row: Row, p: Quantity, base: Quantity) -> bool:
+    """Whether a sentence says "64 % of 756 TFLOPS"."""
+    if row.kind != "line" or p.end >= base.start or re.match(r"\W*(?:out )?of\b|\W*/", row.text[base.end :]):
+        return False
+    return bool(_OF.fullmatch(row.text[p.end : base.start]))
 
 
 def _sheet(row: Row, q: Quantity) -> bool:
@@ -179,26 +199,38 @@ def shares(report: Report) -> Iterator[Finding]:
     named = [(row, " ".join(row.label.lower().split()[:3])) for row in report.all_rows]
     for kind, unlike in (("rate", "bandwidth"), ("bandwidth", "rate")):
         # A table's row is one of peaks where its first words say so.
-        stated = [q for row, name in named for q in row.of(kind) if _PEAK.search(f"{q.words} {name}") or _sheet(row, q)]
+        stated = [
+            q
+            for row, name in named
+            for q in row.of(kind)
+            if not q.after.startswith("out of")
+            if _PEAK.search(f"{q.words} {name}") or _sheet(row, q) or any(_of(row, p, q) for p in row.of("percent"))
+        ]
         for row in report.all_rows if stated else ():
             here = [s for s in stated if s in row.quantities]
             told = re.compile(rf"{_SHARE.pattern}|efficien") if here else _SHARE
-            percents = [q for q in row.of("percent") if told.search(q.words) and "hfu" not in q.words]
+            percents = [
+                q
+                for q in row.of("percent")
+                if (told.search(q.words) and "hfu" not in q.words) or any(_of(row, q, s) for s in here)
+            ]
             figures = [q for q in row.of(kind) if q.exact and q not in stated]
             if len(percents) != 1 or len(figures) != 1 or not percents[0].exact or not percents[0].value.mid:
                 continue
             if row.of(unlike) or not (here or row.devices):
                 continue
             q, p = figures[0], percents[0]
-            known = [x for d in row.devices for f in DTYPES for x in (d.peak(f), d.sparse_peak(f), generous_peak(d, f))]
-            known = [d.memory_bps for d in row.devices] if kind == "bandwidth" else known
+            known = [x for d in row.devices for x in (peaks_of(d) if kind == "rate" else (d.memory_bps or 0.0,))]
             known = [x for x in known if x and not any(s.value.meets(x, 0.05) for s in here)]
             part, other = q.value / p.value, (*known, *(s.value.mid for s in stated if s not in here))
-            near = any(part.meets(x * n, 0.1) for x in other if x for n in gpu_counts(row))
+            # "88 % of the 1555 GB/s peak" leaves nothing open.
+            near = not any(_of(row, p, s) for s in here) and any(
+                part.meets(x * n, 0.03 if here else 0.1) for x in other if x for n in gpu_counts(row)
+            )
             if (
                 not near
                 and not any((q.plain / p.value).meets(s.plain, 0.05) for s in here)
-                and not any(q.value.meets(s.value) for s in stated)
+                and not any(q.plain.meets(s.plain) for s in stated)
             ):
                 base = (here or stated)[0]
                 share = f"{100 * q.value.mid / base.value.mid:.3g} %"

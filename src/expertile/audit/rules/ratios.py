@@ -77,26 +77,28 @@ def grids(report: Report) -> Iterator[Finding]:
                 yield from _column(grid, index)
 
 
-def _rank(scored: tuple[int, _Hypothesis]) -> tuple[int, bool, bool]:
-    score, h = scored
-    return score, h.direct, h.name.endswith("1x")
-
-
 def _column(grid: Grid, index: int) -> Iterator[Finding]:
     cells = grid.column(index)
     body = [r for r, row in enumerate(grid.rows) if not row.summary]
     targets = {r: q for r in body if (q := cells[r]) is not None and q.exact and q.value.mid > 0}
     # A row whose ratio is 1 is a baseline: that it equals itself confirms nothing.
     ones = [r for r, q in targets.items() if q.value.meets(1.0) and q.value.width < 0.3]
-    telling = [r for r in targets if r not in ones]
-    if not telling:
+    telling = [r for r in targets if r not in ones and targets[r].value.mid != 1]
+    if not telling or (len(telling) > 2 and len({targets[r].text for r in telling}) == 1):
         return
     # So is the one row that has none.
     blank = [r for r in body if cells[r] is None and grid.rows[r].quantities]
     ones = ones or (blank if len(blank) == 1 and len(telling) == len(body) - 1 else [])
-    kinds = tuple(k for k in _TYPED if any(c != index for c in grid.columns(k)))
+    # Times in several units stand in a table without any.
+    bare = ("number",) * bool(re.search(r"(?i)speed|gain", grid.header[index]))
+    kinds = tuple(k for k in (*_TYPED, *bare) if any(c != index for c in grid.columns(k)))
     scored = [(h.score(targets, telling), h) for kind in kinds for h in _hypotheses(grid, kind, index, body, ones)]
-    score, best = max(((s, h) for s, h in scored if s), key=_rank, default=(0, None))
+
+    def rank(scored: tuple[int, _Hypothesis]) -> tuple[int, bool, bool]:
+        score, h = scored
+        return score + 2 * sum(h.fits(r, targets[r], 0.0) for r in telling), h.direct, h.name.endswith("1x")
+
+    score, best = max(((s, h) for s, h in scored if s), key=rank, default=(0, None))
     told = best is not None and (best.direct or best.name.endswith("1x") or targets[telling[0]].kind == "ratio")
     if best is None or (score < 3 and not told):
         return
@@ -197,10 +199,14 @@ _GAINS = (
     r"(?:faster|slower|speed|slow|improve|reduc|less|lower|higher|more|increas|gain|decreas|drop|sav|better|smaller)"
 )
 _OUTCOME, _CHANGE = re.compile(rf"(?i){_GAINS}"), re.compile(rf"(?i)^\W*{_GAINS}")
-_SPEED, _SIZE = re.compile(r"(?i)speed|faster|slower|latency|throughput|\btime"), re.compile(r"(?i)memory|vram|size")
+_SPEED, _SIZE = (
+    re.compile(r"(?i)concurren|speed|faster|slower|latency|throughput|\btime"),
+    re.compile(r"(?i)memory|vram|size"),
+)
 _APART = re.compile(r"(?i)peak|theor|limit|max|\bmin\b|\bp\d\d|std|total|best|worst")
 _PARTIAL = re.compile(r"(?i)sav|differ|delta|reduc|overhead")
 _THAN = re.compile(r"(?i)\b(?:than|over|vs)\b")
+_SPEED_UP = re.compile(r"(?i)\W*(?:overall |total )?speed-?\s?up\W*")
 _LESS = re.compile(r"(?i)drop|reduc|decreas|\bless|lower|sav|\bcut")
 _BY = re.compile(r"(?i)\bby\W*$")
 _NOT_OF = re.compile(
@@ -214,22 +220,35 @@ def sentences(report: Report) -> Iterator[Finding]:
     for row in (*(part for whole in report.rows for part in whole.parts()), *mixed):
         ratios = [q for q in row.of("ratio", "percent") if not _NOT_OF.search(q.words)]
         parts = [q for q in row.of(*_TYPED) if row.kind == "line" or not _PARTIAL.search(q.label)]
-        if len({q.kind for q in parts}) != 1 or len(parts) != 2:
+        by_kind = ([q for q in parts if q.kind == kind] for kind in dict.fromkeys(q.kind for q in parts))
+        pairs = [held for held in by_kind if len(held) == 2]
+        # A record of two variants: its speed-up is of one of their figures.
+        said = [q for q in ratios if row.kind == "record" and len(pairs) > 1 and _SPEED_UP.fullmatch(q.label)]
+        if not said and (len(parts) != 2 or len(pairs) != 1):
             continue
-        a, b = parts
+        # "Memory ratio: 1.71x more per token, 2.05x less in total", "42.8 -> 40.2 s, a 2.6 s reduction (-6 %)"
+        several = row.kind == "record" and any(p.line == q.line and p is not q for p in ratios for q in ratios)
+        if several or (row.kind == "line" and re.search(r"\d ?(?:→|->) ?$", row.text[: parts[0].start])):
+            continue
+        if said and any(follows(said[0], pair, ODD) for x, y in pairs for pair in ((x, y), (y, x))):
+            continue
+        a, b = pairs[0]
         # A ratio of memory is not of the times beside it, nor one of speed of the bytes.
         other = _SPEED if a.kind == "bytes" else _SIZE
         ratios = [q for q in ratios if not other.search(q.after[:16] if row.kind == "line" else q.words)]
         if row.kind != "line":
             ratios = [q for q in ratios if _OUTCOME.search(q.label + row.text * (row.kind == "table"))]
-            if len(ratios) == 1 and not _APART.search(a.label + b.label):
+            if len(ratios) == 1 and not _THAN.search(ratios[0].after) and not _APART.search(a.label + b.label):
                 yield from _two(ratios[0], a, b)
             continue
         before, between = row.text[max(0, a.start - 8) : a.start], row.text[a.end : b.start]
         # Another figure between the two: the ratio is of something else.
         # "12.6 ms, ours 4.2 ms: 3.0x faster"
         close = [q for q in ratios if re.fullmatch(r"\W{1,3}", row.text[b.end : q.start]) and not _THAN.search(q.after)]
+        # "1.9 ms, the unfused one 5.1 ms, which makes it 3.7x faster"
+        last = [q for q in ratios if q is row.quantities[-1] and len(row.quantities) == 3]
         told = _FROM.search(f"{before} {between}") or (close and _OUTCOME.search(close[0].after))
+        told = told or (last and re.match(r"\W*(?:faster|slower|speed)", last[0].after))
         if len(ratios) > 2 or re.search(r"\d", between) or not told:
             continue
         # "as the length grew 4x" is not of the times: a word of gain stands beside the ratio, or the times do.
@@ -240,6 +259,7 @@ def sentences(report: Report) -> Iterator[Finding]:
             if _OUTCOME.search(near[q])
             or _BY.search(row.text[: q.start])
             or re.fullmatch(r"\W+", row.text[b.end : q.start])
+            or (q.kind == "ratio" and len(row.quantities) == 3 and re.search("→|->", between))
         ]
         for q in ratios:
             # "dropped by 60 %" is a change; "to 60 % of it" is a share.

@@ -4,7 +4,8 @@ import re
 from collections.abc import Iterator
 
 from expertile.audit.facts import BITS
-from expertile.audit.finding import IMPOSSIBLE, QUESTION, Finding, finding, si
+from expertile.audit.finding import IMPOSSIBLE, INCONSISTENT, QUESTION, Finding, finding, si
+from expertile.audit.interval import printed
 from expertile.audit.quantity import Quantity
 from expertile.audit.report import Report, Row
 from expertile.audit.rules.peaks import gpu_counts
@@ -13,9 +14,11 @@ from expertile.device import DTYPES
 _MFU = re.compile(r"(?i)\bmfu\b|model flops? utili[sz]ation")
 # Models of which not every parameter is used, or not as often as 6·N says.
 _SPARSE = re.compile(
-    r"(?i)\bmoe\b|mixture|mixtral|\d+x\d+b|a\d+(?:\.\d+)?b\b|lora|frozen|vision|vit\b|diffusion|active|distill|speculat|"
-    r"draft|medusa|eagle|offload|spars|gpt-?oss|deepseek"
+    r"(?i)\bmoe\b|mixture|mixtral|\d+x\d+b|a\d+(?:\.\d+)?b\b|lora|frozen|vision|vit\b|diffusion|active|distill|"
+    r"offload|spars|gpt-?oss|deepseek"
 )
+_DRAFTED = re.compile(r"(?i)speculat|draft|medusa|eagle|lookahead")
+_ABSENT = re.compile(r"(?i)\b(?:no|without) \w+")
 _MODEL = re.compile(r"(?i)(?<![\w.])(\d+(?:\.\d+)?)([bm])\b(?! ?(?:tokens|/s|gpu|rows|elem|param\w* active))")
 
 
@@ -23,7 +26,7 @@ def _parameters(row: Row) -> float | None:
     """The one number of parameters that the row states, or the whole report."""
     for text in (row.text, row.report.text):
         if found := {float(v) * (1e9 if of in "bB" else 1e6) for v, of in _MODEL.findall(text)}:
-            other = _SPARSE.search(re.sub(r"(?i)\b(?:no|without) \w+", "", text))
+            other = any(form.search(_ABSENT.sub("", of)) for form, of in ((_SPARSE, text), (_DRAFTED, row.words)))
             return found.pop() if len(found) == 1 and not other else None
     return None
 
@@ -34,6 +37,9 @@ def mfu(report: Report) -> Iterator[Finding]:
     for row in report.all_rows:
         shares = [q for q in row.of("percent") if _MFU.search(q.words) and q.exact]
         p, q = shares[0] if len(shares) == 1 else None, row.only("tokens_per_s")
+        if p and not q and row.kind == "line":  # the one rate of its paragraph
+            near = [x for r in report.lines_of_text if r.block == row.block for x in r.of("tokens_per_s")]
+            q = near[0] if len(near) == 1 else None
         if p and p.value.lo > 1.0:
             yield finding(IMPOSSIBLE, "MFU", f"an MFU of {p.text} is above 100 %", p)
         n = _parameters(row) if p and q and p.value.mid else None
@@ -64,6 +70,42 @@ def _forward(row: Row, q: Quantity | None) -> Iterator[Finding]:
             message = f"2 · {n / 1e9:.3g} B · {q.text} is {si(2 * n * q.value.mid, 'FLOP/s')}"
             message += f", more than the {si(most, 'FLOP/s')} of {device.name}: on how many GPUs?"
             yield finding(QUESTION, "bound", message, q)
+
+
+_WALL = re.compile(r"(?i)duration|elapsed|wall|total[ _]time|run[ _]?time|benchmark[ _]time")
+_THROUGHPUT = re.compile(r"(?i)throughput|per[ _]sec|/s\b|\b[trq]ps\b")
+_NOT_MEAN = re.compile(
+    r"(?i)peak|max|p\d\d|std|median|per[ _/](?:user|gpu|request|stream)|goodput|ttft|tpot|prefill|decode"
+)
+_NO_COUNT = re.compile(r"/|concurren|max|fail|\brate\b|limit|peak|mean|avg|\bper\b|p\d\d|median")
+_FIELD = re.compile(r"(?m)(?:^|; )\W*([A-Za-z#][^:=;\n]{2,50}?)\s*[:=]\s*([\d,]+)\s*(?=$|;|tokens|requests|prompts)")
+_OF = {"token": r"token|tok\b", "request": r"request|req\b|completed|prompts|successful"}
+
+
+def served(report: Report) -> Iterator[Finding]:
+    """Tokens and requests of one record over its duration; where another rate of the record follows it accuses."""
+    for row in (row for row in report.all_rows if row.kind != "line"):
+        walls = [q for q in row.of("time", "number") if _WALL.search(q.label)]
+        rates = [q for q in row.quantities if _THROUGHPUT.search(q.label) and q not in walls]
+        rates = [q for q in rates if q.exact and q.value.mid and not _NOT_MEAN.search(q.label)]
+        fields = [(label.lower(), printed(n)) for label, n in _FIELD.findall(row.text) if rates]
+        held = {
+            noun: [n for label, n in fields if re.search(form, label) and not _NO_COUNT.search(label)]
+            for noun, form in _OF.items()
+        }
+        held["token"] += [sum(held["token"][1:], held["token"][0])] if len(held["token"]) > 1 else []
+        judged = []
+        for q in rates if len(walls) == 1 else ():
+            noun = "request" if q.kind == "items_per_s" or re.search(_OF["request"], q.label.lower()) else "token"
+            if counts := [n for n in held[noun] if n.mid > 1]:
+                judged.append((q, counts, any((n / walls[0].value).meets(q.value, 0.03) for n in counts)))
+        for q, counts, follows in judged:
+            if not follows and not any((n / walls[0].value).meets(q.value, 0.15) for n in counts):
+                near = min((n / walls[0].value for n in counts), key=lambda x: abs(x.mid / q.value.mid - 1))
+                sure = any(good for *_, good in judged)
+                message = f"the counts in {walls[0].text} are {near.mid:.4g} per s, not {q.text}"
+                ask = "" if sure else ": is this the same run?"
+                yield finding(INCONSISTENT if sure else QUESTION, "throughput", message + ask, q, *walls)
 
 
 def decoding(report: Report) -> Iterator[Finding]:

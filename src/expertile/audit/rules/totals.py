@@ -1,5 +1,6 @@
 """Rows called average, geometric mean or total that do not follow from the rows above them."""
 
+import itertools
 import math
 import re
 import statistics
@@ -7,7 +8,7 @@ from collections.abc import Iterator
 
 from expertile.audit.finding import INCONSISTENT, QUESTION, UNIT_OF, Finding, finding, si
 from expertile.audit.interval import FIT, ODD, Interval
-from expertile.audit.report import Report, Row
+from expertile.audit.report import Grid, Report, Row
 from expertile.audit.units import unit_of_name
 
 _TOTAL = re.compile(r"(?i)\b(?:total|sum)\b")
@@ -26,7 +27,7 @@ def totals(report: Report) -> Iterator[Finding]:
         held: list[Row] = []
         for row in grid.rows if not any(_HIDDEN.search(row.text) for row in grid.rows) else ():
             if row.summary and len(held) > 1 and unit_of_name(row.label) is None:
-                yield from _summary(row, held)
+                yield from _summary(grid, row, held)
                 held = []
             elif not row.summary:
                 held.append(row)
@@ -41,7 +42,15 @@ def _may_be(values: list[Interval], total: bool) -> list[Interval]:
     return [Interval(m * (1 - min(half, 1)), m, m * (1 + half)) for m in found]
 
 
-def _summary(row: Row, body: list[Row]) -> Iterator[Finding]:
+def _of_sums(grid: Grid, body: list[Row]) -> Iterator[Interval]:
+    """The quotients of two columns' sums."""
+    for kind in ("time", "rate", "bandwidth", "tokens_per_s", "items_per_s", "bytes"):
+        columns = ([v.value for row in body if (v := row.figure(c, kind))] for c in grid.columns(kind))
+        sums = [sum(of[1:], of[0]) for of in columns if len(of) == len(body)]
+        yield from (a / b for a, b in itertools.permutations(sums, 2))
+
+
+def _summary(grid: Grid, row: Row, body: list[Row]) -> Iterator[Finding]:
     total = bool(_TOTAL.search(row.label)) and not _MEAN.search(row.label)
     good, odd = 0, []
     for q in row.of(*(_ADDS if total else _AVERAGES)):
@@ -49,12 +58,10 @@ def _summary(row: Row, body: list[Row]) -> Iterator[Finding]:
         if len(values) != len(body) or not q.exact or not q.value.mid or q.text[0] in "+-−":
             continue
         means = _may_be(values, total)
-        # A ratio of the summed columns lies anywhere between the rows'.
-        span = Interval(min(v.lo for v in values), values[0].mid, max(v.hi for v in values))
-        loose = q.kind == "ratio" and "geo" not in row.label.lower() and q.value.meets(span)
+        means[:0] = [*_of_sums(grid, body)] if q.kind == "ratio" and "geo" not in row.label.lower() else []
         good += any(q.value.meets(m, FIT) for m in means)
-        if not loose and not any(q.value.meets(m, ODD) for m in means):
-            odd.append((q, means[-2 if "geo" in row.label.lower() else 0]))
+        if not any(q.value.meets(m, ODD) for m in means):
+            odd.append((q, means[-2 if "geo" in row.label.lower() else -5 if q.kind == "ratio" else 0]))
     for q, m in odd if len(odd) <= max(good, 1) and len(body) > 2 else ():
         span_of = f"the {'sum' if total else 'mean'} of lines {body[0].line}–{body[-1].line}"
         ask = "" if good else ": which rows does it count?"

@@ -42,15 +42,21 @@ def readings(row: Row) -> Reading | None:
 
     if (mnk := sizes("m", "n", "k")) and not _ATTENTION.search(text) and not re.search(r"conv|sparse", row.words):
         return _gemm(mnk, counts)
-    if (bhsd := sizes("batch", "heads", "seq", "head_dim")) and _ATTENTION.search(row.words):
+    words = f"{row.words} {row.lead.lower()}"
+    if (bhsd := sizes("batch", "heads", "seq", "head_dim")) and (
+        _ATTENTION.search(words) or {"batch", "heads", "seq", "head_dim"} <= row.own.keys()
+    ):
         b, h, length, d = (size.value for size in bhsd)
         work = Work(4 * b * h * length**2 * d, 8 * b * h * length * d)
         formula = f"4·{b:.0f}·{h:.0f}·{length:.0f}²·{d:.0f}"
-        return Reading(work, formula, True, all(x.near for x in bhsd), tuple(x.line for x in bhsd), causal=True)
+        full = re.search(r"non-?causal|causal ?[=:] ?(?:false|no|0)\b|no causal", words)
+        return Reading(work, formula, True, all(x.near for x in bhsd), tuple(x.line for x in bhsd), causal=not full)
     if layer := sizes("tokens", "ffn", "hidden"):
         topk = row.size("topk")
         return _gemm(layer, tuple(c * (topk.value if topk else 1) for c in (1, 2, 3)))
-    if not _GEMM.search(row.words) or _NOT_GEMM.search(text):
+    # A column of shapes and another of TFLOPS are products; the rows must confirm it.
+    shaped = row.kind == "table" and row.of("rate") and [len(t) for t in row.facts.of("tuples")] == [3]
+    if not (_GEMM.search(row.words) or shaped) or _NOT_GEMM.search(text):
         return None
     side = row.own.get("size") or (None if {"m", "k"} & row.own.keys() else row.own.get("n")) or row.own.get("m")
     shape = row.stated("tuples")[0] if len(set(row.stated("tuples"))) == 1 else ()

@@ -137,6 +137,10 @@ class BenchSpec:
         """The policies to measure: ("graph", "eager") for "both"."""
         return ("graph", "eager") if self.policy == "both" else (self.policy,)
 
+    def chooses(self, backend: str) -> bool:
+        """Whether a backend of that name is among `include` (empty: all are) and not in `skip`."""
+        return (not self.include or backend in self.include) and backend not in self.skip
+
     def workloads(self) -> tuple[Workload, ...]:
         """The workloads of the presets, then the inline ones; with `only`, those whose names match one of its patterns
         ("wgrad-*"). ValueError for an option no preset takes."""

@@ -17,6 +17,7 @@ from expertile.device import Device
 from expertile.lab import operators
 from expertile.lab.bench import sweeps
 from expertile.lab.ladder.workloads import ladder_workloads
+from expertile.lab.operators import end_to_end
 from expertile.lab.race.operator import Workload
 from expertile.lab.race.routing import Draw, Routing, draw, parse_routing
 from expertile.lab.race.workloads import GroupedWorkload, ragged_m, wgrad
@@ -172,8 +173,8 @@ def _cpu(seed: int = 0) -> list[GroupedWorkload]:
     return out + _route(gradient, parse_routing("skewed"), 256, 2, seed)
 
 
-def _diagnose() -> list[GroupedWorkload]:
-    """No grouped products: its cases are plain ones, measured by `diagnose.diagnose`."""
+def _no_workloads() -> list[GroupedWorkload]:
+    """What `diagnose.diagnose` and `operators.end_to_end.measure` measure themselves."""
     return []
 
 
@@ -209,7 +210,9 @@ _BUILDERS: Mapping[str, Callable[..., list[GroupedWorkload]]] = MappingProxyType
         "skew": sweeps.skew,
         "cpu": _cpu,
         "ladder": ladder_workloads,
-        "diagnose": _diagnose,
+        "diagnose": _no_workloads,
+        end_to_end.TRAIN: _no_workloads,
+        end_to_end.SERVE: _no_workloads,
     }
 )
 

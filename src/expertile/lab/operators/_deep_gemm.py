@@ -46,7 +46,7 @@ def bind(w: Workload, inputs: tuple[Tensor, ...], masked: bool = False) -> Call:
         scale_a = ones
     if masked:
         a, scale_a = a.view(groups, rows // groups, -1), scale_a.reshape(groups, rows // groups, -1)
-    left = (a, deep_gemm.get_mn_major_tma_aligned_tensor(scale_a))
+    left = (a, deep_gemm.get_mn_major_tma_aligned_tensor(scale_a.contiguous()))
     sizes = torch.tensor(products.sizes(w), dtype=torch.int32, device=a.device)
     expected = max(1, round(products.rows(w) / groups))
     live = [(start, size) for start, size in zip(_starts(w, masked), products.sizes(w), strict=True) if size]

@@ -1,8 +1,9 @@
 """scaled_grouped_mm in the lab: e4m3 operands, float32 scales 1×128 for activations and 128×128 for weights, bf16 out.
 
-Inputs: a [M, K], scale_a [M, ceil(K/128)], weights [G, N, K], scale_b [G, ceil(N/128), ceil(K/128)], offs [G]. Bytes
-count both operands, their scales and the result once, weights of groups that have rows. Rivals that take other scales
-are held against the product of what they were given:
+Inputs: a [M, K], scale_a [M, ceil(K/128)], weights [G, N, K], scale_b [G, ceil(N/128), ceil(K/128)], offs [G].
+scale_a lies as `quantize_activations` leaves it: strides (1, 4 · ceil(M / 4)), rows side by side. Bytes count both
+operands, their scales and the result once, weights of groups that have rows. Rivals that take other scales are held
+against the product of what they were given:
 
 - "torch": `torch.nn.functional.scaled_grouped_mm`, one scale for each row; the operands requantised, before timing.
 - "bf16": what one has without quantising, and so counted among the others: our own `grouped_mm` of the dequantised
@@ -30,6 +31,7 @@ from expertile.lab.race.baselines import DENSE
 from expertile.lab.race.operator import Call, Operator, Rival, Workload
 from expertile.ops.grouped_mm.problem import described
 from expertile.ops.quantize.api import quantize_activations, quantize_weights
+from expertile.ops.quantize.launch import scales_like
 from expertile.ops.scaled_grouped_mm.api import scaled_grouped_mm
 from expertile.ops.scaled_grouped_mm.backends import BACKENDS
 from expertile.ops.scaled_grouped_mm.problem import ScaledProblem
@@ -66,13 +68,15 @@ def reference(w: Workload, inputs: Inputs) -> tuple[Tensor, ...]:
 
 @lru_cache(maxsize=1024)
 def problem(w: Workload, kind: str) -> ScaledProblem:
-    """Without tensors: what a call on contiguous operands describes."""
+    """Without tensors: what a call on `make_inputs`' operands describes."""
     m, n, k, groups = products.rows(w), w["n"], w["k"], w["groups"]
     e4m3, device = torch.float8_e4m3fn, torch.device(kind)
 
-    def contiguous(dtype: torch.dtype, *shape: int) -> tuple[Any, ...]:
-        x = torch.empty(shape, dtype=dtype, device="meta")
+    def of(x: Tensor) -> tuple[Any, ...]:
         return (*described(x)[:3], device, True)  # type: ignore[index]
+
+    def contiguous(dtype: torch.dtype, *shape: int) -> tuple[Any, ...]:
+        return of(torch.empty(shape, dtype=dtype, device="meta"))
 
     kb, nb = -(-k // 128), -(-n // 128)
     b = contiguous(e4m3, groups, n, k)
@@ -80,7 +84,7 @@ def problem(w: Workload, kind: str) -> ScaledProblem:
     return ScaledProblem.of_descriptions(
         contiguous(e4m3, m, k),
         b,
-        contiguous(torch.float32, m, kb),
+        of(scales_like(torch.empty(m, k, dtype=e4m3, device="meta"), kb)),
         contiguous(torch.float32, groups, nb, kb),
         contiguous(torch.int32, groups),
         None,

@@ -43,7 +43,7 @@ SECONDS, PEAK_BYTES, MOVED_BYTES, TOKENS_PER_S = METRICS = ("seconds", "peak_byt
 STATUSES = ("ok", "wrong", "refused", "unsupported", "failed")
 POLICIES = ("graph", "eager")
 LIMITERS = ("compute", "memory", "unknown")
-_UNSHOWN = re.compile("tune|auto|moe|moe-(memory|stages|routing)|parallel-.*|traffic|transformers")  # presets
+_UNSHOWN = re.compile("tune|auto|moe|moe-(memory|stages|routing)|parallel-.*|traffic|transformers|end-to-end-.*")
 
 
 @dataclass(frozen=True, kw_only=True)

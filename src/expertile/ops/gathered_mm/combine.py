@@ -19,7 +19,7 @@ import triton
 import triton.language as tl
 
 from expertile.ops.gathered_mm._tiles import column_block
-from expertile.ops.launch.device import FORMULA_DTYPES, on_kernels, supports_pdl, wide
+from expertile.ops.launch.device import FORMULA_DTYPES, on_kernels, supports_pdl, wide, wide_dtype
 from expertile.ops.launch.kernels import launch
 from expertile.ops.launch.pdl import begin
 from expertile.ops.torch_op import define, gradients_of, traced
@@ -188,7 +188,7 @@ def forward(
 
 def formula(y: torch.Tensor, positions: torch.Tensor, weights: torch.Tensor | None) -> torch.Tensor:
     """The sum in plain torch, float32 inside, differentiable any number of times."""
-    total = torch.zeros((positions.shape[0], y.shape[1]), dtype=wide(y[:0]).dtype, device=y.device)
+    total = torch.zeros((positions.shape[0], y.shape[1]), dtype=wide_dtype(y), device=y.device)
     if y.shape[0] == 0:
         return total.to(y.dtype)
     for j in range(positions.shape[1]):
@@ -363,7 +363,7 @@ def _check(y: torch.Tensor, positions: torch.Tensor, weights: torch.Tensor | Non
         raise ValueError(f"y: expected float32, bfloat16, float16 or float64, got {y.dtype}")
     if positions.dtype is not torch.int32:
         raise ValueError(f"positions: expected dtype torch.int32, got {positions.dtype}")
-    if weights is not None and weights.dtype is not (wanted := wide(y[:0]).dtype):
+    if weights is not None and weights.dtype is not (wanted := wide_dtype(y)):
         raise ValueError(f"weights: expected dtype {wanted}, got {weights.dtype}")
     if weights is not None and weights.shape != positions.shape:
         raise ValueError(f"weights: expected shape {list(positions.shape)} as positions has, got {list(weights.shape)}")

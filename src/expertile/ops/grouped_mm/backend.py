@@ -22,6 +22,10 @@ class Operands:
     bias: torch.Tensor | None = None
 
 
+# A second pair of operands, u [M, r] and b [G, r, N], whose product is added to a's and b's.
+Pair = tuple[torch.Tensor, torch.Tensor]
+
+
 def rows_are_tokens(problem: Problem) -> bool:
     """Whether a row of `a` and its row of the result are one token's, so that batch invariance means something."""
     return problem.layout in (Layout.RAGGED_M, Layout.BATCHED)

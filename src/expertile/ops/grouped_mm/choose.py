@@ -82,6 +82,27 @@ def choose_invariant(problem: Problem, device: Device, backends: Sequence[Backen
     )
 
 
+def promising(problem: Problem, device: Device, within: float = 1.3, most: int = 24) -> tuple[Rival, ...]:
+    """What is worth racing on a problem, `auto`'s own choice first.
+
+    Then each backend's default and, where measured neighbours give their times, all configs expected `within` that
+    much of the best; `most` in all. None waits for the GPU, nor tunes itself while it runs, unless `auto` has
+    nothing else."""
+    like = rounded(problem)
+    choice = choose(like, device, quiet=True)
+    able = [b for b in BACKENDS if b.supports(like, device) is None and not synchronises(b, like, device)]
+    rivals = [Rival(b, c) for b in able for c in auto_configs(b, like, device)]
+    table = load_table(device.slug)
+    features = features_of(like)
+    near = [] if table is None else nearest(table.of("graph"), features, NEIGHBOURS)
+    expected = expected_seconds(rivals, features, near, device)
+    least = min((s for s in expected if s is not None), default=0.0)
+    usual = {b.name: Rival(b, auto_configs(b, like, device)[0]) for b in able}
+    timed = [(s, r) for s, r in zip(expected, rivals, strict=True) if s is not None and s <= within * least]
+    ordered = [r for _, r in sorted(timed, key=lambda pair: pair[0])] if timed else rivals
+    return tuple(dict.fromkeys([Rival(choice.backend, choice.config), *usual.values(), *ordered]))[:most]
+
+
 def auto_configs(backend: Backend, problem: Problem, device: Device) -> tuple[Any, ...]:
     """The configs that `auto` may use, the default first: those that do not tune themselves while they run."""
     return tuple(c for c in backend.configs(problem, device) if not getattr(c, "tuned", False))

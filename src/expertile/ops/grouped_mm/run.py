@@ -1,4 +1,6 @@
-"""grouped_mm without autograd: tensors -> Problem -> choose (both once for shapes seen before) -> backend.run."""
+"""grouped_mm without autograd: tensors -> Problem -> choose (both once for shapes seen before) -> backend.run.
+
+With backend="measure" the first call with a problem races the candidates (`ops.measure`) in place of choosing."""
 
 from __future__ import annotations
 
@@ -13,8 +15,9 @@ from expertile.ops.backend import AUTO, Request
 from expertile.ops.backend import device_of as _device
 from expertile.ops.grouped_mm.backend import Backend, Operands
 from expertile.ops.grouped_mm.backends import by_name
-from expertile.ops.grouped_mm.choose import choose, choose_invariant, rounded
+from expertile.ops.grouped_mm.choose import choose, choose_invariant, promising, rounded
 from expertile.ops.grouped_mm.problem import Problem, described, in_standard_form, tf32_allowed
+from expertile.ops.measure import MEASURE, winner
 
 
 def select(problem: Problem, device: Device, request: Request = AUTO) -> tuple[Backend, Any]:
@@ -36,6 +39,12 @@ def forward(
     out: torch.Tensor | None = None,
     accumulate: bool = False,
 ) -> torch.Tensor:
+    if measures := request.backend == MEASURE:
+        if request.config is not None or request.batch_invariant:
+            raise ValueError(
+                "config, batch_invariant: expected None and False with backend='measure', got other values"
+            )
+        request = AUTO
     if request.batch_invariant:
         a = in_standard_form(a)
     if request.config is None and (offs is None or getattr(offs, "is_cuda", False)):
@@ -58,6 +67,14 @@ def forward(
     if offs is not None and not offs.is_contiguous():
         offs = offs.contiguous()
     operands = Operands(a, b, offs, bias)
+    if measures and a.is_cuda:
+        device = _device(a.device.type, a.device.index)
+        fastest = winner(
+            ("grouped_mm", rounded(problem), device),
+            lambda: promising(problem, device),
+            lambda rival: rival.backend.run(problem, operands, rival.config, None),
+        )
+        chosen, config = fastest.backend, fastest.config
     if accumulate and out is not None:
         if chosen.add is None:
             return out.add_(chosen.run(problem, operands, config, None))

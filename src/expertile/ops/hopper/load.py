@@ -9,11 +9,11 @@ from expertile.ops.hopper.tiles import locate, make_plan
 
 
 @gluon.jit
-def produce(p, FILL: gl.constexpr):
+def produce(p, FILL: gl.constexpr, FILL_MORE: gl.constexpr = None):
     """The producer: every tile's stages, in the order in which the consumers take them.
 
     FILL(p, g, row, row_end, col, k0, k_len, k, i, phase) loads stage i with the step that begins at k as soon as the
-    stage is free."""
+    stage is free. FILL_MORE does it for the last p.MORE steps of a tile, k counted anew."""
     plan = make_plan(p)
     i = 0
     phase = 1
@@ -28,9 +28,16 @@ def produce(p, FILL: gl.constexpr):
             # Looked up while the ring is full, not when the tile after this one is due.
             next_g, next_row, next_row_end, next_col, next_k0, next_k_len = locate(p, plan, after)
         i, phase = advance(p, i, phase)
-        for k in range(p.BLOCK_K, k_len, p.BLOCK_K):
+        last = k_len
+        if FILL_MORE is not None:
+            last = k_len - p.MORE * p.BLOCK_K
+        for k in range(p.BLOCK_K, last, p.BLOCK_K):
             FILL(p, g, row, row_end, col, k0, k_len, k, i, phase)
             i, phase = advance(p, i, phase)
+        if FILL_MORE is not None:
+            for m in gl.static_range(p.MORE):
+                FILL_MORE(p, g, row, row_end, col, k0, k_len, m * p.BLOCK_K, i, phase)
+                i, phase = advance(p, i, phase)
         if p.GROUPS_POW2 > 128:
             # The longer plan and two tiles' places would not fit this warp's registers.
             next_g, next_row, next_row_end, next_col, next_k0, next_k_len = locate(p, plan, after)

@@ -79,9 +79,14 @@ def on_kernels(x: torch.Tensor) -> bool:
     return triton.knobs.runtime.interpret
 
 
+def wide_dtype(x: torch.Tensor) -> torch.dtype:
+    """What formulas in plain torch compute in: float32, and float64 for float64."""
+    return torch.float64 if x.dtype is torch.float64 else torch.float32
+
+
 def wide(x: torch.Tensor) -> torch.Tensor:
-    """x in the dtype that formulas in plain torch compute in: float32, and float64 for float64."""
-    return x if x.dtype is torch.float64 else x.float()
+    """x in `wide_dtype`."""
+    return x.to(wide_dtype(x))
 
 
 def supports_pdl(x: torch.Tensor) -> bool:

@@ -45,7 +45,8 @@ ACTIVATE = Config(32, 64, 4)
 BACKWARD = Config(64, 32, 4)
 BACKWARD_WIDE = Config(64, 32, 8)  # ranks from 64 on, of which four warps would spill
 EXPAND = Config(64, 128, 4)
-OUTER = Config(128, 64, 4)
+OUTER = Config(128, 128, 4)
+OUTER_WIDE = Config(128, 64, 4)  # ranks from 64 on
 
 
 def on_device(x: _T) -> bool:
@@ -176,7 +177,7 @@ def outer(
     *,
     weighted: tuple[_T, _T] | None = None,
     last: bool = False,
-    config: Config = OUTER,
+    config: Config | None = None,
 ) -> _T:
     """[E, rank, N], or [E, N, rank] with `last`, in x's dtype. u [R, rank] contiguous; x [T, N]; rows [R] int32, or
     None for x's own; weighted: (slots [R], weights [T, k]) to multiply u's rows by weights.flatten()[slots]."""
@@ -187,6 +188,8 @@ def outer(
         x = x if rows is None else x.index_select(0, rows)
         return grouped_mm(x.t(), u, offs=offs) if last else grouped_mm(u.t(), x, offs=offs)
     x = x if x.stride(1) == 1 else x.contiguous()
+    if config is None:
+        config = OUTER_WIDE if rank >= 64 else OUTER
     out = x.new_empty((groups, columns, rank) if last else (groups, rank, columns))
     by_group, first, second = out.stride()
     slots, weights = (None, None) if weighted is None else weighted
@@ -199,6 +202,22 @@ def outer(
         num_warps=config.num_warps,
     )
     return out
+
+
+def turn(x: _T, to: _T) -> None:
+    """Copy x [E, N, r] into `to` [E, N, rank], each of any strides: ranks that x lacks are zeros, others are left
+    out. On a GPU."""
+    groups, columns, rank = to.shape
+    most = _power(max(rank, x.shape[2]))
+    block_n = max(1, 128 // most)
+    launch(
+        kernels.turn_kernel,
+        -(-groups // 64) * -(-columns // block_n),
+        (x, to),
+        (groups, columns, x.shape[2], rank, *x.stride(), *to.stride()),
+        (most, 64, block_n),
+        num_warps=8,
+    )
 
 
 def _sum(pre: _T, u: _Maybe, b: _Maybe, offs: _T) -> _T:

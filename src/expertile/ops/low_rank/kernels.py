@@ -228,6 +228,37 @@ def expand_kernel(
     tl.store(y_ptr + at, y.to(y_ptr.dtype.element_ty), mask=inside)
 
 
+@triton.jit
+def turn_kernel(
+    from_ptr,
+    to_ptr,
+    groups,
+    N,
+    from_ranks,
+    to_ranks,
+    from_stride_g,
+    from_stride_n,
+    from_stride_r,
+    to_stride_g,
+    to_stride_n,
+    to_stride_r,
+    RANK: tl.constexpr,
+    BLOCK_G: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    """to[g, n, r] = from[g, n, r], or 0 from rank `from_ranks` on: each read and written along its own contiguous
+    dimension, by way of shared memory."""
+    chunks = tl.cdiv(groups, BLOCK_G)
+    g = tl.program_id(0) % chunks * BLOCK_G + tl.arange(0, BLOCK_G)[:, None, None]
+    n = (tl.program_id(0) // chunks * BLOCK_N + tl.arange(0, BLOCK_N))[None, :, None]
+    r = tl.arange(0, RANK)[None, None, :]
+    there = (g < groups) & (n < N)
+    at = g.to(tl.int64) * from_stride_g + n.to(tl.int64) * from_stride_n + r * from_stride_r
+    x = tl.load(from_ptr + at, mask=there & (r < from_ranks), other=0.0)
+    at = g.to(tl.int64) * to_stride_g + n.to(tl.int64) * to_stride_n + r * to_stride_r
+    tl.store(to_ptr + at, x.to(to_ptr.dtype.element_ty), mask=there & (r < to_ranks))
+
+
 @triton.jit(do_not_specialize=["groups"])
 def outer_kernel(
     u_ptr,

@@ -60,7 +60,7 @@ def _rows(x: torch.Tensor, source: str, weight: Optional, eps: float, power_of_t
     if _on_kernels(x):
         return kernels.quantize_rows(x, source, weight, eps, power_of_two)
     made = Fp8Blocks.quantize(_computed(x, source, weight, eps), (1, 128), power_of_two)
-    return made.values, made.scales.contiguous()
+    return made.values, kernels.scales_like(x, made.scales.shape[-1]).copy_(made.scales)
 
 
 def _tokens(
@@ -72,15 +72,11 @@ def _tokens(
         return (*(rows or ()), *turned, ends)
     wide = _computed(x, source, weight, eps)
     made, ends = Fp8Blocks.quantize_tokens(wide, offs, power_of_two)
-    turned = made.values, _column_major(made.scales)
+    turned = made.values, made.scales.t().contiguous().t()
     if not both:
         return (*turned, ends)
     rows_made = Fp8Blocks.quantize(wide, (1, 128), power_of_two)
-    return rows_made.values, _column_major(rows_made.scales), *turned, ends
-
-
-def _column_major(scales: torch.Tensor) -> torch.Tensor:
-    return scales.t().contiguous().t()
+    return rows_made.values, kernels.scales_like(x, rows_made.scales.shape[1]).copy_(rows_made.scales), *turned, ends
 
 
 def _weights(w: torch.Tensor, power_of_two: bool) -> kernels.Quantized:
@@ -103,7 +99,7 @@ def _(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     k = kernels.width(x, source)
     values = x.new_empty((*x.shape[:-1], k), dtype=torch.float8_e4m3fn)
-    return values, x.new_empty((*x.shape[:-1], (k + 127) // 128), dtype=torch.float32)
+    return values, kernels.scales_like(x, (k + 127) // 128)
 
 
 @torch.library.custom_op("expertile::quantize_both", mutates_args=())
@@ -120,8 +116,7 @@ def _(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     k = kernels.width(x, source)
     values = x.new_empty((x.shape[0], k), dtype=torch.float8_e4m3fn)
-    scales = x.new_empty(((k + 127) // 128, x.shape[0]), dtype=torch.float32).t()
-    return values, scales, *_fake_turned(x, offs, k)
+    return values, kernels.scales_like(x, (k + 127) // 128), *_fake_turned(x, offs, k)
 
 
 @torch.library.custom_op("expertile::quantize_tokens", mutates_args=())
@@ -209,11 +204,12 @@ def quantize_activations(x: torch.Tensor, *, offs: Optional = None, power_of_two
         power_of_two: scales rounded up to powers of two.
 
     Returns:
-        `Fp8Blocks` of values [..., K] and scales [..., ceil(K / 128)]. With `offs` a tuple of it, of the transposed
-        copy, values [K, P] and scales [K, P / 128], and of the groups' ends in there, [G] int32: what
-        `Fp8Blocks.quantize_tokens` makes, P = 128 · floor((T + 127 G) / 128), each group begun on a multiple of 128
-        with zeros behind it. Rows past offs[-1] are in the first alone. Scales are column-major then, strides (1, T)
-        and (1, K), as they are made side by side. Not differentiable; never waits for the GPU.
+        `Fp8Blocks` of values [..., K] and scales [..., ceil(K / 128)]. The scales of a block of K lie side by side
+        for all rows R, as products read them: strides of [T, K] are (1, 4 · ceil(T / 4)). With `offs` a tuple of it,
+        of the transposed copy, values [K, P] and scales [K, P / 128] with strides (1, K), and of the groups' ends in
+        there, [G] int32: what `Fp8Blocks.quantize_tokens` makes, P = 128 · floor((T + 127 G) / 128), each group begun
+        on a multiple of 128 with zeros behind it. Rows past offs[-1] are in the first alone. Not differentiable;
+        never waits for the GPU.
 
     A block with a NaN has the scale NaN and all values NaN; one with an infinity the scale infinity, zeros, and NaN
     where the infinity was. Both dequantise to NaN throughout the block.

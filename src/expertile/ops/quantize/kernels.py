@@ -80,6 +80,7 @@ def quantize_rows_kernel(
     k_units,
     x_stride_units,
     chunks,
+    scale_pitch,
     SOURCE: tl.constexpr,
     UNIT: tl.constexpr,
     BLOCK_R: tl.constexpr,
@@ -110,18 +111,19 @@ def quantize_rows_kernel(
     scale = scale_of(tl.max(magnitude(x), 1), POWER)
     values = divided(x, scale[:, None], DIVIDE)
     store(values_ptr + start * K + (rows * K + cols), values, live, cols, K, not EVEN_R, not EVEN_K)
-    store_scales(scales_ptr, scale, row, place, start, R, K, EVEN_R, EVEN_K)
+    row += tile * BLOCK_R
+    store_scales(scales_ptr, scale, row, place, row < R, K, scale_pitch, EVEN_R, EVEN_K)
 
 
 @triton.jit
-def store_scales(scales_ptr, scale, row, place, start, R, K, EVEN_R: tl.constexpr, EVEN_K: tl.constexpr):
-    """Of block `place` of row start + `row`, each."""
-    blocks_of_row = tl.cdiv(K, 128)
-    scales_at = scales_ptr + start * blocks_of_row + (row * blocks_of_row + place)
+def store_scales(scales_ptr, scale, row, place, in_rows, K, pitch, EVEN_R: tl.constexpr, EVEN_K: tl.constexpr):
+    """Of block `place` of each row, beside those of the same block of other rows: programs of neighbouring rows fill
+    L2's sectors together."""
+    scales_at = scales_ptr + (place.to(tl.int64) * pitch + row)
     if EVEN_R and EVEN_K:
         tl.store(scales_at, scale)
     else:
-        tl.store(scales_at, scale, mask=(row < R - start) & (place < blocks_of_row))
+        tl.store(scales_at, scale, mask=in_rows & (place < tl.cdiv(K, 128)))
 
 
 @triton.constexpr_function
@@ -139,6 +141,7 @@ def quantize_norm_kernel(
     R,
     k_units,
     x_stride_units,
+    scale_pitch,
     eps,
     UNIT: tl.constexpr,
     BLOCK_R: tl.constexpr,
@@ -199,7 +202,8 @@ def quantize_norm_kernel(
             scale = scales[i] * rstd
             scale = tl.where(scale < SMALLEST_SCALE, SMALLEST_SCALE, scale)
             scale = tl.where(scales[i] == -1.0, 1.0, scale)
-        store_scales(scales_ptr, scale, row, place, start, R, K, EVEN_R, not past_row(i, PIECES, EVEN_K))
+        to_row, past = start + row, past_row(i, PIECES, EVEN_K)
+        store_scales(scales_ptr, scale, to_row, place, to_row < R, K, scale_pitch, EVEN_R, not past)
 
 
 @triton.jit
@@ -279,6 +283,7 @@ def quantize_tokens_kernel(
         end = R + 0 * start
     blocks_of_row = tl.cdiv(K, 128)
     room = room_blocks * 128
+    pitch = tl.cdiv(R, 4) * 4  # `scales_like`'s
     # Rows of this block from its first on, so that 32 bits hold their places.
     count = end - start
     start = start.to(tl.int64)
@@ -300,7 +305,7 @@ def quantize_tokens_kernel(
                 scale = scale_of(tl.max(magnitude(x), 1), POWER)
                 values = divided(x, scale[:, None], DIVIDE)
                 store(values_ptr + start * K + (rows * K + cols), values, own, cols, K, True, not EVEN_K)
-                tl.store(scales_ptr + tl.full((), 1, tl.int64) * place * R + start + row, scale, mask=row < count)
+                tl.store(scales_ptr + tl.full((), 1, tl.int64) * place * pitch + start + row, scale, mask=row < count)
         if block < room_blocks:
             for j in range(0, 128, BLOCK_C):
                 col = j + tl.arange(0, BLOCK_C)

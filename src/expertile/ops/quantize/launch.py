@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from math import gcd
+from math import gcd, prod
 
 import torch
 import triton
@@ -149,6 +149,16 @@ def width(x: torch.Tensor, source: str) -> int:
     return x.shape[-1] // 2 if source.startswith("swiglu") else x.shape[-1]
 
 
+def scales_like(x: torch.Tensor, blocks: int) -> torch.Tensor:
+    """Room for `blocks` scales of each row of x [..., C]: [..., blocks] float32 on x's device.
+
+    The scales of a block lie side by side for all R rows, which is how products read them. Strides are (1, pitch) if x
+    has two dimensions, pitch = 4 · ceil(R / 4), so that every block's begin on a multiple of 16 bytes."""
+    rows = prod(x.shape[:-1])
+    scales = x.new_empty((blocks, -(-rows // 4) * 4), dtype=torch.float32)[:, :rows].t()
+    return scales if x.dim() == 2 else scales.view(*x.shape[:-1], blocks)
+
+
 def quantize_rows(
     x: torch.Tensor,
     source: str = "plain",
@@ -157,15 +167,15 @@ def quantize_rows(
     power_of_two: bool = False,
     config: RowsConfig | NormConfig | None = None,
 ) -> Quantized:
-    """Launch the 1×128 kernel: values [..., K], scales [..., ceil(K / 128)]."""
+    """Launch the 1×128 kernel: values [..., K], scales [..., ceil(K / 128)] as `scales_like` lays them out."""
     k = width(x, source)
     blocks = -(-k // BLOCK)
     values = torch.empty((*x.shape[:-1], k), dtype=torch.float8_e4m3fn, device=x.device)
-    scales = torch.empty((*x.shape[:-1], blocks), dtype=torch.float32, device=x.device)
+    scales = scales_like(x, blocks)
     if values.numel() == 0:
         return values, scales
     x_rows = _near_rows(x)
-    rows, stride = x_rows.shape[0], x_rows.stride(0)
+    rows, stride, pitch = x_rows.shape[0], x_rows.stride(0), scales.stride(-1)
     if source == "rms_norm" and blocks <= _MOST_HELD:
         itemsize = max(t.element_size() for t in (x, weight) if t is not None)
         norm = config if isinstance(config, NormConfig) else norm_configs(k, itemsize)[0]
@@ -173,14 +183,12 @@ def quantize_rows(
         return values, scales
     config = config if isinstance(config, RowsConfig) else rows_configs(source)[0]
     rstd = _rstd(x_rows, eps) if source == "rms_norm" else None
-    if source in ("plain", "swiglu_interleaved") and k % BLOCK == 0 and stride == x_rows.shape[1]:
-        # Blocks lie side by side whatever row they are of.
-        rows, k, stride, blocks = rows * blocks, BLOCK, stride // blocks, 1
     divide = _divide(x, source, power_of_two)
     if source == "swiglu_interleaved" and x.dtype.itemsize == 2 and stride % 2 == 0 and x_rows.data_ptr() % 4 == 0:
         source = "swiglu_words_bf16" if x.dtype is torch.bfloat16 else "swiglu_words_fp16"
         x_rows, stride = x_rows.view(torch.int32), stride // 2
-    across = gcd(blocks, 16) if blocks % 4 == 0 else min(triton.next_power_of_2(blocks), 8)
+    # Blocks of many rows, so that a program stores neighbouring scales.
+    across = gcd(blocks, 2)
     block_r = max(1, config.blocks // across)
     chunks = -(-blocks // across)
     by = unit(k, stride)
@@ -188,7 +196,7 @@ def quantize_rows(
         quantize_rows_kernel,
         -(-rows // block_r) * chunks,
         (x_rows, weight, rstd, values, scales),
-        (rows, k // by, stride // by, chunks),
+        (rows, k // by, stride // by, chunks, pitch),
         (source, by, block_r, across, rows % block_r == 0, k == chunks * across * BLOCK, power_of_two, divide),
         num_warps=config.num_warps,
     )
@@ -212,7 +220,7 @@ def _quantize_norm(
         quantize_norm_kernel,
         -(-rows // block_r),
         (x_rows, weight, values, scales),
-        (rows, k // by, x_rows.stride(0) // by, eps),
+        (rows, k // by, x_rows.stride(0) // by, scales.stride(-1), eps),
         (by, block_r, across, pieces, rows % block_r == 0, k == pieces * across * BLOCK, power_of_two, _READ),
         num_warps=config.num_warps,
         most_registers=config.most_registers,
@@ -230,7 +238,7 @@ def quantize_tokens(
     config: TokensConfig | StripsConfig | None = None,
 ) -> tuple[Quantized | None, Quantized, torch.Tensor]:
     """Launch the kernel that reads 128 tokens × 128 channels once: (rows as `quantize_rows` makes them if `both`, the
-    transposed copy, its offs). Scales are column-major: [T, blocks] with strides (1, T), [K, blocks] with (1, K)."""
+    transposed copy, its offs). Scales of a block lie side by side there too: [K, blocks] with strides (1, K)."""
     tokens, k, groups = x.shape[0], width(x, source), offs.shape[0]
     blocks, room = -(-k // BLOCK), (tokens + (TOKEN_BLOCK - 1) * groups) // TOKEN_BLOCK
     dtype, device = torch.float8_e4m3fn, x.device
@@ -238,7 +246,7 @@ def quantize_tokens(
     # Scales that a program makes at a time lie side by side: see `quantize_strips_kernel`.
     turned_scales = torch.empty(room, k, dtype=torch.float32, device=device).t()
     values = torch.empty(tokens, k, dtype=dtype, device=device) if both else None
-    scales = torch.empty(blocks, tokens, dtype=torch.float32, device=device).t() if both else None
+    scales = scales_like(x, blocks) if both else None
     # Rows behind the last group are quantised as rows all the same, in blocks of their own.
     token_blocks = (tokens + (TOKEN_BLOCK - 1) * (groups + 1)) // TOKEN_BLOCK if both else room
     rows = None if values is None or scales is None else (values, scales)

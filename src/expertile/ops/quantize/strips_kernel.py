@@ -344,7 +344,8 @@ def quantize_strips_kernel(
             else:
                 largest = gl.max(magnitude(of_rows.load(OF_ROW)), 1)
             scale = block_scale(largest, POWER)
-            gl.store(scales_ptr + gl.to_tensor(place).to(gl.int64) * R + start + row, scale, mask=row < count)
+            pitch = (R + 3) // 4 * 4  # `scales_like`'s
+            gl.store(scales_ptr + gl.to_tensor(place).to(gl.int64) * pitch + start + row, scale, mask=row < count)
             store_factors(factors, scale, 0, DIVIDE)
         if WORDS:
             halves = reinterpret(of_channels, gl.uint16, [128 // TOKENS, 128], of_channels.layout).load(OF_CHANNEL)

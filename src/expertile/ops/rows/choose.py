@@ -17,6 +17,7 @@ from typing import TypeVar
 
 from expertile.ops.launch.device import Machine
 from expertile.ops.rows.config import PORTABLE_CLUSTER, RowConfig
+from expertile.ragged import power_of_two
 
 T = TypeVar("T")
 
@@ -111,11 +112,6 @@ _NORM_BACKWARD_ONE_VECTOR = {
     **_NORM_BACKWARD,
     4096: (RowConfig(1, 4096, 8, 1, 2, 2), RowConfig(2, 4096, 16, 1, 1, 3)),
 }
-
-
-def power_of_two(n: int) -> int:
-    """The smallest power of two that is at least n."""
-    return 1 << max(0, n - 1).bit_length()
 
 
 def cut(length: int, most_pieces: int = 8) -> int:

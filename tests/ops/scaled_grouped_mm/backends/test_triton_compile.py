@@ -29,13 +29,13 @@ CASES = (
 )
 
 
-def _found(case: Case, arch: int, most: int = 99):
-    """(config, resources) of every config for the case, or of the first ones."""
+def _found(case: Case, arch: int, which: slice):
+    """(config, resources) of those configs for the case."""
     device = Device.by_name(DEVICES[arch])
     operands = cases.make(case)
     problem = replace(cases.problem_of(case, operands), device_type="cuda", group_sizes=None)
     assert BACKEND.supports(problem, device) is None
-    for config in BACKEND.configs(problem, device)[:most]:
+    for config in BACKEND.configs(problem, device)[which]:
         with compile_only(arch) as kernels:
             BACKEND.run(problem, operands, config, None)
         (kernel,) = kernels
@@ -46,7 +46,10 @@ def _found(case: Case, arch: int, most: int = 99):
     "case, arch", [(c, a) for c in CASES for a in DEVICES if a == 90 or c.name in ("block", "wgrad")], ids=str
 )
 def test_compiles(case: Case, arch: int) -> None:
-    for config, found in _found(case, arch, 99 if arch == 90 else 2):
+    # On sm_90 one case meets every config, and the others a third each, in turn; other GPUs meet the first two.
+    turn = CASES.index(case)
+    which = slice(2) if arch != 90 else slice(turn % 3, None, 3) if turn else slice(None)
+    for config, found in _found(case, arch, which):
         # Masks of a last group and a bias are kept from step to step: with ptxas 13.4 in memory, outside the products.
         assert found.fits and found.spills <= most_spills(0, 206 if "tail" in case.name else 14), (config, str(found))
         if arch == 90 and config.block_m >= 64:
@@ -58,5 +61,5 @@ def test_compiles(case: Case, arch: int) -> None:
 
 def test_weights_in_the_other_order_compile() -> None:
     """They are slower, and right."""
-    for config, found in _found(Case("kn", M, BLOCK, (64, 64), n=512, k=1024, storage="kn"), 90, most=1):
+    for config, found in _found(Case("kn", M, BLOCK, (64, 64), n=512, k=1024, storage="kn"), 90, slice(1)):
         assert found.fits, (config, str(found))

@@ -30,10 +30,10 @@ H200 = Device.by_name("h200")
 SMALL = {
     "sum": Config(8, 64, 2, 128, 3, group_m=2),
     "weight": Config(16, 64, 2, 256, 2, "weight", slab=32, store_parts=2),
-    "turns": Config(8, 64, 2, 128, 3, "fused", group_m=2, turns=True),
-    "turns-deep": Config(16, 64, 2, 256, 2, "fused", slab=32, store_parts=2, turns=True),
-    "turns-tails": Config(16, 128, 2, 128, 3, "fused", store_parts=2, tails=True, turns=True),
-    "turns-split": Config(8, 64, 2, 128, 2, "fused", split_k=2, turns=True),
+    "ordered": Config(8, 64, 2, 128, 3, "fused", group_m=2, ordered=True),
+    "ordered-deep": Config(16, 64, 2, 256, 2, "fused", slab=32, store_parts=2, ordered=True),
+    "ordered-tails": Config(16, 128, 2, 128, 3, "fused", store_parts=2, tails=True, ordered=True),
+    "ordered-split": Config(8, 64, 2, 128, 2, "fused", split_k=2, ordered=True),
     "fused-four": Config(8, 64, 4, 128, 2, "fused"),
     "four": Config(8, 64, 4, 128, 2, slab=32),
     "split": Config(8, 64, 2, 128, 2, split_k=2),
@@ -42,12 +42,12 @@ SMALL = {
     "tails-weight": Config(32, 64, 2, 256, 2, "weight", slab=32, store_parts=4, tails=True),
 }
 MXFP4 = {
-    "mxfp4": Config(8, 64, 2, 128, 3, "mxfp4", slab=32, group_m=2, turns=True),
+    "mxfp4": Config(8, 64, 2, 128, 3, "mxfp4", slab=32, group_m=2, ordered=True),
     "mxfp4-deep": Config(16, 64, 2, 256, 2, "mxfp4", slab=32, store_parts=2),
-    "mxfp4-tails": Config(16, 128, 2, 128, 3, "mxfp4", slab=32, store_parts=2, tails=True, turns=True),
-    "mxfp4-pairs": Config(8, 64, 2, 128, 3, "mxfp4", slab=64, group_m=2, turns=True),
-    "mxfp4-deep-pairs": Config(16, 64, 2, 256, 2, "mxfp4", slab=64, store_parts=2, turns=True),
-    "mxfp4-split": Config(8, 64, 2, 128, 2, "mxfp4", slab=32, split_k=2, turns=True),
+    "mxfp4-tails": Config(16, 128, 2, 128, 3, "mxfp4", slab=32, store_parts=2, tails=True, ordered=True),
+    "mxfp4-pairs": Config(8, 64, 2, 128, 3, "mxfp4", slab=64, group_m=2, ordered=True),
+    "mxfp4-deep-pairs": Config(16, 64, 2, 256, 2, "mxfp4", slab=64, store_parts=2, ordered=True),
+    "mxfp4-split": Config(8, 64, 2, 128, 2, "mxfp4", slab=32, split_k=2, ordered=True),
 }
 SMALL |= MXFP4
 # Several tiles for each of several programs, and every edge: empty groups, part tiles, rows past the end.
@@ -102,7 +102,7 @@ def test_shared_cases(case: Case) -> None:
     names = ["sum", "weight", "four", "deep", "tails", "tails-weight"]
     _emulate(case, SMALL[names[SHARED.index(case) % len(names)]])
     if not case.zeros and case.dtype is BF16:
-        _emulate(case, SMALL[("turns", "turns-deep", "turns-tails")[SHARED.index(case) % 3]])
+        _emulate(case, SMALL[("ordered", "ordered-deep", "ordered-tails")[SHARED.index(case) % 3]])
 
 
 @pytest.mark.parametrize("dtype", [BF16, FP16], ids=str)
@@ -167,11 +167,11 @@ def test_formats_take_their_own_configs() -> None:
         assert {c.scale == "mxfp4" for c in BACKEND.configs(problem, H200)} == {case.group == "mxfp4"}
 
 
-def test_turns_are_of_two_consumers_that_fuse() -> None:
-    with pytest.raises(ValueError, match="turns: expected two consumers"):
-        Config(16, 64, 4, scale="fused", turns=True)
-    with pytest.raises(ValueError, match='turns: expected .* and scale "fused"'):
-        Config(16, turns=True)
+def test_ordered_is_of_two_consumers_that_fuse() -> None:
+    with pytest.raises(ValueError, match="ordered: expected two consumers"):
+        Config(16, 64, 4, scale="fused", ordered=True)
+    with pytest.raises(ValueError, match='ordered: expected .* and scale "fused"'):
+        Config(16, ordered=True)
 
 
 @pytest.mark.parametrize("case", [Case("z", (3,), 64, 128, zeros=True), Case("h", (3,), 64, 128, dtype=FP16)], ids=str)
@@ -179,11 +179,11 @@ def test_what_cannot_be_fused_is_not(case: Case) -> None:
     operands = cases.make(case)
     problem = cases.problem_of(case, operands)
     with pytest.raises(ValueError, match='scale "fused" takes bfloat16 without zero points'):
-        _gluon_launch.prepared(problem, operands, SMALL["turns"], cases.poisoned_out(case))
+        _gluon_launch.prepared(problem, operands, SMALL["ordered"], cases.poisoned_out(case))
     assert {c.scale for c in BACKEND.configs(problem, H200)} <= {"sum", "weight"}
     per_channel = of_shape(8, 16, 1536, 2048, 2048)
     assert {c.scale for c in BACKEND.configs(per_channel, H200)} <= {"sum", "weight"}
-    assert {(c.scale, c.turns) for c in BACKEND.configs(of_shape(8, 16, 1536, 2048), H200)} == {("fused", True)}
+    assert {(c.scale, c.ordered) for c in BACKEND.configs(of_shape(8, 16, 1536, 2048), H200)} == {("fused", True)}
 
 
 @pytest.mark.parametrize(
@@ -204,10 +204,10 @@ def test_scales_of_any_size_within_the_range(scale: str, number: float) -> None:
     assert torch.equal(out, w.dequantize(BF16)[0].T)
 
 
-@pytest.mark.parametrize("name", ["sum", "weight", "turns"])
+@pytest.mark.parametrize("name", ["sum", "weight", "ordered"])
 def test_scales_behind_the_end_of_k_are_nobody_elses(name: str) -> None:
     """K = 192 fills one and a half stages; the next expert's scales and zeros are NaN."""
-    case = Case("tail", (9, 0), n=72, k=192, group=32, zeros=name != "turns")
+    case = Case("tail", (9, 0), n=72, k=192, group=32, zeros=name != "ordered")
     operands = cases.make(case)
     operands.w.scales[1] = float("nan")
     if operands.w.zeros is not None:
@@ -281,10 +281,10 @@ def test_planted_faults_are_caught(name: str, tmp_path: Path, monkeypatch: pytes
     """Each mutant must fail some case, config and seed: the emulator and the cases can see that fault."""
     (kernel,) = planted([_gluon_kernel.weight_only_mm_kernel], MUTANTS[name], tmp_path, monkeypatch)
     for seed in range(3):
-        for config in ("sum", "weight", "split", "four", "tails", "turns-deep", "mxfp4-deep", "mxfp4-deep-pairs"):
+        for config in ("sum", "weight", "split", "four", "tails", "ordered-deep", "mxfp4-deep", "mxfp4-deep-pairs"):
             few = (_MXFP4,) if config.startswith("mxfp4") else (_TAIL, _BIASED)
             for case in few:
-                if config in ("split", "turns-deep") and case is _TAIL:
+                if config in ("split", "ordered-deep") and case is _TAIL:
                     continue
                 try:
                     _emulate(case, SMALL[config], 1, seed, kernel)
@@ -296,23 +296,23 @@ def test_planted_faults_are_caught(name: str, tmp_path: Path, monkeypatch: pytes
 COMPILED = {
     "mxfp4": (
         Case("cmxfp4", (3,) * 8, n=256, k=512, group="mxfp4"),
-        Config(16, 128, 2, 128, 9, "mxfp4", 32, turns=True),
+        Config(16, 128, 2, 128, 9, "mxfp4", 32, ordered=True),
     ),
     "mxfp4-pairs": (
         Case("cmxfp4-pairs", (1,) * 256, n=256, k=512, group="mxfp4", bias=True),
-        Config(64, 128, 2, 128, 5, "mxfp4", 64, turns=True),
+        Config(64, 128, 2, 128, 5, "mxfp4", 64, ordered=True),
     ),
     "mxfp4-tails": (
         Case("cmxfp4-256", (1,) * 256, n=256, k=512, group="mxfp4", bias=True),
-        Config(64, 128, 2, 128, 5, "mxfp4", 32, store_parts=2, tails=True, turns=True),
+        Config(64, 128, 2, 128, 5, "mxfp4", 32, store_parts=2, tails=True, ordered=True),
     ),
     "mxfp4-deep": (
         Case("cmxfp4-300", (1,) * 300, n=256, k=512, group="mxfp4", dtype=FP16),
-        Config(16, 128, 2, 256, 4, "mxfp4", 32, turns=True),
+        Config(16, 128, 2, 256, 4, "mxfp4", 32, ordered=True),
     ),
     "mxfp4-prefill": (
         Case("cmxfp4-prefill", (1,) * 256, n=256, k=512, group="mxfp4", bias=True),
-        Config(128, 128, 2, 128, 4, "mxfp4", 32, turns=True, store_parts=4),
+        Config(128, 128, 2, 128, 4, "mxfp4", 32, ordered=True, store_parts=4),
     ),
     "decode": (Case("c", (3,) * 8, n=256, k=512), Config(16, 128, 2, 128, 9)),
     "four": (Case("c32z", (3,) * 8, n=256, k=512, group=32, zeros=True), Config(16, 64, 4, 128, 9)),
@@ -321,18 +321,18 @@ COMPILED = {
         Case("ctails", (3,) * 8, n=256, k=512, zeros=True),
         Config(64, 128, 2, 128, 5, store_parts=2, tails=True),
     ),
-    "turns": (Case("cturns", (3,) * 8, n=256, k=512), Config(64, 128, 2, 128, 5, "fused", turns=True)),
-    "turns-deep": (
-        Case("cturns32", (1,) * 300, n=256, k=512, group=32),
-        Config(16, 128, 2, 256, 4, "fused", turns=True),
+    "ordered": (Case("cordered", (3,) * 8, n=256, k=512), Config(64, 128, 2, 128, 5, "fused", ordered=True)),
+    "ordered-deep": (
+        Case("cordered32", (1,) * 300, n=256, k=512, group=32),
+        Config(16, 128, 2, 256, 4, "fused", ordered=True),
     ),
-    "turns-tails": (
-        Case("cturns64", (1,) * 256, n=256, k=512, group=64, bias=True),
-        Config(64, 128, 2, 128, 5, "fused", store_parts=2, tails=True, turns=True),
+    "ordered-tails": (
+        Case("cordered64", (1,) * 256, n=256, k=512, group=64, bias=True),
+        Config(64, 128, 2, 128, 5, "fused", store_parts=2, tails=True, ordered=True),
     ),
-    "turns-prefill": (
-        Case("cturns256", (1,) * 256, n=256, k=512, bias=True),
-        Config(128, 128, 2, 128, 4, "fused", slab=32, turns=True, store_parts=4),
+    "ordered-prefill": (
+        Case("cordered256", (1,) * 256, n=256, k=512, bias=True),
+        Config(128, 128, 2, 128, 4, "fused", slab=32, ordered=True, store_parts=4),
     ),
     "tails-four": (Case("ctails4", (3,) * 8, n=256, k=512), Config(32, 64, 4, 128, 8, store_parts=2, tails=True)),
     "many": (

@@ -38,10 +38,10 @@ RECORDED = (
     (64, Config(128, 64, 2, 128, 5, store_parts=2), 360.1),
     (64, Config(256, 64, 2, 128, 3, "weight", store_parts=8), 599.2),
     # Of another day, on which scales on sums and on weights took 1.04 (16 rows) to 1.14 times as long: divided by that.
-    (16, Config(16, 128, 2, 128, 9, "fused", turns=True), 128.8),
-    (32, Config(32, 128, 2, 128, 8, "fused", turns=True), 145.4),
-    (64, Config(64, 128, 2, 128, 5, "fused", turns=True), 191.5),
-    (128, Config(128, 128, 2, 128, 4, "fused", slab=32, turns=True, store_parts=4), 318.1),
+    (16, Config(16, 128, 2, 128, 9, "fused", ordered=True), 128.8),
+    (32, Config(32, 128, 2, 128, 8, "fused", ordered=True), 145.4),
+    (64, Config(64, 128, 2, 128, 5, "fused", ordered=True), 191.5),
+    (128, Config(128, 128, 2, 128, 4, "fused", slab=32, ordered=True, store_parts=4), 318.1),
 )
 
 

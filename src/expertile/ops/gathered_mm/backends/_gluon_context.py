@@ -11,7 +11,8 @@ class Context:
     """What every partition needs: descriptors, shared memory, the problem, and how it is laid out on the chip.
 
     LAYOUT, G, M, N, K, offs, BLOCK_M, BLOCK_N, GROUP_M and GROUPS_POW2 are what `grouped_mm`'s tile plan reads; queue,
-    queued, tile_counter and DYNAMIC what says which tiles. ROWS: those of a tile that one consumer multiplies.
+    queued, tile_counter and DYNAMIC what says which tiles. ROWS: those of a tile that one consumer multiplies. MORE:
+    steps at the end of K, of BLOCK_K each, whose operands come from more_a_desc and more_b_desc.
     """
 
     a_desc: tma.tensor_descriptor
@@ -19,6 +20,8 @@ class Context:
     out_desc: tma.tensor_descriptor
     pre_desc: tma.tensor_descriptor
     dpre_desc: tma.tensor_descriptor
+    more_a_desc: tma.tensor_descriptor
+    more_b_desc: tma.tensor_descriptor
     a_smem: gl.shared_memory_descriptor
     b_smem: gl.shared_memory_descriptor
     c_smem: gl.shared_memory_descriptor
@@ -62,3 +65,4 @@ class Context:
     DYNAMIC: gl.constexpr
     FENCED: gl.constexpr
     MASKED: gl.constexpr
+    MORE: gl.constexpr

@@ -216,6 +216,8 @@ def gathered_mm_kernel(
     out_desc,
     pre_desc,
     dpre_desc,
+    more_a_desc,
+    more_b_desc,
     a_ptr,
     rows_ptr,
     offs_ptr,
@@ -249,6 +251,7 @@ def gathered_mm_kernel(
     DYNAMIC: gl.constexpr,
     FENCED: gl.constexpr,
     MASKED: gl.constexpr,
+    MORE: gl.constexpr,
     CONSUMER_REGS: gl.constexpr,
     PRODUCER_REGS: gl.constexpr,
     num_warps: gl.constexpr,
@@ -256,8 +259,9 @@ def gathered_mm_kernel(
     """The products of `gathered_mm.problem`. Grid: one program per multiprocessor.
 
     GROUPS_POW2: a power of two >= max(G, 32). a_ptr, A_PITCH: the gathered operand, and the
-    elements between its rows divided by 8. For few rows (MASKED) it is launched as a programmatic dependent: it sets
-    itself up while the kernel before it ends, and lets the one after it do so.
+    elements between its rows divided by 8. K counts the MORE steps of a second pair of operands. For few rows (MASKED)
+    it is launched as a programmatic dependent: it sets itself up while the kernel before it ends, and lets the one
+    after it do so.
     """
     a_smem = gl.allocate_shared_memory(a_desc.dtype, [STAGES] + a_desc.block_type.shape, a_desc.layout)
     b_smem = gl.allocate_shared_memory(b_desc.dtype, [STAGES] + b_desc.block_type.shape, b_desc.layout)
@@ -281,6 +285,8 @@ def gathered_mm_kernel(
         out_desc,
         pre_desc,
         dpre_desc,
+        a_desc if more_a_desc is None else more_a_desc,
+        b_desc if more_b_desc is None else more_b_desc,
         a_smem,
         b_smem,
         c_smem,
@@ -324,6 +330,7 @@ def gathered_mm_kernel(
         DYNAMIC,
         FENCED,
         MASKED,
+        MORE,
     )
     mma_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [num_warps, 1], [16, BLOCK_N, 16])
     gl.warp_specialize(

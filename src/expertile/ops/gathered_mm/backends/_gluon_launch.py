@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -12,6 +13,7 @@ from expertile.ops.gathered_mm.backend import Operands, Outputs
 from expertile.ops.gathered_mm.backends._gluon_kernel import gathered_mm_kernel
 from expertile.ops.gathered_mm.backends._gluon_sums import add_row_sums
 from expertile.ops.gathered_mm.problem import GatherProblem, Product
+from expertile.ops.grouped_mm.backend import Pair
 from expertile.ops.launch.blocks import Blocks, ragged, tile_counter
 from expertile.ops.launch.launch import Launch
 from expertile.ops.launch.versions import FP_FUSION
@@ -42,14 +44,21 @@ def _weights(p: GatherProblem, config: Any) -> Blocks:
     return Blocks((p.groups, p.k, p.n), (expert, k, 1), (1, bk, bn))
 
 
+def _of_rank(p: GatherProblem, rank: int) -> tuple[int, ...]:
+    """Strides of the second pair's b [E, rank, N], laid out as b is."""
+    return (p.n * rank, 1, rank) if p.b_strides[1] == 1 else (p.n * rank, p.n, 1)
+
+
 @lru_cache(maxsize=1024)
-def plan(p: GatherProblem, config: Any, bias_dtype: torch.dtype, programs: int) -> Launch:
-    """The launch of `gathered_mm_kernel` for this problem."""
+def plan(p: GatherProblem, config: Any, bias_dtype: torch.dtype, programs: int, rank: int = 0) -> Launch:
+    """The launch of `gathered_mm_kernel` for this problem, with a second pair of operands of `rank` columns."""
     gated, backward, gathered = p.product is Product.GATED, p.product is Product.BACKWARD, p.gathered != ""
     box = (config.rows, config.block_n // 2 // config.store_parts)
     rows = p.tokens if gathered else p.m
     pitch = p.b_strides[0] if p.gathered == "b" else p.a_strides[0]
     inner = p.intermediate
+    more_a = more_b = None
+    more = -(-rank // config.block_k)
     if p.product is Product.WGRAD:
         # The gathered one's descriptor is not used, but for the shape of its box.
         a = ragged(p.m, p.a_strides[0], (config.block_k, config.block_m))
@@ -58,6 +67,9 @@ def plan(p: GatherProblem, config: Any, bias_dtype: torch.dtype, programs: int) 
     else:
         a = Blocks((rows, p.k), (p.a_strides[0], 1), (config.block_m, config.block_k))
         b = _weights(p, config)
+        if rank:
+            more_a = Blocks((p.m, rank), (rank, 1), a.box)
+            more_b = _weights(replace(p, k=rank, b_strides=_of_rank(p, rank)), config)
         out = pre = ragged(inner, inner, box)
     if backward or (gated and p.save_pre):
         pre = ragged(2 * inner, 2 * inner, box) if p.interleaved else _ragged_halves(inner, 2 * inner, box)
@@ -82,6 +94,7 @@ def plan(p: GatherProblem, config: Any, bias_dtype: torch.dtype, programs: int) 
         "DYNAMIC": config.dynamic,
         "FENCED": config.fenced,
         "MASKED": config.masked,
+        "MORE": more,
         # Three times four warps share 65536 registers, 168 a thread; the first consumer gets what the others leave.
         "CONSUMER_REGS": 208 if gathered else 232,
         "PRODUCER_REGS": 88 if gathered else 40,
@@ -96,36 +109,49 @@ def plan(p: GatherProblem, config: Any, bias_dtype: torch.dtype, programs: int) 
     f32 = torch.float32 if backward else p.dtype
     return Launch(
         gathered_mm_kernel,
-        (a, b, out, pre, pre),
-        (p.dtype,) * 5,
+        (a, b, out, pre, pre, more_a, more_b),
+        (p.dtype,) * 7,
         (p.dtype, i32, i32, bias_dtype, i32, f32, f32, i32),
-        (p.groups, p.m, p.n, p.k, pitch // _VECTOR),
+        (p.groups, p.m, p.n, p.k + more * config.block_k, pitch // _VECTOR),
         tuple(options.items()),
         programs,
     )
 
 
 def prepared(
-    p: GatherProblem, operands: Operands, config: Any, outputs: Outputs, programs: int, sums: torch.Tensor | None = None
+    p: GatherProblem,
+    operands: Operands,
+    config: Any,
+    outputs: Outputs,
+    programs: int,
+    sums: torch.Tensor | None = None,
+    more: Pair | None = None,
 ) -> tuple[Launch, tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]:
     """The launch, the tensors of its descriptors, and those of its pointers (any others for what is absent).
 
-    `sums` [tiles across, R] float32, for BACKWARD: row sums of every column of tiles."""
+    `sums` [tiles across, R] float32, for BACKWARD: row sums of every column of tiles. `more`: see `run`."""
     o = operands
-    made = plan(p, config, p.dtype if o.bias is None else o.bias.dtype, programs)
+    made = plan(
+        p, config, p.dtype if o.bias is None else o.bias.dtype, programs, 0 if more is None else more[0].shape[1]
+    )
+    more_a, more_b = (o.a, o.b) if more is None else more
     rows = o.offs if o.rows is None else o.rows
     counter = tile_counter(config.dynamic, o.offs)
     if p.product is Product.BACKWARD:
         dpre, act_w, _ = outputs
         assert dpre is not None and act_w is not None and sums is not None
         assert o.pre is not None and o.slots is not None and o.weights is not None
-        return made, (o.a, o.b, act_w, o.pre, dpre), (o.a, rows, o.offs, o.a, o.slots, o.weights, sums, counter)
+        return (
+            made,
+            (o.a, o.b, act_w, o.pre, dpre, more_a, more_b),
+            (o.a, rows, o.offs, o.a, o.slots, o.weights, sums, counter),
+        )
     out, pre = outputs if p.product is Product.GATED else (outputs[0], None)
     assert out is not None
     pre = out if pre is None else pre
     bias = o.a if o.bias is None else o.bias
     gathered = o.b if p.gathered == "b" else o.a
-    return made, (o.a, o.b, out, pre, pre), (gathered, rows, o.offs, bias, o.offs, out, out, counter)
+    return made, (o.a, o.b, out, pre, pre, more_a, more_b), (gathered, rows, o.offs, bias, o.offs, out, out, counter)
 
 
 def row_sums(p: GatherProblem, config: Any, like: torch.Tensor) -> torch.Tensor:
@@ -133,11 +159,13 @@ def row_sums(p: GatherProblem, config: Any, like: torch.Tensor) -> torch.Tensor:
     return like.new_empty((-(-p.n // config.block_n), p.m), dtype=torch.float32)
 
 
-def run(p: GatherProblem, operands: Operands, config: Any, outputs: Outputs) -> None:
-    """Queue the kernel on the current stream of the operands' device, and for BACKWARD the sum of its row sums."""
+def run(p: GatherProblem, operands: Operands, config: Any, outputs: Outputs, more: Pair | None = None) -> None:
+    """Queue the kernel on the current stream of the operands' device, and for BACKWARD the sum of its row sums.
+
+    `more`: see `gluon_gather.run`."""
     programs = Device.current(operands.a.device).sm_count
     sums = row_sums(p, config, operands.a) if p.product is Product.BACKWARD else None
-    launch, tensors, pointers = prepared(p, operands, config, outputs, programs, sums)
+    launch, tensors, pointers = prepared(p, operands, config, outputs, programs, sums, more)
     launch.run(operands.a.get_device(), tensors, pointers)
     if sums is None:
         return

@@ -24,14 +24,14 @@ _VECTOR: gl.constexpr = gl.constexpr(8)
 
 
 @gluon.jit
-def _load_b(p, g, col, k, bar, dst):
+def _load_b(p, desc, g, col, k, bar, dst):
     if p.HALVED:
         # Gate columns and the up columns that belong to them: one box of [2, BLOCK_N / 2].
-        tma_load(p.b_desc, [g, 0, col // 2, k], bar, dst)
+        tma_load(desc, [g, 0, col // 2, k], bar, dst)
     elif p.B_K_MAJOR:
-        tma_load(p.b_desc, [g, col, k], bar, dst)
+        tma_load(desc, [g, col, k], bar, dst)
     else:
-        tma_load(p.b_desc, [g, k, col], bar, dst)
+        tma_load(desc, [g, k, col], bar, dst)
 
 
 @gluon.jit
@@ -41,7 +41,7 @@ def fill_in_order(p, g, row, _row_end, col, _k0, _k_len, k, i, phase):
     bar = p.full.index(i)
     mbarrier.expect(bar, p.a_desc.block_type.nbytes + p.b_desc.block_type.nbytes)
     tma_load(p.a_desc, [row, k], bar, p.a_smem.index(i))
-    _load_b(p, g, col, k, bar, p.b_smem.index(i))
+    _load_b(p, p.b_desc, g, col, k, bar, p.b_smem.index(i))
 
 
 @gluon.jit
@@ -66,12 +66,24 @@ def _fill_gathered(p, source, token, g, col, k, left, column, i, phase):
     mbarrier.wait(p.empty.index(i), phase)
     bar = p.full.index(i)
     mbarrier.expect(bar, p.b_desc.block_type.nbytes)
-    _load_b(p, g, col, k, bar, p.b_smem.index(i))
+    _load_b(p, p.b_desc, g, col, k, bar, p.b_smem.index(i))
     a = p.a_smem.index(i).reshape([p.BLOCK_M, p.BLOCK_K])
     inside = gl.expand_dims(column < left, 0)
     if p.MASKED:
         inside = inside & gl.expand_dims(token >= 0, 1)
     cp_async(a, source, mask=inside)
+    async_copy.mbarrier_arrive(bar, increment_count=False)
+
+
+@gluon.jit
+def _fill_more(p, g, row, col, k, i, phase):
+    """Load one stage with the second pair of operands, whose rows stand in order; zeros past its K."""
+    mbarrier.wait(p.empty.index(i), phase)
+    bar = p.full.index(i)
+    mbarrier.expect(bar, p.a_desc.block_type.nbytes + p.b_desc.block_type.nbytes)
+    tma_load(p.more_a_desc, [row, k], bar, p.a_smem.index(i))
+    _load_b(p, p.more_b_desc, g, col, k, bar, p.b_smem.index(i))
+    # The gathering threads copy nothing here, but the barrier counts them.
     async_copy.mbarrier_arrive(bar, increment_count=False)
 
 
@@ -83,7 +95,7 @@ def produce_gathered(p):
     by_row: gl.constexpr = gl.SliceLayout(1, layout)
     column = gl.arange(0, p.BLOCK_K, layout=gl.SliceLayout(0, layout))
     # The pitch comes in vectors, and K is cut to them, so that the compiler knows both to be whole ones.
-    k_len = p.K // _VECTOR * _VECTOR
+    k_len = (p.K - p.MORE * p.BLOCK_K) // _VECTOR * _VECTOR
     plan = make_plan(p)
     i = 0
     phase = 1
@@ -102,6 +114,9 @@ def produce_gathered(p):
         for k in range(p.BLOCK_K, k_len, p.BLOCK_K):
             _fill_gathered(p, source + k, token, g, col, k, k_len - k, column, i, phase)
             i, phase = advance(p, i, phase)
+        for m in gl.static_range(p.MORE):
+            _fill_more(p, g, row, col, m * p.BLOCK_K, i, phase)
+            i, phase = advance(p, i, phase)
         if p.GROUPS_POW2 > 128:
             next_g, next_row, next_row_end, next_col, _k0, _k_len = locate(p, plan, after)
             next_token = _tokens(p, next_row, next_row_end, by_row)
@@ -110,4 +125,6 @@ def produce_gathered(p):
         g = next_g
         col = next_col
         token = next_token
+        if p.MORE > 0:
+            row = next_row
     publish(p, number + 1, plan.total)

@@ -29,6 +29,7 @@ import torch
 from expertile.device import Device
 from expertile.ops.gathered_mm.backend import Backend, Operands, Outputs
 from expertile.ops.gathered_mm.problem import GatherProblem, Product
+from expertile.ops.grouped_mm.backend import Pair
 from expertile.ops.grouped_mm.backends.gluon_hopper import QUEUE_BYTES
 from expertile.ops.hopper.limits import MAX_ROWS
 
@@ -209,15 +210,23 @@ def _decode(problem: GatherProblem, device: Device) -> Config:
     return min(_DECODE, key=columns)  # of equals the first
 
 
-def run(problem: GatherProblem, operands: Operands, config: Config, outputs: Outputs) -> None:
-    """Compute into `outputs` (rows past offs[-1] are left alone); queues a kernel, two for BACKWARD."""
+def takes_more(problem: GatherProblem, config: Config) -> bool:
+    """Whether `run` takes a second pair of operands: rows of a are gathered, and its own start a step of K."""
+    return problem.product is not Product.WGRAD and problem.gathered == "a" and problem.k % config.block_k == 0
+
+
+def run(problem: GatherProblem, operands: Operands, config: Config, outputs: Outputs, more: Pair | None = None) -> None:
+    """Compute into `outputs` (rows past offs[-1] are left alone); queues a kernel, two for BACKWARD.
+
+    `more`: a second pair of operands, u [R, r] with rows in order and b [E, r, N] laid out as b is, r a multiple of 8,
+    both without gaps: u[row] @ b[g] is added to the product, in the same accumulators."""
     if operands.pre is not None and operands.pre.data_ptr() % 16:
         operands = replace(operands, pre=operands.pre.clone())
-    _launch()(problem, operands, config, outputs)
+    _launch()(problem, operands, config, outputs, more)
 
 
 @lru_cache(maxsize=1)
-def _launch() -> Callable[[GatherProblem, Operands, Config, Outputs], None]:
+def _launch() -> Callable[[GatherProblem, Operands, Config, Outputs, Pair | None], None]:
     """Gluon is imported at the first launch: `import expertile` stays quick and works without Triton."""
     from expertile.ops.gathered_mm.backends._gluon_launch import run
 

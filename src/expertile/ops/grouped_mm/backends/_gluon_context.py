@@ -9,11 +9,14 @@ from expertile.ops.hopper.context import context
 @context
 class Context:
     """What every partition needs: descriptors, shared memory, and the problem. `a_boxes` is `a_smem` cut into what one
-    load brings."""
+    load brings. MORE: the steps at the end of K, of BLOCK_K each, whose operands come from more_a_desc and more_b_desc.
+    """
 
     a_desc: tma.tensor_descriptor
     b_desc: tma.tensor_descriptor
     c_desc: tma.tensor_descriptor
+    more_a_desc: tma.tensor_descriptor
+    more_b_desc: tma.tensor_descriptor
     a_boxes: gl.shared_memory_descriptor
     a_smem: gl.shared_memory_descriptor
     b_smem: gl.shared_memory_descriptor
@@ -48,3 +51,4 @@ class Context:
     C_SLOTS: gl.constexpr
     DYNAMIC: gl.constexpr
     ADD: gl.constexpr
+    MORE: gl.constexpr

@@ -25,7 +25,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from expertile.ops.grouped_mm.backends._gluon_context import Context
-from expertile.ops.grouped_mm.backends._gluon_producer import fill
+from expertile.ops.grouped_mm.backends._gluon_producer import fill_first, fill_more
 from expertile.ops.hopper.columns import pieces
 from expertile.ops.hopper.load import produce
 from expertile.ops.hopper.prologue import make_barriers, prefetch_descriptors
@@ -205,7 +205,10 @@ def _consumer(p, CONSUMER: gl.constexpr, mma_layout: gl.constexpr):
 
 @gluon.jit
 def _producer(p):
-    produce(p, fill)
+    if p.MORE > 0:
+        produce(p, fill_first, fill_more)
+    else:
+        produce(p, fill_first)
 
 
 @gluon.jit(
@@ -217,6 +220,8 @@ def grouped_mm_kernel(
     a_desc,
     b_desc,
     c_desc,
+    more_a_desc,
+    more_b_desc,
     offs_ptr,
     bias_ptr,
     tile_counter_ptr,
@@ -242,6 +247,7 @@ def grouped_mm_kernel(
     C_SLOTS: gl.constexpr,
     DYNAMIC: gl.constexpr,
     ADD: gl.constexpr,
+    MORE: gl.constexpr,
     CONSUMER_REGS: gl.constexpr,
     PRODUCER_REGS: gl.constexpr,
     num_warps: gl.constexpr,
@@ -251,6 +257,7 @@ def grouped_mm_kernel(
     GROUPS_POW2: a power of two >= max(G, 32). BLOCK_M = ROWS * CONSUMERS (split) or ROWS (pingpong). A_BOX: rows of a
     that one load brings, ROWS or, for a with 64 elements of K in a row of a box, a divisor of 64 rows.
     tile_counter_ptr: an int32 that is zero, for DYNAMIC. ADD: results are added to the elements of out.
+    K counts the MORE steps of a second pair of operands.
 
     Launched as a programmatic dependent, the kernel sets itself up while the kernel before it ends.
     """
@@ -278,12 +285,13 @@ def grouped_mm_kernel(
     gdc_launch_dependents()
     p = Context(  # type: ignore[call-arg]
         (a_desc, b_desc, c_desc),
+        (a_desc if more_a_desc is None else more_a_desc, b_desc if more_b_desc is None else more_b_desc),
         (a_boxes, a_smem, b_smem, c_smem),
         (full, empty, order, queue, queued),
         (offs_ptr, bias_ptr, tile_counter_ptr),
         (G, M, N, K),
         (LAYOUT, A_K_MAJOR, B_K_MAJOR, HAS_BIAS, GROUPS_POW2, CONSUMERS, ROWS, A_BOX),
-        (BLOCK_M, BLOCK_N, BLOCK_K, STAGES, LAG, GROUP_M, C_PARTS, C_SLOTS, DYNAMIC, ADD),
+        (BLOCK_M, BLOCK_N, BLOCK_K, STAGES, LAG, GROUP_M, C_PARTS, C_SLOTS, DYNAMIC, ADD, MORE),
     )
     mma_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [num_warps, 1], [16, BLOCK_N, 16])
     if CONSUMERS == 2:

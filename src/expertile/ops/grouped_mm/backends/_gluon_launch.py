@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from expertile.device import Device
-from expertile.ops.grouped_mm.backend import Operands
+from expertile.ops.grouped_mm.backend import Operands, Pair
 from expertile.ops.grouped_mm.backends._gluon_kernel import grouped_mm_kernel
 from expertile.ops.grouped_mm.problem import Layout, Problem
 from expertile.ops.launch.blocks import Blocks, ragged, tile_counter
@@ -32,9 +32,10 @@ def _launch(
     bias_dtype: torch.dtype | None,
     device: int,
     add: bool = False,
+    rank: int = 0,
 ) -> Launch:
     """The launch of `grouped_mm_kernel` on GPU number `device` for this problem and an output of those strides, with
-    `add` to add to that."""
+    `add` to add to that, and with a second pair of operands of `rank` columns."""
     rows, bn, bk = config.rows, config.block_n, config.block_k
     part_n = bn // config.store_parts
     a_k_major = p.layout is not Layout.RAGGED_K and p.a_strides[-1] == 1
@@ -48,6 +49,12 @@ def _launch(
         a_shape = (p.m, p.k) if len(p.a_strides) == 2 else (*lead, p.m, p.k)
         a = _plain(a_shape, p.a_strides, (box, bk), not a_k_major)
         b = _plain((*lead, p.k, p.n), p.b_strides, (bk, bn), b_k_major)
+    more_a = more_b = None
+    more = -(-rank // bk)
+    if rank:
+        more_a = _plain((p.m, rank), (rank, 1), (box, bk), False)
+        strides = (p.n * rank, *((1, rank) if b_k_major else (p.n, 1)))
+        more_b = _plain((*lead, rank, p.n), strides, (bk, bn), b_k_major)
     if p.layout is Layout.RAGGED_M:
         c = ragged(p.n, out_strides[0], (rows, part_n))
     else:
@@ -72,6 +79,7 @@ def _launch(
         "C_SLOTS": config.store_slots,
         "DYNAMIC": config.dynamic,
         "ADD": add,
+        "MORE": more,
         # The first consumer gets what the second and the producer leave: as many.
         "CONSUMER_REGS": 232,
         "PRODUCER_REGS": 40,
@@ -84,21 +92,22 @@ def _launch(
     offs_dtype = p.out_dtype if p.layout is Layout.BATCHED else torch.int32
     return Launch(
         grouped_mm_kernel,
-        (a, b, c),
-        (p.dtype, p.dtype, p.out_dtype),
+        (a, b, c, more_a, more_b),
+        (p.dtype, p.dtype, p.out_dtype, p.dtype, p.dtype),
         (offs_dtype, bias_dtype or p.out_dtype, torch.int32),
-        (p.groups, p.m, p.n, p.k),
+        (p.groups, p.m, p.n, p.k + more * bk),
         tuple(options.items()),
         Device.current(torch_device(device)).sm_count,
     )
 
 
 def prepared(
-    p: Problem, operands: Operands, config: Any, out: torch.Tensor, add: bool = False
+    p: Problem, operands: Operands, config: Any, out: torch.Tensor, add: bool = False, more: Pair | None = None
 ) -> tuple[Launch, int, tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]:
     """The launch, and what it runs with: the device, the tensors of its descriptors, and those of its pointers (`out`
-    for what is absent)."""
+    for what is absent). `more`: see `gluon_hopper.run`."""
     offs, bias, device = operands.offs, operands.bias, out.get_device()
-    launch = _launch(p, config, out.stride(), None if bias is None else bias.dtype, device, add)
+    rank, pair = (0, (operands.a, operands.b)) if more is None else (more[0].shape[1], more)
+    launch = _launch(p, config, out.stride(), None if bias is None else bias.dtype, device, add, rank)
     pointers = (out if offs is None else offs, out if bias is None else bias, tile_counter(config.dynamic, out))
-    return launch, device, (operands.a, operands.b, out), pointers
+    return launch, device, (operands.a, operands.b, out, *pair), pointers

@@ -9,32 +9,32 @@ from expertile.ops.launch.versions import tma_load
 
 
 @gluon.jit
-def _load_a(p, g, row, k0, k_len, k, bar, dst, pred):
+def _load_a(p, desc, g, row, k0, k_len, k, bar, dst, pred):
     if p.LAYOUT == "ragged_k":
-        tma_load(p.a_desc, [WRAP, k0 + k_len, WRAP - k_len + k, row], bar, dst, pred)
+        tma_load(desc, [WRAP, k0 + k_len, WRAP - k_len + k, row], bar, dst, pred)
     elif p.LAYOUT == "batched":
         if p.A_K_MAJOR:
-            tma_load(p.a_desc, [g, row, k], bar, dst, pred)
+            tma_load(desc, [g, row, k], bar, dst, pred)
         else:
-            tma_load(p.a_desc, [g, k, row], bar, dst, pred)
+            tma_load(desc, [g, k, row], bar, dst, pred)
     elif p.A_K_MAJOR:
-        tma_load(p.a_desc, [row, k], bar, dst, pred)
+        tma_load(desc, [row, k], bar, dst, pred)
     else:
-        tma_load(p.a_desc, [k, row], bar, dst, pred)
+        tma_load(desc, [k, row], bar, dst, pred)
 
 
 @gluon.jit
-def _load_b(p, g, col, k0, k_len, k, bar, dst):
+def _load_b(p, desc, g, col, k0, k_len, k, bar, dst):
     if p.LAYOUT == "ragged_k":
-        tma_load(p.b_desc, [WRAP, k0 + k_len, WRAP - k_len + k, col], bar, dst)
+        tma_load(desc, [WRAP, k0 + k_len, WRAP - k_len + k, col], bar, dst)
     elif p.B_K_MAJOR:
-        tma_load(p.b_desc, [g, col, k], bar, dst)
+        tma_load(desc, [g, col, k], bar, dst)
     else:
-        tma_load(p.b_desc, [g, k, col], bar, dst)
+        tma_load(desc, [g, k, col], bar, dst)
 
 
 @gluon.jit
-def fill(p, g, row, row_end, col, k0, k_len, k, i, phase):
+def fill(p, a_desc, b_desc, g, row, row_end, col, k0, k_len, k, i, phase):
     """Load one stage as soon as it is free: of `a` the boxes that have rows of the group, at least one.
 
     What the products make of whatever lies in the others' place is not stored.
@@ -51,7 +51,19 @@ def fill(p, g, row, row_end, col, k0, k_len, k, i, phase):
         # Exactly one predicate holds, and the barrier counts one arrival.
         for count in gl.static_range(1, BOXES + 1):
             mbarrier.expect(bar, count * A_BYTES + B_BYTES, pred=boxes == count)
-    _load_a(p, g, row, k0, k_len, k, bar, p.a_boxes.index(i * BOXES), True)
-    _load_b(p, g, col, k0, k_len, k, bar, p.b_smem.index(i))
+    _load_a(p, a_desc, g, row, k0, k_len, k, bar, p.a_boxes.index(i * BOXES), True)
+    _load_b(p, b_desc, g, col, k0, k_len, k, bar, p.b_smem.index(i))
     for s in gl.static_range(1, BOXES):
-        _load_a(p, g, row + s * p.A_BOX, k0, k_len, k, bar, p.a_boxes.index(i * BOXES + s), s < boxes)
+        _load_a(p, a_desc, g, row + s * p.A_BOX, k0, k_len, k, bar, p.a_boxes.index(i * BOXES + s), s < boxes)
+
+
+@gluon.jit
+def fill_first(p, g, row, row_end, col, k0, k_len, k, i, phase):
+    """`fill` with the operands."""
+    fill(p, p.a_desc, p.b_desc, g, row, row_end, col, k0, k_len, k, i, phase)
+
+
+@gluon.jit
+def fill_more(p, g, row, row_end, col, k0, k_len, k, i, phase):
+    """`fill` with the second pair of operands; zeros past its K."""
+    fill(p, p.more_a_desc, p.more_b_desc, g, row, row_end, col, k0, k_len, k, i, phase)

@@ -22,7 +22,7 @@ import torch
 
 from expertile.device import Device
 from expertile.ops.backend import Speed
-from expertile.ops.grouped_mm.backend import Backend, Operands, rows_are_tokens
+from expertile.ops.grouped_mm.backend import Backend, Operands, Pair, rows_are_tokens
 from expertile.ops.grouped_mm.problem import Layout, Problem
 from expertile.ops.grouped_mm.tail import zero_rows
 from expertile.ops.grouped_mm.tiling import load_rows
@@ -324,29 +324,43 @@ def invariant(problem: Problem, device: Device) -> tuple[Config, ...]:
     return configs(problem, device) if rows_are_tokens(problem) else ()
 
 
+def takes_more(problem: Problem, config: Config) -> bool:
+    """Whether `run` takes a second pair of operands: M is ragged, and the second pair starts a step of K."""
+    p = problem
+    return p.layout is Layout.RAGGED_M and _a_inner(p) == 1 and p.k > 0 and p.k % config.block_k == 0
+
+
 def run(
-    problem: Problem, operands: Operands, config: Config, out: torch.Tensor | None, add: bool = False
+    problem: Problem,
+    operands: Operands,
+    config: Config,
+    out: torch.Tensor | None,
+    add: bool = False,
+    more: Pair | None = None,
 ) -> torch.Tensor:
     """Compute into `out` (rows past offs[-1] are left alone; or `add` to it) or a new tensor; queues one kernel, waits
-    for nothing."""
+    for nothing.
+
+    `more`: a second pair of operands, u [M, r] and b [G, r, N] laid out as b is, r a multiple of 8, both without gaps:
+    u @ b[g] is added to the product, in the same accumulators."""
     p = problem
     if out is None:
         out = operands.a.new_empty(p.out_shape, dtype=p.out_dtype)
     elif not storable(out):
         # The copy carries the rows that are to be left alone.
         aligned = out.new_empty(out.shape).copy_(out)
-        return out.copy_(run(p, operands, config, aligned, add))
+        return out.copy_(run(p, operands, config, aligned, add, more))
     if not (p.groups and p.m and p.n):
         return out
     if p.k == 0:
         return out if add else zero_rows(p, operands, out)
-    launch, device, tensors, pointers = _prepared()(p, operands, config, out, add)
+    launch, device, tensors, pointers = _prepared()(p, operands, config, out, add, more)
     launch.run(device, tensors, pointers)
     return out
 
 
 @lru_cache(maxsize=1)
-def _prepared() -> Callable[[Problem, Operands, Config, torch.Tensor, bool], tuple[Any, Any, Any, Any]]:
+def _prepared() -> Callable[..., tuple[Any, Any, Any, Any]]:
     """Gluon is imported at the first launch: `import expertile` stays quick and works without Triton."""
     from expertile.ops.grouped_mm.backends._gluon_launch import prepared
 

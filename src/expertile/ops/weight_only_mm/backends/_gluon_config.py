@@ -32,7 +32,7 @@ class Config:
     store_parts: pieces in which a tile's result leaves.
     tails: a tile that has at most half of its rows is multiplied as half a tile. Takes an even number of store_parts,
         and tiles of at least 16 rows.
-    turns: consumers queue their products by an ordered barrier. Takes two of them, and scale "fused" or "mxfp4".
+    ordered: consumers queue their products by an ordered barrier. Takes two of them, and scale "fused" or "mxfp4".
     """
 
     block_m: int = 16
@@ -46,13 +46,13 @@ class Config:
     split_k: int = 1
     store_parts: int = 1
     tails: bool = False
-    turns: bool = False
+    ordered: bool = False
 
     def __post_init__(self) -> None:
         if self.tails and (self.store_parts % 2 or self.block_m < 16):
             raise ValueError(f"tails: expected an even number of store_parts and block_m from 16, got {self}")
-        if self.turns and (self.consumers != 2 or self.scale not in IN_UNPACKING):
-            raise ValueError(f'turns: expected two consumers and scale "fused" or "mxfp4", got {self}')
+        if self.ordered and (self.consumers != 2 or self.scale not in IN_UNPACKING):
+            raise ValueError(f'ordered: expected two consumers and scale "fused" or "mxfp4", got {self}')
 
     @property
     def format(self) -> str:
@@ -94,16 +94,16 @@ class Config:
 
 
 _FUSED = (
-    Config(8, 128, 2, 128, 10, "fused", turns=True),
-    Config(16, 128, 2, 128, 9, "fused", turns=True),
-    Config(16, 128, 2, 256, 5, "fused", turns=True),
-    Config(16, 64, 2, 256, 8, "fused", turns=True),
-    Config(32, 128, 2, 128, 8, "fused", turns=True),
-    Config(32, 128, 2, 128, 8, "fused", turns=True, store_parts=2, tails=True),
-    Config(64, 128, 2, 128, 5, "fused", turns=True),
-    Config(64, 128, 2, 128, 5, "fused", turns=True, store_parts=2, tails=True),
-    Config(128, 64, 2, 128, 5, "fused", turns=True, store_parts=2),
-    Config(128, 128, 2, 128, 4, "fused", slab=32, turns=True, store_parts=4),
+    Config(8, 128, 2, 128, 10, "fused", ordered=True),
+    Config(16, 128, 2, 128, 9, "fused", ordered=True),
+    Config(16, 128, 2, 256, 5, "fused", ordered=True),
+    Config(16, 64, 2, 256, 8, "fused", ordered=True),
+    Config(32, 128, 2, 128, 8, "fused", ordered=True),
+    Config(32, 128, 2, 128, 8, "fused", ordered=True, store_parts=2, tails=True),
+    Config(64, 128, 2, 128, 5, "fused", ordered=True),
+    Config(64, 128, 2, 128, 5, "fused", ordered=True, store_parts=2, tails=True),
+    Config(128, 64, 2, 128, 5, "fused", ordered=True, store_parts=2),
+    Config(128, 128, 2, 128, 4, "fused", slab=32, ordered=True, store_parts=4),
 )
 _MXFP4 = tuple(replace(tile, scale="mxfp4", slab=slab) for tile in _FUSED for slab in (64, 32) if slab <= tile.slab)
 _UNFUSED = (

@@ -70,7 +70,7 @@ def _launch(
         "SPLIT_K": config.split_k,
         "STORE_PARTS": config.store_parts,
         "TAILS": config.tails,
-        "ORDERED": config.turns,
+        "ORDERED": config.ordered,
         "PAIRS": config.pairs,
         "CONSUMER_REGS": of_consumer,
         "PRODUCER_REGS": of_producer,

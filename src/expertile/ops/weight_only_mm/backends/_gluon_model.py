@@ -128,7 +128,7 @@ def _bytes(problem: WeightOnlyProblem, sizes: tuple[int, ...]) -> float:
 
 def _step_clocks(problem: WeightOnlyProblem, config: Config, block_m: int) -> float:
     """Clocks of one stage with products of block_m rows: of these in the tensor cores, and of the instructions of one
-    scheduler. The longer of the two hides half of the other, and more where consumers take turns."""
+    scheduler. The longer of the two hides half of the other, and more where consumers queue by the ordered barrier."""
     p, c = problem, config
     pieces = c.block_n / 64 * c.block_k / 128  # of 64 x 128 weights
     products = 4.0 * block_m
@@ -144,6 +144,6 @@ def _step_clocks(problem: WeightOnlyProblem, config: Config, block_m: int) -> fl
     of_stage = 200 if c.consumers == 2 else 176
     # Fused scales were timed with bytes that need no permutation, the others before that.
     issued = UNPACKING[c.scale] + zeros + scaling + of_stage / pieces
-    if c.turns:
+    if c.ordered:
         return pieces * (products**1.5 + issued**1.5) ** (2 / 3)
     return pieces * (max(products, issued) + 0.55 * min(products, issued))

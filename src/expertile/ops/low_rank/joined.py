@@ -1,0 +1,127 @@
+"""Products with adapters as one product: x @ W + u @ B with both sums in the same accumulators.
+
+The base's kernel multiplies [x | u] by [W | B]: u [R, r] and B [E, r, N] are more steps of its K, 64 columns each, of
+which those past r are zeros. For r = 16 behind K = 2048 that is 3 % more products, in place of a pass that reads and
+writes the result. The Gluon kernels for sm_90 take such a second pair where K is a multiple of their step; elsewhere
+`product` adds it in a pass of its own, and the others say None.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+from expertile.device import Device
+from expertile.ops.gathered_mm import run as gathered
+from expertile.ops.gathered_mm.backend import Operands as Gathered
+from expertile.ops.gathered_mm.backend import new_outputs
+from expertile.ops.gathered_mm.backends import gluon_gather
+from expertile.ops.gathered_mm.problem import GatherProblem, Product, describe
+from expertile.ops.grouped_mm import run as grouped
+from expertile.ops.grouped_mm.api import grouped_mm
+from expertile.ops.grouped_mm.backend import Operands, Pair
+from expertile.ops.grouped_mm.backends import gluon_hopper
+from expertile.ops.grouped_mm.problem import Problem, described
+from expertile.ops.low_rank.api import expand, on_device
+
+_T = torch.Tensor
+_Maybe = torch.Tensor | None
+
+
+def product(a: _T, b: _T, offs: _T, more: Pair | None, bias: _Maybe = None) -> _T:
+    """[R, N]: a [R, K] @ b[g] + u @ B[g] (+ bias[g]), b [E, K, N], more = (u [R, r] contiguous, B [E, r, N]) or None.
+
+    B is copied unless it is laid out as b is, the same dimension contiguous."""
+    if more is None:
+        return grouped_mm(a, b, offs=offs, bias=bias)
+    if on_device(a) and a.is_cuda:
+        fields = (described(a), described(b), described(offs), None if bias is None else described(bias))
+        found = _grouped(fields, Device.current(a.device))
+        if found is not None:
+            return gluon_hopper.run(found[0], Operands(a, b, offs, bias), found[1], None, more=_laid_out(more, b))
+    u, factor = more
+    return expand(grouped_mm(a, b, offs=offs, bias=bias), u, factor.transpose(1, 2), offs)
+
+
+def gated(
+    x: _T, b: _T, rows: _T, offs: _T, bias: _Maybe, activation: str, interleaved: bool, more: Pair | None
+) -> tuple[_T, _T] | None:
+    """(act = f(pre) [R, I], pre = x[rows] @ b[g] + u @ B[g] (+ bias[g]) [R, 2I]); None where no kernel can."""
+    options = (("activation", activation), ("interleaved", interleaved))
+    made = _gathered(Product.GATED, Gathered(x, b, offs, rows, bias), options, more)
+    return None if made is None else (made[0], made[1])
+
+
+def gated_backward(
+    dy: _T,
+    down: _T,
+    rows: _T,
+    slots: _T,
+    weights: _T,
+    pre: _T,
+    offs: _T,
+    activation: str,
+    interleaved: bool,
+    overwrite_pre: bool,
+    more: Pair | None,
+) -> tuple[_T, _T, _T] | None:
+    """`gated_backward_mm` with a = dy[rows] @ down[g] + v @ A[g], more = (v [R, r], A [E, r, I]); None where no kernel
+    can. down [E, H, I]."""
+    options = (("activation", activation), ("interleaved", interleaved))
+    operands = Gathered(dy, down, offs, rows, None, slots, weights, pre)
+    made = _gathered(Product.BACKWARD, operands, options, more, overwrite_pre)
+    return None if made is None else (made[0], made[1], made[2])
+
+
+def _gathered(
+    product: Product,
+    o: Gathered,
+    options: tuple[tuple[str, Any], ...],
+    more: Pair | None,
+    overwrite_pre: bool = False,
+) -> tuple[Any, ...] | None:
+    if not (on_device(o.a) and o.a.is_cuda):
+        return None
+    tensors = (o.a, o.b, o.offs, o.rows, o.bias, o.slots, o.weights, o.pre)
+    fields = tuple(None if t is None else described(t) for t in tensors)
+    found = _gather(product, fields, options, Device.current(o.a.device))
+    if found is None:
+        return None
+    problem, config = found
+    outputs = new_outputs(problem, o, overwrite_pre)
+    gluon_gather.run(problem, o, config, outputs, None if more is None else _laid_out(more, o.b))
+    return outputs
+
+
+def _laid_out(more: Pair, b: _T) -> Pair:
+    """The second factor as TMA reads it beside b [E, K, N]."""
+    u, factor = more
+    factor = factor.transpose(1, 2).contiguous().transpose(1, 2) if b.stride(1) == 1 else factor.contiguous()
+    return u, factor if factor.data_ptr() % 16 == 0 else factor.clone()
+
+
+@lru_cache(maxsize=1024)
+def _grouped(fields: tuple[Any, ...], device: Device) -> tuple[Problem, Any] | None:
+    """The problem and a config of `gluon_hopper` that takes a second pair, that of `select` if it is one."""
+    a, b, offs, bias = fields
+    problem = Problem.from_descriptions(a, b, offs, bias, None, False)
+    if gluon_hopper.supports(problem, device):
+        return None
+    chosen, config = grouped.select(problem, device)
+    configs = gluon_hopper.configs(problem, device)
+    if chosen is gluon_hopper.BACKEND:
+        configs = (config, *configs)
+    return next(((problem, c) for c in configs if gluon_hopper.takes_more(problem, c)), None)
+
+
+@lru_cache(maxsize=1024)
+def _gather(
+    product: Product, fields: tuple[Any, ...], options: tuple[tuple[str, Any], ...], device: Device
+) -> tuple[GatherProblem, Any] | None:
+    """The problem and `gluon_gather`'s config for it, where that is chosen and takes a second pair."""
+    problem: GatherProblem = describe(product, *fields, **dict(options))
+    chosen, config = gathered.select(problem, device)
+    ours = chosen is gluon_gather.BACKEND and gluon_gather.takes_more(problem, config)
+    return (problem, config) if ours else None

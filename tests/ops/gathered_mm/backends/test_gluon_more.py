@@ -1,0 +1,123 @@
+"""gluon_gather with a second pair of operands, as adapters have: numbers and synchronisation in the emulator, and what
+it compiles to. A case's last columns of K are the second pair's, whose rows stand in order."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+
+from expertile.device import Device
+from expertile.ops.gathered_mm.backends import _gluon_kernel, _gluon_launch, gluon_gather
+from expertile.ops.gathered_mm.backends.gluon_gather import Config
+from tests.ops.gathered_mm import cases
+from tests.ops.gathered_mm.backends.test_gluon_gather import SMALL, SPLIT
+from tests.ops.gathered_mm.cases import BACKWARD, GATED, MM, Case
+from tests.support import aot, gluon_emulator
+from tests.support.fake_driver import compile_only
+from tests.support.mutants import Fault, planted
+
+H200 = Device.by_name("h200")
+CASES = (
+    (Case("halves", GATED, (100, 0, 70, 1, 64), n=104, k=128 + 16, past=9), 16),
+    (Case("interleaved", GATED, (66, 0, 130), n=104, k=64 + 96, interleaved=True, bias=True), 96),
+    (Case("interleaved-kn", GATED, (66, 0, 130), n=72, k=64 + 32, interleaved=True, storage="kn"), 32),
+    (Case("mm", MM, (100, 0, 70, 1), n=136, k=128 + 16, past=3, bias=True, storage="kn"), 16),
+    (Case("backward", BACKWARD, (100, 0, 70, 1), n=136, k=64 + 16, past=9, storage="kn"), 16),
+    (Case("backward-inter", BACKWARD, (70, 3, 130), n=72, k=64 + 16, interleaved=True, activation="geglu"), 16),
+    (Case("many-experts", MM, tuple(g % 3 for g in range(130)), n=64, k=64 + 16), 16),
+)
+
+
+def _split(case: Case, rank: int):
+    """Problem, operands and second pair, the full operands beside them."""
+    _, full = cases.make(case)
+    k = case.k - rank
+
+    def cut(first: int, last: int) -> torch.Tensor:
+        part = full.b[:, first:last]
+        return part.contiguous() if case.storage == "kn" else part.transpose(1, 2).contiguous().transpose(1, 2)
+
+    operands = dataclasses.replace(full, a=full.a[:, :k].contiguous(), b=cut(0, k))
+    u = full.a[full.rows.long(), k:].contiguous()
+    u[sum(case.sizes) :] = float("nan")
+    return cases.problem_of(case, operands), operands, (u, cut(k, case.k)), full
+
+
+def _launch(case: Case, rank: int, config: Config, programs: int):
+    problem, operands, more, full = _split(case, rank)
+    assert gluon_gather.takes_more(problem, config)
+    outputs = cases.poisoned_outputs(problem, operands)
+    sums = None
+    if case.product is BACKWARD:
+        sums = _gluon_launch.row_sums(problem, config, operands.a).fill_(float("nan"))
+    made = _gluon_launch.prepared(problem, operands, config, outputs, programs, sums, more)
+    return made, full, outputs, sums
+
+
+def _emulate(case: Case, rank: int, config: Config, seed: int, kernel=_gluon_kernel.gathered_mm_kernel) -> None:
+    if case.product is BACKWARD:
+        config = dataclasses.replace(config, store_parts=1, store_slots=3)
+    programs = 2 + seed % 2
+    (launch, tensors, pointers), full, outputs, sums = _launch(case, rank, config, programs)
+    gluon_emulator.run(kernel, programs, launch.arguments(tensors, pointers), dict(launch.options), seed)
+    if sums is not None:
+        used = sum(case.sizes)
+        outputs[2].view(-1)[full.slots[:used].long()] = sums[:, :used].sum(0)
+    cases.check(case, full, outputs)
+
+
+@pytest.mark.parametrize("config", (*SMALL, *SPLIT), ids=str)
+@pytest.mark.parametrize("case, rank", CASES, ids=str)
+def test_right_in_any_order(case: Case, rank: int, config: Config) -> None:
+    if case.product is BACKWARD and config.split:
+        pytest.skip("its tiles are not split")
+    _emulate(case, rank, config, seed=config.num_stages)
+
+
+MUTANTS = {
+    "the rows of the tile before": Fault("produce_gathered", "row = next_row"),
+    "copies are not reported": Fault("_fill_more", "async_copy.mbarrier_arrive(...)"),
+    "the stage is not waited for": Fault("_fill_more", "mbarrier.wait(...)"),
+    "its weights come from the first": Fault("_fill_more", "p_.more_b_desc", "p_.b_desc"),
+    "K is gathered to its end": Fault("produce_gathered", "p_.MORE * _", "0"),
+}
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_planted_faults_are_caught(name, tmp_path, monkeypatch) -> None:
+    (kernel,) = planted([_gluon_kernel.gathered_mm_kernel], MUTANTS[name], tmp_path, monkeypatch)
+    with pytest.raises((gluon_emulator.EmulationError, AssertionError, IndexError)):
+        for seed in range(4):
+            _emulate(*CASES[0], SMALL[seed % 2], seed, kernel)
+
+
+def test_what_takes_no_second_pair() -> None:
+    problem, *_ = _split(*CASES[0])
+    assert not gluon_gather.takes_more(dataclasses.replace(problem, k=100), Config())
+    assert not gluon_gather.takes_more(dataclasses.replace(problem, gathered=""), Config())
+
+
+COMPILED = (
+    Case("qwen3-up", GATED, (4,) * 128, n=256, k=256 + 16),
+    Case("gpt-oss-up", GATED, (512,) * 4, n=256, k=128 + 16, interleaved=True, bias=True, activation="gpt_oss"),
+    Case("qwen3-down-gradient", BACKWARD, (4,) * 128, n=256, k=256 + 16, storage="kn"),
+)
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize("case", COMPILED, ids=str)
+def test_compiles(case: Case) -> None:
+    problem, *_ = _split(case, 16)
+    for config in gluon_gather.configs(problem, H200):
+        if config.masked:
+            continue
+        (launch, tensors, pointers), *_ = _launch(case, 16, config, 132)
+        with compile_only(90) as kernels:
+            launch.kernel[(132,)](*launch.arguments(tensors, pointers), **dict(launch.options))
+        used = aot.resources(kernels[0], 90)
+        # As much as without a second pair: `test_gluon_gather` has the limits.
+        allowed = 280 if case.interleaved else 26
+        assert used.fits and used.spills <= allowed and aot.spills_in_loops(kernels[0], "HGMMA") == 0, (config, used)
+        assert aot.ptxas_warnings(used) == [], config
