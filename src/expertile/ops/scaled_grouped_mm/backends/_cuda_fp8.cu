@@ -4,7 +4,8 @@
 // a [128, 128] and b [BLOCK_N, 128] in bytes with the 128-byte swizzle, and the step's scales. A consumer multiplies a
 // stage into `part`, gives the stage back and adds part * scales to `sum` in float32, while the other one multiplies.
 //
-// A tile is stored under the first products of the next one.
+// SKEW: the second consumer begins a tile that many steps after the first, so that one stores its rows under the
+// other's products.
 //
 // In tiles at the right edge consumers multiply as few columns as there are, in multiples of 64. With NARROW_LAST these
 // tiles come after those of full width of all groups, and level out the last wave.
@@ -20,6 +21,7 @@ constexpr u32 A_BOX = 64 * K_STEP, A_BYTES = ROWS * K_STEP, B_BYTES = BLOCK_N * 
 constexpr int LANES = 32;
 static_assert(STAGES <= 8, "steps are written out for so many stages");
 static_assert(!SHARE_A || CONSUMERS == 2, "each block of a cluster loads the rows of one consumer for both");
+static_assert(!SKEW || CONSUMERS == 2, "one consumer waits for the other");
 static_assert(BLOCK_N % GRAIN == 0, "scales of b change every 128 columns, tiles begin on multiples of BLOCK_N");
 
 struct alignas(64) TensorMap { char opaque[128]; };
@@ -60,6 +62,9 @@ __device__ __forceinline__ void barrier_arrive_at(u32 bar, int rank) {
 __device__ __forceinline__ void barrier_expect(u32 bar, u32 bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"(bytes) : "memory");
 }
+
+__device__ __forceinline__ void named_sync(int id) { asm volatile("bar.sync %0, 256;" ::"r"(id) : "memory"); }
+__device__ __forceinline__ void named_arrive(int id) { asm volatile("bar.arrive %0, 256;" ::"r"(id) : "memory"); }
 
 // ---- copies ----
 
@@ -123,7 +128,8 @@ __device__ __forceinline__ Tile locate(int t, int full, int n_full, int rest, in
   const int q = within / across;
   int g = 0;
   for (int base = 0; base < G; base += LANES) {
-    const unsigned before = __ballot_sync(0xffffffffu, base + lane < G && row_tiles[min(base + lane, G - 1)] <= q);
+    const int at = base + lane;
+    const unsigned before = __ballot_sync(0xffffffffu, at < G && row_tiles[at < G ? at : 0] <= q);
     g += __popc(before);
     if (before != 0xffffffffu) break;
   }
@@ -213,57 +219,52 @@ struct Steps {
   const Shared& s;
   Ring& ring;
   u32 a, b, at_a;
-  int steps;
+  int part_no, step, steps;
+  bool skewed;
 };
 
-// Queue the products of stage STAGE: part = a_stage . b_stage.
+// One step, from stage STAGE: sum += (a_stage . b_stage) * scales. Whether it was the tile's last.
 template <int WIDTH, int STAGE>
-__device__ __forceinline__ void queue_products(float* part, const Steps& t) {
-  constexpr int A = STAGE * A_BYTES / 16, B = STAGE * B_BYTES / 16;
+__device__ __forceinline__ bool multiply_step(float* sum, float* part, Steps& t) {
+  constexpr int NEXT = (STAGE + 1) % STAGES;
+  Scales<WIDTH> scales;
+  scales.load(t.at_a, t.s.scale_b, STAGE);
   hold<WIDTH / 2>(part);
   asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+  constexpr int A = STAGE * A_BYTES / 16, B = STAGE * B_BYTES / 16;
   multiply<A, B, 0>(Columns<WIDTH>(), part, t.a, t.b);
   multiply<A + 2, B + 2, 1>(Columns<WIDTH>(), part, t.a, t.b);
   multiply<A + 4, B + 4, 1>(Columns<WIDTH>(), part, t.a, t.b);
   multiply<A + 6, B + 6, 1>(Columns<WIDTH>(), part, t.a, t.b);
   asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
-}
-
-template <int WIDTH>
-__device__ __forceinline__ void await_products(float* part) {
+  t.ring.passed(STAGE);
+  const u32 next_parity = t.ring.parity(NEXT);
+  t.step++;
   asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
   hold<WIDTH / 2>(part);
-}
-
-// sum += the products of stage STAGE by their scales, and the next stage's products, unless that was the tile's last:
-// then true.
-template <int WIDTH, int STAGE>
-__device__ __forceinline__ bool promote_step(float* sum, float* part, Scales<WIDTH>& scales, int& step, const Steps& t) {
-  constexpr int NEXT = (STAGE + 1) % STAGES;
   t.s.give_back(STAGE);
+  if (SKEW && STAGE == SKEW - 1 && t.part_no == 0 && t.skewed && t.step == SKEW) named_arrive(1);
   // Nothing but the products shall stand behind the promotion: the next stage is looked at before.
-  const u32 next_parity = t.ring.parity(NEXT);
   const bool ready = barrier_passed(t.s.full + NEXT * 8, next_parity);
   scales.promote(sum, part);
-  if (++step == t.steps) return true;
+  if (t.step == t.steps) return true;
   if (!ready) barrier_wait(t.s.full + NEXT * 8, next_parity);
-  queue_products<WIDTH, NEXT>(part, t);
-  scales.load(t.at_a, t.s.scale_b, NEXT);
-  t.ring.passed(NEXT);
-  await_products<WIDTH>(part);
   return false;
 }
 
-// The steps of a tile of WIDTH columns; the first one's products are there.
+// One tile of WIDTH columns. row: this thread's first row in the tile.
 template <int WIDTH>
-__device__ __forceinline__ void multiply_tile(float* sum, float* part, const Steps& t) {
-  Scales<WIDTH> scales;
-  scales.load(t.at_a, t.s.scale_b, 0);
-  int step = 0;
+__device__ __forceinline__ void multiply_tile(float* sum, Ring& ring, const Shared& s, int steps, int part_no, int row,
+                                              bool skewed) {
+  float part[WIDTH / 2];
+#pragma unroll
+  for (int i = 0; i < WIDTH / 2; i++) sum[i] = 0.0f;
+  if (SKEW && part_no == 1 && skewed) named_sync(1);
+  Steps t{s, ring, low_word(s.a + part_no * A_BOX), low_word(s.b), s.scale_a + row * 4, part_no, 0, steps, skewed};
   // Written out, because compilers do not unroll loops that end in the middle.
-#define STEP(i)                                                                \
-  if constexpr (i < STAGES)                                                    \
-    if (promote_step<WIDTH, i % STAGES>(sum, part, scales, step, t)) break;
+#define STEP(i)                                                    \
+  if constexpr (i < STAGES)                                        \
+    if (multiply_step<WIDTH, i % STAGES>(sum, part, t)) break;
   for (;;) {
     STEP(0) STEP(1) STEP(2) STEP(3) STEP(4) STEP(5) STEP(6) STEP(7)
   }
@@ -295,24 +296,38 @@ __device__ __forceinline__ void transpose(u32 (&x)[4], int q) {
   }
 }
 
-// Rows of the group and columns of the tile that exist, 64 bytes of each row at a time, straight from registers; without
-// branches, which would stand among products in flight.
-__device__ __forceinline__ void store(const u32* sum, char* out, long long pitch, int row, const Tile& tile, int N) {
-  const int q = threadIdx.x % 4, end = min(N, tile.col + tile.width);
-  char* at = out + (tile.row + row) * pitch + (tile.col + q * 8) * 2;
+// Rows of the group, columns that exist: 64 bytes of each row at a time, straight from registers.
+template <int WIDTH>
+__device__ __forceinline__ void store_tile(const float* sum, char* out, long long pitch, int row, int row_end, int col,
+                                           int N) {
+  const int q = threadIdx.x % 4;
 #pragma unroll
   for (int half = 0; half < 2; half++) {
+    const bool mine = row + half * 8 < row_end;
+    char* at = out + (row + half * 8) * pitch;
 #pragma unroll
-    for (int block = 0; block < BLOCK_N / 32; block++) {
+    for (int block = 0; block < WIDTH / 32; block++) {
       u32 x[4];
 #pragma unroll
-      for (int i = 0; i < 4; i++) x[i] = sum[(block * 4 + i) * 2 + half];
+      for (int i = 0; i < 4; i++) {
+        const int j = (block * 4 + i) * 4 + half * 2;
+        x[i] = packed(sum[j], sum[j + 1]);
+      }
       transpose(x, q);
-      const bool exists = tile.row + row + half * 8 < tile.row_end && tile.col + block * 32 + q * 8 < end;
-      asm volatile("{ .reg .pred p; setp.ne.b32 p, %5, 0; @p st.global.v4.b32 [%0], {%1, %2, %3, %4}; }" ::"l"(
-                       at + half * 8 * pitch + block * 64), "r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3]), "r"((int)exists) : "memory");
+      const int c = col + block * 32 + q * 8;
+      if (mine && c < N)
+        asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(at + c * 2), "r"(x[0]), "r"(x[1]), "r"(x[2]),
+                     "r"(x[3]) : "memory");
     }
   }
+}
+
+template <int WIDTH>
+__device__ __forceinline__ void compute(Ring& ring, const Shared& s, int steps, int part_no, int row,
+                                        bool skewed, const Tile& tile, char* out, long long pitch, int N) {
+  float sum[WIDTH / 2];
+  multiply_tile<WIDTH>(sum, ring, s, steps, part_no, row, skewed);
+  store_tile<WIDTH>(sum, out, pitch, tile.row + row, tile.row_end, tile.col, N);
 }
 
 extern "C" __global__ void __launch_bounds__(128 * (CONSUMERS + 1), 1)
@@ -431,16 +446,10 @@ scaled_grouped_mm(const __grid_constant__ TensorMap a_map, const __grid_constant
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(CONSUMERS == 2 ? 232 : 152));
     ring.phases = 0;
     const int row = warp * 16 + lane / 4;
-    const Steps todo{s, ring, low_word(s.a + group * A_BOX), low_word(s.b), s.scale_a + row * 4, steps};
-    float part[BLOCK_N / 2];
-    u32 result[BLOCK_N / 4];
-    Tile done;  // whose result is not stored yet
-    done.row = done.row_end = done.col = done.width = 0;
-#pragma unroll
-    for (int i = 0; i < BLOCK_N / 4; i++) result[i] = 0;
     for (int t = first_unit; t < total; t += stride) {
       barrier_wait(s.full, ring.parity(0));
       const Tile tile = received(s.tile);
+      const bool both = tile.row + 64 < tile.row_end;
       if (tile.row + group * 64 >= tile.row_end) {
         for (int step = 0, stage = 0; step < steps; step++) {
           barrier_wait(s.full + stage * 8, ring.parity(stage));
@@ -450,26 +459,19 @@ scaled_grouped_mm(const __grid_constant__ TensorMap a_map, const __grid_constant
         }
         continue;
       }
-      // The tile before is stored under the first products of this one.
-      queue_products<BLOCK_N, 0>(part, todo);
-      ring.passed(0);
-      store(result, out, pitch, row, done, N);
-      done = tile;
-      float sum[BLOCK_N / 2];
-#pragma unroll
-      for (int i = 0; i < BLOCK_N / 2; i++) sum[i] = 0.0f;
-      await_products<BLOCK_N>(part);
-      if (tile.width == BLOCK_N) multiply_tile<BLOCK_N>(sum, part, todo);
+      // Where the first consumer cannot be a tile ahead, or the named barrier would count it twice.
+      const bool skewed = both && steps >= STAGES + SKEW;
+      if (tile.width == BLOCK_N)
+        compute<BLOCK_N>(ring, s, steps, group, row, skewed, tile, out, pitch, N);
 #if BLOCK_N > 64
-      else if (tile.width == 64) multiply_tile<64>(sum, part, todo);
+      else if (tile.width == 64)
+        compute<64>(ring, s, steps, group, row, skewed, tile, out, pitch, N);
 #endif
 #if BLOCK_N > 128
-      else multiply_tile<128>(sum, part, todo);
+      else
+        compute<128>(ring, s, steps, group, row, skewed, tile, out, pitch, N);
 #endif
-#pragma unroll
-      for (int i = 0; i < BLOCK_N / 4; i++) result[i] = packed(sum[2 * i], sum[2 * i + 1]);
     }
-    store(result, out, pitch, row, done, N);
   }
   // The other block may still load or arrive here.
   if (CLUSTER > 1) asm volatile("barrier.cluster.arrive.release.aligned;\n barrier.cluster.wait.acquire.aligned;" ::: "memory");

@@ -41,6 +41,7 @@ class Config:
     block_m: 128 (two consumers of 64 rows) or 192 (three).
     block_n: 64, 128 or 192; 192 only for two consumers.
     group_m: rows of tiles that share one pass over a group's weights.
+    skew: steps by which the second consumer begins a tile later, so that one stores under the other's products.
     share: "a": two programs of a cluster take neighbouring columns, and each loads half of their rows of a for both;
         "b": neighbouring rows, half of their columns of b; "": no clusters.
     narrow_last: the tiles at the right edge come after all others.
@@ -49,9 +50,10 @@ class Config:
     block_m: int = 128
     block_n: int = 192
     num_stages: int = 4
-    group_m: int = 16
+    group_m: int = 8
+    skew: int = 0
     share: str = ""
-    narrow_last: bool = False
+    narrow_last: bool = True
 
     @property
     def consumers(self) -> int:
@@ -72,6 +74,7 @@ class Config:
             "BLOCK_N": self.block_n,
             "STAGES": self.num_stages,
             "GROUP_M": self.group_m,
+            "SKEW": self.skew,
             "CONSUMERS": self.consumers,
             "SHARE_A": int(self.share == "a"),
             "SHARE_B": int(self.share == "b"),
@@ -86,8 +89,8 @@ class Config:
 
 
 def _multiply(n: int) -> str:
-    """One wgmma of n columns and 32 summands: d += a · bᵀ, or d = where MORE is 0. A, B are added to the low words of
-    the descriptors in here: the compiler would keep each sum in a register of its own."""
+    """One wgmma of n columns and 32 summands: d += a · bᵀ, or d = where MORE is 0. A, B are added to the low words of the
+    descriptors in here: the compiler would keep each sum in a register of its own."""
     names = ", ".join(f"%{i}" for i in range(n // 2))
     registers = ", ".join(f'"+f"(d[{i}])' for i in range(n // 2))
     a, b, to_a, to_b, more = (f"%{n // 2 + i}" for i in range(5))
@@ -129,7 +132,7 @@ def supports(problem: ScaledProblem, device: Device) -> str | None:
 @lru_cache(maxsize=1024)
 def configs(problem: ScaledProblem, device: Device) -> tuple[Config, ...]:
     """Configs worth timing, the default first."""
-    found = (Config(), Config(group_m=8), Config(192, 128), Config(128, 128, 6))
+    found = (Config(), Config(skew=1), Config(group_m=16), Config(192, 128), Config(128, 128, 6))
     return tuple(c for c in found if c.smem_bytes(problem.groups) <= device.smem_bytes)
 
 
