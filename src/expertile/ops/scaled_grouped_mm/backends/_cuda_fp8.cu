@@ -4,24 +4,16 @@
 // a [128, 128] and b [BLOCK_N, 128] in bytes with the 128-byte swizzle, and the step's scales. A consumer multiplies a
 // stage into `part`, gives the stage back and adds part * scales to `sum` in float32, while the other one multiplies.
 //
-// SKEW: the second consumer begins a tile that many steps after the first, so that one stores its rows under the
-// other's products.
+// In tiles at the right edge consumers multiply as few columns as there are, in multiples of 64.
 //
-// In tiles at the right edge consumers multiply as few columns as there are, in multiples of 64. With NARROW_LAST these
-// tiles come after those of full width of all groups, and level out the last wave.
-//
-// cuda_fp8.py puts in front: the macros (BLOCK_N, STAGES, GROUP_M, …) and multiply<N>, the wgmma
-// of N columns, whose N/2 operands are written out.
+// cuda_fp8.py puts in front: the macros (BLOCK_N, STAGES, GROUP_M, OUT_HALF) and multiply<N>, the wgmma of N columns,
+// whose N/2 operands are written out.
 
-constexpr int ROWS = 64 * CONSUMERS, K_STEP = 128, GRAIN = 64;  // GRAIN: columns that surely share a scale of b
+constexpr int CONSUMERS = 2, ROWS = 64 * CONSUMERS, K_STEP = 128, GRAIN = 64;  // GRAIN: columns that surely share a scale of b
 constexpr int SEGMENTS = BLOCK_N / GRAIN;
-constexpr int CLUSTER = SHARE_A || SHARE_B ? 2 : 1;
-constexpr int UNIT_ROWS = SHARE_B ? 2 * ROWS : ROWS, UNIT_COLS = SHARE_A ? 2 * BLOCK_N : BLOCK_N;
-constexpr u32 A_BOX = 64 * K_STEP, A_BYTES = ROWS * K_STEP, B_BYTES = BLOCK_N * K_STEP, B_HALF = B_BYTES / 2;
+constexpr u32 A_BOX = 64 * K_STEP, A_BYTES = ROWS * K_STEP, B_BYTES = BLOCK_N * K_STEP;
 constexpr int LANES = 32;
 static_assert(STAGES <= 8, "steps are written out for so many stages");
-static_assert(!SHARE_A || CONSUMERS == 2, "each block of a cluster loads the rows of one consumer for both");
-static_assert(!SKEW || CONSUMERS == 2, "one consumer waits for the other");
 static_assert(BLOCK_N % GRAIN == 0, "scales of b change every 128 columns, tiles begin on multiples of BLOCK_N");
 
 struct alignas(64) TensorMap { char opaque[128]; };
@@ -54,17 +46,9 @@ __device__ __forceinline__ void barrier_arrive(u32 bar) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(bar) : "memory");
 }
 
-// At the barrier of block `rank` of the cluster.
-__device__ __forceinline__ void barrier_arrive_at(u32 bar, int rank) {
-  asm volatile("{ .reg .b32 there; mapa.shared::cluster.u32 there, %0, %1; mbarrier.arrive.shared::cluster.b64 _, [there]; }" ::"r"(bar), "r"(rank) : "memory");
-}
-
 __device__ __forceinline__ void barrier_expect(u32 bar, u32 bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"(bytes) : "memory");
 }
-
-__device__ __forceinline__ void named_sync(int id) { asm volatile("bar.sync %0, 256;" ::"r"(id) : "memory"); }
-__device__ __forceinline__ void named_arrive(int id) { asm volatile("bar.arrive %0, 256;" ::"r"(id) : "memory"); }
 
 // ---- copies ----
 
@@ -78,19 +62,6 @@ __device__ __forceinline__ void tma_3d(u32 to, const TensorMap& map, u32 bar, in
   asm volatile(
       "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5}], [%2];" ::"r"(
           to), "l"(&map), "r"(bar), "r"(x), "r"(y), "r"(z) : "memory");
-}
-
-// The same into both blocks of the cluster, at the same place, and told to the same barrier of each.
-__device__ __forceinline__ void tma_2d_both(u32 to, const TensorMap& map, u32 bar, int x, int y) {
-  asm volatile(
-      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, {%3, %4}], [%2], %5;" ::"r"(to),
-      "l"(&map), "r"(bar), "r"(x), "r"(y), "h"((unsigned short)3) : "memory");
-}
-
-__device__ __forceinline__ void tma_3d_both(u32 to, const TensorMap& map, u32 bar, int x, int y, int z) {
-  asm volatile(
-      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, {%3, %4, %5}], [%2], %6;" ::"r"(
-          to), "l"(&map), "r"(bar), "r"(x), "r"(y), "r"(z), "h"((unsigned short)3) : "memory");
 }
 
 __device__ __forceinline__ void copy_4(u32 to, const float* from) {
@@ -118,14 +89,12 @@ __device__ __forceinline__ void hold(float* x) {
 
 // ---- tiles ----
 
-// Unit number -> this block's tile. row_tiles[g]: rows of tiles up to and including group g; row_ends[g]: its last row + 1.
-__device__ __forceinline__ Tile locate(int t, int full, int n_full, int rest, int rank, int G,
-                                       const int* row_tiles, const int* row_ends) {
+// Tile number -> tile. row_tiles[g]: rows of tiles up to and including group g; row_ends[g]: its last row + 1.
+__device__ __forceinline__ Tile locate(int t, int n_full, int rest, int G, const int* row_tiles,
+                                       const int* row_ends) {
   const int lane = threadIdx.x % LANES;
-  const bool after = t >= full;
-  const int across = after ? 1 : n_full + (!NARROW_LAST && rest);
-  const int within = after ? t - full : t;
-  const int q = within / across;
+  const int across = n_full + (rest != 0);
+  const int q = t / across;
   int g = 0;
   for (int base = 0; base < G; base += LANES) {
     const int at = base + lane;
@@ -136,7 +105,7 @@ __device__ __forceinline__ Tile locate(int t, int full, int n_full, int rest, in
   const int first = g ? row_tiles[g - 1] : 0;
   const int row = g ? row_ends[g - 1] : 0;
   const int tiles_m = row_tiles[g] - first;
-  const int tile = within - first * across;
+  const int tile = t - first * across;
   // About GROUP_M rows of tiles at a time, cut evenly, down the rows first.
   int bands = (tiles_m + GROUP_M / 2) / GROUP_M;
   bands = bands < 1 ? 1 : bands;
@@ -146,13 +115,13 @@ __device__ __forceinline__ Tile locate(int t, int full, int n_full, int rest, in
   const int left = tiles_m - band * height;
   const int here = left < height ? left : height;
   const int n = inner / here;
-  const bool narrow = after || n == n_full;
+  const bool narrow = n == n_full;
   Tile found;
   found.group = g;
-  found.row = row + (band * height + inner - n * here) * UNIT_ROWS + (SHARE_B ? rank * ROWS : 0);
+  found.row = row + (band * height + inner - n * here) * ROWS;
   found.row_end = row_ends[g];
-  found.width = narrow ? (rest + GRAIN * (SHARE_A + 1) - 1) / (GRAIN * (SHARE_A + 1)) * GRAIN : BLOCK_N;
-  found.col = (narrow ? n_full : n) * UNIT_COLS + (SHARE_A ? rank * found.width : 0);
+  found.width = narrow ? (rest + GRAIN - 1) / GRAIN * GRAIN : BLOCK_N;
+  found.col = (narrow ? n_full : n) * BLOCK_N;
   return found;
 }
 
@@ -181,14 +150,9 @@ struct Ring {
 
 struct Shared {
   u32 a, b, scale_a, scale_b, full, empty, tile;
-  // A warp of consumers is through with a stage; loads of either block may come into it.
+  // A warp of consumers is through with a stage.
   __device__ __forceinline__ void give_back(int stage) const {
-    const int lane = threadIdx.x % LANES;
-    if (CLUSTER == 1) {
-      if (lane == 0) barrier_arrive(empty + stage * 8);
-    } else if (lane < CLUSTER) {
-      barrier_arrive_at(empty + stage * 8, lane);
-    }
+    if (threadIdx.x % LANES == 0) barrier_arrive(empty + stage * 8);
   }
 };
 
@@ -219,8 +183,7 @@ struct Steps {
   const Shared& s;
   Ring& ring;
   u32 a, b, at_a;
-  int part_no, step, steps;
-  bool skewed;
+  int step, steps;
 };
 
 // One step, from stage STAGE: sum += (a_stage . b_stage) * scales. Whether it was the tile's last.
@@ -243,7 +206,6 @@ __device__ __forceinline__ bool multiply_step(float* sum, float* part, Steps& t)
   asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
   hold<WIDTH / 2>(part);
   t.s.give_back(STAGE);
-  if (SKEW && STAGE == SKEW - 1 && t.part_no == 0 && t.skewed && t.step == SKEW) named_arrive(1);
   // Nothing but the products shall stand behind the promotion: the next stage is looked at before.
   const bool ready = barrier_passed(t.s.full + NEXT * 8, next_parity);
   scales.promote(sum, part);
@@ -254,13 +216,11 @@ __device__ __forceinline__ bool multiply_step(float* sum, float* part, Steps& t)
 
 // One tile of WIDTH columns. row: this thread's first row in the tile.
 template <int WIDTH>
-__device__ __forceinline__ void multiply_tile(float* sum, Ring& ring, const Shared& s, int steps, int part_no, int row,
-                                              bool skewed) {
+__device__ __forceinline__ void multiply_tile(float* sum, Ring& ring, const Shared& s, int steps, int part_no, int row) {
   float part[WIDTH / 2];
 #pragma unroll
   for (int i = 0; i < WIDTH / 2; i++) sum[i] = 0.0f;
-  if (SKEW && part_no == 1 && skewed) named_sync(1);
-  Steps t{s, ring, low_word(s.a + part_no * A_BOX), low_word(s.b), s.scale_a + row * 4, part_no, 0, steps, skewed};
+  Steps t{s, ring, low_word(s.a + part_no * A_BOX), low_word(s.b), s.scale_a + row * 4, 0, steps};
   // Written out, because compilers do not unroll loops that end in the middle.
 #define STEP(i)                                                    \
   if constexpr (i < STAGES)                                        \
@@ -323,10 +283,9 @@ __device__ __forceinline__ void store_tile(const float* sum, char* out, long lon
 }
 
 template <int WIDTH>
-__device__ __forceinline__ void compute(Ring& ring, const Shared& s, int steps, int part_no, int row,
-                                        bool skewed, const Tile& tile, char* out, long long pitch, int N) {
+__device__ __forceinline__ void compute(Ring& ring, const Shared& s, int steps, int part_no, int row, const Tile& tile, char* out, long long pitch, int N) {
   float sum[WIDTH / 2];
-  multiply_tile<WIDTH>(sum, ring, s, steps, part_no, row, skewed);
+  multiply_tile<WIDTH>(sum, ring, s, steps, part_no, row);
   store_tile<WIDTH>(sum, out, pitch, tile.row + row, tile.row_end, tile.col, N);
 }
 
@@ -357,7 +316,7 @@ scaled_grouped_mm(const __grid_constant__ TensorMap a_map, const __grid_constant
     asm volatile("prefetch.tensormap [%0];" ::"l"(&b_map) : "memory");
     for (int i = 0; i < STAGES; i++) {
       barrier_init(s.full + i * 8, 1 + LANES);
-      barrier_init(s.empty + i * 8, 4 * CONSUMERS * CLUSTER);
+      barrier_init(s.empty + i * 8, 4 * CONSUMERS );
     }
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   }
@@ -368,7 +327,7 @@ scaled_grouped_mm(const __grid_constant__ TensorMap a_map, const __grid_constant
     for (int base = 0; base < G; base += LANES) {
       const int g = base + lane;
       const int end = g < G ? offs[g] : 0, begin = g < G && g ? offs[g - 1] : 0;
-      int x = g < G ? (end - begin + UNIT_ROWS - 1) / UNIT_ROWS : 0;
+      int x = g < G ? (end - begin + ROWS - 1) / ROWS : 0;
 #pragma unroll
       for (int d = 1; d < LANES; d *= 2) {
         const int y = __shfl_up_sync(0xffffffffu, x, d);
@@ -381,26 +340,22 @@ scaled_grouped_mm(const __grid_constant__ TensorMap a_map, const __grid_constant
       tiles += __shfl_sync(0xffffffffu, x, LANES - 1);
     }
   }
-  if (CLUSTER > 1) asm volatile("barrier.cluster.arrive.release.aligned;\n barrier.cluster.wait.acquire.aligned;" ::: "memory");
-  else __syncthreads();
+  __syncthreads();
 
-  int rank = 0;
-  if (CLUSTER > 1) asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-  const int first_unit = blockIdx.x / CLUSTER, stride = gridDim.x / CLUSTER;
+  const int first = blockIdx.x, stride = gridDim.x;
   const int steps = (K + K_STEP - 1) / K_STEP;
-  const int n_full = N / UNIT_COLS, n_rest = N - n_full * UNIT_COLS;
-  const int full = row_tiles[G - 1] * (n_full + (!NARROW_LAST && n_rest));
-  const int total = full + (NARROW_LAST && n_rest ? row_tiles[G - 1] : 0);
+  const int n_full = N / BLOCK_N, n_rest = N - n_full * BLOCK_N;
+  const int total = row_tiles[G - 1] * (n_full + (n_rest != 0));
   const int group = warp / 4;
   Ring ring;
 
   if (group == CONSUMERS) {
-    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(CONSUMERS == 2 ? 40 : 56));
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(40));
     if (warp == 4 * CONSUMERS) {
       ring.phases = ~0u;
       const int scales_n = (N + 127) / 128;
-      for (int t = first_unit; t < total; t += stride) {
-        const Tile tile = locate(t, full, n_full, n_rest, rank, G, row_tiles, row_ends);
+      for (int t = first; t < total; t += stride) {
+        const Tile tile = locate(t, n_full, n_rest, G, row_tiles, row_ends);
         const int rows = tile.row_end - tile.row;
         const int boxes = rows <= 0 ? 0 : rows > ROWS - 64 ? CONSUMERS : (rows + 63) / 64;
         const float* from_a[ROWS / LANES];
@@ -420,13 +375,8 @@ scaled_grouped_mm(const __grid_constant__ TensorMap a_map, const __grid_constant
             const u32 b = s.b + stage * B_BYTES;
             const int k = step * K_STEP;
             barrier_expect(bar, boxes * A_BOX + B_BYTES);
-            if (SHARE_A) {
-              if (rank < boxes) tma_2d_both(a + rank * A_BOX, a_map, bar, k, tile.row + rank * 64);
-            } else {
-              for (int i = 0; i < boxes; i++) tma_2d(a + i * A_BOX, a_map, bar, k, tile.row + i * 64);
-            }
-            if (SHARE_B) tma_3d_both(b + rank * B_HALF, b_map, bar, k, tile.col + rank * (BLOCK_N / 2), tile.group);
-            else tma_3d(b, b_map, bar, k, tile.col, tile.group);
+            for (int i = 0; i < boxes; i++) tma_2d(a + i * A_BOX, a_map, bar, k, tile.row + i * 64);
+            tma_3d(b, b_map, bar, k, tile.col, tile.group);
           }
           __syncwarp();
 #pragma unroll
@@ -443,13 +393,12 @@ scaled_grouped_mm(const __grid_constant__ TensorMap a_map, const __grid_constant
       }
     }
   } else {
-    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(CONSUMERS == 2 ? 232 : 152));
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(232));
     ring.phases = 0;
     const int row = warp * 16 + lane / 4;
-    for (int t = first_unit; t < total; t += stride) {
+    for (int t = first; t < total; t += stride) {
       barrier_wait(s.full, ring.parity(0));
       const Tile tile = received(s.tile);
-      const bool both = tile.row + 64 < tile.row_end;
       if (tile.row + group * 64 >= tile.row_end) {
         for (int step = 0, stage = 0; step < steps; step++) {
           barrier_wait(s.full + stage * 8, ring.parity(stage));
@@ -459,20 +408,16 @@ scaled_grouped_mm(const __grid_constant__ TensorMap a_map, const __grid_constant
         }
         continue;
       }
-      // Where the first consumer cannot be a tile ahead, or the named barrier would count it twice.
-      const bool skewed = both && steps >= STAGES + SKEW;
       if (tile.width == BLOCK_N)
-        compute<BLOCK_N>(ring, s, steps, group, row, skewed, tile, out, pitch, N);
+        compute<BLOCK_N>(ring, s, steps, group, row, tile, out, pitch, N);
 #if BLOCK_N > 64
       else if (tile.width == 64)
-        compute<64>(ring, s, steps, group, row, skewed, tile, out, pitch, N);
+        compute<64>(ring, s, steps, group, row, tile, out, pitch, N);
 #endif
 #if BLOCK_N > 128
       else
-        compute<128>(ring, s, steps, group, row, skewed, tile, out, pitch, N);
+        compute<128>(ring, s, steps, group, row, tile, out, pitch, N);
 #endif
     }
   }
-  // The other block may still load or arrive here.
-  if (CLUSTER > 1) asm volatile("barrier.cluster.arrive.release.aligned;\n barrier.cluster.wait.acquire.aligned;" ::: "memory");
 }

@@ -29,6 +29,7 @@ from expertile.ops.scaled_grouped_mm.backend import Backend, Operands
 from expertile.ops.scaled_grouped_mm.problem import BLOCK, Recipe, ScaledProblem
 
 _SOURCE = Path(__file__).with_name("_cuda_fp8.cu")
+_ROWS = 128  # of a tile: two consumers of 64
 _ADDRESS, _INT, _LONG = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
 _HIGH_WORD = hex(1 << 30 | 1024 >> 4)  # of a matrix descriptor: the 128-byte swizzle, 1024 bytes for 8 rows
 _TYPES = (*(nvrtc.TensorMap,) * 2, *(_ADDRESS,) * 4, *(_INT,) * 4, *(_LONG,) * 6)
@@ -38,34 +39,17 @@ _TYPES = (*(nvrtc.TensorMap,) * 2, *(_ADDRESS,) * 4, *(_INT,) * 4, *(_LONG,) * 6
 class Config:
     """Tile sizes and schedule.
 
-    block_m: 128 (two consumers of 64 rows) or 192 (three).
-    block_n: 64, 128 or 192; 192 only for two consumers.
+    block_n: 64, 128 or 192.
     group_m: rows of tiles that share one pass over a group's weights.
-    skew: steps by which the second consumer begins a tile later, so that one stores under the other's products.
-    share: "a": two programs of a cluster take neighbouring columns, and each loads half of their rows of a for both;
-        "b": neighbouring rows, half of their columns of b; "": no clusters.
-    narrow_last: the tiles at the right edge come after all others.
     """
 
-    block_m: int = 128
     block_n: int = 192
     num_stages: int = 4
-    group_m: int = 8
-    skew: int = 0
-    share: str = ""
-    narrow_last: bool = True
-
-    @property
-    def consumers(self) -> int:
-        return self.block_m // 64
-
-    @property
-    def cluster(self) -> int:
-        return 2 if self.share else 1
+    group_m: int = 16
 
     def smem_bytes(self, groups: int) -> int:
         """Shared memory of one program: ring, scales, barriers, the groups' tiles and rows, and up to 1024 to align."""
-        stage = (self.block_m + self.block_n) * BLOCK + self.block_m * 4 + 16 + self.block_n // 64 * 4
+        stage = (_ROWS + self.block_n) * BLOCK + _ROWS * 4 + 16 + self.block_n // 64 * 4
         return 1024 + 16 + self.num_stages * stage + 8 * groups
 
     def source(self, dtype: torch.dtype) -> str:
@@ -74,11 +58,6 @@ class Config:
             "BLOCK_N": self.block_n,
             "STAGES": self.num_stages,
             "GROUP_M": self.group_m,
-            "SKEW": self.skew,
-            "CONSUMERS": self.consumers,
-            "SHARE_A": int(self.share == "a"),
-            "SHARE_B": int(self.share == "b"),
-            "NARROW_LAST": int(self.narrow_last),
             "OUT_HALF": int(dtype is torch.float16),
         }
         defined = "".join(f"#define {name} {value}\n" for name, value in macros.items())
@@ -132,7 +111,7 @@ def supports(problem: ScaledProblem, device: Device) -> str | None:
 @lru_cache(maxsize=1024)
 def configs(problem: ScaledProblem, device: Device) -> tuple[Config, ...]:
     """Configs worth timing, the default first."""
-    found = (Config(), Config(skew=1), Config(group_m=16), Config(192, 128), Config(128, 128, 6))
+    found = (Config(), Config(group_m=8), Config(128, 6))
     return tuple(c for c in found if c.smem_bytes(problem.groups) <= device.smem_bytes)
 
 
@@ -145,7 +124,7 @@ def _binary(config: Config, dtype: torch.dtype) -> bytes:
 def _kernel(config: Config, dtype: torch.dtype, groups: int, device: int) -> nvrtc.Kernel:
     """The kernel on GPU number `device`, the current one."""
     smem_bytes, binary = config.smem_bytes(groups), _binary(config, dtype)
-    return nvrtc.kernel(binary, "scaled_grouped_mm", _TYPES, 128 * config.consumers + 128, smem_bytes, config.cluster)
+    return nvrtc.kernel(binary, "scaled_grouped_mm", _TYPES, 3 * 128, smem_bytes)
 
 
 def run(problem: ScaledProblem, operands: Operands, config: Config, out: torch.Tensor | None) -> torch.Tensor:
@@ -163,14 +142,12 @@ def run(problem: ScaledProblem, operands: Operands, config: Config, out: torch.T
     with torch.cuda.device(out.device):
         a = nvrtc.tensor_map(o.a.data_ptr(), (p.m, p.k), p.a_strides[:1], (64, BLOCK))
         shape, pitches = (p.groups, p.n, p.k), (p.b_strides[0], p.b_strides[2])
-        b = nvrtc.tensor_map(
-            o.b.data_ptr(), shape, pitches, (1, config.block_n // (2 if config.share == "b" else 1), BLOCK)
-        )
+        b = nvrtc.tensor_map(o.b.data_ptr(), shape, pitches, (1, config.block_n, BLOCK))
         # Powers of two, so that few numbers of groups have kernels of their own.
         groups = max(32, 1 << (p.groups - 1).bit_length())
         tensors = (o.offs, o.scale_a, o.scale_b, out)
         _kernel(config, p.out_dtype, groups, out.get_device())(
-            Device.current(out.device).sm_count // config.cluster * config.cluster,
+            Device.current(out.device).sm_count,
             torch.cuda.current_stream().cuda_stream,
             (
                 *(a, b, *(t.data_ptr() for t in tensors), p.groups, p.m, p.n, p.k),
