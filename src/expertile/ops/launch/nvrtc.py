@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 _SWIZZLE_128, _PROMOTE_256, _BYTES = 3, 3, 0  # CU_TENSOR_MAP_SWIZZLE_128B, _L2_PROMOTION_L2_256B, _DATA_TYPE_UINT8
-_CLUSTER, _PDL = 4, 6  # CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION, _PROGRAMMATIC_STREAM_SERIALIZATION
+_PDL = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
 _MAX_SMEM = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 
 
@@ -131,26 +131,21 @@ class Kernel:
     types: tuple[Any, ...]
     threads: int
     smem_bytes: int
-    cluster: int = 1
 
     def __call__(self, programs: int, stream: int, arguments: Sequence[Any]) -> None:
         """Queue `programs` blocks on the stream, as a programmatic dependent of what was queued before."""
         values = [t(a) if t is not TensorMap else a for t, a in zip(self.types, arguments, strict=True)]
         pointers = (ctypes.c_void_p * len(values))(*(ctypes.addressof(v) for v in values))
-        attributes = (_Attribute * 2)()
+        attributes = (_Attribute * 1)()
         attributes[0].id, attributes[0].value[0] = _PDL, 1
-        attributes[1].id = _CLUSTER
-        attributes[1].value[0], attributes[1].value[1], attributes[1].value[2] = self.cluster, 1, 1
-        config = _Config(
-            (programs, 1, 1), (self.threads, 1, 1), self.smem_bytes, stream, attributes, 2 if self.cluster > 1 else 1
-        )
+        config = _Config((programs, 1, 1), (self.threads, 1, 1), self.smem_bytes, stream, attributes, 1)
         _check(_driver().cuLaunchKernelEx(ctypes.byref(config), self.function, pointers, None), "cuLaunchKernelEx")
 
 
-def kernel(cubin: bytes, name: str, types: Sequence[Any], threads: int, smem_bytes: int, cluster: int = 1) -> Kernel:
+def kernel(cubin: bytes, name: str, types: Sequence[Any], threads: int, smem_bytes: int) -> Kernel:
     """Load `name` of a binary on the current GPU; `types` are ctypes of its parameters."""
     module, function = ctypes.c_void_p(), ctypes.c_void_p()
     _check(_driver().cuModuleLoadData(ctypes.byref(module), cubin), "cuModuleLoadData")
     _check(_driver().cuModuleGetFunction(ctypes.byref(function), module, name.encode()), "cuModuleGetFunction")
     _check(_driver().cuFuncSetAttribute(function, _MAX_SMEM, smem_bytes), "cuFuncSetAttribute")
-    return Kernel(module, function, tuple(types), threads, smem_bytes, cluster)
+    return Kernel(module, function, tuple(types), threads, smem_bytes)

@@ -1,4 +1,5 @@
-"""The backends of `scaled_grouped_mm`, one file each, in the order in which `auto` asks them on a GPU.
+"""The backends of `scaled_grouped_mm`, one file each, in the order in which `auto` asks them on a GPU (never
+`cuda_fp8`, see `choose`).
 
 A new backend is one file that ends in `BACKEND = Backend(...)` and one line here.
 """

@@ -4,10 +4,12 @@
 
     RAGGED_M  a [M_tot, K]  b [G, K, N] stored [G, N, K]  scales BLOCK  out[rows of g], bfloat16 or float16
 
-What Gluon (`gluon_fp8`) lacked: tiles of 192 columns, since its tensors are powers of two. Two consumers of 64 x 192
-read (128 + 192) · 128 bytes for 128 · 192 · 256 FLOP, 40 KB a step: five stages of them fit. The sums and the products
-of 192 columns take 192 of a thread's 232 registers, so that a consumer promotes while the other multiplies.
-And Gluon stands two `bar.sync` beside each step's barriers, where here one lane of a warp arrives.
+What Gluon (`gluon_fp8`) lacked: tiles of 192 columns, since its block shapes are powers of two. Two consumers of
+64 x 192 read (128 + 192) · 128 bytes for 128 · 192 · 256 FLOP, 40 KB a step. Sums and products take 192 of a thread's
+232 registers; one consumer promotes while the other multiplies. Gluon stands two `bar.sync` beside each step's
+barriers, where here one lane of a warp arrives.
+
+`auto` does not choose it, for its speed was measured in trials and no record has it: ask for `backend="cuda_fp8"`.
 
 Limits: the tensor cores and the power they draw. `_cuda_fp8.cu` says how the work is laid out on the chip.
 """
@@ -68,8 +70,8 @@ class Config:
 
 
 def _multiply(n: int) -> str:
-    """One wgmma of n columns and 32 summands: d += a · bᵀ, or d = where MORE is 0. A, B are added to the low words of the
-    descriptors in here: the compiler would keep each sum in a register of its own."""
+    """One wgmma of n columns and 32 summands: d += a · bᵀ, or d = where MORE is 0. A, B are added to the low words of
+    the descriptors in here: the compiler would keep each sum in a register of its own."""
     names = ", ".join(f"%{i}" for i in range(n // 2))
     registers = ", ".join(f'"+f"(d[{i}])' for i in range(n // 2))
     a, b, to_a, to_b, more = (f"%{n // 2 + i}" for i in range(5))
