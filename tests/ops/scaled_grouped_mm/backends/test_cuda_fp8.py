@@ -129,7 +129,7 @@ def test_tiles_cover_the_result_once(config, n, tmp_path: Path):
     if compiler is None:
         pytest.skip("no C++ compiler")
     source = config.source(torch.bfloat16)
-    defined = "\n".join(line for line in source.splitlines() if line.startswith("#define "))
+    defined = source[: source.index("typedef")]
     constants = _part(source, "constexpr int CONSUMERS", "static_assert(")
     tiles = _part(source, "struct Tile {", "// ---- barriers") + _part(
         source, "// Tile number ->", "// The producer finds"

@@ -9,7 +9,8 @@
 // cuda_fp8.py puts in front: the macros (BLOCK_N, STAGES, GROUP_M, OUT_HALF) and multiply<N>, the wgmma of N columns,
 // whose N/2 operands are written out.
 
-constexpr int CONSUMERS = 2, ROWS = 64 * CONSUMERS, K_STEP = 128, GRAIN = 64;  // GRAIN: columns that surely share a scale of b
+constexpr int CONSUMERS = 2, ROWS = 64 * CONSUMERS, K_STEP = 128;
+constexpr int GRAIN = 64;  // columns that surely share a scale of b
 constexpr int SEGMENTS = BLOCK_N / GRAIN;
 constexpr u32 A_BOX = 64 * K_STEP, A_BYTES = ROWS * K_STEP, B_BYTES = BLOCK_N * K_STEP;
 constexpr int LANES = 32;
@@ -216,7 +217,8 @@ __device__ __forceinline__ bool multiply_step(float* sum, float* part, Steps& t)
 
 // One tile of WIDTH columns. row: this thread's first row in the tile.
 template <int WIDTH>
-__device__ __forceinline__ void multiply_tile(float* sum, Ring& ring, const Shared& s, int steps, int part_no, int row) {
+__device__ __forceinline__ void multiply_tile(float* sum, Ring& ring, const Shared& s, int steps, int part_no,
+                                              int row) {
   float part[WIDTH / 2];
 #pragma unroll
   for (int i = 0; i < WIDTH / 2; i++) sum[i] = 0.0f;
@@ -283,7 +285,8 @@ __device__ __forceinline__ void store_tile(const float* sum, char* out, long lon
 }
 
 template <int WIDTH>
-__device__ __forceinline__ void compute(Ring& ring, const Shared& s, int steps, int part_no, int row, const Tile& tile, char* out, long long pitch, int N) {
+__device__ __forceinline__ void compute(Ring& ring, const Shared& s, int steps, int part_no, int row,
+                                        const Tile& tile, char* out, long long pitch, int N) {
   float sum[WIDTH / 2];
   multiply_tile<WIDTH>(sum, ring, s, steps, part_no, row);
   store_tile<WIDTH>(sum, out, pitch, tile.row + row, tile.row_end, tile.col, N);
@@ -316,7 +319,7 @@ scaled_grouped_mm(const __grid_constant__ TensorMap a_map, const __grid_constant
     asm volatile("prefetch.tensormap [%0];" ::"l"(&b_map) : "memory");
     for (int i = 0; i < STAGES; i++) {
       barrier_init(s.full + i * 8, 1 + LANES);
-      barrier_init(s.empty + i * 8, 4 * CONSUMERS );
+      barrier_init(s.empty + i * 8, 4 * CONSUMERS);
     }
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   }
