@@ -98,8 +98,8 @@ __device__ __forceinline__ Tile locate(int t, int n_full, int rest, int G, const
   const int q = t / across;
   int g = 0;
   for (int base = 0; base < G; base += LANES) {
-    const int at = base + lane;
-    const unsigned before = __ballot_sync(0xffffffffu, at < G && row_tiles[at < G ? at : 0] <= q);
+    const unsigned before =
+        __ballot_sync(0xffffffffu, base + lane < G && row_tiles[base + lane < G ? base + lane : 0] <= q);
     g += __popc(before);
     if (before != 0xffffffffu) break;
   }
