@@ -1,5 +1,6 @@
 """scaled_grouped_mm on a real GPU: every backend and config over the shared case table, and the public call."""
 
+from dataclasses import replace
 from itertools import cycle
 
 import pytest
@@ -9,7 +10,7 @@ from expertile.device import Device
 from expertile.formats.fp8 import Fp8Blocks
 from expertile.ops.grouped_mm.problem import Layout
 from expertile.ops.scaled_grouped_mm.api import scaled_grouped_mm
-from expertile.ops.scaled_grouped_mm.backends import BACKENDS, gluon_fp8
+from expertile.ops.scaled_grouped_mm.backends import BACKENDS, cuda_fp8, gluon_fp8
 from expertile.ops.scaled_grouped_mm.problem import Recipe
 from expertile.ops.scaled_grouped_mm.reference import reference
 from expertile.ragged import offs_from_sizes
@@ -20,6 +21,7 @@ SIZES = [130, 0, 257, 64, 1]
 G, K, N = len(SIZES), 640, 384
 # Tiles 256 wide: the usual one, with K split, with one consumer.
 WIDE = (gluon_fp8.Config(128, 256, 4), gluon_fp8.Config(128, 256, 3, split_k=2), gluon_fp8.Config(64, 256, 4))
+HOPPER = ((gluon_fp8.BACKEND, WIDE), (cuda_fp8.BACKEND, (cuda_fp8.Config(), cuda_fp8.Config(128, 6))))
 
 
 def run(backend, case: Case, which) -> int:
@@ -75,20 +77,22 @@ def sizes_of(rows_of_tiles: int) -> tuple[int, ...]:
 @pytest.fixture
 def hopper():
     if Device.current().capability != (9, 0):
-        pytest.skip("gluon_fp8 is for sm_90a")
+        pytest.skip("gluon_fp8 and cuda_fp8 are for sm_90a")
 
 
+@pytest.mark.parametrize("backend, wide", HOPPER, ids=lambda x: getattr(x, "name", ""))
 @pytest.mark.parametrize("k", [16, 384, 656])
 @pytest.mark.parametrize("waves", [0.1, 0.5, 0.6, 1.0, 1.05, 1.6, 2.0, 2.3])
-def test_waves_of_wide_tiles(waves, k, hopper):
+def test_waves_of_wide_tiles(waves, k, backend, wide, hopper):
     """Last waves with narrow tiles and without, an odd and an even number of steps of K, columns that end in either
     half of a tile; groups without rows for one consumer or for both."""
     tiles = waves * Device.current().sm_count
     for n, bias in ((640, False), (776, True), (2048, False)):
         sizes = sizes_of(max(1, round(tiles / -(-n // 256))))
-        case = Case(f"waves-{waves}-n{n}", Layout.RAGGED_M, Recipe.BLOCK, sizes, n=n, k=k, past=3, span=2, bias=bias)
-        configs = [c for c in WIDE if c.split_k <= -(-k // 128)]
-        assert run(gluon_fp8.BACKEND, case, lambda _, configs=configs: configs) == len(configs)
+        case = Case(f"waves-{waves}-n{n}", Layout.RAGGED_M, Recipe.BLOCK, sizes, n=n, k=k, past=3, span=2)
+        case = replace(case, bias=bias and backend is gluon_fp8.BACKEND)
+        configs = [c for c in wide if getattr(c, "split_k", 1) <= -(-k // 128)]
+        assert run(backend, case, lambda _, configs=configs: configs) == len(configs)
 
 
 @pytest.mark.parametrize("case", [c for c in LARGE if c.out_dtype is torch.float32 or c.recipe is Recipe.ROW], ids=str)
@@ -96,11 +100,12 @@ def test_wide_tiles_of_every_recipe(case, hopper):
     assert run(gluon_fp8.BACKEND, case, lambda _: [gluon_fp8.Config(128, 256, 3)]) == 1
 
 
-def test_wide_tiles_without_rows(hopper):
+@pytest.mark.parametrize("backend, wide", HOPPER, ids=lambda x: getattr(x, "name", ""))
+def test_wide_tiles_without_rows(backend, wide, hopper):
     """No consumer has a turn to take, in a graph that finds rows at its next replay."""
     *call, offs = operands()
     offs.zero_()
-    options = {"backend": "gluon_fp8", "config": WIDE[0]}
+    options = {"backend": backend.name, "config": wide[0]}
     scaled_grouped_mm(*call, offs=offs, **options)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()

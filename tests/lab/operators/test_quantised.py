@@ -109,6 +109,7 @@ def test_what_rivals_refuse():
     assert fp8["torch"].supports(w, H200) is None and "9.0" in fp8["torch"].supports(w, A100)
     assert dense.supports(w, H200) is None and "8.9" in dense.supports(w, CPU)
     assert fp8["expertile-gluon_fp8"].supports(w, H200) is None
+    assert "9.0" in fp8["expertile-cuda_fp8"].supports(w, A100)
     assert "9.0" in fp8["expertile-gluon_fp8"].supports(w, A100)
     assert "not installed" in fp8["deepgemm"].supports(w, H200)
     int4 = {r.name: r for r in operators()["int4_grouped_mm"].rivals}

@@ -1,4 +1,5 @@
-"""The backends of `scaled_grouped_mm`, one file each, in the order in which `auto` asks them on a GPU.
+"""The backends of `scaled_grouped_mm`, one file each, in the order in which `auto` asks them on a GPU (never
+`cuda_fp8`, see `choose`).
 
 A new backend is one file that ends in `BACKEND = Backend(...)` and one line here.
 """
@@ -10,7 +11,7 @@ from importlib.util import find_spec
 
 from expertile.ops.backend import named
 from expertile.ops.scaled_grouped_mm.backend import Backend
-from expertile.ops.scaled_grouped_mm.backends import loop, torch_scaled
+from expertile.ops.scaled_grouped_mm.backends import cuda_fp8, loop, torch_scaled
 
 _OURS: tuple[Backend, ...] = ()
 # Triton has no wheels outside Linux; the package works without it.
@@ -19,6 +20,6 @@ if find_spec("triton") is not None:
 
     _OURS = (gluon_fp8.BACKEND, triton_fp8.BACKEND)
 
-BACKENDS: tuple[Backend, ...] = (*_OURS, torch_scaled.BACKEND, loop.BACKEND)
+BACKENDS: tuple[Backend, ...] = (*_OURS, cuda_fp8.BACKEND, torch_scaled.BACKEND, loop.BACKEND)
 
 by_name = partial(named, BACKENDS)  # the backend called so; ValueError lists those there are

@@ -1,0 +1,151 @@
+"""CUDA C++ compiled at run time (NVRTC) and launched through the driver, for kernels that Triton cannot write.
+
+Both libraries are those that torch brings; ctypes calls them, so that nothing else need be installed. A kernel's
+parameters are `TensorMap` values, addresses and integers.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache, lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+_SWIZZLE_128, _PROMOTE_256, _BYTES = 3, 3, 0  # CU_TENSOR_MAP_SWIZZLE_128B, _L2_PROMOTION_L2_256B, _DATA_TYPE_UINT8
+_PDL = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+_MAX_SMEM = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+
+
+class TensorMap(ctypes.Structure):
+    """A CUtensorMap, which TMA reads; the driver wants it at a multiple of 64."""
+
+    _fields_ = (("opaque", ctypes.c_uint64 * 16),)
+
+
+class _Attribute(ctypes.Structure):
+    _fields_ = (("id", ctypes.c_int), ("pad", ctypes.c_int), ("value", ctypes.c_uint32 * 16))
+
+
+class _Config(ctypes.Structure):
+    _fields_ = (
+        ("grid", ctypes.c_uint * 3),
+        ("block", ctypes.c_uint * 3),
+        ("shared", ctypes.c_uint),
+        ("stream", ctypes.c_void_p),
+        ("attributes", ctypes.POINTER(_Attribute)),
+        ("attribute_count", ctypes.c_uint),
+    )
+
+
+@cache
+def _nvrtc() -> ctypes.CDLL | None:
+    """NVRTC of the CUDA that torch was built with, or None."""
+    # Without CUDA in torch kernels still compile, for a GPU that is elsewhere.
+    name = f"libnvrtc.so.{(torch.version.cuda or '13').split('.')[0]}"
+    # Wheels keep it beside torch, where the loader does not look unless torch has loaded it.
+    beside = sorted(Path(torch.__file__).parents[1].glob(f"nvidia/*/lib/{name}"))
+    for place in (name, *map(str, beside)):
+        try:
+            return ctypes.CDLL(place)
+        except OSError:
+            continue
+    return None
+
+
+def missing() -> str | None:
+    """Why kernels cannot be compiled here, or None."""
+    return None if _nvrtc() is not None else "needs NVRTC, the run-time compiler of CUDA C++, beside torch"
+
+
+@cache
+def _driver() -> ctypes.CDLL:
+    return ctypes.CDLL("libcuda.so.1")
+
+
+def _check(status: int, what: str) -> None:
+    if status:
+        text = ctypes.c_char_p()
+        _driver().cuGetErrorString(status, ctypes.byref(text))
+        raise RuntimeError(f"{what}: {(text.value or b'unknown error').decode()} ({status})")
+
+
+def compiled(source: str, options: Sequence[str]) -> bytes:
+    """The binary (cubin) of a CUDA C++ program. RuntimeError with the compiler's messages where it does not compile."""
+    nvrtc = _nvrtc()
+    if nvrtc is None:
+        raise RuntimeError(missing())
+    program = ctypes.c_void_p()
+    nvrtc.nvrtcCreateProgram(ctypes.byref(program), source.encode(), b"expertile.cu", 0, None, None)
+    try:
+        given = (ctypes.c_char_p * len(options))(*(o.encode() for o in options))
+        failed = nvrtc.nvrtcCompileProgram(program, len(options), given)
+        size = ctypes.c_size_t()
+        if failed:
+            nvrtc.nvrtcGetProgramLogSize(program, ctypes.byref(size))
+            log = ctypes.create_string_buffer(size.value)
+            nvrtc.nvrtcGetProgramLog(program, log)
+            raise RuntimeError(f"NVRTC: {log.value.decode(errors='replace')}")
+        nvrtc.nvrtcGetCUBINSize(program, ctypes.byref(size))
+        cubin = ctypes.create_string_buffer(size.value)
+        nvrtc.nvrtcGetCUBIN(program, cubin)
+        return cubin.raw
+    finally:
+        nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
+
+
+@lru_cache(maxsize=4096)
+def tensor_map(address: int, shape: tuple[int, ...], pitches: tuple[int, ...], box: tuple[int, ...]) -> TensorMap:
+    """Bytes in rows, as TMA sees them, the contiguous dimension last: `pitches` in bytes, of all others. Boxes are
+    swizzled by 128 bytes in shared memory; what lies outside of the tensor reads as zeros."""
+    rank = len(shape)
+    room = ctypes.create_string_buffer(ctypes.sizeof(TensorMap) + 64)
+    encoded = ctypes.c_void_p((ctypes.addressof(room) + 63) & ~63)
+    status = _driver().cuTensorMapEncodeTiled(
+        encoded,
+        _BYTES,
+        rank,
+        ctypes.c_void_p(address),
+        (ctypes.c_uint64 * rank)(*reversed(shape)),
+        (ctypes.c_uint64 * (rank - 1))(*reversed(pitches)),
+        (ctypes.c_uint32 * rank)(*reversed(box)),
+        (ctypes.c_uint32 * rank)(*(1,) * rank),
+        0,
+        _SWIZZLE_128,
+        _PROMOTE_256,
+        0,
+    )
+    _check(status, "cuTensorMapEncodeTiled")
+    return TensorMap.from_buffer_copy(ctypes.string_at(encoded, ctypes.sizeof(TensorMap)))
+
+
+@dataclass(frozen=True, eq=False)
+class Kernel:
+    """A kernel loaded on one GPU, which `kernel` makes."""
+
+    module: ctypes.c_void_p
+    function: ctypes.c_void_p
+    types: tuple[Any, ...]
+    threads: int
+    smem_bytes: int
+
+    def __call__(self, programs: int, stream: int, arguments: Sequence[Any]) -> None:
+        """Queue `programs` blocks on the stream, as a programmatic dependent of what was queued before."""
+        values = [t(a) if t is not TensorMap else a for t, a in zip(self.types, arguments, strict=True)]
+        pointers = (ctypes.c_void_p * len(values))(*(ctypes.addressof(v) for v in values))
+        attributes = (_Attribute * 1)()
+        attributes[0].id, attributes[0].value[0] = _PDL, 1
+        config = _Config((programs, 1, 1), (self.threads, 1, 1), self.smem_bytes, stream, attributes, 1)
+        _check(_driver().cuLaunchKernelEx(ctypes.byref(config), self.function, pointers, None), "cuLaunchKernelEx")
+
+
+def kernel(cubin: bytes, name: str, types: Sequence[Any], threads: int, smem_bytes: int) -> Kernel:
+    """Load `name` of a binary on the current GPU; `types` are ctypes of its parameters."""
+    module, function = ctypes.c_void_p(), ctypes.c_void_p()
+    _check(_driver().cuModuleLoadData(ctypes.byref(module), cubin), "cuModuleLoadData")
+    _check(_driver().cuModuleGetFunction(ctypes.byref(function), module, name.encode()), "cuModuleGetFunction")
+    _check(_driver().cuFuncSetAttribute(function, _MAX_SMEM, smem_bytes), "cuFuncSetAttribute")
+    return Kernel(module, function, tuple(types), threads, smem_bytes)

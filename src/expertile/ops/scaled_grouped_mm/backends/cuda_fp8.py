@@ -1,0 +1,168 @@
+"""cuda_fp8: our CUDA C++ kernel for sm_90a (H100, H200), compiled by NVRTC; e4m3, float32 scales, promoted every 128.
+
+    out_g = Σ_blocks (scale_a[:, block] ⊗ scale_b[:, block]) ∘ (a_g[:, block] @ b_g[block, :])
+
+    RAGGED_M  a [M_tot, K]  b [G, K, N] stored [G, N, K]  scales BLOCK  out[rows of g], bfloat16 or float16
+
+What Gluon (`gluon_fp8`) lacked: tiles of 192 columns, since its block shapes are powers of two. Two consumers of
+64 x 192 read (128 + 192) · 128 bytes for 128 · 192 · 256 FLOP, 40 KB a step. Sums and products take 192 of a thread's
+232 registers; one consumer promotes while the other multiplies. Gluon stands two `bar.sync` beside each step's
+barriers, where here one lane of a warp arrives.
+
+`auto` does not choose it, for its speed was measured in trials and no record has it: ask for `backend="cuda_fp8"`.
+
+Limits: the tensor cores and the power they draw. `_cuda_fp8.cu` says how the work is laid out on the chip.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+import torch
+
+from expertile.device import Device
+from expertile.ops.grouped_mm.problem import Layout
+from expertile.ops.grouped_mm.tail import zero_rows
+from expertile.ops.launch import nvrtc
+from expertile.ops.scaled_grouped_mm.backend import Backend, Operands
+from expertile.ops.scaled_grouped_mm.problem import BLOCK, Recipe, ScaledProblem
+
+_SOURCE = Path(__file__).with_name("_cuda_fp8.cu")
+_ROWS = 128  # of a tile: two consumers of 64
+_ADDRESS, _INT, _LONG = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
+_HIGH_WORD = hex(1 << 30 | 1024 >> 4)  # of a matrix descriptor: the 128-byte swizzle, 1024 bytes for 8 rows
+_TYPES = (*(nvrtc.TensorMap,) * 2, *(_ADDRESS,) * 4, *(_INT,) * 4, *(_LONG,) * 6)
+
+
+@dataclass(frozen=True)
+class Config:
+    """Tile sizes and schedule.
+
+    block_n: 64, 128 or 192.
+    group_m: rows of tiles that share one pass over a group's weights.
+    """
+
+    block_n: int = 192
+    num_stages: int = 4
+    group_m: int = 16
+
+    def smem_bytes(self, groups: int) -> int:
+        """Shared memory of one program: ring, scales, barriers, the groups' tiles and rows, and up to 1024 to align."""
+        stage = (_ROWS + self.block_n) * BLOCK + _ROWS * 4 + 16 + self.block_n // 64 * 4
+        return 1024 + 16 + self.num_stages * stage + 8 * groups
+
+    def source(self, dtype: torch.dtype) -> str:
+        """The program, for results of that dtype."""
+        macros = {
+            "BLOCK_N": self.block_n,
+            "STAGES": self.num_stages,
+            "GROUP_M": self.group_m,
+            "OUT_HALF": int(dtype is torch.float16),
+        }
+        defined = "".join(f"#define {name} {value}\n" for name, value in macros.items())
+        types = "typedef unsigned int u32;\ntypedef unsigned long long u64;\n"
+        general = "template <int N> struct Columns {};\n"
+        products = "".join(map(_multiply, sorted({*range(64, self.block_n, 64), self.block_n})))
+        return defined + types + general + products + _SOURCE.read_text()
+
+
+def _multiply(n: int) -> str:
+    """One wgmma of n columns and 32 summands: d += a · bᵀ, or d = where MORE is 0. A, B are added to the low words of
+    the descriptors in here: the compiler would keep each sum in a register of its own."""
+    names = ", ".join(f"%{i}" for i in range(n // 2))
+    registers = ", ".join(f'"+f"(d[{i}])' for i in range(n // 2))
+    a, b, to_a, to_b, more = (f"%{n // 2 + i}" for i in range(5))
+    return (
+        "template <int A, int B, int MORE>\n"
+        f"__device__ __forceinline__ void multiply(Columns<{n}>, float* d, u32 a, u32 b) {{\n"
+        '  asm volatile("{ .reg .pred more; .reg .b32 x, y; .reg .b64 p, q; "\n'
+        f'    "add.u32 x, {a}, {to_a}; add.u32 y, {b}, {to_b}; setp.ne.b32 more, {more}, 0; "\n'
+        f'    "mov.b64 p, {{x, {_HIGH_WORD}}}; mov.b64 q, {{y, {_HIGH_WORD}}}; "\n'
+        f'    "wgmma.mma_async.sync.aligned.m64n{n}k32.f32.e4m3.e4m3 {{{names}}}, p, q, more, 1, 1; }}"\n'
+        f'    : {registers} : "r"(a), "r"(b), "n"(A), "n"(B), "n"(MORE));\n}}\n'
+    )
+
+
+def supports(problem: ScaledProblem, device: Device) -> str | None:
+    """The reason this kernel can't compute `problem` on `device`, or None."""
+    p = problem
+    if device.kind != "cuda" or device.capability != (9, 0):
+        return "needs compute capability 9.0 (H100, H200): it is written for that architecture's wgmma instructions"
+    if p.layout is not Layout.RAGGED_M or p.recipe is not Recipe.BLOCK:
+        return f"takes ragged rows with scales of blocks, not {p.layout.value} with {p.recipe.value}"
+    if p.has_bias:
+        return "takes no bias"
+    if p.out_dtype not in (torch.bfloat16, torch.float16):
+        return f"writes bfloat16 or float16, not {p.out_dtype}"
+    if p.groups > 2048:
+        return f"at most 2048 groups (their tiles are listed in shared memory), not {p.groups}"
+    if not (p.a_aligned and p.b_aligned):
+        return "TMA needs base addresses that are multiples of 16 bytes"
+    if p.a_strides[-1] != 1 or p.b_strides[-2] != 1:
+        return f"e4m3 wgmma reads both operands with K contiguous, got strides {p.a_strides} and {p.b_strides}"
+    if any(s <= 0 or s % 16 for s in (p.a_strides[0], p.b_strides[-1], p.b_strides[0])):
+        return f"TMA needs strides that are positive multiples of 16 bytes, got {p.a_strides} and {p.b_strides}"
+    if p.n % 8:
+        return f"stores 8 columns at a time, N is {p.n}"
+    return nvrtc.missing()
+
+
+@lru_cache(maxsize=1024)
+def configs(problem: ScaledProblem, device: Device) -> tuple[Config, ...]:
+    """Configs worth timing, the default first."""
+    found = (Config(), Config(group_m=8), Config(128, 6))
+    return tuple(c for c in found if c.smem_bytes(problem.groups) <= device.smem_bytes)
+
+
+@lru_cache(maxsize=64)
+def _binary(config: Config, dtype: torch.dtype) -> bytes:
+    return nvrtc.compiled(config.source(dtype), ("--gpu-architecture=sm_90a", "--std=c++17"))
+
+
+@lru_cache(maxsize=64)
+def _kernel(config: Config, dtype: torch.dtype, groups: int, device: int) -> nvrtc.Kernel:
+    """The kernel on GPU number `device`, the current one."""
+    smem_bytes, binary = config.smem_bytes(groups), _binary(config, dtype)
+    return nvrtc.kernel(binary, "scaled_grouped_mm", _TYPES, 3 * 128, smem_bytes)
+
+
+def run(problem: ScaledProblem, operands: Operands, config: Config, out: torch.Tensor | None) -> torch.Tensor:
+    """Compute into `out` (rows past offs[-1] are left alone) or a new tensor; queues one kernel, waits for nothing."""
+    p, o = problem, operands
+    if out is None:
+        out = o.a.new_empty(p.out_shape, dtype=p.out_dtype)
+    elif out.stride(1) != 1 or out.stride(0) % 8 or out.data_ptr() % 16:
+        # The copy carries the rows that are to be left alone.
+        return out.copy_(run(p, o, config, out.new_empty(out.shape).copy_(out)))
+    if not (p.groups and p.m and p.n):
+        return out
+    if p.k == 0:
+        return zero_rows(p, o, out)  # type: ignore[arg-type]
+    with torch.cuda.device(out.device):
+        a = nvrtc.tensor_map(o.a.data_ptr(), (p.m, p.k), p.a_strides[:1], (64, BLOCK))
+        shape, pitches = (p.groups, p.n, p.k), (p.b_strides[0], p.b_strides[2])
+        b = nvrtc.tensor_map(o.b.data_ptr(), shape, pitches, (1, config.block_n, BLOCK))
+        # Powers of two, so that few numbers of groups have kernels of their own.
+        groups = max(32, 1 << (p.groups - 1).bit_length())
+        tensors = (o.offs, o.scale_a, o.scale_b, out)
+        _kernel(config, p.out_dtype, groups, out.get_device())(
+            Device.current(out.device).sm_count,
+            torch.cuda.current_stream().cuda_stream,
+            (
+                *(a, b, *(t.data_ptr() for t in tensors), p.groups, p.m, p.n, p.k),
+                *(*p.scale_a_strides, *p.scale_b_strides, out.stride(0) * out.element_size()),
+            ),
+        )
+    return out
+
+
+BACKEND = Backend(
+    name="cuda_fp8",
+    summary="CUDA C++ kernel for Hopper: tiles 192 columns wide, TMA ring, FP8 wgmma, float32 promotion every 128",
+    supports=supports,
+    configs=configs,
+    run=run,
+)
