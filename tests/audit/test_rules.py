@@ -34,7 +34,10 @@ COPIES = (
 )
 
 BUS = "| message | algbw | busbw |\n|-|-|-|\n| 1 GB | 262 GB/s | 458 GB/s |\n| 4 GB | 352 GB/s | {} GB/s |\n"
-TABULAR = "GPU (A100 40GB, 1555 GB/s) & ms & HBM bandwidth, GB/s \\\\ \\hline\nnaive & 1.92 & 559 \\\\\nfused & 0.60 & {} \\\\\n"
+TABULAR = (
+    "GPU (A100 40GB, 1555 GB/s) & ms & HBM bandwidth, GB/s \\\\ \\hline\n"
+    "naive & 1.92 & 559 \\\\\nfused & 0.60 & {} \\\\\n"
+)
 CASES = [
     # name, rule, wrong, right
     ("bus bandwidth", "bus bandwidth", BUS.format("880"), BUS.format("616")),
