@@ -122,7 +122,7 @@ class Bench:
         device = self.site.torch_device
         right = [n for n, v in verdicts.items() if isinstance(v, Verdict) and v.ok]
         more = {n: details(n) if n in right else {} for n in verdicts}
-        timed = [TimedCall(n, _named(run, n)) for n in right]
+        timed = [TimedCall(n, lambda _, n=n: run(n)) for n in right]  # type: ignore[misc]
         outcomes = time_interleaved(timed, policy=call.policy, device=device, budget=self.budget)
         release(device)
         sizes = {"model": plan.name, "layers": plan.options["num_hidden_layers"]}
@@ -156,10 +156,6 @@ class Bench:
                     peak = held + peak_memory(lambda name=name: run(name), device)  # type: ignore[misc]
                 yield Record(metric=PEAK_BYTES, value=peak, env=one.env, date=timestamp(), **fields)
                 release(device)
-
-
-def _named(run: Callable[[str], Any], name: str) -> Callable[[int], Any]:
-    return lambda _: run(name)
 
 
 def measure(
@@ -232,7 +228,6 @@ def train(bench: Bench, plan: Plan, tokens: int) -> Iterator[Record]:
     ids = torch.randint(0, config.vocab_size, (1, tokens), device=device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6, fused=True)
     some = (experts[0].gate_up_proj, experts[-1].down_proj, model.lm_head.weight)
-
     compiled = _compilable(model)
 
     def forward(name: str) -> Tensor:
