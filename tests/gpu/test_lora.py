@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from expertile.formats.weight_only import quantize
 from expertile.moe.experts import moe_mlp
@@ -92,10 +93,12 @@ def test_products_with_a_second_pair(rank, interleaved):
         dy, down, o.rows, o.slots, weights, pre, o.offs, *form, False, (u, a2)
     )
     grad = gathered_mm(dy, down, o.rows, o.offs)
-    right = low_rank.backward(grad, pre, None, None, u, a2, o.slots, o.positions, weights, o.offs, *form)
+    wide = 32 if rank == 16 else 128  # its kernel takes powers of two
+    more = F.pad(u, (0, wide - rank)), F.pad(a2, (0, 0, 0, wide - rank))
+    right = low_rank.backward(grad, pre, None, None, *more, o.slots, o.positions, weights, o.offs, *form)
     near(dpre, right[0])
     near(act_w, right[1])
-    torch.testing.assert_close(dweights, right[2], rtol=2e-2, atol=2e-2)
+    assert (dweights - right[2]).norm() < 1e-2 * right[2].norm()  # a sum of I products, each rounded on one side
 
 
 def test_a_graph_that_is_kept():
