@@ -54,11 +54,11 @@ JOBS = (
     Job("FP8 products", "fp8-large", ("scaled_grouped_mm",), ("expertile",), _AUTO, specialised=("DeepGEMM",)),
     Job(
         "4-bit products",
-        "int4-models",
-        ("int4_grouped_mm",),
+        "weight-only",
+        ("weight_only_mm",),
         ("expertile",),
         _AUTO,
-        specialised=("Marlin", "triton_kernels"),
+        specialised=("Marlin", "triton_kernels", "Humming"),
     ),
     Job("MoE layer, forward", "moe-sonic", ("moe",), ("expertile",), _AUTO, specialised=("SonicMoE",)),
     Job("MoE layer, training", "moe-sonic", ("moe_train",), ("expertile",), _AUTO, specialised=("SonicMoE",)),
@@ -83,6 +83,7 @@ JOBS = (
 _BACKENDS = {
     "DeepGEMM": "deepgemm",
     "FlashAttention 3": "fa3",
+    "Humming": "humming",
     "Marlin": "marlin",
     "SonicMoE": "sonicmoe",
     "quack": "quack",
