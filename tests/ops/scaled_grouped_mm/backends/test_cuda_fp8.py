@@ -60,7 +60,7 @@ def test_runs_by_name_alone(with_nvrtc):
     problem = cases.problem_of(case, cases.make(case))
     choice = choose(problem, H200, (BACKEND, loop.BACKEND))
     assert choice.backend is loop.BACKEND
-    assert [e.reason for e in choice.estimates] == ["runs by its name alone: no record of its speed yet"]
+    assert [e.reason is not None and "runs by its name alone" in e.reason for e in choice.estimates] == [True]
     chosen, config = select(problem, H200, Request("cuda_fp8"), by_name, choose)
     assert chosen is BACKEND and config == Config()
 
