@@ -8,13 +8,7 @@ import re
 import pytest
 from rich.console import Console
 
-from expertile.cli.traffic import (
-    OPERATORS,
-    explain_operator,
-    measured_table,
-    records_in,
-    subject_of,
-)
+from expertile.cli.traffic import OPERATORS, explain_operator, measured_table, records_in, subject_of
 from expertile.device import Device
 from expertile.lab.race.record import append
 from expertile.lab.traffic import formulas

@@ -39,10 +39,7 @@ def test_the_page_shows_both_curves(main, tmp_path):
 
 @pytest.mark.parametrize(
     "options, words",
-    [
-        (["--out", "curves.txt"], "--out: expected .*html"),
-        (["--hidden", "30", "--heads", "4"], "--hidden: .*multiple"),
-    ],
+    [(["--out", "curves.txt"], "--out: expected .*html"), (["--hidden", "30", "--heads", "4"], "--hidden: .*multiple")],
 )
 def test_wrong_options(main, options, words, capsys):
     with pytest.raises(SystemExit):

@@ -54,10 +54,7 @@ def host_seconds(calls, count=2000, block=100):
 
 def test_eager_overhead_is_near_that_of_torch():
     a, b, offs = operands()
-    calls = {
-        "F.grouped_mm": lambda: F.grouped_mm(a, b, offs=offs),
-        "auto": lambda: xt.grouped_mm(a, b, offs=offs),
-    }
+    calls = {"F.grouped_mm": lambda: F.grouped_mm(a, b, offs=offs), "auto": lambda: xt.grouped_mm(a, b, offs=offs)}
     for name in OWN:
         calls[name] = lambda name=name: xt.grouped_mm(a, b, offs=offs, backend=name)
     seconds = host_seconds(calls)

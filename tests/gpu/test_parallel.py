@@ -48,13 +48,7 @@ def close(got, expected, limit=1e-2):
     assert (got.double() - expected.double()).norm() <= limit * expected.double().norm()
 
 
-OPTIONS = (
-    {},
-    {"chunks": 4},
-    {"combine": "partial"},
-    {"max_tokens": T},
-    {"max_tokens": T + 9, "combine": "partial"},
-)
+OPTIONS = ({}, {"chunks": 4}, {"combine": "partial"}, {"max_tokens": T}, {"max_tokens": T + 9, "combine": "partial"})
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)

@@ -109,8 +109,7 @@ def test_configs_of_strips(source):
 
 
 @pytest.mark.parametrize(
-    "sizes, past, k",
-    [((5, 0, 128, 129), 0, 256), ((0, 0), 3, 200), ((1000,), 7, 1001), ((100,) * 200, 50, 128)],
+    "sizes, past, k", [((5, 0, 128, 129), 0, 256), ((0, 0), 3, 200), ((1000,), 7, 1001), ((100,) * 200, 50, 128)]
 )
 def test_tokens(sizes, past, k):
     for dtype in DTYPES:

@@ -87,11 +87,7 @@ def flat(*shape):
 # Qwen3's sizes and gpt-oss's, which end within a tile.
 @pytest.mark.parametrize(
     "arch, tokens, bias, hidden, inner",
-    [
-        (80, 1, True, 2048, 768),
-        (90, 1, False, 2048, 768),
-        (90, 4, True, 2880, 2880),
-    ],
+    [(80, 1, True, 2048, 768), (90, 1, False, 2048, 768), (90, 4, True, 2880, 2880)],
 )
 def test_few_tokens(arch, tokens, bias, hidden, inner, monkeypatch):
     monkeypatch.setattr(_few, "supports_pdl", lambda x: arch >= 90)

@@ -51,13 +51,7 @@ MODELS = {
     ),
     "gpt_oss": (
         "GptOss",
-        dict(
-            intermediate_size=24,
-            num_local_experts=4,
-            num_experts_per_tok=2,
-            head_dim=8,
-            sliding_window=8,
-        ),
+        dict(intermediate_size=24, num_local_experts=4, num_experts_per_tok=2, head_dim=8, sliding_window=8),
     ),
 }
 

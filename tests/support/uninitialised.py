@@ -196,10 +196,7 @@ def _scaled(d: Data, backend: str) -> Iterator[tuple[str, Callable[[], Tensors]]
 
 
 def _attention(d: Data, backend: str) -> Iterator[tuple[str, Callable[[], Tensors]]]:
-    for name, shape, options in (
-        ("plain", (2, 4, 37, 40), {}),
-        ("causal", (1, 2, 70, 64), {"causal": True}),
-    ):
+    for name, shape, options in (("plain", (2, 4, 37, 40), {}), ("causal", (1, 2, 70, 64), {"causal": True})):
         q, k, v = d.normal(*shape), d.normal(*shape), d.normal(*shape)
         yield (
             name,

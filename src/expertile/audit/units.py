@@ -43,10 +43,7 @@ NO_UNIT = Unit("number", 1.0, 1.0)
 _FORMS: tuple[tuple[str, str], ...] = (
     ("s_per_token", rf"(?P<t>{_TIME}) ?(?:/|per) ?(?i:output |generated )?(?i:{_TOKEN})\b"),
     ("tokens_per_s", rf"(?P<p>[kKM])? ?(?:(?i:{_TOKEN}) ?{_PER_S}|(?:t/s|TPS|tps|toks/s)\b)"),
-    (
-        "items_per_s",
-        rf"(?P<p>[kKM])? ?(?:(?i:{_ITEM})(?= ?{_PER_S})|(?:fps|FPS|qps|QPS|rps|RPS)\b)(?: ?{_PER_S})?",
-    ),
+    ("items_per_s", rf"(?P<p>[kKM])? ?(?:(?i:{_ITEM})(?= ?{_PER_S})|(?:fps|FPS|qps|QPS|rps|RPS)\b)(?: ?{_PER_S})?"),
     ("items_per_s", rf"(?:(?i:{_ITEM})) ?(?:/|per) ?(?P<t>min(?:ute)?|h(?:our)?)\b"),
     ("s_per_item", rf"(?P<t>{_TIME}) ?(?:/|per) ?(?:(?i:{_ITEM})|prompt|layer|epoch|call|launch|kernel|op)\b"),
     (

@@ -46,8 +46,7 @@ def explain(
     ] = "forward",
     dtype: Annotated[str, typer.Option(help="bf16, fp16 or fp32.")] = "bf16",
     routing: Annotated[
-        str,
-        typer.Option(help="balanced, uniform, skewed, zipf(1.2), one-expert, half-empty, or a FILE.json / .npz."),
+        str, typer.Option(help="balanced, uniform, skewed, zipf(1.2), one-expert, half-empty, or a FILE.json / .npz.")
     ] = "uniform",
     seed: Annotated[int, typer.Option(help="Seed of the routing.", min=0)] = 0,
     gpu: Annotated[

@@ -235,12 +235,7 @@ class ExpertParallel:
             )
 
     def _validate(
-        self,
-        x: torch.Tensor,
-        dtype: torch.dtype,
-        experts: Experts,
-        topk_ids: torch.Tensor,
-        topk_weights: torch.Tensor,
+        self, x: torch.Tensor, dtype: torch.dtype, experts: Experts, topk_ids: torch.Tensor, topk_weights: torch.Tensor
     ) -> None:
         c, e = self.config, max(1, len(self.experts))
         check_ids(topk_ids, c.num_experts)

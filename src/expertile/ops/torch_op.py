@@ -78,10 +78,7 @@ def differentiable_eagerly(
 
 
 def differentiable(
-    op: Any,
-    gradient: Callable[..., Any],
-    setup: Callable[..., None],
-    sharding: Callable[..., Placements] | None = None,
+    op: Any, gradient: Callable[..., Any], setup: Callable[..., None], sharding: Callable[..., Placements] | None = None
 ) -> Callable[..., Any]:
     """Register `gradient(ctx, *grads)` and `setup(ctx, inputs, output)` as the autograd of the custom operator `op`;
     return what calls it. That also works under torch.func.grad, vjp and vmap (an element at a time), for which torch's

@@ -40,11 +40,7 @@ def gptq(q, scale, zero, version: int = 1) -> dict[str, torch.Tensor]:
 
 
 def awq(q, scale, zero) -> dict[str, torch.Tensor]:
-    return {
-        "qweight": words(q.t(), AWQ_ORDER),
-        "qzeros": words(zero.t(), AWQ_ORDER),
-        "scales": scale.t().contiguous(),
-    }
+    return {"qweight": words(q.t(), AWQ_ORDER), "qzeros": words(zero.t(), AWQ_ORDER), "scales": scale.t().contiguous()}
 
 
 def compressed(q, scale, zero=None) -> dict[str, torch.Tensor]:

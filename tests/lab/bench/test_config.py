@@ -23,23 +23,12 @@ def test_the_example_of_the_docstring_is_read(tmp_path):
     assert spec.presets == ("squares", "models")
     assert spec.policy == "both" and spec.policies == ("graph", "eager")
     assert (spec.rounds, spec.quick, spec.batch, spec.seq, spec.seed) == (30, False, 16, 512, 0)
-    assert (spec.include, spec.skip, spec.out) == (
-        ("torch_grouped", "loop"),
-        ("padded_bmm",),
-        "results",
-    )
+    assert (spec.include, spec.skip, spec.out) == (("torch_grouped", "loop"), ("padded_bmm",), "results")
     assert spec.only == ("*",)
     assert spec.candidates == (f"{tmp_path}/my_kernel.py:fn",)
     assert (spec.routing, spec.tokens) == ("zipf(1.2)", (128, 8192))
     up, wgrad, vocabulary = spec.inline
-    assert (up.name, up.groups, up.m, up.n, up.k, up.dtype) == (
-        "my-up",
-        64,
-        4096 * 8,
-        2048,
-        4096,
-        "bf16",
-    )
+    assert (up.name, up.groups, up.m, up.n, up.k, up.dtype) == ("my-up", 64, 4096 * 8, 2048, 4096, "bf16")
     assert up.group_sizes == draw("skewed", 4096, 64, 8)[0].group_sizes
     assert (wgrad.layout.value, wgrad.m, wgrad.n, wgrad.k) == ("ragged_k", 512, 1024, 512)
     assert (wgrad.group_sizes, wgrad.a_layout, wgrad.b_layout) == ((100, 0, 412), "km", "kn")

@@ -116,11 +116,7 @@ def test_records_of_a_definition_become_its_traces(tmp_path):
     assert found.definitions == (name,) and found.traces == 1 and sum(found.left_out.values()) == 2
     (trace,) = lines(tmp_path / f"traces/expertile/moe/{name}.jsonl")
     # Under the policy that the reference was timed under as well.
-    assert trace["evaluation"]["performance"] == {
-        "latency_ms": 2.0,
-        "reference_latency_ms": 4.0,
-        "speedup_factor": 2.0,
-    }
+    assert trace["evaluation"]["performance"] == {"latency_ms": 2.0, "reference_latency_ms": 4.0, "speedup_factor": 2.0}
     (solution,) = (tmp_path / "solutions").rglob("*.json")
     assert "moe_fp8(" in json.loads(solution.read_text())["sources"][0]["content"].rpartition("def run(")[2]
 

@@ -23,13 +23,7 @@ BUDGET = Budget(0.02, min_rounds=3, max_rounds=3)
 _SMALL = {
     "Qwen3-30B-A3B": dict(moe_intermediate_size=16, num_experts=8, num_experts_per_tok=3),
     "Mixtral-8x7B": dict(intermediate_size=48, num_local_experts=4),
-    "DeepSeek-V3": dict(
-        moe_intermediate_size=16,
-        n_routed_experts=8,
-        num_experts_per_tok=2,
-        n_group=4,
-        topk_group=2,
-    ),
+    "DeepSeek-V3": dict(moe_intermediate_size=16, n_routed_experts=8, num_experts_per_tok=2, n_group=4, topk_group=2),
     "gpt-oss-120b": dict(intermediate_size=24, num_local_experts=4, num_experts_per_tok=2),
 }
 
@@ -121,10 +115,7 @@ def test_who_is_called():
 
 @pytest.mark.parametrize(
     "model, case",
-    [
-        *((model, lab.Case(40, both=True)) for model in SMALL),
-        (SMALL[3], lab.Case(12)),
-    ],
+    [*((model, lab.Case(40, both=True)) for model in SMALL), (SMALL[3], lab.Case(12))],
     ids=lambda x: x.name if isinstance(x, lab.Model) else ("forward", "both")[x.both],
 )
 def test_records_of_a_case(model, case):

@@ -155,12 +155,7 @@ def test_a_backend_that_now_fails_is_broken_and_one_that_always_did_is_not():
 
 
 def test_another_shape_dtype_or_policy_is_another_row():
-    for change in (
-        {"shape": {"groups": 3}},
-        {"dtype": "fp16"},
-        {"policy": "eager"},
-        {"op": "scaled_grouped_mm"},
-    ):
+    for change in ({"shape": {"groups": 3}}, {"dtype": "fp16"}, {"policy": "eager"}, {"op": "scaled_grouped_mm"}):
         assert {r.verdict for r in compare([timed()], [timed(**change)])} == {"missing", "new"}
     same = timed(shape={"group_sizes": [3, 4], "groups": 2})
     assert [r.verdict for r in compare([timed()], [same])] == ["tie"]

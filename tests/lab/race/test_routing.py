@@ -9,16 +9,7 @@ from hypothesis import strategies as st
 
 from expertile.lab.race.routing import draw, parse_routing, topk_ids, usage
 
-SPECS = (
-    "balanced",
-    "uniform",
-    "uneven(0.3)",
-    "zipf(1.2)",
-    "skewed",
-    "skewed(1, 2)",
-    "one-expert",
-    "half-empty",
-)
+SPECS = ("balanced", "uniform", "uneven(0.3)", "zipf(1.2)", "skewed", "skewed(1, 2)", "one-expert", "half-empty")
 
 
 @st.composite

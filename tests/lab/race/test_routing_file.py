@@ -10,10 +10,7 @@ from hypothesis import strategies as st
 from expertile.lab.race.routing import draw, parse_routing, topk_ids
 from expertile.lab.race.routing_file import read_routing_file
 
-GOOD = {
-    "num_experts": 4,
-    "layers": [{"name": "a", "counts": [3, 0, 1, 2]}, {"topk_ids": [[0, 3], [3, 1], [2, 3]]}],
-}
+GOOD = {"num_experts": 4, "layers": [{"name": "a", "counts": [3, 0, 1, 2]}, {"topk_ids": [[0, 3], [3, 1], [2, 3]]}]}
 
 
 def _write(tmp_path, data):
@@ -55,22 +52,13 @@ def test_npz_ids(tmp_path):
         ({"layers": []}, "num_experts: expected an integer of 1 or more, got nothing"),
         ({"num_experts": 2.0, "layers": []}, "num_experts: expected an integer of 1 or more, got 2.0"),
         ({"num_experts": True, "layers": []}, "num_experts: expected an integer of 1 or more, got True"),
-        (
-            {"num_experts": 2, "layers": []},
-            "layers: expected a list with at least one layer, got a list of 0",
-        ),
+        ({"num_experts": 2, "layers": []}, "layers: expected a list with at least one layer, got a list of 0"),
         ({"num_experts": 2, "layer": []}, "layer: unknown key; expected num_experts, layers"),
-        (
-            {"num_experts": 2, "layers": [5]},
-            r"layers\[0\]: expected an object with counts or topk_ids, got 5",
-        ),
+        ({"num_experts": 2, "layers": [5]}, r"layers\[0\]: expected an object with counts or topk_ids, got 5"),
         ({"num_experts": 2, "layers": [{"count": []}]}, r"layers\[0\]\.count: unknown key"),
         ({"num_experts": 2, "layers": [{}]}, r"layers\[0\]: expected counts or topk_ids, got neither"),
         ({"num_experts": 2, "layers": [{"counts": [1, 2], "topk_ids": [[0]]}]}, r"layers\[0\]: .* got both"),
-        (
-            {"num_experts": 2, "layers": [{"name": 3, "counts": [1, 2]}]},
-            r"layers\[0\]\.name: expected .* got 3",
-        ),
+        ({"num_experts": 2, "layers": [{"name": 3, "counts": [1, 2]}]}, r"layers\[0\]\.name: expected .* got 3"),
         (
             {"num_experts": 2, "layers": [{"counts": [1]}]},
             r"layers\[0\]\.counts: expected a list of 2 .*, got a list of 1",
@@ -79,19 +67,10 @@ def test_npz_ids(tmp_path):
             {"num_experts": 2, "layers": [{"counts": [1, -3]}]},
             r"layers\[0\]\.counts\[1\]: expected an integer of 0 or more, got -3",
         ),
-        (
-            {"num_experts": 2, "layers": [{"topk_ids": []}]},
-            r"topk_ids: expected a list with one row per token",
-        ),
-        (
-            {"num_experts": 2, "layers": [{"topk_ids": [[0], [0, 1]]}]},
-            r"topk_ids\[1\]: expected 1 ids .*, got 2",
-        ),
+        ({"num_experts": 2, "layers": [{"topk_ids": []}]}, r"topk_ids: expected a list with one row per token"),
+        ({"num_experts": 2, "layers": [{"topk_ids": [[0], [0, 1]]}]}, r"topk_ids\[1\]: expected 1 ids .*, got 2"),
         ({"num_experts": 2, "layers": [{"topk_ids": [[2]]}]}, r"topk_ids\[0\]\[0\]: .* from 0 to 1, got 2"),
-        (
-            {"num_experts": 2, "layers": [{"topk_ids": [[1, 1]]}]},
-            r"topk_ids\[0\]: expected distinct ids, got \[1, 1\]",
-        ),
+        ({"num_experts": 2, "layers": [{"topk_ids": [[1, 1]]}]}, r"topk_ids\[0\]: expected distinct ids, got \[1, 1\]"),
         (
             {"num_experts": 1, "layers": [{"name": "a", "counts": [1]}, {"name": "a", "counts": [1]}]},
             r"layers\[1\]\.name: expected a name of its own, got 'a'",

@@ -28,8 +28,7 @@ def test_ranking_is_by_time_without_baselines_and_without_failures():
 
 
 @pytest.mark.parametrize(
-    ("ratio", "spread", "expected"),
-    [(1.005, 0.0, True), (1.02, 0.0, False), (1.05, 0.03, True), (1.05, 0.02, False)],
+    ("ratio", "spread", "expected"), [(1.005, 0.0, True), (1.02, 0.0, False), (1.05, 0.03, True), (1.05, 0.02, False)]
 )
 def test_ties_by_closeness_or_overlap(ratio, spread, expected):
     first = samples.record(backend="a", time_s=100e-6, spread=spread)

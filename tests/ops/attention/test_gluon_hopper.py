@@ -10,13 +10,7 @@ import torch
 
 from expertile.device import Device
 from expertile.ops.attention.backend import new_lse
-from expertile.ops.attention.backends import (
-    _hopper_dkdv,
-    _hopper_dq,
-    _hopper_forward,
-    _statistics,
-    gluon_hopper,
-)
+from expertile.ops.attention.backends import _hopper_dkdv, _hopper_dq, _hopper_forward, _statistics, gluon_hopper
 from expertile.ops.attention.backends._hopper_configs import ForwardConfig, PassConfig, padded_dim
 from expertile.ops.attention.backends._statistics import STAT_PAD, Statistics
 from expertile.ops.attention.backends.gluon_hopper import BACKEND
@@ -219,10 +213,7 @@ def test_compiles_to_wgmma_and_tma(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("case", "words"),
-    [
-        (Case("fp32", 64, 64, dtype=torch.float32), "not torch.float32"),
-        (Case("D 36", 64, 64, dim=36), "16 bytes"),
-    ],
+    [(Case("fp32", 64, 64, dtype=torch.float32), "not torch.float32"), (Case("D 36", 64, 64, dim=36), "16 bytes")],
     ids=str,
 )
 def test_refusals_say_why(case: Case, words: str) -> None:

@@ -251,11 +251,7 @@ def test_odd_blocks():
 
 @pytest.mark.parametrize(
     "sizes, past, k, dtype",
-    [
-        ((5, 0, 128), 0, 128, torch.bfloat16),
-        ((0, 0), 3, 40, torch.float32),
-        ((129,), 7, 136, torch.float16),
-    ],
+    [((5, 0, 128), 0, 128, torch.bfloat16), ((0, 0), 3, 40, torch.float32), ((129,), 7, 136, torch.float16)],
 )
 def test_tokens(sizes, past, k, dtype):
     check_tokens(data(sum(sizes) + past, k, dtype=dtype), sizes, power_of_two=dtype is torch.float32)

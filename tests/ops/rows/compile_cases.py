@@ -15,11 +15,7 @@ from tests.support.fake_driver import compile_only
 MACHINES = {80: Machine(108, False), 90: Machine(132, True), 100: Machine(148, True)}
 ROWS = 4096
 # Columns: tiny, short, odd, of models, and as long as they come; odd ones cannot be loaded 16 bytes at a time.
-COLS = {
-    80: (1023, 5120),
-    90: (1, 256, 768, 1023, 4096, 5120, 32768, 131072, 262144),
-    100: (768,),
-}
+COLS = {80: (1023, 5120), 90: (1, 256, 768, 1023, 4096, 5120, 32768, 131072, 262144), 100: (768,)}
 DTYPES = (torch.float32, torch.bfloat16)
 WHOLE = 16
 

@@ -62,12 +62,7 @@ if not interpreter.active():
     @pytest.mark.compile
     @pytest.mark.parametrize(
         "rows, cols, centered, residual",
-        [
-            (8192, 1001, False, True),
-            (8192, 1001, True, False),
-            (8192, 20001, False, False),
-            (4096, 50257, True, False),
-        ],
+        [(8192, 1001, False, True), (8192, 1001, True, False), (8192, 20001, False, False), (4096, 50257, True, False)],
     )
     def test_bodies_of_norms_move_in_vectors(monkeypatch, rows, cols, centered, residual):
         monkeypatch.setattr(norms, "machine", lambda index: MACHINES[90])
@@ -85,12 +80,7 @@ else:
     interpreter.repair()
 
     # Several pieces, tiles of several rows with a last one that is not full, programs that stay.
-    CONFIGS = (
-        None,
-        RowConfig(1, 16, 1),
-        RowConfig(4, 128, 4),
-        RowConfig(2, 64, 1, programs_per_sm=1, num_stages=2),
-    )
+    CONFIGS = (None, RowConfig(1, 16, 1), RowConfig(4, 128, 4), RowConfig(2, 64, 1, programs_per_sm=1, num_stages=2))
     # 11 rows of an odd length start at every place of a word.
     ROWS = 11
 

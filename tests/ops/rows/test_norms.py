@@ -34,10 +34,7 @@ class Norm:
     eps: float
 
 
-NORMS = {
-    "layer_norm": Norm(layer_norm, F.layer_norm, True, 1e-5),
-    "rms_norm": Norm(rms_norm, F.rms_norm, False, 1e-6),
-}
+NORMS = {"layer_norm": Norm(layer_norm, F.layer_norm, True, 1e-5), "rms_norm": Norm(rms_norm, F.rms_norm, False, 1e-6)}
 of_both = pytest.mark.parametrize("norm", NORMS.values(), ids=NORMS)
 
 

@@ -34,12 +34,7 @@ def test_a_stale_page_is_named_and_left_alone(tool, monkeypatch, tmp_path, capsy
 
 @pytest.mark.parametrize(
     "argv",
-    [
-        ["nope"],
-        ["--doc", "x.md"],
-        ["moe", "scaling", "--records", "x.jsonl"],
-        ["traffic", "--records", "x.jsonl"],
-    ],
+    [["nope"], ["--doc", "x.md"], ["moe", "scaling", "--records", "x.jsonl"], ["traffic", "--records", "x.jsonl"]],
 )
 def test_mistakes_end_with_what_was_expected(tool, argv, capsys):
     with pytest.raises(SystemExit) as end:

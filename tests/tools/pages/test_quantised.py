@@ -84,11 +84,7 @@ def test_the_table_of_memory_and_speed():
         found += [record(int4, "bf16", 4e-4), record(int4, "expertile", 1e-4)]
         found += [record(named("int4-models", name), "expertile", 2e-4)]
     rows = [line.split(" | ") for line in blocks(found, H200)["models"].splitlines() if line.startswith("| mixtral")]
-    assert [row[2:5] for row in rows] == [
-        ["bf16", "800", "1.00×"],
-        ["FP8", "400", "2.00×"],
-        ["INT4", "200", "4.00×"],
-    ]
+    assert [row[2:5] for row in rows] == [["bf16", "800", "1.00×"], ["FP8", "400", "2.00×"], ["INT4", "200", "4.00×"]]
     assert [row[7] for row in rows] == ["1.00×", "2.00×", "3.88×"]
     assert weight_nbytes("mixtral", "bf16") == pytest.approx(3 * 8 * 4096 * 14336 * 2)
 

@@ -10,16 +10,7 @@ from expertile.lab.bench.sweeps import axis_of
 from expertile.lab.race.record import shipped_records
 from expertile.lab.report.contest import runs
 from tests.lab.report.samples import record
-from tools.pages.scaling import (
-    SECTIONS,
-    newest,
-    scaling_svg,
-    scaling_text,
-    sentences,
-    skew_cases,
-    sweeps,
-    update_docs,
-)
+from tools.pages.scaling import SECTIONS, newest, scaling_svg, scaling_text, sentences, skew_cases, sweeps, update_docs
 
 DOC = Path(__file__).parents[3] / "docs" / "results" / "scaling.md"
 SLOW = {"quick": 1.1, "slow": 3.0, "dense": 1.02, "copy": 1.02}  # time over the bound

@@ -145,12 +145,7 @@ class BenchSpec:
         """The workloads of the presets, then the inline ones; with `only`, those whose names match one of its patterns
         ("wgrad-*"). ValueError for an option no preset takes."""
         presets = workloads_for(
-            self.presets,
-            routing=self.routing,
-            tokens=self.tokens,
-            batch=self.batch,
-            seq=self.seq,
-            seed=self.seed,
+            self.presets, routing=self.routing, tokens=self.tokens, batch=self.batch, seq=self.seq, seed=self.seed
         )
         found = (*presets, *self.inline)
         return tuple(w for w in found if not self.only or any(fnmatchcase(w.name, p) for p in self.only))

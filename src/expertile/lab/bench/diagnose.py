@@ -24,15 +24,7 @@ import torch
 from expertile.device import Device
 from expertile.lab.measure.env import Env
 from expertile.lab.measure.environment import capture_env, new_run_id
-from expertile.lab.measure.interleaved import (
-    Budget,
-    Failure,
-    Outcome,
-    TimedCall,
-    failure_of,
-    release,
-    time_interleaved,
-)
+from expertile.lab.measure.interleaved import Budget, Failure, Outcome, TimedCall, failure_of, release, time_interleaved
 from expertile.lab.measure.timers import POLICIES, sets_for
 from expertile.lab.race.case import Site
 from expertile.lab.race.gate import check, full_precision

@@ -22,10 +22,7 @@ from expertile.roofline import bound
 AXES = ("tokens", "groups", "k", "n")
 
 # (experts, K, N, top-k): gate-up of Qwen3-30B-A3B (2 x 768 columns) and up of Mixtral-8x7B (config.json of each).
-_TOKEN_SWEEPS = {
-    "qwen3-gate-up": (128, 2048, 1536, 8),
-    "mixtral-up": (8, 4096, 14336, 2),
-}
+_TOKEN_SWEEPS = {"qwen3-gate-up": (128, 2048, 1536, 8), "mixtral-up": (8, 4096, 14336, 2)}
 _TOKENS = tuple(2**i for i in range(17))
 _GROUPS = tuple(2**i for i in range(10))
 _EXTENTS = tuple(2**i for i in range(8, 14))

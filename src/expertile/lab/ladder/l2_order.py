@@ -24,8 +24,5 @@ def _configs(problem: Problem, device: Device) -> tuple[triton_tma.Config, ...]:
 
 
 BACKEND = replace(
-    tma.BACKEND,
-    name="7_l2_order",
-    summary="as rung 6, with tiles in panels that share blocks in L2",
-    configs=_configs,
+    tma.BACKEND, name="7_l2_order", summary="as rung 6, with tiles in panels that share blocks in L2", configs=_configs
 )

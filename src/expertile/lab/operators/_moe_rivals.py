@@ -269,13 +269,7 @@ WAYS = (
     Way("liger", True, _liger, installed("liger_kernel", on_gpu), graph=False, compiles=True),
     Way("transformers", True, _transformers, installed("transformers", anywhere)),
     Way(
-        "sonicmoe",
-        True,
-        _sonic,
-        installed("sonicmoe", on_hopper),
-        arrange=_interleave,
-        interleaves=True,
-        compiles=True,
+        "sonicmoe", True, _sonic, installed("sonicmoe", on_hopper), arrange=_interleave, interleaves=True, compiles=True
     ),
 )
 

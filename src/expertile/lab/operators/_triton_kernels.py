@@ -108,13 +108,7 @@ def layer(w: Workload, x: Tensor, router: Tensor, weights: tuple[Mxfp4Weight, Te
         def call() -> tuple[Tensor, ...]:
             data, gather, scatter = routing(F.linear(x, router), top_k)
             act = matmul_ogs(
-                x,
-                up.w,
-                up.bias,
-                data,
-                gather_indx=gather,
-                precision_config=up.precision,
-                fused_activation=activation,
+                x, up.w, up.bias, data, gather_indx=gather, precision_config=up.precision, fused_activation=activation
             )
             return (
                 matmul_ogs(

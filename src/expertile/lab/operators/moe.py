@@ -271,14 +271,7 @@ def workload(name: str, preset: str, shape: Size, train: bool = False, note: str
     t, h, i, e, k = shape
     if not h >= e >= k >= 1:
         raise ValueError(f"shape: expected hidden >= experts >= top_k >= 1, got {h}, {e}, {k}")
-    dims = (
-        ("tokens", t),
-        ("hidden", h),
-        ("intermediate", i),
-        ("experts", e),
-        ("top_k", k),
-        ("routing", "uniform"),
-    )
+    dims = (("tokens", t), ("hidden", h), ("intermediate", i), ("experts", e), ("top_k", k), ("routing", "uniform"))
     return Workload(name + "-train" * train, preset, "moe_train" if train else "moe", dims, "bf16", note)
 
 

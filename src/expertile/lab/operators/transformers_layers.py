@@ -63,12 +63,7 @@ MODELS = (  # config.json of each on Hugging Face; what is not named here has no
         norm_topk_prob=True,
     ),
     _model(
-        "Mixtral-8x7B",
-        "Mixtral",
-        hidden_size=4096,
-        intermediate_size=14336,
-        num_local_experts=8,
-        num_experts_per_tok=2,
+        "Mixtral-8x7B", "Mixtral", hidden_size=4096, intermediate_size=14336, num_local_experts=8, num_experts_per_tok=2
     ),
     _model(
         "DeepSeek-V3",
@@ -84,12 +79,7 @@ MODELS = (  # config.json of each on Hugging Face; what is not named here has no
         first_k_dense_replace=0,
     ),
     _model(
-        "gpt-oss-120b",
-        "GptOss",
-        hidden_size=2880,
-        intermediate_size=2880,
-        num_local_experts=128,
-        num_experts_per_tok=4,
+        "gpt-oss-120b", "GptOss", hidden_size=2880, intermediate_size=2880, num_local_experts=128, num_experts_per_tok=4
     ),
 )
 

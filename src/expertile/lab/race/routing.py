@@ -141,10 +141,7 @@ def topk_ids(routing: Routing | str, tokens: int, num_experts: int, top_k: int =
         counts = distribution.counts(rng, tokens, num_experts, top_k, *routing.args)
         return rng.permutation(_spread(counts, tokens, top_k))
     return np.concatenate(
-        [
-            np.empty((0, top_k), np.int32),
-            *distribution.choices(rng, tokens, num_experts, top_k, *routing.args),
-        ]
+        [np.empty((0, top_k), np.int32), *distribution.choices(rng, tokens, num_experts, top_k, *routing.args)]
     )
 
 
@@ -221,10 +218,7 @@ def _gumbel_topk(rng: np.random.Generator, log_p: NDArray[np.float64], tokens: i
 
 
 def _largest(
-    prior: NDArray[np.float64],
-    noise: Callable[[tuple[int, int]], NDArray[np.float64]],
-    tokens: int,
-    top_k: int,
+    prior: NDArray[np.float64], noise: Callable[[tuple[int, int]], NDArray[np.float64]], tokens: int, top_k: int
 ) -> _Choices:
     """For each token the `top_k` largest of prior + noise, in chunks of tokens."""
     chunks = []

@@ -30,10 +30,7 @@ class Contest:
     def ranked(self) -> tuple[Row, ...]:
         """Right, timed, and not a baseline; fastest first."""
         return tuple(
-            sorted(
-                (row for row in self.rows if row.timed and not row.is_baseline),
-                key=lambda row: row.time_s or 0,
-            )
+            sorted((row for row in self.rows if row.timed and not row.is_baseline), key=lambda row: row.time_s or 0)
         )
 
     @cached_property

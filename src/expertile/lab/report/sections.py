@@ -18,17 +18,7 @@ from expertile.lab.report.figures_run import growth_figures, launch_figure, roof
 from expertile.lab.report.memory import MemoryChart, chart_svg, memory_charts
 from expertile.lab.report.memory import sentences as memory_sentences
 from expertile.lab.report.rows import POLICY_NAMES, Row, shape_text
-from expertile.lab.report.units import (
-    MISSING,
-    error,
-    micros,
-    percent,
-    plural,
-    rate,
-    short,
-    significant,
-    spread,
-)
+from expertile.lab.report.units import MISSING, error, micros, percent, plural, rate, short, significant, spread
 from expertile.lab.report.verdict import failures, overhead, sentences, standing
 
 _LISTED_GROUPS = 64

@@ -99,11 +99,7 @@ def matching(run: Run, shipped: Sequence[Run]) -> list[tuple[Run, str, dict[str,
 
 def _panels(run: Run) -> list[_Panel]:
     return [
-        _Panel(
-            POLICY_NAMES.get(policy, policy),
-            {contest.label: contest for contest in run.contests_of(policy)},
-            False,
-        )
+        _Panel(POLICY_NAMES.get(policy, policy), {contest.label: contest for contest in run.contests_of(policy)}, False)
         for policy in run.policies
     ]
 
@@ -178,12 +174,7 @@ def _cells(contest: Contest | None, backend: str) -> list[Text]:
         return [Text()] * len(_COLUMNS)
     if not row.timed:
         status = "refused" if row.status == "ok" else row.status
-        return [
-            Text(MISSING, style="dim"),
-            Text(status, style=_STATUS_STYLES.get(status, "")),
-            Text(),
-            Text(),
-        ]
+        return [Text(MISSING, style="dim"), Text(status, style=_STATUS_STYLES.get(status, "")), Text(), Text()]
     return [Text(micros(row.time_s)), Text(rate(row)), Text(percent(contest.share(row))), _times_best(contest, row)]
 
 

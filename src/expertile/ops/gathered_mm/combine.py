@@ -201,11 +201,7 @@ def formula(y: torch.Tensor, positions: torch.Tensor, weights: torch.Tensor | No
 
 
 def backward(
-    grad: torch.Tensor,
-    y: torch.Tensor,
-    positions: torch.Tensor,
-    weights: torch.Tensor | None,
-    needs: tuple[bool, bool],
+    grad: torch.Tensor, y: torch.Tensor, positions: torch.Tensor, weights: torch.Tensor | None, needs: tuple[bool, bool]
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(dy [R, H], dweights [T, k] float32) for the gradient of the sum; an empty tensor where `needs` says so."""
     count, top_k = y.shape[0], positions.shape[1]
@@ -318,11 +314,7 @@ _call = define(
 
 
 def combine(
-    y: torch.Tensor,
-    positions: torch.Tensor,
-    weights: torch.Tensor | None = None,
-    *,
-    config: Config | None = None,
+    y: torch.Tensor, positions: torch.Tensor, weights: torch.Tensor | None = None, *, config: Config | None = None
 ) -> torch.Tensor:
     """Weighted sum of each token's rows: out[t] = Σ_j weights[t, j] · y[positions[t, j]], in float32, in order of j.
 

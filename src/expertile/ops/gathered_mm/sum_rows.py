@@ -48,16 +48,7 @@ def _sum_rows(d: torch.Tensor, rows: torch.Tensor, offs: torch.Tensor, tokens: i
     block = max(128, min(1024, triton.next_power_of_2(k)))
     with current_device(d.device):
         _sum_rows_kernel[(tokens, triton.cdiv(k, block))](
-            d,
-            order,
-            starts,
-            out,
-            k // unit,
-            d.stride(0) // unit,
-            UNIT=unit,
-            BLOCK=block,
-            num_warps=4,
-            **FP_FUSION,
+            d, order, starts, out, k // unit, d.stride(0) // unit, UNIT=unit, BLOCK=block, num_warps=4, **FP_FUSION
         )
     return out
 

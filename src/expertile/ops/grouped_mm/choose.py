@@ -202,6 +202,5 @@ def _say_miss(gpu: str, far: bool) -> None:
     """Once per process and kind of miss."""
     what = "no problem like this one has been measured" if far else "nothing has been measured"
     warnings.warn(
-        f"grouped_mm: {what} on {gpu}, so backend='auto' follows a model; `expertile tune` measures",
-        stacklevel=4,
+        f"grouped_mm: {what} on {gpu}, so backend='auto' follows a model; `expertile tune` measures", stacklevel=4
     )

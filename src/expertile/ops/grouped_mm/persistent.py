@@ -141,11 +141,7 @@ def tiles_bound(ragged: str, groups: int, m: int, n: int, block_m: int, block_n:
 def sizes_read(problem: Problem) -> tuple[int, int, int]:
     """The kernels' M, N, K: the ragged one, which they take from `offs`, is 0, lest its alignment chose the code."""
     ragged = RAGGED[problem.layout]
-    return (
-        0 if ragged == "m" else problem.m,
-        0 if ragged == "n" else problem.n,
-        0 if ragged == "k" else problem.k,
-    )
+    return (0 if ragged == "m" else problem.m, 0 if ragged == "n" else problem.n, 0 if ragged == "k" else problem.k)
 
 
 def groups_p2(problem: Problem) -> int:

@@ -76,11 +76,7 @@ def gated_backward(
 
 
 def _gathered(
-    product: Product,
-    o: Gathered,
-    options: tuple[tuple[str, Any], ...],
-    more: Pair | None,
-    overwrite_pre: bool = False,
+    product: Product, o: Gathered, options: tuple[tuple[str, Any], ...], more: Pair | None, overwrite_pre: bool = False
 ) -> tuple[Any, ...] | None:
     if not (on_device(o.a) and o.a.is_cuda):
         return None

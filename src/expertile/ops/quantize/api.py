@@ -248,12 +248,7 @@ def quantize_rms_norm(
     x: torch.Tensor, weight: Optional = None, *, eps: float = 1e-6, offs: torch.Tensor, power_of_two: bool = False
 ) -> Both: ...
 def quantize_rms_norm(
-    x: torch.Tensor,
-    weight: Optional = None,
-    *,
-    eps: float = 1e-6,
-    offs: Optional = None,
-    power_of_two: bool = False,
+    x: torch.Tensor, weight: Optional = None, *, eps: float = 1e-6, offs: Optional = None, power_of_two: bool = False
 ) -> Fp8Blocks | Both:
     """x · rstd · weight, rstd = 1 / sqrt(mean of squares of a row + eps), quantised as by `quantize_activations`.
 

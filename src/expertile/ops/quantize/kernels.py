@@ -208,15 +208,7 @@ def quantize_norm_kernel(
 
 @triton.jit
 def rstd_kernel(
-    x_ptr,
-    rstd_ptr,
-    R,
-    k_units,
-    x_stride_units,
-    eps,
-    UNIT: tl.constexpr,
-    BLOCK_R: tl.constexpr,
-    BLOCK_C: tl.constexpr,
+    x_ptr, rstd_ptr, R, k_units, x_stride_units, eps, UNIT: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr
 ):
     """rstd[r] = 1 / sqrt(mean of squares + eps), for rows that no program can hold or that several need."""
     K = k_units * UNIT

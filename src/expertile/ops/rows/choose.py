@@ -108,10 +108,7 @@ _NORM_BACKWARD = {
     65536: (RowConfig(1, 8192, 16, 8, 1, 3), RowConfig(1, 8192, 16, 8, 1, 3)),
 }
 # The same with one sum over the rows, or none.
-_NORM_BACKWARD_ONE_VECTOR = {
-    **_NORM_BACKWARD,
-    4096: (RowConfig(1, 4096, 8, 1, 2, 2), RowConfig(2, 4096, 16, 1, 1, 3)),
-}
+_NORM_BACKWARD_ONE_VECTOR = {**_NORM_BACKWARD, 4096: (RowConfig(1, 4096, 8, 1, 2, 2), RowConfig(2, 4096, 16, 1, 1, 3))}
 
 
 def cut(length: int, most_pieces: int = 8) -> int:

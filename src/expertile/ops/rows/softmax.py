@@ -163,11 +163,7 @@ _differentiable_softmax = differentiable_eagerly(
 
 
 def softmax(
-    x: torch.Tensor,
-    dim: int = -1,
-    *,
-    config: RowConfig | None = None,
-    backward_config: RowConfig | None = None,
+    x: torch.Tensor, dim: int = -1, *, config: RowConfig | None = None, backward_config: RowConfig | None = None
 ) -> torch.Tensor:
     """Softmax of x along `dim`; values and gradients as `torch.softmax`, NaN and infinities included.
 

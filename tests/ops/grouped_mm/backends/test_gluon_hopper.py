@@ -343,12 +343,7 @@ def test_groups_of_a_few_hundred_rows_get_low_tiles() -> None:
     assert {(c.block_m, c.block_n, c.mode) for c in low} == {(64, 256, "pingpong")}
     high = [
         default(*shape)
-        for shape in (
-            (128, 256, 4096, 1408),
-            (32, 256, 512, 14336),
-            (32, 2048, 1024, 4096),
-            (8, 256, 1024, 4096),
-        )
+        for shape in ((128, 256, 4096, 1408), (32, 256, 512, 14336), (32, 2048, 1024, 4096), (8, 256, 1024, 4096))
     ]
     assert {c.block_m for c in high} == {128}
 

@@ -27,11 +27,7 @@ else:
     POINTER = triton_pointer.Config(32, 16, 32, 4, 2, group_m=2)
     TMA = triton_tma.Config(32, 16, 32, 4, 2, group_m=2)
     TMA_SUBTILED = replace(TMA, block_n=32, subtile=2, flatten=True)
-    TRITON_TO_RUN = (
-        (triton_pointer.BACKEND, POINTER),
-        (triton_tma.BACKEND, TMA),
-        (triton_tma.BACKEND, TMA_SUBTILED),
-    )
+    TRITON_TO_RUN = ((triton_pointer.BACKEND, POINTER), (triton_tma.BACKEND, TMA), (triton_tma.BACKEND, TMA_SUBTILED))
 
     def problem_of(case: Case, operands: tuple) -> Problem:
         a, b, offs, bias = operands

@@ -335,10 +335,7 @@ COMPILED = {
         Config(128, 128, 2, 128, 4, "fused", slab=32, ordered=True, store_parts=4),
     ),
     "tails-four": (Case("ctails4", (3,) * 8, n=256, k=512), Config(32, 64, 4, 128, 8, store_parts=2, tails=True)),
-    "many": (
-        Case("c32z512", (1,) * 300, n=256, k=512, group=32, zeros=True),
-        Config(16, 64, 2, 256, 7),
-    ),
+    "many": (Case("c32z512", (1,) * 300, n=256, k=512, group=32, zeros=True), Config(16, 64, 2, 256, 7)),
     "prefill": (
         Case("cfp16", (3,) * 8, n=256, k=512, group=64, zeros=True, dtype=FP16),
         Config(128, 128, 2, 128, 4, "weight", slab=32, store_parts=4),

@@ -72,19 +72,13 @@ _FORWARD_128 = {
     "grid": ForwardConfig(q_slots=1, persistent=False),
     "64 keys": ForwardConfig(block_n=64, num_stages=4),
 }
-_FORWARD_256 = {
-    "64 keys": ForwardConfig(block_n=64, q_slots=1),
-    "32 keys": ForwardConfig(block_n=32, q_slots=1),
-}
+_FORWARD_256 = {"64 keys": ForwardConfig(block_n=64, q_slots=1), "32 keys": ForwardConfig(block_n=32, q_slots=1)}
 _DKDV_64 = {
     "ahead": PassConfig(64, 3, 1, True),
     "ahead, two buffers": PassConfig(64, 3, 2, True),
     "plain": PassConfig(64, 3, 2, False),
 }
-_DQ_64 = {
-    "ahead": PassConfig(128, 2, 2, True),
-    "plain": PassConfig(128, 2, 2, False),
-}
+_DQ_64 = {"ahead": PassConfig(128, 2, 2, True), "plain": PassConfig(128, 2, 2, False)}
 _DKDV_128 = {
     "two buffers": PassConfig(64, 2, 2, False),
     "grid": PassConfig(64, 3, 1, False, persistent=False),

@@ -221,7 +221,5 @@ def attention_dq_kernel(
         STAT_PAD,
     )
     gl.warp_specialize(
-        [(_dq_consumer, (p, 0)), (_dq_consumer, (p, 1)), (_dq_producer, (p,))],
-        [4, 1],
-        [CONSUMER_REGS, PRODUCER_REGS],
+        [(_dq_consumer, (p, 0)), (_dq_consumer, (p, 1)), (_dq_producer, (p,))], [4, 1], [CONSUMER_REGS, PRODUCER_REGS]
     )

@@ -370,7 +370,5 @@ def attention_forward_kernel(
         )
     else:
         gl.warp_specialize(
-            [(_consumer, (p, 0)), (_consumer, (p, 1)), (_producer, (p,))],
-            [4, 1],
-            [CONSUMER_REGS, PRODUCER_REGS],
+            [(_consumer, (p, 0)), (_consumer, (p, 1)), (_producer, (p,))], [4, 1], [CONSUMER_REGS, PRODUCER_REGS]
         )

@@ -80,17 +80,7 @@ def _forward_launch(p: Problem, config: ForwardConfig, out_strides: tuple[int, i
     heads = p.batch * p.heads
     tiles = heads * -(-p.q_len // (config.rows * config.consumers))
     section = min(heads, heads_in_l2(p, p.k_len, 2, _L2_SHARE, device) * p.group)
-    numbers = (
-        tiles,
-        p.heads,
-        p.group,
-        heads,
-        section,
-        p.q_len,
-        p.k_len,
-        *lse_strides(p),
-        p.scale * _LOG2E,
-    )
+    numbers = (tiles, p.heads, p.group, heads, section, p.q_len, p.k_len, *lse_strides(p), p.scale * _LOG2E)
     options = {
         "CAUSAL": p.causal,
         "VARLEN": p.packed,

@@ -132,15 +132,7 @@ _BACKWARD_SMALL_M = Config(block_m=64, num_stages=7, store_slots=3)
 # FLOP/s of whole tiles with gathered rows, by (block_m, block_n), of those of 128x256 (H200, 2026-11-23, medians of
 # 4096 -> 2 x 1024 with 2048 rows of an expert and 2880 -> 2 x 2880 with 256). What lowers it is what crosses from L2.
 _RATES = {(128, 256): 1.0, (64, 256): 0.99, (128, 128): 0.86, (64, 128): 0.69}
-_CANDIDATES = (
-    _LARGE_M,
-    _SPLIT,
-    _DYNAMIC,
-    _LARGE_M_ONE_OUTPUT,
-    _SMALL_M,
-    _HIGH_64,
-    Config(num_stages=4, store_slots=3),
-)
+_CANDIDATES = (_LARGE_M, _SPLIT, _DYNAMIC, _LARGE_M_ONE_OUTPUT, _SMALL_M, _HIGH_64, Config(num_stages=4, store_slots=3))
 
 
 @lru_cache(maxsize=1024)

@@ -68,14 +68,7 @@ def _launch(
     }
     if problem.product is Product.WGRAD:
         tiles = tiles_bound("k", problem.groups, problem.m, problem.n, block_m, block_n)
-        numbers = (
-            problem.m,
-            problem.n,
-            problem.groups,
-            *problem.a_strides,
-            *problem.b_strides,
-            config.group_m,
-        )
+        numbers = (problem.m, problem.n, problem.groups, *problem.a_strides, *problem.b_strides, config.group_m)
         options = {"GATHERED": problem.gathered, **shared}
         programs = program_count(where, tiles, config.blocks_per_sm)
         return Launch(wgrad_kernel, (), (), pointers, numbers, tuple(options.items()), programs)
@@ -95,15 +88,7 @@ def _launch(
         "OFFSET": tl.int32 if reach < 2**31 else tl.int64,
         **shared,
     }
-    numbers = (
-        cols,
-        problem.k,
-        problem.groups,
-        *problem.a_strides,
-        *problem.b_strides,
-        *bias_strides,
-        config.group_m,
-    )
+    numbers = (cols, problem.k, problem.groups, *problem.a_strides, *problem.b_strides, *bias_strides, config.group_m)
     tiles = tiles_bound("m", problem.groups, problem.m, cols, block_m, block_n)
     programs = program_count(where, tiles, config.blocks_per_sm)
     return Launch(gather_kernel, (), (), pointers, numbers, tuple(options.items()), programs)

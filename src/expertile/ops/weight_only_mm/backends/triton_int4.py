@@ -27,12 +27,7 @@ import triton.language as tl
 from expertile.device import Device
 from expertile.formats.int4.packing import words
 from expertile.ops.grouped_mm.backend import new_out
-from expertile.ops.grouped_mm.persistent import (
-    best_group_m,
-    groups_p2,
-    mean_tile_extents,
-    tiles_bound,
-)
+from expertile.ops.grouped_mm.persistent import best_group_m, groups_p2, mean_tile_extents, tiles_bound
 from expertile.ops.launch import versions
 from expertile.ops.launch.blocks import Blocks
 from expertile.ops.launch.device import program_count, torch_device
