@@ -74,7 +74,7 @@ def _problem(groups: int, rows: int, n: int, k: int) -> ScaledProblem:
         (128, 128, 1536, 2048, Config(128, 5)),
         (4, 128, 7168, 7168, Config(128, 5, dynamic=False)),
         (32, 16, 4096, 7168, "loads 64 rows where a group has 16"),
-        (256, 256, 4096, 7168, "128 to 320 rows"),
+        (256, 256, 4096, 7168, Config()),
         (1, 512, 7168, 7168, "few tiles: 1.2 for each"),
     ],
 )
