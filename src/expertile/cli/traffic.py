@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.markup import escape
@@ -14,13 +13,13 @@ from rich.table import Column, Table
 
 from expertile.device import Device
 from expertile.lab.measure.environment import capture_env, new_run_id
+from expertile.lab.operators import attention
 from expertile.lab.race.record import SECONDS, Record, read
 from expertile.lab.report.units import byte_rate, micros, percent, significant, times
 from expertile.lab.traffic import Subject, Way, formulas
 from expertile.lab.traffic.explain import Explained, explain_grouped, explain_subject
 from expertile.lab.traffic.measured import measure
 from expertile.ops.attention.explain import explain_problem as explain_attention
-from expertile.ops.attention.problem import Problem as AttentionProblem
 from expertile.ops.grouped_mm.problem import Layout, Problem
 from expertile.suggest import one_of
 
@@ -95,15 +94,15 @@ def explain_operator(
     explained = explain_subject(subject, device, records)
     show(explained, console)
     if op.startswith("attention"):
-        for line in _choices(attention_problem(subject), explained):
+        for line in _choices(explained):
             console.print(escape(line), highlight=False, soft_wrap=True)
     if measured:
         show_measured(subject, formulas()[op].ways(subject, Device.current()), console)
 
 
-def _choices(problem: AttentionProblem, explained: Explained) -> list[str]:
+def _choices(explained: Explained) -> list[str]:
     """What "auto" takes; why, and what is expected, only where no record of this very call says what it takes."""
-    found = explain_attention(problem, explained.device)
+    found = explain_attention(attention.problem(explained.subject.workload), explained.device)
     taken = f'"auto" takes {found.forward.backend.name} forward and {found.backward.backend.name} backward'
     if explained.achieved:
         return [taken + "."]
@@ -129,29 +128,6 @@ def explain_grouped_traffic(
     show(explained, console)
     if measured:
         show_measured(explained.subject, explained.ways, console)
-
-
-def attention_problem(subject: Subject) -> AttentionProblem:
-    """The problem of contiguous tensors with the subject's dimensions."""
-    b, h, kv, lq, lk, d = (subject[key] for key in ("batch", "heads", "kv_heads", "q_len", "k_len", "head_dim"))
-    dtype = torch.bfloat16 if subject.dtype == "bf16" else torch.float16
-    return AttentionProblem(
-        b,
-        h,
-        kv,
-        lq,
-        lk,
-        d,
-        dtype,
-        subject["causal"],
-        d**-0.5,
-        False,
-        b * lq,
-        b * lk,
-        (h * lq * d, lq * d, d),
-        (kv * lk * d, lk * d, d),
-        (kv * lk * d, lk * d, d),
-    )
 
 
 def show(e: Explained, console: Console) -> None:
