@@ -24,11 +24,10 @@ from torch import Tensor
 from expertile.lab.operators import products
 from expertile.lab.operators import scaled_grouped_mm as blocks
 from expertile.lab.operators._supports import anywhere
-from expertile.lab.race.operator import Call, Operator, Rival, Workload
+from expertile.lab.race.operator import Call, Inputs, Operator, Rival, Workload
 from expertile.ops.scaled_grouped_mm.api import scaled_grouped_mm
 from expertile.ragged import offs_from_sizes
 
-Inputs = tuple[Tensor, ...]
 _TILE = 128
 
 

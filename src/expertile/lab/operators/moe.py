@@ -31,11 +31,10 @@ from expertile.lab.operators._moe_rivals import WAYS, Way, dense, dense_referenc
 from expertile.lab.operators._supports import anywhere
 from expertile.lab.race.baselines import DENSE
 from expertile.lab.race.gate import full_precision
-from expertile.lab.race.operator import ROUNDOFF, Call, Operator, Rival, Workload
+from expertile.lab.race.operator import ROUNDOFF, Call, Inputs, Operator, Rival, Workload
 from expertile.lab.race.routing import topk_ids
 from expertile.roofline import Work
 
-Inputs = tuple[Tensor, ...]
 Size = tuple[int, int, int, int, int]  # T, H, I, E, k
 
 # Of SonicMoE's paper (arXiv:2512.14080): the sizes that it gives in full first, then every row of its table.

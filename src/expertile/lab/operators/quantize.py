@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from expertile.formats.fp8 import Fp8Blocks
-from expertile.lab.operators._compiled import compiled_call
+from expertile.lab.operators._binds import compiled_call
 from expertile.lab.operators._supports import anywhere
 from expertile.lab.race.operator import Call, Operator, Rival, Workload
 from expertile.ops.quantize.api import quantize_activations, quantize_rms_norm, quantize_swiglu, quantize_weights

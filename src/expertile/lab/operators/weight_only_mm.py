@@ -24,11 +24,10 @@ from expertile.formats.mxfp4 import Mxfp4Weight
 from expertile.lab.operators import _humming, _marlin, _triton_kernels, products
 from expertile.lab.operators._plain import Weight
 from expertile.lab.operators._supports import anywhere, installed, on_gpu, with_library
-from expertile.lab.race.operator import Call, Operator, Rival, Workload
+from expertile.lab.race.operator import Call, Inputs, Operator, Rival, Workload
 from expertile.ops.weight_only_mm.api import weight_only_mm
 from expertile.roofline import Work
 
-Inputs = tuple[Tensor, ...]
 Bind = Callable[..., Call]
 
 # Both projections' (groups, N, K), from config.json of each on Hugging Face; gate_up's N is 2I.
