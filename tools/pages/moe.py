@@ -9,14 +9,12 @@ layers and their stages are eager calls, the kernels between them calls of a CUD
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 
 import torch
 
 from expertile.device import Device
 from expertile.lab.operators.moe_stages import STAGES
 from expertile.lab.race.record import PEAK_BYTES, SECONDS, Record
-from expertile.lab.report.markers import fill_file
 from expertile.lab.report.units import MISSING, markdown_table, percent, significant, times
 from expertile.moe.rounding import MODES, RoundingEffect, round_groups, rounding_effect
 from expertile.moe.router import RouterConfig, route
@@ -233,11 +231,3 @@ def blocks(records: Sequence[Record], presets: Iterable[Record], device: Device)
     found = {"layer": _layers(here, device), "stages": _stages(here, device), "rounding": _rounding()}
     found |= moe_presets.blocks(presets, device.name)
     return {name: "\n\n".join(lines) or NOT_MEASURED for name, lines in found.items()}
-
-
-def update_page(
-    page: str | Path, records: Sequence[Record], presets: Iterable[Record], device: Device, check: bool = False
-) -> bool:
-    """Fill the blocks of the page; returns whether they were up to date. With `check` nothing is written. ValueError
-    unless every block's markers stand in the page exactly once, in order."""
-    return fill_file(page, {f"moe {name}": text for name, text in blocks(records, presets, device).items()}, check)

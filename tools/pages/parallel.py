@@ -17,7 +17,6 @@ from expertile.lab.parallel.case import BOTH, FORWARD
 from expertile.lab.parallel.records import OPS
 from expertile.lab.parallel.ways import COMMUNICATION, COMPUTE, ONE_GPU, OURS, STEP
 from expertile.lab.race.record import Record, shipped_root
-from expertile.lab.report.markers import fill_file
 from expertile.lab.report.units import MISSING, markdown_table, percent, significant, times
 from expertile.roofline import Bound, Work, bound
 
@@ -295,9 +294,3 @@ def _blocks(run: Run) -> dict[str, str]:
     if found["scaling"] and (missing := _missing(run)):
         found["scaling"].append(missing)
     return {name: "\n\n".join(lines) for name, lines in found.items()}
-
-
-def update_page(page: str | Path, records: Sequence[Record], device: Device, check: bool = False) -> bool:
-    """Fill the blocks of the page; returns whether they were up to date. With `check` nothing is written. ValueError
-    unless every block's markers stand in the page exactly once, in order."""
-    return fill_file(page, {f"parallel {name}": text for name, text in blocks(records, device).items()}, check)

@@ -5,11 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from expertile.device import Device
 from expertile.lab.race.record import Record
-from expertile.lab.report.markers import fill_file
 from expertile.lab.report.units import MISSING, cell, error, listed, markdown_table, percent, significant, times
 from expertile.roofline import Work, bound
 
@@ -133,9 +131,3 @@ def blocks(records: Sequence[Record], device: Device) -> dict[str, str]:
     for name, of_model in by_model.items():
         lines += _model(name, of_model, device)
     return {"layers": "\n\n".join([*lines, *_summary(found)])}
-
-
-def update_page(page: str | Path, records: Sequence[Record], device: Device, check: bool = False) -> bool:
-    """Fill the block of the page; returns whether it was up to date. With `check` nothing is written. ValueError unless
-    its markers stand in the page exactly once, in order."""
-    return fill_file(page, {f"transformers {name}": text for name, text in blocks(records, device).items()}, check)

@@ -1,7 +1,7 @@
-"""Peak memory against a length, from records: a chart, the words beside it, and docs pages kept up to date.
+"""Peak memory against a length, from records: a chart, and the words beside it.
 
     records -> memory_charts: one for each operator and dtype over the one dimension that varies
-            -> memory_svg: {"memory-attention": "<svg …>", …}; memory_text: Markdown; update_docs: both in docs/
+            -> memory_svg: {"memory-attention": "<svg …>", …}; memory_text: Markdown
 
 Only records of one run stand in one chart.
 """
@@ -12,18 +12,15 @@ import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from expertile.lab.race.memory import FORMULA
 from expertile.lab.race.record import PEAK_BYTES, Record
-from expertile.lab.report.markers import filled
 from expertile.lab.report.palette import styles
 from expertile.lab.report.svg import Series, curves
 from expertile.lab.report.units import MISSING, cell, markdown_table, significant
 
 LEAST_POINTS = 3
-MARKER = "memory"
 _MIB = 2.0**20
 _FORMULA_DASH = "2 3"
 
@@ -96,25 +93,6 @@ def memory_text(records: Iterable[Record]) -> str:
         said = "\n".join(f"- {sentence}" for sentence in sentences(chart))
         parts += [f"### {chart.title}", source, f"![{name}](figures/{name}.svg)", said, _table(chart)]
     return "\n\n".join(parts)
-
-
-def update_docs(path: str | Path, records: Iterable[Record], check: bool = False) -> bool:
-    """Writes the figures to `figures/` beside the document at `path`, and the text between its markers
-    `<!-- expertile:memory -->` and `<!-- /expertile:memory -->`; all else stays as it is.
-
-    Returns whether everything was up to date already. With `check` nothing is written. Raises ValueError unless both
-    markers stand in the document exactly once, in order.
-    """
-    path, records = Path(path), list(records)
-    wanted = {path.parent / "figures" / f"{name}.svg": svg for name, svg in memory_svg(records).items()}
-    text = memory_text(records) or "Not measured yet."
-    wanted[path] = filled(path.read_text(encoding="utf-8"), {MARKER: text}, path)
-    stale = {f: new for f, new in wanted.items() if not f.is_file() or f.read_text(encoding="utf-8") != new}
-    if not check:
-        for file, new in stale.items():
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_text(new, encoding="utf-8")
-    return not stale
 
 
 def chart_svg(chart: MemoryChart) -> str:
