@@ -264,10 +264,7 @@ def workloads_for(names: Sequence[str], **options: Any) -> tuple[Workload, ...]:
 
 
 def default_preset(device: Device) -> tuple[str, ...]:
-    """The presets that suit `device`: the large ones on a GPU with bfloat16 matrix units (sm_80 on), else "cpu".
-
-    Workloads that do not fit its memory are left out one by one, see `workloads.memory_refusal`.
-    """
+    """The presets that suit `device`: the large ones on a GPU with bfloat16 matrix units (sm_80 on), else "cpu"."""
     if device.kind == "cuda" and device.capability is not None and device.capability >= (8, 0):
         return ("squares", "moe-ffn", "models")
     return ("cpu",)
