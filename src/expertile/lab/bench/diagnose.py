@@ -208,11 +208,6 @@ def _matmul_precision(precision: str) -> Iterator[None]:
 def _record(
     case: Case, policy: str, verdict: Verdict | Failure, outcome: Outcome | None, facts: Device, env: Env, run_id: str
 ) -> Record:
-    gate = (
-        {"status": verdict.status, "reason": verdict.reason}
-        if isinstance(verdict, Failure)
-        else {"status": "ok" if verdict.ok else "wrong", "reason": verdict.reason}
-    )
     shape = {"count": case.count, "m": case.m, "n": case.n, "k": case.k, "launches": case.launches}
     return measured(
         op=case.op,
@@ -227,7 +222,5 @@ def _record(
         outcome=outcome,
         env=env,
         run=run_id,
-        rel_error=getattr(verdict, "rel_error", None),
-        max_error=getattr(verdict, "max_error", None),
-        **gate,
+        verdict=verdict,
     )

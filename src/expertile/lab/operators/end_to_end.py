@@ -137,15 +137,13 @@ class Bench:
                 run=self.run,
                 details={"transformers": transformers.__version__, "held_nbytes": held, **more[name]},
             )
-            of_gate: dict[str, Any] = {key: getattr(verdict, key, None) for key in ("rel_error", "max_error", "reason")}
             one = measured(
                 work=work,
                 limit=bound(work, self.site.device, "fp8" if name.endswith("fp8") else "bf16"),
                 outcome=outcomes.get(name),
-                status=verdict.status if isinstance(verdict, Failure) else "ok" if verdict.ok else "wrong",
+                verdict=verdict,
                 env=self.env,
                 **fields,
-                **of_gate,
             )
             low, high = one.ci95 or (0.0, 0.0)
             ci95 = (call.tokens / high, call.tokens / low) if low else None

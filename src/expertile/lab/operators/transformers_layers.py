@@ -294,7 +294,6 @@ def measure_case(
         )
         release(device)
         for name, verdict in verdicts.items():
-            gate = (verdict.status if isinstance(verdict, Failure) else "ok" if verdict.ok else "wrong", verdict.reason)
             yield measured(
                 op=w.op,
                 workload=record_name(w),
@@ -305,11 +304,8 @@ def measure_case(
                 work=least,
                 limit=limit,
                 outcome=outcomes.get(name),
-                status=gate[0],
-                reason=gate[1],
+                verdict=verdict,
                 unmeasured="not measured: it waits for the GPU, which no CUDA graph captures",
-                rel_error=getattr(verdict, "rel_error", None),
-                max_error=getattr(verdict, "max_error", None),
                 details={"transformers": transformers.__version__, "input_sets": len(sets)},
                 env=env,
                 run=run,

@@ -37,7 +37,8 @@ from expertile.lab.measure.env import OF_CPU, Env, check_number, check_text, tim
 from expertile.roofline import Bound, Work
 
 if TYPE_CHECKING:  # the build of the package reads this file, without torch
-    from expertile.lab.measure.interleaved import Outcome
+    from expertile.lab.measure.interleaved import Failure, Outcome
+    from expertile.lab.race.operator import Verdict
 
 SECONDS, PEAK_BYTES, MOVED_BYTES, TOKENS_PER_S = METRICS = ("seconds", "peak_bytes", "moved_bytes", "tokens/s")
 STATUSES = ("ok", "wrong", "refused", "unsupported", "failed")
@@ -185,13 +186,18 @@ def measured(
     env: Env,
     status: str = "ok",
     reason: str = "",
+    verdict: Verdict | Failure | None = None,
     unmeasured: str = "not measured",
     **fields: Any,
 ) -> Record:
-    """The record of what was timed, now: `status` and `reason` are the gate's, and `outcome` decides where that passed.
+    """The record of what was timed, now: `status` and `reason` are the gate's, or `verdict` is, with the errors;
+    `outcome` decides where that passed.
 
     `unmeasured` is the reason of a right backend without an outcome; `fields` are the record's other keys.
     """
+    if verdict is not None:
+        status, reason = getattr(verdict, "status", "ok" if getattr(verdict, "ok", False) else "wrong"), verdict.reason
+        fields |= {key: getattr(verdict, key, None) for key in ("rel_error", "max_error")}
     value = ci95 = None
     from expertile.lab.measure.interleaved import Measurement
 
