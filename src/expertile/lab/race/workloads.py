@@ -116,21 +116,14 @@ class GroupedWorkload(Workload):
         return _strides(self.b_shape, transposed=self.b_layout == "nk")
 
     @property
-    def a_nbytes(self) -> int:
-        return math.prod(self.a_shape) * self.torch_dtype.itemsize
-
-    @property
-    def b_nbytes(self) -> int:
-        return math.prod(self.b_shape) * self.torch_dtype.itemsize
-
-    @property
     def out_nbytes(self) -> int:
         return math.prod(self.out_shape) * self.out_torch_dtype.itemsize
 
     @property
     def memory_nbytes(self) -> int:
         """What one set of operands and one result occupy (all weights, used or not)."""
-        return self.a_nbytes + self.b_nbytes + self.out_nbytes
+        operands = math.prod(self.a_shape) + math.prod(self.b_shape)
+        return operands * self.torch_dtype.itemsize + self.out_nbytes
 
     @property
     def needs_offs(self) -> bool:
