@@ -26,8 +26,7 @@ def of_candidate(records: Iterable[Any], name: str) -> list[str]:
         for contest in run.contests:
             row = contest.of(name)
             if row is not None and not row.timed:
-                status = "refused" if row.status == "ok" else row.status
-                reasons.setdefault((status, row.reason), set()).add(contest.label)
+                reasons.setdefault((row.fate, row.reason), set()).add(contest.label)
         for (status, reason), labels in reasons.items():
             said.append(f"{name} is {_STATUS.get(status, status)} on {_where(labels)}: {short(reason, _REASON)}.")
     return said or [f"{name} was not measured."]

@@ -17,6 +17,7 @@ from typing import Any
 from expertile.lab.race.memory import FORMULA
 from expertile.lab.race.record import PEAK_BYTES, Record
 from expertile.lab.report.palette import styles
+from expertile.lab.report.rows import by
 from expertile.lab.report.svg import Series, curves
 from expertile.lab.report.units import MISSING, cell, markdown_table, significant
 
@@ -66,9 +67,7 @@ class MemoryChart:
 def memory_charts(records: Iterable[Record]) -> list[MemoryChart]:
     """Of the records of peak memory: a chart for each run, operator, dtype and set of fixed dimensions that has
     `LEAST_POINTS` lengths or more."""
-    families: dict[tuple[str, str, str], list[Record]] = {}
-    for record in (r for r in records if r.metric == PEAK_BYTES):
-        families.setdefault((record.run, record.op, record.dtype), []).append(record)
+    families = by((r for r in records if r.metric == PEAK_BYTES), lambda record: (record.run, record.op, record.dtype))
     return [chart for family in families.values() for chart in _charts(family)]
 
 
@@ -142,13 +141,12 @@ def _groups(family: Sequence[Record], x: str) -> list[list[Record]]:
     """Records that differ in dimension `x` (and those always equal to it, as the two lengths of self-attention) and in
     nothing else, at least `LEAST_POINTS` values of it."""
     twins = _twins(family, x)
-    groups: dict[str, list[Record]] = {}
-    for record in family:
-        value = record.shape.get(x)
-        if isinstance(value, int) and not isinstance(value, bool) and value > 0:
-            rest = {name: other for name, other in record.shape.items() if name not in twins}
-            groups.setdefault(json.dumps(rest, sort_keys=True), []).append(record)
-    return [group for group in groups.values() if len({r.shape[x] for r in group}) >= LEAST_POINTS]
+
+    def rest(record: Record) -> str:
+        return json.dumps({name: other for name, other in record.shape.items() if name not in twins}, sort_keys=True)
+
+    sized = (r for r in family if type(r.shape.get(x)) is int and r.shape[x] > 0)
+    return [group for group in by(sized, rest).values() if len({r.shape[x] for r in group}) >= LEAST_POINTS]
 
 
 def _twins(records: Sequence[Record], x: str) -> set[str]:

@@ -173,8 +173,8 @@ def _cells(contest: Contest | None, backend: str) -> list[Text]:
     if contest is None or row is None:
         return [Text()] * len(_COLUMNS)
     if not row.timed:
-        status = "refused" if row.status == "ok" else row.status
-        return [Text(MISSING, style="dim"), Text(status, style=_STATUS_STYLES.get(status, "")), Text(), Text()]
+        fate = Text(row.fate, style=_STATUS_STYLES.get(row.fate, ""))
+        return [Text(MISSING, style="dim"), fate, Text(), Text()]
     return [Text(micros(row.time_s)), Text(rate(row)), Text(percent(contest.share(row))), _times_best(contest, row)]
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from expertile.lab.measure.cpu import QUOTA
 from expertile.lab.measure.stats import WIDE, too_wide
 from expertile.lab.report.contest import Contest, Run, relative_speed, runs, tied
-from expertile.lab.report.rows import POLICY_NAMES, Row
+from expertile.lab.report.rows import POLICY_NAMES, Row, by, number
 from expertile.lab.report.units import listed, micros, percent, plural, rate, short, significant, times
 
 _BUSY = 1.25  # runnable threads for each core; a race of this process alone has at most one
@@ -73,9 +73,8 @@ def failures(run: Run) -> list[tuple[str, str, str, tuple[str, ...]]]:
     found: dict[tuple[str, str, str], list[str]] = {}
     for row in run.rows:
         if not row.timed:
-            status = "refused" if row.status == "ok" else row.status
             reason = row.reason or ("no time was recorded" if row.status == "ok" else "no reason was recorded")
-            found.setdefault((status, row.backend, reason), []).append(labels[row.key])
+            found.setdefault((row.fate, row.backend, reason), []).append(labels[row.key])
     order = {"wrong": 0, "failed": 1, "refused": 2, "unsupported": 3}
     return sorted(
         ((*key, tuple(dict.fromkeys(names))) for key, names in found.items()),
@@ -247,9 +246,8 @@ def nowhere(run: Run) -> dict[str, str]:
 
 def unable(run: Run) -> str:
     """One sentence on the backends of `nowhere`; empty for none."""
-    reasons: dict[str, list[str]] = {}
-    for backend, reason in nowhere(run).items():
-        reasons.setdefault(reason, []).append(backend)
+    absent = nowhere(run)
+    reasons = by(absent, absent.__getitem__)
     told = "; ".join(f"{', '.join(names)} ({short(reason, 80)})" for reason, names in reasons.items())
     return f"Not supported on any workload: {told}." if told else ""
 
@@ -257,11 +255,7 @@ def unable(run: Run) -> str:
 def _trouble(run: Run) -> list[Sentence]:
     absent = nowhere(run)
     said = []
-    grouped: dict[tuple[str, str], list[tuple[str, tuple[str, ...]]]] = {}
-    for status, backend, reason, names in failures(run):
-        if backend in absent:
-            continue
-        grouped.setdefault((status, backend), []).append((reason, names))
+    grouped = by((found for found in failures(run) if found[1] not in absent), lambda found: found[:2])
     verbs = {
         "wrong": "gave a wrong result on",
         "failed": "failed on",
@@ -269,8 +263,8 @@ def _trouble(run: Run) -> list[Sentence]:
         "unsupported": "does not support",
     }
     for (status, backend), reasons in grouped.items():
-        count = len({name for _, names in reasons for name in names})
-        shown = "; ".join(short(reason, 160) for reason, _ in reasons[:_NAMED])
+        count = len({name for *_, names in reasons for name in names})
+        shown = "; ".join(short(reason, 160) for _, _, reason, _ in reasons[:_NAMED])
         more = f"; and {plural(len(reasons) - _NAMED, 'more reason')}" if len(reasons) > _NAMED else ""
         verb = verbs.get(status, f"is “{status}” on")
         text = f"{backend} {verb} {plural(count, 'workload')}: {shown}{more}"
@@ -295,8 +289,8 @@ def _machine(run: Run) -> list[Sentence]:
 
 def _busy(measured: Sequence[Row]) -> list[str]:
     """Of a CPU: more runnable threads than cores that this process may use."""
-    loads = [value for row in measured if (value := _number(row.env.get("load"))) is not None]
-    granted = [value for row in measured for n in ("cores", "quota") if (value := _number(row.env.get(n))) is not None]
+    loads = [value for row in measured if (value := number(row.env.get("load"))) is not None]
+    granted = [value for row in measured for n in ("cores", "quota") if (value := number(row.env.get(n))) is not None]
     if not loads or not granted or median(loads) <= _BUSY * min(granted):
         return []
     return [
@@ -314,14 +308,10 @@ def _noise(measured: Sequence[Row]) -> list[str]:
     ]
 
 
-def _number(value: Any) -> float | None:
-    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
-
-
 def standing(contest: Contest, row: Row) -> str:
     """Where a row stands: "fastest", "tie", "inconclusive", a multiple of the best time, or its status."""
     if not row.timed:
-        return "refused" if row.status == "ok" else row.status
+        return row.fate
     if contest.best and not row.is_baseline and tied(contest.best, row):
         return "fastest" if len(contest.leaders) == 1 else "inconclusive" if contest.inconclusive else "tie"
     return times(contest.times_best(row))
