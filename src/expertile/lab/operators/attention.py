@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from types import MappingProxyType
 
 import torch
 import torch.nn.functional as F
@@ -361,4 +360,4 @@ OPERATORS = (
         _tolerance,
     ),
 )
-PRESETS = MappingProxyType({"attention-v100": attention_v100, "attention": attention_rows})
+PRESETS = {"attention-v100": attention_v100, "attention": attention_rows}

@@ -10,9 +10,6 @@ count x, router, out, and the values, scales and biases of experts that have tok
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from types import MappingProxyType
-
 import torch
 from torch import Tensor
 
@@ -133,4 +130,4 @@ OPERATORS = (
         moe.tolerance,
     ),
 )
-PRESETS: Mapping[str, Callable[[], tuple[Workload, ...]]] = MappingProxyType({"gpt-oss": layers})
+PRESETS = {"gpt-oss": layers}

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from types import MappingProxyType
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -179,4 +178,4 @@ OPERATORS = (
         _tolerance,
     ),
 )
-PRESETS: Mapping[str, Callable[[], tuple[Workload, ...]]] = MappingProxyType({"laplacian": _preset})
+PRESETS = {"laplacian": _preset}

@@ -4,7 +4,6 @@ dbias), weight and bias of x's dtype. quack wants its parameters in float32 and 
 from __future__ import annotations
 
 from functools import partial
-from types import MappingProxyType
 
 import torch
 import torch.nn.functional as F
@@ -108,4 +107,4 @@ OPERATORS = _rows.operators(
         peak_nbytes=None,
     ),
 )
-PRESETS = MappingProxyType({"layernorm-v100": layernorm_v100, "rows": rows})
+PRESETS = {"layernorm-v100": layernorm_v100, "rows": rows}

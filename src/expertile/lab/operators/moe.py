@@ -17,9 +17,8 @@ experts that have tokens and out once; in training also dy and every gradient, t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from functools import lru_cache
-from types import MappingProxyType
 
 import numpy as np
 import torch
@@ -305,6 +304,4 @@ OPERATORS = (
     Operator("moe", make_inputs, reference, work, _rivals(False), tolerance, (_DENSE,), memory_nbytes),
     Operator("moe_train", make_inputs, train_reference, train_work, _rivals(True), tolerance, (_DENSE,), memory_nbytes),
 )
-PRESETS: Mapping[str, Callable[[], tuple[Workload, ...]]] = MappingProxyType(
-    {"moe": layers, "moe-sonic": sonic, "moe-decode": decode}
-)
+PRESETS = {"moe": layers, "moe-sonic": sonic, "moe-decode": decode}

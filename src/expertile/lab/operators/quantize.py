@@ -7,9 +7,6 @@ the weight gradient is written too, `groups` equal groups of rows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from types import MappingProxyType
-
 import torch
 from torch import Tensor
 
@@ -184,4 +181,4 @@ OPERATORS = (
         _tolerance,
     ),
 )
-PRESETS: Mapping[str, Callable[[], tuple[Workload, ...]]] = MappingProxyType({"quantize": _preset})
+PRESETS = {"quantize": _preset}

@@ -4,7 +4,6 @@ dtype."""
 from __future__ import annotations
 
 from functools import partial
-from types import MappingProxyType
 
 import torch
 import torch.nn.functional as F
@@ -103,4 +102,4 @@ OPERATORS = _rows.operators(
         peak_nbytes=None,
     ),
 )
-PRESETS = MappingProxyType({"rows": rows})
+PRESETS = {"rows": rows}

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from types import MappingProxyType
-
 import torch
 from torch import Tensor
 
@@ -109,4 +107,4 @@ OPERATORS = _rows.operators(
     ),
     whole_vectors=True,
 )
-PRESETS = MappingProxyType({"softmax-v100": softmax_v100, "rows": rows})
+PRESETS = {"softmax-v100": softmax_v100, "rows": rows}

@@ -12,9 +12,8 @@ own. Ours keeps them in 16 bits there.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
-from types import MappingProxyType
 
 import torch
 from torch import Tensor
@@ -168,10 +167,8 @@ OPERATORS = (
         _eight_bits,
     ),
 )
-PRESETS: Mapping[str, Callable[[], tuple[Workload, ...]]] = MappingProxyType(
-    {
-        "weight-only": partial(_products, "weight-only", "gate-up"),
-        "weight-only-down": partial(_products, "weight-only-down", "down"),
-        "w4a8": partial(_products, "w4a8", "gate-up", "weight_only_mm_fp8"),
-    }
-)
+PRESETS = {
+    "weight-only": partial(_products, "weight-only", "gate-up"),
+    "weight-only-down": partial(_products, "weight-only-down", "down"),
+    "w4a8": partial(_products, "w4a8", "gate-up", "weight_only_mm_fp8"),
+}
