@@ -30,7 +30,7 @@ from expertile.lab.race.case import Site
 from expertile.lab.race.gate import check, full_precision
 from expertile.lab.race.operands import free_memory
 from expertile.lab.race.operator import Verdict
-from expertile.lab.race.record import Record, append, measured
+from expertile.lab.race.record import Record, kept, measured
 from expertile.roofline import Work, bound
 
 _DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "tf32": torch.float32, "fp32": torch.float32}
@@ -117,10 +117,7 @@ def diagnose(
     budget = Budget(0.5 if quick else 2.0, min_rounds=7 if quick else 9)
     for group in experiments(facts):
         for policy in policies if torch_device.type == "cuda" else ("eager",):
-            for record in _group(group, policy, facts, torch_device, budget, env, run_id):
-                if out_path is not None:
-                    append(out_path, record)
-                yield record
+            yield from kept(_group(group, policy, facts, torch_device, budget, env, run_id), out_path)
 
 
 def _group(

@@ -28,7 +28,7 @@ import lzma
 import math
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -241,6 +241,14 @@ def append(path: str | Path, *records: Record) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def kept(records: Iterable[Record], path: str | Path | None) -> Iterator[Record]:
+    """`records` as they are made, each appended to `path`, if there is one, before it is handed on."""
+    for record in records:
+        if path is not None:
+            append(path, record)
+        yield record
 
 
 def read(path: str | Path) -> list[Record]:
