@@ -24,6 +24,7 @@ from expertile.lab.report.markers import fill_file
 from expertile.lab.traffic.explain import shipped
 from tools.pages import end_to_end, grouped, headline, ladder, moe, parallel, quantised, scaling, transformers
 from tools.pages.moe_presets import shipped_presets
+from tools.pages.recorded import NOT_MEASURED
 from tools.pages.traffic import update_pages
 
 
@@ -64,7 +65,7 @@ def _ladder(job: Job) -> bool:
 
 def _memory(job: Job) -> bool | None:
     records = job.records(("attention-memory",))
-    text = memory.memory_text(records) or "Not measured yet."
+    text = memory.memory_text(records) or NOT_MEASURED
     return job.fill("", {"memory": text}, memory.memory_svg(records)) if records else None
 
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from expertile.device import Device
 from expertile.lab.race.record import PEAK_BYTES, TOKENS_PER_S, Record
 from expertile.lab.report.units import MISSING, cell, error, markdown_table, percent, significant, times
+from tools.pages.recorded import NOT_MEASURED
 
-NOT_MEASURED = "Not measured yet."
 PRESETS = ("end-to-end-train", "end-to-end-serve")
 _COLUMNS = ["", "tokens/s", "of bound", "peak, GB", "in the experts", "error", "ours to it"]
 

@@ -18,8 +18,8 @@ from expertile.lab.race.record import Record
 from expertile.lab.report.contest import LIMITER, Contest, Run, runs
 from expertile.lab.report.rows import Row
 from expertile.lab.report.units import MISSING, cell, listed, markdown_table, micros, plural, rate, times
+from tools.pages.recorded import KERNELS, NOT_MEASURED
 
-OURS = ("gluon_hopper", "triton_tma", "triton_pointer")
 PRESETS = ("anchors", "gradients")
 _LIGHT = {limiter: light for light, limiter in LIMITER.items()}
 
@@ -46,7 +46,7 @@ def against(records: Sequence[Record]) -> str:
     """One line for each workload of the last run that got through most of them, the geometric means by kind of product,
     and what runs after it, which were cut short, have found."""
     if not records:
-        return "Not measured yet."
+        return NOT_MEASURED
     every = runs(records)
     place = max(range(len(every)), key=lambda i: (len(every[i].contests_of("graph")), i))
     last = every[place]
@@ -103,7 +103,7 @@ def _kind(label: str) -> str:
 
 
 def _best(contest: Contest, ours: bool) -> Row | None:
-    return next((row for row in contest.ranked if (row.backend in OURS) == ours), None)
+    return next((row for row in contest.ranked if (row.backend in KERNELS) == ours), None)
 
 
 def checked(checks: Mapping[str, Any]) -> str:

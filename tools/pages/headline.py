@@ -19,8 +19,8 @@ from expertile.lab.report.contest import Contest, Run, runs, tied
 from expertile.lab.report.rows import Row
 from expertile.lab.report.units import cell, listed, markdown_table, times
 from tools.pages.headline_chart import Bar, chart
+from tools.pages.recorded import KERNELS, NOT_MEASURED
 
-KERNELS = ("gluon_hopper", "triton_tma", "triton_pointer")
 THEMES = ("light", "dark")
 
 
@@ -175,7 +175,7 @@ def _is_ours(backend: str) -> bool:
 def table(found: Sequence[Standing]) -> str:
     """The table, what its words mean, and the libraries that were in none of the runs."""
     if not found:
-        return "Not measured yet."
+        return NOT_MEASURED
     body = [
         [
             f"{s.job.name}{_mark(s)}",

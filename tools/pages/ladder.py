@@ -15,8 +15,7 @@ from expertile.lab.ladder.workloads import PRESET
 from expertile.lab.report.contest import Contest, Run, runs
 from expertile.lab.report.rows import BASELINES, POLICY_NAMES, Row
 from expertile.lab.report.units import MISSING, micros, percent, rate, times
-
-NOT_MEASURED = "Not measured yet."
+from tools.pages.recorded import NOT_MEASURED
 
 # Report 000, table of 2025-10-13, RTX 3090: time of its generated kernel over that of its expert kernel.
 _REPORT_000 = {"64x1024": 16.5123 / 3.8118, "16x2048": 28.2677 / 7.3063}

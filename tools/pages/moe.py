@@ -15,14 +15,14 @@ import torch
 from expertile.device import Device
 from expertile.lab.operators.moe_stages import STAGES
 from expertile.lab.race.record import PEAK_BYTES, SECONDS, Record
+from expertile.lab.report.rows import by
 from expertile.lab.report.units import MISSING, markdown_table, percent, significant, times
 from expertile.moe.rounding import MODES, RoundingEffect, round_groups, rounding_effect
 from expertile.moe.router import RouterConfig, route
 from expertile.roofline import Work, bound
 from tools.pages import moe_presets
+from tools.pages.recorded import NOT_MEASURED, OURS, ms
 
-NOT_MEASURED = "Not measured yet."
-OURS = "expertile"
 PRESETS = ("moe", "moe-memory", "moe-stages", "moe-routing")
 Size = tuple[int, int, int, int, int]  # T, H, I, E, k
 Found = Mapping[tuple[str, str, str], Record]  # by operator, backend and metric
@@ -56,10 +56,6 @@ def rounded(tokens: int, skew: float, seed: int = 0) -> dict[str, RoundingEffect
     return found
 
 
-def _ms(seconds: float) -> str:
-    return significant(seconds * 1e3)
-
-
 def _size(record: Record) -> Size:
     t, h, i, e, k = (record.shape[name] for name in ("tokens", "hidden", "intermediate", "experts", "top_k"))
     return t, h, i, e, k
@@ -67,11 +63,7 @@ def _size(record: Record) -> Size:
 
 def _by_size(records: Iterable[Record], *ops: str) -> dict[Size, list[Record]]:
     """The eager records of the operators, size after size."""
-    found: dict[Size, list[Record]] = {}
-    for record in records:
-        if record.op in ops and record.policy == "eager" and record.status == "ok":
-            found.setdefault(_size(record), []).append(record)
-    return found
+    return by((r for r in records if r.op in ops and r.policy == "eager" and r.status == "ok"), _size)
 
 
 def _source(record: Record, preset: str, device: Device) -> str:
@@ -94,7 +86,7 @@ def _layer(size: Size, records: Sequence[Record]) -> list[str]:
         row = [TITLES[way]]
         for op in ("moe", "moe_train"):
             record, ours = found[op, way, SECONDS], found[op, OURS, SECONDS]
-            row += [_ms(_time(record)), significant(record.tflops), times(_time(record) / _time(ours))]
+            row += [ms(_time(record)), significant(record.tflops), times(_time(record) / _time(ours))]
         for op in ("moe", "moe_train"):
             peak = found.get((op, way, PEAK_BYTES))
             row.append(MISSING if peak is None or peak.value is None else significant(peak.value / 2**30))
@@ -158,12 +150,12 @@ def _stages(records: Sequence[Record], device: Device) -> list[str]:
                 title,
                 significant(work.flops / 1e9) if work.flops else MISSING,
                 significant(work.nbytes / 1e6),
-                _ms(least.seconds),
+                ms(least.seconds),
                 least.limiter,
-                _ms(seconds),
+                ms(seconds),
                 f"{significant(rate)} {'TB/s' if moved else 'TFLOP/s'}",
                 percent(least.seconds / seconds),
-                *(_ms(_time(other[name])) for other in list(measured.values())[1:]),
+                *(ms(_time(other[name])) for other in list(measured.values())[1:]),
             ]
         )
     more = [f"ms at ({', '.join(map(str, other))})" for other in list(measured)[1:]]
@@ -173,7 +165,7 @@ def _stages(records: Sequence[Record], device: Device) -> list[str]:
         _source(next(iter(stages.values())), "moe-stages", device),
         f"(T, H, I, E, k) = ({', '.join(map(str, size))}); FLOPs, bytes and bound by formula.",
         markdown_table(header, body),
-        f"The stages sum to {_ms(forward)} ms forward and {_ms(backward)} ms backward.",
+        f"The stages sum to {ms(forward)} ms forward and {ms(backward)} ms backward.",
     ]
     graph = {
         (r.op, r.backend): f"{significant(_time(r) * 1e6)} µs"

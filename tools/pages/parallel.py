@@ -19,8 +19,8 @@ from expertile.lab.parallel.ways import COMMUNICATION, COMPUTE, ONE_GPU, OURS, S
 from expertile.lab.race.record import Record, shipped_root
 from expertile.lab.report.units import MISSING, markdown_table, percent, significant, times
 from expertile.roofline import Bound, Work, bound
+from tools.pages.recorded import NOT_MEASURED, ms
 
-NOT_MEASURED = "Not measured yet."
 BLOCKS = ("scaling", "rival", "communication")
 _PASSES = {FORWARD: "forward", BOTH: "forward + backward"}
 _OF_PASS = dict(zip(OPS, _PASSES, strict=True))
@@ -118,10 +118,6 @@ def _case(key: Key) -> str:
     return f"T = {t} {'of each GPU' if scaling == 'weak' else 'in all'}, H = {h}, I = {i}, E = {e}, k = {k}"
 
 
-def _ms(seconds: float | None) -> str:
-    return MISSING if seconds is None else significant(seconds * 1e3)
-
-
 def _flops(size: Sequence[int], tokens: int, name: str) -> float:
     """Of the mean GPU's products."""
     _, h, i, _, k = size
@@ -145,13 +141,13 @@ def _scaling(run: Run) -> list[str]:
                 [
                     _case(key),
                     title,
-                    _ms(alone),
-                    _ms(together),
+                    ms(alone),
+                    ms(together),
                     ours.title,
                     times(speed),
                     percent(speed / run.world),
                     significant(_flops(size, ours.first.details["tokens_of_gpu"], name) / together / 1e12),
-                    _ms(least.seconds),
+                    ms(least.seconds),
                     least.limiter,
                     percent(least.seconds / together),
                 ]
@@ -189,7 +185,7 @@ def _rival(run: Run) -> list[str]:
             for name in _PASSES:
                 seconds, ours = run.seconds(way, name), best[name]
                 least = None if ours is None else run.seconds(ours, name)
-                row += [_ms(seconds), times(seconds / least if seconds and least else None)]
+                row += [ms(seconds), times(seconds / least if seconds and least else None)]
             forward = way.records.get((FORWARD, STEP))
             away = None if forward is None else forward.details["leaving_nbytes"]
             row += [
@@ -226,11 +222,11 @@ def _communication(run: Run) -> list[str]:
                         _case(key),
                         way.title,
                         title,
-                        _ms(whole),
-                        _ms(compute),
-                        _ms(alone),
+                        ms(whole),
+                        ms(compute),
+                        ms(alone),
                         percent(alone / whole),
-                        _ms(whole - compute),
+                        ms(whole - compute),
                         percent((whole - compute) / whole),
                     ]
                 )
@@ -265,7 +261,7 @@ def _missing(run: Run) -> str:
                 if record.status != "ok":
                     found[f"{where} ({record.reason})"] = None
                 elif kind == STEP and run.seconds(way, name) is None:
-                    refused = f"refused: {_ms(record.time_s)} ms is below its bound"
+                    refused = f"refused: {ms(record.time_s)} ms is below its bound"
                     found[f"{where}, {_PASSES[name]} ({refused})"] = None
     return f"Without a time: {'; '.join(found)}." if found else ""
 

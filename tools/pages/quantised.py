@@ -18,9 +18,8 @@ from expertile.formats.int4.weight import Int4Weight
 from expertile.lab.operators.products import PHASES, REPORT_MODELS
 from expertile.lab.race.record import Record
 from expertile.lab.report.units import MISSING, cell, markdown_table, micros, percent, significant, times
-from tools.pages.recorded import OURS, Times, by_name, ok, recorded, to_ours
+from tools.pages.recorded import NOT_MEASURED, OURS, Times, by_name, ok, recorded, to_ours
 
-NOT_MEASURED = "Not measured yet."
 PRESETS = ("fp8-sweep", "fp8-large", "fp8-causes", "quantize", "int4-models")
 
 _INT4_GROUPS = (32, 64, 128, 0)

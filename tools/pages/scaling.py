@@ -18,6 +18,7 @@ from expertile.lab.report.palette import styles
 from expertile.lab.report.rows import BASELINES, POLICY_NAMES, Row
 from expertile.lab.report.svg import Series, curves, dots
 from expertile.lab.report.units import MISSING, markdown_table, micros, percent, rate, significant, times
+from tools.pages.recorded import NOT_MEASURED
 
 SECTIONS = ("tokens", "groups", "shape", "skew")
 """Sections of docs/results/scaling.md: of the sweeps over each axis (K and N share one), and of skew."""
@@ -109,7 +110,7 @@ def scaling_text(records: Iterable[Any]) -> dict[str, str]:
 def blocks(records: Iterable[Any]) -> dict[str, str]:
     """The text of every section."""
     texts = scaling_text(records)
-    return {section: texts.get(section, "Not measured yet.") for section in SECTIONS}
+    return {section: texts.get(section, NOT_MEASURED) for section in SECTIONS}
 
 
 def newest(records: Iterable[Any], preset: str) -> Run | None:
