@@ -14,7 +14,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -174,7 +173,7 @@ def _prepare(case: Case, device: torch.device, seed: int) -> Prepared:
     precision = "high" if case.dtype == "tf32" else "highest"
 
     def with_precision() -> Any:
-        with _matmul_precision(precision):
+        with full_precision(precision):
             return call()
 
     return with_precision, a, b
@@ -190,16 +189,6 @@ def _verify(case: Case, prepared: Prepared) -> Verdict:
     with full_precision():
         reference = torch.bmm(a.to(wide), b.to(wide))
     return check(out, reference, case.dtype, case.k)
-
-
-@contextmanager
-def _matmul_precision(precision: str) -> Iterator[None]:
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision(precision)
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before)
 
 
 def _record(

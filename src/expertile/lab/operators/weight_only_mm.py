@@ -59,19 +59,15 @@ def _inputs(w: Workload, device: torch.device, seed: int) -> Inputs:
     return a, packed, scales, products.offs(w, device)
 
 
-def _reference(w: Workload, inputs: Inputs) -> tuple[Tensor, ...]:
+def _reference(w: Workload, inputs: Inputs, dtype: torch.dtype = torch.float32) -> tuple[Tensor, ...]:
+    """Of the weights rounded to `dtype`."""
     weight = weight_of(w, inputs)
     return products.product(
-        w, lambda start, end: inputs[0][start:end], lambda g: weight.part(g, g + 1).dequantize(torch.float32)[0]
+        w, lambda start, end: inputs[0][start:end], lambda g: weight.part(g, g + 1).dequantize(dtype)[0]
     )
 
 
-def _bf16_reference(w: Workload, inputs: Inputs) -> tuple[Tensor, ...]:
-    """Of the weights as that product has them, rounded to bfloat16."""
-    weight = weight_of(w, inputs)
-    return products.product(
-        w, lambda start, end: inputs[0][start:end], lambda g: weight.part(g, g + 1).dequantize(torch.bfloat16)[0]
-    )
+_bf16_reference = partial(_reference, dtype=torch.bfloat16)  # as that product has the weights
 
 
 def _work(w: Workload) -> Work:

@@ -16,7 +16,7 @@ from expertile.lab.measure.timers import POLICIES, sets_for
 from expertile.lab.race.baselines import COPIES, COPY, Copy, copy_work
 from expertile.lab.race.gate import judge
 from expertile.lab.race.operands import free_memory
-from expertile.lab.race.operator import Blocks, Inputs, Operator, Rival, Verdict, Workload, record_name
+from expertile.lab.race.operator import Blocks, Inputs, Operator, Rival, Verdict, Workload, record_fields
 from expertile.lab.race.record import Record, measured
 from expertile.roofline import Bound, Work
 
@@ -157,10 +157,7 @@ class Case:
         if tried:
             config["tried"] = tried
         return measured(
-            op=self.workload.op,
-            workload=record_name(self.workload),
-            shape=self.workload.shape(),
-            dtype=self.workload.dtype,
+            **record_fields(self.workload),
             backend=candidate.name,
             config=config,
             policy=policy,

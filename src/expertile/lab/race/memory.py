@@ -14,7 +14,7 @@ from expertile.lab.measure.env import timestamp
 from expertile.lab.measure.environment import capture_env, new_run_id
 from expertile.lab.measure.interleaved import failure_of, release
 from expertile.lab.race.case import Site
-from expertile.lab.race.operator import Operator, Rival, Workload, record_name
+from expertile.lab.race.operator import Operator, Rival, Workload, record_fields
 from expertile.lab.race.record import PEAK_BYTES, Record
 
 FORMULA = "formula_nbytes"  # in a record's details: what the call should allocate at its peak
@@ -44,10 +44,7 @@ def measure_memory(
                 release(device)
             formula = rival.peak_nbytes if site.device.kind == "cuda" else None
             yield Record(
-                op=w.op,
-                workload=record_name(w),
-                shape=w.shape(),
-                dtype=w.dtype,
+                **record_fields(w),
                 backend=rival.name,
                 policy="eager",
                 metric=PEAK_BYTES,
