@@ -14,9 +14,8 @@ from rich.console import Console
 from rich.markup import escape
 
 from expertile.cli.complete import policies, presets, rivals
-from expertile.cli.definitions import definition_parts
 from expertile.cli.output import check_folder, print_json
-from expertile.cli.parts import DIAGNOSE, Part, parts
+from expertile.cli.parts import DIAGNOSE, Part, definition_parts, parts
 from expertile.cli.progress import Display
 from expertile.device import Device
 from expertile.lab.bench.config import BenchSpec, read_bench_file

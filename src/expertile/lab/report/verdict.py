@@ -17,7 +17,9 @@ from expertile.lab.report.units import listed, micros, percent, plural, rate, sh
 
 _BUSY = 1.25  # runnable threads for each core; a race of this process alone has at most one
 _LEADERS = 2  # backends that the first sentence names, so that it is read at a glance
+_REASON = 200  # characters of it that a sentence quotes
 _NAMED = 3  # workloads or reasons spelled out in one sentence before "and n more"
+_FATES = {"failed": "without a result (failed)", "refused": "refused a time"}
 
 
 @dataclass(frozen=True)
@@ -315,3 +317,45 @@ def standing(contest: Contest, row: Row) -> str:
     if contest.best and not row.is_baseline and tied(contest.best, row):
         return "fastest" if len(contest.leaders) == 1 else "inconclusive" if contest.inconclusive else "tie"
     return times(contest.times_best(row))
+
+
+def of_candidate(records: Iterable[Any], name: str) -> list[str]:
+    """How candidate `name` did: a sentence for each policy, then one for each reason why it has no time."""
+    said: list[str] = []
+    for run in runs(records):
+        for policy in run.policies:
+            own = [(c, row) for c in run.contests_of(policy) if (row := c.of(name)) is not None]
+            timed = [(c, row) for c, row in own if row.timed]
+            if timed:
+                said.append(f"{name}, {POLICY_NAMES.get(policy, policy)}: {_race_of(timed, len(own))}.")
+        reasons: dict[tuple[str, str], set[str]] = {}
+        for contest in run.contests:
+            row = contest.of(name)
+            if row is not None and not row.timed:
+                reasons.setdefault((row.fate, row.reason), set()).add(contest.label)
+        for (status, reason), labels in reasons.items():
+            said.append(f"{name} is {_FATES.get(status, status)} on {_where(labels)}: {short(reason, _REASON)}.")
+    return said or [f"{name} was not measured."]
+
+
+def _race_of(timed: list[tuple[Contest, Row]], asked: int) -> str:
+    """ "right on 4 of 4 workloads; fastest on 1, tied on 2; 1.20× the time of the best of the others"."""
+    won = sum(c.winner is row and len(c.ranked) > 1 for c, row in timed)
+    unclear = sum(row in c.leaders and c.inconclusive for c, row in timed)
+    tied = sum(row in c.leaders and len(c.leaders) > 1 for c, row in timed) - unclear
+    counts = [f"{word} {n}" for word, n in (("fastest on", won), ("tied on", tied), ("inconclusive on", unclear)) if n]
+    ratios = [
+        (row.time_s or 1) / (others[0].time_s or 1)
+        for c, row in timed
+        if (others := [r for r in c.ranked if r.backend != row.backend])
+    ]
+    parts = [f"right on {len(timed)} of {plural(asked, 'workload')}", ", ".join(counts) or "fastest on none"]
+    if ratios:
+        mean = " in geometric mean" if len(ratios) > 1 else ""
+        parts.append(f"{times(geometric_mean(ratios))} the time of the best other backend{mean}")
+    return "; ".join(parts)
+
+
+def _where(labels: set[str]) -> str:
+    names = sorted(labels)
+    return listed(names) if len(names) <= 2 else plural(len(names), "workload")
