@@ -12,8 +12,9 @@ from typing import Any
 
 from expertile.lab.ladder import RUNGS
 from expertile.lab.ladder.workloads import PRESET
+from expertile.lab.race.record import BASELINES
 from expertile.lab.report.contest import Contest, Run, runs
-from expertile.lab.report.rows import BASELINES, POLICY_NAMES, Row
+from expertile.lab.report.rows import POLICY_NAMES, Row
 from expertile.lab.report.units import MISSING, micros, percent, rate, times
 from tools.pages.recorded import NOT_MEASURED
 

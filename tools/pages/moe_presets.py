@@ -14,8 +14,7 @@ from pathlib import Path
 from expertile.lab.operators import presets
 from expertile.lab.operators.moe import size, used
 from expertile.lab.race.operator import Workload
-from expertile.lab.race.record import Record, read, shipped_root
-from expertile.lab.report.rows import BASELINES
+from expertile.lab.race.record import BASELINES, Record, read, shipped_root
 from expertile.lab.report.units import MISSING, cell, listed, markdown_table, micros, percent, significant
 from tools.pages.recorded import OURS, recorded, to_ours
 

@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from expertile.lab.bench.sweeps import axis_of
+from expertile.lab.race.record import BASELINES
 from expertile.lab.report.contest import Contest, Run, runs
 from expertile.lab.report.palette import styles
-from expertile.lab.report.rows import BASELINES, POLICY_NAMES, Row
+from expertile.lab.report.rows import POLICY_NAMES, Row
 from expertile.lab.report.svg import Series, curves, dots
 from expertile.lab.report.units import MISSING, markdown_table, micros, percent, rate, significant, times
 from tools.pages.recorded import NOT_MEASURED

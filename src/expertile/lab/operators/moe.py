@@ -28,9 +28,9 @@ from torch import Tensor
 
 from expertile.lab.operators._moe_rivals import WAYS, Way, dense, dense_reference, dense_work, interleaved
 from expertile.lab.operators._supports import anywhere
-from expertile.lab.race.baselines import DENSE
 from expertile.lab.race.gate import full_precision
 from expertile.lab.race.operator import ROUNDOFF, Call, Inputs, Operator, Rival, Workload
+from expertile.lab.race.record import DENSE
 from expertile.lab.race.routing import topk_ids
 from expertile.roofline import Work
 

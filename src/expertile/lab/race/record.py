@@ -43,6 +43,7 @@ if TYPE_CHECKING:  # the build of the package reads this file, without torch
 SECONDS, PEAK_BYTES, MOVED_BYTES, TOKENS_PER_S = METRICS = ("seconds", "peak_bytes", "moved_bytes", "tokens/s")
 STATUSES = ("ok", "wrong", "refused", "unsupported", "failed")
 POLICIES = ("graph", "eager")
+DENSE, COPY = BASELINES = ("dense", "copy")  # deliberately wrong backends, never rivals: see race/baselines.py
 LIMITERS = ("compute", "memory", "unknown")
 _UNSHOWN = re.compile("tune|auto|moe|moe-(memory|stages|routing)|parallel-.*|traffic|transformers|end-to-end-.*")
 

@@ -13,7 +13,8 @@ from statistics import geometric_mean
 from typing import Any
 
 from expertile.lab.measure.stats import is_tie, too_wide
-from expertile.lab.report.rows import BASELINES, Row, by, rows
+from expertile.lab.race.record import BASELINES
+from expertile.lab.report.rows import Row, by, rows
 
 LIMITER = {"dense": "compute", "copy": "memory"}
 

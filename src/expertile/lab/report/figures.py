@@ -20,9 +20,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from expertile.lab.race.record import BASELINES
 from expertile.lab.report.contest import Contest
 from expertile.lab.report.palette import baseline_style, styles
-from expertile.lab.report.rows import BASELINES, Row
+from expertile.lab.report.rows import Row
 from expertile.lab.report.units import percent, short
 
 Figure = dict[str, Any]

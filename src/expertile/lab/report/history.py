@@ -20,11 +20,11 @@ from rich.table import Table
 from rich.text import Text
 
 from expertile.lab.race import compare as comparing
-from expertile.lab.race.record import SECONDS, Record, read
+from expertile.lab.race.record import BASELINES, SECONDS, Record, read
 from expertile.lab.report.figures import Figure, dots, log_axis
 from expertile.lab.report.frame import controls, document
 from expertile.lab.report.palette import look, styles
-from expertile.lab.report.rows import BASELINES, by
+from expertile.lab.report.rows import by
 from expertile.lab.report.sections import Figures
 from expertile.lab.report.units import plural, short, significant
 

@@ -22,8 +22,9 @@ from rich.table import Table
 from rich.text import Text
 
 from expertile.lab.measure.stats import too_wide
+from expertile.lab.race.record import BASELINES
 from expertile.lab.report.contest import Contest, Run, runs
-from expertile.lab.report.rows import BASELINES, POLICY_NAMES, Row, by
+from expertile.lab.report.rows import POLICY_NAMES, Row, by
 from expertile.lab.report.units import MISSING, cell, listed, markdown_table, percent, plural
 
 _HEADER = ("rank", "backend", "score", "95 %", "of bound", "workloads")

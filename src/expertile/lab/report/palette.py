@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from expertile.lab.report.rows import BASELINES
+from expertile.lab.race.record import BASELINES
 from expertile.lab.report.svg import contrast, readable
 
 _KNOWN = {

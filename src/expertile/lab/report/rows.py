@@ -13,10 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from expertile.lab.race.record import SECONDS
-
-BASELINES = ("dense", "copy")
-"""Deliberately wrong backends: the same rows against one weight, and the same bytes moved. Never rivals."""
+from expertile.lab.race.record import BASELINES, SECONDS
 
 POLICY_NAMES = {"graph": "CUDA-graph replay", "eager": "eager calls"}
 

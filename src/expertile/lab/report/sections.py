@@ -130,14 +130,11 @@ def preset(run: Run, name: str, figures: Figures, label: str) -> str:
         near.append(figures.add(share_figure(contests), "How near the limit", policy, label))
     for policy in run.policies:
         rest.append(figures.add(time_figure(run.contests_of(policy, name)), "Time", policy, label))
-    scaling = [scaling_figures(run.contests_of(policy, name)) for policy in run.policies]
-    for title in dict.fromkeys(title for found in scaling for title in found):
-        for policy, found in zip(run.policies, scaling, strict=True):
-            rest.append(figures.add(found.get(title), f"Scaling: {title}", policy, label))
-    growth = [growth_figures(run.contests_of(policy, name)) for policy in run.policies]
-    for title in dict.fromkeys(title for found in growth for title in found):
-        for policy, found in zip(run.policies, growth, strict=True):
-            rest.append(figures.add(found.get(title), f"Rate against size: {title}", policy, label))
+    for make, what in ((scaling_figures, "Scaling"), (growth_figures, "Rate against size")):
+        charts = [make(run.contests_of(policy, name)) for policy in run.policies]
+        for title in dict.fromkeys(title for found in charts for title in found):
+            for policy, found in zip(run.policies, charts, strict=True):
+                rest.append(figures.add(found.get(title), f"{what}: {title}", policy, label))
     for policy in run.policies:
         chart = roofline_figure(run, run.contests_of(policy, name))
         rest.append(figures.add(chart, f"Roofline{_roof_note(run)}", policy, label))

@@ -12,8 +12,9 @@ from rich.table import Table
 from rich.text import Text
 
 from expertile.lab.measure.stats import WIDE
+from expertile.lab.race.record import BASELINES
 from expertile.lab.report.contest import Contest, Run, runs
-from expertile.lab.report.rows import BASELINES, POLICY_NAMES, Row
+from expertile.lab.report.rows import POLICY_NAMES, Row
 from expertile.lab.report.units import MISSING, bound_rate, micros, percent, plural, rate, short, times
 from expertile.lab.report.verdict import failures, nowhere, unable
 
