@@ -92,18 +92,10 @@ def _layer(size: Size, records: Sequence[Record]) -> list[str]:
             row.append(MISSING if peak is None or peak.value is None else significant(peak.value / 2**30))
         distance = found["moe", way, SECONDS].details.get("distance")
         body.append([*row, MISSING if way == OURS or distance is None else f"{distance:.0e}"])
-    header = [
-        "layer",
-        "forward, ms",
-        "TFLOP/s",
-        "to ours",
-        "forward + backward, ms",
-        "TFLOP/s",
-        "to ours",
-        "peak forward, GiB",
-        "peak both, GiB",
-        "difference",
-    ]
+    header = (
+        "layer | forward, ms | TFLOP/s | to ours | forward + backward, ms | TFLOP/s | to ours | "
+        "peak forward, GiB | peak both, GiB | difference"
+    )
     t, h, i, e, k = size
     lines = [f"**T = {t}, H = {h}, I = {i}, E = {e}, k = {k}**, bf16", markdown_table(header, body)]
     others = [way for way in timed if way != OURS]
@@ -202,18 +194,10 @@ def _rounding() -> list[str]:
                     percent(e.largest_loss),
                 ]
             )
-    header = [
-        "tokens",
-        "experts",
-        "mode",
-        "tiles",
-        "of which used",
-        "weight lost",
-        "weight added",
-        "tokens changed",
-        "without expert",
-        "worst token loses",
-    ]
+    header = (
+        "tokens | experts | mode | tiles | of which used | weight lost | weight added | tokens changed | "
+        "without expert | worst token loses"
+    )
     return [markdown_table(header, body, left=3)]
 
 

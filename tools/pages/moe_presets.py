@@ -106,17 +106,7 @@ def _decode(found: Sequence[Measured]) -> list[str]:
         "many bytes, in the same run, as a share of ours. *torch.compile* (the faster of its two ways to combine) and "
         "*transformers*: how many times as long."
     )
-    header = [
-        "model",
-        "tokens",
-        "experts touched",
-        "µs",
-        "TB/s",
-        "of `copy`",
-        "of bound",
-        "torch.compile",
-        "transformers",
-    ]
+    header = "model | tokens | experts touched | µs | TB/s | of `copy` | of bound | torch.compile | transformers"
     return [lead, markdown_table(header, body), *_without_a_time(found)]
 
 

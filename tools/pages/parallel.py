@@ -154,19 +154,10 @@ def _scaling(run: Run) -> list[str]:
             )
     if not body:
         return []
-    header = [
-        "tokens and sizes",
-        "pass",
-        "1 GPU, ms",
-        f"{run.world} GPUs, ms",
-        "our fastest",
-        "tokens/s",
-        "efficiency",
-        "TFLOP/s of a GPU",
-        "bound, ms",
-        "limited by",
-        "of bound",
-    ]
+    header = (
+        f"tokens and sizes | pass | 1 GPU, ms | {run.world} GPUs, ms | our fastest | tokens/s | efficiency | "
+        "TFLOP/s of a GPU | bound, ms | limited by | of bound"
+    )
     return [
         markdown_table(header, body, left=2),
         f"tokens/s: {run.world} GPUs to one; efficiency: that over {run.world}. One GPU holds all experts and "
@@ -195,16 +186,10 @@ def _rival(run: Run) -> list[str]:
             ]
             body.append(row)
         if body:
-            header = [
-                "way",
-                "forward, ms",
-                "to our fastest",
-                "forward + backward, ms",
-                "to our fastest",
-                "leaves a GPU forward, MB",
-                "largest difference",
-                "bits of one GPU",
-            ]
+            header = (
+                "way | forward, ms | to our fastest | forward + backward, ms | to our fastest | "
+                "leaves a GPU forward, MB | largest difference | bits of one GPU"
+            )
             lines += [f"**{_case(key)}**", markdown_table(header, body)]
     return lines
 
@@ -232,17 +217,10 @@ def _communication(run: Run) -> list[str]:
                 )
     if not body:
         return []
-    header = [
-        "tokens and sizes",
-        "way",
-        "pass",
-        "step, ms",
-        "computation alone, ms",
-        "communication alone, ms",
-        "of step",
-        "exposed, ms",
-        "of step",
-    ]
+    header = (
+        "tokens and sizes | way | pass | step, ms | computation alone, ms | communication alone, ms | of step | "
+        "exposed, ms | of step"
+    )
     lines = [markdown_table(header, body, left=3)]
     if run.messages:
         rates = [(nbytes, nbytes / seconds) for nbytes, seconds in sorted(run.messages.items())]

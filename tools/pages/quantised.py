@@ -127,17 +127,10 @@ def _causes(found: Times) -> list[str]:
         )
     if not body:
         return []
-    header = [
-        "shape",
-        "µs",
-        "one scale a row (cause 1)",
-        "128× the weights' scales (2)",
-        "scales loaded when needed (2)",
-        "padded in torch (4)",
-        "eager, µs",
-        "eager, padded (4)",
-        "relative error of multiplied scales",
-    ]
+    header = (
+        "shape | µs | one scale a row (cause 1) | 128× the weights' scales (2) | scales loaded when needed (2) | "
+        "padded in torch (4) | eager, µs | eager, padded (4) | relative error of multiplied scales"
+    )
     return ["How many times as long as ours, under CUDA-graph replay unless said.", markdown_table(header, body)]
 
 

@@ -42,17 +42,8 @@ def operator_table(group: Sequence[Run]) -> str:
         "workload in the same run, geometric mean and worst; to copying the same bytes, where memory limits; and to "
         "the bound."
     )
-    header = [
-        "preset",
-        "operator",
-        "workloads",
-        "of fastest other",
-        "worst",
-        "fastest others",
-        "`auto`, of fastest other",
-        "of `copy`",
-        "of bound",
-    ]
+    header = "preset | operator | workloads | of fastest other | worst | fastest others | `auto`, of fastest other"
+    header += " | of `copy` | of bound"
     return f"{lead}\n\n{markdown_table(header, body, left=2)}"
 
 
