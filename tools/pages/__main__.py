@@ -12,19 +12,20 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from expertile.device import Device
 from expertile.lab.race.record import read, shipped_records, shipped_root, shown_files
 from expertile.lab.report import memory
+from expertile.lab.report.markers import fill_file
 from expertile.lab.traffic.explain import shipped
 from tools.pages import end_to_end, grouped, headline, ladder, moe, parallel, quantised, scaling, transformers
 from tools.pages.moe_presets import shipped_presets
+from tools.pages.recorded import NOT_MEASURED
 from tools.pages.traffic import update_pages
-
-QUANTISED = ("fp8-sweep", "fp8-large", "fp8-causes", "quantize", "int4-models")
 
 
 class Job(NamedTuple):
@@ -41,48 +42,61 @@ class Job(NamedTuple):
             return [record for file in self.files for record in read(file)]
         return [record for preset in presets for record in shipped_records(preset, self.device.slug)]
 
+    def fill(
+        self,
+        kind: str,
+        blocks: Mapping[str, str],
+        svgs: Mapping[str, str] = MappingProxyType({}),
+        folder: str = "figures",
+    ) -> bool:
+        """The page's blocks `kind` NAME, and the figures in a folder beside it."""
+        files = {self.doc.parent / folder / f"{name}.svg": text for name, text in svgs.items()}
+        return fill_file(self.doc, blocks, self.check, kind, files)
+
 
 def _grouped(job: Job) -> bool:
     checks = grouped.read_checks(shipped_root() / job.device.slug)
-    return grouped.update_page(job.doc, job.records(grouped.PRESETS), checks, job.device.name, job.check)
+    return job.fill("grouped", grouped.blocks(job.records(grouped.PRESETS), checks, job.device.name))
 
 
 def _ladder(job: Job) -> bool:
-    return ladder.update_page(job.doc, job.records(("ladder",)), check=job.check)
+    return job.fill("ladder", ladder.blocks(job.records(("ladder",))))
 
 
 def _memory(job: Job) -> bool | None:
     records = job.records(("attention-memory",))
-    return memory.update_docs(job.doc, records, check=job.check) if records else None
+    text = memory.memory_text(records) or NOT_MEASURED
+    return job.fill("", {"memory": text}, memory.memory_svg(records)) if records else None
 
 
 def _moe(job: Job) -> bool:
-    presets = shipped_presets(job.device.slug)
-    return moe.update_page(job.doc, job.records(moe.PRESETS), presets, job.device, job.check)
+    return job.fill("moe", moe.blocks(job.records(moe.PRESETS), shipped_presets(job.device.slug), job.device))
 
 
 def _parallel(job: Job) -> bool:
-    return parallel.update_page(job.doc, job.records(parallel.presets(job.device.slug)), job.device, job.check)
+    return job.fill("parallel", parallel.blocks(job.records(parallel.presets(job.device.slug)), job.device))
 
 
 def _quantised(job: Job) -> bool:
-    return quantised.update_page(job.doc, job.records(QUANTISED), job.device.name, job.check)
+    return job.fill("quantised", quantised.blocks(job.records(quantised.PRESETS), job.device.name))
 
 
 def _readme(job: Job) -> bool:
     records = [r for file in job.files for r in read(file)] or headline.shipped(job.device.slug)
-    return headline.update_page(job.doc, job.doc.parent / "docs/results/figures", records, job.device.name, job.check)
+    found = headline.standings(records, job.device.name)
+    charts = headline.charts(found, job.device.name)
+    return job.fill("", {"jobs": headline.table(found)}, charts, "docs/results/figures")
 
 
 def _results(job: Job) -> bool:
     """The same table, and every preset as `expertile report` shows it."""
     shown = [r for file in job.files or shown_files() for r in read(file)]
-    return headline.update_results(job.doc, headline.shipped(job.device.slug), shown, job.device.name, job.check)
+    return job.fill("", headline.blocks(headline.shipped(job.device.slug), shown, job.device.name))
 
 
 def _scaling(job: Job) -> bool | None:
     records = job.records(("scaling", "skew"))
-    return scaling.update_docs(job.doc, records, check=job.check) if records else None
+    return job.fill("scaling", scaling.blocks(records), scaling.scaling_svg(records)) if records else None
 
 
 def _traffic(job: Job) -> bool:
@@ -94,11 +108,11 @@ def _traffic(job: Job) -> bool:
 
 
 def _transformers(job: Job) -> bool:
-    return transformers.update_page(job.doc, job.records(("transformers",)), job.device, job.check)
+    return job.fill("transformers", transformers.blocks(job.records(("transformers",)), job.device))
 
 
 def _end_to_end(job: Job) -> bool:
-    return end_to_end.update_page(job.doc, job.records(end_to_end.PRESETS), job.device, job.check)
+    return job.fill("end-to-end", end_to_end.blocks(job.records(end_to_end.PRESETS), job.device))
 
 
 # Each says whether its page was what the records say; None where there are no records.

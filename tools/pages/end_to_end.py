@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 from expertile.device import Device
 from expertile.lab.race.record import PEAK_BYTES, TOKENS_PER_S, Record
-from expertile.lab.report.markers import fill_file
 from expertile.lab.report.units import MISSING, cell, error, markdown_table, percent, significant, times
+from tools.pages.recorded import NOT_MEASURED
 
-NOT_MEASURED = "Not measured yet."
 PRESETS = ("end-to-end-train", "end-to-end-serve")
 _COLUMNS = ["", "tokens/s", "of bound", "peak, GB", "in the experts", "error", "ours to it"]
 
@@ -41,21 +39,16 @@ def _workload(name: str, records: Sequence[Record]) -> list[str]:
     return [*title, *([markdown_table(_COLUMNS, body)] if body else []), *gone]
 
 
-def block(records: Sequence[Record], device: Device) -> str:
+def blocks(records: Sequence[Record], device: Device) -> dict[str, str]:
     """Markdown of the block, of the records measured on `device`; of one name the last counts."""
     by_name: dict[str, dict[tuple[str, str], Record]] = {}
     for r in (r for r in records if r.env.gpu == device.name):
         by_name.setdefault(r.workload.partition("/")[2], {})[r.backend, r.metric] = r
     if not by_name:
-        return NOT_MEASURED
+        return {"models": NOT_MEASURED}
     first = next(iter(next(iter(by_name.values())).values()))
     versions = f"transformers {first.details.get('transformers')}, torch {first.env.torch}"
     lines = [f"{device.name}, {versions}, {first.date[:10]}: `results/{device.slug}/*-end-to-end-*.jsonl`."]
     for name, found in by_name.items():
         lines += _workload(name, list(found.values()))
-    return "\n\n".join(lines)
-
-
-def update_page(page: str | Path, records: Sequence[Record], device: Device, check: bool = False) -> bool:
-    """Fill the block of the page; returns whether it was up to date. With `check` nothing is written."""
-    return fill_file(page, {"end-to-end models": block(records, device)}, check)
+    return {"models": "\n\n".join(lines)}

@@ -9,34 +9,26 @@ the records that are no times: `*-random-shapes.json` (tests/gpu/random_shapes.p
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import geometric_mean
 from typing import Any
 
 from expertile.lab.race.record import Record
 from expertile.lab.report.contest import LIMITER, Contest, Run, runs
-from expertile.lab.report.markers import fill_file
 from expertile.lab.report.rows import Row
 from expertile.lab.report.units import MISSING, cell, listed, markdown_table, micros, plural, rate, times
+from tools.pages.recorded import KERNELS, NOT_MEASURED
 
-OURS = ("gluon_hopper", "triton_tma", "triton_pointer")
 PRESETS = ("anchors", "gradients")
 _LIGHT = {limiter: light for light, limiter in LIMITER.items()}
-
-
-def update_page(
-    path: str | Path, records: Iterable[Record], checks: Mapping[str, Any], gpu: str, check: bool = False
-) -> bool:
-    """Fill the blocks of `path`; returns whether it was up to date. `checks`: contents of the JSON records by kind."""
-    return fill_file(path, blocks(list(records), checks, gpu), check)
 
 
 def blocks(records: Sequence[Record], checks: Mapping[str, Any], gpu: str) -> dict[str, str]:
     """Text by marker."""
     here = [r for r in records if r.env.gpu == gpu and r.policy == "graph"]
-    found = {f"grouped {preset}": against(_of(here, preset)) for preset in PRESETS}
-    return {**found, "grouped checked": checked(checks)}
+    found = {preset: against(_of(here, preset)) for preset in PRESETS}
+    return {**found, "checked": checked(checks)}
 
 
 def read_checks(folder: Path) -> dict[str, Any]:
@@ -54,7 +46,7 @@ def against(records: Sequence[Record]) -> str:
     """One line for each workload of the last run that got through most of them, the geometric means by kind of product,
     and what runs after it, which were cut short, have found."""
     if not records:
-        return "Not measured yet."
+        return NOT_MEASURED
     every = runs(records)
     place = max(range(len(every)), key=lambda i: (len(every[i].contests_of("graph")), i))
     last = every[place]
@@ -111,7 +103,7 @@ def _kind(label: str) -> str:
 
 
 def _best(contest: Contest, ours: bool) -> Row | None:
-    return next((row for row in contest.ranked if (row.backend in OURS) == ours), None)
+    return next((row for row in contest.ranked if (row.backend in KERNELS) == ours), None)
 
 
 def checked(checks: Mapping[str, Any]) -> str:

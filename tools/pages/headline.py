@@ -16,12 +16,11 @@ from statistics import geometric_mean
 from expertile.lab.race.record import Record, read, shipped_root
 from expertile.lab.report import headline
 from expertile.lab.report.contest import Contest, Run, runs, tied
-from expertile.lab.report.markers import fill_file
 from expertile.lab.report.rows import Row
 from expertile.lab.report.units import cell, listed, markdown_table, times
 from tools.pages.headline_chart import Bar, chart
+from tools.pages.recorded import KERNELS, NOT_MEASURED
 
-KERNELS = ("gluon_hopper", "triton_tma", "triton_pointer")
 THEMES = ("light", "dark")
 
 
@@ -176,7 +175,7 @@ def _is_ours(backend: str) -> bool:
 def table(found: Sequence[Standing]) -> str:
     """The table, what its words mean, and the libraries that were in none of the runs."""
     if not found:
-        return "Not measured yet."
+        return NOT_MEASURED
     body = [
         [
             f"{s.job.name}{_mark(s)}",
@@ -252,24 +251,13 @@ def _note(found: Sequence[Standing]) -> str:
     return f"bar: geometric mean, line: worst to best{lacking}"
 
 
-def update_results(
-    path: Path, records: Iterable[Record], shown: Iterable[Record], gpu: str, check: bool = False
-) -> bool:
-    """Write the table, and below it every preset of `shown`; returns whether the page was up to date."""
+def blocks(records: Iterable[Record], shown: Iterable[Record], gpu: str) -> dict[str, str]:
+    """The table, and below it every preset of `shown`."""
     # Markdown inside of HTML is read as such by GitHub as it is, by mkdocs if told so.
     presets = headline(shown).replace("<details>", "<details markdown>")
-    return fill_file(path, {"jobs": table(standings(records, gpu)), "headline": presets}, check)
+    return {"jobs": table(standings(records, gpu)), "headline": presets}
 
 
-def update_page(path: Path, figures: Path, records: Iterable[Record], gpu: str, check: bool = False) -> bool:
-    """Write table and charts (`figures`/headline-light.svg and -dark.svg); returns whether all were up to date."""
-    found = standings(records, gpu)
-    current = fill_file(path, {"jobs": table(found)}, check)
-    for theme in THEMES:
-        file, text = figures / f"headline-{theme}.svg", chart(bars(found), gpu, _note(found), theme)
-        if not file.is_file() or file.read_text(encoding="utf-8") != text:
-            current = False
-            if not check:
-                file.parent.mkdir(parents=True, exist_ok=True)
-                file.write_text(text, encoding="utf-8")
-    return current
+def charts(found: Sequence[Standing], gpu: str) -> dict[str, str]:
+    """SVG by name, for each theme."""
+    return {f"headline-{theme}": chart(bars(found), gpu, _note(found), theme) for theme in THEMES}

@@ -8,17 +8,15 @@ four say about that report's two kernels). A block NAME stands between <!-- expe
 from __future__ import annotations
 
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 from expertile.lab.ladder import RUNGS
 from expertile.lab.ladder.workloads import PRESET
+from expertile.lab.race.record import BASELINES
 from expertile.lab.report.contest import Contest, Run, runs
-from expertile.lab.report.markers import fill_file
-from expertile.lab.report.rows import BASELINES, POLICY_NAMES, Row
+from expertile.lab.report.rows import POLICY_NAMES, Row
 from expertile.lab.report.units import MISSING, micros, percent, rate, times
-
-NOT_MEASURED = "Not measured yet."
+from tools.pages.recorded import NOT_MEASURED
 
 # Report 000, table of 2025-10-13, RTX 3090: time of its generated kernel over that of its expert kernel.
 _REPORT_000 = {"64x1024": 16.5123 / 3.8118, "16x2048": 28.2677 / 7.3063}
@@ -37,14 +35,6 @@ def blocks(records: Iterable[Any]) -> dict[str, str]:
     for place, name in enumerate(names):
         texts[name] = _rung(contests, name, names[place - 1] if place else "", run.device)
     return texts
-
-
-def update_page(path: str | Path, records: Iterable[Any], check: bool = False) -> bool:
-    """Fill every block of the page at `path`; returns whether it was up to date. With `check` nothing is written.
-
-    Raises ValueError unless the page has both markers of every block exactly once, in order.
-    """
-    return fill_file(path, {f"ladder {name}": body for name, body in blocks(records).items()}, check)
 
 
 def _timed_rungs(run: Run) -> set[str]:

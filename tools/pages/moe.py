@@ -9,22 +9,20 @@ layers and their stages are eager calls, the kernels between them calls of a CUD
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 
 import torch
 
 from expertile.device import Device
 from expertile.lab.operators.moe_stages import STAGES
 from expertile.lab.race.record import PEAK_BYTES, SECONDS, Record
-from expertile.lab.report.markers import fill_file
+from expertile.lab.report.rows import by
 from expertile.lab.report.units import MISSING, markdown_table, percent, significant, times
 from expertile.moe.rounding import MODES, RoundingEffect, round_groups, rounding_effect
 from expertile.moe.router import RouterConfig, route
 from expertile.roofline import Work, bound
 from tools.pages import moe_presets
+from tools.pages.recorded import NOT_MEASURED, OURS, ms
 
-NOT_MEASURED = "Not measured yet."
-OURS = "expertile"
 PRESETS = ("moe", "moe-memory", "moe-stages", "moe-routing")
 Size = tuple[int, int, int, int, int]  # T, H, I, E, k
 Found = Mapping[tuple[str, str, str], Record]  # by operator, backend and metric
@@ -58,10 +56,6 @@ def rounded(tokens: int, skew: float, seed: int = 0) -> dict[str, RoundingEffect
     return found
 
 
-def _ms(seconds: float) -> str:
-    return significant(seconds * 1e3)
-
-
 def _size(record: Record) -> Size:
     t, h, i, e, k = (record.shape[name] for name in ("tokens", "hidden", "intermediate", "experts", "top_k"))
     return t, h, i, e, k
@@ -69,11 +63,7 @@ def _size(record: Record) -> Size:
 
 def _by_size(records: Iterable[Record], *ops: str) -> dict[Size, list[Record]]:
     """The eager records of the operators, size after size."""
-    found: dict[Size, list[Record]] = {}
-    for record in records:
-        if record.op in ops and record.policy == "eager" and record.status == "ok":
-            found.setdefault(_size(record), []).append(record)
-    return found
+    return by((r for r in records if r.op in ops and r.policy == "eager" and r.status == "ok"), _size)
 
 
 def _source(record: Record, preset: str, device: Device) -> str:
@@ -96,24 +86,16 @@ def _layer(size: Size, records: Sequence[Record]) -> list[str]:
         row = [TITLES[way]]
         for op in ("moe", "moe_train"):
             record, ours = found[op, way, SECONDS], found[op, OURS, SECONDS]
-            row += [_ms(_time(record)), significant(record.tflops), times(_time(record) / _time(ours))]
+            row += [ms(_time(record)), significant(record.tflops), times(_time(record) / _time(ours))]
         for op in ("moe", "moe_train"):
             peak = found.get((op, way, PEAK_BYTES))
             row.append(MISSING if peak is None or peak.value is None else significant(peak.value / 2**30))
         distance = found["moe", way, SECONDS].details.get("distance")
         body.append([*row, MISSING if way == OURS or distance is None else f"{distance:.0e}"])
-    header = [
-        "layer",
-        "forward, ms",
-        "TFLOP/s",
-        "to ours",
-        "forward + backward, ms",
-        "TFLOP/s",
-        "to ours",
-        "peak forward, GiB",
-        "peak both, GiB",
-        "difference",
-    ]
+    header = (
+        "layer | forward, ms | TFLOP/s | to ours | forward + backward, ms | TFLOP/s | to ours | "
+        "peak forward, GiB | peak both, GiB | difference"
+    )
     t, h, i, e, k = size
     lines = [f"**T = {t}, H = {h}, I = {i}, E = {e}, k = {k}**, bf16", markdown_table(header, body)]
     others = [way for way in timed if way != OURS]
@@ -160,12 +142,12 @@ def _stages(records: Sequence[Record], device: Device) -> list[str]:
                 title,
                 significant(work.flops / 1e9) if work.flops else MISSING,
                 significant(work.nbytes / 1e6),
-                _ms(least.seconds),
+                ms(least.seconds),
                 least.limiter,
-                _ms(seconds),
+                ms(seconds),
                 f"{significant(rate)} {'TB/s' if moved else 'TFLOP/s'}",
                 percent(least.seconds / seconds),
-                *(_ms(_time(other[name])) for other in list(measured.values())[1:]),
+                *(ms(_time(other[name])) for other in list(measured.values())[1:]),
             ]
         )
     more = [f"ms at ({', '.join(map(str, other))})" for other in list(measured)[1:]]
@@ -175,7 +157,7 @@ def _stages(records: Sequence[Record], device: Device) -> list[str]:
         _source(next(iter(stages.values())), "moe-stages", device),
         f"(T, H, I, E, k) = ({', '.join(map(str, size))}); FLOPs, bytes and bound by formula.",
         markdown_table(header, body),
-        f"The stages sum to {_ms(forward)} ms forward and {_ms(backward)} ms backward.",
+        f"The stages sum to {ms(forward)} ms forward and {ms(backward)} ms backward.",
     ]
     graph = {
         (r.op, r.backend): f"{significant(_time(r) * 1e6)} µs"
@@ -212,18 +194,10 @@ def _rounding() -> list[str]:
                     percent(e.largest_loss),
                 ]
             )
-    header = [
-        "tokens",
-        "experts",
-        "mode",
-        "tiles",
-        "of which used",
-        "weight lost",
-        "weight added",
-        "tokens changed",
-        "without expert",
-        "worst token loses",
-    ]
+    header = (
+        "tokens | experts | mode | tiles | of which used | weight lost | weight added | tokens changed | "
+        "without expert | worst token loses"
+    )
     return [markdown_table(header, body, left=3)]
 
 
@@ -233,11 +207,3 @@ def blocks(records: Sequence[Record], presets: Iterable[Record], device: Device)
     found = {"layer": _layers(here, device), "stages": _stages(here, device), "rounding": _rounding()}
     found |= moe_presets.blocks(presets, device.name)
     return {name: "\n\n".join(lines) or NOT_MEASURED for name, lines in found.items()}
-
-
-def update_page(
-    page: str | Path, records: Sequence[Record], presets: Iterable[Record], device: Device, check: bool = False
-) -> bool:
-    """Fill the blocks of the page; returns whether they were up to date. With `check` nothing is written. ValueError
-    unless every block's markers stand in the page exactly once, in order."""
-    return fill_file(page, {f"moe {name}": text for name, text in blocks(records, presets, device).items()}, check)

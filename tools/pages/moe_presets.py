@@ -14,8 +14,7 @@ from pathlib import Path
 from expertile.lab.operators import presets
 from expertile.lab.operators.moe import size, used
 from expertile.lab.race.operator import Workload
-from expertile.lab.race.record import Record, read, shipped_root
-from expertile.lab.report.rows import BASELINES
+from expertile.lab.race.record import BASELINES, Record, read, shipped_root
 from expertile.lab.report.units import MISSING, cell, listed, markdown_table, micros, percent, significant
 from tools.pages.recorded import OURS, recorded, to_ours
 
@@ -107,17 +106,7 @@ def _decode(found: Sequence[Measured]) -> list[str]:
         "many bytes, in the same run, as a share of ours. *torch.compile* (the faster of its two ways to combine) and "
         "*transformers*: how many times as long."
     )
-    header = [
-        "model",
-        "tokens",
-        "experts touched",
-        "µs",
-        "TB/s",
-        "of `copy`",
-        "of bound",
-        "torch.compile",
-        "transformers",
-    ]
+    header = "model | tokens | experts touched | µs | TB/s | of `copy` | of bound | torch.compile | transformers"
     return [lead, markdown_table(header, body), *_without_a_time(found)]
 
 

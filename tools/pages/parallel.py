@@ -17,11 +17,10 @@ from expertile.lab.parallel.case import BOTH, FORWARD
 from expertile.lab.parallel.records import OPS
 from expertile.lab.parallel.ways import COMMUNICATION, COMPUTE, ONE_GPU, OURS, STEP
 from expertile.lab.race.record import Record, shipped_root
-from expertile.lab.report.markers import fill_file
 from expertile.lab.report.units import MISSING, markdown_table, percent, significant, times
 from expertile.roofline import Bound, Work, bound
+from tools.pages.recorded import NOT_MEASURED, ms
 
-NOT_MEASURED = "Not measured yet."
 BLOCKS = ("scaling", "rival", "communication")
 _PASSES = {FORWARD: "forward", BOTH: "forward + backward"}
 _OF_PASS = dict(zip(OPS, _PASSES, strict=True))
@@ -119,10 +118,6 @@ def _case(key: Key) -> str:
     return f"T = {t} {'of each GPU' if scaling == 'weak' else 'in all'}, H = {h}, I = {i}, E = {e}, k = {k}"
 
 
-def _ms(seconds: float | None) -> str:
-    return MISSING if seconds is None else significant(seconds * 1e3)
-
-
 def _flops(size: Sequence[int], tokens: int, name: str) -> float:
     """Of the mean GPU's products."""
     _, h, i, _, k = size
@@ -146,32 +141,23 @@ def _scaling(run: Run) -> list[str]:
                 [
                     _case(key),
                     title,
-                    _ms(alone),
-                    _ms(together),
+                    ms(alone),
+                    ms(together),
                     ours.title,
                     times(speed),
                     percent(speed / run.world),
                     significant(_flops(size, ours.first.details["tokens_of_gpu"], name) / together / 1e12),
-                    _ms(least.seconds),
+                    ms(least.seconds),
                     least.limiter,
                     percent(least.seconds / together),
                 ]
             )
     if not body:
         return []
-    header = [
-        "tokens and sizes",
-        "pass",
-        "1 GPU, ms",
-        f"{run.world} GPUs, ms",
-        "our fastest",
-        "tokens/s",
-        "efficiency",
-        "TFLOP/s of a GPU",
-        "bound, ms",
-        "limited by",
-        "of bound",
-    ]
+    header = (
+        f"tokens and sizes | pass | 1 GPU, ms | {run.world} GPUs, ms | our fastest | tokens/s | efficiency | "
+        "TFLOP/s of a GPU | bound, ms | limited by | of bound"
+    )
     return [
         markdown_table(header, body, left=2),
         f"tokens/s: {run.world} GPUs to one; efficiency: that over {run.world}. One GPU holds all experts and "
@@ -190,7 +176,7 @@ def _rival(run: Run) -> list[str]:
             for name in _PASSES:
                 seconds, ours = run.seconds(way, name), best[name]
                 least = None if ours is None else run.seconds(ours, name)
-                row += [_ms(seconds), times(seconds / least if seconds and least else None)]
+                row += [ms(seconds), times(seconds / least if seconds and least else None)]
             forward = way.records.get((FORWARD, STEP))
             away = None if forward is None else forward.details["leaving_nbytes"]
             row += [
@@ -200,16 +186,10 @@ def _rival(run: Run) -> list[str]:
             ]
             body.append(row)
         if body:
-            header = [
-                "way",
-                "forward, ms",
-                "to our fastest",
-                "forward + backward, ms",
-                "to our fastest",
-                "leaves a GPU forward, MB",
-                "largest difference",
-                "bits of one GPU",
-            ]
+            header = (
+                "way | forward, ms | to our fastest | forward + backward, ms | to our fastest | "
+                "leaves a GPU forward, MB | largest difference | bits of one GPU"
+            )
             lines += [f"**{_case(key)}**", markdown_table(header, body)]
     return lines
 
@@ -227,27 +207,20 @@ def _communication(run: Run) -> list[str]:
                         _case(key),
                         way.title,
                         title,
-                        _ms(whole),
-                        _ms(compute),
-                        _ms(alone),
+                        ms(whole),
+                        ms(compute),
+                        ms(alone),
                         percent(alone / whole),
-                        _ms(whole - compute),
+                        ms(whole - compute),
                         percent((whole - compute) / whole),
                     ]
                 )
     if not body:
         return []
-    header = [
-        "tokens and sizes",
-        "way",
-        "pass",
-        "step, ms",
-        "computation alone, ms",
-        "communication alone, ms",
-        "of step",
-        "exposed, ms",
-        "of step",
-    ]
+    header = (
+        "tokens and sizes | way | pass | step, ms | computation alone, ms | communication alone, ms | of step | "
+        "exposed, ms | of step"
+    )
     lines = [markdown_table(header, body, left=3)]
     if run.messages:
         rates = [(nbytes, nbytes / seconds) for nbytes, seconds in sorted(run.messages.items())]
@@ -266,7 +239,7 @@ def _missing(run: Run) -> str:
                 if record.status != "ok":
                     found[f"{where} ({record.reason})"] = None
                 elif kind == STEP and run.seconds(way, name) is None:
-                    refused = f"refused: {_ms(record.time_s)} ms is below its bound"
+                    refused = f"refused: {ms(record.time_s)} ms is below its bound"
                     found[f"{where}, {_PASSES[name]} ({refused})"] = None
     return f"Without a time: {'; '.join(found)}." if found else ""
 
@@ -295,9 +268,3 @@ def _blocks(run: Run) -> dict[str, str]:
     if found["scaling"] and (missing := _missing(run)):
         found["scaling"].append(missing)
     return {name: "\n\n".join(lines) for name, lines in found.items()}
-
-
-def update_page(page: str | Path, records: Sequence[Record], device: Device, check: bool = False) -> bool:
-    """Fill the blocks of the page; returns whether they were up to date. With `check` nothing is written. ValueError
-    unless every block's markers stand in the page exactly once, in order."""
-    return fill_file(page, {f"parallel {name}": text for name, text in blocks(records, device).items()}, check)

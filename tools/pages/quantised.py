@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
-from pathlib import Path
 
 import torch
 
@@ -18,26 +17,18 @@ from expertile.formats.fp8 import Fp8Blocks
 from expertile.formats.int4.weight import Int4Weight
 from expertile.lab.operators.products import PHASES, REPORT_MODELS
 from expertile.lab.race.record import Record
-from expertile.lab.report.markers import fill_file
 from expertile.lab.report.units import MISSING, cell, markdown_table, micros, percent, significant, times
-from tools.pages.recorded import OURS, Times, by_name, ok, recorded, to_ours
+from tools.pages.recorded import NOT_MEASURED, OURS, Times, by_name, ok, recorded, to_ours
 
-NOT_MEASURED = "Not measured yet."
+PRESETS = ("fp8-sweep", "fp8-large", "fp8-causes", "quantize", "int4-models")
 
 _INT4_GROUPS = (32, 64, 128, 0)
 _KINDS = {"bf16": "bf16", "fp8": "FP8", "int4": "INT4"}
 
 
-def update_page(path: Path, records: Iterable[Record], gpu: str, check: bool = False) -> bool:
-    """Fill every block of the page from the records of the GPU called `gpu`; returns whether it was up to date.
-
-    With `check` nothing is written. Of each preset the latest run counts; of one with two operators each one's.
-    """
-    return fill_file(path, {f"quantised {name}": body for name, body in blocks(records, gpu).items()}, check)
-
-
 def blocks(records: Iterable[Record], gpu: str) -> dict[str, str]:
-    """The text of every block, by name."""
+    """The text of every block, by name, from the records of the GPU called `gpu`. Of each preset the latest run counts;
+    of one with two operators each one's."""
     here = [r for r in records if r.env.gpu == gpu]
     tables: Mapping[str, tuple[str, Callable[[Times], list[str]]]] = {
         "sweep": ("fp8-sweep", _sweep),
@@ -136,17 +127,10 @@ def _causes(found: Times) -> list[str]:
         )
     if not body:
         return []
-    header = [
-        "shape",
-        "µs",
-        "one scale a row (cause 1)",
-        "128× the weights' scales (2)",
-        "scales loaded when needed (2)",
-        "padded in torch (4)",
-        "eager, µs",
-        "eager, padded (4)",
-        "relative error of multiplied scales",
-    ]
+    header = (
+        "shape | µs | one scale a row (cause 1) | 128× the weights' scales (2) | scales loaded when needed (2) | "
+        "padded in torch (4) | eager, µs | eager, padded (4) | relative error of multiplied scales"
+    )
     return ["How many times as long as ours, under CUDA-graph replay unless said.", markdown_table(header, body)]
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from expertile.lab.race.record import Record
-from expertile.lab.report.units import MISSING, cell, times
+from expertile.lab.report.units import MISSING, cell, significant, times
 
-OURS = "expertile"
+OURS, NOT_MEASURED = "expertile", "Not measured yet."
+KERNELS = ("gluon_hopper", "triton_tma", "triton_pointer")  # ours among the backends of grouped products
 
 Times = Mapping[tuple[str, str, str, str], Record]  # (op, workload, backend, policy)
 
@@ -21,6 +22,10 @@ def ok(found: Times, op: str, workload: str, backend: str, policy: str = "graph"
     """A record with a time that counts."""
     record = found.get((op, workload, backend, policy))
     return record if record is not None and record.status == "ok" else None
+
+
+def ms(seconds: float | None) -> str:
+    return MISSING if seconds is None else significant(seconds * 1e3)
 
 
 def to_ours(record: Record | None, ours: Record) -> str:

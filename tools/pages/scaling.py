@@ -2,7 +2,6 @@
 
     records -> scaling_svg: {"qwen3-gate-up-tokens": "<svg …>", …}
             -> scaling_text: {"tokens": "Markdown", …}, one text for each section of docs/results/scaling.md
-            -> update_docs: both written to docs/, the texts between their markers
 
 Only the newest run of each preset is used: figures of two runs must not stand in one curve.
 """
@@ -11,16 +10,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from expertile.lab.bench.sweeps import axis_of
+from expertile.lab.race.record import BASELINES
 from expertile.lab.report.contest import Contest, Run, runs
-from expertile.lab.report.markers import filled
 from expertile.lab.report.palette import styles
-from expertile.lab.report.rows import BASELINES, POLICY_NAMES, Row
+from expertile.lab.report.rows import POLICY_NAMES, Row
 from expertile.lab.report.svg import Series, curves, dots
-from expertile.lab.report.units import MISSING, micros, percent, rate, significant, times
+from expertile.lab.report.units import MISSING, markdown_table, micros, percent, rate, significant, times
+from tools.pages.recorded import NOT_MEASURED
 
 SECTIONS = ("tokens", "groups", "shape", "skew")
 """Sections of docs/results/scaling.md: of the sweeps over each axis (K and N share one), and of skew."""
@@ -109,26 +108,10 @@ def scaling_text(records: Iterable[Any]) -> dict[str, str]:
     return {section: "\n\n".join(part) for section, part in parts.items() if part}
 
 
-def update_docs(path: str | Path, records: Iterable[Any], check: bool = False) -> bool:
-    """Writes the figures to `figures/` beside the document at `path`, and the texts between its markers
-    `<!-- expertile:scaling SECTION -->` and `<!-- /expertile:scaling SECTION -->`; all else stays as it is.
-
-    Returns whether everything was up to date already. With `check` nothing is written. Raises ValueError unless every
-    section's markers stand in the document exactly once, in order.
-    """
-    path, records = Path(path), list(records)
-    wanted = {path.parent / "figures" / f"{name}.svg": svg for name, svg in scaling_svg(records).items()}
+def blocks(records: Iterable[Any]) -> dict[str, str]:
+    """The text of every section."""
     texts = scaling_text(records)
-    blocks = {f"scaling {section}": texts.get(section, "Not measured yet.") for section in SECTIONS}
-    wanted[path] = filled(path.read_text(encoding="utf-8"), blocks, path)
-    stale = {
-        file: text for file, text in wanted.items() if not file.is_file() or file.read_text(encoding="utf-8") != text
-    }
-    if not check:
-        for file, text in stale.items():
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_text(text, encoding="utf-8")
-    return not stale
+    return {section: texts.get(section, NOT_MEASURED) for section in SECTIONS}
 
 
 def newest(records: Iterable[Any], preset: str) -> Run | None:
@@ -264,18 +247,13 @@ def _sweep_table(sweep: Sweep) -> str:
                 f"`{second.backend}` {times(contest.times_best(second))}" if second else MISSING,
             ]
         )
-    return _table([AXIS_NAMES[sweep.axis], "fastest", "µs", "rate", "of bound", "limited by", "next"], body)
+    return markdown_table([AXIS_NAMES[sweep.axis], "fastest", "µs", "rate", "of bound", "limited by", "next"], body)
 
 
 def _skew_table(cases: Sequence[SkewCase]) -> str:
     names = _rivals(cases)
     body = [[f"`{c.skewed.label}`", times(c.best_ratio), *(times(c.ratio(name)) for name in names)] for c in cases]
-    return _table(["case", "fastest ÷ fastest", *(f"`{name}`" for name in names)], body)
-
-
-def _table(header: Sequence[str], body: Sequence[Sequence[str]]) -> str:
-    rule = ["-", *["-:"] * (len(header) - 1)]
-    return "\n".join("| " + " | ".join(cells) + " |" for cells in (header, rule, *body))
+    return markdown_table(["case", "fastest ÷ fastest", *(f"`{name}`" for name in names)], body)
 
 
 def _stretches(lead: str, sweep: Sweep, labels: Sequence[set[str]]) -> str:

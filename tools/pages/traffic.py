@@ -14,8 +14,8 @@ from expertile.lab.report.units import MISSING, byte_rate, cell, markdown_table,
 from expertile.lab.traffic import Subject, Way, formulas
 from expertile.lab.traffic.model import OURS, TORCH, UNFUSED
 from expertile.roofline import bound
+from tools.pages.recorded import NOT_MEASURED
 
-NOT_MEASURED = "Not measured yet."
 _PER_OPERATOR = 4  # workloads of an operator in the table of times, the largest first
 _LARGE = 64e6  # bytes from which memory, not a launch, is what is measured
 # Which way a rival of the lab goes, where it is not called so.

@@ -5,16 +5,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from expertile.device import Device
 from expertile.lab.race.record import Record
-from expertile.lab.report.markers import fill_file
-from expertile.lab.report.units import MISSING, cell, error, listed, markdown_table, percent, significant, times
+from expertile.lab.report.units import MISSING, cell, error, listed, markdown_table, percent, times
 from expertile.roofline import Work, bound
+from tools.pages.recorded import NOT_MEASURED, OURS, ms
 
-NOT_MEASURED = "Not measured yet."
-OURS = "expertile"
 _KINDS = (  # (with a backward pass, policy): how the text calls them
     ((False, "eager"), "(forward, called from Python)"),
     ((False, "graph"), "(forward, in a CUDA graph)"),
@@ -76,11 +73,11 @@ def _table(found: Sequence[Race], device: Device) -> str:
         if not seconds:
             continue
         least, ours = bound(Work(first.flops, first.nbytes), device, "bf16"), seconds[OURS]
-        row = [race.title, significant(least.seconds * 1e3), least.limiter, significant(ours * 1e3)]
+        row = [race.title, ms(least.seconds), least.limiter, ms(ours)]
         row.append(percent(least.seconds / ours))
         for name in others:
             there = name in seconds
-            row += [significant(seconds[name] * 1e3), times(seconds[name] / ours)] if there else [MISSING, MISSING]
+            row += [ms(seconds[name]), times(seconds[name] / ours)] if there else [MISSING, MISSING]
         body.append(row)
     columns = [column for name in others for column in (f"`{name}`, ms", "to ours")]
     return markdown_table(["tokens", "bound, ms", "limited by", "expertile, ms", "of bound", *columns], body)
@@ -133,9 +130,3 @@ def blocks(records: Sequence[Record], device: Device) -> dict[str, str]:
     for name, of_model in by_model.items():
         lines += _model(name, of_model, device)
     return {"layers": "\n\n".join([*lines, *_summary(found)])}
-
-
-def update_page(page: str | Path, records: Sequence[Record], device: Device, check: bool = False) -> bool:
-    """Fill the block of the page; returns whether it was up to date. With `check` nothing is written. ValueError unless
-    its markers stand in the page exactly once, in order."""
-    return fill_file(page, {f"transformers {name}": text for name, text in blocks(records, device).items()}, check)

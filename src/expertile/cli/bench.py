@@ -14,9 +14,8 @@ from rich.console import Console
 from rich.markup import escape
 
 from expertile.cli.complete import policies, presets, rivals
-from expertile.cli.definitions import definition_parts
 from expertile.cli.output import check_folder, print_json
-from expertile.cli.parts import DIAGNOSE, Part, parts
+from expertile.cli.parts import DIAGNOSE, Part, definition_parts, parts
 from expertile.cli.progress import Display
 from expertile.device import Device
 from expertile.lab.bench.config import BenchSpec, read_bench_file
@@ -29,7 +28,7 @@ from expertile.lab.race.candidate import candidate_name
 from expertile.lab.race.candidate_gate import UserCandidates
 from expertile.lab.race.case import Site
 from expertile.lab.race.memory import measure_memory
-from expertile.lab.race.record import SECONDS, Record, read, results_path, shipped_records
+from expertile.lab.race.record import SECONDS, Record, kept, read, results_path, shipped_records
 from expertile.lab.report import elsewhere_lines, html, leaderboard, of_candidate, table, tables, verdict
 
 PRESET_NAMES = ", ".join(ALL_PRESETS)
@@ -206,7 +205,7 @@ def _measure_memory(part: Part, full: bool, device: Device, path: Path, console:
     if device.kind == "cpu" and not full:
         workloads = for_cpu(workloads)
     with console.status(f"{part.name}: peak memory"):
-        found = list(measure_memory(workloads, {o.name: o for o in part.operators}, site, path))
+        found = list(kept(measure_memory(workloads, {o.name: o for o in part.operators}, site), path))
     console.print(f"[dim]{escape(part.name)}: {len(found)} new records of memory in {escape(str(path))}[/dim]")
     return found
 

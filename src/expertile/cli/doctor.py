@@ -16,9 +16,10 @@ from rich.table import Table
 import expertile
 from expertile.cli.output import print_json
 from expertile.device import DTYPES, Device
+from expertile.lab.measure.environment import package_version
 from expertile.lab.operators import operators, presets
-from expertile.lab.race.operator import Workload
 from expertile.lab.race.workloads import ragged_m, wgrad
+from expertile.lab.report.rows import by
 from expertile.ops.grouped_mm.backends import BACKENDS
 from expertile.ops.grouped_mm.problem import Problem
 from expertile.ops.grouped_mm.tuned import load_table, package_folder, user_folder
@@ -40,7 +41,11 @@ def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] 
     """What this machine can run: the GPU, its limits, and each backend with ✓ or the reason it can't."""
     device = Device.current()
     standings, tuned = list(_standings(device)), _tuned(device)
-    versions = {"expertile": expertile.__version__, "torch": torch.__version__, "triton": _version("triton")}
+    versions = {
+        "expertile": expertile.__version__,
+        "torch": torch.__version__,
+        "triton": package_version("triton") or "not installed",
+    }
     versions["python"] = platform.python_version()
     if as_json:
         limits = (
@@ -60,18 +65,14 @@ def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] 
     none = f'none; "auto" goes by its model, and expertile tune writes one to {user_folder()}'
     console.print(f"  tuned table: {escape(tuned or none)}", highlight=False, soft_wrap=True)
     console.print(_grouped(device))
-    for operator in dict.fromkeys(s.operator for s in standings):
+    for operator, own in by(standings, lambda s: s.operator).items():
         console.print(f"[bold]{escape(operator)}[/bold]", highlight=False)
-        own = [s for s in standings if s.operator == operator]
         able = [s.backend + ("" if s.runs == s.asked else f" ({s.runs} of {s.asked} workloads)") for s in own if s.runs]
         if able:
             console.print(f"  [green]✓[/green] {escape(', '.join(able))}", highlight=False)
-        reasons: dict[str, list[str]] = {}
-        for s in own:
-            if not s.runs:
-                reasons.setdefault(s.reason, []).append(s.backend)
-        for reason, names in reasons.items():
-            console.print(f"  [red]✗[/red] {escape(', '.join(names))}: {escape(reason)}", highlight=False)
+        for reason, unable in by((s for s in own if not s.runs), lambda s: s.reason).items():
+            names = ", ".join(s.backend for s in unable)
+            console.print(f"  [red]✗[/red] {escape(names)}: {escape(reason)}", highlight=False)
 
 
 def _grouped(device: Device) -> Table:
@@ -93,10 +94,7 @@ def _standings(device: Device) -> Iterator[Standing]:
     for backend in BACKENDS:
         reasons = [backend.supports(problem, device) for problem in probes.values()]
         yield _standing("grouped_mm", backend.name, backend.peer, reasons)
-    workloads: dict[str, list[Workload]] = {}
-    for build in presets().values():
-        for workload in build():
-            workloads.setdefault(workload.op, []).append(workload)
+    workloads = by((workload for build in presets().values() for workload in build()), lambda w: w.op)
     for operator in operators().values():
         for rival in operator.rivals:
             found = [rival.supports(w, device) for w in workloads.get(operator.name, [])]
@@ -141,12 +139,3 @@ def _probes(device: Device) -> dict[str, Problem]:
     }
     # The library sees offs on the device only, so the probe does not know the sizes either.
     return {name: w.problem(device.kind).with_sizes(None) for name, w in workloads.items()}
-
-
-def _version(module: str) -> str:
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        return version(module)
-    except PackageNotFoundError:
-        return "not installed"

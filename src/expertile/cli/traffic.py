@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.markup import escape
@@ -14,13 +13,13 @@ from rich.table import Column, Table
 
 from expertile.device import Device
 from expertile.lab.measure.environment import capture_env, new_run_id
+from expertile.lab.operators import attention
 from expertile.lab.race.record import SECONDS, Record, read
 from expertile.lab.report.units import byte_rate, micros, percent, significant, times
-from expertile.lab.traffic import Subject, Way, formulas
+from expertile.lab.traffic import Step, Subject, Way, formulas
 from expertile.lab.traffic.explain import Explained, explain_grouped, explain_subject
 from expertile.lab.traffic.measured import measure
 from expertile.ops.attention.explain import explain_problem as explain_attention
-from expertile.ops.attention.problem import Problem as AttentionProblem
 from expertile.ops.grouped_mm.problem import Layout, Problem
 from expertile.suggest import one_of
 
@@ -95,15 +94,15 @@ def explain_operator(
     explained = explain_subject(subject, device, records)
     show(explained, console)
     if op.startswith("attention"):
-        for line in _choices(attention_problem(subject), explained):
-            console.print(escape(line), highlight=False, soft_wrap=True)
+        for line in _choices(explained):
+            _say(console, escape(line))
     if measured:
         show_measured(subject, formulas()[op].ways(subject, Device.current()), console)
 
 
-def _choices(problem: AttentionProblem, explained: Explained) -> list[str]:
+def _choices(explained: Explained) -> list[str]:
     """What "auto" takes; why, and what is expected, only where no record of this very call says what it takes."""
-    found = explain_attention(problem, explained.device)
+    found = explain_attention(attention.problem(explained.subject.workload), explained.device)
     taken = f'"auto" takes {found.forward.backend.name} forward and {found.backward.backend.name} backward'
     if explained.achieved:
         return [taken + "."]
@@ -131,101 +130,63 @@ def explain_grouped_traffic(
         show_measured(explained.subject, explained.ways, console)
 
 
-def attention_problem(subject: Subject) -> AttentionProblem:
-    """The problem of contiguous tensors with the subject's dimensions."""
-    b, h, kv, lq, lk, d = (subject[key] for key in ("batch", "heads", "kv_heads", "q_len", "k_len", "head_dim"))
-    dtype = torch.bfloat16 if subject.dtype == "bf16" else torch.float16
-    return AttentionProblem(
-        b,
-        h,
-        kv,
-        lq,
-        lk,
-        d,
-        dtype,
-        subject["causal"],
-        d**-0.5,
-        False,
-        b * lq,
-        b * lk,
-        (h * lq * d, lq * d, d),
-        (kv * lk * d, lk * d, d),
-        (kv * lk * d, lk * d, d),
-    )
+def _say(console: Console, text: str) -> None:
+    console.print(text, highlight=False, soft_wrap=True)
+
+
+def _table(*columns: str) -> Table:
+    first, numbers = Column("MB", overflow="fold", min_width=_NAME), (Column(name, justify="right") for name in columns)
+    return Table(first, *numbers, box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+
+
+def _moved(of: Step | Way) -> list[str]:
+    return [str(of.launches), _mb(of.read), _mb(of.written), _mb(of.again), significant(of.flops / 1e9)]
 
 
 def show(e: Explained, console: Console) -> None:
     """Work and bound, the ways step by step, sources, and recorded times."""
-    console.print(
-        f"[bold]{escape(_told(e.subject))}[/bold] on {escape(e.device.name)}", highlight=False, soft_wrap=True
-    )
+    _say(console, f"[bold]{escape(_told(e.subject))}[/bold] on {escape(e.device.name)}")
     work = (
         f"{significant(e.work.flops / 1e9)} GFLOP, {_mb(e.work.nbytes)} MB, {significant(e.work.intensity)} FLOP/byte"
     )
     limit = f"{micros(e.bound.seconds)} µs ({e.bound.limiter})" if e.bound.seconds else "unknown"
-    console.print(f"useful work: {work}; bound: {limit}", highlight=False, soft_wrap=True)
-    columns = ("kernels", "read", "written", "again", "GFLOP", "× ours", "least µs")
-    table = Table(
-        Column("MB", overflow="fold", min_width=_NAME), *columns, box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False
-    )
-    for column in table.columns[1:]:
-        column.justify = "right"
+    _say(console, f"useful work: {work}; bound: {limit}")
+    table = _table("kernels", "read", "written", "again", "GFLOP", "× ours", "least µs")
     for way in e.ways:
         at_least = micros(e.least_time_s(way)) if e.bound.seconds else "–"
         alone = way.steps[0].name if len(way.steps) == 1 else ""
         label = f"{way.name}: {alone}" if alone not in ("", e.subject.op) else way.name
-        table.add_row(
-            escape(label),
-            str(way.launches),
-            _mb(way.read),
-            _mb(way.written),
-            _mb(way.again),
-            significant(way.flops / 1e9),
-            times(e.times_ours(way)),
-            at_least,
-            style="bold",
-        )
+        table.add_row(escape(label), *_moved(way), times(e.times_ours(way)), at_least, style="bold")
         for step in () if alone else way.steps:
-            table.add_row(
-                f"  {escape(step.name)}",
-                str(step.launches),
-                _mb(step.read),
-                _mb(step.written),
-                _mb(step.again),
-                significant(step.flops / 1e9),
-            )
+            table.add_row(f"  {escape(step.name)}", *_moved(step))
     console.print(table)
-    console.print(
+    _say(
+        console,
         "[dim]again: bytes asked for while still in L1 or L2; least: step after step, each at the device's peak.[/dim]",
-        highlight=False,
-        soft_wrap=True,
     )
     for way in e.ways:
         said = "; ".join(part for part in (way.note, f"PyTorch: {way.source}" if way.source else "") if part)
         if said:
-            console.print(f"[dim]{escape(way.name)}: {escape(said)}[/dim]", highlight=False, soft_wrap=True)
+            _say(console, f"[dim]{escape(way.name)}: {escape(said)}[/dim]")
     if e.fits_in_cache:
-        console.print(
+        _say(
+            console,
             "[dim]All of it fits the last-level cache: steps that follow each other find their inputs there, "
             "and memory sees less than the formula.[/dim]",
-            highlight=False,
-            soft_wrap=True,
         )
     _show_achieved(e, console)
 
 
 def _show_achieved(e: Explained, console: Console) -> None:
     if not e.achieved:
-        console.print(f"achieved: no record of this call on {escape(e.device.name)}.", highlight=False, soft_wrap=True)
+        _say(console, f"achieved: no record of this call on {escape(e.device.name)}.")
         return
     first = e.achieved[0]
     for a in e.achieved:
         rate = byte_rate(e.work.nbytes / a.time_s / 1e9)
         told = f"{a.backend} ({a.policy}): {micros(a.time_s)} µs, {rate}, {percent(a.share(e.bound))} of the bound"
-        console.print(f"achieved: {escape(told)}", highlight=False, soft_wrap=True)
-    console.print(
-        f"[dim]recorded {escape(first.date[:10])}, run {escape(first.run)}[/dim]", highlight=False, soft_wrap=True
-    )
+        _say(console, f"achieved: {escape(told)}")
+    _say(console, f"[dim]recorded {escape(first.date[:10])}, run {escape(first.run)}[/dim]")
 
 
 def show_measured(subject: Subject, ways: Sequence[Way], console: Console) -> None:
@@ -234,26 +195,20 @@ def show_measured(subject: Subject, ways: Sequence[Way], console: Console) -> No
     reasons = dict.fromkeys(r.reason for r in records if r.reason)
     if any(r.status == "ok" for r in records):
         console.print(measured_table(records))
-        console.print(
+        _say(
+            console,
             "[dim]counted: by ncu on this GPU, caches flushed before each kernel; what a kernel leaves in L2 "
             "is not yet among its bytes written.[/dim]",
-            highlight=False,
-            soft_wrap=True,
         )
     for reason in reasons:
         names = [r.backend for r in records if r.reason == reason]
         which = "" if len(names) == len(records) else f" ({', '.join(names)})"
-        console.print(f"not counted{escape(which)}: {escape(reason)}.", highlight=False, soft_wrap=True)
+        _say(console, f"not counted{escape(which)}: {escape(reason)}.")
 
 
 def measured_table(records: Sequence[Record]) -> Table:
     """Bytes by formula beside bytes counted, kernel by kernel."""
-    columns = ("kernels", "read", "by formula", "written", "by formula", "from L2")
-    table = Table(
-        Column("MB", overflow="fold", min_width=_NAME), *columns, box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False
-    )
-    for column in table.columns[1:]:
-        column.justify = "right"
+    table = _table("kernels", "read", "by formula", "written", "by formula", "from L2")
     for r in (r for r in records if r.status == "ok"):
         found = r.details
         table.add_row(

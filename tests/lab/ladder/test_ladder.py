@@ -31,7 +31,7 @@ def test_eight_rungs_in_order():
 
 def test_every_rung_is_one_short_file_that_says_what_changed():
     folder = Path(ladder.__file__).parent
-    rungs = [p for p in folder.glob("*.py") if p.name not in ("__init__.py", "_common.py", "page.py", "workloads.py")]
+    rungs = [p for p in folder.glob("*.py") if p.name[0] != "_" and p.name != "workloads.py"]
     assert len(rungs) == len(RUNGS)
     for path in rungs:
         text = path.read_text()

@@ -14,7 +14,6 @@ from expertile.lab.measure.interleaved import (
     device_alive,
     failure_of,
     is_out_of_memory,
-    tie,
     time_interleaved,
 )
 from expertile.lab.measure.stats import turn_order
@@ -162,12 +161,6 @@ def test_progress_is_told():
 def test_names_must_differ():
     with pytest.raises(ValueError, match="unique names"):
         measure(candidate("a", steady(1.0)), candidate("a", steady(1.0)))
-
-
-def test_tie_of_measurements():
-    first = Measurement(1.0, (0.99, 1.01), (), 1)
-    assert tie(first, Measurement(1.02, (1.005, 1.03), (), 1))
-    assert not tie(first, Measurement(1.05, (1.04, 1.06), (), 1))
 
 
 def test_really_times_on_the_cpu():

@@ -9,13 +9,14 @@ import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 
 import torch
 import torch.distributed as dist
 
 from expertile.lab.parallel import rival, ways
 from expertile.lab.parallel import run as runs
-from expertile.lab.parallel.case import BOTH, FORWARD, Case, Job, Size, judge, leaves_of, make
+from expertile.lab.parallel.case import BOTH, FORWARD, Case, Job, Size, computed, judge, make
 from expertile.lab.parallel.replay import Recorder, Silent, communicate
 from expertile.lab.parallel.run import Options, run
 from expertile.lab.parallel.team import Team
@@ -54,12 +55,7 @@ def _recorded(case: Case, **options: object) -> tuple[ExpertParallel, Recorder]:
 
 def _step(parallel: ExpertParallel, case: Case) -> dict[str, torch.Tensor]:
     tokens, mine = case.tokens(), case.experts(case.rank)
-    leaves = leaves_of(tokens, case.gate_up[mine], case.down[mine])
-    out = parallel.mlp(leaves["x"], leaves["gate_up"], leaves["down"], tokens["ids"], leaves["weights"])
-    if isinstance(parallel._exchange, Recorder):
-        parallel._exchange.mark()
-    gradients = torch.autograd.grad(out, list(leaves.values()), tokens["dy"])
-    return {"out": out.detach(), **dict(zip(leaves, gradients, strict=True))}
+    return computed(partial(ways.forward, parallel), tokens, case.gate_up[mine], case.down[mine], True)
 
 
 def graphs_use_nothing_that_was_freed(team: Team) -> None:
@@ -141,25 +137,25 @@ def nothing_is_timed_without_time(team: Team) -> None:
 
 def what_is_wrong_or_fails_has_no_time(team: Team) -> None:
     """On one rank only: on all ranks it then counts as wrong, and the others are timed."""
-    right, run_one = rival.weighted_sum, ways.one_gpu
+    right, mlp = rival.weighted_sum, ways.moe_mlp
 
     def wrong(rows: torch.Tensor, at: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         return right(rows, at, weights) * (1.1 if team.rank == 1 else 1.0)
 
-    def failing(*arguments: object) -> dict[str, torch.Tensor]:
+    def failing(*operands: torch.Tensor) -> torch.Tensor:
         if team.rank == 0:
             raise RuntimeError("out of something")
-        return run_one(*arguments)  # type: ignore[arg-type]
+        return mlp(*operands)
 
     records: list[Record] = []
     parts, all_jobs = rival.Parts, runs.jobs
     runs.jobs = lambda options: all_jobs(options)[:1]
     rival.Parts = lambda: replace(parts(), weighted_sum=wrong)  # type: ignore[assignment,misc]
-    ways.one_gpu = failing
+    ways.moe_mlp = failing
     try:
         run(team, Options(device="cpu", seconds=60.0, quick=True), records.append)
     finally:
-        rival.Parts, ways.one_gpu, runs.jobs = parts, run_one, all_jobs  # type: ignore[misc]
+        rival.Parts, ways.moe_mlp, runs.jobs = parts, mlp, all_jobs  # type: ignore[misc]
     steps = [r for r in records if r.config.get("kind") == STEP]
     assert {r.backend.split()[0]: r.status for r in steps} == {"one": "failed", TORCH: "wrong", OURS: "ok"}
     for record in steps:

@@ -5,8 +5,9 @@ import torch
 
 from expertile.device import Device
 from expertile.lab.operators.grouped_mm import grouped_mm
-from expertile.lab.race.baselines import BASELINE_NAMES, COPIES, COPY, DENSE, Copy, copy_work
+from expertile.lab.race.baselines import COPIES, Copy, copy_work
 from expertile.lab.race.case import Case, Site
+from expertile.lab.race.record import BASELINES, COPY, DENSE
 from expertile.lab.race.workloads import grouped, ragged_m, wgrad
 from expertile.ops.grouped_mm.problem import Layout
 
@@ -21,13 +22,13 @@ WORKLOADS = [
 def candidates(workload, seed=1):
     """`dense` and both ways to copy, checked on operands with a tail."""
     case = Case(workload, Site(Device.current("cpu"), torch.device("cpu")), grouped_mm(()))
-    return case, list(case.candidates(BASELINE_NAMES, seed))
+    return case, list(case.candidates(BASELINES, seed))
 
 
 @pytest.mark.parametrize("workload", WORKLOADS, ids=lambda w: w.name)
 def test_passes_its_own_check_with_a_tail(workload):
     case, found = candidates(workload)
-    assert [c.name for c in found] == [DENSE, COPY, COPY] and case.names == BASELINE_NAMES
+    assert [c.name for c in found] == [DENSE, COPY, COPY] and case.names == BASELINES
     for candidate in found:
         assert candidate.status == "ok", candidate.reason
 

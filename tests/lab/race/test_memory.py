@@ -6,7 +6,7 @@ import torch
 from expertile.device import Device
 from expertile.lab.race.case import Site
 from expertile.lab.race.memory import FORMULA, measure_memory, peak_memory
-from expertile.lab.race.record import read
+from expertile.lab.race.record import kept, read
 from tests.lab.operators.toy import operator, right, rival, workload
 
 CPU = torch.device("cpu")
@@ -39,7 +39,7 @@ def out_nbytes(w):
 
 
 def measured(*rivals, site=SITE, path=None, workloads=None):
-    return list(measure_memory(workloads or [workload(64, 64)], {"double": operator(*rivals)}, site, path))
+    return list(kept(measure_memory(workloads or [workload(64, 64)], {"double": operator(*rivals)}, site), path))
 
 
 def test_every_rival_that_can_is_a_record_with_its_formula(tmp_path):

@@ -10,7 +10,8 @@ from expertile.lab.measure.env import Env
 from expertile.lab.race.memory import FORMULA
 from expertile.lab.race.record import append
 from expertile.lab.report import html
-from expertile.lab.report.memory import memory_charts, memory_svg, memory_text, sentences, update_docs
+from expertile.lab.report.markers import fill_file
+from expertile.lab.report.memory import memory_charts, memory_svg, memory_text, sentences
 from tests.lab.records import timed, untimed
 from tests.lab.report import samples
 
@@ -94,6 +95,11 @@ def test_figures_show_measured_and_formula(linear_and_quadratic):
     ET.fromstring(svg)
     assert svg.count("<polyline") == 4 and svg.count('stroke-dasharray="2 3"') >= 2
     assert "unfused, formula" in svg and "Imaginary GPU" in svg and "length (logarithmic)" in svg
+
+
+def update_docs(page, records, check=False):
+    files = {page.parent / "figures" / f"{name}.svg": svg for name, svg in memory_svg(records).items()}
+    return fill_file(page, {"memory": memory_text(records)}, check, files=files)
 
 
 def test_docs_are_kept_up_to_date(tmp_path, linear_and_quadratic):

@@ -5,8 +5,9 @@ from dataclasses import replace
 from expertile.device import Device
 from expertile.lab.measure.env import Env
 from expertile.lab.race.record import PEAK_BYTES, TOKENS_PER_S
+from expertile.lab.report.markers import fill_file
 from tests.lab.records import timed, untimed
-from tools.pages.end_to_end import NOT_MEASURED, block, update_page
+from tools.pages.end_to_end import NOT_MEASURED, blocks
 
 H200 = Device.by_name("h200")
 
@@ -43,7 +44,7 @@ RECORDS = [
 
 
 def test_ours_is_set_beside_what_ran_on_the_same_weights_in_the_same_way():
-    text = block(RECORDS, H200)
+    text = blocks(RECORDS, H200)["models"]
     assert text.startswith("NVIDIA H200, transformers 5.17.0") and "**Small-T64** (eager, 2 layers)" in text
     rows = [line for line in text.splitlines() if line.startswith("| `")]
     assert rows == [
@@ -59,8 +60,8 @@ def test_ours_is_set_beside_what_ran_on_the_same_weights_in_the_same_way():
 
 def test_records_of_another_gpu_do_not_count(tmp_path):
     others = [replace(r, env=Env("another")) for r in RECORDS]
-    assert block(others, H200) == NOT_MEASURED
+    found = blocks(others, H200)
     page = tmp_path / "page.md"
     page.write_text("<!-- expertile:end-to-end models -->\n<!-- /expertile:end-to-end models -->\n")
-    assert not update_page(page, others, H200, check=True) and NOT_MEASURED not in page.read_text()
-    assert not update_page(page, others, H200) and NOT_MEASURED in page.read_text()
+    assert not fill_file(page, found, True, "end-to-end") and NOT_MEASURED not in page.read_text()
+    assert not fill_file(page, found, kind="end-to-end") and NOT_MEASURED in page.read_text()

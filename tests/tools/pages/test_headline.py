@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from expertile.lab.report.markers import fill_file
 from tests.lab.records import timed
-from tools.pages.headline import JOBS, SHOWN, bars, shipped, standings, table, update_page
+from tools.pages.headline import JOBS, SHOWN, bars, charts, shipped, standings, table
 from tools.pages.headline_chart import Bar, chart
 
 ROOT = Path(__file__).parents[3]
@@ -92,6 +93,12 @@ def test_the_chart_has_every_bar_in_proportion(theme):
         0.75, rel=1e-2
     )
     assert "1.50×" in text and "0.75×" in text and "a note" in text and "quack, 1×" in text
+
+
+def update_page(page, figures, records, gpu, check=False):
+    found = standings(records, gpu)
+    files = {figures / f"{name}.svg": svg for name, svg in charts(found, gpu).items()}
+    return fill_file(page, {"jobs": table(found)}, check, files=files)
 
 
 def test_a_stale_chart_or_table_is_told_and_left_alone(tmp_path):

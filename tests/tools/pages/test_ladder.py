@@ -8,8 +8,9 @@ import pytest
 
 from expertile.lab.ladder import RUNGS
 from expertile.lab.ladder.workloads import ladder_workloads
+from expertile.lab.report.markers import fill_file
 from tests.lab.records import timed, untimed
-from tools.pages.ladder import NOT_MEASURED, blocks, update_page
+from tools.pages.ladder import NOT_MEASURED, blocks
 
 ROOT = Path(__file__).parents[3]
 PAGE = ROOT / "docs" / "notes" / "ladder.md"
@@ -34,6 +35,10 @@ def records(run="r1", rungs=NAMES, date="2026-11-21", policy="graph"):
         found += [untimed("unsupported", "needs a GPU", backend=n, **common) for n in NAMES if n not in rungs]
         found.append(timed(5e-4, backend="dense", **common))
     return found
+
+
+def update_page(path, records, check=False):
+    return fill_file(path, blocks(records), check, "ladder")
 
 
 def empty_page():

@@ -10,10 +10,9 @@ from pathlib import Path
 from expertile.device import Device
 from expertile.lab.operators import moe, moe_routing, moe_stages
 from expertile.lab.operators.moe_stages import STAGES, stage_works
-from expertile.lab.race.record import append, shipped_records
+from expertile.lab.race.record import append
 from tests.lab.records import timed, untimed
-from tools.pages.moe import NOT_MEASURED, PRESETS, blocks, rounded, update_page
-from tools.pages.moe_presets import shipped_presets
+from tools.pages.moe import NOT_MEASURED, blocks, rounded
 
 ROOT = Path(__file__).parents[3]
 PAGE = ROOT / "docs" / "results" / "moe.md"
@@ -123,11 +122,6 @@ def test_rounding_down_drops_what_makes_no_tile_and_up_adds():
     assert effects["down"].rows_after == 0 and effects["down"].weight_dropped == 1.0
     assert effects["up"].weight_dropped == 0.0 and effects["up"].rows_after > effects["up"].rows_before == 8 * 1024
     assert effects["up"].tiles_after == effects["up"].tiles_before
-
-
-def test_the_page_shows_the_shipped_run():
-    records = [r for name in PRESETS for r in shipped_records(name, H200.slug)]
-    assert update_page(PAGE, records, shipped_presets(H200.slug), H200, check=True), "run python -m tools.pages moe"
 
 
 def test_the_tool_fills_a_page(tmp_path, capsys):

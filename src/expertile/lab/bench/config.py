@@ -52,7 +52,7 @@ group sizes.
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -62,30 +62,12 @@ from expertile.lab.bench.presets import ALL_PRESETS, workloads_for
 from expertile.lab.operators.custom import custom
 from expertile.lab.race.operator import Workload
 from expertile.lab.race.routing import draw
-from expertile.lab.race.routing_file import SUFFIXES
+from expertile.lab.race.routing_file import SUFFIXES, known_keys
 from expertile.lab.race.workloads import grouped
 from expertile.ops.grouped_mm.problem import Layout
 from expertile.suggest import one_of
 
 POLICIES = ("graph", "eager", "both")
-_WORKLOAD_KEYS = (
-    "name",
-    "layout",
-    "dtype",
-    "m",
-    "n",
-    "k",
-    "group_sizes",
-    "groups",
-    "tokens",
-    "top_k",
-    "routing",
-    "seed",
-    "a_layout",
-    "b_layout",
-    "note",
-)
-_INTEGERS = ("m", "n", "k", "groups", "tokens", "top_k", "seed")
 _RAGGED = {Layout.RAGGED_M: "m", Layout.RAGGED_K: "k", Layout.RAGGED_N: "n"}
 
 
@@ -169,25 +151,8 @@ def read_bench_file(path: str | Path) -> BenchSpec:
 
 
 def _spec(data: Mapping[str, Any], folder: Path) -> BenchSpec:
-    known = [f.name for f in fields(BenchSpec) if f.name != "inline"]
-    _known_keys("", data, (*known, "workload"))
-    values: dict[str, Any] = {}
-    for key in ("presets", "include", "skip", "only", "candidates"):
-        if key in data:
-            values[key] = _strings(key, data[key])
-    for key in ("policy", "routing", "out"):
-        if key in data:
-            values[key] = _string(key, data[key])
-    for key in ("rounds", "batch", "seq", "seed"):
-        if key in data:
-            values[key] = _integer(key, data[key])
-    for key in ("quick", "full", "memory"):
-        if key in data:
-            if not isinstance(data[key], bool):
-                raise ValueError(f"{key}: expected true or false, got {data[key]!r}")
-            values[key] = data[key]
-    if "tokens" in data:
-        values["tokens"] = _integers("tokens", data["tokens"])
+    known_keys("", data, (*(f.name for f in fields(BenchSpec) if f.name != "inline"), "workload"))
+    values = _checked("", data, _KEYS)
     if "routing" in values:
         values["routing"] = _beside(values["routing"], folder)
     values["candidates"] = tuple(_candidate(c, folder) for c in values.get("candidates", ()))
@@ -201,16 +166,11 @@ def _spec(data: Mapping[str, Any], folder: Path) -> BenchSpec:
 def _workload(where: str, table: Mapping[str, Any], folder: Path, seed: int) -> Workload:
     if "op" in table:
         return _op_workload(where, table)
-    _known_keys(where, table, _WORKLOAD_KEYS)
+    known_keys(where, table, _WORKLOAD_KEYS)
     for key in ("name", "dtype"):
         if key not in table:
             raise ValueError(f"{where}{key}: expected a string, got nothing")
-    for key in ("name", "layout", "dtype", "routing", "a_layout", "b_layout", "note"):
-        if key in table:
-            _string(f"{where}{key}", table[key])
-    for key in _INTEGERS:
-        if key in table:
-            _integer(f"{where}{key}", table[key])
+    _checked(where, table, _WORKLOAD_KEYS)
     if table.get("layout", "ragged_m") not in [layout.value for layout in Layout]:
         expected = ", ".join(layout.value for layout in Layout)
         raise ValueError(f"{where}layout: expected one of {expected}, got {table['layout']!r}")
@@ -232,7 +192,7 @@ def _workload(where: str, table: Mapping[str, Any], folder: Path, seed: int) -> 
 
 def _op_workload(where: str, table: Mapping[str, Any]) -> Workload:
     """A call of an operator other than the grouped product."""
-    _known_keys(where, table, ("name", "op", "dtype", "dims"))
+    known_keys(where, table, ("name", "op", "dtype", "dims"))
     for key in ("name", "op", "dtype"):
         _string(f"{where}{key}", table.get(key))
     if not isinstance(table.get("dims"), dict):
@@ -282,10 +242,9 @@ def _candidate(text: str, folder: Path) -> str:
     return f"{folder / file}:{function}"
 
 
-def _known_keys(where: str, data: Mapping[str, Any], known: tuple[str, ...]) -> None:
-    for key in data:
-        if key not in known:
-            raise ValueError(f"{where}{key}: unknown key; expected {', '.join(known)}")
+def _checked(where: str, data: Mapping[str, Any], readers: Mapping[str, Callable[[str, Any], Any]]) -> dict[str, Any]:
+    """The values of `data` that have a reader, in the readers' order."""
+    return {key: read(where + key, data[key]) for key, read in readers.items() if key in data}
 
 
 def _string(key: str, value: Any) -> str:
@@ -300,6 +259,12 @@ def _strings(key: str, value: Any) -> tuple[str, ...]:
     return tuple(value)
 
 
+def _boolean(key: str, value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError(f"{key}: expected true or false, got {value!r}")
+    return value
+
+
 def _integer(key: str, value: Any) -> int:
     if not isinstance(value, int) or isinstance(value, bool):
         raise ValueError(f"{key}: expected an integer, got {value!r}")
@@ -310,3 +275,22 @@ def _integers(key: str, value: Any) -> tuple[int, ...]:
     if not isinstance(value, list):
         return (_integer(key, value),)
     return tuple(_integer(f"{key}[{i}]", v) for i, v in enumerate(value))
+
+
+# What a file may say, in the order in which it is checked; `group_sizes` is read where it counts.
+_KEYS: Mapping[str, Callable[[str, Any], Any]] = {
+    **dict.fromkeys(("presets", "include", "skip", "only", "candidates"), _strings),
+    **dict.fromkeys(("policy", "routing", "out"), _string),
+    **dict.fromkeys(("rounds", "batch", "seq", "seed"), _integer),
+    **dict.fromkeys(("quick", "full", "memory"), _boolean),
+    "tokens": _integers,
+}
+_WORKLOAD_KEYS: Mapping[str, Callable[[str, Any], Any]] = {
+    **dict.fromkeys(("name", "layout", "dtype"), _string),
+    **dict.fromkeys(("m", "n", "k"), _integer),
+    "group_sizes": lambda key, value: value,
+    **dict.fromkeys(("groups", "tokens", "top_k"), _integer),
+    "routing": _string,
+    "seed": _integer,
+    **dict.fromkeys(("a_layout", "b_layout", "note"), _string),
+}

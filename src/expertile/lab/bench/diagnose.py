@@ -14,7 +14,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,7 +29,7 @@ from expertile.lab.race.case import Site
 from expertile.lab.race.gate import check, full_precision
 from expertile.lab.race.operands import free_memory
 from expertile.lab.race.operator import Verdict
-from expertile.lab.race.record import Record, append, measured
+from expertile.lab.race.record import Record, kept, measured
 from expertile.roofline import Work, bound
 
 _DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "tf32": torch.float32, "fp32": torch.float32}
@@ -117,10 +116,7 @@ def diagnose(
     budget = Budget(0.5 if quick else 2.0, min_rounds=7 if quick else 9)
     for group in experiments(facts):
         for policy in policies if torch_device.type == "cuda" else ("eager",):
-            for record in _group(group, policy, facts, torch_device, budget, env, run_id):
-                if out_path is not None:
-                    append(out_path, record)
-                yield record
+            yield from kept(_group(group, policy, facts, torch_device, budget, env, run_id), out_path)
 
 
 def _group(
@@ -177,7 +173,7 @@ def _prepare(case: Case, device: torch.device, seed: int) -> Prepared:
     precision = "high" if case.dtype == "tf32" else "highest"
 
     def with_precision() -> Any:
-        with _matmul_precision(precision):
+        with full_precision(precision):
             return call()
 
     return with_precision, a, b
@@ -195,24 +191,9 @@ def _verify(case: Case, prepared: Prepared) -> Verdict:
     return check(out, reference, case.dtype, case.k)
 
 
-@contextmanager
-def _matmul_precision(precision: str) -> Iterator[None]:
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision(precision)
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before)
-
-
 def _record(
     case: Case, policy: str, verdict: Verdict | Failure, outcome: Outcome | None, facts: Device, env: Env, run_id: str
 ) -> Record:
-    gate = (
-        {"status": verdict.status, "reason": verdict.reason}
-        if isinstance(verdict, Failure)
-        else {"status": "ok" if verdict.ok else "wrong", "reason": verdict.reason}
-    )
     shape = {"count": case.count, "m": case.m, "n": case.n, "k": case.k, "launches": case.launches}
     return measured(
         op=case.op,
@@ -227,7 +208,5 @@ def _record(
         outcome=outcome,
         env=env,
         run=run_id,
-        rel_error=getattr(verdict, "rel_error", None),
-        max_error=getattr(verdict, "max_error", None),
-        **gate,
+        verdict=verdict,
     )

@@ -16,11 +16,10 @@ from typing import Any
 
 import torch
 
+from expertile.lab.race.operands import make_operands
 from expertile.lab.race.workloads import GroupedWorkload
-from expertile.ops.grouped_mm.backend import Operands
 from expertile.ops.grouped_mm.backends import by_name
 from expertile.ops.grouped_mm.problem import Layout, Problem
-from expertile.ragged import offs_from_sizes
 
 _BLOCK = 256  # every tile size divides it, so remainders by any tile are kept
 _PROCESS_BYTES = 2 << 30  # device memory that one process may take, its context included
@@ -101,17 +100,13 @@ def _compile_at(job: tuple[int, Job]) -> tuple[int, bool]:
 
 
 def _compile(job: Job) -> bool:
-    """Run once on unfilled operands; whether this process can go on."""
+    """Run once; whether this process can go on."""
     torch.set_num_threads(1)
-    w = job.workload
-    device = torch.device("cuda")
     try:
-        a = _empty(w.a_shape, w.a_layout == "km", w.torch_dtype, device)
-        b = _empty(w.b_shape, w.b_layout == "nk", w.torch_dtype, device)
-        offs = offs_from_sizes(w.group_sizes, device) if w.needs_offs else None
-        problem = Problem.from_tensors(a, b, offs)
+        operands = make_operands(job.workload, "cuda", seed=0)
+        problem = Problem.from_tensors(operands.a, operands.b, operands.offs)
         with torch.no_grad():
-            by_name(job.backend).run(problem, Operands(a, b, offs), job.config, None)
+            by_name(job.backend).run(problem, operands, job.config, None)
         torch.cuda.synchronize()
     except Exception:
         try:
@@ -119,9 +114,3 @@ def _compile(job: Job) -> bool:
         except Exception:
             return False  # the context is lost, and every later job here fails: none of them counts as done
     return True
-
-
-def _empty(shape: tuple[int, ...], transposed: bool, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    stored = (*shape[:-2], shape[-1], shape[-2]) if transposed else shape
-    x = torch.empty(stored, dtype=dtype, device=device)
-    return x.transpose(-1, -2) if transposed else x

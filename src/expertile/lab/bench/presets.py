@@ -18,8 +18,9 @@ from expertile.lab import operators
 from expertile.lab.bench import sweeps
 from expertile.lab.ladder.workloads import ladder_workloads
 from expertile.lab.operators import end_to_end
+from expertile.lab.operators.products import REPORT_MODELS
 from expertile.lab.race.operator import Workload
-from expertile.lab.race.routing import Draw, Routing, draw, parse_routing
+from expertile.lab.race.routing import Routing, draw, parse_routing
 from expertile.lab.race.workloads import GroupedWorkload, ragged_m, wgrad
 from expertile.suggest import one_of
 
@@ -30,15 +31,7 @@ _SQUARES = ((4, 512), (16, 512), (8, 1024), (64, 1024), (16, 2048), (32, 2048))
 # within 15 % of the mean and complete its 16384 tokens.
 _MOE_FFN_COUNTS = (1842, 2341, 1756, 2103, 1987, 2254, 1881, 2220)
 
-# (experts, hidden, FFN, top-k). The first four as report 003 prints them, whatever the models they are named
-# after look like; the others from the published configurations: Mixtral-8x7B-v0.1, DeepSeek-V3, Qwen3-30B-A3B
-# and gpt-oss-120b (config.json of each on Hugging Face).
-_REPORT_MODELS = {
-    "mixtral": (8, 4096, 14336, 2),
-    "deepseek": (64, 4096, 11008, 8),
-    "glm5": (128, 5120, 13696, 8),
-    "debug": (4, 512, 1024, 2),
-}
+# (experts, hidden, FFN, top-k) of the published configurations (config.json of each on Hugging Face).
 _REAL_MODELS = {
     "mixtral-8x7b": (8, 4096, 14336, 2),
     "deepseek-v3": (256, 7168, 2048, 8),
@@ -96,14 +89,14 @@ def _models(
             raise ValueError(f"tokens: expected 1 or more for {phase}, got {count}")
     out = []
     for table, default, source in (
-        (_REPORT_MODELS, "skewed", "dimensions as report 003 prints them"),
+        (REPORT_MODELS, "skewed", "dimensions as report 003 prints them"),
         (_REAL_MODELS, "uniform", "published configuration"),
     ):
         parsed = parse_routing(routing or default)
         for model, (experts, hidden, ffn, top_k) in table.items():
             for phase, count in phases.items():
                 for projection, k, n in (("gate-up", hidden, 2 * ffn), ("down", ffn, hidden)):
-                    base = _expert_product(f"{model}-{projection}-{phase}", "models", experts, k, n, "bf16")
+                    base = ragged_m(f"{model}-{projection}-{phase}", "models", (0,) * experts, k, n, "bf16")
                     out += _route(replace(base, note=source), parsed, count, top_k, seed)
     return out
 
@@ -137,7 +130,7 @@ def _anchors(seed: int = 0) -> list[GroupedWorkload]:
     )
     out = []
     for name, groups, rows, k, n, routing, top_k in forward:
-        base = _expert_product(name, "anchors", groups, k, n, "bf16")
+        base = ragged_m(name, "anchors", (0,) * groups, k, n, "bf16")
         out += _route(base, parse_routing(routing), rows // top_k, top_k, seed)
     for name, groups, rows, m, n, routing, top_k in gradient:
         base = wgrad(name, "anchors", (0,) * groups, m, n, "bf16")
@@ -167,7 +160,7 @@ def _cpu(seed: int = 0) -> list[GroupedWorkload]:
     )
     out = []
     for name, groups, k, n, dtype, routing, tokens, top_k in forward:
-        base = _expert_product(f"cpu-{name}", "cpu", groups, k, n, dtype)
+        base = ragged_m(f"cpu-{name}", "cpu", (0,) * groups, k, n, dtype)
         out += _route(base, parse_routing(routing), tokens, top_k, seed)
     gradient = wgrad("cpu-debug-wgrad", "cpu", (0,) * 4, 512, 1024, "bf16")
     return out + _route(gradient, parse_routing("skewed"), 256, 2, seed)
@@ -178,11 +171,6 @@ def _no_workloads() -> list[GroupedWorkload]:
     return []
 
 
-def _expert_product(name: str, preset_name: str, experts: int, k: int, n: int, dtype: str) -> GroupedWorkload:
-    """A ragged-M product that has no rows yet."""
-    return ragged_m(name, preset_name, (0,) * experts, k, n, dtype)
-
-
 def _route(workload: GroupedWorkload, routing: Routing, tokens: int, top_k: int, seed: int) -> list[GroupedWorkload]:
     """`workload` with rows drawn from `routing`: one for each layer of a file, else one.
 
@@ -191,12 +179,12 @@ def _route(workload: GroupedWorkload, routing: Routing, tokens: int, top_k: int,
     if routing.file is not None and routing.file.num_experts != workload.groups:
         reason = f"{routing.name} has {routing.file.num_experts} experts, this workload {workload.groups}"
         return [replace(workload, routing=routing.name, unsupported=workload.unsupported or reason)]
-    return [_with_draw(workload, d) for d in draw(routing, tokens, workload.groups, top_k, seed)]
-
-
-def _with_draw(workload: GroupedWorkload, drawn: Draw) -> GroupedWorkload:
-    name = f"{workload.name}:{drawn.layer}" if drawn.layer else workload.name
-    return workload.with_sizes(drawn.group_sizes, name=name, routing=drawn.label)
+    return [
+        workload.with_sizes(
+            d.group_sizes, name=f"{workload.name}:{d.layer}" if d.layer else workload.name, routing=d.label
+        )
+        for d in draw(routing, tokens, workload.groups, top_k, seed)
+    ]
 
 
 _BUILDERS: Mapping[str, Callable[..., list[GroupedWorkload]]] = MappingProxyType(
@@ -264,10 +252,7 @@ def workloads_for(names: Sequence[str], **options: Any) -> tuple[Workload, ...]:
 
 
 def default_preset(device: Device) -> tuple[str, ...]:
-    """The presets that suit `device`: the large ones on a GPU with bfloat16 matrix units (sm_80 on), else "cpu".
-
-    Workloads that do not fit its memory are left out one by one, see `workloads.memory_refusal`.
-    """
+    """The presets that suit `device`: the large ones on a GPU with bfloat16 matrix units (sm_80 on), else "cpu"."""
     if device.kind == "cuda" and device.capability is not None and device.capability >= (8, 0):
         return ("squares", "moe-ffn", "models")
     return ("cpu",)

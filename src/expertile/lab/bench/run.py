@@ -34,12 +34,11 @@ from expertile.lab.measure.interleaved import (
 )
 from expertile.lab.measure.timers import POLICIES
 from expertile.lab.operators.grouped_mm import OP, grouped_mm, rivals_of
-from expertile.lab.race.baselines import BASELINE_NAMES
 from expertile.lab.race.candidate_gate import UserCandidates
 from expertile.lab.race.case import Candidate, Case, Site
 from expertile.lab.race.operands import free_memory
 from expertile.lab.race.operator import Operator, Workload, record_name
-from expertile.lab.race.record import SECONDS, Record, append, read
+from expertile.lab.race.record import BASELINES, SECONDS, Record, append, read
 from expertile.lab.race.timing import pick_configs, time_on_sets
 from expertile.ops.grouped_mm.backend import Backend
 from expertile.roofline import Bound, Work, bound
@@ -219,7 +218,7 @@ class _Session:
         found: list[Candidate] = []
         for candidate in case.candidates(names, self.settings.seed):
             found.append(candidate)
-            if candidate.name not in BASELINE_NAMES:
+            if candidate.name not in BASELINES:
                 self._tell("gate", case.workload, candidate.name, text=candidate.reason or "ok")
             if candidate.fatal:
                 self.dead = f"{candidate.name} left the device unusable ({candidate.reason})"
@@ -308,10 +307,10 @@ class _Session:
 
     def _reasons(self, case: Case, missing: set[tuple[str, str]], status: str, reason: str) -> Iterator[Record]:
         """One record with `reason` for each candidate that was to run."""
-        self.total -= sum(1 for name, _ in missing if name in BASELINE_NAMES)
+        self.total -= sum(1 for name, _ in missing if name in BASELINES)
         for policy in self.settings.policies:
             for name in case.names:
-                if (name, policy) in missing and name not in BASELINE_NAMES:
+                if (name, policy) in missing and name not in BASELINES:
                     absent = Candidate(name, case.work, status=status, reason=reason)
                     yield self._emit(self._record(case, policy, absent, None, None))
 
@@ -359,14 +358,14 @@ def _without_slower_ways(candidates: Sequence[Candidate], outcomes: Mapping[int,
         outcome = outcomes.get(id(candidate))
         return outcome.time_s if isinstance(outcome, Measurement) else math.inf
 
-    ways = [[c for c in candidates if c.name == name] for name in BASELINE_NAMES]
+    ways = [[c for c in candidates if c.name == name] for name in BASELINES]
     best = [min(group, key=seconds) for group in ways if group]
-    return [c for c in candidates if c.name not in BASELINE_NAMES or any(c is b for b in best)]
+    return [c for c in candidates if c.name not in BASELINES or any(c is b for b in best)]
 
 
 def _rivals(medians: Mapping[str, float]) -> dict[str, float]:
     """Without the baselines, which no rival has to beat."""
-    return {name: seconds for name, seconds in medians.items() if name not in BASELINE_NAMES}
+    return {name: seconds for name, seconds in medians.items() if name not in BASELINES}
 
 
 def _key(workload: Workload, backend: str, policy: str) -> tuple[str, ...]:

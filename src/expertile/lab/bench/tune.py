@@ -150,21 +150,34 @@ def tune(
     finished = {r.workload for r in old}
     source = workloads if workloads is not None else problems(machine.device, seed)
     todo = take(source, finished, most if most is not None else max(4, round(60 * minutes)))
-    ready = compile_all(todo, machine, backends, PRECOMPILE_SHARE * minutes * 60, say)
-    deadline = start + minutes * 60
     records = list(old)
+    for workload in in_time(todo, machine, backends, start, minutes, say):
+        made = measure(workload, machine, field(workload, machine, backends), say=say)
+        append(path, *made)
+        records += made
+    return records
+
+
+def in_time(
+    todo: Sequence[GroupedWorkload],
+    machine: Machine,
+    backends: Sequence[Backend],
+    start: float,
+    minutes: float,
+    say: Say,
+) -> Iterator[GroupedWorkload]:
+    """`todo`, those first whose kernels could be compiled in a part of the time, until `minutes` after `start`
+    (time.monotonic) are over or the device stops answering."""
+    ready = compile_all(todo, machine, backends, PRECOMPILE_SHARE * minutes * 60, say)
     with quick_collections():
         for done, workload in enumerate(sorted(todo, key=lambda w: record_name(w) not in ready)):
-            if time.monotonic() > deadline:
+            if time.monotonic() > start + minutes * 60:
                 say(f"time is up after {done} of {len(todo)} problems; --resume goes on")
-                break
-            made = measure(workload, machine, field(workload, machine, backends), say=say)
-            append(path, *made)
-            records += made
+                return
+            yield workload
             if not device_alive(machine.torch_device):
                 say("the device stopped answering; --resume goes on with the next problem")
-                break
-    return records
+                return
 
 
 def take(source: Iterator[GroupedWorkload], finished: set[str], most: int) -> list[GroupedWorkload]:

@@ -11,11 +11,9 @@ from pathlib import Path
 
 import torch
 
-from expertile.lab.bench.tune import Machine, compile_all, field, measure, resumed, take
+from expertile.lab.bench.tune import Machine, field, in_time, measure, resumed, take
 from expertile.lab.bench.tune_field import Pair
 from expertile.lab.bench.tune_problems import mixed
-from expertile.lab.measure.interleaved import quick_collections
-from expertile.lab.race.operator import record_name
 from expertile.lab.race.record import Record, append
 from expertile.lab.race.workloads import GroupedWorkload
 from expertile.ops.grouped_mm.backend import Backend, config_dict
@@ -74,27 +72,20 @@ def verify(
     source = workloads if workloads is not None else _unseen(machine, seed)
     left = count - len(finished)
     todo = take(source, finished, left) if left > 0 else []
-    ready = compile_all(todo, machine, backends, 0.5 * minutes * 60, say)
     records = list(old)
-    with quick_collections():
-        for done, workload in enumerate(sorted(todo, key=lambda w: record_name(w) not in ready)):
-            if time.monotonic() > start + minutes * 60:
-                say(f"time is up after {done} of {len(todo)} problems; --resume goes on")
-                break
-            rivals = field(workload, machine, backends)
-            choice = choose(machine.problem(workload), machine.device, tuple(backends), machine.policy, True)
-            chosen = Pair(choice.backend, choice.config)
-            made = [
-                r for r in measure(workload, machine, rivals, always=(chosen,), say=say) if r.policy == machine.policy
-            ]
-            shown = config_dict(chosen.config)
-            mine = [r for r in made if r.backend == chosen.backend.name and _same(r, shown)]
-            made += [
-                replace(r, backend=AUTO, config={"backend": r.backend, **r.config}, reason=r.reason or choice.why)
-                for r in mine
-            ]
-            append(path, *made)
-            records += made
+    for workload in in_time(todo, machine, backends, start, minutes, say):
+        choice = choose(machine.problem(workload), machine.device, tuple(backends), machine.policy, True)
+        chosen = Pair(choice.backend, choice.config)
+        found = measure(workload, machine, field(workload, machine, backends), always=(chosen,), say=say)
+        made = [r for r in found if r.policy == machine.policy]
+        shown = config_dict(chosen.config)
+        mine = [r for r in made if r.backend == chosen.backend.name and _same(r, shown)]
+        made += [
+            replace(r, backend=AUTO, config={"backend": r.backend, **r.config}, reason=r.reason or choice.why)
+            for r in mine
+        ]
+        append(path, *made)
+        records += made
     return records
 
 

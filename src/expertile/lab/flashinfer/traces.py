@@ -29,8 +29,7 @@ from expertile.lab.flashinfer import served
 from expertile.lab.flashinfer.definition import Definition, Task, load
 from expertile.lab.flashinfer.kinds import kind_of
 from expertile.lab.flashinfer.race import OURS, REFERENCE
-from expertile.lab.race.baselines import BASELINE_NAMES
-from expertile.lab.race.record import Record
+from expertile.lab.race.record import BASELINES, Record
 from expertile.ops.grouped_mm.backends import BACKENDS
 from expertile.ragged import offs_from_sizes
 
@@ -116,7 +115,7 @@ def _of(r: Record) -> tuple[str, ...]:
 
 def _place(r: Record, held: Mapping[tuple[str, str], Task], root: Path) -> _Place | str | None:
     """Where `r` belongs, why it is left out, or None for what is no rival."""
-    if r.backend in (*BASELINE_NAMES, REFERENCE):
+    if r.backend in (*BASELINES, REFERENCE):
         return None
     if r.metric != "seconds" or r.status not in _STATUS:
         return "without a result"

@@ -1,7 +1,7 @@
 """The optimisation ladder: eight ways to multiply by groups, each changing one thing of the one below.
 
 `RUNGS` are backends (RAGGED_M forward, bf16 and fp16, weights [G, N, K]), lowest first, to be gated and raced like any
-other: `expertile bench --preset ladder`. docs/notes/ladder.md tells the story; `page.update_page` fills in its figures.
+other: `expertile bench --preset ladder`. docs/notes/ladder.md tells the story.
 """
 
 from __future__ import annotations

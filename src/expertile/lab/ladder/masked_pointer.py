@@ -19,12 +19,9 @@ import torch
 import triton
 import triton.language as tl
 
-from expertile.lab.ladder._common import result_tensor, takes_pointers
+from expertile.lab.ladder._pointer import launch, takes_pointers
 from expertile.ops.grouped_mm.backend import Backend, Operands
-from expertile.ops.grouped_mm.persistent import tiles_bound
 from expertile.ops.grouped_mm.problem import Problem
-from expertile.ops.launch.device import current_device
-from expertile.ops.launch.versions import FP_FUSION
 
 
 @dataclass(frozen=True)
@@ -97,31 +94,7 @@ def _masked_kernel(
 
 
 def _run(problem: Problem, operands: Operands, config: Config, out: torch.Tensor | None) -> torch.Tensor:
-    out = result_tensor(problem, operands, out)
-    p = problem
-    programs = tiles_bound("m", p.groups, p.m, p.n, config.block_m, config.block_n)
-    if p.m and p.n:
-        with current_device(operands.a.device):
-            _masked_kernel[(programs,)](
-                operands.a,
-                operands.b,
-                out,
-                operands.offs,
-                p.n,
-                p.k,
-                p.groups,
-                p.a_strides[0],
-                p.b_strides[0],
-                p.b_strides[2],
-                out.stride(0),
-                BLOCK_M=config.block_m,
-                BLOCK_N=config.block_n,
-                BLOCK_K=config.block_k,
-                num_warps=config.num_warps,
-                num_stages=config.num_stages,
-                **FP_FUSION,
-            )
-    return out
+    return launch(_masked_kernel, problem, operands, config, out)
 
 
 BACKEND = Backend(

@@ -7,16 +7,7 @@ with a scatter and a gather, where groups differ. The kernel is the backend `pad
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-from expertile.device import Device
-from expertile.lab.ladder._common import takes
+from expertile.lab.ladder._common import rung
 from expertile.ops.grouped_mm.backends import padded_bmm
-from expertile.ops.grouped_mm.problem import Problem
 
-
-def _supports(problem: Problem, device: Device) -> str | None:
-    return takes(problem) or padded_bmm.BACKEND.supports(problem, device)
-
-
-BACKEND = replace(padded_bmm.BACKEND, name="2_padded_bmm", supports=_supports)
+BACKEND = rung(padded_bmm.BACKEND, "2_padded_bmm")

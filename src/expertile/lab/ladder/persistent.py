@@ -17,13 +17,11 @@ import triton.language as tl
 
 from expertile.device import Device
 from expertile.lab.ladder import masked_pointer
-from expertile.lab.ladder._common import result_tensor, takes_aligned
+from expertile.lab.ladder._pointer import launch, takes_aligned
 from expertile.lab.ladder.unmasked_pointer import multiply_tile
 from expertile.ops.grouped_mm.backend import Backend, Operands
-from expertile.ops.grouped_mm.persistent import group_of_tile, group_range, tile_ends, tiles_bound
+from expertile.ops.grouped_mm.persistent import group_of_tile, group_range, tile_ends
 from expertile.ops.grouped_mm.problem import Problem
-from expertile.ops.launch.device import current_device, program_count
-from expertile.ops.launch.versions import FP_FUSION
 
 
 @dataclass(frozen=True)
@@ -86,33 +84,8 @@ def _configs(problem: Problem, device: Device) -> tuple[Config, ...]:
 
 
 def _run(problem: Problem, operands: Operands, config: Config, out: torch.Tensor | None) -> torch.Tensor:
-    out = result_tensor(problem, operands, out)
-    p = problem
-    tiles = tiles_bound("m", p.groups, p.m, p.n, config.block_m, config.block_n)
-    if p.m and p.n:
-        with current_device(operands.a.device):
-            _persistent_kernel[(program_count(operands.a.device, tiles, config.blocks_per_sm),)](
-                operands.a,
-                operands.b,
-                out,
-                operands.offs,
-                p.n,
-                p.k,
-                p.groups,
-                p.a_strides[0],
-                p.b_strides[0],
-                p.b_strides[2],
-                out.stride(0),
-                EVEN_K=p.k % config.block_k == 0,
-                GROUPS_P2=max(32, triton.next_power_of_2(p.groups)),
-                BLOCK_M=config.block_m,
-                BLOCK_N=config.block_n,
-                BLOCK_K=config.block_k,
-                num_warps=config.num_warps,
-                num_stages=config.num_stages,
-                **FP_FUSION,
-            )
-    return out
+    even_k, groups = problem.k % config.block_k == 0, max(32, triton.next_power_of_2(problem.groups))
+    return launch(_persistent_kernel, problem, operands, config, out, EVEN_K=even_k, GROUPS_P2=groups)
 
 
 BACKEND = Backend(

@@ -10,25 +10,13 @@ kernel is that of the backend `triton_tma`, its raster order switched off (one t
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-from expertile.device import Device
-from expertile.lab.ladder._common import takes
+from expertile.lab.ladder._common import rung
 from expertile.ops.grouped_mm.backends import triton_tma
-from expertile.ops.grouped_mm.problem import Problem
 
 CONFIG = triton_tma.Config(128, 128, 64, num_warps=8, num_stages=4, group_m=1, flatten=True)
-
-
-def supports(problem: Problem, device: Device) -> str | None:
-    """What `triton_tma` takes of what the ladder takes."""
-    return takes(problem) or triton_tma.BACKEND.supports(problem, device)
-
-
-BACKEND = replace(
+BACKEND = rung(
     triton_tma.BACKEND,
-    name="6_tma",
+    "6_tma",
     summary="as rung 5, with TMA descriptors instead of pointers",
-    supports=supports,
     configs=lambda problem, device: (CONFIG,),
 )

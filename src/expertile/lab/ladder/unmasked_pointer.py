@@ -14,13 +14,10 @@ import torch
 import triton
 import triton.language as tl
 
-from expertile.lab.ladder._common import result_tensor, takes_aligned
+from expertile.lab.ladder._pointer import launch, takes_aligned
 from expertile.lab.ladder.masked_pointer import Config, walk_to_group
 from expertile.ops.grouped_mm.backend import Backend, Operands
-from expertile.ops.grouped_mm.persistent import tiles_bound
 from expertile.ops.grouped_mm.problem import Problem
-from expertile.ops.launch.device import current_device
-from expertile.ops.launch.versions import FP_FUSION
 
 
 @triton.jit
@@ -115,32 +112,7 @@ def _unmasked_kernel(
 
 
 def _run(problem: Problem, operands: Operands, config: Config, out: torch.Tensor | None) -> torch.Tensor:
-    out = result_tensor(problem, operands, out)
-    p = problem
-    programs = tiles_bound("m", p.groups, p.m, p.n, config.block_m, config.block_n)
-    if p.m and p.n:
-        with current_device(operands.a.device):
-            _unmasked_kernel[(programs,)](
-                operands.a,
-                operands.b,
-                out,
-                operands.offs,
-                p.n,
-                p.k,
-                p.groups,
-                p.a_strides[0],
-                p.b_strides[0],
-                p.b_strides[2],
-                out.stride(0),
-                EVEN_K=p.k % config.block_k == 0,
-                BLOCK_M=config.block_m,
-                BLOCK_N=config.block_n,
-                BLOCK_K=config.block_k,
-                num_warps=config.num_warps,
-                num_stages=config.num_stages,
-                **FP_FUSION,
-            )
-    return out
+    return launch(_unmasked_kernel, problem, operands, config, out, EVEN_K=problem.k % config.block_k == 0)
 
 
 BACKEND = Backend(

@@ -10,16 +10,7 @@ the backend `gluon_hopper` as it is, config included.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-from expertile.device import Device
-from expertile.lab.ladder._common import takes
+from expertile.lab.ladder._common import rung
 from expertile.ops.grouped_mm.backends import gluon_hopper
-from expertile.ops.grouped_mm.problem import Problem
 
-
-def _supports(problem: Problem, device: Device) -> str | None:
-    return takes(problem) or gluon_hopper.BACKEND.supports(problem, device)
-
-
-BACKEND = replace(gluon_hopper.BACKEND, name="8_warp_specialised", supports=_supports)
+BACKEND = rung(gluon_hopper.BACKEND, "8_warp_specialised")

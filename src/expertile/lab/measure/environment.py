@@ -21,7 +21,7 @@ def capture_env(device: Device) -> Env:
         gpu=device.name,
         driver=driver_version() if device.kind == "cuda" else None,
         torch=torch.__version__,
-        triton=_version("triton"),
+        triton=package_version("triton"),
         expertile=__version__,
         commit=commit(),
         cores=device.sm_count if cpu else None,
@@ -41,7 +41,8 @@ def new_run_id() -> str:
     return secrets.token_hex(4)
 
 
-def _version(package: str) -> str | None:
+def package_version(package: str) -> str | None:
+    """None where it is not installed."""
     try:
         return version(package)
     except PackageNotFoundError:

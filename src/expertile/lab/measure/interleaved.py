@@ -17,7 +17,7 @@ import torch
 
 from expertile.lab.measure.clocks import NO_CLOCKS, ClockReader, Clocks, clock_reader, summarize
 from expertile.lab.measure.cpu import cpu_reader
-from expertile.lab.measure.stats import is_tie, median_ci95, turn_order
+from expertile.lab.measure.stats import median_ci95, turn_order
 from expertile.lab.measure.timers import Call, Sampler, Timer, timer_for
 
 _CAPTURE = ("stream is capturing", "graph capture")  # what CUDA and torch say of work that no graph can hold
@@ -81,11 +81,6 @@ class Budget:
     min_rounds: int = 9
     max_rounds: int = 201
     rel_ci: float = 0.004
-
-
-def tie(first: Measurement, second: Measurement) -> bool:
-    """Whether two measurements of one run cannot be told apart: overlapping intervals, or less than 1 % between."""
-    return is_tie(first.time_s, first.ci95_s, second.time_s, second.ci95_s)
 
 
 def time_interleaved(

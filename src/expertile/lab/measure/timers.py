@@ -69,24 +69,15 @@ class HostTimer:
     def prepare(self, call: Call, num_sets: int) -> Sampler:
         ring = _Ring(call, num_sets)
         warm = [self._one(ring) for _ in range(num_sets + 1)]
-        calls = _repeats(min(warm), self.sample_s, self.most)
-        return _HostSampler(self, ring, calls)
+        return _Singles(lambda during: self._one(ring, during), _repeats(min(warm), self.sample_s, self.most))
 
-    def _one(self, ring: _Ring) -> float:
+    def _one(self, ring: _Ring, during: During | None = None) -> float:
         start = self.now()
         ring.step()
-        return self.now() - start
-
-
-class _HostSampler:
-    def __init__(self, timer: HostTimer, ring: _Ring, calls: int) -> None:
-        self.timer, self.ring, self.calls = timer, ring, calls
-
-    def __call__(self, during: During | None = None) -> float:
-        times = [self.timer._one(self.ring) for _ in range(self.calls)]
+        spent = self.now() - start
         if during is not None:
             during()
-        return statistics.median(times)
+        return spent
 
 
 class EventTimer:
@@ -102,20 +93,27 @@ class EventTimer:
                 ring.step()
             torch.cuda.synchronize()
             estimate = min(_event_time(ring, None) for _ in range(3))
-        return _EventSampler(self.device, ring, _repeats(estimate, self.sample_s, self.most))
+        return _Singles(
+            lambda during: _event_time(ring, during), _repeats(estimate, self.sample_s, self.most), self.device
+        )
 
 
-class _EventSampler:
-    def __init__(self, device: torch.device, ring: _Ring, calls: int) -> None:
-        self.device, self.ring, self.calls = device, ring, calls
+class _Singles:
+    """A sample is the median of several timings of single calls, on a GPU each from an idle stream."""
+
+    def __init__(self, one: Callable[[During | None], float], calls: int, device: torch.device | None = None) -> None:
+        self.one, self.calls, self.device = one, calls, device
 
     def __call__(self, during: During | None = None) -> float:
+        if self.device is None:
+            return self._median(during)
         with torch.cuda.device(self.device):
             torch.cuda.synchronize()
-            # The reading of clocks takes host time: only beside the last call, after its end is on the
-            # stream.
-            times = [_event_time(self.ring, during if i == self.calls - 1 else None) for i in range(self.calls)]
-        return statistics.median(times)
+            return self._median(during)
+
+    def _median(self, during: During | None) -> float:
+        # The reading of clocks takes host time: only beside the last call, after its end is on the stream.
+        return statistics.median([self.one(during if i == self.calls - 1 else None) for i in range(self.calls)])
 
 
 def _event_time(ring: _Ring, during: During | None) -> float:

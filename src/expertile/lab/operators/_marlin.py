@@ -19,7 +19,7 @@ from torch import Tensor
 from expertile.device import Device
 from expertile.formats.int4.weight import Int4Weight
 from expertile.lab.operators import products
-from expertile.lab.operators._compiled import compiled_for
+from expertile.lab.operators._binds import compiled_for
 from expertile.lab.operators._plain import Weight, codes, fastest, scales
 from expertile.lab.operators._supports import load
 from expertile.lab.race.operator import Call, Workload

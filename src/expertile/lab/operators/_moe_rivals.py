@@ -21,7 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from expertile.lab.operators._compiled import compiled_for
+from expertile.lab.operators._binds import compiled_for
 from expertile.lab.operators._supports import Supports, anywhere, installed, on_gpu, on_hopper
 from expertile.lab.race.gate import full_precision
 from expertile.lab.race.operator import Call, Workload

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from expertile.device import Device
+from expertile.lab.operators._binds import compiled
 from expertile.lab.operators._supports import Supports, anywhere, installed, on_gpu, on_hopper
-from expertile.lab.race.operator import ROUNDOFF, Bind, Rival, Workload
+from expertile.lab.race.operator import ROUNDOFF, Bind, Inputs, Operator, Reference, Rival, Workload
+from expertile.roofline import Work
 
 BACKWARD = "_backward"
 EPS = 1e-5
@@ -51,13 +55,13 @@ def is_centered(w: Workload) -> bool:
     return w.op.startswith("layer_norm")
 
 
-def norm_inputs(w: Workload, device: torch.device, seed: int) -> tuple[Tensor, ...]:
+def norm_inputs(w: Workload, device: torch.device, seed: int) -> Inputs:
     """x [rows, cols], weight [cols], and for layer norm bias [cols]."""
     make = random(w, device, seed)
     return make(w["rows"], w["cols"]), *(make(w["cols"]) for _ in range(1 + is_centered(w)))
 
 
-def norm_backward_inputs(w: Workload, device: torch.device, seed: int) -> tuple[Tensor, ...]:
+def norm_backward_inputs(w: Workload, device: torch.device, seed: int) -> Inputs:
     """dy, x, weight and rstd [rows] float32; for layer norm bias and mean as well: dy, x, weight, bias, mean, rstd."""
     make = random(w, device, seed)
     dy, x = make(w["rows"], w["cols"]), make(w["rows"], w["cols"])
@@ -78,7 +82,7 @@ def _standardized(w: Workload, x: Tensor) -> tuple[Tensor, Tensor]:
     return h * rstd, rstd
 
 
-def norm_reference(w: Workload, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+def norm_reference(w: Workload, inputs: Inputs) -> Inputs:
     x, weight, *bias = inputs
     out = torch.empty(x.shape, device=x.device)
     for part in in_parts(w):
@@ -86,7 +90,7 @@ def norm_reference(w: Workload, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...
     return (out,)
 
 
-def norm_backward_reference(w: Workload, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+def norm_backward_reference(w: Workload, inputs: Inputs) -> Inputs:
     """dx, dweight, and for layer norm dbias."""
     dy, x, weight = inputs[:3]
     dx = torch.empty(x.shape, device=x.device)
@@ -135,22 +139,43 @@ def one_result(w: Workload) -> float:
     return float(w["rows"] * w["cols"] * w.torch_dtype.itemsize)
 
 
-def rivals(
-    ours: Bind,
-    torchs: Bind,
-    compiled: Bind,
-    ligers: Bind,
-    quacks: Bind,
-    *,
-    peak_nbytes: Callable[[Workload], float] | None = None,
-    whole_vectors: bool = False,
-) -> tuple[Rival, ...]:
-    """The rivals on rows: ours, whose peak memory is `peak_nbytes`; torch, compiled torch, Liger and quack, which for
-    `whole_vectors` needs those."""
-    return (
-        Rival("expertile", False, anywhere, ours, peak_nbytes=peak_nbytes),
-        Rival("torch", True, anywhere, torchs),
-        Rival("torch.compile", True, anywhere, compiled),
-        Rival("liger", True, liger(), ligers),
-        Rival("quack", True, quack(whole_vectors), quacks),
-    )
+def work(flops: float, tensors: int, vectors: int = 0, stats: int = 0) -> Callable[[Workload], Work]:
+    """`flops` for each element; tensors [rows, cols], vectors [cols] of the dtype, and bytes of a row's statistics."""
+
+    def of(w: Workload) -> Work:
+        n, size = w["rows"] * w["cols"], w.torch_dtype.itemsize
+        return Work(flops * n, float((tensors * n + vectors * w["cols"]) * size + stats * w["rows"]))
+
+    return of
+
+
+@dataclass(frozen=True)
+class Pass:
+    """A pass of an operator on rows, and how each rival makes it; `compiled` is what torch.compile gets."""
+
+    make_inputs: Callable[[Workload, torch.device, int], Inputs]
+    reference: Reference
+    work: Callable[[Workload], Work]
+    ours: Bind
+    torch: Bind
+    compiled: Callable[..., Any]
+    liger: Bind
+    quack: Bind
+    peak_nbytes: Callable[[Workload], float] | None = one_result
+
+
+def operators(name: str, forward: Pass, backward: Pass, whole_vectors: bool = False) -> tuple[Operator, Operator]:
+    """Both passes as operators, with ours, torch, compiled torch, Liger and quack, which for `whole_vectors` needs
+    those."""
+
+    def of(name: str, p: Pass) -> Operator:
+        rivals = (
+            Rival("expertile", False, anywhere, p.ours, peak_nbytes=p.peak_nbytes),
+            Rival("torch", True, anywhere, p.torch),
+            Rival("torch.compile", True, anywhere, compiled(p.compiled)),
+            Rival("liger", True, liger(), p.liger),
+            Rival("quack", True, quack(whole_vectors), p.quack),
+        )
+        return Operator(name, p.make_inputs, p.reference, p.work, rivals, tolerance)
+
+    return of(name, forward), of(name + BACKWARD, backward)

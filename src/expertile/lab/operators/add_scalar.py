@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from types import MappingProxyType
-
 import torch
 from torch import Tensor
 
-from expertile.lab.operators._compiled import compiled_call
+from expertile.lab.operators._binds import compiled, one
 from expertile.lab.operators._supports import anywhere
-from expertile.lab.race.operator import ROUNDOFF, Call, Operator, Rival, Workload
+from expertile.lab.race.operator import ROUNDOFF, Inputs, Operator, Rival, Workload
 from expertile.ops.pointwise.add_scalar import add_scalar
 from expertile.roofline import Work
 
@@ -19,12 +16,12 @@ _STUDY = (32_000, 64_000, 128_000, 256_000, 512_000)
 _LARGE = (1_000_000, 10_000_000, 100_000_000)
 
 
-def _inputs(w: Workload, device: torch.device, seed: int) -> tuple[Tensor, ...]:
+def _inputs(w: Workload, device: torch.device, seed: int) -> Inputs:
     generator = torch.Generator(device).manual_seed(seed)
     return (torch.randn(w["elements"], device=device, generator=generator).to(w.torch_dtype),)
 
 
-def _reference(w: Workload, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+def _reference(w: Workload, inputs: Inputs) -> Inputs:
     return (inputs[0].double() + w["value"],)
 
 
@@ -39,20 +36,6 @@ def _tolerance(w: Workload) -> tuple[float, float]:
 
 def _plus(x: Tensor, value: float) -> Tensor:
     return x + value
-
-
-def _ours(w: Workload, inputs: tuple[Tensor, ...]) -> Call:
-    x, value = inputs[0], w["value"]
-    return lambda: (add_scalar(x, value),)
-
-
-def _torch(w: Workload, inputs: tuple[Tensor, ...]) -> Call:
-    x, value = inputs[0], w["value"]
-    return lambda: (x + value,)
-
-
-def _compiled(w: Workload, inputs: tuple[Tensor, ...]) -> Call:
-    return compiled_call(w, _plus, inputs[0], w["value"])
 
 
 def _allocated(w: Workload) -> float:
@@ -78,11 +61,11 @@ OPERATORS = (
         _reference,
         _work,
         (
-            Rival("expertile", False, anywhere, _ours, peak_nbytes=_allocated),
-            Rival("torch", True, anywhere, _torch, peak_nbytes=_allocated),
-            Rival("torch.compile", True, anywhere, _compiled, peak_nbytes=_allocated),
+            Rival("expertile", False, anywhere, one(add_scalar, "value"), peak_nbytes=_allocated),
+            Rival("torch", True, anywhere, one(_plus, "value"), peak_nbytes=_allocated),
+            Rival("torch.compile", True, anywhere, compiled(_plus, "value"), peak_nbytes=_allocated),
         ),
         _tolerance,
     ),
 )
-PRESETS: Mapping[str, Callable[[], tuple[Workload, ...]]] = MappingProxyType({"add-scalar": _preset})
+PRESETS = {"add-scalar": _preset}

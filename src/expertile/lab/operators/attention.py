@@ -7,8 +7,7 @@ every pair to memory; `race/memory.py` measures how much that is.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
-from types import MappingProxyType
+from collections.abc import Iterable
 
 import torch
 import torch.nn.functional as F
@@ -16,9 +15,9 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from expertile.device import Device
-from expertile.lab.operators._compiled import compiled_call
-from expertile.lab.operators._supports import anywhere, load, on_hopper, with_library
-from expertile.lab.race.operator import ROUNDOFF, Call, Operator, Rival, Workload
+from expertile.lab.operators._binds import compiled, compiled_call, one
+from expertile.lab.operators._supports import Supports, anywhere, load, on_hopper, with_library
+from expertile.lab.race.operator import ROUNDOFF, Bind, Call, Inputs, Operator, Rival, Workload
 from expertile.ops.attention import reference
 from expertile.ops.attention.api import attention
 from expertile.ops.attention.backend import Operands, Saved
@@ -57,7 +56,7 @@ def problem(w: Workload) -> Problem:
     )
 
 
-def _inputs(w: Workload, device: torch.device, seed: int) -> tuple[Tensor, ...]:
+def _inputs(w: Workload, device: torch.device, seed: int) -> Inputs:
     generator = torch.Generator(device).manual_seed(seed)
     p = problem(w)
 
@@ -68,18 +67,18 @@ def _inputs(w: Workload, device: torch.device, seed: int) -> tuple[Tensor, ...]:
     return make(p.heads, p.q_len), make(p.kv_heads, p.k_len), make(p.kv_heads, p.k_len)
 
 
-def _backward_inputs(w: Workload, device: torch.device, seed: int) -> tuple[Tensor, ...]:
+def _backward_inputs(w: Workload, device: torch.device, seed: int) -> Inputs:
     q, k, v = _inputs(w, device, seed)
     dout = torch.randn(q.shape, device=device, generator=torch.Generator(device).manual_seed(seed + 1)).to(q.dtype)
     return dout, q, k, v
 
 
-def _reference(w: Workload, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+def _reference(w: Workload, inputs: Inputs) -> Inputs:
     wide = Operands(*(x.float() for x in inputs))
     return reference.forward(problem(w), wide)[:1]
 
 
-def _backward_reference(w: Workload, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+def _backward_reference(w: Workload, inputs: Inputs) -> Inputs:
     dout, *qkv = (x.float() for x in inputs)
     p, wide = problem(w), Operands(*qkv)
     out, lse = reference.forward(p, wide)
@@ -164,8 +163,8 @@ def _own(w: Workload, backward: bool) -> str:
     return able[0] if able else "auto"
 
 
-def _expertile(own: bool) -> Callable[[Workload, tuple[Tensor, ...]], Call]:
-    def bind(w: Workload, inputs: tuple[Tensor, ...]) -> Call:
+def _expertile(own: bool) -> Bind:
+    def bind(w: Workload, inputs: Inputs) -> Call:
         q, k, v = inputs
         causal, backend = w["causal"], _own(w, False) if own else "auto"
         return lambda: (attention(q, k, v, causal=causal, backend=backend),)  # type: ignore[return-value]
@@ -173,8 +172,8 @@ def _expertile(own: bool) -> Callable[[Workload, tuple[Tensor, ...]], Call]:
     return bind
 
 
-def _expertile_backward(own: bool) -> Callable[[Workload, tuple[Tensor, ...]], Call]:
-    def bind(w: Workload, inputs: tuple[Tensor, ...]) -> Call:
+def _expertile_backward(own: bool) -> Bind:
+    def bind(w: Workload, inputs: Inputs) -> Call:
         dout, q, k, v = inputs
         backend = _own(w, True) if own else "auto"
         rest = (None, None, None, None, w["causal"], q.shape[-1] ** -0.5, False)
@@ -184,12 +183,12 @@ def _expertile_backward(own: bool) -> Callable[[Workload, tuple[Tensor, ...]], C
     return bind
 
 
-def _sdpa(kernel: SDPBackend) -> Callable[[Workload, tuple[Tensor, ...]], Call]:
-    def bind(w: Workload, inputs: tuple[Tensor, ...]) -> Call:
+def _sdpa(kernel: SDPBackend) -> Bind:
+    def bind(w: Workload, inputs: Inputs) -> Call:
         q, k, v = inputs
         causal, grouped = w["causal"], w["heads"] != w["kv_heads"]
 
-        def call() -> tuple[Tensor, ...]:
+        def call() -> Inputs:
             with sdpa_kernel(kernel):
                 return (F.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=grouped),)
 
@@ -198,10 +197,10 @@ def _sdpa(kernel: SDPBackend) -> Callable[[Workload, tuple[Tensor, ...]], Call]:
     return bind
 
 
-def _sdpa_backward(name: str) -> Callable[[Workload, tuple[Tensor, ...]], Call]:
+def _sdpa_backward(name: str) -> Bind:
     """The same kernels as autograd runs, called by themselves so that a graph can capture them."""
 
-    def bind(w: Workload, inputs: tuple[Tensor, ...]) -> Call:
+    def bind(w: Workload, inputs: Inputs) -> Call:
         dout, q, k, v = inputs
         p, operands, backend = problem(w), Operands(q, k, v), by_name(name)
         config = backend.forward.configs(p, Device.current())[0]
@@ -212,7 +211,7 @@ def _sdpa_backward(name: str) -> Callable[[Workload, tuple[Tensor, ...]], Call]:
     return bind
 
 
-def _fa3(w: Workload, inputs: tuple[Tensor, ...]) -> Call:
+def _fa3(w: Workload, inputs: Inputs) -> Call:
     """[tokens, heads, head_dim] is its layout, sequence after sequence: vLLM's build has no other. Returned in ours."""
     load(_FA3)
     q, k, v = (x.transpose(1, 2).flatten(0, 1) for x in inputs)
@@ -221,7 +220,7 @@ def _fa3(w: Workload, inputs: tuple[Tensor, ...]) -> Call:
     before = (*(None,) * 4, *starts, *(None,) * 3, *longest, *(None,) * 9)
     options, after = (w["head_dim"] ** -0.5, w["causal"], -1, -1), (0.0, True, None, 1, None, 0, None, 1, 0, None)
 
-    def call() -> tuple[Tensor, ...]:
+    def call() -> Inputs:
         out = torch.ops._vllm_fa3_C.fwd(q, k, v, *before, *options, *after)[0]
         return (out.unflatten(0, (batch, longest[0])).transpose(1, 2),)
 
@@ -234,29 +233,19 @@ def _fa3_supports(w: Workload, device: Device) -> str | None:
     return "knows bfloat16 and float16" if w.dtype not in ("bf16", "fp16") else on_hopper(w, device)
 
 
-def _unfused(w: Workload, inputs: tuple[Tensor, ...]) -> Call:
-    q, k, v = inputs
-    causal = w["causal"]
-    return lambda: (_unfused_plain(q, k, v, causal),)
-
-
-def _unfused_backward(w: Workload, inputs: tuple[Tensor, ...]) -> Call:
+def _unfused_backward(w: Workload, inputs: Inputs) -> Call:
     dout, q, k, v = inputs
     p = torch.softmax(_scores(q, _of_group(q, k), w["causal"]), -1)
     return lambda: _unfused_backward_plain(dout, q, k, v, p)
 
 
-def _compiled(w: Workload, inputs: tuple[Tensor, ...]) -> Call:
-    return compiled_call(w, _unfused_plain, *inputs, w["causal"])
-
-
-def _compiled_backward(w: Workload, inputs: tuple[Tensor, ...]) -> Call:
+def _compiled_backward(w: Workload, inputs: Inputs) -> Call:
     dout, q, k, v = inputs
     p = torch.softmax(_scores(q, _of_group(q, k), w["causal"]), -1)
     return compiled_call(w, _unfused_backward_plain, dout, q, k, v, p)
 
 
-def _peer(name: str, backward: bool) -> Callable[[Workload, Device], str | None]:
+def _peer(name: str, backward: bool) -> Supports:
     def supports(w: Workload, device: Device) -> str | None:
         p, backend = problem(w), by_name(name)
         return backend.forward.supports(p, device) or (backend.backward.supports(p, device) if backward else None)
@@ -264,7 +253,7 @@ def _peer(name: str, backward: bool) -> Callable[[Workload, Device], str | None]
     return supports
 
 
-def _with_scores(tensors: int) -> Callable[[Workload, Device], str | None]:
+def _with_scores(tensors: int) -> Supports:
     """Where so many tensors of scores fit memory."""
 
     def supports(w: Workload, device: Device) -> str | None:
@@ -350,8 +339,8 @@ OPERATORS = (
             Rival("sdpa_fa2", True, _peer("sdpa_fa2", False), _sdpa(SDPBackend.FLASH_ATTENTION)),
             Rival("sdpa_cudnn", True, _peer("sdpa_cudnn", False), _sdpa(SDPBackend.CUDNN_ATTENTION)),
             Rival("fa3", True, with_library(_FA3, _fa3_supports), _fa3),
-            Rival("unfused", True, _with_scores(3), _unfused, peak_nbytes=_unfused_peak),
-            Rival("torch.compile", True, _with_scores(3), _compiled),
+            Rival("unfused", True, _with_scores(3), one(_unfused_plain, "causal"), peak_nbytes=_unfused_peak),
+            Rival("torch.compile", True, _with_scores(3), compiled(_unfused_plain, "causal")),
         ),
         _tolerance,
     ),
@@ -371,4 +360,4 @@ OPERATORS = (
         _tolerance,
     ),
 )
-PRESETS = MappingProxyType({"attention-v100": attention_v100, "attention": attention_rows})
+PRESETS = {"attention-v100": attention_v100, "attention": attention_rows}

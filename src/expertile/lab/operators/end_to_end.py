@@ -36,7 +36,7 @@ from expertile.lab.operators.transformers_layers import BATCHED_TOKENS, MODELS
 from expertile.lab.race.case import Site
 from expertile.lab.race.memory import peak_memory
 from expertile.lab.race.operator import Verdict
-from expertile.lab.race.record import PEAK_BYTES, TOKENS_PER_S, Record, append, measured
+from expertile.lab.race.record import PEAK_BYTES, TOKENS_PER_S, Record, kept, measured
 from expertile.roofline import Work, bound
 
 TRAIN, SERVE = "end-to-end-train", "end-to-end-serve"
@@ -137,15 +137,13 @@ class Bench:
                 run=self.run,
                 details={"transformers": transformers.__version__, "held_nbytes": held, **more[name]},
             )
-            of_gate: dict[str, Any] = {key: getattr(verdict, key, None) for key in ("rel_error", "max_error", "reason")}
             one = measured(
                 work=work,
                 limit=bound(work, self.site.device, "fp8" if name.endswith("fp8") else "bf16"),
                 outcome=outcomes.get(name),
-                status=verdict.status if isinstance(verdict, Failure) else "ok" if verdict.ok else "wrong",
+                verdict=verdict,
                 env=self.env,
                 **fields,
-                **of_gate,
             )
             low, high = one.ci95 or (0.0, 0.0)
             ci95 = (call.tokens / high, call.tokens / low) if low else None
@@ -189,10 +187,8 @@ def measure(
             if layers is not None:
                 plan = replace(plan, options={**plan.options, "num_hidden_layers": layers})
             tokens = prefill if on_gpu else 32
-            for record in train(bench, plan, tokens) if preset == TRAIN else serve(bench, plan, batches, tokens):
-                if out_path is not None:
-                    append(out_path, record)
-                yield record
+            made = train(bench, plan, tokens) if preset == TRAIN else serve(bench, plan, batches, tokens)
+            yield from kept(made, out_path)
             release(site.torch_device)
 
 

@@ -14,9 +14,7 @@ given:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from functools import partial
-from types import MappingProxyType
 
 import torch
 from torch import Tensor
@@ -24,11 +22,10 @@ from torch import Tensor
 from expertile.lab.operators import products
 from expertile.lab.operators import scaled_grouped_mm as blocks
 from expertile.lab.operators._supports import anywhere
-from expertile.lab.race.operator import Call, Operator, Rival, Workload
+from expertile.lab.race.operator import Call, Inputs, Operator, Rival, Workload
 from expertile.ops.scaled_grouped_mm.api import scaled_grouped_mm
 from expertile.ragged import offs_from_sizes
 
-Inputs = tuple[Tensor, ...]
 _TILE = 128
 
 
@@ -122,4 +119,4 @@ OPERATORS = (
         products.tolerance,
     ),
 )
-PRESETS: Mapping[str, Callable[[], tuple[Workload, ...]]] = MappingProxyType({"fp8-causes": _shapes})
+PRESETS = {"fp8-causes": _shapes}

@@ -10,9 +10,6 @@ count x, router, out, and the values, scales and biases of experts that have tok
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from types import MappingProxyType
-
 import torch
 from torch import Tensor
 
@@ -20,14 +17,13 @@ from expertile.formats.mxfp4 import Mxfp4Weight
 from expertile.lab.operators import _marlin, _triton_kernels, moe
 from expertile.lab.operators._supports import anywhere, installed, with_library
 from expertile.lab.race.gate import full_precision
-from expertile.lab.race.operator import Call, Operator, Rival, Workload
+from expertile.lab.race.operator import Call, Inputs, Operator, Rival, Workload
 from expertile.moe.experts import moe_mlp
 from expertile.moe.logits import router_logits
 from expertile.moe.router import RouterConfig, route
 from expertile.ops.gathered_mm.activation import activate, split
 from expertile.roofline import Work
 
-Inputs = tuple[Tensor, ...]
 _BIAS = 0.1
 _BITS = 4.25  # of a value, its share of a scale included
 
@@ -134,4 +130,4 @@ OPERATORS = (
         moe.tolerance,
     ),
 )
-PRESETS: Mapping[str, Callable[[], tuple[Workload, ...]]] = MappingProxyType({"gpt-oss": layers})
+PRESETS = {"gpt-oss": layers}

@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 
 from expertile.device import Device
-from expertile.lab.race.baselines import DENSE
 from expertile.lab.race.candidate_gate import UserCandidates
 from expertile.lab.race.gate import Limits
 from expertile.lab.race.operands import free_memory, make_operands
 from expertile.lab.race.operator import Blocks, Call, Inputs, Operator, Rival, Verdict, Workload
+from expertile.lab.race.record import DENSE
 from expertile.lab.race.reference import limits_of, reference_for
 from expertile.lab.race.workloads import GroupedWorkload
 from expertile.ops.grouped_mm.backend import Backend, Operands, config_dict

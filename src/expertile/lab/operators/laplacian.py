@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from types import MappingProxyType
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from expertile.device import Device
-from expertile.lab.operators._compiled import compiled_call
+from expertile.lab.operators._binds import compiled, one
 from expertile.lab.operators._supports import anywhere
-from expertile.lab.race.operator import ROUNDOFF, Call, Operator, Rival, Workload
+from expertile.lab.race.operator import ROUNDOFF, Call, Inputs, Operator, Rival, Workload
 from expertile.ops.pointwise.laplacian import laplacian, laplacian_transpose
 from expertile.roofline import Work
 
@@ -45,11 +44,11 @@ def _random(w: Workload, device: torch.device, seed: int, cut: int) -> Tensor:
     return torch.randn(shape, device=device, generator=generator).to(w.torch_dtype)
 
 
-def _inputs(w: Workload, device: torch.device, seed: int) -> tuple[Tensor, ...]:
+def _inputs(w: Workload, device: torch.device, seed: int) -> Inputs:
     return (_random(w, device, seed, 0),)
 
 
-def _backward_inputs(w: Workload, device: torch.device, seed: int) -> tuple[Tensor, ...]:
+def _backward_inputs(w: Workload, device: torch.device, seed: int) -> Inputs:
     return (_random(w, device, seed, _cut(w)),)
 
 
@@ -65,15 +64,15 @@ def _transposed(grad: Tensor, boundary: str) -> Tensor:
     return _sliced(F.pad(grad, (1, 1, 1, 1)), "zero") if boundary == "interior" else _sliced(grad, boundary)
 
 
-def _in_parts(w: Workload, x: Tensor, compute: Callable[[Tensor, str], Tensor]) -> tuple[Tensor, ...]:
+def _in_parts(w: Workload, x: Tensor, compute: Callable[[Tensor, str], Tensor]) -> Inputs:
     return (torch.cat([compute(part.double(), w["boundary"]) for part in x.split(max(1, 2**26 // x[0].numel()))]),)
 
 
-def _reference(w: Workload, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+def _reference(w: Workload, inputs: Inputs) -> Inputs:
     return _in_parts(w, inputs[0], _sliced)
 
 
-def _backward_reference(w: Workload, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+def _backward_reference(w: Workload, inputs: Inputs) -> Inputs:
     return _in_parts(w, inputs[0], _transposed)
 
 
@@ -99,50 +98,30 @@ def _zeros_or_none(w: Workload, device: Device) -> str | None:
     return "conv2d pads with zeros or not at all"
 
 
-def _ours(w: Workload, inputs: tuple[Tensor, ...]) -> Call:
-    u, boundary = inputs[0], w["boundary"]
-    return lambda: (laplacian(u, boundary=boundary),)
+def _ours(u: Tensor, boundary: str) -> Tensor:
+    return laplacian(u, boundary=boundary)
 
 
-def _torch(w: Workload, inputs: tuple[Tensor, ...]) -> Call:
-    u, boundary = inputs[0], w["boundary"]
-    return lambda: (_sliced(u, boundary),)
+def _ours_backward(grad: Tensor, boundary: str) -> Tensor:
+    return laplacian_transpose(grad, boundary=boundary)
 
 
-def _compiled(w: Workload, inputs: tuple[Tensor, ...]) -> Call:
-    return compiled_call(w, _sliced, inputs[0], w["boundary"])
-
-
-def _convolution(w: Workload, inputs: tuple[Tensor, ...]) -> Call:
+def _convolution(w: Workload, inputs: Inputs) -> Call:
     u, padding = inputs[0][:, None], int(w["boundary"] == "zero")
     kernel = torch.tensor(_KERNEL, dtype=u.dtype, device=u.device)[None, None]
 
-    def call() -> tuple[Tensor, ...]:
+    def call() -> Inputs:
         with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
             return (F.conv2d(u, kernel, padding=padding)[:, 0],)
 
     return call
 
 
-def _ours_backward(w: Workload, inputs: tuple[Tensor, ...]) -> Call:
-    grad, boundary = inputs[0], w["boundary"]
-    return lambda: (laplacian_transpose(grad, boundary=boundary),)
-
-
-def _autograd(w: Workload, inputs: tuple[Tensor, ...]) -> Call:
+def _autograd(w: Workload, inputs: Inputs) -> Call:
     grad, boundary = inputs[0], w["boundary"]
     u = grad.new_zeros(w["grids"], w["rows"], w["columns"]).requires_grad_()
     out = _sliced(u, boundary)
     return lambda: torch.autograd.grad(out, u, grad, retain_graph=True)
-
-
-def _transposed_by_hand(w: Workload, inputs: tuple[Tensor, ...]) -> Call:
-    grad, boundary = inputs[0], w["boundary"]
-    return lambda: (_transposed(grad, boundary),)
-
-
-def _compiled_backward(w: Workload, inputs: tuple[Tensor, ...]) -> Call:
-    return compiled_call(w, _transposed, inputs[0], w["boundary"])
 
 
 def _allocated(w: Workload) -> float:
@@ -177,9 +156,9 @@ OPERATORS = (
         _reference,
         _work,
         (
-            Rival("expertile", False, anywhere, _ours, peak_nbytes=_allocated),
-            Rival("torch", True, anywhere, _torch),
-            Rival("torch.compile", True, anywhere, _compiled),
+            Rival("expertile", False, anywhere, one(_ours, "boundary"), peak_nbytes=_allocated),
+            Rival("torch", True, anywhere, one(_sliced, "boundary")),
+            Rival("torch.compile", True, anywhere, compiled(_sliced, "boundary")),
             Rival("conv2d", True, _zeros_or_none, _convolution),
         ),
         _tolerance,
@@ -190,13 +169,13 @@ OPERATORS = (
         _backward_reference,
         _backward_work,
         (
-            Rival("expertile", False, anywhere, _ours_backward, peak_nbytes=_allocated_backward),
-            Rival("torch", True, anywhere, _transposed_by_hand),
-            Rival("torch.compile", True, anywhere, _compiled_backward),
+            Rival("expertile", False, anywhere, one(_ours_backward, "boundary"), peak_nbytes=_allocated_backward),
+            Rival("torch", True, anywhere, one(_transposed, "boundary")),
+            Rival("torch.compile", True, anywhere, compiled(_transposed, "boundary")),
             # Autograd runs on the stream of its forward pass, which no graph captures.
             Rival("torch.autograd", True, anywhere, _autograd, graph=False),
         ),
         _tolerance,
     ),
 )
-PRESETS: Mapping[str, Callable[[], tuple[Workload, ...]]] = MappingProxyType({"laplacian": _preset})
+PRESETS = {"laplacian": _preset}

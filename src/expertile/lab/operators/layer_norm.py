@@ -3,18 +3,17 @@ dbias), weight and bias of x's dtype. quack wants its parameters in float32 and 
 
 from __future__ import annotations
 
-from types import MappingProxyType
+from functools import partial
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from expertile.lab.operators import _rows
-from expertile.lab.operators._compiled import compiled_call
+from expertile.lab.operators._binds import imported, one, several
 from expertile.lab.operators._rows import EPS
-from expertile.lab.race.operator import Call, Operator, Workload
+from expertile.lab.race.operator import Call, Inputs, Workload
 from expertile.ops.rows.layer_norm import layer_norm, layer_norm_backward
-from expertile.roofline import Work
 
 _V100 = (256, 512, 768, 1024, 2048, 4096)
 _NOTE = "size of report 004: 32 x 512 rows"
@@ -30,76 +29,24 @@ _ROWS = (
 )
 
 
-def _work(w: Workload) -> Work:
-    """Additions for the mean, a difference and its square added, two products and an addition for each element."""
-    n, size = w["rows"] * w["cols"], w.torch_dtype.itemsize
-    return Work(8.0 * n, (2.0 * n + 2 * w["cols"]) * size)
-
-
-def _backward_work(w: Workload) -> Work:
-    """n, g and both sums take 7 operations for each element, dx 5, the sums over rows 3; statistics are float32."""
-    n, size = w["rows"] * w["cols"], w.torch_dtype.itemsize
-    return Work(15.0 * n, (3.0 * n + 4 * w["cols"]) * size + 8.0 * w["rows"])
-
-
 def _plain(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return F.layer_norm(x, (x.shape[-1],), weight, bias, EPS)
 
 
-def _plain_backward(
-    dy: Tensor, x: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, rstd: Tensor
-) -> tuple[Tensor, ...]:
+def _plain_backward(dy: Tensor, x: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, rstd: Tensor) -> Inputs:
     return torch.ops.aten.native_layer_norm_backward(
         dy, x, [x.shape[-1]], mean[:, None], rstd[:, None], weight, bias, [True, True, True]
     )
 
 
-def _ours(w: Workload, inputs: tuple[Tensor, ...]) -> Call:
-    x, weight, bias = inputs
-
-    def call() -> tuple[Tensor, ...]:
-        y = layer_norm(x, weight, bias, eps=EPS)
-        assert isinstance(y, Tensor)
-        return (y,)
-
-    return call
-
-
-def _ours_backward(w: Workload, inputs: tuple[Tensor, ...]) -> Call:
-    def call() -> tuple[Tensor, ...]:
-        dx, dweight, dbias = layer_norm_backward(*inputs)
-        assert dweight is not None and dbias is not None
-        return dx, dweight, dbias
-
-    return call
-
-
-def _torch(w: Workload, inputs: tuple[Tensor, ...]) -> Call:
-    return lambda: (_plain(*inputs),)
-
-
-def _torch_backward(w: Workload, inputs: tuple[Tensor, ...]) -> Call:
+def _torch_backward(w: Workload, inputs: Inputs) -> Call:
     dy, x, weight, bias, mean, rstd = inputs
     if x.device.type == "cpu":  # where torch keeps the statistics in x's dtype
         mean, rstd = mean.to(x.dtype), rstd.to(x.dtype)
     return lambda: _plain_backward(dy, x, weight, bias, mean, rstd)
 
 
-def _compiled(w: Workload, inputs: tuple[Tensor, ...]) -> Call:
-    return compiled_call(w, _plain, *inputs)
-
-
-def _compiled_backward(w: Workload, inputs: tuple[Tensor, ...]) -> Call:
-    return compiled_call(w, _plain_backward, *inputs)
-
-
-def _liger(w: Workload, inputs: tuple[Tensor, ...]) -> Call:
-    from liger_kernel.ops.layer_norm import layer_norm_forward
-
-    return lambda: (layer_norm_forward(*inputs, EPS)[0],)
-
-
-def _liger_backward(w: Workload, inputs: tuple[Tensor, ...]) -> Call:
+def _liger_backward(w: Workload, inputs: Inputs) -> Call:
     from liger_kernel.ops.layer_norm import layer_norm_backward as backward
 
     # Its forward pass stores the statistics in x's dtype.
@@ -108,14 +55,14 @@ def _liger_backward(w: Workload, inputs: tuple[Tensor, ...]) -> Call:
     return lambda: backward(dy, x, weight, bias, mean, rstd)
 
 
-def _quack(w: Workload, inputs: tuple[Tensor, ...]) -> Call:
+def _quack(w: Workload, inputs: Inputs) -> Call:
     from quack.rmsnorm import layernorm_fwd
 
     x, weight, bias = inputs[0], inputs[1].float(), inputs[2].float()
     return lambda: (layernorm_fwd(x, weight, bias, eps=EPS),)
 
 
-def _quack_backward(w: Workload, inputs: tuple[Tensor, ...]) -> Call:
+def _quack_backward(w: Workload, inputs: Inputs) -> Call:
     from quack.rmsnorm import layernorm_bwd
 
     dy, x, weight, _, mean, rstd = inputs
@@ -134,22 +81,30 @@ def rows() -> tuple[Workload, ...]:
     return _rows.forward_first(_rows.pair("rows", "layer_norm", r, c, d, "layernorm-") for r, c, d in _ROWS)
 
 
-OPERATORS = (
-    Operator(
-        "layer_norm",
+OPERATORS = _rows.operators(
+    "layer_norm",
+    _rows.Pass(
         _rows.norm_inputs,
         _rows.norm_reference,
-        _work,
-        _rows.rivals(_ours, _torch, _compiled, _liger, _quack, peak_nbytes=_rows.one_result),
-        _rows.tolerance,
+        # Additions for the mean, a difference and its square added, two products and an addition for each element.
+        _rows.work(8.0, 2, vectors=2),
+        one(partial(layer_norm, eps=EPS)),
+        one(_plain),
+        _plain,
+        imported("liger_kernel.ops.layer_norm", "layer_norm_forward", lambda f, *inputs: f(*inputs, EPS)[0]),
+        _quack,
     ),
-    Operator(
-        "layer_norm_backward",
+    _rows.Pass(
         _rows.norm_backward_inputs,
         _rows.norm_backward_reference,
-        _backward_work,
-        _rows.rivals(_ours_backward, _torch_backward, _compiled_backward, _liger_backward, _quack_backward),
-        _rows.tolerance,
+        # n, g and both sums take 7 operations for each element, dx 5, the sums over rows 3; statistics are float32.
+        _rows.work(15.0, 3, vectors=4, stats=8),
+        several(layer_norm_backward),
+        _torch_backward,
+        _plain_backward,
+        _liger_backward,
+        _quack_backward,
+        peak_nbytes=None,
     ),
 )
-PRESETS = MappingProxyType({"layernorm-v100": layernorm_v100, "rows": rows})
+PRESETS = {"layernorm-v100": layernorm_v100, "rows": rows}

@@ -17,9 +17,8 @@ experts that have tokens and out once; in training also dy and every gradient, t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from functools import lru_cache
-from types import MappingProxyType
 
 import numpy as np
 import torch
@@ -29,13 +28,12 @@ from torch import Tensor
 
 from expertile.lab.operators._moe_rivals import WAYS, Way, dense, dense_reference, dense_work, interleaved
 from expertile.lab.operators._supports import anywhere
-from expertile.lab.race.baselines import DENSE
 from expertile.lab.race.gate import full_precision
-from expertile.lab.race.operator import ROUNDOFF, Call, Operator, Rival, Workload
+from expertile.lab.race.operator import ROUNDOFF, Call, Inputs, Operator, Rival, Workload
+from expertile.lab.race.record import DENSE
 from expertile.lab.race.routing import topk_ids
 from expertile.roofline import Work
 
-Inputs = tuple[Tensor, ...]
 Size = tuple[int, int, int, int, int]  # T, H, I, E, k
 
 # Of SonicMoE's paper (arXiv:2512.14080): the sizes that it gives in full first, then every row of its table.
@@ -306,6 +304,4 @@ OPERATORS = (
     Operator("moe", make_inputs, reference, work, _rivals(False), tolerance, (_DENSE,), memory_nbytes),
     Operator("moe_train", make_inputs, train_reference, train_work, _rivals(True), tolerance, (_DENSE,), memory_nbytes),
 )
-PRESETS: Mapping[str, Callable[[], tuple[Workload, ...]]] = MappingProxyType(
-    {"moe": layers, "moe-sonic": sonic, "moe-decode": decode}
-)
+PRESETS = {"moe": layers, "moe-sonic": sonic, "moe-decode": decode}

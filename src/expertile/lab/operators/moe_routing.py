@@ -14,8 +14,7 @@ formulas on the CPU, which are equal on every machine.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from types import MappingProxyType
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -239,4 +238,4 @@ OPERATORS = (
         _exact,
     ),
 )
-PRESETS: Mapping[str, Callable[[], tuple[Workload, ...]]] = MappingProxyType({"moe-routing": workloads})
+PRESETS = {"moe-routing": workloads}

@@ -221,4 +221,4 @@ OPERATORS = (
         set_nbytes=lambda w: moe.train_work(w).nbytes,
     ),
 )
-PRESETS: Mapping[str, Callable[[], tuple[Workload, ...]]] = MappingProxyType({"moe-stages": workloads})
+PRESETS = {"moe-stages": workloads}

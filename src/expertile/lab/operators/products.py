@@ -22,8 +22,8 @@ from expertile.ops.grouped_mm.api import grouped_mm
 from expertile.ragged import offs_from_sizes
 from expertile.roofline import Work
 
-# (experts, hidden, FFN, top-k): as report 003 prints them, and published configurations (config.json of DeepSeek-V3 and
-# Qwen3-30B-A3B on Hugging Face).
+# (experts, hidden, FFN, top-k): as report 003 prints them, whatever the models they are named after look like; and
+# published configurations (config.json of DeepSeek-V3 and Qwen3-30B-A3B on Hugging Face).
 REPORT_MODELS = {
     "mixtral": (8, 4096, 14336, 2),
     "deepseek": (64, 4096, 11008, 8),

@@ -7,14 +7,11 @@ the weight gradient is written too, `groups` equal groups of rows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from types import MappingProxyType
-
 import torch
 from torch import Tensor
 
 from expertile.formats.fp8 import Fp8Blocks
-from expertile.lab.operators._compiled import compiled_call
+from expertile.lab.operators._binds import compiled_call
 from expertile.lab.operators._supports import anywhere
 from expertile.lab.race.operator import Call, Operator, Rival, Workload
 from expertile.ops.quantize.api import quantize_activations, quantize_rms_norm, quantize_swiglu, quantize_weights
@@ -184,4 +181,4 @@ OPERATORS = (
         _tolerance,
     ),
 )
-PRESETS: Mapping[str, Callable[[], tuple[Workload, ...]]] = MappingProxyType({"quantize": _preset})
+PRESETS = {"quantize": _preset}

@@ -25,7 +25,7 @@ from expertile.lab.measure.env import Env
 from expertile.lab.measure.interleaved import Budget, Failure, TimedCall, failure_of, release, time_interleaved
 from expertile.lab.race.case import Site, set_count
 from expertile.lab.race.gate import full_precision, judge
-from expertile.lab.race.operator import ROUNDOFF, Rival, Verdict, Workload, record_name
+from expertile.lab.race.operator import ROUNDOFF, Rival, Verdict, Workload, record_fields
 from expertile.lab.race.record import Record, measured
 from expertile.roofline import Work, bound
 
@@ -294,22 +294,15 @@ def measure_case(
         )
         release(device)
         for name, verdict in verdicts.items():
-            gate = (verdict.status if isinstance(verdict, Failure) else "ok" if verdict.ok else "wrong", verdict.reason)
             yield measured(
-                op=w.op,
-                workload=record_name(w),
-                shape=w.shape(),
-                dtype=w.dtype,
+                **record_fields(w),
                 backend=name,
                 policy=policy,
                 work=least,
                 limit=limit,
                 outcome=outcomes.get(name),
-                status=gate[0],
-                reason=gate[1],
+                verdict=verdict,
                 unmeasured="not measured: it waits for the GPU, which no CUDA graph captures",
-                rel_error=getattr(verdict, "rel_error", None),
-                max_error=getattr(verdict, "max_error", None),
                 details={"transformers": transformers.__version__, "input_sets": len(sets)},
                 env=env,
                 run=run,

@@ -12,9 +12,8 @@ own. Ours keeps them in 16 bits there.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
-from types import MappingProxyType
 
 import torch
 from torch import Tensor
@@ -24,11 +23,10 @@ from expertile.formats.mxfp4 import Mxfp4Weight
 from expertile.lab.operators import _humming, _marlin, _triton_kernels, products
 from expertile.lab.operators._plain import Weight
 from expertile.lab.operators._supports import anywhere, installed, on_gpu, with_library
-from expertile.lab.race.operator import Call, Operator, Rival, Workload
+from expertile.lab.race.operator import Call, Inputs, Operator, Rival, Workload
 from expertile.ops.weight_only_mm.api import weight_only_mm
 from expertile.roofline import Work
 
-Inputs = tuple[Tensor, ...]
 Bind = Callable[..., Call]
 
 # Both projections' (groups, N, K), from config.json of each on Hugging Face; gate_up's N is 2I.
@@ -61,19 +59,15 @@ def _inputs(w: Workload, device: torch.device, seed: int) -> Inputs:
     return a, packed, scales, products.offs(w, device)
 
 
-def _reference(w: Workload, inputs: Inputs) -> tuple[Tensor, ...]:
+def _reference(w: Workload, inputs: Inputs, dtype: torch.dtype = torch.float32) -> tuple[Tensor, ...]:
+    """Of the weights rounded to `dtype`."""
     weight = weight_of(w, inputs)
     return products.product(
-        w, lambda start, end: inputs[0][start:end], lambda g: weight.part(g, g + 1).dequantize(torch.float32)[0]
+        w, lambda start, end: inputs[0][start:end], lambda g: weight.part(g, g + 1).dequantize(dtype)[0]
     )
 
 
-def _bf16_reference(w: Workload, inputs: Inputs) -> tuple[Tensor, ...]:
-    """Of the weights as that product has them, rounded to bfloat16."""
-    weight = weight_of(w, inputs)
-    return products.product(
-        w, lambda start, end: inputs[0][start:end], lambda g: weight.part(g, g + 1).dequantize(torch.bfloat16)[0]
-    )
+_bf16_reference = partial(_reference, dtype=torch.bfloat16)  # as that product has the weights
 
 
 def _work(w: Workload) -> Work:
@@ -169,10 +163,8 @@ OPERATORS = (
         _eight_bits,
     ),
 )
-PRESETS: Mapping[str, Callable[[], tuple[Workload, ...]]] = MappingProxyType(
-    {
-        "weight-only": partial(_products, "weight-only", "gate-up"),
-        "weight-only-down": partial(_products, "weight-only-down", "down"),
-        "w4a8": partial(_products, "w4a8", "gate-up", "weight_only_mm_fp8"),
-    }
-)
+PRESETS = {
+    "weight-only": partial(_products, "weight-only", "gate-up"),
+    "weight-only-down": partial(_products, "weight-only-down", "down"),
+    "w4a8": partial(_products, "w4a8", "gate-up", "weight_only_mm_fp8"),
+}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -134,31 +135,25 @@ def _gathered(x: torch.Tensor, world: int) -> torch.Tensor:
     return torch.cat(parts)
 
 
-def one_gpu(tokens: Tensors, gate_up: torch.Tensor, down: torch.Tensor, backward: bool) -> Tensors:
-    """`moe_mlp` on tokens; out, and with `backward` the gradients of x, weights, gate_up and down for dy."""
+Mlp = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+def computed(mlp: Mlp, tokens: Tensors, gate_up: torch.Tensor, down: torch.Tensor, backward: bool) -> Tensors:
+    """mlp(x, gate_up, down, ids, weights) on tokens; out, and with `backward` the gradients of x, weights, gate_up and
+    down for dy."""
     if not backward:
         with torch.no_grad():
-            return {"out": moe_mlp(tokens["x"], gate_up, down, tokens["ids"], tokens["weights"])}
-    leaves = leaves_of(tokens, gate_up, down)
-    out = moe_mlp(leaves["x"], leaves["gate_up"], leaves["down"], tokens["ids"], leaves["weights"])
-    return with_gradients(out, leaves, tokens["dy"])
-
-
-def leaves_of(tokens: Tensors, gate_up: torch.Tensor, down: torch.Tensor) -> Tensors:
-    """What gradients are asked of: views that require them."""
+            return {"out": mlp(tokens["x"], gate_up, down, tokens["ids"], tokens["weights"])}
     found = {"x": tokens["x"], "weights": tokens["weights"], "gate_up": gate_up, "down": down}
-    return {name: x.detach().requires_grad_() for name, x in found.items()}
-
-
-def with_gradients(out: torch.Tensor, leaves: Tensors, dy: torch.Tensor) -> Tensors:
-    """out, and the gradients of the leaves by name."""
-    gradients = torch.autograd.grad(out, list(leaves.values()), dy)
+    leaves = {name: x.detach().requires_grad_() for name, x in found.items()}
+    out = mlp(leaves["x"], leaves["gate_up"], leaves["down"], tokens["ids"], leaves["weights"])
+    gradients = torch.autograd.grad(out, list(leaves.values()), tokens["dy"])
     return {"out": out.detach(), **dict(zip(leaves, gradients, strict=True))}
 
 
 def _expected(case: Case) -> Tensors:
     """Of all tokens together; only what belongs to this rank is kept."""
-    whole = one_gpu(case.all_tokens, case.gate_up, case.down, BOTH in case.job.passes)
+    whole = computed(moe_mlp, case.all_tokens, case.gate_up, case.down, BOTH in case.job.passes)
     return {name: x.clone() for name, x in case.own(whole).items()}
 
 

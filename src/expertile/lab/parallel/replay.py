@@ -73,10 +73,6 @@ class Recorder(Exchange):
             total += row * sum(n for r, n in enumerate(post.leaving[post.chunk]) if r != self.members.rank)
         return total
 
-    def largest(self) -> int:
-        """Bytes of the largest post, those that stay here included."""
-        return max((p.rows.numel() * p.rows.element_size() for p in self.posts), default=0)
-
 
 def communicate(recorded: Recorder, forward: bool) -> None:
     """All collectives of the recorded step at once, one after the other on the group's stream; the current stream waits

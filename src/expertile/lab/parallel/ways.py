@@ -15,8 +15,9 @@ from typing import Any
 import torch
 
 from expertile.lab.parallel import rival
-from expertile.lab.parallel.case import BOTH, FORWARD, Case, Tensors, judge, leaves_of, one_gpu, with_gradients
+from expertile.lab.parallel.case import BOTH, FORWARD, Case, Tensors, computed, judge
 from expertile.lab.parallel.replay import Recorder, Silent, communicate
+from expertile.moe.experts import moe_mlp
 from expertile.moe.parallel import ExpertParallel, ParallelConfig
 
 OURS, ONE_GPU, TORCH, COMPILED = "expertile", "one GPU", "torch", "torch.compile"
@@ -119,12 +120,20 @@ def _one_gpu(way: Way, case: Case, ready: Ready) -> None:
         expected = {name: x for name, x in expected.items() if name not in ("gate_up", "down")}
 
     def run(backward: bool) -> Tensors:
-        whole = one_gpu(tokens, case.gate_up, case.down, backward)
+        whole = computed(moe_mlp, tokens, case.gate_up, case.down, backward)
         return whole if weak else case.own(whole)
 
     runs: dict[str, Run] = {name: partial(run, name == BOTH) for name in case.job.passes}
     _check_and_capture(way, case, ready, runs, expected)
     ready.leaving = dict.fromkeys(case.job.passes, 0)
+
+
+def forward(of: ExpertParallel, *operands: torch.Tensor) -> torch.Tensor:
+    """`of.mlp`, after which a recorded forward pass is over."""
+    out = of.mlp(*operands)
+    if isinstance(of._exchange, Recorder):
+        of._exchange.mark()
+    return out
 
 
 def _ours(way: Way, case: Case, ready: Ready) -> None:
@@ -141,14 +150,7 @@ def _ours(way: Way, case: Case, ready: Ready) -> None:
     gate_up, down = parallel.shard(case.gate_up), parallel.shard(case.down)
 
     def step(of: ExpertParallel, backward: bool) -> Tensors:
-        if not backward:
-            with torch.no_grad():
-                return {"out": of.mlp(tokens["x"], gate_up, down, tokens["ids"], tokens["weights"])}
-        leaves = leaves_of(tokens, gate_up, down)
-        out = of.mlp(leaves["x"], leaves["gate_up"], leaves["down"], tokens["ids"], leaves["weights"])
-        if isinstance(of._exchange, Recorder):
-            of._exchange.mark()
-        return with_gradients(out, leaves, tokens["dy"])
+        return computed(partial(forward, of), tokens, gate_up, down, backward)
 
     runs: dict[str, Run] = {name: partial(step, parallel, name == BOTH) for name in case.job.passes}
     _check_and_capture(way, case, ready, runs, case.expected)
@@ -161,8 +163,6 @@ def _ours(way: Way, case: Case, ready: Ready) -> None:
     recording._exchange = recorder = Recorder(parallel._exchange)
     silent._exchange = Silent(recorder)
     step(recording, BOTH in case.job.passes)
-    if BOTH not in case.job.passes:
-        recorder.mark()
     ready.leaving = {name: recorder.leaving_nbytes(name == FORWARD) for name in case.job.passes}
     parts: dict[tuple[str, str], Callable[[], object]] = {}
     for name in case.job.passes:
@@ -189,18 +189,10 @@ def _plain(way: Way, case: Case, ready: Ready) -> None:
     if way.name == COMPILED:
         parts = parts.compiled(tokens["x"], tokens["ids"], tokens["weights"])
 
-    def run(backward: bool) -> Tensors:
-        if not backward:
-            with torch.no_grad():
-                out = rival.mlp(tokens["x"], gate_up, down, tokens["ids"], tokens["weights"], s.experts, parts)
-                return {"out": out}
-        leaves = leaves_of(tokens, gate_up, down)
-        out = rival.mlp(
-            leaves["x"], leaves["gate_up"], leaves["down"], tokens["ids"], leaves["weights"], s.experts, parts
-        )
-        return with_gradients(out, leaves, tokens["dy"])
-
-    runs: dict[str, Run] = {name: partial(run, name == BOTH) for name in case.job.passes}
+    mlp = partial(rival.mlp, experts=s.experts, parts=parts)
+    runs: dict[str, Run] = {
+        name: partial(computed, mlp, tokens, gate_up, down, name == BOTH) for name in case.job.passes
+    }
     _check_and_capture(way, case, ready, runs, case.expected)
     ids = case.all_tokens["ids"]
     to_here = (ids >= mine.start) & (ids < mine.stop)

@@ -17,11 +17,8 @@ from dataclasses import dataclass
 import torch
 
 from expertile.lab.race.operator import Verdict
+from expertile.lab.race.record import DENSE as DENSE
 from expertile.roofline import Work
-
-DENSE = "dense"
-COPY = "copy"
-BASELINE_NAMES = (DENSE, COPY)
 
 Run = Callable[[torch.Tensor | None], torch.Tensor]  # out or None -> result
 

@@ -25,6 +25,7 @@ from typing import Any
 import torch
 
 from expertile.device import Device
+from expertile.lab.race.reference import products
 from expertile.ops.backend import NoConfig
 from expertile.ops.grouped_mm.backend import Backend, Operands
 from expertile.ops.grouped_mm.problem import Layout, Problem
@@ -76,10 +77,8 @@ def as_backend(name: str, function: Callable[..., Any], style: str) -> Backend:
 
     def run(problem: Problem, operands: Operands, config: Any, out: torch.Tensor | None) -> Any:
         if style == "pairs":
-            sizes = problem.group_sizes
-            if sizes is None and operands.offs is not None:
-                sizes = sizes_from_offs(operands.offs)
-            result = function(*_pairs(problem.layout, operands, sizes))
+            groups = _groups(problem, operands, _sizes(problem, operands))
+            result = function([a for _, a, _ in groups], [b for _, _, b in groups])
         elif style == "offs":
             result = function(operands.a, operands.b, operands.offs)
         else:
@@ -115,7 +114,7 @@ def gather(result: Any, problem: Problem, operands: Operands, out: torch.Tensor)
         return out.copy_(result)
     if not isinstance(result, list | tuple):
         raise ValueError(f"result: expected a tensor or a list of tensors, got {type(result).__name__}")
-    blocks = _blocks(problem, sizes, out)
+    blocks = [out[where] for where, _, _ in _groups(problem, operands, sizes)]
     if len(result) != len(blocks):
         raise ValueError(f"result: expected {len(blocks)} products, one per group with rows, got {len(result)}")
     for i, (product, block) in enumerate(zip(result, blocks, strict=True)):
@@ -203,33 +202,9 @@ def _sizes(problem: Problem, operands: Operands) -> tuple[int, ...]:
     return sizes_from_offs(operands.offs)
 
 
-def _pairs(
-    layout: Layout, operands: Operands, sizes: Sequence[int] | None
-) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    a, b = operands.a, operands.b
-    if layout is Layout.BATCHED or sizes is None:
-        return list(a.unbind(0)), list(b.unbind(0))
-    ends = [sum(sizes[: g + 1]) for g in range(len(sizes))]
-    spans = [(g, slice(end - size, end)) for g, (size, end) in enumerate(zip(sizes, ends, strict=True)) if size]
-    if layout is Layout.RAGGED_M:
-        return [a[s] for _, s in spans], [b[g] for g, _ in spans]
-    if layout is Layout.RAGGED_N:
-        return [a[g] for g, _ in spans], [b[:, s] for _, s in spans]
-    return [a[:, s] for _, s in spans], [b[s] for _, s in spans]
-
-
-def _blocks(problem: Problem, sizes: Sequence[int], out: torch.Tensor) -> list[torch.Tensor]:
-    """The part of `out` that each group with rows fills."""
-    if problem.layout is Layout.BATCHED:
-        return list(out.unbind(0))
-    if problem.layout is Layout.RAGGED_K:
-        return [out[g] for g, size in enumerate(sizes) if size]
-    blocks, end = [], 0
-    for size in sizes:
-        start, end = end, end + size
-        if size:
-            blocks.append(out[start:end] if problem.layout is Layout.RAGGED_M else out[:, start:end])
-    return blocks
+def _groups(problem: Problem, operands: Operands, sizes: Sequence[int]) -> list[tuple[Any, torch.Tensor, torch.Tensor]]:
+    """(where in the result, a, b) of each group that has something to sum or rows."""
+    return [(where, a, b) for where, a, b, _ in products(problem.layout, operands, sizes) if a.shape[-1]]
 
 
 def _same_dtype(result: torch.Tensor, problem: Problem, name: str) -> None:

@@ -1,28 +1,22 @@
 """Gates a user's candidate in a process of its own, so that a crash or a hang becomes a row and not a lost run.
 
 An illegal memory access poisons a CUDA context for good, and a deadlocked kernel never returns; neither reaches the
-process that measures. One child serves many workloads and is replaced when it dies. Requests go to its standard input
-(pickled; None asks whether the candidate could be loaded), answers come back as JSON lines through a pipe of their own,
-since candidates may print.
+process that measures. One child serves many workloads and is replaced when it dies. Requests and answers go through a
+pipe of their own, since candidates may print.
 """
 
 from __future__ import annotations
 
-import json
 import math
 import os
-import pickle
-import select
 import signal
-import struct
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import asdict
-from pathlib import Path
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
 from types import TracebackType
 from typing import IO, Any
 
@@ -93,8 +87,7 @@ class CandidateGate:
     def __init__(self, spec: str, device: torch.device, timeout_s: float = 180.0) -> None:
         self.spec, self.device, self.timeout_s = spec, device, timeout_s
         self._child: subprocess.Popen[bytes] | None = None
-        self._answers: int = -1
-        self._buffer = b""
+        self._pipe: Connection | None = None
         self._log: IO[bytes] | None = None
         self._unloadable = ""
 
@@ -108,13 +101,14 @@ class CandidateGate:
 
     def start(self) -> None:
         """Begin to load the candidate; several gates may do so side by side."""
-        self._start()
-        self._send(None)
+        self._start().send(None)
 
     def loaded(self) -> None:
         """Wait until the candidate is loaded (after `start`). ValueError that names it and says why it cannot be."""
-        answer = self._receive()
-        reason = answer if isinstance(answer, str) else answer.get("unloadable")
+        try:
+            reason = self._receive()
+        except _Ended as end:
+            reason = str(end)
         if reason:
             self.close()
             why = str(reason).removeprefix("candidate: ")
@@ -124,75 +118,67 @@ class CandidateGate:
         """The verdict on `workload`: the gate's, or a failed one (`checked` 0) that says how the candidate ended."""
         if self._unloadable:
             return _failed(self._unloadable)
-        if self._child is None:
-            self._start()
         try:
-            self._send((workload, seed))
+            (self._pipe or self._start()).send((workload, seed))
+            answer = self._receive()
         except OSError:  # it died between two workloads
-            return _failed(self._obituary())
-        answer = self._receive()
-        if isinstance(answer, str):
-            return _failed(answer)
-        if answer.get("unloadable"):
-            self._unloadable = str(answer["unloadable"])
-            self.close()
-            return _failed(self._unloadable)
-        rel, worst = (math.inf if answer[key] is None else answer[key] for key in ("rel_error", "max_error"))
-        return Verdict(answer["ok"], rel, worst, answer["reason"], answer["checked"])
+            return _failed(str(self._obituary()))
+        except _Ended as end:
+            return _failed(str(end))
+        if isinstance(answer, Verdict):
+            return answer
+        self._unloadable = answer
+        self.close()
+        return _failed(answer)
 
     def close(self) -> None:
         """End the child, whatever it is doing."""
         child, self._child = self._child, None
         if child is not None:
-            _kill(child)
-            os.close(self._answers)
-        if self._log is not None:
-            self._log.close()
-            self._log = None
-        self._buffer = b""
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(child.pid, signal.SIGKILL)  # with compilers it may have started
+            child.wait()
+        for opened in (self._pipe, self._log):
+            if opened is not None:
+                opened.close()
+        self._pipe = self._log = None
 
-    def _start(self) -> None:
-        read_end, write_end = os.pipe()
+    def _start(self) -> Connection:
+        self._pipe, theirs = Pipe()
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 (lives as long as the child; closed with it)
         env = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
         self._child = subprocess.Popen(
-            [sys.executable, "-m", "expertile.lab.race.candidate_gate", str(write_end), self.spec, str(self.device)],
-            stdin=subprocess.PIPE,
+            [
+                sys.executable,
+                "-m",
+                "expertile.lab.race.candidate_gate",
+                str(theirs.fileno()),
+                self.spec,
+                str(self.device),
+            ],
+            stdin=subprocess.DEVNULL,
             stdout=self._log,
             stderr=self._log,
-            pass_fds=(write_end,),
+            pass_fds=(theirs.fileno(),),
             env=env,
             start_new_session=True,
         )
-        os.close(write_end)
-        self._answers = read_end
+        theirs.close()
+        return self._pipe
 
-    def _send(self, request: Any) -> None:
-        assert self._child is not None and self._child.stdin is not None
-        body = pickle.dumps(request)
-        self._child.stdin.write(struct.pack("<Q", len(body)) + body)
-        self._child.stdin.flush()
-
-    def _receive(self) -> dict[str, Any] | str:
-        """The child's next answer, or why there is none."""
-        deadline = time.monotonic() + self.timeout_s
-        while b"\n" not in self._buffer:
-            left = deadline - time.monotonic()
-            if left <= 0:
-                self.close()
-                return f"hangs: no result after {self.timeout_s:g} s"
-            ready, _, _ = select.select([self._answers], [], [], left)
-            if not ready:
-                continue
-            data = os.read(self._answers, 1 << 16)
-            if not data:
-                return self._obituary()
-            self._buffer += data
-        line, self._buffer = self._buffer.split(b"\n", 1)
-        answer: dict[str, Any] = json.loads(line)
+    def _receive(self) -> Verdict | str:
+        """The child's next answer: a verdict, or why the candidate could not be loaded ("": it was)."""
+        assert self._pipe is not None
+        if not self._pipe.poll(self.timeout_s):
+            self.close()
+            raise _Ended(f"hangs: no result after {self.timeout_s:g} s")
+        try:
+            answer: Verdict | str = self._pipe.recv()
+        except (EOFError, OSError):
+            raise self._obituary() from None
         return answer
 
-    def _obituary(self) -> str:
+    def _obituary(self) -> _Ended:
         assert self._child is not None
         try:
             code = self._child.wait(timeout=10)
@@ -202,8 +188,8 @@ class CandidateGate:
         self.close()
         if code is not None and code < 0:
             name = signal.Signals(-code).name if -code in signal.valid_signals() else f"signal {-code}"
-            return f"crashes: its process was ended by {name}"
-        return f"crashes: its process exited with code {code}{f' ({last})' if last else ''}"
+            return _Ended(f"crashes: its process was ended by {name}")
+        return _Ended(f"crashes: its process exited with code {code}{f' ({last})' if last else ''}")
 
     def _last_words(self) -> str:
         if self._log is None:
@@ -218,32 +204,23 @@ def _failed(reason: str) -> Verdict:
     return Verdict(False, math.inf, math.inf, reason, checked=0.0)
 
 
-def _kill(child: subprocess.Popen[bytes]) -> None:
-    with suppress(ProcessLookupError, PermissionError):
-        os.killpg(child.pid, signal.SIGKILL)  # with compilers it may have started
-    child.wait()
-    if child.stdin is not None:
-        with suppress(OSError):
-            child.stdin.close()
+class _Ended(Exception):
+    """How a child ended that gives no answer."""
 
 
-def serve(answers: IO[str], spec: str, device: torch.device) -> None:
-    """The child's loop: one answer per request until standard input ends."""
+def serve(pipe: Connection, spec: str, device: torch.device) -> None:
+    """The child's loop: one answer per request until there are no more."""
     unloadable, backend = "", None
     try:
         backend = load(spec)
     except ValueError as error:
         unloadable = str(error)
-    while header := sys.stdin.buffer.read(8):
-        request = pickle.loads(sys.stdin.buffer.read(struct.unpack("<Q", header)[0]))
-        if backend is None or request is None:
-            answer: dict[str, Any] = {"unloadable": unloadable}
-        else:
-            workload, seed = request
-            verdict = asdict(judge(backend, workload, device, seed))
-            answer = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in verdict.items()}
-        answers.write(json.dumps(answer) + "\n")
-        answers.flush()
+    with suppress(EOFError):
+        while True:
+            request = pipe.recv()
+            pipe.send(
+                unloadable if backend is None or request is None else judge(backend, request[0], device, request[1])
+            )
 
 
 def judge(backend: Backend, workload: GroupedWorkload, device: torch.device, seed: int) -> Verdict:
@@ -285,11 +262,5 @@ def _judge_once(backend: Backend, workload: GroupedWorkload, device: torch.devic
     return verdict
 
 
-def _main() -> None:
-    descriptor, spec, device = sys.argv[1:]
-    with os.fdopen(int(descriptor), "w") as answers:
-        serve(answers, str(Path(spec)), torch.device(device))
-
-
 if __name__ == "__main__":
-    _main()
+    serve(Connection(int(sys.argv[1])), sys.argv[2], torch.device(sys.argv[3]))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Any
 
 import torch
@@ -13,17 +14,18 @@ from expertile.device import Device
 from expertile.lab.measure.env import Env
 from expertile.lab.measure.interleaved import Outcome, failure_of, release
 from expertile.lab.measure.timers import POLICIES, sets_for
-from expertile.lab.race.baselines import COPIES, COPY, Copy, copy_work
+from expertile.lab.race.baselines import COPIES, Copy, copy_work
 from expertile.lab.race.gate import judge
 from expertile.lab.race.operands import free_memory
-from expertile.lab.race.operator import Blocks, Inputs, Operator, Rival, Verdict, Workload, record_name
-from expertile.lab.race.record import Record, measured
+from expertile.lab.race.operator import Blocks, Inputs, Operator, Rival, Verdict, Workload, record_fields
+from expertile.lab.race.record import COPY, Record, measured
 from expertile.roofline import Bound, Work
 
 # Share of the free memory for operands and results; the rest is for what backends allocate.
 _MEMORY_SHARE = 0.4
 _CPU_INTENSITY, _CPU_SETS = 32.0, 3  # FLOP per byte
 _REFERENCE_ITEMSIZE = 8  # float64 at most
+Expected = tuple[torch.Tensor, ...] | Blocks
 
 
 @dataclass(frozen=True)
@@ -116,10 +118,11 @@ class Case:
         rivals = [r for r in (*operator.rivals, *operator.baselines) if r.name in names]
         # First those judged in processes of their own, which need the memory that the inputs would take.
         checked = {r.name: r.check(workload, seed + 1) for r in rivals if r.check is not None}
-        gate = _Gate(self, (operator.gate_inputs or operator.make_inputs)(workload, self.site.torch_device, seed))
+        inputs = (operator.gate_inputs or operator.make_inputs)(workload, self.site.torch_device, seed)
+        shared = cache(lambda: operator.reference(workload, inputs))
         dead = False
         for rival in rivals:
-            for candidate in self._of(rival, gate, checked.get(rival.name)):
+            for candidate in self._of(rival, inputs, shared, checked.get(rival.name)):
                 dead = dead or candidate.fatal
                 yield candidate
         if COPY in names and not dead:
@@ -157,10 +160,7 @@ class Case:
         if tried:
             config["tried"] = tried
         return measured(
-            op=self.workload.op,
-            workload=record_name(self.workload),
-            shape=self.workload.shape(),
-            dtype=self.workload.dtype,
+            **record_fields(self.workload),
             backend=candidate.name,
             config=config,
             policy=policy,
@@ -176,9 +176,11 @@ class Case:
             run=run,
         )
 
-    def _of(self, rival: Rival, gate: _Gate, verdict: Verdict | None) -> Iterator[Candidate]:
+    def _of(
+        self, rival: Rival, inputs: Inputs, shared: Callable[[], Expected], verdict: Verdict | None
+    ) -> Iterator[Candidate]:
         """`rival` with its default config, and with `all_configs` the others as well if the first passed; or the reason
-        why it can't take part."""
+        why it can't take part. `shared` gives the reference of all that have none of their own."""
         work = self.work if rival.work is None else rival.work(self.workload)
         if verdict is not None and not verdict.ok:
             yield Candidate(rival.name, work).judged(verdict)
@@ -198,10 +200,20 @@ class Case:
             if verdict is not None:
                 candidate = candidate.judged(verdict)
             elif set(candidate.policies) & set(self.policies):
-                candidate = gate.judged(candidate, one)
+                candidate = self._gated(candidate, one, inputs, shared)
             yield candidate
             if candidate.fatal or (not index and candidate.status != "ok"):
                 return
+
+    def _gated(self, candidate: Candidate, rival: Rival, inputs: Inputs, shared: Callable[[], Expected]) -> Candidate:
+        try:
+            reference = shared() if rival.reference is None else rival.reference(self.workload, inputs)
+            tolerance = (rival.tolerance or self.operator.tolerance)(self.workload)
+            return candidate.judged(judge(rival, self.workload, inputs, reference, tolerance))
+        except Exception as error:
+            return replace(self.failed(rival.name, error), work=candidate.work, config=candidate.config)
+        finally:
+            release(self.site.torch_device)
 
     def _bound(self, rival: Rival, work: Work) -> Candidate:
         """A candidate that has not been gated yet."""
@@ -235,28 +247,3 @@ def set_count(set_nbytes: int, site: Site) -> int:
     """How many sets of `set_nbytes` bytes, inputs and results, exceed the cache and leave room in the memory."""
     free = free_memory(site.torch_device) or 2 * set_nbytes
     return sets_for(set_nbytes, site.device.l2_bytes, _MEMORY_SHARE * free)
-
-
-class _Gate:
-    """The inputs on which the rivals of a case are judged, and the reference once it is needed."""
-
-    def __init__(self, case: Case, inputs: Inputs) -> None:
-        self.case, self.inputs = case, inputs
-        self.reference: tuple[torch.Tensor, ...] | Blocks | None = None
-
-    def judged(self, candidate: Candidate, rival: Rival) -> Candidate:
-        operator, workload = self.case.operator, self.case.workload
-        try:
-            if rival.reference is not None:
-                reference = rival.reference(workload, self.inputs)
-            else:
-                if self.reference is None:
-                    self.reference = operator.reference(workload, self.inputs)
-                reference = self.reference
-            tolerance = (rival.tolerance or operator.tolerance)(workload)
-            verdict = judge(rival, workload, self.inputs, reference, tolerance)
-        except Exception as error:
-            return replace(self.case.failed(rival.name, error), work=candidate.work, config=candidate.config)
-        finally:
-            release(self.case.site.torch_device)
-        return candidate.judged(verdict)

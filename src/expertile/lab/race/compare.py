@@ -30,10 +30,9 @@ from rich.padding import Padding
 from rich.table import Table
 
 from expertile.lab.measure.stats import WIDE
-from expertile.lab.race.record import SECONDS, TOKENS_PER_S, Record
+from expertile.lab.race.record import BASELINES, SECONDS, TOKENS_PER_S, Record
 
 Records = dict[tuple[str, ...], Record]
-SPEED_OF_LIGHT = ("dense", "copy")
 _WIDE = 130  # columns that one table of everything takes
 _NAMED = 4  # workloads named of those that only one side has
 _NORMALISER = {"compute": "dense", "memory": "copy", "unknown": "dense"}
@@ -203,7 +202,7 @@ def _summary(rows: Sequence[Row]) -> str:
         counts[row.verdict] = counts.get(row.verdict, 0) + (not row.alone)
     order = ("faster", "slower", "tie", "inconclusive", "broken", "missing", "fixed", "new", "untimed")
     parts = ", ".join(f"{counts[v]} {v}" for v in order if counts.get(v)) or "nothing that both measured"
-    timed = [r.speedup for r in rows if r.speedup and r.backend not in SPEED_OF_LIGHT]
+    timed = [r.speedup for r in rows if r.speedup and r.backend not in BASELINES]
     mean = math.exp(math.fsum(map(math.log, timed)) / len(timed)) if timed else None
     regressions = sum(r.regression for r in rows)
     verdict = f"{regressions} regression{'s' if regressions != 1 else ''}" if regressions else "no regression"
@@ -213,7 +212,7 @@ def _summary(rows: Sequence[Row]) -> str:
 def _timed(before: Record, after: Record, old: Records, new: Records, min_effect: float) -> Row:
     raw = _log_ratio(before, after)
     central, width, by = raw[0], raw[1] ** 2, ""
-    light = before.backend in SPEED_OF_LIGHT
+    light = before.backend in BASELINES
     if not light and before.metric == SECONDS:
         name = _NORMALISER[before.limiter]
         norm_before, norm_after = _same_run(before, name, old), _same_run(after, name, new)
@@ -248,7 +247,7 @@ def _untimed(before: Record | None, after: Record | None, alone: bool) -> Row:
     assert record is not None
     reason = f"{record.status}: {record.reason}"
     if after is None:
-        lost = record.status == "ok" and record.backend not in SPEED_OF_LIGHT and not alone
+        lost = record.status == "ok" and record.backend not in BASELINES and not alone
         verdict, reason = "missing", "workload not in the new records" if alone else "not in the new records"
     elif before is None:
         verdict, lost, reason = "new", False, record.reason

@@ -253,10 +253,10 @@ def _leading(shape: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
 
 
 @contextmanager
-def full_precision() -> Iterator[None]:
-    """float32 products without TF32 (or bfloat16 on a CPU) inside, whatever was set outside."""
+def full_precision(precision: str = "highest") -> Iterator[None]:
+    """float32 products without TF32 (or bfloat16 on a CPU) inside, whatever was set outside; or as `precision` says."""
     before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("highest")
+    torch.set_float32_matmul_precision(precision)
     try:
         yield
     finally:

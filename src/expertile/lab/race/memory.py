@@ -6,7 +6,6 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,20 +14,16 @@ from expertile.lab.measure.env import timestamp
 from expertile.lab.measure.environment import capture_env, new_run_id
 from expertile.lab.measure.interleaved import failure_of, release
 from expertile.lab.race.case import Site
-from expertile.lab.race.operator import Operator, Rival, Workload, record_name
-from expertile.lab.race.record import PEAK_BYTES, Record, append
+from expertile.lab.race.operator import Operator, Rival, Workload, record_fields
+from expertile.lab.race.record import PEAK_BYTES, Record
 
 FORMULA = "formula_nbytes"  # in a record's details: what the call should allocate at its peak
 
 
 def measure_memory(
-    workloads: Sequence[Workload],
-    operators: Mapping[str, Operator],
-    site: Site,
-    out_path: str | Path | None = None,
-    seed: int = 0,
+    workloads: Sequence[Workload], operators: Mapping[str, Operator], site: Site, seed: int = 0
 ) -> Iterator[Record]:
-    """Peak memory of every rival on every workload that it supports, of its second call, appended to `out_path`.
+    """Peak memory of every rival on every workload that it supports, of its second call.
 
     A record's value is the bytes that the call allocates above what was there before it, outputs included. One that
     fails, out of memory included, is a record with the reason. Formulas are those of the GPU's kernels; on a CPU others
@@ -48,11 +43,8 @@ def measure_memory(
             finally:
                 release(device)
             formula = rival.peak_nbytes if site.device.kind == "cuda" else None
-            record = Record(
-                op=w.op,
-                workload=record_name(w),
-                shape=w.shape(),
-                dtype=w.dtype,
+            yield Record(
+                **record_fields(w),
                 backend=rival.name,
                 policy="eager",
                 metric=PEAK_BYTES,
@@ -64,9 +56,6 @@ def measure_memory(
                 run=run_id,
                 date=timestamp(),
             )
-            if out_path is not None:
-                append(out_path, record)
-            yield record
 
 
 def _second_call(w: Workload, operator: Operator, rival: Rival, device: torch.device, seed: int) -> int:

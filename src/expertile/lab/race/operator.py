@@ -81,6 +81,11 @@ def record_name(workload: Workload) -> str:
     return f"{workload.preset}/{workload.name}" if workload.preset else workload.name
 
 
+def record_fields(workload: Workload) -> dict[str, Any]:
+    """What every record of a workload says of it."""
+    return {"op": workload.op, "workload": record_name(workload), "shape": workload.shape(), "dtype": workload.dtype}
+
+
 @dataclass(frozen=True)
 class Verdict:
     """What the gate found. `checked` is the share of elements compared; all are checked for being written."""

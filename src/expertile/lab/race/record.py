@@ -28,7 +28,7 @@ import lzma
 import math
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -37,11 +37,13 @@ from expertile.lab.measure.env import OF_CPU, Env, check_number, check_text, tim
 from expertile.roofline import Bound, Work
 
 if TYPE_CHECKING:  # the build of the package reads this file, without torch
-    from expertile.lab.measure.interleaved import Outcome
+    from expertile.lab.measure.interleaved import Failure, Outcome
+    from expertile.lab.race.operator import Verdict
 
 SECONDS, PEAK_BYTES, MOVED_BYTES, TOKENS_PER_S = METRICS = ("seconds", "peak_bytes", "moved_bytes", "tokens/s")
 STATUSES = ("ok", "wrong", "refused", "unsupported", "failed")
 POLICIES = ("graph", "eager")
+DENSE, COPY = BASELINES = ("dense", "copy")  # deliberately wrong backends, never rivals: see race/baselines.py
 LIMITERS = ("compute", "memory", "unknown")
 _UNSHOWN = re.compile("tune|auto|moe|moe-(memory|stages|routing)|parallel-.*|traffic|transformers|end-to-end-.*")
 
@@ -185,13 +187,18 @@ def measured(
     env: Env,
     status: str = "ok",
     reason: str = "",
+    verdict: Verdict | Failure | None = None,
     unmeasured: str = "not measured",
     **fields: Any,
 ) -> Record:
-    """The record of what was timed, now: `status` and `reason` are the gate's, and `outcome` decides where that passed.
+    """The record of what was timed, now: `status` and `reason` are the gate's, or `verdict` is, with the errors;
+    `outcome` decides where that passed.
 
     `unmeasured` is the reason of a right backend without an outcome; `fields` are the record's other keys.
     """
+    if verdict is not None:
+        status, reason = getattr(verdict, "status", "ok" if getattr(verdict, "ok", False) else "wrong"), verdict.reason
+        fields |= {key: getattr(verdict, key, None) for key in ("rel_error", "max_error")}
     value = ci95 = None
     from expertile.lab.measure.interleaved import Measurement
 
@@ -235,6 +242,14 @@ def append(path: str | Path, *records: Record) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def kept(records: Iterable[Record], path: str | Path | None) -> Iterator[Record]:
+    """`records` as they are made, each appended to `path`, if there is one, before it is handed on."""
+    for record in records:
+        if path is not None:
+            append(path, record)
+        yield record
 
 
 def read(path: str | Path) -> list[Record]:

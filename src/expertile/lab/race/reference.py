@@ -63,7 +63,7 @@ def _parts(
 ) -> Iterator[Part]:
     generator = torch.Generator().manual_seed(seed)
     with full_precision():
-        for index, a, b, bias in _products(problem.layout, operands, sizes):
+        for index, a, b, bias in products(problem.layout, operands, sizes):
             b_wide = b.to(wide)
             step = max(1, PART_ELEMENTS // max(a.shape[1], b.shape[1], 1))
             for rows in _row_blocks(a.shape[0], step, share, generator):
@@ -74,7 +74,7 @@ def _parts(
                 yield _shift(index, picked), ref
 
 
-def _products(
+def products(
     layout: Layout, operands: Operands, sizes: Sequence[int]
 ) -> Iterator[tuple[tuple[Any, ...], torch.Tensor, torch.Tensor, torch.Tensor | None]]:
     """(where in out, a of the group [r, k], b of the group [k, n], bias [n]) for every group with a result."""

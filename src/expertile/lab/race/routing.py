@@ -114,13 +114,8 @@ def draw(routing: Routing | str, tokens: int, num_experts: int, top_k: int = 1, 
                 f"num_experts: expected {routing.file.num_experts} as {routing.name} has, got {num_experts}"
             )
         return tuple(Draw(f"{routing.name}:{layer.name}", layer.counts, layer.name) for layer in routing.file.layers)
-    _check(tokens, num_experts, top_k)
-    distribution = _DISTRIBUTIONS[routing.name]
-    rng = np.random.default_rng(seed)
-    if distribution.counts is not None:
-        counts = distribution.counts(rng, tokens, num_experts, top_k, *routing.args)
-    else:
-        counts = _bincount(distribution.choices(rng, tokens, num_experts, top_k, *routing.args), num_experts)
+    counts, choices, _ = _drawn(routing, tokens, num_experts, top_k, seed)
+    counts = _bincount(choices, num_experts) if counts is None else counts
     label = f"{routing.spec} tokens={tokens} top_k={top_k} seed={seed}"
     return (Draw(label, tuple(int(c) for c in counts)),)
 
@@ -134,24 +129,26 @@ def topk_ids(routing: Routing | str, tokens: int, num_experts: int, top_k: int =
     routing = parse_routing(routing) if isinstance(routing, str) else routing
     if routing.file is not None:
         raise ValueError(f"routing: expected a distribution, got the file {routing.name}")
-    _check(tokens, num_experts, top_k)
-    distribution = _DISTRIBUTIONS[routing.name]
-    rng = np.random.default_rng(seed)
-    if distribution.counts is not None:
-        counts = distribution.counts(rng, tokens, num_experts, top_k, *routing.args)
+    counts, choices, rng = _drawn(routing, tokens, num_experts, top_k, seed)
+    if counts is not None:
         return rng.permutation(_spread(counts, tokens, top_k))
-    return np.concatenate(
-        [np.empty((0, top_k), np.int32), *distribution.choices(rng, tokens, num_experts, top_k, *routing.args)]
-    )
+    return np.concatenate([np.empty((0, top_k), np.int32), *choices])
 
 
-def _check(tokens: int, num_experts: int, top_k: int) -> None:
+def _drawn(
+    routing: Routing, tokens: int, num_experts: int, top_k: int, seed: int
+) -> tuple[NDArray[np.int64] | None, _Choices, np.random.Generator]:
+    """Rows of each expert, or the choices in chunks of tokens; and the generator after that."""
     if tokens < 0:
         raise ValueError(f"tokens: expected 0 or more, got {tokens}")
     if num_experts < 1:
         raise ValueError(f"num_experts: expected 1 or more, got {num_experts}")
     if not 1 <= top_k <= num_experts:
         raise ValueError(f"top_k: expected 1 to {num_experts} (num_experts), got {top_k}")
+    distribution, rng = _DISTRIBUTIONS[routing.name], np.random.default_rng(seed)
+    if distribution.counts is not None:
+        return distribution.counts(rng, tokens, num_experts, top_k, *routing.args), (), rng
+    return None, distribution.choices(rng, tokens, num_experts, top_k, *routing.args), rng
 
 
 def _spread(counts: NDArray[np.int64], tokens: int, top_k: int) -> NDArray[np.int32]:

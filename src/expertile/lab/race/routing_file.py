@@ -16,9 +16,10 @@ has one of the two. `name` may be left out (it becomes the layer's index).
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 
@@ -87,9 +88,9 @@ def _read_npz(path: Path) -> dict[str, Any]:
 def _validate(path: str, data: Any) -> RoutingFile:
     if not isinstance(data, dict):
         raise ValueError(f"{path}: expected an object with num_experts and layers, got {_what(data)}")
-    _known_keys(f"{path}: ", data, ("num_experts", "layers"))
+    known_keys(f"{path}: ", data, ("num_experts", "layers"))
     num_experts = data.get("num_experts")
-    if not isinstance(num_experts, int) or isinstance(num_experts, bool) or num_experts < 1:
+    if not _is_int(num_experts) or num_experts < 1:
         raise ValueError(f"{path}: num_experts: expected an integer of 1 or more, got {_what(num_experts)}")
     layers = data.get("layers")
     if not isinstance(layers, list) or not layers:
@@ -105,7 +106,7 @@ def _validate(path: str, data: Any) -> RoutingFile:
 def _layer(where: str, index: int, layer: Any, num_experts: int) -> RoutingLayer:
     if not isinstance(layer, dict):
         raise ValueError(f"{where}: expected an object with counts or topk_ids, got {_what(layer)}")
-    _known_keys(f"{where}.", layer, ("name", "counts", "topk_ids"))
+    known_keys(f"{where}.", layer, ("name", "counts", "topk_ids"))
     name = layer.get("name", str(index))
     if not isinstance(name, str) or not name:
         raise ValueError(f"{where}.name: expected a non-empty string, got {_what(name)}")
@@ -144,13 +145,14 @@ def _topk_ids(where: str, ids: Any, num_experts: int) -> tuple[tuple[int, ...], 
     return tuple(tuple(row) for row in ids)
 
 
-def _known_keys(where: str, data: dict[str, Any], known: tuple[str, ...]) -> None:
+def known_keys(where: str, data: Mapping[str, Any], known: Iterable[str]) -> None:
+    """ValueError for a key of `data` that is not among those known."""
     for key in data:
         if key not in known:
             raise ValueError(f"{where}{key}: unknown key; expected {', '.join(known)}")
 
 
-def _is_int(value: Any) -> bool:
+def _is_int(value: Any) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool)
 
 

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from expertile.lab.measure.interleaved import Budget, Measurement, Outcome, TimedCall, release, time_interleaved
-from expertile.lab.race.baselines import BASELINE_NAMES
 from expertile.lab.race.case import Candidate
+from expertile.lab.race.record import BASELINES
 
 _SCREENING_S = 0.05  # per config
 
@@ -56,7 +56,7 @@ def pick_configs(
     tried: dict[int, int] = {}
     for name in dict.fromkeys(c.name for c in candidates):
         group = [c for c in candidates if c.name == name]
-        if len(group) == 1 or name in BASELINE_NAMES:
+        if len(group) == 1 or name in BASELINES:
             keep += group
             continue
         keep.append(group[0])

@@ -13,10 +13,8 @@ from typing import Any
 
 import torch
 
-from expertile.device import Device
 from expertile.lab.race.operator import Dims, Workload
 from expertile.ops.grouped_mm.problem import Layout, Problem
-from expertile.ragged import tiles_per_group
 
 OPS = ("grouped_mm", "scaled_grouped_mm")
 # How the last two dimensions lie in memory. "nk": weights stored [G, N, K] (as torch.nn.Linear does) and
@@ -118,30 +116,18 @@ class GroupedWorkload(Workload):
         return _strides(self.b_shape, transposed=self.b_layout == "nk")
 
     @property
-    def a_nbytes(self) -> int:
-        return math.prod(self.a_shape) * self.torch_dtype.itemsize
-
-    @property
-    def b_nbytes(self) -> int:
-        return math.prod(self.b_shape) * self.torch_dtype.itemsize
-
-    @property
     def out_nbytes(self) -> int:
         return math.prod(self.out_shape) * self.out_torch_dtype.itemsize
 
     @property
     def memory_nbytes(self) -> int:
         """What one set of operands and one result occupy (all weights, used or not)."""
-        return self.a_nbytes + self.b_nbytes + self.out_nbytes
+        operands = math.prod(self.a_shape) + math.prod(self.b_shape)
+        return operands * self.torch_dtype.itemsize + self.out_nbytes
 
     @property
     def needs_offs(self) -> bool:
         return self.layout is not Layout.BATCHED
-
-    def m_tiles(self, block_m: int = 128) -> tuple[int, ...]:
-        """Row tiles of height `block_m` that each group needs (those of `m` where M is not ragged)."""
-        sizes = self.group_sizes if self.layout is Layout.RAGGED_M else (self.m,) * self.groups
-        return tiles_per_group(sizes, block_m)
 
     def problem(self, device_type: str, allow_tf32: bool = False) -> Problem:
         """The `Problem` of this workload, its group sizes known to the host."""
@@ -193,24 +179,6 @@ def wgrad(name: str, preset: str, sizes: Sequence[int], m: int, n: int, dtype: s
     """Weight gradients dW[g] = a[rows of g]ᵀ b[rows of g] -> [G, m, n]; a stored [rows, m], b [rows, n]."""
     stored = {"a_layout": "km", "b_layout": "kn", **fields}
     return grouped(name, preset, Layout.RAGGED_K, sizes, m, n, sum(sizes), dtype, **stored)
-
-
-def memory_refusal(workload: GroupedWorkload, device: Device, sets: int = 1, spare: float = 0.1) -> str | None:
-    """The reason why `workload` does not fit on `device`, or None.
-
-    `sets` operand sets with one result each must fit, leaving the share `spare` of the memory free for what backends
-    allocate (padding, workspaces). A device of unknown size refuses nothing.
-    """
-    if device.memory_bytes <= 0:
-        return None
-    need, have = workload.memory_nbytes * sets, device.memory_bytes * (1.0 - spare)
-    if need <= have:
-        return None
-    return (
-        f"needs {need / 1e9:.1f} GB (a {workload.a_nbytes / 1e9:.1f}, b {workload.b_nbytes / 1e9:.1f}, "
-        f"out {workload.out_nbytes / 1e9:.1f}{f', {sets} sets' if sets > 1 else ''}); "
-        f"{device.name} has {device.memory_bytes / 1e9:.1f} GB"
-    )
 
 
 def _one_of(where: str, field: str, value: str, known: tuple[str, ...]) -> None:

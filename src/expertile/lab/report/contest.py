@@ -13,7 +13,8 @@ from statistics import geometric_mean
 from typing import Any
 
 from expertile.lab.measure.stats import is_tie, too_wide
-from expertile.lab.report.rows import BASELINES, Row, rows
+from expertile.lab.race.record import BASELINES
+from expertile.lab.report.rows import Row, by, rows
 
 LIMITER = {"dense": "compute", "copy": "memory"}
 
@@ -63,6 +64,13 @@ class Contest:
         """Time over the fastest rival's time: 1 for the fastest, less than 1 only for a baseline."""
         return row.time_s / self.best.time_s if row.time_s and row.timed and self.best and self.best.time_s else None
 
+    def near(self, row: Row, bounded: bool) -> float | None:
+        """The share of the bound, or unless `bounded` the speed relative to the fastest rival."""
+        if bounded:
+            return self.share(row)
+        ratio = self.times_best(row)
+        return 1 / ratio if ratio else None
+
     def of(self, backend: str) -> Row | None:
         return next((row for row in self.rows if row.backend == backend), None)
 
@@ -102,12 +110,9 @@ class Run:
     @cached_property
     def contests(self) -> tuple[Contest, ...]:
         names = _labels(self.rows)
-        found: dict[tuple[Any, str], dict[str, list[Row]]] = {}
-        for row in self.rows:
-            found.setdefault((row.key, row.policy), {}).setdefault(row.backend, []).append(row)
         return tuple(
-            Contest(names[key], policy, tuple(_chosen(candidates) for candidates in backends.values()))
-            for (key, policy), backends in found.items()
+            Contest(names[key], policy, tuple(map(_chosen, by(members, lambda row: row.backend).values())))
+            for (key, policy), members in by(self.rows, lambda row: (row.key, row.policy)).items()
         )
 
     @cached_property
@@ -150,10 +155,7 @@ class Run:
 
 def runs(records: Iterable[Any]) -> tuple[Run, ...]:
     """Records split by run, in the order they came."""
-    found: dict[str, list[Row]] = {}
-    for row in rows(records):
-        found.setdefault(row.run, []).append(row)
-    return tuple(Run(name, tuple(members)) for name, members in found.items())
+    return tuple(Run(name, tuple(members)) for name, members in by(rows(records), lambda row: row.run).items())
 
 
 def tied(first: Row, second: Row) -> bool:

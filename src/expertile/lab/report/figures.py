@@ -20,9 +20,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from expertile.lab.race.record import BASELINES
 from expertile.lab.report.contest import Contest
 from expertile.lab.report.palette import baseline_style, styles
-from expertile.lab.report.rows import BASELINES, Row
+from expertile.lab.report.rows import Row
 from expertile.lab.report.units import percent, short
 
 Figure = dict[str, Any]
@@ -43,7 +44,10 @@ def share_figure(contests: Sequence[Contest]) -> Figure | None:
     if not contests:
         return None
     bounded = any(row.share for contest in contests for row in contest.rows)
-    value = _share if bounded else _relative
+
+    def value(contest: Contest, row: Row) -> float | None:
+        return contest.near(row, bounded)
+
     bars = sum(len(contest.ranked) for contest in contests)
     figure = _bars(contests, value) if bars <= _MOST_BARS else _dots(contests, value)
     highest = max(value(contest, row) or 0 for contest in contests for row in contest.rows if row.timed)
@@ -93,15 +97,6 @@ def _percents(top: float) -> list[list[Any]]:
     step = next(step for step in steps if top / step < _MOST_TICKS)
     digits = max(0, -math.floor(math.log10(step)) - 2)
     return [[i * step, f"{i * step * 100:.{digits if i else 0}f} %"] for i in range(math.floor(top / step) + 1)]
-
-
-def _share(contest: Contest, row: Row) -> float | None:
-    return contest.share(row)
-
-
-def _relative(contest: Contest, row: Row) -> float | None:
-    ratio = contest.times_best(row)
-    return 1 / ratio if ratio else None
 
 
 def _bars(contests: Sequence[Contest], value: Callable[[Contest, Row], float | None]) -> Figure:

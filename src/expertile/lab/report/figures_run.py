@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from statistics import median
-from typing import Any
 
 from expertile.device import Device, find_in_text
 from expertile.lab.report.contest import Contest, Run
 from expertile.lab.report.figures import Figure, add, dots, line, log_axis, row_label
-from expertile.lab.report.palette import baseline_style, styles
-from expertile.lab.report.rows import Row, fixed_routing
+from expertile.lab.report.palette import look, styles
+from expertile.lab.report.rows import Row, by, fixed_routing
 from expertile.lab.report.units import byte_rate, flop_rate, micros, short
 
 _LEAST_POINTS = 3
@@ -30,10 +29,7 @@ def roofline_figure(run: Run, contests: Sequence[Contest]) -> Figure | None:
     ]
     if not points:
         return None
-    looks = styles(row.backend for _, row, _, _ in points)
-    marks: dict[str, Figure] = {}
-    for _, row, x, y in points:
-        add(marks.setdefault(row.backend, dots(row.backend, *_look(looks, row))), x, y, row)
+    marks = _marks((row.backend for _, row, _, _ in points), [(row, x, y) for _, row, x, y in points])
     compute, memory = roofs(run)
     xs, ys = [x for _, _, x, _ in points], [y for _, _, _, y in points]
     left, right = min(xs) / 1.8, max(xs) * 1.8
@@ -42,7 +38,7 @@ def roofline_figure(run: Run, contests: Sequence[Contest]) -> Figure | None:
         "height": 440,
         "x": log_axis([left, right], "FLOP per byte (logarithmic)"),
         "y": log_axis([*ys, *compute.values()], "TFLOP/s (logarithmic)"),
-        "marks": [*lines, *marks.values()],
+        "marks": [*lines, *marks],
         "labels": labels,
     }
 
@@ -75,14 +71,13 @@ def growth_figures(contests: Sequence[Contest]) -> dict[str, Figure]:
     """Charts by title, one for each operator other than the grouped product and dtype that has three sizes or more: the
     rate over the bytes that a call moves, or over its FLOPs where compute limits.
     """
-    families: dict[tuple[str, str, bool], list[Contest]] = {}
-    for contest in contests:
-        sample = contest.sample
-        own = "layout" not in sample.shape and contest.of("copy") is not None
-        if own and contest.ranked and _size(contest, sample.moves):
-            families.setdefault((sample.op, sample.dtype, sample.moves), []).append(contest)
+    own = (
+        c
+        for c in contests
+        if "layout" not in c.sample.shape and c.of("copy") is not None and c.ranked and _size(c, c.sample.moves)
+    )
     found: dict[str, Figure] = {}
-    for (op, dtype, moves), members in families.items():
+    for (op, dtype, moves), members in by(own, lambda c: (c.sample.op, c.sample.dtype, c.sample.moves)).items():
         if len({_size(contest, moves) for contest in members}) >= _LEAST_POINTS:
             title = f"{op}, {dtype}"
             found[title if title not in found else f"{title}, {'memory' if moves else 'compute'}"] = _growth(
@@ -97,14 +92,9 @@ def _size(contest: Contest, moves: bool) -> float:
 
 
 def _growth(members: Sequence[Contest], moves: bool) -> Figure:
-    looks = styles(row.backend for contest in members for row in contest.rows)
-    marks: dict[str, Figure] = {}
-    for contest in members:
-        for row in contest.rows:
-            y = (row.gbps or 0.0) if moves else row.tflops
-            if not row.timed or not y:
-                continue
-            add(marks.setdefault(row.backend, dots(row.backend, *_look(looks, row))), _size(contest, moves), y, row)
+    every = [(contest, row) for contest in members for row in contest.rows]
+    points = [(row, _size(contest, moves), row.gbps if moves else row.tflops) for contest, row in every if row.timed]
+    marks = _marks((row.backend for _, row in every), points)
     sizes = [(_size(contest, moves), contest.sample.bound_s) for contest in members]
     bounds = [(size, size / 1e3 / bound_s) for size, bound_s in sizes if bound_s]  # MB -> GB/s, GFLOP -> TFLOP/s
     what, unit = ("MB moved", "GB/s") if moves else ("GFLOP", "TFLOP/s")
@@ -112,28 +102,28 @@ def _growth(members: Sequence[Contest], moves: bool) -> Figure:
 
 
 def _over(
-    xs: Sequence[float], what: str, unit: str, bounds: Sequence[tuple[float, float]], marks: Mapping[str, Figure]
+    xs: Sequence[float], what: str, unit: str, bounds: Sequence[tuple[float, float]], marks: Sequence[Figure]
 ) -> Figure:
     """Rates over sizes, with the bound as a line."""
-    values = [y for mark in marks.values() for y in mark["y"]] + [y for _, y in bounds]
+    values = [y for mark in marks for y in mark["y"]] + [y for _, y in bounds]
     return {
         "height": 320,
         "x": log_axis(xs, f"{what} (logarithmic)"),
         "y": log_axis(values, f"{unit} (logarithmic)"),
-        "marks": [*([line("bound", bounds)] if bounds else []), *marks.values()],
+        "marks": [*([line("bound", bounds)] if bounds else []), *marks],
         "labels": [],
     }
 
 
 def scaling_figures(contests: Sequence[Contest]) -> dict[str, Figure]:
     """Charts by title: families of workloads that differ in their number of rows only, three or more of them."""
-    families: dict[Any, list[tuple[int, Contest]]] = {}
-    for contest in contests:
-        tokens = contest.sample.tokens
-        if contest.ranked and tokens and "layout" in contest.sample.shape:
-            families.setdefault(contest.sample.family, []).append((tokens, contest))
+    grouped = (
+        (contest.sample.tokens, contest)
+        for contest in contests
+        if contest.ranked and contest.sample.tokens and "layout" in contest.sample.shape
+    )
     found: dict[str, Figure] = {}
-    for members in families.values():
+    for members in by(grouped, lambda member: member[1].sample.family).values():
         if len({tokens for tokens, _ in members}) < _LEAST_POINTS:
             continue
         members.sort(key=lambda member: member[0])
@@ -151,18 +141,11 @@ def scaling_figures(contests: Sequence[Contest]) -> dict[str, Figure]:
 
 
 def _scaling(members: Sequence[tuple[int, Contest]]) -> Figure:
-    looks = styles(row.backend for _, contest in members for row in contest.rows)
-    marks: dict[str, Figure] = {}
-    bound: list[tuple[int, float]] = []
-    for tokens, contest in members:
-        sample = contest.sample
-        if sample.bound_s and sample.flops:
-            bound.append((tokens, sample.flops / sample.bound_s / 1e12))
-        for row in contest.rows:
-            if not row.timed or not row.tflops or row.backend == "copy":
-                continue
-            mark = marks.setdefault(row.backend, dots(row.backend, *_look(looks, row)) | {"kind": "curve"})
-            add(mark, tokens, row.tflops, row)
+    every = [(tokens, row) for tokens, contest in members for row in contest.rows]
+    points = [(row, tokens, row.tflops) for tokens, row in every if row.timed and row.backend != "copy"]
+    marks = _marks((row.backend for _, row in every), points, "curve")
+    samples = [(tokens, contest.sample) for tokens, contest in members]
+    bound = [(tokens, s.flops / s.bound_s / 1e12) for tokens, s in samples if s.bound_s and s.flops]
     return _over([tokens for tokens, _ in members], "rows in all", "TFLOP/s", bound, marks)
 
 
@@ -200,9 +183,15 @@ def launch_figure(costs: Mapping[str, Sequence[tuple[Contest, float]]]) -> Figur
     }
 
 
-def _look(looks: Mapping[str, tuple[str, str]], row: Row) -> tuple[str, str]:
-    """Colour and marker; a baseline's is a short stroke in the colour of text."""
-    return looks.get(row.backend) or (baseline_style(row.backend)[0], "stroke")
+def _marks(names: Iterable[str], points: Iterable[tuple[Row, float, float | None]], kind: str = "dots") -> list[Figure]:
+    """A mark for each backend of the points (record, x, y) that have a y; `names` are all backends of the chart."""
+    looks = styles(names)
+    marks: dict[str, Figure] = {}
+    for row, x, y in points:
+        if y:
+            mark = marks.setdefault(row.backend, dots(row.backend, *look(looks, row.backend)) | {"kind": kind})
+            add(mark, x, y, row)
+    return list(marks.values())
 
 
 def _roof_lines(

@@ -10,9 +10,10 @@ from html import escape
 from importlib.resources import files
 from typing import Any
 
+from expertile.lab.race.record import BASELINES
 from expertile.lab.report import sections
 from expertile.lab.report.palette import styles, theme_css
-from expertile.lab.report.rows import BASELINES, Row
+from expertile.lab.report.rows import Row
 from expertile.lab.report.svg import outlines
 
 _POLICY_BUTTONS = (

@@ -20,11 +20,11 @@ from rich.table import Table
 from rich.text import Text
 
 from expertile.lab.race import compare as comparing
-from expertile.lab.race.record import SECONDS, Record, read
+from expertile.lab.race.record import BASELINES, SECONDS, Record, read
 from expertile.lab.report.figures import Figure, dots, log_axis
 from expertile.lab.report.frame import controls, document
-from expertile.lab.report.palette import baseline_style, styles
-from expertile.lab.report.rows import BASELINES
+from expertile.lab.report.palette import look, styles
+from expertile.lab.report.rows import by
 from expertile.lab.report.sections import Figures
 from expertile.lab.report.units import plural, short, significant
 
@@ -87,11 +87,8 @@ def _most(s: Series) -> float:
 
 def series(records: Iterable[Record]) -> list[Series]:
     """One for each device, workload, shape, dtype, policy and metric that has right values of two runs or more."""
-    groups: dict[tuple[str, ...], list[Record]] = {}
-    for record in records:
-        if record.status == "ok":
-            groups.setdefault((record.env.gpu, *record.key[:-1]), []).append(record)
-    return [made for key, group in groups.items() if (made := _series(key[0], group)) is not None]
+    groups = by((r for r in records if r.status == "ok"), lambda record: (record.env.gpu, *record.key[:-1]))
+    return [made for (device, *_), group in groups.items() if (made := _series(device, group)) is not None]
 
 
 def _series(device: str, group: Sequence[Record]) -> Series | None:
@@ -118,8 +115,7 @@ def _series(device: str, group: Sequence[Record]) -> Series | None:
 
 def show_history(found: Sequence[Series], console: Console, every: bool = False) -> None:
     """Print the series; the first 12 of each device, or `every` one."""
-    for device in dict.fromkeys(s.device for s in found):
-        own = [s for s in found if s.device == device]
+    for device, own in by(found, lambda s: s.device).items():
         console.print(Text(f"{device}: {plural(len(own), 'workload')} of two runs or more", style="bold"))
         for s in own if every else own[:_MOST_SHOWN]:
             console.print(Text(f"{s.label}, {s.unit}", style="bold"), _table(s), Text(_span(s), style="dim"), sep="\n")
@@ -172,8 +168,7 @@ def history_page(found: Sequence[Series], path: Path) -> Path:
     """Writes a page with a chart for each series to `path` and returns it."""
     figures = Figures([])
     body = []
-    for device in dict.fromkeys(s.device for s in found):
-        own = [s for s in found if s.device == device]
+    for device, own in by(found, lambda s: s.device).items():
         charts = "".join(figures.add(_figure(s), f"{s.label}, {s.unit}") for s in own)
         body.append(f'<section class="run"><h2>{escape(device)}</h2><div class="panels">{charts}</div></section>')
     names = list(dict.fromkeys(name for s in found for name in s.records))
@@ -193,8 +188,7 @@ def _figure(s: Series) -> Figure:
     looks = styles(s.records)
     marks, values = [], []
     for name, held in s.records.items():
-        colour, symbol = looks.get(name) or (baseline_style(name)[0], "stroke")
-        mark: Figure = dots(name, colour, symbol) | {"kind": "curve", "notes": []}
+        mark: Figure = dots(name, *look(looks, name)) | {"kind": "curve", "notes": []}
         del mark["rows"]
         for place, (record, (day, commit, run)) in enumerate(zip(held, s.runs, strict=True)):
             value = _value(record)

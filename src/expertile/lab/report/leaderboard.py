@@ -22,8 +22,9 @@ from rich.table import Table
 from rich.text import Text
 
 from expertile.lab.measure.stats import too_wide
+from expertile.lab.race.record import BASELINES
 from expertile.lab.report.contest import Contest, Run, runs
-from expertile.lab.report.rows import BASELINES, POLICY_NAMES, Row
+from expertile.lab.report.rows import POLICY_NAMES, Row, by
 from expertile.lab.report.units import MISSING, cell, listed, markdown_table, percent, plural
 
 _HEADER = ("rank", "backend", "score", "95 %", "of bound", "workloads")
@@ -75,10 +76,8 @@ class Board:
 
 def boards(run: Run, policies: Sequence[str] | None = None) -> tuple[Board, ...]:
     """A board for each preset, operator and policy that has times of two rivals or more."""
-    found: dict[tuple[str, str, str], list[Contest]] = {}
-    for contest in run.contests:
-        if contest.ranked and contest.policy in (run.policies if policies is None else policies):
-            found.setdefault((contest.preset, contest.sample.op, contest.policy), []).append(contest)
+    raced = (c for c in run.contests if c.ranked and c.policy in (run.policies if policies is None else policies))
+    found = by(raced, lambda contest: (contest.preset, contest.sample.op, contest.policy))
     made = (Board(*key, _scores(contests)) for key, contests in found.items())
     return tuple(board for board in made if len(board.able) > 1)
 
@@ -105,7 +104,7 @@ def _score(name: str, contests: Sequence[Contest]) -> Score:
     for contest in contests:
         row, best = contest.of(name), contest.ranked[0]
         if row is None or not row.timed or not row.time_s or not best.time_s:
-            missing["not measured" if row is None else "refused" if row.status == "ok" else row.status] += 1
+            missing["not measured" if row is None else row.fate] += 1
             continue
         ratios.append(math.log(best.time_s / row.time_s))
         squares += 0.0 if row is best else _half(row) ** 2 + _half(best) ** 2

@@ -7,8 +7,8 @@ from typing import Any
 
 from expertile.lab.report.contest import Contest, Run, relative_speed, runs
 from expertile.lab.report.leaderboard import markdown_boards
-from expertile.lab.report.operators import GROUPED_OPS, operator_table
-from expertile.lab.report.rows import POLICY_NAMES
+from expertile.lab.report.operators import GROUPED_OPS, operator_table, source
+from expertile.lab.report.rows import POLICY_NAMES, by
 from expertile.lab.report.units import MISSING, cell, markdown_table, micros, percent, plural, rate, spread, times
 from expertile.lab.report.verdict import failures, sentences
 
@@ -74,10 +74,7 @@ def _grouped(run: Run) -> bool:
 
 def _by_backends(found: Sequence[Run]) -> list[list[Run]]:
     """Runs of one device and policy share a table; the columns mean the same there."""
-    groups: dict[tuple[str, str], list[Run]] = {}
-    for run in found:
-        groups.setdefault((run.device, run.policies[0]), []).append(run)
-    return list(groups.values())
+    return list(by(found, lambda run: (run.device, run.policies[0])).values())
 
 
 def _headline_table(group: Sequence[Run]) -> str:
@@ -89,13 +86,8 @@ def _headline_table(group: Sequence[Run]) -> str:
         {name for standing in standings.values() for name in standing},
         key=lambda name: (-sum(standing.get(name, (0.0, 0))[0] for standing in standings.values()), name),
     )
-    days = sorted({run.day for run in group})
-    dates = days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"
-    env = group[0].rows[0].env
-    versions = ", ".join(f"{name} {env[name]}" for name in ("torch", "triton", "expertile") if env.get(name))
     lead = (
-        f"Recorded on {cell(group[0].device)}, {cell(dates)}{', ' + cell(versions) if versions else ''}, "
-        f"{POLICY_NAMES.get(policy, cell(policy))}. Speed of each backend relative to the fastest one on the same "
+        f"Recorded on {source(group)}. Speed of each backend relative to the fastest one on the same "
         "workload in the same run, geometric mean; in brackets how many workloads it could run, where not all."
     )
     body = []

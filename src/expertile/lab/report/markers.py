@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 
 def filled(text: str, blocks: Mapping[str, str], path: str | Path) -> str:
@@ -26,11 +27,20 @@ def filled(text: str, blocks: Mapping[str, str], path: str | Path) -> str:
     return text
 
 
-def fill_file(path: str | Path, blocks: Mapping[str, str], check: bool = False) -> bool:
-    """`filled` for a file; returns whether it was up to date already. With `check` nothing is written."""
+def fill_file(
+    path: str | Path,
+    blocks: Mapping[str, str],
+    check: bool = False,
+    kind: str = "",
+    files: Mapping[Path, str] = MappingProxyType({}),
+) -> bool:
+    """`filled` for a file, with keys that begin with `kind`, and whole `files` (figures) beside it; returns whether all
+    were up to date already. With `check` nothing is written."""
     path = Path(path)
-    text = path.read_bytes().decode("utf-8")
-    updated = filled(text, blocks, path)
-    if updated != text and not check:
-        path.write_bytes(updated.encode("utf-8"))
-    return updated == text
+    named = {f"{kind} {name}".strip(): text for name, text in blocks.items()}
+    wanted = {path: filled(path.read_bytes().decode("utf-8"), named, path), **files}
+    stale = {p: text for p, text in wanted.items() if not p.is_file() or p.read_bytes().decode("utf-8") != text}
+    for file, text in ({} if check else stale).items():
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(text.encode("utf-8"))
+    return not stale

@@ -1,7 +1,7 @@
-"""Peak memory against a length, from records: a chart, the words beside it, and docs pages kept up to date.
+"""Peak memory against a length, from records: a chart, and the words beside it.
 
     records -> memory_charts: one for each operator and dtype over the one dimension that varies
-            -> memory_svg: {"memory-attention": "<svg …>", …}; memory_text: Markdown; update_docs: both in docs/
+            -> memory_svg: {"memory-attention": "<svg …>", …}; memory_text: Markdown
 
 Only records of one run stand in one chart.
 """
@@ -12,18 +12,16 @@ import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from expertile.lab.race.memory import FORMULA
 from expertile.lab.race.record import PEAK_BYTES, Record
-from expertile.lab.report.markers import filled
 from expertile.lab.report.palette import styles
+from expertile.lab.report.rows import by
 from expertile.lab.report.svg import Series, curves
 from expertile.lab.report.units import MISSING, cell, markdown_table, significant
 
 LEAST_POINTS = 3
-MARKER = "memory"
 _MIB = 2.0**20
 _FORMULA_DASH = "2 3"
 
@@ -69,9 +67,7 @@ class MemoryChart:
 def memory_charts(records: Iterable[Record]) -> list[MemoryChart]:
     """Of the records of peak memory: a chart for each run, operator, dtype and set of fixed dimensions that has
     `LEAST_POINTS` lengths or more."""
-    families: dict[tuple[str, str, str], list[Record]] = {}
-    for record in (r for r in records if r.metric == PEAK_BYTES):
-        families.setdefault((record.run, record.op, record.dtype), []).append(record)
+    families = by((r for r in records if r.metric == PEAK_BYTES), lambda record: (record.run, record.op, record.dtype))
     return [chart for family in families.values() for chart in _charts(family)]
 
 
@@ -96,25 +92,6 @@ def memory_text(records: Iterable[Record]) -> str:
         said = "\n".join(f"- {sentence}" for sentence in sentences(chart))
         parts += [f"### {chart.title}", source, f"![{name}](figures/{name}.svg)", said, _table(chart)]
     return "\n\n".join(parts)
-
-
-def update_docs(path: str | Path, records: Iterable[Record], check: bool = False) -> bool:
-    """Writes the figures to `figures/` beside the document at `path`, and the text between its markers
-    `<!-- expertile:memory -->` and `<!-- /expertile:memory -->`; all else stays as it is.
-
-    Returns whether everything was up to date already. With `check` nothing is written. Raises ValueError unless both
-    markers stand in the document exactly once, in order.
-    """
-    path, records = Path(path), list(records)
-    wanted = {path.parent / "figures" / f"{name}.svg": svg for name, svg in memory_svg(records).items()}
-    text = memory_text(records) or "Not measured yet."
-    wanted[path] = filled(path.read_text(encoding="utf-8"), {MARKER: text}, path)
-    stale = {f: new for f, new in wanted.items() if not f.is_file() or f.read_text(encoding="utf-8") != new}
-    if not check:
-        for file, new in stale.items():
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_text(new, encoding="utf-8")
-    return not stale
 
 
 def chart_svg(chart: MemoryChart) -> str:
@@ -164,13 +141,12 @@ def _groups(family: Sequence[Record], x: str) -> list[list[Record]]:
     """Records that differ in dimension `x` (and those always equal to it, as the two lengths of self-attention) and in
     nothing else, at least `LEAST_POINTS` values of it."""
     twins = _twins(family, x)
-    groups: dict[str, list[Record]] = {}
-    for record in family:
-        value = record.shape.get(x)
-        if isinstance(value, int) and not isinstance(value, bool) and value > 0:
-            rest = {name: other for name, other in record.shape.items() if name not in twins}
-            groups.setdefault(json.dumps(rest, sort_keys=True), []).append(record)
-    return [group for group in groups.values() if len({r.shape[x] for r in group}) >= LEAST_POINTS]
+
+    def rest(record: Record) -> str:
+        return json.dumps({name: other for name, other in record.shape.items() if name not in twins}, sort_keys=True)
+
+    sized = (r for r in family if type(r.shape.get(x)) is int and r.shape[x] > 0)
+    return [group for group in by(sized, rest).values() if len({r.shape[x] for r in group}) >= LEAST_POINTS]
 
 
 def _twins(records: Sequence[Record], x: str) -> set[str]:

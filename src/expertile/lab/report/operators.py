@@ -37,28 +37,23 @@ def operator_table(group: Sequence[Run]) -> str:
     ]
     if not body:
         return ""
-    first = group[0]
-    days = sorted({run.day for run in group})
-    dates = days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"
-    env = first.rows[0].env
-    versions = ", ".join(f"{name} {env[name]}" for name in ("torch", "triton", "expertile") if env.get(name))
     lead = (
-        f"Fused operators, recorded on {cell(first.device)}, {cell(dates)}{', ' + cell(versions) if versions else ''}, "
-        f"{POLICY_NAMES.get(policy, cell(policy))}. Speed of ours relative to the fastest other on the same workload "
-        "in the same run, geometric mean and worst; to copying the same bytes, where memory limits; and to the bound."
+        f"Fused operators, recorded on {source(group)}. Speed of ours relative to the fastest other on the same "
+        "workload in the same run, geometric mean and worst; to copying the same bytes, where memory limits; and to "
+        "the bound."
     )
-    header = [
-        "preset",
-        "operator",
-        "workloads",
-        "of fastest other",
-        "worst",
-        "fastest others",
-        "`auto`, of fastest other",
-        "of `copy`",
-        "of bound",
-    ]
+    header = "preset | operator | workloads | of fastest other | worst | fastest others | `auto`, of fastest other"
+    header += " | of `copy` | of bound"
     return f"{lead}\n\n{markdown_table(header, body, left=2)}"
+
+
+def source(group: Sequence[Run]) -> str:
+    """Device, days, versions and policy of runs on one device under one policy."""
+    days, env, policy = sorted({run.day for run in group}), group[0].rows[0].env, group[0].policies[0]
+    dates = days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"
+    versions = ", ".join(f"{name} {env[name]}" for name in ("torch", "triton", "expertile") if env.get(name))
+    told = ", ".join(map(cell, filter(None, (group[0].device, dates, versions))))
+    return f"{told}, {POLICY_NAMES.get(policy, cell(policy))}"
 
 
 def _line(preset: str, op: str, contests: Sequence[Contest]) -> list[str] | None:

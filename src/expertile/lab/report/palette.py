@@ -6,9 +6,9 @@ on a light or a dark page, plus three of Paul Tol's muted set. Markers differ to
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
-from expertile.lab.report.rows import BASELINES
+from expertile.lab.race.record import BASELINES
 from expertile.lab.report.svg import contrast, readable
 
 _KNOWN = {
@@ -56,6 +56,11 @@ def styles(backends: Iterable[str]) -> dict[str, tuple[str, str]]:
 def baseline_style(name: str) -> tuple[str, str]:
     """(colour of the page, dash) of the line of the bound or a speed of light."""
     return _LINES[name]
+
+
+def look(looks: Mapping[str, tuple[str, str]], backend: str) -> tuple[str, str]:
+    """Of `styles`; a baseline's marker is a short stroke in the colour of text."""
+    return looks.get(backend) or (_LINES[backend][0], "stroke")
 
 
 def theme_css(theme: str) -> str:

@@ -9,19 +9,18 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
-from expertile.lab.race.record import SECONDS
-
-BASELINES = ("dense", "copy")
-"""Deliberately wrong backends: the same rows against one weight, and the same bytes moved. Never rivals."""
+from expertile.lab.race.record import BASELINES, SECONDS
 
 POLICY_NAMES = {"graph": "CUDA-graph replay", "eager": "eager calls"}
 
 _LEAST_INTENSITY = 4.0  # FLOP per byte; every device of the last decade computes more than that in the same time
 _RAGGED_DIMENSION = {"ragged_m": "m", "ragged_n": "n", "ragged_k": "k"}
+T = TypeVar("T")
+K = TypeVar("K")
 _ROW_COUNTS = ("rows", "tokens", "total_rows")
 
 
@@ -61,6 +60,11 @@ class Row:
     def timed(self) -> bool:
         """True where the result was right and a time was accepted; only such rows are compared."""
         return self.status == "ok" and self.time_s is not None
+
+    @property
+    def fate(self) -> str:
+        """How a row without a time is told: its status, and "refused" where only the time is missing."""
+        return "refused" if self.status == "ok" else self.status
 
     @property
     def is_baseline(self) -> bool:
@@ -135,6 +139,19 @@ class Row:
         return ("throttled",) if value is True else ()
 
 
+def by(items: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
+    """`items` in lists by `key`, keys and items in the order they came."""
+    found: dict[K, list[T]] = {}
+    for item in items:
+        found.setdefault(key(item), []).append(item)
+    return found
+
+
+def number(value: Any) -> float | None:
+    """A number as a float; None for anything else."""
+    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+
+
 def rows(records: Iterable[Any]) -> tuple[Row, ...]:
     """Rows of those of `records` that are times: mappings with the record's JSON keys, or objects with attributes of
     those names."""
@@ -149,10 +166,10 @@ def _row(record: Any) -> Row | None:
     if get("metric") != SECONDS:
         return None
 
-    def number(name: str, positive: bool = True) -> float | None:
+    def figure(name: str, positive: bool = True) -> float | None:
         return _number(get(name), positive)
 
-    time_s, flops, nbytes = number("value"), number("flops", False), number("nbytes", False)
+    time_s, flops, nbytes = figure("value"), figure("flops", False), figure("nbytes", False)
     return Row(
         op=_text(get("op")),
         workload=_text(get("workload")) or "unnamed",
@@ -167,10 +184,10 @@ def _row(record: Any) -> Row | None:
         nbytes=nbytes,
         tflops=flops / time_s / 1e12 if flops is not None and time_s else None,
         gbps=nbytes / time_s / 1e9 if nbytes is not None and time_s else None,
-        bound_s=number("bound"),
+        bound_s=figure("bound"),
         limiter=_text(get("limiter")) or "unknown",
-        rel_error=number("rel_error", False),
-        max_error=number("max_error", False),
+        rel_error=figure("rel_error", False),
+        max_error=figure("max_error", False),
         status=_text(get("status")) or "refused",
         reason=_text(get("reason")),
         env={name: value for name, value in _mapping(get("env")).items() if value is not None},
@@ -221,9 +238,10 @@ def _mapping(value: Any) -> Mapping[str, Any]:
 
 
 def _number(value: Any, positive: bool) -> float | None:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-        return None
-    return float(value) if value > 0 or (not positive and value == 0) else None
+    found = number(value)
+    return (
+        found if found is not None and math.isfinite(found) and (found > 0 or (not positive and found == 0)) else None
+    )
 
 
 def _interval(value: Any) -> tuple[float, float] | None:

@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
 from statistics import geometric_mean, median
-from typing import Any
 
 from expertile.lab.race.record import Record
 from expertile.lab.report.contest import Contest, Run
@@ -17,7 +16,7 @@ from expertile.lab.report.figures import Figure, share_figure, time_figure
 from expertile.lab.report.figures_run import growth_figures, launch_figure, roofline_figure, roofs, scaling_figures
 from expertile.lab.report.memory import MemoryChart, chart_svg, memory_charts
 from expertile.lab.report.memory import sentences as memory_sentences
-from expertile.lab.report.rows import POLICY_NAMES, Row, shape_text
+from expertile.lab.report.rows import POLICY_NAMES, Row, number, shape_text
 from expertile.lab.report.units import MISSING, error, micros, percent, plural, rate, short, significant, spread
 from expertile.lab.report.verdict import failures, overhead, sentences, standing
 
@@ -131,14 +130,11 @@ def preset(run: Run, name: str, figures: Figures, label: str) -> str:
         near.append(figures.add(share_figure(contests), "How near the limit", policy, label))
     for policy in run.policies:
         rest.append(figures.add(time_figure(run.contests_of(policy, name)), "Time", policy, label))
-    scaling = [scaling_figures(run.contests_of(policy, name)) for policy in run.policies]
-    for title in dict.fromkeys(title for found in scaling for title in found):
-        for policy, found in zip(run.policies, scaling, strict=True):
-            rest.append(figures.add(found.get(title), f"Scaling: {title}", policy, label))
-    growth = [growth_figures(run.contests_of(policy, name)) for policy in run.policies]
-    for title in dict.fromkeys(title for found in growth for title in found):
-        for policy, found in zip(run.policies, growth, strict=True):
-            rest.append(figures.add(found.get(title), f"Rate against size: {title}", policy, label))
+    for make, what in ((scaling_figures, "Scaling"), (growth_figures, "Rate against size")):
+        charts = [make(run.contests_of(policy, name)) for policy in run.policies]
+        for title in dict.fromkeys(title for found in charts for title in found):
+            for policy, found in zip(run.policies, charts, strict=True):
+                rest.append(figures.add(found.get(title), f"{what}: {title}", policy, label))
     for policy in run.policies:
         chart = roofline_figure(run, run.contests_of(policy, name))
         rest.append(figures.add(chart, f"Roofline{_roof_note(run)}", policy, label))
@@ -275,7 +271,7 @@ def _glance_row(contest: Contest, names: Sequence[str], bounded: bool, places: M
     cells = []
     for name in names:
         row = contest.of(name)
-        value = _value(contest, row, bounded) if row else None
+        value = contest.near(row, bounded) if row else None
         if row is None:
             cells.append("<td></td>")
             continue
@@ -296,16 +292,9 @@ def _glance_row(contest: Contest, names: Sequence[str], bounded: bool, places: M
     )
 
 
-def _value(contest: Contest, row: Row, bounded: bool) -> float | None:
-    if bounded:
-        return contest.share(row)
-    ratio = contest.times_best(row)
-    return 1 / ratio if ratio else None
-
-
 def _mean(contests: Sequence[Contest], name: str, bounded: bool) -> str:
     found = [(contest, contest.of(name)) for contest in contests]
-    values = [value for contest, row in found if row and (value := _value(contest, row, bounded))]
+    values = [value for contest, row in found if row and (value := contest.near(row, bounded))]
     if not values:
         return MISSING
     note = f"<small>on {len(values)} of {len(contests)}</small>" if len(values) < len(contests) else ""
@@ -337,16 +326,12 @@ def _values(rows: Sequence[Row], name: str) -> str:
 
 
 def _numbers(rows: Sequence[Row], name: str, unit: str) -> str:
-    values: list[float] = [row.env[name] for row in rows if row.timed and _is_number(row.env.get(name))]
+    values: list[float] = [row.env[name] for row in rows if row.timed and number(row.env.get(name)) is not None]
     if not values:
         return ""
     if min(values) == max(values):
         return f"{significant(values[0])} {unit}"
     return f"{significant(min(values))} to {significant(max(values))} {unit}, median {significant(median(values))}"
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def _throttle(rows: Sequence[Row]) -> str:

@@ -12,8 +12,9 @@ from rich.table import Table
 from rich.text import Text
 
 from expertile.lab.measure.stats import WIDE
+from expertile.lab.race.record import BASELINES
 from expertile.lab.report.contest import Contest, Run, runs
-from expertile.lab.report.rows import BASELINES, POLICY_NAMES, Row
+from expertile.lab.report.rows import POLICY_NAMES, Row
 from expertile.lab.report.units import MISSING, bound_rate, micros, percent, plural, rate, short, times
 from expertile.lab.report.verdict import failures, nowhere, unable
 
@@ -173,8 +174,8 @@ def _cells(contest: Contest | None, backend: str) -> list[Text]:
     if contest is None or row is None:
         return [Text()] * len(_COLUMNS)
     if not row.timed:
-        status = "refused" if row.status == "ok" else row.status
-        return [Text(MISSING, style="dim"), Text(status, style=_STATUS_STYLES.get(status, "")), Text(), Text()]
+        fate = Text(row.fate, style=_STATUS_STYLES.get(row.fate, ""))
+        return [Text(MISSING, style="dim"), fate, Text(), Text()]
     return [Text(micros(row.time_s)), Text(rate(row)), Text(percent(contest.share(row))), _times_best(contest, row)]
 
 

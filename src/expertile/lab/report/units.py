@@ -94,8 +94,10 @@ def short(text: str, limit: int) -> str:
     return text if len(text) <= limit else text[: limit - 1].rstrip(" .…") + "…"
 
 
-def markdown_table(header: Sequence[str], body: Sequence[Sequence[str]], left: int = 1) -> str:
-    """A Markdown table; the first `left` columns are aligned to the left, the others to the right."""
+def markdown_table(header: str | Sequence[str], body: Sequence[Sequence[str]], left: int = 1) -> str:
+    """A Markdown table; the first `left` columns are aligned to the left, the others to the right. The header may be
+    one text, with "|" between the columns."""
+    header = [name.strip() for name in header.split("|")] if isinstance(header, str) else header
     rule = ["-" if index < left else "-:" for index in range(len(header))]
     return "\n".join("| " + " | ".join(cells) + " |" for cells in (header, rule, *body))
 

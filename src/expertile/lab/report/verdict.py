@@ -12,12 +12,14 @@ from typing import Any
 from expertile.lab.measure.cpu import QUOTA
 from expertile.lab.measure.stats import WIDE, too_wide
 from expertile.lab.report.contest import Contest, Run, relative_speed, runs, tied
-from expertile.lab.report.rows import POLICY_NAMES, Row
+from expertile.lab.report.rows import POLICY_NAMES, Row, by, number
 from expertile.lab.report.units import listed, micros, percent, plural, rate, short, significant, times
 
 _BUSY = 1.25  # runnable threads for each core; a race of this process alone has at most one
 _LEADERS = 2  # backends that the first sentence names, so that it is read at a glance
+_REASON = 200  # characters of it that a sentence quotes
 _NAMED = 3  # workloads or reasons spelled out in one sentence before "and n more"
+_FATES = {"failed": "without a result (failed)", "refused": "refused a time"}
 
 
 @dataclass(frozen=True)
@@ -73,9 +75,8 @@ def failures(run: Run) -> list[tuple[str, str, str, tuple[str, ...]]]:
     found: dict[tuple[str, str, str], list[str]] = {}
     for row in run.rows:
         if not row.timed:
-            status = "refused" if row.status == "ok" else row.status
             reason = row.reason or ("no time was recorded" if row.status == "ok" else "no reason was recorded")
-            found.setdefault((status, row.backend, reason), []).append(labels[row.key])
+            found.setdefault((row.fate, row.backend, reason), []).append(labels[row.key])
     order = {"wrong": 0, "failed": 1, "refused": 2, "unsupported": 3}
     return sorted(
         ((*key, tuple(dict.fromkeys(names))) for key, names in found.items()),
@@ -247,9 +248,8 @@ def nowhere(run: Run) -> dict[str, str]:
 
 def unable(run: Run) -> str:
     """One sentence on the backends of `nowhere`; empty for none."""
-    reasons: dict[str, list[str]] = {}
-    for backend, reason in nowhere(run).items():
-        reasons.setdefault(reason, []).append(backend)
+    absent = nowhere(run)
+    reasons = by(absent, absent.__getitem__)
     told = "; ".join(f"{', '.join(names)} ({short(reason, 80)})" for reason, names in reasons.items())
     return f"Not supported on any workload: {told}." if told else ""
 
@@ -257,11 +257,7 @@ def unable(run: Run) -> str:
 def _trouble(run: Run) -> list[Sentence]:
     absent = nowhere(run)
     said = []
-    grouped: dict[tuple[str, str], list[tuple[str, tuple[str, ...]]]] = {}
-    for status, backend, reason, names in failures(run):
-        if backend in absent:
-            continue
-        grouped.setdefault((status, backend), []).append((reason, names))
+    grouped = by((found for found in failures(run) if found[1] not in absent), lambda found: found[:2])
     verbs = {
         "wrong": "gave a wrong result on",
         "failed": "failed on",
@@ -269,8 +265,8 @@ def _trouble(run: Run) -> list[Sentence]:
         "unsupported": "does not support",
     }
     for (status, backend), reasons in grouped.items():
-        count = len({name for _, names in reasons for name in names})
-        shown = "; ".join(short(reason, 160) for reason, _ in reasons[:_NAMED])
+        count = len({name for *_, names in reasons for name in names})
+        shown = "; ".join(short(reason, 160) for _, _, reason, _ in reasons[:_NAMED])
         more = f"; and {plural(len(reasons) - _NAMED, 'more reason')}" if len(reasons) > _NAMED else ""
         verb = verbs.get(status, f"is “{status}” on")
         text = f"{backend} {verb} {plural(count, 'workload')}: {shown}{more}"
@@ -295,8 +291,8 @@ def _machine(run: Run) -> list[Sentence]:
 
 def _busy(measured: Sequence[Row]) -> list[str]:
     """Of a CPU: more runnable threads than cores that this process may use."""
-    loads = [value for row in measured if (value := _number(row.env.get("load"))) is not None]
-    granted = [value for row in measured for n in ("cores", "quota") if (value := _number(row.env.get(n))) is not None]
+    loads = [value for row in measured if (value := number(row.env.get("load"))) is not None]
+    granted = [value for row in measured for n in ("cores", "quota") if (value := number(row.env.get(n))) is not None]
     if not loads or not granted or median(loads) <= _BUSY * min(granted):
         return []
     return [
@@ -314,14 +310,52 @@ def _noise(measured: Sequence[Row]) -> list[str]:
     ]
 
 
-def _number(value: Any) -> float | None:
-    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
-
-
 def standing(contest: Contest, row: Row) -> str:
     """Where a row stands: "fastest", "tie", "inconclusive", a multiple of the best time, or its status."""
     if not row.timed:
-        return "refused" if row.status == "ok" else row.status
+        return row.fate
     if contest.best and not row.is_baseline and tied(contest.best, row):
         return "fastest" if len(contest.leaders) == 1 else "inconclusive" if contest.inconclusive else "tie"
     return times(contest.times_best(row))
+
+
+def of_candidate(records: Iterable[Any], name: str) -> list[str]:
+    """How candidate `name` did: a sentence for each policy, then one for each reason why it has no time."""
+    said: list[str] = []
+    for run in runs(records):
+        for policy in run.policies:
+            own = [(c, row) for c in run.contests_of(policy) if (row := c.of(name)) is not None]
+            timed = [(c, row) for c, row in own if row.timed]
+            if timed:
+                said.append(f"{name}, {POLICY_NAMES.get(policy, policy)}: {_race_of(timed, len(own))}.")
+        reasons: dict[tuple[str, str], set[str]] = {}
+        for contest in run.contests:
+            row = contest.of(name)
+            if row is not None and not row.timed:
+                reasons.setdefault((row.fate, row.reason), set()).add(contest.label)
+        for (status, reason), labels in reasons.items():
+            said.append(f"{name} is {_FATES.get(status, status)} on {_where(labels)}: {short(reason, _REASON)}.")
+    return said or [f"{name} was not measured."]
+
+
+def _race_of(timed: list[tuple[Contest, Row]], asked: int) -> str:
+    """ "right on 4 of 4 workloads; fastest on 1, tied on 2; 1.20× the time of the best of the others"."""
+    won = sum(c.winner is row and len(c.ranked) > 1 for c, row in timed)
+    unclear = sum(row in c.leaders and c.inconclusive for c, row in timed)
+    tied = sum(row in c.leaders and len(c.leaders) > 1 for c, row in timed) - unclear
+    counts = [f"{word} {n}" for word, n in (("fastest on", won), ("tied on", tied), ("inconclusive on", unclear)) if n]
+    ratios = [
+        (row.time_s or 1) / (others[0].time_s or 1)
+        for c, row in timed
+        if (others := [r for r in c.ranked if r.backend != row.backend])
+    ]
+    parts = [f"right on {len(timed)} of {plural(asked, 'workload')}", ", ".join(counts) or "fastest on none"]
+    if ratios:
+        mean = " in geometric mean" if len(ratios) > 1 else ""
+        parts.append(f"{times(geometric_mean(ratios))} the time of the best other backend{mean}")
+    return "; ".join(parts)
+
+
+def _where(labels: set[str]) -> str:
+    names = sorted(labels)
+    return listed(names) if len(names) <= 2 else plural(len(names), "workload")

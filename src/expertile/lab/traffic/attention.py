@@ -8,11 +8,10 @@ aten/src/ATen/native/transformers/attention.cpp; FlashAttention 2 in aten/src/AT
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from expertile.device import Device
 from expertile.lab.traffic.model import OURS, TORCH, UNFUSED, Formula, Step, Subject, Way
-from expertile.roofline import Work
 
 MATH = "torch math"  # SDPA's backend of that name
 _ATTENTION_CPP = "aten/src/ATen/native/transformers/attention.cpp"
@@ -79,13 +78,11 @@ def _forward(s: Subject, device: Device) -> tuple[Way, ...]:
         note="the softmax alone is fused",
     )
     fused = Step("", z.q + 2 * z.k, z.q + z.row, 2 * z.useful + 5 * n * z.useful / z.product, z.again)
-    flash = Way(TORCH, (_named(fused, "flash_fwd_kernel"),), _FLASH, "SDPA's FlashAttention 2; cuDNN's moves the same")
-    ours = Way(OURS, (_named(fused, "attention"),))
+    flash = Way(
+        TORCH, (replace(fused, name="flash_fwd_kernel"),), _FLASH, "SDPA's FlashAttention 2; cuDNN's moves the same"
+    )
+    ours = Way(OURS, (replace(fused, name="attention"),))
     return unfused, _math(s, z, n), flash, ours
-
-
-def _named(step: Step, name: str) -> Step:
-    return Step(name, step.read, step.written, step.flops, step.again, step.launches)
 
 
 def _math(s: Subject, z: _Sizes, n: float) -> Way:
@@ -169,19 +166,9 @@ def _check(s: Subject) -> None:
         raise ValueError(f"heads: expected a multiple of the {s['kv_heads']} key heads, got {s['heads']}")
 
 
-def _work(s: Subject) -> Work:
-    z = _sizes(s)
-    return Work(2 * z.useful, 2 * z.q + 2 * z.k + z.row)
-
-
-def _backward_work(s: Subject) -> Work:
-    z = _sizes(s)
-    return Work(5 * z.useful, 4 * z.q + 4 * z.k + z.row)
-
-
 _DIMS = {"batch": 4, "heads": 16, "kv_heads": 16, "q_len": 4096, "k_len": 4096, "head_dim": 128, "causal": False}
 
 FORMULAS = (
-    Formula("attention", _DIMS, _work, _forward, _check, ("bf16", "fp16")),
-    Formula("attention_backward", _DIMS, _backward_work, _backward, _check, ("bf16", "fp16")),
+    Formula("attention", _DIMS, _forward, _check, ("bf16", "fp16")),
+    Formula("attention_backward", _DIMS, _backward, _check, ("bf16", "fp16")),
 )

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from expertile.device import Device
+from expertile.lab.operators import operators
+from expertile.lab.race.operator import Workload
 from expertile.roofline import Work
 
 UNFUSED, TORCH, OURS = "unfused", "torch", "expertile"
-ITEMSIZE = {"fp32": 4, "bf16": 2, "fp16": 2}
 
 
 @dataclass(frozen=True)
@@ -83,8 +84,13 @@ class Subject:
         return dict(self.dims)[key]
 
     @property
+    def workload(self) -> Workload:
+        """The same call as the lab's operators take it."""
+        return Workload("traffic", "", self.op, self.dims, self.dtype)
+
+    @property
     def itemsize(self) -> int:
-        return ITEMSIZE[self.dtype]
+        return self.workload.torch_dtype.itemsize
 
     def __str__(self) -> str:
         return f"{self.op}, {', '.join(f'{k} {v}' for k, v in self.dims)}, {self.dtype}"
@@ -92,17 +98,21 @@ class Subject:
 
 @dataclass(frozen=True)
 class Formula:
-    """How an operator's traffic is counted: its dimensions with defaults, its useful work, its ways.
+    """How an operator's traffic is counted: its dimensions with defaults, and its ways.
 
     `ways(subject, device)` are in the order of display, the most wasteful first.
     """
 
     op: str
     dims: Mapping[str, Any]
-    work: Callable[[Subject], Work]
     ways: Callable[[Subject, Device], tuple[Way, ...]]
     check: Callable[[Subject], None] = lambda subject: None
     dtypes: tuple[str, ...] = ("fp32", "bf16", "fp16")
+
+    def work(self, subject: Subject) -> Work:
+        """Its useful work, as the lab's operator has it."""
+        found = operators()[self.op].work(subject.workload)
+        return Work(float(found.flops), float(found.nbytes))
 
     def subject(self, dtype: str, given: Mapping[str, Any]) -> Subject:
         """The call with `given` dimensions and defaults for the others. ValueError names what was expected and what

@@ -76,29 +76,9 @@ def find_ncu() -> str | None:
 
 def command(ncu: str, log: str | Path, child: Sequence[str]) -> list[str]:
     """What counts the kernels of `child`, a command line, into the file `log`."""
-    return [
-        ncu,
-        "--csv",
-        "--page",
-        "raw",
-        "--print-units",
-        "base",
-        "--print-kernel-base",
-        "function",
-        "--metrics",
-        ",".join(METRICS),
-        "--profile-from-start",
-        "off",
-        "--target-processes",
-        "all",
-        "--cache-control",
-        "all",
-        "--clock-control",
-        "none",
-        "--log-file",
-        str(log),
-        *child,
-    ]
+    words = "--csv --page raw --print-units base --print-kernel-base function --profile-from-start off"
+    words += " --target-processes all --cache-control all --clock-control none"
+    return [ncu, *words.split(), "--metrics", ",".join(METRICS), "--log-file", str(log), *child]
 
 
 def profile(child: Sequence[str], ncu: str | None = None, timeout_s: float = 300.0) -> Profile:

@@ -6,7 +6,6 @@ from __future__ import annotations
 from expertile.device import Device
 from expertile.lab.traffic.model import OURS, TORCH, UNFUSED, Formula, Step, Subject, Way
 from expertile.ops.pointwise.laplacian import BOUNDARIES, configs
-from expertile.roofline import Work
 
 
 def _grids(s: Subject) -> tuple[int, int, float, float]:
@@ -65,16 +64,6 @@ def _laplacian_backward(s: Subject, device: Device) -> tuple[Way, ...]:
     return by_slices, convolution, ours
 
 
-def _work(s: Subject) -> Work:
-    _, n, u, out = _grids(s)
-    return Work(6.0 * n, u + out)
-
-
-def _backward_work(s: Subject) -> Work:
-    n, _, u, out = _grids(s)
-    return Work(6.0 * n, u + out)
-
-
 def _check(s: Subject) -> None:
     if s["boundary"] not in BOUNDARIES:
         raise ValueError(f"boundary: expected one of {', '.join(BOUNDARIES)}, got {s['boundary']!r}")
@@ -93,12 +82,7 @@ def _add(s: Subject, device: Device) -> tuple[Way, ...]:
 _GRID = {"grids": 1, "rows": 8192, "columns": 8192, "boundary": "zero"}
 
 FORMULAS = (
-    Formula("laplacian", _GRID, _work, _laplacian, _check),
-    Formula("laplacian_backward", _GRID, _backward_work, _laplacian_backward, _check),
-    Formula(
-        "add_scalar",
-        {"elements": 100_000_000, "value": 1.0},
-        lambda s: Work(float(s["elements"]), 2.0 * s["elements"] * s.itemsize),
-        _add,
-    ),
+    Formula("laplacian", _GRID, _laplacian, _check),
+    Formula("laplacian_backward", _GRID, _laplacian_backward, _check),
+    Formula("add_scalar", {"elements": 100_000_000, "value": 1.0}, _add),
 )

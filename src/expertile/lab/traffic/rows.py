@@ -6,13 +6,10 @@ torch's kernels as of PyTorch 2.11: aten/src/ATen/native/cuda/SoftMax.cu, Persis
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from expertile.device import Device
 from expertile.lab.traffic.model import OURS, TORCH, UNFUSED, Formula, Step, Subject, Way
 from expertile.ops.launch.device import Machine
 from expertile.ops.rows import choose
-from expertile.roofline import Work
 
 _SOFTMAX_CU = "aten/src/ATen/native/cuda/SoftMax.cu"
 _LAYER_NORM_CU = "aten/src/ATen/native/cuda/layer_norm_kernel.cu"
@@ -196,31 +193,13 @@ def _our_norm_backward(s: Subject, device: Device, centered: bool, stats: float,
     return Way(OURS, steps)
 
 
-def _forward_work(flops: int, vectors: int) -> Callable[[Subject], Work]:
-    def work(s: Subject) -> Work:
-        n = s["rows"] * s["cols"]
-        return Work(float(flops * n), float((2 * n + vectors * s["cols"]) * s.itemsize))
-
-    return work
-
-
-def _backward_work(flops: int, vectors: int, stats: int) -> Callable[[Subject], Work]:
-    """`vectors` of C elements: weights and gradients of them, and for layer norm the bias beside its gradient."""
-
-    def work(s: Subject) -> Work:
-        n = s["rows"] * s["cols"]
-        return Work(float(flops * n), float((3 * n + vectors * s["cols"]) * s.itemsize + stats * s["rows"]))
-
-    return work
-
-
 _DIMS = {"rows": 8192, "cols": 8192}
 
 FORMULAS = (
-    Formula("softmax", _DIMS, _forward_work(5, 0), _softmax),
-    Formula("softmax_backward", _DIMS, _backward_work(4, 0, 0), _softmax_backward),
-    Formula("layer_norm", _DIMS, _forward_work(8, 2), lambda s, d: _norm(s, d, True)),
-    Formula("layer_norm_backward", _DIMS, _backward_work(15, 4, 8), lambda s, d: _norm_backward(s, d, True)),
-    Formula("rms_norm", _DIMS, _forward_work(4, 1), lambda s, d: _norm(s, d, False)),
-    Formula("rms_norm_backward", _DIMS, _backward_work(9, 2, 4), lambda s, d: _norm_backward(s, d, False)),
+    Formula("softmax", _DIMS, _softmax),
+    Formula("softmax_backward", _DIMS, _softmax_backward),
+    Formula("layer_norm", _DIMS, lambda s, d: _norm(s, d, True)),
+    Formula("layer_norm_backward", _DIMS, lambda s, d: _norm_backward(s, d, True)),
+    Formula("rms_norm", _DIMS, lambda s, d: _norm(s, d, False)),
+    Formula("rms_norm_backward", _DIMS, lambda s, d: _norm_backward(s, d, False)),
 )
