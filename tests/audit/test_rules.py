@@ -156,7 +156,7 @@ CASES = [
     ),
     (
         "served",
-        "throughput",
+        "tokens/s",
         "Completed requests: 300\nDuration (s): 25.0\nGenerated tokens: 60000\nRequest throughput (req/s): 12.0\n"
         "Output throughput (tok/s): 3100.0",
         "Output throughput (tok/s): 2400.0",
@@ -174,12 +174,7 @@ CASES = [
         "The table of 40M rows takes 20.5 GB in FP32 and 3.1 GB in FP8.",
         "The table of 40M rows takes 20.5 GB in FP32 and 5.2 GB in FP8.",
     ),
-    (
-        "work in a time",
-        "arithmetic",
-        "2199.0 GFLOP in 15.0 ms = 171.6 TFLOPS",
-        "2199.0 GFLOP in 15.0 ms = 146.6 TFLOPS",
-    ),
+    ("work in a time", "rate", "2199.0 GFLOP in 15.0 ms = 171.6 TFLOPS", "2199.0 GFLOP in 15.0 ms = 146.6 TFLOPS"),
     (
         "a record of two variants",
         "ratio",

@@ -11,7 +11,7 @@ _NAMES = {
     "m": r"M|m",
     "n": r"N|n",
     "k": r"K|k",
-    "batch": r"(?i:(?:(?:global|micro|max|per[- ]gpu) )?batch(?:[ _-]?size)?|bsz?|num[ _]seqs|--batch-size)|B",
+    "batch": r"(?i:(?:(?:global|micro|mini|max|per[- ]gpu)[ _-])?batch(?:[ _-]?size)?|bsz?|num[ _]seqs|--batch-size)|B",
     "heads": r"(?i:(?:num|n|number of|attention|query|q)[ _]?heads?|heads?|n_?heads?|num_attention_heads)|H",
     "seq": r"(?i:(?:--)?seq(?:uence)?(?:[ _-]?len(?:gth)?)?|seqlen(?:_[qk])?|context(?:[ _-]?len(?:gth)?)?|n_ctx)|S|L",
     "head_dim": r"(?i:head[ _-]?dim(?:ension)?s?|headdim|head[ _-]size|hdim|d_head|dim per head)|D",
@@ -21,11 +21,15 @@ _NAMES = {
     "topk": r"(?i:top[ _-]?k)",
     "tokens": r"(?i:(?:total|num|n|number of|#)?[ _]?(?:(?:input|output|generated) )?tokens)|T",
     "gpus": r"(?i:(?:num|n|number of|#)?[ _]?(?:gpus|devices|ranks)|world[ _]size|tp|tensor[ _-]parallel)",
+    "accum": r"(?i:(?:grad(?:ient)?[ _-]?)?accum(?:ulation)?(?:[ _-]?steps)?)",
+    "concurrency": r"(?i:(?:max[ _])?concurren(?:cy|t[ _](?:requests|users|clients))|(?:num[ _])?(?:users|clients|streams))",
     "size": r"(?i:(?:matrix |problem )?(?:size|dim(?:ension)?s?|shape)|dimensions ?\(m ?= ?n ?= ?k\)|matrix)",
 }
 _INT = r"\d{1,3}(?:,\d{3})+|\d+[kK]?(?![\w%]|\.\d)"
 # "Batch Size (B): 16", "batch=16", "--batch 16"; a word in brackets may stand between, and a space for the sign.
-_SPACE = dict.fromkeys(("batch", "seq", "head_dim", "hidden", "topk"), r"|(?<=[A-Za-z]{2})\s+")
+_SPACE = dict.fromkeys(
+    ("batch", "heads", "seq", "head_dim", "hidden", "topk", "accum", "concurrency"), r"|(?<=[A-Za-z]{2})\s+"
+)
 _KEYED = {
     name: re.compile(
         rf"(?<![\w.*×·])(?<!\w-)(?:{form})(?:(?:\s*\([A-Za-z_]+\))?\s*(?:[:=]|==|\bof\b|\bis\b)\s*\(?"
@@ -37,6 +41,7 @@ _COUNTED = {
     "experts": re.compile(rf"(?P<v>{_INT})[ -](?i:experts)\b(?! ?=)"),
     "heads": re.compile(rf"(?P<v>{_INT})[ -](?i:(?:attention |query )?heads)\b(?! ?=)"),
     "batch": re.compile(rf"(?i:batch of )(?P<v>{_INT})|\b[bB][sS](?P<w>\d+)\b"),
+    "concurrency": re.compile(rf"(?i)(?P<v>{_INT}) (?:concurrent|parallel|simultaneous) \w+"),
     "gpus": re.compile(
         r"\b(?P<v>\d{1,5}) ?(?:(?:[x×*] ?-?|(?=[AHB]\d{2,3}s?\b))"
         r"(?:(?:NVIDIA |Nvidia |AMD |Tesla )?(?:[A-Z]{1,3}\d{2,4}\w*|RTX|GTX))|"
@@ -45,7 +50,9 @@ _COUNTED = {
 }
 # Cheap tests, since most lines state no size.
 _ASSIGNED = re.compile(r"[A-Za-z_)]\s*(?:[:=]|of |is )\s*\(?\d")
-_WORDED = re.compile(r"(?i)batch|seq|context|head|hidden|top[ -]k|experts|gpu|gcd|\bbs\d|\d ?[x×*] ?-?[A-Z]|\d [AHB]\d")
+_WORDED = re.compile(
+    r"(?i)batch|accum|concurren|parallel|simult|users|seq|context|head|hidden|top[ -]k|experts|gpu|gcd|\bbs\d|\d ?[x×*] ?-?[A-Z]|\d [AHB]\d"
+)
 _CHAIN = re.compile(rf"(?<![\w*×·])(?P<names>[MNKmnk](?:\s*=\s*[MNKmnk]){{1,2}})\s*[=:)]+,?\s*(?P<v>{_INT})")
 _TUPLE = re.compile(
     r"(?<![\d.x×*])(?P<a>\d{1,7})\s*[x×*,]\s*(?P<b>\d{1,7})(?:\s*[x×*,]\s*(?P<c>\d{1,7}))?(?![\d.]*\d|\s*[x×*]\s*\d)"

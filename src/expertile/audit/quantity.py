@@ -26,6 +26,7 @@ class Quantity:
     per_device: bool = False
     start: int = 0
     end: int = 0
+    noun: str = ""
 
     @property
     def plain(self) -> Interval:
@@ -54,11 +55,16 @@ _SYMBOLS = (
 _MARKS = re.compile(r"\*\*|__|`|\$+|</?[a-zA-Z][^<>]*>|!?\[(?=[^\]]*\]\()|\]\((?:[^()]*)\)")
 
 
+# A dollar before a figure that no dollar ends as LaTeX would.
+_PRICE = re.compile(r"\\?\$(?=\d[\d.,]*)(?![^$\n]*[^\s$|(]\$(?!\d))")
+
+
 @lru_cache(maxsize=20000)
 def clean(text: str) -> str:
     """`text` without Markdown's and LaTeX's marks."""
     if not any(mark in text for mark in "*_`$<[\\&\u00a0\u202f"):
         return text
+    text = _PRICE.sub("€", text)
     text = _MARKS.sub("", _LATEX.sub(r" \1", text.replace("{,}", ",")))
     for mark, plain in _SYMBOLS:
         text = text.replace(mark, plain)
@@ -76,6 +82,12 @@ def _unit_at(text: str, at: int) -> tuple[Unit, int] | None:
             if found and not key and not (found[0].kind in ("params", "other") and start > at + 1):
                 return found[0], start + found[1]
     return None
+
+
+def _price(text: str, at: int) -> tuple[Unit, int]:
+    """The unit of "€2.40 per GPU-hour", "€1.2/h" and "€9,523"."""
+    unit, length = match_unit("USD" + text[at : at + 40]) or (NO_UNIT, 3)
+    return unit, at + length - 3
 
 
 _KEY = re.compile(r"(?:^|[,;|(\[{]|\s{2,}|\. |\t)\s*(?P<key>[A-Za-z%#][^:=|,;{}]{0,58}?)\s*[:=]+>?\s*[(\[~≈\"']*$")
@@ -103,7 +115,9 @@ def quantities(text: str, line: int, cell: Unit | None = None) -> list[Quantity]
         if not key or re.search(r"\d\.\d", key["key"]):  # a sentence, no key
             key = None if cell else _TRAILING_KEY.search(before)
         name = (key["key"] if key else "").strip()
+        priced = text[m.start() - 1 : m.start()] == "€"
         named, own = cell if first else unit_of_name(name), _unit_at(text, m.end())
+        own = _price(text, m.end()) if priced else own
         # "32-4 ms" is a range, "2024-05 run" is not.
         if own is None and m["b"] and not m["range"].strip().startswith("to"):
             continue
@@ -128,11 +142,11 @@ def quantities(text: str, line: int, cell: Unit | None = None) -> list[Quantity]
         sure = not (bound or ranged or based or (m["b"] and not rose) or (of.kind != "percent" and m["a"][0] in "-−"))
         if rose:  # "from 1,850 to 2,405 tokens/s" are two figures
             shown, at = f"{m['a']} {text[m.end() : end].strip()}", m.start("b")
-            parts = (after, -1, sure, of.per_device, m.start(), m.end("a"))
+            parts = (after, -1, sure, of.per_device, m.start(), m.end("a"), of.noun)
             found.append(Quantity(of.kind, value, shown, label, line, *parts))
             value, label = _value(m["b"], of), "to"
         shown = text[at:end].strip()
-        q = Quantity(of.kind, value, shown, label, line, after, -1, sure, of.per_device, at, end)
+        q = Quantity(of.kind, value, shown, label, line, after, -1, sure, of.per_device, at, end, of.noun)
         found.append(q)
     return found
 

@@ -266,7 +266,7 @@ class Report:
                 row.quantities += [_kind(figures[0]), *figures[1:]] if figures else []
             row.text = "; ".join(f"{h}: {c}" for h, c in zip(header, cells, strict=True) if c)
             rows.append(row)
-        kinds = {q.kind for row in rows for q in row.quantities}
+        kinds = {q.kind for row in rows for q in row.quantities if q.column}
         if len(header) == 2 and rows and unit_of_name(header[1]) is None and len(kinds) != 1:
             # A table of key and value is a set-up or one record.
             pairs = [(number, clean(f"{cells[0]}: {cells[1]}")) for number, cells in table.rows]
@@ -350,7 +350,11 @@ def _alike(lines: list[Row]) -> Iterator[Grid]:
             rows = sorted([*rows, *(bare if len(bare) == 1 else ())], key=lambda row: row.line)
             labels = max((tuple(q.label for q in row.quantities) for row in rows), key=len)
             numbered = [[replace(q, column=c) for c, q in enumerate(row.quantities)] for row in rows]
-            yield Grid(block, labels, [replace(r, quantities=q) for r, q in zip(rows, numbered, strict=True)], False)
+            sized = [
+                {n: v[0] for n, v in r.facts.stated.items() if len(v) == 1 and isinstance(v[0], float)} for r in rows
+            ]
+            held = [replace(r, quantities=q, own=o) for r, q, o in zip(rows, numbered, sized, strict=True)]
+            yield Grid(block, labels, held, False)
 
 
 def _sections(blocks: list[Block]) -> list[tuple[int, ...]]:

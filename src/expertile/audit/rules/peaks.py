@@ -47,6 +47,16 @@ def peaks_of(device: Device) -> tuple[float, ...]:
     return tuple(dict.fromkeys(x for x in known if x))
 
 
+def on_sheet(row: Row, q: Quantity) -> bool:
+    """Whether a rate is a peak: called so, or that of a GPU that the report names."""
+    if q.kind not in ("rate", "bandwidth"):
+        return False
+    sheet = (x for d in row.report.everything.of("devices") for x in (d.memory_bps, *(d.peak(f) for f in DTYPES)))
+    return bool(re.search(r"(?i)peak(?! at)|theoretical|roofline", q.words)) or any(
+        x and q.plain.meets(x, 0.005) for x in sheet
+    )
+
+
 def _fastest(row: Row, formats: Iterable[str], sparse: bool) -> tuple[float, Device]:
     """The highest peak of the GPUs that the row may have run on, and whose it is."""
     return max(((_peak(d, formats, sparse), d) for d in row.devices), key=lambda pair: pair[0] * _slack(pair[1]))
