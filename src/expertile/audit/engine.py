@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from expertile.audit.facts import BITS, facts
 from expertile.audit.finding import ACCUSATIONS, QUESTION, VERDICTS, Finding
 from expertile.audit.report import Report
-from expertile.audit.rules import claims, columns, equations, laws, links, peaks, serving, told, totals
+from expertile.audit.rules import claims, columns, equations, laws, links, peaks, serving, told
 from expertile.device import Device
 
 RULES = (
@@ -19,13 +19,11 @@ RULES = (
     columns.columns,
     laws.rows,
     laws.steps,
-    told.sentences,
-    told.pairs,
+    told.ratios,
     told.orders,
-    told.sums,
     told.headlines,
     equations.equations,
-    totals.totals,
+    told.totals,
     serving.mfu,
     serving.decoding,
     claims.compression,

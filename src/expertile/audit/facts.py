@@ -45,13 +45,13 @@ _COUNTED = {
     "gpus": re.compile(
         r"\b(?P<v>\d{1,5}) ?(?:(?:[x×*] ?-?|(?=[AHB]\d{2,3}s?\b))"
         r"(?:(?:NVIDIA |Nvidia |AMD |Tesla )?(?:[A-Z]{1,3}\d{2,4}\w*|RTX|GTX))|"
-        r"[x×*-]? ?(?i:(?:\w+ )?gpus?|gcds?))\b"
+        r"[x×*-]? ?(?i:(?:\w+ )?gpus?|gcds?|cards\b|ranks\b))\b"
     ),
 }
 # Cheap tests, since most lines state no size.
 _ASSIGNED = re.compile(r"[A-Za-z_)]\s*(?:[:=]|of |is )\s*\(?\d")
 _WORDED = re.compile(
-    r"(?i)batch|accum|concurren|parallel|simult|users|seq|context|head|hidden|top[ -]k|experts|gpu|gcd|\bbs\d|\d ?[x×*] ?-?[A-Z]|\d [AHB]\d"
+    r"(?i)batch|accum|concurren|parallel|simult|users|seq|context|head|hidden|top[ -]k|experts|gpu|gcd|card|rank|\bbs\d|\d ?[x×*] ?-?[A-Z]|\d [AHB]\d"
 )
 _CHAIN = re.compile(rf"(?<![\w*×·])(?P<names>[MNKmnk](?:\s*=\s*[MNKmnk]){{1,2}})\s*[=:)]+,?\s*(?P<v>{_INT})")
 _TUPLE = re.compile(
@@ -115,6 +115,10 @@ class Facts:
         return self.stated.get(what, ())
 
 
+_DIGITS = {"two": "2", "four": "4", "eight": "8", "sixteen": "16"}
+_SPELLED = re.compile(r"(?i)\b(?:two|four|eight|sixteen)\b(?=(?: \w+)? (?:gpus|cards|ranks|devices|[AHB]\d{2,3}s?\b))")
+
+
 def _int(text: str) -> float:
     value = text.replace(",", "")
     return float(value[:-1]) * 1024 if value[-1] in "kK" else float(value)
@@ -124,6 +128,7 @@ def _int(text: str) -> float:
 def facts(text: str) -> Facts:
     """The facts that `text` states. A size that is not named is none."""
     stated: dict[str, list[Any]] = {"formats": _formats(text), "devices": find_in_text(text)}
+    text = _SPELLED.sub(lambda m: _DIGITS[m[0].lower()], text)
     if any(c.isdigit() for c in text):
         for m in _CHAIN.finditer(text):
             for name in re.findall(r"[mnk]", m["names"].lower()):

@@ -69,6 +69,10 @@ class Row:
         periods += [3] if len(kinds) > 3 and len(kinds) % 3 == 0 and changes else []
         starts = range(0, len(kinds), periods[0]) if periods and self.kind == "line" else ()
         rows = [replace(self, quantities=self.quantities[s : s + periods[0]]) for s in starts]
+        if not rows and self.kind == "line" and "; " in self.text:
+            marks = [0, *(m.end() for m in re.finditer("; ", self.text)), len(self.text)]
+            held = [[q for q in self.quantities if a <= q.start < b] for a, b in itertools.pairwise(marks)]
+            rows = [replace(self, quantities=of) for of in held if of] if sum(len(of) > 1 for of in held) > 1 else []
         for row in rows:
             row.report = self.report
         return rows or [self]
@@ -248,10 +252,12 @@ class Report:
         for at, (number, raw) in enumerate(table.rows):
             row = Row("table", number, "", [], index)
             cells = [clean(c) for c in raw]
+            by_row = unit_of_name(cells[0]) if re.search(r"[(\[].+[)\]]\s*$", cells[0]) else None
             for column, (cell, name) in enumerate(zip(cells, header, strict=True)):
                 size = size_of_name(name.upper() if short and len(name) == 1 else name)
                 plain = re.fullmatch(r"\s*(\d[\d,]*)([kK]?)\s*", cell)
-                unit = units[column] or NO_UNIT
+                # "TTFT (ms)" before the row's figures is their unit.
+                unit = units[column] or (by_row if column else None) or NO_UNIT
                 if size and plain and unit.kind in ("number", "other"):
                     row.own[size] = float(plain[1].replace(",", "")) * (1024 if plain[2] else 1)
                     continue
@@ -295,6 +301,19 @@ class Report:
                 record = {}
             if key:
                 record[key[1].lower()] = row
+
+    def after(self, grid: Grid) -> list[Row]:
+        """The line below lines alike, its figures in their columns where it has as many of each kind."""
+        last = grid.rows[-1].line
+        row = next((r for r in self.lines_of_text if r.block == grid.block and last < r.line <= last + 2), None)
+        columns = {q.kind: q.column for q in reversed(grid.rows[-1].quantities)}
+        if row is None or not re.search(
+            r"(?i)^\W*(?:grand |overall )?(?:total|sum|average|avg|mean|median)\b", row.text
+        ):
+            return []
+        summary = replace(row, quantities=[replace(q, column=columns.get(q.kind, -1)) for q in row.quantities])
+        summary.report, summary.summary = self, True  # type: ignore[misc]
+        return [summary]
 
     def bytes_near(self, row: Row) -> list[Quantity]:
         """The bytes that the row's block or the text right above it states."""

@@ -198,7 +198,7 @@ _BARE = re.compile(rf"(?i)\b([kmgt]b|{_TOKEN}|{_ITEM})[ _](?:per[ _])?s(?:ec(?:o
 _GBS = re.compile(r"(?i)(?:(?<=bandwidth[ _])|(?<=bw[ _]))([kmgt]i?b)s\b")
 # "Generated tokens: 60000" counts them, "Max tokens: 512" does not.
 _COUNT = re.compile(
-    r"(?i)^\W*(?:total|generated|completed|successful|processed)[ _](?:\w+[ _])?(?:tokens|requests|images|samples|steps)$"
+    r"(?i)^\W*(?:total|generated|completed|successful|processed|output)[ _](?:\w+[ _])?(?:tokens|requests|images|samples|steps)$"
 )
 
 

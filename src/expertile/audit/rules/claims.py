@@ -76,8 +76,8 @@ def compression(report: Report) -> Iterator[Finding]:
                 ratio = f"{big.text} / {small.text} is {big.value.mid / small.value.mid:.3g}x"
                 yield finding(INCONSISTENT, "compression", f"{ratio}; the bits give at most {most:.3g}x", small, big)
     for grid in report.grids:
-        for c in grid.columns("bytes"):
-            if re.search(r"(?i)mem|size|vram|footprint|storage|weights", grid.header[c]):
+        for c in grid.columns("bytes", "B/token", "B/param"):
+            if re.search(r"(?i)per|mem|size|vram|footprint|storage|weights", grid.header[c]):
                 yield from _column([(row.label, size) for row in grid.body if (size := row.figure(c))], wide)
 
 

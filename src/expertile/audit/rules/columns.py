@@ -6,10 +6,13 @@ two others whose units make its own; the work of the rows' sizes in a time; a su
 
 import itertools
 import re
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import permutations
+from typing import Any
 
+from expertile.audit.facts import facts
 from expertile.audit.finding import INCONSISTENT, QUESTION, UNIT_OF, Finding, finding, si
 from expertile.audit.interval import FAR, FIT, ODD, Interval, exact, odd_ones
 from expertile.audit.quantity import Quantity, same_statistic
@@ -17,7 +20,7 @@ from expertile.audit.report import RATIO, Grid, Report, Row
 from expertile.audit.rules.laws import NO_RUN, derived, law_of
 from expertile.audit.rules.peaks import peaks_of
 from expertile.audit.rules.work import conventions, readings
-from expertile.audit.units import UNTYPED, product
+from expertile.audit.units import UNTYPED, kind_of, powers_of, product
 
 Pair = tuple[Quantity, Quantity]
 Cells = dict[int, Quantity]
@@ -33,7 +36,7 @@ _SUM = re.compile(r"(?i)\btotal|\bsum\b|end[ _-]?to[ _-]?end|\be2e\b|overall")
 
 @dataclass
 class Made:
-    """What a column may be made of: `expected` of each row, up to the factor `by`; where it was `free` to be any the
+    """How a column may follow: `expected` of each row, up to the factor `by`; where it was `free` to be any the
     audit asks. `also`: factors by which a row may be counted otherwise. `direct`: of figures of the same row."""
 
     name: str
@@ -185,205 +188,201 @@ def _broken(best: Made, q: Quantity, r: int) -> Finding:
     return finding(QUESTION if best.free else INCONSISTENT, best.rule, message, q, lines=best.lines.get(r, ()))
 
 
-def _products(grid: Grid, target: int, kind: str, targets: Cells) -> Iterator[Made]:
-    """Columns whose units make the target's, with every count that a row states between."""
-    of: dict[int, Cells] = {}
-    for c in range(len(grid.header)):
+@dataclass(frozen=True)
+class _Source:
+    """What a column may be made of: another column, a sum of several, the work of the rows' sizes. `also`: factors by
+    which each row may be counted otherwise."""
+
+    name: str
+    kind: str
+    values: dict[int, Interval]
+    text: dict[int, str]
+    column: int = -1
+    also: tuple[float, ...] = (1.0,)
+    lines: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    plain: bool = False
+
+
+def _sources(grid: Grid, target: int, targets: Cells) -> list[_Source]:
+    found = []
+    for c, header in enumerate(grid.header):
         held = {r: q for r in targets if (q := grid.column(c)[r]) is not None and q.exact and q.value.mid > 0}
-        if c != target and len({q.kind for q in held.values()}) == 1 and 2 * len(held) >= len(targets):
-            if same_statistic(grid.header[c], grid.header[target]):
-                of[c] = held
-    typed = {c: held for c, held in of.items() if next(iter(held.values())).kind not in UNTYPED}
-    kinds = {c: next(iter(held.values())).kind for c, held in typed.items()}
-    counts = _counts(grid, targets, of)
-    yield from _steady(grid, target, kind, targets, of) if grid.drawn else ()
-    if kind == "percent":
-        yield from _shares(grid, target, targets, typed, kinds)
-    if kind in ("ratio", "percent"):
-        return
-    for (a, x), (b, y) in permutations(typed.items(), 2):
-        times, by = product(kinds[a], kinds[b]), product(kinds[a], kinds[b], -1)
-        if ((times == kind and a < b) or by == kind) and derived((kinds[a], kinds[b], kind)) == kind:
-            law, sign = law_of(kinds[a], kinds[b], kind), "×" if times == kind else "÷"
-            if re.search(NO_RUN, f"{grid.header[a]} {grid.header[b]}"):
-                continue
-            rows = [r for r in targets if r in x and r in y]
-            values = {r: x[r].plain * y[r].plain if sign == "×" else x[r].plain / y[r].plain for r in rows}
-            text = {r: f"{x[r].text} {sign} {y[r].text}" for r in rows}
-            name = f"{grid.header[a]} {sign} {grid.header[b]}"
-            for label, count in (("", None), *counts.items()) if law.several else (("", None),):
-                yield from _made(name + label, law.rule, targets, values, text, count, law.also)
-    if kind == "rate":
-        for c in (c for c, k in kinds.items() if k == "bandwidth"):
-            yield from _made(
-                f"{kind} ÷ {kinds[c]}",
-                "intensity",
-                targets,
-                {r: q.plain for r, q in typed[c].items()},
-                {},
-                None,
-                (),
-                0.4,
-            )
-    for c, held in typed.items():
-        yield from _of_sizes(grid, kind, kinds[c], targets, held, counts, grid.header[c])
-    if kind in ("time", "bytes", "money", "energy", "items", "tokens") and _SUM.search(grid.header[target]):
-        parts = [held for c, held in typed.items() if kinds[c] == kind and c < target and len(held) == len(targets)]
-        for k in range(2, len(parts) + 1):
-            for some in (parts[:k], parts[-k:]):
-                sums = {r: sum((p[r].plain for p in some[1:]), some[0][r].plain) for r in targets}
-                yield Made("the sum of the columns before", "sum", sums)
-
-
-def _counts(grid: Grid, targets: Cells, of: dict[int, Cells]) -> dict[str, dict[int, float]]:
-    """Whole numbers that every row states: sizes by their names, and columns without a unit."""
-    found: dict[str, dict[int, float]] = {}
-    rows = grid.rows
-    for name in dict.fromkeys(n for r in targets for n in rows[r].own):
-        held = {r: rows[r].own[name] for r in targets if name in rows[r].own}
-        if len(held) == len(targets):
-            found[f" × {name}"] = held
-    for c, cells in of.items():
-        if all(q.kind == "number" and q.value.mid == int(q.value.mid) for q in cells.values()) and len(cells) == len(
-            targets
+        kinds = {q.kind for q in held.values()}
+        if (
+            c != target
+            and len(kinds) == 1
+            and 2 * len(held) >= len(targets)
+            and same_statistic(header, grid.header[target])
         ):
-            found[f" × {grid.header[c]}"] = {r: q.value.mid for r, q in cells.items()}
-    turned = {
-        name.replace("×", "÷"): {r: 1 / v for r, v in held.items()}
-        for name, held in found.items()
-        if all(held.values())
+            values, text = {r: q.plain for r, q in held.items()}, {r: q.text for r, q in held.items()}
+            found.append(_Source(header, kinds.pop(), values, text, c))
+    for kind in ("bytes", "tokens"):
+        parts = [s for s in found if s.kind == kind and len(s.values) == len(targets)]
+        if 1 < len(parts) < 4:  # read and written, prompt and answer
+            sums = {r: sum((p.values[r] for p in parts[1:]), parts[0].values[r]) for r in targets}
+            text = {r: " + ".join(p.text[r] for p in parts) for r in targets}
+            found.append(_Source(" + ".join(p.name for p in parts), kind, sums, text))
+    work = {r: w for r in targets if (w := readings(grid.rows[r])) is not None}
+    if work and len(work) == len(targets):
+        first = next(iter(work))
+        also = conventions(work[first], grid.rows[first].words)
+        plain = all(w.named and not w.counts and not w.causal for w in work.values())
+        text = {r: f"{w.formula} FLOP" for r, w in work.items()}
+        values, lines = {r: exact(w.work.flops) for r, w in work.items()}, {r: w.lines for r, w in work.items()}
+        found.append(_Source("work", "flop", values, text, -1, also, lines, plain))
+    return found
+
+
+def _counts(grid: Grid, targets: Cells, sources: list[_Source]) -> dict[str, dict[int, float]]:
+    """What rows may be multiplied or divided by: sizes by their names, whole numbers without a unit, two of them."""
+    found: dict[str, dict[int, float]] = {}
+    for name in ("batch", "seq", "gpus", "concurrency", *(n for r in targets for n in grid.rows[r].own)):
+        sizes = {r: s.value for r in targets if (s := grid.rows[r].size(name)) and s.near}
+        if len(sizes) == len(targets):
+            found[name] = sizes
+    for s in sources:
+        whole = s.kind == "number" and all(v.mid == int(v.mid) for v in s.values.values())
+        if whole and len(s.values) == len(targets):
+            found[s.name] = {r: v.mid for r, v in s.values.items()}
+    one = {"": dict.fromkeys(targets, 1.0)}
+    some = {f" × {name}": held for name, held in list(found.items())[:5]}
+    over = {f" ÷ {name[3:]}": {r: 1 / v for r, v in held.items()} for name, held in some.items()}
+    pairs = {
+        a + b: {r: x[r] * y[r] for r in x}
+        for (a, x), (b, y) in itertools.combinations({**some, **over}.items(), 2)
+        if a[3:] != b[3:]
     }
-    return found | turned if len(found) < 7 else {}
+    return {**one, **some, **over, **pairs}
+
+
+_APART = {"time", "bytes", "tokens", "items", "flop", "params"}
+_RUN = ("rate", "bandwidth", "tokens_per_s", "items_per_s")
+
+
+def _products(grid: Grid, target: int, kind: str, targets: Cells) -> Iterator[Made]:
+    """Columns whose units make the target's, with every count that a row states between; one column times a constant."""
+    sources = _sources(grid, target, targets)
+    typed = [s for s in sources if s.kind not in UNTYPED]
+    counts = _counts(grid, targets, sources)
+    for x, y in permutations(typed, 2) if kind not in UNTYPED else ():
+        times, by = product(x.kind, y.kind), product(x.kind, y.kind, -1)
+        law = law_of(x.kind, y.kind, kind)
+        silent = re.search(NO_RUN, f"{x.name} {y.name}") or derived((x.kind, y.kind, kind)) != kind
+        for sign in (1, -1) if not silent else ():
+            if (times if sign > 0 else by) == kind and (sign < 0 or x.column < y.column):
+                also = x.also if x.name == "work" else law.also
+                for name in counts if law.several else ("",):
+                    yield from _made(law.rule, targets, (x, y, sign), (name, counts[name]), also)
+    for s in typed:
+        if kind == "percent" and s.kind in ("rate", "bandwidth"):
+            yield from _shares(grid, target, targets, s)
+        for sign in (
+            (1, -1)
+            if (kind not in UNTYPED and s.kind != kind and derived((kind, s.kind)) == kind) or s.kind == kind in _RUN
+            else ()
+        ):
+            # Tokens and requests are counts too: tokens/s are sequences at once over the time of a token.
+            if _loose(kind) == _loose(product("ratio", s.kind, sign)) and not re.search(NO_RUN, s.name):
+                rule = "throughput" if "item" in kind else "tokens/s"
+                for name, count in counts.items() if _loose(kind) else ():
+                    if name or (sign < 0 and kind != s.kind):
+                        yield from _made(rule, targets, (s, None, sign), (name, count), (1.0,))
+        if s.column >= 0:
+            yield from _constant(grid, target, kind, targets, s, counts)
+    if kind in ("time", "bytes", "money", "energy", "items", "tokens") and _SUM.search(grid.header[target]):
+        like = [s for s in typed if s.kind == kind and 0 <= s.column < target and len(s.values) == len(targets)]
+        for some in (part for k in range(2, len(like) + 1) for part in (like[:k], like[-k:])):
+            sums = {r: sum((s.values[r] for s in some[1:]), some[0].values[r]) for r in targets}
+            yield Made("the sum of the columns before", "sum", sums)
+
+
+def _loose(kind: str) -> str:
+    """A kind without what can be counted."""
+    powers = Counter({unit: p for unit, p in powers_of(kind).items() if unit not in ("token", "item", "gpu")})
+    return kind_of(powers).replace("ratio", "")
 
 
 def _made(
-    name: str,
     rule: str,
     targets: Cells,
-    values: dict[int, Interval],
-    text: dict[int, str],
-    count: dict[int, float] | None,
+    of: tuple[_Source, _Source | None, int],
+    counted: tuple[str, dict[int, float]],
     usual: tuple[float, ...],
-    slack: float = 0.15,
 ) -> Iterator[Made]:
-    """`values` as what the column is made of, times the factor on which most of the rows agree."""
-    expected = {r: v * count[r] if count else v for r, v in values.items() if v.mid > 0}
-    rows = list(expected)
+    """x × y, x ÷ y, x or 1 ÷ x, times a count, where most of the rows agree on a factor of `usual`."""
+    x, y, sign = of
+    name, count = counted
+    rows = [r for r in targets if r in x.values and (y is None or r in y.values)]
+
+    def value(r: int, at: Callable[[Interval], Any]) -> Any:
+        a, b = (
+            (at(x.values[r]), at(y.values[r])) if y else (1.0, at(x.values[r])) if sign < 0 else (at(x.values[r]), 1.0)
+        )
+        return a * b if y and sign > 0 else exact(a) / b if isinstance(b, Interval) else a / b if b else 0.0
+
+    near = [targets[r].value.mid / (value(r, lambda v: v.mid) * count[r] or 1e-300) for r in rows]
+    if not any(sum(0.96 < n / u < 1.042 for n in near) * 2 >= len(near) for u in usual):
+        return
+    expected = {r: value(r, lambda v: v) * count[r] for r in rows}
     found = odd_ones([targets[r].plain / expected[r] for r in rows], usual)
-    if found is None or (not usual and (len(rows) < 4 or len(found[1]) > 1)):
+    if found is None or (found[0] not in usual and x.name != "work"):
         return
-    if usual and found[0] not in usual:
-        return
-    by = found[0]
-    also = dict.fromkeys(rows, tuple(f / by for f in usual))
-    yield Made(name, rule, {r: v * by for r, v in expected.items()}, text, {}, also, free=not usual, slack=slack)
+    plain = x.plain and found[0] == 1.0
+    also = {} if plain else dict.fromkeys(rows, tuple(f / found[0] for f in usual))
+    mark = ("×" if sign > 0 else "in" if y.kind == "time" else "÷") if y else ""
+    text = {r: f"{x.text[r]} {mark} {y.text[r]}" if y else f"1 ÷ {x.text[r]}" if sign < 0 else x.text[r] for r in rows}
+    text = {r: f"{t}{f' × {count[r]:.4g}' if name else ''}" for r, t in text.items()}
+    title = f"{x.name} {mark} {y.name if y else ''}".strip() + name
+    yield Made(title, rule, {r: v * found[0] for r, v in expected.items()}, text, x.lines, also)
 
 
-_APART = {"time", "bytes", "tokens", "items", "flop", "params", "number", "other"}
-
-
-def _steady(grid: Grid, target: int, kind: str, targets: Cells, of: dict[int, Cells]) -> Iterator[Made]:
-    """A column that is, to the last digit, in one proportion to another in all rows but one."""
-    for c, held in of.items():
-        other, rows = next(iter(held.values())).kind, [r for r in targets if r in held]
-        if len(rows) < 4 or "number" in (kind, other) or (kind != other and {kind, other} <= _APART) or c > target:
-            continue
-        for sign in (1, -1) if kind != other else (1,):
-            values = {r: held[r].plain if sign > 0 else exact(1.0) / held[r].plain for r in rows}
-            factors = {r: targets[r].plain / values[r] for r in rows}
-            middle = sorted(factors.values(), key=lambda f: f.mid)[len(rows) // 2].mid
-            agree = [r for r in rows if factors[r].meets(middle, 0.002) and factors[r].width < 0.02]
-            span = [values[r].mid for r in agree]
-            if len(agree) == len(rows) - 1 and max(span) > 1.3 * min(span):
-                name = f"proportion to {grid.header[c]}"
-                yield Made(name, "proportion", {r: v * middle for r, v in values.items()}, free=True, slack=0.04)
-
-
-def _of_sizes(
-    grid: Grid, kind: str, of: str, targets: Cells, held: Cells, counts: dict[str, dict[int, float]], header: str
+def _constant(
+    grid: Grid, target: int, kind: str, targets: Cells, s: _Source, counts: dict[str, dict[int, float]]
 ) -> Iterator[Made]:
-    """The work, tokens, items or bytes that a row's sizes mean, in its time."""
-    amount = product(kind, of)
-    if derived((kind, of, amount)) != kind:
-        return
-    rows = [r for r in targets if r in held]
-    inverse = {r: exact(1.0) / held[r].plain for r in rows}
-    if amount == "flop":
-        work = {r: w for r in rows if (w := readings(grid.rows[r])) is not None}
-        if len(work) == len(rows) and rows:
-            values = {r: inverse[r] * work[r].work.flops for r in rows}
-            yield from _worked(grid, targets, held, values, work)
-    elif amount in ("tokens", "items", "ratio", "token/item"):
-        singles = {name: c for name, c in counts.items() if "×" in name}
-        for name in ("batch", "seq", "gpus", "concurrency"):
-            sizes = {r: s.value for r in rows if (s := grid.rows[r].size(name)) and s.near}
-            if len(sizes) == len(rows) and f" × {name}" not in singles and len({*sizes.values()}) == 1:
-                singles[f" × {name}"] = sizes
-        pairs = {a + b: {r: x[r] * y[r] for r in x} for (a, x), (b, y) in itertools.combinations(singles.items(), 2)}
-        one = {"": dict.fromkeys(rows, 1.0)} if amount in ("items", "ratio") else {}
-        for name, count in {**one, **singles, **pairs}.items():
-            text = {r: f"{count[r]:.0f} in {held[r].text}" for r in rows}
-            rule = "throughput" if "item" in kind or len({*count.values()}) > 1 else "tokens/s"
-            yield from _made(f"{name.strip(' ×')} / {header}", rule, targets, inverse, text, count, (1.0,))
-        if amount != "ratio":
-            yield from _made(f"{amount} in {header}", "tokens/s", targets, inverse, {}, None, ())
-    if amount in ("flop", "bytes"):
-        rule = "rate" if amount == "flop" else "bandwidth"
-        for name, count in (
-            (("", None), *((n, c) for n, c in counts.items() if "×" in n)) if amount == "bytes" else (("", None),)
-        ):
-            yield from _made(f"{kind} × {header}{name}", rule, targets, inverse, {}, count, ())
-
-
-def _worked(grid: Grid, targets: Cells, held: Cells, values: dict[int, Interval], work: dict) -> Iterator[Made]:  # type: ignore[type-arg]
-    """Rates of the products of named sizes. Where the others count 2·M·N·K so does every row."""
-    rows = list(values)
-    found = odd_ones(
-        [targets[r].plain / values[r] for r in rows], next(iter(conventions(work[r], grid.rows[r].words) for r in rows))
-    )
-    if found is None:
-        if len(rows) > 2:
-            return
-        found = 1.0, []
-    by = found[0]
-    plain = by == 1.0 and all(w.named and not w.counts and not w.causal for w in work.values())
-    usual = conventions(work[rows[0]], grid.rows[rows[0]].words)
-    if by not in usual and len(rows) - len(found[1]) < 3:
-        return
-    text = {r: f"{work[r].formula} FLOP in {held[r].text}" for r in rows}
-    also = {} if plain else {r: tuple(f / by for f in conventions(work[r], grid.rows[r].words)) for r in rows}
-    yield Made(
-        "work / time", "rate", {r: v * by for r, v in values.items()}, text, {r: work[r].lines for r in rows}, also
-    )
-
-
-def _shares(grid: Grid, target: int, targets: Cells, typed: dict[int, Cells], kinds: dict[int, str]) -> Iterator[Made]:
-    """Shares of one peak: of a known one it accuses, of another it asks."""
-    name = grid.header[target]
-    if (
-        sum(k in ("rate", "bandwidth") for k in kinds.values()) > 1
-        and "rate" in kinds.values()
-        and "bandwidth" in kinds.values()
-    ):
-        return
-    for c, held in typed.items():
-        if kinds[c] not in ("rate", "bandwidth") or not _OF_PEAK.search(name):
+    """The target in proportion to a column or its inverse, to the last digit in all rows but one; for rates and times,
+    which may be of one work, less exactly. It asks."""
+    rows = [r for r in targets if r in s.values]
+    work = {kind, s.kind} <= {*_RUN, "time"} and derived((kind, s.kind)) == kind and kind != s.kind
+    exactly = grid.drawn and s.column < target and (s.kind == kind or not {kind, s.kind} <= _APART)
+    exactly = exactly and {kind, s.kind} != {"rate", "bandwidth"}
+    sized = [n for n in counts if "÷" not in n] if work and kind == "bandwidth" else [""]
+    for sign, name in itertools.product((1, -1) if s.kind != kind else (1,), sized if len(rows) > 3 else ()):
+        values = {r: (s.values[r] if sign > 0 else exact(1.0) / s.values[r]) * counts[name][r] for r in rows}
+        factors = {r: targets[r].plain / values[r] for r in rows}
+        middle = sorted(factors.values(), key=lambda f: f.mid)[len(rows) // 2].mid
+        agree = [r for r in rows if factors[r].meets(middle, 0.002) and factors[r].width < 0.03]
+        span = [values[r].mid for r in agree or rows]
+        tight = len(agree) == len(rows) - 1 and max(span) > 1.2 * min(span)
+        alike = len(agree) == len(rows) - 1 and work and sign < 0
+        loose = work and (sign < 0) == (s.kind == "time")
+        if not loose and not (exactly and tight and not name):
             continue
-        rows = list(held)
-        factors = [held[r].plain / targets[r].plain for r in rows]
-        known = {
-            x
-            for r in rows
-            for d in grid.rows[r].devices
-            for x in (peaks_of(d) if kinds[c] == "rate" else (d.memory_bps or 0.0,))
-            if x
-        }
-        if (found := odd_ones(factors, tuple(known))) and len(found[1]) <= 1:
-            expected = {r: held[r].plain / found[0] for r in rows}
-            text = {r: f"{held[r].text} of the others' peak" for r in rows}
-            also = {r: tuple(found[0] / x for x in known) for r in rows}
-            sure = found[0] in known or len(rows) > 3
-            yield Made(f"share of {grid.header[c]}", "share of peak", expected, text, also=also, free=not sure)
+        if not (tight or alike):
+            found = odd_ones([factors[r] for r in rows])
+            if found is None or len(found[1]) > 1:
+                continue
+            middle = found[0]
+        slack = 0.04 if tight or alike else 0.4 if s.kind != "time" else 0.15
+        rule = {"rate": "rate", "bandwidth": "bandwidth", "items_per_s": "throughput"}.get(kind, "tokens/s")
+        rule = "proportion" if not loose else "intensity" if s.kind != "time" else rule
+        title = f"{'proportion to' if sign > 0 else 'product with'} {s.name}{name}"
+        yield Made(title, rule, {r: v * middle for r, v in values.items()}, free=True, slack=slack)
+
+
+def _shares(grid: Grid, target: int, targets: Cells, s: _Source) -> Iterator[Made]:
+    """Shares of one peak: of a known one it accuses, of another it asks."""
+    rows = [r for r in targets if r in s.values]
+    peaks = (d for r in rows for d in grid.rows[r].devices)
+    known = tuple({x for d in peaks for x in (peaks_of(d) if s.kind == "rate" else (d.memory_bps or 0.0,)) if x})
+    if not _OF_PEAK.search(grid.header[target]) or {*grid.columns("rate")} and {*grid.columns("bandwidth")}:
+        return
+    found = odd_ones([s.values[r] / targets[r].plain for r in rows], known)
+    if found and len(found[1]) < 2:
+        expected = {r: s.values[r] / found[0] for r in rows}
+        text = {r: f"{s.text[r]} of the others' peak" for r in rows}
+        also = dict.fromkeys(rows, tuple(found[0] / x for x in known))
+        free = found[0] not in known and len(rows) < 4
+        yield Made(f"share of {s.name}", "share of peak", expected, text, also=also, free=free)
 
 
 def _quotients(grid: Grid, target: int, body: list[int], ones: list[int]) -> Iterator[Made]:
@@ -408,6 +407,14 @@ def _pairs(
     for a, b in permutations(columns, 2) if len(columns) < 13 else ():
         both = {r: (columns[a][r], columns[b][r]) for r in columns[a].keys() & columns[b].keys()}
         yield f"{grid.header[a]} / {grid.header[b]}", both, True
+    each = [*_each(grid, columns)]
+    for (a, x), (b, y) in permutations(each, 2):
+        if a != b:
+            yield (
+                f"{grid.header[a]} / {grid.header[b]} of each GPU",
+                {r: (x[r], y[r]) for r in x.keys() & y.keys()},
+                True,
+            )
     some = body if len(body) <= 24 else [body[0], body[-1]]
     bases = [
         ("the row of 1x", {r: max((o for o in ones if o < r), default=-1) for r in body}),
@@ -416,7 +423,7 @@ def _pairs(
         *((f"line {grid.rows[s].line}", dict.fromkeys(body, s)) for s in some),
         ("the row before", {r: r - 1 for r in body}),
     ]
-    for c, held in [*columns.items(), *_each(grid, columns)]:
+    for c, held in [*columns.items(), *each]:
         for s, row in enumerate(grid.rows):
             if row.summary and s in held:
                 shares = {r: (held[r], held[s]) for r in body if r in held}
@@ -441,6 +448,9 @@ def _same_work(a: Row, b: Row) -> bool:
 def _each(grid: Grid, columns: dict[int, Cells]) -> Iterator[tuple[int, Cells]]:
     """The columns for each GPU, which a scaling efficiency compares."""
     gpus = {r: row.own.get("gpus", 0.0) for r, row in enumerate(grid.rows)}
+    for c, held in columns.items():  # "tokens/s (8 GPUs)"
+        if len(n := facts(grid.header[c]).of("gpus")) == 1:
+            yield c, {r: replace(q, value=q.value * (n[0] if q.kind == "time" else 1 / n[0])) for r, q in held.items()}
     for c, held in columns.items() if len({*gpus.values()}) > 1 else ():
         by = {r: gpus[r] if q.kind == "time" else 1 / gpus[r] for r, q in held.items() if gpus[r]}
         yield c, {r: replace(held[r], value=held[r].value * x) for r, x in by.items()}

@@ -8,6 +8,7 @@ import itertools
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from math import prod
 
 from expertile.audit.finding import INCONSISTENT, QUESTION, UNIT_OF, Finding, finding, si
@@ -95,13 +96,12 @@ def _always(row: Row, *terms: Term) -> bool:
     return row.kind != "table"
 
 
+_COLLECTIVE = r"(?i)nccl|all-?(?:reduce|gather)|\bgpus|bus ?b"
 GIB = (1.0, 1.0737, 1 / 1.0737, 1.0486, 1 / 1.0486)
 COPIES = (2.0, 0.5, 3.0, 1 / 3, 4.0, 1.5, 2 / 3)
 LAWS = (
     Law("rate", ("rate", "time", "flop"), (1.0, 2.0, 0.5), unless=NO_RUN + r"|sparse|winograd|strassen|effective"),
-    Law(
-        "bandwidth", ("bandwidth", "time", "bytes"), (*GIB, *COPIES), unless=r"nccl|all-?reduce|ranks|gpus", sure=_moved
-    ),
+    Law("bandwidth", ("bandwidth", "time", "bytes"), (*GIB, *COPIES), unless=_COLLECTIVE, sure=_moved),
     Law("tokens/s", ("tokens_per_s", "s_per_token", "ratio"), several=True, unless=_SHARED, sure=_close),
     Law("tokens/s", ("tokens_per_s", "time", "tokens"), several=True, unless=_NOT_ALL, sure=_always),
     Law("tokens/s", ("tokens_per_s", "s_per_item", "tokens"), several=True, unless=_NOT_ALL, sure=_always),
@@ -134,6 +134,7 @@ def law_of(a: str, b: str, c: str) -> Law:
     return _BY_KINDS.get(frozenset((a, b, c))) or Law("product", (a, b, c), several=True)
 
 
+@lru_cache(maxsize=4096)
 def derived(kinds: tuple[str, ...]) -> str:
     """The kind of the figure that a law makes of the others."""
     return min(kinds, key=lambda k: _DERIVED.index(k) if k in _DERIVED else 50 if "/" in k else 99)
@@ -181,8 +182,8 @@ def terms(row: Row) -> list[Term]:
     return found
 
 
-def _before(t: Term) -> str:
-    return t.figure.label if t.figure else ""
+def _before(row: Row, t: Term) -> str:
+    return row.text[: t.figure.start] if t.figure else ""
 
 
 def _is_held(row: Row, q: Quantity) -> bool:
@@ -232,13 +233,14 @@ def _check(row: Row, held: tuple[list[Term], ...], lent: bool) -> Iterator[Findi
     """a × b = c, of every a, b and c in the row: a derived figure that no other two make."""
     law = law_of(*(some[0].kind for some in held))
     text = re.sub(r"requests? ?(?:/|per)", "", row.text) if row.kind != "record" else ""
+    text = text if re.search(r"(?i)decod|generat|output|ttft", text) else re.sub("(?i)prefill", "", text)
     if len(held[0]) * len(held[1]) * len(held[2]) > 12 or re.search(law.unless, text):
         return
     held = tuple([*some, *_sum(some)] for some in held)
     made = derived(tuple(some[0].kind for some in held))
     at = next(i for i, some in enumerate(held) if some[0].kind == made)
     also = law.also
-    if law.rule == "bandwidth" and (ONE_WAY.search(row.text) or _WRITTEN.search(_before(held[at][0]))):
+    if law.rule == "bandwidth" and (ONE_WAY.search(row.text) or _WRITTEN.search(_before(row, held[at][0]))):
         also = GIB
     factors = tuple(f * n for f in also for n in (multiples(row) if law.several else (1.0,)))
     broken = []

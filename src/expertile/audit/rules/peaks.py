@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
 from expertile.audit.facts import facts
 from expertile.audit.finding import IMPOSSIBLE, INCONSISTENT, QUESTION, Finding, finding, si
@@ -225,7 +226,7 @@ def shares(report: Report) -> Iterator[Finding]:
                 for q in row.of("percent")
                 if (told.search(q.words) and "hfu" not in q.words) or any(_of(row, q, s) for s in here)
             ]
-            figures = [q for q in row.of(kind) if q.exact and q not in stated]
+            figures = [q for q in row.of(kind) if q.exact and q not in stated] or _per_second(row, kind)
             if len(percents) != 1 or len(figures) != 1 or not percents[0].exact or not percents[0].value.mid:
                 continue
             if row.of(unlike) or not (here or row.devices):
@@ -249,6 +250,15 @@ def shares(report: Report) -> Iterator[Finding]:
                 sure = here or (len(stated) == 1 and abs(base.line - row.line) <= 20)
                 verdict = INCONSISTENT if sure else QUESTION
                 yield finding(verdict, "share of peak", message, p, q, lines=(base.line,))
+
+
+def _per_second(row: Row, kind: str) -> list[Quantity]:
+    """The rate that a row's only work and only time make."""
+    held = row.of("flop" if kind == "rate" else "bytes")
+    moved = [q for q in held if re.search(r"(?i)read|writ|mov|transfer|load|stream", q.label[-24:])] or held
+    work, time = moved[0] if len(moved) == 1 else None, row.only("time")
+    text = f"{work.text} in {time.text}" if work and time else ""
+    return [replace(work, kind=kind, value=work.plain / time.value, text=text)] if work and time else []
 
 
 def sparse_peaks(report: Report) -> Iterator[Finding]:
