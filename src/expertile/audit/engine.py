@@ -19,6 +19,7 @@ RULES = (
     columns.columns,
     laws.rows,
     laws.steps,
+    laws.each,
     told.ratios,
     told.orders,
     told.headlines,

@@ -57,6 +57,9 @@ _CHAIN = re.compile(rf"(?<![\w*×·])(?P<names>[MNKmnk](?:\s*=\s*[MNKmnk]){{1,2}
 _TUPLE = re.compile(
     r"(?<![\d.x×*])(?P<a>\d{1,7})\s*[x×*,]\s*(?P<b>\d{1,7})(?:\s*[x×*,]\s*(?P<c>\d{1,7}))?(?![\d.]*\d|\s*[x×*]\s*\d)"
 )
+_TIMES = re.compile(
+    r"(?<![\dx×])\(?(?P<m>\d{2,6}) ?[x×] ?(?P<k>\d{2,6})\)? ?(?:times|by|@|\*|·|and|with a) ?\(?(?P<l>\d{2,6}) ?[x×] ?(?P<n>\d{2,6})(?![\dx×])"
+)
 _PRODUCT = re.compile(r"\d\s*[x×*,]\s*\d")
 _CUBE = re.compile(r"\b(?P<a>\d{2,6}) ?(?:\^ ?3|³)")
 
@@ -138,6 +141,10 @@ def facts(text: str) -> Facts:
             for name, pattern in forms.items() if may_be else ():
                 values = (_int(m["v"] or m.groupdict().get("w") or "0") for m in pattern.finditer(text))
                 stated.setdefault(name, []).extend(filter(None, values))
+    for m in _TIMES.finditer(text):  # "4096x1024 times 1024x512"
+        if m["k"] == m["l"]:
+            for name in "mnk":
+                stated.setdefault(name, []).append(_int(m[name]))
     # "1,024" is one number; a product counts from 2 on.
     found = _TUPLE.finditer(text) if _PRODUCT.search(text) else ()
     tuples = [m for m in found if "," not in m[0] or text[max(0, m.start() - 1)] in "([{"]

@@ -95,6 +95,8 @@ _KEY = re.compile(r"(?:^|[,;|(\[{]|\s{2,}|\. |\t)\s*(?P<key>[A-Za-z%#][^:=|,;{}]
 _IN_TEXT, _IN_CELL = re.compile(r" ?[x×*] ?\d|[-/:]\d|\w"), re.compile(r"\s?[x×*/:]\s*\d|-\d|\w|\s\w{2}")
 _BLANK, _MARKS_ONLY = re.compile(r"\s{3,}"), re.compile(r"[~≈<>≥≤(\s]*")
 _FACTOR = re.compile(r"[\d)] ?[×*/] ?\(?$|[\d)] x $")
+_FACTOR_OF = re.compile(r"(?i)(?:speed-?up|factor)(?: factor)? (?:of|is|was) (?:about |around )?\W*$")
+_LIST = re.compile(rf"((?:{NUMBER}, ?)+{NUMBER},? (?:and|or) |{NUMBER},? (?:and|or) )$")
 _TRAILING_KEY = re.compile(r"(?P<key>[A-Za-z_][\w./%-]*)\s*[:=]\s*[(\[~≈\"']*$")
 
 
@@ -118,6 +120,8 @@ def quantities(text: str, line: int, cell: Unit | None = None) -> list[Quantity]
         priced = text[m.start() - 1 : m.start()] == "€"
         named, own = cell if first else unit_of_name(name), _unit_at(text, m.end())
         own = _price(text, m.end()) if priced else own
+        if own is None and cell is None and _FACTOR_OF.search(before) and not m["b"]:
+            own = Unit("ratio", 1.0, 1.0), m.end()  # "a speed-up of 2.1"
         # "32-4 ms" is a range, "2024-05 run" is not.
         if own is None and m["b"] and not m["range"].strip().startswith("to"):
             continue
@@ -145,6 +149,15 @@ def quantities(text: str, line: int, cell: Unit | None = None) -> list[Quantity]
             parts = (after, -1, sure, of.per_device, m.start(), m.end("a"), of.noun)
             found.append(Quantity(of.kind, value, shown, label, line, *parts))
             value, label = _value(m["b"], of), "to"
+        # "1.2, 1.4 and 1.3 ms"
+        listed = _LIST.search(text[: m.start()], past) if own and cell is None and not m["b"] else None
+        for one in re.finditer(NUMBER, listed[1]) if listed else ():
+            if 0.05 < (each := _value(one[0], of)).mid / (value.mid or 1) < 20 and (
+                listed[1].count(",") or " and " in listed[1]
+            ):
+                start = listed.start() + one.start()
+                parts = (after, -1, sure, of.per_device, start, start + len(one[0]), of.noun)
+                found.append(Quantity(of.kind, each, f"{one[0]} {text[m.end() : end].strip()}", label, line, *parts))
         shown = text[at:end].strip()
         q = Quantity(of.kind, value, shown, label, line, after, -1, sure, of.per_device, at, end, of.noun)
         found.append(q)

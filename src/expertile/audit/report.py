@@ -211,6 +211,7 @@ _SUMMARY = re.compile(
     r"(?i)^\W*(?:(?:overall|grand)\s+)?(?:average|avg\.?|mean|geo(?:metric|\.)?-?\s?mean|total|sum|median|overall|all)\b"
 )
 _SENTENCE = re.compile(r"\S.*?(?:[.!?](?=\s+(?:[a-z]{0,2}[A-Z]|p\d\d\b|[*(\[#])|\s*$)|(?<=[a-z]{4})\.(?=\s+\d)|$)")
+_STOP = re.compile(r"[a-z%)]\. [A-Z][a-z]+ [a-z]")
 _REACH = 60  # lines
 RATIO = re.compile(
     r"(?i)speed-?\s?up|\bratio\b|\brelative\b|\brel\b|slow-?\s?down|improvement|\bgain\b|faster|\bvs\.?\b|\bfactor\b|"
@@ -400,6 +401,11 @@ def _lines(index: int, block: Block) -> list[Row]:
     """The lines of a list or of preformatted text; the sentences of a paragraph, which may run over its lines."""
     if block.kind != "prose":
         cleaned = [(line.number, clean(line.text)) for line in block.lines]
+        # A paragraph in one line, as in LaTeX.
+        parts = [
+            (n, _SENTENCE.findall(text) if len(text) > 90 and _STOP.search(text) else [text]) for n, text in cleaned
+        ]
+        cleaned = [(n, part) for n, some in parts for part in some] if block.kind == "code" else cleaned
         return [Row("line", n, text, quantities(text, n), index) for n, text in cleaned if text.strip()]
     joined, starts = "", list[int]()
     for line in block.lines:

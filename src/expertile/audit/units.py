@@ -73,7 +73,7 @@ _SECONDS = (
     (1.0, "s sec secs second seconds"),
     (60.0, "min mins minute minutes"),
     (3600.0, "h hr hrs hour hours"),
-    (86400.0, "days"),
+    (86400.0, "day days"),
 )
 _TIMES = {name: seconds for seconds, names in _SECONDS for name in names.split()}
 _TIME = "|".join(sorted(_TIMES, key=len, reverse=True))
@@ -127,7 +127,7 @@ _FORMS: tuple[tuple[str, str], ...] = (
 _COMPILED = tuple((kind, re.compile(form)) for kind, form in _FORMS)
 _PER_DEVICE = re.compile(r"(?i) ?(?:/|per) ?(?:gpu|gcd|device|chip|card)\b(?![ -]?h)")
 _PER = re.compile(
-    rf"(?: ?/ ?| per |-per-|(?<=[a-zB]) (?=GPU-h)|\*)(?:(?:output|generated|optimizer|million|1) ?)?"
+    rf"(?: ?/ ?| per | an? (?=hour|h\b|second|day|token|step|month)|-per-|(?<=[a-zB]) (?=GPU-h)|\*)(?:(?:output|generated|optimizer|million|1) ?)?"
     rf"(?:(?P<token>(?P<m>(?:1 ?)?[M] ?)?(?i:{_TOKEN}))|(?P<item>(?i:{_ITEM}|layer|epoch|call|launch|kernel|op))|"
     rf"(?P<gpu>(?i:gpu)[ -]?)?(?P<s>{_TIME}|s\^?-1)|(?P<B>(?i:bytes?|B))|(?P<flop>(?i:flops?))|"
     rf"(?P<param>(?i:param(?:eter)?|weight|element)s?)|(?P<J>(?:J|[Jj]oules?))|(?P<W>(?:W|[Ww]atts?))|"
@@ -157,6 +157,7 @@ def match_unit(text: str) -> tuple[Unit, int] | None:
             noun = _noun(found)
         per = {"W": "J/s", "s": "gpu*s" if of["gpu"] else "s"}.get(what, what)
         name = "other" if what == "other" else product(unit.kind, per, -1)
+        name = unit.kind if what == "item" and unit.kind in ("bytes", "flop") else name
         unit = Unit(name, unit.low / by, unit.high / by, each, noun)
         # "Gb/s" and "Mbit/s" are bits in a network's words; "GB/s" are bytes. "gb/s" is how many write bytes.
         bits = m["b"] if kind == "bytes" else ""

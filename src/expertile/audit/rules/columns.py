@@ -255,7 +255,7 @@ def _counts(grid: Grid, targets: Cells, sources: list[_Source]) -> dict[str, dic
     return {**one, **some, **over, **pairs}
 
 
-_APART = {"time", "bytes", "tokens", "items", "flop", "params"}
+_APART = {"time", "bytes", "tokens", "items"}
 _RUN = ("rate", "bandwidth", "tokens_per_s", "items_per_s")
 
 
@@ -345,12 +345,12 @@ def _constant(
     work = {kind, s.kind} <= {*_RUN, "time"} and derived((kind, s.kind)) == kind and kind != s.kind
     exactly = grid.drawn and s.column < target and (s.kind == kind or not {kind, s.kind} <= _APART)
     exactly = exactly and {kind, s.kind} != {"rate", "bandwidth"}
-    sized = [n for n in counts if "÷" not in n] if work and kind == "bandwidth" else [""]
+    sized = [n for n in counts if "÷" not in n] if work and kind in ("bandwidth", "rate") else [""]
     for sign, name in itertools.product((1, -1) if s.kind != kind else (1,), sized if len(rows) > 3 else ()):
         values = {r: (s.values[r] if sign > 0 else exact(1.0) / s.values[r]) * counts[name][r] for r in rows}
         factors = {r: targets[r].plain / values[r] for r in rows}
         middle = sorted(factors.values(), key=lambda f: f.mid)[len(rows) // 2].mid
-        agree = [r for r in rows if factors[r].meets(middle, 0.002) and factors[r].width < 0.03]
+        agree = [r for r in rows if factors[r].meets(middle, 0.002) and factors[r].width < 0.06]
         span = [values[r].mid for r in agree or rows]
         tight = len(agree) == len(rows) - 1 and max(span) > 1.2 * min(span)
         alike = len(agree) == len(rows) - 1 and work and sign < 0
@@ -424,6 +424,11 @@ def _pairs(
         ("the row before", {r: r - 1 for r in body}),
     ]
     for c, held in [*columns.items(), *each]:
+        shares = re.search(r"(?i)share|fraction|%|pct|percent", grid.header[target])
+        if shares and not any(row.summary for row in grid.rows) and len(body) > 2 and all(r in held for r in body):
+            whole = sum((held[r].value for r in body[1:]), held[body[0]].value)
+            total = replace(held[body[0]], value=whole, text="sum")
+            yield f"the sum of {grid.header[c]}", {r: (held[r], total) for r in body}, False
         for s, row in enumerate(grid.rows):
             if row.summary and s in held:
                 shares = {r: (held[r], held[s]) for r in body if r in held}

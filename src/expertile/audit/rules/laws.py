@@ -67,7 +67,7 @@ ONE_WAY = re.compile(
 )
 # "14 GB in 2 s = 7 GB/s", "9.8 ms for 4 GB, that is 400 GB/s"
 _WRITTEN = re.compile(
-    r"(?i)\b(?:[KMGT]i?B|[munµ]?s)\b (?:in|per|over|takes|took|needs|for)\b[^;]{2,24}"
+    r"(?i)\b(?:[KMGT]i?B|[munµ]?s)\b[^;]{0,30} (?:in|per|over|takes|took|needs|for)\b[^;]{2,30}"
     r"(?:[=→:,(~≈]|->|that is|i\.e\.|or|which is)\W*$"
 )
 _HENCE = re.compile(r"(?i)\b(?:i\.e\.|that is|which is)|=|→|batch of [\d,]+ in ")
@@ -100,7 +100,7 @@ _COLLECTIVE = r"(?i)nccl|all-?(?:reduce|gather)|\bgpus|bus ?b"
 GIB = (1.0, 1.0737, 1 / 1.0737, 1.0486, 1 / 1.0486)
 COPIES = (2.0, 0.5, 3.0, 1 / 3, 4.0, 1.5, 2 / 3)
 LAWS = (
-    Law("rate", ("rate", "time", "flop"), (1.0, 2.0, 0.5), unless=NO_RUN + r"|sparse|winograd|strassen|effective"),
+    Law("rate", ("rate", "time", "flop"), unless=NO_RUN + r"|sparse|winograd|strassen|effective"),
     Law("bandwidth", ("bandwidth", "time", "bytes"), (*GIB, *COPIES), unless=_COLLECTIVE, sure=_moved),
     Law("tokens/s", ("tokens_per_s", "s_per_token", "ratio"), several=True, unless=_SHARED, sure=_close),
     Law("tokens/s", ("tokens_per_s", "time", "tokens"), several=True, unless=_NOT_ALL, sure=_always),
@@ -305,6 +305,20 @@ def broken_law(law: Law, verdict: str, combo: tuple[Term, ...], at: int) -> Find
     message = f"{made} is {si(would, UNIT_OF.get(figure.kind, ''))}, not {figure.text}{ask}"
     beside = [t.figure for t in others if t.figure]
     return finding(verdict, law.rule, message, figure, *beside, lines=tuple(n for t in combo for n in t.lines))
+
+
+def each(report: Report) -> Iterator[Finding]:
+    """A figure for each GPU beside that of all of them: it asks where no count of GPUs lies between."""
+    counts = [n for n in report.everything.of("gpus") if n > 1]
+    for row in report.rows if counts else ():
+        for kind in ("rate", "bandwidth", "tokens_per_s", "items_per_s"):
+            held = [q for q in row.of(kind) if q.exact and q.value.mid and not on_sheet(row, q)]
+            own, whole = ([q for q in held if q.per_device is of] for of in (True, False))
+            if len(own) == len(whole) == 1 and row.kind == "line" and abs(own[0].start - whole[0].end) < 60:
+                n = whole[0].plain / own[0].plain
+                if not any(n.meets(m, 0.03) for m in multiples(row)):
+                    message = f"{whole[0].text} ÷ {counts[0]:.0f} is {si(whole[0].value.mid / counts[0], '')}, not {own[0].text}"
+                    yield finding(QUESTION, "product", message + ": on how many GPUs?", own[0], whole[0])
 
 
 _STEP = re.compile(

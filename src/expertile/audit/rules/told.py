@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from expertile.audit.finding import INCONSISTENT, QUESTION, UNIT_OF, Finding, finding, si
-from expertile.audit.interval import FIT, ODD, Interval
+from expertile.audit.interval import FIT, NUMBER, ODD, Interval, printed
 from expertile.audit.quantity import Quantity, stem
 from expertile.audit.report import Grid, Report, Row
 from expertile.audit.rules.columns import TYPED, follows, wrong
@@ -116,6 +116,24 @@ def _certain(row: Row, said: list[Quantity]) -> Iterator[Finding]:
             yield from _two(q, a, b, "loss" if down else "change" if by else "")
 
 
+_COMPARED = (*TYPED, "params", "tokens", "items", "money", "energy", "power", "flop")
+_OF_WHICH = re.compile(r"(?i)of which [^.;]*$")
+_BARE = re.compile(
+    rf"(?i)(?<![\w.])({NUMBER}) (?:instead of|rather than|vs\.?|against|up from|down from|compared (?:to|with)) ({NUMBER})(?! ?[\w%]*/)|"
+    rf"\bfrom ({NUMBER}) to ({NUMBER})(?! ?(?:%|[xX]\b))"
+)
+
+
+def _bare(row: Row) -> list[Quantity]:
+    """Two numbers without a unit that a sentence compares: "61 instead of 34 users"."""
+    m = _BARE.search(row.text)
+    spans = [m.span(g) for g in (1, 2, 3, 4) if m[g]] if m else []
+    if any(q.start <= a < q.end or a == q.start for a, _ in spans for q in row.quantities):
+        return []
+    held = [(row.text[a:b], a, b) for a, b in spans]
+    return [Quantity("number", printed(t), t, "", row.line, start=a, end=b) for t, a, b in held]
+
+
 def _unexplained(row: Row, said: list[Quantity]) -> Iterator[Finding]:
     """A ratio that no two figures before it make, in its sentence or with the one of the sentence before: it asks."""
     lines = row.report.lines_of_text
@@ -123,24 +141,27 @@ def _unexplained(row: Row, said: list[Quantity]) -> Iterator[Finding]:
     before = lines[at - 1] if at and lines[at - 1].block == row.block else None
     for q in said:
         near = row.text[max(0, q.start - 32) : q.start] + "|" + row.text[q.end : q.end + 16]
-        own = [x for x in row.of(*TYPED) if x.end <= q.start and not on_sheet(row, x)]
-        if len({x.kind for x in own}) == 1 and len(own) == 1 and before and len(said) == 1:
-            lent = before.of(*TYPED)
-            own += (
-                lent if len(lent) == 1 and not before.of("ratio", "percent") and not _PARTIAL.search(row.text) else []
-            )
+        own = [x for x in (*row.of(*_COMPARED), *_bare(row)) if x.end <= q.start and not on_sheet(row, x)]
+        if len(own) < 2 and before and len(said) == 1 and not before.of("ratio", "percent"):
+            lent = [x for x in (*before.of(*_COMPARED), *_bare(before)) if not own or x.kind == own[0].kind]
+            own += lent if len(lent) + len(own) == 2 and not _PARTIAL.search(row.text) else []
+        own = [x for x in own if x.exact and x.value.mid]
         kinds = [[x for x in own if x.kind == kind] for kind in dict.fromkeys(x.kind for x in own)]
         several = [of for of in kinds if 2 <= len(of) <= 4]
+        down = "loss" if q.kind == "percent" and _LESS.search(near) else ""
         size = (_SPEED if all(of[0].kind == "bytes" for of in several) else _SIZE).search(q.after[:24])
         if (
             not several
             or not q.exact
             or not q.value.mid
             or size
-            or not _OUTCOME.search(near)
+            or not (
+                _OUTCOME.search(near)
+                or re.match(r" ?(?:times )?as (?:many|much|large|high)", row.text[q.end :])
+                or (q.kind == "percent" and _OF_WHICH.search(row.text[: q.start]))
+            )
             or _THAN.search(q.after[:24])
-            or not all(x.exact and x.value.mid for x in own)
-            or any(_either(q, a, b) for of in several for a, b in itertools.combinations(of, 2))
+            or any(_either(q, a, b, down) for of in several for a, b in itertools.combinations(of, 2))
         ):
             continue
         a, b = several[-1][-2:]
@@ -153,6 +174,7 @@ _IN_ALL = re.compile(r"(?i)\W{0,2}(?:in total|total|altogether|in all)\W*(?:$|[.
 _MEAN = re.compile(r"(?i)\bav(?:era)?g|mean\b|\bmedian\b|\boverall\b")
 # Rows may be left out, or be parts of one another.
 _HIDDEN = re.compile(r"(?i)^\W*(?:\.\.\.|…|⋮)|selected|subset|first \d+ rows|top[- ]\d+|\ball \d+|omit|overlap|p9\d")
+_REST = re.compile(r"(?i)\bthe rest\b|\bremain(?:s|ing|der)|\bothers?\b|everything else")
 _ADDS = ("time", "bytes", "percent")
 _AVERAGES = ("time", "rate", "tokens_per_s", "items_per_s", "bytes", "bandwidth", "ratio")
 
@@ -191,6 +213,16 @@ def _averages(report: Report) -> Iterator[Finding]:
 def _listed(row: Row) -> Iterator[Finding]:
     """ "1.2x, 1.4x and 1.3x, a mean of 1.3x", "14 ms, 212 ms and 9 ms, in total 235 ms"; the parts may stand in the
     sentences before."""
+    shares = row.of("percent")
+    whole = sum(q.value.mid for q in shares)
+    if (
+        len(shares) > 2
+        and _REST.search(row.text)
+        and all(q.exact for q in shares)
+        and 0.6 < whole < 1.5
+        and abs(whole - 1) > 0.025
+    ):
+        yield finding(QUESTION, "total", f"the shares add up to {100 * whole:.3g} %", shares[-1], *shares[:-1])
     for q in (q for q in row.quantities if q.kind in (*_AVERAGES, "money", "energy") and q.exact):
         words = q.label[-30:]
         total, mean = _TOTAL.search(words) or _IN_ALL.match(row.text, q.end), _MEAN.search(words)
