@@ -157,7 +157,7 @@ def facts(text: str) -> Facts:
 @lru_cache(maxsize=4096)
 def size_of_name(header: str) -> str | None:
     """The size that a column or key of this name holds: "Batch Size (B)" -> "batch"; None for any other."""
-    name = re.sub(r"\s*\([A-Za-z_ ]+\)\s*$", "", header.strip().replace("_", " ")).strip()
+    name = re.sub(r"\s*(?:\([A-Za-z_ ]+\)|(?:/|per) ?GPU)\s*$", "", header.strip().replace("_", " ")).strip()
     for size, form in _NAMES.items():
         if re.fullmatch(form.replace("_", " "), name) or re.fullmatch(form, header.strip()):
             return size

@@ -215,7 +215,7 @@ _STOP = re.compile(r"[a-z%)]\. [A-Z][a-z]+ [a-z]")
 _REACH = 60  # lines
 RATIO = re.compile(
     r"(?i)speed-?\s?up|\bratio\b|\brelative\b|\brel\b|slow-?\s?down|improvement|\bgain\b|faster|\bvs\.?\b|\bfactor\b|"
-    r"normalized|\w ?/ ?\w|[x×] (?:baseline|over\b)"
+    r"normalized|\w ?/ ?(?!(?i:gpus?|device|card|s|sec|second)\b)\w|[x×] (?:baseline|over\b)"
 )
 _PER_TOKEN = re.compile(r"(?i)\b(?:tpot|itl|inter-?token|per[ _-](?:output[ _-])?token)\b")
 

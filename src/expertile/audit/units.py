@@ -70,7 +70,7 @@ _SECONDS = (
     (1e-9, "ns nsec nanoseconds"),
     (1e-6, "us µs μs usec usecs microseconds microsec"),
     (1e-3, "ms msec msecs millisec millisecond milliseconds"),
-    (1.0, "s sec secs second seconds"),
+    (1.0, "s sec secs second seconds Second"),
     (60.0, "min mins minute minutes"),
     (3600.0, "h hr hrs hour hours"),
     (86400.0, "day days"),
@@ -110,6 +110,7 @@ _FORMS: tuple[tuple[str, str], ...] = (
     ("bytes", r"(?P<p>)(?P<b>[Bb]ytes?|B(?=/s))\b"),
     ("tokens", rf"(?P<p>[kKMBT]|[mbt](?=illion))?(?:illion)? ?(?:{_WHICH} )?(?i:{_TOKEN})\b"),
     ("items", rf"(?P<p>[kKM])? ?(?P<noun>(?i:{_ITEM}))\b(?= ?(?:/|per)|(?<=s)\b(?<!its)(?<!rows)(?<!records))"),
+    ("items", r"(?P<noun>[A-Za-z]{3,16})(?= ?(?:/ ?|per )(?:[num]?s|sec|second)\b)"),
     ("params", r"(?P<p>[BMTkKG])(?:illion)?\b(?: ?-?(?:param(?:eter)?s?|weights))?"),
     ("power", r"(?P<p>[mk])?(?:W|[Ww]atts?)\b"),
     ("energy", r"(?P<p>[mkM])?(?:(?P<h>Wh)|J|[Jj]oules?)\b"),
@@ -238,4 +239,4 @@ def unit_of_name(name: str) -> Unit | None:
             return unit if unit.kind not in ("items", "params", "tokens") or _COUNT.search(name) else None
         if unit.kind in ("rate", "bandwidth", "tokens_per_s"):
             return unit
-    return match_unit("%")[0] if "%" in outside else None  # type: ignore[index]
+    return match_unit("%")[0] if re.search(r"(?<!\d)%", outside) else None  # type: ignore[index]

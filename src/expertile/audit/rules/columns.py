@@ -72,7 +72,7 @@ class Made:
         held = [r for r in telling if r in self.expected]
         bad = good = 0
         for r in held:
-            if not self.fits(r, targets[r], FIT):
+            if not self.fits(r, targets[r], FIT if self.pairs else 2 * FIT):
                 bad += 1
             elif targets[r].value.width < 0.3 and self.width(r) < 0.2:
                 good += 1  # a wide one confirms nothing
@@ -324,7 +324,8 @@ def _made(
     if not any(sum(0.96 < n / u < 1.042 for n in near) * 2 >= len(near) for u in usual):
         return
     expected = {r: value(r, lambda v: v) * count[r] for r in rows}
-    found = odd_ones([targets[r].plain / expected[r] for r in rows], usual)
+    # A rate is often the mean of rates, beside a mean of times.
+    found = odd_ones([targets[r].plain / expected[r] for r in rows], usual, 2 * FIT)
     if found is None or (found[0] not in usual and x.name != "work"):
         return
     plain = x.plain and found[0] == 1.0
@@ -344,8 +345,8 @@ def _constant(
     rows = [r for r in targets if r in s.values]
     work = {kind, s.kind} <= {*_RUN, "time"} and derived((kind, s.kind)) == kind and kind != s.kind
     exactly = grid.drawn and s.column < target and (s.kind == kind or not {kind, s.kind} <= _APART)
-    exactly = exactly and {kind, s.kind} != {"rate", "bandwidth"}
-    sized = [n for n in counts if "÷" not in n] if work and kind in ("bandwidth", "rate") else [""]
+    exactly = exactly and {kind, s.kind} not in ({"rate", "bandwidth"}, {"time"})
+    sized = [n for n in counts if "÷" not in n] if work else [""]
     for sign, name in itertools.product((1, -1) if s.kind != kind else (1,), sized if len(rows) > 3 else ()):
         values = {r: (s.values[r] if sign > 0 else exact(1.0) / s.values[r]) * counts[name][r] for r in rows}
         factors = {r: targets[r].plain / values[r] for r in rows}

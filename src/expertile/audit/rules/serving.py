@@ -4,8 +4,7 @@ import re
 from collections.abc import Iterator
 
 from expertile.audit.facts import BITS
-from expertile.audit.finding import IMPOSSIBLE, INCONSISTENT, QUESTION, Finding, finding, si
-from expertile.audit.interval import printed
+from expertile.audit.finding import IMPOSSIBLE, QUESTION, Finding, finding, si
 from expertile.audit.quantity import Quantity
 from expertile.audit.report import Report, Row
 from expertile.audit.rules.peaks import gpu_counts
@@ -72,42 +71,6 @@ def _forward(row: Row, q: Quantity | None) -> Iterator[Finding]:
             message = f"2 · {n / 1e9:.3g} B · {q.text} is {si(2 * n * q.value.mid, 'FLOP/s')}"
             message += f", more than the {si(most, 'FLOP/s')} of {device.name}: on how many GPUs?"
             yield finding(QUESTION, "bound", message, q)
-
-
-_WALL = re.compile(r"(?i)duration|elapsed|wall|total[ _]time|run[ _]?time|benchmark[ _]time")
-_THROUGHPUT = re.compile(r"(?i)throughput|per[ _]sec|/s\b|\b[trq]ps\b")
-_NOT_MEAN = re.compile(
-    r"(?i)peak|max|p\d\d|std|median|per[ _/](?:user|gpu|request|stream)|goodput|ttft|tpot|prefill|decode"
-)
-_NO_COUNT = re.compile(r"/|concurren|max|fail|\brate\b|limit|peak|mean|avg|\bper\b|p\d\d|median")
-_FIELD = re.compile(r"(?m)(?:^|; )\W*([A-Za-z#][^:=;\n]{2,50}?)\s*[:=]\s*([\d,]+)\s*(?=$|;|tokens|requests|prompts)")
-_OF = {"token": r"token|tok\b", "request": r"request|req\b|completed|prompts|successful"}
-
-
-def served(report: Report) -> Iterator[Finding]:
-    """Tokens and requests of one record over its duration; where another rate of the record follows it accuses."""
-    for row in (row for row in report.all_rows if row.kind != "line"):
-        walls = [q for q in row.of("time", "number") if _WALL.search(q.label)]
-        rates = [q for q in row.quantities if _THROUGHPUT.search(q.label) and q not in walls]
-        rates = [q for q in rates if q.exact and q.value.mid and not _NOT_MEAN.search(q.label)]
-        fields = [(label.lower(), printed(n)) for label, n in _FIELD.findall(row.text) if rates]
-        held = {
-            noun: [n for label, n in fields if re.search(form, label) and not _NO_COUNT.search(label)]
-            for noun, form in _OF.items()
-        }
-        held["token"] += [sum(held["token"][1:], held["token"][0])] if len(held["token"]) > 1 else []
-        judged = []
-        for q in rates if len(walls) == 1 else ():
-            noun = "request" if q.kind == "items_per_s" or re.search(_OF["request"], q.label.lower()) else "token"
-            if counts := [n for n in held[noun] if n.mid > 1]:
-                judged.append((q, counts, any((n / walls[0].value).meets(q.value, 0.03) for n in counts)))
-        for q, counts, follows in judged:
-            if not follows and not any((n / walls[0].value).meets(q.value, 0.15) for n in counts):
-                near = min((n / walls[0].value for n in counts), key=lambda x: abs(x.mid / q.value.mid - 1))
-                sure = any(good for *_, good in judged)
-                message = f"the counts in {walls[0].text} are {near.mid:.4g} per s, not {q.text}"
-                ask = "" if sure else ": is this the same run?"
-                yield finding(INCONSISTENT if sure else QUESTION, "throughput", message + ask, q, *walls)
 
 
 def decoding(report: Report) -> Iterator[Finding]:

@@ -346,7 +346,8 @@ def headlines(report: Report) -> Iterator[Finding]:
             if not q.value.mid or NO_RUN_OF_ONE.search(q.words.replace("peak", "")) or on_sheet(row, q):
                 continue
             if q.kind == "ratio" and _OUTCOME.search(near) and len(quotients) > 2 and not row.of(*TYPED):
-                if q.value.lo > 1.04 * best and q.value.mid < 50:
+                close = any(abs(n - row.line) < 40 for n in in_tables)
+                if q.value.lo > 1.04 * best and q.value.mid < 50 and close:
                     message = f"{q.text} is more than the {best:.3g}x of any row: which rows make it?"
                     yield finding(QUESTION, "headline", message, q)
             held = cells.get(q.kind, ())
