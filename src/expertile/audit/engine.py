@@ -97,6 +97,7 @@ def _causes(found: list[Finding]) -> list[Finding]:
         # A time under the bound and a rate above the peak, side by side, are one cause.
         same = f.rule == "bound" and any(k.rule == "peak" and abs(k.line - f.line) <= 6 for k in kept)
         same |= f.rule == "total" and any(k.line in f.lines for k in kept)
+        same |= f.rule == "arithmetic" and any(k.line == f.line and k.quote.split(", ")[0] in f.quote for k in kept)
         same |= f.verdict == QUESTION and any(k.line == f.line and k.verdict != QUESTION for k in kept)
         if not (figures & seen or same):
             seen |= figures

@@ -22,7 +22,7 @@ _NAMES = {
     "tokens": r"(?i:(?:total|num|n|number of|#)?[ _]?(?:(?:input|output|generated) )?tokens)|T",
     "gpus": r"(?i:(?:num|n|number of|#)?[ _]?(?:gpus|devices|ranks)|world[ _]size|tp|tensor[ _-]parallel)",
     "accum": r"(?i:(?:grad(?:ient)?[ _-]?)?accum(?:ulation)?(?:[ _-]?steps)?)",
-    "concurrency": r"(?i:(?:max[ _])?concurren(?:cy|t[ _](?:requests|users|clients))|(?:num[ _])?(?:users|clients|streams))",
+    "concurrency": r"(?i:(?:max[ _])?concurren(?:cy|t[ _](?:requests|users|clients))|(?:num[ _])?(?:users|clients|streams)|#?running(?:[- ]req\w*)?)",
     "size": r"(?i:(?:matrix |problem )?(?:size|dim(?:ension)?s?|shape)|dimensions ?\(m ?= ?n ?= ?k\)|matrix)",
 }
 _INT = r"\d{1,3}(?:,\d{3})+|\d+[kK]?(?![\w%]|\.\d)"
@@ -43,15 +43,15 @@ _COUNTED = {
     "batch": re.compile(rf"(?i:batch of )(?P<v>{_INT})|\b[bB][sS](?P<w>\d+)\b"),
     "concurrency": re.compile(rf"(?i)(?P<v>{_INT}) (?:concurrent|parallel|simultaneous) \w+"),
     "gpus": re.compile(
-        r"\b(?P<v>\d{1,5}) ?(?:(?:[x×*] ?-?|(?=[AHB]\d{2,3}s?\b))"
+        r"(?<![.,\d])\b(?P<v>\d{1,5}) ?(?:(?:[x×*] ?-?|(?=[AHB]\d{2,3}s?\b))"
         r"(?:(?:NVIDIA |Nvidia |AMD |Tesla )?(?:[A-Z]{1,3}\d{2,4}\w*|RTX|GTX))|"
-        r"[x×*-]? ?(?i:(?:\w+ )?gpus?|gcds?|cards\b|ranks\b))\b"
+        r"[x×*-]? ?(?i:(?:(?!per )\w+ )?gpus?|gcds?|cards\b|ranks\b))\b"
     ),
 }
 # Cheap tests, since most lines state no size.
 _ASSIGNED = re.compile(r"[A-Za-z_)]\s*(?:[:=]|of |is )\s*\(?\d")
 _WORDED = re.compile(
-    r"(?i)batch|accum|concurren|parallel|simult|users|seq|context|head|hidden|top[ -]k|experts|gpu|gcd|card|rank|\bbs\d|\d ?[x×*] ?-?[A-Z]|\d [AHB]\d"
+    r"(?i)batch|accum|concurren|parallel|simult|users|running|seq|context|head|hidden|top[ -]k|experts|gpu|gcd|card|rank|\bbs\d|\d ?[x×*] ?-?[A-Z]|\d [AHB]\d"
 )
 _CHAIN = re.compile(rf"(?<![\w*×·])(?P<names>[MNKmnk](?:\s*=\s*[MNKmnk]){{1,2}})\s*[=:)]+,?\s*(?P<v>{_INT})")
 _TUPLE = re.compile(

@@ -175,7 +175,7 @@ _METRIC = re.compile(
     r"tokens?|tok|rate|speed|compute|wall|clock|memory|mem|iter(?:ation)?|step|value|images?|samples?|ips|tps)\b"
 )
 _STATISTIC = re.compile(
-    r"\b(?:avg|average|mean|median|min(?:imum)?|max(?:imum)?|best|worst|p\d\d|std|first|last|peak)\b"
+    r"\b(?:avg|average|mean|median|min(?:imum)?|max(?:imum)?|best|worst|p\d\d|\d\d(?:\.\d+)?th|std|first|last|peak)\b|\b\d\d(?:\.\d+)? ?%"
 )
 
 

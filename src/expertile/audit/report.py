@@ -211,7 +211,7 @@ _SUMMARY = re.compile(
     r"(?i)^\W*(?:(?:overall|grand)\s+)?(?:average|avg\.?|mean|geo(?:metric|\.)?-?\s?mean|total|sum|median|overall|all)\b"
 )
 _SENTENCE = re.compile(r"\S.*?(?:[.!?](?=\s+(?:[a-z]{0,2}[A-Z]|p\d\d\b|[*(\[#])|\s*$)|(?<=[a-z]{4})\.(?=\s+\d)|$)")
-_STOP = re.compile(r"[a-z%)]\. [A-Z][a-z]+ [a-z]")
+_STOP = re.compile(r"[a-z%)]\. [A-Z][a-z]+ ")
 _REACH = 60  # lines
 RATIO = re.compile(
     r"(?i)speed-?\s?up|\bratio\b|\brelative\b|\brel\b|slow-?\s?down|improvement|\bgain\b|faster|\bvs\.?\b|\bfactor\b|"

@@ -158,11 +158,13 @@ def _column(grid: Grid, index: int, kind: str) -> Iterator[Finding]:
     slack = 0.01 if score >= 3 and exactly >= score else ODD / 2 if exactly >= score > 1 else ODD
     slack = slack if quotient else best.slack if best.free else max(slack, 0.04 if score > 2 else 0.1)
     rivals = [m for s, m in scored if (score < 2 or m.direct or s > 1) and m is not best and m.direct == best.direct]
+    odd = [r for r in telling if r in best.expected and not best.fits(r, targets[r], slack)]
+    several = not quotient and len(odd) > 1  # of one error, one row
     for r in telling:
         # Another baseline of the same table may be meant in this row.
         q, other = targets[r], any(r in m.expected and m.fits(r, targets[r], 0.0) for m in rivals)
         if r in best.expected and not best.fits(r, q, slack) and not other and not best.excused(r, q):
-            yield _broken(best, q, r)
+            yield _broken(best if not several else replace(best, free=True), q, r)
     for r in range(len(grid.rows)) if quotient else ():
         s = cells[r]
         if s is None or r in body or not s.exact or r not in best.pairs or best.fits(r, s, FIT):
@@ -276,11 +278,9 @@ def _products(grid: Grid, target: int, kind: str, targets: Cells) -> Iterator[Ma
     for s in typed:
         if kind == "percent" and s.kind in ("rate", "bandwidth"):
             yield from _shares(grid, target, targets, s)
-        for sign in (
-            (1, -1)
-            if (kind not in UNTYPED and s.kind != kind and derived((kind, s.kind)) == kind) or s.kind == kind in _RUN
-            else ()
-        ):
+        each = re.search(r"(?i)per|each|/ ?(?:gpu|device|node|user|req)", f"{s.name} {grid.header[target]}")
+        makes = (s.kind == kind in _RUN and each) or (kind not in UNTYPED and s.kind != kind)
+        for sign in (1, -1) if makes and ("*" in kind or derived((kind, s.kind)) == kind) else ():
             # Tokens and requests are counts too: tokens/s are sequences at once over the time of a token.
             if _loose(kind) == _loose(product("ratio", s.kind, sign)) and not re.search(NO_RUN, s.name):
                 rule = "throughput" if "item" in kind else "tokens/s"
@@ -344,7 +344,8 @@ def _constant(
     which may be of one work, less exactly. It asks."""
     rows = [r for r in targets if r in s.values]
     work = {kind, s.kind} <= {*_RUN, "time"} and derived((kind, s.kind)) == kind and kind != s.kind
-    exactly = grid.drawn and s.column < target and (s.kind == kind or not {kind, s.kind} <= _APART)
+    named = grid.drawn or all(re.search("[a-z]{3}", n) for n in (s.name, grid.header[target]))
+    exactly = named and s.column < target and (s.kind == kind or not {kind, s.kind} <= _APART)
     exactly = exactly and {kind, s.kind} not in ({"rate", "bandwidth"}, {"time"})
     sized = [n for n in counts if "÷" not in n] if work else [""]
     for sign, name in itertools.product((1, -1) if s.kind != kind else (1,), sized if len(rows) > 3 else ()):

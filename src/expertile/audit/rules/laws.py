@@ -166,7 +166,7 @@ def terms(row: Row) -> list[Term]:
         at = [t.lines for t in found]
         found = [t for t in found if at.count(t.lines) == 1]
     if (w := readings(row)) and any(t.kind == "rate" for t in found):
-        also = conventions(w, row.words)
+        also = conventions(w, f"{row.words} {row.lead.lower()}")
         found.append(Term("flop", exact(w.work.flops), f"{w.formula} FLOP", w.lines, None, also, w.named and w.near))
     batch, seq, gpus = (row.size(name) for name in ("batch", "seq", "gpus"))
     if batch and not any(t.kind == "items" for t in found):
@@ -175,6 +175,8 @@ def terms(row: Row) -> list[Term]:
     if batch and seq and not any(t.kind == "tokens" for t in found):
         text = f"{batch.value:.0f} × {seq.value:.0f} tokens"
         found.append(Term("tokens", exact(batch.value * seq.value), text, (batch.line, seq.line), near=False))
+    if gpus and any("$" in t.kind for t in found):
+        found.append(Term("gpu", exact(gpus.value), f"{gpus.value:.0f} GPUs", (gpus.line,), None, near=gpus.near))
     times = [t for t in found if t.kind == "time"]
     if gpus and len(times) == 1 and not any(t.kind == "gpu*s" for t in found):
         text = f"{gpus.value:.0f} × {times[0].text}"

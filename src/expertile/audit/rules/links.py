@@ -52,7 +52,8 @@ def links(report: Report) -> Iterator[Finding]:
             ):
                 continue
             # A paragraph speaks of many things.
-            told = _LINK.search(own) and (_MEASURED.search(row.text) or row.of("time") or _ONE_WAY.search(own))
+            told = _ONE_WAY.search(own) and _LINK.search(row.lead) and _MEASURED.search(row.text)
+            told = told or _LINK.search(own) and (_MEASURED.search(row.text) or row.of("time") or _ONE_WAY.search(own))
             if report.blocks[row.block].kind == "prose" and row.kind == "line" and not told:
                 continue
             name, both = link

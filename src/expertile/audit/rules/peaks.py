@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from expertile.audit.facts import facts
-from expertile.audit.finding import IMPOSSIBLE, INCONSISTENT, QUESTION, Finding, finding, si
+from expertile.audit.finding import IMPOSSIBLE, INCONSISTENT, QUESTION, UNIT_OF, Finding, finding, si
 from expertile.audit.interval import FAR
 from expertile.audit.quantity import Quantity
 from expertile.audit.report import Report, Row
@@ -46,6 +46,12 @@ def peaks_of(device: Device) -> tuple[float, ...]:
     """Every peak FLOP/s that anybody may mean: dense, sparse, with the accumulation that is faster."""
     known = (x for f in DTYPES for x in (device.peak(f), device.sparse_peak(f), generous_peak(device, f)))
     return tuple(dict.fromkeys(x for x in known if x))
+
+
+def _peaks_in(device: Device, formats: tuple[str, ...]) -> tuple[float, ...]:
+    """The peaks of the formats that a row states, or of all."""
+    peaks = (x for f in formats for x in (device.peak(f), device.sparse_peak(f), generous_peak(device, f)) if x)
+    return tuple(peaks) if formats and all(device.peak(f) for f in formats) else peaks_of(device)
 
 
 def on_sheet(row: Row, q: Quantity) -> bool:
@@ -218,7 +224,7 @@ def shares(report: Report) -> Iterator[Finding]:
             if not q.after.startswith("out of")
             if _PEAK.search(f"{q.words} {name}") or _sheet(row, q) or any(_of(row, p, q) for p in row.of("percent"))
         ]
-        for row in report.all_rows if stated else ():
+        for row in report.all_rows:
             here = [s for s in stated if s in row.quantities]
             told = re.compile(rf"{_SHARE.pattern}|efficien") if here else _SHARE
             percents = [
@@ -226,30 +232,42 @@ def shares(report: Report) -> Iterator[Finding]:
                 for q in row.of("percent")
                 if (told.search(q.words) and "hfu" not in q.words) or any(_of(row, q, s) for s in here)
             ]
-            figures = [q for q in row.of(kind) if q.exact and q not in stated] or _per_second(row, kind)
+            figures = [q for q in row.of(kind) if q.exact and q not in stated and not on_sheet(row, q)]
+            figures = figures or _per_second(row, kind)
             if len(percents) != 1 or len(figures) != 1 or not percents[0].exact or not percents[0].value.mid:
                 continue
             if row.of(unlike) or not (here or row.devices):
                 continue
             q, p = figures[0], percents[0]
-            known = [x for d in row.devices for x in (peaks_of(d) if kind == "rate" else (d.memory_bps or 0.0,))]
+            known = [
+                x
+                for d in row.devices
+                for x in (_peaks_in(d, _formats_of(q, row)) if kind == "rate" else (d.memory_bps or 0.0,))
+            ]
             known = [x for x in known if x and not any(s.value.meets(x, 0.05) for s in here)]
             part, other = q.value / p.value, (*known, *(s.value.mid for s in stated if s not in here))
             # "88 % of the 1555 GB/s peak" leaves nothing open.
             near = not any(_of(row, p, s) for s in here) and any(
                 part.meets(x * n, 0.03 if here else 0.1) for x in other if x for n in gpu_counts(row)
             )
+            stating = bool(stated) or (len(row.devices) == 1 and (kind == "bandwidth" or _formats_of(q, row)))
             if (
                 not near
+                and stating
                 and not any((q.plain / p.value).meets(s.plain, 0.05) for s in here)
                 and not any(q.plain.meets(s.plain) for s in stated)
             ):
-                base = (here or stated)[0]
-                share = f"{100 * q.value.mid / base.value.mid:.3g} %"
-                message = f"{q.text} of {base.text} is {share}, not {p.text}; no other peak of the GPU gives it either"
-                sure = here or (len(stated) == 1 and abs(base.line - row.line) <= 20)
+                base = (*here, *stated, None)[0]
+                peak, text, line = (
+                    (base.value.mid, base.text, base.line)
+                    if base
+                    else (known[0], si(known[0], UNIT_OF[kind]), row.line)
+                )
+                share = f"{100 * q.value.mid / peak:.3g} %"
+                message = f"{q.text} of {text} is {share}, not {p.text}; no other peak of the GPU gives it either"
+                sure = here or (len(stated) == 1 and abs(line - row.line) <= 20)
                 verdict = INCONSISTENT if sure else QUESTION
-                yield finding(verdict, "share of peak", message, p, q, lines=(base.line,))
+                yield finding(verdict, "share of peak", message, p, q, lines=(line,))
 
 
 def _per_second(row: Row, kind: str) -> list[Quantity]:

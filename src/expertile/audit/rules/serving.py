@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 from expertile.audit.facts import BITS
 from expertile.audit.finding import IMPOSSIBLE, QUESTION, Finding, finding, si
+from expertile.audit.interval import exact
 from expertile.audit.quantity import Quantity
 from expertile.audit.report import Report, Row
 from expertile.audit.rules.peaks import gpu_counts
@@ -76,16 +77,21 @@ def _forward(row: Row, q: Quantity | None) -> Iterator[Finding]:
 def decoding(report: Report) -> Iterator[Finding]:
     """A token of a single stream takes the time in which the memory yields every weight once."""
     for row in report.all_rows:
-        q = row.only("s_per_token")
+        # One stream is a time for each token, or what is said to be one.
+        single = re.search(
+            r"(?i)batch(?:[ -]?size)?[ =-]*(?:of )?(?:1|one)\b|single[ -](?:stream|user|request)", row.text
+        )
+        q = row.only("s_per_token") or (row.only("tokens_per_s") if single else None)
         formats = row.facts.of("formats") or report.everything.of("formats")
         n = _parameters(row) if q and len(formats) == 1 else None
         if not (q and n and len(row.devices) == 1) or re.search(
-            r"(?i)prompt|prefill|input|batch(?! size 1\b)", row.text
+            r"(?i)prompt|prefill|input|batch(?!(?: size)?[ -=]*(?:of )?(?:1|one)\b)", row.text
         ):
             continue
         device, nbytes = row.devices[0], n * BITS[formats[0]] / 8
         most = (device.memory_bps or float("inf")) * max(gpu_counts(row))
-        if nbytes / q.value.hi > 1.2 * most and max(report.everything.of("batch") or (1,)) == 1:
-            rate = f"{si(nbytes, 'B')} of {formats[0]} weights in {q.text} are {si(nbytes / q.value.mid, 'B/s')}"
+        time = q.value if q.kind == "s_per_token" else exact(1.0) / q.value
+        if nbytes / time.hi > 1.2 * most and max(report.everything.of("batch") or (1,)) == 1:
+            rate = f"{si(nbytes, 'B')} of {formats[0]} weights in {q.text} are {si(nbytes / time.mid, 'B/s')}"
             message = f"{rate}, more than the {si(most, 'B/s')} of {device.name}'s memory: how many tokens at once?"
             yield finding(QUESTION, "decoding", message, q)

@@ -282,7 +282,7 @@ def _summary(grid: Grid, row: Row, body: list[Row]) -> Iterator[Finding]:
 
 
 _RANK = re.compile(
-    r"\b(?:(min(?:imum)?|fastest)|p(\d\d)(?:[._]?\d)?|(\d\d)(?:\.\d)?(?:th|%)|(median)|(max(?:imum)?|slowest))(?![a-z])"
+    r"\b(?:(min(?:imum)?|fastest)|p(\d[05]|9\d)(?:[._]?\d)?|(?<![\d.−+-])([5-9]\d|\d[05])(?:\.\d)?(?:th|%)|(median)|(max(?:imum)?|slowest))(?![a-z])"
 )
 _AVERAGE = re.compile(r"\b(?:avg|average|mean)\b")
 
