@@ -44,7 +44,8 @@ def readings(row: Row) -> Reading | None:
         # Of a log's lines far apart each may be another run's.
         log = row.report.blocks[row.block].kind == "code"
         apart = log and max(lines, default=0) - min(lines, default=0) > 12
-        far = log and any(row.line - n > 10 for n in lines)
+        shape = row.report.nearest(row.block, "tuples", row.line) if log else None
+        far = shape is not None and any(n < shape[0] < row.line for n in lines)  # another shape stands between
         found = [replace(s, near=False) for s in found] if far else found
         return found if len(found) == len(names) and not apart else []
 
