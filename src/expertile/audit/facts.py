@@ -22,7 +22,8 @@ _NAMES = {
     "tokens": r"(?i:(?:total|num|n|number of|#)?[ _]?(?:(?:input|output|generated) )?tokens)|T",
     "gpus": r"(?i:(?:num|n|number of|#)?[ _]?(?:gpus|devices|ranks)|world[ _]size|tp|tensor[ _-]parallel)",
     "accum": r"(?i:(?:grad(?:ient)?[ _-]?)?accum(?:ulation)?(?:[ _-]?steps)?)",
-    "concurrency": r"(?i:(?:max[ _])?concurren(?:cy|t[ _](?:requests|users|clients))|(?:num[ _])?(?:users|clients|streams)|#?running(?:[- ]req\w*)?)",
+    "concurrency": r"(?i:(?:max[ _])?concurren(?:cy|t[ _](?:requests|users|clients))|"
+    r"(?:num[ _])?(?:users|clients|streams)|#?running(?:[- ]req\w*)?)",
     "size": r"(?i:(?:matrix |problem )?(?:size|dim(?:ension)?s?|shape)|dimensions ?\(m ?= ?n ?= ?k\)|matrix)",
 }
 _INT = r"\d{1,3}(?:,\d{3})+|\d+[kK]?(?![\w%]|\.\d)"
@@ -51,14 +52,16 @@ _COUNTED = {
 # Cheap tests, since most lines state no size.
 _ASSIGNED = re.compile(r"[A-Za-z_)]\s*(?:[:=]|of |is )\s*\(?\d")
 _WORDED = re.compile(
-    r"(?i)batch|accum|concurren|parallel|simult|users|running|seq|context|head|hidden|top[ -]k|experts|gpu|gcd|card|rank|\bbs\d|\d ?[x×*] ?-?[A-Z]|\d [AHB]\d"
+    r"(?i)batch|accum|concurren|parallel|simult|users|running|seq|context|head|hidden|top[ -]k|experts|gpu|gcd|card|"
+    r"rank|\bbs\d|\d ?[x×*] ?-?[A-Z]|\d [AHB]\d"
 )
 _CHAIN = re.compile(rf"(?<![\w*×·])(?P<names>[MNKmnk](?:\s*=\s*[MNKmnk]){{1,2}})\s*[=:)]+,?\s*(?P<v>{_INT})")
 _TUPLE = re.compile(
     r"(?<![\d.x×*])(?P<a>\d{1,7})\s*[x×*,]\s*(?P<b>\d{1,7})(?:\s*[x×*,]\s*(?P<c>\d{1,7}))?(?![\d.]*\d|\s*[x×*]\s*\d)"
 )
 _TIMES = re.compile(
-    r"(?<![\dx×])\(?(?P<m>\d{2,6}) ?[x×] ?(?P<k>\d{2,6})\)? ?(?:times|by|@|\*|·|and|with a) ?\(?(?P<l>\d{2,6}) ?[x×] ?(?P<n>\d{2,6})(?![\dx×])"
+    r"(?<![\dx×])\(?(?P<m>\d{2,6}) ?[x×] ?(?P<k>\d{2,6})\)? ?(?:times|by|@|\*|·|and|with a) ?"
+    r"\(?(?P<l>\d{2,6}) ?[x×] ?(?P<n>\d{2,6})(?![\dx×])"
 )
 _PRODUCT = re.compile(r"\d\s*[x×*,]\s*\d")
 _CUBE = re.compile(r"\b(?P<a>\d{2,6}) ?(?:\^ ?3|³)")

@@ -96,7 +96,7 @@ _IN_TEXT, _IN_CELL = re.compile(r" ?[x×*] ?\d|[-/:]\d|\w"), re.compile(r"\s?[x�
 _BLANK, _MARKS_ONLY = re.compile(r"\s{3,}"), re.compile(r"[~≈<>≥≤(\s]*")
 _FACTOR = re.compile(r"[\d)] ?[×*/] ?\(?$|[\d)] x $")
 _FACTOR_OF = re.compile(r"(?i)(?:speed-?up|factor)(?: factor)? (?:of|is|was) (?:about |around )?\W*$")
-_LIST = re.compile(rf"((?:{NUMBER}, ?)+{NUMBER},? (?:and|or) |{NUMBER},? (?:and|or) )$")
+_LIST = re.compile(rf"(?:(?:{NUMBER}, ?)+{NUMBER},? (?:and|or)|{NUMBER} and) $")
 _TRAILING_KEY = re.compile(r"(?P<key>[A-Za-z_][\w./%-]*)\s*[:=]\s*[(\[~≈\"']*$")
 
 
@@ -151,11 +151,10 @@ def quantities(text: str, line: int, cell: Unit | None = None) -> list[Quantity]
             value, label = _value(m["b"], of), "to"
         # "1.2, 1.4 and 1.3 ms"
         listed = _LIST.search(text[: m.start()], past) if own and cell is None and not m["b"] else None
-        for one in re.finditer(NUMBER, listed[1]) if listed else ():
-            if 0.05 < (each := _value(one[0], of)).mid / (value.mid or 1) < 20 and (
-                listed[1].count(",") or " and " in listed[1]
-            ):
-                start = listed.start() + one.start()
+        for one in re.finditer(NUMBER, text[listed.start() : m.start()]) if listed else ():
+            each = _value(one[0], of)
+            if 0.05 < each.mid / (value.mid or 1) < 20:
+                start = m.start() - len(text[listed.start() : m.start()]) + one.start() if listed else 0
                 parts = (after, -1, sure, of.per_device, start, start + len(one[0]), of.noun)
                 found.append(Quantity(of.kind, each, f"{one[0]} {text[m.end() : end].strip()}", label, line, *parts))
         shown = text[at:end].strip()
@@ -175,7 +174,8 @@ _METRIC = re.compile(
     r"tokens?|tok|rate|speed|compute|wall|clock|memory|mem|iter(?:ation)?|step|value|images?|samples?|ips|tps)\b"
 )
 _STATISTIC = re.compile(
-    r"\b(?:avg|average|mean|median|min(?:imum)?|max(?:imum)?|best|worst|p\d\d|\d\d(?:\.\d+)?th|std|first|last|peak)\b|\b\d\d(?:\.\d+)? ?%"
+    r"\b(?:avg|average|mean|median|min(?:imum)?|max(?:imum)?|best|worst|p\d\d|\d\d(?:\.\d+)?th|std|first|last|peak)\b|"
+    r"\b\d\d(?:\.\d+)? ?%"
 )
 
 

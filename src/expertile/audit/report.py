@@ -10,7 +10,7 @@ from typing import Any
 
 from expertile.audit.blocks import Block, Table, is_numeric
 from expertile.audit.facts import Facts, facts, size_of_name
-from expertile.audit.quantity import Quantity, clean, quantities, same_statistic, stem
+from expertile.audit.quantity import Quantity, clean, quantities
 from expertile.audit.read import read, repair
 from expertile.audit.units import NO_UNIT, unit_of_name
 from expertile.device import Device
@@ -52,12 +52,6 @@ class Row:
         """The one figure of a kind, if there is one only and it equals something."""
         held = self.of(kind)
         return held[0] if len(held) == 1 and held[0].exact and held[0].value.mid > 0 else None
-
-    def mean(self, kind: str) -> Quantity | None:
-        """The one figure of a kind, or the one that is called the mean of several."""
-        called = [q for q in self.of(kind) if re.search(r"(?i)\b(?:avg|average|mean)\b", q.label)]
-        good = len(called) == 1 and called[0].exact and called[0].value.mid > 0
-        return self.only(kind) or (called[0] if good and self.kind == "record" else None)
 
     def parts(self) -> list["Row"]:
         """A sentence that says the same of several ("19 ms (3,368/s), the other 33 ms (2,940/s)") as a row for each."""
@@ -186,18 +180,6 @@ class Grid:
     @cached_property
     def body(self) -> list[Row]:
         return [row for row in self.rows if not row.summary]
-
-    def pairs(self, a: str, b: str, any_pair: bool = False) -> list[Cells]:
-        """The rows' figures of kinds `a` and `b`, for each two columns that belong together: alone of their kinds, or
-        named alike; or of any two columns."""
-        first, second = self.columns(a), self.columns(b)
-        alone = any_pair or len(first) == len(second) == 1
-        found = []
-        for i, j in itertools.product(first, second):
-            names = self.header[i], self.header[j]
-            if same_statistic(*names) and (alone or stem(names[0]) == stem(names[1])):
-                found.append([(r, p, q) for r in self.body if (p := r.figure(i, a)) and (q := r.figure(j, b))])
-        return [cells for cells in found if cells]
 
     @lru_cache  # noqa: B019
     def columns(self, *kinds: str) -> list[int]:

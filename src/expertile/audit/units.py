@@ -128,13 +128,14 @@ _FORMS: tuple[tuple[str, str], ...] = (
 _COMPILED = tuple((kind, re.compile(form)) for kind, form in _FORMS)
 _PER_DEVICE = re.compile(r"(?i) ?(?:/|per) ?(?:gpu|gcd|device|chip|card)\b(?![ -]?h)")
 _PER = re.compile(
-    rf"(?: ?/ ?| per | an? (?=hour|h\b|second|day|token|step|month)|-per-|(?<=[a-zB]) (?=GPU-h)|\*)(?:(?:output|generated|optimizer|million|1) ?)?"
+    rf"(?: ?/ ?| per | an? (?=hour|h\b|second|day|token|step|month)|-per-|(?<=[a-zB]) (?=GPU-h)|\*)"
+    rf"(?:(?:output|generated|optimizer|million|1) ?)?"
     rf"(?:(?P<token>(?P<m>(?:1 ?)?[M] ?)?(?i:{_TOKEN}))|(?P<item>(?i:{_ITEM}|layer|epoch|call|launch|kernel|op))|"
     rf"(?P<gpu>(?i:gpu)[ -]?)?(?P<s>{_TIME}|s\^?-1)|(?P<B>(?i:bytes?|B))|(?P<flop>(?i:flops?))|"
     rf"(?P<param>(?i:param(?:eter)?|weight|element)s?)|(?P<J>(?:J|[Jj]oules?))|(?P<W>(?:W|[Ww]atts?))|"
     rf"(?P<other>(?i:clk|clock|cycle|sm|block|thread|head|warp|core|node)))\b"
 )
-_AMOUNTS = (*"time bytes flop tokens items power energy money rate params".split(), "bandwidth", "tokens_per_s")
+_AMOUNTS = ("time", "bytes", "flop", "tokens", "items", "power", "energy", "money", "rate", "params")
 
 
 @lru_cache(maxsize=4096)
@@ -147,7 +148,11 @@ def match_unit(text: str) -> tuple[Unit, int] | None:
     unit, end = _unit(kind, m.groupdict()), m.end()
     each = bool(of := _PER_DEVICE.match(text, end))
     end = of.end() if of else end
-    while kind in _AMOUNTS and (of := _PER.match(text, end)) and not (kind == "params" and not of["s"]):
+    while (
+        kind in (*_AMOUNTS, "bandwidth", "tokens_per_s")
+        and (of := _PER.match(text, end))
+        and not (kind == "params" and not of["s"])
+    ):
         (what, found) = next((g, v) for g, v in of.groupdict().items() if v and g not in ("m", "gpu"))
         by, end, noun = 1.0, of.end(), unit.noun
         if what == "s":
@@ -200,7 +205,8 @@ _BARE = re.compile(rf"(?i)\b([kmgt]b|{_TOKEN}|{_ITEM})[ _](?:per[ _])?s(?:ec(?:o
 _GBS = re.compile(r"(?i)(?:(?<=bandwidth[ _])|(?<=bw[ _]))([kmgt]i?b)s\b")
 # "Generated tokens: 60000" counts them, "Max tokens: 512" does not.
 _COUNT = re.compile(
-    r"(?i)^\W*(?:total|generated|completed|successful|processed|output)[ _](?:\w+[ _])?(?:tokens|requests|images|samples|steps)$"
+    r"(?i)^\W*(?:total|generated|completed|successful|processed|output)[ _](?:\w+[ _])?"
+    r"(?:tokens|requests|images|samples|steps)$"
 )
 
 

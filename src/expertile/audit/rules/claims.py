@@ -96,8 +96,8 @@ def _weights(lines: list[Row]) -> Iterator[Finding]:
         ):
             least, q = models.pop() * bits[0] / 8, min(held, key=lambda q: q.value.mid)
             if 0.2 * least < q.value.hi < 0.93 * least:
-                message = f"{least / bits[0] * 8 / 1e9:.3g} B parameters in {bits[0]} bits take {si(least, 'B')}, not {q.text}"
-                yield finding(QUESTION, "compression", message + ": of which model?", q)
+                message = f"so many parameters take {si(least, 'B')} in {bits[0]} bits, not {q.text}: of which model?"
+                yield finding(QUESTION, "compression", message, q)
 
 
 _OBJECT = re.compile(r"cache|activation|gradient|optimi[sz]er|buffer|embedding|state|lora|adapter|layer|batch")

@@ -1,7 +1,7 @@
 """The laws: which product of two figures is a third, and by which counts a report may multiply one of them.
 
-Any three kinds whose units balance make a law (tokens/s × s = tokens, J/token × tokens/s = W, $/GPU-h × GPU-h = $). LAWS
-says of some of them more. `rows` solves them in one record, sentence or small table; `columns` down a table.
+Any three kinds whose units balance make a law (tokens/s × s = tokens, J/token × tokens/s = W, $/GPU-h × GPU-h = $).
+LAWS says more of some of them. `rows` solves them in one record, sentence or small table; `columns` down a table.
 """
 
 import itertools
@@ -12,7 +12,7 @@ from functools import lru_cache
 from math import prod
 
 from expertile.audit.finding import INCONSISTENT, QUESTION, UNIT_OF, Finding, finding, si
-from expertile.audit.interval import FAR, Interval, exact
+from expertile.audit.interval import Interval, exact
 from expertile.audit.quantity import Quantity, same_statistic
 from expertile.audit.report import Report, Row
 from expertile.audit.rules.peaks import on_sheet
@@ -141,7 +141,7 @@ def derived(kinds: tuple[str, ...]) -> str:
 
 
 def multiples(row: Row) -> tuple[float, ...]:
-    """Counts by which a figure of the row may be multiplied or divided: GPUs, sequences, steps, small numbers beside."""
+    """Counts by which a figure of the row may be multiplied or divided: GPUs, sequences, small numbers beside."""
     everything = row.report.everything
     named = [
         n for name in ("batch", "gpus", "accum", "concurrency") for n in (*everything.of(name), row.own.get(name, 1))
@@ -319,8 +319,8 @@ def each(report: Report) -> Iterator[Finding]:
             if len(own) == len(whole) == 1 and row.kind == "line" and abs(own[0].start - whole[0].end) < 60:
                 n = whole[0].plain / own[0].plain
                 if not any(n.meets(m, 0.03) for m in multiples(row)):
-                    message = f"{whole[0].text} ÷ {counts[0]:.0f} is {si(whole[0].value.mid / counts[0], '')}, not {own[0].text}"
-                    yield finding(QUESTION, "product", message + ": on how many GPUs?", own[0], whole[0])
+                    message = f"{whole[0].text} of {counts[0]:.0f} GPUs is not {own[0].text} of each: of how many?"
+                    yield finding(QUESTION, "product", message, own[0], whole[0])
 
 
 _STEP = re.compile(

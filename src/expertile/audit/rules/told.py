@@ -1,6 +1,7 @@
 """What sentences, records and summary rows say of other figures: ratios, sums, means, best cases, percentiles.
 
-Where nothing else can be meant it accuses: a speed-up of the sentence's only two times, a total that other columns keep.
+Where nothing else can be meant it accuses: a speed-up of the sentence's only two times, a total that other columns
+keep.
 """
 
 import itertools
@@ -14,8 +15,8 @@ from expertile.audit.finding import INCONSISTENT, QUESTION, UNIT_OF, Finding, fi
 from expertile.audit.interval import FIT, NUMBER, ODD, Interval, printed
 from expertile.audit.quantity import Quantity, stem
 from expertile.audit.report import Grid, Report, Row
-from expertile.audit.rules.columns import TYPED, follows, wrong
 from expertile.audit.rules.peaks import NO_RUN_OF_ONE, on_sheet
+from expertile.audit.rules.quotients import TYPED, follows, wrong
 from expertile.audit.units import unit_of_name
 
 _FROM = re.compile(
@@ -119,8 +120,8 @@ def _certain(row: Row, said: list[Quantity]) -> Iterator[Finding]:
 _COMPARED = (*TYPED, "params", "tokens", "items", "money", "energy", "power", "flop")
 _OF_WHICH = re.compile(r"(?i)of which [^.;]*$")
 _BARE = re.compile(
-    rf"(?i)(?<![\w.])({NUMBER}) (?:instead of|rather than|vs\.?|against|up from|down from|compared (?:to|with)) ({NUMBER})(?! ?[\w%]*/)|"
-    rf"\bfrom ({NUMBER}) to ({NUMBER})(?! ?(?:%|[xX]\b))"
+    rf"(?i)(?<![\w.])({NUMBER}) (?:instead of|rather than|vs\.?|against|up from|down from|compared (?:to|with)) "
+    rf"({NUMBER})(?! ?[\w%]*/)|\bfrom ({NUMBER}) to ({NUMBER})(?! ?(?:%|[xX]\b))"
 )
 
 
@@ -238,8 +239,8 @@ def _listed(row: Row) -> Iterator[Finding]:
         means = _may_be([x.value for x in parts], bool(total) and not mean)
         means += [m for x in parts if total for m in _may_be([y.value for y in parts if y is not x], True)]
         if not any(q.value.meets(m, 0.03) for m in means):
-            message = f"the {'sum' if total else 'mean'} of {len(parts)} is {si(means[0].mid, UNIT_OF.get(q.kind, ''))}, not {q.text}"
-            yield finding(QUESTION, "total", message + ": which of them does it count?", q, *parts)
+            made = f"the {'sum' if total else 'mean'} of {len(parts)} is {si(means[0].mid, UNIT_OF.get(q.kind, ''))}"
+            yield finding(QUESTION, "total", f"{made}, not {q.text}: which of them does it count?", q, *parts)
 
 
 def _may_be(values: list[Interval], total: bool) -> list[Interval]:
@@ -320,7 +321,8 @@ def _ordered(figures: list[tuple[str, Quantity]], sure: bool) -> Iterator[Findin
 
 
 _HEAD = re.compile(
-    r"(?i)\bup to|\bpeak(?:s|ed)?\b|\bbest|\bmax|\bhighest|\breach|\bhits?\b|\bsustain|\bachiev|\bat most|fastest|as high as"
+    r"(?i)\bup to|\bpeak(?:s|ed)?\b|\bbest|\bmax|\bhighest|\breach|\bhits?\b|\bsustain|\bachiev|\bat most|fastest|"
+    r"as high as"
 )
 _GENERAL = re.compile(
     r"(?i)\bcould|\bwould|theor|expect|claim|paper|report(?:ed|s) |vendor|spec|ideal|earlier|previous|other"
