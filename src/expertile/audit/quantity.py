@@ -41,7 +41,7 @@ class Quantity:
 _ABOUT = re.compile(r"(?i)(?:~|≈|∼|about|around|roughly|approx(?:imately|\.)?|nearly|almost|circa|ca\.|some) ?[(*]*$")
 _BOUND = re.compile(
     r"(?i)(?:(?<![-=])>|<|≥|≤|up to|over|more than|at least|less than|under|below|above|exceed(?:s|ing)?|"
-    r"as (?:much|little|low|high) as|at most|beyond|max(?:imum)?(?: of)?|within|every|each|±|\+/?-|\+-) ?=? ?[(*]*$"
+    r"as (?:much|little|low|high) as|at most|beyond|max(?:imum)?(?: of)?|within|\bevery|\beach|±|\+/?-|\+-) ?=? ?[(*]*$"
 )
 _FIGURE = re.compile(
     rf"(?<![\w.^])(?<!\d[-–,])(?<![A-Za-z][-/])(?P<a>[-+−]?{NUMBER})(?P<range> ?(?:-|–|—|to|\.\.\.?) ?(?P<b>{NUMBER}))?"

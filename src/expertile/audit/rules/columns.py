@@ -28,8 +28,9 @@ def columns(report: Report) -> Iterator[Finding]:
                 continue
             kind = kinds.pop()
             if kind in ("ratio", "percent"):
-                drawn = grid.drawn or (kind == "ratio" and len(grid.header) < 4)
-                said = name.strip() == "%" or RATIO.search(name) or PART.search(name) or kind == "ratio"
+                change = all(q.text[0] in "+-−" for q in cells)
+                drawn = grid.drawn or ((kind == "ratio" or change) and len(grid.header) < 4)
+                said = change or name.strip() == "%" or RATIO.search(name) or PART.search(name) or kind == "ratio"
                 if drawn and said and not _NO_QUOTIENT.search(name) and 2 * len(cells) >= len(grid.rows):
                     yield from _column(grid, index, kind)
             elif kind not in ("number", "other") and 2 * len(cells) >= len(grid.rows):
@@ -50,6 +51,8 @@ def _column(grid: Grid, index: int, kind: str) -> Iterator[Finding]:
     blank = [r for r in body if cells[r] is None and grid.rows[r].quantities]
     ones = ones or (blank if len(blank) == 1 and len(telling) == len(body) - 1 else [])
     made = [*products(grid, index, kind, targets), *(quotients(grid, index, body, ones) if quotient else ())]
+    # A log's changes may be from the best line so far.
+    made = [m for m in made if grid.drawn or kind != "percent" or "row before" not in m.name]
     scored = [(m.score(targets, telling), m) for m in made]
 
     def rank(scored: tuple[int, Made]) -> tuple[int, bool, bool]:
@@ -77,7 +80,13 @@ def _column(grid: Grid, index: int, kind: str) -> Iterator[Finding]:
             if sum(bool(q and r in best.expected and best.fits(r, q, 0.0)) for r, q in held) > exactly:
                 return
     slack = 0.01 if score >= 3 and exactly >= score else ODD / 2 if exactly >= score > 1 else ODD
-    slack = slack if quotient else best.slack if best.free else max(slack, 0.04 if score > 2 else 0.1)
+    slack = (
+        slack
+        if quotient
+        else best.slack
+        if best.free
+        else max(slack, 0.04 if score > 2 or exactly >= score > 1 else 0.1)
+    )
     rivals = [m for s, m in scored if (score < 2 or m.direct or s > 1) and m is not best and m.direct == best.direct]
     odd = [r for r in telling if r in best.expected and not best.fits(r, targets[r], slack)]
     several = not quotient and len(odd) > 1  # of one error, one row

@@ -309,18 +309,32 @@ def broken_law(law: Law, verdict: str, combo: tuple[Term, ...], at: int) -> Find
     return finding(verdict, law.rule, message, figure, *beside, lines=tuple(n for t in combo for n in t.lines))
 
 
+_ONE = re.compile(
+    r"(?i)(?:per|each|every|a) (?:gpu|user|request|stream|sequence|client|session|slot)|/(?:gpu|user|req)"
+)
+_EQUALS = re.compile(
+    r"(?i)(?:^|\W)(?:i\.e\.|that is|that means|which is|equals|or|=|amounts? to|comes? to|makes)[\W]*$"
+)
+
+
 def each(report: Report) -> Iterator[Finding]:
-    """A figure for each GPU beside that of all of them: it asks where no count of GPUs lies between."""
-    counts = [n for n in report.everything.of("gpus") if n > 1]
-    for row in report.rows if counts else ():
+    """A figure of one GPU or user beside that of all, and a figure in two units: it asks where no count lies between."""
+    for row in report.rows:
         for kind in ("rate", "bandwidth", "tokens_per_s", "items_per_s"):
             held = [q for q in row.of(kind) if q.exact and q.value.mid and not on_sheet(row, q)]
-            own, whole = ([q for q in held if q.per_device is of] for of in (True, False))
-            if len(own) == len(whole) == 1 and row.kind == "line" and abs(own[0].start - whole[0].end) < 60:
-                n = whole[0].plain / own[0].plain
-                if not any(n.meets(m, 0.03) for m in multiples(row)):
-                    message = f"{whole[0].text} of {counts[0]:.0f} GPUs is not {own[0].text} of each: of how many?"
-                    yield finding(QUESTION, "product", message, own[0], whole[0])
+            if len(held) != 2 or row.kind != "line" or abs(held[1].start - held[0].end) > 60:
+                continue
+            said = [q.per_device or bool(_ONE.search(f"{q.label[-24:]}|{q.after[:16]}")) for q in held]
+            one, whole = (held[0], held[1]) if said[0] else (held[1], held[0])
+            n, units = whole.plain / one.plain, {re.sub(r"[\d., ]", "", q.text) for q in held}
+            twice = len(units) > 1 and not any(said) and _EQUALS.search(row.text[held[0].end : held[1].start])
+            counts = (1.0, 1.0737, 1 / 1.0737) if twice else multiples(row)
+            hence = re.search(
+                r"(?i)i\.e|that is|\bso\b|=|\(|which|thus|\bor\b|→", row.text[held[0].end : held[1].start]
+            )
+            if (twice or (hence and sum(said) == 1 and len(counts) > 1)) and not any(n.meets(m, 0.03) for m in counts):
+                message = f"{whole.text} is {n.mid:.4g} times {one.text}: of how many is it?"
+                yield finding(QUESTION, "product", message, one, whole)
 
 
 _STEP = re.compile(

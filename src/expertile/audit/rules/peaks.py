@@ -24,6 +24,7 @@ _CACHED = re.compile(
     r"logical|equivalent|xgmi|interconnect|bisect|lds|[dt]s?mem|per sm\b"
 )
 _MEMORY = re.compile(r"hbm|dram|\bmem(?:ory)?[ _](?:bandwidth|bw)|global memory|vram|gddr|\bstream\b|device memory")
+_ASIDE = re.compile(r"\([^()]*\)")
 _SEVERAL = re.compile(r"multi-?gpu|nodes?\b|cluster|distributed|(?:tensor|data)[ -]parallel|dgx|hgx|nvl72")
 
 
@@ -78,7 +79,9 @@ def rates(report: Report) -> Iterator[Finding]:
     """Every FLOP/s and GB/s against what the GPU in scope can do."""
     for row in report.all_rows:
         for q in row.of("rate", "bandwidth"):
-            words = f"{q.words} {row.label}".lower() + (row.clause(q).lower() if row.kind == "line" else "")
+            words = f"{q.words} {row.label}".lower() + (
+                _ASIDE.sub("", row.clause(q)).lower() if row.kind == "line" else ""
+            )
             words = words.replace("effective", "") if q.kind == "bandwidth" else words
             if not q.value.mid or NO_RUN_OF_ONE.search(words) or not row.devices:
                 continue
@@ -192,7 +195,9 @@ def traffic(report: Report) -> Iterator[Finding]:
             yield finding(QUESTION, "traffic", message, q, lines=(t.line,))
 
 
-_SHARE = re.compile(r"\bpeak\b|theoretical|roofline|\bmfu\b|speed of light|\bsol\b|of (?:the )?(?:hbm|memory|max)")
+_SHARE = re.compile(
+    r"\bpeak\b|theoretical|roofline|\bmfu\b|speed of light|\bsol\b|of (?:the )?(?:hbm|memory|max)|of its \d"
+)
 _PEAK = re.compile(r"peak(?!s? at|ed)|theoretical|roofline|max(?:imum)?\b|spec|rated|limit|up to|of \(?$|\bof \d")
 
 

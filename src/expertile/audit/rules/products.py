@@ -12,7 +12,7 @@ from itertools import permutations
 from typing import Any
 
 from expertile.audit.interval import FIT, Interval, exact, odd_ones
-from expertile.audit.quantity import same_statistic
+from expertile.audit.quantity import quantities, same_statistic
 from expertile.audit.report import Grid
 from expertile.audit.rules.laws import NO_RUN, derived, law_of
 from expertile.audit.rules.peaks import peaks_of
@@ -20,7 +20,7 @@ from expertile.audit.rules.quotients import Cells, Made
 from expertile.audit.rules.work import conventions, readings
 from expertile.audit.units import UNTYPED, kind_of, powers_of, product
 
-_OF_PEAK = re.compile(r"(?i)peak|theor|of (?:hbm|max)|\bmfu\b|roof|\bsol\b")
+_OF_PEAK = re.compile(r"(?i)peak|theor|of (?:hbm|max|\d)|\bmfu\b|roof|\bsol\b")
 _SUM = re.compile(r"(?i)\btotal|\bsum\b|end[ _-]?to[ _-]?end|\be2e\b|overall")
 
 
@@ -209,7 +209,10 @@ def _shares(grid: Grid, target: int, targets: Cells, s: _Source) -> Iterator[Mad
     """Shares of one peak: of a known one it accuses, of another it asks."""
     rows = [r for r in targets if r in s.values]
     peaks = (d for r in rows for d in grid.rows[r].devices)
-    known = tuple({x for d in peaks for x in (peaks_of(d) if s.kind == "rate" else (d.memory_bps or 0.0,)) if x})
+    stated = {q.value.mid for q in quantities(grid.header[target], 0) if q.kind == s.kind}  # "% of 2039 GB/s"
+    known = tuple(
+        stated | {x for d in peaks for x in (peaks_of(d) if s.kind == "rate" else (d.memory_bps or 0.0,)) if x}
+    )
     if not _OF_PEAK.search(grid.header[target]) or ({*grid.columns("rate")} and {*grid.columns("bandwidth")}):
         return
     found = odd_ones([s.values[r] / targets[r].plain for r in rows], known)
