@@ -318,7 +318,7 @@ _EQUALS = re.compile(
 
 
 def each(report: Report) -> Iterator[Finding]:
-    """A figure of one GPU or user beside that of all, and a figure in two units: it asks where no count lies between."""
+    """A figure of one GPU or user beside that of all, and one in two units: it asks where no count lies between."""
     for row in report.rows:
         for kind in ("rate", "bandwidth", "tokens_per_s", "items_per_s"):
             held = [q for q in row.of(kind) if q.exact and q.value.mid and not on_sheet(row, q)]
