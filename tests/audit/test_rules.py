@@ -38,6 +38,21 @@ TABULAR = (
     "GPU (A100 40GB, 1555 GB/s) & ms & HBM bandwidth, GB/s \\\\ \\hline\n"
     "naive & 1.92 & 559 \\\\\nfused & 0.60 & {} \\\\\n"
 )
+JOULES = "gpu,power_w,tokens_per_s,tokens_per_joule\na,312,1480,4.74\nb,548,3260,5.95\nc,301,980,{}\nd,388,1190,3.07\n"
+AT_ONCE = "concurrency,tpot_ms,output_tok_s\n1,10.96,91.2\n4,11.70,342\n16,13.27,{}\n64,18.71,3420\n"
+TRAFFIC = (
+    "k,us,read_mb,write_mb,gbps\na,412,268.4,134.2,977.2\nb,248,134.2,134.2,1082\nc,221,134.2,134.2,1214\n"
+    "d,205,134.2,134.2,{}\n"
+)
+RANKS = "| metric | value |\n|-|-|\n| p50 | 455 ms |\n| p95 | {} ms |\n| p99 | 1130 ms |\n"
+STAGES = "run,read_ms,run_ms,total_ms\na,12.1,40.2,52.3\nb,11.8,39.9,51.7\nc,12.3,41.0,{}\nd,12.0,40.5,52.5\n"
+OF_HEAD = (
+    "| v | DRAM GB/s | % of 2039 GB/s |\n|---|---|---|\n| a | 812 | 39.8 |\n| b | 1304 | 64.0 |\n| c | 1683 | {} |\n"
+)
+GPU_HEADS = (
+    "| x | img/s (1 GPU) | img/s (8 GPUs) | efficiency |\n|-|-|-|-|\n| a | 312 | 2341 | 93.8 % |\n"
+    "| b | 289 | 1988 | 86.0 % |\n| c | 301 | 2119 | {} |\n| d | 335 | 2586 | 96.5 % |\n"
+)
 CASES = [
     # name, rule, wrong, right
     ("bus bandwidth", "bus bandwidth", BUS.format("880"), BUS.format("616")),
@@ -156,7 +171,7 @@ CASES = [
     ),
     (
         "served",
-        "throughput",
+        "tokens/s",
         "Completed requests: 300\nDuration (s): 25.0\nGenerated tokens: 60000\nRequest throughput (req/s): 12.0\n"
         "Output throughput (tok/s): 3100.0",
         "Output throughput (tok/s): 2400.0",
@@ -174,12 +189,7 @@ CASES = [
         "The table of 40M rows takes 20.5 GB in FP32 and 3.1 GB in FP8.",
         "The table of 40M rows takes 20.5 GB in FP32 and 5.2 GB in FP8.",
     ),
-    (
-        "work in a time",
-        "arithmetic",
-        "2199.0 GFLOP in 15.0 ms = 171.6 TFLOPS",
-        "2199.0 GFLOP in 15.0 ms = 146.6 TFLOPS",
-    ),
+    ("work in a time", "rate", "2199.0 GFLOP in 15.0 ms = 171.6 TFLOPS", "2199.0 GFLOP in 15.0 ms = 146.6 TFLOPS"),
     (
         "a record of two variants",
         "ratio",
@@ -192,6 +202,19 @@ CASES = [
         "Ours takes 2.5 ms, the library 6.0 ms, which makes it 3.4x faster.",
         "Ours takes 2.5 ms, the library 6.0 ms, which makes it 2.4x faster.",
     ),
+    (
+        "cost",
+        "cost",
+        "8 H100s ran for 30 hours at $2.50 per GPU-hour, which is $900.",
+        "8 H100s ran for 30 hours at $2.50 per GPU-hour, which is $600.",
+    ),
+    ("any units that balance", "product", JOULES.format("4.26"), JOULES.format("3.26")),
+    ("sequences at once", "tokens/s", AT_ONCE.format("1602"), AT_ONCE.format("1206")),
+    ("read and written", "bandwidth", TRAFFIC.format("1709"), TRAFFIC.format("1309")),
+    ("percentiles", "order", RANKS.format("440"), RANKS.format("840")),
+    ("sum of columns", "sum", STAGES.format("63.3"), STAGES.format("53.3")),
+    ("share of the peak in a head", "share of peak", OF_HEAD.format("92.5"), OF_HEAD.format("82.5")),
+    ("GPUs in the heads", "ratio", GPU_HEADS.format("78.0 %"), GPU_HEADS.format("88.0 %")),
 ]
 
 
@@ -292,6 +315,39 @@ ASKED = [
         "11.5 ms | 747",
     ),
     ("bound", RUN, "4.5", "12"),
+    ("tokens/s", "The run took 183.4 s.  It made 241,300 tokens, {} tokens/s.", "1,613", "1,316"),
+    ("energy", "Each of the four cards drew 700 W for 10 hours, {} kWh in all.", "38", "28"),
+    ("memory", "Adam keeps 16 bytes per parameter. For a 7B-parameter model that is {} GB.", "172", "112"),
+    ("ratio", "Plain decoding runs at 31.5 tokens/s. A draft makes it 84.7 tokens/s, a {}x speedup.", "3.26", "2.69"),
+    ("ratio", "We measured 96 TOPS and 271 TOPS in INT8 and 84 TFLOPS in FP16: {}x faster.", "4.2", "3.2"),
+    ("ratio", "It serves 61 instead of 34 users, {}x as many.", "2.8", "1.8"),
+    ("ratio", "Kernel time fell from 812 µs to 455 µs. That is a speedup of {}.", "2.18", "1.78"),
+    ("total", "Queueing takes 14 ms, prefill 212 ms, decode 1480 ms; in total {} ms.", "1915", "1706"),
+    ("total", "We saw 1.31x, 1.18x, 1.44x and 1.09x, a geometric mean of {}x.", "1.49", "1.25"),
+    ("total", "42 % of the step is GEMM, 23 % attention, 17 % waiting and {} % the rest.", "28", "18"),
+    (
+        "product",
+        "Batch 4, accumulation 8, 16 GPUs, sequence length 2048: {} tokens per step.",
+        "2,097,152",
+        "1,048,576",
+    ),
+    ("product", "On 8 H200 it makes 3,620 tokens/s, i.e. {} tokens/s per GPU.", "552.5", "452.5"),
+    ("product", "At batch 64 it makes 3,840 tokens/s, so each user sees {} tokens/s.", "80", "60"),
+    ("product", "It serves 14,200 tokens/s, i.e. {} billion tokens a day.", "2.23", "1.23"),
+    ("limit", "An A6000 cannot exceed 59 tokens/s. We get {} tokens/s.", "74", "47"),
+    (
+        "headline",
+        "INT4 is up to {}x faster.\n\n| M | a us | b us | gain |\n|-|-|-|-|\n| 1 | 96.4 | 28.1 | 3.43x |\n"
+        "| 8 | 97.0 | 29.9 | 3.24x |\n| 32 | 99.8 | 40.6 | 2.46x |\n",
+        "4.43",
+        "3.43",
+    ),
+    (
+        "proportion",
+        "|x|algbw GB/s|busbw GB/s|\n|-|-|-|\n|a|92.0|161.0|\n|b|195.7|342.5|\n|c|254.1|{}|\n|d|272.4|476.7|\n",
+        "384.6",
+        "444.7",
+    ),
     ("traffic", MOVED, "0.177", "0.577"),
     ("compression", SIZES, "0.5", "1.0"),
     (

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from expertile.audit.facts import BITS, facts
 from expertile.audit.finding import ACCUSATIONS, QUESTION, VERDICTS, Finding
 from expertile.audit.report import Report
-from expertile.audit.rules import claims, equations, laws, links, peaks, ratios, serving, totals
+from expertile.audit.rules import claims, columns, equations, laws, links, peaks, serving, told
 from expertile.device import Device
 
 RULES = (
@@ -16,14 +16,17 @@ RULES = (
     peaks.shares,
     peaks.sparse_peaks,
     links.links,
-    laws.laws,
-    ratios.grids,
-    ratios.sentences,
+    columns.columns,
+    laws.rows,
+    laws.steps,
+    laws.each,
+    told.ratios,
+    told.orders,
+    told.headlines,
     equations.equations,
-    totals.totals,
+    told.totals,
     serving.mfu,
     serving.decoding,
-    serving.served,
     claims.compression,
     claims.equal_work,
     claims.ranges,
@@ -94,6 +97,8 @@ def _causes(found: list[Finding]) -> list[Finding]:
         # A time under the bound and a rate above the peak, side by side, are one cause.
         same = f.rule == "bound" and any(k.rule == "peak" and abs(k.line - f.line) <= 6 for k in kept)
         same |= f.rule == "total" and any(k.line in f.lines for k in kept)
+        same |= f.rule == "arithmetic" and any(k.line == f.line and k.quote.split(", ")[0] in f.quote for k in kept)
+        same |= f.verdict == QUESTION and any(k.line == f.line and k.verdict != QUESTION for k in kept)
         if not (figures & seen or same):
             seen |= figures
             kept.append(f)

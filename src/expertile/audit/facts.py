@@ -11,7 +11,7 @@ _NAMES = {
     "m": r"M|m",
     "n": r"N|n",
     "k": r"K|k",
-    "batch": r"(?i:(?:(?:global|micro|max|per[- ]gpu) )?batch(?:[ _-]?size)?|bsz?|num[ _]seqs|--batch-size)|B",
+    "batch": r"(?i:(?:(?:global|micro|mini|max|per[- ]gpu)[ _-])?batch(?:[ _-]?size)?|bsz?|num[ _]seqs|--batch-size)|B",
     "heads": r"(?i:(?:num|n|number of|attention|query|q)[ _]?heads?|heads?|n_?heads?|num_attention_heads)|H",
     "seq": r"(?i:(?:--)?seq(?:uence)?(?:[ _-]?len(?:gth)?)?|seqlen(?:_[qk])?|context(?:[ _-]?len(?:gth)?)?|n_ctx)|S|L",
     "head_dim": r"(?i:head[ _-]?dim(?:ension)?s?|headdim|head[ _-]size|hdim|d_head|dim per head)|D",
@@ -21,11 +21,16 @@ _NAMES = {
     "topk": r"(?i:top[ _-]?k)",
     "tokens": r"(?i:(?:total|num|n|number of|#)?[ _]?(?:(?:input|output|generated) )?tokens)|T",
     "gpus": r"(?i:(?:num|n|number of|#)?[ _]?(?:gpus|devices|ranks)|world[ _]size|tp|tensor[ _-]parallel)",
+    "accum": r"(?i:(?:grad(?:ient)?[ _-]?)?accum(?:ulation)?(?:[ _-]?steps)?)",
+    "concurrency": r"(?i:(?:max[ _])?concurren(?:cy|t[ _](?:requests|users|clients))|"
+    r"(?:num[ _])?(?:users|clients|streams)|#?running(?:[- ]req\w*)?)",
     "size": r"(?i:(?:matrix |problem )?(?:size|dim(?:ension)?s?|shape)|dimensions ?\(m ?= ?n ?= ?k\)|matrix)",
 }
 _INT = r"\d{1,3}(?:,\d{3})+|\d+[kK]?(?![\w%]|\.\d)"
 # "Batch Size (B): 16", "batch=16", "--batch 16"; a word in brackets may stand between, and a space for the sign.
-_SPACE = dict.fromkeys(("batch", "seq", "head_dim", "hidden", "topk"), r"|(?<=[A-Za-z]{2})\s+")
+_SPACE = dict.fromkeys(
+    ("batch", "heads", "seq", "head_dim", "hidden", "topk", "accum", "concurrency"), r"|(?<=[A-Za-z]{2})\s+"
+)
 _KEYED = {
     name: re.compile(
         rf"(?<![\w.*×·])(?<!\w-)(?:{form})(?:(?:\s*\([A-Za-z_]+\))?\s*(?:[:=]|==|\bof\b|\bis\b)\s*\(?"
@@ -37,18 +42,26 @@ _COUNTED = {
     "experts": re.compile(rf"(?P<v>{_INT})[ -](?i:experts)\b(?! ?=)"),
     "heads": re.compile(rf"(?P<v>{_INT})[ -](?i:(?:attention |query )?heads)\b(?! ?=)"),
     "batch": re.compile(rf"(?i:batch of )(?P<v>{_INT})|\b[bB][sS](?P<w>\d+)\b"),
+    "concurrency": re.compile(rf"(?i)(?P<v>{_INT}) (?:concurrent|parallel|simultaneous) \w+"),
     "gpus": re.compile(
-        r"\b(?P<v>\d{1,5}) ?(?:(?:[x×*] ?-?|(?=[AHB]\d{2,3}s?\b))"
+        r"(?<![.,\d])\b(?P<v>\d{1,5}) ?(?:(?:[x×*] ?-?|(?=[AHB]\d{2,3}s?\b))"
         r"(?:(?:NVIDIA |Nvidia |AMD |Tesla )?(?:[A-Z]{1,3}\d{2,4}\w*|RTX|GTX))|"
-        r"[x×*-]? ?(?i:(?:\w+ )?gpus?|gcds?))\b"
+        r"[x×*-]? ?(?i:(?:(?!per )\w+ )?gpus?|gcds?|cards\b|ranks\b))\b"
     ),
 }
 # Cheap tests, since most lines state no size.
 _ASSIGNED = re.compile(r"[A-Za-z_)]\s*(?:[:=]|of |is )\s*\(?\d")
-_WORDED = re.compile(r"(?i)batch|seq|context|head|hidden|top[ -]k|experts|gpu|gcd|\bbs\d|\d ?[x×*] ?-?[A-Z]|\d [AHB]\d")
+_WORDED = re.compile(
+    r"(?i)batch|accum|concurren|parallel|simult|users|running|seq|context|head|hidden|top[ -]k|experts|gpu|gcd|card|"
+    r"rank|\bbs\d|\d ?[x×*] ?-?[A-Z]|\d [AHB]\d"
+)
 _CHAIN = re.compile(rf"(?<![\w*×·])(?P<names>[MNKmnk](?:\s*=\s*[MNKmnk]){{1,2}})\s*[=:)]+,?\s*(?P<v>{_INT})")
 _TUPLE = re.compile(
     r"(?<![\d.x×*])(?P<a>\d{1,7})\s*[x×*,]\s*(?P<b>\d{1,7})(?:\s*[x×*,]\s*(?P<c>\d{1,7}))?(?![\d.]*\d|\s*[x×*]\s*\d)"
+)
+_TIMES = re.compile(
+    r"(?<![\dx×])\(?(?P<m>\d{2,6}) ?[x×] ?(?P<k>\d{2,6})\)? ?(?:times|by|@|\*|·|and|with a) ?"
+    r"\(?(?P<l>\d{2,6}) ?[x×] ?(?P<n>\d{2,6})(?![\dx×])"
 )
 _PRODUCT = re.compile(r"\d\s*[x×*,]\s*\d")
 _CUBE = re.compile(r"\b(?P<a>\d{2,6}) ?(?:\^ ?3|³)")
@@ -108,6 +121,10 @@ class Facts:
         return self.stated.get(what, ())
 
 
+_DIGITS = {"two": "2", "four": "4", "eight": "8", "sixteen": "16"}
+_SPELLED = re.compile(r"(?i)\b(?:two|four|eight|sixteen)\b(?=(?: \w+)? (?:gpus|cards|ranks|devices|[AHB]\d{2,3}s?\b))")
+
+
 def _int(text: str) -> float:
     value = text.replace(",", "")
     return float(value[:-1]) * 1024 if value[-1] in "kK" else float(value)
@@ -117,6 +134,7 @@ def _int(text: str) -> float:
 def facts(text: str) -> Facts:
     """The facts that `text` states. A size that is not named is none."""
     stated: dict[str, list[Any]] = {"formats": _formats(text), "devices": find_in_text(text)}
+    text = _SPELLED.sub(lambda m: _DIGITS[m[0].lower()], text)
     if any(c.isdigit() for c in text):
         for m in _CHAIN.finditer(text):
             for name in re.findall(r"[mnk]", m["names"].lower()):
@@ -126,6 +144,10 @@ def facts(text: str) -> Facts:
             for name, pattern in forms.items() if may_be else ():
                 values = (_int(m["v"] or m.groupdict().get("w") or "0") for m in pattern.finditer(text))
                 stated.setdefault(name, []).extend(filter(None, values))
+    for m in _TIMES.finditer(text):  # "4096x1024 times 1024x512"
+        if m["k"] == m["l"]:
+            for name in "mnk":
+                stated.setdefault(name, []).append(_int(m[name]))
     # "1,024" is one number; a product counts from 2 on.
     found = _TUPLE.finditer(text) if _PRODUCT.search(text) else ()
     tuples = [m for m in found if "," not in m[0] or text[max(0, m.start() - 1)] in "([{"]
@@ -138,7 +160,7 @@ def facts(text: str) -> Facts:
 @lru_cache(maxsize=4096)
 def size_of_name(header: str) -> str | None:
     """The size that a column or key of this name holds: "Batch Size (B)" -> "batch"; None for any other."""
-    name = re.sub(r"\s*\([A-Za-z_ ]+\)\s*$", "", header.strip().replace("_", " ")).strip()
+    name = re.sub(r"\s*(?:\([A-Za-z_ ]+\)|(?:/|per) ?GPU)\s*$", "", header.strip().replace("_", " ")).strip()
     for size, form in _NAMES.items():
         if re.fullmatch(form.replace("_", " "), name) or re.fullmatch(form, header.strip()):
             return size

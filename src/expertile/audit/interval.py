@@ -68,7 +68,9 @@ FAR = 1.25  # a miss by less may be another convention, clock or part
 _TIGHT = 0.15  # an interval wider than this confirms nothing
 
 
-def odd_ones(factors: Sequence[Interval | None], usual: Sequence[float] = ()) -> tuple[float, list[int]] | None:
+def odd_ones(
+    factors: Sequence[Interval | None], usual: Sequence[float] = (), fit: float = FIT
+) -> tuple[float, list[int]] | None:
     """The factor that nearly all rows share, and the rows that do not; None where there is no such factor.
 
     A factor of `usual` needs two rows that agree beside one that does not, any other three. Two in three must agree.
@@ -77,7 +79,7 @@ def odd_ones(factors: Sequence[Interval | None], usual: Sequence[float] = ()) ->
     tight = [f for _, f in held if f.width < _TIGHT]
     fits, common, value = 0, True, 1.0
     for common_here, candidate in [*((True, u) for u in usual), *((False, f.mid) for f in tight)]:
-        agree = sum(f.meets(candidate, FIT) for f in tight)
+        agree = sum(f.meets(candidate, fit) for f in tight)
         if agree > fits:
             fits, common, value = agree, common_here, candidate
     odd = [i for i, f in held if not f.meets(value, ODD)]

@@ -26,6 +26,7 @@ class Quantity:
     per_device: bool = False
     start: int = 0
     end: int = 0
+    noun: str = ""
 
     @property
     def plain(self) -> Interval:
@@ -40,7 +41,7 @@ class Quantity:
 _ABOUT = re.compile(r"(?i)(?:~|≈|∼|about|around|roughly|approx(?:imately|\.)?|nearly|almost|circa|ca\.|some) ?[(*]*$")
 _BOUND = re.compile(
     r"(?i)(?:(?<![-=])>|<|≥|≤|up to|over|more than|at least|less than|under|below|above|exceed(?:s|ing)?|"
-    r"as (?:much|little|low|high) as|at most|beyond|max(?:imum)?(?: of)?|within|every|each|±|\+/?-|\+-) ?=? ?[(*]*$"
+    r"as (?:much|little|low|high) as|at most|beyond|max(?:imum)?(?: of)?|within|\bevery|\beach|±|\+/?-|\+-) ?=? ?[(*]*$"
 )
 _FIGURE = re.compile(
     rf"(?<![\w.^])(?<!\d[-–,])(?<![A-Za-z][-/])(?P<a>[-+−]?{NUMBER})(?P<range> ?(?:-|–|—|to|\.\.\.?) ?(?P<b>{NUMBER}))?"
@@ -54,11 +55,16 @@ _SYMBOLS = (
 _MARKS = re.compile(r"\*\*|__|`|\$+|</?[a-zA-Z][^<>]*>|!?\[(?=[^\]]*\]\()|\]\((?:[^()]*)\)")
 
 
+# A dollar before a figure that no dollar ends as LaTeX would.
+_PRICE = re.compile(r"\\?\$(?=\d[\d.,]*)(?![^$\n]*[^\s$|(]\$(?!\d))")
+
+
 @lru_cache(maxsize=20000)
 def clean(text: str) -> str:
     """`text` without Markdown's and LaTeX's marks."""
     if not any(mark in text for mark in "*_`$<[\\&\u00a0\u202f"):
         return text
+    text = _PRICE.sub("€", text)
     text = _MARKS.sub("", _LATEX.sub(r" \1", text.replace("{,}", ",")))
     for mark, plain in _SYMBOLS:
         text = text.replace(mark, plain)
@@ -78,11 +84,19 @@ def _unit_at(text: str, at: int) -> tuple[Unit, int] | None:
     return None
 
 
+def _price(text: str, at: int) -> tuple[Unit, int]:
+    """The unit of "€2.40 per GPU-hour", "€1.2/h" and "€9,523"."""
+    unit, length = match_unit("USD" + text[at : at + 40]) or (NO_UNIT, 3)
+    return unit, at + length - 3
+
+
 _KEY = re.compile(r"(?:^|[,;|(\[{]|\s{2,}|\. |\t)\s*(?P<key>[A-Za-z%#][^:=|,;{}]{0,58}?)\s*[:=]+>?\s*[(\[~≈\"']*$")
 # What shows that a figure without a unit is a part of something else.
 _IN_TEXT, _IN_CELL = re.compile(r" ?[x×*] ?\d|[-/:]\d|\w"), re.compile(r"\s?[x×*/:]\s*\d|-\d|\w|\s\w{2}")
 _BLANK, _MARKS_ONLY = re.compile(r"\s{3,}"), re.compile(r"[~≈<>≥≤(\s]*")
 _FACTOR = re.compile(r"[\d)] ?[×*/] ?\(?$|[\d)] x $")
+_FACTOR_OF = re.compile(r"(?i)(?:speed-?up|factor)(?: factor)? (?:of|is|was) (?:about |around )?\W*$")
+_LIST = re.compile(rf"(?:(?:{NUMBER}, ?)+{NUMBER},? (?:and|or)|{NUMBER} and) $")
 _TRAILING_KEY = re.compile(r"(?P<key>[A-Za-z_][\w./%-]*)\s*[:=]\s*[(\[~≈\"']*$")
 
 
@@ -103,7 +117,11 @@ def quantities(text: str, line: int, cell: Unit | None = None) -> list[Quantity]
         if not key or re.search(r"\d\.\d", key["key"]):  # a sentence, no key
             key = None if cell else _TRAILING_KEY.search(before)
         name = (key["key"] if key else "").strip()
+        priced = text[m.start() - 1 : m.start()] == "€"
         named, own = cell if first else unit_of_name(name), _unit_at(text, m.end())
+        own = _price(text, m.end()) if priced else own
+        if own is None and cell is None and _FACTOR_OF.search(before) and not m["b"]:
+            own = Unit("ratio", 1.0, 1.0), m.end()  # "a speed-up of 2.1"
         # "32-4 ms" is a range, "2024-05 run" is not.
         if own is None and m["b"] and not m["range"].strip().startswith("to"):
             continue
@@ -128,11 +146,19 @@ def quantities(text: str, line: int, cell: Unit | None = None) -> list[Quantity]
         sure = not (bound or ranged or based or (m["b"] and not rose) or (of.kind != "percent" and m["a"][0] in "-−"))
         if rose:  # "from 1,850 to 2,405 tokens/s" are two figures
             shown, at = f"{m['a']} {text[m.end() : end].strip()}", m.start("b")
-            parts = (after, -1, sure, of.per_device, m.start(), m.end("a"))
+            parts = (after, -1, sure, of.per_device, m.start(), m.end("a"), of.noun)
             found.append(Quantity(of.kind, value, shown, label, line, *parts))
             value, label = _value(m["b"], of), "to"
+        # "1.2, 1.4 and 1.3 ms"
+        listed = _LIST.search(text[: m.start()], past) if own and cell is None and not m["b"] else None
+        for one in re.finditer(NUMBER, text[listed.start() : m.start()]) if listed else ():
+            each = _value(one[0], of)
+            if 0.05 < each.mid / (value.mid or 1) < 20:
+                start = m.start() - len(text[listed.start() : m.start()]) + one.start() if listed else 0
+                parts = (after, -1, sure, of.per_device, start, start + len(one[0]), of.noun)
+                found.append(Quantity(of.kind, each, f"{one[0]} {text[m.end() : end].strip()}", label, line, *parts))
         shown = text[at:end].strip()
-        q = Quantity(of.kind, value, shown, label, line, after, -1, sure, of.per_device, at, end)
+        q = Quantity(of.kind, value, shown, label, line, after, -1, sure, of.per_device, at, end, of.noun)
         found.append(q)
     return found
 
@@ -148,7 +174,8 @@ _METRIC = re.compile(
     r"tokens?|tok|rate|speed|compute|wall|clock|memory|mem|iter(?:ation)?|step|value|images?|samples?|ips|tps)\b"
 )
 _STATISTIC = re.compile(
-    r"\b(?:avg|average|mean|median|min(?:imum)?|max(?:imum)?|best|worst|p\d\d|std|first|last|peak)\b"
+    r"\b(?:avg|average|mean|median|min(?:imum)?|max(?:imum)?|best|worst|p\d\d|\d\d(?:\.\d+)?th|std|first|last|peak)\b|"
+    r"\b\d\d(?:\.\d+)? ?%"
 )
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from expertile.audit.blocks import Block, Table, is_numeric
 from expertile.audit.facts import Facts, facts, size_of_name
-from expertile.audit.quantity import Quantity, clean, quantities, same_statistic, stem
+from expertile.audit.quantity import Quantity, clean, quantities
 from expertile.audit.read import read, repair
 from expertile.audit.units import NO_UNIT, unit_of_name
 from expertile.device import Device
@@ -53,12 +53,6 @@ class Row:
         held = self.of(kind)
         return held[0] if len(held) == 1 and held[0].exact and held[0].value.mid > 0 else None
 
-    def mean(self, kind: str) -> Quantity | None:
-        """The one figure of a kind, or the one that is called the mean of several."""
-        called = [q for q in self.of(kind) if re.search(r"(?i)\b(?:avg|average|mean)\b", q.label)]
-        good = len(called) == 1 and called[0].exact and called[0].value.mid > 0
-        return self.only(kind) or (called[0] if good and self.kind == "record" else None)
-
     def parts(self) -> list["Row"]:
         """A sentence that says the same of several ("19 ms (3,368/s), the other 33 ms (2,940/s)") as a row for each."""
         kinds = [q.kind for q in self.quantities]
@@ -69,6 +63,10 @@ class Row:
         periods += [3] if len(kinds) > 3 and len(kinds) % 3 == 0 and changes else []
         starts = range(0, len(kinds), periods[0]) if periods and self.kind == "line" else ()
         rows = [replace(self, quantities=self.quantities[s : s + periods[0]]) for s in starts]
+        if not rows and self.kind == "line" and "; " in self.text:
+            marks = [0, *(m.end() for m in re.finditer("; ", self.text)), len(self.text)]
+            held = [[q for q in self.quantities if a <= q.start < b] for a, b in itertools.pairwise(marks)]
+            rows = [replace(self, quantities=of) for of in held if of] if sum(len(of) > 1 for of in held) > 1 else []
         for row in rows:
             row.report = self.report
         return rows or [self]
@@ -183,18 +181,6 @@ class Grid:
     def body(self) -> list[Row]:
         return [row for row in self.rows if not row.summary]
 
-    def pairs(self, a: str, b: str, any_pair: bool = False) -> list[Cells]:
-        """The rows' figures of kinds `a` and `b`, for each two columns that belong together: alone of their kinds, or
-        named alike; or of any two columns."""
-        first, second = self.columns(a), self.columns(b)
-        alone = any_pair or len(first) == len(second) == 1
-        found = []
-        for i, j in itertools.product(first, second):
-            names = self.header[i], self.header[j]
-            if same_statistic(*names) and (alone or stem(names[0]) == stem(names[1])):
-                found.append([(r, p, q) for r in self.body if (p := r.figure(i, a)) and (q := r.figure(j, b))])
-        return [cells for cells in found if cells]
-
     @lru_cache  # noqa: B019
     def columns(self, *kinds: str) -> list[int]:
         """The columns that hold one of `kinds` in at least half of their rows."""
@@ -207,10 +193,11 @@ _SUMMARY = re.compile(
     r"(?i)^\W*(?:(?:overall|grand)\s+)?(?:average|avg\.?|mean|geo(?:metric|\.)?-?\s?mean|total|sum|median|overall|all)\b"
 )
 _SENTENCE = re.compile(r"\S.*?(?:[.!?](?=\s+(?:[a-z]{0,2}[A-Z]|p\d\d\b|[*(\[#])|\s*$)|(?<=[a-z]{4})\.(?=\s+\d)|$)")
+_STOP = re.compile(r"[a-z%)]\. [A-Z][a-z]+ ")
 _REACH = 60  # lines
 RATIO = re.compile(
     r"(?i)speed-?\s?up|\bratio\b|\brelative\b|\brel\b|slow-?\s?down|improvement|\bgain\b|faster|\bvs\.?\b|\bfactor\b|"
-    r"normalized|\w ?/ ?\w|[x×] (?:baseline|over\b)"
+    r"normalized|\w ?/ ?(?!(?i:gpus?|device|card|s|sec|second)\b)\w|[x×] (?:baseline|over\b)"
 )
 _PER_TOKEN = re.compile(r"(?i)\b(?:tpot|itl|inter-?token|per[ _-](?:output[ _-])?token)\b")
 
@@ -248,10 +235,12 @@ class Report:
         for at, (number, raw) in enumerate(table.rows):
             row = Row("table", number, "", [], index)
             cells = [clean(c) for c in raw]
+            by_row = unit_of_name(cells[0]) if re.search(r"[(\[].+[)\]]\s*$", cells[0]) else None
             for column, (cell, name) in enumerate(zip(cells, header, strict=True)):
                 size = size_of_name(name.upper() if short and len(name) == 1 else name)
                 plain = re.fullmatch(r"\s*(\d[\d,]*)([kK]?)\s*", cell)
-                unit = units[column] or NO_UNIT
+                # "TTFT (ms)" before the row's figures is their unit.
+                unit = units[column] or (by_row if column else None) or NO_UNIT
                 if size and plain and unit.kind in ("number", "other"):
                     row.own[size] = float(plain[1].replace(",", "")) * (1024 if plain[2] else 1)
                     continue
@@ -266,7 +255,7 @@ class Report:
                 row.quantities += [_kind(figures[0]), *figures[1:]] if figures else []
             row.text = "; ".join(f"{h}: {c}" for h, c in zip(header, cells, strict=True) if c)
             rows.append(row)
-        kinds = {q.kind for row in rows for q in row.quantities}
+        kinds = {q.kind for row in rows for q in row.quantities if q.column}
         if len(header) == 2 and rows and unit_of_name(header[1]) is None and len(kinds) != 1:
             # A table of key and value is a set-up or one record.
             pairs = [(number, clean(f"{cells[0]}: {cells[1]}")) for number, cells in table.rows]
@@ -295,6 +284,19 @@ class Report:
                 record = {}
             if key:
                 record[key[1].lower()] = row
+
+    def after(self, grid: Grid) -> list[Row]:
+        """The line below lines alike, its figures in their columns where it has as many of each kind."""
+        last = grid.rows[-1].line
+        row = next((r for r in self.lines_of_text if r.block == grid.block and last < r.line <= last + 2), None)
+        columns = {q.kind: q.column for q in reversed(grid.rows[-1].quantities)}
+        if row is None or not re.search(
+            r"(?i)^\W*(?:grand |overall )?(?:total|sum|average|avg|mean|median)\b", row.text
+        ):
+            return []
+        summary = replace(row, quantities=[replace(q, column=columns.get(q.kind, -1)) for q in row.quantities])
+        summary.report, summary.summary = self, True  # type: ignore[misc]
+        return [summary]
 
     def bytes_near(self, row: Row) -> list[Quantity]:
         """The bytes that the row's block or the text right above it states."""
@@ -350,7 +352,11 @@ def _alike(lines: list[Row]) -> Iterator[Grid]:
             rows = sorted([*rows, *(bare if len(bare) == 1 else ())], key=lambda row: row.line)
             labels = max((tuple(q.label for q in row.quantities) for row in rows), key=len)
             numbered = [[replace(q, column=c) for c, q in enumerate(row.quantities)] for row in rows]
-            yield Grid(block, labels, [replace(r, quantities=q) for r, q in zip(rows, numbered, strict=True)], False)
+            sized = [
+                {n: v[0] for n, v in r.facts.stated.items() if len(v) == 1 and isinstance(v[0], float)} for r in rows
+            ]
+            held = [replace(r, quantities=q, own=o) for r, q, o in zip(rows, numbered, sized, strict=True)]
+            yield Grid(block, labels, held, False)
 
 
 def _sections(blocks: list[Block]) -> list[tuple[int, ...]]:
@@ -377,6 +383,11 @@ def _lines(index: int, block: Block) -> list[Row]:
     """The lines of a list or of preformatted text; the sentences of a paragraph, which may run over its lines."""
     if block.kind != "prose":
         cleaned = [(line.number, clean(line.text)) for line in block.lines]
+        # A paragraph in one line, as in LaTeX.
+        parts = [
+            (n, _SENTENCE.findall(text) if len(text) > 90 and _STOP.search(text) else [text]) for n, text in cleaned
+        ]
+        cleaned = [(n, part) for n, some in parts for part in some] if block.kind == "code" else cleaned
         return [Row("line", n, text, quantities(text, n), index) for n, text in cleaned if text.strip()]
     joined, starts = "", list[int]()
     for line in block.lines:

@@ -1,28 +1,79 @@
 """Units as reports write them, and the kind of quantity that each means."""
 
 import re
+from collections import Counter
 from dataclasses import dataclass
 from functools import lru_cache
 
-# Kinds: time (s), rate (FLOP/s), bandwidth (B/s), bytes, tokens_per_s, items_per_s, s_per_token, ratio, percent, count,
-# flop, other (a unit that no rule uses), number (no unit at all).
+# Kinds of quantity and their dimensions. Those without are ratio, percent, other (a unit that no rule uses) and number
+# (no unit at all). A kind that is not named here is spelled out: "B/param", "$/token".
+DIMENSIONS = {
+    "time": "s",
+    "rate": "flop/s",
+    "bandwidth": "B/s",
+    "bytes": "B",
+    "flop": "flop",
+    "intensity": "flop/B",
+    "tokens_per_s": "token/s",
+    "items_per_s": "item/s",
+    "s_per_token": "s/token",
+    "s_per_item": "s/item",
+    "tokens": "token",
+    "items": "item",
+    "params": "param",
+    "power": "J/s",
+    "energy": "J",
+    "money": "$",
+}
+_KINDS = {dimension: kind for kind, dimension in DIMENSIONS.items()}
+UNTYPED = ("ratio", "percent", "number", "other")
+
+
+@lru_cache(maxsize=256)
+def powers_of(kind: str) -> Counter[str]:
+    """The powers of a kind's units: "B/param" -> {"B": 1, "param": -1}. A ratio has none."""
+    powers = Counter[str]()
+    for i, side in enumerate(DIMENSIONS.get(kind, kind).split("/") if kind not in UNTYPED else ()):
+        for unit in filter(None, side.split("*")):
+            powers[unit] += 1 - 2 * i
+    return powers
+
+
+def kind_of(powers: Counter[str]) -> str:
+    """The kind whose units have these powers; "ratio" where they cancel."""
+    sides = ("*".join(sorted(u for u, p in powers.items() for _ in range(sign * p))) for sign in (1, -1))
+    text = "/".join(sides).rstrip("/")
+    return _KINDS.get(text, text) or "ratio"
+
+
+@lru_cache(maxsize=4096)
+def product(a: str, b: str, sign: int = 1) -> str:
+    """The kind of `a` × `b`, with `sign` -1 of `a` ÷ `b`."""
+    powers = Counter(powers_of(a))
+    for unit, power in powers_of(b).items():
+        powers[unit] += sign * power
+    return kind_of(powers)
+
+
 _TEN = {"": 1.0, "b": 1e9, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12, "p": 1e15, "e": 1e18}
-_TWO = {"": 1.0, "k": 2.0**10, "m": 2.0**20, "g": 2.0**30, "t": 2.0**40, "p": 2.0**50, "e": 2.0**60}
-_PER_S = r"(?:/ ?(?:s|sec|second)s?\b|ps\b| per (?:s|sec|second)\b|\*s\^?-1)"
 _TOKEN = r"(?:tokens?|toks?|tkns?|tk|words?)"
-_ITEM = (
-    r"(?:images?|imgs?|samples?|sequences?|seqs?|requests?|reqs?|iterations?|iters?|its?|steps?|frames?|examples?|"
-    r"queries|prompts?|batch(?:es)?|sentences?|records?|rows?)"
+_WHICH = r"(?:input|output|prompt|generated|new|total|completion|training|decoded)"
+_NOUNS = (
+    ("sample", r"images?|imgs?|samples?|frames?|examples?|sentences?|records?|rows?"),
+    ("request", r"requests?|reqs?|queries|query|prompts?|sequences?|seqs?"),
+    ("step", r"iterations?|iters?|its?|steps?|batch(?:es)?"),
 )
+_ITEM = "|".join(form for _, form in _NOUNS)
 # "8x A100" counts, it compares nothing.
 _NOT_RATIO = r"[AHBLVTP]\d|RTX|GTX|GH|GB|MI\d|NVIDIA|Tesla|AMD|GPU|CPU|node|larger than"
 _SECONDS = (
     (1e-9, "ns nsec nanoseconds"),
     (1e-6, "us µs μs usec usecs microseconds microsec"),
     (1e-3, "ms msec msecs millisec millisecond milliseconds"),
-    (1.0, "s sec secs second seconds"),
+    (1.0, "s sec secs second seconds Second"),
     (60.0, "min mins minute minutes"),
     (3600.0, "h hr hrs hour hours"),
+    (86400.0, "day days"),
 )
 _TIMES = {name: seconds for seconds, names in _SECONDS for name in names.split()}
 _TIME = "|".join(sorted(_TIMES, key=len, reverse=True))
@@ -30,49 +81,61 @@ _TIME = "|".join(sorted(_TIMES, key=len, reverse=True))
 
 @dataclass(frozen=True)
 class Unit:
-    """`low` and `high`: the SI value of one; they differ where a decimal and a binary prefix are both in use."""
+    """`low` and `high`: the SI value of one; they differ where a decimal and a binary prefix are both in use. `noun`:
+    what items are, "sample", "request" or "step"."""
 
     kind: str
     low: float
     high: float
     per_device: bool = False
+    noun: str = ""
 
 
 NO_UNIT = Unit("number", 1.0, 1.0)
-# In order: the first that matches wins, so the longer forms stand first.
+# In order: the first that matches wins, so the longer forms stand first. Groups: p prefix, bin "i", b byte or bit.
 _FORMS: tuple[tuple[str, str], ...] = (
-    ("s_per_token", rf"(?P<t>{_TIME}) ?(?:/|per) ?(?i:output |generated )?(?i:{_TOKEN})\b"),
-    ("tokens_per_s", rf"(?P<p>[kKM])? ?(?:(?i:{_TOKEN}) ?{_PER_S}|(?:t/s|TPS|tps|toks/s)\b)"),
-    ("items_per_s", rf"(?P<p>[kKM])? ?(?:(?i:{_ITEM})(?= ?{_PER_S})|(?:fps|FPS|qps|QPS|rps|RPS)\b)(?: ?{_PER_S})?"),
-    ("items_per_s", rf"(?:(?i:{_ITEM})) ?(?:/|per) ?(?P<t>min(?:ute)?|h(?:our)?)\b"),
-    ("s_per_item", rf"(?P<t>{_TIME}) ?(?:/|per) ?(?:(?i:{_ITEM})|prompt|layer|epoch|call|launch|kernel|op)\b"),
+    ("tokens_per_s", r"(?P<p>[kKM])? ?(?:t/s|TPS|tps)\b"),
+    ("items_per_s", r"(?P<p>[kKM])? ?(?:fps|FPS|qps|QPS|rps|RPS)\b"),
     (
         "rate",
-        r"(?P<p>(?i:[kmgtpe]|kilo|mega|giga|tera|peta)) ?(?i:(?:fl|i)ops?|ops|op(?=/))"
-        r"(?: ?/ ?(?:s|sec|second)|ps| per second)?\b(?!/(?!(?i:gpu|gcd|device|chip|card)))",
+        r"(?P<p>(?i:[kmgtpe]|kilo|mega|giga|tera|peta)) ?(?:(?i:fl|i)?[oO][pP][sS]?(?: ?/ ?| per )(?:s|sec|second)\b|"
+        r"(?i:(?:fl|i)ops|ops|flopps)\b)",
     ),
-    ("rate", r"(?P<p>[MGTP])(?i:f/s|flop/s)\b"),
-    ("bandwidth", rf"(?P<p>[KMGTkmgt])(?P<bin>i)?(?P<b>[Bb](?:ytes?)?|its?) ?{_PER_S}"),
-    ("bandwidth", r"(?P<b>[Bb]ytes?) ?(?:/ ?(?:s|sec|second)\b| per second\b)"),
-    ("other", r"(?:[KMGT]i?)?[Bb](?:ytes)?/(?:clk|clock|cycle|SM|FLOP|flop|token|param(?:eter)?|weight|element)\b"),
-    ("other", r"(?i:ops?|flops?)/(?i:byte|b|clk|clock|cycle)s?\b"),
-    ("bytes", r"(?P<p>[KMGTkmgt])(?P<bin>i)?(?P<b>B|b(?=\b)|[Bb]ytes?)\b"),
-    ("bytes", r"(?P<p>)(?P<b>[Bb]ytes?)\b"),
-    ("tokens", rf"(?P<p>[kKMBT]|[mbt](?=illion))(?:illion)? ?(?i:{_TOKEN})\b"),
+    ("rate", r"(?P<p>[MGTP])(?i:f/s)\b"),
+    ("bandwidth", r"(?P<p>[KMGTkmgt])(?P<bin>i)?(?P<b>[Bb])ps\b"),
+    ("gpu*s", r"(?i:gpu)[ -]?(?P<t>h|hours?|hrs?|days?)\b"),
+    ("flop", r"(?P<p>(?i:[kmgtpe])|)(?:FLOPs?|(?i:[kmgtpe])flop|flops?(?= ?/ ?(?i:b|byte)))\b"),
+    ("flop", r"(?P<p>)[Oo]ps?(?= ?/ ?(?i:b|byte)s?\b)"),
+    ("bytes", r"(?P<p>[KMGTkmgt])(?P<bin>i)?(?P<b>B|bits?|b(?=\b)|[Bb]ytes?)\b"),
+    ("bytes", r"(?P<p>)(?P<b>[Bb]ytes?|B(?=/s))\b"),
+    ("tokens", rf"(?P<p>[kKMBT]|[mbt](?=illion))?(?:illion)? ?(?:{_WHICH} )?(?i:{_TOKEN})\b"),
+    ("items", rf"(?P<p>[kKM])? ?(?P<noun>(?i:{_ITEM}))\b(?= ?(?:/|per)|(?<=s)\b(?<!its)(?<!rows)(?<!records))"),
+    ("items", r"(?P<noun>[A-Za-z]{3,16})(?= ?(?:/ ?|per )(?:[num]?s|sec|second)\b)"),
     ("params", r"(?P<p>[BMTkKG])(?:illion)?\b(?: ?-?(?:param(?:eter)?s?|weights))?"),
-    ("other", r"(?:[kMGT]?Hz|mW|kW|W|Watts?|kWh|Wh|J|mJ|°C|V|mm2|mm²|nm|dB|RPM|USD|EUR|cents?)\b"),
+    ("power", r"(?P<p>[mk])?(?:W|[Ww]atts?)\b"),
+    ("energy", r"(?P<p>[mkM])?(?:(?P<h>Wh)|J|[Jj]oules?)\b"),
+    ("money", r"(?:USD|EUR|dollars?)\b"),
+    ("other", r"(?:[kMGT]?Hz|°C|V|mm2|mm²|nm|dB|RPM|cents?)\b"),
     ("other", r"(?:cycles|clocks|clk|instructions|warps|threads|blocks|SMs?|cores|registers|layers|heads|epochs)\b"),
-    ("time", rf"(?P<t>{_TIME})\b(?! ?/ ?[A-Za-z])"),
+    ("time", rf"(?P<t>{_TIME})\b"),
     ("percent", r"%|percent\b|pct\b"),
     (
         "ratio",
-        rf"[x×X](?![\w(])(?! ?(?:\d|{_NOT_RATIO}))|times (?=faster|slower|higher|lower|more|less|fewer|the )|-?fold\b",
+        rf"[x×X](?![\w(])(?! ?(?:\d|{_NOT_RATIO}))|"
+        r"times (?=faster|slower|higher|lower|more|less|fewer|the |as (?:fast|much|many|high|slow))|-?fold\b",
     ),
-    ("tokens", rf"(?P<p>[kKM])? ?(?i:{_TOKEN})\b"),
-    ("items", r"(?:(?i:images?|imgs?|samples?|sequences?|requests?|prompts?|runs))\b"),
 )
 _COMPILED = tuple((kind, re.compile(form)) for kind, form in _FORMS)
-_PER_DEVICE = re.compile(r"(?i) ?(?:/|per) ?(?:gpu|gcd|device|chip|card)\b")
+_PER_DEVICE = re.compile(r"(?i) ?(?:/|per) ?(?:gpu|gcd|device|chip|card)\b(?![ -]?h)")
+_PER = re.compile(
+    rf"(?: ?/ ?| per | an? (?=hour|h\b|second|day|token|step|month)|-per-|(?<=[a-zB]) (?=GPU-h)|\*)"
+    rf"(?:(?:output|generated|optimizer|million|1) ?)?"
+    rf"(?:(?P<token>(?P<m>(?:1 ?)?[M] ?)?(?i:{_TOKEN}))|(?P<item>(?i:{_ITEM}|layer|epoch|call|launch|kernel|op))|"
+    rf"(?P<gpu>(?i:gpu)[ -]?)?(?P<s>{_TIME}|s\^?-1)|(?P<B>(?i:bytes?|B))|(?P<flop>(?i:flops?))|"
+    rf"(?P<param>(?i:param(?:eter)?|weight|element)s?)|(?P<J>(?:J|[Jj]oules?))|(?P<W>(?:W|[Ww]atts?))|"
+    rf"(?P<other>(?i:clk|clock|cycle|sm|block|thread|head|warp|core|node)))\b"
+)
+_AMOUNTS = ("time", "bytes", "flop", "tokens", "items", "power", "energy", "money", "rate", "params")
 
 
 @lru_cache(maxsize=4096)
@@ -80,47 +143,88 @@ def match_unit(text: str) -> tuple[Unit, int] | None:
     """The unit that `text` begins with and how many characters it takes."""
     matches = ((kind, pattern.match(text)) for kind, pattern in _COMPILED)
     kind, m = next(((kind, m) for kind, m in matches if m), ("", None))
-    if m is None:
+    if m is None or not m[0]:
         return None
-    each = _PER_DEVICE.match(text, m.end())
-    return _unit(kind, m.groupdict(), bool(each)), (each or m).end()
+    unit, end = _unit(kind, m.groupdict()), m.end()
+    each = bool(of := _PER_DEVICE.match(text, end))
+    end = of.end() if of else end
+    while (
+        kind in (*_AMOUNTS, "bandwidth", "tokens_per_s")
+        and (of := _PER.match(text, end))
+        and not (kind == "params" and not of["s"])
+    ):
+        (what, found) = next((g, v) for g, v in of.groupdict().items() if v and g not in ("m", "gpu"))
+        by, end, noun = 1.0, of.end(), unit.noun
+        if what == "s":
+            by = _TIMES.get(found, 1.0)
+        elif what == "token":
+            by = 1e6 if of["m"] or "million" in of[0] else 1.0
+        elif what == "item":
+            noun = _noun(found)
+        per = {"W": "J/s", "s": "gpu*s" if of["gpu"] else "s"}.get(what, what)
+        name = "other" if what == "other" else product(unit.kind, per, -1)
+        name = unit.kind if what == "item" and unit.kind in ("bytes", "flop") else name
+        unit = Unit(name, unit.low / by, unit.high / by, each, noun)
+        # "Gb/s" and "Mbit/s" are bits in a network's words; "GB/s" are bytes. "gb/s" is how many write bytes.
+        bits = m["b"] if kind == "bytes" else ""
+        if name == "bandwidth" and (bits.startswith("bit") or (bits == "b" and (m["p"] or "").isupper())):
+            unit = Unit(name, unit.low / 8, unit.low / 8, each)
+        kind = name
+        each |= bool(of := _PER_DEVICE.match(text, end))
+        end = of.end() if of else end
+    # "4 tokens/x" has a unit that is not known.
+    if kind == unit.kind and kind in ("time", "bytes") and re.match(r" ?/ ?[A-Za-z]", text[end:]):
+        return (Unit("other", 1.0, 1.0), end) if kind == "bytes" else None
+    return Unit(unit.kind, unit.low, unit.high, each, unit.noun), end
 
 
-def _unit(kind: str, groups: dict[str, str | None], each: bool) -> Unit:
+def _noun(found: str) -> str:
+    return next((noun for noun, form in _NOUNS if re.fullmatch(f"(?i:{form})", found)), "other")
+
+
+def _unit(kind: str, groups: dict[str, str | None]) -> Unit:
     prefix = (groups.get("p") or "")[:1].lower()
     low = high = _TEN.get(prefix, 1.0)
     if kind in ("bandwidth", "bytes"):
-        low, high = (_TWO[prefix], _TWO[prefix]) if groups.get("bin") else (_TEN[prefix], _TWO[prefix])
-        name = groups.get("b") or "B"
-        # "Gbps" and "Gb/s" are bits in a network's words; "GB/s" are bytes. "gb/s" is how many write bytes.
-        if kind == "bandwidth" and (name.startswith("it") or (name == "b" and (groups.get("p") or "").isupper())):
-            low, high = low / 8, high / 8
-    elif kind in ("time", "s_per_token", "s_per_item"):
-        low = high = _TIMES[groups["t"] or "s"]
-    elif kind == "items_per_s" and groups.get("t"):
-        low = high = 1 / (60.0 if (groups["t"] or "").startswith("min") else 3600.0)
+        two = 2.0 ** (10 * " kmgt".index(prefix or " "))
+        low, high = (two if groups.get("bin") else low), two
+        bits = kind == "bandwidth" and groups.get("b") == "b" and (groups.get("p") or "").isupper()
+        low, high = (low / 8, low / 8) if bits else (low, high)
+    elif kind in ("time", "gpu*s"):
+        name = groups["t"] or "s"
+        low = high = _TIMES.get(name, 86400.0)
+    elif kind in ("power", "energy"):
+        low = high = {"m": 1e-3, "k": 1e3, "": 1.0}[prefix] * (3600.0 if groups.get("h") else 1.0)
     elif kind == "percent":
         low = high = 0.01
-    return Unit(kind, low, high, each)
+    return Unit(kind, low, high, False, _noun(groups.get("noun") or "") if groups.get("noun") else "")
 
 
 _STATISTIC = r"(?:p\d\d|avg|mean|median|min|max|best|std|average|geomean|±.*|dense|fwd|bwd|total)"
 _BARE = re.compile(rf"(?i)\b([kmgt]b|{_TOKEN}|{_ITEM})[ _](?:per[ _])?s(?:ec(?:ond)?)?\b")
-
 _GBS = re.compile(r"(?i)(?:(?<=bandwidth[ _])|(?<=bw[ _]))([kmgt]i?b)s\b")
+# "Generated tokens: 60000" counts them, "Max tokens: 512" does not.
+_COUNT = re.compile(
+    r"(?i)^\W*(?:total|generated|completed|successful|processed|output)[ _](?:\w+[ _])?"
+    r"(?:tokens|requests|images|samples|steps)$"
+)
 
 
 def unit_of_name(name: str) -> Unit | None:
     """The unit that a column's or key's name states: "Latency (ms)", "time_us", "TFLOPS", "GB/s [read]"."""
+    if re.match(r"(?i)\W*(?:%|percent|pct) of\b", name):
+        return match_unit("%")[0]  # type: ignore[index]
     for inside in re.findall(r"[(\[]([^()\[\]]*)[)\]]", name):
         for piece in (inside, *inside.split(",")):
-            found = match_unit(piece.strip().lstrip("~≈# "))
-            if found and found[1] >= len(piece.strip()) - 2 and found[0].kind not in ("items", "params"):
+            text = re.sub(r"^\$", "USD", piece.strip().lstrip("~≈# "))
+            found = match_unit(text)
+            if found and found[1] >= len(text) - 2 and found[0].kind not in ("items", "params"):
                 return found[0]
     if re.search(r"(?i)\b(?:size|length|message|msg|data)\b.*\(B\)$", name):
         return match_unit("bytes")[0]  # type: ignore[index]
     # "tokens_per_s", "gb_s" and "tok_s" are rates.
     bare = re.sub(r"[(\[][^()\[\]]*[)\]]", " ", name).replace("_", " ")
+    bare = re.sub(r"^\$", "USD", re.sub(r" (?:w|j|wh)$", lambda m: m[0].upper().replace("H", "h"), bare.strip()))
     outside = _GBS.sub(r"\1/s", _BARE.sub(r"\1/s", bare))
     plain = re.sub(rf"(?i)(?:[\s,]+{_STATISTIC})+$", "", outside.strip())
     words = re.split(r"[\s,;:]+", plain)
@@ -134,11 +238,13 @@ def unit_of_name(name: str) -> Unit | None:
     ):
         return first[0]
     for start in range(len(words)):
+        if start and words[start - 1] == "per":
+            return None  # of what?
         tail = " ".join(words[start:])
         unit, length = match_unit(tail) or (NO_UNIT, 0)
         # One letter alone ("M", "B", "T") names a dimension; "h" and "s" after a word are units.
-        if length == len(tail) > (0 if start and tail in "sh" else 1):
-            return unit if unit.kind not in ("items", "params", "tokens") else None
+        if length == len(tail) > (0 if start and tail in ("s", "h", "w", "W", "J") else 1):
+            return unit if unit.kind not in ("items", "params", "tokens") or _COUNT.search(name) else None
         if unit.kind in ("rate", "bandwidth", "tokens_per_s"):
             return unit
-    return match_unit("%")[0] if "%" in outside else None  # type: ignore[index]
+    return match_unit("%")[0] if re.search(r"(?<!\d)%", outside) else None  # type: ignore[index]

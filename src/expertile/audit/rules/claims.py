@@ -8,7 +8,7 @@ from expertile.audit.facts import BITS, facts
 from expertile.audit.finding import INCONSISTENT, QUESTION, Finding, finding, si
 from expertile.audit.interval import exact
 from expertile.audit.quantity import Quantity
-from expertile.audit.report import Report
+from expertile.audit.report import Report, Row
 
 _MEMORY = r"(?:memory|smaller|compress|footprint|storage|vram|saving)"
 _AFTER = re.compile(rf"(?i)\W*(?:(?:the|in|of|lower|less|fewer|reduction)\W+)*{_MEMORY}")
@@ -75,10 +75,29 @@ def compression(report: Report) -> Iterator[Finding]:
             if big.value.lo / small.value.hi > 1.08 * most:
                 ratio = f"{big.text} / {small.text} is {big.value.mid / small.value.mid:.3g}x"
                 yield finding(INCONSISTENT, "compression", f"{ratio}; the bits give at most {most:.3g}x", small, big)
+    yield from _weights(lines)
     for grid in report.grids:
-        for c in grid.columns("bytes"):
-            if re.search(r"(?i)mem|size|vram|footprint|storage|weights", grid.header[c]):
+        for c in grid.columns("bytes", "B/token", "B/param"):
+            if re.search(r"(?i)per|mem|size|vram|footprint|storage|weights", grid.header[c]):
                 yield from _column([(row.label, size) for row in grid.body if (size := row.figure(c))], wide)
+
+
+def _weights(lines: list[Row]) -> Iterator[Finding]:
+    """The memory of a model of so many parameters in the one narrow format of its sentence: it asks."""
+    for row in lines:
+        models = {float(n) * 1e9 for n in re.findall(r"(?<![\w.])(?:\w+-)?(\d+(?:\.\d+)?)[bB]\b(?!/)", row.text)}
+        bits, held = [b for b in _bits(row.text) if b <= 8], [q for q in row.of("bytes") if q.exact and q.value.mid]
+        told = re.search(rf"(?i){_MEMORY}|weights|fits|takes|needs|GB", row.text) and not _NOT_BITS.search(row.text)
+        if (
+            len(models) == len(bits) == 1
+            and held
+            and told
+            and not re.search(r"(?i)kv|cache|per (?:gpu|layer|device)|/gpu|moe|active", row.text)
+        ):
+            least, q = models.pop() * bits[0] / 8, min(held, key=lambda q: q.value.mid)
+            if 0.2 * least < q.value.hi < 0.93 * least:
+                message = f"so many parameters take {si(least, 'B')} in {bits[0]} bits, not {q.text}: of which model?"
+                yield finding(QUESTION, "compression", message, q)
 
 
 _OBJECT = re.compile(r"cache|activation|gradient|optimi[sz]er|buffer|embedding|state|lora|adapter|layer|batch")

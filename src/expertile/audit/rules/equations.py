@@ -18,8 +18,6 @@ _SIDE = re.compile(rf"{_TERM}(?:{_SIGN}{_TERM})*")
 _EQUALS, _TOKEN = re.compile(r" ?= ?"), re.compile(rf"{_ATOM}|[()]|{_SIGN}")
 # "1/16/256 elements" is a list, "14/14 models × 2" no quotient.
 _NO_SUM = re.compile(r"\d/\d+/\d|\d/\d+ [A-Za-z]+ ?[*x×·]")
-# "1,100 GFLOP in 12.9 ms = 85.2 TFLOPS"
-_IN = re.compile(rf"({NUMBER} ?[A-Za-zµμ]+) (?:in|over|per) ({NUMBER} ?(?:[munµμ]?s|sec\w*|min\w*)) ?(?:=|→)")
 _SPELL = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹·×÷−–xX", "0123456789**/--**")
 # "N × 3 / 4" and "sqrt(16 × 4)" are not made of the numbers alone; nor is "= 2 × M".
 _PART_OF = re.compile(r"[<>≤≥] ?$|[\w.,)\]]$|[*×/÷·+^−-] ?$| [xX] $|\d ?, ?$|[(\[]\w+, ?$")
@@ -81,10 +79,9 @@ def equations(report: Report) -> Iterator[Finding]:
     """Every equation of plain numbers, each side of it against the next."""
     for row in (r for r in report.all_rows if r.kind != "record" and "=" in r.text):
         raw = report.lines[row.line - 1] if 0 < row.line <= len(report.lines) else ""
-        text = re.sub(r"(?<=\d)[⁰¹²³⁴-⁹]+", lambda m: "^" + m[0].translate(_SPELL), row.text)
+        text = re.sub(r"(?<=\d)[⁰¹²³⁴-⁹]+", lambda m: "^" + m[0].translate(_SPELL), row.text.replace("€", ""))
         # "4 ms + queue 11 ms"
         text, at = re.sub(r"(?<=\+ )[A-Za-z][A-Za-z ]{1,24}(?=\d)|(?<= ) +", "", text), 0
-        text = _IN.sub(r"\1 / \2 =", text)
         while (left := _SIDE.search(text, at)) and not re.search(r"\d ?\*\* ?\d|\\frac|//", raw):
             at = left.end()
             equals = _EQUALS.match(text, at)

@@ -1,258 +1,357 @@
-"""Laws between two figures of a row and its work: rate × time = FLOPs, GB/s × time = bytes, tokens/s × time = tokens.
+"""The laws: which product of two figures is a third, and by which counts a report may multiply one of them.
 
-The rows of a table, or lines alike, confirm one another: the one that breaks what the others keep is accused, or asked
-about where the work is not known. A row alone is judged where it names its work.
+Any three kinds whose units balance make a law (tokens/s × s = tokens, J/token × tokens/s = W, $/GPU-h × GPU-h = $).
+LAWS says more of some of them. `rows` solves them in one record, sentence or small table; `columns` down a table.
 """
 
+import itertools
 import re
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
+from math import prod
 
 from expertile.audit.finding import INCONSISTENT, QUESTION, UNIT_OF, Finding, finding, si
-from expertile.audit.interval import FAR, Interval, exact, odd_ones
+from expertile.audit.interval import Interval, exact
 from expertile.audit.quantity import Quantity, same_statistic
 from expertile.audit.report import Report, Row
-from expertile.audit.rules.peaks import peaks_of
+from expertile.audit.rules.peaks import on_sheet
 from expertile.audit.rules.work import conventions, readings
+from expertile.audit.units import UNTYPED, product
 
 
 @dataclass(frozen=True)
-class _Amount:
-    """What a row does. `also`: factors by which it may be counted otherwise; `free`: not where other rows agree.
-    `alone`: the verdict that a row without others gets, "" for none."""
+class Term:
+    """A factor of a law: a figure, or what the row's sizes mean. `also`: factors by which others count it; `near`: it
+    stands in the row."""
 
+    kind: str
     value: Interval
     text: str
-    lines: tuple[int, ...] = ()
-    also: tuple[float, ...] = ()
-    free: bool = True
-    alone: str = ""
+    lines: tuple[int, ...]
+    figure: Quantity | None = None
+    also: tuple[float, ...] = (1.0,)
+    near: bool = True
 
 
 @dataclass(frozen=True)
-class _Law:
-    """`a` × `b` (÷ `b` where it divides) is the amount; `any_pair`: of every two columns, however they are named."""
+class Law:
+    """Says of `a` × `b` = `c` more than their units do. `sure`: whether a row alone is accused; `also`: factors that
+    conventions bring; `several`: counts of GPUs, sequences and batches may stand between; `unless`: words that make it
+    silent; `slack`: by how much a figure may be off that is often of another run."""
 
     rule: str
-    a: str
-    b: str
-    amount: Callable[[Row, Quantity, Quantity], _Amount | None]
-    usual: tuple[float, ...] = (1.0,)
-    divides: bool = False
-    any_pair: bool = False
-
-    def factor(self, held: "_Held") -> Interval:
-        _, a, b, amount = held
-        return (a.plain / b.plain if self.divides else a.plain * b.plain) / (amount.value if amount else 1.0)
+    kinds: tuple[str, ...]
+    also: tuple[float, ...] = (1.0,)
+    several: bool = False
+    unless: str = "(?!)"
+    sure: Callable[[Row, Term, Term, Term], bool] | None = None
+    slack: float = 0.08
 
 
-_Held = tuple[Row, Quantity, Quantity, _Amount | None]
-_WIDE = 0.08  # a rate and a time are often of different runs: mean of rates, rate of the median
-_NO_RUN = re.compile(r"peak|theoretical|roofline|limit|bound|expected|model|estimate|predict|ideal|\bmax\b")
+NO_RUN = (
+    r"(?i)peak|theoretical|roofline|limit|bound|expected|model\b|estimate|predict|ideal|\bmax\b|ridge|balance|\bcap\b"
+)
 # Times of a part of the run, and figures of several requests.
-_NOT_ALL = re.compile(
+_NOT_ALL = (
     r"(?i)ttft|first token|prefill|load|warm-?up|compile|p9\d|std|queue|tpot|itl|inter-?token|(?:per|next) token|"
-    r"concurren|requests|users?\b|clients|parallel|steady|decode only|chunk|per device|"
-    r"excluding|worker|stream|pipeline|accum"
+    r"concurren|requests|users?\b|clients|parallel|steady|decode only|chunk|per device|excluding|worker|stream|pipeline"
 )
-_HELD = re.compile(r"usage|alloc|vram|footprint|peak|model|param|\bweights\b|cache|reserved|chunk|batch|buffer")
+_SHARED = r"(?i)users?\b|concurren|total|clients|parallel|each"
+_HELD = r"usage|alloc|vram|footprint|peak|model|param|\bweights\b|cache|reserved|chunk|batch|buffer"
 _MOVED = re.compile(
-    r"transfer|data|\bmove|copied|cop(?:y|ies)|traffic|\bread|writ|message|payload|memcpy|h2d|d2h|shard"
+    r"(?i)transfer|data|\bmove|copied|cop(?:y|ies)|traffic|\bread|writ|message|payload|memcpy|h2d|d2h|shard|load"
 )
-_ONE_WAY = re.compile(r"to (?:the )?(?:device|gpu|host|cpu)|h2d|d2h|\bmove[sd]\b|traffic|transferred|copied|^reading")
-
-
+ONE_WAY = re.compile(
+    r"(?i)to (?:the )?(?:device|gpu|host|cpu)|h2d|d2h|\bmove[sd]\b|traffic|transferred|copied|^reading"
+)
 # "14 GB in 2 s = 7 GB/s", "9.8 ms for 4 GB, that is 400 GB/s"
 _WRITTEN = re.compile(
-    r"(?i)\b(?:[KMGT]i?B|[munµ]?s)\b (?:in|per|over|takes|took|needs|for)\b[^;]{2,24}"
+    r"(?i)\b(?:[KMGT]i?B|[munµ]?s)\b[^;]{0,30} (?:in|per|over|takes|took|needs|for)\b[^;]{2,30}"
     r"(?:[=→:,(~≈]|->|that is|i\.e\.|or|which is)\W*$"
 )
-
-
-def _counts(row: Row) -> list[float]:
-    """Whole numbers of the row: a count of sequences may hide among them."""
-    found = re.findall(r"(?<![\d.,])(\d{1,3})(?![\d.,%]|\s?(?:ms|s|x|tok\w*)\b)", row.text)
-    return [float(n) for n in found if int(n)]
-
-
-def _flops(row: Row, a: Quantity, b: Quantity) -> _Amount | None:
-    w, words = readings(row), f"{a.label} {b.label}".lower()
-    # "Total FLOP: 137.4 GFLOP" is the work.
-    if re.search(r"(?i)flop\b", a.label) and re.search(r"(?i)flops?$", a.text) and row.kind != "table":
-        return None
-    if w is None or _NO_RUN.search(words) or re.search(r"sparse|winograd|strassen|effective", row.words):
-        return None
-    sized, f = row.size("m") is not None, a.value.mid * b.value.mid / w.work.flops
-    if not sized and not 0.01 < f < 100:
-        return None  # "128x128x8: 1.05 ms" is a tile
-    sure = w.named and w.near
-    also, free = conventions(w, row.words), w.named and not w.counts and not w.causal
-    return _Amount(exact(w.work.flops), f"{w.formula} FLOP", w.lines, also, free, INCONSISTENT if sure else "")
-
-
-def _bytes(row: Row, a: Quantity, b: Quantity) -> _Amount | None:
-    q, text = row.only("bytes"), row.text.lower()
-    told = q and row.kind == "line" and max(q.start, b.start) < a.start and _WRITTEN.search(row.text[: a.start])
-    if q is None or (_HELD.search(q.label.lower()) and not told) or re.search(r"nccl|all-?reduce|ranks|gpus", text):
-        return None
-    once = _ONE_WAY.search(text)
-    sure = row.kind == "line" and (once or told or _MOVED.search(text)) and not _NO_RUN.search(a.words)
-    # GB may be GiB on either side, and each byte be read and written.
-    copies = (2.0, 0.5, 3.0, 1 / 3, 4.0, *(() if told else (1.5, 2 / 3)))
-    also = (1.0, 1.0737, 1 / 1.0737, *(() if once else copies))
-    return _Amount(q.plain, q.text, (q.line,), also, False, INCONSISTENT if sure else "")
-
-
-def _tokens(row: Row, a: Quantity, b: Quantity) -> _Amount | None:
-    """The tokens that the row counts, times every number of sequences or GPUs that the row or the report states."""
-    counts = [c for c in row.of("tokens") if c.exact and c.value.mid]
-    if (own := row.own.get("tokens")) and not counts:
-        return _Amount(exact(own), f"{own:.0f} tokens", (), (), True)
-    if len(counts) > 3 or row.of("rate") or _NOT_ALL.search(row.text):
-        return None
-    several = [n for name in ("batch", "gpus") for n in row.report.everything.of(name)]
-    small = _counts(row)
-    sums = [*(c.value for c in counts), sum((c.value for c in counts[1:]), counts[0].value)] if counts else []
-    text, verdict = counts[0].text if counts else "", INCONSISTENT
-    if not counts and b.kind != "s_per_token":
-        batch, seq = row.size("batch"), row.size("seq")
-        if not (batch and seq and batch.near and seq.near and re.search(r"(?i)step|iter|batch", b.words)):
-            return None
-        sums, text, verdict = [exact(batch.value * seq.value)], f"{batch.value:.0f} × {seq.value:.0f} tokens", QUESTION
-    if not sums:
-        return None
-    also = (1.0, *several, *small, *(1 / n for n in (*several, *small)))
-    more = tuple(s.mid / sums[0].mid * n for s in sums for n in also)
-    return _Amount(sums[0], text, (), more, False, verdict if row.kind != "table" else "")
-
-
-def _one(row: Row, a: Quantity, b: Quantity) -> _Amount | None:
-    """One token takes one time per token; several sequences at once or waiting make more of it."""
-    everything = row.report.everything
-    several = tuple(n for name in ("batch", "gpus") for n in everything.of(name))
-    shared = re.search(r"(?i)users?\b|concurren|total|clients|parallel|each", row.text)
-    slower = shared or ((a.value * b.value).mid < 1 and (row.of("time") or _NOT_ALL.search(row.text)))
-    close = row.kind == "line" and abs(a.start - b.start) < 40
-    verdict = "" if slower or row.kind == "table" else INCONSISTENT if close else QUESTION
-    return _Amount(exact(1.0), "1 token", (), (1.0, *several), True, verdict)
-
-
-def _batch(row: Row, a: Quantity, b: Quantity) -> _Amount | None:
-    size, items = row.size("batch"), row.only("items")
-    # A table of requests is one of several at once, "requests/s" in a record is but a unit.
-    if _NOT_ALL.search(row.text if row.kind == "table" else re.sub("requests ?/", "", row.text)):
-        return None
-    if items and a.kind == "items_per_s":
-        return _Amount(items.value, items.text, (items.line,), (1.0,), True, INCONSISTENT if row.kind == "line" else "")
-    if size is None or (a.kind == "tokens_per_s" and (row.size("seq") or (a.value * b.value).mid > 8 * size.value)):
-        return None
-    # "A batch of 32 takes 41 ms, so …"
-    said = row.kind == "line" and row.facts.of("batch") and _HENCE.search(row.text)
-    several = [n for n in (*row.report.everything.of("gpus"), *_counts(row)) if n > 1]
-    also = (1.0, *several, *(n / size.value for n in (1.0, *several)), *(1 / n for n in several if n != size.value))
-    own = size.near and row.kind != "table" and not re.search(r"(?i)\b(?:it|iter\w*|steps?|batch\w*)/", a.text)
-    verdict = INCONSISTENT if said and own else QUESTION if own else ""
-    return _Amount(exact(size.value), f"a batch of {size.value:.0f}", (size.line,), also, True, verdict)
-
-
 _HENCE = re.compile(r"(?i)\b(?:i\.e\.|that is|which is)|=|→|batch of [\d,]+ in ")
-_OF_PEAK = re.compile(r"peak|theor|of (?:hbm|max)|\bmfu\b|roof|\bsol\b")
 
 
-def _peaks(row: Row, a: Quantity, b: Quantity) -> _Amount | None:
-    """A share of a peak of the row's GPU, the same one in every row."""
-    if row.of("rate") and row.of("bandwidth"):
-        return None  # of which of the two?
-    known = tuple(x for d in row.devices for x in (peaks_of(d) if a.kind == "rate" else (d.memory_bps or 0.0,)) if x)
-    return _Amount(exact(1.0), "the others' peak", (), known) if known and _OF_PEAK.search(b.words) else None
+def _moved(row: Row, rate: Term, time: Term, of: Term) -> bool:
+    figures = [t.figure for t in (rate, time, of)]
+    if row.kind != "line" or any(f is None for f in figures) or re.search(NO_RUN, figures[0].words):  # type: ignore[union-attr]
+        return False
+    return bool(ONE_WAY.search(row.text) or _MOVED.search(row.text) or _told(row, *figures))  # type: ignore[arg-type]
 
 
-def _none(row: Row, a: Quantity, b: Quantity) -> None:
-    return None
+def _told(row: Row, a: Quantity, b: Quantity, c: Quantity) -> bool:
+    return max(b.start, c.start) < a.start and bool(_WRITTEN.search(row.text[: a.start]))
 
 
-_LAWS = (
-    _Law("rate", "rate", "time", _flops),
-    _Law("bandwidth", "bandwidth", "time", _bytes, (1.0, 2.0, 1.0486, 1.0737), any_pair=True),
-    _Law("tokens/s", "tokens_per_s", "s_per_token", _one, any_pair=True),
-    _Law("tokens/s", "tokens_per_s", "time", _tokens),
-    _Law("tokens/s", "tokens_per_s", "s_per_item", _tokens),
-    _Law("throughput", "items_per_s", "time", _batch),
-    _Law("throughput", "items_per_s", "s_per_item", _batch),
-    _Law("throughput", "tokens_per_s", "time", _batch),
-    _Law("intensity", "rate", "bandwidth", _none, (), True),
-    _Law("share", "time", "percent", _none, (), divides=True),
-    _Law("share of peak", "bandwidth", "percent", _peaks, (), divides=True),
-    _Law("share of peak", "rate", "percent", _peaks, (), divides=True, any_pair=True),
+def _close(row: Row, a: Term, b: Term, _: Term) -> bool:
+    return row.kind == "line" and bool(a.figure and b.figure) and abs(a.figure.start - b.figure.start) < 40  # type: ignore[union-attr]
+
+
+def _hence(row: Row, a: Term, b: Term, c: Term) -> bool:
+    return row.kind == "line" and (c.figure is not None or bool(_HENCE.search(row.text)))
+
+
+def _always(row: Row, *terms: Term) -> bool:
+    return row.kind != "table"
+
+
+_COLLECTIVE = r"(?i)nccl|all-?(?:reduce|gather)|\bgpus|bus ?b"
+GIB = (1.0, 1.0737, 1 / 1.0737, 1.0486, 1 / 1.0486)
+COPIES = (2.0, 0.5, 3.0, 1 / 3, 4.0, 1.5, 2 / 3)
+LAWS = (
+    Law("rate", ("rate", "time", "flop"), unless=NO_RUN + r"|sparse|winograd|strassen|effective"),
+    Law("bandwidth", ("bandwidth", "time", "bytes"), (*GIB, *COPIES), unless=_COLLECTIVE, sure=_moved),
+    Law("tokens/s", ("tokens_per_s", "s_per_token", "ratio"), several=True, unless=_SHARED, sure=_close),
+    Law("tokens/s", ("tokens_per_s", "time", "tokens"), several=True, unless=_NOT_ALL, sure=_always),
+    Law("tokens/s", ("tokens_per_s", "s_per_item", "tokens"), several=True, unless=_NOT_ALL, sure=_always),
+    Law(
+        "tokens/s",
+        ("s_per_token", "tokens", "time"),
+        several=True,
+        unless=r"(?i)ttft|first token|prefill|prompt|concurren|users?\b|p9\d|std",
+        sure=_close,
+    ),
+    Law("throughput", ("items_per_s", "time", "items"), several=True, unless=_NOT_ALL, sure=_hence),
+    Law("throughput", ("items_per_s", "s_per_item", "ratio"), several=True, unless=_NOT_ALL, sure=_hence),
+    Law("tokens/s", ("tokens_per_s", "items_per_s", "token/item"), (1.0, 2.0, 0.5), several=True),
+    Law("intensity", ("intensity", "bandwidth", "rate"), (1.0, 2.0, 0.5), unless=r"(?!)"),
+    Law("intensity", ("intensity", "bytes", "flop"), unless="ridge|balance|machine", sure=_always),
+    Law("energy", ("energy", "power", "time"), several=True),
+    Law("cost", ("money", "$/gpu*s", "gpu*s"), sure=_always),
+    Law("cost", ("money", "$/s", "time"), several=True),
+    Law("memory", ("bytes", "B/param", "params"), several=True, sure=_always),
+)
+_BY_KINDS = {frozenset(law.kinds): law for law in LAWS}
+# The figure that follows from the others, where several may.
+_DERIVED = (
+    *("rate", "bandwidth", "tokens_per_s", "items_per_s", "intensity", "$/token", "token/J", "flop/J", "J/token"),
+    *("money", "energy", "power", "s_per_token", "s_per_item", "gpu*s", "bytes", "tokens", "flop", "time"),
 )
 
 
-def laws(report: Report) -> Iterator[Finding]:
-    """Every law over every table, over lines alike, and over each row alone."""
-    for law in _LAWS:
-        done: set[int] = set()  # lines that have been judged with their like
-        groups = [(cells, False) for grid in report.tables for cells in grid.pairs(law.a, law.b, law.any_pair)]
-        rows = [(part, part.mean(law.a), part.mean(law.b)) for row in report.rows for part in row.parts()]
-        lone = [(r, a, b) for r, a, b in rows if a and b and same_statistic(a.label, b.label)]
-        for cells, alone in (*groups, (lone, True)):
-            held = [(row, a, b, law.amount(row, a, b)) for row, a, b in cells if not alone or row.line not in done]
-            done |= yield from _judge(law, held, alone)
+def law_of(a: str, b: str, c: str) -> Law:
+    return _BY_KINDS.get(frozenset((a, b, c))) or Law("product", (a, b, c), several=True)
 
 
-def _judge(law: _Law, cells: list[_Held], alone: bool) -> Generator[Finding, None, set[int]]:
-    """Returns the lines that it has judged."""
-    known = [h for h in cells if h[3] is not None]
-    several = law.amount is not _batch or len({h[3].value.mid for h in known if h[3]}) > 1
-    # Rows without a size, in a table, do the work of the others; so do those of the one batch of the report.
-    unsized = not alone and (len(known) < len(cells) or not several) and law.amount is not _peaks
-    held = cells if unsized else known
-    factors = [law.factor((r, a, b, None if unsized else n)) for r, a, b, n in held]
-    # The work that is stated for all of them is what they keep.
-    stated = {n.value.mid for *_, n in held if n} if unsized else set[float]()
-    usual = () if unsized else law.usual or next((n.also for *_, n in held if n), ())
-    usual = tuple(stated) if len(stated) == 1 else usual
-    found = odd_ones(factors, usual) if several or unsized else None
-    if found is not None and len(held) - len(found[1]) < 2 and not (alone or len(held) == 2):
-        found = None
-    for r in found[1] if found else ():
-        _, a, b, n = held[r]
-        off = factors[r] / found[0]  # type: ignore[index]
-        if n is not None and not alone and found[0] in stated and len(held) - len(found[1]) > 1:  # type: ignore[index]
-            if off.beyond(1.1) and not any(off.meets(c, 0.04) for c in n.also):
-                yield _broken(law, INCONSISTENT, a, b, n, factors[r] / n.value)
-            continue
-        if n is None or unsized:
-            # Twice the work is twice the size, but not twice the intensity.
-            like = law.rule == "intensity" and len({re.sub(r"\d+", "", h[0].label) for h in held}) == 1
-            whole = {1.0} if like else {max(1.0, round(off.mid)), 1 / max(1.0, round(1 / off.mid))}
-            if off.beyond(1.4 if law.divides else 1.15) and not any(off.meets(w, 0.04) for w in whole):
-                of = f"{a.text} {'÷' if law.divides else '×'} {b.text}"
-                message = f"{of} is {off.mid:.3g} times that of the other rows: is it of the same work?"
-                yield finding(QUESTION, law.rule, message, a, b)
-            continue
-        # Where the others count 2·M·N·K so does this one.
-        plain = found[0] == 1.0 and n.free  # type: ignore[index]
-        if alone and not (n.alone and _off(factors[r], n, plain)):
-            continue
-        sure = found[0] in usual or len(held) - len(found[1]) > 2  # type: ignore[index]
-        other = (factors[r] if law.amount is _peaks else off).meets
-        if off.beyond(1.1 if sure else FAR) and (plain or not any(other(c, 0.02) for c in n.also)):
-            yield _broken(law, INCONSISTENT, a, b, n, off if law.amount is _peaks else factors[r])
-    # Where all of them break it alike they count something else, if it is not in the row itself.
-    agree = found is not None and (found[0] in usual or law.amount is _flops)
-    if not agree and (alone or len(held) <= 2) and not unsized:
-        for (_, a, b, n), f in zip(held, factors, strict=True):
-            if n and n.alone and _off(f, n, False):
-                yield _broken(law, n.alone, a, b, n, f)
-    return {row.line for row, *_ in held} if agree and not alone else set()
+@lru_cache(maxsize=4096)
+def derived(kinds: tuple[str, ...]) -> str:
+    """The kind of the figure that a law makes of the others."""
+    return min(kinds, key=lambda k: _DERIVED.index(k) if k in _DERIVED else 50 if "/" in k else 99)
 
 
-def _off(f: Interval, n: _Amount, plain: bool) -> bool:
-    return f.beyond(1.1) and (plain or not any(f.meets(c, _WIDE) for c in n.also))
+def multiples(row: Row) -> tuple[float, ...]:
+    """Counts by which a figure of the row may be multiplied or divided: GPUs, sequences, small numbers beside."""
+    everything = row.report.everything
+    named = [
+        n for name in ("batch", "gpus", "accum", "concurrency") for n in (*everything.of(name), row.own.get(name, 1))
+    ]
+    several = {
+        prod(some) for k in (1, 2, 3) for some in itertools.combinations(dict.fromkeys(named), k) if len(named) < 9
+    }
+    beside = re.findall(r"(?<![\d.,])(\d{1,3})(?![\d.,%]|\s?(?:ms|s|x|tok\w*)\b)", row.text)
+    counts = {n for n in (*several, *map(float, beside), *named) if n > 0}
+    return tuple(dict.fromkeys((1.0, *counts, *(1 / n for n in counts))))
 
 
-def _broken(law: _Law, verdict: str, a: Quantity, b: Quantity, n: _Amount, f: Interval) -> Finding:
-    would, unit = a.value.mid / f.mid, UNIT_OF.get(a.kind, "")
+def terms(row: Row) -> list[Term]:
+    """The row's figures and what its sizes mean: FLOPs, tokens of a step, a batch, GPUs."""
+    found = [
+        Term(q.kind, q.plain, q.text, (q.line,), q)
+        for q in row.quantities
+        if q.kind not in UNTYPED and q.exact and q.value.mid > 0
+        if not (q.kind == "bytes" and _is_held(row, q)) and not on_sheet(row, q)
+    ]
+    if row.kind == "record":  # a line of several figures is about itself
+        at = [t.lines for t in found]
+        found = [t for t in found if at.count(t.lines) == 1]
+    if (w := readings(row)) and any(t.kind == "rate" for t in found):
+        also = conventions(w, f"{row.words} {row.lead.lower()}")
+        found.append(Term("flop", exact(w.work.flops), f"{w.formula} FLOP", w.lines, None, also, w.named and w.near))
+    batch, seq, gpus = (row.size(name) for name in ("batch", "seq", "gpus"))
+    if batch and not any(t.kind == "items" for t in found):
+        text = f"a batch of {batch.value:.0f}"
+        found.append(Term("items", exact(batch.value), text, (batch.line,), None, (1.0, 1 / batch.value), batch.near))
+    if batch and seq and not any(t.kind == "tokens" for t in found):
+        text = f"{batch.value:.0f} × {seq.value:.0f} tokens"
+        found.append(Term("tokens", exact(batch.value * seq.value), text, (batch.line, seq.line), near=False))
+    if gpus and any("$" in t.kind for t in found):
+        found.append(Term("gpu", exact(gpus.value), f"{gpus.value:.0f} GPUs", (gpus.line,), None, near=gpus.near))
+    times = [t for t in found if t.kind == "time"]
+    if gpus and len(times) == 1 and not any(t.kind == "gpu*s" for t in found):
+        text = f"{gpus.value:.0f} × {times[0].text}"
+        found.append(Term("gpu*s", times[0].value * gpus.value, text, times[0].lines, None, near=gpus.near))
+    return found
+
+
+def _before(row: Row, t: Term) -> str:
+    return row.text[: t.figure.start] if t.figure else ""
+
+
+def _is_held(row: Row, q: Quantity) -> bool:
+    """Whether bytes are held in memory, not moved."""
+    return bool(re.search(_HELD, q.label.lower())) and not _WRITTEN.search(row.text[: q.start] + "GB in 1 s:")
+
+
+def rows(report: Report) -> Iterator[Finding]:
+    """Every law in every record and sentence; where one of its figures stands in the sentences around it asks."""
+    small = [row for grid in report.tables if len(grid.rows) < 3 for row in grid.rows]
+    for whole in (*report.rows, *small):
+        for row in whole.parts():
+            if len(held := terms(row)) > 1:
+                yield from _solve(row, held)
+
+
+def _solve(row: Row, held: list[Term]) -> Iterator[Finding]:
+    kinds: dict[str, list[Term]] = {}
+    for t in held:
+        kinds.setdefault(t.kind, []).append(t)
+    around: dict[str, list[Term]] = {}
+    for t in _around(row):
+        around.setdefault(t.kind, []).append(t)
+    lent = {kind: some for kind, some in around.items() if kind not in kinds and len(some) == 1}
+    seen = set[frozenset[str]]()
+    for (a, of_a), (b, of_b) in itertools.combinations({**kinds, **lent}.items(), 2):
+        for x, of_x, y, of_y, sign in ((a, of_a, b, of_b, 1), (a, of_a, b, of_b, -1), (b, of_b, a, of_a, -1)):
+            c = product(x, y, sign)
+            key = frozenset((a, b, c))
+            of_c = [Term("ratio", exact(1.0), "1", ())] if c == "ratio" and sign > 0 else {**kinds, **lent}.get(c)
+            if of_c and key not in seen and sum(k in lent for k in (a, b, c)) < 2:
+                seen.add(key)
+                yield from _check(row, (of_x, of_y, of_c) if sign > 0 else (of_y, of_c, of_x), bool(key & lent.keys()))
+
+
+def _around(row: Row) -> list[Term]:
+    """Figures of the sentences around a sentence."""
+    if row.kind != "line":
+        return []
+    lines = [r for r in row.report.lines_of_text if r.block == row.block and abs(r.line - row.line) < 4]
+    held = [[t for t in terms(r) if t.figure] for r in lines if r.text != row.text]
+    # A sentence of several kinds is about itself.
+    return [t for some in held if len({t.kind for t in some}) == 1 for t in some]
+
+
+def _check(row: Row, held: tuple[list[Term], ...], lent: bool) -> Iterator[Finding]:
+    """a × b = c, of every a, b and c in the row: a derived figure that no other two make."""
+    law = law_of(*(some[0].kind for some in held))
+    text = re.sub(r"requests? ?(?:/|per)", "", row.text) if row.kind != "record" else ""
+    text = text if re.search(r"(?i)decod|generat|output|ttft", text) else re.sub("(?i)prefill", "", text)
+    if len(held[0]) * len(held[1]) * len(held[2]) > 12 or re.search(law.unless, text):
+        return
+    held = tuple([*some, *_sum(some)] for some in held)
+    made = derived(tuple(some[0].kind for some in held))
+    at = next(i for i, some in enumerate(held) if some[0].kind == made)
+    also = law.also
+    if law.rule == "bandwidth" and (ONE_WAY.search(row.text) or _WRITTEN.search(_before(row, held[at][0]))):
+        also = GIB
+    factors = tuple(f * n for f in also for n in (multiples(row) if law.several else (1.0,)))
+    broken = []
+    for target in (t for t in held[at] if t.figure):
+        combos = [c for c in itertools.product(*held) if c[at] is target and _one_run(row, law, c)]
+        if combos and not any(_fits(c, factors, law.slack) for c in combos):
+            broken.append((target, combos[0]))
+    if len(broken) != 1:
+        return
+    combo = broken[0][1]
+    alone = all(len(some) == 1 for some in held)
+    near = all(t.near for t in combo) and not lent
+    sure = alone and near and (made == "rate" or (law.sure is not None and _sure(law, row, combo)))
+    yield broken_law(law, INCONSISTENT if sure else QUESTION, combo, at)
+
+
+def _sum(some: list[Term]) -> list[Term]:
+    """What is read and what is written, or prompt and answer, together."""
+    if some[0].kind not in ("bytes", "tokens") or not 1 < len(some) < 4:
+        return []
+    total = sum((t.value for t in some[1:]), some[0].value)
+    return [Term(some[0].kind, total, " + ".join(t.text for t in some), tuple(n for t in some for n in t.lines))]
+
+
+def _sure(law: Law, row: Row, combo: tuple[Term, ...]) -> bool:
+    by = {t.kind: t for t in combo}
+    return law.sure is not None and law.sure(row, *(by.get(k, combo[-1]) for k in law.kinds))
+
+
+_WALL = re.compile(
+    r"(?i)^(?!.*(?:mean|avg|average|p\d\d|median|latency|delta)).*(?:duration|elapsed|wall|time|step|iter|took|total)"
+)
+
+
+def _one_run(row: Row, law: Law, combo: tuple[Term, ...]) -> bool:
+    times = [t.figure.label for t in combo if t.figure and t.kind == "time"] if row.kind == "record" else []
+    if any(re.search(law.unless, label) or (law.several and not _WALL.search(label)) for label in times):
+        return False
+    labels = [t.figure.label for t in combo if t.figure]
+    nouns = {t.figure.noun for t in combo if t.figure and t.figure.noun}
+    return len(nouns) < 2 and all(same_statistic(x, y) for x, y in itertools.combinations(labels, 2))
+
+
+def _fits(combo: tuple[Term, ...], factors: tuple[float, ...], slack: float) -> bool:
+    f = combo[0].value * combo[1].value / combo[2].value
+    return any(f.meets(n * x, slack) for n in factors for x in combo[2].also) or not f.beyond(1.1)
+
+
+def broken_law(law: Law, verdict: str, combo: tuple[Term, ...], at: int) -> Finding:
+    a, b, c = combo
+    off = (a.value * b.value / c.value).mid
+    figure = combo[at].figure
+    assert figure is not None
+    would = figure.value.mid * off if at == 2 else figure.value.mid / off
+    others = [t for i, t in enumerate(combo) if i != at]
+    sign = "×" if at == 2 else "÷"
+    left, right = (others[1], others[0]) if at < 2 else others
+    made = f"{left.text} {sign} {right.text}"
+    if at < 2 and right.kind == "time":
+        made = f"{left.text} in {right.text}"
     ask = "" if verdict == INCONSISTENT else ": is this the same run?"
-    message = f"{n.text} {'at' if law.divides else 'in'} {b.text} is {si(would, unit)}, not {a.text}{ask}"
-    return finding(verdict, law.rule, message, a, b, lines=n.lines)
+    message = f"{made} is {si(would, UNIT_OF.get(figure.kind, ''))}, not {figure.text}{ask}"
+    beside = [t.figure for t in others if t.figure]
+    return finding(verdict, law.rule, message, figure, *beside, lines=tuple(n for t in combo for n in t.lines))
+
+
+_ONE = re.compile(
+    r"(?i)(?:per|each|every|a) (?:gpu|user|request|stream|sequence|client|session|slot)|/(?:gpu|user|req)"
+)
+_EQUALS = re.compile(
+    r"(?i)(?:^|\W)(?:i\.e\.|that is|that means|which is|equals|or|=|amounts? to|comes? to|makes)[\W]*$"
+)
+
+
+def each(report: Report) -> Iterator[Finding]:
+    """A figure of one GPU or user beside that of all, and one in two units: it asks where no count lies between."""
+    for row in report.rows:
+        for kind in ("rate", "bandwidth", "tokens_per_s", "items_per_s"):
+            held = [q for q in row.of(kind) if q.exact and q.value.mid and not on_sheet(row, q)]
+            if len(held) != 2 or row.kind != "line" or abs(held[1].start - held[0].end) > 60:
+                continue
+            said = [q.per_device or bool(_ONE.search(f"{q.label[-24:]}|{q.after[:16]}")) for q in held]
+            one, whole = (held[0], held[1]) if said[0] else (held[1], held[0])
+            n, units = whole.plain / one.plain, {re.sub(r"[\d., ]", "", q.text) for q in held}
+            twice = len(units) > 1 and not any(said) and _EQUALS.search(row.text[held[0].end : held[1].start])
+            counts = (1.0, 1.0737, 1 / 1.0737) if twice else multiples(row)
+            hence = re.search(
+                r"(?i)i\.e|that is|\bso\b|=|\(|which|thus|\bor\b|→", row.text[held[0].end : held[1].start]
+            )
+            if (twice or (hence and sum(said) == 1 and len(counts) > 1)) and not any(n.meets(m, 0.03) for m in counts):
+                message = f"{whole.text} is {n.mid:.4g} times {one.text}: of how many is it?"
+                yield finding(QUESTION, "product", message, one, whole)
+
+
+_STEP = re.compile(
+    r"(?i)(?:per|each|every|a) (?:optimizer |training |global |gradient )?(?:step|batch|update|iteration)|/step"
+)
+
+
+def steps(report: Report) -> Iterator[Finding]:
+    """Tokens of a step that no product of the stated batch, length, accumulation and GPUs makes: it asks."""
+    everything = report.everything
+    names = ("batch", "seq", "accum", "gpus")
+    sizes = [everything.of(n)[0] for n in names if len(everything.of(n)) == 1]
+    for row in report.rows if len(sizes) > 2 and everything.of("seq") and everything.of("batch") else ():
+        for q in row.of("tokens", "token/item") if _STEP.search(row.text) else ():
+            made = {prod(some) for k in range(1, 5) for some in itertools.combinations(sizes, k)}
+            if q.exact and q.value.mid > 1 and not any(q.value.meets(m, 0.03) for m in made):
+                text = " × ".join(f"{s:.0f}" for s in sizes)
+                yield finding(
+                    QUESTION, "product", f"{text} is {prod(sizes):.0f} tokens, not {q.text}: which sizes make it?", q
+                )

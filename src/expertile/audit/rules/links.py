@@ -9,7 +9,6 @@ from expertile.audit.rules.peaks import NO_RUN_OF_ONE
 from expertile.device import NVLINK, PCIE_LANES
 
 _PCIE = re.compile(r"(?i)pci-?e?(?:xpress)? ?(?:gen)? ?\.?(?P<g>[3-6])(?:\.0)?(?: ?[x×] ?(?P<n>\d+))?")
-_NVLINKS = {2: "V100", 3: "A100", 4: "H100", 5: "B200"}
 _LINK = re.compile(r"(?i)pci-?e|nvlink")
 _ONE_WAY = re.compile(
     r"(?i)h2d|d2h|host.to.device|device.to.host|unidirection|one[- ]way|"
@@ -52,7 +51,9 @@ def links(report: Report) -> Iterator[Finding]:
             ):
                 continue
             # A paragraph speaks of many things.
-            told = _LINK.search(own) and (_MEASURED.search(row.text) or row.of("time") or _ONE_WAY.search(own))
+            ran = _MEASURED.search(row.text)
+            told = bool(_LINK.search(own) and (ran or row.of("time") or _ONE_WAY.search(own)))
+            told |= bool(_ONE_WAY.search(own) and _LINK.search(row.lead) and ran)
             if report.blocks[row.block].kind == "prose" and row.kind == "line" and not told:
                 continue
             name, both = link

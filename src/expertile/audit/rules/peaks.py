@@ -2,9 +2,10 @@
 
 import re
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
 from expertile.audit.facts import facts
-from expertile.audit.finding import IMPOSSIBLE, INCONSISTENT, QUESTION, Finding, finding, si
+from expertile.audit.finding import IMPOSSIBLE, INCONSISTENT, QUESTION, UNIT_OF, Finding, finding, si
 from expertile.audit.interval import FAR
 from expertile.audit.quantity import Quantity
 from expertile.audit.report import Report, Row
@@ -23,6 +24,7 @@ _CACHED = re.compile(
     r"logical|equivalent|xgmi|interconnect|bisect|lds|[dt]s?mem|per sm\b"
 )
 _MEMORY = re.compile(r"hbm|dram|\bmem(?:ory)?[ _](?:bandwidth|bw)|global memory|vram|gddr|\bstream\b|device memory")
+_ASIDE = re.compile(r"\([^()]*\)")
 _SEVERAL = re.compile(r"multi-?gpu|nodes?\b|cluster|distributed|(?:tensor|data)[ -]parallel|dgx|hgx|nvl72")
 
 
@@ -47,6 +49,22 @@ def peaks_of(device: Device) -> tuple[float, ...]:
     return tuple(dict.fromkeys(x for x in known if x))
 
 
+def _peaks_in(device: Device, formats: tuple[str, ...]) -> tuple[float, ...]:
+    """The peaks of the formats that a row states, or of all."""
+    peaks = (x for f in formats for x in (device.peak(f), device.sparse_peak(f), generous_peak(device, f)) if x)
+    return tuple(peaks) if formats and all(device.peak(f) for f in formats) else peaks_of(device)
+
+
+def on_sheet(row: Row, q: Quantity) -> bool:
+    """Whether a rate is a peak: called so, or that of a GPU that the report names."""
+    if q.kind not in ("rate", "bandwidth"):
+        return False
+    sheet = (x for d in row.report.everything.of("devices") for x in (d.memory_bps, *(d.peak(f) for f in DTYPES)))
+    return bool(re.search(r"(?i)peak(?! at)|theoretical|roofline", q.words)) or any(
+        x and q.plain.meets(x, 0.005) for x in sheet
+    )
+
+
 def _fastest(row: Row, formats: Iterable[str], sparse: bool) -> tuple[float, Device]:
     """The highest peak of the GPUs that the row may have run on, and whose it is."""
     return max(((_peak(d, formats, sparse), d) for d in row.devices), key=lambda pair: pair[0] * _slack(pair[1]))
@@ -61,7 +79,9 @@ def rates(report: Report) -> Iterator[Finding]:
     """Every FLOP/s and GB/s against what the GPU in scope can do."""
     for row in report.all_rows:
         for q in row.of("rate", "bandwidth"):
-            words = f"{q.words} {row.label}".lower() + (row.clause(q).lower() if row.kind == "line" else "")
+            words = f"{q.words} {row.label}".lower() + (
+                _ASIDE.sub("", row.clause(q)).lower() if row.kind == "line" else ""
+            )
             words = words.replace("effective", "") if q.kind == "bandwidth" else words
             if not q.value.mid or NO_RUN_OF_ONE.search(words) or not row.devices:
                 continue
@@ -175,7 +195,9 @@ def traffic(report: Report) -> Iterator[Finding]:
             yield finding(QUESTION, "traffic", message, q, lines=(t.line,))
 
 
-_SHARE = re.compile(r"\bpeak\b|theoretical|roofline|\bmfu\b|speed of light|\bsol\b|of (?:the )?(?:hbm|memory|max)")
+_SHARE = re.compile(
+    r"\bpeak\b|theoretical|roofline|\bmfu\b|speed of light|\bsol\b|of (?:the )?(?:hbm|memory|max)|of its \d"
+)
 _PEAK = re.compile(r"peak(?!s? at|ed)|theoretical|roofline|max(?:imum)?\b|spec|rated|limit|up to|of \(?$|\bof \d")
 
 
@@ -207,7 +229,7 @@ def shares(report: Report) -> Iterator[Finding]:
             if not q.after.startswith("out of")
             if _PEAK.search(f"{q.words} {name}") or _sheet(row, q) or any(_of(row, p, q) for p in row.of("percent"))
         ]
-        for row in report.all_rows if stated else ():
+        for row in report.all_rows:
             here = [s for s in stated if s in row.quantities]
             told = re.compile(rf"{_SHARE.pattern}|efficien") if here else _SHARE
             percents = [
@@ -215,30 +237,51 @@ def shares(report: Report) -> Iterator[Finding]:
                 for q in row.of("percent")
                 if (told.search(q.words) and "hfu" not in q.words) or any(_of(row, q, s) for s in here)
             ]
-            figures = [q for q in row.of(kind) if q.exact and q not in stated]
+            figures = [q for q in row.of(kind) if q.exact and q not in stated and not on_sheet(row, q)]
+            figures = figures or _per_second(row, kind)
             if len(percents) != 1 or len(figures) != 1 or not percents[0].exact or not percents[0].value.mid:
                 continue
             if row.of(unlike) or not (here or row.devices):
                 continue
             q, p = figures[0], percents[0]
-            known = [x for d in row.devices for x in (peaks_of(d) if kind == "rate" else (d.memory_bps or 0.0,))]
+            known = [
+                x
+                for d in row.devices
+                for x in (_peaks_in(d, _formats_of(q, row)) if kind == "rate" else (d.memory_bps or 0.0,))
+            ]
             known = [x for x in known if x and not any(s.value.meets(x, 0.05) for s in here)]
             part, other = q.value / p.value, (*known, *(s.value.mid for s in stated if s not in here))
             # "88 % of the 1555 GB/s peak" leaves nothing open.
             near = not any(_of(row, p, s) for s in here) and any(
                 part.meets(x * n, 0.03 if here else 0.1) for x in other if x for n in gpu_counts(row)
             )
+            stating = bool(stated) or (len(row.devices) == 1 and (kind == "bandwidth" or _formats_of(q, row)))
             if (
                 not near
+                and stating
                 and not any((q.plain / p.value).meets(s.plain, 0.05) for s in here)
                 and not any(q.plain.meets(s.plain) for s in stated)
             ):
-                base = (here or stated)[0]
-                share = f"{100 * q.value.mid / base.value.mid:.3g} %"
-                message = f"{q.text} of {base.text} is {share}, not {p.text}; no other peak of the GPU gives it either"
-                sure = here or (len(stated) == 1 and abs(base.line - row.line) <= 20)
+                base = (*here, *stated, None)[0]
+                peak, text, line = (
+                    (base.value.mid, base.text, base.line)
+                    if base
+                    else (known[0], si(known[0], UNIT_OF[kind]), row.line)
+                )
+                share = f"{100 * q.value.mid / peak:.3g} %"
+                message = f"{q.text} of {text} is {share}, not {p.text}; no other peak of the GPU gives it either"
+                sure = here or (len(stated) == 1 and abs(line - row.line) <= 20)
                 verdict = INCONSISTENT if sure else QUESTION
-                yield finding(verdict, "share of peak", message, p, q, lines=(base.line,))
+                yield finding(verdict, "share of peak", message, p, q, lines=(line,))
+
+
+def _per_second(row: Row, kind: str) -> list[Quantity]:
+    """The rate that a row's only work and only time make."""
+    held = row.of("flop" if kind == "rate" else "bytes")
+    moved = [q for q in held if re.search(r"(?i)read|writ|mov|transfer|load|stream", q.label[-24:])] or held
+    work, time = moved[0] if len(moved) == 1 else None, row.only("time")
+    text = f"{work.text} in {time.text}" if work and time else ""
+    return [replace(work, kind=kind, value=work.plain / time.value, text=text)] if work and time else []
 
 
 def sparse_peaks(report: Report) -> Iterator[Finding]:

@@ -4,8 +4,8 @@ import re
 from collections.abc import Iterator
 
 from expertile.audit.facts import BITS
-from expertile.audit.finding import IMPOSSIBLE, INCONSISTENT, QUESTION, Finding, finding, si
-from expertile.audit.interval import printed
+from expertile.audit.finding import IMPOSSIBLE, QUESTION, Finding, finding, si
+from expertile.audit.interval import exact
 from expertile.audit.quantity import Quantity
 from expertile.audit.report import Report, Row
 from expertile.audit.rules.peaks import gpu_counts
@@ -52,7 +52,9 @@ def mfu(report: Report) -> Iterator[Finding]:
         counts = row.facts.of("gpus") or ((row.own["gpus"],) if "gpus" in row.own else gpu_counts(row))
         each = [n * q.value.mid / (x * g) for x in peaks for g in ((1.0,) if q.per_device else counts)]
         least = 5.1 if re.search(r"(?i)train|step|fine-?tun|fsdp", row.words) else 1.7
-        if each and not any(least * e <= p.value.hi and p.value.lo <= 8.3 * e for e in each):
+        # Attention adds to 6·N with the length of the texts.
+        most = 8.3 if max(report.everything.of("seq") or (0,)) > 8000 else 7.6
+        if each and not any(least * e <= p.value.hi and p.value.lo <= most * e for e in each):
             best = min((6 * e for e in each), key=lambda x: abs(x - p.value.mid))
             at = f"{n / 1e9:.3g} B parameters at {q.text} on {row.devices[0].name}"
             message = f"{at} are an MFU of {100 * best:.3g} %, not {p.text}: on how many GPUs, of which peak?"
@@ -72,55 +74,24 @@ def _forward(row: Row, q: Quantity | None) -> Iterator[Finding]:
             yield finding(QUESTION, "bound", message, q)
 
 
-_WALL = re.compile(r"(?i)duration|elapsed|wall|total[ _]time|run[ _]?time|benchmark[ _]time")
-_THROUGHPUT = re.compile(r"(?i)throughput|per[ _]sec|/s\b|\b[trq]ps\b")
-_NOT_MEAN = re.compile(
-    r"(?i)peak|max|p\d\d|std|median|per[ _/](?:user|gpu|request|stream)|goodput|ttft|tpot|prefill|decode"
-)
-_NO_COUNT = re.compile(r"/|concurren|max|fail|\brate\b|limit|peak|mean|avg|\bper\b|p\d\d|median")
-_FIELD = re.compile(r"(?m)(?:^|; )\W*([A-Za-z#][^:=;\n]{2,50}?)\s*[:=]\s*([\d,]+)\s*(?=$|;|tokens|requests|prompts)")
-_OF = {"token": r"token|tok\b", "request": r"request|req\b|completed|prompts|successful"}
-
-
-def served(report: Report) -> Iterator[Finding]:
-    """Tokens and requests of one record over its duration; where another rate of the record follows it accuses."""
-    for row in (row for row in report.all_rows if row.kind != "line"):
-        walls = [q for q in row.of("time", "number") if _WALL.search(q.label)]
-        rates = [q for q in row.quantities if _THROUGHPUT.search(q.label) and q not in walls]
-        rates = [q for q in rates if q.exact and q.value.mid and not _NOT_MEAN.search(q.label)]
-        fields = [(label.lower(), printed(n)) for label, n in _FIELD.findall(row.text) if rates]
-        held = {
-            noun: [n for label, n in fields if re.search(form, label) and not _NO_COUNT.search(label)]
-            for noun, form in _OF.items()
-        }
-        held["token"] += [sum(held["token"][1:], held["token"][0])] if len(held["token"]) > 1 else []
-        judged = []
-        for q in rates if len(walls) == 1 else ():
-            noun = "request" if q.kind == "items_per_s" or re.search(_OF["request"], q.label.lower()) else "token"
-            if counts := [n for n in held[noun] if n.mid > 1]:
-                judged.append((q, counts, any((n / walls[0].value).meets(q.value, 0.03) for n in counts)))
-        for q, counts, follows in judged:
-            if not follows and not any((n / walls[0].value).meets(q.value, 0.15) for n in counts):
-                near = min((n / walls[0].value for n in counts), key=lambda x: abs(x.mid / q.value.mid - 1))
-                sure = any(good for *_, good in judged)
-                message = f"the counts in {walls[0].text} are {near.mid:.4g} per s, not {q.text}"
-                ask = "" if sure else ": is this the same run?"
-                yield finding(INCONSISTENT if sure else QUESTION, "throughput", message + ask, q, *walls)
-
-
 def decoding(report: Report) -> Iterator[Finding]:
     """A token of a single stream takes the time in which the memory yields every weight once."""
     for row in report.all_rows:
-        q = row.only("s_per_token")
+        # One stream is a time for each token, or what is said to be one.
+        single = re.search(
+            r"(?i)batch(?:[ -]?size)?[ =-]*(?:of )?(?:1|one)\b|single[ -](?:stream|user|request)", row.text
+        )
+        q = row.only("s_per_token") or (row.only("tokens_per_s") if single else None)
         formats = row.facts.of("formats") or report.everything.of("formats")
         n = _parameters(row) if q and len(formats) == 1 else None
         if not (q and n and len(row.devices) == 1) or re.search(
-            r"(?i)prompt|prefill|input|batch(?! size 1\b)", row.text
+            r"(?i)prompt|prefill|input|batch(?!(?: size)?[ -=]*(?:of )?(?:1|one)\b)", row.text
         ):
             continue
         device, nbytes = row.devices[0], n * BITS[formats[0]] / 8
         most = (device.memory_bps or float("inf")) * max(gpu_counts(row))
-        if nbytes / q.value.hi > 1.2 * most and max(report.everything.of("batch") or (1,)) == 1:
-            rate = f"{si(nbytes, 'B')} of {formats[0]} weights in {q.text} are {si(nbytes / q.value.mid, 'B/s')}"
+        time = q.value if q.kind == "s_per_token" else exact(1.0) / q.value
+        if nbytes / time.hi > 1.2 * most and max(report.everything.of("batch") or (1,)) == 1:
+            rate = f"{si(nbytes, 'B')} of {formats[0]} weights in {q.text} are {si(nbytes / time.mid, 'B/s')}"
             message = f"{rate}, more than the {si(most, 'B/s')} of {device.name}'s memory: how many tokens at once?"
             yield finding(QUESTION, "decoding", message, q)

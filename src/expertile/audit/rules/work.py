@@ -1,7 +1,7 @@
 """The FLOPs that a row's sizes mean."""
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from expertile.audit.report import Report, Row, Size
 from expertile.roofline import Work
@@ -27,6 +27,8 @@ _GEMM = re.compile(r"gemm|matmul|mat-?mul|matrix[ -]mul|\bb?mm\b|cublas|cutlass|
 _NOT_GEMM = re.compile(
     r"attention|softmax|conv|fft|norm|transpose|reduc|spars|spmm|gemv|elementwise|add\b|copy|sort|scan"
 )
+_SEVERAL = re.compile(r"group(?:ed)?[ _-]?(?:gemm|mm|size)|batched|\bbmm\b")
+_OTHER = re.compile(r"attention|softmax|_?norm|qo_|\bkv_|[qkv]\.shape|(?<![a-z])moe(?![a-z])|quantiz|transpose|copy")
 _ATTENTION = re.compile(r"attention|\bfa[23]?\b|sdpa|flash|mha|gqa")
 _BACKWARD = re.compile(r"\bbwd\b|backward|fwd ?\+ ?bwd|training")
 
@@ -38,9 +40,22 @@ def readings(row: Row) -> Reading | None:
 
     def sizes(*names: str) -> list[Size]:
         found = [s for name in names if (s := row.size(name))]
-        return found if len(found) == len(names) else []
+        lines = [s.line for s in found]
+        # Of a log's lines far apart each may be another run's.
+        log = row.report.blocks[row.block].kind == "code"
+        apart = log and max(lines, default=0) - min(lines, default=0) > 12
+        shape = row.report.nearest(row.block, "tuples", row.line) if log else None
+        far = shape is not None and any(n < shape[0] < row.line for n in lines)  # another shape stands between
+        found = [replace(s, near=False) for s in found] if far else found
+        return found if len(found) == len(names) and not apart else []
 
-    if (mnk := sizes("m", "n", "k")) and not _ATTENTION.search(text) and not re.search(r"conv|sparse", row.words):
+    far = row.lead.lower() if not row.own.keys() | row.facts.stated.keys() >= {"m", "n", "k"} else ""
+    if (
+        (mnk := sizes("m", "n", "k"))
+        and not _ATTENTION.search(text)
+        and not _OTHER.search(far)
+        and not re.search(r"conv|sparse", row.words)
+    ):
         return _gemm(mnk, counts)
     words = f"{row.words} {row.lead.lower()}"
     if (bhsd := sizes("batch", "heads", "seq", "head_dim")) and (
@@ -51,7 +66,7 @@ def readings(row: Row) -> Reading | None:
         formula = f"4·{b:.0f}·{h:.0f}·{length:.0f}²·{d:.0f}"
         full = re.search(r"non-?causal|causal ?[=:] ?(?:false|no|0)\b|no causal", words)
         return Reading(work, formula, True, all(x.near for x in bhsd), tuple(x.line for x in bhsd), causal=not full)
-    if layer := sizes("tokens", "ffn", "hidden"):
+    if not _OTHER.search(far) and (layer := sizes("tokens", "ffn", "hidden")):
         topk = row.size("topk")
         return _gemm(layer, tuple(c * (topk.value if topk else 1) for c in (1, 2, 3)))
     # A column of shapes and another of TFLOPS are products; the rows must confirm it.
@@ -95,5 +110,6 @@ def conventions(reading: Reading, words: str) -> tuple[float, ...]:
     if reading.causal or _BACKWARD.search(words):
         base += [2.0, 2.5, 3.0, 3.5, 1.25, 1.75, 1.5]
     counts = reading.counts
+    counts = (*counts, *((2.0, 3.0, 4.0, 8.0, 16.0, 32.0) if _SEVERAL.search(words) else ()))
     products = [1.0, *counts, *(a * b for i, a in enumerate(counts) for b in counts[i + 1 :])]
     return tuple(dict.fromkeys(b * p for b in base for p in products))

@@ -1,0 +1,380 @@
+"""What sentences, records and summary rows say of other figures: ratios, sums, means, best cases, percentiles.
+
+Where nothing else can be meant it accuses: a speed-up of the sentence's only two times, a total that other columns
+keep.
+"""
+
+import itertools
+import math
+import re
+import statistics
+from collections.abc import Iterator
+from dataclasses import replace
+
+from expertile.audit.finding import INCONSISTENT, QUESTION, UNIT_OF, Finding, finding, si
+from expertile.audit.interval import FIT, NUMBER, ODD, Interval, printed
+from expertile.audit.quantity import Quantity, stem
+from expertile.audit.report import Grid, Report, Row
+from expertile.audit.rules.peaks import NO_RUN_OF_ONE, on_sheet
+from expertile.audit.rules.quotients import TYPED, follows, wrong
+from expertile.audit.units import unit_of_name
+
+_FROM = re.compile(
+    r"(?i)\bfrom\b.*\bto\b|→|->|\bvs\.?\b|\bversus\b|compared (?:to|with)|instead|\bagainst\b|(?:down|up) to|\bthan\b"
+)
+_GAINS = (
+    r"(?:faster|as fast|slower|speed|slow|improve|reduc|less|lower|higher|more|increas|gain|decreas|drop|"
+    r"sav|better|smaller)"
+)
+_OUTCOME, _CHANGE = re.compile(rf"(?i){_GAINS}"), re.compile(rf"(?i)^\W*{_GAINS}")
+_SPEED = re.compile(r"(?i)concurren|speed|faster|slower|latency|throughput|\btime")
+_SIZE = re.compile(r"(?i)memory|vram|size|resource|gpus|power|energy|cost")
+_APART = re.compile(r"(?i)peak|theor|limit|max|\bmin\b|\bp\d\d|std|total|best|worst")
+_PARTIAL = re.compile(r"(?i)sav|differ|delta|reduc|overhead")
+_THAN = re.compile(r"(?i)\b(?:than|over|vs)\b")
+_SPEED_UP = re.compile(r"(?i)\W*(?:overall |total )?speed-?\s?up\W*")
+_LESS = re.compile(r"(?i)drop|reduc|decreas|\bless|lower|sav|\bcut|fell")
+_BY = re.compile(r"(?i)\bby\W*$")
+_NOT_OF = re.compile(
+    r"(?i)peak|utili|efficien|accuracy|recall|confidence|error|sparsity|occupancy|of (?:the )?(?:total|time|runtime)"
+)
+
+
+def _either(q: Quantity, a: Quantity, b: Quantity, change: str = "") -> bool:
+    return follows(q, (a, b), ODD, change) or follows(q, (b, a), ODD, change)
+
+
+def _two(q: Quantity, a: Quantity, b: Quantity, change: str = "") -> Iterator[Finding]:
+    """Two figures and what is made of them, in either order."""
+    if all(x.exact and x.value.mid > 0 for x in (q, a, b)) and not _either(q, a, b, change):
+        yield wrong(q, (a, b) if a.value.mid >= b.value.mid else (b, a))
+
+
+def ratios(report: Report) -> Iterator[Finding]:
+    """Figures of one kind and what the sentence or record makes of them: "from 12.4 ms to 3.1 ms, 4.0x faster"."""
+    mixed = [r for grid in report.grids for r in grid.body if any(_OUTCOME.search(q.after) for q in r.of("ratio"))]
+    for whole in (*report.rows, *mixed):
+        found = [f for row in whole.parts() for f in _certain(row, _said(row))]
+        yield from found or (_unexplained(whole, _said(whole)) if whole.kind == "line" else ())
+
+
+def _said(row: Row) -> list[Quantity]:
+    return [q for q in row.of("ratio", "percent") if not _NOT_OF.search(q.words)]
+
+
+def _certain(row: Row, said: list[Quantity]) -> Iterator[Finding]:
+    if not said:
+        return
+    parts = [q for q in row.of(*TYPED) if row.kind == "line" or not _PARTIAL.search(q.label)]
+    by_kind = ([q for q in parts if q.kind == kind] for kind in dict.fromkeys(q.kind for q in parts))
+    pairs = [held for held in by_kind if len(held) == 2]
+    # A record of two variants: its speed-up is of one of their figures.
+    whole = [q for q in said if row.kind == "record" and len(pairs) > 1 and _SPEED_UP.fullmatch(q.label)]
+    if not whole and (len(parts) != 2 or len(pairs) != 1):
+        return
+    # "Memory ratio: 1.71x more per token, 2.05x less in total", "42.8 -> 40.2 s, a 2.6 s reduction (-6 %)"
+    several = row.kind == "record" and any(p.line == q.line and p is not q for p in said for q in said)
+    if several or (row.kind == "line" and re.search(r"\d ?(?:→|->) ?$", row.text[: parts[0].start])):
+        return
+    if whole and any(_either(whole[0], x, y) for x, y in pairs):
+        return
+    a, b = pairs[0]
+    # A ratio of memory is not of the times beside it, nor one of speed of the bytes.
+    other = _SPEED if a.kind == "bytes" else _SIZE
+    said = [q for q in said if not other.search(q.after[:16] if row.kind == "line" else q.words)]
+    if row.kind != "line":
+        said = [q for q in said if _OUTCOME.search(q.label + row.text * (row.kind == "table"))]
+        if len(said) == 1 and not _THAN.search(said[0].after) and not _APART.search(a.label + b.label):
+            yield from _two(said[0], a, b)
+        return
+    before, between = row.text[max(0, a.start - 8) : a.start], row.text[a.end : b.start]
+    # "12.6 ms, ours 4.2 ms: 3.0x faster"
+    close = [q for q in said if re.fullmatch(r"\W{1,3}", row.text[b.end : q.start]) and not _THAN.search(q.after)]
+    # "1.9 ms, the unfused one 5.1 ms, which makes it 3.7x faster"
+    last = [q for q in said if q is row.quantities[-1] and len(row.quantities) == 3]
+    told = _FROM.search(f"{before} {between}") or (close and _OUTCOME.search(close[0].after))
+    told = told or (last and re.match(r"\W*(?:faster|slower|speed)", last[0].after))
+    # Another figure between the two: the ratio is of something else.
+    if len(said) > 2 or re.search(r"\d", between) or not told:
+        return
+    # "as the length grew 4x" is not of the times: a word of gain stands beside the ratio, or the times do.
+    near = {q: row.text[max(0, q.start - 24) : q.start] + row.text[q.end : q.end + 16] for q in said}
+    said = [
+        q
+        for q in said
+        if _OUTCOME.search(near[q])
+        or _BY.search(row.text[: q.start])
+        or re.fullmatch(r"\W+", row.text[b.end : q.start])
+        or (q.kind == "ratio" and len(row.quantities) == 3 and re.search("→|->", between))
+    ]
+    for q in said:
+        # "dropped by 60 %" is a change; "to 60 % of it" is a share.
+        by = _BY.search(row.text[: q.start]) or _CHANGE.search(row.text[q.end :])
+        reach = 24 if len(said) > 1 else len(row.text)
+        down = by and _LESS.search(row.text[max(0, q.start - reach) : q.end + 12])
+        # Where the sentence has two ratios, the other must follow.
+        if all(o is q or _either(o, a, b) for o in said):
+            yield from _two(q, a, b, "loss" if down else "change" if by else "")
+
+
+_COMPARED = (*TYPED, "params", "tokens", "items", "money", "energy", "power", "flop")
+_OF_WHICH = re.compile(r"(?i)of which [^.;]*$")
+_BARE = re.compile(
+    rf"(?i)(?<![\w.])({NUMBER}) (?:instead of|rather than|vs\.?|against|up from|down from|compared (?:to|with)) "
+    rf"({NUMBER})(?! ?[\w%]*/)|\bfrom ({NUMBER}) to ({NUMBER})(?! ?(?:%|[xX]\b))"
+)
+
+
+def _bare(row: Row) -> list[Quantity]:
+    """Two numbers without a unit that a sentence compares: "61 instead of 34 users"."""
+    m = _BARE.search(row.text)
+    spans = [m.span(g) for g in (1, 2, 3, 4) if m[g]] if m else []
+    if any(q.start <= a < q.end or a == q.start for a, _ in spans for q in row.quantities):
+        return []
+    held = [(row.text[a:b], a, b) for a, b in spans]
+    return [Quantity("number", printed(t), t, "", row.line, start=a, end=b) for t, a, b in held]
+
+
+def _unexplained(row: Row, said: list[Quantity]) -> Iterator[Finding]:
+    """A ratio that no two figures before it make, in its sentence or with the one of the sentence before: it asks."""
+    lines = row.report.lines_of_text
+    at = next((i for i, r in enumerate(lines) if r.block == row.block and r.text == row.text), 0)
+    before = lines[at - 1] if at and lines[at - 1].block == row.block else None
+    for q in said:
+        near = row.text[max(0, q.start - 32) : q.start] + "|" + row.text[q.end : q.end + 16]
+        own = [x for x in (*row.of(*_COMPARED), *_bare(row)) if x.end <= q.start and not on_sheet(row, x)]
+        if len(own) < 2 and before and len(said) == 1 and not before.of("ratio", "percent"):
+            lent = [x for x in (*before.of(*_COMPARED), *_bare(before)) if not own or x.kind == own[0].kind]
+            own += lent if len(lent) + len(own) == 2 and not _PARTIAL.search(row.text) else []
+        own = [x for x in own if x.exact and x.value.mid]
+        kinds = [[x for x in own if x.kind == kind] for kind in dict.fromkeys(x.kind for x in own)]
+        several = [of for of in kinds if 2 <= len(of) <= 4]
+        down = "loss" if q.kind == "percent" and _LESS.search(near) else ""
+        size = (_SPEED if all(of[0].kind == "bytes" for of in several) else _SIZE).search(q.after[:24])
+        if (
+            not several
+            or not q.exact
+            or not q.value.mid
+            or size
+            or not (
+                _OUTCOME.search(near)
+                or re.match(r" ?(?:times )?as (?:many|much|large|high)", row.text[q.end :])
+                or (q.kind == "percent" and _OF_WHICH.search(row.text[: q.start]))
+            )
+            or _THAN.search(q.after[:24])
+            or any(_either(q, a, b, down) for of in several for a, b in itertools.combinations(of, 2))
+        ):
+            continue
+        a, b = several[-1][-2:]
+        f = wrong(q, (a, b) if a.value.mid >= b.value.mid else (b, a))
+        yield replace(f, verdict=QUESTION, message=f.message + ": is it of these two?")
+
+
+_TOTAL = re.compile(r"(?i)\btotal\b|\bsum\b|altogether|\bin all\b|adds? up to")
+_IN_ALL = re.compile(r"(?i)\W{0,2}(?:in total|total|altogether|in all)\W*(?:$|[.,;)])")
+_MEAN = re.compile(r"(?i)\bav(?:era)?g|mean\b|\bmedian\b|\boverall\b")
+# Rows may be left out, or be parts of one another.
+_HIDDEN = re.compile(r"(?i)^\W*(?:\.\.\.|…|⋮)|selected|subset|first \d+ rows|top[- ]\d+|\ball \d+|omit|overlap|p9\d")
+_REST = re.compile(r"(?i)\bthe rest\b|\bremain(?:s|ing|der)|\bothers?\b|everything else")
+_ADDS = ("time", "bytes", "percent")
+_AVERAGES = ("time", "rate", "tokens_per_s", "items_per_s", "bytes", "bandwidth", "ratio")
+
+
+def totals(report: Report) -> Iterator[Finding]:
+    """Rows, lines and sentences called average or total, over the rows or figures before them."""
+    for grid in report.tables:
+        held: list[Row] = []
+        below = report.after(grid) if not grid.drawn else ()
+        for row in (*grid.rows, *below) if not any(_HIDDEN.search(row.text) for row in grid.rows) else ():
+            if row.summary and len(held) > 1 and unit_of_name(row.label) is None:
+                yield from _summary(grid, row, held)
+                held = []
+            elif not row.summary:
+                held.append(row)
+    yield from _averages(report)
+    for row in report.lines_of_text:
+        yield from _listed(row)
+
+
+def _averages(report: Report) -> Iterator[Finding]:
+    """ "2.9x on average" where no ratio of the report's only column of ratios is as high, or as low."""
+    columns = [(g, c) for g in report.grids for c in g.columns("ratio")]
+    for row in report.lines_of_text if len(columns) == 1 else ():
+        (grid, column), q = columns[0], row.only("ratio")
+        held = [v for b in grid.rows if not b.summary and (v := b.figure(column, "ratio"))]
+        told = q is not None and q.exact and _MEAN.search(row.text) and abs(q.line - grid.rows[0].line) <= 12
+        if q is None or not told or len(held) < 3 or _HIDDEN.search(row.text):
+            continue
+        low, high = min(v.value.lo for v in held), max(v.value.hi for v in held)
+        if q.value.lo > 1.02 * high or q.value.hi * 1.02 < low:
+            message = f"{q.text} on average is none of ratios from {low:.3g} to {high:.3g}: which rows does it count?"
+            yield finding(QUESTION, "total", message, q, lines=tuple(v.line for v in held))
+
+
+def _listed(row: Row) -> Iterator[Finding]:
+    """ "1.2x, 1.4x and 1.3x, a mean of 1.3x", "14 ms, 212 ms and 9 ms, in total 235 ms"; the parts may stand in the
+    sentences before."""
+    shares = row.of("percent")
+    whole = sum(q.value.mid for q in shares)
+    if (
+        len(shares) > 2
+        and _REST.search(row.text)
+        and all(q.exact for q in shares)
+        and 0.6 < whole < 1.5
+        and abs(whole - 1) > 0.025
+    ):
+        yield finding(QUESTION, "total", f"the shares add up to {100 * whole:.3g} %", shares[-1], *shares[:-1])
+    for q in (q for q in row.quantities if q.kind in (*_AVERAGES, "money", "energy") and q.exact):
+        words = q.label[-30:]
+        total, mean = _TOTAL.search(words) or _IN_ALL.match(row.text, q.end), _MEAN.search(words)
+        if not (total or mean):
+            continue
+        rows = [r for r in row.report.lines_of_text if r.block == row.block and row.line - 12 < r.line <= row.line]
+        prose = row.report.blocks[row.block].kind == "prose"
+        earlier = [x for r in rows[: prose * rows.index(row)] for x in r.of(q.kind)]
+        own = [[x for x in row.of(q.kind) if x.end <= q.start], [x for x in row.of(q.kind) if x.start > q.end], earlier]
+        parts = next((some for some in own if len(some) > 2), [])
+        if len(parts) < 3 or len(parts) > 12 or not all(x.exact and x.value.mid for x in parts):
+            continue
+        means = _may_be([x.value for x in parts], bool(total) and not mean)
+        means += [m for x in parts if total for m in _may_be([y.value for y in parts if y is not x], True)]
+        if not any(q.value.meets(m, 0.03) for m in means):
+            made = f"the {'sum' if total else 'mean'} of {len(parts)} is {si(means[0].mid, UNIT_OF.get(q.kind, ''))}"
+            yield finding(QUESTION, "total", f"{made}, not {q.text}: which of them does it count?", q, *parts)
+
+
+def _may_be(values: list[Interval], total: bool) -> list[Interval]:
+    mids, n = [v.mid for v in values], len(values)
+    half = sum(v.hi - v.lo for v in values) / max(sum(mids), 1e-30) / 2
+    found = [sum(mids)] if total else [sum(mids) / n, statistics.median(mids), sum(mids)]
+    if all(mids) and not total:
+        found += [math.prod(m ** (1 / n) for m in mids), n / sum(1 / m for m in mids)]
+    return [Interval(m * (1 - min(half, 1)), m, m * (1 + half)) for m in found]
+
+
+def _of_sums(grid: Grid, body: list[Row]) -> Iterator[Interval]:
+    """The quotients of two columns' sums."""
+    for kind in ("time", "rate", "bandwidth", "tokens_per_s", "items_per_s", "bytes"):
+        columns = ([v.value for row in body if (v := row.figure(c, kind))] for c in grid.columns(kind))
+        sums = [sum(of[1:], of[0]) for of in columns if len(of) == len(body)]
+        yield from (a / b for a, b in itertools.permutations(sums, 2))
+
+
+def _summary(grid: Grid, row: Row, body: list[Row]) -> Iterator[Finding]:
+    label = row.label if grid.drawn else row.text
+    total = bool(_TOTAL.search(label)) and not _MEAN.search(label)
+    good, odd = 0, []
+    for q in row.of(
+        *((*_ADDS, "rate", "bandwidth", "power") if total and not grid.drawn else _ADDS if total else _AVERAGES)
+    ):
+        values = [v.value for b in body if (v := b.figure(q.column, q.kind))]
+        if len(values) != len(body) or not q.exact or not q.value.mid or q.text[0] in "+-−":
+            continue
+        means = _may_be(values, total)
+        means[:0] = [*_of_sums(grid, body)] if q.kind == "ratio" and "geo" not in label.lower() else []
+        good += any(q.value.meets(m, FIT) for m in means)
+        if not any(q.value.meets(m, ODD) for m in means):
+            odd.append((q, means[-2 if "geo" in label.lower() else -5 if q.kind == "ratio" else 0]))
+    for q, m in odd if len(odd) <= max(good, 1) and len(body) > 2 else ():
+        span_of = f"the {'sum' if total else 'mean'} of lines {body[0].line}–{body[-1].line}"
+        ask = "" if good else ": which rows does it count?"
+        message = f"{span_of} is {si(m.mid, UNIT_OF.get(q.kind, ''))}, not {q.text}{ask}"
+        yield finding(INCONSISTENT if good else QUESTION, "total", message, q, lines=tuple(b.line for b in body))
+
+
+_RANK = re.compile(
+    r"\b(?:(min(?:imum)?|fastest)|p(\d[05]|9\d)(?:[._]?\d)?|(?<![\d.−+-])([5-9]\d|\d[05])(?:\.\d)?(?:th|%)|(median)|(max(?:imum)?|slowest))(?![a-z])"
+)
+_AVERAGE = re.compile(r"\b(?:avg|average|mean)\b")
+
+
+def orders(report: Report) -> Iterator[Finding]:
+    """A percentile below a lower one, a maximum below the median, a mean outside of both; of one row or one column."""
+    for row in report.all_rows:
+        yield from _ordered([(q.label, q) for q in row.quantities], row.kind != "line")
+    for grid in report.grids:
+        for c in range(len(grid.header)):
+            yield from _ordered([(row.label, q) for row in grid.rows if (q := row.figure(c))], True)
+
+
+def _ordered(figures: list[tuple[str, Quantity]], sure: bool) -> Iterator[Finding]:
+    groups: dict[tuple[str, str], list[tuple[float, Quantity]]] = {}
+    for label, q in figures:
+        plain = re.sub(r"[_/]", " ", label.lower())
+        ranks, mean = _RANK.findall(plain[-40:]), _AVERAGE.search(plain[-24:])
+        if q.exact and q.kind in ("time", "s_per_token", "s_per_item") and len(ranks) + bool(mean) == 1:
+            least, p, th, median, most = (*ranks, ("",) * 5)[0]
+            rank = -1.0 if mean else 0.0 if least else 100.0 if most else 50.0 if median else float(p or th)
+            name = stem(_RANK.sub(" ", re.sub(r"\b(?:of|and|the|at|is|was|a)\b", " ", plain)))
+            groups.setdefault((q.kind, name if sure else ""), []).append((rank, q))
+    for held in (h for h in groups.values() if len({r for r, _ in h}) == len(h)):
+        for (low, a), (high, b) in ((x, y) for x in held for y in held if x[0] < y[0]):
+            # A mean may be above the 90th percentile, but neither above the maximum nor below the minimum.
+            above = a.value.lo > 1.005 * b.value.hi and (low >= 0 or high == 100)
+            if above or (low == -1 and high == 0 and b.value.lo > 1.005 * a.value.hi):
+                names = [
+                    f"{'the mean' if r < 0 else f'percentile {r:.0f}'}, {q.text}" for r, q in ((low, a), (high, b))
+                ]
+                message = f"{names[0]}, and {names[1]}, are in the wrong order"
+                yield finding(INCONSISTENT if sure else QUESTION, "order", message, b, a)
+                break
+
+
+_HEAD = re.compile(
+    r"(?i)\bup to|\bpeak(?:s|ed)?\b|\bbest|\bmax|\bhighest|\breach|\bhits?\b|\bsustain|\bachiev|\bat most|fastest|"
+    r"as high as"
+)
+_GENERAL = re.compile(
+    r"(?i)\bcould|\bwould|theor|expect|claim|paper|report(?:ed|s) |vendor|spec|ideal|earlier|previous|other"
+)
+_LIMIT = re.compile(
+    r"(?i)cannot exceed|can(?:not|'t) be (?:more|faster)|at most|upper bound|ceiling|limit(?:ed)? (?:is|of|to)"
+)
+
+
+def headlines(report: Report) -> Iterator[Finding]:
+    """A figure in a sentence that is better than every one of the tables that it sums up, or than the limit that the
+    sentence before states: it asks."""
+    cells: dict[str, list[Quantity]] = {}
+    for q in (q for grid in report.tables for row in grid.rows for q in row.quantities if q.value.mid):
+        cells.setdefault(q.kind, []).append(q)
+    quotients = [q.value.mid for q in cells.get("ratio", ())] + _quotients(report)
+    best = max((max(x, 1 / x) for x in quotients), default=0.0)
+    in_tables = {row.line for grid in report.tables for row in grid.rows}
+    lines = [r for r in report.lines_of_text if r.line not in in_tables]
+    for i, row in enumerate(lines):
+        for q in row.quantities if not (_GENERAL.search(row.text) or _MEAN.search(row.text)) else ():
+            near = row.text[max(0, q.start - 48) : q.end + 40]
+            if not q.value.mid or NO_RUN_OF_ONE.search(q.words.replace("peak", "")) or on_sheet(row, q):
+                continue
+            if q.kind == "ratio" and _OUTCOME.search(near) and len(quotients) > 2 and not row.of(*TYPED):
+                close = any(abs(n - row.line) < 40 for n in in_tables)
+                if q.value.lo > 1.04 * best and q.value.mid < 50 and close:
+                    message = f"{q.text} is more than the {best:.3g}x of any row: which rows make it?"
+                    yield finding(QUESTION, "headline", message, q)
+            held = cells.get(q.kind, ())
+            if q.kind in ("rate", "bandwidth", "tokens_per_s", "items_per_s") and _HEAD.search(near) and len(held) > 2:
+                most = max(held, key=lambda x: x.value.hi)
+                if 1.04 * most.value.hi < q.value.lo < 3 * most.value.hi:
+                    message = f"{q.text} is more than {most.text}, the most of any row: which run is it?"
+                    yield finding(QUESTION, "headline", message, q, lines=(most.line,))
+            before = (
+                lines[i - 1] if i and lines[i - 1].block == row.block and _LIMIT.search(lines[i - 1].text) else None
+            )
+            limit = (*(before.of(q.kind) if before else ()), None)[0]
+            if (
+                limit
+                and q.kind in ("rate", "bandwidth", "tokens_per_s", "items_per_s")
+                and q.value.lo > 1.03 * limit.value.hi
+            ):
+                yield finding(QUESTION, "limit", f"{q.text} is more than the {limit.text} called its limit", q, limit)
+
+
+def _quotients(report: Report) -> list[float]:
+    """Of two figures of one kind in a row, and of two rows in a column."""
+    found: list[list[float]] = []
+    for grid in report.tables if sum(len(g.rows) for g in report.tables) < 200 else ():
+        found += [[q.value.mid for q in row.of(kind) if q.value.mid] for row in grid.rows for kind in TYPED]
+        columns = (grid.column(c) for c in range(len(grid.header)))
+        found += [[q.value.mid for q in column if q and q.kind in TYPED and q.value.mid] for column in columns]
+    return [max(of) / min(of) for of in found if len(of) > 1]
