@@ -38,8 +38,8 @@ OPS = (
     "grouped_mm",
     "gathered_mm",
     "low_rank",
-    "scaled_grouped_mm",
     "weight_only_mm",
+    "scaled_grouped_mm",
     "quantize",
     "any_weight",
 )

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from expertile.formats.fp8 import Fp8Blocks
     from expertile.formats.int4 import Int4Weight
     from expertile.formats.mxfp4 import Mxfp4Weight
+    from expertile.formats.mxfp4_fp8 import Mxfp4Fp8Weight
     from expertile.moe import MoE, moe_mlp, route
     from expertile.moe.parallel import ExpertParallel, ParallelConfig
     from expertile.moe.parallel_layer import ExpertParallelMoE
@@ -41,6 +42,7 @@ _LATER = {
     "Fp8Blocks": "expertile.formats.fp8",
     "Int4Weight": "expertile.formats.int4",
     "MoE": "expertile.moe",
+    "Mxfp4Fp8Weight": "expertile.formats.mxfp4_fp8",
     "Mxfp4Weight": "expertile.formats.mxfp4",
     "ParallelConfig": "expertile.moe.parallel",
     "add_scalar": "expertile.ops.pointwise.add_scalar",
@@ -71,6 +73,7 @@ __all__ = [
     "Fp8Blocks",
     "Int4Weight",
     "MoE",
+    "Mxfp4Fp8Weight",
     "Mxfp4Weight",
     "ParallelConfig",
     "__version__",

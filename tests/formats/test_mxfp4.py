@@ -166,7 +166,7 @@ def test_kept_moved_and_pickled(k):
 
 def test_the_protocol_is_that_of_both_formats():
     int4, mxfp4 = Int4Weight.quantize(torch.randn(2, 8, 128)), Mxfp4Weight.quantize(torch.randn(2, 8, 128))
-    assert xt.Mxfp4Weight is Mxfp4Weight and set(WEIGHTS) == {"int4", "mxfp4"}
+    assert xt.Mxfp4Weight is Mxfp4Weight and set(WEIGHTS) == {"int4", "mxfp4", "mxfp4_fp8"}
     for w in (int4, mxfp4):
         assert isinstance(w, QuantizedWeight) and w.shape == (2, 8, 128)
         again = weight_of(w.format, w.packed, w.scales, w.zeros, w.group_size, w.shape[2])

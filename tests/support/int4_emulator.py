@@ -65,14 +65,13 @@ def _fused(kind: str) -> Callable[..., torch.Tensor]:
 
 
 def _bytes(a: torch.Tensor, b: torch.Tensor, selectors: torch.Tensor) -> torch.Tensor:
-    """prmt: each byte of the result is one of the eight of a and b."""
+    """prmt: each byte of the result is one of the eight of a and b, or the sign of that byte eight times."""
     eight = a | b << 32
-    out = torch.zeros_like(a | b)
+    out = torch.zeros_like(eight | selectors)
     for i in range(4):
-        selector = int(selectors) >> 4 * i & 15
-        if selector > 7:
-            raise EmulationError("prmt that replicates signs is not emulated")
-        out = out | (eight >> 8 * selector & 255) << 8 * i
+        selector = selectors >> 4 * i & 15
+        byte = eight >> 8 * (selector & 7) & 255
+        out = out | torch.where(selector > 7, 255 * (byte >> 7), byte) << 8 * i
     return out
 
 
@@ -91,6 +90,9 @@ def _operation(name: str) -> Callable[..., torch.Tensor]:
         "shl.b32": lambda a, b: a << b & _WORD,
         "shf.r.wrap.b32": lambda low, high, b: (low | high << 32) >> b & _WORD,
         "and.b32": lambda a, b: a & b,
+        "setp.ne.u32": lambda a, b: a != b,
+        "or.b32": lambda a, b: a | b,
+        "add.u32": lambda a, b: a + b & _WORD,
         "prmt.b32": _bytes,
         "mad.lo.u32": lambda a, b, c: a * b + c & _WORD,
         "max.u32": torch.maximum,
@@ -120,6 +122,10 @@ def ptx(asm: str, results: int, inputs: list[torch.Tensor]) -> list[torch.Tensor
     for line in (x.strip() for x in body.split(";") if x.strip()):
         if line.startswith(".reg"):
             continue
+        if line.startswith("@p st.shared"):
+            if bool(registers["p"].any()):
+                raise EmulationError("a trap")
+            continue
         name, operands = line.split(None, 1)
         target, *sources = (x.strip() for x in re.findall(r"\{[^}]*\}|[^,\s{][^,]*", operands))
         result = _operation(name)(*map(value, sources))
@@ -132,14 +138,30 @@ def ptx(asm: str, results: int, inputs: list[torch.Tensor]) -> list[torch.Tensor
 
 
 class Language(gluon_emulator.Language):
-    def inline_asm_elementwise(self, asm: str, constraints: str, args: Any, *, dtype: Any = None, **_: Any) -> Any:
-        if not args:
-            return super().inline_asm_elementwise(asm, constraints, args)  # barriers, prefetches
+    float8e4nv = torch.float8_e4m3fn
+
+    def inline_asm_elementwise(
+        self, asm: str, constraints: str, args: Any, *, dtype: Any = None, pack: int = 1, **_: Any
+    ) -> Any:
+        if not (args and asm):
+            return super().inline_asm_elementwise(asm, constraints, args)  # barriers, prefetches, and empty PTX
         dtypes = dtype if isinstance(dtype, tuple) else (dtype,)
         bits = [x.clone() for x in torch.broadcast_tensors(*map(_bits, args))]
+        if pack == 4:
+            return (
+                self._of_bytes(asm, bits, dtypes) if isinstance(dtype, tuple) else self._of_bytes(asm, bits, dtypes)[0]
+            )
         outs = ptx(asm, len(dtypes), bits)
         numbers = tuple(_number(o.expand(bits[0].shape), d) for o, d in zip(outs, dtypes, strict=True))
         return numbers if isinstance(dtype, tuple) else numbers[0]
+
+    def _of_bytes(self, asm: str, bits: list[torch.Tensor], dtypes: tuple[Any, ...]) -> tuple[torch.Tensor, ...]:
+        """Results of 8 bits, four neighbours from one register; of the four arguments of 32 bits each, all alike."""
+        if any(bool((x != x[..., :1]).any()) for x in bits):
+            raise EmulationError("the four words of one register differ")
+        outs = ptx(asm, len(dtypes), [x for x in bits for _ in range(4)])
+        places = 8 * torch.arange(4)
+        return tuple((o >> places & 255).to(torch.uint8).view(d) for o, d in zip(outs, dtypes, strict=True))
 
 
 def run(kernel: Any, grid: int, args: tuple[Any, ...], options: dict[str, Any], seed: int = 0) -> None:

@@ -178,10 +178,9 @@ class Mxfp4Weight:
         Works an expert at a time, so float32 copies are those of one expert.
         """
         out = torch.empty(self.shape, dtype=dtype, device=self.device)
-        table = torch.tensor([*_VALUES, *(-v for v in _VALUES)], device=self.device)
         for e in range(self.shape[0]):
             one = self.part(e, e + 1)
-            values = table[one.codes()[0].int()].unflatten(-1, (-1, BLOCK))
+            values = values_of_codes(one.codes()[0]).unflatten(-1, (-1, BLOCK))
             out[e] = (values * _powers(one.scale_bytes()[0])[..., None]).flatten(-2).to(dtype)
         return out
 
@@ -300,13 +299,23 @@ def _rounded(w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         raise ValueError("w: expected finite values, got NaN or infinities, for which e2m1 has no code")
     exponent = torch.frexp(largest).exponent - 3  # floor(log2(largest)) - 2
     scales = torch.where(largest == 0, BIAS, (exponent + BIAS).clamp(0, 2 * BIAS)).to(torch.uint8)
-    size = w.abs() / _powers(scales)[..., None]
-    # Halfway between an even code and the next one: the even one.
+    return rounded_codes(w / _powers(scales)[..., None]), scales
+
+
+def rounded_codes(values: torch.Tensor) -> torch.Tensor:
+    """e2m1 codes, uint8, of values in units of their scale: to nearest, ties to the even code, at most 6."""
+    size = values.abs()
     codes = (size > 0.25).to(torch.uint8)
+    # Halfway between an even code and the next one: the even one.
     for code in range(1, 7):
         middle = (_VALUES[code] + _VALUES[code + 1]) / 2
         codes += size >= middle if code % 2 else size > middle
-    return codes + 8 * torch.signbit(w), scales
+    return codes + 8 * torch.signbit(values)
+
+
+def values_of_codes(codes: torch.Tensor) -> torch.Tensor:
+    """float32 values of e2m1 codes, in their shape."""
+    return torch.tensor([*_VALUES, *(-v for v in _VALUES)], device=codes.device)[codes.int()]
 
 
 def _nibbles(packed: torch.Tensor) -> torch.Tensor:

@@ -16,12 +16,14 @@ class KernelLayout:
     row_bytes: packed bytes of a row.
     span: values of K that one element of the scales covers.
     scale_dtype: as which scales are loaded; None: the dtype of the activations, 16 bits.
+    scales_of_row: further elements of the scales of a row, which belong to all of K.
     """
 
     half: int
     row_bytes: int
     span: int
     scale_dtype: torch.dtype | None
+    scales_of_row: int = 0
 
     @property
     def scale_itemsize(self) -> int:

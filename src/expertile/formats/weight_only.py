@@ -16,11 +16,15 @@ import torch
 from expertile.formats.fp8 import Fp8Blocks
 from expertile.formats.int4.weight import GROUP_SIZES, Int4Weight
 from expertile.formats.mxfp4 import Mxfp4Weight
+from expertile.formats.mxfp4_fp8 import Mxfp4Fp8Weight
 from expertile.formats.quantized import KernelLayout
 
-AnyQuantizedWeight = Int4Weight | Mxfp4Weight
-WEIGHTS: dict[str, type[AnyQuantizedWeight]] = {w.format: w for w in (Int4Weight, Mxfp4Weight)}
-NAMES = " or ".join(w.__name__ for w in WEIGHTS.values())
+AnyQuantizedWeight = Int4Weight | Mxfp4Weight | Mxfp4Fp8Weight
+WEIGHTS: dict[str, type[AnyQuantizedWeight]] = {w.format: w for w in (Int4Weight, Mxfp4Weight, Mxfp4Fp8Weight)}
+# Which formats meet activations of 16 bits, and which those in FP8.
+WITH_16_BITS = (Int4Weight.format, Mxfp4Weight.format)
+WITH_FP8 = (Int4Weight.format, Mxfp4Fp8Weight.format)
+NAMES = " or ".join(WEIGHTS[name].__name__ for name in WITH_16_BITS)
 
 
 def weight_of(

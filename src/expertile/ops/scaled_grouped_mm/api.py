@@ -1,4 +1,5 @@
-"""scaled_grouped_mm: the public call. Tensors -> ScaledProblem (checked once) -> choose -> backend.run."""
+"""scaled_grouped_mm: the public call. Tensors -> ScaledProblem (checked once) -> choose -> backend.run; or, where b is
+in 4 bits, `weight_only_mm.fp8`."""
 
 from __future__ import annotations
 
@@ -6,17 +7,19 @@ from typing import Any
 
 import torch
 
+from expertile.formats.weight_only import AnyQuantizedWeight
 from expertile.ops.backend import AUTO, Request
 from expertile.ops.scaled_grouped_mm import op
 from expertile.ops.scaled_grouped_mm.run import forward
 from expertile.ops.torch_op import traced
+from expertile.ops.weight_only_mm.fp8 import fp8_weight_only_mm
 
 
 def scaled_grouped_mm(
     a: torch.Tensor,
-    b: torch.Tensor,
+    b: torch.Tensor | AnyQuantizedWeight,
     scale_a: torch.Tensor,
-    scale_b: torch.Tensor,
+    scale_b: torch.Tensor | None = None,
     *,
     offs: torch.Tensor | None = None,
     bias: torch.Tensor | None = None,
@@ -40,9 +43,12 @@ def scaled_grouped_mm(
         a: [M, K] float8_e4m3fn, the rows of each group together.
         b: [G, K, N] float8_e4m3fn; weights stored [G, N, K] are passed as `w.transpose(-2, -1)`. For ragged K: [K, N],
             stored [N, K] and passed transposed, beside a [M, K].
+            Or a weight in 4 bits [G, N, K], as it is, which has its scales in itself: an `Mxfp4Fp8Weight`, or an
+            `Int4Weight` in groups of 128 without zero points. Backends and configs are those of `weight_only_mm` then.
         scale_a: float32, [M, ceil(K/128)]: one for each 1×128; or [M], one for each row ([G·M] for ragged K).
         scale_b: float32, [G, ceil(N/128), ceil(K/128)]: one for each 128×128; or [G, N, ceil(K/128)]: for each 1×128;
-            or, with one per row of a, [G, N]. For ragged K: [N, ceil(K/128)], or [G·N]. Any strides.
+            or, with one per row of a, [G, N]. For ragged K: [N, ceil(K/128)], or [G·N]. Any strides. None
+            where b is in 4 bits.
         offs: [G] int32 on a's device: the END row of each group. Empty groups are allowed; rows past offs[-1] of the
             result are left as they come. For ragged K with 1×128 scales: multiples of 128.
         bias: [G, N], added to every row of its group.
@@ -60,9 +66,25 @@ def scaled_grouped_mm(
     Raises:
         ValueError: naming the argument, what was expected and what came; or a backend's reason to refuse.
     """
-    for name, x in (("a", a), ("b", b), ("scale_a", scale_a), ("scale_b", scale_b), ("offs", offs), ("bias", bias)):
-        if not isinstance(x, torch.Tensor) and (x is not None or name not in ("offs", "bias")):
+    four_bits = isinstance(b, AnyQuantizedWeight)
+    if four_bits and scale_b is not None:
+        raise ValueError(f"scale_b: expected None with an {type(b).__name__}, which has its own, got a value")
+    optional = ("offs", "bias", "b", "scale_b") if four_bits else ("offs", "bias")
+    for name, x in (
+        ("a", a),
+        ("b", None if four_bits else b),
+        ("scale_a", scale_a),
+        ("scale_b", scale_b),
+        ("offs", offs),
+        ("bias", bias),
+    ):
+        if not isinstance(x, torch.Tensor) and (x is not None or name not in optional):
             raise ValueError(f"{name}: expected a torch.Tensor, got {type(x).__name__}")
+    if isinstance(b, AnyQuantizedWeight):
+        return fp8_weight_only_mm(
+            a, b, scale_a, offs=offs, bias=bias, out_dtype=out_dtype, backend=backend, config=config, check=check
+        )
+    assert scale_b is not None
     if traced(a):
         if config is not None or check:
             raise ValueError("config, check: expected None and False under torch.compile, got other values")

@@ -21,6 +21,7 @@ class Operands:
     w: QuantizedWeight
     offs: torch.Tensor
     bias: torch.Tensor | None = None
+    scale_a: torch.Tensor | None = None
 
 
 Run = Callable[[WeightOnlyProblem, Operands, Any, torch.Tensor | None], torch.Tensor]  # as of a backend of `grouped_mm`

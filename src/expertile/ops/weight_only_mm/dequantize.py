@@ -12,7 +12,7 @@ import triton.language as tl
 
 from expertile.formats.int4.packing import words
 from expertile.formats.quantized import QuantizedWeight
-from expertile.formats.weight_only import kernel_layout, weight_of
+from expertile.formats.weight_only import WITH_16_BITS, kernel_layout, weight_of
 from expertile.ops.launch.device import current_device
 from expertile.ops.launch.versions import FP_FUSION
 from expertile.ops.weight_only_mm.triton_mxfp4 import power_of_two, registers, value
@@ -117,7 +117,7 @@ def weight_only_dequantize(
 ) -> torch.Tensor:
     """[G, N, last - first] in `dtype`; not differentiable. On any device."""
     w = weight_of(format, packed, scales, zeros, group_size, k)
-    if w.packed.is_cuda:
+    if w.packed.is_cuda and format in WITH_16_BITS:
         return dequantize_on_gpu(w, dtype, first, last)
     experts = [w.part(e, e + 1).dequantize(dtype)[..., first:last] for e in range(w.shape[0])]
     return torch.cat(experts) if experts else packed.new_empty((0, packed.shape[1], k), dtype=dtype)[..., first:last]

@@ -4,6 +4,10 @@
 
 a [M_tot, K] bfloat16 or float16, any strides; w a `QuantizedWeight` [G, N, K], an Int4Weight with scales of a's dtype;
 offs [G] int32 END rows on the device; bias [G, N]; out [M_tot, N] in a's dtype, or the other one, or float32.
+
+Or a [M_tot, K] float8_e4m3fn with float32 scale_a, one for each 1×128 [M_tot, K/128] (rounded up) or for each row
+[M_tot]; w then is an Mxfp4Fp8Weight, or an Int4Weight in groups of 128 without zero points; out is bfloat16 if nothing
+else is asked for.
 """
 
 from __future__ import annotations
@@ -15,7 +19,7 @@ from typing import Any, NamedTuple
 import torch
 
 from expertile.formats.quantized import KernelLayout, QuantizedWeight
-from expertile.formats.weight_only import kernel_layout
+from expertile.formats.weight_only import WITH_16_BITS, WITH_FP8, kernel_layout
 from expertile.ops.grouped_mm.problem import (
     Description,
     Layout,
@@ -29,7 +33,9 @@ from expertile.ragged import sizes_from_offs
 from expertile.roofline import Work
 
 DTYPES = (torch.bfloat16, torch.float16)
+FP8 = torch.float8_e4m3fn
 OUT_DTYPES = (*DTYPES, torch.float32)
+BLOCK = 128  # values of K that share a scale of FP8 activations
 
 
 class DescribedWeight(NamedTuple):
@@ -57,6 +63,7 @@ class WeightOnlyProblem(Problem):
     group_size: int = 128
     has_zeros: bool = False
     format: str = "int4"
+    scale_a_strides: tuple[int, ...] = ()  # none: activations of 16 bits
 
     @property
     def layout_of_weight(self) -> KernelLayout:
@@ -74,9 +81,14 @@ class WeightOnlyProblem(Problem):
         return self.layout_of_weight.scale_dtype is not None
 
     @property
+    def fp8(self) -> bool:
+        """Whether activations are FP8 with scales."""
+        return self.dtype is FP8
+
+    @property
     def scale_groups(self) -> int:
         """Elements of the scales of a row."""
-        return -(-self.k // self.layout_of_weight.span)
+        return -(-self.k // self.layout_of_weight.span) + self.layout_of_weight.scales_of_row
 
     @property
     def scale_bytes(self) -> int:
@@ -92,7 +104,8 @@ class WeightOnlyProblem(Problem):
         sizes = group_sizes if group_sizes is not None else self.group_sizes
         total = self.m if sizes is None else sum(sizes)
         used = self.groups if sizes is None else sum(s > 0 for s in sizes)
-        activations = total * (self.k * self.dtype.itemsize + self.n * self.out_dtype.itemsize)
+        scales_a = {0: 0, 1: 1, 2: -(-self.k // BLOCK)}[len(self.scale_a_strides)]
+        activations = total * (self.k * self.dtype.itemsize + 4 * scales_a + self.n * self.out_dtype.itemsize)
         return Work(2.0 * total * self.n * self.k, float(activations + used * self.weight_bytes()))
 
     @staticmethod
@@ -103,6 +116,7 @@ class WeightOnlyProblem(Problem):
         bias: torch.Tensor | None = None,
         out_dtype: torch.dtype | None = None,
         check: bool = False,
+        scale_a: torch.Tensor | None = None,
     ) -> WeightOnlyProblem:
         """Validate the operands of `weight_only_mm` and describe them.
 
@@ -113,7 +127,7 @@ class WeightOnlyProblem(Problem):
         if offs is not None and not isinstance(offs, torch.Tensor):
             raise ValueError(f"offs: expected an int32 tensor, got {type(offs).__name__}")
         fields = described(a), DescribedWeight.of(w), described(offs), described(bias)
-        problem = WeightOnlyProblem.of_descriptions(*fields, out_dtype)
+        problem = WeightOnlyProblem.of_descriptions(*fields, out_dtype, described(scale_a))
         assert offs is not None
         if check:
             w.check_numbers(a.dtype)
@@ -130,6 +144,7 @@ class WeightOnlyProblem(Problem):
         offs_fields: tuple[Any, ...] | None,
         bias_fields: tuple[Any, ...] | None,
         out_dtype: torch.dtype | None,
+        scale_a_fields: tuple[Any, ...] | None = None,
     ) -> WeightOnlyProblem:
         """`of` what is `described`, and so without values. The weight's own fields fit together (its class)."""
         assert a_fields is not None and w.packed is not None and w.scales is not None
@@ -139,18 +154,22 @@ class WeightOnlyProblem(Problem):
         bias = None if bias_fields is None else Description(*bias_fields)
         if len(a.shape) != 2:
             raise ValueError(f"a: expected [M, K], the rows of each group together, got {list(a.shape)}")
-        if a.dtype not in DTYPES:
-            raise ValueError(f"a: expected dtype torch.bfloat16 or torch.float16, got {a.dtype}")
-        if scales.dtype.is_floating_point and scales.dtype is not a.dtype:
-            raise ValueError(f"w: expected scales of dtype {a.dtype} as a has (w.to(dtype=…)), got {scales.dtype}")
-        if packed.device != a.device:
-            raise ValueError(f"w: expected device {a.device} as a has, got {packed.device}")
-        out_dtype = a.dtype if out_dtype is None else out_dtype
+        scale_a = None if scale_a_fields is None else Description(*scale_a_fields)
+        if scale_a is not None:
+            _check_fp8(a, w, scale_a)
+        else:
+            _check_16_bits(a, w, scales)
+        for name, x in (("w" if scale_a is None else "b", packed), ("scale_a", scale_a)):
+            if x is not None and x.device != a.device:
+                raise ValueError(f"{name}: expected device {a.device} as a has, got {x.device}")
+        if out_dtype is None:
+            out_dtype = torch.bfloat16 if a.dtype is FP8 else a.dtype
         if out_dtype not in OUT_DTYPES:
             raise ValueError(f"out_dtype: expected {' or '.join(map(str, OUT_DTYPES))}, got {out_dtype}")
         (groups, n, row_bytes), (m, k) = packed.shape, a.shape
         if k != w.k:
-            raise ValueError(f"w: expected K = {k} (a's last dimension), got {w.k} in shape {[groups, n, w.k]}")
+            name = "w" if scale_a is None else "b"
+            raise ValueError(f"{name}: expected K = {k} (a's last dimension), got {w.k} in shape {[groups, n, w.k]}")
         groups_of(Layout.RAGGED_M, a, packed, offs)
         if bias is not None:
             check_bias(Layout.RAGGED_M, bias, groups, n, a)
@@ -174,4 +193,40 @@ class WeightOnlyProblem(Problem):
             w.group_size,
             zeros is not None,
             w.format,
+            () if scale_a is None else scale_a.strides,
+        )
+
+
+def _check_16_bits(a: Description, w: DescribedWeight, scales: Description) -> None:
+    if a.dtype not in DTYPES:
+        further = "; FP8 activations go to scaled_grouped_mm, with their scales" if a.dtype is FP8 else ""
+        raise ValueError(f"a: expected dtype torch.bfloat16 or torch.float16, got {a.dtype}{further}")
+    if w.format not in WITH_16_BITS:
+        raise ValueError(
+            f"w: expected one of {', '.join(WITH_16_BITS)} with 16-bit activations, got {w.format}, whose layout is "
+            "that of FP8 activations"
+        )
+    if scales.dtype.is_floating_point and scales.dtype is not a.dtype:
+        raise ValueError(f"w: expected scales of dtype {a.dtype} as a has (w.to(dtype=…)), got {scales.dtype}")
+
+
+def _check_fp8(a: Description, w: DescribedWeight, scale_a: Description) -> None:
+    if a.dtype is not FP8:
+        raise ValueError(f"a: expected dtype {FP8} with scale_a, got {a.dtype}")
+    if w.format not in WITH_FP8:
+        raise ValueError(
+            f"b: expected one of {', '.join(WITH_FP8)} with FP8 activations, got {w.format}; "
+            "Mxfp4Fp8Weight.of(w) is made once of an Mxfp4Weight"
+        )
+    if w.format == "int4" and (w.group_size != BLOCK or w.zeros is not None):
+        raise ValueError(
+            f"b: expected INT4 in groups of {BLOCK} without zero points with FP8 activations, got groups of "
+            f"{w.group_size}{'' if w.zeros is None else ' with zero points'}"
+        )
+    if scale_a.dtype is not torch.float32:
+        raise ValueError(f"scale_a: expected dtype torch.float32, got {scale_a.dtype}")
+    m, k = a.shape
+    if tuple(scale_a.shape) not in ((m,), (m, -(-k // BLOCK))):
+        raise ValueError(
+            f"scale_a: expected [{m}, {-(-k // BLOCK)}] (one for each 1×{BLOCK}) or [{m}], got {list(scale_a.shape)}"
         )

@@ -31,16 +31,17 @@ def forward(
     bias: torch.Tensor | None = None,
     out_dtype: torch.dtype | None = None,
     request: Request = AUTO,
+    scale_a: torch.Tensor | None = None,
 ) -> torch.Tensor:
     if request.config is None and (offs is None or offs.is_cuda):
         fields = described(a), DescribedWeight.of(w), described(offs), described(bias)
-        problem, chosen, config = _planned(*fields, out_dtype, a.device, request)
+        problem, chosen, config = _planned(*fields, out_dtype, a.device, request, described(scale_a))
     else:  # the values of offs are part of the problem, or somebody tries a config
-        problem = WeightOnlyProblem.of(a, w, offs, bias, out_dtype)
+        problem = WeightOnlyProblem.of(a, w, offs, bias, out_dtype, scale_a=scale_a)
         chosen, config = select(problem, _device(a.device.type, a.device.index), request)
     assert offs is not None
     offs = offs if offs.is_contiguous() else offs.contiguous()
-    return chosen.run(problem, Operands(a, w, offs, bias), config, None)
+    return chosen.run(problem, Operands(a, w, offs, bias, scale_a), config, None)
 
 
 @lru_cache(maxsize=4096)
@@ -52,7 +53,8 @@ def _planned(
     out_dtype: torch.dtype | None,
     device: torch.device,
     request: Request,
+    scale_a: tuple[Any, ...] | None = None,
 ) -> tuple[WeightOnlyProblem, Backend, Any]:
     """Problem, backend and config for tensors that are `described` so, whatever their values."""
-    problem = WeightOnlyProblem.of_descriptions(a, w, offs, bias, out_dtype)
+    problem = WeightOnlyProblem.of_descriptions(a, w, offs, bias, out_dtype, scale_a)
     return problem, *select(problem, _device(device.type, device.index), request)

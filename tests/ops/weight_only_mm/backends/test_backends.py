@@ -30,7 +30,7 @@ def test_loop_reads_sizes_that_the_problem_lacks():
 
 
 def test_names():
-    assert [b.name for b in BACKENDS if b.name != "gluon_int4"] == ["triton_int4", "dequant", "loop"]
+    assert [b.name for b in BACKENDS] == ["gluon_int4", "triton_int4", "gluon_w4a8", "dequant", "loop"]
     with pytest.raises(ValueError, match="backend: expected one of .*triton_int4.*, got 'abacus'"):
         by_name("abacus")
 

@@ -1,4 +1,4 @@
-"""The backends of `int4_grouped_mm`, one file each, in the order in which `auto` asks them on a GPU.
+"""The backends of `weight_only_mm`, one file each, in the order in which `auto` asks them on a GPU.
 
 A new backend is one file that ends in `BACKEND = Backend(...)` and one line here.
 """
@@ -15,9 +15,9 @@ from expertile.ops.weight_only_mm.backends import dequant, loop
 _OURS: tuple[Backend, ...] = ()
 # Triton has no wheels outside Linux; the package works without it.
 if find_spec("triton") is not None:
-    from expertile.ops.weight_only_mm.backends import gluon_int4, triton_int4
+    from expertile.ops.weight_only_mm.backends import gluon_int4, gluon_w4a8, triton_int4
 
-    _OURS = (gluon_int4.BACKEND, triton_int4.BACKEND)
+    _OURS = (gluon_int4.BACKEND, triton_int4.BACKEND, gluon_w4a8.BACKEND)
 
 BACKENDS: tuple[Backend, ...] = (*_OURS, dequant.BACKEND, loop.BACKEND)
 

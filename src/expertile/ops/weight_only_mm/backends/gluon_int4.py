@@ -50,6 +50,8 @@ _REGISTERS_OF_MANY_GROUPS = 232  # more than 256, whose plan takes more of the p
 def supports(problem: WeightOnlyProblem, device: Device) -> str | None:
     """The reason this kernel can't compute `problem` on `device`, or None."""
     p = problem
+    if p.fp8:
+        return "takes activations of 16 bits"
     if device.kind != "cuda" or device.capability != (9, 0):
         return "needs compute capability 9.0 (H100, H200): it is written for that architecture's wgmma instructions"
     if p.m > MAX_ROWS // 8:

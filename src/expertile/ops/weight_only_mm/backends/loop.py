@@ -1,6 +1,6 @@
 """Dequantise and multiply: one float32 product per group. What any device can do, and what CPUs use.
 
-    out[rows of g] = a[rows of g] @ ŵ[g]ᵀ (+ bias[g])
+    out[rows of g] = a[rows of g] @ ŵ[g]ᵀ (+ bias[g]), FP8 activations times their scales
 
 Only one group's weights are dequantised at a time. Bytes moved: the packed weights of groups with rows once, and their
 float32 copies written and read. What limits it: float32 products and a few launches per group; the host must know the
@@ -16,6 +16,7 @@ from expertile.ops.backend import NoConfig
 from expertile.ops.grouped_mm.backend import new_out
 from expertile.ops.weight_only_mm.backend import Backend, Operands
 from expertile.ops.weight_only_mm.problem import WeightOnlyProblem
+from expertile.ops.weight_only_mm.reference import scaled
 from expertile.ragged import sizes_from_offs
 
 
@@ -26,14 +27,16 @@ def _supports(problem: WeightOnlyProblem, device: Device) -> str | None:
 
 def _run(problem: WeightOnlyProblem, operands: Operands, config: NoConfig, out: torch.Tensor | None) -> torch.Tensor:
     out = new_out(problem, operands, out)
-    w, end = operands.w, 0
+    a, w, end = operands.a, operands.w, 0
+    if operands.scale_a is not None:
+        a = scaled(a, operands.scale_a)
     for g, size in enumerate(problem.group_sizes or sizes_from_offs(operands.offs)):
         start, end = end, end + size
         if size == 0:
             continue
         one = w.part(g, g + 1)
         with torch.autocast(out.device.type, enabled=False):  # which would round float32 again
-            product = operands.a[start:end].float() @ one.dequantize(torch.float32)[0].t()
+            product = a[start:end].float() @ one.dequantize(torch.float32)[0].t()
         out[start:end] = product if operands.bias is None else product + operands.bias[g]
     return out
 

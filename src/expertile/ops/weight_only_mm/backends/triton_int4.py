@@ -170,6 +170,8 @@ def run(
 
 def supports(problem: WeightOnlyProblem, device: Device) -> str | None:
     """Everything, on a GPU of compute capability 8.0 or later, or under the Triton interpreter."""
+    if problem.fp8:
+        return "takes activations of 16 bits"
     if problem.groups > 4096:
         return f"plans at most 4096 groups in registers, got {problem.groups}"
     if not triton.knobs.runtime.interpret and (problem.device_type != "cuda" or not device.at_least(8)):

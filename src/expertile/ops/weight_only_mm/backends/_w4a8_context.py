@@ -1,0 +1,55 @@
+"""What every partition of the `gluon_w4a8` kernel is handed: descriptors, shared memory, and the problem."""
+
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import tma
+
+from expertile.ops.hopper.context import context
+
+
+@context
+class Context:
+    """Shared memory: x of a stage [BLOCK_M, 128]; w of a stage and consumer [COLS, 16] words; scales of a stage, of
+    w [BLOCK_N] and of x [BLOCK_M]; results of a consumer [TOKENS / STORE_PARTS, 64].
+
+    FORMAT: "mxfp4_fp8" or "int4". RECIPE: scales of x, one for each 1x128 ("vector") or each row ("row"). TOKENS: rows
+    of x in one product, BLOCK_M or half of it. SCALE_GROUPS: elements of the scales of a row of w. ORDERED: two
+    consumers queue their products in order (`hopper/ordered_barrier.py`)."""
+
+    x_desc: tma.tensor_descriptor
+    w_desc: tma.tensor_descriptor
+    s_desc: tma.tensor_descriptor
+    c_desc: tma.tensor_descriptor
+    x_smem: gl.shared_memory_descriptor
+    w_smem: gl.shared_memory_descriptor
+    s_smem: gl.shared_memory_descriptor
+    c_smem: gl.shared_memory_descriptor
+    scale_x_smem: gl.shared_memory_descriptor
+    full: gl.shared_memory_descriptor
+    empty: gl.shared_memory_descriptor
+    offs: gl.tensor
+    bias: gl.tensor
+    row_scales: gl.tensor
+    scale_x: gl.tensor
+    G: gl.tensor
+    M: gl.tensor
+    N: gl.tensor
+    K: gl.tensor
+    SCALE_GROUPS: gl.tensor
+    sx_m: gl.tensor
+    sx_k: gl.tensor
+    LAYOUT: gl.constexpr
+    FORMAT: gl.constexpr
+    RECIPE: gl.constexpr
+    HAS_BIAS: gl.constexpr
+    GROUPS_POW2: gl.constexpr
+    CONSUMERS: gl.constexpr
+    COLS: gl.constexpr
+    BLOCK_M: gl.constexpr
+    BLOCK_N: gl.constexpr
+    TOKENS: gl.constexpr
+    STAGES: gl.constexpr
+    GROUP_M: gl.constexpr
+    SPLIT_K: gl.constexpr
+    STORE_PARTS: gl.constexpr
+    ORDERED: gl.constexpr
+    AHEAD: gl.constexpr

@@ -1,0 +1,195 @@
+"""gluon_w4a8: our warp-specialised Gluon kernel for sm_90a (H100, H200); FP8 activations, 4-bit weights made e4m3.
+
+    out[rows of g] = (a ∘ scale_a)[rows of g] @ ŵ[g]ᵀ (+ bias[g])
+    a [M_tot, K] float8_e4m3fn, scale_a [M_tot, K/128] or [M_tot] float32, ŵ an Mxfp4Fp8Weight or Int4Weight [G, N, K]
+
+Products of 128 of K are accumulated by the tensor cores, scaled and added up in float32. The weights' e4m3 values are
+exact (`formats.mxfp4_fp8`, `_w4a8_unpack`). INT4 has groups of 128, and no zero points: K is a multiple of 128; of
+MXFP4 a multiple of 32. Groups of rows need no padding. `offs` is read on the device only.
+
+Bytes: packed weights and scales once from HBM (17/32 a value of MXFP4, 1/2 + 1/64 of INT4), `a` and the output once.
+Limits: HBM for short groups, the tensor cores and the power they draw for long ones. A tile of 128 rows of w and 256
+of a reads 40 bytes through L2 for every clock of the tensor cores.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+import torch
+
+from expertile.device import Device
+from expertile.ops.grouped_mm.backend import new_out
+from expertile.ops.hopper.limits import MAX_ROWS, storable
+from expertile.ops.weight_only_mm.backend import Backend, Operands
+from expertile.ops.weight_only_mm.problem import BLOCK, WeightOnlyProblem
+
+_INT32 = 2**31
+
+
+@dataclass(frozen=True)
+class Config:
+    """Tile sizes and schedule. Steps are 128 deep.
+
+    block_m: rows of `a` in a tile, a power of two from 8 to 256; 256 are multiplied in two halves.
+    cols: rows of w, columns of the result, that one consumer multiplies: 64, or 128, one 64 after the other.
+    consumers: warpgroups, each with its own columns of the tile: 2 or 1.
+    group_m: rows of tiles that share one pass over a group's weights.
+    split_k: programs that share a tile's steps.
+    store_parts: pieces in which a product's result leaves.
+    ahead: whether the next words are read while a product runs, which takes registers; INT4 has none left.
+    ordered: whether two consumers queue their products in order.
+    """
+
+    block_m: int = 128
+    cols: int = 64
+    num_stages: int = 6
+    consumers: int = 2
+    group_m: int = 4
+    split_k: int = 1
+    store_parts: int = 1
+    ahead: bool = True
+    ordered: bool = True
+
+    @property
+    def tokens(self) -> int:
+        """Rows of `a` in one product."""
+        return min(self.block_m, 128)
+
+    @property
+    def block_n(self) -> int:
+        """Columns of the result in a tile."""
+        return self.consumers * self.cols
+
+    def smem_bytes(self, problem: WeightOnlyProblem) -> int:
+        """Shared memory of one program, bytes (barriers and alignment rounded up to 1 KiB)."""
+        p = problem
+        scales = self.block_n * p.layout_of_weight.scale_itemsize + self.block_m * 4
+        stage = self.block_m * BLOCK + self.block_n * BLOCK // 2 + scales
+        itemsize = 4 if self.split_k > 1 else p.out_dtype.itemsize
+        return self.num_stages * stage + self.consumers * self.tokens // self.store_parts * 64 * itemsize + 1024
+
+
+def supports(problem: WeightOnlyProblem, device: Device) -> str | None:
+    """The reason this kernel can't compute `problem` on `device`, or None."""
+    p = problem
+    if not p.fp8:
+        return "takes FP8 activations"
+    if device.kind != "cuda" or device.capability != (9, 0):
+        return "needs compute capability 9.0 (H100, H200): it is written for that architecture's wgmma instructions"
+    if p.m > MAX_ROWS // 8:
+        return f"at most {MAX_ROWS // 8} rows (the ragged descriptors' limit, shared by slices of K), not {p.m}"
+    if p.groups > 512:
+        return f"at most 512 groups (their prefix sum is kept in registers), not {p.groups}"
+    if not (p.a_aligned and p.b_aligned):
+        return "TMA needs base addresses that are multiples of 16 bytes"
+    if p.a_strides[1] != 1 or p.a_strides[0] <= 0 or p.a_strides[0] % 16:
+        return f"TMA needs a with K contiguous and rows that are multiples of 16 bytes apart (strides {p.a_strides})"
+    if (p.n * p.out_dtype.itemsize) % 16:
+        return f"TMA needs rows of the output that are multiples of 16 bytes, not {p.n} x {p.out_dtype.itemsize}"
+    extents = (p.m, -(-p.k // BLOCK))
+    reach = sum(abs(s) * (d - 1) for s, d in zip(p.scale_a_strides, extents, strict=False))
+    if max(reach, p.groups * p.scale_groups * p.n) >= _INT32:
+        return "scales must lie within 2^31 elements"
+    return None
+
+
+_TILES = (
+    Config(256, 64, 5, store_parts=2),
+    Config(128, 128, 5),
+    Config(128, 64, 7),
+    Config(64, 128, 7),
+    Config(64, 64, 10),
+    Config(32, 128, 8),
+    Config(16, 128, 9),
+    Config(8, 128, 9),
+)
+
+
+def candidates(format: str) -> tuple[Config, ...]:
+    """Tiles worth timing."""
+    return tuple(replace(config, ahead=format != "int4") for config in _TILES)
+
+
+def fitted(config: Config, problem: WeightOnlyProblem, device: Device) -> Config:
+    """`config` with fewer stages where 4-byte results leave no room for as many."""
+    while config.num_stages > 2 and config.smem_bytes(problem) > device.smem_bytes:
+        config = replace(config, num_stages=config.num_stages - 1)
+    return config
+
+
+@lru_cache(maxsize=1024)
+def configs(problem: WeightOnlyProblem, device: Device) -> tuple[Config, ...]:
+    """Configs worth timing, the one with the lowest modelled time first."""
+    found = []
+    for tile in candidates(problem.format):
+        for split in (1, 2, 3, 4, 6, 8):
+            if split > 1 and split > -(-problem.k // BLOCK):
+                continue
+            config = fitted(replace(tile, split_k=split), problem, device)
+            if config.smem_bytes(problem) <= device.smem_bytes:
+                found.append(config)
+    ordered = sorted(dict.fromkeys(found), key=lambda c: _seconds(problem, device, c))
+    # Splits further than the best one of each tile are not worth a try.
+    best: dict[tuple[int, int], Config] = {}
+    for config in ordered:
+        best.setdefault((config.block_m, config.cols), config)
+    return tuple(best.values())
+
+
+def _seconds(problem: WeightOnlyProblem, device: Device, config: Config) -> float:
+    """Modelled time of one call: waves of work units, each as long as its products or its instructions, and what memory
+    has to deliver; and the partial sums of a split K, written and read through L2, with a launch of their own."""
+    p, c = problem, config
+    clock = 1.5e9  # Hz, what 700 W leave of 1.98 GHz under FP8 products
+    rows = max(p.mean_group, 1)
+    tiles = p.groups * math.ceil(rows / c.block_m) * math.ceil(p.n / c.block_n)
+    units = tiles * c.split_k
+    steps = math.ceil(p.k / BLOCK) / c.split_k
+    # 4096 multiply-adds a clock and SM. Unpacking 64 x 128 weights takes a scheduler about 170 clocks.
+    products = c.block_m * c.block_n * BLOCK / 4096
+    issued = c.block_n / 64 * (170 + 0.75 * c.block_m) + 100
+    loads = (c.block_m * BLOCK + c.block_n * BLOCK / 2) / 64
+    waves = units / device.sm_count + 0.5 if units >= 8 * device.sm_count else math.ceil(units / device.sm_count)
+    on_chip = waves * (steps * (max(products, issued, loads) + 60) + 900) / clock
+    from_memory = p.work().nbytes / (0.9 * (device.memory_bps or 4e12))
+    # Few programs do not ask for bytes fast enough.
+    from_memory *= max(1.0, 0.75 * device.sm_count / min(units, device.sm_count))
+    seconds = 2e-6 + max(on_chip, from_memory) + 0.2 * min(on_chip, from_memory)
+    if c.split_k > 1:
+        seconds += 1.5e-6 + 8.0 * c.split_k * p.m * p.n / 5e12
+    return seconds
+
+
+def run(problem: WeightOnlyProblem, operands: Operands, config: Config, out: torch.Tensor | None) -> torch.Tensor:
+    """Compute into `out` (rows past offs[-1] are left alone) or a new tensor; queues one kernel, or two for a split K,
+    and waits for nothing."""
+    p = problem
+    if out is not None and not storable(out):
+        # The copy carries the rows that are to be left alone.
+        aligned = out.new_empty(out.shape).copy_(out)
+        return out.copy_(run(p, operands, config, aligned))
+    out = new_out(p, operands, out)
+    if p.groups and p.m and p.n:
+        _launch()(p, operands, config, out)
+    return out
+
+
+@lru_cache(maxsize=1)
+def _launch() -> Callable[[WeightOnlyProblem, Operands, Config, torch.Tensor], None]:
+    """Gluon is imported at the first launch: `import expertile` stays quick and works without Triton."""
+    from expertile.ops.weight_only_mm.backends._w4a8_launch import run
+
+    return run
+
+
+BACKEND = Backend(
+    name="gluon_w4a8",
+    summary="warp-specialised Gluon kernel for Hopper: FP8 activations, 4-bit weights unpacked to e4m3 in registers",
+    supports=supports,
+    configs=configs,
+    run=run,
+)

@@ -1,0 +1,71 @@
+"""FP8 activations times 4-bit weights: what `scaled_grouped_mm` calls where b is a quantised weight.
+
+Its torch operator, expertile::fp8_weight_only_mm, has no gradient, as that of `scaled_grouped_mm`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from expertile.formats.quantized import QuantizedWeight
+from expertile.formats.weight_only import weight_of
+from expertile.ops.backend import AUTO, Request
+from expertile.ops.torch_op import define, traced
+from expertile.ops.weight_only_mm import run
+from expertile.ops.weight_only_mm.problem import WeightOnlyProblem
+
+
+def fp8_weight_only_mm(
+    a: torch.Tensor,
+    w: QuantizedWeight,
+    scale_a: torch.Tensor,
+    *,
+    offs: torch.Tensor | None,
+    bias: torch.Tensor | None = None,
+    out_dtype: torch.dtype = torch.bfloat16,
+    backend: str = "auto",
+    config: Any = None,
+    check: bool = False,
+) -> torch.Tensor:
+    """out[rows of group g] = (a ∘ scale_a)[rows of group g] @ ŵ[g]ᵀ (+ bias[g]), [M, N]; see `scaled_grouped_mm`."""
+    if traced(a):
+        if config is not None or check:
+            raise ValueError("config, check: expected None and False under torch.compile, got other values")
+        fields = (w.packed, w.scales, w.zeros, w.format, w.group_size, w.shape[2])
+        return operator(a, scale_a, *fields, offs, bias, out_dtype, backend)
+    if check:
+        WeightOnlyProblem.of(a, w, offs, bias, out_dtype, check=True, scale_a=scale_a)
+        infinite = int((~torch.isfinite(scale_a)).sum())
+        if infinite:
+            raise ValueError(f"scale_a: expected finite scales, got {infinite} that are NaN or infinite")
+    request = AUTO if backend == "auto" and config is None else Request(backend, config)
+    return run.forward(a, w, offs, bias, out_dtype, request, scale_a)
+
+
+def _kernel(
+    a: torch.Tensor,
+    scale_a: torch.Tensor,
+    packed: torch.Tensor,
+    scales: torch.Tensor,
+    zeros: torch.Tensor | None,
+    format: str,
+    group_size: int,
+    k: int,
+    offs: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    out_dtype: torch.dtype,
+    backend: str,
+) -> torch.Tensor:
+    w = weight_of(format, packed, scales, zeros, group_size, k)
+    return run.forward(a, w, offs, bias, out_dtype, Request(backend), scale_a)
+
+
+def _fake(a: torch.Tensor, scale_a: torch.Tensor, packed: torch.Tensor, *rest: Any) -> torch.Tensor:
+    *_, out_dtype, _backend = rest
+    return a.new_empty((a.shape[0], packed.shape[1]), dtype=out_dtype)
+
+
+# What calls the operator, its arguments in the order of its schema.
+operator = define("fp8_weight_only_mm", _kernel, fake=_fake)
