@@ -2,6 +2,7 @@ import json
 
 import pytest
 
+from expertile.audit import audit_text
 from expertile.audit.blocks import Line, split_code
 from expertile.audit.facts import facts, size_of_name
 from expertile.audit.interval import Interval, printed
@@ -62,6 +63,7 @@ def test_a_printed_figure_is_an_interval():
         ("power_w", "power"),
         ("Throughput - TF32 [mol/ms]", "items_per_s"),
         ("Latency 95%", None),
+        ("FTL(min)(s)", "time"),
         ("% of 2039 GB/s", "percent"),
         ("M", None),
         ("GBS", None),
@@ -142,3 +144,8 @@ def test_lines_are_those_of_the_file():
     text = '{"gpu": "A100",\n "runs": [\n  {"n": 1,\n   "ms": 2.5},\n  {"n": 2,\n   "ms": 5.0}]}'
     (grid,) = Report(text, "x.json").grids
     assert [row.quantities[0].line for row in grid.rows] == [4, 6]
+
+
+def test_a_column_of_noughts_divides_nothing():
+    text = "n,ms,GB/s\n0,1.0,10\n0,2.0,5\n4,4.0,2.5\n0,5.0,2\n"
+    assert Report(text, "x.csv").grids and audit_text(text, "x.csv").accusations == ()

@@ -161,9 +161,6 @@ class Row:
         return clean("\n".join(parts)).lower()
 
 
-Cells = list[tuple[Row, Quantity, Quantity]]
-
-
 @dataclass(eq=False)
 class Grid:
     """A table's rows and its columns of figures."""
@@ -383,11 +380,10 @@ def _lines(index: int, block: Block) -> list[Row]:
     """The lines of a list or of preformatted text; the sentences of a paragraph, which may run over its lines."""
     if block.kind != "prose":
         cleaned = [(line.number, clean(line.text)) for line in block.lines]
-        # A paragraph in one line, as in LaTeX.
-        parts = [
-            (n, _SENTENCE.findall(text) if len(text) > 90 and _STOP.search(text) else [text]) for n, text in cleaned
-        ]
-        cleaned = [(n, part) for n, some in parts for part in some] if block.kind == "code" else cleaned
+        if block.kind == "code":  # a paragraph in one line, as in LaTeX
+            long = [len(text) > 90 and bool(_STOP.search(text)) for _, text in cleaned]
+            parts = [_SENTENCE.findall(t) if cut else [t] for (_, t), cut in zip(cleaned, long, strict=True)]
+            cleaned = [(n, part) for (n, _), some in zip(cleaned, parts, strict=True) for part in some]
         return [Row("line", n, text, quantities(text, n), index) for n, text in cleaned if text.strip()]
     joined, starts = "", list[int]()
     for line in block.lines:

@@ -214,7 +214,8 @@ def unit_of_name(name: str) -> Unit | None:
     """The unit that a column's or key's name states: "Latency (ms)", "time_us", "TFLOPS", "GB/s [read]"."""
     if re.match(r"(?i)\W*(?:%|percent|pct) of\b", name):
         return match_unit("%")[0]  # type: ignore[index]
-    for inside in re.findall(r"[(\[]([^()\[\]]*)[)\]]", name):
+    inner = re.findall(r"[(\[]([^()\[\]]*)[)\]]", name)
+    for inside in (i for i in inner if i != "min" or len(inner) == 1):  # "FTL(min)(s)" is a least
         for piece in (inside, *inside.split(",")):
             text = re.sub(r"^\$", "USD", piece.strip().lstrip("~≈# "))
             found = match_unit(text)

@@ -74,11 +74,11 @@ def _counts(grid: Grid, targets: Cells, sources: list[_Source]) -> dict[str, dic
     found: dict[str, dict[int, float]] = {}
     for name in ("batch", "seq", "gpus", "concurrency", *(n for r in targets for n in grid.rows[r].own)):
         sizes = {r: n.value for r in targets if (n := grid.rows[r].size(name)) and n.near}
-        if len(sizes) == len(targets):
+        if len(sizes) == len(targets) and all(sizes.values()):
             found[name] = sizes
     for s in sources:
         whole = s.kind == "number" and all(v.mid == int(v.mid) for v in s.values.values())
-        if whole and len(s.values) == len(targets):
+        if whole and len(s.values) == len(targets) and all(v.mid for v in s.values.values()):
             found[s.name] = {r: v.mid for r, v in s.values.items()}
     one = {"": dict.fromkeys(targets, 1.0)}
     some = {f" × {name}": held for name, held in list(found.items())[:5]}
@@ -177,7 +177,8 @@ def _constant(
     """The target in proportion to a column or its inverse, to the last digit in all rows but one; for rates and times,
     which may be of one work, less exactly. It asks."""
     rows = [r for r in targets if r in s.values]
-    work = {kind, s.kind} <= {*_RUN, "time"} and derived((kind, s.kind)) == kind and kind != s.kind
+    work = "time" in (kind, s.kind) or {kind, s.kind} == {"rate", "bandwidth"}
+    work = work and {kind, s.kind} <= {*_RUN, "time"} and derived((kind, s.kind)) == kind and kind != s.kind
     named = grid.drawn or all(re.search("[a-z]{3}", n) for n in (s.name, grid.header[target]))
     exactly = named and s.column < target and (s.kind == kind or not {kind, s.kind} <= _APART)
     exactly = exactly and {kind, s.kind} not in ({"rate", "bandwidth"}, {"time"})
