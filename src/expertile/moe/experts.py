@@ -26,7 +26,7 @@ forward and backward. Every sum is formed in one order, so equal inputs give equ
 With few tokens and no gradient there is no order, and `_few` does it all.
 
 Weights are stored as `torch.nn.Linear` has them: gate_up [E, 2I, H], down [E, H, I]. As Fp8Blocks of 128×128,
-Int4Weight or Mxfp4Weight they are used as they are: see `_quantized_experts` and `_weight_only_experts`.
+Int4Weight or Mxfp4Weight they are used as they are: see `_frozen`.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ from typing import Any
 
 import torch
 
-from expertile.formats.fp8 import Fp8Blocks
+from expertile.moe._frozen import frozen_mlp
 from expertile.moe._passes import forward, gradients
 from expertile.moe.expert_weights import Experts, Weight, autocasts
-from expertile.moe.lora import Lora, lora_mlp
+from expertile.moe.lora import Lora
 from expertile.moe.permute import Permutation, check_ids, permutation
 from expertile.ops.gathered_mm.activation import activate, split
 from expertile.ops.gathered_mm.combine import formula as combine_formula
@@ -226,16 +226,11 @@ def moe_mlp(
     topk_weights = topk_weights.to(wide_dtype(x))
     if lora is not None:
         lora.check(experts, x.device)
-    if kind is not torch.Tensor and lora is None:
-        from expertile.moe import _quantized_experts, _weight_only_experts
-
-        mlp: Any = _quantized_experts.fp8_mlp if kind is Fp8Blocks else _weight_only_experts.weight_only_mlp
-        return mlp(x, topk_ids, topk_weights, experts)
     if autocasts(x):
         dtype = torch.get_autocast_dtype(x.device.type)
         x, experts = x.to(dtype), experts.map(lambda t: t.to(dtype))
-    if lora is not None and x.dtype is not torch.float64:
-        return lora_mlp(x, topk_ids, topk_weights, experts, lora)
+    if x.dtype is not torch.float64 and (lora is not None or kind is not torch.Tensor):
+        return frozen_mlp(x, topk_ids, topk_weights, experts, lora)
     if lora is not None:
         experts = Experts.of((*lora.merged(experts), gate_up_bias, down_bias), experts.form)
     operands: _Operands = (x, *experts.tensors[:2], topk_weights, *experts.tensors[2:])
