@@ -108,7 +108,7 @@ def _launch(
         count = count // alike * alike or count
         late = count % alike != 0 and count < config.tiles(rows)
     shape, stays = config.shape(rows, cols, cut), config.programs_per_sm > 0
-    constants = (centered, by, *shape, _spread(config, itemsize), late, stays, config.num_stages, cut)
+    constants = (centered, by, shape, _spread(config, itemsize), late, stays, config.num_stages)
     return plan(
         norm_kernel,
         count,
@@ -166,7 +166,7 @@ def backward(
         count = programs(config, rows, here, h.get_device())
         partial = torch.empty((sum(wanted), count, cols), dtype=torch.float32, device=h.device)
         spread = _spread(config, h.element_size())
-        constants = (centered, *wanted, by, *config.shape(rows, cols), spread, config.num_stages)
+        constants = (centered, *wanted, by, config.shape(rows, cols), spread, config.num_stages)
         launch(
             norm_backward_kernel,
             count,

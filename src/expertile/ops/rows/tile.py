@@ -13,22 +13,6 @@ READ = tl.constexpr("")
 WRITE = tl.constexpr("")
 
 
-class Shape(NamedTuple):
-    """How rows lie on programs, known when compiling: tiles of BLOCK_R rows, CLUSTER slices of a row, PIECES of BLOCK_C
-    columns in a slice. EVEN_R, EVEN_C: nothing reaches past the last row, or past a row. VECTOR > 1: rows are cut into
-    body, head and tail (head_tail.py).
-
-    Make one in the call that takes it: Triton makes variables of the constants in a tuple that has a name."""
-
-    BLOCK_R: Any
-    BLOCK_C: Any
-    PIECES: Any
-    CLUSTER: Any
-    EVEN_R: Any
-    EVEN_C: Any
-    VECTOR: Any = 1
-
-
 class Spot(NamedTuple):
     """The elements of a tile: columns [1, BLOCK_C] of its first piece, which rows there are [BLOCK_R, 1], and where
     rows end."""
