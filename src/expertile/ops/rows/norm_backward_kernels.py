@@ -59,12 +59,13 @@ def norm_backward_kernel(
     SUM_WEIGHT: tl.constexpr,
     SUM_BIAS: tl.constexpr,
     UNIT: tl.constexpr,
-    s: tl.constexpr,
+    SHAPE: tl.constexpr,
     SPREAD: tl.constexpr,
     STAGES: tl.constexpr,
 ):
     """dh of all rows, and partial sums [SUM_WEIGHT + SUM_BIAS, programs, C] of dweight and dbias, one read of dy and h.
     A program (a cluster, if rows are shared) strides over the tiles; dsum is the gradient that reaches h directly."""
+    s: tl.constexpr = piece.constants(SHAPE)
     C = c_units * UNIT
     rank = tl.program_id(0) % s.CLUSTER
     program = tl.program_id(0) // s.CLUSTER

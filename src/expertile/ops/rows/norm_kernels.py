@@ -202,7 +202,7 @@ def norm_kernel(
     eps,
     CENTERED: tl.constexpr,
     UNIT: tl.constexpr,
-    s: tl.constexpr,
+    SHAPE: tl.constexpr,
     SPREAD: tl.constexpr,
     LATE: tl.constexpr,
     STAYS: tl.constexpr,
@@ -213,6 +213,7 @@ def norm_kernel(
     thread waits for them after the statistics; LATE: after, where registers are scarce. s.VECTOR > 1: rows are cut into
     body, head and tail (see head_tail.py). Unless LATE, all tiles of a program are then cut alike, since its weights
     are those of the columns of its bodies."""
+    s: tl.constexpr = piece.constants(SHAPE)
     C = c_units * UNIT
     x = (x_ptr, x_stride_units * UNIT)
     _norm(

@@ -77,12 +77,13 @@ def softmax_kernel(
     c_units,
     x_stride_units,
     UNIT: tl.constexpr,
-    s: tl.constexpr,
+    SHAPE: tl.constexpr,
     STAYS: tl.constexpr,
     STAGES: tl.constexpr,
 ):
     """y[r] = exp(x[r] - max) / sum exp(x[r] - max). Lengths and strides come in units of UNIT elements, so that the
     compiler knows what they are multiples of."""
+    s: tl.constexpr = piece.constants(SHAPE)
     C = c_units * UNIT
     over_tiles(
         _forward_tile,
@@ -173,11 +174,12 @@ def softmax_backward_kernel(
     dy_stride_units,
     y_stride_units,
     UNIT: tl.constexpr,
-    s: tl.constexpr,
+    SHAPE: tl.constexpr,
     STAYS: tl.constexpr,
     STAGES: tl.constexpr,
 ):
     """dx[r] = y[r] * (dy[r] - sum(dy[r] * y[r]))."""
+    s: tl.constexpr = piece.constants(SHAPE)
     C = c_units * UNIT
     over_tiles(
         _backward_tile,

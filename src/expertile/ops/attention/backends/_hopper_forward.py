@@ -329,21 +329,21 @@ def attention_forward_kernel(
     `tiles`: tiles of CONSUMERS * ROWS query rows over all HEADS = batch * H query heads. GROUP: query heads that share
     a key head. SECTION: heads whose keys and values are expected to stay in L2 while their tiles are worked on.
     """
-    q_smem = gl.allocate_shared_memory(
-        q_desc.dtype, [SHAPE.Q_SLOTS * SHAPE.CONSUMERS] + q_desc.block_type.shape, q_desc.layout
-    )
-    k_smem = gl.allocate_shared_memory(k_desc.dtype, [SHAPE.STAGES] + k_desc.block_type.shape, k_desc.layout)
-    v_smem = gl.allocate_shared_memory(v_desc.dtype, [SHAPE.STAGES] + v_desc.block_type.shape, v_desc.layout)
-    q_full = gl.allocate_shared_memory(gl.int64, [SHAPE.Q_SLOTS * SHAPE.CONSUMERS, 1], mbarrier.MBarrierLayout())
-    q_empty = gl.allocate_shared_memory(gl.int64, [SHAPE.Q_SLOTS * SHAPE.CONSUMERS, 1], mbarrier.MBarrierLayout())
-    k_full = gl.allocate_shared_memory(gl.int64, [SHAPE.STAGES, 1], mbarrier.MBarrierLayout())
-    k_empty = gl.allocate_shared_memory(gl.int64, [SHAPE.STAGES, 1], mbarrier.MBarrierLayout())
-    v_full = gl.allocate_shared_memory(gl.int64, [SHAPE.STAGES, 1], mbarrier.MBarrierLayout())
-    v_empty = gl.allocate_shared_memory(gl.int64, [SHAPE.STAGES, 1], mbarrier.MBarrierLayout())
-    for s in gl.static_range(SHAPE.Q_SLOTS * SHAPE.CONSUMERS):
+    HELD: gl.constexpr = SHAPE.Q_SLOTS * SHAPE.CONSUMERS
+    STAGES: gl.constexpr = SHAPE.STAGES
+    q_smem = gl.allocate_shared_memory(q_desc.dtype, [HELD] + q_desc.block_type.shape, q_desc.layout)
+    k_smem = gl.allocate_shared_memory(k_desc.dtype, [STAGES] + k_desc.block_type.shape, k_desc.layout)
+    v_smem = gl.allocate_shared_memory(v_desc.dtype, [STAGES] + v_desc.block_type.shape, v_desc.layout)
+    q_full = gl.allocate_shared_memory(gl.int64, [HELD, 1], mbarrier.MBarrierLayout())
+    q_empty = gl.allocate_shared_memory(gl.int64, [HELD, 1], mbarrier.MBarrierLayout())
+    k_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    k_empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    v_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    v_empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    for s in gl.static_range(HELD):
         mbarrier.init(q_full.index(s), count=1)
         mbarrier.init(q_empty.index(s), count=1)
-    for s in gl.static_range(SHAPE.STAGES):
+    for s in gl.static_range(STAGES):
         mbarrier.init(k_full.index(s), count=1)
         mbarrier.init(k_empty.index(s), count=SHAPE.CONSUMERS)
         mbarrier.init(v_full.index(s), count=1)
