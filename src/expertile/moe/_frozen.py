@@ -38,11 +38,13 @@ from typing import Any
 import torch
 
 from expertile.moe._base_products import BaseProducts
-from expertile.moe._passes import bias_products, bias_sums, weighted_sums
+from expertile.moe._passes import bias_products, weighted_sums
 from expertile.moe.expert_weights import Experts
 from expertile.moe.lora import Lora
 from expertile.moe.permute import Permutation, permutation
 from expertile.ops.gathered_mm.combine import combine
+from expertile.ops.grouped_mm.api import grouped_mm
+from expertile.ops.grouped_mm.autograd import bias_gradient
 from expertile.ops.grouped_mm.backend import Pair
 from expertile.ops.low_rank import api as low_rank
 from expertile.ops.torch_op import graph_is_kept, once_differentiable
@@ -111,7 +113,7 @@ class _FrozenMlp(torch.autograd.Function):
                 da1 = low_rank.outer(du, x, rows, offs)
                 db1 = low_rank.outer(u, dpre, None, offs, last=True)
             if needs_up_bias:
-                dgate_up_bias = bias_sums(dpre, offs).to(gate_up_bias.dtype)
+                dgate_up_bias = bias_gradient(grouped_mm, dpre, offs, gate_up_bias)
             if needs_weights and down_bias is not None:
                 dweights = dweights + bias_products(dy, down_bias, topk_ids, order)
             if needs_x:

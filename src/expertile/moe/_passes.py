@@ -12,6 +12,7 @@ from expertile.ops.gathered_mm.api import gated_backward_mm, gathered_gated_mm, 
 from expertile.ops.gathered_mm.combine import combine
 from expertile.ops.gathered_mm.pointwise import ordered
 from expertile.ops.grouped_mm.api import grouped_mm
+from expertile.ops.grouped_mm.autograd import bias_gradient
 
 _T = torch.Tensor
 _Maybe = torch.Tensor | None
@@ -107,18 +108,12 @@ def gradients(
     if needs[1]:
         dgate_up = gathered_wgrad(dpre, rows, x, offs, gather_b=True)
     if needs[4]:
-        dgate_up_bias = bias_sums(dpre, offs).to(x.dtype)
+        dgate_up_bias = bias_gradient(grouped_mm, dpre, offs, x)
     if needs[5]:
         ddown_bias = weighted_sums(dy, topk_weights, order)
     if needs[3] and down_bias is not None:
         dweights = dweights + bias_products(dy, down_bias, topk_ids, order, invariant)
     return dx, dgate_up, ddown, dweights if needs[3] else None, dgate_up_bias, ddown_bias
-
-
-def bias_sums(dpre: _T, offs: _T) -> _T:
-    """[E, 2I] float32: the sum of each expert's rows."""
-    ones = torch.ones((dpre.shape[0], 8), dtype=dpre.dtype, device=dpre.device)
-    return grouped_mm(ones.t(), dpre, offs=offs, out_dtype=torch.float32)[:, 0].contiguous()
 
 
 def weighted_sums(dy: _T, topk_weights: _T, order: Permutation) -> _T:
