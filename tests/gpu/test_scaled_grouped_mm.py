@@ -21,7 +21,8 @@ SIZES = [130, 0, 257, 64, 1]
 G, K, N = len(SIZES), 640, 384
 # Tiles 256 wide: the usual one, with K split, with one consumer.
 WIDE = (gluon_fp8.Config(128, 256, 4), gluon_fp8.Config(128, 256, 3, split_k=2), gluon_fp8.Config(64, 256, 4))
-HOPPER = ((gluon_fp8.BACKEND, WIDE), (cuda_fp8.BACKEND, (cuda_fp8.Config(), cuda_fp8.Config(128, 6))))
+CUDA = (cuda_fp8.Config(), cuda_fp8.Config(dynamic=False, cluster=True), cuda_fp8.Config(128, 5))
+HOPPER = ((gluon_fp8.BACKEND, WIDE), (cuda_fp8.BACKEND, CUDA))
 
 
 def run(backend, case: Case, which) -> int:

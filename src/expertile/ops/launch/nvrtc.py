@@ -15,8 +15,9 @@ from typing import Any
 
 import torch
 
-_SWIZZLE_128, _PROMOTE_256, _BYTES = 3, 3, 0  # CU_TENSOR_MAP_SWIZZLE_128B, _L2_PROMOTION_L2_256B, _DATA_TYPE_UINT8
-_PDL = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+_SWIZZLE_128, _PROMOTE_256 = 3, 3  # CU_TENSOR_MAP_SWIZZLE_128B, _L2_PROMOTION_L2_256B
+_UNSIGNED = {1: 0, 2: 1, 4: 2}  # CU_TENSOR_MAP_DATA_TYPE_UINT8, _UINT16, _UINT32, by size in bytes
+_CLUSTER, _PDL = 4, 6  # CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION, _PROGRAMMATIC_STREAM_SERIALIZATION
 _MAX_SMEM = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 
 
@@ -98,15 +99,23 @@ def compiled(source: str, options: Sequence[str]) -> bytes:
 
 
 @lru_cache(maxsize=4096)
-def tensor_map(address: int, shape: tuple[int, ...], pitches: tuple[int, ...], box: tuple[int, ...]) -> TensorMap:
-    """Bytes in rows, as TMA sees them, the contiguous dimension last: `pitches` in bytes, of all others. Boxes are
-    swizzled by 128 bytes in shared memory; what lies outside of the tensor reads as zeros."""
+def tensor_map(
+    address: int,
+    shape: tuple[int, ...],
+    pitches: tuple[int, ...],
+    box: tuple[int, ...],
+    itemsize: int = 1,
+    swizzled: bool = True,
+) -> TensorMap:
+    """A tensor as TMA sees it, elements of 1, 2 or 4 bytes, the contiguous dimension last: `pitches` in bytes, of all
+    others. Boxes lie in shared memory `swizzled` by 128 bytes or row by row; what is outside of the tensor reads as
+    zeros and is not written."""
     rank = len(shape)
     room = ctypes.create_string_buffer(ctypes.sizeof(TensorMap) + 64)
     encoded = ctypes.c_void_p((ctypes.addressof(room) + 63) & ~63)
     status = _driver().cuTensorMapEncodeTiled(
         encoded,
-        _BYTES,
+        _UNSIGNED[itemsize],
         rank,
         ctypes.c_void_p(address),
         (ctypes.c_uint64 * rank)(*reversed(shape)),
@@ -114,7 +123,7 @@ def tensor_map(address: int, shape: tuple[int, ...], pitches: tuple[int, ...], b
         (ctypes.c_uint32 * rank)(*reversed(box)),
         (ctypes.c_uint32 * rank)(*(1,) * rank),
         0,
-        _SWIZZLE_128,
+        _SWIZZLE_128 if swizzled else 0,
         _PROMOTE_256,
         0,
     )
@@ -131,21 +140,24 @@ class Kernel:
     types: tuple[Any, ...]
     threads: int
     smem_bytes: int
+    cluster: int = 1
 
     def __call__(self, programs: int, stream: int, arguments: Sequence[Any]) -> None:
-        """Queue `programs` blocks on the stream, as a programmatic dependent of what was queued before."""
+        """Queue `programs` blocks (a multiple of `cluster`) on the stream, as a programmatic dependent of what was
+        queued before."""
         values = [t(a) if t is not TensorMap else a for t, a in zip(self.types, arguments, strict=True)]
         pointers = (ctypes.c_void_p * len(values))(*(ctypes.addressof(v) for v in values))
-        attributes = (_Attribute * 1)()
+        attributes = (_Attribute * 2)()
         attributes[0].id, attributes[0].value[0] = _PDL, 1
-        config = _Config((programs, 1, 1), (self.threads, 1, 1), self.smem_bytes, stream, attributes, 1)
+        attributes[1].id, attributes[1].value[:3] = _CLUSTER, (self.cluster, 1, 1)
+        config = _Config((programs, 1, 1), (self.threads, 1, 1), self.smem_bytes, stream, attributes, 2)
         _check(_driver().cuLaunchKernelEx(ctypes.byref(config), self.function, pointers, None), "cuLaunchKernelEx")
 
 
-def kernel(cubin: bytes, name: str, types: Sequence[Any], threads: int, smem_bytes: int) -> Kernel:
+def kernel(cubin: bytes, name: str, types: Sequence[Any], threads: int, smem_bytes: int, cluster: int = 1) -> Kernel:
     """Load `name` of a binary on the current GPU; `types` are ctypes of its parameters."""
     module, function = ctypes.c_void_p(), ctypes.c_void_p()
     _check(_driver().cuModuleLoadData(ctypes.byref(module), cubin), "cuModuleLoadData")
     _check(_driver().cuModuleGetFunction(ctypes.byref(function), module, name.encode()), "cuModuleGetFunction")
     _check(_driver().cuFuncSetAttribute(function, _MAX_SMEM, smem_bytes), "cuFuncSetAttribute")
-    return Kernel(module, function, tuple(types), threads, smem_bytes)
+    return Kernel(module, function, tuple(types), threads, smem_bytes, cluster)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -12,15 +13,17 @@ import torch
 
 from expertile.device import Device
 from expertile.ops.backend import Request, select
+from expertile.ops.grouped_mm.problem import described
 from expertile.ops.launch import nvrtc
 from expertile.ops.scaled_grouped_mm.backends import by_name, cuda_fp8, loop
 from expertile.ops.scaled_grouped_mm.backends.cuda_fp8 import BACKEND, Config
 from expertile.ops.scaled_grouped_mm.choose import choose
+from expertile.ops.scaled_grouped_mm.problem import ScaledProblem
 from tests.ops.scaled_grouped_mm import cases
 from tests.support import aot
 
 H200 = Device.by_name("h200")
-CONFIGS = (Config(), Config(128, 6), Config(64, 8))
+CONFIGS = (Config(), Config(dynamic=False, cluster=True), Config(dynamic=False), Config(128, 5), Config(64, 8))
 
 
 @pytest.fixture
@@ -54,15 +57,43 @@ def test_needs_nvrtc(monkeypatch):
         nvrtc.compiled("", ())
 
 
-def test_runs_by_name_alone(with_nvrtc):
-    """`auto` passes over it even where it comes first."""
-    case = next(c for c in cases.CASES if BACKEND.supports(cases.problem_of(c, cases.make(c)), H200) is None)
-    problem = cases.problem_of(case, cases.make(case))
-    choice = choose(problem, H200, (BACKEND, loop.BACKEND))
-    assert choice.backend is loop.BACKEND
-    assert [e.reason is not None and "runs by its name alone" in e.reason for e in choice.estimates] == [True]
-    chosen, config = select(problem, H200, Request("cuda_fp8"), by_name, choose)
-    assert chosen is BACKEND and config == Config()
+def _problem(groups: int, rows: int, n: int, k: int) -> ScaledProblem:
+    e4m3, f32 = torch.float8_e4m3fn, torch.float32
+    meta = partial(torch.empty, device="meta")
+    a, b = meta(groups * rows, k, dtype=e4m3), meta(groups, n, k, dtype=e4m3).transpose(1, 2)
+    scales = meta(k // 128, groups * rows, dtype=f32).t(), meta(groups, n // 128, k // 128, dtype=f32)
+    described_ = [described(x) for x in (a, b, *scales, meta(groups, dtype=torch.int32))]
+    return ScaledProblem.of_descriptions(*described_, None, torch.bfloat16)
+
+
+@pytest.mark.parametrize(
+    ("groups", "rows", "n", "k", "expected"),
+    [
+        (4, 8192, 4096, 7168, Config()),
+        (8, 512, 7168, 7168, Config()),
+        (128, 128, 1536, 2048, Config(128, 5)),
+        (4, 128, 7168, 7168, Config(128, 5, dynamic=False)),
+        (32, 16, 4096, 7168, "loads 64 rows where a group has 16"),
+        (256, 256, 4096, 7168, Config()),
+        (1, 512, 7168, 7168, "few tiles: 1.2 for each"),
+    ],
+)
+def test_where_auto_takes_it(groups, rows, n, k, expected, with_nvrtc):
+    problem = _problem(groups, rows, n, k)
+    choice = choose(problem, H200)
+    if isinstance(expected, Config):
+        assert choice.backend is BACKEND and choice.config == expected
+    else:
+        assert choice.backend.name == "gluon_fp8"
+        assert [expected in e.reason for e in choice.estimates if e.backend == "cuda_fp8"] == [True]
+    # By its name it runs anyhow; and it does where there is no other.
+    assert select(problem, H200, Request("cuda_fp8"), by_name, choose)[0] is BACKEND
+    assert choose(problem, H200, (BACKEND, loop.BACKEND)).backend is BACKEND
+
+
+def test_a_pair_has_no_counter():
+    with pytest.raises(ValueError, match="expected dynamic=False"):
+        Config(cluster=True)
 
 
 @pytest.mark.compile
@@ -73,12 +104,13 @@ def test_compiles(config):
         pytest.skip(reason)
     code = aot.machine_code(cuda_fp8._binary(config, torch.bfloat16))
     assert not re.search(r"\b(LDL|STL)\b", code)
-    assert config.smem_bytes(2048) <= H200.smem_bytes
+    assert config.smem_bytes(1024, 64) <= H200.smem_bytes
     products = re.findall(r"QGMMA\.64x(\d+)x32[^\n]*", code)
     assert str(config.block_n) in products
     # ptxas ends every product with gsb0 where it takes them for dependent ("wgmma serialized").
     assert 4 * len(re.findall(r"QGMMA[^\n]*gsb0", code)) == len(products)
-    assert "UTMALDG.2D" in code and "UTMALDG.3D" in code
+    assert "UTMALDG.2D" in code and "UTMALDG.3D" in code and "UTMASTG.2D" in code
+    assert ("UTMALDG.3D.MULTICAST" in code) == config.cluster
 
 
 _HARNESS = r"""
@@ -99,20 +131,21 @@ static struct { int x; } threadIdx;
 
 _MAIN = r"""
 int main(int argc, char** argv) {
-  int N = atoi(argv[1]), G = argc - 2, end = 0, rows = 0;
-  std::vector<int> row_tiles, row_ends;
+  int N = atoi(argv[1]), G = argc - 2, end = 0, units = 0;
+  int n_full = N / BLOCK_N, rest = N - n_full * BLOCK_N, across = n_full + (rest != 0);
+  std::vector<int> unit_ends, row_ends;
   for (int g = 0; g < G; g++) {
-    int size = atoi(argv[2 + g]);
-    rows += (size + ROWS - 1) / ROWS;
+    int size = atoi(argv[2 + g]), rows = (size + ROWS - 1) / ROWS;
+    units += rows / CLUSTER * across + rows % CLUSTER * ((across + CLUSTER - 1) / CLUSTER);
     end += size;
-    row_tiles.push_back(rows);
+    unit_ends.push_back(units);
     row_ends.push_back(end);
   }
-  int n_full = N / BLOCK_N, rest = N - n_full * BLOCK_N;
-  for (int t = 0; t < rows * (n_full + (rest != 0)); t++) {
-    Tile x = locate(t, n_full, rest, G, row_tiles.data(), row_ends.data());
-    printf("%d %d %d %d %d\n", x.group, x.row, x.row_end, x.col, x.width);
-  }
+  for (int t = 0; t < units; t++)
+    for (int rank = 0; rank < CLUSTER; rank++) {
+      Tile x = locate(t, n_full, rest, rank, G, unit_ends.data(), row_ends.data());
+      printf("%d %d %d %d %d %d\n", x.group, x.row, x.row_end, x.col, x.width, x.share);
+    }
 }
 """
 
@@ -130,9 +163,11 @@ def test_tiles_cover_the_result_once(config, n, tmp_path: Path):
         pytest.skip("no C++ compiler")
     source = config.source(torch.bfloat16)
     defined = source[: source.index("typedef")]
-    constants = _part(source, "constexpr int CONSUMERS", "static_assert(")
-    tiles = _part(source, "struct Tile {", "// ---- barriers") + _part(
-        source, "// Tile number ->", "// The producer finds"
+    constants = _part(source, "constexpr int LANES", "struct alignas") + _part(
+        source, "constexpr int CONSUMERS", "static_assert("
+    )
+    tiles = _part(source, "struct Tile {", "// ---- tiles") + _part(
+        source, "// Unit number ->", "// The scheduling warp finds"
     )
     program = tmp_path / "tiles.cpp"
     program.write_text(_HARNESS + defined + "\n" + constants + tiles + _MAIN)
@@ -141,9 +176,18 @@ def test_tiles_cover_the_result_once(config, n, tmp_path: Path):
     ran = subprocess.run([tmp_path / "tiles", *map(str, [n, *sizes])], check=True, capture_output=True, text=True)
     met = torch.zeros(sum(sizes), n, dtype=torch.int32)
     ends = torch.tensor(sizes).cumsum(0).tolist()
-    for line in ran.stdout.splitlines():
-        group, row, row_end, col, width = map(int, line.split())
+    tiles = [tuple(map(int, line.split())) for line in ran.stdout.splitlines()]
+    for group, row, row_end, col, width, _ in tiles:
+        if row == row_end:
+            continue  # a program of a pair without a tile
         assert row_end == ends[group]
         assert width % 64 == 0 and width <= config.block_n
         met[row : min(row + 128, row_end), col : col + width] += 1
     assert (met == 1).all()
+    # What two programs are said to share is the same for both.
+    for (_, row, end, col, width, share), (_, other, _, beside, *_) in zip(tiles[::2], tiles[1::2], strict=False):
+        assert not share or config.cluster
+        if share == 1:
+            assert row == other and beside == col + width and row < end
+        if share == 2:
+            assert other == row + 128 and beside == col and other < end

@@ -1,5 +1,4 @@
-"""The backends of `scaled_grouped_mm`, one file each, in the order in which `auto` asks them on a GPU (never
-`cuda_fp8`, see `choose`).
+"""The backends of `scaled_grouped_mm`, one file each, in the order in which `auto` asks them on a GPU.
 
 A new backend is one file that ends in `BACKEND = Backend(...)` and one line here.
 """
@@ -20,6 +19,6 @@ if find_spec("triton") is not None:
 
     _OURS = (gluon_fp8.BACKEND, triton_fp8.BACKEND)
 
-BACKENDS: tuple[Backend, ...] = (*_OURS, cuda_fp8.BACKEND, torch_scaled.BACKEND, loop.BACKEND)
+BACKENDS: tuple[Backend, ...] = (cuda_fp8.BACKEND, *_OURS, torch_scaled.BACKEND, loop.BACKEND)
 
 by_name = partial(named, BACKENDS)  # the backend called so; ValueError lists those there are

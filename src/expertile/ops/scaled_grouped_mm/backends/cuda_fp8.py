@@ -9,7 +9,8 @@ What Gluon (`gluon_fp8`) lacked: tiles of 192 columns, since its block shapes ar
 232 registers; one consumer promotes while the other multiplies. Gluon stands two `bar.sync` beside each step's
 barriers, where here one lane of a warp arrives.
 
-`auto` does not choose it, for its speed was measured in trials and no record has it: ask for `backend="cuda_fp8"`.
+TMA brings the scales of a, so it wants rows side by side, as `quantize_activations` leaves them: strides (1, a multiple
+of 4). Others are copied into that order first, by a kernel of its own.
 
 Limits: the tensor cores and the power they draw. `_cuda_fp8.cu` says how the work is laid out on the chip.
 """
@@ -17,7 +18,7 @@ Limits: the tensor cores and the power they draw. `_cuda_fp8.cu` says how the wo
 from __future__ import annotations
 
 import ctypes
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -27,14 +28,15 @@ from expertile.device import Device
 from expertile.ops.grouped_mm.problem import Layout
 from expertile.ops.grouped_mm.tail import zero_rows
 from expertile.ops.launch import nvrtc
+from expertile.ops.launch.blocks import tile_counter
 from expertile.ops.scaled_grouped_mm.backend import Backend, Operands
 from expertile.ops.scaled_grouped_mm.problem import BLOCK, Recipe, ScaledProblem
 
-_SOURCE = Path(__file__).with_name("_cuda_fp8.cu")
+_PARTS, _SOURCE = (Path(__file__).with_name(name) for name in ("_cuda_parts.cu", "_cuda_fp8.cu"))
 _ROWS = 128  # of a tile: two consumers of 64
 _ADDRESS, _INT, _LONG = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
 _HIGH_WORD = hex(1 << 30 | 1024 >> 4)  # of a matrix descriptor: the 128-byte swizzle, 1024 bytes for 8 rows
-_TYPES = (*(nvrtc.TensorMap,) * 2, *(_ADDRESS,) * 4, *(_INT,) * 4, *(_LONG,) * 6)
+_TYPES = (*(nvrtc.TensorMap,) * 6, *(_ADDRESS,) * 4, *(_INT,) * 3, *(_LONG,) * 4)
 
 
 @dataclass(frozen=True)
@@ -43,16 +45,26 @@ class Config:
 
     block_n: 64, 128 or 192.
     group_m: rows of tiles that share one pass over a group's weights.
+    dynamic: a dynamic tile scheduler, with a counter in memory; else program p of P takes p, p + P, p + 2P, …
+    cluster: two programs share the columns of b of two rows of tiles; their schedule is static.
     """
 
     block_n: int = 192
     num_stages: int = 4
-    group_m: int = 16
+    group_m: int = 24
+    dynamic: bool = True
+    cluster: bool = False
 
-    def smem_bytes(self, groups: int) -> int:
-        """Shared memory of one program: ring, scales, barriers, the groups' tiles and rows, and up to 1024 to align."""
-        stage = (_ROWS + self.block_n) * BLOCK + _ROWS * 4 + 16 + self.block_n // 64 * 4
-        return 1024 + 16 + self.num_stages * stage + 8 * groups
+    def __post_init__(self) -> None:
+        if self.cluster and self.dynamic:
+            raise ValueError("cluster: expected dynamic=False beside it")
+
+    def smem_bytes(self, groups: int, k_blocks: int) -> int:
+        """Shared memory of one program: ring, tile of out, barriers, the groups' tiles and rows, scales of b of two
+        tiles, and up to 2048 to align."""
+        stage = (_ROWS + self.block_n) * BLOCK + 640
+        slots = 64 + 48 + 2 * self.block_n // 64 * k_blocks * 4
+        return 2048 + self.num_stages * (stage + 16) + _ROWS * self.block_n * 2 + slots + 8 * groups
 
     def source(self, dtype: torch.dtype) -> str:
         """The program, for results of that dtype."""
@@ -60,13 +72,15 @@ class Config:
             "BLOCK_N": self.block_n,
             "STAGES": self.num_stages,
             "GROUP_M": self.group_m,
+            "DYNAMIC": int(self.dynamic),
+            "CLUSTER": 1 + self.cluster,
             "OUT_HALF": int(dtype is torch.float16),
         }
         defined = "".join(f"#define {name} {value}\n" for name, value in macros.items())
         types = "typedef unsigned int u32;\ntypedef unsigned long long u64;\n"
         general = "template <int N> struct Columns {};\n"
         products = "".join(map(_multiply, sorted({*range(64, self.block_n, 64), self.block_n})))
-        return defined + types + general + products + _SOURCE.read_text()
+        return defined + types + general + products + _PARTS.read_text() + _SOURCE.read_text()
 
 
 def _multiply(n: int) -> str:
@@ -86,6 +100,11 @@ def _multiply(n: int) -> str:
     )
 
 
+def _rounded(x: int, least: int) -> int:
+    """A power of two, so that few sizes have kernels of their own."""
+    return max(least, 1 << (x - 1).bit_length())
+
+
 def supports(problem: ScaledProblem, device: Device) -> str | None:
     """The reason this kernel can't compute `problem` on `device`, or None."""
     p = problem
@@ -97,8 +116,8 @@ def supports(problem: ScaledProblem, device: Device) -> str | None:
         return "takes no bias"
     if p.out_dtype not in (torch.bfloat16, torch.float16):
         return f"writes bfloat16 or float16, not {p.out_dtype}"
-    if p.groups > 2048:
-        return f"at most 2048 groups (their tiles are listed in shared memory), not {p.groups}"
+    if Config().smem_bytes(_rounded(p.groups, 32), _rounded(p.k_blocks, 64)) > device.smem_bytes:
+        return f"lists groups and scales in shared memory, which {p.groups} groups of {p.k} summands exceed"
     if not (p.a_aligned and p.b_aligned):
         return "TMA needs base addresses that are multiples of 16 bytes"
     if p.a_strides[-1] != 1 or p.b_strides[-2] != 1:
@@ -110,11 +129,40 @@ def supports(problem: ScaledProblem, device: Device) -> str | None:
     return nvrtc.missing()
 
 
+def _rows(problem: ScaledProblem) -> float:
+    """Of a group, on average."""
+    return problem.m / max(1, problem.groups)
+
+
+def _waves(problem: ScaledProblem, device: Device, block_n: int) -> float:
+    """Tiles for each multiprocessor, were groups alike."""
+    tiles = problem.groups * -(-_rows(problem) // _ROWS) * -(-problem.n // block_n)
+    return tiles / device.sm_count
+
+
+def slower(problem: ScaledProblem, device: Device) -> str | None:
+    """Why `gluon_fp8` is taken for a problem that this kernel could compute, or None. Both were timed on an H100 on 30
+    problems, 2026-11-25: docs/notes/quantised.md."""
+    rows = _rows(problem)
+    if rows < 64:
+        return f"loads 64 rows where a group has {rows:.0f}"
+    narrow = rows <= _ROWS
+    waves = _waves(problem, device, 128 if narrow else 192)
+    if waves < (1.5 if narrow else 4):
+        return f"was slower with as few tiles: {waves:.1f} for each multiprocessor"
+    return None
+
+
 @lru_cache(maxsize=1024)
 def configs(problem: ScaledProblem, device: Device) -> tuple[Config, ...]:
-    """Configs worth timing, the default first."""
-    found = (Config(), Config(group_m=8), Config(128, 6))
-    return tuple(c for c in found if c.smem_bytes(problem.groups) <= device.smem_bytes)
+    """Configs worth timing, the default first. Few rows: narrower tiles, of which more stages fit; few tiles: a static
+    schedule, for which no counter is set to zero."""
+    wide, pair, narrow = Config(), Config(dynamic=False, cluster=True), Config(128, 5)
+    if _rows(problem) <= _ROWS:
+        wide, narrow = narrow, wide
+    if _waves(problem, device, wide.block_n) < 8:
+        wide = replace(wide, dynamic=False)
+    return tuple(dict.fromkeys((wide, replace(wide, dynamic=not wide.dynamic), pair, narrow, Config(64, 8))))
 
 
 @lru_cache(maxsize=64)
@@ -123,14 +171,29 @@ def _binary(config: Config, dtype: torch.dtype) -> bytes:
 
 
 @lru_cache(maxsize=64)
-def _kernel(config: Config, dtype: torch.dtype, groups: int, device: int) -> nvrtc.Kernel:
+def _kernel(config: Config, dtype: torch.dtype, groups: int, k_blocks: int, device: int) -> nvrtc.Kernel:
     """The kernel on GPU number `device`, the current one."""
-    smem_bytes, binary = config.smem_bytes(groups), _binary(config, dtype)
-    return nvrtc.kernel(binary, "scaled_grouped_mm", _TYPES, 3 * 128, smem_bytes)
+    smem_bytes, binary = config.smem_bytes(groups, k_blocks), _binary(config, dtype)
+    return nvrtc.kernel(binary, "scaled_grouped_mm", _TYPES, 3 * 128, smem_bytes, 1 + config.cluster)
+
+
+def _side_by_side(scale_a: torch.Tensor) -> torch.Tensor:
+    """The scales with those of all rows side by side, as TMA takes them."""
+    m, k_blocks = scale_a.shape
+    if (
+        scale_a.stride(0) == 1
+        and scale_a.stride(1) % 4 == 0
+        and scale_a.stride(1) >= m
+        and scale_a.data_ptr() % 16 == 0
+    ):
+        return scale_a
+    room = scale_a.new_empty(k_blocks, -(-m // 4) * 4)
+    return room[:, :m].t().copy_(scale_a)
 
 
 def run(problem: ScaledProblem, operands: Operands, config: Config, out: torch.Tensor | None) -> torch.Tensor:
-    """Compute into `out` (rows past offs[-1] are left alone) or a new tensor; queues one kernel, waits for nothing."""
+    """Compute into `out` (rows past offs[-1] are left alone) or a new tensor; queues one kernel, one more for a dynamic
+    scheduler's counter and one more for scales of a with K contiguous; waits for nothing."""
     p, o = problem, operands
     if out is None:
         out = o.a.new_empty(p.out_shape, dtype=p.out_dtype)
@@ -142,20 +205,21 @@ def run(problem: ScaledProblem, operands: Operands, config: Config, out: torch.T
     if p.k == 0:
         return zero_rows(p, o, out)  # type: ignore[arg-type]
     with torch.cuda.device(out.device):
-        a = nvrtc.tensor_map(o.a.data_ptr(), (p.m, p.k), p.a_strides[:1], (64, BLOCK))
+        scale_a, pitch, rows = _side_by_side(o.scale_a), out.stride(0) * 2, (p.m, p.k)
         shape, pitches = (p.groups, p.n, p.k), (p.b_strides[0], p.b_strides[2])
-        b = nvrtc.tensor_map(o.b.data_ptr(), shape, pitches, (1, config.block_n, BLOCK))
-        # Powers of two, so that few numbers of groups have kernels of their own.
-        groups = max(32, 1 << (p.groups - 1).bit_length())
-        tensors = (o.offs, o.scale_a, o.scale_b, out)
-        _kernel(config, p.out_dtype, groups, out.get_device())(
-            Device.current(out.device).sm_count,
-            torch.cuda.current_stream().cuda_stream,
-            (
-                *(a, b, *(t.data_ptr() for t in tensors), p.groups, p.m, p.n, p.k),
-                *(*p.scale_a_strides, *p.scale_b_strides, out.stride(0) * out.element_size()),
+        maps = (
+            *(nvrtc.tensor_map(o.a.data_ptr(), rows, p.a_strides[:1], (high, BLOCK)) for high in (64, _ROWS)),
+            *(nvrtc.tensor_map(o.b.data_ptr(), shape, pitches, (1, wide, BLOCK)) for wide in (64, config.block_n)),
+            nvrtc.tensor_map(
+                *(scale_a.data_ptr(), (p.k_blocks, p.m), (scale_a.stride(1) * 4,), (1, _ROWS + 4)), 4, swizzled=False
             ),
+            nvrtc.tensor_map(out.data_ptr(), (p.m, p.n), (pitch,), (64, 64), 2),
         )
+        tensors = (o.offs, o.scale_b, out, tile_counter(config.dynamic, out))
+        kernel = _kernel(*(config, p.out_dtype, _rounded(p.groups, 32), _rounded(p.k_blocks, 64)), out.get_device())
+        programs = Device.current(out.device).sm_count // kernel.cluster * kernel.cluster
+        sizes = (p.groups, p.n, p.k, *p.scale_b_strides, pitch)
+        kernel(programs, torch.cuda.current_stream().cuda_stream, (*maps, *(t.data_ptr() for t in tensors), *sizes))
     return out
 
 

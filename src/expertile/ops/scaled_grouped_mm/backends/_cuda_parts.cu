@@ -1,0 +1,102 @@
+// Barriers, copies and tensor-core helpers of CUDA C++ kernels for sm_90a: thin names for PTX. Addresses of shared memory
+// are 32-bit.
+
+constexpr int LANES = 32;
+
+struct alignas(64) TensorMap { char opaque[128]; };
+
+// ---- barriers ----
+
+__device__ __forceinline__ void barrier_init(u32 bar, u32 count) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(bar), "r"(count) : "memory");
+}
+
+__device__ __forceinline__ void barrier_wait(u32 bar, u32 parity) {
+  asm volatile(
+      "{\n .reg .pred done;\n"
+      "again:\n mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+      " @done bra.uni over;\n bra.uni again;\nover:\n}" ::"r"(bar), "r"(parity) : "memory");
+}
+
+// Whether the wait would be over at once.
+__device__ __forceinline__ bool barrier_passed(u32 bar, u32 parity) {
+  u32 passed;
+  asm volatile(
+      "{ .reg .pred done; mbarrier.test_wait.parity.shared::cta.b64 done, [%1], %2; selp.u32 %0, 1, 0, done; }"
+      : "=r"(passed) : "r"(bar), "r"(parity) : "memory");
+  return passed;
+}
+
+__device__ __forceinline__ void barrier_arrive(u32 bar) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(bar) : "memory");
+}
+
+// At the barrier of program `rank` of the cluster.
+__device__ __forceinline__ void barrier_arrive_at(u32 bar, int rank) {
+  asm volatile(
+      "{ .reg .b32 there; mapa.shared::cluster.u32 there, %0, %1; mbarrier.arrive.shared::cluster.b64 _, [there]; }" ::"r"(
+          bar), "r"(rank) : "memory");
+}
+
+__device__ __forceinline__ void cluster_sync() {
+  asm volatile("barrier.cluster.arrive.release.aligned;\n barrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+
+__device__ __forceinline__ void barrier_expect(u32 bar, u32 bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"(bytes) : "memory");
+}
+
+// ---- copies ----
+
+__device__ __forceinline__ void tma_2d(u32 to, const TensorMap& map, u32 bar, int x, int y) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4}], [%2];" ::"r"(to),
+      "l"(&map), "r"(bar), "r"(x), "r"(y) : "memory");
+}
+
+__device__ __forceinline__ void tma_3d(u32 to, const TensorMap& map, u32 bar, int x, int y, int z) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5}], [%2];" ::"r"(
+          to), "l"(&map), "r"(bar), "r"(x), "r"(y), "r"(z) : "memory");
+}
+
+// The same into both programs of a cluster, at the same place, and told to the same barrier of each.
+__device__ __forceinline__ void tma_2d_both(u32 to, const TensorMap& map, u32 bar, int x, int y) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster"
+      " [%0], [%1, {%3, %4}], [%2], %5;" ::"r"(to), "l"(&map), "r"(bar), "r"(x), "r"(y), "h"((unsigned short)3)
+      : "memory");
+}
+
+__device__ __forceinline__ void tma_3d_both(u32 to, const TensorMap& map, u32 bar, int x, int y, int z) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster"
+      " [%0], [%1, {%3, %4, %5}], [%2], %6;" ::"r"(to), "l"(&map), "r"(bar), "r"(x), "r"(y), "r"(z),
+      "h"((unsigned short)3) : "memory");
+}
+
+__device__ __forceinline__ void tma_store_2d(const TensorMap& map, u32 from, int x, int y) {
+  asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%2, %3}], [%1];" ::"l"(&map), "r"(from), "r"(x),
+               "r"(y) : "memory");
+}
+
+__device__ __forceinline__ void warpgroup_sync(int id) { asm volatile("bar.sync %0, 128;" ::"r"(id + 1) : "memory"); }
+
+__device__ __forceinline__ float load_shared(u32 at) {
+  float x;
+  asm volatile("ld.shared.f32 %0, [%1];" : "=f"(x) : "r"(at) : "memory");
+  return x;
+}
+
+// ---- tensor cores ----
+
+// The low word of the descriptor of a matrix in shared memory, K contiguous in rows of 128 bytes with the 128-byte
+// swizzle: the address in units of 16 bytes. 32 summands further are 2 units. (The high word says that 8 rows make 1024
+// bytes, and names the swizzle.)
+__device__ __forceinline__ u32 low_word(u32 address) { return ((address & 0x3FFFF) >> 4) | 1 << 16; }
+
+template <int N>
+__device__ __forceinline__ void hold(float* x) {
+#pragma unroll
+  for (int i = 0; i < N; i++) asm volatile("" : "+f"(x[i])::"memory");
+}
