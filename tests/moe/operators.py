@@ -14,7 +14,7 @@ from unittest import mock
 
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from expertile.moe import _parallel_mlp, dispatch, dispatch_formulas, permute
+from expertile.moe import _parallel_mlp, _passes, dispatch, dispatch_formulas, permute
 
 _TABLES = ("token_keys", "pack", "find", "unpack", "returned", "picked")
 _PRODUCTS = ("gathered_gated_mm", "grouped_mm", "gated_backward_mm", "gathered_wgrad")
@@ -58,7 +58,7 @@ def counted() -> Iterator[Operators]:
     tables = {name: operators._kernels(getattr(dispatch_formulas, name), 1) for name in _TABLES}
     combine = importlib.import_module("expertile.ops.gathered_mm.combine")
     parts: list[tuple[Any, str, int]] = [(permute, "_parts", _OF_A_PERMUTATION), (combine, "forward", 1)]
-    parts += [(_parallel_mlp, name, 1) for name in _PRODUCTS]
+    parts += [(m, name, 1) for m in (_parallel_mlp, _passes) for name in _PRODUCTS if hasattr(m, name)]
     with ExitStack() as stack:
         stack.enter_context(mock.patch.object(dispatch, "_maker", lambda x: SimpleNamespace(**tables)))
         for module, name, launches in parts:

@@ -15,8 +15,8 @@ else:
     import torch
 
     from expertile.moe import _select, dispatch, dispatch_formulas, dispatch_kernels, permute, rounding, router
-    from expertile.moe import _weight_only_experts as weight_only
     from expertile.moe._placement import Placement
+    from expertile.ops.low_rank import api as low_rank
     from tests.moe.test_permute import assert_right, draw
     from tests.moe.test_rounding import draw as draw_candidates
     from tests.moe.test_router import MODELS, bias_of, logits_of
@@ -169,16 +169,20 @@ else:
         assert torch.equal(nothing, torch.zeros(2, 2))
 
     @pytest.mark.parametrize("activation, interleaved", [("swiglu", False), ("gpt_oss", True)])
-    def test_activation_backward_of_four_bit_experts(activation, interleaved, monkeypatch):
-        """The kernel against the formula that traced calls take, dropped slots included."""
+    def test_activation_of_frozen_experts(activation, interleaved, monkeypatch):
+        """The kernels against the formulas that traced calls take, dropped slots included."""
         ids, g = draw(21, 3, 5, 0.2), torch.Generator().manual_seed(0)
         order, weights = permute.permutation(ids, 5), torch.rand(21, 3, generator=g)
         a, pre = torch.randn(63, 24, generator=g), torch.randn(63, 48, generator=g)
         used = int(order.offs[-1])
-        form = (order, weights, activation, interleaved)
-        got = weight_only._activation_backward(a.clone(), pre, *form)
-        monkeypatch.setattr(weight_only, "on_kernels_eagerly", lambda pre: False)
-        want = weight_only._activation_backward(a, pre, *form)
-        torch.testing.assert_close(got[0][:used], want[0][:used])
-        torch.testing.assert_close(got[1], want[1])
-        assert (got[1][order.positions < 0] == 0).all() and (order.positions < 0).any()
+        form = (order.slots, order.positions, weights, order.offs, activation, interleaved)
+        dpre, act_w, dweights, _ = low_rank.backward(a.clone(), pre, None, None, None, None, *form)
+        act, _ = low_rank.activated(pre, None, None, None, order.offs, activation, interleaved)
+        monkeypatch.setattr(low_rank, "on_device", lambda pre: False)
+        want = low_rank.backward(a, pre, None, None, None, None, *form)
+        torch.testing.assert_close(dpre[:used], want[0][:used])
+        torch.testing.assert_close(act_w[:used], want[1][:used])
+        torch.testing.assert_close(dweights, want[2])
+        wanted_act, _ = low_rank.activated(pre, None, None, None, order.offs, activation, interleaved)
+        torch.testing.assert_close(act[:used], wanted_act[:used])
+        assert (dweights[order.positions < 0] == 0).all() and (order.positions < 0).any()

@@ -65,10 +65,8 @@ def peak(monkeypatch, tokens, hidden, inner, num, top_k, kept=False):
         given(num, hidden, inner),
     )
     weights, pre, needs = given(tokens, top_k, dtype=torch.float32), ledger.new(rows, 2 * inner), (True,) * 4
-    form = ("swiglu", False, (*needs, False, False))
-    grads = _passes.gradients(
-        dy, x, gate_up, down, order.positions, weights, pre, order, None, *form, overwrite_pre=not kept
-    )
+    saved = (x, gate_up, down, weights, None, order.positions, pre, *indices, order.positions)
+    grads = _passes.gradients(dy, saved, ("swiglu", False, False), (*needs, False, False), overwrite_pre=not kept)
     assert sum(g is not None for g in grads) == 4
     return ledger.peak / GIB
 

@@ -12,11 +12,11 @@ from expertile.formats.fp8 import Fp8Blocks
 from expertile.formats.weight_only import weight_of
 from expertile.moe.expert_weights import Experts, shape_of
 from expertile.moe.permute import Permutation
-from expertile.ops.gathered_mm.api import gathered_mm
+from expertile.ops.gathered_mm.api import gated_backward_mm, gathered_mm
 from expertile.ops.grouped_mm.backend import Pair
 from expertile.ops.low_rank import api as low_rank
 from expertile.ops.low_rank import joined
-from expertile.ops.quantize.api import quantize_activations
+from expertile.ops.quantize.api import quantize_activations, quantize_swiglu
 from expertile.ops.scaled_grouped_mm.api import scaled_grouped_mm
 from expertile.ops.weight_only_mm.api import weight_only_mm
 from expertile.ops.weight_only_mm.op import activation_gradient
@@ -72,20 +72,36 @@ class BaseProducts:
         w = self.gate_up.transpose(1, 2)
         return joined.gated(x, w, order.rows, order.offs, bias, activation, interleaved, pair)
 
-    def down_of(self, act: _T, order: Permutation, bias: _Maybe, more: Pair | None = None) -> _T:
-        """[R, H]: act [R, I] @ down^T (+ bias) + v @ b^T, more = (v [R, r], b [E, H, r])."""
-        if isinstance(self.down, torch.Tensor):
-            pair = None if more is None else (more[0], more[1].transpose(1, 2))
-            return joined.product(act, self.down.transpose(1, 2), order.offs, pair, bias)
+    def activated(
+        self,
+        pre: _T,
+        u: _Maybe,
+        b: _Maybe,
+        a: _Maybe,
+        order: Permutation,
+        activation: str,
+        interleaved: bool,
+        scale: float,
+    ) -> tuple[_T | Fp8Blocks, _Maybe]:
+        """`low_rank.activated`, (act [R, I], v); act in FP8 where one kernel makes it so."""
+        if isinstance(self.down, Fp8Blocks) and activation == "swiglu" and u is None and a is None:
+            return quantize_swiglu(pre, interleaved=interleaved), None
+        return low_rank.activated(pre, u, b, a, order.offs, activation, interleaved, scale)
+
+    def down_of(
+        self, act: _T | Fp8Blocks, order: Permutation, bias: _Maybe, dtype: torch.dtype, more: Pair | None = None
+    ) -> _T:
+        """[R, H] in `dtype`: act [R, I] @ down^T (+ bias) + v @ b^T, more = (v [R, r], b [E, H, r])."""
         if isinstance(self.down, Fp8Blocks):
-            y = self.down_of_fp8(quantize_activations(act), order, bias, act.dtype)
+            act8 = act if isinstance(act, Fp8Blocks) else quantize_activations(act)
+            y = _scaled(act8, self.down, order, bias, dtype)
         else:
+            assert isinstance(act, torch.Tensor)
+            if isinstance(self.down, torch.Tensor):
+                pair = None if more is None else (more[0], more[1].transpose(1, 2))
+                return joined.product(act, self.down.transpose(1, 2), order.offs, pair, bias)
             y = weight_only_mm(act, self.down, offs=order.offs, bias=bias)
         return y if more is None else low_rank.expand(y, *more, order.offs)
-
-    def down_of_fp8(self, act: Fp8Blocks, order: Permutation, bias: _Maybe, dtype: torch.dtype) -> _T:
-        """The same for an FP8 act and down, in `dtype`."""
-        return _scaled(act, self.down, order, bias, dtype)
 
     def down_gradient(self, dy: _T, order: Permutation) -> _T:
         """[R, I]: dy[rows] @ down. dy [T, H]."""
@@ -103,18 +119,16 @@ class BaseProducts:
         interleaved: bool,
         overwrite_pre: bool,
         more: Pair | None,
-    ) -> tuple[_T, _T, _T]:
+    ) -> tuple[_T, _T, _T] | None:
         """(dpre, act_w, dweights) of `gated_backward_mm` with the gradient of act as dy[rows] @ down + dv @ a, more =
-        (dv [R, r], a [E, r, I]). For dense weights."""
-        routing = (order.slots, weights)
-        made = joined.gated_backward(
-            dy, self.down, order.rows, *routing, pre, order.offs, activation, interleaved, overwrite_pre, more
-        )
-        if made is not None:
-            return made
-        v, a = (None, None) if more is None else more
-        how: Any = (order.slots, order.positions, weights, order.offs, activation, interleaved, 0.0, overwrite_pre)
-        return low_rank.backward(self.down_gradient(dy, order), pre, None, None, v, a, *how)[:3]
+        (dv [R, r], a [E, r, I]); None where no kernel has it all."""
+        if not isinstance(self.down, torch.Tensor | Fp8Blocks):
+            return None
+        down, routing = _dense(self.down, dy.dtype), (order.rows, order.slots, weights, pre, order.offs)
+        if more is not None:
+            return joined.gated_backward(dy, down, *routing, activation, interleaved, overwrite_pre, more)
+        form: Any = {"activation": activation, "interleaved": interleaved, "overwrite_pre": overwrite_pre}
+        return gated_backward_mm(dy, down.transpose(1, 2), *routing, **form)
 
     def up_gradient(self, dpre: _T, order: Permutation, more: Pair | None = None) -> _T:
         """[R, H]: dpre [R, 2I] @ gate_up + du @ a, more = (du [R, r], a [E, r, H])."""

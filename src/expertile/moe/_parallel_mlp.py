@@ -7,13 +7,13 @@ from typing import Any
 
 import torch
 
-from expertile.moe._passes import bias_products, weighted_sums
+from expertile.moe._passes import activation_gradients, bias_products, products, weighted_sums
 from expertile.moe.dispatch import Incoming, own_slots, starts
 from expertile.moe.exchange import Exchange, Step
 from expertile.moe.expert_weights import Experts
 from expertile.moe.experts import moe_mlp
-from expertile.ops.gathered_mm import pointwise
-from expertile.ops.gathered_mm.api import gated_backward_mm, gathered_gated_mm, gathered_wgrad
+from expertile.moe.permute import Permutation
+from expertile.ops.gathered_mm.api import gathered_wgrad
 from expertile.ops.gathered_mm.combine import combine
 from expertile.ops.grouped_mm.api import grouped_mm
 from expertile.ops.grouped_mm.autograd import bias_gradient
@@ -33,21 +33,7 @@ def _rows_of_experts(
     if start:  # copied: kernels are compiled for 16-byte aligned pointers
         rows, offs = rows.clone(), offs - start
     experts = experts.map(lambda t: _run_of(t, first, last))
-    act, pre = gathered_gated_mm(
-        x,
-        experts.gate_up.transpose(1, 2),
-        rows,
-        offs,
-        activation=experts.activation,
-        interleaved=experts.interleaved,
-        bias=experts.gate_up_bias,
-        save_pre=save_pre,
-        batch_invariant=experts.batch_invariant,
-    )
-    invariant = experts.batch_invariant
-    return grouped_mm(
-        act, experts.down.transpose(1, 2), offs=offs, bias=experts.down_bias, batch_invariant=invariant
-    ), pre
+    return products(x, experts.tensors, rows, offs, experts.form, save_pre)
 
 
 def _quantized(experts: Experts, rows: torch.Tensor, arrived: Incoming, start: int, end: int) -> torch.Tensor:
@@ -183,21 +169,9 @@ def _backward(
     dy = exchange.arrive(exchange.send("dispatch of gradients", grad, splits.rows_from, splits.rows_to))
     count = pre.shape[0]
     rows, slots, offs = arrived.order.rows[:count], arrived.order.slots[:count], arrived.order.offs
-    # As in `_passes.gradients`.
-    ordered_dy, dy_rows = (pointwise.ordered(dy, rows, offs), None) if needs[3] else (dy, rows)
-    dpre, act_w, dslots = gated_backward_mm(
-        ordered_dy,
-        down.transpose(1, 2),
-        dy_rows,
-        slots,
-        arrived.weights,
-        pre,
-        offs,
-        activation=experts.activation,
-        interleaved=experts.interleaved,
-        overwrite_pre=overwrite_pre,
-        batch_invariant=experts.batch_invariant,
-    )
+    order = Permutation(offs, rows, slots, arrived.order.positions)
+    how = (experts.form, needs[3], overwrite_pre)
+    ordered_dy, dpre, act_w, dslots = activation_gradients(dy, down, order, arrived.weights, pre, *how)
     if experts.down_bias is not None:
         dslots = dslots + bias_products(dy, experts.down_bias, arrived.ids, arrived.order, experts.batch_invariant)
     what = "combine of gradients"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from expertile.moe import _few
@@ -10,111 +12,108 @@ from expertile.ops.gathered_mm.api import gated_backward_mm, gathered_gated_mm, 
 from expertile.ops.gathered_mm.combine import combine
 from expertile.ops.gathered_mm.pointwise import ordered
 from expertile.ops.grouped_mm.api import grouped_mm
+from expertile.ops.grouped_mm.autograd import bias_gradient
 
 _T = torch.Tensor
 _Maybe = torch.Tensor | None
+# (x, gate_up, down, topk_weights, gate_up_bias, down_bias): what can be differentiated, in the operators' order.
+Operands = tuple[_T, _T, _T, _T, _Maybe, _Maybe]
+Form = tuple[str, bool, bool]  # activation, interleaved, batch_invariant
 
 
-def forward(
-    x: _T,
-    gate_up: _T,
-    down: _T,
-    topk_ids: _T,
-    topk_weights: _T,
-    gate_up_bias: _Maybe,
-    down_bias: _Maybe,
-    activation: str,
-    interleaved: bool,
-    save_pre: bool,
-    batch_invariant: bool,
-) -> tuple[_T, _Maybe, Permutation | None]:
-    """(out [T, H], pre [R, 2I] if `save_pre`, the order if there is one: with `save_pre` there is); operands as checked
-    by `moe_mlp`, nothing differentiated."""
-    few = not save_pre and not batch_invariant  # whose sums have another order
-    if few and _few.serves(x, topk_ids, gate_up, down, gate_up_bias, down_bias):
-        out = _few.mlp(x, gate_up, down, topk_ids, topk_weights, gate_up_bias, down_bias, activation, interleaved)
-        return out, None, None
-    order = permutation(topk_ids, gate_up.shape[0])
+def products(
+    x: _T, weights: tuple[_T, _T, _Maybe, _Maybe], rows: _T, offs: _T, form: Form, save_pre: bool
+) -> tuple[_T, _Maybe]:
+    """(y [R, H], pre [R, 2I] if `save_pre`) of the rows that `rows` and `offs` name; weights: gate_up, down and their
+    biases."""
+    gate_up, down, gate_up_bias, down_bias = weights
+    activation, interleaved, invariant = form
     act, pre = gathered_gated_mm(
         x,
         gate_up.transpose(1, 2),
-        order.rows,
-        order.offs,
+        rows,
+        offs,
         activation=activation,
         interleaved=interleaved,
         bias=gate_up_bias,
         save_pre=save_pre,
-        batch_invariant=batch_invariant,
+        batch_invariant=invariant,
     )
-    y = grouped_mm(act, down.transpose(1, 2), offs=order.offs, bias=down_bias, batch_invariant=batch_invariant)
+    return grouped_mm(act, down.transpose(1, 2), offs=offs, bias=down_bias, batch_invariant=invariant), pre
+
+
+def forward(operands: Operands, topk_ids: _T, form: Form, save_pre: bool) -> tuple[_T, _Maybe, Permutation | None]:
+    """(out [T, H], pre [R, 2I] if `save_pre`, the order if there is one: with `save_pre` there is); operands as checked
+    by `moe_mlp`, nothing differentiated."""
+    x, gate_up, down, topk_weights, gate_up_bias, down_bias = operands
+    activation, interleaved, invariant = form
+    few = not save_pre and not invariant  # whose sums have another order
+    if few and _few.serves(x, topk_ids, gate_up, down, gate_up_bias, down_bias):
+        out = _few.mlp(x, gate_up, down, topk_ids, topk_weights, gate_up_bias, down_bias, activation, interleaved)
+        return out, None, None
+    order = permutation(topk_ids, gate_up.shape[0])
+    y, pre = products(x, (gate_up, down, gate_up_bias, down_bias), order.rows, order.offs, form, save_pre)
     return combine(y, order.positions, topk_weights), pre, order
 
 
-_Grads = tuple[_Maybe, _Maybe, _Maybe, _Maybe, _Maybe, _Maybe]
+def activation_gradients(
+    dy: _T, down: _T, order: Permutation, weights: _T, pre: _T, form: Form, in_order: bool, overwrite_pre: bool
+) -> tuple[_T, _T, _T, _T]:
+    """(dy, dpre, act_w, the routing weights' gradients) of `gated_backward_mm`; `in_order`: dy comes back as rows in
+    expert order.
 
-
-def gradients(
-    dy: _T,
-    x: _T,
-    gate_up: _T,
-    down: _T,
-    topk_ids: _T,
-    topk_weights: _T,
-    pre: _T,
-    order: Permutation,
-    down_bias: _Maybe,
-    activation: str,
-    interleaved: bool,
-    needs: tuple[bool, ...],
-    batch_invariant: bool = False,
-    overwrite_pre: bool = False,
-) -> _Grads:
-    """Gradients of x, gate_up, down, topk_weights, gate_up_bias, down_bias; None where `needs` says so.
-    `overwrite_pre`: pre is not needed again, and its memory is used.
-
-    In this order each intermediate result is gone before the largest ones are made: see `moe.experts`."""
-    # out.sum().backward() hands over an expanded scalar: strides of 0, which no copy engine takes.
-    dy = dy.contiguous().to(x.dtype)
-    offs, rows = order.offs, order.rows
-    # The gradient of `down` wants dy in order anyway, and the product before it is faster on rows in order (H200, copy
-    # and both products: 8.2 against 9.1 ms at H 4096, I 1024, 2048 rows of an expert; 2.5 against 2.9 at 2880, 256).
-    ordered_dy, dy_rows = (ordered(dy, rows, offs), None) if needs[2] else (dy, rows)
-    dpre, act_w, dweights = gated_backward_mm(
-        ordered_dy,
+    The gradient of `down` wants them so anyway, and the product before it is faster on them (H200, copy and both
+    products: 8.2 against 9.1 ms at H 4096, I 1024, 2048 rows of an expert; 2.5 against 2.9 at 2880, 256)."""
+    activation, interleaved, invariant = form
+    rows: _Maybe = order.rows
+    if in_order:
+        dy, rows = ordered(dy, order.rows, order.offs), None
+    made = gated_backward_mm(
+        dy,
         down.transpose(1, 2),
-        dy_rows,
+        rows,
         order.slots,
-        topk_weights,
+        weights,
         pre,
-        offs,
+        order.offs,
         activation=activation,
         interleaved=interleaved,
         overwrite_pre=overwrite_pre,
-        batch_invariant=batch_invariant,
+        batch_invariant=invariant,
     )
+    return dy, *made
+
+
+def gradients(
+    dy: _T, saved: tuple[Any, ...], form: Form, needs: tuple[bool, ...], overwrite_pre: bool = False
+) -> tuple[_Maybe, ...]:
+    """Gradients of the operands, None where `needs` says so. `saved`: all of them but gate_up_bias, topk_ids, pre and
+    the order. `overwrite_pre`: pre is not needed again, and its memory is used.
+
+    In this order each intermediate result is gone before the largest ones are made: see `moe.experts`."""
+    x, gate_up, down, topk_weights, down_bias, topk_ids, pre, *routing = saved
+    order, invariant = Permutation(*routing), form[2]
+    # out.sum().backward() hands over an expanded scalar: strides of 0, which no copy engine takes.
+    dy = dy.contiguous().to(x.dtype)
+    offs, rows = order.offs, order.rows
     dx = dgate_up = ddown = dgate_up_bias = ddown_bias = None
+    ordered_dy, dpre, act_w, dweights = activation_gradients(
+        dy, down, order, topk_weights, pre, form, needs[2], overwrite_pre
+    )
     if needs[2]:
         ddown = gathered_wgrad(ordered_dy, None, act_w, offs)
     del act_w, ordered_dy
     if needs[0]:
-        dx = combine(grouped_mm(dpre, gate_up, offs=offs, batch_invariant=batch_invariant), order.positions)
+        dx = combine(grouped_mm(dpre, gate_up, offs=offs, batch_invariant=invariant), order.positions)
     if needs[1]:
         dgate_up = gathered_wgrad(dpre, rows, x, offs, gather_b=True)
     if needs[4]:
-        dgate_up_bias = bias_sums(dpre, offs).to(x.dtype)
+        dgate_up_bias = bias_gradient(grouped_mm, dpre, offs, x)
     if needs[5]:
         ddown_bias = weighted_sums(dy, topk_weights, order)
-    if not needs[3]:
-        return dx, dgate_up, ddown, None, dgate_up_bias, ddown_bias
-    if down_bias is not None:
-        dweights = dweights + bias_products(dy, down_bias, topk_ids, order, batch_invariant)
-    return dx, dgate_up, ddown, dweights, dgate_up_bias, ddown_bias
-
-
-def bias_sums(dpre: _T, offs: _T) -> _T:
-    """[E, 2I] float32: the sum of each expert's rows."""
-    ones = torch.ones((dpre.shape[0], 8), dtype=dpre.dtype, device=dpre.device)
-    return grouped_mm(ones.t(), dpre, offs=offs, out_dtype=torch.float32)[:, 0].contiguous()
+    if needs[3] and down_bias is not None:
+        dweights = dweights + bias_products(dy, down_bias, topk_ids, order, invariant)
+    return dx, dgate_up, ddown, dweights if needs[3] else None, dgate_up_bias, ddown_bias
 
 
 def weighted_sums(dy: _T, topk_weights: _T, order: Permutation) -> _T:

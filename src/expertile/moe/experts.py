@@ -26,7 +26,7 @@ forward and backward. Every sum is formed in one order, so equal inputs give equ
 With few tokens and no gradient there is no order, and `_few` does it all.
 
 Weights are stored as `torch.nn.Linear` has them: gate_up [E, 2I, H], down [E, H, I]. As Fp8Blocks of 128×128,
-Int4Weight or Mxfp4Weight they are used as they are: see `_quantized_experts` and `_weight_only_experts`.
+Int4Weight or Mxfp4Weight they are used as they are: see `_frozen`.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from typing import Any
 
 import torch
 
-from expertile.formats.fp8 import Fp8Blocks
-from expertile.moe._passes import forward, gradients
+from expertile.moe._frozen import frozen_mlp
+from expertile.moe._passes import Form, Operands, forward, gradients
 from expertile.moe.expert_weights import Experts, Weight, autocasts
-from expertile.moe.lora import Lora, lora_mlp
-from expertile.moe.permute import Permutation, check_ids, permutation
+from expertile.moe.lora import Lora
+from expertile.moe.permute import check_ids, permutation
 from expertile.ops.gathered_mm.activation import activate, split
 from expertile.ops.gathered_mm.combine import formula as combine_formula
 from expertile.ops.grouped_mm.api import grouped_mm
@@ -48,12 +48,9 @@ from expertile.ops.torch_op import define, gradients_of, graph_is_kept, traced
 
 _T = torch.Tensor
 _Maybe = torch.Tensor | None
-# (x, gate_up, down, topk_weights, gate_up_bias, down_bias): what can be differentiated, in the operators' order.
-_Operands = tuple[_T, _T, _T, _T, _Maybe, _Maybe]
-_Form = tuple[str, bool, bool]  # activation, interleaved, batch_invariant
 
 
-def formula(operands: _Operands, topk_ids: _T, activation: str, interleaved: bool) -> _T:
+def formula(operands: Operands, topk_ids: _T, activation: str, interleaved: bool) -> _T:
     """out [T, H] in operators that can be differentiated any number of times; keeps y, act and the permuted x too."""
     x, gate_up, down, topk_weights, gate_up_bias, down_bias = operands
     order = permutation(topk_ids, gate_up.shape[0])
@@ -63,30 +60,12 @@ def formula(operands: _Operands, topk_ids: _T, activation: str, interleaved: boo
     return combine_formula(y, order.positions, topk_weights)
 
 
-def _forward(operands: _Operands, topk_ids: _T, form: _Form, save_pre: bool) -> tuple[_T, _Maybe, Permutation | None]:
-    x, gate_up, down, topk_weights, *biases = operands
-    activation, interleaved, invariant = form
-    arguments: Any = (topk_ids, topk_weights, *biases, activation, interleaved, save_pre, invariant)
-    return forward(x, gate_up, down, *arguments)
-
-
-def _backward(
-    dy: _T, saved: tuple[Any, ...], form: _Form, needs: tuple[bool, ...], overwrite_pre: bool = False
-) -> tuple[_Maybe, ...]:
-    """Gradients of the operands; `saved`: all of them but gate_up_bias, topk_ids, pre and the order."""
-    x, gate_up, down, topk_weights, down_bias, topk_ids, pre, *order = saved
-    activation, interleaved, invariant = form
-    routing = (topk_ids, topk_weights, pre, Permutation(*order))
-    form_and_needs = (activation, interleaved, needs, invariant)
-    return gradients(dy, x, gate_up, down, *routing, down_bias, *form_and_needs, overwrite_pre=overwrite_pre)
-
-
 class _MoeMlp(torch.autograd.Function):
     """Autograd for eager calls; compiled ones go through the operators below, with the same functions."""
 
     @staticmethod
-    def forward(ctx: Any, topk_ids: _T, form: _Form, *operands: Any) -> _T:  # type: ignore[override]
-        out, pre, order = _forward(operands, topk_ids, form, True)  # type: ignore[arg-type]
+    def forward(ctx: Any, topk_ids: _T, form: Form, *operands: Any) -> _T:  # type: ignore[override]
+        out, pre, order = forward(operands, topk_ids, form, True)  # type: ignore[arg-type]
         assert order is not None
         ctx.form = form
         ctx.save_for_backward(*operands, topk_ids, pre, order.offs, order.rows, order.slots, order.positions)
@@ -100,7 +79,7 @@ class _MoeMlp(torch.autograd.Function):
             again = lambda *operands: formula(operands, topk_ids, activation, interleaved)  # noqa: E731
             return None, None, *gradients_of(again, saved[:6], dy)
         kept = (*saved[:4], *saved[5:])
-        return None, None, *_backward(dy, kept, ctx.form, needs, overwrite_pre=not graph_is_kept())
+        return None, None, *gradients(dy, kept, ctx.form, needs, overwrite_pre=not graph_is_kept())
 
 
 def _mlp(*arguments: Any) -> tuple[_T, ...]:
@@ -108,7 +87,7 @@ def _mlp(*arguments: Any) -> tuple[_T, ...]:
     x, gate_up = operands[:2]
     check_ids(topk_ids, gate_up.shape[0], topk_ids.device.type == "cpu")
     form = (activation, interleaved, invariant)
-    out, pre, order = _forward(operands, topk_ids, form, save_pre)  # type: ignore[arg-type]
+    out, pre, order = forward(operands, topk_ids, form, save_pre)  # type: ignore[arg-type]
     pre = x.new_empty((0, gate_up.shape[1])) if pre is None else pre
     if order is None:
         return out, pre, *_no_order(gate_up, topk_ids)
@@ -130,7 +109,7 @@ def _fake_mlp(*arguments: Any) -> tuple[_T, ...]:
 
 def _mlp_backward(dy: _T, *arguments: Any) -> tuple[_T, ...]:
     *saved, activation, interleaved, invariant, needs = arguments
-    grads = _backward(dy, tuple(saved), (activation, interleaved, invariant), tuple(needs))
+    grads = gradients(dy, tuple(saved), (activation, interleaved, invariant), tuple(needs))
     return tuple(dy.new_empty(0, dtype=saved[0].dtype) if g is None else g for g in grads)
 
 
@@ -226,19 +205,14 @@ def moe_mlp(
     topk_weights = topk_weights.to(wide_dtype(x))
     if lora is not None:
         lora.check(experts, x.device)
-    if kind is not torch.Tensor and lora is None:
-        from expertile.moe import _quantized_experts, _weight_only_experts
-
-        mlp: Any = _quantized_experts.fp8_mlp if kind is Fp8Blocks else _weight_only_experts.weight_only_mlp
-        return mlp(x, topk_ids, topk_weights, experts)
     if autocasts(x):
         dtype = torch.get_autocast_dtype(x.device.type)
         x, experts = x.to(dtype), experts.map(lambda t: t.to(dtype))
-    if lora is not None and x.dtype is not torch.float64:
-        return lora_mlp(x, topk_ids, topk_weights, experts, lora)
+    if x.dtype is not torch.float64 and (lora is not None or kind is not torch.Tensor):
+        return frozen_mlp(x, topk_ids, topk_weights, experts, lora)
     if lora is not None:
         experts = Experts.of((*lora.merged(experts), gate_up_bias, down_bias), experts.form)
-    operands: _Operands = (x, *experts.tensors[:2], topk_weights, *experts.tensors[2:])
+    operands: Operands = (x, *experts.tensors[:2], topk_weights, *experts.tensors[2:])
     if x.dtype is torch.float64:
         return formula(operands, topk_ids, activation, interleaved)
     grad = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in operands)
@@ -246,4 +220,4 @@ def moe_mlp(
         return _call(*operands, topk_ids, activation, interleaved, grad, batch_invariant)[0]
     if grad:
         return _MoeMlp.apply(topk_ids, experts.form, *operands)
-    return _forward(operands, topk_ids, experts.form, False)[0]
+    return forward(operands, topk_ids, experts.form, False)[0]

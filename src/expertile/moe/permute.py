@@ -30,7 +30,7 @@ import triton.language as tl
 from expertile.ops.launch.device import on_kernels, supports_pdl
 from expertile.ops.launch.kernels import launch
 from expertile.ops.launch.pdl import begin
-from expertile.ops.torch_op import traced
+from expertile.ops.torch_op import define, traced
 from expertile.ragged import power_of_two
 
 BLOCK = 128  # slots that are ranked against each other
@@ -251,18 +251,7 @@ def _parts(topk_ids: torch.Tensor, num_experts: int) -> _Parts:
     return _in_torch(topk_ids, num_experts)
 
 
-@torch.library.custom_op("expertile::moe_permutation", mutates_args=())
-def _permutation_op(
-    topk_ids: torch.Tensor, num_experts: int
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    return _parts(topk_ids, num_experts)
-
-
-@_permutation_op.register_fake
-def _(topk_ids: torch.Tensor, num_experts: int) -> _Parts:
-    num_slots = topk_ids.shape[0] * topk_ids.shape[1]
-    offs, rows, slots = (topk_ids.new_empty((n,), dtype=torch.int32) for n in (num_experts, num_slots, num_slots))
-    return offs, rows, slots, topk_ids.new_empty(topk_ids.shape, dtype=torch.int32)
+_call = define("moe_permutation", _parts, fake=_empty)
 
 
 def check_ids(topk_ids: object, num_experts: int, values: bool = False) -> None:
@@ -293,6 +282,4 @@ def permutation(topk_ids: torch.Tensor, num_experts: int, *, check: bool = False
         ValueError: another shape or dtype, no expert, or, with `check` (which waits for the GPU), an id out of range.
     """
     check_ids(topk_ids, num_experts, check)
-    if traced(topk_ids):
-        return Permutation(*torch.ops.expertile.moe_permutation(topk_ids, num_experts))
-    return Permutation(*_parts(topk_ids, num_experts))
+    return Permutation(*(_call if traced(topk_ids) else _parts)(topk_ids, num_experts))

@@ -38,7 +38,7 @@ import triton.language as tl
 from expertile.moe.permute import MOST_EXPERTS, check_ids, permutation
 from expertile.ops.launch.device import on_kernels
 from expertile.ops.launch.kernels import launch
-from expertile.ops.torch_op import traced
+from expertile.ops.torch_op import define, traced
 
 MODES = ("down", "up", "nearest", "adaptive")
 _UNIT = 2.0**24  # weights are summed in units of 1 / _UNIT
@@ -212,30 +212,11 @@ def _rounded(
     return ids
 
 
-@torch.library.custom_op("expertile::moe_round_groups", mutates_args=())
-def _round_op(
-    topk_ids: torch.Tensor,
-    weights: torch.Tensor,
-    num_experts: int,
-    top_k: int,
-    tile: int,
-    mode: str,
-    capacity_factor: float | None,
-) -> torch.Tensor:
-    return _rounded(topk_ids, weights, num_experts, top_k, tile, mode, capacity_factor)
-
-
-@_round_op.register_fake
-def _(
-    topk_ids: torch.Tensor,
-    weights: torch.Tensor,
-    num_experts: int,
-    top_k: int,
-    tile: int,
-    mode: str,
-    capacity_factor: float | None,
-) -> torch.Tensor:
+def _fake(topk_ids: torch.Tensor, *_: object) -> torch.Tensor:
     return topk_ids.new_empty(topk_ids.shape, dtype=torch.int32)
+
+
+_call = define("moe_round_groups", _rounded, fake=_fake)
 
 
 def round_groups(
@@ -279,9 +260,7 @@ def round_groups(
     if tile < 1:
         raise ValueError(f"tile: expected at least 1, got {tile}")
     arguments = (topk_ids, topk_weights.detach(), num_experts, top_k, tile, mode or "none", capacity_factor)
-    if traced(topk_ids):
-        return torch.ops.expertile.moe_round_groups(*arguments)
-    return _rounded(*arguments)
+    return (_call if traced(topk_ids) else _rounded)(*arguments)
 
 
 @dataclass(frozen=True)

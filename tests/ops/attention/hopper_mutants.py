@@ -30,7 +30,7 @@ FORWARD = {
     ),
 }
 _FREED = "mbarrier.arrive(_.a_empty.index(_), ...)"
-_CONSUMERS = "_dkdv_consumer|_dq_consumer"
+_CONSUMERS = "dkdv_consumer|dq_consumer"
 BACKWARD = {
     "Q is used before it is there": Fault("_queue_dkdv", "mbarrier.wait(_.a_full.index(_), _)"),
     "dO is used before it is there": Fault("_queue_dkdv", "mbarrier.wait(_.b_full.index(_), _)"),
@@ -46,8 +46,8 @@ BACKWARD = {
     "K is freed early": Fault("_dq_block", _FREED, before("warpgroup_mma_wait(...)")),
     "the accumulator is read early": Fault("_dkdv_block", "warpgroup_mma_wait(0, ...)", nth=0),
     "a mask is one query too wide": Fault("_queue_dkdv", "a_ <= b_", "a_ <= b_ + 1"),
-    "the last block's mask is left out": Fault("_dq_consumer", "_ == 0", "False"),
+    "the last block's mask is left out": Fault("dq_consumer", "_ == 0", "False"),
     "queries are skipped": Fault("query_blocks", "gl.maximum(a_, 0) // b_", "(gl.maximum(a_, 0) + b_ - 1) // b_"),
-    "query heads are mixed up": Fault("_dkdv_producer", "h_ * p_.GROUP + _", "h_ * p_.GROUP"),
-    "dK is not scaled": Fault("_dkdv_consumer", "a_ * _.scale", "a_"),
+    "query heads are mixed up": Fault("dkdv_producer", "h_ * p_.GROUP + _", "h_ * p_.GROUP"),
+    "dK is not scaled": Fault("dkdv_consumer", "a_ * _.scale", "a_"),
 }

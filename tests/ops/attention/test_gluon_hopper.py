@@ -10,7 +10,7 @@ import torch
 
 from expertile.device import Device
 from expertile.ops.attention.backend import new_lse
-from expertile.ops.attention.backends import _hopper_dkdv, _hopper_dq, _hopper_forward, _statistics, gluon_hopper
+from expertile.ops.attention.backends import _hopper_backward, _hopper_forward, _statistics, gluon_hopper
 from expertile.ops.attention.backends._hopper_configs import ForwardConfig, PassConfig, padded_dim
 from expertile.ops.attention.backends._statistics import STAT_PAD, Statistics
 from expertile.ops.attention.backends.gluon_hopper import BACKEND
@@ -152,14 +152,14 @@ def test_planted_forward_faults_are_caught(name: str, tmp_path: Path, monkeypatc
 
 @pytest.mark.parametrize("name", hopper_mutants.BACKWARD)
 def test_planted_backward_faults_are_caught(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    passes = [_hopper_dkdv.attention_dkdv_kernel, _hopper_dq.attention_dq_kernel]
-    kernels = planted(passes, hopper_mutants.BACKWARD[name], tmp_path, monkeypatch)
+    backward = [_hopper_backward.attention_backward_kernel]
+    (kernel,) = planted(backward, hopper_mutants.BACKWARD[name], tmp_path, monkeypatch)
     for seed in range(6):
         for config in PASSES.values():
             for case in MANY_TILES:
-                for which, kernel in enumerate(kernels):
+                for dq in (False, True):
                     try:
-                        _pass(make(case), config, bool(which), monkeypatch, seed, kernel)
+                        _pass(make(case), config, dq, monkeypatch, seed, kernel)
                     except _CAUGHT:
                         return
     pytest.fail("no case, config or seed caught it")

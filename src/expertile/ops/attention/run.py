@@ -58,23 +58,9 @@ def attention_forward(
         return chosen.forward.run(problem, Operands(q, k, v, cu_q, cu_k), config)
 
 
-def attention_backward(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    cu_q: torch.Tensor | None,
-    cu_k: torch.Tensor | None,
-    max_q: int | None,
-    max_k: int | None,
-    causal: bool,
-    scale: float,
-    lse_grad: bool,
-    backend: str,
-    out: torch.Tensor,
-    lse: torch.Tensor,
-    dout: torch.Tensor,
-    dlse: torch.Tensor | None,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def attention_backward(*arguments: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Gradients of q, k, v. `arguments`: those of `attention_forward`, then out, lse, dout, dlse or None."""
+    q, k, v, cu_q, cu_k, max_q, max_k, causal, scale, _, backend, out, lse, dout, dlse = arguments
     problem = Problem.from_tensors(q, k, v, cu_q, cu_k, max_q, max_k, causal, scale, dlse is not None)
     if problem.empty:
         return torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)

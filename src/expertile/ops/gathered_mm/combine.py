@@ -11,7 +11,9 @@ slot has. positions is inverted first, so that again every row is written by one
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,7 +24,7 @@ from expertile.ops.gathered_mm._tiles import column_block
 from expertile.ops.launch.device import FORMULA_DTYPES, on_kernels, supports_pdl, wide, wide_dtype
 from expertile.ops.launch.kernels import launch
 from expertile.ops.launch.pdl import begin
-from expertile.ops.torch_op import define, gradients_of, traced
+from expertile.ops.torch_op import define, differentiable_eagerly, gradients_of, traced
 
 
 @dataclass(frozen=True)
@@ -241,27 +243,6 @@ def backward(
     return dy, dweights
 
 
-class _Combine(torch.autograd.Function):
-    """Autograd for eager calls; compiled ones go through the operators below, with the same kernels."""
-
-    @staticmethod
-    def forward(  # type: ignore[override]
-        ctx: Any, y: torch.Tensor, positions: torch.Tensor, weights: torch.Tensor | None, config: Config | None
-    ) -> torch.Tensor:
-        ctx.save_for_backward(y, positions, weights)
-        return forward(y, positions, weights, config)
-
-    @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:  # type: ignore[override]
-        y, positions, weights = ctx.saved_tensors
-        if torch.is_grad_enabled():  # create_graph=True: the gradients are differentiated in turn
-            dy, dweights = gradients_of(lambda y, weights: formula(y, positions, weights), (y, weights), grad)
-            return dy, None, dweights, None
-        needs = (ctx.needs_input_grad[0], ctx.needs_input_grad[2])
-        dy, dweights = backward(grad, y, positions, weights, needs)
-        return dy if needs[0] else None, None, dweights if needs[1] else None, None
-
-
 def _combine(y: torch.Tensor, positions: torch.Tensor, weights: torch.Tensor | None) -> torch.Tensor:
     return forward(y, positions, weights)
 
@@ -278,38 +259,41 @@ def _combine_backward(
 
 
 def _fake_backward(
-    grad: torch.Tensor,
-    y: torch.Tensor,
-    positions: torch.Tensor,
-    weights: torch.Tensor | None,
-    needs_y: bool,
-    needs_weights: bool,
+    grad: torch.Tensor, y: torch.Tensor, positions: torch.Tensor, weights: torch.Tensor | None, *needs: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
     tokens, top_k = positions.shape
-    dy = y.new_empty((y.shape[0] if needs_y else 0, y.shape[1]))
     dtype = torch.float32 if weights is None else weights.dtype
-    return dy, y.new_empty((tokens if needs_weights else 0, top_k), dtype=dtype)
+    return y.new_empty((y.shape[0] * needs[0], y.shape[1])), y.new_empty((tokens * needs[1], top_k), dtype=dtype)
 
 
 _call_backward = define("combine_backward", _combine_backward, fake=_fake_backward)
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-    ctx.save_for_backward(*inputs)
+    """Of the operator, and of eager calls, whose last input is a config."""
+    ctx.save_for_backward(*inputs[:3])
 
 
-def _gradient(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, None, torch.Tensor | None]:
-    needs = (ctx.needs_input_grad[0], ctx.needs_input_grad[2])
-    dy, dweights = _call_backward(grad, *ctx.saved_tensors, *needs)
-    return dy if needs[0] else None, None, dweights if needs[1] else None
+def _gradient(made: Callable[..., Any], ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    needs_y, _, needs_weights, *rest = ctx.needs_input_grad
+    dy, dweights = made(grad, *ctx.saved_tensors, needs_y, needs_weights)
+    return dy if needs_y else None, None, dweights if needs_weights else None, *(None for _ in rest)
+
+
+def _by_formula(grad: torch.Tensor, y: torch.Tensor, positions: torch.Tensor, weights: Any, *needs: bool) -> Any:
+    """For create_graph=True: the gradients are differentiated in turn."""
+    return gradients_of(lambda y, weights: formula(y, positions, weights), (y, weights), grad)
 
 
 _call = define(
     "combine",
     _combine,
     fake=lambda y, positions, weights: y.new_empty((positions.shape[0], y.shape[1])),
-    gradient=_gradient,
+    gradient=partial(_gradient, _call_backward),
     setup=_setup,
+)
+_differentiable = differentiable_eagerly(
+    forward, _setup, partial(_gradient, _combine_backward), partial(_gradient, _by_formula)
 )
 
 
@@ -337,7 +321,7 @@ def combine(
             raise ValueError("config: expected None under torch.compile, got a config")
         return _call(y, positions, weights)
     if torch.is_grad_enabled() and (y.requires_grad or (weights is not None and weights.requires_grad)):
-        return _Combine.apply(y, positions, weights, config)
+        return _differentiable(y, positions, weights, config)
     return forward(y, positions, weights, config)
 
 

@@ -22,6 +22,7 @@ from expertile.ops.gathered_mm.problem import GatherProblem, Product
 from expertile.ops.grouped_mm.api import grouped_mm
 from expertile.ops.grouped_mm.backends.loop import RowByRow
 from expertile.ops.grouped_mm.reference import reference as grouped_reference
+from expertile.ops.launch.device import wide
 
 GroupedProduct = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
 
@@ -50,12 +51,12 @@ def _epilogue(problem: GatherProblem, operands: Operands, out: torch.Tensor) -> 
     if problem.product is Product.MM:
         return (out,)
     if problem.product is Product.GATED:
-        gate, up = act.split(_wide(out), problem.interleaved)
+        gate, up = act.split(wide(out), problem.interleaved)
         return act.activate(gate, up, problem.activation).to(out.dtype), out if problem.save_pre else None
     assert operands.pre is not None and operands.slots is not None and operands.weights is not None
     slots, weights = operands.slots.long(), operands.weights.flatten()
-    weight = weights.index_select(0, slots).to(_wide(out).dtype)[:, None]
-    dact, (gate, up) = _wide(out), act.split(_wide(operands.pre), problem.interleaved)
+    weight = weights.index_select(0, slots).to(wide(out).dtype)[:, None]
+    dact, (gate, up) = wide(out), act.split(wide(operands.pre), problem.interleaved)
     value, dgate, dup = act.activate_backward(gate, up, weight * dact, problem.activation)
     dpre = act.join(dgate, dup, problem.interleaved).to(out.dtype)
     # Rows past offs[-1] claim slot 0: theirs go to one slot more, which is cut off.
@@ -68,7 +69,7 @@ def _epilogue(problem: GatherProblem, operands: Operands, out: torch.Tensor) -> 
 
 def exact(problem: GatherProblem, operands: Operands, dtype: torch.dtype = torch.float64) -> Outputs:
     """`compute` in `dtype` throughout. Rows past offs[-1] are NaN. Reads `offs` on the host."""
-    wide = {
+    cast = {
         name: None if x is None else x.to(dtype)
         for name, x in (
             ("a", operands.a),
@@ -82,12 +83,7 @@ def exact(problem: GatherProblem, operands: Operands, dtype: torch.dtype = torch
     def product(a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         return grouped_reference(a, b, offs, bias, dtype)
 
-    return compute(problem, replace(operands, **wide), product)  # type: ignore[arg-type]
-
-
-def _wide(x: torch.Tensor) -> torch.Tensor:
-    """x in float32, or float64 if it is."""
-    return x if x.dtype is torch.float64 else x.float()
+    return compute(problem, replace(operands, **cast), product)  # type: ignore[arg-type]
 
 
 def _row_by_row(problem: GatherProblem, operands: Operands) -> Outputs:

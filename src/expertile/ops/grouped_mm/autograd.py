@@ -58,15 +58,15 @@ def gradients(
     return da, db, dbias
 
 
-def bias_gradient(product: Product, grad: torch.Tensor, offs: torch.Tensor | None, bias: torch.Tensor) -> torch.Tensor:
-    """dbias[g] = sum of grad's rows of group g, accumulated in float32 (float64 for float64)."""
-    dtype = torch.float64 if grad.dtype is torch.float64 else torch.float32
+def bias_gradient(product: Product, grad: torch.Tensor, offs: torch.Tensor | None, like: torch.Tensor) -> torch.Tensor:
+    """dbias[g] = sum of grad's rows of group g in the dtype of `like`, accumulated in float32 (float64 for float64)."""
+    wide = torch.float64 if grad.dtype is torch.float64 else torch.float32
     if grad.dim() == 3:  # [G, M, N]: every group has M rows
-        return grad.to(dtype).sum(1).to(bias.dtype)
+        return grad.to(wide).sum(1).to(like.dtype)
     # 8 equal rows of ones, so that every stride is a multiple of 16 bytes; one row of the result is kept.
     ones = grad.new_ones(grad.shape[0], 8)
-    sums = product(ones.t(), grad, offs=offs, out_dtype=dtype)
-    return sums[:, 0].to(bias.dtype)
+    sums = product(ones.t(), grad, offs=offs, out_dtype=wide)
+    return sums[:, 0].to(like.dtype).contiguous()
 
 
 class GroupedMM(torch.autograd.Function):

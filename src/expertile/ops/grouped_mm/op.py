@@ -26,15 +26,7 @@ def _kernel(
     return run.forward(a, b, offs=offs, bias=bias, out_dtype=out_dtype, request=request)
 
 
-def _fake(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    offs: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    out_dtype: torch.dtype | None,
-    backend: str,
-    batch_invariant: bool,
-) -> torch.Tensor:
+def _fake(a: torch.Tensor, b: torch.Tensor, offs: Any, bias: Any, out_dtype: torch.dtype | None, *_: Any) -> Any:
     m, n = a.shape[-2], b.shape[-1]
     if a.dim() == 3 and b.dim() == 3:
         shape: tuple[Any, ...] = (a.shape[0], m, n)

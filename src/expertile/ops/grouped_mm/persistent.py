@@ -127,6 +127,25 @@ def locate_tile(
     return group, row_start + tile_m * BLOCK_M, row_end, col_start + tile_n * BLOCK_N, col_end, k_start, k_length
 
 
+@triton.jit
+def _halves(block):
+    """The left and the right half of a block's columns."""
+    return block.reshape(block.shape[0], 2, block.shape[1] // 2).permute(0, 2, 1).split()
+
+
+@triton.jit
+def columns(block, PARTS: tl.constexpr):
+    """The block's columns in 1, 2 or 4 equal pieces, from left to right."""
+    if PARTS == 1:
+        pieces = (block,)
+    elif PARTS == 2:
+        pieces = _halves(block)
+    else:
+        left, right = _halves(block)
+        pieces = _halves(left) + _halves(right)
+    return pieces
+
+
 @lru_cache(maxsize=4096)
 def tiles_bound(ragged: str, groups: int, m: int, n: int, block_m: int, block_n: int) -> int:
     """The most tiles a problem can have, whatever its offs: ceil(total / block) + groups in the ragged dimension."""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Iterable
 from itertools import chain
 from typing import Any, TypeVar, dataclass_transform
 
 from triton.experimental.gluon import language as gl
-from triton.language.core import _aggregate
+from triton.language.core import _aggregate, constexpr
 
 T = TypeVar("T")
 
@@ -15,15 +16,24 @@ T = TypeVar("T")
 @dataclass_transform()
 def context(cls: type[T]) -> type[T]:
     """The aggregate with the annotated fields of `cls`, constructed from their values in that order; a tuple of values
-    stands for several fields."""
-    fields = inspect.get_annotations(cls)
+    stands for several fields. A field annotated with a NamedTuple stands for all fields of that, each a constant."""
+    fields: dict[str, Any] = {}
+    for name, kind in inspect.get_annotations(cls).items():
+        fields |= dict.fromkeys(kind._fields, gl.constexpr) if hasattr(kind, "_fields") else {name: kind}
     constants = {name for name, kind in fields.items() if kind is gl.constexpr}
 
     def __init__(self: Any, *groups: Any) -> None:
-        values = chain.from_iterable(v if isinstance(v, (tuple, gl.tuple)) else (v,) for v in groups)
+        values = chain.from_iterable(map(_values, groups))
         for name, value in zip(fields, values, strict=True):
             setattr(self, name, gl.constexpr(value) if name in constants else value)
 
     __init__.__triton_builtin__ = True  # type: ignore[attr-defined]  # Triton looks for nothing in its source
+    cls.__annotations__ = fields
     cls.__init__ = __init__  # type: ignore[method-assign]
     return _aggregate(cls)
+
+
+def _values(group: Any) -> Iterable[Any]:
+    """Of one field or of several. A NamedTuple comes from a kernel's compile-time constant."""
+    value = group.value if isinstance(group, constexpr) else group
+    return value if isinstance(value, (tuple, gl.tuple)) else (group,)

@@ -19,6 +19,7 @@ import torch
 import triton
 
 from expertile.ops.gathered_mm import activation as formulas
+from expertile.ops.gathered_mm import pointwise
 from expertile.ops.grouped_mm.api import grouped_mm
 from expertile.ops.launch.device import on_kernels
 from expertile.ops.launch.kernels import launch
@@ -92,6 +93,9 @@ def activated(
     (count, two_i), groups = pre.shape, offs.shape[0]
     inner = two_i // 2
     act = pre.new_empty((count, inner))
+    if u is None and a is None:
+        pointwise.gated_activation(pre, offs, act, activation, interleaved)
+        return act, None
     v = None if a is None else pre.new_empty((count, a.shape[1]))
     launch(
         kernels.activate_kernel,
@@ -141,6 +145,9 @@ def backward(
     if config is None:
         config = BACKWARD_WIDE if max(_ranks(b, a)) >= 64 else BACKWARD
     dpre, dweights = pre if overwrite_pre else torch.empty_like(pre), torch.zeros_like(weights)
+    if u is None and v is None:
+        pointwise.gated_backward(grad, pre, slots, weights, offs, dpre, grad, dweights, activation, interleaved)
+        return dpre, grad, dweights, None
     du = None if u is None else torch.empty_like(u)
     launch(
         kernels.backward_kernel,

@@ -21,7 +21,7 @@ e4m3; plain torch elsewhere.
 
 from __future__ import annotations
 
-from typing import overload
+from typing import Any, overload
 
 import torch
 import triton
@@ -30,7 +30,7 @@ from expertile.formats.fp8 import Fp8Blocks
 from expertile.ops.launch.device import capability
 from expertile.ops.quantize import launch as kernels
 from expertile.ops.rows.config import check_input
-from expertile.ops.torch_op import traced
+from expertile.ops.torch_op import define, traced
 
 Both = tuple[Fp8Blocks, Fp8Blocks, torch.Tensor]
 Optional = torch.Tensor | None
@@ -64,7 +64,7 @@ def _rows(x: torch.Tensor, source: str, weight: Optional, eps: float, power_of_t
 
 
 def _tokens(
-    x: torch.Tensor, offs: torch.Tensor, source: str, weight: Optional, eps: float, power_of_two: bool, both: bool
+    x: torch.Tensor, offs: torch.Tensor, source: str, weight: Optional, eps: float, power_of_two: bool, *, both: bool
 ) -> tuple[torch.Tensor, ...]:
     """(values, scales,) transposed values, transposed scales, offs: the first two only if `both`."""
     if _on_kernels(x):
@@ -86,50 +86,10 @@ def _weights(w: torch.Tensor, power_of_two: bool) -> kernels.Quantized:
     return made.values, made.scales.contiguous()
 
 
-@torch.library.custom_op("expertile::quantize_rows", mutates_args=())
-def _rows_op(
-    x: torch.Tensor, source: str, weight: torch.Tensor | None, eps: float, power_of_two: bool
-) -> tuple[torch.Tensor, torch.Tensor]:
-    return _rows(x, source, weight, eps, power_of_two)
-
-
-@_rows_op.register_fake
-def _(
-    x: torch.Tensor, source: str, weight: torch.Tensor | None, eps: float, power_of_two: bool
-) -> tuple[torch.Tensor, torch.Tensor]:
+def _fake_rows(x: torch.Tensor, source: str, *_: object) -> kernels.Quantized:
     k = kernels.width(x, source)
     values = x.new_empty((*x.shape[:-1], k), dtype=torch.float8_e4m3fn)
     return values, kernels.scales_like(x, (k + 127) // 128)
-
-
-@torch.library.custom_op("expertile::quantize_both", mutates_args=())
-def _both_op(
-    x: torch.Tensor, offs: torch.Tensor, source: str, weight: torch.Tensor | None, eps: float, power_of_two: bool
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    values, scales, turned, turned_scales, ends = _tokens(x, offs, source, weight, eps, power_of_two, True)
-    return values, scales, turned, turned_scales, ends
-
-
-@_both_op.register_fake
-def _(
-    x: torch.Tensor, offs: torch.Tensor, source: str, weight: torch.Tensor | None, eps: float, power_of_two: bool
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    k = kernels.width(x, source)
-    values = x.new_empty((x.shape[0], k), dtype=torch.float8_e4m3fn)
-    return values, kernels.scales_like(x, (k + 127) // 128), *_fake_turned(x, offs, k)
-
-
-@torch.library.custom_op("expertile::quantize_tokens", mutates_args=())
-def _tokens_op(
-    x: torch.Tensor, offs: torch.Tensor, power_of_two: bool
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    turned, turned_scales, ends = _tokens(x, offs, "plain", None, 0.0, power_of_two, False)
-    return turned, turned_scales, ends
-
-
-@_tokens_op.register_fake
-def _(x: torch.Tensor, offs: torch.Tensor, power_of_two: bool) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    return _fake_turned(x, offs, x.shape[1])
 
 
 def _fake_turned(x: torch.Tensor, offs: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -138,16 +98,40 @@ def _fake_turned(x: torch.Tensor, offs: torch.Tensor, k: int) -> tuple[torch.Ten
     return turned, x.new_empty((room, k), dtype=torch.float32).t(), torch.empty_like(offs)
 
 
-@torch.library.custom_op("expertile::quantize_weights", mutates_args=())
-def _weights_op(w: torch.Tensor, power_of_two: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    return _weights(w, power_of_two)
+def _fake_both(x: torch.Tensor, offs: torch.Tensor, source: str, *_: object) -> tuple[torch.Tensor, ...]:
+    return *_fake_rows(x, source), *_fake_turned(x, offs, kernels.width(x, source))
 
 
-@_weights_op.register_fake
-def _(w: torch.Tensor, power_of_two: bool) -> tuple[torch.Tensor, torch.Tensor]:
+def _fake_weights(w: torch.Tensor, power_of_two: bool) -> kernels.Quantized:
     n, k = w.shape[-2:]
     scales = w.new_empty((*w.shape[:-2], (n + 127) // 128, (k + 127) // 128), dtype=torch.float32)
     return w.new_empty(w.shape, dtype=torch.float8_e4m3fn), scales
+
+
+def _both(x: torch.Tensor, offs: torch.Tensor, *how: Any) -> tuple[torch.Tensor, ...]:
+    return _tokens(x, offs, *how, both=True)
+
+
+def _turned(x: torch.Tensor, offs: torch.Tensor, power_of_two: bool) -> tuple[torch.Tensor, ...]:
+    return _tokens(x, offs, "plain", None, 0.0, power_of_two, both=False)
+
+
+# What calls the operators, their arguments in the order of their schemas.
+_call_rows = define("quantize_rows", _rows, fake=_fake_rows)
+_call_both = define(
+    "quantize_both",
+    _both,
+    "(Tensor x, Tensor offs, str source, Tensor? weight, float eps, bool power_of_two) "
+    "-> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+    fake=_fake_both,
+)
+_call_turned = define(
+    "quantize_tokens",
+    _turned,
+    "(Tensor x, Tensor offs, bool power_of_two) -> (Tensor, Tensor, Tensor)",
+    fake=lambda x, offs, _: _fake_turned(x, offs, x.shape[1]),
+)
+_call_weights = define("quantize_weights", _weights, fake=_fake_weights)
 
 
 def _check(name: str, x: object, dims: int | None = None) -> None:
@@ -175,18 +159,10 @@ def _quantized(
     if source.startswith("swiglu") and x.shape[-1] % 2:
         raise ValueError(f"x: expected an even number of columns, gate and up, got shape {list(x.shape)}")
     if offs is None:
-        values, scales = (
-            torch.ops.expertile.quantize_rows(x, source, weight, eps, power_of_two)
-            if traced(x)
-            else _rows(x, source, weight, eps, power_of_two)
-        )
-        return Fp8Blocks(values, scales)
+        return Fp8Blocks(*(_call_rows if traced(x) else _rows)(x, source, weight, eps, power_of_two))
     _check_offs(offs, x)
-    values, scales, turned, turned_scales, ends = (
-        torch.ops.expertile.quantize_both(x, offs, source, weight, eps, power_of_two)
-        if traced(x)
-        else _tokens(x, offs, source, weight, eps, power_of_two, True)
-    )
+    both = _call_both if traced(x) else _both
+    values, scales, turned, turned_scales, ends = both(x, offs, source, weight, eps, power_of_two)
     return Fp8Blocks(values, scales), Fp8Blocks(turned, turned_scales), ends
 
 
@@ -275,11 +251,7 @@ def quantize_tokens(
     """
     _check("x", x, 2)
     _check_offs(offs, x)
-    values, scales, ends = (
-        torch.ops.expertile.quantize_tokens(x, offs, power_of_two)
-        if traced(x)
-        else _tokens(x, offs, "plain", None, 0.0, power_of_two, False)
-    )
+    values, scales, ends = (_call_turned if traced(x) else _turned)(x, offs, power_of_two)
     return Fp8Blocks(values, scales), ends
 
 
@@ -292,5 +264,5 @@ def quantize_weights(w: torch.Tensor, *, power_of_two: bool = False) -> Fp8Block
     Raises ValueError naming the argument, what was expected and what came.
     """
     _check("w", w)
-    values, scales = torch.ops.expertile.quantize_weights(w, power_of_two) if traced(w) else _weights(w, power_of_two)
+    values, scales = (_call_weights if traced(w) else _weights)(w, power_of_two)
     return Fp8Blocks(values, scales, (128, 128))

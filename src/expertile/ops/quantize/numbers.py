@@ -21,11 +21,11 @@ import triton.language as tl
 from triton.language.extra.cuda import libdevice
 
 SMALLEST_SCALE = tl.constexpr(2.0**-126)
-_LIFT_BELOW = tl.constexpr(2.0**-80)
-_LIFT = tl.constexpr(2.0**100)
+LIFT_BELOW = tl.constexpr(2.0**-80)
+LIFT = tl.constexpr(2.0**100)
 _UNLIFT = tl.constexpr(2.0**-100)
 _BY_448 = tl.constexpr(float.fromhex("0x1.24924ap-9"))  # RN(1 / 448)
-_INFINITY = tl.constexpr(float("inf"))
+INFINITY = tl.constexpr(float("inf"))
 _INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 
 
@@ -39,13 +39,13 @@ def magnitude(x):
 def scale_of(largest, POWER: tl.constexpr):
     """The scale of blocks whose largest `magnitude` is given: amax / 448, 1 for zeros; rounded up to 2^i for POWER."""
     amax = largest.to(tl.float32, bitcast=True)
-    small = amax < _LIFT_BELOW
-    lifted = tl.where(small, amax * _LIFT, amax)
+    small = amax < LIFT_BELOW
+    lifted = tl.where(small, amax * LIFT, amax)
     # amax / 448 as IEEE divides, by one correction: checked for every significand.
     scale = lifted * _BY_448
     scale = tl.fma(tl.fma(scale, -448.0, lifted), _BY_448, scale)
     scale = tl.where(small, scale * _UNLIFT, scale)
-    scale = tl.where(amax == _INFINITY, amax, scale)
+    scale = tl.where(amax == INFINITY, amax, scale)
     scale = tl.where(scale < SMALLEST_SCALE, SMALLEST_SCALE, scale)
     scale = tl.where(largest == 0, 1.0, scale)
     if POWER:
@@ -56,14 +56,13 @@ def scale_of(largest, POWER: tl.constexpr):
 
 
 @triton.jit
-def in_two_parts(scale):
-    """1 / scale = high + low with low >= 0, so that -0 stays -0; low = 0 for infinity."""
-    one = tl.full(scale.shape, 1.0, tl.float32)
-    high = tl.div_rn(one, scale)
-    above = tl.fma(-scale, high, one) < 0
+def from_below(scale):
+    """(high, rest): 1 / scale = high + low with low = rest · high >= 0, so that -0 stays -0; for infinity rest is NaN,
+    which stands for low = 0."""
+    high = tl.div_rn(1.0, scale)
+    above = tl.fma(-scale, high, 1.0) < 0
     high = (high.to(tl.int32, bitcast=True) - above.to(tl.int32)).to(tl.float32, bitcast=True)
-    rest = tl.fma(-scale, high, one)
-    return high, tl.where(rest >= 0, rest * high, 0.0)
+    return high, tl.fma(-scale, high, 1.0)
 
 
 @triton.jit
@@ -72,12 +71,13 @@ def divided(x, scale, DIVIDE: tl.constexpr):
     if DIVIDE == 0:
         return (x * tl.div_rn(tl.full(scale.shape, 1.0, tl.float32), scale)).to(tl.float8e4nv)
     elif DIVIDE == 1:
-        high, low = in_two_parts(scale)
+        high, rest = from_below(scale)
+        low = tl.where(rest >= 0, rest * high, 0.0)
         return tl.fma(x, high, x * low).to(tl.float8e4nv)
     else:
-        lift = tl.where(scale < _LIFT_BELOW, _LIFT, 1.0)
+        lift = tl.where(scale < LIFT_BELOW, LIFT, 1.0)
         inverse = tl.div_rn(tl.full(scale.shape, -1.0, tl.float32), scale * lift)
-        divisor = tl.where(scale == _INFINITY, 1.0, scale * lift)
+        divisor = tl.where(scale == INFINITY, 1.0, scale * lift)
         # All with the sign turned, so that the quotient of -0 is -0.
         negative = x * (0.0 - lift)
         quotient = negative * inverse

@@ -10,12 +10,7 @@ from triton.experimental.gluon import language as gl
 from triton.language.extra.cuda import libdevice
 from triton.runtime.jit import constexpr_function
 
-_SMALLEST_SCALE: gl.constexpr = gl.constexpr(2.0**-126)
-_LIFT_BELOW: gl.constexpr = gl.constexpr(2.0**-80)
-_LIFT: gl.constexpr = gl.constexpr(2.0**100)
-_UNLIFT: gl.constexpr = gl.constexpr(2.0**-100)
-_BY_448: gl.constexpr = gl.constexpr(float.fromhex("0x1.24924ap-9"))  # RN(1 / 448)
-_INFINITY: gl.constexpr = gl.constexpr(float("inf"))
+from expertile.ops.quantize.numbers import INFINITY, LIFT, LIFT_BELOW, from_below
 
 
 @constexpr_function
@@ -67,16 +62,6 @@ def add(x, y):
 
 
 @gluon.jit
-def magnitude(x):
-    return x.to(gl.int32, bitcast=True) & 0x7FFFFFFF
-
-
-@gluon.jit
-def _larger(x, y):
-    return gl.maximum(x, y)
-
-
-@gluon.jit
 def larger_halves(x, y):
     return gl.inline_asm_elementwise("max.u16x2 $0, $1, $2;", "=r,r,r", [x, y], gl.int32, is_pure=True, pack=1)
 
@@ -99,26 +84,6 @@ def upper_half(bits, DTYPE: gl.constexpr):
 
 
 @gluon.jit
-def block_scale(largest, POWER: gl.constexpr):
-    """As `scale_of` of kernels.py."""
-    amax = largest.to(gl.float32, bitcast=True)
-    small = amax < _LIFT_BELOW
-    lifted = gl.where(small, amax * _LIFT, amax)
-    by_448 = gl.full_like(lifted, _BY_448)
-    scale = lifted * by_448
-    scale = gl.fma(gl.fma(scale, gl.full_like(lifted, -448.0), lifted), by_448, scale)
-    scale = gl.where(small, scale * _UNLIFT, scale)
-    scale = gl.where(amax == _INFINITY, amax, scale)
-    scale = gl.where(scale < _SMALLEST_SCALE, _SMALLEST_SCALE, scale)
-    scale = gl.where(largest == 0, 1.0, scale)
-    if POWER:
-        bits = scale.to(gl.int32, bitcast=True)
-        up = (bits + 0x7FFFFF) & 0x7F800000
-        scale = gl.where(bits < 0x7F800000, up, bits).to(gl.float32, bitcast=True)
-    return scale
-
-
-@gluon.jit
 def store_factors(factors, scale, WHICH: gl.constexpr, DIVIDE: gl.constexpr):
     """What elements of blocks of that scale [128] are divided with: a pair of `factors`, (2 · WHICH, 2 · WHICH + 1).
 
@@ -126,16 +91,11 @@ def store_factors(factors, scale, WHICH: gl.constexpr, DIVIDE: gl.constexpr):
     if DIVIDE == 0:
         factors[2 * WHICH].store(gl.div_rn(gl.full_like(scale, 1.0), scale))
     elif DIVIDE == 1:
-        # As `in_two_parts` of kernels.py.
-        one = gl.full_like(scale, 1.0)
-        high = gl.div_rn(one, scale)
-        above = gl.fma(-scale, high, one) < 0
-        high = (high.to(gl.int32, bitcast=True) - above.to(gl.int32)).to(gl.float32, bitcast=True)
-        rest = gl.fma(-scale, high, one)
+        high, rest = from_below(scale)
         factors[2 * WHICH].store(high)
         factors[2 * WHICH + 1].store(gl.where(rest >= 0, rest * high, 0.0))
     else:
-        lift = gl.where(scale < _LIFT_BELOW, _LIFT, 1.0)
+        lift = gl.where(scale < LIFT_BELOW, LIFT, 1.0)
         factors[2 * WHICH].store(gl.div_rn(gl.full_like(scale, -1.0), scale * lift))
         factors[2 * WHICH + 1].store(scale)
 
@@ -207,8 +167,8 @@ def divided(sources, factors, AXIS: gl.constexpr, HALVES: gl.constexpr, AGAIN: g
             _, second = gl.broadcast(first, gl.expand_dims(second, AXIS))
             operands = sources + (first, second)  # noqa: RUF005
         else:
-            lift = gl.where(second < _LIFT_BELOW, _LIFT, 1.0)
-            divisor = gl.where(second == _INFINITY, 1.0, second * lift)
+            lift = gl.where(second < LIFT_BELOW, LIFT, 1.0)
+            divisor = gl.where(second == INFINITY, 1.0, second * lift)
             _, divisor = gl.broadcast(first, gl.expand_dims(divisor, AXIS))
             _, lift = gl.broadcast(first, gl.expand_dims(0.0 - lift, AXIS))
             operands = sources + (first, divisor, lift)  # noqa: RUF005

@@ -25,17 +25,16 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
 
 from expertile.ops.launch.versions import cp_async, reinterpret, thread_barrier
+from expertile.ops.quantize.numbers import magnitude, scale_of
 from expertile.ops.quantize.strips import (
     add,
     anew,
-    block_scale,
     copy_layout,
     divided,
     every_fourth,
     factors_of,
     larger_halves,
     lower_half,
-    magnitude,
     silu,
     store_factors,
     strip_layout,
@@ -343,7 +342,7 @@ def quantize_strips_kernel(
                 largest = magnitude(lower_half(gl.maximum(largest & 0xFFFF, largest >> 16), DTYPE))
             else:
                 largest = gl.max(magnitude(of_rows.load(OF_ROW)), 1)
-            scale = block_scale(largest, POWER)
+            scale = scale_of(largest, POWER)
             pitch = (R + 3) // 4 * 4  # `scales_like`'s
             gl.store(scales_ptr + gl.to_tensor(place).to(gl.int64) * pitch + start + row, scale, mask=row < count)
             store_factors(factors, scale, 0, DIVIDE)
@@ -352,7 +351,7 @@ def quantize_strips_kernel(
             largest = magnitude(lower_half(gl.max(halves.to(gl.int32), 0), DTYPE))
         else:
             largest = gl.max(magnitude(of_channels.load(OF_CHANNEL)), 0)
-        channel_scale = block_scale(largest, POWER)
+        channel_scale = scale_of(largest, POWER)
         store_factors(factors, channel_scale, 1, DIVIDE)
         if block < used:
             scale_at = turned_scales_ptr + gl.to_tensor(block).to(gl.int64) * K + (place * 128 + channel)

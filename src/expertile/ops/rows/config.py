@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import gcd
+from typing import NamedTuple
 
 import torch
 
@@ -16,6 +17,20 @@ from expertile.ops.launch.device import DTYPES
 
 # CTAs that every GPU with clusters can gather in one (CUDA C++ Programming Guide, "Thread Block Clusters").
 PORTABLE_CLUSTER = 8
+
+
+class Shape(NamedTuple):
+    """How rows lie on programs, known when compiling: tiles of BLOCK_R rows, CLUSTER slices of a row, PIECES of BLOCK_C
+    columns in a slice. EVEN_R, EVEN_C: nothing reaches past the last row, or past a row. VECTOR > 1: rows are cut into
+    body, head and tail (head_tail.py)."""
+
+    BLOCK_R: int
+    BLOCK_C: int
+    PIECES: int
+    CLUSTER: int
+    EVEN_R: bool
+    EVEN_C: bool
+    VECTOR: int
 
 
 @dataclass(frozen=True)
@@ -45,12 +60,11 @@ class RowConfig:
         """Pieces of one slice of a row of `cols` elements."""
         return -(-cols // (self.cluster * self.block_cols))
 
-    def shape(self, rows: int, cols: int, cut: int = 1) -> tuple[int | bool, ...]:
-        """The fields of a kernel's `tile.Shape` for [rows, cols], but for the last: `cut`, elements that rows are cut
-        by."""
+    def shape(self, rows: int, cols: int, cut: int = 1) -> Shape:
+        """Of tiles of [rows, cols]; `cut`: elements of a word that rows are cut by."""
         pieces = self.pieces(cols // cut * cut)
         even = cut == 1 and cols == self.cluster * pieces * self.block_cols
-        return self.block_rows, self.block_cols, pieces, self.cluster, rows % self.block_rows == 0, even
+        return Shape(self.block_rows, self.block_cols, pieces, self.cluster, rows % self.block_rows == 0, even, cut)
 
     def tiles(self, rows: int) -> int:
         """Tiles of `rows` rows."""

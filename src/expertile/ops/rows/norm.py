@@ -49,24 +49,11 @@ def forward(
     residual_rows = None if residual is None else as_rows(residual)
     residual_stride = 0 if residual_rows is None else residual_rows.stride(0)
     cut = vector(y, *((x_rows,) if residual_rows is None else (x_rows, residual_rows)))
-    vectors, inputs = 2 if weight is not None and bias is not None else 1, 1 if residual is None else 2
     tensors, index = (x_rows, residual_rows, weight, bias, y, total, mean, rstd), x.get_device()
     addresses, pointers = met(tensors)
-    _launch(
-        rows,
-        cols,
-        x_stride,
-        residual_stride,
-        float(eps),
-        pointers,
-        index,
-        machine(index),
-        cut,
-        vectors,
-        inputs,
-        centered,
-        config,
-    ).run(index, (), tensors, addresses)
+    here = machine(index)
+    made = _launch(rows, cols, x_stride, residual_stride, float(eps), pointers, index, here, cut, centered, config)
+    made.run(index, (), tensors, addresses)
     return y, total, mean, rstd
 
 
@@ -81,14 +68,15 @@ def _launch(
     index: int,
     here: Machine,
     cut: int,
-    vectors: int,
-    inputs: int,
     centered: bool,
     config: RowConfig | None,
 ) -> Launch:
-    """The forward launch. cut: elements of a word that rows are cut by, if they can be. vectors, inputs: of a row."""
-    assert pointers[0] is not None
-    itemsize = pointers[0].dtype.itemsize
+    """The forward launch. pointers: of the kernel's tensors. cut: elements of a word that rows are cut by, if they can
+    be."""
+    x, residual, weight, bias, *_ = pointers
+    assert x is not None
+    itemsize = x.dtype.itemsize
+    vectors, inputs = 1 if weight is None or bias is None else 2, 1 if residual is None else 2
     if config is None:
         if cut > 1:
             config = choose.cut_norm(rows, cols // cut * cut, itemsize, here, vectors, inputs)
@@ -108,7 +96,7 @@ def _launch(
         count = count // alike * alike or count
         late = count % alike != 0 and count < config.tiles(rows)
     shape, stays = config.shape(rows, cols, cut), config.programs_per_sm > 0
-    constants = (centered, by, *shape, _spread(config, itemsize), late, stays, config.num_stages, cut)
+    constants = (centered, by, shape, _spread(config, itemsize), late, stays, config.num_stages)
     return plan(
         norm_kernel,
         count,
@@ -166,7 +154,7 @@ def backward(
         count = programs(config, rows, here, h.get_device())
         partial = torch.empty((sum(wanted), count, cols), dtype=torch.float32, device=h.device)
         spread = _spread(config, h.element_size())
-        constants = (centered, *wanted, by, *config.shape(rows, cols), spread, config.num_stages)
+        constants = (centered, *wanted, by, config.shape(rows, cols), spread, config.num_stages)
         launch(
             norm_backward_kernel,
             count,

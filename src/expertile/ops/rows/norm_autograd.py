@@ -88,19 +88,11 @@ def _checked_vector(name: str, vector: object, x: torch.Tensor, cols: int) -> Op
     return vector.contiguous()
 
 
-def row_norm(
-    x: torch.Tensor,
-    residual: Optional,
-    weight: Optional,
-    bias: Optional,
-    eps: float,
-    centered: bool,
-    stats: bool,
-    config: RowConfig | None = None,
-) -> tuple[torch.Tensor, Optional, Optional, Optional]:
-    """(y, sum, mean, rstd) without autograd, by the kernels or in plain torch; see `norm.forward`."""
+def row_norm(x: torch.Tensor, *given: Any) -> tuple[torch.Tensor, Optional, Optional, Optional]:
+    """(y, sum, mean, rstd) without autograd, by the kernels or in plain torch; arguments as of `norm.forward`."""
     if on_kernels(x):
-        return kernels.forward(x, residual, weight, bias, eps, centered, stats, config)
+        return kernels.forward(x, *given)
+    residual, weight, bias, eps, centered, stats, *_ = given
     total = None if residual is None else (wide(x) + wide(residual)).to(residual.dtype).contiguous()
     n, mean, rstd = _standardize(x if total is None else total, eps, centered)
     y = n if weight is None else n * wide(weight)
@@ -147,20 +139,11 @@ def _formula(
     return dh.to(h_dtype), dweight, dbias
 
 
-def row_norm_backward(
-    dy: torch.Tensor,
-    h: torch.Tensor,
-    weight: Optional,
-    bias: Optional,
-    mean: Optional,
-    rstd: torch.Tensor,
-    dsum: Optional,
-    sums: tuple[bool, bool],
-    config: RowConfig | None = None,
-) -> tuple[torch.Tensor, Optional, Optional]:
-    """(dh, dweight, dbias) by the kernels or in plain torch; see `norm.backward`."""
+def row_norm_backward(dy: torch.Tensor, h: torch.Tensor, *given: Any) -> tuple[torch.Tensor, Optional, Optional]:
+    """(dh, dweight, dbias) by the kernels or in plain torch; arguments as of `norm.backward`."""
     if on_kernels(h):
-        return kernels.backward(dy, h, weight, bias, mean, rstd, dsum, sums, config)
+        return kernels.backward(dy, h, *given)
+    weight, bias, mean, rstd, dsum, sums, *_ = given
     n = wide(h) if mean is None else wide(h) - mean.unsqueeze(-1)
     dh, dweight, dbias = _formula(dy, n * rstd.unsqueeze(-1), rstd, h.dtype, weight, bias, dsum, mean is not None, sums)
     return dh.contiguous(), dweight, dbias

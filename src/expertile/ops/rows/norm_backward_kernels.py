@@ -31,14 +31,13 @@ def _rows_added(x, KEPT: tl.constexpr):
 
 
 @triton.jit
-def _store_partial(ptr, sums, first, C, PIECES: tl.constexpr, CLUSTER: tl.constexpr, EVEN_C: tl.constexpr):
+def _store_partial(ptr, sums, first, C, s):
     """One row [1, C] of partial sums from accumulators [BLOCK_R, BLOCK_C]."""
-    for i in tl.static_range(PIECES):
+    for i in tl.static_range(s.PIECES):
         total = tl.sum(sums[i], 0)[None, :]
         cols = first + i * sums[i].shape[1] + tl.arange(0, sums[i].shape[1])[None, :]
-        piece.store(
-            ptr + tl.zeros((1, 1), tl.int32), cols, total, None, C, False, piece.ragged(i, PIECES, CLUSTER, EVEN_C)
-        )
+        past = piece.ragged(i, s.PIECES, s.CLUSTER, s.EVEN_C)
+        piece.store(ptr + tl.zeros((1, 1), tl.int32), cols, total, None, C, False, past)
 
 
 @triton.jit
@@ -60,65 +59,50 @@ def norm_backward_kernel(
     SUM_WEIGHT: tl.constexpr,
     SUM_BIAS: tl.constexpr,
     UNIT: tl.constexpr,
-    BLOCK_R: tl.constexpr,
-    BLOCK_C: tl.constexpr,
-    PIECES: tl.constexpr,
-    CLUSTER: tl.constexpr,
-    EVEN_R: tl.constexpr,
-    EVEN_C: tl.constexpr,
+    SHAPE: tl.constexpr,
     SPREAD: tl.constexpr,
     STAGES: tl.constexpr,
 ):
     """dh of all rows, and partial sums [SUM_WEIGHT + SUM_BIAS, programs, C] of dweight and dbias, one read of dy and h.
     A program (a cluster, if rows are shared) strides over the tiles; dsum is the gradient that reaches h directly."""
+    s: tl.constexpr = piece.constants(SHAPE)
     C = c_units * UNIT
-    rank = tl.program_id(0) % CLUSTER
-    program = tl.program_id(0) // CLUSTER
-    programs = tl.num_programs(0) // CLUSTER
-    place = peers.join() if CLUSTER > 1 else 0
-    first = rank * (PIECES * BLOCK_C)
-    cols = first + tl.arange(0, BLOCK_C)[None, :]
-    weights = load_vector_pieces(
-        weight_ptr, first, C, piece.Shape(BLOCK_R, BLOCK_C, PIECES, CLUSTER, EVEN_R, EVEN_C), SPREAD
-    )
+    rank = tl.program_id(0) % s.CLUSTER
+    program = tl.program_id(0) // s.CLUSTER
+    programs = tl.num_programs(0) // s.CLUSTER
+    place = peers.join() if s.CLUSTER > 1 else 0
+    first = rank * (s.PIECES * s.BLOCK_C)
+    cols = first + tl.arange(0, s.BLOCK_C)[None, :]
+    weights = load_vector_pieces(weight_ptr, first, C, s, SPREAD)
     # With slices every thread has the same columns of all rows of the tile: they are added before they are kept.
-    KEPT: tl.constexpr = BLOCK_R if CLUSTER == 1 else 1
-    dweights = _zeros(PIECES if SUM_WEIGHT else 0, KEPT, BLOCK_C)
-    dbiases = _zeros(PIECES if SUM_BIAS else 0, KEPT, BLOCK_C)
-    if CLUSTER > 1:
+    KEPT: tl.constexpr = s.BLOCK_R if s.CLUSTER == 1 else 1
+    dweights = _zeros(s.PIECES if SUM_WEIGHT else 0, KEPT, s.BLOCK_C)
+    dbiases = _zeros(s.PIECES if SUM_BIAS else 0, KEPT, s.BLOCK_C)
+    if s.CLUSTER > 1:
         peers.joined()
     exchange = 0
-    for tile in tl.range(program, tl.cdiv(R, BLOCK_R), programs, num_stages=STAGES):
-        rows = tile * BLOCK_R + tl.arange(0, BLOCK_R)[:, None]
+    for tile in tl.range(program, tl.cdiv(R, s.BLOCK_R), programs, num_stages=STAGES):
+        rows = tile * s.BLOCK_R + tl.arange(0, s.BLOCK_R)[:, None]
         row_mask = rows < R
         rows_64 = rows.to(tl.int64)
         dy_rows = dy_ptr + rows_64 * (dy_stride_units * UNIT)
         h_rows = h_ptr + rows_64 * (h_stride_units * UNIT)
         dh_rows = dh_ptr + rows_64 * C
+        at = piece.Spot(cols, row_mask, C)
         dys = piece.nothing()
         hs = piece.nothing()
-        for i in tl.static_range(PIECES):
-            dys = piece.append(
-                dys,
-                piece.load(
-                    dy_rows, cols + i * BLOCK_C, row_mask, C, 0.0, not EVEN_R, piece.ragged(i, PIECES, CLUSTER, EVEN_C)
-                ),
-            )
-            hs = piece.append(
-                hs,
-                piece.load(
-                    h_rows, cols + i * BLOCK_C, row_mask, C, 0.0, not EVEN_R, piece.ragged(i, PIECES, CLUSTER, EVEN_C)
-                ),
-            )
+        for i in tl.static_range(s.PIECES):
+            dys = piece.append(dys, piece.load_piece(i, dy_rows, at, s, 0.0))
+            hs = piece.append(hs, piece.load_piece(i, h_rows, at, s, 0.0))
         rstd = tl.load(rstd_ptr + rows, mask=row_mask, other=0.0)
         if CENTERED:
             mean = tl.load(mean_ptr + rows, mask=row_mask, other=0.0)
         else:
-            mean = tl.zeros((BLOCK_R, 1), tl.float32)
+            mean = tl.zeros((s.BLOCK_R, 1), tl.float32)
 
-        lane_g = tl.zeros((BLOCK_R, BLOCK_C), tl.float32)
-        lane_gn = tl.zeros((BLOCK_R, BLOCK_C), tl.float32)
-        for i in tl.static_range(PIECES):
+        lane_g = tl.zeros((s.BLOCK_R, s.BLOCK_C), tl.float32)
+        lane_gn = tl.zeros((s.BLOCK_R, s.BLOCK_C), tl.float32)
+        for i in tl.static_range(s.PIECES):
             g = dys[i].to(tl.float32)
             if weight_ptr is not None:
                 g *= weights[i].to(tl.float32)
@@ -131,11 +115,11 @@ def norm_backward_kernel(
         else:
             sum_gn = tl.sum(lane_gn, 1)
             sum_g = tl.zeros_like(sum_gn)
-        if CLUSTER > 1:
-            peers.send(place, exchange, rank, sum_g, sum_gn, CLUSTER)
+        if s.CLUSTER > 1:
+            peers.send(place, exchange, rank, sum_g, sum_gn, s.CLUSTER)
             peers.wait(place, exchange)
-            for r in tl.static_range(BLOCK_R):
-                all_g, all_gn = peers.received(place, exchange, r, BLOCK_R, CLUSTER)
+            for r in tl.static_range(s.BLOCK_R):
+                all_g, all_gn = peers.received(place, exchange, r, s.BLOCK_R, s.CLUSTER)
                 sum_g = peers.with_one(sum_g, r, tl.sum(all_g, 0))
                 sum_gn = peers.with_one(sum_gn, r, tl.sum(all_gn, 0))
         exchange += 1  # noqa: SIM113 (Triton has no enumerate)
@@ -144,7 +128,7 @@ def norm_backward_kernel(
 
         next_dweights = piece.nothing()
         next_dbiases = piece.nothing()
-        for i in tl.static_range(PIECES):
+        for i in tl.static_range(s.PIECES):
             dy = dys[i].to(tl.float32)
             g = dy
             if weight_ptr is not None:
@@ -156,19 +140,8 @@ def norm_backward_kernel(
             dh *= rstd
             if dsum_ptr is not None:
                 dsum_rows = dsum_ptr + rows_64 * (dsum_stride_units * UNIT)
-                dsum = piece.load(
-                    dsum_rows,
-                    cols + i * BLOCK_C,
-                    row_mask,
-                    C,
-                    0.0,
-                    not EVEN_R,
-                    piece.ragged(i, PIECES, CLUSTER, EVEN_C),
-                )
-                dh += dsum.to(tl.float32)
-            piece.store(
-                dh_rows, cols + i * BLOCK_C, dh, row_mask, C, not EVEN_R, piece.ragged(i, PIECES, CLUSTER, EVEN_C)
-            )
+                dh += piece.load_piece(i, dsum_rows, at, s, 0.0).to(tl.float32)
+            piece.store_piece(i, dh_rows, dh, at, s)
             if SUM_WEIGHT:
                 next_dweights = piece.append(next_dweights, dweights[i] + _rows_added(dy * n, KEPT))
             if SUM_BIAS:
@@ -177,10 +150,10 @@ def norm_backward_kernel(
         dbiases = next_dbiases
     own = partial_ptr + program.to(tl.int64) * C
     if SUM_WEIGHT:
-        _store_partial(own, dweights, first, C, PIECES, CLUSTER, EVEN_C)
+        _store_partial(own, dweights, first, C, s)
         own += programs * C
     if SUM_BIAS:
-        _store_partial(own, dbiases, first, C, PIECES, CLUSTER, EVEN_C)
+        _store_partial(own, dbiases, first, C, s)
 
 
 @triton.jit

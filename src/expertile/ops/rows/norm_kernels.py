@@ -202,23 +202,18 @@ def norm_kernel(
     eps,
     CENTERED: tl.constexpr,
     UNIT: tl.constexpr,
-    BLOCK_R: tl.constexpr,
-    BLOCK_C: tl.constexpr,
-    PIECES: tl.constexpr,
-    CLUSTER: tl.constexpr,
-    EVEN_R: tl.constexpr,
-    EVEN_C: tl.constexpr,
+    SHAPE: tl.constexpr,
     SPREAD: tl.constexpr,
     LATE: tl.constexpr,
     STAYS: tl.constexpr,
     STAGES: tl.constexpr,
-    VECTOR: tl.constexpr,
 ):
     """y[r] = (h[r] - mean) * rstd * weight + bias with h = x (+ residual). Lengths and strides come in units of UNIT
     elements, so that the compiler knows what they are multiples of. Weight and bias are loaded beside x, so that no
-    thread waits for them after the statistics; LATE: after, where registers are scarce. VECTOR > 1: rows are cut into
+    thread waits for them after the statistics; LATE: after, where registers are scarce. s.VECTOR > 1: rows are cut into
     body, head and tail (see head_tail.py). Unless LATE, all tiles of a program are then cut alike, since its weights
     are those of the columns of its bodies."""
+    s: tl.constexpr = piece.constants(SHAPE)
     C = c_units * UNIT
     x = (x_ptr, x_stride_units * UNIT)
     _norm(
@@ -226,7 +221,7 @@ def norm_kernel(
         _Given(weight_ptr, bias_ptr, y_ptr, sum_ptr, mean_ptr, rstd_ptr, eps, CENTERED, LATE),
         R,
         C,
-        piece.Shape(BLOCK_R, BLOCK_C, PIECES, CLUSTER, EVEN_R, EVEN_C, VECTOR),
+        s,
         SPREAD,
         STAYS,
         STAGES,

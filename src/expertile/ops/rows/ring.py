@@ -79,38 +79,24 @@ def _ask(desc, boxes, bar, chunk, chunks, slot, PARTS: gl.constexpr, BOX: gl.con
 
 
 @gluon.jit
-def produce(
-    a_desc,
-    b_desc,
-    a_boxes,
-    b_boxes,
-    full,
-    empty,
-    R,
-    C,
-    GROUP: gl.constexpr,
-    BOX: gl.constexpr,
-    SLOTS: gl.constexpr,
-    TENSORS: gl.constexpr,
-):
+def produce(p, a_desc, b_desc, a_boxes, b_boxes, BOX: gl.constexpr, TENSORS: gl.constexpr):
     """The loading warp: all groups of all rows of this program, of one tensor or of two side by side."""
-    CHUNK: gl.constexpr = a_desc.block_type.shape[1]
-    PARTS: gl.constexpr = GROUP // BOX
+    PARTS: gl.constexpr = p.GROUP // BOX
     slot = 0
     phase = 1
-    for row in range(gl.program_id(0), R, gl.num_programs(0)):
-        first, shift, n = place(row, C, GROUP, CHUNK)
-        chunks = (shift + C + (CHUNK - 1)) // CHUNK
+    for row in range(gl.program_id(0), p.R, gl.num_programs(0)):
+        first, shift, n = place(row, p.C, p.GROUP, p.CHUNK)
+        chunks = (shift + p.C + (p.CHUNK - 1)) // p.CHUNK
         for g in range(0, n):
-            bar = full.index(slot)
-            mbarrier.wait(empty.index(slot), phase)
+            bar = p.full.index(slot)
+            mbarrier.wait(p.empty.index(slot), phase)
             for b in gl.static_range(PARTS):
-                last = (chunks - g * GROUP > b * BOX) & ((chunks - g * GROUP <= (b + 1) * BOX) | (b == PARTS - 1))
+                last = (chunks - g * p.GROUP > b * BOX) & ((chunks - g * p.GROUP <= (b + 1) * BOX) | (b == PARTS - 1))
                 mbarrier.expect(bar, (b + 1) * TENSORS * a_desc.block_type.nbytes, pred=last)
-            _ask(a_desc, a_boxes, bar, g * GROUP, chunks, slot, PARTS, BOX, first)
+            _ask(a_desc, a_boxes, bar, g * p.GROUP, chunks, slot, PARTS, BOX, first)
             if TENSORS == 2:
-                _ask(b_desc, b_boxes, bar, g * GROUP, chunks, slot, PARTS, BOX, first)
-            slot, phase = forward_by(slot, phase, 1, SLOTS)
+                _ask(b_desc, b_boxes, bar, g * p.GROUP, chunks, slot, PARTS, BOX, first)
+            slot, phase = forward_by(slot, phase, 1, p.SLOTS)
 
 
 # ----------------------------------------------------------------------------------------------------------- consumers
@@ -193,3 +179,51 @@ def head_and_tail(shift, C, VECTOR: gl.constexpr, layout: gl.constexpr):
     lanes = gl.arange(0, 2 * VECTOR, layout=layout)
     at = gl.where(lanes < VECTOR, shift + lanes, tail - VECTOR + lanes)
     return at, gl.where(lanes < VECTOR, at < head, at < shift + C)
+
+
+@gluon.jit
+def consume(p, ROW: gl.constexpr, CONSUMER: gl.constexpr):
+    """A consumer: every CONSUMERS-th row of this program. ROW(p, first, shift, n, slot, phase, order_phase, CONSUMER)
+    does one that lies at `place`, from `slot` on."""
+    slot = 0
+    phase = 0
+    order_phase = 0
+    consumer = 0
+    for row in range(gl.program_id(0), p.R, gl.num_programs(0)):
+        first, shift, n = place(row, p.C, p.GROUP, p.CHUNK)
+        if consumer == CONSUMER:
+            ROW(p, first, shift, n, slot, phase, order_phase, CONSUMER)
+        slot, phase, order_phase, consumer = next_row(slot, phase, order_phase, consumer, n, p.SLOTS, p.CONSUMERS)
+
+
+@gluon.jit
+def specialise(
+    p,
+    ROW: gl.constexpr,
+    a_desc,
+    b_desc,
+    a_boxes,
+    b_boxes,
+    BOX: gl.constexpr,
+    TENSORS: gl.constexpr,
+    REGISTERS: gl.constexpr,
+    LOADER_REGISTERS: gl.constexpr,
+):
+    """Start the consumers, which do ROW, and the loading warp."""
+    WARPS: gl.constexpr = gl.num_warps()
+    if p.CONSUMERS == 1:
+        gl.warp_specialize(
+            [(consume, (p, ROW, 0)), (produce, (p, a_desc, b_desc, a_boxes, b_boxes, BOX, TENSORS))],
+            [1],
+            [LOADER_REGISTERS],
+        )
+    else:
+        gl.warp_specialize(
+            [
+                (consume, (p, ROW, 0)),
+                (consume, (p, ROW, 1)),
+                (produce, (p, a_desc, b_desc, a_boxes, b_boxes, BOX, TENSORS)),
+            ],
+            [WARPS, 1],
+            [REGISTERS, LOADER_REGISTERS],
+        )

@@ -67,9 +67,13 @@ class _Forward:
 
 
 @gluon.jit
-def _forward_row(p, x_row, y_row, shift, n, whole, slot, phase, order_phase, CONSUMER: gl.constexpr):
-    """One row of `n` groups, from `slot` on. Each group is loaded from shared memory while the one before is summed, or
+def _forward_row(p, first, shift, n, slot, phase, order_phase, CONSUMER: gl.constexpr):
+    """One row, see `ring.consume`. Each group is loaded from shared memory while the one before is summed, or
     computed."""
+    start = gl.cast(first, gl.int64) * p.CHUNK
+    x_row = p.x_ptr + start
+    y_row = p.y_ptr + start
+    whole = ring.whole(first, p.whole_chunks, p.CHUNK)
     VECTOR: gl.constexpr = p.CHUNK // 32
     layout: gl.constexpr = gl.BlockedLayout([1, VECTOR], [1, 32], [gl.num_warps(), 1], [1, 0])
     alone: gl.constexpr = gl.BlockedLayout([1], [32], [gl.num_warps()], [0])
@@ -115,32 +119,6 @@ def _forward_row(p, x_row, y_row, shift, n, whole, slot, phase, order_phase, CON
     gl.store(y_row + ends_at, ends_y.to(y_row.dtype.element_ty), mask=ends_inside)
 
 
-@gluon.jit
-def _forward(p, CONSUMER: gl.constexpr):
-    """A consumer: every CONSUMERS-th row of this program."""
-    slot = 0
-    phase = 0
-    order_phase = 0
-    consumer = 0
-    for row in range(gl.program_id(0), p.R, gl.num_programs(0)):
-        first, shift, n = ring.place(row, p.C, p.GROUP, p.CHUNK)
-        if consumer == CONSUMER:
-            start = gl.cast(first, gl.int64) * p.CHUNK
-            _forward_row(
-                p,
-                p.x_ptr + start,
-                p.y_ptr + start,
-                shift,
-                n,
-                ring.whole(first, p.whole_chunks, p.CHUNK),
-                slot,
-                phase,
-                order_phase,
-                CONSUMER,
-            )
-        slot, phase, order_phase, consumer = ring.next_row(slot, phase, order_phase, consumer, n, p.SLOTS, p.CONSUMERS)
-
-
 @gluon.jit(do_not_specialize=["R", "C", "whole_chunks"])
 def softmax_ring_kernel(
     x_desc,
@@ -159,28 +137,9 @@ def softmax_ring_kernel(
     """y[r] = exp(x[r] - max) / sum exp(x[r] - max). x_desc: [whole_chunks, CHUNK] in boxes of BOX chunks. A row has at
     least two groups and at most SLOTS."""
     CHUNK: gl.constexpr = x_desc.block_type.shape[1]
-    WARPS: gl.constexpr = gl.num_warps()
     boxes, groups = ring.allocate(x_desc, GROUP, BOX, SLOTS)
     full, empty, order = ring.barriers(SLOTS, CONSUMERS)
     p = _Forward(  # type: ignore[call-arg]
         (groups, full, empty, order), (x_ptr, y_ptr, R, C, whole_chunks), (CONSUMERS, GROUP, CHUNK, SLOTS)
     )
-    if CONSUMERS == 1:
-        gl.warp_specialize(
-            [
-                (_forward, (p, 0)),
-                (ring.produce, (x_desc, x_desc, boxes, boxes, full, empty, R, C, GROUP, BOX, SLOTS, 1)),
-            ],
-            [1],
-            [LOADER_REGISTERS],
-        )
-    else:
-        gl.warp_specialize(
-            [
-                (_forward, (p, 0)),
-                (_forward, (p, 1)),
-                (ring.produce, (x_desc, x_desc, boxes, boxes, full, empty, R, C, GROUP, BOX, SLOTS, 1)),
-            ],
-            [WARPS, 1],
-            [REGISTERS, LOADER_REGISTERS],
-        )
+    ring.specialise(p, _forward_row, x_desc, x_desc, boxes, boxes, BOX, 1, REGISTERS, LOADER_REGISTERS)

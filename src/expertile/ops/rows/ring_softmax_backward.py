@@ -30,8 +30,13 @@ class _Backward:
 
 
 @gluon.jit
-def _backward_row(p, dy_row, y_row, dx_row, shift, n, whole, slot, phase, order_phase, CONSUMER: gl.constexpr):
-    """One row of `n` groups, from `slot` on."""
+def _backward_row(p, first, shift, n, slot, phase, order_phase, CONSUMER: gl.constexpr):
+    """One row, see `ring.consume`."""
+    start = gl.cast(first, gl.int64) * p.CHUNK
+    dy_row = p.dy_ptr + start
+    y_row = p.y_ptr + start
+    dx_row = p.dx_ptr + start
+    whole = ring.whole(first, p.whole_chunks, p.CHUNK)
     VECTOR: gl.constexpr = p.CHUNK // 32
     layout: gl.constexpr = gl.BlockedLayout([1, VECTOR], [1, 32], [gl.num_warps(), 1], [1, 0])
     alone: gl.constexpr = gl.BlockedLayout([1], [32], [gl.num_warps()], [0])
@@ -77,33 +82,6 @@ def _backward_row(p, dy_row, y_row, dx_row, shift, n, whole, slot, phase, order_
     gl.store(dx_row + ends_at, ends_dx.to(dx_row.dtype.element_ty), mask=ends_inside)
 
 
-@gluon.jit
-def _backward(p, CONSUMER: gl.constexpr):
-    """A consumer: every CONSUMERS-th row of this program."""
-    slot = 0
-    phase = 0
-    order_phase = 0
-    consumer = 0
-    for row in range(gl.program_id(0), p.R, gl.num_programs(0)):
-        first, shift, n = ring.place(row, p.C, p.GROUP, p.CHUNK)
-        if consumer == CONSUMER:
-            start = gl.cast(first, gl.int64) * p.CHUNK
-            _backward_row(
-                p,
-                p.dy_ptr + start,
-                p.y_ptr + start,
-                p.dx_ptr + start,
-                shift,
-                n,
-                ring.whole(first, p.whole_chunks, p.CHUNK),
-                slot,
-                phase,
-                order_phase,
-                CONSUMER,
-            )
-        slot, phase, order_phase, consumer = ring.next_row(slot, phase, order_phase, consumer, n, p.SLOTS, p.CONSUMERS)
-
-
 @gluon.jit(do_not_specialize=["R", "C", "whole_chunks"])
 def softmax_backward_ring_kernel(
     dy_desc,
@@ -124,7 +102,6 @@ def softmax_backward_ring_kernel(
     """dx[r] = y[r] * (dy[r] - sum(dy[r] * y[r])); as `softmax_ring_kernel`, with a slot of dy beside each of y, for one
     consumer or two."""
     CHUNK: gl.constexpr = y_desc.block_type.shape[1]
-    WARPS: gl.constexpr = gl.num_warps()
     dy_boxes, dy_groups = ring.allocate(dy_desc, GROUP, BOX, SLOTS)
     y_boxes, y_groups = ring.allocate(y_desc, GROUP, BOX, SLOTS)
     full, empty, order = ring.barriers(SLOTS, CONSUMERS)
@@ -133,22 +110,4 @@ def softmax_backward_ring_kernel(
         (dy_ptr, y_ptr, dx_ptr, R, C, whole_chunks),
         (CONSUMERS, GROUP, CHUNK, SLOTS),
     )
-    if CONSUMERS == 1:
-        gl.warp_specialize(
-            [
-                (_backward, (p, 0)),
-                (ring.produce, (dy_desc, y_desc, dy_boxes, y_boxes, full, empty, R, C, GROUP, BOX, SLOTS, 2)),
-            ],
-            [1],
-            [LOADER_REGISTERS],
-        )
-    else:
-        gl.warp_specialize(
-            [
-                (_backward, (p, 0)),
-                (_backward, (p, 1)),
-                (ring.produce, (dy_desc, y_desc, dy_boxes, y_boxes, full, empty, R, C, GROUP, BOX, SLOTS, 2)),
-            ],
-            [WARPS, 1],
-            [REGISTERS, LOADER_REGISTERS],
-        )
+    ring.specialise(p, _backward_row, dy_desc, y_desc, dy_boxes, y_boxes, BOX, 2, REGISTERS, LOADER_REGISTERS)

@@ -92,7 +92,7 @@ def _launch(
     if config.streamed:
         streamed = softmax_backward_streamed_kernel if backward else softmax_streamed_kernel
         return plan(streamed, rows, pointers, strides, (by, config.block_cols), config.num_warps)
-    constants = (by, *config.shape(rows, cols, cut), config.programs_per_sm > 0, config.num_stages, cut)
+    constants = (by, config.shape(rows, cols, cut), config.programs_per_sm > 0, config.num_stages)
     return plan(
         softmax_backward_kernel if backward else softmax_kernel,
         programs(config, rows, here, index),

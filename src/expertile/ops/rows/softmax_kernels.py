@@ -77,28 +77,23 @@ def softmax_kernel(
     c_units,
     x_stride_units,
     UNIT: tl.constexpr,
-    BLOCK_R: tl.constexpr,
-    BLOCK_C: tl.constexpr,
-    PIECES: tl.constexpr,
-    CLUSTER: tl.constexpr,
-    EVEN_R: tl.constexpr,
-    EVEN_C: tl.constexpr,
+    SHAPE: tl.constexpr,
     STAYS: tl.constexpr,
     STAGES: tl.constexpr,
-    VECTOR: tl.constexpr,
 ):
     """y[r] = exp(x[r] - max) / sum exp(x[r] - max). Lengths and strides come in units of UNIT elements, so that the
     compiler knows what they are multiples of."""
+    s: tl.constexpr = piece.constants(SHAPE)
     C = c_units * UNIT
     over_tiles(
         _forward_tile,
         ((x_ptr, x_stride_units * UNIT),),
         y_ptr,
         (),
-        peers.position(CLUSTER),
+        peers.position(s.CLUSTER),
         R,
         C,
-        piece.Shape(BLOCK_R, BLOCK_C, PIECES, CLUSTER, EVEN_R, EVEN_C, VECTOR),
+        s,
         _NEVER,
         STAYS,
         STAGES,
@@ -179,27 +174,22 @@ def softmax_backward_kernel(
     dy_stride_units,
     y_stride_units,
     UNIT: tl.constexpr,
-    BLOCK_R: tl.constexpr,
-    BLOCK_C: tl.constexpr,
-    PIECES: tl.constexpr,
-    CLUSTER: tl.constexpr,
-    EVEN_R: tl.constexpr,
-    EVEN_C: tl.constexpr,
+    SHAPE: tl.constexpr,
     STAYS: tl.constexpr,
     STAGES: tl.constexpr,
-    VECTOR: tl.constexpr,
 ):
     """dx[r] = y[r] * (dy[r] - sum(dy[r] * y[r]))."""
+    s: tl.constexpr = piece.constants(SHAPE)
     C = c_units * UNIT
     over_tiles(
         _backward_tile,
         ((dy_ptr, dy_stride_units * UNIT), (y_ptr, y_stride_units * UNIT)),
         dx_ptr,
         (),
-        peers.position(CLUSTER),
+        peers.position(s.CLUSTER),
         R,
         C,
-        piece.Shape(BLOCK_R, BLOCK_C, PIECES, CLUSTER, EVEN_R, EVEN_C, VECTOR),
+        s,
         0.0,
         STAYS,
         STAGES,

@@ -2,31 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import triton
 import triton.language as tl
 
+from expertile.ops.rows.config import Shape
+
 # How rows that are read or written once pass through L2. Plainly: on an H200 (2026-11-21) reads marked "evict_first"
 # cost 3 to 4 % (softmax bf16 32768 x 4096: 3.96 against 4.13 TB/s), stores marked ".cs" 1 %, ".wt" nothing either way.
 READ = tl.constexpr("")
 WRITE = tl.constexpr("")
-
-
-class Shape(NamedTuple):
-    """How rows lie on programs, known when compiling: tiles of BLOCK_R rows, CLUSTER slices of a row, PIECES of BLOCK_C
-    columns in a slice. EVEN_R, EVEN_C: nothing reaches past the last row, or past a row. VECTOR > 1: rows are cut into
-    body, head and tail (head_tail.py).
-
-    Make one in the call that takes it: Triton makes variables of the constants in a tuple that has a name."""
-
-    BLOCK_R: Any
-    BLOCK_C: Any
-    PIECES: Any
-    CLUSTER: Any
-    EVEN_R: Any
-    EVEN_C: Any
-    VECTOR: Any = 1
 
 
 class Spot(NamedTuple):
@@ -36,6 +23,12 @@ class Spot(NamedTuple):
     cols: Any
     row_mask: Any
     width: Any
+
+
+@triton.constexpr_function
+def constants(shape: Iterable[Any]) -> Shape:
+    """A kernel's Shape, its fields constants one by one: `static_range` of Triton 3.6 takes nothing else."""
+    return Shape(*map(tl.constexpr, shape))  # type: ignore[arg-type]
 
 
 @triton.jit

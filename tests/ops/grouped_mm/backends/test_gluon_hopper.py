@@ -120,7 +120,7 @@ MUTANTS = {
     "the buffers are not used in turn": Fault("_store", "(_ * _.C_PARTS + s_) % c_", "s_ % c_"),
     "the accumulator is read early": Fault("_multiply", _WAIT),
     "expected bytes leave out b": Fault("fill", "mbarrier.expect(b_, a_ + _)", "mbarrier.expect(b_, a_)"),
-    "boxes without rows are loaded": Fault("fill", "_load_a(..., _ < _)", "_load_a(..., True)"),
+    "boxes without rows are loaded": Fault("fill", "_load(..., _ < _)", "_load(..., True)"),
     "boxes without rows are expected": Fault(
         "fill", "mbarrier.expect(..., pred=_ == c_)", "mbarrier.expect(..., pred=c_ == BOXES)"
     ),
@@ -129,7 +129,7 @@ MUTANTS = {
     "boxes lie on one another": Fault("fill", "p_.a_boxes.index(a_ + _)", "p_.a_boxes.index(a_)"),
     "tiles are looked up one too far": Fault("locate", "e_.tile_ends <= t_", "e_.tile_ends < t_"),
     "a thin band is cut off": Fault("_raster", "gl.maximum(gl.minimum(h_, _), 1)", "h_"),
-    "K runs into the next group": Fault("_load_a", "WRAP - a_ + b_", "WRAP - a_ - 1 + b_"),
+    "K runs into the next group": Fault("_load", "WRAP - a_ + b_", "WRAP - a_ - 1 + b_"),
 }
 
 

@@ -1,9 +1,44 @@
 """What every partition of the Hopper kernels of attention is handed: descriptors, shared memory, and the problem."""
 
+from typing import NamedTuple
+
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import tma
 
 from expertile.ops.hopper.context import context
+
+
+class ForwardShape(NamedTuple):
+    """What the forward kernel is compiled for: tiles of BLOCK_M queries, ROWS for each consumer, in Q_SLOTS buffers,
+    and BLOCK_N keys in STAGES."""
+
+    CAUSAL: bool
+    VARLEN: bool
+    D: int
+    CONSUMERS: int
+    ROWS: int
+    BLOCK_M: int
+    BLOCK_N: int
+    STAGES: int
+    Q_SLOTS: int
+
+
+class PassShape(NamedTuple):
+    """What the backward kernel is compiled for: dQ, or dK and dV; HELD rows, ROWS for each consumer, in SLOTS buffers,
+    and blocks of BLOCK rows in STAGES. AHEAD: see `_dkdv_block`."""
+
+    DQ: bool
+    CAUSAL: bool
+    VARLEN: bool
+    D: int
+    CONSUMERS: int
+    ROWS: int
+    HELD: int
+    BLOCK: int
+    STAGES: int
+    SLOTS: int
+    AHEAD: bool
+    STAT_PAD: int
 
 
 @context
@@ -34,15 +69,7 @@ class Forward:
     lse_stride_b: gl.tensor
     lse_stride_h: gl.tensor
     scale_log2: gl.tensor
-    CAUSAL: gl.constexpr
-    VARLEN: gl.constexpr
-    D: gl.constexpr
-    CONSUMERS: gl.constexpr
-    ROWS: gl.constexpr
-    BLOCK_M: gl.constexpr
-    BLOCK_N: gl.constexpr
-    STAGES: gl.constexpr
-    Q_SLOTS: gl.constexpr
+    shape: ForwardShape
 
 
 @context
@@ -84,14 +111,4 @@ class Backward:
     stat_stride_h: gl.tensor
     scale: gl.tensor
     scale_log2: gl.tensor
-    CAUSAL: gl.constexpr
-    VARLEN: gl.constexpr
-    D: gl.constexpr
-    CONSUMERS: gl.constexpr
-    ROWS: gl.constexpr
-    HELD: gl.constexpr
-    BLOCK: gl.constexpr
-    STAGES: gl.constexpr
-    SLOTS: gl.constexpr
-    AHEAD: gl.constexpr
-    STAT_PAD: gl.constexpr
+    shape: PassShape

@@ -15,10 +15,12 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from expertile.ops.attention.backends._hopper_backward import as_left, load_held, load_stage, setup
 from expertile.ops.attention.backends._hopper_tiles import (
+    as_left,
     laps_end,
     lengths,
+    load_held,
+    load_stage,
     locate,
     padded_start,
     query_blocks,
@@ -27,7 +29,7 @@ from expertile.ops.attention.backends._hopper_tiles import (
 
 
 @gluon.jit
-def _dkdv_producer(p):
+def dkdv_producer(p):
     step = 0
     tile = 0
     for t in range(gl.program_id(0), laps_end(p), gl.num_programs(0)):
@@ -123,7 +125,7 @@ def _dkdv_block(
 
 
 @gluon.jit
-def _dkdv_consumer(p, CONSUMER: gl.constexpr):
+def dkdv_consumer(p, CONSUMER: gl.constexpr):
     s_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, p.BLOCK, 16])
     d_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, p.D, 16])
     step = 0
@@ -172,66 +174,3 @@ def _dkdv_consumer(p, CONSUMER: gl.constexpr):
             tma.store_wait(0)
             mbarrier.arrive(p.held_empty.index(at), count=1)
             tile += 1
-
-
-@gluon.jit(
-    do_not_specialize=["tiles", "H", "GROUP", "HEADS", "SECTION", "LQ", "LK", "stat_stride_b", "stat_stride_h"],
-    do_not_specialize_on_alignment=["lse_ptr", "delta_ptr", "cu_q_ptr", "cu_k_ptr"],
-)
-def attention_dkdv_kernel(
-    k_desc,
-    v_desc,
-    q_desc,
-    do_desc,
-    dk_desc,
-    dv_desc,
-    lse_desc,
-    delta_desc,
-    lse_ptr,
-    delta_ptr,
-    cu_q_ptr,
-    cu_k_ptr,
-    tiles,
-    H,
-    GROUP,
-    HEADS,
-    SECTION,
-    LQ,
-    LK,
-    stat_stride_b,
-    stat_stride_h,
-    scale,
-    scale_log2,
-    CAUSAL: gl.constexpr,
-    VARLEN: gl.constexpr,
-    D: gl.constexpr,
-    ROWS: gl.constexpr,
-    BLOCK: gl.constexpr,
-    STAGES: gl.constexpr,
-    SLOTS: gl.constexpr,
-    AHEAD: gl.constexpr,
-    STAT_PAD: gl.constexpr,
-    CONSUMER_REGS: gl.constexpr,
-    PRODUCER_REGS: gl.constexpr,
-    num_warps: gl.constexpr,
-):
-    """dK and dV, summed over the GROUP query heads of each key head. HEADS: key heads of all sequences."""
-    p = setup(
-        (k_desc, v_desc, q_desc, do_desc, dk_desc, dv_desc, lse_desc, delta_desc),
-        (lse_ptr, delta_ptr, cu_q_ptr, cu_k_ptr),
-        (tiles, H, GROUP, HEADS, SECTION, LQ, LK, stat_stride_b, stat_stride_h, scale, scale_log2),
-        CAUSAL,
-        VARLEN,
-        D,
-        ROWS,
-        BLOCK,
-        STAGES,
-        SLOTS,
-        AHEAD,
-        STAT_PAD,
-    )
-    gl.warp_specialize(
-        [(_dkdv_consumer, (p, 0)), (_dkdv_consumer, (p, 1)), (_dkdv_producer, (p,))],
-        [4, 1],
-        [CONSUMER_REGS, PRODUCER_REGS],
-    )

@@ -319,14 +319,7 @@ def attention_forward_kernel(
     lse_stride_b,
     lse_stride_h,
     scale_log2,
-    CAUSAL: gl.constexpr,
-    VARLEN: gl.constexpr,
-    D: gl.constexpr,
-    CONSUMERS: gl.constexpr,
-    ROWS: gl.constexpr,
-    BLOCK_N: gl.constexpr,
-    STAGES: gl.constexpr,
-    Q_SLOTS: gl.constexpr,
+    SHAPE: gl.constexpr,
     CONSUMER_REGS: gl.constexpr,
     PRODUCER_REGS: gl.constexpr,
     num_warps: gl.constexpr,
@@ -336,23 +329,25 @@ def attention_forward_kernel(
     `tiles`: tiles of CONSUMERS * ROWS query rows over all HEADS = batch * H query heads. GROUP: query heads that share
     a key head. SECTION: heads whose keys and values are expected to stay in L2 while their tiles are worked on.
     """
-    q_smem = gl.allocate_shared_memory(q_desc.dtype, [Q_SLOTS * CONSUMERS] + q_desc.block_type.shape, q_desc.layout)
+    HELD: gl.constexpr = SHAPE.Q_SLOTS * SHAPE.CONSUMERS
+    STAGES: gl.constexpr = SHAPE.STAGES
+    q_smem = gl.allocate_shared_memory(q_desc.dtype, [HELD] + q_desc.block_type.shape, q_desc.layout)
     k_smem = gl.allocate_shared_memory(k_desc.dtype, [STAGES] + k_desc.block_type.shape, k_desc.layout)
     v_smem = gl.allocate_shared_memory(v_desc.dtype, [STAGES] + v_desc.block_type.shape, v_desc.layout)
-    q_full = gl.allocate_shared_memory(gl.int64, [Q_SLOTS * CONSUMERS, 1], mbarrier.MBarrierLayout())
-    q_empty = gl.allocate_shared_memory(gl.int64, [Q_SLOTS * CONSUMERS, 1], mbarrier.MBarrierLayout())
+    q_full = gl.allocate_shared_memory(gl.int64, [HELD, 1], mbarrier.MBarrierLayout())
+    q_empty = gl.allocate_shared_memory(gl.int64, [HELD, 1], mbarrier.MBarrierLayout())
     k_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     k_empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     v_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     v_empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    for s in gl.static_range(Q_SLOTS * CONSUMERS):
+    for s in gl.static_range(HELD):
         mbarrier.init(q_full.index(s), count=1)
         mbarrier.init(q_empty.index(s), count=1)
     for s in gl.static_range(STAGES):
         mbarrier.init(k_full.index(s), count=1)
-        mbarrier.init(k_empty.index(s), count=CONSUMERS)
+        mbarrier.init(k_empty.index(s), count=SHAPE.CONSUMERS)
         mbarrier.init(v_full.index(s), count=1)
-        mbarrier.init(v_empty.index(s), count=CONSUMERS)
+        mbarrier.init(v_empty.index(s), count=SHAPE.CONSUMERS)
     fence_async_shared()
     p = Forward(  # type: ignore[call-arg]
         (q_desc, k_desc, v_desc, o_desc),
@@ -360,9 +355,9 @@ def attention_forward_kernel(
         (q_full, q_empty, k_full, k_empty, v_full, v_empty),
         (lse_ptr, cu_q_ptr, cu_k_ptr),
         (tiles, H, GROUP, HEADS, SECTION, LQ, LK, lse_stride_b, lse_stride_h, scale_log2),
-        (CAUSAL, VARLEN, D, CONSUMERS, ROWS, CONSUMERS * ROWS, BLOCK_N, STAGES, Q_SLOTS),
+        SHAPE,
     )
-    if CONSUMERS == 3:
+    if SHAPE.CONSUMERS == 3:
         gl.warp_specialize(
             [(_consumer, (p, 0)), (_consumer, (p, 1)), (_consumer, (p, 2)), (_producer, (p,))],
             [4, 4, 1],

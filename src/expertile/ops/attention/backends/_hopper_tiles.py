@@ -1,7 +1,9 @@
-"""What the Hopper kernels of attention share: which tile comes when, which keys it sees, and TMA of its rows."""
+"""What the Hopper kernels of attention share: which tile comes when, which keys it sees, and TMA of its rows; and what
+the two backward kernels' producers and consumers do alike."""
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 from expertile.ops.launch.versions import tma_load, tma_store
 
@@ -109,3 +111,50 @@ def store_rows(desc, batch, head, start, length, row, src, VARLEN: gl.constexpr)
         tma_store(desc, at, src)
     else:
         tma_store(desc, [batch, head, row, 0], src)
+
+
+@gluon.jit
+def load_stage(p, batch, q_head, kv_head, start, length, row, stats, step, LOOP_Q: gl.constexpr):
+    """TMA of one block of what is gone over: (Q, LSE) and (dO, delta), or K and V."""
+    A_BYTES: gl.constexpr = p.a_desc.block_type.nbytes
+    i = step % p.STAGES
+    phase = ((step // p.STAGES) & 1) ^ 1
+    mbarrier.wait(p.a_empty.index(i), phase)
+    if LOOP_Q:
+        STAT_BYTES: gl.constexpr = p.lse_desc.block_type.nbytes
+        mbarrier.expect(p.a_full.index(i), A_BYTES + STAT_BYTES)
+        load_rows(p.a_desc, batch, q_head, start, length, row, p.a_full.index(i), p.a_smem.index(i), p.VARLEN)
+        tma_load(p.lse_desc, [stats + row], p.a_full.index(i), p.lse_smem.index(i))
+        mbarrier.wait(p.b_empty.index(i), phase)
+        mbarrier.expect(p.b_full.index(i), A_BYTES + STAT_BYTES)
+        load_rows(p.b_desc, batch, q_head, start, length, row, p.b_full.index(i), p.b_smem.index(i), p.VARLEN)
+        tma_load(p.delta_desc, [stats + row], p.b_full.index(i), p.delta_smem.index(i))
+    else:
+        mbarrier.expect(p.a_full.index(i), A_BYTES)
+        load_rows(p.a_desc, batch, kv_head, start, length, row, p.a_full.index(i), p.a_smem.index(i), p.VARLEN)
+        mbarrier.wait(p.b_empty.index(i), phase)
+        mbarrier.expect(p.b_full.index(i), A_BYTES)
+        load_rows(p.b_desc, batch, kv_head, start, length, row, p.b_full.index(i), p.b_smem.index(i), p.VARLEN)
+
+
+@gluon.jit
+def load_held(p, batch, head, start, length, row, tile):
+    """TMA of the rows that the consumers hold: K and V, or Q and dO."""
+    HELD_BYTES: gl.constexpr = p.x_desc.block_type.nbytes
+    slot = tile % p.SLOTS
+    for w in gl.static_range(p.CONSUMERS):
+        at = slot * p.CONSUMERS + w
+        mbarrier.wait(p.held_empty.index(at), ((tile // p.SLOTS) & 1) ^ 1)
+        mbarrier.expect(p.held_full.index(at), 2 * HELD_BYTES)
+        load_rows(
+            p.x_desc, batch, head, start, length, row + w * p.ROWS, p.held_full.index(at), p.x_smem.index(at), p.VARLEN
+        )
+        load_rows(
+            p.y_desc, batch, head, start, length, row + w * p.ROWS, p.held_full.index(at), p.y_smem.index(at), p.VARLEN
+        )
+
+
+@gluon.jit
+def as_left(p, x, d_layout: gl.constexpr):
+    """A result of the tensor cores, rounded, as the left operand of the next product: the same registers."""
+    return gl.convert_layout(x.to(p.a_desc.dtype), gl.DotOperandLayout(0, d_layout, 2))

@@ -36,16 +36,10 @@ def statistics_kernel(
     ndelta_ptr,
     cu_q_ptr,
     cu_k_ptr,
-    o_stride_b,
-    o_stride_h,
-    o_stride,
-    do_stride_b,
-    do_stride_h,
-    do_stride,
-    lse_stride_b,
-    lse_stride_h,
-    stat_stride_b,
-    stat_stride_h,
+    o_strides,
+    do_strides,
+    lse_strides,
+    stat_strides,
     H,
     LQ,
     inv_scale,
@@ -69,18 +63,18 @@ def statistics_kernel(
         rows = m + tl.arange(0, BLOCK_M)
         dims = tl.arange(0, BLOCK_D)
         start = tl.full((), 0, tl.int32) + q_start
-        o_tile = _tile(o_ptr, batch, head, start, o_stride_b, o_stride_h, o_stride)
-        o = _load(o_tile, rows, o_stride, dims, q_len, D, EVEN_D, True)
-        do_tile = _tile(do_ptr, batch, head, start, do_stride_b, do_stride_h, do_stride)
-        do = _load(do_tile, rows, do_stride, dims, q_len, D, EVEN_D, True)
+        o_tile = _tile(o_ptr, batch, head, start, o_strides)
+        o = _load(o_tile, rows, o_strides[2], dims, q_len, D, EVEN_D, True)
+        do_tile = _tile(do_ptr, batch, head, start, do_strides)
+        do = _load(do_tile, rows, do_strides[2], dims, q_len, D, EVEN_D, True)
         delta = tl.sum(o.to(tl.float32) * do.to(tl.float32), 1)
-        at = batch.to(tl.int64) * lse_stride_b + head * lse_stride_h + q_start + rows
+        at = batch.to(tl.int64) * lse_strides[0] + head * lse_strides[1] + q_start + rows
         lse = tl.load(lse_ptr + at, mask=rows < q_len, other=float("inf"))
         if HAS_DLSE:
             delta -= tl.load(dlse_ptr + at, mask=rows < q_len, other=0.0)
         # exp(S + -LSE) is then 0 for a row without keys, as it is for one that does not exist.
         nlse = tl.where(lse == float("-inf"), float("-inf"), -lse * inv_scale)
-        at = batch.to(tl.int64) * stat_stride_b + head * stat_stride_h
+        at = batch.to(tl.int64) * stat_strides[0] + head * stat_strides[1]
         at += _padded_start(q_start, batch, PACKED, STAT_PAD) + rows
         tl.store(nlse_ptr + at, nlse)
         tl.store(ndelta_ptr + at, -delta)
@@ -145,26 +139,13 @@ def dkdv_kernel(
     ndelta_ptr,
     cu_q_ptr,
     cu_k_ptr,
-    q_stride_b,
-    q_stride_h,
-    q_stride,
-    k_stride_b,
-    k_stride_h,
-    k_stride,
-    v_stride_b,
-    v_stride_h,
-    v_stride,
-    do_stride_b,
-    do_stride_h,
-    do_stride,
-    dk_stride_b,
-    dk_stride_h,
-    dk_stride,
-    dv_stride_b,
-    dv_stride_h,
-    dv_stride,
-    stat_stride_b,
-    stat_stride_h,
+    q_strides,
+    k_strides,
+    v_strides,
+    do_strides,
+    dk_strides,
+    dv_strides,
+    stat_strides,
     HKV,
     GROUP,
     LQ,
@@ -189,10 +170,10 @@ def dkdv_kernel(
         cols = n + tl.arange(0, BLOCK_N)
         dims = tl.arange(0, BLOCK_D)
         zero = tl.full((), 0, tl.int32)
-        k_tile = _tile(k_ptr, batch, kv_head, zero + k_start, k_stride_b, k_stride_h, k_stride)
-        v_tile = _tile(v_ptr, batch, kv_head, zero + k_start, v_stride_b, v_stride_h, v_stride)
-        k = _load(k_tile, cols, k_stride, dims, k_len, D, EVEN_D, True)
-        v = _load(v_tile, cols, v_stride, dims, k_len, D, EVEN_D, True)
+        k_tile = _tile(k_ptr, batch, kv_head, zero + k_start, k_strides)
+        v_tile = _tile(v_ptr, batch, kv_head, zero + k_start, v_strides)
+        k = _load(k_tile, cols, k_strides[2], dims, k_len, D, EVEN_D, True)
+        v = _load(v_tile, cols, v_strides[2], dims, k_len, D, EVEN_D, True)
         dk = tl.zeros((BLOCK_N, BLOCK_D), tl.float32)
         dv = tl.zeros((BLOCK_N, BLOCK_D), tl.float32)
         shift = k_len - q_len
@@ -204,11 +185,11 @@ def dkdv_kernel(
             full = (tl.maximum(n + BLOCK_N - 1 - shift, 0) + BLOCK_M - 1) // BLOCK_M * BLOCK_M
         for g in range(GROUP):
             head = kv_head * GROUP + g
-            q_tile = _tile(q_ptr, batch, head, zero + q_start, q_stride_b, q_stride_h, q_stride)
-            do_tile = _tile(do_ptr, batch, head, zero + q_start, do_stride_b, do_stride_h, do_stride)
-            at = batch.to(tl.int64) * stat_stride_b + head * stat_stride_h
+            q_tile = _tile(q_ptr, batch, head, zero + q_start, q_strides)
+            do_tile = _tile(do_ptr, batch, head, zero + q_start, do_strides)
+            at = batch.to(tl.int64) * stat_strides[0] + head * stat_strides[1]
             at += _padded_start(q_start, batch, PACKED, STAT_PAD)
-            queries = _Queries(q_tile, do_tile, nlse_ptr + at, ndelta_ptr + at, q_stride, do_stride, q_len)
+            queries = _Queries(q_tile, do_tile, nlse_ptr + at, ndelta_ptr + at, q_strides[2], do_strides[2], q_len)
             if CAUSAL:
                 last = tl.minimum(full, q_len)
                 dk, dv = _over_queries(
@@ -217,10 +198,10 @@ def dkdv_kernel(
             dk, dv = _over_queries(
                 (dk, dv), k, v, queries, full, q_len, cols, shift, dims, scale_log2, False, D, BLOCK_M
             )
-        dk_tile = _tile(dk_ptr, batch, kv_head, zero + k_start, dk_stride_b, dk_stride_h, dk_stride)
-        dv_tile = _tile(dv_ptr, batch, kv_head, zero + k_start, dv_stride_b, dv_stride_h, dv_stride)
-        _store(dk_tile, cols, dk_stride, dims, k_len, dk * scale, D, EVEN_D)
-        _store(dv_tile, cols, dv_stride, dims, k_len, dv, D, EVEN_D)
+        dk_tile = _tile(dk_ptr, batch, kv_head, zero + k_start, dk_strides)
+        dv_tile = _tile(dv_ptr, batch, kv_head, zero + k_start, dv_strides)
+        _store(dk_tile, cols, dk_strides[2], dims, k_len, dk * scale, D, EVEN_D)
+        _store(dv_tile, cols, dv_strides[2], dims, k_len, dv, D, EVEN_D)
 
 
 @triton.jit
@@ -266,23 +247,12 @@ def dq_kernel(
     ndelta_ptr,
     cu_q_ptr,
     cu_k_ptr,
-    q_stride_b,
-    q_stride_h,
-    q_stride,
-    k_stride_b,
-    k_stride_h,
-    k_stride,
-    v_stride_b,
-    v_stride_h,
-    v_stride,
-    do_stride_b,
-    do_stride_h,
-    do_stride,
-    dq_stride_b,
-    dq_stride_h,
-    dq_stride,
-    stat_stride_b,
-    stat_stride_h,
+    q_strides,
+    k_strides,
+    v_strides,
+    do_strides,
+    dq_strides,
+    stat_strides,
     H,
     GROUP,
     LQ,
@@ -310,13 +280,13 @@ def dq_kernel(
         rows = m + tl.arange(0, BLOCK_M)
         dims = tl.arange(0, BLOCK_D)
         zero = tl.full((), 0, tl.int32)
-        q_tile = _tile(q_ptr, batch, head, zero + q_start, q_stride_b, q_stride_h, q_stride)
-        do_tile = _tile(do_ptr, batch, head, zero + q_start, do_stride_b, do_stride_h, do_stride)
-        k_tile = _tile(k_ptr, batch, head // GROUP, zero + k_start, k_stride_b, k_stride_h, k_stride)
-        v_tile = _tile(v_ptr, batch, head // GROUP, zero + k_start, v_stride_b, v_stride_h, v_stride)
-        q = _load(q_tile, rows, q_stride, dims, q_len, D, EVEN_D, True)
-        do = _load(do_tile, rows, do_stride, dims, q_len, D, EVEN_D, True)
-        at = batch.to(tl.int64) * stat_stride_b + head * stat_stride_h
+        q_tile = _tile(q_ptr, batch, head, zero + q_start, q_strides)
+        do_tile = _tile(do_ptr, batch, head, zero + q_start, do_strides)
+        k_tile = _tile(k_ptr, batch, head // GROUP, zero + k_start, k_strides)
+        v_tile = _tile(v_ptr, batch, head // GROUP, zero + k_start, v_strides)
+        q = _load(q_tile, rows, q_strides[2], dims, q_len, D, EVEN_D, True)
+        do = _load(do_tile, rows, do_strides[2], dims, q_len, D, EVEN_D, True)
+        at = batch.to(tl.int64) * stat_strides[0] + head * stat_strides[1]
         at += _padded_start(q_start, batch, PACKED, STAT_PAD) + rows
         nlse = tl.load(nlse_ptr + at) * scale_log2
         ndelta = tl.load(ndelta_ptr + at)
@@ -329,8 +299,8 @@ def dq_kernel(
             last_key = tl.minimum(last_key, rows + k_len - q_len)
         full = full // BLOCK_N * BLOCK_N
         dq = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
-        keys = Keys(k_tile, v_tile, k_stride, v_stride, k_len)
+        keys = Keys(k_tile, v_tile, k_strides[2], v_strides[2], k_len)
         dq = _over_keys(dq, q, do, nlse, ndelta, keys, 0, full, last_key, dims, scale_log2, False, D, BLOCK_N)
         dq = _over_keys(dq, q, do, nlse, ndelta, keys, full, end, last_key, dims, scale_log2, True, D, BLOCK_N)
-        dq_tile = _tile(dq_ptr, batch, head, zero + q_start, dq_stride_b, dq_stride_h, dq_stride)
-        _store(dq_tile, rows, dq_stride, dims, q_len, dq * scale, D, EVEN_D)
+        dq_tile = _tile(dq_ptr, batch, head, zero + q_start, dq_strides)
+        _store(dq_tile, rows, dq_strides[2], dims, q_len, dq * scale, D, EVEN_D)

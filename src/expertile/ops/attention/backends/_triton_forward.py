@@ -22,9 +22,9 @@ def _sequence(cu_q_ptr, cu_k_ptr, batch, LQ, LK, PACKED: tl.constexpr):
 
 
 @triton.jit
-def _tile(ptr, batch, head, row, stride_b, stride_h, stride_row):
+def _tile(ptr, batch, head, row, strides):
     """Address of (batch, head, row); it may lie more than 2^31 elements in."""
-    return ptr + batch.to(tl.int64) * stride_b + head.to(tl.int64) * stride_h + row.to(tl.int64) * stride_row
+    return ptr + batch.to(tl.int64) * strides[0] + head.to(tl.int64) * strides[1] + row.to(tl.int64) * strides[2]
 
 
 @triton.jit
@@ -93,20 +93,11 @@ def forward_kernel(
     lse_ptr,
     cu_q_ptr,
     cu_k_ptr,
-    q_stride_b,
-    q_stride_h,
-    q_stride,
-    k_stride_b,
-    k_stride_h,
-    k_stride,
-    v_stride_b,
-    v_stride_h,
-    v_stride,
-    o_stride_b,
-    o_stride_h,
-    o_stride,
-    lse_stride_b,
-    lse_stride_h,
+    q_strides,
+    k_strides,
+    v_strides,
+    o_strides,
+    lse_strides,
     H,
     GROUP,
     LQ,
@@ -132,11 +123,11 @@ def forward_kernel(
         rows = m + tl.arange(0, BLOCK_M)
         dims = tl.arange(0, BLOCK_D)
         start = tl.full((), 0, tl.int32)
-        q_tile = _tile(q_ptr, batch, head, start + q_start, q_stride_b, q_stride_h, q_stride)
-        k_tile = _tile(k_ptr, batch, head // GROUP, start + k_start, k_stride_b, k_stride_h, k_stride)
-        v_tile = _tile(v_ptr, batch, head // GROUP, start + k_start, v_stride_b, v_stride_h, v_stride)
-        o_tile = _tile(o_ptr, batch, head, start + q_start, o_stride_b, o_stride_h, o_stride)
-        q = _load(q_tile, rows, q_stride, dims, q_len, D, EVEN_D, True)
+        q_tile = _tile(q_ptr, batch, head, start + q_start, q_strides)
+        k_tile = _tile(k_ptr, batch, head // GROUP, start + k_start, k_strides)
+        v_tile = _tile(v_ptr, batch, head // GROUP, start + k_start, v_strides)
+        o_tile = _tile(o_ptr, batch, head, start + q_start, o_strides)
+        q = _load(q_tile, rows, q_strides[2], dims, q_len, D, EVEN_D, True)
         end = k_len
         full = k_len
         last_key = tl.full((BLOCK_M,), 0, tl.int32) + k_len - 1
@@ -149,13 +140,13 @@ def forward_kernel(
         acc = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
         row_max = tl.full((BLOCK_M,), float("-inf"), tl.float32)
         sums = (acc, row_max, tl.zeros((BLOCK_M,), tl.float32))
-        keys = Keys(k_tile, v_tile, k_stride, v_stride, k_len)
+        keys = Keys(k_tile, v_tile, k_strides[2], v_strides[2], k_len)
         sums = _over_keys(sums, q, keys, 0, full, last_key, dims, scale_log2, False, D, BLOCK_N)
         acc, row_max, row_sum = _over_keys(sums, q, keys, full, end, last_key, dims, scale_log2, True, D, BLOCK_N)
         # Rows that see no key: zeros, and minus infinity for the log-sum-exp.
         empty = row_sum == 0.0
         acc = tl.where(empty[:, None], 0.0, acc / tl.where(empty, 1.0, row_sum)[:, None])
         lse = (row_max * scale_log2 + tl.log2(row_sum)) * 0.6931471805599453
-        _store(o_tile, rows, o_stride, dims, q_len, acc, D, EVEN_D)
-        at = lse_ptr + batch.to(tl.int64) * lse_stride_b + head * lse_stride_h + q_start + rows
+        _store(o_tile, rows, o_strides[2], dims, q_len, acc, D, EVEN_D)
+        at = lse_ptr + batch.to(tl.int64) * lse_strides[0] + head * lse_strides[1] + q_start + rows
         tl.store(at, tl.where(empty, float("-inf"), lse), mask=rows < q_len)

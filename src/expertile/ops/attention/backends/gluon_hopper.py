@@ -20,6 +20,7 @@ import torch
 from expertile.device import Device
 from expertile.ops.attention.backend import Backend, Direction, Operands, Saved, lse_strides, new_lse
 from expertile.ops.attention.backends import _statistics
+from expertile.ops.attention.backends._hopper_backward import attention_backward_kernel
 from expertile.ops.attention.backends._hopper_configs import (
     BackwardConfig,
     ForwardConfig,
@@ -28,8 +29,7 @@ from expertile.ops.attention.backends._hopper_configs import (
     forward_configs,
     padded_dim,
 )
-from expertile.ops.attention.backends._hopper_dkdv import attention_dkdv_kernel
-from expertile.ops.attention.backends._hopper_dq import attention_dq_kernel
+from expertile.ops.attention.backends._hopper_context import ForwardShape, PassShape
 from expertile.ops.attention.backends._hopper_forward import attention_forward_kernel
 from expertile.ops.attention.backends._hopper_launch import flat, heads_in_l2, registers, rows_of_heads
 from expertile.ops.attention.backends._statistics import STAT_PAD
@@ -81,17 +81,9 @@ def _forward_launch(p: Problem, config: ForwardConfig, out_strides: tuple[int, i
     tiles = heads * -(-p.q_len // (config.rows * config.consumers))
     section = min(heads, heads_in_l2(p, p.k_len, 2, _L2_SHARE, device) * p.group)
     numbers = (tiles, p.heads, p.group, heads, section, p.q_len, p.k_len, *lse_strides(p), p.scale * _LOG2E)
-    options = {
-        "CAUSAL": p.causal,
-        "VARLEN": p.packed,
-        "D": dim,
-        "CONSUMERS": config.consumers,
-        "ROWS": config.rows,
-        "BLOCK_N": config.block_n,
-        "STAGES": config.num_stages,
-        "Q_SLOTS": config.q_slots,
-        **registers(config.consumers),
-    }
+    queries = (config.consumers, config.rows, config.consumers * config.rows)
+    shape = ForwardShape(p.causal, p.packed, dim, *queries, config.block_n, config.num_stages, config.q_slots)
+    options = {"SHAPE": shape, **registers(config.consumers)}
     programs = min(tiles, device.sm_count) if config.persistent else tiles
     return Launch(
         attention_forward_kernel,
@@ -152,21 +144,11 @@ def _pass_launch(
         p.scale,
         p.scale * _LOG2E,
     )
-    options = {
-        "CAUSAL": p.causal,
-        "VARLEN": p.packed,
-        "D": dim,
-        "ROWS": 64,
-        "BLOCK": config.block,
-        "STAGES": config.num_stages,
-        "SLOTS": config.slots,
-        "AHEAD": config.ahead,
-        "STAT_PAD": STAT_PAD,
-        **registers(2),
-    }
+    blocks = (config.block, config.num_stages, config.slots, config.ahead)
+    options = {"SHAPE": PassShape(dq, p.causal, p.packed, dim, 2, 64, 128, *blocks, STAT_PAD), **registers(2)}
     programs = min(tiles, device.sm_count) if config.persistent else tiles
     return Launch(
-        attention_dq_kernel if dq else attention_dkdv_kernel,
+        attention_backward_kernel,
         tuple(tensors),
         (p.dtype,) * 6 + (torch.float32,) * 2,
         (torch.float32, torch.float32, torch.int32, torch.int32),

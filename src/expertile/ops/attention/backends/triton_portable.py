@@ -53,32 +53,10 @@ def forward(problem: Problem, operands: Operands, config: Config) -> tuple[torch
     out, lse = torch.empty_like(q), new_lse(p, q)
     grid = (-(-p.q_len // config.block_m), p.batch * p.heads)
     forward_kernel[grid](
-        q,
-        k,
-        v,
-        out,
-        lse,
-        operands.cu_seqlens_q,
-        operands.cu_seqlens_k,
-        *p.q_strides,
-        *p.k_strides,
-        *p.v_strides,
-        *row_strides(out, p.packed),
-        *lse_strides(p),
-        p.heads,
-        p.group,
-        p.q_len,
-        p.k_len,
-        p.scale * _LOG2E,
-        D=p.head_dim,
-        CAUSAL=p.causal,
-        PACKED=p.packed,
-        BLOCK_M=config.block_m,
-        BLOCK_N=config.block_n,
-        BLOCK_D=_block_d(p),
-        num_warps=config.num_warps,
-        num_stages=config.num_stages,
-        **FP_FUSION,
+        *(q, k, v, out, lse, operands.cu_seqlens_q, operands.cu_seqlens_k),
+        *(p.q_strides, p.k_strides, p.v_strides, row_strides(out, p.packed), lse_strides(p)),
+        *(p.heads, p.group, p.q_len, p.k_len, p.scale * _LOG2E),
+        **_options(p, config),
     )
     return out, lse
 
@@ -91,43 +69,22 @@ def backward(
     cu = (operands.cu_seqlens_q, operands.cu_seqlens_k)
     stats = _statistics.compute(p, operands, saved)
     dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
-    inputs = (*p.q_strides, *p.k_strides, *p.v_strides, *row_strides(dout, p.packed))
+    inputs = (p.q_strides, p.k_strides, p.v_strides, row_strides(dout, p.packed))
+    stat_strides = (stats.stride_b, stats.stride_h)
     numbers = (p.group, p.q_len, p.k_len, p.scale, p.scale * _LOG2E)
     dkdv_kernel[(-(-p.k_len // config.dkdv.block_n), p.batch * p.kv_heads)](
-        q,
-        k,
-        v,
-        dout,
-        dk,
-        dv,
-        stats.nlse,
-        stats.ndelta,
-        *cu,
-        *inputs,
-        *row_strides(dk, p.packed),
-        *row_strides(dv, p.packed),
-        stats.stride_b,
-        stats.stride_h,
-        p.kv_heads,
-        *numbers,
+        *(q, k, v, dout, dk, dv, stats.nlse, stats.ndelta, *cu),
+        *(*inputs, row_strides(dk, p.packed), row_strides(dv, p.packed), stat_strides),
+        *(p.kv_heads, *numbers),
         **_options(p, config.dkdv),
+        STAT_PAD=STAT_PAD,
     )
     dq_kernel[(-(-p.q_len // config.dq.block_m), p.batch * p.heads)](
-        q,
-        k,
-        v,
-        dout,
-        dq,
-        stats.nlse,
-        stats.ndelta,
-        *cu,
-        *inputs,
-        *row_strides(dq, p.packed),
-        stats.stride_b,
-        stats.stride_h,
-        p.heads,
-        *numbers,
+        *(q, k, v, dout, dq, stats.nlse, stats.ndelta, *cu),
+        *(*inputs, row_strides(dq, p.packed), stat_strides),
+        *(p.heads, *numbers),
         **_options(p, config.dq),
+        STAT_PAD=STAT_PAD,
     )
     return dq, dk, dv
 
@@ -137,7 +94,6 @@ def _options(problem: Problem, config: Config) -> dict[str, Any]:
         "D": problem.head_dim,
         "CAUSAL": problem.causal,
         "PACKED": problem.packed,
-        "STAT_PAD": STAT_PAD,
         "BLOCK_M": config.block_m,
         "BLOCK_N": config.block_n,
         "BLOCK_D": _block_d(problem),

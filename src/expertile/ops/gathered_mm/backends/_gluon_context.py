@@ -1,9 +1,39 @@
 """What every partition of the `gluon_gather` kernel is handed: descriptors, shared memory, and the problem."""
 
+from typing import NamedTuple
+
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import tma
 
 from expertile.ops.hopper.context import context
+
+
+class Shape(NamedTuple):
+    """What the kernel is compiled for. GROUPS_POW2: a power of two >= max(G, 32). ROWS: of a tile, what one consumer
+    multiplies. MORE: steps at the end of K, of BLOCK_K each, whose operands come from more_a_desc and more_b_desc."""
+
+    LAYOUT: str
+    PRODUCT: str
+    ACTIVATION: str
+    INTERLEAVED: bool
+    HALVED: bool
+    SAVE_PRE: bool
+    GATHERED: str
+    B_K_MAJOR: bool
+    HAS_BIAS: bool
+    GROUPS_POW2: int
+    BLOCK_M: int
+    ROWS: int
+    BLOCK_N: int
+    BLOCK_K: int
+    STAGES: int
+    GROUP_M: int
+    C_PARTS: int
+    C_SLOTS: int
+    DYNAMIC: bool
+    FENCED: bool
+    MASKED: bool
+    MORE: int
 
 
 @context
@@ -11,8 +41,7 @@ class Context:
     """What every partition needs: descriptors, shared memory, the problem, and how it is laid out on the chip.
 
     LAYOUT, G, M, N, K, offs, BLOCK_M, BLOCK_N, GROUP_M and GROUPS_POW2 are what `grouped_mm`'s tile plan reads; queue,
-    queued, tile_counter and DYNAMIC what says which tiles. ROWS: those of a tile that one consumer multiplies. MORE:
-    steps at the end of K, of BLOCK_K each, whose operands come from more_a_desc and more_b_desc.
+    queued, tile_counter and DYNAMIC what says which tiles.
     """
 
     a_desc: tma.tensor_descriptor
@@ -44,25 +73,4 @@ class Context:
     N: gl.tensor
     K: gl.tensor
     A_PITCH: gl.tensor
-    LAYOUT: gl.constexpr
-    PRODUCT: gl.constexpr
-    ACTIVATION: gl.constexpr
-    INTERLEAVED: gl.constexpr
-    HALVED: gl.constexpr
-    SAVE_PRE: gl.constexpr
-    GATHERED: gl.constexpr
-    B_K_MAJOR: gl.constexpr
-    HAS_BIAS: gl.constexpr
-    GROUPS_POW2: gl.constexpr
-    BLOCK_M: gl.constexpr
-    ROWS: gl.constexpr
-    BLOCK_N: gl.constexpr
-    BLOCK_K: gl.constexpr
-    STAGES: gl.constexpr
-    GROUP_M: gl.constexpr
-    C_PARTS: gl.constexpr
-    C_SLOTS: gl.constexpr
-    DYNAMIC: gl.constexpr
-    FENCED: gl.constexpr
-    MASKED: gl.constexpr
-    MORE: gl.constexpr
+    shape: Shape

@@ -231,110 +231,44 @@ def gathered_mm_kernel(
     N,
     K,
     A_PITCH,
-    PRODUCT: gl.constexpr,
-    ACTIVATION: gl.constexpr,
-    INTERLEAVED: gl.constexpr,
-    HALVED: gl.constexpr,
-    SAVE_PRE: gl.constexpr,
-    GATHERED: gl.constexpr,
-    B_K_MAJOR: gl.constexpr,
-    HAS_BIAS: gl.constexpr,
-    GROUPS_POW2: gl.constexpr,
-    BLOCK_M: gl.constexpr,
-    ROWS: gl.constexpr,
-    BLOCK_N: gl.constexpr,
-    BLOCK_K: gl.constexpr,
-    STAGES: gl.constexpr,
-    GROUP_M: gl.constexpr,
-    C_PARTS: gl.constexpr,
-    C_SLOTS: gl.constexpr,
-    DYNAMIC: gl.constexpr,
-    FENCED: gl.constexpr,
-    MASKED: gl.constexpr,
-    MORE: gl.constexpr,
+    SHAPE: gl.constexpr,
     CONSUMER_REGS: gl.constexpr,
     PRODUCER_REGS: gl.constexpr,
     num_warps: gl.constexpr,
 ):
     """The products of `gathered_mm.problem`. Grid: one program per multiprocessor.
 
-    GROUPS_POW2: a power of two >= max(G, 32). a_ptr, A_PITCH: the gathered operand, and the
-    elements between its rows divided by 8. K counts the MORE steps of a second pair of operands. For few rows (MASKED)
-    it is launched as a programmatic dependent: it sets itself up while the kernel before it ends, and lets the one
-    after it do so.
+    a_ptr, A_PITCH: the gathered operand, and the elements between its rows divided by 8. K counts the MORE steps of a
+    second pair of operands. For few rows (MASKED) it is launched as a programmatic dependent: it sets itself up while
+    the kernel before it ends, and lets the one after it do so.
     """
-    a_smem = gl.allocate_shared_memory(a_desc.dtype, [STAGES] + a_desc.block_type.shape, a_desc.layout)
-    b_smem = gl.allocate_shared_memory(b_desc.dtype, [STAGES] + b_desc.block_type.shape, b_desc.layout)
-    c_smem = gl.allocate_shared_memory(out_desc.dtype, [2 * C_SLOTS] + out_desc.block_type.shape, out_desc.layout)
+    a_smem = gl.allocate_shared_memory(a_desc.dtype, [SHAPE.STAGES] + a_desc.block_type.shape, a_desc.layout)
+    b_smem = gl.allocate_shared_memory(b_desc.dtype, [SHAPE.STAGES] + b_desc.block_type.shape, b_desc.layout)
+    c_smem = gl.allocate_shared_memory(out_desc.dtype, [2 * SHAPE.C_SLOTS] + out_desc.block_type.shape, out_desc.layout)
     # One arrival for what TMA brings, and one for each thread of the four gathering warps.
-    full, empty = make_barriers(STAGES, 129 if GATHERED != "" else 1, BLOCK_M // ROWS)
+    full, empty = make_barriers(SHAPE.STAGES, 129 if SHAPE.GATHERED != "" else 1, SHAPE.BLOCK_M // SHAPE.ROWS)
     order, loaded = make_barriers(2, 1, 1)
-    if DYNAMIC:
+    if SHAPE.DYNAMIC:
         queue, queued = make_queue()
     else:
         queue, queued = empty, empty
     fence_async_shared()
-    if MASKED:
+    if SHAPE.MASKED:
         # Memory of the kernel before is touched only after this; the kernel after may begin to set itself up.
         gdc_wait()
         gdc_launch_dependents()
-    LAYOUT: gl.constexpr = "ragged_k" if PRODUCT == "wgrad" else "ragged_m"
-    p = Context(
-        a_desc,
-        b_desc,
-        out_desc,
-        pre_desc,
-        dpre_desc,
-        a_desc if more_a_desc is None else more_a_desc,
-        b_desc if more_b_desc is None else more_b_desc,
-        a_smem,
-        b_smem,
-        c_smem,
-        full,
-        empty,
-        order,
-        loaded,
-        queue,
-        queued,
-        a_ptr,
-        rows_ptr,
-        offs_ptr,
-        bias_ptr,
-        slots_ptr,
-        weights_ptr,
-        sums_ptr,
-        tile_counter_ptr,
-        G,
-        M,
-        N,
-        K,
-        A_PITCH,
-        LAYOUT,
-        PRODUCT,
-        ACTIVATION,
-        INTERLEAVED,
-        HALVED,
-        SAVE_PRE,
-        GATHERED,
-        B_K_MAJOR,
-        HAS_BIAS,
-        GROUPS_POW2,
-        BLOCK_M,
-        ROWS,
-        BLOCK_N,
-        BLOCK_K,
-        STAGES,
-        GROUP_M,
-        C_PARTS,
-        C_SLOTS,
-        DYNAMIC,
-        FENCED,
-        MASKED,
-        MORE,
+    p = Context(  # type: ignore[call-arg]
+        (a_desc, b_desc, out_desc, pre_desc, dpre_desc),
+        (a_desc if more_a_desc is None else more_a_desc, b_desc if more_b_desc is None else more_b_desc),
+        (a_smem, b_smem, c_smem),
+        (full, empty, order, loaded, queue, queued),
+        (a_ptr, rows_ptr, offs_ptr, bias_ptr, slots_ptr, weights_ptr, sums_ptr, tile_counter_ptr),
+        (G, M, N, K, A_PITCH),
+        SHAPE,
     )
-    mma_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [num_warps, 1], [16, BLOCK_N, 16])
+    mma_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [num_warps, 1], [16, SHAPE.BLOCK_N, 16])
     gl.warp_specialize(
         [(_consumer, (p, 0, mma_layout)), (_consumer, (p, 1, mma_layout)), (_producer, (p,))],
-        [4, 4 if GATHERED != "" else 1],
+        [4, 4 if SHAPE.GATHERED != "" else 1],
         [CONSUMER_REGS, PRODUCER_REGS],
     )

@@ -10,6 +10,7 @@ import torch
 
 from expertile.device import Device
 from expertile.ops.gathered_mm.backend import Operands, Outputs
+from expertile.ops.gathered_mm.backends._gluon_context import Shape
 from expertile.ops.gathered_mm.backends._gluon_kernel import gathered_mm_kernel
 from expertile.ops.gathered_mm.backends._gluon_sums import add_row_sums
 from expertile.ops.gathered_mm.problem import GatherProblem, Product
@@ -73,28 +74,32 @@ def plan(p: GatherProblem, config: Any, bias_dtype: torch.dtype, programs: int, 
         out = pre = ragged(inner, inner, box)
     if backward or (gated and p.save_pre):
         pre = ragged(2 * inner, 2 * inner, box) if p.interleaved else _ragged_halves(inner, 2 * inner, box)
+    shape = Shape(
+        LAYOUT="ragged_k" if p.product is Product.WGRAD else "ragged_m",
+        PRODUCT=p.product.value,
+        ACTIVATION=p.activation,
+        INTERLEAVED=p.interleaved,
+        HALVED=_halved(p),
+        SAVE_PRE=p.save_pre,
+        GATHERED=p.gathered,
+        B_K_MAJOR=p.product is not Product.WGRAD and p.b_strides[1] == 1,
+        HAS_BIAS=p.has_bias,
+        GROUPS_POW2=max(32, 1 << (p.groups - 1).bit_length()),
+        BLOCK_M=config.block_m,
+        ROWS=config.rows,
+        BLOCK_N=config.block_n,
+        BLOCK_K=config.block_k,
+        STAGES=config.num_stages,
+        GROUP_M=config.group_m,
+        C_PARTS=config.store_parts,
+        C_SLOTS=config.store_slots,
+        DYNAMIC=config.dynamic,
+        FENCED=config.fenced,
+        MASKED=config.masked,
+        MORE=more,
+    )
     options = {
-        "PRODUCT": p.product.value,
-        "ACTIVATION": p.activation,
-        "INTERLEAVED": p.interleaved,
-        "HALVED": _halved(p),
-        "SAVE_PRE": p.save_pre,
-        "GATHERED": p.gathered,
-        "B_K_MAJOR": p.product is not Product.WGRAD and p.b_strides[1] == 1,
-        "HAS_BIAS": p.has_bias,
-        "GROUPS_POW2": max(32, 1 << (p.groups - 1).bit_length()),
-        "BLOCK_M": config.block_m,
-        "ROWS": config.rows,
-        "BLOCK_N": config.block_n,
-        "BLOCK_K": config.block_k,
-        "STAGES": config.num_stages,
-        "GROUP_M": config.group_m,
-        "C_PARTS": config.store_parts,
-        "C_SLOTS": config.store_slots,
-        "DYNAMIC": config.dynamic,
-        "FENCED": config.fenced,
-        "MASKED": config.masked,
-        "MORE": more,
+        "SHAPE": shape,
         # Three times four warps share 65536 registers, 168 a thread; the first consumer gets what the others leave.
         "CONSUMER_REGS": 208 if gathered else 232,
         "PRODUCER_REGS": 88 if gathered else 40,

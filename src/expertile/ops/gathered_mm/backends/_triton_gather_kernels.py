@@ -7,7 +7,7 @@ import triton.language as tl
 
 from expertile.ops.gathered_mm.activation_kernel import activate, activate_backward
 from expertile.ops.gathered_mm.pointwise import load_pre, store_pre
-from expertile.ops.grouped_mm.persistent import count_tiles, locate_tile
+from expertile.ops.grouped_mm.persistent import columns, count_tiles, locate_tile
 
 
 @triton.jit(do_not_specialize=["groups", "GROUP_M"])
@@ -94,8 +94,8 @@ def gather_kernel(
             b_tile += b_step
         # A piece of the columns at a time: the whole tile's gate, up and gradients would not fit the registers.
         WIDTH: tl.constexpr = BLOCK_N // PARTS
-        pieces = _columns(acc, PARTS)
-        ups = _columns(acc_up, PARTS) if EPILOGUE == "gated" else pieces
+        pieces = columns(acc, PARTS)
+        ups = columns(acc_up, PARTS) if EPILOGUE == "gated" else pieces
         at = row_of.to(tl.int64)[:, None] * N
         if EPILOGUE == "backward":
             slot = tl.load(slots_ptr + row_of, mask=used, other=0)
@@ -131,25 +131,6 @@ def gather_kernel(
         if EPILOGUE == "backward":
             part = partial_ptr + row_of.to(tl.int64) * tl.cdiv(N, BLOCK_N) + col // BLOCK_N
             tl.store(part, total_of_row, mask=used)
-
-
-@triton.jit
-def _halves(block):
-    """The left and the right half of a block's columns."""
-    return block.reshape(block.shape[0], 2, block.shape[1] // 2).permute(0, 2, 1).split()
-
-
-@triton.jit
-def _columns(block, PARTS: tl.constexpr):
-    """The block's columns in 1, 2 or 4 equal pieces, from left to right."""
-    if PARTS == 1:
-        pieces = (block,)
-    elif PARTS == 2:
-        pieces = _halves(block)
-    else:
-        left, right = _halves(block)
-        pieces = _halves(left) + _halves(right)
-    return pieces
 
 
 @triton.jit(do_not_specialize=["groups", "parts"])

@@ -229,53 +229,34 @@ def grouped_mm_kernel(
     M,
     N,
     K,
-    LAYOUT: gl.constexpr,
-    A_K_MAJOR: gl.constexpr,
-    B_K_MAJOR: gl.constexpr,
-    HAS_BIAS: gl.constexpr,
-    GROUPS_POW2: gl.constexpr,
-    CONSUMERS: gl.constexpr,
-    ROWS: gl.constexpr,
-    A_BOX: gl.constexpr,
-    BLOCK_M: gl.constexpr,
-    BLOCK_N: gl.constexpr,
-    BLOCK_K: gl.constexpr,
-    STAGES: gl.constexpr,
-    LAG: gl.constexpr,
-    GROUP_M: gl.constexpr,
-    C_PARTS: gl.constexpr,
-    C_SLOTS: gl.constexpr,
-    DYNAMIC: gl.constexpr,
-    ADD: gl.constexpr,
-    MORE: gl.constexpr,
+    SHAPE: gl.constexpr,
     CONSUMER_REGS: gl.constexpr,
     PRODUCER_REGS: gl.constexpr,
     num_warps: gl.constexpr,
 ):
     """out[g] = a[g] @ b[g] over groups g; see `gluon_hopper` for shapes. Grid: one program per multiprocessor.
 
-    GROUPS_POW2: a power of two >= max(G, 32). BLOCK_M = ROWS * CONSUMERS (split) or ROWS (pingpong). A_BOX: rows of a
-    that one load brings, ROWS or, for a with 64 elements of K in a row of a box, a divisor of 64 rows.
-    tile_counter_ptr: an int32 that is zero, for DYNAMIC. ADD: results are added to the elements of out.
-    K counts the MORE steps of a second pair of operands.
+    tile_counter_ptr: an int32 that is zero, for DYNAMIC. K counts the MORE steps of a second pair of operands.
 
     Launched as a programmatic dependent, the kernel sets itself up while the kernel before it ends.
     """
     prefetch_descriptors(a_desc, b_desc, "grouped_mm_kernel")
-    A_PARTS: gl.constexpr = BLOCK_M // ROWS
+    A_PARTS: gl.constexpr = SHAPE.BLOCK_M // SHAPE.ROWS
     a_boxes = gl.allocate_shared_memory(
-        a_desc.dtype, [STAGES * BLOCK_M // A_BOX] + a_desc.block_type.shape, a_desc.layout
+        a_desc.dtype, [SHAPE.STAGES * SHAPE.BLOCK_M // SHAPE.A_BOX] + a_desc.block_type.shape, a_desc.layout
     )
     a_smem = a_boxes
-    if A_BOX < ROWS:
-        a_smem = reinterpret(a_boxes, a_desc.dtype, [STAGES * A_PARTS, ROWS, BLOCK_K], a_desc.layout)
-    b_smem = gl.allocate_shared_memory(b_desc.dtype, [STAGES] + b_desc.block_type.shape, b_desc.layout)
-    c_smem = gl.allocate_shared_memory(c_desc.dtype, [CONSUMERS * C_SLOTS] + c_desc.block_type.shape, c_desc.layout)
-    full, empty = make_barriers(STAGES, 1, A_PARTS)
+    if SHAPE.A_BOX < SHAPE.ROWS:
+        a_smem = reinterpret(a_boxes, a_desc.dtype, [SHAPE.STAGES * A_PARTS, SHAPE.ROWS, SHAPE.BLOCK_K], a_desc.layout)
+    b_smem = gl.allocate_shared_memory(b_desc.dtype, [SHAPE.STAGES] + b_desc.block_type.shape, b_desc.layout)
+    c_smem = gl.allocate_shared_memory(
+        c_desc.dtype, [SHAPE.CONSUMERS * SHAPE.C_SLOTS] + c_desc.block_type.shape, c_desc.layout
+    )
+    full, empty = make_barriers(SHAPE.STAGES, 1, A_PARTS)
     order = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
     for s in gl.static_range(2):
         mbarrier.init(order.index(s), count=1)
-    if DYNAMIC:
+    if SHAPE.DYNAMIC:
         queue, queued = make_queue()
     else:
         queue, queued = empty, empty
@@ -290,11 +271,10 @@ def grouped_mm_kernel(
         (full, empty, order, queue, queued),
         (offs_ptr, bias_ptr, tile_counter_ptr),
         (G, M, N, K),
-        (LAYOUT, A_K_MAJOR, B_K_MAJOR, HAS_BIAS, GROUPS_POW2, CONSUMERS, ROWS, A_BOX),
-        (BLOCK_M, BLOCK_N, BLOCK_K, STAGES, LAG, GROUP_M, C_PARTS, C_SLOTS, DYNAMIC, ADD, MORE),
+        SHAPE,
     )
-    mma_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [num_warps, 1], [16, BLOCK_N, 16])
-    if CONSUMERS == 2:
+    mma_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [num_warps, 1], [16, SHAPE.BLOCK_N, 16])
+    if SHAPE.CONSUMERS == 2:
         gl.warp_specialize(
             [(_consumer, (p, 0, mma_layout)), (_consumer, (p, 1, mma_layout)), (_producer, (p,))],
             [4, 1],

@@ -9,6 +9,7 @@ import torch
 
 from expertile.device import Device
 from expertile.ops.grouped_mm.backend import Operands, Pair
+from expertile.ops.grouped_mm.backends._gluon_context import Shape
 from expertile.ops.grouped_mm.backends._gluon_kernel import grouped_mm_kernel
 from expertile.ops.grouped_mm.problem import Layout, Problem
 from expertile.ops.launch.blocks import Blocks, ragged, tile_counter
@@ -60,26 +61,29 @@ def _launch(
     else:
         c = Blocks((*lead, p.m, p.n), out_strides, (1, rows, part_n))
     warps = config.num_warps * config.consumers + 1
+    shape = Shape(
+        LAYOUT=p.layout.value,
+        A_K_MAJOR=a_k_major,
+        B_K_MAJOR=b_k_major,
+        HAS_BIAS=p.has_bias,
+        GROUPS_POW2=max(32, 1 << (p.groups - 1).bit_length()),
+        CONSUMERS=config.consumers,
+        ROWS=rows,
+        A_BOX=box,
+        BLOCK_M=config.block_m,
+        BLOCK_N=bn,
+        BLOCK_K=bk,
+        STAGES=config.num_stages,
+        LAG=config.lag,
+        GROUP_M=config.group_m,
+        C_PARTS=config.store_parts,
+        C_SLOTS=config.store_slots,
+        DYNAMIC=config.dynamic,
+        ADD=add,
+        MORE=more,
+    )
     options = {
-        "LAYOUT": p.layout.value,
-        "A_K_MAJOR": a_k_major,
-        "B_K_MAJOR": b_k_major,
-        "HAS_BIAS": p.has_bias,
-        "GROUPS_POW2": max(32, 1 << (p.groups - 1).bit_length()),
-        "CONSUMERS": config.consumers,
-        "ROWS": rows,
-        "A_BOX": box,
-        "BLOCK_M": config.block_m,
-        "BLOCK_N": bn,
-        "BLOCK_K": bk,
-        "STAGES": config.num_stages,
-        "LAG": config.lag,
-        "GROUP_M": config.group_m,
-        "C_PARTS": config.store_parts,
-        "C_SLOTS": config.store_slots,
-        "DYNAMIC": config.dynamic,
-        "ADD": add,
-        "MORE": more,
+        "SHAPE": shape,
         # The first consumer gets what the second and the producer leave: as many.
         "CONSUMER_REGS": 232,
         "PRODUCER_REGS": 40,

@@ -9,28 +9,19 @@ from expertile.ops.launch.versions import tma_load
 
 
 @gluon.jit
-def _load_a(p, desc, g, row, k0, k_len, k, bar, dst, pred):
+def _load(p, desc, g, at, k0, k_len, k, bar, dst, FLAT: gl.constexpr, K_MAJOR: gl.constexpr, pred=True):
+    """TMA of rows of a, or columns of b, from `at` on. FLAT: an operand of two dimensions, K not ragged."""
     if p.LAYOUT == "ragged_k":
-        tma_load(desc, [WRAP, k0 + k_len, WRAP - k_len + k, row], bar, dst, pred)
-    elif p.LAYOUT == "batched":
-        if p.A_K_MAJOR:
-            tma_load(desc, [g, row, k], bar, dst, pred)
+        tma_load(desc, [WRAP, k0 + k_len, WRAP - k_len + k, at], bar, dst, pred)
+    elif FLAT:
+        if K_MAJOR:
+            tma_load(desc, [at, k], bar, dst, pred)
         else:
-            tma_load(desc, [g, k, row], bar, dst, pred)
-    elif p.A_K_MAJOR:
-        tma_load(desc, [row, k], bar, dst, pred)
+            tma_load(desc, [k, at], bar, dst, pred)
+    elif K_MAJOR:
+        tma_load(desc, [g, at, k], bar, dst, pred)
     else:
-        tma_load(desc, [k, row], bar, dst, pred)
-
-
-@gluon.jit
-def _load_b(p, desc, g, col, k0, k_len, k, bar, dst):
-    if p.LAYOUT == "ragged_k":
-        tma_load(desc, [WRAP, k0 + k_len, WRAP - k_len + k, col], bar, dst)
-    elif p.B_K_MAJOR:
-        tma_load(desc, [g, col, k], bar, dst)
-    else:
-        tma_load(desc, [g, k, col], bar, dst)
+        tma_load(desc, [g, k, at], bar, dst, pred)
 
 
 @gluon.jit
@@ -42,6 +33,7 @@ def fill(p, a_desc, b_desc, g, row, row_end, col, k0, k_len, k, i, phase):
     A_BYTES: gl.constexpr = p.a_desc.block_type.nbytes
     B_BYTES: gl.constexpr = p.b_desc.block_type.nbytes
     BOXES: gl.constexpr = p.BLOCK_M // p.A_BOX
+    FLAT: gl.constexpr = p.LAYOUT == "ragged_m"
     mbarrier.wait(p.empty.index(i), phase)
     bar = p.full.index(i)
     boxes = gl.minimum((row_end - row + p.A_BOX - 1) // p.A_BOX, BOXES)
@@ -51,10 +43,11 @@ def fill(p, a_desc, b_desc, g, row, row_end, col, k0, k_len, k, i, phase):
         # Exactly one predicate holds, and the barrier counts one arrival.
         for count in gl.static_range(1, BOXES + 1):
             mbarrier.expect(bar, count * A_BYTES + B_BYTES, pred=boxes == count)
-    _load_a(p, a_desc, g, row, k0, k_len, k, bar, p.a_boxes.index(i * BOXES), True)
-    _load_b(p, b_desc, g, col, k0, k_len, k, bar, p.b_smem.index(i))
+    _load(p, a_desc, g, row, k0, k_len, k, bar, p.a_boxes.index(i * BOXES), FLAT, p.A_K_MAJOR)
+    _load(p, b_desc, g, col, k0, k_len, k, bar, p.b_smem.index(i), False, p.B_K_MAJOR)
     for s in gl.static_range(1, BOXES):
-        _load_a(p, a_desc, g, row + s * p.A_BOX, k0, k_len, k, bar, p.a_boxes.index(i * BOXES + s), s < boxes)
+        at, box = row + s * p.A_BOX, p.a_boxes.index(i * BOXES + s)
+        _load(p, a_desc, g, at, k0, k_len, k, bar, box, FLAT, p.A_K_MAJOR, s < boxes)
 
 
 @gluon.jit

@@ -5,66 +5,38 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from expertile.ops.grouped_mm.persistent import count_tiles, group_range, locate_tile
+from expertile.ops.grouped_mm.persistent import columns, count_tiles, group_range, locate_tile
 from expertile.ops.launch.pdl import begin
 
 
 @triton.jit
-def _load_a(
-    a_desc,
+def _load(
+    desc,
     group,
-    row,
+    at,
     k,
     k_start,
     k_length,
     RAGGED: tl.constexpr,
-    A_COLUMN: tl.constexpr,
-    BLOCK_M: tl.constexpr,
+    FLAT: tl.constexpr,
+    K_INNER: tl.constexpr,
+    BLOCK: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
-    """a's block [BLOCK_M, BLOCK_K]; A_COLUMN: stored with m contiguous."""
-    if RAGGED == "m":
-        if A_COLUMN:
-            a = a_desc.load([k, row]).T
+    """[BLOCK, BLOCK_K]: a's rows, or b's columns, from `at` on. FLAT: an operand of two dimensions, K not ragged.
+    K_INNER: stored with k contiguous."""
+    if RAGGED == "k":
+        block = desc.load([0x40000000, k_start + k_length, 0x40000000 - k_length + k, at])
+        return block.reshape(BLOCK_K, BLOCK).T
+    elif FLAT:
+        if K_INNER:
+            return desc.load([at, k])
         else:
-            a = a_desc.load([row, k])
-    elif RAGGED == "k":
-        block = a_desc.load([0x40000000, k_start + k_length, 0x40000000 - k_length + k, row])
-        a = block.reshape(BLOCK_K, BLOCK_M).T
-    elif A_COLUMN:
-        a = a_desc.load([group, k, row]).reshape(BLOCK_K, BLOCK_M).T
+            return desc.load([k, at]).T
+    elif K_INNER:
+        return desc.load([group, at, k]).reshape(BLOCK, BLOCK_K)
     else:
-        a = a_desc.load([group, row, k]).reshape(BLOCK_M, BLOCK_K)
-    return a
-
-
-@triton.jit
-def _load_b(
-    b_desc,
-    group,
-    col,
-    k,
-    k_start,
-    k_length,
-    RAGGED: tl.constexpr,
-    B_COLUMN: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-):
-    """b's block [BLOCK_K, BLOCK_N]; B_COLUMN: stored with k contiguous (weights [G, N, K])."""
-    if RAGGED == "n":
-        if B_COLUMN:
-            b = b_desc.load([col, k]).T
-        else:
-            b = b_desc.load([k, col])
-    elif RAGGED == "k":
-        block = b_desc.load([0x40000000, k_start + k_length, 0x40000000 - k_length + k, col])
-        b = block.reshape(BLOCK_K, BLOCK_N)
-    elif B_COLUMN:
-        b = b_desc.load([group, col, k]).reshape(BLOCK_N, BLOCK_K).T
-    else:
-        b = b_desc.load([group, k, col]).reshape(BLOCK_K, BLOCK_N)
-    return b
+        return desc.load([group, k, at]).reshape(BLOCK_K, BLOCK).T
 
 
 @triton.jit
@@ -103,12 +75,6 @@ def _store(
         out_desc.store([0x40000000, row_end, 0x40000000 - row_end + row, col], block.reshape(1, 1, HEIGHT, WIDTH))
     else:
         out_desc.store([group, row, col], block.reshape(1, HEIGHT, WIDTH))
-
-
-@triton.jit
-def _halves(block):
-    """The left and the right half of a block's columns."""
-    return block.reshape(block.shape[0], 2, block.shape[1] // 2).permute(0, 2, 1).split()
 
 
 # Descriptors know their alignment; whether N is a multiple of 16 concerns stores through pointers, and the bias.
@@ -156,21 +122,15 @@ def tma_kernel(
             start, _ = group_range(offs_ptr, group)
         acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
         for k in range(0, k_length, BLOCK_K):
-            a = _load_a(a_desc, group, row, k, k_start, k_length, RAGGED, A_COLUMN, BLOCK_M, BLOCK_K)
-            b = _load_b(b_desc, group, col, k, k_start, k_length, RAGGED, B_COLUMN, BLOCK_N, BLOCK_K)
+            a = _load(a_desc, group, row, k, k_start, k_length, RAGGED, RAGGED == "m", not A_COLUMN, BLOCK_M, BLOCK_K)
+            b = _load(b_desc, group, col, k, k_start, k_length, RAGGED, RAGGED == "n", B_COLUMN, BLOCK_N, BLOCK_K).T
             acc = tl.dot(a, b, acc)
         cols = col + tl.arange(0, BLOCK_N)
         if HAS_BIAS:
             bias_ptrs = bias_ptr + group.to(tl.int64) * bias_stride_g + cols * bias_stride_n
             acc += tl.load(bias_ptrs, mask=cols < col_end, other=0.0).to(tl.float32)[None, :]
         WIDTH: tl.constexpr = BLOCK_N // SUBTILE
-        if SUBTILE == 1:
-            parts = (acc,)
-        elif SUBTILE == 2:
-            parts = _halves(acc)
-        else:
-            left, right = _halves(acc)
-            parts = _halves(left) + _halves(right)
+        parts = columns(acc, SUBTILE)
         for i in tl.static_range(SUBTILE):
             _store(
                 out_desc,
