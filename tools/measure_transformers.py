@@ -22,13 +22,13 @@ from expertile.lab.bench.run import resumed
 from expertile.lab.measure.env import Env, timestamp
 from expertile.lab.measure.environment import capture_env
 from expertile.lab.measure.interleaved import Budget, device_alive, failure_of, quick_collections, release
+from expertile.lab.operators._models import Plan
 from expertile.lab.operators.transformers_layers import (
     FIRST,
     MODELS,
     THEN,
     Case,
     Layer,
-    Model,
     implementations,
     make_layer,
     measure_case,
@@ -64,7 +64,7 @@ def main(argv: list[str] | None = None) -> int:
         return measure_all(models, options.out, end, site, BUDGETS[options.quick], options.eager)
 
 
-def measure_all(models: list[Model], out: Path, end: float, site: Site, budget: Budget, eager: bool) -> int:
+def measure_all(models: list[Plan], out: Path, end: float, site: Site, budget: Budget, eager: bool) -> int:
     """Measure until `end` (time.monotonic). Exit status: 1 if any case failed."""
     status, device, env = 0, site.torch_device, capture_env(site.device)
     run, held = resumed(out, env)
@@ -96,7 +96,7 @@ def measure_all(models: list[Model], out: Path, end: float, site: Site, budget: 
     return status
 
 
-def _failed(model: Model, case: Case, status: str, reason: str, env: Env, run: str, eager: bool) -> list[Record]:
+def _failed(model: Plan, case: Case, status: str, reason: str, env: Env, run: str, eager: bool) -> list[Record]:
     """Of a case that ended before any was timed."""
     return [
         Record(

@@ -21,10 +21,10 @@ from expertile.device import Device
 from expertile.lab.race.record import read, shipped_records, shipped_root, shown_files
 from expertile.lab.report import memory
 from expertile.lab.report.markers import fill_file
-from expertile.lab.traffic.explain import shipped
+from expertile.lab.traffic import explain
 from tools.pages import end_to_end, grouped, headline, ladder, moe, parallel, quantised, scaling, transformers
-from tools.pages.moe_presets import shipped_presets
-from tools.pages.recorded import NOT_MEASURED
+from tools.pages.moe_presets import PRESETS as MOE_PRESETS
+from tools.pages.recorded import NOT_MEASURED, shipped
 from tools.pages.traffic import update_pages
 
 
@@ -70,7 +70,7 @@ def _memory(job: Job) -> bool | None:
 
 
 def _moe(job: Job) -> bool:
-    return job.fill("moe", moe.blocks(job.records(moe.PRESETS), shipped_presets(job.device.slug), job.device))
+    return job.fill("moe", moe.blocks(job.records(moe.PRESETS), shipped(MOE_PRESETS, job.device.slug), job.device))
 
 
 def _parallel(job: Job) -> bool:
@@ -82,7 +82,7 @@ def _quantised(job: Job) -> bool:
 
 
 def _readme(job: Job) -> bool:
-    records = [r for file in job.files for r in read(file)] or headline.shipped(job.device.slug)
+    records = [r for file in job.files for r in read(file)] or shipped(headline.PRESETS, job.device.slug)
     found = headline.standings(records, job.device.name)
     charts = headline.charts(found, job.device.name)
     return job.fill("", {"jobs": headline.table(found)}, charts, "docs/results/figures")
@@ -91,7 +91,7 @@ def _readme(job: Job) -> bool:
 def _results(job: Job) -> bool:
     """The same table, and every preset as `expertile report` shows it."""
     shown = [r for file in job.files or shown_files() for r in read(file)]
-    return job.fill("", headline.blocks(headline.shipped(job.device.slug), shown, job.device.name))
+    return job.fill("", headline.blocks(shipped(headline.PRESETS, job.device.slug), shown, job.device.name))
 
 
 def _scaling(job: Job) -> bool | None:
@@ -103,7 +103,7 @@ def _traffic(job: Job) -> bool:
     """With elementwise.md and stencil.md, which lie beside it."""
     if job.files:
         raise ValueError("--records: expected none for traffic, whose pages join shipped times and counts")
-    records = [*shipped(), *shipped_records("traffic", job.device.slug)]
+    records = [*explain.shipped(), *shipped_records("traffic", job.device.slug)]
     return not update_pages(job.doc.parent, records, job.device, job.check)
 
 

@@ -10,10 +10,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import geometric_mean
 
-from expertile.lab.race.record import Record, read, shipped_root
+from expertile.lab.race.record import Record
 from expertile.lab.report import headline
 from expertile.lab.report.contest import Contest, Run, runs, tied
 from expertile.lab.report.rows import Row
@@ -78,6 +77,7 @@ JOBS = (
         _AUTO,
     ),
 )
+PRESETS = tuple(dict.fromkeys(job.preset for job in JOBS))
 # What the lab calls the libraries of `Job.specialised`.
 _BACKENDS = {
     "DeepGEMM": "deepgemm",
@@ -124,13 +124,6 @@ class Standing:
     @property
     def ties(self) -> int:
         return len(self.ratios) - self.faster - self.slower
-
-
-def shipped(slug: str, root: Path | None = None) -> list[Record]:
-    """Every record of the presets in `JOBS`, oldest file first."""
-    folder = (shipped_root() if root is None else root) / slug
-    presets = dict.fromkeys(job.preset for job in JOBS)
-    return [r for preset in presets for path in sorted(folder.glob(f"????-??-??-{preset}.jsonl")) for r in read(path)]
 
 
 def standings(records: Iterable[Record], gpu: str) -> list[Standing]:

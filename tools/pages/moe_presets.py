@@ -9,12 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from expertile.lab.operators import presets
 from expertile.lab.operators.moe import size, used
 from expertile.lab.race.operator import Workload
-from expertile.lab.race.record import BASELINES, Record, read, shipped_root
+from expertile.lab.race.record import BASELINES, Record
 from expertile.lab.report.units import MISSING, cell, listed, markdown_table, micros, percent, significant
 from tools.pages.recorded import OURS, recorded, to_ours
 
@@ -43,12 +42,6 @@ class Measured:
     def rivals(self) -> list[str]:
         """Neither ours nor a baseline."""
         return [name for name in self.records if name not in BASELINES and not name.startswith(OURS)]
-
-
-def shipped_presets(slug: str, root: str | Path | None = None) -> list[Record]:
-    """Every record of `PRESETS` in `results/<slug>/`, oldest file first."""
-    folder = (shipped_root() if root is None else Path(root)) / slug
-    return [r for name in PRESETS for path in sorted(folder.glob(f"????-??-??-{name}.jsonl")) for r in read(path)]
 
 
 def blocks(records: Iterable[Record], gpu: str) -> dict[str, list[str]]:

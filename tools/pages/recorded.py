@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 
-from expertile.lab.race.record import Record
+from expertile.lab.race.record import Record, read, shipped_root
 from expertile.lab.report.units import MISSING, cell, significant, times
 
 OURS, NOT_MEASURED = "expertile", "Not measured yet."
 KERNELS = ("gluon_hopper", "triton_tma", "triton_pointer")  # ours among the backends of grouped products
 
 Times = Mapping[tuple[str, str, str, str], Record]  # (op, workload, backend, policy)
+
+
+def shipped(presets: Iterable[str], slug: str, root: str | Path | None = None) -> list[Record]:
+    """Every record of `presets` in `results/<slug>/`, preset by preset, oldest file first."""
+    folder = (shipped_root() if root is None else Path(root)) / slug
+    return [r for name in presets for path in sorted(folder.glob(f"????-??-??-{name}.jsonl")) for r in read(path)]
 
 
 def by_name(records: Sequence[Record]) -> Times:

@@ -14,6 +14,7 @@ from expertile.integrations.transformers import register
 from expertile.lab.measure.env import Env
 from expertile.lab.measure.interleaved import Budget
 from expertile.lab.operators import transformers_layers as lab
+from expertile.lab.operators._models import Plan
 from expertile.lab.operators.moe import _MODELS
 from expertile.lab.race.case import Site
 
@@ -116,7 +117,7 @@ def test_who_is_called():
 @pytest.mark.parametrize(
     "model, case",
     [*((model, lab.Case(40, both=True)) for model in SMALL), (SMALL[3], lab.Case(12))],
-    ids=lambda x: x.name if isinstance(x, lab.Model) else ("forward", "both")[x.both],
+    ids=lambda x: x.name if isinstance(x, Plan) else ("forward", "both")[x.both],
 )
 def test_records_of_a_case(model, case):
     found = {r.backend: r for r in measured(model, case)}

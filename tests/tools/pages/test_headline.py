@@ -6,8 +6,9 @@ import pytest
 
 from expertile.lab.report.markers import fill_file
 from tests.lab.records import timed
-from tools.pages.headline import JOBS, SHOWN, bars, charts, shipped, standings, table
+from tools.pages.headline import JOBS, PRESETS, SHOWN, bars, charts, standings, table
 from tools.pages.headline_chart import Bar, chart
+from tools.pages.recorded import shipped
 
 ROOT = Path(__file__).parents[3]
 GPU = "NVIDIA H200"
@@ -79,7 +80,7 @@ def test_a_specialised_rival_is_named_until_it_has_a_time_in_the_run():
 
 
 def test_every_job_has_a_row_of_shipped_records():
-    found = standings(shipped("nvidia-h200"), GPU)
+    found = standings(shipped(PRESETS, "nvidia-h200"), GPU)
     assert [standing.job for standing in found] == list(JOBS) and len(JOBS) == 10
     assert [bar.title for bar in bars(found)] == list(SHOWN.values())
     assert all(len({row.run for row in standing.run.rows}) == 1 for standing in found)

@@ -10,7 +10,8 @@ from expertile.lab.measure.env import Env
 from expertile.lab.operators import operators, presets
 from expertile.lab.race.record import append
 from tests.lab.records import timed, untimed
-from tools.pages.moe_presets import PRESETS, blocks, measured, shipped_presets
+from tools.pages.moe_presets import PRESETS, blocks, measured
+from tools.pages.recorded import shipped
 
 H200 = "NVIDIA H200"
 
@@ -141,14 +142,14 @@ def test_training_has_columns_of_its_own_and_sonicmoe_can_play():
 def test_all_shipped_files_of_the_presets_are_read(tmp_path):
     for name in ("2026-01-03-moe-decode", "2026-01-02-moe-decode", "2026-01-02-moe-sonic", "2026-01-02-moe"):
         append(tmp_path / "gpu" / f"{name}.jsonl", timed(run=name))
-    runs = [r.run for r in shipped_presets("gpu", tmp_path)]
+    runs = [r.run for r in shipped(PRESETS, "gpu", tmp_path)]
     assert runs == ["2026-01-02-moe-decode", "2026-01-03-moe-decode", "2026-01-02-moe-sonic"]
-    assert shipped_presets("another", tmp_path) == []
+    assert shipped(PRESETS, "another", tmp_path) == []
 
 
 def test_the_prose_under_decode_agrees_with_the_records():
     device = Device.by_name("h200")
-    records = [r for r in shipped_presets(device.slug) if r.policy == "graph" and r.env.gpu == device.name]
+    records = [r for r in shipped(PRESETS, device.slug) if r.policy == "graph" and r.env.gpu == device.name]
     found = {m.workload.name: m for m in measured(records, PRESETS[0])}
     one = found["qwen3-30b-a3b-tokens1"]
     ours, copy = one.ok("expertile"), one.ok("copy")

@@ -54,8 +54,8 @@ _SMALL = dict(hidden_size=64, vocab_size=256, num_attention_heads=4, num_key_val
 
 def plans(preset: str, device: torch.device) -> tuple[Plan, ...]:
     """At full size for a GPU, with two small layers for a CPU."""
-    own = {model.name: dict(model.options) for model in MODELS}
-    qwen, oss = own["Qwen3-30B-A3B"] | _FULL, own["gpt-oss-120b"]
+    own = {model.name: model.options for model in MODELS}
+    qwen, oss = {**own["Qwen3-30B-A3B"], **_FULL}, {**own["gpt-oss-120b"]}
     layers, name = (12 if preset == TRAIN else 48, 36), ""
     if device.type != "cuda":
         qwen |= _SMALL | dict(moe_intermediate_size=64, num_experts=8, num_experts_per_tok=2)

@@ -15,7 +15,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -23,6 +22,7 @@ from torch import Tensor
 
 from expertile.lab.measure.env import Env
 from expertile.lab.measure.interleaved import Budget, Failure, TimedCall, failure_of, release, time_interleaved
+from expertile.lab.operators._models import Plan
 from expertile.lab.race.case import Site, set_count
 from expertile.lab.race.gate import full_precision, judge
 from expertile.lab.race.operator import ROUNDOFF, Rival, Verdict, Workload, record_fields
@@ -39,47 +39,36 @@ _TOLERANCE = (4 * ROUNDOFF["bf16"], 12 * ROUNDOFF["bf16"])
 _OTHERS_BACKWARD = (8 * ROUNDOFF["bf16"], 24 * ROUNDOFF["bf16"])
 
 
-@dataclass(frozen=True)
-class Model:
-    """A configuration of transformers: `<family>Config(**options)`, of which one layer is made."""
-
-    name: str
-    family: str
-    options: Mapping[str, Any]
-
-
-def _model(name: str, family: str, **options: Any) -> Model:
-    return Model(name, family, MappingProxyType(options))
-
-
 MODELS = (  # config.json of each on Hugging Face; what is not named here has no part in the experts
-    _model(
+    Plan(
         "Qwen3-30B-A3B",
         "Qwen3Moe",
-        hidden_size=2048,
-        moe_intermediate_size=768,
-        num_experts=128,
-        num_experts_per_tok=8,
-        norm_topk_prob=True,
+        dict(hidden_size=2048, moe_intermediate_size=768, num_experts=128, num_experts_per_tok=8, norm_topk_prob=True),
     ),
-    _model(
-        "Mixtral-8x7B", "Mixtral", hidden_size=4096, intermediate_size=14336, num_local_experts=8, num_experts_per_tok=2
+    Plan(
+        "Mixtral-8x7B",
+        "Mixtral",
+        dict(hidden_size=4096, intermediate_size=14336, num_local_experts=8, num_experts_per_tok=2),
     ),
-    _model(
+    Plan(
         "DeepSeek-V3",
         "DeepseekV3",
-        hidden_size=7168,
-        moe_intermediate_size=2048,
-        n_routed_experts=256,
-        num_experts_per_tok=8,
-        n_group=8,
-        topk_group=4,
-        norm_topk_prob=True,
-        routed_scaling_factor=2.5,
-        first_k_dense_replace=0,
+        dict(
+            hidden_size=7168,
+            moe_intermediate_size=2048,
+            n_routed_experts=256,
+            num_experts_per_tok=8,
+            n_group=8,
+            topk_group=4,
+            norm_topk_prob=True,
+            routed_scaling_factor=2.5,
+            first_k_dense_replace=0,
+        ),
     ),
-    _model(
-        "gpt-oss-120b", "GptOss", hidden_size=2880, intermediate_size=2880, num_local_experts=128, num_experts_per_tok=4
+    Plan(
+        "gpt-oss-120b",
+        "GptOss",
+        dict(hidden_size=2880, intermediate_size=2880, num_local_experts=128, num_experts_per_tok=4),
     ),
 )
 
@@ -106,7 +95,7 @@ THEN = (Case(16), Case(128), Case(8192, policies=("eager",)))
 class Layer:
     """The block of router and experts, and the experts in it."""
 
-    model: Model
+    model: Plan
     block: Any
     experts: Any
 
@@ -125,7 +114,7 @@ class Layer:
         return other
 
 
-def make_layer(model: Model, device: torch.device, seed: int = 0) -> Layer:
+def make_layer(model: Plan, device: torch.device, seed: int = 0) -> Layer:
     """Weights have the variance 1 / inputs, so that every intermediate is of the order of 1, and biases 0.01."""
     import transformers
 
@@ -259,7 +248,7 @@ def workload(layer: Layer, case: Case) -> Workload:
     return Workload(name(layer.model, case), "transformers", "experts_train" if case.both else "experts", dims, "bf16")
 
 
-def name(model: Model, case: Case) -> str:
+def name(model: Plan, case: Case) -> str:
     """How records call a case, without the preset."""
     return f"{model.name}-T{case.tokens}{'-train' * case.both}"
 
