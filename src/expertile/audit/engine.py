@@ -6,16 +6,17 @@ from dataclasses import dataclass, replace
 from expertile.audit.facts import BITS, facts
 from expertile.audit.finding import ACCUSATIONS, QUESTION, VERDICTS, Finding
 from expertile.audit.report import Report
-from expertile.audit.rules import claims, columns, equations, laws, links, peaks, serving, told
+from expertile.audit.rules import claims, columns, equations, laws, limits, peaks, retold, serving, told
 from expertile.device import Device
 
 RULES = (
     peaks.rates,
+    peaks.works,
     peaks.bounds,
     peaks.traffic,
     peaks.shares,
     peaks.sparse_peaks,
-    links.links,
+    limits.limits,
     columns.columns,
     laws.rows,
     laws.steps,
@@ -23,10 +24,12 @@ RULES = (
     told.ratios,
     told.orders,
     told.headlines,
+    retold.retold,
     equations.equations,
     told.totals,
     serving.mfu,
     serving.decoding,
+    serving.training,
     claims.compression,
     claims.equal_work,
     claims.ranges,

@@ -63,6 +63,7 @@ _TIMES = re.compile(
     r"(?<![\dx×])\(?(?P<m>\d{2,6}) ?[x×] ?(?P<k>\d{2,6})\)? ?(?:times|by|@|\*|·|and|with a) ?"
     r"\(?(?P<l>\d{2,6}) ?[x×] ?(?P<n>\d{2,6})(?![\dx×])"
 )
+_NODES = re.compile(r"(?i)\b(\d{1,4}) (?:nodes?|servers|machines|hosts) (?:with|of|[x×*]|having) (\d{1,2})\b")
 _PRODUCT = re.compile(r"\d\s*[x×*,]\s*\d")
 _CUBE = re.compile(r"\b(?P<a>\d{2,6}) ?(?:\^ ?3|³)")
 
@@ -144,6 +145,8 @@ def facts(text: str) -> Facts:
             for name, pattern in forms.items() if may_be else ():
                 values = (_int(m["v"] or m.groupdict().get("w") or "0") for m in pattern.finditer(text))
                 stated.setdefault(name, []).extend(filter(None, values))
+    for m in _NODES.finditer(text):
+        stated.setdefault("gpus", []).append(_int(m[1]) * _int(m[2]))
     for m in _TIMES.finditer(text):  # "4096x1024 times 1024x512"
         if m["k"] == m["l"]:
             for name in "mnk":

@@ -1,11 +1,12 @@
 """Typed quantities in a line of text: value, unit, precision as printed, and the words around them."""
 
+import math
 import re
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from expertile.audit.interval import NUMBER, Interval, printed
-from expertile.audit.units import NO_UNIT, Unit, match_unit, unit_of_name
+from expertile.audit.interval import NUMBER, Interval, exact, printed
+from expertile.audit.units import NO_UNIT, Unit, match_unit, product, unit_of_name
 
 
 @dataclass(frozen=True)
@@ -59,9 +60,32 @@ _MARKS = re.compile(r"\*\*|__|`|\$+|</?[a-zA-Z][^<>]*>|!?\[(?=[^\]]*\]\()|\]\((?
 _PRICE = re.compile(r"\\?\$(?=\d[\d.,]*)(?![^$\n]*[^\s$|(]\$(?!\d))")
 
 
+_CHINESE = dict(
+    pair.split("=")
+    for pair in (
+        "毫秒=ms 微秒=us 秒=s 小时=hours 分钟=minutes 每百万=per_million 每秒=per_second 每卡=per_GPU 单卡=per_GPU 每张卡=per_GPU "
+        "每步=step 每个=per 每=per 张卡=GPUs 张=x 卡=GPUs 为=is 倍=x 从=from 到=to 降至=down_to 提升到=up_to 提升=improved_by "
+        "提高=improved_by 降低=reduced_by 减少=reduced_by 增加=increased_by 快=faster 加速比=speedup 加速=speedup 延迟=latency "
+        "耗时=time 时间=time 吞吐量=throughput 吞吐=throughput 带宽=bandwidth 显存=memory 内存=memory 峰值=peak 理论=theoretical "
+        "利用率=utilization 批大小=batch_size 批次大小=batch_size 序列长度=sequence_length 参数量=parameters 参数=parameters "
+        "模型=model 单向=one-way 双向=both_directions 平均=average 总计=total 合计=total 总=total 共=total 占=share_of "
+        "相比=compared_to 比=vs 稠密=dense 稀疏=sparse 即=i.e. 约=about 量化=quantized 权重=weights 测得=measured 达到=reached "
+        "单流=single_stream 请求=requests"
+    ).split()
+)
+_HAN = re.compile("[\u3000-\u9fff\uff00-\uffef]")
+_CHINESE_TERM = re.compile("|".join(sorted(_CHINESE, key=len, reverse=True)))
+_WIDE = str.maketrans(
+    {"。": ". ", "、": ", ", **{chr(c): chr(c - 0xFEE0) + " " * (chr(c) in ",:;)") for c in range(0xFF01, 0xFF5F)}}
+)
+
+
 @lru_cache(maxsize=20000)
 def clean(text: str) -> str:
-    """`text` without Markdown's and LaTeX's marks."""
+    """`text` without Markdown's and LaTeX's marks, the terms of Chinese reports in English."""
+    if _HAN.search(text):
+        text = _CHINESE_TERM.sub(lambda m: f" {_CHINESE[m[0]].replace('_', ' ')} ", text.translate(_WIDE))
+        text = re.sub(r" +", " ", text)
     if not any(mark in text for mark in "*_`$<[\\&\u00a0\u202f"):
         return text
     text = _PRICE.sub("€", text)
@@ -90,14 +114,37 @@ def _price(text: str, at: int) -> tuple[Unit, int]:
     return unit, at + length - 3
 
 
-_KEY = re.compile(r"(?:^|[,;|(\[{]|\s{2,}|\. |\t)\s*(?P<key>[A-Za-z%#][^:=|,;{}]{0,58}?)\s*[:=]+>?\s*[(\[~≈\"']*$")
+_KEY = re.compile(
+    r"(?:^|[,;|(\[{:]|\s{2,}|\. |\t)\s*(?P<key>[A-Za-z%#][^:=|,;{}]{0,58}?)\s*(?:[:=]+>?|(?<=\w)  )\s*[(\[~≈\"']*$"
+)
 # What shows that a figure without a unit is a part of something else.
-_IN_TEXT, _IN_CELL = re.compile(r" ?[x×*] ?\d|[-/:]\d|\w"), re.compile(r"\s?[x×*/:]\s*\d|-\d|\w|\s\w{2}")
+_IN_TEXT, _IN_CELL = re.compile(r" ?[x×*·] ?[\dA-Z]|[-/:]\d|\w"), re.compile(r"\s?[x×*/:]\s*\d|-\d|\w|\s\w{2}")
 _BLANK, _MARKS_ONLY = re.compile(r"\s{3,}"), re.compile(r"[~≈<>≥≤(\s]*")
-_FACTOR = re.compile(r"[\d)] ?[×*/] ?\(?$|[\d)] x $")
+_FACTOR = re.compile(r"[\d)] ?[×*/·] ?\(?$|[\d)] x $")
 _FACTOR_OF = re.compile(r"(?i)(?:speed-?up|factor)(?: factor)? (?:of|is|was) (?:about |around )?\W*$")
 _LIST = re.compile(rf"(?:(?:{NUMBER}, ?)+{NUMBER},? (?:and|or)|{NUMBER} and) $")
 _TRAILING_KEY = re.compile(r"(?P<key>[A-Za-z_][\w./%-]*)\s*[:=]\s*[(\[~≈\"']*$")
+
+
+_PER = re.compile(
+    r"(?i)(?:\bper|\b(?:for )?(?:each|every|one|a single))[ -](?P<million>million |1?[MK] |thousand )?"
+    r"(?:(?P<device>gpu|device|card|chip)|(?:(?:output|generated|input) )?(?P<noun>token|image|frame|request|query|prompt|sample|step))\b"
+    r"(?:(?! and )[^.,;\d]|(?<=[A-Za-z-])\d+(?:\.\d+)?B?\b){0,40}$"
+)
+_BOARD = re.compile(
+    r"\b(?:[AVHBLTP]\d{2,4}|RTX \w+|\d{4}(?: Ti| Super)?|MI\d+\w?)(?:[ -]?(?:SXM\d?|PCI[Ee]|NVL))?[ (-]*$"
+)
+
+
+def _each(unit: Unit, device: str | None, noun: str | None, million: str | None) -> Unit:
+    """A unit whose "per GPU" or "per million tokens" stands before its figure."""
+    if device:
+        return replace(unit, per_device=True)
+    per, found = match_unit(f"J per {million or ''}{noun}"), unit.kind  # any amount
+    if per is None or unit.kind not in ("time", "energy", "money", "bytes"):
+        return unit
+    found = product(unit.kind, "tokens" if noun == "token" else "items", -1)
+    return replace(unit, kind=found, low=unit.low * per[0].low, high=unit.high * per[0].low, noun=per[0].noun)
 
 
 def quantities(text: str, line: int, cell: Unit | None = None) -> list[Quantity]:
@@ -109,8 +156,8 @@ def quantities(text: str, line: int, cell: Unit | None = None) -> list[Quantity]
     for m in _FIGURE.finditer(text):
         past = found[-1].end if found else 0
         before = _BLANK.sub("  ", text[max(past, m.start() - 120) : m.start()])
-        # "4096 × 4096 × 4 bytes" are not 4 bytes.
-        if m.start() < past or _FACTOR.search(before):
+        # "4096 × 4096 × 4 bytes" are not 4 bytes, nor has anybody moved the 80 GB of an "A100 80GB".
+        if m.start() < past or _FACTOR.search(before) or (_BOARD.search(before) and re.match(" ?G", text[m.end() :])):
             continue
         first = cell is not None and not found and _MARKS_ONLY.fullmatch(before)
         key = None if cell else _KEY.search(before)
@@ -120,6 +167,8 @@ def quantities(text: str, line: int, cell: Unit | None = None) -> list[Quantity]
         priced = text[m.start() - 1 : m.start()] == "€"
         named, own = cell if first else unit_of_name(name), _unit_at(text, m.end())
         own = _price(text, m.end()) if priced else own
+        if own and not name and (per := _PER.search(before)):  # "per request that is 7 J"
+            own = _each(own[0], *per.group("device", "noun", "million")), own[1]
         if own is None and cell is None and _FACTOR_OF.search(before) and not m["b"]:
             own = Unit("ratio", 1.0, 1.0), m.end()  # "a speed-up of 2.1"
         # "32-4 ms" is a range, "2024-05 run" is not.
@@ -165,6 +214,8 @@ def quantities(text: str, line: int, cell: Unit | None = None) -> list[Quantity]
 
 def _value(digits: str, unit: Unit) -> Interval:
     value = printed(digits.lstrip("-+−"))
+    if unit.kind == "bytes" and unit.low == unit.high and value.mid >= 1 and math.log2(value.mid) % 1 == 0:
+        value = exact(value.mid)  # 4 GiB are a size that was chosen
     return Interval(value.lo * unit.low, value.mid * unit.low, value.hi * unit.high)
 
 

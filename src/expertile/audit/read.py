@@ -1,6 +1,7 @@
-"""Reads a report of any format into blocks: Markdown, HTML, CSV, JSON, JSON lines, notebooks, logs."""
+"""Reads a report of any format into blocks: Markdown, HTML, CSV, JSON, JSON lines, YAML, notebooks, logs."""
 
 import csv
+import itertools
 import json
 import re
 from typing import Any
@@ -36,6 +37,7 @@ _ENDS = {
     "html": "html htm",
     "csv": "csv tsv",
     "json": "json",
+    "yaml": "yaml yml",
     "jsonl": "jsonl ndjson",
     "notebook": "ipynb",
     "log": "log out rst",
@@ -45,7 +47,7 @@ _MARKDOWN = re.compile(r"(?m)^ *```|^\s*\|?[\s:]*-{3,}[\s:]*\|[\s:|-]*$|^#{1,6} 
 
 
 def format_of(name: str, text: str) -> str:
-    """ "markdown", "html", "csv", "json", "jsonl", "notebook" or "log", by the name's end, else by the text."""
+    """ "markdown", "html", "csv", "json", "jsonl", "yaml", "notebook" or "log", by the name's end, else by the text."""
     known = _KINDS.get(name.rpartition(".")[2].lower())
     start = text.lstrip()[:4000]
     if known or start[:1] in ("{", "["):
@@ -65,8 +67,8 @@ def read(text: str, name: str = "") -> list[Block]:
     # Several objects one after the other are lines of records, whatever the file's name says.
     if kind == "json" and text.lstrip()[:1] == "{" and _loads(text) is None and _jsonl(text):
         kind = "jsonl"
-    if kind in ("json", "notebook", "jsonl"):
-        return {"json": _json, "jsonl": _jsonl, "notebook": _notebook}[kind](text)
+    if kind in ("json", "notebook", "jsonl", "yaml"):
+        return {"json": _json, "jsonl": _jsonl, "notebook": _notebook, "yaml": _json}[kind](text)
     return {"markdown": _markdown, "html": read_html, "csv": _csv, "log": split_code}[kind](_numbered(text))
 
 
@@ -201,7 +203,7 @@ def _json(text: str) -> list[Block]:
                     walk(inner, level)
         elif isinstance(value, dict):
             nested = {k: v for k, v in value.items() if isinstance(v, (dict, list))}
-            if not nested or (_is_leaf(value) and len(nested) <= 3 and len(nested) < len(value)):
+            if not nested or (_is_leaf(value) and len(nested) <= 6 and len(nested) <= len(value) < 40):
                 records([value])
                 return
             plain = [Line(finder.line(k), f"{k}: {v}") for k, v in value.items() if k not in nested]
@@ -210,8 +212,36 @@ def _json(text: str) -> list[Block]:
                 blocks.append(Block("heading", [Line(finder.line(key), key)], level=level + 1))
                 walk(inner, level + 1)
 
-    walk(json.loads(text, parse_float=str), 0)
+    walk(json.loads(text, parse_float=str) if text.lstrip()[:1] in ("{", "[") else _yaml(text), 0)
     return blocks
+
+
+_PAIR = re.compile(r"([^:#'\"][^:#]*|\"[^\"]*\"|'[^']*')\s*:(?:\s+(.*))?$")
+
+
+def _yaml(text: str) -> Any:
+    """YAML's maps, lists and plain values; anchors, flow style and texts of several lines are not read."""
+    bare = (re.sub(r"(?:^|\s)#.*|^---.*", "", line).rstrip() for line in text.splitlines())
+
+    def value(lines: list[str]) -> Any:
+        if not lines:
+            return ""
+        depth = len(lines[0]) - len(lines[0].lstrip())
+        starts = [i for i, s in enumerate(lines) if len(s) - len(s.lstrip()) <= depth]
+        if lines[0][depth:].startswith("- "):
+            starts = [i for i in starts if lines[i].lstrip().startswith("-")]
+            items = (lines[a:b] for a, b in itertools.pairwise([*starts, len(lines)]))
+            return [value([item[0].replace("- ", "  ", 1), *item[1:]]) for item in items]
+        # The items of a list may stand as far left as its name.
+        starts = [i for i in starts if not lines[i].lstrip().startswith("- ")]
+        parts = [
+            (_PAIR.match(lines[a].strip()), lines[a + 1 : b]) for a, b in itertools.pairwise([*starts, len(lines)])
+        ]
+        if not all(m for m, _ in parts):
+            return " ".join(s.strip() for s in lines).strip("'\"")
+        return {m[1].strip("'\""): value([m[2]] if m[2] else below) for m, below in parts if m}
+
+    return value([line for line in bare if line.strip()])
 
 
 def _is_leaf(value: dict[str, Any]) -> bool:

@@ -196,6 +196,9 @@ RATIO = re.compile(
     r"(?i)speed-?\s?up|\bratio\b|\brelative\b|\brel\b|slow-?\s?down|improvement|\bgain\b|faster|\bvs\.?\b|\bfactor\b|"
     r"normalized|\w ?/ ?(?!(?i:gpus?|device|card|s|sec|second)\b)\w|[x×] (?:baseline|over\b)"
 )
+_PER_STEP = re.compile(
+    r"(?i)(?<![a-z])(?:step|iter(?:ation)?)[ _]time(?![a-z])|(?<![a-z])time[ _/]+(?:per[ _])?(?:step|iter)"
+)
 _PER_TOKEN = re.compile(r"(?i)\b(?:tpot|itl|inter-?token|per[ _-](?:output[ _-])?token)\b")
 
 
@@ -330,6 +333,8 @@ def _kind(q: Quantity) -> Quantity:
     """`q` with the kind that its column's name says."""
     if q.kind == "number" and RATIO.search(q.label):
         return replace(q, kind="ratio")
+    if q.kind == "time" and _PER_STEP.search(q.label):
+        return replace(q, kind="s_per_item", noun="step")
     return replace(q, kind="s_per_token") if q.kind == "time" and _PER_TOKEN.search(q.label) else q
 
 

@@ -106,6 +106,7 @@ _FORMS: tuple[tuple[str, str], ...] = (
     ("gpu*s", r"(?i:gpu)[ -]?(?P<t>h|hours?|hrs?|days?)\b"),
     ("flop", r"(?P<p>(?i:[kmgtpe])|)(?:FLOPs?|(?i:[kmgtpe])flop|flops?(?= ?/ ?(?i:b|byte)))\b"),
     ("flop", r"(?P<p>)[Oo]ps?(?= ?/ ?(?i:b|byte)s?\b)"),
+    ("flop", r"(?P<p>[kMGTP])(?P<mac>MACs?)\b"),
     ("bytes", r"(?P<p>[KMGTkmgt])(?P<bin>i)?(?P<b>B|bits?|b(?=\b)|[Bb]ytes?)\b"),
     ("bytes", r"(?P<p>)(?P<b>[Bb]ytes?|B(?=/s))\b"),
     ("tokens", rf"(?P<p>[kKMBT]|[mbt](?=illion))?(?:illion)? ?(?:{_WHICH} )?(?i:{_TOKEN})\b"),
@@ -114,7 +115,7 @@ _FORMS: tuple[tuple[str, str], ...] = (
     ("params", r"(?P<p>[BMTkKG])(?:illion)?\b(?: ?-?(?:param(?:eter)?s?|weights))?"),
     ("power", r"(?P<p>[mk])?(?:W|[Ww]atts?)\b"),
     ("energy", r"(?P<p>[mkM])?(?:(?P<h>Wh)|J|[Jj]oules?)\b"),
-    ("money", r"(?:USD|EUR|dollars?)\b"),
+    ("money", r"(?i:USD|EUR|dollars?)\b"),
     ("other", r"(?:[kMGT]?Hz|°C|V|mm2|mm²|nm|dB|RPM|cents?)\b"),
     ("other", r"(?:cycles|clocks|clk|instructions|warps|threads|blocks|SMs?|cores|registers|layers|heads|epochs)\b"),
     ("time", rf"(?P<t>{_TIME})\b"),
@@ -129,8 +130,8 @@ _COMPILED = tuple((kind, re.compile(form)) for kind, form in _FORMS)
 _PER_DEVICE = re.compile(r"(?i) ?(?:/|per) ?(?:gpu|gcd|device|chip|card)\b(?![ -]?h)")
 _PER = re.compile(
     rf"(?: ?/ ?| per | an? (?=hour|h\b|second|day|token|step|month)|-per-|(?<=[a-zB]) (?=GPU-h)|\*)"
-    rf"(?:(?:output|generated|optimizer|million|1) ?)?"
-    rf"(?:(?P<token>(?P<m>(?:1 ?)?[M] ?)?(?i:{_TOKEN}))|(?P<item>(?i:{_ITEM}|layer|epoch|call|launch|kernel|op))|"
+    rf"(?:(?:optimizer|generated|training|1) ?)?"
+    rf"(?:(?P<token>(?P<m>(?:1 ?)?[Mkm] ?|(?:million|1,?000|thousand) )?(?i:(?:{_WHICH} )?{_TOKEN}))|(?P<item>(?i:{_ITEM}|layer|epoch|call|launch|kernel|op))|"
     rf"(?P<gpu>(?i:gpu)[ -]?)?(?P<s>{_TIME}|s\^?-1)|(?P<B>(?i:bytes?|B))|(?P<flop>(?i:flops?))|"
     rf"(?P<param>(?i:param(?:eter)?|weight|element)s?)|(?P<J>(?:J|[Jj]oules?))|(?P<W>(?:W|[Ww]atts?))|"
     rf"(?P<other>(?i:clk|clock|cycle|sm|block|thread|head|warp|core|node)))\b"
@@ -158,12 +159,16 @@ def match_unit(text: str) -> tuple[Unit, int] | None:
         if what == "s":
             by = _TIMES.get(found, 1.0)
         elif what == "token":
-            by = 1e6 if of["m"] or "million" in of[0] else 1.0
+            by = {"": 1.0, "k": 1e3, "1": 1e3, "t": 1e3}.get(
+                (of["m"] or "").replace("1 ", "").replace("1k", "k")[:1], 1e6
+            )
         elif what == "item":
             noun = _noun(found)
         per = {"W": "J/s", "s": "gpu*s" if of["gpu"] else "s"}.get(what, what)
+        if unit.kind == "rate" and what in ("item", "token"):  # "8.2 GFLOPs per image" are work
+            unit = Unit("flop", unit.low, unit.high)
         name = "other" if what == "other" else product(unit.kind, per, -1)
-        name = unit.kind if what == "item" and unit.kind in ("bytes", "flop") else name
+        name = unit.kind if what == "item" and unit.kind in ("bytes", "flop") and noun != "sample" else name
         unit = Unit(name, unit.low / by, unit.high / by, each, noun)
         # "Gb/s" and "Mbit/s" are bits in a network's words; "GB/s" are bytes. "gb/s" is how many write bytes.
         bits = m["b"] if kind == "bytes" else ""
@@ -184,7 +189,7 @@ def _noun(found: str) -> str:
 
 def _unit(kind: str, groups: dict[str, str | None]) -> Unit:
     prefix = (groups.get("p") or "")[:1].lower()
-    low = high = _TEN.get(prefix, 1.0)
+    low = high = _TEN.get(prefix, 1.0) * (2 if groups.get("mac") else 1)
     if kind in ("bandwidth", "bytes"):
         two = 2.0 ** (10 * " kmgt".index(prefix or " "))
         low, high = (two if groups.get("bin") else low), two
@@ -200,18 +205,28 @@ def _unit(kind: str, groups: dict[str, str | None]) -> Unit:
     return Unit(kind, low, high, False, _noun(groups.get("noun") or "") if groups.get("noun") else "")
 
 
-_STATISTIC = r"(?:p\d\d|avg|mean|median|min|max|best|std|average|geomean|±.*|dense|fwd|bwd|total)"
+_STATISTIC = r"(?:p\d\d|avg|mean|median|min|max|best|std|average|geomean|±.*|processed|served|generated|completed|dense|fwd|bwd|total)"
 _BARE = re.compile(rf"(?i)\b([kmgt]b|{_TOKEN}|{_ITEM})[ _](?:per[ _])?s(?:ec(?:ond)?)?\b")
 _GBS = re.compile(r"(?i)(?:(?<=bandwidth[ _])|(?<=bw[ _]))([kmgt]i?b)s\b")
 # "Generated tokens: 60000" counts them, "Max tokens: 512" does not.
 _COUNT = re.compile(
-    r"(?i)^\W*(?:total|generated|completed|successful|processed|output)[ _](?:\w+[ _])?"
-    r"(?:tokens|requests|images|samples|steps)$"
+    r"(?i)(?:^|[ _])\W*(?:total|generated|completed|successful|processed|output)[ _](?:\w+[ _])?"
+    r"(?:tokens|requests|images|samples|steps)(?:[ _](?:processed|served|generated|completed|seen))?$"
 )
+
+
+_MONEY = re.compile(r"(?i)\$|\b(?:usd|eur|dollars?|cost|price)\b")
+_MONEY_PER = re.compile(r"(?i)(?:/|\bper\b) ?((?:\d[\d,]* ?)?[\w -]*\w)")
 
 
 def unit_of_name(name: str) -> Unit | None:
     """The unit that a column's or key's name states: "Latency (ms)", "time_us", "TFLOPS", "GB/s [read]"."""
+    spaced = name.replace("_", " ")
+    if re.search(r"(?i)\bhourly\b", spaced):
+        spaced = "$ per hour"
+    if _MONEY.search(spaced) and (per := _MONEY_PER.search(spaced)):  # "usd_per_million_output_tokens", "$/1M tokens"
+        found = match_unit("USD per " + re.sub(r"(?i)\b(?:usd|eur|dollars?)\b", "", per[1]).strip())
+        return found[0] if found and found[0].kind != "money" else None
     if re.match(r"(?i)\W*(?:%|percent|pct) of\b", name):
         return match_unit("%")[0]  # type: ignore[index]
     inner = re.findall(r"[(\[]([^()\[\]]*)[)\]]", name)

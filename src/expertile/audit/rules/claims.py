@@ -14,6 +14,7 @@ _MEMORY = r"(?:memory|smaller|compress|footprint|storage|vram|saving)"
 _AFTER = re.compile(rf"(?i)\W*(?:(?:the|in|of|lower|less|fewer|reduction)\W+)*{_MEMORY}")
 _LESS = re.compile(r"(?i)\W*(?:less|smaller|fewer|lower)\b")
 _SHRUNK = re.compile(r"(?i)(?:compress|shrink|shrank|reduc|sav|smaller|cut|footprint)[^.;]{0,40}$")
+_SHRINKS = re.compile(r"(?i)(?:shrink|shrank|shrunk|reduc|compress|cuts?\b|quanti[sz]).* to ")
 _FASTER = re.compile(r"(?i)speed|faster|throughput|latency|quick|tokens|bandwidth|flops|accura|perplex")
 _CHANGED = re.compile(
     r"(?i)(?:bits?|bf16|(?:fp|int|float|bfloat)\d+|half|weights|values|\d ?GB\)?)\)?,? ?(?:down )?(?:to|→|->|into) |"
@@ -70,7 +71,11 @@ def compression(report: Report) -> Iterator[Finding]:
         beside = ((q, m) for q, text in around if q.exact and (m := _IN.search(text)))
         yield from _column([((m[1] or m[2]).replace(" ", ""), q) for q, m in beside], [])
         sizes, bits = sorted(row.of("bytes"), key=lambda q: -q.value.mid), _bits(row.text)
-        if len(sizes) == len(bits) == 2 and _CHANGED.search(row.text) and all(q.exact and q.value.mid for q in sizes):
+        if (
+            len(sizes) == len(bits) == 2
+            and (_CHANGED.search(row.text) or _SHRINKS.search(row.text))
+            and all(q.exact and q.value.mid for q in sizes)
+        ):
             (big, small), most = sizes, max(bits) / min(bits)
             if big.value.lo / small.value.hi > 1.08 * most:
                 ratio = f"{big.text} / {small.text} is {big.value.mid / small.value.mid:.3g}x"

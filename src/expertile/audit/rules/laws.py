@@ -7,7 +7,7 @@ LAWS says more of some of them. `rows` solves them in one record, sentence or sm
 import itertools
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import prod
 
@@ -57,7 +57,7 @@ _NOT_ALL = (
     r"(?i)ttft|first token|prefill|load|warm-?up|compile|p9\d|std|queue|tpot|itl|inter-?token|(?:per|next) token|"
     r"concurren|requests|users?\b|clients|parallel|steady|decode only|chunk|per device|excluding|worker|stream|pipeline"
 )
-_SHARED = r"(?i)users?\b|concurren|total|clients|parallel|each"
+_SHARED = r"(?i)(?<!single )(?<!one )users?\b|concurren|total|clients|parallel|each"
 _HELD = r"usage|alloc|vram|footprint|peak|model|param|\bweights\b|cache|reserved|chunk|batch|buffer"
 _MOVED = re.compile(
     r"(?i)transfer|data|\bmove|copied|cop(?:y|ies)|traffic|\bread|writ|message|payload|memcpy|h2d|d2h|shard|load"
@@ -120,6 +120,7 @@ LAWS = (
     Law("energy", ("energy", "power", "time"), several=True),
     Law("cost", ("money", "$/gpu*s", "gpu*s"), sure=_always),
     Law("cost", ("money", "$/s", "time"), several=True),
+    Law("cost", ("$/s", "tokens_per_s", "$/token"), unless="(?i)input|blend"),
     Law("memory", ("bytes", "B/param", "params"), several=True, sure=_always),
 )
 _BY_KINDS = {frozenset(law.kinds): law for law in LAWS}
@@ -149,7 +150,7 @@ def multiples(row: Row) -> tuple[float, ...]:
     several = {
         prod(some) for k in (1, 2, 3) for some in itertools.combinations(dict.fromkeys(named), k) if len(named) < 9
     }
-    beside = re.findall(r"(?<![\d.,])(\d{1,3})(?![\d.,%]|\s?(?:ms|s|x|tok\w*)\b)", row.text)
+    beside = re.findall(r"(?<![\w.,:-])(\d{1,3})(?![\w.,%:-]|\s(?:ms|s|x|tok\w*)\b)", row.text)
     counts = {n for n in (*several, *map(float, beside), *named) if n > 0}
     return tuple(dict.fromkeys((1.0, *counts, *(1 / n for n in counts))))
 
@@ -177,6 +178,9 @@ def terms(row: Row) -> list[Term]:
         found.append(Term("tokens", exact(batch.value * seq.value), text, (batch.line, seq.line), near=False))
     if gpus and any("$" in t.kind for t in found):
         found.append(Term("gpu", exact(gpus.value), f"{gpus.value:.0f} GPUs", (gpus.line,), None, near=gpus.near))
+    if not any(t.kind == "$/s" or (t.figure and t.figure.per_device) for t in found):
+        n, of = (gpus.value, f" × {gpus.value:.0f}") if gpus else (1.0, "")
+        found += [replace(t, kind="$/s", value=t.value * n, text=t.text + of) for t in found if t.kind == "$/gpu*s"]
     times = [t for t in found if t.kind == "time"]
     if gpus and len(times) == 1 and not any(t.kind == "gpu*s" for t in found):
         text = f"{gpus.value:.0f} × {times[0].text}"
@@ -195,10 +199,10 @@ def _is_held(row: Row, q: Quantity) -> bool:
 
 def rows(report: Report) -> Iterator[Finding]:
     """Every law in every record and sentence; where one of its figures stands in the sentences around it asks."""
-    small = [row for grid in report.tables if len(grid.rows) < 3 for row in grid.rows]
+    small = [row for grid in report.tables for row in grid.rows if len(grid.rows) < 3 or row.of("$/token", "$/item")]
     for whole in (*report.rows, *small):
         for row in whole.parts():
-            if len(held := terms(row)) > 1:
+            if (held := terms(row)) and (len(held) > 1 or report.blocks[row.block].kind == "code"):
                 yield from _solve(row, held)
 
 
@@ -209,26 +213,49 @@ def _solve(row: Row, held: list[Term]) -> Iterator[Finding]:
     around: dict[str, list[Term]] = {}
     for t in _around(row):
         around.setdefault(t.kind, []).append(t)
+    if len(of := around.get("flop", [])) == 1 and kinds.get("flop") and not any(t.figure for t in kinds["flop"]):
+        kinds["flop"] = of  # that the text states
     lent = {kind: some for kind, some in around.items() if kind not in kinds and len(some) == 1}
+    # Of a log, two figures; of the sentence before, two that stand together.
+    most = 2 if row.report.blocks[row.block].kind != "prose" or len({t.lines for (t,) in lent.values()}) == 1 else 1
     seen = set[frozenset[str]]()
     for (a, of_a), (b, of_b) in itertools.combinations({**kinds, **lent}.items(), 2):
         for x, of_x, y, of_y, sign in ((a, of_a, b, of_b, 1), (a, of_a, b, of_b, -1), (b, of_b, a, of_a, -1)):
             c = product(x, y, sign)
             key = frozenset((a, b, c))
             of_c = [Term("ratio", exact(1.0), "1", ())] if c == "ratio" and sign > 0 else {**kinds, **lent}.get(c)
-            if of_c and key not in seen and sum(k in lent for k in (a, b, c)) < 2:
+            borrowed = key & lent.keys()
+            own = len(borrowed) < 2 or derived((a, b, c)) not in borrowed
+            if of_c and key not in seen and len(borrowed) <= most and own:
                 seen.add(key)
-                yield from _check(row, (of_x, of_y, of_c) if sign > 0 else (of_y, of_c, of_x), bool(key & lent.keys()))
+                yield from _check(row, (of_x, of_y, of_c) if sign > 0 else (of_y, of_c, of_x), bool(borrowed))
 
 
 def _around(row: Row) -> list[Term]:
-    """Figures of the sentences around a sentence."""
-    if row.kind != "line":
+    """Figures of the sentences around a sentence, of a log's lines around one, and the report's only price."""
+    report, kind = row.report, row.report.blocks[row.block].kind
+    reach = 14 if kind == "code" else 4
+    lines = [r for r in report.lines_of_text if r.block == row.block and 0 < abs(r.line - row.line) < reach]
+    lines = lines or [
+        r for r in report.lines_of_text if r.block == row.block and r.text != row.text and kind == "prose"
+    ]
+    held = [[t for t in terms(r) if t.figure] for r in (lines if row.kind == "line" else ())]
+    # A sentence of several kinds is about itself, the one right before goes on.
+    timed = {"time", "s_per_item", "s_per_token"}
+    timed = timed if any(q.kind in timed for q in row.quantities) else set()
+    before = [t for some in held[-1:] if kind == "prose" and len(some) == 2 for t in some if t.kind not in timed]
+    return [
+        *(t for some in held if kind == "code" or len({t.kind for t in some}) == 1 for t in some),
+        *before,
+        *_price(row),
+    ]
+
+
+def _price(row: Row) -> list[Term]:
+    if not any(q.kind.startswith("$/") for q in row.quantities):
         return []
-    lines = [r for r in row.report.lines_of_text if r.block == row.block and abs(r.line - row.line) < 4]
-    held = [[t for t in terms(r) if t.figure] for r in lines if r.text != row.text]
-    # A sentence of several kinds is about itself.
-    return [t for some in held if len({t.kind for t in some}) == 1 for t in some]
+    prices = [q for r in row.report.all_rows for q in r.of("$/s", "$/gpu*s") if q.exact]
+    return [Term(q.kind, q.value, q.text, (q.line,), q) for q in prices if len({x.value.mid for x in prices}) == 1][:1]
 
 
 def _check(row: Row, held: tuple[list[Term], ...], lent: bool) -> Iterator[Finding]:
@@ -245,12 +272,14 @@ def _check(row: Row, held: tuple[list[Term], ...], lent: bool) -> Iterator[Findi
     if law.rule == "bandwidth" and (ONE_WAY.search(row.text) or _WRITTEN.search(_before(row, held[at][0]))):
         also = GIB
     factors = tuple(f * n for f in also for n in (multiples(row) if law.several else (1.0,)))
+    if lent and made == "rate" and law.rule == "product" and held[at][0].text.endswith("FLOPs"):
+        return  # of one item
     broken = []
     for target in (t for t in held[at] if t.figure):
         combos = [c for c in itertools.product(*held) if c[at] is target and _one_run(row, law, c)]
         if combos and not any(_fits(c, factors, law.slack) for c in combos):
             broken.append((target, combos[0]))
-    if len(broken) != 1:
+    if len(broken) != 1 and not (broken and len(broken) == sum(bool(t.figure) for t in held[at])):
         return
     combo = broken[0][1]
     alone = all(len(some) == 1 for some in held)
@@ -288,7 +317,7 @@ def _one_run(row: Row, law: Law, combo: tuple[Term, ...]) -> bool:
 
 def _fits(combo: tuple[Term, ...], factors: tuple[float, ...], slack: float) -> bool:
     f = combo[0].value * combo[1].value / combo[2].value
-    return any(f.meets(n * x, slack) for n in factors for x in combo[2].also) or not f.beyond(1.1)
+    return any(f.meets(n * x, slack if n == 1 else 0.03) for n in factors for x in combo[2].also) or not f.beyond(1.1)
 
 
 def broken_law(law: Law, verdict: str, combo: tuple[Term, ...], at: int) -> Finding:
@@ -330,7 +359,7 @@ def each(report: Report) -> Iterator[Finding]:
             twice = len(units) > 1 and not any(said) and _EQUALS.search(row.text[held[0].end : held[1].start])
             counts = (1.0, 1.0737, 1 / 1.0737) if twice else multiples(row)
             hence = re.search(
-                r"(?i)i\.e|that is|\bso\b|=|\(|which|thus|\bor\b|→", row.text[held[0].end : held[1].start]
+                r"(?i)i\.e|that is|\bso\b|=|\btotal\b|\(|which|thus|\bor\b|→", row.text[held[0].end : held[1].start]
             )
             if (twice or (hence and sum(said) == 1 and len(counts) > 1)) and not any(n.meets(m, 0.03) for m in counts):
                 message = f"{whole.text} is {n.mid:.4g} times {one.text}: of how many is it?"

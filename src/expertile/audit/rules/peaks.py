@@ -9,7 +9,7 @@ from expertile.audit.finding import IMPOSSIBLE, INCONSISTENT, QUESTION, UNIT_OF,
 from expertile.audit.interval import FAR
 from expertile.audit.quantity import Quantity
 from expertile.audit.report import Report, Row
-from expertile.audit.rules.work import largest_run, readings
+from expertile.audit.rules.work import conventions, largest_run, readings
 from expertile.device import DTYPES, SPARSE_SHEET, Device, generous_peak
 
 # A figure that is no measurement of dense work by one run.
@@ -59,7 +59,9 @@ def on_sheet(row: Row, q: Quantity) -> bool:
     """Whether a rate is a peak: called so, or that of a GPU that the report names."""
     if q.kind not in ("rate", "bandwidth"):
         return False
-    sheet = (x for d in row.report.everything.of("devices") for x in (d.memory_bps, *(d.peak(f) for f in DTYPES)))
+    sheet = [x for d in row.report.everything.of("devices") for x in (d.memory_bps, *(d.peak(f) for f in DTYPES))]
+    if any(d.capability == (9, 0) for d in row.report.everything.of("devices")):
+        sheet += [x for peak in SPARSE_SHEET.values() for x in (peak, peak / 2)]
     return bool(re.search(r"(?i)peak(?! at)|theoretical|roofline", q.words)) or any(
         x and q.plain.meets(x, 0.005) for x in sheet
     )
@@ -154,6 +156,21 @@ _WHOLE = re.compile(
 )
 
 
+def works(report: Report) -> Iterator[Finding]:
+    """FLOPs that a row states beside the sizes that they follow from: it asks."""
+    for row in report.all_rows:
+        q, w = row.only("flop"), readings(row) if row.of("flop") else None
+        if (
+            q
+            and w
+            and w.named
+            and w.near
+            and not any(q.value.meets(w.work.flops * c, 0.05) for c in conventions(w, row.words))
+        ):
+            message = f"{w.formula} is {si(w.work.flops, 'FLOP')}, not {q.text}: of which sizes is it?"
+            yield finding(QUESTION, "work", message, q, lines=w.lines)
+
+
 def bounds(report: Report) -> Iterator[Finding]:
     """Times in which the GPU in scope cannot do the work that the sizes mean."""
     largest = largest_run(report)
@@ -182,17 +199,31 @@ def bounds(report: Report) -> Iterator[Finding]:
                 yield finding(IMPOSSIBLE if sure else QUESTION, "bound", message + ask, q, lines=w.lines)
 
 
+_TRAFFIC = re.compile(r"(?i)traffic|\bmoved|\bread\b|written|transferred|\bmoves\b|loaded")
+
+
 def traffic(report: Report) -> Iterator[Finding]:
-    """Traffic for which the slowest time of its shape is too short: the lines are far apart, so it asks."""
-    for row in (r for r in report.lines_of_text if "traffic" in r.text.lower()):
+    """Traffic for which a time beside it, or the slowest of its shape, is too short: the lines are apart, so it asks."""
+    for row in (r for r in report.lines_of_text if r.of("bytes") and r.devices and not _CACHED.search(r.text.lower())):
         shape = next((found for b in row.above if (found := report.facts[b].of("tuples"))), ())
         rows = [r for g in report.grids for r in g.rows if r.facts.of("tuples") == shape != ()]
-        t = max((t for r in rows for t in r.of("time")), key=lambda t: t.value.hi, default=None)
-        q, most = next(iter(row.of("bytes")), None), max((d.memory_bps or 0.0 for d in row.devices), default=0.0)
-        if t and q and q.exact and most and q.value.lo / t.value.hi > 1.1 * most:
-            rate = f"{q.text} in the {t.text} of line {t.line} is {si(q.value.mid / t.value.mid, 'B/s')}"
-            message = f"{rate}, more than the memory's {si(most, 'B/s')}: is this the same run?"
-            yield finding(QUESTION, "traffic", message, q, lines=(t.line,))
+        named = rows if "traffic" in row.text.lower() else []
+        near = [r for r in report.lines_of_text if r.block == row.block and not r.of("bandwidth")]
+        times = [t for r in near for t in r.of("time") if not _NO_RUN.search(t.words)]
+        t = max(
+            (t for r in named for t in r.of("time")),
+            key=lambda t: t.value.hi,
+            default=times[0] if len(times) == 1 else None,
+        )
+        moved = [
+            q for q in row.of("bytes") if q.exact and (named or _TRAFFIC.search(f"{q.label[-24:]} {q.after[:16]}"))
+        ]
+        most = max(d.memory_bps or float("inf") for d in row.devices) * max(gpu_counts(row))
+        for q in moved[:1] if t else ():
+            if q.value.lo / t.value.hi > 1.1 * most:
+                rate = f"{q.text} in the {t.text} of line {t.line} is {si(q.value.mid / t.value.mid, 'B/s')}"
+                message = f"{rate}, more than the memory's {si(most, 'B/s')}: is this the same run?"
+                yield finding(QUESTION, "traffic", message, q, lines=(t.line,))
 
 
 _SHARE = re.compile(
@@ -211,7 +242,7 @@ def _of(row: Row, p: Quantity, base: Quantity) -> bool:
     return bool(_OF.fullmatch(row.text[p.end : base.start]))
 
 
-def _sheet(row: Row, q: Quantity) -> bool:
+def is_sheet(row: Row, q: Quantity) -> bool:
     """Whether a figure that names its GPU just before it is that GPU's peak."""
     devices = facts(q.label).of("devices")
     return any(x and q.value.meets(x, 0.005) for d in devices for x in (d.memory_bps, *(d.peak(f) for f in DTYPES)))
@@ -227,7 +258,7 @@ def shares(report: Report) -> Iterator[Finding]:
             for row, name in named
             for q in row.of(kind)
             if not q.after.startswith("out of")
-            if _PEAK.search(f"{q.words} {name}") or _sheet(row, q) or any(_of(row, p, q) for p in row.of("percent"))
+            if _PEAK.search(f"{q.words} {name}") or is_sheet(row, q) or any(_of(row, p, q) for p in row.of("percent"))
         ]
         for row in report.all_rows:
             here = [s for s in stated if s in row.quantities]
@@ -253,7 +284,7 @@ def shares(report: Report) -> Iterator[Finding]:
             part, other = q.value / p.value, (*known, *(s.value.mid for s in stated if s not in here))
             # "88 % of the 1555 GB/s peak" leaves nothing open.
             near = not any(_of(row, p, s) for s in here) and any(
-                part.meets(x * n, 0.03 if here else 0.1) for x in other if x for n in gpu_counts(row)
+                part.meets(x * n, 0.03 if here else 0.06) for x in other if x for n in gpu_counts(row)
             )
             stating = bool(stated) or (len(row.devices) == 1 and (kind == "bandwidth" or _formats_of(q, row)))
             if (
@@ -286,7 +317,7 @@ def _per_second(row: Row, kind: str) -> list[Quantity]:
 
 def sparse_peaks(report: Report) -> Iterator[Finding]:
     """A peak with structured sparsity, stated where the report never speaks of sparsity; "dense" makes it certain."""
-    for row in report.all_rows if not re.search(r"spars|2:4", report.text) else ():
+    for row in report.all_rows if not re.search(r"(?<!no )(?<!without )spars|2:4", report.text) else ():
         for q in row.of("rate"):
             formats = _formats_of(q, row) or row.stated("formats")
             if (

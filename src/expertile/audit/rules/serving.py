@@ -14,7 +14,7 @@ from expertile.device import DTYPES
 _MFU = re.compile(r"(?i)\bmfu\b|model flops? utili[sz]ation")
 # Models of which not every parameter is used, or not as often as 6·N says.
 _SPARSE = re.compile(
-    r"(?i)\bmoe\b|mixture|mixtral|\d+x\d+b|a\d+(?:\.\d+)?b\b|lora|frozen|vision|vit\b|diffusion|active|distill|"
+    r"(?i)\bmoe\b|mixture|mixtral|\d+x\d+b|a\d+(?:\.\d+)?b\b|lora|frozen|vision|vit\b|diffusion|\bactive|distill|"
     r"offload|spars|gpt-?oss|deepseek"
 )
 _DRAFTED = re.compile(r"(?i)speculat|draft|medusa|eagle|lookahead")
@@ -63,35 +63,83 @@ def mfu(report: Report) -> Iterator[Finding]:
 
 def _forward(row: Row, q: Quantity | None) -> Iterator[Finding]:
     """2·N FLOPs for each token that is read, on the fastest formats of the GPUs."""
-    n = _parameters(row) if q and q.exact and len(row.devices) == 1 else None
-    if q and n:
-        device = row.devices[0]
+    d, time = row.only("tokens"), row.only("time")
+    rate = q.value if q and q.exact else d.value / time.value if d and time and "prefill" in row.text.lower() else None
+    n = _parameters(row) if rate and len(row.devices) == 1 else None
+    if n and rate:
+        device, told = row.devices[0], q.text if q else f"{d.text} in {time.text}" if d and time else ""
         formats = row.report.everything.of("formats")
-        most = max(device.peak(f) or 0.0 for f in (formats or DTYPES)) * (1.0 if q.per_device else max(gpu_counts(row)))
-        if 2 * n * q.value.lo > 1.25 * most > 0:
-            message = f"2 · {n / 1e9:.3g} B · {q.text} is {si(2 * n * q.value.mid, 'FLOP/s')}"
+        each = q is not None and q.per_device
+        most = max(device.peak(f) or 0.0 for f in (formats or DTYPES)) * (1.0 if each else max(gpu_counts(row)))
+        if 2 * n * rate.lo > (1.25 if q else 1.06) * most > 0:
+            message = f"2 · {n / 1e9:.3g} B · {told} is {si(2 * n * rate.mid, 'FLOP/s')}"
             message += f", more than the {si(most, 'FLOP/s')} of {device.name}: on how many GPUs?"
-            yield finding(QUESTION, "bound", message, q)
+            yield finding(QUESTION, "bound", message, q or time or row.quantities[0])
+
+
+_SINGLE = re.compile(
+    r"(?i)batch(?:[ -]?size)?[ =:-]*(?:of |is )?(?:1|one)\b|single[ -](?:stream|user|request|sequence|batch)|"
+    r"\bbs ?=? ?1\b|one (?:user|request|stream) at"
+)
+_WEIGHTS = re.compile(r"(?i)weights?|checkpoint|\bmodel\b|param")
 
 
 def decoding(report: Report) -> Iterator[Finding]:
     """A token of a single stream takes the time in which the memory yields every weight once."""
     for row in report.all_rows:
-        # One stream is a time for each token, or what is said to be one.
-        single = re.search(
-            r"(?i)batch(?:[ -]?size)?[ =-]*(?:of )?(?:1|one)\b|single[ -](?:stream|user|request)", row.text
-        )
-        q = row.only("s_per_token") or (row.only("tokens_per_s") if single else None)
-        formats = row.facts.of("formats") or report.everything.of("formats")
-        n = _parameters(row) if q and len(formats) == 1 else None
-        if not (q and n and len(row.devices) == 1) or re.search(
-            r"(?i)prompt|prefill|input|batch(?!(?: size)?[ -=]*(?:of )?(?:1|one)\b)", row.text
-        ):
+        q = row.only("s_per_token") or row.only("tokens_per_s")
+        if not q or re.search(r"(?i)prompt|prefill|input|train|\bpp\d|\bttft", f"{q.words} {row.label} {row.text}"):
             continue
-        device, nbytes = row.devices[0], n * BITS[formats[0]] / 8
+        # One stream is a time for each token, or what is said to be one.
+        batch, told = row.size("batch"), f"{row.words} {row.lead}"
+        single = (batch is not None and batch.value == 1) or (
+            not batch and (q.kind == "s_per_token" or _SINGLE.search(told))
+        )
+        formats = row.facts.of("formats") or report.everything.of("formats")
+        held = [
+            b
+            for r in report.lines_of_text
+            for b in r.of("bytes")
+            if b.exact and _WEIGHTS.search(f"{b.label[-40:]} {b.after[:12]}")
+        ]
+        n = _parameters(row)
+        n = n if n and len(formats) == 1 else None
+        if not single or len(row.devices) != 1 or not (n or len({b.value.mid for b in held}) == 1):
+            continue
+        if not n and any(form.search(_ABSENT.sub("", report.text)) for form in (_SPARSE, _DRAFTED)):
+            continue
+        nbytes, of = (n * BITS[formats[0]] / 8, f" of {formats[0]} weights") if n else (held[0].value.lo, " of weights")
+        device = row.devices[0]
         most = (device.memory_bps or float("inf")) * max(gpu_counts(row))
         time = q.value if q.kind == "s_per_token" else exact(1.0) / q.value
-        if nbytes / time.hi > 1.2 * most and max(report.everything.of("batch") or (1,)) == 1:
-            rate = f"{si(nbytes, 'B')} of {formats[0]} weights in {q.text} are {si(nbytes / time.mid, 'B/s')}"
+        if nbytes / time.hi > 1.2 * most and max(report.everything.of("concurrency") or (1,)) == 1:
+            rate = f"{si(nbytes, 'B')}{of} in {q.text} are {si(nbytes / time.mid, 'B/s')}"
             message = f"{rate}, more than the {si(most, 'B/s')} of {device.name}'s memory: how many tokens at once?"
             yield finding(QUESTION, "decoding", message, q)
+
+
+_SIX = re.compile(r"6 ?[·*×]? ?[NP]\b|(?i:train|token)")
+
+
+def training(report: Report) -> Iterator[Finding]:
+    """6·N·D FLOPs of training from the parameters and tokens beside them; the time that the GPUs take for it at best."""
+    for block in {r.block for r in report.lines_of_text}:
+        rows = [r for r in report.lines_of_text if r.block == block]
+        n, d = ([q for r in rows for q in r.of(kind) if q.exact] for kind in ("params", "tokens"))
+        d = [q for q in d if q.value.mid > 1e8]
+        if len({q.value.mid for q in n}) != 1 or len(d) != 1 or not _SIX.search(" ".join(r.text for r in rows)):
+            continue
+        work = n[0].value * d[0].value * 6.0
+        for row in rows:
+            for q in (q for q in row.of("flop") if q.exact and q.value.mid > 1e18):
+                if not any(q.value.meets(work * f, 0.12) for f in (1.0, 4 / 3, 1 / 3)):
+                    message = f"6 · {n[0].text} · {d[0].text} is {si(work.mid, 'FLOP')}, not {q.text}"
+                    yield finding(QUESTION, "arithmetic", message, q, n[0], d[0])
+            gpus, peaks = row.size("gpus"), [p for x in row.devices for f in DTYPES if (p := x.peak(f))]
+            for q in (q for q in row.of("time") if gpus and len(peaks) and q.exact and q.value.mid > 3600):
+                rate = work.lo / q.value.hi / gpus.value
+                if rate > max(p for x in row.devices for f in ("bf16", "fp8") if (p := x.peak(f))):
+                    message = f"6 · {n[0].text} · {d[0].text} in {q.text} on {gpus.value:.0f} GPUs is {si(rate, 'FLOP/s')} each"
+                    yield finding(
+                        QUESTION, "bound", f"{message}, more than {row.devices[0].name} can do", q, n[0], d[0]
+                    )

@@ -53,9 +53,36 @@ def _two(q: Quantity, a: Quantity, b: Quantity, change: str = "") -> Iterator[Fi
 def ratios(report: Report) -> Iterator[Finding]:
     """Figures of one kind and what the sentence or record makes of them: "from 12.4 ms to 3.1 ms, 4.0x faster"."""
     mixed = [r for grid in report.grids for r in grid.body if any(_OUTCOME.search(q.after) for q in r.of("ratio"))]
-    for whole in (*report.rows, *mixed):
-        found = [f for row in whole.parts() for f in _certain(row, _said(row))]
+    for whole in (*map(_one_kind, report.rows), *mixed):
+        found = [f for row in whole.parts() for f in _certain(row, _said(row))] + [*_scaling(whole)]
         yield from found or (_unexplained(whole, _said(whole)) if whole.kind == "line" else ())
+
+
+def _one_kind(row: Row) -> Row:
+    """A sentence in which "per step" or "per token" stands at one of its times only: "840 ms per step, now 610 ms"."""
+    if row.kind != "line" or {q.kind for q in row.of(*TYPED)} not in ({"time", "s_per_item"}, {"time", "s_per_token"}):
+        return row
+    times = [replace(q, kind="time") if q.kind.startswith("s_per") else q for q in row.quantities]
+    one = replace(row, quantities=times)
+    one.report = row.report
+    return one
+
+
+_SCALED = re.compile(r"(?i)(\d+) (?:to|→|->|vs\.?) (\d+) (?:\w+ )?(?:gpus|nodes|cards|devices|ranks)")
+
+
+def _scaling(row: Row) -> Iterator[Finding]:
+    """ "From 1 to 4 GPUs … 96 min to 27 min … an efficiency of 89 %"."""
+    m = _SCALED.search(row.text)
+    shares = [q for q in row.of("percent") if "efficien" in q.words and q.exact]
+    for kind in TYPED if m and len(shares) == 1 else ():
+        held = row.of(kind)
+        if m and len(held) == 2 and all(q.exact and q.value.mid for q in held):
+            gain = max(held[0].value.mid, held[1].value.mid) / min(held[0].value.mid, held[1].value.mid)
+            should = gain / (int(m[2]) / int(m[1]))
+            if not shares[0].value.meets(should, 0.03):
+                message = f"{gain:.3g}x on {m[2]} instead of {m[1]} is an efficiency of {100 * should:.3g} %, not {shares[0].text}"
+                yield finding(INCONSISTENT, "ratio", message, shares[0], *held)
 
 
 def _said(row: Row) -> list[Quantity]:
@@ -174,10 +201,11 @@ _TOTAL = re.compile(r"(?i)\btotal\b|\bsum\b|altogether|\bin all\b|adds? up to")
 _IN_ALL = re.compile(r"(?i)\W{0,2}(?:in total|total|altogether|in all)\W*(?:$|[.,;)])")
 _MEAN = re.compile(r"(?i)\bav(?:era)?g|mean\b|\bmedian\b|\boverall\b")
 # Rows may be left out, or be parts of one another.
-_HIDDEN = re.compile(r"(?i)^\W*(?:\.\.\.|…|⋮)|selected|subset|first \d+ rows|top[- ]\d+|\ball \d+|omit|overlap|p9\d")
+_HIDDEN = re.compile(r"(?i)^\W*(?:\.\.\.|…|⋮)|selected|subset|first \d+ rows|top[- ]\d+|\ball \d+|omit|overlap|: p9\d")
 _REST = re.compile(r"(?i)\bthe rest\b|\bremain(?:s|ing|der)|\bothers?\b|everything else")
+_OF_ALL = re.compile(r"(?i)^\W*share\W*$|(?:%|share|percent|fraction) of (?:the )?(?:total|time|runtime|step|all)")
 _ADDS = ("time", "bytes", "percent")
-_AVERAGES = ("time", "rate", "tokens_per_s", "items_per_s", "bytes", "bandwidth", "ratio")
+_AVERAGES = ("time", "rate", "tokens_per_s", "items_per_s", "bytes", "bandwidth", "ratio", "s_per_token", "s_per_item")
 
 
 def totals(report: Report) -> Iterator[Finding]:
@@ -193,7 +221,17 @@ def totals(report: Report) -> Iterator[Finding]:
                 held.append(row)
     yield from _averages(report)
     for row in report.lines_of_text:
-        yield from _listed(row)
+        yield from _listed(_one_kind(row))
+    for grid in report.grids:
+        for c in grid.columns("percent") if not any(_HIDDEN.search(row.text) for row in grid.rows) else ():
+            held = [q for row in grid.body if (q := row.figure(c))]
+            whole = sum(q.value.mid for q in held)
+            if (
+                _OF_ALL.search(grid.header[c])
+                and len(held) == len(grid.body) > 1
+                and 1.02 + 0.005 * len(held) < whole < 1.5
+            ):
+                yield finding(QUESTION, "total", f"the shares add up to {100 * whole:.3g} %", held[-1], *held[:-1])
 
 
 def _averages(report: Report) -> Iterator[Finding]:
@@ -231,7 +269,7 @@ def _listed(row: Row) -> Iterator[Finding]:
             continue
         rows = [r for r in row.report.lines_of_text if r.block == row.block and row.line - 12 < r.line <= row.line]
         prose = row.report.blocks[row.block].kind == "prose"
-        earlier = [x for r in rows[: prose * rows.index(row)] for x in r.of(q.kind)]
+        earlier = [x for r in rows if prose and r.text != row.text for x in r.of(q.kind)]
         own = [[x for x in row.of(q.kind) if x.end <= q.start], [x for x in row.of(q.kind) if x.start > q.end], earlier]
         parts = next((some for some in own if len(some) > 2), [])
         if len(parts) < 3 or len(parts) > 12 or not all(x.exact and x.value.mid for x in parts):
@@ -263,19 +301,23 @@ def _of_sums(grid: Grid, body: list[Row]) -> Iterator[Interval]:
 def _summary(grid: Grid, row: Row, body: list[Row]) -> Iterator[Finding]:
     label = row.label if grid.drawn else row.text
     total = bool(_TOTAL.search(label)) and not _MEAN.search(label)
-    good, odd = 0, []
+    good, odd, exactly = 0, [], 0
     for q in row.of(
         *((*_ADDS, "rate", "bandwidth", "power") if total and not grid.drawn else _ADDS if total else _AVERAGES)
     ):
-        values = [v.value for b in body if (v := b.figure(q.column, q.kind))]
+        values = [v.plain for b in body if (v := b.figure(q.column, q.kind))]
         if len(values) != len(body) or not q.exact or not q.value.mid or q.text[0] in "+-−":
             continue
         means = _may_be(values, total)
         means[:0] = [*_of_sums(grid, body)] if q.kind == "ratio" and "geo" not in label.lower() else []
-        good += any(q.value.meets(m, FIT) for m in means)
-        if not any(q.value.meets(m, ODD) for m in means):
+        good += any(q.plain.meets(m, FIT) for m in means)
+        exactly += any(q.plain.meets(m, 0.002) for m in means)
+        if not any(q.plain.meets(m, 0.012) for m in means):
             odd.append((q, means[-2 if "geo" in label.lower() else -5 if q.kind == "ratio" else 0]))
-    for q, m in odd if len(odd) <= max(good, 1) and len(body) > 2 else ():
+    # Where another column's is exact, so must be each.
+    if not exactly:
+        odd = [(q, m) for q, m in odd if not q.plain.meets(m, ODD)]
+    for q, m in odd if len(odd) <= max(good, 2) and len(body) > 2 else ():
         span_of = f"the {'sum' if total else 'mean'} of lines {body[0].line}–{body[-1].line}"
         ask = "" if good else ": which rows does it count?"
         message = f"{span_of} is {si(m.mid, UNIT_OF.get(q.kind, ''))}, not {q.text}{ask}"
