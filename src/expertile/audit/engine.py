@@ -23,7 +23,6 @@ RULES = (
     laws.each,
     told.ratios,
     told.orders,
-    told.headlines,
     retold.retold,
     equations.equations,
     told.totals,

@@ -44,18 +44,23 @@ def _either(q: Quantity, a: Quantity, b: Quantity, change: str = "") -> bool:
     return follows(q, (a, b), ODD, change) or follows(q, (b, a), ODD, change)
 
 
-def _two(q: Quantity, a: Quantity, b: Quantity, change: str = "") -> Iterator[Finding]:
-    """Two figures and what is made of them, in either order."""
-    if all(x.exact and x.value.mid > 0 for x in (q, a, b)) and not _either(q, a, b, change):
-        yield wrong(q, (a, b) if a.value.mid >= b.value.mid else (b, a))
-
-
 def ratios(report: Report) -> Iterator[Finding]:
     """Figures of one kind and what the sentence or record makes of them: "from 12.4 ms to 3.1 ms, 4.0x faster"."""
     mixed = [r for grid in report.grids for r in grid.body if any(_OUTCOME.search(q.after) for q in r.of("ratio"))]
     for whole in (*map(_one_kind, report.rows), *mixed):
-        found = [f for row in whole.parts() for f in _certain(row, _said(row))] + [*_scaling(whole)]
+        found = [f for row in whole.parts() for f in _of_row(row)] + [*_scaling(whole)]
         yield from found or (_unexplained(whole, _said(whole)) if whole.kind == "line" else ())
+
+
+def _of_row(row: Row) -> Iterator[Finding]:
+    said = _said(row)
+    if row.kind != "line":
+        yield from _of_record(row, said)
+        return
+    for q in said:
+        change, (a, b) = _certain(row, q, said), (row.of(*TYPED) * 2)[:2] or (q, q)
+        if change is not None and not _either(q, a, b, change):
+            yield wrong(q, (max(a, b, key=_mid), min(a, b, key=_mid)))
 
 
 def _one_kind(row: Row) -> Row:
@@ -86,62 +91,68 @@ def _scaling(row: Row) -> Iterator[Finding]:
 
 
 def _said(row: Row) -> list[Quantity]:
-    return [q for q in row.of("ratio", "percent") if not _NOT_OF.search(q.words)]
+    other = _NOT_OF if row.kind == "line" else re.compile(f"{_NOT_OF.pattern}|{_SIZE.pattern[4:]}")
+    return [q for q in row.of("ratio", "percent") if q.exact and q.value.mid and not other.search(q.words)]
 
 
-def _certain(row: Row, said: list[Quantity]) -> Iterator[Finding]:
-    if not said:
-        return
-    parts = [q for q in row.of(*TYPED) if row.kind == "line" or not _PARTIAL.search(q.label)]
-    by_kind = ([q for q in parts if q.kind == kind] for kind in dict.fromkeys(q.kind for q in parts))
-    pairs = [held for held in by_kind if len(held) == 2]
-    # A record of two variants: its speed-up is of one of their figures.
-    whole = [q for q in said if row.kind == "record" and len(pairs) > 1 and _SPEED_UP.fullmatch(q.label)]
-    if not whole and (len(parts) != 2 or len(pairs) != 1):
-        return
-    # "Memory ratio: 1.71x more per token, 2.05x less in total", "42.8 -> 40.2 s, a 2.6 s reduction (-6 %)"
-    several = row.kind == "record" and any(p.line == q.line and p is not q for p in said for q in said)
-    if several or (row.kind == "line" and re.search(r"\d ?(?:→|->) ?$", row.text[: parts[0].start])):
-        return
-    if whole and any(_either(whole[0], x, y) for x, y in pairs):
-        return
-    a, b = pairs[0]
-    # A ratio of memory is not of the times beside it, nor one of speed of the bytes.
-    other = _SPEED if a.kind == "bytes" else _SIZE
-    said = [q for q in said if not other.search(q.after[:16] if row.kind == "line" else q.words)]
-    if row.kind != "line":
-        said = [q for q in said if _OUTCOME.search(q.label + row.text * (row.kind == "table"))]
-        if len(said) == 1 and not _THAN.search(said[0].after) and not _APART.search(a.label + b.label):
-            yield from _two(said[0], a, b)
-        return
-    before, between = row.text[max(0, a.start - 8) : a.start], row.text[a.end : b.start]
-    # "12.6 ms, ours 4.2 ms: 3.0x faster"
-    close = [q for q in said if re.fullmatch(r"\W{1,3}", row.text[b.end : q.start]) and not _THAN.search(q.after)]
-    # "1.9 ms, the unfused one 5.1 ms, which makes it 3.7x faster"
-    last = [q for q in said if q is row.quantities[-1] and len(row.quantities) == 3]
-    told = _FROM.search(f"{before} {between}") or (close and _OUTCOME.search(close[0].after))
-    told = told or (last and re.match(r"\W*(?:faster|slower|speed)", last[0].after))
-    # Another figure between the two: the ratio is of something else.
-    if len(said) > 2 or re.search(r"\d", between) or not told:
-        return
-    # "as the length grew 4x" is not of the times: a word of gain stands beside the ratio, or the times do.
-    near = {q: row.text[max(0, q.start - 24) : q.start] + row.text[q.end : q.end + 16] for q in said}
+def _of_record(row: Row, said: list[Quantity]) -> Iterator[Finding]:
+    """The ratio that a record, or a row of a table, gives of its only two figures."""
+    parts = [q for q in row.of(*TYPED) if not _PARTIAL.search(q.label) and q.exact and q.value.mid]
+    pairs = [held for kind in TYPED if len(held := [q for q in parts if q.kind == kind]) == 2]
     said = [
-        q
-        for q in said
-        if _OUTCOME.search(near[q])
-        or _BY.search(row.text[: q.start])
-        or re.fullmatch(r"\W+", row.text[b.end : q.start])
-        or (q.kind == "ratio" and len(row.quantities) == 3 and re.search("→|->", between))
+        q for q in said if _OUTCOME.search(q.label + row.text * (row.kind == "table")) and not _THAN.search(q.after)
     ]
-    for q in said:
-        # "dropped by 60 %" is a change; "to 60 % of it" is a share.
-        by = _BY.search(row.text[: q.start]) or _CHANGE.search(row.text[q.end :])
-        reach = 24 if len(said) > 1 else len(row.text)
-        down = by and _LESS.search(row.text[max(0, q.start - reach) : q.end + 12])
-        # Where the sentence has two ratios, the other must follow.
-        if all(o is q or _either(o, a, b) for o in said):
-            yield from _two(q, a, b, "loss" if down else "change" if by else "")
+    # Of two variants with several figures each, the speed-up is of one of these; two ratios in a line are of parts.
+    whole = len(pairs) > 1 and all(_SPEED_UP.fullmatch(q.label) for q in said)
+    if len(said) == 1 and pairs and (whole or len(parts) == 2) and not any(_APART.search(x.label) for x in pairs[0]):
+        alone = not any(p.line == said[0].line and p is not said[0] for p in row.of("ratio", "percent"))
+        if alone and not any(_either(said[0], x, y) for x, y in pairs):
+            yield wrong(said[0], (max(pairs[0], key=_mid), min(pairs[0], key=_mid)))
+
+
+def _mid(q: Quantity) -> float:
+    return q.value.mid
+
+
+def _certain(row: Row, q: Quantity, said: list[Quantity]) -> str | None:
+    """Where a sentence's only two figures of a kind can only be what its ratio compares: "loss", "change" or ""."""
+    parts = row.of(*TYPED)
+    if (
+        len(parts) != 2
+        or parts[0].kind != parts[1].kind
+        or len(said) > 2
+        or not all(x.exact and _mid(x) for x in parts)
+    ):
+        return None
+    a, b = parts
+    before, between = row.text[max(0, a.start - 8) : a.start], row.text[a.end : b.start]
+    close = (
+        re.fullmatch(r"\W{1,3}", row.text[b.end : q.start]) and _OUTCOME.search(q.after) and not _THAN.search(q.after)
+    )
+    # "1.9 ms, the unfused one 5.1 ms, which makes it 3.7x faster"
+    last = q is row.quantities[-1] and len(row.quantities) == 3 and re.match(r"\W*(?:faster|slower|speed)", q.after)
+    near = row.text[max(0, q.start - 24) : q.start] + row.text[q.end : q.end + 16]
+    # "as the length grew 4x" is not of the times: a word of gain stands beside the ratio, or the times do.
+    by = _BY.search(row.text[: q.start]) or _CHANGE.search(row.text[q.end :])
+    told = (
+        _OUTCOME.search(near)
+        or by
+        or re.fullmatch(r"\W+", row.text[b.end : q.start])
+        or "→" in between
+        or "->" in between
+    )
+    other = (_SPEED if a.kind == "bytes" else _SIZE).search(q.after[:16]) or re.search(r"\d", between)
+    # "42.8 -> 40.2 s, a 2.6 s reduction (-6 %)"; where the sentence has two ratios, the other must follow.
+    other = (
+        other
+        or re.search(r"\d ?(?:→|->) ?$", row.text[: a.start])
+        or any(o is not q and not _either(o, a, b) for o in said)
+    )
+    if not told or other or not (_FROM.search(f"{before} {between}") or close or last):
+        return None
+    reach = 24 if len(said) > 1 else len(row.text)
+    # "dropped by 60 %" is a change; "to 60 % of it" is a share.
+    return "loss" if by and _LESS.search(row.text[max(0, q.start - reach) : q.end + 12]) else "change" if by else ""
 
 
 _COMPARED = (*TYPED, "params", "tokens", "items", "money", "energy", "power", "flop")
@@ -219,7 +230,6 @@ def totals(report: Report) -> Iterator[Finding]:
                 held = []
             elif not row.summary:
                 held.append(row)
-    yield from _averages(report)
     for row in report.lines_of_text:
         yield from _listed(_one_kind(row))
     for grid in report.grids:
@@ -232,21 +242,6 @@ def totals(report: Report) -> Iterator[Finding]:
                 and 1.02 + 0.005 * len(held) < whole < 1.5
             ):
                 yield finding(QUESTION, "total", f"the shares add up to {100 * whole:.3g} %", held[-1], *held[:-1])
-
-
-def _averages(report: Report) -> Iterator[Finding]:
-    """ "2.9x on average" where no ratio of the report's only column of ratios is as high, or as low."""
-    columns = [(g, c) for g in report.grids for c in g.columns("ratio")]
-    for row in report.lines_of_text if len(columns) == 1 else ():
-        (grid, column), q = columns[0], row.only("ratio")
-        held = [v for b in grid.rows if not b.summary and (v := b.figure(column, "ratio"))]
-        told = q is not None and q.exact and _MEAN.search(row.text) and abs(q.line - grid.rows[0].line) <= 12
-        if q is None or not told or len(held) < 3 or _HIDDEN.search(row.text):
-            continue
-        low, high = min(v.value.lo for v in held), max(v.value.hi for v in held)
-        if q.value.lo > 1.02 * high or q.value.hi * 1.02 < low:
-            message = f"{q.text} on average is none of ratios from {low:.3g} to {high:.3g}: which rows does it count?"
-            yield finding(QUESTION, "total", message, q, lines=tuple(v.line for v in held))
 
 
 def _listed(row: Row) -> Iterator[Finding]:
@@ -360,63 +355,3 @@ def _ordered(figures: list[tuple[str, Quantity]], sure: bool) -> Iterator[Findin
                 message = f"{names[0]}, and {names[1]}, are in the wrong order"
                 yield finding(INCONSISTENT if sure else QUESTION, "order", message, b, a)
                 break
-
-
-_HEAD = re.compile(
-    r"(?i)\bup to|\bpeak(?:s|ed)?\b|\bbest|\bmax|\bhighest|\breach|\bhits?\b|\bsustain|\bachiev|\bat most|fastest|"
-    r"as high as"
-)
-_GENERAL = re.compile(
-    r"(?i)\bcould|\bwould|theor|expect|claim|paper|report(?:ed|s) |vendor|spec|ideal|earlier|previous|other"
-)
-_LIMIT = re.compile(
-    r"(?i)cannot exceed|can(?:not|'t) be (?:more|faster)|at most|upper bound|ceiling|limit(?:ed)? (?:is|of|to)"
-)
-
-
-def headlines(report: Report) -> Iterator[Finding]:
-    """A figure in a sentence that is better than every one of the tables that it sums up, or than the limit that the
-    sentence before states: it asks."""
-    cells: dict[str, list[Quantity]] = {}
-    for q in (q for grid in report.tables for row in grid.rows for q in row.quantities if q.value.mid):
-        cells.setdefault(q.kind, []).append(q)
-    quotients = [q.value.mid for q in cells.get("ratio", ())] + _quotients(report)
-    best = max((max(x, 1 / x) for x in quotients), default=0.0)
-    in_tables = {row.line for grid in report.tables for row in grid.rows}
-    lines = [r for r in report.lines_of_text if r.line not in in_tables]
-    for i, row in enumerate(lines):
-        for q in row.quantities if not (_GENERAL.search(row.text) or _MEAN.search(row.text)) else ():
-            near = row.text[max(0, q.start - 48) : q.end + 40]
-            if not q.value.mid or NO_RUN_OF_ONE.search(q.words.replace("peak", "")) or on_sheet(row, q):
-                continue
-            if q.kind == "ratio" and _OUTCOME.search(near) and len(quotients) > 2 and not row.of(*TYPED):
-                close = any(abs(n - row.line) < 40 for n in in_tables)
-                if q.value.lo > 1.04 * best and q.value.mid < 50 and close:
-                    message = f"{q.text} is more than the {best:.3g}x of any row: which rows make it?"
-                    yield finding(QUESTION, "headline", message, q)
-            held = cells.get(q.kind, ())
-            if q.kind in ("rate", "bandwidth", "tokens_per_s", "items_per_s") and _HEAD.search(near) and len(held) > 2:
-                most = max(held, key=lambda x: x.value.hi)
-                if 1.04 * most.value.hi < q.value.lo < 3 * most.value.hi:
-                    message = f"{q.text} is more than {most.text}, the most of any row: which run is it?"
-                    yield finding(QUESTION, "headline", message, q, lines=(most.line,))
-            before = (
-                lines[i - 1] if i and lines[i - 1].block == row.block and _LIMIT.search(lines[i - 1].text) else None
-            )
-            limit = (*(before.of(q.kind) if before else ()), None)[0]
-            if (
-                limit
-                and q.kind in ("rate", "bandwidth", "tokens_per_s", "items_per_s")
-                and q.value.lo > 1.03 * limit.value.hi
-            ):
-                yield finding(QUESTION, "limit", f"{q.text} is more than the {limit.text} called its limit", q, limit)
-
-
-def _quotients(report: Report) -> list[float]:
-    """Of two figures of one kind in a row, and of two rows in a column."""
-    found: list[list[float]] = []
-    for grid in report.tables if sum(len(g.rows) for g in report.tables) < 200 else ():
-        found += [[q.value.mid for q in row.of(kind) if q.value.mid] for row in grid.rows for kind in TYPED]
-        columns = (grid.column(c) for c in range(len(grid.header)))
-        found += [[q.value.mid for q in column if q and q.kind in TYPED and q.value.mid] for column in columns]
-    return [max(of) / min(of) for of in found if len(of) > 1]
