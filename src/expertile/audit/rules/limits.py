@@ -40,6 +40,7 @@ _OTHER = re.compile(
 )
 _NAMED = re.compile(r"(?i)(?:nvlink|pci-?e|hbm|gddr|infiniband|memory)[\w. ]{0,12}\($")
 _MEASURED = re.compile(r"(?i)measur|achiev|reach|moved|transferred|copied|\bgot|\bsaw|took|sustain|hits?\b|sees?\b")
+_LINKS = ("PCIe", "NVLink")
 _BW = ("alg(?:o|orithm)?", "bus")
 _SHARE = re.compile(r"peak|of|util|effic|theor|line rate")
 _PCIE = re.compile(r"(?i)pci-?e?(?:xpress)? ?(?:gen)? ?\.?(?P<g>[3-6])(?:\.0)?(?: ?[x×] ?(?P<n>\d+))?")
@@ -47,7 +48,7 @@ _PCIE = re.compile(r"(?i)pci-?e?(?:xpress)? ?(?:gen)? ?\.?(?P<g>[3-6])(?:\.0)?(?
 
 @dataclass(frozen=True)
 class _Limit:
-    """FLOP/s or bytes/s of `part`; `ways` 1 or 2 where it says so; `q` where the text states it."""
+    """Units per second of `part`; `ways` 1 or 2 where it says so; `q` where the text states it."""
 
     part: str
     value: float
@@ -80,104 +81,97 @@ def _ways(text: str) -> int:
     return 2 if _BOTH_WAYS.search(text) else 1 if _ONE_WAY.search(text) else 0
 
 
+def _part_of(row: Row, q: Quantity, own: str) -> str:
+    """The format of a rate, the memory or link of a bandwidth; of other figures nothing."""
+    if q.kind == "rate":
+        return "/".join(facts(own).of("formats") or row.stated("formats")[:1])
+    return _part(own) or _part(f"{row.lead} {row.headings}") or "memory" if q.kind == "bandwidth" else ""
+
+
 def limits(report: Report) -> Iterator[Finding]:
-    """Every FLOP/s and GB/s against the one limit of its part that is stated, or that the name of its link means."""
+    """Every rate against the one limit of its part that is stated, or that the name of its link means."""
     stated: list[_Limit] = []
     for row in report.lines_of_text:
-        held = [(q, _own(row, q)) for q in row.of("rate", "bandwidth") if q.value.mid]
+        held = [(q, _own(row, q)) for q in row.of(*_KINDS) if q.value.mid]
         said = [bool(_is_limit(own) or _NAMED.search(own[: own.find(q.text)]) or is_sheet(row, q)) for q, own in held]
         for (q, own), told in zip(held, said, strict=True):
             if (told or (any(said) and not _MEASURED.search(row.text))) and "spars" not in own:
                 part = (
-                    "/".join(facts(own).of("formats"))
-                    if q.kind == "rate"
-                    else _part(own) or _part(row.text) or "memory"
+                    "/".join(facts(own).of("formats")) if q.kind == "rate" else _part(row.text) or _part_of(row, q, own)
                 )
-                stated.append(_Limit(part, q.plain.mid, _ways(own), f"the {q.text} of line {q.line}", q))
+                stated.append(_Limit(_part(own) or part, q.plain.mid, _ways(own), f"the {q.text} of line {q.line}", q))
     known = {id(limit.q) for limit in stated}
     for row in report.all_rows:
         yield from _bus(row)
-        for q in (*row.of("rate", "bandwidth"), *_moved(row)):
+        for q in (*row.of(*_KINDS), *_moved(row)):
             own = _own(row, q)
             if q.exact and q.value.mid and id(q) not in known and not _is_limit(own) and not _OTHER.search(own):
-                yield from _above(report, row, q, own, stated)
+                yield from _above(
+                    row, q, own, [s for s in stated if s.q and s.q.kind == q.kind and _beside(row, s.q, q)]
+                )
 
 
-def _beside(report: Report, limit: _Limit, q: Quantity) -> bool:
-    return limit.q is not None and (len(report.lines) < 60 or abs(limit.q.line - q.line) < 30)
+_KINDS = ("rate", "bandwidth", "tokens_per_s", "items_per_s")
+
+
+def _beside(row: Row, limit: Quantity, q: Quantity) -> bool:
+    near = 60 if q.kind in _KINDS[:2] else 3
+    return len(row.report.lines) < near or abs(limit.line - q.line) < near / 2
 
 
 def _moved(row: Row) -> Iterator[Quantity]:
     """The bytes/s of a sentence's only bytes in a time that crosses a link: "26 GB … over PCIe 3.0 x16 in 0.9 s"."""
     held = [q for q in row.of("bytes") if q.exact]
     for t in row.of("time") if len(held) == 1 and row.kind == "line" else ():
-        if _part(own := _own(row, t)) in ("PCIe", "NVLink") and re.search(r"(?i)\bin\b|tak|took", own) and t.exact:
-            rate = held[0].value / t.value
-            yield replace(t, kind="bandwidth", value=rate, text=f"{held[0].text} in {t.text}")
+        if _part(own := _own(row, t)) in _LINKS and re.search(r"(?i)\bin\b|tak|took", own) and t.exact:
+            yield replace(t, kind="bandwidth", value=held[0].value / t.value, text=f"{held[0].text} in {t.text}")
 
 
-def _above(report: Report, row: Row, q: Quantity, own: str, stated: list[_Limit]) -> Iterator[Finding]:
-    if q.kind == "rate":
-        formats = "/".join(facts(own).of("formats") or row.stated("formats")[:1])
-        held = [s for s in stated if s.q and s.q.kind == "rate" and s.part in (formats, "") and _beside(report, s, q)]
-        part, ways = formats, 0
-    else:
-        near = _part(own)
-        part, ways = near or _part(f"{row.lead} {row.headings}") or "memory", _ways(own) or _ways(row.lead)
-        held = [s for s in stated if s.part == part and s.q and s.q.kind == "bandwidth" and _beside(report, s, q)]
-        held = (
-            held
-            or [x for x in (_link(own, row), _link(f"{row.lead} {row.headings} {own}", row)) if x and x.part == part][
-                :1
-            ]
-        )
-    if len({(s.value, s.ways) for s in held}) > 1 and ways:
-        held = [s for s in held if s.ways == ways]
+def _above(row: Row, q: Quantity, own: str, stated: list[_Limit]) -> Iterator[Finding]:
+    part, link = _part_of(row, q, own), False
+    ways = (_ways(own) or _ways(row.lead)) if q.kind == "bandwidth" else 0
+    held = [s for s in stated if s.part in (part, "" if q.kind == "rate" else part)]
+    if part in _LINKS:
+        link, around = True, f"{row.lead} {row.headings} {own}"
+        held = held or [x for x in (_link(own, row), _link(around, row)) if x and x.part == part][:1]
+    held = [s for s in held if not ways or s.ways == ways] or held
     if not held:
         return
     limit = max(held, key=lambda s: s.value * 2 / (s.ways or 2))
-    if limit.ways and part in ("NVLink", "PCIe"):
-        limit = replace(limit, value=limit.value * (ways or 2) / limit.ways)
-    told = part and (q.kind == "rate" or _part(own) == part) and (not limit.q or abs(limit.q.line - q.line) < 30)
-    if q.value.lo > (8 if told else 3) * limit.value:  # of something else
-        return
-    several = max((1.0, *report.everything.of("gpus"))) if not q.per_device and not limit.ways else 1.0
-    # Switches that add up lift the bus bandwidth of a collective.
-    if q.value.lo > (1.15 if re.search(r"(?i)bus ?b", own) else 1.03) * limit.value * several:
-        sure = (
-            told
-            and part != "network"
-            and q.value.hi < 2.5 * limit.value
-            and q.value.lo > (1.03 if part in ("NVLink", "PCIe") and ways else FAR) * limit.value
-        )
-        sure = sure and (ways != 0 and (not limit.q or limit.ways == ways) or part not in ("NVLink", "PCIe"))
-        ask = "" if sure else ": is it of the same part?"
+    most = limit.value * ((ways or 2) / limit.ways if limit.ways and link else 1)
+    told = (q.kind != "bandwidth" or _part(own) == part) and part and (not limit.q or abs(limit.q.line - q.line) < 30)
+    several = max((1.0, *row.report.everything.of("gpus"))) if not q.per_device and not limit.ways else 1.0
+    # Switches that add up lift the bus bandwidth of a collective; a figure far above is of something else.
+    slack = 1.15 if re.search(r"(?i)bus ?b", own) else 1.03
+    if slack * several * most < q.value.lo < (8 if told else 3) * most:
+        certain = (ways and (not limit.q or limit.ways == ways)) if link else q.value.lo > FAR * most
+        sure = told and certain and part != "network" and q.value.hi < 2.5 * most
         verdict = QUESTION if not sure else INCONSISTENT if limit.q else IMPOSSIBLE
-        message = f"{q.text} is more than {limit.text}, {si(limit.value, UNIT_OF[q.kind])}"
-        yield finding(
-            verdict,
-            "link" if part in ("NVLink", "PCIe") else "limit",
-            message + ask,
-            q,
-            *([limit.q] if limit.q else []),
-        )
-    p = row.only("percent")
-    if (
-        p
-        and not limit.q
-        and _SHARE.search(p.words)
-        and not any((q.value / p.value).meets(limit.value * x, 0.06) for x in (1, 2, 0.5))
-    ):
-        message = f"{q.text} is {100 * q.value.mid / limit.value:.3g} % of {limit.text}, not {p.text}"
+        message = f"{q.text} is more than {limit.text}, {si(most, UNIT_OF[q.kind])}"
+        beside = (limit.q,) if limit.q else ()
+        ask = "" if sure else ": is it of the same part?"
+        yield finding(verdict, "link" if link else "limit", message + ask, q, *beside)
+    p = row.only("percent") if not limit.q else None
+    if p and _SHARE.search(p.words) and not any((q.value / p.value).meets(most * x, 0.06) for x in (1, 2, 0.5)):
+        message = f"{q.text} is {100 * q.value.mid / most:.3g} % of {limit.text}, not {p.text}"
         yield finding(INCONSISTENT if _part(own) and ways else QUESTION, "link", message, q, p)
 
 
+_COLLECTIVES = ((r"all-?_?reduce", 2.0), (r"all-?_?gather|reduce-?_?scatter|all-?_?to-?_?all", 1.0))
+
+
 def _bus(row: Row) -> Iterator[Finding]:
-    """Of all collectives all-reduce has the highest bus bandwidth: 2 (n − 1) / n times the algorithm's (nccl-tests)."""
+    """Bus bandwidth is 2 (n − 1) / n times the algorithm's in an all-reduce, and never more (nccl-tests)."""
     alg, bus = ([q for q in row.of("bandwidth") if re.search(rf"(?i){w} ?(?:bw|bandwidth)", q.words)] for w in _BW)
-    if len(alg) == len(bus) == 1 and alg[0].value.mid and bus[0].value.lo > 2.02 * alg[0].value.hi:
-        message = f"{bus[0].text} of bus bandwidth is more than twice the algorithm's {alg[0].text}"
-        yield finding(INCONSISTENT, "bus bandwidth", message, bus[0], alg[0])
+    if len(alg) != 1 or len(bus) != 1 or not alg[0].value.mid:
+        return
+    ratio, n = bus[0].value / alg[0].value, row.size("gpus")
+    kinds = [times for form, times in _COLLECTIVES if re.search(rf"(?i){form}", row.words + row.lead)]
+    should = kinds[0] * (n.value - 1) / n.value if n and len(kinds) == 1 else 0.0
+    if ratio.lo > 2.02 or (should and not ratio.meets(should, 0.03)):
+        more = f"{should:.4g} times, with {n.value:.0f} GPUs" if n and should else "at most twice"
+        message = f"{bus[0].text} is {ratio.mid:.3g} times the algorithm's {alg[0].text}; bus bandwidth is {more}"
+        yield finding(INCONSISTENT if ratio.lo > 2.02 else QUESTION, "bus bandwidth", message, bus[0], alg[0])
 
 
 def _link(text: str, row: Row) -> _Limit | None:
@@ -186,13 +180,10 @@ def _link(text: str, row: Row) -> _Limit | None:
     pcie = {p for p in pcie if p[1]} or pcie  # "PCIe 4" above "PCIe 4.0 x8"
     if len(pcie) == 1 and not nvlink:
         generation, lanes = pcie.pop()
-        name = f"PCIe {generation}.0 x{lanes or 16}"
-        return _Limit("PCIe", 2 * PCIE_LANES[generation] * int(lanes or 16), 2, name)
+        both = 2 * PCIE_LANES[generation] * int(lanes or 16)
+        return _Limit("PCIe", both, 2, f"PCIe {generation}.0 x{lanes or 16}")
     names = [part for device in row.devices for part in NVLINK if re.search(rf"\b{part}\b", device.name)]
-    names += [
-        part for part, g in (("V100", 2), ("A100", 3), ("H100", 4), ("B200", 5)) if re.search(rf"(?i)nvlink ?{g}", text)
-    ]
-    values = {NVLINK[part] for part in names}
-    return (
-        _Limit("NVLink", values.pop(), 2, f"{names[0]}'s NVLink") if nvlink and not pcie and len(values) == 1 else None
-    )
+    parts = {"2": "V100", "3": "A100", "4": "H100", "5": "B200"}
+    names += [parts[g] for g in re.findall(r"(?i)nvlink ?([2-5])", text)]
+    values = {NVLINK[part] for part in names} if nvlink and not pcie else set()
+    return _Limit("NVLink", values.pop(), 2, f"{names[0]}'s NVLink") if len(values) == 1 else None
