@@ -21,6 +21,7 @@ RULES = (
     laws.rows,
     laws.steps,
     laws.each,
+    laws.macs,
     told.ratios,
     told.orders,
     retold.retold,

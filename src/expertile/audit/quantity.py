@@ -70,7 +70,7 @@ _CHINESE = dict(
         "利用率=utilization 批大小=batch_size 批次大小=batch_size 序列长度=sequence_length 参数量=parameters 参数=parameters "
         "模型=model 单向=one-way 双向=both_directions 平均=average 总计=total 合计=total 总=total 共=total 占=share_of "
         "相比=compared_to 比=vs 稠密=dense 稀疏=sparse 即=i.e. 约=about 量化=quantized 权重=weights 测得=measured 达到=reached "
-        "单流=single_stream 请求=requests"
+        "单流=single_stream 请求=requests 美元=USD 成本=cost 节省=saved 节约=saved 则=thus"
     ).split()
 )
 _HAN = re.compile("[\u3000-\u9fff\uff00-\uffef]")
@@ -128,7 +128,7 @@ _TRAILING_KEY = re.compile(r"(?P<key>[A-Za-z_][\w./%-]*)\s*[:=]\s*[(\[~≈\"']*$
 
 _PER = re.compile(
     r"(?i)(?:\bper|\b(?:for )?(?:each|every|one|a single))[ -](?P<million>million |1?[MK] |thousand )?"
-    r"(?:(?P<device>gpu|device|card|chip)|(?:(?:output|generated|input) )?(?P<noun>token|image|frame|request|query|prompt|sample|step))\b"
+    r"(?:(?P<device>gpu|device|card|chip)|(?:(?:output|generated|input) )?(?P<noun>token|image|frame|request|query|prompt|sample|step|hour)s?)\b"
     r"(?:(?! and )[^.,;\d]|(?<=[A-Za-z-])\d+(?:\.\d+)?B?\b){0,40}$"
 )
 _BOARD = re.compile(
@@ -143,7 +143,7 @@ def _each(unit: Unit, device: str | None, noun: str | None, million: str | None)
     per, found = match_unit(f"J per {million or ''}{noun}"), unit.kind  # any amount
     if per is None or unit.kind not in ("time", "energy", "money", "bytes"):
         return unit
-    found = product(unit.kind, "tokens" if noun == "token" else "items", -1)
+    found = product(unit.kind, {"token": "tokens", "hour": "time"}.get(noun or "", "items"), -1)
     return replace(unit, kind=found, low=unit.low * per[0].low, high=unit.high * per[0].low, noun=per[0].noun)
 
 

@@ -252,17 +252,22 @@ def _around(row: Row) -> list[Term]:
 
 
 def _price(row: Row) -> list[Term]:
+    """The report's only price of an hour, for a row with costs."""
     if not any(q.kind.startswith("$/") for q in row.quantities):
         return []
-    prices = [q for r in row.report.all_rows for q in r.of("$/s", "$/gpu*s") if q.exact]
-    return [Term(q.kind, q.value, q.text, (q.line,), q) for q in prices if len({x.value.mid for x in prices}) == 1][:1]
+    rows = [r for r in row.report.all_rows if r.of("$/s", "$/gpu*s") and r is not row]
+    prices = [t for r in rows for t in terms(r) if t.kind == "$/s"]
+    return prices[:1] if len({t.value.mid for t in prices}) == 1 else []
 
 
 def _check(row: Row, held: tuple[list[Term], ...], lent: bool) -> Iterator[Finding]:
     """a × b = c, of every a, b and c in the row: a derived figure that no other two make."""
     law = law_of(*(some[0].kind for some in held))
     text = re.sub(r"requests? ?(?:/|per)", "", row.text) if row.kind != "record" else ""
-    text = text if re.search(r"(?i)decod|generat|output|ttft", text) else re.sub("(?i)prefill", "", text)
+    if not re.search(r"(?i)decod|generat|output", text):
+        text = re.sub(
+            "(?i)prefill|prompt|ttft|(?:time to )?first token" if "prefill" in text else "(?i)prefill", "", text
+        )
     if len(held[0]) * len(held[1]) * len(held[2]) > 12 or re.search(law.unless, text):
         return
     held = tuple([*some, *_sum(some)] for some in held)
@@ -364,6 +369,17 @@ def each(report: Report) -> Iterator[Finding]:
             if (twice or (hence and sum(said) == 1 and len(counts) > 1)) and not any(n.meets(m, 0.03) for m in counts):
                 message = f"{whole.text} is {n.mid:.4g} times {one.text}: of how many is it?"
                 yield finding(QUESTION, "product", message, one, whole)
+
+
+def macs(report: Report) -> Iterator[Finding]:
+    """Multiply-adds called as many FLOPs: "0.3 GMACs, that is 0.3 GFLOPs"."""
+    for row in (r for r in report.lines_of_text if "MAC" in r.text):
+        held = [q for q in row.of("flop", "flop/item", "rate") if q.exact]
+        for a, b in itertools.pairwise(held):
+            if "MAC" in a.text and "MAC" not in b.text and _EQUALS.search(row.text[a.end : b.start].split(",")[-1]):
+                if not b.value.meets(a.value, 0.03):
+                    message = f"{a.text} is {si(a.value.mid, 'FLOP')}, two for each multiply-add, not {b.text}"
+                    yield finding(INCONSISTENT, "work", message, b, a)
 
 
 _STEP = re.compile(

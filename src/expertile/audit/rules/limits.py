@@ -162,7 +162,7 @@ _COLLECTIVES = ((r"all-?_?reduce", 2.0), (r"all-?_?gather|reduce-?_?scatter|all-
 
 def _bus(row: Row) -> Iterator[Finding]:
     """Bus bandwidth is 2 (n − 1) / n times the algorithm's in an all-reduce, and never more (nccl-tests)."""
-    alg, bus = ([q for q in row.of("bandwidth") if re.search(rf"(?i){w} ?(?:bw|bandwidth)", q.words)] for w in _BW)
+    alg, bus = ([q for q in row.of("bandwidth") if re.search(rf"(?i){w} ?(?:bw|bandwidth)", q.label)] for w in _BW)
     if len(alg) != 1 or len(bus) != 1 or not alg[0].value.mid:
         return
     ratio, n = bus[0].value / alg[0].value, row.size("gpus")

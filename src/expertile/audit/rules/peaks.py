@@ -317,8 +317,12 @@ def _per_second(row: Row, kind: str) -> list[Quantity]:
 
 def sparse_peaks(report: Report) -> Iterator[Finding]:
     """A peak with structured sparsity, stated where the report never speaks of sparsity; "dense" makes it certain."""
-    for row in report.all_rows if not re.search(r"(?<!no )(?<!without )spars|2:4", report.text) else ():
+    named = re.search(r"(?<!no )(?<!without )spars|2:4", report.text)
+    for row in report.all_rows:
         for q in row.of("rate"):
+            part = row.clause(q).lower()
+            if named and not ("dense" in q.words and "spars" not in part and "2:4" not in part):
+                continue
             formats = _formats_of(q, row) or row.stated("formats")
             if (
                 not formats

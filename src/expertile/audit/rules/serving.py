@@ -88,7 +88,9 @@ def decoding(report: Report) -> Iterator[Finding]:
     """A token of a single stream takes the time in which the memory yields every weight once."""
     for row in report.all_rows:
         q = row.only("s_per_token") or row.only("tokens_per_s")
-        if not q or re.search(r"(?i)prompt|prefill|input|train|\bpp\d|\bttft", f"{q.words} {row.label} {row.text}"):
+        if not q or re.search(
+            r"(?i)prefill|prompt (?:proc|eval|tok|read)|input|train|\bpp\d|\bttft", f"{q.words} {row.label} {row.text}"
+        ):
             continue
         # One stream is a time for each token, or what is said to be one.
         batch, told = row.size("batch"), f"{row.words} {row.lead}"

@@ -77,17 +77,21 @@ _SCALED = re.compile(r"(?i)(\d+) (?:to|→|->|vs\.?) (\d+) (?:\w+ )?(?:gpus|node
 
 
 def _scaling(row: Row) -> Iterator[Finding]:
-    """ "From 1 to 4 GPUs … 96 min to 27 min … an efficiency of 89 %"."""
-    m = _SCALED.search(row.text)
+    """ "From 1 to 4 GPUs … 96 min to 27 min … an efficiency of 89 %"; of one GPU and the report's only other number."""
+    m, counts = _SCALED.search(row.text), row.report.everything.of("gpus")
+    alone = len(counts) == 1 and re.search(r"(?i)(?:one|single|1) (?:gpu|card|device|node)", row.text)
+    times = int(m[2]) / int(m[1]) if m else counts[0] if alone else 0.0
     shares = [q for q in row.of("percent") if "efficien" in q.words and q.exact]
-    for kind in TYPED if m and len(shares) == 1 else ():
-        held = row.of(kind)
-        if m and len(held) == 2 and all(q.exact and q.value.mid for q in held):
-            gain = max(held[0].value.mid, held[1].value.mid) / min(held[0].value.mid, held[1].value.mid)
-            should = gain / (int(m[2]) / int(m[1]))
-            if not shares[0].value.meets(should, 0.03):
-                message = f"{gain:.3g}x on {m[2]} instead of {m[1]} is an efficiency of {100 * should:.3g} %, not {shares[0].text}"
-                yield finding(INCONSISTENT, "ratio", message, shares[0], *held)
+    near = [r for r in row.report.lines_of_text if r.block == row.block and 0 <= row.line - r.line < 3]
+    for kind in TYPED if times > 1 and len(shares) == 1 and row.kind == "line" else ():
+        held = [q for r in near for q in r.of(kind) if q.exact and _mid(q)]
+        if len(held) == 2:
+            gain = max(map(_mid, held)) / min(map(_mid, held))
+            if not shares[0].value.meets(gain / times, 0.03):
+                message = f"{gain:.3g}x on {times:.3g} times as many is an efficiency of {100 * gain / times:.3g} %"
+                yield finding(
+                    QUESTION if alone else INCONSISTENT, "ratio", f"{message}, not {shares[0].text}", shares[0], *held
+                )
 
 
 def _said(row: Row) -> list[Quantity]:
