@@ -14,15 +14,24 @@ _MEMORY = r"(?:memory|smaller|compress|footprint|storage|vram|saving)"
 _AFTER = re.compile(rf"(?i)\W*(?:(?:the|in|of|lower|less|fewer|reduction)\W+)*{_MEMORY}")
 _LESS = re.compile(r"(?i)\W*(?:less|smaller|fewer|lower)\b")
 _SHRUNK = re.compile(r"(?i)(?:compress|shrink|shrank|reduc|sav|smaller|cut|footprint)[^.;]{0,40}$")
-_SHRINKS = re.compile(r"(?i)(?:shrink|shrank|shrunk|reduc|compress|cuts?\b|quanti[sz]).* to ")
 _FASTER = re.compile(r"(?i)speed|faster|throughput|latency|quick|tokens|bandwidth|flops|accura|perplex")
 _CHANGED = re.compile(
     r"(?i)(?:bits?|bf16|(?:fp|int|float|bfloat)\d+|half|weights|values|\d ?GB\)?)\)?,? ?(?:down )?(?:to|→|->|into) |"
-    r"instead of|\bvs\b|versus|compared (?:to|with)|relative to|(?:over|than) (?:the )?(?:fp|bf|float|half|\d+)"
+    r"instead of|\bvs\b|versus|compared (?:to|with)|relative to|(?:over|than) (?:the )?(?:fp|bf|float|half|\d+)|"
+    r"(?:shrink|shrank|shrunk|reduc|compress|cuts?\b|quanti[sz]).* to "
 )
 _NOT_BITS = re.compile(
     r"(?i)lora|prun|spars|evict|offload|distill|activation|gradient|optimizer|batch|communicat|gpus?\b|network"
 )
+_NAME = r"(?:fp|bf|int|float|bfloat)\d+|\d+[ -]?bits?"
+_IN = re.compile(rf"(?i)\b({_NAME})(?: (?!and|to|from|vs)\w+){{0,2}}\W*(?=\|)|(?<=\|)\W*(?:in|as|at)? ?\(?({_NAME})")
+_OBJECT = re.compile(r"cache|activation|gradient|optimi[sz]er|buffer|embedding|state|lora|adapter|layer|batch")
+_MOVED = re.compile(r"(?i)\bact|kv|cache|traffic|moved|read|writ")
+_FORMAT = re.compile(
+    r"\b(?:group[ _-]?size\W*\d+|(?:fp|bf|int|uint|w|q|nf)\d+\w*|awq|gptq|quantized|baseline|\d+-?bit|half|float\d*|"
+    r"g\d+|group\d*|weights?|memory|model|size|checkpoint|vram|to|with)\b"
+)
+_WORD = re.compile(r"[a-z0-9.]+")
 
 
 def _bits(text: str) -> list[int]:
@@ -32,103 +41,77 @@ def _bits(text: str) -> list[int]:
 
 
 def compression(report: Report) -> Iterator[Finding]:
-    """A memory saving beyond the ratio of the two formats that the text names; it asks where it names one."""
+    """Less memory than the bits of the formats allow: a ratio of it, two sizes, the size of so many parameters."""
     lines = report.lines_of_text
     wide = list({BITS[f] for f in report.everything.of("formats") if BITS[f] >= 16})
     for i, row in enumerate(lines):
+        near = [r for r in lines[max(0, i - 3) : i + 1] if row.line - r.line <= 3]
         for q in row.of("ratio", "percent") if row.of("bytes") or re.search(rf"(?i){_MEMORY}", row.text) else ():
-            before, after = row.text[: q.start], row.text[q.end : q.end + 24]
-            if (
-                _FASTER.search(after)
-                or not (_AFTER.match(after) or _SHRUNK.search(before) or (row.of("bytes") and _LESS.match(after)))
-                or not q.value.mid
-            ):
-                continue
-            # The two formats stand in the sentence, or in the lines just before it.
-            near = [r for r in lines[max(0, i - 3) : i + 1] if row.line - r.line <= 3]
-            text = row.text if len(_bits(row.text)) > 1 else "\n".join(r.text for r in near)
-            bits = sorted(_bits(text))
-            known = len(bits) == 2 and bits[1] >= 16 and _CHANGED.search(text)
-            bits = bits if known else [*bits[:1], *wide]
-            if len(bits) != 2 or bits[0] > 8:
-                continue
-            most, saved = bits[1] / bits[0], q.value.lo if q.exact else q.value.mid
-            less = q.kind == "ratio" or re.search(
-                r"(?i)sav|reduc|less|smaller|lower|fewer|\bcut|shr[iau]nk", before[-40:] + after
-            )
-            beyond = (saved if q.kind == "ratio" else 1 / max(1 - saved, 1e-9)) > most * 1.06
-            other = _NOT_BITS.search(before[-60:] + after) or (not known and "kv" in row.text.lower())
-            if less and beyond and not other:
-                at_most = f"at most {most:.3g}x smaller ({100 * (1 - 1 / most):.3g} % less), not {q.text}"
-                message = f"{bits[1]} to {bits[0]} bits is {at_most}" + ("" if known else ": smaller than what?")
-                verdict = INCONSISTENT if known else QUESTION
-                yield finding(verdict, "compression", message, q, lines=tuple(r.line for r in near))
+            yield from _ratio(row, q, near, wide)
+        yield from _sizes(row)
     for row in (*(r for grid in report.grids for r in grid.body), *(r for r in report.rows if r.kind == "record")):
         yield from _column([(q.label, q) for q in row.of("bytes") if q.exact and not _MOVED.search(q.label)], [])
-    # "12 GB in FP16 and 2 GB in INT4", of one thing
-    for row in (r for r in lines if len({*_OBJECT.findall(r.text.lower())}) < 2 and not _NOT_BITS.search(r.text)):
-        around = ((q, row.text[max(0, q.start - 24) : q.start] + "|" + row.text[q.end :][:16]) for q in row.of("bytes"))
-        beside = ((q, m) for q, text in around if q.exact and (m := _IN.search(text)))
-        yield from _column([((m[1] or m[2]).replace(" ", ""), q) for q, m in beside], [])
-        sizes, bits = sorted(row.of("bytes"), key=lambda q: -q.value.mid), _bits(row.text)
-        if (
-            len(sizes) == len(bits) == 2
-            and (_CHANGED.search(row.text) or _SHRINKS.search(row.text))
-            and all(q.exact and q.value.mid for q in sizes)
-        ):
-            (big, small), most = sizes, max(bits) / min(bits)
-            if big.value.lo / small.value.hi > 1.08 * most:
-                ratio = f"{big.text} / {small.text} is {big.value.mid / small.value.mid:.3g}x"
-                yield finding(INCONSISTENT, "compression", f"{ratio}; the bits give at most {most:.3g}x", small, big)
-    yield from _weights(lines)
     for grid in report.grids:
         for c in grid.columns("bytes", "B/token", "B/param"):
             if re.search(r"(?i)per|mem|size|vram|footprint|storage|weights", grid.header[c]):
                 yield from _column([(row.label, size) for row in grid.body if (size := row.figure(c))], wide)
 
 
-def _weights(lines: list[Row]) -> Iterator[Finding]:
-    """The memory of a model of so many parameters in the one narrow format of its sentence: it asks."""
-    for row in lines:
+def _ratio(row: Row, q: Quantity, near: list[Row], wide: list[int]) -> Iterator[Finding]:
+    """The two formats stand in the sentence or the lines just before it; where one alone is named it asks."""
+    before, after = row.text[: q.start], row.text[q.end : q.end + 24]
+    of_memory = _AFTER.match(after) or _SHRUNK.search(before) or (row.of("bytes") and _LESS.match(after))
+    text = row.text if len(_bits(row.text)) > 1 else "\n".join(r.text for r in near)
+    bits = sorted(_bits(text))
+    known = len(bits) == 2 and bits[1] >= 16 and _CHANGED.search(text)
+    bits = bits if known else [*bits[:1], *wide]
+    other = _NOT_BITS.search(before[-60:] + after) or (not known and "kv" in row.text.lower())
+    less = q.kind == "ratio" or re.search(
+        r"(?i)sav|reduc|less|smaller|lower|fewer|\bcut|shr[iau]nk", before[-40:] + after
+    )
+    if len(bits) != 2 or bits[0] > 8 or not (of_memory and less and q.value.mid) or other or _FASTER.search(after):
+        return
+    most, saved = bits[1] / bits[0], q.value.lo if q.exact else q.value.mid
+    if (saved if q.kind == "ratio" else 1 / max(1 - saved, 1e-9)) > most * 1.06:
+        at_most = f"at most {most:.3g}x smaller ({100 * (1 - 1 / most):.3g} % less), not {q.text}"
+        message = f"{bits[1]} to {bits[0]} bits is {at_most}" + ("" if known else ": smaller than what?")
+        yield finding(INCONSISTENT if known else QUESTION, "compression", message, q, lines=tuple(r.line for r in near))
+
+
+def _sizes(row: Row) -> Iterator[Finding]:
+    """ "12 GB in FP16 and 2 GB in INT4", "from bf16 (65.5 GB) to 4 bit, 9.8 GB", "a 70B model in 4 bits takes 20 GB"."""
+    held, bits = [q for q in row.of("bytes") if q.exact and q.value.mid], _bits(row.text)
+    if not held or not bits:
+        return
+    if len({*_OBJECT.findall(row.text.lower())}) < 2 and not _NOT_BITS.search(row.text):
+        around = ((q, row.text[max(0, q.start - 24) : q.start] + "|" + row.text[q.end :][:16]) for q in held)
+        beside = ((q, m) for q, text in around if (m := _IN.search(text)))
+        yield from _column([((m[1] or m[2]).replace(" ", ""), q) for q, m in beside], [])
+        if len(row.of("bytes")) == len(held) == len(bits) == 2 and _CHANGED.search(row.text):
+            yield from _beyond(max(held, key=lambda q: q.value.mid), min(held, key=lambda q: q.value.mid), bits, True)
         models = {float(n) * 1e9 for n in re.findall(r"(?<![\w.])(?:\w+-)?(\d+(?:\.\d+)?)[bB]\b(?!/)", row.text)}
-        bits, held = [b for b in _bits(row.text) if b <= 8], [q for q in row.of("bytes") if q.exact and q.value.mid]
-        told = re.search(rf"(?i){_MEMORY}|weights|fits|takes|needs|GB", row.text) and not _NOT_BITS.search(row.text)
-        if (
-            len(models) == len(bits) == 1
-            and held
-            and told
-            and not re.search(r"(?i)kv|cache|per (?:gpu|layer|device)|/gpu|moe|active", row.text)
-        ):
+        other = re.search(r"(?i)kv|cache|per (?:gpu|layer|device)|/gpu|moe|active", row.text)
+        if len(models) == len(bits) == 1 and bits[0] <= 8 and not other:
             least, q = models.pop() * bits[0] / 8, min(held, key=lambda q: q.value.mid)
             if 0.2 * least < q.value.hi < 0.93 * least:
                 message = f"so many parameters take {si(least, 'B')} in {bits[0]} bits, not {q.text}: of which model?"
                 yield finding(QUESTION, "compression", message, q)
 
 
-_OBJECT = re.compile(r"cache|activation|gradient|optimi[sz]er|buffer|embedding|state|lora|adapter|layer|batch")
-_NAME = r"(?:fp|bf|int|float|bfloat)\d+|\d+[ -]?bits?"
-_IN = re.compile(rf"(?i)\b({_NAME})(?: (?!and|to|from|vs)\w+){{0,2}}\W*(?=\|)|(?<=\|)\W*(?:in|as|at)? ?\(?({_NAME})")
-_MOVED = re.compile(r"(?i)\bact|kv|cache|traffic|moved|read|writ")
-_FORMAT = re.compile(
-    r"\b(?:group[ _-]?size\W*\d+|(?:fp|bf|int|uint|w|q|nf)\d+\w*|awq|gptq|quantized|baseline|\d+-?bit|half|float\d*|"
-    r"g\d+|group\d*|weights?|memory|model|size|checkpoint|vram|to|with)\b"
-)
-_WORD = re.compile(r"[a-z0-9.]+")
+def _beyond(base: Quantity, q: Quantity, bits: list[int], sure: bool) -> Iterator[Finding]:
+    most = max(bits) / min(bits)
+    if most > 1 and (base.value / q.value).lo > 1.08 * most:
+        ratio = f"{base.text} / {q.text} is {base.value.mid / q.value.mid:.3g}x"
+        message = f"{ratio}; the bits give at most {most:.3g}x"
+        yield finding(INCONSISTENT if sure else QUESTION, "compression", message, q, base)
 
 
 def _column(held: list[tuple[str, Quantity]], wide: list[int]) -> Iterator[Finding]:
     """Rows of one memory column that differ in their format only; of a row that names none, it asks."""
-    named = [
-        (bits, _WORD.findall(_FORMAT.sub(" ", label.lower())), q) for label, q in held if len(bits := _bits(label)) < 2
-    ]
+    named = [(b, _WORD.findall(_FORMAT.sub(" ", label.lower())), q) for label, q in held if len(b := _bits(label)) < 2]
     for (to, name, q), (of, other, base) in itertools.permutations(named, 2):
-        if [len(to), len(of or wide)] != [1, 1] or to[0] > 8 or (of and name != other):
-            continue
-        most = (of or wide)[0] / to[0]
-        if most > 1 and (base.value / q.value).lo > 1.08 * most:
-            ratio = f"{base.text} / {q.text} is {base.value.mid / q.value.mid:.3g}x"
-            message = f"{ratio}; the bits give at most {most:.3g}x"
-            yield finding(INCONSISTENT if of else QUESTION, "compression", message, q, lines=(base.line,))
+        if [len(to), len(of or wide)] == [1, 1] and to[0] <= min(8, (of or wide)[0]) and not (of and name != other):
+            yield from _beyond(base, q, [to[0], (of or wide)[0]], bool(of))
 
 
 _EQUAL = re.compile(r"(?i)\b(?:equivalent|equal|same|identical)\s+(?:total\s+|amount of\s+)?(?:work|flops?|compute)\b")
