@@ -1,7 +1,7 @@
 """Above the peak of the stated format, of the memory, of a link; time under the bound; shares of a peak."""
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from expertile.audit.facts import facts
@@ -43,16 +43,11 @@ def _peak(device: Device, formats: Iterable[str], sparse: bool = False) -> float
     return twice * max((device.sparse_peak(f) if sparse else None) or generous_peak(device, f) or 0.0 for f in known)
 
 
-def peaks_of(device: Device) -> tuple[float, ...]:
-    """Every peak FLOP/s that anybody may mean: dense, sparse, with the accumulation that is faster."""
-    known = (x for f in DTYPES for x in (device.peak(f), device.sparse_peak(f), generous_peak(device, f)))
+def peaks_of(device: Device, formats: Sequence[str] = ()) -> tuple[float, ...]:
+    """Every peak FLOP/s that anybody may mean of `formats`, or of all: dense, sparse, with the faster accumulation."""
+    of = formats if formats and all(map(device.peak, formats)) else DTYPES
+    known = (x for f in of for x in (device.peak(f), device.sparse_peak(f), generous_peak(device, f)))
     return tuple(dict.fromkeys(x for x in known if x))
-
-
-def _peaks_in(device: Device, formats: tuple[str, ...]) -> tuple[float, ...]:
-    """The peaks of the formats that a row states, or of all."""
-    peaks = (x for f in formats for x in (device.peak(f), device.sparse_peak(f), generous_peak(device, f)) if x)
-    return tuple(peaks) if formats and all(device.peak(f) for f in formats) else peaks_of(device)
 
 
 def on_sheet(row: Row, q: Quantity) -> bool:
@@ -158,15 +153,10 @@ _WHOLE = re.compile(
 
 def works(report: Report) -> Iterator[Finding]:
     """FLOPs that a row states beside the sizes that they follow from: it asks."""
-    for row in report.all_rows:
-        q, w = row.only("flop"), readings(row) if row.of("flop") else None
-        if (
-            q
-            and w
-            and w.named
-            and w.near
-            and not any(q.value.meets(w.work.flops * c, 0.05) for c in conventions(w, row.words))
-        ):
+    for row in (r for r in report.all_rows if r.of("flop")):
+        q, w = row.only("flop"), readings(row)
+        counted = [w.work.flops * c for c in conventions(w, row.words)] if w and w.named and w.near else []
+        if q and w and counted and not any(q.value.meets(c, 0.05) for c in counted):
             message = f"{w.formula} is {si(w.work.flops, 'FLOP')}, not {q.text}: of which sizes is it?"
             yield finding(QUESTION, "work", message, q, lines=w.lines)
 
@@ -203,27 +193,24 @@ _TRAFFIC = re.compile(r"(?i)traffic|\bmoved|\bread\b|written|transferred|\bmoves
 
 
 def traffic(report: Report) -> Iterator[Finding]:
-    """Traffic for which a time beside it, or the slowest of its shape, is too short: the lines are apart, so it asks."""
-    for row in (r for r in report.lines_of_text if r.of("bytes") and r.devices and not _CACHED.search(r.text.lower())):
+    """Traffic for which the one time beside it, or the slowest of its shape, is too short: it asks."""
+    lines = report.lines_of_text
+    for row in (r for r in lines if r.of("bytes") and r.devices and not _CACHED.search(r.text.lower())):
         shape = next((found for b in row.above if (found := report.facts[b].of("tuples"))), ())
         rows = [r for g in report.grids for r in g.rows if r.facts.of("tuples") == shape != ()]
-        named = rows if "traffic" in row.text.lower() else []
-        near = [r for r in report.lines_of_text if r.block == row.block and not r.of("bandwidth")]
-        times = [t for r in near for t in r.of("time") if not _NO_RUN.search(t.words)]
-        t = max(
-            (t for r in named for t in r.of("time")),
-            key=lambda t: t.value.hi,
-            default=times[0] if len(times) == 1 else None,
-        )
+        named = [t for r in rows for t in r.of("time")] if "traffic" in row.text.lower() else []
+        near = [t for r in lines if r.block == row.block and not r.of("bandwidth") for t in r.of("time")]
+        near = [t for t in near if not _NO_RUN.search(t.words)]
         moved = [
             q for q in row.of("bytes") if q.exact and (named or _TRAFFIC.search(f"{q.label[-24:]} {q.after[:16]}"))
         ]
         most = max(d.memory_bps or float("inf") for d in row.devices) * max(gpu_counts(row))
-        for q in moved[:1] if t else ():
-            if q.value.lo / t.value.hi > 1.1 * most:
-                rate = f"{q.text} in the {t.text} of line {t.line} is {si(q.value.mid / t.value.mid, 'B/s')}"
-                message = f"{rate}, more than the memory's {si(most, 'B/s')}: is this the same run?"
-                yield finding(QUESTION, "traffic", message, q, lines=(t.line,))
+        times = named or (near if len(near) == 1 else [])
+        t = max(times, key=lambda t: t.value.hi) if times and moved else None
+        if t and moved[0].value.lo / t.value.hi > 1.1 * most:
+            rate = f"{moved[0].text} in the {t.text} of line {t.line} is {si(moved[0].value.mid / t.value.mid, 'B/s')}"
+            message = f"{rate}, more than the memory's {si(most, 'B/s')}: is this the same run?"
+            yield finding(QUESTION, "traffic", message, moved[0], lines=(t.line,))
 
 
 _SHARE = re.compile(
@@ -250,60 +237,46 @@ def is_sheet(row: Row, q: Quantity) -> bool:
 
 def shares(report: Report) -> Iterator[Finding]:
     """ "612 TFLOPS of 989 (68% of peak)" against the peak of its own row, record or the lines right above it."""
-    named = [(row, " ".join(row.label.lower().split()[:3])) for row in report.all_rows]
     for kind, unlike in (("rate", "bandwidth"), ("bandwidth", "rate")):
         # A table's row is one of peaks where its first words say so.
         stated = [
             q
-            for row, name in named
+            for row in report.all_rows
             for q in row.of(kind)
+            if _PEAK.search(f"{q.words} {' '.join(row.label.lower().split()[:3])}")
+            or is_sheet(row, q)
+            or any(_of(row, p, q) for p in row.of("percent"))
             if not q.after.startswith("out of")
-            if _PEAK.search(f"{q.words} {name}") or is_sheet(row, q) or any(_of(row, p, q) for p in row.of("percent"))
         ]
-        for row in report.all_rows:
-            here = [s for s in stated if s in row.quantities]
-            told = re.compile(rf"{_SHARE.pattern}|efficien") if here else _SHARE
-            percents = [
-                q
-                for q in row.of("percent")
-                if (told.search(q.words) and "hfu" not in q.words) or any(_of(row, q, s) for s in here)
-            ]
-            figures = [q for q in row.of(kind) if q.exact and q not in stated and not on_sheet(row, q)]
-            figures = figures or _per_second(row, kind)
-            if len(percents) != 1 or len(figures) != 1 or not percents[0].exact or not percents[0].value.mid:
-                continue
-            if row.of(unlike) or not (here or row.devices):
-                continue
-            q, p = figures[0], percents[0]
-            known = [
-                x
-                for d in row.devices
-                for x in (_peaks_in(d, _formats_of(q, row)) if kind == "rate" else (d.memory_bps or 0.0,))
-            ]
-            known = [x for x in known if x and not any(s.value.meets(x, 0.05) for s in here)]
-            part, other = q.value / p.value, (*known, *(s.value.mid for s in stated if s not in here))
-            # "88 % of the 1555 GB/s peak" leaves nothing open.
-            near = not any(_of(row, p, s) for s in here) and any(
-                part.meets(x * n, 0.03 if here else 0.06) for x in other if x for n in gpu_counts(row)
-            )
-            stating = bool(stated) or (len(row.devices) == 1 and (kind == "bandwidth" or _formats_of(q, row)))
-            if (
-                not near
-                and stating
-                and not any((q.plain / p.value).meets(s.plain, 0.05) for s in here)
-                and not any(q.plain.meets(s.plain) for s in stated)
-            ):
-                base = (*here, *stated, None)[0]
-                peak, text, line = (
-                    (base.value.mid, base.text, base.line)
-                    if base
-                    else (known[0], si(known[0], UNIT_OF[kind]), row.line)
-                )
-                share = f"{100 * q.value.mid / peak:.3g} %"
-                message = f"{q.text} of {text} is {share}, not {p.text}; no other peak of the GPU gives it either"
-                sure = here or (len(stated) == 1 and abs(line - row.line) <= 20)
-                verdict = INCONSISTENT if sure else QUESTION
-                yield finding(verdict, "share of peak", message, p, q, lines=(line,))
+        for row in (r for r in report.all_rows if r.of("percent") and not r.of(unlike)):
+            yield from _share(row, kind, stated, [s for s in stated if s in row.quantities])
+
+
+def _share(row: Row, kind: str, stated: list[Quantity], here: list[Quantity]) -> Iterator[Finding]:
+    told = re.compile(rf"{_SHARE.pattern}|efficien") if here else _SHARE
+    said = [(p, any(_of(row, p, s) for s in here)) for p in row.of("percent") if p.exact and p.value.mid]
+    said = [(p, of) for p, of in said if (told.search(p.words) and "hfu" not in p.words) or of]
+    figures = [q for q in row.of(kind) if q.exact and q not in stated and not on_sheet(row, q)] or _per_second(
+        row, kind
+    )
+    if len(said) != 1 or len(figures) != 1 or not (here or row.devices):
+        return
+    q, (p, of) = figures[0], said[0]
+    formats = _formats_of(q, row)
+    known = [x for d in row.devices for x in (peaks_of(d, formats) if kind == "rate" else (d.memory_bps,)) if x]
+    known = [x for x in known if not any(s.value.meets(x, 0.05) for s in here)]
+    other = [x * n for x in (*known, *(s.value.mid for s in stated if s not in here)) for n in gpu_counts(row)]
+    # "88 % of the 1555 GB/s peak" leaves nothing open.
+    near = any((q.plain / p.value).meets(s.plain, 0.05) for s in here) or any(q.plain.meets(s.plain) for s in stated)
+    near |= not of and any((q.value / p.value).meets(x, 0.03 if here else 0.06) for x in other)
+    base = (*here, *stated, None)[0]
+    if not near and (base or (len(row.devices) == 1 and known and (kind == "bandwidth" or formats))):
+        peak, text, line = (
+            (base.value.mid, base.text, base.line) if base else (known[0], si(known[0], UNIT_OF[kind]), row.line)
+        )
+        message = f"{q.text} of {text} is {100 * q.value.mid / peak:.3g} %, not {p.text}; no other peak gives it either"
+        sure = here or (len(stated) == 1 and abs(line - row.line) <= 20)
+        yield finding(INCONSISTENT if sure else QUESTION, "share of peak", message, p, q, lines=(line,))
 
 
 def _per_second(row: Row, kind: str) -> list[Quantity]:
@@ -317,18 +290,12 @@ def _per_second(row: Row, kind: str) -> list[Quantity]:
 
 def sparse_peaks(report: Report) -> Iterator[Finding]:
     """A peak with structured sparsity, stated where the report never speaks of sparsity; "dense" makes it certain."""
-    named = re.search(r"(?<!no )(?<!without )spars|2:4", report.text)
-    for row in report.all_rows:
+    sparse_too = re.search(r"(?<!no )(?<!without )spars|2:4", report.text)
+    for row in (r for r in report.all_rows if len(r.devices) == 1):
         for q in row.of("rate"):
-            part = row.clause(q).lower()
-            if named and not ("dense" in q.words and "spars" not in part and "2:4" not in part):
-                continue
-            formats = _formats_of(q, row) or row.stated("formats")
-            if (
-                not formats
-                or len(row.devices) != 1
-                or not re.search(rf"dense|{_PEAK.pattern}", f"{q.text} {q.words} {row.headings}")
-            ):
+            formats, part = _formats_of(q, row) or row.stated("formats"), row.clause(q).lower()
+            told = re.search(rf"dense|{_PEAK.pattern}", f"{q.text} {q.words} {row.headings}")
+            if not formats or not told or (sparse_too and ("dense" not in q.words or re.search("spars|2:4", part))):
                 continue
             device = row.devices[0]
             hopper = device.capability == (9, 0) and device.sm_count == 132
