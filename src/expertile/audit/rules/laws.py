@@ -74,25 +74,22 @@ _HENCE = re.compile(r"(?i)\b(?:i\.e\.|that is|which is)|=|→|batch of [\d,]+ in
 
 
 def _moved(row: Row, rate: Term, time: Term, of: Term) -> bool:
-    figures = [t.figure for t in (rate, time, of)]
-    if row.kind != "line" or any(f is None for f in figures) or re.search(NO_RUN, figures[0].words):  # type: ignore[union-attr]
+    a, b, c = rate.figure, time.figure, of.figure
+    if row.kind != "line" or not (a and b and c) or re.search(NO_RUN, a.words):
         return False
-    return bool(ONE_WAY.search(row.text) or _MOVED.search(row.text) or _told(row, *figures))  # type: ignore[arg-type]
-
-
-def _told(row: Row, a: Quantity, b: Quantity, c: Quantity) -> bool:
-    return max(b.start, c.start) < a.start and bool(_WRITTEN.search(row.text[: a.start]))
+    written = max(b.start, c.start) < a.start and _WRITTEN.search(row.text[: a.start])
+    return bool(ONE_WAY.search(row.text) or _MOVED.search(row.text) or written)
 
 
 def _close(row: Row, a: Term, b: Term, _: Term) -> bool:
     return row.kind == "line" and bool(a.figure and b.figure) and abs(a.figure.start - b.figure.start) < 40  # type: ignore[union-attr]
 
 
-def _hence(row: Row, a: Term, b: Term, c: Term) -> bool:
+def _hence(row: Row, _a: Term, _b: Term, c: Term) -> bool:
     return row.kind == "line" and (c.figure is not None or bool(_HENCE.search(row.text)))
 
 
-def _always(row: Row, *terms: Term) -> bool:
+def _always(row: Row, *_: Term) -> bool:
     return row.kind != "table"
 
 
@@ -188,10 +185,6 @@ def terms(row: Row) -> list[Term]:
     return found
 
 
-def _before(row: Row, t: Term) -> str:
-    return row.text[: t.figure.start] if t.figure else ""
-
-
 def _is_held(row: Row, q: Quantity) -> bool:
     """Whether bytes are held in memory, not moved."""
     return bool(re.search(_HELD, q.label.lower())) and not _WRITTEN.search(row.text[: q.start] + "GB in 1 s:")
@@ -270,11 +263,17 @@ def _check(row: Row, held: tuple[list[Term], ...], lent: bool) -> Iterator[Findi
         )
     if len(held[0]) * len(held[1]) * len(held[2]) > 12 or re.search(law.unless, text):
         return
-    held = tuple([*some, *_sum(some)] for some in held)
+    held = tuple([*some] for some in held)
+    for some in held:
+        if some[0].kind in ("bytes", "tokens") and 1 < len(some) < 4:  # what is read and what is written, together
+            total, lines = sum((t.value for t in some[1:]), some[0].value), tuple(n for t in some for n in t.lines)
+            some.append(Term(some[0].kind, total, " + ".join(t.text for t in some), lines))
     made = derived(tuple(some[0].kind for some in held))
     at = next(i for i, some in enumerate(held) if some[0].kind == made)
     also = law.also
-    if law.rule == "bandwidth" and (ONE_WAY.search(row.text) or _WRITTEN.search(_before(row, held[at][0]))):
+    if law.rule == "bandwidth" and (
+        ONE_WAY.search(row.text) or any(t.figure and _WRITTEN.search(row.text[: t.figure.start]) for t in held[at][:1])
+    ):
         also = GIB
     factors = tuple(f * n for f in also for n in (multiples(row) if law.several else (1.0,)))
     if lent and made == "rate" and law.rule == "product" and held[at][0].text.endswith("FLOPs"):
@@ -289,21 +288,13 @@ def _check(row: Row, held: tuple[list[Term], ...], lent: bool) -> Iterator[Findi
     combo = broken[0][1]
     alone = all(len(some) == 1 for some in held)
     near = all(t.near for t in combo) and not lent
-    sure = alone and near and (made == "rate" or (law.sure is not None and _sure(law, row, combo)))
-    yield broken_law(law, INCONSISTENT if sure else QUESTION, combo, at)
-
-
-def _sum(some: list[Term]) -> list[Term]:
-    """What is read and what is written, or prompt and answer, together."""
-    if some[0].kind not in ("bytes", "tokens") or not 1 < len(some) < 4:
-        return []
-    total = sum((t.value for t in some[1:]), some[0].value)
-    return [Term(some[0].kind, total, " + ".join(t.text for t in some), tuple(n for t in some for n in t.lines))]
-
-
-def _sure(law: Law, row: Row, combo: tuple[Term, ...]) -> bool:
     by = {t.kind: t for t in combo}
-    return law.sure is not None and law.sure(row, *(by.get(k, combo[-1]) for k in law.kinds))
+    sure = (
+        alone
+        and near
+        and (made == "rate" or (law.sure is not None and law.sure(row, *(by.get(k, combo[-1]) for k in law.kinds))))
+    )
+    yield broken_law(law, INCONSISTENT if sure else QUESTION, combo, at)
 
 
 _WALL = re.compile(
@@ -322,7 +313,7 @@ def _one_run(row: Row, law: Law, combo: tuple[Term, ...]) -> bool:
 
 def _fits(combo: tuple[Term, ...], factors: tuple[float, ...], slack: float) -> bool:
     f = combo[0].value * combo[1].value / combo[2].value
-    return any(f.meets(n * x, slack if n == 1 else 0.03) for n in factors for x in combo[2].also) or not f.beyond(1.1)
+    return not f.beyond(1.1) or any(f.meets(n * x, slack if n == 1 else 0.03) for n in factors for x in combo[2].also)
 
 
 def broken_law(law: Law, verdict: str, combo: tuple[Term, ...], at: int) -> Finding:
@@ -374,12 +365,11 @@ def each(report: Report) -> Iterator[Finding]:
 def macs(report: Report) -> Iterator[Finding]:
     """Multiply-adds called as many FLOPs: "0.3 GMACs, that is 0.3 GFLOPs"."""
     for row in (r for r in report.lines_of_text if "MAC" in r.text):
-        held = [q for q in row.of("flop", "flop/item", "rate") if q.exact]
-        for a, b in itertools.pairwise(held):
-            if "MAC" in a.text and "MAC" not in b.text and _EQUALS.search(row.text[a.end : b.start].split(",")[-1]):
-                if not b.value.meets(a.value, 0.03):
-                    message = f"{a.text} is {si(a.value.mid, 'FLOP')}, two for each multiply-add, not {b.text}"
-                    yield finding(INCONSISTENT, "work", message, b, a)
+        for a, b in itertools.pairwise(q for q in row.of("flop", "flop/item", "rate") if q.exact):
+            hence = "MAC" in a.text and "MAC" not in b.text and _EQUALS.search(row.text[a.end : b.start].split(",")[-1])
+            if hence and not b.value.meets(a.value, 0.03):
+                message = f"{a.text} is {si(a.value.mid, 'FLOP')}, two for each multiply-add, not {b.text}"
+                yield finding(INCONSISTENT, "work", message, b, a)
 
 
 _STEP = re.compile(

@@ -48,19 +48,11 @@ def ratios(report: Report) -> Iterator[Finding]:
     """Figures of one kind and what the sentence or record makes of them: "from 12.4 ms to 3.1 ms, 4.0x faster"."""
     mixed = [r for grid in report.grids for r in grid.body if any(_OUTCOME.search(q.after) for q in r.of("ratio"))]
     for whole in (*map(_one_kind, report.rows), *mixed):
-        found = [f for row in whole.parts() for f in _of_row(row)] + [*_scaling(whole)]
-        yield from found or (_unexplained(whole, _said(whole)) if whole.kind == "line" else ())
-
-
-def _of_row(row: Row) -> Iterator[Finding]:
-    said = _said(row)
-    if row.kind != "line":
-        yield from _of_record(row, said)
-        return
-    for q in said:
-        change, (a, b) = _certain(row, q, said), (row.of(*TYPED) * 2)[:2] or (q, q)
-        if change is not None and not _either(q, a, b, change):
-            yield wrong(q, (max(a, b, key=_mid), min(a, b, key=_mid)))
+        if whole.kind != "line":
+            yield from _of_record(whole, _said(whole))
+            continue
+        found = [f for row in whole.parts() for f in _in_sentence(row, _said(row)) if f.verdict == INCONSISTENT]
+        yield from [*found, *_scaling(whole)] or _in_sentence(whole, _said(whole))
 
 
 def _one_kind(row: Row) -> Row:
@@ -118,47 +110,6 @@ def _mid(q: Quantity) -> float:
     return q.value.mid
 
 
-def _certain(row: Row, q: Quantity, said: list[Quantity]) -> str | None:
-    """Where a sentence's only two figures of a kind can only be what its ratio compares: "loss", "change" or ""."""
-    parts = row.of(*TYPED)
-    if (
-        len(parts) != 2
-        or parts[0].kind != parts[1].kind
-        or len(said) > 2
-        or not all(x.exact and _mid(x) for x in parts)
-    ):
-        return None
-    a, b = parts
-    before, between = row.text[max(0, a.start - 8) : a.start], row.text[a.end : b.start]
-    close = (
-        re.fullmatch(r"\W{1,3}", row.text[b.end : q.start]) and _OUTCOME.search(q.after) and not _THAN.search(q.after)
-    )
-    # "1.9 ms, the unfused one 5.1 ms, which makes it 3.7x faster"
-    last = q is row.quantities[-1] and len(row.quantities) == 3 and re.match(r"\W*(?:faster|slower|speed)", q.after)
-    near = row.text[max(0, q.start - 24) : q.start] + row.text[q.end : q.end + 16]
-    # "as the length grew 4x" is not of the times: a word of gain stands beside the ratio, or the times do.
-    by = _BY.search(row.text[: q.start]) or _CHANGE.search(row.text[q.end :])
-    told = (
-        _OUTCOME.search(near)
-        or by
-        or re.fullmatch(r"\W+", row.text[b.end : q.start])
-        or "→" in between
-        or "->" in between
-    )
-    other = (_SPEED if a.kind == "bytes" else _SIZE).search(q.after[:16]) or re.search(r"\d", between)
-    # "42.8 -> 40.2 s, a 2.6 s reduction (-6 %)"; where the sentence has two ratios, the other must follow.
-    other = (
-        other
-        or re.search(r"\d ?(?:→|->) ?$", row.text[: a.start])
-        or any(o is not q and not _either(o, a, b) for o in said)
-    )
-    if not told or other or not (_FROM.search(f"{before} {between}") or close or last):
-        return None
-    reach = 24 if len(said) > 1 else len(row.text)
-    # "dropped by 60 %" is a change; "to 60 % of it" is a share.
-    return "loss" if by and _LESS.search(row.text[max(0, q.start - reach) : q.end + 12]) else "change" if by else ""
-
-
 _COMPARED = (*TYPED, "params", "tokens", "items", "money", "energy", "power", "flop")
 _OF_WHICH = re.compile(r"(?i)of which [^.;]*$")
 _BARE = re.compile(
@@ -177,39 +128,57 @@ def _bare(row: Row) -> list[Quantity]:
     return [Quantity("number", printed(t), t, "", row.line, start=a, end=b) for t, a, b in held]
 
 
-def _unexplained(row: Row, said: list[Quantity]) -> Iterator[Finding]:
-    """A ratio that no two figures before it make, in its sentence or with the one of the sentence before: it asks."""
-    lines = row.report.lines_of_text
+def _in_sentence(row: Row, said: list[Quantity]) -> Iterator[Finding]:
+    """A ratio that no two figures of its sentence, or of the one before, make. It asks, unless the sentence's only two
+    figures can only be what it compares."""
+    lines, parts = row.report.lines_of_text, row.of(*TYPED)
     at = next((i for i, r in enumerate(lines) if r.block == row.block and r.text == row.text), 0)
     before = lines[at - 1] if at and lines[at - 1].block == row.block else None
+    two = parts if len(parts) == 2 and parts[0].kind == parts[1].kind and len(said) < 3 else []
     for q in said:
-        near = row.text[max(0, q.start - 32) : q.start] + "|" + row.text[q.end : q.end + 16]
+        head, tail = row.text[: q.start], row.text[q.end :]
         own = [x for x in (*row.of(*_COMPARED), *_bare(row)) if x.end <= q.start and not on_sheet(row, x)]
         if len(own) < 2 and before and len(said) == 1 and not before.of("ratio", "percent"):
             lent = [x for x in (*before.of(*_COMPARED), *_bare(before)) if not own or x.kind == own[0].kind]
             own += lent if len(lent) + len(own) == 2 and not _PARTIAL.search(row.text) else []
-        own = [x for x in own if x.exact and x.value.mid]
+        sure = bool(two) and _only(row, q, two[0], two[1])
+        own = [x for x in (two if sure else own) if x.exact and x.value.mid]
         kinds = [[x for x in own if x.kind == kind] for kind in dict.fromkeys(x.kind for x in own)]
         several = [of for of in kinds if 2 <= len(of) <= 4]
-        down = "loss" if q.kind == "percent" and _LESS.search(near) else ""
+        # "dropped by 60 %" is a change; "to 60 % of it" is a share.
+        by, less = (
+            _BY.search(head) or _CHANGE.search(tail),
+            _LESS.search(head[-24 if len(said) > 1 else 0 :] + tail[:12]),
+        )
+        change = "loss" if less and (by or (not sure and q.kind == "percent")) else "change" if by and sure else ""
+        gain = (
+            sure
+            or _OUTCOME.search(f"{head[-32:]}|{tail[:16]}")
+            or re.match(r" ?(?:times )?as (?:many|much|large|high)", tail)
+        )
+        gain = gain or (q.kind == "percent" and _OF_WHICH.search(head))
         size = (_SPEED if all(of[0].kind == "bytes" for of in several) else _SIZE).search(q.after[:24])
-        if (
-            not several
-            or not q.exact
-            or not q.value.mid
-            or size
-            or not (
-                _OUTCOME.search(near)
-                or re.match(r" ?(?:times )?as (?:many|much|large|high)", row.text[q.end :])
-                or (q.kind == "percent" and _OF_WHICH.search(row.text[: q.start]))
-            )
-            or _THAN.search(q.after[:24])
-            or any(_either(q, a, b, down) for of in several for a, b in itertools.combinations(of, 2))
-        ):
-            continue
-        a, b = several[-1][-2:]
-        f = wrong(q, (a, b) if a.value.mid >= b.value.mid else (b, a))
-        yield replace(f, verdict=QUESTION, message=f.message + ": is it of these two?")
+        made = any(_either(q, a, b, change) for of in several for a, b in itertools.combinations(of, 2))
+        if several and gain and not size and not made and (sure or not _THAN.search(q.after[:24])):
+            f = wrong(q, (max(several[-1][-2:], key=_mid), min(several[-1][-2:], key=_mid)))
+            # Where the sentence has two ratios, the other must follow.
+            sure = sure and all(o is q or _either(o, two[0], two[1]) for o in said)
+            yield f if sure else replace(f, verdict=QUESTION, message=f.message + ": is it of these two?")
+
+
+def _only(row: Row, q: Quantity, a: Quantity, b: Quantity) -> bool:
+    """Whether a sentence's two figures can only be what its ratio compares."""
+    before, between, behind = row.text[: a.start], row.text[a.end : b.start], row.text[b.end : q.start]
+    near = row.text[max(0, q.start - 24) : q.start] + row.text[q.end : q.end + 16]
+    close = re.fullmatch(r"\W{1,3}", behind) and _OUTCOME.search(q.after) and not _THAN.search(q.after)
+    # "1.9 ms, the unfused one 5.1 ms, which makes it 3.7x faster"
+    last = q is row.quantities[-1] and len(row.quantities) == 3 and re.match(r"\W*(?:faster|slower|speed)", q.after)
+    # "as the length grew 4x" is not of the times: a word of gain stands beside the ratio, or the times do.
+    told = _OUTCOME.search(near) or _BY.search(row.text[: q.start]) or re.fullmatch(r"\W+", behind)
+    told = told or "→" in between or "->" in between
+    # "42.8 -> 40.2 s, a 2.6 s reduction (-6 %)"
+    other = re.search(r"\d", between) or re.search(r"\d ?(?:→|->) ?$", before)
+    return bool(told and not other and (_FROM.search(f"{before[-8:]} {between}") or close or last))
 
 
 _TOTAL = re.compile(r"(?i)\btotal\b|\bsum\b|altogether|\bin all\b|adds? up to")
