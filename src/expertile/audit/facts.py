@@ -164,6 +164,8 @@ def facts(text: str) -> Facts:
 def size_of_name(header: str) -> str | None:
     """The size that a column or key of this name holds: "Batch Size (B)" -> "batch"; None for any other."""
     name = re.sub(r"\s*(?:\([A-Za-z_ ]+\)|(?:/|per) ?GPU)\s*$", "", header.strip().replace("_", " ")).strip()
+    last = header.strip().rpartition(" ")[2]  # of a record within a record: "config seq_len"
+    name = name if "_" not in last and last not in ("gpus", "batch") else last.replace("_", " ")
     for size, form in _NAMES.items():
         if re.fullmatch(form.replace("_", " "), name) or re.fullmatch(form, header.strip()):
             return size

@@ -22,6 +22,8 @@ def read_html(lines: list[Line]) -> list[Block]:
     for part in _PART.split(shown):
         kind = part[:3].lower() if _PART.fullmatch(part) else ""
         if kind == "<ta":
+            if caption := re.search(r"(?is)<caption\b[^>]*>.*?</caption\s*>", part):
+                _texts(caption[0], numbers[at + part[: caption.start()].count("\n") :], blocks)
             table = _table(part, numbers[at:])
             blocks += [Block("prose", table=table)] if table else []
         elif kind == "<pr":

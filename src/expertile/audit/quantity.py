@@ -45,7 +45,7 @@ _BOUND = re.compile(
     r"as (?:much|little|low|high) as|at most|beyond|max(?:imum)?(?: of)?|within|\bevery|\beach|±|\+/?-|\+-) ?=? ?[(*]*$"
 )
 _FIGURE = re.compile(
-    rf"(?<![\w.^])(?<!\d[-–,])(?<![A-Za-z][-/])(?P<a>[-+−]?{NUMBER})(?P<range> ?(?:-|–|—|to|\.\.\.?) ?(?P<b>{NUMBER}))?"
+    rf"(?<![\w.^])(?<!\d[-–,])(?<![A-Za-z][-/])(?!0\d)(?P<a>[-+−]?{NUMBER})(?P<range> ?(?:-|–|—|to|\.\.\.?) ?(?P<b>{NUMBER}))?"
     rf"(?: ?(?:±|\+/?-|\\pm) ?{NUMBER})?"
 )
 _LATEX = re.compile(r"\\(?:text|mathrm|textbf|mathbf|mathit|operatorname)\{([^{}]*)\}")
@@ -119,7 +119,7 @@ _KEY = re.compile(
 )
 # What shows that a figure without a unit is a part of something else.
 _IN_TEXT, _IN_CELL = re.compile(r" ?[x×*·] ?[\dA-Z]|[-/:]\d|\w"), re.compile(r"\s?[x×*/:]\s*\d|-\d|\w|\s\w{2}")
-_BLANK, _MARKS_ONLY = re.compile(r"\s{3,}"), re.compile(r"[~≈<>≥≤(\s]*")
+_BLANK, _MARKS_ONLY = re.compile(r"\s{3,}"), re.compile(r"[~≈<>≥≤(€\s]*")
 _FACTOR = re.compile(r"[\d)] ?[×*/·] ?\(?$|[\d)] x $")
 _FACTOR_OF = re.compile(r"(?i)(?:speed-?up|factor)(?: factor)? (?:of|is|was) (?:about |around )?\W*$")
 _LIST = re.compile(rf"(?:(?:{NUMBER}, ?)+{NUMBER},? (?:and|or)|{NUMBER} and) $")
@@ -166,8 +166,8 @@ def quantities(text: str, line: int, cell: Unit | None = None) -> list[Quantity]
         name = (key["key"] if key else "").strip()
         priced = text[m.start() - 1 : m.start()] == "€"
         named, own = cell if first else unit_of_name(name), _unit_at(text, m.end())
-        own = _price(text, m.end()) if priced else own
-        if own and not name and (per := _PER.search(before)):  # "per request that is 7 J"
+        own = _price(text, m.end()) if priced and not (named and named.kind.startswith("$/")) else own
+        if own and (per := _PER.search(before)):  # "per request that is 7 J"
             own = _each(own[0], *per.group("device", "noun", "million")), own[1]
         if own is None and cell is None and _FACTOR_OF.search(before) and not m["b"]:
             own = Unit("ratio", 1.0, 1.0), m.end()  # "a speed-up of 2.1"
@@ -214,6 +214,8 @@ def quantities(text: str, line: int, cell: Unit | None = None) -> list[Quantity]
 
 def _value(digits: str, unit: Unit) -> Interval:
     value = printed(digits.lstrip("-+−"))
+    if unit.kind == "items" and unit.low == 1 and value.mid % 1 == 0:
+        value = exact(value.mid)
     if unit.kind == "bytes" and unit.low == unit.high and value.mid >= 1 and math.log2(value.mid) % 1 == 0:
         value = exact(value.mid)  # 4 GiB are a size that was chosen
     return Interval(value.lo * unit.low, value.mid * unit.low, value.hi * unit.high)

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from expertile.audit.finding import INCONSISTENT, Finding
 from expertile.audit.interval import NUMBER, printed
@@ -31,8 +31,7 @@ _BYTES = re.compile(r"(?:[KMGTkmgt]i?[Bb](?:ytes)?|[Bb]ytes?|[Bb]its?|[KMG]i?)(?
 _HOURS = re.compile(r"(?i)\b(?:h|hours?|hrs?|d|days?|min\w*|sec\w*|s|[km]?Wh?|[km]?J)\b")
 
 
-@dataclass(frozen=True)
-class _Side:
+class _Side(NamedTuple):
     """One side of an equation: what it comes to, by which share the print may be off, its first number, its units."""
 
     text: str
@@ -40,7 +39,7 @@ class _Side:
     open: float
     first: float
     count: int
-    units: frozenset[str]
+    units: set[str]
 
 
 def _side(text: str) -> _Side | None:
@@ -48,31 +47,26 @@ def _side(text: str) -> _Side | None:
     text = text.strip()
     more = text.count("(") - text.count(")")
     text = text[more:] if more > 0 and text.startswith("(" * more) else text[: len(text) + min(more, 0)]
-    atoms = [m for m in _TOKEN.finditer(text) if m["n"]]
-    held = [printed(m["n"]) for m in atoms]
-    # A whole number without a unit is a count, and one of bytes or bits is exact.
-    off = [
-        0.0 if m["n"].replace(",", "").isdigit() and _WHOLE.fullmatch(m["unit"] or "") else h.hi - h.mid
-        for m, h in zip(atoms, held, strict=True)
-    ]
-    numbers = iter(range(len(atoms)))
-    spelled = [f"v[{next(numbers)}]" if m["n"] else m[0].translate(_SPELL) for m in _TOKEN.finditer(text)]
-
-    def value(i: int = -1) -> float:
-        powers = [float(m["power"] or 1) for m in atoms]
-        v = [(h.mid + off[j] * (j == i)) ** powers[j] for j, h in enumerate(held)]
-        return float(eval("".join(spelled), {"__builtins__": {}, "v": v}))  # of signs and numbers alone
-
+    spelled, off, first, units, count = "", list[tuple[float, float]](), 0.0, set[str](), 0
+    for m in _TOKEN.finditer(text):
+        if not m["n"]:
+            spelled += m[0].translate(_SPELL)
+            continue
+        held, power = printed(m["n"]), float(m["power"] or 1)
+        # A whole number without a unit is a count, and one of bytes or bits is exact.
+        if not (m["n"].replace(",", "").isdigit() and _WHOLE.fullmatch(m["unit"] or "")):
+            off.append((power * (held.hi - held.mid), held.mid or 1.0))
+        first, count = (first if count else held.mid**power), count + 1
+        units |= {m["unit"]} if m["unit"] else set()
+        spelled += f"{held.mid!r}**{power}"
     try:
-        middle = value()
-        share = sum(abs(value(i) / middle - 1) for i in range(len(held)))
+        value = float(eval(spelled, {"__builtins__": {}}))  # of signs and numbers alone
     except (ArithmeticError, SyntaxError, TypeError):
         return None
-    units = [m["unit"] for m in atoms if m["unit"]]
+    share = sum(x / (value if "+" in text else of) for x, of in off)
     # Of figures in several units no sum can be judged.
-    mixed = len({*units}) > 1 and re.search(r"[+−–]| - ", text)
-    first = held[0].mid ** float(atoms[0]["power"] or 1)
-    return None if mixed or middle <= 0 else _Side(text, middle, share, first, len(held), frozenset(units))
+    mixed = len(units) > 1 and re.search(r"[+−–]| - ", text)
+    return None if mixed or value <= 0 else _Side(text, value, share, first, count, units)
 
 
 def equations(report: Report) -> Iterator[Finding]:
@@ -86,32 +80,30 @@ def equations(report: Report) -> Iterator[Finding]:
             at = left.end()
             equals = _EQUALS.match(text, at)
             right = _SIDE.match(text, equals.end()) if equals else None
-            if not (equals and right) or _PART_OF.search(text[: left.start()]) or _GOES_ON.match(text, right.end()):
+            if not right or _PART_OF.search(text[: left.start()]) or _GOES_ON.match(text, right.end()):
                 continue
             at = right.start()
             a, b = _side(left[0]), _side(right[0])
             if (
                 a
                 and b
-                and a.count > 1
-                and not (_NO_SUM.search(left[0]) or (len(a.units) > 1 and b.units <= {"x", "X"}))
-                # "6.5 + 0.26 × 2048 = 7 GB" has MB in it that are not spelled out.
-                and not (not a.units and b.units and "+" in a.text and re.search("[×*x/]", a.text))
-                and not (_counts(a) or b.count > 1 or _is_tile(a, b) or _holds(a, b))
+                and a.count > 1 == b.count
+                and not _NO_SUM.search(left[0])
+                and not _open(a, b)
+                and not _holds(a, b)
             ):
                 line = max((q.line for q in row.quantities if left.start() <= q.start <= right.end()), default=row.line)
                 message = f"{a.text} is {a.value:.4g}, not {b.text}"
                 yield Finding(INCONSISTENT, "arithmetic", line, f"{a.text} = {b.text}", message, (line,))
 
 
-def _counts(a: _Side) -> bool:
-    """Whether it multiplies things, of which not every factor may be spelled out, or billions of something."""
-    return any(match_unit(unit) is None or unit == "B" for unit in a.units)
-
-
-def _is_tile(a: _Side, b: _Side) -> bool:
-    """ "64×64×32 = 6.1 TF" is a tile's rate, "8192×8192 = 128 MiB" a matrix of some format."""
-    return bool(re.fullmatch(r"\d+(?:[x×]\d+){1,2}", a.text) and b.units)
+def _open(a: _Side, b: _Side) -> bool:
+    """Whether it multiplies things, of which not every factor may be spelled out, or billions of something; is a tile
+    ("64×64×32 = 6.1 TF") or a matrix of some format; compares units; or has MB that are not spelled out."""
+    things = any(match_unit(unit) is None or unit == "B" for unit in a.units)
+    tile = re.fullmatch(r"\d+(?:[x×]\d+){1,2}", a.text) and b.units
+    unsaid = not a.units and b.units and "+" in a.text and re.search("[×*x/]", a.text)
+    return bool(things or tile or unsaid or (len(a.units) > 1 and b.units <= {"x", "X"}))
 
 
 def _holds(a: _Side, b: _Side) -> bool:

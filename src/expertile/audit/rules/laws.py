@@ -173,6 +173,7 @@ def terms(row: Row) -> list[Term]:
     if batch and seq and not any(t.kind == "tokens" for t in found):
         text = f"{batch.value:.0f} × {seq.value:.0f} tokens"
         found.append(Term("tokens", exact(batch.value * seq.value), text, (batch.line, seq.line), near=False))
+        found += [replace(found[-1], kind="token/item")] * any(t.kind == "s_per_item" for t in found)
     if gpus and any("$" in t.kind for t in found):
         found.append(Term("gpu", exact(gpus.value), f"{gpus.value:.0f} GPUs", (gpus.line,), None, near=gpus.near))
     if not any(t.kind == "$/s" or (t.figure and t.figure.per_device) for t in found):
@@ -307,6 +308,9 @@ def _one_run(row: Row, law: Law, combo: tuple[Term, ...]) -> bool:
     if any(re.search(law.unless, label) or (law.several and not _WALL.search(label)) for label in times):
         return False
     labels = [t.figure.label for t in combo if t.figure]
+    sides = {m[0].lower() for x in labels if (m := re.search(r"(?i)input|output|prompt|generated", x))}
+    if len({s.replace("prompt", "input").replace("generated", "output") for s in sides}) > 1:
+        return False
     nouns = {t.figure.noun for t in combo if t.figure and t.figure.noun}
     return len(nouns) < 2 and all(same_statistic(x, y) for x, y in itertools.combinations(labels, 2))
 

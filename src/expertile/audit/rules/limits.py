@@ -95,11 +95,12 @@ def limits(report: Report) -> Iterator[Finding]:
         held = [(q, _own(row, q)) for q in row.of(*_KINDS) if q.value.mid]
         said = [bool(_is_limit(own) or _NAMED.search(own[: own.find(q.text)]) or is_sheet(row, q)) for q, own in held]
         for (q, own), told in zip(held, said, strict=True):
-            if (told or (any(said) and not _MEASURED.search(row.text))) and "spars" not in own:
+            if (told or (any(said) and _ways(own) and not _MEASURED.search(row.text))) and "spars" not in own:
                 part = (
                     "/".join(facts(own).of("formats")) if q.kind == "rate" else _part(row.text) or _part_of(row, q, own)
                 )
-                stated.append(_Limit(_part(own) or part, q.plain.mid, _ways(own), f"the {q.text} of line {q.line}", q))
+                part = part if q.kind == "rate" else _part(own) or part
+                stated.append(_Limit(part, q.plain.mid, _ways(own), f"the {q.text} of line {q.line}", q))
     known = {id(limit.q) for limit in stated}
     for row in report.all_rows:
         yield from _bus(row)

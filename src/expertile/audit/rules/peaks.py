@@ -219,7 +219,7 @@ _SHARE = re.compile(
 _PEAK = re.compile(r"peak(?!s? at|ed)|theoretical|roofline|max(?:imum)?\b|spec|rated|limit|up to|of \(?$|\bof \d")
 
 
-_OF = re.compile(r"(?i)\W*of (?:(?:the|its|a|peak|theoretical|gpu|dense|hbm)\W*)*")
+_OF = re.compile(r"(?i)\W*of (?:(?:the|its|a|peak|theoretical|gpu|dense|hbm|\w+'s)\W*)*")
 
 
 def _of(row: Row, p: Quantity, base: Quantity) -> bool:
@@ -268,7 +268,10 @@ def _share(row: Row, kind: str, stated: list[Quantity], here: list[Quantity]) ->
     other = [x * n for x in (*known, *(s.value.mid for s in stated if s not in here)) for n in gpu_counts(row)]
     # "88 % of the 1555 GB/s peak" leaves nothing open.
     near = any((q.plain / p.value).meets(s.plain, 0.05) for s in here) or any(q.plain.meets(s.plain) for s in stated)
-    near |= not of and any((q.value / p.value).meets(x, 0.03 if here else 0.06) for x in other)
+    part, slack = q.plain / p.value, 0.03 if here else 0.06
+    near |= not of and any(
+        part.meets(x, slack) or (kind == "bandwidth" and (part * 1.0737).meets(x, 0.02)) for x in other
+    )
     base = (*here, *stated, None)[0]
     if not near and (base or (len(row.devices) == 1 and known and (kind == "bandwidth" or formats))):
         peak, text, line = (

@@ -82,8 +82,9 @@ def follows(q: Quantity, pair: Pair, slack: float, change: str = "") -> bool:
 def quotients(grid: Grid, target: int, body: list[int], ones: list[int]) -> Iterator[Made]:
     """A ratio as the quotient of two columns, or of a column and one of its rows."""
     bare = ("number",) * bool(re.search(r"(?i)speed|gain", grid.header[target]))
-    for kind in (*TYPED, *bare):
-        if any(c != target for c in grid.columns(kind)):
+    mixed = not any(grid.columns(k) for k in TYPED) and len(grid.columns(*TYPED)) == 2
+    for kind in (*TYPED, *bare, *(("any",) * mixed)):  # rows of several units: "req/s", then "ms"
+        if kind == "any" or any(c != target for c in grid.columns(kind)):
             for name, pairs, direct in _pairs(grid, kind, target, body, ones):
                 expected = {r: exact(1.0) for r in pairs}
                 yield Made(name, "ratio", expected, pairs=pairs, direct=direct)
@@ -94,8 +95,8 @@ def _pairs(
 ) -> Iterator[tuple[str, dict[int, Pair], bool]]:
     blank = [r for r in body if grid.column(target)[r] is None and grid.rows[r].own]
     columns = {
-        c: {r: q for r, q in enumerate(grid.column(c)) if q is not None and q.kind == kind and q.value.mid > 0}
-        for c in grid.columns(kind)
+        c: {r: q for r, q in enumerate(grid.column(c)) if q is not None and kind in (q.kind, "any") and q.value.mid > 0}
+        for c in grid.columns(*(TYPED if kind == "any" else (kind,)))
         if c != target
     }
     for a, b in permutations(columns, 2) if len(columns) < 13 else ():

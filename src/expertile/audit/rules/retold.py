@@ -40,7 +40,7 @@ def retold(report: Report) -> Iterator[Finding]:
 
 def _figure(report: Report, row: Row, q: Quantity, near: list[Grid]) -> Iterator[Finding]:
     cells = [c for grid in report.tables for r in grid.rows for c in r.of(q.kind) if c.value.mid]
-    named = [(g, rows) for g in near if (rows := _named(g, row))]
+    named = [(g, rows) for g in near if (rows := _named(g, row, row.clause(q)))]
     around = row.text[max(0, q.start - 48) : q.end + 24]
     same = any(c.value.meets(q.value, 0.015) for c in cells)
     if q.kind in TYPED and q.exact and len(named) == 1 and not same:
@@ -73,7 +73,12 @@ def _figure(report: Report, row: Row, q: Quantity, near: list[Grid]) -> Iterator
         q.kind == "percent" or not made or q.value.mid > 50 or q.value.lo <= 1.04 * max(max(x, 1 / x) for x in made)
     ):
         return
-    if made and not any(_is(q, max(x, 1 / x)) for x in made):
+    by = bool(
+        re.search(
+            r"(?i)\bby\W*$|less|reduc|\bsav|\bcut", row.text[max(0, q.start - 24) : q.end + 10].replace(q.text, "")
+        )
+    )
+    if made and not any(_is(q, max(x, 1 / x), by) for x in made):
         rule = "headline" if bound else "total" if _MEAN.search(row.text) else "retold"
         best = min(made, key=lambda x: abs(math.log(max(x, 1 / x)) - math.log(_mid(q) + (q.kind == "percent"))))
         message = f"no two figures of the table make {q.text}, the nearest make {max(best, 1 / best):.3g}x: which rows are meant?"
@@ -84,14 +89,14 @@ def _mid(q: Quantity) -> float:
     return q.value.mid
 
 
-def _is(q: Quantity, x: float) -> bool:
-    forms = (x, 1 / x, x - 1) if q.kind == "ratio" else (x - 1, 1 - 1 / x, x, 1 / x)
+def _is(q: Quantity, x: float, by: bool) -> bool:
+    forms = (x, 1 / x, x - 1) if q.kind == "ratio" else (x - 1, 1 - 1 / x, *(() if by else (x, 1 / x)))
     return any(f > 0 and q.value.meets(f, 0.04) for f in forms)
 
 
-def _named(grid: Grid, row: Row) -> list[Row]:
+def _named(grid: Grid, row: Row, clause: str) -> list[Row]:
     """The rows that a sentence names by a cell of theirs, or else by a figure."""
-    text, found = f" {' '.join(_WORDS.findall(row.text.lower()))} ", []
+    text, found = f" {' '.join(_WORDS.findall(clause.lower()))} ", []
     for r in grid.rows:
         cells = (r.label.lower(), *(c.partition(": ")[2].lower() for c in r.text.split("; ")[:2]))
         names = [" ".join(_WORDS.findall(c)) for c in cells]
@@ -102,7 +107,7 @@ def _named(grid: Grid, row: Row) -> list[Row]:
         for r, of in zip(grid.rows, found, strict=True)
         if of and not any(of != n and f" {of} " in f" {n} " for n in found)
     ]
-    told = [q for q in row.of(*TYPED) if q.value.width < 0.1]
+    told = [q for q in row.of(*TYPED) if q.value.width < 0.1 and q.text in clause]
     rows = rows or [
         r for r in grid.rows if any(c.kind == q.kind and c.value.meets(q.value) for q in told for c in r.quantities)
     ]

@@ -106,17 +106,23 @@ def decoding(report: Report) -> Iterator[Finding]:
         ]
         n = _parameters(row)
         n = n if n and len(formats) == 1 else None
-        if not single or len(row.devices) != 1 or not (n or len({b.value.mid for b in held}) == 1):
+        memory = [b for r in report.lines_of_text for b in r.of("bandwidth") if "memory" in b.words]
+        if (
+            not single
+            or len(row.devices) != (0 if len(memory) == 1 and not row.devices else 1)
+            or not (n or len({b.value.mid for b in held}) == 1)
+        ):
             continue
         if not n and any(form.search(_ABSENT.sub("", report.text)) for form in (_SPARSE, _DRAFTED)):
             continue
-        nbytes, of = (n * BITS[formats[0]] / 8, f" of {formats[0]} weights") if n else (held[0].value.lo, " of weights")
-        device = row.devices[0]
-        most = (device.memory_bps or float("inf")) * max(gpu_counts(row))
+        nbytes, of = (n * BITS[formats[0]] / 8, f" of {formats[0]} weights") if n else (0.0, " of weights")
+        nbytes = held[0].value.lo if len({b.value.mid for b in held}) == 1 else nbytes
+        name, speed = (row.devices[0].name, row.devices[0].memory_bps) if row.devices else ("", memory[0].value.mid)
+        most = (speed or float("inf")) * max(gpu_counts(row))
         time = q.value if q.kind == "s_per_token" else exact(1.0) / q.value
         if nbytes / time.hi > 1.2 * most and max(report.everything.of("concurrency") or (1,)) == 1:
             rate = f"{si(nbytes, 'B')}{of} in {q.text} are {si(nbytes / time.mid, 'B/s')}"
-            message = f"{rate}, more than the {si(most, 'B/s')} of {device.name}'s memory: how many tokens at once?"
+            message = f"{rate}, more than the {si(most, 'B/s')} of {name or 'the'}'s memory: how many tokens at once?"
             yield finding(QUESTION, "decoding", message, q)
 
 

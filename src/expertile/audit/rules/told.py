@@ -71,12 +71,15 @@ _SCALED = re.compile(r"(?i)(\d+) (?:to|→|->|vs\.?) (\d+) (?:\w+ )?(?:gpus|node
 def _scaling(row: Row) -> Iterator[Finding]:
     """ "From 1 to 4 GPUs … 96 min to 27 min … an efficiency of 89 %"; of one GPU and the report's only other number."""
     m, counts = _SCALED.search(row.text), row.report.everything.of("gpus")
-    alone = len(counts) == 1 and re.search(r"(?i)(?:one|single|1) (?:gpu|card|device|node)", row.text)
+    alone = len(counts) == 1
     times = int(m[2]) / int(m[1]) if m else counts[0] if alone else 0.0
     shares = [q for q in row.of("percent") if "efficien" in q.words and q.exact]
     near = [r for r in row.report.lines_of_text if r.block == row.block and 0 <= row.line - r.line < 3]
     for kind in TYPED if times > 1 and len(shares) == 1 and row.kind == "line" else ():
         held = [q for r in near for q in r.of(kind) if q.exact and _mid(q)]
+        if m and not held:  # of a table's two rows
+            rows = [r for g in row.report.grids for r in g.rows if r.own.get("gpus") in (float(m[1]), float(m[2]))]
+            held = [q for r in rows for q in r.of(kind) if q.exact and _mid(q)]
         if len(held) == 2:
             gain = max(map(_mid, held)) / min(map(_mid, held))
             if not shares[0].value.meets(gain / times, 0.03):
@@ -157,6 +160,7 @@ def _in_sentence(row: Row, said: list[Quantity]) -> Iterator[Finding]:
             or re.match(r" ?(?:times )?as (?:many|much|large|high)", tail)
         )
         gain = gain or (q.kind == "percent" and _OF_WHICH.search(head))
+        gain = gain or (head.endswith("(") and len(row.quantities) == 3 and q.kind == "ratio")
         size = (_SPEED if all(of[0].kind == "bytes" for of in several) else _SIZE).search(q.after[:24])
         made = any(_either(q, a, b, change) for of in several for a, b in itertools.combinations(of, 2))
         if several and gain and not size and not made and (sure or not _THAN.search(q.after[:24])):
@@ -280,6 +284,12 @@ def _summary(grid: Grid, row: Row, body: list[Row]) -> Iterator[Finding]:
         means[:0] = [*_of_sums(grid, body)] if q.kind == "ratio" and "geo" not in label.lower() else []
         good += any(q.plain.meets(m, FIT) for m in means)
         exactly += any(q.plain.meets(m, 0.002) for m in means)
+        low, high = min(v.lo for v in values), max(v.hi for v in values)
+        summed = any(q.plain.meets(m, 0.012) for m in means)
+        if not total and not low <= q.plain.mid <= high and len(values) > 2 and not summed and q.kind != "ratio":
+            odd.append((q, means[0]))
+            exactly += 1
+            continue
         if not any(q.plain.meets(m, 0.012) for m in means):
             odd.append((q, means[-2 if "geo" in label.lower() else -5 if q.kind == "ratio" else 0]))
     # Where another column's is exact, so must be each.
