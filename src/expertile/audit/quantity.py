@@ -42,10 +42,12 @@ class Quantity:
 _ABOUT = re.compile(r"(?i)(?:~|≈|∼|about|around|roughly|approx(?:imately|\.)?|nearly|almost|circa|ca\.|some) ?[(*]*$")
 _BOUND = re.compile(
     r"(?i)(?:(?<![-=])>|<|≥|≤|up to|over|more than|at least|less than|under|below|above|exceed(?:s|ing)?|"
-    r"as (?:much|little|low|high) as|at most|beyond|max(?:imum)?(?: of)?|within|\bevery|\beach|±|\+/?-|\+-) ?=? ?[(*]*$"
+    r"as (?:much|little|low|high) as|at most|beyond|max(?:imum)?(?: of)?|within|\bevery|\beach|±|\+/?-|"
+    r"\+-) ?=? ?[(*]*$"
 )
 _FIGURE = re.compile(
-    rf"(?<![\w.^])(?<!\d[-–,])(?<![A-Za-z][-/])(?!0\d)(?P<a>[-+−]?{NUMBER})(?P<range> ?(?:-|–|—|to|\.\.\.?) ?(?P<b>{NUMBER}))?"
+    rf"(?<![\w.^])(?<!\d[-–,])(?<![A-Za-z][-/])(?!0\d)(?P<a>[-+−]?{NUMBER})(?P<range> ?(?:-|–|—|to|"
+    rf"\.\.\.?) ?(?P<b>{NUMBER}))?"
     rf"(?: ?(?:±|\+/?-|\\pm) ?{NUMBER})?"
 )
 _LATEX = re.compile(r"\\(?:text|mathrm|textbf|mathbf|mathit|operatorname)\{([^{}]*)\}")
@@ -60,19 +62,18 @@ _MARKS = re.compile(r"\*\*|__|`|\$+|</?[a-zA-Z][^<>]*>|!?\[(?=[^\]]*\]\()|\]\((?
 _PRICE = re.compile(r"\\?\$(?=\d[\d.,]*)(?![^$\n]*[^\s$|(]\$(?!\d))")
 
 
-_CHINESE = dict(
-    pair.split("=")
-    for pair in (
-        "毫秒=ms 微秒=us 秒=s 小时=hours 分钟=minutes 每百万=per_million 每秒=per_second 每卡=per_GPU 单卡=per_GPU 每张卡=per_GPU "
-        "每步=step 每个=per 每=per 张卡=GPUs 张=x 卡=GPUs 为=is 倍=x 从=from 到=to 降至=down_to 提升到=up_to 提升=improved_by "
-        "提高=improved_by 降低=reduced_by 减少=reduced_by 增加=increased_by 快=faster 加速比=speedup 加速=speedup 延迟=latency "
-        "耗时=time 时间=time 吞吐量=throughput 吞吐=throughput 带宽=bandwidth 显存=memory 内存=memory 峰值=peak 理论=theoretical "
-        "利用率=utilization 批大小=batch_size 批次大小=batch_size 序列长度=sequence_length 参数量=parameters 参数=parameters "
-        "模型=model 单向=one-way 双向=both_directions 平均=average 总计=total 合计=total 总=total 共=total 占=share_of "
-        "相比=compared_to 比=vs 稠密=dense 稀疏=sparse 即=i.e. 约=about 量化=quantized 权重=weights 测得=measured 达到=reached "
-        "单流=single_stream 请求=requests 美元=USD 成本=cost 节省=saved 节约=saved 则=thus"
-    ).split()
+_GLOSSARY = (
+    "ms: 毫秒; us: 微秒; s: 秒; hours: 小时; minutes: 分钟; per million: 每百万; per second: 每秒; "
+    "per GPU: 每卡 单卡 每张卡; step: 每步; per: 每个 每; GPUs: 张卡 卡; x: 张 倍; is: 为; from: 从; to: 到; "
+    "down to: 降至; up to: 提升到; improved by: 提升 提高; reduced by: 降低 减少; increased by: 增加; faster: 快; "
+    "speedup: 加速比 加速; latency: 延迟; time: 耗时 时间; throughput: 吞吐量 吞吐; bandwidth: 带宽; "
+    "memory: 显存 内存; peak: 峰值; theoretical: 理论; utilization: 利用率; batch size: 批大小 批次大小; "
+    "sequence length: 序列长度; parameters: 参数量 参数; model: 模型; one-way: 单向; both directions: 双向; "
+    "average: 平均; total: 总计 合计 总 共; share of: 占; compared to: 相比; vs: 比; dense: 稠密; sparse: 稀疏; "
+    "i.e.: 即; about: 约; quantized: 量化; weights: 权重; measured: 测得; reached: 达到; single stream: 单流; "
+    "requests: 请求; USD: 美元; cost: 成本; saved: 节省 节约; thus: 则"
 )
+_CHINESE = {zh: en for part in _GLOSSARY.split("; ") for en, _, of in [part.partition(": ")] for zh in of.split()}
 _HAN = re.compile("[\u3000-\u9fff\uff00-\uffef]")
 _CHINESE_TERM = re.compile("|".join(sorted(_CHINESE, key=len, reverse=True)))
 _WIDE = str.maketrans(
@@ -84,7 +85,7 @@ _WIDE = str.maketrans(
 def clean(text: str) -> str:
     """`text` without Markdown's and LaTeX's marks, the terms of Chinese reports in English."""
     if _HAN.search(text):
-        text = _CHINESE_TERM.sub(lambda m: f" {_CHINESE[m[0]].replace('_', ' ')} ", text.translate(_WIDE))
+        text = _CHINESE_TERM.sub(lambda m: f" {_CHINESE[m[0]]} ", text.translate(_WIDE))
         text = re.sub(r" +", " ", text)
     if not any(mark in text for mark in "*_`$<[\\&\u00a0\u202f"):
         return text
@@ -128,7 +129,8 @@ _TRAILING_KEY = re.compile(r"(?P<key>[A-Za-z_][\w./%-]*)\s*[:=]\s*[(\[~≈\"']*$
 
 _PER = re.compile(
     r"(?i)(?:\bper|\b(?:for )?(?:each|every|one|a single))[ -](?P<million>million |1?[MK] |thousand )?"
-    r"(?:(?P<device>gpu|device|card|chip)|(?:(?:output|generated|input) )?(?P<noun>token|image|frame|request|query|prompt|sample|step|hour)s?)\b"
+    r"(?:(?P<device>gpu|device|card|chip)|(?:(?:output|generated|input) )?(?P<noun>token|image|frame|request|"
+    r"query|prompt|sample|step|hour)s?)\b"
     r"(?:(?! and )[^.,;\d]|(?<=[A-Za-z-])\d+(?:\.\d+)?B?\b){0,40}$"
 )
 _BOARD = re.compile(
@@ -222,12 +224,15 @@ def _value(digits: str, unit: Unit) -> Interval:
 
 
 _METRIC = re.compile(
-    r"\b(?:time|times|latency|duration|runtime|elapsed|execution|exec|kernel|gpu|cuda|throughput|bandwidth|bw|perf(?:ormance)?|"
-    r"achieved|measured|effective|total|tflops?|gflops?|flops?|tflop|tops|gb|gib|mb|tb|ms|us|µs|ns|s|sec|secs|seconds?|per|"
+    r"\b(?:time|times|latency|duration|runtime|elapsed|execution|exec|kernel|gpu|cuda|throughput|bandwidth|bw|"
+    r"perf(?:ormance)?|"
+    r"achieved|measured|effective|total|tflops?|gflops?|flops?|tflop|tops|gb|gib|mb|tb|ms|us|µs|ns|s|sec|secs|"
+    r"seconds?|per|"
     r"tokens?|tok|rate|speed|compute|wall|clock|memory|mem|iter(?:ation)?|step|value|images?|samples?|ips|tps)\b"
 )
 _STATISTIC = re.compile(
-    r"\b(?:avg|average|mean|median|min(?:imum)?|max(?:imum)?|best|worst|p\d\d|\d\d(?:\.\d+)?th|std|first|last|peak)\b|"
+    r"\b(?:avg|average|mean|median|min(?:imum)?|max(?:imum)?|best|worst|p\d\d|\d\d(?:\.\d+)?th|std|first|last|"
+    r"peak)\b|"
     r"\b\d\d(?:\.\d+)? ?%"
 )
 

@@ -187,7 +187,8 @@ class Grid:
 
 _TAG = re.compile(r"</?[a-zA-Z][^<>]*>")
 _SUMMARY = re.compile(
-    r"(?i)^\W*(?:(?:overall|grand)\s+)?(?:average|avg\.?|mean|geo(?:metric|\.)?-?\s?mean|total|sum|median|overall|all)\b"
+    r"(?i)^\W*(?:(?:overall|grand)\s+)?(?:average|avg\.?|mean|geo(?:metric|\.)?-?\s?mean|total|sum|median|overall|"
+    r"all)\b"
 )
 _SENTENCE = re.compile(r"\S.*?(?:[.!?](?=\s+(?:[a-z]{0,2}[A-Z]|p\d\d\b|[*(\[#])|\s*$)|(?<=[a-z]{4})\.(?=\s+\d)|$)")
 _STOP = re.compile(r"[a-z%)]\. [A-Z][a-z]+ ")

@@ -131,7 +131,8 @@ _PER_DEVICE = re.compile(r"(?i) ?(?:/|per) ?(?:gpu|gcd|device|chip|card)\b(?![ -
 _PER = re.compile(
     rf"(?: ?/ ?| per | an? (?=hour|h\b|second|day|token|step|month)|-per-|(?<=[a-zB]) (?=GPU-h)|\*)"
     rf"(?:(?:optimizer|generated|training|1) ?)?"
-    rf"(?:(?P<token>(?P<m>(?:1 ?)?[Mkm] ?|(?:million|1,?000|thousand) )?(?i:(?:{_WHICH} )?{_TOKEN}))|(?P<item>(?i:{_ITEM}|layer|epoch|call|launch|kernel|op))|"
+    rf"(?:(?P<token>(?P<m>(?:1 ?)?[Mkm] ?|(?:million|1,?000|thousand) )?(?i:(?:{_WHICH} )?{_TOKEN}))|"
+    rf"(?P<item>(?i:{_ITEM}|layer|epoch|call|launch|kernel|op))|"
     rf"(?P<gpu>(?i:gpu)[ -]?)?(?P<s>{_TIME}|s\^?-1)|(?P<B>(?i:bytes?|B))|(?P<flop>(?i:flops?))|"
     rf"(?P<param>(?i:param(?:eter)?|weight|element)s?)|(?P<J>(?:J|[Jj]oules?))|(?P<W>(?:W|[Ww]atts?))|"
     rf"(?P<other>(?i:clk|clock|cycle|sm|block|thread|head|warp|core|node)))\b"
@@ -205,7 +206,8 @@ def _unit(kind: str, groups: dict[str, str | None]) -> Unit:
     return Unit(kind, low, high, False, _noun(groups.get("noun") or "") if groups.get("noun") else "")
 
 
-_STATISTIC = r"(?:p\d\d|avg|mean|median|min|max|best|std|average|geomean|±.*|processed|served|generated|completed|dense|fwd|bwd|total)"
+_STATISTIC = r"(?:p\d\d|avg|mean|median|min|max|best|std|average|geomean|±.*|dense|fwd|bwd|total|"
+_STATISTIC += r"processed|served|generated|completed)"
 _BARE = re.compile(rf"(?i)\b([kmgt]b|{_TOKEN}|{_ITEM})[ _](?:per[ _])?s(?:ec(?:ond)?)?\b")
 _GBS = re.compile(r"(?i)(?:(?<=bandwidth[ _])|(?<=bw[ _]))([kmgt]i?b)s\b")
 # "Generated tokens: 60000" counts them, "Max tokens: 512" does not.

@@ -79,7 +79,7 @@ def _ratio(row: Row, q: Quantity, near: list[Row], wide: list[int]) -> Iterator[
 
 
 def _sizes(row: Row) -> Iterator[Finding]:
-    """ "12 GB in FP16 and 2 GB in INT4", "from bf16 (65.5 GB) to 4 bit, 9.8 GB", "a 70B model in 4 bits takes 20 GB"."""
+    """ "12 GB in FP16 and 2 GB in INT4", "from bf16 (65.5 GB) to 4 bit, 9.8 GB", "70B in 4 bits takes 20 GB"."""
     held, bits = [q for q in row.of("bytes") if q.exact and q.value.mid], _bits(row.text)
     if not held or not bits:
         return

@@ -38,7 +38,7 @@ class _Side(NamedTuple):
     value: float
     open: float
     first: float
-    count: int
+    numbers: int
     units: set[str]
 
 
@@ -87,7 +87,7 @@ def equations(report: Report) -> Iterator[Finding]:
             if (
                 a
                 and b
-                and a.count > 1 == b.count
+                and a.numbers > 1 == b.numbers
                 and not _NO_SUM.search(left[0])
                 and not _open(a, b)
                 and not _holds(a, b)

@@ -55,7 +55,8 @@ NO_RUN = (
 # Times of a part of the run, and figures of several requests.
 _NOT_ALL = (
     r"(?i)ttft|first token|prefill|load|warm-?up|compile|p9\d|std|queue|tpot|itl|inter-?token|(?:per|next) token|"
-    r"concurren|requests|users?\b|clients|parallel|steady|decode only|chunk|per device|excluding|worker|stream|pipeline"
+    r"concurren|requests|users?\b|clients|parallel|steady|decode only|chunk|per device|excluding|worker|stream|"
+    r"pipeline"
 )
 _SHARED = r"(?i)(?<!single )(?<!one )users?\b|concurren|total|clients|parallel|each"
 _HELD = r"usage|alloc|vram|footprint|peak|model|param|\bweights\b|cache|reserved|chunk|batch|buffer"

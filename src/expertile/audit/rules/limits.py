@@ -25,18 +25,23 @@ _PARTS = {
 }
 _PART = re.compile("|".join(f"(?P<p{i}>{form})" for i, form in enumerate(_PARTS.values())), re.IGNORECASE)
 _LIMIT = re.compile(
-    r"(?i)\bpeak(?!s? at|ed)|theoretical|line rate|\bspec|\brated|data ?sheet|\blimit|ceiling|roofline|\bcan (?:carry|deliver|do)|"
-    r"capable|(?:per|each|one|a|in either) (?:way|direction)\b|upper bound|at most|cannot exceed|nominal|\(dense,? \d|\bmax(?:imum)?\b|(?:nvlink|pci-?e|hbm)[^.,;]{0,12} (?:gives?|delivers|provides?|offers?|supports?|has)\b"
+    r"(?i)\bpeak(?!s? at|ed)|theoretical|line rate|\bspec|\brated|data ?sheet|\blimit|ceiling|roofline|"
+    r"\bcan (?:carry|deliver|do)|"
+    r"capable|(?:per|each|one|a|in either) (?:way|direction)\b|upper bound|at most|cannot exceed|nominal|"
+    r"\(dense,? \d|\bmax(?:imum)?\b|(?:nvlink|pci-?e|hbm)[^.,;]{0,12} (?:gives?|delivers|provides?|offers?|"
+    r"supports?|has)\b"
 )
 _ONE_WAY = re.compile(
     r"(?i)h2d|d2h|host.to.device|device.to.host|unidir|one[- ]way|(?:per|one|each) (?:direction|way)|"
-    r"from (?:\w+ )?host|to the (?:gpu|device)|(?:to|from) (?:the )?cpu|loading|upload|download|h->d|d->h|pinned|bus ?bw|reads? from|writes? to"
+    r"from (?:\w+ )?host|to the (?:gpu|device)|(?:to|from) (?:the )?cpu|loading|upload|download|h->d|d->h|pinned|"
+    r"bus ?bw|reads? from|writes? to"
 )
 _BOTH_WAYS = re.compile(r"(?i)bi-?dir|both|duplex|together|in total|two[- ]way|aggregat")
 # Not what one link or memory carried.
 _OTHER = re.compile(
     r"(?i)effective|equivalent|cached?\b|compress|logical|spars|would|expected|predict|ideal|aggregat|cluster|total|"
-    r"system|domain|rack|nvl\d|generation|supports?|provides?|offers?|up to|claimed|all-?gather|sum of|8 gpus|combined"
+    r"system|domain|rack|nvl\d|generation|supports?|provides?|offers?|up to|claimed|all-?gather|sum of|8 gpus|"
+    r"combined"
 )
 _NAMED = re.compile(r"(?i)(?:nvlink|pci-?e|hbm|gddr|infiniband|memory)[\w. ]{0,12}\($")
 _MEASURED = re.compile(r"(?i)measur|achiev|reach|moved|transferred|copied|\bgot|\bsaw|took|sustain|hits?\b|sees?\b")

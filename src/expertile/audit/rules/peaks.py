@@ -15,11 +15,13 @@ from expertile.device import DTYPES, SPARSE_SHEET, Device, generous_peak
 # A figure that is no measurement of dense work by one run.
 NO_RUN_OF_ONE = re.compile(
     r"peak|theoretical|roofline|\bspec|data ?sheet|\blimit|\bbound\b|spars|2:4|effective|equivalent|emulat|winograd|"
-    r"strassen|ideal|\bmax(?:imum)?\b|claimed|marketing|aggregate|cluster|\bsol\b|capab|hardware|advertised|projected|"
+    r"strassen|ideal|\bmax(?:imum)?\b|claimed|marketing|aggregate|cluster|\bsol\b|capab|hardware|advertised|"
+    r"projected|"
     r"\brated\b|boost|would|deliver|offers|provid|\brack|\bpod|supercomput|eflop"
 )
 _CACHED = re.compile(
-    r"cache|\bl[12]\b|shared|smem|register|nvlink|pci-?e|infiniband|\bib\b|network|disk|ssd|nvme|host|h2d|d2h|h->d|p2p|tile|"
+    r"cache|\bl[12]\b|shared|smem|register|nvlink|pci-?e|infiniband|\bib\b|network|disk|ssd|nvme|host|h2d|d2h|"
+    r"h->d|p2p|tile|"
     r"sram|on-chip|movement|bus ?bw|alg ?bw|all-?reduce|all-?gather|nccl|effective|"
     r"logical|equivalent|xgmi|interconnect|bisect|lds|[dt]s?mem|per sm\b"
 )

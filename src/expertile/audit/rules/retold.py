@@ -81,7 +81,7 @@ def _figure(report: Report, row: Row, q: Quantity, near: list[Grid]) -> Iterator
     if made and not any(_is(q, max(x, 1 / x), by) for x in made):
         rule = "headline" if bound else "total" if _MEAN.search(row.text) else "retold"
         best = min(made, key=lambda x: abs(math.log(max(x, 1 / x)) - math.log(_mid(q) + (q.kind == "percent"))))
-        message = f"no two figures of the table make {q.text}, the nearest make {max(best, 1 / best):.3g}x: which rows are meant?"
+        message = f"no two figures of the table make {q.text}, the nearest {max(best, 1 / best):.3g}x: which rows?"
         yield finding(QUESTION, rule, message, q, lines=tuple(r.line for r in near[0].rows[:4]))
 
 

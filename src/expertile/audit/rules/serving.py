@@ -89,7 +89,9 @@ def decoding(report: Report) -> Iterator[Finding]:
     for row in report.all_rows:
         q = row.only("s_per_token") or row.only("tokens_per_s")
         if not q or re.search(
-            r"(?i)prefill|prompt (?:proc|eval|tok|read)|input|train|\bpp\d|\bttft", f"{q.words} {row.label} {row.text}"
+            r"(?i)prefill|prompt (?:proc|eval|tok|read)|input|train|\bpp\d|"
+            r"\bttft",
+            f"{q.words} {row.label} {row.text}",
         ):
             continue
         # One stream is a time for each token, or what is said to be one.
@@ -130,24 +132,24 @@ _SIX = re.compile(r"6 ?[·*×]? ?[NP]\b|(?i:train|token)")
 
 
 def training(report: Report) -> Iterator[Finding]:
-    """6·N·D FLOPs of training from the parameters and tokens beside them; the time that the GPUs take for it at best."""
+    """6·N·D FLOPs of training from the parameters and tokens beside them, and what the GPUs can do of it: it asks."""
     for block in {r.block for r in report.lines_of_text}:
         rows = [r for r in report.lines_of_text if r.block == block]
-        n, d = ([q for r in rows for q in r.of(kind) if q.exact] for kind in ("params", "tokens"))
-        d = [q for q in d if q.value.mid > 1e8]
-        if len({q.value.mid for q in n}) != 1 or len(d) != 1 or not _SIX.search(" ".join(r.text for r in rows)):
+        n = {q.value.mid: q for r in rows for q in r.of("params") if q.exact}
+        d = [q for r in rows for q in r.of("tokens") if q.exact and q.value.mid > 1e8]
+        if len(n) != 1 or len(d) != 1 or not _SIX.search(" ".join(r.text for r in rows)):
             continue
-        work = n[0].value * d[0].value * 6.0
-        for row in rows:
-            for q in (q for q in row.of("flop") if q.exact and q.value.mid > 1e18):
-                if not any(q.value.meets(work * f, 0.12) for f in (1.0, 4 / 3, 1 / 3)):
-                    message = f"6 · {n[0].text} · {d[0].text} is {si(work.mid, 'FLOP')}, not {q.text}"
-                    yield finding(QUESTION, "arithmetic", message, q, n[0], d[0])
-            gpus, peaks = row.size("gpus"), [p for x in row.devices for f in DTYPES if (p := x.peak(f))]
-            for q in (q for q in row.of("time") if gpus and len(peaks) and q.exact and q.value.mid > 3600):
+        work, text = next(iter(n.values())).value * d[0].value * 6.0, f"6 · {next(iter(n.values())).text} · {d[0].text}"
+        for row, q in ((r, q) for r in rows for q in r.of("flop", "time") if q.exact):
+            gpus, peaks = row.size("gpus"), [p for x in row.devices for f in ("bf16", "fp8") if (p := x.peak(f))]
+            if (
+                q.kind == "flop"
+                and q.value.mid > 1e18
+                and not any(q.value.meets(work * f, 0.12) for f in (1, 4 / 3, 1 / 3))
+            ):
+                yield finding(QUESTION, "arithmetic", f"{text} is {si(work.mid, 'FLOP')}, not {q.text}", q, d[0])
+            elif q.kind == "time" and q.value.mid > 3600 and gpus and peaks:
                 rate = work.lo / q.value.hi / gpus.value
-                if rate > max(p for x in row.devices for f in ("bf16", "fp8") if (p := x.peak(f))):
-                    message = f"6 · {n[0].text} · {d[0].text} in {q.text} on {gpus.value:.0f} GPUs is {si(rate, 'FLOP/s')} each"
-                    yield finding(
-                        QUESTION, "bound", f"{message}, more than {row.devices[0].name} can do", q, n[0], d[0]
-                    )
+                if rate > max(peaks):
+                    message = f"{text} in {q.text} on {gpus.value:.0f} GPUs is {si(rate, 'FLOP/s')} each"
+                    yield finding(QUESTION, "bound", f"{message}, more than {row.devices[0].name} can do", q, d[0])

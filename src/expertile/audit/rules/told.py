@@ -15,7 +15,7 @@ from expertile.audit.finding import INCONSISTENT, QUESTION, UNIT_OF, Finding, fi
 from expertile.audit.interval import FIT, NUMBER, ODD, Interval, printed
 from expertile.audit.quantity import Quantity, stem
 from expertile.audit.report import Grid, Report, Row
-from expertile.audit.rules.peaks import NO_RUN_OF_ONE, on_sheet
+from expertile.audit.rules.peaks import on_sheet
 from expertile.audit.rules.quotients import TYPED, follows, wrong
 from expertile.audit.units import unit_of_name
 
@@ -114,6 +114,7 @@ def _mid(q: Quantity) -> float:
 
 
 _COMPARED = (*TYPED, "params", "tokens", "items", "money", "energy", "power", "flop")
+_AS_MANY = re.compile(r" ?(?:times )?as (?:many|much|large|high)")
 _OF_WHICH = re.compile(r"(?i)of which [^.;]*$")
 _BARE = re.compile(
     rf"(?i)(?<![\w.])({NUMBER}) (?:instead of|rather than|vs\.?|against|up from|down from|compared (?:to|with)) "
@@ -154,11 +155,7 @@ def _in_sentence(row: Row, said: list[Quantity]) -> Iterator[Finding]:
             _LESS.search(head[-24 if len(said) > 1 else 0 :] + tail[:12]),
         )
         change = "loss" if less and (by or (not sure and q.kind == "percent")) else "change" if by and sure else ""
-        gain = (
-            sure
-            or _OUTCOME.search(f"{head[-32:]}|{tail[:16]}")
-            or re.match(r" ?(?:times )?as (?:many|much|large|high)", tail)
-        )
+        gain: object = sure or _OUTCOME.search(f"{head[-32:]}|{tail[:16]}") or _AS_MANY.match(tail)
         gain = gain or (q.kind == "percent" and _OF_WHICH.search(head))
         gain = gain or (head.endswith("(") and len(row.quantities) == 3 and q.kind == "ratio")
         size = (_SPEED if all(of[0].kind == "bytes" for of in several) else _SIZE).search(q.after[:24])
@@ -178,7 +175,7 @@ def _only(row: Row, q: Quantity, a: Quantity, b: Quantity) -> bool:
     # "1.9 ms, the unfused one 5.1 ms, which makes it 3.7x faster"
     last = q is row.quantities[-1] and len(row.quantities) == 3 and re.match(r"\W*(?:faster|slower|speed)", q.after)
     # "as the length grew 4x" is not of the times: a word of gain stands beside the ratio, or the times do.
-    told = _OUTCOME.search(near) or _BY.search(row.text[: q.start]) or re.fullmatch(r"\W+", behind)
+    told: object = _OUTCOME.search(near) or _BY.search(row.text[: q.start]) or re.fullmatch(r"\W+", behind)
     told = told or "→" in between or "->" in between
     # "42.8 -> 40.2 s, a 2.6 s reduction (-6 %)"
     other = re.search(r"\d", between) or re.search(r"\d ?(?:→|->) ?$", before)
@@ -209,16 +206,12 @@ def totals(report: Report) -> Iterator[Finding]:
                 held.append(row)
     for row in report.lines_of_text:
         yield from _listed(_one_kind(row))
-    for grid in report.grids:
-        for c in grid.columns("percent") if not any(_HIDDEN.search(row.text) for row in grid.rows) else ():
-            held = [q for row in grid.body if (q := row.figure(c))]
-            whole = sum(q.value.mid for q in held)
-            if (
-                _OF_ALL.search(grid.header[c])
-                and len(held) == len(grid.body) > 1
-                and 1.02 + 0.005 * len(held) < whole < 1.5
-            ):
-                yield finding(QUESTION, "total", f"the shares add up to {100 * whole:.3g} %", held[-1], *held[:-1])
+    for grid in (g for g in report.grids if not any(_HIDDEN.search(row.text) for row in g.rows)):
+        for c in (c for c in grid.columns("percent") if _OF_ALL.search(grid.header[c])):
+            of = [q for row in grid.body if (q := row.figure(c))]
+            whole = sum(map(_mid, of))
+            if len(of) == len(grid.body) > 1 and 1.02 + 0.005 * len(of) < whole < 1.5:
+                yield finding(QUESTION, "total", f"the shares add up to {100 * whole:.3g} %", of[-1], *of[:-1])
 
 
 def _listed(row: Row) -> Iterator[Finding]:
@@ -303,7 +296,8 @@ def _summary(grid: Grid, row: Row, body: list[Row]) -> Iterator[Finding]:
 
 
 _RANK = re.compile(
-    r"\b(?:(min(?:imum)?|fastest)|p(\d[05]|9\d)(?:[._]?\d)?|(?<![\d.−+-])([5-9]\d|\d[05])(?:\.\d)?(?:th|%)|(median)|(max(?:imum)?|slowest))(?![a-z])"
+    r"\b(?:(min(?:imum)?|fastest)|p(\d[05]|9\d)(?:[._]?\d)?|(?<![\d.−+-])([5-9]\d|\d[05])(?:\.\d)?(?:th|%)|"
+    r"(median)|(max(?:imum)?|slowest))(?![a-z])"
 )
 _AVERAGE = re.compile(r"\b(?:avg|average|mean)\b")
 
