@@ -278,11 +278,10 @@ class Report:
             if record and not gap and row.line and not re.search(r"\w", row.text):
                 continue
             if not key or gap or key[1].lower() in record:
-                if len(record) > 1:
-                    held = list(record.values())
+                held, record = list(record.values()), {}
+                if len(held) > 1:
                     figures = [q for r in held for q in r.quantities]
                     self.rows.append(Row("record", held[0].line, "\n".join(r.text for r in held), figures, index))
-                record = {}
             if key:
                 record[key[1].lower()] = row
 
@@ -291,9 +290,7 @@ class Report:
         last = grid.rows[-1].line
         row = next((r for r in self.lines_of_text if r.block == grid.block and last < r.line <= last + 2), None)
         columns = {q.kind: q.column for q in reversed(grid.rows[-1].quantities)}
-        if row is None or not re.search(
-            r"(?i)^\W*(?:grand |overall )?(?:total|sum|average|avg|mean|median)\b", row.text
-        ):
+        if row is None or not _SUMMARY.search(row.text):
             return []
         summary = replace(row, quantities=[replace(q, column=columns.get(q.kind, -1)) for q in row.quantities])
         summary.report, summary.summary = self, True  # type: ignore[misc]
@@ -320,10 +317,7 @@ class Report:
         return held
 
     def nearest(self, block: int, what: str, line: int) -> tuple[int, tuple[Any, ...]] | None:
-        """The last line of a block, above `line`, that states a size, "devices", "formats" or "tuples"; and what.
-
-        A statement further up than a long page is another run's.
-        """
+        """The last line of a block above `line`, no further than a page, that states `what`; and its values."""
         entries = self._stated(block).get(what, [])
         at_or_after = bisect_left(entries, line, key=lambda entry: entry[0])
         found = entries[at_or_after - 1] if at_or_after else None
@@ -334,9 +328,8 @@ def _kind(q: Quantity) -> Quantity:
     """`q` with the kind that its column's name says."""
     if q.kind == "number" and RATIO.search(q.label):
         return replace(q, kind="ratio")
-    if q.kind == "time" and _PER_STEP.search(q.label):
-        return replace(q, kind="s_per_item", noun="step")
-    return replace(q, kind="s_per_token") if q.kind == "time" and _PER_TOKEN.search(q.label) else q
+    step, token = (q.kind == "time" and form.search(q.label) for form in (_PER_STEP, _PER_TOKEN))
+    return replace(q, kind="s_per_item", noun="step") if step else replace(q, kind="s_per_token") if token else q
 
 
 def _alike(lines: list[Row]) -> Iterator[Grid]:

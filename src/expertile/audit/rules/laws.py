@@ -41,7 +41,7 @@ class Law:
     silent; `slack`: by how much a figure may be off that is often of another run."""
 
     rule: str
-    kinds: tuple[str, ...]
+    kinds: str
     also: tuple[float, ...] = (1.0,)
     several: bool = False
     unless: str = "(?!)"
@@ -97,31 +97,26 @@ def _always(row: Row, *_: Term) -> bool:
 _COLLECTIVE = r"(?i)nccl|all-?(?:reduce|gather)|\bgpus|bus ?b"
 GIB = (1.0, 1.0737, 1 / 1.0737, 1.0486, 1 / 1.0486)
 COPIES = (2.0, 0.5, 3.0, 1 / 3, 4.0, 1.5, 2 / 3)
+_ONE_PASS = r"(?i)ttft|first token|prefill|prompt|concurren|users?\b|p9\d|std"
 LAWS = (
-    Law("rate", ("rate", "time", "flop"), unless=NO_RUN + r"|sparse|winograd|strassen|effective"),
-    Law("bandwidth", ("bandwidth", "time", "bytes"), (*GIB, *COPIES), unless=_COLLECTIVE, sure=_moved),
-    Law("tokens/s", ("tokens_per_s", "s_per_token", "ratio"), several=True, unless=_SHARED, sure=_close),
-    Law("tokens/s", ("tokens_per_s", "time", "tokens"), several=True, unless=_NOT_ALL, sure=_always),
-    Law("tokens/s", ("tokens_per_s", "s_per_item", "tokens"), several=True, unless=_NOT_ALL, sure=_always),
-    Law(
-        "tokens/s",
-        ("s_per_token", "tokens", "time"),
-        several=True,
-        unless=r"(?i)ttft|first token|prefill|prompt|concurren|users?\b|p9\d|std",
-        sure=_close,
-    ),
-    Law("throughput", ("items_per_s", "time", "items"), several=True, unless=_NOT_ALL, sure=_hence),
-    Law("throughput", ("items_per_s", "s_per_item", "ratio"), several=True, unless=_NOT_ALL, sure=_hence),
-    Law("tokens/s", ("tokens_per_s", "items_per_s", "token/item"), (1.0, 2.0, 0.5), several=True),
-    Law("intensity", ("intensity", "bandwidth", "rate"), (1.0, 2.0, 0.5), unless=r"(?!)"),
-    Law("intensity", ("intensity", "bytes", "flop"), unless="ridge|balance|machine", sure=_always),
-    Law("energy", ("energy", "power", "time"), several=True),
-    Law("cost", ("money", "$/gpu*s", "gpu*s"), sure=_always),
-    Law("cost", ("money", "$/s", "time"), several=True),
-    Law("cost", ("$/s", "tokens_per_s", "$/token"), unless="(?i)input|blend"),
-    Law("memory", ("bytes", "B/param", "params"), several=True, sure=_always),
+    Law("rate", "rate time flop", unless=NO_RUN + r"|sparse|winograd|strassen|effective"),
+    Law("bandwidth", "bandwidth time bytes", (*GIB, *COPIES), unless=_COLLECTIVE, sure=_moved),
+    Law("tokens/s", "tokens_per_s s_per_token ratio", several=True, unless=_SHARED, sure=_close),
+    Law("tokens/s", "tokens_per_s time tokens", several=True, unless=_NOT_ALL, sure=_always),
+    Law("tokens/s", "tokens_per_s s_per_item tokens", several=True, unless=_NOT_ALL, sure=_always),
+    Law("tokens/s", "s_per_token tokens time", several=True, unless=_ONE_PASS, sure=_close),
+    Law("throughput", "items_per_s time items", several=True, unless=_NOT_ALL, sure=_hence),
+    Law("throughput", "items_per_s s_per_item ratio", several=True, unless=_NOT_ALL, sure=_hence),
+    Law("tokens/s", "tokens_per_s items_per_s token/item", (1.0, 2.0, 0.5), several=True),
+    Law("intensity", "intensity bandwidth rate", (1.0, 2.0, 0.5)),
+    Law("intensity", "intensity bytes flop", unless="ridge|balance|machine", sure=_always),
+    Law("energy", "energy power time", several=True),
+    Law("cost", "money $/gpu*s gpu*s", sure=_always),
+    Law("cost", "money $/s time", several=True),
+    Law("cost", "$/s tokens_per_s $/token", unless="(?i)input|blend"),
+    Law("memory", "bytes B/param params", several=True, sure=_always),
 )
-_BY_KINDS = {frozenset(law.kinds): law for law in LAWS}
+_BY_KINDS = {frozenset(law.kinds.split()): law for law in LAWS}
 # The figure that follows from the others, where several may.
 _DERIVED = (
     *("rate", "bandwidth", "tokens_per_s", "items_per_s", "intensity", "$/token", "token/J", "flop/J", "J/token"),
@@ -130,7 +125,7 @@ _DERIVED = (
 
 
 def law_of(a: str, b: str, c: str) -> Law:
-    return _BY_KINDS.get(frozenset((a, b, c))) or Law("product", (a, b, c), several=True)
+    return _BY_KINDS.get(frozenset((a, b, c))) or Law("product", f"{a} {b} {c}", several=True)
 
 
 @lru_cache(maxsize=4096)
@@ -294,7 +289,10 @@ def _check(row: Row, held: tuple[list[Term], ...], lent: bool) -> Iterator[Findi
     sure = (
         alone
         and near
-        and (made == "rate" or (law.sure is not None and law.sure(row, *(by.get(k, combo[-1]) for k in law.kinds))))
+        and (
+            made == "rate"
+            or (law.sure is not None and law.sure(row, *(by.get(k, combo[-1]) for k in law.kinds.split())))
+        )
     )
     yield broken_law(law, INCONSISTENT if sure else QUESTION, combo, at)
 
