@@ -149,3 +149,37 @@ def test_lines_are_those_of_the_file():
 def test_a_column_of_noughts_divides_nothing():
     text = "n,ms,GB/s\n0,1.0,10\n0,2.0,5\n4,4.0,2.5\n0,5.0,2\n"
     assert Report(text, "x.csv").grids and audit_text(text, "x.csv").accusations == ()
+
+
+def test_yaml_is_read_as_json_is():
+    runs = "runs:\n- batch: 8\n  tokens_per_s: 900\n- batch: 16\n  tokens_per_s: 1500\n"
+    text = "gpu: H100  # one\nprice_per_hour: 2.50\n" + runs
+    report = Report(text, "x.yaml")
+    assert [(q.kind, q.line) for r in report.lines_of_text for q in r.quantities] == [("$/s", 2)]
+    assert [(r.own, [q.text for q in r.quantities], r.line) for r in report.grids[0].rows] == [
+        ({"batch": 8.0}, ["900"], 4),
+        ({"batch": 16.0}, ["1500"], 6),
+    ]
+
+
+def test_terms_of_chinese_reports_are_english():
+    row = Report("每步耗时 11.2 s,吞吐为 232,000 tokens/s,即每卡 29,000 tokens/s。", "x.md").rows[0]
+    assert [(q.kind, q.per_device) for q in row.quantities] == [
+        ("time", False),
+        ("tokens_per_s", False),
+        ("tokens_per_s", True),
+    ]
+
+
+@pytest.mark.parametrize(
+    "text, kind, value",
+    [
+        ("per million output tokens it is $0.20", "$/token", 0.2e-6),
+        ("each request takes 7 J", "J/item", 7.0),
+        ("8.2 GFLOPs per image", "flop/item", 8.2e9),
+        ("cost_per_1k_tokens: 0.4", "$/token", 0.4e-3),
+    ],
+)
+def test_what_a_figure_is_of_may_stand_before_it(text, kind, value):
+    q = Report(text, "x.md").rows[0].quantities[0]
+    assert (q.kind, q.value.mid) == (kind, pytest.approx(value))

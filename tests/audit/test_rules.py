@@ -55,6 +55,13 @@ GPU_HEADS = (
 )
 CASES = [
     # name, rule, wrong, right
+    ("macs", "work", "It takes 0.3 GMACs, that is 0.3 GFLOPs.", "It takes 0.3 GMACs, that is 0.6 GFLOPs."),
+    (
+        "efficiency",
+        "ratio",
+        "From 1 to 4 GPUs the time falls from 96 min to 27 min, an efficiency of 97 %.",
+        "From 1 to 4 GPUs the time falls from 96 min to 27 min, an efficiency of 89 %.",
+    ),
     ("bus bandwidth", "bus bandwidth", BUS.format("880"), BUS.format("616")),
     ("LaTeX", "memory bandwidth", TABULAR.format("1790"), TABULAR.format("1430")),
     ("rate", "rate", GEMM.format(gpu="H100", dtype="bf16") + "time: 1.6 ms\nrate: 412 TFLOPS", "rate: 687 TFLOPS"),
@@ -356,6 +363,32 @@ ASKED = [
         "8x",
         "4x",
     ),
+    ("total", "| run | a ms |\n|-|-|\n| 1 | 8.0 |\n| 2 | 8.1 |\n| 3 | 8.2 |\n| mean | {} |\n", "8.4", "8.1"),
+    ("limit", "A link carries at most 12.5 GB/s over InfiniBand. RDMA writes reach {} GB/s.", "14.8", "11.9"),
+    ("bus bandwidth", "All-reduce on 8 GPUs: algorithm bandwidth 282 GB/s, bus bandwidth {} GB/s.", "561", "493"),
+    ("cost", "One H100 costs $2.10 per GPU-hour. At 5,200 tokens/s that is ${} per million tokens.", "0.21", "0.11"),
+    (
+        "tokens/s",
+        "requests done: 900\n\n```\ngenerated tokens: 180,000\nwall time: 90.0 s\nall done\n\nspeed {} tok/s\n```",
+        "2444",
+        "2000",
+    ),
+    (
+        "retold",
+        "| model | a ms | b ms |\n|-|-|-|\n| 7B | 21.0 | 14.0 |\n| 13B | 40.0 | 20.0 |\n\n13B is {}x faster.\n",
+        "2.6",
+        "2.0",
+    ),
+    (
+        "headline",
+        "It reaches {} tokens/s.\n\n| n | tokens/s |\n|-|-|\n| a | 410 |\n| b | 505 |\n| c | 480 |\n",
+        "720",
+        "505",
+    ),
+    ("arithmetic", "A 7B model was trained on 1.0T tokens. With 6·N·D that is {} FLOPs.", "4.2e23", "4.2e22"),
+    ("bound", "# Run\n\nA 70B model, 15T tokens, on 1024 H100 in BF16 took {} days of training.", "20", "200"),
+    ("work", "Attention, non-causal: B=4, H=32, S=4096, D=128 is {} TFLOP.", "2.2", "1.1"),
+    ("decoding", "# One user, A100 80GB\n\nQwen-72B in INT8, batch size 1: {} tok/s.", "61", "24"),
 ]
 
 

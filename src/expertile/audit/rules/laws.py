@@ -234,11 +234,9 @@ def _around(row: Row) -> list[Term]:
     timed = {"time", "s_per_item", "s_per_token"}
     timed = timed if any(q.kind in timed for q in row.quantities) else set()
     before = [t for some in held[-1:] if kind == "prose" and len(some) == 2 for t in some if t.kind not in timed]
-    return [
-        *(t for some in held if kind == "code" or len({t.kind for t in some}) == 1 for t in some),
-        *before,
-        *_price(row),
-    ]
+    near = [t for some in held if kind == "code" or len({t.kind for t in some}) == 1 for t in some]
+    near += before + [t for t in _price(row) if not any(x.kind == t.kind for x in (*near, *before))]
+    return near
 
 
 def _price(row: Row) -> list[Term]:

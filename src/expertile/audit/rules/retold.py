@@ -58,7 +58,7 @@ def _figure(report: Report, row: Row, q: Quantity, near: list[Grid]) -> Iterator
             yield finding(QUESTION, "headline", message, q, most)
     if (
         q.kind not in ("ratio", "percent")
-        or not _GAIN.search(around[16:])
+        or not _GAIN.search(row.text[max(0, q.start - 32) : q.end + 24])
         or same
         or len(row.of("ratio", "percent")) > 3
     ):

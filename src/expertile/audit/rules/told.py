@@ -85,7 +85,11 @@ def _scaling(row: Row) -> Iterator[Finding]:
             if not shares[0].value.meets(gain / times, 0.03):
                 message = f"{gain:.3g}x on {times:.3g} times as many is an efficiency of {100 * gain / times:.3g} %"
                 yield finding(
-                    QUESTION if alone else INCONSISTENT, "ratio", f"{message}, not {shares[0].text}", shares[0], *held
+                    INCONSISTENT if m and held[0] in row.quantities else QUESTION,
+                    "ratio",
+                    f"{message}, not {shares[0].text}",
+                    shares[0],
+                    *held,
                 )
 
 
