@@ -226,10 +226,11 @@ def _around(row: Row) -> list[Term]:
     report, kind = row.report, row.report.blocks[row.block].kind
     reach = 14 if kind == "code" else 4
     lines = [r for r in report.lines_of_text if r.block == row.block and 0 < abs(r.line - row.line) < reach]
-    lines = lines or [
-        r for r in report.lines_of_text if r.block == row.block and r.text != row.text and kind == "prose"
-    ]
-    held = [[t for t in terms(r) if t.figure] for r in (lines if row.kind == "line" else ())]
+    if kind == "prose" and not lines:
+        lines = [r for r in report.lines_of_text if r.block == row.block and r.text != row.text]
+    if row.kind != "line" or (kind == "code" and len({q.kind for q in row.quantities} - {*UNTYPED}) > 1):
+        lines = []  # a log's line of several kinds is about itself
+    held = [[t for t in terms(r) if t.figure] for r in lines]
     # A sentence of several kinds is about itself, the one right before goes on.
     timed = {"time", "s_per_item", "s_per_token"}
     timed = timed if any(q.kind in timed for q in row.quantities) else set()

@@ -206,7 +206,7 @@ def traffic(report: Report) -> Iterator[Finding]:
         moved = [
             q for q in row.of("bytes") if q.exact and (named or _TRAFFIC.search(f"{q.label[-24:]} {q.after[:16]}"))
         ]
-        most = max(d.memory_bps or float("inf") for d in row.devices) * max(gpu_counts(row))
+        most = max(d.memory_bps or float("inf") for d in row.devices) * (1 if named else max(gpu_counts(row)))
         times = named or (near if len(near) == 1 else [])
         t = max(times, key=lambda t: t.value.hi) if times and moved else None
         if t and moved[0].value.lo / t.value.hi > 1.1 * most:

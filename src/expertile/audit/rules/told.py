@@ -94,23 +94,25 @@ def _scaling(row: Row) -> Iterator[Finding]:
 
 
 def _said(row: Row) -> list[Quantity]:
-    other = _NOT_OF if row.kind == "line" else re.compile(f"{_NOT_OF.pattern}|{_SIZE.pattern[4:]}")
-    return [q for q in row.of("ratio", "percent") if q.exact and q.value.mid and not other.search(q.words)]
+    return [q for q in row.of("ratio", "percent") if q.exact and q.value.mid and not _NOT_OF.search(q.words)]
 
 
 def _of_record(row: Row, said: list[Quantity]) -> Iterator[Finding]:
     """The ratio that a record, or a row of a table, gives of its only two figures."""
     parts = [q for q in row.of(*TYPED) if not _PARTIAL.search(q.label) and q.exact and q.value.mid]
     pairs = [held for kind in TYPED if len(held := [q for q in parts if q.kind == kind]) == 2]
+    # A ratio of memory is not of the times beside it, nor one of speed of the bytes.
+    other = _SPEED if pairs and pairs[0][0].kind == "bytes" else _SIZE
     said = [
-        q for q in said if _OUTCOME.search(q.label + row.text * (row.kind == "table")) and not _THAN.search(q.after)
+        q for q in said if _OUTCOME.search(q.label + row.text * (row.kind == "table")) and not other.search(q.words)
     ]
     # Of two variants with several figures each, the speed-up is of one of these; two ratios in a line are of parts.
     whole = len(pairs) > 1 and all(_SPEED_UP.fullmatch(q.label) for q in said)
-    if len(said) == 1 and pairs and (whole or len(parts) == 2) and not any(_APART.search(x.label) for x in pairs[0]):
-        alone = not any(p.line == said[0].line and p is not said[0] for p in row.of("ratio", "percent"))
-        if alone and not any(_either(said[0], x, y) for x, y in pairs):
-            yield wrong(said[0], (max(pairs[0], key=_mid), min(pairs[0], key=_mid)))
+    if len(said) != 1 or not pairs or not (whole or len(parts) == 2) or any(_APART.search(x.label) for x in pairs[0]):
+        return
+    alone = not any(p.line == said[0].line and p is not said[0] for p in row.of("ratio", "percent"))
+    if alone and not _THAN.search(said[0].after) and not any(_either(said[0], x, y) for x, y in pairs):
+        yield wrong(said[0], (max(pairs[0], key=_mid), min(pairs[0], key=_mid)))
 
 
 def _mid(q: Quantity) -> float:
