@@ -157,7 +157,7 @@ def _above(row: Row, q: Quantity, own: str, stated: list[_Limit]) -> Iterator[Fi
         beside = (limit.q,) if limit.q else ()
         ask = "" if sure else ": is it of the same part?"
         yield finding(verdict, "link" if link else "limit", message + ask, q, *beside)
-    p = row.only("percent") if not limit.q and q.value.lo < 3 * most else None
+    p = row.only("percent") if not limit.q and q.value.lo < 3 * most and len(row.of("bandwidth")) == 1 else None
     if p and _SHARE.search(p.words) and not any((q.value / p.value).meets(most * x, 0.06) for x in (1, 2, 0.5)):
         message = f"{q.text} is {100 * q.value.mid / most:.3g} % of {limit.text}, not {p.text}"
         yield finding(INCONSISTENT if _part(own) and ways else QUESTION, "link", message, q, p)
