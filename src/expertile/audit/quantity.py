@@ -64,8 +64,8 @@ _PRICE = re.compile(r"\\?\$(?=\d[\d.,]*)(?![^$\n]*[^\s$|(]\$(?!\d))")
 
 _GLOSSARY = (
     "ms: 毫秒; us: 微秒; s: 秒; hours: 小时; minutes: 分钟; per million: 每百万; per second: 每秒; "
-    "per GPU: 每卡 单卡 每张卡; step: 每步; per: 每个 每; GPUs: 张卡 卡; x: 张 倍; is: 为; from: 从; to: 到; "
-    "down to: 降至; up to: 提升到; improved by: 提升 提高; reduced by: 降低 减少; increased by: 增加; faster: 快; "
+    "per GPU: 每卡 单卡 每张卡; step: 每步; per: 每个 每; GPUs: 张卡 卡; x: 张 倍; is: 为; from: 从; "
+    "to: 到 降至 提升到; improved by: 提升 提高; reduced by: 降低 减少; increased by: 增加; faster: 快; "
     "speedup: 加速比 加速; latency: 延迟; time: 耗时 时间; throughput: 吞吐量 吞吐; bandwidth: 带宽; "
     "memory: 显存 内存; peak: 峰值; theoretical: 理论; utilization: 利用率; batch size: 批大小 批次大小; "
     "sequence length: 序列长度; parameters: 参数量 参数; model: 模型; one-way: 单向; both directions: 双向; "
@@ -169,6 +169,8 @@ def quantities(text: str, line: int, cell: Unit | None = None) -> list[Quantity]
         priced = text[m.start() - 1 : m.start()] == "€"
         named, own = cell if first else unit_of_name(name), _unit_at(text, m.end())
         own = _price(text, m.end()) if priced and not (named and named.kind.startswith("$/")) else own
+        if own and own[0].kind == "tokens" and re.match(r" each\b", text[own[1] :]):
+            own = replace(own[0], kind="token/item"), own[1]
         if own and (per := _PER.search(before)):  # "per request that is 7 J"
             own = _each(own[0], *per.group("device", "noun", "million")), own[1]
         if own is None and cell is None and _FACTOR_OF.search(before) and not m["b"]:

@@ -223,6 +223,9 @@ _MONEY_PER = re.compile(r"(?i)(?:/|\bper\b) ?((?:\d[\d,]* ?)?[\w -]*\w)")
 
 def unit_of_name(name: str) -> Unit | None:
     """The unit that a column's or key's name states: "Latency (ms)", "time_us", "TFLOPS", "GB/s [read]"."""
+    last = name.rpartition(" ")[2]
+    if last != name and "_" in last and (inner_unit := unit_of_name(last)):  # of a record within a record
+        return inner_unit
     spaced = name.replace("_", " ")
     if re.search(r"(?i)\bhourly\b", spaced):
         spaced = "$ per hour"

@@ -11,14 +11,14 @@ from dataclasses import dataclass, field
 from itertools import permutations
 from typing import Any
 
-from expertile.audit.interval import FIT, Interval, exact, odd_ones
+from expertile.audit.interval import FIT, Interval, exact, odd_ones, printed
 from expertile.audit.quantity import quantities, same_statistic
 from expertile.audit.report import Grid
 from expertile.audit.rules.laws import NO_RUN, derived, law_of
 from expertile.audit.rules.peaks import peaks_of
 from expertile.audit.rules.quotients import Cells, Made
 from expertile.audit.rules.work import conventions, readings
-from expertile.audit.units import UNTYPED, kind_of, powers_of, product
+from expertile.audit.units import UNTYPED, kind_of, powers_of, product, unit_of_name
 
 _OF_PEAK = re.compile(r"(?i)peak|theor|of (?:hbm|max|\d)|\bmfu\b|roof|\bsol\b")
 _SUM = re.compile(r"(?i)\btotal|\bsum\b|end[ _-]?to[ _-]?end|\be2e\b|overall")
@@ -211,6 +211,8 @@ def _shares(grid: Grid, target: int, targets: Cells, s: _Source) -> Iterator[Mad
     rows = [r for r in targets if r in s.values]
     peaks = (d for r in rows for d in grid.rows[r].devices)
     stated = {q.value.mid for q in quantities(grid.header[target], 0) if q.kind == s.kind}  # "% of 2039 GB/s"
+    of, unit = re.search(r"of (\d[\d.,]*)$", grid.header[target]), unit_of_name(s.name)
+    stated |= {printed(of[1]).mid * unit.low} if of and unit else set()  # "% of 362"
     known = tuple(
         stated | {x for d in peaks for x in (peaks_of(d) if s.kind == "rate" else (d.memory_bps or 0.0,)) if x}
     )

@@ -66,7 +66,10 @@ def _figure(report: Report, row: Row, q: Quantity, near: list[Grid]) -> Iterator
     kinds = [x.kind for x in row.of(*TYPED)]
     if any(kinds.count(k) > 1 for k in kinds):
         return  # the sentence has what makes it
-    made = [x for g, rows in named or [(g, g.rows) for g in near] for x in _made(g, rows)]
+    near_by = row.text[max(0, q.start - 24) : q.end + 24]
+    fast = re.search(r"(?i)fast|slower|speed|throughput|latency", near_by)
+    kinds = [k for k in TYPED if k != "bytes" or not fast or re.search("(?i)memory|small", near_by)]
+    made = [x for g, rows in named or [(g, g.rows) for g in near] for x in _made(g, rows, kinds)]
     made = [x for g in near for x in _means(g)] if _MEAN.search(row.text) else made
     bound = not q.exact or _BEST.search(around)
     if bound and (
@@ -114,10 +117,10 @@ def _named(grid: Grid, row: Row, clause: str) -> list[Row]:
     return rows if len(rows) < 4 else []
 
 
-def _made(grid: Grid, rows: list[Row]) -> list[float]:
+def _made(grid: Grid, rows: list[Row], kinds: list[str]) -> list[float]:
     """The quotients of two figures of a row, and of a row's and another's in its column."""
     found = [_mid(c) for r in rows for c in r.of("ratio") if _mid(c)]
-    for r, kind in itertools.product(rows, TYPED):
+    for r, kind in itertools.product(rows, kinds):
         held = [c for c in r.of(kind) if _mid(c)]
         below = [c for s in grid.rows if s is not r for c in s.of(kind) if _mid(c)]
         found += [
