@@ -43,8 +43,10 @@ def _column(grid: Grid, index: int, kind: str) -> Iterator[Finding]:
     targets = {r: q for r in body if (q := cells[r]) is not None and q.exact and q.value.mid > 0}
     quotient = kind in ("ratio", "percent")
     # A row whose ratio is 1 is a baseline: that it equals itself confirms nothing.
-    ones = [r for r, q in targets.items() if quotient and q.value.meets(1.0) and q.value.width < 0.3]
-    telling = [r for r in targets if r not in ones and not (quotient and targets[r].value.mid == 1)]
+    ones = [
+        r for r, q in targets.items() if quotient and q.value.meets(1.0) and (q.value.width < 0.3 or q.value.mid == 1)
+    ]
+    telling = [r for r in targets if r not in ones]
     if not telling or (len(telling) > 2 and len({targets[r].text for r in telling}) == 1):
         return
     # So is the one row that has none.
