@@ -389,5 +389,5 @@ BACKEND = Backend(
     run=run,
     add=partial(run, add=True),
     invariant=invariant,
-    speed=Speed(0.625, 0.8, 3e-6, stores=0.74),
+    speed=Speed(0.705, 0.925, 2e-6, stores=0.755),
 )
