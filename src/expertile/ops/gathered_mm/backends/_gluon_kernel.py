@@ -117,7 +117,17 @@ def _prefetch(p, row, row_end, col, CONSUMER: gl.constexpr, part_layout: gl.cons
 
 @gluon.jit
 def _store_tile(
-    p, acc, weight, g, row, row_end, col, tile, CONSUMER: gl.constexpr, mma_layout: gl.constexpr, part_layout: gl.constexpr
+    p,
+    acc,
+    weight,
+    g,
+    row,
+    row_end,
+    col,
+    tile,
+    CONSUMER: gl.constexpr,
+    mma_layout: gl.constexpr,
+    part_layout: gl.constexpr,
 ):
     if p.PRODUCT == "backward":
         store_backward(p, acc, weight, row, row_end, col, CONSUMER, part_layout)
