@@ -1,7 +1,8 @@
 """choose(problem, device) -> Choice: which backend, with which config, and one sentence why.
 
 On a CPU the reference. On a GPU the first backend, in the order that `ORDER` gives for the mean number of rows of an
-expert, that takes the problem; of a gated backward with few rows, `composed` before the others.
+expert, that takes the problem. Before the others: of a gated backward with few rows `composed`, of a weight gradient
+that gathers many `cuda_wgrad`.
 """
 
 from __future__ import annotations
@@ -31,6 +32,9 @@ LAST = "reference"
 COMPOSED_BACKWARD_ROWS = 400
 COMPOSED_BACKWARD_COLUMNS = 1536
 
+# cuda_wgrad fills tiles of 256 columns of the operand that is in order, and 64 rows of an expert at a time.
+WGRAD_ROWS, WGRAD_COLUMNS = 128, 128
+
 # Taken only when asked for by name: on an H200 gluon_gather's weight gradient makes 392 TFLOP/s where copying the rows
 # into order and multiplying the copy makes 587 (128 experts of 2048 rows, 2048 x 4096).
 BY_NAME_ONLY: frozenset[tuple[str, Product]] = frozenset({("gluon_gather", Product.WGRAD)})
@@ -49,6 +53,8 @@ def choose(
         order = next(order for most, order in ORDER if rows <= most)
         if _composed_backward(problem, rows):
             order = ("composed", *(name for name in order if name != "composed"))
+        elif _gathering_wgrad(problem):
+            order = ("cuda_wgrad", *order)
         names = (*order, LAST)
         why = f"the first of {', '.join(names)} that takes it"
     known = {backend.name: invariantly(backend) if batch_invariant else backend for backend in backends}
@@ -67,3 +73,11 @@ def _composed_backward(problem: GatherProblem, rows: float) -> bool:
     if p.product is not Product.BACKWARD or not ORDER[0][0] < rows <= COMPOSED_BACKWARD_ROWS:
         return False
     return not p.gathered or p.intermediate >= COMPOSED_BACKWARD_COLUMNS
+
+
+def _gathering_wgrad(problem: GatherProblem) -> bool:
+    """Whether a weight gradient that gathers fills its tiles."""
+    p = problem
+    if p.product is not Product.WGRAD or not p.gathered:
+        return False
+    return p.mean_group >= WGRAD_ROWS and (p.m if p.gathered == "b" else p.n) >= WGRAD_COLUMNS

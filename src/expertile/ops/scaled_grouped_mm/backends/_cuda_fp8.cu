@@ -13,7 +13,7 @@
 // row of tiles of a group with an odd number, rows of a (two columns of tiles). What is shared is loaded once.
 //
 // cuda_fp8.py puts in front: the macros (BLOCK_N, STAGES, GROUP_M, DYNAMIC, CLUSTER, OUT_HALF), multiply<N>, the wgmma of N
-// columns, whose N/2 operands are written out, and _cuda_parts.cu.
+// columns, whose N/2 operands are written out, and launch/parts.cu.
 
 constexpr int CONSUMERS = 2, ROWS = 64 * CONSUMERS, K_STEP = 128;
 constexpr int GRAIN = 64;  // columns that surely share a scale of b
