@@ -149,7 +149,7 @@ def by_measurement(
     of_backend[best.backend.name] = best_s
     how = f"{table.gpu}'s times, scaled" if table.relative else "measured on problems like this"
     estimates = tuple(Estimate(name, s, how) for name, s in of_backend.items())
-    where = ", ".join(str(m.features) for _, m in near[:1])
+    where = ", ".join(f"{m.features}{m.gpu and f' on {m.gpu}'}" for _, m in near[:1])
     more = f" and {len(near) - 1} more" if len(near) > 1 else ""
     triton = dict(table.versions).get("triton")
     also = f", a GPU of the same chip; times scaled to {device.name}" if table.relative else ""

@@ -1,9 +1,10 @@
-"""The table of a GPU that was not measured: that of another GPU of the same chip, as this GPU's memory and clock allow.
+"""What was measured on other GPUs of the same chip, as this GPU's memory and clock allow: its table where it has none,
+else more neighbours, at some distance, for problems that its own table has nothing like.
 
 The same chip has the same compute capability and as many multiprocessors: the same tensor cores, shared memory and
-waves of tiles, so that backends and configs compare as they did there wherever memory does not limit. An H100 SXM, H100
-NVL, H800 or GH200 takes the H200's table. An H100 PCIe does not: 114 multiprocessors have other waves, which decide
-between tiles, and 350 W another clock under load.
+waves of tiles, so that backends and configs compare as they did there wherever memory does not limit. An H100 NVL, H800
+or GH200 takes the H100 SXM's table, then the H200's. An H100 PCIe does not: 114 multiprocessors have other waves, which
+decide between tiles, and 350 W another clock under load.
 
 A measured time is taken for  launch + hypot(compute, memory)  as in `model`, with memory the bytes at the share of
 bandwidth that good kernels reach, and compute what is left of the time. Memory then takes as much longer as bandwidth
@@ -28,13 +29,23 @@ _MEMORY, _LAUNCH_S = 0.93, 2e-6
 
 @lru_cache(maxsize=16)
 def table_for(device: Device) -> Table | None:
-    """The table of `device`, else that of another GPU of its chip with its times `scaled`; None if there is neither."""
-    own = load_table(device.slug)
-    if own is not None or device.kind != "cuda":
-        return own
-    alike = [d for d in known_devices() if (d.capability, d.sm_count) == (device.capability, device.sm_count)]
-    tables = ((d, load_table(d.slug)) for d in alike if d.slug != device.slug)
-    return next((scaled(table, d, device) for d, table in tables if table is not None), None)
+    """The table of `device`, else that of the GPU of its chip whose bandwidth is nearest, its times `scaled`; then the
+    scaled problems of the chip's other tables. None if there is none."""
+    if device.kind != "cuda":
+        return load_table(device.slug)
+
+    def apart(d: Device) -> tuple[bool, float]:
+        ratio = (d.memory_bps or 1.0) / (device.memory_bps or 1.0)
+        return d.slug != device.slug, abs(math.log(ratio))
+
+    alike = {d.slug: d for d in known_devices() if (d.capability, d.sm_count) == (device.capability, device.sm_count)}
+    near = sorted((alike | {device.slug: device}).values(), key=apart)
+    tables = [(d, table) for d in near if (table := load_table(d.slug)) is not None]
+    if not tables:
+        return None
+    first, *others = (table if d is device else scaled(table, d, device) for d, table in tables)
+    more = (replace(m, gpu=table.gpu) for table in others for m in table.problems)
+    return replace(first, problems=(*first.problems, *more))
 
 
 def scaled(table: Table, there: Device, here: Device) -> Table:
