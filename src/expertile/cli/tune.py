@@ -19,7 +19,8 @@ from expertile.lab.bench.tune_left_out import left_out
 from expertile.lab.bench.tune_verify import summary, verdicts, verify
 from expertile.lab.race.record import read, results_path
 from expertile.ops.grouped_mm.backends import BACKENDS, by_name
-from expertile.ops.grouped_mm.tuned import load_table, save_table, user_folder
+from expertile.ops.grouped_mm.relatives import table_for
+from expertile.ops.grouped_mm.tuned import save_table, user_folder
 
 
 def tune(
@@ -63,8 +64,8 @@ def tune(
     target_folder = check_folder("tables", tables or user_folder())
     if left_out_gpu:
         gpu = Device.by_name(left_out_gpu)
-        known = load_table(gpu.slug)
-        if known is None:
+        known = table_for(gpu)
+        if known is None or known.relative:
             raise ValueError(f"left-out: expected a GPU with a table, got {gpu.name}")
         lines = summary(left_out(known, gpu, chosen))
         for line in lines:

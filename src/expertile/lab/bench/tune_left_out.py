@@ -1,4 +1,4 @@
-"""How good `auto` is by a table alone: each of its problems is left out and chosen for by all the others.
+"""How good `auto` is by its table alone: each problem measured on the GPU is left out and chosen for by all others.
 
 No GPU is needed, and nothing is measured: the choice's time stands in the table. A choice that the table does not list
 for the problem was screened out there, and counts as `transfer` counts such a one: 8 % slower than its backend's best
@@ -25,7 +25,8 @@ from expertile.ops.grouped_mm.tuned import Features, Problems, Table, features_o
 def left_out(
     table: Table, device: Device, backends: Sequence[Backend] = BACKENDS, policy: str = "graph"
 ) -> list[Verdict]:
-    """`auto`'s choice among those of `backends` that run here, on each problem of `table` by the others; worst first.
+    """`auto`'s choice among those of `backends` that run here, on each problem that `table` has of its own GPU, by all
+    others; worst first.
 
     A problem counts where its measurement knew the chosen config's flags, and where it has neighbours.
     """
@@ -35,6 +36,8 @@ def left_out(
 
 def _verdicts(table: Table, device: Device, backends: Sequence[Backend], measured: Problems) -> Iterator[Verdict]:
     for left in measured:
+        if left.gpu:
+            continue
         problem = problem_of(left.features)
         able = [b for b in backends if b.supports(problem, device) is None and not synchronises(b, problem, device)]
         names = {b.name for b in able}
