@@ -25,7 +25,7 @@ import torch
 from expertile.formats.mxfp4 import BIAS, BLOCK, Mxfp4Layout, Mxfp4Weight, rounded_codes, values_of_codes
 
 LARGEST_EXPONENT = 12
-_UNIT = 6  # a block with exponent e has the scale 2^(e - _UNIT) of the row's
+UNIT = 6  # a block with exponent e has the scale 2^(e - UNIT) of the row's
 
 
 @dataclass(frozen=True, repr=False)
@@ -66,7 +66,7 @@ class Mxfp4Fp8Weight(Mxfp4Layout):
         exponents = self._bytes_of_blocks()
         for e in range(self.shape[0]):
             values = values_of_codes(_unpacked(self.packed[e])).unflatten(-1, (-1, BLOCK))
-            out[e] = torch.ldexp(values, exponents[e, ..., None].int() - _UNIT).flatten(-2).to(out.dtype)
+            out[e] = torch.ldexp(values, exponents[e, ..., None].int() - UNIT).flatten(-2).to(out.dtype)
         return out
 
     def dequantize(self, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
@@ -103,7 +103,7 @@ def _relative(codes: torch.Tensor, scales: torch.Tensor) -> tuple[torch.Tensor, 
     if bool(below.any()):
         values = torch.ldexp(values_of_codes(codes), torch.where(below, exponents - 1, 0)[..., None])
         codes = rounded_codes(values)
-    row_scales = torch.ldexp(torch.ones_like(largest, dtype=torch.float64), largest - BIAS - LARGEST_EXPONENT + _UNIT)
+    row_scales = torch.ldexp(torch.ones_like(largest, dtype=torch.float64), largest - BIAS - LARGEST_EXPONENT + UNIT)
     return codes, exponents.clamp(min=1).to(torch.uint8), row_scales.float()
 
 
