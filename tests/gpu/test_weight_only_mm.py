@@ -100,9 +100,9 @@ def test_one_hot_activations_decode_every_mxfp4_weight(backend, dtype):
 def test_dequantize_mxfp4_bit_for_bit(k):
     blocks = torch.randint(0, 256, (3, 130, k // 32, 16), dtype=torch.uint8, device="cuda")
     scales = torch.randint(0, 255, blocks.shape[:3], dtype=torch.uint8, device="cuda")
-    w = Mxfp4Weight.from_blocks(blocks, scales)
-    assert torch.equal(w.blocks(), blocks) and torch.equal(w.scale_bytes(), scales)
-    for w in (w, Mxfp4Fp8Weight.of(w)):
+    given = Mxfp4Weight.from_blocks(blocks, scales)
+    assert torch.equal(given.blocks(), blocks) and torch.equal(given.scale_bytes(), scales)
+    for w in (given, Mxfp4Fp8Weight.of(given)):
         fields = (w.packed, w.scales, None, w.format, 32, k)
         for dtype in (torch.bfloat16, torch.float16, torch.float32):
             got, want = torch.ops.expertile.weight_only_dequantize(*fields, dtype), w.to("cpu").dequantize(dtype)
