@@ -1,7 +1,8 @@
 """choose(problem, device) -> Choice[Backend]: which backend, with which config, and one sentence why.
 
-On a GPU that `expertile tune` has measured, the times of the nearest measured problems decide (`tuned`, `transfer`);
-anywhere else, and for problems that nothing measured is like, an analytic model does (`model`).
+On a GPU that `expertile tune` has measured, the times of the nearest measured problems decide (`tuned`, `transfer`); on
+another one of the same chip the same times, scaled (`relatives`). Anywhere else, and for problems that nothing measured
+is like, an analytic model does (`model`).
 
 `auto` never waits for the GPU: backends that would read `offs` there are chosen only where nothing else runs. Nor does
 it choose configs that tune themselves at the first call with each new shape.
@@ -22,8 +23,9 @@ from expertile.ops.grouped_mm.backend import Backend
 from expertile.ops.grouped_mm.backends import BACKENDS
 from expertile.ops.grouped_mm.model import estimate, synchronises
 from expertile.ops.grouped_mm.problem import Layout, Problem
+from expertile.ops.grouped_mm.relatives import table_for
 from expertile.ops.grouped_mm.transfer import Rival, expected_seconds
-from expertile.ops.grouped_mm.tuned import Measured, Table, features_of, load_table, nearest
+from expertile.ops.grouped_mm.tuned import Measured, Table, features_of, nearest
 
 NEIGHBOURS = 16
 # Expected times closer than that are a tie, which the earlier backend or config keeps.
@@ -42,7 +44,7 @@ def choose(
 
     Ragged totals whose groups only the device knows are rounded to the nearest of 32 steps per doubling. So row counts
     that change from call to call cost microseconds. `policy` says which measurements count: "graph" (the GPU's time) or
-    "eager" (launch included). A GPU without measurements, or a problem far from all of them, is warned of once per
+    "eager" (launch included). A chip without measurements, or a problem far from all of them, is warned of once per
     process, unless `quiet`. Raises ValueError with every backend's reason when none supports the problem.
     """
     return _choose(rounded(problem), device, backends, policy, quiet)
@@ -56,7 +58,7 @@ def _choose(problem: Problem, device: Device, backends: Sequence[Backend], polic
         raise none_able(reasons.items())
     waiting = {b.name for b in able if synchronises(b, problem, device)}
     eligible = [b for b in able if b.name not in waiting] or able
-    table = load_table(device.slug)
+    table = table_for(device)
     near = [] if table is None else nearest(table.of(policy), features_of(problem), NEIGHBOURS)
     choice = _by_measurement(problem, device, eligible, near, table) if table is not None and near else None
     if choice is None:
@@ -92,7 +94,7 @@ def promising(problem: Problem, device: Device, within: float = 1.3, most: int =
     choice = choose(like, device, quiet=True)
     able = [b for b in BACKENDS if b.supports(like, device) is None and not synchronises(b, like, device)]
     rivals = [Rival(b, c) for b in able for c in auto_configs(b, like, device)]
-    table = load_table(device.slug)
+    table = table_for(device)
     features = features_of(like)
     near = [] if table is None else nearest(table.of("graph"), features, NEIGHBOURS)
     expected = expected_seconds(rivals, features, near, device)
@@ -141,12 +143,17 @@ def _by_measurement(
     for s, r in timed:
         of_backend[r.backend.name] = min(s, of_backend.get(r.backend.name, math.inf))
     of_backend[best.backend.name] = best_s
-    estimates = tuple(Estimate(name, s, "measured on problems like this") for name, s in of_backend.items())
+    how = f"{table.gpu}'s times, scaled" if table.relative else "measured on problems like this"
+    estimates = tuple(Estimate(name, s, how) for name, s in of_backend.items())
     where = ", ".join(str(m.features) for _, m in near[:1])
     more = f" and {len(near) - 1} more" if len(near) > 1 else ""
     triton = dict(table.versions).get("triton")
-    text = f"{best.backend.name}: measured on {table.gpu} {table.date} with Triton {triton}: nearest {where}{more}"
-    return Choice(best.backend, best.config, text + _next(estimates, best.backend.name, best_s), estimates, True)
+    also = f", a GPU of the same chip; times scaled to {device.name}" if table.relative else ""
+    text = (
+        f"{best.backend.name}: measured on {table.gpu} {table.date} with Triton {triton}{also}: nearest {where}{more}"
+    )
+    why = text + _next(estimates, best.backend.name, best_s)
+    return Choice(best.backend, best.config, why, estimates, not table.relative)
 
 
 def _by_model(problem: Problem, device: Device, backends: Sequence[Backend]) -> Choice[Backend]:

@@ -216,13 +216,16 @@ class Problems(tuple[Measured, ...]):
 
 @dataclass(frozen=True)
 class Table:
-    """All measured problems of one GPU, with the versions they were measured with and the seeds that drew them."""
+    """All measured problems of one GPU, with the versions they were measured with and the seeds that drew them.
+
+    `relative`: the times are those of `gpu`, scaled to another GPU of its chip (`relatives`); not part of the file."""
 
     gpu: str
     date: str
     versions: Mapping[str, str | None]
     problems: tuple[Measured, ...]
     seeds: tuple[int, ...] = ()
+    relative: bool = False
 
     def of(self, policy: str) -> Problems:
         """The problems measured under `policy`; all of them where none was."""

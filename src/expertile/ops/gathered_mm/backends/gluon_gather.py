@@ -42,7 +42,7 @@ class Config:
 
     block_n: columns of the product's tile (half of them gate, half up, where it is gated).
     group_m: rows of tiles that share one pass over an expert's weights.
-    store_parts: pieces in which a result of half a tile's width leaves; 1 for the backward pass.
+    store_parts: pieces in which a result of half a tile's width leaves.
     store_slots: buffers, of a piece each, through which each of the two consumers stores.
     split: both consumers share a tile, half of its rows each; else each takes every other tile.
     dynamic: a dynamic tile scheduler, with a counter in memory; else program p of P takes p, p + P, p + 2P, …
@@ -129,9 +129,12 @@ _TILE_COLUMNS = 8  # what a tile costs beside its weights: plan, first load and 
 _HIGH_64 = Config(block_m=64, block_n=256, num_stages=5, group_m=16, store_parts=2, store_slots=1)
 _BACKWARD = Config(num_stages=4, store_slots=3)
 _BACKWARD_SMALL_M = Config(block_m=64, num_stages=7, store_slots=3)
-# FLOP/s of whole tiles with gathered rows, by (block_m, block_n), of those of 128x256 (H200, 2026-11-23, medians of
-# 4096 -> 2 x 1024 with 2048 rows of an expert and 2880 -> 2 x 2880 with 256). What lowers it is what crosses from L2.
+_BACKWARD_WIDE = Config(block_n=256, num_stages=3, store_parts=2, store_slots=3, split=True)
+# FLOP/s of whole tiles with gathered rows, by (block_m, block_n), of those of 128x256. What lowers it is what crosses
+# from L2. H200: 2026-11-23, medians of 4096 -> 2 x 1024 with 2048 rows of an expert and 2880 -> 2 x 2880 with 256.
+# H100: 2026-11-25, the former, at its power limit.
 _RATES = {(128, 256): 1.0, (64, 256): 0.99, (128, 128): 0.86, (64, 128): 0.69}
+_H100_RATES = {(128, 256): 1.0, (64, 256): 0.89, (128, 128): 0.65, (64, 128): 0.5}
 _CANDIDATES = (_LARGE_M, _SPLIT, _DYNAMIC, _LARGE_M_ONE_OUTPUT, _SMALL_M, _HIGH_64, Config(num_stages=4, store_slots=3))
 
 
@@ -142,7 +145,8 @@ def configs(problem: GatherProblem, device: Device) -> tuple[Config, ...]:
         # Its epilogue has three buffers, no more and no fewer. With rows in order and gate and up apart 128 rows cost
         # less than the half tile that they waste.
         few = problem.mean_group <= (400 if problem.gathered or problem.interleaved else 128)
-        return (_BACKWARD_SMALL_M, _BACKWARD) if few else (_BACKWARD, _BACKWARD_SMALL_M)
+        wide = (_BACKWARD_WIDE, replace(_BACKWARD_WIDE, dynamic=True))
+        return (_BACKWARD_SMALL_M, _BACKWARD, *wide) if few else (_BACKWARD, _BACKWARD_SMALL_M, *wide)
     if problem.product is Product.WGRAD:
         return (_LARGE_M, _LARGE_M_ONE_OUTPUT, _CANDIDATES[-1])
     decode = (_decode(problem, device),) if problem.gathered and problem.mean_group <= 64 else ()
@@ -184,8 +188,10 @@ def _cost(problem: GatherProblem, device: Device, config: Config) -> float:
     p, c = problem, config
     tiles_m = max(1.0, p.mean_group / c.block_m + 0.5)
     tiles = p.groups * tiles_m * math.ceil(p.n / c.block_n)
-    ridge = (device.peak(p.dtype_key) or 0.0) / (device.memory_bps or math.inf)  # rows multiplied in a weight's time
-    return (tiles / device.sm_count + 0.5) * c.block_n * max(c.block_m / _RATES[c.block_m, c.block_n], ridge / tiles_m)
+    bps = device.memory_bps or math.inf
+    ridge = (device.peak(p.dtype_key) or 0.0) / bps  # rows multiplied in a weight's time
+    rate = (_H100_RATES if bps < 4e12 else _RATES)[c.block_m, c.block_n]
+    return (tiles / device.sm_count + 0.5) * c.block_n * max(c.block_m / rate, ridge / tiles_m)
 
 
 def _decode(problem: GatherProblem, device: Device) -> Config:
