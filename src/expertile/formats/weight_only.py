@@ -3,7 +3,7 @@
 A new one is a class, here in `AnyQuantizedWeight` and `WEIGHTS`, and a public name in `expertile/__init__.py`. How a
 word is unpacked stands beside `ops/weight_only_mm/triton_mxfp4.py`, with a branch in `dequantize.py` and one in
 `backends/_triton_kernel.py`. For wgmma: a file like `_gluon_mxfp4.py`, branches in `_gluon_multiply.py` and
-`_gluon_config.py`.
+`_gluon_config.py`. One for FP8 activations alone: `_w4a8_unpack.py`, `_w4a8_kernel.py` and `dequantize.py`.
 """
 
 from __future__ import annotations
