@@ -14,14 +14,13 @@ and therefore nothing in flight while the tensor cores work.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
-import torch
 import triton
 import triton.language as tl
 
 from expertile.lab.ladder._pointer import launch, takes_pointers
-from expertile.ops.grouped_mm.backend import Backend, Operands
-from expertile.ops.grouped_mm.problem import Problem
+from expertile.ops.grouped_mm.backend import Backend
 
 
 @dataclass(frozen=True)
@@ -93,14 +92,10 @@ def _masked_kernel(
         tl.store(out_tile + rows * out_stride_m + cols, acc.to(out_ptr.dtype.element_ty), mask=out_mask)
 
 
-def _run(problem: Problem, operands: Operands, config: Config, out: torch.Tensor | None) -> torch.Tensor:
-    return launch(_masked_kernel, problem, operands, config, out)
-
-
 BACKEND = Backend(
     name="3_masked_pointer",
     summary="one program per tile, groups walked, every load masked, no hints",
     supports=takes_pointers,
     configs=lambda problem, device: (Config(),),
-    run=_run,
+    run=partial(launch, _masked_kernel),
 )

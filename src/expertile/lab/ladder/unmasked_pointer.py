@@ -10,14 +10,12 @@ registers into shared memory, so loads can run NUM_STAGES - 1 steps ahead of the
 
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
 
 from expertile.lab.ladder._pointer import launch, takes_aligned
 from expertile.lab.ladder.masked_pointer import Config, walk_to_group
-from expertile.ops.grouped_mm.backend import Backend, Operands
-from expertile.ops.grouped_mm.problem import Problem
+from expertile.ops.grouped_mm.backend import Backend
 
 
 @triton.jit
@@ -111,14 +109,12 @@ def _unmasked_kernel(
         )
 
 
-def _run(problem: Problem, operands: Operands, config: Config, out: torch.Tensor | None) -> torch.Tensor:
-    return launch(_unmasked_kernel, problem, operands, config, out, EVEN_K=problem.k % config.block_k == 0)
-
-
 BACKEND = Backend(
     name="4_hints_unmasked",
     summary="as rung 3, with alignment hints and no masks in the interior",
     supports=takes_aligned,
     configs=lambda problem, device: (Config(),),
-    run=_run,
+    run=lambda problem, operands, config, out: launch(
+        _unmasked_kernel, problem, operands, config, out, EVEN_K=problem.k % config.block_k == 0
+    ),
 )

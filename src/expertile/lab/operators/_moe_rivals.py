@@ -34,10 +34,6 @@ Tensors = tuple[Tensor, ...]
 Layer = Callable[[Tensor, Tensor, Tensor, Tensor, int], Tensor]  # x, router, gate_up, down, top_k -> out
 
 
-def _as_it_is(tensors: Tensors) -> Tensors:
-    return tensors
-
-
 @dataclass(frozen=True)
 class Way:
     """`make(w, tensors)` returns a function of no arguments that computes out; it follows autograd if the tensors do.
@@ -51,7 +47,7 @@ class Way:
     make: Callable[[Workload, Tensors], Callable[[], Tensor]]
     supports: Supports = anywhere
     graph: bool = True
-    arrange: Callable[[Tensors], Tensors] = _as_it_is
+    arrange: Callable[[Tensors], Tensors] = lambda tensors: tensors
     interleaves: bool = False
     compiles: bool = False
 

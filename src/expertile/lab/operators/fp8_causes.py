@@ -14,8 +14,6 @@ given:
 
 from __future__ import annotations
 
-from functools import partial
-
 import torch
 from torch import Tensor
 
@@ -24,6 +22,7 @@ from expertile.lab.operators import scaled_grouped_mm as blocks
 from expertile.lab.operators._supports import anywhere
 from expertile.lab.race.operator import Call, Inputs, Operator, Rival, Workload
 from expertile.ops.scaled_grouped_mm.api import scaled_grouped_mm
+from expertile.ops.scaled_grouped_mm.backends import BACKENDS
 from expertile.ragged import offs_from_sizes
 
 _TILE = 128
@@ -103,16 +102,7 @@ OPERATORS = (
             Rival("expertile", False, anywhere, blocks.ours),
             Rival("expertile-row", False, anywhere, _row, reference=blocks.rowwise_reference),
             Rival("expertile-vector", False, anywhere, _vector),
-            *(
-                Rival(
-                    f"expertile-{b.name}",
-                    False,
-                    products.by_backend(b, blocks.problem),
-                    partial(blocks.ours, backend=b.name),
-                )
-                for b in blocks.OURS
-                if b.name == "triton_fp8"
-            ),
+            *(r for r in products.own(blocks.ours, BACKENDS, blocks.problem) if r.name == "expertile-triton_fp8"),
             Rival("expertile-padded", False, anywhere, _padded),
             Rival("multiplied", True, anywhere, _multiplied, graph=False),
         ),

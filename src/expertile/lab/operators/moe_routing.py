@@ -70,10 +70,6 @@ def _logits(w: Workload, device: torch.device, seed: int) -> Tensor:
     return ((order - experts // 2) / 64).bfloat16()
 
 
-def _ids(w: Workload, device: torch.device, seed: int) -> Inputs:
-    return (_logits(w, device, seed).topk(w["top_k"]).indices.int(),)
-
-
 def _gradient_inputs(w: Workload, device: torch.device, seed: int) -> Inputs:
     logits = _logits(w, device, seed)
     dweights = torch.randn(w["tokens"], w["top_k"], generator=torch.Generator().manual_seed(seed)).to(device)
@@ -120,10 +116,6 @@ def _routing(scores: bool) -> Callable[[Workload, Inputs], Call]:
 def _routing_reference(w: Workload, inputs: Inputs) -> tuple[Tensor, ...]:
     best = inputs[0].float().topk(w["top_k"])
     return torch.softmax(best.values, 1), best.indices.double()
-
-
-def _scores_reference(w: Workload, inputs: Inputs) -> tuple[Tensor, ...]:
-    return *_routing_reference(w, inputs), torch.softmax(inputs[0].float(), 1)
 
 
 def _torch_topk(w: Workload, inputs: Inputs) -> Call:
@@ -176,10 +168,6 @@ def _float32(w: Workload) -> tuple[float, float]:
     return 1e-5, 1e-4
 
 
-def _bfloat16(w: Workload) -> tuple[float, float]:
-    return 2.0**-8, 2.0**-6
-
-
 def _rivals(ours: Callable[[Workload, Inputs], Call], *others: Rival) -> tuple[Rival, ...]:
     return Rival("expertile", False, anywhere, ours), *others
 
@@ -199,7 +187,7 @@ _TOPK = Rival(
 OPERATORS = (
     Operator(
         "moe_permutation",
-        _ids,
+        lambda w, device, seed: (_logits(w, device, seed).topk(w["top_k"]).indices.int(),),
         _permutation_reference,
         _bytes(lambda e, k: 16 * k, 4),
         _rivals(_permute, _ARGSORT),
@@ -216,7 +204,7 @@ OPERATORS = (
     Operator(
         "moe_route_scores",
         lambda w, device, seed: (_logits(w, device, seed),),
-        _scores_reference,
+        lambda w, inputs: (*_routing_reference(w, inputs), torch.softmax(inputs[0].float(), 1)),
         _bytes(lambda e, k: 6 * e + 8 * k),
         _rivals(_routing(scores=True)),
         _float32,
@@ -227,7 +215,7 @@ OPERATORS = (
         _backward_reference,
         _bytes(lambda e, k: 2 * e + 10 * k),
         _rivals(_backward),
-        _bfloat16,
+        lambda w: (2.0**-8, 2.0**-6),
     ),
     Operator(
         "moe_round",

@@ -15,6 +15,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -220,6 +221,10 @@ def implementations(case: Case, eager: bool = False) -> tuple[str, ...]:
     return (*found, *(("batched_mm",) if case.tokens <= BATCHED_TOKENS else ()), *(("eager",) if eager else ()))
 
 
+def _bound(experts: Any, w: Workload, inputs: Inputs) -> Callable[[], tuple[Tensor, ...]]:
+    return _bind(experts, inputs)
+
+
 def _bind(experts: Any, inputs: Inputs) -> Callable[[], tuple[Tensor, ...]]:
     x, ids, weights, *dy = inputs
     if not dy:
@@ -306,7 +311,7 @@ def _judged(
     w = Workload(layer.model.name, "transformers", "experts", (("tokens", inputs[0].shape[0]),), "bf16")
     found: dict[str, Verdict | Failure] = {}
     for name, experts in wanted.items():
-        rival = Rival(name, name != OURS, lambda *_: None, _binding(experts))
+        rival = Rival(name, name != OURS, lambda *_: None, partial(_bound, experts))
         tolerance = _OTHERS_BACKWARD if len(truth) > 1 and rival.peer else _TOLERANCE
         try:
             found[name] = judge(rival, w, inputs, truth, tolerance)
@@ -317,10 +322,6 @@ def _judged(
             found[name] = failure
         release(device)
     return found
-
-
-def _binding(experts: Any) -> Callable[[Workload, Inputs], Callable[[], tuple[Tensor, ...]]]:
-    return lambda _, inputs: _bind(experts, inputs)
 
 
 def _over(experts: Any, sets: Sequence[Inputs]) -> Callable[[int], Any]:

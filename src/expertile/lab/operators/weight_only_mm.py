@@ -13,6 +13,7 @@ own. Ours keeps them in 16 bits there.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -22,7 +23,7 @@ from expertile.formats.int4.weight import Int4Weight
 from expertile.formats.mxfp4 import Mxfp4Weight
 from expertile.lab.operators import _humming, _marlin, _triton_kernels, products
 from expertile.lab.operators._plain import Weight
-from expertile.lab.operators._supports import anywhere, installed, on_gpu, with_library
+from expertile.lab.operators._supports import Supports, anywhere, installed, on_gpu, with_library
 from expertile.lab.race.operator import Call, Inputs, Operator, Rival, Workload
 from expertile.ops.weight_only_mm.api import weight_only_mm
 from expertile.roofline import Work
@@ -90,9 +91,8 @@ def _theirs(bind: Bind) -> Callable[[Workload, Inputs], Call]:
     return lambda w, inputs: bind(w, inputs[0], weight_of(w, inputs))
 
 
-def _eight_bits(w: Workload) -> tuple[float, float]:
-    """e4m3 rounds an activation by up to 2^-4 of itself."""
-    return 2.0**-5, 2.0**-4
+def _installed(package: str, supports: Supports, bind: Bind) -> Rival:
+    return Rival(package, True, installed(package, supports), _theirs(bind))
 
 
 def _workload(
@@ -127,21 +127,13 @@ OPERATORS = (
         (
             Rival("expertile", False, anywhere, _ours),
             Rival("marlin", True, with_library(_marlin.FILES, _marlin.supports), _theirs(_marlin.bind)),
-            Rival(
-                "triton_kernels",
-                True,
-                installed("triton_kernels", _triton_kernels.supports),
-                _theirs(_triton_kernels.bind),
-            ),
-            Rival("humming", True, installed("humming", _humming.supports), _theirs(_humming.bind)),
-            Rival("bf16", True, anywhere, _bf16, reference=_bf16_reference, work=products.bf16_work),
-            Rival(
-                "triton_kernels-bf16",
-                True,
-                installed("triton_kernels", on_gpu),
-                _theirs(_triton_kernels.bind_bf16),
-                reference=_bf16_reference,
-                work=products.bf16_work,
+            _installed("triton_kernels", _triton_kernels.supports, _triton_kernels.bind),
+            _installed("humming", _humming.supports, _humming.bind),
+            products.bf16(_bf16, _bf16_reference),
+            replace(
+                products.bf16(_theirs(_triton_kernels.bind_bf16), _bf16_reference),
+                name="triton_kernels-bf16",
+                supports=installed("triton_kernels", on_gpu),
             ),
         ),
         products.tolerance,
@@ -153,14 +145,9 @@ OPERATORS = (
         _work,
         (
             Rival("expertile", False, anywhere, _ours),
-            Rival(
-                "humming",
-                True,
-                installed("humming", _humming.supports),
-                _theirs(partial(_humming.bind, eight_bits=True)),
-            ),
+            _installed("humming", _humming.supports, partial(_humming.bind, eight_bits=True)),
         ),
-        _eight_bits,
+        lambda w: (2.0**-5, 2.0**-4),  # e4m3 rounds an activation by up to 2^-4 of itself
     ),
 )
 PRESETS = {

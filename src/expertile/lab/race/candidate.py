@@ -24,7 +24,6 @@ from typing import Any
 
 import torch
 
-from expertile.device import Device
 from expertile.lab.race.reference import products
 from expertile.ops.backend import NoConfig
 from expertile.ops.grouped_mm.backend import Backend, Operands
@@ -88,7 +87,7 @@ def as_backend(name: str, function: Callable[..., Any], style: str) -> Backend:
     return Backend(
         name=name,
         summary="a candidate given on the command line",
-        supports=_supports,
+        supports=lambda problem, device: "candidates take no bias" if problem.has_bias else None,
         configs=lambda problem, device: (NoConfig(),),
         run=run,
         reads_offs_on_host=style == "pairs",
@@ -128,10 +127,6 @@ def gather(result: Any, problem: Problem, operands: Operands, out: torch.Tensor)
             if size == 0:
                 out[g].zero_()
     return out
-
-
-def _supports(problem: Problem, device: Device) -> str | None:
-    return "candidates take no bias" if problem.has_bias else None
 
 
 def _import(path: Path) -> ModuleType:

@@ -155,7 +155,7 @@ def _wide_table(rows: Sequence[Row]) -> Table:
             _ratio(row.speedup),
             _interval(row),
             row.normalised_by,
-            escape(_verdict(row)),
+            escape(f"{row.verdict}: {row.reason}" if row.reason else row.verdict),
             style=_style(row),
         )
     return table
@@ -184,10 +184,6 @@ def _narrow_table(rows: Sequence[Row]) -> Table:
 
 def _interval(row: Row) -> str:
     return f"{row.ci95[0]:.3f}–{row.ci95[1]:.3f}" if row.ci95 else ""
-
-
-def _verdict(row: Row) -> str:
-    return f"{row.verdict}: {row.reason}" if row.reason else row.verdict
 
 
 def _style(row: Row) -> str:

@@ -94,7 +94,8 @@ def _scores(contests: Sequence[Contest]) -> tuple[Score, ...]:
             continue
         place += 1
         before = next((other for other in reversed(ranked) if other.rank), None)
-        rank = before.rank if before and _overlap(before, score) else place
+        overlap = before and before.ci95 and score.ci95 and score.ci95[1] >= before.ci95[0]
+        rank = before.rank if before and overlap else place
         ranked.append(Score(**{**vars(score), "rank": rank}))
     return tuple(ranked)
 
@@ -129,10 +130,6 @@ def _half(row: Row) -> float:
     """Half the 95 % interval of a time in the logarithm: the larger side."""
     low, high = row.interval or (0.0, 0.0)
     return max(math.log((row.time_s or 1) / low), math.log(high / (row.time_s or 1))) if low > 0 else math.inf
-
-
-def _overlap(first: Score, second: Score) -> bool:
-    return bool(first.ci95 and second.ci95 and second.ci95[1] >= first.ci95[0])
 
 
 def _unclear(score: Score) -> bool:
