@@ -25,11 +25,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 
-from expertile.formats.quantized import KernelLayout
+from expertile.formats.quantized import KernelLayout, Mxfp4Like
 
 BLOCK = 32  # values that share a scale
 BIAS = 127
@@ -44,8 +44,8 @@ _PLACES = (((8, 15), (7, 6)), ((8, 21), (7, 12)), ((8, 11), (7, 2)), ((8, 9), (4
 _FIELDS = ("weight_packed", "weight_scale")
 
 
-@dataclass(frozen=True)
-class Mxfp4Weight:
+@dataclass(frozen=True, repr=False)
+class Mxfp4Weight(Mxfp4Like):
     """Weights [G, N, K] (G experts, N outputs, K inputs: as `torch.nn.Linear` stores them) in MXFP4.
 
     packed: uint8 [G, N, K/2], K rounded up to a multiple of 64; bits as the module says.
@@ -58,8 +58,6 @@ class Mxfp4Weight:
     """
 
     format: ClassVar[str] = "mxfp4"
-    zeros: ClassVar[None] = None
-    group_size: ClassVar[int] = BLOCK
 
     packed: torch.Tensor
     scales: torch.Tensor
@@ -67,38 +65,12 @@ class Mxfp4Weight:
 
     def __post_init__(self) -> None:
         _validate(self.packed, self.scales, self.k)
-
-    def __repr__(self) -> str:
-        return f"Mxfp4Weight({list(self.shape)}, device={self.device})"
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Mxfp4Weight, (self.packed, self.scales, self.k)
-
-    @property
-    def shape(self) -> tuple[int, int, int]:
-        """(G, N, K), in values."""
-        return self.packed.shape[0], self.packed.shape[1], self.k
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of values and scales together, padding counted: 4.25 bits a value where 128 divides K."""
-        return self.packed.numel() + self.scales.numel()
-
-    @property
-    def device(self) -> torch.device:
-        return self.packed.device
+        self._check_place()
 
     @staticmethod
     def kernel_layout(k: int, group_size: int) -> KernelLayout:
         """Scales are loaded as words of four."""
         return KernelLayout(BLOCK, row_bytes(k), 4 * BLOCK, torch.int32)
-
-    @classmethod
-    def of_tensors(
-        cls, packed: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor | None, group_size: int, k: int
-    ) -> Mxfp4Weight:
-        """The weight of these fields; `zeros` and `group_size` are those of every MXFP4 weight."""
-        return cls(packed, scales, k)
 
     @staticmethod
     def quantize(w: torch.Tensor) -> Mxfp4Weight:
@@ -184,16 +156,6 @@ class Mxfp4Weight:
             out[e] = (values * _powers(one.scale_bytes()[0])[..., None]).flatten(-2).to(dtype)
         return out
 
-    def part(self, first: int, last: int) -> Mxfp4Weight:
-        """Experts first … last - 1: views."""
-        return Mxfp4Weight(self.packed[first:last], self.scales[first:last], self.k)
-
-    def to(self, device: torch.device | str | None = None) -> Mxfp4Weight:
-        """On another device; itself if it is there already."""
-        packed, scales = self.packed.to(device=device), self.scales.to(device=device)
-        same = packed is self.packed and scales is self.scales
-        return self if same else Mxfp4Weight(packed, scales, self.k)
-
     def check_numbers(self, dtype: torch.dtype) -> None:
         """ValueError where a scale is more than kernels with activations of `dtype` decode."""
         most = LARGEST_SCALE[dtype]
@@ -261,11 +223,6 @@ def _validate(packed: torch.Tensor, scales: torch.Tensor, k: int) -> None:
             f"scales: expected uint8 {list(shape)} (G, K/128, N, 4), got {scales.dtype} {list(scales.shape)}; "
             "Mxfp4Weight.from_blocks takes scales [G, N, K/32]"
         )
-    for name, x in (("packed", packed), ("scales", scales)):
-        if not x.is_contiguous():
-            raise ValueError(f"{name}: expected a contiguous tensor, got strides {x.stride()}")
-        if x.device != packed.device:
-            raise ValueError(f"{name}: expected device {packed.device} as packed has, got {x.device}")
 
 
 def _scale_bytes(name: str, scales: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:

@@ -18,19 +18,19 @@ is the sign of value j of the first 16, and bit 8j + 3 that of the last 16.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 
 from expertile.formats.mxfp4 import BIAS, BLOCK, Mxfp4Weight, rounded_codes, scale_words, validate_k, values_of_codes
-from expertile.formats.quantized import KernelLayout
+from expertile.formats.quantized import KernelLayout, Mxfp4Like
 
 LARGEST_EXPONENT = 12
 _UNIT = 6  # a block with exponent e has the scale 2^(e - _UNIT) of the row's
 
 
-@dataclass(frozen=True)
-class Mxfp4Fp8Weight:
+@dataclass(frozen=True, repr=False)
+class Mxfp4Fp8Weight(Mxfp4Like):
     """Weights [G, N, K] in MXFP4, as `scaled_grouped_mm` takes them beside FP8 activations. `of` makes them.
 
     packed: uint8 [G, N, K/2]; bits as the module says.
@@ -42,8 +42,6 @@ class Mxfp4Fp8Weight:
     """
 
     format: ClassVar[str] = "mxfp4_fp8"
-    zeros: ClassVar[None] = None
-    group_size: ClassVar[int] = BLOCK
 
     packed: torch.Tensor
     scales: torch.Tensor
@@ -62,43 +60,12 @@ class Mxfp4Fp8Weight:
             raise ValueError(
                 f"scales: expected uint8 {list(shape)} (G, K/128 + 1, N, 4), got {scales.dtype} {list(scales.shape)}"
             )
-        for name, x in (("packed", packed), ("scales", scales)):
-            if not x.is_contiguous():
-                raise ValueError(f"{name}: expected a contiguous tensor, got strides {x.stride()}")
-            if x.device != packed.device:
-                raise ValueError(f"{name}: expected device {packed.device} as packed has, got {x.device}")
-
-    def __repr__(self) -> str:
-        return f"Mxfp4Fp8Weight({list(self.shape)}, device={self.device})"
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Mxfp4Fp8Weight, (self.packed, self.scales, self.k)
-
-    @property
-    def shape(self) -> tuple[int, int, int]:
-        """(G, N, K), in values."""
-        return self.packed.shape[0], self.packed.shape[1], self.k
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of values and scales together: 4.25 bits a value and 4 bytes a row where 128 divides K."""
-        return self.packed.numel() + self.scales.numel()
-
-    @property
-    def device(self) -> torch.device:
-        return self.packed.device
+        self._check_place()
 
     @staticmethod
     def kernel_layout(k: int, group_size: int) -> KernelLayout:
         """Scales are loaded as words of four."""
         return KernelLayout(BLOCK, k // 2, 4 * BLOCK, torch.int32, 1)
-
-    @classmethod
-    def of_tensors(
-        cls, packed: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor | None, group_size: int, k: int
-    ) -> Mxfp4Fp8Weight:
-        """The weight of these fields; `zeros` and `group_size` are those of every such weight."""
-        return cls(packed, scales, k)
 
     @staticmethod
     def of(w: Mxfp4Weight) -> Mxfp4Fp8Weight:
@@ -135,16 +102,6 @@ class Mxfp4Fp8Weight:
             one = self.part(e, e + 1)
             out[e] = (one.e4m3()[0].float() * one.row_scales()[0, :, None]).to(dtype)
         return out
-
-    def part(self, first: int, last: int) -> Mxfp4Fp8Weight:
-        """Experts first … last - 1: views."""
-        return Mxfp4Fp8Weight(self.packed[first:last], self.scales[first:last], self.k)
-
-    def to(self, device: torch.device | str | None = None) -> Mxfp4Fp8Weight:
-        """On another device; itself if it is there already."""
-        packed, scales = self.packed.to(device=device), self.scales.to(device=device)
-        same = packed is self.packed and scales is self.scales
-        return self if same else Mxfp4Fp8Weight(packed, scales, self.k)
 
     def check_numbers(self, dtype: torch.dtype) -> None:
         """ValueError where an exponent is none that `of` makes, or a row's scale is not finite."""
