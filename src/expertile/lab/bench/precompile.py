@@ -10,7 +10,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -59,12 +59,7 @@ def _like(count: int, power: int) -> int:
     return count if count == 1 else power - (count % 16 != 0)
 
 
-def precompile(
-    jobs: Sequence[Job],
-    seconds: float,
-    processes: int | None = None,
-    on_progress: Callable[[int, int], None] = lambda done, total: None,
-) -> set[Job]:
+def precompile(jobs: Sequence[Job], seconds: float) -> set[Job]:
     """Compile what `jobs` need, in their order, for at most about `seconds`; returns those that are done.
 
     Nothing happens without a CUDA device. A job that fails counts as done: its measurement will say why.
@@ -77,7 +72,7 @@ def precompile(
     free, _ = torch.cuda.mem_get_info()
     cores = len(os.sched_getaffinity(0))
     unique = list(small)
-    count = max(1, min(processes or cores, int(free // _PROCESS_BYTES), len(unique)))
+    count = max(1, min(cores, int(free // _PROCESS_BYTES), len(unique)))
     done: set[Job] = set()
     deadline = time.monotonic() + seconds
     # A process that a kernel takes down is replaced and its job never answers: the deadline ends the wait.
@@ -90,7 +85,6 @@ def precompile(
                 break
             if usable:
                 done.update(small[unique[index]])
-            on_progress(len(done), len(jobs))
     pool.join()  # their contexts must be off the device before anything is timed
     return done
 

@@ -76,9 +76,9 @@ class Machine:
     seed: int
 
     @staticmethod
-    def current(seed: int = 0, run_id: str = "", device: torch.device | str | None = None) -> Machine:
+    def current(seed: int = 0, device: torch.device | str | None = None) -> Machine:
         site = Site.current(device)
-        return Machine(site.device, site.torch_device, capture_env(site.device), run_id or new_run_id(), seed)
+        return Machine(site.device, site.torch_device, capture_env(site.device), new_run_id(), seed)
 
     @property
     def policy(self) -> str:

@@ -43,11 +43,9 @@ def overlap(first: tuple[float, float], second: tuple[float, float]) -> bool:
     return first[0] <= second[1] and second[0] <= first[1]
 
 
-def is_tie(
-    time_1: float, ci_1: tuple[float, float], time_2: float, ci_2: tuple[float, float], within: float = 0.01
-) -> bool:
-    """Whether two medians cannot be told apart: their intervals overlap, or they differ by less than `within`."""
-    return overlap(ci_1, ci_2) or abs(time_1 - time_2) < within * min(time_1, time_2)
+def is_tie(time_1: float, ci_1: tuple[float, float], time_2: float, ci_2: tuple[float, float]) -> bool:
+    """Whether two medians cannot be told apart: their intervals overlap, or they differ by less than 1 %."""
+    return overlap(ci_1, ci_2) or abs(time_1 - time_2) < 0.01 * min(time_1, time_2)
 
 
 def too_wide(time: float, ci95: tuple[float, float]) -> bool:

@@ -83,8 +83,8 @@ class HostTimer:
 class EventTimer:
     """CUDA events around single calls, the stream idle at the start of each: launch and compute together."""
 
-    def __init__(self, device: torch.device, sample_s: float = 3e-4, most: int = 10) -> None:
-        self.device, self.sample_s, self.most = device, sample_s, most
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
 
     def prepare(self, call: Call, num_sets: int) -> Sampler:
         with torch.cuda.device(self.device):
@@ -93,9 +93,7 @@ class EventTimer:
                 ring.step()
             torch.cuda.synchronize()
             estimate = min(_event_time(ring, None) for _ in range(3))
-        return _Singles(
-            lambda during: _event_time(ring, during), _repeats(estimate, self.sample_s, self.most), self.device
-        )
+        return _Singles(lambda during: _event_time(ring, during), _repeats(estimate, 3e-4, 10), self.device)
 
 
 class _Singles:

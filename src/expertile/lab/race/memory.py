@@ -20,9 +20,7 @@ from expertile.lab.race.record import PEAK_BYTES, Record
 FORMULA = "formula_nbytes"  # in a record's details: what the call should allocate at its peak
 
 
-def measure_memory(
-    workloads: Sequence[Workload], operators: Mapping[str, Operator], site: Site, seed: int = 0
-) -> Iterator[Record]:
+def measure_memory(workloads: Sequence[Workload], operators: Mapping[str, Operator], site: Site) -> Iterator[Record]:
     """Peak memory of every rival on every workload that it supports, of its second call.
 
     A record's value is the bytes that the call allocates above what was there before it, outputs included. One that
@@ -36,7 +34,7 @@ def measure_memory(
                 continue
             value, status, reason = None, "ok", ""
             try:
-                value = _second_call(w, operators[w.op], rival, device, seed)
+                value = _second_call(w, operators[w.op], rival, device)
             except Exception as error:
                 failure = failure_of(error, device)
                 status, reason = failure.status, failure.reason
@@ -58,8 +56,8 @@ def measure_memory(
             )
 
 
-def _second_call(w: Workload, operator: Operator, rival: Rival, device: torch.device, seed: int) -> int:
-    inputs = operator.make_inputs(w, device, seed)
+def _second_call(w: Workload, operator: Operator, rival: Rival, device: torch.device) -> int:
+    inputs = operator.make_inputs(w, device, 0)
     with torch.enable_grad():
         call = rival.bind(w, inputs)
     with torch.no_grad():

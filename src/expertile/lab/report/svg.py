@@ -22,6 +22,7 @@ _FONT = "12px system-ui, -apple-system, 'Segoe UI', Helvetica, Arial, sans-serif
 _WIDTH, _LEFT, _RIGHT, _TOP, _BOTTOM = 760, 66, 150, 44, 52
 _PLOT_HEIGHT, _ROW = 330, 24
 _MOST_TICKS = 9
+_SIZE = 4.6  # of a marker
 
 
 @dataclass(frozen=True)
@@ -39,8 +40,8 @@ class Series:
     dash: str = ""
 
 
-def curves(title: str, x_label: str, y_label: str, series: Sequence[Series], x_base: int = 2) -> str:
-    """An SVG chart of `series` over two logarithmic axes; ticks of x at powers of `x_base`.
+def curves(title: str, x_label: str, y_label: str, series: Sequence[Series]) -> str:
+    """An SVG chart of `series` over two logarithmic axes; ticks of x at powers of 2.
 
     Raises ValueError where there is no point, or one that no logarithm shows.
     """
@@ -53,7 +54,7 @@ def curves(title: str, x_label: str, y_label: str, series: Sequence[Series], x_b
     for tick in ticks(min(ys) / 1.2, max(ys) * 1.2, 10):
         body.append(_rule(_LEFT, to_y(tick), _WIDTH - _RIGHT, to_y(tick)))
         body.append(_text(_LEFT - 8, to_y(tick) + 4, _number(tick), "end"))
-    for tick in ticks(min(xs), max(xs), x_base):
+    for tick in ticks(min(xs), max(xs), 2):
         body.append(_rule(to_x(tick), _TOP, to_x(tick), bottom))
         body.append(_text(to_x(tick), bottom + 18, _number(tick), "middle"))
     body.append(_text((_LEFT + _WIDTH - _RIGHT) / 2, bottom + 38, x_label, "middle", "m"))
@@ -229,9 +230,9 @@ _POLYGONS = {
 _STROKES = {"cross": ((1, 0), (0, 1)), "x": ((0.75, 0.75), (-0.75, 0.75))}
 
 
-def outlines(size: float = 4.6) -> dict[str, str]:
+def outlines() -> dict[str, str]:
     """The SVG path of every marker by its name, around the origin; what is not closed ("Z") is drawn with strokes."""
-    r = 0.85 * size
+    size, r = _SIZE, 0.85 * _SIZE
     found = {"circle": f"M{-r:.1f} 0a{r:.1f} {r:.1f} 0 1 0 {2 * r:.1f} 0a{r:.1f} {r:.1f} 0 1 0 {-2 * r:.1f} 0Z"}
     for name, corners in _POLYGONS.items():
         found[name] = "M" + "L".join(f"{x * size:.1f} {y * size:.1f}" for x, y in corners) + "Z"
@@ -241,7 +242,8 @@ def outlines(size: float = 4.6) -> dict[str, str]:
     return found
 
 
-def _marker(index: int, symbol: str, x: float, y: float, size: float = 4.6) -> str:
+def _marker(index: int, symbol: str, x: float, y: float) -> str:
+    size = _SIZE
     if symbol in _STROKES:
         lines = " ".join(
             f"M{x - dx * size:.1f} {y - dy * size:.1f}L{x + dx * size:.1f} {y + dy * size:.1f}"
