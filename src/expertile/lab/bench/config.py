@@ -86,10 +86,8 @@ class BenchSpec:
 
 
 def read_bench_file(path: str | Path) -> BenchSpec:
-    """Read a TOML bench file.
-
-    Raises ValueError naming the file, the key, what was expected and what came; FileNotFoundError if there is none.
-    """
+    """Read a TOML bench file. ValueError names the file, the key, what was expected and what came;
+    FileNotFoundError."""
     path = Path(path)
     if not path.is_file():
         raise FileNotFoundError(f"bench file {path} does not exist")

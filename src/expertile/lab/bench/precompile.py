@@ -1,8 +1,6 @@
-"""Fill Triton's on-disk cache in parallel, before anything is timed: compiling is most of what tuning waits for.
-
-A kernel's code depends on dtype, memory order, config and a few divisibilities, hardly on the sizes. So every pair of
-workload and config is run once, on a smaller workload with the same remainders, by processes of their own that leave
-nothing behind but the compiled code. Whatever they cannot do is compiled later, where it is needed.
+"""Fill Triton's on-disk cache in parallel, before anything is timed: compiling is most of what tuning waits for. A
+kernel's code hardly depends on sizes. So every pair of workload and config is run once, on a smaller workload with the
+same remainders, by processes of their own. Whatever they cannot do is compiled where it is needed.
 """
 
 from __future__ import annotations
@@ -35,11 +33,8 @@ class Job:
 
 
 def shrink(workload: GroupedWorkload) -> GroupedWorkload:
-    """A small workload that needs the same code.
-
-    Kept are: dtype, memory order, K and N modulo any tile size, the power of two that holds the groups, and what Triton
-    specialises integers on, whether they are 1 or multiples of 16.
-    """
+    """A small workload that needs the same code: kept are dtype, memory order, K and N modulo any tile size, the power
+    of two that holds the groups, and whether integers are 1 or multiples of 16, on which Triton specialises."""
     w = workload
     m, n, k = (x if x < _BLOCK else _BLOCK + x % _BLOCK for x in (w.m, w.n, w.k))
     groups = _like(w.groups, max(32, 1 << (w.groups - 1).bit_length()))
@@ -60,10 +55,8 @@ def _like(count: int, power: int) -> int:
 
 
 def precompile(jobs: Sequence[Job], seconds: float) -> set[Job]:
-    """Compile what `jobs` need, in their order, for at most about `seconds`; returns those that are done.
-
-    Nothing happens without a CUDA device. A job that fails counts as done: its measurement will say why.
-    """
+    """Compile what `jobs` need, in their order, for at most about `seconds`; returns those that are done. A job that
+    fails counts as done: its measurement will say why. Nothing happens without a CUDA device."""
     if not torch.cuda.is_available() or not jobs:
         return set()
     small: dict[Job, list[Job]] = {}

@@ -1,9 +1,7 @@
 """Runs a bench: each workload is gated, then timed under each policy, and every record is written at once.
 
-    workload -> case -> gate its candidates -> time those that passed, interleaved -> records -> JSONL
-
-Nothing is lost on the way: a backend that does not support a workload, is wrong, runs out of memory or crashes is a
-record with a reason; an interrupted run keeps what it measured and `resume=True` goes on with the rest.
+Nothing is lost: a backend that does not support a workload, is wrong, runs out of memory or crashes is a record with a
+reason; an interrupted run keeps what it measured and `resume=True` goes on with the rest.
 """
 
 from __future__ import annotations
@@ -258,11 +256,8 @@ class _Session:
         return {id(c): outcome for c, outcome in zip(ready, timed, strict=True)}, tried
 
     def _limits(self, case: Case, candidates: Sequence[Candidate], outcomes: Mapping[int, Outcome]) -> dict[int, Bound]:
-        """The bound of each candidate, by `id`.
-
-        The roofs of a CPU are what it reached, not what it can do. A call may be faster: the bound of its workload is
-        then as far below the roofs as that call.
-        """
+        """The bound of each candidate, by `id`. The roofs of a CPU are what it reached, not what it can do: where a
+        call is faster, the bound of its workload is as far below the roofs as that call."""
         safe = {id(c): bound(c.work, self.site.device, case.dtype_key) for c in candidates}
         if self.facts is self.site.device:
             return safe

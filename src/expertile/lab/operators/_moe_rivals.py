@@ -36,11 +36,9 @@ Layer = Callable[[Tensor, Tensor, Tensor, Tensor, int], Tensor]  # x, router, ga
 
 @dataclass(frozen=True)
 class Way:
-    """`make(w, tensors)` returns a function of no arguments that computes out; it follows autograd if the tensors do.
-
-    `arrange` puts the weights as it wants them, before anything is timed; `interleaves`: gate and up rows alternate
-    then, and so do those of the gradient. `compiles`: its first call compiles or tunes.
-    """
+    """`make(w, tensors)` returns a function that computes out; it follows autograd if the tensors do. `arrange` puts
+    the weights as it wants them, before anything is timed; `interleaves`: gate and up rows alternate then, and in the
+    gradient. `compiles`: its first call compiles or tunes."""
 
     name: str
     peer: bool

@@ -1,7 +1,6 @@
 """attention in the lab: forward (q, k, v -> out) and backward (dout, q, k, v -> dq, dk, dv; out and LSE are there).
+FLOPs are those of unmasked pairs: two products forward, five backward. The unfused rivals write all scores to memory.
 
-FLOPs are those of unmasked query-key pairs: two products forward, five backward. The unfused rivals write the scores of
-every pair to memory; `race/memory.py` measures how much that is.
 """
 
 from __future__ import annotations

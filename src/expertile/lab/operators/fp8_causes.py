@@ -1,15 +1,14 @@
 """What report 002 suspected of its FP8 kernel, each suspicion as a rival on the report's own shapes.
 
-Same inputs as `scaled_grouped_mm` (scales 1×128 and 128×128), and each rival held against the product of what it is
-given:
+Inputs are those of `scaled_grouped_mm`; each rival is held against the product of what it is given:
 
 - "expertile", "expertile-row": partial sums promoted with their scales every 128 of K, as blocks need it, and once at
-  the end, as row-wise scales allow: what the report calls resetting the accumulator costs their difference.
+  the end: what the report calls resetting the accumulator costs their difference.
 - "expertile-vector": 1×128 scales of the weights too: 128 times as many scales to fetch.
 - "expertile-triton_fp8": scales loaded when they are needed, where "expertile" on Hopper loads them a step ahead.
 - "expertile-padded": rows copied into zeroed [E, 128, K] on every call, as the report's host code does.
-- "multiplied": the report's first idea, two blocks added up and scaled by the product of their scales. It is wrong,
-  s₁ p₁ + s₂ p₂ ≠ s₁ s₂ (p₁ + p₂), which the gate says with the size of the error.
+- "multiplied": the report's first idea, two blocks added up and scaled by the product of their scales. It is wrong, s₁
+  p₁ + s₂ p₂ ≠ s₁ s₂ (p₁ + p₂), which the gate says with the size of the error.
 """
 
 from __future__ import annotations

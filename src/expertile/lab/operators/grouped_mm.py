@@ -1,6 +1,5 @@
-"""Grouped products: every backend is a rival, once with each of its configs, beside `dense`.
-
-`grouped_mm(backends, …)` is the operator; its workloads are `race/workloads.GroupedWorkload`, its inputs (a, b, offs).
+"""Grouped products: every backend is a rival, once with each of its configs, beside `dense`. Workloads are
+`race/workloads.GroupedWorkload`, inputs (a, b, offs).
 """
 
 from __future__ import annotations

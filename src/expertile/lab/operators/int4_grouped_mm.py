@@ -1,13 +1,11 @@
 """int4_grouped_mm in the lab: bfloat16 activations times weights in 4 bits, with a scale for `group_size` values of K.
 
-dims: as `products`, and group_size (0: one scale for a whole row) and zeros (whether there are zero points). Inputs:
-a [M, K], packed uint8 [G, N, K/2], scales [G, K/group_size, N], zeros of that shape if any, offs [G]. Bytes count
-activations and results once, packed weights, scales and zero points of groups that have rows once.
+dims: as `products`, group_size (0: one scale for a row) and zeros (whether there are zero points). Inputs: a [M, K],
+packed uint8 [G, N, K/2], scales [G, K/group_size, N], zeros of that shape if any, offs [G]. Bytes count activations and
+results once, packed weights, scales and zero points of groups that have rows once.
 
-- "bf16": what one has without quantising, and so counted among the others: our own `grouped_mm` of the dequantised
-  weights, 3.9 times the bytes.
-- "tinygemm": torch's `_weight_int4pack_mm`, which torchao's int4 weights run on, one call for each group with rows: the
-  sizes are on the host, as it has no grouped form.
+- "bf16": our own `grouped_mm` of the dequantised weights, 3.9 times the bytes.
+- "tinygemm": torch's `_weight_int4pack_mm`, which torchao's int4 weights run on, one call for each group with rows.
 - "gemlite": the same loop over gemlite's linear layers.
 """
 

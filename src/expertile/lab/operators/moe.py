@@ -3,16 +3,15 @@
     logits = x @ router^T;  the k largest;  w = their softmax;  out[t] = Σ_j w[t, j] · down[e] @ (silu(gate) · up),
     (gate, up) = gate_up[e] @ x[t],  e = ids[t, j]
 
-Inputs: x [T, H], router [E, H], gate_up [E, 2I, H], down [E, H, I]; with "moe_train" also dy [T, H], the gradient of
-out. One call of "moe_train" is what a training step does: out, and the gradients of x, router, gate_up and down.
+Inputs: x [T, H], router [E, H], gate_up [E, 2I, H], down [E, H, I]; with "moe_train" also dy [T, H]. A call of
+"moe_train" gives out and the gradients of x, router, gate_up and down.
 
-dims: tokens, hidden, intermediate, experts, top_k, routing. Tokens go where `race/routing.py` sends them for `routing`
-with seed 0, in every set of inputs: the router's rows are orthonormal, and x is given logits of 0 to 1.5 for the chosen
-experts and -1.5 to -0.5 for the others. So no two ways to compute logits in 16 bits choose differently, and which
-experts' weights are read is known.
+dims: tokens, hidden, intermediate, experts, top_k, routing. Tokens go where `race/routing.py` sends them with seed 0,
+in every set of inputs: the router's rows are orthonormal, and x is given logits of 0 to 1.5 for the chosen experts and
+-1.5 to -0.5 for the others, so that no two ways to compute logits in 16 bits choose differently.
 
-FLOPs: 6 T k H I forward and 18 with backward; the router's own are left out. Bytes: x, router, the weights of the
-experts that have tokens and out once; in training also dy and every gradient, those of idle experts included.
+FLOPs: 6 T k H I forward and 18 with backward. Bytes: x, router, the weights of the experts that have tokens and out
+once; in training also dy and every gradient, those of idle experts included.
 """
 
 from __future__ import annotations
@@ -175,9 +174,8 @@ def train_work(w: Workload) -> Work:
 
 
 def tolerance(w: Workload) -> tuple[float, float]:
-    """Pre-activation, activation, y and out are rounded to the inputs' dtype, as are routing weights and the partial
-    sums of index_add in some; in training the gradients of each as well. A slot left out, or sent to another expert,
-    changes some element by a tenth of the largest."""
+    """Pre-activation, activation, y and out are rounded, as are routing weights and the partial sums of index_add in
+    some; in training their gradients as well. A slot left out changes some element by a tenth of the largest."""
     return 4 * ROUNDOFF[w.dtype], 12 * ROUNDOFF[w.dtype]
 
 

@@ -5,11 +5,10 @@
 | moe_permutation | `permutation` of the ids; torch's stable `argsort` is the least that it needs |
 | moe_route, moe_route_scores | `route` of bf16 logits, without and with the scores that auxiliary losses want |
 | moe_route_backward | the gradient of the logits from that of the weights |
-| moe_round | `round_groups` to tiles of 128 rows, one candidate a token |
+| moe_round | `round_groups` to tiles of 128 rows, one candidate a token; held against its formulas on the CPU |
 
 Inputs: logits [T, E] bf16, ids [T, k] int32, weights [T, k] float32. The logits of a token are E different multiples of
-1/64, so that there is one right choice. Results are held against formulas in torch, those of `moe_round` against its
-formulas on the CPU, which are equal on every machine.
+1/64, so that there is one right choice.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The steps of `moe/experts.py`, forward and backward, each timed alone: operator "moe_stage", preset "moe-stages".
 
-Inputs are those of "moe_train". `bind` computes the steps before a stage, so that it gets what they give. The result of
-every stage is held against the float32 computation of all steps up to it. The order of a token's experts is not
-compared where two of its logits are equal in bfloat16: of routing the weights, of the permutation each expert's rows.
+Inputs are those of "moe_train"; `bind` computes the steps before a stage. Its result is held against the float32
+computation of all steps up to it. The order of a token's experts is not compared where two logits are equal in
+bfloat16: of routing the weights, of the permutation each expert's rows.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The FP8 quantisers in the lab: bfloat16 (or other) activations and weights -> e4m3 values and float32 scales.
 
-dims: what ("activations", "swiglu", "swiglu_interleaved", "rms_norm", "weights"), groups, rows, cols, transposed.
-Activations are [rows, cols] (a pre-activation [rows, 2 cols]), weights [groups, rows, cols]; `transposed`: the copy for
-the weight gradient is written too, `groups` equal groups of rows.
+dims: what ("activations", "swiglu", "swiglu_interleaved", "rms_norm", "weights"), groups, rows, cols, transposed (the
+copy for the weight gradient too, of `groups` equal groups of rows). Activations are [rows, cols] (a pre-activation
+[rows, 2 cols]), weights [groups, rows, cols].
 """
 
 from __future__ import annotations
@@ -99,9 +99,7 @@ def _work(w: Workload) -> Work:
 
 def _tolerance(w: Workload) -> tuple[float, float]:
     """An e4m3 step (2^-3 of a value, 32 of 448) of few elements: where float32 roundings differ, ties fall otherwise.
-
-    Ours are the reference's to the bit, which the tests hold them to; a rival may multiply by a rounded 1 / 448.
-    """
+    Ours are the reference's to the bit; a rival may multiply by a rounded 1 / 448."""
     return (5e-3, 2.0**-3)
 
 

@@ -1,15 +1,12 @@
 """scaled_grouped_mm in the lab: e4m3 operands, float32 scales 1×128 for activations and 128×128 for weights, bf16 out.
 
-Inputs: a [M, K], scale_a [M, ceil(K/128)], weights [G, N, K], scale_b [G, ceil(N/128), ceil(K/128)], offs [G].
-scale_a lies as `quantize_activations` leaves it: strides (1, 4 · ceil(M / 4)), rows side by side. Bytes count both
-operands, their scales and the result once, weights of groups that have rows. Rivals that take other scales are held
-against the product of what they were given:
+Inputs: a [M, K], scale_a [M, ceil(K/128)] (rows side by side, as `quantize_activations` leaves it), weights [G, N, K],
+scale_b [G, ceil(N/128), ceil(K/128)], offs [G]. Bytes count operands, scales and result once, weights of groups that
+have rows. Rivals that take other scales are held against the product of what they were given:
 
-- "torch": `torch.nn.functional.scaled_grouped_mm`, one scale for each row; the operands requantised, before timing.
-- "bf16": what one has without quantising, and so counted among the others: our own `grouped_mm` of the dequantised
-  operands, with twice the bytes and half the peak.
-- "dense": `torch._scaled_mm` of the same rows against the first group's weights, one scale for each tensor, sums in the
-  tensor cores' own precision: the speed of light where compute limits.
+- "torch": `torch.nn.functional.scaled_grouped_mm`, one scale for each row; requantised before timing.
+- "bf16": our own `grouped_mm` of the dequantised operands, with twice the bytes and half the peak.
+- "dense": `torch._scaled_mm` of the same rows against the first group's weights, one scale for each tensor.
 - "deepgemm", "deepgemm-masked": `_deep_gemm.py`.
 """
 

@@ -1,13 +1,10 @@
 """The experts of real models, one layer at full size, on expertile and on transformers' own implementations: records of
 "experts" (forward) and "experts_train" (forward and backward).
 
-What is called is the experts module of transformers' model class, made from the published sizes with random weights in
-bfloat16 on the device. Ids and routing weights are those that the model's own router, with random weights too, gives
-random tokens; so they have the dtypes and normalisation that the model has. Tokens and routing differ from one set of
-inputs to the next.
-
-With R = T k rows, a forward pass takes 6 R H I FLOPs and moves at least the weights of the experts that have tokens, x
-and out; with the backward pass it is 18 R H I, and also dy, dx and the gradients of all weights.
+What is called is the experts module of transformers' model class, with random weights in bfloat16. Ids and routing
+weights are what the model's own router gives random tokens; they differ from one set of inputs to the next. With R = T
+k rows, a forward pass takes 6 R H I FLOPs and moves at least the weights of the experts that have tokens, x and out;
+with the backward pass it is 18 R H I, and also dy, dx and the gradients of all weights.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
 """weight_only_mm in the lab: bfloat16 activations times weights in 4 bits of either format, beside their specialists.
 
-dims: as `products`, format ("int4", symmetric, or "mxfp4") and group_size (values of K that share a scale). Inputs:
-a [M, K], packed uint8 and scales as Int4Weight and Mxfp4Weight hold them, offs [G]. Bytes count activations and results
-once, and values and scales of groups that have rows once, without padding.
-
-- "bf16": our own `grouped_mm` of the dequantised weights; "triton_kernels-bf16": theirs.
+dims: as `products`, format ("int4", symmetric, or "mxfp4") and group_size. Inputs: a [M, K], packed uint8 and scales as
+Int4Weight and Mxfp4Weight hold them, offs [G]. Bytes count activations and results once, and values and scales of
+groups that have rows. "bf16" is our own `grouped_mm` of the dequantised weights, "triton_kernels-bf16" theirs.
 
 "weight_only_mm_fp8" is the same product where activations may be rounded to e4m3 on the way, under a tolerance of its
 own. Ours keeps them in 16 bits there.

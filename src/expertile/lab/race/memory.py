@@ -21,12 +21,9 @@ FORMULA = "formula_nbytes"  # in a record's details: what the call should alloca
 
 
 def measure_memory(workloads: Sequence[Workload], operators: Mapping[str, Operator], site: Site) -> Iterator[Record]:
-    """Peak memory of every rival on every workload that it supports, of its second call.
-
-    A record's value is the bytes that the call allocates above what was there before it, outputs included. One that
-    fails, out of memory included, is a record with the reason. Formulas are those of the GPU's kernels; on a CPU others
-    compute, and there is none.
-    """
+    """Peak memory of every rival on every workload that it supports, of its second call: bytes allocated above what was
+    there before, outputs included. A failure, out of memory included, is a record with the reason. Formulas are those
+    of the GPU's kernels; on a CPU there is none."""
     device, env, run_id = site.torch_device, capture_env(site.device), new_run_id()
     for w in workloads:
         for rival in operators[w.op].rivals if not w.unsupported else ():
@@ -66,11 +63,8 @@ def _second_call(w: Workload, operator: Operator, rival: Rival, device: torch.de
 
 
 def peak_memory(fn: Callable[[], Any], device: torch.device | str) -> int:
-    """Bytes that `fn()` holds at its peak above what was allocated before, its result included.
-
-    On a GPU the caching allocator counts (blocks are rounded up to 512 bytes); on a CPU torch's profiler does, and sees
-    what torch allocates.
-    """
+    """Bytes that `fn()` holds at its peak above what was allocated before, its result included: by the caching
+    allocator (blocks of 512 bytes), on a CPU by torch's profiler, which sees what torch allocates."""
     device = torch.device(device)
     if device.type != "cuda":
         return _peak_on_cpu(fn)

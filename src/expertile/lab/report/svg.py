@@ -1,8 +1,6 @@
-"""Static charts as SVG text, for documents: curves on two logarithmic axes, and dots on one.
-
-A chart is a card with its own background, in light or dark colours as the reader's system prefers, so that it can be
-read on any page. Every colour is darkened or lightened until it stands out from the card by at least 3 : 1 (WCAG 2.1,
-non-text contrast); markers differ too, so that colour is never alone.
+"""Static charts as SVG text, for documents: curves on two logarithmic axes, and dots on one. A chart is a card with its
+own background, light or dark as the reader's system prefers. Every colour is moved until it stands out from the card by
+at least 3 : 1 (WCAG 2.1, non-text contrast); markers differ too.
 """
 
 from __future__ import annotations
@@ -27,11 +25,9 @@ _SIZE = 4.6  # of a marker
 
 @dataclass(frozen=True)
 class Series:
-    """One backend or reference line. `points`: (x, y) of a curve, both above 0; of dots (value, row index).
-
-    `colour` "#rrggbb", or "" for the text colour; `symbol` a marker's name (`outlines`), or "" for a line without
-    markers; `dash` an SVG dash pattern such as "6 4", or "".
-    """
+    """One backend or reference line. `points`: (x, y) of a curve, both above 0; of dots (value, row index). `colour`
+    "#rrggbb", or "" for the text colour; `symbol` a marker's name (`outlines`), or "" for none; `dash` an SVG dash
+    pattern, or ""."""
 
     name: str
     points: tuple[tuple[float, float], ...]
@@ -41,10 +37,8 @@ class Series:
 
 
 def curves(title: str, x_label: str, y_label: str, series: Sequence[Series]) -> str:
-    """An SVG chart of `series` over two logarithmic axes; ticks of x at powers of 2.
-
-    Raises ValueError where there is no point, or one that no logarithm shows.
-    """
+    """An SVG chart of `series` over two logarithmic axes; ticks of x at powers of 2. ValueError where there is no
+    point, or one that no logarithm shows."""
     xs, ys = [x for s in series for x, _ in s.points], [y for s in series for _, y in s.points]
     _check(xs + ys)
     to_x = _scale(min(xs), max(xs), _LEFT + 10, _WIDTH - _RIGHT - 10)
@@ -73,9 +67,7 @@ def curves(title: str, x_label: str, y_label: str, series: Sequence[Series]) -> 
 
 def dots(title: str, x_label: str, rows: Sequence[str], series: Sequence[Series], guides: Sequence[float]) -> str:
     """An SVG chart with one line of dots for each of `rows`, on a logarithmic axis with a stroke at each guide.
-
-    Raises ValueError where there is no point, or one that no logarithm shows.
-    """
+    ValueError where there is no point, or one that no logarithm shows."""
     values = [x for s in series for x, _ in s.points]
     _check(values)
     low, high = min([*values, *guides]) / 1.05, max([*values, *guides]) * 1.05

@@ -53,11 +53,9 @@ class ResultTable:
 
 
 def table(records: Iterable[Any]) -> ResultTable:
-    """A renderable for `rich.console.Console.print`, per run one table of all workloads and backends.
-
-    Columns per policy: time in µs, the rate that limits (TFLOP/s or TB/s), share of the bound, and time over the best
-    time ("=" marks a tie with the best).
-    """
+    """A renderable for `rich.console.Console.print`, per run one table of all workloads and backends. Columns per
+    policy: time in µs, the rate that limits (TFLOP/s or TB/s), share of the bound, and time over the best time ("=": a
+    tie)."""
     return ResultTable(runs(records))
 
 
