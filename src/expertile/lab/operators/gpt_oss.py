@@ -51,18 +51,15 @@ def _weights(w: Workload, inputs: Inputs) -> tuple[Mxfp4Weight, Tensor, Mxfp4Wei
 
 
 def _reference(w: Workload, inputs: Inputs) -> tuple[Tensor, ...]:
-    """Expert after expert, in float32."""
     x, router = inputs[:2]
     gate_up, up_bias, down, down_bias = _weights(w, inputs)
-    out = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
+
+    def expert(e: int, rows: Tensor, b1: Tensor, b2: Tensor) -> Tensor:
+        wide_up, wide_down = (one.part(e, e + 1).dequantize(torch.float32)[0] for one in (gate_up, down))
+        return activate(*split(rows @ wide_up.t() + b1, True), "gpt_oss") @ wide_down.t() + b2
+
     with full_precision():
-        ids, weights = moe.routed(x, router, w["top_k"])
-        for e, tokens, choice in moe.groups(ids, w["experts"]):
-            wide_up, wide_down = (one.part(e, e + 1).dequantize(torch.float32)[0] for one in (gate_up, down))
-            pre = x[tokens].float() @ wide_up.t() + up_bias[e].float()
-            y = activate(*split(pre, True), "gpt_oss") @ wide_down.t() + down_bias[e].float()
-            out[tokens] += weights[tokens, choice, None] * y
-    return (out,)
+        return moe.by_expert(expert, x, *moe.routed(x, router, w["top_k"]), (up_bias, down_bias))
 
 
 def _work(w: Workload) -> Work:

@@ -21,8 +21,9 @@ from torch import Tensor
 from expertile.lab.measure.env import Env
 from expertile.lab.measure.interleaved import Budget, Failure, TimedCall, failure_of, release, time_interleaved
 from expertile.lab.operators._models import Plan
+from expertile.lab.operators.moe import by_expert
 from expertile.lab.race.case import Site, set_count
-from expertile.lab.race.gate import full_precision, judge
+from expertile.lab.race.gate import judge
 from expertile.lab.race.operator import ROUNDOFF, Rival, Verdict, Workload, record_fields
 from expertile.lab.race.record import Record, measured
 from expertile.roofline import Work, bound
@@ -158,43 +159,21 @@ def make_inputs(layer: Layer, tokens: int, both: bool, seed: int) -> Inputs:
 
 
 def reference(layer: Layer, inputs: Inputs) -> tuple[Tensor, ...]:
-    """In float32, expert after expert: out and, if `inputs` end in dy, the gradients of x, routing weights and all
-    parameters of the experts."""
+    """In float32: out and, if `inputs` end in dy, the gradients of x, routing weights and all parameters of the
+    experts."""
     x, ids, weights, *dy = inputs
-    named = dict(layer.experts.named_parameters())
+    experts, named = layer.experts, dict(layer.experts.named_parameters())
 
-    def zeros(like: Tensor) -> Tensor:
-        return torch.zeros(like.shape, dtype=torch.float32, device=like.device)
+    def expert(_: int, rows: Tensor, *own: Tensor) -> Tensor:
+        weights = dict(zip(named, own, strict=True))
 
-    out = zeros(x)
-    gradients = [zeros(t) for t in (x, weights, *named.values())] if dy else []
-    with full_precision(), torch.set_grad_enabled(bool(dy)):
-        for e in ids.unique().tolist():
-            tokens, choice = (ids == e).nonzero(as_tuple=True)
-            leaves = [
-                t.detach().float().requires_grad_(bool(dy))
-                for t in (x[tokens], weights[tokens, choice], *(p[e] for p in named.values()))
-            ]
-            rows, weight, *own = leaves
-            y = _expert(layer.experts, rows, dict(zip(named, own, strict=True))) * weight[:, None]
-            out.index_add_(0, tokens, y.detach())
-            if dy:
-                of_rows, of_weights, *of_own = torch.autograd.grad(y, leaves, dy[0][tokens].float())
-                gradients[0].index_add_(0, tokens, of_rows)
-                gradients[1][tokens, choice] = of_weights
-                for whole, part in zip(gradients[2:], of_own, strict=True):
-                    whole[e] = part
-    return (out, *gradients)
+        def product(x: Tensor, name: str) -> Tensor:
+            out = x @ (weights[name] if experts.is_transposed else weights[name].t())
+            return out + weights[f"{name}_bias"] if experts.has_bias else out
 
+        return product(experts._apply_gate(product(rows, "gate_up_proj")), "down_proj")
 
-def _expert(experts: Any, rows: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
-    """One expert on its rows, with the module's own gate."""
-
-    def product(x: Tensor, name: str) -> Tensor:
-        out = x @ (weights[name] if experts.is_transposed else weights[name].t())
-        return out + weights[f"{name}_bias"] if experts.has_bias else out
-
-    return product(experts._apply_gate(product(rows, "gate_up_proj")), "down_proj")
+    return by_expert(expert, x, ids, weights, tuple(named.values()), *dy)
 
 
 def work(layer: Layer, inputs: Inputs) -> Work:
