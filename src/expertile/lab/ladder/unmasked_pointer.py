@@ -2,10 +2,8 @@
 
 Changed from rung 3: `tl.multiple_of` promises that every row of a tile begins on 16 bytes; rows and columns past the
 end are clamped onto the last one instead of masked (what they compute is not stored); k is masked only where BLOCK_K
-does not divide it; sizes and strides may be specialised. It is what report 000's expert kernel has over the generated
-one, except that clamping keeps edge tiles inside the operands, where that kernel relies on full tiles.
-Spends less of: load instructions and registers. Eight elements travel in one 16-byte cp.async that goes past the
-registers into shared memory, so loads can run NUM_STAGES - 1 steps ahead of the products.
+does not divide it; sizes and strides may be specialised. Spends less of: load instructions and registers. Eight
+elements travel in one cp.async, past the registers and NUM_STAGES - 1 steps ahead of the products.
 """
 
 from __future__ import annotations
