@@ -135,11 +135,6 @@ def _anchors(seed: int = 0) -> list[GroupedWorkload]:
     return out
 
 
-def _gradients(seed: int = 0) -> list[GroupedWorkload]:
-    """The weight gradients of `anchors`, and the input gradients of its forward products that compute limits."""
-    return sweeps.gradients(_anchors(seed))
-
-
 def _cpu(seed: int = 0) -> list[GroupedWorkload]:
     """Small products that a CPU multiplies in milliseconds and a GPU in microseconds: the layouts, row distributions
     and regimes (compute, decode, empty groups) that the large presets have."""
@@ -188,7 +183,8 @@ _BUILDERS: Mapping[str, Callable[..., list[GroupedWorkload]]] = MappingProxyType
         "moe-ffn": _moe_ffn,
         "models": _models,
         "anchors": _anchors,
-        "gradients": _gradients,
+        # The weight gradients, and the input gradients of the forward products that compute limits.
+        "gradients": lambda seed=0: sweeps.gradients(_anchors(seed)),
         "scaling": sweeps.scaling,
         "skew": sweeps.skew,
         "cpu": _cpu,

@@ -97,12 +97,6 @@ def _work(w: Workload) -> Work:
     return Work(3.0 * n * copies, read * size + written)
 
 
-def _tolerance(w: Workload) -> tuple[float, float]:
-    """An e4m3 step (2^-3 of a value, 32 of 448) of few elements: where float32 roundings differ, ties fall otherwise.
-    Ours are the reference's to the bit; a rival may multiply by a rounded 1 / 448."""
-    return (5e-3, 2.0**-3)
-
-
 def _ours(w: Workload, inputs: tuple[Tensor, ...]) -> Call:
     what, x, weight, offs = _parts(w, inputs)
     if what == "weights":
@@ -168,7 +162,8 @@ OPERATORS = (
             Rival("torch", True, anywhere, _torch),
             Rival("torch.compile", True, anywhere, lambda w, inputs: compiled_call(w, _by_hand, *_parts(w, inputs))),
         ),
-        _tolerance,
+        # An e4m3 step (2^-3 of a value, 32 of 448) of few elements: where float32 roundings differ, ties differ too.
+        lambda w: (5e-3, 2.0**-3),
     ),
 )
 PRESETS = {"quantize": _preset}

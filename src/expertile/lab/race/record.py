@@ -286,12 +286,6 @@ def shipped_root() -> Path:
     return checkout / "results" if (checkout / "pyproject.toml").is_file() else package / "results"
 
 
-def record_files(root: str | Path | None = None) -> tuple[Path, ...]:
-    """All files of records under `root` (the shipped ones by default), sorted."""
-    root = shipped_root() if root is None else Path(root)
-    return tuple(sorted(root.glob("*/*.jsonl*")))
-
-
 def shown_files(root: str | Path | None = None) -> tuple[Path, ...]:
     """What commands show, and a wheel brings, of the shipped records: of each GPU the newest file of each preset. Not
     those of `expertile tune`, nor those of which a page of the documentation shows every figure."""
