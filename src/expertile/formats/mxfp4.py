@@ -25,11 +25,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from typing import ClassVar, Self
 
 import torch
 
-from expertile.formats.quantized import KernelLayout
+from expertile.formats.quantized import KernelLayout, QuantizedWeight
 
 BLOCK = 32  # values that share a scale
 BIAS = 127
@@ -44,13 +44,12 @@ _PLACES = (((8, 15), (7, 6)), ((8, 21), (7, 12)), ((8, 11), (7, 2)), ((8, 9), (4
 _FIELDS = ("weight_packed", "weight_scale")
 
 
-@dataclass(frozen=True)
-class Mxfp4Layout:
+@dataclass(frozen=True, repr=False)
+class Mxfp4Layout(QuantizedWeight):
     """What both layouts of MXFP4 weights share: codes in the bytes of rows, and scales in words of four a row."""
 
-    format: ClassVar[str]
-    zeros: ClassVar[None] = None
-    group_size: ClassVar[int] = BLOCK
+    zeros = None
+    group_size = BLOCK
     filled_to: ClassVar[int] = BLOCK  # values of a row are filled up to a multiple of this
     scales_of_row: ClassVar[int] = 0  # further words of a row, behind those of its blocks
 
@@ -72,31 +71,12 @@ class Mxfp4Layout:
                 f"scales: expected uint8 {list(shape)} (G, K/128{more}, N, 4), got {scales.dtype} "
                 f"{list(scales.shape)}; Mxfp4Weight.from_blocks takes scales [G, N, K/32]"
             )
-        for name, x in (("packed", packed), ("scales", scales)):
-            if not x.is_contiguous():
-                raise ValueError(f"{name}: expected a contiguous tensor, got strides {x.stride()}")
-            if x.device != packed.device:
-                raise ValueError(f"{name}: expected device {packed.device} as packed has, got {x.device}")
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({list(self.shape)}, device={self.device})"
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.packed, self.scales, self.k)
+        self._check_place()
 
     @property
     def shape(self) -> tuple[int, int, int]:
         """(G, N, K), in values."""
         return self.packed.shape[0], self.packed.shape[1], self.k
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of values and scales together, padding counted."""
-        return self.packed.numel() + self.scales.numel()
-
-    @property
-    def device(self) -> torch.device:
-        return self.packed.device
 
     @classmethod
     def kernel_layout(cls, k: int, group_size: int) -> KernelLayout:
@@ -111,16 +91,6 @@ class Mxfp4Layout:
     ) -> Self:
         """The weight of these fields; `zeros` and `group_size` are those of every such weight."""
         return cls(packed, scales, k)
-
-    def part(self, first: int, last: int) -> Self:
-        """Experts first … last - 1: views."""
-        return type(self)(self.packed[first:last], self.scales[first:last], self.k)
-
-    def to(self, device: torch.device | str | None = None) -> Self:
-        """On another device; itself if it is there already."""
-        packed, scales = self.packed.to(device=device), self.scales.to(device=device)
-        same = packed is self.packed and scales is self.scales
-        return self if same else type(self)(packed, scales, self.k)
 
     @classmethod
     def stack(cls, weights: Sequence[Self]) -> Self:

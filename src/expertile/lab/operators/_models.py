@@ -122,10 +122,8 @@ class _Plain:
 
 @contextmanager
 def routing(model: Any, kept: dict[int, tuple[Tensor, ...]]) -> Iterator[None]:
-    """Inside, (ids, weights) of every layer are put in `kept`, or taken from there if it has them.
-
-    Without that a rounding in one layer sends a token to another expert in the next, and logits differ by chance.
-    """
+    """Inside, (ids, weights) of every layer are put in `kept`, or taken from there: else a rounding in one layer sends
+    a token to another expert in the next, and logits differ by chance."""
 
     def hook(index: int) -> Any:
         def before(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

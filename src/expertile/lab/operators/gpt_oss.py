@@ -66,15 +66,14 @@ def _reference(w: Workload, inputs: Inputs, operand: Callable[[Tensor], Tensor] 
     """Expert after expert, in float32; `operand`: what becomes of x and the activation."""
     x, router = inputs[:2]
     gate_up, up_bias, down, down_bias = _weights(w, inputs)
-    out = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
+
+    def expert(e: int, rows: Tensor, b1: Tensor, b2: Tensor) -> Tensor:
+        wide_up, wide_down = (one.part(e, e + 1).dequantize(torch.float32)[0] for one in (gate_up, down))
+        act = activate(*split(operand(rows) @ wide_up.t() + b1, True), "gpt_oss")
+        return operand(act) @ wide_down.t() + b2
+
     with full_precision():
-        ids, weights = moe.routed(x, router, w["top_k"])
-        for e, tokens, choice in moe.groups(ids, w["experts"]):
-            wide_up, wide_down = (one.part(e, e + 1).dequantize(torch.float32)[0] for one in (gate_up, down))
-            pre = operand(x[tokens]) @ wide_up.t() + up_bias[e].float()
-            y = operand(activate(*split(pre, True), "gpt_oss")) @ wide_down.t() + down_bias[e].float()
-            out[tokens] += weights[tokens, choice, None] * y
-    return (out,)
+        return moe.by_expert(expert, x, *moe.routed(x, router, w["top_k"]), (up_bias, down_bias))
 
 
 def _work(w: Workload) -> Work:

@@ -1,10 +1,8 @@
 """weight_only_mm in the lab: bfloat16 activations times weights in 4 bits of either format, beside their specialists.
 
-dims: as `products`, format ("int4", symmetric, or "mxfp4") and group_size (values of K that share a scale). Inputs:
-a [M, K], packed uint8 and scales as Int4Weight and Mxfp4Weight hold them, offs [G]. Bytes count activations and results
-once, and values and scales of groups that have rows once, without padding.
-
-- "bf16": our own `grouped_mm` of the dequantised weights; "triton_kernels-bf16": theirs.
+dims: as `products`, format ("int4", symmetric, or "mxfp4") and group_size. Inputs: a [M, K], packed uint8 and scales as
+Int4Weight and Mxfp4Weight hold them, offs [G]. Bytes count activations and results once, and values and scales of
+groups that have rows. "bf16" is our own `grouped_mm` of the dequantised weights, "triton_kernels-bf16" theirs.
 
 "weight_only_mm_fp8" is the same product where activations may be rounded to e4m3: by "expertile" (1×128) and "humming"
 (each row), which do so on every call, within its time. "expertile-rounded" finds them rounded; the others keep 16 bits.
@@ -27,7 +25,7 @@ from expertile.formats.mxfp4 import Mxfp4Weight
 from expertile.formats.weight_only import rearranged
 from expertile.lab.operators import _humming, _marlin, _triton_kernels, products
 from expertile.lab.operators._plain import Weight
-from expertile.lab.operators._supports import anywhere, installed, on_gpu, with_library
+from expertile.lab.operators._supports import Supports, anywhere, installed, on_gpu, with_library
 from expertile.lab.race.operator import Call, Inputs, Operator, Rival, Workload
 from expertile.ops.quantize.api import quantize_activations
 from expertile.ops.scaled_grouped_mm.api import scaled_grouped_mm
@@ -156,11 +154,15 @@ def _products(
     return tuple(found)
 
 
-_MARLIN = Rival("marlin", True, with_library(_marlin.FILES, _marlin.supports), _theirs(_marlin.bind))
-_TRITON = Rival(
-    "triton_kernels", True, installed("triton_kernels", _triton_kernels.supports), _theirs(_triton_kernels.bind)
+def _installed(package: str, supports: Supports, bind: Bind) -> Rival:
+    return Rival(package, True, installed(package, supports), _theirs(bind))
+
+
+_PEERS = (
+    Rival("marlin", True, with_library(_marlin.FILES, _marlin.supports), _theirs(_marlin.bind)),
+    _installed("triton_kernels", _triton_kernels.supports, _triton_kernels.bind),
+    _installed("humming", _humming.supports, _humming.bind),
 )
-_HUMMING = Rival("humming", True, installed("humming", _humming.supports), _theirs(_humming.bind))
 
 OPERATORS = (
     Operator(
@@ -170,17 +172,12 @@ OPERATORS = (
         _work,
         (
             Rival("expertile", False, anywhere, _ours),
-            _MARLIN,
-            _TRITON,
-            _HUMMING,
-            Rival("bf16", True, anywhere, _bf16, reference=_bf16_reference, work=products.bf16_work),
-            Rival(
-                "triton_kernels-bf16",
-                True,
-                installed("triton_kernels", on_gpu),
-                _theirs(_triton_kernels.bind_bf16),
-                reference=_bf16_reference,
-                work=products.bf16_work,
+            *_PEERS,
+            products.bf16(_bf16, _bf16_reference),
+            replace(
+                products.bf16(_theirs(_triton_kernels.bind_bf16), _bf16_reference),
+                name="triton_kernels-bf16",
+                supports=installed("triton_kernels", on_gpu),
             ),
         ),
         products.tolerance,
@@ -202,14 +199,11 @@ OPERATORS = (
             ),
             Rival("expertile-16bits", False, anywhere, _ours),
             replace(
-                _HUMMING,
-                bind=_theirs(partial(_humming.bind, eight_bits=True)),
+                _installed("humming", _humming.supports, partial(_humming.bind, eight_bits=True)),
                 reference=_fp8_by_row,
                 tolerance=_one_sum,
             ),
-            replace(_HUMMING, name="humming-16bits"),
-            _MARLIN,
-            _TRITON,
+            *(replace(peer, name="humming-16bits" if peer.name == "humming" else peer.name) for peer in _PEERS),
         ),
         products.tolerance,
         dtype_key=lambda w: "fp8",
