@@ -54,12 +54,10 @@ def verify(
 ) -> list[Record]:
     """Time `auto` against every rival on `count` random problems, as far as `minutes` go.
 
-    The records of each problem are those of the finalists and one more with backend "auto", the same measurement as
-    that of the rival it chose; its `reason` says why it was chosen. Appended to `path`; `resume` keeps what is there.
-    `seed` draws the problems: by default the first from FIRST_SEED on that drew none in this GPU's table. It stands in
-    the records (`shape.routing`). Raises ValueError for a seed that is in the table, and for a count or minutes that
-    are not positive.
-    """
+    The records of each problem are those of the finalists and one more with backend "auto", the measurement of the
+    rival it chose, with the reason. Appended to `path`; `resume` keeps what is there. `seed` draws the problems, by
+    default the first from FIRST_SEED on that drew none in this GPU's table. ValueError for a seed that is in the table,
+    and for a count or minutes that are not positive."""
     if count < 1:
         raise ValueError(f"verify: expected 1 problem or more, got {count}")
     if not minutes > 0:
@@ -115,10 +113,8 @@ def _unseen(machine: Machine, seed: int) -> Iterator[GroupedWorkload]:
 
 
 def verdicts(records: Sequence[Record]) -> list[Verdict]:
-    """One for each problem on which auto and another have a time, the worst first.
-
-    A problem where auto has none although a rival has one counts as a share of 0.
-    """
+    """One for each problem on which auto and another have a time, the worst first; a share of 0 where auto has none
+    although a rival has."""
     by_problem: dict[str, list[Record]] = {}
     for r in records:
         by_problem.setdefault(r.workload, []).append(r)

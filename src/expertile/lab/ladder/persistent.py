@@ -1,10 +1,9 @@
 """Rung 5, persistent: as many programs as the chip runs at once, each taking every P-th tile.
 
-Changed from rung 4: the walk over the groups is gone. Each program turns offs into a prefix sum of tile counts once, in
-registers, and finds the group of each of its tiles by one reduction over them.
-Spends less of: metadata loads (G once per program instead of G / 2 one after another per tile) and program starts.
-Spends more of: registers that outlive a tile, and the hardware no longer hands the next tile to a free SM. The
-order of the tiles, row by row of each group, is still that of rungs 3 and 4.
+Changed from rung 4: instead of walking over the groups, each program makes a prefix sum of tile counts once, in
+registers, and finds the group of each of its tiles by one reduction over them. Spends less of: metadata loads and
+program starts. Spends more of: registers that outlive a tile, and the hardware no longer hands the next tile to a free
+SM.
 """
 
 from __future__ import annotations

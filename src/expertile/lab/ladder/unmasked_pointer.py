@@ -2,22 +2,18 @@
 
 Changed from rung 3: `tl.multiple_of` promises that every row of a tile begins on 16 bytes; rows and columns past the
 end are clamped onto the last one instead of masked (what they compute is not stored); k is masked only where BLOCK_K
-does not divide it; sizes and strides may be specialised. It is what report 000's expert kernel has over the generated
-one, except that clamping keeps edge tiles inside the operands, where that kernel relies on full tiles.
-Spends less of: load instructions and registers. Eight elements travel in one 16-byte cp.async that goes past the
-registers into shared memory, so loads can run NUM_STAGES - 1 steps ahead of the products.
+does not divide it; sizes and strides may be specialised. Spends less of: load instructions and registers. Eight
+elements travel in one cp.async, past the registers and NUM_STAGES - 1 steps ahead of the products.
 """
 
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
 
 from expertile.lab.ladder._pointer import launch, takes_aligned
 from expertile.lab.ladder.masked_pointer import Config, walk_to_group
-from expertile.ops.grouped_mm.backend import Backend, Operands
-from expertile.ops.grouped_mm.problem import Problem
+from expertile.ops.grouped_mm.backend import Backend
 
 
 @triton.jit
@@ -111,14 +107,12 @@ def _unmasked_kernel(
         )
 
 
-def _run(problem: Problem, operands: Operands, config: Config, out: torch.Tensor | None) -> torch.Tensor:
-    return launch(_unmasked_kernel, problem, operands, config, out, EVEN_K=problem.k % config.block_k == 0)
-
-
 BACKEND = Backend(
     name="4_hints_unmasked",
     summary="as rung 3, with alignment hints and no masks in the interior",
     supports=takes_aligned,
     configs=lambda problem, device: (Config(),),
-    run=_run,
+    run=lambda problem, operands, config, out: launch(
+        _unmasked_kernel, problem, operands, config, out, EVEN_K=problem.k % config.block_k == 0
+    ),
 )

@@ -34,24 +34,18 @@ Tensors = tuple[Tensor, ...]
 Layer = Callable[[Tensor, Tensor, Tensor, Tensor, int], Tensor]  # x, router, gate_up, down, top_k -> out
 
 
-def _as_it_is(tensors: Tensors) -> Tensors:
-    return tensors
-
-
 @dataclass(frozen=True)
 class Way:
-    """`make(w, tensors)` returns a function of no arguments that computes out; it follows autograd if the tensors do.
-
-    `arrange` puts the weights as it wants them, before anything is timed; `interleaves`: gate and up rows alternate
-    then, and so do those of the gradient. `compiles`: its first call compiles or tunes.
-    """
+    """`make(w, tensors)` returns a function that computes out; it follows autograd if the tensors do. `arrange` puts
+    the weights as it wants them, before anything is timed; `interleaves`: gate and up rows alternate then, and in the
+    gradient. `compiles`: its first call compiles or tunes."""
 
     name: str
     peer: bool
     make: Callable[[Workload, Tensors], Callable[[], Tensor]]
     supports: Supports = anywhere
     graph: bool = True
-    arrange: Callable[[Tensors], Tensors] = _as_it_is
+    arrange: Callable[[Tensors], Tensors] = lambda tensors: tensors
     interleaves: bool = False
     compiles: bool = False
 

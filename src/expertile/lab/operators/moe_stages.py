@@ -1,8 +1,8 @@
 """The steps of `moe/experts.py`, forward and backward, each timed alone: operator "moe_stage", preset "moe-stages".
 
-Inputs are those of "moe_train". `bind` computes the steps before a stage, so that it gets what they give. The result of
-every stage is held against the float32 computation of all steps up to it. The order of a token's experts is not
-compared where two of its logits are equal in bfloat16: of routing the weights, of the permutation each expert's rows.
+Inputs are those of "moe_train"; `bind` computes the steps before a stage. Its result is held against the float32
+computation of all steps up to it. The order of a token's experts is not compared where two logits are equal in
+bfloat16: of routing the weights, of the permutation each expert's rows.
 """
 
 from __future__ import annotations
@@ -170,11 +170,11 @@ def reference(w: Workload, inputs: Inputs) -> tuple[Tensor, ...]:
         return (dx_rows,) if stage == "B dgrad" else of_tokens(dx_rows)
 
 
-def stage_works(size: moe.Size, itemsize: int = 2) -> dict[str, Work]:
+def stage_works(size: moe.Size) -> dict[str, Work]:
     """Useful FLOPs, and bytes with each input and output counted once, of each of `STAGES` for T tokens, hidden size H,
     intermediate size I, E experts (all with rows) and top-k; 16-bit elements."""
     t, h, i, e, k = size
-    rows, dtype, s = t * k, torch.bfloat16, itemsize
+    rows, dtype, s = t * k, torch.bfloat16, 2
     up, down = (2 * i * h, 1, h), (h * i, 1, i)  # strides of the weights as [E, K, N]
 
     def gathered(product: Product, n: int, strides: tuple[int, ...], **options: Any) -> Work:

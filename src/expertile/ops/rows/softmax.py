@@ -144,10 +144,6 @@ def _gradient(ctx: Any, dy: torch.Tensor) -> torch.Tensor:
 _call_softmax = define("softmax", _kernel, fake=lambda x: x.new_empty(x.shape), gradient=_gradient, setup=_setup)
 
 
-def _eager(x: torch.Tensor, config: RowConfig | None, backward_config: RowConfig | None) -> torch.Tensor:
-    return _forward(x, config)
-
-
 def _setup_eager(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
     ctx.save_for_backward(output)
     ctx.config = inputs[2]
@@ -155,7 +151,7 @@ def _setup_eager(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> Non
 
 # Eager calls, with the same kernels; with create_graph=True the gradient is differentiated in turn.
 _differentiable_softmax = differentiable_eagerly(
-    _eager,
+    lambda x, config, backward_config: _forward(x, config),
     _setup_eager,
     lambda ctx, dy: (softmax_backward(dy, ctx.saved_tensors[0], ctx.config), None, None),
     lambda ctx, dy: (_formula(dy, ctx.saved_tensors[0]), None, None),
