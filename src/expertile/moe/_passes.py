@@ -19,6 +19,7 @@ _Maybe = torch.Tensor | None
 # (x, gate_up, down, topk_weights, gate_up_bias, down_bias): what can be differentiated, in the operators' order.
 Operands = tuple[_T, _T, _T, _T, _Maybe, _Maybe]
 Form = tuple[str, bool, bool]  # activation, interleaved, batch_invariant
+DY_IN_ORDER = True
 
 
 def products(
@@ -97,11 +98,12 @@ def gradients(
     dy = dy.contiguous().to(x.dtype)
     offs, rows = order.offs, order.rows
     dx = dgate_up = ddown = dgate_up_bias = ddown_bias = None
+    in_order = needs[2] and DY_IN_ORDER
     ordered_dy, dpre, act_w, dweights = activation_gradients(
-        dy, down, order, topk_weights, pre, form, needs[2], overwrite_pre
+        dy, down, order, topk_weights, pre, form, in_order, overwrite_pre
     )
     if needs[2]:
-        ddown = gathered_wgrad(ordered_dy, None, act_w, offs)
+        ddown = gathered_wgrad(ordered_dy, None if in_order else rows, act_w, offs)
     del act_w, ordered_dy
     if needs[0]:
         dx = combine(grouped_mm(dpre, gate_up, offs=offs, batch_invariant=invariant), order.positions)

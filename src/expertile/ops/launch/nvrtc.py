@@ -78,7 +78,7 @@ def _check(status: int, what: str) -> None:
 
 
 def program(macros: Mapping[str, int], products: str, source: Path) -> str:
-    """A kernel's program: the macros, `products` (text that defines its wgmma instructions), parts.cu, then `source`."""
+    """A kernel's program: the macros, `products` (the definitions of its wgmma instructions), parts.cu, `source`."""
     defined = "".join(f"#define {name} {value}\n" for name, value in macros.items())
     return defined + _TYPES + products + _PARTS.read_text() + source.read_text()
 

@@ -31,7 +31,7 @@ from expertile.ops.gathered_mm.backend import Backend, Operands, Outputs
 from expertile.ops.gathered_mm.problem import GatherProblem, Product
 from expertile.ops.grouped_mm.backend import Pair
 from expertile.ops.grouped_mm.backends.gluon_hopper import QUEUE_BYTES
-from expertile.ops.hopper.limits import MAX_ROWS
+from expertile.ops.hopper.limits import MAX_ROWS, wide_tiles_pay
 
 _DTYPES = (torch.bfloat16, torch.float16)
 
@@ -145,8 +145,11 @@ def configs(problem: GatherProblem, device: Device) -> tuple[Config, ...]:
         # Its epilogue has three buffers, no more and no fewer. With rows in order and gate and up apart 128 rows cost
         # less than the half tile that they waste.
         few = problem.mean_group <= (400 if problem.gathered or problem.interleaved else 128)
-        wide = (_BACKWARD_WIDE, replace(_BACKWARD_WIDE, dynamic=True))
-        return (_BACKWARD_SMALL_M, _BACKWARD, *wide) if few else (_BACKWARD, _BACKWARD_SMALL_M, *wide)
+        wide = (replace(_BACKWARD_WIDE, dynamic=True), _BACKWARD_WIDE)
+        if few:
+            return _BACKWARD_SMALL_M, _BACKWARD, *wide
+        tall = (_BACKWARD, _BACKWARD_SMALL_M)
+        return (*wide, *tall) if wide_tiles_pay(device) else (*tall, *wide)
     if problem.product is Product.WGRAD:
         return (_LARGE_M, _LARGE_M_ONE_OUTPUT, _CANDIDATES[-1])
     decode = (_decode(problem, device),) if problem.gathered and problem.mean_group <= 64 else ()
@@ -188,9 +191,8 @@ def _cost(problem: GatherProblem, device: Device, config: Config) -> float:
     p, c = problem, config
     tiles_m = max(1.0, p.mean_group / c.block_m + 0.5)
     tiles = p.groups * tiles_m * math.ceil(p.n / c.block_n)
-    bps = device.memory_bps or math.inf
-    ridge = (device.peak(p.dtype_key) or 0.0) / bps  # rows multiplied in a weight's time
-    rate = (_H100_RATES if bps < 4e12 else _RATES)[c.block_m, c.block_n]
+    ridge = (device.peak(p.dtype_key) or 0.0) / (device.memory_bps or math.inf)  # rows multiplied in a weight's time
+    rate = (_H100_RATES if wide_tiles_pay(device) else _RATES)[c.block_m, c.block_n]
     return (tiles / device.sm_count + 0.5) * c.block_n * max(c.block_m / rate, ridge / tiles_m)
 
 

@@ -26,7 +26,7 @@ from expertile.ops.grouped_mm.backend import Backend, Operands, Pair, rows_are_t
 from expertile.ops.grouped_mm.problem import Layout, Problem
 from expertile.ops.grouped_mm.tail import zero_rows
 from expertile.ops.grouped_mm.tiling import load_rows
-from expertile.ops.hopper.limits import MAX_ROWS, storable
+from expertile.ops.hopper.limits import MAX_ROWS, storable, wide_tiles_pay
 
 _DTYPES = (torch.bfloat16, torch.float16)
 QUEUE_BYTES = 2048  # tile numbers of the dynamic scheduler, on their way to the consumers
@@ -214,8 +214,8 @@ def _default(problem: Problem, device: Device) -> Config:
     groups of 2048 rows, 2048 -> 4096: 6.0 to 6.5 ms, in 128x128 9.2, in 64x256 8.9; a single launch takes the same
     time in either."""
     chosen = _h200_default(problem, device)
-    h100 = device.memory_bps is not None and device.memory_bps < 4e12
-    if h100 and chosen.mode == "pingpong" and _rows(problem) > 128 and _tiles(problem, 128, 256) >= device.sm_count:
+    full = _rows(problem) > 128 and _tiles(problem, 128, 256) >= device.sm_count
+    if wide_tiles_pay(device) and full and chosen.mode == "pingpong":
         return _COOPERATIVE
     return chosen
 
