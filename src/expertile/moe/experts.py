@@ -16,12 +16,13 @@ What is kept for the backward pass is x, pre [R, 2I] and the routing; act, y and
     dpre, act_w, dw   from dy[rows] @ down and pre, one product with an epilogue    gated_backward_mm
     ddown             dy[rows]^T @ act_w                                            gathered_wgrad
     dx                dpre @ gate_up, then each token's rows summed                 grouped_mm, combine
-    dgate_up          dpre^T @ x[rows], rows copied some columns at a time          gathered_wgrad
+    dgate_up          dpre^T @ x[rows]                                              gathered_wgrad
 
 That the gradient of the routing weights is <dy[rows] @ down, f(pre)>, from what the product has in registers, is
-SonicMoE's (arXiv:2512.14080): y need not be kept. dy is put in order once, for both products of it; dpre takes pre's
-memory, unless the graph is kept (`retain_graph`) or compiled. Peak memory beyond the results: R (2I + I + H) elements
-forward and backward. Every sum is formed in one order, so equal inputs give equal bits.
+SonicMoE's (arXiv:2512.14080): y need not be kept. Where weight gradients cannot gather, dy is put in order once, for
+both products of it, and x is copied some columns at a time. dpre takes pre's memory, unless the graph is kept
+(`retain_graph`) or compiled. Peak memory beyond the results: R (2I + I + H) elements forward and backward. Every sum is
+formed in one order, so equal inputs give equal bits.
 
 With few tokens and no gradient there is no order, and `_few` does it all.
 

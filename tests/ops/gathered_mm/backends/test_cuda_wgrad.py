@@ -60,7 +60,7 @@ def test_refusals_say_why(changed, word, with_nvrtc):
 def test_auto_takes_it_where_tiles_are_full(with_nvrtc):
     assert choose(problem(), H100).backend.name == "cuda_wgrad"
     assert choose(problem(gathered="a"), H100).backend.name == "cuda_wgrad"
-    for other in (problem(m=8), problem(rows=32 * 64), problem(n=8, gathered="a"), problem(gathered="")):
+    for other in (problem(m=8), problem(rows=32 * 256), problem(n=8, gathered="a"), problem(gathered="")):
         assert choose(other, H100).backend.name != "cuda_wgrad"
 
 

@@ -98,40 +98,9 @@ def _steps(p, plan, t):
     return (gl.maximum(_depth(p, plan, t), 1) + p.BLOCK_K - 1) // p.BLOCK_K
 
 
-@gluon.constexpr_function
-def _part_layout(block_n, pieces):
-    """Of the parts, four of a piece, in which the backward pass of the activation works."""
-    return gl.NVMMADistributedLayout([3, 0], [4, 1], [16, max(block_n // pieces // 4, 8), 16])
-
-
 @gluon.jit
-def _prefetch(p, row, row_end, col, CONSUMER: gl.constexpr, part_layout: gl.constexpr):
-    """What a tile's epilogue needs beside its products: both are there by the time the products are. Its rows' routing
-    weights, which only the backward pass has."""
-    weight = row
-    if p.PRODUCT == "backward":
-        fetch_pre(p, row, row_end, col, CONSUMER)
-        weight = routing_weights(p, row, row_end, part_layout)
-    return weight
-
-
-@gluon.jit
-def _store_tile(
-    p,
-    acc,
-    weight,
-    g,
-    row,
-    row_end,
-    col,
-    tile,
-    CONSUMER: gl.constexpr,
-    mma_layout: gl.constexpr,
-    part_layout: gl.constexpr,
-):
-    if p.PRODUCT == "backward":
-        store_backward(p, acc, weight, row, row_end, col, CONSUMER, part_layout)
-    elif p.PRODUCT == "gated":
+def _store_tile(p, acc, g, row, row_end, col, tile, CONSUMER: gl.constexpr, mma_layout: gl.constexpr):
+    if p.PRODUCT == "gated":
         store_gated(p, acc, g, row, row_end, col, tile, CONSUMER, mma_layout)
     else:
         store_plain(p, acc, g, row, row_end, col, tile, CONSUMER, mma_layout)
@@ -139,7 +108,6 @@ def _store_tile(
 
 @gluon.jit
 def _consumer_split(p, CONSUMER: gl.constexpr, mma_layout: gl.constexpr):
-    part_layout: gl.constexpr = _part_layout(p.BLOCK_N, 2 * p.C_PARTS)
     plan = make_plan(p)
     steps = _steps(p, plan, 0)
     t = gl.program_id(0)
@@ -153,13 +121,11 @@ def _consumer_split(p, CONSUMER: gl.constexpr, mma_layout: gl.constexpr):
         mbarrier.wait(p.full.index(1), 0, pred=(steps > 1) & (t < plan.total))
     while t < plan.total:
         number += 1
-        first = row + CONSUMER * p.ROWS
-        if first < row_end:
-            weight = _prefetch(p, first, row_end, col, CONSUMER, part_layout)
+        if row + CONSUMER * p.ROWS < row_end:
             acc = _multiply(p, step, p.K, CONSUMER, None, mma_layout)
             after = take(p, number, t + gl.num_programs(0))
             next_g, next_row, next_row_end, next_col, _k0, _k_len = locate(p, plan, after)
-            _store_tile(p, acc, weight, g, first, row_end, col, tile, CONSUMER, mma_layout, part_layout)
+            _store_tile(p, acc, g, row + CONSUMER * p.ROWS, row_end, col, tile, CONSUMER, mma_layout)
             tile += 1
         else:
             skip(p, step, p.K)
@@ -176,7 +142,7 @@ def _consumer_split(p, CONSUMER: gl.constexpr, mma_layout: gl.constexpr):
 
 @gluon.jit
 def _consumer_pingpong(p, CONSUMER: gl.constexpr, mma_layout: gl.constexpr):
-    part_layout: gl.constexpr = _part_layout(p.BLOCK_N, 2 * p.C_PARTS)
+    part_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [gl.num_warps(), 1], [16, p.BLOCK_N // 8, 16])
     plan = make_plan(p)
     tile = 0
     # The ring's steps go on through the other consumer's tiles.
@@ -187,7 +153,10 @@ def _consumer_pingpong(p, CONSUMER: gl.constexpr, mma_layout: gl.constexpr):
         t = take(p, 1, t + gl.num_programs(0))
     g, row, row_end, col, _k0, _k_len = locate(p, plan, t)
     while t < plan.total:
-        weight = _prefetch(p, row, row_end, col, CONSUMER, part_layout)
+        if p.PRODUCT == "backward":
+            # Both are there by the time the products are.
+            fetch_pre(p, row, row_end, col, CONSUMER)
+            weight = routing_weights(p, row, row_end, part_layout)
         # Not carried from tile to tile as g and row are: Triton 3.6 drops that, and every tile gets the first one's.
         k_len = _depth(p, plan, t)
         mbarrier.wait(p.order.index(CONSUMER), (tile & 1) ^ (1 - CONSUMER))
@@ -196,7 +165,10 @@ def _consumer_pingpong(p, CONSUMER: gl.constexpr, mma_layout: gl.constexpr):
         other = take(p, 2 * tile + CONSUMER + 1, t + gl.num_programs(0))
         after = take(p, 2 * tile + CONSUMER + 2, t + 2 * gl.num_programs(0))
         next_g, next_row, next_row_end, next_col, _k0, _k_len = locate(p, plan, after)
-        _store_tile(p, acc, weight, g, row, row_end, col, tile, CONSUMER, mma_layout, part_layout)
+        if p.PRODUCT == "backward":
+            store_backward(p, acc, weight, row, row_end, col, CONSUMER, part_layout)
+        else:
+            _store_tile(p, acc, g, row, row_end, col, tile, CONSUMER, mma_layout)
         step += _steps(p, plan, t) + _steps(p, plan, other)
         tile += 1
         t = after

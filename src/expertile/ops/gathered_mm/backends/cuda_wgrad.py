@@ -41,7 +41,7 @@ class Config:
     columns of the other."""
 
     num_stages: int = 4
-    band: int = 16
+    band: int = 4
 
     @property
     def smem_bytes(self) -> int:
@@ -123,6 +123,6 @@ BACKEND = Backend(
     name="cuda_wgrad",
     summary="CUDA C++ kernel for Hopper: weight gradients that gather, tiles of 128x256, no copy of the rows",
     supports=supports,
-    configs=lambda problem, device: (Config(), Config(band=8), Config(band=4)),
+    configs=lambda problem, device: (Config(), Config(band=16)),
     run=run,
 )

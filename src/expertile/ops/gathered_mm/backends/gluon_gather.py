@@ -42,7 +42,7 @@ class Config:
 
     block_n: columns of the product's tile (half of them gate, half up, where it is gated).
     group_m: rows of tiles that share one pass over an expert's weights.
-    store_parts: pieces in which a result of half a tile's width leaves.
+    store_parts: pieces in which a result of half a tile's width leaves; 1 for the backward pass.
     store_slots: buffers, of a piece each, through which each of the two consumers stores.
     split: both consumers share a tile, half of its rows each; else each takes every other tile.
     dynamic: a dynamic tile scheduler, with a counter in memory; else program p of P takes p, p + P, p + 2P, …
@@ -129,7 +129,6 @@ _TILE_COLUMNS = 8  # what a tile costs beside its weights: plan, first load and 
 _HIGH_64 = Config(block_m=64, block_n=256, num_stages=5, group_m=16, store_parts=2, store_slots=1)
 _BACKWARD = Config(num_stages=4, store_slots=3)
 _BACKWARD_SMALL_M = Config(block_m=64, num_stages=7, store_slots=3)
-_BACKWARD_WIDE = Config(block_n=256, num_stages=3, store_parts=2, store_slots=3, split=True)
 # FLOP/s of whole tiles with gathered rows, by (block_m, block_n), of those of 128x256. What lowers it is what crosses
 # from L2. H200: 2026-11-23, medians of 4096 -> 2 x 1024 with 2048 rows of an expert and 2880 -> 2 x 2880 with 256.
 # H100: 2026-11-25, the former, at its power limit.
@@ -145,11 +144,7 @@ def configs(problem: GatherProblem, device: Device) -> tuple[Config, ...]:
         # Its epilogue has three buffers, no more and no fewer. With rows in order and gate and up apart 128 rows cost
         # less than the half tile that they waste.
         few = problem.mean_group <= (400 if problem.gathered or problem.interleaved else 128)
-        wide = (replace(_BACKWARD_WIDE, dynamic=True), _BACKWARD_WIDE)
-        if few:
-            return _BACKWARD_SMALL_M, _BACKWARD, *wide
-        tall = (_BACKWARD, _BACKWARD_SMALL_M)
-        return (*wide, *tall) if wide_tiles_pay(device) else (*tall, *wide)
+        return (_BACKWARD_SMALL_M, _BACKWARD) if few else (_BACKWARD, _BACKWARD_SMALL_M)
     if problem.product is Product.WGRAD:
         return (_LARGE_M, _LARGE_M_ONE_OUTPUT, _CANDIDATES[-1])
     decode = (_decode(problem, device),) if problem.gathered and problem.mean_group <= 64 else ()
