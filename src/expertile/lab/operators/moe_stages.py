@@ -106,7 +106,7 @@ def calls(inputs: Inputs, top_k: int) -> dict[str, Callable[[], Any]]:
             interleaved=False,
         ),
     )
-    step("B wgrad down", lambda: gathered_wgrad(*of_dy, act_w, offs))
+    step("B wgrad down", lambda: gathered_wgrad(of_dy[0], of_dy[1], act_w, offs))
     step("B wgrad up", lambda: gathered_wgrad(dpre, rows, x, offs, gather_b=True))
     dx_rows = step("B dgrad", lambda: grouped_mm(dpre, gate_up, offs=offs))
     step("B combine", lambda: combine(dx_rows, order.positions))

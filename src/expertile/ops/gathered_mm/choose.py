@@ -37,10 +37,6 @@ COMPOSED_BACKWARD_COLUMNS = 1536
 # 0.55 against 0.88. Of 256 rows, where tiles of 2880 columns have some to spare: 1.43 against 1.39, 2.70 against 2.53.
 WGRAD_ROWS, WGRAD_COLUMNS = 400, 128
 
-# Taken only when asked for by name: on an H200 gluon_gather's weight gradient makes 392 TFLOP/s where copying the rows
-# into order and multiplying the copy makes 587 (128 experts of 2048 rows, 2048 x 4096).
-BY_NAME_ONLY: frozenset[tuple[str, Product]] = frozenset({("gluon_gather", Product.WGRAD)})
-
 
 @lru_cache(maxsize=4096)
 def choose(
@@ -62,11 +58,7 @@ def choose(
     known = {backend.name: invariantly(backend) if batch_invariant else backend for backend in backends}
     asked = [known[name] for name in names if name in known]
 
-    def unwanted(backend: Backend) -> str | None:
-        slow = (backend.name, problem.product) in BY_NAME_ONLY
-        return "slower than composed, so only when asked for by name" if slow else None
-
-    return first_able(problem, device, asked, why, unwanted, "takes")
+    return first_able(problem, device, asked, why, verb="takes")
 
 
 def _composed_backward(problem: GatherProblem, rows: float) -> bool:

@@ -4,7 +4,6 @@
     GATED  pre[r] = a[rows[r]] @ b[g] (+ bias[g]), act[r] = f(gate, up)
     BACKWARD  with a_r = dy[rows[r]] @ b[g] and routing weight w:
            dpre[r] = f'(pre[r]) (w a_r), act_w[r] = w f(pre[r]), dweights[slots[r]] = <a_r, f(pre[r])>
-    WGRAD  out[g] = Σ over rows r of g of a[r]ᵀ b[r], one of them gathered
 
 bf16 and fp16, float32 accumulation. Rows are gathered inside by cp.async, 16 bytes a thread, or come by TMA where
 `rows` is None; b comes by TMA and all results leave by TMA, so groups need no padding. The activation is that of the
@@ -12,9 +11,6 @@ rounded pre-activation, whether that is kept or not. `offs` and `rows` are read 
 synchronises, and a captured CUDA graph follows new routings. Limits: tensor cores (and the power they draw) for long
 groups; HBM for small ones, where each expert's weights are read once. See `_gluon_kernel` for how the work is laid out
 on the chip.
-
-Weight gradients that gather are slower on an H200 than copying the rows into order and multiplying the copy (392
-against 587 TFLOP/s: each step of K has row numbers of its own), so `choose` copies.
 """
 
 from __future__ import annotations
@@ -78,18 +74,18 @@ class Config:
 def supports(problem: GatherProblem, device: Device) -> str | None:
     """The reason this kernel can't compute `problem` on `device`, or None."""
     p = problem
+    if p.product is Product.WGRAD:
+        return "computes no weight gradients"
     if device.kind != "cuda" or device.capability != (9, 0):
         return "needs compute capability 9.0 (H100, H200): it is written for that architecture's wgmma instructions"
     if p.dtype not in _DTYPES:
         return f"multiplies bfloat16 and float16, not {p.dtype}"
-    if p.product is not Product.WGRAD and p.m > MAX_ROWS:
+    if p.m > MAX_ROWS:
         return f"at most {MAX_ROWS} rows (the ragged descriptors' limit), not {p.m}"
     if p.groups > 1024:
         return f"at most 1024 experts (their prefix sum is kept in registers), not {p.groups}"
     if not (p.a_aligned and p.b_aligned):
         return "16-byte copies need base addresses that are multiples of 16 bytes"
-    if p.product is Product.WGRAD:
-        return _supports_wgrad(p)
     if p.k == 0 or p.k % 8:
         return f"16-byte copies need K to be a positive multiple of 8, not {p.k}"
     if p.a_strides[1] != 1 or p.a_strides[0] % 8 or p.a_strides[0] <= 0:
@@ -103,17 +99,6 @@ def supports(problem: GatherProblem, device: Device) -> str | None:
         return "gate and up in halves are loaded together, for which b must be stored [E, 2I, K]"
     if p.intermediate % 8:
         return f"TMA needs rows of the result that are multiples of 16 bytes, not {p.intermediate} x {p.dtype.itemsize}"
-    return None
-
-
-def _supports_wgrad(p: GatherProblem) -> str | None:
-    if not p.gathered:
-        return "gathers one operand of a weight gradient; without `rows` that is a grouped product"
-    if p.k > MAX_ROWS:
-        return f"at most {MAX_ROWS} rows (the ragged descriptors' limit), not {p.k}"
-    for name, strides, cols in (("a", p.a_strides, p.m), ("b", p.b_strides, p.n)):
-        if strides[1] != 1 or strides[0] % 8 or strides[0] <= 0 or cols % 8:
-            return f"16-byte copies need rows of {name} in whole 16 bytes, got {cols} columns and strides {strides}"
     return None
 
 
@@ -145,8 +130,6 @@ def configs(problem: GatherProblem, device: Device) -> tuple[Config, ...]:
         # less than the half tile that they waste.
         few = problem.mean_group <= (400 if problem.gathered or problem.interleaved else 128)
         return (_BACKWARD_SMALL_M, _BACKWARD) if few else (_BACKWARD, _BACKWARD_SMALL_M)
-    if problem.product is Product.WGRAD:
-        return (_LARGE_M, _LARGE_M_ONE_OUTPUT, _CANDIDATES[-1])
     decode = (_decode(problem, device),) if problem.gathered and problem.mean_group <= 64 else ()
     candidates = (_default(problem, device), *decode, *_CANDIDATES)
     fitting = (c for c in candidates if c.smem_bytes <= device.smem_bytes)
@@ -156,7 +139,7 @@ def configs(problem: GatherProblem, device: Device) -> tuple[Config, ...]:
 def invariant(problem: GatherProblem, device: Device) -> tuple[Config, ...]:
     """All configs: each adds the products of an element 16 at a time (the K of a wgmma), in the order of k, to one
     float32 sum, and those of a routing weight's gradient by columns of 128."""
-    return () if problem.product is Product.WGRAD else configs(problem, device)
+    return configs(problem, device)
 
 
 def _default(problem: GatherProblem, device: Device) -> Config:
@@ -207,7 +190,7 @@ def _decode(problem: GatherProblem, device: Device) -> Config:
 
 def takes_more(problem: GatherProblem, config: Config) -> bool:
     """Whether `run` takes a second pair of operands: rows of a are gathered, and its own start a step of K."""
-    return problem.product is not Product.WGRAD and problem.gathered == "a" and problem.k % config.block_k == 0
+    return problem.gathered == "a" and problem.k % config.block_k == 0
 
 
 def run(problem: GatherProblem, operands: Operands, config: Config, outputs: Outputs, more: Pair | None = None) -> None:
