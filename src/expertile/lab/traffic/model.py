@@ -37,10 +37,8 @@ class Step:
 
 @dataclass(frozen=True)
 class Way:
-    """One way to compute an operator: "unfused", "torch", "expertile", or a name of its own.
-
-    source: the files that the steps were read from; note: what the figures leave out.
-    """
+    """ "unfused", "torch", "expertile", or a name of its own; `source`: files that the steps were read from; `note`:
+    what the figures leave out."""
 
     name: str
     steps: tuple[Step, ...]
@@ -98,10 +96,7 @@ class Subject:
 
 @dataclass(frozen=True)
 class Formula:
-    """How an operator's traffic is counted: its dimensions with defaults, and its ways.
-
-    `ways(subject, device)` are in the order of display, the most wasteful first.
-    """
+    """How an operator's traffic is counted: its dimensions with defaults, and its ways, the most wasteful first."""
 
     op: str
     dims: Mapping[str, Any]
