@@ -16,12 +16,8 @@ UNFUSED, TORCH, OURS = "unfused", "torch", "expertile"
 
 @dataclass(frozen=True)
 class Step:
-    """What one kernel (or `launches` of them) moves and computes.
-
-    read, written: bytes between memory and the processor if nothing that an earlier step left in a cache is found
-    there: each tensor that the kernel takes once, each that it makes once.
-    again: further bytes that the kernel asks for while they are still near, in L1 or L2; memory does not see them.
-    """
+    """What one kernel (or `launches` of them) moves and computes. read, written: each tensor that it takes and makes
+    once, as if nothing lay in a cache; again: further bytes that it asks for while they are still near, in L1 or L2."""
 
     name: str
     read: float
