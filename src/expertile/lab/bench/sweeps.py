@@ -1,6 +1,5 @@
 """Presets in which one thing varies and all else stays: tokens, groups, K or N; skew beside its balanced twin; and the
 gradients of forward products. bf16 throughout. `axis_of` takes names of `scaling` ("mixtral-up-tokens64") apart again.
-
 """
 
 from __future__ import annotations

@@ -13,6 +13,7 @@ import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -176,13 +177,7 @@ def in_time(
 
 def take(source: Iterator[GroupedWorkload], finished: set[str], most: int) -> list[GroupedWorkload]:
     """The first `most` workloads of `source` that are not among the `finished` names."""
-    found: list[GroupedWorkload] = []
-    for workload in source:
-        if len(found) >= most:
-            break
-        if record_name(workload) not in finished:
-            found.append(workload)
-    return found
+    return list(islice((w for w in source if record_name(w) not in finished), most))
 
 
 def compile_all(
@@ -294,20 +289,8 @@ def _final(case: Case, machine: Machine, candidates: Sequence[Candidate], policy
 def workload_of(record: Record) -> GroupedWorkload:
     """The workload that a record of a grouped product was made on."""
     s = record.shape
-    return grouped(
-        record.workload,
-        "",
-        Layout(s["layout"]),
-        s["group_sizes"],
-        s["m"],
-        s["n"],
-        s["k"],
-        record.dtype,
-        op=record.op,
-        a_layout=s["a_layout"],
-        b_layout=s["b_layout"],
-        routing=s["routing"],
-    )
+    sizes, how = (s[x] for x in ("group_sizes", "m", "n", "k")), {x: s[x] for x in ("a_layout", "b_layout", "routing")}
+    return grouped(record.workload, "", Layout(s["layout"]), *sizes, record.dtype, op=record.op, **how)
 
 
 def table_of(records: Sequence[Record], backends: Sequence[Backend] = BACKENDS) -> Table:

@@ -78,9 +78,7 @@ def _product_work(task: Task, fixed: Inputs) -> Work:
 
 def _moe_work(task: Task, ids: Tensor, weights: tuple[str, ...], tokens: tuple[str, ...], unread: int = 0) -> Work:
     """Of the experts from 0 on that this rank has: their rows, the weights of those with rows, tokens that have one.
-
-    The last of `weights` is the second projection [E, H, I].
-    """
+    The last of `weights` is the second projection [E, H, I]."""
     local, hidden, inner = task.shape(weights[-1])
     here = (ids >= 0) & (ids < local)
     used, busy = len(torch.unique(ids[here])), int(here.any(1).sum())

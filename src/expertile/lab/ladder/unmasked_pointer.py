@@ -18,25 +18,22 @@ from expertile.ops.grouped_mm.backend import Backend
 
 @triton.jit
 def multiply_tile(
-    a_ptr,
-    b_ptr,
-    out_ptr,
+    pointers,
+    strides,
     group,
     row,
     row_end,
     col,
     N,
     K,
-    a_stride_m,
-    b_stride_g,
-    b_stride_n,
-    out_stride_m,
     EVEN_K: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
     """One tile of the result: rows [row, row_end), columns from `col` on, of group `group`."""
+    a_ptr, b_ptr, out_ptr = pointers
+    a_stride_m, b_stride_g, b_stride_n, out_stride_m = strides
     rows = tl.minimum(tl.arange(0, BLOCK_M), row_end - row - 1)[:, None]
     cols = tl.minimum(tl.arange(0, BLOCK_N), N - col - 1)[None, :]
     ks = tl.arange(0, BLOCK_K)
@@ -81,30 +78,13 @@ def _unmasked_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
+    pointers, strides = (a_ptr, b_ptr, out_ptr), (a_stride_m, b_stride_g, b_stride_n, out_stride_m)
     tiles_n = tl.cdiv(N, BLOCK_N)
     group, start, end, place, found = walk_to_group(tl.program_id(0), offs_ptr, groups, tiles_n, BLOCK_M)
     if found:
         row = start + place // tiles_n * BLOCK_M
         col = place % tiles_n * BLOCK_N
-        multiply_tile(
-            a_ptr,
-            b_ptr,
-            out_ptr,
-            group,
-            row,
-            end,
-            col,
-            N,
-            K,
-            a_stride_m,
-            b_stride_g,
-            b_stride_n,
-            out_stride_m,
-            EVEN_K,
-            BLOCK_M,
-            BLOCK_N,
-            BLOCK_K,
-        )
+        multiply_tile(pointers, strides, group, row, end, col, N, K, EVEN_K, BLOCK_M, BLOCK_N, BLOCK_K)
 
 
 BACKEND = Backend(

@@ -89,9 +89,7 @@ def _experts(rows: Tensor, gate_up: Tensor, down: Tensor, offs: Tensor, weights:
 
 def gathered_back(x: Tensor, router: Tensor, gate_up: Tensor, down: Tensor, top_k: int) -> Tensor:
     ids, weights = _routed(x, router, top_k)
-    flat = ids.flatten()
-    order = flat.argsort(stable=True)
-    inverse = torch.empty_like(order).scatter_(0, order, torch.arange(order.shape[0], device=x.device))
+    flat, order, inverse = _sorted(ids)
     y = _experts(x.index_select(0, order // top_k), gate_up, down, _ends(flat, router.shape[0]))
     of_token = y.index_select(0, inverse).unflatten(0, (x.shape[0], top_k))
     return (of_token.float() * weights[..., None]).sum(1).to(x.dtype)

@@ -1,6 +1,5 @@
 """attention in the lab: forward (q, k, v -> out) and backward (dout, q, k, v -> dq, dk, dv; out and LSE are there).
 FLOPs are those of unmasked pairs: two products forward, five backward. The unfused rivals write all scores to memory.
-
 """
 
 from __future__ import annotations

@@ -5,13 +5,8 @@ does on a GPU.
 
 Bytes: each element read once and written once, 2 * itemsize * N; one FLOP for each element, so 1/8 FLOP/byte in
 float32 where an H200 balances at 14 without tensor cores. Nothing but memory limits it, and torch's own kernel moves
-the same bytes: there is no pass over memory to be saved, so no kernel can win by fusing this one operation. What is
-left to lose is the launch. With a launch of L seconds and B bytes/s,
-
-    t(N) = max(L, 2 * itemsize * N / B)    back to back from the host, which runs ahead of the GPU
-    t(N) = L + 2 * itemsize * N / B        a single call that is waited for
-
-and below N = L * B / (2 * itemsize) the launch is most of it. See docs/results/elementwise.md.
+the same bytes, so no kernel can win by fusing this one operation. What is left to lose is the launch: below N = L * B /
+(2 * itemsize), L seconds a launch and B bytes/s, it is most of the time. See docs/results/elementwise.md.
 
 Source of the loop: Callahan, Dongarra, Levine, "Vectorizing compilers: a test suite and results", Supercomputing 1988.
 """
