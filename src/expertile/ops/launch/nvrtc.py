@@ -77,10 +77,10 @@ def _check(status: int, what: str) -> None:
         raise RuntimeError(f"{what}: {(text.value or b'unknown error').decode()} ({status})")
 
 
-def program(macros: Mapping[str, int], products: str, source: Path) -> str:
-    """A kernel's program: the macros, `products` (the definitions of its wgmma instructions), parts.cu, `source`."""
+def program(macros: Mapping[str, int], products: str, *sources: Path) -> str:
+    """A kernel's program: the macros, `products` (the definitions of its wgmma instructions), parts.cu, `sources`."""
     defined = "".join(f"#define {name} {value}\n" for name, value in macros.items())
-    return defined + _TYPES + products + _PARTS.read_text() + source.read_text()
+    return defined + _TYPES + products + "".join(path.read_text() for path in (_PARTS, *sources))
 
 
 def compiled(source: str, options: Sequence[str]) -> bytes:

@@ -32,7 +32,7 @@ from expertile.ops.launch.blocks import tile_counter
 from expertile.ops.scaled_grouped_mm.backend import Backend, Operands
 from expertile.ops.scaled_grouped_mm.problem import BLOCK, Recipe, ScaledProblem
 
-_SOURCE = Path(__file__).with_name("_cuda_fp8.cu")
+_SOURCES = tuple(Path(__file__).with_name(name) for name in ("_cuda_fp8_tiles.cu", "_cuda_fp8.cu"))
 _ROWS = 128  # of a tile: two consumers of 64
 _ADDRESS, _INT, _LONG = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
 _TYPES = (*(nvrtc.TensorMap,) * 6, *(_ADDRESS,) * 4, *(_INT,) * 3, *(_LONG,) * 4)
@@ -77,7 +77,7 @@ class Config:
         }
         general = "template <int N> struct Columns {};\n"
         products = "".join(map(_multiply, sorted({*range(64, self.block_n, 64), self.block_n})))
-        return nvrtc.program(macros, general + products, _SOURCE)
+        return nvrtc.program(macros, general + products, *_SOURCES)
 
 
 def _multiply(n: int) -> str:
