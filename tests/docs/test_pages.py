@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from expertile.lab.operators import operators, presets
-from expertile.lab.race.record import read, record_files
+from expertile.lab.race.record import read
+from tests.lab.records import record_files
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"

@@ -1,9 +1,10 @@
 """Records for tests: valid ones, of which a test changes what it is about."""
 
+from pathlib import Path
 from typing import Any
 
 from expertile.lab.measure.env import Env
-from expertile.lab.race.record import Record
+from expertile.lab.race.record import Record, shipped_root
 
 
 def timed(time_s: float = 1e-3, spread: float = 0.01, **changes: Any) -> Record:
@@ -38,3 +39,8 @@ def untimed(status: str, reason: str = "because", **changes: Any) -> Record:
     base = timed(**changes).__dict__
     nothing = dict.fromkeys(("value", "ci95", "rel_error", "max_error"))
     return Record(**{**base, **nothing, "status": status, "reason": reason})
+
+
+def record_files(root: Path | None = None) -> list[Path]:
+    """All files of records under `root` (the shipped ones by default), sorted."""
+    return sorted((root or shipped_root()).glob("*/*.jsonl*"))

@@ -6,7 +6,7 @@ import datetime
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 import typer
@@ -80,23 +80,19 @@ def bench(
 ) -> None:
     """Measure workloads: every backend is checked against a float32 reference, then all are timed in turns."""
     given = BenchSpec() if config is None else read_bench_file(config)
-    spec = replace(
-        given,
-        presets=tuple(preset) or given.presets,
-        include=tuple(backend) or given.include,
-        skip=tuple(skip) or given.skip,
-        only=tuple(only) or given.only,
-        candidates=tuple(candidate) or given.candidates,
-        policy=policy or given.policy,
-        routing=routing or given.routing,
-        tokens=tuple(tokens) or given.tokens,
-        batch=given.batch if batch is None else batch,
-        seq=given.seq if seq is None else seq,
-        seed=given.seed if seed is None else seed,
-        quick=quick or given.quick,
-        full=full or given.full,
-        memory=memory or given.memory,
-    )
+    many: dict[str, list[Any]] = {
+        "presets": preset,
+        "include": backend,
+        "skip": skip,
+        "only": only,
+        "candidates": candidate,
+        "tokens": tokens,
+    }
+    one = {"policy": policy, "routing": routing, "batch": batch, "seq": seq, "seed": seed}
+    flags = {"quick": quick, "full": full, "memory": memory}
+    told: dict[str, Any] = {key: tuple(values) for key, values in many.items() if values}
+    told |= {key: value for key, value in one.items() if value not in (None, "")}
+    spec = replace(given, **told | {key: True for key, asked in flags.items() if asked})
     if not timeout > 0:
         raise ValueError(f"timeout: expected more than 0 seconds, got {timeout:g}")
     device = Device.current()
@@ -141,14 +137,9 @@ def bench(
     if interrupted:
         console.print("Interrupted; what was measured is kept. Go on with the same command and --resume.")
         raise typer.Exit(130)
-    if _useless(spec, records):
-        raise typer.Exit(1)
-
-
-def _useless(spec: BenchSpec, records: list[Record]) -> bool:
-    """Whether some candidate got no right result at all, so that a script can tell."""
     right = {r.backend for r in records if r.status == "ok"}
-    return any(candidate_name(c) not in right for c in spec.candidates)
+    if any(candidate_name(c) not in right for c in spec.candidates):
+        raise typer.Exit(1)  # a candidate without any right result: so that a script can tell
 
 
 def _measure(
@@ -161,7 +152,9 @@ def _measure(
     timeout_s: float,
     console: Console,
 ) -> Iterator[Record]:
-    policies = _policies(spec, device)
+    if device.kind != "cuda" and spec.policy == "graph":
+        raise ValueError("policy: expected eager on a CPU (there are no CUDA graphs), got 'graph'")
+    policies = spec.policies
     if part.name == DIAGNOSE:
         found = []
         with console.status("diagnose: launches, tensor cores, one product against many"):
@@ -208,12 +201,6 @@ def _measure_memory(part: Part, full: bool, device: Device, path: Path, console:
         found = list(kept(measure_memory(workloads, {o.name: o for o in part.operators}, site), path))
     console.print(f"[dim]{escape(part.name)}: {len(found)} new records of memory in {escape(str(path))}[/dim]")
     return found
-
-
-def _policies(spec: BenchSpec, device: Device) -> tuple[str, ...]:
-    if device.kind != "cuda" and spec.policy == "graph":
-        raise ValueError("policy: expected eager on a CPU (there are no CUDA graphs), got 'graph'")
-    return spec.policies
 
 
 def _conclude(

@@ -30,11 +30,9 @@ COMPILED = "torch.compile"  # it takes a CPU ten seconds and more to compile for
 
 @dataclass(frozen=True)
 class Part:
-    """The workloads of a preset (or the TOML file's own, "custom"), which have a record file of their own.
-
-    `backends` and `candidates` race on its grouped products, the rivals of `operators` on the others. `note` says what
-    was left out.
-    """
+    """The workloads of a preset (or the TOML file's own, "custom"), which have a record file of their own. `backends`
+    and `candidates` race on its grouped products, the rivals of `operators` on the others. `note` says what was left
+    out."""
 
     name: str
     workloads: tuple[Workload, ...]

@@ -18,19 +18,18 @@ is the sign of value j of the first 16, and bit 8j + 3 that of the last 16.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 
-from expertile.formats.mxfp4 import BIAS, BLOCK, Mxfp4Weight, rounded_codes, scale_words, validate_k, values_of_codes
-from expertile.formats.quantized import KernelLayout
+from expertile.formats.mxfp4 import BIAS, BLOCK, Mxfp4Layout, Mxfp4Weight, rounded_codes, values_of_codes
 
 LARGEST_EXPONENT = 12
-_UNIT = 6  # a block with exponent e has the scale 2^(e - _UNIT) of the row's
+UNIT = 6  # a block with exponent e has the scale 2^(e - UNIT) of the row's
 
 
-@dataclass(frozen=True)
-class Mxfp4Fp8Weight:
+@dataclass(frozen=True, repr=False)
+class Mxfp4Fp8Weight(Mxfp4Layout):
     """Weights [G, N, K] in MXFP4, as `scaled_grouped_mm` takes them beside FP8 activations. `of` makes them.
 
     packed: uint8 [G, N, K/2]; bits as the module says.
@@ -39,81 +38,23 @@ class Mxfp4Fp8Weight:
     k: K, a multiple of 32.
 
     All tensors are contiguous and on one device. ValueError otherwise, naming the field. Values are not looked at here.
+    A value takes 4.25 bits, and a row 4 bytes, where 128 divides K.
     """
 
     format: ClassVar[str] = "mxfp4_fp8"
-    zeros: ClassVar[None] = None
-    group_size: ClassVar[int] = BLOCK
-
-    packed: torch.Tensor
-    scales: torch.Tensor
-    k: int
-
-    def __post_init__(self) -> None:
-        validate_k(self.k)
-        packed, scales = self.packed, self.scales
-        if packed.dtype is not torch.uint8 or packed.dim() != 3 or packed.shape[2] != self.k // 2:
-            raise ValueError(
-                f"packed: expected uint8 [G, N, {self.k // 2}] for K = {self.k}, got {packed.dtype} "
-                f"{list(packed.shape)}"
-            )
-        shape = (packed.shape[0], scale_words(self.k) + 1, packed.shape[1], 4)
-        if scales.dtype is not torch.uint8 or tuple(scales.shape) != shape:
-            raise ValueError(
-                f"scales: expected uint8 {list(shape)} (G, K/128 + 1, N, 4), got {scales.dtype} {list(scales.shape)}"
-            )
-        for name, x in (("packed", packed), ("scales", scales)):
-            if not x.is_contiguous():
-                raise ValueError(f"{name}: expected a contiguous tensor, got strides {x.stride()}")
-            if x.device != packed.device:
-                raise ValueError(f"{name}: expected device {packed.device} as packed has, got {x.device}")
-
-    def __repr__(self) -> str:
-        return f"Mxfp4Fp8Weight({list(self.shape)}, device={self.device})"
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Mxfp4Fp8Weight, (self.packed, self.scales, self.k)
-
-    @property
-    def shape(self) -> tuple[int, int, int]:
-        """(G, N, K), in values."""
-        return self.packed.shape[0], self.packed.shape[1], self.k
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of values and scales together: 4.25 bits a value and 4 bytes a row where 128 divides K."""
-        return self.packed.numel() + self.scales.numel()
-
-    @property
-    def device(self) -> torch.device:
-        return self.packed.device
-
-    @staticmethod
-    def kernel_layout(k: int, group_size: int) -> KernelLayout:
-        """Scales are loaded as words of four."""
-        return KernelLayout(BLOCK, k // 2, 4 * BLOCK, torch.int32, 1)
-
-    @classmethod
-    def of_tensors(
-        cls, packed: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor | None, group_size: int, k: int
-    ) -> Mxfp4Fp8Weight:
-        """The weight of these fields; `zeros` and `group_size` are those of every such weight."""
-        return cls(packed, scales, k)
+    scales_of_row: ClassVar[int] = 1
 
     @staticmethod
     def of(w: Mxfp4Weight) -> Mxfp4Fp8Weight:
         """`w` rearranged, and rounded where scales of a row are more than 2^11 apart. An expert at a time."""
-        g, n, k = w.shape
-        packed = torch.empty(g, n, k // 2, dtype=torch.uint8, device=w.device)
-        scales = torch.zeros(g, scale_words(k) + 1, n, 4, dtype=torch.uint8, device=w.device)
-        for e in range(g):
+        made = Mxfp4Fp8Weight.empty(w.shape, w.device)
+        for e in range(w.shape[0]):
             one = w.part(e, e + 1)
             codes, exponents, row_scales = _relative(one.codes()[0].unflatten(-1, (-1, BLOCK)), one.scale_bytes()[0])
-            packed[e] = _packed(codes)
-            padded = torch.nn.functional.pad(exponents, (0, -exponents.shape[-1] % 4))
-            scales[e, :-1] = padded.unflatten(-1, (-1, 4)).movedim(0, 1)
-            scales[e, -1] = row_scales[:, None].view(torch.uint8)
-        return Mxfp4Fp8Weight(packed, scales, k)
+            made.packed[e] = _packed(codes)
+            made._fill_scales(e, exponents, 0)
+            made.scales[e, -1] = row_scales[:, None].view(torch.uint8)
+        return made
 
     def row_scales(self) -> torch.Tensor:
         """float32 [G, N]."""
@@ -122,10 +63,10 @@ class Mxfp4Fp8Weight:
     def e4m3(self) -> torch.Tensor:
         """What the tensor cores multiply: float8_e4m3fn [G, N, K], of which `row_scales` make the weights."""
         out = torch.empty(self.shape, dtype=torch.float8_e4m3fn, device=self.device)
-        exponents = self.scales[:, :-1].movedim(1, 2).flatten(2)[..., : self.k // BLOCK]
+        exponents = self._bytes_of_blocks()
         for e in range(self.shape[0]):
             values = values_of_codes(_unpacked(self.packed[e])).unflatten(-1, (-1, BLOCK))
-            out[e] = torch.ldexp(values, exponents[e, ..., None].int() - _UNIT).flatten(-2).to(out.dtype)
+            out[e] = torch.ldexp(values, exponents[e, ..., None].int() - UNIT).flatten(-2).to(out.dtype)
         return out
 
     def dequantize(self, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
@@ -136,19 +77,9 @@ class Mxfp4Fp8Weight:
             out[e] = (one.e4m3()[0].float() * one.row_scales()[0, :, None]).to(dtype)
         return out
 
-    def part(self, first: int, last: int) -> Mxfp4Fp8Weight:
-        """Experts first … last - 1: views."""
-        return Mxfp4Fp8Weight(self.packed[first:last], self.scales[first:last], self.k)
-
-    def to(self, device: torch.device | str | None = None) -> Mxfp4Fp8Weight:
-        """On another device; itself if it is there already."""
-        packed, scales = self.packed.to(device=device), self.scales.to(device=device)
-        same = packed is self.packed and scales is self.scales
-        return self if same else Mxfp4Fp8Weight(packed, scales, self.k)
-
     def check_numbers(self, dtype: torch.dtype) -> None:
         """ValueError where an exponent is none that `of` makes, or a row's scale is not finite."""
-        exponents = self.scales[:, :-1].movedim(1, 2).flatten(2)[..., : self.k // BLOCK]
+        exponents = self._bytes_of_blocks()
         bad = int(((exponents < 1) | (exponents > LARGEST_EXPONENT)).sum())
         if bad:
             raise ValueError(f"w: expected exponents from 1 to {LARGEST_EXPONENT}, got {bad} others")
@@ -172,7 +103,7 @@ def _relative(codes: torch.Tensor, scales: torch.Tensor) -> tuple[torch.Tensor, 
     if bool(below.any()):
         values = torch.ldexp(values_of_codes(codes), torch.where(below, exponents - 1, 0)[..., None])
         codes = rounded_codes(values)
-    row_scales = torch.ldexp(torch.ones_like(largest, dtype=torch.float64), largest - BIAS - LARGEST_EXPONENT + _UNIT)
+    row_scales = torch.ldexp(torch.ones_like(largest, dtype=torch.float64), largest - BIAS - LARGEST_EXPONENT + UNIT)
     return codes, exponents.clamp(min=1).to(torch.uint8), row_scales.float()
 
 

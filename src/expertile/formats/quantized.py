@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol, Self, runtime_checkable
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar, Self
 
 import torch
 
@@ -30,9 +31,9 @@ class KernelLayout:
         return 2 if self.scale_dtype is None else self.scale_dtype.itemsize
 
 
-@runtime_checkable
-class QuantizedWeight(Protocol):
-    """The weights of all experts, [G, N, K] values, as the kernels of `ops.weight_only_mm` read them.
+class QuantizedWeight:
+    """The weights of all experts, [G, N, K] values, as the kernels of `ops.weight_only_mm` read them; a format is a
+    frozen dataclass of this kind.
 
     format: the name by which `formats.weight_only` finds the class.
     packed: uint8 [G, N, bytes of a row]; scales and zeros: what else the kernels read, zeros None where there are none.
@@ -40,49 +41,71 @@ class QuantizedWeight(Protocol):
     """
 
     format: ClassVar[str]
+    packed: torch.Tensor
+    scales: torch.Tensor
+    zeros: torch.Tensor | None
+    group_size: int
 
-    @property
-    def packed(self) -> torch.Tensor: ...
-    @property
-    def scales(self) -> torch.Tensor: ...
-    @property
-    def zeros(self) -> torch.Tensor | None: ...
-    @property
-    def group_size(self) -> int: ...
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({list(self.shape)}, device={self.device})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), tuple(self._fields().values())
 
     @property
     def shape(self) -> tuple[int, int, int]:
         """(G, N, K), in values."""
-        ...
+        raise NotImplementedError
 
     @property
     def nbytes(self) -> int:
         """Bytes of all tensors together, those of padding too."""
-        ...
+        return sum(x.nbytes for x in self._fields().values() if isinstance(x, torch.Tensor))
 
     @property
-    def device(self) -> torch.device: ...
+    def device(self) -> torch.device:
+        return self.packed.device
 
-    def dequantize(self, dtype: torch.dtype = ...) -> torch.Tensor:
-        """[G, N, K] in `dtype`."""
-        ...
+    def dequantize(self, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+        """[G, N, K] in `dtype`, computed in float32 and rounded once, an expert at a time."""
+        raise NotImplementedError
 
     def part(self, first: int, last: int) -> Self:
         """Experts first … last - 1: views."""
-        ...
+        return self._changed(lambda x: x[first:last])
+
+    def to(self, device: torch.device | str | None = None) -> Self:
+        """On another device; itself if it is there already."""
+        moved = self._changed(lambda x: x.to(device=device))
+        return self if moved.packed is self.packed and moved.scales is self.scales else moved
 
     def check_numbers(self, dtype: torch.dtype) -> None:
         """ValueError where scales or zero points are not what kernels with activations of `dtype` take."""
-        ...
+        raise NotImplementedError
 
     @staticmethod
     def kernel_layout(k: int, group_size: int) -> KernelLayout:
         """The layout of rows of K values."""
-        ...
+        raise NotImplementedError
 
     @classmethod
     def of_tensors(
         cls, packed: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor | None, group_size: int, k: int
     ) -> Any:
-        """The weight of these fields."""
-        ...
+        """The weight of these fields, as far as the format has them."""
+        raise NotImplementedError
+
+    def _fields(self) -> dict[str, Any]:
+        return {f.name: getattr(self, f.name) for f in fields(self)}  # type: ignore[arg-type]
+
+    def _changed(self, change: Callable[[torch.Tensor], torch.Tensor]) -> Self:
+        return type(self)(**{n: change(x) if isinstance(x, torch.Tensor) else x for n, x in self._fields().items()})
+
+    def _check_place(self) -> None:
+        """ValueError unless all tensors are contiguous and on one device."""
+        here = self.packed.device
+        for name, x in (("packed", self.packed), ("scales", self.scales), ("zeros", self.zeros)):
+            if x is not None and not x.is_contiguous():
+                raise ValueError(f"{name}: expected a contiguous tensor, got strides {x.stride()}")
+            if x is not None and x.device != here:
+                raise ValueError(f"{name}: expected device {here} as packed has, got {x.device}")

@@ -2,10 +2,12 @@
 
 import json
 import textwrap
+import tomllib
+from dataclasses import fields
+from pathlib import Path
 
 import pytest
 
-import expertile.lab.bench.config as config
 from expertile.lab.bench.config import BenchSpec, read_bench_file
 from expertile.lab.bench.presets import preset
 from expertile.lab.race.routing import draw
@@ -17,8 +19,10 @@ def _read(tmp_path, text):
     return read_bench_file(path)
 
 
-def test_the_example_of_the_docstring_is_read(tmp_path):
-    example = config.__doc__.split("all:\n")[1].split("Paths of")[0]
+def test_the_example_of_the_guide_has_every_key_and_is_read(tmp_path):
+    page = Path(__file__).parents[3] / "docs" / "guide" / "race.md"
+    example = page.read_text().split("```toml\n")[1].split("```")[0]
+    assert {f.name for f in fields(BenchSpec)} - {"inline"} <= tomllib.loads(example).keys()
     spec = _read(tmp_path, example)
     assert spec.presets == ("squares", "models")
     assert spec.policy == "both" and spec.policies == ("graph", "eager")

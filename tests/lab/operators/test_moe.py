@@ -60,7 +60,7 @@ def test_the_reference_is_what_autograd_says_of_every_expert_on_every_token():
     gate, up = torch.einsum("th,enh->ten", x, gate_up).chunk(2, 2)
     out = torch.einsum("te,tei,ehi->th", weights, F.silu(gate) * up, down)
     want = (out.detach(), *torch.autograd.grad(out, (x, router, gate_up, down), dy))
-    got = lab.train_reference(TRAIN, made(TRAIN))
+    got = lab.reference(TRAIN, made(TRAIN))
     for a, b in zip(got, want, strict=True):
         torch.testing.assert_close(a.double(), b, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(got[0], lab.reference(replace(TRAIN, op="moe"), made(TRAIN)[:4])[0])
@@ -127,7 +127,7 @@ def test_interleaved_weights_alternate_gate_and_up():
     assert torch.equal(interleaved(gate_up)[:, 1::2], gate_up[:, 3:])
     sonic = next(r for r in operators()["moe_train"].rivals if r.name == "sonicmoe")
     inputs = made(TRAIN)
-    own, plain = sonic.reference(TRAIN, inputs), lab.train_reference(TRAIN, inputs)
+    own, plain = sonic.reference(TRAIN, inputs), lab.reference(TRAIN, inputs)
     assert torch.equal(own[3], interleaved(plain[3])) and not torch.equal(own[3], plain[3])
     assert all(torch.equal(own[i], plain[i]) for i in (0, 1, 2, 4))
 

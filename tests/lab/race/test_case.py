@@ -152,8 +152,8 @@ def test_a_rival_that_no_graph_can_hold_is_timed_eagerly_alone(monkeypatch):
     monkeypatch.setattr(run_module, "time_on_sets", eager)
     settings = run_module._Session.__init__
 
-    def with_graph(self, s, *rest):
-        settings(self, replace(s, policies=("graph", "eager")), *rest)
+    def with_graph(self, policies, *rest):
+        settings(self, ("graph", "eager"), *rest)
 
     monkeypatch.setattr(run_module._Session, "__init__", with_graph)
     found = {(r.backend, r.policy): r for r in records(rival("a", right), rival("syncs", right, graph=False))}

@@ -10,8 +10,8 @@ from rich.console import Console
 
 from expertile.lab.measure.env import Env
 from expertile.lab.race.compare import compare, environment_changes, exit_code, render
-from expertile.lab.race.record import read, record_files
-from tests.lab.records import timed, untimed
+from expertile.lab.race.record import read
+from tests.lab.records import record_files, timed, untimed
 
 
 def _one(old, new, **options):

@@ -14,14 +14,13 @@ from expertile.lab.race.record import (
     Record,
     append,
     read,
-    record_files,
     results_path,
     shipped_files,
     shipped_records,
     shipped_root,
     shown_files,
 )
-from tests.lab.records import timed, untimed
+from tests.lab.records import record_files, timed, untimed
 
 KEYS = ["op", "workload", "shape", "dtype", "backend", "config", "policy", "metric", "value", "ci95", "bound"]
 KEYS += ["limiter", "flops", "nbytes", "rel_error", "max_error", "status", "reason", "details", "env", "run", "date"]

@@ -78,6 +78,11 @@ def test_configs_are_powers_of_two_and_distinct(numel, dtype):
         assert config.block * dtype.itemsize >= 16 * 32 * config.num_warps
 
 
+def test_configs_are_made_once():
+    """Every eager call asks for them, and making them took longer than all else that a call costs the host."""
+    assert configs(32_000, torch.float32, 132) is configs(50_000, torch.float32, 132)
+
+
 def test_small_tensors_spread_over_the_sms():
     small, large = configs(10**6, torch.float32, 132)[0], configs(10**8, torch.float32, 132)[0]
     assert small.block < large.block

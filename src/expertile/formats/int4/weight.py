@@ -14,12 +14,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 
 from expertile.formats.int4.packing import half_block, pack, unpack
-from expertile.formats.quantized import KernelLayout
+from expertile.formats.quantized import KernelLayout, QuantizedWeight
 
 GROUP_SIZES = (32, 64, 128)
 SCALE_DTYPES = (torch.bfloat16, torch.float16)
@@ -28,7 +28,7 @@ SCALE_LIMIT = 2.0**27  # in magnitude, exclusive
 
 
 @dataclass(frozen=True)
-class Int4Weight:
+class Int4Weight(QuantizedWeight):
     """Weights [G, N, K] (G experts, N outputs, K inputs: as `torch.nn.Linear` stores them) in 4 bits.
 
     packed: uint8 [G, N, K/2], nibbles as `expertile.formats.int4.packing` says.
@@ -51,6 +51,7 @@ class Int4Weight:
 
     def __post_init__(self) -> None:
         _validate(self.packed, self.scales, self.zeros, self.group_size)
+        self._check_place()
 
     def __repr__(self) -> str:
         kind = "symmetric" if self.zeros is None else "with zero points"
@@ -58,9 +59,6 @@ class Int4Weight:
             f"Int4Weight({list(self.shape)}, group_size={self.group_size}, {kind}, dtype={self.dtype}, "
             f"device={self.device})"
         )
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Int4Weight, (self.packed, self.scales, self.zeros, self.group_size)
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -72,16 +70,6 @@ class Int4Weight:
     def half(self) -> int:
         """Bytes of a block of the packed layout: 64 or 32."""
         return half_block(self.shape[2], self.group_size)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of values, scales and zero points together."""
-        tensors = (self.packed, self.scales) if self.zeros is None else (self.packed, self.scales, self.zeros)
-        return sum(t.numel() * t.element_size() for t in tensors)
-
-    @property
-    def device(self) -> torch.device:
-        return self.packed.device
 
     @property
     def dtype(self) -> torch.dtype:
@@ -156,11 +144,6 @@ class Int4Weight:
             zero = float(SYMMETRIC_ZERO) if self.zeros is None else self.zeros[e].t().float()[..., None]
             out[e] = ((q - zero) * self.scales[e].t().float()[..., None]).flatten(-2).to(dtype)
         return out
-
-    def part(self, first: int, last: int) -> Int4Weight:
-        """Experts first … last - 1: views."""
-        zeros = None if self.zeros is None else self.zeros[first:last]
-        return replace(self, packed=self.packed[first:last], scales=self.scales[first:last], zeros=zeros)
 
     def check_numbers(self, dtype: torch.dtype) -> None:
         """ValueError unless scales and zero points are finite and scales, for bfloat16 activations, below 2^27."""
@@ -262,10 +245,3 @@ def _validate(packed: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor | 
         raise ValueError(
             f"zeros: expected {scales.dtype} {list(shape)} as scales, got {zeros.dtype} {list(zeros.shape)}"
         )
-    for name, x in (("packed", packed), ("scales", scales), ("zeros", zeros)):
-        if x is None:
-            continue
-        if not x.is_contiguous():
-            raise ValueError(f"{name}: expected a contiguous tensor, got strides {x.stride()}")
-        if x.device != packed.device:
-            raise ValueError(f"{name}: expected device {packed.device} as packed has, got {x.device}")

@@ -1,53 +1,5 @@
-"""BenchSpec: what `expertile bench` runs, from a TOML file or from the command line.
-
-Every key may be left out; this file shows them all:
-
-    presets = ["squares", "models"]      # names of presets
-    policy = "both"                      # "graph", "eager" or "both"
-    rounds = 30                          # timed rounds of each row; left out, the lab decides
-    quick = false                        # fewer rounds
-    full = false                         # all sizes of operators other than grouped_mm, on a CPU too
-    memory = false                       # the peak memory of their calls as well
-    include = ["torch_grouped", "loop"]  # only these backends
-    skip = ["padded_bmm"]                # all but these
-    only = ["*"]                         # only workloads whose names match, such as "wgrad-*"
-    candidates = ["my_kernel.py:fn"]     # own kernels, gated and raced like any backend
-    out = "results"                      # folder of the records
-    routing = "zipf(1.2)"                # options of the presets, see presets.preset
-    tokens = [128, 8192]
-    batch = 16
-    seq = 512
-    seed = 0
-
-    [[workload]]                         # a product of one's own, its group sizes drawn
-    name = "my-up"
-    dtype = "bf16"
-    n = 2048
-    k = 4096
-    groups = 64
-    tokens = 4096
-    top_k = 8
-    routing = "skewed"                   # "balanced" if left out; seed as above
-
-    [[workload]]                         # or given
-    name = "my-wgrad"
-    layout = "ragged_k"                  # "ragged_m" (default), "ragged_k", "ragged_n" or "batched"
-    dtype = "fp32"
-    m = 512
-    n = 1024
-    group_sizes = [100, 0, 412]
-    a_layout = "km"                      # how operands lie in memory, see workloads.py
-    b_layout = "kn"
-
-    [[workload]]                         # a call of another operator, its dims those of the operator's presets
-    name = "my-vocabulary"
-    op = "softmax"
-    dtype = "bf16"
-    dims = { rows = 4096, cols = 50257 }
-
-Paths of candidates and routing files are relative to the TOML file. A batched product has `groups` and `m` instead of
-group sizes.
-"""
+"""BenchSpec: what `expertile bench` runs, from the command line or from a TOML file; docs/guide/race.md shows one with
+every key. Paths of candidates and routing files are relative to the TOML file."""
 
 from __future__ import annotations
 
@@ -73,7 +25,7 @@ _RAGGED = {Layout.RAGGED_M: "m", Layout.RAGGED_K: "k", Layout.RAGGED_N: "n"}
 
 @dataclass(frozen=True)
 class BenchSpec:
-    """What to measure and how. Keys as in the module's example; `inline` are the [[workload]] tables."""
+    """What to measure and how, by the keys of a bench file; `inline` are its [[workload]] tables."""
 
     presets: tuple[str, ...] = ()
     inline: tuple[Workload, ...] = ()
@@ -134,10 +86,8 @@ class BenchSpec:
 
 
 def read_bench_file(path: str | Path) -> BenchSpec:
-    """Read a TOML bench file.
-
-    Raises ValueError naming the file, the key, what was expected and what came; FileNotFoundError if there is none.
-    """
+    """Read a TOML bench file. ValueError names the file, the key, what was expected and what came;
+    FileNotFoundError."""
     path = Path(path)
     if not path.is_file():
         raise FileNotFoundError(f"bench file {path} does not exist")

@@ -106,10 +106,8 @@ def diagnose(
     quick: bool = False,
     out_path: str | Path | None = None,
 ) -> Iterator[Record]:
-    """Measure every case under every policy the device has; records go to `out_path` (JSONL) as they are made.
-
-    A case that is wrong or fails is a record with a reason.
-    """
+    """Measure every case under every policy the device has; records go to `out_path` (JSONL) as they are made. A case
+    that is wrong or fails is a record with a reason."""
     site = Site.current(device)
     facts, torch_device = site.device, site.torch_device
     env, run_id = capture_env(facts), new_run_id()

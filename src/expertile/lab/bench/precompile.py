@@ -1,8 +1,6 @@
-"""Fill Triton's on-disk cache in parallel, before anything is timed: compiling is most of what tuning waits for.
-
-A kernel's code depends on dtype, memory order, config and a few divisibilities, hardly on the sizes. So every pair of
-workload and config is run once, on a smaller workload with the same remainders, by processes of their own that leave
-nothing behind but the compiled code. Whatever they cannot do is compiled later, where it is needed.
+"""Fill Triton's on-disk cache in parallel, before anything is timed: compiling is most of what tuning waits for. A
+kernel's code hardly depends on sizes. So every pair of workload and config is run once, on a smaller workload with the
+same remainders, by processes of their own. Whatever they cannot do is compiled where it is needed.
 """
 
 from __future__ import annotations
@@ -10,7 +8,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -35,11 +33,8 @@ class Job:
 
 
 def shrink(workload: GroupedWorkload) -> GroupedWorkload:
-    """A small workload that needs the same code.
-
-    Kept are: dtype, memory order, K and N modulo any tile size, the power of two that holds the groups, and what Triton
-    specialises integers on, whether they are 1 or multiples of 16.
-    """
+    """A small workload that needs the same code: kept are dtype, memory order, K and N modulo any tile size, the power
+    of two that holds the groups, and whether integers are 1 or multiples of 16, on which Triton specialises."""
     w = workload
     m, n, k = (x if x < _BLOCK else _BLOCK + x % _BLOCK for x in (w.m, w.n, w.k))
     groups = _like(w.groups, max(32, 1 << (w.groups - 1).bit_length()))
@@ -59,16 +54,9 @@ def _like(count: int, power: int) -> int:
     return count if count == 1 else power - (count % 16 != 0)
 
 
-def precompile(
-    jobs: Sequence[Job],
-    seconds: float,
-    processes: int | None = None,
-    on_progress: Callable[[int, int], None] = lambda done, total: None,
-) -> set[Job]:
-    """Compile what `jobs` need, in their order, for at most about `seconds`; returns those that are done.
-
-    Nothing happens without a CUDA device. A job that fails counts as done: its measurement will say why.
-    """
+def precompile(jobs: Sequence[Job], seconds: float) -> set[Job]:
+    """Compile what `jobs` need, in their order, for at most about `seconds`; returns those that are done. A job that
+    fails counts as done: its measurement will say why. Nothing happens without a CUDA device."""
     if not torch.cuda.is_available() or not jobs:
         return set()
     small: dict[Job, list[Job]] = {}
@@ -77,7 +65,7 @@ def precompile(
     free, _ = torch.cuda.mem_get_info()
     cores = len(os.sched_getaffinity(0))
     unique = list(small)
-    count = max(1, min(processes or cores, int(free // _PROCESS_BYTES), len(unique)))
+    count = max(1, min(cores, int(free // _PROCESS_BYTES), len(unique)))
     done: set[Job] = set()
     deadline = time.monotonic() + seconds
     # A process that a kernel takes down is replaced and its job never answers: the deadline ends the wait.
@@ -90,7 +78,6 @@ def precompile(
                 break
             if usable:
                 done.update(small[unique[index]])
-            on_progress(len(done), len(jobs))
     pool.join()  # their contexts must be off the device before anything is timed
     return done
 

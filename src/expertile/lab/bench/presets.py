@@ -1,8 +1,6 @@
-"""Presets: named lists of workloads, each a source's exact shapes, dtypes and row distributions.
-
-`preset(name, **options)` builds one of `PRESETS`, of grouped products. `workloads_for` builds several of `ALL_PRESETS`,
-those of other operators (`lab/operators`) among them, and passes each option to those that take it. A preset is a
-function and its line in `_BUILDERS`.
+"""Presets: named lists of workloads, each a source's exact shapes, dtypes and row distributions. `PRESETS` are of
+grouped products, a function and its line in `_BUILDERS` each; `ALL_PRESETS` has those of other operators
+(`lab/operators`) too.
 """
 
 from __future__ import annotations
@@ -77,10 +75,9 @@ def _models(
 ) -> list[GroupedWorkload]:
     """Report 003's four models and four real ones: gate-up (N = 2·FFN, both halves of SwiGLU) and down projections.
 
-    Prefill has batch·seq tokens (16 × 512 as report 003's full benchmark), decode one token for each of the batch;
-    `tokens`, one count or several, takes the place of both. Without `routing` the report's models are routed as its
-    benchmark routes them (`skewed`), the real ones `uniform`.
-    """
+    Prefill has batch·seq tokens (16 × 512 as report 003's full benchmark), decode one for each of the batch; `tokens`
+    takes the place of both. Without `routing` the report's models are routed as its benchmark does (`skewed`), the real
+    ones `uniform`."""
     phases = {"prefill": batch * seq, "decode": batch}
     if tokens is not None:
         phases = {f"tokens{t}": t for t in ([tokens] if isinstance(tokens, int) else tokens)}
@@ -138,11 +135,6 @@ def _anchors(seed: int = 0) -> list[GroupedWorkload]:
     return out
 
 
-def _gradients(seed: int = 0) -> list[GroupedWorkload]:
-    """The weight gradients of `anchors`, and the input gradients of its forward products that compute limits."""
-    return sweeps.gradients(_anchors(seed))
-
-
 def _cpu(seed: int = 0) -> list[GroupedWorkload]:
     """Small products that a CPU multiplies in milliseconds and a GPU in microseconds: the layouts, row distributions
     and regimes (compute, decode, empty groups) that the large presets have."""
@@ -172,10 +164,8 @@ def _no_workloads() -> list[GroupedWorkload]:
 
 
 def _route(workload: GroupedWorkload, routing: Routing, tokens: int, top_k: int, seed: int) -> list[GroupedWorkload]:
-    """`workload` with rows drawn from `routing`: one for each layer of a file, else one.
-
-    A file for another number of experts leaves it listed as unsupported, with the reason.
-    """
+    """`workload` with rows drawn from `routing`: one for each layer of a file, else one. A file for another number of
+    experts leaves it listed as unsupported, with the reason."""
     if routing.file is not None and routing.file.num_experts != workload.groups:
         reason = f"{routing.name} has {routing.file.num_experts} experts, this workload {workload.groups}"
         return [replace(workload, routing=routing.name, unsupported=workload.unsupported or reason)]
@@ -193,7 +183,8 @@ _BUILDERS: Mapping[str, Callable[..., list[GroupedWorkload]]] = MappingProxyType
         "moe-ffn": _moe_ffn,
         "models": _models,
         "anchors": _anchors,
-        "gradients": _gradients,
+        # The weight gradients, and the input gradients of the forward products that compute limits.
+        "gradients": lambda seed=0: sweeps.gradients(_anchors(seed)),
         "scaling": sweeps.scaling,
         "skew": sweeps.skew,
         "cpu": _cpu,
@@ -216,12 +207,9 @@ def preset_options(name: str) -> tuple[str, ...]:
 
 
 def preset(name: str, **options: Any) -> tuple[GroupedWorkload, ...]:
-    """The workloads of preset `name`, their names unique within it.
-
-    Options (each preset takes those that mean something to it): `routing` (a spec of `routing.parse_routing`), `seed`,
-    and for "models" `tokens` (one count or several), `batch`, `seq`. None leaves an option at its default. Raises
-    ValueError for an unknown preset or option, naming the known ones.
-    """
+    """The workloads of preset `name`, their names unique within it. Options (each preset takes those that mean
+    something to it): `routing` (a spec of `routing.parse_routing`), `seed`, and for "models" `tokens` (one count or
+    several), `batch`, `seq`; None: the default. ValueError for an unknown preset or option, naming the known ones."""
     builder, known = _builder(name), preset_options(name)
     for option in options:
         if option not in known:
@@ -230,10 +218,8 @@ def preset(name: str, **options: Any) -> tuple[GroupedWorkload, ...]:
 
 
 def workloads_for(names: Sequence[str], **options: Any) -> tuple[Workload, ...]:
-    """The workloads of several of `ALL_PRESETS`; each option goes to the presets that take it.
-
-    Raises ValueError for an option that none of them takes.
-    """
+    """The workloads of several of `ALL_PRESETS`; each option goes to the presets that take it. ValueError if none
+    does."""
     given = {k: v for k, v in options.items() if v is not None}
     for option in given:
         if names and not any(option in preset_options(name) for name in names):

@@ -1,9 +1,7 @@
 """Runs a bench: each workload is gated, then timed under each policy, and every record is written at once.
 
-    workload -> case -> gate its candidates -> time those that passed, interleaved -> records -> JSONL
-
-Nothing is lost on the way: a backend that does not support a workload, is wrong, runs out of memory or crashes is a
-record with a reason; an interrupted run keeps what it measured and `resume=True` goes on with the rest.
+Nothing is lost: a backend that does not support a workload, is wrong, runs out of memory or crashes is a record with a
+reason; an interrupted run keeps what it measured and `resume=True` goes on with the rest.
 """
 
 from __future__ import annotations
@@ -68,22 +66,6 @@ class Event:
     eta_s: float | None = None
 
 
-@dataclass(frozen=True)
-class Settings:
-    """How to run; see `run`."""
-
-    policies: tuple[str, ...]
-    site: Site
-    out_path: Path | None
-    quick: bool
-    tune_configs: bool
-    seconds: float | None
-    rounds: int | None
-    run_id: str
-    env: Env
-    seed: int
-
-
 def run(
     workloads: Sequence[Workload],
     backends: Sequence[Backend] = (),
@@ -143,7 +125,7 @@ def run(
     run_id, held = resumed(path, env) if resume and path is not None else (new_run_id(), [])
     if seconds is None and torch_device.type != "cuda":
         seconds = _CPU_SECONDS[quick]
-    settings = Settings(
+    return _Session(
         tuple(policies),
         site,
         path,
@@ -154,26 +136,39 @@ def run(
         run_id,
         env,
         secrets.randbits(31) if seed is None else seed,
-    )
-    return _Session(settings, {r.key for r in held}, on_event or (lambda event: None)).records(cases, users)
+        {r.key for r in held},
+        on_event or (lambda event: None),
+    ).records(cases, users)
 
 
+@dataclass
 class _Session:
-    """One run in progress: what is finished, what remains, and where to report it."""
+    """One run in progress: how to run (see `run`), what is finished, what remains, and where to report it."""
 
-    def __init__(self, settings: Settings, finished: set[tuple[str, ...]], on_event: Callable[[Event], None]) -> None:
-        self.settings, self.finished, self.on_event = settings, finished, on_event
-        self.device = settings.site.torch_device
-        self.facts = settings.site.device  # by which bounds are reckoned
+    policies: tuple[str, ...]
+    site: Site
+    out_path: Path | None
+    quick: bool
+    tune_configs: bool
+    seconds: float | None
+    rounds: int | None
+    run_id: str
+    env: Env
+    seed: int
+    finished: set[tuple[str, ...]]
+    on_event: Callable[[Event], None]
+
+    def __post_init__(self) -> None:
+        self.device, self.facts = self.site.torch_device, self.site.device  # by which bounds are reckoned
         self.started, self.done, self.total = time.monotonic(), 0, 0
         self.dead = ""  # why the device can no longer be used
 
     def records(self, cases: Sequence[Case], users: UserCandidates) -> Iterator[Record]:
         todo = [(case, self._missing(case)) for case in cases]
         self.total = sum(len(missing) for _, missing in todo)
-        self._tell("start", text=self.settings.run_id)
+        self._tell("start", text=self.run_id)
         if self.finished:
-            self._tell("note", text=f"resuming run {self.settings.run_id}: {len(self.finished)} records are there")
+            self._tell("note", text=f"resuming run {self.run_id}: {len(self.finished)} records are there")
         with quick_collections(), users:
             if self.device.type == "cpu":
                 self.facts = with_measured_roofs(self.facts, known_dtypes({case.dtype_key for case in cases}))
@@ -186,13 +181,12 @@ class _Session:
         """(backend, policy) pairs that still need a record."""
         return {
             (name, policy)
-            for policy in self.settings.policies
+            for policy in self.policies
             for name in case.names
             if _key(case.workload, name, policy) not in self.finished
         }
 
     def _workload(self, case: Case, missing: set[tuple[str, str]], workloads_left: int) -> Iterator[Record]:
-        s = self.settings
         self._tell("workload", case.workload)
         reason = self.dead or case.workload.unsupported or self._too_large(case)
         if reason:
@@ -207,16 +201,16 @@ class _Session:
             return
         finally:
             release(self.device)
-        for place, policy in enumerate(s.policies):
+        for place, policy in enumerate(self.policies):
             wanted = [c for c in candidates if (c.name, policy) in missing]
-            left = workloads_left * len(s.policies) - place
+            left = workloads_left * len(self.policies) - place
             yield from self._policy(case, policy, wanted, self._budget(left))
             release(self.device)
 
     def _candidates(self, case: Case, names: set[str]) -> list[Candidate]:
         """The candidates of `names`, gated."""
         found: list[Candidate] = []
-        for candidate in case.candidates(names, self.settings.seed):
+        for candidate in case.candidates(names, self.seed):
             found.append(candidate)
             if candidate.name not in BASELINES:
                 self._tell("gate", case.workload, candidate.name, text=candidate.reason or "ok")
@@ -250,26 +244,22 @@ class _Session:
         self, case: Case, policy: str, ready: list[Candidate], budget: Budget
     ) -> tuple[dict[int, Outcome], dict[int, int]]:
         """By `id` the outcome of each of `ready` that is worth a full measurement, and the configs it was one of."""
-        s = self.settings
 
         def tell(index: int, medians: Mapping[str, float]) -> None:
             self._tell("round", case.workload, policy=policy, text=str(index), medians=_rivals(medians))
 
-        sets = case.input_sets(s.seed)
+        sets = case.input_sets(self.seed)
         tried: dict[int, int] = {}
-        if s.tune_configs:
+        if self.tune_configs:
             ready, tried = pick_configs(ready, sets, policy, self.device)
         timed = time_on_sets(ready, sets, policy, self.device, budget, tell)
         return {id(c): outcome for c, outcome in zip(ready, timed, strict=True)}, tried
 
     def _limits(self, case: Case, candidates: Sequence[Candidate], outcomes: Mapping[int, Outcome]) -> dict[int, Bound]:
-        """The bound of each candidate, by `id`.
-
-        The roofs of a CPU are what it reached, not what it can do. A call may be faster: the bound of its workload is
-        then as far below the roofs as that call.
-        """
-        safe = {id(c): bound(c.work, self.settings.site.device, case.dtype_key) for c in candidates}
-        if self.facts is self.settings.site.device:
+        """The bound of each candidate, by `id`. The roofs of a CPU are what it reached, not what it can do: where a
+        call is faster, the bound of its workload is as far below the roofs as that call."""
+        safe = {id(c): bound(c.work, self.site.device, case.dtype_key) for c in candidates}
+        if self.facts is self.site.device:
             return safe
         reached = {id(c): self._reached(c.work, case.dtype_key) for c in candidates}
         scale: dict[str, float] = {}
@@ -298,17 +288,17 @@ class _Session:
         tried: int | None,
         limit: Bound | None = None,
     ) -> Record:
-        s = self.settings
         why = "it cannot be captured in a CUDA graph" if policy not in candidate.policies else self.dead
         limit = limit or self._reached(candidate.work, case.dtype_key)
+        unmeasured = f"not measured: {why}"
         return case.record(
-            candidate, policy, outcome, limit, env=s.env, run=s.run_id, tried=tried, unmeasured=f"not measured: {why}"
+            candidate, policy, outcome, limit, env=self.env, run=self.run_id, tried=tried, unmeasured=unmeasured
         )
 
     def _reasons(self, case: Case, missing: set[tuple[str, str]], status: str, reason: str) -> Iterator[Record]:
         """One record with `reason` for each candidate that was to run."""
         self.total -= sum(1 for name, _ in missing if name in BASELINES)
-        for policy in self.settings.policies:
+        for policy in self.policies:
             for name in case.names:
                 if (name, policy) in missing and name not in BASELINES:
                     absent = Candidate(name, case.work, status=status, reason=reason)
@@ -318,22 +308,21 @@ class _Session:
         need, free = case.memory_needed, free_memory(self.device)
         if not free or need <= 0.95 * free:
             return ""
-        return f"needs about {need / 1e9:.1f} GB, {free / 1e9:.1f} GB are free on {self.settings.site.device.name}"
+        return f"needs about {need / 1e9:.1f} GB, {free / 1e9:.1f} GB are free on {self.site.device.name}"
 
     def _budget(self, measurements_left: int) -> Budget:
-        s = self.settings
-        base = _GPU_BUDGET[s.quick]
-        if s.rounds is not None:
-            return replace(base, seconds=math.inf, min_rounds=s.rounds, max_rounds=s.rounds, rel_ci=0.0)
-        if s.seconds is None:
+        base = _GPU_BUDGET[self.quick]
+        if self.rounds is not None:
+            return replace(base, seconds=math.inf, min_rounds=self.rounds, max_rounds=self.rounds, rel_ci=0.0)
+        if self.seconds is None:
             return base
-        left = max(s.seconds - (time.monotonic() - self.started), 0.0)
+        left = max(self.seconds - (time.monotonic() - self.started), 0.0)
         # Gating takes its part of a share, too.
         return replace(base, seconds=min(base.seconds, 0.7 * left / max(measurements_left, 1)))
 
     def _emit(self, record: Record) -> Record:
-        if self.settings.out_path is not None:
-            append(self.settings.out_path, record)
+        if self.out_path is not None:
+            append(self.out_path, record)
         self.done += 1
         self._tell("record", None, record.backend, record.policy, record=record)
         return record

@@ -1,8 +1,5 @@
 """Presets in which one thing varies and all else stays: tokens, groups, K or N; skew beside its balanced twin; and the
-gradients of forward products. bf16 throughout.
-
-A name of the `scaling` preset reads SWEEP-AXIS+VALUE ("mixtral-up-tokens64"): `axis_of` takes it apart again for the
-curve.
+gradients of forward products. bf16 throughout. `axis_of` takes names of `scaling` ("mixtral-up-tokens64") apart again.
 """
 
 from __future__ import annotations
@@ -35,13 +32,9 @@ def axis_of(name: str) -> tuple[str, str, int] | None:
 
 
 def scaling(routing: str = "balanced", seed: int = 0) -> list[GroupedWorkload]:
-    """How cost grows:
-
-    - with tokens, 1 to 65536, in two models;
-    - with groups, 1 to 512: 32768 rows in all (FLOPs stay, weights grow), and the same weights cut into ever
-      narrower experts of 256 rows each (FLOPs and weights stay: fine-grained experts);
-    - with K and with N, 64 groups of 256 rows.
-    """
+    """How cost grows: with tokens, 1 to 65536, in two models; with groups, 1 to 512, of 32768 rows in all (FLOPs stay,
+    weights grow), and of 256 rows each with the same weights cut into ever narrower experts; with K and with N, 64
+    groups of 256 rows."""
     out = []
     for sweep, (groups, k, n, top_k) in _TOKEN_SWEEPS.items():
         for tokens in _TOKENS:
@@ -88,12 +81,9 @@ def twin(workload: GroupedWorkload) -> GroupedWorkload:
 
 
 def gradients(forward: Iterable[GroupedWorkload]) -> list[GroupedWorkload]:
-    """For every forward product that compute limits on an H200 the gradient of its input (dgrad), and all weight
-    gradients among `forward` as they are.
-
-    dgrad: dout [rows, N] times weights [G, N, K] as they are stored -> [rows, K], in the notation of `GroupedWorkload`
-    a product with K and N exchanged and b_layout "kn".
-    """
+    """For every forward product that compute limits on an H200 the gradient of its input, and all weight gradients
+    among `forward` as they are. dgrad: dout [rows, N] times weights [G, N, K] as they are stored -> [rows, K], so K and
+    N exchanged and b_layout "kn"."""
     h200 = Device.by_name("h200")
     out = []
     for w in forward:

@@ -1,11 +1,10 @@
 """Measure every backend and config on many problems, and turn the records into the table that `auto` reads.
 
     problem -> narrow the field by the table so far (`tune_field`) -> screen it in a short measurement
-            -> gate the finalists -> time them interleaved -> records
-    records -> table (`ops/grouped_mm/tuned.py`)
+            -> gate the finalists -> time them interleaved -> records -> table (`ops/grouped_mm/tuned.py`)
 
-The screening's times go nowhere: what stands in a record or in the table has passed the gate and was timed beside its
-rivals. Only backends that `auto` may choose take part: on a GPU none that reads group sizes on the host.
+The screening's times go nowhere. Only backends that `auto` may choose take part: on a GPU none that reads group sizes
+on the host.
 """
 
 from __future__ import annotations
@@ -14,6 +13,7 @@ import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -76,9 +76,9 @@ class Machine:
     seed: int
 
     @staticmethod
-    def current(seed: int = 0, run_id: str = "", device: torch.device | str | None = None) -> Machine:
+    def current(seed: int = 0, device: torch.device | str | None = None) -> Machine:
         site = Site.current(device)
-        return Machine(site.device, site.torch_device, capture_env(site.device), run_id or new_run_id(), seed)
+        return Machine(site.device, site.torch_device, capture_env(site.device), new_run_id(), seed)
 
     @property
     def policy(self) -> str:
@@ -96,10 +96,8 @@ class Machine:
 
 
 def resumed(machine: Machine, path: Path | None) -> tuple[Machine, list[Record]]:
-    """What `path` holds from this machine and software, and the machine under the run id of the last such record.
-
-    Nothing and the machine as it is where there is no path, no file or no such record.
-    """
+    """The machine under the run id of the last record in `path` that is from this machine and software, and those
+    records; nothing and the machine as it is where there is none."""
     old = [r for r in read(path) if same_machine(r.env, machine.env)] if path is not None and path.is_file() else []
     return (replace(machine, run_id=old[-1].run) if old else machine), old
 
@@ -135,12 +133,9 @@ def tune(
     device: torch.device | str | None = None,
     say: Say = lambda text: None,
 ) -> list[Record]:
-    """Measure `workloads` (by default `tune_problems.problems`) for about `minutes`, at most `most` of them.
-
-    Every record is appended to `path` as it is made and all of this run's are returned; with `resume` those that `path`
-    holds from this machine and software are kept and their problems skipped. Raises ValueError for minutes that are not
-    positive.
-    """
+    """Measure `workloads` (by default `tune_problems.problems`) for about `minutes`, at most `most` of them. Every
+    record is appended to `path` as it is made and all of this run's are returned; with `resume` those that `path` holds
+    from this machine and software are kept and their problems skipped. ValueError for minutes that are not positive."""
     if not minutes > 0:
         raise ValueError(f"minutes: expected more than 0, got {minutes}")
     start = time.monotonic()
@@ -182,13 +177,7 @@ def in_time(
 
 def take(source: Iterator[GroupedWorkload], finished: set[str], most: int) -> list[GroupedWorkload]:
     """The first `most` workloads of `source` that are not among the `finished` names."""
-    found: list[GroupedWorkload] = []
-    for workload in source:
-        if len(found) >= most:
-            break
-        if record_name(workload) not in finished:
-            found.append(workload)
-    return found
+    return list(islice((w for w in source if record_name(w) not in finished), most))
 
 
 def compile_all(
@@ -221,9 +210,7 @@ def measure(
     say: Say = lambda text: None,
 ) -> list[Record]:
     """Records of the fastest of `rivals` (and of each backend's best, and of `always`) on `workload`, gated and timed.
-
-    A rival that fails is a record with a reason. Where the whole problem cannot be measured nothing comes back.
-    """
+    A rival that fails is a record with a reason. Where the whole problem cannot be measured nothing comes back."""
     start = time.monotonic()
     try:
         need, free = memory_needed(workload), free_memory(machine.torch_device)
@@ -302,28 +289,14 @@ def _final(case: Case, machine: Machine, candidates: Sequence[Candidate], policy
 def workload_of(record: Record) -> GroupedWorkload:
     """The workload that a record of a grouped product was made on."""
     s = record.shape
-    return grouped(
-        record.workload,
-        "",
-        Layout(s["layout"]),
-        s["group_sizes"],
-        s["m"],
-        s["n"],
-        s["k"],
-        record.dtype,
-        op=record.op,
-        a_layout=s["a_layout"],
-        b_layout=s["b_layout"],
-        routing=s["routing"],
-    )
+    sizes, how = (s[x] for x in ("group_sizes", "m", "n", "k")), {x: s[x] for x in ("a_layout", "b_layout", "routing")}
+    return grouped(record.workload, "", Layout(s["layout"]), *sizes, record.dtype, op=record.op, **how)
 
 
 def table_of(records: Sequence[Record], backends: Sequence[Backend] = BACKENDS) -> Table:
-    """The table of the records of one machine. Raises ValueError where none has a time, or for several machines.
-
-    Of a problem that several runs measured the one begun last alone counts, as times are compared within a run; of
-    several records of one backend and config in it, the last.
-    """
+    """The table of the records of one machine; ValueError where none has a time, or for several machines. Of a problem
+    that several runs measured the one begun last alone counts; of several records of one backend and config in it, the
+    last."""
     names = {b.name for b in backends}
     ok = [r for r in records if r.status == "ok" and r.backend in names]
     if not ok:

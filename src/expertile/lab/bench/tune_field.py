@@ -1,7 +1,5 @@
-"""What is screened on a problem: all configs on a new machine, afterwards those that the table expects in front.
-
-Measured over 150 problems on an H200 (2026-11-21), each expected from the other 149: of about 29 pairs of backend and
-config on a problem 12 are left, and with them the fastest within 1 % on 97 % of the problems and within 3 % on 99 %.
+"""What is screened on a problem: all configs on a new machine, afterwards those that the table expects in front. Over
+150 problems on an H200 (2026-11-21) 12 of about 29 pairs were left, with the fastest within 1 % among them on 97 %.
 """
 
 from __future__ import annotations
@@ -38,11 +36,9 @@ class Pair:
 
 
 def narrowed(pairs: Sequence[Pair], problem: Problem, device: Device, policy: str, seed: int) -> tuple[Pair, ...]:
-    """Those of `pairs` worth timing, in their order; all of them where no table tells.
-
-    Always in: every backend's default (its first config), and backends that the nearest problems did not run. Then
-    those that are expected to be the fastest, and a few others drawn by `seed`.
-    """
+    """Those of `pairs` worth timing, in their order; all of them where no table tells. Always in: every backend's
+    default (its first config), and backends that the nearest problems did not run. Then those that are expected to be
+    the fastest, and a few others drawn by `seed`."""
     table = load_table(device.slug)
     features = features_of(problem)
     near = nearest(table.of(policy), features, NEIGHBOURS) if table is not None else []

@@ -1,8 +1,6 @@
-"""Which problems `expertile tune` measures: known shapes, a grid of layers of models, and a space-filling design.
-
-The design is a scrambled Sobol sequence (Owen, "Scrambling Sobol' and Niederreiter-Xing points", J. Complexity 14,
-1998) over rows and groups (log-uniform), K and N (values that models have), layout, dtype and spread of rows: every
-prefix of it covers the space evenly, so a run may stop anywhere.
+"""Which problems `expertile tune` measures: known shapes, a grid of layers of models, and a space-filling design, a
+scrambled Sobol sequence (Owen, "Scrambling Sobol' and Niederreiter-Xing points", J. Complexity 14, 1998) over rows and
+groups, K and N, layout, dtype and spread of rows: every prefix of it covers the space evenly.
 """
 
 from __future__ import annotations
@@ -52,12 +50,10 @@ def known(device: Device, seed: int = 0) -> tuple[GroupedWorkload, ...]:
 def design(
     device: Device, seed: int = 0, preset_name: str = "tune", any_count: bool = False, unaligned: bool = False
 ) -> Iterator[GroupedWorkload]:
-    """An endless sequence of workloads that fill the space evenly; the same for the same seed.
-
-    Groups are numbers that models have, rows multiples of 16 from 256 on: far fewer kernels to compile. With
-    `any_count` they may be anything. With `unaligned` K and N are multiples of 8 and none of 64, so that rows begin
-    anywhere in lines of L2. On a CPU rows, groups, K and N are a sixteenth of what a GPU gets.
-    """
+    """An endless sequence of workloads that fill the space evenly; the same for the same seed. Groups are numbers that
+    models have, rows multiples of 16 from 256 on (fewer kernels to compile); with `any_count` anything. With
+    `unaligned` K and N are multiples of 8 and none of 64. On a CPU rows, groups, K and N are a sixteenth of what a GPU
+    gets."""
     sobol = torch.quasirandom.SobolEngine(dimension=7, scramble=True, seed=seed)
     for index in itertools.count():
         u = [min(x, 1 - 1e-7) for x in sobol.draw(1)[0].tolist()]

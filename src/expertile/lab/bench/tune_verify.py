@@ -19,7 +19,8 @@ from expertile.lab.race.workloads import GroupedWorkload
 from expertile.ops.grouped_mm.backend import Backend, config_dict
 from expertile.ops.grouped_mm.backends import BACKENDS
 from expertile.ops.grouped_mm.choose import choose
-from expertile.ops.grouped_mm.tuned import features_of, load_table
+from expertile.ops.grouped_mm.relatives import table_for
+from expertile.ops.grouped_mm.tuned import features_of
 
 AUTO = "auto"
 PROMISE = 0.97
@@ -53,12 +54,10 @@ def verify(
 ) -> list[Record]:
     """Time `auto` against every rival on `count` random problems, as far as `minutes` go.
 
-    The records of each problem are those of the finalists and one more with backend "auto", the same measurement as
-    that of the rival it chose; its `reason` says why it was chosen. Appended to `path`; `resume` keeps what is there.
-    `seed` draws the problems: by default the first from FIRST_SEED on that drew none in this GPU's table. It stands in
-    the records (`shape.routing`). Raises ValueError for a seed that is in the table, and for a count or minutes that
-    are not positive.
-    """
+    The records of each problem are those of the finalists and one more with backend "auto", the measurement of the
+    rival it chose, with the reason. Appended to `path`; `resume` keeps what is there. `seed` draws the problems, by
+    default the first from FIRST_SEED on that drew none in this GPU's table. ValueError for a seed that is in the table,
+    and for a count or minutes that are not positive."""
     if count < 1:
         raise ValueError(f"verify: expected 1 problem or more, got {count}")
     if not minutes > 0:
@@ -94,8 +93,8 @@ def _same(record: Record, config: dict[str, object]) -> bool:
 
 
 def _fresh_seed(machine: Machine, seed: int | None) -> int:
-    """`seed`, or one of our own, that is not among those that drew problems of this GPU's table."""
-    table = load_table(machine.device.slug)
+    """`seed`, or one of our own, that is not among those that drew problems of the table that `auto` reads here."""
+    table = table_for(machine.device)
     seen = table.seeds if table is not None else ()
     if seed is None:
         return next(s for s in itertools.count(FIRST_SEED) if s not in seen)
@@ -105,8 +104,8 @@ def _fresh_seed(machine: Machine, seed: int | None) -> int:
 
 
 def _unseen(machine: Machine, seed: int) -> Iterator[GroupedWorkload]:
-    """Designed problems that are not in this GPU's table."""
-    table = load_table(machine.device.slug)
+    """Designed problems that are not in the table that `auto` reads here."""
+    table = table_for(machine.device)
     seen = {m.features for m in table.problems} if table else set()
     for workload in mixed(machine.device, seed, _PRESET, any_count=True):
         if features_of(workload.problem(machine.device.kind)) not in seen:
@@ -114,10 +113,8 @@ def _unseen(machine: Machine, seed: int) -> Iterator[GroupedWorkload]:
 
 
 def verdicts(records: Sequence[Record]) -> list[Verdict]:
-    """One for each problem on which auto and another have a time, the worst first.
-
-    A problem where auto has none although a rival has one counts as a share of 0.
-    """
+    """One for each problem on which auto and another have a time, the worst first; a share of 0 where auto has none
+    although a rival has."""
     by_problem: dict[str, list[Record]] = {}
     for r in records:
         by_problem.setdefault(r.workload, []).append(r)

@@ -137,10 +137,8 @@ def _loaded(path: Path, key: str, shape: tuple[int, ...], dtype: torch.dtype) ->
 
 
 def load(root: Path) -> tuple[dict[str, Definition], dict[str, list[Task]]]:
-    """The definitions of a folder, and of each its workloads. Executes nothing.
-
-    Raises ValueError naming the file and what is wrong with it, FileNotFoundError if there are no definitions.
-    """
+    """The definitions of a folder, and of each its workloads. Executes nothing. ValueError names the file and what is
+    wrong with it; FileNotFoundError if there are no definitions."""
     files = sorted((root / "definitions").rglob("*.json"))
     if not files:
         raise FileNotFoundError(f"definition: expected {root / 'definitions'} with JSON files, found none")

@@ -48,10 +48,8 @@ def moe_fp8(
     top_groups: int = 1,
     gate_first: bool = False,
 ) -> torch.Tensor:
-    """output [T, H] bfloat16 of this rank's experts; e4m3 operands, scales 1×128 [H/128, T] and 128×128.
-
-    With a bias DeepSeek-V3's routing, without it the softmax over the chosen. SwiGLU's result is quantised again.
-    """
+    """output [T, H] bfloat16 of this rank's experts; e4m3 operands, scales 1×128 [H/128, T] and 128×128. With a bias
+    DeepSeek-V3's routing, without it the softmax over the chosen. SwiGLU's result is quantised again."""
     ids, weights = routed(routing_logits, routing_bias, routed_scaling_factor, top_k, groups, top_groups)
     order = permutation(ids - local_expert_offset, gemm1_weights.shape[0])
     pre = scaled_grouped_mm(

@@ -70,10 +70,8 @@ class _Place:
 
 
 def write(root: Path, records: Sequence[Record]) -> Written:
-    """Add `records` to the dataset in `root`, which is made if need be. Executes nothing of what it holds.
-
-    Raises ValueError for a folder that holds something else under the names of a dataset.
-    """
+    """Add `records` to the dataset in `root`, which is made if need be. Executes nothing of what it holds. ValueError
+    for a folder that holds something else under the names of a dataset."""
     definitions, tasks = load(root) if (root / "definitions").is_dir() else ({}, {})
     held = {(name, task.uuid): task for name in definitions for task in tasks[name]}
     references = {_of(r): r for r in records if r.backend == REFERENCE and r.time_s}

@@ -1,10 +1,8 @@
 """Rung 7, L2 raster order: the same tiles in another order.
 
-Changed from rung 6: a group's tiles are walked in panels of `group_m` tile rows, down each column of a panel first, so
-that the programs of one wave share blocks of b as well as of a. A model of the bytes (`persistent.best_group_m`) picks
-the height of the panels.
-Spends less of: bytes from HBM. Row by row, each tile row reads the group's whole b again unless L2 holds it; in panels
-it is read once per panel.
+Changed from rung 6: a group's tiles are walked in panels of `group_m` tile rows, down each column first, so that the
+programs of one wave share blocks of b too; a model of the bytes picks the height. Spends less of: bytes from HBM. Row
+by row, each tile row reads the group's whole b again unless L2 holds it.
 """
 
 from __future__ import annotations

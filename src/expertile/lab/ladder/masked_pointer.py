@@ -1,27 +1,23 @@
 """Rung 3, a masked pointer kernel: one launch, no padding, and everything else left to the compiler.
 
-One program per tile of 128 x 128. It walks the groups until it finds its own and masks every load against the ends of
-rows, columns and k, as report 000's generated kernel does. That kernel and its rival read addresses, sizes and strides
-of each product from tables in device memory, so the compiler knows nothing about them; `do_not_specialize` withholds
-the same knowledge here without the tables.
+A program for each tile of 128 x 128 walks the groups until it finds its own and masks every load against the ends of
+rows, columns and k. `do_not_specialize` withholds what report 000's kernels, which read sizes and addresses from tables
+in device memory, cannot know either.
 
-Changed from rung 2: our own kernel. Spends less of: padding, and host knowledge (offs stays on the device).
-Spends more of: load instructions. Nothing tells the compiler that eight neighbours lie in one aligned piece of 16 bytes
-and are masked alike, so each element is loaded by itself: 2 bytes an instruction, through registers, with no cp.async
-and therefore nothing in flight while the tensor cores work.
+Changed from rung 2: our own kernel. Spends less of: padding, and host knowledge (offs stays on the device). Spends more
+of: load instructions, 2 bytes each, through registers, and nothing in flight while the tensor cores work.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
-import torch
 import triton
 import triton.language as tl
 
 from expertile.lab.ladder._pointer import launch, takes_pointers
-from expertile.ops.grouped_mm.backend import Backend, Operands
-from expertile.ops.grouped_mm.problem import Problem
+from expertile.ops.grouped_mm.backend import Backend
 
 
 @dataclass(frozen=True)
@@ -93,14 +89,10 @@ def _masked_kernel(
         tl.store(out_tile + rows * out_stride_m + cols, acc.to(out_ptr.dtype.element_ty), mask=out_mask)
 
 
-def _run(problem: Problem, operands: Operands, config: Config, out: torch.Tensor | None) -> torch.Tensor:
-    return launch(_masked_kernel, problem, operands, config, out)
-
-
 BACKEND = Backend(
     name="3_masked_pointer",
     summary="one program per tile, groups walked, every load masked, no hints",
     supports=takes_pointers,
     configs=lambda problem, device: (Config(),),
-    run=_run,
+    run=partial(launch, _masked_kernel),
 )

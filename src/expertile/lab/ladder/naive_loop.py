@@ -1,10 +1,5 @@
-"""Rung 1, the naive loop: what one writes first, and report 000's baseline.
-
-    products = [a[rows of g] @ b[g] for g in groups];  out = torch.cat(products)
-
-There is no rung below. Each product is a good library kernel; what is spent: one launch per group, each filling the
-chip by itself or not at all; the host must know the group sizes; the result is written, read and written again.
-"""
+"""Rung 1, the naive loop: what one writes first, and report 000's baseline. One launch per group, each filling the chip
+by itself or not at all; the host must know the group sizes; the result is written, read and written again."""
 
 from __future__ import annotations
 

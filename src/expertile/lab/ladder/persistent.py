@@ -1,10 +1,9 @@
 """Rung 5, persistent: as many programs as the chip runs at once, each taking every P-th tile.
 
-Changed from rung 4: the walk over the groups is gone. Each program turns offs into a prefix sum of tile counts once, in
-registers, and finds the group of each of its tiles by one reduction over them.
-Spends less of: metadata loads (G once per program instead of G / 2 one after another per tile) and program starts.
-Spends more of: registers that outlive a tile, and the hardware no longer hands the next tile to a free SM. The
-order of the tiles, row by row of each group, is still that of rungs 3 and 4.
+Changed from rung 4: instead of walking over the groups, each program makes a prefix sum of tile counts once, in
+registers, and finds the group of each of its tiles by one reduction over them. Spends less of: metadata loads and
+program starts. Spends more of: registers that outlive a tile, and the hardware no longer hands the next tile to a free
+SM.
 """
 
 from __future__ import annotations
@@ -50,6 +49,7 @@ def _persistent_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
+    pointers, strides = (a_ptr, b_ptr, out_ptr), (a_stride_m, b_stride_g, b_stride_n, out_stride_m)
     tiles_n = tl.cdiv(N, BLOCK_N)
     ends = tile_ends(offs_ptr, groups, tiles_n, BLOCK_M, GROUPS_P2)
     for tile in range(tl.program_id(0), tl.max(ends, 0), tl.num_programs(0)):
@@ -57,25 +57,7 @@ def _persistent_kernel(
         start, end = group_range(offs_ptr, group)
         row = start + (tile - first) // tiles_n * BLOCK_M
         col = (tile - first) % tiles_n * BLOCK_N
-        multiply_tile(
-            a_ptr,
-            b_ptr,
-            out_ptr,
-            group,
-            row,
-            end,
-            col,
-            N,
-            K,
-            a_stride_m,
-            b_stride_g,
-            b_stride_n,
-            out_stride_m,
-            EVEN_K,
-            BLOCK_M,
-            BLOCK_N,
-            BLOCK_K,
-        )
+        multiply_tile(pointers, strides, group, row, end, col, N, K, EVEN_K, BLOCK_M, BLOCK_N, BLOCK_K)
 
 
 def _configs(problem: Problem, device: Device) -> tuple[Config, ...]:

@@ -1,11 +1,9 @@
 """Rung 6, TMA: one thread asks for a whole block by its coordinates, and hardware computes the addresses.
 
-Changed from rung 5: a, b and out have descriptors; a block is one instruction, drops what lies past the edges of the
-tensor by itself and arrives swizzled as wgmma reads it; rows past the end of the group are dropped at the store. Blocks
-of k are 64 wide, the 128 bytes that TMA swizzles over.
-Spends less of: issue slots and registers for addresses, so that one program per SM keeps the tensor cores as busy as
-two did and the loops over tiles and k can be fused (`flatten`): the next tile's loads start during the epilogue. The
-kernel is that of the backend `triton_tma`, its raster order switched off (one tile row per panel: rung 5's order).
+Changed from rung 5: a, b and out have descriptors; a block is one instruction, is cut at the tensor's edges and arrives
+swizzled as wgmma reads it. Blocks of k are 64 wide, the 128 bytes that TMA swizzles over. Spends less of: issue slots
+and registers for addresses, so that the loops over tiles and k can be fused (`flatten`). The kernel is that of the
+backend `triton_tma`, in rung 5's order (one tile row per panel).
 """
 
 from __future__ import annotations

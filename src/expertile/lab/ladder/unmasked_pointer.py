@@ -2,45 +2,38 @@
 
 Changed from rung 3: `tl.multiple_of` promises that every row of a tile begins on 16 bytes; rows and columns past the
 end are clamped onto the last one instead of masked (what they compute is not stored); k is masked only where BLOCK_K
-does not divide it; sizes and strides may be specialised. It is what report 000's expert kernel has over the generated
-one, except that clamping keeps edge tiles inside the operands, where that kernel relies on full tiles.
-Spends less of: load instructions and registers. Eight elements travel in one 16-byte cp.async that goes past the
-registers into shared memory, so loads can run NUM_STAGES - 1 steps ahead of the products.
+does not divide it; sizes and strides may be specialised. Spends less of: load instructions and registers. Eight
+elements travel in one cp.async, past the registers and NUM_STAGES - 1 steps ahead of the products.
 """
 
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
 
 from expertile.lab.ladder._pointer import launch, takes_aligned
 from expertile.lab.ladder.masked_pointer import Config, walk_to_group
-from expertile.ops.grouped_mm.backend import Backend, Operands
-from expertile.ops.grouped_mm.problem import Problem
+from expertile.ops.grouped_mm.backend import Backend
 
 
 @triton.jit
 def multiply_tile(
-    a_ptr,
-    b_ptr,
-    out_ptr,
+    pointers,
+    strides,
     group,
     row,
     row_end,
     col,
     N,
     K,
-    a_stride_m,
-    b_stride_g,
-    b_stride_n,
-    out_stride_m,
     EVEN_K: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
     """One tile of the result: rows [row, row_end), columns from `col` on, of group `group`."""
+    a_ptr, b_ptr, out_ptr = pointers
+    a_stride_m, b_stride_g, b_stride_n, out_stride_m = strides
     rows = tl.minimum(tl.arange(0, BLOCK_M), row_end - row - 1)[:, None]
     cols = tl.minimum(tl.arange(0, BLOCK_N), N - col - 1)[None, :]
     ks = tl.arange(0, BLOCK_K)
@@ -85,34 +78,13 @@ def _unmasked_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
+    pointers, strides = (a_ptr, b_ptr, out_ptr), (a_stride_m, b_stride_g, b_stride_n, out_stride_m)
     tiles_n = tl.cdiv(N, BLOCK_N)
     group, start, end, place, found = walk_to_group(tl.program_id(0), offs_ptr, groups, tiles_n, BLOCK_M)
     if found:
         row = start + place // tiles_n * BLOCK_M
         col = place % tiles_n * BLOCK_N
-        multiply_tile(
-            a_ptr,
-            b_ptr,
-            out_ptr,
-            group,
-            row,
-            end,
-            col,
-            N,
-            K,
-            a_stride_m,
-            b_stride_g,
-            b_stride_n,
-            out_stride_m,
-            EVEN_K,
-            BLOCK_M,
-            BLOCK_N,
-            BLOCK_K,
-        )
-
-
-def _run(problem: Problem, operands: Operands, config: Config, out: torch.Tensor | None) -> torch.Tensor:
-    return launch(_unmasked_kernel, problem, operands, config, out, EVEN_K=problem.k % config.block_k == 0)
+        multiply_tile(pointers, strides, group, row, end, col, N, K, EVEN_K, BLOCK_M, BLOCK_N, BLOCK_K)
 
 
 BACKEND = Backend(
@@ -120,5 +92,7 @@ BACKEND = Backend(
     summary="as rung 3, with alignment hints and no masks in the interior",
     supports=takes_aligned,
     configs=lambda problem, device: (Config(),),
-    run=_run,
+    run=lambda problem, operands, config, out: launch(
+        _unmasked_kernel, problem, operands, config, out, EVEN_K=problem.k % config.block_k == 0
+    ),
 )

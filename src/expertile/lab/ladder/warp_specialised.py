@@ -1,11 +1,9 @@
 """Rung 8, warp-specialised Gluon: one warp loads, two warpgroups multiply, and no warp does both.
 
-Changed from rung 7: roles instead of a software pipeline. A producer warp runs ahead through a ring of shared-memory
-stages, consumers wait on barriers that the data itself completes, a tile is 128 x 256, and its result leaves by TMA in
-pieces while the other consumer multiplies.
-Spends less of: tensor-core time at the ends of tiles (the epilogue of one consumer lies beside the products of the
-other), shared-memory reads per FLOP (a wider tile), and registers of warps that only load (`setmaxnreg`). The kernel is
-the backend `gluon_hopper` as it is, config included.
+Changed from rung 7: a producer warp runs ahead through a ring of stages, consumers wait on barriers that the data
+itself completes, and a tile's result leaves by TMA in pieces while the other consumer multiplies. Spends less of:
+tensor-core time at the ends of tiles, shared-memory reads per FLOP (a wider tile), and registers of warps that only
+load. The kernel is the backend `gluon_hopper` as it is, config included.
 """
 
 from __future__ import annotations

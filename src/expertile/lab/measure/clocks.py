@@ -1,7 +1,5 @@
-"""Clocks, power and throttle reasons of a GPU, read through NVML and never set.
-
-A chip that is held back by its power limit runs the same product 15 % slower than a moment before; a time without these
-readings cannot be told from a slower kernel.
+"""Clocks, power and throttle reasons of a GPU, read through NVML and never set. A chip that its power limit holds back
+runs the same product 15 % slower than a moment before: a time without these readings looks like a slower kernel.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""What a CPU lets this process have, and what it reaches: cores, quota, load; bandwidth and peak as measured.
-
-No data sheet of a virtual machine states a CPU's clock or its memory's bandwidth, so both roofs are measured: a large
-copy, and a square product of each dtype. The fastest of several calls counts, since other work only ever slows them.
+"""What a CPU lets this process have, and what it reaches: cores, quota, load; bandwidth and peak, both measured, by a
+large copy and a square product of each dtype. The fastest of several calls counts, since other work only ever slows
+them.
 """
 
 from __future__ import annotations
@@ -61,10 +60,8 @@ def quota(cgroup: Path = _CGROUP) -> float | None:
 
 @cache
 def with_measured_roofs(device: Device, dtypes: frozenset[str]) -> Device:
-    """`device`, a CPU, with the bandwidth of a copy and the peaks of a product as this process reaches them.
-
-    Peaks of dtypes other than fp32, bf16 and fp16, or of none of `dtypes`, are left out: they are not known.
-    """
+    """`device`, a CPU, with the bandwidth of a copy and the peaks of a product as this process reaches them; peaks of
+    dtypes other than fp32, bf16 and fp16, or of none of `dtypes`, are not known."""
     peaks = {key: _peak(_DTYPES[key]) for key in sorted(dtypes) if key in _DTYPES}
     return replace(device, memory_bps=_bandwidth(device.l2_bytes), peak_flops=MappingProxyType(peaks))
 

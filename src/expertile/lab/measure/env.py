@@ -29,13 +29,10 @@ def timestamp() -> str:
 
 @dataclass(frozen=True)
 class Env:
-    """The machine and software of a record; None for what is not there (a driver on a CPU) or could not be read.
-
-    `gpu` is the name of the device measured on, a CPU's model name where there is no GPU. `expertile` is the version,
-    `commit` what `expertile.version.commit` says. `sm_clock_mhz` and `power_w` are medians over the rounds, `throttle`
-    the throttle reasons seen, separated by commas. Of a CPU alone: the `cores` that this process may use, `threads`
-    of torch, `quota`, the cores that a cgroup grants, and `load`, the runnable threads of the machine.
-    """
+    """The machine and software of a record; None for what is not there (a driver on a CPU) or could not be read. `gpu`
+    is the name of the device measured on. `sm_clock_mhz` and `power_w` are medians over the rounds, `throttle` the
+    reasons seen, separated by commas. Of a CPU alone: the `cores` that this process may use, `threads` of torch,
+    `quota`, the cores that a cgroup grants, and `load`, the runnable threads of the machine."""
 
     gpu: str
     driver: str | None = None

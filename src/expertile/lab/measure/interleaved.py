@@ -1,7 +1,5 @@
-"""Times candidates against each other: interleaved round by round, until their medians are known or time is up.
-
-A candidate that fails (out of memory, a capture that CUDA refuses, any exception) becomes a `Failure` with a reason;
-the others go on. A time below its bound is a measuring error, and `Measurement.refused` says so.
+"""Times candidates against each other: interleaved round by round, until their medians are known or time is up. One
+that fails becomes a `Failure` with a reason; the others go on. A time below its bound is refused.
 """
 
 from __future__ import annotations
@@ -58,8 +56,7 @@ class Measurement:
 @dataclass(frozen=True)
 class Failure:
     """Why a candidate has no time. `kind`: "memory", "capture" (CUDA refuses to hold it in a graph), "error", "fatal"
-    when it took the device down with it, or "stranded" when another one did.
-    """
+    when it took the device down with it, or "stranded" when another one did."""
 
     kind: str
     reason: str
@@ -99,9 +96,8 @@ def time_interleaved(
 
     All are warmed up (and captured) first; then each makes one sample per round, in an order that changes from round to
     round (`turn_order`); the first round is thrown away. `read_clocks` is called once a round, beside the first
-    candidate in the order. `on_round(round, {name: median so far})` reports progress. `timer`, `read_clocks` and `now`
-    can be replaced by others. Raises ValueError for names that are not unique, or an unknown policy.
-    """
+    candidate in the order; `on_round(round, {name: median so far})` reports progress. ValueError for names that are not
+    unique, or an unknown policy."""
     names = [c.name for c in candidates]
     if len(set(names)) != len(names):
         raise ValueError(f"candidates: expected unique names, got {names}")
@@ -210,10 +206,8 @@ def _strand(runs: Sequence[_Run], culprit: str) -> None:
 
 
 def failure_of(error: BaseException, device: torch.device) -> Failure:
-    """What an exception means for a candidate; frees cached memory after an out-of-memory error.
-
-    A capture that fails raises a second time when it is ended; the first exception is the one that tells.
-    """
+    """What an exception means for a candidate; frees cached memory after an out-of-memory error. A capture that fails
+    raises a second time when it is ended; the first exception is the one that tells."""
     if "during capture" in str(error) and isinstance(error.__context__, Exception):
         inner = failure_of(error.__context__, device)
         if inner.kind not in ("error", "capture"):
@@ -242,8 +236,8 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 @contextmanager
 def quick_collections() -> Iterator[None]:
-    """Inside, garbage is looked for only among what was made since. `release` collects after every call that was
-    judged, and among all that torch (and a library like transformers) has made that takes 0.1 to 0.3 s each time."""
+    """Inside, garbage is looked for only among what was made since: `release` collects after every call that was
+    judged, and all that torch has made takes 0.1 to 0.3 s each time."""
     gc.collect()
     gc.freeze()
     try:

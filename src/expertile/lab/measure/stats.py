@@ -15,12 +15,10 @@ MIN_ORDER_SAMPLES = 6  # the range of n samples holds the median with probabilit
 def median_ci95(samples: Sequence[float]) -> tuple[float, tuple[float, float]]:
     """The median of `samples` and a 95 % interval of the distribution's median.
 
-    From six samples on, the interval is made of two order statistics, the narrowest symmetric pair whose coverage is at
-    least 95 % whatever the distribution: with ranks l and n+1-l the coverage is P(l <= Binomial(n, 1/2) < n+1-l)
-    (Conover, Practical Nonparametric Statistics, 3.2). Two to five samples cannot give that; the interval is then
-    Student's t about the median, clipped at 0, which supposes normal noise. One sample: the sample itself, no width.
-    Raises ValueError for no samples.
-    """
+    From six samples on, the interval is made of the narrowest symmetric pair of order statistics whose coverage is at
+    least 95 % whatever the distribution: P(l <= Binomial(n, 1/2) < n+1-l) for ranks l and n+1-l (Conover, Practical
+    Nonparametric Statistics, 3.2). Two to five samples cannot give that; the interval is then Student's t about the
+    median, clipped at 0, which supposes normal noise. One sample: no width. ValueError for none."""
     n = len(samples)
     if n == 0:
         raise ValueError("samples: expected at least one, got none")
@@ -43,11 +41,9 @@ def overlap(first: tuple[float, float], second: tuple[float, float]) -> bool:
     return first[0] <= second[1] and second[0] <= first[1]
 
 
-def is_tie(
-    time_1: float, ci_1: tuple[float, float], time_2: float, ci_2: tuple[float, float], within: float = 0.01
-) -> bool:
-    """Whether two medians cannot be told apart: their intervals overlap, or they differ by less than `within`."""
-    return overlap(ci_1, ci_2) or abs(time_1 - time_2) < within * min(time_1, time_2)
+def is_tie(time_1: float, ci_1: tuple[float, float], time_2: float, ci_2: tuple[float, float]) -> bool:
+    """Whether two medians cannot be told apart: their intervals overlap, or they differ by less than 1 %."""
+    return overlap(ci_1, ci_2) or abs(time_1 - time_2) < 0.01 * min(time_1, time_2)
 
 
 def too_wide(time: float, ci95: tuple[float, float]) -> bool:
@@ -56,12 +52,9 @@ def too_wide(time: float, ci95: tuple[float, float]) -> bool:
 
 
 def turn_order(count: int, round_index: int) -> tuple[int, ...]:
-    """The order of `count` candidates in one round: a row of a Williams design.
-
+    """The order of `count` candidates in one round: a row of a Williams design (Australian J. Sci. Research A2, 1949).
     Over `count` rounds (2 * count where it is odd) every candidate stands at every place equally often, and follows
-    every other one equally often, so that the heat and the clocks its predecessor leaves behind favour none
-    (Williams, Australian J. Sci. Research A2, 1949).
-    """
+    every other one equally often, so that the heat and clocks its predecessor leaves behind favour none."""
     zigzag = [(i + 1) // 2 if i % 2 else -(i // 2) for i in range(count)]
     row = [(x + round_index) % count for x in zigzag]
     if count % 2 and (round_index // count) % 2:

@@ -1,8 +1,6 @@
 """Stopwatches: each prepares one call over rotating input sets and then yields one sample at a time, in seconds.
-
 `GraphTimer` replays a CUDA graph of many calls: what the kernels take. `EventTimer` puts CUDA events around single
-calls on an idle stream: what a caller waits, launch cost included. `HostTimer` does the same on a CPU. Nothing here
-sets a clock, a power limit or any other state of the machine.
+calls on an idle stream: what a caller waits, launch cost included. `HostTimer` does the same on a CPU.
 """
 
 from __future__ import annotations
@@ -50,11 +48,8 @@ def timer_for(policy: str, device: torch.device) -> Timer:
 
 
 def sets_for(set_nbytes: int, l2_bytes: int, free_bytes: float, most: int = 128) -> int:
-    """How many input sets to rotate: enough for three caches full, at most `most`, and no more than fit.
-
-    A set of `set_nbytes` (inputs and output) is one that a call touches. One set that alone exceeds three caches needs
-    no second.
-    """
+    """How many input sets of `set_nbytes` (inputs and output that a call touches) to rotate: enough for three caches
+    full, at most `most`, and no more than fit."""
     wanted = math.ceil(3 * l2_bytes / max(set_nbytes, 1))
     fit = int(free_bytes // max(set_nbytes, 1))
     return max(1, min(wanted, most, fit))
@@ -83,8 +78,8 @@ class HostTimer:
 class EventTimer:
     """CUDA events around single calls, the stream idle at the start of each: launch and compute together."""
 
-    def __init__(self, device: torch.device, sample_s: float = 3e-4, most: int = 10) -> None:
-        self.device, self.sample_s, self.most = device, sample_s, most
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
 
     def prepare(self, call: Call, num_sets: int) -> Sampler:
         with torch.cuda.device(self.device):
@@ -93,9 +88,7 @@ class EventTimer:
                 ring.step()
             torch.cuda.synchronize()
             estimate = min(_event_time(ring, None) for _ in range(3))
-        return _Singles(
-            lambda during: _event_time(ring, during), _repeats(estimate, self.sample_s, self.most), self.device
-        )
+        return _Singles(lambda during: _event_time(ring, during), _repeats(estimate, 3e-4, 10), self.device)
 
 
 class _Singles:
@@ -130,11 +123,9 @@ def _event_time(ring: _Ring, during: During | None) -> float:
 class GraphTimer:
     """Replays of a CUDA graph that holds several calls over all input sets; a sample is elapsed time / calls.
 
-    Calls per graph are chosen so that a replay lasts about `replay_s`. Before each timed replay a buffer of several
-    caches is read: that hides the latency of the graph's launch behind running work, and leaves the cache in the same
-    state for every candidate, with no dirty line whose write-back the replay would pay for. Graphs of one timer share a
-    memory pool: they never run at the same time, and their results are not read after a replay.
-    """
+    A replay lasts about `replay_s`. Before each timed one a buffer of several caches is read: that hides the latency of
+    the graph's launch, and leaves the cache in the same state for every candidate, without dirty lines. Graphs of one
+    timer share a memory pool: they never run at the same time, and their results are not read."""
 
     def __init__(self, device: torch.device, replay_s: float = 1e-3, most: int = 512) -> None:
         self.device, self.replay_s, self.most = device, replay_s, most

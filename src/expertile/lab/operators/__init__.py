@@ -1,9 +1,6 @@
-"""Operators as the lab measures them: one file for each family.
-
-A family is a file of this package that exports OPERATORS and PRESETS (see `race/operator.py`); nothing else names it.
-`operators()` joins the families by operator name, `presets()` their workloads by preset name. `grouped_mm` is not among
-them: its rivals are the backends that a run names. `memory_workloads` lists what peak memory is measured on, and
-`for_cpu` keeps what a CPU measures in seconds.
+"""Operators as the lab measures them: a file for each family, which exports OPERATORS and PRESETS (see
+`race/operator.py`); nothing else names it. `operators()` joins the families by operator, `presets()` by preset.
+`grouped_mm` is not among them: its rivals are the backends that a run names.
 """
 
 from __future__ import annotations

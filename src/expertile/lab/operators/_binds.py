@@ -46,11 +46,8 @@ def compiled(fn: Callable[..., Any], *dims: str) -> Bind:
 
 @lru_cache(maxsize=16)
 def compiled_for(workload: Workload, fn: Callable[..., Any]) -> Callable[..., Any]:
-    """`fn`, a plain function without a closure, compiled with static shapes for `workload`.
-
-    Dynamo counts the shapes that one code object has met, turns dimensions dynamic at the second and gives up after
-    eight. So every workload gets a code object of its own.
-    """
+    """`fn`, a plain function without a closure, compiled with static shapes for `workload`. Dynamo counts the shapes
+    that one code object has met and gives up after eight: every workload gets a code object of its own."""
     name = f"{fn.__name__}_{abs(hash(workload)):x}"
     own = types.FunctionType(fn.__code__.replace(co_name=name), fn.__globals__, name, fn.__defaults__)
     return torch.compile(own, dynamic=False, fullgraph=True)

@@ -1,10 +1,6 @@
-"""DeepGEMM as a rival of `scaled_grouped_mm`, in both layouts that its users hold their tokens in:
-
-- contiguous, for prefill and training: groups one after the other, each padded to a multiple of 128 rows;
-- masked, for decode: [G, most rows, K], and on the device how many of a group's rows count.
-
-Rows are padded, and a's scales laid out with M contiguous as its TMA loads want them, before timing. Times so include
-its work on padding; the gate looks at rows of groups alone.
+"""DeepGEMM as a rival of `scaled_grouped_mm`: contiguous (groups one after the other, each padded to a multiple of 128
+rows), and masked, for decode ([G, most rows, K], and on the device how many of a group's rows count). Rows are padded,
+and a's scales laid out as its TMA loads want them, before timing. Times include its work on padding.
 """
 
 from __future__ import annotations

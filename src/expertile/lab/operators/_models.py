@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from expertile.formats.fp8 import QuantizedBuffers
-from expertile.formats.mxfp4 import Mxfp4Weight, row_bytes, scale_words
+from expertile.formats.mxfp4 import Mxfp4Weight
 from expertile.formats.weight_only import quantize
 from expertile.integrations.checkpoints import parameters_on_meta
 from expertile.integrations.transformers import register, replace_weight
@@ -51,10 +51,10 @@ def build(plan: Plan, device: torch.device, seed: int = 0) -> Any:
     model, generator = _empty(plan), torch.Generator(device).manual_seed(seed)
     for module, last, like, weight_of in _places(model):
         if plan.packed and weight_of is not None:
-            g, n, k = weight_of(like).shape
-            packed = torch.empty((g, n, row_bytes(k)), dtype=torch.uint8, device=device)
-            scales = torch.full((g, scale_words(k), n, 4), _SCALE_BYTE, dtype=torch.uint8, device=device)
-            replace_weight(module, last, Mxfp4Weight(packed.random_(0, 256, generator=generator), scales, k))
+            weight = Mxfp4Weight.empty(tuple(weight_of(like).shape), device)
+            weight.packed.random_(0, 256, generator=generator)
+            weight.scales.fill_(_SCALE_BYTE)
+            replace_weight(module, last, weight)
             continue
         made = torch.empty(like.shape, dtype=like.dtype, device=device)
         if like.dim() == 1 and last == "weight":
@@ -122,10 +122,8 @@ class _Plain:
 
 @contextmanager
 def routing(model: Any, kept: dict[int, tuple[Tensor, ...]]) -> Iterator[None]:
-    """Inside, (ids, weights) of every layer are put in `kept`, or taken from there if it has them.
-
-    Without that a rounding in one layer sends a token to another expert in the next, and logits differ by chance.
-    """
+    """Inside, (ids, weights) of every layer are put in `kept`, or taken from there: else a rounding in one layer sends
+    a token to another expert in the next, and logits differ by chance."""
 
     def hook(index: int) -> Any:
         def before(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -34,24 +34,18 @@ Tensors = tuple[Tensor, ...]
 Layer = Callable[[Tensor, Tensor, Tensor, Tensor, int], Tensor]  # x, router, gate_up, down, top_k -> out
 
 
-def _as_it_is(tensors: Tensors) -> Tensors:
-    return tensors
-
-
 @dataclass(frozen=True)
 class Way:
-    """`make(w, tensors)` returns a function of no arguments that computes out; it follows autograd if the tensors do.
-
-    `arrange` puts the weights as it wants them, before anything is timed; `interleaves`: gate and up rows alternate
-    then, and so do those of the gradient. `compiles`: its first call compiles or tunes.
-    """
+    """`make(w, tensors)` returns a function that computes out; it follows autograd if the tensors do. `arrange` puts
+    the weights as it wants them, before anything is timed; `interleaves`: gate and up rows alternate then, and in the
+    gradient. `compiles`: its first call compiles or tunes."""
 
     name: str
     peer: bool
     make: Callable[[Workload, Tensors], Callable[[], Tensor]]
     supports: Supports = anywhere
     graph: bool = True
-    arrange: Callable[[Tensors], Tensors] = _as_it_is
+    arrange: Callable[[Tensors], Tensors] = lambda tensors: tensors
     interleaves: bool = False
     compiles: bool = False
 
@@ -95,9 +89,7 @@ def _experts(rows: Tensor, gate_up: Tensor, down: Tensor, offs: Tensor, weights:
 
 def gathered_back(x: Tensor, router: Tensor, gate_up: Tensor, down: Tensor, top_k: int) -> Tensor:
     ids, weights = _routed(x, router, top_k)
-    flat = ids.flatten()
-    order = flat.argsort(stable=True)
-    inverse = torch.empty_like(order).scatter_(0, order, torch.arange(order.shape[0], device=x.device))
+    flat, order, inverse = _sorted(ids)
     y = _experts(x.index_select(0, order // top_k), gate_up, down, _ends(flat, router.shape[0]))
     of_token = y.index_select(0, inverse).unflatten(0, (x.shape[0], top_k))
     return (of_token.float() * weights[..., None]).sum(1).to(x.dtype)

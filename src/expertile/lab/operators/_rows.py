@@ -111,15 +111,9 @@ def tolerance(w: Workload) -> tuple[float, float]:
     return max(2e-5, 2 * ROUNDOFF[w.dtype]), max(1e-4, 4 * ROUNDOFF[w.dtype])
 
 
-def liger(most_cols: int = 65536) -> Supports:
-    """Liger keeps a row in one program of at most `most_cols` columns (liger_kernel.ops.utils.calculate_settings)."""
-
-    def supports(w: Workload, device: Device) -> str | None:
-        if w["cols"] > most_cols:
-            return f"takes at most {most_cols} columns, got {w['cols']}"
-        return on_gpu(w, device)
-
-    return installed("liger_kernel", supports, "liger-kernel")
+def _liger(w: Workload, device: Device) -> str | None:
+    """Liger keeps a row in one program (liger_kernel.ops.utils.calculate_settings)."""
+    return f"takes at most 65536 columns, got {w['cols']}" if w["cols"] > 65536 else on_gpu(w, device)
 
 
 def quack(whole_vectors: bool = False) -> Supports:
@@ -173,7 +167,7 @@ def operators(name: str, forward: Pass, backward: Pass, whole_vectors: bool = Fa
             Rival("expertile", False, anywhere, p.ours, peak_nbytes=p.peak_nbytes),
             Rival("torch", True, anywhere, p.torch),
             Rival("torch.compile", True, anywhere, compiled(p.compiled)),
-            Rival("liger", True, liger(), p.liger),
+            Rival("liger", True, installed("liger_kernel", _liger, "liger-kernel"), p.liger),
             Rival("quack", True, quack(whole_vectors), p.quack),
         )
         return Operator(name, p.make_inputs, p.reference, p.work, rivals, tolerance)

@@ -1,8 +1,6 @@
 """triton_kernels, as gpt-oss and vLLM use it: products with MXFP4 weights, and the layer that gathers, activates and
-scatters in its two products.
-
-Weights and scales take its Hopper layouts before timing, for 4 warps or 8, whichever is faster. What it must know of
-the rows of a product's groups is computed before timing too; a layer's routing is part of the call.
+scatters in its two products. Weights and scales take its Hopper layouts before timing, for 4 warps or 8, whichever is
+faster; so does what it must know of a product's groups. A layer's routing is part of the call.
 """
 
 from __future__ import annotations

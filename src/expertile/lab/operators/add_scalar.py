@@ -2,36 +2,18 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from expertile.lab.operators._binds import compiled, one
+from expertile.lab.operators._rows import random
 from expertile.lab.operators._supports import anywhere
-from expertile.lab.race.operator import ROUNDOFF, Inputs, Operator, Rival, Workload
+from expertile.lab.race.operator import ROUNDOFF, Operator, Rival, Workload
 from expertile.ops.pointwise.add_scalar import add_scalar
 from expertile.roofline import Work
 
 # The sizes of the study that report 000 sums up; then up to where memory alone counts.
 _STUDY = (32_000, 64_000, 128_000, 256_000, 512_000)
 _LARGE = (1_000_000, 10_000_000, 100_000_000)
-
-
-def _inputs(w: Workload, device: torch.device, seed: int) -> Inputs:
-    generator = torch.Generator(device).manual_seed(seed)
-    return (torch.randn(w["elements"], device=device, generator=generator).to(w.torch_dtype),)
-
-
-def _reference(w: Workload, inputs: Inputs) -> Inputs:
-    return (inputs[0].double() + w["value"],)
-
-
-def _work(w: Workload) -> Work:
-    return Work(float(w["elements"]), 2.0 * w["elements"] * w.torch_dtype.itemsize)
-
-
-def _tolerance(w: Workload) -> tuple[float, float]:
-    """One rounding of the result, two where a rival rounds the number as well."""
-    return 2 * ROUNDOFF[w.dtype], 4 * ROUNDOFF[w.dtype]
 
 
 def _plus(x: Tensor, value: float) -> Tensor:
@@ -57,15 +39,16 @@ def _preset() -> tuple[Workload, ...]:
 OPERATORS = (
     Operator(
         "add_scalar",
-        _inputs,
-        _reference,
-        _work,
+        lambda w, device, seed: (random(w, device, seed)(w["elements"]),),
+        lambda w, inputs: (inputs[0].double() + w["value"],),
+        lambda w: Work(float(w["elements"]), 2.0 * w["elements"] * w.torch_dtype.itemsize),
         (
             Rival("expertile", False, anywhere, one(add_scalar, "value"), peak_nbytes=_allocated),
             Rival("torch", True, anywhere, one(_plus, "value"), peak_nbytes=_allocated),
             Rival("torch.compile", True, anywhere, compiled(_plus, "value"), peak_nbytes=_allocated),
         ),
-        _tolerance,
+        # One rounding of the result, two where a rival rounds the number as well.
+        lambda w: (2 * ROUNDOFF[w.dtype], 4 * ROUNDOFF[w.dtype]),
     ),
 )
 PRESETS = {"add-scalar": _preset}

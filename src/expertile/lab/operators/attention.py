@@ -1,13 +1,12 @@
 """attention in the lab: forward (q, k, v -> out) and backward (dout, q, k, v -> dq, dk, dv; out and LSE are there).
-
-FLOPs are those of unmasked query-key pairs: two products forward, five backward. The unfused rivals write the scores of
-every pair to memory; `race/memory.py` measures how much that is.
+FLOPs are those of unmasked pairs: two products forward, five backward. The unfused rivals write all scores to memory.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -16,6 +15,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from expertile.device import Device
 from expertile.lab.operators._binds import compiled, compiled_call, one
+from expertile.lab.operators._rows import random
 from expertile.lab.operators._supports import Supports, anywhere, load, on_hopper, with_library
 from expertile.lab.race.operator import ROUNDOFF, Bind, Call, Inputs, Operator, Rival, Workload
 from expertile.ops.attention import reference
@@ -24,7 +24,6 @@ from expertile.ops.attention.backend import Operands, Saved
 from expertile.ops.attention.backends import by_name
 from expertile.ops.attention.problem import Problem
 from expertile.ops.attention.run import attention_backward, attention_forward
-from expertile.roofline import Work
 
 _OURS = ("gluon_hopper", "triton")
 _FA3 = ("fa3.so", "vllm/vllm_flash_attn/_vllm_fa3_C.abi3.so")  # FlashAttention 3 as vLLM builds it: forward alone
@@ -37,40 +36,19 @@ def problem(w: Workload) -> Problem:
     q_len, k_len = w["q_len"], w["k_len"]
     q_strides = (heads * q_len * dim, q_len * dim, dim)
     k_strides = (kv_heads * k_len * dim, k_len * dim, dim)
-    return Problem(
-        batch,
-        heads,
-        kv_heads,
-        q_len,
-        k_len,
-        dim,
-        w.torch_dtype,
-        w["causal"],
-        dim**-0.5,
-        False,
-        batch * q_len,
-        batch * k_len,
-        q_strides,
-        k_strides,
-        k_strides,
-    )
+    sizes, rows = (batch, heads, kv_heads, q_len, k_len, dim), (batch * q_len, batch * k_len)
+    return Problem(*sizes, w.torch_dtype, w["causal"], dim**-0.5, False, *rows, q_strides, k_strides, k_strides)
 
 
 def _inputs(w: Workload, device: torch.device, seed: int) -> Inputs:
-    generator = torch.Generator(device).manual_seed(seed)
-    p = problem(w)
-
-    def make(heads: int, length: int) -> Tensor:
-        x = torch.randn(p.batch, heads, length, p.head_dim, device=device, generator=generator)
-        return x.to(w.torch_dtype)
-
-    return make(p.heads, p.q_len), make(p.kv_heads, p.k_len), make(p.kv_heads, p.k_len)
+    make, p = random(w, device, seed), problem(w)
+    queries, keys = (p.batch, p.heads, p.q_len, p.head_dim), (p.batch, p.kv_heads, p.k_len, p.head_dim)
+    return make(*queries), make(*keys), make(*keys)
 
 
 def _backward_inputs(w: Workload, device: torch.device, seed: int) -> Inputs:
     q, k, v = _inputs(w, device, seed)
-    dout = torch.randn(q.shape, device=device, generator=torch.Generator(device).manual_seed(seed + 1)).to(q.dtype)
-    return dout, q, k, v
+    return random(w, device, seed + 1)(*q.shape), q, k, v
 
 
 def _reference(w: Workload, inputs: Inputs) -> Inputs:
@@ -83,14 +61,6 @@ def _backward_reference(w: Workload, inputs: Inputs) -> Inputs:
     p, wide = problem(w), Operands(*qkv)
     out, lse = reference.forward(p, wide)
     return reference.backward(p, wide, Saved(out, lse, dout))
-
-
-def _work(w: Workload) -> Work:
-    return problem(w).work()
-
-
-def _backward_work(w: Workload) -> Work:
-    return problem(w).backward_work()
 
 
 def _tolerance(w: Workload) -> tuple[float, float]:
@@ -233,16 +203,12 @@ def _fa3_supports(w: Workload, device: Device) -> str | None:
     return "knows bfloat16 and float16" if w.dtype not in ("bf16", "fp16") else on_hopper(w, device)
 
 
-def _unfused_backward(w: Workload, inputs: Inputs) -> Call:
+def _unfused_backward(w: Workload, inputs: Inputs, compiles: bool = False) -> Call:
     dout, q, k, v = inputs
     p = torch.softmax(_scores(q, _of_group(q, k), w["causal"]), -1)
+    if compiles:
+        return compiled_call(w, _unfused_backward_plain, dout, q, k, v, p)
     return lambda: _unfused_backward_plain(dout, q, k, v, p)
-
-
-def _compiled_backward(w: Workload, inputs: Inputs) -> Call:
-    dout, q, k, v = inputs
-    p = torch.softmax(_scores(q, _of_group(q, k), w["causal"]), -1)
-    return compiled_call(w, _unfused_backward_plain, dout, q, k, v, p)
 
 
 def _peer(name: str, backward: bool) -> Supports:
@@ -282,16 +248,10 @@ def workload(
     grouped = f"-HKV{kv_heads}" if kv_heads != heads else ""
     name = f"B{batch}-H{heads}{grouped}-L{length}-D{head_dim}-{dtype}"
     name += ("-causal" if causal else "") + ("-backward" if backward else "")
-    dims = (
-        ("batch", batch),
-        ("heads", heads),
-        ("kv_heads", kv_heads),
-        ("q_len", length),
-        ("k_len", length),
-        ("head_dim", head_dim),
-        ("causal", causal),
-    )
-    return Workload(name, preset, "attention_backward" if backward else "attention", dims, dtype, note)
+    lengths: dict[str, int] = {"q_len": length, "k_len": length, "head_dim": head_dim, "causal": causal}
+    dims = {"batch": batch, "heads": heads, "kv_heads": kv_heads, **lengths}
+    op = "attention_backward" if backward else "attention"
+    return Workload(name, preset, op, tuple(dims.items()), dtype, note)
 
 
 def attention_v100() -> tuple[Workload, ...]:
@@ -332,7 +292,7 @@ OPERATORS = (
         "attention",
         _inputs,
         _reference,
-        _work,
+        lambda w: problem(w).work(),
         (
             Rival("expertile", False, anywhere, _expertile(own=True), peak_nbytes=_fused_peak),
             Rival("expertile-auto", False, anywhere, _expertile(own=False)),
@@ -348,14 +308,14 @@ OPERATORS = (
         "attention_backward",
         _backward_inputs,
         _backward_reference,
-        _backward_work,
+        lambda w: problem(w).backward_work(),
         (
             Rival("expertile", False, anywhere, _expertile_backward(own=True), peak_nbytes=_fused_backward_peak),
             Rival("expertile-auto", False, anywhere, _expertile_backward(own=False)),
             Rival("sdpa_fa2", True, _peer("sdpa_fa2", True), _sdpa_backward("sdpa_fa2")),
             Rival("sdpa_cudnn", True, _peer("sdpa_cudnn", True), _sdpa_backward("sdpa_cudnn")),
             Rival("unfused", True, _with_scores(4), _unfused_backward, peak_nbytes=_unfused_peak),
-            Rival("torch.compile", True, _with_scores(4), _compiled_backward),
+            Rival("torch.compile", True, _with_scores(4), partial(_unfused_backward, compiles=True)),
         ),
         _tolerance,
     ),

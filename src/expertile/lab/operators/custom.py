@@ -11,9 +11,7 @@ from expertile.lab.race.operator import Workload
 
 def custom(name: str, op: str, dims: Mapping[str, Any], dtype: str) -> Workload:
     """A call of `op` over `dims`, which must be those of the operator's workloads in the presets, of the same types.
-
-    Raises ValueError naming what was expected and what came.
-    """
+    ValueError names what was expected and what came."""
     known = dict.fromkeys(operators())
     if op not in known:
         raise ValueError(f"op: expected one of {', '.join(known)}, got {op!r}")

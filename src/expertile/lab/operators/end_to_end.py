@@ -1,17 +1,13 @@
 """Whole models of transformers, end to end: a training step, and decode and prefill when serving. Random weights.
 
-    expertile bench --preset end-to-end-train      Qwen3-30B-A3B with 12 layers, 8192 tokens, fused AdamW in bfloat16
-    expertile bench --preset end-to-end-serve      Qwen3-30B-A3B and gpt-oss-120b at full size
-
-Everything beside the experts is transformers' own, attention included. A decode step reads a static cache of random
-keys, and a CUDA graph replays it; a prefill of one sequence writes no cache. The presets hold no workloads of
-`bench.run`: a model fills the memory, and its candidates share one set of parameters.
+Everything beside the experts is transformers' own. A decode step reads a static cache of random keys, and a CUDA graph
+replays it; a prefill of one sequence writes no cache. The presets hold no workloads of `bench.run`: a model fills the
+memory, and its candidates share one set of parameters.
 
 Gate: logits (training: loss and three gradients) against transformers' grouped_mm on the same weights, quantised ones
-dequantised layer by layer. Both get the routing of the first pass. A compiled step keeps its own, within wider limits.
-
-Bounds: a training step takes 6 FLOPs for each token and active parameter, and reads and writes parameters and moments
-once. Decode takes 2, and reads the cache, the dense weights and the experts that have tokens.
+dequantised. Both get the routing of the first pass; a compiled step keeps its own, within wider limits. Bounds: a
+training step takes 6 FLOPs for each token and active parameter, and reads and writes parameters and moments once.
+Decode takes 2, and reads the cache, the dense weights and the experts that have tokens.
 """
 
 from __future__ import annotations
@@ -168,11 +164,9 @@ def measure(
     prefill: int = 8192,
     layers: int | None = None,
 ) -> Iterator[Record]:
-    """The records of a preset, each in `out_path` as soon as it is made; models one after another.
-
-    `seconds`: of timing for each workload; `backends`: some of BACKENDS; `only`: patterns of models' names;
-    `layers`: fewer than the models have. A CPU takes small models, and few tokens. ValueError without transformers 5.7.
-    """
+    """The records of a preset, each in `out_path` as soon as it is made; models one after another. `seconds`: of timing
+    for each workload; `backends`: some of BACKENDS; `only`: patterns of models' names; `layers`: fewer than the models
+    have. A CPU takes small models, and few tokens. ValueError without transformers 5.7."""
     try:
         models.register()
     except ImportError as error:

@@ -1,20 +1,17 @@
 """What report 002 suspected of its FP8 kernel, each suspicion as a rival on the report's own shapes.
 
-Same inputs as `scaled_grouped_mm` (scales 1×128 and 128×128), and each rival held against the product of what it is
-given:
+Inputs are those of `scaled_grouped_mm`; each rival is held against the product of what it is given:
 
 - "expertile", "expertile-row": partial sums promoted with their scales every 128 of K, as blocks need it, and once at
-  the end, as row-wise scales allow: what the report calls resetting the accumulator costs their difference.
+  the end: what the report calls resetting the accumulator costs their difference.
 - "expertile-vector": 1×128 scales of the weights too: 128 times as many scales to fetch.
 - "expertile-triton_fp8": scales loaded when they are needed, where "expertile" on Hopper loads them a step ahead.
 - "expertile-padded": rows copied into zeroed [E, 128, K] on every call, as the report's host code does.
-- "multiplied": the report's first idea, two blocks added up and scaled by the product of their scales. It is wrong,
-  s₁ p₁ + s₂ p₂ ≠ s₁ s₂ (p₁ + p₂), which the gate says with the size of the error.
+- "multiplied": the report's first idea, two blocks added up and scaled by the product of their scales. It is wrong, s₁
+  p₁ + s₂ p₂ ≠ s₁ s₂ (p₁ + p₂), which the gate says with the size of the error.
 """
 
 from __future__ import annotations
-
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -24,6 +21,7 @@ from expertile.lab.operators import scaled_grouped_mm as blocks
 from expertile.lab.operators._supports import anywhere
 from expertile.lab.race.operator import Call, Inputs, Operator, Rival, Workload
 from expertile.ops.scaled_grouped_mm.api import scaled_grouped_mm
+from expertile.ops.scaled_grouped_mm.backends import BACKENDS
 from expertile.ragged import offs_from_sizes
 
 _TILE = 128
@@ -103,16 +101,7 @@ OPERATORS = (
             Rival("expertile", False, anywhere, blocks.ours),
             Rival("expertile-row", False, anywhere, _row, reference=blocks.rowwise_reference),
             Rival("expertile-vector", False, anywhere, _vector),
-            *(
-                Rival(
-                    f"expertile-{b.name}",
-                    False,
-                    products.by_backend(b, blocks.problem),
-                    partial(blocks.ours, backend=b.name),
-                )
-                for b in blocks.OURS
-                if b.name == "triton_fp8"
-            ),
+            *(r for r in products.own(blocks.ours, BACKENDS, blocks.problem) if r.name == "expertile-triton_fp8"),
             Rival("expertile-padded", False, anywhere, _padded),
             Rival("multiplied", True, anywhere, _multiplied, graph=False),
         ),

@@ -1,6 +1,5 @@
-"""Grouped products: every backend is a rival, once with each of its configs, beside `dense`.
-
-`grouped_mm(backends, …)` is the operator; its workloads are `race/workloads.GroupedWorkload`, its inputs (a, b, offs).
+"""Grouped products: every backend is a rival, once with each of its configs, beside `dense`. Workloads are
+`race/workloads.GroupedWorkload`, inputs (a, b, offs).
 """
 
 from __future__ import annotations
@@ -24,7 +23,6 @@ from expertile.lab.race.reference import limits_of, reference_for
 from expertile.lab.race.workloads import GroupedWorkload
 from expertile.ops.grouped_mm.backend import Backend, Operands, config_dict
 from expertile.ops.grouped_mm.problem import Layout, Problem, tf32_allowed
-from expertile.roofline import Work
 
 OP = "grouped_mm"
 # Rows past offs[-1] in the gate: enough to be noticed, a multiple of 64 so that no stride loses its alignment.
@@ -37,13 +35,13 @@ def grouped_mm(backends: Sequence[Backend], more: Sequence[Rival] = ()) -> Opera
         OP,
         _inputs,
         _reference,
-        _work,
+        lambda w: _typed(w).problem("cuda").work(),
         (*map(rival_of, backends), *more),
-        _limits,
+        lambda w: limits_of(_typed(w).problem("cuda", tf32_allowed()), _typed(w).group_sizes),
         (_DENSE,),
         memory_nbytes=memory_needed,
         set_nbytes=lambda w: _typed(w).memory_nbytes,
-        gate_inputs=_inputs_with_tail,
+        gate_inputs=lambda w, device, seed: _inputs(w, device, seed, 0 if _typed(w).layout is Layout.BATCHED else TAIL),
         dtype_key=lambda w: _typed(w).problem("cuda", tf32_allowed()).dtype_key,
     )
 
@@ -130,23 +128,11 @@ def _inputs(w: Workload, device: torch.device, seed: int, tail: int = 0) -> Inpu
     return tuple(x for x in (operands.a, operands.b, operands.offs) if x is not None)
 
 
-def _inputs_with_tail(w: Workload, device: torch.device, seed: int) -> Inputs:
-    return _inputs(w, device, seed, 0 if _typed(w).layout is Layout.BATCHED else TAIL)
-
-
 def _reference(w: Workload, inputs: Inputs) -> Blocks:
     operands, sizes = Operands(*inputs), _typed(w).group_sizes
     problem = Problem.from_tensors(operands.a, operands.b, operands.offs)
     hold = 0.2 * free_memory(operands.a.device)
     return reference_for(problem, operands, sizes, hold, secrets.randbits(31))
-
-
-def _limits(w: Workload) -> Limits:
-    return limits_of(_typed(w).problem("cuda", tf32_allowed()), _typed(w).group_sizes)
-
-
-def _work(w: Workload) -> Work:
-    return _typed(w).problem("cuda").work()
 
 
 def _dense_operands(w: Workload, inputs: Inputs) -> tuple[Tensor, Tensor]:

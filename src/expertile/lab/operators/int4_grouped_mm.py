@@ -1,13 +1,11 @@
 """int4_grouped_mm in the lab: bfloat16 activations times weights in 4 bits, with a scale for `group_size` values of K.
 
-dims: as `products`, and group_size (0: one scale for a whole row) and zeros (whether there are zero points). Inputs:
-a [M, K], packed uint8 [G, N, K/2], scales [G, K/group_size, N], zeros of that shape if any, offs [G]. Bytes count
-activations and results once, packed weights, scales and zero points of groups that have rows once.
+dims: as `products`, group_size (0: one scale for a row) and zeros (whether there are zero points). Inputs: a [M, K],
+packed uint8 [G, N, K/2], scales [G, K/group_size, N], zeros of that shape if any, offs [G]. Bytes count activations and
+results once, packed weights, scales and zero points of groups that have rows once.
 
-- "bf16": what one has without quantising, and so counted among the others: our own `grouped_mm` of the dequantised
-  weights, 3.9 times the bytes.
-- "tinygemm": torch's `_weight_int4pack_mm`, which torchao's int4 weights run on, one call for each group with rows: the
-  sizes are on the host, as it has no grouped form.
+- "bf16": our own `grouped_mm` of the dequantised weights, 3.9 times the bytes.
+- "tinygemm": torch's `_weight_int4pack_mm`, which torchao's int4 weights run on, one call for each group with rows.
 - "gemlite": the same loop over gemlite's linear layers.
 """
 
@@ -24,16 +22,14 @@ from expertile.device import Device
 from expertile.formats.int4.packing import unpack
 from expertile.formats.int4.weight import SYMMETRIC_ZERO, Int4Weight
 from expertile.lab.operators import products
-from expertile.lab.operators._supports import anywhere, installed, on_gpu
+from expertile.lab.operators._supports import installed, on_gpu
 from expertile.lab.race.operator import Call, Dims, Operator, Rival, Workload
 from expertile.ops.grouped_mm.problem import Layout
 from expertile.ops.weight_only_mm.api import int4_grouped_mm
 from expertile.ops.weight_only_mm.backends import BACKENDS
 from expertile.ops.weight_only_mm.problem import WeightOnlyProblem
-from expertile.roofline import Work
 
 Inputs = tuple[Tensor, ...]
-_OURS = tuple(b for b in BACKENDS if not b.peer and b.name != "loop")
 
 
 def _group(w: Workload) -> int:
@@ -75,30 +71,9 @@ def _reference(w: Workload, inputs: Inputs) -> tuple[Tensor, ...]:
 
 @lru_cache(maxsize=1024)
 def _problem(w: Workload, kind: str) -> WeightOnlyProblem:
-    m, n, k = products.rows(w), w["n"], w["k"]
-    return WeightOnlyProblem(
-        Layout.RAGGED_M,
-        w["groups"],
-        m,
-        n,
-        k,
-        w.torch_dtype,
-        w.torch_dtype,
-        (k, 1),
-        (n * k // 2, k // 2, 1),
-        True,
-        True,
-        False,
-        kind,
-        None,
-        False,
-        _group(w),
-        w["zeros"],
-    )
-
-
-def _work(w: Workload) -> Work:
-    return _problem(w, "cuda").work(products.sizes(w))
+    m, n, k, dtype = products.rows(w), w["n"], w["k"], w.torch_dtype
+    product = (Layout.RAGGED_M, w["groups"], m, n, k, dtype, dtype, (k, 1), (n * k // 2, k // 2, 1))
+    return WeightOnlyProblem(*product, True, True, False, kind, None, False, _group(w), w["zeros"])
 
 
 def _ours(w: Workload, inputs: Inputs, backend: str = "auto") -> Call:
@@ -206,14 +181,10 @@ OPERATORS = (
         "int4_grouped_mm",
         _inputs,
         _reference,
-        _work,
+        lambda w: _problem(w, "cuda").work(products.sizes(w)),
         (
-            Rival("expertile", False, anywhere, _ours),
-            *(
-                Rival(f"expertile-{b.name}", False, products.by_backend(b, _problem), partial(_ours, backend=b.name))
-                for b in _OURS
-            ),
-            Rival("bf16", True, anywhere, _bf16, reference=_bf16_reference, work=products.bf16_work),
+            *products.own(_ours, BACKENDS, _problem),
+            products.bf16(_bf16, _bf16_reference),
             Rival("tinygemm", True, _tinygemm_supports, _tinygemm),
             Rival("gemlite", True, installed("gemlite", on_gpu), _gemlite),
         ),

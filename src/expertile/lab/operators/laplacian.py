@@ -10,8 +10,9 @@ from torch import Tensor
 
 from expertile.device import Device
 from expertile.lab.operators._binds import compiled, one
+from expertile.lab.operators._rows import random
 from expertile.lab.operators._supports import anywhere
-from expertile.lab.race.operator import ROUNDOFF, Call, Inputs, Operator, Rival, Workload
+from expertile.lab.race.operator import ROUNDOFF, Bind, Call, Inputs, Operator, Rival, Workload
 from expertile.ops.pointwise.laplacian import laplacian, laplacian_transpose
 from expertile.roofline import Work
 
@@ -39,17 +40,7 @@ def _cut(w: Workload) -> int:
 
 
 def _random(w: Workload, device: torch.device, seed: int, cut: int) -> Tensor:
-    generator = torch.Generator(device).manual_seed(seed)
-    shape = (w["grids"], w["rows"] - cut, w["columns"] - cut)
-    return torch.randn(shape, device=device, generator=generator).to(w.torch_dtype)
-
-
-def _inputs(w: Workload, device: torch.device, seed: int) -> Inputs:
-    return (_random(w, device, seed, 0),)
-
-
-def _backward_inputs(w: Workload, device: torch.device, seed: int) -> Inputs:
-    return (_random(w, device, seed, _cut(w)),)
+    return random(w, device, seed)(w["grids"], w["rows"] - cut, w["columns"] - cut)
 
 
 def _sliced(u: Tensor, boundary: str) -> Tensor:
@@ -68,23 +59,11 @@ def _in_parts(w: Workload, x: Tensor, compute: Callable[[Tensor, str], Tensor]) 
     return (torch.cat([compute(part.double(), w["boundary"]) for part in x.split(max(1, 2**26 // x[0].numel()))]),)
 
 
-def _reference(w: Workload, inputs: Inputs) -> Inputs:
-    return _in_parts(w, inputs[0], _sliced)
-
-
-def _backward_reference(w: Workload, inputs: Inputs) -> Inputs:
-    return _in_parts(w, inputs[0], _transposed)
-
-
 def _work(w: Workload) -> Work:
     """Four additions, a product and a subtraction for each point of the result."""
     grids, rows, columns, cut = w["grids"], w["rows"], w["columns"], _cut(w)
     out = (rows - cut) * (columns - cut)
     return Work(6.0 * grids * out, float(grids * (rows * columns + out) * w.torch_dtype.itemsize))
-
-
-def _backward_work(w: Workload) -> Work:
-    return Work(6.0 * w["grids"] * w["rows"] * w["columns"], _work(w).nbytes)
 
 
 def _tolerance(w: Workload) -> tuple[float, float]:
@@ -93,17 +72,11 @@ def _tolerance(w: Workload) -> tuple[float, float]:
 
 
 def _zeros_or_none(w: Workload, device: Device) -> str | None:
-    if w["boundary"] in ("zero", "interior"):
-        return None
-    return "conv2d pads with zeros or not at all"
+    return None if w["boundary"] in ("zero", "interior") else "conv2d pads with zeros or not at all"
 
 
-def _ours(u: Tensor, boundary: str) -> Tensor:
-    return laplacian(u, boundary=boundary)
-
-
-def _ours_backward(grad: Tensor, boundary: str) -> Tensor:
-    return laplacian_transpose(grad, boundary=boundary)
+def _ours(compute: Callable[..., Tensor]) -> Bind:
+    return one(lambda x, boundary: compute(x, boundary=boundary), "boundary")
 
 
 def _convolution(w: Workload, inputs: Inputs) -> Call:
@@ -125,12 +98,8 @@ def _autograd(w: Workload, inputs: Inputs) -> Call:
 
 
 def _allocated(w: Workload) -> float:
-    cut = _cut(w)
+    cut = 0 if w.op.endswith("backward") else _cut(w)
     return float(w["grids"] * (w["rows"] - cut) * (w["columns"] - cut) * w.torch_dtype.itemsize)
-
-
-def _allocated_backward(w: Workload) -> float:
-    return float(w["grids"] * w["rows"] * w["columns"] * w.torch_dtype.itemsize)
 
 
 def _pair(grid: tuple[int, int, int], boundary: str, dtype: str, note: str = "") -> tuple[Workload, Workload]:
@@ -152,11 +121,11 @@ def _preset() -> tuple[Workload, ...]:
 OPERATORS = (
     Operator(
         "laplacian",
-        _inputs,
-        _reference,
+        lambda w, device, seed: (_random(w, device, seed, 0),),
+        lambda w, inputs: _in_parts(w, inputs[0], _sliced),
         _work,
         (
-            Rival("expertile", False, anywhere, one(_ours, "boundary"), peak_nbytes=_allocated),
+            Rival("expertile", False, anywhere, _ours(laplacian), peak_nbytes=_allocated),
             Rival("torch", True, anywhere, one(_sliced, "boundary")),
             Rival("torch.compile", True, anywhere, compiled(_sliced, "boundary")),
             Rival("conv2d", True, _zeros_or_none, _convolution),
@@ -165,11 +134,11 @@ OPERATORS = (
     ),
     Operator(
         "laplacian_backward",
-        _backward_inputs,
-        _backward_reference,
-        _backward_work,
+        lambda w, device, seed: (_random(w, device, seed, _cut(w)),),
+        lambda w, inputs: _in_parts(w, inputs[0], _transposed),
+        lambda w: Work(6.0 * w["grids"] * w["rows"] * w["columns"], _work(w).nbytes),
         (
-            Rival("expertile", False, anywhere, one(_ours_backward, "boundary"), peak_nbytes=_allocated_backward),
+            Rival("expertile", False, anywhere, _ours(laplacian_transpose), peak_nbytes=_allocated),
             Rival("torch", True, anywhere, one(_transposed, "boundary")),
             Rival("torch.compile", True, anywhere, compiled(_transposed, "boundary")),
             # Autograd runs on the stream of its forward pass, which no graph captures.

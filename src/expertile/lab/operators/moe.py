@@ -3,21 +3,20 @@
     logits = x @ router^T;  the k largest;  w = their softmax;  out[t] = Σ_j w[t, j] · down[e] @ (silu(gate) · up),
     (gate, up) = gate_up[e] @ x[t],  e = ids[t, j]
 
-Inputs: x [T, H], router [E, H], gate_up [E, 2I, H], down [E, H, I]; with "moe_train" also dy [T, H], the gradient of
-out. One call of "moe_train" is what a training step does: out, and the gradients of x, router, gate_up and down.
+Inputs: x [T, H], router [E, H], gate_up [E, 2I, H], down [E, H, I]; with "moe_train" also dy [T, H]. A call of
+"moe_train" gives out and the gradients of x, router, gate_up and down.
 
-dims: tokens, hidden, intermediate, experts, top_k, routing. Tokens go where `race/routing.py` sends them for `routing`
-with seed 0, in every set of inputs: the router's rows are orthonormal, and x is given logits of 0 to 1.5 for the chosen
-experts and -1.5 to -0.5 for the others. So no two ways to compute logits in 16 bits choose differently, and which
-experts' weights are read is known.
+dims: tokens, hidden, intermediate, experts, top_k, routing. Tokens go where `race/routing.py` sends them with seed 0,
+in every set of inputs: the router's rows are orthonormal, and x is given logits of 0 to 1.5 for the chosen experts and
+-1.5 to -0.5 for the others, so that no two ways to compute logits in 16 bits choose differently.
 
-FLOPs: 6 T k H I forward and 18 with backward; the router's own are left out. Bytes: x, router, the weights of the
-experts that have tokens and out once; in training also dy and every gradient, those of idle experts included.
+FLOPs: 6 T k H I forward and 18 with backward. Bytes: x, router, the weights of the experts that have tokens and out
+once; in training also dy and every gradient, those of idle experts included.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -110,56 +109,51 @@ def routed(x: Tensor, router: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
     return best.indices, torch.softmax(best.values, 1)
 
 
-def groups(ids: Tensor, experts: int) -> Iterator[tuple[int, Tensor, Tensor]]:
-    """(expert, its tokens, at which of their choices) for each expert that has tokens."""
-    for expert in range(experts):
-        tokens, choice = (ids == expert).nonzero(as_tuple=True)
-        if len(tokens):
-            yield expert, tokens, choice
+def by_expert(
+    expert: Callable[..., Tensor],
+    x: Tensor,
+    ids: Tensor,
+    weights: Tensor,
+    own: Sequence[Tensor] = (),
+    dy: Tensor | None = None,
+) -> tuple[Tensor, ...]:
+    """out[t] = Σ_j weights[t, j] · expert(e, x[t], *(each of `own`)[e]), e = ids[t, j], in float32;
+    with `dy` also the gradients of x, weights and `own`."""
+    train = dy is not None
+    out, *gradients = (torch.zeros_like(t, dtype=torch.float32) for t in (x, *((x, weights, *own) if train else ())))
+    with full_precision(), torch.set_grad_enabled(train):
+        for e in ids.unique().tolist():
+            slots = tokens, _ = (ids == e).nonzero(as_tuple=True)
+            parts = (x[tokens], weights[slots], *(t[e] for t in own))
+            rows, weight, *of_expert = leaves = [t.detach().float().requires_grad_(train) for t in parts]
+            y = expert(e, rows, *of_expert) * weight[:, None]
+            out[tokens] += y.detach()  # a token meets an expert once
+            if dy is not None:
+                found = torch.autograd.grad(y, leaves, dy[tokens].float())
+                gradients[0][tokens] += found[0]
+                for whole, where, part in zip(gradients[1:], (slots, *[e] * len(own)), found[1:], strict=True):
+                    whole[where] = part
+    return (out, *gradients)
+
+
+def _expert(_: int, rows: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
+    gate, up = (rows @ gate_up.t()).chunk(2, 1)
+    return (F.silu(gate) * up) @ down.t()
 
 
 def reference(w: Workload, inputs: Inputs) -> tuple[Tensor, ...]:
-    """Expert after expert, in float32."""
-    x, router, gate_up, down = inputs
-    out = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
+    """out; with "moe_train" also dx, drouter, dgate_up and ddown."""
+    x, router, gate_up, down, *dy = inputs
     with full_precision():
         ids, weights = routed(x, router, w["top_k"])
-        for expert, tokens, choice in groups(ids, w["experts"]):
-            gate, up = (x[tokens].float() @ gate_up[expert].float().t()).chunk(2, 1)
-            y = (F.silu(gate) * up) @ down[expert].float().t()
-            out[tokens] += weights[tokens, choice, None] * y  # a token meets an expert once
-    return (out,)
-
-
-def train_reference(w: Workload, inputs: Inputs) -> tuple[Tensor, ...]:
-    """out, dx, drouter, dgate_up, ddown: the derivatives written out, expert after expert, in float32."""
-    x, router, gate_up, down, dy = inputs
-
-    def zeros(like: Tensor) -> Tensor:
-        return torch.zeros(like.shape, dtype=torch.float32, device=like.device)
-
-    out, dx, dgate_up, ddown = zeros(x), zeros(x), zeros(gate_up), zeros(down)
-    with full_precision():
-        ids, weights = routed(x, router, w["top_k"])
-        dweights = zeros(weights)
-        for e, tokens, choice in groups(ids, w["experts"]):
-            rows, wide_up, wide_down = x[tokens].float(), gate_up[e].float(), down[e].float()
-            gate, up = (rows @ wide_up.t()).chunk(2, 1)
-            sigmoid = torch.sigmoid(gate)
-            act = gate * sigmoid * up
-            y, weight, grad = act @ wide_down.t(), weights[tokens, choice, None], dy[tokens].float()
-            out[tokens] += weight * y
-            dweights[tokens, choice] = (grad * y).sum(1)
-            ddown[e] = (weight * grad).t() @ act
-            dact = (weight * grad) @ wide_down
-            dgate = dact * up * sigmoid * (1 + gate * (1 - sigmoid))
-            dpre = torch.cat((dgate, dact * gate * sigmoid), 1)
-            dgate_up[e] = dpre.t() @ rows
-            dx[tokens] += dpre @ wide_up
+        found = by_expert(_expert, x, ids, weights, (gate_up, down), *dy)
+        if not dy:
+            return found
+        out, dx, dweights, *of_own = found
         dchosen = weights * (dweights - (weights * dweights).sum(1, keepdim=True))
-        dlogits = zeros(x[:, :1].expand(-1, w["experts"])).scatter_(1, ids, dchosen)
+        dlogits = dx.new_zeros(x.shape[0], w["experts"]).scatter_(1, ids, dchosen)
         dx += dlogits @ router.float()
-        return out, dx, dlogits.t() @ x.float(), dgate_up, ddown
+        return out, dx, dlogits.t() @ x.float(), *of_own
 
 
 def work(w: Workload) -> Work:
@@ -175,9 +169,8 @@ def train_work(w: Workload) -> Work:
 
 
 def tolerance(w: Workload) -> tuple[float, float]:
-    """Pre-activation, activation, y and out are rounded to the inputs' dtype, as are routing weights and the partial
-    sums of index_add in some; in training the gradients of each as well. A slot left out, or sent to another expert,
-    changes some element by a tenth of the largest."""
+    """Pre-activation, activation, y and out are rounded, as are routing weights and the partial sums of index_add in
+    some; in training their gradients as well. A slot left out changes some element by a tenth of the largest."""
     return 4 * ROUNDOFF[w.dtype], 12 * ROUNDOFF[w.dtype]
 
 
@@ -244,7 +237,7 @@ def _training(way: Way) -> Callable[[Workload, Inputs], Call]:
 
 
 def _interleaved_reference(w: Workload, inputs: Inputs) -> tuple[Tensor, ...]:
-    out, dx, drouter, dgate_up, ddown = train_reference(w, inputs)
+    out, dx, drouter, dgate_up, ddown = reference(w, inputs)
     return out, dx, drouter, interleaved(dgate_up), ddown
 
 
@@ -302,6 +295,6 @@ def decode() -> tuple[Workload, ...]:
 _DENSE = Rival(DENSE, True, anywhere, dense, reference=dense_reference, work=dense_work)
 OPERATORS = (
     Operator("moe", make_inputs, reference, work, _rivals(False), tolerance, (_DENSE,), memory_nbytes),
-    Operator("moe_train", make_inputs, train_reference, train_work, _rivals(True), tolerance, (_DENSE,), memory_nbytes),
+    Operator("moe_train", make_inputs, reference, train_work, _rivals(True), tolerance, (_DENSE,), memory_nbytes),
 )
 PRESETS = {"moe": layers, "moe-sonic": sonic, "moe-decode": decode}

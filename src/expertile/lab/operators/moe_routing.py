@@ -5,11 +5,10 @@
 | moe_permutation | `permutation` of the ids; torch's stable `argsort` is the least that it needs |
 | moe_route, moe_route_scores | `route` of bf16 logits, without and with the scores that auxiliary losses want |
 | moe_route_backward | the gradient of the logits from that of the weights |
-| moe_round | `round_groups` to tiles of 128 rows, one candidate a token |
+| moe_round | `round_groups` to tiles of 128 rows, one candidate a token; held against its formulas on the CPU |
 
 Inputs: logits [T, E] bf16, ids [T, k] int32, weights [T, k] float32. The logits of a token are E different multiples of
-1/64, so that there is one right choice. Results are held against formulas in torch, those of `moe_round` against its
-formulas on the CPU, which are equal on every machine.
+1/64, so that there is one right choice.
 """
 
 from __future__ import annotations
@@ -70,10 +69,6 @@ def _logits(w: Workload, device: torch.device, seed: int) -> Tensor:
     return ((order - experts // 2) / 64).bfloat16()
 
 
-def _ids(w: Workload, device: torch.device, seed: int) -> Inputs:
-    return (_logits(w, device, seed).topk(w["top_k"]).indices.int(),)
-
-
 def _gradient_inputs(w: Workload, device: torch.device, seed: int) -> Inputs:
     logits = _logits(w, device, seed)
     dweights = torch.randn(w["tokens"], w["top_k"], generator=torch.Generator().manual_seed(seed)).to(device)
@@ -120,10 +115,6 @@ def _routing(scores: bool) -> Callable[[Workload, Inputs], Call]:
 def _routing_reference(w: Workload, inputs: Inputs) -> tuple[Tensor, ...]:
     best = inputs[0].float().topk(w["top_k"])
     return torch.softmax(best.values, 1), best.indices.double()
-
-
-def _scores_reference(w: Workload, inputs: Inputs) -> tuple[Tensor, ...]:
-    return *_routing_reference(w, inputs), torch.softmax(inputs[0].float(), 1)
 
 
 def _torch_topk(w: Workload, inputs: Inputs) -> Call:
@@ -176,10 +167,6 @@ def _float32(w: Workload) -> tuple[float, float]:
     return 1e-5, 1e-4
 
 
-def _bfloat16(w: Workload) -> tuple[float, float]:
-    return 2.0**-8, 2.0**-6
-
-
 def _rivals(ours: Callable[[Workload, Inputs], Call], *others: Rival) -> tuple[Rival, ...]:
     return Rival("expertile", False, anywhere, ours), *others
 
@@ -199,7 +186,7 @@ _TOPK = Rival(
 OPERATORS = (
     Operator(
         "moe_permutation",
-        _ids,
+        lambda w, device, seed: (_logits(w, device, seed).topk(w["top_k"]).indices.int(),),
         _permutation_reference,
         _bytes(lambda e, k: 16 * k, 4),
         _rivals(_permute, _ARGSORT),
@@ -216,7 +203,7 @@ OPERATORS = (
     Operator(
         "moe_route_scores",
         lambda w, device, seed: (_logits(w, device, seed),),
-        _scores_reference,
+        lambda w, inputs: (*_routing_reference(w, inputs), torch.softmax(inputs[0].float(), 1)),
         _bytes(lambda e, k: 6 * e + 8 * k),
         _rivals(_routing(scores=True)),
         _float32,
@@ -227,7 +214,7 @@ OPERATORS = (
         _backward_reference,
         _bytes(lambda e, k: 2 * e + 10 * k),
         _rivals(_backward),
-        _bfloat16,
+        lambda w: (2.0**-8, 2.0**-6),
     ),
     Operator(
         "moe_round",

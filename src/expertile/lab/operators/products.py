@@ -6,17 +6,17 @@ as `routing.draw` says with seed 0. The inputs of such a workload end in offs [G
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from functools import lru_cache
+from collections.abc import Callable, Iterable, Iterator
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from expertile.device import Device
-from expertile.lab.operators._supports import Supports
+from expertile.lab.operators._supports import anywhere
 from expertile.lab.race.gate import full_precision
-from expertile.lab.race.operator import Call, Dims, Workload
+from expertile.lab.race.operator import Bind, Call, Dims, Reference, Rival, Workload
 from expertile.lab.race.routing import draw
 from expertile.ops.grouped_mm.api import grouped_mm
 from expertile.ragged import offs_from_sizes
@@ -109,9 +109,14 @@ def bf16_call(a: Tensor, weights: Tensor, ends: Tensor) -> Call:
     return lambda: (grouped_mm(a, b, offs=ends),)
 
 
-def bf16_work(w: Workload) -> Work:
-    m, n, k = rows(w), w["n"], w["k"]
-    return Work(2.0 * m * n * k, 2.0 * (m * k + used(w) * n * k + m * n))
+def bf16(bind: Bind, reference: Reference) -> Rival:
+    """That product as a rival."""
+
+    def work(w: Workload) -> Work:
+        m, n, k = rows(w), w["n"], w["k"]
+        return Work(2.0 * m * n * k, 2.0 * (m * k + used(w) * n * k + m * n))
+
+    return Rival("bf16", True, anywhere, bind, reference=reference, work=work)
 
 
 def tolerance(w: Workload) -> tuple[float, float]:
@@ -119,10 +124,15 @@ def tolerance(w: Workload) -> tuple[float, float]:
     return 2.0**-8, 2.0**-7
 
 
-def by_backend(backend: Any, problem_of: Callable[[Workload, str], Any]) -> Supports:
-    """What a backend of an operator says to the workload's problem."""
+def own(
+    ours: Callable[..., Call], backends: Iterable[Any], problem_of: Callable[[Workload, str], Any]
+) -> tuple[Rival, ...]:
+    """`ours` as "auto" chooses, and with each of our own backends where it takes the workload's problem."""
 
-    def supports(w: Workload, device: Device) -> str | None:
-        return backend.supports(problem_of(w, device.kind), device)
+    def alone(backend: Any) -> Rival:
+        def supports(w: Workload, device: Device) -> str | None:
+            return backend.supports(problem_of(w, device.kind), device)
 
-    return supports
+        return Rival(f"expertile-{backend.name}", False, supports, partial(ours, backend=backend.name))
+
+    return Rival("expertile", False, anywhere, ours), *(alone(b) for b in backends if not b.peer and b.name != "loop")

@@ -43,10 +43,6 @@ def _by_hand(dy: Tensor, x: Tensor, weight: Tensor, rstd: Tensor) -> tuple[Tenso
     return dx.to(x.dtype), (d * n).sum(0).to(weight.dtype)
 
 
-def _ours_backward(dy: Tensor, x: Tensor, weight: Tensor, rstd: Tensor) -> tuple[Tensor | None, ...]:
-    return rms_norm_backward(dy, x, weight, None, rstd)[:2]
-
-
 def _torch_backward(w: Workload, inputs: Inputs) -> Call:
     """torch's fused gradient, which only CUDA has; by hand elsewhere."""
     dy, x, weight, rstd = inputs
@@ -94,7 +90,7 @@ OPERATORS = _rows.operators(
         _rows.norm_backward_reference,
         # n, g and the sum take 4 operations for each element, dx 3, the sum over rows 2; rstd is float32.
         _rows.work(9.0, 3, vectors=2, stats=4),
-        several(_ours_backward),
+        several(lambda dy, x, weight, rstd: rms_norm_backward(dy, x, weight, None, rstd)[:2]),
         _torch_backward,
         _by_hand,
         _liger_backward,

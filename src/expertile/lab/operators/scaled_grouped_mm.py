@@ -1,15 +1,12 @@
 """scaled_grouped_mm in the lab: e4m3 operands, float32 scales 1×128 for activations and 128×128 for weights, bf16 out.
 
-Inputs: a [M, K], scale_a [M, ceil(K/128)], weights [G, N, K], scale_b [G, ceil(N/128), ceil(K/128)], offs [G].
-scale_a lies as `quantize_activations` leaves it: strides (1, 4 · ceil(M / 4)), rows side by side. Bytes count both
-operands, their scales and the result once, weights of groups that have rows. Rivals that take other scales are held
-against the product of what they were given:
+Inputs: a [M, K], scale_a [M, ceil(K/128)] (rows side by side, as `quantize_activations` leaves it), weights [G, N, K],
+scale_b [G, ceil(N/128), ceil(K/128)], offs [G]. Bytes count operands, scales and result once, weights of groups that
+have rows. Rivals that take other scales are held against the product of what they were given:
 
-- "torch": `torch.nn.functional.scaled_grouped_mm`, one scale for each row; the operands requantised, before timing.
-- "bf16": what one has without quantising, and so counted among the others: our own `grouped_mm` of the dequantised
-  operands, with twice the bytes and half the peak.
-- "dense": `torch._scaled_mm` of the same rows against the first group's weights, one scale for each tensor, sums in the
-  tensor cores' own precision: the speed of light where compute limits.
+- "torch": `torch.nn.functional.scaled_grouped_mm`, one scale for each row; requantised before timing.
+- "bf16": our own `grouped_mm` of the dequantised operands, with twice the bytes and half the peak.
+- "dense": `torch._scaled_mm` of the same rows against the first group's weights, one scale for each tensor.
 - "deepgemm", "deepgemm-masked": `_deep_gemm.py`.
 """
 
@@ -26,7 +23,7 @@ from torch import Tensor
 from expertile.device import Device
 from expertile.formats.fp8 import E4M3_MAX, dequantize
 from expertile.lab.operators import _deep_gemm, products
-from expertile.lab.operators._supports import anywhere, installed
+from expertile.lab.operators._supports import installed
 from expertile.lab.race.baselines import DENSE
 from expertile.lab.race.operator import Call, Operator, Rival, Workload
 from expertile.ops.grouped_mm.problem import described
@@ -38,7 +35,6 @@ from expertile.ops.scaled_grouped_mm.problem import ScaledProblem
 from expertile.roofline import Work
 
 Inputs = tuple[Tensor, ...]
-OURS = tuple(b for b in BACKENDS if not b.peer and b.name != "loop")
 
 
 def make_inputs(w: Workload, device: torch.device, seed: int) -> Inputs:
@@ -177,17 +173,12 @@ def _dense_supports(w: Workload, device: Device) -> str | None:
 
 
 def _dense_tolerance(w: Workload) -> tuple[float, float]:
-    """Fast accumulation keeps 14 bits of a sum over all of K, where the operator's tolerance is for 128 summands."""
     return 2.0**-8, 2.0**-6
 
 
 def _dense_work(w: Workload) -> Work:
     m, n, k = products.rows(w), w["n"], w["k"]
     return Work(2.0 * m * n * k, float(m * k + n * k + 2 * m * n))
-
-
-def _deep_gemm_reference(w: Workload, inputs: Inputs) -> tuple[Tensor, ...]:
-    return _deep_gemm.reference(w, reference(w, inputs)[0])
 
 
 def _deep_gemms() -> tuple[Rival, ...]:
@@ -197,7 +188,7 @@ def _deep_gemms() -> tuple[Rival, ...]:
             True,
             installed("deep_gemm", partial(_deep_gemm.supports, masked=masked)),
             partial(_deep_gemm.bind, masked=masked),
-            reference=_deep_gemm_reference,
+            reference=lambda w, inputs: _deep_gemm.reference(w, reference(w, inputs)[0]),
         )
         for name, masked in (("deepgemm", False), ("deepgemm-masked", True))
     )
@@ -258,26 +249,15 @@ OPERATORS = (
         reference,
         work,
         (
-            Rival("expertile", False, anywhere, ours),
-            *(
-                Rival(f"expertile-{b.name}", False, products.by_backend(b, problem), partial(ours, backend=b.name))
-                for b in OURS
-            ),
+            *products.own(ours, BACKENDS, problem),
             Rival("torch", True, _torch_supports, _torch, reference=rowwise_reference),
             *_deep_gemms(),
-            Rival("bf16", True, anywhere, _bf16, reference=_bf16_reference, work=products.bf16_work),
+            products.bf16(_bf16, _bf16_reference),
         ),
         products.tolerance,
         (
-            Rival(
-                DENSE,
-                True,
-                _dense_supports,
-                _dense,
-                reference=_dense_reference,
-                work=_dense_work,
-                tolerance=_dense_tolerance,
-            ),
+            # Fast accumulation keeps 14 bits of a sum over all of K; the operator's tolerance is for 128 summands.
+            Rival(DENSE, True, _dense_supports, _dense, True, None, _dense_reference, _dense_work, _dense_tolerance),
         ),
     ),
 )

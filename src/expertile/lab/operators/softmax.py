@@ -30,10 +30,6 @@ _ROWS = (
 )
 
 
-def _inputs(w: Workload, device: torch.device, seed: int) -> Inputs:
-    return (_rows.random(w, device, seed)(w["rows"], w["cols"]),)
-
-
 def _backward_inputs(w: Workload, device: torch.device, seed: int) -> Inputs:
     make = _rows.random(w, device, seed)
     dy = make(w["rows"], w["cols"])
@@ -86,7 +82,7 @@ def rows() -> tuple[Workload, ...]:
 OPERATORS = _rows.operators(
     "softmax",
     _rows.Pass(
-        _inputs,
+        lambda w, device, seed: (_rows.random(w, device, seed)(w["rows"], w["cols"]),),
         _reference,
         _rows.work(5.0, 2),  # a comparison, a subtraction, an exponential, an addition and a product for each element
         one(softmax),

@@ -1,13 +1,10 @@
 """The experts of real models, one layer at full size, on expertile and on transformers' own implementations: records of
 "experts" (forward) and "experts_train" (forward and backward).
 
-What is called is the experts module of transformers' model class, made from the published sizes with random weights in
-bfloat16 on the device. Ids and routing weights are those that the model's own router, with random weights too, gives
-random tokens; so they have the dtypes and normalisation that the model has. Tokens and routing differ from one set of
-inputs to the next.
-
-With R = T k rows, a forward pass takes 6 R H I FLOPs and moves at least the weights of the experts that have tokens, x
-and out; with the backward pass it is 18 R H I, and also dy, dx and the gradients of all weights.
+What is called is the experts module of transformers' model class, with random weights in bfloat16. Ids and routing
+weights are what the model's own router gives random tokens; they differ from one set of inputs to the next. With R = T
+k rows, a forward pass takes 6 R H I FLOPs and moves at least the weights of the experts that have tokens, x and out;
+with the backward pass it is 18 R H I, and also dy, dx and the gradients of all weights.
 """
 
 from __future__ import annotations
@@ -15,6 +12,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,8 +21,9 @@ from torch import Tensor
 from expertile.lab.measure.env import Env
 from expertile.lab.measure.interleaved import Budget, Failure, TimedCall, failure_of, release, time_interleaved
 from expertile.lab.operators._models import Plan
+from expertile.lab.operators.moe import by_expert
 from expertile.lab.race.case import Site, set_count
-from expertile.lab.race.gate import full_precision, judge
+from expertile.lab.race.gate import judge
 from expertile.lab.race.operator import ROUNDOFF, Rival, Verdict, Workload, record_fields
 from expertile.lab.race.record import Record, measured
 from expertile.roofline import Work, bound
@@ -160,43 +159,21 @@ def make_inputs(layer: Layer, tokens: int, both: bool, seed: int) -> Inputs:
 
 
 def reference(layer: Layer, inputs: Inputs) -> tuple[Tensor, ...]:
-    """In float32, expert after expert: out and, if `inputs` end in dy, the gradients of x, routing weights and all
-    parameters of the experts."""
+    """In float32: out and, if `inputs` end in dy, the gradients of x, routing weights and all parameters of the
+    experts."""
     x, ids, weights, *dy = inputs
-    named = dict(layer.experts.named_parameters())
+    experts, named = layer.experts, dict(layer.experts.named_parameters())
 
-    def zeros(like: Tensor) -> Tensor:
-        return torch.zeros(like.shape, dtype=torch.float32, device=like.device)
+    def expert(_: int, rows: Tensor, *own: Tensor) -> Tensor:
+        weights = dict(zip(named, own, strict=True))
 
-    out = zeros(x)
-    gradients = [zeros(t) for t in (x, weights, *named.values())] if dy else []
-    with full_precision(), torch.set_grad_enabled(bool(dy)):
-        for e in ids.unique().tolist():
-            tokens, choice = (ids == e).nonzero(as_tuple=True)
-            leaves = [
-                t.detach().float().requires_grad_(bool(dy))
-                for t in (x[tokens], weights[tokens, choice], *(p[e] for p in named.values()))
-            ]
-            rows, weight, *own = leaves
-            y = _expert(layer.experts, rows, dict(zip(named, own, strict=True))) * weight[:, None]
-            out.index_add_(0, tokens, y.detach())
-            if dy:
-                of_rows, of_weights, *of_own = torch.autograd.grad(y, leaves, dy[0][tokens].float())
-                gradients[0].index_add_(0, tokens, of_rows)
-                gradients[1][tokens, choice] = of_weights
-                for whole, part in zip(gradients[2:], of_own, strict=True):
-                    whole[e] = part
-    return (out, *gradients)
+        def product(x: Tensor, name: str) -> Tensor:
+            out = x @ (weights[name] if experts.is_transposed else weights[name].t())
+            return out + weights[f"{name}_bias"] if experts.has_bias else out
 
+        return product(experts._apply_gate(product(rows, "gate_up_proj")), "down_proj")
 
-def _expert(experts: Any, rows: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
-    """One expert on its rows, with the module's own gate."""
-
-    def product(x: Tensor, name: str) -> Tensor:
-        out = x @ (weights[name] if experts.is_transposed else weights[name].t())
-        return out + weights[f"{name}_bias"] if experts.has_bias else out
-
-    return product(experts._apply_gate(product(rows, "gate_up_proj")), "down_proj")
+    return by_expert(expert, x, ids, weights, tuple(named.values()), *dy)
 
 
 def work(layer: Layer, inputs: Inputs) -> Work:
@@ -218,6 +195,10 @@ def implementations(case: Case, eager: bool = False) -> tuple[str, ...]:
     if case.both:
         return found
     return (*found, *(("batched_mm",) if case.tokens <= BATCHED_TOKENS else ()), *(("eager",) if eager else ()))
+
+
+def _bound(experts: Any, w: Workload, inputs: Inputs) -> Callable[[], tuple[Tensor, ...]]:
+    return _bind(experts, inputs)
 
 
 def _bind(experts: Any, inputs: Inputs) -> Callable[[], tuple[Tensor, ...]]:
@@ -306,7 +287,7 @@ def _judged(
     w = Workload(layer.model.name, "transformers", "experts", (("tokens", inputs[0].shape[0]),), "bf16")
     found: dict[str, Verdict | Failure] = {}
     for name, experts in wanted.items():
-        rival = Rival(name, name != OURS, lambda *_: None, _binding(experts))
+        rival = Rival(name, name != OURS, lambda *_: None, partial(_bound, experts))
         tolerance = _OTHERS_BACKWARD if len(truth) > 1 and rival.peer else _TOLERANCE
         try:
             found[name] = judge(rival, w, inputs, truth, tolerance)
@@ -317,10 +298,6 @@ def _judged(
             found[name] = failure
         release(device)
     return found
-
-
-def _binding(experts: Any) -> Callable[[Workload, Inputs], Callable[[], tuple[Tensor, ...]]]:
-    return lambda _, inputs: _bind(experts, inputs)
 
 
 def _over(experts: Any, sets: Sequence[Inputs]) -> Callable[[int], Any]:

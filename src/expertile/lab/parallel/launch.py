@@ -29,9 +29,7 @@ _OUT_OF_TIME = 4  # exit status of a rank that ended itself
 def launch(options: Options, started: float | None = None) -> int:
     """Measure on at most `options.ranks` GPUs (or as many processes on a CPU), and end `options.seconds` after
     `started` (time.monotonic; now by default) at the latest. 0 if something was timed and nothing was wrong or failed.
-
-    ValueError without a GPU, where GPUs are asked for, and for sizes that `jobs` does not have.
-    """
+    ValueError without a GPU, where GPUs are asked for, and for sizes that `jobs` does not have."""
     jobs(options)
     started = time.monotonic() if started is None else started
     world = options.ranks

@@ -1,8 +1,7 @@
 """A step of expert parallelism taken apart: its collectives alone, and its computation alone, on the same buffers.
 
-`Recorder` stands in for the exchange of an `ExpertParallel` and keeps what a step posted and received. `communicate`
-posts it all again and waits; `Silent` gives the step what the recorded one received, without a collective and without
-waiting for the host, so that its plans, gathers, products and sums run on the same data.
+`Recorder` keeps what a step posted and received. `communicate` posts it all again and waits; `Silent` gives the step
+what the recorded one received, so that its plans, gathers, products and sums run on the same data.
 """
 
 from __future__ import annotations
@@ -27,11 +26,8 @@ class _Post:
 
 
 class Recorder(Exchange):
-    """An exchange that keeps the last step.
-
-    lengths, splits: what came of exchanging counts. buffers, posts: in the order they were made. forward: how many
-    posts there were when `mark` was called, at the end of the forward pass.
-    """
+    """An exchange that keeps the last step: what came of exchanging counts; buffers and posts in the order they were
+    made; `forward`: how many posts there were at the end of the forward pass (`mark`)."""
 
     def __init__(self, real: Exchange):
         super().__init__(real.members, real.placement, real.capacity, real.max_tokens)

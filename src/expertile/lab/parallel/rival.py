@@ -1,8 +1,7 @@
 """Expert parallelism as one writes it with torch alone: the rival that is timed beside ours.
 
-    sort       slots by expert, which is by rank too
     counts     all-to-all of each expert's rows; the host reads their sums
-    dispatch   all-to-all of rows of x, one for each slot
+    dispatch   all-to-all of rows of x, one for each slot, sorted by expert
     experts    rows into expert order, F.grouped_mm, silu(gate) · up, F.grouped_mm, and back into the order of arrival
     combine    all-to-all of rows of y, then the weighted sum of a token's k rows
 

@@ -45,9 +45,7 @@ class Options:
 
 def jobs(options: Options) -> tuple[Job, ...]:
     """By weight, the most important first; decode last, whose graphs may cost the GPU and so all that follows.
-
-    ValueError for an unknown size in `only`, or none that is measured on the device.
-    """
+    ValueError for an unknown size in `only`, or none that is measured on the device."""
     unknown = [name for name in options.only if name not in SIZES]
     if unknown:
         raise ValueError(f"only: expected some of {', '.join(SIZES)}, got {', '.join(unknown)}")
@@ -114,10 +112,8 @@ def run(team: Team, options: Options, emit: Emit) -> None:
 
 
 def _race(team: Team, options: Options, case: Case, records: Records) -> bool:
-    """Prepare the ways of a job, time those that are right, and make their records. Whether a GPU was lost.
-
-    An exception in the timing passes through, after the records: the ranks are no longer in step.
-    """
+    """Prepare the ways of a job, time those that are right, and make their records. Whether a GPU was lost. An
+    exception in the timing passes through, after the records: the ranks are no longer in step."""
     work = {gpus: case.work(gpus) for gpus in {1, case.world}}
     ready: dict[Way, list[dict[str, Any]]] = {}  # of each rank
     calls: dict[tuple[str, ...], Call] = {}

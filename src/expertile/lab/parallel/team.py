@@ -1,7 +1,5 @@
-"""The ranks of a run: what they decide together, and how they time steps that need all of them.
-
-Decisions go through the store of the rendezvous and need no GPU, so that a rank whose kernel failed can still say so.
-"""
+"""The ranks of a run: what they decide together, and how they time steps that need all of them. Decisions go through
+the store of the rendezvous and need no GPU, so that a rank whose kernel failed can still say so."""
 
 from __future__ import annotations
 
@@ -36,11 +34,8 @@ class Timing:
 
 
 class Team:
-    """This rank of `world`; `store` is the run's own; `started` and `deadline` are of time.monotonic, which processes
-    of one host share.
-
-    `remaining()` is what is left of the time, and differs from rank to rank: only `leader_says` decides by it.
-    """
+    """This rank of `world`. `started` and `deadline` are of time.monotonic, which processes of one host share.
+    `remaining()` differs from rank to rank: only `leader_says` decides by it."""
 
     def __init__(self, rank: int, world: int, device: torch.device, store: dist.Store, started: float, deadline: float):
         self.rank, self.world, self.device = rank, world, device

@@ -1,8 +1,6 @@
-"""Ways to compute a case, ready to be timed once their results are right.
-
-A way's calls have names (pass, kind): kind "step" is the whole; "compute" and "communication" are its parts, each alone
-(`replay`), for ours on several ranks. Every rank makes the same ways in the same order.
-"""
+"""Ways to compute a case, ready to be timed once their results are right. A way's calls have names (pass, kind): kind
+"step" is the whole; "compute" and "communication" are its parts, each alone (`replay`), for ours on several ranks.
+Every rank makes the same ways in the same order."""
 
 from __future__ import annotations
 

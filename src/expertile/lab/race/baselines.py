@@ -1,12 +1,9 @@
 """Two deliberately wrong rivals that stand in every run as speed of light.
 
-`dense`: the same rows against one weight: the same FLOPs without any raggedness, through `torch.mm`. Where compute
-limits, a grouped product can hope for this; each operator that has such a product states it. `copy`: as many bytes
-moved as the operator must read and write. Where memory limits, it can hope for that.
-
-There are two ways to copy, since either alone may fall short of the memory: the driver's, which a CUDA graph holds as a
-memcpy node (on an H200 at two thirds of the bandwidth for many sizes, docs/notes/measuring.md), and an element-wise
-kernel. Both are raced; the record of `copy` is that of the faster one, and its config says which."""
+`dense`: the same rows against one weight, the FLOPs without any raggedness; each operator that has such a product
+states it. `copy`: as many bytes moved as the operator must read and write, by the driver's copy and by an element-wise
+kernel. Either alone may fall short of the memory (docs/notes/measuring.md); the record is that of the faster one.
+"""
 
 from __future__ import annotations
 

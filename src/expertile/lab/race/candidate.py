@@ -1,15 +1,11 @@
-"""`--candidate my_kernel.py:fn`: a user's own function, gated and raced like any backend.
+"""`--candidate my_kernel.py:fn`: a user's own function, gated and raced like any backend. By its parameters it is
 
-Two signatures are understood, told apart by the parameters:
+    fn(a, b, offs) -> out                      a [rows, K], b [G, K, N], offs [G] int32 on the device, as `grouped_mm`
+                                               takes them (offs may be keyword-only); out [rows, N]
+    fn(group_A, group_B) -> list of tensors    a pair of 2-D matrices for each group with rows, a product of each
 
-    fn(a, b, offs) -> out                      a [rows, K], b [G, K, N], offs [G] int32 on the device, as
-                                               `grouped_mm` takes them (offs may be keyword-only); out [rows,
-                                               N]
-    fn(group_A, group_B) -> list of tensors    one pair of 2-D matrices per group that has rows, one product
-    each
-
-The list of products is what report-style grouped kernels compute; splitting the operands into views is part of the
-call, stacking the results is not. Results have the dtype of the operands.
+Results have the dtype of the operands. Splitting the operands into views is part of the second's call, stacking its
+results is not.
 """
 
 from __future__ import annotations
@@ -24,7 +20,6 @@ from typing import Any
 
 import torch
 
-from expertile.device import Device
 from expertile.lab.race.reference import products
 from expertile.ops.backend import NoConfig
 from expertile.ops.grouped_mm.backend import Backend, Operands
@@ -53,11 +48,8 @@ def candidate_name(spec: str) -> str:
 
 
 def load(spec: str) -> Backend:
-    """Run the candidate's file and make its function a backend.
-
-    Raises ValueError with a message for the author: no such file or function, an exception during import (named, with
-    its line), or a signature that is neither of the two.
-    """
+    """Run the candidate's file and make its function a backend. ValueError with a message for the author: no such file
+    or function, an exception during import (with its line), or a signature that is neither of the two."""
     path, name = parse_spec(spec)
     module = _import(path)
     function = getattr(module, name, None)
@@ -88,7 +80,7 @@ def as_backend(name: str, function: Callable[..., Any], style: str) -> Backend:
     return Backend(
         name=name,
         summary="a candidate given on the command line",
-        supports=_supports,
+        supports=lambda problem, device: "candidates take no bias" if problem.has_bias else None,
         configs=lambda problem, device: (NoConfig(),),
         run=run,
         reads_offs_on_host=style == "pairs",
@@ -97,10 +89,8 @@ def as_backend(name: str, function: Callable[..., Any], style: str) -> Backend:
 
 
 def gather(result: Any, problem: Problem, operands: Operands, out: torch.Tensor) -> torch.Tensor:
-    """Write what a candidate returned (a tensor, or one product per non-empty group) into `out`.
-
-    Raises ValueError saying what was expected and what came.
-    """
+    """Write what a candidate returned (a tensor, or one product per non-empty group) into `out`. ValueError says what
+    was expected and what came."""
     sizes = _sizes(problem, operands)
     if isinstance(result, torch.Tensor):
         _same_dtype(result, problem, "result")
@@ -128,10 +118,6 @@ def gather(result: Any, problem: Problem, operands: Operands, out: torch.Tensor)
             if size == 0:
                 out[g].zero_()
     return out
-
-
-def _supports(problem: Problem, device: Device) -> str | None:
-    return "candidates take no bias" if problem.has_bias else None
 
 
 def _import(path: Path) -> ModuleType:

@@ -1,8 +1,6 @@
-"""Gates a user's candidate in a process of its own, so that a crash or a hang becomes a row and not a lost run.
-
-An illegal memory access poisons a CUDA context for good, and a deadlocked kernel never returns; neither reaches the
-process that measures. One child serves many workloads and is replaced when it dies. Requests and answers go through a
-pipe of their own, since candidates may print.
+"""Gates a user's candidate in a process of its own: an illegal memory access poisons a CUDA context for good, and a
+deadlocked kernel never returns. One child serves many workloads and is replaced when it dies. Requests and answers go
+through a pipe of their own, since candidates may print.
 """
 
 from __future__ import annotations
@@ -37,10 +35,8 @@ _REPEATS = 8  # calls after the gate, to bring out a crash that does not come at
 
 
 class UserCandidates:
-    """The candidates of one run, each with a process that judges it. Use as a context manager.
-
-    Entering waits until all are loaded: ValueError names the first that cannot be, before anything is measured.
-    """
+    """The candidates of one run, each with a process that judges it. Entering waits until all are loaded: ValueError
+    names the first that cannot be, before anything is measured."""
 
     def __init__(self, specs: Sequence[str], device: torch.device, timeout_s: float = 180.0) -> None:
         for spec in specs:

@@ -46,11 +46,9 @@ class Site:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A row of the table: either ready to be timed, or the reason why it has no time.
-
-    `bind(inputs, policy)` makes one call on those inputs, under one of `policies`. `config` is what the record shows;
-    with `sizes_on_host` the call is given the group sizes under the graph policy, and the config says so.
-    """
+    """A row of the table: ready to be timed, or the reason why it has no time. `bind(inputs, policy)` makes one call
+    under one of `policies`. `config` is what the record shows; with `sizes_on_host` a call in a graph is given the
+    group sizes."""
 
     name: str
     work: Work

@@ -1,20 +1,16 @@
 """Compare two sets of records: faster, slower or tie, with confidence, and what was lost.
 
-Rows are matched by `Record.key`: operator, workload, shape, dtype, metric, policy and backend. Two runs differ in
-power, clocks and temperature, so the same kernel's time differs too. A time is therefore judged, where possible,
-relative to the speed of light of its own run: `dense` for rows that compute limits, `copy` for those that memory
-limits, in both runs on the same workload, dtype and policy. Without one the raw values are compared. Records of `copy`
-made before its ways were raced are of memcpy alone. That is no limit for many sizes: they do not serve where a kernel
-was faster in the other run.
+Rows are matched by `Record.key`. Two runs differ in power, clocks and temperature. A time is therefore judged, where
+both runs have one, relative to the speed of light of its own run: `dense` where compute limits, `copy` where memory
+does. Records of `copy` made before its ways were raced are of memcpy alone, and serve only beside memcpy's.
 
-The speed-up is ln(old / new), of tokens/s ln(new / old), minus the same of the normaliser. Each time's uncertainty is
-half its 95 % interval in the logarithm; those of independent measurements add in squares. Bytes are counted and have
-none; a time recorded without an interval is never faster or slower than another. A row is faster or slower (of bytes:
-less or more) only if the 95 % interval of the speed-up excludes 1 and the speed-up itself is at least `min_effect`. All
-else is a tie, or inconclusive where the interval reaches further than 10 % (`WIDE`) from the speed-up.
+The speed-up is ln(old / new), of tokens/s ln(new / old), minus that of the normaliser. A time's uncertainty is half its
+95 % interval in the logarithm; those of independent measurements add in squares. Bytes are counted and have none. A row
+is faster or slower only if the interval of the speed-up excludes 1 and the speed-up is at least `min_effect`. All else
+is a tie, or inconclusive where the interval reaches further than 10 % (`WIDE`).
 
-What only one of the two measured at all, a workload under a policy, is no regression: it is counted apart. A backend
-that had a value there, and has none or no record now, is one.
+A workload under a policy that only one side measured is counted apart. A backend that had a value there and has none
+now is a regression.
 """
 
 from __future__ import annotations
@@ -40,14 +36,10 @@ _NORMALISER = {"compute": "dense", "memory": "copy", "unknown": "dense"}
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One matched row. `old` and `new` are in the unit of `metric`; ratios above 1 mean that new is better.
-
-    `speedup` is normalised by the record named in `normalised_by`, if any; `raw_speedup` never is. `verdict` is
-    "faster", "slower", "tie" or "inconclusive" for two values; "missing" or "new" for a row that one side lacks;
-    "broken" (had a value, or was unsupported and is now wrong) or "fixed" (the reverse) when the status changed;
-    "untimed" if neither side has one. `alone` marks a missing or new row whose workload the other side did not
-    measure at all.
-    """
+    """One matched row. `old` and `new` are in the unit of `metric`; ratios above 1 mean that new is better, `speedup`
+    normalised by the record named in `normalised_by`, `raw_speedup` not. `verdict` of two values: "faster", "slower",
+    "tie", "inconclusive"; else "missing" or "new" (one side has no row; `alone`: nor any of that workload), "broken" or
+    "fixed" (the status changed), "untimed" (neither has a value)."""
 
     op: str
     workload: str
@@ -68,12 +60,9 @@ class Row:
 
 
 def compare(old: Iterable[Record], new: Iterable[Record], min_effect: float = 0.03) -> list[Row]:
-    """Match and judge two sets of records, in the order of `old`, rows only `new` has last.
-
-    Where a set holds a row more than once, the last counts. `min_effect` is the smallest relative change that counts
-    (0.03 = 3 %). The speed-of-light records themselves are judged raw and are never a regression: they say how the
-    machines differ. Raises ValueError for a negative `min_effect`.
-    """
+    """Match and judge two sets of records, in the order of `old`, rows only `new` has last; of a row held more than
+    once the last counts. `min_effect` is the smallest relative change that counts. Speed-of-light records are judged
+    raw and are no regression: they say how the machines differ. ValueError for a negative `min_effect`."""
     if not min_effect >= 0:
         raise ValueError(f"min_effect: expected 0 or more, got {min_effect!r}")
     old_rows, new_rows = {r.key: r for r in old}, {r.key: r for r in new}
@@ -105,11 +94,8 @@ def environment_changes(old: Sequence[Record], new: Sequence[Record]) -> list[st
 
 
 def render(rows: Sequence[Row], console: Console, ties: bool = True) -> None:
-    """Print the verdict, then the rows, regressions first; `ties=False` leaves ties out.
-
-    One table where the console is wide enough, else a table under the name of each workload. Workloads that only one
-    side has are named and not listed row by row.
-    """
+    """Print the verdict, then the rows, regressions first; `ties=False` leaves ties out. One table where the console is
+    wide enough, else one for each workload. Workloads that only one side has are named."""
     console.print(_summary(rows), highlight=False)
     for verdict, side in (("missing", "the old"), ("new", "the new")):
         only = dict.fromkeys(_label(r) for r in rows if r.alone and r.verdict == verdict)
@@ -155,7 +141,7 @@ def _wide_table(rows: Sequence[Row]) -> Table:
             _ratio(row.speedup),
             _interval(row),
             row.normalised_by,
-            escape(_verdict(row)),
+            escape(f"{row.verdict}: {row.reason}" if row.reason else row.verdict),
             style=_style(row),
         )
     return table
@@ -184,10 +170,6 @@ def _narrow_table(rows: Sequence[Row]) -> Table:
 
 def _interval(row: Row) -> str:
     return f"{row.ci95[0]:.3f}–{row.ci95[1]:.3f}" if row.ci95 else ""
-
-
-def _verdict(row: Row) -> str:
-    return f"{row.verdict}: {row.reason}" if row.reason else row.verdict
 
 
 def _style(row: Row) -> str:

@@ -1,13 +1,11 @@
 """The gate: a backend that computes something else has no time.
 
-A result on random inputs is compared with the reference in higher precision (TF32 off), from two calls. Memory of the
-outputs' sizes is filled with NaN in between, so that an element that is never written is likely to show. A rival that
-can write into a given tensor is first given one full of NaN, and what lies past offs[-1] must still be NaN afterwards.
-Two figures decide; of several outputs, or several calls, the worst counts:
+Two calls on random inputs are compared with the reference in higher precision (TF32 off). Memory of the outputs' sizes
+is filled with NaN in between, so that an element that is never written is likely to show. A rival that can write into a
+given tensor gets one full of NaN, and what lies past offs[-1] must still be NaN afterwards.
 
-rel_error = ||out - ref||_F / ||ref||_F finds a systematic fault (a wrong accumulator, a swapped group); max_error finds
-a single wrong element among millions. It is max |out - ref| / max |ref|; in a result that is compared block by block
-|out - ref| / (|ref| + rms(ref of the block)).
+rel_error = ||out - ref||_F / ||ref||_F finds a systematic fault, max_error a single wrong element: max |out - ref| /
+max |ref|, or block by block |out - ref| / (|ref| + rms(ref of the block)). The worst output and call count.
 """
 
 from __future__ import annotations
@@ -39,14 +37,13 @@ def limits(dtype_key: str, out_dtype: torch.dtype, k: int) -> Limits:
     """What a right kernel may differ by: inputs of `dtype_key` (a key of `Device.peak_flops`), sums of `k` products.
 
     rel_error is the sum of
-    - rounding the result: at most u = 2^-8 (bf16), 2^-11 (fp16), 2^-24 (fp32) of each element. On random data the
-      error is 0.42 u, which leaves room for one more rounding of partial sums (split K);
+    - rounding the result, at most u = 2^-8 (bf16), 2^-11 (fp16), 2^-24 (fp32) of each element. On random data it
+      is 0.42 u, which leaves room for rounding partial sums (split K);
     - float32 accumulation: 4 sqrt(k) 2^-24 for a random walk of roundings, and for tensor cores, which truncate once
       per 16 products towards zero, another k/8 2^-24;
     - TF32 inputs: 2^-9, two operands cut to 11 bits each, twice over.
     max_error is 8 times that: a partial sum that is rounded once more may be several times as large as the result.
-    Raises ValueError for a dtype without a stated limit.
-    """
+    ValueError for a dtype without a stated limit."""
     if dtype_key not in ("fp32", "tf32", "fp16", "bf16"):
         raise ValueError(f"dtype_key: expected fp32, tf32, fp16 or bf16, got {dtype_key!r}")
     if out_dtype not in _ROUNDOFF:
@@ -59,10 +56,8 @@ def limits(dtype_key: str, out_dtype: torch.dtype, k: int) -> Limits:
 
 
 def check(out: Tensor, reference: Tensor, dtype_key: str, k: int) -> Verdict:
-    """Compare `out` with `reference` of the same shape (float32 or float64), block by block of rows.
-
-    `dtype_key` and `k` as in `limits`. NaN or infinity in `out` never passes.
-    """
+    """Compare `out` with `reference` of the same shape (float32 or float64), block by block of rows; `dtype_key` and
+    `k` as in `limits`. NaN or infinity in `out` never passes."""
     if out.shape != reference.shape:
         return Verdict(False, math.inf, math.inf, f"shape: expected {list(reference.shape)}, got {list(out.shape)}")
     if out.dim() < 2:
@@ -99,10 +94,8 @@ def check_parts(out: Tensor, parts: Iterable[Part], limit: tuple[float, float]) 
 
 
 def compare(outputs: Sequence[Tensor], reference: Sequence[Tensor] | Blocks, tolerance: tuple[float, float]) -> Verdict:
-    """Hold each of `outputs` against the reference of the same shape; NaN or infinity never passes.
-
-    `tolerance` is what `rel_error` and `max_error` may be at most.
-    """
+    """Hold each of `outputs` against the reference of the same shape; NaN or infinity never passes. `tolerance` is what
+    `rel_error` and `max_error` may be at most."""
     if not isinstance(outputs, tuple | list) or not all(isinstance(x, Tensor) for x in outputs):
         what = outputs[0] if isinstance(reference, Blocks) and isinstance(outputs, tuple) else outputs
         expected = "a tensor" if isinstance(reference, Blocks) else "a tuple of tensors"

@@ -20,15 +20,10 @@ from expertile.lab.race.record import PEAK_BYTES, Record
 FORMULA = "formula_nbytes"  # in a record's details: what the call should allocate at its peak
 
 
-def measure_memory(
-    workloads: Sequence[Workload], operators: Mapping[str, Operator], site: Site, seed: int = 0
-) -> Iterator[Record]:
-    """Peak memory of every rival on every workload that it supports, of its second call.
-
-    A record's value is the bytes that the call allocates above what was there before it, outputs included. One that
-    fails, out of memory included, is a record with the reason. Formulas are those of the GPU's kernels; on a CPU others
-    compute, and there is none.
-    """
+def measure_memory(workloads: Sequence[Workload], operators: Mapping[str, Operator], site: Site) -> Iterator[Record]:
+    """Peak memory of every rival on every workload that it supports, of its second call: bytes allocated above what was
+    there before, outputs included. A failure, out of memory included, is a record with the reason. Formulas are those
+    of the GPU's kernels; on a CPU there is none."""
     device, env, run_id = site.torch_device, capture_env(site.device), new_run_id()
     for w in workloads:
         for rival in operators[w.op].rivals if not w.unsupported else ():
@@ -36,7 +31,7 @@ def measure_memory(
                 continue
             value, status, reason = None, "ok", ""
             try:
-                value = _second_call(w, operators[w.op], rival, device, seed)
+                value = _second_call(w, operators[w.op], rival, device)
             except Exception as error:
                 failure = failure_of(error, device)
                 status, reason = failure.status, failure.reason
@@ -58,8 +53,8 @@ def measure_memory(
             )
 
 
-def _second_call(w: Workload, operator: Operator, rival: Rival, device: torch.device, seed: int) -> int:
-    inputs = operator.make_inputs(w, device, seed)
+def _second_call(w: Workload, operator: Operator, rival: Rival, device: torch.device) -> int:
+    inputs = operator.make_inputs(w, device, 0)
     with torch.enable_grad():
         call = rival.bind(w, inputs)
     with torch.no_grad():
@@ -68,11 +63,8 @@ def _second_call(w: Workload, operator: Operator, rival: Rival, device: torch.de
 
 
 def peak_memory(fn: Callable[[], Any], device: torch.device | str) -> int:
-    """Bytes that `fn()` holds at its peak above what was allocated before, its result included.
-
-    On a GPU the caching allocator counts (blocks are rounded up to 512 bytes); on a CPU torch's profiler does, and sees
-    what torch allocates.
-    """
+    """Bytes that `fn()` holds at its peak above what was allocated before, its result included: by the caching
+    allocator (blocks of 512 bytes), on a CPU by torch's profiler, which sees what torch allocates."""
     device = torch.device(device)
     if device.type != "cuda":
         return _peak_on_cpu(fn)

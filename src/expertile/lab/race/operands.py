@@ -13,12 +13,9 @@ from expertile.ragged import offs_from_sizes
 
 
 def make_operands(workload: GroupedWorkload, device: torch.device | str, seed: int, tail: int = 0) -> Operands:
-    """Random operands of `workload` on `device`: a and b normal, b scaled by (mean summands per group)^-1/2.
-
-    Shapes, dtype and strides are the workload's; results then have a size of about 1, safe in float16. `tail` adds that
-    many random rows (RAGGED_M), columns (RAGGED_N) or summands (RAGGED_K) past offs[-1]; a batched product has none.
-    Raises ValueError for FP8 workloads, which need scales.
-    """
+    """Random operands of `workload` on `device`: a and b normal, b scaled by (mean summands per group)^-1/2, so that
+    results are of the order of 1. `tail` adds that many random rows (RAGGED_M), columns (RAGGED_N) or summands
+    (RAGGED_K) past offs[-1]; a batched product has none. ValueError for FP8 workloads, which need scales."""
     if workload.dtype == "fp8":
         raise ValueError(f"workload {workload.name!r}: dtype: expected bf16, fp16 or fp32, got fp8 (needs scales)")
     device = torch.device(device)

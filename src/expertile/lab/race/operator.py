@@ -38,9 +38,8 @@ class Workload:
     """One call of an operator, exact and without tensors.
 
     `dims` are everything that decides what is computed, in the order of display: (("rows", 8192), ("cols", 8192)).
-    `dtype` is that of the inputs and results, "fp32", "bf16" or "fp16", or "fp8" for products of e4m3 operands (with
-    results in bfloat16); it names the peak by which FLOPs are judged. A workload with a reason in `unsupported` is
-    listed and never run. Raises ValueError naming the field, what was expected and what came.
+    `dtype`, "fp32", "bf16", "fp16" or "fp8" (e4m3 operands, results in bfloat16), names the peak by which FLOPs are
+    judged. A workload with a reason in `unsupported` is listed and never run. ValueError names field, expected and got.
     """
 
     name: str
@@ -103,11 +102,9 @@ Part = tuple[tuple[Any, ...], Tensor]
 
 @dataclass(frozen=True)
 class Blocks:
-    """What one large result must be, block by block: held, or computed anew for each comparison.
-
-    `split(out)`: the elements that a call must write, and those that it must leave alone. `checked` is the share of the
-    elements in the blocks.
-    """
+    """What one large result must be, block by block: held, or computed anew for each comparison. `split(out)`: the
+    elements that a call must write, and those that it must leave alone. `checked`: the share of the elements in the
+    blocks."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype

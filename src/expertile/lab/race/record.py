@@ -1,24 +1,13 @@
 """Record: one figure of one backend, measured or refused, and the JSONL files that hold such figures.
 
-One line of JSON for each record, with exactly these keys (seconds, bytes, FLOPs):
+A line of JSON for each record, its keys the fields of `Record` and under "env" those of `Env`;
+docs/reference/records.md says what they mean. `value`, `ci95` and `bound` are in the unit of `metric`: the time of a
+call, the memory that it allocates at its peak, the bytes that it moves as counted, the tokens in a second. `details`
+holds what one kind of measurement adds. Bounds of a CPU are of what the run itself measured: a copy and a product, or
+the fastest call. Records made before expertile named its commit have no "commit".
 
-    {"op", "workload", "shape": {…}, "dtype", "backend", "config": {…}, "policy": "graph"|"eager",
-     "metric": "seconds"|"peak_bytes"|"moved_bytes"|"tokens/s", "value", "ci95": [lo, hi], "bound", "limiter",
-     "flops", "nbytes", "rel_error", "max_error",
-     "status": "ok"|"wrong"|"refused"|"unsupported"|"failed", "reason", "details": {…},
-     "env": {"gpu", "driver", "torch", "triton", "expertile", "commit", "sm_clock_mhz", "power_w", "throttle"},
-     "run", "date"}
-
-The "env" of a CPU has "cores", "threads", "quota" and "load" as well. Its bounds are of what the run itself measured: a
-copy and a product, or the fastest call where one was faster than they promise.
-
-`value`, `ci95` and `bound` are in the unit of `metric`: the time of a call, the memory that it allocates at its peak,
-the bytes that it moves as counted, the tokens in a second. `details` holds what one kind of measurement adds: the bytes
-of each kernel, the formula beside a peak of memory, versions of other packages. Records made before expertile named its
-commit have no "commit".
-
-Files are `results/<gpu-slug>/<date>-<preset>.jsonl`. An installed package has them compressed (`.jsonl.xz`), and every
-reader takes them so. Records of one `run` may be compared with each other; those of two runs only through `compare.py`.
+Files are `results/<gpu-slug>/<date>-<preset>.jsonl`, in an installed package compressed (`.jsonl.xz`). Records of one
+`run` may be compared with each other; those of two runs only through `compare.py`.
 """
 
 from __future__ import annotations
@@ -50,15 +39,13 @@ _UNSHOWN = re.compile("tune|auto|moe|moe-(memory|stages|routing)|parallel-.*|tra
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
-    """One figure of one backend on one workload under one policy. See the module for the keys.
+    """One figure of one backend on one workload under one policy.
 
-    Only status "ok" has a value that counts, and that value is never better than `bound`. "refused" may keep the value
-    that was refused; the others have none: "wrong" computed something else, "unsupported" says that it can't or meets a
-    limit of the device, "failed" raised an exception, crashed or hung. All but "ok" need a `reason`. `ci95` is the 95 %
-    interval of a median; None for what was counted once. Where the limit is not known, `bound` is 0 and `limiter`
-    "unknown". A `rel_error` or `max_error` that is not finite is kept as None, since JSON has no such number. Raises
-    ValueError naming the key, what was expected and what came.
-    """
+    Only status "ok" has a value that counts, never better than `bound`. "refused" may keep the value that was refused;
+    "wrong" computed something else, "unsupported" can't or meets a limit of the device, "failed" raised, crashed or
+    hung. All but "ok" need a `reason`. `ci95` is the 95 % interval of a median; None for what was counted once. Where
+    the limit is not known, `bound` is 0 and `limiter` "unknown". Errors that are not finite are kept as None.
+    ValueError names the key, what was expected and what came."""
 
     op: str
     workload: str
@@ -192,10 +179,8 @@ def measured(
     **fields: Any,
 ) -> Record:
     """The record of what was timed, now: `status` and `reason` are the gate's, or `verdict` is, with the errors;
-    `outcome` decides where that passed.
-
-    `unmeasured` is the reason of a right backend without an outcome; `fields` are the record's other keys.
-    """
+    `outcome` decides where that passed. `unmeasured`: the reason of a right backend without an outcome; `fields`: other
+    keys."""
     if verdict is not None:
         status, reason = getattr(verdict, "status", "ok" if getattr(verdict, "ok", False) else "wrong"), verdict.reason
         fields |= {key: getattr(verdict, key, None) for key in ("rel_error", "max_error")}
@@ -226,10 +211,8 @@ def measured(
 
 
 def append(path: str | Path, *records: Record) -> None:
-    """Append records, each line in one write, so that an interruption leaves whole lines or none.
-
-    Folders are made as needed. A last line that an earlier interruption cut short is removed first.
-    """
+    """Append records, each line in one write, so that an interruption leaves whole lines or none. A last line that an
+    earlier interruption cut short is removed first."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     _drop_cut_line(path)
@@ -253,10 +236,8 @@ def kept(records: Iterable[Record], path: str | Path | None) -> Iterator[Record]
 
 
 def read(path: str | Path) -> list[Record]:
-    """The records of a file, in order, without a last line that an interruption cut short.
-
-    Raises ValueError naming file and line, FileNotFoundError if there is no such file.
-    """
+    """The records of a file, in order, without a last line that an interruption cut short. ValueError names file and
+    line; FileNotFoundError."""
     path = Path(path)
     if not path.is_file():
         raise FileNotFoundError(f"record file {path} does not exist")
@@ -298,27 +279,16 @@ def results_path(slug: str, preset: str, date: str, root: str | Path = "results"
 
 
 def shipped_root() -> Path:
-    """Where the records that come with the package lie: `results/` of a source checkout, else of the installed package.
-
-    The folder need not exist.
-    """
+    """Where the records that come with the package lie, if there are any: `results/` of a source checkout, else of the
+    installed package."""
     package = Path(__file__).resolve().parents[2]
     checkout = package.parents[1]
     return checkout / "results" if (checkout / "pyproject.toml").is_file() else package / "results"
 
 
-def record_files(root: str | Path | None = None) -> tuple[Path, ...]:
-    """All files of records under `root` (the shipped ones by default), sorted."""
-    root = shipped_root() if root is None else Path(root)
-    return tuple(sorted(root.glob("*/*.jsonl*")))
-
-
 def shown_files(root: str | Path | None = None) -> tuple[Path, ...]:
-    """What commands show, and a wheel brings, of the shipped records: of each GPU the newest file of each preset.
-
-    Those of `expertile tune` are not among them, whose problems are drawn to fill a table, nor those of which a page of
-    the documentation shows every figure.
-    """
+    """What commands show, and a wheel brings, of the shipped records: of each GPU the newest file of each preset. Not
+    those of `expertile tune`, nor those of which a page of the documentation shows every figure."""
     newest = _newest(shipped_root() if root is None else Path(root))
     return tuple(path for (_, preset), path in newest.items() if not _UNSHOWN.fullmatch(preset))
 

@@ -23,11 +23,8 @@ _FLOPS = {"cuda": 2e13, "cpu": 2e11}  # above that, rows are sampled: below a se
 def reference_for(
     problem: Problem, operands: Operands, sizes: Sequence[int], hold_bytes: float = 0.0, seed: int = 0
 ) -> Blocks:
-    """What `operands` give; kept in memory when it takes at most `hold_bytes`.
-
-    `sizes` are the group sizes along the ragged dimension, `seed` draws the rows that are compared. What lies past
-    offs[-1] must be left alone.
-    """
+    """What `operands` give; kept in memory when it takes at most `hold_bytes`. `sizes` are the group sizes along the
+    ragged dimension, `seed` draws the rows that are compared. What lies past offs[-1] must be left alone."""
     share = min(1.0, _FLOPS[problem.device_type] / max(problem.work(sizes).flops, 1.0))
     wide = torch.float64 if problem.dtype is torch.float32 else torch.float32
 

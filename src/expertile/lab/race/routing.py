@@ -52,11 +52,8 @@ class Routing:
 
 @dataclass(frozen=True)
 class Draw:
-    """Rows of each expert, and how they came about.
-
-    `label` holds the spec, tokens, top-k and seed, or the file and layer. `layer` is the name of the layer in a routing
-    file, otherwise empty.
-    """
+    """Rows of each expert, and how they came about: `label` holds the spec, tokens, top-k and seed, or the file and
+    layer. `layer`: its name in a routing file, otherwise empty."""
 
     label: str
     group_sizes: tuple[int, ...]
@@ -64,10 +61,8 @@ class Draw:
 
 
 def parse_routing(spec: str) -> Routing:
-    """A spec of the table above -> Routing, with defaults filled in and files read.
-
-    Raises ValueError naming what was expected and what came; FileNotFoundError for a file that is not there.
-    """
+    """A spec of the table above -> Routing, with defaults filled in and files read. ValueError names what was expected
+    and what came; FileNotFoundError."""
     text = spec.strip()
     if text.endswith(SUFFIXES):
         file = read_routing_file(text)
@@ -102,11 +97,8 @@ def usage() -> tuple[str, ...]:
 
 
 def draw(routing: Routing | str, tokens: int, num_experts: int, top_k: int = 1, seed: int = 0) -> tuple[Draw, ...]:
-    """Rows of each expert: one draw of a distribution, or one for each layer of a routing file.
-
-    A file states its own tokens and top-k; `num_experts` must be that of the file. Raises ValueError otherwise, and for
-    top_k not in 1 … num_experts or tokens < 0.
-    """
+    """Rows of each expert: one draw of a distribution, or one for each layer of a routing file, which states its own
+    tokens and top-k. ValueError for a file of another `num_experts`, top_k not in 1 … num_experts, or tokens < 0."""
     routing = parse_routing(routing) if isinstance(routing, str) else routing
     if routing.file is not None:
         if routing.file.num_experts != num_experts:
@@ -121,11 +113,8 @@ def draw(routing: Routing | str, tokens: int, num_experts: int, top_k: int = 1, 
 
 
 def topk_ids(routing: Routing | str, tokens: int, num_experts: int, top_k: int = 1, seed: int = 0) -> NDArray[np.int32]:
-    """The experts that each token chooses, [tokens, top_k] int32, distinct within a token.
-
-    The rows of each expert are those of `draw` with the same arguments. Raises ValueError as `draw` does, and for a
-    routing file (whose ids are in its layers).
-    """
+    """The experts that each token chooses, [tokens, top_k] int32, distinct within a token; their rows are those of
+    `draw`. ValueError as `draw` raises it, and for a routing file (whose ids are in its layers)."""
     routing = parse_routing(routing) if isinstance(routing, str) else routing
     if routing.file is not None:
         raise ValueError(f"routing: expected a distribution, got the file {routing.name}")
@@ -152,11 +141,8 @@ def _drawn(
 
 
 def _spread(counts: NDArray[np.int64], tokens: int, top_k: int) -> NDArray[np.int32]:
-    """Top-k ids [tokens, top_k] with exactly these counts, none of which exceeds `tokens`.
-
-    Token t takes places t, t + T, t + 2T … of the experts laid end to end; no expert fills more than T places in a row,
-    so a token's ids differ.
-    """
+    """Top-k ids [tokens, top_k] with exactly these counts, none of which exceeds `tokens`. Token t takes places t, t +
+    T, t + 2T … of the experts laid end to end; no expert fills more than T places in a row, so a token's ids differ."""
     return np.repeat(np.arange(len(counts), dtype=np.int32), counts).reshape(top_k, tokens).T
 
 

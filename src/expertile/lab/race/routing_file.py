@@ -45,10 +45,8 @@ class RoutingFile:
 
 
 def read_routing_file(path: str | Path) -> RoutingFile:
-    """Read and validate a routing file.
-
-    Raises ValueError naming the file, the field, what was expected and what came; FileNotFoundError if there is none.
-    """
+    """Read and validate a routing file. ValueError names the file, the field, what was expected and what came;
+    FileNotFoundError."""
     path = Path(path)
     if path.suffix not in SUFFIXES:
         raise ValueError(f"{path}: expected a routing file ending in {' or '.join(SUFFIXES)}, got {path.suffix!r}")

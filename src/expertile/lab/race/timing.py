@@ -47,11 +47,9 @@ def time_on_sets(
 def pick_configs(
     candidates: Sequence[Candidate], sets: Sequence[Any], policy: str, torch_device: torch.device
 ) -> tuple[list[Candidate], dict[int, int]]:
-    """Screen candidates that share a name (configs of one backend) in a short measurement.
-
-    Returns those that go on, the default (the first) of each name and the fastest other where that is faster, and
-    baselines in all their ways, in order; and by `id` of those others how many configs were tried.
-    """
+    """Screen candidates that share a name (configs of one backend) in a short measurement. Returns those that go on:
+    the default (the first) of each name, the fastest other where that is faster, and baselines in all their ways; and
+    by `id` of those others how many configs were tried."""
     keep: list[Candidate] = []
     tried: dict[int, int] = {}
     for name in dict.fromkeys(c.name for c in candidates):

@@ -1,8 +1,5 @@
-"""Grouped products to measure: exact shapes, dtype and rows per group, and no tensor inside.
-
-The dimensions follow `Problem` (ops/grouped_mm/problem.py): `m`, `n`, `k` are per-group sizes, and the ragged one is
-the total over all groups. Presets of workloads are in `bench/presets.py`.
-"""
+"""Grouped products to measure: exact shapes, dtype and rows per group. `m`, `n`, `k` are per-group sizes as in
+`Problem`; the ragged one is the total over all groups."""
 
 from __future__ import annotations
 
@@ -147,10 +144,8 @@ class GroupedWorkload(Workload):
         )
 
     def with_sizes(self, group_sizes: Sequence[int], **changes: Any) -> GroupedWorkload:
-        """The same product over other group sizes, the ragged total following.
-
-        `changes` replace further fields. Raises ValueError for a batched product, whose groups are equal.
-        """
+        """The same product over other group sizes, the ragged total following; `changes` replace further fields.
+        ValueError for a batched product, whose groups are equal."""
         ragged = _RAGGED_FIELD.get(self.layout)
         if ragged is None:
             raise ValueError(f"workload {self.name!r}: expected a ragged layout, got {self.layout.value}")

@@ -1,7 +1,5 @@
-"""Who won: rows of one run sorted into contests, one per workload and policy.
-
-A tie is two times whose 95 % intervals overlap or that differ by less than 1 %; calling the smaller of them "faster"
-would be reporting noise. Rows of different runs never meet in a contest: clocks and temperature differ.
+"""Who won: rows of one run sorted into contests, one per workload and policy. A tie is two times whose 95 % intervals
+overlap or that differ by less than 1 %. Rows of different runs never meet: clocks and temperature differ.
 """
 
 from __future__ import annotations
@@ -80,11 +78,8 @@ class Contest:
         return self.best or next((row for row in self.rows if not row.is_baseline), self.rows[0])
 
     def share(self, row: Row) -> float | None:
-        """The part of the bound that `row` reaches.
-
-        A baseline is held against this workload's bound, not its own, and only where it is the speed of light: `dense`
-        where compute limits (it reads one weight only), `copy` where memory does (it multiplies nothing).
-        """
+        """The part of the bound that `row` reaches. A baseline is held against this workload's bound, and only where it
+        is the speed of light: `dense` where compute limits (it reads one weight only), `copy` where memory does."""
         if not row.is_baseline:
             return row.share
         if not row.timed or not row.time_s or not self.sample.bound_s:

@@ -36,10 +36,8 @@ _MOST_TICKS = 6
 
 
 def share_figure(contests: Sequence[Contest]) -> Figure | None:
-    """How near each backend comes to the bound, per workload; where no bound is known, to the fastest backend.
-
-    Bars with 95 % whiskers, or dots where there are many workloads. None where nothing was timed.
-    """
+    """How near each backend comes to the bound, per workload; where no bound is known, to the fastest backend. Bars
+    with 95 % whiskers, or dots where there are many workloads. None where nothing was timed."""
     contests = [contest for contest in contests if any(row.timed for row in contest.rows)]
     if not contests:
         return None

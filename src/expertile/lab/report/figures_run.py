@@ -17,10 +17,8 @@ _LEAST_COST_US = 0.5
 
 
 def roofline_figure(run: Run, contests: Sequence[Contest]) -> Figure | None:
-    """TFLOP/s over FLOP per byte, with the roofs the records were judged by. None where nothing was timed.
-
-    Source: Williams, Waterman, Patterson, "Roofline", CACM 52(4), 2009.
-    """
+    """TFLOP/s over FLOP per byte, with the roofs the records were judged by (Williams, Waterman, Patterson, "Roofline",
+    CACM 52(4), 2009). None where nothing was timed."""
     points = [
         (contest, row, row.flops / row.nbytes, row.tflops)
         for contest in contests
@@ -44,11 +42,8 @@ def roofline_figure(run: Run, contests: Sequence[Contest]) -> Figure | None:
 
 
 def roofs(run: Run) -> tuple[dict[str, float], float | None]:
-    """(TFLOP/s peak by dtype, TB/s or None) behind the run's bounds: work ÷ bound of the records each one limits,
-    the highest where workloads differ (a CPU's are measured beside each).
-
-    A roof that limited no record is taken from the device's datasheet where the device is known.
-    """
+    """(TFLOP/s peak by dtype, TB/s or None) behind the run's bounds: work ÷ bound of the records each one limits, the
+    highest where workloads differ. A roof that limited no record is from the device's datasheet, if it is known."""
     compute: dict[str, float] = {}
     memory: float | None = None
     for row in run.rows:
@@ -69,8 +64,7 @@ def roofs(run: Run) -> tuple[dict[str, float], float | None]:
 
 def growth_figures(contests: Sequence[Contest]) -> dict[str, Figure]:
     """Charts by title, one for each operator other than the grouped product and dtype that has three sizes or more: the
-    rate over the bytes that a call moves, or over its FLOPs where compute limits.
-    """
+    rate over the bytes that a call moves, or over its FLOPs where compute limits."""
     own = (
         c
         for c in contests
@@ -150,11 +144,8 @@ def _scaling(members: Sequence[tuple[int, Contest]]) -> Figure:
 
 
 def launch_figure(costs: Mapping[str, Sequence[tuple[Contest, float]]]) -> Figure | None:
-    """`costs` (of `verdict.overhead`) in µs: a dot per workload, a stroke at the median. None where there are none.
-
-    The axis is logarithmic, since a loop over groups costs a hundred times a single launch; what is not measurably more
-    than zero stands at its left end.
-    """
+    """`costs` (of `verdict.overhead`) in µs: a dot per workload, a stroke at the median, on a logarithmic axis, at
+    whose left end stands what is not measurably more than zero. None where there are none."""
     if not costs:
         return None
     names = sorted(costs, key=lambda name: median(cost for _, cost in costs[name]))

@@ -94,11 +94,9 @@ def _plain(value: Any, places: Mapping[int, int]) -> Any:
 def controls(
     names: Sequence[str], timed: Collection[str], bounded: bool, policies: Collection[str] = (), policy: str = ""
 ) -> str:
-    """Policy switch and legend for all charts; both stick to the top of the window.
-
-    A backend of `names` has a chip if it is one of `timed`, and the bound if there is one; the switch, with `policy`
-    chosen, stands where `policies` are two.
-    """
+    """Policy switch and legend for all charts; both stick to the top of the window. A backend of `names` has a chip if
+    it is one of `timed`, and the bound if there is one; the switch, `policy` chosen, stands where `policies` are
+    two."""
     looks = styles(names)
     rivals = [name for name in names if name in timed and name not in BASELINES]
     chips = [

@@ -1,10 +1,5 @@
-"""A workload over runs and commits: how the figures of each backend went, device by device.
-
-    records of a folder -> series: one for each device, workload and policy that two runs or more have measured
-                        -> lines for the terminal, or a page with a chart for each
-
-Runs differ in clocks, temperature and power. The last run is therefore judged against the first as `compare` judges two
-files: relative to the speed of light of its own run where both have one.
+"""A workload over runs and commits: how the figures of each backend went, device by device. Runs differ in clocks,
+temperature and power: the last is judged against the first as `compare` judges two files.
 """
 
 from __future__ import annotations
@@ -35,10 +30,8 @@ _MOST_SHOWN = 12  # workloads on the terminal unless they are named
 
 @dataclass(frozen=True)
 class Series:
-    """What backends did on one workload of one device under one policy, in runs from first to last.
-
-    `runs` are (date, commit or "", run); `records` has for each backend a record of each run, or None.
-    """
+    """What backends did on one workload of one device under one policy, in runs from first to last: `runs` are (date,
+    commit or "", run); `records` has for each backend a record of each run, or None."""
 
     device: str
     label: str
@@ -61,11 +54,9 @@ class Series:
 
 
 def history(folder: Path, only: Sequence[str] = ()) -> list[Series]:
-    """The series in all record files below `folder`, device by device, those that changed most first.
-
-    `only` are patterns of workload names, such as "models/*"; all by default. Raises FileNotFoundError without such a
-    folder, ValueError for one without record files, a file of something else, or a pattern that no workload matches.
-    """
+    """The series in all record files below `folder`, device by device, those that changed most first. `only` are
+    patterns of workload names, such as "models/*". FileNotFoundError without such a folder, ValueError for one without
+    record files, a file of something else, or a pattern that no workload matches."""
     if not folder.is_dir():
         raise FileNotFoundError(f"history: {folder} is no folder")
     files = sorted([*folder.rglob("*.jsonl"), *folder.rglob("*.jsonl.xz")])

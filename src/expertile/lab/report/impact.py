@@ -66,10 +66,6 @@ def uses(model: str, batch: int, seq_len: int) -> Iterator[Line]:
             )
 
 
-def _operators(model: str) -> set[str]:
-    return {line.op for line in uses(model, 1, 1)}
-
-
 def impact(
     model: str,
     records: Iterable[Record],
@@ -87,7 +83,8 @@ def impact(
         if value not in known:
             raise ValueError(f"{name}: expected {one_of(value, known)}")
     records = list(records)
-    baselines = dict.fromkeys([TORCH, *sorted({r.backend for r in records if r.op in _operators(model)})])
+    ops = {line.op for line in uses(model, 1, 1)}
+    baselines = dict.fromkeys([TORCH, *sorted({r.backend for r in records if r.op in ops})])
     if baseline not in baselines and records:
         raise ValueError(f"baseline: expected {one_of(baseline, baselines)}")
     own_dtype, own_batch = MODELS[model][-2:]

@@ -1,12 +1,9 @@
 """One score for each backend on each preset, with its interval.
 
 The score is the geometric mean, over the workloads of the preset, of (time of the fastest) / (time of the backend), all
-of one run: 1 is a backend that is fastest everywhere, 0.5 takes twice the best time. Its interval follows from those of
-the times: half the 95 % interval of each, in the logarithm, added in squares. It is an interval of these workloads and
-says nothing about others.
-
-A workload that a backend cannot run, or computes wrongly, has no ratio. The score is then of fewer workloads than
-others' and has no rank; how many are missing, and why, stands beside it.
+of one run. Its interval follows from those of the times, half of each in the logarithm, added in squares; it says
+nothing about other workloads. Where a backend cannot run a workload, or computes it wrongly, its score is of fewer and
+has no rank; how many are missing, and why, stands beside it.
 """
 
 from __future__ import annotations
@@ -32,11 +29,9 @@ _HEADER = ("rank", "backend", "score", "95 %", "of bound", "workloads")
 
 @dataclass(frozen=True)
 class Score:
-    """The standing of one backend. `rank` is None where it lacks a workload, `speed` where it has none at all.
-
-    `speed` is the score, in (0, 1], `ci95` its interval, `share` the geometric mean of bound / time where every bound
-    is known; `missing` counts the workloads without a right time by their status.
-    """
+    """The standing of one backend. `rank` is None where it lacks a workload, `speed` (the score, in (0, 1]) where it
+    has none at all. `share`: the geometric mean of bound / time where every bound is known; `missing`: the workloads
+    without a right time by their status."""
 
     backend: str
     rank: int | None
@@ -94,7 +89,8 @@ def _scores(contests: Sequence[Contest]) -> tuple[Score, ...]:
             continue
         place += 1
         before = next((other for other in reversed(ranked) if other.rank), None)
-        rank = before.rank if before and _overlap(before, score) else place
+        overlap = before and before.ci95 and score.ci95 and score.ci95[1] >= before.ci95[0]
+        rank = before.rank if before and overlap else place
         ranked.append(Score(**{**vars(score), "rank": rank}))
     return tuple(ranked)
 
@@ -129,10 +125,6 @@ def _half(row: Row) -> float:
     """Half the 95 % interval of a time in the logarithm: the larger side."""
     low, high = row.interval or (0.0, 0.0)
     return max(math.log((row.time_s or 1) / low), math.log(high / (row.time_s or 1))) if low > 0 else math.inf
-
-
-def _overlap(first: Score, second: Score) -> bool:
-    return bool(first.ci95 and second.ci95 and second.ci95[1] >= first.ci95[0])
 
 
 def _unclear(score: Score) -> bool:

@@ -16,9 +16,8 @@ _OTHER_RACES = {"ladder", "diagnose", "tune", "auto"}
 
 
 def markdown(records: Iterable[Any]) -> str:
-    """A Markdown summary: per run the verdict, leaderboards, one table per preset and policy, and what has no
-    time and why.
-    """
+    """A Markdown summary: per run the verdict, leaderboards, one table per preset and policy, and what has no time and
+    why."""
     parts = []
     for run in runs(records):
         parts.append(f"## {cell(run.device)}, {cell(run.day)} (run {cell(run.name)})")
@@ -38,12 +37,8 @@ def markdown(records: Iterable[Any]) -> str:
 
 def headline(records: Iterable[Any]) -> str:
     """The headline of the results page: a table of presets × backends, and every workload below it, ready to paste.
-
-    Only ratios within one run are averaged; a figure of several runs stands in rows of its own run.
-    The graph policy where a run has it, eager otherwise. What races something other than the backends (the rungs of the
-    ladder, plain products of the diagnostics) or on random problems (tuning) has pages of its own and is left out.
-    Presets of other operators have a table of a line each.
-    """
+    Only ratios within one run are averaged, of the graph policy where a run has it. The ladder, diagnostics and tuning
+    have pages of their own and are left out. Presets of other operators have a table of a line each."""
     every = tuple(run for run in runs(records) if not set(run.presets) & _OTHER_RACES)
     if not every:
         return "No records: nothing was measured."

@@ -9,9 +9,7 @@ from types import MappingProxyType
 
 def filled(text: str, blocks: Mapping[str, str], path: str | Path) -> str:
     """`text` with each block put between the markers of its key, on lines of its own; all else stays as it is.
-
-    Raises ValueError, naming `path`, unless the text has both markers of every key exactly once, in order.
-    """
+    ValueError, naming `path`, unless the text has both markers of every key exactly once, in order."""
     newline = "\r\n" if "\r\n" in text else "\n"
     for key, body in blocks.items():
         first, last = f"<!-- expertile:{key} -->", f"<!-- /expertile:{key} -->"

@@ -1,9 +1,5 @@
-"""Peak memory against a length, from records: a chart, and the words beside it.
-
-    records -> memory_charts: one for each operator and dtype over the one dimension that varies
-            -> memory_svg: {"memory-attention": "<svg …>", …}; memory_text: Markdown
-
-Only records of one run stand in one chart.
+"""Peak memory against a length, from records of one run each: a chart for each operator and dtype over the one
+dimension that varies, and the words beside it.
 """
 
 from __future__ import annotations

@@ -23,10 +23,8 @@ def is_ours(row: Row) -> bool:
 
 
 def operator_table(group: Sequence[Run]) -> str:
-    """Markdown: a line for each operator of each preset of runs on one device under one policy; empty for none.
-
-    Only workloads count on which ours and at least one other have a time.
-    """
+    """Markdown: a line for each operator of each preset of runs on one device under one policy; empty for none. Only
+    workloads count on which ours and at least one other have a time."""
     policy = group[0].policies[0]
     body = [
         line

@@ -19,13 +19,10 @@ from expertile.lab.report.verdict import sentences
 
 
 def html(records: Iterable[Any], path: str | Path, shipped: Iterable[Any] = (), shared: bool = False) -> Path:
-    """Writes the report on `records` to `path` (folders are made) and returns it.
-
-    `records` and `shipped` hold Record objects or mappings with the record's JSON keys. Every run has its own section;
-    runs never share a chart. Runs of `shipped` follow under "Recorded elsewhere", each chart labelled with the GPU and
-    date. Charts of peak memory stand before them. The file needs no network: style and script are inlined, or with
-    `shared` are the files `ASSETS` beside the page.
-    """
+    """Writes the report on `records` to `path` (folders are made) and returns it. `records` and `shipped` hold Record
+    objects or mappings with the record's JSON keys. Every run has its own section; those of `shipped` follow under
+    "Recorded elsewhere". The file needs no network: style and script are inlined, or with `shared` the files `ASSETS`
+    beside it."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     records, shipped = list(records), list(shipped)

@@ -1,7 +1,5 @@
-"""One colour and one marker per backend, the same in every chart and every report.
-
-Colours are Okabe and Ito's colour-blind-safe set (jfly.uni-koeln.de/color, 2008) without yellow and black, which vanish
-on a light or a dark page, plus three of Paul Tol's muted set. Markers differ too: colour is never alone.
+"""One colour and one marker per backend, the same in every chart and report: Okabe and Ito's colour-blind-safe set
+(jfly.uni-koeln.de/color, 2008) without yellow and black, which vanish on a page, plus three of Paul Tol's muted set.
 """
 
 from __future__ import annotations

@@ -1,7 +1,5 @@
-"""The reader's side of a record: JSON lines or Record objects become plain, comparable rows.
-
-A report must also open files written by other versions and other people, so nothing here trusts a value: a missing or
-malformed number becomes None and is shown as missing.
+"""The reader's side of a record: JSON lines or Record objects become plain, comparable rows. Files may come from other
+versions and other people: a missing or malformed number becomes None and is shown as missing.
 """
 
 from __future__ import annotations

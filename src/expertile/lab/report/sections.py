@@ -45,8 +45,7 @@ COLUMNS = (
 @dataclass
 class Figures:
     """The charts of one page, in order, and its records; the page's script draws item i into the element with
-    data-figure=i, and tells record i where data-row=i.
-    """
+    data-figure=i, and tells record i where data-row=i."""
 
     rows: Sequence[Row]
     items: list[Figure] = field(default_factory=list)

@@ -1,8 +1,6 @@
-"""Static charts as SVG text, for documents: curves on two logarithmic axes, and dots on one.
-
-A chart is a card with its own background, in light or dark colours as the reader's system prefers, so that it can be
-read on any page. Every colour is darkened or lightened until it stands out from the card by at least 3 : 1 (WCAG 2.1,
-non-text contrast); markers differ too, so that colour is never alone.
+"""Static charts as SVG text, for documents: curves on two logarithmic axes, and dots on one. A chart is a card with its
+own background, light or dark as the reader's system prefers. Every colour is moved until it stands out from the card by
+at least 3 : 1 (WCAG 2.1, non-text contrast); markers differ too.
 """
 
 from __future__ import annotations
@@ -22,15 +20,14 @@ _FONT = "12px system-ui, -apple-system, 'Segoe UI', Helvetica, Arial, sans-serif
 _WIDTH, _LEFT, _RIGHT, _TOP, _BOTTOM = 760, 66, 150, 44, 52
 _PLOT_HEIGHT, _ROW = 330, 24
 _MOST_TICKS = 9
+_SIZE = 4.6  # of a marker
 
 
 @dataclass(frozen=True)
 class Series:
-    """One backend or reference line. `points`: (x, y) of a curve, both above 0; of dots (value, row index).
-
-    `colour` "#rrggbb", or "" for the text colour; `symbol` a marker's name (`outlines`), or "" for a line without
-    markers; `dash` an SVG dash pattern such as "6 4", or "".
-    """
+    """One backend or reference line. `points`: (x, y) of a curve, both above 0; of dots (value, row index). `colour`
+    "#rrggbb", or "" for the text colour; `symbol` a marker's name (`outlines`), or "" for none; `dash` an SVG dash
+    pattern, or ""."""
 
     name: str
     points: tuple[tuple[float, float], ...]
@@ -39,11 +36,9 @@ class Series:
     dash: str = ""
 
 
-def curves(title: str, x_label: str, y_label: str, series: Sequence[Series], x_base: int = 2) -> str:
-    """An SVG chart of `series` over two logarithmic axes; ticks of x at powers of `x_base`.
-
-    Raises ValueError where there is no point, or one that no logarithm shows.
-    """
+def curves(title: str, x_label: str, y_label: str, series: Sequence[Series]) -> str:
+    """An SVG chart of `series` over two logarithmic axes; ticks of x at powers of 2. ValueError where there is no
+    point, or one that no logarithm shows."""
     xs, ys = [x for s in series for x, _ in s.points], [y for s in series for _, y in s.points]
     _check(xs + ys)
     to_x = _scale(min(xs), max(xs), _LEFT + 10, _WIDTH - _RIGHT - 10)
@@ -53,7 +48,7 @@ def curves(title: str, x_label: str, y_label: str, series: Sequence[Series], x_b
     for tick in ticks(min(ys) / 1.2, max(ys) * 1.2, 10):
         body.append(_rule(_LEFT, to_y(tick), _WIDTH - _RIGHT, to_y(tick)))
         body.append(_text(_LEFT - 8, to_y(tick) + 4, _number(tick), "end"))
-    for tick in ticks(min(xs), max(xs), x_base):
+    for tick in ticks(min(xs), max(xs), 2):
         body.append(_rule(to_x(tick), _TOP, to_x(tick), bottom))
         body.append(_text(to_x(tick), bottom + 18, _number(tick), "middle"))
     body.append(_text((_LEFT + _WIDTH - _RIGHT) / 2, bottom + 38, x_label, "middle", "m"))
@@ -72,9 +67,7 @@ def curves(title: str, x_label: str, y_label: str, series: Sequence[Series], x_b
 
 def dots(title: str, x_label: str, rows: Sequence[str], series: Sequence[Series], guides: Sequence[float]) -> str:
     """An SVG chart with one line of dots for each of `rows`, on a logarithmic axis with a stroke at each guide.
-
-    Raises ValueError where there is no point, or one that no logarithm shows.
-    """
+    ValueError where there is no point, or one that no logarithm shows."""
     values = [x for s in series for x, _ in s.points]
     _check(values)
     low, high = min([*values, *guides]) / 1.05, max([*values, *guides]) * 1.05
@@ -229,9 +222,9 @@ _POLYGONS = {
 _STROKES = {"cross": ((1, 0), (0, 1)), "x": ((0.75, 0.75), (-0.75, 0.75))}
 
 
-def outlines(size: float = 4.6) -> dict[str, str]:
+def outlines() -> dict[str, str]:
     """The SVG path of every marker by its name, around the origin; what is not closed ("Z") is drawn with strokes."""
-    r = 0.85 * size
+    size, r = _SIZE, 0.85 * _SIZE
     found = {"circle": f"M{-r:.1f} 0a{r:.1f} {r:.1f} 0 1 0 {2 * r:.1f} 0a{r:.1f} {r:.1f} 0 1 0 {-2 * r:.1f} 0Z"}
     for name, corners in _POLYGONS.items():
         found[name] = "M" + "L".join(f"{x * size:.1f} {y * size:.1f}" for x, y in corners) + "Z"
@@ -241,7 +234,8 @@ def outlines(size: float = 4.6) -> dict[str, str]:
     return found
 
 
-def _marker(index: int, symbol: str, x: float, y: float, size: float = 4.6) -> str:
+def _marker(index: int, symbol: str, x: float, y: float) -> str:
+    size = _SIZE
     if symbol in _STROKES:
         lines = " ".join(
             f"M{x - dx * size:.1f} {y - dy * size:.1f}L{x + dx * size:.1f} {y + dy * size:.1f}"

@@ -1,4 +1,4 @@
-"""The terminal table: workloads down, and side by side as many panels (policy, shipped run) as the width allows."""
+"""The terminal table: workloads down, and side by side as many policies as the width allows."""
 
 from __future__ import annotations
 
@@ -28,11 +28,10 @@ _STATUS_STYLES = {"wrong": "bold red", "failed": "red", "refused": "yellow", "un
 
 @dataclass(frozen=True)
 class _Panel:
-    """One group of columns: the contests of one run under one policy, by workload name."""
+    """One group of columns: the contests of the run under one policy, by workload name."""
 
     title: str
     contests: dict[str, Contest]
-    shipped: bool
 
 
 @dataclass(frozen=True)
@@ -40,28 +39,24 @@ class ResultTable:
     """A rich renderable that lays itself out for the console's width (made by `table`)."""
 
     runs: tuple[Run, ...]
-    shipped: tuple[Run, ...]
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         if not self.runs:
             yield Text("No records.")
         fit = max(1, (options.max_width - _NAME_WIDTH - 1) // _PANEL_WIDTH)
         for run in self.runs:
-            panels = [*_panels(run), *_shipped_panels(run, self.shipped)]
+            panels = _panels(run)
             yield Text(f"{run.device} · {run.day} · run {run.name}", style="bold")
             for first in range(0, len(panels), fit):
                 yield from _grid(run, panels[first : first + fit])
             yield from _notes(run, options.max_width)
 
 
-def table(records: Iterable[Any], shipped: Iterable[Any] | None = None) -> ResultTable:
-    """A renderable for `rich.console.Console.print`, per run one table of all workloads and backends.
-
-    Columns per policy: time in µs, the rate that limits (TFLOP/s or TB/s), share of the bound, and time over the best
-    time ("=" marks a tie with the best). `shipped` records of the same workloads follow as panels labelled "recorded on
-    <gpu>, <date>, not on this machine": beside where the console is wide enough, below where not.
-    """
-    return ResultTable(runs(records), runs(shipped or ()))
+def table(records: Iterable[Any]) -> ResultTable:
+    """A renderable for `rich.console.Console.print`, per run one table of all workloads and backends. Columns per
+    policy: time in µs, the rate that limits (TFLOP/s or TB/s), share of the bound, and time over the best time ("=": a
+    tie)."""
+    return ResultTable(runs(records))
 
 
 def elsewhere(run: Run) -> str:
@@ -69,8 +64,8 @@ def elsewhere(run: Run) -> str:
     return f"recorded on {run.device}, {run.day or 'undated'}, not on this machine"
 
 
-def elsewhere_lines(records: Iterable[Any], shipped: Iterable[Any], most: int = 3) -> list[str]:
-    """At most `most` lines on the same work recorded on other machines: where, when, and who led it."""
+def elsewhere_lines(records: Iterable[Any], shipped: Iterable[Any]) -> list[str]:
+    """At most three lines on the same work recorded on other machines: where, when, and who led it."""
     others = runs(shipped)
     lines = []
     for run in runs(records):
@@ -79,7 +74,7 @@ def elsewhere_lines(records: Iterable[Any], shipped: Iterable[Any], most: int = 
             front = ", ".join(f"{name} fastest on {count}" for name, count in led.most_common(2)) or "ties alone"
             where = f"{other.device}, {other.day or 'undated'}, {POLICY_NAMES.get(policy, policy)}"
             lines.append(f"{where}: {front} of {plural(len(contests), 'workload')}")
-    return lines[:most]
+    return lines[:3]
 
 
 def matching(run: Run, shipped: Sequence[Run]) -> list[tuple[Run, str, dict[str, Contest]]]:
@@ -100,15 +95,8 @@ def matching(run: Run, shipped: Sequence[Run]) -> list[tuple[Run, str, dict[str,
 
 def _panels(run: Run) -> list[_Panel]:
     return [
-        _Panel(POLICY_NAMES.get(policy, policy), {contest.label: contest for contest in run.contests_of(policy)}, False)
+        _Panel(POLICY_NAMES.get(policy, policy), {contest.label: contest for contest in run.contests_of(policy)})
         for policy in run.policies
-    ]
-
-
-def _shipped_panels(run: Run, shipped: Sequence[Run]) -> list[_Panel]:
-    return [
-        _Panel(f"{POLICY_NAMES.get(policy, policy)}, {elsewhere(other)}", contests, True)
-        for other, policy, contests in matching(run, shipped)
     ]
 
 
@@ -118,7 +106,7 @@ def _grid(run: Run, panels: Sequence[_Panel]) -> Iterable[Text | Table]:
     titles.add_column(width=_NAME_WIDTH)
     for _ in panels:
         titles.add_column(width=_PANEL_WIDTH - 1)
-    titles.add_row("", *(Text(panel.title, style="yellow" if panel.shipped else "bold") for panel in panels))
+    titles.add_row("", *(Text(panel.title, style="bold") for panel in panels))
     yield titles
     headings = _columns(panels)
     headings.add_row(
@@ -143,9 +131,8 @@ def _grid(run: Run, panels: Sequence[_Panel]) -> Iterable[Text | Table]:
 def _columns(panels: Sequence[_Panel]) -> Table:
     columns = Table.grid(padding=(0, 1, 0, 0))
     columns.add_column(width=_NAME_WIDTH, no_wrap=True)
-    for panel in panels:
-        for _, width in _COLUMNS:
-            columns.add_column(justify="right", width=width, no_wrap=True, style="dim" if panel.shipped else "")
+    for _, width in _COLUMNS * len(panels):
+        columns.add_column(justify="right", width=width, no_wrap=True)
     return columns
 
 
@@ -155,9 +142,7 @@ def _order(run: Run, contests: Sequence[Contest]) -> list[str]:
     names |= dict.fromkeys(row.backend for contest in contests for row in contest.rows if not row.is_baseline)
     names |= dict.fromkeys(name for name in run.backends if any(contest.of(name) for contest in contests))
     names |= dict.fromkeys(row.backend for contest in contests for row in contest.rows)
-    # Shipped records may time a backend that this machine cannot run.
-    timed = {row.backend for contest in contests for row in contest.rows if row.timed}
-    absent = nowhere(run).keys() - timed
+    absent = nowhere(run)
     return [name for name in names if name not in absent]
 
 

@@ -32,12 +32,10 @@ class Sentence:
 
 
 def verdict(records: Iterable[Any]) -> list[str]:
-    """Plain-language findings, run by run, most important first.
-
-    `records` are Record objects or mappings with the record's JSON keys. Says per policy which backend is fastest on
-    how many workloads and by what geometric mean, how much of the bound is reached, which workloads are ties, what was
-    wrong, failed, was refused or unsupported and why, what a launch costs, and whether the machine was throttled.
-    """
+    """Plain-language findings, run by run, most important first: per policy which backend is fastest on how many
+    workloads and by what geometric mean, how much of the bound is reached, ties, what has no time and why, what a
+    launch costs, and whether the machine was throttled. `records` are Record objects or mappings with the record's JSON
+    keys."""
     found = runs(records)
     if not found:
         return ["No records: nothing was measured."]

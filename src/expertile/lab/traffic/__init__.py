@@ -1,8 +1,4 @@
-"""What memory traffic explains: bytes by formula for every operator, unfused, as torch moves them, and as ours does.
-
-`formulas()` joins the operators by name; `model` has the nouns, `explain` sets bounds and records beside the bytes,
-`measured` has Nsight Compute count them.
-"""
+"""What memory traffic explains: bytes by formula for every operator, unfused, as torch moves them, and as ours does."""
 
 from __future__ import annotations
 

@@ -17,10 +17,8 @@ _BLOCK_M, _BLOCK_N = 128, 256
 
 
 def grouped_ways(problem: Problem, sizes: Sequence[int]) -> tuple[Way, ...]:
-    """A loop over groups, a padded batch, torch's kernel and ours, for a RAGGED_M problem with those rows per group.
-
-    ValueError for other layouts.
-    """
+    """A loop over groups, a padded batch, torch's kernel and ours, for a problem with those rows per group. ValueError
+    unless it is RAGGED_M."""
     if problem.layout is not Layout.RAGGED_M:
         raise ValueError(f"layout: expected ragged_m, got {problem.layout.value}")
     size, k, n = problem.dtype.itemsize, problem.k, problem.n

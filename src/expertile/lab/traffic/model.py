@@ -16,12 +16,8 @@ UNFUSED, TORCH, OURS = "unfused", "torch", "expertile"
 
 @dataclass(frozen=True)
 class Step:
-    """What one kernel (or `launches` of them) moves and computes.
-
-    read, written: bytes between memory and the processor if nothing that an earlier step left in a cache is found
-    there: each tensor that the kernel takes once, each that it makes once.
-    again: further bytes that the kernel asks for while they are still near, in L1 or L2; memory does not see them.
-    """
+    """What one kernel (or `launches` of them) moves and computes. read, written: each tensor that it takes and makes
+    once, as if nothing lay in a cache; again: further bytes that it asks for while they are still near, in L1 or L2."""
 
     name: str
     read: float
@@ -37,10 +33,8 @@ class Step:
 
 @dataclass(frozen=True)
 class Way:
-    """One way to compute an operator: "unfused", "torch", "expertile", or a name of its own.
-
-    source: the files that the steps were read from; note: what the figures leave out.
-    """
+    """ "unfused", "torch", "expertile", or a name of its own; `source`: files that the steps were read from; `note`:
+    what the figures leave out."""
 
     name: str
     steps: tuple[Step, ...]
@@ -98,10 +92,7 @@ class Subject:
 
 @dataclass(frozen=True)
 class Formula:
-    """How an operator's traffic is counted: its dimensions with defaults, and its ways.
-
-    `ways(subject, device)` are in the order of display, the most wasteful first.
-    """
+    """How an operator's traffic is counted: its dimensions with defaults, and its ways, the most wasteful first."""
 
     op: str
     dims: Mapping[str, Any]

@@ -82,10 +82,8 @@ def command(ncu: str, log: str | Path, child: Sequence[str]) -> list[str]:
 
 
 def profile(child: Sequence[str], ncu: str | None = None, timeout_s: float = 300.0) -> Profile:
-    """Count the kernels of the Python module and arguments `child`, run by this interpreter.
-
-    Never raises for what a machine lacks: the reason says it in a sentence.
-    """
+    """Count the kernels of the Python module and arguments `child`, run by this interpreter. What a machine lacks is
+    said as the reason."""
     ncu = find_ncu() if ncu is None else ncu
     if ncu is None:
         return Profile((), "Nsight Compute (ncu) is not installed here")
@@ -107,10 +105,8 @@ def profile(child: Sequence[str], ncu: str | None = None, timeout_s: float = 300
 
 
 def parse(text: str) -> Profile:
-    """The kernels in what `ncu --csv --page raw` prints, among its messages; the reason if there are none.
-
-    Columns are found by name; units by the row under the header where there is one. Thousands may be separated.
-    """
+    """The kernels in what `ncu --csv --page raw` prints, among its messages; the reason if there are none. Columns are
+    found by name; thousands may be separated."""
     rows = list(csv.reader(row for row in text.splitlines() if row.startswith('"')))
     headers = [i for i, row in enumerate(rows) if "Kernel Name" in row]
     if not headers:

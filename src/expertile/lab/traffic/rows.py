@@ -13,6 +13,7 @@ from expertile.ops.rows import choose
 
 _SOFTMAX_CU = "aten/src/ATen/native/cuda/SoftMax.cu"
 _LAYER_NORM_CU = "aten/src/ATen/native/cuda/layer_norm_kernel.cu"
+_STREAMED = "rows too long for the chip: read a second time, from L2 as far as it reaches"
 _STATIC_SMEM = 48 * 1024  # cudaDeviceProp::sharedMemPerBlock of every GPU
 
 
@@ -36,9 +37,7 @@ def _softmax(s: Subject, device: Device) -> tuple[Way, ...]:
     )
     kernel, again = _torch_softmax(cols, size)
     torch = Way(TORCH, (Step(kernel, e, e, 5 * n, again * e),), _SOFTMAX_CU)
-    streamed = choose.forward(rows, cols, size, _machine(device)).streamed
-    ours = Way(OURS, (Step("softmax", e, e, 5 * n, e if streamed else 0.0),), note=_streamed_note(streamed))
-    return unfused, torch, ours
+    return unfused, torch, _ours(s, device, 1, 5 * n)
 
 
 def _torch_softmax(cols: int, size: int) -> tuple[str, int]:
@@ -72,11 +71,7 @@ def _softmax_backward(s: Subject, device: Device) -> tuple[Way, ...]:
         _SOFTMAX_CU,
         "softmax_backward_cuda_out multiplies grad by output in a kernel of its own first",
     )
-    streamed = choose.forward(rows, cols, size, _machine(device)).streamed
-    ours = Way(
-        OURS, (Step("softmax_backward", 2 * e, e, 4 * n, 2 * e if streamed else 0.0),), note=_streamed_note(streamed)
-    )
-    return unfused, torch, ours
+    return unfused, torch, _ours(s, device, 2, 4 * n)
 
 
 def _torch_softmax_backward(cols: int, size: int) -> tuple[str, int]:
@@ -90,8 +85,12 @@ def _torch_softmax_backward(cols: int, size: int) -> tuple[str, int]:
     return "cunn_SoftMaxBackward", 1
 
 
-def _streamed_note(streamed: bool) -> str:
-    return "rows too long for the chip: read a second time, from L2 as far as it reaches" if streamed else ""
+def _ours(s: Subject, device: Device, inputs: int, flops: float, vectors: float = 0.0) -> Way:
+    """One kernel, with so many inputs of R rows and so many bytes of vectors."""
+    rows, cols, size = s["rows"], s["cols"], s.itemsize
+    e, config = float(rows * cols * size), choose.forward(rows, cols, size, _machine(device))
+    again, note = (inputs * e, _STREAMED) if config.streamed else (0.0, "")
+    return Way(OURS, (Step(s.op, inputs * e + vectors, e, flops, again),), note=note)
 
 
 def _norm(s: Subject, device: Device, centered: bool) -> tuple[Way, ...]:
@@ -125,9 +124,7 @@ def _norm(s: Subject, device: Device, centered: bool) -> tuple[Way, ...]:
         )
         note = "columns are no multiple of 4: two kernels"
     torch = Way(TORCH, steps, _LAYER_NORM_CU, note)
-    streamed = choose.forward(rows, cols, size, _machine(device)).streamed
-    ours = Way(OURS, (Step(s.op, e + vectors, e, flops, e if streamed else 0.0),), note=_streamed_note(streamed))
-    return unfused, torch, ours
+    return unfused, torch, _ours(s, device, 1, flops, vectors)
 
 
 def _norm_backward(s: Subject, device: Device, centered: bool) -> tuple[Way, ...]:
@@ -184,7 +181,7 @@ def _our_norm_backward(s: Subject, device: Device, centered: bool, stats: float,
             Step("norm_columns", 2 * e + stats, partial, 4 * n),
             Step("sum_partials", partial, grads, partial / 4),
         )
-        return Way(OURS, steps, note=_streamed_note(True))
+        return Way(OURS, steps, note=_STREAMED)
     partial = 4.0 * vectors * config.programs(rows, device.sm_count) * cols
     steps = (
         Step("norm_backward", 2 * e + stats + c, e + partial, flops),

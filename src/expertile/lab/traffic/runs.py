@@ -1,12 +1,9 @@
-"""What each way really runs: tensors and a function for a subject, so that its traffic can be counted by a profiler.
-
-Ours and torch's ways are the lab's rivals on the inputs of its operators. The unfused ways are the steps of the
-formulas on the same inputs, one torch operator to a step.
-"""
+"""What each way really runs, so that its traffic can be counted by a profiler. Ours and torch's ways are the lab's
+rivals on the inputs of its operators; the unfused ones are the steps of the formulas, one torch operator to a step."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -27,10 +24,8 @@ _EPS = 1e-5
 
 
 def prepare(subject: Subject, way: str, device: torch.device | str, seed: int = 0) -> Call:
-    """Inputs on `device`, and a function that computes `subject` once, the given way.
-
-    A backward pass has its forward pass behind it. ValueError for a way that does not exist or is not run here.
-    """
+    """Inputs on `device`, and a function that computes `subject` once, the given way; a backward pass has its forward
+    pass behind it. ValueError for a way that does not exist or is not run here."""
     ways = runnable(subject.op)
     if way not in ways:
         raise ValueError(f"way: expected one of {', '.join(ways) or 'none'} for {subject.op}, got {way!r}")
@@ -168,19 +163,9 @@ def _grouped(w: Workload, way: str, device: torch.device, seed: int) -> Call:
     shapes = ((sum(sizes), w["k"]), (len(sizes), w["n"], w["k"]))
     a, b = (torch.randn(shape, device=device, generator=generator).to(w.torch_dtype) for shape in shapes)
     b, offs = b.transpose(1, 2), offs_from_sizes(sizes, device)
-    if way == UNFUSED:
-        return lambda: grouped_loop(a, b, sizes)
-    return lambda: (grouped_mm if way == OURS else F.grouped_mm)(a, b, offs=offs)
-
-
-def grouped_loop(a: Tensor, b: Tensor, sizes: Sequence[int]) -> Tensor:
-    out = a.new_empty(a.shape[0], b.shape[2])
-    start = 0
-    for group, rows in enumerate(sizes):
-        if rows:
-            torch.mm(a[start : start + rows], b[group], out=out[start : start + rows])
-        start += rows
-    return out
+    if way == TORCH:
+        return lambda: F.grouped_mm(a, b, offs=offs)
+    return lambda: grouped_mm(a, b, offs=offs, backend="loop" if way == UNFUSED else "auto")
 
 
 # What is no rival of the lab's, or is called in another way there.

@@ -1,9 +1,8 @@
 """Launching a compiled Triton kernel, with TMA descriptors or without, sparing what Triton does anew for every call.
 
-`kernel[grid](...)` binds and inspects every argument, makes a key of them, looks the kernel up and encodes every
-descriptor: 30 to 50 µs, of which the driver's launch is 2. Here the caller names the compiled kernel, and descriptors
-are encoded once for an address: a CUtensorMap is an address, a shape, strides and a box, so it holds for whatever
-tensor lies there. No tensor is kept alive, and every cache is bounded.
+`kernel[grid](...)` takes 30 to 50 µs, of which the driver's launch is 2. Here the caller names the compiled kernel, and
+descriptors are encoded once for an address: a CUtensorMap is an address, a shape, strides and a box, so it holds for
+whatever tensor lies there. No tensor is kept alive, and every cache is bounded.
 
 Triton's C launcher is private to it: `ops/launch/versions.py` knows its form in each version. For one of another form
 `prepare` returns None and the caller launches in the ordinary way.

@@ -1,11 +1,10 @@
 """Launches of row kernels, and of the many small kernels beside them.
 
-Their parameters are tensors (or None), then integers and floats, then compile-time constants. What shapes alone
-decide is planned once (`plan`), the rest is launched as it comes (`launch`). Going through `kernel[grid](...)` instead
-costs some 10 µs a call, longer than a row kernel of a few megabytes runs.
+Their parameters are tensors (or None), then integers and floats, then compile-time constants. What shapes alone decide
+is planned once (`plan`), the rest is launched as it comes (`launch`), some 10 µs sooner than by `kernel[grid](...)`.
 
-`cluster` programs side by side can form a thread block cluster. Triton knows clusters only as one program on several
-CTAs, and its launcher does the rest (launch/versions.py); where that is not known `Machine.clusters` is False.
+`cluster` programs side by side can form a thread block cluster (launch/versions.py); where that is not known
+`Machine.clusters` is False.
 """
 
 from __future__ import annotations

@@ -21,12 +21,9 @@ def begin(PDL: tl.constexpr):
 
 def pdl_options(device: int, smem_bytes: int) -> dict[str, Any]:
     """Options of a kernel that begins with `begin(PDL)` and takes `smem_bytes` a program: PDL on compute capability 9.0
-    and later, where a program leaves no room for another on its multiprocessor.
-
-    Else programs of the next kernel go to the multiprocessors that are idle first, as many as fit. A persistent
-    kernel's tiles are then shared out unevenly. (H200, layers of Qwen3 and gpt-oss with few tokens: 3 and 7 % longer
-    with PDL for `triton_pointer`, two or three of whose programs fit; 262 us instead of 267 for `triton_tma`, of which
-    one fits.)"""
+    and later, where a program leaves no room for another on its multiprocessor. Else programs of the next kernel go to
+    the multiprocessors that are idle first, as many as fit, and a persistent kernel's tiles are shared out unevenly
+    (docs/notes/moe.md)."""
     machine = Device.current(f"cuda:{device}") if device >= 0 else None
     pdl = machine is not None and machine.at_least(9) and 2 * smem_bytes > machine.smem_bytes
     return {"PDL": pdl} | ({"launch_pdl": True} if pdl else {})

@@ -110,28 +110,12 @@ def launcher(kernel: Any, cluster: int = 1) -> Queue | None:
         return queue_3_6
 
     # One C function for all kernels, told how to read the arguments.
-    common, signature, annotations = driver.active.utils.launch, made.kernel_signature, made.arg_annotations
+    common, signed, notes = driver.active.utils.launch, made.kernel_signature, made.arg_annotations
     if (made.launch is common) == described:
         return None
 
-    def queue(programs: int, stream: int, arguments: Sequence[Any]) -> None:
-        common(
-            programs,
-            1,
-            1,
-            stream,
-            function,
-            *options,
-            metadata,
-            None,
-            None,
-            None,
-            None,
-            None,
-            annotations,
-            signature,
-            arguments,
-        )
+    def queue(programs: int, stream: int, given: Sequence[Any]) -> None:
+        common(programs, 1, 1, stream, function, *options, metadata, None, None, None, None, None, notes, signed, given)
 
     return queue
 

@@ -5,13 +5,8 @@ does on a GPU.
 
 Bytes: each element read once and written once, 2 * itemsize * N; one FLOP for each element, so 1/8 FLOP/byte in
 float32 where an H200 balances at 14 without tensor cores. Nothing but memory limits it, and torch's own kernel moves
-the same bytes: there is no pass over memory to be saved, so no kernel can win by fusing this one operation. What is
-left to lose is the launch. With a launch of L seconds and B bytes/s,
-
-    t(N) = max(L, 2 * itemsize * N / B)    back to back from the host, which runs ahead of the GPU
-    t(N) = L + 2 * itemsize * N / B        a single call that is waited for
-
-and below N = L * B / (2 * itemsize) the launch is most of it. See docs/results/elementwise.md.
+the same bytes, so no kernel can win by fusing this one operation. What is left to lose is the launch: below N = L * B /
+(2 * itemsize), L seconds a launch and B bytes/s, it is most of the time. See docs/results/elementwise.md.
 
 Source of the loop: Callahan, Dongarra, Levine, "Vectorizing compilers: a test suite and results", Supercomputing 1988.
 """
@@ -19,6 +14,7 @@ Source of the loop: Callahan, Dongarra, Levine, "Vectorizing compilers: a test s
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -40,19 +36,25 @@ class Config:
     streaming: bool = False
 
 
+_MANY = Config(1024, 4)
+
+
 def configs(numel: int, dtype: torch.dtype, sm_count: int) -> tuple[Config, ...]:
     """Configs for `numel` elements, the default first.
 
     The default takes 1024 elements to 128 threads, one or two 16-byte loads each: programs are so short that the last
     ones do not run alone for long. Where all fit on the SMs at once, 16 to an SM, one load, so that more of them do.
     """
-    vector = VECTOR_BYTES // dtype.itemsize
+    return _configs(numel < 16 * sm_count * _MANY.block, VECTOR_BYTES // dtype.itemsize)
+
+
+@lru_cache
+def _configs(fit: bool, vector: int) -> tuple[Config, ...]:
+    """Kept: to make them takes longer than a launch, and every eager call asks. `fit`: all fit on the SMs at once."""
     one, two, four = (Config(loads * 128 * vector, 4) for loads in (1, 2, 4))
-    many = Config(1024, 4)
-    few = one if numel < 16 * sm_count * many.block else many
     wide = (Config(256 * vector, 8), Config(2 * 256 * vector, 8), Config(4 * 256 * vector, 8))
     streaming = (replace(one, streaming=True), replace(two, streaming=True))
-    return tuple(dict.fromkeys((few, many, one, two, four, *wide, *streaming)))
+    return tuple(dict.fromkeys((one if fit else _MANY, _MANY, one, two, four, *wide, *streaming)))
 
 
 @triton.jit

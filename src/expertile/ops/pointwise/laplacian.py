@@ -15,14 +15,11 @@ All but the last are symmetric matrices, so the gradient is the stencil itself a
 last is the others' restriction to points with four neighbours, and its transpose is the same kernel once more, with
 input and output grids exchanged.
 
-Bytes: itemsize * (H W + H_out W_out) for each grid; 6 FLOPs an element, 0.75 FLOP/byte in float32: memory limits it.
-So every element has to come from DRAM once. A program takes `block_rows` rows of a strip of columns and holds them,
-with one more above and below, in registers: 16 bytes to a thread and row, each row used for the one above and the one
-below too. In a row, neighbours inside a thread's vector are registers as well; only the two next to it are loaded,
-from the line that the neighbouring thread fetches into L1. Rows shared with the programs above and below come from
-L2: programs that run at the same time are neighbours. The grid of the interior starts 4 bytes off its input's, so one
-of the two cannot be moved 16 bytes at a time; rows whose length is no multiple of 16 bytes are moved element by
-element.
+Bytes: itemsize * (H W + H_out W_out) for each grid; 0.75 FLOP/byte in float32, so memory limits it, and every element
+has to come from DRAM once. A program holds `block_rows` rows of a strip of columns, with one more above and below, in
+registers: 16 bytes to a thread and row. In a row only the two elements next to a thread's vector are loaded, from L1;
+rows shared with the programs above and below come from L2. The grid of the interior starts 4 bytes off its input's, so
+one of the two is not moved 16 bytes at a time; nor are rows whose length is no multiple of 16 bytes.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """What `elementwise` and `stencil` share: which tensors they take, and a launch that costs the host little.
 
-A pointwise kernel of a small tensor runs for two microseconds. Triton's own `kernel[grid](...)` takes several times as
-long on the host, to bind and inspect its arguments. These kernels specialize on none of their numbers, so one compiled
-kernel serves every shape: it is looked up by what decides its code, and queued by the C function that Triton generated
-for it (`launch/driver.py`).
+A pointwise kernel of a small tensor runs for two microseconds, Triton's own launch for several times as long. These
+kernels specialize on none of their numbers, so one compiled kernel serves every shape: it is looked up by what decides
+its code, and queued by the C function that Triton generated for it (`launch/driver.py`).
 """
 
 from __future__ import annotations

@@ -9,13 +9,9 @@ thread that works out the scale of a row or channel. That takes some 50 instruct
 back: two barriers a tile. (For SwiGLU, whose strips are short, the copy goes through shared memory all the same, so
 that neighbouring threads fill the 128 bytes of a channel: 5 % less time.)
 
-Memory is kept busy by the 2 to 4 programs that share an SM, 32 KB (64 KB for SwiGLU and float32) on their way each; by
-Little's law an SM needs about 40 KB for its share of 4.2 TB/s. A program of several tiles also brings the next one by
-cp.async while it quantises one.
-
-On an H200 the kernel moves 3.8 TB/s, 0.91 of the speed of a copy, from bfloat16 (16384 × 7168: 126 µs) and SwiGLU
-(16384 × 2048: 54.5 µs). Scales are column-major, so that a tile's 128 of each kind lie side by side: with rows of
-scales contiguous each was a 32-byte sector to itself, and 3 % of the bytes took 14 % of the time (144.4 µs).
+The 2 to 4 programs that share an SM keep memory busy, 32 KB (64 KB for SwiGLU and float32) on their way each; one of
+several tiles brings the next by cp.async while it quantises one. Scales are column-major, so that a tile's 128 of each
+kind lie side by side. docs/notes/quantised.md has the times.
 """
 
 from __future__ import annotations

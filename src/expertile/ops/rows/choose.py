@@ -1,11 +1,10 @@
 """Which config a row operator takes: a pure function of rows, columns, element size and machine.
 
-What decides. Bandwidth times latency: an H200 needs some 40 KB on their way in every SM at all times. A program that
-waits for its row's sum has nothing on its way. So several rows must be resident per SM, or the next ones be copied to
-shared memory meanwhile. Registers: a row waits in registers, 64 K of them per SM, one float32 each whatever the element
-type; so a slice of a row in one CTA should stay well below 64 K elements / 2; else a cluster shares the row. Between
-configs that satisfy both, the tables follow measurements on an H200. `resident` stands where ptxas 13.4 takes more
-registers than 12.8 and one program fewer would fit: layer norm of 8192 float32 took 178 µs instead of 129.
+What decides (docs/notes/rows.md): some 40 KB must be on their way in every SM at all times, so several rows must be
+resident per SM, or the next ones be copied to shared memory meanwhile; and a slice of a row should stay well below the
+64 K registers of an SM / 2, else a cluster shares the row. Between configs that satisfy both, the tables follow
+measurements on an H200. `resident` stands where ptxas 13.4 takes more registers than 12.8 and one program fewer would
+fit.
 """
 
 from __future__ import annotations

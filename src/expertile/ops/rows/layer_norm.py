@@ -8,15 +8,11 @@ With n = (h - mean) * rstd and g = dy * weight (Ba, Kiros, Hinton, "Layer Normal
     dh = rstd * (g - mean_c(g) - n * mean_c(g * n)) + dsum,  dweight = sum_r dy * n,  dbias = sum_r dy
 
 float32 inside; the variance about the mean, never E[h^2] - E[h]^2. Bytes, with E = R * C * itemsize: forward 2 E (4 E
-with a residual: two rows read, two written), backward 3 E, plus 8 R of statistics and C of parameters. About 8 FLOPs an
-element forward and 14 backward, so memory limits both: time >= bytes / bandwidth, as long as a row stays on the chip
-between its statistics and its store. It does so in the registers of one program or of a cluster of up to 8 CTAs; where
-it cannot, it is read again, from L2 as far as that reaches.
+with a residual), backward 3 E, plus 8 R of statistics and C of parameters. Memory limits both, as long as a row stays
+on the chip between its statistics and its store; where it cannot, it is read again.
 
-The sums over rows of the backward pass stay in registers of programs that stride over the rows: 8 bytes per column and
-program beside the inputs, which is why a slice there is shorter and its programs are few. Their partial sums are
-2 * programs * C float32, written, read back by a second kernel and added in a fixed order: no atomics, and the same
-bits in every run on one GPU.
+The sums over rows stay in registers of few programs that stride over the rows. Their partial sums, 2 * programs * C
+float32, are added by a second kernel in a fixed order: no atomics, and the same bits in every run on one GPU.
 """
 
 from __future__ import annotations

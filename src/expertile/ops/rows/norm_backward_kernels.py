@@ -1,10 +1,6 @@
-"""Triton kernels of layer norm and RMS norm, backward; see layer_norm.py and rms_norm.py for formulas and limits.
-
-With n = (h - mean) * rstd and g = dy * weight:
-    dh = rstd * (g - mean(g) - n * mean(g * n))  (RMS norm: no mean(g)),  dweight = sum_r dy * n,  dbias = sum_r dy.
-The sums over rows have no atomics: every program adds up its own rows in registers, always the same ones in the same
-order, and `sum_partials_kernel` adds up the programs.
-"""
+"""Triton kernels of layer norm and RMS norm, backward; see layer_norm.py and rms_norm.py for formulas and limits. The
+sums over rows have no atomics: every program adds up its own rows in registers, always in the same order, and
+`sum_partials_kernel` adds up the programs."""
 
 from __future__ import annotations
 

@@ -1,16 +1,15 @@
 """Device code of rows that wait in shared memory: a ring of slots, filled by TMA, for a row and part of the next.
 
-A tensor of contiguous rows is taken as one array of chunks of 512 bytes, wherever its rows start; so every access is to
-whole cache lines, also where a row's pitch is no multiple of 16 bytes. What lies in a row's first and last chunk but
-belongs to its neighbours is masked when it is read, and never written. A group of chunks is a slot of the ring.
+A tensor of contiguous rows is taken as one array of chunks of 512 bytes, wherever its rows start, so that every access
+is to whole cache lines. What lies in a row's first and last chunk but belongs to its neighbours is masked when it is
+read, and never written. A group of chunks is a slot of the ring.
 
-A program stays on its SM and strides over the rows. One warp asks for the groups, as slots come free. The others, its
-consumers, read a row from shared memory twice, for its sum and for its result, and give each slot back after the second
-time: copies go on all the time, and DRAM is read while there is work. Several consumers take the rows in turn,
-so that one's result is computed while another sums: see `ordered_wait`.
+One warp of a staying program asks for the groups, as slots come free. The others, its consumers, read a row from shared
+memory twice, for its sum and for its result, and give each slot back after the second time. Several take the rows in
+turn, so that one's result is computed while another sums: see `ordered_wait`.
 
-TMA reads whole chunks only, as it fills what lies outside a tensor by rows: the tensor's last elements, fewer than a
-chunk, are read by the last row's consumer, see `complete`.
+TMA reads whole chunks only: the tensor's last elements, fewer than a chunk, are read by the last row's consumer, see
+`complete`.
 """
 
 from triton.experimental import gluon

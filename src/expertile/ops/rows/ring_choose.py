@@ -58,13 +58,8 @@ class RingConfig:
         return start, min(240, (start * warps - loader * 4) // (warps - 4) // 8 * 8), loader
 
 
-# (columns from, to, config), the first that fits. Measured on an H200, 2026-11-22, µs, of 8192 rows (50257: 4096;
-# float32: half as many), in brackets without the ring:
-#   forward, 2 bytes     10001  95 (121)   16385  152 (146)   20001  182 (233)   50257  221 (349)
-#   forward, 4 bytes                                          20001  176 (163)   50257  223 (238)
-#   backward, 2 bytes                                         20001  252 (263)   50257  315 (426)
-# Just above 16384 a cluster's slices are whole powers of two, and float32 rows are half as many elements. The best with
-# one consumer took 234 at 50257 and 183 at 20001, with three 232 and 179.
+# (columns from, to, config), the first that fits; measured on an H200, see docs/notes/rows.md. Just above 16384 a
+# cluster's slices are whole powers of two, and float32 rows are half as many elements.
 _LONGEST = 1 << 20
 _TABLE: dict[tuple[int, int], tuple[tuple[int, int, RingConfig], ...]] = {
     (1, 2): (

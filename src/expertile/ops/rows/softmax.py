@@ -3,12 +3,10 @@
     y[r, c] = exp(x[r, c] - max_c x[r]) / sum_c exp(x[r, c] - max_c x[r])
     dx[r, c] = y[r, c] * (dy[r, c] - sum_c dy[r, c] * y[r, c])
 
-float32 inside, rounded once to the input's dtype. Bytes: forward 2 * R * C * itemsize, backward 3 * R * C * itemsize,
-against some 5 FLOPs and one exponential per element, so memory limits it: time >= bytes / bandwidth. The row waits on
-the chip between its two reductions and its store: in the registers of one program, or, from some 16 K elements on, of
-a cluster of up to 8 CTAs that exchange their maximum and sum through distributed shared memory; in shared memory, if
-such a row starts anywhere in a 16-byte word (ring.py). Longer rows, and long ones on GPUs without clusters, are
-read twice, the second time from L2 as far as it reaches: up to 3 * R * C * itemsize.
+float32 inside, rounded once to the input's dtype. Bytes: forward 2 * R * C * itemsize, backward 3 * R * C * itemsize;
+memory limits both. A row waits between its reductions and its store in the registers of one program or of a cluster of
+up to 8 CTAs, or in shared memory if it starts anywhere in a 16-byte word (ring.py). Longer rows, and long ones on GPUs
+without clusters, are read twice, the second time from L2 as far as it reaches.
 """
 
 from __future__ import annotations
@@ -144,10 +142,6 @@ def _gradient(ctx: Any, dy: torch.Tensor) -> torch.Tensor:
 _call_softmax = define("softmax", _kernel, fake=lambda x: x.new_empty(x.shape), gradient=_gradient, setup=_setup)
 
 
-def _eager(x: torch.Tensor, config: RowConfig | None, backward_config: RowConfig | None) -> torch.Tensor:
-    return _forward(x, config)
-
-
 def _setup_eager(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
     ctx.save_for_backward(output)
     ctx.config = inputs[2]
@@ -155,7 +149,7 @@ def _setup_eager(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> Non
 
 # Eager calls, with the same kernels; with create_graph=True the gradient is differentiated in turn.
 _differentiable_softmax = differentiable_eagerly(
-    _eager,
+    lambda x, config, backward_config: _forward(x, config),
     _setup_eager,
     lambda ctx, dy: (softmax_backward(dy, ctx.saved_tensors[0], ctx.config), None, None),
     lambda ctx, dy: (_formula(dy, ctx.saved_tensors[0]), None, None),

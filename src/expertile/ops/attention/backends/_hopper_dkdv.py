@@ -16,6 +16,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from expertile.ops.attention.backends._hopper_tiles import (
+    accumulator,
     as_left,
     laps_end,
     lengths,
@@ -79,28 +80,13 @@ def _queue_dkdv(p, k, v, step, keys, m, masked, s_layout: gl.constexpr):
 
 
 @gluon.jit
-def _dkdv_block(
-    p,
-    k,
-    v,
-    s,
-    dp,
-    dk,
-    dv,
-    keys,
-    j,
-    j_next,
-    full,
-    step,
-    AHEAD: gl.constexpr,
-    s_layout: gl.constexpr,
-    d_layout: gl.constexpr,
-):
+def _dkdv_block(p, k, v, s, dp, dk, dv, keys, j, j_next, full, step, AHEAD: gl.constexpr):
     """dK and dV of block j of the queries, which is in stage `step`. `keys`: the first query that sees each key.
 
     With AHEAD, S and dP of this stage are on their way already. Those of the next stage are sent before this one's
     products are waited for. That takes registers for both; without, dP runs beside the exponentials of S.
     """
+    s_layout: gl.constexpr = accumulator(p.BLOCK)
     i = step % p.STAGES
     q = p.a_smem.index(i).reshape([p.BLOCK, p.D])
     do = p.b_smem.index(i).reshape([p.BLOCK, p.D])
@@ -110,10 +96,10 @@ def _dkdv_block(
         s, dp = _queue_dkdv(p, k, v, step, keys, j * p.BLOCK, j < full, s_layout)
         s = warpgroup_mma_wait(1, (s,))
     probs = gl.exp2(s * p.scale_log2)
-    dv = warpgroup_mma(as_left(p, probs, d_layout), do, dv, is_async=True)
+    dv = warpgroup_mma(as_left(p, probs, accumulator(p.D)), do, dv, is_async=True)
     if not p.AHEAD:
         dp = warpgroup_mma_wait(1, (dp,))
-    dk = warpgroup_mma(as_left(p, probs * dp, d_layout), q, dk, is_async=True)
+    dk = warpgroup_mma(as_left(p, probs * dp, accumulator(p.D)), q, dk, is_async=True)
     if AHEAD:
         s, dp = _queue_dkdv(p, k, v, step + 1, keys, j_next * p.BLOCK, j_next < full, s_layout)
         dk, dv = warpgroup_mma_wait(2, (dk, dv))
@@ -126,8 +112,8 @@ def _dkdv_block(
 
 @gluon.jit
 def dkdv_consumer(p, CONSUMER: gl.constexpr):
-    s_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, p.BLOCK, 16])
-    d_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, p.D, 16])
+    s_layout: gl.constexpr = accumulator(p.BLOCK)
+    d_layout: gl.constexpr = accumulator(p.D)
     step = 0
     tile = 0
     for t in range(gl.program_id(0), laps_end(p), gl.num_programs(0)):
@@ -149,20 +135,14 @@ def dkdv_consumer(p, CONSUMER: gl.constexpr):
                     s, dp = _queue_dkdv(p, k, v, step, keys, j * p.BLOCK, j < full, s_layout)
                     for _b in range(count - 1):
                         j_next = gl.where(j + 1 == end, first, j + 1)
-                        s, dp, dk, dv = _dkdv_block(
-                            p, k, v, s, dp, dk, dv, keys, j, j_next, full, step, True, s_layout, d_layout
-                        )
+                        s, dp, dk, dv = _dkdv_block(p, k, v, s, dp, dk, dv, keys, j, j_next, full, step, True)
                         step += 1
                         j = j_next + 0
-                    _s, _dp, dk, dv = _dkdv_block(
-                        p, k, v, s, dp, dk, dv, keys, j, j, full, step, False, s_layout, d_layout
-                    )
+                    _s, _dp, dk, dv = _dkdv_block(p, k, v, s, dp, dk, dv, keys, j, j, full, step, False)
                     step += 1
             else:
                 for _b in range(count):
-                    _s, _dp, dk, dv = _dkdv_block(
-                        p, k, v, None, None, dk, dv, keys, j, j, full, step, False, s_layout, d_layout
-                    )
+                    _s, _dp, dk, dv = _dkdv_block(p, k, v, None, None, dk, dv, keys, j, j, full, step, False)
                     step += 1
                     j = gl.where(j + 1 == end, first, j + 1)
             p.x_smem.index(at).reshape([p.ROWS, p.D]).store((dk * p.scale).to(p.a_desc.dtype))

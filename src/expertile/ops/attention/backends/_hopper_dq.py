@@ -14,6 +14,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from expertile.ops.attention.backends._hopper_tiles import (
+    accumulator,
     as_left,
     key_blocks,
     laps_end,
@@ -59,24 +60,9 @@ def _queue_dq(p, q, do, step, s_layout: gl.constexpr):
 
 
 @gluon.jit
-def _dq_block(
-    p,
-    q,
-    do,
-    s,
-    dp,
-    dq,
-    lse,
-    delta,
-    n,
-    masked,
-    last_key,
-    step,
-    AHEAD: gl.constexpr,
-    s_layout: gl.constexpr,
-    d_layout: gl.constexpr,
-):
+def _dq_block(p, q, do, s, dp, dq, lse, delta, n, masked, last_key, step, AHEAD: gl.constexpr):
     """dQ of the keys [n, n + BLOCK) in stage `step`, as `_dkdv_block` does it."""
+    s_layout: gl.constexpr = accumulator(p.BLOCK)
     i = step % p.STAGES
     k = p.a_smem.index(i).reshape([p.BLOCK, p.D])
     if p.AHEAD:
@@ -92,7 +78,7 @@ def _dq_block(
     if not p.AHEAD:
         dp = warpgroup_mma_wait(0, (dp,))
         mbarrier.arrive(p.b_empty.index(i), count=1)
-    dq = warpgroup_mma(as_left(p, probs * (dp + gl.expand_dims(delta, 1)), d_layout), k, dq, is_async=True)
+    dq = warpgroup_mma(as_left(p, probs * (dp + gl.expand_dims(delta, 1)), accumulator(p.D)), k, dq, is_async=True)
     if AHEAD:
         s, dp = _queue_dq(p, q, do, step + 1, s_layout)
         dq = warpgroup_mma_wait(2, (dq,))
@@ -104,8 +90,8 @@ def _dq_block(
 
 @gluon.jit
 def dq_consumer(p, CONSUMER: gl.constexpr):
-    s_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, p.BLOCK, 16])
-    d_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, p.D, 16])
+    s_layout: gl.constexpr = accumulator(p.BLOCK)
+    d_layout: gl.constexpr = accumulator(p.D)
     step = 0
     tile = 0
     for t in range(gl.program_id(0), laps_end(p), gl.num_programs(0)):
@@ -129,34 +115,16 @@ def dq_consumer(p, CONSUMER: gl.constexpr):
                 s, dp = _queue_dq(p, q, do, step, s_layout)
                 for b in range(1, blocks):
                     n = (blocks - b) * p.BLOCK
-                    s, dp, dq = _dq_block(
-                        p, q, do, s, dp, dq, lse, delta, n, blocks - b >= full, last_key, step, True, s_layout, d_layout
-                    )
+                    masked = blocks - b >= full
+                    s, dp, dq = _dq_block(p, q, do, s, dp, dq, lse, delta, n, masked, last_key, step, True)
                     step += 1
-                _s, _dp, dq = _dq_block(
-                    p, q, do, s, dp, dq, lse, delta, 0, full == 0, last_key, step, False, s_layout, d_layout
-                )
+                _s, _dp, dq = _dq_block(p, q, do, s, dp, dq, lse, delta, 0, full == 0, last_key, step, False)
                 step += 1
             else:
                 for b in range(1, blocks + 1):
                     n = (blocks - b) * p.BLOCK
-                    _s, _dp, dq = _dq_block(
-                        p,
-                        q,
-                        do,
-                        None,
-                        None,
-                        dq,
-                        lse,
-                        delta,
-                        n,
-                        blocks - b >= full,
-                        last_key,
-                        step,
-                        False,
-                        s_layout,
-                        d_layout,
-                    )
+                    masked = blocks - b >= full
+                    _s, _dp, dq = _dq_block(p, q, do, None, None, dq, lse, delta, n, masked, last_key, step, False)
                     step += 1
             p.x_smem.index(at).reshape([p.ROWS, p.D]).store((dq * p.scale).to(p.a_desc.dtype))
             fence_async_shared()

@@ -23,7 +23,15 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from expertile.ops.attention.backends._hopper_context import Forward
-from expertile.ops.attention.backends._hopper_tiles import key_blocks, laps_end, lengths, load_rows, locate, store_rows
+from expertile.ops.attention.backends._hopper_tiles import (
+    accumulator,
+    key_blocks,
+    laps_end,
+    lengths,
+    load_rows,
+    locate,
+    store_rows,
+)
 
 _LN2: gl.constexpr = gl.constexpr(0.6931471805599453)
 
@@ -173,22 +181,10 @@ def _weights(p, s, row_max, row_sum, n, unmasked, last_key, MASKED: gl.constexpr
 
 
 @gluon.jit
-def _block(
-    p,
-    q,
-    o,
-    row_max,
-    row_sum,
-    probs,
-    n,
-    unmasked,
-    last_key,
-    step,
-    MASKED: gl.constexpr,
-    s_layout: gl.constexpr,
-    o_layout: gl.constexpr,
-):
+def _block(p, q, o, row_max, row_sum, probs, n, unmasked, last_key, step, MASKED: gl.constexpr):
     """Softmax of the block in stage `step`, whose first key is `n`, beside P V of the block before it."""
+    s_layout: gl.constexpr = accumulator(p.BLOCK_N)
+    o_layout: gl.constexpr = accumulator(p.D)
     left = _as_left(p, probs, o_layout)
     s = _scores(p, q, step, s_layout)
     o = _weigh(p, left, o, step - 1)
@@ -203,18 +199,16 @@ def _block(
 
 
 @gluon.jit
-def _finish(
-    p, o, row_max, row_sum, batch, head, first, q_start, q_len, at, rows, s_layout: gl.constexpr, o_layout: gl.constexpr
-):
+def _finish(p, o, row_max, row_sum, batch, head, first, q_start, q_len, at, rows):
     """LSE and O of the `rows` from the first on; O leaves through buffer `at`."""
-    row_sum = gl.convert_layout(gl.sum(row_sum, axis=1), gl.SliceLayout(1, s_layout))
+    row_sum = gl.convert_layout(gl.sum(row_sum, axis=1), gl.SliceLayout(1, accumulator(p.BLOCK_N)))
     # Rows that see no key: zeros, and minus infinity for the log-sum-exp.
     empty = row_sum == 0.0
     inverse = gl.where(empty, 0.0, 1.0 / gl.where(empty, 1.0, row_sum))
     lse = gl.where(empty, float("-inf"), (row_max * p.scale_log2 + gl.log2(row_sum)) * _LN2)
     lse_ptr = p.lse_ptr + batch * p.lse_stride_b + head * p.lse_stride_h + q_start + rows
     gl.store(lse_ptr, lse, mask=rows < q_len)
-    inverse = gl.expand_dims(gl.convert_layout(inverse, gl.SliceLayout(1, o_layout)), 1)
+    inverse = gl.expand_dims(gl.convert_layout(inverse, gl.SliceLayout(1, accumulator(p.D))), 1)
     o = gl.where(inverse == 0.0, 0.0, o * inverse)
     out = p.q_smem.index(at)
     out.reshape([p.ROWS, p.D]).store(o.to(p.q_desc.dtype))
@@ -224,8 +218,8 @@ def _finish(
 
 @gluon.jit
 def _consumer(p, CONSUMER: gl.constexpr):
-    s_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, p.BLOCK_N, 16])
-    o_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, p.D, 16])
+    s_layout: gl.constexpr = accumulator(p.BLOCK_N)
+    o_layout: gl.constexpr = accumulator(p.D)
     step = 0
     tile = 0
     for t in range(gl.program_id(0), laps_end(p), gl.num_programs(0)):
@@ -241,8 +235,9 @@ def _consumer(p, CONSUMER: gl.constexpr):
                 last_key = gl.minimum(last_key, rows + (k_len - q_len))
                 unmasked = gl.minimum(unmasked, m + CONSUMER * p.ROWS + k_len - q_len - p.BLOCK_N + 2)
             slot = tile % p.Q_SLOTS
-            mbarrier.wait(p.q_full.index(slot * p.CONSUMERS + CONSUMER), (tile // p.Q_SLOTS) & 1)
-            q = p.q_smem.index(slot * p.CONSUMERS + CONSUMER).reshape([p.ROWS, p.D])
+            at = slot * p.CONSUMERS + CONSUMER
+            mbarrier.wait(p.q_full.index(at), (tile // p.Q_SLOTS) & 1)
+            q = p.q_smem.index(at).reshape([p.ROWS, p.D])
             s = _scores(p, q, step, s_layout)
             if p.Q_SLOTS == 2:
                 # The tile before has left its buffer by now, so waiting for that costs nothing.
@@ -261,34 +256,18 @@ def _consumer(p, CONSUMER: gl.constexpr):
             step += 1
             for _j in range(blocks - 1 - full):
                 n -= p.BLOCK_N
-                o, row_max, row_sum, probs = _block(
-                    p, q, o, row_max, row_sum, probs, n, unmasked, last_key, step, True, s_layout, o_layout
-                )
+                o, row_max, row_sum, probs = _block(p, q, o, row_max, row_sum, probs, n, unmasked, last_key, step, True)
                 step += 1
             for _j in range(full):
                 n -= p.BLOCK_N
                 o, row_max, row_sum, probs = _block(
-                    p, q, o, row_max, row_sum, probs, n, unmasked, last_key, step, False, s_layout, o_layout
+                    p, q, o, row_max, row_sum, probs, n, unmasked, last_key, step, False
                 )
                 step += 1
             o = _weigh(p, _as_left(p, probs, o_layout), o, step - 1)
             o = warpgroup_mma_wait(0, (o,))
             mbarrier.arrive(p.v_empty.index((step - 1) % p.STAGES), count=1)
-            _finish(
-                p,
-                o,
-                row_max,
-                row_sum,
-                batch,
-                head,
-                m + CONSUMER * p.ROWS,
-                q_start,
-                q_len,
-                slot * p.CONSUMERS + CONSUMER,
-                rows,
-                s_layout,
-                o_layout,
-            )
+            _finish(p, o, row_max, row_sum, batch, head, m + CONSUMER * p.ROWS, q_start, q_len, at, rows)
             if p.Q_SLOTS == 1:
                 tma.store_wait(0)
                 mbarrier.arrive(p.q_empty.index(CONSUMER), count=1)

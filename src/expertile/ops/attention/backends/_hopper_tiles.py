@@ -11,6 +11,12 @@ from expertile.ops.launch.versions import tma_load, tma_store
 _WRAP: gl.constexpr = gl.constexpr(0x40000000)
 
 
+@gluon.constexpr_function
+def accumulator(columns):
+    """The layout of a product of 64 rows, with so many columns."""
+    return gl.NVMMADistributedLayout([3, 0], [4, 1], [16, columns, 16])
+
+
 @gluon.jit
 def laps_end(p):
     """Where the tile numbers of a program's last lap end: those from p.tiles on stand for no tile."""

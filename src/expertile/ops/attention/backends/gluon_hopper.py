@@ -1,13 +1,9 @@
 """gluon_hopper: our warp-specialised Gluon kernels for sm_90a (H100, H200); bf16 and fp16 with float32 accumulation.
 
-Forward (`_hopper_forward`): O and LSE, any head dimension to 256 (padded to 64, 128 or 256 by TMA, so that lengths and
-dimensions need no masks in memory). Backward (`_hopper_dkdv`, `_hopper_dq`): dK and dV, then dQ, head dimensions to
-128, without atomics. Q, K, V and dO arrive by TMA, O and the gradients leave by TMA; packed sequences end where they
-end, as the hardware cuts boxes off there. Nothing is read on the host, so calls never synchronise and graphs follow new
-lengths.
-
-Limits: tensor cores and the power they draw at D = 128; at D = 64 the exponentials take as long as the products
-(16 a clock and SM against 4096 FLOPs: 4 · 64 / 4096 = 1 / 16), so that any gap between the two shows.
+Forward (`_hopper_forward`): O and LSE, any head dimension to 256 (padded to 64, 128 or 256 by TMA). Backward
+(`_hopper_dkdv`, `_hopper_dq`): dK and dV, then dQ, head dimensions to 128, without atomics. Everything arrives and
+leaves by TMA, whose boxes end where packed sequences end. Nothing is read on the host, so calls never synchronise and
+graphs follow new lengths. docs/notes/attention.md says what limits them.
 """
 
 from __future__ import annotations
