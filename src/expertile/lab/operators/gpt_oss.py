@@ -71,23 +71,12 @@ def _work(w: Workload) -> Work:
 def _ours(w: Workload, inputs: Inputs) -> Call:
     x, router = inputs[:2]
     gate_up, up_bias, down, down_bias = _weights(w, inputs)
-    config = RouterConfig(w["experts"], w["top_k"])
+    config, biases = RouterConfig(w["experts"], w["top_k"]), {"gate_up_bias": up_bias, "down_bias": down_bias}
 
     def call() -> tuple[Tensor, ...]:
-        routing = route(router_logits(x, router), config, want_scores=False)
-        return (
-            moe_mlp(
-                x,
-                gate_up,
-                down,
-                routing.topk_ids,
-                routing.topk_weights,
-                activation="gpt_oss",
-                interleaved=True,
-                gate_up_bias=up_bias,
-                down_bias=down_bias,
-            ),
-        )
+        found = route(router_logits(x, router), config, want_scores=False)
+        chosen = found.topk_ids, found.topk_weights
+        return (moe_mlp(x, gate_up, down, *chosen, activation="gpt_oss", interleaved=True, **biases),)
 
     return call
 
