@@ -31,6 +31,7 @@ import torch
 
 from expertile.formats.int4 import Int4Weight
 from expertile.formats.mxfp4 import Mxfp4Weight
+from expertile.formats.mxfp4_fp8 import Mxfp4Fp8Weight
 from expertile.ops.quantize.api import quantize_activations, quantize_weights
 from expertile.ops.scaled_grouped_mm.api import scaled_grouped_mm
 from expertile.ops.weight_only_mm.api import weight_only_mm
@@ -98,16 +99,20 @@ class QuantisedExperts(torch.nn.Module):
         return torch.zeros_like(hidden_states).index_add_(0, tokens, out.to(hidden_states.dtype))
 
 
-def fp8(weights: torch.Tensor) -> Product:
-    """weights [E, N, K] in e4m3; activations quantised at every call."""
-    w = quantize_weights(weights)
-    b = w.values.transpose(-2, -1)
+def of_fp8(b: Any, scale_b: torch.Tensor | None = None) -> Product:
+    """b as `scaled_grouped_mm` takes it; activations quantised to e4m3, 128 a scale, at every call."""
 
     def product(x: torch.Tensor, offs: torch.Tensor) -> torch.Tensor:
         a = quantize_activations(x)
-        return scaled_grouped_mm(a.values, b, a.scales, w.scales, offs=offs)
+        return scaled_grouped_mm(a.values, b, a.scales, scale_b, offs=offs)
 
     return product
+
+
+def fp8(weights: torch.Tensor) -> Product:
+    """weights [E, N, K] in e4m3."""
+    w = quantize_weights(weights)
+    return of_fp8(w.values.transpose(-2, -1), w.scales)
 
 
 def int4(weights: torch.Tensor, group_size: int | None, symmetric: bool = True) -> Product:
@@ -122,16 +127,6 @@ def mxfp4(weights: torch.Tensor) -> Product:
     return lambda x, offs: weight_only_mm(x, w, offs=offs)
 
 
-def of_fp8(way: Callable[[torch.Tensor], Product]) -> Callable[[torch.Tensor], Product]:
-    """`way` with activations rounded to e4m3, 128 a scale: what a product of 8-bit activations gets to see."""
-
-    def rounded(weights: torch.Tensor) -> Product:
-        product = way(weights)
-        return lambda x, offs: product(quantize_activations(x).dequantize(x.dtype), offs)
-
-    return rounded
-
-
 WAYS: Mapping[str, Callable[[torch.Tensor], Product]] = {
     "fp8": fp8,
     "int4 group 32": partial(int4, group_size=32),
@@ -139,9 +134,9 @@ WAYS: Mapping[str, Callable[[torch.Tensor], Product]] = {
     "int4 group 128": partial(int4, group_size=128),
     "int4 per channel": partial(int4, group_size=None),
     "int4 group 128 with zero points": partial(int4, group_size=128, symmetric=False),
-    "int4 group 128, e4m3 activations": of_fp8(partial(int4, group_size=128)),
+    "int4 group 128, e4m3 activations": lambda weights: of_fp8(Int4Weight.quantize(weights, 128)),
     "mxfp4": mxfp4,
-    "mxfp4, e4m3 activations": of_fp8(mxfp4),
+    "mxfp4, e4m3 activations": lambda weights: of_fp8(Mxfp4Fp8Weight.of(Mxfp4Weight.quantize(weights))),
 }
 
 

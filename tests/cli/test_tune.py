@@ -46,3 +46,13 @@ def test_an_unknown_backend_is_an_error(tmp_path):
 def test_minutes_must_be_positive(minutes, tmp_path):
     done = invoke("--minutes", minutes, "--out", tmp_path)
     assert isinstance(done.exception, ValueError) and "minutes: expected more than 0" in str(done.exception)
+
+
+def test_left_out_needs_a_gpu_with_a_table():
+    done = invoke("--left-out", "h200", "--backend", "gluon_hopper")
+    assert done.exit_code == 0, done.output
+    assert "auto is at 0.97 or more of the best on" in done.output
+    none = invoke("--left-out", "a100")
+    assert isinstance(none.exception, ValueError) and "expected a GPU with a table, got NVIDIA A100" in str(
+        none.exception
+    )

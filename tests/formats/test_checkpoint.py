@@ -11,6 +11,7 @@ from expertile.formats.fp8 import Fp8Blocks
 from expertile.formats.int4 import Int4Weight
 from expertile.formats.int4.checkpoint import FORMATS, int4_tensors
 from expertile.formats.mxfp4 import Mxfp4Weight
+from expertile.formats.mxfp4_fp8 import Mxfp4Fp8Weight
 from expertile.formats.weight_only import quantize
 
 LAYERS, EXPERTS, N, K = 3, 4, 256, 128
@@ -77,13 +78,19 @@ def test_weights_as_they_are_stored(kind, type_):
     assert seen == [(1, LAYERS), (2, LAYERS), (3, LAYERS)]
 
 
-@pytest.mark.parametrize("format", ["mxfp4", "int4", "fp8"])
+@pytest.mark.parametrize("format", ["mxfp4", "mxfp4_fp8", "int4", "fp8"])
 def test_weights_rounded_on_the_way(format):
     tensors, values = stored("dense")
     for key, weight in load(tensors, WANTED, format=format):
         expected = quantize(values[key].bfloat16(), format)
         assert type(weight) is type(expected)
         assert torch.equal(weight.dequantize(torch.float32), expected.dequantize(torch.float32))
+
+
+def test_mxfp4_in_the_order_of_fp8_activations():
+    tensors, values = stored("mxfp4")
+    for key, weight in load(tensors, WANTED, format="mxfp4_fp8"):
+        assert isinstance(weight, Mxfp4Fp8Weight) and torch.equal(weight.dequantize(torch.float32), values[key])
 
 
 class Disk(Mapping):

@@ -99,6 +99,11 @@ def test_kept_moved_and_pickled():
     for other in (pickle.loads(pickle.dumps(w8)), torch.load(file, weights_only=True), again):
         assert torch.equal(other.packed, w8.packed) and torch.equal(other.scales, w8.scales)
     assert torch.equal(w8.part(1, 2).dequantize(), w8.dequantize()[1:])
+    other, dense = Mxfp4Fp8Weight.of(weight(seed=1)), w8.dequantize()
+    assert torch.equal(Mxfp4Fp8Weight.stack([w8, other]).dequantize(), torch.cat([dense, other.dequantize()]))
+    assert torch.equal(Mxfp4Fp8Weight.cat_rows([w8, other]).dequantize(), torch.cat([dense, other.dequantize()], 1))
+    with pytest.raises(ValueError, match="weights: expected at least one Mxfp4Fp8Weight, got none"):
+        Mxfp4Fp8Weight.stack([])
 
 
 @pytest.mark.parametrize(

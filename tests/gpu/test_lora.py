@@ -29,7 +29,9 @@ def leaves_of(rank, dtype=torch.float32):
     return {key: t.detach().to("cuda", dtype).requires_grad_() for key, t in adapters(rank).items()}
 
 
-@pytest.mark.parametrize("format, tolerance", [(None, 2e-2), ("int4", 2e-2), ("mxfp4", 2e-2), ("fp8", 8e-2)])
+@pytest.mark.parametrize(
+    "format, tolerance", [(None, 2e-2), ("int4", 2e-2), ("mxfp4", 2e-2), ("mxfp4_fp8", 8e-2), ("fp8", 8e-2)]
+)
 @pytest.mark.parametrize("tokens, rank", [(3, 4), (700, 16), (3000, 32)])
 @pytest.mark.parametrize("activation, interleaved, biased", [("swiglu", False, False), ("gpt_oss", True, True)])
 def test_values_and_gradients(format, tolerance, tokens, rank, activation, interleaved, biased):
@@ -42,7 +44,7 @@ def test_values_and_gradients(format, tolerance, tokens, rank, activation, inter
     assert_alike(run(ids, operands, leaves, dy, weights, **form), truth(ids, values, leaves, dy, **form), tolerance)
 
 
-@pytest.mark.parametrize("format", [None, "mxfp4"])
+@pytest.mark.parametrize("format", [None, "mxfp4", "mxfp4_fp8"])
 def test_the_same_bits_and_graphs(format):
     ids, operands, dy = case(512)
     weights = None if format is None else [quantize(operands[n], format) for n in BOTH]

@@ -3,9 +3,7 @@
 import pytest
 import torch
 
-from expertile.formats.fp8 import Fp8Blocks
-from expertile.formats.int4 import Int4Weight
-from expertile.formats.mxfp4 import Mxfp4Weight
+from expertile.formats.weight_only import quantize
 from expertile.moe import _few
 from expertile.moe.experts import moe_mlp
 from expertile.moe.layer import MoE
@@ -293,12 +291,14 @@ def test_memory_kept_for_the_backward_pass():
     assert kept <= out.nbytes + slots * (2 * inner * 2 + 3 * 4) + 2**16
 
 
+@pytest.mark.parametrize("tokens", [1, 300])
+@pytest.mark.parametrize("format", ["fp8", "mxfp4_fp8"])
 @pytest.mark.parametrize("form", ["swiglu", "gpt_oss"])
-def test_fp8(form):
+def test_fp8(form, format, tokens):
     if torch.cuda.get_device_capability() < (8, 9):
         pytest.skip("needs FP8 tensor cores")
-    ids, operands = on_gpu(*make(300, 4, 8, 512, 256, biased=True, dropped=0.1, dtype=torch.bfloat16))
-    blocks = {n: Fp8Blocks.quantize(operands[n], (128, 128)) for n in ("gate_up", "down")}
+    ids, operands = on_gpu(*make(tokens, 4, 8, 512, 288, biased=True, dropped=0.1, dtype=torch.bfloat16))
+    blocks = {n: quantize(operands[n], format) for n in ("gate_up", "down")}
     exact = operands | {n: b.dequantize(torch.bfloat16) for n, b in blocks.items()}
     dy = torch.randn_like(operands["x"])
     truth = dict(zip(("out", *NAMES), expected(ids, {n: exact[n] for n in NAMES}, dy, **FORMS[form]), strict=True))
@@ -310,10 +310,10 @@ def test_fp8(form):
 
 @pytest.mark.parametrize("tokens", [1, 300])
 @pytest.mark.parametrize("form", [{}, dict(activation="gpt_oss", interleaved=True)], ids=["swiglu", "gpt_oss"])
-@pytest.mark.parametrize("quantize", [Int4Weight.quantize, Mxfp4Weight.quantize], ids=["int4", "mxfp4"])
-def test_four_bit_weights(quantize, form, tokens):
+@pytest.mark.parametrize("format", ["int4", "mxfp4"])
+def test_four_bit_weights(format, form, tokens):
     ids, operands = on_gpu(*make(tokens, 4, 8, 512, 256, biased=True, dropped=0.1, dtype=torch.bfloat16))
-    packed = {n: quantize(operands[n]) for n in ("gate_up", "down")}
+    packed = {n: quantize(operands[n], format) for n in ("gate_up", "down")}
     values = {n: w.dequantize() for n, w in packed.items()}
     names = ("x", "topk_weights", "gate_up_bias", "down_bias")
     ours = {n: operands[n].clone().requires_grad_() for n in names}

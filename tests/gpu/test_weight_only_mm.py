@@ -6,6 +6,7 @@ import torch
 from expertile.device import Device
 from expertile.formats.int4 import Int4Weight
 from expertile.formats.mxfp4 import Mxfp4Weight
+from expertile.formats.mxfp4_fp8 import Mxfp4Fp8Weight
 from expertile.ops.weight_only_mm.api import weight_only_mm
 from expertile.ops.weight_only_mm.backends import BACKENDS, by_name
 from expertile.ops.weight_only_mm.problem import WeightOnlyProblem
@@ -99,15 +100,16 @@ def test_one_hot_activations_decode_every_mxfp4_weight(backend, dtype):
 def test_dequantize_mxfp4_bit_for_bit(k):
     blocks = torch.randint(0, 256, (3, 130, k // 32, 16), dtype=torch.uint8, device="cuda")
     scales = torch.randint(0, 255, blocks.shape[:3], dtype=torch.uint8, device="cuda")
-    w = Mxfp4Weight.from_blocks(blocks, scales)
-    assert torch.equal(w.blocks(), blocks) and torch.equal(w.scale_bytes(), scales)
-    fields = (w.packed, w.scales, None, "mxfp4", 32, k)
-    for dtype in (torch.bfloat16, torch.float16, torch.float32):
-        got, want = torch.ops.expertile.weight_only_dequantize(*fields, dtype), w.to("cpu").dequantize(dtype)
-        assert torch.equal(got.cpu(), want)
-        if k > 128:
-            part = torch.ops.expertile.weight_only_dequantize(*fields, dtype, 128, 384)
-            assert torch.equal(part.cpu(), want[..., 128:384])
+    given = Mxfp4Weight.from_blocks(blocks, scales)
+    assert torch.equal(given.blocks(), blocks) and torch.equal(given.scale_bytes(), scales)
+    for w in (given, Mxfp4Fp8Weight.of(given)):
+        fields = (w.packed, w.scales, None, w.format, 32, k)
+        for dtype in (torch.bfloat16, torch.float16, torch.float32):
+            got, want = torch.ops.expertile.weight_only_dequantize(*fields, dtype), w.to("cpu").dequantize(dtype)
+            assert torch.equal(got.cpu(), want)
+            if k > 128:
+                part = torch.ops.expertile.weight_only_dequantize(*fields, dtype, 128, 384)
+                assert torch.equal(part.cpu(), want[..., 128:384])
 
 
 def test_rounding_is_that_of_a_cpu():

@@ -18,6 +18,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from expertile.formats.fp8 import Fp8Blocks
 from expertile.formats.int4 import Int4Weight
 from expertile.formats.mxfp4 import Mxfp4Weight
+from expertile.formats.weight_only import quantize
 from expertile.moe import _members
 from expertile.moe.experts import moe_mlp
 from expertile.moe.layer import MoE
@@ -255,12 +256,13 @@ def quantised(rank: int, world: int) -> None:
     ids = torch.rand(10 * world, 9, generator=made).argsort(1)[:, :3]
     weights = torch.rand(10 * world, 3, generator=made)
     mine = slice(10 * rank, 10 * rank + 10)
-    for quantize, options in (
+    for rounded, options in (
         (partial(Fp8Blocks.quantize, block=(128, 128)), dict(chunks=2)),
         (Int4Weight.quantize, dict(max_tokens=16)),
         (Mxfp4Weight.quantize, dict(chunks=2)),
+        (partial(quantize, format="mxfp4_fp8"), dict(chunks=2)),
     ):
-        experts = quantize(gate_up), quantize(down)
+        experts = rounded(gate_up), rounded(down)
         parallel = ExpertParallel(ParallelConfig(9, 3, 128, **options))
         local = tuple(map(parallel.shard, experts))
         out = parallel.mlp(x[mine], *local, ids[mine], weights[mine], activation="geglu")

@@ -7,11 +7,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from expertile.formats.fp8 import Fp8Blocks
 from expertile.formats.int4 import Int4Weight
 from expertile.formats.mxfp4 import Mxfp4Weight
+from expertile.formats.mxfp4_fp8 import Mxfp4Fp8Weight
+from expertile.formats.weight_only import quantize
 from expertile.moe.experts import moe_mlp
 from expertile.ops.gathered_mm.problem import ACTIVATIONS
+from expertile.ops.quantize.api import quantize_activations
 from tests.moe.test_permute import draw
 from tests.ops.gathered_mm.cases import clamped
 
@@ -195,12 +197,15 @@ def test_compiles_whole():
         assert_right(ids, operands, function=compiled)
 
 
-@pytest.mark.parametrize("activation, interleaved", [("swiglu", True), ("gpt_oss", False)])
-def test_fp8(activation, interleaved):
+@pytest.mark.parametrize("format", ["fp8", "mxfp4_fp8"])
+@pytest.mark.parametrize("activation, interleaved", [("swiglu", True), ("gpt_oss", False), ("gpt_oss", True)])
+def test_fp8(activation, interleaved, format, monkeypatch):
     """Close to the MLP of the dequantised weights, and its gradients exactly those of `moe_mlp` on them."""
-    ids, operands = make(24, hidden=256, inner=128, biased=True, dropped=0.1)
-    blocks = {n: Fp8Blocks.quantize(operands[n], (128, 128)) for n in ("gate_up", "down")}
-    operands |= {n: b.dequantize() for n, b in blocks.items()}
+    torch._dynamo.reset()  # of what it compiled again torch lets no graph be walked twice
+    monkeypatch.setattr("expertile.ops.weight_only_mm.op._RANGE_BYTES", 2)
+    ids, operands = make(24, hidden=256, inner=160, biased=True, dropped=0.1)
+    blocks = {n: quantize(operands[n], format) for n in ("gate_up", "down")}
+    operands |= {n: b.dequantize(torch.float32) for n, b in blocks.items()}
     dy = torch.randn(24, 256)
     expected, grads = truth(ids, operands, dy, activation=activation, interleaved=interleaved)
 
@@ -230,6 +235,19 @@ def test_fp8(activation, interleaved):
                 assert (grad.double() - grads[name]).norm() < 0.06 * grads[name].norm(), name
 
 
+@pytest.mark.parametrize("format", ["fp8", "mxfp4_fp8"])
+def test_fp8_rounds_activations_of_both_products_and_nothing_else(format):
+    """One expert for all: x and act in e4m3, a scale for each 128, the products of these exact."""
+    _, operands = make(9, experts=1, hidden=256, inner=160)
+    x, up, down = operands["x"], *(quantize(operands[n], format) for n in ("gate_up", "down"))
+    out = moe_mlp(x, up, down, torch.zeros(9, 1, dtype=torch.int32), torch.ones(9, 1))
+    first, second = (w.dequantize(torch.float32)[0].t() for w in (up, down))
+    act = gated(quantize_activations(x).dequantize() @ first, "swiglu", False)
+    expected = quantize_activations(act).dequantize() @ second
+    assert (out - expected).norm() < 2e-3 * expected.norm()
+    assert (gated(x @ first, "swiglu", False) @ second - expected).norm() > 1e-2 * expected.norm()
+
+
 @pytest.mark.parametrize("activation, interleaved", [("swiglu", False), ("gpt_oss", True)])
 def test_int4(activation, interleaved):
     ids, operands = make(24, hidden=128, inner=64, biased=True, dropped=0.1, dtype=torch.bfloat16)
@@ -242,8 +260,8 @@ def test_int4(activation, interleaved):
 
 
 def quantised(operands, format):
-    quantize = Mxfp4Weight.quantize if format == "mxfp4" else partial(Int4Weight.quantize, group_size=32)
-    return {n: quantize(operands[n]) for n in ("gate_up", "down")}
+    make = Mxfp4Weight.quantize if format == "mxfp4" else partial(Int4Weight.quantize, group_size=32)
+    return {n: make(operands[n]) for n in ("gate_up", "down")}
 
 
 @pytest.mark.parametrize("compiled", [False, True])
@@ -295,7 +313,7 @@ def test_few_tokens_with_four_bit_weights():
     [
         (dict(x=torch.zeros(13, 4, 4)), r"x: expected \[T, H\], .* got \[13, 4, 4\]"),
         (dict(x=torch.zeros(13, 16, dtype=torch.int32)), "x: .* got .* torch.int32"),
-        (dict(gate_up=[1]), "gate_up, down: expected two tensors, .* got list and Tensor"),
+        (dict(gate_up=[1]), r"gate_up, down: expected two of one class \(Tensor, Fp8Blocks, .* got list and Tensor"),
         (dict(gate_up=torch.zeros(5, 16, 15)), r"gate_up: expected shape \[E, 2I, 16\] for x \[13, 16\]"),
         (dict(gate_up=torch.zeros(5, 15, 16)), r"gate_up: expected shape \[E, 2I, 16\]"),
         (dict(down=torch.zeros(5, 16, 9)), r"down: expected shape \[5, 16, 8\], got \[5, 16, 9\]"),
@@ -313,3 +331,10 @@ def test_errors(change, message):
     ids, operands = make()
     with pytest.raises(ValueError, match=message):
         moe_mlp(**{**operands, "topk_ids": ids, **change})
+
+
+def test_both_weights_round_activations_or_neither():
+    ids, operands = make(hidden=64, inner=32, dtype=torch.bfloat16)
+    weights = quantised(operands, "mxfp4")
+    with pytest.raises(ValueError, match="expected two of one class .*, got Mxfp4Weight and Mxfp4Fp8Weight"):
+        moe_mlp(**operands | weights | {"down": Mxfp4Fp8Weight.of(weights["down"])}, topk_ids=ids)

@@ -206,7 +206,7 @@ def test_wrong_input():
     assert make().config == RouterConfig(8, 2)
 
 
-@pytest.mark.parametrize("format", ["mxfp4", "int4", "fp8"])
+@pytest.mark.parametrize("format", ["mxfp4", "mxfp4_fp8", "int4", "fp8"])
 def test_quantised_experts(format):
     """The layer's routing with moe_mlp of the quantised weights; its state comes back; all else keeps its gradients."""
     torch.manual_seed(3)
@@ -229,11 +229,11 @@ def test_quantised_experts(format):
     assert torch.equal(layer.down.weight.scales, down.scales)
     with pytest.raises(ValueError, match="gate_up, down: expected weights that are not quantised"):
         layer.quantize_experts(format)
-    with pytest.raises(ValueError, match="format: expected one of mxfp4, int4, fp8, got 'int3'"):
+    with pytest.raises(ValueError, match="format: expected one of mxfp4, mxfp4_fp8, int4, fp8, got 'int3'"):
         MoE(128, 64, 8, 2).quantize_experts("int3")
 
 
-@pytest.mark.parametrize("format", ["mxfp4", "int4"])
+@pytest.mark.parametrize("format", ["mxfp4", "mxfp4_fp8", "int4"])
 def test_quantised_experts_compile(format):
     layer = MoE(128, 64, 4, 2, dtype=torch.bfloat16).quantize_experts(format)
     x = torch.randn(6, 128).bfloat16()

@@ -86,7 +86,7 @@ def test_any_rank(rank):
     assert_alike(run(ids, operands, leaves, dy), truth(ids, operands, leaves, dy), 1e-5)
 
 
-@pytest.mark.parametrize("format, tolerance", [("int4", 1e-2), ("mxfp4", 1e-2), ("fp8", 6e-2)])
+@pytest.mark.parametrize("format, tolerance", [("int4", 1e-2), ("mxfp4", 1e-2), ("mxfp4_fp8", 6e-2), ("fp8", 6e-2)])
 def test_frozen_quantised_weights(format, tolerance):
     ids, operands, dy = case(torch.bfloat16)
     weights = [quantize(operands[n], format) for n in BOTH]

@@ -22,7 +22,8 @@ from expertile.lab.race.workloads import ragged_m, wgrad
 from expertile.lab.report.rows import by
 from expertile.ops.grouped_mm.backends import BACKENDS
 from expertile.ops.grouped_mm.problem import Problem
-from expertile.ops.grouped_mm.tuned import load_table, package_folder, user_folder
+from expertile.ops.grouped_mm.relatives import table_for
+from expertile.ops.grouped_mm.tuned import package_folder, user_folder
 
 
 @dataclass(frozen=True)
@@ -108,11 +109,14 @@ def _standing(operator: str, name: str, peer: bool, reasons: list[str | None]) -
 
 
 def _tuned(device: Device) -> str:
-    """The file of the table that "auto" reads for `device`; "" if there is none."""
-    if load_table(device.slug) is None:
+    """The file of the table that "auto" reads for `device`, and whose times it has if another GPU's; "" if none."""
+    table = table_for(device)
+    if table is None:
         return ""
-    paths = (folder / f"{device.slug}.json" for folder in (user_folder(), package_folder()))
-    return str(next((path for path in paths if path.is_file()), "shipped, compressed"))
+    slug = Device.by_name(table.gpu).slug if table.relative else device.slug
+    paths = (folder / f"{slug}.json" for folder in (user_folder(), package_folder()))
+    path = str(next((path for path in paths if path.is_file()), "shipped, compressed"))
+    return path + f" (of {table.gpu}, the same chip; times scaled)" * table.relative
 
 
 def _limits(device: Device) -> list[str]:

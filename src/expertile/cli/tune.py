@@ -15,9 +15,11 @@ from expertile.cli.output import check_folder, print_json
 from expertile.device import Device
 from expertile.lab.bench.tune import table_of
 from expertile.lab.bench.tune import tune as run_tune
+from expertile.lab.bench.tune_left_out import left_out
 from expertile.lab.bench.tune_verify import summary, verdicts, verify
 from expertile.lab.race.record import read, results_path
 from expertile.ops.grouped_mm.backends import BACKENDS, by_name
+from expertile.ops.grouped_mm.relatives import table_for
 from expertile.ops.grouped_mm.tuned import save_table, user_folder
 
 
@@ -27,6 +29,10 @@ def tune(
         int,
         typer.Option("--verify", help="Measure no table: time auto against every rival on so many random problems."),
     ] = 0,
+    left_out_gpu: Annotated[
+        str,
+        typer.Option("--left-out", help="Measure nothing: auto on each problem of this GPU's table, by the others."),
+    ] = "",
     backend: Annotated[
         list[str], typer.Option(help="Only these backends (again for more).", autocompletion=backends)
     ] = [],  # noqa: B006
@@ -56,6 +62,17 @@ def tune(
     chosen = tuple(by_name(name) for name in backend) or BACKENDS
     folder, today = check_folder("out", out or Path("out")), datetime.date.today().isoformat()
     target_folder = check_folder("tables", tables or user_folder())
+    if left_out_gpu:
+        gpu = Device.by_name(left_out_gpu)
+        known = table_for(gpu)
+        if known is None or known.relative:
+            raise ValueError(f"left-out: expected a GPU with a table, got {gpu.name}")
+        lines = summary(left_out(known, gpu, chosen))
+        for line in lines:
+            say(f"• {line}")
+        if as_json:
+            print_json({"gpu": gpu.name, "verdict": lines})
+        return
     if verify_count:
         path = results_path(device.slug, "auto", today, root=folder)
         if not resume:

@@ -26,11 +26,11 @@ from expertile.formats.int4.checkpoint import Names, read_linear_int4
 from expertile.formats.int4.weight import Int4Weight
 from expertile.formats.mxfp4 import Mxfp4Weight
 from expertile.formats.source import Source, reader
-from expertile.formats.weight_only import quantize
+from expertile.formats.weight_only import WEIGHTS, quantize, rearranged
 
 Get = Callable[[str], torch.Tensor | None]
 _FP8_BLOCK = (128, 128)
-_NAMES = {Int4Weight: "int4", Mxfp4Weight: "mxfp4", Fp8Blocks: "fp8"}
+_NAMES = {Fp8Blocks: "fp8"} | {weight: name for name, weight in WEIGHTS.items()}
 
 
 def load(
@@ -48,7 +48,8 @@ def load(
         source: tensors by name, a safetensors file, a list of them, or a folder.
         weights: by a key of your choice, for each expert the name of its linear layer, or of several whose rows are put
             under one another (gate_proj and up_proj), as `load_int4` takes them.
-        format: "mxfp4", "int4" or "fp8": what weights in floating point are rounded to. None: they stay tensors.
+        format: "mxfp4", "mxfp4_fp8", "int4" or "fp8": what weights in floating point are rounded to; MXFP4 is put in
+            the order of "mxfp4_fp8". None: as they are stored.
         dtype: of dense weights and of INT4's scales, bfloat16 or float16.
         device: where the results are to lie; tensors are moved there one by one.
         progress: called with the number of weights done and that of all.
@@ -85,12 +86,13 @@ def read_weight(
 
 
 def in_format(weight: Any, format: str | None, name: str) -> Any:
-    """A tensor rounded to `format`, if one is asked for; a weight that is quantised as it is. ValueError, with its
-    `name`, for one in another format."""
+    """A tensor rounded to `format`, if one is asked for; a weight that is quantised as it is, or in the order of
+    `format`. ValueError, with its `name`, for one in another format."""
     if format is None:
         return weight
     if isinstance(weight, torch.Tensor):
         return quantize(weight, format)
+    weight = rearranged(weight, format)
     stored = _NAMES[type(weight)]
     if stored != format:
         raise ValueError(f"{name}: expected weights in {format} or floating point, got {stored}")

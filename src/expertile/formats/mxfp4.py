@@ -25,11 +25,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Self
 
 import torch
 
-from expertile.formats.quantized import KernelLayout, Mxfp4Like
+from expertile.formats.quantized import KernelLayout, QuantizedWeight
 
 BLOCK = 32  # values that share a scale
 BIAS = 127
@@ -45,7 +45,95 @@ _FIELDS = ("weight_packed", "weight_scale")
 
 
 @dataclass(frozen=True, repr=False)
-class Mxfp4Weight(Mxfp4Like):
+class Mxfp4Layout(QuantizedWeight):
+    """What both layouts of MXFP4 weights share: codes in the bytes of rows, and scales in words of four a row."""
+
+    zeros = None
+    group_size = BLOCK
+    filled_to: ClassVar[int] = BLOCK  # values of a row are filled up to a multiple of this
+    scales_of_row: ClassVar[int] = 0  # further words of a row, behind those of its blocks
+
+    packed: torch.Tensor
+    scales: torch.Tensor
+    k: int
+
+    def __post_init__(self) -> None:
+        packed, scales, layout = self.packed, self.scales, self.kernel_layout(self.k, BLOCK)
+        if packed.dtype is not torch.uint8 or packed.dim() != 3 or packed.shape[2] != layout.row_bytes:
+            raise ValueError(
+                f"packed: expected uint8 [G, N, {layout.row_bytes}] for K = {self.k}, got {packed.dtype} "
+                f"{list(packed.shape)}"
+            )
+        shape = self._shape_of_scales(packed.shape[0], packed.shape[1], self.k)
+        if scales.dtype is not torch.uint8 or tuple(scales.shape) != shape:
+            more = f" + {self.scales_of_row}" if self.scales_of_row else ""
+            raise ValueError(
+                f"scales: expected uint8 {list(shape)} (G, K/128{more}, N, 4), got {scales.dtype} "
+                f"{list(scales.shape)}; Mxfp4Weight.from_blocks takes scales [G, N, K/32]"
+            )
+        self._check_place()
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """(G, N, K), in values."""
+        return self.packed.shape[0], self.packed.shape[1], self.k
+
+    @classmethod
+    def kernel_layout(cls, k: int, group_size: int) -> KernelLayout:
+        """Scales are loaded as words of four."""
+        validate_k(k)
+        row_bytes = -(-k // cls.filled_to) * cls.filled_to // 2
+        return KernelLayout(BLOCK, row_bytes, 4 * BLOCK, torch.int32, cls.scales_of_row)
+
+    @classmethod
+    def of_tensors(
+        cls, packed: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor | None, group_size: int, k: int
+    ) -> Self:
+        """The weight of these fields; `zeros` and `group_size` are those of every such weight."""
+        return cls(packed, scales, k)
+
+    @classmethod
+    def stack(cls, weights: Sequence[Self]) -> Self:
+        """The experts of all `weights`, one after another: [G₁ + G₂ + …, N, K]."""
+        return cls._joined(weights, 0, 0)
+
+    @classmethod
+    def cat_rows(cls, weights: Sequence[Self]) -> Self:
+        """The rows of all `weights` within each expert: [G, N₁ + N₂ + …, K], as gate and up are read together."""
+        return cls._joined(weights, 1, 2)
+
+    @classmethod
+    def _joined(cls, weights: Sequence[Self], packed_dim: int, scale_dim: int) -> Self:
+        if not weights:
+            raise ValueError(f"weights: expected at least one {cls.__name__}, got none")
+        packed = torch.cat([w.packed for w in weights], packed_dim)
+        return cls(packed, torch.cat([w.scales for w in weights], scale_dim), weights[0].k)
+
+    @classmethod
+    def empty(cls, shape: tuple[int, ...], device: torch.device) -> Self:
+        """Weights of that shape with any values."""
+        g, n, k = shape
+        packed = torch.empty(g, n, cls.kernel_layout(k, BLOCK).row_bytes, dtype=torch.uint8, device=device)
+        return cls(packed, torch.empty(cls._shape_of_scales(g, n, k), dtype=torch.uint8, device=device), k)
+
+    def _fill_scales(self, expert: int, scales: torch.Tensor, padding: int) -> None:
+        """Write those of one expert's blocks: bytes [N, K/32]."""
+        filled = torch.nn.functional.pad(scales, (0, -scales.shape[-1] % 4), value=padding)
+        words = filled.unflatten(-1, (-1, 4)).movedim(0, 1)
+        self.scales[expert, : len(words)] = words
+
+    def _bytes_of_blocks(self) -> torch.Tensor:
+        """Those of scales, uint8 [G, N, K/32]."""
+        words = self.scales.shape[1] - self.scales_of_row
+        return self.scales[:, :words].movedim(1, 2).flatten(2)[..., : self.k // BLOCK].contiguous()
+
+    @classmethod
+    def _shape_of_scales(cls, g: int, n: int, k: int) -> tuple[int, ...]:
+        return g, -(-k // (4 * BLOCK)) + cls.scales_of_row, n, 4
+
+
+@dataclass(frozen=True, repr=False)
+class Mxfp4Weight(Mxfp4Layout):
     """Weights [G, N, K] (G experts, N outputs, K inputs: as `torch.nn.Linear` stores them) in MXFP4.
 
     packed: uint8 [G, N, K/2], K rounded up to a multiple of 64; bits as the module says.
@@ -53,24 +141,13 @@ class Mxfp4Weight(Mxfp4Like):
     k: K, a multiple of 32.
 
     All tensors are contiguous and on one device. ValueError otherwise, naming the field. Values are not looked at here.
-    Kernels decode exactly with scales from 2^-93 to 2^33 where activations are bfloat16, and from 2^-23 to 2 where they
-    are float16, which rounds smaller weights and has no room for larger ones.
+    A value takes 4.25 bits where 128 divides K. Kernels decode exactly with scales from 2^-93 to 2^33 where activations
+    are bfloat16, and from 2^-23 to 2 where they are float16, which rounds smaller weights and has no room for larger
+    ones.
     """
 
     format: ClassVar[str] = "mxfp4"
-
-    packed: torch.Tensor
-    scales: torch.Tensor
-    k: int
-
-    def __post_init__(self) -> None:
-        _validate(self.packed, self.scales, self.k)
-        self._check_place()
-
-    @staticmethod
-    def kernel_layout(k: int, group_size: int) -> KernelLayout:
-        """Scales are loaded as words of four."""
-        return KernelLayout(BLOCK, row_bytes(k), 4 * BLOCK, torch.int32)
+    filled_to: ClassVar[int] = 2 * BLOCK
 
     @staticmethod
     def quantize(w: torch.Tensor) -> Mxfp4Weight:
@@ -81,7 +158,7 @@ class Mxfp4Weight(Mxfp4Like):
         if w.dim() not in (2, 3) or not w.is_floating_point():
             raise ValueError(f"w: expected a floating-point [G, N, K] or [N, K], got {w.dtype} {list(w.shape)}")
         w = w if w.dim() == 3 else w[None]
-        made = _empty(tuple(w.shape), w.device)
+        made = Mxfp4Weight.empty(tuple(w.shape), w.device)
         for e in range(w.shape[0]):
             codes, scales = _rounded(w[e].float().unflatten(-1, (-1, BLOCK)))
             made._fill(e, codes.flatten(-2), scales)
@@ -92,7 +169,7 @@ class Mxfp4Weight(Mxfp4Like):
         """From `codes` [G, N, K] (integers 0 … 15) and scale bytes [G, N, K/32]. ValueError for scales of 255."""
         if codes.dim() != 3:
             raise ValueError(f"codes: expected [G, N, K], got {list(codes.shape)}")
-        made = _empty(tuple(codes.shape), codes.device)
+        made = Mxfp4Weight.empty(tuple(codes.shape), codes.device)
         scales = _scale_bytes("scales", scales, (*codes.shape[:2], made.k // BLOCK))
         for e in range(codes.shape[0]):
             made._fill(e, codes[e], scales[e])
@@ -104,7 +181,7 @@ class Mxfp4Weight(Mxfp4Like):
         (or float8_e8m0fnu) [G, N, K/32]. Rearranged, not rounded; `blocks` and `scale_bytes` give them back."""
         if blocks.dtype is not torch.uint8 or blocks.dim() != 4 or blocks.shape[-1] != BLOCK // 2:
             raise ValueError(f"blocks: expected uint8 [G, N, K/32, 16], got {blocks.dtype} {list(blocks.shape)}")
-        made = _empty((*blocks.shape[:2], BLOCK * blocks.shape[2]), blocks.device)
+        made = Mxfp4Weight.empty((*blocks.shape[:2], BLOCK * blocks.shape[2]), blocks.device)
         scales = _scale_bytes("scales", scales, tuple(blocks.shape[:3]))
         for e in range(blocks.shape[0]):
             made._fill(e, _nibbles(blocks[e].flatten(-2)), scales[e])
@@ -137,7 +214,7 @@ class Mxfp4Weight(Mxfp4Like):
 
     def scale_bytes(self) -> torch.Tensor:
         """e8m0 scales, uint8 [G, N, K/32]."""
-        return self.scales.movedim(1, 2).flatten(2)[..., : self.k // BLOCK].contiguous()
+        return self._bytes_of_blocks()
 
     def blocks(self) -> torch.Tensor:
         """What `from_blocks` took: uint8 [G, N, K/32, 16]."""
@@ -163,36 +240,15 @@ class Mxfp4Weight(Mxfp4Like):
         if large:
             raise ValueError(f"w: expected scales of at most 2^{most - BIAS} with {dtype}, got {large} larger ones")
 
-    @staticmethod
-    def stack(weights: Sequence[Mxfp4Weight]) -> Mxfp4Weight:
-        """The experts of all `weights`, one after another: [G₁ + G₂ + …, N, K]."""
-        return _joined(weights, 0, 0)
-
-    @staticmethod
-    def cat_rows(weights: Sequence[Mxfp4Weight]) -> Mxfp4Weight:
-        """The rows of all `weights` within each expert: [G, N₁ + N₂ + …, K], as gate and up are read together."""
-        return _joined(weights, 1, 2)
-
     def _fill(self, expert: int, codes: torch.Tensor, scales: torch.Tensor) -> None:
         """Write one expert: codes [N, K] and scale bytes [N, K/32]."""
-        pad = torch.nn.functional.pad
-        self.packed[expert] = _packed(pad(codes, (0, 2 * self.packed.shape[2] - self.k)))
-        filled = pad(scales, (0, -scales.shape[-1] % 4), value=_PADDING_SCALE)
-        self.scales[expert] = filled.unflatten(-1, (-1, 4)).movedim(0, 1)
+        padded = torch.nn.functional.pad(codes, (0, 2 * self.packed.shape[2] - self.k))
+        self.packed[expert] = _packed(padded)
+        self._fill_scales(expert, scales, _PADDING_SCALE)
 
 
 # So that torch.load(weights_only=True) takes them.
 torch.serialization.add_safe_globals([Mxfp4Weight])
-
-
-def row_bytes(k: int) -> int:
-    """Packed bytes of a row of K values."""
-    return -(-k // (2 * BLOCK)) * BLOCK
-
-
-def scale_words(k: int) -> int:
-    """Words of four scales of a row of K values."""
-    return -(-k // (4 * BLOCK))
 
 
 def validate_k(k: int) -> None:
@@ -201,27 +257,6 @@ def validate_k(k: int) -> None:
         raise ValueError(
             f"K: expected a positive multiple of {BLOCK} (values that share a scale), got {k}; pad the weights and the "
             "activations with zeros"
-        )
-
-
-def _empty(shape: tuple[int, ...], device: torch.device) -> Mxfp4Weight:
-    g, n, k = shape
-    validate_k(k)
-    packed = torch.empty(g, n, row_bytes(k), dtype=torch.uint8, device=device)
-    return Mxfp4Weight(packed, torch.empty(g, scale_words(k), n, 4, dtype=torch.uint8, device=device), k)
-
-
-def _validate(packed: torch.Tensor, scales: torch.Tensor, k: int) -> None:
-    validate_k(k)
-    if packed.dtype is not torch.uint8 or packed.dim() != 3 or packed.shape[2] != row_bytes(k):
-        raise ValueError(
-            f"packed: expected uint8 [G, N, {row_bytes(k)}] for K = {k}, got {packed.dtype} {list(packed.shape)}"
-        )
-    shape = (packed.shape[0], scale_words(k), packed.shape[1], 4)
-    if scales.dtype is not torch.uint8 or tuple(scales.shape) != shape:
-        raise ValueError(
-            f"scales: expected uint8 {list(shape)} (G, K/128, N, 4), got {scales.dtype} {list(scales.shape)}; "
-            "Mxfp4Weight.from_blocks takes scales [G, N, K/32]"
         )
 
 
@@ -234,13 +269,6 @@ def _scale_bytes(name: str, scales: torch.Tensor, shape: tuple[int, ...]) -> tor
     if bad:
         raise ValueError(f"{name}: expected bytes below {NAN_SCALE}, which is e8m0's NaN, got {bad} of them")
     return scales
-
-
-def _joined(weights: Sequence[Mxfp4Weight], packed_dim: int, scale_dim: int) -> Mxfp4Weight:
-    if not weights:
-        raise ValueError("weights: expected at least one Mxfp4Weight, got none")
-    packed = torch.cat([w.packed for w in weights], packed_dim)
-    return Mxfp4Weight(packed, torch.cat([w.scales for w in weights], scale_dim), weights[0].k)
 
 
 def _powers(scales: torch.Tensor) -> torch.Tensor:

@@ -22,15 +22,14 @@ from typing import ClassVar
 
 import torch
 
-from expertile.formats.mxfp4 import BIAS, BLOCK, Mxfp4Weight, rounded_codes, scale_words, validate_k, values_of_codes
-from expertile.formats.quantized import KernelLayout, Mxfp4Like
+from expertile.formats.mxfp4 import BIAS, BLOCK, Mxfp4Layout, Mxfp4Weight, rounded_codes, values_of_codes
 
 LARGEST_EXPONENT = 12
-_UNIT = 6  # a block with exponent e has the scale 2^(e - _UNIT) of the row's
+UNIT = 6  # a block with exponent e has the scale 2^(e - UNIT) of the row's
 
 
 @dataclass(frozen=True, repr=False)
-class Mxfp4Fp8Weight(Mxfp4Like):
+class Mxfp4Fp8Weight(Mxfp4Layout):
     """Weights [G, N, K] in MXFP4, as `scaled_grouped_mm` takes them beside FP8 activations. `of` makes them.
 
     packed: uint8 [G, N, K/2]; bits as the module says.
@@ -39,48 +38,23 @@ class Mxfp4Fp8Weight(Mxfp4Like):
     k: K, a multiple of 32.
 
     All tensors are contiguous and on one device. ValueError otherwise, naming the field. Values are not looked at here.
+    A value takes 4.25 bits, and a row 4 bytes, where 128 divides K.
     """
 
     format: ClassVar[str] = "mxfp4_fp8"
-
-    packed: torch.Tensor
-    scales: torch.Tensor
-    k: int
-
-    def __post_init__(self) -> None:
-        validate_k(self.k)
-        packed, scales = self.packed, self.scales
-        if packed.dtype is not torch.uint8 or packed.dim() != 3 or packed.shape[2] != self.k // 2:
-            raise ValueError(
-                f"packed: expected uint8 [G, N, {self.k // 2}] for K = {self.k}, got {packed.dtype} "
-                f"{list(packed.shape)}"
-            )
-        shape = (packed.shape[0], scale_words(self.k) + 1, packed.shape[1], 4)
-        if scales.dtype is not torch.uint8 or tuple(scales.shape) != shape:
-            raise ValueError(
-                f"scales: expected uint8 {list(shape)} (G, K/128 + 1, N, 4), got {scales.dtype} {list(scales.shape)}"
-            )
-        self._check_place()
-
-    @staticmethod
-    def kernel_layout(k: int, group_size: int) -> KernelLayout:
-        """Scales are loaded as words of four."""
-        return KernelLayout(BLOCK, k // 2, 4 * BLOCK, torch.int32, 1)
+    scales_of_row: ClassVar[int] = 1
 
     @staticmethod
     def of(w: Mxfp4Weight) -> Mxfp4Fp8Weight:
         """`w` rearranged, and rounded where scales of a row are more than 2^11 apart. An expert at a time."""
-        g, n, k = w.shape
-        packed = torch.empty(g, n, k // 2, dtype=torch.uint8, device=w.device)
-        scales = torch.zeros(g, scale_words(k) + 1, n, 4, dtype=torch.uint8, device=w.device)
-        for e in range(g):
+        made = Mxfp4Fp8Weight.empty(w.shape, w.device)
+        for e in range(w.shape[0]):
             one = w.part(e, e + 1)
             codes, exponents, row_scales = _relative(one.codes()[0].unflatten(-1, (-1, BLOCK)), one.scale_bytes()[0])
-            packed[e] = _packed(codes)
-            padded = torch.nn.functional.pad(exponents, (0, -exponents.shape[-1] % 4))
-            scales[e, :-1] = padded.unflatten(-1, (-1, 4)).movedim(0, 1)
-            scales[e, -1] = row_scales[:, None].view(torch.uint8)
-        return Mxfp4Fp8Weight(packed, scales, k)
+            made.packed[e] = _packed(codes)
+            made._fill_scales(e, exponents, 0)
+            made.scales[e, -1] = row_scales[:, None].view(torch.uint8)
+        return made
 
     def row_scales(self) -> torch.Tensor:
         """float32 [G, N]."""
@@ -89,10 +63,10 @@ class Mxfp4Fp8Weight(Mxfp4Like):
     def e4m3(self) -> torch.Tensor:
         """What the tensor cores multiply: float8_e4m3fn [G, N, K], of which `row_scales` make the weights."""
         out = torch.empty(self.shape, dtype=torch.float8_e4m3fn, device=self.device)
-        exponents = self.scales[:, :-1].movedim(1, 2).flatten(2)[..., : self.k // BLOCK]
+        exponents = self._bytes_of_blocks()
         for e in range(self.shape[0]):
             values = values_of_codes(_unpacked(self.packed[e])).unflatten(-1, (-1, BLOCK))
-            out[e] = torch.ldexp(values, exponents[e, ..., None].int() - _UNIT).flatten(-2).to(out.dtype)
+            out[e] = torch.ldexp(values, exponents[e, ..., None].int() - UNIT).flatten(-2).to(out.dtype)
         return out
 
     def dequantize(self, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
@@ -105,7 +79,7 @@ class Mxfp4Fp8Weight(Mxfp4Like):
 
     def check_numbers(self, dtype: torch.dtype) -> None:
         """ValueError where an exponent is none that `of` makes, or a row's scale is not finite."""
-        exponents = self.scales[:, :-1].movedim(1, 2).flatten(2)[..., : self.k // BLOCK]
+        exponents = self._bytes_of_blocks()
         bad = int(((exponents < 1) | (exponents > LARGEST_EXPONENT)).sum())
         if bad:
             raise ValueError(f"w: expected exponents from 1 to {LARGEST_EXPONENT}, got {bad} others")
@@ -129,7 +103,7 @@ def _relative(codes: torch.Tensor, scales: torch.Tensor) -> tuple[torch.Tensor, 
     if bool(below.any()):
         values = torch.ldexp(values_of_codes(codes), torch.where(below, exponents - 1, 0)[..., None])
         codes = rounded_codes(values)
-    row_scales = torch.ldexp(torch.ones_like(largest, dtype=torch.float64), largest - BIAS - LARGEST_EXPONENT + _UNIT)
+    row_scales = torch.ldexp(torch.ones_like(largest, dtype=torch.float64), largest - BIAS - LARGEST_EXPONENT + UNIT)
     return codes, exponents.clamp(min=1).to(torch.uint8), row_scales.float()
 
 

@@ -109,21 +109,3 @@ class QuantizedWeight:
                 raise ValueError(f"{name}: expected a contiguous tensor, got strides {x.stride()}")
             if x is not None and x.device != here:
                 raise ValueError(f"{name}: expected device {here} as packed has, got {x.device}")
-
-
-class Mxfp4Like(QuantizedWeight):
-    """A format of blocks of 32 values that has the fields packed, scales and k alone."""
-
-    zeros = None
-    group_size = 32
-    k: int
-
-    @property
-    def shape(self) -> tuple[int, int, int]:
-        return self.packed.shape[0], self.packed.shape[1], self.k
-
-    @classmethod
-    def of_tensors(
-        cls, packed: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor | None, group_size: int, k: int
-    ) -> Any:
-        return cls(packed, scales, k)  # type: ignore[call-arg]

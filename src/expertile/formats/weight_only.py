@@ -3,7 +3,7 @@
 A new one is a class, here in `AnyQuantizedWeight` and `WEIGHTS`, and a public name in `expertile/__init__.py`. How a
 word is unpacked stands beside `ops/weight_only_mm/triton_mxfp4.py`, with a branch in `dequantize.py` and one in
 `backends/_triton_kernel.py`. For wgmma: a file like `_gluon_mxfp4.py`, branches in `_gluon_multiply.py` and
-`_gluon_config.py`.
+`_gluon_config.py`. One for FP8 activations alone: `_w4a8_unpack.py`, `_w4a8_kernel.py` and `dequantize.py`.
 """
 
 from __future__ import annotations
@@ -40,20 +40,32 @@ def kernel_layout(format: str, k: int, group_size: int) -> KernelLayout:
     return WEIGHTS[format].kernel_layout(k, group_size)
 
 
-FORMATS = ("mxfp4", "int4", "fp8")  # by the names that users give
+def takes_fp8(w: object) -> bool:
+    """Whether `w` is a weight beside which a layer rounds activations to FP8: its class says so."""
+    return isinstance(w, Fp8Blocks) or (isinstance(w, AnyQuantizedWeight) and w.format not in WITH_16_BITS)
+
+
+FORMATS = ("mxfp4", "mxfp4_fp8", "int4", "fp8")  # by the names that users give
 
 
 def quantize(w: torch.Tensor, format: str) -> Any:
-    """`w` [G, N, K] as an Mxfp4Weight, an Int4Weight or Fp8Blocks of 128×128, rounded to nearest.
+    """`w` [G, N, K] as an Mxfp4Weight, an Mxfp4Fp8Weight, an Int4Weight or Fp8Blocks of 128×128, rounded to nearest.
 
     INT4 has no zero points, and the largest of the groups of 128, 64 and 32 that divides K. ValueError for another
     format, or a K that it does not take.
     """
     if format == "mxfp4":
         return Mxfp4Weight.quantize(w)
+    if format == "mxfp4_fp8":
+        return rearranged(Mxfp4Weight.quantize(w), format)
     if format == "int4":
         group = next((size for size in sorted(GROUP_SIZES, reverse=True) if w.shape[-1] % size == 0), min(GROUP_SIZES))
         return Int4Weight.quantize(w, group)
     if format == "fp8":
         return Fp8Blocks.quantize(w, (128, 128))
     raise ValueError(f"format: expected one of {', '.join(FORMATS)}, got {format!r}")
+
+
+def rearranged(w: Any, format: str | None) -> Any:
+    """`w` in the order of `format`, where that has the same values in another order; else `w`."""
+    return Mxfp4Fp8Weight.of(w) if isinstance(w, Mxfp4Weight) and format == Mxfp4Fp8Weight.format else w

@@ -46,9 +46,9 @@ def load_model(
 ) -> Any:
     """The model of a folder with config.json and safetensors files, on `device`, for inference.
 
-    `format`: "mxfp4", "int4" or "fp8" to round experts in floating point to; None: as they are stored. `dtype` of all
-    that is not packed, and of the activations: bfloat16 or float16. `progress` is called with the number of layers done
-    and that of all.
+    `format`: "mxfp4", "mxfp4_fp8", "int4" or "fp8" to round experts in floating point to, where "mxfp4_fp8" takes
+    stored MXFP4 as well; None: as they are stored. `dtype` of all that is not packed, and of the activations: bfloat16
+    or float16. `progress` is called with the number of layers done and that of all.
 
     Raises:
         ImportError: transformers is missing or too old.

@@ -91,7 +91,8 @@ def register() -> None:
 
 
 def quantize_experts(model: Any, format: str) -> Any:
-    """Round the weights of all experts of `model` to "mxfp4", "int4" or "fp8", in place, a layer at a time; returns it.
+    """Round the weights of all experts of `model` to "mxfp4", "mxfp4_fp8" (MXFP4 beside activations in FP8), "int4" or
+    "fp8" (with activations in FP8 too), in place, a layer at a time; returns it.
 
     Each weight becomes `QuantizedBuffers`, [E, rows, columns] whatever the module's order was, with state_dict keys of
     its own (`gate_up_proj.packed`, …): to read a saved state_dict back, quantise a model of the same config first. The

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from expertile.formats.fp8 import Fp8Blocks
-from expertile.formats.weight_only import weight_of
+from expertile.formats.weight_only import takes_fp8, weight_of
 from expertile.moe.expert_weights import Experts, shape_of
 from expertile.moe.permute import Permutation
 from expertile.ops.gathered_mm.api import gated_backward_mm, gathered_mm
@@ -54,7 +54,7 @@ class BaseProducts:
         """[R, 2I]: x[rows] @ gate_up^T (+ bias). x [T, H]."""
         if isinstance(self.gate_up, torch.Tensor):
             return gathered_mm(x, self.gate_up.transpose(1, 2), order.rows, order.offs, bias=bias)
-        if isinstance(self.gate_up, Fp8Blocks):  # quantised once for each token and not for each of its rows
+        if takes_fp8(self.gate_up):  # quantised once for each token and not for each of its rows
             x8 = quantize_activations(x)
             rows = x8.values.view(torch.uint8).index_select(0, order.rows).view(torch.float8_e4m3fn)
             scales = x8.scales.t().index_select(1, order.rows).t()  # those of a tile's rows side by side
@@ -84,7 +84,7 @@ class BaseProducts:
         scale: float,
     ) -> tuple[_T | Fp8Blocks, _Maybe]:
         """`low_rank.activated`, (act [R, I], v); act in FP8 where one kernel makes it so."""
-        if isinstance(self.down, Fp8Blocks) and activation == "swiglu" and u is None and a is None:
+        if takes_fp8(self.down) and activation == "swiglu" and u is None and a is None:
             return quantize_swiglu(pre, interleaved=interleaved), None
         return low_rank.activated(pre, u, b, a, order.offs, activation, interleaved, scale)
 
@@ -92,7 +92,7 @@ class BaseProducts:
         self, act: _T | Fp8Blocks, order: Permutation, bias: _Maybe, dtype: torch.dtype, more: Pair | None = None
     ) -> _T:
         """[R, H] in `dtype`: act [R, I] @ down^T (+ bias) + v @ b^T, more = (v [R, r], b [E, H, r])."""
-        if isinstance(self.down, Fp8Blocks):
+        if takes_fp8(self.down):
             act8 = act if isinstance(act, Fp8Blocks) else quantize_activations(act)
             y = _scaled(act8, self.down, order, bias, dtype)
         else:
@@ -138,9 +138,9 @@ class BaseProducts:
         return dx if more is None else low_rank.expand(dx, more[0], more[1].transpose(1, 2), order.offs)
 
 
-def _scaled(a: Fp8Blocks, w: Fp8Blocks, order: Permutation, bias: _Maybe, dtype: torch.dtype) -> _T:
-    values, scales = w.values.transpose(1, 2), w.scales
-    return scaled_grouped_mm(a.values, values, a.scales, scales, offs=order.offs, bias=bias, out_dtype=dtype)
+def _scaled(a: Fp8Blocks, w: Any, order: Permutation, bias: _Maybe, dtype: torch.dtype) -> _T:
+    b, scales = (w.values.transpose(1, 2), w.scales) if isinstance(w, Fp8Blocks) else (w, None)
+    return scaled_grouped_mm(a.values, b, a.scales, scales, offs=order.offs, bias=bias, out_dtype=dtype)
 
 
 def _dense(weight: torch.Tensor | Fp8Blocks, dtype: torch.dtype) -> _T:

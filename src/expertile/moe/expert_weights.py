@@ -9,15 +9,14 @@ from typing import Any
 import torch
 
 from expertile.formats.fp8 import Fp8Blocks
-from expertile.formats.int4 import Int4Weight
-from expertile.formats.mxfp4 import Mxfp4Weight
+from expertile.formats.weight_only import WEIGHTS, AnyQuantizedWeight
 from expertile.moe.permute import check_ids
 from expertile.ops.gathered_mm.problem import ACTIVATIONS
 from expertile.ops.launch.device import FORMULA_DTYPES
 
 _Maybe = torch.Tensor | None
-Weight = torch.Tensor | Fp8Blocks | Int4Weight | Mxfp4Weight
-KINDS: tuple[type, ...] = (torch.Tensor, Fp8Blocks, Int4Weight, Mxfp4Weight)
+Weight = torch.Tensor | Fp8Blocks | AnyQuantizedWeight
+KINDS: tuple[type, ...] = (torch.Tensor, Fp8Blocks, *WEIGHTS.values())
 
 
 @dataclass(frozen=True)
@@ -64,9 +63,10 @@ class Experts:
             raise ValueError(f"x: expected [T, H], float32, bfloat16, float16 or float64, got {_described(x)}")
         kind = next((k for k in KINDS if isinstance(gate_up, k)), None)
         if kind is None or not isinstance(down, kind):
+            names = ", ".join(k.__name__ for k in KINDS)
             raise ValueError(
-                "gate_up, down: expected two tensors, Fp8Blocks, Int4Weights or Mxfp4Weights, "
-                f"got {type(gate_up).__name__} and {type(down).__name__}"
+                f"gate_up, down: expected two of one class ({names}), got {type(gate_up).__name__} and "
+                f"{type(down).__name__}"
             )
         if kind is not torch.Tensor and x.dtype is torch.float64:
             raise ValueError(f"x: expected float32, bfloat16 or float16 beside {kind.__name__}, got {x.dtype}")

@@ -16,17 +16,18 @@ What is kept for the backward pass is x, pre [R, 2I] and the routing; act, y and
     dpre, act_w, dw   from dy[rows] @ down and pre, one product with an epilogue    gated_backward_mm
     ddown             dy[rows]^T @ act_w                                            gathered_wgrad
     dx                dpre @ gate_up, then each token's rows summed                 grouped_mm, combine
-    dgate_up          dpre^T @ x[rows], rows copied some columns at a time          gathered_wgrad
+    dgate_up          dpre^T @ x[rows]                                              gathered_wgrad
 
 That the gradient of the routing weights is <dy[rows] @ down, f(pre)>, from what the product has in registers, is
-SonicMoE's (arXiv:2512.14080): y need not be kept. dy is put in order once, for both products of it; dpre takes pre's
-memory, unless the graph is kept (`retain_graph`) or compiled. Peak memory beyond the results: R (2I + I + H) elements
-forward and backward. Every sum is formed in one order, so equal inputs give equal bits.
+SonicMoE's (arXiv:2512.14080): y need not be kept. Where weight gradients cannot gather, dy is put in order once, for
+both products of it, and x is copied some columns at a time. dpre takes pre's memory, unless the graph is kept
+(`retain_graph`) or compiled. Peak memory beyond the results: R (2I + I + H) elements forward and backward. Every sum is
+formed in one order, so equal inputs give equal bits.
 
 With few tokens and no gradient there is no order, and `_few` does it all.
 
 Weights are stored as `torch.nn.Linear` has them: gate_up [E, 2I, H], down [E, H, I]. As Fp8Blocks of 128×128,
-Int4Weight or Mxfp4Weight they are used as they are: see `_frozen`.
+Int4Weight, Mxfp4Weight or Mxfp4Fp8Weight they are used as they are: see `_frozen`.
 """
 
 from __future__ import annotations
@@ -173,7 +174,8 @@ def moe_mlp(
     Args:
         x: [T, H], bfloat16, float16 or float32; or float64, for gradcheck, in torch's own operators. T may be 0.
         gate_up: [E, 2I, H] of x's dtype, gate and up rows as `interleaved` says; or Fp8Blocks with blocks of 128×128,
-            Int4Weight or Mxfp4Weight, of that shape.
+            Int4Weight or Mxfp4Weight, of that shape; or Mxfp4Fp8Weight. Beside that and Fp8Blocks x and the activation
+            are rounded to FP8, with a scale for each 1×128.
         down: [E, H, I], of the same kind.
         topk_ids: [T, k] int32 or int64. E and -1 mark a dropped slot. Any other id out of range is an error, which is
             found on a CPU always and on a GPU with `check`; without, the slot is dropped there.

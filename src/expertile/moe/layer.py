@@ -142,12 +142,12 @@ class MoE(nn.Module):
 
     @torch.no_grad()
     def quantize_experts(self, format: str) -> MoE:
-        """Round the routed experts' weights to "mxfp4", "int4" or "fp8", in place, and return the layer.
+        """Round the routed experts' weights to "mxfp4", "mxfp4_fp8", "int4" or "fp8", in place, and return the layer.
 
         `gate_up` and `down` become `QuantizedBuffers`: data without gradients, with state_dict keys of their own
         (`gate_up.packed`, …). All else stays as it is and trainable. See `formats.weight_only.quantize`. x is then
-        bfloat16 or float16. ValueError for another format, sizes that it does not take, or experts that are quantised
-        already.
+        bfloat16 or float16; products of "fp8" and "mxfp4_fp8" round it, and the activation, to FP8. ValueError for
+        another format, sizes that it does not take, or experts that are quantised already.
         """
         if not isinstance(self.gate_up, torch.Tensor):
             raise ValueError("gate_up, down: expected weights that are not quantised, got quantised ones")

@@ -108,7 +108,7 @@ class Choice(Generic[N]):
     config: Any
     why: str
     estimates: tuple[Estimate, ...] = ()
-    measured: bool = False  # whether measurements on such a GPU decided
+    measured: bool = False  # whether measurements on this model of GPU decided
 
 
 class Request(NamedTuple):

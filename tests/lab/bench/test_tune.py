@@ -14,6 +14,7 @@ from expertile.lab.bench.tune_verify import AUTO, FIRST_SEED, summary, verdicts,
 from expertile.lab.race.record import read
 from expertile.lab.race.workloads import ragged_m, wgrad
 from expertile.ops.grouped_mm import choose as choosing
+from expertile.ops.grouped_mm import relatives
 from expertile.ops.grouped_mm.backend import Backend
 from expertile.ops.grouped_mm.backends import BACKENDS, by_name
 from expertile.ops.grouped_mm.reference import reference
@@ -147,11 +148,11 @@ def test_of_a_problem_measured_twice_the_last_run_alone_counts(tmp_path):
 
 @pytest.fixture
 def no_table(monkeypatch):
-    monkeypatch.setattr(choosing, "load_table", lambda slug: None)
-    for cached in (choosing.choose, choosing._choose):
+    monkeypatch.setattr(relatives, "load_table", lambda slug: None)
+    for cached in (choosing.choose, choosing._choose, relatives.table_for):
         cached.cache_clear()
     yield
-    for cached in (choosing.choose, choosing._choose):
+    for cached in (choosing.choose, choosing._choose, relatives.table_for):
         cached.cache_clear()
 
 
@@ -197,7 +198,7 @@ def test_problems_of_one_name_but_other_shapes_stay_apart(tmp_path):
 
 def test_verify_draws_by_a_seed_of_its_own(tmp_path, no_table, monkeypatch):
     table = Table("GPU", "2026-11-21", {}, (), (3, FIRST_SEED))
-    monkeypatch.setattr(tune_verify, "load_table", lambda slug: table)
+    monkeypatch.setattr(tune_verify, "table_for", lambda device: table)
     with pytest.raises(ValueError, match="seed: expected one that drew no problem of the table, got 3"):
         verify(1, tmp_path / "a.jsonl", 0.3, seed=3, device="cpu")
     said = []

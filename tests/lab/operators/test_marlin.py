@@ -184,8 +184,10 @@ def test_who_refuses_what():
 
 def test_the_presets_hold_every_models_products():
     for preset, projection in (("weight-only", "gate-up"), ("weight-only-down", "down")):
-        found = [w for w in presets()[preset]() if not w.name.startswith("small")]
-        assert len(found) == 2 * 4 * 5 and all(projection in w.name for w in found)
+        both = [w for w in presets()[preset]() if not w.name.startswith("small")]
+        found, fp8 = ([w for w in both if w.op == op] for op in ("weight_only_mm", "weight_only_mm_fp8"))
+        assert len(found) == 2 * 4 * 5 and all(projection in w.name for w in both)
         assert {w["tokens"] // w["groups"] for w in found} == {1, 8, 32, 256, 2048}
+        assert {w.name for w in fp8} == {f"{w.name}-fp8" for w in found if w["tokens"] // w["groups"] >= 256}
         assert all(w["k"] % w["group_size"] == 0 for w in found)
     assert [w["tokens"] for w in presets()["gpt-oss"]()][:4] == [1, 8, 64, 2048]

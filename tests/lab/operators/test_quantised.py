@@ -10,8 +10,10 @@ from expertile.device import Device
 from expertile.lab.bench.run import run
 from expertile.lab.operators import operators, presets
 from expertile.lab.operators.quantize import _workload as quantize_workload
+from expertile.lab.operators.weight_only_mm import weight_of
 from expertile.lab.race.gate import judge
 from expertile.lab.race.record import read
+from expertile.ops.weight_only_mm.api import weight_only_mm
 
 CPU, H200, A100 = Device.current("cpu"), Device.by_name("h200"), Device.by_name("a100")
 FP8, INT4 = (
@@ -137,6 +139,43 @@ def test_suspicions_are_raced_and_scales_multiplied_together_are_wrong():
     assert verdicts.pop("multiplied").rel_error > 0.1
     assert set(verdicts) >= {"expertile", "expertile-row", "expertile-vector", "expertile-padded"}
     assert all(gate.ok for gate in verdicts.values()), verdicts
+
+
+@pytest.mark.parametrize("form", ["int4", "mxfp4"])
+def test_fp8_beside_four_bits_is_held_against_the_activations_that_it_rounds(form):
+    w = next(w for w in presets()["w4a8"]() if w.name == f"small-gate-up-{form}-fp8")
+    for name in ("expertile", "expertile-rounded", "expertile-16bits"):
+        gate, operator, inputs = judged(w, name)
+        assert gate.ok, gate.reason
+    rival = operator.rivals[0]
+    plain, rounded = operator.reference(w, inputs), rival.reference(w, inputs)
+    assert not judge(rival, w, inputs, plain, operator.tolerance(w)).ok
+    humming = next(r for r in operator.rivals if r.name == "humming")
+    a, weight = inputs[0].float(), weight_of(w, inputs)
+    scale = (a.abs().amax(1, keepdim=True) / 448).clamp(min=1e-30)  # as its kernel rounds a row
+    a = (a * (1 / scale)).to(torch.float8_e4m3fn).float() * scale
+    like = replace(humming, bind=lambda w, inputs: lambda: (weight_only_mm(a.bfloat16(), weight, offs=inputs[-1]),))
+    assert judge(like, w, inputs, humming.reference(w, inputs), humming.tolerance(w)).ok
+    assert not judge(like, w, inputs, plain, humming.tolerance(w)).ok
+    assert not judge(operator.rivals[2], w, inputs, rounded, operator.tolerance(w)).ok
+
+
+def test_fp8_beside_int4_takes_groups_of_128():
+    found = {w.name: w for w in presets()["w4a8"]()}
+    ours = operators()["weight_only_mm_fp8"].rivals[0]
+    assert "128" in ours.supports(found["gpt-oss-120b-gate-up-int4-rows32-fp8"], H200)
+    assert ours.supports(found["gpt-oss-120b-gate-up-mxfp4-rows32-fp8"], H200) is None
+    assert ours.supports(found["mixtral-gate-up-int4-rows32-fp8"], H200) is None
+
+
+def test_a_layer_that_rounds_activations_is_held_against_rounded_ones():
+    w = next(w for w in presets()["gpt-oss"]() if w.name == "small-mxfp4")
+    operator = operators()["moe_mxfp4"]
+    ours, rounding = operator.rivals[:2]
+    inputs = operator.make_inputs(w, torch.device("cpu"), 0)
+    expected, tolerance = rounding.reference(w, inputs), rounding.tolerance(w)
+    assert rounding.name == "expertile-w4a8" and judge(rounding, w, inputs, expected, tolerance).ok
+    assert not judge(ours, w, inputs, expected, tolerance).ok
 
 
 def test_a_run_of_all_three(tmp_path):

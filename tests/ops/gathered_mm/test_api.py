@@ -12,7 +12,7 @@ from expertile.ops.backend import Request
 from expertile.ops.gathered_mm.activation import activate_backward
 from expertile.ops.gathered_mm.api import gated_backward_mm, gathered_gated_mm, gathered_mm, gathered_wgrad
 from expertile.ops.gathered_mm.backends import BACKENDS, by_name
-from expertile.ops.gathered_mm.choose import BY_NAME_ONLY, ORDER, choose
+from expertile.ops.gathered_mm.choose import ORDER, choose
 from expertile.ops.gathered_mm.problem import Product
 from expertile.ops.gathered_mm.run import select
 from expertile.roofline import Work
@@ -275,7 +275,7 @@ def test_choice(product):
             problem = large(product, rows)
             choice = choose(problem, Device.by_name(gpu))
             order = next(names for most, names in ORDER if problem.mean_group <= most)
-            takes = [n for n in order if n in {b.name for b in BACKENDS} and (n, product) not in BY_NAME_ONLY]
+            takes = [n for n in order if n in {b.name for b in BACKENDS}]
             takes = [n for n in takes if by_name(n).supports(problem, Device.by_name(gpu)) is None]
             assert choice.backend.name == takes[0] and choice.why.startswith(takes[0])
             assert fused or takes[0] in ("composed", "triton_gather")

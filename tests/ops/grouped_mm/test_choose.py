@@ -9,6 +9,7 @@ from expertile.device import Device
 from expertile.lab.bench.presets import preset
 from expertile.lab.race.workloads import GroupedWorkload, grouped, ragged_m
 from expertile.ops.grouped_mm import choose as choosing
+from expertile.ops.grouped_mm import relatives
 from expertile.ops.grouped_mm.backend import Backend
 from expertile.ops.grouped_mm.backends import BACKENDS
 from expertile.ops.grouped_mm.choose import choose
@@ -25,6 +26,7 @@ class Config:
     tuned: bool = False
 
 
+CACHES = (choosing.choose, choosing._choose, choosing._say_miss, relatives.table_for)
 CONFIGS = (Config(tuned=True), Config(), Config(block_m=64))
 
 
@@ -48,12 +50,12 @@ def tables(monkeypatch):
     def install(*times, of=None, policy="graph"):
         measured = Measured(features_of(of or problem()), policy, tuple(sorted(times, key=lambda t: t.seconds)))
         table = Table("NVIDIA H200", "2026-11-21", {"triton": "3.6.0"}, (measured,)) if times else None
-        monkeypatch.setattr(choosing, "load_table", lambda slug: table if slug == H200.slug else None)
-        for cached in (choosing.choose, choosing._choose, choosing._say_miss):
+        monkeypatch.setattr(relatives, "load_table", lambda slug: table if slug == H200.slug else None)
+        for cached in CACHES:
             cached.cache_clear()
 
     yield install
-    for cached in (choosing.choose, choosing._choose, choosing._say_miss):
+    for cached in CACHES:
         cached.cache_clear()
 
 
@@ -162,7 +164,7 @@ def test_policies_have_their_own_answers(tables, monkeypatch):
     tables(timed("a", 1e-4))
     eager = Measured(features_of(problem()), "eager", (timed("b", 1e-4), timed("a", 9e-4)))
     graph = Measured(features_of(problem()), "graph", (timed("a", 1e-4), timed("b", 9e-4)))
-    monkeypatch.setattr(choosing, "load_table", lambda slug: Table("NVIDIA H200", "2026-11-21", {}, (eager, graph)))
+    monkeypatch.setattr(relatives, "load_table", lambda slug: Table("NVIDIA H200", "2026-11-21", {}, (eager, graph)))
     both = (backend("a"), backend("b"))
     assert choose(problem(), H200, both).backend.name == "a"
     assert choose(problem(), H200, both, "eager").backend.name == "b"

@@ -44,3 +44,16 @@ def test_who_waits_for_the_gpu():
     h200, a100 = GPUS[:2]
     assert waits("bf16", h200) == {"loop", "padded_bmm", "cublas_grouped"}
     assert waits("fp16", h200) == waits("bf16", a100) == {"loop", "padded_bmm", "cublas_grouped", "torch_grouped"}
+
+
+def fastest(device, **shape):
+    able = [b for b in BACKENDS if b.speed and not b.reads_offs_on_host and not b.supports(problem(**shape), device)]
+    return min(able, key=lambda b: modelled_seconds(b, problem(**shape), device, b.speed)).name
+
+
+@pytest.mark.parametrize("device", [GPUS[0], GPUS[5]], ids=lambda d: d.slug)
+def test_at_the_memory_bound_the_better_pipeline_wins_unless_groups_have_a_row_each(device):
+    """H100, 2026-11: this layer took 1.39 ms with triton_pointer's products; SonicMoE 1.12."""
+    for n in (512, 1536):
+        assert fastest(device, groups=128, rows=196608, k=256, n=n) == "gluon_hopper"
+    assert fastest(device, groups=128, rows=128, k=2048, n=1536) == "triton_pointer"

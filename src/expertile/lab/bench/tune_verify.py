@@ -19,7 +19,8 @@ from expertile.lab.race.workloads import GroupedWorkload
 from expertile.ops.grouped_mm.backend import Backend, config_dict
 from expertile.ops.grouped_mm.backends import BACKENDS
 from expertile.ops.grouped_mm.choose import choose
-from expertile.ops.grouped_mm.tuned import features_of, load_table
+from expertile.ops.grouped_mm.relatives import table_for
+from expertile.ops.grouped_mm.tuned import features_of
 
 AUTO = "auto"
 PROMISE = 0.97
@@ -92,8 +93,8 @@ def _same(record: Record, config: dict[str, object]) -> bool:
 
 
 def _fresh_seed(machine: Machine, seed: int | None) -> int:
-    """`seed`, or one of our own, that is not among those that drew problems of this GPU's table."""
-    table = load_table(machine.device.slug)
+    """`seed`, or one of our own, that is not among those that drew problems of the table that `auto` reads here."""
+    table = table_for(machine.device)
     seen = table.seeds if table is not None else ()
     if seed is None:
         return next(s for s in itertools.count(FIRST_SEED) if s not in seen)
@@ -103,8 +104,8 @@ def _fresh_seed(machine: Machine, seed: int | None) -> int:
 
 
 def _unseen(machine: Machine, seed: int) -> Iterator[GroupedWorkload]:
-    """Designed problems that are not in this GPU's table."""
-    table = load_table(machine.device.slug)
+    """Designed problems that are not in the table that `auto` reads here."""
+    table = table_for(machine.device)
     seen = {m.features for m in table.problems} if table else set()
     for workload in mixed(machine.device, seed, _PRESET, any_count=True):
         if features_of(workload.problem(machine.device.kind)) not in seen:

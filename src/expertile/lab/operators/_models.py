@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from expertile.formats.fp8 import QuantizedBuffers
-from expertile.formats.mxfp4 import Mxfp4Weight, row_bytes, scale_words
+from expertile.formats.mxfp4 import Mxfp4Weight
 from expertile.formats.weight_only import quantize
 from expertile.integrations.checkpoints import parameters_on_meta
 from expertile.integrations.transformers import register, replace_weight
@@ -51,10 +51,10 @@ def build(plan: Plan, device: torch.device, seed: int = 0) -> Any:
     model, generator = _empty(plan), torch.Generator(device).manual_seed(seed)
     for module, last, like, weight_of in _places(model):
         if plan.packed and weight_of is not None:
-            g, n, k = weight_of(like).shape
-            packed = torch.empty((g, n, row_bytes(k)), dtype=torch.uint8, device=device)
-            scales = torch.full((g, scale_words(k), n, 4), _SCALE_BYTE, dtype=torch.uint8, device=device)
-            replace_weight(module, last, Mxfp4Weight(packed.random_(0, 256, generator=generator), scales, k))
+            weight = Mxfp4Weight.empty(tuple(weight_of(like).shape), device)
+            weight.packed.random_(0, 256, generator=generator)
+            weight.scales.fill_(_SCALE_BYTE)
+            replace_weight(module, last, weight)
             continue
         made = torch.empty(like.shape, dtype=like.dtype, device=device)
         if like.dim() == 1 and last == "weight":

@@ -6,14 +6,20 @@
 dims: as those of "moe". Inputs: x [T, H], router [E, H], gate_up's packed and scales ([E, 2I, H] in values), its bias
 [E, 2I], down's packed and scales ([E, H, I]) and bias [E, H]. FLOPs are those of the products, 6 T k H I; bytes
 count x, router, out, and the values, scales and biases of experts that have tokens once.
+
+- "expertile-w4a8": x and the activation rounded to FP8 on every call, and held against what comes of that.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from expertile.formats.mxfp4 import Mxfp4Weight
+from expertile.formats.weight_only import rearranged
 from expertile.lab.operators import _marlin, _triton_kernels, moe
 from expertile.lab.operators._supports import anywhere, installed, with_library
 from expertile.lab.race.gate import full_precision
@@ -22,6 +28,7 @@ from expertile.moe.experts import moe_mlp
 from expertile.moe.logits import router_logits
 from expertile.moe.router import RouterConfig, route
 from expertile.ops.gathered_mm.activation import activate, split
+from expertile.ops.quantize.api import quantize_activations
 from expertile.roofline import Work
 
 _BIAS = 0.1
@@ -50,13 +57,20 @@ def _weights(w: Workload, inputs: Inputs) -> tuple[Mxfp4Weight, Tensor, Mxfp4Wei
     return gate_up, up_bias, Mxfp4Weight(down, down_scales, w["intermediate"]), down_bias
 
 
-def _reference(w: Workload, inputs: Inputs) -> tuple[Tensor, ...]:
+def _rounded(x: Tensor) -> Tensor:
+    """x as FP8 has it, float32."""
+    return quantize_activations(x).dequantize(torch.float32)
+
+
+def _reference(w: Workload, inputs: Inputs, operand: Callable[[Tensor], Tensor] = Tensor.float) -> tuple[Tensor, ...]:
+    """Expert after expert, in float32; `operand`: what becomes of x and the activation."""
     x, router = inputs[:2]
     gate_up, up_bias, down, down_bias = _weights(w, inputs)
 
     def expert(e: int, rows: Tensor, b1: Tensor, b2: Tensor) -> Tensor:
         wide_up, wide_down = (one.part(e, e + 1).dequantize(torch.float32)[0] for one in (gate_up, down))
-        return activate(*split(rows @ wide_up.t() + b1, True), "gpt_oss") @ wide_down.t() + b2
+        act = activate(*split(operand(rows) @ wide_up.t() + b1, True), "gpt_oss")
+        return operand(act) @ wide_down.t() + b2
 
     with full_precision():
         return moe.by_expert(expert, x, *moe.routed(x, router, w["top_k"]), (up_bias, down_bias))
@@ -68,9 +82,15 @@ def _work(w: Workload) -> Work:
     return Work(6.0 * t * k * h * i, 2.0 * (2 * t * h + e * h) + experts)
 
 
-def _ours(w: Workload, inputs: Inputs) -> Call:
+def _eight_bits(w: Workload) -> tuple[float, float]:
+    """A pre-activation in bfloat16 may round to the next e4m3 value, 2^-3 of itself away."""
+    return 2.0**-5, 2.0**-4
+
+
+def _ours(w: Workload, inputs: Inputs, format: str = "mxfp4") -> Call:
     x, router = inputs[:2]
     gate_up, up_bias, down, down_bias = _weights(w, inputs)
+    gate_up, down = (rearranged(weight, format) for weight in (gate_up, down))
     config, biases = RouterConfig(w["experts"], w["top_k"]), {"gate_up_bias": up_bias, "down_bias": down_bias}
 
     def call() -> tuple[Tensor, ...]:
@@ -110,6 +130,14 @@ OPERATORS = (
         _work,
         (
             Rival("expertile", False, anywhere, _ours),
+            Rival(
+                "expertile-w4a8",
+                False,
+                anywhere,
+                partial(_ours, format="mxfp4_fp8"),
+                reference=partial(_reference, operand=_rounded),
+                tolerance=_eight_bits,
+            ),
             Rival("triton_kernels", True, installed("triton_kernels", _triton_kernels.supports), _triton),
             Rival("marlin", True, with_library(_marlin.FILES, _marlin.supports_layer), _marlins),
         ),

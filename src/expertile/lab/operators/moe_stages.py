@@ -26,6 +26,7 @@ from expertile.ops.gathered_mm.api import gated_backward_mm, gathered_gated_mm, 
 from expertile.ops.gathered_mm.combine import combine
 from expertile.ops.gathered_mm.pointwise import ordered
 from expertile.ops.gathered_mm.problem import GatherProblem, Product
+from expertile.ops.gathered_mm.run import copies_rows
 from expertile.ops.grouped_mm.api import grouped_mm
 from expertile.ops.grouped_mm.problem import Layout, Problem
 from expertile.roofline import Work
@@ -88,14 +89,24 @@ def calls(inputs: Inputs, top_k: int) -> dict[str, Callable[[], Any]]:
     y = step("down", lambda: grouped_mm(act, down.transpose(1, 2), offs=offs))
     step("combine", lambda: combine(y, order.positions, weights))
     dy_rows = step("B order dy", lambda: ordered(dy, rows, offs))
+    # The layer puts dy in order where weight gradients would copy it; elsewhere that stage is none of its own.
+    of_dy = (dy_rows, None) if copies_rows(dy, rows, down.shape[2], offs) else (dy, rows)
     # Not over pre, as in the layer: a stage is computed again and again.
     dpre, act_w, _ = step(
         "B gated_backward",
         lambda: gated_backward_mm(
-            dy_rows, down.transpose(1, 2), None, order.slots, weights, pre, offs, activation="swiglu", interleaved=False
+            of_dy[0],
+            down.transpose(1, 2),
+            of_dy[1],
+            order.slots,
+            weights,
+            pre,
+            offs,
+            activation="swiglu",
+            interleaved=False,
         ),
     )
-    step("B wgrad down", lambda: gathered_wgrad(dy_rows, None, act_w, offs))
+    step("B wgrad down", lambda: gathered_wgrad(of_dy[0], of_dy[1], act_w, offs))
     step("B wgrad up", lambda: gathered_wgrad(dpre, rows, x, offs, gather_b=True))
     dx_rows = step("B dgrad", lambda: grouped_mm(dpre, gate_up, offs=offs))
     step("B combine", lambda: combine(dx_rows, order.positions))

@@ -4,8 +4,9 @@ dims: as `products`, format ("int4", symmetric, or "mxfp4") and group_size. Inpu
 Int4Weight and Mxfp4Weight hold them, offs [G]. Bytes count activations and results once, and values and scales of
 groups that have rows. "bf16" is our own `grouped_mm` of the dequantised weights, "triton_kernels-bf16" theirs.
 
-"weight_only_mm_fp8" is the same product where activations may be rounded to e4m3 on the way, under a tolerance of its
-own. Ours keeps them in 16 bits there.
+"weight_only_mm_fp8" is the same product where activations may be rounded to e4m3: by "expertile" (1×128) and "humming"
+(each row), which do so on every call, within its time. "expertile-rounded" finds them rounded; the others keep 16 bits.
+Each is held against the product of the activations as it rounds them.
 """
 
 from __future__ import annotations
@@ -17,12 +18,17 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from expertile.device import Device
+from expertile.formats.fp8 import Fp8Blocks
 from expertile.formats.int4.weight import Int4Weight
 from expertile.formats.mxfp4 import Mxfp4Weight
+from expertile.formats.weight_only import rearranged
 from expertile.lab.operators import _humming, _marlin, _triton_kernels, products
 from expertile.lab.operators._plain import Weight
 from expertile.lab.operators._supports import Supports, anywhere, installed, on_gpu, with_library
 from expertile.lab.race.operator import Call, Inputs, Operator, Rival, Workload
+from expertile.ops.quantize.api import quantize_activations
+from expertile.ops.scaled_grouped_mm.api import scaled_grouped_mm
 from expertile.ops.weight_only_mm.api import weight_only_mm
 from expertile.roofline import Work
 
@@ -58,27 +64,55 @@ def _inputs(w: Workload, device: torch.device, seed: int) -> Inputs:
     return a, packed, scales, products.offs(w, device)
 
 
-def _reference(w: Workload, inputs: Inputs, dtype: torch.dtype = torch.float32) -> tuple[Tensor, ...]:
-    """Of the weights rounded to `dtype`."""
+def _reference(
+    w: Workload, inputs: Inputs, dtype: torch.dtype = torch.float32, fp8: int | None = None
+) -> tuple[Tensor, ...]:
+    """Of the weights rounded to `dtype`, and of activations rounded to e4m3 with a scale for each 1×`fp8`."""
     weight = weight_of(w, inputs)
-    return products.product(
-        w, lambda start, end: inputs[0][start:end], lambda g: weight.part(g, g + 1).dequantize(dtype)[0]
-    )
+
+    def left(start: int, end: int) -> Tensor:
+        rows = inputs[0][start:end]
+        return rows if fp8 is None else Fp8Blocks.quantize(rows, (1, fp8)).dequantize()
+
+    return products.product(w, left, lambda g: weight.part(g, g + 1).dequantize(dtype)[0])
 
 
 _bf16_reference = partial(_reference, dtype=torch.bfloat16)  # as that product has the weights
+_fp8_reference = partial(_reference, fp8=128)
 
 
-def _work(w: Workload) -> Work:
+def _fp8_by_row(w: Workload, inputs: Inputs) -> tuple[Tensor, ...]:
+    return _reference(w, inputs, fp8=w["k"])
+
+
+def _work(w: Workload, activation: float = 2.0) -> Work:
+    """`activation`: bytes of one."""
     m, n, k = products.rows(w), w["n"], w["k"]
     scale = 1 if w["format"] == "mxfp4" else 2
     weight = n * k / 2 + scale * n * k / w["group_size"]
-    return Work(2.0 * m * n * k, 2.0 * (m * k + m * n) + products.used(w) * weight)
+    return Work(2.0 * m * n * k, m * (activation * k + 2.0 * n) + products.used(w) * weight)
 
 
 def _ours(w: Workload, inputs: Inputs) -> Call:
     a, ends, weight = inputs[0], inputs[-1], weight_of(w, inputs)
     return lambda: (weight_only_mm(a, weight, offs=ends),)
+
+
+def _fp8(w: Workload, inputs: Inputs, rounded: bool = False) -> Call:
+    """`rounded`: activations come in FP8."""
+    a, ends, b = inputs[0], inputs[-1], rearranged(weight_of(w, inputs), "mxfp4_fp8")
+    given = quantize_activations(a) if rounded else None
+
+    def call() -> tuple[Tensor, ...]:
+        a8 = quantize_activations(a) if given is None else given
+        return (scaled_grouped_mm(a8.values, b, a8.scales, offs=ends),)
+
+    return call
+
+
+def _fp8_supports(w: Workload, device: Device) -> str | None:
+    odd = w["format"] == "int4" and w["group_size"] != 128
+    return f"takes INT4 in groups of 128, not of {w['group_size']}" if odd else None
 
 
 def _bf16(w: Workload, inputs: Inputs) -> Call:
@@ -89,8 +123,9 @@ def _theirs(bind: Bind) -> Callable[[Workload, Inputs], Call]:
     return lambda w, inputs: bind(w, inputs[0], weight_of(w, inputs))
 
 
-def _installed(package: str, supports: Supports, bind: Bind) -> Rival:
-    return Rival(package, True, installed(package, supports), _theirs(bind))
+def _one_sum(w: Workload) -> tuple[float, float]:
+    """Sums of all of K in the tensor cores' 14 bits, and activations that lie between two e4m3 values."""
+    return 2.0**-6, 2.0**-5
 
 
 def _workload(
@@ -103,18 +138,31 @@ def _workload(
     return Workload(name, preset, op, (*dims, ("format", form), ("group_size", group_size)), "bf16")
 
 
-def _products(preset: str, projection: str, op: str = "weight_only_mm") -> tuple[Workload, ...]:
-    found = []
+def _products(
+    preset: str, projection: str, op: str = "weight_only_mm", all_rows: tuple[int, ...] = _ROWS
+) -> tuple[Workload, ...]:
+    found, last = [], "-fp8" if op == "weight_only_mm_fp8" else ""
     for form in ("mxfp4", "int4"):
         for model, (groups, hidden, inner) in _MODELS.items():
             shape = (groups, 2 * inner, hidden) if projection == "gate-up" else (groups, hidden, inner)
             found += [
-                _workload(f"{model}-{projection}-{form}-rows{rows}", preset, shape, rows, form, op) for rows in _ROWS
+                _workload(f"{model}-{projection}-{form}-rows{rows}{last}", preset, shape, rows, form, op)
+                for rows in all_rows
             ]
         # What a CPU computes in a moment.
-        found.append(_workload(f"small-{projection}-{form}", preset, (3, 128, 128), 5, form, op))
+        found.append(_workload(f"small-{projection}-{form}{last}", preset, (3, 128, 128), 5, form, op))
     return tuple(found)
 
+
+def _installed(package: str, supports: Supports, bind: Bind) -> Rival:
+    return Rival(package, True, installed(package, supports), _theirs(bind))
+
+
+_PEERS = (
+    Rival("marlin", True, with_library(_marlin.FILES, _marlin.supports), _theirs(_marlin.bind)),
+    _installed("triton_kernels", _triton_kernels.supports, _triton_kernels.bind),
+    _installed("humming", _humming.supports, _humming.bind),
+)
 
 OPERATORS = (
     Operator(
@@ -124,9 +172,7 @@ OPERATORS = (
         _work,
         (
             Rival("expertile", False, anywhere, _ours),
-            Rival("marlin", True, with_library(_marlin.FILES, _marlin.supports), _theirs(_marlin.bind)),
-            _installed("triton_kernels", _triton_kernels.supports, _triton_kernels.bind),
-            _installed("humming", _humming.supports, _humming.bind),
+            *_PEERS,
             products.bf16(_bf16, _bf16_reference),
             replace(
                 products.bf16(_theirs(_triton_kernels.bind_bf16), _bf16_reference),
@@ -142,14 +188,36 @@ OPERATORS = (
         _reference,
         _work,
         (
-            Rival("expertile", False, anywhere, _ours),
-            _installed("humming", _humming.supports, partial(_humming.bind, eight_bits=True)),
+            Rival("expertile", False, _fp8_supports, _fp8, reference=_fp8_reference),
+            Rival(
+                "expertile-rounded",
+                False,
+                _fp8_supports,
+                partial(_fp8, rounded=True),
+                reference=_fp8_reference,
+                work=partial(_work, activation=1 + 4 / 128),
+            ),
+            Rival("expertile-16bits", False, anywhere, _ours),
+            replace(
+                _installed("humming", _humming.supports, partial(_humming.bind, eight_bits=True)),
+                reference=_fp8_by_row,
+                tolerance=_one_sum,
+            ),
+            *(replace(peer, name="humming-16bits" if peer.name == "humming" else peer.name) for peer in _PEERS),
         ),
-        lambda w: (2.0**-5, 2.0**-4),  # e4m3 rounds an activation by up to 2^-4 of itself
+        products.tolerance,
+        dtype_key=lambda w: "fp8",
     ),
 )
+
+
+def _beside_fp8(preset: str, projection: str) -> tuple[Workload, ...]:
+    """All products, and those of long groups where activations may be rounded."""
+    return _products(preset, projection) + _products(preset, projection, "weight_only_mm_fp8", _ROWS[-2:])
+
+
 PRESETS = {
-    "weight-only": partial(_products, "weight-only", "gate-up"),
-    "weight-only-down": partial(_products, "weight-only-down", "down"),
+    "weight-only": partial(_beside_fp8, "weight-only", "gate-up"),
+    "weight-only-down": partial(_beside_fp8, "weight-only-down", "down"),
     "w4a8": partial(_products, "w4a8", "gate-up", "weight_only_mm_fp8"),
 }

@@ -146,3 +146,11 @@ def wgrad(
     (out,) = _run(Product.WGRAD, Operands(x, d, offs, rows), options, request)
     assert out is not None
     return out
+
+
+def copies_rows(x: torch.Tensor, rows: torch.Tensor, columns: int, offs: torch.Tensor) -> bool:
+    """Whether `wgrad` of x's gathered rows with others of `columns` columns copies x into expert order first."""
+    other = ((rows.shape[0], columns), (columns, 1), x.dtype, x.device, True)
+    fields = (described(x), other, described(offs), described(rows), None, None, None, None)
+    options = (("gather_b", False), ("names", ("x", "d")))
+    return _planned(Product.WGRAD, fields, options, x.device, AUTO)[1].name == "composed"

@@ -1,12 +1,14 @@
 """An analytic model of every backend's time, for GPUs and problems without measurements.
 
     time = launch + groups x launch per group + host synchronisation
-           + max(FLOPs of whole tile waves / reached FLOP/s, bytes / reached bytes/s)
+           + hypot(FLOPs of whole tile waves / reached FLOP/s, bytes / reached bytes/s)
 
-The tile and wave terms are geometry. The reached shares of peak and the fixed costs fit the times of an NVIDIA H200
-under CUDA graphs (results/nvidia-h200, 2026-11-21, tune and auto, the best config of each backend) to 5-20 % in the
-median and are taken over for other GPUs: there the figures are a model's and nothing else. Each backend states its
-own, as `speed`; none reaches more of the peak, which is stated at a clock that 700 W do not sustain.
+The tile and wave terms are geometry. Products and memory overlap in part only: where memory limits, the backend with
+the better pipeline of products still wins. The reached shares of peak and the fixed costs fit the times of an NVIDIA
+H200 under CUDA graphs (results/nvidia-h200, 2026-11-21 to 23, tune and auto, 16-bit, the best config of each backend)
+to 6-17 % in the median and are taken over for other GPUs: there the figures are a model's and nothing else. Each
+backend states its own, as `speed`. A share is what the one term would reach without the other; no product reaches the
+peak, which is stated at a clock that 700 W do not sustain.
 """
 
 from __future__ import annotations
@@ -39,13 +41,15 @@ def modelled_seconds(backend: Backend, problem: Problem, device: Device, speed: 
     """The estimate for one backend on a GPU; see the module's docstring for the formula."""
     peak = device.peak(problem.dtype_key) or device.peak("fp32") or 1e12
     bandwidth = device.memory_bps or 1e12
-    work = problem.work(group_sizes_or_even(problem))
+    sizes = group_sizes_or_even(problem)
+    work = problem.work(sizes)
     share = speed.stores if speed.stores and problem.layout is Layout.RAGGED_K else speed.memory
     waves = wave_flops(problem, device, speed.tile, equal=speed.pads)
     nbytes = work.nbytes
     if speed.pads and not _equal(problem):
-        nbytes += 2 * (work.nbytes - problem.groups * problem.k * problem.n * problem.dtype.itemsize)
-    seconds = max(waves / (peak * speed.compute), nbytes / (bandwidth * share))
+        used = sum(size > 0 for size in sizes)
+        nbytes += 2 * (work.nbytes - used * problem.k * problem.n * problem.dtype.itemsize)
+    seconds = math.hypot(waves / (peak * speed.compute), nbytes / (bandwidth * share))
     seconds += speed.launch_s + speed.per_group_s * problem.groups
     if synchronises(backend, problem, device):
         seconds += HOST_SYNC_S

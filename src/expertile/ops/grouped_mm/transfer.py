@@ -107,7 +107,8 @@ def expected_slowdowns(
                 of_backend = backends.get(name)
                 if of_backend is None or not flags <= measured.fields[name]:
                     continue
-                log = max(of_backend, _SCREENED_OUT) + _PENALTY
+                # By how much nobody knows, so what is modelled makes it no better.
+                log = max(of_backend, _SCREENED_OUT) + _PENALTY + max(0.0, -differ.get(tile, 0.0))
             sums[i] += weight * (log + differ.get(tile, 0.0))
             weights[i] += weight
     return [s / w if w else None for s, w in zip(sums, weights, strict=True)]

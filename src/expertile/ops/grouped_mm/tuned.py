@@ -34,6 +34,9 @@ _OTHER_ORDER, _OTHER_SKEW = 0.3, 0.5
 _OTHER_ALIGNMENT = 1.0
 # The tile by which problems are compared.
 _TILE = (128, 256)
+# A problem measured on another GPU of the chip. (H100, 113 problems, each left out for its own choice: 2.3 % behind the
+# best without the H200's 1240, 2.9 with them as if they were its own, 2.1 at 2 and at 3.)
+_OTHER_GPU = 2.0
 # Beyond that nothing measured is like the problem.
 FAR = 5.0
 _LOOSE = ("group_m", "num_stages", "store_parts")
@@ -149,11 +152,16 @@ class Timed:
 
 @dataclass(frozen=True)
 class Measured:
-    """One problem under one policy; `times` fastest first, at least one."""
+    """One problem under one policy; `times` fastest first, at least one. `gpu`: another one than the table's."""
 
     features: Features
     policy: str
     times: tuple[Timed, ...]
+    gpu: str = ""
+
+    def distance(self, f: Features) -> float:
+        """Of the problem of `f`: see `Features.distance`."""
+        return self.features.distance(f) + _OTHER_GPU * bool(self.gpu)
 
     @property
     def best(self) -> float:
@@ -185,7 +193,8 @@ class Problems(tuple[Measured, ...]):
 
     @cached_property
     def places(self) -> Mapping[tuple[str, str], tuple[Any, ...]]:
-        """(layout, dtype) -> their places in the tuple, points [n, 5], orders, skews, whether all rows are aligned."""
+        """(layout, dtype) -> their places in the tuple, points [n, 5], orders, skews, whether all rows are aligned,
+        whether another GPU was measured."""
         found: dict[tuple[str, str], list[int]] = {}
         for i, m in enumerate(self):
             found.setdefault((m.features.layout, m.features.dtype), []).append(i)
@@ -196,6 +205,7 @@ class Problems(tuple[Measured, ...]):
                 np.array([self[i].features.orders for i in at]),
                 np.array([self[i].features.skew for i in at]),
                 np.array([all(self[i].features.aligned) for i in at]),
+                np.array([bool(self[i].gpu) for i in at]),
             )
             for kind, at in found.items()
         }
@@ -204,9 +214,9 @@ class Problems(tuple[Measured, ...]):
         """The places of at least the `most` problems of the same layout and dtype nearest to `f`."""
         if (f.layout, f.dtype) not in self.places:
             return []
-        at, points, orders, skews, aligned = self.places[f.layout, f.dtype]
+        at, points, orders, skews, aligned, elsewhere = self.places[f.layout, f.dtype]
         steps = _OTHER_ORDER * (orders != f.orders) + _OTHER_SKEW * (skews != f.skew)
-        steps += _OTHER_ALIGNMENT * (aligned != all(f.aligned))
+        steps += _OTHER_ALIGNMENT * (aligned != all(f.aligned)) + _OTHER_GPU * elsewhere
         distances = np.sqrt(((points - np.array(f.point)) ** 2).sum(1)) + steps
         if len(at) <= most:
             return at  # type: ignore[no-any-return]
@@ -216,13 +226,16 @@ class Problems(tuple[Measured, ...]):
 
 @dataclass(frozen=True)
 class Table:
-    """All measured problems of one GPU, with the versions they were measured with and the seeds that drew them."""
+    """All measured problems of one GPU, with the versions they were measured with and the seeds that drew them.
+
+    `relative`: the times are those of `gpu`, scaled to another GPU of its chip (`relatives`); not part of the file."""
 
     gpu: str
     date: str
     versions: Mapping[str, str | None]
     problems: tuple[Measured, ...]
     seeds: tuple[int, ...] = ()
+    relative: bool = False
 
     def of(self, policy: str) -> Problems:
         """The problems measured under `policy`; all of them where none was."""
@@ -294,7 +307,7 @@ def loose_key(backend: str, config: Mapping[str, Any]) -> str:
 def nearest(measured: Sequence[Measured], features: Features, most: int) -> list[tuple[float, Measured]]:
     """Up to `most` problems of the same layout and dtype by distance; none where the nearest is at FAR or beyond."""
     problems = measured if isinstance(measured, Problems) else Problems(measured)
-    found = sorted((problems[i].features.distance(features), i) for i in problems.near(features, most))
+    found = sorted((problems[i].distance(features), i) for i in problems.near(features, most))
     return [(d, problems[i]) for d, i in found[:most]] if found and found[0][0] < FAR else []
 
 

@@ -7,7 +7,7 @@ parameters are `TensorMap` values, addresses and integers.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from pathlib import Path
@@ -15,6 +15,9 @@ from typing import Any
 
 import torch
 
+_TYPES = "typedef unsigned int u32;\ntypedef unsigned long long u64;\n"
+_PARTS = Path(__file__).with_name("parts.cu")
+HIGH_WORD = hex(1 << 30 | 1024 >> 4)  # of a matrix descriptor: the 128-byte swizzle, 1024 bytes for 8 rows
 _SWIZZLE_128, _PROMOTE_256 = 3, 3  # CU_TENSOR_MAP_SWIZZLE_128B, _L2_PROMOTION_L2_256B
 _UNSIGNED = {1: 0, 2: 1, 4: 2}  # CU_TENSOR_MAP_DATA_TYPE_UINT8, _UINT16, _UINT32, by size in bytes
 _CLUSTER, _PDL = 4, 6  # CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION, _PROGRAMMATIC_STREAM_SERIALIZATION
@@ -72,6 +75,12 @@ def _check(status: int, what: str) -> None:
         text = ctypes.c_char_p()
         _driver().cuGetErrorString(status, ctypes.byref(text))
         raise RuntimeError(f"{what}: {(text.value or b'unknown error').decode()} ({status})")
+
+
+def program(macros: Mapping[str, int], products: str, *sources: Path) -> str:
+    """A kernel's program: the macros, `products` (the definitions of its wgmma instructions), parts.cu, `sources`."""
+    defined = "".join(f"#define {name} {value}\n" for name, value in macros.items())
+    return defined + _TYPES + products + "".join(path.read_text() for path in (_PARTS, *sources))
 
 
 def compiled(source: str, options: Sequence[str]) -> bytes:

@@ -11,15 +11,38 @@ import triton
 import triton.language as tl
 
 from expertile.formats.int4.packing import words
+from expertile.formats.mxfp4 import BIAS
+from expertile.formats.mxfp4_fp8 import UNIT
 from expertile.formats.quantized import QuantizedWeight
-from expertile.formats.weight_only import WITH_16_BITS, kernel_layout, weight_of
+from expertile.formats.weight_only import kernel_layout, weight_of
 from expertile.ops.launch.device import current_device
 from expertile.ops.launch.versions import FP_FUSION
 from expertile.ops.weight_only_mm.triton_mxfp4 import power_of_two, registers, value
 from expertile.ops.weight_only_mm.triton_unpack import in_order
 
 _ROWS = 64
+_TO_E8M0 = tl.constexpr(BIAS - UNIT)  # from an exponent of mxfp4_fp8 to the byte of that power of two
 RANGES = 128  # a range of K begins on a multiple of this
+
+
+@triton.jit
+def _mxfp4_fp8(packed_ptr, scales_ptr, group, rows, N, K, first, mask):
+    """Values first to first + 31 of K, float32 [rows, 32]; `formats.mxfp4_fp8` says where the bits lie. Eight of them
+    load one word."""
+    place = tl.arange(0, 32)
+    j, half = place % 4, place // 16
+    words_of_block = (group * N + rows) * (K // 8) + first // 8
+    q = tl.load(packed_ptr + words_of_block[:, None] + (place % 16 // 4)[None, :], mask=mask[:, None], other=0)
+    magnitude, sign = q >> (16 * half + 4 * j)[None, :], q >> (8 * j + 7 - 4 * half)[None, :]
+    w = value((magnitude & 7) << 6 | (sign & 1) << 15)
+    words_of_row = tl.cdiv(K, 128) + 1
+    of_block, of_row = first // 128, words_of_row - 1
+    exponent = tl.load(
+        scales_ptr + ((group * words_of_row + of_block) * N + rows) * 4 + first % 128 // 32, mask=mask, other=0
+    )
+    floats = scales_ptr.to(tl.pointer_type(tl.float32))
+    scale = tl.load(floats + (group * words_of_row + of_row) * N + rows, mask=mask, other=0.0)
+    return w * power_of_two(exponent.to(tl.int32) + _TO_E8M0)[:, None] * scale[:, None]
 
 
 @triton.jit
@@ -49,10 +72,14 @@ def _dequantize_kernel(
     for i in range(BLOCKS):
         k = K_FIRST + (tl.program_id(0) * BLOCKS + i) * 2 * HALF
         mask = keep & (k < K_LAST)
-        q = tl.load(packed_rows + k // 8, mask=mask[:, None], other=0)
+        if FORMAT != "mxfp4_fp8":
+            q = tl.load(packed_rows + k // 8, mask=mask[:, None], other=0)
         for high in tl.static_range(2):
             first = k + high * HALF
-            if FORMAT == "mxfp4":
+            if FORMAT == "mxfp4_fp8":
+                mask = keep & (first < K_LAST)
+                w = _mxfp4_fp8(packed_ptr, scales_ptr, group, rows, N, K, first, mask)
+            elif FORMAT == "mxfp4":
                 low_pair, high_pair = registers(q, high)
                 w = in_order(value(low_pair), value(low_pair >> 16), value(high_pair), value(high_pair >> 16))
                 word = (group * tl.cdiv(K, 128) + first // 128) * N + rows
@@ -117,7 +144,7 @@ def weight_only_dequantize(
 ) -> torch.Tensor:
     """[G, N, last - first] in `dtype`; not differentiable. On any device."""
     w = weight_of(format, packed, scales, zeros, group_size, k)
-    if w.packed.is_cuda and format in WITH_16_BITS:
+    if w.packed.is_cuda:
         return dequantize_on_gpu(w, dtype, first, last)
     experts = [w.part(e, e + 1).dequantize(dtype)[..., first:last] for e in range(w.shape[0])]
     return torch.cat(experts) if experts else packed.new_empty((0, packed.shape[1], k), dtype=dtype)[..., first:last]

@@ -44,8 +44,6 @@ MANY_TILES = (
     Case("mm", MM, (100, 0, 70, 1), n=136, k=136, past=3, bias=True, storage="kn"),
     Case("backward", BACKWARD, (100, 0, 70, 1), n=136, k=72, past=9, storage="kn"),
     Case("backward-inter", BACKWARD, (70, 3, 130), n=72, k=136, interleaved=True, gathered="", activation="geglu"),
-    Case("wgrad", WGRAD, (100, 0, 70, 1, 64), n=136, k=72, past=9),
-    Case("wgrad-gather-b", WGRAD, (0, 130, 64, 200), n=136, k=136, past=9, gathered="b"),
     Case("many-experts", MM, tuple(g % 3 for g in range(130)), n=64, k=64),
 )
 TAKEN = [c for c in cases.CASES if BACKEND.supports(cases.make(c)[0], H200) is None]
@@ -99,24 +97,23 @@ def test_shared_cases(case: Case) -> None:
         _emulate(case, config, programs=2, seed=seed)
 
 
-_PRODUCERS = "produce_gathered|produce_wgrad"
 MUTANTS = {
     "a stage is freed before its wgmma is done": Fault(
         "_multiply", "mbarrier.arrive(_.empty.index(_), ...)", before("warpgroup_mma_wait(0, ...)"), nth=-1
     ),
     "no fence between cp.async and wgmma": Fault("_batch", '_.GATHERED != "" and _.FENCED', "False"),
     "no fence before the TMA store": Fault("_store", "fence_async_shared()"),
-    "the producers start on phase 0": Fault(_PRODUCERS, "a_ = 1", "a_ = 0", nth=...),
+    "the producers start on phase 0": Fault("produce_gathered", "a_ = 1", "a_ = 0", nth=...),
     "the producers do not wait for the stage": Fault("_fill_gathered", "mbarrier.wait(...)"),
     "copies are not reported": Fault(
-        "_fill_gathered|_fill", "async_copy.mbarrier_arrive(b_, ...)", "mbarrier.arrive(b_, count=128)", nth=...
+        "_fill_gathered", "async_copy.mbarrier_arrive(b_, ...)", "mbarrier.arrive(b_, count=128)", nth=...
     ),
     "the rows of the tile before are loaded": Fault("produce_gathered", "token = next_token"),
     "K does not end": Fault("_fill_gathered", "a_ < b_", "a_ < b_ + 8"),
     "the last row's group is mistaken": Fault("_tokens", "gl.minimum(_, m_.M)", "m_.M + 8"),
     "rows without token are read": Fault("_fill_gathered", "a_ >= 0", "a_ >= -1"),
     "a consumer mistakes its phase": Fault("_multiply", "_ // _.STAGES & 1", "0"),
-    "the other consumer's steps are not counted": Fault("_consumer_pingpong", "_steps(...) + a_", "a_"),
+    "the other consumer's steps are not counted": Fault("_consumer_pingpong", "_steps(p_) + _steps(p_)", "_steps(p_)"),
     "the ordered barrier is not arrived at": Fault("_multiply", "mbarrier.arrive(_.order.index(_), ...)"),
     "the pieces of a result lie on one another": Fault("_store", "a_ + _ * _", "a_", nth=...),
     "a store's buffer is reused at once": Fault("_buffer", "tma.store_wait(_)", "tma.store_wait(8)"),
@@ -127,12 +124,7 @@ MUTANTS = {
     ],
     "the up columns are loaded from the gate": Fault("_load_b", "a_ // 2", "a_"),
     "bias of the wrong half": Fault("_biased_halves", "a_ // b_ * _", "a_ // b_ * b_"),
-    "rows that stand in order are off by one": Fault("_fill", "WRAP - a_ + b_", "WRAP - a_ - 1 + b_"),
-    "row numbers come a step late": Fault("produce_wgrad", "a_ + 2 * p_.BLOCK_K", "a_ + 1 * p_.BLOCK_K"),
     "gate and up change places in pairs": Fault("_store_pairs", "unpair(a_, b_)", "unpair(b_, a_)"),
-    "steps of the other consumer's group are not counted": Fault(
-        "_consumer_pingpong", "_steps(p_, a_, t_) + _steps(...)", "_steps(p_, a_, t_) + _steps(p_, a_, t_)"
-    ),
     "pre is fetched over what is being stored": Fault("fetch_pre", "tma.store_wait(0)"),
     "pre is not waited for": Fault("_half", "mbarrier.wait(_.loaded.index(_), _)"),
     "gradients are stored unfenced": Fault("_half", "fence_async_shared()"),
@@ -147,7 +139,7 @@ def test_planted_faults_are_caught(name: str, tmp_path: Path, monkeypatch: pytes
     """Each mutant must fail some case, config and seed: the emulator and the cases can see that fault."""
     (kernel,) = planted([_gluon_kernel.gathered_mm_kernel], MUTANTS[name], tmp_path, monkeypatch)
     for seed in range(4):
-        for case in (*MANY_TILES[:3], *MANY_TILES[7:11]):
+        for case in (*MANY_TILES[:3], *MANY_TILES[7:9]):
             try:
                 _emulate(case, SMALL[seed % len(SMALL)], programs=2, seed=seed, kernel=kernel)
             except (gluon_emulator.EmulationError, AssertionError, IndexError):
@@ -161,7 +153,6 @@ COMPILED = {
         "inter", GATED, (512,) * 4, n=256, k=128, interleaved=True, bias=True, activation="gpt_oss"
     ),
     "backward, 128 experts": Case("backward", BACKWARD, (4,) * 128, n=256, k=128, storage="kn"),
-    "weight gradient, 128 experts": Case("wgrad", WGRAD, (4,) * 128, n=256, k=256),
     "mm, ordered, 512 experts": Case(
         "mm", MM, (1,) * 512, n=256, k=128, gathered="", storage="kn", dtype=torch.float16
     ),
@@ -234,9 +225,7 @@ def test_refusals_say_why() -> None:
     assert "16-byte multiples" in reason(b_strides=(64 * 64, 1, 66)) or "16 bytes" in reason(b_strides=(64 * 64, 1, 66))
     assert "rows of the result" in reason(n=40)
     wgrad, _ = cases.make(Case("w", WGRAD, (8, 8), n=32, k=64))
-    assert BACKEND.supports(wgrad, H200) is None
-    for changes, words in (({"gathered": ""}, "grouped product"), ({"m": 60}, "rows of a"), ({"n": 60}, "rows of b")):
-        assert words in (BACKEND.supports(dataclasses.replace(wgrad, **changes), H200) or "")
+    assert "no weight gradients" in (BACKEND.supports(wgrad, H200) or "")
 
 
 def test_short_groups_get_short_tiles() -> None:
@@ -314,23 +303,3 @@ def test_decode_tiles_compile(config: Config) -> None:
     assert used.fits and used.smem_bytes <= config.smem_bytes, used
     assert used.spills == 0 and aot.ptxas_warnings(used) == [], used
     assert kernels[0].metadata.launch_pdl and "griddepcontrol.launch_dependents" in used.ptx
-
-
-@pytest.mark.compile
-def test_every_tile_of_a_weight_gradient_has_a_depth_of_its_own() -> None:
-    """Triton 3.6 once dropped the depth that the consumers' loop carried: each tile got the first one's, and the GPU
-    waited for ever. The emulator runs the source and cannot see it; the compiled loops can be looked at."""
-    problem, operands = cases.make(Case("wgrad", WGRAD, (100, 28), n=256, k=256))
-    outputs = cases.poisoned_outputs(problem, operands)
-    launch, tensors, pointers = _gluon_launch.prepared(problem, operands, Config(), outputs, 132)
-    with compile_only(90) as kernels:
-        launch.kernel[(132,)](*launch.arguments(tensors, pointers), **dict(launch.options))
-    lines = kernels[0].asm["ttgir"].splitlines()
-    loops = [i for i, line in enumerate(lines) if "scf.for" in line]
-    inner = [i for i in loops if "scf.for %_k = " in lines[i]]
-    assert len(inner) == 2  # one of each consumer
-    for i in inner:
-        tiles = max(j for j, line in enumerate(lines[:i]) if "scf.while" in line)
-        bound = lines[i].split(" to ")[1].split()[0]
-        defined = max(j for j, line in enumerate(lines[:i]) if line.strip().startswith(f"{bound} = "))
-        assert defined > tiles, lines[i]

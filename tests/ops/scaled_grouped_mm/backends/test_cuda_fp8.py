@@ -163,14 +163,10 @@ def test_tiles_cover_the_result_once(config, n, tmp_path: Path):
         pytest.skip("no C++ compiler")
     source = config.source(torch.bfloat16)
     defined = source[: source.index("typedef")]
-    constants = _part(source, "constexpr int LANES", "struct alignas") + _part(
-        source, "constexpr int CONSUMERS", "static_assert("
-    )
-    tiles = _part(source, "struct Tile {", "// ---- tiles") + _part(
-        source, "// Unit number ->", "// The scheduling warp finds"
-    )
+    lanes = _part(source, "constexpr int LANES", "struct alignas")
+    tiles = _part(source, "constexpr int CONSUMERS", "// The scheduling warp finds")
     program = tmp_path / "tiles.cpp"
-    program.write_text(_HARNESS + defined + "\n" + constants + tiles + _MAIN)
+    program.write_text(_HARNESS + defined + "\n" + lanes + tiles + _MAIN)
     subprocess.run([compiler, "-std=c++17", "-O1", "-o", tmp_path / "tiles", program], check=True)
     sizes = [100, 0, 1, 300, 65, 0, *[7] * 40, 1000]
     ran = subprocess.run([tmp_path / "tiles", *map(str, [n, *sizes])], check=True, capture_output=True, text=True)

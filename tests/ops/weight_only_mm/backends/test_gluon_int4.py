@@ -350,7 +350,7 @@ def test_compiles_to_wgmma_and_tma(name: str) -> None:
     operands = cases.make(case)
     problem = replace(cases.problem_of(case, operands), device_type="cuda", group_sizes=None)
     with compile_only(90) as kernels:
-        _gluon_launch.run(problem, operands, config, cases.poisoned_out(case))
+        BACKEND.run(problem, operands, config, cases.poisoned_out(case))
     (used,) = (aot.resources(kernel, 90) for kernel in kernels)
     assert used.fits and used.smem_bytes <= config.smem_bytes(problem), used
     assert used.spills <= aot.most_spills(0, 5), used

@@ -173,7 +173,7 @@ def test_compiles_to_wgmma_and_tma(format: str, tile: tuple[int, int]) -> None:
     problem = replace(fp8_cases.problem_of(case, o), device_type="cuda", group_sizes=None)
     (config,) = (c for c in gluon_w4a8.candidates(format) if (c.block_m, c.cols) == tile)
     with compile_only(90) as kernels:
-        _w4a8_launch.run(problem, o, config, fp8_cases.poisoned_out(case))
+        BACKEND.run(problem, o, config, fp8_cases.poisoned_out(case))
     (used,) = (aot.resources(kernel, 90) for kernel in kernels)
     assert used.fits and used.smem_bytes <= config.smem_bytes(problem), used
     assert used.spills <= aot.most_spills(4, 40), used
@@ -196,7 +196,7 @@ def test_fits_with_results_of_four_bytes(first: int, groups: int) -> None:
     problem = replace(fp8_cases.problem_of(case, o), device_type="cuda", group_sizes=None)
     config = gluon_w4a8.fitted(gluon_w4a8.candidates("mxfp4")[first], problem, H200)
     with compile_only(90) as kernels:
-        _w4a8_launch.run(problem, o, config, fp8_cases.poisoned_out(case))
+        BACKEND.run(problem, o, config, fp8_cases.poisoned_out(case))
     used = aot.resources(kernels[0], 90)
     assert used.fits and used.smem_bytes <= config.smem_bytes(problem) <= H200.smem_bytes, used
 
@@ -228,7 +228,7 @@ def test_tiles_follow_the_rows() -> None:
         ({"n": 37}, "16 bytes"),
         ({"groups": 600}, "600"),
         ({"a_strides": (250, 1)}, "16 bytes apart"),
-        ({"a_strides": (1, 99)}, "K contiguous"),
+        ({"a_strides": (1, 99)}, "contiguous K"),
         ({"b_aligned": False}, "16 bytes"),
         ({"m": 2**30}, "rows"),
         ({"scale_a_strides": (2**28, 1)}, "2^31"),

@@ -13,7 +13,9 @@ from expertile.device import Device
 from expertile.ops.launch.versions import TRITON
 from expertile.ops.weight_only_mm.backends.triton_int4 import BACKEND
 from expertile.ops.weight_only_mm.dequantize import dequantize_on_gpu
+from tests.ops.weight_only_mm import fp8_cases
 from tests.ops.weight_only_mm.cases import BF16, FP16, Case, make, problem_of
+from tests.ops.weight_only_mm.fp8_cases import Fp8Case
 from tests.support.aot import ptxas_warnings, resources, spills_in_loops
 from tests.support.fake_driver import compile_only
 from tests.support.wgmma import overwritten_operands
@@ -87,9 +89,9 @@ def test_blackwell(case, tile):
 
 
 @pytest.mark.parametrize("arch", DEVICES)
-@pytest.mark.parametrize("case", [PLAIN, MXFP4, MXFP4_ODD], ids=str)
+@pytest.mark.parametrize("case", [PLAIN, MXFP4, MXFP4_ODD, Fp8Case("fp8", (5, 9), n=64, k=160)], ids=str)
 def test_dequantize(case, arch):
-    w = make(case).w
+    w = (fp8_cases.make if isinstance(case, Fp8Case) else make)(case).w
     with compile_only(arch) as kernels:
         dequantize_on_gpu(w, BF16)
     (used,) = (resources(kernel, arch) for kernel in kernels)

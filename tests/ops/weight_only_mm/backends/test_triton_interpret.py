@@ -17,6 +17,7 @@ else:
     from expertile.device import Device
     from expertile.formats.int4 import Int4Weight
     from expertile.formats.mxfp4 import Mxfp4Weight
+    from expertile.formats.mxfp4_fp8 import Mxfp4Fp8Weight
     from expertile.ops.weight_only_mm.backends import triton_int4
     from expertile.ops.weight_only_mm.dequantize import dequantize_on_gpu
     from tests.ops.weight_only_mm.cases import BF16, CASES, FP16, check, make, poisoned_out, problem_of
@@ -81,9 +82,11 @@ else:
         assert torch.equal(got.view(2, k, 40).transpose(1, 2), w.dequantize(dtype))
 
     @pytest.mark.parametrize("k", [256, 160, 96, 32])
-    def test_dequantize_mxfp4_bit_for_bit(k):
+    @pytest.mark.parametrize("activations", ["16 bits", "FP8"])
+    def test_dequantize_mxfp4_bit_for_bit(k, activations):
         blocks = torch.randint(0, 256, (2, 70, k // 32, 16), dtype=torch.uint8)
         w = Mxfp4Weight.from_blocks(blocks, torch.randint(0, 255, blocks.shape[:3], dtype=torch.uint8))
+        w = Mxfp4Fp8Weight.of(w) if activations == "FP8" else w
         for dtype in (torch.bfloat16, torch.float32):
             want = w.dequantize(dtype)
             assert torch.equal(dequantize_on_gpu(w, dtype), want)

@@ -59,9 +59,7 @@ def _store(p, desc, x, g, row, row_end, col, count, CONSUMER: gl.constexpr, HALF
         buf = _buffer(p, count * p.C_PARTS + s, CONSUMER)
         buf.reshape([x.shape[0], PART]).store(cut[s])
         fence_async_shared()
-        if p.PRODUCT == "wgrad":
-            tma_store(desc, [g, row, col + s * PART], buf)
-        elif HALF is None:
+        if HALF is None:
             tma_store(desc, [WRAP, row_end, WRAP - (row_end - row), col + s * PART], buf)
         else:
             at = [WRAP, row_end, WRAP - (row_end - row), HALF, col + s * PART]

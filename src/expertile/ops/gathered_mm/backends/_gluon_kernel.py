@@ -27,12 +27,11 @@ from expertile.ops.gathered_mm.backends._gluon_backward import fetch_pre, routin
 from expertile.ops.gathered_mm.backends._gluon_context import Context
 from expertile.ops.gathered_mm.backends._gluon_epilogue import store_gated, store_plain
 from expertile.ops.gathered_mm.backends._gluon_producer import fill_in_order, produce_gathered
-from expertile.ops.gathered_mm.backends._gluon_wgrad import produce_wgrad
 from expertile.ops.hopper.load import produce
 from expertile.ops.hopper.prologue import make_barriers
 from expertile.ops.hopper.ring import advance, skip
 from expertile.ops.hopper.schedule import make_queue, take
-from expertile.ops.hopper.tiles import k_range, locate, make_plan
+from expertile.ops.hopper.tiles import locate, make_plan
 
 
 @gluon.jit
@@ -44,12 +43,9 @@ def _batch(p, acc, i, phase, PART: gl.constexpr, FIRST: gl.constexpr):
         fence_async_shared()
     a = p.a_smem.index(i)
     b = p.b_smem.index(i)
-    if p.PRODUCT == "wgrad":
-        a = a.reshape([p.BLOCK_K, p.BLOCK_M]).permute((1, 0))
-    else:
-        a = a.reshape([p.BLOCK_M, p.BLOCK_K])
-        if p.ROWS < p.BLOCK_M:
-            a = a.slice(PART * p.ROWS, p.ROWS)
+    a = a.reshape([p.BLOCK_M, p.BLOCK_K])
+    if p.ROWS < p.BLOCK_M:
+        a = a.slice(PART * p.ROWS, p.ROWS)
     if p.B_K_MAJOR:
         b = b.reshape([p.BLOCK_N, p.BLOCK_K]).permute((1, 0))
     else:
@@ -59,8 +55,8 @@ def _batch(p, acc, i, phase, PART: gl.constexpr, FIRST: gl.constexpr):
 
 
 @gluon.jit
-def _multiply(p, step, k_len, PART: gl.constexpr, NEXT: gl.constexpr, mma_layout: gl.constexpr):
-    """One tile's K loop, from the ring's step number `step`. An empty group of a weight gradient has one step.
+def _multiply(p, step, PART: gl.constexpr, NEXT: gl.constexpr, mma_layout: gl.constexpr):
+    """One tile's K loop, from the ring's step number `step`.
 
     NEXT: the consumer that is next in order; None if the consumers run freely. This consumer arrives for NEXT when its
     last products are queued, not when they are done: NEXT's products are there when the tensor cores come free. It
@@ -70,7 +66,7 @@ def _multiply(p, step, k_len, PART: gl.constexpr, NEXT: gl.constexpr, mma_layout
     phase = (step // p.STAGES) & 1
     acc = gl.zeros((p.ROWS, p.BLOCK_N), gl.float32, mma_layout)
     acc = _batch(p, acc, i, phase, PART, True)
-    for _k in range(p.BLOCK_K, k_len, p.BLOCK_K):
+    for _k in range(p.BLOCK_K, p.K, p.BLOCK_K):
         i, phase = advance(p, i, phase)
         acc = _batch(p, acc, i, phase, PART, False)
         # The batch before this one is done, so its stage is free. (Computed, not carried as `previous = i`: Triton 3.6
@@ -84,18 +80,9 @@ def _multiply(p, step, k_len, PART: gl.constexpr, NEXT: gl.constexpr, mma_layout
 
 
 @gluon.jit
-def _depth(p, plan, t):
-    """Summands of tile number t."""
-    k_len = p.K
-    if p.PRODUCT == "wgrad":
-        _k0, k_len = k_range(p, plan, t)
-    return k_len
-
-
-@gluon.jit
-def _steps(p, plan, t):
-    """Steps of tile number t."""
-    return (gl.maximum(_depth(p, plan, t), 1) + p.BLOCK_K - 1) // p.BLOCK_K
+def _steps(p):
+    """Steps of a tile."""
+    return (gl.maximum(p.K, 1) + p.BLOCK_K - 1) // p.BLOCK_K
 
 
 @gluon.jit
@@ -109,7 +96,7 @@ def _store_tile(p, acc, g, row, row_end, col, tile, CONSUMER: gl.constexpr, mma_
 @gluon.jit
 def _consumer_split(p, CONSUMER: gl.constexpr, mma_layout: gl.constexpr):
     plan = make_plan(p)
-    steps = _steps(p, plan, 0)
+    steps = _steps(p)
     t = gl.program_id(0)
     number = 0
     g, row, row_end, col, _k0, _k_len = locate(p, plan, t)
@@ -122,7 +109,7 @@ def _consumer_split(p, CONSUMER: gl.constexpr, mma_layout: gl.constexpr):
     while t < plan.total:
         number += 1
         if row + CONSUMER * p.ROWS < row_end:
-            acc = _multiply(p, step, p.K, CONSUMER, None, mma_layout)
+            acc = _multiply(p, step, CONSUMER, None, mma_layout)
             after = take(p, number, t + gl.num_programs(0))
             next_g, next_row, next_row_end, next_col, _k0, _k_len = locate(p, plan, after)
             _store_tile(p, acc, g, row + CONSUMER * p.ROWS, row_end, col, tile, CONSUMER, mma_layout)
@@ -149,7 +136,7 @@ def _consumer_pingpong(p, CONSUMER: gl.constexpr, mma_layout: gl.constexpr):
     step = 0
     t = gl.program_id(0)
     if CONSUMER == 1:
-        step += _steps(p, plan, t)
+        step += _steps(p)
         t = take(p, 1, t + gl.num_programs(0))
     g, row, row_end, col, _k0, _k_len = locate(p, plan, t)
     while t < plan.total:
@@ -157,19 +144,17 @@ def _consumer_pingpong(p, CONSUMER: gl.constexpr, mma_layout: gl.constexpr):
             # Both are there by the time the products are.
             fetch_pre(p, row, row_end, col, CONSUMER)
             weight = routing_weights(p, row, row_end, part_layout)
-        # Not carried from tile to tile as g and row are: Triton 3.6 drops that, and every tile gets the first one's.
-        k_len = _depth(p, plan, t)
         mbarrier.wait(p.order.index(CONSUMER), (tile & 1) ^ (1 - CONSUMER))
-        acc = _multiply(p, step, k_len, 0, 1 - CONSUMER, mma_layout)
+        acc = _multiply(p, step, 0, 1 - CONSUMER, mma_layout)
         # Looked up while the other consumer keeps the tensor cores busy.
-        other = take(p, 2 * tile + CONSUMER + 1, t + gl.num_programs(0))
+        take(p, 2 * tile + CONSUMER + 1, t + gl.num_programs(0))
         after = take(p, 2 * tile + CONSUMER + 2, t + 2 * gl.num_programs(0))
         next_g, next_row, next_row_end, next_col, _k0, _k_len = locate(p, plan, after)
         if p.PRODUCT == "backward":
             store_backward(p, acc, weight, row, row_end, col, CONSUMER, part_layout)
         else:
             _store_tile(p, acc, g, row, row_end, col, tile, CONSUMER, mma_layout)
-        step += _steps(p, plan, t) + _steps(p, plan, other)
+        step += _steps(p) + _steps(p)
         tile += 1
         t = after
         g = next_g
@@ -189,9 +174,7 @@ def _consumer(p, CONSUMER: gl.constexpr, mma_layout: gl.constexpr):
 
 @gluon.jit
 def _producer(p):
-    if p.PRODUCT == "wgrad":
-        produce_wgrad(p)
-    elif p.GATHERED != "":
+    if p.GATHERED != "":
         produce_gathered(p)
     else:
         produce(p, fill_in_order)

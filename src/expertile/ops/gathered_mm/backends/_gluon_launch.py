@@ -56,33 +56,26 @@ def plan(p: GatherProblem, config: Any, bias_dtype: torch.dtype, programs: int, 
     gated, backward, gathered = p.product is Product.GATED, p.product is Product.BACKWARD, p.gathered != ""
     box = (config.rows, config.block_n // 2 // config.store_parts)
     rows = p.tokens if gathered else p.m
-    pitch = p.b_strides[0] if p.gathered == "b" else p.a_strides[0]
     inner = p.intermediate
     more_a = more_b = None
     more = -(-rank // config.block_k)
-    if p.product is Product.WGRAD:
-        # The gathered one's descriptor is not used, but for the shape of its box.
-        a = ragged(p.m, p.a_strides[0], (config.block_k, config.block_m))
-        b = ragged(p.n, p.b_strides[0], (config.block_k, config.block_n))
-        out = pre = Blocks((p.groups, p.m, p.n), (p.m * p.n, p.n, 1), (1, *box))
-    else:
-        a = Blocks((rows, p.k), (p.a_strides[0], 1), (config.block_m, config.block_k))
-        b = _weights(p, config)
-        if rank:
-            more_a = Blocks((p.m, rank), (rank, 1), a.box)
-            more_b = _weights(replace(p, k=rank, b_strides=_of_rank(p, rank)), config)
-        out = pre = ragged(inner, inner, box)
+    a = Blocks((rows, p.k), (p.a_strides[0], 1), (config.block_m, config.block_k))
+    b = _weights(p, config)
+    if rank:
+        more_a = Blocks((p.m, rank), (rank, 1), a.box)
+        more_b = _weights(replace(p, k=rank, b_strides=_of_rank(p, rank)), config)
+    out = pre = ragged(inner, inner, box)
     if backward or (gated and p.save_pre):
         pre = ragged(2 * inner, 2 * inner, box) if p.interleaved else _ragged_halves(inner, 2 * inner, box)
     shape = Shape(
-        LAYOUT="ragged_k" if p.product is Product.WGRAD else "ragged_m",
+        LAYOUT="ragged_m",
         PRODUCT=p.product.value,
         ACTIVATION=p.activation,
         INTERLEAVED=p.interleaved,
         HALVED=_halved(p),
         SAVE_PRE=p.save_pre,
         GATHERED=p.gathered,
-        B_K_MAJOR=p.product is not Product.WGRAD and p.b_strides[1] == 1,
+        B_K_MAJOR=p.b_strides[1] == 1,
         HAS_BIAS=p.has_bias,
         GROUPS_POW2=max(32, 1 << (p.groups - 1).bit_length()),
         BLOCK_M=config.block_m,
@@ -117,7 +110,7 @@ def plan(p: GatherProblem, config: Any, bias_dtype: torch.dtype, programs: int, 
         (a, b, out, pre, pre, more_a, more_b),
         (p.dtype,) * 7,
         (p.dtype, i32, i32, bias_dtype, i32, f32, f32, i32),
-        (p.groups, p.m, p.n, p.k + more * config.block_k, pitch // _VECTOR),
+        (p.groups, p.m, p.n, p.k + more * config.block_k, p.a_strides[0] // _VECTOR),
         tuple(options.items()),
         programs,
     )
@@ -155,8 +148,7 @@ def prepared(
     assert out is not None
     pre = out if pre is None else pre
     bias = o.a if o.bias is None else o.bias
-    gathered = o.b if p.gathered == "b" else o.a
-    return made, (o.a, o.b, out, pre, pre, more_a, more_b), (gathered, rows, o.offs, bias, o.offs, out, out, counter)
+    return made, (o.a, o.b, out, pre, pre, more_a, more_b), (o.a, rows, o.offs, bias, o.offs, out, out, counter)
 
 
 def row_sums(p: GatherProblem, config: Any, like: torch.Tensor) -> torch.Tensor:

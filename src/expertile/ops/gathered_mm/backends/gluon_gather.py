@@ -4,7 +4,6 @@
     GATED  pre[r] = a[rows[r]] @ b[g] (+ bias[g]), act[r] = f(gate, up)
     BACKWARD  with a_r = dy[rows[r]] @ b[g] and routing weight w:
            dpre[r] = f'(pre[r]) (w a_r), act_w[r] = w f(pre[r]), dweights[slots[r]] = <a_r, f(pre[r])>
-    WGRAD  out[g] = Σ over rows r of g of a[r]ᵀ b[r], one of them gathered
 
 bf16 and fp16, float32 accumulation. Rows are gathered inside by cp.async, 16 bytes a thread, or come by TMA where
 `rows` is None; b comes by TMA and all results leave by TMA, so groups need no padding. The activation is that of the
@@ -12,9 +11,6 @@ rounded pre-activation, whether that is kept or not. `offs` and `rows` are read 
 synchronises, and a captured CUDA graph follows new routings. Limits: tensor cores (and the power they draw) for long
 groups; HBM for small ones, where each expert's weights are read once. See `_gluon_kernel` for how the work is laid out
 on the chip.
-
-Weight gradients that gather are slower on an H200 than copying the rows into order and multiplying the copy (392
-against 587 TFLOP/s: each step of K has row numbers of its own), so `choose` copies.
 """
 
 from __future__ import annotations
@@ -31,7 +27,7 @@ from expertile.ops.gathered_mm.backend import Backend, Operands, Outputs
 from expertile.ops.gathered_mm.problem import GatherProblem, Product
 from expertile.ops.grouped_mm.backend import Pair
 from expertile.ops.grouped_mm.backends.gluon_hopper import QUEUE_BYTES
-from expertile.ops.hopper.limits import MAX_ROWS
+from expertile.ops.hopper.limits import MAX_ROWS, wide_tiles_pay
 
 _DTYPES = (torch.bfloat16, torch.float16)
 
@@ -78,18 +74,18 @@ class Config:
 def supports(problem: GatherProblem, device: Device) -> str | None:
     """The reason this kernel can't compute `problem` on `device`, or None."""
     p = problem
+    if p.product is Product.WGRAD:
+        return "computes no weight gradients"
     if device.kind != "cuda" or device.capability != (9, 0):
         return "needs compute capability 9.0 (H100, H200): it is written for that architecture's wgmma instructions"
     if p.dtype not in _DTYPES:
         return f"multiplies bfloat16 and float16, not {p.dtype}"
-    if p.product is not Product.WGRAD and p.m > MAX_ROWS:
+    if p.m > MAX_ROWS:
         return f"at most {MAX_ROWS} rows (the ragged descriptors' limit), not {p.m}"
     if p.groups > 1024:
         return f"at most 1024 experts (their prefix sum is kept in registers), not {p.groups}"
     if not (p.a_aligned and p.b_aligned):
         return "16-byte copies need base addresses that are multiples of 16 bytes"
-    if p.product is Product.WGRAD:
-        return _supports_wgrad(p)
     if p.k == 0 or p.k % 8:
         return f"16-byte copies need K to be a positive multiple of 8, not {p.k}"
     if p.a_strides[1] != 1 or p.a_strides[0] % 8 or p.a_strides[0] <= 0:
@@ -106,17 +102,6 @@ def supports(problem: GatherProblem, device: Device) -> str | None:
     return None
 
 
-def _supports_wgrad(p: GatherProblem) -> str | None:
-    if not p.gathered:
-        return "gathers one operand of a weight gradient; without `rows` that is a grouped product"
-    if p.k > MAX_ROWS:
-        return f"at most {MAX_ROWS} rows (the ragged descriptors' limit), not {p.k}"
-    for name, strides, cols in (("a", p.a_strides, p.m), ("b", p.b_strides, p.n)):
-        if strides[1] != 1 or strides[0] % 8 or strides[0] <= 0 or cols % 8:
-            return f"16-byte copies need rows of {name} in whole 16 bytes, got {cols} columns and strides {strides}"
-    return None
-
-
 _LARGE_M = Config()
 _SPLIT = Config(block_n=256, num_stages=4, store_slots=1, split=True)
 _DYNAMIC = replace(_SPLIT, dynamic=True)
@@ -129,9 +114,11 @@ _TILE_COLUMNS = 8  # what a tile costs beside its weights: plan, first load and 
 _HIGH_64 = Config(block_m=64, block_n=256, num_stages=5, group_m=16, store_parts=2, store_slots=1)
 _BACKWARD = Config(num_stages=4, store_slots=3)
 _BACKWARD_SMALL_M = Config(block_m=64, num_stages=7, store_slots=3)
-# FLOP/s of whole tiles with gathered rows, by (block_m, block_n), of those of 128x256 (H200, 2026-11-23, medians of
-# 4096 -> 2 x 1024 with 2048 rows of an expert and 2880 -> 2 x 2880 with 256). What lowers it is what crosses from L2.
+# FLOP/s of whole tiles with gathered rows, by (block_m, block_n), of those of 128x256. What lowers it is what crosses
+# from L2. H200: 2026-11-23, medians of 4096 -> 2 x 1024 with 2048 rows of an expert and 2880 -> 2 x 2880 with 256.
+# H100: 2026-11-25, the former, at its power limit.
 _RATES = {(128, 256): 1.0, (64, 256): 0.99, (128, 128): 0.86, (64, 128): 0.69}
+_H100_RATES = {(128, 256): 1.0, (64, 256): 0.89, (128, 128): 0.65, (64, 128): 0.5}
 _CANDIDATES = (_LARGE_M, _SPLIT, _DYNAMIC, _LARGE_M_ONE_OUTPUT, _SMALL_M, _HIGH_64, Config(num_stages=4, store_slots=3))
 
 
@@ -143,8 +130,6 @@ def configs(problem: GatherProblem, device: Device) -> tuple[Config, ...]:
         # less than the half tile that they waste.
         few = problem.mean_group <= (400 if problem.gathered or problem.interleaved else 128)
         return (_BACKWARD_SMALL_M, _BACKWARD) if few else (_BACKWARD, _BACKWARD_SMALL_M)
-    if problem.product is Product.WGRAD:
-        return (_LARGE_M, _LARGE_M_ONE_OUTPUT, _CANDIDATES[-1])
     decode = (_decode(problem, device),) if problem.gathered and problem.mean_group <= 64 else ()
     candidates = (_default(problem, device), *decode, *_CANDIDATES)
     fitting = (c for c in candidates if c.smem_bytes <= device.smem_bytes)
@@ -154,7 +139,7 @@ def configs(problem: GatherProblem, device: Device) -> tuple[Config, ...]:
 def invariant(problem: GatherProblem, device: Device) -> tuple[Config, ...]:
     """All configs: each adds the products of an element 16 at a time (the K of a wgmma), in the order of k, to one
     float32 sum, and those of a routing weight's gradient by columns of 128."""
-    return () if problem.product is Product.WGRAD else configs(problem, device)
+    return configs(problem, device)
 
 
 def _default(problem: GatherProblem, device: Device) -> Config:
@@ -185,7 +170,8 @@ def _cost(problem: GatherProblem, device: Device, config: Config) -> float:
     tiles_m = max(1.0, p.mean_group / c.block_m + 0.5)
     tiles = p.groups * tiles_m * math.ceil(p.n / c.block_n)
     ridge = (device.peak(p.dtype_key) or 0.0) / (device.memory_bps or math.inf)  # rows multiplied in a weight's time
-    return (tiles / device.sm_count + 0.5) * c.block_n * max(c.block_m / _RATES[c.block_m, c.block_n], ridge / tiles_m)
+    rate = (_H100_RATES if wide_tiles_pay(device) else _RATES)[c.block_m, c.block_n]
+    return (tiles / device.sm_count + 0.5) * c.block_n * max(c.block_m / rate, ridge / tiles_m)
 
 
 def _decode(problem: GatherProblem, device: Device) -> Config:
@@ -204,7 +190,7 @@ def _decode(problem: GatherProblem, device: Device) -> Config:
 
 def takes_more(problem: GatherProblem, config: Config) -> bool:
     """Whether `run` takes a second pair of operands: rows of a are gathered, and its own start a step of K."""
-    return problem.product is not Product.WGRAD and problem.gathered == "a" and problem.k % config.block_k == 0
+    return problem.gathered == "a" and problem.k % config.block_k == 0
 
 
 def run(problem: GatherProblem, operands: Operands, config: Config, outputs: Outputs, more: Pair | None = None) -> None:

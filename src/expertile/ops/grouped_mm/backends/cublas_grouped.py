@@ -325,5 +325,5 @@ BACKEND = Backend(
     run=_run,
     reads_offs_on_host=True,
     peer=True,
-    speed=Speed(0.275, 0.70, 6e-6, tile=(128, 256)),
+    speed=Speed(0.275, 0.87, 1e-6, tile=(128, 256)),
 )

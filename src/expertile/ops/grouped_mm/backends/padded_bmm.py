@@ -168,7 +168,7 @@ BACKEND = Backend(
     configs=lambda problem, device: (NoConfig(),),
     run=_run,
     reads_offs_on_host=True,
-    speed=Speed(0.65, 0.9, 3e-6, pads=True),
+    speed=Speed(0.72, 0.9, 1e-6, pads=True),
     cpu_place=_cpu_place,
     cpu_why="one product of all groups, which hardly differ in length, saves starting many",
 )

@@ -108,5 +108,5 @@ BACKEND = Backend(
     configs=lambda problem, device: (Config(tuned=True), Config(tuned=False)),
     run=_run,
     peer=True,
-    speed=Speed(0.625, 0.5, 8e-6, stores=0.73),
+    speed=Speed(0.66, 0.555, 7e-6, stores=0.77),
 )

@@ -350,5 +350,5 @@ BACKEND = Backend(
     configs=configs,
     run=run,
     invariant=invariant,
-    speed=Speed(0.55, 0.9, 5e-6, stores=0.53),
+    speed=Speed(0.595, 0.935, 1.5e-6, stores=0.475),
 )

@@ -315,5 +315,5 @@ BACKEND = Backend(
     supports=supports,
     configs=configs,
     run=run,
-    speed=Speed(0.6, 0.85, 3e-6, stores=0.51),
+    speed=Speed(0.645, 0.91, 1.7e-6, stores=0.47),
 )

@@ -13,83 +13,15 @@
 // row of tiles of a group with an odd number, rows of a (two columns of tiles). What is shared is loaded once.
 //
 // cuda_fp8.py puts in front: the macros (BLOCK_N, STAGES, GROUP_M, DYNAMIC, CLUSTER, OUT_HALF), multiply<N>, the wgmma of N
-// columns, whose N/2 operands are written out, and _cuda_parts.cu.
+// columns, whose N/2 operands are written out, launch/parts.cu and _cuda_fp8_tiles.cu.
 
-constexpr int CONSUMERS = 2, ROWS = 64 * CONSUMERS, K_STEP = 128;
-constexpr int GRAIN = 64;  // columns that surely share a scale of b
+constexpr int K_STEP = 128;
 constexpr int SEGMENTS = BLOCK_N / GRAIN;
 constexpr u32 A_BOX = 64 * K_STEP, A_BYTES = ROWS * K_STEP, B_BYTES = BLOCK_N * K_STEP;
 constexpr u32 B_BOX = GRAIN * K_STEP;
 // TMA begins at multiples of 16 bytes, so up to 3 scales of rows before the tile come with it.
 constexpr u32 SCALES_BYTES = (ROWS + 4) * 4, SCALES_PITCH = 640;
-enum { SHARE_NONE, SHARE_A, SHARE_B };
 static_assert(STAGES <= 8, "steps are written out for so many stages");
-static_assert(BLOCK_N % GRAIN == 0, "scales of b change every 128 columns, tiles begin on multiples of BLOCK_N");
-
-// width 0: there are no more tiles.
-struct Tile { int group, row, row_end, col, width, share; };
-
-// ---- tiles ----
-
-// Unit number -> this program's tile. unit_ends[g]: units up to and including group g; row_ends[g]: its last row + 1.
-__device__ __forceinline__ Tile locate(int t, int n_full, int rest, int rank, int G, const int* unit_ends,
-                                       const int* row_ends) {
-  const int lane = threadIdx.x % LANES;
-  const int across = n_full + (rest != 0);
-  int g = 0;
-  for (int base = 0; base < G; base += LANES) {
-    const unsigned before =
-        __ballot_sync(0xffffffffu, base + lane < G && unit_ends[base + lane < G ? base + lane : 0] <= t);
-    g += __popc(before);
-    if (before != 0xffffffffu) break;
-  }
-  const int first = g ? unit_ends[g - 1] : 0;
-  const int row = g ? row_ends[g - 1] : 0;
-  Tile found;
-  found.group = g;
-  found.row_end = row_ends[g];
-  const int rows = (found.row_end - row + ROWS - 1) / ROWS;
-  const int tiles_m = rows / CLUSTER;
-  int tile = t - first, n, m;
-  if (CLUSTER == 1 || tile < tiles_m * across) {
-    // About GROUP_M rows of units at a time, cut evenly, down the rows first.
-    int bands = (tiles_m + GROUP_M / 2) / GROUP_M;
-    bands = bands < 1 ? 1 : bands;
-    const int height = (tiles_m + bands - 1) / bands;
-    const int band = tile / (height * across);
-    const int inner = tile - band * height * across;
-    const int left = tiles_m - band * height;
-    const int here = left < height ? left : height;
-    n = inner / here;
-    m = (band * height + inner - n * here) * CLUSTER + (CLUSTER == 2 ? rank : 0);
-    found.share = CLUSTER == 2 ? SHARE_B : SHARE_NONE;
-  } else {
-    tile -= tiles_m * across;
-    n = 2 * tile + rank;
-    m = rows - 1;
-    found.share = 2 * tile + 1 < across ? SHARE_A : SHARE_NONE;
-  }
-  const bool narrow = n >= n_full;
-  found.row = n < across ? row + m * ROWS : found.row_end;
-  found.width = narrow ? (rest + GRAIN - 1) / GRAIN * GRAIN : BLOCK_N;
-  found.col = n * BLOCK_N;
-  return found;
-}
-
-// The scheduling warp finds tiles and tells the others, for whom the divisions would stand between two tiles.
-__device__ __forceinline__ void send(u32 at, const Tile& t) {
-  asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(at), "r"(t.row), "r"(t.row_end), "r"(t.col), "r"(t.width)
-               : "memory");
-  asm volatile("st.shared.v2.b32 [%0], {%1, %2};" ::"r"(at + 16), "r"(t.group), "r"(t.share) : "memory");
-}
-
-__device__ __forceinline__ Tile received(u32 at) {
-  Tile t;
-  asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(t.row), "=r"(t.row_end), "=r"(t.col), "=r"(t.width) : "r"(at) : "memory");
-  asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];" : "=r"(t.group), "=r"(t.share) : "r"(at + 16) : "memory");
-  return t;
-}
 
 // A tile's steps take the stages from the first on, so that consumers know them at compile time; the last steps of a
 // tile may leave some unused. `phases`: bit i is the parity of what stage i is waited for next.

@@ -32,10 +32,9 @@ from expertile.ops.launch.blocks import tile_counter
 from expertile.ops.scaled_grouped_mm.backend import Backend, Operands
 from expertile.ops.scaled_grouped_mm.problem import BLOCK, Recipe, ScaledProblem
 
-_PARTS, _SOURCE = (Path(__file__).with_name(name) for name in ("_cuda_parts.cu", "_cuda_fp8.cu"))
+_SOURCES = tuple(Path(__file__).with_name(name) for name in ("_cuda_fp8_tiles.cu", "_cuda_fp8.cu"))
 _ROWS = 128  # of a tile: two consumers of 64
 _ADDRESS, _INT, _LONG = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
-_HIGH_WORD = hex(1 << 30 | 1024 >> 4)  # of a matrix descriptor: the 128-byte swizzle, 1024 bytes for 8 rows
 _TYPES = (*(nvrtc.TensorMap,) * 6, *(_ADDRESS,) * 4, *(_INT,) * 3, *(_LONG,) * 4)
 
 
@@ -76,11 +75,9 @@ class Config:
             "CLUSTER": 1 + self.cluster,
             "OUT_HALF": int(dtype is torch.float16),
         }
-        defined = "".join(f"#define {name} {value}\n" for name, value in macros.items())
-        types = "typedef unsigned int u32;\ntypedef unsigned long long u64;\n"
         general = "template <int N> struct Columns {};\n"
         products = "".join(map(_multiply, sorted({*range(64, self.block_n, 64), self.block_n})))
-        return defined + types + general + products + _PARTS.read_text() + _SOURCE.read_text()
+        return nvrtc.program(macros, general + products, *_SOURCES)
 
 
 def _multiply(n: int) -> str:
@@ -94,7 +91,7 @@ def _multiply(n: int) -> str:
         f"__device__ __forceinline__ void multiply(Columns<{n}>, float* d, u32 a, u32 b) {{\n"
         '  asm volatile("{ .reg .pred more; .reg .b32 x, y; .reg .b64 p, q; "\n'
         f'    "add.u32 x, {a}, {to_a}; add.u32 y, {b}, {to_b}; setp.ne.b32 more, {more}, 0; "\n'
-        f'    "mov.b64 p, {{x, {_HIGH_WORD}}}; mov.b64 q, {{y, {_HIGH_WORD}}}; "\n'
+        f'    "mov.b64 p, {{x, {nvrtc.HIGH_WORD}}}; mov.b64 q, {{y, {nvrtc.HIGH_WORD}}}; "\n'
         f'    "wgmma.mma_async.sync.aligned.m64n{n}k32.f32.e4m3.e4m3 {{{names}}}, p, q, more, 1, 1; }}"\n'
         f'    : {registers} : "r"(a), "r"(b), "n"(A), "n"(B), "n"(MORE));\n}}\n'
     )

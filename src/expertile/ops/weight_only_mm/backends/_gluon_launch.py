@@ -1,4 +1,4 @@
-"""Host side of the `gluon_int4` backend: TMA descriptors of one problem, the launch, and the sum of a split K."""
+"""Host side of the `gluon_int4` backend: TMA descriptors of one problem and the launch."""
 
 from __future__ import annotations
 
@@ -8,13 +8,12 @@ from typing import Any
 import torch
 
 from expertile.device import Device
-from expertile.ops.hopper import reduce
 from expertile.ops.launch.blocks import Blocks, ragged
 from expertile.ops.launch.device import torch_device
 from expertile.ops.launch.launch import Launch
-from expertile.ops.launch.versions import FP_FUSION
 from expertile.ops.weight_only_mm.backend import Operands
 from expertile.ops.weight_only_mm.backends._gluon_kernel import weight_only_mm_kernel
+from expertile.ops.weight_only_mm.backends._hopper import options_of
 from expertile.ops.weight_only_mm.problem import WeightOnlyProblem
 
 # Registers of a thread: at launch, and of a consumer and of the producer afterwards. A warpgroup counts as four warps
@@ -53,31 +52,19 @@ def _launch(
     many = config.consumers == 2 and p.groups > 256
     registers, of_consumer, of_producer = _REGISTERS_OF_MANY_GROUPS if many else _REGISTERS[config.consumers]
     per_channel = layout.span == p.k and p.k not in (p.half, 2 * p.half) and layout.scale_dtype is None
-    options = {
-        "HAS_BIAS": p.has_bias,
+    options = options_of(p, config) | {
         "HAS_ZEROS": p.has_zeros,
-        "GROUPS_POW2": max(32, 1 << (p.groups - 1).bit_length()),
-        "CONSUMERS": config.consumers,
-        "COLS": config.cols,
-        "BLOCK_M": config.block_m,
         "BLOCK_K": config.block_k,
         "HALF": p.half,
         "SLAB": min(p.half, config.slab),
         "GROUP": 0 if per_channel else layout.span,
         "SCALE": "tile" if per_channel else config.scale,
-        "STAGES": config.num_stages,
-        "GROUP_M": config.group_m,
-        "SPLIT_K": config.split_k,
-        "STORE_PARTS": config.store_parts,
         "TAILS": config.tails,
         "ORDERED": config.ordered,
         "PAIRS": config.pairs,
         "CONSUMER_REGS": of_consumer,
         "PRODUCER_REGS": of_producer,
-        "num_warps": 4,
-        **FP_FUSION,
         "maxnreg": registers,
-        "launch_pdl": True,
     }
     of_scales = (layout.scale_dtype or p.dtype,) * 2
     return Launch(
@@ -102,14 +89,3 @@ def prepared(
     zeros = w.scales if w.zeros is None else w.zeros
     tensors = (operands.a, w.packed, w.scales, zeros, target)
     return launch, device, tensors, (operands.offs, target if bias is None else bias, w.scales, zeros)
-
-
-def run(p: WeightOnlyProblem, operands: Operands, config: Any, out: torch.Tensor) -> None:
-    """Queue the kernel, and after a split K the sum of its slices, on the current stream of `out`'s device."""
-    target = out
-    if config.split_k > 1:
-        target = out.new_empty((config.split_k, p.m, p.n), dtype=torch.float32)
-    launch, device, tensors, pointers = prepared(p, operands, config, target)
-    launch.run(device, tensors, pointers)
-    if config.split_k > 1:
-        reduce.run(target, operands.offs, out)

@@ -1,4 +1,4 @@
-"""Host side of the `gluon_w4a8` backend: TMA descriptors of one problem, the launch, and the sum of a split K."""
+"""Host side of the `gluon_w4a8` backend: TMA descriptors of one problem and the launch."""
 
 from __future__ import annotations
 
@@ -8,12 +8,11 @@ from typing import Any
 import torch
 
 from expertile.device import Device
-from expertile.ops.hopper import reduce
 from expertile.ops.launch.blocks import Blocks, ragged
 from expertile.ops.launch.device import torch_device
 from expertile.ops.launch.launch import Launch
-from expertile.ops.launch.versions import FP_FUSION
 from expertile.ops.weight_only_mm.backend import Operands
+from expertile.ops.weight_only_mm.backends._hopper import options_of
 from expertile.ops.weight_only_mm.backends._w4a8_kernel import w4a8_mm_kernel
 from expertile.ops.weight_only_mm.problem import BLOCK, WeightOnlyProblem
 
@@ -37,28 +36,16 @@ def _launch(
         Blocks((p.groups * p.scale_groups * p.n,), (1,), (config.block_n,)),
         ragged(p.n, strides[-2], (config.tokens // config.store_parts, 64)),
     )
-    options = {
+    options = options_of(p, config) | {
         "FORMAT": p.format,
         "RECIPE": "vector" if len(p.scale_a_strides) == 2 else "row",
-        "HAS_BIAS": p.has_bias,
-        "GROUPS_POW2": max(32, 1 << (p.groups - 1).bit_length()),
-        "CONSUMERS": config.consumers,
-        "COLS": config.cols,
-        "BLOCK_M": config.block_m,
         "TOKENS": config.tokens,
-        "STAGES": config.num_stages,
-        "GROUP_M": config.group_m,
-        "SPLIT_K": config.split_k,
-        "STORE_PARTS": config.store_parts,
         "AHEAD": config.ahead,
         "ORDERED": config.ordered and config.consumers == 2,
         "CONSUMER_REGS": 232 if p.groups <= 256 else 224,
         "PRODUCER_REGS": 40 if p.groups <= 256 else 56,
-        "num_warps": 4,
-        **FP_FUSION,
         # Warps come in fours; the register file holds 65536.
         "maxnreg": 168 if config.consumers == 2 else 248,
-        "launch_pdl": True,
     }
     sx_m, sx_k = (*p.scale_a_strides, 0)[:2]
     return Launch(
@@ -86,14 +73,3 @@ def prepared(
     row_scales = w.scales.view(torch.float32) if w.scales.dtype is torch.uint8 else scale_a
     pointers = (operands.offs, target if bias is None else bias, row_scales, scale_a)
     return launch, device, (operands.a, w.packed, w.scales, target), pointers
-
-
-def run(p: WeightOnlyProblem, operands: Operands, config: Any, out: torch.Tensor) -> None:
-    """Queue the kernel, and after a split K the sum of its slices, on the current stream of `out`'s device."""
-    target = out
-    if config.split_k > 1:
-        target = out.new_empty((config.split_k, p.m, p.n), dtype=torch.float32)
-    launch, device, tensors, pointers = prepared(p, operands, config, target)
-    launch.run(device, tensors, pointers)
-    if config.split_k > 1:
-        reduce.run(target, operands.offs, out)

@@ -26,21 +26,17 @@ unpack; with all three it takes 0.87 to 0.92 of the time at 16 to 256 rows each 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
-
-import torch
+from typing import Any
 
 from expertile.device import Device
-from expertile.ops.grouped_mm.backend import new_out
-from expertile.ops.hopper.limits import MAX_ROWS, storable
-from expertile.ops.weight_only_mm.backend import Backend, Operands
+from expertile.ops.weight_only_mm.backend import Backend
 from expertile.ops.weight_only_mm.backends._gluon_config import Config, tiles
 from expertile.ops.weight_only_mm.backends._gluon_model import most_tiles, ranked
+from expertile.ops.weight_only_mm.backends._hopper import refusal, runner
 from expertile.ops.weight_only_mm.problem import WeightOnlyProblem
 
-_MAX_GROUPS = 512
 _INT32 = 2**31
 # Registers of a consumer's thread that `Config.registers` may count, by the number of consumers.
 _REGISTERS = {2: 240, 4: 112}
@@ -52,23 +48,10 @@ def supports(problem: WeightOnlyProblem, device: Device) -> str | None:
     p = problem
     if p.fp8:
         return "takes activations of 16 bits"
-    if device.kind != "cuda" or device.capability != (9, 0):
-        return "needs compute capability 9.0 (H100, H200): it is written for that architecture's wgmma instructions"
-    if p.m > MAX_ROWS // 8:
-        return f"at most {MAX_ROWS // 8} rows (the ragged descriptors' limit, shared by slices of K), not {p.m}"
-    if p.groups > _MAX_GROUPS:
-        return f"at most {_MAX_GROUPS} groups (their prefix sum is kept in registers), not {p.groups}"
-    if not (p.a_aligned and p.b_aligned):
-        return "TMA needs base addresses that are multiples of 16 bytes"
-    if p.a_strides[1] != 1:
-        return f"a needs a contiguous K (strides {p.a_strides})"
-    if p.a_strides[0] <= 0 or p.a_strides[0] % 8:
-        return f"TMA needs strides that are positive multiples of 16 bytes; a has {p.a_strides} elements"
-    if (p.n * p.out_dtype.itemsize) % 16:
-        return f"TMA needs rows of the output that are multiples of 16 bytes, not {p.n} x {p.out_dtype.itemsize}"
-    if p.groups * p.scale_bytes >= 2 * _INT32:
+    reason = refusal(p, device)
+    if reason is None and p.groups * p.scale_bytes >= 2 * _INT32:
         return "scales must lie within 2^31 elements"
-    return None
+    return reason
 
 
 _SPLITS = (1, 2, 3, 4, 6, 8)
@@ -113,33 +96,16 @@ def configs(problem: WeightOnlyProblem, device: Device) -> tuple[Config, ...]:
     return tuple(best.values())
 
 
-def run(problem: WeightOnlyProblem, operands: Operands, config: Config, out: torch.Tensor | None) -> torch.Tensor:
-    """Compute into `out` (rows past offs[-1] are left alone) or a new tensor; queues one kernel, or two for a split K,
-    and waits for nothing."""
-    p = problem
-    if out is not None and not storable(out):
-        # The copy carries the rows that are to be left alone.
-        aligned = out.new_empty(out.shape).copy_(out)
-        return out.copy_(run(p, operands, config, aligned))
-    out = new_out(p, operands, out)
-    if p.groups and p.m and p.n:
-        _launch()(p, operands, config, out)
-    return out
+def _prepared() -> Any:
+    from expertile.ops.weight_only_mm.backends._gluon_launch import prepared
+
+    return prepared
 
 
-@lru_cache(maxsize=1)
-def _launch() -> Callable[[WeightOnlyProblem, Operands, Config, torch.Tensor], None]:
-    """Gluon is imported at the first launch: `import expertile` stays quick and works without Triton."""
-    from expertile.ops.weight_only_mm.backends._gluon_launch import run
-
-    return run
-
-
-GLUON_INT4 = Backend(
+BACKEND = Backend(
     name="gluon_int4",
     summary="warp-specialised Gluon kernel for Hopper: TMA ring, nibbles unpacked into wgmma's register operand",
     supports=supports,
     configs=configs,
-    run=run,
+    run=runner(_prepared),
 )
-BACKEND = GLUON_INT4

@@ -15,16 +15,13 @@ of a reads 40 bytes through L2 for every clock of the tensor cores.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
-
-import torch
+from typing import Any
 
 from expertile.device import Device
-from expertile.ops.grouped_mm.backend import new_out
-from expertile.ops.hopper.limits import MAX_ROWS, storable
-from expertile.ops.weight_only_mm.backend import Backend, Operands
+from expertile.ops.weight_only_mm.backend import Backend
+from expertile.ops.weight_only_mm.backends._hopper import refusal, runner
 from expertile.ops.weight_only_mm.problem import BLOCK, WeightOnlyProblem
 
 _INT32 = 2**31
@@ -78,18 +75,9 @@ def supports(problem: WeightOnlyProblem, device: Device) -> str | None:
     p = problem
     if not p.fp8:
         return "takes FP8 activations"
-    if device.kind != "cuda" or device.capability != (9, 0):
-        return "needs compute capability 9.0 (H100, H200): it is written for that architecture's wgmma instructions"
-    if p.m > MAX_ROWS // 8:
-        return f"at most {MAX_ROWS // 8} rows (the ragged descriptors' limit, shared by slices of K), not {p.m}"
-    if p.groups > 512:
-        return f"at most 512 groups (their prefix sum is kept in registers), not {p.groups}"
-    if not (p.a_aligned and p.b_aligned):
-        return "TMA needs base addresses that are multiples of 16 bytes"
-    if p.a_strides[1] != 1 or p.a_strides[0] <= 0 or p.a_strides[0] % 16:
-        return f"TMA needs a with K contiguous and rows that are multiples of 16 bytes apart (strides {p.a_strides})"
-    if (p.n * p.out_dtype.itemsize) % 16:
-        return f"TMA needs rows of the output that are multiples of 16 bytes, not {p.n} x {p.out_dtype.itemsize}"
+    reason = refusal(p, device)
+    if reason is not None:
+        return reason
     extents = (p.m, -(-p.k // BLOCK))
     reach = sum(abs(s) * (d - 1) for s, d in zip(p.scale_a_strides, extents, strict=False))
     if max(reach, p.groups * p.scale_groups * p.n) >= _INT32:
@@ -164,26 +152,10 @@ def _seconds(problem: WeightOnlyProblem, device: Device, config: Config) -> floa
     return seconds
 
 
-def run(problem: WeightOnlyProblem, operands: Operands, config: Config, out: torch.Tensor | None) -> torch.Tensor:
-    """Compute into `out` (rows past offs[-1] are left alone) or a new tensor; queues one kernel, or two for a split K,
-    and waits for nothing."""
-    p = problem
-    if out is not None and not storable(out):
-        # The copy carries the rows that are to be left alone.
-        aligned = out.new_empty(out.shape).copy_(out)
-        return out.copy_(run(p, operands, config, aligned))
-    out = new_out(p, operands, out)
-    if p.groups and p.m and p.n:
-        _launch()(p, operands, config, out)
-    return out
+def _prepared() -> Any:
+    from expertile.ops.weight_only_mm.backends._w4a8_launch import prepared
 
-
-@lru_cache(maxsize=1)
-def _launch() -> Callable[[WeightOnlyProblem, Operands, Config, torch.Tensor], None]:
-    """Gluon is imported at the first launch: `import expertile` stays quick and works without Triton."""
-    from expertile.ops.weight_only_mm.backends._w4a8_launch import run
-
-    return run
+    return prepared
 
 
 BACKEND = Backend(
@@ -191,5 +163,5 @@ BACKEND = Backend(
     summary="warp-specialised Gluon kernel for Hopper: FP8 activations, 4-bit weights unpacked to e4m3 in registers",
     supports=supports,
     configs=configs,
-    run=run,
+    run=runner(_prepared),
 )

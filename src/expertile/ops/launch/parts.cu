@@ -80,6 +80,11 @@ __device__ __forceinline__ void tma_store_2d(const TensorMap& map, u32 from, int
                "r"(y) : "memory");
 }
 
+__device__ __forceinline__ void tma_store_3d(const TensorMap& map, u32 from, int x, int y, int z) {
+  asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.bulk_group [%0, {%2, %3, %4}], [%1];" ::"l"(&map), "r"(from),
+               "r"(x), "r"(y), "r"(z) : "memory");
+}
+
 __device__ __forceinline__ void warpgroup_sync(int id) { asm volatile("bar.sync %0, 128;" ::"r"(id + 1) : "memory"); }
 
 __device__ __forceinline__ float load_shared(u32 at) {
@@ -94,6 +99,11 @@ __device__ __forceinline__ float load_shared(u32 at) {
 // swizzle: the address in units of 16 bytes. 32 summands further are 2 units. (The high word says that 8 rows make 1024
 // bytes, and names the swizzle.)
 __device__ __forceinline__ u32 low_word(u32 address) { return ((address & 0x3FFFF) >> 4) | 1 << 16; }
+
+// The same where K is not contiguous: rows of K of 64 columns, 128 bytes, and `block` bytes from those to the next 64.
+__device__ __forceinline__ u32 block_word(u32 address, u32 block) {
+  return ((address & 0x3FFFF) >> 4) | block >> 4 << 16;
+}
 
 template <int N>
 __device__ __forceinline__ void hold(float* x) {

@@ -1,0 +1,128 @@
+"""cuda_wgrad: our CUDA C++ kernel for weight gradients that gather one operand, for sm_90a (H100, H200), by NVRTC.
+
+    WGRAD  out[g] = Σ over rows r of g of a[r]ᵀ b[r], one of them gathered
+
+bf16 and fp16, float32 accumulation, every sum in the order of its rows. Tiles of 128 gathered columns by 256 of the
+other operand, shared by two consumers; `_cuda_wgrad.cu` says how the work is laid out on the chip. No copy of the
+gathered operand is made, which would be R · columns elements written and read.
+
+What Gluon lacked (`gluon_gather`): a thread asks for its step's row numbers once and hands them on by shuffles, and
+results leave turned (stmatrix.trans) where the gathered operand is b. Limits: the tensor cores and the power they draw.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+import torch
+
+from expertile.device import Device
+from expertile.ops.gathered_mm.backend import Backend, Operands, Outputs
+from expertile.ops.gathered_mm.problem import GatherProblem, Product
+from expertile.ops.launch import nvrtc
+
+_SOURCE = Path(__file__).with_name("_cuda_wgrad.cu")
+_GATHERED, _OTHER, _STEP, _BLOCK = (
+    128,
+    256,
+    64,
+    64,
+)  # of a tile: columns of both operands, rows of a step; of TMA's boxes
+_ADDRESS, _INT, _LONG = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
+_TYPES = (nvrtc.TensorMap, nvrtc.TensorMap, *(_ADDRESS,) * 3, *(_INT,) * 3, _LONG)
+
+
+@dataclass(frozen=True)
+class Config:
+    """num_stages: steps of 64 rows in shared memory. band: tiles of the gathered operand that share one pass over the
+    columns of the other."""
+
+    num_stages: int = 4
+    band: int = 4
+
+    @property
+    def smem_bytes(self) -> int:
+        """Shared memory of one program: ring, four pieces of the result, barriers, and up to 1024 to align."""
+        return 1024 + self.num_stages * ((_GATHERED + _OTHER) * _STEP * 2 + 16) + 4 * _BLOCK * _BLOCK * 2
+
+    def source(self, dtype: torch.dtype, turned: bool) -> str:
+        """The program; `turned`: the gathered operand's columns are the result's last dimension."""
+        half = int(dtype is torch.float16)
+        macros = {"STAGES": self.num_stages, "BAND": self.band, "TURNED": int(turned), "HALF": half}
+        return nvrtc.program(macros, _multiply("f16" if half else "bf16"), _SOURCE)
+
+
+def _multiply(dtype: str) -> str:
+    """sum += aᵀ · b for 16 rows of K, 64 columns of a and 256 of b, by the low words of their descriptors."""
+    names = ", ".join(f"%{i}" for i in range(128))
+    registers = ", ".join(f'"+f"(sum[{i}])' for i in range(128))
+    return (
+        "__device__ __forceinline__ void multiply(float* sum, u32 a, u32 b) {\n"
+        '  asm volatile("{ .reg .pred more; .reg .b64 p, q; setp.eq.b32 more, 0, 0; "\n'
+        f'    "mov.b64 p, {{%128, {nvrtc.HIGH_WORD}}}; mov.b64 q, {{%129, {nvrtc.HIGH_WORD}}}; "\n'
+        f'    "wgmma.mma_async.sync.aligned.m64n256k16.f32.{dtype}.{dtype} {{{names}}}, p, q, more, 1, 1, 1, 1; }}"\n'
+        f'    : {registers} : "r"(a), "r"(b));\n}}\n'
+    )
+
+
+def supports(problem: GatherProblem, device: Device) -> str | None:
+    """The reason this kernel can't compute `problem` on `device`, or None."""
+    p = problem
+    if p.product is not Product.WGRAD or not p.gathered:
+        return "computes weight gradients that gather one operand, nothing else"
+    if device.kind != "cuda" or device.capability != (9, 0):
+        return "needs compute capability 9.0 (H100, H200): it is written for that architecture's wgmma instructions"
+    if p.dtype not in (torch.bfloat16, torch.float16):
+        return f"multiplies bfloat16 and float16, not {p.dtype}"
+    if not (p.a_aligned and p.b_aligned):
+        return "16-byte copies need base addresses that are multiples of 16 bytes"
+    for name, strides, columns in (("a", p.a_strides, p.m), ("b", p.b_strides, p.n)):
+        if strides[1] != 1 or strides[0] % 8 or strides[0] <= 0 or columns % 8:
+            return f"16-byte copies need rows of {name} in whole 16 bytes, got {columns} columns and strides {strides}"
+    if p.groups * (-(-p.m // _GATHERED)) * (-(-p.n // _GATHERED)) >= 2**31:
+        return f"counts tiles in 32 bits, which {p.groups} experts of {p.m} x {p.n} exceed"
+    return nvrtc.missing()
+
+
+@lru_cache(maxsize=16)
+def _binary(config: Config, dtype: torch.dtype, turned: bool) -> bytes:
+    return nvrtc.compiled(config.source(dtype, turned), ("--gpu-architecture=sm_90a", "--std=c++17"))
+
+
+@lru_cache(maxsize=16)
+def _kernel(config: Config, dtype: torch.dtype, turned: bool, device: int) -> nvrtc.Kernel:
+    """The kernel on GPU number `device`, the current one."""
+    return nvrtc.kernel(_binary(config, dtype, turned), "gathered_wgrad", _TYPES, 3 * 128, config.smem_bytes)
+
+
+def run(problem: GatherProblem, operands: Operands, config: Config, outputs: Outputs) -> None:
+    """Compute into `outputs`; queues one kernel."""
+    p, o, (out,) = problem, operands, outputs
+    assert out is not None and o.rows is not None
+    turned = p.gathered == "b"
+    gathered, other = (o.b, o.a) if turned else (o.a, o.b)
+    width, columns, pitch = gathered.shape[1], other.shape[1], other.stride(0) * 2
+    with torch.cuda.device(out.device):
+        # Row z of the map's planes is row z - 64 + y of `other`, and y ends at 64: a box ends where its group does.
+        shape, box = (p.k + 1, _STEP, columns), (1, _BLOCK, _BLOCK)
+        maps = (
+            nvrtc.tensor_map(other.data_ptr() - _STEP * pitch, shape, (pitch, pitch), box, 2),
+            nvrtc.tensor_map(out.data_ptr(), tuple(out.shape), (p.m * p.n * 2, p.n * 2), box, 2),
+        )
+        tensors = (gathered.data_ptr(), o.rows.data_ptr(), o.offs.data_ptr())
+        sizes = (p.groups, width, columns, gathered.stride(0) * 2)
+        programs = Device.current(out.device).sm_count
+        kernel = _kernel(config, p.dtype, turned, out.get_device())
+        kernel(programs, torch.cuda.current_stream().cuda_stream, (*maps, *tensors, *sizes))
+
+
+BACKEND = Backend(
+    name="cuda_wgrad",
+    summary="CUDA C++ kernel for Hopper: weight gradients that gather, tiles of 128x256, no copy of the rows",
+    supports=supports,
+    configs=lambda problem, device: (Config(), Config(band=16)),
+    run=run,
+)

@@ -1,0 +1,85 @@
+"""What `gluon_int4` and `gluon_w4a8` share on the host: what they refuse, the options of a launch, and a call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import torch
+
+from expertile.device import Device
+from expertile.ops.grouped_mm.backend import new_out
+from expertile.ops.hopper.limits import MAX_ROWS, storable
+from expertile.ops.launch.versions import FP_FUSION
+from expertile.ops.weight_only_mm.backend import Operands, Run
+from expertile.ops.weight_only_mm.problem import WeightOnlyProblem
+
+_MAX_GROUPS = 512
+
+
+def refusal(p: WeightOnlyProblem, device: Device) -> str | None:
+    """The reason why neither kernel can compute `p` on `device`, or None."""
+    if device.kind != "cuda" or device.capability != (9, 0):
+        return "needs compute capability 9.0 (H100, H200): it is written for that architecture's wgmma instructions"
+    if p.m > MAX_ROWS // 8:
+        return f"at most {MAX_ROWS // 8} rows (the ragged descriptors' limit, shared by slices of K), not {p.m}"
+    if p.groups > _MAX_GROUPS:
+        return f"at most {_MAX_GROUPS} groups (their prefix sum is kept in registers), not {p.groups}"
+    if not (p.a_aligned and p.b_aligned):
+        return "TMA needs base addresses that are multiples of 16 bytes"
+    if p.a_strides[1] != 1 or p.a_strides[0] <= 0 or p.a_strides[0] * p.dtype.itemsize % 16:
+        return f"TMA needs a with a contiguous K and rows that are multiples of 16 bytes apart (strides {p.a_strides})"
+    if (p.n * p.out_dtype.itemsize) % 16:
+        return f"TMA needs rows of the output that are multiples of 16 bytes, not {p.n} x {p.out_dtype.itemsize}"
+    return None
+
+
+def options_of(p: WeightOnlyProblem, config: Any) -> dict[str, Any]:
+    """What both kernels are compiled for."""
+    return {
+        "HAS_BIAS": p.has_bias,
+        "GROUPS_POW2": max(32, 1 << (p.groups - 1).bit_length()),
+        "CONSUMERS": config.consumers,
+        "COLS": config.cols,
+        "BLOCK_M": config.block_m,
+        "STAGES": config.num_stages,
+        "GROUP_M": config.group_m,
+        "SPLIT_K": config.split_k,
+        "STORE_PARTS": config.store_parts,
+        "num_warps": 4,
+        **FP_FUSION,
+        "launch_pdl": True,
+    }
+
+
+def runner(imported: Callable[[], Any]) -> Run:
+    """`run` of the backend whose `prepared(problem, operands, config, target)` is what `imported` gives: the launch
+    that writes `target`, the output or the partial sums [split_k, M, N] of a split K.
+
+    Gluon is imported at the first launch: `import expertile` stays quick and works without Triton.
+    """
+    of_kernel = cache(imported)
+
+    def run(problem: WeightOnlyProblem, operands: Operands, config: Any, out: torch.Tensor | None) -> torch.Tensor:
+        """Compute into `out` (rows past offs[-1] are left alone) or a new tensor; queues one kernel, or two for a split
+        K, and waits for nothing."""
+        p = problem
+        if out is not None and not storable(out):
+            # The copy carries the rows that are to be left alone.
+            aligned = out.new_empty(out.shape).copy_(out)
+            return out.copy_(run(p, operands, config, aligned))
+        target = out = new_out(p, operands, out)
+        if not (p.groups and p.m and p.n):
+            return out
+        if config.split_k > 1:
+            target = out.new_empty((config.split_k, p.m, p.n), dtype=torch.float32)
+        launch, device, tensors, pointers = of_kernel()(p, operands, config, target)
+        launch.run(device, tensors, pointers)
+        if config.split_k > 1:
+            from expertile.ops.hopper import reduce
+
+            reduce.run(target, operands.offs, out)
+        return out
+
+    return run
