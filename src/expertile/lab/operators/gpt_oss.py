@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -91,12 +92,13 @@ def _ours(w: Workload, inputs: Inputs, format: str = "mxfp4") -> Call:
     x, router = inputs[:2]
     gate_up, up_bias, down, down_bias = _weights(w, inputs)
     gate_up, down = (rearranged(weight, format) for weight in (gate_up, down))
-    config, biases = RouterConfig(w["experts"], w["top_k"]), {"gate_up_bias": up_bias, "down_bias": down_bias}
+    config = RouterConfig(w["experts"], w["top_k"])
 
     def call() -> tuple[Tensor, ...]:
         found = route(router_logits(x, router), config, want_scores=False)
         chosen = found.topk_ids, found.topk_weights
-        return (moe_mlp(x, gate_up, down, *chosen, activation="gpt_oss", interleaved=True, **biases),)
+        gate: dict[str, Any] = {"activation": "gpt_oss", "interleaved": True}
+        return (moe_mlp(x, gate_up, down, *chosen, **gate, gate_up_bias=up_bias, down_bias=down_bias),)
 
     return call
 

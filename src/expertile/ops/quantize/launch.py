@@ -265,6 +265,7 @@ def quantize_tokens(
     constants = (source, by, max(32, triton.next_power_of_2(groups)), config.per_program)
     last = (k % BLOCK == 0, power_of_two, _divide(x, source, power_of_two))
     count, warps = token_blocks * chunks, config.num_warps
+    how: tuple[object, ...]
     if isinstance(config, StripsConfig):
         kernel, how = quantize_strips_kernel, (*constants, *last, config.staged)
         launch(kernel, count, tensors, scalars, how, num_warps=warps, most_registers=_STRIPS_REGISTERS)
