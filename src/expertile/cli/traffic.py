@@ -24,22 +24,12 @@ from expertile.ops.grouped_mm.problem import Layout, Problem
 from expertile.suggest import one_of
 
 GROUPED = "grouped_mm"
-# What an option of the command line is called among an operator's dimensions.
-_DIMENSIONS = {
-    "rows": ("rows",),
-    "cols": ("cols", "columns"),
-    "batch": ("batch",),
-    "heads": ("heads",),
-    "kv_heads": ("kv_heads",),
-    "seq_len": ("q_len",),
-    "k_len": ("k_len",),
-    "head_dim": ("head_dim",),
-    "causal": ("causal",),
-    "grids": ("grids",),
-    "boundary": ("boundary",),
-    "elements": ("elements",),
-}
-OPTIONS = tuple(_DIMENSIONS)
+OPTIONS = (
+    *("rows", "cols", "batch", "heads", "kv_heads", "seq_len", "k_len", "head_dim"),
+    *("causal", "grids", "boundary", "elements"),
+)
+# What an option is called among an operator's dimensions.
+_DIMENSIONS = {o: (o,) for o in OPTIONS} | {"cols": ("cols", "columns"), "seq_len": ("q_len",)}
 _NAME = 19  # columns for the name of a kernel, so that the table fits a terminal of 80
 OPERATORS = (GROUPED, *formulas())
 

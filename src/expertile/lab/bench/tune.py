@@ -289,7 +289,7 @@ def _final(case: Case, machine: Machine, candidates: Sequence[Candidate], policy
 def workload_of(record: Record) -> GroupedWorkload:
     """The workload that a record of a grouped product was made on."""
     s = record.shape
-    sizes, how = (s[x] for x in ("group_sizes", "m", "n", "k")), {x: s[x] for x in ("a_layout", "b_layout", "routing")}
+    sizes, how = (s["group_sizes"], s["m"], s["n"], s["k"]), {x: s[x] for x in ("a_layout", "b_layout", "routing")}
     return grouped(record.workload, "", Layout(s["layout"]), *sizes, record.dtype, op=record.op, **how)
 
 

@@ -107,28 +107,10 @@ class Prepared:
         """[rows of a · top_k, padded N]: row i · top_k + j is a[i]'s for its j-th expert, by `order` (see `aligned`),
         times that weight if `weighted`."""
         out = torch.empty(a.shape[0] * top_k, self.padded_n, dtype=a.dtype, device=a.device)
+        operands, sizes = (a, out, self.words, self.bias, self.scales), (a.shape[0], self.padded_n, self.k)
+        how = (weights, block, top_k, weighted, self.type_id)
         torch.ops._moe_C.moe_wna16_marlin_gemm(
-            a,
-            out,
-            self.words,
-            self.bias,
-            self.scales,
-            *(None,) * 5,
-            self.workspace,
-            *order,
-            weights,
-            block,
-            top_k,
-            weighted,
-            self.type_id,
-            a.shape[0],
-            self.padded_n,
-            self.k,
-            True,
-            False,
-            True,
-            False,
-            *(-1,) * 3,
+            *operands, *(None,) * 5, self.workspace, *order, *how, *sizes, True, False, True, False, *(-1,) * 3
         )
         return out
 

@@ -232,18 +232,8 @@ def _sonic(w: Workload, tensors: Tensors) -> Callable[[], Tensor]:
 
     def run() -> Tensor:
         stream = torch.cuda.current_stream(x.device).cuda_stream
-        return moe_TC_softmax_topk_layer(
-            x,
-            router,
-            gate_up.permute(1, 2, 0),
-            None,
-            down.permute(1, 2, 0),
-            None,
-            top_k,
-            stream,
-            ActivationType.SWIGLU,
-            not train,
-        )[0]
+        weights = gate_up.permute(1, 2, 0), None, down.permute(1, 2, 0), None
+        return moe_TC_softmax_topk_layer(x, router, *weights, top_k, stream, ActivationType.SWIGLU, not train)[0]
 
     return run
 

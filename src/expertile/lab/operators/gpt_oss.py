@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -94,20 +95,10 @@ def _ours(w: Workload, inputs: Inputs, format: str = "mxfp4") -> Call:
     config = RouterConfig(w["experts"], w["top_k"])
 
     def call() -> tuple[Tensor, ...]:
-        routing = route(router_logits(x, router), config, want_scores=False)
-        return (
-            moe_mlp(
-                x,
-                gate_up,
-                down,
-                routing.topk_ids,
-                routing.topk_weights,
-                activation="gpt_oss",
-                interleaved=True,
-                gate_up_bias=up_bias,
-                down_bias=down_bias,
-            ),
-        )
+        found = route(router_logits(x, router), config, want_scores=False)
+        chosen = found.topk_ids, found.topk_weights
+        gate: dict[str, Any] = {"activation": "gpt_oss", "interleaved": True}
+        return (moe_mlp(x, gate_up, down, *chosen, **gate, gate_up_bias=up_bias, down_bias=down_bias),)
 
     return call
 

@@ -22,21 +22,9 @@ _READ, _WRITTEN = "dram__bytes_read.sum", "dram__bytes_write.sum"
 _L2_READ, _L2_WRITTEN = "lts__t_sectors_op_read.sum", "lts__t_sectors_op_write.sum"
 _TIME = "gpu__time_duration.sum"
 METRICS = (_READ, _WRITTEN, _L2_READ, _L2_WRITTEN, _TIME)
-_SCALE = {
-    "byte": 1.0,
-    "kbyte": 1e3,
-    "mbyte": 1e6,
-    "gbyte": 1e9,
-    "sector": float(SECTOR_BYTES),
-    "s": 1.0,
-    "second": 1.0,
-    "ms": 1e-3,
-    "msecond": 1e-3,
-    "us": 1e-6,
-    "usecond": 1e-6,
-    "ns": 1e-9,
-    "nsecond": 1e-9,
-}
+_SCALE = {"byte": 1.0, "kbyte": 1e3, "mbyte": 1e6, "gbyte": 1e9, "sector": float(SECTOR_BYTES)}
+for _prefix, _factor in (("", 1.0), ("m", 1e-3), ("u", 1e-6), ("n", 1e-9)):
+    _SCALE |= {f"{_prefix}s": _factor, f"{_prefix}second": _factor}
 _PERMISSION = (
     "the driver lets only administrators read performance counters (ERR_NVGPUCTRPERM); "
     "see developer.nvidia.com/ERR_NVGPUCTRPERM"

@@ -73,15 +73,7 @@ def unfused_bytes(problem: Problem) -> float:
 
 def explain_problem(problem: Problem, device: Device) -> Explanation:
     """Explain `problem` on `device`, which need not be present. ValueError where no backend takes it."""
-    forward, backward = problem.work(), problem.backward_work()
-    return Explanation(
-        problem,
-        device,
-        forward,
-        backward,
-        bound(forward, device, problem.dtype_key),
-        bound(backward, device, problem.dtype_key),
-        choose(problem, device, False),
-        choose(problem, device, True),
-        unfused_bytes(problem),
-    )
+    forward, backward = works = problem.work(), problem.backward_work()
+    bounds = bound(forward, device, problem.dtype_key), bound(backward, device, problem.dtype_key)
+    choices = choose(problem, device, False), choose(problem, device, True)
+    return Explanation(problem, device, *works, *bounds, *choices, unfused_bytes(problem))

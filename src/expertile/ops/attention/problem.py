@@ -132,26 +132,10 @@ class Problem:
             x.data_ptr() % 16 == 0 and all(s * itemsize % 16 == 0 for s in strides_of)
             for x, strides_of in zip((q, k, v), strides, strict=True)
         )
+        sizes, rows = (batch, heads, kv_heads, q_len, k_len, head_dim), (q_rows, k_rows)
+        sure = torch.are_deterministic_algorithms_enabled()
         return Problem(
-            batch,
-            heads,
-            kv_heads,
-            q_len,
-            k_len,
-            head_dim,
-            q.dtype,
-            bool(causal),
-            scale,
-            packed,
-            q_rows,
-            k_rows,
-            strides[0],
-            strides[1],
-            strides[2],
-            aligned,
-            q.device.type,
-            torch.are_deterministic_algorithms_enabled(),
-            lse_grad,
+            *sizes, q.dtype, bool(causal), scale, packed, *rows, *strides, aligned, q.device.type, sure, lse_grad
         )
 
 

@@ -228,16 +228,8 @@ def _plan(
     lanes = 32 * config.num_warps * (per_thread // vector)
     across, down = -(-wide // (lanes * vector)), -(-max(rows, out_rows) // config.block_rows)
     unit_in, unit_out = 1 if frame_in else vector, 1 if frame_out else vector
-    numbers = (
-        rows,
-        columns // unit_in,
-        out_rows,
-        out_columns // unit_out,
-        strides[0] // unit_in,
-        strides[1] // unit_in,
-        across,
-        down,
-    )
+    sizes = (rows, columns // unit_in, out_rows, out_columns // unit_out)
+    numbers = (*sizes, strides[0] // unit_in, strides[1] // unit_in, across, down)
     outside = "zero" if frame_in or frame_out else boundary
     constants = (outside, frame_in, frame_out, unit_in, unit_out, vector, lanes, config.block_rows)
     return _Plan(numbers, constants, config.num_warps, grids * across * down, vector)
@@ -249,16 +241,8 @@ def launch(u: torch.Tensor, out: torch.Tensor, boundary: str, scale: float, conf
     sm_count = machine(u.get_device()).sm_count
     plan = _plan(tuple(u.shape), u.stride(), u.dtype.itemsize, boundary, aligned, sm_count, config)
     # Without vectors nothing rests on alignment, so one kernel serves whatever address.
-    queue(
-        _laplacian_kernel,
-        u,
-        out,
-        plan.vector > 1,
-        (scale, *plan.numbers),
-        plan.constants,
-        plan.num_warps,
-        plan.programs,
-    )
+    numbers = (scale, *plan.numbers)
+    queue(_laplacian_kernel, u, out, plan.vector > 1, numbers, plan.constants, plan.num_warps, plan.programs)
 
 
 def _on_torch(u: torch.Tensor, boundary: str, scale: float) -> torch.Tensor:

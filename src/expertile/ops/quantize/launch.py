@@ -264,26 +264,14 @@ def quantize_tokens(
     scalars = (tokens, k // by, x_rows.stride(0) // by, room, groups, chunks)
     constants = (source, by, max(32, triton.next_power_of_2(groups)), config.per_program)
     last = (k % BLOCK == 0, power_of_two, _divide(x, source, power_of_two))
+    count, warps = token_blocks * chunks, config.num_warps
+    how: tuple[object, ...]
     if isinstance(config, StripsConfig):
-        launch(
-            quantize_strips_kernel,
-            token_blocks * chunks,
-            tensors,
-            scalars,
-            (*constants, *last, config.staged),
-            num_warps=config.num_warps,
-            most_registers=_STRIPS_REGISTERS,
-        )
+        kernel, how = quantize_strips_kernel, (*constants, *last, config.staged)
+        launch(kernel, count, tensors, scalars, how, num_warps=warps, most_registers=_STRIPS_REGISTERS)
     else:
-        launch(
-            quantize_tokens_kernel,
-            token_blocks * chunks,
-            tensors,
-            (*scalars, 0),
-            (*constants, config.rows, config.cols, *last),
-            num_warps=config.num_warps,
-            most_registers=config.most_registers,
-        )
+        kernel, how = quantize_tokens_kernel, (*constants, config.rows, config.cols, *last)
+        launch(kernel, count, tensors, (*scalars, 0), how, num_warps=warps, most_registers=config.most_registers)
     return rows, (turned, turned_scales), ends
 
 
@@ -302,20 +290,13 @@ def quantize_weights(w: torch.Tensor, power_of_two: bool = False, config: Weight
         tiles = stack.shape[0] * row_tiles * blocks
         config = weights_configs(tiles, w.element_size(), machine(w.get_device()).sm_count)[0]
     by, chunks = unit(k, stack.stride(0), stack.stride(1)), -(-blocks // config.per_program)
+    even, divide = (n % BLOCK == 0, k % BLOCK == 0), _divide(w, "plain", power_of_two)
     launch(
         quantize_weights_kernel,
         stack.shape[0] * row_tiles * chunks,
         (stack, values, scales),
         (n, k // by, stack.stride(0) // by, stack.stride(1) // by, chunks, row_tiles),
-        (
-            by,
-            config.per_program,
-            config.num_stages,
-            n % BLOCK == 0,
-            k % BLOCK == 0,
-            power_of_two,
-            _divide(w, "plain", power_of_two),
-        ),
+        (by, config.per_program, config.num_stages, *even, power_of_two, divide),
         num_warps=config.num_warps,
         most_registers=config.most_registers,
     )

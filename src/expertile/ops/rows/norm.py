@@ -97,16 +97,8 @@ def _launch(
         late = count % alike != 0 and count < config.tiles(rows)
     shape, stays = config.shape(rows, cols, cut), config.programs_per_sm > 0
     constants = (centered, by, shape, _spread(config, itemsize), late, stays, config.num_stages)
-    return plan(
-        norm_kernel,
-        count,
-        pointers,
-        (rows, *strides, eps),
-        constants,
-        config.num_warps,
-        config.cluster,
-        config.most_registers,
-    )
+    how = (config.num_warps, config.cluster, config.most_registers)
+    return plan(norm_kernel, count, pointers, (rows, *strides, eps), constants, *how)
 
 
 def backward(
@@ -141,14 +133,8 @@ def backward(
     if config is None:
         config = choose.norm_backward(rows, cols, h.element_size(), here, sum(wanted))
     if config.streamed:
-        launch(
-            norm_backward_streamed_kernel,
-            rows,
-            tensors,
-            strides,
-            (centered, by, config.block_cols),
-            num_warps=config.num_warps,
-        )
+        shape = (centered, by, config.block_cols)
+        launch(norm_backward_streamed_kernel, rows, tensors, strides, shape, num_warps=config.num_warps)
         partial = _sum_columns(dy_rows, h_rows, mean, rstd, strides[:3], by, wanted, here) if any(wanted) else None
     else:
         count = programs(config, rows, here, h.get_device())

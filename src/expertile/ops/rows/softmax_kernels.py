@@ -85,19 +85,8 @@ def softmax_kernel(
     compiler knows what they are multiples of."""
     s: tl.constexpr = piece.constants(SHAPE)
     C = c_units * UNIT
-    over_tiles(
-        _forward_tile,
-        ((x_ptr, x_stride_units * UNIT),),
-        y_ptr,
-        (),
-        peers.position(s.CLUSTER),
-        R,
-        C,
-        s,
-        _NEVER,
-        STAYS,
-        STAGES,
-    )
+    inputs = ((x_ptr, x_stride_units * UNIT),)
+    over_tiles(_forward_tile, inputs, y_ptr, (), peers.position(s.CLUSTER), R, C, s, _NEVER, STAYS, STAGES)
 
 
 @triton.jit
@@ -181,19 +170,8 @@ def softmax_backward_kernel(
     """dx[r] = y[r] * (dy[r] - sum(dy[r] * y[r]))."""
     s: tl.constexpr = piece.constants(SHAPE)
     C = c_units * UNIT
-    over_tiles(
-        _backward_tile,
-        ((dy_ptr, dy_stride_units * UNIT), (y_ptr, y_stride_units * UNIT)),
-        dx_ptr,
-        (),
-        peers.position(s.CLUSTER),
-        R,
-        C,
-        s,
-        0.0,
-        STAYS,
-        STAGES,
-    )
+    inputs = ((dy_ptr, dy_stride_units * UNIT), (y_ptr, y_stride_units * UNIT))
+    over_tiles(_backward_tile, inputs, dx_ptr, (), peers.position(s.CLUSTER), R, C, s, 0.0, STAYS, STAGES)
 
 
 @triton.jit

@@ -68,17 +68,8 @@ def _producer(p):
                 at = slot * p.CONSUMERS + w
                 mbarrier.wait(p.q_empty.index(at), ((tile // p.Q_SLOTS) & 1) ^ 1)
                 mbarrier.expect(p.q_full.index(at), p.q_desc.block_type.nbytes)
-                load_rows(
-                    p.q_desc,
-                    batch,
-                    head,
-                    q_start,
-                    q_len,
-                    m + w * p.ROWS,
-                    p.q_full.index(at),
-                    p.q_smem.index(at),
-                    p.VARLEN,
-                )
+                row, full, to = m + w * p.ROWS, p.q_full.index(at), p.q_smem.index(at)
+                load_rows(p.q_desc, batch, head, q_start, q_len, row, full, to, p.VARLEN)
             n = (blocks - 1) * p.BLOCK_N
             _load_keys(p, p.k_desc, p.k_smem, p.k_full, p.k_empty, batch, kv_head, k_start, k_len, n, step)
             for _j in range(1, blocks):

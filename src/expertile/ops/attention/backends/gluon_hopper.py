@@ -127,19 +127,8 @@ def _pass_launch(
         section = heads_in_l2(p, p.k_len, 2, _L2_SHARE, device) * p.group
     else:
         section = heads_in_l2(p, p.q_len * p.group, 2, _L2_SHARE, device)
-    numbers = (
-        tiles,
-        p.heads,
-        p.group,
-        heads,
-        min(heads, section),
-        p.q_len,
-        p.k_len,
-        stats[1],
-        stats[2],
-        p.scale,
-        p.scale * _LOG2E,
-    )
+    sizes = (tiles, p.heads, p.group, heads, min(heads, section), p.q_len, p.k_len)
+    numbers = (*sizes, *stats[1:], p.scale, p.scale * _LOG2E)
     blocks = (config.block, config.num_stages, config.slots, config.ahead)
     options = {"SHAPE": PassShape(dq, p.causal, p.packed, dim, 2, 64, 128, *blocks, STAT_PAD), **registers(2)}
     programs = min(tiles, device.sm_count) if config.persistent else tiles

@@ -92,24 +92,10 @@ def _cudnn_backward(
     problem: Problem, operands: Operands, saved: Saved, config: NoConfig
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     p, q = problem, operands.q
+    given = (saved.dout, q, operands.k, operands.v, saved.out, saved.lse.contiguous().unsqueeze(-1))
     unused = torch.empty((), dtype=torch.int64, device=q.device)
     dq, dk, dv = torch.ops.aten._scaled_dot_product_cudnn_attention_backward(
-        saved.dout,
-        q,
-        operands.k,
-        operands.v,
-        saved.out,
-        saved.lse.contiguous().unsqueeze(-1),
-        unused,
-        unused,
-        None,
-        None,
-        None,
-        p.q_len,
-        p.k_len,
-        0.0,
-        p.causal,
-        scale=p.scale,
+        *given, unused, unused, None, None, None, p.q_len, p.k_len, 0.0, p.causal, scale=p.scale
     )
     return _like(dq, q), _like(dk, operands.k), _like(dv, operands.v)
 
@@ -148,22 +134,9 @@ def _fa2_backward(
     q, k, v, dout, out = (_rows_first(x, p.packed) for x in (operands.q, operands.k, operands.v, saved.dout, saved.out))
     state = torch.empty(2, dtype=torch.uint64, device=q.device)
     unused = torch.empty((), dtype=torch.uint64, device=q.device)
+    given = (dout, q, k, v, out, saved.lse, operands.cu_seqlens_q, operands.cu_seqlens_k)
     grads = torch.ops.aten._flash_attention_backward(
-        dout,
-        q,
-        k,
-        v,
-        out,
-        saved.lse,
-        operands.cu_seqlens_q,
-        operands.cu_seqlens_k,
-        p.q_len,
-        p.k_len,
-        0.0,
-        p.causal,
-        state,
-        unused,
-        scale=p.scale,
+        *given, p.q_len, p.k_len, 0.0, p.causal, state, unused, scale=p.scale
     )
     models = (operands.q, operands.k, operands.v)
     dq, dk, dv = (_like(_rows_first(g, p.packed), m) for g, m in zip(grads, models, strict=True))
