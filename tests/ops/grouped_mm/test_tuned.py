@@ -158,11 +158,12 @@ def test_what_changes_times_least_is_left_out_of_the_loose_key() -> None:
     assert candidate_key("a", one) != candidate_key("a", other)
 
 
-def test_the_h200_table_ships_and_is_small():
-    path = tuned.package_folder() / "nvidia-h200.json"
+@pytest.mark.parametrize("gpu", ["NVIDIA H200", "NVIDIA H100 80GB HBM3"])
+def test_tables_ship_and_are_small(gpu):
+    path = tuned.package_folder() / f"{Device.by_name(gpu).slug}.json"
     shipped = Table.from_json(path.read_text(encoding="utf-8"))
     assert path.stat().st_size < 250_000
-    assert shipped.gpu == "NVIDIA H200" and shipped.seeds
+    assert shipped.gpu == gpu and shipped.seeds
     assert {m.features.layout for m in shipped.of("graph")} == {"ragged_m", "ragged_k", "batched"}
 
 

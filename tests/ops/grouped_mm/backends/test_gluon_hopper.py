@@ -20,7 +20,7 @@ from tests.support import aot, gluon_emulator
 from tests.support.fake_driver import compile_only
 from tests.support.mutants import Fault, before, planted
 
-H200 = Device.by_name("h200")
+H200, H100 = Device.by_name("h200"), Device.by_name("h100 sxm")
 M, K, B = Layout.RAGGED_M, Layout.RAGGED_K, Layout.BATCHED
 
 # Small tiles, few stages: many trips around the ring for little work.
@@ -283,7 +283,7 @@ def test_weight_gradients_of_small_groups_have_a_dynamic_scheduler() -> None:
     assert BACKEND.configs(short, H200)[0].dynamic and not BACKEND.configs(long, H200)[0].dynamic
 
 
-def _wgrad(groups: int, rows: int, m: int, n: int) -> Config:
+def _wgrad(groups: int, rows: int, m: int, n: int, device: Device = H200) -> Config:
     problem = Problem(
         K,
         groups=groups,
@@ -296,7 +296,7 @@ def _wgrad(groups: int, rows: int, m: int, n: int) -> Config:
         b_strides=(n, 1),
         device_type="cuda",
     )
-    return BACKEND.configs(problem, H200)[0]
+    return BACKEND.configs(problem, device)[0]
 
 
 def test_weight_gradients_of_small_groups_get_small_tiles() -> None:
@@ -351,6 +351,28 @@ def test_groups_of_a_few_hundred_rows_get_low_tiles() -> None:
 def test_small_groups_have_a_dynamic_scheduler_where_there_are_many_waves() -> None:
     many, few = (_problem(Case("", M, (128,) * groups, n=1536, k=64))[0] for groups in (128, 32))
     assert BACKEND.configs(many, H200)[0].dynamic and not BACKEND.configs(few, H200)[0].dynamic
+
+
+@pytest.mark.parametrize(
+    ("groups", "rows", "k", "n", "wide"),
+    [
+        (128, 2048, 2048, 4096, True),  # 9.2 ms in 128x128 at the power limit, 6.0 to 6.5 in 128x256
+        (32, 16, 4096, 2048, False),
+        (4, 256, 1024, 1024, False),  # not a wave of wide tiles
+    ],
+)
+def test_an_h100_has_wide_tiles_where_an_h200_has_others(groups, rows, k, n, wide) -> None:
+    made = _problem(Case("x", M, (8,) * 2, n=256, k=256))[0]
+    problem = dataclasses.replace(made, groups=groups, m=groups * rows, n=n, k=k, group_sizes=None)
+    h200, h100 = (BACKEND.configs(problem, device)[0] for device in (H200, H100))
+    assert ((h100.block_m, h100.block_n, h100.mode) == (128, 256, "cooperative")) == wide
+    assert wide == (h100 != h200)
+
+
+def test_so_have_its_weight_gradients() -> None:
+    assert _wgrad(8, 2048, 4096, 2048).mode == "pingpong"
+    assert _wgrad(8, 2048, 4096, 2048, H100).block_n == 256
+    assert _wgrad(8, 64, 512, 512, H100) == _wgrad(8, 64, 512, 512)
 
 
 def test_the_default_comes_first_and_once() -> None:
