@@ -148,7 +148,7 @@ def test_of_a_problem_measured_twice_the_last_run_alone_counts(tmp_path):
 
 @pytest.fixture
 def no_table(monkeypatch):
-    monkeypatch.setattr(relatives, "load_table", lambda slug: None)
+    monkeypatch.setattr(relatives, "load_tables", lambda slug: ())
     for cached in (choosing.choose, choosing._choose, relatives.table_for):
         cached.cache_clear()
     yield

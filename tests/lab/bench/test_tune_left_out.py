@@ -10,7 +10,7 @@ from expertile.lab.bench.tune_verify import PROMISE
 from expertile.lab.race.workloads import ragged_m
 from expertile.ops.grouped_mm.backends import by_name
 from expertile.ops.grouped_mm.relatives import table_for
-from expertile.ops.grouped_mm.tuned import Measured, Table, Timed, features_of, load_table
+from expertile.ops.grouped_mm.tuned import Measured, Table, Timed, features_of, load_tables
 
 H200 = Device.by_name("h200")
 OURS = tuple(by_name(name) for name in ("triton_pointer", "triton_tma"))
@@ -51,7 +51,7 @@ def test_a_choice_that_was_screened_out_counts_as_slower():
 
 
 def test_features_come_back():
-    for m in load_table("nvidia-h200").of("graph"):
+    for m in load_tables("nvidia-h200")[0].of("graph"):
         assert features_of(problem_of(m.features)) == replace(m.features, skew="even")
 
 

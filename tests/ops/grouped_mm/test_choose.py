@@ -50,7 +50,7 @@ def tables(monkeypatch):
     def install(*times, of=None, policy="graph"):
         measured = Measured(features_of(of or problem()), policy, tuple(sorted(times, key=lambda t: t.seconds)))
         table = Table("NVIDIA H200", "2026-11-21", {"triton": "3.6.0"}, (measured,)) if times else None
-        monkeypatch.setattr(relatives, "load_table", lambda slug: table if slug == H200.slug else None)
+        monkeypatch.setattr(relatives, "load_tables", lambda slug: (table,) if slug == H200.slug and table else ())
         for cached in CACHES:
             cached.cache_clear()
 
@@ -164,7 +164,9 @@ def test_policies_have_their_own_answers(tables, monkeypatch):
     tables(timed("a", 1e-4))
     eager = Measured(features_of(problem()), "eager", (timed("b", 1e-4), timed("a", 9e-4)))
     graph = Measured(features_of(problem()), "graph", (timed("a", 1e-4), timed("b", 9e-4)))
-    monkeypatch.setattr(relatives, "load_table", lambda slug: Table("NVIDIA H200", "2026-11-21", {}, (eager, graph)))
+    monkeypatch.setattr(
+        relatives, "load_tables", lambda slug: (Table("NVIDIA H200", "2026-11-21", {}, (eager, graph)),)
+    )
     both = (backend("a"), backend("b"))
     assert choose(problem(), H200, both).backend.name == "a"
     assert choose(problem(), H200, both, "eager").backend.name == "b"

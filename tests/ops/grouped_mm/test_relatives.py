@@ -44,13 +44,25 @@ def test_another_gpus_problem_counts_where_the_table_has_nothing_as_near(monkeyp
         problems = tuple(Measured(features(rows), "graph", (Timed("b", {}, 1e-3),)) for rows in of)
         return Table(gpu.name, "2026-11-25", {}, problems)
 
-    both = {H100.slug: table(H100, 64, 65536), H200.slug: table(H200, 64, 2048)}
-    monkeypatch.setattr(relatives, "load_table", both.get)
+    both = {H100.slug: (table(H100, 64, 65536),), H200.slug: (table(H200, 64, 2048),)}
+    monkeypatch.setattr(relatives, "load_tables", lambda slug: both.get(slug, ()))
     table_for.cache_clear()
     problems = table_for(H100).of("graph")
     asked = [nearest(problems, features(rows), 1)[0][1] for rows in (64, 2048, 65536)]
     assert [m.gpu for m in asked] == ["", H200.name, ""]
     assert [m.times[0].seconds > 1e-3 for m in asked] == [False, True, False]
+    table_for.cache_clear()
+
+
+def test_a_users_own_table_is_completed_by_the_packages(monkeypatch):
+    """Eight minutes of tuning measure a part of what the package's table has."""
+    made = [Measured(features(rows), "graph", (Timed("b", {}, 1e-3),)) for rows in (64, 65536)]
+    own, shipped = (Table(H200.name, date, {}, (m,), (n,)) for n, (date, m) in enumerate(zip("ab", made, strict=True)))
+    monkeypatch.setattr(relatives, "load_tables", lambda slug: (own, shipped) if slug == H200.slug else ())
+    table_for.cache_clear()
+    found = table_for(H200)
+    assert (found.date, found.relative, found.seeds) == ("a", False, (0, 1))
+    assert [m.gpu for m in found.problems] == ["", H200.name]
     table_for.cache_clear()
 
 

@@ -20,7 +20,7 @@ from expertile.ops.grouped_mm.tuned import (
     Timed,
     candidate_key,
     features_of,
-    load_table,
+    load_tables,
     loose_key,
     nearest,
     save_table,
@@ -71,11 +71,11 @@ def test_a_table_of_another_version_is_passed_over_with_a_warning(tmp_path, monk
     save_table(table(Measured(features(), "graph", TIMES)), tmp_path / "package" / "made-up.json")
     (tmp_path / "user").mkdir()
     (tmp_path / "user" / "made-up.json").write_text('{"version": 0}')
-    load_table.cache_clear()
+    load_tables.cache_clear()
     with pytest.warns(UserWarning, match="is not used: table: expected version 1, got 0"):
-        assert load_table("made-up").problems[0].times == TIMES
-    assert load_table("nobody-has-this") is None
-    load_table.cache_clear()
+        assert load_tables("made-up")[0].problems[0].times == TIMES
+    assert load_tables("nobody-has-this") == ()
+    load_tables.cache_clear()
 
 
 def test_distance_grows_with_the_logarithm_and_has_steps():
@@ -129,7 +129,7 @@ def test_nearest_are_sorted_and_none_where_all_are_far():
 
 def test_nearest_are_those_of_all_distances(monkeypatch):
     """The table of the H200: the same problems in the same order, and only a few distances worked out one by one."""
-    table, draw = load_table("nvidia-h200"), random.Random(0)
+    table, draw = load_tables("nvidia-h200")[0], random.Random(0)
     asked = []
     distance = Features.distance
     for _ in range(200):

@@ -15,7 +15,7 @@ from expertile.ops.grouped_mm.backend import Backend
 from expertile.ops.grouped_mm.choose import NEIGHBOURS
 from expertile.ops.grouped_mm.problem import Problem
 from expertile.ops.grouped_mm.transfer import Rival, expected_slowdowns
-from expertile.ops.grouped_mm.tuned import features_of, load_table, nearest
+from expertile.ops.grouped_mm.tuned import features_of, load_tables, nearest
 
 _EXPECTED = 10  # the best by the table
 _WITHIN = 1.6  # and no slower than that, against the best of them
@@ -39,7 +39,7 @@ def narrowed(pairs: Sequence[Pair], problem: Problem, device: Device, policy: st
     """Those of `pairs` worth timing, in their order; all of them where no table tells. Always in: every backend's
     default (its first config), and backends that the nearest problems did not run. Then those that are expected to be
     the fastest, and a few others drawn by `seed`."""
-    table = load_table(device.slug)
+    table = next(iter(load_tables(device.slug)), None)
     features = features_of(problem)
     near = nearest(table.of(policy), features, NEIGHBOURS) if table is not None else []
     slowdowns = expected_slowdowns([Rival(e.backend, e.config) for e in pairs], features, near, device)

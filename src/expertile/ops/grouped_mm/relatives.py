@@ -20,7 +20,7 @@ from dataclasses import replace
 from functools import lru_cache
 
 from expertile.device import Device, known_devices
-from expertile.ops.grouped_mm.tuned import Features, Measured, Table, load_table
+from expertile.ops.grouped_mm.tuned import Features, Measured, Table, load_tables
 
 # H200: the share of bandwidth that the fastest backend reaches on three of four products with 4 to 16 even rows a group
 # and 0.1 ms of bytes or more (41), and what every launch costs in a CUDA graph.
@@ -29,23 +29,23 @@ _MEMORY, _LAUNCH_S = 0.93, 2e-6
 
 @lru_cache(maxsize=16)
 def table_for(device: Device) -> Table | None:
-    """The table of `device`, else that of the GPU of its chip whose bandwidth is nearest, its times `scaled`; then the
-    scaled problems of the chip's other tables. None if there is none."""
-    if device.kind != "cuda":
-        return load_table(device.slug)
+    """The table of `device`, the user's own before the package's, else that of the GPU of its chip whose bandwidth is
+    nearest, its times `scaled`; then the problems of all other tables of the chip. None if there is none."""
 
     def apart(d: Device) -> tuple[bool, float]:
         ratio = (d.memory_bps or 1.0) / (device.memory_bps or 1.0)
         return d.slug != device.slug, abs(math.log(ratio))
 
-    alike = {d.slug: d for d in known_devices() if (d.capability, d.sm_count) == (device.capability, device.sm_count)}
+    chip = (device.kind, device.capability, device.sm_count)
+    alike = {d.slug: d for d in known_devices() if device.kind == "cuda" and (d.kind, d.capability, d.sm_count) == chip}
     near = sorted((alike | {device.slug: device}).values(), key=apart)
-    tables = [(d, table) for d in near if (table := load_table(d.slug)) is not None]
+    tables = [table if d is device else scaled(table, d, device) for d in near for table in load_tables(d.slug)]
     if not tables:
         return None
-    first, *others = (table if d is device else scaled(table, d, device) for d, table in tables)
+    first, *others = tables
     more = (replace(m, gpu=table.gpu) for table in others for m in table.problems)
-    return replace(first, problems=(*first.problems, *more))
+    seeds = {seed for table in tables for seed in table.seeds}
+    return replace(first, problems=(*first.problems, *more), seeds=tuple(sorted(seeds)))
 
 
 def scaled(table: Table, there: Device, here: Device) -> Table:

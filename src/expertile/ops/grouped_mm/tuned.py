@@ -34,8 +34,10 @@ _OTHER_ORDER, _OTHER_SKEW = 0.3, 0.5
 _OTHER_ALIGNMENT = 1.0
 # The tile by which problems are compared.
 _TILE = (128, 256)
-# A problem measured on another GPU of the chip. (H100, 113 problems, each left out for its own choice: 2.3 % behind the
-# best without the H200's 1240, 2.9 with them as if they were its own, 2.1 at 2 and at 3.)
+# A problem of another table: of another GPU of the chip, or the package's beside the user's own. (H100, 113 problems,
+# each left out for its own choice: 1.9 % behind the best without the H200's 1240, 2.9 with them as if they were its
+# own, 1.9 at 2 and 1.8 at 3. H200, 150 problems as the user's own: 0.97 of the best on 79 % of 220 others, 80 with the
+# package's.)
 _OTHER_GPU = 2.0
 # Beyond that nothing measured is like the problem.
 FAR = 5.0
@@ -152,7 +154,7 @@ class Timed:
 
 @dataclass(frozen=True)
 class Measured:
-    """One problem under one policy; `times` fastest first, at least one. `gpu`: another one than the table's."""
+    """One problem under one policy; `times` fastest first, at least one. `gpu`: where another table has it from."""
 
     features: Features
     policy: str
@@ -322,19 +324,20 @@ def user_folder() -> Path:
 
 
 @cache
-def load_table(slug: str) -> Table | None:
-    """The table of a GPU by its slug, the user's own or the package's; None if there is none. Read once.
+def load_tables(slug: str) -> tuple[Table, ...]:
+    """The tables of a GPU by its slug: the user's own, then the package's, as far as there are such. Read once.
 
     A table that cannot be read (of another version, say) is passed over with a warning.
     """
+    found = []
     for folder in (user_folder(), package_folder()):
         path = folder / f"{slug}.json"
         if path.is_file():
             try:
-                return Table.from_json(path.read_text(encoding="utf-8"))
+                found.append(Table.from_json(path.read_text(encoding="utf-8")))
             except ValueError as error:
                 warnings.warn(f"{path} is not used: {error}; run expertile tune again, or remove it", stacklevel=2)
-    return None
+    return tuple(found)
 
 
 def save_table(table: Table, path: Path) -> None:
