@@ -83,7 +83,7 @@ def program(macros: Mapping[str, int], products: str, *sources: Path) -> str:
     return defined + _TYPES + products + "".join(path.read_text() for path in (_PARTS, *sources))
 
 
-def compiled(source: str, options: Sequence[str]) -> bytes:
+def compiled(source: str, options: Sequence[str] = ("--gpu-architecture=sm_90a", "--std=c++17")) -> bytes:
     """The binary (cubin) of a CUDA C++ program. RuntimeError with the compiler's messages where it does not compile."""
     nvrtc = _nvrtc()
     if nvrtc is None:

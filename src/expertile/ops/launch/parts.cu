@@ -1,5 +1,5 @@
 // Barriers, copies and tensor-core helpers of CUDA C++ kernels for sm_90a: thin names for PTX. Addresses of shared memory
-// are 32-bit.
+// are 32-bit. A kernel's macros say whether results are float16 (HALF).
 
 constexpr int LANES = 32;
 
@@ -109,4 +109,15 @@ template <int N>
 __device__ __forceinline__ void hold(float* x) {
 #pragma unroll
   for (int i = 0; i < N; i++) asm volatile("" : "+f"(x[i])::"memory");
+}
+
+// Two results as they are stored, in float16 where HALF is 1, else in bfloat16.
+__device__ __forceinline__ u32 packed(float low, float high) {
+  u32 x;
+#if HALF
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(x) : "f"(high), "f"(low));
+#else
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(x) : "f"(high), "f"(low));
+#endif
+  return x;
 }

@@ -87,16 +87,6 @@ __device__ __forceinline__ void produce(const Shared& s, const TensorMap& d_map,
   }
 }
 
-__device__ __forceinline__ u32 packed(float low, float high) {
-  u32 x;
-#if HALF
-  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(x) : "f"(high), "f"(low));
-#else
-  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(x) : "f"(high), "f"(low));
-#endif
-  return x;
-}
-
 // A consumer's 64 columns of x by 256 of d go to memory in four pieces of 64 x 64, through two buffers in turn.
 __device__ __forceinline__ void store(const float* sum, const Shared& s, const TensorMap& out_map, const Tile& tile,
                                       int consumer, int width_x, int width_d) {

@@ -89,7 +89,7 @@ def supports(problem: GatherProblem, device: Device) -> str | None:
 
 @lru_cache(maxsize=16)
 def _binary(config: Config, dtype: torch.dtype, turned: bool) -> bytes:
-    return nvrtc.compiled(config.source(dtype, turned), ("--gpu-architecture=sm_90a", "--std=c++17"))
+    return nvrtc.compiled(config.source(dtype, turned))
 
 
 @lru_cache(maxsize=16)

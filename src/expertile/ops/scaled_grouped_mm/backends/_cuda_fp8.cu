@@ -12,7 +12,7 @@
 // CLUSTER == 2: two programs take one unit of two tiles. They share columns of b (two rows of tiles), or, in the last
 // row of tiles of a group with an odd number, rows of a (two columns of tiles). What is shared is loaded once.
 //
-// cuda_fp8.py puts in front: the macros (BLOCK_N, STAGES, GROUP_M, DYNAMIC, CLUSTER, OUT_HALF), multiply<N>, the wgmma of N
+// cuda_fp8.py puts in front: the macros (BLOCK_N, STAGES, GROUP_M, DYNAMIC, CLUSTER, HALF), multiply<N>, the wgmma of N
 // columns, whose N/2 operands are written out, launch/parts.cu and _cuda_fp8_tiles.cu.
 
 constexpr int K_STEP = 128;
@@ -121,16 +121,6 @@ __device__ __forceinline__ void multiply_tile(float* sum, Ring& ring, const Shar
     STEP(0) STEP(1) STEP(2) STEP(3) STEP(4) STEP(5) STEP(6) STEP(7)
   }
 #undef STEP
-}
-
-__device__ __forceinline__ u32 packed(float low, float high) {
-  u32 x;
-#if OUT_HALF
-  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(x) : "f"(high), "f"(low));
-#else
-  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(x) : "f"(high), "f"(low));
-#endif
-  return x;
 }
 
 // A consumer's rows go to its part of shared memory, 64 columns at a time with the 128-byte swizzle, and from there by TMA;

@@ -73,7 +73,7 @@ class Config:
             "GROUP_M": self.group_m,
             "DYNAMIC": int(self.dynamic),
             "CLUSTER": 1 + self.cluster,
-            "OUT_HALF": int(dtype is torch.float16),
+            "HALF": int(dtype is torch.float16),
         }
         general = "template <int N> struct Columns {};\n"
         products = "".join(map(_multiply, sorted({*range(64, self.block_n, 64), self.block_n})))
@@ -164,7 +164,7 @@ def configs(problem: ScaledProblem, device: Device) -> tuple[Config, ...]:
 
 @lru_cache(maxsize=64)
 def _binary(config: Config, dtype: torch.dtype) -> bytes:
-    return nvrtc.compiled(config.source(dtype), ("--gpu-architecture=sm_90a", "--std=c++17"))
+    return nvrtc.compiled(config.source(dtype))
 
 
 @lru_cache(maxsize=64)
