@@ -15,7 +15,6 @@ from expertile.moe.experts import moe_mlp
 from expertile.moe.permute import Permutation
 from expertile.ops.gathered_mm.api import gathered_wgrad
 from expertile.ops.gathered_mm.combine import combine
-from expertile.ops.gathered_mm.run import copies_rows
 from expertile.ops.grouped_mm.api import grouped_mm
 from expertile.ops.grouped_mm.autograd import bias_gradient
 from expertile.ops.torch_op import graph_is_kept, once_differentiable
@@ -171,9 +170,8 @@ def _backward(
     count = pre.shape[0]
     rows, slots, offs = arrived.order.rows[:count], arrived.order.slots[:count], arrived.order.offs
     order = Permutation(offs, rows, slots, arrived.order.positions)
-    in_order = needs[3] and copies_rows(dy, rows, down.shape[2], offs)
-    how = (experts.form, in_order, overwrite_pre)
-    ordered_dy, dpre, act_w, dslots = activation_gradients(dy, down, order, arrived.weights, pre, *how)
+    how = (experts.form, needs[3], overwrite_pre)
+    of_dy, dpre, act_w, dslots = activation_gradients(dy, down, order, arrived.weights, pre, *how)
     if experts.down_bias is not None:
         dslots = dslots + bias_products(dy, experts.down_bias, arrived.ids, arrived.order, experts.batch_invariant)
     what = "combine of gradients"
@@ -183,8 +181,8 @@ def _backward(
     del dx_rows
     rows_coming = exchange.send(what, sums, splits.rows_to, splits.rows_from)
     # The weights' gradients are computed while those of the tokens travel.
-    ddown = gathered_wgrad(ordered_dy, None if in_order else rows, act_w, offs) if needs[3] else None
-    del ordered_dy, act_w
+    ddown = gathered_wgrad(*of_dy, act_w, offs) if needs[3] else None
+    del of_dy, act_w
     dgate_up = gathered_wgrad(dpre, rows, received, offs, gather_b=True) if needs[2] else None
     dgate_up_bias = None
     if experts.gate_up_bias is not None and needs[4]:

@@ -58,10 +58,10 @@ def forward(operands: Operands, topk_ids: _T, form: Form, save_pre: bool) -> tup
 
 
 def activation_gradients(
-    dy: _T, down: _T, order: Permutation, weights: _T, pre: _T, form: Form, in_order: bool, overwrite_pre: bool
-) -> tuple[_T, _T, _T, _T]:
-    """(dy, dpre, act_w, the routing weights' gradients) of `gated_backward_mm`; `in_order`: dy comes back as rows in
-    expert order.
+    dy: _T, down: _T, order: Permutation, weights: _T, pre: _T, form: Form, of_down: bool, overwrite_pre: bool
+) -> tuple[tuple[_T, _Maybe], _T, _T, _T]:
+    """((dy, rows), dpre, act_w, the routing weights' gradients) of `gated_backward_mm`. `of_down`: `down` has a
+    gradient, of dy and the rows that come back: none where dy comes back in expert order.
 
     Where the gradient of `down` copies dy into that order anyway, the product before it is faster on the copy (H200,
     copy and both products: 8.2 against 9.1 ms at H 4096, I 1024, 2048 rows of an expert; 2.5 against 2.9 at 2880, 256).
@@ -69,7 +69,7 @@ def activation_gradients(
     """
     activation, interleaved, invariant = form
     rows: _Maybe = order.rows
-    if in_order:
+    if of_down and copies_rows(dy, order.rows, down.shape[2], order.offs):
         dy, rows = ordered(dy, order.rows, order.offs), None
     made = gated_backward_mm(
         dy,
@@ -84,7 +84,7 @@ def activation_gradients(
         overwrite_pre=overwrite_pre,
         batch_invariant=invariant,
     )
-    return dy, *made
+    return (dy, rows), *made
 
 
 def gradients(
@@ -100,13 +100,12 @@ def gradients(
     dy = dy.contiguous().to(x.dtype)
     offs, rows = order.offs, order.rows
     dx = dgate_up = ddown = dgate_up_bias = ddown_bias = None
-    in_order = needs[2] and copies_rows(dy, rows, down.shape[2], offs)
-    ordered_dy, dpre, act_w, dweights = activation_gradients(
-        dy, down, order, topk_weights, pre, form, in_order, overwrite_pre
+    of_dy, dpre, act_w, dweights = activation_gradients(
+        dy, down, order, topk_weights, pre, form, needs[2], overwrite_pre
     )
     if needs[2]:
-        ddown = gathered_wgrad(ordered_dy, None if in_order else rows, act_w, offs)
-    del act_w, ordered_dy
+        ddown = gathered_wgrad(*of_dy, act_w, offs)
+    del act_w, of_dy
     if needs[0]:
         dx = combine(grouped_mm(dpre, gate_up, offs=offs, batch_invariant=invariant), order.positions)
     if needs[1]:
