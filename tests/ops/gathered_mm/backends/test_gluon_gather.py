@@ -113,7 +113,7 @@ MUTANTS = {
     "the last row's group is mistaken": Fault("_tokens", "gl.minimum(_, m_.M)", "m_.M + 8"),
     "rows without token are read": Fault("_fill_gathered", "a_ >= 0", "a_ >= -1"),
     "a consumer mistakes its phase": Fault("_multiply", "_ // _.STAGES & 1", "0"),
-    "the other consumer's steps are not counted": Fault("_consumer_pingpong", "_steps(p_) + _steps(p_)", "_steps(p_)"),
+    "the other consumer's steps are not counted": Fault("_consumer_pingpong", "2 * _steps(p_)", "_steps(p_)"),
     "the ordered barrier is not arrived at": Fault("_multiply", "mbarrier.arrive(_.order.index(_), ...)"),
     "the pieces of a result lie on one another": Fault("_store", "a_ + _ * _", "a_", nth=...),
     "a store's buffer is reused at once": Fault("_buffer", "tma.store_wait(_)", "tma.store_wait(8)"),

@@ -50,7 +50,7 @@ def _buffer(p, count, CONSUMER: gl.constexpr):
 
 
 @gluon.jit
-def _store(p, desc, x, g, row, row_end, col, count, CONSUMER: gl.constexpr, HALF: gl.constexpr = None):
+def _store(p, desc, x, row, row_end, col, count, CONSUMER: gl.constexpr, HALF: gl.constexpr = None):
     """x, half a tile's width, to column `col` and following, as this consumer's store number `count`. HALF: into the
     gate half (0) or the up half (1) of the pre-activation."""
     cut = pieces(x, p.C_PARTS)
@@ -107,8 +107,8 @@ def _biased_halves(p, acc, g, col, mma_layout: gl.constexpr):
 def store_plain(p, acc, g, row, row_end, col, tile, CONSUMER: gl.constexpr, mma_layout: gl.constexpr):
     """out = acc (+ bias)"""
     left, right = _biased_halves(p, acc, g, col, mma_layout)
-    _store(p, p.out_desc, left, g, row, row_end, col, 2 * tile, CONSUMER)
-    _store(p, p.out_desc, right, g, row, row_end, col + p.BLOCK_N // 2, 2 * tile + 1, CONSUMER)
+    _store(p, p.out_desc, left, row, row_end, col, 2 * tile, CONSUMER)
+    _store(p, p.out_desc, right, row, row_end, col + p.BLOCK_N // 2, 2 * tile + 1, CONSUMER)
 
 
 @gluon.jit
@@ -125,11 +125,11 @@ def store_gated(p, acc, g, row, row_end, col, tile, CONSUMER: gl.constexpr, mma_
         if p.INTERLEAVED and p.HALVED:
             _store_pairs(p, left, right, row, row_end, col, 3 * tile, CONSUMER)
         elif p.INTERLEAVED:
-            _store(p, p.pre_desc, left, g, row, row_end, col, 3 * tile, CONSUMER)
-            _store(p, p.pre_desc, right, g, row, row_end, col + HALF, 3 * tile + 1, CONSUMER)
+            _store(p, p.pre_desc, left, row, row_end, col, 3 * tile, CONSUMER)
+            _store(p, p.pre_desc, right, row, row_end, col + HALF, 3 * tile + 1, CONSUMER)
         else:
-            _store(p, p.pre_desc, left, g, row, row_end, col // 2, 3 * tile, CONSUMER, 0)
-            _store(p, p.pre_desc, right, g, row, row_end, col // 2, 3 * tile + 1, CONSUMER, 1)
+            _store(p, p.pre_desc, left, row, row_end, col // 2, 3 * tile, CONSUMER, 0)
+            _store(p, p.pre_desc, right, row, row_end, col // 2, 3 * tile + 1, CONSUMER, 1)
     if not p.HALVED:
         left_gate, left_up = pairs(left)
         right_gate, right_up = pairs(right)
@@ -140,4 +140,4 @@ def store_gated(p, acc, g, row, row_end, col, tile, CONSUMER: gl.constexpr, mma_
         act = gl.convert_layout(act, half_layout)
     else:
         act = _activate(left, right, p.ACTIVATION, PARTS)
-    _store(p, p.out_desc, act, g, row, row_end, col // 2, count, CONSUMER)
+    _store(p, p.out_desc, act, row, row_end, col // 2, count, CONSUMER)

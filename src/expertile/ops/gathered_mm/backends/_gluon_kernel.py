@@ -154,7 +154,7 @@ def _consumer_pingpong(p, CONSUMER: gl.constexpr, mma_layout: gl.constexpr):
             store_backward(p, acc, weight, row, row_end, col, CONSUMER, part_layout)
         else:
             _store_tile(p, acc, g, row, row_end, col, tile, CONSUMER, mma_layout)
-        step += _steps(p) + _steps(p)
+        step += 2 * _steps(p)
         tile += 1
         t = after
         g = next_g
