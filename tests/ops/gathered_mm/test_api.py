@@ -15,6 +15,7 @@ from expertile.ops.gathered_mm.backends import BACKENDS, by_name
 from expertile.ops.gathered_mm.choose import ORDER, choose
 from expertile.ops.gathered_mm.problem import Product
 from expertile.ops.gathered_mm.run import select
+from expertile.ops.launch import nvrtc
 from expertile.roofline import Work
 from tests.ops.gathered_mm.cases import BACKWARD, CASES, GATED, MM, WGRAD, Case, check, make
 
@@ -277,6 +278,8 @@ def test_choice(product):
             order = next(names for most, names in ORDER if problem.mean_group <= most)
             takes = [n for n in order if n in {b.name for b in BACKENDS}]
             takes = [n for n in takes if by_name(n).supports(problem, Device.by_name(gpu)) is None]
+            if rows > 128 and fused and product is BACKWARD and nvrtc.missing() is None:
+                takes = ["cuda_gather", *takes]
             assert choice.backend.name == takes[0] and choice.why.startswith(takes[0])
             assert fused or takes[0] in ("composed", "triton_gather")
     cpu = choose(replace(large(product, 128), device_type="cpu"), Device.current("cpu"))

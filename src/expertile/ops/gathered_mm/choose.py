@@ -1,8 +1,8 @@
 """choose(problem, device) -> Choice: which backend, with which config, and one sentence why.
 
 On a CPU the reference. On a GPU the first backend, in the order that `ORDER` gives for the mean number of rows of an
-expert, that takes the problem. Before the others: of a gated backward with few rows `composed`, of a weight gradient
-that gathers many `cuda_wgrad`.
+expert, that takes the problem. Before the others: of a gated backward with few rows `composed`, with many
+`cuda_gather`, of a weight gradient that gathers many `cuda_wgrad`.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from expertile.ops.backend import Choice, first_able, invariantly
 from expertile.ops.gathered_mm.backend import Backend
 from expertile.ops.gathered_mm.backends import BACKENDS
 from expertile.ops.gathered_mm.problem import GatherProblem, Product
+from expertile.ops.hopper.limits import wide_tiles_pay
 
 # (mean rows of an expert up to, backends in order): with few rows a launch costs as much as a kernel runs, and one
 # kernel that gathers for itself beats three; with many, the fastest products of the machine do, even on copied rows.
@@ -31,6 +32,12 @@ LAST = "reference"
 # against 3.95). The copy of rows pays from this many columns on.
 COMPOSED_BACKWARD_ROWS = 400
 COMPOSED_BACKWARD_COLUMNS = 1536
+
+# With more rows than that cuda_gather takes a backward pass that gathers (H100, 2026-11-25, ms beside gluon_gather:
+# 2048 rows of 4096 x 1024 3.7 against 4.7, of 2048 x 768 2.1 against 2.4; 1536 of 1536 x 256 0.57 against 0.62). And an
+# up-projection of up to so many summands, where wide tiles pay: 2048 x 2 x 768 in 2.7 against 3.0, 1536 x 2 x 256 in
+# 0.57 against 0.60, and 4096 x 2 x 1024 in 6.7 against 6.6.
+WIDE_GATED_K = 2048
 
 # A weight gradient that gathers, cuda_wgrad against composed (H100, 2026-11-25). 128 experts of 2048 rows: 4096 x 1024
 # in 3.5 ms against 4.5, 2048 x 4096 in 7.0 against 7.3. Of 1536 rows: 1536 x 256 in 0.33 against 0.76, 512 x 1536 in
@@ -53,6 +60,8 @@ def choose(
             order = ("composed", *(name for name in order if name != "composed"))
         elif _gathering_wgrad(problem):
             order = ("cuda_wgrad", *order)
+        elif _wide_tiles(problem, rows, device):
+            order = ("cuda_gather", *order)
         names = (*order, LAST)
         why = f"the first of {', '.join(names)} that takes it"
     known = {backend.name: invariantly(backend) if batch_invariant else backend for backend in backends}
@@ -67,6 +76,15 @@ def _composed_backward(problem: GatherProblem, rows: float) -> bool:
     if p.product is not Product.BACKWARD or not ORDER[0][0] < rows <= COMPOSED_BACKWARD_ROWS:
         return False
     return not p.gathered or p.intermediate >= COMPOSED_BACKWARD_COLUMNS
+
+
+def _wide_tiles(problem: GatherProblem, rows: float, device: Device) -> bool:
+    """Whether `cuda_gather`, whose epilogue works beside the next tile's products, is faster than `gluon_gather`."""
+    p = problem
+    if rows <= COMPOSED_BACKWARD_ROWS:
+        return False
+    gated = p.product is Product.GATED and p.k <= WIDE_GATED_K and wide_tiles_pay(device)
+    return gated or p.product is Product.BACKWARD
 
 
 def _gathering_wgrad(problem: GatherProblem) -> bool:

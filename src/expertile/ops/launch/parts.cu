@@ -60,6 +60,14 @@ __device__ __forceinline__ void tma_3d(u32 to, const TensorMap& map, u32 bar, in
           to), "l"(&map), "r"(bar), "r"(x), "r"(y), "r"(z) : "memory");
 }
 
+// Of a map that `nvrtc.ragged` describes: rows [row, end) of a tensor, and zeros for rows of the box past them.
+__device__ __forceinline__ void tma_ragged(u32 to, const TensorMap& map, u32 bar, int x, int row, int end) {
+  constexpr int WRAP = 0x40000000;
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6}], [%2];" ::"r"(
+          to), "l"(&map), "r"(bar), "r"(x), "r"(WRAP - (end - row)), "r"(end), "r"(WRAP) : "memory");
+}
+
 // The same into both programs of a cluster, at the same place, and told to the same barrier of each.
 __device__ __forceinline__ void tma_2d_both(u32 to, const TensorMap& map, u32 bar, int x, int y) {
   asm volatile(
@@ -83,6 +91,21 @@ __device__ __forceinline__ void tma_store_2d(const TensorMap& map, u32 from, int
 __device__ __forceinline__ void tma_store_3d(const TensorMap& map, u32 from, int x, int y, int z) {
   asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.bulk_group [%0, {%2, %3, %4}], [%1];" ::"l"(&map), "r"(from),
                "r"(x), "r"(y), "r"(z) : "memory");
+}
+
+// 16 bytes, zeros behind the first `bytes`.
+__device__ __forceinline__ void copy_16(u32 to, const char* from, u32 bytes) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
+}
+
+__device__ __forceinline__ void store_16(char* to, const uint4& x) {
+  asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w) : "memory");
+}
+
+__device__ __forceinline__ uint4 load_shared_16(u32 at) {
+  uint4 x;
+  asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];" : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w) : "r"(at) : "memory");
+  return x;
 }
 
 __device__ __forceinline__ void warpgroup_sync(int id) { asm volatile("bar.sync %0, 128;" ::"r"(id + 1) : "memory"); }
@@ -120,4 +143,16 @@ __device__ __forceinline__ u32 packed(float low, float high) {
   asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(x) : "f"(high), "f"(low));
 #endif
   return x;
+}
+
+// The inverse.
+__device__ __forceinline__ float2 unpacked(u32 x) {
+  float2 y;
+#if HALF
+  asm("{ .reg .b16 a, b; mov.b32 {a, b}, %2; cvt.f32.f16 %0, a; cvt.f32.f16 %1, b; }" : "=f"(y.x), "=f"(y.y) : "r"(x));
+#else
+  y.x = __uint_as_float(x << 16);
+  y.y = __uint_as_float(x & 0xFFFF0000u);
+#endif
+  return y;
 }

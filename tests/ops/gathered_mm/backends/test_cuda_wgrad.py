@@ -78,7 +78,7 @@ def test_compiles(turned, dtype):
     assert all("tnspA.tnspB" in product for product in products)
     # ptxas ends every product with gsb0 where it takes them for dependent ("wgmma serialized").
     assert 4 * len(re.findall(r"HGMMA[^\n]*gsb0", code)) == len(products) > 0
-    assert "UTMALDG.3D" in code and "UTMASTG.3D" in code and "LDGSTS" in code
+    assert "UTMALDG.4D" in code and "UTMASTG.3D" in code and "LDGSTS" in code
     assert ("STSM.16.MT88" in code) == turned
 
 
@@ -106,7 +106,7 @@ def test_tiles_cover_the_result_once(tiles, tmp_path):
     if compiler is None:
         pytest.skip("no C++ compiler")
     text = Path(cuda_wgrad._SOURCE).read_text()
-    tile = text[text.index("struct Tile") : text.index("__device__ __forceinline__ void copy_16")]
+    tile = text[text.index("struct Tile") : text.index("struct Shared")]
     constants = "constexpr int TILE_X = 128, TILE_D = 256;\n#define BAND 16\n"
     (tmp_path / "tiles.cpp").write_text(_HARNESS + constants + tile + _MAIN)
     subprocess.run([compiler, "-std=c++17", "-o", tmp_path / "tiles", tmp_path / "tiles.cpp"], check=True)

@@ -11,9 +11,9 @@ from importlib.util import find_spec
 from expertile.ops.backend import named
 from expertile.ops.gathered_mm import reference
 from expertile.ops.gathered_mm.backend import Backend
-from expertile.ops.gathered_mm.backends import cuda_wgrad
+from expertile.ops.gathered_mm.backends import cuda_gather, cuda_wgrad
 
-BACKENDS: tuple[Backend, ...] = (reference.BACKEND, cuda_wgrad.BACKEND)
+BACKENDS: tuple[Backend, ...] = (reference.BACKEND, cuda_wgrad.BACKEND, cuda_gather.BACKEND)
 
 # Triton has no wheels outside Linux; the package works without it.
 if find_spec("triton") is not None:

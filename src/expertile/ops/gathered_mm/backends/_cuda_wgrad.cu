@@ -34,10 +34,6 @@ __device__ __forceinline__ Tile locate(int t, int tiles_x, int tiles_d, const in
   return found;
 }
 
-__device__ __forceinline__ void copy_16(u32 to, const char* from, u32 bytes) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
-}
-
 struct Shared { u32 x, d, out, full, empty; };
 
 // Of the row numbers of a step each warp needs 16, so each lane asks for one; past the group's last row, that one's.
@@ -66,13 +62,11 @@ __device__ __forceinline__ void produce(const Shared& s, const TensorMap& d_map,
       barrier_wait(s.empty + stage * 8, parity);
       const int left = tile.rows - step * STEP;
       if (thread == 0) {
-        // Rows past the end of the group lie outside of the map, and are filled with zeros.
-        const int here = left < STEP ? left : STEP;
         barrier_expect(bar, D_BYTES);
 #pragma unroll
         for (int i = 0; i < TILE_D / BLOCK; i++)
-          tma_3d(s.d + stage * D_BYTES + i * BLOCK_BYTES, d_map, bar, tile.d + i * BLOCK, STEP - here,
-                 tile.row + step * STEP + here);
+          tma_ragged(s.d + stage * D_BYTES + i * BLOCK_BYTES, d_map, bar, tile.d + i * BLOCK, tile.row + step * STEP,
+                     tile.row + tile.rows);
       }
 #pragma unroll
       for (int i = 0; i < COPIES; i++) {

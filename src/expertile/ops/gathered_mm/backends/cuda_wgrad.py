@@ -52,20 +52,7 @@ class Config:
         """The program; `turned`: the gathered operand's columns are the result's last dimension."""
         half = int(dtype is torch.float16)
         macros = {"STAGES": self.num_stages, "BAND": self.band, "TURNED": int(turned), "HALF": half}
-        return nvrtc.program(macros, _multiply("f16" if half else "bf16"), _SOURCE)
-
-
-def _multiply(dtype: str) -> str:
-    """sum += aᵀ · b for 16 rows of K, 64 columns of a and 256 of b, by the low words of their descriptors."""
-    names = ", ".join(f"%{i}" for i in range(128))
-    registers = ", ".join(f'"+f"(sum[{i}])' for i in range(128))
-    return (
-        "__device__ __forceinline__ void multiply(float* sum, u32 a, u32 b) {\n"
-        '  asm volatile("{ .reg .pred more; .reg .b64 p, q; setp.eq.b32 more, 0, 0; "\n'
-        f'    "mov.b64 p, {{%128, {nvrtc.HIGH_WORD}}}; mov.b64 q, {{%129, {nvrtc.HIGH_WORD}}}; "\n'
-        f'    "wgmma.mma_async.sync.aligned.m64n256k16.f32.{dtype}.{dtype} {{{names}}}, p, q, more, 1, 1, 1, 1; }}"\n'
-        f'    : {registers} : "r"(a), "r"(b));\n}}\n'
-    )
+        return nvrtc.program(macros, nvrtc.multiply_256("f16" if half else "bf16", (1, 1)), _SOURCE)
 
 
 def supports(problem: GatherProblem, device: Device) -> str | None:
@@ -106,11 +93,10 @@ def run(problem: GatherProblem, operands: Operands, config: Config, outputs: Out
     gathered, other = (o.b, o.a) if turned else (o.a, o.b)
     width, columns, pitch = gathered.shape[1], other.shape[1], other.stride(0) * 2
     with torch.cuda.device(out.device):
-        # Row z of the map's planes is row z - 64 + y of `other`, and y ends at 64: a box ends where its group does.
-        shape, box = (p.k + 1, _STEP, columns), (1, _BLOCK, _BLOCK)
+        box, to = (1, 1, _BLOCK, _BLOCK), tuple(out.shape)
         maps = (
-            nvrtc.tensor_map(other.data_ptr() - _STEP * pitch, shape, (pitch, pitch), box, 2),
-            nvrtc.tensor_map(out.data_ptr(), tuple(out.shape), (p.m * p.n * 2, p.n * 2), box, 2),
+            nvrtc.tensor_map(other.data_ptr(), *nvrtc.ragged(columns, pitch, 2), box, 2),
+            nvrtc.tensor_map(out.data_ptr(), to, (p.m * p.n * 2, p.n * 2), box[1:], 2),
         )
         tensors = (gathered.data_ptr(), o.rows.data_ptr(), o.offs.data_ptr())
         sizes = (p.groups, width, columns, gathered.stride(0) * 2)

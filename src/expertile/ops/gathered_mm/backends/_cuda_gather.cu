@@ -1,0 +1,401 @@
+// Device code of the `cuda_gather` backend: persistent grouped GEMM for sm_90a whose rows of a are gathered, tiles 128 x 256.
+//
+// Two consumer warpgroups of 64 x 256 share a tile. Two producer warps keep a ring of stages, 64 summands deep,
+// full: a by cp.async, 16 bytes a thread, b by TMA. Consumers leave their rounded products in shared memory and go on to
+// the next tile; two epilogue warps turn them into results and write those, while the tensor cores multiply.
+//
+//   MM        out = products
+//   GATED     the tile's left half is gate, its right half up: act = f(gate, up), and pre where it is kept
+//   BACKWARD  dpre = f'(pre) (w products), act_w = w f(pre), and the tile's part of the row sums <products, f(pre)>
+//
+// cuda_gather.py puts in front: the macros (PRODUCT, ACTIVATION, INTERLEAVED, SAVE_PRE, K_MAJOR, BIAS, BAND, DYNAMIC, HALF),
+// multiply, the wgmma whose 128 sums are written out, parts.cu, _cuda_activation.cu and _cuda_gather_tiles.cu.
+
+constexpr int STEP = 64;                              // summands of a stage, 128 bytes
+constexpr u32 A_BYTES = ROWS * STEP * 2, B_BYTES = COLUMNS * STEP * 2;
+constexpr u32 BLOCK_BYTES = 64 * STEP * 2;            // 64 rows or columns of a stage; 64 x 64 products
+constexpr u32 PART_BYTES = 64 * COLUMNS * 2;          // a consumer's products
+constexpr int PASSES = ROWS * STEP / 8 / PRODUCERS;   // 16-byte copies of a producer for a stage
+constexpr int HEIGHT = 64 / FINISHERS;                 // rows of a part for an epilogue warp
+constexpr u32 STAGE_BYTES = A_BYTES + B_BYTES;
+constexpr int STAGES = 3;
+constexpr int AHEAD = 6;                              // rows of pre that an epilogue warp reads ahead
+// The bias of the tiles in the queue, or rows of pre.
+constexpr u32 EXTRA_BYTES = PRODUCT == BACKWARD ? FINISHERS * AHEAD * COLUMNS * 4 : SLOTS * COLUMNS * BIAS;
+constexpr int ASK = 4;                                // steps of a tile before the next one is looked up
+
+struct Ring {
+  int stage, parity;
+  __device__ __forceinline__ void advance() {
+    if (++stage == STAGES) { stage = 0; parity ^= 1; }
+  }
+};
+
+struct Shared { u32 stages, products, extra, full, empty, staged, free; Queue queue; };
+
+// The row number of a row of a tile; past the group's last row, that one's.
+__device__ __forceinline__ int token_of(const int* rows, const Tile& tile, int row) {
+  const int r = tile.row + row;
+  return rows[r < tile.row_end ? r : tile.row_end - 1];
+}
+
+struct Inputs {
+  const TensorMap *b_map, *up_map;
+  const char *a, *bias;
+  const int *rows;
+  int* counter;
+  int K, inner;
+  long long pitch;
+};
+
+// One stage. Both warps load b, half of it each.
+__device__ __forceinline__ void fill(const Shared& s, const Inputs& in, const Tile& tile, const char* const* from, const Ring& ring,
+                                     int step) {
+  const int thread = threadIdx.x % PRODUCERS, chunk = thread % 8, first_row = thread / 8, half = thread / LANES;
+  const int k = step * STEP;
+  const u32 bar = s.full + ring.stage * 8, a = s.stages + ring.stage * STAGE_BYTES, b = a + A_BYTES + half * (B_BYTES / 2);
+  barrier_wait(s.empty + ring.stage * 8, ring.parity);
+  if (thread % LANES == 0) {
+    barrier_expect(bar, B_BYTES / 2);
+#if PRODUCT == GATED
+    tma_3d(b, half ? *in.up_map : *in.b_map, bar, k, tile.col, tile.group);
+#elif K_MAJOR
+    tma_3d(b, *in.b_map, bar, k, tile.col + half * (COLUMNS / 2), tile.group);
+#else
+#pragma unroll
+    for (int i = 0; i < COLUMNS / 128; i++)
+      tma_3d(b + i * BLOCK_BYTES, *in.b_map, bar, tile.col + half * (COLUMNS / 2) + i * 64, k, tile.group);
+#endif
+  }
+  const u32 to = a + first_row * 128 + ((chunk ^ first_row % 8) << 4);
+  const u32 bytes = k + chunk * 8 < in.K ? 16 : 0;
+#pragma unroll
+  for (int i = 0; i < PASSES; i++) copy_16(to + i * 1024, from[i] + k * 2, bytes);
+}
+
+// Bias of a tile's columns, as they lie in memory, two values a copy.
+__device__ __forceinline__ void copy_bias(const Shared& s, const Inputs& in, const Tile& tile, int number) {
+#if BIAS
+  const int width = PRODUCT == GATED ? 2 * in.inner : in.inner;
+  const char* from = in.bias + (long long)tile.group * width * BIAS;
+  const u32 to = s.extra + number % SLOTS * (COLUMNS * BIAS);
+#pragma unroll
+  for (int i = threadIdx.x % PRODUCERS * 2; i < COLUMNS; i += 2 * PRODUCERS) {
+    const bool apart = PRODUCT == GATED && !INTERLEAVED;
+    const int c = apart ? tile.col + i % 128 : (PRODUCT == GATED ? 2 : 1) * tile.col + i;
+    const bool inside = c < (apart ? in.inner : width);
+    const int at = apart ? i / 128 * in.inner + c : c;
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(to + i * BIAS), "l"(from + (inside ? at : 0) * BIAS),
+                 "n"(2 * BIAS), "r"(inside ? 2 * BIAS : 0) : "memory");
+  }
+#endif
+}
+
+__device__ __forceinline__ void produce(const Shared& s, const Inputs& in, const Groups& groups) {
+  const int thread = threadIdx.x % PRODUCERS, lane = threadIdx.x % LANES, warp = thread / LANES;
+  const int steps = (in.K + STEP - 1) / STEP;
+  // Copies of a thread: 16 bytes of rows first_row + 8 i. A lane asks for the row numbers of passes lane / 4 and 8 more.
+  const int asked = warp * 4 + lane % 4 + lane / STAGES * 8;
+  Ring ring{0, 1};
+  int t = blockIdx.x;
+  if (warp == 0) s.queue.send(0, groups.locate(t));
+  Tile tile = s.queue.receive(0);
+  int token = 0, more = 0;
+  if (tile.group >= 0) token = token_of(in.rows, tile, asked), more = token_of(in.rows, tile, asked + 64);
+  for (int number = 0; tile.group >= 0; number++) {
+    const char* from[PASSES];
+#pragma unroll
+    for (int i = 0; i < PASSES; i++)
+      from[i] = in.a + (long long)__shfl_sync(0xffffffffu, i < 8 ? token : more, i % 8 * 4 + lane / 8) * in.pitch + lane % 8 * 16;
+    // The compiler would work them out again for every copy.
+#pragma unroll
+    for (int i = 0; i < PASSES; i++) asm volatile("" : "+l"(from[i]));
+    int next = 0;
+    if (warp == 0 && lane == 0) next = groups.next(t, in.counter);
+    Tile after;
+    copy_bias(s, in, tile, number);
+    for (int step = 0; step < steps; step++) {
+      fill(s, in, tile, from, ring, step);
+      asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(s.full + ring.stage * 8) : "memory");
+      ring.advance();
+      if (step == ASK || (step == steps - 1 && step < ASK)) {
+        if (warp == 0) {
+          t = __shfl_sync(0xffffffffu, next, 0);
+          s.queue.send(number + 1, groups.locate(t));
+        }
+        after = s.queue.receive(number + 1);
+        if (after.group >= 0) token = token_of(in.rows, after, asked), more = token_of(in.rows, after, asked + 64);
+      }
+    }
+    tile = after;
+  }
+}
+
+// A consumer's sums, rounded, to its part of shared memory: 64 columns at a time with the 128-byte swizzle.
+__device__ __forceinline__ void stage_products(const float* sum, u32 to) {
+  const int lane = threadIdx.x % LANES, warp = threadIdx.x % 128 / LANES;
+  const u32 row_at = to + (warp * 16 + lane % 16) * 128;
+#pragma unroll
+  for (int block = 0; block < COLUMNS / 16; block++) {
+    const float* x = sum + block * 8;
+    const u32 at = row_at + block / 4 * BLOCK_BYTES + ((block % 4 * 2 + lane / 16 ^ lane % 8) << 4);
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(at), "r"(packed(x[0], x[1])),
+                 "r"(packed(x[2], x[3])), "r"(packed(x[4], x[5])), "r"(packed(x[6], x[7])) : "memory");
+  }
+}
+
+// A value of the bias: float32, or 16 bits wide as the products are.
+__device__ __forceinline__ float bias_value(u32 at) {
+  if (BIAS == 4) return load_shared(at);
+  unsigned short x;
+  asm volatile("ld.shared.u16 %0, [%1];" : "=h"(x) : "r"(at) : "memory");
+  return unpacked(x).x;
+}
+
+__device__ __forceinline__ void add_bias(float* sum, u32 bias) {
+#if BIAS
+  const int column = threadIdx.x % 4 * 2;
+#pragma unroll
+  for (int n = 0; n < COLUMNS / 8; n++) {
+    float2 x;
+#if PRODUCT == GATED && INTERLEAVED
+    // Gate and up of a column lie side by side.
+    const u32 at = bias + ((n % 16 * 8 + column) * 2 + n / 16) * BIAS;
+    x = make_float2(bias_value(at), bias_value(at + 2 * BIAS));
+#else
+    const u32 at = bias + (n * 8 + column) * BIAS;
+    x = make_float2(bias_value(at), bias_value(at + BIAS));
+#endif
+    sum[n * 4] += x.x, sum[n * 4 + 1] += x.y, sum[n * 4 + 2] += x.x, sum[n * 4 + 3] += x.y;
+  }
+#endif
+}
+
+__device__ __forceinline__ void consume(const Shared& s, int consumer, int K) {
+  const int lane = threadIdx.x % LANES, steps = (K + STEP - 1) / STEP;
+  const u32 a = low_word(s.stages + consumer * BLOCK_BYTES);
+  const u32 b = K_MAJOR ? low_word(s.stages + A_BYTES) : block_word(s.stages + A_BYTES, BLOCK_BYTES);
+  Ring ring{0, 0};
+  for (int number = 0;; number++) {
+    const Tile tile = s.queue.receive(number);
+    if (tile.group < 0) break;
+    const bool any = tile.row + consumer * 64 < tile.row_end;
+    float sum[COLUMNS / 2];
+#pragma unroll
+    for (int i = 0; i < COLUMNS / 2; i++) sum[i] = 0.0f;
+    if (any) {
+      u32 before = 0;
+      for (int step = 0; step < steps; step++) {
+        barrier_wait(s.full + ring.stage * 8, ring.parity);
+        // cp.async writes through the generic proxy, wgmma reads through the asynchronous one.
+        asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+        hold<COLUMNS / 2>(sum);
+        asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+        const u32 further = ring.stage * (STAGE_BYTES / 16);
+#pragma unroll
+        for (int k = 0; k < STEP / 16; k++) multiply(sum, a + further + k * 2, b + further + k * (K_MAJOR ? 2 : 128));
+        asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+        // The products of the step before are done, and its stage is free.
+        asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");
+        if (step && lane == 0) barrier_arrive(before);
+        before = s.empty + ring.stage * 8;
+        ring.advance();
+      }
+      asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+      hold<COLUMNS / 2>(sum);
+      if (lane == 0) barrier_arrive(before);
+      add_bias(sum, s.extra + number % SLOTS * (COLUMNS * BIAS));
+    } else {
+      for (int step = 0; step < steps; step++) {
+        barrier_wait(s.full + ring.stage * 8, ring.parity);
+        if (lane == 0) barrier_arrive(s.empty + ring.stage * 8);
+        ring.advance();
+      }
+    }
+    barrier_wait(s.free + consumer * 8, ~number & 1);
+    if (any) stage_products(sum, s.products + consumer * PART_BYTES);
+    __syncwarp();
+    if (lane == 0) barrier_arrive(s.staged + consumer * 8);
+  }
+}
+
+struct Outputs {
+  char *out, *pre, *dpre;  // out: of MM; act; act_w
+  const float* weights;
+  const int* slots;
+  float* sums;
+  int rows, inner;  // R; columns of a result of MM, or I
+};
+
+// Eight products of a row of a part, from column 8 * chunk on.
+__device__ __forceinline__ uint4 products_of(u32 part, int row, int chunk) {
+  return load_shared_16(part + chunk / 8 * BLOCK_BYTES + row * 128 + ((chunk % 8 ^ row % 8) << 4));
+}
+
+__device__ __forceinline__ int finisher() { return threadIdx.x / LANES % FINISHERS; }
+
+#if PRODUCT != BACKWARD
+// Rows of a part from top on, `left` of them in their group; the first is row `first` of the result.
+__device__ __forceinline__ void finish(const Outputs& o, const Tile& tile, u32 part, int top, int first, int left) {
+  const int lane = threadIdx.x % LANES;
+#if PRODUCT == MM
+  const int c = tile.col + lane * 8;
+#pragma unroll 4
+  for (int r = 0; r < HEIGHT; r++)
+    if (r < left && c < o.inner) store_16(o.out + ((long long)(first + r) * o.inner + c) * 2, products_of(part, top + r, lane));
+#else
+  const int chunk = lane % 16, c = tile.col + chunk * 8;
+#pragma unroll 2
+  for (int r = lane / 16; r < HEIGHT; r += 2) {
+    const uint4 gate = products_of(part, top + r, chunk), up = products_of(part, top + r, 16 + chunk);
+    const u32 g[4] = {gate.x, gate.y, gate.z, gate.w}, u[4] = {up.x, up.y, up.z, up.w};
+    u32 act[4];
+#pragma unroll
+    for (int j = 0; j < 4; j++) {
+      const float2 x = unpacked(g[j]), y = unpacked(u[j]);
+      act[j] = packed(activate(x.x, y.x), activate(x.y, y.y));
+    }
+    if (r < left && c < o.inner) {
+      const long long row = first + r;
+      store_16(o.out + (row * o.inner + c) * 2, make_uint4(act[0], act[1], act[2], act[3]));
+      if (SAVE_PRE) store_pair(o.pre, row, o.inner, c, gate, up);
+    }
+  }
+#endif
+}
+
+__device__ __forceinline__ void finish_tile(const Shared& s, const Outputs& o, const Tile& tile, u32 parity) {
+  const int top = finisher() * HEIGHT;
+#pragma unroll 1
+  for (int part = 0; part < CONSUMERS; part++) {
+    const int first = tile.row + part * 64 + top;
+    barrier_wait(s.staged + part * 8, parity);
+    finish(o, tile, s.products + part * PART_BYTES, top, first, tile.row_end - first);
+    __syncwarp();
+    if (threadIdx.x % LANES == 0) barrier_arrive(s.free + part * 8);
+  }
+}
+#else
+// One row: dpre, act_w, and this lane's part of the row's sum. Eight columns from c on.
+__device__ __forceinline__ float finish_row(const Outputs& o, const uint4& products, const uint4& gate, const uint4& up, float w,
+                                            long long row, int c) {
+  const u32 p[4] = {products.x, products.y, products.z, products.w};
+  const u32 g[4] = {gate.x, gate.y, gate.z, gate.w}, u[4] = {up.x, up.y, up.z, up.w};
+  u32 act[4], d_gate[4], d_up[4];
+  float sum = 0.0f;
+#pragma unroll
+  for (int j = 0; j < 4; j++) {
+    const float2 a = unpacked(p[j]), x = unpacked(g[j]), y = unpacked(u[j]);
+    const Gradient first = activate_backward(x.x, y.x, a.x * w), second = activate_backward(x.y, y.y, a.y * w);
+    act[j] = packed(first.value * w, second.value * w);
+    d_gate[j] = packed(first.gate, second.gate);
+    d_up[j] = packed(first.up, second.up);
+    sum = fmaf(a.x, first.value, fmaf(a.y, second.value, sum));
+  }
+  if (c >= o.inner) return 0.0f;
+  store_16(o.out + (row * o.inner + c) * 2, make_uint4(act[0], act[1], act[2], act[3]));
+  store_pair(o.dpre, row, o.inner, c, make_uint4(d_gate[0], d_gate[1], d_gate[2], d_gate[3]),
+             make_uint4(d_up[0], d_up[1], d_up[2], d_up[3]));
+  return sum;
+}
+
+// The warp's rows of both parts, one after another. Rows of pre come by cp.async, AHEAD rows ahead, the first of them
+// before there are products; each lane reads what it has copied itself.
+__device__ __forceinline__ void finish_tile(const Shared& s, const Outputs& o, const Tile& tile, u32 parity) {
+  const int lane = threadIdx.x % LANES, top = finisher() * HEIGHT, c = tile.col + lane * 8;
+  const u32 mine = s.extra + (finisher() * AHEAD * 2 * LANES + lane) * 16;
+  auto row_of = [&](int q) { return tile.row + q / HEIGHT * 64 + top + q % HEIGHT; };
+  auto ask = [&](int q, u32 to) {
+    const int row = row_of(q);
+    if (q < CONSUMERS * HEIGHT && row < tile.row_end && c < o.inner) copy_pair(to, o.pre, row, o.inner, c);
+    asm volatile("cp.async.commit_group;" ::: "memory");
+  };
+  float weight[CONSUMERS];
+#pragma unroll
+  for (int part = 0; part < CONSUMERS; part++) {
+    const int row = row_of(part * HEIGHT) + lane;
+    weight[part] = row < tile.row_end ? o.weights[o.slots[row]] : 0.0f;
+  }
+#pragma unroll
+  for (int q = 0; q < AHEAD; q++) ask(q, mine + q * (LANES * 32));
+  u32 slot = mine;
+#pragma unroll 1
+  for (int part = 0; part < CONSUMERS; part++) {
+    const float weights = part ? weight[1] : weight[0];
+    barrier_wait(s.staged + part * 8, parity);
+#pragma unroll 2
+    for (int r = 0; r < HEIGHT; r++) {
+      const int q = part * HEIGHT + r;
+      asm volatile("cp.async.wait_group %0;" ::"n"(AHEAD - 1) : "memory");
+      uint4 gate = load_shared_16(slot), up = load_shared_16(slot + LANES * 16);
+      split_pair(gate, up);
+      const float w = __shfl_sync(0xffffffffu, weights, r);
+      const uint4 products = products_of(s.products + part * PART_BYTES, top + r, lane);
+      const int row = row_of(q);
+      float sum = row < tile.row_end ? finish_row(o, products, gate, up, w, row, c) : 0.0f;
+      ask(q + AHEAD, slot);
+      slot = slot + LANES * 32 == mine + AHEAD * LANES * 32 ? mine : slot + LANES * 32;
+#pragma unroll
+      for (int d = 16; d; d /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, d);
+      if (lane == 0 && row < tile.row_end) o.sums[(long long)(tile.col / COLUMNS) * o.rows + row] = sum;
+    }
+    __syncwarp();
+    if (lane == 0) barrier_arrive(s.free + part * 8);
+  }
+}
+#endif
+
+__device__ __forceinline__ void finish_tiles(const Shared& s, const Outputs& o) {
+  for (int number = 0;; number++) {
+    const Tile tile = s.queue.receive(number);
+    if (tile.group < 0) break;
+    finish_tile(s, o, tile, number & 1);
+  }
+}
+
+extern "C" __global__ void __launch_bounds__(128 * CONSUMERS + PRODUCERS + 32 * FINISHERS, 1)
+gathered_mm(const __grid_constant__ TensorMap b_map, const __grid_constant__ TensorMap up_map, const char* a, const int* rows,
+            const int* offs, const char* bias, const int* slots, const float* weights, char* out, char* pre, char* dpre,
+            float* sums, int* counter, int G, int R, int K, int inner, long long pitch) {
+  extern __shared__ char memory[];
+  u32 at;
+  asm("{ .reg .u64 t; cvta.to.shared.u64 t, %1; cvt.u32.u64 %0, t; }" : "=r"(at) : "l"(memory));
+  Shared s;
+  s.stages = (at + 1023) & ~1023u;
+  char* generic = memory + (s.stages - at);
+  s.products = s.stages + STAGES * STAGE_BYTES;
+  s.extra = s.products + CONSUMERS * PART_BYTES;
+  s.queue.tiles = s.extra + EXTRA_BYTES;
+  s.queue.full = s.queue.tiles + SLOTS * 16;
+  s.full = s.queue.full + SLOTS * 8;
+  s.empty = s.full + STAGES * 8;
+  s.staged = s.empty + STAGES * 8;
+  s.free = s.staged + CONSUMERS * 8;
+  int* lists = reinterpret_cast<int*>(generic + (s.free + CONSUMERS * 8 - s.stages));
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < STAGES; i++) {
+      barrier_init(s.full + i * 8, PRODUCERS + PRODUCERS / LANES);
+      barrier_init(s.empty + i * 8, 4 * CONSUMERS);
+    }
+    for (int i = 0; i < SLOTS; i++) barrier_init(s.queue.full + i * 8, 1);
+    for (int i = 0; i < CONSUMERS; i++) {
+      barrier_init(s.staged + i * 8, 4);
+      barrier_init(s.free + i * 8, FINISHERS);
+    }
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+  }
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+  const Groups groups = list_groups(lists, offs, G, inner);
+  __syncthreads();
+  const int warp = __shfl_sync(0xffffffffu, threadIdx.x / LANES, 0);
+  if (warp < 4 * CONSUMERS) {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(200));
+    consume(s, warp / 4, K);
+  } else {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(104));
+    if (warp < 4 * CONSUMERS + PRODUCERS / LANES)
+      produce(s, Inputs{&b_map, &up_map, a, bias, rows, counter, K, inner, pitch}, groups);
+    else
+      finish_tiles(s, Outputs{out, pre, dpre, weights, slots, sums, R, inner});
+  }
+}

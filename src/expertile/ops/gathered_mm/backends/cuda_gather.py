@@ -1,0 +1,195 @@
+"""cuda_gather: our CUDA C++ kernel for products with gathered rows and gated epilogues, for sm_90a, by NVRTC.
+
+    MM     out[r] = a[rows[r]] @ b[g] (+ bias[g])
+    GATED  pre[r] = a[rows[r]] @ b[g] (+ bias[g]), act[r] = f(gate, up)
+    BACKWARD  with a_r = dy[rows[r]] @ b[g] and routing weight w:
+           dpre[r] = f'(pre[r]) (w a_r), act_w[r] = w f(pre[r]), dweights[slots[r]] = <a_r, f(pre[r])>
+
+bf16 and fp16, float32 accumulation. Tiles of 128 x 256, and epilogue warps that work on one tile while the
+consumers multiply the next: `_cuda_gather.cu` says how. Products are handed over rounded to the dtype, so f is that of
+the rounded pre, and a_r of BACKWARD is rounded, as `composed` has it.
+
+What Gluon lacked (`gluon_gather`): warps beside producers and consumers that share shared memory with both, without a
+barrier of the whole program. There a wide tile's epilogue stands between two tiles, or tiles are 128 x 128 and cross
+from L2 twice as often. Limits: the tensor cores and the power they draw.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+
+import torch
+
+from expertile.device import Device
+from expertile.ops.gathered_mm.backend import Backend, Operands, Outputs
+from expertile.ops.gathered_mm.problem import ACTIVATIONS, GatherProblem, Product
+from expertile.ops.launch import nvrtc
+from expertile.ops.launch.blocks import tile_counter
+
+_NAMES = ("_cuda_activation.cu", "_cuda_gather_tiles.cu", "_cuda_gather.cu")
+_SOURCES = tuple(Path(__file__).with_name(name) for name in _NAMES)
+_ROWS, _COLUMNS = 128, 256  # of a tile
+_STAGES, _STEP, _SLOTS = 3, 64, 8  # of the ring; summands of a stage; tiles in the queue
+_PRODUCTS = {Product.MM: 0, Product.GATED: 1, Product.BACKWARD: 2}
+_ADDRESS, _INT, _LONG = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
+_TYPES = (nvrtc.TensorMap, nvrtc.TensorMap, *(_ADDRESS,) * 11, *(_INT,) * 4, _LONG)
+
+
+@dataclass(frozen=True)
+class Config:
+    """group_m: rows of tiles that share one pass over an expert's weights. dynamic: a dynamic tile scheduler, with a
+    counter in memory; else program p of P takes p, p + P, …"""
+
+    group_m: int = 8
+    dynamic: bool = True
+
+    def smem_bytes(self, groups: int, extra: int) -> int:
+        """Shared memory of one program: ring, products of a tile, `extra` bytes, queue, barriers, tiles of the groups,
+        and up to 1024 to align."""
+        ring = _STAGES * ((_ROWS + _COLUMNS) * _STEP * 2 + 16)
+        return 1024 + ring + _ROWS * _COLUMNS * 2 + extra + _SLOTS * 24 + 32 + 8 * groups
+
+    def source(self, p: GatherProblem, bias: int) -> str:
+        """The program for a problem with a bias of `bias` bytes a value, 0 for none."""
+        half = int(p.dtype is torch.float16)
+        k_major = int(p.b_strides[1] == 1)
+        macros = {
+            "PRODUCT": _PRODUCTS[p.product],
+            "ACTIVATION": ACTIVATIONS.index(p.activation) if p.activation else 0,
+            "INTERLEAVED": int(p.interleaved),
+            "SAVE_PRE": int(p.save_pre),
+            "K_MAJOR": k_major,
+            "BIAS": bias,
+            "BAND": self.group_m,
+            "DYNAMIC": int(self.dynamic),
+            "HALF": half,
+        }
+        return nvrtc.program(macros, nvrtc.multiply_256("f16" if half else "bf16", (0, 1 - k_major)), *_SOURCES)
+
+
+def supports(problem: GatherProblem, device: Device) -> str | None:
+    """The reason this kernel can't compute `problem` on `device`, or None."""
+    p = problem
+    if p.gathered != "a" or p.product not in _PRODUCTS:
+        return "computes products that gather rows of a, nothing else"
+    if device.kind != "cuda" or device.capability != (9, 0):
+        return "needs compute capability 9.0 (H100, H200): it is written for that architecture's wgmma instructions"
+    if p.dtype not in (torch.bfloat16, torch.float16):
+        return f"multiplies bfloat16 and float16, not {p.dtype}"
+    if not (p.a_aligned and p.b_aligned):
+        return "16-byte copies need base addresses that are multiples of 16 bytes"
+    if p.k == 0 or p.k % 8:
+        return f"16-byte copies need K to be a positive multiple of 8, not {p.k}"
+    if p.a_strides[1] != 1 or p.a_strides[0] % 8 or p.a_strides[0] <= 0:
+        return f"16-byte copies need rows of a that are contiguous and 16-byte aligned, got strides {p.a_strides}"
+    k_major = p.b_strides[1] == 1
+    if not k_major and p.b_strides[2] != 1:
+        return f"b has no dimension of stride 1 that TMA could read (strides {p.b_strides})"
+    if any(s % 8 or s <= 0 for i, s in enumerate(p.b_strides) if i != (1 if k_major else 2)):
+        return f"TMA needs strides that are positive multiples of 16 bytes; b has {p.b_strides} elements"
+    if p.product is Product.GATED and not k_major:
+        return "gate and up are loaded apart, for which b must be stored [E, 2I, K]"
+    if p.intermediate % 8:
+        return f"stores 8 columns at a time, not {p.intermediate}"
+    if Config().smem_bytes(_rounded(p.groups), _extra(p, 4 * p.has_bias)) > device.smem_bytes:
+        return f"lists experts in shared memory, which {p.groups} of them exceed"
+    return nvrtc.missing()
+
+
+def _rounded(groups: int) -> int:
+    """A power of two, so that few numbers of experts have kernels of their own."""
+    return max(32, 1 << (groups - 1).bit_length())
+
+
+def _extra(p: GatherProblem, bias: int) -> int:
+    """Bytes of shared memory for rows of pre, or for a bias of `bias` bytes a value: EXTRA_BYTES of the kernel."""
+    return 2 * 6 * _COLUMNS * 4 if p.product is Product.BACKWARD else _SLOTS * _COLUMNS * bias
+
+
+@lru_cache(maxsize=1024)
+def configs(problem: GatherProblem, device: Device) -> tuple[Config, ...]:
+    """Configs worth timing, the default first."""
+    return Config(), Config(dynamic=False), Config(group_m=16)
+
+
+def _key(p: GatherProblem) -> GatherProblem:
+    """The problem without what a program does not depend on."""
+    strides = (0, 1, 0) if p.b_strides[1] == 1 else (0, 0, 1)
+    return replace(p, groups=1, m=1, n=8, k=8, tokens=1, a_strides=(8, 1), b_strides=strides, weights_shape=())
+
+
+@lru_cache(maxsize=64)
+def _binary(config: Config, key: GatherProblem, bias: int) -> bytes:
+    return nvrtc.compiled(config.source(key, bias))
+
+
+@lru_cache(maxsize=64)
+def _kernel(config: Config, key: GatherProblem, bias: int, groups: int, device: int) -> nvrtc.Kernel:
+    """The kernel on GPU number `device`, the current one."""
+    smem_bytes = config.smem_bytes(groups, _extra(key, bias))
+    return nvrtc.kernel(_binary(config, key, bias), "gathered_mm", _TYPES, 3 * 128, smem_bytes)
+
+
+def _weights(p: GatherProblem, b: torch.Tensor) -> tuple[nvrtc.TensorMap, nvrtc.TensorMap]:
+    """What TMA loads of b: gate and up where there are such, else the same twice."""
+    expert, k, n = (2 * s for s in p.b_strides)
+    at = b.data_ptr()
+    if k != 2:
+        made = nvrtc.tensor_map(at, (p.groups, p.k, p.n), (expert, k), (1, _STEP, 64), 2)
+        return made, made
+    if p.product is Product.GATED:
+        up, step = (at + n, 2 * n) if p.interleaved else (at + p.intermediate * n, n)
+        shape, pitches, box = (p.groups, p.intermediate, p.k), (expert, step), (1, _COLUMNS // 2, _STEP)
+        return tuple(nvrtc.tensor_map(x, shape, pitches, box, 2) for x in (at, up))  # type: ignore[return-value]
+    made = nvrtc.tensor_map(at, (p.groups, p.n, p.k), (expert, n), (1, _COLUMNS // 2, _STEP), 2)
+    return made, made
+
+
+def run(problem: GatherProblem, operands: Operands, config: Config, outputs: Outputs) -> None:
+    """Compute into `outputs` (rows past offs[-1] are left alone); queues a kernel, two for BACKWARD, and one more for a
+    dynamic scheduler's counter."""
+    p, o = problem, operands
+    assert o.rows is not None
+    bias, pre, sums = o.bias, o.pre, None
+    if bias is not None and (bias.dtype not in (p.dtype, torch.float32) or bias.data_ptr() % 8):
+        bias = bias.to(torch.float32, copy=True)
+    if bias is not None:
+        bias = bias.contiguous()
+    results = [*outputs, None]
+    if p.product is Product.BACKWARD:
+        dpre, act_w, dweights = outputs
+        assert pre is not None and o.slots is not None and dweights is not None
+        if pre.data_ptr() % 16:
+            pre = pre.clone()
+        sums = o.a.new_empty((-(-p.n // _COLUMNS), p.m), dtype=torch.float32)
+        results = [act_w, pre, dpre]
+    elif p.product is Product.MM:
+        results = [outputs[0], None, None]
+    else:
+        results = [outputs[0], outputs[1], None]
+    with torch.cuda.device(o.a.device):
+        nbytes = 0 if bias is None else bias.element_size()
+        counter = tile_counter(config.dynamic, o.offs)
+        given = (o.a, o.rows, o.offs, bias, o.slots, o.weights, *results, sums, counter)
+        tensors = (None if x is None else x.data_ptr() for x in given)
+        sizes = (p.groups, p.m, p.k, p.intermediate, p.a_strides[0] * 2)
+        kernel = _kernel(config, _key(p), nbytes, _rounded(p.groups), o.a.get_device())
+        programs = Device.current(o.a.device).sm_count
+        kernel(programs, torch.cuda.current_stream().cuda_stream, (*_weights(p, o.b), *tensors, *sizes))
+        if sums is not None:
+            from expertile.ops.gathered_mm.backends._gluon_sums import add_row_sums
+
+            assert o.slots is not None and outputs[2] is not None
+            add_row_sums(sums, o.slots, o.offs, outputs[2])
+
+
+BACKEND = Backend(
+    name="cuda_gather",
+    summary="CUDA C++ kernel for Hopper: rows gathered by cp.async, tiles of 128x256, warps of their own for epilogues",
+    supports=supports,
+    configs=configs,
+    run=run,
+)

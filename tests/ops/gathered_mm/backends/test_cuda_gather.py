@@ -1,0 +1,173 @@
+"""cuda_gather without a GPU: what it accepts, what it compiles to, and when `auto` takes it. Its numbers: tests/gpu."""
+
+import re
+import shutil
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from expertile.device import Device
+from expertile.ops.gathered_mm.backends import cuda_gather
+from expertile.ops.gathered_mm.backends.cuda_gather import BACKEND, Config
+from expertile.ops.gathered_mm.choose import choose
+from expertile.ops.gathered_mm.problem import GatherProblem, Product
+from expertile.ops.launch import nvrtc
+from tests.ops.gathered_mm import cases
+from tests.support import aot
+
+H100, H200, A100 = Device.by_name("h100 sxm"), Device.by_name("h200"), Device.by_name("a100")
+
+
+@pytest.fixture
+def with_nvrtc(monkeypatch):
+    monkeypatch.setattr(nvrtc, "missing", lambda: None)
+
+
+def problem(product=Product.BACKWARD, n=1024, k=4096, rows=65536, groups=32, **changes):
+    strides = (k * n, n, 1) if product is Product.BACKWARD else (k * n, 1, k)
+    activation = "" if product is Product.MM else "swiglu"
+    made = GatherProblem(product, groups, rows, n, k, rows // 8, torch.bfloat16, (k, 1), strides, activation=activation)
+    return replace(made, **changes)
+
+
+@pytest.mark.parametrize("case", cases.CASES, ids=str)
+def test_takes_products_that_gather_rows(case, with_nvrtc):
+    given = cases.make(case)[0]
+    reason = BACKEND.supports(given, H100)
+    taken = given.product is not Product.WGRAD and given.gathered == "a" and given.dtype.itemsize == 2
+    taken = taken and not (given.intermediate % 8 or given.k % 8)
+    assert (reason is None) == taken, reason
+
+
+@pytest.mark.parametrize(
+    ("changed", "word"),
+    [
+        ({"dtype": torch.float32}, "float32"),
+        ({"k": 4092}, "multiple of 8"),
+        ({"n": 1020, "b_strides": (4096 * 1024, 1024, 1)}, "8 columns"),
+        ({"a_strides": (4100, 1)}, "16-byte aligned"),
+        ({"b_strides": (1, 2, 4096)}, "stride 1"),
+        ({"b_strides": (4096 * 1024, 1028, 1)}, "strides"),
+        ({"a_aligned": False}, "multiples of 16"),
+        ({"gathered": ""}, "gather rows"),
+        ({"product": Product.GATED, "n": 2048, "b_strides": (4096 * 2048, 2048, 1)}, "[E, 2I, K]"),
+        ({"groups": 1024}, "1024 of them"),
+    ],
+)
+def test_refusals_say_why(changed, word, with_nvrtc):
+    assert word in BACKEND.supports(problem(**changed), H100)
+    assert "9.0" in BACKEND.supports(problem(), A100)
+
+
+def test_auto_takes_it_where_it_is_faster(with_nvrtc):
+    def name(device=H100, **changes):
+        return choose(problem(**changes), device).backend.name
+
+    assert name() == name(device=H200) == "cuda_gather"
+    assert name(rows=32 * 256) != "cuda_gather" and name(gathered="") != "cuda_gather"
+    gated = {"product": Product.GATED, "n": 1536}
+    assert name(**gated, k=2048) == "cuda_gather"
+    assert name(**gated) == name(device=H200, **gated, k=2048) == "gluon_gather"
+    # Its products are rounded before the epilogue, so sums of other numbers of rows would have other bits.
+    assert choose(problem(), H100, batch_invariant=True).backend.name == "gluon_gather"
+
+
+PROGRAMS = {
+    "mm": (problem(Product.MM), 0),
+    "gated": (problem(Product.GATED), 0),
+    "interleaved-bias": (problem(Product.GATED, interleaved=True, activation="gpt_oss", dtype=torch.float16), 2),
+    "float32-bias": (problem(Product.GATED, save_pre=False, activation="reglu"), 4),
+    "backward": (problem(), 0),
+    "backward-interleaved": (problem(interleaved=True, activation="geglu"), 0),
+}
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_compiles(name):
+    """Nothing spills, and the four products of a step are queued without a wait between them."""
+    if reason := nvrtc.missing():
+        pytest.skip(reason)
+    given, bias = PROGRAMS[name]
+    code = aot.machine_code(cuda_gather._binary(Config(), cuda_gather._key(given), bias))
+    assert not re.search(r"\b(LDL|STL)\b", code)
+    products = re.findall(r"HGMMA\.64x256x16[^\n]*", code)
+    assert all(("tnspB" in product) == (given.product is Product.BACKWARD) for product in products)
+    # ptxas ends every product with gsb0 where it takes them for dependent ("wgmma serialized").
+    assert 4 * len(re.findall(r"HGMMA[^\n]*gsb0", code)) == len(products) > 0
+    assert "UTMALDG.3D" in code and "STSM.16.M88" in code
+    # A producer's copies follow each other: addresses stand in registers, no constant is waited for between two.
+    copies = [m.start() for m in re.finditer("LDGSTS", code)]
+    most = max(range(len(copies) - 15), key=lambda i: -(copies[i + 15] - copies[i]))
+    assert "LDC" not in code[copies[most] : copies[most + 15]]
+
+
+def test_shared_memory_is_what_the_kernel_lays_out():
+    """Of the largest problems that are taken."""
+    for given, bias in PROGRAMS.values():
+        fitting = max(g for g in (128, 256, 512, 1024) if BACKEND.supports(replace(given, groups=g), H100) is None)
+        assert fitting >= 512
+        assert Config().smem_bytes(fitting, cuda_gather._extra(given, bias)) <= H100.smem_bytes
+
+
+_HARNESS = r"""
+#include <cstdio>
+#include <cstdlib>
+#include <vector>
+typedef unsigned int u32;
+#define __device__
+#define __forceinline__ inline
+static struct { int x; } threadIdx;
+constexpr int LANES = 32;
+// All lanes of the warp, one after the other: the condition names its lane.
+#define __ballot_sync(mask, condition) \
+  [&] { u32 bits = 0; for (int lane = 0; lane < 32; lane++) bits |= u32(bool(condition)) << lane; return bits; }()
+#define __popc __builtin_popcount
+"""
+_MAIN = r"""
+int main(int argc, char** argv) {
+  int across = atoi(argv[1]), G = argc - 2, end = 0, tiles = 0;
+  std::vector<int> tile_ends, row_ends;
+  for (int g = 0; g < G; g++) {
+    int size = atoi(argv[2 + g]);
+    tile_ends.push_back(tiles += (size + ROWS - 1) / ROWS * across);
+    row_ends.push_back(end += size);
+  }
+  Groups groups{tile_ends.data(), row_ends.data(), G, across};
+  for (int t = 0; t < tiles + 2; t++) {
+    Tile x = groups.locate(t);
+    printf("%d %d %d %d\n", x.group, x.row, x.row_end, x.col);
+  }
+}
+"""
+
+
+@pytest.mark.parametrize("band", [2, 8])
+@pytest.mark.parametrize("across", [1, 5, 16])
+def test_tiles_cover_the_result_once(across, band, tmp_path):
+    """`locate`, compiled for the host: each row of each group meets each column in one tile, in its own group."""
+    compiler = shutil.which("g++") or shutil.which("clang++")
+    if compiler is None:
+        pytest.skip("no C++ compiler")
+    text = Path(cuda_gather._SOURCES[1]).read_text()
+    # What only a GPU can do is cut out.
+    text = (
+        text[: text.index("struct Queue {")]
+        + text[text.index("struct Groups {") : text.index("  __device__ __forceinline__ int next")]
+    )
+    defined = f"#define PRODUCT BACKWARD\n#define BAND {band}\n"
+    (tmp_path / "tiles.cpp").write_text(_HARNESS + defined + text + "};\n" + _MAIN)
+    subprocess.run([compiler, "-std=c++17", "-O1", "-o", tmp_path / "tiles", tmp_path / "tiles.cpp"], check=True)
+    sizes = [100, 0, 1, 300, 65, 0, *[7] * 40, 3000]
+    ran = subprocess.run([tmp_path / "tiles", *map(str, [across, *sizes])], check=True, capture_output=True, text=True)
+    *tiles, beyond, further = [tuple(map(int, line.split())) for line in ran.stdout.splitlines()]
+    assert beyond[0] == further[0] == -1
+    met = torch.zeros(sum(sizes), across, dtype=torch.int32)
+    ends = torch.tensor(sizes).cumsum(0).tolist()
+    for group, row, row_end, col in tiles:
+        assert row_end == ends[group] and row < row_end and col % 256 == 0
+        met[row : min(row + 128, row_end), col // 256] += 1
+    assert (met == 1).all()
