@@ -62,24 +62,16 @@ __device__ __forceinline__ void store_pair(char* pre, long long row, int inner, 
 #endif
 }
 
-// The same columns of pre as they lie in memory, to shared memory, a lane's 16 bytes side by side with the next one's.
-__device__ __forceinline__ void copy_pair(u32 to, const char* pre, long long row, int inner, int c) {
+// The inverse of `store_pair`.
+__device__ __forceinline__ void load_pair(const char* pre, long long row, int inner, int c, uint4& gate, uint4& up) {
 #if INTERLEAVED
   const char* from = pre + (row * inner + c) * 4;
-  copy_16(to, from, 16);
-  copy_16(to + LANES * 16, from + 16, 16);
+  const uint4 x = load_16(from), y = load_16(from + 16);
+  gate = make_uint4(low_halves(x.x, x.y), low_halves(x.z, x.w), low_halves(y.x, y.y), low_halves(y.z, y.w));
+  up = make_uint4(high_halves(x.x, x.y), high_halves(x.z, x.w), high_halves(y.x, y.y), high_halves(y.z, y.w));
 #else
   const char* from = pre + (row * 2 * inner + c) * 2;
-  copy_16(to, from, 16);
-  copy_16(to + LANES * 16, from + inner * 2, 16);
-#endif
-}
-
-// Of the two copies: gate and up.
-__device__ __forceinline__ void split_pair(uint4& x, uint4& y) {
-#if INTERLEAVED
-  const uint4 gate = make_uint4(low_halves(x.x, x.y), low_halves(x.z, x.w), low_halves(y.x, y.y), low_halves(y.z, y.w));
-  y = make_uint4(high_halves(x.x, x.y), high_halves(x.z, x.w), high_halves(y.x, y.y), high_halves(y.z, y.w));
-  x = gate;
+  gate = load_16(from);
+  up = load_16(from + inner * 2);
 #endif
 }

@@ -1,8 +1,8 @@
 // Device code of the `cuda_gather` backend: persistent grouped GEMM for sm_90a whose rows of a are gathered, tiles 128 x 256.
 //
-// Two consumer warpgroups of 64 x 256 share a tile. Two producer warps keep a ring of stages, 64 summands deep,
-// full: a by cp.async, 16 bytes a thread, b by TMA. Consumers leave their rounded products in shared memory and go on to
-// the next tile; two epilogue warps turn them into results and write those, while the tensor cores multiply.
+// Two consumer warpgroups of 64 x 256 share a tile. Two producer warps keep a ring of three stages, 64 summands deep, full:
+// a by cp.async, 16 bytes a thread, b by TMA. Consumers leave their rounded products in shared memory and go on to the next
+// tile; two epilogue warps turn them into results and write those, while the tensor cores multiply.
 //
 //   MM        out = products
 //   GATED     the tile's left half is gate, its right half up: act = f(gate, up), and pre where it is kept
@@ -19,9 +19,6 @@ constexpr int PASSES = ROWS * STEP / 8 / PRODUCERS;   // 16-byte copies of a pro
 constexpr int HEIGHT = 64 / FINISHERS;                 // rows of a part for an epilogue warp
 constexpr u32 STAGE_BYTES = A_BYTES + B_BYTES;
 constexpr int STAGES = 3;
-constexpr int AHEAD = 6;                              // rows of pre that an epilogue warp reads ahead
-// The bias of the tiles in the queue, or rows of pre.
-constexpr u32 EXTRA_BYTES = PRODUCT == BACKWARD ? FINISHERS * AHEAD * COLUMNS * 4 : SLOTS * COLUMNS * BIAS;
 constexpr int ASK = 4;                                // steps of a tile before the next one is looked up
 
 struct Ring {
@@ -31,7 +28,7 @@ struct Ring {
   }
 };
 
-struct Shared { u32 stages, products, extra, full, empty, staged, free; Queue queue; };
+struct Shared { u32 stages, products, bias, full, empty, staged, free; Queue queue; };
 
 // The row number of a row of a tile; past the group's last row, that one's.
 __device__ __forceinline__ int token_of(const int* rows, const Tile& tile, int row) {
@@ -78,7 +75,7 @@ __device__ __forceinline__ void copy_bias(const Shared& s, const Inputs& in, con
 #if BIAS
   const int width = PRODUCT == GATED ? 2 * in.inner : in.inner;
   const char* from = in.bias + (long long)tile.group * width * BIAS;
-  const u32 to = s.extra + number % SLOTS * (COLUMNS * BIAS);
+  const u32 to = s.bias + number % SLOTS * (COLUMNS * BIAS);
 #pragma unroll
   for (int i = threadIdx.x % PRODUCERS * 2; i < COLUMNS; i += 2 * PRODUCERS) {
     const bool apart = PRODUCT == GATED && !INTERLEAVED;
@@ -95,7 +92,7 @@ __device__ __forceinline__ void produce(const Shared& s, const Inputs& in, const
   const int thread = threadIdx.x % PRODUCERS, lane = threadIdx.x % LANES, warp = thread / LANES;
   const int steps = (in.K + STEP - 1) / STEP;
   // Copies of a thread: 16 bytes of rows first_row + 8 i. A lane asks for the row numbers of passes lane / 4 and 8 more.
-  const int asked = warp * 4 + lane % 4 + lane / STAGES * 8;
+  const int asked = warp * 4 + lane % 4 + lane / 4 * 8;
   Ring ring{0, 1};
   int t = blockIdx.x;
   if (warp == 0) s.queue.send(0, groups.locate(t));
@@ -204,7 +201,7 @@ __device__ __forceinline__ void consume(const Shared& s, int consumer, int K) {
       asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
       hold<COLUMNS / 2>(sum);
       if (lane == 0) barrier_arrive(before);
-      add_bias(sum, s.extra + number % SLOTS * (COLUMNS * BIAS));
+      add_bias(sum, s.bias + number % SLOTS * (COLUMNS * BIAS));
     } else {
       for (int step = 0; step < steps; step++) {
         barrier_wait(s.full + ring.stage * 8, ring.parity);
@@ -234,19 +231,22 @@ __device__ __forceinline__ uint4 products_of(u32 part, int row, int chunk) {
 
 __device__ __forceinline__ int finisher() { return threadIdx.x / LANES % FINISHERS; }
 
-#if PRODUCT != BACKWARD
-// Rows of a part from top on, `left` of them in their group; the first is row `first` of the result.
-__device__ __forceinline__ void finish(const Outputs& o, const Tile& tile, u32 part, int top, int first, int left) {
-  const int lane = threadIdx.x % LANES;
 #if PRODUCT == MM
-  const int c = tile.col + lane * 8;
+__device__ __forceinline__ void finish(const Outputs& o, const Tile& tile, u32 part, int first, int left, u32 staged, u32 parity) {
+  const int lane = threadIdx.x % LANES, c = tile.col + lane * 8, top = finisher() * HEIGHT;
+  char* to = o.out + ((long long)first * o.inner + c) * 2;
+  barrier_wait(staged, parity);
 #pragma unroll 4
   for (int r = 0; r < HEIGHT; r++)
-    if (r < left && c < o.inner) store_16(o.out + ((long long)(first + r) * o.inner + c) * 2, products_of(part, top + r, lane));
-#else
-  const int chunk = lane % 16, c = tile.col + chunk * 8;
+    if (r < left && c < o.inner) store_16(to + (long long)r * o.inner * 2, products_of(part, top + r, lane));
+}
+#elif PRODUCT == GATED
+__device__ __forceinline__ void finish(const Outputs& o, const Tile& tile, u32 part, int first, int left, u32 staged, u32 parity) {
+  const int lane = threadIdx.x % LANES, chunk = lane % 16, c = tile.col + chunk * 8, top = finisher() * HEIGHT;
+  barrier_wait(staged, parity);
 #pragma unroll 2
-  for (int r = lane / 16; r < HEIGHT; r += 2) {
+  for (int i = 0; i < HEIGHT / 2; i++) {
+    const int r = 2 * i + lane / 16;
     const uint4 gate = products_of(part, top + r, chunk), up = products_of(part, top + r, 16 + chunk);
     const u32 g[4] = {gate.x, gate.y, gate.z, gate.w}, u[4] = {up.x, up.y, up.z, up.w};
     u32 act[4];
@@ -261,26 +261,20 @@ __device__ __forceinline__ void finish(const Outputs& o, const Tile& tile, u32 p
       if (SAVE_PRE) store_pair(o.pre, row, o.inner, c, gate, up);
     }
   }
-#endif
-}
-
-__device__ __forceinline__ void finish_tile(const Shared& s, const Outputs& o, const Tile& tile, u32 parity) {
-  const int top = finisher() * HEIGHT;
-#pragma unroll 1
-  for (int part = 0; part < CONSUMERS; part++) {
-    const int first = tile.row + part * 64 + top;
-    barrier_wait(s.staged + part * 8, parity);
-    finish(o, tile, s.products + part * PART_BYTES, top, first, tile.row_end - first);
-    __syncwarp();
-    if (threadIdx.x % LANES == 0) barrier_arrive(s.free + part * 8);
-  }
 }
 #else
-// One row: dpre, act_w, and this lane's part of the row's sum. Eight columns from c on.
-__device__ __forceinline__ float finish_row(const Outputs& o, const uint4& products, const uint4& gate, const uint4& up, float w,
-                                            long long row, int c) {
+struct Pre { uint4 gate, up; };
+
+__device__ __forceinline__ Pre load_pre(const Outputs& o, long long row, int c) {
+  Pre x;
+  load_pair(o.pre, row, o.inner, c, x.gate, x.up);
+  return x;
+}
+
+__device__ __forceinline__ void finish_row(const Outputs& o, const Tile& tile, const uint4& products, const Pre& pre, float w,
+                                           long long row, int c) {
   const u32 p[4] = {products.x, products.y, products.z, products.w};
-  const u32 g[4] = {gate.x, gate.y, gate.z, gate.w}, u[4] = {up.x, up.y, up.z, up.w};
+  const u32 g[4] = {pre.gate.x, pre.gate.y, pre.gate.z, pre.gate.w}, u[4] = {pre.up.x, pre.up.y, pre.up.z, pre.up.w};
   u32 act[4], d_gate[4], d_up[4];
   float sum = 0.0f;
 #pragma unroll
@@ -292,64 +286,67 @@ __device__ __forceinline__ float finish_row(const Outputs& o, const uint4& produ
     d_up[j] = packed(first.up, second.up);
     sum = fmaf(a.x, first.value, fmaf(a.y, second.value, sum));
   }
-  if (c >= o.inner) return 0.0f;
-  store_16(o.out + (row * o.inner + c) * 2, make_uint4(act[0], act[1], act[2], act[3]));
-  store_pair(o.dpre, row, o.inner, c, make_uint4(d_gate[0], d_gate[1], d_gate[2], d_gate[3]),
-             make_uint4(d_up[0], d_up[1], d_up[2], d_up[3]));
-  return sum;
-}
-
-// The warp's rows of both parts, one after another. Rows of pre come by cp.async, AHEAD rows ahead, the first of them
-// before there are products; each lane reads what it has copied itself.
-__device__ __forceinline__ void finish_tile(const Shared& s, const Outputs& o, const Tile& tile, u32 parity) {
-  const int lane = threadIdx.x % LANES, top = finisher() * HEIGHT, c = tile.col + lane * 8;
-  const u32 mine = s.extra + (finisher() * AHEAD * 2 * LANES + lane) * 16;
-  auto row_of = [&](int q) { return tile.row + q / HEIGHT * 64 + top + q % HEIGHT; };
-  auto ask = [&](int q, u32 to) {
-    const int row = row_of(q);
-    if (q < CONSUMERS * HEIGHT && row < tile.row_end && c < o.inner) copy_pair(to, o.pre, row, o.inner, c);
-    asm volatile("cp.async.commit_group;" ::: "memory");
-  };
-  float weight[CONSUMERS];
-#pragma unroll
-  for (int part = 0; part < CONSUMERS; part++) {
-    const int row = row_of(part * HEIGHT) + lane;
-    weight[part] = row < tile.row_end ? o.weights[o.slots[row]] : 0.0f;
+  const bool inside = c < o.inner;
+  sum = inside ? sum : 0.0f;
+  if (inside) {
+    store_16(o.out + (row * o.inner + c) * 2, make_uint4(act[0], act[1], act[2], act[3]));
+    store_pair(o.dpre, row, o.inner, c, make_uint4(d_gate[0], d_gate[1], d_gate[2], d_gate[3]),
+               make_uint4(d_up[0], d_up[1], d_up[2], d_up[3]));
   }
 #pragma unroll
-  for (int q = 0; q < AHEAD; q++) ask(q, mine + q * (LANES * 32));
-  u32 slot = mine;
-#pragma unroll 1
-  for (int part = 0; part < CONSUMERS; part++) {
-    const float weights = part ? weight[1] : weight[0];
-    barrier_wait(s.staged + part * 8, parity);
-#pragma unroll 2
-    for (int r = 0; r < HEIGHT; r++) {
-      const int q = part * HEIGHT + r;
-      asm volatile("cp.async.wait_group %0;" ::"n"(AHEAD - 1) : "memory");
-      uint4 gate = load_shared_16(slot), up = load_shared_16(slot + LANES * 16);
-      split_pair(gate, up);
-      const float w = __shfl_sync(0xffffffffu, weights, r);
-      const uint4 products = products_of(s.products + part * PART_BYTES, top + r, lane);
-      const int row = row_of(q);
-      float sum = row < tile.row_end ? finish_row(o, products, gate, up, w, row, c) : 0.0f;
-      ask(q + AHEAD, slot);
-      slot = slot + LANES * 32 == mine + AHEAD * LANES * 32 ? mine : slot + LANES * 32;
+  for (int d = 16; d; d /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, d);
+  if (threadIdx.x % LANES == 0) o.sums[(long long)(tile.col / COLUMNS) * o.rows + row] = sum;
+}
+
+// pre is read BATCH rows ahead, the first of them before the products are there.
+__device__ __forceinline__ void finish(const Outputs& o, const Tile& tile, u32 part, int first, int left, u32 staged, u32 parity) {
+  constexpr int BATCH = 2;
+  const int lane = threadIdx.x % LANES, top = finisher() * HEIGHT;
+  const int c = tile.col + lane * 8, at = c < o.inner ? c : 0;
+  const float weight = lane < left ? o.weights[o.slots[first + lane]] : 0.0f;
+  Pre next[BATCH];
 #pragma unroll
-      for (int d = 16; d; d /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, d);
-      if (lane == 0 && row < tile.row_end) o.sums[(long long)(tile.col / COLUMNS) * o.rows + row] = sum;
+  for (int i = 0; i < BATCH; i++)
+    if (i < left) next[i] = load_pre(o, first + i, at);
+  barrier_wait(staged, parity);
+#pragma unroll 1
+  for (int r = 0; r < HEIGHT && r < left; r += BATCH) {
+#pragma unroll
+    for (int i = 0; i < BATCH; i++) {
+      const Pre pre = next[i];
+      const float w = __shfl_sync(0xffffffffu, weight, r + i);
+      if (r + i + BATCH < left && r + i + BATCH < HEIGHT) next[i] = load_pre(o, first + r + i + BATCH, at);
+      if (r + i < left) finish_row(o, tile, products_of(part, top + r + i, lane), pre, w, first + r + i, c);
     }
-    __syncwarp();
-    if (lane == 0) barrier_arrive(s.free + part * 8);
   }
 }
 #endif
+
+// What will be read of pre, into L2: memory is slow, and there is time while the products are made.
+__device__ __forceinline__ void prefetch_pre(const Outputs& o, const Tile& tile) {
+#if PRODUCT == BACKWARD
+  const int lane = threadIdx.x % LANES;
+  // A lane's line of 128 bytes: rows of 1024 bytes, gate and up apart or one after another.
+  const int line = lane % 8, c = tile.col + (INTERLEAVED ? line * 32 : line % 4 * 64);
+  const char* from = o.pre + (INTERLEAVED ? c * 4 : ((line / 4) * o.inner + c) * 2);
+  if (c < o.inner)
+    for (int row = tile.row + finisher() * 4 + lane / 8; row < tile.row_end && row < tile.row + ROWS; row += 4 * FINISHERS)
+      asm volatile("prefetch.global.L2 [%0];" ::"l"(from + (long long)row * o.inner * 4) : "memory");
+#endif
+}
 
 __device__ __forceinline__ void finish_tiles(const Shared& s, const Outputs& o) {
   for (int number = 0;; number++) {
     const Tile tile = s.queue.receive(number);
     if (tile.group < 0) break;
-    finish_tile(s, o, tile, number & 1);
+    prefetch_pre(o, tile);
+#pragma unroll 1
+    for (int part = 0; part < CONSUMERS; part++) {
+      const int first = tile.row + part * 64 + finisher() * HEIGHT;
+      finish(o, tile, s.products + part * PART_BYTES, first, tile.row_end - first, s.staged + part * 8, number & 1);
+      __syncwarp();
+      if (threadIdx.x % LANES == 0) barrier_arrive(s.free + part * 8);
+    }
   }
 }
 
@@ -364,8 +361,8 @@ gathered_mm(const __grid_constant__ TensorMap b_map, const __grid_constant__ Ten
   s.stages = (at + 1023) & ~1023u;
   char* generic = memory + (s.stages - at);
   s.products = s.stages + STAGES * STAGE_BYTES;
-  s.extra = s.products + CONSUMERS * PART_BYTES;
-  s.queue.tiles = s.extra + EXTRA_BYTES;
+  s.bias = s.products + CONSUMERS * PART_BYTES;
+  s.queue.tiles = s.bias + SLOTS * COLUMNS * BIAS;
   s.queue.full = s.queue.tiles + SLOTS * 16;
   s.full = s.queue.full + SLOTS * 8;
   s.empty = s.full + STAGES * 8;

@@ -46,11 +46,11 @@ class Config:
     group_m: int = 8
     dynamic: bool = True
 
-    def smem_bytes(self, groups: int, extra: int) -> int:
-        """Shared memory of one program: ring, products of a tile, `extra` bytes, queue, barriers, tiles of the groups,
-        and up to 1024 to align."""
+    def smem_bytes(self, groups: int, bias: int) -> int:
+        """Shared memory of one program: ring, products of a tile, bias of `bias` bytes a value, queue, barriers, tiles
+        of the groups, and up to 1024 to align."""
         ring = _STAGES * ((_ROWS + _COLUMNS) * _STEP * 2 + 16)
-        return 1024 + ring + _ROWS * _COLUMNS * 2 + extra + _SLOTS * 24 + 32 + 8 * groups
+        return 1024 + ring + _ROWS * _COLUMNS * 2 + _SLOTS * (_COLUMNS * bias + 24) + 32 + 8 * groups
 
     def source(self, p: GatherProblem, bias: int) -> str:
         """The program for a problem with a bias of `bias` bytes a value, 0 for none."""
@@ -94,7 +94,7 @@ def supports(problem: GatherProblem, device: Device) -> str | None:
         return "gate and up are loaded apart, for which b must be stored [E, 2I, K]"
     if p.intermediate % 8:
         return f"stores 8 columns at a time, not {p.intermediate}"
-    if Config().smem_bytes(_rounded(p.groups), _extra(p, 4 * p.has_bias)) > device.smem_bytes:
+    if Config().smem_bytes(_rounded(p.groups), 4 * p.has_bias) > device.smem_bytes:
         return f"lists experts in shared memory, which {p.groups} of them exceed"
     return nvrtc.missing()
 
@@ -102,11 +102,6 @@ def supports(problem: GatherProblem, device: Device) -> str | None:
 def _rounded(groups: int) -> int:
     """A power of two, so that few numbers of experts have kernels of their own."""
     return max(32, 1 << (groups - 1).bit_length())
-
-
-def _extra(p: GatherProblem, bias: int) -> int:
-    """Bytes of shared memory for rows of pre, or for a bias of `bias` bytes a value: EXTRA_BYTES of the kernel."""
-    return 2 * 6 * _COLUMNS * 4 if p.product is Product.BACKWARD else _SLOTS * _COLUMNS * bias
 
 
 @lru_cache(maxsize=1024)
@@ -129,7 +124,7 @@ def _binary(config: Config, key: GatherProblem, bias: int) -> bytes:
 @lru_cache(maxsize=64)
 def _kernel(config: Config, key: GatherProblem, bias: int, groups: int, device: int) -> nvrtc.Kernel:
     """The kernel on GPU number `device`, the current one."""
-    smem_bytes = config.smem_bytes(groups, _extra(key, bias))
+    smem_bytes = config.smem_bytes(groups, bias)
     return nvrtc.kernel(_binary(config, key, bias), "gathered_mm", _TYPES, 3 * 128, smem_bytes)
 
 
