@@ -1,0 +1,100 @@
+"""The CUDA C++ kernels of the gathered products on the host's machine: right on every case, and faults are noticed."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from expertile.device import Device
+from expertile.ops.gathered_mm.backend import new_outputs
+from expertile.ops.gathered_mm.backends import _gluon_sums, cuda_gather, cuda_wgrad
+from tests.ops.gathered_mm.cases import BACKWARD, CASES, GATED, MM, WGRAD, Case, make, over_pre, run_case
+from tests.support.cuda_emulator import COMPILER, constant, on_host, without
+
+pytestmark = pytest.mark.skipif(COMPILER is None, reason="needs g++")
+H100 = Device.by_name("h100 sxm")
+BACKENDS = {"cuda_gather": cuda_gather, "cuda_wgrad": cuda_wgrad}
+# Several tiles each way for each program, more steps than stages, groups that end within a tile and in its upper half.
+LONGER = (
+    Case("longer-mm", MM, (130, 0, 300), n=520, k=328, storage="kn"),
+    Case("short-mm", MM, (130, 0, 600), n=520, k=40, storage="kn"),
+    Case("longer-gated", GATED, (130, 0, 300), n=136, k=328, past=9),
+    Case("longer-backward", BACKWARD, (130, 0, 300), n=264, k=328, past=9, storage="kn"),
+    Case("longer-wgrad", WGRAD, (130, 0, 600), n=264, k=136, past=9),
+    Case("longer-wgrad-gather-b", WGRAD, (130, 0, 600), n=136, k=264, past=9, gathered="b"),
+)
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("cuda")
+
+
+@pytest.fixture(autouse=True)
+def fresh(monkeypatch):
+    """Kernels are cached by config; row sums are added in torch here."""
+
+    def add_row_sums(sums, slots, offs, dweights):
+        used = int(offs[-1])
+        dweights.view(-1)[slots[:used].long()] = sums.sum(0)[:used]
+
+    monkeypatch.setattr(_gluon_sums, "add_row_sums", add_row_sums)
+    for module in BACKENDS.values():
+        module._kernel.cache_clear()
+        module._binary.cache_clear()
+    yield
+    for module in BACKENDS.values():
+        module._kernel.cache_clear()
+        module._binary.cache_clear()
+
+
+@pytest.mark.parametrize("module", BACKENDS)
+@pytest.mark.parametrize("case", CASES + LONGER, ids=str)
+def test_right(module, case, folder, monkeypatch):
+    on_host(monkeypatch, folder, seed=len(case.name))
+    backend = BACKENDS[module].BACKEND
+    if reason := backend.supports(make(case)[0], H100):
+        pytest.skip(reason)
+    run_case(backend, case, BACKENDS[module].Config(), "cpu")
+
+
+def test_gradients_over_what_they_were_made_of(folder, monkeypatch):
+    on_host(monkeypatch, folder, programs=1)
+    case = LONGER[3]
+    problem, operands = make(case)
+    outputs = new_outputs(problem, operands)
+    cuda_gather.run(problem, operands, cuda_gather.Config(), outputs)
+    own, over = over_pre(operands, new_outputs(problem, operands))
+    cuda_gather.run(problem, own, cuda_gather.Config(), over)
+    used = sum(case.sizes)
+    for x, y in zip(outputs, over, strict=True):
+        assert torch.equal(x[:used], y[:used])
+
+
+FAULTS = {
+    "a stage is read before it is full": ("longer-backward", without("consume", "barrier_wait")),
+    "a stage is filled before it is empty": ("longer-backward", without("fill", "barrier_wait")),
+    "a stage is given back before its products are done": ("longer-backward", without("consume", "wgmma.wait_group")),
+    "products lie where the last tile's are still read": ("longer-backward", without("consume", "barrier_wait", 2)),
+    "products are never given back": ("longer-backward", without("finish_tiles", "barrier_arrive")),
+    "products are read before they are there": ("longer-mm", without("finish", "barrier_wait")),
+    "a queue of two tiles": ("short-mm", constant("SLOTS", 2)),
+    "wgrad: a stage is read before it is full": ("longer-wgrad", without("consume", "barrier_wait")),
+    "wgrad: a stage is filled before it is empty": ("longer-wgrad", without("produce", "barrier_wait")),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_fault_shows(name, folder, monkeypatch):
+    wanted, fault = FAULTS[name]
+    case = next(c for c in LONGER if c.name == wanted)
+    module = cuda_wgrad if case.product is WGRAD else cuda_gather
+    for seed in range(4):
+        with monkeypatch.context() as patch:
+            on_host(patch, folder, programs=1, seed=seed, fault=fault)
+            module._kernel.cache_clear()
+            try:
+                run_case(module.BACKEND, replace(case, past=0), module.Config(), "cpu")
+            except (AssertionError, RuntimeError):
+                return
+    pytest.fail("four runs were right")

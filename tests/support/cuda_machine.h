@@ -1,0 +1,420 @@
+// A machine for CUDA C++ kernels of sm_90a on the host: the threads of a block are fibers, run in a random order.
+// `cuda_emulator.py` turns each asm statement of a kernel into a call of a function in here.
+//
+// What is asynchronous happens as late as the program allows, or at a random moment: cp.async when its barrier or group is
+// asked for, wgmma when it is waited for, TMA loads some time later. Shared memory begins as NaN. A block in which nothing
+// can move any more, and an access outside of shared memory, end the run with a message.
+#include <ucontext.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <cstring>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <random>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#define __device__
+#define __global__
+#define __forceinline__ inline
+#define __grid_constant__
+#define __launch_bounds__(...)
+#define __shared__
+
+struct uint4 { unsigned x, y, z, w; };
+struct float2 { float x, y; };
+inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
+inline float2 make_float2(float x, float y) { return {x, y}; }
+
+namespace machine {
+
+constexpr uint32_t BASE = 1024 + 16;  // of shared memory: a kernel has to align it
+constexpr int WARP = 32;
+
+struct Failure : std::runtime_error { using std::runtime_error::runtime_error; };
+
+struct Barrier { int count = 0, pending = 0, phase = 0; long tx = 0; };
+struct Copy { uint32_t to; const char* from; int size, bytes; };
+struct Product { float* sum; uint32_t a, b; int n, half, turned_a, turned_b; };
+
+struct Map {  // what nvrtc.TensorMap holds here; dimensions from the contiguous one on
+  uint64_t base;
+  uint64_t pitches[4];
+  uint32_t shape[5], box[5];
+  int rank, itemsize, swizzled;
+};
+
+struct Warp {  // where the lanes of a warp meet
+  int arrived = 0;
+  uint64_t meeting = 0, values[2][WARP];
+};
+
+struct Fiber {
+  ucontext_t context;
+  std::unique_ptr<char[]> stack;
+  bool done = false;
+  int thread = 0;
+  std::deque<Copy> copies;                   // cp.async of no group yet
+  std::deque<std::vector<Copy>> groups;      // committed
+  std::vector<Product> open;                 // wgmma of no group yet
+  std::deque<std::vector<Product>> products;
+};
+
+struct Block {
+  std::vector<char> shared;
+  std::vector<Barrier> barriers;             // one for each 8 bytes of shared memory
+  std::vector<Fiber> fibers;
+  std::vector<Warp> warps;
+  std::vector<std::function<void()>> loads;  // TMA under way
+  std::vector<int> waiting;                  // at bar.sync, by number
+  std::vector<uint64_t> passed;
+  std::mt19937 random;
+  ucontext_t scheduler;
+  Fiber* now = nullptr;
+  uint64_t progress = 0;
+  std::string failure;
+};
+
+inline Block* block;
+
+inline void yield() { swapcontext(&block->now->context, &block->scheduler); }
+
+template <typename Ready>
+void wait_until(Ready ready) {
+  while (!ready()) yield();
+  block->progress++;
+}
+
+inline char* shared(uint32_t at, size_t size) {
+  if (at < BASE || at - BASE + size > block->shared.size()) throw Failure("access outside of shared memory");
+  return block->shared.data() + (at - BASE);
+}
+inline uint32_t swizzled(uint32_t at) { return at ^ ((at >> 7 & 7) << 4); }
+
+// ---- barriers ----
+
+inline Barrier& barrier(uint32_t at) {
+  shared(at, 8);
+  if (at % 8) throw Failure("barrier not aligned");
+  return block->barriers[(at - BASE) / 8];
+}
+inline void settle(Barrier& b) {
+  block->progress++;
+  if (b.pending < 0) throw Failure("more arrivals than a barrier counts");
+  if (b.pending == 0 && b.tx == 0) b.phase ^= 1, b.pending = b.count;
+}
+inline void mbarrier_init(uint32_t at, uint32_t count) { barrier(at) = {int(count), int(count), 0, 0}; }
+inline void mbarrier_wait(uint32_t at, uint32_t parity) {
+  wait_until([&] { return barrier(at).phase != int(parity & 1); });
+}
+inline void mbarrier_test(uint32_t& passed, uint32_t at, uint32_t parity) { passed = barrier(at).phase != int(parity & 1); }
+inline void mbarrier_arrive(uint32_t at) {
+  Barrier& b = barrier(at);
+  b.pending--;
+  settle(b);
+}
+inline void mbarrier_expect(uint32_t at, uint32_t bytes) {
+  barrier(at).tx += bytes;
+  mbarrier_arrive(at);
+}
+inline void bar_sync(uint32_t number, uint32_t threads) {
+  const uint64_t before = block->passed[number];
+  if (++block->waiting[number] == int(threads)) block->waiting[number] = 0, block->passed[number]++;
+  wait_until([&] { return block->passed[number] != before; });
+}
+
+template <typename... T>
+void no_clusters(T&&...) { throw Failure("blocks run one after another here"); }
+
+// ---- copies ----
+
+inline void perform(const Copy& c) {
+  char* to = shared(c.to, c.size);
+  memset(to, 0, c.size);
+  if (c.bytes) memcpy(to, c.from, c.bytes);
+  block->progress++;
+}
+inline void cp_async(uint32_t to, const char* from, int size, int bytes) {
+  if (to % size || (bytes && reinterpret_cast<uint64_t>(from) % size)) throw Failure("cp.async not aligned");
+  block->now->copies.push_back({to, from, size, bytes});
+}
+inline void cp_async_16(uint32_t to, const char* from, uint32_t bytes) { cp_async(to, from, 16, bytes); }
+inline void cp_async_arrive(uint32_t bar) {
+  for (auto& c : block->now->copies) perform(c);
+  block->now->copies.clear();
+  mbarrier_arrive(bar);
+}
+inline void cp_async_commit() {
+  block->now->groups.emplace_back(block->now->copies.begin(), block->now->copies.end());
+  block->now->copies.clear();
+}
+inline void cp_async_wait(int left) {
+  auto& groups = block->now->groups;
+  for (; int(groups.size()) > left; groups.pop_front())
+    for (auto& c : groups.front()) perform(c);
+}
+
+template <typename Each>
+void each_of_box(const Map& m, const int* at, Each each) {  // (offset in shared memory, address or null)
+  uint32_t total = 1;
+  for (int d = 0; d < m.rank; d++) total *= m.box[d];
+  for (uint32_t i = 0; i < total; i++) {
+    uint64_t address = m.base;
+    bool inside = true;
+    uint32_t rest = i;
+    for (int d = 0; d < m.rank; d++) {
+      const int64_t c = int64_t(at[d]) + rest % m.box[d];
+      rest /= m.box[d];
+      inside = inside && c >= 0 && c < int64_t(m.shape[d]);
+      address += uint64_t(c) * (d ? m.pitches[d - 1] : uint64_t(m.itemsize));
+    }
+    each(i * m.itemsize, inside ? reinterpret_cast<char*>(address) : nullptr);
+  }
+}
+template <typename... Coordinates>
+void tma_load(uint32_t to, const void* map, uint32_t bar, Coordinates... coordinates) {
+  const Map m = *static_cast<const Map*>(map);
+  std::vector<int> at{int(coordinates)...};
+  if (int(at.size()) != m.rank) throw Failure("coordinates for another map");
+  if (to % 128) throw Failure("box not aligned");
+  block->loads.push_back([=] {
+    uint32_t bytes = 0;
+    each_of_box(m, at.data(), [&](uint32_t offset, const char* from) {
+      char* x = shared(m.swizzled ? swizzled(to + offset) : to + offset, m.itemsize);
+      from ? (void)memcpy(x, from, m.itemsize) : (void)memset(x, 0, m.itemsize);
+      bytes += m.itemsize;
+    });
+    Barrier& b = barrier(bar);
+    b.tx -= bytes;
+    settle(b);
+  });
+}
+template <typename... Coordinates>
+void tma_store(const void* map, uint32_t from, Coordinates... coordinates) {
+  const Map& m = *static_cast<const Map*>(map);
+  const int at[] = {int(coordinates)...};
+  each_of_box(m, at, [&](uint32_t offset, char* to) {
+    if (to) memcpy(to, shared(m.swizzled ? swizzled(from + offset) : from + offset, m.itemsize), m.itemsize);
+  });
+}
+
+template <typename T>
+T load(uint32_t at) {
+  T x;
+  memcpy(&x, shared(at, sizeof x), sizeof x);
+  return x;
+}
+inline void ld_shared_f32(float& x, uint32_t at) { x = load<float>(at); }
+inline void ld_shared_u16(unsigned short& x, uint32_t at) { x = load<unsigned short>(at); }
+template <typename T>
+void ld_shared_v4(T& x, T& y, T& z, T& w, uint32_t at) {
+  const uint4 v = load<uint4>(at);
+  x = v.x, y = v.y, z = v.z, w = v.w;
+}
+template <typename T>
+void ld_shared_v2(T& x, T& y, uint32_t at) { x = load<uint32_t>(at), y = load<uint32_t>(at + 4); }
+inline void st_shared_f32(uint32_t at, float x) { memcpy(shared(at, 4), &x, 4); }
+inline void st_shared_v4(uint32_t at, uint32_t x, uint32_t y, uint32_t z, uint32_t w) {
+  const uint4 v{x, y, z, w};
+  memcpy(shared(at, 16), &v, 16);
+}
+inline void st_shared_v2(uint32_t at, uint32_t x, uint32_t y) {
+  memcpy(shared(at, 4), &x, 4);
+  memcpy(shared(at + 4, 4), &y, 4);
+}
+inline void ld_global_v4(uint32_t& x, uint32_t& y, uint32_t& z, uint32_t& w, const char* from) {
+  uint4 v;
+  memcpy(&v, from, 16);
+  x = v.x, y = v.y, z = v.z, w = v.w;
+}
+inline void st_global_v4(char* to, uint32_t x, uint32_t y, uint32_t z, uint32_t w) {
+  const uint4 v{x, y, z, w};
+  memcpy(to, &v, 16);
+}
+
+// ---- warps ----
+
+inline int lane() { return block->now->thread % WARP; }
+// What all lanes of the warp brought.
+inline const uint64_t* meet(uint64_t mine) {
+  Warp& w = block->warps[block->now->thread / WARP];
+  const uint64_t meeting = w.meeting;
+  w.values[meeting & 1][lane()] = mine;
+  if (++w.arrived == WARP) w.arrived = 0, w.meeting++;
+  wait_until([&] { return w.meeting != meeting; });
+  return w.values[meeting & 1];
+}
+template <typename T>
+T shuffled(T mine, int from) {
+  uint64_t bits = 0;
+  memcpy(&bits, &mine, sizeof mine);
+  const uint64_t* all = meet(bits);
+  T x;
+  memcpy(&x, &all[from], sizeof x);
+  return x;
+}
+inline void stmatrix(bool turned, uint32_t at, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
+  const uint32_t x[] = {a, b, c, d};
+  uint32_t rows[WARP];
+  const uint64_t* all = meet(at);
+  for (int i = 0; i < WARP; i++) rows[i] = all[i];
+  const int row = lane() / 4, column = lane() % 4 * 2;
+  for (int i = 0; i < 4; i++)
+    for (int j = 0; j < 2; j++) {
+      const uint16_t half = x[i] >> 16 * j;
+      const uint32_t to = turned ? rows[i * 8 + column + j] + row * 2 : rows[i * 8 + row] + (column + j) * 2;
+      memcpy(shared(to, 2), &half, 2);
+    }
+  meet(0);
+}
+
+// ---- numbers ----
+
+inline float from_bits(uint32_t x) { float y; memcpy(&y, &x, 4); return y; }
+inline uint32_t bits_of(float x) { uint32_t y; memcpy(&y, &x, 4); return y; }
+inline float half_to_float(uint16_t x) { _Float16 h; memcpy(&h, &x, 2); return float(h); }
+inline uint16_t float_to_half(float x) { _Float16 h = _Float16(x); uint16_t y; memcpy(&y, &h, 2); return y; }
+inline uint16_t float_to_bf16(float x) {
+  if (std::isnan(x)) return 0x7FFF;
+  const uint32_t b = bits_of(x);
+  return (b + 0x7FFF + (b >> 16 & 1)) >> 16;
+}
+inline float value_of(uint16_t x, bool half) { return half ? half_to_float(x) : from_bits(uint32_t(x) << 16); }
+inline void pack(bool half, uint32_t& x, float high, float low) {
+  x = half ? uint32_t(float_to_half(high)) << 16 | float_to_half(low) : uint32_t(float_to_bf16(high)) << 16 | float_to_bf16(low);
+}
+inline void unpack_half(float& low, float& high, uint32_t x) { low = half_to_float(x), high = half_to_float(x >> 16); }
+
+// ---- tensor cores ----
+
+// Where the element lies of a matrix whose descriptor's low word is `word`, with the 128-byte swizzle.
+inline uint32_t element(uint32_t word, int turned, int i, int k) {
+  const uint32_t start = (word & 0x3FFF) << 4, apart = (word >> 16 & 0x3FFF) << 4;
+  return swizzled(turned ? start + i / 64 * apart + k / 8 * 1024 + k % 8 * 128 + i % 64 * 2
+                         : start + i / 8 * 1024 + i % 8 * 128 + k * 2);
+}
+inline void perform(const Product& p) {
+  const int warp = block->now->thread % 128 / WARP, row = warp * 16 + lane() / 4, column = lane() % 4 * 2;
+  float a[2][16];
+  for (int k = 0; k < 16; k++)
+    for (int r = 0; r < 2; r++) a[r][k] = value_of(load<uint16_t>(element(p.a, p.turned_a, row + 8 * r, k)), p.half);
+  for (int n = 0; n < p.n; n += 8)
+    for (int j = 0; j < 2; j++) {
+      float top = p.sum[n / 2 + j], low = p.sum[n / 2 + 2 + j];
+      for (int k = 0; k < 16; k++) {
+        const float b = value_of(load<uint16_t>(element(p.b, p.turned_b, n + column + j, k)), p.half);
+        top += a[0][k] * b, low += a[1][k] * b;
+      }
+      p.sum[n / 2 + j] = top, p.sum[n / 2 + 2 + j] = low;
+    }
+  block->progress++;
+}
+inline void wgmma(int n, int half, int turned_a, int turned_b, float* sum, uint32_t a, uint32_t b) {
+  block->now->open.push_back({sum, a, b, n, half, turned_a, turned_b});
+}
+inline void wgmma_commit() {
+  block->now->products.push_back(std::move(block->now->open));
+  block->now->open.clear();
+}
+inline void wgmma_wait(int left) {
+  auto& products = block->now->products;
+  for (; int(products.size()) > left; products.pop_front())
+    for (auto& p : products.front()) perform(p);
+  meet(0);  // .sync.aligned: the warp goes on together
+}
+
+inline void cvta(uint32_t& at, const void*) { at = BASE; }
+
+// ---- a launch ----
+
+struct Place { int x = 0; };
+inline Place thread_place() { return {block->now->thread}; }
+
+inline std::function<void()>* body;
+inline void enter() {
+  try {
+    (*body)();
+  } catch (const std::exception& e) {
+    block->failure = e.what();
+  }
+  block->now->done = true;
+  block->progress++;
+  for (;;) yield();
+}
+
+inline void run_block(int threads, size_t smem_bytes, unsigned seed, std::function<void()> kernel) {
+  Block here;
+  block = &here;
+  body = &kernel;
+  here.random.seed(seed);
+  here.shared.assign(smem_bytes, char(0xFF));
+  here.barriers.resize(smem_bytes / 8 + 1);
+  here.warps.resize(threads / WARP);
+  here.waiting.assign(16, 0);
+  here.passed.assign(16, 0);
+  here.fibers.resize(threads);
+  std::vector<int> order(threads);
+  for (int i = 0; i < threads; i++) {
+    Fiber& f = here.fibers[i];
+    order[i] = f.thread = i;
+    f.stack.reset(new char[1 << 16]);
+    getcontext(&f.context);
+    f.context.uc_stack = {f.stack.get(), 0, 1 << 16};
+    f.context.uc_link = nullptr;
+    makecontext(&f.context, enter, 0);
+  }
+  for (int left = threads; left;) {
+    const uint64_t before = here.progress;
+    std::shuffle(order.begin(), order.end(), here.random);
+    for (int i : order) {
+      Fiber& f = here.fibers[i];
+      if (f.done) continue;
+      here.now = &f;
+      swapcontext(&here.scheduler, &f.context);
+      if (!here.failure.empty()) throw Failure(here.failure);
+      left -= f.done;
+      while (!here.loads.empty() && here.random() % 256 == 0) {
+        std::swap(here.loads[here.random() % here.loads.size()], here.loads.back());
+        auto load = std::move(here.loads.back());
+        here.loads.pop_back();
+        load();
+      }
+    }
+    if (here.progress == before && here.loads.empty()) throw Failure("deadlock: no thread can go on");
+  }
+  if (!here.loads.empty()) throw Failure("the block ended before its loads");
+}
+
+}  // namespace machine
+
+#define threadIdx machine::thread_place()
+inline machine::Place blockIdx, gridDim;
+
+inline int __shfl_sync(unsigned, int x, int from) { return machine::shuffled(x, from & 31); }
+inline float __shfl_sync(unsigned, float x, int from) { return machine::shuffled(x, from & 31); }
+inline float __shfl_xor_sync(unsigned, float x, int with) { return machine::shuffled(x, machine::lane() ^ with); }
+inline int __shfl_up_sync(unsigned, int x, int by) { return machine::shuffled(x, machine::lane() < by ? machine::lane() : machine::lane() - by); }
+inline unsigned __ballot_sync(unsigned, int x) {
+  const uint64_t* all = machine::meet(x != 0);
+  unsigned bits = 0;
+  for (int i = 0; i < machine::WARP; i++) bits |= unsigned(all[i]) << i;
+  return bits;
+}
+inline int __popc(unsigned x) { return __builtin_popcount(x); }
+inline void __syncwarp() { machine::meet(0); }
+inline void __syncthreads() { machine::bar_sync(0, machine::block->fibers.size()); }
+inline int atomicAdd(int* at, int x) { const int before = *at; *at += x; return before; }
+inline float __expf(float x) { return std::exp(x); }
+inline float __fdividef(float x, float y) { return x / y; }
+inline float __uint_as_float(unsigned x) { return machine::from_bits(x); }
+inline unsigned __byte_perm(unsigned a, unsigned b, unsigned s) {
+  const uint64_t both = uint64_t(b) << 32 | a;
+  unsigned x = 0;
+  for (int i = 0; i < 4; i++) x |= unsigned(both >> 8 * (s >> 4 * i & 7) & 0xFF) << 8 * i;
+  return x;
+}
