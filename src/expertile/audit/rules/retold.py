@@ -10,8 +10,9 @@ from collections.abc import Iterator
 from expertile.audit.finding import QUESTION, Finding, finding
 from expertile.audit.quantity import Quantity
 from expertile.audit.report import Grid, Report, Row
-from expertile.audit.rules.peaks import NO_RUN_OF_ONE, on_sheet
-from expertile.audit.rules.quotients import TYPED
+from expertile.audit.rules.hardware import on_sheet
+from expertile.audit.rules.limits import NO_RUN_OF_ONE
+from expertile.audit.rules.tables import TYPED
 
 _GAIN = re.compile(
     r"(?i)faster|as fast|slower|speed|improve|reduc|\bless\b|lower|higher|\bmore\b|increas|gain|decreas|drop|\bsav|"

@@ -15,8 +15,8 @@ from expertile.audit.finding import INCONSISTENT, QUESTION, UNIT_OF, Finding, fi
 from expertile.audit.interval import FIT, NUMBER, ODD, Interval, printed
 from expertile.audit.quantity import Quantity, stem
 from expertile.audit.report import Grid, Report, Row
-from expertile.audit.rules.peaks import on_sheet
-from expertile.audit.rules.quotients import TYPED, follows, wrong
+from expertile.audit.rules.hardware import on_sheet
+from expertile.audit.rules.tables import TYPED, printed_as, wrong
 from expertile.audit.units import unit_of_name
 
 _FROM = re.compile(
@@ -34,6 +34,7 @@ _PARTIAL = re.compile(r"(?i)sav|differ|delta|reduc|overhead")
 _THAN = re.compile(r"(?i)\b(?:than|over|vs)\b")
 _SPEED_UP = re.compile(r"(?i)\W*(?:overall |total )?speed-?\s?up\W*")
 _LESS = re.compile(r"(?i)drop|reduc|decreas|\bless|lower|sav|\bcut|fell")
+_UNIT = re.compile(r"[\d., ]|[kKMGT](?=i?B)")
 _BY = re.compile(r"(?i)\bby\W*$")
 _NOT_OF = re.compile(
     r"(?i)peak|utili|efficien|accuracy|recall|confidence|error|sparsity|occupancy|of (?:the )?(?:total|time|runtime)"
@@ -41,7 +42,16 @@ _NOT_OF = re.compile(
 
 
 def _either(q: Quantity, a: Quantity, b: Quantity, change: str = "") -> bool:
-    return follows(q, (a, b), ODD, change) or follows(q, (b, a), ODD, change)
+    """Whether `q` may be what is printed for the quotient of two figures."""
+    alike = _UNIT.sub("", a.text) == _UNIT.sub("", b.text)
+    x, y = (a.plain, b.plain) if alike else (a.value, b.value)
+    return any(f.hi > 0 and q.value.meets(f, ODD) for z in (x / y, y / x) for f in printed_as(q, z, change))
+
+
+def _wrong(q: Quantity, a: Quantity, b: Quantity) -> Finding:
+    a, b = max((a, b), key=_mid), min((a, b), key=_mid)
+    message = wrong(f"{a.text} / {b.text}", _mid(a) / _mid(b), q)
+    return finding(INCONSISTENT, "ratio", message, q, lines=(a.line, b.line))
 
 
 def ratios(report: Report) -> Iterator[Finding]:
@@ -112,7 +122,7 @@ def _of_record(row: Row, said: list[Quantity]) -> Iterator[Finding]:
         return
     alone = not any(p.line == said[0].line and p is not said[0] for p in row.of("ratio", "percent"))
     if alone and not _THAN.search(said[0].after) and not any(_either(said[0], x, y) for x, y in pairs):
-        yield wrong(said[0], (max(pairs[0], key=_mid), min(pairs[0], key=_mid)))
+        yield _wrong(said[0], *pairs[0])
 
 
 def _mid(q: Quantity) -> float:
@@ -167,7 +177,7 @@ def _in_sentence(row: Row, said: list[Quantity]) -> Iterator[Finding]:
         size = (_SPEED if all(of[0].kind == "bytes" for of in several) else _SIZE).search(q.after[:24])
         made = any(_either(q, a, b, change) for of in several for a, b in itertools.combinations(of, 2))
         if several and gain and not size and not made and (sure or not _THAN.search(q.after[:24])):
-            f = wrong(q, (max(several[-1][-2:], key=_mid), min(several[-1][-2:], key=_mid)))
+            f = _wrong(q, *several[-1][-2:])
             # Where the sentence has two ratios, the other must follow.
             sure = sure and all(o is q or _either(o, two[0], two[1]) for o in said)
             yield f if sure else replace(f, verdict=QUESTION, message=f.message + ": is it of these two?")
