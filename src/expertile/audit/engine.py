@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from expertile.audit.facts import BITS, facts
 from expertile.audit.finding import ACCUSATIONS, QUESTION, VERDICTS, Finding
 from expertile.audit.report import Report
-from expertile.audit.rules import claims, equations, limits, links, retold, solve, tables, told
+from expertile.audit.rules import claims, equations, limits, links, solve, tables, told, totals
 from expertile.device import Device
 
 RULES = (
@@ -20,10 +20,10 @@ RULES = (
     solve.each,
     solve.counted,
     told.ratios,
-    told.orders,
-    retold.retold,
+    told.retold,
+    totals.totals,
+    totals.orders,
     equations.equations,
-    told.totals,
     claims.compression,
     claims.equal_work,
     claims.ranges,

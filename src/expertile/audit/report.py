@@ -62,14 +62,25 @@ class Row:
         changes = all(a == b != c and c in ("percent", "ratio") for a, b, c in threes)
         periods += [3] if len(kinds) > 3 and len(kinds) % 3 == 0 and changes else []
         starts = range(0, len(kinds), periods[0]) if periods and self.kind == "line" else ()
-        rows = [replace(self, quantities=self.quantities[s : s + periods[0]]) for s in starts]
+        rows = [self.of_these(self.quantities[s : s + periods[0]]) for s in starts]
         if not rows and self.kind == "line" and "; " in self.text:
             marks = [0, *(m.end() for m in re.finditer("; ", self.text)), len(self.text)]
             held = [[q for q in self.quantities if a <= q.start < b] for a, b in itertools.pairwise(marks)]
-            rows = [replace(self, quantities=of) for of in held if of] if sum(len(of) > 1 for of in held) > 1 else []
-        for row in rows:
-            row.report = self.report
+            rows = [self.of_these(of) for of in held if of] if sum(len(of) > 1 for of in held) > 1 else []
         return rows or [self]
+
+    def of_these(self, figures: list[Quantity]) -> "Row":
+        """The row with some figures of its own."""
+        row = replace(self, quantities=figures)
+        row.report = self.report
+        return row
+
+    @cached_property
+    def before(self) -> "Row | None":
+        """The sentence before, in the same block."""
+        lines = self.report.lines_of_text
+        at = next((i for i, r in enumerate(lines) if r.block == self.block and r.text == self.text), 0)
+        return lines[at - 1] if at and lines[at - 1].block == self.block else None
 
     def clause(self, q: Quantity) -> str:
         """The part of a sentence, between semicolons, that a figure stands in."""
