@@ -124,7 +124,7 @@ _BLANK, _MARKS_ONLY = re.compile(r"\s{3,}"), re.compile(r"[~≈<>≥≤(€\s]*"
 _FACTOR = re.compile(r"[\d)] ?[×*/·] ?\(?$|[\d)] x $")
 _FACTOR_OF = re.compile(r"(?i)(?:speed-?up|factor)(?: factor)? (?:of|is|was) (?:about |around )?\W*$")
 _LIST = re.compile(rf"(?:(?:{NUMBER}, ?)+{NUMBER},? (?:and|or)|{NUMBER} and) $")
-_TRAILING_KEY = re.compile(r"(?P<key>[A-Za-z_][\w./%-]*)\s*[:=]\s*[(\[~≈\"']*$")
+_TRAILING_KEY = re.compile(r"(?P<key>[A-Za-z_][\w./%-]*)\s*[:=]\s*[(\[~≈\"']*$|(?P<rate>\b[A-Za-z]+/s(?:ec)?) $")
 
 
 _PER = re.compile(
@@ -165,7 +165,7 @@ def quantities(text: str, line: int, cell: Unit | None = None) -> list[Quantity]
         key = None if cell else _KEY.search(before)
         if not key or re.search(r"\d\.\d", key["key"]):  # a sentence, no key
             key = None if cell else _TRAILING_KEY.search(before)
-        name = (key["key"] if key else "").strip()
+        name = (key["key"] or key.groupdict().get("rate") or "" if key else "").strip()
         priced = text[m.start() - 1 : m.start()] == "€"
         named, own = cell if first else unit_of_name(name), _unit_at(text, m.end())
         own = _price(text, m.end()) if priced and not (named and named.kind.startswith("$/")) else own

@@ -211,7 +211,7 @@ RATIO = re.compile(
 _PER_STEP = re.compile(
     r"(?i)(?<![a-z])(?:step|iter(?:ation)?)[ _]time(?![a-z])|(?<![a-z])time[ _/]+(?:per[ _])?(?:step|iter)"
 )
-_PER_TOKEN = re.compile(r"(?i)\b(?:tpot|itl|inter-?token|per[ _-](?:output[ _-])?token)\b")
+PER_TOKEN = re.compile(r"(?i)\b(?:tpot|itl|inter-?token|per[ _-](?:output[ _-])?token)\b")
 
 
 class Report:
@@ -242,14 +242,15 @@ class Report:
     def _grid(self, index: int, table: Table) -> None:
         header = tuple(clean(h) for h in table.header)
         units = list(map(unit_of_name, header))
-        short = {"b", "h", "s", "d"} <= set(header)  # of attention
+        short, lone = {"b", "h", "s", "d"} <= set(header), "A" not in header  # of attention; else two variants
         rows = []
         for at, (number, raw) in enumerate(table.rows):
             row = Row("table", number, "", [], index)
             cells = [clean(c) for c in raw]
-            by_row = unit_of_name(cells[0]) if re.search(r"[(\[].+[)\]]\s*$", cells[0]) else None
+            measure = re.search(r"[(\[].+[)\]]\s*$", cells[0]) or re.match(r"(?i)metric|measure|quantity|$", header[0])
+            by_row = unit_of_name(cells[0]) if measure else None
             for column, (cell, name) in enumerate(zip(cells, header, strict=True)):
-                size = size_of_name(name.upper() if short and len(name) == 1 else name)
+                size = size_of_name(name.upper() if short and len(name) == 1 else name) if name != "B" or lone else None
                 plain = re.fullmatch(r"\s*(\d[\d,]*)([kK]?)\s*", cell)
                 # "TTFT (ms)" before the row's figures is their unit.
                 unit = units[column] or (by_row if column else None) or NO_UNIT
@@ -335,11 +336,16 @@ class Report:
         return found if found is not None and line - found[0] <= _REACH else None
 
 
+def is_tpot(q: Quantity) -> bool:
+    """Whether a sentence calls a time that of an output token."""
+    return q.kind in ("time", "s_per_token") and bool(re.search(rf"{PER_TOKEN.pattern}[^.;,]{{0,30}}$", q.label))
+
+
 def _kind(q: Quantity) -> Quantity:
     """`q` with the kind that its column's name says."""
     if q.kind == "number" and RATIO.search(q.label):
         return replace(q, kind="ratio")
-    step, token = (q.kind == "time" and form.search(q.label) for form in (_PER_STEP, _PER_TOKEN))
+    step, token = (q.kind == "time" and form.search(q.label) for form in (_PER_STEP, PER_TOKEN))
     return replace(q, kind="s_per_item", noun="step") if step else replace(q, kind="s_per_token") if token else q
 
 
@@ -406,5 +412,6 @@ def _lines(index: int, block: Block) -> list[Row]:
     rows = []
     for m in _SENTENCE.finditer(joined):
         figures = [replace(q, line=number(m.start() + q.start)) for q in quantities(m[0], 0)]
+        figures = [replace(q, kind="s_per_token") if is_tpot(q) else q for q in figures]
         rows.append(Row("line", number(m.start()), m[0], figures, index))
     return rows

@@ -125,7 +125,9 @@ def _bandwidth(row: Row, q: Quantity, count: float) -> Iterator[Finding]:
     yield finding(IMPOSSIBLE if sure else QUESTION, "memory bandwidth", message, q)
 
 
-_NO_RUN = re.compile(r"launch|overhead|compile|per |sync|saved|ttft|std|queue|h2d|d2h|copy|alloc|token")
+_NO_RUN = re.compile(
+    r"launch(?! takes| needs| took)|overhead|compile|per |sync|saved|ttft|std|queue|h2d|d2h|copy|alloc|token"
+)
 _WHOLE = re.compile(
     r"(?i)time|latency|duration|elapsed|gemm|matmul|\bmm\b|kernel|blas|torch|triton|cutlass|attention|[=×]|^$"
 )
@@ -169,6 +171,9 @@ def _moved(row: Row) -> Iterator[Demand]:
     rows = [r for g in report.grids for r in g.rows if r.facts.of("tuples") == shape != ()]
     named = [t for r in rows for t in r.of("time")] if "traffic" in row.text.lower() else []
     near = [t for r in lines if r.block == row.block and not r.of("bandwidth") for t in r.of("time")]
+    if re.search(r"(?i)per (?:launch|call|run|iteration|pass|step)|each (?:launch|call|run|pass)", row.text):
+        near = [t for r in lines if report.sections[r.block] == report.sections[row.block] for t in r.of("time")]
+        near = sorted(near, key=lambda t: t.value.mid)[:1]
     near = [t for t in near if not _NO_RUN.search(t.words)]
     moved = [q for q in row.of("bytes") if q.exact and (named or _TRAFFIC.search(f"{q.label[-24:]} {q.after[:16]}"))]
     times = named or (near if len(near) == 1 else [])
@@ -225,12 +230,19 @@ def mfu(report: Report) -> Iterator[Finding]:
             continue
         # Whatever was multiplied, many divide by the bf16 peak.
         formats = {"bf16", "fp16", *(f for f in report.everything.of("formats") if f in DTYPES and f != "fp32")}
-        peaks = [x for d in row.devices for f in formats for x in (d.peak(f), d.sparse_peak(f)) if x]
+        peaks = [(x, way) for d in row.devices for f in formats for way in (d.peak, d.sparse_peak) if (x := way(f))]
         counts = row.facts.of("gpus") or ((row.own["gpus"],) if "gpus" in row.own else gpu_counts(row))
-        each = [n * q.value.mid / (x * g) for x in peaks for g in ((1.0,) if q.per_device else counts)]
-        least = 5.1 if re.search(r"(?i)train|step|fine-?tun|fsdp", row.words) else 1.7
+        counts = (1.0,) if q.per_device else counts
+        each = [n * q.value.mid / (x * g) for x, _ in peaks for g in counts]
         most = 8.3 if max(report.everything.of("seq") or (0,)) > 8000 else 7.6
-        if each and not any(least * e <= p.value.hi and p.value.lo <= most * e for e in each):
+        # Whoever only reads tokens spends 2·N, of a dense peak.
+        read = (
+            []
+            if re.search(r"(?i)train|step|fine-?tun|fsdp", row.words)
+            else [n * q.value.mid / (x * g) for x, way in peaks for g in counts if way.__name__ == "peak"]
+        )
+        spent = [*((5.1 * e, most * e) for e in each), *((1.7 * e, 5.1 * e) for e in read)]
+        if each and not any(low <= p.value.hi and p.value.lo <= high for low, high in spent):
             best = min((6 * e for e in each), key=lambda x: abs(x - p.value.mid))
             at = f"{n / 1e9:.3g} B parameters at {q.text} on {row.devices[0].name}"
             message = f"{at} are an MFU of {100 * best:.3g} %, not {p.text}: on how many GPUs, of which peak?"

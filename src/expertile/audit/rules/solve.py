@@ -8,7 +8,7 @@ from math import prod
 from expertile.audit.finding import INCONSISTENT, QUESTION, UNIT_OF, Finding, finding, si
 from expertile.audit.interval import exact
 from expertile.audit.quantity import same_statistic
-from expertile.audit.report import Report, Row
+from expertile.audit.report import Report, Row, is_tpot
 from expertile.audit.rules.hardware import on_sheet
 from expertile.audit.rules.terms import GIB, NO_RUN, WRITTEN, Law, derived, law_of, multiples, terms, trained_work
 from expertile.audit.rules.work import Term
@@ -96,6 +96,10 @@ def _around(row: Row) -> list[Term]:
     timed = timed if any(q.kind in timed for q in row.quantities) else set()
     before = [t for some in held[-1:] if kind == "prose" and len(some) == 2 for t in some if t.kind not in timed]
     near = [t for some in held if kind == "code" or len({t.kind for t in some}) == 1 for t in some] + before
+    # Of a log's times the one that is of the whole.
+    times = [t for t in near if t.kind == "time"]
+    wall = [t for t in times if t.figure and kind == "code" and WALL.search(t.figure.label)]
+    near = [t for t in near if t.kind != "time" or len(wall) != 1 or t is wall[0]]
     return near + [t for t in _price(row) if not any(x.kind == t.kind for x in near)]
 
 
@@ -115,7 +119,8 @@ def _check(row: Row, held: Held, lent: bool) -> Iterator[Finding]:
     if not re.search(r"(?i)decod|generat|output", text):
         prompt = "(?i)prefill|prompt|ttft|(?:time to )?first token" if "prefill" in text else "(?i)prefill"
         text = re.sub(prompt, "", text)
-    if prod(map(len, held)) > 12 or re.search(law.unless, text):
+    counted = law.sure == "close" and row.report.everything.of("concurrency")
+    if prod(map(len, held)) > 12 or (re.search(law.unless, text) and not counted):
         return
     held = tuple([*some] for some in held)
     for some in held:
@@ -132,7 +137,7 @@ def _check(row: Row, held: Held, lent: bool) -> Iterator[Finding]:
     broken = []
     for target in (t for t in held[at] if t.figure):
         combos = [c for c in itertools.product(*held) if c[at] is target and _one_run(row, law, c)]
-        if combos and not any(_fits(c, factors) for c in combos):
+        if combos and not any(_fits(c, factors) for c in combos) and not _steady(combos[0], factors):
             broken.append((target, combos[0]))
     if len(broken) != 1 and not (broken and len(broken) == sum(bool(t.figure) for t in held[at])):
         return
@@ -141,26 +146,37 @@ def _check(row: Row, held: Held, lent: bool) -> Iterator[Finding]:
     yield _broken(law, near and (made == "rate" or _sure(row, law, {t.kind: t for t in combo})), combo, at)
 
 
-_WALL = re.compile(
-    r"(?i)^(?!.*(?:mean|avg|average|p\d\d|median|latency|delta)).*(?:duration|elapsed|wall|time|step|iter|took|total)"
+WALL = re.compile(
+    r"(?i)^(?!.*(?:mean|avg|average|p\d\d|median|latency|delta)).*(?:duration|elapsed|wall|time|step|iter|took|total|finish|done)"
 )
 
 
 def _one_run(row: Row, law: Law, combo: tuple[Term, ...]) -> bool:
     times = [t.figure.label for t in combo if t.figure and t.kind == "time"] if row.kind == "record" else []
-    if any(re.search(law.unless, label) or (law.several and not _WALL.search(label)) for label in times):
+    if any(re.search(law.unless, label) or (law.several and not WALL.search(label)) for label in times):
         return False
     labels = [t.figure.label for t in combo if t.figure]
     sides = {m[0].lower() for x in labels if (m := re.search(r"(?i)input|output|prompt|generated", x))}
     if len({s.replace("prompt", "input").replace("generated", "output") for s in sides}) > 1:
         return False
     nouns = {t.figure.noun for t in combo if t.figure and t.figure.noun}
-    return len(nouns) < 2 and all(same_statistic(x, y) for x, y in itertools.combinations(labels, 2))
+    batched = nouns == {"step", "sample"} and row.size("batch")
+    return (len(nouns) < 2 or batched) and all(same_statistic(x, y) for x, y in itertools.combinations(labels, 2))
 
 
 def _fits(combo: tuple[Term, ...], factors: tuple[float, ...]) -> bool:
     f = combo[0].value * combo[1].value / combo[2].value
     return not f.beyond(1.1) or any(f.meets(n * x, 0.08 if n == 1 else 0.03) for n in factors for x in combo[2].also)
+
+
+def _steady(combo: tuple[Term, ...], factors: tuple[float, ...]) -> bool:
+    """Whether sequences at once make no more tokens than their time per output token allows; the prompts cost more."""
+    of = [t.figure for t in combo if t.figure and t.kind == "s_per_token"]
+    return (
+        combo[2].kind == "ratio"
+        and any(map(is_tpot, of))
+        and (max(factors) == 1 or (combo[0].value * combo[1].value).lo < 1.05 * max(factors))
+    )
 
 
 def _broken(law: Law, sure: bool, combo: tuple[Term, ...], at: int) -> Finding:

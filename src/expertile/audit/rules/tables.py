@@ -212,7 +212,8 @@ def _sources(grid: Grid, target: int, targets: Cells, quotient: bool) -> list[_S
         ):
             continue
         kind, n = kinds.most_common(1)[0]
-        kind = kind if 2 * n >= len(grid.rows) else "mixed" if quotient and {*kinds} <= {*TYPED} else ""
+        mixed = quotient and len(kinds) > 1 and {*kinds} <= {*TYPED}
+        kind = "mixed" if mixed else kind if 2 * n >= len(grid.rows) else ""
         held = {r: q for r, q in held.items() if kind in (q.kind, "mixed")}
         kind = "bare" if kind == "number" and bare else kind
         values, text = {r: q.plain for r, q in held.items()}, {r: q.text for r, q in held.items()}
@@ -241,8 +242,8 @@ def _quotient(target: Cells, x: _Source, y: _Source, name: str, direct: bool) ->
     for r in rows:
         of, q = x.values[r] / y.values[r], target.get(r)
         forms[r] = printed_as(q, of) if q else [of]
-        # "1.1x slower" stands among those that are faster.
-        if q and re.match(r"(?i)\W*(?:faster|slower|better|worse)", q.after):
+        # "1.1x slower" stands among those that are faster; of rates and times one is turned.
+        if q and (x.kind == "mixed" or re.match(r"(?i)\W*(?:faster|slower|better|worse)", q.after)):
             forms[r] += printed_as(q, y.values[r] / x.values[r])
     text = {r: f"{x.text[r]} / {y.text[r]}" for r in rows}
     lines = {r: x.lines.get(r, ()) + y.lines.get(r, ()) for r in rows}
@@ -358,11 +359,14 @@ def _products(grid: Grid, target: int, targets: Cells, sources: list[_Source], _
                         yield from _made(rule, targets, s, None, sign, name, count, (1.0,))
         if s.column >= 0:
             yield from _constant(grid, target, kind, targets, s, counts)
-    if kind in ("time", "bytes", "money", "energy", "items", "tokens") and _SUM.search(grid.header[target]):
+    if kind in ("time", "bytes", "money", "energy", "items", "tokens"):
+        named = _SUM.search(grid.header[target])
         like = [s for s in typed if s.kind == kind and 0 <= s.column < target and s.values.keys() >= targets.keys()]
         for some in (part for k in range(2, len(like) + 1) for part in (like[:k], like[-k:])):
-            sums = {r: [sum((s.values[r] for s in some[1:]), some[0].values[r])] for r in targets}
-            yield _Made("the sum of the columns before", "sum", sums)
+            sums = {r: sum((s.values[r] for s in some[1:]), some[0].values[r]) for r in targets}
+            # A column that is not called a total is one where all rows but one say so.
+            if named or sum(sums[r].meets(q.plain) for r, q in targets.items()) >= max(3, len(targets) - 1):
+                yield _Made("the sum of the columns before", "sum", {r: [v] for r, v in sums.items()})
 
 
 def _loose(kind: str) -> str:

@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
+from expertile.audit.facts import facts
 from expertile.audit.finding import INCONSISTENT, QUESTION, Finding, finding
 from expertile.audit.interval import NUMBER, ODD, printed
 from expertile.audit.quantity import Quantity
@@ -258,7 +259,10 @@ def _named(grid: Grid, row: Row, clause: str) -> list[Row]:
         found.append(max((n for n in names if re.search(r"..|[a-z]", n) and f" {n} " in text), key=len, default=""))
     # "ours" within "ours fp8" names no row.
     pairs = [(r, of) for r, of in zip(grid.rows, found, strict=True) if of]
-    rows = [r for r, of in pairs if not any(of != n and f" {of} " in f" {n} " for n in found)]
+    sizes = [(n, v[0]) for n, v in facts(clause).stated.items() if len(v) == 1 and isinstance(v[0], float)]
+    rows = [r for r in grid.rows if any(r.own.get(n) == v for n, v in sizes)] or [
+        r for r, of in pairs if not any(of != n and f" {of} " in f" {n} " for n in found)
+    ]
     told = [q for q in row.of(*TYPED) if q.value.width < 0.1 and q.text in clause]
     rows = rows or [
         r for r in grid.rows if any(c.kind == q.kind and c.value.meets(q.value) for q in told for c in r.quantities)
