@@ -95,7 +95,11 @@ _FORMAT = re.compile("|".join(rf"(?P<{name}>{form})" for name, form in FORMATS))
 _SPLIT = re.compile(r"[^a-z0-9]+")
 
 
+_NOT_IN = re.compile(r"(?i)\b(?:no|not|without) (?=tf32|fp\d|bf16|int\d)\w+")
+
+
 def _formats(text: str) -> list[str]:
+    text = _NOT_IN.sub("", text)
     words = dict.fromkeys(_SPLIT.split(text.lower()))
     found = [m.lastgroup or "" for m in map(_FORMAT.fullmatch, words) if m]
     if "precision" in words or "bit" in words:

@@ -87,19 +87,23 @@ def clean(text: str) -> str:
     if _HAN.search(text):
         text = _CHINESE_TERM.sub(lambda m: f" {_CHINESE[m[0]]} ", text.translate(_WIDE))
         text = re.sub(r" +", " ", text)
-    if not any(mark in text for mark in "*_`$<[\\&\u00a0\u202f"):
+    if not any(mark in text for mark in "*_`$<[\\&~\u00a0\u202f"):
         return text
-    text = _PRICE.sub("€", text)
+    text = _PRICE.sub("€", re.sub(r"(?<=[\w$}.)])~(?=[\w\\$])", " ", text))
     text = _MARKS.sub("", _LATEX.sub(r" \1", text.replace("{,}", ",")))
     for mark, plain in _SYMBOLS:
         text = text.replace(mark, plain)
     return re.sub(r"[{}]", " ", text) if "\\" in text else text
 
 
+_HYPHENED = re.compile(r"(?:hour|minute|second|day)(?= \w)")  # "a 6-hour run"
+
+
 def _unit_at(text: str, at: int) -> tuple[Unit, int] | None:
     gap = re.compile(r"[)\] -]{0,4}(?:(?:dense|sparse|peak) |\()?").match(text, at)
     for start in dict.fromkeys((at, gap.end() if gap else at)):
-        if start < len(text) and (start == at or text[start - 1] != "-" or text[start] in "xX"):
+        whole = _HYPHENED.match(text, start)
+        if start < len(text) and (start == at or text[start - 1] != "-" or text[start] in "xX" or whole):
             found = match_unit(text[start:])
             # A single letter must stand at the figure ("102T") or be a second: "4 B" may be anything. "8 tokens=512"
             # begins the next key.
@@ -123,7 +127,7 @@ _IN_TEXT, _IN_CELL = re.compile(r" ?[x×*·] ?[\dA-Z]|[-/:]\d|\w"), re.compile(r
 _BLANK, _MARKS_ONLY = re.compile(r"\s{3,}"), re.compile(r"[~≈<>≥≤(€\s]*")
 _FACTOR = re.compile(r"[\d)] ?[×*/·] ?\(?$|[\d)] x $")
 _FACTOR_OF = re.compile(r"(?i)(?:speed-?up|factor)(?: factor)? (?:of|is|was) (?:about |around )?\W*$")
-_LIST = re.compile(rf"(?:(?:{NUMBER}, ?)+{NUMBER},? (?:and|or)|{NUMBER} and) $")
+_LIST = re.compile(rf"(?:(?:{NUMBER}, ?)+{NUMBER},? (?:and|or) |{NUMBER} and |(?:{NUMBER} ?/ ?){{2,}})$")
 _TRAILING_KEY = re.compile(r"(?P<key>[A-Za-z_][\w./%-]*)\s*[:=]\s*[(\[~≈\"']*$|(?P<rate>\b[A-Za-z]+/s(?:ec)?) $")
 
 

@@ -297,6 +297,11 @@ class Report:
             if key:
                 record[key[1].lower()] = row
 
+    @cached_property
+    def sparse(self) -> bool:
+        """Whether sparsity is spoken of."""
+        return bool(re.search(r"(?<!no )(?<!without )spars|2:4", self.text))
+
     def after(self, grid: Grid) -> list[Row]:
         """The line below lines alike, its figures in their columns where it has as many of each kind."""
         last = grid.rows[-1].line

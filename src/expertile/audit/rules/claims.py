@@ -91,7 +91,8 @@ def _sizes(row: Row) -> Iterator[Finding]:
             yield from _beyond(max(held, key=lambda q: q.value.mid), min(held, key=lambda q: q.value.mid), bits, True)
         models = {float(n) * 1e9 for n in re.findall(r"(?<![\w.])(?:\w+-)?(\d+(?:\.\d+)?)[bB]\b(?!/)", row.text)}
         other = re.search(r"(?i)kv|cache|per (?:gpu|layer|device)|/gpu|moe|active", row.text)
-        if len(models) == len(bits) == 1 and bits[0] <= 8 and not other:
+        weights = bits[0] <= 8 or re.search(r"(?i)param|weight", row.text)
+        if len(models) == len(bits) == 1 and weights and not other:
             least, q = models.pop() * bits[0] / 8, min(held, key=lambda q: q.value.mid)
             if 0.2 * least < q.value.hi < 0.93 * least:
                 message = f"so many parameters take {si(least, 'B')} in {bits[0]} bits, not {q.text}: of which model?"

@@ -57,7 +57,7 @@ def above(report: Report) -> Iterator[Finding]:
         for q in row.of("rate", "bandwidth") if row.devices else ():
             yield from _measured(row, q)
         for d in (*_computed(row, largest), *_moved(row), *_generated(row)):
-            sparse = d.ask == _SHAPE and "spars" in report.text
+            sparse = d.ask == _SHAPE and report.sparse
             most, slack = (d.most or memory_of(row), 1.1) if d.kind != "rate" else fastest(row, d.formats, sparse)
             if d.value.lo / d.count > most * (d.slack or slack):
                 formats = f", {'/'.join(d.formats)}" if d.kind == "rate" and d.formats != DTYPES else ""
@@ -84,7 +84,7 @@ def _measured(row: Row, q: Quantity) -> Iterator[Finding]:
 
 def _rate(row: Row, q: Quantity, count: float) -> Iterator[Finding]:
     report = row.report
-    lowest, sparse, stated = q.value.lo / count, "spars" in report.text or "2:4" in report.text, formats_of(q, row)
+    lowest, sparse, stated = q.value.lo / count, report.sparse, formats_of(q, row)
     whole = report.everything.of("formats")
     own = stated or row.stated("formats") or (whole if whole in (("bf16",), ("fp16",), ("fp8",)) else ())
 
@@ -131,7 +131,7 @@ _NO_RUN = re.compile(
 _WHOLE = re.compile(
     r"(?i)time|latency|duration|elapsed|gemm|matmul|\bmm\b|kernel|blas|torch|triton|cutlass|attention|[=×]|^$"
 )
-_TRAFFIC = re.compile(r"(?i)traffic|\bmoved|\bread\b|written|transferred|\bmoves\b|loaded")
+_TRAFFIC = re.compile(r"(?i)traffic|\bmoved|\breads?\b|writes\b|written|transferred|\bmoves\b|loaded")
 _SHAPE = "is this the time of that shape?"
 
 
@@ -170,7 +170,8 @@ def _moved(row: Row) -> Iterator[Demand]:
     shape = next((found for b in row.above if (found := report.facts[b].of("tuples"))), ())
     rows = [r for g in report.grids for r in g.rows if r.facts.of("tuples") == shape != ()]
     named = [t for r in rows for t in r.of("time")] if "traffic" in row.text.lower() else []
-    near = [t for r in lines if r.block == row.block and not r.of("bandwidth") for t in r.of("time")]
+    rated = {r.line for r in lines if any(not on_sheet(r, b) for b in r.of("bandwidth"))}
+    near = [t for r in lines if r.block == row.block and r.line not in rated for t in r.of("time")]
     if re.search(r"(?i)per (?:launch|call|run|iteration|pass|step)|each (?:launch|call|run|pass)", row.text):
         near = [t for r in lines if report.sections[r.block] == report.sections[row.block] for t in r.of("time")]
         near = sorted(near, key=lambda t: t.value.mid)[:1]
@@ -311,12 +312,11 @@ def _share(row: Row, kind: str, stated: list[Quantity], here: list[Quantity]) ->
 
 def sparse_peaks(report: Report) -> Iterator[Finding]:
     """A peak with structured sparsity, stated where the report never speaks of sparsity; "dense" makes it certain."""
-    sparse_too = re.search(r"(?<!no )(?<!without )spars|2:4", report.text)
     for row in (r for r in report.all_rows if len(r.devices) == 1):
         for q in row.of("rate"):
             formats, part = formats_of(q, row) or row.stated("formats"), row.clause(q).lower()
             told = re.search(rf"dense|{_PEAK.pattern}", f"{q.text} {q.words} {row.headings}")
-            if not formats or not told or (sparse_too and ("dense" not in q.words or re.search("spars|2:4", part))):
+            if not formats or not told or (report.sparse and ("dense" not in q.words or re.search("spars|2:4", part))):
                 continue
             device = row.devices[0]
             hopper = device.capability == (9, 0) and device.sm_count == 132

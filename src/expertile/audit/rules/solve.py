@@ -115,7 +115,9 @@ def _price(row: Row) -> list[Term]:
 def _check(row: Row, held: Held, lent: bool) -> Iterator[Finding]:
     """a × b = c, of every a, b and c in the row."""
     law = law_of(*(some[0].kind for some in held))
-    text = re.sub(r"requests? ?(?:/|per)", "", row.text) if row.kind != "record" else ""
+    text = re.sub(r"requests? ?(?:/|per)", "", row.text) if row.kind == "line" else ""
+    if any(t.figure and t.figure.noun == "request" for some in held for t in some if t.kind == "items"):
+        text = re.sub(r"(?i)requests?", "", text)  # they are what is counted
     if not re.search(r"(?i)decod|generat|output", text):
         prompt = "(?i)prefill|prompt|ttft|(?:time to )?first token" if "prefill" in text else "(?i)prefill"
         text = re.sub(prompt, "", text)
@@ -152,7 +154,7 @@ WALL = re.compile(
 
 
 def _one_run(row: Row, law: Law, combo: tuple[Term, ...]) -> bool:
-    times = [t.figure.label for t in combo if t.figure and t.kind == "time"] if row.kind == "record" else []
+    times = [t.figure.label for t in combo if t.figure and t.kind == "time"] if row.kind != "line" else []
     if any(re.search(law.unless, label) or (law.several and not WALL.search(label)) for label in times):
         return False
     labels = [t.figure.label for t in combo if t.figure]
@@ -161,7 +163,7 @@ def _one_run(row: Row, law: Law, combo: tuple[Term, ...]) -> bool:
         return False
     nouns = {t.figure.noun for t in combo if t.figure and t.figure.noun}
     batched = nouns == {"step", "sample"} and row.size("batch")
-    return (len(nouns) < 2 or batched) and all(same_statistic(x, y) for x, y in itertools.combinations(labels, 2))
+    return (len(nouns) < 2 or bool(batched)) and all(same_statistic(x, y) for x, y in itertools.combinations(labels, 2))
 
 
 def _fits(combo: tuple[Term, ...], factors: tuple[float, ...]) -> bool:
@@ -193,12 +195,12 @@ def _broken(law: Law, sure: bool, combo: tuple[Term, ...], at: int) -> Finding:
 
 
 _ONE = re.compile(
-    r"(?i)(?:per|each|every|a) (?:gpu|user|request|stream|sequence|client|session|slot)|/(?:gpu|user|req)"
+    r"(?i)(?:per|each|every|a)[ -](?:gpu|user|request|stream|sequence|client|session|slot)|/(?:gpu|user|req)"
 )
 _EQUALS = re.compile(
     r"(?i)(?:^|\W)(?:i\.e\.|that is|that means|which is|equals|or|=|amounts? to|comes? to|makes)[\W]*$"
 )
-_SO = re.compile(r"(?i)i\.e|that is|\bso\b|=|\btotal\b|\(|which|thus|\bor\b|→")
+_SO = re.compile(r"(?i)i\.e|that is|giv|aggregate|\bso\b|=|\btotal\b|\(|which|thus|\bor\b|→")
 
 
 def each(report: Report) -> Iterator[Finding]:

@@ -194,6 +194,8 @@ def printed_as(q: Quantity, x: Interval, change: str = "") -> list[Interval]:
     """What may be printed for the quotient `x`; a "change" or a "loss" only if that is said."""
     gain = Interval(max(x.lo - 1, 0), max(x.mid - 1, 0), max(x.hi - 1, 0))
     loss = Interval(max(1 - x.hi, 0), max(1 - x.mid, 0), max(1 - x.lo, 0))
+    if q.text[:1] in ("-", "−", "+"):  # a change that is written as one
+        return [gain if q.text[0] == "+" else loss]
     if q.kind in ("ratio", "number"):
         return [x, gain] if re.search(r"(?i)improve|gain", q.label) else [x]
     return {"": [x, gain, loss], "change": [gain, loss], "loss": [loss]}[change]
@@ -212,7 +214,7 @@ def _sources(grid: Grid, target: int, targets: Cells, quotient: bool) -> list[_S
         ):
             continue
         kind, n = kinds.most_common(1)[0]
-        mixed = quotient and len(kinds) > 1 and {*kinds} <= {*TYPED}
+        mixed = quotient and len(kinds) > 1 and {*kinds} <= {*TYPED, "power", "energy", "money"}
         kind = "mixed" if mixed else kind if 2 * n >= len(grid.rows) else ""
         held = {r: q for r, q in held.items() if kind in (q.kind, "mixed")}
         kind = "bare" if kind == "number" and bare else kind
@@ -329,6 +331,7 @@ def _counts(grid: Grid, targets: Cells, sources: list[_Source]) -> dict[str, dic
 
 
 _SUM = re.compile(r"(?i)\btotal|\bsum\b|end[ _-]?to[ _-]?end|\be2e\b|overall")
+_AVERAGE = re.compile(r"(?i)(?:\b|_)(?:mean|avg|average)(?:\b|_)")
 
 
 def _products(grid: Grid, target: int, targets: Cells, sources: list[_Source], _: list[int]) -> Iterator[_Made]:
@@ -359,14 +362,16 @@ def _products(grid: Grid, target: int, targets: Cells, sources: list[_Source], _
                         yield from _made(rule, targets, s, None, sign, name, count, (1.0,))
         if s.column >= 0:
             yield from _constant(grid, target, kind, targets, s, counts)
-    if kind in ("time", "bytes", "money", "energy", "items", "tokens"):
+    if kind in ("time", "bytes", "money", "energy", "items", "tokens") or _AVERAGE.search(grid.header[target]):
         named = _SUM.search(grid.header[target])
         like = [s for s in typed if s.kind == kind and 0 <= s.column < target and s.values.keys() >= targets.keys()]
         for some in (part for k in range(2, len(like) + 1) for part in (like[:k], like[-k:])):
-            sums = {r: sum((s.values[r] for s in some[1:]), some[0].values[r]) for r in targets}
+            n = len(some) if _AVERAGE.search(grid.header[target]) else 1
+            sums = {r: sum((s.values[r] for s in some[1:]), some[0].values[r]) * (1 / n) for r in targets}
             # A column that is not called a total is one where all rows but one say so.
             if named or sum(sums[r].meets(q.plain) for r, q in targets.items()) >= max(3, len(targets) - 1):
-                yield _Made("the sum of the columns before", "sum", {r: [v] for r, v in sums.items()})
+                name = f"the {'sum' if n == 1 else 'mean'} of the columns before"
+                yield _Made(name, "sum", {r: [v] for r, v in sums.items()})
 
 
 def _loose(kind: str) -> str:

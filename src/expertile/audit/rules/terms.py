@@ -167,8 +167,8 @@ def parameters(row: Row) -> float | None:
 
 
 _SINGLE = re.compile(
-    r"(?i)batch(?:[ -]?size)?[ =:-]*(?:of |is )?(?:1|one)\b|single[ -](?:stream|user|request|sequence|batch)|"
-    r"\bbs ?=? ?1\b|one (?:user|request|stream) at"
+    r"(?i)batch(?:[ -]?size)?[ =:-]*(?:of |is )?(?:1|one)\b|"
+    r"(?:one|single)[ -](?:stream|user|request|sequence|prompt|client|batch)\b|\bbs ?=? ?1\b"
 )
 _WEIGHTS = re.compile(r"(?i)weights?|checkpoint|\bmodel\b|param")
 

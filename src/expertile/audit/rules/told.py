@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from expertile.audit.facts import facts
 from expertile.audit.finding import INCONSISTENT, QUESTION, Finding, finding
-from expertile.audit.interval import NUMBER, ODD, printed
+from expertile.audit.interval import NUMBER, ODD, exact, printed
 from expertile.audit.quantity import Quantity
 from expertile.audit.report import Grid, Report, Row
 from expertile.audit.rules.hardware import on_sheet
@@ -121,7 +121,9 @@ def _of_record(row: Row, said: list[Quantity]) -> Iterator[Finding]:
 
 
 _COMPARED = (*TYPED, "params", "tokens", "items", "money", "energy", "power", "flop")
-_AS_MANY = re.compile(r" ?(?:times )?as (?:many|much|large|high)")
+_AS_MANY = re.compile(
+    r" ?(?:(?:times )?as (?:many|much|large|high)|the (?:\w+ )?(?:throughput|speed|rate|bandwidth)\b)"
+)
 _BARE = re.compile(
     rf"(?i)(?<![\w.])({NUMBER}) (?:instead of|rather than|vs\.?|against|up from|down from|compared (?:to|with)) "
     rf"({NUMBER})(?! ?[\w%]*/)|\bfrom ({NUMBER}) to ({NUMBER})(?! ?(?:%|[xX]\b))"
@@ -145,6 +147,7 @@ def _in_sentence(row: Row, said: list[Quantity]) -> Iterator[Finding]:
     for q in said:
         head, tail, after = row.text[: q.start], row.text[q.end :], q.after[:24]
         own = [x for x in _compared(row) if x.end <= q.start]
+        own = own or (two if two and len(row.quantities) == 3 else [])  # "1.9x the throughput: 840 against 442"
         before = row.before if len(own) < 2 and len(said) == 1 else None
         if before and not before.of("ratio", "percent") and not _PARTIAL.search(row.text):
             lent = [x for x in _compared(before) if not own or x.kind == own[0].kind]
@@ -230,7 +233,7 @@ def _of_tables(row: Row, q: Quantity, cells: list[Quantity], held: list[tuple[Gr
     # A sentence of two figures has what makes it.
     if same or len(row.of("ratio", "percent")) > 3 or any(kinds.count(k) > 1 for k in kinds):
         return
-    if not _OUTCOME.search(_near(row, q, 32, 24)):
+    if not _OUTCOME.search(_near(row, q, 48, 24)):
         return
     memory = not re.search(r"(?i)fast|slower|speed|throughput|latency", words) or re.search("(?i)memory|small", words)
     typed = [k for k in TYPED if k != "bytes" or memory]
@@ -240,8 +243,8 @@ def _of_tables(row: Row, q: Quantity, cells: list[Quantity], held: list[tuple[Gr
     by = re.search(r"(?i)\bby\W*\||less|reduc|\bsav|\bcut", _near(row, q, 24, 10))
 
     def fits(x: float) -> bool:
-        forms = (x, 1 / x, x - 1) if q.kind == "ratio" else (x - 1, 1 - 1 / x, *(() if by else (x, 1 / x)))
-        return any(f > 0 and q.value.meets(f, 0.04) for f in forms)
+        forms = [f for z in (x, 1 / x) for f in printed_as(q, exact(z), "change" if by else "")]
+        return any(f.hi > 0 and q.value.meets(f, 0.04) for f in forms)
 
     if more or (made and not bound and not any(map(fits, made))):
         rule = "headline" if bound else "total" if mean else "retold"

@@ -144,6 +144,9 @@ def orders(report: Report) -> Iterator[Finding]:
     """A percentile below a lower one, a maximum below the median, a mean outside of both; of one row or one column."""
     for row in report.all_rows:
         yield from _ordered([(q.label, q) for q in row.quantities], row.kind != "line")
+        ranks, times = [m[0] for m in _RANK.finditer(row.text.lower())], row.of("time")
+        if row.kind == "line" and len(ranks) == len(times) > 1 and row.text.lower().rfind(ranks[-1]) < times[0].start:
+            yield from _ordered([*zip(ranks, times, strict=True)], False)  # "p50 / p99 were 120 and 260 ms"
     for grid in report.grids:
         for c in range(len(grid.header)):
             yield from _ordered([(row.label, q) for row in grid.rows if (q := row.figure(c))], True)
