@@ -36,7 +36,8 @@ class Quantity:
 
     @property
     def words(self) -> str:
-        return f"{self.label} {self.after}".lower()
+        """The lower-case words before and behind, up to the next figure."""
+        return f"{self.label} {re.split(r'(?<![a-z])[0-9]', self.after)[0]}".lower()
 
 
 _ABOUT = re.compile(r"(?i)(?:~|≈|∼|about|around|roughly|approx(?:imately|\.)?|nearly|almost|circa|ca\.|some) ?[(*]*$")
@@ -132,7 +133,7 @@ _TRAILING_KEY = re.compile(r"(?P<key>[A-Za-z_][\w./%-]*)\s*[:=]\s*[(\[~≈\"']*$
 
 
 _PER = re.compile(
-    r"(?i)(?:\bper|\b(?:for )?(?:each|every|one|a single))[ -](?P<million>million |1?[MK] |thousand )?"
+    r"(?i)(?:\bper|\b(?:for )?(?:each|every|one|a single|a(?= million)))[ -](?P<million>million |1?[MK] |thousand )?"
     r"(?:(?P<device>gpu|device|card|chip)|(?:(?:output|generated|input) )?(?P<noun>token|image|frame|request|"
     r"query|prompt|sample|step|hour)s?)\b"
     r"(?:(?! and )[^.,;\d]|(?<=[A-Za-z-])\d+(?:\.\d+)?B?\b){0,40}$"
@@ -173,8 +174,8 @@ def quantities(text: str, line: int, cell: Unit | None = None) -> list[Quantity]
         priced = text[m.start() - 1 : m.start()] == "€"
         named, own = cell if first else unit_of_name(name), _unit_at(text, m.end())
         own = _price(text, m.end()) if priced and not (named and named.kind.startswith("$/")) else own
-        if own and own[0].kind == "tokens" and re.match(r" each\b", text[own[1] :]):
-            own = replace(own[0], kind="token/item"), own[1]
+        if own and own[0].kind in ("tokens", "time") and re.match(r" each\b", text[own[1] :]):
+            own = replace(own[0], kind={"tokens": "token/item", "time": "s_per_item"}[own[0].kind]), own[1]
         if own and (per := _PER.search(before)):  # "per request that is 7 J"
             own = _each(own[0], *per.group("device", "noun", "million")), own[1]
         if own is None and cell is None and _FACTOR_OF.search(before) and not m["b"]:
@@ -188,7 +189,8 @@ def quantities(text: str, line: int, cell: Unit | None = None) -> list[Quantity]
         if named not in (None, NO_UNIT) and of.kind == "params" and (first or named.kind == "rate"):
             of = replace(named, low=of.low, high=of.high)
         ends = (text[end : end + 1], text[m.end() : m.end() + 1])
-        bound = _ABOUT.search(before) or _BOUND.search(before) or "+" in ends
+        during = found and of.kind == "time" and re.fullmatch(r" over (?:the |a )?", before)  # "72 kJ over 4 minutes"
+        bound = _ABOUT.search(before) or (_BOUND.search(before) and not during) or "+" in ends
         value, at = _value(m["a"], of), m.start()
         rose = m["b"] and re.search(r"(?i)\bfrom ?$", before)
         if m["b"] and not rose:

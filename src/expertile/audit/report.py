@@ -343,7 +343,9 @@ class Report:
 
 def is_tpot(q: Quantity) -> bool:
     """Whether a sentence calls a time that of an output token."""
-    return q.kind in ("time", "s_per_token") and bool(re.search(rf"{PER_TOKEN.pattern}[^.;,]{{0,30}}$", q.label))
+    return q.kind in ("time", "s_per_token", "s_per_item") and bool(
+        re.search(rf"{PER_TOKEN.pattern}[^.;,]{{0,30}}$", q.label)
+    )
 
 
 def _kind(q: Quantity) -> Quantity:

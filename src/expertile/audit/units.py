@@ -235,7 +235,7 @@ def unit_of_name(name: str) -> Unit | None:
     if _MONEY.search(spaced) and (per := _MONEY_PER.search(spaced)):  # "usd_per_million_output_tokens", "$/1M tokens"
         found = match_unit("USD per " + re.sub(r"(?i)\b(?:usd|eur|dollars?)\b", "", per[1]).strip())
         return found[0] if found and found[0].kind != "money" else None
-    if re.match(r"(?i)\W*(?:%|percent|pct) of\b", name):
+    if re.match(r"(?i)\W*(?:%|percent|pct) of\b", spaced):
         return match_unit("%")[0]  # type: ignore[index]
     inner = re.findall(r"[(\[]([^()\[\]]*)[)\]]", name)
     for inside in (i for i in inner if i != "min" or len(inner) == 1):  # "FTL(min)(s)" is a least

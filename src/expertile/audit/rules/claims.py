@@ -80,14 +80,14 @@ def _ratio(row: Row, q: Quantity, near: list[Row], wide: list[int]) -> Iterator[
 
 def _sizes(row: Row) -> Iterator[Finding]:
     """ "12 GB in FP16 and 2 GB in INT4", "from bf16 (65.5 GB) to 4 bit, 9.8 GB", "70B in 4 bits takes 20 GB"."""
-    held, bits = [q for q in row.of("bytes") if q.exact and q.value.mid], _bits(row.text)
+    held, bits = [q for q in row.of("bytes") if q.exact and q.value.mid > 1e3], _bits(row.text)
     if not held or not bits:
         return
     if len({*_OBJECT.findall(row.text.lower())}) < 2 and not _NOT_BITS.search(row.text):
         around = ((q, row.text[max(0, q.start - 24) : q.start] + "|" + row.text[q.end :][:16]) for q in held)
         beside = ((q, m) for q, text in around if (m := _IN.search(text)))
         yield from _column([((m[1] or m[2]).replace(" ", ""), q) for q, m in beside], [])
-        if len(row.of("bytes")) == len(held) == len(bits) == 2 and _CHANGED.search(row.text):
+        if len(held) == len(bits) == 2 and all(q.exact for q in row.of("bytes")) and _CHANGED.search(row.text):
             yield from _beyond(max(held, key=lambda q: q.value.mid), min(held, key=lambda q: q.value.mid), bits, True)
         models = {float(n) * 1e9 for n in re.findall(r"(?<![\w.])(?:\w+-)?(\d+(?:\.\d+)?)[bB]\b(?!/)", row.text)}
         other = re.search(r"(?i)kv|cache|per (?:gpu|layer|device)|/gpu|moe|active", row.text)

@@ -40,14 +40,43 @@ def peaks_of(device: Device, formats: Sequence[str] = ()) -> tuple[float, ...]:
     return tuple(dict.fromkeys(x for x in known if x))
 
 
+_LIMIT = re.compile(
+    r"(?i)\bpeak(?!s? at|ed)|theoretical|line rate|\bspec|\brated|data ?sheet|\blimit|ceiling|roofline|"
+    r"\bcan (?:carry|deliver|do)|"
+    r"capable|tops? out|(?:per|each|one|a|in either) (?:way|direction)\b|upper bound|at most|cannot exceed|nominal|"
+    r"\(dense,? \d|\bmax(?:imum)?\b|(?:nvlink|pci-?e|hbm)[^.,;]{0,12} (?:gives?|delivers|provides?|offers?|"
+    r"supports?|has)\b"
+)
+MEASURED = re.compile(
+    r"(?i)measur|achiev|reach|moved|transferred|copied|\bgot|\bshow|\bsaw|took|sustain|hits?\b|sees?\b"
+)
+
+
+def own_words(row: Row, q: Quantity) -> str:
+    """The words of a figure: its column and row, or those of a sentence since the last figure."""
+    if row.kind != "line":
+        return f"{q.label} {row.label}"
+    past = max((x.end for x in row.quantities if x.end <= q.start), default=0)
+    before = re.split(r"[,;)]|\. | and ", row.text[past : q.start], maxsplit=1)[-1] if past else row.text[: q.start]
+    return before + q.text + re.split(r"[.;,] | and | while | but |(?<![A-Za-z])\d|$", row.text[q.end : q.end + 36])[0]
+
+
+def is_limit(own: str) -> bool:
+    return bool(_LIMIT.search(own)) and not MEASURED.search(own)
+
+
 def on_sheet(row: Row, q: Quantity) -> bool:
     """Whether a rate is a peak: called so, or that of a GPU that the report names."""
     devices = row.report.everything.of("devices")
     sheet = [x for d in devices for x in (d.memory_bps, *(d.peak(f) for f in DTYPES))]
     if any(d.capability == (9, 0) for d in devices):
         sheet += [x for peak in SPARSE_SHEET.values() for x in (peak, peak / 2)]
-    told = q.kind in ("rate", "bandwidth") and re.search(r"(?i)peak(?! at)|theoretical|roofline", q.words)
-    return bool(told) or (q.kind in ("rate", "bandwidth") and any(x and q.plain.meets(x, 0.005) for x in sheet))
+    if q.kind not in ("rate", "bandwidth"):
+        return False
+    told = re.search(r"(?i)peak(?! at)|theoretical|roofline", q.words) or (
+        row.kind == "line" and is_limit(own_words(row, q))
+    )
+    return bool(told) or any(x and q.plain.meets(x, 0.005) for x in sheet)
 
 
 def is_sheet(q: Quantity) -> bool:

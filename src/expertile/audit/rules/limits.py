@@ -142,8 +142,8 @@ def _computed(row: Row, largest: Term | None) -> Iterator[Demand]:
     trained, gpus = trained_work(row) if times else None, row.size("gpus")
     for q in (q for q in times if trained and gpus and q.exact and q.value.mid > 3600):
         rate, text = trained.value / q.value, f"{trained.text} in {q.text}"  # type: ignore[union-attr]
-        n = gpus.value  # type: ignore[union-attr]
-        yield Demand(q, "rate", rate, text, "bound", "on how many GPUs?", False, ("bf16", "fp8"), n, 1.0)
+        n, known = gpus.value, tuple(f for f in ("bf16", "fp8") if any(d.peak(f) for d in row.devices))  # type: ignore[union-attr]
+        yield Demand(q, "rate", rate, text, "bound", "on how many GPUs?", False, known, n, 1.0)
     work = next((t for t in terms(row) if t.kind == "flop" and not t.figure and t.named), None) if times else None
     guess = largest if times and not work and row.kind == "table" and not row.own else None
     # A part of a profile is of something else; a named step of it may be another operation.
@@ -202,7 +202,7 @@ def _generated(row: Row) -> Iterator[Demand]:
         yield Demand(of, "rate", rate * (2 * n), text, "bound", "on how many GPUs?", False, formats, each, slack)
     q = row.only("s_per_token") or q
     memory = [b.value.mid for r in row.report.lines_of_text for b in r.of("bandwidth") if "memory" in b.words]
-    known = len(row.devices) == 1 or (len(memory) == 1 and not row.devices)
+    known = row.devices or len(memory) == 1
     if q and known and not _NO_DECODE.search(f"{q.words} {row.label} {row.text}") and (w := weights(row, q)):
         rate, most = (
             w.value / q.value if q.kind == "s_per_token" else q.value * w.value,

@@ -9,7 +9,7 @@ from expertile.audit.finding import IMPOSSIBLE, INCONSISTENT, QUESTION, UNIT_OF,
 from expertile.audit.interval import FAR
 from expertile.audit.quantity import Quantity
 from expertile.audit.report import Report, Row
-from expertile.audit.rules.hardware import is_sheet
+from expertile.audit.rules.hardware import MEASURED, is_limit, is_sheet, own_words
 from expertile.device import NVLINK, PCIE_LANES
 
 # What a bandwidth is of.
@@ -17,20 +17,13 @@ _PARTS = {
     "L2": r"\bl2\b",
     "on-chip memory": r"\bl1\b|shared mem|smem|sram|register",
     "NVLink": r"nvlink|nvswitch",
-    "PCIe": r"pci-?e",
+    "PCIe": r"pci[- ]?e",
     "network": r"infiniband|\bib\b|ethernet|network|rdma|roce|\bnics?\b|inter-?node|[hne]dr\b",
     "xGMI": r"xgmi|infinity fabric",
     "disk": r"nvme|ssd|\bdisk|storage",
     "memory": r"hbm|[gd]?dram|gddr|vram|(?<!host )(?<!pinned )(?<!pageable )(?<!to gpu )(?<!to device )memory",
 }
 _PART = re.compile("|".join(f"(?P<p{i}>{form})" for i, form in enumerate(_PARTS.values())), re.IGNORECASE)
-_LIMIT = re.compile(
-    r"(?i)\bpeak(?!s? at|ed)|theoretical|line rate|\bspec|\brated|data ?sheet|\blimit|ceiling|roofline|"
-    r"\bcan (?:carry|deliver|do)|"
-    r"capable|(?:per|each|one|a|in either) (?:way|direction)\b|upper bound|at most|cannot exceed|nominal|"
-    r"\(dense,? \d|\bmax(?:imum)?\b|(?:nvlink|pci-?e|hbm)[^.,;]{0,12} (?:gives?|delivers|provides?|offers?|"
-    r"supports?|has)\b"
-)
 _ONE_WAY = re.compile(
     r"(?i)h2d|d2h|host.to.device|device.to.host|unidir|one[- ]way|(?:per|one|each) (?:direction|way)|"
     r"from (?:\w+ )?host|to the (?:gpu|device)|(?:to|from) (?:the )?cpu|loading|upload|download|h->d|d->h|pinned|"
@@ -44,11 +37,10 @@ _OTHER = re.compile(
     r"combined"
 )
 _NAMED = re.compile(r"(?i)(?:nvlink|pci-?e|hbm|gddr|infiniband|memory)[\w. ]{0,12}\($")
-_MEASURED = re.compile(r"(?i)measur|achiev|reach|moved|transferred|copied|\bgot|\bsaw|took|sustain|hits?\b|sees?\b")
 _LINKS = ("PCIe", "NVLink")
 _BW = ("alg(?:o|orithm)?", "bus")
 _SHARE = re.compile(r"peak|of|util|effic|theor|line rate")
-_PCIE = re.compile(r"(?i)pci-?e?(?:xpress)? ?(?:gen)? ?\.?(?P<g>[3-6])(?:\.0)?(?: ?[x×] ?(?P<n>\d+))?")
+_PCIE = re.compile(r"(?i)pci[- ]?e?(?:xpress)? ?(?:gen)? ?\.?(?P<g>[3-6])(?:\.0)?(?: ?[x×] ?(?P<n>\d+))?")
 
 
 @dataclass(frozen=True)
@@ -69,19 +61,6 @@ def _part(text: str) -> str:
     return found.pop() if len(found) == 1 else ""
 
 
-def _own(row: Row, q: Quantity) -> str:
-    """The words of a figure: its column and row, or those of a sentence since the last figure."""
-    if row.kind != "line":
-        return f"{q.label} {row.label}"
-    past = max((x.end for x in row.quantities if x.end <= q.start), default=0)
-    before = re.split(r"[,;]| and ", row.text[past : q.start], maxsplit=1)[-1] if past else row.text[: q.start]
-    return before + q.text + re.split(r"[.;,] | and | while | but |$", row.text[q.end : q.end + 36])[0]
-
-
-def _is_limit(own: str) -> bool:
-    return bool(_LIMIT.search(own)) and not _MEASURED.search(own)
-
-
 def _ways(text: str) -> int:
     return 2 if _BOTH_WAYS.search(text) else 1 if _ONE_WAY.search(text) else 0
 
@@ -97,10 +76,10 @@ def limits(report: Report) -> Iterator[Finding]:
     """Every rate against the one limit of its part that is stated, or that the name of its link means."""
     stated: list[_Limit] = []
     for row in report.lines_of_text:
-        held = [(q, _own(row, q)) for q in row.of(*_KINDS) if q.value.mid]
-        said = [bool(_is_limit(own) or _NAMED.search(own[: own.find(q.text)]) or is_sheet(q)) for q, own in held]
+        held = [(q, own_words(row, q)) for q in row.of(*_KINDS) if q.value.mid]
+        said = [bool(is_limit(own) or _NAMED.search(own[: own.find(q.text)]) or is_sheet(q)) for q, own in held]
         for (q, own), told in zip(held, said, strict=True):
-            if (told or (any(said) and _ways(own) and not _MEASURED.search(row.text))) and "spars" not in own:
+            if (told or (any(said) and _ways(own) and not MEASURED.search(row.text))) and "spars" not in own:
                 part = (
                     "/".join(facts(own).of("formats")) if q.kind == "rate" else _part(row.text) or _part_of(row, q, own)
                 )
@@ -110,8 +89,8 @@ def limits(report: Report) -> Iterator[Finding]:
     for row in report.all_rows:
         yield from _bus(row)
         for q in (*row.of(*_KINDS), *_moved(row)):
-            own = _own(row, q)
-            if q.exact and q.value.mid and id(q) not in known and not _is_limit(own) and not _OTHER.search(own):
+            own = own_words(row, q)
+            if q.exact and q.value.mid and id(q) not in known and not is_limit(own) and not _OTHER.search(own):
                 yield from _above(
                     row, q, own, [s for s in stated if s.q and s.q.kind == q.kind and _beside(row, s.q, q)]
                 )
@@ -129,7 +108,12 @@ def _moved(row: Row) -> Iterator[Quantity]:
     """The bytes/s of a sentence's only bytes in a time that crosses a link: "26 GB … over PCIe 3.0 x16 in 0.9 s"."""
     held = [q for q in row.of("bytes") if q.exact]
     for t in row.of("time") if len(held) == 1 and row.kind == "line" else ():
-        if _part(own := _own(row, t)) in _LINKS and re.search(r"(?i)\bin\b|tak|took", own) and t.exact:
+        own = own_words(row, t)
+        if (
+            (_part(own) or _part(row.text) * bool(_ONE_WAY.search(own))) in _LINKS
+            and re.search(r"(?i)\bin\b|tak|took", own)
+            and t.exact
+        ):
             yield replace(t, kind="bandwidth", value=held[0].value / t.value, text=f"{held[0].text} in {t.text}")
 
 
@@ -168,7 +152,9 @@ _COLLECTIVES = ((r"all-?_?reduce", 2.0), (r"all-?_?gather|reduce-?_?scatter|all-
 
 def _bus(row: Row) -> Iterator[Finding]:
     """Bus bandwidth is 2 (n − 1) / n times the algorithm's in an all-reduce, and never more (nccl-tests)."""
-    alg, bus = ([q for q in row.of("bandwidth") if re.search(rf"(?i){w} ?(?:bw|bandwidth)", q.label)] for w in _BW)
+    alg, bus = (
+        [q for q in row.of("bandwidth") if re.search(rf"(?i){w} ?(?:bw|bandwidth)", q.label[-20:])] for w in _BW
+    )
     if len(alg) != 1 or len(bus) != 1 or not alg[0].value.mid:
         return
     ratio, n = bus[0].value / alg[0].value, row.size("gpus")

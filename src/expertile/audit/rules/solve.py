@@ -19,7 +19,8 @@ _MOVED = re.compile(
     r"(?i)transfer|data|\bmove|copied|cop(?:y|ies)|traffic|\bread|writ|message|payload|memcpy|h2d|d2h|shard|load"
 )
 _ONE_WAY = re.compile(
-    r"(?i)to (?:the )?(?:device|gpu|host|cpu)|h2d|d2h|\bmove[sd]\b|traffic|transferred|copied|^reading"
+    r"(?i)to (?:the )?(?:device|gpu|host|cpu)|h2d|d2h|\bmove[sd]\b|traffic|transferred|copied|"
+    r"\b(?:read|load)(?:s|ing)?\b"
 )
 _HENCE = re.compile(r"(?i)\b(?:i\.e\.|that is|which is)|=|→|batch of [\d,]+ in ")
 
@@ -200,7 +201,7 @@ _ONE = re.compile(
 _EQUALS = re.compile(
     r"(?i)(?:^|\W)(?:i\.e\.|that is|that means|which is|equals|or|=|amounts? to|comes? to|makes)[\W]*$"
 )
-_SO = re.compile(r"(?i)i\.e|that is|giv|aggregate|\bso\b|=|\btotal\b|\(|which|thus|\bor\b|→")
+_SO = re.compile(r"(?i)i\.e|that is|hence|giv|aggregate|\bso\b|=|\btotal\b|\(|which|thus|\bor\b|→")
 
 
 def each(report: Report) -> Iterator[Finding]:
@@ -235,6 +236,19 @@ def counted(report: Report) -> Iterator[Finding]:
     of = report.everything.of
     sizes = [of(n)[0] for n in ("batch", "seq", "accum", "gpus") if len(of(n)) == 1]
     made = [prod(some) for k in range(1, 5) for some in itertools.combinations(sizes, k)]
+    # A global batch of micro-batches.
+    batches, others = sorted(of("batch")), [n for name in ("accum", "gpus") for n in of(name)]
+    ways = [prod(some) for k in range(1, 3) for some in itertools.combinations(others, k)]
+    if len(batches) == 2 and len(others) == 2 and not any(batches[0] * w == batches[1] for w in ways):
+        row = next((r for r in report.rows if batches[1] in r.facts.of("batch")), None)
+        if (
+            row
+            and re.search(r"(?i)global|effective|total", row.text)
+            and re.search(r"(?i)micro|per[- ](?:gpu|device)", report.text)
+        ):
+            text = " × ".join(f"{n:.0f}" for n in (batches[0], *others))
+            message = f"{text} is {batches[0] * prod(others):.0f}, not {batches[1]:.0f}: which sizes make the batch?"
+            yield Finding(QUESTION, "product", row.line, f"{batches[1]:.0f}", message)
     for row in report.all_rows:
         q = row.only("flop")
         for t in (*terms(row), trained_work(row)) if q else ():

@@ -93,7 +93,7 @@ _NO_QUOTIENT = re.compile(r"(?i)\bhit|occupancy|active|stall|utili[sz]")  # coun
 def columns(report: Report) -> Iterator[Finding]:
     """Every column of every table that may be made of others."""
     for grid in report.tables:
-        for index, name in enumerate(grid.header):
+        for index, name in enumerate(h.replace("_", " ") for h in grid.header):
             cells = [q for q in grid.column(index) if q is not None]
             kinds = {q.kind for q in cells}
             if len(kinds) != 1 or len(grid.header) > 24 or 2 * len(cells) < len(grid.rows):
@@ -423,8 +423,10 @@ def _constant(
     """The target in proportion to a column or its inverse, to the last digit in all rows but one; for rates and times,
     which may be of one work, less exactly. It asks."""
     rows = [r for r in targets if r in s.values]
-    work = "time" in (kind, s.kind) or {kind, s.kind} == {"rate", "bandwidth"}
-    work = work and {kind, s.kind} <= {*_RUN, "time"} and derived((kind, s.kind)) == kind and kind != s.kind
+    work = bool({"time", "s_per_item"} & {kind, s.kind}) or {kind, s.kind} == {"rate", "bandwidth"}
+    work = (
+        work and {kind, s.kind} <= {*_RUN, "time", "s_per_item"} and derived((kind, s.kind)) == kind and kind != s.kind
+    )
     named = grid.drawn or all(re.search("[a-z]{3}", n) for n in (s.name, grid.header[target]))
     exactly = named and s.column < target and (s.kind == kind or not {kind, s.kind} <= _APART)
     exactly = exactly and {kind, s.kind} not in ({"rate", "bandwidth"}, {"time"})
@@ -437,7 +439,7 @@ def _constant(
         span = [values[r].mid for r in agree or rows]
         tight = len(agree) == len(rows) - 1 and max(span) > 1.2 * min(span)
         alike = len(agree) == len(rows) - 1 and work and sign < 0
-        loose = work and (sign < 0) == (s.kind == "time")
+        loose = work and (sign < 0) == (s.kind in ("time", "s_per_item"))
         if not loose and not (exactly and tight and not name):
             continue
         if not (tight or alike):
@@ -445,9 +447,9 @@ def _constant(
             if found is None or len(found[1]) > 1:
                 continue
             middle = found[0]
-        slack = 0.04 if tight or alike else 0.4 if s.kind != "time" else 0.15
+        slack = 0.04 if tight or alike else 0.15 if s.kind in ("time", "s_per_item") else 0.4
         rule = {"rate": "rate", "bandwidth": "bandwidth", "items_per_s": "throughput"}.get(kind, "tokens/s")
-        rule = "proportion" if not loose else "intensity" if s.kind != "time" else rule
+        rule = "proportion" if not loose else rule if s.kind in ("time", "s_per_item") else "intensity"
         title = f"{'proportion to' if sign > 0 else 'product with'} {s.name}{name}"
         yield _Made(title, rule, {r: [v * middle] for r, v in values.items()}, free=True, slack=slack)
 

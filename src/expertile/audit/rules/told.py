@@ -83,7 +83,8 @@ def _one_kind(row: Row) -> Row:
     return row.of_these([replace(q, kind="time") if q.kind.startswith("s_per") else q for q in row.quantities])
 
 
-_SCALED = re.compile(r"(?i)(\d+) (?:to|→|->|vs\.?) (\d+) (?:\w+ )?(?:gpus|nodes|cards|devices|ranks)")
+_UNITS = r"(?:\w+ )?(?:gpus?|nodes?|cards?|devices?|ranks?)\b"
+_SCALED = re.compile(rf"(?i)\b(\d+) (?:(?:to|→|->|vs\.?) |{_UNITS}[^.;]*?[ (])(\d+) {_UNITS}")
 
 
 def _scaling(row: Row) -> Iterator[Finding]:
@@ -159,7 +160,9 @@ def _in_sentence(row: Row, said: list[Quantity]) -> Iterator[Finding]:
         # "dropped by 60 %" is a change; "to 60 % of it" is a share.
         by, less = _BY.search(head) or _CHANGE.search(tail), _LESS.search(head[-24 * (len(said) > 1) :] + tail[:12])
         change = "loss" if less and (by or (not sure and q.kind == "percent")) else "change" if by and sure else ""
-        gain: object = sure or _OUTCOME.search(_near(row, q, 32, 16)) or _AS_MANY.match(tail)
+        gain: object = (
+            sure or _OUTCOME.search(_near(row, q, 32, 16)) or _AS_MANY.match(tail) or re.match(",? from ", tail)
+        )
         gain = gain or (q.kind == "percent" and re.search(r"(?i)of which [^.;]*$", head))
         gain = gain or (head.endswith("(") and len(row.quantities) == 3 and q.kind == "ratio")
         size = (_SPEED if all(of[0].kind == "bytes" for of in several) else _SIZE).search(after)
@@ -237,7 +240,8 @@ def _of_tables(row: Row, q: Quantity, cells: list[Quantity], held: list[tuple[Gr
         return
     memory = not re.search(r"(?i)fast|slower|speed|throughput|latency", words) or re.search("(?i)memory|small", words)
     typed = [k for k in TYPED if k != "bytes" or memory]
-    made = [max(x, 1 / x) for g, rows in held for x in (means_of(g) if mean else _made(g, rows, typed))]
+    text = f" {' '.join(_WORDS.findall(row.clause(q).lower()))} "
+    made = [max(x, 1 / x) for g, rows in held for x in (means_of(g) if mean else _made(g, rows, typed, text))]
     bound = not q.exact or _BEST.search(_near(row, q, 48, 24))
     more = bound and q.kind == "ratio" and _mid(q) <= 50 and made and q.value.lo > 1.04 * max(made)
     by = re.search(r"(?i)\bby\W*\||less|reduc|\bsav|\bcut", _near(row, q, 24, 10))
@@ -273,12 +277,15 @@ def _named(grid: Grid, row: Row, clause: str) -> list[Row]:
     return rows if len(rows) < 4 else []
 
 
-def _made(grid: Grid, rows: Iterable[Row], kinds: list[str]) -> list[float]:
-    """The quotients of two figures of a row, and of a row's and another's in its column."""
+def _made(grid: Grid, rows: Iterable[Row], kinds: list[str], text: str) -> list[float]:
+    """The quotients of two figures of a row, and, where the text names no column, of a row's and another's in its
+    column."""
     found = [_mid(c) for r in rows for c in r.of("ratio") if _mid(c)]
+    names = [" ".join(_WORDS.findall(re.sub(r"\(.*?\)", "", h).lower())) for h in grid.header[1:]]
+    named = any(len(n) > 2 and f" {n} " in text for n in names)
     for r, kind in itertools.product(rows, kinds):
         held = [c for c in r.of(kind) if _mid(c)]
-        below = [c for s in grid.rows if s is not r for c in s.of(kind) if _mid(c)]
+        below = [c for s in grid.rows if s is not r for c in s.of(kind) if _mid(c) and not (named and len(held) > 1)]
         found += [
             _mid(a) / _mid(b) for a in held for b in (*held, *(c for c in below if c.column == a.column)) if a is not b
         ]

@@ -71,7 +71,7 @@ def _listed(row: Row) -> Iterator[Finding]:
             continue
         means = _may_be([x.value for x in parts], bool(total) and not mean)
         means += [m for x in parts if total for m in _may_be([y.value for y in parts if y is not x], True)]
-        if not any(q.value.meets(m, 0.03) for m in means):
+        if not any(q.value.meets(m, 0.03 if total else 0.012) for m in means):
             made = f"the {'sum' if total else 'mean'} of {len(parts)} is {si(means[0].mid, UNIT_OF.get(q.kind, ''))}"
             yield finding(QUESTION, "total", f"{made}, not {q.text}: which of them does it count?", q, *parts)
 
@@ -157,7 +157,8 @@ def _ordered(figures: list[tuple[str, Quantity]], sure: bool) -> Iterator[Findin
     for label, q in figures:
         plain = re.sub(r"[_/]", " ", label.lower())
         ranks, mean = _RANK.findall(plain[-40:]), _AVERAGE.search(plain[-24:])
-        if q.exact and q.kind in ("time", "s_per_token", "s_per_item") and len(ranks) + bool(mean) == 1:
+        sure_of = q.exact or re.search(r"\b(?:max(?:imum)?|min(?:imum)?)\W*$", plain)
+        if sure_of and q.kind in ("time", "s_per_token", "s_per_item") and len(ranks) + bool(mean) == 1:
             least, p, th, median, most = (*ranks, ("",) * 5)[0]
             rank = -1.0 if mean else 0.0 if least else 100.0 if most else 50.0 if median else float(p or th)
             name = stem(_RANK.sub(" ", re.sub(r"\b(?:of|and|the|at|is|was|a)\b", " ", plain))) if sure else ""
