@@ -65,7 +65,8 @@ def _ratio(row: Row, q: Quantity, near: list[Row], wide: list[int]) -> Iterator[
     bits = sorted(_bits(text))
     known = len(bits) == 2 and bits[1] >= 16 and _CHANGED.search(text)
     bits = bits if known else [*bits[:1], *wide]
-    other = _NOT_BITS.search(before[-60:] + after) or (not known and "kv" in row.text.lower())
+    kv = "kv" in row.text.lower() and not (known and len(_bits(row.text)) > 1)
+    other = _NOT_BITS.search(before[-60:] + after) or kv or re.search(r"\bto\W*$", before)  # "to 54 % of it" is left
     less = q.kind == "ratio" or re.search(
         r"(?i)sav|reduc|less|smaller|lower|fewer|\bcut|shr[iau]nk", before[-40:] + after
     )

@@ -15,8 +15,8 @@ from expertile.device import DTYPES, SPARSE_SHEET, generous_peak
 
 # A figure that is no measurement of dense work by one run.
 NO_RUN_OF_ONE = re.compile(
-    r"peak|theoretical|roofline|\bspec|data ?sheet|\blimit|\bbound\b|spars|2:4|effective|equivalent|emulat|winograd|"
-    r"strassen|ideal|\bmax(?:imum)?\b|claimed|marketing|aggregate|cluster|\bsol\b|capab|hardware|advertised|"
+    r"peak|theoretical|roofline|\bspec(?!ial|ul)|data ?sheet|\blimit|\bbound\b|spars|2:4|effective|equivalent|emulat|"
+    r"winograd|strassen|ideal|\bmax(?:imum)?\b|claimed|marketing|aggregate|cluster|\bsol\b|capab|hardware|advertised|"
     r"projected|\brated\b|boost|would|deliver|offers|provid|\brack|\bpod|supercomput|eflop"
 )
 _CACHED = re.compile(
@@ -250,7 +250,9 @@ def mfu(report: Report) -> Iterator[Finding]:
             yield finding(QUESTION, "MFU", message, p, q)
 
 
-_PEAK = re.compile(r"peak(?!s? at|ed)|theoretical|roofline|max(?:imum)?\b|spec|rated|limit|up to|of \(?$|\bof \d")
+_PEAK = re.compile(
+    r"peak(?!s? at|ed)|theoretical|roofline|max(?:imum)?\b|spec(?!ial|ul)|rated|limit|up to|of \(?$|\bof \d"
+)
 _OF = re.compile(r"(?i)\W*of (?:(?:the|its|a|peak|theoretical|gpu|dense|hbm|\w+'s)\W*)*")
 
 

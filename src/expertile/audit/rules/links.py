@@ -9,7 +9,7 @@ from expertile.audit.finding import IMPOSSIBLE, INCONSISTENT, QUESTION, UNIT_OF,
 from expertile.audit.interval import FAR
 from expertile.audit.quantity import Quantity
 from expertile.audit.report import Report, Row
-from expertile.audit.rules.hardware import MEASURED, is_limit, is_sheet, own_words
+from expertile.audit.rules.hardware import MEASURED, is_limit, is_sheet, on_sheet, own_words
 from expertile.device import NVLINK, PCIE_LANES
 
 # What a bandwidth is of.
@@ -90,7 +90,14 @@ def limits(report: Report) -> Iterator[Finding]:
         yield from _bus(row)
         for q in (*row.of(*_KINDS), *_moved(row)):
             own = own_words(row, q)
-            if q.exact and q.value.mid and id(q) not in known and not is_limit(own) and not _OTHER.search(own):
+            if (
+                q.exact
+                and q.value.mid
+                and not on_sheet(row, q)
+                and id(q) not in known
+                and not is_limit(own)
+                and not _OTHER.search(own)
+            ):
                 yield from _above(
                     row, q, own, [s for s in stated if s.q and s.q.kind == q.kind and _beside(row, s.q, q)]
                 )

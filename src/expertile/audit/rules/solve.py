@@ -145,7 +145,7 @@ def _check(row: Row, held: Held, lent: bool) -> Iterator[Finding]:
     if len(broken) != 1 and not (broken and len(broken) == sum(bool(t.figure) for t in held[at])):
         return
     combo = broken[0][1]
-    near = all(len(some) == 1 for some in held) and all(t.near for t in combo) and not lent
+    near = all(len(some) == 1 for some in held) and all(t.near and t.named for t in combo) and not lent
     yield _broken(law, near and (made == "rate" or _sure(row, law, {t.kind: t for t in combo})), combo, at)
 
 

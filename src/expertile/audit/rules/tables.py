@@ -53,6 +53,7 @@ class _Made:
     text: dict[int, str] = field(default_factory=dict)
     lines: dict[int, Lines] = field(default_factory=dict)
     also: tuple[float, ...] = ()
+    counts: dict[int, list[float]] = field(default_factory=dict)
     direct: bool = True
     free: bool = False
     slack: float = 0.15
@@ -68,7 +69,8 @@ class _Made:
         """Whether another convention gives the figure."""
         off = q.plain / self.forms[r][0]
         whole = (max(1.0, round(off.mid)), 1 / max(1.0, round(1 / off.mid))) if self.free else ()
-        return any(off.meets(f, FIT) for f in self.also) or any(off.meets(f, 0.04) for f in whole)
+        counted = (f for n in self.counts.get(r, ()) for f in (n, 1 / n))
+        return any(off.meets(f, FIT) for f in (*self.also, *counted)) or any(off.meets(f, 0.04) for f in whole)
 
     def score(self, targets: Cells, telling: list[int]) -> int:
         """The rows that confirm it; 0 where more than one in three does not."""
@@ -338,6 +340,9 @@ def _products(grid: Grid, target: int, targets: Cells, sources: list[_Source], _
     """Columns whose units make the target's, with every count of a row between; one column times a constant."""
     kind = next(iter(targets.values())).kind
     typed, counts = [s for s in sources if s.kind not in ("", *UNTYPED)], _counts(grid, targets, sources)
+    # Whole numbers in a row that may count: "Outputs/wave: 4".
+    whole = re.compile(r"(?<![\d.,])[1-9]\d{0,2}(?![\d.,])")
+    beside = {r: [float(n) for n in whole.findall(grid.rows[r].text)] for r in targets}
     for x, y in itertools.permutations(typed, 2):
         law = law_of(x.kind, y.kind, kind)
         if re.search(NO_RUN, f"{x.name} {y.name}") or derived((x.kind, y.kind, kind)) != kind:
@@ -345,7 +350,9 @@ def _products(grid: Grid, target: int, targets: Cells, sources: list[_Source], _
         for sign in (1, -1):
             if product(x.kind, y.kind, sign) == kind and (sign < 0 or x.column < y.column):
                 for name in counts if law.several else ("",):
-                    yield from _made(law.rule, targets, x, y, sign, name, counts[name], law.also)
+                    for m in _made(law.rule, targets, x, y, sign, name, counts[name], law.also):
+                        m.counts = beside if law.several else {}
+                        yield m
     for s in typed:
         each = re.search(r"(?i)per|each|/ ?(?:gpu|device|node|user|req)", f"{s.name} {grid.header[target]}")
         makes = s.kind != kind or (kind in _RUN and each)
@@ -358,8 +365,10 @@ def _products(grid: Grid, target: int, targets: Cells, sources: list[_Source], _
             ):
                 rule = "throughput" if "item" in kind else "tokens/s"
                 for name, count in counts.items():
-                    if name or (sign < 0 and kind != s.kind):
-                        yield from _made(rule, targets, s, None, sign, name, count, (1.0,))
+                    for m in _made(rule, targets, s, None, sign, name, count, (1.0,)):
+                        m.counts = beside
+                        if name or (sign < 0 and kind != s.kind):
+                            yield m
         if s.column >= 0:
             yield from _constant(grid, target, kind, targets, s, counts)
     if kind in ("time", "bytes", "money", "energy", "items", "tokens") or _AVERAGE.search(grid.header[target]):

@@ -166,16 +166,26 @@ def _in_sentence(row: Row, said: list[Quantity]) -> Iterator[Finding]:
         gain = gain or (q.kind == "percent" and re.search(r"(?i)of which [^.;]*$", head))
         gain = gain or (head.endswith("(") and len(row.quantities) == 3 and q.kind == "ratio")
         size = (_SPEED if all(of[0].kind == "bytes" for of in several) else _SIZE).search(after)
-        made = any(_either(q, a, b, change) for of in several for a, b in itertools.combinations(of, 2))
+        limits = [x for x in row.of(*_COMPARED) if on_sheet(row, x) and x.end <= q.start]
+        either = ([*of, *(x for x in limits if x.kind == of[0].kind)] for of in several)
+        made = any(_either(q, a, b, change) for of in either for a, b in itertools.combinations(of, 2))
+        if re.search(r"(?i)\b(?:not|instead of|rather than)\b[^.;,]{0,24}$", head):
+            continue
         if several and gain and not size and not made and (sure or not _THAN.search(after)):
-            # Where the sentence has two ratios, the other must follow.
-            sure = sure and all(o is q or _either(o, two[0], two[1]) for o in said)
+            # Where the sentence has two ratios, the other must follow; then another sense needs no figures.
+            follow = [o for o in said if o is not q and two and _either(o, two[0], two[1])]
+            if follow and re.search(r"\band \w+ed\b", row.text[two[1].end : q.start]):
+                continue
+            sure = sure and len(follow) == len(said) - 1
             yield _wrong(q, several[-1][-2:], sure)
 
 
 def _only(row: Row, q: Quantity, a: Quantity, b: Quantity) -> bool:
     """Whether a sentence's two figures can only be what its ratio compares."""
     before, between, behind = row.text[: a.start], row.text[a.end : b.start], row.text[b.end : q.start]
+    ahead = row.text[q.end : a.start]
+    if q.end <= a.start and (")" in ahead or len(ahead) > 48):
+        return False  # it has figures of its own
     close = re.fullmatch(r"\W{1,3}", behind) and _OUTCOME.search(q.after) and not _THAN.search(q.after)
     # "1.9 ms, the unfused one 5.1 ms, which makes it 3.7x faster"
     last = q is row.quantities[-1] and len(row.quantities) == 3 and re.match(r"\W*(?:faster|slower|speed)", q.after)
@@ -191,8 +201,8 @@ _BEST = re.compile(
     r"(?i)\bup to|\bpeak|\bbest|\bmax|\bhighest|reach|\bhits?\b|sustain|achiev|\bat most|fastest|as high as"
 )
 _APART = re.compile(
-    r"(?i)\bcould|\bwould|theor|expect|claim|paper|report(?:ed|s) |vendor|\bspec|ideal|earlier|previous|elsewhere|"
-    r"other|goal|should|\bmay\b|if we|for example|e\.g\.|percentage point"
+    r"(?i)\bcould|\bwould|theor|expect|claim|paper|report(?:ed|s) |vendor|\bspec(?!ial|ul)|ideal|earlier|previous|"
+    r"elsewhere|other|goal|should|\bmay\b|if we|for example|e\.g\.|percentage point"
 )
 _WORDS = re.compile(r"[a-z0-9](?:[a-z0-9.+_-]*[a-z0-9+])?")
 
@@ -238,8 +248,8 @@ def _of_tables(row: Row, q: Quantity, cells: list[Quantity], held: list[tuple[Gr
         return
     if not _OUTCOME.search(_near(row, q, 48, 24)):
         return
-    memory = not re.search(r"(?i)fast|slower|speed|throughput|latency", words) or re.search("(?i)memory|small", words)
-    typed = [k for k in TYPED if k != "bytes" or memory]
+    speed, memory = re.search(r"(?i)fast|slower|speed|throughput|latency", words), re.search("(?i)memory|small", words)
+    typed = [k for k in TYPED if (k != "bytes" or memory or not speed) and (k == "bytes" or not memory or speed)]
     text = f" {' '.join(_WORDS.findall(row.clause(q).lower()))} "
     made = [max(x, 1 / x) for g, rows in held for x in (means_of(g) if mean else _made(g, rows, typed, text))]
     bound = not q.exact or _BEST.search(_near(row, q, 48, 24))

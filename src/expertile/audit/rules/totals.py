@@ -157,7 +157,7 @@ def _ordered(figures: list[tuple[str, Quantity]], sure: bool) -> Iterator[Findin
     for label, q in figures:
         plain = re.sub(r"[_/]", " ", label.lower())
         ranks, mean = _RANK.findall(plain[-40:]), _AVERAGE.search(plain[-24:])
-        sure_of = q.exact or re.search(r"\b(?:max(?:imum)?|min(?:imum)?)\W*$", plain)
+        sure_of = q.value.mid > 0 and (q.exact or re.search(r"\b(?:max(?:imum)?|min(?:imum)?)\W*$", plain))
         if sure_of and q.kind in ("time", "s_per_token", "s_per_item") and len(ranks) + bool(mean) == 1:
             least, p, th, median, most = (*ranks, ("",) * 5)[0]
             rank = -1.0 if mean else 0.0 if least else 100.0 if most else 50.0 if median else float(p or th)
