@@ -18,7 +18,7 @@ _FASTER = re.compile(r"(?i)speed|faster|throughput|latency|quick|tokens|bandwidt
 _CHANGED = re.compile(
     r"(?i)(?:bits?|bf16|(?:fp|int|float|bfloat)\d+|half|weights|values|\d ?GB\)?)\)?,? ?(?:down )?(?:to|→|->|into) |"
     r"instead of|\bvs\b|versus|compared (?:to|with)|relative to|(?:over|than) (?:the )?(?:fp|bf|float|half|\d+)|"
-    r"(?:shrink|shrank|shrunk|reduc|compress|cuts?\b|quanti[sz]).* to "
+    r"(?:brings?|shrink|shrank|shrunk|reduc|compress|cuts?\b|quanti[sz]).* to "
 )
 _NOT_BITS = re.compile(
     r"(?i)lora|prun|spars|evict|offload|distill|activation|gradient|optimizer|batch|communicat|gpus?\b|network"
@@ -92,6 +92,7 @@ def _sizes(row: Row) -> Iterator[Finding]:
             yield from _beyond(max(held, key=lambda q: q.value.mid), min(held, key=lambda q: q.value.mid), bits, True)
         models = {float(n) * 1e9 for n in re.findall(r"(?<![\w.])(?:\w+-)?(\d+(?:\.\d+)?)[bB]\b(?!/)", row.text)}
         other = re.search(r"(?i)kv|cache|per (?:gpu|layer|device)|/gpu|moe|active", row.text)
+        held = [q for q in held if re.search(r"(?i)weight|tak|occup|needs", q.label[-24:])] or held
         weights = bits[0] <= 8 or re.search(r"(?i)param|weight", row.text)
         if len(models) == len(bits) == 1 and weights and not other:
             least, q = models.pop() * bits[0] / 8, min(held, key=lambda q: q.value.mid)

@@ -77,6 +77,9 @@ def equations(report: Report) -> Iterator[Finding]:
         raw = report.lines[row.line - 1] if 0 < row.line <= len(report.lines) else ""
         text = re.sub(r"(?<=\d)[⁰¹²³⁴-⁹]+", lambda m: "^" + m[0].translate(_SPELL), row.text.replace("€", ""))
         # "4 ms + queue 11 ms"
+        text = re.sub(
+            r"(\d ?[A-Za-z/%]{1,5}) \(?[a-z]{3,12}\)?(?= ?[+=] ?\d)", r"\1", text
+        )  # "14 GB read + 3 GB written"
         text, at = re.sub(r"(?<=\+ )[A-Za-z][A-Za-z ]{1,24}(?=\d)|(?<= ) +", "", text), 0
         while (left := _SIDE.search(text, at)) and not re.search(r"\d ?\*\* ?\d|\\frac|//", raw):
             at = left.end()
@@ -113,6 +116,8 @@ def _holds(a: _Side, b: _Side) -> bool:
     forms = [made]
     if "%" in units:  # a share, or the change that it is
         forms = [f * s for f in (made, made - 1, 1 - made, 1 - 1 / made) for s in (1, 100, 0.01)]
+    elif a.units == b.units and len(units) == 1 and "+" in a.text:
+        forms = [made]  # a sum in one unit
     elif units - {"x", "X"} or "10^" in a.text + b.text:
         steps = (_STEPS, _BINARY * any(map(_BYTES.match, units)), _CLOCK * any(map(_HOURS.search, units)))
         forms = [made * s for some in steps for s in some]

@@ -43,7 +43,7 @@ def peaks_of(device: Device, formats: Sequence[str] = ()) -> tuple[float, ...]:
 _LIMIT = re.compile(
     r"(?i)\bpeak(?!s? at|ed)|theoretical|line rate|\bspec(?!ial|ul)|\brated|data ?sheet|\blimit|ceiling|roofline|"
     r"\bcan (?:carry|deliver|do)|"
-    r"capable|tops? out|(?:per|each|one|a|in either) (?:way|direction)\b|upper bound|at most|cannot exceed|nominal|"
+    r"capable|tops? out|(?:per|each|in either) (?:way|direction)\b|upper bound|at most|cannot exceed|nominal|"
     r"\(dense,? \d|\bmax(?:imum)?\b|(?:nvlink|pci-?e|hbm)[^.,;]{0,12} (?:gives?|delivers|provides?|offers?|"
     r"supports?|has)\b"
 )

@@ -253,7 +253,7 @@ def mfu(report: Report) -> Iterator[Finding]:
 _PEAK = re.compile(
     r"peak(?!s? at|ed)|theoretical|roofline|max(?:imum)?\b|spec(?!ial|ul)|rated|limit|up to|of \(?$|\bof \d"
 )
-_OF = re.compile(r"(?i)\W*of (?:(?:the|its|a|peak|theoretical|gpu|dense|hbm|\w+'s)\W*)*")
+_OF = re.compile(r"(?i)\W*of (?:(?:the|its|a|peak|theoretical|gpu|dense|hbm|rtx|nvidia|amd|geforce|\w+'s)\W*)*")
 
 
 def _of(row: Row, p: Quantity, base: Quantity) -> bool:

@@ -118,7 +118,7 @@ def _moved(row: Row) -> Iterator[Quantity]:
         own = own_words(row, t)
         if (
             (_part(own) or _part(row.text) * bool(_ONE_WAY.search(own))) in _LINKS
-            and re.search(r"(?i)\bin\b|tak|took", own)
+            and re.search(r"(?i)\bin\b|tak|took|[:=] ?\d", own)
             and t.exact
         ):
             yield replace(t, kind="bandwidth", value=held[0].value / t.value, text=f"{held[0].text} in {t.text}")

@@ -156,7 +156,8 @@ WALL = re.compile(
 
 def _one_run(row: Row, law: Law, combo: tuple[Term, ...]) -> bool:
     times = [t.figure.label for t in combo if t.figure and t.kind == "time"] if row.kind != "line" else []
-    if any(re.search(law.unless, label) or (law.several and not WALL.search(label)) for label in times):
+    batch = any(t.kind == "items" and not t.figure for t in combo)  # its latency is that of the whole
+    if any(re.search(law.unless, label) or (law.several and not batch and not WALL.search(label)) for label in times):
         return False
     labels = [t.figure.label for t in combo if t.figure]
     sides = {m[0].lower() for x in labels if (m := re.search(r"(?i)input|output|prompt|generated", x))}
