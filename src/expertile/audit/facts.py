@@ -126,6 +126,11 @@ class Facts:
     def of(self, what: str) -> tuple[Any, ...]:
         return self.stated.get(what, ())
 
+    @property
+    def sizes(self) -> dict[str, float]:
+        """The sizes of which it states one value."""
+        return {n: v[0] for n, v in self.stated.items() if len(v) == 1 and isinstance(v[0], float)}
+
 
 _DIGITS = {"two": "2", "four": "4", "eight": "8", "sixteen": "16"}
 _SPELLED = re.compile(r"(?i)\b(?:two|four|eight|sixteen)\b(?=(?: \w+)? (?:gpus|cards|ranks|devices|[AHB]\d{2,3}s?\b))")

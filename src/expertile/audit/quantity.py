@@ -255,3 +255,28 @@ def same_statistic(a: str, b: str) -> bool:
     """Whether figures of these labels may be of one run: the median of one and the least of the other are not."""
     found = {_STATISTIC.findall(label.lower())[0] for label in (a, b) if _STATISTIC.search(label.lower())}
     return len(found) <= 1 or found <= {"avg", "average", "mean", "median"}
+
+
+RATIO = re.compile(
+    r"(?i)speed-?\s?up|\bratio\b|\brelative\b|\brel\b|slow-?\s?down|improvement|\bgain\b|faster|\bvs\.?\b|\bfactor\b|"
+    r"normalized|\w ?/ ?(?!(?i:gpus?|device|card|s|sec|second)\b)\w|[x×] (?:baseline|over\b)"
+)
+_PER_STEP = re.compile(
+    r"(?i)(?<![a-z])(?:step|iter(?:ation)?)[ _]time(?![a-z])|(?<![a-z])time[ _/]+(?:per[ _])?(?:step|iter)"
+)
+PER_TOKEN = re.compile(r"(?i)\b(?:tpot|itl|inter-?token|per[ _-](?:output[ _-])?token)\b")
+
+
+def is_tpot(q: Quantity) -> bool:
+    """Whether a sentence calls a time that of an output token."""
+    return q.kind in ("time", "s_per_token", "s_per_item") and bool(
+        re.search(rf"{PER_TOKEN.pattern}[^.;,]{{0,30}}$", q.label)
+    )
+
+
+def named(q: Quantity) -> Quantity:
+    """`q` with the kind that its column's name says."""
+    if q.kind == "number" and RATIO.search(q.label):
+        return replace(q, kind="ratio")
+    step, token = (q.kind == "time" and form.search(q.label) for form in (_PER_STEP, PER_TOKEN))
+    return replace(q, kind="s_per_item", noun="step") if step else replace(q, kind="s_per_token") if token else q

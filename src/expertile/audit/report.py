@@ -10,7 +10,7 @@ from typing import Any
 
 from expertile.audit.blocks import Block, Table, is_numeric
 from expertile.audit.facts import Facts, facts, size_of_name
-from expertile.audit.quantity import Quantity, clean, quantities
+from expertile.audit.quantity import Quantity, clean, is_tpot, named, quantities
 from expertile.audit.read import read, repair
 from expertile.audit.units import NO_UNIT, unit_of_name
 from expertile.device import Device
@@ -203,15 +203,6 @@ _SUMMARY = re.compile(
 )
 _SENTENCE = re.compile(r"\S.*?(?:[.!?](?=\s+(?:[a-z]{0,2}[A-Z]|p\d\d\b|[*(\[#])|\s*$)|(?<=[a-z]{4})\.(?=\s+\d)|$)")
 _STOP = re.compile(r"[a-z%)]\. [A-Z][a-z]+ ")
-_REACH = 60  # lines
-RATIO = re.compile(
-    r"(?i)speed-?\s?up|\bratio\b|\brelative\b|\brel\b|slow-?\s?down|improvement|\bgain\b|faster|\bvs\.?\b|\bfactor\b|"
-    r"normalized|\w ?/ ?(?!(?i:gpus?|device|card|s|sec|second)\b)\w|[x×] (?:baseline|over\b)"
-)
-_PER_STEP = re.compile(
-    r"(?i)(?<![a-z])(?:step|iter(?:ation)?)[ _]time(?![a-z])|(?<![a-z])time[ _/]+(?:per[ _])?(?:step|iter)"
-)
-PER_TOKEN = re.compile(r"(?i)\b(?:tpot|itl|inter-?token|per[ _-](?:output[ _-])?token)\b")
 
 
 class Report:
@@ -265,7 +256,7 @@ class Report:
                 figures = [replace(q, label=name, column=c) for q, c in zip(found, at_column, strict=True)]
                 if not figures or not is_numeric(re.split(r"[(±]", cell)[0].strip() or "x"):
                     row.label += cell + " "
-                row.quantities += [_kind(figures[0]), *figures[1:]] if figures else []
+                row.quantities += [named(figures[0]), *figures[1:]] if figures else []
             row.text = "; ".join(f"{h}: {c}" for h, c in zip(header, cells, strict=True) if c)
             rows.append(row)
         kinds = {q.kind for row in rows for q in row.quantities if q.column}
@@ -338,22 +329,7 @@ class Report:
         entries = self._stated(block).get(what, [])
         at_or_after = bisect_left(entries, line, key=lambda entry: entry[0])
         found = entries[at_or_after - 1] if at_or_after else None
-        return found if found is not None and line - found[0] <= _REACH else None
-
-
-def is_tpot(q: Quantity) -> bool:
-    """Whether a sentence calls a time that of an output token."""
-    return q.kind in ("time", "s_per_token", "s_per_item") and bool(
-        re.search(rf"{PER_TOKEN.pattern}[^.;,]{{0,30}}$", q.label)
-    )
-
-
-def _kind(q: Quantity) -> Quantity:
-    """`q` with the kind that its column's name says."""
-    if q.kind == "number" and RATIO.search(q.label):
-        return replace(q, kind="ratio")
-    step, token = (q.kind == "time" and form.search(q.label) for form in (_PER_STEP, PER_TOKEN))
-    return replace(q, kind="s_per_item", noun="step") if step else replace(q, kind="s_per_token") if token else q
+        return found if found is not None and line - found[0] <= 60 else None
 
 
 def _alike(lines: list[Row]) -> Iterator[Grid]:
@@ -372,10 +348,7 @@ def _alike(lines: list[Row]) -> Iterator[Grid]:
             rows = sorted([*rows, *(bare if len(bare) == 1 else ())], key=lambda row: row.line)
             labels = max((tuple(q.label for q in row.quantities) for row in rows), key=len)
             numbered = [[replace(q, column=c) for c, q in enumerate(row.quantities)] for row in rows]
-            sized = [
-                {n: v[0] for n, v in r.facts.stated.items() if len(v) == 1 and isinstance(v[0], float)} for r in rows
-            ]
-            held = [replace(r, quantities=q, own=o) for r, q, o in zip(rows, numbered, sized, strict=True)]
+            held = [replace(r, quantities=q, own=r.facts.sizes) for r, q in zip(rows, numbered, strict=True)]
             yield Grid(block, labels, held, False)
 
 

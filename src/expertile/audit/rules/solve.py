@@ -7,8 +7,8 @@ from math import prod
 
 from expertile.audit.finding import INCONSISTENT, QUESTION, UNIT_OF, Finding, finding, si
 from expertile.audit.interval import exact
-from expertile.audit.quantity import same_statistic
-from expertile.audit.report import Report, Row, is_tpot
+from expertile.audit.quantity import is_tpot, same_statistic
+from expertile.audit.report import Report, Row
 from expertile.audit.rules.hardware import on_sheet
 from expertile.audit.rules.terms import GIB, NO_RUN, WRITTEN, Law, derived, law_of, multiples, terms, trained_work
 from expertile.audit.rules.work import Term

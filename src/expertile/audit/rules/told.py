@@ -17,7 +17,8 @@ from expertile.audit.quantity import Quantity
 from expertile.audit.report import Grid, Report, Row
 from expertile.audit.rules.hardware import on_sheet
 from expertile.audit.rules.limits import NO_RUN_OF_ONE
-from expertile.audit.rules.tables import TYPED, printed_as, wrong
+from expertile.audit.rules.made import TYPED, printed_as
+from expertile.audit.rules.tables import wrong
 from expertile.audit.rules.totals import MEAN, means_of
 
 _FROM = re.compile(
@@ -276,7 +277,7 @@ def _named(grid: Grid, row: Row, clause: str) -> list[Row]:
         found.append(max((n for n in names if re.search(r"..|[a-z]", n) and f" {n} " in text), key=len, default=""))
     # "ours" within "ours fp8" names no row.
     pairs = [(r, of) for r, of in zip(grid.rows, found, strict=True) if of]
-    sizes = [(n, v[0]) for n, v in facts(clause).stated.items() if len(v) == 1 and isinstance(v[0], float)]
+    sizes = facts(clause).sizes.items()
     rows = [r for r in grid.rows if any(r.own.get(n) == v for n, v in sizes)] or [
         r for r, of in pairs if not any(of != n and f" {of} " in f" {n} " for n in found)
     ]

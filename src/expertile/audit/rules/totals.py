@@ -10,7 +10,7 @@ from expertile.audit.finding import INCONSISTENT, QUESTION, UNIT_OF, Finding, fi
 from expertile.audit.interval import FIT, ODD, Interval
 from expertile.audit.quantity import Quantity, stem
 from expertile.audit.report import Grid, Report, Row
-from expertile.audit.rules.tables import TYPED
+from expertile.audit.rules.made import TYPED
 from expertile.audit.units import unit_of_name
 
 _TOTAL = re.compile(r"(?i)\btotal\b|\bsum\b|altogether|\bin all\b|adds? up to")
