@@ -20,7 +20,7 @@ _NAMES = {
     "experts": r"(?i:(?:num|n|number of)?[ _]?experts|num_local_experts)|E",
     "topk": r"(?i:top[ _-]?k)",
     "tokens": r"(?i:(?:total|num|n|number of|#)?[ _]?(?:(?:input|output|generated) )?tokens)|T",
-    "gpus": r"(?i:(?:num|n|number of|#)?[ _]?(?:gpus|devices|ranks)|world[ _]size|tp|tensor[ _-]parallel)",
+    "gpus": r"(?<!\d )(?i:(?:num|n|number of|#)?[ _]?(?:gpus|devices|ranks)|world[ _]size|tp|tensor[ _-]parallel)",
     "accum": r"(?i:(?:grad(?:ient)?[ _-]?)?accum(?:ulation)?(?:[ _-]?steps)?)",
     "concurrency": r"(?i:(?:max[ _])?concurren(?:cy|t[ _](?:requests|users|clients))|"
     r"(?:num[ _])?(?:users|clients|streams)|#?running(?:[- ]req\w*)?)",
@@ -46,7 +46,7 @@ _COUNTED = {
     "gpus": re.compile(
         r"(?<![.,\d])\b(?P<v>\d{1,5}) ?(?:(?:[x×*] ?-?|(?=[AHB]\d{2,3}s?\b))"
         r"(?:(?:NVIDIA |Nvidia |AMD |Tesla )?(?:[A-Z]{1,3}\d{2,4}\w*|RTX|GTX))|"
-        r"[x×*-]? ?(?i:(?:(?!per )\w+ )?gpus?|gcds?|cards\b|ranks\b))\b"
+        r"[x×*-]? ?(?i:(?:(?<=[ x×*-])(?!(?:per|[kmgt]i?b) )\w+ )?gpus?|gcds?|cards\b|ranks\b))\b"
     ),
 }
 # Cheap tests, since most lines state no size.

@@ -186,7 +186,7 @@ def quantities(text: str, line: int, cell: Unit | None = None) -> list[Quantity]
         if own is None and (named is None or (_IN_CELL if first else _IN_TEXT).match(text, m.end())):
             continue
         of, end = own or (named or NO_UNIT, m.end())
-        if named not in (None, NO_UNIT) and of.kind == "params" and (first or named.kind == "rate"):
+        if named not in (None, NO_UNIT) and of.kind == "params" and (first or named.kind in ("rate", "tokens")):
             of = replace(named, low=of.low, high=of.high)
         ends = (text[end : end + 1], text[m.end() : m.end() + 1])
         during = found and of.kind == "time" and re.fullmatch(r" over (?:the |a )?", before)  # "72 kJ over 4 minutes"

@@ -77,10 +77,13 @@ class Row:
 
     @cached_property
     def before(self) -> "Row | None":
-        """The sentence before, in the same block."""
+        """The sentence before, in the same block; or the list before it, which may be one of two figures."""
         lines = self.report.lines_of_text
         at = next((i for i, r in enumerate(lines) if r.block == self.block and r.text == self.text), 0)
-        return lines[at - 1] if at and lines[at - 1].block == self.block else None
+        if at and lines[at - 1].block == self.block:
+            return lines[at - 1]
+        listed = [q for r in lines if r.block == self.block - 1 for q in r.quantities]
+        return self.of_these(listed) if listed and self.report.blocks[self.block - 1].kind == "list" else None
 
     def clause(self, q: Quantity) -> str:
         """The part of a sentence, between semicolons, that a figure stands in."""

@@ -212,7 +212,7 @@ _BARE = re.compile(rf"(?i)\b([kmgt]b|{_TOKEN}|{_ITEM})[ _](?:per[ _])?s(?:ec(?:o
 _GBS = re.compile(r"(?i)(?:(?<=bandwidth[ _])|(?<=bw[ _]))([kmgt]i?b)s\b")
 # "Generated tokens: 60000" counts them, "Max tokens: 512" does not.
 _COUNT = re.compile(
-    r"(?i)(?:^|[ _])\W*(?:(?:total|generated|completed|successful|processed|output)[ _](?:\w+[ _])?"
+    r"(?i)(?:^|[ _])\W*(?:(?:total|training|generated|completed|successful|processed|output)[ _](?:\w+[ _])?"
     r"(?:tokens|requests|images|samples|steps)(?:[ _](?:processed|served|generated|completed|seen))?|"
     r"(?:num[ _])?(?:requests|prompts)|(?:tokens|images|samples)[ _](?:processed|served|generated|seen))$"
 )

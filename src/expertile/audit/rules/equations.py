@@ -76,10 +76,10 @@ def equations(report: Report) -> Iterator[Finding]:
     for row in (r for r in report.all_rows if r.kind != "record" and "=" in r.text):
         raw = report.lines[row.line - 1] if 0 < row.line <= len(report.lines) else ""
         text = re.sub(r"(?<=\d)[⁰¹²³⁴-⁹]+", lambda m: "^" + m[0].translate(_SPELL), row.text.replace("€", ""))
+        text = re.sub(r"(?<=\d)([BM]) (?:param\w*|weights|tokens)", lambda m: {"B": "e9", "M": "e6"}[m[1]], text)
         # "4 ms + queue 11 ms"
-        text = re.sub(
-            r"(\d ?[A-Za-z/%]{1,5}) \(?[a-z]{3,12}\)?(?= ?[+=] ?\d)", r"\1", text
-        )  # "14 GB read + 3 GB written"
+        # "14 GB read + 3 GB written"
+        text = re.sub(r"(\d ?[A-Za-z/%]{1,5}) \(?[a-z]{3,12}\)?(?= ?[+=] ?\d)", r"\1", text)
         text, at = re.sub(r"(?<=\+ )[A-Za-z][A-Za-z ]{1,24}(?=\d)|(?<= ) +", "", text), 0
         while (left := _SIDE.search(text, at)) and not re.search(r"\d ?\*\* ?\d|\\frac|//", raw):
             at = left.end()
@@ -94,7 +94,7 @@ def equations(report: Report) -> Iterator[Finding]:
                 and b
                 and a.numbers > 1 == b.numbers
                 and not _NO_SUM.search(left[0])
-                and not _open(a, b)
+                and not _open(a, b, "€" in row.text)
                 and not _holds(a, b)
             ):
                 line = max((q.line for q in row.quantities if left.start() <= q.start <= right.end()), default=row.line)
@@ -102,13 +102,13 @@ def equations(report: Report) -> Iterator[Finding]:
                 yield Finding(INCONSISTENT, "arithmetic", line, f"{a.text} = {b.text}", message, (line,))
 
 
-def _open(a: _Side, b: _Side) -> bool:
+def _open(a: _Side, b: _Side, priced: bool) -> bool:
     """Whether it multiplies things, of which not every factor may be spelled out, or billions of something; is a tile
     ("64×64×32 = 6.1 TF") or a matrix of some format; compares units; or has MB that are not spelled out."""
-    things = any(match_unit(unit) is None or unit == "B" for unit in a.units)
+    things = any((match_unit(unit) is None and unit not in ("GPU", "GPUs")) or unit == "B" for unit in a.units)
     tile = re.fullmatch(r"\d+(?:[x×]\d+){1,2}", a.text) and b.units
     unsaid = not a.units and b.units and "+" in a.text and re.search("[×*x/]", a.text)
-    return bool(things or tile or unsaid or (len(a.units) > 1 and b.units <= {"x", "X"}))
+    return bool(things or tile or unsaid or (len(a.units) > 1 and b.units <= {"x", "X"} and not priced))
 
 
 def _holds(a: _Side, b: _Side) -> bool:

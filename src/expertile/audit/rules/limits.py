@@ -8,7 +8,7 @@ from expertile.audit.finding import IMPOSSIBLE, INCONSISTENT, QUESTION, UNIT_OF,
 from expertile.audit.interval import FAR, Interval, exact
 from expertile.audit.quantity import Quantity
 from expertile.audit.report import Report, Row
-from expertile.audit.rules.hardware import fastest, formats_of, gpu_counts, is_sheet, memory_of, on_sheet, peaks_of
+from expertile.audit.rules.hardware import fastest, formats_of, gpu_counts, memory_of, on_sheet, peaks_of
 from expertile.audit.rules.terms import parameters, terms, trained_work, weights
 from expertile.audit.rules.work import Term, largest_run
 from expertile.device import DTYPES, SPARSE_SHEET, generous_peak
@@ -60,7 +60,7 @@ def above(report: Report) -> Iterator[Finding]:
             sparse = d.ask == _SHAPE and report.sparse
             most, slack = (d.most or memory_of(row), 1.1) if d.kind != "rate" else fastest(row, d.formats, sparse)
             if d.value.lo / d.count > most * (d.slack or slack):
-                formats = f", {'/'.join(d.formats)}" if d.kind == "rate" and d.formats != DTYPES else ""
+                formats = f", {'/'.join(d.formats)}" if d.kind == "rate" and d.formats not in (DTYPES, ()) else ""
                 whose = f"{f'{d.count:.0f} × ' * (d.count > 1)}{row.devices[0].name if row.devices else 'the memory'}"
                 message = f"{d.text} is {si(d.value.mid, UNIT_OF[d.kind])}, more than {whose} can do"
                 message += f" ({si(most * d.count, UNIT_OF[d.kind])}{formats}){'' if d.sure else ': ' + d.ask}"
@@ -253,7 +253,10 @@ def mfu(report: Report) -> Iterator[Finding]:
 _PEAK = re.compile(
     r"peak(?!s? at|ed)|theoretical|roofline|max(?:imum)?\b|spec(?!ial|ul)|rated|limit|up to|of \(?$|\bof \d"
 )
-_OF = re.compile(r"(?i)\W*of (?:(?:the|its|a|peak|theoretical|gpu|dense|hbm|rtx|nvidia|amd|geforce|\w+'s)\W*)*")
+_OF = re.compile(
+    r"(?i)\W*of (?:(?:the|its|a|peak|theoretical|gpu|dense|hbm|rtx|sxm|nvidia|amd|geforce|[a-z]{1,3}\d{2,4}\w*|"
+    r"\w+'s)\W*)*"
+)
 
 
 def _of(row: Row, p: Quantity, base: Quantity) -> bool:
@@ -271,7 +274,7 @@ def shares(report: Report) -> Iterator[Finding]:
         stated = [
             q
             for row, q, first in figures
-            if _PEAK.search(f"{q.words} {first}") or is_sheet(q) or any(_of(row, p, q) for p in row.of("percent"))
+            if _PEAK.search(f"{q.words} {first}") or on_sheet(row, q) or any(_of(row, p, q) for p in row.of("percent"))
             if not q.after.startswith("out of")
         ]
         for row in (r for r in report.all_rows if r.of("percent") and not r.of(unlike)):

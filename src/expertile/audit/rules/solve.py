@@ -95,7 +95,8 @@ def _around(row: Row) -> list[Term]:
     # A sentence of several kinds is about itself, the one right before goes on.
     timed = {"time", "s_per_item", "s_per_token"}
     timed = timed if any(q.kind in timed for q in row.quantities) else set()
-    before = [t for some in held[-1:] if kind == "prose" and len(some) == 2 for t in some if t.kind not in timed]
+    last = [t for t in terms(row.before) if t.figure] if kind == "prose" and row.kind == "line" and row.before else []
+    before = [t for t in last if len(last) == 2 and t.kind not in timed]
     near = [t for some in held if kind == "code" or len({t.kind for t in some}) == 1 for t in some] + before
     # Of a log's times the one that is of the whole.
     times = [t for t in near if t.kind == "time"]
@@ -123,6 +124,10 @@ def _check(row: Row, held: Held, lent: bool) -> Iterator[Finding]:
         prompt = "(?i)prefill|prompt|ttft|(?:time to )?first token" if "prefill" in text else "(?i)prefill"
         text = re.sub(prompt, "", text)
     counted = law.sure == "close" and row.report.everything.of("concurrency")
+    if law.rule == "bandwidth" and any(
+        t.figure and re.search(r"(?i)\balg", t.figure.label) for some in held for t in some
+    ):
+        text = ""  # an algorithm's bandwidth is bytes in a time
     if prod(map(len, held)) > 12 or (re.search(law.unless, text) and not counted):
         return
     held = tuple([*some] for some in held)
@@ -197,12 +202,13 @@ def _broken(law: Law, sure: bool, combo: tuple[Term, ...], at: int) -> Finding:
 
 
 _ONE = re.compile(
-    r"(?i)(?:per|each|every|a)[ -](?:gpu|user|request|stream|sequence|client|session|slot)|/(?:gpu|user|req)"
+    r"(?i)(?:per|each|every|a)[ -](?:gpu|user|request|stream|sequence|client|session|slot)|/(?:gpu|user|req)|"
+    r"\beach \w+ing\b"
 )
 _EQUALS = re.compile(
     r"(?i)(?:^|\W)(?:i\.e\.|that is|that means|which is|equals|or|=|amounts? to|comes? to|makes)[\W]*$"
 )
-_SO = re.compile(r"(?i)i\.e|that is|hence|giv|aggregate|\bso\b|=|\btotal\b|\(|which|thus|\bor\b|→")
+_SO = re.compile(r"(?i)i\.e|that is|hence|giv|deliver|reach|aggregate|\bso\b|=|\btotal\b|\(|which|thus|\bor\b|→")
 
 
 def each(report: Report) -> Iterator[Finding]:

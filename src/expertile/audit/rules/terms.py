@@ -130,7 +130,8 @@ def terms(row: Row) -> tuple[Term, ...]:
         text = f"{batch.value:.0f} × {seq.value:.0f} tokens"
         found.append(Term("tokens", exact(batch.value * seq.value), text, (batch.line, seq.line), near=False))
         found += [replace(found[-1], kind="token/item")] * any(t.kind == "s_per_item" for t in found)
-    if gpus and any("$" in t.kind or t.kind == "gpu*s" for t in found):
+    kinds = {t.kind for t in found}
+    if gpus and ({"gpu*s", "time"} <= kinds or any("$" in kind for kind in kinds)):
         found.append(Term("gpu", exact(gpus.value), f"{gpus.value:.0f} GPUs", (gpus.line,), None, near=gpus.near))
     if not any(t.kind == "$/s" or (t.figure and t.figure.per_device) for t in found):
         n, of = (gpus.value, f" × {gpus.value:.0f}") if gpus else (1.0, "")

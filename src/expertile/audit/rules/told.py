@@ -26,7 +26,7 @@ _FROM = re.compile(
 )
 _GAINS = (
     r"(?:faster|as fast|slower|speed|slow|improve|reduc|less|lower|higher|more|increas|gain|decreas|drop|"
-    r"sav|better|smaller|\bcut|\bcosts?\b|\badds?\b)"
+    r"sav|better|sooner|quicker|smaller|\bcut|\bcosts?\b|\badds?\b)"
 )
 _OUTCOME, _CHANGE = re.compile(rf"(?i){_GAINS}"), re.compile(rf"(?i)^\W*{_GAINS}")
 _SPEED = re.compile(r"(?i)concurren|speed|faster|slower|latency|throughput|\btime")
@@ -162,7 +162,7 @@ def _in_sentence(row: Row, said: list[Quantity]) -> Iterator[Finding]:
         by, less = _BY.search(head) or _CHANGE.search(tail), _LESS.search(head[-24 * (len(said) > 1) :] + tail[:12])
         change = "loss" if less and (by or (not sure and q.kind == "percent")) else "change" if by and sure else ""
         gain: object = (
-            sure or _OUTCOME.search(_near(row, q, 32, 16)) or _AS_MANY.match(tail) or re.match(",? from ", tail)
+            sure or _OUTCOME.search(_near(row, q, 32, 16)) or _AS_MANY.match(tail) or by or re.match(",? from ", tail)
         )
         gain = gain or (q.kind == "percent" and re.search(r"(?i)of which [^.;]*$", head))
         gain = gain or (head.endswith("(") and len(row.quantities) == 3 and q.kind == "ratio")
@@ -172,7 +172,10 @@ def _in_sentence(row: Row, said: list[Quantity]) -> Iterator[Finding]:
         made = any(_either(q, a, b, change) for of in either for a, b in itertools.combinations(of, 2))
         if re.search(r"(?i)\b(?:not|instead of|rather than)\b[^.;,]{0,24}$", head):
             continue
-        if several and gain and not size and not made and (sure or not _THAN.search(after)):
+        m = re.search(r"than (?:the |an? )?([\w-]+)", tail[:40])
+        known = m and any(m[1].lower() in f"{head} {x.label}".lower() for x in own)  # else it is another one
+        than = _THAN.search(after) and not known
+        if several and gain and not size and not made and (sure or not than):
             # Where the sentence has two ratios, the other must follow; then another sense needs no figures.
             follow = [o for o in said if o is not q and two and _either(o, two[0], two[1])]
             if follow and re.search(r"\band \w+ed\b", row.text[two[1].end : q.start]):
@@ -247,7 +250,8 @@ def _of_tables(row: Row, q: Quantity, cells: list[Quantity], held: list[tuple[Gr
     # A sentence of two figures has what makes it.
     if same or len(row.of("ratio", "percent")) > 3 or any(kinds.count(k) > 1 for k in kinds):
         return
-    if not _OUTCOME.search(_near(row, q, 48, 24)):
+    two = held[0][1] is not held[0][0].rows and sum(len(rows) for _, rows in held) > 1  # rows that it names
+    if not two and not _OUTCOME.search(_near(row, q, 48, 24)):
         return
     speed, memory = re.search(r"(?i)fast|slower|speed|throughput|latency", words), re.search("(?i)memory|small", words)
     typed = [k for k in TYPED if (k != "bytes" or memory or not speed) and (k == "bytes" or not memory or speed)]
