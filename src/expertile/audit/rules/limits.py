@@ -201,7 +201,8 @@ def _generated(row: Row) -> Iterator[Demand]:
         text, of = f"2 · {n / 1e9:.3g} B · {text}", q or time or row.quantities[0]
         yield Demand(of, "rate", rate * (2 * n), text, "bound", "on how many GPUs?", False, formats, each, slack)
     q = row.only("s_per_token") or q
-    memory = [b.value.mid for r in row.report.lines_of_text for b in r.of("bandwidth") if "memory" in b.words]
+    lines = row.report.lines_of_text if q and not row.devices else []
+    memory = [b.value.mid for r in lines for b in r.of("bandwidth") if "memory" in b.words]
     known = row.devices or len(memory) == 1
     if q and known and not _NO_DECODE.search(f"{q.words} {row.label} {row.text}") and (w := weights(row, q)):
         rate, most = (
