@@ -385,7 +385,7 @@ ASKED = [
         "720",
         "505",
     ),
-    ("arithmetic", "A 7B model was trained on 1.0T tokens. With 6·N·D that is {} FLOPs.", "4.2e23", "4.2e22"),
+    ("work", "A 7B model was trained on 1.0T tokens. With 6·N·D that is {} FLOPs.", "4.2e23", "4.2e22"),
     ("bound", "# Run\n\nA 70B model, 15T tokens, on 1024 H100 in BF16 took {} days of training.", "20", "200"),
     ("work", "Attention, non-causal: B=4, H=32, S=4096, D=128 is {} TFLOP.", "2.2", "1.1"),
     ("decoding", "# One user, A100 80GB\n\nQwen-72B in INT8, batch size 1: {} tok/s.", "61", "24"),

@@ -6,30 +6,24 @@ from dataclasses import dataclass, replace
 from expertile.audit.facts import BITS, facts
 from expertile.audit.finding import ACCUSATIONS, QUESTION, VERDICTS, Finding
 from expertile.audit.report import Report
-from expertile.audit.rules import claims, columns, equations, laws, limits, peaks, retold, serving, told
+from expertile.audit.rules import claims, equations, limits, links, solve, tables, told, totals
 from expertile.device import Device
 
 RULES = (
-    peaks.rates,
-    peaks.works,
-    peaks.bounds,
-    peaks.traffic,
-    peaks.shares,
-    peaks.sparse_peaks,
-    limits.limits,
-    columns.columns,
-    laws.rows,
-    laws.steps,
-    laws.each,
-    laws.macs,
+    limits.above,
+    limits.mfu,
+    limits.shares,
+    limits.sparse_peaks,
+    links.limits,
+    tables.columns,
+    solve.rows,
+    solve.each,
+    solve.counted,
     told.ratios,
-    told.orders,
-    retold.retold,
+    told.retold,
+    totals.totals,
+    totals.orders,
     equations.equations,
-    told.totals,
-    serving.mfu,
-    serving.decoding,
-    serving.training,
     claims.compression,
     claims.equal_work,
     claims.ranges,

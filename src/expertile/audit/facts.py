@@ -20,7 +20,7 @@ _NAMES = {
     "experts": r"(?i:(?:num|n|number of)?[ _]?experts|num_local_experts)|E",
     "topk": r"(?i:top[ _-]?k)",
     "tokens": r"(?i:(?:total|num|n|number of|#)?[ _]?(?:(?:input|output|generated) )?tokens)|T",
-    "gpus": r"(?i:(?:num|n|number of|#)?[ _]?(?:gpus|devices|ranks)|world[ _]size|tp|tensor[ _-]parallel)",
+    "gpus": r"(?<!\d )(?i:(?:num|n|number of|#)?[ _]?(?:gpus|devices|ranks)|world[ _]size|tp|tensor[ _-]parallel)",
     "accum": r"(?i:(?:grad(?:ient)?[ _-]?)?accum(?:ulation)?(?:[ _-]?steps)?)",
     "concurrency": r"(?i:(?:max[ _])?concurren(?:cy|t[ _](?:requests|users|clients))|"
     r"(?:num[ _])?(?:users|clients|streams)|#?running(?:[- ]req\w*)?)",
@@ -46,7 +46,7 @@ _COUNTED = {
     "gpus": re.compile(
         r"(?<![.,\d])\b(?P<v>\d{1,5}) ?(?:(?:[x×*] ?-?|(?=[AHB]\d{2,3}s?\b))"
         r"(?:(?:NVIDIA |Nvidia |AMD |Tesla )?(?:[A-Z]{1,3}\d{2,4}\w*|RTX|GTX))|"
-        r"[x×*-]? ?(?i:(?:(?!per )\w+ )?gpus?|gcds?|cards\b|ranks\b))\b"
+        r"[x×*-]? ?(?i:(?:(?<=[ x×*-])(?!(?:per|[kmgt]i?b) )\w+ )?gpus?|gcds?|cards\b|ranks\b))\b"
     ),
 }
 # Cheap tests, since most lines state no size.
@@ -95,7 +95,11 @@ _FORMAT = re.compile("|".join(rf"(?P<{name}>{form})" for name, form in FORMATS))
 _SPLIT = re.compile(r"[^a-z0-9]+")
 
 
+_NOT_IN = re.compile(r"(?i)\b(?:no|not|without) (?=tf32|fp\d|bf16|int\d)\w+")
+
+
 def _formats(text: str) -> list[str]:
+    text = _NOT_IN.sub("", text)
     words = dict.fromkeys(_SPLIT.split(text.lower()))
     found = [m.lastgroup or "" for m in map(_FORMAT.fullmatch, words) if m]
     if "precision" in words or "bit" in words:
@@ -122,6 +126,11 @@ class Facts:
     def of(self, what: str) -> tuple[Any, ...]:
         return self.stated.get(what, ())
 
+    @property
+    def sizes(self) -> dict[str, float]:
+        """The sizes of which it states one value."""
+        return {n: v[0] for n, v in self.stated.items() if len(v) == 1 and isinstance(v[0], float)}
+
 
 _DIGITS = {"two": "2", "four": "4", "eight": "8", "sixteen": "16"}
 _SPELLED = re.compile(r"(?i)\b(?:two|four|eight|sixteen)\b(?=(?: \w+)? (?:gpus|cards|ranks|devices|[AHB]\d{2,3}s?\b))")
@@ -132,10 +141,13 @@ def _int(text: str) -> float:
     return float(value[:-1]) * 1024 if value[-1] in "kK" else float(value)
 
 
+_PLURAL = re.compile(r"\b([A-Z]{1,3}\d{2,4}[A-Z]?)s\b")  # "64 A100s"
+
+
 @lru_cache(maxsize=20000)
 def facts(text: str) -> Facts:
     """The facts that `text` states. A size that is not named is none."""
-    stated: dict[str, list[Any]] = {"formats": _formats(text), "devices": find_in_text(text)}
+    stated: dict[str, list[Any]] = {"formats": _formats(text), "devices": find_in_text(_PLURAL.sub(r"\1", text))}
     text = _SPELLED.sub(lambda m: _DIGITS[m[0].lower()], text)
     if any(c.isdigit() for c in text):
         for m in _CHAIN.finditer(text):

@@ -36,7 +36,8 @@ class Quantity:
 
     @property
     def words(self) -> str:
-        return f"{self.label} {self.after}".lower()
+        """The lower-case words before and behind, up to the next figure."""
+        return f"{self.label} {re.split(r'(?<![a-z])[0-9]', self.after)[0]}".lower()
 
 
 _ABOUT = re.compile(r"(?i)(?:~|≈|∼|about|around|roughly|approx(?:imately|\.)?|nearly|almost|circa|ca\.|some) ?[(*]*$")
@@ -87,19 +88,23 @@ def clean(text: str) -> str:
     if _HAN.search(text):
         text = _CHINESE_TERM.sub(lambda m: f" {_CHINESE[m[0]]} ", text.translate(_WIDE))
         text = re.sub(r" +", " ", text)
-    if not any(mark in text for mark in "*_`$<[\\&\u00a0\u202f"):
+    if not any(mark in text for mark in "*_`$<[\\&~\u00a0\u202f"):
         return text
-    text = _PRICE.sub("€", text)
+    text = _PRICE.sub("€", re.sub(r"(?<=[\w$}.)])~(?=[\w\\$])", " ", text))
     text = _MARKS.sub("", _LATEX.sub(r" \1", text.replace("{,}", ",")))
     for mark, plain in _SYMBOLS:
         text = text.replace(mark, plain)
     return re.sub(r"[{}]", " ", text) if "\\" in text else text
 
 
+_HYPHENED = re.compile(r"(?:hour|minute|second|day)(?= \w)")  # "a 6-hour run"
+
+
 def _unit_at(text: str, at: int) -> tuple[Unit, int] | None:
     gap = re.compile(r"[)\] -]{0,4}(?:(?:dense|sparse|peak) |\()?").match(text, at)
     for start in dict.fromkeys((at, gap.end() if gap else at)):
-        if start < len(text) and (start == at or text[start - 1] != "-" or text[start] in "xX"):
+        whole = _HYPHENED.match(text, start)
+        if start < len(text) and (start == at or text[start - 1] != "-" or text[start] in "xX" or whole):
             found = match_unit(text[start:])
             # A single letter must stand at the figure ("102T") or be a second: "4 B" may be anything. "8 tokens=512"
             # begins the next key.
@@ -123,12 +128,12 @@ _IN_TEXT, _IN_CELL = re.compile(r" ?[x×*·] ?[\dA-Z]|[-/:]\d|\w"), re.compile(r
 _BLANK, _MARKS_ONLY = re.compile(r"\s{3,}"), re.compile(r"[~≈<>≥≤(€\s]*")
 _FACTOR = re.compile(r"[\d)] ?[×*/·] ?\(?$|[\d)] x $")
 _FACTOR_OF = re.compile(r"(?i)(?:speed-?up|factor)(?: factor)? (?:of|is|was) (?:about |around )?\W*$")
-_LIST = re.compile(rf"(?:(?:{NUMBER}, ?)+{NUMBER},? (?:and|or)|{NUMBER} and) $")
-_TRAILING_KEY = re.compile(r"(?P<key>[A-Za-z_][\w./%-]*)\s*[:=]\s*[(\[~≈\"']*$")
+_LIST = re.compile(rf"(?:(?:{NUMBER}, ?)+{NUMBER},? (?:and|or) |{NUMBER} and |(?:{NUMBER} ?/ ?){{2,}})$")
+_TRAILING_KEY = re.compile(r"(?P<key>[A-Za-z_][\w./%-]*)\s*[:=]\s*[(\[~≈\"']*$|(?P<rate>\b[A-Za-z]+/s(?:ec)?) $")
 
 
 _PER = re.compile(
-    r"(?i)(?:\bper|\b(?:for )?(?:each|every|one|a single))[ -](?P<million>million |1?[MK] |thousand )?"
+    r"(?i)(?:\bper|\b(?:for )?(?:each|every|one|a single|a(?= million)))[ -](?P<million>million |1?[MK] |thousand )?"
     r"(?:(?P<device>gpu|device|card|chip)|(?:(?:output|generated|input) )?(?P<noun>token|image|frame|request|"
     r"query|prompt|sample|step|hour)s?)\b"
     r"(?:(?! and )[^.,;\d]|(?<=[A-Za-z-])\d+(?:\.\d+)?B?\b){0,40}$"
@@ -165,12 +170,12 @@ def quantities(text: str, line: int, cell: Unit | None = None) -> list[Quantity]
         key = None if cell else _KEY.search(before)
         if not key or re.search(r"\d\.\d", key["key"]):  # a sentence, no key
             key = None if cell else _TRAILING_KEY.search(before)
-        name = (key["key"] if key else "").strip()
+        name = (key["key"] or key.groupdict().get("rate") or "" if key else "").strip()
         priced = text[m.start() - 1 : m.start()] == "€"
         named, own = cell if first else unit_of_name(name), _unit_at(text, m.end())
         own = _price(text, m.end()) if priced and not (named and named.kind.startswith("$/")) else own
-        if own and own[0].kind == "tokens" and re.match(r" each\b", text[own[1] :]):
-            own = replace(own[0], kind="token/item"), own[1]
+        if own and own[0].kind in ("tokens", "time") and re.match(r" each\b", text[own[1] :]):
+            own = replace(own[0], kind={"tokens": "token/item", "time": "s_per_item"}[own[0].kind]), own[1]
         if own and (per := _PER.search(before)):  # "per request that is 7 J"
             own = _each(own[0], *per.group("device", "noun", "million")), own[1]
         if own is None and cell is None and _FACTOR_OF.search(before) and not m["b"]:
@@ -181,10 +186,11 @@ def quantities(text: str, line: int, cell: Unit | None = None) -> list[Quantity]
         if own is None and (named is None or (_IN_CELL if first else _IN_TEXT).match(text, m.end())):
             continue
         of, end = own or (named or NO_UNIT, m.end())
-        if named not in (None, NO_UNIT) and of.kind == "params" and (first or named.kind == "rate"):
+        if named not in (None, NO_UNIT) and of.kind == "params" and (first or named.kind in ("rate", "tokens")):
             of = replace(named, low=of.low, high=of.high)
         ends = (text[end : end + 1], text[m.end() : m.end() + 1])
-        bound = _ABOUT.search(before) or _BOUND.search(before) or "+" in ends
+        during = found and of.kind == "time" and re.fullmatch(r" over (?:the |a )?", before)  # "72 kJ over 4 minutes"
+        bound = _ABOUT.search(before) or (_BOUND.search(before) and not during) or "+" in ends
         value, at = _value(m["a"], of), m.start()
         rose = m["b"] and re.search(r"(?i)\bfrom ?$", before)
         if m["b"] and not rose:
@@ -249,3 +255,28 @@ def same_statistic(a: str, b: str) -> bool:
     """Whether figures of these labels may be of one run: the median of one and the least of the other are not."""
     found = {_STATISTIC.findall(label.lower())[0] for label in (a, b) if _STATISTIC.search(label.lower())}
     return len(found) <= 1 or found <= {"avg", "average", "mean", "median"}
+
+
+RATIO = re.compile(
+    r"(?i)speed-?\s?up|\bratio\b|\brelative\b|\brel\b|slow-?\s?down|improvement|\bgain\b|faster|\bvs\.?\b|\bfactor\b|"
+    r"normalized|\w ?/ ?(?!(?i:gpus?|device|card|s|sec|second)\b)\w|[x×] (?:baseline|over\b)"
+)
+_PER_STEP = re.compile(
+    r"(?i)(?<![a-z])(?:step|iter(?:ation)?)[ _]time(?![a-z])|(?<![a-z])time[ _/]+(?:per[ _])?(?:step|iter)"
+)
+PER_TOKEN = re.compile(r"(?i)\b(?:tpot|itl|inter-?token|per[ _-](?:output[ _-])?token)\b")
+
+
+def is_tpot(q: Quantity) -> bool:
+    """Whether a sentence calls a time that of an output token."""
+    return q.kind in ("time", "s_per_token", "s_per_item") and bool(
+        re.search(rf"{PER_TOKEN.pattern}[^.;,]{{0,30}}$", q.label)
+    )
+
+
+def named(q: Quantity) -> Quantity:
+    """`q` with the kind that its column's name says."""
+    if q.kind == "number" and RATIO.search(q.label):
+        return replace(q, kind="ratio")
+    step, token = (q.kind == "time" and form.search(q.label) for form in (_PER_STEP, PER_TOKEN))
+    return replace(q, kind="s_per_item", noun="step") if step else replace(q, kind="s_per_token") if token else q

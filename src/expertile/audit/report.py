@@ -10,7 +10,7 @@ from typing import Any
 
 from expertile.audit.blocks import Block, Table, is_numeric
 from expertile.audit.facts import Facts, facts, size_of_name
-from expertile.audit.quantity import Quantity, clean, quantities
+from expertile.audit.quantity import Quantity, clean, is_tpot, named, quantities
 from expertile.audit.read import read, repair
 from expertile.audit.units import NO_UNIT, unit_of_name
 from expertile.device import Device
@@ -62,14 +62,28 @@ class Row:
         changes = all(a == b != c and c in ("percent", "ratio") for a, b, c in threes)
         periods += [3] if len(kinds) > 3 and len(kinds) % 3 == 0 and changes else []
         starts = range(0, len(kinds), periods[0]) if periods and self.kind == "line" else ()
-        rows = [replace(self, quantities=self.quantities[s : s + periods[0]]) for s in starts]
+        rows = [self.of_these(self.quantities[s : s + periods[0]]) for s in starts]
         if not rows and self.kind == "line" and "; " in self.text:
             marks = [0, *(m.end() for m in re.finditer("; ", self.text)), len(self.text)]
             held = [[q for q in self.quantities if a <= q.start < b] for a, b in itertools.pairwise(marks)]
-            rows = [replace(self, quantities=of) for of in held if of] if sum(len(of) > 1 for of in held) > 1 else []
-        for row in rows:
-            row.report = self.report
+            rows = [self.of_these(of) for of in held if of] if sum(len(of) > 1 for of in held) > 1 else []
         return rows or [self]
+
+    def of_these(self, figures: list[Quantity]) -> "Row":
+        """The row with some figures of its own."""
+        row = replace(self, quantities=figures)
+        row.report = self.report
+        return row
+
+    @cached_property
+    def before(self) -> "Row | None":
+        """The sentence before, in the same block; or the list before it, which may be one of two figures."""
+        lines = self.report.lines_of_text
+        at = next((i for i, r in enumerate(lines) if r.block == self.block and r.text == self.text), 0)
+        if at and lines[at - 1].block == self.block:
+            return lines[at - 1]
+        listed = [q for r in lines if r.block == self.block - 1 for q in r.quantities]
+        return self.of_these(listed) if listed and self.report.blocks[self.block - 1].kind == "list" else None
 
     def clause(self, q: Quantity) -> str:
         """The part of a sentence, between semicolons, that a figure stands in."""
@@ -192,15 +206,6 @@ _SUMMARY = re.compile(
 )
 _SENTENCE = re.compile(r"\S.*?(?:[.!?](?=\s+(?:[a-z]{0,2}[A-Z]|p\d\d\b|[*(\[#])|\s*$)|(?<=[a-z]{4})\.(?=\s+\d)|$)")
 _STOP = re.compile(r"[a-z%)]\. [A-Z][a-z]+ ")
-_REACH = 60  # lines
-RATIO = re.compile(
-    r"(?i)speed-?\s?up|\bratio\b|\brelative\b|\brel\b|slow-?\s?down|improvement|\bgain\b|faster|\bvs\.?\b|\bfactor\b|"
-    r"normalized|\w ?/ ?(?!(?i:gpus?|device|card|s|sec|second)\b)\w|[x×] (?:baseline|over\b)"
-)
-_PER_STEP = re.compile(
-    r"(?i)(?<![a-z])(?:step|iter(?:ation)?)[ _]time(?![a-z])|(?<![a-z])time[ _/]+(?:per[ _])?(?:step|iter)"
-)
-_PER_TOKEN = re.compile(r"(?i)\b(?:tpot|itl|inter-?token|per[ _-](?:output[ _-])?token)\b")
 
 
 class Report:
@@ -231,14 +236,15 @@ class Report:
     def _grid(self, index: int, table: Table) -> None:
         header = tuple(clean(h) for h in table.header)
         units = list(map(unit_of_name, header))
-        short = {"b", "h", "s", "d"} <= set(header)  # of attention
+        short, lone = {"b", "h", "s", "d"} <= set(header), "A" not in header  # of attention; else two variants
         rows = []
         for at, (number, raw) in enumerate(table.rows):
             row = Row("table", number, "", [], index)
             cells = [clean(c) for c in raw]
-            by_row = unit_of_name(cells[0]) if re.search(r"[(\[].+[)\]]\s*$", cells[0]) else None
+            measure = re.search(r"[(\[].+[)\]]\s*$", cells[0]) or re.match(r"(?i)metric|measure|quantity|$", header[0])
+            by_row = unit_of_name(cells[0]) if measure else None
             for column, (cell, name) in enumerate(zip(cells, header, strict=True)):
-                size = size_of_name(name.upper() if short and len(name) == 1 else name)
+                size = size_of_name(name.upper() if short and len(name) == 1 else name) if name != "B" or lone else None
                 plain = re.fullmatch(r"\s*(\d[\d,]*)([kK]?)\s*", cell)
                 # "TTFT (ms)" before the row's figures is their unit.
                 unit = units[column] or (by_row if column else None) or NO_UNIT
@@ -253,7 +259,7 @@ class Report:
                 figures = [replace(q, label=name, column=c) for q, c in zip(found, at_column, strict=True)]
                 if not figures or not is_numeric(re.split(r"[(±]", cell)[0].strip() or "x"):
                     row.label += cell + " "
-                row.quantities += [_kind(figures[0]), *figures[1:]] if figures else []
+                row.quantities += [named(figures[0]), *figures[1:]] if figures else []
             row.text = "; ".join(f"{h}: {c}" for h, c in zip(header, cells, strict=True) if c)
             rows.append(row)
         kinds = {q.kind for row in rows for q in row.quantities if q.column}
@@ -284,6 +290,11 @@ class Report:
                     self.rows.append(Row("record", held[0].line, "\n".join(r.text for r in held), figures, index))
             if key:
                 record[key[1].lower()] = row
+
+    @cached_property
+    def sparse(self) -> bool:
+        """Whether sparsity is spoken of."""
+        return bool(re.search(r"(?<!no )(?<!without )spars|2:4", self.text))
 
     def after(self, grid: Grid) -> list[Row]:
         """The line below lines alike, its figures in their columns where it has as many of each kind."""
@@ -321,15 +332,7 @@ class Report:
         entries = self._stated(block).get(what, [])
         at_or_after = bisect_left(entries, line, key=lambda entry: entry[0])
         found = entries[at_or_after - 1] if at_or_after else None
-        return found if found is not None and line - found[0] <= _REACH else None
-
-
-def _kind(q: Quantity) -> Quantity:
-    """`q` with the kind that its column's name says."""
-    if q.kind == "number" and RATIO.search(q.label):
-        return replace(q, kind="ratio")
-    step, token = (q.kind == "time" and form.search(q.label) for form in (_PER_STEP, _PER_TOKEN))
-    return replace(q, kind="s_per_item", noun="step") if step else replace(q, kind="s_per_token") if token else q
+        return found if found is not None and line - found[0] <= 60 else None
 
 
 def _alike(lines: list[Row]) -> Iterator[Grid]:
@@ -348,10 +351,7 @@ def _alike(lines: list[Row]) -> Iterator[Grid]:
             rows = sorted([*rows, *(bare if len(bare) == 1 else ())], key=lambda row: row.line)
             labels = max((tuple(q.label for q in row.quantities) for row in rows), key=len)
             numbered = [[replace(q, column=c) for c, q in enumerate(row.quantities)] for row in rows]
-            sized = [
-                {n: v[0] for n, v in r.facts.stated.items() if len(v) == 1 and isinstance(v[0], float)} for r in rows
-            ]
-            held = [replace(r, quantities=q, own=o) for r, q, o in zip(rows, numbered, sized, strict=True)]
+            held = [replace(r, quantities=q, own=r.facts.sizes) for r, q in zip(rows, numbered, strict=True)]
             yield Grid(block, labels, held, False)
 
 
@@ -395,5 +395,6 @@ def _lines(index: int, block: Block) -> list[Row]:
     rows = []
     for m in _SENTENCE.finditer(joined):
         figures = [replace(q, line=number(m.start() + q.start)) for q in quantities(m[0], 0)]
+        figures = [replace(q, kind="s_per_token") if is_tpot(q) else q for q in figures]
         rows.append(Row("line", number(m.start()), m[0], figures, index))
     return rows

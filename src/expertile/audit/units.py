@@ -207,14 +207,17 @@ def _unit(kind: str, groups: dict[str, str | None]) -> Unit:
 
 
 _STATISTIC = r"(?:p\d\d|avg|mean|median|min|max|best|std|average|geomean|±.*|dense|fwd|bwd|total|"
-_STATISTIC += r"processed|served|generated|completed)"
+_STATISTIC += r"processed|served|generated|completed|seen|sent)"
 _BARE = re.compile(rf"(?i)\b([kmgt]b|{_TOKEN}|{_ITEM})[ _](?:per[ _])?s(?:ec(?:ond)?)?\b")
 _GBS = re.compile(r"(?i)(?:(?<=bandwidth[ _])|(?<=bw[ _]))([kmgt]i?b)s\b")
 # "Generated tokens: 60000" counts them, "Max tokens: 512" does not.
 _COUNT = re.compile(
-    r"(?i)(?:^|[ _])\W*(?:total|generated|completed|successful|processed|output)[ _](?:\w+[ _])?"
-    r"(?:tokens|requests|images|samples|steps)(?:[ _](?:processed|served|generated|completed|seen))?$"
+    r"(?i)(?:^|[ _])\W*(?:(?:total|training|generated|completed|successful|processed|output)[ _](?:\w+[ _])?"
+    r"(?:tokens|requests|images|samples|steps)(?:[ _](?:processed|served|generated|completed|seen))?|"
+    r"(?:num[ _])?(?:requests|prompts)|(?:tokens|images|samples)[ _](?:processed|served|generated|seen))$"
 )
+# As serving benchmarks name them without a unit.
+_THROUGHPUT = re.compile(r"(?i)\b(request|output(?: token)?|total token|token|image|sample)s? throughput$")
 
 
 _MONEY = re.compile(r"(?i)\$|\b(?:usd|eur|dollars?|cost|price)\b")
@@ -232,7 +235,7 @@ def unit_of_name(name: str) -> Unit | None:
     if _MONEY.search(spaced) and (per := _MONEY_PER.search(spaced)):  # "usd_per_million_output_tokens", "$/1M tokens"
         found = match_unit("USD per " + re.sub(r"(?i)\b(?:usd|eur|dollars?)\b", "", per[1]).strip())
         return found[0] if found and found[0].kind != "money" else None
-    if re.match(r"(?i)\W*(?:%|percent|pct) of\b", name):
+    if re.match(r"(?i)\W*(?:%|percent|pct) of\b", spaced):
         return match_unit("%")[0]  # type: ignore[index]
     inner = re.findall(r"[(\[]([^()\[\]]*)[)\]]", name)
     for inside in (i for i in inner if i != "min" or len(inner) == 1):  # "FTL(min)(s)" is a least
@@ -246,6 +249,8 @@ def unit_of_name(name: str) -> Unit | None:
     # "tokens_per_s", "gb_s" and "tok_s" are rates.
     bare = re.sub(r"[(\[][^()\[\]]*[)\]]", " ", name).replace("_", " ")
     bare = re.sub(r"^\$", "USD", re.sub(r" (?:w|j|wh)$", lambda m: m[0].upper().replace("H", "h"), bare.strip()))
+    if served := _THROUGHPUT.search(bare.strip()):
+        return match_unit(f"{served[1].lower().replace('output', 'token').split()[-1]}s/s")[0]  # type: ignore[index]
     outside = _GBS.sub(r"\1/s", _BARE.sub(r"\1/s", bare))
     plain = re.sub(rf"(?i)(?:[\s,]+{_STATISTIC})+$", "", outside.strip())
     words = re.split(r"[\s,;:]+", plain)

@@ -18,7 +18,7 @@ _FASTER = re.compile(r"(?i)speed|faster|throughput|latency|quick|tokens|bandwidt
 _CHANGED = re.compile(
     r"(?i)(?:bits?|bf16|(?:fp|int|float|bfloat)\d+|half|weights|values|\d ?GB\)?)\)?,? ?(?:down )?(?:to|→|->|into) |"
     r"instead of|\bvs\b|versus|compared (?:to|with)|relative to|(?:over|than) (?:the )?(?:fp|bf|float|half|\d+)|"
-    r"(?:shrink|shrank|shrunk|reduc|compress|cuts?\b|quanti[sz]).* to "
+    r"(?:brings?|shrink|shrank|shrunk|reduc|compress|cuts?\b|quanti[sz]).* to "
 )
 _NOT_BITS = re.compile(
     r"(?i)lora|prun|spars|evict|offload|distill|activation|gradient|optimizer|batch|communicat|gpus?\b|network"
@@ -65,7 +65,8 @@ def _ratio(row: Row, q: Quantity, near: list[Row], wide: list[int]) -> Iterator[
     bits = sorted(_bits(text))
     known = len(bits) == 2 and bits[1] >= 16 and _CHANGED.search(text)
     bits = bits if known else [*bits[:1], *wide]
-    other = _NOT_BITS.search(before[-60:] + after) or (not known and "kv" in row.text.lower())
+    kv = "kv" in row.text.lower() and not (known and len(_bits(row.text)) > 1)
+    other = _NOT_BITS.search(before[-60:] + after) or kv or re.search(r"\bto\W*$", before)  # "to 54 % of it" is left
     less = q.kind == "ratio" or re.search(
         r"(?i)sav|reduc|less|smaller|lower|fewer|\bcut|shr[iau]nk", before[-40:] + after
     )
@@ -80,18 +81,20 @@ def _ratio(row: Row, q: Quantity, near: list[Row], wide: list[int]) -> Iterator[
 
 def _sizes(row: Row) -> Iterator[Finding]:
     """ "12 GB in FP16 and 2 GB in INT4", "from bf16 (65.5 GB) to 4 bit, 9.8 GB", "70B in 4 bits takes 20 GB"."""
-    held, bits = [q for q in row.of("bytes") if q.exact and q.value.mid], _bits(row.text)
+    held, bits = [q for q in row.of("bytes") if q.exact and q.value.mid > 1e3], _bits(row.text)
     if not held or not bits:
         return
     if len({*_OBJECT.findall(row.text.lower())}) < 2 and not _NOT_BITS.search(row.text):
         around = ((q, row.text[max(0, q.start - 24) : q.start] + "|" + row.text[q.end :][:16]) for q in held)
         beside = ((q, m) for q, text in around if (m := _IN.search(text)))
         yield from _column([((m[1] or m[2]).replace(" ", ""), q) for q, m in beside], [])
-        if len(row.of("bytes")) == len(held) == len(bits) == 2 and _CHANGED.search(row.text):
+        if len(held) == len(bits) == 2 and all(q.exact for q in row.of("bytes")) and _CHANGED.search(row.text):
             yield from _beyond(max(held, key=lambda q: q.value.mid), min(held, key=lambda q: q.value.mid), bits, True)
         models = {float(n) * 1e9 for n in re.findall(r"(?<![\w.])(?:\w+-)?(\d+(?:\.\d+)?)[bB]\b(?!/)", row.text)}
         other = re.search(r"(?i)kv|cache|per (?:gpu|layer|device)|/gpu|moe|active", row.text)
-        if len(models) == len(bits) == 1 and bits[0] <= 8 and not other:
+        held = [q for q in held if re.search(r"(?i)weight|tak|occup|needs", q.label[-24:])] or held
+        weights = bits[0] <= 8 or re.search(r"(?i)param|weight", row.text)
+        if len(models) == len(bits) == 1 and weights and not other:
             least, q = models.pop() * bits[0] / 8, min(held, key=lambda q: q.value.mid)
             if 0.2 * least < q.value.hi < 0.93 * least:
                 message = f"so many parameters take {si(least, 'B')} in {bits[0]} bits, not {q.text}: of which model?"

@@ -64,6 +64,8 @@ def _side(text: str) -> _Side | None:
     except (ArithmeticError, SyntaxError, TypeError):
         return None
     share = sum(x / (value if "+" in text else of) for x, of in off)
+    if re.search(r"[xX] ?[+−-]|[+−-] ?\d*[xX]\b", text):  # 2x + 5
+        return None
     # Of figures in several units no sum can be judged.
     mixed = len(units) > 1 and re.search(r"[+−–]| - ", text)
     return None if mixed or value <= 0 else _Side(text, value, share, first, count, units)
@@ -74,7 +76,10 @@ def equations(report: Report) -> Iterator[Finding]:
     for row in (r for r in report.all_rows if r.kind != "record" and "=" in r.text):
         raw = report.lines[row.line - 1] if 0 < row.line <= len(report.lines) else ""
         text = re.sub(r"(?<=\d)[⁰¹²³⁴-⁹]+", lambda m: "^" + m[0].translate(_SPELL), row.text.replace("€", ""))
+        text = re.sub(r"(?<=\d)([BM]) (?:param\w*|weights|tokens)", lambda m: {"B": "e9", "M": "e6"}[m[1]], text)
         # "4 ms + queue 11 ms"
+        # "14 GB read + 3 GB written"
+        text = re.sub(r"(\d ?[A-Za-z/%]{1,5}) \(?[a-z]{3,12}\)?(?= ?[+=] ?\d)", r"\1", text)
         text, at = re.sub(r"(?<=\+ )[A-Za-z][A-Za-z ]{1,24}(?=\d)|(?<= ) +", "", text), 0
         while (left := _SIDE.search(text, at)) and not re.search(r"\d ?\*\* ?\d|\\frac|//", raw):
             at = left.end()
@@ -89,7 +94,7 @@ def equations(report: Report) -> Iterator[Finding]:
                 and b
                 and a.numbers > 1 == b.numbers
                 and not _NO_SUM.search(left[0])
-                and not _open(a, b)
+                and not _open(a, b, "€" in row.text)
                 and not _holds(a, b)
             ):
                 line = max((q.line for q in row.quantities if left.start() <= q.start <= right.end()), default=row.line)
@@ -97,13 +102,13 @@ def equations(report: Report) -> Iterator[Finding]:
                 yield Finding(INCONSISTENT, "arithmetic", line, f"{a.text} = {b.text}", message, (line,))
 
 
-def _open(a: _Side, b: _Side) -> bool:
+def _open(a: _Side, b: _Side, priced: bool) -> bool:
     """Whether it multiplies things, of which not every factor may be spelled out, or billions of something; is a tile
     ("64×64×32 = 6.1 TF") or a matrix of some format; compares units; or has MB that are not spelled out."""
-    things = any(match_unit(unit) is None or unit == "B" for unit in a.units)
+    things = any((match_unit(unit) is None and unit not in ("GPU", "GPUs")) or unit == "B" for unit in a.units)
     tile = re.fullmatch(r"\d+(?:[x×]\d+){1,2}", a.text) and b.units
     unsaid = not a.units and b.units and "+" in a.text and re.search("[×*x/]", a.text)
-    return bool(things or tile or unsaid or (len(a.units) > 1 and b.units <= {"x", "X"}))
+    return bool(things or tile or unsaid or (len(a.units) > 1 and b.units <= {"x", "X"} and not priced))
 
 
 def _holds(a: _Side, b: _Side) -> bool:
@@ -111,6 +116,8 @@ def _holds(a: _Side, b: _Side) -> bool:
     forms = [made]
     if "%" in units:  # a share, or the change that it is
         forms = [f * s for f in (made, made - 1, 1 - made, 1 - 1 / made) for s in (1, 100, 0.01)]
+    elif a.units == b.units and len(units) == 1 and "+" in a.text:
+        forms = [made]  # a sum in one unit
     elif units - {"x", "X"} or "10^" in a.text + b.text:
         steps = (_STEPS, _BINARY * any(map(_BYTES.match, units)), _CLOCK * any(map(_HOURS.search, units)))
         forms = [made * s for some in steps for s in some]

@@ -3,24 +3,25 @@
 import re
 from dataclasses import dataclass, replace
 
+from expertile.audit.finding import Lines
+from expertile.audit.interval import Interval, exact
+from expertile.audit.quantity import Quantity
 from expertile.audit.report import Report, Row, Size
-from expertile.roofline import Work
 
 
 @dataclass(frozen=True)
-class Reading:
-    """`named`: every size by its name; else the shape is a guess that other rows must confirm. `near`: all sizes stand
-    with the row. `counts`: what a report may multiply by (batch, experts); `causal`: half of the work may be masked.
+class Term:
+    """A factor of a law: a figure, or what the row's sizes mean. `also`: factors by which others count it; `near`: it
+    stands in the row; `named`: every size by its name, else the shape is a guess that other rows must confirm."""
 
-    For a product `work.nbytes` counts elements, as the format is not known here."""
-
-    work: Work
-    formula: str
-    named: bool
-    near: bool
-    lines: tuple[int, ...]
-    counts: tuple[float, ...] = ()
-    causal: bool = False
+    kind: str
+    value: Interval
+    text: str
+    lines: Lines
+    figure: Quantity | None = None
+    also: tuple[float, ...] = (1.0,)
+    near: bool = True
+    named: bool = True
 
 
 _GEMM = re.compile(r"gemm|matmul|mat-?mul|matrix[ -]mul|\bb?mm\b|cublas|cutlass|\blinear\b|tensor core")
@@ -31,11 +32,15 @@ _SEVERAL = re.compile(r"group(?:ed)?[ _-]?(?:gemm|mm|size)|batched|\bbmm\b")
 _OTHER = re.compile(r"attention|softmax|_?norm|qo_|\bkv_|[qkv]\.shape|(?<![a-z])moe(?![a-z])|quantiz|transpose|copy")
 _ATTENTION = re.compile(r"attention|\bfa[23]?\b|sdpa|flash|mha|gqa")
 _BACKWARD = re.compile(r"\bbwd\b|backward|fwd ?\+ ?bwd|training")
+_FULL = re.compile(r"non-?causal|causal ?[=:] ?(?:false|no|0)\b|no causal")
+# Multiply-adds as one, 2^30 for 10^9, several passes; backward passes and masks.
+PLAIN = (1.0, 0.5, 1 / 1.0737, 1 / 1.0995, 1.0737, 1.0486, 1.024, 4.0)
+CAUSAL = (2.0, 2.5, 3.0, 3.5, 1.25, 1.75, 1.5)
 
 
-def readings(row: Row) -> Reading | None:
+def work_of(row: Row) -> Term | None:
     """What the row computed; None where its sizes are not known."""
-    text = row.text.lower()
+    text, words = row.text.lower(), f"{row.words} {row.lead.lower()}"
     counts = tuple(s.value for name in ("batch", "experts", "gpus", "heads") if (s := row.size(name)) and s.value > 1)
 
     def sizes(*names: str) -> list[Size]:
@@ -49,26 +54,23 @@ def readings(row: Row) -> Reading | None:
         found = [replace(s, near=False) for s in found] if far else found
         return found if len(found) == len(names) and not apart else []
 
-    far = row.lead.lower() if not row.own.keys() | row.facts.stated.keys() >= {"m", "n", "k"} else ""
-    if (
-        (mnk := sizes("m", "n", "k"))
-        and not _ATTENTION.search(text)
-        and not _OTHER.search(far)
-        and not re.search(r"conv|sparse", row.words)
-    ):
-        return _gemm(mnk, counts)
-    words = f"{row.words} {row.lead.lower()}"
-    if (bhsd := sizes("batch", "heads", "seq", "head_dim")) and (
-        _ATTENTION.search(words) or {"batch", "heads", "seq", "head_dim"} <= row.own.keys()
-    ):
-        b, h, length, d = (size.value for size in bhsd)
-        work = Work(4 * b * h * length**2 * d, 8 * b * h * length * d)
-        formula = f"4·{b:.0f}·{h:.0f}·{length:.0f}²·{d:.0f}"
-        full = re.search(r"non-?causal|causal ?[=:] ?(?:false|no|0)\b|no causal", words)
-        return Reading(work, formula, True, all(x.near for x in bhsd), tuple(x.line for x in bhsd), causal=not full)
-    if not _OTHER.search(far) and (layer := sizes("tokens", "ffn", "hidden")):
+    def gemm(of: list[Size], named: bool = True) -> Term:
+        return product_of(of, conventions(words, counts), named)
+
+    other = _OTHER.search("" if row.own.keys() | row.facts.stated.keys() >= {"m", "n", "k"} else row.lead.lower())
+    conv = re.search(r"conv|sparse", row.words)
+    if (mnk := sizes("m", "n", "k")) and not _ATTENTION.search(text) and not other and not conv:
+        return gemm(mnk)
+    lettered = {"batch", "heads", "seq", "head_dim"} <= row.own.keys()
+    if (of := sizes("batch", "heads", "seq", "head_dim")) and (lettered or _ATTENTION.search(words)):
+        b, h, length, d = (size.value for size in of)
+        also, formula = conventions(words, (), not _FULL.search(words)), f"4·{b:.0f}·{h:.0f}·{length:.0f}²·{d:.0f}"
+        near, lines = all(x.near for x in of), tuple(x.line for x in of)
+        return Term("flop", exact(4 * b * h * length**2 * d), f"{formula} FLOP", lines, None, also, near)
+    if not other and (layer := sizes("tokens", "ffn", "hidden")):
         topk = row.size("topk")
-        return _gemm(layer, tuple(c * (topk.value if topk else 1) for c in (1, 2, 3)))
+        counts = tuple(c * (topk.value if topk else 1) for c in (1, 2, 3))
+        return gemm(layer)
     # A column of shapes and another of TFLOPS are products; the rows must confirm it.
     shaped = row.kind == "table" and row.of("rate") and [len(t) for t in row.facts.of("tuples")] == [3]
     if not (_GEMM.search(row.words) or shaped) or _NOT_GEMM.search(text):
@@ -76,40 +78,35 @@ def readings(row: Row) -> Reading | None:
     side = row.own.get("size") or (None if {"m", "k"} & row.own.keys() else row.own.get("n")) or row.own.get("m")
     shape = row.stated("tuples")[0] if len(set(row.stated("tuples"))) == 1 else ()
     if not side and len(shape) == 3:
-        return _gemm(
-            [Size(x, row.line, True) for x in shape], counts, row.kind == "line" and shape in row.facts.of("tuples")
-        )
+        named = row.kind == "line" and shape in row.facts.of("tuples")
+        return gemm([Size(x, row.line, True) for x in shape], named)
     side = side or (shape[0] if shape and shape[0] == shape[1] else None)
     size = Size(side, row.line, True) if side else row.size("size")
-    return _gemm([size] * 3, counts, False) if size else None
+    return gemm([size] * 3, False) if size else None
 
 
-def largest_run(report: Report) -> Reading | None:
+def largest_run(report: Report) -> Term | None:
     """The largest run ("--config mixtral --batch 16 --seq 512") of the one model of a table that any line runs."""
     models = [r for g in report.grids for r in g.rows if {"hidden", "ffn", "topk"} <= r.own.keys()]
     lines = [r for r in report.lines_of_text if models and {"batch", "seq"} <= r.facts.stated.keys()]
     runs = [(m, r) for m in models for r in lines if {*m.label.lower().split()} & {*r.text.lower().split()}]
     if len({m.line for m, _ in runs}) != 1:
         return None
-    model = runs[0][0]
-    tokens, line = max((r.facts.of("batch")[0] * r.facts.of("seq")[0], r.line) for _, r in runs)
-    sizes = ((model.own["topk"] * tokens, line), (model.own["ffn"], model.line), (model.own["hidden"], model.line))
-    return _gemm([Size(value, at, False) for value, at in sizes], ())
+    own, line = runs[0][0].own, runs[0][0].line
+    tokens, at = max((r.facts.of("batch")[0] * r.facts.of("seq")[0], r.line) for _, r in runs)
+    sizes = ((own["topk"] * tokens, at), (own["ffn"], line), (own["hidden"], line))
+    return product_of([Size(value, at, False) for value, at in sizes])
 
 
-def _gemm(sizes: list[Size], counts: tuple[float, ...], named: bool = True) -> Reading:
+def product_of(sizes: list[Size], also: tuple[float, ...] = (1.0,), named: bool = True) -> Term:
     m, n, k = (s.value for s in sizes)
-    work, lines = Work(2 * m * n * k, m * k + k * n + m * n), tuple(s.line for s in sizes)
-    return Reading(work, f"2·{m:.0f}·{n:.0f}·{k:.0f}", named, all(s.near for s in sizes), lines, counts)
+    lines, near = tuple(s.line for s in sizes), all(s.near for s in sizes)
+    return Term("flop", exact(2 * m * n * k), f"2·{m:.0f}·{n:.0f}·{k:.0f} FLOP", lines, None, also, near, named)
 
 
-def conventions(reading: Reading, words: str) -> tuple[float, ...]:
-    """Factors by which a report may count `reading` otherwise: multiply-adds as one, 2^30 for 10^9, backward passes,
-    every product of a batch."""
-    base = [1.0, 0.5, 1 / 1.0737, 1 / 1.0995, 1.0737, 1.0486, 1.024, 4.0]
-    if reading.causal or _BACKWARD.search(words):
-        base += [2.0, 2.5, 3.0, 3.5, 1.25, 1.75, 1.5]
-    counts = reading.counts
+def conventions(words: str, counts: tuple[float, ...], causal: bool = False) -> tuple[float, ...]:
+    """Factors by which a report may count work otherwise, every product of a batch among them."""
+    base = (*PLAIN, *(CAUSAL if causal or _BACKWARD.search(words) else ()))
     counts = (*counts, *((2.0, 3.0, 4.0, 8.0, 16.0, 32.0) if _SEVERAL.search(words) else ()))
     products = [1.0, *counts, *(a * b for i, a in enumerate(counts) for b in counts[i + 1 :])]
     return tuple(dict.fromkeys(b * p for b in base for p in products))

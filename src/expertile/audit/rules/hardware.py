@@ -1,0 +1,97 @@
+"""What the GPUs in a row's scope can do at most."""
+
+import re
+from collections.abc import Iterable, Sequence
+
+from expertile.audit.facts import facts
+from expertile.audit.quantity import Quantity
+from expertile.audit.report import Row
+from expertile.device import DTYPES, SPARSE_SHEET, Device, generous_peak
+
+
+def slack_of(device: Device) -> float:
+    # Consumer boards boost beyond the clock of the data sheet.
+    return 1.2 if any(w in device.name for w in ("GeForce", "Radeon", "TITAN")) else 1.06
+
+
+def fastest(row: Row, formats: Iterable[str], sparse: bool = False) -> tuple[float, float]:
+    """The highest peak of the GPUs that the row may have run on, in any of `formats`; of all formats where one of them
+    has no peak there (int4). And by which factor that GPU may exceed it."""
+
+    def peak(device: Device) -> float:
+        known = [f for f in formats if device.peak(f)]
+        # INT4 runs as fast as sparse INT8, where there is such.
+        twice = 2.0 if "int4" in formats and not (device.peak("int4") or device.sparse_peak("int8")) else 1.0
+        known, both = (list(DTYPES), True) if not known or len(known) < len([*formats]) else (known, sparse)
+        return twice * max((device.sparse_peak(f) if both else None) or generous_peak(device, f) or 0.0 for f in known)
+
+    return max(((peak(d), slack_of(d)) for d in row.devices), key=lambda pair: pair[0] * pair[1])
+
+
+def memory_of(row: Row) -> float:
+    """Bytes/s of the fastest memory; infinity where none is known."""
+    return max((d.memory_bps or float("inf") for d in row.devices), default=float("inf"))
+
+
+def peaks_of(device: Device, formats: Sequence[str] = ()) -> tuple[float, ...]:
+    """Every peak FLOP/s that anybody may mean of `formats`, or of all: dense, sparse, with the faster accumulation."""
+    of = formats if formats and all(map(device.peak, formats)) else DTYPES
+    known = (x for f in of for x in (device.peak(f), device.sparse_peak(f), generous_peak(device, f)))
+    return tuple(dict.fromkeys(x for x in known if x))
+
+
+_LIMIT = re.compile(
+    r"(?i)\bpeak(?!s? at|ed)|theoretical|line rate|\bspec(?!ial|ul)|\brated|data ?sheet|\blimit|ceiling|roofline|"
+    r"\bcan (?:carry|deliver|do)|"
+    r"capable|tops? out|(?:per|each|in either) (?:way|direction)\b|upper bound|at most|cannot exceed|nominal|"
+    r"\(dense,? \d|\bmax(?:imum)?\b|(?:nvlink|pci-?e|hbm)[^.,;]{0,12} (?:gives?|delivers|provides?|offers?|"
+    r"supports?|has)\b"
+)
+MEASURED = re.compile(
+    r"(?i)measur|achiev|reach|moved|transferred|copied|\bgot|\bshow|\bsaw|took|sustain|hits?\b|sees?\b"
+)
+
+
+def own_words(row: Row, q: Quantity) -> str:
+    """The words of a figure: its column and row, or those of a sentence since the last figure."""
+    if row.kind != "line":
+        return f"{q.label} {row.label}"
+    past = max((x.end for x in row.quantities if x.end <= q.start), default=0)
+    before = re.split(r"[,;)]|\. | and ", row.text[past : q.start], maxsplit=1)[-1] if past else row.text[: q.start]
+    return before + q.text + re.split(r"[.;,] | and | while | but |(?<![A-Za-z])\d|$", row.text[q.end : q.end + 36])[0]
+
+
+def is_limit(own: str) -> bool:
+    return bool(_LIMIT.search(own)) and not MEASURED.search(own)
+
+
+def on_sheet(row: Row, q: Quantity) -> bool:
+    """Whether a rate is a peak: called so, or that of a GPU that the report names."""
+    devices = row.report.everything.of("devices")
+    sheet = [x for d in devices for x in (d.memory_bps, *(d.peak(f) for f in DTYPES))]
+    if any(d.capability == (9, 0) for d in devices):
+        sheet += [x for peak in SPARSE_SHEET.values() for x in (peak, peak / 2)]
+    if q.kind not in ("rate", "bandwidth"):
+        return False
+    told = re.search(r"(?i)peak(?! at)|theoretical|roofline", q.words) or (
+        row.kind == "line" and is_limit(own_words(row, q))
+    )
+    return bool(told) or any(x and q.plain.meets(x, 0.005) for x in sheet)
+
+
+def is_sheet(q: Quantity) -> bool:
+    """Whether a figure that names its GPU just before it is that GPU's peak."""
+    devices = facts(q.label).of("devices")
+    return any(x and q.value.meets(x, 0.005) for d in devices for x in (d.memory_bps, *(d.peak(f) for f in DTYPES)))
+
+
+def gpu_counts(row: Row) -> tuple[float, ...]:
+    """How many GPUs a figure may be the sum of: 1 and every number that the report states."""
+    return (1.0, *row.report.everything.of("gpus"), *([row.own["gpus"]] if "gpus" in row.own else []))
+
+
+def formats_of(q: Quantity, row: Row) -> tuple[str, ...]:
+    """What a table's column or row, or a sentence, calls the format of a figure; another column's is not its."""
+    if row.kind != "table":
+        return row.facts.of("formats")
+    return facts(q.label).of("formats") or facts(row.label).of("formats")

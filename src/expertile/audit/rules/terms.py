@@ -1,0 +1,207 @@
+"""What a row states: its figures, and what its sizes and its model mean; and the laws that tie three of them.
+
+Any three kinds whose units balance make a law (tokens/s × s = tokens, J/token × tokens/s = W, $/GPU-h × GPU-h = $).
+LAWS says more of some of them.
+"""
+
+import itertools
+import re
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from math import prod
+
+from expertile.audit.facts import BITS
+from expertile.audit.interval import exact
+from expertile.audit.quantity import Quantity
+from expertile.audit.report import Row
+from expertile.audit.rules.hardware import on_sheet
+from expertile.audit.rules.work import Term, work_of
+from expertile.audit.units import UNTYPED
+
+
+@dataclass(frozen=True)
+class Law:
+    """Says of `a` × `b` = `c` more than their units do. `sure`: whether a row alone is accused, "always", where the
+    figures are "close", follow ("hence") or are said to be "moved"; `also`: factors that conventions bring; `several`:
+    counts of GPUs, sequences and batches may stand between; `unless`: words that make it silent."""
+
+    rule: str
+    kinds: str
+    also: tuple[float, ...] = (1.0,)
+    several: bool = False
+    unless: str = "(?!)"
+    sure: str = ""
+
+
+NO_RUN = (
+    r"(?i)peak|theoretical|roofline|limit|bound|expected|model\b|estimate|predict|ideal|\bmax\b|ridge|balance|\bcap\b"
+)
+# Times of a part of the run, and figures of several requests.
+_NOT_ALL = (
+    r"(?i)ttft|first token|prefill|load|warm-?up|compile|p9\d|std|queue|tpot|itl|inter-?token|(?:per|next) token|"
+    r"concurren|requests|users?\b|clients|parallel|steady|decode only|chunk|per device|excluding|worker|stream|pipeline"
+)
+_SHARED = r"(?i)(?<!single )(?<!one )users?\b|concurren|total|clients|parallel|each"
+_COLLECTIVE = r"(?i)nccl|all-?(?:reduce|gather)|\bgpus|bus ?b"
+_ONE_PASS = r"(?i)ttft|first token|prefill|prompt|concurren|users?\b|p9\d|std"
+GIB = (1.0, 1.0737, 1 / 1.0737, 1.0486, 1 / 1.0486)
+LAWS = (
+    Law("rate", "rate time flop", unless=NO_RUN + r"|sparse|winograd|strassen|effective", sure="always"),
+    Law(
+        "bandwidth",
+        "bandwidth time bytes",
+        (*GIB, 2.0, 0.5, 3.0, 1 / 3, 4.0, 1.5, 2 / 3),
+        unless=_COLLECTIVE,
+        sure="moved",
+    ),
+    Law("tokens/s", "tokens_per_s s_per_token ratio", several=True, unless=_SHARED, sure="close"),
+    Law("tokens/s", "tokens_per_s time tokens", several=True, unless=_NOT_ALL, sure="always"),
+    Law("tokens/s", "tokens_per_s s_per_item tokens", several=True, unless=_NOT_ALL, sure="always"),
+    Law("tokens/s", "s_per_token tokens time", several=True, unless=_ONE_PASS, sure="close"),
+    Law("throughput", "items_per_s time items", several=True, unless=_NOT_ALL, sure="hence"),
+    Law("throughput", "items_per_s s_per_item ratio", several=True, unless=_NOT_ALL, sure="hence"),
+    Law("tokens/s", "tokens_per_s items_per_s token/item", (1.0, 2.0, 0.5), several=True),
+    Law("intensity", "intensity bandwidth rate", (1.0, 2.0, 0.5)),
+    Law("intensity", "intensity bytes flop", unless="ridge|balance|machine", sure="always"),
+    Law("energy", "energy power time", several=True),
+    Law("cost", "money $/gpu*s gpu*s", sure="always"),
+    Law("cost", "money $/s time", several=True),
+    Law("cost", "$/s tokens_per_s $/token", unless="(?i)input|blend"),
+    Law("memory", "bytes B/param params", several=True, sure="always"),
+)
+_BY_KINDS = {frozenset(law.kinds.split()): law for law in LAWS}
+# The figure that follows from the others, where several may.
+_DERIVED = (
+    *("rate", "bandwidth", "tokens_per_s", "items_per_s", "intensity", "$/token", "token/J", "flop/J", "J/token"),
+    *("money", "energy", "power", "s_per_token", "s_per_item", "gpu*s", "bytes", "tokens", "flop", "time"),
+)
+
+
+def law_of(a: str, b: str, c: str) -> Law:
+    return _BY_KINDS.get(frozenset((a, b, c))) or Law("product", f"{a} {b} {c}", several=True)
+
+
+@lru_cache(maxsize=4096)
+def derived(kinds: tuple[str, ...]) -> str:
+    """The kind of the figure that a law makes of the others."""
+    return min(kinds, key=lambda k: _DERIVED.index(k) if k in _DERIVED else 50 if "/" in k else 99)
+
+
+def multiples(row: Row) -> tuple[float, ...]:
+    """Counts by which a figure of the row may be multiplied or divided: GPUs, sequences, small numbers beside."""
+    of, names = row.report.everything.of, ("batch", "gpus", "accum", "concurrency")
+    named = [*dict.fromkeys(n for name in names for n in (*of(name), row.own.get(name, 1)))]
+    several = {prod(some) for k in (1, 2, 3) for some in itertools.combinations(named, k) if len(named) < 9}
+    beside = re.findall(r"(?<![\w.,:-])(\d{1,3})(?![\w.,%:-]|\s(?:ms|s|x|tok\w*)\b)", row.text)
+    counts = {n for n in (*several, *map(float, beside), *named) if n > 0}
+    return tuple(dict.fromkeys((1.0, *counts, *(1 / n for n in counts))))
+
+
+_HELD = r"usage|alloc|vram|footprint|peak|model|param|\bweights\b|cache|reserved|chunk|batch|buffer"
+# "14 GB in 2 s = 7 GB/s", "9.8 ms for 4 GB, that is 400 GB/s"
+WRITTEN = re.compile(
+    r"(?i)\b(?:[KMGT]i?B|[munµ]?s)\b[^;]{0,30} (?:in|per|over|takes|took|needs|for)\b[^;]{2,30}"
+    r"(?:[=→:,(~≈]|->|that is|i\.e\.|or|which is)\W*$"
+)
+
+
+@lru_cache(maxsize=1 << 14)
+def terms(row: Row) -> tuple[Term, ...]:
+    """The row's figures and what its sizes mean: FLOPs, tokens of a step, a batch, GPUs."""
+    found = [
+        Term(q.kind, q.plain, q.text, (q.line,), q)
+        for q in row.quantities
+        if q.kind not in UNTYPED and q.exact and q.value.mid > 0 and not on_sheet(row, q)
+        # Bytes that are held in memory are not moved.
+        if q.kind != "bytes"
+        or not re.search(_HELD, q.label.lower())
+        or WRITTEN.search(row.text[: q.start] + "GB in 1 s:")
+    ]
+    if row.kind == "record":  # a line of several figures is about itself
+        at = [t.lines for t in found]
+        found = [t for t in found if at.count(t.lines) == 1]
+    if work := work_of(row):
+        found.append(work)
+    batch, seq, gpus = (row.size(name) for name in ("batch", "seq", "gpus"))
+    if batch and not any(t.kind == "items" for t in found):
+        text = f"a batch of {batch.value:.0f}"
+        found.append(Term("items", exact(batch.value), text, (batch.line,), None, (1.0, 1 / batch.value), batch.near))
+    if batch and seq and not any(t.kind == "tokens" for t in found):
+        text = f"{batch.value:.0f} × {seq.value:.0f} tokens"
+        found.append(Term("tokens", exact(batch.value * seq.value), text, (batch.line, seq.line), near=False))
+        found += [replace(found[-1], kind="token/item")] * any(t.kind == "s_per_item" for t in found)
+    kinds = {t.kind for t in found}
+    if gpus and ({"gpu*s", "time"} <= kinds or any("$" in kind for kind in kinds)):
+        found.append(Term("gpu", exact(gpus.value), f"{gpus.value:.0f} GPUs", (gpus.line,), None, near=gpus.near))
+    if not any(t.kind == "$/s" or (t.figure and t.figure.per_device) for t in found):
+        n, of = (gpus.value, f" × {gpus.value:.0f}") if gpus else (1.0, "")
+        found += [replace(t, kind="$/s", value=t.value * n, text=t.text + of) for t in found if t.kind == "$/gpu*s"]
+    times = [t for t in found if t.kind == "time"]
+    if gpus and len(times) == 1 and not any(t.kind == "gpu*s" for t in found):
+        text = f"{gpus.value:.0f} × {times[0].text}"
+        found.append(Term("gpu*s", times[0].value * gpus.value, text, times[0].lines, None, near=gpus.near))
+    return tuple(found)
+
+
+# Models of which not every parameter is used, or not as often as 6·N says.
+_SPARSE = re.compile(
+    r"(?i)\bmoe\b|mixture|mixtral|\d+x\d+b|a\d+(?:\.\d+)?b\b|lora|frozen|vision|vit\b|diffusion|\bactive|distill|"
+    r"offload|spars|gpt-?oss|deepseek"
+)
+_DRAFTED = re.compile(r"(?i)speculat|draft|medusa|eagle|lookahead")
+_ABSENT = re.compile(r"(?i)\b(?:no|without) \w+")
+_MODEL = re.compile(r"(?i)(?<![\w.])(\d+(?:\.\d+)?)([bm])\b(?! ?(?:tokens|/s|gpu|rows|elem|param\w* active))")
+
+
+def _whole(row: Row, text: str) -> bool:
+    """Whether every parameter is used once for each token."""
+    return not any(form.search(_ABSENT.sub("", of)) for form, of in ((_SPARSE, text), (_DRAFTED, row.words)))
+
+
+@lru_cache(maxsize=1 << 14)
+def parameters(row: Row) -> float | None:
+    """The one number of parameters that the row states, what leads to it, or the whole report."""
+    for text in (row.text, row.headings, row.report.text):
+        if found := {float(v) * (1e9 if of in "bB" else 1e6) for v, of in _MODEL.findall(text)}:
+            return found.pop() if len(found) == 1 and _whole(row, text) else None
+    return None
+
+
+_SINGLE = re.compile(
+    r"(?i)batch(?:[ -]?size)?[ =:-]*(?:of |is )?(?:1|one)\b|"
+    r"(?:one|single)[ -](?:stream|user|request|sequence|prompt|client|batch)\b|\bbs ?=? ?1\b|"
+    r"(?:no|without) batching|\btg ?\d"
+)
+_WEIGHTS = re.compile(r"(?i)weights?|checkpoint|\bmodel\b|param")
+
+
+def weights(row: Row, q: Quantity) -> Term | None:
+    """The bytes of weights that the memory yields for each token of a single stream."""
+    report, batch, n = row.report, row.size("batch"), parameters(row)
+    # One stream is a time for each token, or what is said to be one.
+    single = batch.value == 1 if batch else q.kind == "s_per_token" or _SINGLE.search(f"{row.words} {row.lead}")
+    if not single or max(report.everything.of("concurrency") or (1,)) > 1:
+        return None
+    held = [b for r in (*report.lines_of_text, row) for b in r.of("bytes") if b.exact]
+    held = [b for b in held if _WEIGHTS.search(f"{b.label[-40:]} {b.after[:12]}")]
+    formats = row.facts.of("formats") or report.everything.of("formats")
+    if len({b.value.mid for b in held}) == 1 and (n or _whole(row, report.text)):
+        return Term("B/token", held[0].value, f"{held[0].text} of weights", (held[0].line,))
+    if n and len(formats) == 1:
+        return Term("B/token", exact(n * BITS[formats[0]] / 8), f"{n / 1e9:.3g} B {formats[0]} weights", ())
+    return None
+
+
+_SIX = re.compile(r"6 ?[·*×]? ?[NP]\b|(?i:train|token)")
+
+
+def trained_work(row: Row) -> Term | None:
+    """6·N·D FLOPs (Kaplan et al. 2020, arXiv:2001.08361) of the one N and D of a line's block."""
+    rows = [r for r in row.report.lines_of_text if r.block == row.block] if row.kind == "line" else []
+    n = {q.value.mid: q for r in rows for q in r.of("params") if q.exact}
+    d = [q for r in rows for q in r.of("tokens") if q.exact and q.value.mid > 1e8]
+    if len(n) != 1 or len(d) != 1 or not _SIX.search(" ".join(r.text for r in rows)):
+        return None
+    (of,) = n.values()
+    text = f"6 · {of.text} · {d[0].text}"
+    return Term("flop", of.value * d[0].value * 6.0, text, (of.line, d[0].line), None, (1, 4 / 3, 1 / 3))

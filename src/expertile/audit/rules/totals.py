@@ -1,0 +1,178 @@
+"""Rows, lines and sentences called average, total or percentile, over the rows or figures beside them."""
+
+import itertools
+import math
+import re
+import statistics
+from collections.abc import Iterator
+
+from expertile.audit.finding import INCONSISTENT, QUESTION, UNIT_OF, Finding, finding, si
+from expertile.audit.interval import FIT, ODD, Interval
+from expertile.audit.quantity import Quantity, stem
+from expertile.audit.report import Grid, Report, Row
+from expertile.audit.rules.made import TYPED
+from expertile.audit.units import unit_of_name
+
+_TOTAL = re.compile(r"(?i)\btotal\b|\bsum\b|altogether|\bin all\b|adds? up to")
+_IN_ALL = re.compile(r"(?i)\W{0,2}(?:in total|total|altogether|in all)\W*(?:$|[.,;)])")
+MEAN = re.compile(r"(?i)\bav(?:era)?g|mean\b|\bmedian\b|\boverall\b|typical")
+# Rows may be left out, or be parts of one another.
+_HIDDEN = re.compile(r"(?i)^\W*(?:\.\.\.|…|⋮)|selected|subset|first \d+ rows|top[- ]\d+|\ball \d+|omit|overlap|: p9\d")
+_REST = re.compile(r"(?i)\bthe rest\b|\bremain(?:s|ing|der)|\bothers?\b|everything else")
+_OF_ALL = re.compile(r"(?i)^\W*share\W*$|(?:%|share|percent|fraction) of (?:the )?(?:total|time|runtime|step|all)")
+_ADDS = ("time", "bytes", "percent")
+
+
+def totals(report: Report) -> Iterator[Finding]:
+    """Each summary of a table, each sentence that lists figures and sums them up, and shares that exceed the whole."""
+    for grid in (g for g in report.tables if not any(_HIDDEN.search(row.text) for row in g.rows)):
+        held: list[Row] = []
+        for row in (*grid.rows, *(report.after(grid) if not grid.drawn else ())):
+            if row.summary and len(held) > 1 and unit_of_name(row.label) is None:
+                yield from _summary(grid, row, held)
+                held = []
+            elif not row.summary:
+                held.append(row)
+        for c in (c for c in grid.columns("percent") if grid.drawn and _OF_ALL.search(grid.header[c])):
+            of = [q for row in grid.body if (q := row.figure(c))]
+            if len(of) == len(grid.body) > 1:
+                yield from _whole(of, 1.02 + 0.005 * len(of), 1.0)
+    for row in report.lines_of_text:
+        yield from _listed(row)
+
+
+def _whole(shares: list[Quantity], most: float, least: float) -> Iterator[Finding]:
+    """Shares that add up to more than `most`, or to less than `least`."""
+    whole = sum(q.value.mid for q in shares)
+    if most < whole < 1.5 or 0.6 < whole < least < 1:
+        yield finding(QUESTION, "total", f"the shares add up to {100 * whole:.3g} %", shares[-1], *shares[:-1])
+
+
+def _listed(row: Row) -> Iterator[Finding]:
+    """ "1.2x, 1.4x and 1.3x, a mean of 1.3x", "14 ms, 212 ms and 9 ms, in total 235 ms"; the parts may stand in the
+    sentences before."""
+    shares = row.of("percent")
+    if len(shares) > 2 and _REST.search(row.text) and all(q.exact for q in shares):
+        yield from _whole(shares, 1.025, 0.975)
+    for q in (q for q in row.of(*TYPED, "ratio", "money", "energy") if q.exact):
+        words = q.label[-30:]
+        if re.match(r", ?(?:and )?\d", row.text[q.end :]):
+            continue  # one of a list
+        # "Average of the three runs (412, 408 and 419 TFLOPS) is 441 TFLOPS."
+        if re.search(r"\) (?:is|was|=|:|gives|comes to|we are|it is)\W*$", row.text[: q.start]):
+            words = re.sub(r"\([^()]*\)", "", row.text[: q.start])[-40:]
+        total, mean = _TOTAL.search(words) or _IN_ALL.match(row.text, q.end), MEAN.search(words)
+        if not (total or mean):
+            continue
+        lines = [r for r in row.report.lines_of_text if r.block == row.block and row.line - 12 < r.line <= row.line]
+        lines = lines if row.report.blocks[row.block].kind == "prose" else []
+        own = ([x for x in row.of(q.kind) if x.end <= q.start], [x for x in row.of(q.kind) if x.start > q.end])
+        earlier = [x for r in lines if r.text != row.text for x in r.of(q.kind)]
+        parts = next((some for some in (*own, earlier) if len(some) > 2), [])
+        if not 3 <= len(parts) <= 12 or not all(x.exact and x.value.mid for x in parts):
+            continue
+        means = _may_be([x.value for x in parts], bool(total) and not mean)
+        means += [m for x in parts if total for m in _may_be([y.value for y in parts if y is not x], True)]
+        if not any(q.value.meets(m, 0.03 if total else 0.012) for m in means):
+            made = f"the {'sum' if total else 'mean'} of {len(parts)} is {si(means[0].mid, UNIT_OF.get(q.kind, ''))}"
+            yield finding(QUESTION, "total", f"{made}, not {q.text}: which of them does it count?", q, *parts)
+
+
+def _may_be(values: list[Interval], total: bool) -> list[Interval]:
+    mids, n = [v.mid for v in values], len(values)
+    half = sum(v.hi - v.lo for v in values) / max(sum(mids), 1e-30) / 2
+    found = [sum(mids)] if total else [sum(mids) / n, statistics.median(mids), sum(mids)]
+    if all(mids) and not total:
+        found += [math.prod(m ** (1 / n) for m in mids), n / sum(1 / m for m in mids)]
+    return [Interval(m * (1 - min(half, 1)), m, m * (1 + half)) for m in found]
+
+
+def means_of(grid: Grid) -> list[float]:
+    """What an average over the rows may be: of a column, of the quotients of two columns, a quotient of sums."""
+    columns = [
+        [q.value.mid for r in grid.body if (q := r.figure(c, k))] for k in (*TYPED, "ratio") for c in grid.columns(k)
+    ]
+    columns = [c for c in columns if len(c) == len(grid.body) > 1]
+    found = [sum(x) / sum(y) for x, y in itertools.combinations(columns, 2)]
+    quotients = ([a / b for a, b in zip(x, y, strict=True)] for x, y in itertools.permutations(columns, 2))
+    for of in (*columns, *quotients):
+        found += [statistics.mean(of), statistics.median(of), math.exp(statistics.mean(map(math.log, of)))]
+    return found
+
+
+def _of_sums(grid: Grid, body: list[Row]) -> Iterator[Interval]:
+    """The quotients of two columns' sums."""
+    for kind in ("time", "rate", "bandwidth", "tokens_per_s", "items_per_s", "bytes"):
+        columns = ([v.value for row in body if (v := row.figure(c, kind))] for c in grid.columns(kind))
+        sums = [sum(of[1:], of[0]) for of in columns if len(of) == len(body)]
+        yield from (a / b for a, b in itertools.permutations(sums, 2))
+
+
+def _summary(grid: Grid, row: Row, body: list[Row]) -> Iterator[Finding]:
+    label = row.label if grid.drawn else row.text
+    total = bool(_TOTAL.search(label)) and not MEAN.search(label)
+    rates = ("rate", "bandwidth", "power") if not grid.drawn else ()
+    good, odd, exactly = 0, [], 0
+    for q in row.of(*((*_ADDS, *rates) if total else (*TYPED, "ratio"))):
+        values = [v.plain for b in body if (v := b.figure(q.column, q.kind))]
+        if len(values) != len(body) or not q.exact or not q.value.mid or q.text[0] in "+-−":
+            continue
+        means = _may_be(values, total)
+        usual = means[-2 if "geo" in label.lower() else 0]
+        means[:0] = [*_of_sums(grid, body)] if q.kind == "ratio" and "geo" not in label.lower() else []
+        good += any(q.plain.meets(m, FIT) for m in means)
+        exactly += any(q.plain.meets(m, 0.002) for m in means)
+        # No mean lies outside of its rows.
+        outside = not min(v.lo for v in values) <= q.plain.mid <= max(v.hi for v in values)
+        exactly += outside and not total and len(values) > 2 and q.kind != "ratio"
+        odd += [(q, usual)] if not any(q.plain.meets(m, 0.012) for m in means) else []
+    # Where another column's is exact, so must be each.
+    odd = odd if exactly else [(q, m) for q, m in odd if not q.plain.meets(m, ODD)]
+    for q, m in odd if len(odd) <= max(good, 2) and len(body) > 2 else ():
+        span_of = f"the {'sum' if total else 'mean'} of lines {body[0].line}–{body[-1].line}"
+        ask = "" if good else ": which rows does it count?"
+        message = f"{span_of} is {si(m.mid, UNIT_OF.get(q.kind, ''))}, not {q.text}{ask}"
+        yield finding(INCONSISTENT if good else QUESTION, "total", message, q, lines=tuple(b.line for b in body))
+
+
+_RANK = re.compile(
+    r"\b(?:(min(?:imum)?|fastest)|p(\d[05]|9\d)(?:[._]?\d)?|(?<![\d.−+-])([5-9]\d|\d[05])(?:\.\d)?(?:th|%)|"
+    r"(median)|(max(?:imum)?|slowest))(?![a-z])"
+)
+_AVERAGE = re.compile(r"\b(?:avg|average|mean)\b")
+
+
+def orders(report: Report) -> Iterator[Finding]:
+    """A percentile below a lower one, a maximum below the median, a mean outside of both; of one row or one column."""
+    for row in report.all_rows:
+        yield from _ordered([(q.label, q) for q in row.quantities], row.kind != "line")
+        ranks, times = [m[0] for m in _RANK.finditer(row.text.lower())], row.of("time")
+        if row.kind == "line" and len(ranks) == len(times) > 1 and row.text.lower().rfind(ranks[-1]) < times[0].start:
+            yield from _ordered([*zip(ranks, times, strict=True)], False)  # "p50 / p99 were 120 and 260 ms"
+    for grid in report.grids:
+        for c in range(len(grid.header)):
+            yield from _ordered([(row.label, q) for row in grid.rows if (q := row.figure(c))], True)
+
+
+def _ordered(figures: list[tuple[str, Quantity]], sure: bool) -> Iterator[Finding]:
+    groups: dict[tuple[str, str], dict[float, Quantity]] = {}
+    for label, q in figures:
+        plain = re.sub(r"[_/]", " ", label.lower())
+        ranks, mean = _RANK.findall(plain[-40:]), _AVERAGE.search(plain[-24:])
+        sure_of = q.value.mid > 0 and (q.exact or re.search(r"\b(?:max(?:imum)?|min(?:imum)?)\W*$", plain))
+        if sure_of and q.kind in ("time", "s_per_token", "s_per_item") and len(ranks) + bool(mean) == 1:
+            least, p, th, median, most = (*ranks, ("",) * 5)[0]
+            rank = -1.0 if mean else 0.0 if least else 100.0 if most else 50.0 if median else float(p or th)
+            name = stem(_RANK.sub(" ", re.sub(r"\b(?:of|and|the|at|is|was|a)\b", " ", plain))) if sure else ""
+            held = groups.setdefault((q.kind, name), {})
+            held |= {rank: q, 200.0: q} if rank in held else {rank: q}
+    for held in (h for h in groups.values() if 200.0 not in h):  # of each rank one
+        for low, high in ((x, y) for x in held for y in held if x < y):
+            # A mean may be above the 90th percentile, but neither above the maximum nor below the minimum.
+            a, b = held[low], held[high]
+            above = a.value.lo > 1.005 * b.value.hi and (low >= 0 or high == 100)
+            if above or (low == -1 and high == 0 and b.value.lo > 1.005 * a.value.hi):
+                names = [f"{f'percentile {r:.0f}' if r >= 0 else 'the mean'}, {held[r].text}" for r in (low, high)]
+                message = f"{names[0]}, and {names[1]}, are in the wrong order"
+                yield finding(INCONSISTENT if sure else QUESTION, "order", message, b, a)
+                break
