@@ -15,6 +15,7 @@ from triton.runtime.driver import driver as triton_driver
 from triton.runtime.jit import JITFunction
 
 from expertile.device import Device
+from expertile.ops import backend
 from expertile.ops.grouped_mm import run
 from expertile.ops.grouped_mm.backend import Backend
 from expertile.ops.grouped_mm.backends import _gluon_launch, gluon_hopper, torch_grouped, triton_pointer, triton_tma
@@ -59,6 +60,7 @@ def fake_cuda() -> Iterator[list[int]]:
         mock.patch.object(torch.cuda, "device", lambda index: contextlib.nullcontext()),
         mock.patch.object(Device, "current", staticmethod(lambda torch_device=None: h200)),
         mock.patch.object(run, "_device", lambda kind, index: h200),
+        mock.patch.object(backend, "device_of", lambda kind, index: h200),
         mock.patch.object(run, "choose", _choose),
         mock.patch.object(launch_device, "_sm_count", lambda device: h200.sm_count),
         mock.patch.object(torch_grouped, "_GROUPED_MM", lambda a, b, offs: a),

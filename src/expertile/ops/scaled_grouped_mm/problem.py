@@ -1,4 +1,5 @@
-"""ScaledProblem: the shapes, scales and strides of one grouped FP8 product, validated once, with no tensor inside.
+"""ScaledProblem: the shapes, scales and strides of one grouped FP8 product, validated once, with no tensor inside;
+and what a backend of the operator is given.
 
 Two layouts; every group g computes with dequantised operands, x̂ = values · scale:
 
@@ -22,13 +23,14 @@ writes such operands, zeros behind each group, together with their `offs`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
 import torch
 
+from expertile.ops import backend
 from expertile.ops.grouped_mm.problem import (
     Description,
     Layout,
@@ -226,3 +228,19 @@ def _check_finite(problem: ScaledProblem, scale_a: torch.Tensor, scale_b: torch.
         bad = int((~torch.isfinite(scale)).sum())
         if bad:
             raise ValueError(f"{name}: expected finite scales, got {bad} that are NaN or infinite")
+
+
+@dataclass(frozen=True)
+class Operands:
+    """The tensors of one call, as validated by `ScaledProblem.of`."""
+
+    a: torch.Tensor
+    b: torch.Tensor
+    scale_a: torch.Tensor
+    scale_b: torch.Tensor
+    offs: torch.Tensor
+    bias: torch.Tensor | None = None
+
+
+Run = Callable[[ScaledProblem, Operands, Any, torch.Tensor | None], torch.Tensor]  # as of a backend of `grouped_mm`
+Backend = backend.Backend[ScaledProblem, Run]

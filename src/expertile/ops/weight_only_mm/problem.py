@@ -1,4 +1,5 @@
-"""WeightOnlyProblem: one grouped product with weights in few bits, validated once, with no tensor inside.
+"""WeightOnlyProblem: one grouped product with weights in few bits, validated once, with no tensor inside;
+and what a backend of the operator is given.
 
     out[rows of g] = a[rows of g] @ ŵ[g]ᵀ (+ bias[g]),   ŵ = `w.dequantize()`
 
@@ -12,7 +13,7 @@ else is asked for.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -20,6 +21,7 @@ import torch
 
 from expertile.formats.quantized import KernelLayout, QuantizedWeight
 from expertile.formats.weight_only import WITH_16_BITS, WITH_FP8, kernel_layout
+from expertile.ops import backend
 from expertile.ops.grouped_mm.problem import (
     Description,
     Layout,
@@ -230,3 +232,18 @@ def _check_fp8(a: Description, w: DescribedWeight, scale_a: Description) -> None
         raise ValueError(
             f"scale_a: expected [{m}, {-(-k // BLOCK)}] (one for each 1×{BLOCK}) or [{m}], got {list(scale_a.shape)}"
         )
+
+
+@dataclass(frozen=True)
+class Operands:
+    """The tensors of one call, as validated by `WeightOnlyProblem.of`."""
+
+    a: torch.Tensor
+    w: QuantizedWeight
+    offs: torch.Tensor
+    bias: torch.Tensor | None = None
+    scale_a: torch.Tensor | None = None
+
+
+Run = Callable[[WeightOnlyProblem, Operands, Any, torch.Tensor | None], torch.Tensor]  # as of a backend of `grouped_mm`
+Backend = backend.Backend[WeightOnlyProblem, Run]

@@ -11,11 +11,10 @@ import torch
 from expertile.device import Device
 from expertile.formats.int4 import Int4Weight
 from expertile.formats.mxfp4 import Mxfp4Weight
-from expertile.ops.weight_only_mm.backend import Operands
 from expertile.ops.weight_only_mm.backends import _gluon_kernel, _gluon_launch
 from expertile.ops.weight_only_mm.backends._gluon_config import Config
 from expertile.ops.weight_only_mm.backends.gluon_int4 import BACKEND
-from expertile.ops.weight_only_mm.problem import WeightOnlyProblem
+from expertile.ops.weight_only_mm.problem import Operands, WeightOnlyProblem
 from tests.ops.weight_only_mm import cases
 from tests.ops.weight_only_mm.cases import BF16, FP16, FP32, Case, of_shape
 from tests.support import aot, int4_emulator

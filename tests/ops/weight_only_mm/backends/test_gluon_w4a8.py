@@ -12,10 +12,9 @@ from expertile.device import Device
 from expertile.formats.int4 import Int4Weight
 from expertile.formats.mxfp4 import Mxfp4Weight
 from expertile.formats.mxfp4_fp8 import Mxfp4Fp8Weight
-from expertile.ops.weight_only_mm.backend import Operands
 from expertile.ops.weight_only_mm.backends import _w4a8_kernel, _w4a8_launch, gluon_w4a8
 from expertile.ops.weight_only_mm.backends.gluon_w4a8 import BACKEND, Config
-from expertile.ops.weight_only_mm.problem import WeightOnlyProblem
+from expertile.ops.weight_only_mm.problem import Operands, WeightOnlyProblem
 from tests.ops.weight_only_mm import cases, fp8_cases
 from tests.ops.weight_only_mm.fp8_cases import FP8, FP32, Fp8Case
 from tests.support import aot, int4_emulator

@@ -321,7 +321,6 @@ BACKEND = Backend(
     name="cublas_grouped",
     summary="cublasGemmGroupedBatchedEx through nvmath-python",
     supports=_supports,
-    configs=lambda problem, device: (NoConfig(),),
     run=_run,
     reads_offs_on_host=True,
     peer=True,

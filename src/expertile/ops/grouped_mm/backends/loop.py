@@ -36,11 +36,6 @@ class RowByRow:
     """Each row alone, on a CPU: the same bits whatever the other rows are, as long as the number of threads stays."""
 
 
-def _supports(problem: Problem, device: Device) -> str | None:
-    """torch.mm takes every dtype, layout and stride that a `Problem` admits."""
-    return None
-
-
 def _multiply(x: torch.Tensor, y: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor) -> None:
     """out [m, n] = x [m, k] @ y [k, n] + bias [n]."""
     direct = out.dtype is x.dtype
@@ -112,8 +107,6 @@ def _invariant(problem: Problem, device: Device) -> tuple[RowByRow, ...]:
 BACKEND = Backend(
     name="loop",
     summary="one torch.mm per group, written in place",
-    supports=_supports,
-    configs=lambda problem, device: (NoConfig(),),
     run=_run,
     reads_offs_on_host=True,
     invariant=_invariant,

@@ -165,7 +165,6 @@ BACKEND = Backend(
     name="padded_bmm",
     summary="groups padded to the longest, one torch.bmm (no copy when all are equal)",
     supports=_supports,
-    configs=lambda problem, device: (NoConfig(),),
     run=_run,
     reads_offs_on_host=True,
     speed=Speed(0.72, 0.9, 1e-6, pads=True),

@@ -40,8 +40,7 @@ from expertile.ops.grouped_mm.persistent import (
 from expertile.ops.grouped_mm.problem import Layout
 from expertile.ops.launch.device import current_device, program_count
 from expertile.ops.launch.versions import FP_FUSION
-from expertile.ops.scaled_grouped_mm.backend import Backend, Operands
-from expertile.ops.scaled_grouped_mm.problem import Recipe, ScaledProblem
+from expertile.ops.scaled_grouped_mm.problem import Backend, Operands, Recipe, ScaledProblem
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,9 @@ from expertile.device import Device
 from expertile.ops.launch.blocks import Blocks, ragged
 from expertile.ops.launch.device import torch_device
 from expertile.ops.launch.launch import Launch
-from expertile.ops.weight_only_mm.backend import Operands
 from expertile.ops.weight_only_mm.backends._gluon_kernel import weight_only_mm_kernel
 from expertile.ops.weight_only_mm.backends._hopper import options_of
-from expertile.ops.weight_only_mm.problem import WeightOnlyProblem
+from expertile.ops.weight_only_mm.problem import Operands, WeightOnlyProblem
 
 # Registers of a thread: at launch, and of a consumer and of the producer afterwards. A warpgroup counts as four warps
 # even where it has one, and the register file holds 65536.

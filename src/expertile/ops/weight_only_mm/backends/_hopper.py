@@ -12,8 +12,7 @@ from expertile.device import Device
 from expertile.ops.grouped_mm.backend import new_out
 from expertile.ops.hopper.limits import MAX_ROWS, storable
 from expertile.ops.launch.versions import FP_FUSION
-from expertile.ops.weight_only_mm.backend import Operands, Run
-from expertile.ops.weight_only_mm.problem import WeightOnlyProblem
+from expertile.ops.weight_only_mm.problem import Operands, Run, WeightOnlyProblem
 
 _MAX_GROUPS = 512
 

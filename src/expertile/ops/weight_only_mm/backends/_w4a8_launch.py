@@ -11,10 +11,9 @@ from expertile.device import Device
 from expertile.ops.launch.blocks import Blocks, ragged
 from expertile.ops.launch.device import torch_device
 from expertile.ops.launch.launch import Launch
-from expertile.ops.weight_only_mm.backend import Operands
 from expertile.ops.weight_only_mm.backends._hopper import options_of
 from expertile.ops.weight_only_mm.backends._w4a8_kernel import w4a8_mm_kernel
-from expertile.ops.weight_only_mm.problem import BLOCK, WeightOnlyProblem
+from expertile.ops.weight_only_mm.problem import BLOCK, Operands, WeightOnlyProblem
 
 
 @lru_cache(maxsize=1024)

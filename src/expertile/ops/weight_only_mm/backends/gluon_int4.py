@@ -31,11 +31,10 @@ from functools import lru_cache
 from typing import Any
 
 from expertile.device import Device
-from expertile.ops.weight_only_mm.backend import Backend
 from expertile.ops.weight_only_mm.backends._gluon_config import Config, tiles
 from expertile.ops.weight_only_mm.backends._gluon_model import most_tiles, ranked
 from expertile.ops.weight_only_mm.backends._hopper import refusal, runner
-from expertile.ops.weight_only_mm.problem import WeightOnlyProblem
+from expertile.ops.weight_only_mm.problem import Backend, WeightOnlyProblem
 
 _INT32 = 2**31
 # Registers of a consumer's thread that `Config.registers` may count, by the number of consumers.
