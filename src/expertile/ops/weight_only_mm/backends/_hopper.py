@@ -34,22 +34,29 @@ def refusal(p: WeightOnlyProblem, device: Device) -> str | None:
     return None
 
 
-def options_of(p: WeightOnlyProblem, config: Any) -> dict[str, Any]:
-    """What both kernels are compiled for."""
+def shape_of(p: WeightOnlyProblem, config: Any) -> dict[str, Any]:
+    """What both kernels are compiled for: these fields of their Shape."""
     return {
+        "LAYOUT": "ragged_m",
         "HAS_BIAS": p.has_bias,
         "GROUPS_POW2": max(32, 1 << (p.groups - 1).bit_length()),
         "CONSUMERS": config.consumers,
         "COLS": config.cols,
         "BLOCK_M": config.block_m,
+        "BLOCK_N": config.block_n,
         "STAGES": config.num_stages,
         "GROUP_M": config.group_m,
         "SPLIT_K": config.split_k,
         "STORE_PARTS": config.store_parts,
-        "num_warps": 4,
-        **FP_FUSION,
-        "launch_pdl": True,
     }
+
+
+def options_of(shape: Any, registers: tuple[int, int, int]) -> tuple[tuple[str, Any], ...]:
+    """A launch's options for a kernel's Shape and the registers of a thread: at launch, of a consumer, of the
+    producer."""
+    maxnreg, of_consumer, of_producer = registers
+    regs = {"CONSUMER_REGS": of_consumer, "PRODUCER_REGS": of_producer, "maxnreg": maxnreg}
+    return tuple(({"SHAPE": shape, **regs, "num_warps": 4, "launch_pdl": True} | FP_FUSION).items())
 
 
 def runner(imported: Callable[[], Any]) -> Run:
