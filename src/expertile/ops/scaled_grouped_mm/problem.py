@@ -38,6 +38,7 @@ from expertile.ops.grouped_mm.problem import (
     check_bias,
     check_offs_values,
     described,
+    descriptions,
     groups_of,
 )
 from expertile.ragged import sizes_from_offs
@@ -104,15 +105,8 @@ class ScaledProblem(Problem):
         """
         if offs is not None and not isinstance(offs, torch.Tensor):
             raise ValueError(f"offs: expected an int32 tensor, got {type(offs).__name__}")
-        problem = ScaledProblem.of_descriptions(
-            described(a),
-            described(b),
-            described(scale_a),
-            described(scale_b),
-            described(offs),
-            described(bias),
-            out_dtype,
-        )
+        operands = (described(a), described(b), described(scale_a), described(scale_b))
+        problem = ScaledProblem.of_descriptions(*operands, described(offs), described(bias), out_dtype)
         assert offs is not None
         if not check and offs.is_cuda:
             return problem
@@ -135,11 +129,9 @@ class ScaledProblem(Problem):
         out_dtype: torch.dtype,
     ) -> ScaledProblem:
         """`of` what is `described`, and so without values."""
-        assert a_fields and b_fields and scale_a_fields and scale_b_fields
-        a, b = Description(*a_fields), Description(*b_fields)
-        scale_a, scale_b = Description(*scale_a_fields), Description(*scale_b_fields)
-        offs = None if offs_fields is None else Description(*offs_fields)
-        bias = None if bias_fields is None else Description(*bias_fields)
+        a, b, scale_a, scale_b = descriptions(a_fields, b_fields, scale_a_fields, scale_b_fields)
+        offs, bias = descriptions(offs_fields, bias_fields)
+        assert a and b and scale_a and scale_b
         layout = {(2, 3): Layout.RAGGED_M, (2, 2): Layout.RAGGED_K}.get((len(a.shape), len(b.shape)))
         if layout is None:
             raise ValueError(
@@ -161,26 +153,9 @@ class ScaledProblem(Problem):
         if bias is not None:
             check_bias(layout, bias, groups, n, a)
         recipe = _recipe(layout, groups, m, n, k, scale_a, scale_b)
-        return ScaledProblem(
-            layout,
-            groups,
-            m,
-            n,
-            k,
-            DTYPE,
-            out_dtype,
-            a.strides,
-            b.strides,
-            a.aligned,
-            b.aligned,
-            bias is not None,
-            a.device.type,
-            None,
-            False,
-            recipe,
-            scale_a.strides,
-            scale_b.strides,
-        )
+        memory = (a.strides, b.strides, a.aligned, b.aligned, bias is not None, a.device.type)
+        scales = (recipe, scale_a.strides, scale_b.strides)
+        return ScaledProblem(layout, groups, m, n, k, DTYPE, out_dtype, *memory, None, False, *scales)
 
 
 def _recipe(layout: Layout, groups: int, m: int, n: int, k: int, scale_a: Description, scale_b: Description) -> Recipe:

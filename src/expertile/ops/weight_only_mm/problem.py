@@ -29,6 +29,7 @@ from expertile.ops.grouped_mm.problem import (
     check_bias,
     check_offs_values,
     described,
+    descriptions,
     groups_of,
 )
 from expertile.ragged import sizes_from_offs
@@ -149,14 +150,11 @@ class WeightOnlyProblem(Problem):
         scale_a_fields: tuple[Any, ...] | None = None,
     ) -> WeightOnlyProblem:
         """`of` what is `described`, and so without values. The weight's own fields fit together (its class)."""
-        assert a_fields is not None and w.packed is not None and w.scales is not None
-        a, packed, scales = Description(*a_fields), Description(*w.packed), Description(*w.scales)
-        zeros = None if w.zeros is None else Description(*w.zeros)
-        offs = None if offs_fields is None else Description(*offs_fields)
-        bias = None if bias_fields is None else Description(*bias_fields)
+        a, packed, scales, zeros = descriptions(a_fields, w.packed, w.scales, w.zeros)
+        offs, bias, scale_a = descriptions(offs_fields, bias_fields, scale_a_fields)
+        assert a is not None and packed is not None and scales is not None
         if len(a.shape) != 2:
             raise ValueError(f"a: expected [M, K], the rows of each group together, got {list(a.shape)}")
-        scale_a = None if scale_a_fields is None else Description(*scale_a_fields)
         if scale_a is not None:
             _check_fp8(a, w, scale_a)
         else:
@@ -176,27 +174,9 @@ class WeightOnlyProblem(Problem):
         if bias is not None:
             check_bias(Layout.RAGGED_M, bias, groups, n, a)
         aligned = packed.aligned and scales.aligned and (zeros is None or zeros.aligned)
-        return WeightOnlyProblem(
-            Layout.RAGGED_M,
-            groups,
-            m,
-            n,
-            k,
-            a.dtype,
-            out_dtype,
-            a.strides,
-            (n * row_bytes, row_bytes, 1),
-            a.aligned,
-            aligned,
-            bias is not None,
-            a.device.type,
-            None,
-            False,
-            w.group_size,
-            zeros is not None,
-            w.format,
-            () if scale_a is None else scale_a.strides,
-        )
+        memory = (a.strides, (n * row_bytes, row_bytes, 1), a.aligned, aligned, bias is not None, a.device.type)
+        weight = (w.group_size, zeros is not None, w.format, () if scale_a is None else scale_a.strides)
+        return WeightOnlyProblem(Layout.RAGGED_M, groups, m, n, k, a.dtype, out_dtype, *memory, None, False, *weight)
 
 
 def _check_16_bits(a: Description, w: DescribedWeight, scales: Description) -> None:
