@@ -17,7 +17,7 @@ from expertile.ops.grouped_mm.backend import Operands
 from expertile.ops.grouped_mm.backends import _gluon_launch, gluon_hopper
 from expertile.ops.grouped_mm.backends._gluon_kernel import grouped_mm_kernel
 from expertile.ops.grouped_mm.problem import Layout, Problem
-from expertile.ops.launch import driver as _launch
+from expertile.ops.launch import launch as _launch
 from expertile.ops.launch import launch as launching
 from expertile.ops.launch import versions
 from tests.ops.grouped_mm import cases
