@@ -13,16 +13,15 @@ its own, [SPLIT_K, M, N]. The slices are added up in order afterwards: same bits
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 
-from expertile.ops.hopper.columns import pieces
 from expertile.ops.hopper.ordered_barrier import ordered_begin, ordered_end
 from expertile.ops.hopper.prologue import begin, make_barriers, slots, specialise
 from expertile.ops.hopper.ring import advance
-from expertile.ops.hopper.store import bias_of
-from expertile.ops.hopper.tiles import WRAP, locate, make_plan
+from expertile.ops.hopper.store import store_turned
+from expertile.ops.hopper.tiles import locate, make_plan
 from expertile.ops.hopper.units import span
-from expertile.ops.launch.versions import tma_load, tma_store
+from expertile.ops.launch.versions import tma_load
 from expertile.ops.weight_only_mm.backends._gluon_context import Context
 from expertile.ops.weight_only_mm.backends._gluon_multiply import multiply, scale_groups
 from expertile.ops.weight_only_mm.backends._gluon_unpack import half_layout, rows_of
@@ -59,30 +58,11 @@ def _producer(p):
 
 
 @gluon.jit
-def _store(p, acc, split, g, row, row_end, col, WHO: gl.constexpr, mma_layout: gl.constexpr):
-    """Sums -> shared memory, transposed -> TMA. A buffer is waited for when it is used again."""
-    PARTS: gl.constexpr = p.STORE_PARTS * rows_of(mma_layout) // p.BLOCK_M
-    ROWS: gl.constexpr = p.BLOCK_M // p.STORE_PARTS
-    if p.HAS_BIAS:
-        # The slices of a split K are added up: one of them takes the bias along.
-        bias = bias_of(p, g, col, gl.where(split == 0, p.N, 0), p.COLS, gl.SliceLayout(1, mma_layout))
-        acc = acc + gl.expand_dims(bias, 1)
-    cut = pieces(acc, PARTS)
-    for s in gl.static_range(PARTS):
-        buf = p.c_smem.index(WHO)
-        tma.store_wait(0)
-        buf.reshape([ROWS, p.COLS]).permute((1, 0)).store(cut[s].to(p.c_desc.dtype))
-        fence_async_shared()
-        # Rows past the end of the group fall outside the descriptor's box: the hardware drops them.
-        at = [WRAP, row_end + split * p.M, WRAP - (row_end - row) + s * ROWS, col]
-        tma_store(p.c_desc, at, buf)
-
-
-@gluon.jit
 def _tile(p, ring, steps, split, g, row, row_end, col, WHO: gl.constexpr, mma_layout: gl.constexpr):
     """One unit: its sum, stored."""
     acc = multiply(p, ring, steps, g, col, WHO, mma_layout)
-    _store(p, acc, split, g, row, row_end, col, WHO, mma_layout)
+    PARTS: gl.constexpr = p.STORE_PARTS * rows_of(mma_layout) // p.BLOCK_M
+    store_turned(p, acc, split, g, row, row_end, col, PARTS, WHO, mma_layout)
 
 
 @gluon.jit

@@ -21,22 +21,15 @@ its own, [SPLIT_K, M, N]. The slices are added up in order afterwards: same bits
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
-from triton.experimental.gluon.language.nvidia.hopper import (
-    fence_async_shared,
-    mbarrier,
-    tma,
-    warpgroup_mma,
-    warpgroup_mma_wait,
-)
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma, warpgroup_mma, warpgroup_mma_wait
 
-from expertile.ops.hopper.columns import pieces
 from expertile.ops.hopper.ordered_barrier import ordered_arrive, ordered_begin, ordered_end, ordered_wait
 from expertile.ops.hopper.prologue import begin, make_barriers, slots, specialise
 from expertile.ops.hopper.ring import advance
-from expertile.ops.hopper.store import bias_of
-from expertile.ops.hopper.tiles import WRAP, locate, make_plan
+from expertile.ops.hopper.store import store_turned
+from expertile.ops.hopper.tiles import locate, make_plan
 from expertile.ops.hopper.units import span
-from expertile.ops.launch.versions import cp_async, tma_load, tma_store
+from expertile.ops.launch.versions import cp_async, tma_load
 from expertile.ops.weight_only_mm.backends._w4a8_context import Context
 from expertile.ops.weight_only_mm.backends._w4a8_unpack import (
     UNIT_OF_INT4,
@@ -204,26 +197,6 @@ def _scaled(p, acc, g, row, col, mma_layout: gl.constexpr):
 
 
 @gluon.jit
-def _store(p, acc, split, g, row, row_end, col, WHO: gl.constexpr, mma_layout: gl.constexpr):
-    """A sum -> shared memory, transposed -> TMA. A buffer is waited for when it is used again."""
-    ROWS: gl.constexpr = p.TOKENS // p.STORE_PARTS
-    acc = _scaled(p, acc, g, row, col, mma_layout)
-    if p.HAS_BIAS:
-        # The slices of a split K are added up: one of them takes the bias along.
-        bias = bias_of(p, g, col, gl.where(split == 0, p.N, 0), 64, gl.SliceLayout(1, mma_layout))
-        acc = acc + gl.expand_dims(bias, 1)
-    cut = pieces(acc, p.STORE_PARTS)
-    for s in gl.static_range(p.STORE_PARTS):
-        buf = p.c_smem.index(WHO)
-        tma.store_wait(0)
-        buf.reshape([ROWS, 64]).permute((1, 0)).store(cut[s].to(p.c_desc.dtype))
-        fence_async_shared()
-        # Rows past the end of the group fall outside the descriptor's box: the hardware drops them.
-        at = [WRAP, row_end + split * p.M, WRAP - (row_end - row) + s * ROWS, col]
-        tma_store(p.c_desc, at, buf)
-
-
-@gluon.jit
 def _consumer(p, WHO: gl.constexpr, mma_layout: gl.constexpr):
     PARTS: gl.constexpr = p.BLOCK_M // p.TOKENS
     plan = make_plan(p)
@@ -236,9 +209,10 @@ def _consumer(p, WHO: gl.constexpr, mma_layout: gl.constexpr):
         accs = _multiply(p, ring, steps, WHO, mma_layout)
         for r in gl.static_range(p.COLS // 64):
             for t in gl.static_range(PARTS):
-                acc = accs[r * PARTS + t]
-                at = row + t * p.TOKENS
-                _store(p, acc, unit % p.SPLIT_K, g, at, row_end, col + r * 64, WHO, mma_layout)
+                at_row, at_col = row + t * p.TOKENS, col + r * 64
+                acc = _scaled(p, accs[r * PARTS + t], g, at_row, at_col, mma_layout)
+                split = unit % p.SPLIT_K
+                store_turned(p, acc, split, g, at_row, row_end, at_col, p.STORE_PARTS, WHO, mma_layout)
         ring += steps
     ordered_end(p, WHO)
     tma.store_wait(0)
