@@ -10,7 +10,7 @@ import torch
 
 from expertile.device import Device
 from expertile.ops.grouped_mm.backend import new_out
-from expertile.ops.hopper.limits import MAX_ROWS, storable
+from expertile.ops.hopper import limits
 from expertile.ops.launch.versions import FP_FUSION
 from expertile.ops.weight_only_mm.problem import Operands, Run, WeightOnlyProblem
 
@@ -18,20 +18,12 @@ _MAX_GROUPS = 512
 
 
 def refusal(p: WeightOnlyProblem, device: Device) -> str | None:
-    """The reason why neither kernel can compute `p` on `device`, or None."""
-    if device.kind != "cuda" or device.capability != (9, 0):
-        return "needs compute capability 9.0 (H100, H200): it is written for that architecture's wgmma instructions"
-    if p.m > MAX_ROWS // 8:
-        return f"at most {MAX_ROWS // 8} rows (the ragged descriptors' limit, shared by slices of K), not {p.m}"
-    if p.groups > _MAX_GROUPS:
-        return f"at most {_MAX_GROUPS} groups (their prefix sum is kept in registers), not {p.groups}"
-    if not (p.a_aligned and p.b_aligned):
-        return "TMA needs base addresses that are multiples of 16 bytes"
-    if p.a_strides[1] != 1 or p.a_strides[0] <= 0 or p.a_strides[0] * p.dtype.itemsize % 16:
+    """The reason why neither kernel can compute `p` on `device`, or None. Slices of a split K share the descriptors'
+    rows."""
+    reason = limits.refusal(p, device, _MAX_GROUPS, limits.MAX_ROWS // 8)
+    if reason is None and (p.a_strides[1] != 1 or p.a_strides[0] <= 0 or p.a_strides[0] * p.dtype.itemsize % 16):
         return f"TMA needs a with a contiguous K and rows that are multiples of 16 bytes apart (strides {p.a_strides})"
-    if (p.n * p.out_dtype.itemsize) % 16:
-        return f"TMA needs rows of the output that are multiples of 16 bytes, not {p.n} x {p.out_dtype.itemsize}"
-    return None
+    return reason
 
 
 def shape_of(p: WeightOnlyProblem, config: Any) -> dict[str, Any]:
@@ -71,7 +63,7 @@ def runner(imported: Callable[[], Any]) -> Run:
         """Compute into `out` (rows past offs[-1] are left alone) or a new tensor; queues one kernel, or two for a split
         K, and waits for nothing."""
         p = problem
-        if out is not None and not storable(out):
+        if out is not None and not limits.storable(out):
             # The copy carries the rows that are to be left alone.
             aligned = out.new_empty(out.shape).copy_(out)
             return out.copy_(run(p, operands, config, aligned))
