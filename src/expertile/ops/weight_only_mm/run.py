@@ -114,7 +114,7 @@ def activation_gradient(grad: torch.Tensor, w: QuantizedWeight, offs: torch.Tens
     fields = (w.packed, w.scales, w.zeros, w.format, w.group_size, k)
     parts = []
     for first, last in ranges(g * n, k, grad.dtype.itemsize):
-        dense = torch.ops.expertile.weight_only_dequantize(*fields, grad.dtype, first, last)
+        dense = dequantize.weight_only_dequantize(*fields, grad.dtype, first, last)
         parts.append(_product(grad, dense, offs=offs, out_dtype=grad.dtype))
         del dense  # its memory is the next range's
     return zero_tail(parts[0] if len(parts) == 1 else torch.cat(parts, 1), offs, dim=0)
