@@ -55,19 +55,15 @@ def test_every_float_that_decides_a_tie(dtype):
     check_rows(x.view(-1, 128).to(dtype).cuda())
 
 
-@pytest.mark.parametrize("config", launches.rows_configs("plain"), ids=str)
-def test_configs_of_rows(config):
-    for x in (data(333, 4096).cuda(), data(333, 4352).cuda()[:, :4096], data(65, 1000).cuda()):
-        made = Fp8Blocks(*launches.quantize_rows(x, config=config))
-        assert_same(made, Fp8Blocks.quantize(x), str(config))
+def test_rows_of_a_wider_tensor():
+    check_rows(data(333, 4352).cuda()[:, :4096])
 
 
 @pytest.mark.parametrize("k", [256, 2048, 2880, 7168, 9000])
-def test_configs_of_norms(k):
+def test_norms(k):
     x, weight = data(300, k, spread=1.0).cuda(), data(1, k, dtype=torch.float32, seed=3)[0].cuda()
-    for config in launches.norm_configs(k):
-        made = Fp8Blocks(*launches.quantize_rows(x, "rms_norm", weight, 1e-3, config=config))
-        assert_near(made, rms(x, weight, 1e-3))
+    for w in (weight, weight.bfloat16()):
+        assert_near(quantize_rms_norm(x, w, eps=1e-3), rms(x, w, 1e-3))
 
 
 RAGGED = (300, 0, 1, 128, 211)
@@ -96,8 +92,8 @@ def check_config_of_tokens(config, source, k=1024):
 
 @pytest.mark.parametrize("source", ["plain", "swiglu", "rms_norm"])
 def test_configs_of_tokens(source):
-    for config in (*launches.tokens_configs(source), *launches.tokens_configs(source, 1)):
-        check_config_of_tokens(config, source)
+    for by in (16, 1):
+        check_config_of_tokens(launches.tokens_config(source, by), source)
 
 
 @pytest.mark.parametrize("source", launches.SOURCES)
@@ -122,7 +118,8 @@ def test_weights(shape):
         check_weights(data(*shape, dtype=dtype).cuda())
     check_weights(data(*shape).cuda().transpose(-2, -1), power_of_two=True)
     w = data(*shape).cuda()
-    for config in launches.weights_configs(10**6, 2, 132):
+    for blocks in (1, 10**6):
+        config = launches.weights_config(blocks, 2, 132)
         made = Fp8Blocks(*launches.quantize_weights(w, config=config), (128, 128))
         assert_same(made, Fp8Blocks.quantize(w, (128, 128)), str(config))
 

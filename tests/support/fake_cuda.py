@@ -15,13 +15,14 @@ from triton.runtime.driver import driver as triton_driver
 from triton.runtime.jit import JITFunction
 
 from expertile.device import Device
+from expertile.ops import backend
 from expertile.ops.grouped_mm import run
 from expertile.ops.grouped_mm.backend import Backend
 from expertile.ops.grouped_mm.backends import _gluon_launch, gluon_hopper, torch_grouped, triton_pointer, triton_tma
 from expertile.ops.grouped_mm.choose import Choice, choose
 from expertile.ops.grouped_mm.problem import Problem
 from expertile.ops.launch import device as launch_device
-from expertile.ops.launch import driver, launch
+from expertile.ops.launch import launch
 from tests.support import fake_launcher
 from tests.support.fake_driver import FakeDriver
 
@@ -32,7 +33,7 @@ FAKED: tuple[Backend, ...] = (torch_grouped.BACKEND, *OWN)
 # The caches that must not remember what was faked.
 CACHES = (
     run._planned,
-    driver._encode,
+    launch._encode,
     launch._compiled,
     _gluon_launch._launch,
     triton_pointer._launch,
@@ -49,7 +50,7 @@ def fake_cuda() -> Iterator[list[int]]:
     """Within the block every tensor looks like one of cuda:0; yields a list that grows by one for each launch."""
     h200, cuda0 = Device.by_name("h200"), torch.device("cuda", 0)
     launches: list[int] = []
-    compiled = driver.Compiled(
+    compiled = launch.Compiled(
         lambda programs, *_: launches.append(programs), 0, (BOX,) * 3, lambda device: 0, lambda: 0
     )
     fakes = (
@@ -59,10 +60,11 @@ def fake_cuda() -> Iterator[list[int]]:
         mock.patch.object(torch.cuda, "device", lambda index: contextlib.nullcontext()),
         mock.patch.object(Device, "current", staticmethod(lambda torch_device=None: h200)),
         mock.patch.object(run, "_device", lambda kind, index: h200),
+        mock.patch.object(backend, "device_of", lambda kind, index: h200),
         mock.patch.object(run, "choose", _choose),
         mock.patch.object(launch_device, "_sm_count", lambda device: h200.sm_count),
         mock.patch.object(torch_grouped, "_GROUPED_MM", lambda a, b, offs: a),
-        mock.patch.object(driver, "prepare", lambda kernel, cluster: compiled),
+        mock.patch.object(launch, "prepare", lambda kernel, cluster: compiled),
         mock.patch.object(JITFunction, "run", lambda self, *args, **kwargs: None),
     )
     before = triton_driver._active

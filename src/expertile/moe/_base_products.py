@@ -19,7 +19,7 @@ from expertile.ops.low_rank import joined
 from expertile.ops.quantize.api import quantize_activations, quantize_swiglu
 from expertile.ops.scaled_grouped_mm.api import scaled_grouped_mm
 from expertile.ops.weight_only_mm.api import weight_only_mm
-from expertile.ops.weight_only_mm.op import activation_gradient
+from expertile.ops.weight_only_mm.run import activation_gradient
 
 _T = torch.Tensor
 _Maybe = torch.Tensor | None

@@ -71,6 +71,7 @@ def grouped_mm(
     """
     if mat_a is not None or mat_b is not None:
         a, b = _one_of("a", a, "mat_a", mat_a), _one_of("b", b, "mat_b", mat_b)
+    shared: Any = dict(offs=offs, bias=bias, out_dtype=out_dtype, config=config, check=check)
     if isinstance(b, AnyQuantizedWeight):
         if out is not None or accumulate:
             raise ValueError(f"out, accumulate: expected None and False with an {type(b).__name__}, got other values")
@@ -78,28 +79,9 @@ def grouped_mm(
             raise ValueError(
                 f"batch_invariant: expected False with an {type(b).__name__}, whose products depend on numbers of rows"
             )
-        return weight_only_mm(
-            a,
-            b,
-            offs=offs,  # type: ignore[arg-type]
-            bias=bias,
-            out_dtype=out_dtype,
-            backend="auto" if backend == MEASURE else backend,
-            config=config,
-            check=check,
-        )
+        return weight_only_mm(a, b, backend="auto" if backend == MEASURE else backend, **shared)
     return dense.grouped_mm(
-        a,
-        b,
-        offs=offs,
-        bias=bias,
-        out_dtype=out_dtype,
-        backend=backend,
-        config=config,
-        check=check,
-        batch_invariant=batch_invariant,
-        out=out,
-        accumulate=accumulate,
+        a, b, backend=backend, batch_invariant=batch_invariant, out=out, accumulate=accumulate, **shared
     )
 
 

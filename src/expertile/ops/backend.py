@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
+import torch
+
 from expertile.device import Device
 from expertile.suggest import one_of
 
@@ -48,6 +50,11 @@ def never(problem: Any, device: Device) -> tuple[Any, ...]:
     return ()
 
 
+def one_config(problem: Any, device: Device) -> tuple[NoConfig, ...]:
+    """The configs of a backend that has nothing to configure."""
+    return (NoConfig(),)
+
+
 @dataclass(frozen=True)
 class Backend(Generic[P, R]):
     """One way to compute an operator.
@@ -59,9 +66,9 @@ class Backend(Generic[P, R]):
 
     name: str
     summary: str
-    supports: Callable[[P, Device], str | None]
-    configs: Callable[[P, Device], tuple[Any, ...]]
     run: R
+    supports: Callable[[P, Device], str | None] = lambda problem, device: None
+    configs: Callable[[P, Device], tuple[Any, ...]] = one_config
     # Needs the group sizes on the host: synchronises, and cannot be captured in a CUDA graph, unless
     # `problem.group_sizes` is known.
     reads_offs_on_host: bool = False
@@ -127,6 +134,25 @@ AUTO = Request()
 def device_of(kind: str, index: int | None) -> Device:
     """The device of a tensor whose `device` has that type and index."""
     return Device.current("cpu" if kind != "cuda" else index)
+
+
+def planner(
+    describe: Callable[..., P], select: Callable[[P, Device, Request], tuple[B, Any]]
+) -> Callable[[tuple[Any, ...], torch.device, Request], tuple[P, B, Any]]:
+    """A function of tensors as they are `described` and further arguments of `describe`, of their device and a request:
+    problem, backend and config, whatever the tensors' values. What it has answered it keeps."""
+
+    @lru_cache(maxsize=4096)
+    def planned(fields: tuple[Any, ...], device: torch.device, request: Request) -> tuple[P, B, Any]:
+        problem = describe(*fields)
+        return problem, *select(problem, device_of(device.type, device.index), request)
+
+    return planned
+
+
+def by_backend(run: Callable[..., Any]) -> Callable[..., Any]:
+    """`run(*arguments, request)` as an operator's kernel, whose last argument is a backend's name."""
+    return lambda *arguments: run(*arguments[:-1], Request(arguments[-1]))
 
 
 def named(backends: Iterable[N], name: str, also: str = "") -> N:

@@ -30,7 +30,7 @@ def correct(problem, operands, config, out):
 
 
 def backend(name, compute=correct, supports=lambda p, d: None, configs=lambda p, d: (NoConfig(),)):
-    return Backend(name, f"{name} for a test", supports, configs, compute)
+    return Backend(name, f"{name} for a test", compute, supports, configs)
 
 
 def wrong(problem, operands, config, out):

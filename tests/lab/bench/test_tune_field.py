@@ -21,7 +21,7 @@ class Config:
 
 
 def pairs(name, count):
-    backend = Backend(name, "", lambda p, d: None, lambda p, d: (), lambda *a: a[1].a)
+    backend = Backend(name, "", lambda *a: a[1].a, configs=lambda p, d: ())
     return [Pair(backend, Config(i)) for i in range(count)]
 
 

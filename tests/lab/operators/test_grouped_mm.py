@@ -21,7 +21,7 @@ SITE = Site(Device.current("cpu"), CPU)
 
 
 def backend(run, reads_offs_on_host=False, supports=lambda p, d: None):
-    return Backend("b", "for a test", supports, lambda p, d: (NoConfig(),), run, reads_offs_on_host)
+    return Backend("b", "for a test", run, supports, reads_offs_on_host=reads_offs_on_host)
 
 
 def gated(one):

@@ -32,7 +32,7 @@ CONFIGS = (Config(tuned=True), Config(), Config(block_m=64))
 
 def backend(name, supports=lambda p, d: None, configs=CONFIGS, **more):
     more.setdefault("speed", {b.name: b.speed for b in BACKENDS}.get(name))
-    return Backend(name, "", supports, lambda p, d: configs, lambda *a: a[1].a, **more)
+    return Backend(name, "", lambda *a: a[1].a, supports, lambda p, d: configs, **more)
 
 
 def problem(rows=4096, groups=8, k=1024, n=1024):

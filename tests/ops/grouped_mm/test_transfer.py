@@ -32,7 +32,7 @@ class Flagged(Config):
 
 
 def rival(name="ours", config_class=Config, **config):
-    backend = Backend(name, "", lambda p, d: None, lambda p, d: (Config(),), lambda *a: a[1].a)
+    backend = Backend(name, "", lambda *a: a[1].a, configs=lambda p, d: (Config(),))
     return Rival(backend, config_class(**config))
 
 

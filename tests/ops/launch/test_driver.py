@@ -17,7 +17,6 @@ from expertile.ops.grouped_mm.backend import Operands
 from expertile.ops.grouped_mm.backends import _gluon_launch, gluon_hopper
 from expertile.ops.grouped_mm.backends._gluon_kernel import grouped_mm_kernel
 from expertile.ops.grouped_mm.problem import Layout, Problem
-from expertile.ops.launch import driver as _launch
 from expertile.ops.launch import launch as launching
 from expertile.ops.launch import versions
 from tests.ops.grouped_mm import cases
@@ -54,11 +53,11 @@ def encoded(launched: list[Launched]) -> Iterator[list[tuple[Any, ...]]]:
     before = driver._active
     fake = FakeDriver(90)
     fake.utils = fake_launcher.utils(fill, launched)  # type: ignore[attr-defined]
-    _launch._encode.cache_clear()
+    launching._encode.cache_clear()
     with compile_only(90):
         driver.set_active(fake)
         yield seen
-    _launch._encode.cache_clear()
+    launching._encode.cache_clear()
     driver._active = before
 
 
@@ -76,7 +75,7 @@ def test_the_same_launch_as_by_triton(case: Case, encoded: list[tuple[Any, ...]]
     constants = (None,) * (len(grouped_mm_kernel.arg_names) - len(args))
     kernel.launch_by_triton(132, *args, *constants)
 
-    direct = _launch.prepare(kernel)
+    direct = launching.prepare(kernel)
     assert direct is not None
     device = driver.active.get_current_device()
     used = [(blocks, t) for blocks, t in zip(launch.blocks, given[0], strict=True) if blocks is not None]
@@ -97,21 +96,21 @@ def test_the_same_launch_as_by_triton(case: Case, encoded: list[tuple[Any, ...]]
 
 
 def test_caches_are_bounded(encoded: list[tuple[Any, ...]]) -> None:
-    tensor = _launch.Tensor([64, 64], [64, 1], BOX)
-    limit = _launch._encode.cache_info().maxsize
+    tensor = launching.Tensor([64, 64], [64, 1], BOX)
+    limit = launching._encode.cache_info().maxsize
     assert limit is not None
     for address in range(0, 16 * (limit + 100), 16):
-        _launch._encode(tensor, address)
-    assert _launch._encode.cache_info().currsize == limit
+        launching._encode(tensor, address)
+    assert launching._encode.cache_info().currsize == limit
     assert _gluon_launch._launch.cache_info().maxsize is not None
     assert launching._compiled.cache_info().maxsize is not None
 
 
 def test_scratch_memory_and_versions_not_known_are_left_to_triton(monkeypatch: pytest.MonkeyPatch) -> None:
     kernel = types.SimpleNamespace(run=types.SimpleNamespace(global_scratch_size=64, profile_scratch_size=0))
-    assert _launch.prepare(kernel) is None
+    assert launching.prepare(kernel) is None
     monkeypatch.setattr(versions, "KNOWN", False)
-    assert _launch.prepare(types.SimpleNamespace()) is None
+    assert launching.prepare(types.SimpleNamespace()) is None
 
 
 @pytest.mark.parametrize("triton", ["3.5.1", "3.10.0"])
@@ -122,6 +121,6 @@ def test_a_version_not_known_is_warned_of_once(triton: str) -> None:
 
 
 def test_profilers_see_launches(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert not _launch.hooked()
+    assert not launching.hooked()
     monkeypatch.setattr(triton.knobs.runtime.launch_enter_hook, "calls", [print])
-    assert _launch.hooked()
+    assert launching.hooked()

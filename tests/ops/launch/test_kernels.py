@@ -8,7 +8,7 @@ import pytest
 import torch
 import triton
 
-from expertile.ops.launch import driver, kernels, launch
+from expertile.ops.launch import kernels, launch
 from expertile.ops.launch.device import Machine
 from expertile.ops.rows import norm, softmax
 from tests.ops.launch.test_plan import fake_gpu
@@ -52,7 +52,7 @@ def nothing_known(monkeypatch):
 
 @pytest.mark.parametrize("call", [_softmax, _odd_softmax, _norm, _at_once])
 def test_the_same_kernel_as_by_triton(call) -> None:
-    with fake_gpu() as calls, mock.patch.object(driver, "prepare", lambda kernel, cluster: None):
+    with fake_gpu() as calls, mock.patch.object(launch, "prepare", lambda kernel, cluster: None):
         call()
     (ours, _, _, warmup), (by_triton, _, _, again) = calls
     assert warmup and not again and ours is by_triton
@@ -61,8 +61,8 @@ def test_the_same_kernel_as_by_triton(call) -> None:
 @pytest.mark.parametrize("call", [_softmax, _norm, _at_once])
 def test_launched_with_all_of_its_parameters(call) -> None:
     seen = []
-    ready = driver.Compiled(lambda programs, stream, args: seen.append(args), 0, (), lambda device: 0, lambda: 90)
-    with fake_gpu() as calls, mock.patch.object(driver, "prepare", lambda kernel, cluster: ready):
+    ready = launch.Compiled(lambda programs, stream, args: seen.append(args), 0, (), lambda device: 0, lambda: 90)
+    with fake_gpu() as calls, mock.patch.object(launch, "prepare", lambda kernel, cluster: ready):
         call()
         call()
     ((kernel, *_),) = calls
@@ -70,6 +70,6 @@ def test_launched_with_all_of_its_parameters(call) -> None:
 
 
 def test_clusters_need_a_known_launcher() -> None:
-    unknown = mock.patch.object(driver, "prepare", lambda kernel, cluster: None)
+    unknown = mock.patch.object(launch, "prepare", lambda kernel, cluster: None)
     with fake_gpu(), unknown, pytest.raises(RuntimeError, match="whose launcher is known to take clusters"):
         kernels.launch(kernels._mark, 1, (torch.empty(1),), (), (), num_warps=4, cluster=2)

@@ -20,7 +20,6 @@ from expertile.ops.grouped_mm.backend import Backend, Operands
 from expertile.ops.grouped_mm.backends import triton_pointer, triton_tma
 from expertile.ops.grouped_mm.problem import Layout, Problem
 from expertile.ops.launch import device as launch_device
-from expertile.ops.launch import driver as _launch
 from expertile.ops.launch import launch as launching
 from expertile.ops.launch.launch import Launch
 from tests.ops.grouped_mm import cases
@@ -74,7 +73,7 @@ def fake_gpu(seen: list[Launched] | None = None) -> Iterator[list[tuple[Any, ...
         stack.enter_context(mock.patch.object(launch_device, "_sm_count", lambda device: 132))
         stack.enter_context(mock.patch.object(Device, "current", staticmethod(lambda where: H200)))
         stack.enter_context(mock.patch.object(torch.Tensor, "get_device", lambda self: fake.get_current_device()))
-        for cache in (_launch._encode, launching._compiled, triton_pointer._launch, triton_tma._launch):
+        for cache in (launching._encode, launching._compiled, triton_pointer._launch, triton_tma._launch):
             cache.cache_clear()
             stack.callback(cache.cache_clear)
         yield calls
@@ -92,16 +91,16 @@ def test_the_same_kernel_and_arguments_as_by_triton(backend: Backend, config: An
     problem, out = _problem(case, operands), cases.poisoned_out(case)
     assert backend.supports(problem, H200) is None
     seen: list[Launched] = []
-    prepare = _launch.prepare
+    prepare = launching.prepare
     with fake_gpu(seen) as calls:
-        with mock.patch.object(_launch, "prepare", lambda kernel, cluster: None):
+        with mock.patch.object(launching, "prepare", lambda kernel, cluster: None):
             backend.run(problem, operands, config, out)
         by_triton, grid, args, warmup = calls[-1]
         assert not warmup
         for cache in (launching._compiled, triton_pointer._launch, triton_tma._launch):
             cache.cache_clear()
         loaded = fake_launcher.loaded(by_triton, seen)
-        with mock.patch.object(_launch, "prepare", lambda kernel, cluster: prepare(loaded)):
+        with mock.patch.object(launching, "prepare", lambda kernel, cluster: prepare(loaded)):
             backend.run(problem, operands, config, out)
         ours, _, _, warmup = calls[-1]
         assert warmup, "Triton launched it"
@@ -151,7 +150,7 @@ def test_what_decides_the_code_is_told_apart() -> None:
     case = CASES[1]
     tensors = cases.make(case)
     kernels = []
-    with fake_gpu() as calls, mock.patch.object(_launch, "prepare", lambda kernel, cluster: None):
+    with fake_gpu() as calls, mock.patch.object(launching, "prepare", lambda kernel, cluster: None):
         for moved in (None, 0, 1, 2, 3):
             operands = Operands(*(_moved(t) if i == moved else t for i, t in enumerate(tensors)))
             triton_pointer.run(_problem(case, operands), operands, POINTER, None)
@@ -171,7 +170,7 @@ def _moved(t: torch.Tensor) -> torch.Tensor:
 def test_what_fills_a_multiprocessor_has_pdl(block_n: int, pdl: bool) -> None:
     case, config = CASES[0], triton_tma.Config(64, block_n, 64, 4, 4)
     operands = Operands(*cases.make(case))
-    with fake_gpu() as calls, mock.patch.object(_launch, "prepare", lambda kernel, cluster: None):
+    with fake_gpu() as calls, mock.patch.object(launching, "prepare", lambda kernel, cluster: None):
         triton_tma.BACKEND.run(_problem(case, operands), operands, config, cases.poisoned_out(case))
     kernel = calls[-1][0]
     assert kernel.metadata.launch_pdl == pdl == ("griddepcontrol.wait" in kernel.asm["ptx"])
@@ -183,8 +182,8 @@ def test_profilers_see_launches(monkeypatch: pytest.MonkeyPatch) -> None:
     operands = Operands(*cases.make(case))
     seen: list[int] = []
     with fake_gpu() as calls:
-        compiled = _launch.Compiled(lambda programs, *_: seen.append(programs), 0, (), lambda device: 0, lambda: 90)
-        with mock.patch.object(_launch, "prepare", lambda kernel, cluster: compiled):
+        compiled = launching.Compiled(lambda programs, *_: seen.append(programs), 0, (), lambda device: 0, lambda: 90)
+        with mock.patch.object(launching, "prepare", lambda kernel, cluster: compiled):
             triton_pointer.run(_problem(case, operands), operands, POINTER, None)
             assert len(seen) == 1 and calls[-1][3]
             monkeypatch.setattr(triton.knobs.runtime.launch_enter_hook, "calls", [print])

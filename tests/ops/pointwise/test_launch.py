@@ -37,7 +37,7 @@ def launches(monkeypatch):
         prepared.append(kernel)
         return lambda device, programs, tensors, rest: seen.append((kernel, (device, programs, tensors, *rest)))
 
-    monkeypatch.setattr(launch.driver, "prepare", prepare)
+    monkeypatch.setattr(launch.launch, "prepare", prepare)
     monkeypatch.setattr(torch.cuda, "device", lambda index: contextlib.nullcontext())
     monkeypatch.setattr(stencil, "machine", lambda index: Machine(132, True))
     launch._compiled.cache_clear()
@@ -94,7 +94,7 @@ def test_signature_of_the_compiled_kernel_takes_wide_numbers(launches):
 
 def test_profilers_are_shown_launches_by_triton(launches, monkeypatch):
     seen, _ = launches
-    monkeypatch.setattr(launch.driver, "hooked", lambda: True)
+    monkeypatch.setattr(launch.launch, "hooked", lambda: True)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     add_scalar.launch(on_gpu(8), on_gpu(8), 1.0, add_scalar.Config(512, 4))
     assert not seen

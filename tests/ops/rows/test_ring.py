@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from expertile.ops.launch import driver
+from expertile.ops.launch import launch as launches
 from expertile.ops.launch.device import Machine
 from expertile.ops.rows import ring
 from expertile.ops.rows import ring_launch as launch
@@ -282,7 +282,7 @@ def test_compiled_for_hopper(dtype, config, tensors):
 def test_one_kernel_for_all_rows(monkeypatch):
     """Neither rows nor columns are compiled for, and what is prepared ahead of a launch is what Triton would run."""
     config = RingConfig(8, 8, 8, 2)
-    monkeypatch.setattr(driver, "prepare", lambda kernel, cluster: None)
+    monkeypatch.setattr(launches, "prepare", lambda kernel, cluster: None)
     monkeypatch.setattr(torch.cuda, "device", lambda index: contextlib.nullcontext())
     with compile_only(90) as kernels:
         made = launch.plan(softmax_ring_kernel, 1, config, torch.bfloat16, 300, 50257, 132)

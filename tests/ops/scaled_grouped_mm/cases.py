@@ -16,8 +16,7 @@ from dataclasses import dataclass
 import torch
 
 from expertile.ops.grouped_mm.problem import Layout
-from expertile.ops.scaled_grouped_mm.backend import Operands
-from expertile.ops.scaled_grouped_mm.problem import Recipe, ScaledProblem
+from expertile.ops.scaled_grouped_mm.problem import Operands, Recipe, ScaledProblem
 
 M, K = Layout.RAGGED_M, Layout.RAGGED_K
 BLOCK, VECTOR, ROW = Recipe.BLOCK, Recipe.VECTOR, Recipe.ROW

@@ -18,8 +18,7 @@ import torch
 from expertile.formats.int4 import Int4Weight
 from expertile.formats.mxfp4 import Mxfp4Weight
 from expertile.ops.grouped_mm.problem import described
-from expertile.ops.weight_only_mm.backend import Operands
-from expertile.ops.weight_only_mm.problem import DescribedWeight, WeightOnlyProblem
+from expertile.ops.weight_only_mm.problem import DescribedWeight, Operands, WeightOnlyProblem
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 PROMISED = 2.0**-7  # of the largest entry of the reference

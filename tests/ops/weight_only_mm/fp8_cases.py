@@ -10,8 +10,7 @@ import torch
 from expertile.formats.int4 import Int4Weight
 from expertile.formats.mxfp4 import Mxfp4Weight
 from expertile.formats.mxfp4_fp8 import Mxfp4Fp8Weight
-from expertile.ops.weight_only_mm.backend import Operands
-from expertile.ops.weight_only_mm.problem import WeightOnlyProblem
+from expertile.ops.weight_only_mm.problem import Operands, WeightOnlyProblem
 from tests.ops.weight_only_mm import cases
 
 FP32, FP16, FP8 = torch.float32, torch.float16, torch.float8_e4m3fn

@@ -6,10 +6,9 @@ from typing import Any
 
 import torch
 
-from expertile.ops.attention import op
 from expertile.ops.attention.explain import Explanation, explain_problem
 from expertile.ops.attention.problem import Problem
-from expertile.ops.attention.run import attention_forward
+from expertile.ops.attention.run import attention_forward, call_forward, differentiable_attention
 from expertile.ops.backend import device_of as _device
 from expertile.ops.torch_op import traced
 
@@ -75,9 +74,9 @@ def attention(
     arguments: Any = (q, k, v, *lengths, causal, scale, return_lse, backend)
     needs_grad = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
     if traced(q):
-        out, lse = op.call_forward(*arguments)
+        out, lse = call_forward(*arguments)
     elif needs_grad:
-        out, lse = op.differentiable_attention(*arguments)
+        out, lse = differentiable_attention(*arguments)
     else:
         out, lse = attention_forward(*arguments)
     return (out, lse) if return_lse else out

@@ -8,7 +8,6 @@ import torch
 
 from expertile.ops.backend import Request
 from expertile.ops.gathered_mm import op
-from expertile.ops.gathered_mm.autograd import call_mm, differentiable_mm
 from expertile.ops.gathered_mm.run import backward, gated, mm, wgrad
 from expertile.ops.torch_op import traced
 
@@ -45,9 +44,9 @@ def gathered_mm(
     _require_tensors(x=x, b=b, offs=offs)
     _require_tensors_or_none(rows=rows, bias=bias)
     if _traced(x, config):
-        return call_mm(x, b, rows, offs, bias, backend)
+        return op.call_mm(x, b, rows, offs, bias, backend)
     if torch.is_grad_enabled() and (x.requires_grad or b.requires_grad or (bias is not None and bias.requires_grad)):
-        return differentiable_mm(x, b, rows, offs, bias, backend, config)
+        return op.differentiable_mm(x, b, rows, offs, bias, backend, config)
     return mm(x, b, rows, offs, bias, Request(backend, config))
 
 

@@ -24,7 +24,7 @@ from typing import Any
 import torch
 
 from expertile.device import dtype_key
-from expertile.ops.grouped_mm.problem import DTYPES, Description, Layout, Problem
+from expertile.ops.grouped_mm.problem import DTYPES, Description, Layout, Problem, descriptions
 from expertile.roofline import Work
 
 ACTIVATIONS = ("swiglu", "geglu", "reglu", "gpt_oss")
@@ -107,22 +107,9 @@ class GatherProblem:
         layout = Layout.RAGGED_M
         if self.product is Product.WGRAD:
             layout, a_strides = Layout.RAGGED_K, (a_strides[1], a_strides[0])
+        memory = (a_strides, b_strides, a_aligned, b_aligned, self.has_bias, self.device_type)
         return Problem(
-            layout,
-            self.groups,
-            self.m,
-            self.n,
-            self.k,
-            self.dtype,
-            self.dtype,
-            a_strides,
-            b_strides,
-            a_aligned,
-            b_aligned,
-            self.has_bias,
-            self.device_type,
-            None,
-            self.allow_tf32,
+            layout, self.groups, self.m, self.n, self.k, self.dtype, self.dtype, *memory, None, self.allow_tf32
         )
 
     def work(self, group_sizes: Sequence[int] | None = None) -> Work:
@@ -171,8 +158,8 @@ def describe(
     `names`: what the caller calls a and b. For BACKWARD b is the down-projection transposed to [E, H, I].
     Raises ValueError naming the argument, what was expected and what came.
     """
-    a, b, offs = Description(*a_fields), Description(*b_fields), Description(*offs_fields)
-    rows = None if rows_fields is None else Description(*rows_fields)
+    a, b, offs, rows = descriptions(a_fields, b_fields, offs_fields, rows_fields)
+    assert a is not None and b is not None and offs is not None
     name_a, name_b = names
     wgrad = product is Product.WGRAD
     _check_dims(name_a, a, 2)
@@ -221,27 +208,10 @@ def describe(
         weights = Description(*weights_fields)
         _check_backward(Description(*slots_fields), weights, Description(*pre_fields), rows, a, total, n)
         weights_shape = tuple(weights.shape)
-    return GatherProblem(
-        product,
-        groups,
-        m,
-        n,
-        k,
-        tokens_of.shape[0] if rows is not None else total,
-        a.dtype,
-        tuple(a.strides),
-        tuple(b.strides),
-        gathered,
-        a.aligned,
-        b.aligned,
-        bias_fields is not None,
-        activation,
-        interleaved,
-        save_pre,
-        weights_shape,
-        a.device.type,
-        allow_tf32,
-    )
+    tokens = tokens_of.shape[0] if rows is not None else total
+    memory = (tuple(a.strides), tuple(b.strides), gathered, a.aligned, b.aligned, bias_fields is not None)
+    epilogue = (activation, interleaved, save_pre, weights_shape)
+    return GatherProblem(product, groups, m, n, k, tokens, a.dtype, *memory, *epilogue, a.device.type, allow_tf32)
 
 
 def _check_dims(name: str, x: Description, dims: int) -> None:

@@ -125,8 +125,6 @@ def _invariant(problem: GatherProblem, device: Device) -> tuple[RowByRow, ...]:
 BACKEND = Backend(
     name="reference",
     summary="plain torch around grouped_mm: rows selected, activation in torch",
-    supports=lambda problem, device: None,
-    configs=lambda problem, device: (NoConfig(),),
     run=_run,
     invariant=_invariant,
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,7 +11,6 @@ import torch
 from expertile.device import Device
 from expertile.ops import backend as backends
 from expertile.ops.backend import AUTO, Request
-from expertile.ops.backend import device_of as _device
 from expertile.ops.gathered_mm.backend import Backend, Operands, Outputs, new_outputs
 from expertile.ops.gathered_mm.backends import by_name
 from expertile.ops.gathered_mm.choose import choose
@@ -25,17 +24,13 @@ def select(problem: GatherProblem, device: Device, request: Request = AUTO) -> t
     return backends.select(problem, device, request, by_name, auto)
 
 
-@lru_cache(maxsize=4096)
-def _planned(
-    product: Product,
-    fields: tuple[tuple[Any, ...] | None, ...],
-    options: tuple[tuple[str, Any], ...],
-    device: torch.device,
-    request: Request,
-) -> tuple[GatherProblem, Backend, Any]:
-    """Problem, backend and config for tensors that are `described` so, whatever their values."""
-    problem = describe(product, *fields, **dict(options))  # type: ignore[arg-type]
-    return problem, *select(problem, _device(device.type, device.index), request)
+def _described(
+    product: Product, tensors: tuple[tuple[Any, ...] | None, ...], options: tuple[tuple[str, Any], ...]
+) -> GatherProblem:
+    return describe(product, *tensors, **dict(options))  # type: ignore[arg-type]
+
+
+_planned = backends.planner(_described, select)
 
 
 def _run(
@@ -53,7 +48,7 @@ def _run(
         options = (*options, ("allow_tf32", tf32_allowed()))
     tensors = (o.a, o.b, o.offs, o.rows, o.bias, o.slots, o.weights, o.pre)
     fields = tuple([None if x is None else described(x) for x in tensors])
-    problem, chosen, config = _planned(product, fields, options, o.a.device, request)
+    problem, chosen, config = _planned((product, fields, options), o.a.device, request)
     outputs = new_outputs(problem, o, overwrite_pre)
     if 0 in (problem.m, problem.n, problem.k, problem.groups):
         return _empty_sums(problem, o, outputs)
@@ -153,4 +148,4 @@ def copies_rows(x: torch.Tensor, rows: torch.Tensor, columns: int, offs: torch.T
     other = ((rows.shape[0], columns), (columns, 1), x.dtype, x.device, True)
     fields = (described(x), other, described(offs), described(rows), None, None, None, None)
     options = (("gather_b", False), ("names", ("x", "d")))
-    return _planned(Product.WGRAD, fields, options, x.device, AUTO)[1].name == "composed"
+    return _planned((Product.WGRAD, fields, options), x.device, AUTO)[1].name == "composed"

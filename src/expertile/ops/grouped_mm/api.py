@@ -11,9 +11,8 @@ from expertile.ops.backend import Request
 from expertile.ops.backend import device_of as _device
 from expertile.ops.grouped_mm.autograd import GroupedMM
 from expertile.ops.grouped_mm.explain import Explanation, explain_problem
-from expertile.ops.grouped_mm.op import operator
 from expertile.ops.grouped_mm.problem import Problem, described
-from expertile.ops.grouped_mm.run import forward
+from expertile.ops.grouped_mm.run import forward, operator
 from expertile.ops.torch_op import traced
 
 

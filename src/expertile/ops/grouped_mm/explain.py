@@ -112,17 +112,5 @@ def explain_problem(problem: Problem, device: Device) -> Explanation:
     tiles = sum(tiles_per_group(sizes, block_m)) * -(-across // block_n)
     launch = EAGER_LAUNCH_S if device.kind == "cuda" else 0.0
     share = launch / (launch + limit.seconds) if launch else 0.0
-    return Explanation(
-        problem,
-        device,
-        work,
-        limit,
-        choice,
-        refusal,
-        block_m,
-        block_n,
-        tiles,
-        tiles / device.sm_count,
-        tile_waste(sizes, block_m),
-        share,
-    )
+    geometry = (block_m, block_n, tiles, tiles / device.sm_count, tile_waste(sizes, block_m))
+    return Explanation(problem, device, work, limit, choice, refusal, *geometry, share)

@@ -13,7 +13,7 @@ Four layouts, named by the dimension whose length differs from group to group (t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cached_property
@@ -55,6 +55,11 @@ class Description(NamedTuple):
 def described(x: torch.Tensor | None) -> tuple[Any, ...] | None:
     """The fields of x's `Description`, as a tuple that is cheap to make at every call."""
     return None if x is None else (x.shape, x.stride(), x.dtype, x.device, x.data_ptr() % 16 == 0)
+
+
+def descriptions(*fields: tuple[Any, ...] | None) -> Iterator[Description | None]:
+    """Of what is `described`."""
+    return (None if f is None else Description(*f) for f in fields)
 
 
 def in_standard_form(x: torch.Tensor) -> torch.Tensor:
@@ -151,14 +156,9 @@ class Problem:
         """
         if offs is not None and not isinstance(offs, torch.Tensor):
             raise ValueError(f"offs: expected an int32 tensor, got {type(offs).__name__}")
-        problem = Problem.from_descriptions(
-            described(a),
-            described(b),
-            described(offs),
-            described(bias),
-            out_dtype,
-            a.dtype is torch.float32 and tf32_allowed(),
-        )
+        tf32 = a.dtype is torch.float32 and tf32_allowed()
+        fields = (described(a), described(b), described(offs), described(bias))
+        problem = Problem.from_descriptions(*fields, out_dtype, tf32)
         if offs is None or not (check or not offs.is_cuda):
             return problem
         sizes = sizes_from_offs(offs)
@@ -175,10 +175,8 @@ class Problem:
         allow_tf32: bool = False,
     ) -> Problem:
         """`from_tensors` of what is `described`, and so without the values of `offs`."""
-        assert a_fields is not None and b_fields is not None
-        a, b = Description(*a_fields), Description(*b_fields)
-        offs = None if offs_fields is None else Description(*offs_fields)
-        bias = None if bias_fields is None else Description(*bias_fields)
+        a, b, offs, bias = descriptions(a_fields, b_fields, offs_fields, bias_fields)
+        assert a is not None and b is not None
         layout = _BY_DIMS.get((len(a.shape), len(b.shape)))
         if layout is None:
             raise ValueError(f"a, b: expected 2 or 3 dimensions each, got a {list(a.shape)} and b {list(b.shape)}")
@@ -204,23 +202,8 @@ class Problem:
             raise ValueError(f"a: expected at least one group for {n} columns of b, got shape {list(a.shape)}")
         if bias is not None:
             check_bias(layout, bias, groups, n, a)
-        return Problem(
-            layout,
-            groups,
-            m,
-            n,
-            k,
-            a.dtype,
-            out_dtype,
-            a.strides,
-            b.strides,
-            a.aligned,
-            b.aligned,
-            bias is not None,
-            a.device.type,
-            None,
-            allow_tf32,
-        )
+        memory = (a.strides, b.strides, a.aligned, b.aligned, bias is not None, a.device.type)
+        return Problem(layout, groups, m, n, k, a.dtype, out_dtype, *memory, None, allow_tf32)
 
 
 def tf32_allowed() -> bool:

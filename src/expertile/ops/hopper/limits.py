@@ -2,11 +2,29 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from expertile.device import Device
 
 MAX_ROWS = 0x40000000  # as in triton.tools.ragged_tma: a row number no tensor reaches
+
+
+def refusal(p: Any, device: Device, most_groups: int = 2048, most_rows: int = MAX_ROWS) -> str | None:
+    """Why a kernel whose operands and result TMA moves can't compute the grouped product `p` on `device`, as far as all
+    of them are alike in that; or None."""
+    if device.kind != "cuda" or device.capability != (9, 0):
+        return "needs compute capability 9.0 (H100, H200): it is written for that architecture's wgmma instructions"
+    if p.ragged_total > most_rows:
+        return f"at most {most_rows} rows (the ragged descriptors' limit), not {p.ragged_total}"
+    if p.groups > most_groups:
+        return f"at most {most_groups} groups (their prefix sum is kept in registers), not {p.groups}"
+    if not (p.a_aligned and p.b_aligned):
+        return "TMA needs base addresses that are multiples of 16 bytes"
+    if (p.n * p.out_dtype.itemsize) % 16:
+        return f"TMA needs rows of the output that are multiples of 16 bytes, not {p.n} x {p.out_dtype.itemsize}"
+    return None
 
 
 def storable(out: torch.Tensor) -> bool:

@@ -1,8 +1,16 @@
 """Device code that the Gluon kernels share: what a kernel does before its first load."""
+# ruff: noqa: RUF005  (Gluon's front end knows no `*` in a list)
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import mbarrier
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+
+@gluon.jit
+def slots(desc, COUNT: gl.constexpr):
+    """Shared memory for COUNT boxes of a descriptor."""
+    return gl.allocate_shared_memory(desc.dtype, [COUNT] + desc.block_type.shape, desc.layout)
 
 
 @gluon.jit
@@ -14,6 +22,72 @@ def make_barriers(COUNT: gl.constexpr, FIRST: gl.constexpr, SECOND: gl.constexpr
         mbarrier.init(first.index(s), count=FIRST)
         mbarrier.init(second.index(s), count=SECOND)
     return first, second
+
+
+@gluon.jit
+def begin():
+    """Behind the barriers' making. Memory of the kernel before is touched only after this; the kernel after may begin
+    to set itself up."""
+    fence_async_shared()
+    gdc_wait()
+    gdc_launch_dependents()
+
+
+@gluon.jit
+def _consume(p, CONSUMER: gl.constexpr, NUMBER: gl.constexpr, LAYOUT: gl.constexpr):
+    if LAYOUT is None:
+        CONSUMER(p, NUMBER)
+    else:
+        CONSUMER(p, NUMBER, LAYOUT)
+
+
+@gluon.jit
+def _produce(p, PRODUCER: gl.constexpr):
+    PRODUCER(p)
+
+
+@gluon.jit
+def specialise(
+    p,
+    CONSUMER: gl.constexpr,
+    PRODUCER: gl.constexpr,
+    LAYOUT: gl.constexpr,
+    CONSUMER_REGS: gl.constexpr,
+    PRODUCER_REGS: gl.constexpr,
+):
+    """Start p.CONSUMERS partitions CONSUMER(p, number, LAYOUT), without a LAYOUT that is None, and PRODUCER(p). The
+    first consumer gets the registers that the others and the producer leave: as many as the others."""
+    if p.CONSUMERS == 1:
+        gl.warp_specialize([(_consume, (p, CONSUMER, 0, LAYOUT)), (_produce, (p, PRODUCER))], [1], [PRODUCER_REGS])
+    elif p.CONSUMERS == 2:
+        gl.warp_specialize(
+            [(_consume, (p, CONSUMER, 0, LAYOUT)), (_consume, (p, CONSUMER, 1, LAYOUT)), (_produce, (p, PRODUCER))],
+            [4, 1],
+            [CONSUMER_REGS, PRODUCER_REGS],
+        )
+    elif p.CONSUMERS == 3:
+        gl.warp_specialize(
+            [
+                (_consume, (p, CONSUMER, 0, LAYOUT)),
+                (_consume, (p, CONSUMER, 1, LAYOUT)),
+                (_consume, (p, CONSUMER, 2, LAYOUT)),
+                (_produce, (p, PRODUCER)),
+            ],
+            [4, 4, 1],
+            [CONSUMER_REGS, CONSUMER_REGS, PRODUCER_REGS],
+        )
+    else:
+        gl.warp_specialize(
+            [
+                (_consume, (p, CONSUMER, 0, LAYOUT)),
+                (_consume, (p, CONSUMER, 1, LAYOUT)),
+                (_consume, (p, CONSUMER, 2, LAYOUT)),
+                (_consume, (p, CONSUMER, 3, LAYOUT)),
+                (_produce, (p, PRODUCER)),
+            ],
+            [4, 4, 4, 1],
+            [CONSUMER_REGS, CONSUMER_REGS, CONSUMER_REGS, PRODUCER_REGS],
+        )
 
 
 @gluon.jit

@@ -2,8 +2,9 @@
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, tma
 
+from expertile.ops.hopper.columns import pieces
 from expertile.ops.hopper.tiles import WRAP
 from expertile.ops.launch.versions import tma_add, tma_store
 
@@ -30,3 +31,24 @@ def store_tile(p, buf, x, g, row, row_end, last, col, ADD: gl.constexpr = False)
         tma_add(p.c_desc, [g, row, col], buf)
     else:
         tma_store(p.c_desc, [g, row, col], buf)
+
+
+@gluon.jit
+def store_turned(p, acc, split, g, row, row_end, col, PARTS: gl.constexpr, WHO: gl.constexpr, mma_layout: gl.constexpr):
+    """acc [columns of the result, rows] of a unit of a ragged M -> shared memory, transposed -> TMA, PARTS pieces of
+    rows through consumer WHO's buffer, which is waited for when it is used again."""
+    COLS: gl.constexpr = acc.shape[0]
+    ROWS: gl.constexpr = acc.shape[1] // PARTS
+    if p.HAS_BIAS:
+        # The slices of a split K are added up: one of them takes the bias along.
+        bias = bias_of(p, g, col, gl.where(split == 0, p.N, 0), COLS, gl.SliceLayout(1, mma_layout))
+        acc = acc + gl.expand_dims(bias, 1)
+    cut = pieces(acc, PARTS)
+    for s in gl.static_range(PARTS):
+        buf = p.c_smem.index(WHO)
+        tma.store_wait(0)
+        buf.reshape([ROWS, COLS]).permute((1, 0)).store(cut[s].to(p.c_desc.dtype))
+        fence_async_shared()
+        # Rows past the end of the group fall outside the descriptor's box: the hardware drops them.
+        at = [WRAP, row_end + split * p.M, WRAP - (row_end - row) + s * ROWS, col]
+        tma_store(p.c_desc, at, buf)

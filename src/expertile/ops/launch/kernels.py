@@ -18,11 +18,11 @@ import triton
 import triton.language as tl
 from triton.runtime import driver as runtime
 
-from expertile.ops.launch import driver
-from expertile.ops.launch.launch import Launch, Pointer, alike, compiled, pointer
+from expertile.ops.launch import launch as launches
+from expertile.ops.launch.launch import Compiled, Launch, Pointer, alike, compiled, pointer
 from expertile.ops.launch.versions import FP_FUSION
 
-_READY: dict[tuple[Any, ...], driver.Compiled | None] = {}
+_READY: dict[tuple[Any, ...], Compiled | None] = {}
 _MOST_READY = 4096
 
 
@@ -94,7 +94,7 @@ def launch(
     addresses, pointers = met(tensors)
     how = num_warps, cluster, most_registers, pdl
     ready = None
-    if device >= 0 and (cluster > 1 or not driver.hooked()):
+    if device >= 0 and (cluster > 1 or not launches.hooked()):
         key = (kernel.fn, device, constants, how, pointers, tuple(map(alike, scalars)))
         try:
             ready = _READY[key]

@@ -1,28 +1,96 @@
 """One launch of a Triton or Gluon kernel, described in full but for its tensors.
 
+`kernel[grid](...)` takes 30 to 50 µs, of which the driver's launch is 2. Here descriptors are encoded once for an
+address: a CUtensorMap is an address, a shape, strides and a box, so it holds for whatever tensor lies there. No tensor
+is kept alive, and every cache is bounded.
+
 Triton compiles a kernel for what it looks at in an argument: a dtype, whether an address or a number is a multiple of
 16, whether a number is 1 or needs 64 bits. `compiled` makes one kernel for all arguments that are alike in that, by
-stand-ins for them; a `Launch` keeps that kernel, so that a call costs the host the driver's launch and little else
-(driver.py). A profiler's hooks, the interpreter and versions of Triton that are not known go through Triton's own
-launcher.
+stand-ins for them; a `Launch` keeps that kernel, so that a call costs the host the driver's launch and little else. A
+profiler's hooks, the interpreter and versions of Triton whose C launcher is not known (versions.py) go through Triton's
+own launcher.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
+import triton
+from triton.runtime import driver as runtime
 from triton.runtime.jit import JITFunction
 
-from expertile.ops.launch import driver, versions
+from expertile.ops.launch import versions
 from expertile.ops.launch.blocks import Blocks
 from expertile.ops.launch.device import current_device, torch_device
 
 _address: Callable[[Any], int] = torch.Tensor.data_ptr
 _NO_CLUSTERS = f"cluster: expected Triton {versions.KNOWN_RANGE}, whose launcher is known to take clusters"
+
+
+@dataclass(frozen=True, eq=False)
+class Tensor:
+    """How a tensor argument is described to TMA: shape, strides in elements, and the compiled kernel's box."""
+
+    shape: list[int]
+    strides: list[int]
+    box: dict[str, Any]
+
+
+@lru_cache(maxsize=4096)
+def _encode(tensor: Tensor, address: int) -> tuple[Any, ...]:
+    return versions.encode_descriptor(tensor.box, address, tensor.shape, tensor.strides)
+
+
+@dataclass(frozen=True, eq=False)
+class Compiled:
+    """A compiled kernel, ready for one device."""
+
+    queue: versions.Queue
+    function: int
+    boxes: tuple[Any, ...]
+    stream_of: Callable[[int], int]
+    current_device: Callable[[], int]
+
+    def tensor(self, which: int, blocks: Blocks) -> Tensor:
+        """The kernel's descriptor number `which`, of a tensor that TMA sees like that."""
+        return Tensor(list(blocks.shape), list(blocks.strides), self.boxes[which])
+
+    def __call__(
+        self, device: int, programs: int, tensors: Iterable[tuple[Tensor, Any]], rest: tuple[Any, ...]
+    ) -> None:
+        """Queue the kernel on `device`'s current stream.
+
+        The kernel's parameters are descriptors, given as (description, address), and then `rest`: addresses,
+        integers, and anything at all for compile-time parameters.
+        """
+        if self.current_device() != device:
+            with torch.cuda.device(device):
+                return self(device, programs, tensors, rest)
+        described: list[Any] = []
+        for tensor, address in tensors:
+            described += _encode(tensor, address)
+        self.queue(programs, self.stream_of(device), (*described, *rest))
+
+
+def prepare(kernel: Any, cluster: int = 1) -> Compiled | None:
+    """`kernel`, a `triton.compile` result, loaded on the current device, to run in thread block clusters of `cluster`
+    programs; None where it has to be launched by Triton."""
+    queue = versions.launcher(kernel, cluster)
+    if queue is None:
+        return None
+    active = runtime.active
+    boxes = versions.boxes(kernel)
+    return Compiled(queue, kernel.function, boxes, active.get_current_stream, active.get_current_device)
+
+
+def hooked() -> bool:
+    """Whether a profiler hooks launches, which only Triton's own path shows."""
+    runtime = triton.knobs.runtime
+    return bool(runtime.launch_enter_hook.calls or runtime.launch_exit_hook.calls)
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,8 +117,8 @@ Pointers = tuple[Pointer | torch.dtype | None, ...]
 class _Direct(NamedTuple):
     """What a launch past Triton needs: the kernel, its descriptors, and the arguments behind the pointers."""
 
-    kernel: driver.Compiled
-    described: tuple[driver.Tensor, ...]
+    kernel: Compiled
+    described: tuple[Tensor, ...]
     rest: tuple[Any, ...]
 
 
@@ -80,7 +148,7 @@ class Launch:
 
         `tensors` are those of the descriptors, anything where one is not used; `addresses` those of all `tensors` and
         then all `pointers`, to be given where one of these is None."""
-        if device >= 0 and (self.cluster > 1 or not driver.hooked()):
+        if device >= 0 and (self.cluster > 1 or not hooked()):
             try:
                 direct = self._direct[device]
             except KeyError:
@@ -122,7 +190,7 @@ def compiled(
     options: tuple[tuple[str, Any], ...],
     device: int,
     cluster: int = 1,
-) -> driver.Compiled | None:
+) -> Compiled | None:
     """`kernel` for GPU number `device`, for descriptors of those forms and dtypes and for arguments like the others;
     None where Triton has to launch it. RuntimeError for clusters that Triton's launcher is not known to take."""
     if not isinstance(kernel, JITFunction):  # the interpreter's functions are of another kind
@@ -144,12 +212,12 @@ def _compiled(
     options: tuple[tuple[str, Any], ...],
     device: int,
     cluster: int,
-) -> driver.Compiled | None:
+) -> Compiled | None:
     described = (f and f[0].of(pointer(f[1]), kernel) for f in forms)
     stand_ins = (p if p is None or isinstance(p, Pointer) else pointer(p) for p in pointers)
     with torch.cuda.device(device):
         made = kernel.run(*described, *stand_ins, *numbers, grid=(1,), warmup=True, **dict(options))
-        return driver.prepare(made, cluster)
+        return prepare(made, cluster)
 
 
 def alike(number: int | float, specialize: bool = True) -> int | float:

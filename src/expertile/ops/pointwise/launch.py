@@ -2,7 +2,7 @@
 
 A pointwise kernel of a small tensor runs for two microseconds, Triton's own launch for several times as long. These
 kernels specialize on none of their numbers, so one compiled kernel serves every shape: it is looked up by what decides
-its code, and queued by the C function that Triton generated for it (`launch/driver.py`).
+its code, and queued by the C function that Triton generated for it (`launch/launch.py`).
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from triton.runtime.jit import JITFunction
 
-from expertile.ops.launch import driver
+from expertile.ops.launch import launch
 from expertile.ops.launch.device import DTYPES, current_device
-from expertile.ops.launch.launch import compiled, pointer
+from expertile.ops.launch.launch import Compiled, compiled, pointer
 from expertile.ops.launch.versions import FP_FUSION
 
 VECTOR_BYTES = 16  # the widest load of one thread
@@ -40,7 +40,7 @@ def _compiled(
     constants: tuple[Any, ...],
     num_warps: int,
     device: int,
-) -> driver.Compiled | None:
+) -> Compiled | None:
     named = zip(kernel.arg_names[2 + numbers :], constants, strict=True)
     options = (*named, ("num_warps", num_warps), *FP_FUSION.items())
     return compiled(kernel, (), (pointer(dtype, aligned),) * 2, (0,) * numbers, options, device)
@@ -62,7 +62,7 @@ def queue(
     `numbers`.
     """
     device = x.get_device()
-    if device >= 0 and not driver.hooked():
+    if device >= 0 and not launch.hooked():
         ready = _compiled(kernel, x.dtype, aligned, len(numbers), constants, num_warps, device)
         if ready is not None:
             ready(device, programs, (), (x.data_ptr(), out.data_ptr(), *numbers, *constants))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import gcd, prod
 
 import torch
@@ -35,35 +35,16 @@ Quantized = tuple[torch.Tensor, torch.Tensor]  # e4m3 values, float32 scales
 
 
 @dataclass(frozen=True)
-class RowsConfig:
-    """`blocks` blocks of 1×128 in one program, a power of two, among `num_warps` warps."""
-
-    blocks: int
-    num_warps: int
-
-
-@dataclass(frozen=True)
-class NormConfig:
-    """`rows` whole rows, a power of two, in one program of `num_warps` warps, quantised in `pieces` of a row one after
-    another. `most_registers` of a thread let more programs share an SM."""
-
-    rows: int
-    pieces: int
-    num_warps: int
-    most_registers: int | None = None
-
-
-@dataclass(frozen=True)
 class TokensConfig:
     """`per_program` tiles of 128 tokens × 128 channels, one after another, by `num_warps` warps: quantised along
     channels `rows` tokens at a time, along tokens `cols` channels at a time. `most_registers` of a thread let more
     programs share an SM."""
 
     per_program: int
-    num_warps: int = 4
-    rows: int = 32
-    cols: int = 32
-    most_registers: int | None = None
+    num_warps: int
+    rows: int
+    cols: int
+    most_registers: int | None
 
 
 @dataclass(frozen=True)
@@ -88,36 +69,12 @@ class WeightsConfig:
     most_registers: int | None = None
 
 
-def rows_configs(source: str) -> tuple[RowsConfig, ...]:
-    """Configs for 1×128 blocks, the default first."""
-    if source == "swiglu":
-        return RowsConfig(32, 8), RowsConfig(16, 4), RowsConfig(8, 4)
-    return (RowsConfig(8, 4), RowsConfig(16, 4)) if source != "plain" else (RowsConfig(16, 4), RowsConfig(32, 4))
-
-
-def norm_configs(k: int, itemsize: int = 2) -> tuple[NormConfig, ...]:
-    """Configs for norms of rows of `k` elements, the default first: a thread has 32 of them in two pieces, for which 64
-    registers do, so that an SM has 64 KB of rows on their way."""
-    held = triton.next_power_of_2(-(-k // BLOCK))
-    if held > 128:
-        return NormConfig(1, 4, 16), NormConfig(1, 2, 16)
-    rows = max(1, 16 // held)
-    warps = rows * held // 8
-    few = 64 if itemsize == 2 and rows == 1 and k % BLOCK == 0 else None
-    return NormConfig(rows, min(2, held), warps, few), NormConfig(rows, 1, warps), NormConfig(rows, 1, 2 * warps)
-
-
-def tokens_configs(source: str, by: int = 16) -> tuple[TokensConfig, ...]:
-    """Configs for 128 tokens × 128 channels quantised both ways, the default first, where rows are multiples of `by`
-    elements. None of them spills."""
-    if by < 16:
-        return (TokensConfig(4, 8, 64, 32), TokensConfig(4, 4, 32, 16))
-    if source.startswith("swiglu"):
-        warps4, warps8 = TokensConfig(4, 4, 32, 16, 168), TokensConfig(4, 8, 64, 32, 168)
-        return warps4, warps8, replace(warps4, per_program=2), replace(warps4, per_program=1)
-    warps8, warps4 = TokensConfig(4, 8, 64, 32, 128), TokensConfig(4, 4, 32, 16, 128)
-    rest = (warps4, TokensConfig(4, 8, 64, 64, 128)) if source == "plain" else ()
-    return warps8, *rest, *(replace(warps8, per_program=n) for n in (1, 2, 8))
+def tokens_config(source: str, by: int = 16) -> TokensConfig:
+    """Config for 128 tokens × 128 channels quantised both ways, where rows are multiples of `by` elements. No value
+    spills."""
+    if source.startswith("swiglu") and by >= 16:
+        return TokensConfig(4, 4, 32, 16, 168)
+    return TokensConfig(4, 8, 64, 32, 128 if by >= 16 else None)
 
 
 def strips_config(source: str, itemsize: int = 2) -> StripsConfig:
@@ -134,14 +91,12 @@ def holds_tiles(x_rows: torch.Tensor, source: str, by: int) -> bool:
     return small and not triton.knobs.runtime.interpret and by >= 8 and x_rows.data_ptr() % 16 == 0
 
 
-def weights_configs(blocks: int, itemsize: int, sm_count: int) -> tuple[WeightsConfig, ...]:
-    """Configs for that many blocks of 128×128, the default first: a row of them in turn where there are enough."""
+def weights_config(blocks: int, itemsize: int, sm_count: int) -> WeightsConfig:
+    """Config for that many blocks of 128×128: a row of them in turn where there are enough."""
     if itemsize == 4:
         # A block is 64 KB, which two programs an SM need only load to keep enough on their way: stages only cost.
-        return WeightsConfig(1, 16, 1, 64), WeightsConfig(1, 16)
-    many, few = WeightsConfig(8, 16, 3, 64), WeightsConfig(1, 16)
-    rest = (WeightsConfig(4, 16, 2, 64), WeightsConfig(4, 16, 3, 64), WeightsConfig(1, 8), WeightsConfig(8, 8, 2, 128))
-    return (many, few, *rest) if blocks >= 8 * 4 * sm_count else (few, many, *rest)
+        return WeightsConfig(1, 16, 1, 64)
+    return WeightsConfig(8, 16, 3, 64) if blocks >= 8 * 4 * sm_count else WeightsConfig(1, 16)
 
 
 def width(x: torch.Tensor, source: str) -> int:
@@ -160,12 +115,7 @@ def scales_like(x: torch.Tensor, blocks: int) -> torch.Tensor:
 
 
 def quantize_rows(
-    x: torch.Tensor,
-    source: str = "plain",
-    weight: Optional = None,
-    eps: float = 0.0,
-    power_of_two: bool = False,
-    config: RowsConfig | NormConfig | None = None,
+    x: torch.Tensor, source: str = "plain", weight: Optional = None, eps: float = 0.0, power_of_two: bool = False
 ) -> Quantized:
     """Launch the 1×128 kernel: values [..., K], scales [..., ceil(K / 128)] as `scales_like` lays them out."""
     k = width(x, source)
@@ -177,11 +127,9 @@ def quantize_rows(
     x_rows = _near_rows(x)
     rows, stride, pitch = x_rows.shape[0], x_rows.stride(0), scales.stride(-1)
     if source == "rms_norm" and blocks <= _MOST_HELD:
-        itemsize = max(t.element_size() for t in (x, weight) if t is not None)
-        norm = config if isinstance(config, NormConfig) else norm_configs(k, itemsize)[0]
-        _quantize_norm(x_rows, weight, values, scales, eps, power_of_two, norm)
+        _quantize_norm(x_rows, weight, values, scales, eps, power_of_two)
         return values, scales
-    config = config if isinstance(config, RowsConfig) else rows_configs(source)[0]
+    held, num_warps = {"plain": (16, 4), "swiglu": (32, 8)}.get(source, (8, 4))  # blocks of one program
     rstd = _rstd(x_rows, eps) if source == "rms_norm" else None
     divide = _divide(x, source, power_of_two)
     if source == "swiglu_interleaved" and x.dtype.itemsize == 2 and stride % 2 == 0 and x_rows.data_ptr() % 4 == 0:
@@ -189,7 +137,7 @@ def quantize_rows(
         x_rows, stride = x_rows.view(torch.int32), stride // 2
     # Blocks of many rows, so that a program stores neighbouring scales.
     across = gcd(blocks, 2)
-    block_r = max(1, config.blocks // across)
+    block_r = max(1, held // across)
     chunks = -(-blocks // across)
     by = unit(k, stride)
     launch(
@@ -198,32 +146,32 @@ def quantize_rows(
         (x_rows, weight, rstd, values, scales),
         (rows, k // by, stride // by, chunks, pitch),
         (source, by, block_r, across, rows % block_r == 0, k == chunks * across * BLOCK, power_of_two, divide),
-        num_warps=config.num_warps,
+        num_warps=num_warps,
     )
     return values, scales
 
 
 def _quantize_norm(
-    x_rows: torch.Tensor,
-    weight: Optional,
-    values: torch.Tensor,
-    scales: torch.Tensor,
-    eps: float,
-    power_of_two: bool,
-    config: NormConfig,
+    x_rows: torch.Tensor, weight: Optional, values: torch.Tensor, scales: torch.Tensor, eps: float, power_of_two: bool
 ) -> None:
+    """`block_r` whole rows in one program, quantised in two `pieces` of a row (four of long ones) one after another: a
+    thread has 32 elements, for which 64 registers do, so that an SM has 64 KB of rows on their way."""
     rows, k = x_rows.shape
-    blocks = -(-k // BLOCK)
-    across = triton.next_power_of_2(-(-blocks // config.pieces))
-    pieces, block_r, by = -(-blocks // across), config.rows, unit(k, x_rows.stride(0))
+    held = triton.next_power_of_2(-(-k // BLOCK))
+    block_r, pieces = max(1, 16 // held), min(4 if held > 128 else 2, held)
+    num_warps = min(16, block_r * held // 8)
+    narrow = all(t.element_size() == 2 for t in (x_rows, weight) if t is not None)
+    registers = 64 if narrow and 16 <= held <= 128 and k % BLOCK == 0 else None
+    across = triton.next_power_of_2(-(-k // BLOCK // pieces))
+    pieces, by = -(-k // (across * BLOCK)), unit(k, x_rows.stride(0))
     launch(
         quantize_norm_kernel,
         -(-rows // block_r),
         (x_rows, weight, values, scales),
         (rows, k // by, x_rows.stride(0) // by, scales.stride(-1), eps),
         (by, block_r, across, pieces, rows % block_r == 0, k == pieces * across * BLOCK, power_of_two, _READ),
-        num_warps=config.num_warps,
-        most_registers=config.most_registers,
+        num_warps=num_warps,
+        most_registers=registers,
     )
 
 
@@ -258,7 +206,7 @@ def quantize_tokens(
     by = unit(k, x_rows.stride(0))
     if config is None:
         held = holds_tiles(x_rows, source, by)
-        config = strips_config(source, x.element_size()) if held else tokens_configs(source, by)[0]
+        config = strips_config(source, x.element_size()) if held else tokens_config(source, by)
     chunks = -(-blocks // config.per_program)
     tensors = (x_rows, weight, rstd, offs.contiguous(), values, scales, turned, turned_scales, ends)
     scalars = (tokens, k // by, x_rows.stride(0) // by, room, groups, chunks)
@@ -288,7 +236,7 @@ def quantize_weights(w: torch.Tensor, power_of_two: bool = False, config: Weight
         stack = stack.contiguous()
     if config is None:
         tiles = stack.shape[0] * row_tiles * blocks
-        config = weights_configs(tiles, w.element_size(), machine(w.get_device()).sm_count)[0]
+        config = weights_config(tiles, w.element_size(), machine(w.get_device()).sm_count)
     by, chunks = unit(k, stack.stride(0), stack.stride(1)), -(-blocks // config.per_program)
     even, divide = (n % BLOCK == 0, k % BLOCK == 0), _divide(w, "plain", power_of_two)
     launch(

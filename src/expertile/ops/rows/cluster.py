@@ -19,10 +19,16 @@ import triton.language as tl
 
 
 @triton.jit
+def _asm(PTX: tl.constexpr, CONSTRAINTS: tl.constexpr, operands):
+    """PTX with an effect, once for each element; its integer $0."""
+    return tl.inline_asm_elementwise(PTX, CONSTRAINTS, operands, dtype=tl.int32, is_pure=False, pack=1)
+
+
+@triton.jit
 def join():
     """Make the mbarriers and the slots, and tell the cluster; returns where they lie in shared memory. Room for 2 sets
     of 4 rows of 8 CTAs of 2 float32, behind 2 mbarriers."""
-    return tl.inline_asm_elementwise(
+    return _asm(
         """{
         .shared .align 16 .b8 row_slots[528];
         .reg .pred first;
@@ -37,10 +43,7 @@ def join():
         mov.u32 $0, place;
         }""",
         "=r",
-        [],
-        dtype=tl.int32,
-        is_pure=False,
-        pack=1,
+        (),
     )
 
 
@@ -56,14 +59,12 @@ def position(CLUSTER: tl.constexpr):
 @triton.jit
 def joined():
     """Until every CTA of the cluster has joined."""
-    tl.inline_asm_elementwise(
-        "barrier.cluster.wait.acquire.aligned; // $0", "=r", [], dtype=tl.int32, is_pure=False, pack=1
-    )
+    _asm("barrier.cluster.wait.acquire.aligned; // $0", "=r", ())
 
 
 @triton.jit
 def _expect(barrier, nbytes):
-    tl.inline_asm_elementwise(
+    _asm(
         """{
         .reg .pred first;
         .reg .b32 thread;
@@ -73,17 +74,14 @@ def _expect(barrier, nbytes):
         mov.u32 $0, 0;
         }""",
         "=r,r,r",
-        [barrier, nbytes],
-        dtype=tl.int32,
-        is_pure=False,
-        pack=1,
+        (barrier, nbytes),
     )
 
 
 @triton.jit
 def _send_one(place, barrier, a, b, CLUSTER: tl.constexpr):
     """Thread i sends to CTA i."""
-    tl.inline_asm_elementwise(
+    _asm(
         """{
         .reg .pred sends;
         .reg .b32 thread, there, counts;
@@ -95,10 +93,7 @@ def _send_one(place, barrier, a, b, CLUSTER: tl.constexpr):
         mov.u32 $0, 0;
         }""",
         "=r,r,r,f,f,r",
-        [place, barrier, a, b, CLUSTER],
-        dtype=tl.int32,
-        is_pure=False,
-        pack=1,
+        (place, barrier, a, b, CLUSTER),
     )
 
 
@@ -128,7 +123,7 @@ def send(place, exchange, rank, a, b, CLUSTER: tl.constexpr):
 @triton.jit
 def wait(place, exchange):
     """Until the numbers of all CTAs have come."""
-    tl.inline_asm_elementwise(
+    _asm(
         """{
         .reg .pred done;
         again:
@@ -137,10 +132,7 @@ def wait(place, exchange):
         mov.u32 $0, 0;
         }""",
         "=r,r,r",
-        [place + (exchange & 1) * 8, (exchange >> 1) & 1],
-        dtype=tl.int32,
-        is_pure=False,
-        pack=1,
+        (place + (exchange & 1) * 8, (exchange >> 1) & 1),
     )
 
 

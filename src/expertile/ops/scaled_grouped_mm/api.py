@@ -9,8 +9,7 @@ import torch
 
 from expertile.formats.weight_only import AnyQuantizedWeight
 from expertile.ops.backend import AUTO, Request
-from expertile.ops.scaled_grouped_mm import op
-from expertile.ops.scaled_grouped_mm.run import forward
+from expertile.ops.scaled_grouped_mm.run import forward, operator
 from expertile.ops.torch_op import traced
 from expertile.ops.weight_only_mm.fp8 import fp8_weight_only_mm
 
@@ -88,6 +87,6 @@ def scaled_grouped_mm(
     if traced(a):
         if config is not None or check:
             raise ValueError("config, check: expected None and False under torch.compile, got other values")
-        return op.operator(a, b, scale_a, scale_b, offs, bias, out_dtype, backend)
+        return operator(a, b, scale_a, scale_b, offs, bias, out_dtype, backend)
     request = AUTO if backend == "auto" and config is None else Request(backend, config)
     return forward(a, b, scale_a, scale_b, offs=offs, bias=bias, out_dtype=out_dtype, request=request, check=check)

@@ -1,4 +1,5 @@
-"""ScaledProblem: the shapes, scales and strides of one grouped FP8 product, validated once, with no tensor inside.
+"""ScaledProblem: the shapes, scales and strides of one grouped FP8 product, validated once, with no tensor inside;
+and what a backend of the operator is given.
 
 Two layouts; every group g computes with dequantised operands, x̂ = values · scale:
 
@@ -22,13 +23,14 @@ writes such operands, zeros behind each group, together with their `offs`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
 import torch
 
+from expertile.ops import backend
 from expertile.ops.grouped_mm.problem import (
     Description,
     Layout,
@@ -36,6 +38,7 @@ from expertile.ops.grouped_mm.problem import (
     check_bias,
     check_offs_values,
     described,
+    descriptions,
     groups_of,
 )
 from expertile.ragged import sizes_from_offs
@@ -102,15 +105,8 @@ class ScaledProblem(Problem):
         """
         if offs is not None and not isinstance(offs, torch.Tensor):
             raise ValueError(f"offs: expected an int32 tensor, got {type(offs).__name__}")
-        problem = ScaledProblem.of_descriptions(
-            described(a),
-            described(b),
-            described(scale_a),
-            described(scale_b),
-            described(offs),
-            described(bias),
-            out_dtype,
-        )
+        operands = (described(a), described(b), described(scale_a), described(scale_b))
+        problem = ScaledProblem.of_descriptions(*operands, described(offs), described(bias), out_dtype)
         assert offs is not None
         if not check and offs.is_cuda:
             return problem
@@ -133,11 +129,9 @@ class ScaledProblem(Problem):
         out_dtype: torch.dtype,
     ) -> ScaledProblem:
         """`of` what is `described`, and so without values."""
-        assert a_fields and b_fields and scale_a_fields and scale_b_fields
-        a, b = Description(*a_fields), Description(*b_fields)
-        scale_a, scale_b = Description(*scale_a_fields), Description(*scale_b_fields)
-        offs = None if offs_fields is None else Description(*offs_fields)
-        bias = None if bias_fields is None else Description(*bias_fields)
+        a, b, scale_a, scale_b = descriptions(a_fields, b_fields, scale_a_fields, scale_b_fields)
+        offs, bias = descriptions(offs_fields, bias_fields)
+        assert a and b and scale_a and scale_b
         layout = {(2, 3): Layout.RAGGED_M, (2, 2): Layout.RAGGED_K}.get((len(a.shape), len(b.shape)))
         if layout is None:
             raise ValueError(
@@ -159,26 +153,9 @@ class ScaledProblem(Problem):
         if bias is not None:
             check_bias(layout, bias, groups, n, a)
         recipe = _recipe(layout, groups, m, n, k, scale_a, scale_b)
-        return ScaledProblem(
-            layout,
-            groups,
-            m,
-            n,
-            k,
-            DTYPE,
-            out_dtype,
-            a.strides,
-            b.strides,
-            a.aligned,
-            b.aligned,
-            bias is not None,
-            a.device.type,
-            None,
-            False,
-            recipe,
-            scale_a.strides,
-            scale_b.strides,
-        )
+        memory = (a.strides, b.strides, a.aligned, b.aligned, bias is not None, a.device.type)
+        scales = (recipe, scale_a.strides, scale_b.strides)
+        return ScaledProblem(layout, groups, m, n, k, DTYPE, out_dtype, *memory, None, False, *scales)
 
 
 def _recipe(layout: Layout, groups: int, m: int, n: int, k: int, scale_a: Description, scale_b: Description) -> Recipe:
@@ -226,3 +203,19 @@ def _check_finite(problem: ScaledProblem, scale_a: torch.Tensor, scale_b: torch.
         bad = int((~torch.isfinite(scale)).sum())
         if bad:
             raise ValueError(f"{name}: expected finite scales, got {bad} that are NaN or infinite")
+
+
+@dataclass(frozen=True)
+class Operands:
+    """The tensors of one call, as validated by `ScaledProblem.of`."""
+
+    a: torch.Tensor
+    b: torch.Tensor
+    scale_a: torch.Tensor
+    scale_b: torch.Tensor
+    offs: torch.Tensor
+    bias: torch.Tensor | None = None
+
+
+Run = Callable[[ScaledProblem, Operands, Any, torch.Tensor | None], torch.Tensor]  # as of a backend of `grouped_mm`
+Backend = backend.Backend[ScaledProblem, Run]

@@ -7,8 +7,7 @@ import torch
 from expertile.formats.fp8 import dequantize
 from expertile.ops.grouped_mm.problem import Layout
 from expertile.ops.grouped_mm.reference import reference as grouped_reference
-from expertile.ops.scaled_grouped_mm.backend import Operands
-from expertile.ops.scaled_grouped_mm.problem import BLOCK, Recipe, ScaledProblem
+from expertile.ops.scaled_grouped_mm.problem import BLOCK, Operands, Recipe, ScaledProblem
 from expertile.ragged import sizes_from_offs
 
 

@@ -1,7 +1,9 @@
-"""scaled_grouped_mm: tensors -> ScaledProblem (checked once) -> choose -> backend.run."""
+"""scaled_grouped_mm: tensors -> ScaledProblem (checked once) -> choose -> backend.run; and expertile::scaled_grouped_mm
+as a torch operator: what torch.compile, FakeTensor and opcheck see."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -9,13 +11,25 @@ import torch
 
 from expertile.device import Device
 from expertile.ops import backend
-from expertile.ops.backend import AUTO, Request
+from expertile.ops.backend import AUTO, Choice, Request, by_backend, first_able, planner
 from expertile.ops.backend import device_of as _device
 from expertile.ops.grouped_mm.problem import described
-from expertile.ops.scaled_grouped_mm.backend import Backend, Operands
-from expertile.ops.scaled_grouped_mm.backends import by_name
-from expertile.ops.scaled_grouped_mm.choose import choose
-from expertile.ops.scaled_grouped_mm.problem import ScaledProblem
+from expertile.ops.scaled_grouped_mm.backends import BACKENDS, by_name, cuda_fp8
+from expertile.ops.scaled_grouped_mm.problem import Backend, Operands, ScaledProblem
+from expertile.ops.torch_op import define
+
+
+@lru_cache(maxsize=4096)
+def choose(problem: ScaledProblem, device: Device, backends: Sequence[Backend] = BACKENDS) -> Choice[Backend]:
+    """The backend, its config and a sentence why. On a GPU the first backend that takes the problem without waiting for
+    the device, with the config that its own model puts first; `cuda_fp8` says itself where `gluon_fp8` wins. On a CPU,
+    or where nothing else runs, the loop. ValueError with every backend's reason when none supports the problem."""
+
+    def unwanted(backend: Backend) -> str | None:
+        beaten = backend is cuda_fp8.BACKEND and any(b.name == "gluon_fp8" for b in backends)
+        return cuda_fp8.slower(problem, device) if beaten else None
+
+    return first_able(problem, device, backends, "the first that takes it", unwanted)
 
 
 def select(problem: ScaledProblem, device: Device, request: Request = AUTO) -> tuple[Backend, Any]:
@@ -23,12 +37,14 @@ def select(problem: ScaledProblem, device: Device, request: Request = AUTO) -> t
     return backend.select(problem, device, request, by_name, choose)
 
 
+_planned = planner(ScaledProblem.of_descriptions, select)
+
+
 def forward(
     a: torch.Tensor,
     b: torch.Tensor,
     scale_a: torch.Tensor,
     scale_b: torch.Tensor,
-    *,
     offs: torch.Tensor | None = None,
     bias: torch.Tensor | None = None,
     out_dtype: torch.dtype = torch.bfloat16,
@@ -36,17 +52,8 @@ def forward(
     check: bool = False,
 ) -> torch.Tensor:
     if request.config is None and not check and (offs is None or offs.is_cuda):
-        problem, chosen, config = _planned(
-            described(a),
-            described(b),
-            described(scale_a),
-            described(scale_b),
-            described(offs),
-            described(bias),
-            out_dtype,
-            a.device,
-            request,
-        )
+        fields = (*map(described, (a, b, scale_a, scale_b, offs, bias)), out_dtype)
+        problem, chosen, config = _planned(fields, a.device, request)
     else:  # values are to be looked at, or the caller names a config
         problem = ScaledProblem.of(a, b, scale_a, scale_b, offs, bias, out_dtype, check)
         chosen, config = select(problem, _device(a.device.type, a.device.index), request)
@@ -55,18 +62,21 @@ def forward(
     return chosen.run(problem, Operands(a, b, scale_a, scale_b, offs, bias), config, None)
 
 
-@lru_cache(maxsize=4096)
-def _planned(
-    a: tuple[Any, ...],
-    b: tuple[Any, ...],
-    scale_a: tuple[Any, ...],
-    scale_b: tuple[Any, ...],
-    offs: tuple[Any, ...] | None,
-    bias: tuple[Any, ...] | None,
-    out_dtype: torch.dtype,
-    device: torch.device,
-    request: Request,
-) -> tuple[ScaledProblem, Backend, Any]:
-    """Problem, backend and config for tensors that are `described` so, whatever their values."""
-    problem = ScaledProblem.of_descriptions(a, b, scale_a, scale_b, offs, bias, out_dtype)
-    return problem, *select(problem, _device(device.type, device.index), request)
+def _fake(a: torch.Tensor, b: torch.Tensor, scale_a: Any, scale_b: Any, offs: Any, *rest: Any) -> torch.Tensor:
+    _bias, out_dtype, _backend = rest
+    m, n = a.shape[0], b.shape[-1]
+    if b.dim() == 3:
+        return a.new_empty((m, n), dtype=out_dtype)
+    if offs is None:
+        raise ValueError("offs: expected an int32 tensor for a 2-D by 2-D product, got None")
+    return a.new_empty((offs.shape[0], m, n), dtype=out_dtype)
+
+
+# What calls the operator, its arguments in the order of its schema.
+operator = define(
+    "scaled_grouped_mm",
+    by_backend(forward),
+    "(Tensor a, Tensor b, Tensor scale_a, Tensor scale_b, Tensor? offs, Tensor? bias, ScalarType out_dtype, "
+    "str backend) -> Tensor",
+    fake=_fake,
+)

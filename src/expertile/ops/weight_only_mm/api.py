@@ -10,9 +10,8 @@ from expertile.formats.quantized import QuantizedWeight
 from expertile.formats.weight_only import NAMES, AnyQuantizedWeight
 from expertile.ops.backend import AUTO, Request
 from expertile.ops.torch_op import traced
-from expertile.ops.weight_only_mm import op
+from expertile.ops.weight_only_mm import run
 from expertile.ops.weight_only_mm.problem import WeightOnlyProblem
-from expertile.ops.weight_only_mm.run import forward
 
 
 def weight_only_mm(
@@ -63,15 +62,15 @@ def weight_only_mm(
     if traced(a):
         if config is not None or check:
             raise ValueError("config, check: expected None and False under torch.compile, got other values")
-        return op.operator(
+        return run.operator(
             a, w.packed, w.scales, w.zeros, w.format, w.group_size, w.shape[2], offs, bias, out_dtype, backend
         )
     if check:
         WeightOnlyProblem.of(a, w, offs, bias, out_dtype, check=True)
     request = AUTO if backend == "auto" and config is None else Request(backend, config)
     if torch.is_grad_enabled() and (a.requires_grad or (bias is not None and bias.requires_grad)):
-        return op.differentiable_mm(a, w, offs, bias, out_dtype, request)
-    return forward(a, w, offs, bias, out_dtype, request)
+        return run.differentiable_mm(a, w, offs, bias, out_dtype, request)
+    return run.forward(a, w, offs, bias, out_dtype, request)
 
 
 int4_grouped_mm = weight_only_mm  # as it was called when INT4 was the only format

@@ -6,6 +6,8 @@ and two written for every value; that is what limits it.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -17,6 +19,7 @@ from expertile.formats.quantized import QuantizedWeight
 from expertile.formats.weight_only import kernel_layout, weight_of
 from expertile.ops.launch.device import current_device
 from expertile.ops.launch.versions import FP_FUSION
+from expertile.ops.torch_op import define
 from expertile.ops.weight_only_mm.triton_mxfp4 import power_of_two, registers, value
 from expertile.ops.weight_only_mm.triton_unpack import in_order
 
@@ -130,19 +133,14 @@ def dequantize_on_gpu(w: QuantizedWeight, dtype: torch.dtype, first: int = 0, la
     return out
 
 
-@torch.library.custom_op("expertile::weight_only_dequantize", mutates_args=())
-def weight_only_dequantize(
-    packed: torch.Tensor,
-    scales: torch.Tensor,
-    zeros: torch.Tensor | None,
-    format: str,
-    group_size: int,
-    k: int,
-    dtype: torch.dtype,
-    first: int = 0,
-    last: int | None = None,
-) -> torch.Tensor:
+def _range(k: int, dtype: torch.dtype, first: int = 0, last: int | None = None) -> tuple[int, torch.dtype, int, int]:
+    return k, dtype, first, k if last is None else last
+
+
+def _dequantize(packed: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor | None, *rest: Any) -> torch.Tensor:
     """[G, N, last - first] in `dtype`; not differentiable. On any device."""
+    format, group_size, *of_range = rest
+    k, dtype, first, last = _range(*of_range)
     w = weight_of(format, packed, scales, zeros, group_size, k)
     if w.packed.is_cuda:
         return dequantize_on_gpu(w, dtype, first, last)
@@ -150,24 +148,22 @@ def weight_only_dequantize(
     return torch.cat(experts) if experts else packed.new_empty((0, packed.shape[1], k), dtype=dtype)[..., first:last]
 
 
-@weight_only_dequantize.register_fake
-def _(
-    packed: torch.Tensor,
-    scales: torch.Tensor,
-    zeros: torch.Tensor | None,
-    format: str,
-    group_size: int,
-    k: int,
-    dtype: torch.dtype,
-    first: int = 0,
-    last: int | None = None,
-) -> torch.Tensor:
-    width = (k if last is None else last) - first
-    return packed.new_empty((packed.shape[0], packed.shape[1], width), dtype=dtype)
+def _fake(packed: torch.Tensor, *rest: Any) -> torch.Tensor:
+    _, dtype, first, last = _range(*rest[4:])
+    return packed.new_empty((*packed.shape[:2], last - first), dtype=dtype)
+
+
+# What calls the operator, its arguments in the order of its schema.
+weight_only_dequantize = define(
+    "weight_only_dequantize",
+    _dequantize,
+    "(Tensor packed, Tensor scales, Tensor? zeros, str format, SymInt group_size, SymInt k, ScalarType dtype, "
+    "SymInt first=0, SymInt? last=None) -> Tensor",
+    fake=_fake,
+)
 
 
 def dequantized(w: QuantizedWeight, dtype: torch.dtype) -> torch.Tensor:
     """`w.dequantize(dtype)` by the operator."""
-    return torch.ops.expertile.weight_only_dequantize(
-        w.packed, w.scales, w.zeros, w.format, w.group_size, w.shape[2], dtype
-    )
+    fields = (w.packed, w.scales, w.zeros, w.format, w.group_size, w.shape[2])
+    return weight_only_dequantize(*fields, dtype)  # type: ignore[no-any-return]

@@ -11,7 +11,7 @@ import torch
 
 from expertile.formats.quantized import QuantizedWeight
 from expertile.formats.weight_only import weight_of
-from expertile.ops.backend import AUTO, Request
+from expertile.ops.backend import AUTO, Request, by_backend
 from expertile.ops.torch_op import define, traced
 from expertile.ops.weight_only_mm import run
 from expertile.ops.weight_only_mm.problem import WeightOnlyProblem
@@ -44,22 +44,10 @@ def fp8_weight_only_mm(
     return run.forward(a, w, offs, bias, out_dtype, request, scale_a)
 
 
-def _kernel(
-    a: torch.Tensor,
-    scale_a: torch.Tensor,
-    packed: torch.Tensor,
-    scales: torch.Tensor,
-    zeros: torch.Tensor | None,
-    format: str,
-    group_size: int,
-    k: int,
-    offs: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    out_dtype: torch.dtype,
-    backend: str,
-) -> torch.Tensor:
+def _kernel(a: torch.Tensor, scale_a: torch.Tensor, packed: Any, scales: Any, zeros: Any, *rest: Any) -> torch.Tensor:
+    format, group_size, k, offs, bias, out_dtype, request = rest
     w = weight_of(format, packed, scales, zeros, group_size, k)
-    return run.forward(a, w, offs, bias, out_dtype, Request(backend), scale_a)
+    return run.forward(a, w, offs, bias, out_dtype, request, scale_a)
 
 
 def _fake(a: torch.Tensor, scale_a: torch.Tensor, packed: torch.Tensor, *rest: Any) -> torch.Tensor:
@@ -68,4 +56,10 @@ def _fake(a: torch.Tensor, scale_a: torch.Tensor, packed: torch.Tensor, *rest: A
 
 
 # What calls the operator, its arguments in the order of its schema.
-operator = define("fp8_weight_only_mm", _kernel, fake=_fake)
+operator = define(
+    "fp8_weight_only_mm",
+    by_backend(_kernel),
+    "(Tensor a, Tensor scale_a, Tensor packed, Tensor scales, Tensor? zeros, str format, SymInt group_size, SymInt k, "
+    "Tensor? offs, Tensor? bias, ScalarType out_dtype, str backend) -> Tensor",
+    fake=_fake,
+)

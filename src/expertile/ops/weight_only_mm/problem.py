@@ -1,4 +1,5 @@
-"""WeightOnlyProblem: one grouped product with weights in few bits, validated once, with no tensor inside.
+"""WeightOnlyProblem: one grouped product with weights in few bits, validated once, with no tensor inside;
+and what a backend of the operator is given.
 
     out[rows of g] = a[rows of g] @ ŵ[g]ᵀ (+ bias[g]),   ŵ = `w.dequantize()`
 
@@ -12,7 +13,7 @@ else is asked for.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -20,6 +21,7 @@ import torch
 
 from expertile.formats.quantized import KernelLayout, QuantizedWeight
 from expertile.formats.weight_only import WITH_16_BITS, WITH_FP8, kernel_layout
+from expertile.ops import backend
 from expertile.ops.grouped_mm.problem import (
     Description,
     Layout,
@@ -27,6 +29,7 @@ from expertile.ops.grouped_mm.problem import (
     check_bias,
     check_offs_values,
     described,
+    descriptions,
     groups_of,
 )
 from expertile.ragged import sizes_from_offs
@@ -147,14 +150,11 @@ class WeightOnlyProblem(Problem):
         scale_a_fields: tuple[Any, ...] | None = None,
     ) -> WeightOnlyProblem:
         """`of` what is `described`, and so without values. The weight's own fields fit together (its class)."""
-        assert a_fields is not None and w.packed is not None and w.scales is not None
-        a, packed, scales = Description(*a_fields), Description(*w.packed), Description(*w.scales)
-        zeros = None if w.zeros is None else Description(*w.zeros)
-        offs = None if offs_fields is None else Description(*offs_fields)
-        bias = None if bias_fields is None else Description(*bias_fields)
+        a, packed, scales, zeros = descriptions(a_fields, w.packed, w.scales, w.zeros)
+        offs, bias, scale_a = descriptions(offs_fields, bias_fields, scale_a_fields)
+        assert a is not None and packed is not None and scales is not None
         if len(a.shape) != 2:
             raise ValueError(f"a: expected [M, K], the rows of each group together, got {list(a.shape)}")
-        scale_a = None if scale_a_fields is None else Description(*scale_a_fields)
         if scale_a is not None:
             _check_fp8(a, w, scale_a)
         else:
@@ -174,27 +174,9 @@ class WeightOnlyProblem(Problem):
         if bias is not None:
             check_bias(Layout.RAGGED_M, bias, groups, n, a)
         aligned = packed.aligned and scales.aligned and (zeros is None or zeros.aligned)
-        return WeightOnlyProblem(
-            Layout.RAGGED_M,
-            groups,
-            m,
-            n,
-            k,
-            a.dtype,
-            out_dtype,
-            a.strides,
-            (n * row_bytes, row_bytes, 1),
-            a.aligned,
-            aligned,
-            bias is not None,
-            a.device.type,
-            None,
-            False,
-            w.group_size,
-            zeros is not None,
-            w.format,
-            () if scale_a is None else scale_a.strides,
-        )
+        memory = (a.strides, (n * row_bytes, row_bytes, 1), a.aligned, aligned, bias is not None, a.device.type)
+        weight = (w.group_size, zeros is not None, w.format, () if scale_a is None else scale_a.strides)
+        return WeightOnlyProblem(Layout.RAGGED_M, groups, m, n, k, a.dtype, out_dtype, *memory, None, False, *weight)
 
 
 def _check_16_bits(a: Description, w: DescribedWeight, scales: Description) -> None:
@@ -230,3 +212,18 @@ def _check_fp8(a: Description, w: DescribedWeight, scale_a: Description) -> None
         raise ValueError(
             f"scale_a: expected [{m}, {-(-k // BLOCK)}] (one for each 1×{BLOCK}) or [{m}], got {list(scale_a.shape)}"
         )
+
+
+@dataclass(frozen=True)
+class Operands:
+    """The tensors of one call, as validated by `WeightOnlyProblem.of`."""
+
+    a: torch.Tensor
+    w: QuantizedWeight
+    offs: torch.Tensor
+    bias: torch.Tensor | None = None
+    scale_a: torch.Tensor | None = None
+
+
+Run = Callable[[WeightOnlyProblem, Operands, Any, torch.Tensor | None], torch.Tensor]  # as of a backend of `grouped_mm`
+Backend = backend.Backend[WeightOnlyProblem, Run]

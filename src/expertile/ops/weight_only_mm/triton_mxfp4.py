@@ -9,6 +9,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from expertile.ops.weight_only_mm.triton_unpack import eight_of
+
 _UNPACK = """{
     .reg .b32 a, b, c, d, x, unit, none;
     mov.b32 unit, UNIT;
@@ -75,30 +77,5 @@ def unpack_mxfp4(q, DTYPE: tl.constexpr, ASSEMBLY: tl.constexpr):
         a, b, c, d = value(low), value(low >> 16), value(low_8), value(low_8 >> 16)
         e, f, g, h = value(high), value(high >> 16), value(high_8), value(high_8 >> 16)
         return a.to(DTYPE), b.to(DTYPE), c.to(DTYPE), d.to(DTYPE), e.to(DTYPE), f.to(DTYPE), g.to(DTYPE), h.to(DTYPE)
-    elif tl.bfloat16 == DTYPE:
-        return tl.inline_asm_elementwise(
-            _BF16,
-            "=h,=h,=h,=h,=h,=h,=h,=h,r",
-            [q],
-            is_pure=True,
-            pack=1,
-            dtype=(
-                tl.bfloat16,
-                tl.bfloat16,
-                tl.bfloat16,
-                tl.bfloat16,
-                tl.bfloat16,
-                tl.bfloat16,
-                tl.bfloat16,
-                tl.bfloat16,
-            ),
-        )
     else:
-        return tl.inline_asm_elementwise(
-            _FP16,
-            "=h,=h,=h,=h,=h,=h,=h,=h,r",
-            [q],
-            is_pure=True,
-            pack=1,
-            dtype=(tl.float16, tl.float16, tl.float16, tl.float16, tl.float16, tl.float16, tl.float16, tl.float16),
-        )
+        return eight_of(q, _BF16, _FP16, DTYPE)

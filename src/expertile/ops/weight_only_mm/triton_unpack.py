@@ -45,6 +45,19 @@ _BF16 = _of_type("bf16x2", "0x43004300", "0x3f803f80", "0xc308c308")
 _FP16 = _of_type("f16x2", "0x64006400", "0x3c003c00", "0xe408e408")
 
 
+@triton.constexpr_function
+def _eight(dtype):
+    return (dtype,) * 8
+
+
+@triton.jit
+def eight_of(q, BF16: tl.constexpr, FP16: tl.constexpr, DTYPE: tl.constexpr):
+    """The eight numbers of DTYPE that the PTX BF16 or FP16 makes of each word."""
+    PTX: tl.constexpr = BF16 if tl.bfloat16 == DTYPE else FP16
+    TYPES: tl.constexpr = _eight(DTYPE)
+    return tl.inline_asm_elementwise(PTX, "=h,=h,=h,=h,=h,=h,=h,=h,r", [q], is_pure=True, pack=1, dtype=TYPES)
+
+
 @triton.jit
 def in_order(a, b, c, d):
     """Values 2t, 2t + 1, 2t + 8, 2t + 9 of every 16, each [N, words] with t the word's number of 4 -> [N, 4 words] in
@@ -75,39 +88,13 @@ def unpack(q, DTYPE: tl.constexpr, BY_WORD: tl.constexpr, ASSEMBLY: tl.constexpr
     """Words of packed bytes, int32 [N, words] -> (low nibbles − 8, high nibbles − 8), each [N, 4 words] of DTYPE,
     exactly: in the order of K, or BY_WORD in that of `by_word`. Without ASSEMBLY, which the interpreter doesn't know,
     in plain Triton."""
-    BF16: tl.constexpr = tl.bfloat16 == DTYPE
     if not ASSEMBLY:
         a, b = _nibble(q, 0, DTYPE), _nibble(q, 16, DTYPE)
         c, d = _nibble(q, 8, DTYPE), _nibble(q, 24, DTYPE)
         e, f = _nibble(q, 4, DTYPE), _nibble(q, 20, DTYPE)
         g, h = _nibble(q, 12, DTYPE), _nibble(q, 28, DTYPE)
-    elif BF16:
-        a, b, c, d, e, f, g, h = tl.inline_asm_elementwise(
-            _BF16,
-            "=h,=h,=h,=h,=h,=h,=h,=h,r",
-            [q],
-            is_pure=True,
-            pack=1,
-            dtype=(
-                tl.bfloat16,
-                tl.bfloat16,
-                tl.bfloat16,
-                tl.bfloat16,
-                tl.bfloat16,
-                tl.bfloat16,
-                tl.bfloat16,
-                tl.bfloat16,
-            ),
-        )
     else:
-        a, b, c, d, e, f, g, h = tl.inline_asm_elementwise(
-            _FP16,
-            "=h,=h,=h,=h,=h,=h,=h,=h,r",
-            [q],
-            is_pure=True,
-            pack=1,
-            dtype=(tl.float16, tl.float16, tl.float16, tl.float16, tl.float16, tl.float16, tl.float16, tl.float16),
-        )
+        a, b, c, d, e, f, g, h = eight_of(q, _BF16, _FP16, DTYPE)
     if BY_WORD:
         return side_by_side(a, b, c, d), side_by_side(e, f, g, h)
     else:

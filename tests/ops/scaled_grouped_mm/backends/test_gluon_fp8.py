@@ -13,9 +13,9 @@ import pytest
 import torch
 
 from expertile.device import Device
-from expertile.ops.scaled_grouped_mm.backend import Operands
 from expertile.ops.scaled_grouped_mm.backends import _gluon_kernel, _gluon_launch
 from expertile.ops.scaled_grouped_mm.backends.gluon_fp8 import BACKEND, Config
+from expertile.ops.scaled_grouped_mm.problem import Operands
 from tests.ops.scaled_grouped_mm import cases
 from tests.ops.scaled_grouped_mm.cases import BLOCK, FP16, FP32, ROW, VECTOR, Case, K, M
 from tests.support import aot, gluon_emulator

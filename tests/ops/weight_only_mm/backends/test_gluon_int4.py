@@ -11,11 +11,10 @@ import torch
 from expertile.device import Device
 from expertile.formats.int4 import Int4Weight
 from expertile.formats.mxfp4 import Mxfp4Weight
-from expertile.ops.weight_only_mm.backend import Operands
 from expertile.ops.weight_only_mm.backends import _gluon_kernel, _gluon_launch
 from expertile.ops.weight_only_mm.backends._gluon_config import Config
 from expertile.ops.weight_only_mm.backends.gluon_int4 import BACKEND
-from expertile.ops.weight_only_mm.problem import WeightOnlyProblem
+from expertile.ops.weight_only_mm.problem import Operands, WeightOnlyProblem
 from tests.ops.weight_only_mm import cases
 from tests.ops.weight_only_mm.cases import BF16, FP16, FP32, Case, of_shape
 from tests.support import aot, int4_emulator
@@ -238,10 +237,10 @@ MUTANTS = {
     "every slab is of the first words": Fault("_slabs", "w_.slice(_ * a_ // 4, ...)", "w_.slice(0 * a_ // 4, ...)"),
     "slabs are counted through blocks": Fault("_first_k", "return _", "return slab * width"),
     "a product forgets its first slab": Fault("_add_groups", "_ > _", "False"),
-    "no fence before the TMA store": Fault("_store", "fence_async_shared()"),
-    "a store's buffer is reused at once": Fault("_store", "tma.store_wait(0)", "tma.store_wait(8)"),
-    "one row too many is stored": Fault("_store", "WRAP - (a_ - b_)", "all_ - 1"),
-    "the parts of a store lie on one another": Fault("_store", "[..., a_ + _ * _, c_]", "[..., a_, c_]"),
+    "no fence before the TMA store": Fault("store_turned", "fence_async_shared()"),
+    "a store's buffer is reused at once": Fault("store_turned", "tma.store_wait(0)", "tma.store_wait(8)"),
+    "one row too many is stored": Fault("store_turned", "WRAP - (a_ - b_)", "all_ - 1"),
+    "the parts of a store lie on one another": Fault("store_turned", "[..., a_ + _ * _, c_]", "[..., a_, c_]"),
     "the producer starts on phase 0": Fault("_producer", "a_ = 1", "a_ = 0"),
     "the ring forgets a tile's steps": Fault("_consumer", "ring += _", "ring += 1"),
     "expected bytes leave out the zeros": Fault("_producer", "mbarrier.expect(b_, a_ + _)", "mbarrier.expect(b_, a_)"),
@@ -249,7 +248,7 @@ MUTANTS = {
     "both consumers take the same scales": Fault("_of_rows", "a_.slice(_ * c_, c_, 0)", "a_.slice(0, c_, 0)"),
     "the second consumer's columns are the first's": Fault("_producer", "a_ + _ * _.COLS", "a_"),
     "splits overlap": Fault("span", "_ * _ // _.SPLIT_K", "0", nth=0),
-    "slices lie on one another": Fault("_store", "r_ + _ * _.M", "r_"),
+    "slices lie on one another": Fault("store_turned", "r_ + _ * _.M", "r_"),
     "half a tile is taken for too many rows": Fault("_consumer", "r_ <= b_", "r_ <= b_ + 1"),
     "sums stay 64 times too small": Fault("multiply", "a_ * unit_of(...)", "a_ * 1.0"),
     "fused sums are taken for scaled ones": Fault("multiply", "unit_of(b_, _)", "unit_of(b_, False)"),
@@ -258,7 +257,7 @@ MUTANTS = {
     "nobody ends the order": Fault("_consumer", "ordered_end(...)"),
     "an arrival is missing": Fault("_add_slabs", "ordered_arrive(...)"),
     "a wait for each slab": Fault("_add_slabs", "s_ == 0", "s_ >= 0"),
-    "every slice takes the bias along": Fault("_store", "gl.where(_ == 0, n_, 0)", "n_"),
+    "every slice takes the bias along": Fault("store_turned", "gl.where(_ == 0, n_, 0)", "n_"),
     "MXFP4's last half block takes the first one's scale": Fault("factors", "2 * _ + 1", "2 * BLOCK"),
     "all blocks of a word take its first scales": Fault("_of_block", "b_ % 2", "0"),
     "all blocks of a stage take its first words": Fault("_of_block", "w_[b_ // 2]", "words[0]"),

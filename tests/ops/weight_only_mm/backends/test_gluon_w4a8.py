@@ -12,10 +12,9 @@ from expertile.device import Device
 from expertile.formats.int4 import Int4Weight
 from expertile.formats.mxfp4 import Mxfp4Weight
 from expertile.formats.mxfp4_fp8 import Mxfp4Fp8Weight
-from expertile.ops.weight_only_mm.backend import Operands
 from expertile.ops.weight_only_mm.backends import _w4a8_kernel, _w4a8_launch, gluon_w4a8
 from expertile.ops.weight_only_mm.backends.gluon_w4a8 import BACKEND, Config
-from expertile.ops.weight_only_mm.problem import WeightOnlyProblem
+from expertile.ops.weight_only_mm.problem import Operands, WeightOnlyProblem
 from tests.ops.weight_only_mm import cases, fp8_cases
 from tests.ops.weight_only_mm.fp8_cases import FP8, FP32, Fp8Case
 from tests.support import aot, int4_emulator
@@ -129,11 +128,11 @@ MUTANTS = {
     "no scales of rows": Fault("_scaled", "a_ * gl.expand_dims(of_w, 1)", "acc"),
     "INT4's sums stay 512 times too small": Fault("_scaled", "a_ * UNIT_OF_INT4", "acc"),
     "rows of a take no scale": Fault("_scaled", "a_ * gl.expand_dims(of_x, 0)", "acc"),
-    "every slice takes the bias along": Fault("_store", "gl.where(_ == 0, n_, 0)", "p.N"),
-    "no fence before the TMA store": Fault("_store", "fence_async_shared()"),
-    "a store's buffer is reused at once": Fault("_store", "tma.store_wait(0)", "tma.store_wait(8)"),
-    "one row too many is stored": Fault("_store", "WRAP - (a_ - b_)", "WRAP - 1"),
-    "slices lie on one another": Fault("_store", "r_ + _ * _.M", "row_end"),
+    "every slice takes the bias along": Fault("store_turned", "gl.where(_ == 0, n_, 0)", "p.N"),
+    "no fence before the TMA store": Fault("store_turned", "fence_async_shared()"),
+    "a store's buffer is reused at once": Fault("store_turned", "tma.store_wait(0)", "tma.store_wait(8)"),
+    "one row too many is stored": Fault("store_turned", "WRAP - (a_ - b_)", "WRAP - 1"),
+    "slices lie on one another": Fault("store_turned", "r_ + _ * _.M", "row_end"),
     "a block takes the first one's exponent": Fault("unpacked_mxfp4", "2 * SLAB + 1", "2 * SLAB"),
     "both halves are the low nibbles": Fault(
         "_second",

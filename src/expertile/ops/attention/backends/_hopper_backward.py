@@ -10,15 +10,15 @@ instead of the five that one kernel with atomic additions to dQ needs, and every
 The tensor cores leave P and dS, or their transposes, in the registers in which the next product takes its left operand.
 A consumer never waits for its last product before it queues the next block's first.
 """
-# ruff: noqa: RUF005  (Gluon's front end knows no `*` in a list)
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared
 
 from expertile.ops.attention.backends._hopper_context import Backward
 from expertile.ops.attention.backends._hopper_dkdv import dkdv_consumer, dkdv_producer
 from expertile.ops.attention.backends._hopper_dq import dq_consumer, dq_producer
+from expertile.ops.hopper.prologue import make_barriers, slots, specialise
 
 
 def _name(specialization):
@@ -66,28 +66,15 @@ def attention_backward_kernel(
     In shared memory: held rows x and y, and a ring of blocks a and b with their statistics."""
     HELD: gl.constexpr = SHAPE.SLOTS * SHAPE.CONSUMERS
     STAGES: gl.constexpr = SHAPE.STAGES
-    held: gl.constexpr = [HELD] + x_desc.block_type.shape
-    ring: gl.constexpr = [STAGES] + a_desc.block_type.shape
-    x_smem = gl.allocate_shared_memory(x_desc.dtype, held, x_desc.layout)
-    y_smem = gl.allocate_shared_memory(y_desc.dtype, held, y_desc.layout)
-    a_smem = gl.allocate_shared_memory(a_desc.dtype, ring, a_desc.layout)
-    b_smem = gl.allocate_shared_memory(b_desc.dtype, ring, b_desc.layout)
-    lse_smem = gl.allocate_shared_memory(gl.float32, [STAGES] + lse_desc.block_type.shape, lse_desc.layout)
-    delta_smem = gl.allocate_shared_memory(gl.float32, [STAGES] + delta_desc.block_type.shape, delta_desc.layout)
-    held_full = gl.allocate_shared_memory(gl.int64, [HELD, 1], mbarrier.MBarrierLayout())
-    held_empty = gl.allocate_shared_memory(gl.int64, [HELD, 1], mbarrier.MBarrierLayout())
-    a_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    a_empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    b_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    b_empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    for s in gl.static_range(HELD):
-        mbarrier.init(held_full.index(s), count=1)
-        mbarrier.init(held_empty.index(s), count=1)
-    for s in gl.static_range(STAGES):
-        mbarrier.init(a_full.index(s), count=1)
-        mbarrier.init(a_empty.index(s), count=SHAPE.CONSUMERS)
-        mbarrier.init(b_full.index(s), count=1)
-        mbarrier.init(b_empty.index(s), count=SHAPE.CONSUMERS)
+    x_smem = slots(x_desc, HELD)
+    y_smem = slots(y_desc, HELD)
+    a_smem = slots(a_desc, STAGES)
+    b_smem = slots(b_desc, STAGES)
+    lse_smem = slots(lse_desc, STAGES)
+    delta_smem = slots(delta_desc, STAGES)
+    held_full, held_empty = make_barriers(HELD, 1, 1)
+    a_full, a_empty = make_barriers(STAGES, 1, SHAPE.CONSUMERS)
+    b_full, b_empty = make_barriers(STAGES, 1, SHAPE.CONSUMERS)
     fence_async_shared()
     p = Backward(  # type: ignore[call-arg]
         (x_desc, y_desc, a_desc, b_desc, dx_desc, dy_desc, lse_desc, delta_desc),
@@ -98,12 +85,6 @@ def attention_backward_kernel(
         SHAPE,
     )
     if SHAPE.DQ:
-        gl.warp_specialize(
-            [(dq_consumer, (p, 0)), (dq_consumer, (p, 1)), (dq_producer, (p,))], [4, 1], [CONSUMER_REGS, PRODUCER_REGS]
-        )
+        specialise(p, dq_consumer, dq_producer, None, CONSUMER_REGS, PRODUCER_REGS)
     else:
-        gl.warp_specialize(
-            [(dkdv_consumer, (p, 0)), (dkdv_consumer, (p, 1)), (dkdv_producer, (p,))],
-            [4, 1],
-            [CONSUMER_REGS, PRODUCER_REGS],
-        )
+        specialise(p, dkdv_consumer, dkdv_producer, None, CONSUMER_REGS, PRODUCER_REGS)

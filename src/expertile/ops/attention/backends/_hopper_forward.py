@@ -10,7 +10,7 @@ a consumer the softmax of block j + 1 runs while the tensor cores do P V of bloc
 Shared memory: Q twice (the next tile's arrives while this one's is in use; O leaves through the buffer that Q came in),
 K and V in rings of STAGES blocks.
 """
-# ruff: noqa: RUF005, SIM102  (Gluon's front end knows no `*` in a list, and compile-time conditions stand alone)
+# ruff: noqa: SIM102  (compile-time conditions stand alone)
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -32,6 +32,7 @@ from expertile.ops.attention.backends._hopper_tiles import (
     locate,
     store_rows,
 )
+from expertile.ops.hopper.prologue import make_barriers, slots, specialise
 
 _LN2: gl.constexpr = gl.constexpr(0.6931471805599453)
 
@@ -301,23 +302,12 @@ def attention_forward_kernel(
     """
     HELD: gl.constexpr = SHAPE.Q_SLOTS * SHAPE.CONSUMERS
     STAGES: gl.constexpr = SHAPE.STAGES
-    q_smem = gl.allocate_shared_memory(q_desc.dtype, [HELD] + q_desc.block_type.shape, q_desc.layout)
-    k_smem = gl.allocate_shared_memory(k_desc.dtype, [STAGES] + k_desc.block_type.shape, k_desc.layout)
-    v_smem = gl.allocate_shared_memory(v_desc.dtype, [STAGES] + v_desc.block_type.shape, v_desc.layout)
-    q_full = gl.allocate_shared_memory(gl.int64, [HELD, 1], mbarrier.MBarrierLayout())
-    q_empty = gl.allocate_shared_memory(gl.int64, [HELD, 1], mbarrier.MBarrierLayout())
-    k_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    k_empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    v_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    v_empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    for s in gl.static_range(HELD):
-        mbarrier.init(q_full.index(s), count=1)
-        mbarrier.init(q_empty.index(s), count=1)
-    for s in gl.static_range(STAGES):
-        mbarrier.init(k_full.index(s), count=1)
-        mbarrier.init(k_empty.index(s), count=SHAPE.CONSUMERS)
-        mbarrier.init(v_full.index(s), count=1)
-        mbarrier.init(v_empty.index(s), count=SHAPE.CONSUMERS)
+    q_smem = slots(q_desc, HELD)
+    k_smem = slots(k_desc, STAGES)
+    v_smem = slots(v_desc, STAGES)
+    q_full, q_empty = make_barriers(HELD, 1, 1)
+    k_full, k_empty = make_barriers(STAGES, 1, SHAPE.CONSUMERS)
+    v_full, v_empty = make_barriers(STAGES, 1, SHAPE.CONSUMERS)
     fence_async_shared()
     p = Forward(  # type: ignore[call-arg]
         (q_desc, k_desc, v_desc, o_desc),
@@ -327,13 +317,4 @@ def attention_forward_kernel(
         (tiles, H, GROUP, HEADS, SECTION, LQ, LK, lse_stride_b, lse_stride_h, scale_log2),
         SHAPE,
     )
-    if SHAPE.CONSUMERS == 3:
-        gl.warp_specialize(
-            [(_consumer, (p, 0)), (_consumer, (p, 1)), (_consumer, (p, 2)), (_producer, (p,))],
-            [4, 4, 1],
-            [CONSUMER_REGS, CONSUMER_REGS, PRODUCER_REGS],
-        )
-    else:
-        gl.warp_specialize(
-            [(_consumer, (p, 0)), (_consumer, (p, 1)), (_producer, (p,))], [4, 1], [CONSUMER_REGS, PRODUCER_REGS]
-        )
+    specialise(p, _consumer, _producer, None, CONSUMER_REGS, PRODUCER_REGS)

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from expertile.ops.attention.backends._triton_forward import Keys, _load, _sequence, _store, _tile
+from expertile.ops.attention.backends._triton_forward import Keys, _load, _queries, _seen, _sequence, _store, _tile
 
 
 @triton.jit
@@ -54,7 +54,6 @@ def statistics_kernel(
 
     BLOCK_M divides STAT_PAD. Grid: (padded rows of the longest sequence / BLOCK_M, batch * H).
     """
-    EVEN_D: tl.constexpr = D == BLOCK_D
     batch = tl.program_id(1) // H
     head = tl.program_id(1) % H
     q_start, q_len, _k_start, _k_len = _sequence(cu_q_ptr, cu_k_ptr, batch, LQ, LQ, PACKED)
@@ -64,9 +63,9 @@ def statistics_kernel(
         dims = tl.arange(0, BLOCK_D)
         start = tl.full((), 0, tl.int32) + q_start
         o_tile = _tile(o_ptr, batch, head, start, o_strides)
-        o = _load(o_tile, rows, o_strides[2], dims, q_len, D, EVEN_D, True)
+        o = _load(o_tile, rows, o_strides[2], dims, q_len, D, D == BLOCK_D, True)
         do_tile = _tile(do_ptr, batch, head, start, do_strides)
-        do = _load(do_tile, rows, do_strides[2], dims, q_len, D, EVEN_D, True)
+        do = _load(do_tile, rows, do_strides[2], dims, q_len, D, D == BLOCK_D, True)
         delta = tl.sum(o.to(tl.float32) * do.to(tl.float32), 1)
         at = batch.to(tl.int64) * lse_strides[0] + head * lse_strides[1] + q_start + rows
         lse = tl.load(lse_ptr + at, mask=rows < q_len, other=float("inf"))
@@ -94,22 +93,12 @@ class _Queries(NamedTuple):
 
 @triton.jit
 def _over_queries(
-    sums,
-    k,
-    v,
-    of,
-    first,
-    last,
-    cols,
-    shift,
-    dims,
-    scale_log2,
-    MASKED: tl.constexpr,
-    D: tl.constexpr,
-    BLOCK_M: tl.constexpr,
+    sums, k, v, of, first, last, keys, dims, scale_log2, MASKED: tl.constexpr, D: tl.constexpr, BLOCK_M: tl.constexpr
 ):
-    """dK and dV from queries [first, last), blocks of which start at multiples of BLOCK_M."""
+    """dK and dV from queries [first, last), blocks of which start at multiples of BLOCK_M. keys: their numbers, and by
+    how much those that a query sees are ahead of its own."""
     dk, dv = sums
+    cols, shift = keys
     EVEN_D: tl.constexpr = dims.shape[0] == D
     for m in range(first, last, BLOCK_M):
         rows = m + tl.arange(0, BLOCK_M)
@@ -174,9 +163,9 @@ def dkdv_kernel(
         v_tile = _tile(v_ptr, batch, kv_head, zero + k_start, v_strides)
         k = _load(k_tile, cols, k_strides[2], dims, k_len, D, EVEN_D, True)
         v = _load(v_tile, cols, v_strides[2], dims, k_len, D, EVEN_D, True)
-        dk = tl.zeros((BLOCK_N, BLOCK_D), tl.float32)
-        dv = tl.zeros((BLOCK_N, BLOCK_D), tl.float32)
+        sums = (tl.zeros((BLOCK_N, BLOCK_D), tl.float32), tl.zeros((BLOCK_N, BLOCK_D), tl.float32))
         shift = k_len - q_len
+        keys = (cols, shift)
         first = zero
         full = zero
         if CAUSAL:
@@ -192,12 +181,9 @@ def dkdv_kernel(
             queries = _Queries(q_tile, do_tile, nlse_ptr + at, ndelta_ptr + at, q_strides[2], do_strides[2], q_len)
             if CAUSAL:
                 last = tl.minimum(full, q_len)
-                dk, dv = _over_queries(
-                    (dk, dv), k, v, queries, first, last, cols, shift, dims, scale_log2, True, D, BLOCK_M
-                )
-            dk, dv = _over_queries(
-                (dk, dv), k, v, queries, full, q_len, cols, shift, dims, scale_log2, False, D, BLOCK_M
-            )
+                sums = _over_queries(sums, k, v, queries, first, last, keys, dims, scale_log2, True, D, BLOCK_M)
+            sums = _over_queries(sums, k, v, queries, full, q_len, keys, dims, scale_log2, False, D, BLOCK_M)
+        dk, dv = sums
         dk_tile = _tile(dk_ptr, batch, kv_head, zero + k_start, dk_strides)
         dv_tile = _tile(dv_ptr, batch, kv_head, zero + k_start, dv_strides)
         _store(dk_tile, cols, dk_strides[2], dims, k_len, dk * scale, D, EVEN_D)
@@ -206,22 +192,10 @@ def dkdv_kernel(
 
 @triton.jit
 def _over_keys(
-    dq,
-    q,
-    do,
-    nlse,
-    ndelta,
-    of,
-    first,
-    last,
-    last_key,
-    dims,
-    scale_log2,
-    MASKED: tl.constexpr,
-    D: tl.constexpr,
-    BLOCK_N: tl.constexpr,
+    dq, rows, of, first, last, last_key, dims, scale_log2, MASKED: tl.constexpr, D: tl.constexpr, BLOCK_N: tl.constexpr
 ):
-    """dQ from keys [first, last)."""
+    """dQ of `rows`, (Q, dO, -LSE, -delta), from keys [first, last)."""
+    q, do, nlse, ndelta = rows
     EVEN_D: tl.constexpr = dims.shape[0] == D
     for n in range(first, last, BLOCK_N):
         cols = n + tl.arange(0, BLOCK_N)
@@ -267,13 +241,8 @@ def dq_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
-    """Grid: (blocks of queries, batch * H). With a causal mask the last queries, which see most keys, come first."""
-    EVEN_D: tl.constexpr = D == BLOCK_D
-    block = tl.program_id(0)
-    if CAUSAL:
-        block = tl.num_programs(0) - 1 - block
-    batch = tl.program_id(1) // H
-    head = tl.program_id(1) % H
+    """Grid: (blocks of queries, batch * H)."""
+    block, batch, head = _queries(H, CAUSAL)
     q_start, q_len, k_start, k_len = _sequence(cu_q_ptr, cu_k_ptr, batch, LQ, LK, PACKED)
     m = block * BLOCK_M
     if m < q_len:
@@ -284,23 +253,17 @@ def dq_kernel(
         do_tile = _tile(do_ptr, batch, head, zero + q_start, do_strides)
         k_tile = _tile(k_ptr, batch, head // GROUP, zero + k_start, k_strides)
         v_tile = _tile(v_ptr, batch, head // GROUP, zero + k_start, v_strides)
-        q = _load(q_tile, rows, q_strides[2], dims, q_len, D, EVEN_D, True)
-        do = _load(do_tile, rows, do_strides[2], dims, q_len, D, EVEN_D, True)
+        q = _load(q_tile, rows, q_strides[2], dims, q_len, D, D == BLOCK_D, True)
+        do = _load(do_tile, rows, do_strides[2], dims, q_len, D, D == BLOCK_D, True)
         at = batch.to(tl.int64) * stat_strides[0] + head * stat_strides[1]
         at += _padded_start(q_start, batch, PACKED, STAT_PAD) + rows
         nlse = tl.load(nlse_ptr + at) * scale_log2
         ndelta = tl.load(ndelta_ptr + at)
-        end = k_len
-        full = k_len
-        last_key = tl.full((BLOCK_M,), 0, tl.int32) + k_len - 1
-        if CAUSAL:
-            end = tl.maximum(tl.minimum(end, m + BLOCK_M + k_len - q_len), 0)
-            full = tl.minimum(full, tl.maximum(m + 1 + k_len - q_len, 0))
-            last_key = tl.minimum(last_key, rows + k_len - q_len)
-        full = full // BLOCK_N * BLOCK_N
+        full, end, last_key = _seen(m, rows, q_len, k_len, CAUSAL, BLOCK_N)
         dq = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
         keys = Keys(k_tile, v_tile, k_strides[2], v_strides[2], k_len)
-        dq = _over_keys(dq, q, do, nlse, ndelta, keys, 0, full, last_key, dims, scale_log2, False, D, BLOCK_N)
-        dq = _over_keys(dq, q, do, nlse, ndelta, keys, full, end, last_key, dims, scale_log2, True, D, BLOCK_N)
+        held = (q, do, nlse, ndelta)
+        dq = _over_keys(dq, held, keys, 0, full, last_key, dims, scale_log2, False, D, BLOCK_N)
+        dq = _over_keys(dq, held, keys, full, end, last_key, dims, scale_log2, True, D, BLOCK_N)
         dq_tile = _tile(dq_ptr, batch, head, zero + q_start, dq_strides)
-        _store(dq_tile, rows, dq_strides[2], dims, q_len, dq * scale, D, EVEN_D)
+        _store(dq_tile, rows, dq_strides[2], dims, q_len, dq * scale, D, D == BLOCK_D)

@@ -49,6 +49,30 @@ def _store(ptr, rows, stride, dims, length, value, D: tl.constexpr, EVEN_D: tl.c
     tl.store(ptr + rows[:, None] * stride + dims[None, :], value.to(ptr.dtype.element_ty), mask=mask)
 
 
+@triton.jit
+def _queries(heads, CAUSAL: tl.constexpr):
+    """(block of queries, batch, head) of a program. With a causal mask the last queries, which see most keys, come
+    first."""
+    block = tl.program_id(0)
+    if CAUSAL:
+        block = tl.num_programs(0) - 1 - block
+    return block, tl.program_id(1) // heads, tl.program_id(1) % heads
+
+
+@triton.jit
+def _seen(m, rows, q_len, k_len, CAUSAL: tl.constexpr, BLOCK_N: tl.constexpr):
+    """Keys that the queries `rows`, from m on, see: (end of the blocks without a mask, end, each row's last)."""
+    end = k_len
+    full = k_len
+    last_key = tl.full((rows.shape[0],), 0, tl.int32) + k_len - 1
+    if CAUSAL:
+        # Query i sees the keys up to i + k_len - q_len.
+        end = tl.maximum(tl.minimum(end, m + rows.shape[0] + k_len - q_len), 0)
+        full = tl.minimum(full, tl.maximum(m + 1 + k_len - q_len, 0))
+        last_key = tl.minimum(last_key, rows + k_len - q_len)
+    return full // BLOCK_N * BLOCK_N, end, last_key
+
+
 class Keys(NamedTuple):
     """The keys and values of a head: pointers to its first row, strides of rows, and how many there are."""
 
@@ -110,13 +134,8 @@ def forward_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
-    """Grid: (blocks of queries, batch * H). With a causal mask the last queries, which see most keys, come first."""
-    EVEN_D: tl.constexpr = D == BLOCK_D
-    block = tl.program_id(0)
-    if CAUSAL:
-        block = tl.num_programs(0) - 1 - block
-    batch = tl.program_id(1) // H
-    head = tl.program_id(1) % H
+    """Grid: (blocks of queries, batch * H)."""
+    block, batch, head = _queries(H, CAUSAL)
     q_start, q_len, k_start, k_len = _sequence(cu_q_ptr, cu_k_ptr, batch, LQ, LK, PACKED)
     m = block * BLOCK_M
     if m < q_len:
@@ -127,16 +146,8 @@ def forward_kernel(
         k_tile = _tile(k_ptr, batch, head // GROUP, start + k_start, k_strides)
         v_tile = _tile(v_ptr, batch, head // GROUP, start + k_start, v_strides)
         o_tile = _tile(o_ptr, batch, head, start + q_start, o_strides)
-        q = _load(q_tile, rows, q_strides[2], dims, q_len, D, EVEN_D, True)
-        end = k_len
-        full = k_len
-        last_key = tl.full((BLOCK_M,), 0, tl.int32) + k_len - 1
-        if CAUSAL:
-            # Query i sees the keys up to i + k_len - q_len.
-            end = tl.maximum(tl.minimum(end, m + BLOCK_M + k_len - q_len), 0)
-            full = tl.minimum(full, tl.maximum(m + 1 + k_len - q_len, 0))
-            last_key = tl.minimum(last_key, rows + k_len - q_len)
-        full = full // BLOCK_N * BLOCK_N
+        q = _load(q_tile, rows, q_strides[2], dims, q_len, D, D == BLOCK_D, True)
+        full, end, last_key = _seen(m, rows, q_len, k_len, CAUSAL, BLOCK_N)
         acc = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
         row_max = tl.full((BLOCK_M,), float("-inf"), tl.float32)
         sums = (acc, row_max, tl.zeros((BLOCK_M,), tl.float32))
@@ -147,6 +158,6 @@ def forward_kernel(
         empty = row_sum == 0.0
         acc = tl.where(empty[:, None], 0.0, acc / tl.where(empty, 1.0, row_sum)[:, None])
         lse = (row_max * scale_log2 + tl.log2(row_sum)) * 0.6931471805599453
-        _store(o_tile, rows, o_strides[2], dims, q_len, acc, D, EVEN_D)
+        _store(o_tile, rows, o_strides[2], dims, q_len, acc, D, D == BLOCK_D)
         at = lse_ptr + batch.to(tl.int64) * lse_strides[0] + head * lse_strides[1] + q_start + rows
         tl.store(at, tl.where(empty, float("-inf"), lse), mask=rows < q_len)

@@ -11,24 +11,16 @@ multiply them with wgmma and store the result with TMA. Consumers share the tile
 Where a tile lies, every partition works out for itself (`hopper/tiles.py`): nothing of that stands between the start of
 the kernel and its first load but one read of `offs`. `hopper/schedule.py` says which tiles a program takes.
 """
-# ruff: noqa: RUF005  (Gluon's front end does not know `*` in a list)
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import (
-    fence_async_shared,
-    mbarrier,
-    tma,
-    warpgroup_mma,
-    warpgroup_mma_wait,
-)
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma, warpgroup_mma, warpgroup_mma_wait
 
 from expertile.ops.grouped_mm.backends._gluon_context import Context
 from expertile.ops.grouped_mm.backends._gluon_producer import fill_first, fill_more
 from expertile.ops.hopper.columns import pieces
 from expertile.ops.hopper.load import produce
-from expertile.ops.hopper.prologue import make_barriers, prefetch_descriptors
+from expertile.ops.hopper.prologue import begin, make_barriers, prefetch_descriptors, slots, specialise
 from expertile.ops.hopper.ring import advance, skip
 from expertile.ops.hopper.schedule import make_queue, take
 from expertile.ops.hopper.store import bias_of, store_tile
@@ -242,16 +234,12 @@ def grouped_mm_kernel(
     """
     prefetch_descriptors(a_desc, b_desc, "grouped_mm_kernel")
     A_PARTS: gl.constexpr = SHAPE.BLOCK_M // SHAPE.ROWS
-    a_boxes = gl.allocate_shared_memory(
-        a_desc.dtype, [SHAPE.STAGES * SHAPE.BLOCK_M // SHAPE.A_BOX] + a_desc.block_type.shape, a_desc.layout
-    )
+    a_boxes = slots(a_desc, SHAPE.STAGES * SHAPE.BLOCK_M // SHAPE.A_BOX)
     a_smem = a_boxes
     if SHAPE.A_BOX < SHAPE.ROWS:
         a_smem = reinterpret(a_boxes, a_desc.dtype, [SHAPE.STAGES * A_PARTS, SHAPE.ROWS, SHAPE.BLOCK_K], a_desc.layout)
-    b_smem = gl.allocate_shared_memory(b_desc.dtype, [SHAPE.STAGES] + b_desc.block_type.shape, b_desc.layout)
-    c_smem = gl.allocate_shared_memory(
-        c_desc.dtype, [SHAPE.CONSUMERS * SHAPE.C_SLOTS] + c_desc.block_type.shape, c_desc.layout
-    )
+    b_smem = slots(b_desc, SHAPE.STAGES)
+    c_smem = slots(c_desc, SHAPE.CONSUMERS * SHAPE.C_SLOTS)
     full, empty = make_barriers(SHAPE.STAGES, 1, A_PARTS)
     order = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
     for s in gl.static_range(2):
@@ -260,10 +248,7 @@ def grouped_mm_kernel(
         queue, queued = make_queue()
     else:
         queue, queued = empty, empty
-    fence_async_shared()
-    # Memory of the kernel before is touched only after this; the kernel after may begin to set itself up.
-    gdc_wait()
-    gdc_launch_dependents()
+    begin()
     p = Context(  # type: ignore[call-arg]
         (a_desc, b_desc, c_desc),
         (a_desc if more_a_desc is None else more_a_desc, b_desc if more_b_desc is None else more_b_desc),
@@ -274,11 +259,4 @@ def grouped_mm_kernel(
         SHAPE,
     )
     mma_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [num_warps, 1], [16, SHAPE.BLOCK_N, 16])
-    if SHAPE.CONSUMERS == 2:
-        gl.warp_specialize(
-            [(_consumer, (p, 0, mma_layout)), (_consumer, (p, 1, mma_layout)), (_producer, (p,))],
-            [4, 1],
-            [CONSUMER_REGS, PRODUCER_REGS],
-        )
-    else:
-        gl.warp_specialize([(_consumer, (p, 0, mma_layout)), (_producer, (p,))], [1], [PRODUCER_REGS])
+    specialise(p, _consumer, _producer, mma_layout, CONSUMER_REGS, PRODUCER_REGS)

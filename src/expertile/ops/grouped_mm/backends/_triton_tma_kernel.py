@@ -44,15 +44,8 @@ def _store(
     out_desc,
     out_ptr,
     acc,
-    group,
-    row,
-    row_end,
-    col,
-    col_end,
-    start,
-    out_stride_g,
-    out_stride_m,
-    out_stride_n,
+    place,
+    strides,
     RAGGED: tl.constexpr,
     OUT_BY_TMA: tl.constexpr,
     OUT_DTYPE: tl.constexpr,
@@ -60,13 +53,14 @@ def _store(
 ):
     """Store one block; rows past the group's end and columns past n are dropped, by the hardware if OUT_BY_TMA. With
     ALIGN also those ahead of the group, which starts at `start` in the ragged dimension."""
+    group, row, row_end, col, col_end, start = place
     HEIGHT: tl.constexpr = acc.shape[0]
     WIDTH: tl.constexpr = acc.shape[1]
     block = acc.to(OUT_DTYPE)
     if not OUT_BY_TMA:
         rows = (row + tl.arange(0, HEIGHT)).to(tl.int64)[:, None]
         cols = (col + tl.arange(0, WIDTH)).to(tl.int64)[None, :]
-        out_ptrs = out_ptr + group.to(tl.int64) * out_stride_g + rows * out_stride_m + cols * out_stride_n
+        out_ptrs = out_ptr + group.to(tl.int64) * strides[0] + rows * strides[1] + cols * strides[2]
         inside = (rows < row_end) & (cols < col_end)
         if ALIGN > 1:
             inside = inside & ((rows if RAGGED == "m" else cols) >= start)
@@ -132,21 +126,6 @@ def tma_kernel(
         WIDTH: tl.constexpr = BLOCK_N // SUBTILE
         parts = columns(acc, SUBTILE)
         for i in tl.static_range(SUBTILE):
-            _store(
-                out_desc,
-                out_ptr,
-                parts[i],
-                group,
-                row,
-                row_end,
-                col + i * WIDTH,
-                col_end,
-                start,
-                out_stride_g,
-                out_stride_m,
-                out_stride_n,
-                RAGGED,
-                OUT_BY_TMA,
-                OUT_DTYPE,
-                ALIGN,
-            )
+            place = (group, row, row_end, col + i * WIDTH, col_end, start)
+            strides = (out_stride_g, out_stride_m, out_stride_n)
+            _store(out_desc, out_ptr, parts[i], place, strides, RAGGED, OUT_BY_TMA, OUT_DTYPE, ALIGN)

@@ -247,33 +247,13 @@ def _addresses(plan: _Plan, operands: Operands, out: torch.Tensor) -> tuple[torc
 
 def _call(cublas: Any, handle: int, problem: Problem, plan: _Plan, addresses: tuple[torch.Tensor, ...]) -> None:
     """All groups in one launch. Arrays go as addresses: host memory from `plan`, device memory from `addresses`."""
-    transa, transb, m, n, k, lda, ldb, ldc, ones = (row.ctypes.data for row in plan.host)
+    *shape, lda, ldb, ldc, ones = (row.ctypes.data for row in plan.host)
     alpha, beta = (row.ctypes.data for row in plan.scales)
     b, a, out = (row.data_ptr() for row in addresses)
     dtype = _CUDA_R[problem.dtype]
     compute = _COMPUTE_32F_FAST_TF32 if problem.dtype_key == "tf32" else _COMPUTE_32F
-    cublas.gemm_grouped_batched_ex(
-        handle,
-        transa,
-        transb,
-        m,
-        n,
-        k,
-        alpha,
-        b,
-        dtype,
-        lda,
-        a,
-        dtype,
-        ldb,
-        beta,
-        out,
-        dtype,
-        ldc,
-        plan.host.shape[1],
-        ones,
-        compute,
-    )
+    operands = (b, dtype, lda, a, dtype, ldb, beta, out, dtype, ldc)
+    cublas.gemm_grouped_batched_ex(handle, *shape, alpha, *operands, plan.host.shape[1], ones, compute)
 
 
 def _launch(problem: Problem, plan: _Plan, operands: Operands, out: torch.Tensor) -> None:
@@ -321,7 +301,6 @@ BACKEND = Backend(
     name="cublas_grouped",
     summary="cublasGemmGroupedBatchedEx through nvmath-python",
     supports=_supports,
-    configs=lambda problem, device: (NoConfig(),),
     run=_run,
     reads_offs_on_host=True,
     peer=True,

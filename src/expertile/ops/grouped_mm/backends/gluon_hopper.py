@@ -26,7 +26,7 @@ from expertile.ops.grouped_mm.backend import Backend, Operands, Pair, rows_are_t
 from expertile.ops.grouped_mm.problem import Layout, Problem
 from expertile.ops.grouped_mm.tail import zero_rows
 from expertile.ops.grouped_mm.tiling import load_rows
-from expertile.ops.hopper.limits import MAX_ROWS, storable, wide_tiles_pay
+from expertile.ops.hopper.limits import refusal, storable, wide_tiles_pay
 
 _DTYPES = (torch.bfloat16, torch.float16)
 QUEUE_BYTES = 2048  # tile numbers of the dynamic scheduler, on their way to the consumers
@@ -98,8 +98,8 @@ class Config:
 def supports(problem: Problem, device: Device) -> str | None:
     """The reason this kernel can't compute `problem` on `device`, or None."""
     p = problem
-    if device.kind != "cuda" or device.capability != (9, 0):
-        return "needs compute capability 9.0 (H100, H200): it is written for that architecture's wgmma instructions"
+    if reason := refusal(p, device):
+        return reason
     if p.dtype not in _DTYPES:
         return f"multiplies bfloat16 and float16, not {p.dtype}"
     if p.out_dtype not in (*_DTYPES, torch.float32):
@@ -108,12 +108,6 @@ def supports(problem: Problem, device: Device) -> str | None:
         return "a ragged last dimension of the output cannot be stored by TMA (its strides must be 16-byte multiples)"
     if p.has_bias and p.layout is Layout.RAGGED_K:
         return "no bias when K is ragged"
-    if p.ragged_total > MAX_ROWS:
-        return f"at most {MAX_ROWS} rows (the ragged descriptors' limit), not {p.ragged_total}"
-    if p.groups > 2048:
-        return f"at most 2048 groups (their prefix sum is kept in registers), not {p.groups}"
-    if not (p.a_aligned and p.b_aligned):
-        return "TMA needs base addresses that are multiples of 16 bytes"
     for name, strides, inner in (("a", p.a_strides, _a_inner(p)), ("b", p.b_strides, _b_inner(p))):
         if inner is None:
             return f"{name} has no dimension of stride 1 that TMA could read (strides {strides})"
@@ -123,8 +117,6 @@ def supports(problem: Problem, device: Device) -> str | None:
         outer = [s for i, s in enumerate(strides) if i != inner]
         if any(s % 8 or s <= 0 for s in outer):
             return f"TMA needs strides that are positive multiples of 16 bytes; {name} has {strides} elements"
-    if (p.n * p.out_dtype.itemsize) % 16:
-        return f"TMA needs rows of the output that are multiples of 16 bytes, not {p.n} x {p.out_dtype.itemsize}"
     return None
 
 

@@ -26,7 +26,7 @@ from expertile.ops.grouped_mm.backend import Backend, Operands, new_out, rows_ar
 from expertile.ops.grouped_mm.problem import Layout, Problem
 from expertile.ragged import sizes_from_offs
 
-# What torch.mm(..., out_dtype=...) rounds to by itself; it exists on CUDA only (torch 2.11).
+# What torch.mm and bmm(..., out_dtype=...) round to by themselves; it exists on CUDA only (torch 2.11).
 _WIDER = {(torch.bfloat16, torch.float32), (torch.float16, torch.float32)}
 _ALIGNMENT = 64  # bytes, of every tensor that torch allocates on a CPU
 
@@ -36,30 +36,26 @@ class RowByRow:
     """Each row alone, on a CPU: the same bits whatever the other rows are, as long as the number of threads stays."""
 
 
-def _supports(problem: Problem, device: Device) -> str | None:
-    """torch.mm takes every dtype, layout and stride that a `Problem` admits."""
-    return None
-
-
-def _multiply(x: torch.Tensor, y: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor) -> None:
-    """out [m, n] = x [m, k] @ y [k, n] + bias [n]."""
-    direct = out.dtype is x.dtype
-    if direct and bias is None:
-        torch.mm(x, y, out=out)
-    elif direct and bias is not None and bias.dtype is x.dtype:
-        torch.addmm(bias, x, y, out=out)
+def multiply(x: torch.Tensor, y: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor) -> None:
+    """out [m, n] = x [m, k] @ y [k, n] + bias [n]; or of stacks of them, [G, …] each."""
+    product, with_bias = (torch.mm, torch.addmm) if x.dim() == 2 else (torch.bmm, torch.baddbmm)
+    bias = bias[:, None] if bias is not None and bias.dim() == 2 else bias
+    if out.dtype is x.dtype and bias is None:
+        product(x, y, out=out)
+    elif out.dtype is x.dtype and bias is not None and bias.dtype is x.dtype:
+        with_bias(bias, x, y, out=out)
     elif x.is_cuda and (x.dtype, out.dtype) in _WIDER:
-        torch.mm(x, y, out_dtype=out.dtype, out=out)
+        product(x, y, out_dtype=out.dtype, out=out)
         if bias is not None:
             out += bias
     else:
         dtype = torch.float64 if x.dtype is torch.float64 else torch.float32
-        product = torch.mm(x.to(dtype), y.to(dtype))
-        out.copy_(product if bias is None else product + bias)
+        found = product(x.to(dtype), y.to(dtype))
+        out.copy_(found if bias is None else found + bias)
 
 
 def _multiply_rows(x: torch.Tensor, y: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor) -> None:
-    """As `_multiply`, a row at a time."""
+    """As `multiply`, a row at a time."""
     dtype = torch.float64 if x.dtype is torch.float64 else torch.float32
     weight = y.t().to(dtype).contiguous()
     if weight.data_ptr() % _ALIGNMENT:
@@ -94,14 +90,14 @@ def _groups(
 def _run(problem: Problem, operands: Operands, config: NoConfig | RowByRow, out: torch.Tensor | None) -> torch.Tensor:
     out = new_out(problem, operands, out)
     bias = operands.bias
-    multiply = _multiply_rows if isinstance(config, RowByRow) else _multiply
+    product = _multiply_rows if isinstance(config, RowByRow) else multiply
     for g, (x, y, z) in enumerate(zip(*_groups(problem, operands, out), strict=True)):
         if z.numel() == 0:
             continue
         if x.shape[1] == 0 and bias is None:
             z.zero_()
         else:
-            multiply(x, y, None if bias is None else bias[g], z)
+            product(x, y, None if bias is None else bias[g], z)
     return out
 
 
@@ -112,8 +108,6 @@ def _invariant(problem: Problem, device: Device) -> tuple[RowByRow, ...]:
 BACKEND = Backend(
     name="loop",
     summary="one torch.mm per group, written in place",
-    supports=_supports,
-    configs=lambda problem, device: (NoConfig(),),
     run=_run,
     reads_offs_on_host=True,
     invariant=_invariant,

@@ -17,12 +17,10 @@ from torch.nn.functional import pad
 from expertile.device import Device
 from expertile.ops.backend import NoConfig, Speed
 from expertile.ops.grouped_mm.backend import Backend, Operands, new_out
+from expertile.ops.grouped_mm.backends.loop import multiply
 from expertile.ops.grouped_mm.model import group_sizes_or_even
 from expertile.ops.grouped_mm.problem import Layout, Problem
 from expertile.ragged import sizes_from_offs
-
-# What torch.bmm(..., out_dtype=...) rounds to by itself; it exists on CUDA only (torch 2.11).
-_WIDER = {(torch.bfloat16, torch.float32), (torch.float16, torch.float32)}
 
 
 def _padded_bytes(problem: Problem, sizes: tuple[int, ...]) -> int:
@@ -51,21 +49,8 @@ def _supports(problem: Problem, device: Device) -> str | None:
 
 def _multiply(x: torch.Tensor, y: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor) -> None:
     """out [G, m, n] = x [G, m, k] @ y [G, k, n] + bias [G, n]."""
-    direct = out.dtype is x.dtype
-    if out.numel() == 0:
-        return
-    if direct and bias is None:
-        torch.bmm(x, y, out=out)
-    elif direct and bias is not None and bias.dtype is x.dtype:
-        torch.baddbmm(bias[:, None], x, y, out=out)
-    elif x.is_cuda and (x.dtype, out.dtype) in _WIDER:
-        torch.bmm(x, y, out_dtype=out.dtype, out=out)
-        if bias is not None:
-            out += bias[:, None]
-    else:
-        dtype = torch.float64 if x.dtype is torch.float64 else torch.float32
-        product = torch.bmm(x.to(dtype), y.to(dtype))
-        out.copy_(product if bias is None else product + bias[:, None])
+    if out.numel():
+        multiply(x, y, bias, out)
 
 
 def _padded_rows(offs: torch.Tensor, used: int, longest: int) -> torch.Tensor:
@@ -165,7 +150,6 @@ BACKEND = Backend(
     name="padded_bmm",
     summary="groups padded to the longest, one torch.bmm (no copy when all are equal)",
     supports=_supports,
-    configs=lambda problem, device: (NoConfig(),),
     run=_run,
     reads_offs_on_host=True,
     speed=Speed(0.72, 0.9, 1e-6, pads=True),

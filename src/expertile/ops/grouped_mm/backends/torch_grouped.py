@@ -142,7 +142,6 @@ BACKEND = Backend(
     name="torch_grouped",
     summary="torch.nn.functional.grouped_mm",
     supports=_supports,
-    configs=lambda problem, device: (NoConfig(),),
     run=_run,
     peer=True,
     copies_offs=lambda problem, device: not uses_kernel(problem, device),  # ATen GroupedMMUtils.h

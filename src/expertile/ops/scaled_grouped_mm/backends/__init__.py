@@ -9,8 +9,8 @@ from functools import partial
 from importlib.util import find_spec
 
 from expertile.ops.backend import named
-from expertile.ops.scaled_grouped_mm.backend import Backend
 from expertile.ops.scaled_grouped_mm.backends import cuda_fp8, loop, torch_scaled
+from expertile.ops.scaled_grouped_mm.problem import Backend
 
 _OURS: tuple[Backend, ...] = ()
 # Triton has no wheels outside Linux; the package works without it.

@@ -1,18 +1,46 @@
 """What every partition of the `gluon_fp8` kernel is handed: descriptors, shared memory, scales, and the problem."""
 
+from typing import NamedTuple
+
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import tma
 
 from expertile.ops.hopper.context import context
 
 
+class Shape(NamedTuple):
+    """What the kernel is compiled for.
+
+    GROUPS_POW2: a power of two >= max(G, 32). BLOCK_M = ROWS * CONSUMERS; A_BOX: rows of a that one load brings, which
+    divide ROWS, and are ROWS where there are more consumers. A tile has HALVES of COLS columns, BLOCK_N in all, which
+    divides 128 or is 256. ORDERED: three consumers, or two of halves, queue their products in order
+    (`hopper/ordered_barrier.py`). TAIL: the last wave may be of half tiles (`hopper/units.py`); a split K needs no
+    TAIL."""
+
+    LAYOUT: str
+    RECIPE: str
+    HAS_BIAS: bool
+    GROUPS_POW2: int
+    ROWS: int
+    A_BOX: int
+    BLOCK_M: int
+    BLOCK_N: int
+    STAGES: int
+    GROUP_M: int
+    SPLIT_K: int
+    PAIRS: bool
+    COLS: int
+    HALVES: int
+    CONSUMERS: int
+    ORDERED: bool
+    TAIL: bool
+
+
 @context
 class Context:
     """Sizes and strides count elements. `sb_g`, `sb_n`, `sb_k`: strides of scale_b over groups, columns (or blocks of
     128 columns) and blocks of k; `sa_m`, `sa_k`: of scale_a over rows and blocks of k. `a_boxes` is `a_smem` cut into
-    what one load brings, A_BOX rows. A tile has HALVES of COLS columns. ORDERED: three consumers, or two of
-    halves, queue their products in order (`hopper/ordered_barrier.py`). TAIL: the last wave may be of half tiles
-    (`hopper/units.py`); a split K needs no TAIL."""
+    what one load brings."""
 
     a_desc: tma.tensor_descriptor
     b_desc: tma.tensor_descriptor
@@ -38,20 +66,4 @@ class Context:
     sb_g: gl.tensor
     sb_n: gl.tensor
     sb_k: gl.tensor
-    LAYOUT: gl.constexpr
-    RECIPE: gl.constexpr
-    HAS_BIAS: gl.constexpr
-    GROUPS_POW2: gl.constexpr
-    ROWS: gl.constexpr
-    A_BOX: gl.constexpr
-    BLOCK_M: gl.constexpr
-    BLOCK_N: gl.constexpr
-    STAGES: gl.constexpr
-    GROUP_M: gl.constexpr
-    SPLIT_K: gl.constexpr
-    PAIRS: gl.constexpr
-    COLS: gl.constexpr
-    HALVES: gl.constexpr
-    CONSUMERS: gl.constexpr
-    ORDERED: gl.constexpr
-    TAIL: gl.constexpr
+    shape: Shape

@@ -17,21 +17,13 @@ column (ROW) is loaded after the last step.
 With SPLIT_K > 1 the steps of a tile are dealt out to that many programs, neighbours in the grid; each stores its
 float32 sum into a slice of its own, [SPLIT_K, M, N], and `reduce` adds the slices up in order: same bits every time.
 """
-# ruff: noqa: RUF005  (Gluon's front end knows no `*` in a list)
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import (
-    fence_async_shared,
-    mbarrier,
-    tma,
-    warpgroup_mma,
-    warpgroup_mma_wait,
-)
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma, warpgroup_mma, warpgroup_mma_wait
 
 from expertile.ops.hopper.ordered_barrier import ordered_arrive, ordered_begin, ordered_end, ordered_wait
-from expertile.ops.hopper.prologue import make_barriers, prefetch_descriptors
+from expertile.ops.hopper.prologue import begin, make_barriers, prefetch_descriptors, slots, specialise
 from expertile.ops.hopper.ring import advance
 from expertile.ops.hopper.store import bias_of, store_tile
 from expertile.ops.hopper.tiles import locate, make_plan
@@ -247,115 +239,41 @@ def scaled_grouped_mm_kernel(
     sb_g,
     sb_n,
     sb_k,
-    LAYOUT: gl.constexpr,
-    RECIPE: gl.constexpr,
-    HAS_BIAS: gl.constexpr,
-    GROUPS_POW2: gl.constexpr,
-    ROWS: gl.constexpr,
-    A_BOX: gl.constexpr,
-    BLOCK_M: gl.constexpr,
-    BLOCK_N: gl.constexpr,
-    STAGES: gl.constexpr,
-    GROUP_M: gl.constexpr,
-    SPLIT_K: gl.constexpr,
-    PAIRS: gl.constexpr,
+    SHAPE: gl.constexpr,
     CONSUMER_REGS: gl.constexpr,
     PRODUCER_REGS: gl.constexpr,
     num_warps: gl.constexpr,
 ):
     """out[g] = (a[g] ∘ scale_a[g]) @ (b[g] ∘ scale_b[g]) over groups g; see `gluon_fp8` for shapes.
 
-    GROUPS_POW2: a power of two >= max(G, 32). BLOCK_M = ROWS * consumers; A_BOX divides ROWS, and is ROWS where there
-    are more; BLOCK_N divides 128 or is 256. Grid: any number of programs, one per multiprocessor. Launched as a
-    programmatic dependent, it sets itself up while the kernel before it ends.
+    Grid: any number of programs, one per multiprocessor. Launched as a programmatic dependent, it sets itself up while
+    the kernel before it ends.
     """
     prefetch_descriptors(a_desc, b_desc, "scaled_grouped_mm_kernel")
-    CONSUMERS: gl.constexpr = BLOCK_M // ROWS
-    COLS: gl.constexpr = min(BLOCK_N, 128)
-    HALVES: gl.constexpr = BLOCK_N // COLS
-    a_boxes = gl.allocate_shared_memory(
-        a_desc.dtype, [STAGES * BLOCK_M // A_BOX] + a_desc.block_type.shape, a_desc.layout
-    )
+    CONSUMERS: gl.constexpr = SHAPE.CONSUMERS
+    STAGES: gl.constexpr = SHAPE.STAGES
+    a_boxes = slots(a_desc, STAGES * SHAPE.BLOCK_M // SHAPE.A_BOX)
     a_smem = a_boxes
-    if A_BOX < ROWS:
-        a_smem = reinterpret(a_boxes, a_desc.dtype, [STAGES * CONSUMERS, ROWS, 128], a_desc.layout)
-    b_smem = gl.allocate_shared_memory(b_desc.dtype, [STAGES * HALVES] + b_desc.block_type.shape, b_desc.layout)
-    c_smem = gl.allocate_shared_memory(c_desc.dtype, [CONSUMERS] + c_desc.block_type.shape, c_desc.layout)
+    if SHAPE.A_BOX < SHAPE.ROWS:
+        a_smem = reinterpret(a_boxes, a_desc.dtype, [STAGES * CONSUMERS, SHAPE.ROWS, 128], a_desc.layout)
+    b_smem = slots(b_desc, STAGES * SHAPE.HALVES)
+    c_smem = slots(c_desc, CONSUMERS)
     # Scales stand beside the stage's operands.
-    BESIDE: gl.constexpr = STAGES if RECIPE != "row" else 1
+    BESIDE: gl.constexpr = STAGES if SHAPE.RECIPE != "row" else 1
+    COLUMNS: gl.constexpr = 1 if SHAPE.RECIPE == "block" else SHAPE.COLS
     scale_layout: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, order=[0])
-    scale_a_smem = gl.allocate_shared_memory(gl.float32, [BESIDE * CONSUMERS, ROWS], scale_layout)
-    scale_b_smem = gl.allocate_shared_memory(
-        gl.float32, [BESIDE * HALVES, 1 if RECIPE == "block" else COLS], scale_layout
-    )
+    scale_a_smem = gl.allocate_shared_memory(gl.float32, [BESIDE * CONSUMERS, SHAPE.ROWS], scale_layout)
+    scale_b_smem = gl.allocate_shared_memory(gl.float32, [BESIDE * SHAPE.HALVES, COLUMNS], scale_layout)
     # The threads of the loading warp arrive one by one, each when its copies of scales have landed.
-    full, empty = make_barriers(STAGES, 33 if RECIPE != "row" else 1, CONSUMERS)
-    fence_async_shared()
-    # Memory of the kernel before is touched only after this; the kernel after may begin to set itself up.
-    gdc_wait()
-    gdc_launch_dependents()
-    ORDERED: gl.constexpr = CONSUMERS == 3 or (CONSUMERS == 2 and HALVES == 2)
-    TAIL: gl.constexpr = HALVES == 2 and SPLIT_K == 1
-    p = Context(
-        a_desc,
-        b_desc,
-        c_desc,
-        a_boxes,
-        a_smem,
-        b_smem,
-        c_smem,
-        scale_a_smem,
-        scale_b_smem,
-        full,
-        empty,
-        offs_ptr,
-        bias_ptr,
-        scale_a_ptr,
-        scale_b_ptr,
-        G,
-        M,
-        N,
-        K,
-        sa_m,
-        sa_k,
-        sb_g,
-        sb_n,
-        sb_k,
-        LAYOUT,
-        RECIPE,
-        HAS_BIAS,
-        GROUPS_POW2,
-        ROWS,
-        A_BOX,
-        BLOCK_M,
-        BLOCK_N,
-        STAGES,
-        GROUP_M,
-        SPLIT_K,
-        PAIRS,
-        COLS,
-        HALVES,
-        CONSUMERS,
-        ORDERED,
-        TAIL,
+    full, empty = make_barriers(STAGES, 33 if SHAPE.RECIPE != "row" else 1, CONSUMERS)
+    begin()
+    p = Context(  # type: ignore[call-arg]
+        (a_desc, b_desc, c_desc),
+        (a_boxes, a_smem, b_smem, c_smem, scale_a_smem, scale_b_smem),
+        (full, empty),
+        (offs_ptr, bias_ptr, scale_a_ptr, scale_b_ptr),
+        (G, M, N, K, sa_m, sa_k, sb_g, sb_n, sb_k),
+        SHAPE,
     )
-    mma_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [num_warps, 1], [16, COLS, 32])
-    if CONSUMERS == 3:
-        gl.warp_specialize(
-            [
-                (_consumer, (p, 0, mma_layout)),
-                (_consumer, (p, 1, mma_layout)),
-                (_consumer, (p, 2, mma_layout)),
-                (produce, (p,)),
-            ],
-            [4, 4, 1],
-            [CONSUMER_REGS, CONSUMER_REGS, PRODUCER_REGS],
-        )
-    elif CONSUMERS == 2:
-        gl.warp_specialize(
-            [(_consumer, (p, 0, mma_layout)), (_consumer, (p, 1, mma_layout)), (produce, (p,))],
-            [4, 1],
-            [CONSUMER_REGS, PRODUCER_REGS],
-        )
-    else:
-        gl.warp_specialize([(_consumer, (p, 0, mma_layout)), (produce, (p,))], [1], [PRODUCER_REGS])
+    mma_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [num_warps, 1], [16, SHAPE.COLS, 32])
+    specialise(p, _consumer, produce, mma_layout, CONSUMER_REGS, PRODUCER_REGS)

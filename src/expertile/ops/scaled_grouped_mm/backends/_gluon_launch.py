@@ -14,10 +14,10 @@ from expertile.ops.launch.blocks import Blocks, ragged
 from expertile.ops.launch.device import torch_device
 from expertile.ops.launch.launch import Launch
 from expertile.ops.launch.versions import FP_FUSION
-from expertile.ops.scaled_grouped_mm.backend import Operands
+from expertile.ops.scaled_grouped_mm.backends._gluon_context import Shape
 from expertile.ops.scaled_grouped_mm.backends._gluon_kernel import scaled_grouped_mm_kernel
 from expertile.ops.scaled_grouped_mm.backends.triton_fp8 import scale_strides
-from expertile.ops.scaled_grouped_mm.problem import BLOCK, Recipe, ScaledProblem
+from expertile.ops.scaled_grouped_mm.problem import BLOCK, Operands, Recipe, ScaledProblem
 
 
 @lru_cache(maxsize=1024)
@@ -45,20 +45,28 @@ def _launch(
         consumer_regs, producer_regs = (
             (208, 88) if groups_pow2 <= 64 else (216, 72) if groups_pow2 <= 256 else (224, 56)
         )
+    halves = config.block_n // cols
+    shape = Shape(
+        LAYOUT=p.layout.value,
+        RECIPE=p.recipe.value,
+        HAS_BIAS=p.has_bias,
+        GROUPS_POW2=groups_pow2,
+        ROWS=rows,
+        A_BOX=config.a_box,
+        BLOCK_M=config.block_m,
+        BLOCK_N=config.block_n,
+        STAGES=config.num_stages,
+        GROUP_M=config.group_m,
+        SPLIT_K=config.split_k,
+        PAIRS=config.pairs,
+        COLS=cols,
+        HALVES=halves,
+        CONSUMERS=consumers,
+        ORDERED=consumers == 3 or (consumers == 2 and halves == 2),
+        TAIL=halves == 2 and config.split_k == 1,
+    )
     options = {
-        "LAYOUT": p.layout.value,
-        "RECIPE": p.recipe.value,
-        "HAS_BIAS": p.has_bias,
-        "GROUPS_POW2": groups_pow2,
-        "ROWS": rows,
-        "A_BOX": config.a_box,
-        "BLOCK_M": config.block_m,
-        "BLOCK_N": config.block_n,
-        "STAGES": config.num_stages,
-        "GROUP_M": config.group_m,
-        "SPLIT_K": config.split_k,
-        "PAIRS": config.pairs,
-        # The first consumer gets what the second and the producer leave: as many.
+        "SHAPE": shape,
         "CONSUMER_REGS": consumer_regs,
         "PRODUCER_REGS": producer_regs,
         "num_warps": 4,

@@ -29,8 +29,7 @@ from expertile.ops.grouped_mm.problem import Layout
 from expertile.ops.grouped_mm.tail import zero_rows
 from expertile.ops.launch import nvrtc
 from expertile.ops.launch.blocks import tile_counter
-from expertile.ops.scaled_grouped_mm.backend import Backend, Operands
-from expertile.ops.scaled_grouped_mm.problem import BLOCK, Recipe, ScaledProblem
+from expertile.ops.scaled_grouped_mm.problem import BLOCK, Backend, Operands, Recipe, ScaledProblem
 
 _SOURCES = tuple(Path(__file__).with_name(name) for name in ("_cuda_fp8_tiles.cu", "_cuda_fp8.cu"))
 _ROWS = 128  # of a tile: two consumers of 64

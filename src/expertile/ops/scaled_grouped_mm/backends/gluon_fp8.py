@@ -27,9 +27,8 @@ import torch
 from expertile.device import Device
 from expertile.ops.grouped_mm.problem import Layout
 from expertile.ops.grouped_mm.tail import zero_rows
-from expertile.ops.hopper.limits import MAX_ROWS, storable
-from expertile.ops.scaled_grouped_mm.backend import Backend, Operands
-from expertile.ops.scaled_grouped_mm.problem import BLOCK, Recipe, ScaledProblem
+from expertile.ops.hopper.limits import refusal, storable
+from expertile.ops.scaled_grouped_mm.problem import BLOCK, Backend, Operands, Recipe, ScaledProblem
 
 _INT32 = 2**31
 
@@ -81,23 +80,15 @@ class Config:
 def supports(problem: ScaledProblem, device: Device) -> str | None:
     """The reason this kernel can't compute `problem` on `device`, or None."""
     p = problem
-    if device.kind != "cuda" or device.capability != (9, 0):
-        return "needs compute capability 9.0 (H100, H200): it is written for that architecture's wgmma instructions"
+    if reason := refusal(p, device):
+        return reason
     if p.layout is Layout.RAGGED_K and p.recipe is Recipe.ROW:
         return "with one scale per row a ragged K may begin anywhere, where TMA cannot stop"
-    if p.ragged_total > MAX_ROWS:
-        return f"at most {MAX_ROWS} rows (the ragged descriptors' limit), not {p.ragged_total}"
-    if p.groups > 2048:
-        return f"at most 2048 groups (their prefix sum is kept in registers), not {p.groups}"
-    if not (p.a_aligned and p.b_aligned):
-        return "TMA needs base addresses that are multiples of 16 bytes"
     if p.a_strides[-1] != 1 or p.b_strides[-2] != 1:
         return f"e4m3 wgmma reads both operands with K contiguous, got strides {p.a_strides} and {p.b_strides}"
     pitches = (p.a_strides[0], p.b_strides[-1], *p.b_strides[:-2])
     if any(s <= 0 or s % 16 for s in pitches):
         return f"TMA needs strides that are positive multiples of 16 bytes, got {p.a_strides} and {p.b_strides}"
-    if (p.n * p.out_dtype.itemsize) % 16:
-        return f"TMA needs rows of the output that are multiples of 16 bytes, not {p.n} x {p.out_dtype.itemsize}"
     if max(_reach(p.scale_a_strides, (p.m, p.k_blocks)), _reach(p.scale_b_strides, _scale_b_shape(p))) >= _INT32:
         return "scales must lie within 2^31 elements"
     return None

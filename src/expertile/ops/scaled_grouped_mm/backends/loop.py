@@ -12,20 +12,13 @@ from __future__ import annotations
 
 import torch
 
-from expertile.device import Device
 from expertile.formats.fp8 import dequantize
 from expertile.ops.backend import NoConfig
 from expertile.ops.grouped_mm.backend import new_out
 from expertile.ops.grouped_mm.problem import Layout
-from expertile.ops.scaled_grouped_mm.backend import Backend, Operands
-from expertile.ops.scaled_grouped_mm.problem import BLOCK, Recipe, ScaledProblem
+from expertile.ops.scaled_grouped_mm.problem import BLOCK, Backend, Operands, Recipe, ScaledProblem
 from expertile.ops.scaled_grouped_mm.reference import dequantize_b
 from expertile.ragged import sizes_from_offs
-
-
-def _supports(problem: ScaledProblem, device: Device) -> str | None:
-    """Every problem: conversions and float32 products exist everywhere."""
-    return None
 
 
 def _of_group(
@@ -64,11 +57,4 @@ def _run(problem: ScaledProblem, operands: Operands, config: NoConfig, out: torc
     return out
 
 
-BACKEND = Backend(
-    name="loop",
-    summary="dequantised, one float32 product per group",
-    supports=_supports,
-    configs=lambda problem, device: (NoConfig(),),
-    run=_run,
-    reads_offs_on_host=True,
-)
+BACKEND = Backend(name="loop", summary="dequantised, one float32 product per group", run=_run, reads_offs_on_host=True)

@@ -21,8 +21,7 @@ from expertile.device import Device
 from expertile.ops.backend import NoConfig
 from expertile.ops.grouped_mm.backend import new_out
 from expertile.ops.grouped_mm.problem import Layout
-from expertile.ops.scaled_grouped_mm.backend import Backend, Operands
-from expertile.ops.scaled_grouped_mm.problem import Recipe, ScaledProblem
+from expertile.ops.scaled_grouped_mm.problem import Backend, Operands, Recipe, ScaledProblem
 
 _MAX_GROUPS = 1023  # "Can't process more than 1024 groups": one thread per group in one block
 
@@ -84,7 +83,6 @@ BACKEND = Backend(
     name="torch_scaled",
     summary="torch.nn.functional.scaled_grouped_mm, row-wise scales",
     supports=supports,
-    configs=lambda problem, device: (NoConfig(),),
     run=run,
     peer=True,
 )

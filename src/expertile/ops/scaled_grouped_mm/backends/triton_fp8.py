@@ -40,8 +40,7 @@ from expertile.ops.grouped_mm.persistent import (
 from expertile.ops.grouped_mm.problem import Layout
 from expertile.ops.launch.device import current_device, program_count
 from expertile.ops.launch.versions import FP_FUSION
-from expertile.ops.scaled_grouped_mm.backend import Backend, Operands
-from expertile.ops.scaled_grouped_mm.problem import Recipe, ScaledProblem
+from expertile.ops.scaled_grouped_mm.problem import Backend, Operands, Recipe, ScaledProblem
 
 
 @dataclass(frozen=True)
@@ -71,22 +70,12 @@ def _fp8_kernel(
     K,
     groups,
     group_m,
-    a_stride_m,
-    a_stride_k,
-    b_stride_g,
-    b_stride_k,
-    b_stride_n,
-    out_stride_g,
-    out_stride_m,
-    out_stride_n,
-    sa_stride_g,
-    sa_stride_m,
-    sa_stride_k,
-    sb_stride_g,
-    sb_stride_n,
-    sb_stride_k,
-    bias_stride_g,
-    bias_stride_n,
+    a_strides,
+    b_strides,
+    out_strides,
+    sa_strides,
+    sb_strides,
+    bias_strides,
     RAGGED: tl.constexpr,
     RECIPE: tl.constexpr,
     HAS_BIAS: tl.constexpr,
@@ -109,23 +98,23 @@ def _fp8_kernel(
             k_64 = k_64 // 128 * 128  # says that it is a multiple, so operands are loaded 16 bytes at a time
         rows, cols, ks = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_K)
         a_rows, b_cols = rows < row_end - row, cols < col_end - col
-        a_tile = a_ptr + row_64 * a_stride_m + k_64 * a_stride_k
-        b_tile = b_ptr + col_64 * b_stride_n + k_64 * b_stride_k
+        a_tile = a_ptr + row_64 * a_strides[0] + k_64 * a_strides[1]
+        b_tile = b_ptr + col_64 * b_strides[2] + k_64 * b_strides[1]
         if RAGGED == "m":
-            b_tile += group_64 * b_stride_g
-        a_offsets = rows.to(OFFSET)[:, None] * a_stride_m + ks.to(OFFSET)[None, :] * a_stride_k
-        b_offsets = ks.to(OFFSET)[:, None] * b_stride_k + cols.to(OFFSET)[None, :] * b_stride_n
-        a_step = tl.full((), BLOCK_K, tl.int64) * a_stride_k
-        b_step = tl.full((), BLOCK_K, tl.int64) * b_stride_k
+            b_tile += group_64 * b_strides[0]
+        a_offsets = rows.to(OFFSET)[:, None] * a_strides[0] + ks.to(OFFSET)[None, :] * a_strides[1]
+        b_offsets = ks.to(OFFSET)[:, None] * b_strides[1] + cols.to(OFFSET)[None, :] * b_strides[2]
+        a_step = tl.full((), BLOCK_K, tl.int64) * a_strides[1]
+        b_step = tl.full((), BLOCK_K, tl.int64) * b_strides[1]
         first_block = (k_start // 128).to(tl.int64) if RAGGED == "k" else tl.full((), 0, tl.int64)
-        sa_tile = scale_a_ptr + row_64 * sa_stride_m + first_block * sa_stride_k
-        sb_tile = scale_b_ptr + group_64 * sb_stride_g + first_block * sb_stride_k
+        sa_tile = scale_a_ptr + row_64 * sa_strides[1] + first_block * sa_strides[2]
+        sb_tile = scale_b_ptr + group_64 * sb_strides[0] + first_block * sb_strides[2]
         if RECIPE == "block":
-            sb_tile += (col_64 // 128) * sb_stride_n
+            sb_tile += (col_64 // 128) * sb_strides[1]
         else:
-            sb_tile += col_64 * sb_stride_n
+            sb_tile += col_64 * sb_strides[1]
         if RECIPE == "row":
-            sa_tile += group_64 * sa_stride_g
+            sa_tile += group_64 * sa_strides[0]
         acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
         for k in range(0, k_length, BLOCK_K):
             if EVEN_K:
@@ -139,24 +128,24 @@ def _fp8_kernel(
                 acc += part
             else:
                 block = k // 128
-                scale_a = tl.load(sa_tile + rows * sa_stride_m + block * sa_stride_k, mask=a_rows, other=0.0)
+                scale_a = tl.load(sa_tile + rows * sa_strides[1] + block * sa_strides[2], mask=a_rows, other=0.0)
                 if RECIPE == "block":
-                    acc += part * (scale_a * tl.load(sb_tile + block * sb_stride_k))[:, None]
+                    acc += part * (scale_a * tl.load(sb_tile + block * sb_strides[2]))[:, None]
                 else:
-                    scale_b = tl.load(sb_tile + cols * sb_stride_n + block * sb_stride_k, mask=b_cols, other=0.0)
+                    scale_b = tl.load(sb_tile + cols * sb_strides[1] + block * sb_strides[2], mask=b_cols, other=0.0)
                     acc += part * scale_a[:, None] * scale_b[None, :]
             a_tile += a_step
             b_tile += b_step
         if RECIPE == "row":
-            acc *= tl.load(sa_tile + rows * sa_stride_m, mask=a_rows, other=0.0)[:, None]
-            acc *= tl.load(sb_tile + cols * sb_stride_n, mask=b_cols, other=0.0)[None, :]
+            acc *= tl.load(sa_tile + rows * sa_strides[1], mask=a_rows, other=0.0)[:, None]
+            acc *= tl.load(sb_tile + cols * sb_strides[1], mask=b_cols, other=0.0)[None, :]
         if HAS_BIAS:
-            bias_tile = bias_ptr + group_64 * bias_stride_g + col_64 * bias_stride_n
-            acc += tl.load(bias_tile + cols * bias_stride_n, mask=b_cols, other=0.0).to(tl.float32)[None, :]
-        out_tile = out_ptr + row_64 * out_stride_m + col_64 * out_stride_n
+            bias_tile = bias_ptr + group_64 * bias_strides[0] + col_64 * bias_strides[1]
+            acc += tl.load(bias_tile + cols * bias_strides[1], mask=b_cols, other=0.0).to(tl.float32)[None, :]
+        out_tile = out_ptr + row_64 * out_strides[1] + col_64 * out_strides[2]
         if RAGGED == "k":
-            out_tile += group_64 * out_stride_g
-        out_offsets = rows.to(OFFSET)[:, None] * out_stride_m + cols.to(OFFSET)[None, :] * out_stride_n
+            out_tile += group_64 * out_strides[0]
+        out_offsets = rows.to(OFFSET)[:, None] * out_strides[1] + cols.to(OFFSET)[None, :] * out_strides[2]
         tl.store(out_tile + out_offsets, acc.to(out_ptr.dtype.element_ty), mask=a_rows[:, None] & b_cols[None, :])
 
 
@@ -191,7 +180,6 @@ def run(problem: ScaledProblem, operands: Operands, config: Config, out: torch.T
     bias = operands.bias
     device = operands.a.device
     programs = program_count(device, tiles_bound(ragged, groups, m, n, block_m, block_n), config.blocks_per_sm)
-    sa_strides, sb_strides = scale_strides(problem)
     with current_device(device):
         _fp8_kernel[(programs,)](
             operands.a,
@@ -204,12 +192,11 @@ def run(problem: ScaledProblem, operands: Operands, config: Config, out: torch.T
             *sizes_read(problem),
             groups,
             config.group_m,
-            *a_strides,
-            *b_strides,
-            *out_strides,
-            *sa_strides,
-            *sb_strides,
-            *(bias.stride() if bias is not None else (0, 0)),
+            a_strides,
+            b_strides,
+            out_strides,
+            *scale_strides(problem),
+            bias.stride() if bias is not None else (0, 0),
             RAGGED=ragged,
             RECIPE=problem.recipe.value,
             HAS_BIAS=bias is not None,

@@ -9,8 +9,8 @@ from functools import partial
 from importlib.util import find_spec
 
 from expertile.ops.backend import named
-from expertile.ops.weight_only_mm.backend import Backend
 from expertile.ops.weight_only_mm.backends import dequant, loop
+from expertile.ops.weight_only_mm.problem import Backend
 
 _OURS: tuple[Backend, ...] = ()
 # Triton has no wheels outside Linux; the package works without it.

@@ -10,21 +10,18 @@ One warp loads packed weights, activations, scales and zero points with TMA into
 With SPLIT_K > 1 the steps of a tile are dealt out to that many programs. Each stores its float32 sum into a slice of
 its own, [SPLIT_K, M, N]. The slices are added up in order afterwards: same bits every time.
 """
-# ruff: noqa: RUF005  (Gluon's front end knows no `*` in a list)
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 
-from expertile.ops.hopper.columns import pieces
 from expertile.ops.hopper.ordered_barrier import ordered_begin, ordered_end
-from expertile.ops.hopper.prologue import make_barriers
+from expertile.ops.hopper.prologue import begin, make_barriers, slots, specialise
 from expertile.ops.hopper.ring import advance
-from expertile.ops.hopper.store import bias_of
-from expertile.ops.hopper.tiles import WRAP, locate, make_plan
+from expertile.ops.hopper.store import store_turned
+from expertile.ops.hopper.tiles import locate, make_plan
 from expertile.ops.hopper.units import span
-from expertile.ops.launch.versions import tma_load, tma_store
+from expertile.ops.launch.versions import tma_load
 from expertile.ops.weight_only_mm.backends._gluon_context import Context
 from expertile.ops.weight_only_mm.backends._gluon_multiply import multiply, scale_groups
 from expertile.ops.weight_only_mm.backends._gluon_unpack import half_layout, rows_of
@@ -61,30 +58,11 @@ def _producer(p):
 
 
 @gluon.jit
-def _store(p, acc, split, g, row, row_end, col, WHO: gl.constexpr, mma_layout: gl.constexpr):
-    """Sums -> shared memory, transposed -> TMA. A buffer is waited for when it is used again."""
-    PARTS: gl.constexpr = p.STORE_PARTS * rows_of(mma_layout) // p.BLOCK_M
-    ROWS: gl.constexpr = p.BLOCK_M // p.STORE_PARTS
-    if p.HAS_BIAS:
-        # The slices of a split K are added up: one of them takes the bias along.
-        bias = bias_of(p, g, col, gl.where(split == 0, p.N, 0), p.COLS, gl.SliceLayout(1, mma_layout))
-        acc = acc + gl.expand_dims(bias, 1)
-    cut = pieces(acc, PARTS)
-    for s in gl.static_range(PARTS):
-        buf = p.c_smem.index(WHO)
-        tma.store_wait(0)
-        buf.reshape([ROWS, p.COLS]).permute((1, 0)).store(cut[s].to(p.c_desc.dtype))
-        fence_async_shared()
-        # Rows past the end of the group fall outside the descriptor's box: the hardware drops them.
-        at = [WRAP, row_end + split * p.M, WRAP - (row_end - row) + s * ROWS, col]
-        tma_store(p.c_desc, at, buf)
-
-
-@gluon.jit
 def _tile(p, ring, steps, split, g, row, row_end, col, WHO: gl.constexpr, mma_layout: gl.constexpr):
     """One unit: its sum, stored."""
     acc = multiply(p, ring, steps, g, col, WHO, mma_layout)
-    _store(p, acc, split, g, row, row_end, col, WHO, mma_layout)
+    PARTS: gl.constexpr = p.STORE_PARTS * rows_of(mma_layout) // p.BLOCK_M
+    store_turned(p, acc, split, g, row, row_end, col, PARTS, WHO, mma_layout)
 
 
 @gluon.jit
@@ -128,74 +106,32 @@ def weight_only_mm_kernel(
     M,
     N,
     K,
-    HAS_BIAS: gl.constexpr,
-    HAS_ZEROS: gl.constexpr,
-    GROUPS_POW2: gl.constexpr,
-    CONSUMERS: gl.constexpr,
-    COLS: gl.constexpr,
-    BLOCK_M: gl.constexpr,
-    BLOCK_K: gl.constexpr,
-    HALF: gl.constexpr,
-    SLAB: gl.constexpr,
-    GROUP: gl.constexpr,
-    SCALE: gl.constexpr,
-    STAGES: gl.constexpr,
-    GROUP_M: gl.constexpr,
-    SPLIT_K: gl.constexpr,
-    STORE_PARTS: gl.constexpr,
-    TAILS: gl.constexpr,
-    ORDERED: gl.constexpr,
-    PAIRS: gl.constexpr,
+    SHAPE: gl.constexpr,
     CONSUMER_REGS: gl.constexpr,
     PRODUCER_REGS: gl.constexpr,
 ):
     """out[rows of g] = a[rows of g] @ ŵ[g]ᵀ; see `gluon_int4` for shapes. 4 warps.
 
-    GROUPS_POW2: a power of two >= max(G, 32). GROUP: HALF or 2 * HALF values of K, or 0 for one scale of a row.
     Grid: any number of programs, one per multiprocessor. Launched as a programmatic dependent, it sets itself up while
     the kernel before it ends.
     """
-    SCALES: gl.constexpr = STAGES * (BLOCK_K // GROUP) if GROUP else 1
-    ZEROS: gl.constexpr = SCALES if HAS_ZEROS else 1
-    x_smem = gl.allocate_shared_memory(x_desc.dtype, [STAGES] + x_desc.block_type.shape, x_desc.layout)
-    w_smem = gl.allocate_shared_memory(w_desc.dtype, [STAGES * CONSUMERS] + w_desc.block_type.shape, w_desc.layout)
-    c_smem = gl.allocate_shared_memory(c_desc.dtype, [CONSUMERS] + c_desc.block_type.shape, c_desc.layout)
-    s_smem = gl.allocate_shared_memory(s_desc.dtype, [SCALES] + s_desc.block_type.shape, s_desc.layout)
-    z_smem = gl.allocate_shared_memory(z_desc.dtype, [ZEROS] + z_desc.block_type.shape, z_desc.layout)
+    STAGES: gl.constexpr = SHAPE.STAGES
+    CONSUMERS: gl.constexpr = SHAPE.CONSUMERS
+    SCALES: gl.constexpr = max(1, STAGES * SHAPE.GROUPS)
+    x_smem = slots(x_desc, STAGES)
+    w_smem = slots(w_desc, STAGES * CONSUMERS)
+    c_smem = slots(c_desc, CONSUMERS)
+    s_smem = slots(s_desc, SCALES)
+    z_smem = slots(z_desc, SCALES if SHAPE.HAS_ZEROS else 1)
     full, empty = make_barriers(STAGES, 1, CONSUMERS)
-    fence_async_shared()
-    # Memory of the kernel before is touched only after this; the kernel after may begin to set itself up.
-    gdc_wait()
-    gdc_launch_dependents()
-    GROUPS: gl.constexpr = BLOCK_K // GROUP if GROUP else 0
+    begin()
     p = Context(  # type: ignore[call-arg]
         (x_desc, w_desc, s_desc, z_desc, c_desc),
         (x_smem, w_smem, s_smem, z_smem, c_smem),
         (full, empty),
         (offs_ptr, bias_ptr, scales_ptr, zeros_ptr),
         (G, M, N, K),
-        ("ragged_m", HAS_BIAS, HAS_ZEROS, GROUPS_POW2),
-        (CONSUMERS, COLS, BLOCK_M, COLS * CONSUMERS, BLOCK_K, HALF, SLAB, GROUP, GROUPS, SCALE),
-        (STAGES, GROUP_M, SPLIT_K, STORE_PARTS, TAILS, ORDERED, PAIRS, x_desc.dtype == gl.bfloat16),
+        SHAPE,
     )
-    mma_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_M, 16])
-    if CONSUMERS == 4:
-        gl.warp_specialize(
-            [
-                (_consumer, (p, 0, mma_layout)),
-                (_consumer, (p, 1, mma_layout)),
-                (_consumer, (p, 2, mma_layout)),
-                (_consumer, (p, 3, mma_layout)),
-                (_producer, (p,)),
-            ],
-            [4, 4, 4, 1],
-            [CONSUMER_REGS, CONSUMER_REGS, CONSUMER_REGS, PRODUCER_REGS],
-        )
-    elif CONSUMERS == 2:
-        gl.warp_specialize(
-            [(_consumer, (p, 0, mma_layout)), (_consumer, (p, 1, mma_layout)), (_producer, (p,))],
-            [4, 1],
-            [CONSUMER_REGS, PRODUCER_REGS],
-        )
-    else:
-        gl.warp_specialize([(_consumer, (p, 0, mma_layout)), (_producer, (p,))], [1], [PRODUCER_REGS])
+    mma_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, SHAPE.BLOCK_M, 16])
+    specialise(p, _consumer, _producer, mma_layout, CONSUMER_REGS, PRODUCER_REGS)

@@ -11,10 +11,10 @@ from expertile.device import Device
 from expertile.ops.launch.blocks import Blocks, ragged
 from expertile.ops.launch.device import torch_device
 from expertile.ops.launch.launch import Launch
-from expertile.ops.weight_only_mm.backend import Operands
+from expertile.ops.weight_only_mm.backends._gluon_context import Shape
 from expertile.ops.weight_only_mm.backends._gluon_kernel import weight_only_mm_kernel
-from expertile.ops.weight_only_mm.backends._hopper import options_of
-from expertile.ops.weight_only_mm.problem import WeightOnlyProblem
+from expertile.ops.weight_only_mm.backends._hopper import options_of, shape_of
+from expertile.ops.weight_only_mm.problem import Operands, WeightOnlyProblem
 
 # Registers of a thread: at launch, and of a consumer and of the producer afterwards. A warpgroup counts as four warps
 # even where it has one, and the register file holds 65536.
@@ -50,22 +50,22 @@ def _launch(
         ragged(p.n, strides[-2], (config.block_m // config.store_parts, config.cols)),
     )
     many = config.consumers == 2 and p.groups > 256
-    registers, of_consumer, of_producer = _REGISTERS_OF_MANY_GROUPS if many else _REGISTERS[config.consumers]
     per_channel = layout.span == p.k and p.k not in (p.half, 2 * p.half) and layout.scale_dtype is None
-    options = options_of(p, config) | {
-        "HAS_ZEROS": p.has_zeros,
-        "BLOCK_K": config.block_k,
-        "HALF": p.half,
-        "SLAB": min(p.half, config.slab),
-        "GROUP": 0 if per_channel else layout.span,
-        "SCALE": "tile" if per_channel else config.scale,
-        "TAILS": config.tails,
-        "ORDERED": config.ordered,
-        "PAIRS": config.pairs,
-        "CONSUMER_REGS": of_consumer,
-        "PRODUCER_REGS": of_producer,
-        "maxnreg": registers,
-    }
+    group = 0 if per_channel else layout.span
+    shape = Shape(
+        **shape_of(p, config),
+        HAS_ZEROS=p.has_zeros,
+        BLOCK_K=config.block_k,
+        HALF=p.half,
+        SLAB=min(p.half, config.slab),
+        GROUP=group,
+        GROUPS=config.block_k // group if group else 0,
+        SCALE="tile" if per_channel else config.scale,
+        TAILS=config.tails,
+        ORDERED=config.ordered,
+        PAIRS=config.pairs,
+        BF16=p.dtype is torch.bfloat16,
+    )
     of_scales = (layout.scale_dtype or p.dtype,) * 2
     return Launch(
         weight_only_mm_kernel,
@@ -73,7 +73,7 @@ def _launch(
         (p.dtype, torch.int32, *of_scales, dtype),
         (torch.int32, bias_dtype or dtype, *of_scales),
         (p.groups, p.m, p.n, p.k),
-        tuple(options.items()),
+        options_of(shape, _REGISTERS_OF_MANY_GROUPS if many else _REGISTERS[config.consumers]),
         Device.current(torch_device(device)).sm_count,
     )
 

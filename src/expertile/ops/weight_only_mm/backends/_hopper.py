@@ -10,47 +10,45 @@ import torch
 
 from expertile.device import Device
 from expertile.ops.grouped_mm.backend import new_out
-from expertile.ops.hopper.limits import MAX_ROWS, storable
+from expertile.ops.hopper import limits
 from expertile.ops.launch.versions import FP_FUSION
-from expertile.ops.weight_only_mm.backend import Operands, Run
-from expertile.ops.weight_only_mm.problem import WeightOnlyProblem
+from expertile.ops.weight_only_mm.problem import Operands, Run, WeightOnlyProblem
 
 _MAX_GROUPS = 512
 
 
 def refusal(p: WeightOnlyProblem, device: Device) -> str | None:
-    """The reason why neither kernel can compute `p` on `device`, or None."""
-    if device.kind != "cuda" or device.capability != (9, 0):
-        return "needs compute capability 9.0 (H100, H200): it is written for that architecture's wgmma instructions"
-    if p.m > MAX_ROWS // 8:
-        return f"at most {MAX_ROWS // 8} rows (the ragged descriptors' limit, shared by slices of K), not {p.m}"
-    if p.groups > _MAX_GROUPS:
-        return f"at most {_MAX_GROUPS} groups (their prefix sum is kept in registers), not {p.groups}"
-    if not (p.a_aligned and p.b_aligned):
-        return "TMA needs base addresses that are multiples of 16 bytes"
-    if p.a_strides[1] != 1 or p.a_strides[0] <= 0 or p.a_strides[0] * p.dtype.itemsize % 16:
+    """The reason why neither kernel can compute `p` on `device`, or None. Slices of a split K share the descriptors'
+    rows."""
+    reason = limits.refusal(p, device, _MAX_GROUPS, limits.MAX_ROWS // 8)
+    if reason is None and (p.a_strides[1] != 1 or p.a_strides[0] <= 0 or p.a_strides[0] * p.dtype.itemsize % 16):
         return f"TMA needs a with a contiguous K and rows that are multiples of 16 bytes apart (strides {p.a_strides})"
-    if (p.n * p.out_dtype.itemsize) % 16:
-        return f"TMA needs rows of the output that are multiples of 16 bytes, not {p.n} x {p.out_dtype.itemsize}"
-    return None
+    return reason
 
 
-def options_of(p: WeightOnlyProblem, config: Any) -> dict[str, Any]:
-    """What both kernels are compiled for."""
+def shape_of(p: WeightOnlyProblem, config: Any) -> dict[str, Any]:
+    """What both kernels are compiled for: these fields of their Shape."""
     return {
+        "LAYOUT": "ragged_m",
         "HAS_BIAS": p.has_bias,
         "GROUPS_POW2": max(32, 1 << (p.groups - 1).bit_length()),
         "CONSUMERS": config.consumers,
         "COLS": config.cols,
         "BLOCK_M": config.block_m,
+        "BLOCK_N": config.block_n,
         "STAGES": config.num_stages,
         "GROUP_M": config.group_m,
         "SPLIT_K": config.split_k,
         "STORE_PARTS": config.store_parts,
-        "num_warps": 4,
-        **FP_FUSION,
-        "launch_pdl": True,
     }
+
+
+def options_of(shape: Any, registers: tuple[int, int, int]) -> tuple[tuple[str, Any], ...]:
+    """A launch's options for a kernel's Shape and the registers of a thread: at launch, of a consumer, of the
+    producer."""
+    maxnreg, of_consumer, of_producer = registers
+    regs = {"CONSUMER_REGS": of_consumer, "PRODUCER_REGS": of_producer, "maxnreg": maxnreg}
+    return tuple(({"SHAPE": shape, **regs, "num_warps": 4, "launch_pdl": True} | FP_FUSION).items())
 
 
 def runner(imported: Callable[[], Any]) -> Run:
@@ -65,7 +63,7 @@ def runner(imported: Callable[[], Any]) -> Run:
         """Compute into `out` (rows past offs[-1] are left alone) or a new tensor; queues one kernel, or two for a split
         K, and waits for nothing."""
         p = problem
-        if out is not None and not storable(out):
+        if out is not None and not limits.storable(out):
             # The copy carries the rows that are to be left alone.
             aligned = out.new_empty(out.shape).copy_(out)
             return out.copy_(run(p, operands, config, aligned))

@@ -16,28 +16,20 @@ work for the other. MXFP4 has one scale for a row of w, which multiplies the sum
 With SPLIT_K > 1 the steps of a tile are dealt out to that many programs. Each stores its float32 sum into a slice of
 its own, [SPLIT_K, M, N]. The slices are added up in order afterwards: same bits every time.
 """
-# ruff: noqa: RUF005  (Gluon's front end knows no `*` in a list)
+# ruff: noqa: RUF005  (Gluon's front end knows no `*` in a tuple)
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
-from triton.experimental.gluon.language.nvidia.hopper import (
-    fence_async_shared,
-    mbarrier,
-    tma,
-    warpgroup_mma,
-    warpgroup_mma_wait,
-)
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma, warpgroup_mma, warpgroup_mma_wait
 
-from expertile.ops.hopper.columns import pieces
 from expertile.ops.hopper.ordered_barrier import ordered_arrive, ordered_begin, ordered_end, ordered_wait
-from expertile.ops.hopper.prologue import make_barriers
+from expertile.ops.hopper.prologue import begin, make_barriers, slots, specialise
 from expertile.ops.hopper.ring import advance
-from expertile.ops.hopper.store import bias_of
-from expertile.ops.hopper.tiles import WRAP, locate, make_plan
+from expertile.ops.hopper.store import store_turned
+from expertile.ops.hopper.tiles import locate, make_plan
 from expertile.ops.hopper.units import span
-from expertile.ops.launch.versions import cp_async, tma_load, tma_store
+from expertile.ops.launch.versions import cp_async, tma_load
 from expertile.ops.weight_only_mm.backends._w4a8_context import Context
 from expertile.ops.weight_only_mm.backends._w4a8_unpack import (
     UNIT_OF_INT4,
@@ -205,26 +197,6 @@ def _scaled(p, acc, g, row, col, mma_layout: gl.constexpr):
 
 
 @gluon.jit
-def _store(p, acc, split, g, row, row_end, col, WHO: gl.constexpr, mma_layout: gl.constexpr):
-    """A sum -> shared memory, transposed -> TMA. A buffer is waited for when it is used again."""
-    ROWS: gl.constexpr = p.TOKENS // p.STORE_PARTS
-    acc = _scaled(p, acc, g, row, col, mma_layout)
-    if p.HAS_BIAS:
-        # The slices of a split K are added up: one of them takes the bias along.
-        bias = bias_of(p, g, col, gl.where(split == 0, p.N, 0), 64, gl.SliceLayout(1, mma_layout))
-        acc = acc + gl.expand_dims(bias, 1)
-    cut = pieces(acc, p.STORE_PARTS)
-    for s in gl.static_range(p.STORE_PARTS):
-        buf = p.c_smem.index(WHO)
-        tma.store_wait(0)
-        buf.reshape([ROWS, 64]).permute((1, 0)).store(cut[s].to(p.c_desc.dtype))
-        fence_async_shared()
-        # Rows past the end of the group fall outside the descriptor's box: the hardware drops them.
-        at = [WRAP, row_end + split * p.M, WRAP - (row_end - row) + s * ROWS, col]
-        tma_store(p.c_desc, at, buf)
-
-
-@gluon.jit
 def _consumer(p, WHO: gl.constexpr, mma_layout: gl.constexpr):
     PARTS: gl.constexpr = p.BLOCK_M // p.TOKENS
     plan = make_plan(p)
@@ -237,9 +209,10 @@ def _consumer(p, WHO: gl.constexpr, mma_layout: gl.constexpr):
         accs = _multiply(p, ring, steps, WHO, mma_layout)
         for r in gl.static_range(p.COLS // 64):
             for t in gl.static_range(PARTS):
-                acc = accs[r * PARTS + t]
-                at = row + t * p.TOKENS
-                _store(p, acc, unit % p.SPLIT_K, g, at, row_end, col + r * 64, WHO, mma_layout)
+                at_row, at_col = row + t * p.TOKENS, col + r * 64
+                acc = _scaled(p, accs[r * PARTS + t], g, at_row, at_col, mma_layout)
+                split = unit % p.SPLIT_K
+                store_turned(p, acc, split, g, at_row, row_end, at_col, p.STORE_PARTS, WHO, mma_layout)
         ring += steps
     ordered_end(p, WHO)
     tma.store_wait(0)
@@ -266,55 +239,33 @@ def w4a8_mm_kernel(
     SCALE_GROUPS,
     sx_m,
     sx_k,
-    FORMAT: gl.constexpr,
-    RECIPE: gl.constexpr,
-    HAS_BIAS: gl.constexpr,
-    GROUPS_POW2: gl.constexpr,
-    CONSUMERS: gl.constexpr,
-    COLS: gl.constexpr,
-    BLOCK_M: gl.constexpr,
-    TOKENS: gl.constexpr,
-    STAGES: gl.constexpr,
-    GROUP_M: gl.constexpr,
-    SPLIT_K: gl.constexpr,
-    STORE_PARTS: gl.constexpr,
-    AHEAD: gl.constexpr,
-    ORDERED: gl.constexpr,
+    SHAPE: gl.constexpr,
     CONSUMER_REGS: gl.constexpr,
     PRODUCER_REGS: gl.constexpr,
 ):
     """out[rows of g] = (x ∘ scale_x)[rows of g] @ ŵ[g]ᵀ; see `gluon_w4a8` for shapes. 4 warps.
 
-    GROUPS_POW2: a power of two >= max(G, 32). Grid: any number of programs, one per multiprocessor. Launched as a
-    programmatic dependent, it sets itself up while the kernel before it ends.
+    Grid: any number of programs, one per multiprocessor. Launched as a programmatic dependent, it sets itself up while
+    the kernel before it ends.
     """
-    x_smem = gl.allocate_shared_memory(x_desc.dtype, [STAGES] + x_desc.block_type.shape, x_desc.layout)
-    w_smem = gl.allocate_shared_memory(w_desc.dtype, [STAGES * CONSUMERS] + w_desc.block_type.shape, w_desc.layout)
-    c_smem = gl.allocate_shared_memory(c_desc.dtype, [CONSUMERS] + c_desc.block_type.shape, c_desc.layout)
-    s_smem = gl.allocate_shared_memory(s_desc.dtype, [STAGES] + s_desc.block_type.shape, s_desc.layout)
-    BESIDE: gl.constexpr = STAGES if RECIPE == "vector" else 1
-    scale_x_smem = gl.allocate_shared_memory(gl.float32, [BESIDE, BLOCK_M], gl.SwizzledSharedLayout(1, 1, 1, order=[0]))
+    STAGES: gl.constexpr = SHAPE.STAGES
+    VECTOR: gl.constexpr = SHAPE.RECIPE == "vector"
+    x_smem = slots(x_desc, STAGES)
+    w_smem = slots(w_desc, STAGES * SHAPE.CONSUMERS)
+    c_smem = slots(c_desc, SHAPE.CONSUMERS)
+    s_smem = slots(s_desc, STAGES)
+    scale_layout: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, order=[0])
+    scale_x_smem = gl.allocate_shared_memory(gl.float32, [STAGES if VECTOR else 1, SHAPE.BLOCK_M], scale_layout)
     # The threads of the loading warp arrive one by one, each when its copies of scales have landed.
-    full, empty = make_barriers(STAGES, 33 if RECIPE == "vector" else 1, CONSUMERS)
-    fence_async_shared()
-    # Memory of the kernel before is touched only after this; the kernel after may begin to set itself up.
-    gdc_wait()
-    gdc_launch_dependents()
+    full, empty = make_barriers(STAGES, 33 if VECTOR else 1, SHAPE.CONSUMERS)
+    begin()
     p = Context(  # type: ignore[call-arg]
         (x_desc, w_desc, s_desc, c_desc),
         (x_smem, w_smem, s_smem, c_smem, scale_x_smem),
         (full, empty),
         (offs_ptr, bias_ptr, row_scales_ptr, scale_x_ptr),
         (G, M, N, K, SCALE_GROUPS, sx_m, sx_k),
-        ("ragged_m", FORMAT, RECIPE, HAS_BIAS, GROUPS_POW2),
-        (CONSUMERS, COLS, BLOCK_M, COLS * CONSUMERS, TOKENS, STAGES, GROUP_M, SPLIT_K, STORE_PARTS, ORDERED, AHEAD),
+        SHAPE,
     )
-    mma_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, TOKENS, 32])
-    if CONSUMERS == 2:
-        gl.warp_specialize(
-            [(_consumer, (p, 0, mma_layout)), (_consumer, (p, 1, mma_layout)), (_producer, (p,))],
-            [4, 1],
-            [CONSUMER_REGS, PRODUCER_REGS],
-        )
-    else:
-        gl.warp_specialize([(_consumer, (p, 0, mma_layout)), (_producer, (p,))], [1], [PRODUCER_REGS])
+    mma_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, SHAPE.TOKENS, 32])
+    specialise(p, _consumer, _producer, mma_layout, CONSUMER_REGS, PRODUCER_REGS)

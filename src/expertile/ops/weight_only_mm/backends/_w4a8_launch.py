@@ -11,10 +11,10 @@ from expertile.device import Device
 from expertile.ops.launch.blocks import Blocks, ragged
 from expertile.ops.launch.device import torch_device
 from expertile.ops.launch.launch import Launch
-from expertile.ops.weight_only_mm.backend import Operands
-from expertile.ops.weight_only_mm.backends._hopper import options_of
+from expertile.ops.weight_only_mm.backends._hopper import options_of, shape_of
+from expertile.ops.weight_only_mm.backends._w4a8_context import Shape
 from expertile.ops.weight_only_mm.backends._w4a8_kernel import w4a8_mm_kernel
-from expertile.ops.weight_only_mm.problem import BLOCK, WeightOnlyProblem
+from expertile.ops.weight_only_mm.problem import BLOCK, Operands, WeightOnlyProblem
 
 
 @lru_cache(maxsize=1024)
@@ -36,17 +36,16 @@ def _launch(
         Blocks((p.groups * p.scale_groups * p.n,), (1,), (config.block_n,)),
         ragged(p.n, strides[-2], (config.tokens // config.store_parts, 64)),
     )
-    options = options_of(p, config) | {
-        "FORMAT": p.format,
-        "RECIPE": "vector" if len(p.scale_a_strides) == 2 else "row",
-        "TOKENS": config.tokens,
-        "AHEAD": config.ahead,
-        "ORDERED": config.ordered and config.consumers == 2,
-        "CONSUMER_REGS": 232 if p.groups <= 256 else 224,
-        "PRODUCER_REGS": 40 if p.groups <= 256 else 56,
-        # Warps come in fours; the register file holds 65536.
-        "maxnreg": 168 if config.consumers == 2 else 248,
-    }
+    shape = Shape(
+        **shape_of(p, config),
+        FORMAT=p.format,
+        RECIPE="vector" if len(p.scale_a_strides) == 2 else "row",
+        TOKENS=config.tokens,
+        AHEAD=config.ahead,
+        ORDERED=config.ordered and config.consumers == 2,
+    )
+    # Warps come in fours; the register file holds 65536.
+    registers = (168 if config.consumers == 2 else 248, *((232, 40) if p.groups <= 256 else (224, 56)))
     sx_m, sx_k = (*p.scale_a_strides, 0)[:2]
     return Launch(
         w4a8_mm_kernel,
@@ -54,7 +53,7 @@ def _launch(
         (p.dtype, torch.int32, scale_dtype, dtype),
         (torch.int32, bias_dtype or dtype, torch.float32, torch.float32),
         (p.groups, p.m, p.n, p.k, p.scale_groups, sx_m, sx_k),
-        tuple(options.items()),
+        options_of(shape, registers),
         Device.current(torch_device(device)).sm_count,
     )
 

@@ -21,9 +21,8 @@ from expertile.ops.grouped_mm.backend import Operands as GroupedOperands
 from expertile.ops.grouped_mm.backend import new_out
 from expertile.ops.grouped_mm.problem import Problem
 from expertile.ops.grouped_mm.run import select
-from expertile.ops.weight_only_mm.backend import Backend, Operands
 from expertile.ops.weight_only_mm.dequantize import dequantized
-from expertile.ops.weight_only_mm.problem import WeightOnlyProblem
+from expertile.ops.weight_only_mm.problem import Backend, Operands, WeightOnlyProblem
 from expertile.ops.weight_only_mm.reference import scaled
 
 
@@ -55,9 +54,5 @@ def _run(problem: WeightOnlyProblem, operands: Operands, config: NoConfig, out: 
 
 
 BACKEND = Backend(
-    name="dequant",
-    summary="weights dequantised into a temporary, then grouped_mm",
-    supports=_supports,
-    configs=lambda problem, device: (NoConfig(),),
-    run=_run,
+    name="dequant", summary="weights dequantised into a temporary, then grouped_mm", supports=_supports, run=_run
 )

@@ -16,12 +16,6 @@ Bytes: packed weights and scales once from HBM (N K (1/2 + 2/group) for each gro
 the output once. Limits: HBM for short groups; instructions for those in between (`_gluon_model` counts them); the
 tensor cores for long ones; and latency where there are fewer tiles than multiprocessors: `split_k` programs then share
 a tile. See `_gluon_kernel` for how the work is laid out on the chip.
-
-On an H200 (2026-11-21, bf16, group 128, the fastest config, times our bf16 `grouped_mm` in the same run, both out of
-CUDA graphs): 128 experts 2048 -> 1536 with 1 row each 3.1 x (3.49 TB/s), 8 rows 3.2 x (3.42), 16 rows 2.9 x (3.13), 32
-rows 2.6 x, 64 rows 2.0 x (503 TFLOP/s), 128 rows 1.5 x (662 TFLOP/s); 8 experts 4096 -> 14336 with 1 to 16 rows 2.9 to
-3.0 x (3.1 to 3.3 TB/s). Those were without fused scales and ordered consumers, and with bytes that took permutations to
-unpack; with all three it takes 0.87 to 0.92 of the time at 16 to 256 rows each (32 experts 7168 -> 4096).
 """
 
 from __future__ import annotations
@@ -31,11 +25,10 @@ from functools import lru_cache
 from typing import Any
 
 from expertile.device import Device
-from expertile.ops.weight_only_mm.backend import Backend
 from expertile.ops.weight_only_mm.backends._gluon_config import Config, tiles
 from expertile.ops.weight_only_mm.backends._gluon_model import most_tiles, ranked
 from expertile.ops.weight_only_mm.backends._hopper import refusal, runner
-from expertile.ops.weight_only_mm.problem import WeightOnlyProblem
+from expertile.ops.weight_only_mm.problem import Backend, WeightOnlyProblem
 
 _INT32 = 2**31
 # Registers of a consumer's thread that `Config.registers` may count, by the number of consumers.

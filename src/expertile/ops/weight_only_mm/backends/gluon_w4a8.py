@@ -20,9 +20,8 @@ from functools import lru_cache
 from typing import Any
 
 from expertile.device import Device
-from expertile.ops.weight_only_mm.backend import Backend
 from expertile.ops.weight_only_mm.backends._hopper import refusal, runner
-from expertile.ops.weight_only_mm.problem import BLOCK, WeightOnlyProblem
+from expertile.ops.weight_only_mm.problem import BLOCK, Backend, WeightOnlyProblem
 
 _INT32 = 2**31
 

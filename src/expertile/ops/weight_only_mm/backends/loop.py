@@ -11,18 +11,11 @@ from __future__ import annotations
 
 import torch
 
-from expertile.device import Device
 from expertile.ops.backend import NoConfig
 from expertile.ops.grouped_mm.backend import new_out
-from expertile.ops.weight_only_mm.backend import Backend, Operands
-from expertile.ops.weight_only_mm.problem import WeightOnlyProblem
+from expertile.ops.weight_only_mm.problem import Backend, Operands, WeightOnlyProblem
 from expertile.ops.weight_only_mm.reference import scaled
 from expertile.ragged import sizes_from_offs
-
-
-def _supports(problem: WeightOnlyProblem, device: Device) -> str | None:
-    """Every problem: conversions and float32 products exist everywhere."""
-    return None
 
 
 def _run(problem: WeightOnlyProblem, operands: Operands, config: NoConfig, out: torch.Tensor | None) -> torch.Tensor:
@@ -41,11 +34,4 @@ def _run(problem: WeightOnlyProblem, operands: Operands, config: NoConfig, out: 
     return out
 
 
-BACKEND = Backend(
-    name="loop",
-    summary="dequantised, one float32 product per group",
-    supports=_supports,
-    configs=lambda problem, device: (NoConfig(),),
-    run=_run,
-    reads_offs_on_host=True,
-)
+BACKEND = Backend(name="loop", summary="dequantised, one float32 product per group", run=_run, reads_offs_on_host=True)

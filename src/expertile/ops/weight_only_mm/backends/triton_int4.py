@@ -33,9 +33,8 @@ from expertile.ops.launch.blocks import Blocks
 from expertile.ops.launch.device import program_count, torch_device
 from expertile.ops.launch.launch import Launch, pointer
 from expertile.ops.launch.versions import FP_FUSION
-from expertile.ops.weight_only_mm.backend import Backend, Operands
 from expertile.ops.weight_only_mm.backends._triton_kernel import weight_only_kernel
-from expertile.ops.weight_only_mm.problem import WeightOnlyProblem
+from expertile.ops.weight_only_mm.problem import Backend, Operands, WeightOnlyProblem
 
 
 @dataclass(frozen=True)
