@@ -47,7 +47,7 @@ def test_takes_products_that_gather_rows(case, with_nvrtc):
     [
         ({"dtype": torch.float32}, "float32"),
         ({"k": 4092}, "multiple of 8"),
-        ({"n": 1020, "b_strides": (4096 * 1024, 1024, 1)}, "8 columns"),
+        ({"n": 1020, "b_strides": (4096 * 1024, 1024, 1)}, "16 bytes at a time"),
         ({"a_strides": (4100, 1)}, "16-byte aligned"),
         ({"b_strides": (1, 2, 4096)}, "stride 1"),
         ({"b_strides": (4096 * 1024, 1028, 1)}, "strides"),

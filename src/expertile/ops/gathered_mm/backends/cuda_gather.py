@@ -25,6 +25,7 @@ import torch
 
 from expertile.device import Device
 from expertile.ops.gathered_mm.backend import Backend, Operands, Outputs
+from expertile.ops.gathered_mm.backends._hopper import refusal
 from expertile.ops.gathered_mm.problem import ACTIVATIONS, GatherProblem, Product
 from expertile.ops.launch import nvrtc
 from expertile.ops.launch.blocks import tile_counter
@@ -73,27 +74,12 @@ class Config:
 def supports(problem: GatherProblem, device: Device) -> str | None:
     """The reason this kernel can't compute `problem` on `device`, or None."""
     p = problem
-    if p.gathered != "a" or p.product not in _PRODUCTS:
+    if reason := refusal(p, device):
+        return reason
+    if p.gathered != "a":
         return "computes products that gather rows of a, nothing else"
-    if device.kind != "cuda" or device.capability != (9, 0):
-        return "needs compute capability 9.0 (H100, H200): it is written for that architecture's wgmma instructions"
-    if p.dtype not in (torch.bfloat16, torch.float16):
-        return f"multiplies bfloat16 and float16, not {p.dtype}"
-    if not (p.a_aligned and p.b_aligned):
-        return "16-byte copies need base addresses that are multiples of 16 bytes"
-    if p.k == 0 or p.k % 8:
-        return f"16-byte copies need K to be a positive multiple of 8, not {p.k}"
-    if p.a_strides[1] != 1 or p.a_strides[0] % 8 or p.a_strides[0] <= 0:
-        return f"16-byte copies need rows of a that are contiguous and 16-byte aligned, got strides {p.a_strides}"
-    k_major = p.b_strides[1] == 1
-    if not k_major and p.b_strides[2] != 1:
-        return f"b has no dimension of stride 1 that TMA could read (strides {p.b_strides})"
-    if any(s % 8 or s <= 0 for i, s in enumerate(p.b_strides) if i != (1 if k_major else 2)):
-        return f"TMA needs strides that are positive multiples of 16 bytes; b has {p.b_strides} elements"
-    if p.product is Product.GATED and not k_major:
+    if p.product is Product.GATED and p.b_strides[1] != 1:
         return "gate and up are loaded apart, for which b must be stored [E, 2I, K]"
-    if p.intermediate % 8:
-        return f"stores 8 columns at a time, not {p.intermediate}"
     if Config().smem_bytes(_rounded(p.groups), 4 * p.has_bias) > device.smem_bytes:
         return f"lists experts in shared memory, which {p.groups} of them exceed"
     return nvrtc.missing()
@@ -175,7 +161,7 @@ def run(problem: GatherProblem, operands: Operands, config: Config, outputs: Out
         programs = Device.current(o.a.device).sm_count
         kernel(programs, torch.cuda.current_stream().cuda_stream, (*_weights(p, o.b), *tensors, *sizes))
         if sums is not None:
-            from expertile.ops.gathered_mm.backends._gluon_sums import add_row_sums
+            from expertile.ops.gathered_mm.backends._row_sums import add_row_sums
 
             assert o.slots is not None and outputs[2] is not None
             add_row_sums(sums, o.slots, o.offs, outputs[2])

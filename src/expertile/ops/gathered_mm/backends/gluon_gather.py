@@ -20,16 +20,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-import torch
-
 from expertile.device import Device
 from expertile.ops.gathered_mm.backend import Backend, Operands, Outputs
+from expertile.ops.gathered_mm.backends._hopper import refusal
 from expertile.ops.gathered_mm.problem import GatherProblem, Product
 from expertile.ops.grouped_mm.backend import Pair
 from expertile.ops.grouped_mm.backends.gluon_hopper import QUEUE_BYTES
 from expertile.ops.hopper.limits import MAX_ROWS, wide_tiles_pay
-
-_DTYPES = (torch.bfloat16, torch.float16)
 
 
 @dataclass(frozen=True)
@@ -74,31 +71,14 @@ class Config:
 def supports(problem: GatherProblem, device: Device) -> str | None:
     """The reason this kernel can't compute `problem` on `device`, or None."""
     p = problem
-    if p.product is Product.WGRAD:
-        return "computes no weight gradients"
-    if device.kind != "cuda" or device.capability != (9, 0):
-        return "needs compute capability 9.0 (H100, H200): it is written for that architecture's wgmma instructions"
-    if p.dtype not in _DTYPES:
-        return f"multiplies bfloat16 and float16, not {p.dtype}"
+    if reason := refusal(p, device):
+        return reason
     if p.m > MAX_ROWS:
         return f"at most {MAX_ROWS} rows (the ragged descriptors' limit), not {p.m}"
     if p.groups > 1024:
         return f"at most 1024 experts (their prefix sum is kept in registers), not {p.groups}"
-    if not (p.a_aligned and p.b_aligned):
-        return "16-byte copies need base addresses that are multiples of 16 bytes"
-    if p.k == 0 or p.k % 8:
-        return f"16-byte copies need K to be a positive multiple of 8, not {p.k}"
-    if p.a_strides[1] != 1 or p.a_strides[0] % 8 or p.a_strides[0] <= 0:
-        return f"16-byte copies need rows of a that are contiguous and 16-byte aligned, got strides {p.a_strides}"
-    k_major = p.b_strides[1] == 1
-    if not k_major and p.b_strides[2] != 1:
-        return f"b has no dimension of stride 1 that TMA could read (strides {p.b_strides})"
-    if any(s % 8 or s <= 0 for i, s in enumerate(p.b_strides) if i != (1 if k_major else 2)):
-        return f"TMA needs strides that are positive multiples of 16 bytes; b has {p.b_strides} elements"
-    if p.product is Product.GATED and not p.interleaved and not k_major:
+    if p.product is Product.GATED and not p.interleaved and p.b_strides[1] != 1:
         return "gate and up in halves are loaded together, for which b must be stored [E, 2I, K]"
-    if p.intermediate % 8:
-        return f"TMA needs rows of the result that are multiples of 16 bytes, not {p.intermediate} x {p.dtype.itemsize}"
     return None
 
 

@@ -1,4 +1,4 @@
-"""The sum of gluon_gather's row sums, on the CPU through Triton's interpreter."""
+"""The sum of row sums, on the CPU through Triton's interpreter."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if not interpreter.active():
 else:
     import torch
 
-    from expertile.ops.gathered_mm.backends._gluon_sums import add_row_sums
+    from expertile.ops.gathered_mm.backends._row_sums import add_row_sums
 
     interpreter.repair()
 

@@ -1,4 +1,4 @@
-"""The routing weights' gradient from the row sums that `gluon_gather` leaves, one column of tiles each."""
+"""The routing weights' gradient from the row sums that a fused epilogue leaves, one column of tiles each."""
 
 from __future__ import annotations
 

@@ -1,0 +1,32 @@
+"""What both kernels for sm_90a that gather rows of a can take."""
+
+from __future__ import annotations
+
+import torch
+
+from expertile.device import Device
+from expertile.ops.gathered_mm.problem import GatherProblem, Product
+
+
+def refusal(p: GatherProblem, device: Device) -> str | None:
+    """Why neither can compute `p` on `device`, or None."""
+    if p.product is Product.WGRAD:
+        return "computes no weight gradients"
+    if device.kind != "cuda" or device.capability != (9, 0):
+        return "needs compute capability 9.0 (H100, H200): it is written for that architecture's wgmma instructions"
+    if p.dtype not in (torch.bfloat16, torch.float16):
+        return f"multiplies bfloat16 and float16, not {p.dtype}"
+    if not (p.a_aligned and p.b_aligned):
+        return "16-byte copies need base addresses that are multiples of 16 bytes"
+    if p.k == 0 or p.k % 8:
+        return f"16-byte copies need K to be a positive multiple of 8, not {p.k}"
+    if p.a_strides[1] != 1 or p.a_strides[0] % 8 or p.a_strides[0] <= 0:
+        return f"16-byte copies need rows of a that are contiguous and 16-byte aligned, got strides {p.a_strides}"
+    k_major = p.b_strides[1] == 1
+    if not k_major and p.b_strides[2] != 1:
+        return f"b has no dimension of stride 1 that TMA could read (strides {p.b_strides})"
+    if any(s % 8 or s <= 0 for i, s in enumerate(p.b_strides) if i != (1 if k_major else 2)):
+        return f"TMA needs strides that are positive multiples of 16 bytes; b has {p.b_strides} elements"
+    if p.intermediate % 8:
+        return f"stores 16 bytes at a time: rows of the result of {p.intermediate} x {p.dtype.itemsize} are no multiple"
+    return None
