@@ -1,6 +1,7 @@
 """Options of the gpu tier's random shapes."""
 
 import os
+from pathlib import Path
 
 import pytest
 
@@ -17,6 +18,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     group.addoption("--random-seed", type=int, default=0, metavar="S", help="their seed (default: 0)")
     group.addoption("--random-out", metavar="FILE.json", help="where to write what was checked")
+
+
+@pytest.fixture(scope="session")
+def cuda_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where `tests/support/cuda_emulator.py` keeps what g++ has made."""
+    return tmp_path_factory.mktemp("cuda")
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -35,7 +35,7 @@ _MACHINE = Path(__file__).with_name("cuda_machine.h")
 
 # Of an asm statement's text: the call it becomes, its operands behind what stands here. None: nothing happens.
 _CALLS: tuple[tuple[str, str | None], ...] = (
-    (r"mapa|multicast|barrier\.cluster", "no_clusters("),
+    (r"mapa|multicast|barrier\.cluster|cluster_ctarank", "no_clusters("),
     (r"mbarrier\.init", "mbarrier_init("),
     (r"mbarrier\.try_wait", "mbarrier_wait("),
     (r"mbarrier\.test_wait", "mbarrier_test("),
@@ -105,6 +105,9 @@ def _call(statement: str) -> str:
         n, dtype, *turned = m.groups()
         a, b = inputs[:2]
         return f"machine::wgmma({n}, {int(dtype == 'f16')}, {', '.join(turned)}, &({outputs[0]}), {a}, {b});"
+    if m := re.search(r"wgmma\.mma_async\.sync\.aligned\.m64n(\d+)k32\.f32\.e4m3\.e4m3", text):
+        a, b, to_a, to_b, more = inputs
+        return f"machine::wgmma_fp8({m.group(1)}, {more}, &({outputs[0]}), {a} + {to_a}, {b} + {to_b});"
     if m := re.search(r"wgmma\.wait_group\.sync\.aligned (\d)", text):
         return f"machine::wgmma_wait({m.group(1)});"
     for pattern, begin in _CALLS:

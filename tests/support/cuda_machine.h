@@ -40,7 +40,7 @@ struct Failure : std::runtime_error { using std::runtime_error::runtime_error; }
 
 struct Barrier { int count = 0, pending = 0, phase = 0; long tx = 0; };
 struct Copy { uint32_t to; const char* from; int size, bytes; };
-struct Product { float* sum; uint32_t a, b; int n, half, turned_a, turned_b; };
+struct Product { float* sum; uint32_t a, b; int n, more, bytes, half, turned_a, turned_b; };
 
 struct Map {  // what nvrtc.TensorMap holds here; dimensions from the contiguous one on
   uint64_t base;
@@ -298,16 +298,28 @@ inline uint32_t element(uint32_t word, int turned, int i, int k) {
   return swizzled(turned ? start + i / 64 * apart + k / 8 * 1024 + k % 8 * 128 + i % 64 * 2
                          : start + i / 8 * 1024 + i % 8 * 128 + k * 2);
 }
+inline float fp8_to_float(uint8_t x) {  // e4m3
+  const int exponent = x >> 3 & 15, mantissa = x & 7;
+  if (exponent == 15 && mantissa == 7) return NAN;
+  const float size = exponent ? std::ldexp(8 + mantissa, exponent - 10) : std::ldexp(mantissa, -9);
+  return x & 0x80 ? -size : size;
+}
+// Element (row or column i, summand k) of an operand.
+inline float value(const Product& p, uint32_t word, int turned, int i, int k) {
+  if (p.bytes == 1) return fp8_to_float(load<uint8_t>(swizzled(((word & 0x3FFF) << 4) + i / 8 * 1024 + i % 8 * 128 + k)));
+  return value_of(load<uint16_t>(element(word, turned, i, k)), p.half);
+}
 inline void perform(const Product& p) {
   const int warp = block->now->thread % 128 / WARP, row = warp * 16 + lane() / 4, column = lane() % 4 * 2;
-  float a[2][16];
-  for (int k = 0; k < 16; k++)
-    for (int r = 0; r < 2; r++) a[r][k] = value_of(load<uint16_t>(element(p.a, p.turned_a, row + 8 * r, k)), p.half);
+  const int summands = 32 / p.bytes;
+  float a[2][32];
+  for (int k = 0; k < summands; k++)
+    for (int r = 0; r < 2; r++) a[r][k] = value(p, p.a, p.turned_a, row + 8 * r, k);
   for (int n = 0; n < p.n; n += 8)
     for (int j = 0; j < 2; j++) {
-      float top = p.sum[n / 2 + j], low = p.sum[n / 2 + 2 + j];
-      for (int k = 0; k < 16; k++) {
-        const float b = value_of(load<uint16_t>(element(p.b, p.turned_b, n + column + j, k)), p.half);
+      float top = p.more ? p.sum[n / 2 + j] : 0, low = p.more ? p.sum[n / 2 + 2 + j] : 0;
+      for (int k = 0; k < summands; k++) {
+        const float b = value(p, p.b, p.turned_b, n + column + j, k);
         top += a[0][k] * b, low += a[1][k] * b;
       }
       p.sum[n / 2 + j] = top, p.sum[n / 2 + 2 + j] = low;
@@ -315,7 +327,10 @@ inline void perform(const Product& p) {
   block->progress++;
 }
 inline void wgmma(int n, int half, int turned_a, int turned_b, float* sum, uint32_t a, uint32_t b) {
-  block->now->open.push_back({sum, a, b, n, half, turned_a, turned_b});
+  block->now->open.push_back({sum, a, b, n, 1, 2, half, turned_a, turned_b});
+}
+inline void wgmma_fp8(int n, int more, float* sum, uint32_t a, uint32_t b) {
+  block->now->open.push_back({sum, a, b, n, more, 1, 0, 0, 0});
 }
 inline void wgmma_commit() {
   block->now->products.push_back(std::move(block->now->open));

@@ -25,11 +25,6 @@ LONGER = (
 )
 
 
-@pytest.fixture(scope="session")
-def folder(tmp_path_factory):
-    return tmp_path_factory.mktemp("cuda")
-
-
 @pytest.fixture(autouse=True)
 def fresh(monkeypatch):
     """Kernels are cached by config; row sums are added in torch here."""
@@ -50,16 +45,16 @@ def fresh(monkeypatch):
 
 @pytest.mark.parametrize("module", BACKENDS)
 @pytest.mark.parametrize("case", CASES + LONGER, ids=str)
-def test_right(module, case, folder, monkeypatch):
-    on_host(monkeypatch, folder, seed=len(case.name))
+def test_right(module, case, cuda_folder, monkeypatch):
+    on_host(monkeypatch, cuda_folder, seed=len(case.name))
     backend = BACKENDS[module].BACKEND
     if reason := backend.supports(make(case)[0], H100):
         pytest.skip(reason)
     run_case(backend, case, BACKENDS[module].Config(), "cpu")
 
 
-def test_gradients_over_what_they_were_made_of(folder, monkeypatch):
-    on_host(monkeypatch, folder, programs=1)
+def test_gradients_over_what_they_were_made_of(cuda_folder, monkeypatch):
+    on_host(monkeypatch, cuda_folder, programs=1)
     case = LONGER[3]
     problem, operands = make(case)
     outputs = new_outputs(problem, operands)
@@ -85,13 +80,13 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("name", FAULTS)
-def test_a_fault_shows(name, folder, monkeypatch):
+def test_a_fault_shows(name, cuda_folder, monkeypatch):
     wanted, fault = FAULTS[name]
     case = next(c for c in LONGER if c.name == wanted)
     module = cuda_wgrad if case.product is WGRAD else cuda_gather
     for seed in range(4):
         with monkeypatch.context() as patch:
-            on_host(patch, folder, programs=1, seed=seed, fault=fault)
+            on_host(patch, cuda_folder, programs=1, seed=seed, fault=fault)
             module._kernel.cache_clear()
             try:
                 run_case(module.BACKEND, replace(case, past=0), module.Config(), "cpu")

@@ -1,4 +1,4 @@
-"""cuda_fp8 without a GPU: what it accepts, what it compiles to, and its order of tiles and stores on the host."""
+"""cuda_fp8 without a GPU: what it accepts, what it compiles to, its order of tiles, and its numbers on the host."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from expertile.ops.scaled_grouped_mm.problem import ScaledProblem
 from expertile.ops.scaled_grouped_mm.run import choose
 from tests.ops.scaled_grouped_mm import cases
 from tests.support import aot
+from tests.support.cuda_emulator import COMPILER, on_host, without
 
 H200 = Device.by_name("h200")
 CONFIGS = (Config(), Config(dynamic=False, cluster=True), Config(dynamic=False), Config(128, 5), Config(64, 8))
@@ -187,3 +188,41 @@ def test_tiles_cover_the_result_once(config, n, tmp_path: Path):
             assert row == other and beside == col + width and row < end
         if share == 2:
             assert other == row + 128 and beside == col and other < end
+
+
+@pytest.mark.skipif(COMPILER is None, reason="needs g++")
+@pytest.mark.parametrize("config", [Config(), Config(128, 5), Config(64, 8, dynamic=False)], ids=str)
+def test_right_on_the_host(config, cuda_folder, monkeypatch):
+    """Every case that it takes and one of several tiles each way, on the machine of `cuda_emulator`."""
+    on_host(monkeypatch, cuda_folder)
+    monkeypatch.setattr(cuda_fp8, "_kernel", cuda_fp8._kernel.__wrapped__)
+    monkeypatch.setattr(cuda_fp8, "_binary", cuda_fp8._binary.__wrapped__)
+    longer = cases.Case("longer", cases.M, cases.BLOCK, (130, 0, 200), n=264, k=1168, past=9)
+    for case in (*cases.CASES, longer):
+        operands = cases.make(case)
+        problem = cases.problem_of(case, operands)
+        if BACKEND.supports(problem, H200) is None:
+            out = cases.poisoned_out(case)
+            BACKEND.run(problem, operands, config, out)
+            cases.check(case, out, operands)
+
+
+@pytest.mark.skipif(COMPILER is None, reason="needs g++")
+@pytest.mark.parametrize(
+    "fault", [without("multiply_step", "barrier_wait"), without("compute", "barrier_arrive")], ids=("full", "tile")
+)
+def test_a_fault_shows_on_the_host(fault, cuda_folder, monkeypatch):
+    monkeypatch.setattr(cuda_fp8, "_kernel", cuda_fp8._kernel.__wrapped__)
+    monkeypatch.setattr(cuda_fp8, "_binary", cuda_fp8._binary.__wrapped__)
+    case = cases.Case("longer", cases.M, cases.BLOCK, (130, 0, 200), n=264, k=1168)
+    operands = cases.make(case)
+    for seed in range(4):
+        with monkeypatch.context() as patch:
+            on_host(patch, cuda_folder, programs=1, seed=seed, fault=fault)
+            out = cases.poisoned_out(case)
+            try:
+                BACKEND.run(cases.problem_of(case, operands), operands, Config(), out)
+                cases.check(case, out, operands)
+            except (AssertionError, RuntimeError):
+                return
+    pytest.fail("four runs were right")
