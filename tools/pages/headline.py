@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from statistics import geometric_mean
 
 from expertile.lab.race.record import Record
-from expertile.lab.report import headline
 from expertile.lab.report.contest import Contest, Run, runs, tied
 from expertile.lab.report.rows import Row
 from expertile.lab.report.units import cell, listed, markdown_table, times
 from tools.pages.headline_chart import Bar, chart
+from tools.pages.presets import headline
 from tools.pages.recorded import KERNELS, NOT_MEASURED
 
 THEMES = ("light", "dark")

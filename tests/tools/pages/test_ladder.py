@@ -8,9 +8,9 @@ import pytest
 
 from expertile.lab.ladder import RUNGS
 from expertile.lab.ladder.workloads import ladder_workloads
-from expertile.lab.report.markers import fill_file
 from tests.lab.records import timed, untimed
 from tools.pages.ladder import NOT_MEASURED, blocks
+from tools.pages.markers import fill_file
 
 ROOT = Path(__file__).parents[3]
 PAGE = ROOT / "docs" / "notes" / "ladder.md"

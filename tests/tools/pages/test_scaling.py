@@ -8,8 +8,8 @@ import pytest
 from expertile.lab.bench.presets import preset
 from expertile.lab.bench.sweeps import axis_of
 from expertile.lab.report.contest import runs
-from expertile.lab.report.markers import fill_file
 from tests.lab.report.samples import record
+from tools.pages.markers import fill_file
 from tools.pages.scaling import SECTIONS, blocks, newest, scaling_svg, scaling_text, sentences, skew_cases, sweeps
 
 DOC = Path(__file__).parents[3] / "docs" / "results" / "scaling.md"

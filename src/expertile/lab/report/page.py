@@ -13,6 +13,7 @@ from expertile.lab.report import sections
 from expertile.lab.report.contest import Run, runs
 from expertile.lab.report.frame import ASSETS, asset, controls, document
 from expertile.lab.report.leaderboard import html_boards
+from expertile.lab.report.memory import memory_charts
 from expertile.lab.report.table import elsewhere
 from expertile.lab.report.units import listed, plural
 from expertile.lab.report.verdict import sentences
@@ -40,7 +41,10 @@ def _page(here: Sequence[Run], shipped: Sequence[Run], memory: Sequence[Record],
         body.append(
             '<section class="run"><p class="lead">No records: nothing was measured on this machine.</p></section>'
         )
-    body.append(sections.memory(memory))
+    charts = memory_charts(memory)
+    seen = [*(run.backends for run in everything), *(chart.backends for chart in charts)]
+    names = list(dict.fromkeys(name for backends in seen for name in backends))
+    body.append(sections.memory(charts, figures, names))
     if shipped:
         body.append('<h1 class="elsewhere" id="elsewhere">Recorded elsewhere</h1>')
         body.append(
@@ -50,8 +54,8 @@ def _page(here: Sequence[Run], shipped: Sequence[Run], memory: Sequence[Record],
         body += [_run(run, f"shipped-{index}", figures, elsewhere(run)) for index, run in enumerate(shipped, start=1)]
     policy = next((run.policies[0] for run in everything), "graph")
     title = f"expertile: {listed(list(dict.fromkeys(run.device for run in here))) or 'no records'}"
-    names = list(dict.fromkeys(name for run in everything for name in run.backends))
     timed = {row.backend for run in everything for row in run.rows if row.timed}
+    timed |= {name for chart in charts for name in chart.backends}
     bounded = any(row.bound_s for run in everything for row in run.rows)
     policies = {policy for run in everything for policy in run.policies}
     top = [_header(here, shipped), controls(names, timed, bounded, policies, policy)]

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import re
-from base64 import b64encode
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
 from statistics import geometric_mean, median
 
-from expertile.lab.race.record import Record
 from expertile.lab.report.contest import Contest, Run
 from expertile.lab.report.figures import Figure, share_figure, time_figure
 from expertile.lab.report.figures_run import growth_figures, launch_figure, roofline_figure, roofs, scaling_figures
-from expertile.lab.report.memory import MemoryChart, chart_svg, memory_charts
+from expertile.lab.report.memory import MemoryChart
+from expertile.lab.report.memory import figure as memory_figure
 from expertile.lab.report.memory import sentences as memory_sentences
+from expertile.lab.report.palette import styles
 from expertile.lab.report.rows import POLICY_NAMES, Row, number, shape_text
 from expertile.lab.report.units import MISSING, error, micros, percent, plural, rate, short, significant, spread
 from expertile.lab.report.verdict import failures, overhead, sentences, standing
@@ -146,23 +146,17 @@ def preset(run: Run, name: str, figures: Figures, label: str) -> str:
     )
 
 
-def memory(records: Sequence[Record]) -> str:
-    """Peak memory against length, with what is seen; empty where nothing makes a chart."""
-    charts = [c for c in memory_charts(records) if any(c.measured(backend) for backend in c.points)]
-    body = "".join(_memory_chart(chart) for chart in charts)
-    return f'<section class="run"><h2>Peak memory of a call</h2>{body}</section>' if charts else ""
-
-
-def _memory_chart(chart: MemoryChart) -> str:
-    caption = f"{chart.title}, recorded on {chart.first.env.gpu}, {chart.first.date[:10]}"
-    said = "".join(f"<li>{escape(sentence.replace('`', ''))}</li>" for sentence in memory_sentences(chart))
-    # An image of its own: the rules of one drawing must not reach another.
-    data = b64encode(chart_svg(chart).encode()).decode()
-    return (
-        f"<figure><figcaption>{escape(caption)}</figcaption>"
-        f'<img class="drawing" alt="Peak memory against {escape(chart.x)}; the list below says what is seen." '
-        f'src="data:image/svg+xml;base64,{data}"><ul>{said}</ul></figure>'
-    )
+def memory(charts: Sequence[MemoryChart], figures: Figures, names: Sequence[str]) -> str:
+    """Peak memory against length, with what is seen, in the colours of `names`; empty without charts."""
+    if not charts:
+        return ""
+    looks, body = styles(names), []
+    for chart in charts:
+        dotted = "; dotted: by formula" * any(map(chart.formula, chart.backends))
+        caption = f"{chart.title}, recorded on {chart.first.env.gpu}, {chart.first.date[:10]}{dotted}"
+        said = "".join(f"<li>{escape(sentence.replace('`', ''))}</li>" for sentence in memory_sentences(chart))
+        body.append(f"{figures.add(memory_figure(chart, looks), caption)}<ul>{said}</ul>")
+    return f'<section class="run"><h2>Peak memory of a call</h2>{"".join(body)}</section>'
 
 
 def without_time(run: Run) -> str:
