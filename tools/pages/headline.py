@@ -183,8 +183,8 @@ def table(found: Sequence[Standing]) -> str:
     days = sorted(s.run.day for s in found)
     env = found[0].run.rows[0].env
     lead = (
-        f"{cell(found[0].run.device)}, {days[0]} to {days[-1]}, torch {cell(env['torch'])}, Triton "
-        f"{cell(env['triton'])}, CUDA-graph replay. The ratio is the best rival's time over ours, geometric mean over "
+        f"{cell(found[0].run.device)}, {days[0]} to {days[-1]}, torch {cell(env.torch)}, Triton "
+        f"{cell(env.triton)}, CUDA-graph replay. The ratio is the best rival's time over ours, geometric mean over "
         "the workloads of one run: above 1× ours is faster. Each workload has its own best rival. `auto` is the call "
         "as a user writes it."
     )

@@ -5,18 +5,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from statistics import geometric_mean
-from typing import Any
 
+from expertile.lab.race.record import Record
 from expertile.lab.report.contest import Contest, Run, relative_speed, runs
 from expertile.lab.report.rows import POLICY_NAMES, Row, by
 from expertile.lab.report.units import MISSING, cell, markdown_table, micros, percent, rate, times
+from tools.pages.recorded import versions
 
 _OTHER_RACES = {"ladder", "diagnose", "tune", "auto"}
 AUTO = "expertile-auto"
 """What a user gets without naming a backend. It may choose a kernel of others, so it is neither ours nor theirs."""
 
 
-def headline(records: Iterable[Any]) -> str:
+def headline(records: Iterable[Record]) -> str:
     """The headline of the results page: a table of presets × backends, and every workload below it, ready to paste.
     Only ratios within one run are averaged, of the graph policy where a run has it. The ladder, diagnostics and tuning
     have pages of their own and are left out. Presets of other operators have a table of a line each."""
@@ -146,10 +147,9 @@ def operator_table(group: Sequence[Run]) -> str:
 
 def source(group: Sequence[Run]) -> str:
     """Device, days, versions and policy of runs on one device under one policy."""
-    days, env, policy = sorted({run.day for run in group}), group[0].rows[0].env, group[0].policies[0]
+    days, policy = sorted({run.day for run in group}), group[0].policies[0]
     dates = days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"
-    versions = ", ".join(f"{name} {env[name]}" for name in ("torch", "triton", "expertile") if env.get(name))
-    told = ", ".join(map(cell, filter(None, (group[0].device, dates, versions))))
+    told = ", ".join(map(cell, (group[0].device, dates, *versions(group[0].rows[0].env))))
     return f"{told}, {POLICY_NAMES.get(policy, cell(policy))}"
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from expertile.lab.bench.sweeps import axis_of
-from expertile.lab.race.record import BASELINES
+from expertile.lab.race.record import BASELINES, Record
 from expertile.lab.report.contest import Contest, Run, runs
 from expertile.lab.report.palette import styles
 from expertile.lab.report.rows import POLICY_NAMES, Row
@@ -64,7 +64,7 @@ def sweeps(run: Run, policy: str) -> list[Sweep]:
     return [Sweep(*key, tuple(sorted(at.items()))) for key, at in found.items() if len(at) >= 3]
 
 
-def scaling_svg(records: Iterable[Any]) -> dict[str, str]:
+def scaling_svg(records: Iterable[Record]) -> dict[str, str]:
     """SVG figures by name: a chart of time for each sweep of `scaling` under CUDA-graph replay (and, over tokens, of
     eager calls), and one of `skew`. None for what was not measured.
     """
@@ -84,7 +84,7 @@ def scaling_svg(records: Iterable[Any]) -> dict[str, str]:
     return found
 
 
-def scaling_text(records: Iterable[Any]) -> dict[str, str]:
+def scaling_text(records: Iterable[Record]) -> dict[str, str]:
     """Markdown by section of docs/results/scaling.md: figures, what is seen in them, and a table of some points."""
     records = list(records)
     figures = scaling_svg(records)
@@ -108,13 +108,13 @@ def scaling_text(records: Iterable[Any]) -> dict[str, str]:
     return {section: "\n\n".join(part) for section, part in parts.items() if part}
 
 
-def blocks(records: Iterable[Any]) -> dict[str, str]:
+def blocks(records: Iterable[Record]) -> dict[str, str]:
     """The text of every section."""
     texts = scaling_text(records)
     return {section: texts.get(section, NOT_MEASURED) for section in SECTIONS}
 
 
-def newest(records: Iterable[Any], preset: str) -> Run | None:
+def newest(records: Iterable[Record], preset: str) -> Run | None:
     """The newest run that has a time for `preset`."""
     timed = [run for run in runs(records) if any(r.timed and r.preset == preset for r in run.rows)]
     return max(timed, key=lambda run: max(row.date for row in run.rows), default=None)

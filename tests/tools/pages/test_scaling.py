@@ -28,7 +28,7 @@ def _records(name, run="r", skewed=1.5, **more):
             for policy in ("graph", "eager"):
                 time = bound * factor * (skewed if uneven and backend == "slow" else 1.0) + (policy == "eager") * 2e-5
                 fields = {"shape": w.shape(), "flops": work.flops, "nbytes": work.nbytes, "bound": bound}
-                fields |= {"limiter": limiter, "tflops": work.flops / time / 1e12, "gbps": work.nbytes / time / 1e9}
+                fields |= {"limiter": limiter}
                 found.append(record(f"{name}/{w.name}", backend, time, run=run, policy=policy, **fields, **more))
     return found
 

@@ -8,11 +8,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from statistics import geometric_mean
-from typing import Any
 
 from expertile.lab.measure.stats import is_tie, too_wide
-from expertile.lab.race.record import BASELINES
-from expertile.lab.report.rows import Row, by, rows
+from expertile.lab.race.record import BASELINES, Record
+from expertile.lab.report.rows import Row, by, config_text, rows
 
 LIMITER = {"dense": "compute", "copy": "memory"}
 
@@ -107,7 +106,7 @@ class Run:
         names = _labels(self.rows)
         return tuple(
             Contest(names[key], policy, tuple(map(_chosen, by(members, lambda row: row.backend).values())))
-            for (key, policy), members in by(self.rows, lambda row: (row.key, row.policy)).items()
+            for (key, policy), members in by(self.rows, lambda row: (row.work, row.policy)).items()
         )
 
     @cached_property
@@ -148,7 +147,7 @@ class Run:
         )
 
 
-def runs(records: Iterable[Any]) -> tuple[Run, ...]:
+def runs(records: Iterable[Record]) -> tuple[Run, ...]:
     """Records split by run, in the order they came."""
     return tuple(Run(name, tuple(members)) for name, members in by(rows(records), lambda row: row.run).items())
 
@@ -175,17 +174,17 @@ def relative_speed(contests: Sequence[Contest]) -> dict[str, tuple[float, int]]:
 
 def _chosen(candidates: list[Row]) -> Row:
     """One row of several by one backend: the last of each configuration, then the fastest configuration."""
-    last = {row.config: row for row in candidates}
+    last = {config_text(row.config): row for row in candidates}
     timed = [row for row in last.values() if row.timed]
     return min(timed, key=lambda row: row.time_s or 0) if timed else candidates[-1]
 
 
-def _labels(members: Sequence[Row]) -> dict[Any, str]:
+def _labels(members: Sequence[Row]) -> dict[tuple[str, ...], str]:
     """A name per workload: without "preset/" where the run has one preset; dtype or a number tells namesakes apart."""
-    keys = list(dict.fromkeys(row.key for row in members))
+    keys = list(dict.fromkeys(row.work for row in members))
     prefixes = {row.preset for row in members}
     prefix = f"{prefixes.pop()}/" if len(prefixes) == 1 else ""
-    names: dict[Any, str] = {}
+    names: dict[tuple[str, ...], str] = {}
     for key in keys:
         same = [other for other in keys if other[1] == key[1]]
         name = key[1].removeprefix(prefix) or key[1]

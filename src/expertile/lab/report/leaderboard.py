@@ -13,13 +13,12 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
-from typing import Any
 
 from rich.table import Table
 from rich.text import Text
 
 from expertile.lab.measure.stats import too_wide
-from expertile.lab.race.record import BASELINES
+from expertile.lab.race.record import BASELINES, Record
 from expertile.lab.report.contest import Contest, Run, runs
 from expertile.lab.report.rows import POLICY_NAMES, Row, by
 from expertile.lab.report.units import MISSING, cell, listed, markdown_table, percent, plural
@@ -100,7 +99,7 @@ def _score(name: str, contests: Sequence[Contest]) -> Score:
     for contest in contests:
         row, best = contest.of(name), contest.ranked[0]
         if row is None or not row.timed or not row.time_s or not best.time_s:
-            missing["not measured" if row is None else row.fate] += 1
+            missing["not measured" if row is None else row.status] += 1
             continue
         ratios.append(math.log(best.time_s / row.time_s))
         squares += 0.0 if row is best else _half(row) ** 2 + _half(best) ** 2
@@ -156,7 +155,7 @@ NOTE = (
 )
 
 
-def leaderboard(records: Iterable[Any]) -> list[Board]:
+def leaderboard(records: Iterable[Record]) -> list[Board]:
     """The boards of every run of `records`, in order, each under the run's first policy."""
     return [board for run in runs(records) for board in boards(run, run.policies[:1])]
 

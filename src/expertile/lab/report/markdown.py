@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
 
+from expertile.lab.race.record import Record
 from expertile.lab.report.contest import Contest, Run, runs
 from expertile.lab.report.leaderboard import markdown_boards
 from expertile.lab.report.rows import POLICY_NAMES
@@ -12,7 +12,7 @@ from expertile.lab.report.units import cell, markdown_table, micros, percent, pl
 from expertile.lab.report.verdict import failures, sentences
 
 
-def markdown(records: Iterable[Any]) -> str:
+def markdown(records: Iterable[Record]) -> str:
     """A Markdown summary: per run the verdict, leaderboards, one table per preset and policy, and what has no time and
     why."""
     parts = []

@@ -6,33 +6,31 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from pathlib import Path
-from typing import Any
 
 from expertile.lab.race.record import Record
 from expertile.lab.report import sections
 from expertile.lab.report.contest import Run, runs
 from expertile.lab.report.frame import ASSETS, asset, controls, document
 from expertile.lab.report.leaderboard import html_boards
-from expertile.lab.report.memory import memory_charts
+from expertile.lab.report.memory import MemoryChart, memory_charts
 from expertile.lab.report.table import elsewhere
 from expertile.lab.report.units import listed, plural
 from expertile.lab.report.verdict import sentences
 
 
-def html(records: Iterable[Any], path: str | Path, shipped: Iterable[Any] = (), shared: bool = False) -> Path:
-    """Writes the report on `records` to `path` (folders are made) and returns it. `records` and `shipped` hold Record
-    objects or mappings with the record's JSON keys. Every run has its own section; those of `shipped` follow under
-    "Recorded elsewhere". The file needs no network: style and script are inlined, or with `shared` the files `ASSETS`
-    beside it."""
+def html(records: Iterable[Record], path: str | Path, shipped: Iterable[Record] = (), shared: bool = False) -> Path:
+    """Writes the report on `records` to `path` (folders are made) and returns it. Every run has its own section; those
+    of `shipped` follow under "Recorded elsewhere". The file needs no network: style and script are inlined, or with
+    `shared` the files `ASSETS` beside it."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     records, shipped = list(records), list(shipped)
-    memory = [record for record in (*records, *shipped) if isinstance(record, Record)]
-    path.write_text(_page(runs(records), runs(shipped), memory, shared), encoding="utf-8")
+    charts = memory_charts([*records, *shipped])
+    path.write_text(_page(runs(records), runs(shipped), charts, shared), encoding="utf-8")
     return path
 
 
-def _page(here: Sequence[Run], shipped: Sequence[Run], memory: Sequence[Record], shared: bool) -> str:
+def _page(here: Sequence[Run], shipped: Sequence[Run], charts: Sequence[MemoryChart], shared: bool) -> str:
     shipped = [run for run in shipped if run.name not in {own.name for own in here}]
     everything = [*here, *shipped]
     figures = sections.Figures([row for run in everything for row in run.rows])
@@ -41,7 +39,6 @@ def _page(here: Sequence[Run], shipped: Sequence[Run], memory: Sequence[Record],
         body.append(
             '<section class="run"><p class="lead">No records: nothing was measured on this machine.</p></section>'
         )
-    charts = memory_charts(memory)
     seen = [*(run.backends for run in everything), *(chart.backends for chart in charts)]
     names = list(dict.fromkeys(name for backends in seen for name in backends))
     body.append(sections.memory(charts, figures, names))

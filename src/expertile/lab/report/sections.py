@@ -16,7 +16,7 @@ from expertile.lab.report.memory import MemoryChart
 from expertile.lab.report.memory import figure as memory_figure
 from expertile.lab.report.memory import sentences as memory_sentences
 from expertile.lab.report.palette import styles
-from expertile.lab.report.rows import POLICY_NAMES, Row, number, shape_text
+from expertile.lab.report.rows import POLICY_NAMES, Row, config_text, shape_text
 from expertile.lab.report.units import MISSING, error, micros, percent, plural, rate, short, significant, spread
 from expertile.lab.report.verdict import failures, overhead, sentences, standing
 
@@ -178,9 +178,9 @@ def without_time(run: Run) -> str:
 
 def all_records(run: Run, figures: Figures) -> str:
     """Every record, sortable and searchable; the page's script fills the table."""
-    places = {(contest.sample.key, contest.policy): contest for contest in run.contests}
+    places = {(contest.sample.work, contest.policy): contest for contest in run.contests}
     first = len(figures.lines)
-    figures.lines += [_record(row, places[row.key, row.policy]) for row in run.rows]
+    figures.lines += [_record(row, places[row.work, row.policy]) for row in run.rows]
     return (
         f'<details class="records" data-first="{first}" data-count="{len(run.rows)}">'
         f"<summary>All {plural(len(run.rows), 'record')}</summary>"
@@ -207,7 +207,7 @@ def _record(row: Row, contest: Contest) -> list[str]:
         row.status,
         error(row.rel_error),
         error(row.max_error),
-        row.config or MISSING,
+        config_text(row.config) or MISSING,
         shape_text(row.shape),
         _sizes(row),
         row.reason,
@@ -315,11 +315,11 @@ def _policy(policy: str) -> str:
 
 
 def _values(rows: Sequence[Row], name: str) -> str:
-    return ", ".join(dict.fromkeys(str(row.env[name]) for row in rows if row.env.get(name) not in (None, "")))
+    return ", ".join(dict.fromkeys(str(value) for row in rows if (value := getattr(row.env, name)) not in (None, "")))
 
 
 def _numbers(rows: Sequence[Row], name: str, unit: str) -> str:
-    values: list[float] = [row.env[name] for row in rows if row.timed and number(row.env.get(name)) is not None]
+    values: list[float] = [value for row in rows if row.timed and (value := getattr(row.env, name)) is not None]
     if not values:
         return ""
     if min(values) == max(values):
@@ -328,7 +328,7 @@ def _numbers(rows: Sequence[Row], name: str, unit: str) -> str:
 
 
 def _throttle(rows: Sequence[Row]) -> str:
-    measured = [row for row in rows if row.timed and "throttle" in row.env and row.env["throttle"] is not None]
+    measured = [row for row in rows if row.timed and row.env.throttle is not None]
     if not measured:
         return ""
     reasons = Counter(reason for row in measured for reason in row.throttle)
