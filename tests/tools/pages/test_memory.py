@@ -1,15 +1,16 @@
 """The page on peak memory, from made-up records."""
 
-import re
 import xml.etree.ElementTree as ET
-
-import pytest
 
 from expertile.lab.race.record import append
 from tests.lab.report.test_memory import LENGTHS, growing, record
 from tools.pages import __main__ as tool
-from tools.pages.markers import fill_file
 from tools.pages.memory import memory_svg, memory_text
+
+
+def test_the_text_names_the_figure_and_what_does_not_fit():
+    text = memory_text(growing())
+    assert "![memory-attention](figures/memory-attention.svg)" in text and "| 8192 | 16.0 | fails |" in text
 
 
 def test_figures_show_measured_and_formula():
@@ -17,26 +18,6 @@ def test_figures_show_measured_and_formula():
     ET.fromstring(svg)
     assert svg.count("<polyline") == 4 and svg.count('stroke-dasharray="2 3"') >= 2
     assert "unfused, formula" in svg and "Imaginary GPU" in svg and "length (logarithmic)" in svg
-
-
-def update_docs(page, records, check=False):
-    files = {page.parent / "figures" / f"{name}.svg": svg for name, svg in memory_svg(records).items()}
-    return fill_file(page, {"memory": memory_text(records)}, check, files=files)
-
-
-def test_docs_are_kept_up_to_date(tmp_path):
-    page = tmp_path / "attention.md"
-    page.write_text("before\n<!-- expertile:memory -->\n<!-- /expertile:memory -->\nafter\n")
-    assert not update_docs(page, growing(), check=True) and "MiB" not in page.read_text()
-    assert not update_docs(page, growing())
-    text = page.read_text()
-    assert "![memory-attention](figures/memory-attention.svg)" in text
-    assert re.search(r"\| 8192 \| 16\.0 \| fails \|", text)
-    assert (tmp_path / "figures" / "memory-attention.svg").is_file()
-    assert update_docs(page, growing(), check=True) and update_docs(page, growing())
-    page.write_text("no markers")
-    with pytest.raises(ValueError, match="expertile:memory"):
-        update_docs(page, growing())
 
 
 def test_the_tool_fills_a_page_from_files(tmp_path, capsys):
