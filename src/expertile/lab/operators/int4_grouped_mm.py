@@ -80,7 +80,7 @@ def _tinygemm_call(tiled: Tensor, group_size: int, scales_and_zeros: Tensor, a: 
 
 
 def _tinygemm_supports(w: Workload, device: Device) -> str | None:
-    if device.kind != "cuda" or device.capability is None or device.capability < (8, 0):
+    if not device.at_least(8):
         return "needs compute capability 8.0 or later"
     if w["group_size"] == 0:
         return "knows groups of 32 to 256, not one scale for a row"
