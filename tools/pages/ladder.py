@@ -43,9 +43,9 @@ def _timed_rungs(run: Run) -> set[str]:
 def _times_below(contest: Contest, row: Row | None, below: str) -> float | None:
     """How many times as fast as the rung below."""
     other = contest.of(below)
-    if row is None or not row.timed or not row.time_s or other is None or not other.timed or not other.time_s:
+    if row is None or not row.timed or other is None or not other.timed:
         return None
-    return other.time_s / row.time_s
+    return other.seconds / row.seconds
 
 
 def _table(run: Run, policy: str, contests: tuple[Contest, ...]) -> str:

@@ -184,7 +184,7 @@ def _best(contest: Contest, ours: bool) -> Row | None:
 
 
 def _ratio(first: Row, second: Row) -> float:
-    return (first.time_s or 1.0) / (second.time_s or 1.0)
+    return first.seconds / second.seconds
 
 
 def _spread(shares: Sequence[float]) -> str:

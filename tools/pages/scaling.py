@@ -141,11 +141,7 @@ def sentences(sweep: Sweep) -> list[str]:
     for limiter, baseline in (("compute", "dense"), ("memory", "copy")):
         near = [(c.best, c.of(baseline), c.share(c.best)) for _, c in points if c.limiter == limiter and c.best]
         shares = [share for _, _, share in near if share]
-        ratios = [
-            light.time_s / best.time_s
-            for best, light, _ in near
-            if best.time_s and light and light.timed and light.time_s
-        ]
+        ratios = [light.seconds / best.seconds for best, light, _ in near if light and light.timed]
         if shares:
             text = f"Where {limiter} limits, the fastest backend reaches {_range(shares)} of the bound"
             said.append(text + (f" and {_range(ratios)} of `{baseline}`'s speed." if ratios else "."))
@@ -201,8 +197,8 @@ def _sweep_svg(sweep: Sweep, run: Run, policy: str) -> str:
     lines: dict[str, list[tuple[float, float]]] = {}
     for value, contest in sweep.points:
         for row in contest.rows:
-            if row.timed and row.time_s:
-                lines.setdefault(row.backend, []).append((value, row.time_s * 1e6))
+            if row.timed:
+                lines.setdefault(row.backend, []).append((value, row.seconds * 1e6))
         if contest.sample.bound_s:
             lines.setdefault("bound", []).append((value, contest.sample.bound_s * 1e6))
     looks = styles(name for name in lines if name != "bound")
@@ -298,9 +294,9 @@ def _value(contest: Contest, key: str) -> float | None:
 
 def _time_ratio(first: Row | None, second: Row | None) -> float | None:
     """Time over time; None unless both have one that counts."""
-    if first is None or second is None or not (first.timed and second.timed and first.time_s and second.time_s):
+    if first is None or second is None or not (first.timed and second.timed):
         return None
-    return first.time_s / second.time_s
+    return first.seconds / second.seconds
 
 
 def _is_even(row: Row) -> bool:

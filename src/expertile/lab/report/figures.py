@@ -62,14 +62,12 @@ def time_figure(contests: Sequence[Contest]) -> Figure | None:
     contests = [contest for contest in contests if any(row.timed for row in contest.rows)]
     if not contests:
         return None
-    figure = _dots(contests, lambda _, row: row.time_s and row.time_s * 1e6, of_time=True)
+    figure = _dots(contests, lambda _, row: row.seconds * 1e6, of_time=True)
     bounds = [(index, contest.sample.bound_s) for index, contest in enumerate(contests)]
     known = [(index, bound * 1e6) for index, bound in bounds if bound]
     if known:
         figure["marks"].insert(0, _strokes("bound", [(x, _dot_y(index)) for index, x in known]))
-    values = [x for _, x in known] + [
-        row.time_s * 1e6 for contest in contests for row in contest.rows if row.timed and row.time_s
-    ]
+    values = [x for _, x in known] + [row.seconds * 1e6 for contest in contests for row in contest.rows if row.timed]
     figure["x"] = log_axis(values, "time, µs (logarithmic)") | {"top": True}
     return figure
 
@@ -130,7 +128,7 @@ def _bars(contests: Sequence[Contest], value: Callable[[Contest, Row], float | N
 
 def _interval(mark: Figure, x: float, row: Row, of_time: bool = False) -> None:
     """Adds the 95 % interval of a figure x that is proportional to the time, or else to its inverse."""
-    ratios = [end / row.time_s for end in row.interval or () if row.time_s]
+    ratios = [end / row.seconds for end in row.interval]
     ends = [x * ratio if of_time else x / ratio for ratio in ratios]
     mark.setdefault("low", []).append(min([x, *ends]))
     mark.setdefault("high", []).append(max([x, *ends]))

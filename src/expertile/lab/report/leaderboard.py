@@ -97,10 +97,10 @@ def _score(name: str, contests: Sequence[Contest]) -> Score:
     ratios, squares, shares, missing = [], 0.0, [], Counter[str]()
     for contest in contests:
         row, best = contest.of(name), contest.ranked[0]
-        if row is None or not row.timed or not row.time_s or not best.time_s:
+        if row is None or not row.timed:
             missing["not measured" if row is None else row.status] += 1
             continue
-        ratios.append(math.log(best.time_s / row.time_s))
+        ratios.append(math.log(best.seconds / row.seconds))
         squares += 0.0 if row is best else _half(row) ** 2 + _half(best) ** 2
         shares.append(row.share)
     if not ratios:
@@ -121,8 +121,8 @@ def _score(name: str, contests: Sequence[Contest]) -> Score:
 
 def _half(row: Row) -> float:
     """Half the 95 % interval of a time in the logarithm: the larger side."""
-    low, high = row.interval or (0.0, 0.0)
-    return max(math.log((row.time_s or 1) / low), math.log(high / (row.time_s or 1))) if low > 0 else math.inf
+    low, high = row.interval
+    return max(math.log(row.seconds / low), math.log(high / row.seconds)) if low > 0 else math.inf
 
 
 def _unclear(score: Score) -> bool:

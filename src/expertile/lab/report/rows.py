@@ -34,18 +34,24 @@ class Row(Record):
         return self.status == "ok"
 
     @property
+    def seconds(self) -> float:
+        """Its time; only of a row that is `timed`."""
+        assert self.value is not None
+        return self.value
+
+    @property
     def is_baseline(self) -> bool:
         return self.backend in BASELINES
 
     @property
     def share(self) -> float | None:
         """Bound divided by time, in (0, 1]; None where the bound is not known."""
-        return self.bound_s / self.time_s if self.timed and self.bound_s and self.time_s else None
+        return self.bound_s / self.seconds if self.timed and self.bound_s else None
 
     @property
-    def interval(self) -> tuple[float, float] | None:
+    def interval(self) -> tuple[float, float]:
         """The 95 % interval of the time, or the bare time where none was recorded."""
-        return self.ci95_s or (None if self.time_s is None else (self.time_s, self.time_s))
+        return self.ci95_s or (self.seconds, self.seconds)
 
     @property
     def preset(self) -> str:

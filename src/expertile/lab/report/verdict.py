@@ -61,8 +61,8 @@ def overhead(run: Run, preset: str | None = None) -> dict[str, list[tuple[Contes
     for contest in run.contests_of("eager", preset):
         for row in contest.ranked:
             partner = graph[row.work].of(row.backend) if row.work in graph else None
-            if partner and partner.timed and partner.time_s and row.time_s:
-                found.setdefault(row.backend, []).append((contest, row.time_s - partner.time_s))
+            if partner and partner.timed:
+                found.setdefault(row.backend, []).append((contest, row.seconds - partner.seconds))
     return found
 
 
@@ -298,7 +298,7 @@ def _busy(measured: Sequence[Row]) -> list[str]:
 
 
 def _noise(measured: Sequence[Row]) -> list[str]:
-    wide = sum(row.interval is not None and too_wide(row.time_s or 0, row.interval) for row in measured)
+    wide = sum(too_wide(row.seconds, row.interval) for row in measured)
     if 3 * wide <= len(measured):
         return []
     return [
@@ -341,7 +341,7 @@ def _race_of(timed: list[tuple[Contest, Row]], asked: int) -> str:
     tied = sum(row in c.leaders and len(c.leaders) > 1 for c, row in timed) - unclear
     counts = [f"{word} {n}" for word, n in (("fastest on", won), ("tied on", tied), ("inconclusive on", unclear)) if n]
     ratios = [
-        (row.time_s or 1) / (others[0].time_s or 1)
+        row.seconds / others[0].seconds
         for c, row in timed
         if (others := [r for r in c.ranked if r.backend != row.backend])
     ]
