@@ -22,6 +22,14 @@ def test_share_bars_hold_the_shares_and_their_intervals():
     assert (bar["low"], bar["high"]) == ([pytest.approx(0.8 / 1.1)], [pytest.approx(0.8 / 0.9)])
 
 
+def test_an_interval_may_reach_down_to_nothing():
+    run = run_of([replace(samples.record(backend="a"), ci95=(0.0, 2e-4))])
+    (bar,) = [mark for mark in share_figure(run.contests)["marks"] if mark["kind"] == "bar"]
+    assert (bar["low"], bar["high"]) == ([pytest.approx(0.5)], [1.0])
+    (dot,) = [mark for mark in time_figure(run.contests)["marks"] if mark["kind"] == "dots"]
+    assert (dot["low"], dot["high"]) == ([100.0], [pytest.approx(200.0)])
+
+
 def test_many_workloads_become_dots():
     few, many = (run_of(samples.lab(seed=7, workloads=n)).contests_of("graph") for n in (4, 40))
     assert "bar" in {mark["kind"] for mark in share_figure(few)["marks"]}

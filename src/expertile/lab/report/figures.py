@@ -128,7 +128,7 @@ def _bars(contests: Sequence[Contest], value: Callable[[Contest, Row], float | N
 
 def _interval(mark: Figure, x: float, row: Row, of_time: bool = False) -> None:
     """Adds the 95 % interval of a figure x that is proportional to the time, or else to its inverse."""
-    ratios = [end / row.seconds for end in row.interval]
+    ratios = [end / row.seconds for end in row.interval if end]  # of few samples it may reach down to 0
     ends = [x * ratio if of_time else x / ratio for ratio in ratios]
     mark.setdefault("low", []).append(min([x, *ends]))
     mark.setdefault("high", []).append(max([x, *ends]))
