@@ -14,33 +14,15 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
 
 from expertile.integrations.transformers import register
-from expertile.lab.bench.run import resumed
-from expertile.lab.measure.env import Env, timestamp
+from expertile.lab.bench.run import resumed, run
 from expertile.lab.measure.environment import capture_env
-from expertile.lab.measure.interleaved import Budget, device_alive, failure_of, quick_collections, release
+from expertile.lab.measure.interleaved import device_alive, failure_of, release
 from expertile.lab.operators._models import Plan
-from expertile.lab.operators.transformers_layers import (
-    FIRST,
-    MODELS,
-    THEN,
-    Case,
-    Layer,
-    implementations,
-    make_layer,
-    measure_case,
-    name,
-)
+from expertile.lab.operators.transformers_layers import FIRST, MODELS, THEN, Layer, make_layer, name, operator, workload
 from expertile.lab.race.case import Site
-from expertile.lab.race.record import Record, append
-
-BUDGETS = {  # of one case under one policy, the preparations not counted
-    False: Budget(1.0, min_rounds=9, max_rounds=101, rel_ci=0.005),
-    True: Budget(0.2, min_rounds=5, max_rounds=41, rel_ci=0.02),
-}
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -60,15 +42,13 @@ def main(argv: list[str] | None = None) -> int:
     if len(models) != len(wanted):
         parser.error(f"--models: expected some of {', '.join(m.name for m in MODELS)}, got {options.models}")
     site = Site.current(options.device)
-    with quick_collections():
-        return measure_all(models, options.out, end, site, BUDGETS[options.quick], options.eager)
+    return measure_all(models, options.out, end, site, options.quick, options.eager)
 
 
-def measure_all(models: list[Plan], out: Path, end: float, site: Site, budget: Budget, eager: bool) -> int:
-    """Measure until `end` (time.monotonic). Exit status: 1 if any case failed."""
-    status, device, env = 0, site.torch_device, capture_env(site.device)
-    run, held = resumed(out, env)
-    done = {record.workload for record in held if record.status == "ok"}
+def measure_all(models: list[Plan], out: Path, end: float, site: Site, quick: bool, eager: bool) -> int:
+    """Measure until `end` (time.monotonic). Exit status: 1 if anything failed."""
+    status, device = 0, site.torch_device
+    done = {record.workload for record in resumed(out, capture_env(site.device))[1] if record.status == "ok"}
     for model, cases in ((model, cases) for cases in (FIRST, THEN) for model in models):
         layer: Layer | None = None
         for case in cases:
@@ -80,40 +60,29 @@ def measure_all(models: list[Plan], out: Path, end: float, site: Site, budget: B
                 continue
             try:
                 layer = layer or make_layer(model, device)
-                within = replace(budget, seconds=min(budget.seconds, left))
-                append(out, *measure_case(layer, case, site, within, env, run, eager))
+                for record in run(
+                    [workload(layer, case)],
+                    (),
+                    operators=(operator(layer, case, site, eager),),
+                    policies=case.policies,
+                    device=device,
+                    out_path=out,
+                    resume=True,
+                    quick=quick,
+                    seconds=left,
+                    seed=0,
+                ):
+                    status |= record.status == "failed"
             except Exception as error:
-                failure = failure_of(error, device)
-                append(out, *_failed(model, case, failure.status, failure.reason, env, run, eager))
-                print(f"{model.name}, {case}: {failure.reason}", file=sys.stderr)
+                print(f"{model.name}, {case}: {failure_of(error, device).reason}", file=sys.stderr)
                 status = 1
-                if not device_alive(device):
-                    return status
+            if not device_alive(device):
+                return 1
             release(device)
             print(f"{model.name}, {case}: {end - time.monotonic():.0f} s left", file=sys.stderr)
         del layer  # before the next one is made
         release(device)
     return status
-
-
-def _failed(model: Plan, case: Case, status: str, reason: str, env: Env, run: str, eager: bool) -> list[Record]:
-    """Of a case that ended before any was timed."""
-    return [
-        Record(
-            op="experts_train" if case.both else "experts",
-            workload=f"transformers/{name(model, case)}",
-            shape={"model": model.name, "tokens": case.tokens},
-            dtype="bf16",
-            backend=backend,
-            policy="eager",
-            status=status,
-            reason=reason,
-            env=env,
-            run=run,
-            date=timestamp(),
-        )
-        for backend in implementations(case, eager)
-    ]
 
 
 if __name__ == "__main__":

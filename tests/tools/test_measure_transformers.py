@@ -2,6 +2,7 @@
 
 import importlib.util
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -9,9 +10,11 @@ import pytest
 pytest.importorskip("transformers", minversion="5.7")
 
 from expertile.device import Device
-from expertile.lab.measure.interleaved import Budget
+from expertile.lab.bench.run import run as measured
+from expertile.lab.measure.environment import capture_env
 from expertile.lab.operators import transformers_layers as lab
-from expertile.lab.race.record import read
+from expertile.lab.race.operator import record_name
+from expertile.lab.race.record import append, read
 from tests.lab.operators.test_transformers_layers import SMALL
 from tests.lab.records import timed
 from tools.pages.transformers import blocks
@@ -28,10 +31,9 @@ def run(tmp_path, monkeypatch):
     monkeypatch.setattr(tool, "MODELS", (SMALL[0], SMALL[3]))
     monkeypatch.setattr(tool, "FIRST", (lab.Case(3), lab.Case(20, both=True)))
     monkeypatch.setattr(tool, "THEN", (lab.Case(17),))
-    monkeypatch.setattr(tool, "BUDGETS", {True: Budget(0.02, min_rounds=3, max_rounds=3)})
-    monkeypatch.setattr(lab, "set_count", lambda *_: 2)
-    for module in (tool, lab):  # collecting garbage takes longest
-        monkeypatch.setattr(module, "release", lambda device: None)
+    for module in ("operators.transformers_layers", "race.case"):
+        monkeypatch.setattr(f"expertile.lab.{module}.set_count", lambda *_: 2)
+    monkeypatch.setattr(tool, "run", partial(measured, rounds=3))
     path = tmp_path / "x.jsonl"
 
     def call(*options):
@@ -42,12 +44,13 @@ def run(tmp_path, monkeypatch):
 
 
 def test_every_model_s_first_cases_come_before_the_rest_and_none_twice(run, monkeypatch):
-    def stub(model, case, site, budget, env, run, *_):
-        op = "experts_train" if case.both else "experts"
-        return [timed(op=op, workload=f"transformers/{lab.name(model, case)}", env=env, run=run)]
+    def stub(workloads, _, *, operators, out_path, **options):
+        env = capture_env(Device.current("cpu"))
+        records = [timed(op=w.op, workload=record_name(w), env=env) for w in workloads]
+        append(out_path, *records)
+        return records
 
-    monkeypatch.setattr(tool, "measure_case", stub)
-    monkeypatch.setattr(tool, "make_layer", lambda model, device: model)
+    monkeypatch.setattr(tool, "run", stub)
     status, records = run()
     names = [model.name for model in (SMALL[0], SMALL[3])]
     assert status == 0
@@ -59,23 +62,23 @@ def test_every_model_s_first_cases_come_before_the_rest_and_none_twice(run, monk
 
 
 def test_the_page_reads_what_is_measured_and_a_failure_is_a_line(run, monkeypatch):
-    real = tool.measure_case
+    real = lab._bind
 
-    def broken(layer, case, *arguments):
-        if case.both:
+    def broken(experts, inputs):
+        if len(inputs) == 4:
             raise RuntimeError("no such kernel")
-        return real(layer, case, *arguments)
+        return real(experts, inputs)
 
-    monkeypatch.setattr(tool, "measure_case", broken)
+    monkeypatch.setattr(lab, "_bind", broken)
     status, records = run("--models", "gpt-oss-120b", "--eager", "--seconds", "100")
     assert status == 1 and len({r.run for r in records}) == 1
-    failed = [r for r in records if r.op == "experts_train"]
+    failed = [r for r in records if r.op == "experts_train" and r.backend != "copy"]
     assert {r.backend for r in failed} == {"expertile", "grouped_mm"}
     assert all(r.status == "failed" and "no such kernel" in r.reason for r in failed)
     device = Device.by_name("h200")
     text = blocks([replace(r, env=replace(r.env, gpu=device.name)) for r in records], device)["layers"]
     assert "**gpt-oss-120b**, H = 32" in text and "`eager`, ms" in text
-    assert "20, with backward: `expertile` has no time: RuntimeError: no such kernel" in text
+    assert "20, with backward: `expertile` has no time: in the gate: RuntimeError: no such kernel" in text
 
 
 def test_no_time_and_no_such_model(run, capsys):

@@ -19,10 +19,9 @@ from typing import Any, NamedTuple
 
 from expertile.device import Device
 from expertile.lab.race.record import read, shipped_records, shipped_root, shown_files
-from expertile.lab.report import memory
-from expertile.lab.report.markers import fill_file
 from expertile.lab.traffic import explain
-from tools.pages import end_to_end, grouped, headline, ladder, moe, parallel, quantised, scaling, transformers
+from tools.pages import end_to_end, grouped, headline, ladder, memory, moe, parallel, quantised, scaling, transformers
+from tools.pages.markers import fill_file
 from tools.pages.moe_presets import PRESETS as MOE_PRESETS
 from tools.pages.recorded import NOT_MEASURED, shipped
 from tools.pages.traffic import update_pages

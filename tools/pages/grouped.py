@@ -55,8 +55,8 @@ def against(records: Sequence[Record]) -> str:
         ratios.setdefault(_kind(contest.label), []).append(ratio)
         light = contest.of(_LIGHT[contest.limiter]) if contest.limiter in _LIGHT else None
         share = MISSING
-        if light and light.time_s and ours.time_s:
-            share = f"{times(light.time_s / ours.time_s)} `{light.backend}`"
+        if light and light.timed:
+            share = f"{times(light.seconds / ours.seconds)} `{light.backend}`"
         body.append(
             [
                 cell(contest.label),
@@ -90,8 +90,8 @@ def _ratios(run: Run) -> Iterator[tuple[Contest, Row, Row, float]]:
     """(contest, our best, the best peer, its time over ours) where both have a time."""
     for contest in run.contests_of("graph"):
         ours, peer = _best(contest, True), _best(contest, False)
-        if ours is not None and peer is not None and ours.time_s and peer.time_s:
-            yield contest, ours, peer, peer.time_s / ours.time_s
+        if ours is not None and peer is not None:
+            yield contest, ours, peer, peer.seconds / ours.seconds
 
 
 _NAMES = {"forward": "products", "dgrad": "input gradients", "wgrad": "weight gradients"}

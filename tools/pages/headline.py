@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from statistics import geometric_mean
 
 from expertile.lab.race.record import Record
-from expertile.lab.report import headline
 from expertile.lab.report.contest import Contest, Run, runs, tied
 from expertile.lab.report.rows import Row
 from expertile.lab.report.units import cell, listed, markdown_table, times
 from tools.pages.headline_chart import Bar, chart
+from tools.pages.presets import headline
 from tools.pages.recorded import KERNELS, NOT_MEASURED
 
 THEMES = ("light", "dark")
@@ -152,9 +152,9 @@ def _pair(contest: Contest, names: Sequence[str]) -> tuple[float, str, bool] | N
     """(the best rival's time over ours, its name, whether the two tie), where both have a time."""
     ours = _of(contest, names)
     rival = next((row for row in contest.ranked if not _is_ours(row.backend)), None)
-    if ours is None or rival is None or not ours.time_s or not rival.time_s:
+    if ours is None or rival is None:
         return None
-    return rival.time_s / ours.time_s, rival.backend, tied(ours, rival)
+    return rival.seconds / ours.seconds, rival.backend, tied(ours, rival)
 
 
 def _of(contest: Contest, names: Sequence[str]) -> Row | None:
@@ -183,8 +183,8 @@ def table(found: Sequence[Standing]) -> str:
     days = sorted(s.run.day for s in found)
     env = found[0].run.rows[0].env
     lead = (
-        f"{cell(found[0].run.device)}, {days[0]} to {days[-1]}, torch {cell(env['torch'])}, Triton "
-        f"{cell(env['triton'])}, CUDA-graph replay. The ratio is the best rival's time over ours, geometric mean over "
+        f"{cell(found[0].run.device)}, {days[0]} to {days[-1]}, torch {cell(env.torch)}, Triton "
+        f"{cell(env.triton)}, CUDA-graph replay. The ratio is the best rival's time over ours, geometric mean over "
         "the workloads of one run: above 1× ours is faster. Each workload has its own best rival. `auto` is the call "
         "as a user writes it."
     )
@@ -218,7 +218,7 @@ def _footnote(found: Sequence[Standing]) -> str:
 def _choice(s: Standing) -> str:
     """What choosing loses: auto beside the fastest of all that ran, our own configurations included."""
     pairs = [(contest.ranked[0], _of(contest, s.job.ours)) for contest in s.run.contests_of("graph")]
-    shares = [(best.time_s or 0) / ours.time_s for best, ours in pairs if ours is not None and ours.time_s]
+    shares = [best.seconds / ours.seconds for best, ours in pairs if ours is not None]
     return (
         f"Random products: {s.timed} shapes that the tuned table had not seen, {len(s.ratios)} of them with a rival; "
         f"beside the fastest configuration of any backend, ours included, `auto` reaches {geometric_mean(shares):.3f} "

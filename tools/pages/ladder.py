@@ -8,21 +8,20 @@ four say about that report's two kernels). A block NAME stands between <!-- expe
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 from expertile.lab.ladder import RUNGS
 from expertile.lab.ladder.workloads import PRESET
-from expertile.lab.race.record import BASELINES
+from expertile.lab.race.record import BASELINES, Record
 from expertile.lab.report.contest import Contest, Run, runs
 from expertile.lab.report.rows import POLICY_NAMES, Row
 from expertile.lab.report.units import MISSING, micros, percent, rate, times
-from tools.pages.recorded import NOT_MEASURED
+from tools.pages.recorded import NOT_MEASURED, versions
 
 # Report 000, table of 2025-10-13, RTX 3090: time of its generated kernel over that of its expert kernel.
 _REPORT_000 = {"64x1024": 16.5123 / 3.8118, "16x2048": 28.2677 / 7.3063}
 
 
-def blocks(records: Iterable[Any]) -> dict[str, str]:
+def blocks(records: Iterable[Record]) -> dict[str, str]:
     """The text of every block, by name. Of several runs the one with most rungs counts, the latest of equals."""
     found = [run for run in runs(records) if PRESET in run.presets and any(row.timed for row in run.rows)]
     names = [rung.name for rung in RUNGS]
@@ -44,16 +43,14 @@ def _timed_rungs(run: Run) -> set[str]:
 def _times_below(contest: Contest, row: Row | None, below: str) -> float | None:
     """How many times as fast as the rung below."""
     other = contest.of(below)
-    if row is None or not row.timed or not row.time_s or other is None or not other.timed or not other.time_s:
+    if row is None or not row.timed or other is None or not other.timed:
         return None
-    return other.time_s / row.time_s
+    return other.seconds / row.seconds
 
 
 def _table(run: Run, policy: str, contests: tuple[Contest, ...]) -> str:
-    env = run.rows[0].env
-    versions = ", ".join(f"{name} {env[name]}" for name in ("torch", "triton", "expertile") if env.get(name))
     lead = (
-        f"{run.device}, {run.day}{', ' + versions if versions else ''}, {POLICY_NAMES.get(policy, policy)}, run "
+        f"{', '.join([run.device, run.day, *versions(run.rows[0].env)])}, {POLICY_NAMES.get(policy, policy)}, run "
         f"`{run.name}`. Each cell: µs per call, rate, and how many times as fast as the rung below. The last lines are "
         "the speed-of-light baselines of the same run, and the bound."
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
+from expertile.lab.measure.env import Env
 from expertile.lab.race.record import Record, read, shipped_root
 from expertile.lab.report.units import MISSING, cell, significant, times
 
@@ -29,6 +30,11 @@ def ok(found: Times, op: str, workload: str, backend: str, policy: str = "graph"
     """A record with a time that counts."""
     record = found.get((op, workload, backend, policy))
     return record if record is not None and record.status == "ok" else None
+
+
+def versions(env: Env) -> list[str]:
+    """torch, Triton and expertile of a machine, as far as they are known."""
+    return [f"{name} {value}" for name in ("torch", "triton", "expertile") if (value := getattr(env, name))]
 
 
 def ms(seconds: float | None) -> str:

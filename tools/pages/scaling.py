@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from expertile.lab.bench.sweeps import axis_of
-from expertile.lab.race.record import BASELINES
+from expertile.lab.race.record import BASELINES, Record
 from expertile.lab.report.contest import Contest, Run, runs
 from expertile.lab.report.palette import styles
 from expertile.lab.report.rows import POLICY_NAMES, Row
@@ -64,7 +64,7 @@ def sweeps(run: Run, policy: str) -> list[Sweep]:
     return [Sweep(*key, tuple(sorted(at.items()))) for key, at in found.items() if len(at) >= 3]
 
 
-def scaling_svg(records: Iterable[Any]) -> dict[str, str]:
+def scaling_svg(records: Iterable[Record]) -> dict[str, str]:
     """SVG figures by name: a chart of time for each sweep of `scaling` under CUDA-graph replay (and, over tokens, of
     eager calls), and one of `skew`. None for what was not measured.
     """
@@ -84,7 +84,7 @@ def scaling_svg(records: Iterable[Any]) -> dict[str, str]:
     return found
 
 
-def scaling_text(records: Iterable[Any]) -> dict[str, str]:
+def scaling_text(records: Iterable[Record]) -> dict[str, str]:
     """Markdown by section of docs/results/scaling.md: figures, what is seen in them, and a table of some points."""
     records = list(records)
     figures = scaling_svg(records)
@@ -108,13 +108,13 @@ def scaling_text(records: Iterable[Any]) -> dict[str, str]:
     return {section: "\n\n".join(part) for section, part in parts.items() if part}
 
 
-def blocks(records: Iterable[Any]) -> dict[str, str]:
+def blocks(records: Iterable[Record]) -> dict[str, str]:
     """The text of every section."""
     texts = scaling_text(records)
     return {section: texts.get(section, NOT_MEASURED) for section in SECTIONS}
 
 
-def newest(records: Iterable[Any], preset: str) -> Run | None:
+def newest(records: Iterable[Record], preset: str) -> Run | None:
     """The newest run that has a time for `preset`."""
     timed = [run for run in runs(records) if any(r.timed and r.preset == preset for r in run.rows)]
     return max(timed, key=lambda run: max(row.date for row in run.rows), default=None)
@@ -141,11 +141,7 @@ def sentences(sweep: Sweep) -> list[str]:
     for limiter, baseline in (("compute", "dense"), ("memory", "copy")):
         near = [(c.best, c.of(baseline), c.share(c.best)) for _, c in points if c.limiter == limiter and c.best]
         shares = [share for _, _, share in near if share]
-        ratios = [
-            light.time_s / best.time_s
-            for best, light, _ in near
-            if best.time_s and light and light.timed and light.time_s
-        ]
+        ratios = [light.seconds / best.seconds for best, light, _ in near if light and light.timed]
         if shares:
             text = f"Where {limiter} limits, the fastest backend reaches {_range(shares)} of the bound"
             said.append(text + (f" and {_range(ratios)} of `{baseline}`'s speed." if ratios else "."))
@@ -201,8 +197,8 @@ def _sweep_svg(sweep: Sweep, run: Run, policy: str) -> str:
     lines: dict[str, list[tuple[float, float]]] = {}
     for value, contest in sweep.points:
         for row in contest.rows:
-            if row.timed and row.time_s:
-                lines.setdefault(row.backend, []).append((value, row.time_s * 1e6))
+            if row.timed:
+                lines.setdefault(row.backend, []).append((value, row.seconds * 1e6))
         if contest.sample.bound_s:
             lines.setdefault("bound", []).append((value, contest.sample.bound_s * 1e6))
     looks = styles(name for name in lines if name != "bound")
@@ -298,9 +294,9 @@ def _value(contest: Contest, key: str) -> float | None:
 
 def _time_ratio(first: Row | None, second: Row | None) -> float | None:
     """Time over time; None unless both have one that counts."""
-    if first is None or second is None or not (first.timed and second.timed and first.time_s and second.time_s):
+    if first is None or second is None or not (first.timed and second.timed):
         return None
-    return first.time_s / second.time_s
+    return first.seconds / second.seconds
 
 
 def _is_even(row: Row) -> bool:

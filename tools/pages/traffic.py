@@ -9,11 +9,11 @@ from pathlib import Path
 
 from expertile.device import Device
 from expertile.lab.race.record import MOVED_BYTES, SECONDS, Record
-from expertile.lab.report.markers import fill_file
 from expertile.lab.report.units import MISSING, byte_rate, cell, markdown_table, micros, percent, significant, times
 from expertile.lab.traffic import Subject, Way, formulas
 from expertile.lab.traffic.model import OURS, TORCH, UNFUSED
 from expertile.roofline import bound
+from tools.pages.markers import fill_file
 from tools.pages.recorded import NOT_MEASURED
 
 _PER_OPERATOR = 4  # workloads of an operator in the table of times, the largest first

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from expertile.device import Device
-from expertile.lab.race.record import Record
+from expertile.lab.race.record import BASELINES, Record
 from expertile.lab.report.units import MISSING, cell, error, listed, markdown_table, percent, times
 from expertile.roofline import Work, bound
 from tools.pages.recorded import NOT_MEASURED, OURS, ms
@@ -57,7 +57,7 @@ class Race:
 def races(records: Iterable[Record]) -> dict[str, list[Race]]:
     """By model, in the order of the records; of records of one name the last counts."""
     found: dict[tuple[str, ...], dict[str, Record]] = {}
-    for r in (r for r in records if r.op in ("experts", "experts_train")):
+    for r in (r for r in records if r.op in ("experts", "experts_train") and r.backend not in BASELINES):
         found.setdefault((r.shape["model"], r.workload, r.policy), {})[r.backend] = r
     by_model: dict[str, list[Race]] = {}
     for (model, *_), of_race in found.items():
@@ -123,7 +123,7 @@ def blocks(records: Sequence[Record], device: Device) -> dict[str, str]:
     if not any(race.seconds for race in found):
         return {"layers": NOT_MEASURED}
     first = found[0].first
-    versions = (("transformers", first.details.get("transformers")), ("torch", first.env.torch))
+    versions = (("transformers", {**first.details, **first.config}.get("transformers")), ("torch", first.env.torch))
     told = "".join(f", {name} {version}" for name, version in versions if version)
     day = first.date[:10]
     lines = [f"{device.name}{told}, {day}: `results/{device.slug}/{day}-transformers.jsonl`."]

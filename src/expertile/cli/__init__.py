@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 # What `pip install expertile` leaves out and the commands import.
-_OF_LAB = ("markdown_it", "pynvml", "rich", "safetensors", "typer")
+_OF_LAB = ("jinja2", "markdown_it", "pynvml", "rich", "safetensors", "typer")
 
 
 def main() -> None:

@@ -15,11 +15,10 @@ from rich.markup import escape
 
 from expertile.cli.complete import policies, presets, rivals
 from expertile.cli.output import check_folder, print_json
-from expertile.cli.parts import DIAGNOSE, Part, definition_parts, parts
+from expertile.cli.parts import Part, definition_parts, parts
 from expertile.cli.progress import Display
 from expertile.device import Device
 from expertile.lab.bench.config import BenchSpec, read_bench_file
-from expertile.lab.bench.diagnose import diagnose
 from expertile.lab.bench.diagnosis import conclude
 from expertile.lab.bench.presets import ALL_PRESETS, default_preset
 from expertile.lab.bench.run import run
@@ -155,15 +154,6 @@ def _measure(
     if device.kind != "cuda" and spec.policy == "graph":
         raise ValueError("policy: expected eager on a CPU (there are no CUDA graphs), got 'graph'")
     policies = spec.policies
-    if part.name == DIAGNOSE:
-        found = []
-        with console.status("diagnose: launches, tensor cores, one product against many"):
-            for record in diagnose(policies=policies, quick=spec.quick, out_path=path):
-                found.append(record)
-                yield record
-        for sentence in conclude(found):
-            console.print(f"• {escape(sentence)}", highlight=False)
-        return
     if part.name in end_to_end.BACKENDS:
         chosen = tuple(n for n in end_to_end.BACKENDS[part.name] if spec.chooses(n))
         seconds = 4.0 if spec.quick else 12.0
@@ -233,6 +223,8 @@ def _conclude(
             console.print(f"[bold]•[/bold] {escape(sentence)}", highlight=False)
     for sentence in verdict([r for r in records if r.status == "ok" or r.backend not in candidates]):
         console.print(f"[bold]•[/bold] {escape(sentence)}", highlight=False)
+    for sentence in conclude(records):
+        console.print(f"• {escape(sentence)}", highlight=False)
     console.print("Records: " + ", ".join(escape(str(p)) for p in paths), highlight=False)
     if write_html:
         # One page for everything that this call measured.

@@ -21,7 +21,6 @@ from expertile.ops.grouped_mm.backend import Backend
 from expertile.ops.grouped_mm.backends import BACKENDS
 from expertile.suggest import one_of
 
-DIAGNOSE = "diagnose"
 LADDER = "ladder"
 CUSTOM = "custom"
 _NAMED = 12  # so many names of workloads in an error

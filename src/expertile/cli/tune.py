@@ -15,8 +15,7 @@ from expertile.cli.output import check_folder, print_json
 from expertile.device import Device
 from expertile.lab.bench.tune import table_of
 from expertile.lab.bench.tune import tune as run_tune
-from expertile.lab.bench.tune_left_out import left_out
-from expertile.lab.bench.tune_verify import summary, verdicts, verify
+from expertile.lab.bench.tune_verify import left_out, summary, verdicts, verify
 from expertile.lab.race.record import read, results_path
 from expertile.ops.grouped_mm.backends import BACKENDS, by_name
 from expertile.ops.grouped_mm.relatives import table_for

@@ -1,48 +1,35 @@
 """Every number in a sentence follows from the records."""
 
-from dataclasses import replace
+import pytest
 
 from expertile.device import Device
-from expertile.lab.bench.diagnose import Case, experiments
 from expertile.lab.bench.diagnosis import conclude
-from expertile.lab.measure.env import Env
-from expertile.lab.race.record import Record
+from expertile.lab.operators.diagnose import ADD, LAUNCH, MATH, OPERATORS, SPLIT, workloads
+from expertile.lab.race.operator import record_fields
 from expertile.roofline import bound
+from tests.lab.records import timed
 
 H200 = Device.by_name("h200")
+BY_NAME = {w.name: w for w in workloads()}
+KEYS = {operator.name: operator.dtype_key for operator in OPERATORS}
 
 
-def record(case, policy, time_s, status="ok", reason=""):
-    work, limit = case.work, bound(case.work, H200, case.dtype)
-    ok = status == "ok"
-    shape = {"count": case.count, "m": case.m, "n": case.n, "k": case.k, "launches": case.launches}
-    return Record(
-        op=case.op,
-        workload=case.workload,
-        shape=shape,
-        dtype=case.dtype,
-        backend=case.backend,
-        policy=policy,
-        value=time_s if ok else None,
-        ci95=(time_s * 0.999, time_s * 1.001) if ok else None,
-        flops=work.flops,
-        nbytes=work.nbytes,
-        bound=limit.seconds,
-        limiter=limit.limiter,
-        rel_error=1e-3,
-        max_error=1e-3,
-        status=status,
-        reason=reason,
-        env=Env("NVIDIA H200", driver="580"),
-        run="r",
-        date="2026-01-01",
-    )
+def record(name, form, policy, time_s):
+    w = BY_NAME[name]
+    work = form.work(w)
+    limit = bound(work, H200, KEYS[w.op](w))
+    fields = {"flops": work.flops, "nbytes": work.nbytes, "bound": limit.seconds, "limiter": limit.limiter}
+    fields |= {"backend": form.name, "config": form.config(w), "policy": policy}
+    return timed(time_s, 0.001, **record_fields(w) | fields)
+
+
+def split(policy, *times):
+    return [record("split-1024-fp16", form, policy, t) for form, t in zip(SPLIT, times, strict=True)]
 
 
 def test_sentences_about_splitting():
-    one, tall, bmm, loop, odd = experiments(H200)[0]
-    times = {one: 30e-6, tall: 31e-6, bmm: 33e-6, loop: 60e-6, odd: 75e-6}
-    found = conclude([record(c, "eager", t) for c, t in times.items()])
+    odd = record("math-2896-fp16", MATH[0], "eager", 75e-6)
+    found = conclude([*split("eager", 30e-6, 31e-6, 33e-6, 60e-6), odd])
     assert "Equal FLOPs (17.2 GFLOP, fp16, eager): one 2048³ takes 30.0 us, 8 x 1024³ in 8 launches 60.0 us" in found[0]
     assert "one 8192x1024x1024 31.0 us, the same in one torch.bmm 33.0 us" in found[0]
     assert found[0].endswith("Splitting one large product into 8 launches makes it 2.00 times slower.")
@@ -52,42 +39,34 @@ def test_sentences_about_splitting():
 
 
 def test_a_tie_is_called_one():
-    one, _, _, loop, _ = experiments(H200)[0]
-    found = conclude([record(one, "graph", 30e-6), record(loop, "graph", 30.1e-6)])
-    assert found[0].endswith("makes no difference that this measurement can see.")
+    one, _, _, loop = split("graph", 30e-6, 31e-6, 33e-6, 30.01e-6)
+    (found,) = conclude([one, loop])
+    assert found.endswith("makes no difference that this measurement can see.")
 
 
-def test_tensor_cores_need_a_rate_that_nothing_else_reaches():
-    group = experiments(H200)[2]
-    fast = [record(c, "graph", c.work.flops / (t * 1e12)) for c, t in zip(group, (650, 640, 300, 50), strict=True)]
-    text = "\n".join(conclude(fast))
-    limit = H200.peak("fp32") / 1e12
-    assert f"fp16 runs on tensor cores: 650 TFLOP/s at 4096³ is {650 / limit:.1f} times the {limit:.0f} TFLOP/s" in text
-    slow = [record(c, "graph", c.work.flops / (t * 1e12)) for c, t in zip(group, (60, 60, 55, 25), strict=True)]
-    text = "\n".join(conclude(slow))  # 2.4 times float32, and yet no proof
-    assert "fp16 is not shown to run on tensor cores: 60 TFLOP/s" in text
+@pytest.mark.parametrize(("rates", "shown"), [((650, 640, 300, 50), True), ((60, 60, 55, 25), False)])
+def test_tensor_cores_need_a_rate_that_nothing_else_reaches(rates, shown):
+    names = [f"math-4096-{math}" for math in ("fp16", "bf16", "tf32", "fp32")]
+    flops = MATH[0].work(BY_NAME[names[0]]).flops
+    found = [record(n, MATH[0], "graph", flops / (r * 1e12)) for n, r in zip(names, rates, strict=True)]
+    text, limit = "\n".join(conclude(found)), H200.peak("fp32") / 1e12
+    if shown:
+        assert f"fp16 runs on tensor cores: 650 TFLOP/s at 4096³ is {650 / limit:.1f} times the {limit:.0f} TF" in text
+    else:  # 2.4 times float32, and yet no proof
+        assert "fp16 is not shown to run on tensor cores: 60 TFLOP/s" in text
 
 
 def test_launch_cost_is_the_difference_between_eager_and_graph():
-    loop, bmm, add = experiments(H200)[-1]
-    found = conclude(
-        [
-            record(loop, "eager", 64 * 6e-6),
-            record(loop, "graph", 64 * 2e-6),
-            record(bmm, "eager", 12e-6),
-            record(add, "eager", 64 * 4e-6),
-            record(add, "graph", 64 * 1e-6),
-        ]
-    )
+    times = {("eager", LAUNCH[0]): 64 * 6e-6, ("graph", LAUNCH[0]): 64 * 2e-6, ("eager", LAUNCH[1]): 12e-6}
+    made = [record("launch-256-fp16", form, policy, t) for (policy, form), t in times.items()]
+    made += [record("add-1-fp32", ADD[0], policy, 64 * t) for policy, t in (("eager", 4e-6), ("graph", 1e-6))]
+    found = conclude(made)
     assert any("64 products of 256³: 6.0 us per call one by one, 2.0 us replayed" in s for s in found)
     assert any("so 4.0 us (67%) of each eager call is launch and not work" in s for s in found)
     assert any("64 additions of one element: 4.0 us per call one by one, 1.0 us" in s for s in found)
     assert any("12.0 us instead of 384.0 us, 32.00 times as fast as 64 launches" in s for s in found)
 
 
-def test_cases_without_a_time_are_named():
-    case = Case("mm", 1, 8, 8, 8, "fp16")
-    found = conclude([record(case, "graph", 1.0, "unsupported", "out of memory")])
-    assert found == ["Without a time: diagnose/1x8x8x8 fp16 torch.mm (graph): out of memory."]
-    other = replace(record(case, "graph", 1.0), workload="squares/8x8")
-    assert conclude([other]) == []
+def test_other_records_and_those_without_a_time_say_nothing():
+    (one, *_) = split("graph", 30e-6, 31e-6, 33e-6, 60e-6)
+    assert conclude([one, timed()]) == []

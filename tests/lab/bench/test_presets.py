@@ -19,8 +19,7 @@ def test_presets_are_deterministic_and_their_names_unique(name):
     workloads = preset(name)
     assert workloads == preset(name)
     assert len({w.name for w in workloads}) == len(workloads)
-    # No workload describes plain products and whole models.
-    elsewhere = name == "diagnose" or name.startswith("end-to-end")
+    elsewhere = name.startswith("end-to-end")  # no workload describes whole models
     assert {w.preset for w in workloads} == (set() if elsewhere else {name})
 
 

@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from expertile.lab.bench import tune_verify
-from expertile.lab.bench.tune import Machine, measure, pairs, table_of, tune
-from expertile.lab.bench.tune_field import Pair
+from expertile.lab.bench.tune import Machine, alone, measure, pairs, table_of, tune
 from expertile.lab.bench.tune_verify import AUTO, FIRST_SEED, summary, verdicts, verify
 from expertile.lab.race.record import read
 from expertile.lab.race.workloads import ragged_m, wgrad
@@ -18,6 +17,7 @@ from expertile.ops.grouped_mm import relatives
 from expertile.ops.grouped_mm.backend import Backend
 from expertile.ops.grouped_mm.backends import BACKENDS, by_name
 from expertile.ops.grouped_mm.reference import reference
+from expertile.ops.grouped_mm.transfer import Rival
 from expertile.ops.grouped_mm.tuned import Table
 
 SMALL = (
@@ -97,9 +97,9 @@ def test_a_failing_config_is_a_record_and_a_failing_problem_is_said(tmp_path):
     (dead,) = [r for r in made if r.backend == "dies"]
     assert dead.status == "failed" and "no such instruction" in dead.reason
     machine = Machine.current(device="cpu")
-    assert measure(SMALL[0], machine, [Pair(backend("dies", explode), Config())], say=said.append)[0].time_s is None
+    assert measure(SMALL[0], machine, [Rival(backend("dies", explode), Config())], say=said.append)[0].time_s is None
     huge = ragged_m("huge", "t", (1 << 30,), 1 << 20, 1 << 20, "fp32")
-    assert measure(huge, machine, [Pair(backend("good"), Config())], say=said.append) == []
+    assert measure(huge, machine, [Rival(backend("good"), Config())], say=said.append) == []
     assert "t/huge: out of memory: needs" in said[-1]
 
 
@@ -113,7 +113,7 @@ def test_pairs_never_wait_or_tune_themselves():
     machine = Machine.current(device="cpu")
     found = pairs(SMALL[0], machine, (backend("a"), by_name("loop")))
     assert [e.config for e in found[:2]] == [Config(slow=True), Config()] and found[2].backend.name == "loop"
-    assert [len(e.alone.configs(None, None)) for e in found] == [1, 1, 1]
+    assert [len(alone(e).configs(None, None)) for e in found] == [1, 1, 1]
 
 
 @pytest.mark.parametrize("minutes", [0, -1.0, float("nan")])

@@ -5,10 +5,11 @@ from dataclasses import dataclass
 import pytest
 
 from expertile.device import Device
-from expertile.lab.bench import tune_field
-from expertile.lab.bench.tune_field import Pair, narrowed
+from expertile.lab.bench import tune
+from expertile.lab.bench.tune import narrowed
 from expertile.lab.race.workloads import ragged_m
 from expertile.ops.grouped_mm.backend import Backend
+from expertile.ops.grouped_mm.transfer import Rival
 from expertile.ops.grouped_mm.tuned import Measured, Table, Timed, features_of
 
 H200 = Device.by_name("h200")
@@ -22,7 +23,7 @@ class Config:
 
 def pairs(name, count):
     backend = Backend(name, "", lambda *a: a[1].a, configs=lambda p, d: ())
-    return [Pair(backend, Config(i)) for i in range(count)]
+    return [Rival(backend, Config(i)) for i in range(count)]
 
 
 @pytest.fixture
@@ -30,7 +31,7 @@ def table(monkeypatch):
     def install(*times):
         measured = Measured(features_of(PROBLEM), "graph", tuple(Timed(n, {"index": i}, s) for n, i, s in times))
         found = Table("NVIDIA H200", "2026-11-21", {}, (measured,)) if times else None
-        monkeypatch.setattr(tune_field, "load_tables", lambda slug: (found,) if found else ())
+        monkeypatch.setattr(tune, "load_tables", lambda slug: (found,) if found else ())
 
     return install
 
@@ -62,4 +63,4 @@ def test_a_backend_that_nobody_measured_is_screened_in_full(table):
 
 def test_a_pair_alone_has_its_config_only():
     (_, second) = pairs("a", 2)
-    assert second.alone.configs(PROBLEM, H200) == (Config(1),)
+    assert tune.alone(second).configs(PROBLEM, H200) == (Config(1),)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from expertile.lab import operators as families
-from expertile.lab.operators import for_cpu, moe_routing, operators, presets
+from expertile.lab.operators import diagnose, for_cpu, moe_routing, operators, presets
 from expertile.lab.race.workloads import ragged_m
 
 
@@ -37,13 +37,16 @@ def test_a_cpu_has_something_to_measure(name):
     assert {w.op for w in left} == {w.op for w in workloads}
 
 
+DIAGNOSED = tuple(operator.name for operator in diagnose.OPERATORS)  # torch alone: what a machine does
+
+
 @pytest.mark.parametrize("op", operators())
 def test_rivals_have_names_of_their_own_and_ours_is_among_them(op):
     names = [rival.name for rival in operators()[op].rivals]
     assert len(set(names)) == len(names) and not {"dense", "copy"} & set(names)
     assert {baseline.name for baseline in operators()[op].baselines} <= {"dense"}
     ours = [rival for rival in operators()[op].rivals if not rival.peer]
-    assert ours and all(rival.name.split("-")[0] == "expertile" for rival in ours)
+    assert (ours or op in DIAGNOSED) and all(rival.name.split("-")[0] == "expertile" for rival in ours)
 
 
 def _smallest(op):
@@ -64,7 +67,7 @@ def test_inputs_follow_the_seed_and_work_counts_them(op):
     assert all(x.dtype in (torch.float32, torch.float64) for x in outputs)
     read = sum(x.numel() * x.element_size() for x in first)
     written = sum(x.numel() for x in outputs) * w.torch_dtype.itemsize
-    if op in PARTS:
+    if op in (*PARTS, "diagnose_split"):
         return  # they read some of their inputs, and write integers
     # Statistics may be float32 beside bfloat16 results, and a backward pass may read what its forward pass kept.
     # Quantised results are half as wide as their inputs or less.

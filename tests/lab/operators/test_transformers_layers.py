@@ -11,8 +11,7 @@ from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 from expertile.device import Device
 from expertile.integrations.transformers import register
-from expertile.lab.measure.env import Env
-from expertile.lab.measure.interleaved import Budget
+from expertile.lab.bench.run import run
 from expertile.lab.operators import transformers_layers as lab
 from expertile.lab.operators._models import Plan
 from expertile.lab.operators.moe import _MODELS
@@ -20,7 +19,6 @@ from expertile.lab.race.case import Site
 
 CPU = torch.device("cpu")
 SITE = Site(replace(Device.current("cpu"), l2_bytes=1), CPU)  # one set of inputs
-BUDGET = Budget(0.02, min_rounds=3, max_rounds=3)
 _SMALL = {
     "Qwen3-30B-A3B": dict(moe_intermediate_size=16, num_experts=8, num_experts_per_tok=3),
     "Mixtral-8x7B": dict(intermediate_size=48, num_local_experts=4),
@@ -44,13 +42,14 @@ def registered():
 
 
 @pytest.fixture(autouse=True)
-def without_collecting_garbage(monkeypatch):
-    """Which takes longest where transformers is imported."""
-    monkeypatch.setattr(lab, "release", lambda device: None)
+def one_set_of_inputs(monkeypatch):
+    monkeypatch.setattr("expertile.lab.race.case.set_count", lambda *_: 1)
 
 
-def measured(model, case, **options):
-    return list(lab.measure_case(lab.make_layer(model, CPU), case, SITE, BUDGET, Env("a CPU"), "run", **options))
+def measured(model, case):
+    layer = lab.make_layer(model, CPU)
+    found = run([lab.workload(layer, case)], (), operators=(lab.operator(layer, case, SITE),), device=CPU, rounds=3)
+    return {r.backend: r for r in found if r.backend != "copy"}
 
 
 def test_sizes_are_those_of_the_published_configurations():
@@ -110,8 +109,6 @@ def test_who_is_called():
     assert lab.implementations(lab.Case(1, both=True), eager=True) == ("expertile", "grouped_mm")
     cases = {(c.tokens, c.both) for c in (*lab.FIRST, *lab.THEN)}
     assert cases == {(1, False), (16, False), (128, False), (2048, False), (8192, False), (4096, True)}
-    assert lab.policies(lab.Case(1), CPU) == ("eager",)
-    assert lab.policies(lab.Case(1), torch.device("cuda")) == ("eager", "graph")
 
 
 @pytest.mark.parametrize(
@@ -120,12 +117,12 @@ def test_who_is_called():
     ids=lambda x: x.name if isinstance(x, Plan) else ("forward", "both")[x.both],
 )
 def test_records_of_a_case(model, case):
-    found = {r.backend: r for r in measured(model, case)}
+    found = measured(model, case)
     assert found.keys() == set(lab.implementations(case)) and {r.policy for r in found.values()} == {"eager"}
     for r in found.values():
         assert r.status == "ok" and r.time_s >= r.bound_s and r.rel_error < 0.032
         assert r.workload == f"transformers/{lab.name(model, case)}" and r.op == "experts" + "_train" * case.both
-        assert (r.shape["experts"], r.shape["hidden"]) in ((8, 32), (4, 32)) and r.details["transformers"]
+        assert (r.shape["experts"], r.shape["hidden"]) in ((8, 32), (4, 32)) and r.config["transformers"]
         assert r.shape["top_k"] == model.options.get("num_experts_per_tok", 2)
 
 
@@ -139,7 +136,7 @@ def test_a_wrong_one_and_one_that_raises_have_reasons_and_no_time(monkeypatch):
     monkeypatch.setattr(lab, "implementations", lambda case, eager: ("expertile", "wrong", "raising"))
     monkeypatch.setitem(ALL_EXPERTS_FUNCTIONS, "wrong", wrong)
     monkeypatch.setitem(ALL_EXPERTS_FUNCTIONS, "raising", raising)
-    found = {r.backend: r for r in measured(SMALL[1], lab.Case(12))}
+    found = measured(SMALL[1], lab.Case(12))
     assert found["expertile"].time_s and {r.status for r in found.values()} == {"ok", "wrong", "failed"}
     assert found["wrong"].reason.startswith("relative error") and found["wrong"].time_s is None
     assert "no such kernel" in found["raising"].reason

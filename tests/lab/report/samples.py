@@ -6,6 +6,9 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
+from expertile.lab.measure.env import Env
+from expertile.lab.race.record import Record
+
 PEAK_FLOPS = 500e12
 MEMORY_BPS = 2e12
 RIVALS = ("triton_tma", "triton_pointer", "torch_grouped", "cublas_grouped", "quack", "padded_bmm", "loop")
@@ -30,12 +33,14 @@ def record(
     device: str = DEVICE,
     dtype: str = "bf16",
     **more: Any,
-) -> dict[str, Any]:
+) -> Record:
     """One record of a ragged-M product; `spread` is half the interval as a share of the time."""
     flops, nbytes = 2.0 * rows * n * k, 2.0 * (rows * k + groups * n * k + rows * n)
     compute, memory = flops / PEAK_FLOPS, nbytes / MEMORY_BPS
     time = time_s if status == "ok" else None
-    return {
+    env = {"gpu": device, "driver": "1.2.3", "torch": "2.13.0", "triton": "3.6.0", "expertile": "0.1.0"}
+    env |= {"commit": "0123abcd4567", "sm_clock_mhz": 1700, "power_w": 600, "throttle": ""}
+    fields = {
         "op": "grouped_mm",
         "workload": workload,
         "shape": {
@@ -65,21 +70,14 @@ def record(
         "status": status,
         "reason": reason,
         "details": {},
-        "env": {
-            "gpu": device,
-            "driver": "1.2.3",
-            "torch": "2.13.0",
-            "triton": "3.6.0",
-            "expertile": "0.1.0",
-            "commit": "0123abcd4567",
-            "sm_clock_mhz": 1700,
-            "power_w": 600,
-            "throttle": "",
-        },
+        "env": Env(**env | more.pop("env", {})),
         "run": run,
         "date": "2026-01-02T03:04:05Z",
-        **more,
     }
+    fields |= more
+    if fields["status"] == "ok":  # none is better than its bound
+        fields["bound"] = min(fields["bound"], fields["value"])
+    return Record(**fields)
 
 
 def lab(
@@ -89,7 +87,7 @@ def lab(
     policies: Sequence[str] = ("graph", "eager"),
     preset: str = "moe-ffn",
     **more: Any,
-) -> list[dict[str, Any]]:
+) -> list[Record]:
     """A whole run: `workloads` × `backends` × `policies`, with a tie, a wrong, a refused and an unsupported row."""
     draw = random.Random(seed)
     found = []
@@ -104,7 +102,7 @@ def lab(
         if index < 4:
             size = {"groups": 64, "rows": 64 * 4 ** (index + 1), "n": 4096, "k": 2048}
         name = f"{preset}/{size['groups']}x{size['rows'] // size['groups']}-n{size['n']}-k{size['k']}-{index}"
-        floor = record(name, **size, **more)["bound"] or 20e-6
+        floor = record(name, **size, **more).bound or 20e-6
         for backend in backends:
             share = {"loop": 0.3, "padded_bmm": 0.6, "dense": 0.93, "copy": 0.9}.get(backend, 0.8)
             time = floor / (share * draw.uniform(0.8, 1.06))

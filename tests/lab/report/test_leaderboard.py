@@ -1,5 +1,6 @@
 import io
 import math
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
@@ -40,8 +41,7 @@ def test_intervals_of_the_times_add_in_squares():
 
 def test_what_a_backend_cannot_run_is_counted_and_costs_its_rank():
     records = race({"whole": [2, 2, 2], "part": [1, 1, None]})
-    records[-2]["workload"], records[-2]["status"], records[-2]["reason"] = "p/1", "wrong", "no"
-    records[-2]["value"] = records[-2]["ci95"] = None
+    records[-2] = replace(records[-2], workload="p/1", status="wrong", reason="no", value=None, ci95=None)
     found = board_of(records)
     assert (found["part"].speed, found["part"].rank, found["part"].timed) == (1.0, None, 1)
     assert dict(found["part"].missing) == {"wrong": 1, "unsupported": 1}
@@ -70,7 +70,7 @@ def test_a_shared_rank_is_a_tie_or_inconclusive(spread, mark):
 def test_on_the_terminal_only_what_failed_is_named_again():
     console = Console(file=io.StringIO(), width=80)
     records = race({"a": [1, 1], "b": [2, 2], "c": [None, None], "d": [None, None]})
-    records[-1]["status"] = "failed"
+    records[-1] = replace(records[-1], status="failed")
     for board in (records, records[:-2]):
         console.print(*tables(leaderboard(board)), sep="\n")
     text = console.file.getvalue()
@@ -84,7 +84,7 @@ def test_baselines_have_no_score_and_a_race_of_one_no_board():
 
 def test_policies_and_operators_stand_apart(tmp_path):
     records = [*race({"a": [1], "b": [2]}), *race({"a": [3], "b": [2]}, policy="eager")]
-    other = [{**r, "op": "softmax", "workload": "p/s"} for r in race({"a": [1], "b": [2]})]
+    other = [replace(r, op="softmax", workload="p/s") for r in race({"a": [1], "b": [2]})]
     (run,) = runs([*records, *other])
     assert [(b.op, b.policy) for b in boards(run)] == [
         ("grouped_mm", "graph"),

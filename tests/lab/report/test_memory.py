@@ -1,17 +1,12 @@
 """Charts of peak memory, from made-up records whose growth is known."""
 
-import importlib
-import re
-import xml.etree.ElementTree as ET
-
 import pytest
 
 from expertile.lab.measure.env import Env
 from expertile.lab.race.memory import FORMULA
-from expertile.lab.race.record import append
 from expertile.lab.report import html
-from expertile.lab.report.markers import fill_file
-from expertile.lab.report.memory import memory_charts, memory_svg, memory_text, sentences
+from expertile.lab.report.memory import figure, memory_charts, sentences
+from expertile.lab.report.palette import styles
 from tests.lab.records import timed, untimed
 from tests.lab.report import samples
 
@@ -25,8 +20,8 @@ def record(backend, length, peak, formula=None, reason="", run="r", op="attentio
     return untimed("unsupported", reason, **values) if reason else timed(value=peak, ci95=None, bound=0.0, **values)
 
 
-@pytest.fixture
-def linear_and_quadratic():
+def growing():
+    """Records of one operator whose peak grows with the length, and of one with its square until it does not fit."""
     found = []
     for length in LENGTHS:
         found.append(record("expertile", length, 2048 * length, 2000.0 * length))
@@ -41,6 +36,11 @@ def linear_and_quadratic():
             )
         )
     return found
+
+
+@pytest.fixture
+def linear_and_quadratic():
+    return growing()
 
 
 def test_the_dimension_that_varies_is_the_axis(linear_and_quadratic):
@@ -74,7 +74,6 @@ def test_other_dims_operators_and_runs_have_charts_of_their_own(linear_and_quadr
         ("attention", "s", 4),
         ("moe", "r", 4),
     ]
-    assert list(memory_svg(records)) == ["memory-attention", "memory-attention-2", "memory-attention-3", "memory-moe"]
 
 
 def test_dimensions_that_are_always_equal_are_one():
@@ -87,49 +86,20 @@ def test_dimensions_that_are_always_equal_are_one():
 
 def test_two_lengths_are_no_growth():
     assert memory_charts([record("expertile", n, n) for n in LENGTHS[:2]]) == []
-    assert memory_svg([]) == {} and memory_text([]) == ""
 
 
-def test_figures_show_measured_and_formula(linear_and_quadratic):
-    (svg,) = memory_svg(linear_and_quadratic).values()
-    ET.fromstring(svg)
-    assert svg.count("<polyline") == 4 and svg.count('stroke-dasharray="2 3"') >= 2
-    assert "unfused, formula" in svg and "Imaginary GPU" in svg and "length (logarithmic)" in svg
-
-
-def update_docs(page, records, check=False):
-    files = {page.parent / "figures" / f"{name}.svg": svg for name, svg in memory_svg(records).items()}
-    return fill_file(page, {"memory": memory_text(records)}, check, files=files)
-
-
-def test_docs_are_kept_up_to_date(tmp_path, linear_and_quadratic):
-    page = tmp_path / "attention.md"
-    page.write_text("before\n<!-- expertile:memory -->\n<!-- /expertile:memory -->\nafter\n")
-    assert not update_docs(page, linear_and_quadratic, check=True) and "MiB" not in page.read_text()
-    assert not update_docs(page, linear_and_quadratic)
-    text = page.read_text()
-    assert "![memory-attention](figures/memory-attention.svg)" in text
-    assert re.search(r"\| 8192 \| 16\.0 \| fails \|", text)
-    assert (tmp_path / "figures" / "memory-attention.svg").is_file()
-    assert update_docs(page, linear_and_quadratic, check=True) and update_docs(page, linear_and_quadratic)
-    page.write_text("no markers")
-    with pytest.raises(ValueError, match="expertile:memory"):
-        update_docs(page, linear_and_quadratic)
+def test_the_figure_has_measured_curves_and_formulas(linear_and_quadratic):
+    (chart,) = memory_charts(linear_and_quadratic)
+    found = figure(chart, styles(chart.backends))
+    drawn = {(mark["backend"], mark["kind"]): mark for mark in found["marks"]}
+    assert drawn.keys() == {(b, kind) for b in ("expertile", "unfused") for kind in ("curve", "line")}
+    assert drawn["unfused", "curve"]["x"] == list(LENGTHS[:3]) and drawn["unfused", "line"]["x"] == list(LENGTHS)
+    assert drawn["expertile", "curve"]["notes"][0] == "expertile\nlength 1024\n2.00 MiB"
+    assert found["x"]["title"] == "length (logarithmic)"
 
 
 def test_the_html_report_holds_the_chart(tmp_path, linear_and_quadratic):
     text = html([samples.record(), *linear_and_quadratic], tmp_path / "r.html").read_text()
-    assert "Peak memory of a call" in text and 'src="data:image/svg+xml;base64,' in text
+    assert "Peak memory of a call" in text and 'data-backend="unfused"' in text
     assert "to the power 2.00" in text
     assert "Peak memory of a call" not in html([samples.record()], tmp_path / "s.html").read_text()
-
-
-def test_the_tool_fills_a_page_from_files(tmp_path, linear_and_quadratic, capsys):
-    tool = importlib.import_module("tools.pages.__main__")
-    page, records = tmp_path / "attention.md", tmp_path / "x-memory.jsonl"
-    page.write_text("<!-- expertile:memory -->\n<!-- /expertile:memory -->\n")
-    append(records, *linear_and_quadratic)
-    arguments = ["memory", "--records", str(records), "--doc", str(page)]
-    assert tool.main([*arguments, "--check"]) == 1 and "not what the records say" in capsys.readouterr().err
-    assert tool.main(arguments) == 0 and tool.main([*arguments, "--check"]) == 0
-    assert tool.main(["memory", "--doc", str(page), "--gpu", "rtx 3090"]) == 2

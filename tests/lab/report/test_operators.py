@@ -1,9 +1,8 @@
-"""The README's line for each fused operator, from made-up records."""
+"""Operators other than the grouped product in the report, from made-up records."""
 
-from expertile.lab.report import headline, html, verdict
+from expertile.lab.report import html, verdict
 from expertile.lab.report.contest import runs
 from expertile.lab.report.figures_run import growth_figures
-from expertile.lab.report.operators import operator_table
 from expertile.lab.report.rows import rows
 from expertile.lab.report.units import bound_rate, rate
 from tests.lab.report import samples
@@ -22,43 +21,8 @@ def fused(op="softmax", preset="softmax-v100", sizes=(1024, 2048, 4096), factors
             work = 0.0 if backend == "copy" else flops
             fields = {"shape": {"rows": size, "cols": size}, "flops": work, "nbytes": nbytes, "op": op}
             fields |= {"limiter": "memory", "bound": bound, "dtype": "fp32"}
-            fields |= {"tflops": work / time / 1e12, "gbps": nbytes / time / 1e9}
             found.append(samples.record(f"{preset}/{size}x{size}-fp32", backend, time, run=run, **{**fields, **more}))
     return found
-
-
-def test_a_line_for_each_operator_of_a_preset():
-    records = fused() + fused("softmax_backward", factors={**TIMES, "quack": 0.99 * 1.1})
-    text = operator_table(runs(records))
-    assert "Imaginary GPU, 2026-01-02" in text
-    assert text.splitlines()[-2:] == [
-        "| softmax-v100 | softmax | 3 | 1.09× | 1.09× | `quack` | – | 95 % | 91 % |",
-        "| softmax-v100 | softmax_backward | 3 | 0.99× | 0.99× | `quack` | – | 95 % | 91 % |",
-    ]
-
-
-def test_variants_are_ours_and_races_without_a_rival_do_not_count():
-    text = operator_table(runs(fused(factors={"expertile-cluster": 1.0, "expertile": 2.0, "torch": 1.5})))
-    assert text.splitlines()[-1] == "| softmax-v100 | softmax | 3 | 1.50× | 1.50× | `torch` | – | – | 100 % |"
-    assert operator_table(runs(fused(factors={"expertile": 1.0, "copy": 1.0}))) == ""
-
-
-def test_what_auto_chose_is_neither_ours_nor_another():
-    times = {"expertile": 1.5, "expertile-auto": 1.0, "sdpa_cudnn": 1.0, "copy": 1.0}
-    text = operator_table(runs(fused(factors=times)))
-    assert text.splitlines()[-1] == (
-        "| softmax-v100 | softmax | 3 | 0.67× | 0.67× | `sdpa_cudnn` | 1.00× | 67 % | 67 % |"
-    )
-
-
-def test_the_headline_keeps_grouped_products_and_operators_apart():
-    product = samples.record("p/1", "a", 100e-6)
-    alone = headline([product])
-    both = headline([product, *fused()])
-    assert both.startswith(alone) and "Fused operators, recorded on Imaginary GPU" in both
-    assert "| `expertile` |" not in both.splitlines()[2]
-    only = headline(fused())
-    assert only.startswith("Fused operators") and "| preset | operator |" in only
 
 
 def test_bytes_per_second_where_little_is_computed_even_if_no_bandwidth_is_known():
@@ -82,10 +46,10 @@ def test_rate_against_size_for_operators_alone():
 
 
 def test_compute_bound_operators_are_drawn_over_their_flops():
-    records = fused("attention", "attention", flops=1e12, limiter="compute", tflops=400.0, sizes=(1024, 2048))
+    records = fused("attention", "attention", flops=1e12, limiter="compute", sizes=(1024, 2048))
     (run,) = runs(records)
     assert growth_figures(run.contests) == {}  # all of one size
-    fields = {"limiter": "compute", "tflops": 400.0}
+    fields = {"limiter": "compute"}
     sizes = ((1024, 1e11), (2048, 4e11), (4096, 16e11))
     more = [r for size, f in sizes for r in fused("attention", "attention", sizes=(size,), flops=f, **fields)]
     (run,) = runs(more)

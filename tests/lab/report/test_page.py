@@ -272,3 +272,8 @@ def test_the_first_table_sorts_and_leaves_out_what_nobody_can_run(tmp_path):
     assert glance.count("<button") == 4 and "loop" in glance and "quack" not in glance
     assert glance.count("data-row=") == 2  # the records of two times
     assert 'data-save="csv"' in page and 'data-save="json"' in page
+
+
+def test_an_unknown_bound_is_a_dash(tmp_path):
+    page = page_of(tmp_path, [samples.record(bounded=False), samples.record(backend="b", bounded=False)])
+    assert "up – unknown" in page.text

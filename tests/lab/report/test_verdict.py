@@ -64,7 +64,7 @@ def test_baselines_win_nothing():
 
 
 def test_share_of_the_bound_names_the_best_and_the_worst():
-    bound = samples.record(rows=65536)["bound"]
+    bound = samples.record(time_s=1.0, rows=65536).bound
     records = [samples.record(f"w/{i}", "a", bound / share, rows=65536) for i, share in enumerate((0.9, 0.4))]
     assert kinds(records, "bound") == [
         "The fastest backend of each workload reaches 60 % of the bound in geometric mean: from 40 % on 1 "
@@ -151,8 +151,7 @@ def test_launch_overhead_is_eager_minus_graph():
 
 
 def test_throttling_is_said():
-    env = samples.record()["env"] | {"throttle": "sw_power_cap"}
-    (text,) = kinds([samples.record(env=env), samples.record(backend="b")], "machine")
+    (text,) = kinds([samples.record(env={"throttle": "sw_power_cap"}), samples.record(backend="b")], "machine")
     assert "(sw_power_cap) in 1 of 2 measurements" in text
 
 
@@ -169,8 +168,8 @@ def test_standing():
 
 
 def _of_cpu(**env):
-    found = [samples.record("moe-ffn/up", name, policy="eager") for name in ("loop", "quack")]
-    return [{**r, "env": {**r["env"], "cores": 4, "threads": 4, "quota": None, "throttle": "", **env}} for r in found]
+    env = {"cores": 4, "threads": 4, **env}
+    return [samples.record("moe-ffn/up", name, policy="eager", env=env) for name in ("loop", "quack")]
 
 
 def test_a_wide_interval_makes_no_tie():

@@ -9,9 +9,9 @@ import pytest
 from expertile.lab.measure.env import Env
 from expertile.lab.race.record import MOVED_BYTES, Record, read
 from expertile.lab.traffic import formulas
-from expertile.lab.traffic.child import decode, encode
 from expertile.lab.traffic.measured import NO_GPU, collect, measure
 from expertile.lab.traffic.ncu import Kernel, Profile
+from expertile.lab.traffic.runs import decode, encode
 from tests.lab.traffic.test_formulas import H200, subject
 
 ENV = Env("NVIDIA H200")

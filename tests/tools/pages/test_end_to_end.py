@@ -5,9 +5,9 @@ from dataclasses import replace
 from expertile.device import Device
 from expertile.lab.measure.env import Env
 from expertile.lab.race.record import PEAK_BYTES, TOKENS_PER_S
-from expertile.lab.report.markers import fill_file
 from tests.lab.records import timed, untimed
 from tools.pages.end_to_end import NOT_MEASURED, blocks
+from tools.pages.markers import fill_file
 
 H200 = Device.by_name("h200")
 

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from expertile.lab.report.markers import fill_file
 from tests.lab.records import timed
 from tools.pages.headline import JOBS, PRESETS, SHOWN, bars, charts, standings, table
 from tools.pages.headline_chart import Bar, chart
+from tools.pages.markers import fill_file
 from tools.pages.recorded import shipped
 
 ROOT = Path(__file__).parents[3]

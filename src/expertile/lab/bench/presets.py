@@ -159,7 +159,7 @@ def _cpu(seed: int = 0) -> list[GroupedWorkload]:
 
 
 def _no_workloads() -> list[GroupedWorkload]:
-    """What `diagnose.diagnose` and `operators.end_to_end.measure` measure themselves."""
+    """What `operators.end_to_end.measure` measures itself."""
     return []
 
 
@@ -189,7 +189,6 @@ _BUILDERS: Mapping[str, Callable[..., list[GroupedWorkload]]] = MappingProxyType
         "skew": sweeps.skew,
         "cpu": _cpu,
         "ladder": ladder_workloads,
-        "diagnose": _no_workloads,
         end_to_end.TRAIN: _no_workloads,
         end_to_end.SERVE: _no_workloads,
     }

@@ -49,7 +49,7 @@ def supports_layer(w: Workload, device: Device) -> str | None:
 
 
 def _supports(device: Device, *sizes_of_k: int) -> str | None:
-    if device.kind != "cuda" or device.capability is None or device.capability < (8, 0):
+    if not device.at_least(8):
         return "needs compute capability 8.0 or later"
     odd = [k for k in sizes_of_k if k % 64]
     return f"K must be a multiple of 64, got {odd[0]}" if odd else None

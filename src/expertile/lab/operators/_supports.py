@@ -25,9 +25,7 @@ def on_gpu(w: Workload, device: Device) -> str | None:
 
 
 def on_hopper(w: Workload, device: Device) -> str | None:
-    if device.kind != "cuda" or device.capability is None or device.capability < (9, 0):
-        return "needs compute capability 9.0 or later"
-    return None
+    return None if device.at_least(9) else "needs compute capability 9.0 or later"
 
 
 def installed(package: str, then: Supports, named: str = "") -> Supports:

@@ -11,7 +11,7 @@ results once, packed weights, scales and zero points of groups that have rows on
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache, partial
 from types import MappingProxyType
 
@@ -23,79 +23,31 @@ from expertile.formats.int4.packing import unpack
 from expertile.formats.int4.weight import SYMMETRIC_ZERO, Int4Weight
 from expertile.lab.operators import products
 from expertile.lab.operators._supports import installed, on_gpu
-from expertile.lab.race.operator import Call, Dims, Operator, Rival, Workload
+from expertile.lab.operators.weight_only_mm import BF16, make_inputs, reference, weight_of
+from expertile.lab.race.operator import Call, Dims, Inputs, Operator, Rival, Workload
 from expertile.ops.grouped_mm.problem import Layout
 from expertile.ops.weight_only_mm.api import int4_grouped_mm
 from expertile.ops.weight_only_mm.backends import BACKENDS
 from expertile.ops.weight_only_mm.problem import WeightOnlyProblem
-
-Inputs = tuple[Tensor, ...]
-
-
-def _group(w: Workload) -> int:
-    return w["group_size"] or w["k"]
-
-
-def _inputs(w: Workload, device: torch.device, seed: int) -> Inputs:
-    """Weights from bfloat16 numbers, a group at a time, as `Int4Weight.quantize` rounds them."""
-    make = products.random(device, seed)
-    a = make(products.rows(w), w["k"])
-    groups, n, k, group_size = w["groups"], w["n"], w["k"], _group(w)
-    packed = torch.empty(groups, n, k // 2, dtype=torch.uint8, device=device)
-    scales = torch.empty(groups, k // group_size, n, dtype=torch.bfloat16, device=device)
-    zeros = torch.empty_like(scales) if w["zeros"] else None
-    for g in range(groups):
-        made = Int4Weight.quantize(make(n, k), group_size, symmetric=zeros is None)
-        packed[g], scales[g] = made.packed[0], made.scales[0]
-        if zeros is not None and made.zeros is not None:
-            zeros[g] = made.zeros[0]
-    ends = products.offs(w, device)
-    return (a, packed, scales, ends) if zeros is None else (a, packed, scales, zeros, ends)
-
-
-def _weight(w: Workload, inputs: Inputs) -> Int4Weight:
-    return Int4Weight(inputs[1], inputs[2], inputs[3] if w["zeros"] else None, _group(w))
-
-
-def _expert(weight: Int4Weight, g: int) -> Int4Weight:
-    zeros = None if weight.zeros is None else weight.zeros[g : g + 1]
-    return Int4Weight(weight.packed[g : g + 1], weight.scales[g : g + 1], zeros, weight.group_size)
-
-
-def _reference(w: Workload, inputs: Inputs) -> tuple[Tensor, ...]:
-    weight = _weight(w, inputs)
-    return products.product(
-        w, lambda start, end: inputs[0][start:end], lambda g: _expert(weight, g).dequantize(torch.float32)[0]
-    )
 
 
 @lru_cache(maxsize=1024)
 def _problem(w: Workload, kind: str) -> WeightOnlyProblem:
     m, n, k, dtype = products.rows(w), w["n"], w["k"], w.torch_dtype
     product = (Layout.RAGGED_M, w["groups"], m, n, k, dtype, dtype, (k, 1), (n * k // 2, k // 2, 1))
-    return WeightOnlyProblem(*product, True, True, False, kind, None, False, _group(w), w["zeros"])
+    return WeightOnlyProblem(*product, True, True, False, kind, None, False, w["group_size"] or k, w["zeros"])
 
 
 def _ours(w: Workload, inputs: Inputs, backend: str = "auto") -> Call:
-    a, ends, weight = inputs[0], inputs[-1], _weight(w, inputs)
+    a, ends, weight = inputs[0], inputs[-1], weight_of(w, inputs)
     return lambda: (int4_grouped_mm(a, weight, offs=ends, backend=backend),)
-
-
-def _bf16(w: Workload, inputs: Inputs) -> Call:
-    return products.bf16_call(inputs[0], _weight(w, inputs).dequantize(), inputs[-1])
-
-
-def _bf16_reference(w: Workload, inputs: Inputs) -> tuple[Tensor, ...]:
-    """Of the weights as that product has them, rounded to bfloat16."""
-    weights = _weight(w, inputs).dequantize()
-    return products.product(w, lambda start, end: inputs[0][start:end], lambda g: weights[g])
 
 
 def _in_turn(w: Workload, a: Tensor, experts: Mapping[int, Callable[[Tensor], Tensor]]) -> Call:
     """One call for each group with rows."""
     n, spans = w["n"], tuple(products.spans(w))
 
-    def call() -> tuple[Tensor, ...]:
+    def call() -> Inputs:
         out = torch.empty(a.shape[0], n, dtype=a.dtype, device=a.device)
         for g, start, end in spans:
             out[start:end] = experts[g](a[start:end])
@@ -104,17 +56,22 @@ def _in_turn(w: Workload, a: Tensor, experts: Mapping[int, Callable[[Tensor], Te
     return call
 
 
+def _experts(w: Workload, inputs: Inputs) -> Iterator[tuple[int, Int4Weight]]:
+    """Each group with rows, and its weight alone."""
+    weight = weight_of(w, inputs)
+    assert isinstance(weight, Int4Weight)
+    return ((g, weight.part(g, g + 1)) for g, _, _ in products.spans(w))
+
+
 def _tinygemm(w: Workload, inputs: Inputs) -> Call:
     """w = (q - 8) · scale + zero, in its terms."""
-    weight, group_size = _weight(w, inputs), _group(w)
     experts = {}
-    for g, _, _ in products.spans(w):
-        one = _expert(weight, g)
+    for g, one in _experts(w, inputs):
         q = unpack(one.packed[0], one.half)
         tiled = torch._convert_weight_to_int4pack((q[:, ::2] << 4 | q[:, 1::2]).contiguous(), 8)
         zero = SYMMETRIC_ZERO if one.zeros is None else one.zeros[0]
         both = torch.stack([one.scales[0], (SYMMETRIC_ZERO - zero) * one.scales[0]], -1).contiguous()
-        experts[g] = partial(_tinygemm_call, tiled, group_size, both)
+        experts[g] = partial(_tinygemm_call, tiled, one.group_size, both)
     return _in_turn(w, inputs[0], experts)
 
 
@@ -123,7 +80,7 @@ def _tinygemm_call(tiled: Tensor, group_size: int, scales_and_zeros: Tensor, a: 
 
 
 def _tinygemm_supports(w: Workload, device: Device) -> str | None:
-    if device.kind != "cuda" or device.capability is None or device.capability < (8, 0):
+    if not device.at_least(8):
         return "needs compute capability 8.0 or later"
     if w["group_size"] == 0:
         return "knows groups of 32 to 256, not one scale for a row"
@@ -135,13 +92,11 @@ def _tinygemm_supports(w: Workload, device: Device) -> str | None:
 def _gemlite(w: Workload, inputs: Inputs) -> Call:
     from gemlite import DType, GemLiteLinear
 
-    weight = _weight(w, inputs)
     experts: dict[int, Callable[[Tensor], Tensor]] = {}
-    for g, _, _ in products.spans(w):
-        one = _expert(weight, g)
+    for g, one in _experts(w, inputs):
         layer = GemLiteLinear(
             4,
-            group_size=_group(w),
+            group_size=one.group_size,
             in_features=w["k"],
             out_features=w["n"],
             input_dtype=DType.BF16,
@@ -179,12 +134,12 @@ def models() -> tuple[Workload, ...]:
 OPERATORS = (
     Operator(
         "int4_grouped_mm",
-        _inputs,
-        _reference,
+        make_inputs,
+        reference,
         lambda w: _problem(w, "cuda").work(products.sizes(w)),
         (
             *products.own(_ours, BACKENDS, _problem),
-            products.bf16(_bf16, _bf16_reference),
+            BF16,
             Rival("tinygemm", True, _tinygemm_supports, _tinygemm),
             Rival("gemlite", True, installed("gemlite", on_gpu), _gemlite),
         ),

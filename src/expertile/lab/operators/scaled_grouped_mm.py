@@ -166,7 +166,7 @@ def _dense_reference(w: Workload, inputs: Inputs) -> tuple[Tensor, ...]:
 
 
 def _dense_supports(w: Workload, device: Device) -> str | None:
-    if device.kind != "cuda" or device.capability is None or device.capability < (8, 9):
+    if not device.at_least(8, 9):
         return "torch._scaled_mm needs compute capability 8.9 or later"
     m, n, k = products.rows(w), w["n"], w["k"]
     return None if m and n % 16 == 0 and k % 16 == 0 else f"N and K must be multiples of 16, got {n} and {k}"

@@ -10,28 +10,25 @@ with the backward pass it is 18 R H I, and also dy, dx and the gradients of all 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from expertile.lab.measure.env import Env
-from expertile.lab.measure.interleaved import Budget, Failure, TimedCall, failure_of, release, time_interleaved
 from expertile.lab.operators._models import Plan
+from expertile.lab.operators._supports import anywhere
 from expertile.lab.operators.moe import by_expert
 from expertile.lab.race.case import Site, set_count
-from expertile.lab.race.gate import judge
-from expertile.lab.race.operator import ROUNDOFF, Rival, Verdict, Workload, record_fields
-from expertile.lab.race.record import Record, measured
-from expertile.roofline import Work, bound
+from expertile.lab.race.operator import ROUNDOFF, Operator, Rival, Workload
+from expertile.roofline import Work
 
 Inputs = tuple[Tensor, ...]  # x [T, H], ids [T, k], weights [T, k], and dy [T, H] with a backward pass
 OURS = "expertile"
 BATCHED_TOKENS = 16  # beyond, "batched_mm" copies more weights than there are
 _FEW_SETS = 16
+_GRADIENTS = 4.0  # times the weights, while those of two implementations are held against the reference
 # As `operators.moe.tolerance`: pre-activation, activation, y and out are rounded, and so are their gradients. Backward
 # transformers' own may err twice as much: they add the gradients of biases in bfloat16, row after row.
 _TOLERANCE = (4 * ROUNDOFF["bf16"], 12 * ROUNDOFF["bf16"])
@@ -79,11 +76,6 @@ class Case:
     tokens: int
     both: bool = False
     policies: tuple[str, ...] = ("eager", "graph")
-
-
-def policies(case: Case, device: torch.device) -> tuple[str, ...]:
-    """Those of the case that the device has."""
-    return case.policies if device.type == "cuda" else ("eager",)
 
 
 FIRST = (Case(2048, policies=("eager",)), Case(1), Case(4096, both=True, policies=("eager",)))
@@ -197,10 +189,6 @@ def implementations(case: Case, eager: bool = False) -> tuple[str, ...]:
     return (*found, *(("batched_mm",) if case.tokens <= BATCHED_TOKENS else ()), *(("eager",) if eager else ()))
 
 
-def _bound(experts: Any, w: Workload, inputs: Inputs) -> Callable[[], tuple[Tensor, ...]]:
-    return _bind(experts, inputs)
-
-
 def _bind(experts: Any, inputs: Inputs) -> Callable[[], tuple[Tensor, ...]]:
     x, ids, weights, *dy = inputs
     if not dy:
@@ -234,77 +222,29 @@ def name(model: Plan, case: Case) -> str:
     return f"{model.name}-T{case.tokens}{'-train' * case.both}"
 
 
-def measure_case(
-    layer: Layer, case: Case, site: Site, budget: Budget, env: Env, run: str, eager: bool = False
-) -> Iterator[Record]:
-    """The records of each implementation, policy after policy. RuntimeError if the device is left unusable."""
+def operator(layer: Layer, case: Case, site: Site, eager: bool = False) -> Operator:
+    """That call as an operator of the lab, whose work is the least of the sets of inputs from seed 0 on."""
     import transformers
 
-    device = site.torch_device
-    first = make_inputs(layer, case.tokens, case.both, 0)
-    count = min(set_count(int(work(layer, first).nbytes), site), _FEW_SETS)
-    sets = [first, *(make_inputs(layer, case.tokens, case.both, seed) for seed in range(1, count))]
-    least = min((work(layer, inputs) for inputs in sets), key=lambda w: w.nbytes)
-    limit = bound(least, site.device, "bf16")
-    wanted = {name: layer.runs(name) for name in implementations(case, eager)}
-    verdicts = _judged(layer, wanted, first, device)
-    w = workload(layer, case)
-    for policy in policies(case, device):
-        right = [
-            name
-            for name, verdict in verdicts.items()
-            if isinstance(verdict, Verdict) and verdict.ok and (policy == "eager" or name != "eager")
-        ]
-        outcomes = time_interleaved(
-            [TimedCall(name, _over(wanted[name], sets), limit.seconds) for name in right],
-            policy=policy,
-            device=device,
-            num_sets=len(sets),
-            budget=budget,
-        )
-        release(device)
-        for name, verdict in verdicts.items():
-            yield measured(
-                **record_fields(w),
-                backend=name,
-                policy=policy,
-                work=least,
-                limit=limit,
-                outcome=outcomes.get(name),
-                verdict=verdict,
-                unmeasured="not measured: it waits for the GPU, which no CUDA graph captures",
-                details={"transformers": transformers.__version__, "input_sets": len(sets)},
-                env=env,
-                run=run,
-            )
+    def inputs(w: Workload, device: torch.device, seed: int) -> Inputs:
+        return make_inputs(layer, case.tokens, case.both, seed)
 
+    def rival(name: str) -> Rival:
+        experts, tolerance = layer.runs(name), _OTHERS_BACKWARD if case.both and name != OURS else _TOLERANCE
+        own = Rival(name, name != OURS, anywhere, lambda w, inputs: _bind(experts, inputs), name != "eager")
+        return replace(own, tolerance=lambda w: tolerance, config={"transformers": transformers.__version__})
 
-def _judged(
-    layer: Layer, wanted: Mapping[str, Any], inputs: Inputs, device: torch.device
-) -> dict[str, Verdict | Failure]:
-    """What the gate says of each implementation."""
-    truth = reference(layer, inputs)
-    w = Workload(layer.model.name, "transformers", "experts", (("tokens", inputs[0].shape[0]),), "bf16")
-    found: dict[str, Verdict | Failure] = {}
-    for name, experts in wanted.items():
-        rival = Rival(name, name != OURS, lambda *_: None, partial(_bound, experts))
-        tolerance = _OTHERS_BACKWARD if len(truth) > 1 and rival.peer else _TOLERANCE
-        try:
-            found[name] = judge(rival, w, inputs, truth, tolerance)
-        except Exception as error:
-            failure = failure_of(error, device)
-            if failure.kind == "fatal":
-                raise RuntimeError(f"{name}: {failure.reason}") from error
-            found[name] = failure
-        release(device)
-    return found
-
-
-def _over(experts: Any, sets: Sequence[Inputs]) -> Callable[[int], Any]:
-    calls = [_bind(experts, inputs) for inputs in sets]
-
-    def call(index: int) -> Any:
-        result = calls[index]()
-        return result if len(result) == 1 else None  # gradients of all weights are not kept from call to call
-
-    return call
+    works = [work(layer, make_inputs(layer, case.tokens, case.both, 0))]
+    for seed in range(1, min(set_count(int(works[0].nbytes), site), _FEW_SETS)):
+        works.append(work(layer, make_inputs(layer, case.tokens, case.both, seed)))
+    least = min(works, key=lambda w: w.nbytes)
+    checked = _GRADIENTS * sum(p.nbytes for p in layer.experts.parameters()) if case.both else 0
+    return Operator(
+        workload(layer, case).op,
+        inputs,
+        lambda w, inputs: reference(layer, inputs),
+        lambda w: least,
+        tuple(map(rival, implementations(case, eager))),
+        lambda w: _TOLERANCE,
+        memory_nbytes=lambda w: checked,
+    )

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -45,26 +46,29 @@ _ROWS = (1, 8, 32, 256, 2048)  # of each group
 
 
 def weight_of(w: Workload, inputs: Inputs) -> Weight:
-    if w["format"] == "mxfp4":
-        return Mxfp4Weight(inputs[1], inputs[2], w["k"])
-    return Int4Weight(inputs[1], inputs[2], None, w["group_size"])
+    packed, scales, *zeros = inputs[1:-1]
+    if dict(w.dims).get("format") == "mxfp4":
+        return Mxfp4Weight(packed, scales, w["k"])
+    return Int4Weight(packed, scales, zeros[0] if zeros else None, w["group_size"] or w["k"])
 
 
-def _inputs(w: Workload, device: torch.device, seed: int) -> Inputs:
+def make_inputs(w: Workload, device: torch.device, seed: int) -> Inputs:
     """Weights from bfloat16 numbers, an expert at a time, as the formats round them."""
     make, n, k = products.random(device, seed), w["n"], w["k"]
-    a = make(products.rows(w), k)
+    dims: dict[str, Any] = dict(w.dims)
+    a, names = make(products.rows(w), k), ("packed", "scales", *(("zeros",) if dims.get("zeros") else ()))
 
     def one() -> Weight:
         made = make(n, k)
-        return Mxfp4Weight.quantize(made) if w["format"] == "mxfp4" else Int4Weight.quantize(made, w["group_size"])
+        if dims.get("format") == "mxfp4":
+            return Mxfp4Weight.quantize(made)
+        return Int4Weight.quantize(made, dims["group_size"] or k, symmetric="zeros" not in names)
 
     weights = [one() for _ in range(w["groups"])]
-    packed, scales = (torch.cat([getattr(x, name) for x in weights]) for name in ("packed", "scales"))
-    return a, packed, scales, products.offs(w, device)
+    return a, *(torch.cat([getattr(x, name) for x in weights]) for name in names), products.offs(w, device)
 
 
-def _reference(
+def reference(
     w: Workload, inputs: Inputs, dtype: torch.dtype = torch.float32, fp8: int | None = None
 ) -> tuple[Tensor, ...]:
     """Of the weights rounded to `dtype`, and of activations rounded to e4m3 with a scale for each 1×`fp8`."""
@@ -77,12 +81,11 @@ def _reference(
     return products.product(w, left, lambda g: weight.part(g, g + 1).dequantize(dtype)[0])
 
 
-_bf16_reference = partial(_reference, dtype=torch.bfloat16)  # as that product has the weights
-_fp8_reference = partial(_reference, fp8=128)
+_fp8_reference = partial(reference, fp8=128)
 
 
 def _fp8_by_row(w: Workload, inputs: Inputs) -> tuple[Tensor, ...]:
-    return _reference(w, inputs, fp8=w["k"])
+    return reference(w, inputs, fp8=w["k"])
 
 
 def _work(w: Workload, activation: float = 2.0) -> Work:
@@ -117,6 +120,10 @@ def _fp8_supports(w: Workload, device: Device) -> str | None:
 
 def _bf16(w: Workload, inputs: Inputs) -> Call:
     return products.bf16_call(inputs[0], weight_of(w, inputs).dequantize(torch.bfloat16), inputs[-1])
+
+
+_bf16_reference = partial(reference, dtype=torch.bfloat16)  # as that product has the weights
+BF16 = products.bf16(_bf16, _bf16_reference)
 
 
 def _theirs(bind: Bind) -> Callable[[Workload, Inputs], Call]:
@@ -167,15 +174,16 @@ _PEERS = (
 OPERATORS = (
     Operator(
         "weight_only_mm",
-        _inputs,
-        _reference,
+        make_inputs,
+        reference,
         _work,
         (
             Rival("expertile", False, anywhere, _ours),
             *_PEERS,
-            products.bf16(_bf16, _bf16_reference),
+            BF16,
             replace(
-                products.bf16(_theirs(_triton_kernels.bind_bf16), _bf16_reference),
+                BF16,
+                bind=_theirs(_triton_kernels.bind_bf16),
                 name="triton_kernels-bf16",
                 supports=installed("triton_kernels", on_gpu),
             ),
@@ -184,8 +192,8 @@ OPERATORS = (
     ),
     Operator(
         "weight_only_mm_fp8",
-        _inputs,
-        _reference,
+        make_inputs,
+        reference,
         _work,
         (
             Rival("expertile", False, _fp8_supports, _fp8, reference=_fp8_reference),

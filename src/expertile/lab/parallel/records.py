@@ -21,16 +21,17 @@ import torch
 import torch.distributed as dist
 
 from expertile.device import Device
-from expertile.lab.measure.env import timestamp, with_clocks
 from expertile.lab.measure.environment import capture_env, new_run_id
+from expertile.lab.measure.interleaved import Measurement
 from expertile.lab.parallel.case import BOTH, Case, Job
-from expertile.lab.parallel.team import Team, Timing
+from expertile.lab.parallel.team import Team
 from expertile.lab.parallel.ways import ONE_GPU, OURS, STEP, Way
-from expertile.lab.race.record import Record
-from expertile.roofline import Work, bound
+from expertile.lab.race.record import Record, measured
+from expertile.roofline import Bound, Work, bound
 
 Emit = Callable[[Record], None]
 OPS = ("moe_parallel", "moe_parallel_train")
+_UNKNOWN = Bound(0.0, "unknown")
 
 
 class Records:
@@ -52,7 +53,7 @@ class Records:
         works: Mapping[int, Mapping[str, Work]],
         way: Way,
         ranks: Sequence[Mapping[str, Any]],
-        timings: Mapping[tuple[str, ...], Timing],
+        timings: Mapping[tuple[str, ...], Measurement],
         untimed: str = "not measured",
     ) -> None:
         """One way, of which each of `ranks` said how it went. works: `case.work` by the number of GPUs, worked out
@@ -74,12 +75,12 @@ class Records:
             kinds = {kind: timing for (of, kind), timing in timings.items() if of == name}
             if reason or not kinds:
                 status = "failed" if "failed: " in reason else "wrong" if reason else "unsupported"
-                self._way(case.job, way, name, STEP, work, None, more, status, reason or untimed)
+                self._way(case.job, way, name, STEP, work, None, more, status=status, reason=reason or untimed)
             for kind, timing in {} if reason else kinds.items():
                 useful = Work(0.0, float(away)) if kind == "communication" else work
                 self._way(case.job, way, name, kind, useful, timing, more, rel_error=rel_error)
 
-    def all_to_all(self, case: Case, leaving_nbytes: int, timing: Timing) -> None:
+    def all_to_all(self, case: Case, leaving_nbytes: int, timing: Measurement) -> None:
         """Of equal parts, alone."""
         shape = self._shape(case.job) | {"leaving_nbytes": leaving_nbytes}
         name = f"all-to-all-{self._name(case.job)}-{leaving_nbytes}"
@@ -89,7 +90,7 @@ class Records:
     def skipped(self, job: Job, ways: Iterable[Way], reason: str) -> None:
         """What there was no time for, or what went wrong around it."""
         for way in ways:
-            self._way(job, way, job.passes[0], STEP, Work(0.0, 0.0), None, {}, "unsupported", reason)
+            self._way(job, way, job.passes[0], STEP, Work(0.0, 0.0), None, {}, status="unsupported", reason=reason)
 
     def _way(
         self,
@@ -98,49 +99,32 @@ class Records:
         name: str,
         kind: str,
         work: Work,
-        timing: Timing | None,
+        timing: Measurement | None,
         details: Mapping[str, Any],
-        status: str = "ok",
-        reason: str = "",
         **more: Any,
     ) -> None:
-        limit = bound(work, self.device, "bf16") if kind == STEP else None  # parts of it have none that is known
-        if timing and limit and timing.seconds < limit.seconds:
-            status, reason = "refused", f"{timing.seconds:.3g} s is below the bound of {limit.seconds:.3g} s"
         config = {"combine": way.combine, "chunks": way.chunks, "fixed": way.fixed} if way.name == OURS else {}
         self._emit(
             self._name(job) + "-train" * (name == BOTH),
             timing,
             work,
             details,
+            # Parts of a step have no bound that is known.
+            limit=bound(work, self.device, "bf16") if kind == STEP else _UNKNOWN,
             op=OPS[name == BOTH],
             shape=self._shape(job),
             backend=way.backend if kind == STEP else f"{way.backend}: {kind} alone",
             policy="graph" if way.graph else "eager",
             config={"kind": kind, **config},
-            bound=limit.seconds if limit else 0.0,
-            limiter=limit.limiter if limit else "unknown",
-            status=status,
-            reason=reason,
             **more,
         )
 
-    def _emit(self, name: str, timing: Timing | None, work: Work, details: Mapping[str, Any], **more: Any) -> None:
-        fields: dict[str, Any] = {"policy": "eager", "flops": work.flops, "nbytes": work.nbytes} | more
+    def _emit(self, name: str, timing: Measurement | None, work: Work, details: Mapping[str, Any], **more: Any) -> None:
         if timing:
-            fields |= {"value": timing.seconds, "ci95": timing.ci95_s}
-            details = {**details, "rounds": timing.rounds}
-        self.emit(
-            Record(
-                workload=f"parallel/{name}",
-                dtype="bf16",
-                details={**self.versions, **details},
-                env=with_clocks(self.env, timing.clocks) if timing else self.env,
-                run=self.run,
-                date=timestamp(),
-                **fields,
-            )
-        )
+            details = {**details, "rounds": len(timing.samples)}
+        fields: dict[str, Any] = {"policy": "eager", "limit": _UNKNOWN, "workload": f"parallel/{name}"} | more
+        fields |= {"details": {**self.versions, **details}, "run": self.run, "dtype": "bf16"}
+        self.emit(measured(work=work, outcome=timing, env=self.env, **fields))
 
     def _name(self, job: Job) -> str:
         return f"{job.size}-{job.scaling}-{self.world}-gpus"

@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -14,23 +13,13 @@ import torch
 import torch.distributed as dist
 
 from expertile.lab.measure.clocks import Clocks, clock_reader, summarize
+from expertile.lab.measure.interleaved import Measurement
 from expertile.lab.measure.stats import median_ci95, turn_order
 
 Call = Callable[[], object]
 _SAMPLE_S = 3e-3  # what the calls of one sample last at least
 _MOST_CALLS = 20
 LEAST_ROUNDS = 3
-
-
-@dataclass(frozen=True)
-class Timing:
-    """Seconds of a call, of the slowest rank: median over rounds with its 95 % interval. clocks: of rank 0's GPU during
-    the race."""
-
-    seconds: float
-    ci95_s: tuple[float, float]
-    rounds: int
-    clocks: Clocks
 
 
 class Team:
@@ -107,9 +96,10 @@ class Team:
         dist.all_reduce(worst, dist.ReduceOp.MAX)
         return worst.tolist()
 
-    def race(self, calls: Mapping[str, Call], most_rounds: int, seconds: float) -> dict[str, Timing]:
+    def race(self, calls: Mapping[str, Call], most_rounds: int, seconds: float) -> dict[str, Measurement]:
         """Time all `calls` in turns, in an order that changes from round to round, for about `seconds` at most; every
-        rank calls this with the same names in the same order. Nothing if there is no time for `LEAST_ROUNDS`."""
+        rank calls this with the same names in the same order. A sample is that of the slowest rank, the clocks are
+        those of rank 0's GPU. Nothing if there is no time for `LEAST_ROUNDS`."""
         names = list(calls)
         if not names:
             return {}
@@ -136,6 +126,6 @@ class Team:
         if len(rounds) < LEAST_ROUNDS:
             return {}
         return {
-            name: Timing(*median_ci95(column), len(rounds), summarize(readings))
+            name: Measurement(*median_ci95(column), column, count[name], summarize(readings))
             for name, column in zip(names, zip(*rounds, strict=True), strict=True)
         }

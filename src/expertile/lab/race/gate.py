@@ -55,22 +55,6 @@ def limits(dtype_key: str, out_dtype: torch.dtype, k: int) -> Limits:
     return Limits(rel, 8.0 * rel)
 
 
-def check(out: Tensor, reference: Tensor, dtype_key: str, k: int) -> Verdict:
-    """Compare `out` with `reference` of the same shape (float32 or float64), block by block of rows; `dtype_key` and
-    `k` as in `limits`. NaN or infinity in `out` never passes."""
-    if out.shape != reference.shape:
-        return Verdict(False, math.inf, math.inf, f"shape: expected {list(reference.shape)}, got {list(out.shape)}")
-    if out.dim() < 2:
-        out, reference = out.reshape(1, -1), reference.reshape(1, -1)
-    parts: list[Part] = []
-    for index in _leading(tuple(out.shape[:-2])):
-        rows = max(1, PART_ELEMENTS // max(out.shape[-1], 1))
-        for start in range(0, out.shape[-2], rows):
-            where: tuple[Any, ...] = (*index, slice(start, min(start + rows, out.shape[-2])))
-            parts.append((where, reference[where]))
-    return check_parts(out, parts, limits(dtype_key, out.dtype, k))
-
-
 def check_parts(out: Tensor, parts: Iterable[Part], limit: tuple[float, float]) -> Verdict:
     """Compare `out[where]` with what it must be, for every (where, reference) in `parts`."""
     err2, ref2, largest = (torch.zeros((), dtype=torch.float64, device=out.device) for _ in range(3))
@@ -234,15 +218,6 @@ def _fingerprint(x: Tensor) -> tuple[float, float]:
         part = flat[start : start + PART_ELEMENTS].double()
         total, squares = total + float(part.sum()), squares + float(part.square().sum())
     return total, squares
-
-
-def _leading(shape: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
-    if not shape:
-        yield ()
-        return
-    for i in range(shape[0]):
-        for rest in _leading(shape[1:]):
-            yield (i, *rest)
 
 
 @contextmanager

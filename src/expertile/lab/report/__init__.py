@@ -1,8 +1,8 @@
-"""Reports from records: verdict, terminal table, Markdown, README headline and a self-contained HTML page."""
+"""Reports from records: verdict, terminal table, Markdown and a self-contained HTML page."""
 
 from expertile.lab.report.history import history, history_page, show_history
 from expertile.lab.report.leaderboard import leaderboard, tables
-from expertile.lab.report.markdown import headline, markdown
+from expertile.lab.report.markdown import markdown
 from expertile.lab.report.page import html, site, summary
 from expertile.lab.report.table import ResultTable, elsewhere_lines, table
 from expertile.lab.report.verdict import of_candidate, verdict
@@ -10,7 +10,6 @@ from expertile.lab.report.verdict import of_candidate, verdict
 __all__ = [
     "ResultTable",
     "elsewhere_lines",
-    "headline",
     "history",
     "history_page",
     "html",

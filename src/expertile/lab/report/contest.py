@@ -8,11 +8,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from statistics import geometric_mean
-from typing import Any
 
 from expertile.lab.measure.stats import is_tie, too_wide
-from expertile.lab.race.record import BASELINES
-from expertile.lab.report.rows import Row, by, rows
+from expertile.lab.race.record import BASELINES, Record
+from expertile.lab.report.rows import Row, by, config_text, rows
 
 LIMITER = {"dense": "compute", "copy": "memory"}
 
@@ -28,9 +27,7 @@ class Contest:
     @cached_property
     def ranked(self) -> tuple[Row, ...]:
         """Right, timed, and not a baseline; fastest first."""
-        return tuple(
-            sorted((row for row in self.rows if row.timed and not row.is_baseline), key=lambda row: row.time_s or 0)
-        )
+        return tuple(sorted((r for r in self.rows if r.timed and not r.is_baseline), key=lambda r: r.seconds))
 
     @cached_property
     def leaders(self) -> tuple[Row, ...]:
@@ -49,18 +46,18 @@ class Contest:
     @property
     def inconclusive(self) -> bool:
         """Whether the leaders share the front only because the interval of one of them is too wide to tell."""
-        return len(self.leaders) > 1 and any(_noisy(row) for row in self.leaders)
+        return len(self.leaders) > 1 and any(too_wide(r.seconds, r.interval) for r in self.leaders)
 
     @property
     def margin(self) -> float | None:
         """Time of the second over time of the first; None without a second."""
         if len(self.ranked) < 2:
             return None
-        return (self.ranked[1].time_s or 0) / (self.ranked[0].time_s or 1)
+        return self.ranked[1].seconds / self.ranked[0].seconds
 
     def times_best(self, row: Row) -> float | None:
         """Time over the fastest rival's time: 1 for the fastest, less than 1 only for a baseline."""
-        return row.time_s / self.best.time_s if row.time_s and row.timed and self.best and self.best.time_s else None
+        return row.seconds / self.best.seconds if row.timed and self.best else None
 
     def near(self, row: Row, bounded: bool) -> float | None:
         """The share of the bound, or unless `bounded` the speed relative to the fastest rival."""
@@ -82,9 +79,9 @@ class Contest:
         is the speed of light: `dense` where compute limits (it reads one weight only), `copy` where memory does."""
         if not row.is_baseline:
             return row.share
-        if not row.timed or not row.time_s or not self.sample.bound_s:
+        if not row.timed or not self.sample.bound_s:
             return None
-        return self.sample.bound_s / row.time_s if self.limiter == LIMITER[row.backend] else None
+        return self.sample.bound_s / row.seconds if self.limiter == LIMITER[row.backend] else None
 
     @property
     def preset(self) -> str:
@@ -107,7 +104,7 @@ class Run:
         names = _labels(self.rows)
         return tuple(
             Contest(names[key], policy, tuple(map(_chosen, by(members, lambda row: row.backend).values())))
-            for (key, policy), members in by(self.rows, lambda row: (row.key, row.policy)).items()
+            for (key, policy), members in by(self.rows, lambda row: (row.work, row.policy)).items()
         )
 
     @cached_property
@@ -148,20 +145,14 @@ class Run:
         )
 
 
-def runs(records: Iterable[Any]) -> tuple[Run, ...]:
+def runs(records: Iterable[Record]) -> tuple[Run, ...]:
     """Records split by run, in the order they came."""
     return tuple(Run(name, tuple(members)) for name, members in by(rows(records), lambda row: row.run).items())
 
 
 def tied(first: Row, second: Row) -> bool:
     """True where the difference of two times means nothing: intervals overlap, or less than 1 % apart."""
-    if first.time_s is None or second.time_s is None or first.interval is None or second.interval is None:
-        return False
-    return is_tie(first.time_s, first.interval, second.time_s, second.interval)
-
-
-def _noisy(row: Row) -> bool:
-    return row.time_s is not None and row.interval is not None and too_wide(row.time_s, row.interval)
+    return is_tie(first.seconds, first.interval, second.seconds, second.interval)
 
 
 def relative_speed(contests: Sequence[Contest]) -> dict[str, tuple[float, int]]:
@@ -175,17 +166,17 @@ def relative_speed(contests: Sequence[Contest]) -> dict[str, tuple[float, int]]:
 
 def _chosen(candidates: list[Row]) -> Row:
     """One row of several by one backend: the last of each configuration, then the fastest configuration."""
-    last = {row.config: row for row in candidates}
+    last = {config_text(row.config): row for row in candidates}
     timed = [row for row in last.values() if row.timed]
-    return min(timed, key=lambda row: row.time_s or 0) if timed else candidates[-1]
+    return min(timed, key=lambda row: row.seconds) if timed else candidates[-1]
 
 
-def _labels(members: Sequence[Row]) -> dict[Any, str]:
+def _labels(members: Sequence[Row]) -> dict[tuple[str, ...], str]:
     """A name per workload: without "preset/" where the run has one preset; dtype or a number tells namesakes apart."""
-    keys = list(dict.fromkeys(row.key for row in members))
+    keys = list(dict.fromkeys(row.work for row in members))
     prefixes = {row.preset for row in members}
     prefix = f"{prefixes.pop()}/" if len(prefixes) == 1 else ""
-    names: dict[Any, str] = {}
+    names: dict[tuple[str, ...], str] = {}
     for key in keys:
         same = [other for other in keys if other[1] == key[1]]
         name = key[1].removeprefix(prefix) or key[1]

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 from expertile.lab.race.record import BASELINES
@@ -63,14 +62,12 @@ def time_figure(contests: Sequence[Contest]) -> Figure | None:
     contests = [contest for contest in contests if any(row.timed for row in contest.rows)]
     if not contests:
         return None
-    figure = _dots(contests, lambda _, row: row.time_s and row.time_s * 1e6)
+    figure = _dots(contests, lambda _, row: row.seconds * 1e6, of_time=True)
     bounds = [(index, contest.sample.bound_s) for index, contest in enumerate(contests)]
     known = [(index, bound * 1e6) for index, bound in bounds if bound]
     if known:
         figure["marks"].insert(0, _strokes("bound", [(x, _dot_y(index)) for index, x in known]))
-    values = [x for _, x in known] + [
-        row.time_s * 1e6 for contest in contests for row in contest.rows if row.timed and row.time_s
-    ]
+    values = [x for _, x in known] + [row.seconds * 1e6 for contest in contests for row in contest.rows if row.timed]
     figure["x"] = log_axis(values, "time, µs (logarithmic)") | {"top": True}
     return figure
 
@@ -113,7 +110,7 @@ def _bars(contests: Sequence[Contest], value: Callable[[Contest, Row], float | N
             mark = marks.setdefault(row.backend, dots(row.backend, *looks[row.backend]) | {"kind": "bar", "text": []})
             add(mark, x, y, row)
             mark["text"].append(f"{short(row.backend, 22)}  {percent(x)}")
-            _interval(mark, contest, row, value)
+            _interval(mark, x, row)
         for row in contest.rows:
             light = value(contest, row) if row.is_baseline and row.timed else None
             if light is not None:
@@ -129,15 +126,15 @@ def _bars(contests: Sequence[Contest], value: Callable[[Contest, Row], float | N
     }
 
 
-def _interval(mark: Figure, contest: Contest, row: Row, value: Callable[[Contest, Row], float | None]) -> None:
-    """Adds the 95 % interval of the time, seen through `value`."""
-    ends = [value(contest, replace(row, time_s=end)) or 0 for end in row.interval or ()]
-    middle = value(contest, row) or 0
-    mark.setdefault("low", []).append(min([middle, *ends]))
-    mark.setdefault("high", []).append(max([middle, *ends]))
+def _interval(mark: Figure, x: float, row: Row, of_time: bool = False) -> None:
+    """Adds the 95 % interval of a figure x that is proportional to the time, or else to its inverse."""
+    ratios = [end / row.seconds for end in row.interval if end]  # of few samples it may reach down to 0
+    ends = [x * ratio if of_time else x / ratio for ratio in ratios]
+    mark.setdefault("low", []).append(min([x, *ends]))
+    mark.setdefault("high", []).append(max([x, *ends]))
 
 
-def _dots(contests: Sequence[Contest], value: Callable[[Contest, Row], float | None]) -> Figure:
+def _dots(contests: Sequence[Contest], value: Callable[[Contest, Row], float | None], of_time: bool = False) -> Figure:
     looks = styles(row.backend for contest in contests for row in contest.rows)
     marks: dict[str, Figure] = {}
     lights: dict[str, list[tuple[float, float]]] = {name: [] for name in BASELINES}
@@ -151,7 +148,7 @@ def _dots(contests: Sequence[Contest], value: Callable[[Contest, Row], float | N
                 continue
             mark = marks.setdefault(row.backend, dots(row.backend, *looks[row.backend]))
             add(mark, x, _dot_y(index), row)
-            _interval(mark, contest, row, value)
+            _interval(mark, x, row, of_time)
     strokes = [_strokes(name, points) for name, points in lights.items() if points]
     return {
         "height": round(len(contests) * _PITCH * _LINE) + 60,

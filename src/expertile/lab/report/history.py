@@ -7,7 +7,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatch
-from html import escape
 from pathlib import Path
 
 from rich.console import Console
@@ -17,7 +16,7 @@ from rich.text import Text
 from expertile.lab.race import compare as comparing
 from expertile.lab.race.record import BASELINES, SECONDS, Record, read
 from expertile.lab.report.figures import Figure, dots, log_axis
-from expertile.lab.report.frame import controls, document
+from expertile.lab.report.frame import charted
 from expertile.lab.report.palette import look, styles
 from expertile.lab.report.rows import by
 from expertile.lab.report.sections import Figures
@@ -158,20 +157,13 @@ def _value(record: Record | None) -> float | None:
 def history_page(found: Sequence[Series], path: Path) -> Path:
     """Writes a page with a chart for each series to `path` and returns it."""
     figures = Figures([])
-    body = []
-    for device, own in by(found, lambda s: s.device).items():
-        charts = "".join(figures.add(_figure(s), f"{s.label}, {s.unit}") for s in own)
-        body.append(f'<section class="run"><h2>{escape(device)}</h2><div class="panels">{charts}</div></section>')
-    names = list(dict.fromkeys(name for s in found for name in s.records))
-    top = [
-        '<header class="top"><p class="brand">expertile <span>history</span></p></header>',
-        controls(names, names, bounded=False),
+    devices = [
+        (device, [place for s in own for place in figures.add(_figure(s), f"{s.label}, {s.unit}")])
+        for device, own in by(found, lambda s: s.device).items()
     ]
-    footer = (
-        "Medians of each run, with 95 % intervals. Runs differ in clocks and temperature: dense and copy show by how "
-        "much."
-    )
-    path.write_text(document("expertile: history", top, body, footer, figures), encoding="utf-8")
+    names = list(dict.fromkeys(name for s in found for name in s.records))
+    text = charted("history.html", "expertile: history", figures, names, names, devices=devices)
+    path.write_text(text, encoding="utf-8")
     return path
 
 

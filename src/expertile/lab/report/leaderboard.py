@@ -12,19 +12,17 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from html import escape
-from typing import Any
 
 from rich.table import Table
 from rich.text import Text
 
 from expertile.lab.measure.stats import too_wide
-from expertile.lab.race.record import BASELINES
+from expertile.lab.race.record import BASELINES, Record
 from expertile.lab.report.contest import Contest, Run, runs
 from expertile.lab.report.rows import POLICY_NAMES, Row, by
-from expertile.lab.report.units import MISSING, cell, listed, markdown_table, percent, plural
+from expertile.lab.report.units import MISSING, cell, listed, markdown_table, percent
 
-_HEADER = ("rank", "backend", "score", "95 %", "of bound", "workloads")
+HEADER = ("rank", "backend", "score", "95 %", "of bound", "workloads")
 
 
 @dataclass(frozen=True)
@@ -99,10 +97,10 @@ def _score(name: str, contests: Sequence[Contest]) -> Score:
     ratios, squares, shares, missing = [], 0.0, [], Counter[str]()
     for contest in contests:
         row, best = contest.of(name), contest.ranked[0]
-        if row is None or not row.timed or not row.time_s or not best.time_s:
-            missing["not measured" if row is None else row.fate] += 1
+        if row is None or not row.timed:
+            missing["not measured" if row is None else row.status] += 1
             continue
-        ratios.append(math.log(best.time_s / row.time_s))
+        ratios.append(math.log(best.seconds / row.seconds))
         squares += 0.0 if row is best else _half(row) ** 2 + _half(best) ** 2
         shares.append(row.share)
     if not ratios:
@@ -123,8 +121,8 @@ def _score(name: str, contests: Sequence[Contest]) -> Score:
 
 def _half(row: Row) -> float:
     """Half the 95 % interval of a time in the logarithm: the larger side."""
-    low, high = row.interval or (0.0, 0.0)
-    return max(math.log((row.time_s or 1) / low), math.log(high / (row.time_s or 1))) if low > 0 else math.inf
+    low, high = row.interval
+    return max(math.log(row.seconds / low), math.log(high / row.seconds)) if low > 0 else math.inf
 
 
 def _unclear(score: Score) -> bool:
@@ -135,7 +133,7 @@ def _reasons(score: Score) -> str:
     return ", ".join(f"{count} {status}" for status, count in score.missing.items())
 
 
-def _cells(board: Board, score: Score) -> list[str]:
+def cells(board: Board, score: Score) -> list[str]:
     peers = [other for other in board.scores if other.rank == score.rank]
     alike = "" if len(peers) < 2 else "?" if any(_unclear(other) for other in peers) else "="
     low, high = score.ci95 or (0.0, 0.0)
@@ -156,7 +154,7 @@ NOTE = (
 )
 
 
-def leaderboard(records: Iterable[Any]) -> list[Board]:
+def leaderboard(records: Iterable[Record]) -> list[Board]:
     """The boards of every run of `records`, in order, each under the run's first policy."""
     return [board for run in runs(records) for board in boards(run, run.policies[:1])]
 
@@ -167,10 +165,10 @@ def tables(found: Sequence[Board]) -> list[Table | Text]:
     for board in found:
         said.append(Text(f"Leaderboard: {board.title}", style="bold"))
         table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-        for name in _HEADER:
+        for name in HEADER:
             table.add_column(name, justify="left" if name in ("backend", "workloads") else "right", overflow="fold")
         for score in board.able:
-            table.add_row(*map(Text, _cells(board, score)))
+            table.add_row(*map(Text, cells(board, score)))
         # What is supported nowhere stands below the table of times already.
         failed = any(set(score.missing) != {"unsupported"} for score in board.scores if not score.timed)
         said += [table, *([Text(board.absent, style="dim")] if failed else [])]
@@ -181,37 +179,7 @@ def markdown_boards(run: Run) -> list[str]:
     """Parts of a Markdown document: a heading, a table and what is missing, board by board."""
     parts = []
     for board in boards(run):
-        body = [[cell(text) for text in _cells(board, score)] for score in board.able]
-        parts += [f"### Leaderboard: {cell(board.title)}", markdown_table(_HEADER, body, left=2)]
+        body = [[cell(text) for text in cells(board, score)] for score in board.able]
+        parts += [f"### Leaderboard: {cell(board.title)}", markdown_table(HEADER, body, left=2)]
         parts += [cell(board.absent)] if board.absent else []
     return [*parts, NOTE] if parts else []
-
-
-def html_boards(run: Run) -> str:
-    """A section of the page of a run; empty for none."""
-    panels = [_panel(board) for board in boards(run)]
-    if not panels:
-        return ""
-    return f'<h2>Leaderboard</h2><p class="caption">{NOTE}</p><div class="panels">{"".join(panels)}</div>'
-
-
-def _panel(board: Board) -> str:
-    head = "".join(
-        f'<th scope="col"{_kind(name)}><button type="button">{name.capitalize()}</button></th>' for name in _HEADER
-    )
-    body = "".join(
-        "<tr>" + "".join(f"<td{_kind(n)}>{escape(t)}</td>" for n, t in zip(_HEADER, texts, strict=True)) + "</tr>"
-        for texts in (_cells(board, score) for score in board.able)
-    )
-    absent = f'<p class="caption">{escape(board.absent)}</p>' if board.absent else ""
-    return (
-        f'<div data-policy="{board.policy}"><p class="caption">{escape(board.title)}: '
-        f"{plural(board.scores[0].total, 'workload')}</p>"
-        f'<div class="scroll" tabindex="0" role="region" aria-label="Leaderboard of {escape(board.title)}">'
-        f'<table class="sortable scores"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
-        f"{absent}</div>"
-    )
-
-
-def _kind(name: str) -> str:
-    return "" if name in ("backend", "workloads") else ' class="num"'

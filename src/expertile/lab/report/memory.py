@@ -1,6 +1,5 @@
 """Peak memory against a length, from records of one run each: a chart for each operator and dtype over the one
-dimension that varies, and the words beside it.
-"""
+dimension that varies, and the words beside it."""
 
 from __future__ import annotations
 
@@ -12,14 +11,12 @@ from typing import Any
 
 from expertile.lab.race.memory import FORMULA
 from expertile.lab.race.record import PEAK_BYTES, Record
-from expertile.lab.report.palette import styles
+from expertile.lab.report.figures import Figure, dots, line, log_axis
 from expertile.lab.report.rows import by
-from expertile.lab.report.svg import Series, curves
-from expertile.lab.report.units import MISSING, cell, markdown_table, significant
+from expertile.lab.report.units import cell, significant
 
 LEAST_POINTS = 3
-_MIB = 2.0**20
-_FORMULA_DASH = "2 3"
+MIB = 2.0**20
 
 
 @dataclass(frozen=True)
@@ -39,17 +36,21 @@ class MemoryChart:
         return ", ".join([self.op, self.dtype, *(f"{name} {value}" for name, value in self.fixed)])
 
     @property
+    def backends(self) -> tuple[str, ...]:
+        return tuple(self.points)
+
+    @property
     def first(self) -> Record:
         return next(iter(self.points.values()))[0]
 
     def measured(self, backend: str) -> tuple[tuple[float, float], ...]:
         """(x, peak in MiB) of a backend."""
-        return tuple((float(r.shape[self.x]), r.value / _MIB) for r in self.points[backend] if r.value)
+        return tuple((float(r.shape[self.x]), r.value / MIB) for r in self.points[backend] if r.value)
 
     def formula(self, backend: str) -> tuple[tuple[float, float], ...]:
         """(x, formula in MiB) of a backend."""
         rows = self.points[backend]
-        return tuple((float(r.shape[self.x]), r.details[FORMULA] / _MIB) for r in rows if r.details.get(FORMULA))
+        return tuple((float(r.shape[self.x]), r.details[FORMULA] / MIB) for r in rows if r.details.get(FORMULA))
 
     def power(self, backend: str) -> float | None:
         """The exponent by which the peak grows between the largest two lengths measured; 1 is linear, 2 quadratic."""
@@ -62,46 +63,32 @@ class MemoryChart:
 
 def memory_charts(records: Iterable[Record]) -> list[MemoryChart]:
     """Of the records of peak memory: a chart for each run, operator, dtype and set of fixed dimensions that has
-    `LEAST_POINTS` lengths or more."""
+    `LEAST_POINTS` lengths or more, of which one was measured."""
     families = by((r for r in records if r.metric == PEAK_BYTES), lambda record: (record.run, record.op, record.dtype))
-    return [chart for family in families.values() for chart in _charts(family)]
+    charts = (chart for family in families.values() for chart in _charts(family))
+    return [chart for chart in charts if any(map(chart.measured, chart.points))]
 
 
-def memory_svg(records: Iterable[Record]) -> dict[str, str]:
-    """SVG figures by name, "memory-<operator>" and a number where an operator has several."""
-    found: dict[str, str] = {}
-    for chart in memory_charts(records):
-        if any(chart.measured(backend) for backend in chart.points):
-            name = f"memory-{chart.op}".replace("_", "-")
-            count = sum(other == name or other.startswith(f"{name}-") for other in found)
-            found[f"{name}-{count + 1}" if count else name] = chart_svg(chart)
-    return found
-
-
-def memory_text(records: Iterable[Record]) -> str:
-    """Markdown: every figure with how the peaks grow, and a table. Empty where nothing makes a chart."""
-    records = list(records)
-    parts = []
-    shown = [c for c in memory_charts(records) if any(c.measured(backend) for backend in c.points)]
-    for name, chart in zip(memory_svg(records), shown, strict=True):
-        source = f"Recorded on {cell(chart.first.env.gpu)}, {chart.first.date[:10]}, run `{cell(chart.first.run)}`."
-        said = "\n".join(f"- {sentence}" for sentence in sentences(chart))
-        parts += [f"### {chart.title}", source, f"![{name}](figures/{name}.svg)", said, _table(chart)]
-    return "\n\n".join(parts)
-
-
-def chart_svg(chart: MemoryChart) -> str:
-    """Measured peaks as curves with markers, formulas as dotted lines, on two logarithmic axes."""
-    looks = styles(chart.points)
-    series = []
+def figure(chart: MemoryChart, looks: Mapping[str, tuple[str, str]]) -> Figure:
+    """Measured peaks as curves, formulas as dotted lines of the same colour, on two logarithmic axes."""
+    marks: list[Figure] = []
     for backend in chart.points:
-        colour, symbol = looks[backend]
-        if chart.measured(backend):
-            series.append(Series(backend, chart.measured(backend), colour, symbol))
-        if chart.formula(backend):
-            series.append(Series(f"{backend}, formula", chart.formula(backend), colour, "", _FORMULA_DASH))
-    title = f"{chart.title} ({chart.first.env.gpu})"
-    return curves(title, f"{chart.x} (logarithmic)", "peak memory of a call, MiB (logarithmic)", series)
+        found, formula = chart.measured(backend), chart.formula(backend)
+        if formula:
+            marks.append(line("bound", formula) | {"backend": backend, "colour": looks[backend][0], "dash": "dot"})
+        if found:
+            notes = [f"{backend}\n{chart.x} {x:g}\n{significant(y)} MiB" for x, y in found]
+            points = {"kind": "curve", "x": [x for x, _ in found], "y": [y for _, y in found], "notes": notes}
+            marks.append(dots(backend, *looks[backend]) | points)
+            del marks[-1]["rows"]
+    values = [y for mark in marks for y in mark["y"]]
+    return {
+        "height": 320,
+        "x": log_axis([x for mark in marks for x in mark["x"]], f"{chart.x} (logarithmic)"),
+        "y": log_axis(values, "MiB (logarithmic)"),
+        "marks": marks,
+        "labels": [],
+    }
 
 
 def sentences(chart: MemoryChart) -> list[str]:
@@ -160,16 +147,3 @@ def _chart(group: Sequence[Record], x: str, names: Sequence[str]) -> MemoryChart
     fixed = tuple((name, first.shape[name]) for name in names if name not in twins and name in first.shape)
     rows = {backend: tuple(at[value] for value in sorted(at)) for backend, at in points.items()}
     return MemoryChart(first.op, first.dtype, x, fixed, rows)
-
-
-def _table(chart: MemoryChart) -> str:
-    values = sorted({r.shape[chart.x] for rows in chart.points.values() for r in rows})
-    at = {(backend, r.shape[chart.x]): r for backend, rows in chart.points.items() for r in rows}
-    body = [[str(value), *(_cell_of(at.get((backend, value))) for backend in chart.points)] for value in values]
-    return markdown_table([f"{chart.x}, MiB", *(f"`{cell(backend)}`" for backend in chart.points)], body)
-
-
-def _cell_of(record: Record | None) -> str:
-    if record is None:
-        return MISSING
-    return "fails" if record.value is None else significant(record.value / _MIB)

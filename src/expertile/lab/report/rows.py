@@ -1,17 +1,13 @@
-"""The reader's side of a record: JSON lines or Record objects become plain, comparable rows. Files may come from other
-versions and other people: a missing or malformed number becomes None and is shown as missing.
-"""
+"""A record of a time as reports read it: what it is called, how it stands to its bound, what it is one of."""
 
 from __future__ import annotations
 
-import dataclasses
 import json
-import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from expertile.lab.race.record import BASELINES, SECONDS
+from expertile.lab.race.record import BASELINES, SECONDS, Record
 
 POLICY_NAMES = {"graph": "CUDA-graph replay", "eager": "eager calls"}
 
@@ -20,49 +16,28 @@ _RAGGED_DIMENSION = {"ragged_m": "m", "ragged_n": "n", "ragged_k": "k"}
 T = TypeVar("T")
 K = TypeVar("K")
 _ROW_COUNTS = ("rows", "tokens", "total_rows")
+_TEXTS = ("op", "workload", "backend", "reason", "run")
 
 
-@dataclass(frozen=True)
-class Row:
-    """One record, ready to print. Times in seconds, `flops` and `nbytes` per call, `gbps` in 1e9 bytes/s."""
-
-    op: str
-    workload: str
-    shape: Mapping[str, Any]
-    dtype: str
-    backend: str
-    config: str
-    policy: str
-    time_s: float | None
-    ci95_s: tuple[float, float] | None
-    flops: float | None
-    nbytes: float | None
-    tflops: float | None
-    gbps: float | None
-    bound_s: float | None
-    limiter: str
-    rel_error: float | None
-    max_error: float | None
-    status: str
-    reason: str
-    env: Mapping[str, Any]
-    run: str
-    date: str
+@dataclass(frozen=True, kw_only=True)
+class Row(Record):
+    """One record of a time, ready to print."""
 
     @property
-    def key(self) -> tuple[str, str, str, str]:
+    def work(self) -> tuple[str, str, str, str]:
         """What makes two rows the same work: operator, name, dtype and exact shape."""
         return (self.op, self.workload, self.dtype, json.dumps(self.shape, sort_keys=True, default=str))
 
     @property
     def timed(self) -> bool:
         """True where the result was right and a time was accepted; only such rows are compared."""
-        return self.status == "ok" and self.time_s is not None
+        return self.status == "ok"
 
     @property
-    def fate(self) -> str:
-        """How a row without a time is told: its status, and "refused" where only the time is missing."""
-        return "refused" if self.status == "ok" else self.status
+    def seconds(self) -> float:
+        """Its time; only of a row that is `timed`."""
+        assert self.value is not None
+        return self.value
 
     @property
     def is_baseline(self) -> bool:
@@ -71,25 +46,20 @@ class Row:
     @property
     def share(self) -> float | None:
         """Bound divided by time, in (0, 1]; None where the bound is not known."""
-        return self.bound_s / self.time_s if self.timed and self.bound_s and self.time_s else None
+        return self.bound_s / self.seconds if self.timed and self.bound_s else None
 
     @property
-    def interval(self) -> tuple[float, float] | None:
+    def interval(self) -> tuple[float, float]:
         """The 95 % interval of the time, or the bare time where none was recorded."""
-        if self.ci95_s is not None:
-            return self.ci95_s
-        return None if self.time_s is None else (self.time_s, self.time_s)
+        return self.ci95_s or (self.seconds, self.seconds)
 
     @property
     def preset(self) -> str:
-        named = self.shape.get("preset")
-        if isinstance(named, str) and named:
-            return named
         return self.workload.split("/", 1)[0] if "/" in self.workload else "workloads"
 
     @property
     def device(self) -> str:
-        return str(self.env.get("gpu") or "unknown device")
+        return self.env.gpu
 
     @property
     def day(self) -> str:
@@ -98,11 +68,10 @@ class Row:
     @property
     def moves(self) -> bool:
         """True where bytes per second say more than FLOP per second: memory limits, nothing is computed, or so little
-        that it would limit, if the bandwidth were known.
-        """
+        that it would limit, if the bandwidth were known."""
         if self.limiter == "memory" or self.backend == "copy":
             return True
-        return self.flops is not None and self.nbytes is not None and self.flops < _LEAST_INTENSITY * self.nbytes
+        return self.flops < _LEAST_INTENSITY * self.nbytes
 
     @property
     def tokens(self) -> int | None:
@@ -129,12 +98,7 @@ class Row:
     @property
     def throttle(self) -> tuple[str, ...]:
         """Throttle reasons the driver gave while this row was measured."""
-        value = self.env.get("throttle")
-        if isinstance(value, str):
-            return tuple(part.strip() for part in value.split(",") if part.strip().lower() not in ("", "none"))
-        if isinstance(value, (list, tuple, set, frozenset)):
-            return tuple(sorted(str(part) for part in value if str(part).lower() != "none"))
-        return ("throttled",) if value is True else ()
+        return tuple(filter(None, map(str.strip, (self.env.throttle or "").split(","))))
 
 
 def by(items: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
@@ -145,53 +109,15 @@ def by(items: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
     return found
 
 
-def number(value: Any) -> float | None:
-    """A number as a float; None for anything else."""
-    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+def rows(records: Iterable[Record]) -> tuple[Row, ...]:
+    """Those of `records` that are times, as rows. Names come from users' files: no control character of theirs reaches
+    a terminal or a table."""
+    timed = (vars(record) for record in records if record.metric == SECONDS)
+    return tuple(Row(**fields | {name: _printable(fields[name]) for name in _TEXTS}) for fields in timed)
 
 
-def rows(records: Iterable[Any]) -> tuple[Row, ...]:
-    """Rows of those of `records` that are times: mappings with the record's JSON keys, or objects with attributes of
-    those names."""
-    found = (record if isinstance(record, Row) else _row(record) for record in records)
-    return tuple(row for row in found if row is not None)
-
-
-def _row(record: Any) -> Row | None:
-    def get(name: str) -> Any:
-        return record.get(name) if isinstance(record, Mapping) else getattr(record, name, None)
-
-    if get("metric") != SECONDS:
-        return None
-
-    def figure(name: str, positive: bool = True) -> float | None:
-        return _number(get(name), positive)
-
-    time_s, flops, nbytes = figure("value"), figure("flops", False), figure("nbytes", False)
-    return Row(
-        op=_text(get("op")),
-        workload=_text(get("workload")) or "unnamed",
-        shape=_mapping(get("shape")),
-        dtype=_text(get("dtype")),
-        backend=_text(get("backend")) or "unnamed",
-        config=config_text(get("config")),
-        policy=_text(get("policy")) or "eager",
-        time_s=time_s,
-        ci95_s=_interval(get("ci95")),
-        flops=flops,
-        nbytes=nbytes,
-        tflops=flops / time_s / 1e12 if flops is not None and time_s else None,
-        gbps=nbytes / time_s / 1e9 if nbytes is not None and time_s else None,
-        bound_s=figure("bound"),
-        limiter=_text(get("limiter")) or "unknown",
-        rel_error=figure("rel_error", False),
-        max_error=figure("max_error", False),
-        status=_text(get("status")) or "refused",
-        reason=_text(get("reason")),
-        env={name: value for name, value in _mapping(get("env")).items() if value is not None},
-        run=_text(get("run")) or "unnamed run",
-        date=_text(get("date")),
-    )
+def _printable(text: str) -> str:
+    return "".join(char if char.isprintable() else " " for char in text).strip()
 
 
 def fixed_routing(routing: str) -> str:
@@ -199,11 +125,9 @@ def fixed_routing(routing: str) -> str:
     return " ".join(word for word in routing.split() if not word.startswith("tokens="))
 
 
-def config_text(config: Any) -> str:
+def config_text(config: Mapping[str, Any]) -> str:
     """`block_m=128 block_n=256`: a configuration in one line; empty for none."""
-    if config is None or isinstance(config, str):
-        return config or ""
-    return " ".join(f"{name}={value}" for name, value in _mapping(config).items())
+    return " ".join(f"{name}={value}" for name, value in config.items())
 
 
 def shape_text(shape: Mapping[str, Any]) -> str:
@@ -217,33 +141,3 @@ def shape_text(shape: Mapping[str, Any]) -> str:
         else:
             parts.append(f"{name}={value}")
     return " · ".join(parts)
-
-
-def _text(value: Any) -> str:
-    if value is None:
-        return ""
-    value = getattr(value, "value", value)
-    # Control characters would reach terminals and tables; names come from users' files.
-    return "".join(char if char.isprintable() else " " for char in str(value)).strip()
-
-
-def _mapping(value: Any) -> Mapping[str, Any]:
-    if isinstance(value, Mapping):
-        return value
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return dataclasses.asdict(value)
-    return {}
-
-
-def _number(value: Any, positive: bool) -> float | None:
-    found = number(value)
-    return (
-        found if found is not None and math.isfinite(found) and (found > 0 or (not positive and found == 0)) else None
-    )
-
-
-def _interval(value: Any) -> tuple[float, float] | None:
-    if not isinstance(value, (list, tuple)) or len(value) != 2:
-        return None
-    low, high = (_number(end, True) for end in value)
-    return None if low is None or high is None else (min(low, high), max(low, high))

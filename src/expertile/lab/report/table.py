@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 from rich.text import Text
 
 from expertile.lab.measure.stats import WIDE
-from expertile.lab.race.record import BASELINES
+from expertile.lab.race.record import BASELINES, Record
 from expertile.lab.report.contest import Contest, Run, runs
 from expertile.lab.report.rows import POLICY_NAMES, Row
 from expertile.lab.report.units import MISSING, bound_rate, micros, percent, plural, rate, short, times
@@ -52,7 +51,7 @@ class ResultTable:
             yield from _notes(run, options.max_width)
 
 
-def table(records: Iterable[Any]) -> ResultTable:
+def table(records: Iterable[Record]) -> ResultTable:
     """A renderable for `rich.console.Console.print`, per run one table of all workloads and backends. Columns per
     policy: time in µs, the rate that limits (TFLOP/s or TB/s), share of the bound, and time over the best time ("=": a
     tie)."""
@@ -61,10 +60,10 @@ def table(records: Iterable[Any]) -> ResultTable:
 
 def elsewhere(run: Run) -> str:
     """The label that any figure from another machine or sitting carries."""
-    return f"recorded on {run.device}, {run.day or 'undated'}, not on this machine"
+    return f"recorded on {run.device}, {run.day}, not on this machine"
 
 
-def elsewhere_lines(records: Iterable[Any], shipped: Iterable[Any]) -> list[str]:
+def elsewhere_lines(records: Iterable[Record], shipped: Iterable[Record]) -> list[str]:
     """At most three lines on the same work recorded on other machines: where, when, and who led it."""
     others = runs(shipped)
     lines = []
@@ -72,21 +71,21 @@ def elsewhere_lines(records: Iterable[Any], shipped: Iterable[Any]) -> list[str]
         for other, policy, contests in matching(run, others):
             led = Counter(contest.leaders[0].backend for contest in contests.values() if contest.winner)
             front = ", ".join(f"{name} fastest on {count}" for name, count in led.most_common(2)) or "ties alone"
-            where = f"{other.device}, {other.day or 'undated'}, {POLICY_NAMES.get(policy, policy)}"
+            where = f"{other.device}, {other.day}, {POLICY_NAMES.get(policy, policy)}"
             lines.append(f"{where}: {front} of {plural(len(contests), 'workload')}")
     return lines[:3]
 
 
 def matching(run: Run, shipped: Sequence[Run]) -> list[tuple[Run, str, dict[str, Contest]]]:
     """(shipped run, policy, contests by this run's workload name) for work of exactly the same shape and dtype."""
-    labels = {contest.sample.key: contest.label for contest in run.contests}
+    labels = {contest.sample.work: contest.label for contest in run.contests}
     found = []
     for other in shipped:
         for policy in other.policies:
             same = {
-                labels[contest.sample.key]: contest
+                labels[contest.sample.work]: contest
                 for contest in other.contests_of(policy)
-                if contest.sample.key in labels and contest.ranked
+                if contest.sample.work in labels and contest.ranked
             }
             if same and other.name != run.name:
                 found.append((other, policy, same))
@@ -159,7 +158,7 @@ def _cells(contest: Contest | None, backend: str) -> list[Text]:
     if contest is None or row is None:
         return [Text()] * len(_COLUMNS)
     if not row.timed:
-        fate = Text(row.fate, style=_STATUS_STYLES.get(row.fate, ""))
+        fate = Text(row.status, style=_STATUS_STYLES.get(row.status, ""))
         return [Text(MISSING, style="dim"), fate, Text(), Text()]
     return [Text(micros(row.time_s)), Text(rate(row)), Text(percent(contest.share(row))), _times_best(contest, row)]
 

@@ -71,9 +71,9 @@ def bound_rate(row: Row) -> str:
 
 def spread(row: Row) -> str:
     """Half the 95 % interval, as a share of the time."""
-    if not row.timed or row.ci95_s is None or not row.time_s:
+    if not row.timed or row.ci95_s is None:
         return MISSING
-    return f"±{(row.ci95_s[1] - row.ci95_s[0]) / 2 / row.time_s * 100:.1f} %"
+    return f"±{(row.ci95_s[1] - row.ci95_s[0]) / 2 / row.seconds * 100:.1f} %"
 
 
 def error(value: float | None) -> str:

@@ -7,12 +7,12 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from statistics import geometric_mean, median
-from typing import Any
 
 from expertile.lab.measure.cpu import QUOTA
 from expertile.lab.measure.stats import WIDE, too_wide
+from expertile.lab.race.record import Record
 from expertile.lab.report.contest import Contest, Run, relative_speed, runs, tied
-from expertile.lab.report.rows import POLICY_NAMES, Row, by, number
+from expertile.lab.report.rows import POLICY_NAMES, Row, by
 from expertile.lab.report.units import listed, micros, percent, plural, rate, short, significant, times
 
 _BUSY = 1.25  # runnable threads for each core; a race of this process alone has at most one
@@ -31,11 +31,10 @@ class Sentence:
     policy: str = ""
 
 
-def verdict(records: Iterable[Any]) -> list[str]:
+def verdict(records: Iterable[Record]) -> list[str]:
     """Plain-language findings, run by run, most important first: per policy which backend is fastest on how many
     workloads and by what geometric mean, how much of the bound is reached, ties, what has no time and why, what a
-    launch costs, and whether the machine was throttled. `records` are Record objects or mappings with the record's JSON
-    keys."""
+    launch costs, and whether the machine was throttled."""
     found = runs(records)
     if not found:
         return ["No records: nothing was measured."]
@@ -57,24 +56,23 @@ def sentences(run: Run) -> tuple[Sentence, ...]:
 
 def overhead(run: Run, preset: str | None = None) -> dict[str, list[tuple[Contest, float]]]:
     """Per rival: eager time minus graph time in seconds on every workload that has both."""
-    graph = {contest.sample.key: contest for contest in run.contests_of("graph", preset)}
+    graph = {contest.sample.work: contest for contest in run.contests_of("graph", preset)}
     found: dict[str, list[tuple[Contest, float]]] = {}
     for contest in run.contests_of("eager", preset):
         for row in contest.ranked:
-            partner = graph[row.key].of(row.backend) if row.key in graph else None
-            if partner and partner.timed and partner.time_s and row.time_s:
-                found.setdefault(row.backend, []).append((contest, row.time_s - partner.time_s))
+            partner = graph[row.work].of(row.backend) if row.work in graph else None
+            if partner and partner.timed:
+                found.setdefault(row.backend, []).append((contest, row.seconds - partner.seconds))
     return found
 
 
 def failures(run: Run) -> list[tuple[str, str, str, tuple[str, ...]]]:
     """(status, backend, reason, workloads) of all rows without a time; wrong results first."""
-    labels = {row.key: contest.label for contest in run.contests for row in contest.rows}
+    labels = {row.work: contest.label for contest in run.contests for row in contest.rows}
     found: dict[tuple[str, str, str], list[str]] = {}
     for row in run.rows:
         if not row.timed:
-            reason = row.reason or ("no time was recorded" if row.status == "ok" else "no reason was recorded")
-            found.setdefault((row.fate, row.backend, reason), []).append(labels[row.key])
+            found.setdefault((row.status, row.backend, row.reason), []).append(labels[row.work])
     order = {"wrong": 0, "failed": 1, "refused": 2, "unsupported": 3}
     return sorted(
         ((*key, tuple(dict.fromkeys(names))) for key, names in found.items()),
@@ -87,7 +85,7 @@ def _scope(run: Run) -> Sentence:
     policies = listed([POLICY_NAMES.get(policy, policy) for policy in run.policies])
     return Sentence(
         "scope",
-        f"{run.device}, {run.day or 'undated'} (run {run.name}): {plural(len(run.workloads), 'workload')}, "
+        f"{run.device}, {run.day} (run {run.name}): {plural(len(run.workloads), 'workload')}, "
         f"{plural(len(run.backends), 'backend')}, {policies}; {measured} of {plural(len(run.rows), 'record')} "
         f"{'has' if measured == 1 else 'have'} a right result and a time.",
     )
@@ -240,7 +238,7 @@ def nowhere(run: Run) -> dict[str, str]:
     found: dict[str, str] = {}
     for row in run.rows:
         if row.backend not in able:
-            found.setdefault(row.backend, re.split(r" \(|[:;]", row.reason)[0] or "no reason was recorded")
+            found.setdefault(row.backend, re.split(r" \(|[:;]", row.reason)[0])
     return found
 
 
@@ -289,8 +287,8 @@ def _machine(run: Run) -> list[Sentence]:
 
 def _busy(measured: Sequence[Row]) -> list[str]:
     """Of a CPU: more runnable threads than cores that this process may use."""
-    loads = [value for row in measured if (value := number(row.env.get("load"))) is not None]
-    granted = [value for row in measured for n in ("cores", "quota") if (value := number(row.env.get(n))) is not None]
+    loads = [row.env.load for row in measured if row.env.load is not None]
+    granted = [value for row in measured for value in (row.env.cores, row.env.quota) if value is not None]
     if not loads or not granted or median(loads) <= _BUSY * min(granted):
         return []
     return [
@@ -300,7 +298,7 @@ def _busy(measured: Sequence[Row]) -> list[str]:
 
 
 def _noise(measured: Sequence[Row]) -> list[str]:
-    wide = sum(row.interval is not None and too_wide(row.time_s or 0, row.interval) for row in measured)
+    wide = sum(too_wide(row.seconds, row.interval) for row in measured)
     if 3 * wide <= len(measured):
         return []
     return [
@@ -311,13 +309,13 @@ def _noise(measured: Sequence[Row]) -> list[str]:
 def standing(contest: Contest, row: Row) -> str:
     """Where a row stands: "fastest", "tie", "inconclusive", a multiple of the best time, or its status."""
     if not row.timed:
-        return row.fate
+        return row.status
     if contest.best and not row.is_baseline and tied(contest.best, row):
         return "fastest" if len(contest.leaders) == 1 else "inconclusive" if contest.inconclusive else "tie"
     return times(contest.times_best(row))
 
 
-def of_candidate(records: Iterable[Any], name: str) -> list[str]:
+def of_candidate(records: Iterable[Record], name: str) -> list[str]:
     """How candidate `name` did: a sentence for each policy, then one for each reason why it has no time."""
     said: list[str] = []
     for run in runs(records):
@@ -330,7 +328,7 @@ def of_candidate(records: Iterable[Any], name: str) -> list[str]:
         for contest in run.contests:
             row = contest.of(name)
             if row is not None and not row.timed:
-                reasons.setdefault((row.fate, row.reason), set()).add(contest.label)
+                reasons.setdefault((row.status, row.reason), set()).add(contest.label)
         for (status, reason), labels in reasons.items():
             said.append(f"{name} is {_FATES.get(status, status)} on {_where(labels)}: {short(reason, _REASON)}.")
     return said or [f"{name} was not measured."]
@@ -343,7 +341,7 @@ def _race_of(timed: list[tuple[Contest, Row]], asked: int) -> str:
     tied = sum(row in c.leaders and len(c.leaders) > 1 for c, row in timed) - unclear
     counts = [f"{word} {n}" for word, n in (("fastest on", won), ("tied on", tied), ("inconclusive on", unclear)) if n]
     ratios = [
-        (row.time_s or 1) / (others[0].time_s or 1)
+        row.seconds / others[0].seconds
         for c, row in timed
         if (others := [r for r in c.ranked if r.backend != row.backend])
     ]

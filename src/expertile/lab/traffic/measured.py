@@ -17,12 +17,11 @@ from expertile.lab.measure.env import Env, timestamp
 from expertile.lab.measure.environment import capture_env, new_run_id
 from expertile.lab.race.record import MOVED_BYTES, Record, append
 from expertile.lab.traffic import ncu
-from expertile.lab.traffic.child import encode
 from expertile.lab.traffic.model import Subject, Way
-from expertile.lab.traffic.runs import runnable
+from expertile.lab.traffic.runs import encode, runnable
 
 Profiler = Callable[[Sequence[str]], ncu.Profile]
-_CHILD = "expertile.lab.traffic.child"
+_CHILD = "expertile.lab.traffic.runs"
 NO_GPU = "there is no CUDA GPU here"
 
 

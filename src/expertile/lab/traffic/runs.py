@@ -1,8 +1,14 @@
 """What each way really runs, so that its traffic can be counted by a profiler. Ours and torch's ways are the lab's
-rivals on the inputs of its operators; the unfused ones are the steps of the formulas, one torch operator to a step."""
+rivals on the inputs of its operators; the unfused ones are the steps of the formulas, one torch operator to a step. As
+a process, which Nsight Compute watches, it runs one way of one operator, once warm and once between profiler marks:
+
+python -m expertile.lab.traffic.runs '{"op": "softmax", "dims": {"rows": 8192, "cols": 8192}, "dtype": "fp32"}' torch
+"""
 
 from __future__ import annotations
 
+import json
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -184,3 +190,30 @@ _STEPS: Mapping[str, Mapping[str, Run]] = {
 }
 # What the lab calls a way by another name: by slices, as one writes the stencil in torch, is the unfused one.
 _RIVALS = {("attention", TORCH): "sdpa_fa2", ("laplacian", UNFUSED): "torch", ("laplacian_backward", UNFUSED): "torch"}
+
+
+def encode(subject: Subject) -> str:
+    """A subject as the child's first argument."""
+    return json.dumps({"op": subject.op, "dims": dict(subject.dims), "dtype": subject.dtype})
+
+
+def decode(text: str) -> Subject:
+    """The subject of the child's first argument."""
+    data = json.loads(text)
+    dims = tuple((key, tuple(v) if isinstance(v, list) else v) for key, v in data["dims"].items())
+    return Subject(data["op"], dims, data["dtype"])
+
+
+def main(arguments: list[str]) -> None:
+    """Run `arguments` (subject, way) on the current GPU."""
+    call = prepare(decode(arguments[0]), arguments[1], "cuda")
+    call()  # compiles, tunes and fills the allocator
+    torch.cuda.synchronize()
+    torch.cuda.profiler.start()
+    call()
+    torch.cuda.synchronize()
+    torch.cuda.profiler.stop()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from expertile.lab.bench.config import custom
 from expertile.lab.operators import operators, presets
-from expertile.lab.operators.custom import custom
 
 
 @pytest.mark.parametrize("op", operators())

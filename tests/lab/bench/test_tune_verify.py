@@ -5,8 +5,7 @@ from dataclasses import replace
 import pytest
 
 from expertile.device import Device
-from expertile.lab.bench.tune_left_out import left_out, problem_of
-from expertile.lab.bench.tune_verify import PROMISE
+from expertile.lab.bench.tune_verify import PROMISE, left_out, problem_of
 from expertile.lab.race.workloads import ragged_m
 from expertile.ops.grouped_mm.backends import by_name
 from expertile.ops.grouped_mm.relatives import table_for

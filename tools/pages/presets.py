@@ -1,0 +1,194 @@
+"""Every preset for the results page: grouped products as presets × backends and each workload; every other operator in
+one line, ours against the best rival, `copy` and the bound."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from statistics import geometric_mean
+
+from expertile.lab.race.record import Record
+from expertile.lab.report.contest import Contest, Run, relative_speed, runs
+from expertile.lab.report.rows import POLICY_NAMES, Row, by
+from expertile.lab.report.units import MISSING, cell, markdown_table, micros, percent, rate, times
+from tools.pages.recorded import versions
+
+_OTHER_RACES = {"ladder", "diagnose", "tune", "auto"}
+AUTO = "expertile-auto"
+"""What a user gets without naming a backend. It may choose a kernel of others, so it is neither ours nor theirs."""
+
+
+def headline(records: Iterable[Record]) -> str:
+    """The headline of the results page: a table of presets × backends, and every workload below it, ready to paste.
+    Only ratios within one run are averaged, of the graph policy where a run has it. The ladder, diagnostics and tuning
+    have pages of their own and are left out. Presets of other operators have a table of a line each."""
+    every = tuple(run for run in runs(records) if not set(run.presets) & _OTHER_RACES)
+    if not every:
+        return "No records: nothing was measured."
+    found = tuple(run for run in every if _grouped(run))
+    parts = [_headline_table(group) for group in _by_backends(found)]
+    fused = [operator_table(group) for group in _by_backends([run for run in every if not _grouped(run)])]
+    details = []
+    for run in found:
+        policy = run.policies[0]
+        for preset in run.presets:
+            contests = [contest for contest in run.contests_of(policy, preset) if contest.ranked]
+            if contests:
+                details += [
+                    f"**{cell(preset)}**: {cell(run.device)}, {cell(run.day)}, "
+                    f"{POLICY_NAMES.get(policy, cell(policy))}, run `{cell(run.name)}`",
+                    _workload_table(contests),
+                ]
+    if details:
+        parts.append("<details><summary>Every workload</summary>")
+        parts += [*details, "</details>"]
+    return "\n\n".join([*parts, *filter(None, fused)])
+
+
+def _grouped(run: Run) -> bool:
+    """Whether a run raced the backends of grouped products, which share one table; other operators have own rivals."""
+    return any(row.op == "grouped_mm" for row in run.rows)
+
+
+def _by_backends(found: Sequence[Run]) -> list[list[Run]]:
+    """Runs of one device and policy share a table; the columns mean the same there."""
+    return list(by(found, lambda run: (run.device, run.policies[0])).values())
+
+
+def _headline_table(group: Sequence[Run]) -> str:
+    policy = group[0].policies[0]
+    standings = {
+        (run.name, preset): relative_speed(run.contests_of(policy, preset)) for run in group for preset in run.presets
+    }
+    names = sorted(
+        {name for standing in standings.values() for name in standing},
+        key=lambda name: (-sum(standing.get(name, (0.0, 0))[0] for standing in standings.values()), name),
+    )
+    lead = (
+        f"Recorded on {source(group)}. Speed of each backend relative to the fastest one on the same "
+        "workload in the same run, geometric mean; in brackets how many workloads it could run, where not all."
+    )
+    body = []
+    for run in group:
+        for preset in run.presets:
+            contests = [contest for contest in run.contests_of(policy, preset) if contest.ranked]
+            if not contests:
+                continue
+            standing = standings[run.name, preset]
+            full = [speed for speed, count in standing.values() if count == len(contests)]
+            cells = []
+            for name in names:
+                speed, count = standing.get(name, (0.0, 0))
+                text = f"{speed:.2f}" if count else MISSING
+                if count == len(contests) and speed == max(full):
+                    text = f"**{text}**"
+                cells.append(text + (f" ({count})" if 0 < count < len(contests) else ""))
+            cells.append(_share(contests))
+            body.append([cell(preset), str(len(contests)), *cells])
+    header = ["preset", "workloads", *(f"`{cell(name)}`" for name in names), "fastest, of bound"]
+    return f"{lead}\n\n{markdown_table(header, body, left=1)}"
+
+
+def _share(contests: Sequence[Contest]) -> str:
+    shares = [contest.best.share for contest in contests if contest.best and contest.best.share]
+    if not shares:
+        return MISSING
+    return percent(shares[0]) if len(shares) == 1 else f"{percent(min(shares))} to {percent(max(shares))}"
+
+
+def _workload_table(contests: Sequence[Contest]) -> str:
+    body = []
+    for contest in contests:
+        best, second = contest.best, next((row for row in contest.ranked if row not in contest.leaders), None)
+        dense, copy = contest.of("dense"), contest.of("copy")
+        light = (dense if contest.limiter == "compute" else copy) or dense or copy
+        body.append(
+            [
+                cell(contest.label),
+                " = ".join(f"`{cell(row.backend)}`" for row in contest.leaders),
+                micros(best.time_s if best else None),
+                rate(best) if best else MISSING,
+                percent(best.share if best else None),
+                contest.limiter if best and best.share else MISSING,
+                f"`{cell(second.backend)}` {times(contest.times_best(second))}" if second else MISSING,
+                f"{cell(light.backend)} {times(contest.times_best(light))}" if light and light.timed else MISSING,
+            ]
+        )
+    header = ["workload", "fastest", "µs", "rate", "of bound", "limited by", "next", "speed of light"]
+    return markdown_table(header, body, left=2)
+
+
+def is_ours(row: Row) -> bool:
+    """Whether a rival of an operator is a kernel of this package: "expertile", or "expertile-" and a variant."""
+    return (row.backend == "expertile" or row.backend.startswith("expertile-")) and row.backend != AUTO
+
+
+def operator_table(group: Sequence[Run]) -> str:
+    """Markdown: a line for each operator of each preset of runs on one device under one policy; empty for none. Only
+    workloads count on which ours and at least one other have a time."""
+    policy = group[0].policies[0]
+    body = [
+        line
+        for run in group
+        for preset in run.presets
+        for op in dict.fromkeys(contest.sample.op for contest in run.contests_of(policy, preset))
+        if (line := _line(preset, op, [c for c in run.contests_of(policy, preset) if c.sample.op == op]))
+    ]
+    if not body:
+        return ""
+    lead = (
+        f"Fused operators, recorded on {source(group)}. Speed of ours relative to the fastest other on the same "
+        "workload in the same run, geometric mean and worst; to copying the same bytes, where memory limits; and to "
+        "the bound."
+    )
+    header = "preset | operator | workloads | of fastest other | worst | fastest others | `auto`, of fastest other"
+    header += " | of `copy` | of bound"
+    return f"{lead}\n\n{markdown_table(header, body, left=2)}"
+
+
+def source(group: Sequence[Run]) -> str:
+    """Device, days, versions and policy of runs on one device under one policy."""
+    days, policy = sorted({run.day for run in group}), group[0].policies[0]
+    dates = days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"
+    told = ", ".join(map(cell, (group[0].device, dates, *versions(group[0].rows[0].env))))
+    return f"{told}, {POLICY_NAMES.get(policy, cell(policy))}"
+
+
+def _line(preset: str, op: str, contests: Sequence[Contest]) -> list[str] | None:
+    found = [(c, ours, other) for c in contests if (ours := _best(c, True)) and (other := _best(c, False))]
+    if not found:
+        return None
+    ratios = [_ratio(other, ours) for _, ours, other in found]
+    copies = [
+        _ratio(copy, ours)
+        for c, ours, _ in found
+        if c.limiter == "memory" and (copy := c.of("copy")) is not None and copy.timed
+    ]
+    autos = [_ratio(other, auto) for c, _, other in found if (auto := c.of(AUTO)) is not None and auto.timed]
+    shares = [ours.share for _, ours, _ in found if ours.share]
+    others = dict.fromkeys(other.backend for _, _, other in found)
+    return [
+        cell(preset),
+        cell(op),
+        str(len(found)),
+        times(geometric_mean(ratios)),
+        times(min(ratios)),
+        ", ".join(f"`{cell(name)}`" for name in others),
+        times(geometric_mean(autos) if autos else None),
+        _spread(copies),
+        _spread(shares),
+    ]
+
+
+def _best(contest: Contest, ours: bool) -> Row | None:
+    return next((row for row in contest.ranked if is_ours(row) == ours and row.backend != AUTO), None)
+
+
+def _ratio(first: Row, second: Row) -> float:
+    return first.seconds / second.seconds
+
+
+def _spread(shares: Sequence[float]) -> str:
+    if not shares:
+        return MISSING
+    low, high = percent(min(shares)), percent(max(shares))
+    return low if low == high else f"{low} to {high}"
