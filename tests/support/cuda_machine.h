@@ -420,6 +420,7 @@ inline unsigned __ballot_sync(unsigned, int x) {
   for (int i = 0; i < machine::WARP; i++) bits |= unsigned(all[i]) << i;
   return bits;
 }
+using std::min;
 inline int __popc(unsigned x) { return __builtin_popcount(x); }
 inline void __syncwarp() { machine::meet(0); }
 inline void __syncthreads() { machine::bar_sync(0, machine::block->fibers.size()); }

@@ -50,11 +50,14 @@ __device__ __forceinline__ u32 low_halves(u32 a, u32 b) { return __byte_perm(a, 
 __device__ __forceinline__ u32 high_halves(u32 a, u32 b) { return __byte_perm(a, b, 0x7632); }
 
 // To columns c to c + 7 of gate and up in row `row` of pre [R, 2 inner].
-__device__ __forceinline__ void store_pair(char* pre, long long row, int inner, int c, const uint4& gate, const uint4& up) {
+__device__ __forceinline__ void store_pair(char* pre, long long row, int inner, int c, const uint4& gate,
+                                           const uint4& up) {
 #if INTERLEAVED
   char* to = pre + (row * inner + c) * 4;
-  store_16(to, make_uint4(low_halves(gate.x, up.x), high_halves(gate.x, up.x), low_halves(gate.y, up.y), high_halves(gate.y, up.y)));
-  store_16(to + 16, make_uint4(low_halves(gate.z, up.z), high_halves(gate.z, up.z), low_halves(gate.w, up.w), high_halves(gate.w, up.w)));
+  store_16(to, make_uint4(low_halves(gate.x, up.x), high_halves(gate.x, up.x), low_halves(gate.y, up.y),
+                          high_halves(gate.y, up.y)));
+  store_16(to + 16, make_uint4(low_halves(gate.z, up.z), high_halves(gate.z, up.z), low_halves(gate.w, up.w),
+                               high_halves(gate.w, up.w)));
 #else
   char* to = pre + (row * 2 * inner + c) * 2;
   store_16(to, gate);

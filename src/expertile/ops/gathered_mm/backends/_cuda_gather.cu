@@ -1,14 +1,14 @@
-// Device code of the `cuda_gather` backend: persistent grouped GEMM for sm_90a whose rows of a are gathered, tiles 128 x 256.
+// Device code of the `cuda_gather` backend: persistent grouped GEMM for sm_90a whose rows of a are gathered.
 //
-// Two consumer warpgroups of 64 x 256 share a tile. Two producer warps keep a ring of three stages, 64 summands deep, full:
-// a by cp.async, 16 bytes a thread, b by TMA. Consumers leave their rounded products in shared memory and go on to the next
-// tile; two epilogue warps turn them into results and write those, while the tensor cores multiply.
+// Tiles of 128 x 256. Two consumer warpgroups of 64 x 256 share a tile. Two producer warps keep a ring of three stages
+// full, 64 summands deep: a by cp.async, 16 bytes a thread, b by TMA. Consumers leave their rounded products in shared
+// memory and go on to the next tile; two epilogue warps make results of them while the tensor cores multiply.
 //
 //   MM        out = products
 //   GATED     the tile's left half is gate, its right half up: act = f(gate, up), and pre where it is kept
 //   BACKWARD  dpre = f'(pre) (w products), act_w = w f(pre), and the tile's part of the row sums <products, f(pre)>
 //
-// cuda_gather.py puts in front: the macros (PRODUCT, ACTIVATION, INTERLEAVED, SAVE_PRE, K_MAJOR, BIAS, BAND, DYNAMIC, HALF),
+// cuda_gather.py puts in front: the macros (PRODUCT, ACTIVATION, INTERLEAVED, SAVE_PRE, K_MAJOR, BIAS, BAND, HALF),
 // multiply, the wgmma whose 128 sums are written out, parts.cu, _cuda_activation.cu and _cuda_gather_tiles.cu.
 
 constexpr int STEP = 64;                              // summands of a stage, 128 bytes
@@ -46,11 +46,12 @@ struct Inputs {
 };
 
 // One stage. Both warps load b, half of it each.
-__device__ __forceinline__ void fill(const Shared& s, const Inputs& in, const Tile& tile, const char* const* from, const Ring& ring,
-                                     int step) {
+__device__ __forceinline__ void fill(const Shared& s, const Inputs& in, const Tile& tile, const char* const* from,
+                                     const Ring& ring, int step) {
   const int thread = threadIdx.x % PRODUCERS, chunk = thread % 8, first_row = thread / 8, half = thread / LANES;
   const int k = step * STEP;
-  const u32 bar = s.full + ring.stage * 8, a = s.stages + ring.stage * STAGE_BYTES, b = a + A_BYTES + half * (B_BYTES / 2);
+  const u32 bar = s.full + ring.stage * 8;
+  const u32 a = s.stages + ring.stage * STAGE_BYTES, b = a + A_BYTES + half * (B_BYTES / 2);
   barrier_wait(s.empty + ring.stage * 8, ring.parity);
   if (thread % LANES == 0) {
     barrier_expect(bar, B_BYTES / 2);
@@ -82,8 +83,8 @@ __device__ __forceinline__ void copy_bias(const Shared& s, const Inputs& in, con
     const int c = apart ? tile.col + i % 128 : (PRODUCT == GATED ? 2 : 1) * tile.col + i;
     const bool inside = c < (apart ? in.inner : width);
     const int at = apart ? i / 128 * in.inner + c : c;
-    asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(to + i * BIAS), "l"(from + (inside ? at : 0) * BIAS),
-                 "n"(2 * BIAS), "r"(inside ? 2 * BIAS : 0) : "memory");
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(to + i * BIAS),
+                 "l"(from + (inside ? at : 0) * BIAS), "n"(2 * BIAS), "r"(inside ? 2 * BIAS : 0) : "memory");
   }
 #endif
 }
@@ -102,13 +103,15 @@ __device__ __forceinline__ void produce(const Shared& s, const Inputs& in, const
   for (int number = 0; tile.group >= 0; number++) {
     const char* from[PASSES];
 #pragma unroll
-    for (int i = 0; i < PASSES; i++)
-      from[i] = in.a + (long long)__shfl_sync(0xffffffffu, i < 8 ? token : more, i % 8 * 4 + lane / 8) * in.pitch + lane % 8 * 16;
+    for (int i = 0; i < PASSES; i++) {
+      const long long row = __shfl_sync(0xffffffffu, i < 8 ? token : more, i % 8 * 4 + lane / 8);
+      from[i] = in.a + row * in.pitch + lane % 8 * 16;
+    }
     // The compiler would work them out again for every copy.
 #pragma unroll
     for (int i = 0; i < PASSES; i++) asm volatile("" : "+l"(from[i]));
     int next = 0;
-    if (warp == 0 && lane == 0) next = groups.next(t, in.counter);
+    if (warp == 0 && lane == 0) next = gridDim.x + atomicAdd(in.counter, 1);
     Tile after;
     copy_bias(s, in, tile, number);
     for (int step = 0; step < steps; step++) {
@@ -232,7 +235,8 @@ __device__ __forceinline__ uint4 products_of(u32 part, int row, int chunk) {
 __device__ __forceinline__ int finisher() { return threadIdx.x / LANES % FINISHERS; }
 
 #if PRODUCT == MM
-__device__ __forceinline__ void finish(const Outputs& o, const Tile& tile, u32 part, int first, int left, u32 staged, u32 parity) {
+__device__ __forceinline__ void finish(const Outputs& o, const Tile& tile, u32 part, int first, int left, u32 staged,
+                                       u32 parity) {
   const int lane = threadIdx.x % LANES, c = tile.col + lane * 8, top = finisher() * HEIGHT;
   char* to = o.out + ((long long)first * o.inner + c) * 2;
   barrier_wait(staged, parity);
@@ -241,7 +245,8 @@ __device__ __forceinline__ void finish(const Outputs& o, const Tile& tile, u32 p
     if (r < left && c < o.inner) store_16(to + (long long)r * o.inner * 2, products_of(part, top + r, lane));
 }
 #elif PRODUCT == GATED
-__device__ __forceinline__ void finish(const Outputs& o, const Tile& tile, u32 part, int first, int left, u32 staged, u32 parity) {
+__device__ __forceinline__ void finish(const Outputs& o, const Tile& tile, u32 part, int first, int left, u32 staged,
+                                       u32 parity) {
   const int lane = threadIdx.x % LANES, chunk = lane % 16, c = tile.col + chunk * 8, top = finisher() * HEIGHT;
   barrier_wait(staged, parity);
 #pragma unroll 2
@@ -271,8 +276,8 @@ __device__ __forceinline__ Pre load_pre(const Outputs& o, long long row, int c) 
   return x;
 }
 
-__device__ __forceinline__ void finish_row(const Outputs& o, const Tile& tile, const uint4& products, const Pre& pre, float w,
-                                           long long row, int c) {
+__device__ __forceinline__ void finish_row(const Outputs& o, const Tile& tile, const uint4& products, const Pre& pre,
+                                           float w, long long row, int c) {
   const u32 p[4] = {products.x, products.y, products.z, products.w};
   const u32 g[4] = {pre.gate.x, pre.gate.y, pre.gate.z, pre.gate.w}, u[4] = {pre.up.x, pre.up.y, pre.up.z, pre.up.w};
   u32 act[4], d_gate[4], d_up[4];
@@ -299,7 +304,8 @@ __device__ __forceinline__ void finish_row(const Outputs& o, const Tile& tile, c
 }
 
 // pre is read BATCH rows ahead, the first of them before the products are there.
-__device__ __forceinline__ void finish(const Outputs& o, const Tile& tile, u32 part, int first, int left, u32 staged, u32 parity) {
+__device__ __forceinline__ void finish(const Outputs& o, const Tile& tile, u32 part, int first, int left, u32 staged,
+                                       u32 parity) {
   constexpr int BATCH = 2;
   const int lane = threadIdx.x % LANES, top = finisher() * HEIGHT;
   const int c = tile.col + lane * 8, at = c < o.inner ? c : 0;
@@ -330,7 +336,7 @@ __device__ __forceinline__ void prefetch_pre(const Outputs& o, const Tile& tile)
   const int line = lane % 8, c = tile.col + (INTERLEAVED ? line * 32 : line % 4 * 64);
   const char* from = o.pre + (INTERLEAVED ? c * 4 : ((line / 4) * o.inner + c) * 2);
   if (c < o.inner)
-    for (int row = tile.row + finisher() * 4 + lane / 8; row < tile.row_end && row < tile.row + ROWS; row += 4 * FINISHERS)
+    for (int row = tile.row + finisher() * 4 + lane / 8; row < min(tile.row_end, tile.row + ROWS); row += 4 * FINISHERS)
       asm volatile("prefetch.global.L2 [%0];" ::"l"(from + (long long)row * o.inner * 4) : "memory");
 #endif
 }
@@ -351,9 +357,9 @@ __device__ __forceinline__ void finish_tiles(const Shared& s, const Outputs& o) 
 }
 
 extern "C" __global__ void __launch_bounds__(128 * CONSUMERS + PRODUCERS + 32 * FINISHERS, 1)
-gathered_mm(const __grid_constant__ TensorMap b_map, const __grid_constant__ TensorMap up_map, const char* a, const int* rows,
-            const int* offs, const char* bias, const int* slots, const float* weights, char* out, char* pre, char* dpre,
-            float* sums, int* counter, int G, int R, int K, int inner, long long pitch) {
+gathered_mm(const __grid_constant__ TensorMap b_map, const __grid_constant__ TensorMap up_map, const char* a,
+            const int* rows, const int* offs, const char* bias, const int* slots, const float* weights, char* out,
+            char* pre, char* dpre, float* sums, int* counter, int G, int R, int K, int inner, long long pitch) {
   extern __shared__ char memory[];
   u32 at;
   asm("{ .reg .u64 t; cvta.to.shared.u64 t, %1; cvt.u32.u64 %0, t; }" : "=r"(at) : "l"(memory));

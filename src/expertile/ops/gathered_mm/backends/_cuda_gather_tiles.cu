@@ -71,13 +71,6 @@ struct Groups {
     return found;
   }
 
-  __device__ __forceinline__ int next(int t, int* counter) const {
-#if DYNAMIC
-    return gridDim.x + atomicAdd(counter, 1);
-#else
-    return t + gridDim.x;
-#endif
-  }
 };
 
 // The first warp counts the groups' tiles; all threads meet behind it.

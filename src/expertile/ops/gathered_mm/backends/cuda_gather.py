@@ -41,11 +41,9 @@ _TYPES = (nvrtc.TensorMap, nvrtc.TensorMap, *(_ADDRESS,) * 11, *(_INT,) * 4, _LO
 
 @dataclass(frozen=True)
 class Config:
-    """group_m: rows of tiles that share one pass over an expert's weights. dynamic: a dynamic tile scheduler, with a
-    counter in memory; else program p of P takes p, p + P, …"""
+    """group_m: rows of tiles that share one pass over an expert's weights."""
 
     group_m: int = 8
-    dynamic: bool = True
 
     def smem_bytes(self, groups: int, bias: int) -> int:
         """Shared memory of one program: ring, products of a tile, bias of `bias` bytes a value, queue, barriers, tiles
@@ -65,7 +63,6 @@ class Config:
             "K_MAJOR": k_major,
             "BIAS": bias,
             "BAND": self.group_m,
-            "DYNAMIC": int(self.dynamic),
             "HALF": half,
         }
         return nvrtc.program(macros, nvrtc.multiply_256("f16" if half else "bf16", (0, 1 - k_major)), *_SOURCES)
@@ -93,7 +90,7 @@ def _rounded(groups: int) -> int:
 @lru_cache(maxsize=1024)
 def configs(problem: GatherProblem, device: Device) -> tuple[Config, ...]:
     """Configs worth timing, the default first."""
-    return Config(), Config(dynamic=False), Config(group_m=16)
+    return Config(), Config(group_m=16)
 
 
 def _key(p: GatherProblem) -> GatherProblem:
@@ -130,8 +127,8 @@ def _weights(p: GatherProblem, b: torch.Tensor) -> tuple[nvrtc.TensorMap, nvrtc.
 
 
 def run(problem: GatherProblem, operands: Operands, config: Config, outputs: Outputs) -> None:
-    """Compute into `outputs` (rows past offs[-1] are left alone); queues a kernel, two for BACKWARD, and one more for a
-    dynamic scheduler's counter."""
+    """Compute into `outputs` (rows past offs[-1] are left alone); queues a kernel, two for BACKWARD, and one for the
+    counter of the tile scheduler."""
     p, o = problem, operands
     assert o.rows is not None
     bias, pre, sums = o.bias, o.pre, None
@@ -153,7 +150,7 @@ def run(problem: GatherProblem, operands: Operands, config: Config, outputs: Out
         results = [outputs[0], outputs[1], None]
     with torch.cuda.device(o.a.device):
         nbytes = 0 if bias is None else bias.element_size()
-        counter = tile_counter(config.dynamic, o.offs)
+        counter = tile_counter(True, o.offs)
         given = (o.a, o.rows, o.offs, bias, o.slots, o.weights, *results, sums, counter)
         tensors = (None if x is None else x.data_ptr() for x in given)
         sizes = (p.groups, p.m, p.k, p.intermediate, p.a_strides[0] * 2)
