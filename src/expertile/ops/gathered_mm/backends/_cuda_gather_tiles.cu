@@ -6,6 +6,7 @@
 
 constexpr int CONSUMERS = 2, ROWS = 64 * CONSUMERS, COLUMNS = 256, PRODUCERS = 64;  // threads
 constexpr int FINISHERS = 2;  // epilogue warps
+constexpr u32 BLOCK_BYTES = 64 * 64 * 2;  // 64 rows or columns of a stage, 64 x 64 products
 constexpr int ACROSS = PRODUCT == GATED ? COLUMNS / 2 : COLUMNS;  // columns of the results
 
 // Tiles that the queue holds. A producer that looks up tile n + 1 has filled a stage of tile n, so consumers have done

@@ -30,8 +30,8 @@ from expertile.ops.gathered_mm.problem import ACTIVATIONS, GatherProblem, Produc
 from expertile.ops.launch import nvrtc
 from expertile.ops.launch.blocks import tile_counter
 
-_NAMES = ("_cuda_activation.cu", "_cuda_gather_tiles.cu", "_cuda_gather.cu")
-_SOURCES = tuple(Path(__file__).with_name(name) for name in _NAMES)
+_NAMES = ("activation", "gather_tiles", "gather_epilogue", "gather")
+_SOURCES = tuple(Path(__file__).with_name(f"_cuda_{name}.cu") for name in _NAMES)
 _ROWS, _COLUMNS = 128, 256  # of a tile
 _STAGES, _STEP, _SLOTS = 3, 64, 8  # of the ring; summands of a stage; tiles in the queue
 _PRODUCTS = {Product.MM: 0, Product.GATED: 1, Product.BACKWARD: 2}
