@@ -60,7 +60,7 @@ def split_code(lines: list[Line]) -> list[Block]:
     blocks: list[Block] = []
     i = 0
     while i < len(lines):
-        table, used = _ruled(lines, i) or _separated(lines, i) or _aligned(lines, i) or (None, 1)
+        table, used = _ruled(lines, i) or _separated(lines, i) or _matrix(lines, i) or _aligned(lines, i) or (None, 1)
         if table or not blocks or blocks[-1].table:
             blocks.append(Block("code", table=table))
         blocks[-1].lines += [] if table else [lines[i]]
@@ -102,7 +102,7 @@ def _separated(lines: list[Line], i: int) -> tuple[Table, int] | None:
         header = [c.strip() for c in _END.sub("", lines[i].text.lstrip("# ")).split(mark)]
         # Where the marks leave no doubt, a heading may name a part and its figures.
         names = [re.sub(r"\(.*?\)", "", h) for h in header] if mark == "&" else header
-        if len(header) < 3 or not _header_ok(names) or max(map(len, header)) > 40:
+        if len(header) < (2 if mark == "&" else 3) or not _header_ok(names) or max(map(len, header)) > 40:
             continue
         below = [line for line in lines[i + 1 :] if mark != "&" or not _LATEX_RULE.match(line.text)]
         split = ((line.number, [c.strip() for c in _END.sub("", line.text).split(mark)]) for line in below)
@@ -110,6 +110,19 @@ def _separated(lines: list[Line], i: int) -> tuple[Table, int] | None:
         if rows and all(any(is_numeric(c) for c in cells) for _, cells in rows):
             return table_of(header, rows, lines[i].number), rows[-1][0] - lines[i].number + 1
     return None
+
+
+def _matrix(lines: list[Line], i: int) -> tuple[Table, int] | None:
+    """GPUs against GPUs, as nvbandwidth prints them; the line above has the unit, the diagonal is of one GPU."""
+    names = re.sub(r"^\s*[A-Z]\\[A-Z]", "", lines[i].text).split()
+    unit = re.search(r"\([KMGT]i?B/s\)", lines[i - 1].text) if i else None
+    if not unit or len(names) < 2 or names != [str(c) for c in range(len(names))]:
+        return None
+    rows = [(line.number, line.text.split()) for line in lines[i + 1 : i + 1 + len(names)]]
+    rows = [(n, cells) for r, (n, cells) in enumerate(rows) if cells[:1] == [str(r)] and len(cells) == len(names) + 1]
+    for r, (_, cells) in enumerate(rows if len(rows) == len(names) else ()):
+        cells[r + 1] = ""
+    return (table_of(["from", *(f"to {c} {unit[0]}" for c in names)], rows, lines[i].number), len(rows) + 1)
 
 
 def _aligned(lines: list[Line], i: int) -> tuple[Table, int] | None:

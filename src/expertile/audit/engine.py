@@ -26,6 +26,7 @@ RULES = (
     equations.equations,
     claims.compression,
     claims.equal_work,
+    claims.unequal_work,
     claims.ranges,
     claims.failed_checks,
     claims.attention_share,

@@ -132,8 +132,17 @@ class Facts:
         return {n: v[0] for n, v in self.stated.items() if len(v) == 1 and isinstance(v[0], float)}
 
 
-_DIGITS = {"two": "2", "four": "4", "eight": "8", "sixteen": "16"}
-_SPELLED = re.compile(r"(?i)\b(?:two|four|eight|sixteen)\b(?=(?: \w+)? (?:gpus|cards|ranks|devices|[AHB]\d{2,3}s?\b))")
+DIGITS = {
+    "two": "2",
+    "three": "3",
+    "four": "4",
+    "six": "6",
+    "eight": "8",
+    "twelve": "12",
+    "sixteen": "16",
+    "eighteen": "18",
+}
+_SPELLED = re.compile(rf"(?i)\b(?:{'|'.join(DIGITS)})\b(?=(?: \w+)? (?:gpus|cards|ranks|devices|[AHB]\d{{2,3}}s?\b))")
 
 
 def _int(text: str) -> float:
@@ -148,7 +157,7 @@ _PLURAL = re.compile(r"\b([A-Z]{1,3}\d{2,4}[A-Z]?)s\b")  # "64 A100s"
 def facts(text: str) -> Facts:
     """The facts that `text` states. A size that is not named is none."""
     stated: dict[str, list[Any]] = {"formats": _formats(text), "devices": find_in_text(_PLURAL.sub(r"\1", text))}
-    text = _SPELLED.sub(lambda m: _DIGITS[m[0].lower()], text)
+    text = _SPELLED.sub(lambda m: DIGITS[m[0].lower()], text)
     if any(c.isdigit() for c in text):
         for m in _CHAIN.finditer(text):
             for name in re.findall(r"[mnk]", m["names"].lower()):

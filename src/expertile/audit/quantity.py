@@ -108,7 +108,7 @@ def _unit_at(text: str, at: int) -> tuple[Unit, int] | None:
             found = match_unit(text[start:])
             # A single letter must stand at the figure ("102T") or be a second: "4 B" may be anything. "8 tokens=512"
             # begins the next key.
-            key = found and start > at and text[start + found[1] :][:1] == "="
+            key = found and text[at] == " " and text[start + found[1] :][:1] == "="
             if found and not key and not (found[0].kind in ("params", "other") and start > at + 1):
                 return found[0], start + found[1]
     return None
@@ -121,7 +121,7 @@ def _price(text: str, at: int) -> tuple[Unit, int]:
 
 
 _KEY = re.compile(
-    r"(?:^|[,;|(\[{:]|\s{2,}|\. |\t)\s*(?P<key>[A-Za-z%#][^:=|,;{}]{0,58}?)\s*(?:[:=]+>?|(?<=\w)  )\s*[(\[~≈\"']*$"
+    r"(?:^|[,;|(\[{:]|\s{2,}|\. |\t)\s*(?P<key>[A-Za-z%#][^:=|,;{}]{0,58}?)\s*(?:[:=]+>?|(?<=\w)  )\s*[(\[~≈€\"']*$"
 )
 # What shows that a figure without a unit is a part of something else.
 _IN_TEXT, _IN_CELL = re.compile(r" ?[x×*·] ?[\dA-Z]|[-/:]\d|\w"), re.compile(r"\s?[x×*/:]\s*\d|-\d|\w|\s\w{2}")
@@ -132,6 +132,7 @@ _LIST = re.compile(rf"(?:(?:{NUMBER}, ?)+{NUMBER},? (?:and|or) |{NUMBER} and |(?
 _TRAILING_KEY = re.compile(r"(?P<key>[A-Za-z_][\w./%-]*)\s*[:=]\s*[(\[~≈\"']*$|(?P<rate>\b[A-Za-z]+/s(?:ec)?) $")
 
 
+_OF_MANY = re.compile(r"(?i)(?:\bcost|price|\$|€|usd|energy|joules)\W{0,2} (?:/|per) ?$")  # "cost per 1M tokens: $0.63"
 _PER = re.compile(
     r"(?i)(?:\bper|\b(?:for )?(?:each|every|one|a single|a(?= million)))[ -](?P<million>million |1?[MK] |thousand )?"
     r"(?:(?P<device>gpu|device|card|chip)|(?:(?:output|generated|input) )?(?P<noun>token|image|frame|request|"
@@ -164,7 +165,12 @@ def quantities(text: str, line: int, cell: Unit | None = None) -> list[Quantity]
         past = found[-1].end if found else 0
         before = _BLANK.sub("  ", text[max(past, m.start() - 120) : m.start()])
         # "4096 × 4096 × 4 bytes" are not 4 bytes, nor has anybody moved the 80 GB of an "A100 80GB".
-        if m.start() < past or _FACTOR.search(before) or (_BOARD.search(before) and re.match(" ?G", text[m.end() :])):
+        if (
+            m.start() < past
+            or _FACTOR.search(before)
+            or _OF_MANY.search(before)
+            or (_BOARD.search(before) and re.match(" ?G", text[m.end() :]))
+        ):
             continue
         first = cell is not None and not found and _MARKS_ONLY.fullmatch(before)
         key = None if cell else _KEY.search(before)
@@ -224,6 +230,8 @@ def quantities(text: str, line: int, cell: Unit | None = None) -> list[Quantity]
 
 def _value(digits: str, unit: Unit) -> Interval:
     value = printed(digits.lstrip("-+−"))
+    if unit.kind == "percent" and unit.low == 1 and value.mid > 1.5:
+        value = value * 0.01  # an MFU of 42
     if unit.kind == "items" and unit.low == 1 and value.mid % 1 == 0:
         value = exact(value.mid)
     if unit.kind == "bytes" and unit.low == unit.high and value.mid >= 1 and math.log2(value.mid) % 1 == 0:

@@ -95,7 +95,7 @@ NO_UNIT = Unit("number", 1.0, 1.0)
 # In order: the first that matches wins, so the longer forms stand first. Groups: p prefix, bin "i", b byte or bit.
 _FORMS: tuple[tuple[str, str], ...] = (
     ("tokens_per_s", r"(?P<p>[kKM])? ?(?:t/s|TPS|tps)\b"),
-    ("items_per_s", r"(?P<p>[kKM])? ?(?:fps|FPS|qps|QPS|rps|RPS)\b"),
+    ("items_per_s", r"(?P<p>[kKM])? ?(?:fps|FPS|qps|QPS|rps|RPS|ips|IPS)\b"),
     (
         "rate",
         r"(?P<p>(?i:[kmgtpe]|kilo|mega|giga|tera|peta)) ?(?:(?i:fl|i)?[oO][pP][sS]?(?: ?/ ?| per )(?:s|sec|second)\b|"
@@ -224,6 +224,10 @@ _MONEY = re.compile(r"(?i)\$|\b(?:usd|eur|dollars?|cost|price)\b")
 _MONEY_PER = re.compile(r"(?i)(?:/|\bper\b) ?((?:\d[\d,]* ?)?[\w -]*\w)")
 
 
+# A share without a sign: "mfu: 0.42".
+_OF_ONE = re.compile(r"(?i)^(?!.*(?:%|\bpct|percent)).*\b[mh]fu\b")
+
+
 def unit_of_name(name: str) -> Unit | None:
     """The unit that a column's or key's name states: "Latency (ms)", "time_us", "TFLOPS", "GB/s [read]"."""
     last = name.rpartition(" ")[2]
@@ -237,6 +241,8 @@ def unit_of_name(name: str) -> Unit | None:
         return found[0] if found and found[0].kind != "money" else None
     if re.match(r"(?i)\W*(?:%|percent|pct) of\b", spaced):
         return match_unit("%")[0]  # type: ignore[index]
+    if _OF_ONE.search(spaced):
+        return Unit("percent", 1.0, 1.0)
     inner = re.findall(r"[(\[]([^()\[\]]*)[)\]]", name)
     for inside in (i for i in inner if i != "min" or len(inner) == 1):  # "FTL(min)(s)" is a least
         for piece in (inside, *inside.split(",")):

@@ -132,6 +132,7 @@ _WHOLE = re.compile(
     r"(?i)time|latency|duration|elapsed|gemm|matmul|\bmm\b|kernel|blas|torch|triton|cutlass|attention|[=×]|^$"
 )
 _TRAFFIC = re.compile(r"(?i)traffic|\bmoved|\breads?\b|writes\b|written|transferred|\bmoves\b|loaded")
+_READ_OR_WRITTEN = re.compile(r"(?i)\breads?\b|\bwrit")
 _SHAPE = "is this the time of that shape?"
 
 
@@ -180,7 +181,10 @@ def _moved(row: Row) -> Iterator[Demand]:
     times = named or (near if len(near) == 1 else [])
     if times and moved:
         t, count = max(times, key=lambda t: t.value.hi), 1.0 if named else max(gpu_counts(row))
-        rate, text = moved[0].value / t.value, f"{moved[0].text} in the {t.text} of line {t.line}"
+        both = len(moved) == 2 and all(_READ_OR_WRITTEN.search(f"{q.label[-24:]} {q.after[:16]}") for q in moved)
+        moved = moved if both else moved[:1]
+        total, what = sum((q.value for q in moved[1:]), moved[0].value), " + ".join(q.text for q in moved)
+        rate, text = total / t.value, f"{what} in the {t.text} of line {t.line}"
         ask = "is this the same run?"
         yield Demand(moved[0], "bandwidth", rate, text, "traffic", ask, count=count, lines=(t.line,))
 

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from expertile.audit.facts import facts
+from expertile.audit.facts import DIGITS, facts
 from expertile.audit.finding import IMPOSSIBLE, INCONSISTENT, QUESTION, UNIT_OF, Finding, finding, si
 from expertile.audit.interval import FAR
 from expertile.audit.quantity import Quantity
@@ -16,7 +16,7 @@ from expertile.device import NVLINK, PCIE_LANES
 _PARTS = {
     "L2": r"\bl2\b",
     "on-chip memory": r"\bl1\b|shared mem|smem|sram|register",
-    "NVLink": r"nvlink|nvswitch",
+    "NVLink": r"nvlink|nvswitch|device_to_device|gpu\(row\) ?<?->? ?gpu|\bp2p\b|\bpeer",
     "PCIe": r"pci[- ]?e",
     "network": r"infiniband|\bib\b|ethernet|network|rdma|roce|\bnics?\b|inter-?node|[hne]dr\b",
     "xGMI": r"xgmi|infinity fabric",
@@ -27,9 +27,9 @@ _PART = re.compile("|".join(f"(?P<p{i}>{form})" for i, form in enumerate(_PARTS.
 _ONE_WAY = re.compile(
     r"(?i)h2d|d2h|host.to.device|device.to.host|unidir|one[- ]way|(?:per|one|each) (?:direction|way)|"
     r"from (?:\w+ )?host|to the (?:gpu|device)|(?:to|from) (?:the )?cpu|loading|upload|download|h->d|d->h|pinned|"
-    r"bus ?bw|reads? from|writes? to"
+    r"bus ?bw|reads? from|writes? to|\(row\) (?:->|<-)(?!>)"
 )
-_BOTH_WAYS = re.compile(r"(?i)bi-?dir|both|duplex|together|in total|two[- ]way|aggregat")
+_BOTH_WAYS = re.compile(r"(?i)bi-?dir|both|duplex|together|in total|two[- ]way|aggregat|<->")
 # Not what one link or memory carried.
 _OTHER = re.compile(
     r"(?i)effective|equivalent|cached?\b|compress|logical|spars|would|expected|predict|ideal|aggregat|cluster|total|"
@@ -38,6 +38,7 @@ _OTHER = re.compile(
 )
 _NAMED = re.compile(r"(?i)(?:nvlink|pci-?e|hbm|gddr|infiniband|memory)[\w. ]{0,12}\($")
 _LINKS = ("PCIe", "NVLink")
+_LINKS_OF = re.compile(rf"(?i)(?<![\w.])(\d+|{'|'.join(DIGITS)}) (?:links?|lanes|ports|bricks)(?: (?:of|at|with))?\W*$")
 _BW = ("alg(?:o|orithm)?", "bus")
 _SHARE = re.compile(r"peak|of|util|effic|theor|line rate")
 _PCIE = re.compile(r"(?i)pci[- ]?e?(?:xpress)? ?(?:gen)? ?\.?(?P<g>[3-6])(?:\.0)?(?: ?[x×] ?(?P<n>\d+))?")
@@ -84,7 +85,9 @@ def limits(report: Report) -> Iterator[Finding]:
                     "/".join(facts(own).of("formats")) if q.kind == "rate" else _part(row.text) or _part_of(row, q, own)
                 )
                 part = part if q.kind == "rate" else _part(own) or part
-                stated.append(_Limit(part, q.plain.mid, _ways(own), f"the {q.text} of line {q.line}", q))
+                many = _LINKS_OF.search(own[: own.find(q.text)])
+                n, times = (int(DIGITS.get(many[1].lower(), many[1])), f"{many[1]} × ") if many else (1, "")
+                stated.append(_Limit(part, n * q.plain.mid, _ways(own), f"the {times}{q.text} of line {q.line}", q))
     known = {id(limit.q) for limit in stated}
     for row in report.all_rows:
         yield from _bus(row)
@@ -117,7 +120,7 @@ def _moved(row: Row) -> Iterator[Quantity]:
     for t in row.of("time") if len(held) == 1 and row.kind == "line" else ():
         own = own_words(row, t)
         if (
-            (_part(own) or _part(row.text) * bool(_ONE_WAY.search(own))) in _LINKS
+            (_part(own) or _part(f"{row.lead} {row.text}") * bool(_ONE_WAY.search(own))) in _LINKS
             and re.search(r"(?i)\bin\b|tak|took|[:=] ?\d", own)
             and t.exact
         ):
@@ -175,7 +178,7 @@ def _bus(row: Row) -> Iterator[Finding]:
 
 def _link(text: str, row: Row) -> _Limit | None:
     """The one link that a text names, and its bytes/s in both directions together."""
-    pcie, nvlink = {(m["g"], m["n"]) for m in _PCIE.finditer(text)}, re.search(r"(?i)nvlink", text)
+    pcie, nvlink = {(m["g"], m["n"]) for m in _PCIE.finditer(text)}, re.search(rf"(?i){_PARTS['NVLink']}", text)
     pcie = {p for p in pcie if p[1]} or pcie  # "PCIe 4" above "PCIe 4.0 x8"
     if len(pcie) == 1 and not nvlink:
         generation, lanes = pcie.pop()

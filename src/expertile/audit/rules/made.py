@@ -170,6 +170,10 @@ def _bases(grid: Grid, target: int, s: Source, ones: list[int]) -> Iterator[tupl
     if part and len(body) == len(rows) > 2 and all(r in s.values for r in body):
         total = sum((s.values[r] for r in body[1:]), s.values[body[0]])
         yield Source("the sum", s.kind, dict.fromkeys(body, total), dict.fromkeys(body, "the sum")), False
+    for line in below(grid) if part else ():  # "Self CUDA time total: 12.5 ms"
+        if q := line.only(s.kind):
+            held = dict.fromkeys(body, q.plain), dict.fromkeys(body, q.text)
+            yield Source("the total", s.kind, *held, lines=dict.fromkeys(body, (q.line,))), False
     bases = [
         ("the row of 1x", {r: max((o for o in ones if o < r), default=-1) for r in body}),
         ("the next row of 1x", {r: min((o for o in ones if o > r), default=-1) for r in body}),
@@ -184,6 +188,12 @@ def _bases(grid: Grid, target: int, s: Source, ones: list[int]) -> Iterator[tupl
         values, text = {r: s.values[b] for r, b in to.items()}, {r: s.text[b] for r, b in to.items()}
         kinds, lines = {r: s.kinds[b] for r, b in to.items() if s.kinds}, {r: s.lines[b] for r, b in to.items()}
         yield Source(name, s.kind, values, text, lines=lines, kinds=kinds), whole
+
+
+def below(grid: Grid) -> list[Row]:
+    """The lines right below a table that have a total."""
+    last, lines = grid.rows[-1].line, grid.rows[-1].report.lines_of_text
+    return [row for row in lines if last < row.line <= last + 4 and re.search(r"(?i)\btotal\b", row.text)]
 
 
 _SHAPES = re.compile(r"\b[A-Za-z]{1,3}=?\d+\b|\d+(?:[x×]\d+)+")

@@ -22,6 +22,7 @@ _ONE_WAY = re.compile(
     r"(?i)to (?:the )?(?:device|gpu|host|cpu)|h2d|d2h|\bmove[sd]\b|traffic|transferred|copied|"
     r"\b(?:read|load)(?:s|ing)?\b"
 )
+_HENCEFORTH = re.compile(r"(?i)\W*(?:th(?:at|is|us)|which|hence|therefore|so)\b")
 _HENCE = re.compile(r"(?i)\b(?:i\.e\.|that is|which is)|=|→|batch of [\d,]+ in ")
 
 
@@ -48,7 +49,8 @@ def rows(report: Report) -> Iterator[Finding]:
     small = [row for grid in report.tables for row in grid.rows if len(grid.rows) < 3 or row.of("$/token", "$/item")]
     for whole in (*report.rows, *small):
         for row in whole.parts():
-            if (held := terms(row)) and (len(held) > 1 or report.blocks[row.block].kind == "code"):
+            alone = report.blocks[row.block].kind != "code" and not _HENCEFORTH.match(row.text)
+            if (held := terms(row)) and (len(held) > 1 or not alone):
                 yield from _solve(row, held)
 
 
@@ -65,7 +67,8 @@ def _solve(row: Row, held: tuple[Term, ...]) -> Iterator[Finding]:
         kinds["flop"] = of  # that the text states
     lent = {kind: some for kind, some in around.items() if kind not in kinds and len(some) == 1}
     # Of a log, two figures; of the sentence before, two that stand together.
-    most = 2 if row.report.blocks[row.block].kind != "prose" or len({t.lines for (t,) in lent.values()}) == 1 else 1
+    hence = row.report.blocks[row.block].kind != "prose" or _HENCEFORTH.match(row.text)
+    most = 2 if hence or len({t.lines for (t,) in lent.values()}) == 1 else 1
     pool, seen = {**kinds, **lent}, set[frozenset[str]]()
     for x, y in itertools.permutations(pool, 2):
         for sign in (1, -1):

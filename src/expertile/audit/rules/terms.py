@@ -72,7 +72,7 @@ LAWS = (
 _BY_KINDS = {frozenset(law.kinds.split()): law for law in LAWS}
 # The figure that follows from the others, where several may.
 _DERIVED = (
-    *("rate", "bandwidth", "tokens_per_s", "items_per_s", "intensity", "$/token", "token/J", "flop/J", "J/token"),
+    *("$/token", "token/J", "flop/J", "J/token", "rate", "bandwidth", "tokens_per_s", "items_per_s", "intensity"),
     *("money", "energy", "power", "s_per_token", "s_per_item", "gpu*s", "bytes", "tokens", "flop", "time"),
 )
 
@@ -150,7 +150,7 @@ _SPARSE = re.compile(
 )
 _DRAFTED = re.compile(r"(?i)speculat|draft|medusa|eagle|lookahead")
 _ABSENT = re.compile(r"(?i)\b(?:no|without) \w+")
-_MODEL = re.compile(r"(?i)(?<![\w.])(\d+(?:\.\d+)?)([bm])\b(?! ?(?:tokens|/s|gpu|rows|elem|param\w* active))")
+_MODEL = re.compile(r"(?i)(?<![\w.])(\d+(?:\.\d+)?)([bm])\b(?! ?(?:tokens|/s|gpu[ -]?h|rows|elem|param\w* active))")
 
 
 def _whole(row: Row, text: str) -> bool:
