@@ -130,9 +130,14 @@ def _aligned(lines: list[Line], i: int) -> tuple[Table, int] | None:
     found: list[tuple[Table, int]] = []
     for split in (re.compile(r"\s{2,}|\t+"), re.compile(r"\s+")):
         header = split.split(lines[i].text.lstrip("#").strip())
-        # Two columns are a table where both names have their units.
-        enough = len(header) >= 3 or (len(header) == 2 and all(re.search(r"\(.+\)$", h) for h in header))
-        if not enough or not _header_ok(header) or any(":" in h or "=" in h for h in header):
+        # Two columns are a table where the second has a unit.
+        if len(header) == 2 and not re.fullmatch(r"(?i)speed-?up|tflops|gb/s|tok(?:ens)?/s|.*\(.+\)", header[1]):
+            continue
+        # The rows' names may have no heading.
+        first = split.split(lines[i + 1].text.strip()) if i + 1 < len(lines) else []
+        if len(first) == len(header) + 1 and lines[i].text[:3].isspace() and not is_numeric(first[0]):
+            header = ["", *header]
+        if len(header) < 2 or not _header_ok(header) or any(":" in h or "=" in h for h in header):
             continue
         rows: list[tuple[int, list[str]]] = []
         used = 1

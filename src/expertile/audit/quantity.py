@@ -60,7 +60,7 @@ _MARKS = re.compile(r"\*\*|__|`|\$+|</?[a-zA-Z][^<>]*>|!?\[(?=[^\]]*\]\()|\]\((?
 
 
 # A dollar before a figure that no dollar ends as LaTeX would.
-_PRICE = re.compile(r"\\?\$(?=\d[\d.,]*)(?![^$\n]*[^\s$|(]\$(?!\d))")
+_PRICE = re.compile(r"\\?\$(?=\d[\d.,]*)(?![^$\n]*[^\s$|(]\$(?!\d))|\$(?= ?(?:/|per ))(?![^$\n]*\$)|(?<=\()\$(?=\))")
 
 
 _GLOSSARY = (
@@ -127,11 +127,13 @@ _KEY = re.compile(
 _IN_TEXT, _IN_CELL = re.compile(r" ?[x×*·] ?[\dA-Z]|[-/:]\d|\w"), re.compile(r"\s?[x×*/:]\s*\d|-\d|\w|\s\w{2}")
 _BLANK, _MARKS_ONLY = re.compile(r"\s{3,}"), re.compile(r"[~≈<>≥≤(€\s]*")
 _FACTOR = re.compile(r"[\d)] ?[×*/·] ?\(?$|[\d)] x $")
+_TIMES_OVER = re.compile(r"(?<![\d.,×*x] )(?<![\w.,×*])(\d{1,2}) ?[x×] ?$")
 _FACTOR_OF = re.compile(r"(?i)(?:speed-?up|factor)(?: factor)? (?:of|is|was) (?:about |around )?\W*$")
 _LIST = re.compile(rf"(?:(?:{NUMBER}, ?)+{NUMBER},? (?:and|or) |{NUMBER} and |(?:{NUMBER} ?/ ?){{2,}})$")
 _TRAILING_KEY = re.compile(r"(?P<key>[A-Za-z_][\w./%-]*)\s*[:=]\s*[(\[~≈\"']*$|(?P<rate>\b[A-Za-z]+/s(?:ec)?) $")
 
 
+_GAIN_KEY = re.compile(r"(?i)speed-?[ _]?up")
 _OF_MANY = re.compile(r"(?i)(?:\bcost|price|\$|€|usd|energy|joules)\W{0,2} (?:/|per) ?$")  # "cost per 1M tokens: $0.63"
 _PER = re.compile(
     r"(?i)(?:\bper|\b(?:for )?(?:each|every|one|a single|a(?= million)))[ -](?P<million>million |1?[MK] |thousand )?"
@@ -167,7 +169,7 @@ def quantities(text: str, line: int, cell: Unit | None = None) -> list[Quantity]
         # "4096 × 4096 × 4 bytes" are not 4 bytes, nor has anybody moved the 80 GB of an "A100 80GB".
         if (
             m.start() < past
-            or _FACTOR.search(before)
+            or (_FACTOR.search(before) and not _TIMES_OVER.search(before))
             or _OF_MANY.search(before)
             or (_BOARD.search(before) and re.match(" ?G", text[m.end() :]))
         ):
@@ -179,6 +181,7 @@ def quantities(text: str, line: int, cell: Unit | None = None) -> list[Quantity]
         name = (key["key"] or key.groupdict().get("rate") or "" if key else "").strip()
         priced = text[m.start() - 1 : m.start()] == "€"
         named, own = cell if first else unit_of_name(name), _unit_at(text, m.end())
+        named = named or (Unit("ratio", 1.0, 1.0) if key and _GAIN_KEY.search(name) else None)
         own = _price(text, m.end()) if priced and not (named and named.kind.startswith("$/")) else own
         if own and own[0].kind in ("tokens", "time") and re.match(r" each\b", text[own[1] :]):
             own = replace(own[0], kind={"tokens": "token/item", "time": "s_per_item"}[own[0].kind]), own[1]
@@ -198,6 +201,8 @@ def quantities(text: str, line: int, cell: Unit | None = None) -> list[Quantity]
         during = found and of.kind == "time" and re.fullmatch(r" over (?:the |a )?", before)  # "72 kJ over 4 minutes"
         bound = _ABOUT.search(before) or (_BOUND.search(before) and not during) or "+" in ends
         value, at = _value(m["a"], of), m.start()
+        if of.kind == "bytes" and (times := _TIMES_OVER.search(before)):  # "reads 2 x 67 MB"
+            value, at = value * int(times[1]), m.start() - len(times[0])
         rose = m["b"] and re.search(r"(?i)\bfrom ?$", before)
         if m["b"] and not rose:
             other = _value(m["b"], of)

@@ -241,7 +241,9 @@ class Report:
         for at, (number, raw) in enumerate(table.rows):
             row = Row("table", number, "", [], index)
             cells = [clean(c) for c in raw]
-            measure = re.search(r"[(\[].+[)\]]\s*$", cells[0]) or re.match(r"(?i)metric|measure|quantity|$", header[0])
+            measure = re.search(r"[)\]]\s*$|_[a-z]{2,}$", cells[0]) or re.match(
+                r"(?i)metric|measure|quantity|$", header[0]
+            )
             by_row = unit_of_name(cells[0]) if measure else None
             for column, (cell, name) in enumerate(zip(cells, header, strict=True)):
                 size = size_of_name(name.upper() if short and len(name) == 1 else name) if name != "B" or lone else None

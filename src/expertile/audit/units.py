@@ -113,8 +113,8 @@ _FORMS: tuple[tuple[str, str], ...] = (
     ("items", rf"(?P<p>[kKM])? ?(?P<noun>(?i:{_ITEM}))\b(?= ?(?:/|per)|(?<=s)\b(?<!its)(?<!rows)(?<!records))"),
     ("items", r"(?P<noun>[A-Za-z]{3,16})(?= ?(?:/ ?|per )(?:[num]?s|sec|second)\b)"),
     ("params", r"(?P<p>[BMTkKG])(?:illion)?\b(?: ?-?(?:param(?:eter)?s?|weights))?"),
-    ("power", r"(?P<p>[mk])?(?:W|[Ww]atts?)\b"),
-    ("energy", r"(?P<p>[mkM])?(?:(?P<h>Wh)|J|[Jj]oules?)\b"),
+    ("power", r"(?P<p>[mkM]|[Kk]ilo|[Mm]ega)?(?:W|[Ww]atts?)\b"),
+    ("energy", r"(?P<p>[mkM]|[Kk]ilo|[Mm]ega)?(?:(?P<h>Wh|[Ww]att[- ]?hours?)|J|[Jj]oules?)\b"),
     ("money", r"(?i:USD|EUR|dollars?)\b"),
     ("other", r"(?:[kMGT]?Hz|°C|V|mm2|mm²|nm|dB|RPM|cents?)\b"),
     ("other", r"(?:cycles|clocks|clk|instructions|warps|threads|blocks|SMs?|cores|registers|layers|heads|epochs)\b"),
@@ -200,7 +200,7 @@ def _unit(kind: str, groups: dict[str, str | None]) -> Unit:
         name = groups["t"] or "s"
         low = high = _TIMES.get(name, 86400.0)
     elif kind in ("power", "energy"):
-        low = high = {"m": 1e-3, "k": 1e3, "": 1.0}[prefix] * (3600.0 if groups.get("h") else 1.0)
+        low = high = (1e-3 if groups["p"] == "m" else _TEN[prefix]) * (3600.0 if groups.get("h") else 1.0)
     elif kind == "percent":
         low = high = 0.01
     return Unit(kind, low, high, False, _noun(groups.get("noun") or "") if groups.get("noun") else "")
@@ -220,7 +220,7 @@ _COUNT = re.compile(
 _THROUGHPUT = re.compile(r"(?i)\b(request|output(?: token)?|total token|token|image|sample)s? throughput$")
 
 
-_MONEY = re.compile(r"(?i)\$|\b(?:usd|eur|dollars?|cost|price)\b")
+_MONEY = re.compile(r"(?i)[$€]|\b(?:usd|eur|dollars?|cost|price)\b")
 _MONEY_PER = re.compile(r"(?i)(?:/|\bper\b) ?((?:\d[\d,]* ?)?[\w -]*\w)")
 
 
@@ -246,15 +246,22 @@ def unit_of_name(name: str) -> Unit | None:
     inner = re.findall(r"[(\[]([^()\[\]]*)[)\]]", name)
     for inside in (i for i in inner if i != "min" or len(inner) == 1):  # "FTL(min)(s)" is a least
         for piece in (inside, *inside.split(",")):
-            text = re.sub(r"^\$", "USD", piece.strip().lstrip("~≈# "))
+            text = re.sub(r"^[$€]", "USD", piece.strip().lstrip("~≈# "))
             found = match_unit(text)
             if found and found[1] >= len(text) - 2 and found[0].kind not in ("items", "params"):
-                return found[0]
+                per = _MONEY_PER.search(re.sub(r"[(\[].*?[)\]]", "", name))
+                each = match_unit(f"J per {per[1]}") if per and found[0].kind in ("energy", "money") else None
+                kind = (
+                    product(found[0].kind, each[0].kind.partition("/")[2], -1) if each and "/" in each[0].kind else ""
+                )
+                return (
+                    Unit(kind, found[0].low * each[0].low, found[0].high * each[0].high) if each and kind else found[0]
+                )
     if re.search(r"(?i)\b(?:size|length|message|msg|data)\b.*\(B\)$", name):
         return match_unit("bytes")[0]  # type: ignore[index]
     # "tokens_per_s", "gb_s" and "tok_s" are rates.
     bare = re.sub(r"[(\[][^()\[\]]*[)\]]", " ", name).replace("_", " ")
-    bare = re.sub(r"^\$", "USD", re.sub(r" (?:w|j|wh)$", lambda m: m[0].upper().replace("H", "h"), bare.strip()))
+    bare = re.sub(r"^[$€]", "USD", re.sub(r" (?:w|j|wh)$", lambda m: m[0].upper().replace("H", "h"), bare.strip()))
     if served := _THROUGHPUT.search(bare.strip()):
         return match_unit(f"{served[1].lower().replace('output', 'token').split()[-1]}s/s")[0]  # type: ignore[index]
     outside = _GBS.sub(r"\1/s", _BARE.sub(r"\1/s", bare))
@@ -279,4 +286,7 @@ def unit_of_name(name: str) -> Unit | None:
             return unit if unit.kind not in ("items", "params", "tokens") or _COUNT.search(name) else None
         if unit.kind in ("rate", "bandwidth", "tokens_per_s"):
             return unit
+    head, _, inside = name.partition(" ")
+    if "_" in head and re.fullmatch(r"[a-z_]+", inside) and not re.search("count|num|ratio|size", inside):
+        return unit_of_name(head)  # "memory_gb weights"
     return match_unit("%")[0] if re.search(r"(?<!\d)%", outside) else None  # type: ignore[index]

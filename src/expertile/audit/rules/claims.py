@@ -148,8 +148,8 @@ def equal_work(report: Report) -> Iterator[Finding]:
 
 _QUICKER = re.compile(r"(?i)speed-?\s?up|faster|quicker|as fast")
 _MEANT = re.compile(
-    r"(?i)\bper (?:token|sample|image|item|request|sequence|row)|normali|halv|smaller|shorter|truncat|prun|"
-    r"(?:reduc|lower|cut|shrink)\w* (?:the )?(?:batch|seq|context|length|size|number)"
+    r"(?i)\bper (?:token|sample|image|item|request|sequence|row)|normali|halv|smaller|shorter|truncat|prun|separate|"
+    r"total work|equivalent|(?:reduc|lower|cut|shrink)\w* (?:the )?(?:batch|seq|context|length|size|number)"
 )
 _PAUSE = re.compile(
     r"(?:[,;.]| against| vs\.?| versus| and| while| whereas| than|\n)\s(?!.*(?:[,;.]| against| vs|\n)\s)", re.DOTALL

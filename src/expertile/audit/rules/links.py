@@ -16,7 +16,7 @@ from expertile.device import NVLINK, PCIE_LANES
 _PARTS = {
     "L2": r"\bl2\b",
     "on-chip memory": r"\bl1\b|shared mem|smem|sram|register",
-    "NVLink": r"nvlink|nvswitch|device_to_device|gpu\(row\) ?<?->? ?gpu|\bp2p\b|\bpeer",
+    "NVLink": r"nvlink|nvswitch|device_to_device|gpu\(row\) ?<?->? ?gpu|\bp2p\b|\bpeer (?:cop|memc)",
     "PCIe": r"pci[- ]?e",
     "network": r"infiniband|\bib\b|ethernet|network|rdma|roce|\bnics?\b|inter-?node|[hne]dr\b",
     "xGMI": r"xgmi|infinity fabric",
@@ -25,10 +25,11 @@ _PARTS = {
 }
 _PART = re.compile("|".join(f"(?P<p{i}>{form})" for i, form in enumerate(_PARTS.values())), re.IGNORECASE)
 _ONE_WAY = re.compile(
-    r"(?i)h2d|d2h|host.to.device|device.to.host|unidir|one[- ]way|(?:per|one|each) (?:direction|way)|"
+    r"(?i)h2d|d2h|host.(?:to|->).device|device.(?:to|->).host|unidir|one[- ]way|(?:per|one|each) (?:direction|way)|"
     r"from (?:\w+ )?host|to the (?:gpu|device)|(?:to|from) (?:the )?cpu|loading|upload|download|h->d|d->h|pinned|"
     r"bus ?bw|reads? from|writes? to|\(row\) (?:->|<-)(?!>)"
 )
+_COPIED = re.compile(r"(?i)h2d|d2h|\bhost|pinned")
 _BOTH_WAYS = re.compile(r"(?i)bi-?dir|both|duplex|together|in total|two[- ]way|aggregat|<->")
 # Not what one link or memory carried.
 _OTHER = re.compile(
@@ -38,7 +39,9 @@ _OTHER = re.compile(
 )
 _NAMED = re.compile(r"(?i)(?:nvlink|pci-?e|hbm|gddr|infiniband|memory)[\w. ]{0,12}\($")
 _LINKS = ("PCIe", "NVLink")
-_LINKS_OF = re.compile(rf"(?i)(?<![\w.])(\d+|{'|'.join(DIGITS)}) (?:links?|lanes|ports|bricks)(?: (?:of|at|with))?\W*$")
+_LINKS_OF = re.compile(
+    rf"(?i)(?<![\w.])(\d+|{'|'.join(DIGITS)}) (?:[\w.]+ ){{0,2}}(?:links?|lanes|ports|bricks)(?: (?:of|at|with))?\W*$"
+)
 _BW = ("alg(?:o|orithm)?", "bus")
 _SHARE = re.compile(r"peak|of|util|effic|theor|line rate")
 _PCIE = re.compile(r"(?i)pci[- ]?e?(?:xpress)? ?(?:gen)? ?\.?(?P<g>[3-6])(?:\.0)?(?: ?[x×] ?(?P<n>\d+))?")
@@ -70,7 +73,8 @@ def _part_of(row: Row, q: Quantity, own: str) -> str:
     """The format of a rate, the memory or link of a bandwidth; of other figures nothing."""
     if q.kind == "rate":
         return "/".join(facts(own).of("formats") or row.stated("formats")[:1])
-    return _part(own) or _part(f"{row.lead} {row.headings}") or "memory" if q.kind == "bandwidth" else ""
+    copied = _part(row.report.text) if _COPIED.search(own) else ""
+    return _part(own) or _part(f"{row.lead} {row.headings}") or copied or "memory" if q.kind == "bandwidth" else ""
 
 
 def limits(report: Report) -> Iterator[Finding]:
@@ -117,8 +121,9 @@ def _beside(row: Row, limit: Quantity, q: Quantity) -> bool:
 def _moved(row: Row) -> Iterator[Quantity]:
     """The bytes/s of a sentence's only bytes in a time that crosses a link: "26 GB … over PCIe 3.0 x16 in 0.9 s"."""
     held = [q for q in row.of("bytes") if q.exact]
-    for t in row.of("time") if len(held) == 1 and row.kind == "line" else ():
-        own = own_words(row, t)
+    for t in row.of("time") if len(held) == 1 and row.kind != "table" else ():
+        own = own_words(row, t) if row.kind == "line" else row.text
+        t = t if row.kind == "line" else replace(t, label=row.text)
         if (
             (_part(own) or _part(f"{row.lead} {row.text}") * bool(_ONE_WAY.search(own))) in _LINKS
             and re.search(r"(?i)\bin\b|tak|took|[:=] ?\d", own)
@@ -133,7 +138,12 @@ def _above(row: Row, q: Quantity, own: str, stated: list[_Limit]) -> Iterator[Fi
     held = [s for s in stated if s.part in (part, "" if q.kind == "rate" else part)]
     if part in _LINKS:
         link, around = True, f"{row.lead} {row.headings} {own}"
-        held = held or [x for x in (_link(own, row), _link(around, row)) if x and x.part == part][:1]
+        held = (
+            held
+            or [x for x in (_link(own, row), _link(around, row), _link(row.report.text, row)) if x and x.part == part][
+                :1
+            ]
+        )
     held = [s for s in held if not ways or s.ways == ways] or held
     if not held:
         return

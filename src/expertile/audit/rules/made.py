@@ -75,7 +75,11 @@ class Made:
         """The rows that confirm it; 0 where more than one in three does not."""
         held = [r for r in telling if r in self.forms]
         fits = [self.fits(r, targets[r], FIT if self.quotient else 2 * FIT) for r in held]
-        one = not self.quotient or self.name.endswith("1x") or any(targets[r].kind == "ratio" for r in held)
+        one = (
+            not self.quotient
+            or self.name.endswith("1x")
+            or any(targets[r].kind == "ratio" or targets[r].text[0] in "+-−" for r in held)
+        )
         if fits.count(False) > max(one, 0.34 * len(held)):
             return 0
         # A wide one confirms nothing.

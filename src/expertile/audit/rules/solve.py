@@ -31,7 +31,8 @@ def _sure(row: Row, law: Law, by: dict[str, Term]) -> bool:
     figures = [t.figure for t in by.values() if t.figure]
     first, second = (by[k].figure for k in law.kinds.split()[:2])
     if law.sure == "always":
-        return law.rule == "rate" or row.kind != "table"
+        lone = row.kind != "table" or any(len(g.rows) == 1 for g in row.report.grids if g.block == row.block)
+        return law.rule == "rate" or lone
     if row.kind != "line" or not law.sure:
         return False
     if law.sure == "close":

@@ -57,6 +57,7 @@ LAWS = (
     Law("tokens/s", "tokens_per_s s_per_token ratio", several=True, unless=_SHARED, sure="close"),
     Law("tokens/s", "tokens_per_s time tokens", several=True, unless=_NOT_ALL, sure="always"),
     Law("tokens/s", "tokens_per_s s_per_item tokens", several=True, unless=_NOT_ALL, sure="always"),
+    Law("tokens/s", "tokens_per_s s_per_item token/item", several=True, unless=_NOT_ALL, sure="always"),
     Law("tokens/s", "s_per_token tokens time", several=True, unless=_ONE_PASS, sure="close"),
     Law("throughput", "items_per_s time items", several=True, unless=_NOT_ALL, sure="hence"),
     Law("throughput", "items_per_s s_per_item ratio", several=True, unless=_NOT_ALL, sure="hence"),
@@ -150,6 +151,7 @@ _SPARSE = re.compile(
 )
 _DRAFTED = re.compile(r"(?i)speculat|draft|medusa|eagle|lookahead")
 _ABSENT = re.compile(r"(?i)\b(?:no|without) \w+")
+_PARAMS = re.compile(r"(?i)\bparam\w*[ _]\(?([bm])\w*\)?: ?(\d+(?:\.\d+)?)\b")  # "params_b: 6.7"
 _MODEL = re.compile(r"(?i)(?<![\w.])(\d+(?:\.\d+)?)([bm])\b(?! ?(?:tokens|/s|gpu[ -]?h|rows|elem|param\w* active))")
 
 
@@ -162,6 +164,7 @@ def _whole(row: Row, text: str) -> bool:
 def parameters(row: Row) -> float | None:
     """The one number of parameters that the row states, what leads to it, or the whole report."""
     for text in (row.text, row.headings, row.report.text):
+        text = _PARAMS.sub(r"\2\1", text)
         if found := {float(v) * (1e9 if of in "bB" else 1e6) for v, of in _MODEL.findall(text)}:
             return found.pop() if len(found) == 1 and _whole(row, text) else None
     return None

@@ -93,11 +93,11 @@ _SCALED = re.compile(rf"(?i)\b(\d+) (?:(?:to|→|->|vs\.?) |{_UNITS}[^.;]*?[ (])
 
 def _scaling(row: Row) -> Iterator[Finding]:
     """ "From 1 to 4 GPUs … 96 min to 27 min … an efficiency of 89 %"; of one GPU and the report's only other number."""
-    m, counts = _SCALED.search(row.text), row.report.everything.of("gpus")
+    m, counts = _SCALED.search(row.text), row.facts.of("gpus") or row.report.everything.of("gpus")
     times = int(m[2]) / int(m[1]) if m else counts[0] if len(counts) == 1 else 0.0
     shares = [q for q in row.of("percent") if "efficien" in q.words and q.exact]
     near = [r for r in row.report.lines_of_text if r.block == row.block and 0 <= row.line - r.line < 3]
-    ends = (float(m[1]), float(m[2])) if m else ()
+    ends = (float(m[1]), float(m[2])) if m else (1.0, times)
     scaled = [r for g in row.report.grids for r in g.rows if r.own.get("gpus") in ends]  # of a table's two rows
     for kind in TYPED if times > 1 and len(shares) == 1 else ():
         own = [q for r in near for q in r.of(kind) if q.exact and _mid(q)]
@@ -162,8 +162,9 @@ def _in_sentence(row: Row, said: list[Quantity]) -> Iterator[Finding]:
         kinds = [[x for x in own if x.kind == kind] for kind in dict.fromkeys(x.kind for x in own)]
         several = [of for of in kinds if 2 <= len(of) <= 4]
         # "dropped by 60 %" is a change; "to 60 % of it" is a share.
+        close = not sure or _LESS.search(head[-16:] + tail[:12])
         by, less = _BY.search(head) or _CHANGE.search(tail), _LESS.search(head[-24 * (len(said) > 1) :] + tail[:12])
-        change = "loss" if less and (by or (not sure and q.kind == "percent")) else "change" if by and sure else ""
+        change = "loss" if less and (by or (q.kind == "percent" and close)) else "change" if by and sure else ""
         gain: object = (
             sure or _OUTCOME.search(_near(row, q, 32, 16)) or _AS_MANY.match(tail) or by or re.match(",? from ", tail)
         )
@@ -248,7 +249,11 @@ def _other_figure(row: Row, q: Quantity, cells: list[Quantity], named: list[Row]
 
 def _of_tables(row: Row, q: Quantity, cells: list[Quantity], held: list[tuple[Grid, list[Row]]]) -> Iterator[Finding]:
     """A gain that no two figures of a table make."""
-    kinds, words, mean = [x.kind for x in row.of(*TYPED)], _near(row, q, 24, 24), MEAN.search(row.text)
+    kinds, words, mean = (
+        [x.kind for x in row.of(*TYPED)],
+        _near(row, q, 24, 24),
+        MEAN.search(row.text.replace("_", " ")),
+    )
     same = any(c.value.meets(q.value, 0.015) for c in cells)
     # A sentence of two figures has what makes it.
     strict = re.search(r"(?i)geo|(?:mean|average) of", row.text)
@@ -268,7 +273,9 @@ def _of_tables(row: Row, q: Quantity, cells: list[Quantity], held: list[tuple[Gr
     more = bound and q.kind == "ratio" and _mid(q) <= 50 and made and q.value.lo > 1.04 * max(made)
     by = re.search(r"(?i)\bby\W*\||less|reduc|\bsav|\bcut", _near(row, q, 24, 10))
 
-    less = q.kind == "percent" and re.match(r" (?:lower|less|shorter|smaller) \w", row.text[q.end :])
+    lower = re.match(r" (?:lower|less|shorter|smaller) \w", row.text[q.end :])
+    lower = lower or (_BY.search(row.text[: q.start]) and _LESS.search(_near(row, q, 40, 0)))
+    less = q.kind == "percent" and lower
 
     def fits(x: float) -> bool:
         forms = [f for z in (x, 1 / x) for f in printed_as(q, exact(z), "loss" if less else "change" if by else "")]
