@@ -163,7 +163,7 @@ def unequal_work(report: Report) -> Iterator[Finding]:
         said = [
             q for q in row.of("ratio") if _QUICKER.search(q.words + row.text[q.start - 9 :][:48]) and q.value.lo > 1
         ]
-        near = [r for r in report.rows[max(0, i - 3) : i] if r.block == row.block and r.kind == row.kind == "line"]
+        near = [r for r in report.rows[max(0, i - 3) : i] if row.block - r.block < 2 and r.kind == row.kind == "line"]
         text = "\n".join(r.text for r in (*near, row))
         times = [q for q in quantities(text, row.line) if q.kind == "time" and q.exact] if len(said) == 1 else []
         if len(times) != 2 or _MEANT.search(text):

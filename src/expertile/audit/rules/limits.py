@@ -15,8 +15,8 @@ from expertile.device import DTYPES, SPARSE_SHEET, generous_peak
 
 # A figure that is no measurement of dense work by one run.
 NO_RUN_OF_ONE = re.compile(
-    r"peak|theoretical|roofline|\bspec(?!ial|ul)|data ?sheet|\blimit|\bbound\b|spars|2:4|effective|equivalent|emulat|"
-    r"winograd|strassen|ideal|\bmax(?:imum)?\b|claimed|marketing|aggregate|cluster|\bsol\b|capab|hardware|advertised|"
+    r"peak(?!s? at)|theoretical|roofline|\bspec(?!ial|ul)|data ?sheet|\blimit|\bbound\b|spars|2:4|effective|equivalent|"
+    r"emulat|winograd|strassen|ideal|\bmax(?:imum)?\b|claimed|marketing|aggregate|cluster|\bsol\b|capab|hardware|advertised|"
     r"projected|\brated\b|boost|would|deliver|offers|provid|\brack|\bpod|supercomput|eflop"
 )
 _CACHED = re.compile(
