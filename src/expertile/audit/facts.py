@@ -81,15 +81,8 @@ FORMATS = (
     ("fp32", r"fp32|float32|f32|sgemm|32bit"),
 )
 # "double buffering" and "half the time" are no formats.
-_PHRASES = {
-    "single precision": "fp32",
-    "double precision": "fp64",
-    "half precision": "fp16",
-    "mixed precision": "fp16",
-    "4 bit": "int4",
-    "16 bit": "fp16",
-    "32 bit": "fp32",
-}
+_PHRASES = {"single precision": "fp32", "double precision": "fp64", "half precision": "fp16", "mixed precision": "fp16"}
+_PHRASES |= {"4 bit": "int4", "16 bit": "fp16", "32 bit": "fp32"}
 BITS = {"fp64": 64, "fp32": 32, "tf32": 32, "fp16": 16, "bf16": 16, "fp8": 8, "fp6": 6, "int8": 8, "fp4": 4, "int4": 4}
 _FORMAT = re.compile("|".join(rf"(?P<{name}>{form})" for name, form in FORMATS))
 _SPLIT = re.compile(r"[^a-z0-9]+")
@@ -132,16 +125,8 @@ class Facts:
         return {n: v[0] for n, v in self.stated.items() if len(v) == 1 and isinstance(v[0], float)}
 
 
-DIGITS = {
-    "two": "2",
-    "three": "3",
-    "four": "4",
-    "six": "6",
-    "eight": "8",
-    "twelve": "12",
-    "sixteen": "16",
-    "eighteen": "18",
-}
+DIGITS = {"two": "2", "three": "3", "four": "4", "six": "6", "eight": "8", "twelve": "12", "sixteen": "16"}
+DIGITS |= {"eighteen": "18"}
 _SPELLED = re.compile(rf"(?i)\b(?:{'|'.join(DIGITS)})\b(?=(?: \w+)? (?:gpus|cards|ranks|devices|[AHB]\d{{2,3}}s?\b))")
 
 

@@ -7,24 +7,11 @@ from functools import lru_cache
 
 # Kinds of quantity and their dimensions. Those without are ratio, percent, other (a unit that no rule uses) and number
 # (no unit at all). A kind that is not named here is spelled out: "B/param", "$/token".
-DIMENSIONS = {
-    "time": "s",
-    "rate": "flop/s",
-    "bandwidth": "B/s",
-    "bytes": "B",
-    "flop": "flop",
-    "intensity": "flop/B",
-    "tokens_per_s": "token/s",
-    "items_per_s": "item/s",
-    "s_per_token": "s/token",
-    "s_per_item": "s/item",
-    "tokens": "token",
-    "items": "item",
-    "params": "param",
-    "power": "J/s",
-    "energy": "J",
-    "money": "$",
-}
+_DIMENSIONS = (
+    "time s, rate flop/s, bandwidth B/s, bytes B, flop flop, intensity flop/B, tokens_per_s token/s, "
+    "items_per_s item/s, s_per_token s/token, s_per_item s/item, tokens token, items item, params param, power J/s, energy J, money $"
+)
+DIMENSIONS = dict(pair.split() for pair in _DIMENSIONS.split(", "))
 _KINDS = {dimension: kind for kind, dimension in DIMENSIONS.items()}
 UNTYPED = ("ratio", "percent", "number", "other")
 
@@ -137,7 +124,7 @@ _PER = re.compile(
     rf"(?P<param>(?i:param(?:eter)?|weight|element)s?)|(?P<J>(?:J|[Jj]oules?))|(?P<W>(?:W|[Ww]atts?))|"
     rf"(?P<other>(?i:clk|clock|cycle|sm|block|thread|head|warp|core|node)))\b"
 )
-_AMOUNTS = ("time", "bytes", "flop", "tokens", "items", "power", "energy", "money", "rate", "params")
+_AMOUNTS = DIMENSIONS.keys() - {"intensity", "items_per_s", "s_per_token", "s_per_item"}
 
 
 @lru_cache(maxsize=4096)
@@ -150,11 +137,7 @@ def match_unit(text: str) -> tuple[Unit, int] | None:
     unit, end = _unit(kind, m.groupdict()), m.end()
     each = bool(of := _PER_DEVICE.match(text, end))
     end = of.end() if of else end
-    while (
-        kind in (*_AMOUNTS, "bandwidth", "tokens_per_s")
-        and (of := _PER.match(text, end))
-        and not (kind == "params" and not of["s"])
-    ):
+    while kind in _AMOUNTS and (of := _PER.match(text, end)) and (kind != "params" or of["s"]):
         (what, found) = next((g, v) for g, v in of.groupdict().items() if v and g not in ("m", "gpu"))
         by, end, noun = 1.0, of.end(), unit.noun
         if what == "s":
@@ -269,12 +252,8 @@ def unit_of_name(name: str) -> Unit | None:
     words = re.split(r"[\s,;:]+", plain)
     # "MB moved", "ms total"
     first = match_unit(words[0]) if len(words) == 2 and words[1] not in ("per", "each", "of") else None
-    if (
-        first
-        and first[1] == len(words[0]) > 1
-        and first[0].kind in ("bytes", "time")
-        and words[0] not in ("min", "mins")
-    ):
+    whole = first and first[1] == len(words[0]) > 1 and words[0] not in ("min", "mins")
+    if whole and first and first[0].kind in ("bytes", "time"):
         return first[0]
     for start in range(len(words)):
         if start and words[start - 1] == "per":

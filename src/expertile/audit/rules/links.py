@@ -97,17 +97,10 @@ def limits(report: Report) -> Iterator[Finding]:
         yield from _bus(row)
         for q in (*row.of(*_KINDS), *_moved(row)):
             own = own_words(row, q)
-            if (
-                q.exact
-                and q.value.mid
-                and not on_sheet(row, q)
-                and id(q) not in known
-                and not is_limit(own)
-                and not _OTHER.search(own)
-            ):
-                yield from _above(
-                    row, q, own, [s for s in stated if s.q and s.q.kind == q.kind and _beside(row, s.q, q)]
-                )
+            limit = on_sheet(row, q) or id(q) in known or is_limit(own) or _OTHER.search(own)
+            if q.exact and q.value.mid and not limit:
+                near = [s for s in stated if s.q and s.q.kind == q.kind and _beside(row, s.q, q)]
+                yield from _above(row, q, own, near)
 
 
 _KINDS = ("rate", "bandwidth", "tokens_per_s", "items_per_s")
@@ -124,11 +117,8 @@ def _moved(row: Row) -> Iterator[Quantity]:
     for t in row.of("time") if len(held) == 1 and row.kind != "table" else ():
         own = own_words(row, t) if row.kind == "line" else row.text
         t = t if row.kind == "line" else replace(t, label=row.text)
-        if (
-            (_part(own) or _part(f"{row.lead} {row.text}") * bool(_ONE_WAY.search(own))) in _LINKS
-            and re.search(r"(?i)\bin\b|tak|took|[:=] ?\d", own)
-            and t.exact
-        ):
+        part = _part(own) or _part(f"{row.lead} {row.text}") * bool(_ONE_WAY.search(own))
+        if part in _LINKS and t.exact and re.search(r"(?i)\bin\b|tak|took|[:=] ?\d", own):
             yield replace(t, kind="bandwidth", value=held[0].value / t.value, text=f"{held[0].text} in {t.text}")
 
 
@@ -138,12 +128,8 @@ def _above(row: Row, q: Quantity, own: str, stated: list[_Limit]) -> Iterator[Fi
     held = [s for s in stated if s.part in (part, "" if q.kind == "rate" else part)]
     if part in _LINKS:
         link, around = True, f"{row.lead} {row.headings} {own}"
-        held = (
-            held
-            or [x for x in (_link(own, row), _link(around, row), _link(row.report.text, row)) if x and x.part == part][
-                :1
-            ]
-        )
+        known = (_link(text, row) for text in (own, around, row.report.text))
+        held = held or [x for x in known if x and x.part == part][:1]
     held = [s for s in held if not ways or s.ways == ways] or held
     if not held:
         return

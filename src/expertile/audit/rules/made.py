@@ -24,6 +24,7 @@ TYPED = ("time", "rate", "bandwidth", "tokens_per_s", "items_per_s", "s_per_toke
 _RUN, _APART = TYPED[1:5], {"time", "bytes", "tokens", "items"}
 Cells = dict[int, Quantity]
 Values = dict[int, Interval]
+Counts = dict[str, dict[int, float]]
 
 
 @dataclass(frozen=True)
@@ -221,9 +222,9 @@ def _each(grid: Grid, sources: list[Source]) -> Iterator[Source]:
             yield replace(s, values={r: s.values[r] * x for r, x in by.items()})
 
 
-def _counts(grid: Grid, targets: Cells, sources: list[Source]) -> dict[str, dict[int, float]]:
+def _counts(grid: Grid, targets: Cells, sources: list[Source]) -> Counts:
     """What rows may be multiplied or divided by: sizes by their names, whole numbers without a unit, two of them."""
-    found: dict[str, dict[int, float]] = {}
+    found: Counts = {}
     for name in ("batch", "seq", "gpus", "concurrency", *(n for r in targets for n in grid.rows[r].own)):
         sizes = {r: n.value for r in targets if (n := grid.rows[r].size(name)) and n.near}
         if len(sizes) == len(targets) and all(sizes.values()):
@@ -300,12 +301,7 @@ def _times(x: Source, y: Source | None, sign: int) -> Source:
 
 
 def _usual(
-    rule: str,
-    targets: Cells,
-    e: Source,
-    counts: dict[str, dict[int, float]],
-    usual: tuple[float, ...],
-    beside: dict[int, list[float]],
+    rule: str, targets: Cells, e: Source, counts: Counts, usual: tuple[float, ...], beside: dict[int, list[float]]
 ) -> Iterator[Made]:
     """`e` times a count, where most of the rows agree on a factor of `usual`."""
     rows, work = [r for r in targets if r in e.values], e.name.startswith("work")
@@ -323,9 +319,7 @@ def _usual(
             yield Made(e.name + name, rule, forms, text, e.lines, also, beside)
 
 
-def _constant(
-    grid: Grid, target: int, kind: str, targets: Cells, s: Source, counts: dict[str, dict[int, float]]
-) -> Iterator[Made]:
+def _constant(grid: Grid, target: int, kind: str, targets: Cells, s: Source, counts: Counts) -> Iterator[Made]:
     """The target in proportion to a column or its inverse, to the last digit in all rows but one; for rates and times,
     which may be of one work, less exactly. It asks."""
     rows = [r for r in targets if r in s.values]

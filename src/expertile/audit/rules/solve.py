@@ -185,11 +185,8 @@ def _fits(combo: tuple[Term, ...], factors: tuple[float, ...]) -> bool:
 def _steady(combo: tuple[Term, ...], factors: tuple[float, ...]) -> bool:
     """Whether sequences at once make no more tokens than their time per output token allows; the prompts cost more."""
     of = [t.figure for t in combo if t.figure and t.kind == "s_per_token"]
-    return (
-        combo[2].kind == "ratio"
-        and any(map(is_tpot, of))
-        and (max(factors) == 1 or (combo[0].value * combo[1].value).lo < 1.05 * max(factors))
-    )
+    few = max(factors) == 1 or (combo[0].value * combo[1].value).lo < 1.05 * max(factors)
+    return combo[2].kind == "ratio" and any(map(is_tpot, of)) and few
 
 
 def _broken(law: Law, sure: bool, combo: tuple[Term, ...], at: int) -> Finding:
@@ -252,11 +249,8 @@ def counted(report: Report) -> Iterator[Finding]:
     ways = [prod(some) for k in range(1, 3) for some in itertools.combinations(others, k)]
     if len(batches) == 2 and len(others) == 2 and not any(batches[0] * w == batches[1] for w in ways):
         row = next((r for r in report.rows if batches[1] in r.facts.of("batch")), None)
-        if (
-            row
-            and re.search(r"(?i)global|effective|total", row.text)
-            and re.search(r"(?i)micro|per[- ](?:gpu|device)", report.text)
-        ):
+        whole = row and re.search(r"(?i)global|effective|total", row.text)
+        if row and whole and re.search(r"(?i)micro|per[- ](?:gpu|device)", report.text):
             text = " × ".join(f"{n:.0f}" for n in (batches[0], *others))
             message = f"{text} is {batches[0] * prod(others):.0f}, not {batches[1]:.0f}: which sizes make the batch?"
             yield Finding(QUESTION, "product", row.line, f"{batches[1]:.0f}", message)

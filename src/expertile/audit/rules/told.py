@@ -249,11 +249,8 @@ def _other_figure(row: Row, q: Quantity, cells: list[Quantity], named: list[Row]
 
 def _of_tables(row: Row, q: Quantity, cells: list[Quantity], held: list[tuple[Grid, list[Row]]]) -> Iterator[Finding]:
     """A gain that no two figures of a table make."""
-    kinds, words, mean = (
-        [x.kind for x in row.of(*TYPED)],
-        _near(row, q, 24, 24),
-        MEAN.search(row.text.replace("_", " ")),
-    )
+    kinds, words = [x.kind for x in row.of(*TYPED)], _near(row, q, 24, 24)
+    mean = MEAN.search(row.text.replace("_", " "))
     same = any(c.value.meets(q.value, 0.015) for c in cells)
     # A sentence of two figures has what makes it.
     strict = re.search(r"(?i)geo|(?:mean|average) of", row.text)

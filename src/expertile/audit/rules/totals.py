@@ -62,22 +62,17 @@ def _added(figures: list[Quantity]) -> Iterator[Finding]:
     other = any(_NO_PART.search(label) for _, label in named) or not all(q.exact and q.value.mid for q, _ in named)
     if len(totals) != 1 or not 3 <= len(parts) <= 12 or other:
         return
-    means = [m for of in (parts, *([x for x in parts if x is not y] for y in parts)) for m in _sum(of)]
+    values = [q.value for q in parts]
+    means = [m for of in (values, *([x for x in values if x is not y] for y in values)) for m in _may_be(of, True)]
     if not any(totals[0].value.meets(m, 0.03) for m in means):
         message = f"the sum of {len(parts)} is {si(means[0].mid, UNIT_OF.get(parts[0].kind, ''))}, not {totals[0].text}"
         yield finding(QUESTION, "total", message + ": which of them does it count?", totals[0], *parts)
 
 
-def _sum(parts: list[Quantity]) -> list[Interval]:
-    return _may_be([q.value for q in parts], True)
-
-
 def _below(grid: Grid) -> Iterator[Finding]:
     """The total below a profiler's table, where its rows' shares say how much of it they are."""
     for c, s in itertools.product(grid.columns("time"), grid.columns("percent")) if grid.drawn else ():
-        words = [
-            set(re.findall("[a-z]+", grid.header[i].lower())) - {"time", "total", "ms", "us", "ns"} for i in (c, s)
-        ]
+        words = [{*re.findall(r"\b(?!(?:time|total|[mun]s)\b)[a-z]+", grid.header[i].lower())} for i in (c, s)]
         pairs = [(t, p) for row in grid.body if (t := row.figure(c)) and (p := row.figure(s))]
         for row in below(grid) if words[0] == words[1] and len(pairs) > 2 else ():
             q = row.only("time")
