@@ -103,8 +103,7 @@ def _formats(text: str) -> list[str]:
 
 # Accelerators of which no peaks are known here: where they are named a figure may be theirs.
 _FOREIGN = re.compile(
-    r"\b(?:TPU|Gaudi ?\d?|Ascend|Trainium|Inferentia|Cerebras|Groq|Xeon|EPYC|Ryzen|M[1-4] (?:Pro|Max|Ultra)|"
-    r"Apple M\d|"
+    r"\b(?:TPU|Gaudi ?\d?|Ascend|Trainium|Inferentia|Cerebras|Groq|Xeon|EPYC|Ryzen|M[1-4] (?:Pro|Max|Ultra)|Apple M\d|"
     r"Arc\b|Core i\d|Threadripper|Graphcore|SambaNova|Snapdragon|Hygon|Moore Threads|Biren|Cambricon)\b"
 )
 

@@ -42,14 +42,12 @@ class Quantity:
 
 _ABOUT = re.compile(r"(?i)(?:~|≈|∼|about|around|roughly|approx(?:imately|\.)?|nearly|almost|circa|ca\.|some) ?[(*]*$")
 _BOUND = re.compile(
-    r"(?i)(?:(?<![-=])>|<|≥|≤|up to|over|more than|at least|less than|under|below|above|exceed(?:s|ing)?|"
-    r"as (?:much|little|low|high) as|at most|beyond|max(?:imum)?(?: of)?|within|\bevery|\beach|±|\+/?-|"
-    r"\+-) ?=? ?[(*]*$"
+    r"(?i)(?:(?<![-=])>|<|≥|≤|up to|over|more than|at least|less than|under|below|above|exceed(?:s|ing)?|as (?:much|"
+    r"little|low|high) as|at most|beyond|max(?:imum)?(?: of)?|within|\bevery|\beach|±|\+/?-|\+-) ?=? ?[(*]*$"
 )
 _FIGURE = re.compile(
     rf"(?<![\w.^])(?<!\d[-–,])(?<![A-Za-z][-/])(?!0\d)(?P<a>[-+−]?{NUMBER})(?P<range> ?(?:-|–|—|to|"
-    rf"\.\.\.?) ?(?P<b>{NUMBER}))?"
-    rf"(?: ?(?:±|\+/?-|\\pm) ?{NUMBER})?"
+    rf"\.\.\.?) ?(?P<b>{NUMBER}))?(?: ?(?:±|\+/?-|\\pm) ?{NUMBER})?"
 )
 _LATEX = re.compile(r"\\(?:text|mathrm|textbf|mathbf|mathit|operatorname)\{([^{}]*)\}")
 _SYMBOLS = (
@@ -136,10 +134,9 @@ _TRAILING_KEY = re.compile(r"(?P<key>[A-Za-z_][\w./%-]*)\s*[:=]\s*[(\[~≈\"']*$
 _GAIN_KEY = re.compile(r"(?i)speed-?[ _]?up")
 _OF_MANY = re.compile(r"(?i)(?:\bcost|price|\$|€|usd|energy|joules)\W{0,2} (?:/|per) ?$")  # "cost per 1M tokens: $0.63"
 _PER = re.compile(
-    r"(?i)(?:\bper|\b(?:for )?(?:each|every|one|a single|a(?= million)))[ -](?P<million>million |1?[MK] |thousand )?"
-    r"(?:(?P<device>gpu|device|card|chip)|(?:(?:output|generated|input) )?(?P<noun>token|image|frame|request|"
-    r"query|prompt|sample|step|hour)s?)\b"
-    r"(?:(?! and )[^.,;\d]|(?<=[A-Za-z-])\d+(?:\.\d+)?B?\b){0,40}$"
+    r"(?i)(?:\bper|\b(?:for )?(?:each|every|one|a single|a(?= million)))[ -](?P<million>million |1?[MK] |"
+    r"thousand )?(?:(?P<device>gpu|device|card|chip)|(?:(?:output|generated|input) )?(?P<noun>token|image|frame|"
+    r"request|query|prompt|sample|step|hour)s?)\b(?:(?! and )[^.,;\d]|(?<=[A-Za-z-])\d+(?:\.\d+)?B?\b){0,40}$"
 )
 _BOARD = re.compile(
     r"\b(?:[AVHBLTP]\d{2,4}|RTX \w+|\d{4}(?: Ti| Super)?|MI\d+\w?)(?:[ -]?(?:SXM\d?|PCI[Ee]|NVL))?[ (-]*$"
@@ -246,14 +243,12 @@ def _value(digits: str, unit: Unit) -> Interval:
 
 _METRIC = re.compile(
     r"\b(?:time|times|latency|duration|runtime|elapsed|execution|exec|kernel|gpu|cuda|throughput|bandwidth|bw|"
-    r"perf(?:ormance)?|"
-    r"achieved|measured|effective|total|tflops?|gflops?|flops?|tflop|tops|gb|gib|mb|tb|ms|us|µs|ns|s|sec|secs|"
-    r"seconds?|per|"
-    r"tokens?|tok|rate|speed|compute|wall|clock|memory|mem|iter(?:ation)?|step|value|images?|samples?|ips|tps)\b"
+    r"perf(?:ormance)?|achieved|measured|effective|total|tflops?|gflops?|flops?|tflop|tops|gb|gib|mb|tb|ms|us|µs|ns|s|"
+    r"sec|secs|seconds?|per|tokens?|tok|rate|speed|compute|wall|clock|memory|mem|iter(?:ation)?|step|value|images?|"
+    r"samples?|ips|tps)\b"
 )
 _STATISTIC = re.compile(
-    r"\b(?:avg|average|mean|median|min(?:imum)?|max(?:imum)?|best|worst|p\d\d|\d\d(?:\.\d+)?th|std|first|last|"
-    r"peak)\b|"
+    r"\b(?:avg|average|mean|median|min(?:imum)?|max(?:imum)?|best|worst|p\d\d|\d\d(?:\.\d+)?th|std|first|last|peak)\b|"
     r"\b\d\d(?:\.\d+)? ?%"
 )
 

@@ -9,7 +9,8 @@ from functools import lru_cache
 # (no unit at all). A kind that is not named here is spelled out: "B/param", "$/token".
 _DIMENSIONS = (
     "time s, rate flop/s, bandwidth B/s, bytes B, flop flop, intensity flop/B, tokens_per_s token/s, "
-    "items_per_s item/s, s_per_token s/token, s_per_item s/item, tokens token, items item, params param, power J/s, energy J, money $"
+    "items_per_s item/s, s_per_token s/token, s_per_item s/item, tokens token, items item, "
+    "params param, power J/s, energy J, money $"
 )
 DIMENSIONS = dict(pair.split() for pair in _DIMENSIONS.split(", "))
 _KINDS = {dimension: kind for kind, dimension in DIMENSIONS.items()}
@@ -116,10 +117,9 @@ _FORMS: tuple[tuple[str, str], ...] = (
 _COMPILED = tuple((kind, re.compile(form)) for kind, form in _FORMS)
 _PER_DEVICE = re.compile(r"(?i) ?(?:/|per) ?(?:gpu|gcd|device|chip|card)\b(?![ -]?h)")
 _PER = re.compile(
-    rf"(?: ?/ ?| per | an? (?=hour|h\b|second|day|token|step|month)|-per-|(?<=[a-zB]) (?=GPU-h)|\*)"
-    rf"(?:(?:optimizer|generated|training|1) ?)?"
-    rf"(?:(?P<token>(?P<m>(?:1 ?)?[Mkm] ?|(?:million|1,?000|thousand) )?(?i:(?:{_WHICH} )?{_TOKEN}))|"
-    rf"(?P<item>(?i:{_ITEM}|layer|epoch|call|launch|kernel|op))|"
+    rf"(?: ?/ ?| per | an? (?=hour|h\b|second|day|token|step|month)|-per-|(?<=[a-zB]) (?=GPU-h)|\*)(?:(?:optimizer|"
+    rf"generated|training|1) ?)?(?:(?P<token>(?P<m>(?:1 ?)?[Mkm] ?|(?:million|1,?000|"
+    rf"thousand) )?(?i:(?:{_WHICH} )?{_TOKEN}))|(?P<item>(?i:{_ITEM}|layer|epoch|call|launch|kernel|op))|"
     rf"(?P<gpu>(?i:gpu)[ -]?)?(?P<s>{_TIME}|s\^?-1)|(?P<B>(?i:bytes?|B))|(?P<flop>(?i:flops?))|"
     rf"(?P<param>(?i:param(?:eter)?|weight|element)s?)|(?P<J>(?:J|[Jj]oules?))|(?P<W>(?:W|[Ww]atts?))|"
     rf"(?P<other>(?i:clk|clock|cycle|sm|block|thread|head|warp|core|node)))\b"

@@ -242,11 +242,8 @@ def mfu(report: Report) -> Iterator[Finding]:
         each = [n * q.value.mid / (x * g) for x, _ in peaks for g in counts]
         most = 8.3 if max(report.everything.of("seq") or (0,)) > 8000 else 7.6
         # Whoever only reads tokens spends 2·N, of a dense peak.
-        read = (
-            []
-            if re.search(r"(?i)train|step|fine-?tun|fsdp", row.words)
-            else [n * q.value.mid / (x * g) for x, way in peaks for g in counts if way.__name__ == "peak"]
-        )
+        read = [n * q.value.mid / (x * g) for x, way in peaks for g in counts if way.__name__ == "peak"]
+        read = [] if re.search(r"(?i)train|step|fine-?tun|fsdp", row.words) else read
         spent = [*((5.1 * e, most * e) for e in each), *((1.7 * e, 5.1 * e) for e in read)]
         if each and not any(low <= p.value.hi and p.value.lo <= high for low, high in spent):
             best = min((6 * e for e in each), key=lambda x: abs(x - p.value.mid))

@@ -34,8 +34,7 @@ _BOTH_WAYS = re.compile(r"(?i)bi-?dir|both|duplex|together|in total|two[- ]way|a
 # Not what one link or memory carried.
 _OTHER = re.compile(
     r"(?i)effective|equivalent|cached?\b|compress|logical|spars|would|expected|predict|ideal|aggregat|cluster|total|"
-    r"system|domain|rack|nvl\d|generation|supports?|provides?|offers?|up to|claimed|all-?gather|sum of|8 gpus|"
-    r"combined"
+    r"system|domain|rack|nvl\d|generation|supports?|provides?|offers?|up to|claimed|all-?gather|sum of|8 gpus|combined"
 )
 _NAMED = re.compile(r"(?i)(?:nvlink|pci-?e|hbm|gddr|infiniband|memory)[\w. ]{0,12}\($")
 _LINKS = ("PCIe", "NVLink")

@@ -76,11 +76,8 @@ class Made:
         """The rows that confirm it; 0 where more than one in three does not."""
         held = [r for r in telling if r in self.forms]
         fits = [self.fits(r, targets[r], FIT if self.quotient else 2 * FIT) for r in held]
-        one = (
-            not self.quotient
-            or self.name.endswith("1x")
-            or any(targets[r].kind == "ratio" or targets[r].text[0] in "+-−" for r in held)
-        )
+        plain = any(targets[r].kind == "ratio" or targets[r].text[0] in "+-−" for r in held)
+        one = not self.quotient or self.name.endswith("1x") or plain
         if fits.count(False) > max(one, 0.34 * len(held)):
             return 0
         # A wide one confirms nothing.
@@ -106,11 +103,8 @@ def sources_of(grid: Grid, target: int, targets: Cells, quotient: bool) -> list[
     for c, header in enumerate(grid.header):
         held = {r: q for r, q in enumerate(grid.column(c)) if q is not None and q.value.mid > 0 and q.exact}
         kinds = Counter(q.kind for q in held.values())
-        if (
-            c == target
-            or 2 * len(held) < len(grid.rows)
-            or not (quotient or same_statistic(header, grid.header[target]))
-        ):
+        of_run = quotient or same_statistic(header, grid.header[target])
+        if c == target or 2 * len(held) < len(grid.rows) or not of_run:
             continue
         kind, n = kinds.most_common(1)[0]
         mixed = quotient and len(kinds) > 1 and {*kinds} <= {*TYPED, "power", "energy", "money"}

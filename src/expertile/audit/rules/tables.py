@@ -30,10 +30,8 @@ def columns(report: Report) -> Iterator[Finding]:
                 drawn = grid.drawn or ((kind == "ratio" or change) and len(grid.header) < 4)
                 own = {*_WORD.findall(name.lower())}
                 of = own and sum(own <= {*_WORD.findall(h.lower())} for h in grid.header) > 1  # "Self CUDA %"
-                said = (
-                    change or of or name.strip() == "%" or RATIO.search(name) or _PART.search(name) or kind == "ratio"
-                )
-                if not drawn or not said or _NO_QUOTIENT.search(name):
+                named = RATIO.search(name) or _PART.search(name) or name.strip() == "%"
+                if not drawn or not (named or change or of or kind == "ratio") or _NO_QUOTIENT.search(name):
                     continue
             if kind not in ("number", "other"):
                 yield from _column(grid, index, kind)
@@ -44,9 +42,8 @@ def _column(grid: Grid, index: int, kind: str) -> Iterator[Finding]:
     body = [r for r, row in enumerate(grid.rows) if not row.summary]
     targets = {r: q for r in body if (q := cells[r]) is not None and q.exact and q.value.mid > 0}
     # A row whose ratio is 1 is a baseline: that it equals itself confirms nothing. So is the one row that has none.
-    ones = [
-        r for r, q in targets.items() if quotient and q.value.meets(1.0) and (q.value.width < 0.3 or q.value.mid == 1)
-    ]
+    near_one = [r for r, q in targets.items() if quotient and q.value.meets(1.0)]
+    ones = [r for r in near_one if targets[r].value.width < 0.3 or targets[r].value.mid == 1]
     telling = [r for r in targets if r not in ones]
     if not telling or (len(telling) > 2 and len({targets[r].text for r in telling}) == 1):
         return

@@ -171,9 +171,8 @@ def parameters(row: Row) -> float | None:
 
 
 _SINGLE = re.compile(
-    r"(?i)batch(?:[ -]?size)?[ =:-]*(?:of |is )?(?:1|one)\b|"
-    r"(?:one|single)[ -](?:stream|user|request|sequence|prompt|client|batch)\b|\bbs ?=? ?1\b|"
-    r"(?:no|without) batching|\btg ?\d"
+    r"(?i)batch(?:[ -]?size)?[ =:-]*(?:of |is )?(?:1|one)\b|(?:one|single)[ -](?:stream|user|request|sequence|prompt|"
+    r"client|batch)\b|\bbs ?=? ?1\b|(?:no|without) batching|\btg ?\d"
 )
 _WEIGHTS = re.compile(r"(?i)weights?|checkpoint|\bmodel\b|param")
 
