@@ -164,12 +164,8 @@ def quantities(text: str, line: int, cell: Unit | None = None) -> list[Quantity]
         past = found[-1].end if found else 0
         before = _BLANK.sub("  ", text[max(past, m.start() - 120) : m.start()])
         # "4096 × 4096 × 4 bytes" are not 4 bytes, nor has anybody moved the 80 GB of an "A100 80GB".
-        if (
-            m.start() < past
-            or (_FACTOR.search(before) and not _TIMES_OVER.search(before))
-            or _OF_MANY.search(before)
-            or (_BOARD.search(before) and re.match(" ?G", text[m.end() :]))
-        ):
+        factor = (_FACTOR.search(before) and not _TIMES_OVER.search(before)) or _OF_MANY.search(before)
+        if m.start() < past or factor or (_BOARD.search(before) and re.match(" ?G", text[m.end() :])):
             continue
         first = cell is not None and not found and _MARKS_ONLY.fullmatch(before)
         key = None if cell else _KEY.search(before)

@@ -109,15 +109,10 @@ WRITTEN = re.compile(
 @lru_cache(maxsize=1 << 14)
 def terms(row: Row) -> tuple[Term, ...]:
     """The row's figures and what its sizes mean: FLOPs, tokens of a step, a batch, GPUs."""
-    found = [
-        Term(q.kind, q.plain, q.text, (q.line,), q)
-        for q in row.quantities
-        if q.kind not in UNTYPED and q.exact and q.value.mid > 0 and not on_sheet(row, q)
-        # Bytes that are held in memory are not moved.
-        if q.kind != "bytes"
-        or not re.search(_HELD, q.label.lower())
-        or WRITTEN.search(row.text[: q.start] + "GB in 1 s:")
-    ]
+    held = [q for q in row.quantities if q.kind == "bytes" and re.search(_HELD, q.label.lower())]
+    held = [q for q in held if not WRITTEN.search(row.text[: q.start] + "GB in 1 s:")]  # in memory, not moved
+    typed = [q for q in row.quantities if q.kind not in UNTYPED and q.exact and q.value.mid > 0 and q not in held]
+    found = [Term(q.kind, q.plain, q.text, (q.line,), q) for q in typed if not on_sheet(row, q)]
     if row.kind == "record":  # a line of several figures is about itself
         at = [t.lines for t in found]
         found = [t for t in found if at.count(t.lines) == 1]

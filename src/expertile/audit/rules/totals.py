@@ -62,11 +62,16 @@ def _added(figures: list[Quantity]) -> Iterator[Finding]:
     other = any(_NO_PART.search(label) for _, label in named) or not all(q.exact and q.value.mid for q, _ in named)
     if len(totals) != 1 or not 3 <= len(parts) <= 12 or other:
         return
-    values = [q.value for q in parts]
-    means = [m for of in (values, *([x for x in values if x is not y] for y in values)) for m in _may_be(of, True)]
-    if not any(totals[0].value.meets(m, 0.03) for m in means):
-        message = f"the sum of {len(parts)} is {si(means[0].mid, UNIT_OF.get(parts[0].kind, ''))}, not {totals[0].text}"
-        yield finding(QUESTION, "total", message + ": which of them does it count?", totals[0], *parts)
+    yield from _made_of(totals[0], parts, True, False)
+
+
+def _made_of(q: Quantity, parts: list[Quantity], total: bool, mean: bool) -> Iterator[Finding]:
+    """A sum, of which one part may be left out, or a mean that the parts do not make."""
+    means = _may_be([x.value for x in parts], total and not mean)
+    means += [m for x in parts if total for m in _may_be([y.value for y in parts if y is not x], True)]
+    if not any(q.value.meets(m, 0.03 if total else 0.012) for m in means):
+        made = f"the {'sum' if total else 'mean'} of {len(parts)} is {si(means[0].mid, UNIT_OF.get(q.kind, ''))}"
+        yield finding(QUESTION, "total", f"{made}, not {q.text}: which of them does it count?", q, *parts)
 
 
 def _below(grid: Grid) -> Iterator[Finding]:
@@ -112,13 +117,8 @@ def _listed(row: Row) -> Iterator[Finding]:
         own = ([x for x in row.of(q.kind) if x.end <= q.start], [x for x in row.of(q.kind) if x.start > q.end])
         earlier = [x for r in lines if r.text != row.text for x in r.of(q.kind)]
         parts = next((some for some in (*own, earlier) if len(some) > 2), [])
-        if not 3 <= len(parts) <= 12 or not all(x.exact and x.value.mid for x in parts):
-            continue
-        means = _may_be([x.value for x in parts], bool(total) and not mean)
-        means += [m for x in parts if total for m in _may_be([y.value for y in parts if y is not x], True)]
-        if not any(q.value.meets(m, 0.03 if total else 0.012) for m in means):
-            made = f"the {'sum' if total else 'mean'} of {len(parts)} is {si(means[0].mid, UNIT_OF.get(q.kind, ''))}"
-            yield finding(QUESTION, "total", f"{made}, not {q.text}: which of them does it count?", q, *parts)
+        if 3 <= len(parts) <= 12 and all(x.exact and x.value.mid for x in parts):
+            yield from _made_of(q, parts, bool(total), bool(mean))
 
 
 def _may_be(values: list[Interval], total: bool) -> list[Interval]:
